@@ -1,0 +1,39 @@
+# Targets as this project writes them: includes are rooted at the repository, stdc++ is linked first so that no symbol of
+# std::filesystem binds to the copy that libtorch_cpu exports.
+
+# stemma_library(name SOURCES a.cc ... [PUBLIC dep ...] [PRIVATE dep ...])
+function(stemma_library name)
+  cmake_parse_arguments(A "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(${name} STATIC ${A_SOURCES})
+  target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${name} PUBLIC ${A_PUBLIC} PRIVATE ${A_PRIVATE})
+endfunction()
+
+# stemma_binary(name SOURCES a.cc ... LINK dep ...)
+function(stemma_binary name)
+  cmake_parse_arguments(A "" "" "SOURCES;LINK" ${ARGN})
+  add_executable(${name} ${A_SOURCES})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE stdc++ ${A_LINK})
+endfunction()
+
+# stemma_test(name LABEL label SOURCES a_test.cc ... LINK dep ...): one GoogleTest binary, one ctest entry.
+function(stemma_test name)
+  cmake_parse_arguments(A "" "LABEL" "SOURCES;LINK" ${ARGN})
+  stemma_binary(${name} SOURCES ${A_SOURCES} LINK ${A_LINK} GTest::gmock GTest::gtest_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT 300)
+endfunction()
+
+# stemma_python_test(name LABEL label SCRIPT file [ARGS ...]): a script run by the oracle's Python; exit 0 is success.
+set(STEMMA_PYTHON ${CMAKE_SOURCE_DIR}/third_party/venv/bin/python CACHE FILEPATH "Python of the test oracle")
+function(stemma_python_test name)
+  cmake_parse_arguments(A "" "LABEL;TIMEOUT" "COMMAND" ${ARGN})
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 900)
+  endif()
+  add_test(NAME ${name} COMMAND ${STEMMA_PYTHON} ${A_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${A_TIMEOUT}
+    ENVIRONMENT "STEMMA_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONPATH=${CMAKE_SOURCE_DIR}/client/python:${CMAKE_SOURCE_DIR}/tests;PYTHONDONTWRITEBYTECODE=1")
+endfunction()

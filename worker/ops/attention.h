@@ -1,0 +1,84 @@
+// Split attention: a segment's rows attend causally to themselves and to all K/V of their ancestor, each by its own
+// kernel call, merged by log-sum-exp; in backward each part's stock kernel is called with the merged output and the merged
+// log-sum-exp, which is exact (the paper, Section 3.1; Appendix A).
+//
+// Called by worker/model only. Shapes: T rows, C ancestor rows, H query heads, K kv heads, g = H/K, E head size. Query
+// head h belongs to kv head h/g. No call ever sees zero keys: a segment without an ancestor makes no ancestor call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace stemma {
+
+// A stock kernel for dense batched heads, chosen once at start. Tests inject wrong ones.
+class AttentionKernel {
+ public:
+  struct Output {
+    at::Tensor out;  // [B, H, Sq, E]
+    at::Tensor lse;  // [B, H, Sq], natural log, scale included; fp32, fp64 for fp64 inputs
+  };
+  struct Gradients {
+    at::Tensor dq, dk, dv;
+  };
+  virtual ~AttentionKernel() = default;
+  // q [B, H, Sq, E]; k, v [B, H, Sk, E] with any strides but a contiguous last dim; Sk > 0. causal needs Sq == Sk.
+  virtual Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                         double scale) const = 0;
+  virtual Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const = 0;
+};
+
+// ATen's CPU flash attention.
+class CpuFlashAttention : public AttentionKernel {
+ public:
+  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                 double scale) const override;
+  Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override;
+};
+
+
+// K/V that rows may see before their own, and where their gradients are added (fp32; fp64 in fp64).
+struct AncestorKv {
+  at::Tensor k_KCE, v_KCE;    // C > 0
+  at::Tensor gk_KCE, gv_KCE;  // undefined in a forward-only pass
+};
+
+// A segment's rows in the packed batch. Spans are adjacent, in order, and cover all T rows; spans of one ancestor are
+// neighbours, so that each ancestor is one call per layer and wave.
+struct AttentionSpan {
+  int64_t begin = 0, end = 0;
+  int64_t ancestor = -1;  // index into AttentionBatch::ancestors; -1: none
+};
+
+enum class CausalLayout { kLoop, kPadded };  // one call per span; one call on rows padded to the longest span
+
+struct AttentionBatch {
+  std::vector<AttentionSpan> spans;
+  std::vector<AncestorKv> ancestors;
+  CausalLayout layout = CausalLayout::kLoop;
+  double scale = 1;
+};
+
+// What Backward reads; its bytes are planned (common/cost.h).
+struct AttentionSaved {
+  at::Tensor q_HTE, k_KTE, v_KTE;  // rotated; any strides, last dim contiguous
+  at::Tensor o_TD;                 // merged output, [T, H·E], the next linear's input
+  at::Tensor lse_HT;               // merged
+};
+
+struct AttentionGradients {
+  at::Tensor dq_HTE, dk_KTE, dv_KTE;  // run dtype
+};
+
+AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBatch& batch, const at::Tensor& q_HTE,
+                                const at::Tensor& k_KTE, const at::Tensor& v_KTE);
+
+// Adds to gk, gv of the batch's ancestors.
+AttentionGradients AttentionBackward(const AttentionKernel& kernel, const AttentionBatch& batch,
+                                     const at::Tensor& do_TD, const AttentionSaved& saved);
+
+}  // namespace stemma

@@ -1,0 +1,48 @@
+// From the fused QKV product to what attention reads: split into heads, QK-norm where the family has it, rotary position
+// embedding (half-split, as in Hugging Face: out = x·cos + rotate_half(x)·sin), head-major layout. One pass over memory in
+// each direction.
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "common/model_config.h"
+
+namespace stemma {
+
+// cos and sin of position · inv_freq, [max positions, E/2], computed in double, kept in fp32 (fp64 in fp64).
+struct RopeTable {
+  at::Tensor cos_PE, sin_PE;
+};
+RopeTable MakeRopeTable(const ModelConfig& config, int64_t num_positions, at::ScalarType run_dtype);
+
+struct QkvShape {
+  int64_t num_heads;     // H; 0: the product holds K and V columns only (last layer of a prefix)
+  int64_t num_kv_heads;  // K
+  int64_t head_size;     // E
+};
+
+// QK-norm weights [E]; undefined where the family has none.
+struct QkNorm {
+  at::Tensor q_weight_E, k_weight_E;
+  double eps = 0;
+};
+
+struct QkvHeads {
+  at::Tensor q_HTE, k_KTE, v_KTE;  // head-major, contiguous; q undefined when num_heads is 0
+  at::Tensor rstd_TX;              // [T, H + K] of QK-norm; undefined without
+};
+
+// qkv_TX: [T, (H + 2K)·E], columns q, k, v. positions_T: int64.
+QkvHeads QkvForward(const at::Tensor& qkv_TX, const at::Tensor& positions_T, const RopeTable& rope,
+                    const QkvShape& shape, const QkNorm& norm);
+
+// Returns dqkv_TX in the run dtype. `qkv_TX` and `rstd_TX` are read only with QK-norm (else undefined). dk, dv may be fp32
+// or the run dtype. Adds to dq_norm_E and dk_norm_E (fp32; fp64 in fp64).
+at::Tensor QkvBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const at::Tensor& dv_KTE,
+                       const at::Tensor& positions_T, const RopeTable& rope, const QkvShape& shape, const QkNorm& norm,
+                       const at::Tensor& qkv_TX, const at::Tensor& rstd_TX, const at::Tensor& dq_norm_E,
+                       const at::Tensor& dk_norm_E, at::ScalarType run_dtype);
+
+}  // namespace stemma

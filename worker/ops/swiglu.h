@@ -1,0 +1,13 @@
+// SwiGLU on the fused gate/up product: y = silu(gate) · up, gate = x[:, :F], up = x[:, F:].
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace stemma {
+
+at::Tensor SwigluForward(const at::Tensor& gate_up_TX);  // [T, 2F] -> [T, F]
+
+// Returns d(gate_up) [T, 2F].
+at::Tensor SwigluBackward(const at::Tensor& dy_TF, const at::Tensor& gate_up_TX);
+
+}  // namespace stemma
