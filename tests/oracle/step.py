@@ -1,0 +1,205 @@
+"""One optimizer step of a request as the public API defines it, on any model that gives logits: the oracle's loss.
+
+A request is a trace line: {"header": {...}, "groups": [...]}. Everything is float64; the per-token formulas are
+losses.py's; autograd gives the gradients. Written for reading, one trajectory at a time.
+"""
+
+import dataclasses
+
+import torch
+
+from oracle import losses
+from oracle.hf64 import log_probs_and_entropy
+
+
+def _tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@dataclasses.dataclass
+class Row:
+    """One rollout with what its group gives it."""
+
+    group: int
+    stat_group: str
+    prompt: list
+    rollout: dict
+
+    @property
+    def id(self):
+        return self.rollout["rollout_id"]
+
+    @property
+    def response(self):
+        return self.rollout["response_tokens"]
+
+    @property
+    def mask(self):
+        return _tensor(self.rollout.get("response_mask") or [1] * len(self.response))
+
+    def array(self, name):
+        values = self.rollout.get(name)
+        return None if values is None else _tensor(values)
+
+
+def rows_of(request, groups=None):
+    chosen = range(len(request["groups"])) if groups is None else groups
+    return [Row(index, request["groups"][index].get("stat_group", request["groups"][index]["uid"]),
+                request["groups"][index]["prompt_tokens"], rollout)
+            for index in chosen for rollout in request["groups"][index]["rollouts"]]
+
+
+def mini_batches(request):
+    """[(epoch, group indices)] in order; shuffled requests are not for the oracle."""
+    header, count = request["header"], len(request["groups"])
+    assert not header.get("shuffle")
+    size = header.get("ppo_mini_batch_size") or count
+    return [(epoch, list(range(begin, min(begin + size, count))))
+            for epoch in range(header.get("ppo_epochs") or 1) for begin in range(0, count, size)]
+
+
+def advantages(request):
+    """By rollout_id, [R]. Sent ones as they are; else from rewards over the stat_group, with unbiased deviation."""
+    normalize, by_stat, result = request["header"]["loss"].get("normalize_advantage_std"), {}, {}
+    for row in rows_of(request):
+        ones = torch.ones(len(row.response), dtype=torch.float64)
+        if "token_advantages" in row.rollout:
+            result[row.id] = row.array("token_advantages")
+        elif "advantage" in row.rollout:
+            result[row.id] = row.rollout["advantage"] * ones
+        elif "reward" in row.rollout:
+            by_stat.setdefault(row.stat_group, []).append((row.id, row.rollout["reward"], ones))
+    for members in by_stat.values():
+        rewards = _tensor([reward for _, reward, _ in members])
+        mean, std = (rewards.mean(), rewards.std()) if len(members) > 1 else (torch.tensor(0.0), torch.tensor(1.0))
+        scores = (rewards - mean) / (std + 1e-6) if normalize else rewards - mean
+        result.update({name: score * ones for (name, _, ones), score in zip(members, scores)})
+    return result
+
+
+def token_weights(request, rows):
+    """By rollout_id: mask · w / D of the aggregation over these rows (a mini-batch)."""
+    loss = request["header"]["loss"]
+    mode = loss["loss_agg_mode"]
+
+    def per_key(key):
+        totals = {}
+        for row in rows:
+            totals[key(row)] = totals.get(key(row), 0.0) + row.mask.sum().item()
+        return {row.id: 1.0 / (max(totals[key(row)], 1.0) * len(totals)) for row in rows}
+
+    if mode == "token-mean":
+        total = sum(row.mask.sum().item() for row in rows)
+        scale = {row.id: 1.0 / max(total, 1.0) for row in rows}
+    elif mode == "token-sum":
+        scale = {row.id: 1.0 for row in rows}
+    elif mode == "seq-mean-token-sum":
+        scale = {row.id: 1.0 / len(rows) for row in rows}
+    elif mode == "seq-mean-token-sum-norm":
+        scale = {row.id: 1.0 / (len(rows) * loss["loss_scale_factor"]) for row in rows}
+    elif mode == "seq-mean-token-mean":
+        scale = per_key(lambda row: ("sample", row.rollout["sample_id"]) if "sample_id" in row.rollout else row.id)
+    elif mode == "prompt-mean":
+        scale = per_key(lambda row: row.stat_group)
+    else:
+        raise ValueError(mode)
+    return {row.id: row.mask * scale[row.id] for row in rows}
+
+
+def is_run(request, row, advantage):
+    """What has no gradient is not run: no unmasked token, or no advantage while KL and entropy are off."""
+    loss = request["header"]["loss"]
+    if row.mask.sum() == 0:
+        return False
+    if loss["loss_mode"] == "cross_entropy" or (loss.get("kl_loss_coef") or 0) > 0 or (loss.get("entropy_coeff") or 0) != 0:
+        return True
+    return bool((advantage * row.mask).abs().max() > 0)
+
+
+@dataclasses.dataclass
+class StepResult:
+    loss: float
+    log_probs: dict  # by rollout_id, of the rollouts that are run
+    entropies: dict
+    gradients: dict  # by Hugging Face name, before clipping
+
+
+def _source(header, key, row, log_prob, entry_log_probs):
+    """`old` or `ref` log-probs by their LogProbSource; None where the header has none."""
+    if key not in header:
+        return None
+    origin = header[key]["from"]
+    if origin == "ON_POLICY":
+        return log_prob.detach()
+    if origin == "WEIGHTS":
+        return log_prob.detach() if entry_log_probs is None else entry_log_probs[row.id]
+    if origin == "ROLLOUT":
+        return row.array("rollout_log_probs")
+    return row.array("old_log_probs" if key == "old" else "ref_log_prob")
+
+
+def row_loss(request, row, log_prob, entropy, advantage, weight, entry_log_probs=None):
+    """The rollout's share of the step's loss."""
+    header, loss = request["header"], request["header"]["loss"]
+    old = _source(header, "old", row, log_prob, entry_log_probs)
+    tokens = losses.policy_loss(loss, log_prob, old_log_prob=old, advantage=advantage, mask=row.mask,
+                                importance_weight=row.array("rollout_is_weights"), loss_weight=row.array("loss_weights"))
+    if loss.get("kl_loss_coef"):
+        ref = _source(header, "ref", row, log_prob, entry_log_probs)
+        tokens = tokens + loss["kl_loss_coef"] * losses.kl(loss["kl_loss_type"], log_prob, ref)
+    if loss.get("entropy_coeff"):
+        tokens = tokens - loss["entropy_coeff"] * entropy
+    return (tokens * weight).sum()
+
+
+def run(model, request, groups=None, entry_log_probs=None):
+    """One step's loss and gradients; `entry_log_probs`: of the request's entry weights, for steps after the first."""
+    rows, advantage = rows_of(request, groups), advantages(request)
+    weights = token_weights(request, rows)
+    result = StepResult(0.0, {}, {}, {})
+    parameters = model.parameters()
+    for parameter in parameters.values():
+        parameter.grad = None
+    for row in rows:
+        row_advantage = advantage.get(row.id)
+        if not is_run(request, row, row_advantage):
+            continue
+        log_prob, entropy = log_probs_and_entropy(model.logits(row.prompt, row.response), row.response,
+                                                  request["header"]["loss"]["temperature"])
+        share = row_loss(request, row, log_prob, entropy, row_advantage, weights[row.id], entry_log_probs)
+        share.backward()
+        result.loss += share.item()
+        result.log_probs[row.id], result.entropies[row.id] = log_prob.detach(), entropy.detach()
+    result.gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
+                        for name, p in parameters.items()}
+    return result
+
+
+def log_probs(model, request):
+    """By rollout_id, of every non-empty response."""
+    temperature = request["header"]["loss"]["temperature"]
+    with torch.no_grad():
+        return {row.id: log_probs_and_entropy(model.logits(row.prompt, row.response), row.response, temperature)[0]
+                for row in rows_of(request) if row.response}
+
+
+def train(model, request):
+    """All steps of a request with torch's AdamW; returns the weights by name and each step's (loss, gradient norm)."""
+    adam = request["header"]["adam"]
+    parameters = model.parameters()
+    decayed = [p for p in parameters.values() if p.dim() == 2 or adam.get("weight_decay_scope") == "ALL"]
+    others = [p for p in parameters.values() if not any(p is q for q in decayed)]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": adam["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
+        lr=adam["learning_rate"], betas=(adam["beta1"], adam["beta2"]), eps=adam["eps"])
+    entry, history = log_probs(model, request), []
+    for _, groups in mini_batches(request):
+        result = run(model, request, groups, entry)
+        for name, parameter in parameters.items():
+            parameter.grad = result.gradients[name]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters.values()])
+        if adam["max_grad_norm"] > 0:
+            torch.nn.utils.clip_grad_norm_(parameters.values(), adam["max_grad_norm"])
+        optimizer.step()
+        history.append((result.loss, norm.item()))
+    return {name: p.detach().clone() for name, p in parameters.items()}, history
