@@ -1,22 +1,18 @@
-// Policy losses, KL estimators and their gradients with respect to a token's log-prob: pure functions in double, free of
-// LibTorch. Formulas with their clamps: loss_mode and kl_loss_type of the public API (docs/losses.md).
+// Policy losses, KL estimators and their gradients with respect to a token's log-prob: pure functions in double, free
+// of LibTorch. Called by the engine from the head's RowGradient. Formulas with their clamps: docs/losses.md.
 //
-// The loss of a step is  sum over tokens of  weight · (pg + kl_coef · kl - entropy_coeff · H) / D ; weight/D of a token is
-// given by the caller (aggregation), so the result does not depend on waves.
+// The loss of a step is  sum over tokens of  weight · (W · pg + kl_coef · kl - entropy_coeff · H), where W is the
+// token's rollout_is_weights and weight = mask · w / D is given by the caller (worker/ops/aggregation.h), so the result
+// does not depend on waves. A masked token contributes nothing and its gradients are 0, whatever its numbers are.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
-#include <vector>
 
-#include "absl/status/statusor.h"
+#include "common/loss_names.h"
 
 namespace stemma {
-
-enum class LossMode { kVanilla, kGspo, kCispo, kImportanceSampling, kCrossEntropy, kGpg };
-enum class KlType { kNone, kK1, kAbs, kK2, kK3 };
 
 struct LossOptions {
   LossMode mode = LossMode::kVanilla;
@@ -28,30 +24,24 @@ struct LossOptions {
   double entropy_coeff = 0;
 };
 
-bool NeedsWholeRollouts(LossMode mode);     // gspo
-bool NeedsOldLogProbs(LossMode mode);
-bool NeedsAdvantages(LossMode mode);        // all but cross_entropy
-absl::StatusOr<LossMode> ParseLossMode(std::string_view name);
-struct KlName { KlType type; bool straight_through; };
-absl::StatusOr<KlName> ParseKlType(std::string_view name);
-
 // One rollout's tokens (or some of them, unless the mode needs whole rollouts). Spans have one length; those that the
 // mode does not read are empty.
 struct LossTokens {
-  std::span<const double> old_log_prob;
-  std::span<const double> ref_log_prob;      // empty: no KL
+  std::span<const double> old_log_prob;  // on policy: the log-probs themselves, no gradient flows through them
+  std::span<const double> ref_log_prob;  // empty: no KL
   std::span<const double> advantage;
-  std::span<const double> importance_weight; // rollout_is_weights; empty: ones
-  std::span<const double> loss_weight;       // cross_entropy
-  std::span<const double> weight;            // mask · w / D of the aggregation; 0 where masked
+  std::span<const double> importance_weight;  // rollout_is_weights; empty: ones
+  std::span<const double> loss_weight;        // cross_entropy
+  std::span<const double> weight;             // mask · w / D of the aggregation; 0 where masked
   std::span<const uint8_t> mask;
 };
 
-// Sums over unmasked tokens; losses are already weighted (weight), the rest are plain sums.
+// Sums over unmasked tokens. pg (times rollout_is_weights), kl and entropy are already weighted (weight) but without
+// their coefficients; the rest are plain sums.
 struct LossSums {
   double pg = 0, kl = 0, entropy = 0;
-  double clipped = 0, clipped_lower = 0;  // counts
-  double neg_log_ratio = 0;               // sum of old - new: ppo_kl
+  double clipped = 0, clipped_lower = 0;  // counts: the clip (cispo: r != clip(r)), the dual clip
+  double neg_log_ratio = 0;               // sum of old - new, clamped where the mode clamps it: ppo_kl
   double tokens = 0;
   LossSums& operator+=(const LossSums& other);
 };
