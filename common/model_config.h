@@ -14,8 +14,8 @@
 
 namespace stemma {
 
-// rope_type "llama3": wavelengths beyond original_max_positions / low_freq_factor are stretched by `factor`, those below
-// original_max_positions / high_freq_factor are kept, in between interpolated.
+// rope_type "llama3": wavelengths beyond original_max_positions / low_freq_factor are stretched by `factor`, those
+// below original_max_positions / high_freq_factor are kept, in between interpolated.
 struct Llama3RopeScaling {
   double factor = 1;
   double low_freq_factor = 1;
@@ -26,19 +26,19 @@ struct Llama3RopeScaling {
 struct ModelConfig {
   std::string model_type;  // llama, qwen2, qwen3
   int64_t vocab_size = 0;
-  int64_t hidden_size = 0;     // D
+  int64_t hidden_size = 0;  // D
   int64_t num_layers = 0;
-  int64_t num_heads = 0;       // H
-  int64_t num_kv_heads = 0;    // K
-  int64_t head_size = 0;       // E; Qwen3: not hidden_size / num_heads
-  int64_t ffn_size = 0;        // F
+  int64_t num_heads = 0;     // H
+  int64_t num_kv_heads = 0;  // K
+  int64_t head_size = 0;     // E; Qwen3: not hidden_size / num_heads
+  int64_t ffn_size = 0;      // F
   int64_t max_positions = 0;
   double rms_norm_eps = 0;
   double rope_theta = 0;
   std::optional<Llama3RopeScaling> rope_scaling;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;       // Qwen2
-  bool qk_norm = false;        // Qwen3
+  bool qkv_bias = false;  // Qwen2
+  bool qk_norm = false;   // Qwen3
 
   int64_t q_size() const { return num_heads * head_size; }
   int64_t kv_size() const { return num_kv_heads * head_size; }

@@ -1,5 +1,5 @@
-// A Hugging Face model directory: config.json, model.safetensors or sharded with model.safetensors.index.json, tokenizer
-// files. Checks everything that can be checked without reading weights. Torch-free.
+// A Hugging Face model directory: config.json, model.safetensors or sharded with model.safetensors.index.json,
+// tokenizer files. Checks everything that can be checked without reading weights. Torch-free.
 //
 // Links (a hub cache's snapshot) are resolved once, here; after that only regular files are read. Index values are file
 // names: `/`, `..` are refused.
@@ -31,8 +31,8 @@ struct ModelDirectory {
 };
 
 // Errors name the file and the field: NotFound (no such directory or file), InvalidArgument (content). Every tensor of
-// the config must be there exactly once with its shape and a float dtype, and no other, except what is known to be safely
-// ignored (lm_head.weight of a tied model, rotary inv_freq buffers).
+// the config must be there exactly once with its shape and a float dtype, and no other, except what is known to be
+// safely ignored (lm_head.weight of a tied model, rotary inv_freq buffers).
 absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path);
 
 }  // namespace stemma

@@ -29,9 +29,9 @@ struct TensorEntry {
 };
 
 struct Header {
-  std::vector<TensorEntry> tensors;              // in offset order
-  std::map<std::string, std::string> metadata;   // __metadata__
-  std::string raw;                               // the header's JSON as it stands in the file, padding included
+  std::vector<TensorEntry> tensors;             // in offset order
+  std::map<std::string, std::string> metadata;  // __metadata__
+  std::string raw;                              // the header's JSON as it stands in the file, padding included
 };
 
 // `prefix` is the first min(file_bytes, 8 + header length) bytes of the file.
@@ -40,8 +40,8 @@ absl::StatusOr<Header> ParseHeader(std::string_view prefix, uint64_t file_bytes)
 // Reads and parses the header of a regular file.
 absl::StatusOr<Header> ReadHeader(const std::string& path);
 
-// The 8-byte length and the JSON header for these tensors, whose begin/end are set by this call (absolute, packed in the
-// given order). Padded with spaces so that data is 8-byte aligned.
+// The 8-byte length and the JSON header for these tensors, whose begin/end are set by this call (absolute, packed in
+// the given order). Padded with spaces so that data is 8-byte aligned.
 std::string MakeHeader(std::vector<TensorEntry>& tensors, const std::map<std::string, std::string>& metadata);
 
 }  // namespace stemma::safetensors

@@ -1,0 +1,48 @@
+// Regular files, read and written whole or in part. Links are not followed at the last part of a path: callers resolve
+// what an operator may name by a link first (ResolvePath).
+//
+// Errors name the path: NotFound, PermissionDenied, InvalidArgument (not a regular file, larger than asked), Internal.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace stemma {
+
+// Of the last failed system call: "open /a/b: No such file or directory".
+absl::Status ErrnoStatus(std::string_view what, const std::string& path, int error);
+
+class RegularFile {
+ public:
+  static absl::StatusOr<RegularFile> Open(const std::string& path);
+  RegularFile(RegularFile&& other) noexcept;
+  RegularFile& operator=(RegularFile&& other) noexcept;
+  ~RegularFile();
+
+  int fd() const { return fd_; }
+  uint64_t bytes() const { return bytes_; }  // when it was opened
+  // All `size` bytes or an error.
+  absl::Status ReadAt(uint64_t offset, void* data, uint64_t size) const;
+
+ private:
+  RegularFile(std::string path, int fd, uint64_t bytes);
+
+  std::string path_;
+  int fd_ = -1;
+  uint64_t bytes_ = 0;
+};
+
+// The whole file, refused when larger than `max_bytes`.
+absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t max_bytes);
+
+// Writes, fsyncs and closes; an existing file is replaced.
+absl::Status WriteFile(const std::string& path, std::string_view content);
+
+// The absolute path without links. Errors: NotFound, a dangling link included.
+absl::StatusOr<std::string> ResolvePath(const std::string& path);
+
+}  // namespace stemma
