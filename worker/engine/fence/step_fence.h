@@ -1,0 +1,61 @@
+// StepFence: which Prepare and Apply messages a worker may act on. Torch-free.
+//
+// Thread safety: none; owned by the engine thread.
+// Invariants:
+//  (1) only messages of this epoch, generation and incarnation, for the step after the worker's own, are let through.
+//  (2) an Apply is let through once, and only with every key of the last vote.
+//  (3) step() grows by one with each applied step, never otherwise.
+//
+// kIdle -> (OnPrepare) kPreparing -> (OnVote) kVoted -> (OnApplied) kIdle; a newer Prepare or an Abort leaves any
+// state. Errors: Aborted - the message belongs to another attempt, step, generation, incarnation or epoch; names both
+// values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "stemma/worker/v1/worker.pb.h"
+
+namespace stemma {
+
+// "epoch 1 incarnation w1 generation 2 step 3 attempt 1 request r k 0": for messages and logs.
+std::string StepKeyText(const worker::v1::StepKey& key);
+bool SameStepKey(const worker::v1::StepKey& a, const worker::v1::StepKey& b);
+
+struct StepFencePlace {
+  uint64_t epoch = 0;
+  uint64_t generation = 0;
+  std::string incarnation;
+  uint64_t step = 0;  // that the loaded weights are at
+};
+
+class StepFence {
+ public:
+  explicit StepFence(StepFencePlace place) : place_(std::move(place)) {}
+
+  // Let through: a new attempt of the step after ours. What an earlier attempt left is to be dropped by the caller.
+  absl::Status CheckPrepare(const worker::v1::StepKey& key) const;
+  void OnPrepare(const worker::v1::StepKey& key);
+  // A `no` vote counts too: its Apply can only discard.
+  void OnVote(const worker::v1::StepKey& key);
+  // Let through: the keys of the last vote, not applied yet.
+  absl::Status CheckApply(const worker::v1::StepKey& key) const;
+  void OnApplied(const worker::v1::StepKey& key, bool discard);
+  // True: the key is the running or voted attempt, whose gradients are to be dropped.
+  bool OnAbort(const worker::v1::StepKey& key);
+
+  uint64_t step() const { return place_.step; }
+
+ private:
+  enum class State { kIdle, kPreparing, kVoted };
+
+  absl::Status CheckPlace(const worker::v1::StepKey& key) const;
+
+  StepFencePlace place_;
+  State state_ = State::kIdle;
+  std::optional<worker::v1::StepKey> last_;  // of the last Prepare let through
+};
+
+}  // namespace stemma
