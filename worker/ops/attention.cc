@@ -1,0 +1,327 @@
+#include "worker/ops/attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "worker/ops/run_type.h"
+
+namespace stemma {
+
+namespace {
+
+using Output = AttentionKernel::Output;
+using Gradients = AttentionKernel::Gradients;
+
+void CheckCall(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
+  // The operator checks neither: fewer kv heads than query heads read out of range, zero keys divide by zero.
+  CHECK_GT(k.size(2), 0) << "attention to zero keys";
+  CHECK_EQ(q.size(0), k.size(0));
+  CHECK_EQ(q.size(1), k.size(1)) << "query and kv heads";
+  CHECK(k.sizes() == v.sizes()) << k.sizes() << " and " << v.sizes();
+  if (causal) CHECK_EQ(q.size(2), k.size(2));
+}
+
+struct Shape {
+  int64_t num_kv_heads, group, head_size;
+  int64_t num_heads() const { return num_kv_heads * group; }
+};
+
+Shape ShapeOf(const at::Tensor& q_HTE, const at::Tensor& k_KTE) {
+  CHECK_EQ(q_HTE.dim(), 3);
+  CHECK_EQ(k_KTE.dim(), 3);
+  CHECK_EQ(q_HTE.size(0) % k_KTE.size(0), 0) << q_HTE.size(0) << " query heads, " << k_KTE.size(0) << " kv heads";
+  CHECK_EQ(q_HTE.size(1), k_KTE.size(1));
+  CHECK_EQ(q_HTE.size(2), k_KTE.size(2));
+  return {k_KTE.size(0), q_HTE.size(0) / k_KTE.size(0), q_HTE.size(2)};
+}
+
+// Neighbouring spans of one ancestor: one ancestor call.
+struct Run {
+  int64_t begin, end;
+  const AncestorKv* ancestor;  // null: none
+  std::vector<AttentionSpan> spans;
+  int64_t rows() const { return end - begin; }
+  int64_t longest_span() const {
+    int64_t longest = 0;
+    for (const AttentionSpan& span : spans) longest = std::max(longest, span.end - span.begin);
+    return longest;
+  }
+};
+
+std::vector<Run> RunsOf(const AttentionBatch& batch, int64_t num_rows) {
+  std::vector<Run> runs;
+  int64_t row = 0;
+  int64_t last_ancestor = -1;
+  for (const AttentionSpan& span : batch.spans) {
+    CHECK_EQ(span.begin, row) << "spans are adjacent and in order";
+    CHECK_GE(span.end, span.begin);
+    CHECK_LT(span.ancestor, static_cast<int64_t>(batch.ancestors.size()));
+    row = span.end;
+    if (span.begin == span.end) continue;
+    if (runs.empty() || last_ancestor != span.ancestor) {
+      runs.push_back({span.begin, span.end, span.ancestor < 0 ? nullptr : &batch.ancestors[span.ancestor], {}});
+    }
+    last_ancestor = span.ancestor;
+    runs.back().end = span.end;
+    runs.back().spans.push_back(span);
+  }
+  CHECK_EQ(row, num_rows) << "spans cover all rows";
+  return runs;
+}
+
+// bf16 is computed in fp32: the CPU kernel sums dK and dV in the dtype of its inputs, and partial outputs would be
+// rounded.
+at::Tensor Upcast(const at::Tensor& x) { return x.to(AccType(x.scalar_type())); }
+
+// [T, H·E] -> view [K, g, T, E].
+at::Tensor HeadsOfRows(const at::Tensor& x_TD, const Shape& shape) {
+  return x_TD.view({x_TD.size(0), shape.num_kv_heads, shape.group, shape.head_size}).permute({1, 2, 0, 3});
+}
+
+// [K, g, T, E] rows [begin, begin + count) -> [K, 1, g·count, E], group-major: a view where these are all rows of a
+// head-major tensor, else a copy.
+at::Tensor Fold(const at::Tensor& x_KgTE, int64_t begin, int64_t count) {
+  return x_KgTE.narrow(2, begin, count).reshape({x_KgTE.size(0), 1, x_KgTE.size(1) * count, x_KgTE.size(3)});
+}
+
+// The inverse, always a view.
+at::Tensor Unfold(const at::Tensor& x_K1XE, int64_t group) {
+  return x_K1XE.squeeze(1).unflatten(1, {group, x_K1XE.size(2) / group});
+}
+
+// [K, T, E] rows -> [K, g, count, E] with stride 0 over the group: nothing is copied.
+at::Tensor ExpandGroup(const at::Tensor& x_KTE, int64_t begin, int64_t count, int64_t group) {
+  return x_KTE.narrow(1, begin, count).unsqueeze(1).expand({x_KTE.size(0), group, count, x_KTE.size(2)});
+}
+
+// Rows of a run's spans, each padded on the right with zeros: [n, K, G, longest, ...] of x [K, G, T, ...].
+at::Tensor Pad(const at::Tensor& x, const Run& run) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes[2] = run.longest_span();
+  sizes.insert(sizes.begin(), static_cast<int64_t>(run.spans.size()));
+  at::Tensor padded = at::zeros(sizes, x.options());
+  for (size_t i = 0; i < run.spans.size(); ++i) {
+    const int64_t begin = run.spans[i].begin, count = run.spans[i].end - begin;
+    padded.select(0, static_cast<int64_t>(i)).narrow(2, 0, count).copy_(x.narrow(2, begin, count));
+  }
+  return padded;
+}
+
+// out [K, g, rows, E], lse [K, g, rows], any strides.
+template <typename A>
+kernels::AttentionPart<A> PartOf(const Output& part) {
+  CHECK_EQ(part.out.stride(3), 1);
+  return {.out = StridedData<A>(part.out),
+          .kv_stride = part.out.stride(0),
+          .group_stride = part.out.stride(1),
+          .row_stride = part.out.stride(2),
+          .lse = StridedData<A>(part.lse),
+          .lse_kv_stride = part.lse.stride(0),
+          .lse_group_stride = part.lse.stride(1),
+          .lse_row_stride = part.lse.stride(2)};
+}
+
+Output NarrowRows(const Output& part, int64_t begin, int64_t count) {
+  return {part.out.narrow(2, begin, count), part.lse.narrow(2, begin, count)};
+}
+
+// Writes rows [span.begin, span.end) of saved.o_TD and saved.lse_HT. `ancestor` holds these rows only, or nothing.
+void MergeSpan(const AttentionSpan& span, const Output* ancestor, const Output& own, const Shape& shape,
+               AttentionSaved& saved) {
+  DispatchRunType(saved.o_TD.scalar_type(), [&]<typename T>() {
+    using A = kernels::Acc<T>;
+    kernels::Merge<T>({.ancestor = ancestor == nullptr ? kernels::AttentionPart<A>{} : PartOf<A>(*ancestor),
+                       .own = PartOf<A>(own),
+                       .o_TD = Data<T>(saved.o_TD) + span.begin * shape.num_heads() * shape.head_size,
+                       .lse_HT = Data<A>(saved.lse_HT) + span.begin,
+                       .lse_head_stride = saved.lse_HT.size(1),
+                       .rows = span.end - span.begin,
+                       .num_kv_heads = shape.num_kv_heads,
+                       .group = shape.group,
+                       .head_size = shape.head_size});
+  });
+}
+
+// What the calls of one direction share: views of the whole wave.
+struct Wave {
+  const AttentionKernel& kernel;
+  double scale;
+  Shape shape;
+  at::Tensor q_KgTE, k_KTE, v_KTE;
+};
+
+Wave WaveOf(const AttentionKernel& kernel, double scale, const at::Tensor& q_HTE, const at::Tensor& k_KTE,
+            const at::Tensor& v_KTE) {
+  const Shape shape = ShapeOf(q_HTE, k_KTE);
+  return {kernel,        scale,        shape, Upcast(q_HTE).unflatten(0, {shape.num_kv_heads, shape.group}),
+          Upcast(k_KTE), Upcast(v_KTE)};
+}
+
+// All rows of a run over its ancestor's keys: [K, g, rows, E].
+Output AncestorForward(const Wave& wave, const Run& run) {
+  const AncestorKv& kv = *run.ancestor;
+  const Output part = wave.kernel.Forward(Fold(wave.q_KgTE, run.begin, run.rows()), Upcast(kv.k_KCE).unsqueeze(1),
+                                          Upcast(kv.v_KCE).unsqueeze(1), /*causal=*/false, wave.scale);
+  return {Unfold(part.out, wave.shape.group), Unfold(part.lse, wave.shape.group)};
+}
+
+Output CausalForward(const Wave& wave, const AttentionSpan& span) {
+  const int64_t begin = span.begin, count = span.end - span.begin, group = wave.shape.group;
+  return wave.kernel.Forward(wave.q_KgTE.narrow(2, begin, count), ExpandGroup(wave.k_KTE, begin, count, group),
+                             ExpandGroup(wave.v_KTE, begin, count, group), /*causal=*/true, wave.scale);
+}
+
+// q, k, v of a run's spans as one padded batch [n·K, g, longest, E]; k, v with stride 0 over the group.
+struct PaddedQkv {
+  at::Tensor q, k, v;
+};
+
+PaddedQkv PadQkv(const Wave& wave, const Run& run) {
+  const auto kv = [&](const at::Tensor& x_KTE) {
+    const at::Tensor padded = Pad(x_KTE.unsqueeze(1), run).flatten(0, 1);
+    return padded.expand({padded.size(0), wave.shape.group, padded.size(2), padded.size(3)});
+  };
+  return {Pad(wave.q_KgTE, run).flatten(0, 1), kv(wave.k_KTE), kv(wave.v_KTE)};
+}
+
+// Causal outputs of each span of a run, by the batch's layout, handed to `use` with the span's index in the run.
+template <typename Use>
+void ForEachCausalForward(const Wave& wave, const Run& run, CausalLayout layout, const Use& use) {
+  if (layout == CausalLayout::kLoop || run.spans.size() == 1) {
+    for (const AttentionSpan& span : run.spans) use(span, CausalForward(wave, span));
+    return;
+  }
+  const PaddedQkv padded = PadQkv(wave, run);
+  const Output all = wave.kernel.Forward(padded.q, padded.k, padded.v, /*causal=*/true, wave.scale);
+  const int64_t kv_heads = wave.shape.num_kv_heads;
+  for (size_t i = 0; i < run.spans.size(); ++i) {
+    const int64_t first = static_cast<int64_t>(i) * kv_heads, count = run.spans[i].end - run.spans[i].begin;
+    use(run.spans[i], NarrowRows({all.out.narrow(0, first, kv_heads), all.lse.narrow(0, first, kv_heads)}, 0, count));
+  }
+}
+
+// What backward reads beside q, k, v.
+struct WaveOutput {
+  at::Tensor do_KgTE, o_KgTE, lse_KgT;
+};
+
+Gradients CausalBackward(const Wave& wave, const WaveOutput& output, const AttentionSpan& span) {
+  const int64_t begin = span.begin, count = span.end - span.begin, group = wave.shape.group;
+  return wave.kernel.Backward(output.do_KgTE.narrow(2, begin, count), wave.q_KgTE.narrow(2, begin, count),
+                              ExpandGroup(wave.k_KTE, begin, count, group),
+                              ExpandGroup(wave.v_KTE, begin, count, group), output.o_KgTE.narrow(2, begin, count),
+                              output.lse_KgT.narrow(2, begin, count), /*causal=*/true, wave.scale);
+}
+
+// As forward. Padded rows carry do = 0 and lse = 0: their scores are 0, so every term of theirs vanishes.
+template <typename Use>
+void ForEachCausalBackward(const Wave& wave, const WaveOutput& output, const Run& run, CausalLayout layout,
+                           const Use& use) {
+  if (layout == CausalLayout::kLoop || run.spans.size() == 1) {
+    for (const AttentionSpan& span : run.spans) use(span, CausalBackward(wave, output, span));
+    return;
+  }
+  const PaddedQkv padded = PadQkv(wave, run);
+  const auto pad = [&](const at::Tensor& x) { return Pad(x, run).flatten(0, 1); };
+  const Gradients all = wave.kernel.Backward(pad(output.do_KgTE), padded.q, padded.k, padded.v, pad(output.o_KgTE),
+                                             pad(output.lse_KgT), /*causal=*/true, wave.scale);
+  const int64_t kv_heads = wave.shape.num_kv_heads;
+  for (size_t i = 0; i < run.spans.size(); ++i) {
+    const int64_t first = static_cast<int64_t>(i) * kv_heads, count = run.spans[i].end - run.spans[i].begin;
+    const auto rows = [&](const at::Tensor& x) { return x.narrow(0, first, kv_heads).narrow(2, 0, count); };
+    use(run.spans[i], Gradients{rows(all.dq), rows(all.dk), rows(all.dv)});
+  }
+}
+
+// Adds to the ancestor's gK, gV; returns dq of the run's rows, [K, g, rows, E].
+at::Tensor AncestorBackward(const Wave& wave, const WaveOutput& output, const Run& run) {
+  const AncestorKv& kv = *run.ancestor;
+  const auto fold = [&](const at::Tensor& x) { return Fold(x, run.begin, run.rows()); };
+  const Gradients gradients = wave.kernel.Backward(
+      fold(output.do_KgTE), fold(wave.q_KgTE), Upcast(kv.k_KCE).unsqueeze(1), Upcast(kv.v_KCE).unsqueeze(1),
+      fold(output.o_KgTE), fold(output.lse_KgT.unsqueeze(3)).squeeze(3), /*causal=*/false, wave.scale);
+  kv.gk_KCE.add_(gradients.dk.squeeze(1));
+  kv.gv_KCE.add_(gradients.dv.squeeze(1));
+  return Unfold(gradients.dq, wave.shape.group);
+}
+
+}  // namespace
+
+Output CpuFlashAttention::Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                                  double scale) const {
+  CheckCall(q, k, v, causal);
+  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0, causal,
+                                                                    /*attn_mask=*/{}, scale);
+  return {std::move(out), std::move(lse)};
+}
+
+Gradients CpuFlashAttention::Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                      const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse, bool causal,
+                                      double scale) const {
+  CheckCall(q, k, v, causal);
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, lse, /*dropout_p=*/0,
+                                                                               causal, /*attn_mask=*/{}, scale);
+  return {std::move(dq), std::move(dk), std::move(dv)};
+}
+
+AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBatch& batch, const at::Tensor& q_HTE,
+                                const at::Tensor& k_KTE, const at::Tensor& v_KTE) {
+  const Wave wave = WaveOf(kernel, batch.scale, q_HTE, k_KTE, v_KTE);
+  const int64_t num_rows = q_HTE.size(1);
+  AttentionSaved saved{q_HTE, k_KTE, v_KTE,
+                       at::empty({num_rows, wave.shape.num_heads() * wave.shape.head_size}, q_HTE.options()),
+                       at::empty({wave.shape.num_heads(), num_rows}, wave.q_KgTE.options())};
+  for (const Run& run : RunsOf(batch, num_rows)) {
+    Output ancestor;
+    if (run.ancestor != nullptr) ancestor = AncestorForward(wave, run);
+    ForEachCausalForward(wave, run, batch.layout, [&](const AttentionSpan& span, const Output& own) {
+      if (run.ancestor == nullptr) {
+        MergeSpan(span, nullptr, own, wave.shape, saved);
+      } else {
+        const Output rows = NarrowRows(ancestor, span.begin - run.begin, span.end - span.begin);
+        MergeSpan(span, &rows, own, wave.shape, saved);
+      }
+    });
+  }
+  return saved;
+}
+
+AttentionGradients AttentionBackward(const AttentionKernel& kernel, const AttentionBatch& batch,
+                                     const at::Tensor& do_TD, const AttentionSaved& saved) {
+  const Wave wave = WaveOf(kernel, batch.scale, saved.q_HTE, saved.k_KTE, saved.v_KTE);
+  CHECK(do_TD.sizes() == saved.o_TD.sizes());
+  const WaveOutput output{HeadsOfRows(Upcast(do_TD), wave.shape), HeadsOfRows(Upcast(saved.o_TD), wave.shape),
+                          saved.lse_HT.unflatten(0, {wave.shape.num_kv_heads, wave.shape.group})};
+  const auto options = saved.q_HTE.options();
+  AttentionGradients gradients{at::empty(saved.q_HTE.sizes(), options), at::empty(saved.k_KTE.sizes(), options),
+                               at::empty(saved.v_KTE.sizes(), options)};
+  const at::Tensor dq_KgTE = gradients.dq_HTE.unflatten(0, {wave.shape.num_kv_heads, wave.shape.group});
+  for (const Run& run : RunsOf(batch, do_TD.size(0))) {
+    at::Tensor dq_ancestor;
+    if (run.ancestor != nullptr) dq_ancestor = AncestorBackward(wave, output, run);
+    ForEachCausalBackward(wave, output, run, batch.layout, [&](const AttentionSpan& span, const Gradients& own) {
+      const int64_t begin = span.begin, count = span.end - span.begin;
+      at::Tensor dq = dq_KgTE.narrow(2, begin, count);
+      if (run.ancestor == nullptr) {
+        dq.copy_(own.dq);
+      } else {
+        at::add_out(dq, own.dq, dq_ancestor.narrow(2, begin - run.begin, count));
+      }
+      gradients.dk_KTE.narrow(1, begin, count).copy_(at::sum(own.dk, 1));
+      gradients.dv_KTE.narrow(1, begin, count).copy_(at::sum(own.dv, 1));
+    });
+  }
+  return gradients;
+}
+
+}  // namespace stemma
