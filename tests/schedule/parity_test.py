@@ -1,0 +1,22 @@
+"""The engine's step against transformers in float64: log-probs, loss and every parameter's gradient, whatever the plan."""
+
+import pytest
+
+from cases import CASES
+from oracle import compare, requests, step
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_parity_with_transformers(case, model_table, probe):
+    oracle = model_table.oracle(case.model)
+    request = case.build(oracle)
+    assert requests.kink_margin(request, step.log_probs(oracle, request)) > 1e-3, "a kink would make the comparison moot"
+    expected = step.run(oracle, request)
+    failures = []
+    for variant in case.variants:
+        answer, tensors = probe.run(model_table.directory(case.model), request, variant.schedule, variant.layout,
+                                    variant.waves, variant.head_chunk, clusters=variant.clusters)
+        errors = compare.step_errors(answer, tensors, expected)
+        if not errors.worst <= 1:
+            failures.append(f"{variant}: {errors.report()}")
+    assert not failures, "\n".join(failures)
