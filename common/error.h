@@ -1,0 +1,50 @@
+// How a reason travels in an absl::Status: as a google.rpc.Status in the payload "stemma.dev/status", with ErrorInfo
+// (domain "stemma"), BadRequest and RetryInfo. The rpc folders send it as grpc-status-details-bin; docs/errors.md lists
+// the reasons.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "google/rpc/status.pb.h"
+#include "stemma/v1/training.pb.h"
+
+namespace stemma {
+
+struct FieldViolation {
+  std::string field;  // "groups[3].rollouts[1].old_log_probs"
+  std::string description;
+};
+
+struct ErrorDetails {
+  std::string uid = "";                               // of the group that the error is about
+  std::string field = "";                             // the first violation's when empty
+  std::vector<FieldViolation> violations = {};        // any number: the first 20 travel, their count always does
+  absl::Duration retry_after = absl::ZeroDuration();  // zero: no RetryInfo
+  std::map<std::string, std::string> metadata = {};   // "step", "lineage", ...: short
+};
+
+absl::Status MakeError(absl::StatusCode code, const std::string& reason, const std::string& message,
+                       const ErrorDetails& details = {});
+
+// "" when the status carries none.
+std::string ErrorReason(const absl::Status& status);
+
+// What travelled: violations cut to those sent, the whole count in metadata "violations".
+ErrorDetails GetErrorDetails(const absl::Status& status);
+
+// For the wire and back; code and message are the status's own.
+google::rpc::Status ToRpcStatus(const absl::Status& status);
+absl::Status FromRpcStatus(const google::rpc::Status& status);
+
+// Of a request's stored outcome. USER: the request must change; SERVER: the server, its machine or its state was the
+// cause.
+v1::Failure ToFailure(const absl::Status& status);
+absl::Status FromFailure(const v1::Failure& failure);
+
+}  // namespace stemma

@@ -1,0 +1,17 @@
+// Children die with their parent, however the parent ends.
+#pragma once
+
+#include <sys/types.h>
+
+#include <csignal>
+
+namespace stemma {
+
+// Called by a child, first thing: the kernel sends `signal` when the parent ends, and the process exits at once (status
+// 1) if that has happened already. `parent` is the pid that the parent knows itself by, taken before the fork.
+//
+// The kernel's parent is the *thread* that forked: a launcher forks from a thread that lives as long as it does. Holds
+// across exec.
+void DieWithParent(pid_t parent, int signal = SIGTERM);
+
+}  // namespace stemma

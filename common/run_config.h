@@ -1,0 +1,46 @@
+// run.yaml -> RunConfig. Keys are the proto's field names, enums its lower-case words (schedule: auto, reuse, dense;
+// layout: one_by_one, padded, packed). Every problem of a file is reported at once, each with its key and line.
+//
+// Order of use: ParseRunConfig (or an empty ParsedRunConfig), flags over it, FillDefaults, Validate, ToStatus.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma {
+
+struct RunConfigProblem {
+  std::string key;  // "limits.groups"
+  int line = 0;     // from 1; 0: the key is not in the file
+  std::string message;
+};
+
+struct ParsedRunConfig {
+  v1::RunConfig config;
+  std::map<std::string, int> line_of_key;
+  std::vector<RunConfigProblem> problems;
+};
+
+// What can be read is in `config`, the rest in `problems`.
+ParsedRunConfig ParseRunConfig(std::string_view yaml);
+
+// Reads the file and parses. Errors: the file cannot be read.
+absl::StatusOr<ParsedRunConfig> ReadRunConfig(const std::string& path);
+
+// Every field that is zero or empty and has a default (not: model, memory_budget_bytes, wave_suffixes, layout,
+// threads).
+void FillDefaults(v1::RunConfig& config);
+
+// Adds a problem for every value that cannot be run.
+void Validate(ParsedRunConfig& parsed);
+
+// OK without problems; else InvalidArgument that names `source` and lists them, one a line.
+absl::Status ToStatus(const std::string& source, const ParsedRunConfig& parsed);
+
+}  // namespace stemma
