@@ -1,5 +1,7 @@
 #include "common/cost.h"
 
+#include <algorithm>
+
 namespace stemma {
 namespace {
 
@@ -48,6 +50,79 @@ Flops SuffixFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) 
 Flops DenseFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) {
   // Causal pairs of the whole are those of the prefix, of the suffix, and suffix × prefix: nothing else is shared.
   return PrefixFlops(config, prefix_rows) + SuffixFlops(config, prefix_rows, rows);
+}
+
+namespace {
+
+// Bytes per row of what a layer's backward reads (worker/model/layer.h, LayerTape), by tensor.
+struct RowBytes {
+  explicit RowBytes(const ByteShape& s) : e(s.run_bytes), a(s.accumulate_bytes), c(s.config) {}
+
+  int64_t input() const { return e * c.hidden_size; }
+  int64_t qkv() const { return e * (c.q_size() + 2 * c.kv_size()); }
+  int64_t qk_norm() const { return c.qk_norm ? qkv() + a * (c.num_heads + c.num_kv_heads) : 0; }
+  int64_t attention() const { return e * (2 * c.q_size() + 2 * c.kv_size()) + a * c.num_heads; }
+  int64_t mlp() const { return e * 3 * c.ffn_size; }
+  // x, norm1 and its statistic, q k v o lse, x2, norm2, gate up act.
+  int64_t tape() const { return 4 * input() + 2 * a + qk_norm() + attention() + mlp(); }
+  int64_t kv_tape() const {
+    const int64_t kept = c.qk_norm ? e * 2 * c.kv_size() + a * c.num_kv_heads : 0;
+    return 2 * input() + a + kept + e * 2 * c.kv_size();
+  }
+  int64_t gradient_kv() const { return a * 2 * c.kv_size(); }
+  // While the MLP's backward runs: dy, d(act), d(gate up), less the act that is freed.
+  int64_t backward_working() const { return input() + mlp() - e * c.ffn_size; }
+
+  int64_t e, a;
+  const ModelConfig& c;
+};
+
+constexpr int64_t kIndexBytes = 16;  // token and position of a row
+
+int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
+  const int64_t chunk = rows < s.head_chunk_rows ? rows : s.head_chunk_rows;
+  return chunk * s.config.vocab_size * s.accumulate_bytes;
+}
+
+}  // namespace
+
+int64_t PrefixBytes(const ByteShape& shape, int64_t rows) {
+  const RowBytes row(shape);
+  const int64_t layers = shape.config.num_layers;
+  return rows * ((layers - 1) * row.tape() + row.kv_tape() + layers * row.gradient_kv() + kIndexBytes);
+}
+
+int64_t PrefixBackwardBytes(const ByteShape& shape, int64_t rows) {
+  // At the second layer from the top: the last layer's tape and accumulators are gone.
+  const RowBytes row(shape);
+  return std::max<int64_t>(0, rows * (row.backward_working() - row.kv_tape() - row.gradient_kv()));
+}
+
+int64_t WaveBytes(const ByteShape& shape, const WaveShape& wave) {
+  const RowBytes row(shape);
+  const int64_t head_rows = wave.rows - wave.kv_only_rows;
+  int64_t tape = wave.rows * ((shape.config.num_layers - 1) * row.tape() + kIndexBytes) + head_rows * row.tape();
+  if (wave.kv_only_rows > 0) tape += wave.kv_only_rows * (row.kv_tape() + row.gradient_kv()) + wave.rows * 8;
+  // At the head: the last layer's output, its norm, its gradient, one chunk of logits.
+  const int64_t head = head_rows * (3 * row.input() + row.a) + HeadChunkBytes(shape, head_rows);
+  const int64_t backward_last = head_rows * row.backward_working();
+  // One layer below, all rows are at work, and the last layer's tape is gone.
+  const int64_t backward_below = wave.rows * row.backward_working() - head_rows * row.tape() -
+                                 (wave.kv_only_rows > 0 ? wave.kv_only_rows * (row.kv_tape() + row.gradient_kv()) : 0);
+  return tape + std::max({head, backward_last, backward_below});
+}
+
+int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows) {
+  const RowBytes row(shape);
+  return rows * (shape.config.num_layers * shape.run_bytes * 2 * shape.config.kv_size() + kIndexBytes);
+}
+
+int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave) {
+  const RowBytes row(shape);
+  const int64_t head_rows = wave.rows - wave.kv_only_rows;
+  const int64_t layer = wave.rows * (row.tape() + row.input() + kIndexBytes);
+  const int64_t head = head_rows * 2 * row.input() + HeadChunkBytes(shape, head_rows);
+  return std::max(layer, head);
 }
 
 }  // namespace stemma

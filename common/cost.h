@@ -30,4 +30,27 @@ Flops SuffixFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows);
 // One whole trajectory in the dense schedule: prefix_rows + rows, head on the last `rows`.
 Flops DenseFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows);
 
+// What bytes depend on beside the model's shape.
+struct ByteShape {
+  ModelConfig config;
+  int64_t run_bytes = 4;         // of an element: weights and activations (bf16 2, fp32 4, fp64 8)
+  int64_t accumulate_bytes = 4;  // of statistics, gradients, gK/gV (fp64 8, else 4)
+  int64_t head_chunk_rows = 512;
+};
+
+// One microbatch of Phase B.
+struct WaveShape {
+  int64_t rows = 0;          // all rows, prefixes of dense trajectories included
+  int64_t kv_only_rows = 0;  // rows before the last prompt token of dense trajectories
+};
+
+// Above weights, gradients and optimizer state. A cluster's peak is
+//   PrefixBytes + max(largest WaveBytes, PrefixBackwardBytes).
+int64_t PrefixBytes(const ByteShape& shape, int64_t rows);          // hot set and tape, from Phase A to Phase C
+int64_t PrefixBackwardBytes(const ByteShape& shape, int64_t rows);  // Phase C's working set
+int64_t WaveBytes(const ByteShape& shape, const WaveShape& wave);   // tape and working set
+// The same for a forward-only pass: K/V of the prefix, one layer's working set.
+int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows);
+int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave);
+
 }  // namespace stemma

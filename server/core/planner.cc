@@ -1,0 +1,212 @@
+#include "server/core/planner.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/cost.h"
+#include "common/status_macros.h"
+#include "server/core/shuffle.h"
+#include "server/core/wave_packing.h"
+
+namespace stemma {
+namespace {
+
+// Reuse costs a second attention call and a merge per layer and wave, about two percent of a dense step (make bench): it
+// must save more FLOPs than that.
+constexpr double kReuseSavingMin = 0.02;
+
+// What one group costs, and which way it is computed.
+struct GroupPlan {
+  PackingGroup packing;
+  bool runs = false;
+  std::string reason;
+  Flops flops, flops_dense;
+  int64_t tokens_logical = 0, tokens_computed = 0;
+  int64_t rollouts_run = 0;
+};
+
+void Choose(v1::Schedule schedule, GroupPlan& plan) {
+  const double saving = 1 - plan.flops.total() / plan.flops_dense.total();
+  if (plan.packing.prefix_rows == 0) {
+    plan.reason = "dense: a prompt of one token has no prefix";
+  } else if (schedule == v1::DENSE) {
+    plan.reason = "dense: asked for";
+  } else if (schedule == v1::REUSE) {
+    plan.packing.reuse = true;
+    plan.reason = absl::StrFormat("reuse: asked for, saves %.1f%% of the FLOPs", 100 * saving);
+  } else if (plan.rollouts_run < 2) {
+    plan.reason = "dense: one rollout shares nothing";
+  } else if (saving < kReuseSavingMin) {
+    plan.reason = absl::StrFormat("dense: reuse would save %.1f%% of the FLOPs, less than it costs", 100 * saving);
+  } else {
+    plan.packing.reuse = true;
+    plan.reason = absl::StrFormat("reuse: saves %.1f%% of the FLOPs", 100 * saving);
+  }
+}
+
+GroupPlan PlanGroup(const ModelConfig& config, v1::Schedule schedule, uint32_t index, const PlannerGroup& group) {
+  GroupPlan plan;
+  plan.packing.group = index;
+  plan.packing.uid = group.uid;
+  plan.packing.prefix_rows = group.prompt_tokens - 1;
+  const int64_t prefix = plan.packing.prefix_rows;
+  int64_t suffix_rows = 0;
+  for (uint32_t i = 0; i < group.rollouts.size(); ++i) {
+    const PlannerRollout& rollout = group.rollouts[i];
+    if (!rollout.run) continue;
+    plan.packing.members.push_back({i, rollout.response_tokens});
+    plan.flops += SuffixFlops(config, prefix, rollout.response_tokens);
+    plan.flops_dense += DenseFlops(config, prefix, rollout.response_tokens);
+    suffix_rows += rollout.response_tokens;
+  }
+  plan.rollouts_run = static_cast<int64_t>(plan.packing.members.size());
+  plan.runs = plan.rollouts_run > 0;
+  if (!plan.runs) return plan;
+  plan.flops += PrefixFlops(config, prefix);
+  Choose(schedule, plan);
+  plan.tokens_logical = plan.rollouts_run * prefix + suffix_rows;
+  plan.tokens_computed = plan.packing.reuse ? prefix + suffix_rows : plan.tokens_logical;
+  if (!plan.packing.reuse) plan.flops = plan.flops_dense;
+  return plan;
+}
+
+int64_t RunBytes(const std::string& dtype) { return dtype == "fp64" ? 8 : dtype == "bf16" ? 2 : 4; }
+
+PackingOptions PackingFor(const PlannerModel& model, bool forward_only) {
+  PackingOptions options;
+  options.shape.config = model.config;
+  options.shape.run_bytes = RunBytes(model.dtype);
+  options.shape.accumulate_bytes = model.dtype == "fp64" ? 8 : 4;
+  options.shape.head_chunk_rows = model.run.head_chunk_tokens();
+  options.budget_bytes = static_cast<int64_t>(model.run.memory_budget_bytes());
+  options.wave_suffixes = model.run.wave_suffixes();
+  options.layout = model.run.layout() == v1::WAVE_LAYOUT_UNSPECIFIED ? v1::PACKED : model.run.layout();
+  options.forward_only = forward_only;
+  return options;
+}
+
+double Count(bool forward_only, const Flops& flops) { return forward_only ? flops.forward : flops.total(); }
+
+class Planner {
+ public:
+  Planner(const PlannerModel& model, const PlannerRequest& request) : model_(model), request_(request) {
+    for (uint32_t i = 0; i < request.groups.size(); ++i) {
+      groups_.push_back(PlanGroup(model.config, request.schedule, i, request.groups[i]));
+    }
+  }
+
+  absl::StatusOr<PlanResult> Run() {
+    if (request_.log_prob_pass) {
+      std::vector<uint32_t> all(groups_.size());
+      std::iota(all.begin(), all.end(), 0u);
+      ASSIGN_OR_RETURN(*result_.plan.mutable_log_prob_pass(), PlanStep(0, all, /*forward_only=*/true));
+    }
+    for (int64_t epoch = 0; epoch < request_.epochs; ++epoch) {
+      for (const std::vector<uint32_t>& batch : MiniBatches(epoch)) {
+        ASSIGN_OR_RETURN(*result_.plan.add_steps(),
+                         PlanStep(static_cast<uint32_t>(epoch), batch, request_.forward_only));
+      }
+    }
+    Totals();
+    return std::move(result_);
+  }
+
+ private:
+  std::vector<std::vector<uint32_t>> MiniBatches(int64_t epoch) const {
+    const auto count = static_cast<uint32_t>(groups_.size());
+    std::vector<uint32_t> order(count);
+    std::iota(order.begin(), order.end(), 0u);
+    if (request_.shuffle) {
+      order = ShuffledOrder(count, request_.payload_digest, request_.seed, static_cast<uint64_t>(epoch));
+    }
+    const size_t size = request_.mini_batch_groups > 0 ? static_cast<size_t>(request_.mini_batch_groups) : order.size();
+    std::vector<std::vector<uint32_t>> batches;
+    for (size_t begin = 0; begin < order.size(); begin += size) {
+      const size_t end = std::min(begin + size, order.size());
+      batches.emplace_back(order.begin() + static_cast<int64_t>(begin), order.begin() + static_cast<int64_t>(end));
+    }
+    return batches;
+  }
+
+  absl::StatusOr<v1::StepPlan> PlanStep(uint32_t epoch, const std::vector<uint32_t>& batch, bool forward_only) {
+    v1::StepPlan step;
+    step.set_epoch(epoch);
+    v1::StepReport& report = *result_.report.add_steps();
+    std::vector<PackingGroup> running;
+    for (const uint32_t g : batch) {
+      const GroupPlan& group = groups_[g];
+      step.add_groups(g);
+      if (group.runs) running.push_back(group.packing);
+      report.set_tokens_logical(report.tokens_logical() + static_cast<uint64_t>(group.tokens_logical));
+      report.set_tokens_computed(report.tokens_computed() + static_cast<uint64_t>(group.tokens_computed));
+      report.set_flops(report.flops() + Count(forward_only, group.flops));
+      report.set_flops_dense(report.flops_dense() + Count(forward_only, group.flops_dense));
+    }
+    report.set_num_groups(static_cast<uint32_t>(batch.size()));
+    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(PackingFor(model_, forward_only), running));
+    for (PackedCluster& packed : clusters) {
+      report.set_peak_bytes(std::max(report.peak_bytes(), static_cast<uint64_t>(packed.peak_bytes)));
+      report.set_num_waves(report.num_waves() + static_cast<uint32_t>(packed.cluster.waves_size()));
+      Describe(packed.cluster, *report.add_clusters());
+      *step.add_clusters() = std::move(packed.cluster);
+    }
+    return step;
+  }
+
+  void Describe(const v1::Cluster& cluster, v1::ClusterReport& report) const {
+    std::vector<uint32_t> seen;
+    for (const v1::Wave& wave : cluster.waves()) {
+      report.add_wave_sizes(static_cast<uint32_t>(wave.members_size()));
+      for (const v1::WaveMember& member : wave.members()) {
+        if (seen.empty() || seen.back() != member.group()) seen.push_back(member.group());
+      }
+    }
+    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+    for (const uint32_t g : seen) {
+      const GroupPlan& group = groups_[g];
+      group.packing.reuse ? report.add_reuse_uids(group.packing.uid) : report.add_dense_uids(group.packing.uid);
+      if (report.reason().find(group.reason) == std::string::npos) {
+        report.set_reason(absl::StrCat(report.reason(), report.reason().empty() ? "" : "; ", group.reason));
+      }
+    }
+  }
+
+  void Totals() {
+    v1::PlanReport& report = result_.report;
+    report.set_num_steps(static_cast<uint32_t>(result_.plan.steps_size()));
+    report.set_num_groups(static_cast<uint32_t>(groups_.size()));
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      report.set_num_rollouts(report.num_rollouts() + static_cast<uint32_t>(request_.groups[g].rollouts.size()));
+      report.set_rollouts_run(report.rollouts_run() + static_cast<uint32_t>(groups_[g].rollouts_run));
+      if (!groups_[g].runs) continue;
+      groups_[g].packing.reuse ? report.set_groups_reuse(report.groups_reuse() + 1)
+                               : report.set_groups_dense(report.groups_dense() + 1);
+    }
+    for (const v1::StepReport& step : report.steps()) {
+      report.set_num_clusters(report.num_clusters() + static_cast<uint32_t>(step.clusters_size()));
+      report.set_num_waves(report.num_waves() + step.num_waves());
+      report.set_tokens_logical(report.tokens_logical() + step.tokens_logical());
+      report.set_tokens_computed(report.tokens_computed() + step.tokens_computed());
+      report.set_flops(report.flops() + step.flops());
+      report.set_flops_dense(report.flops_dense() + step.flops_dense());
+      report.set_peak_bytes(std::max(report.peak_bytes(), step.peak_bytes()));
+    }
+    report.set_budget_bytes(model_.run.memory_budget_bytes());
+  }
+
+  const PlannerModel& model_;
+  const PlannerRequest& request_;
+  std::vector<GroupPlan> groups_;
+  PlanResult result_;
+};
+
+}  // namespace
+
+absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequest& request) {
+  return Planner(model, request).Run();
+}
+
+}  // namespace stemma

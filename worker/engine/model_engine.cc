@@ -1,0 +1,223 @@
+#include "worker/engine/model_engine.h"
+
+#include <cmath>
+#include <filesystem>
+#include <new>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <glog/logging.h>
+
+#include "common/clock.h"
+#include "common/status_macros.h"
+#include "worker/engine/results.h"
+#include "worker/memory/cpu_allocator.h"
+#include "worker/model/weights_io.h"
+
+namespace stemma {
+namespace {
+
+using worker::v1::Vote;
+
+// LibTorch's exceptions end here. OutOfMemory and any other failure of a pass are the request's answer, not our end.
+template <typename Fn>
+absl::Status CatchTorch(const Fn& fn) {
+  try {
+    const at::NoGradGuard no_grad;
+    return fn();
+  } catch (const c10::OutOfMemoryError& e) {
+    return absl::ResourceExhaustedError(e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory");
+  } catch (const c10::Error& e) {
+    return absl::InternalError(e.what_without_backtrace());
+  }
+}
+
+std::string NoReason(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kCancelled: return "CANCELLED";
+    case absl::StatusCode::kResourceExhausted: return "OUT_OF_MEMORY";
+    default: return "INTERNAL";
+  }
+}
+
+void FillSums(const PassSums& sums, int64_t peak_bytes, Vote& vote) {
+  auto& out = *vote.mutable_sums();
+  out["loss/pg"] = sums.loss.pg;
+  out["loss/kl"] = sums.loss.kl;
+  out["loss/entropy"] = sums.loss.entropy;
+  out["count/tokens"] = sums.loss.tokens;
+  out["count/clip"] = sums.loss.clipped;
+  out["count/clip_lower"] = sums.loss.clipped_lower;
+  out["sum/neg_log_ratio"] = sums.loss.neg_log_ratio;
+  out["tokens/computed"] = static_cast<double>(sums.tokens_computed);
+  out["tokens/logical"] = static_cast<double>(sums.tokens_logical);
+  out["time/prefix_forward_s"] = sums.prefix_forward_s;
+  out["time/suffix_s"] = sums.suffix_s;
+  out["time/prefix_backward_s"] = sums.prefix_backward_s;
+  out["bytes/peak"] = static_cast<double>(peak_bytes);
+}
+
+bool NeedsEntryLogProbs(const v1::UpdateHeader& header) {
+  return header.old().from() == v1::LogProbSource::WEIGHTS || header.ref().from() == v1::LogProbSource::WEIGHTS;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const worker::v1::Configure& configure,
+                                                                 const std::string& incarnation,
+                                                                 std::unique_ptr<AttentionKernel> kernel) {
+  InstallCpuAllocator();
+  if (configure.config().threads() > 0) at::set_num_threads(static_cast<int>(configure.config().threads()));
+  ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
+  ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
+  Weights weights;
+  RETURN_IF_ERROR(CatchTorch([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(weights, LoadWeights(directory, dtype));
+    return absl::OkStatus();
+  }));
+  return std::unique_ptr<ModelEngine>(
+      new ModelEngine(configure, incarnation, std::move(directory), std::move(weights), std::move(kernel)));
+}
+
+ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::string& incarnation,
+                         ModelDirectory directory, Weights weights, std::unique_ptr<AttentionKernel> kernel)
+    : configure_(configure),
+      directory_(std::move(directory)),
+      weights_(std::move(weights)),
+      rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype)),
+      kernel_(std::move(kernel)),
+      fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}) {
+  *ready_.mutable_config() = configure.config();
+  ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
+  ready_.set_weights_bytes(static_cast<uint64_t>(weights_.StateBytes()));
+}
+
+PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
+  return {{&weights_, kernel_.get(), &rope_}, configure_.config().head_chunk_tokens(), &hooks};
+}
+
+absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const worker::v1::Prepare& prepare,
+                                               const EngineHooks& hooks) {
+  if (!NeedsEntryLogProbs(prepare.header()) || prepare.key().k() > 0) return absl::OkStatus();
+  payload.entry_log_probs.clear();
+  for (const GroupShape& shape : payload.shapes) payload.entry_log_probs.emplace_back(shape.response_tokens.size());
+  const MemberResult store = [&](const MemberRows& m, std::span<const double> log_prob, std::span<const double>) {
+    payload.entry_log_probs[m.group][m.rollout].assign(log_prob.begin(), log_prob.end());
+  };
+  return RunLogProb(MakePassOptions(hooks), payload, prepare.log_prob_pass(),
+                    {prepare.header().loss().temperature(), /*entropy=*/false}, store)
+      .status();
+}
+
+absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const worker::v1::Prepare& prepare,
+                                            const EngineHooks& hooks) {
+  Vote vote;
+  RETURN_IF_ERROR(ComputeEntryLogProbs(payload, prepare, hooks));
+  ASSIGN_OR_RETURN(const LossPlan loss, MakeLossPlan(prepare, payload.groups.size()));
+  ZeroGradients(weights_.parameters);
+
+  const bool report = prepare.header().return_log_probs() && prepare.plan().epoch() == 0;
+  ResultSender sender(prepare.key().request_id(), weights_.run_dtype == at::kDouble, hooks.results);
+  const MemberResult results = [&](const MemberRows& m, std::span<const double> log_prob,
+                                   std::span<const double> entropy) {
+    const v1::PromptGroup& group = payload.groups[m.group];
+    if (report) sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_prob, entropy);
+  };
+  ResetPeakBytes();
+  const int64_t before_bytes = CpuMemoryStats().current_bytes;
+  ASSIGN_OR_RETURN(const PassSums sums, RunStep(MakePassOptions(hooks), payload, prepare.plan(), loss, results));
+  FillSums(sums, CpuMemoryStats().peak_bytes - before_bytes, vote);
+  sender.Flush();
+
+  vote.set_empty(prepare.plan().clusters_size() == 0);
+  vote.set_grad_norm_squared(GradNormSquared(weights_.parameters));
+  vote.set_yes(std::isfinite(vote.grad_norm_squared()));
+  if (!vote.yes()) {
+    vote.set_no_reason("NONFINITE");
+    vote.set_message("the gradient of " + FirstNonfinite(weights_.parameters) + " is not finite");
+  }
+  return vote;
+}
+
+absl::StatusOr<Vote> ModelEngine::Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) {
+  RETURN_IF_ERROR(fence_.CheckPrepare(prepare.key()));
+  Payload* payload = payloads_.FindComplete(prepare.key().request_id());
+  if (payload == nullptr) {
+    return absl::NotFoundError("payload of request " + prepare.key().request_id() + " is not here, or not complete");
+  }
+  fence_.OnPrepare(prepare.key());
+  Vote vote;
+  const absl::Status status = CatchTorch([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(vote, RunPhases(*payload, prepare, hooks));
+    return absl::OkStatus();
+  });
+  if (!status.ok()) {
+    vote = {};
+    vote.set_no_reason(NoReason(status));
+    vote.set_message(std::string(status.message()));
+  }
+  *vote.mutable_key() = prepare.key();
+  fence_.OnVote(prepare.key());
+  return vote;
+}
+
+absl::StatusOr<worker::v1::Applied> ModelEngine::Apply(const worker::v1::Apply& apply) {
+  RETURN_IF_ERROR(fence_.CheckApply(apply.key()));
+  const double start_s = RealClock().MonotonicSeconds();
+  if (!apply.discard()) {
+    const absl::Status status = CatchTorch([&] {
+      AdamwStep(weights_.parameters, apply.adam(), apply.clip(), static_cast<int64_t>(apply.key().step()));
+      return absl::OkStatus();
+    });
+    // A step that is half applied has no way back: the weights are gone with this process.
+    CHECK(status.ok()) << "AdamW failed in the middle of a step: " << status.message();
+  }
+  fence_.OnApplied(apply.key(), apply.discard());
+  worker::v1::Applied applied;
+  *applied.mutable_key() = apply.key();
+  applied.set_apply_s(RealClock().MonotonicSeconds() - start_s);
+  return applied;
+}
+
+void ModelEngine::Abort(const worker::v1::StepKey& key) { fence_.OnAbort(key); }
+
+absl::Status ModelEngine::LogProb(const worker::v1::LogProb& log_prob, const EngineHooks& hooks) {
+  Payload* payload = payloads_.FindComplete(log_prob.id());
+  if (payload == nullptr) return absl::NotFoundError("payload " + log_prob.id() + " is not here, or not complete");
+  ResultSender sender(log_prob.id(), weights_.run_dtype == at::kDouble, hooks.results);
+  const MemberResult results = [&](const MemberRows& m, std::span<const double> log_probs,
+                                   std::span<const double> entropy) {
+    const v1::PromptGroup& group = payload->groups[m.group];
+    sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_probs, entropy);
+  };
+  RETURN_IF_ERROR(CatchTorch([&] {
+    return RunLogProb(MakePassOptions(hooks), *payload, log_prob.plan(),
+                      {log_prob.header().temperature(), log_prob.header().entropy()}, results)
+        .status();
+  }));
+  sender.Flush();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> ModelEngine::Export(const worker::v1::Export& request) {
+  const std::filesystem::path target = std::filesystem::path(configure_.data_directory()) / "exports" / request.name();
+  std::optional<std::string> dtype;
+  if (request.has_dtype()) dtype = request.dtype();
+  uint64_t bytes = 0;
+  RETURN_IF_ERROR(CatchTorch([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(bytes, ExportWeights(weights_, directory_, target.string(), dtype));
+    return absl::OkStatus();
+  }));
+  return bytes;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const worker::v1::Configure& configure,
+                                                     const std::string& incarnation) {
+  return ModelEngine::Create(configure, incarnation, std::make_unique<CpuFlashAttention>());
+}
+
+}  // namespace stemma

@@ -1,0 +1,53 @@
+// The Engine on a real model. See engine.h for the contract. Tests construct it with a wrong attention kernel, and read its
+// weights and gradients.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "common/model_directory.h"
+#include "worker/engine/engine.h"
+#include "worker/engine/fence/step_fence.h"
+#include "worker/engine/pass_runner.h"
+#include "worker/engine/payload.h"
+#include "worker/model/weights.h"
+
+namespace stemma {
+
+class ModelEngine final : public Engine {
+ public:
+  static absl::StatusOr<std::unique_ptr<ModelEngine>> Create(const worker::v1::Configure& configure,
+                                                             const std::string& incarnation,
+                                                             std::unique_ptr<AttentionKernel> kernel);
+
+  const worker::v1::Ready& ready() const override { return ready_; }
+  absl::Status AddPayload(worker::v1::PayloadChunk chunk) override { return payloads_.Add(std::move(chunk)); }
+  void DropPayload(const std::string& id) override { payloads_.Drop(id); }
+  absl::StatusOr<worker::v1::Vote> Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) override;
+  absl::StatusOr<worker::v1::Applied> Apply(const worker::v1::Apply& apply) override;
+  void Abort(const worker::v1::StepKey& key) override;
+  absl::Status LogProb(const worker::v1::LogProb& log_prob, const EngineHooks& hooks) override;
+  absl::StatusOr<uint64_t> Export(const worker::v1::Export& request) override;
+
+  const Weights& weights() const { return weights_; }
+
+ private:
+  ModelEngine(const worker::v1::Configure& configure, const std::string& incarnation, ModelDirectory directory,
+              Weights weights, std::unique_ptr<AttentionKernel> kernel);
+
+  PassOptions MakePassOptions(const EngineHooks& hooks) const;
+  absl::Status ComputeEntryLogProbs(Payload& payload, const worker::v1::Prepare& prepare, const EngineHooks& hooks);
+  absl::StatusOr<worker::v1::Vote> RunPhases(Payload& payload, const worker::v1::Prepare& prepare,
+                                             const EngineHooks& hooks);
+
+  const worker::v1::Configure configure_;
+  const ModelDirectory directory_;
+  Weights weights_;
+  RopeTable rope_;
+  std::unique_ptr<AttentionKernel> kernel_;
+  StepFence fence_;
+  PayloadStore payloads_;
+  worker::v1::Ready ready_;
+};
+
+}  // namespace stemma

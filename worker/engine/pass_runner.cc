@@ -1,0 +1,206 @@
+#include "worker/engine/pass_runner.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/tensor.h>
+
+#include "common/clock.h"
+#include "common/status_macros.h"
+
+namespace stemma {
+namespace {
+
+void AppendTokens(const std::string& bytes, int64_t begin, int64_t end, std::vector<int64_t>& out) {
+  for (int64_t i = begin; i < end; ++i) {
+    int32_t token;
+    std::memcpy(&token, bytes.data() + static_cast<size_t>(i) * sizeof(token), sizeof(token));
+    out.push_back(token);
+  }
+}
+
+CausalLayout LayoutOf(v1::WaveLayout layout) {
+  return layout == v1::PADDED ? CausalLayout::kPadded : CausalLayout::kLoop;
+}
+
+// The input rows of a wave: a member's prompt from its first position on, then its response but the last token.
+WaveInput MakeWaveInput(const Payload& payload, const std::vector<MemberRows>& members, v1::WaveLayout layout) {
+  std::vector<int64_t> tokens, positions;
+  WaveInput input;
+  for (const MemberRows& m : members) {
+    const v1::PromptGroup& group = payload.groups[m.group];
+    const GroupShape& shape = payload.shapes[m.group];
+    const int64_t response_rows = shape.response_tokens[m.rollout] - 1;
+    AppendTokens(group.prompt_tokens(), m.first_position, shape.prompt_tokens, tokens);
+    AppendTokens(group.rollouts(static_cast<int>(m.rollout)).response_tokens(), 0, response_rows, tokens);
+    for (int64_t row = m.begin; row < m.end; ++row) positions.push_back(m.first_position + row - m.begin);
+    input.segments.push_back({m.begin, m.end, m.prefix, m.kv_only_rows});
+  }
+  input.tokens_T = at::tensor(tokens, at::kLong);
+  input.positions_T = at::tensor(positions, at::kLong);
+  input.layout = LayoutOf(layout);
+  return input;
+}
+
+// Walks a step's operations; the cluster's prefixes live from its Phase A to its Phase C.
+class Pass {
+ public:
+  Pass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan, bool forward_only)
+      : options_(options), payload_(payload), plan_(plan), forward_only_(forward_only) {}
+  virtual ~Pass() = default;
+
+  absl::StatusOr<PassSums> Run() {
+    for (const Operation& operation : ExpandStep(plan_, forward_only_)) {
+      if (options_.hooks->cancelled()) return absl::CancelledError("cancelled between waves");
+      const v1::Cluster& cluster = plan_.clusters(operation.cluster);
+      const double start_s = RealClock().MonotonicSeconds();
+      switch (operation.kind) {
+        case OperationKind::kPrefixForward:
+          RETURN_IF_ERROR(RunPrefixForward(cluster));
+          sums_.prefix_forward_s += RealClock().MonotonicSeconds() - start_s;
+          break;
+        case OperationKind::kWave:
+          RETURN_IF_ERROR(RunWave(cluster, cluster.waves(operation.wave)));
+          sums_.suffix_s += RealClock().MonotonicSeconds() - start_s;
+          break;
+        case OperationKind::kPrefixBackward:
+          PrefixBackward(options_.context, std::exchange(prefixes_, {}));
+          sums_.prefix_backward_s += RealClock().MonotonicSeconds() - start_s;
+          break;
+      }
+      Progress(operation.kind);
+    }
+    return sums_;
+  }
+
+ protected:
+  virtual void Wave(const WaveInput& input, const std::vector<MemberRows>& members) = 0;
+
+  const PassOptions& options_;
+  const Payload& payload_;
+  const v1::StepPlan& plan_;
+  const bool forward_only_;
+  PrefixBatch prefixes_;
+  PassSums sums_;
+
+ private:
+  absl::Status RunPrefixForward(const v1::Cluster& cluster) {
+    std::vector<int64_t> tokens, lengths;
+    for (const uint32_t g : cluster.prefix_groups()) {
+      if (g >= payload_.groups.size() || payload_.shapes[g].prompt_tokens < 2) {
+        return absl::InvalidArgumentError("the plan reuses the prefix of group " + std::to_string(g) +
+                                          ": not in the payload, or empty");
+      }
+      lengths.push_back(payload_.shapes[g].prompt_tokens - 1);
+      AppendTokens(payload_.groups[g].prompt_tokens(), 0, lengths.back(), tokens);
+    }
+    prefixes_ = {};
+    prefixes_ = PrefixForward(options_.context, tokens, lengths, !forward_only_);
+    sums_.tokens_computed += static_cast<int64_t>(tokens.size());
+    return absl::OkStatus();
+  }
+
+  absl::Status RunWave(const v1::Cluster& cluster, const v1::Wave& wave) {
+    ASSIGN_OR_RETURN(const std::vector<MemberRows> members, WaveRows(payload_.shapes, cluster, wave));
+    Wave(MakeWaveInput(payload_, members, wave.layout()), members);
+    ++sums_.waves;
+    for (const MemberRows& m : members) {
+      const GroupShape& shape = payload_.shapes[m.group];
+      sums_.tokens_computed += m.end - m.begin;
+      sums_.tokens_logical += shape.prompt_tokens - 1 + shape.response_tokens[m.rollout];
+    }
+    return absl::OkStatus();
+  }
+
+  void Progress(OperationKind kind) {
+    worker::v1::Heartbeat heartbeat;
+    heartbeat.set_phase(kind == OperationKind::kPrefixForward ? "prefix_forward"
+                        : kind == OperationKind::kWave        ? "suffix"
+                                                              : "prefix_backward");
+    heartbeat.set_progress(static_cast<uint64_t>(++progress_));
+    options_.hooks->progress(heartbeat);
+  }
+
+  int64_t progress_ = 0;
+};
+
+// Slices the head's output by member; its rows at the head are its response tokens.
+void Report(const HeadOutput& output, const std::vector<MemberRows>& members, const Payload& payload,
+            const MemberResult& results) {
+  for (const MemberRows& m : members) {
+    const auto rows = static_cast<size_t>(payload.shapes[m.group].response_tokens[m.rollout]);
+    const auto begin = static_cast<size_t>(m.head_begin);
+    const std::span<const double> entropy =
+        output.entropy.empty() ? std::span<const double>() : std::span(output.entropy).subspan(begin, rows);
+    results(m, std::span(output.log_prob).subspan(begin, rows), entropy);
+  }
+}
+
+class TrainPass : public Pass {
+ public:
+  TrainPass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan, const LossPlan& loss,
+            const MemberResult& results)
+      : Pass(options, payload, plan, /*forward_only=*/false), loss_(loss), results_(results) {}
+
+ private:
+  void Wave(const WaveInput& input, const std::vector<MemberRows>& members) override {
+    const Weights& weights = *options_.context.weights;
+    WaveLoss wave_loss(loss_, payload_, members);
+    const HeadOptions head{loss_.temperature, options_.head_chunk_rows, /*need_entropy=*/true};
+    WaveForwardResult forward = WaveForward(options_.context, prefixes_, input, /*keep_tape=*/true);
+    HeadBackwardResult result = HeadForwardBackward(
+        forward.hidden_BD, weights.at(weights.head).weight, wave_loss.targets(), head, wave_loss.rollouts(),
+        NeedsWholeRollouts(loss_.options.mode),
+        [&](RowRange range, std::span<const double> log_prob, std::span<const double> entropy,
+            std::span<double> dlog_prob, std::span<double> dentropy) {
+          wave_loss.Gradient(range, log_prob, entropy, dlog_prob, dentropy);
+        },
+        weights.at(weights.head).grad);
+    forward.hidden_BD.reset();
+    WaveBackward(options_.context, prefixes_, input, std::move(forward.tape), std::move(result.dhidden_TD));
+    sums_.loss += wave_loss.sums();
+    Report(result.output, members, payload_, results_);
+  }
+
+  const LossPlan& loss_;
+  const MemberResult& results_;
+};
+
+class ForwardPass : public Pass {
+ public:
+  ForwardPass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
+              const LogProbOptions& log_prob, const MemberResult& results)
+      : Pass(options, payload, plan, /*forward_only=*/true), log_prob_(log_prob), results_(results) {}
+
+ private:
+  void Wave(const WaveInput& input, const std::vector<MemberRows>& members) override {
+    const Weights& weights = *options_.context.weights;
+    std::vector<int64_t> targets;
+    for (const MemberRows& m : members) {
+      AppendTokens(payload_.groups[m.group].rollouts(static_cast<int>(m.rollout)).response_tokens(), 0,
+                   payload_.shapes[m.group].response_tokens[m.rollout], targets);
+    }
+    const WaveForwardResult forward = WaveForward(options_.context, prefixes_, input, /*keep_tape=*/false);
+    const HeadOutput output = HeadForward(forward.hidden_BD, weights.at(weights.head).weight, targets,
+                                          {log_prob_.temperature, options_.head_chunk_rows, log_prob_.entropy});
+    Report(output, members, payload_, results_);
+  }
+
+  const LogProbOptions& log_prob_;
+  const MemberResult& results_;
+};
+
+}  // namespace
+
+absl::StatusOr<PassSums> RunStep(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
+                                 const LossPlan& loss, const MemberResult& results) {
+  return TrainPass(options, payload, plan, loss, results).Run();
+}
+
+absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
+                                    const LogProbOptions& log_prob, const MemberResult& results) {
+  return ForwardPass(options, payload, plan, log_prob, results).Run();
+}
+
+}  // namespace stemma

@@ -1,0 +1,49 @@
+// Runs the operations of one step plan on the model: Phases A, B and C, or forward only. The one place where plan, payload,
+// model and loss meet. Engine thread only.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "stemma/worker/v1/worker.pb.h"
+#include "worker/engine/engine.h"
+#include "worker/engine/payload.h"
+#include "worker/engine/wave_loss.h"
+#include "worker/model/phases.h"
+
+namespace stemma {
+
+struct PassOptions {
+  LayerContext context;
+  int64_t head_chunk_rows = 512;
+  const EngineHooks* hooks = nullptr;
+};
+
+// Log-probs (and entropies, when asked for) of one member of a wave.
+using MemberResult = std::function<void(const MemberRows& member, std::span<const double> log_prob,
+                                        std::span<const double> entropy)>;
+
+struct PassSums {
+  LossSums loss;
+  int64_t tokens_computed = 0;  // rows that layers ran
+  int64_t tokens_logical = 0;   // rows that a dense schedule would run
+  int64_t waves = 0;
+  double prefix_forward_s = 0, suffix_s = 0, prefix_backward_s = 0;
+};
+
+// Forward and backward: adds to the parameters' gradients. Errors: Cancelled; InvalidArgument - plan and payload disagree.
+absl::StatusOr<PassSums> RunStep(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
+                                 const LossPlan& loss, const MemberResult& results);
+
+struct LogProbOptions {
+  double temperature = 1;
+  bool entropy = false;
+};
+
+// Phases A and B without backward.
+absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
+                                    const LogProbOptions& log_prob, const MemberResult& results);
+
+}  // namespace stemma

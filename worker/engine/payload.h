@@ -1,0 +1,35 @@
+// Payloads in flight: a request's groups, held once, and what was computed about them before the first step (log-probs of
+// the entry weights for `old` and `ref`). Owned by the engine; not thread safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "stemma/worker/v1/worker.pb.h"
+#include "worker/schedule/wave_rows.h"
+
+namespace stemma {
+
+struct Payload {
+  std::vector<v1::PromptGroup> groups;
+  bool complete = false;
+  std::vector<GroupShape> shapes;  // once complete
+  // [group][rollout]: log-probs of the entry weights; empty where none were computed.
+  std::vector<std::vector<std::vector<double>>> entry_log_probs;
+};
+
+class PayloadStore {
+ public:
+  // Chunks of one id in order; a group without prompt_tokens continues the last one. Errors: InvalidArgument.
+  absl::Status Add(worker::v1::PayloadChunk chunk);
+  void Drop(const std::string& id) { payloads_.erase(id); }
+  Payload* FindComplete(const std::string& id);  // null: unknown, or chunks are missing
+
+ private:
+  std::map<std::string, Payload> payloads_;
+};
+
+}  // namespace stemma

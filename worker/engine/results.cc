@@ -1,0 +1,40 @@
+#include "worker/engine/results.h"
+
+#include <utility>
+
+namespace stemma {
+namespace {
+constexpr size_t kChunkBytes = size_t{2} << 20;
+}  // namespace
+
+std::string ResultSender::Encode(std::span<const double> values) const {
+  if (float64_) return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
+  std::string bytes;
+  bytes.reserve(values.size() * sizeof(float));
+  for (const double value : values) {
+    const float narrow = static_cast<float>(value);
+    bytes.append(reinterpret_cast<const char*>(&narrow), sizeof(narrow));
+  }
+  return bytes;
+}
+
+void ResultSender::Add(const std::string& uid, const std::string& rollout_id, std::span<const double> log_prob,
+                       std::span<const double> entropy) {
+  if (chunk_.group().uid() != uid || chunk_bytes_ > kChunkBytes) Flush();
+  chunk_.set_id(id_);
+  chunk_.mutable_group()->set_uid(uid);
+  chunk_.mutable_group()->set_dtype(float64_ ? v1::FLOAT64 : v1::FLOAT32);
+  v1::RolloutResult& result = *chunk_.mutable_group()->add_rollouts();
+  result.set_rollout_id(rollout_id);
+  result.set_log_probs(Encode(log_prob));
+  result.set_entropy(Encode(entropy));
+  chunk_bytes_ += result.log_probs().size() + result.entropy().size();
+}
+
+void ResultSender::Flush() {
+  if (chunk_.group().rollouts_size() > 0) send_(std::move(chunk_));
+  chunk_ = {};
+  chunk_bytes_ = 0;
+}
+
+}  // namespace stemma

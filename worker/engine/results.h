@@ -1,0 +1,33 @@
+// Per-rollout results on their way to the server: encoded as the API has them, in messages of about 2 MiB.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+
+#include "stemma/worker/v1/worker.pb.h"
+
+namespace stemma {
+
+class ResultSender {
+ public:
+  using Send = std::function<void(worker::v1::ResultChunk)>;
+  // float64: log-probs of an fp64 run.
+  ResultSender(std::string id, bool float64, Send send)
+      : id_(std::move(id)), float64_(float64), send_(std::move(send)) {}
+
+  void Add(const std::string& uid, const std::string& rollout_id, std::span<const double> log_prob,
+           std::span<const double> entropy);
+  void Flush();
+
+ private:
+  std::string Encode(std::span<const double> values) const;
+
+  const std::string id_;
+  const bool float64_;
+  const Send send_;
+  worker::v1::ResultChunk chunk_;
+  size_t chunk_bytes_ = 0;
+};
+
+}  // namespace stemma

@@ -1,0 +1,58 @@
+// One transformer layer, forward and backward, for segments: rows that attend causally to themselves and to all K/V of
+// their ancestor. Prefix, suffix and dense trajectory are the same to it (DESIGN.md section 3).
+//
+// Called by worker/model/phases.h on the engine thread. A layer knows no phase, rank or residency. Backward consumes the
+// tape: what it does not need any more is freed on the way.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/model/weights.h"
+#include "worker/ops/attention.h"
+#include "worker/ops/qkv.h"
+
+namespace stemma {
+
+// Everything a layer needs beside its input; constant over the layers of a pass but for `attention.ancestors`.
+struct LayerContext {
+  const Weights* weights = nullptr;
+  const AttentionKernel* kernel = nullptr;
+  const RopeTable* rope = nullptr;
+};
+
+// What Backward reads, layer by layer. Tape policy S0: keep all (common/cost.h counts these tensors).
+struct LayerTape {
+  at::Tensor x_TD, rstd1_T, h1_TD;
+  at::Tensor qkv_TX, rstd_qk_TX;  // with QK-norm only
+  AttentionSaved attention;
+  at::Tensor x2_TD, rstd2_T, h2_TD;
+  at::Tensor gate_up_TX, act_TF;
+};
+
+struct LayerResult {
+  at::Tensor y_TD;
+  LayerTape tape;
+};
+
+LayerResult LayerForward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
+                         const at::Tensor& positions_T, const at::Tensor& x_TD);
+
+// gk_KTE, gv_KTE: gradients that other segments accumulated on this segment's K/V (undefined: none). Adds weight
+// gradients; adds to the ancestors' gK/gV. Returns dx.
+at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
+                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const at::Tensor& gk_KTE,
+                         const at::Tensor& gv_KTE);
+
+// Rows of which only K and V are wanted: those before the last prompt token, in the last layer.
+struct KvTape {
+  at::Tensor x_TD, rstd1_T, h1_TD;
+  at::Tensor kv_TX, rstd_k_TX;  // with QK-norm only
+  at::Tensor k_KTE, v_KTE;
+};
+
+KvTape KvOnlyForward(const LayerContext& context, int64_t layer, const at::Tensor& positions_T, const at::Tensor& x_TD);
+
+at::Tensor KvOnlyBackward(const LayerContext& context, int64_t layer, const at::Tensor& positions_T, KvTape tape,
+                          const at::Tensor& gk_KTE, const at::Tensor& gv_KTE);
+
+}  // namespace stemma

@@ -1,0 +1,262 @@
+#include "worker/model/phases.h"
+
+#include <cmath>
+#include <utility>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <glog/logging.h>
+
+#include "worker/ops/linear.h"
+#include "worker/ops/norm.h"
+
+namespace stemma {
+namespace {
+
+double AttentionScale(const ModelConfig& config) { return 1.0 / std::sqrt(static_cast<double>(config.head_size)); }
+
+at::Tensor ZeroKv(const Weights& weights, int64_t rows) {
+  return at::zeros({weights.config.num_kv_heads, rows, weights.config.head_size},
+                   at::TensorOptions().dtype(weights.accumulate_dtype));
+}
+
+at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {
+  return EmbeddingForward(tokens_T, context.weights->at(context.weights->embedding).weight);
+}
+
+// Rows of x that `segments` keep: their kv_only part, or the rest, in segment order.
+at::Tensor GatherRows(const at::Tensor& x, const std::vector<WaveSegment>& segments, bool kv_only) {
+  std::vector<at::Tensor> parts;
+  for (const WaveSegment& s : segments) {
+    const int64_t middle = s.begin + s.kv_only_rows;
+    parts.push_back(kv_only ? x.slice(0, s.begin, middle) : x.slice(0, middle, s.end));
+  }
+  return at::cat(parts, 0);
+}
+
+// The inverse of both gathers.
+at::Tensor InterleaveRows(const at::Tensor& kv_only, const at::Tensor& rest, const std::vector<WaveSegment>& segments) {
+  std::vector<at::Tensor> parts;
+  int64_t a = 0, b = 0;
+  for (const WaveSegment& s : segments) {
+    const int64_t rest_rows = s.end - s.begin - s.kv_only_rows;
+    parts.push_back(kv_only.slice(0, a, a + s.kv_only_rows));
+    parts.push_back(rest.slice(0, b, b + rest_rows));
+    a += s.kv_only_rows;
+    b += rest_rows;
+  }
+  return at::cat(parts, 0);
+}
+
+// A wave's attention in one layer, and in the last layer with the kv-only rows set apart.
+class WaveAttention {
+ public:
+  WaveAttention(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave)
+      : context_(context), prefixes_(prefixes), wave_(wave) {
+    for (const WaveSegment& s : wave.segments) kv_only_rows_ += s.kv_only_rows;
+  }
+
+  int64_t last_layer() const { return context_.weights->config.num_layers - 1; }
+  int64_t kv_only_rows() const { return kv_only_rows_; }
+
+  AttentionBatch Layer(int64_t layer) const {
+    AttentionBatch batch = Empty();
+    int64_t current = -1;
+    for (const WaveSegment& s : wave_.segments) {
+      if (s.prefix >= 0 && s.prefix != current) batch.ancestors.push_back(prefixes_.Ancestor(layer, s.prefix));
+      current = s.prefix;
+      batch.spans.push_back({s.begin, s.end, s.prefix < 0 ? -1 : static_cast<int64_t>(batch.ancestors.size()) - 1});
+    }
+    return batch;
+  }
+
+  // Rows after the kv-only ones, which become a trajectory's own ancestor.
+  AttentionBatch LastLayer(const KvTape& kv, const at::Tensor& gk_KTE, const at::Tensor& gv_KTE) const {
+    AttentionBatch batch = Empty();
+    int64_t current = -1, a = 0, b = 0;
+    for (const WaveSegment& s : wave_.segments) {
+      int64_t ancestor = -1;
+      if (s.prefix >= 0) {
+        if (s.prefix != current) batch.ancestors.push_back(prefixes_.Ancestor(last_layer(), s.prefix));
+        ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
+      } else if (s.kv_only_rows > 0) {
+        batch.ancestors.push_back(Slice(kv, gk_KTE, gv_KTE, a, a + s.kv_only_rows));
+        ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
+      }
+      current = s.prefix;
+      const int64_t rows = s.end - s.begin - s.kv_only_rows;
+      batch.spans.push_back({b, b + rows, ancestor});
+      a += s.kv_only_rows;
+      b += rows;
+    }
+    return batch;
+  }
+
+ private:
+  AttentionBatch Empty() const {
+    AttentionBatch batch;
+    batch.layout = wave_.layout;
+    batch.scale = AttentionScale(context_.weights->config);
+    return batch;
+  }
+
+  static AncestorKv Slice(const KvTape& kv, const at::Tensor& gk_KTE, const at::Tensor& gv_KTE, int64_t begin,
+                          int64_t end) {
+    AncestorKv ancestor{kv.k_KTE.slice(1, begin, end), kv.v_KTE.slice(1, begin, end), {}, {}};
+    if (gk_KTE.defined()) {
+      ancestor.gk_KCE = gk_KTE.slice(1, begin, end);
+      ancestor.gv_KCE = gv_KTE.slice(1, begin, end);
+    }
+    return ancestor;
+  }
+
+  const LayerContext& context_;
+  const PrefixBatch& prefixes_;
+  const WaveInput& wave_;
+  int64_t kv_only_rows_ = 0;
+};
+
+}  // namespace
+
+AncestorKv PrefixBatch::Ancestor(int64_t layer, int64_t prefix) const {
+  const auto l = static_cast<size_t>(layer);
+  const AttentionSpan& span = spans[static_cast<size_t>(prefix)];
+  const auto rows = [&](const at::Tensor& t) { return t.slice(1, span.begin, span.end); };
+  AncestorKv ancestor{rows(k_KTE[l]), rows(v_KTE[l]), {}, {}};
+  if (!gk_KTE.empty()) {
+    ancestor.gk_KCE = rows(gk_KTE[l]);
+    ancestor.gv_KCE = rows(gv_KTE[l]);
+  }
+  return ancestor;
+}
+
+PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t>& tokens,
+                          const std::vector<int64_t>& lengths, bool keep_tape) {
+  const int64_t last = context.weights->config.num_layers - 1;
+  PrefixBatch prefixes;
+  prefixes.tokens_T = at::tensor(tokens, at::kLong);
+  std::vector<at::Tensor> positions;
+  AttentionBatch batch;
+  batch.scale = AttentionScale(context.weights->config);
+  for (const int64_t length : lengths) {
+    CHECK_GT(length, 0) << "an empty prefix has no Phase A";
+    const int64_t begin = batch.spans.empty() ? 0 : batch.spans.back().end;
+    batch.spans.push_back({begin, begin + length, -1});
+    positions.push_back(at::arange(length, at::kLong));
+  }
+  prefixes.positions_T = at::cat(positions, 0);
+  prefixes.spans = batch.spans;
+
+  at::Tensor x_TD = Embed(context, prefixes.tokens_T);
+  for (int64_t l = 0; l < last; ++l) {
+    LayerResult result = LayerForward(context, l, batch, prefixes.positions_T, x_TD);
+    x_TD = std::move(result.y_TD);
+    prefixes.k_KTE.push_back(result.tape.attention.k_KTE);
+    prefixes.v_KTE.push_back(result.tape.attention.v_KTE);
+    if (keep_tape) prefixes.tape.push_back(std::move(result.tape));
+  }
+  prefixes.last = KvOnlyForward(context, last, prefixes.positions_T, x_TD);
+  prefixes.k_KTE.push_back(prefixes.last.k_KTE);
+  prefixes.v_KTE.push_back(prefixes.last.v_KTE);
+  if (!keep_tape) prefixes.last = {};
+  for (int64_t l = 0; keep_tape && l <= last; ++l) {
+    prefixes.gk_KTE.push_back(ZeroKv(*context.weights, batch.spans.back().end));
+    prefixes.gv_KTE.push_back(ZeroKv(*context.weights, batch.spans.back().end));
+  }
+  return prefixes;
+}
+
+void PrefixBackward(const LayerContext& context, PrefixBatch prefixes) {
+  const int64_t last = context.weights->config.num_layers - 1;
+  AttentionBatch batch;
+  batch.spans = prefixes.spans;
+  batch.scale = AttentionScale(context.weights->config);
+  at::Tensor dx_TD = KvOnlyBackward(context, last, prefixes.positions_T, std::move(prefixes.last),
+                                    prefixes.gk_KTE.back(), prefixes.gv_KTE.back());
+  for (int64_t l = last - 1; l >= 0; --l) {
+    // This layer's K/V and the accumulators of the one above are not read again.
+    prefixes.k_KTE.pop_back();
+    prefixes.v_KTE.pop_back();
+    prefixes.gk_KTE.pop_back();
+    prefixes.gv_KTE.pop_back();
+    LayerTape tape = std::move(prefixes.tape.back());
+    prefixes.tape.pop_back();
+    dx_TD = LayerBackward(context, l, batch, prefixes.positions_T, std::move(dx_TD), std::move(tape),
+                          prefixes.gk_KTE.back(), prefixes.gv_KTE.back());
+  }
+  EmbeddingBackward(prefixes.tokens_T, dx_TD, context.weights->at(context.weights->embedding).grad);
+}
+
+WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave,
+                              bool keep_tape) {
+  const WaveAttention attention(context, prefixes, wave);
+  const Weights& weights = *context.weights;
+  const int64_t last = attention.last_layer();
+  WaveTape tape;
+  at::Tensor x_TD = Embed(context, wave.tokens_T);
+  for (int64_t l = 0; l < last; ++l) {
+    LayerResult result = LayerForward(context, l, attention.Layer(l), wave.positions_T, x_TD);
+    x_TD = std::move(result.y_TD);
+    if (keep_tape) tape.layers.push_back(std::move(result.tape));
+  }
+  at::Tensor positions_B = wave.positions_T;
+  if (attention.kv_only_rows() > 0) {
+    const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
+    tape.last_kv = KvOnlyForward(context, last, positions_A, GatherRows(x_TD, wave.segments, /*kv_only=*/true));
+    if (keep_tape) {
+      tape.last_gk_KTE = ZeroKv(weights, attention.kv_only_rows());
+      tape.last_gv_KTE = ZeroKv(weights, attention.kv_only_rows());
+    }
+    positions_B = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/false);
+    x_TD = GatherRows(x_TD, wave.segments, /*kv_only=*/false);
+  }
+  LayerResult result = LayerForward(
+      context, last, attention.LastLayer(tape.last_kv, tape.last_gk_KTE, tape.last_gv_KTE), positions_B, x_TD);
+  x_TD.reset();
+  const RmsNormResult norm =
+      RmsNormForward(result.y_TD, weights.at(weights.final_norm).weight, weights.config.rms_norm_eps);
+  if (!keep_tape) return {norm.y_TD, {}};
+  tape.layers.push_back(std::move(result.tape));
+  tape.y_BD = std::move(result.y_TD);
+  tape.rstd_B = norm.rstd_T;
+  return {norm.y_TD, std::move(tape)};
+}
+
+void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave, WaveTape tape,
+                  at::Tensor dhidden_BD) {
+  const WaveAttention attention(context, prefixes, wave);
+  const Weights& weights = *context.weights;
+  const Parameter& final_norm = weights.at(weights.final_norm);
+  const int64_t last = attention.last_layer();
+  at::Tensor dx_TD =
+      RmsNormBackward(dhidden_BD, tape.y_BD, tape.rstd_B, final_norm.weight, /*residual_TD=*/{}, final_norm.grad);
+  dhidden_BD.reset();
+  tape.y_BD.reset();
+
+  const bool split = attention.kv_only_rows() > 0;
+  const at::Tensor positions_B =
+      split ? GatherRows(wave.positions_T, wave.segments, /*kv_only=*/false) : wave.positions_T;
+  LayerTape top = std::move(tape.layers.back());
+  tape.layers.pop_back();
+  dx_TD = LayerBackward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_KTE, tape.last_gv_KTE),
+                        positions_B, std::move(dx_TD), std::move(top), {}, {});
+  if (split) {
+    const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
+    const at::Tensor dx_A = KvOnlyBackward(context, last, positions_A, std::move(tape.last_kv), tape.last_gk_KTE,
+                                           tape.last_gv_KTE);
+    tape.last_gk_KTE.reset();
+    tape.last_gv_KTE.reset();
+    dx_TD = InterleaveRows(dx_A, dx_TD, wave.segments);
+  }
+  for (int64_t l = last - 1; l >= 0; --l) {
+    LayerTape layer_tape = std::move(tape.layers.back());
+    tape.layers.pop_back();
+    dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape),
+                          {}, {});
+  }
+  EmbeddingBackward(wave.tokens_T, dx_TD, weights.at(weights.embedding).grad);
+}
+
+}  // namespace stemma

@@ -1,0 +1,51 @@
+// The model's parameters and where each lies in its Hugging Face files.
+//
+// Products that read the same input are one parameter: qkv = [q; k; v] rows, gate_up = [gate; up] rows. HfTensor maps a
+// Hugging Face name to rows of a parameter, for loading, export and gradient comparison. Tied embeddings are one parameter
+// with one gradient. Owned by the engine; called on its thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "common/model_config.h"
+#include "worker/optim/adamw.h"
+
+namespace stemma {
+
+struct LayerWeights {  // indices into Weights::parameters; -1: the family has none
+  int norm1 = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, norm2 = -1, gate_up = -1, down = -1;
+};
+
+struct HfTensor {
+  std::string name;
+  int parameter = -1;
+  int64_t row_begin = 0, row_end = 0;  // of dim 0
+};
+
+struct Weights {
+  ModelConfig config;
+  at::ScalarType run_dtype = at::kFloat;
+  at::ScalarType accumulate_dtype = at::kFloat;  // of masters, gradients, gK/gV: fp64 in an fp64 run
+  std::vector<Parameter> parameters;
+  std::vector<LayerWeights> layers;
+  int embedding = -1, final_norm = -1, head = -1;  // head == embedding when tied
+  std::vector<HfTensor> hf_tensors;                // in ModelTensors order
+
+  Parameter& at(int index) { return parameters[static_cast<size_t>(index)]; }
+  const Parameter& at(int index) const { return parameters[static_cast<size_t>(index)]; }
+  const HfTensor& hf(const std::string& name) const;  // CHECKs that it exists
+
+  // The rows of a Hugging Face tensor in `of(parameter)`, e.g. its master or gradient.
+  at::Tensor MasterSlice(const HfTensor& tensor) const;
+  at::Tensor GradSlice(const HfTensor& tensor) const;
+  int64_t StateBytes() const;  // weights, masters, gradients and both moments
+};
+
+// Allocates everything but the moments; values are undefined until loaded.
+Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype);
+
+}  // namespace stemma

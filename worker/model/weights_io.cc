@@ -1,0 +1,226 @@
+#include "worker/model/weights_io.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include "common/file.h"
+#include "common/file_writer.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace stemma {
+namespace {
+
+namespace fs = std::filesystem;
+using safetensors::Dtype;
+
+constexpr int64_t kPieceBytes = int64_t{64} << 20;  // read and converted at a time
+constexpr uint64_t kIndexBytesMax = uint64_t{256} << 20;
+
+absl::StatusOr<at::ScalarType> TorchDtype(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF16: return at::kHalf;
+    case Dtype::kBF16: return at::kBFloat16;
+    case Dtype::kF32: return at::kFloat;
+    case Dtype::kF64: return at::kDouble;
+    default:
+      return absl::InvalidArgumentError("weights of dtype " + std::string(safetensors::DtypeName(dtype)) +
+                                        " are not supported: F16, BF16, F32, F64 are");
+  }
+}
+
+struct ExportDtype {
+  const char* name;
+  Dtype dtype;
+};
+constexpr ExportDtype kExportDtypes[] = {
+    {"float32", Dtype::kF32}, {"float64", Dtype::kF64}, {"bfloat16", Dtype::kBF16}, {"float16", Dtype::kF16}};
+
+absl::StatusOr<Dtype> ParseExportDtype(const std::string& name) {
+  for (const ExportDtype& d : kExportDtypes) {
+    if (name == d.name) return d.dtype;
+  }
+  return absl::InvalidArgumentError("dtype: '" + name + "' is not one of float32, float64, bfloat16, float16");
+}
+
+// Calls fn(first element, number of elements) over pieces of a flat tensor.
+template <typename Fn>
+absl::Status ForPieces(int64_t numel, int64_t element_bytes, const Fn& fn) {
+  const int64_t step = std::max<int64_t>(kPieceBytes / element_bytes, 1);
+  for (int64_t begin = 0; begin < numel; begin += step) {
+    RETURN_IF_ERROR(fn(begin, std::min(step, numel - begin)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoadTensor(const RegularFile& file, const safetensors::TensorEntry& entry, at::Tensor flat) {
+  ASSIGN_OR_RETURN(const at::ScalarType dtype, TorchDtype(entry.dtype));
+  const int64_t element_bytes = safetensors::DtypeBytes(entry.dtype);
+  return ForPieces(flat.numel(), element_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
+    at::Tensor piece = at::empty({count}, at::TensorOptions().dtype(dtype));
+    RETURN_IF_ERROR(file.ReadAt(entry.begin + static_cast<uint64_t>(begin * element_bytes), piece.data_ptr(),
+                                static_cast<uint64_t>(count * element_bytes)));
+    flat.slice(0, begin, begin + count).copy_(piece);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status WriteTensor(FileWriter& writer, const at::Tensor& value, Dtype dtype) {
+  ASSIGN_OR_RETURN(const at::ScalarType torch_dtype, TorchDtype(dtype));
+  const at::Tensor flat = value.contiguous().view({-1});
+  const int64_t element_bytes = safetensors::DtypeBytes(dtype);
+  return ForPieces(flat.numel(), element_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
+    const at::Tensor piece = flat.slice(0, begin, begin + count).to(torch_dtype).contiguous();
+    return writer.Write(piece.data_ptr(), static_cast<size_t>(count * element_bytes));
+  });
+}
+
+// A tensor that the model does not use (rotary buffers of old checkpoints): copied as it is.
+absl::Status CopyTensor(FileWriter& writer, const RegularFile& file, const safetensors::TensorEntry& entry) {
+  return ForPieces(static_cast<int64_t>(entry.end - entry.begin), 1, [&](int64_t begin, int64_t count) -> absl::Status {
+    std::string piece(static_cast<size_t>(count), '\0');
+    RETURN_IF_ERROR(file.ReadAt(entry.begin + static_cast<uint64_t>(begin), piece.data(), piece.size()));
+    return writer.Write(piece.data(), piece.size());
+  });
+}
+
+class Exporter {
+ public:
+  Exporter(const Weights& weights, const ModelDirectory& source, std::optional<Dtype> dtype)
+      : weights_(weights), source_(source), dtype_(dtype) {
+    for (const HfTensor& t : weights.hf_tensors) by_name_[t.name] = &t;
+    // Some tied checkpoints store the shared tensor under both names.
+    if (weights.config.tie_word_embeddings) by_name_.emplace("lm_head.weight", by_name_.at("model.embed_tokens.weight"));
+  }
+
+  absl::StatusOr<uint64_t> WriteShard(const ModelShard& shard, const fs::path& folder) {
+    ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(shard.path));
+    ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(folder / shard.file_name));
+    std::vector<safetensors::TensorEntry> tensors = shard.header.tensors;
+    std::string header = Converted(tensors);
+    if (header.empty()) {
+      const uint64_t size = shard.header.raw.size();
+      header.assign(reinterpret_cast<const char*>(&size), sizeof(size));  // little-endian, as the format and x86 have it
+      header += shard.header.raw;
+    }
+    RETURN_IF_ERROR(writer.Write(header.data(), header.size()));
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const auto it = by_name_.find(tensors[i].name);
+      RETURN_IF_ERROR(it == by_name_.end()
+                          ? CopyTensor(writer, file, shard.header.tensors[i])
+                          : WriteTensor(writer, weights_.MasterSlice(*it->second), tensors[i].dtype));
+      if (it != by_name_.end()) tensor_bytes_ += tensors[i].end - tensors[i].begin;
+    }
+    RETURN_IF_ERROR(writer.Close());
+    return writer.bytes_written();
+  }
+
+  absl::Status WriteOtherFiles(const fs::path& folder) const {
+    for (const auto& [name, path] : source_.other_files) {
+      ASSIGN_OR_RETURN(std::string content, ReadFile(path, kIndexBytesMax));
+      if (dtype_.has_value() && name == "config.json") content = WithDtype(content);
+      if (dtype_.has_value() && name == "model.safetensors.index.json") content = WithTotalSize(content);
+      RETURN_IF_ERROR(WriteFile(folder / name, content));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // The new header when a dtype changes (entries changed too), else empty.
+  std::string Converted(std::vector<safetensors::TensorEntry>& tensors) const {
+    if (!dtype_.has_value()) return "";
+    bool changed = false;
+    for (safetensors::TensorEntry& t : tensors) {
+      changed |= by_name_.contains(t.name) && t.dtype != *dtype_;
+      if (by_name_.contains(t.name)) t.dtype = *dtype_;
+    }
+    return changed ? safetensors::MakeHeader(tensors, {{"format", "pt"}}) : "";
+  }
+
+  std::string WithDtype(const std::string& config) const {
+    auto json = nlohmann::ordered_json::parse(config, nullptr, /*allow_exceptions=*/false);
+    const auto* name = std::find_if(std::begin(kExportDtypes), std::end(kExportDtypes),
+                                    [&](const ExportDtype& d) { return d.dtype == *dtype_; });
+    const char* key = json.contains("dtype") ? "dtype" : "torch_dtype";
+    json[key] = name->name;
+    return json.dump(2) + "\n";
+  }
+
+  std::string WithTotalSize(const std::string& index) const {
+    auto json = nlohmann::ordered_json::parse(index, nullptr, /*allow_exceptions=*/false);
+    json["metadata"]["total_size"] = tensor_bytes_;
+    return json.dump(2) + "\n";
+  }
+
+  const Weights& weights_;
+  const ModelDirectory& source_;
+  const std::optional<Dtype> dtype_;
+  std::unordered_map<std::string, const HfTensor*> by_name_;
+  uint64_t tensor_bytes_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name) {
+  if (name == "fp32") return at::kFloat;
+  if (name == "fp64") return at::kDouble;
+  if (name == "bf16") return at::kBFloat16;
+  return absl::InvalidArgumentError("dtype: '" + name + "' is not one of fp32, fp64, bf16");
+}
+
+absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype) {
+  Weights weights = MakeWeights(directory.config, run_dtype);
+  std::unordered_map<std::string, const HfTensor*> wanted;
+  for (const HfTensor& t : weights.hf_tensors) wanted[t.name] = &t;
+  for (const ModelShard& shard : directory.shards) {
+    ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(shard.path));
+    for (const safetensors::TensorEntry& entry : shard.header.tensors) {
+      const auto it = wanted.find(entry.name);
+      if (it == wanted.end()) continue;
+      RETURN_IF_ERROR(LoadTensor(file, entry, weights.MasterSlice(*it->second).view({-1})));
+      wanted.erase(it);
+    }
+  }
+  if (!wanted.empty()) {
+    return absl::InvalidArgumentError(directory.path + ": tensor " + wanted.begin()->first + " is missing");
+  }
+  for (Parameter& p : weights.parameters) {
+    if (!p.weight.is_same(p.master)) p.weight.copy_(p.master);
+  }
+  return weights;
+}
+
+absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirectory& source, const std::string& target,
+                                       const std::optional<std::string>& dtype) {
+  std::optional<Dtype> export_dtype;
+  if (dtype.has_value()) {
+    ASSIGN_OR_RETURN(export_dtype, ParseExportDtype(*dtype));
+  }
+  std::error_code error;
+  if (fs::exists(target, error)) {
+    return absl::AlreadyExistsError(target + " exists: choose another name, or remove it");
+  }
+  const fs::path folder = fs::path(target).parent_path() / (".tmp-" + fs::path(target).filename().string());
+  fs::remove_all(folder, error);
+  fs::create_directories(folder, error);
+  if (error) return absl::InternalError("create " + folder.string() + ": " + error.message());
+
+  Exporter exporter(weights, source, export_dtype);
+  uint64_t bytes = 0;
+  for (const ModelShard& shard : source.shards) {
+    ASSIGN_OR_RETURN(const uint64_t shard_bytes, exporter.WriteShard(shard, folder));
+    bytes += shard_bytes;
+  }
+  RETURN_IF_ERROR(exporter.WriteOtherFiles(folder));
+  fs::rename(folder, target, error);
+  if (error) return absl::InternalError("rename " + folder.string() + " to " + target + ": " + error.message());
+  return bytes;
+}
+
+}  // namespace stemma

@@ -1,0 +1,29 @@
+// Weights from and to Hugging Face safetensors. Called by worker/engine on its thread.
+//
+// An export keeps names, files, order and, unless another is asked for, each tensor's dtype: before any step it is byte
+// for byte what was loaded. Config and tokenizer files are copied (with another dtype, the config's dtype is changed).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/model_directory.h"
+#include "worker/model/weights.h"
+
+namespace stemma {
+
+// "fp32", "fp64", "bf16". Errors: InvalidArgument.
+absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
+
+absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype);
+
+// Writes into a temporary directory beside `target` and renames it when complete. `dtype`: float32, float64, bfloat16,
+// float16; absent: as loaded. Returns the bytes of the safetensors files. Errors: AlreadyExists - `target` is there;
+// InvalidArgument - unknown dtype; the file system's.
+absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirectory& source, const std::string& target,
+                                       const std::optional<std::string>& dtype);
+
+}  // namespace stemma
