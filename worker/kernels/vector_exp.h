@@ -7,11 +7,12 @@
 
 namespace stemma::kernels {
 
-// To about 2 ulp for -87 <= x <= 88: x = n ln2 + r with |r| <= ln2/2, a polynomial for e^r (Cephes expf), scaled by
-// 2^n. Below -87.3 the result is 2^-126 or less, never an exact 0; above 88.7 it overflows. NaN stays NaN.
+// To about 2 ulp for -87 <= x <= 88.3: x = n ln2 + r with |r| <= ln2/2, a polynomial for e^r (Cephes expf), scaled by
+// 2^n. Below that 0, never a denormal, which would slow every product with it; above it infinity. NaN stays NaN.
 static inline float VectorExp(float x) {
-  x = x < -87.33654f ? -87.33654f : x;
-  x = x > 88.72283f ? 88.72283f : x;
+  const bool vanishes = x < -87.0f;
+  x = vanishes ? -87.0f : x;
+  x = x > 89.0f ? 89.0f : x;
   constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer
   const float shifted = x * 1.44269504088896341f + kRound;
   const float n = shifted - kRound;
@@ -25,7 +26,8 @@ static inline float VectorExp(float x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   const int32_t exponent = __builtin_bit_cast(int32_t, shifted) - __builtin_bit_cast(int32_t, kRound);
-  return p * __builtin_bit_cast(float, (exponent + 127) << 23);
+  const float result = p * __builtin_bit_cast(float, (exponent + 127) << 23);
+  return vanishes ? 0.0f : result;
 }
 
 static inline double VectorExp(double x) { return __builtin_exp(x); }
