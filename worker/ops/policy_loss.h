@@ -17,7 +17,7 @@ namespace stemma {
 struct LossOptions {
   LossMode mode = LossMode::kVanilla;
   double clip_low = 0, clip_high = 0;
-  std::optional<double> clip_c;  // dual clip
+  std::optional<double> clip_c = std::nullopt;  // dual clip
   double kl_coef = 0;
   KlType kl_type = KlType::kNone;
   bool kl_straight_through = false;  // the `+` types: value as named, gradient -x

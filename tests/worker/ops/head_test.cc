@@ -1,0 +1,336 @@
+// The head against fp64 autograd of log_softmax, gather and entropy on whole logits; chunks of every kind; fp32 and
+// bf16 against fp64; what is skipped; controls with a term dropped.
+#include "worker/ops/head.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/testing/tensors.h"
+#include "worker/memory/cpu_allocator.h"
+
+namespace stemma {
+namespace {
+
+using testing::kExact;
+using testing::RelativeError;
+
+constexpr int64_t kRows = 37, kWidth = 24, kVocab = 1500;  // a vocabulary of one and a half blocks of the row kernel
+constexpr double kTemperature = 0.7;
+
+struct Inputs {
+  at::Tensor hidden_TD, weight_VD;
+  std::vector<int64_t> targets;
+  std::vector<double> dlog_prob, dentropy;  // the loss is their inner product with log-prob and entropy
+
+  at::Tensor dweight() const {
+    return at::zeros(weight_VD.sizes(), weight_VD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  }
+};
+
+std::vector<double> AsVector(const at::Tensor& tensor) {
+  const at::Tensor dense = tensor.detach().to(at::kDouble).contiguous();
+  return {dense.const_data_ptr<double>(), dense.const_data_ptr<double>() + dense.numel()};
+}
+
+at::Tensor AsTensor(const std::vector<double>& values) {
+  return at::from_blob(const_cast<double*>(values.data()), {static_cast<int64_t>(values.size())}, at::kDouble).clone();
+}
+
+Inputs MakeInputs(at::ScalarType dtype = at::kDouble, int64_t rows = kRows, double scale = 1) {
+  testing::Random random(11);
+  Inputs inputs{
+      random.Normal({rows, kWidth}).mul(scale).to(dtype), random.Normal({kVocab, kWidth}).to(dtype), {}, {}, {}};
+  const at::Tensor targets = random.Integers(kVocab, rows);
+  inputs.targets.assign(targets.const_data_ptr<int64_t>(), targets.const_data_ptr<int64_t>() + rows);
+  inputs.dlog_prob = AsVector(random.Normal({rows}));
+  inputs.dentropy = AsVector(random.Normal({rows}));
+  return inputs;
+}
+
+struct Reference {
+  at::Tensor log_prob, entropy, dhidden_TD, dweight_VD;
+};
+
+// What a test may leave out to see that its absence is seen.
+struct Terms {
+  double temperature = kTemperature;
+  bool entropy = true;
+};
+
+Reference Autograd(const Inputs& inputs, const Terms& terms = {}) {
+  const at::Tensor hidden = testing::Leaf(inputs.hidden_TD), weight = testing::Leaf(inputs.weight_VD);
+  const at::Tensor log_p = at::log_softmax(at::mm(hidden, weight.t()) / terms.temperature, 1);
+  const at::Tensor targets = at::from_blob(const_cast<int64_t*>(inputs.targets.data()),
+                                           {static_cast<int64_t>(inputs.targets.size()), 1}, at::kLong);
+  Reference reference{at::gather(log_p, 1, targets).squeeze(1), -(at::exp(log_p) * log_p).sum(1), {}, {}};
+  const at::Tensor dentropy = AsTensor(inputs.dentropy) * (terms.entropy ? 1.0 : 0.0);
+  const auto gradients = testing::AutogradOf({reference.log_prob, reference.entropy},
+                                             {AsTensor(inputs.dlog_prob), dentropy}, {hidden, weight});
+  reference.dhidden_TD = gradients[0];
+  reference.dweight_VD = gradients[1];
+  return reference;
+}
+
+// The loss whose gradients are given.
+RowGradient Linear(const Inputs& inputs) {
+  return [&](RowRange range, std::span<const double>, std::span<const double>, std::span<double> dlog_prob,
+             std::span<double> dentropy) {
+    for (int64_t row = range.begin; row < range.end; ++row) {
+      dlog_prob[row - range.begin] = inputs.dlog_prob[row];
+      if (!dentropy.empty()) dentropy[row - range.begin] = inputs.dentropy[row];
+    }
+  };
+}
+
+struct Outcome {
+  HeadOutput output;
+  at::Tensor dhidden_TD, dweight_VD;
+};
+
+Outcome RunHead(const Inputs& inputs, const HeadOptions& options, std::span<const RowRange> rollouts = {},
+                const RowGradient* gradient = nullptr) {
+  Outcome outcome;
+  outcome.dweight_VD = inputs.dweight();
+  HeadBackwardResult result = HeadForwardBackward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, options, rollouts,
+                                                  /*whole_rollouts=*/!rollouts.empty(),
+                                                  gradient ? *gradient : Linear(inputs), outcome.dweight_VD);
+  outcome.output = std::move(result.output);
+  outcome.dhidden_TD = result.dhidden_TD;
+  return outcome;
+}
+
+HeadOptions Options(int64_t chunk_rows, bool need_entropy = true) {
+  return {.temperature = kTemperature, .chunk_rows = chunk_rows, .need_entropy = need_entropy};
+}
+
+void ExpectClose(const Outcome& actual, const Reference& expected, double tolerance) {
+  EXPECT_LE(RelativeError(AsTensor(actual.output.log_prob), expected.log_prob), tolerance);
+  EXPECT_LE(RelativeError(actual.dhidden_TD, expected.dhidden_TD), tolerance);
+  EXPECT_LE(RelativeError(actual.dweight_VD, expected.dweight_VD), tolerance);
+  if (!actual.output.entropy.empty()) {
+    EXPECT_LE(RelativeError(AsTensor(actual.output.entropy), expected.entropy), tolerance);
+  }
+}
+
+TEST(HeadTest, IsAutogradsForEveryChunkSize) {
+  const Inputs inputs = MakeInputs();
+  const Reference expected = Autograd(inputs);
+  for (const int64_t chunk_rows : {1, 3, 36, 37, 512}) {
+    SCOPED_TRACE(chunk_rows);
+    ExpectClose(RunHead(inputs, Options(chunk_rows)), expected, kExact);
+  }
+}
+
+TEST(HeadTest, WithoutEntropyNeitherItsValueNorItsGradientIsMade) {
+  const Inputs inputs = MakeInputs();
+  const Outcome outcome = RunHead(inputs, Options(16, /*need_entropy=*/false));
+  EXPECT_TRUE(outcome.output.entropy.empty());
+  ExpectClose(outcome, Autograd(inputs, {.entropy = false}), kExact);
+}
+
+TEST(HeadTest, ChunkBoundariesDoNotChangeTheResult) {
+  const Inputs inputs = MakeInputs();
+  const Outcome whole = RunHead(inputs, Options(512));
+  const Reference expected{AsTensor(whole.output.log_prob), AsTensor(whole.output.entropy), whole.dhidden_TD,
+                           whole.dweight_VD};
+  // Two orders of the same fp64 sums.
+  for (const int64_t chunk_rows : {1, 3, 20}) ExpectClose(RunHead(inputs, Options(chunk_rows)), expected, 1e-13);
+}
+
+TEST(HeadTest, ForwardAloneGivesTheSameBits) {
+  const Inputs inputs = MakeInputs();
+  for (const bool need_entropy : {false, true}) {
+    const HeadOutput forward =
+        HeadForward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(5, need_entropy));
+    const HeadOutput both = RunHead(inputs, Options(5, need_entropy)).output;
+    EXPECT_EQ(forward.log_prob, both.log_prob);
+    EXPECT_EQ(forward.entropy, both.entropy);
+  }
+}
+
+TEST(HeadTest, AddsToTheWeightGradient) {
+  const Inputs inputs = MakeInputs();
+  const Outcome once = RunHead(inputs, Options(8));
+  HeadForwardBackward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(8), {}, false, Linear(inputs),
+                      once.dweight_VD);
+  EXPECT_LE(RelativeError(once.dweight_VD, Autograd(inputs).dweight_VD * 2), kExact);
+}
+
+TEST(HeadTest, LargeLogitsNeitherOverflowNorLoseTheirSum) {
+  const Inputs inputs = MakeInputs(at::kDouble, kRows, /*scale=*/1000);
+  // Logits of about 5000 carry an absolute error of 1e-12 into log-probs; entropies near 0 are compared absolutely.
+  const Outcome actual = RunHead(inputs, Options(8));
+  const Reference expected = Autograd(inputs);
+  EXPECT_LE(RelativeError(AsTensor(actual.output.log_prob), expected.log_prob), kExact);
+  EXPECT_LE((AsTensor(actual.output.entropy) - expected.entropy).abs().max().item<double>(), 1e-10);
+  EXPECT_LE(RelativeError(actual.dweight_VD, expected.dweight_VD), 1e-10);
+}
+
+TEST(HeadTest, NoRowsGiveNoResultAndNoGradient) {
+  const Inputs inputs = MakeInputs(at::kDouble, 0);
+  const Outcome outcome = RunHead(inputs, Options(8));
+  EXPECT_TRUE(outcome.output.log_prob.empty());
+  EXPECT_EQ(outcome.dhidden_TD.size(0), 0);
+  EXPECT_EQ(outcome.dweight_VD.abs().max().item<double>(), 0);
+}
+
+// ------------------------------------------------------------------------------------------------------ other dtypes
+
+TEST(HeadTest, Fp32IsFp64ToItsRounding) {
+  const Inputs inputs = MakeInputs(at::kFloat);
+  for (const int64_t chunk_rows : {3, 512}) {
+    // A logit is a sum of 24 products of size 1, scaled by 1/0.7: its error, about 20 · 6e-8, is that of the log-prob
+    // and the relative error of a probability; values are of size 10, gradients sums of 1500 such.
+    ExpectClose(RunHead(inputs, Options(chunk_rows)), Autograd(inputs), 5e-6);
+  }
+}
+
+TEST(HeadTest, Bf16IsAnFp32HeadOnRoundedOperands) {
+  const Inputs inputs = MakeInputs(at::kBFloat16);  // the reference upcasts the rounded operands
+  const Outcome actual = RunHead(inputs, Options(16));
+  const Reference expected = Autograd(inputs);
+  EXPECT_LE(RelativeError(AsTensor(actual.output.log_prob), expected.log_prob), 5e-6);  // as fp32: products are exact
+  EXPECT_LE(RelativeError(actual.dweight_VD, expected.dweight_VD), 5e-6);
+  EXPECT_EQ(actual.dhidden_TD.scalar_type(), at::kBFloat16);
+  EXPECT_LE(RelativeError(actual.dhidden_TD, expected.dhidden_TD), 1.0 / 256);  // stored in bf16: half an ulp is 2^-9
+}
+
+TEST(HeadTest, Bf16OfAVocabularyOfSeveralUpcastSlices) {
+  testing::Random random(5);
+  Inputs inputs{random.Normal({4, 8}).to(at::kBFloat16),
+                random.Normal({20000, 8}).to(at::kBFloat16),
+                {0, 8191, 8192, 19999},
+                {1, -1, 2, 0.5},
+                {0.1, 0.2, -0.3, 0.4}};
+  const Outcome actual = RunHead(inputs, Options(3));
+  const Reference expected = Autograd(inputs);
+  EXPECT_LE(RelativeError(AsTensor(actual.output.log_prob), expected.log_prob), 5e-6);
+  EXPECT_LE(RelativeError(actual.dweight_VD, expected.dweight_VD), 5e-6);
+  EXPECT_LE(RelativeError(actual.dhidden_TD, expected.dhidden_TD), 1.0 / 256);
+}
+
+// --------------------------------------------------------------------------------------------------- whole rollouts
+
+// A loss that couples a rollout's tokens: the square of its summed log-prob, plus half the square of its summed
+// entropy.
+double Sum(std::span<const double> values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum;
+}
+
+struct CallRecorder {
+  std::vector<RowRange> calls;
+  RowGradient gradient = [this](RowRange range, std::span<const double> log_prob, std::span<const double> entropy,
+                                std::span<double> dlog_prob, std::span<double> dentropy) {
+    calls.push_back(range);
+    for (double& value : dlog_prob) value = 2 * Sum(log_prob);
+    for (double& value : dentropy) value = Sum(entropy);
+  };
+};
+
+const std::vector<RowRange> kRollouts = {{0, 1}, {1, 4}, {4, 20}, {20, 23}, {23, 37}};
+
+Reference CoupledAutograd(Inputs inputs) {
+  const Reference forward = Autograd(inputs);
+  const std::vector<double> log_prob = AsVector(forward.log_prob), entropy = AsVector(forward.entropy);
+  for (const RowRange& rollout : kRollouts) {
+    const size_t begin = rollout.begin, count = rollout.end - rollout.begin;
+    for (size_t row = begin; row < begin + count; ++row) {
+      inputs.dlog_prob[row] = 2 * Sum(std::span(log_prob).subspan(begin, count));
+      inputs.dentropy[row] = Sum(std::span(entropy).subspan(begin, count));
+    }
+  }
+  return Autograd(inputs);
+}
+
+TEST(HeadWholeRolloutsTest, EachRolloutIsAskedOnceHoweverLongItIs) {
+  const Inputs inputs = MakeInputs();
+  const Reference expected = CoupledAutograd(inputs);
+  for (const int64_t chunk_rows : {1, 3, 5, 7, 20, 512}) {
+    SCOPED_TRACE(chunk_rows);
+    CallRecorder recorder;
+    ExpectClose(RunHead(inputs, Options(chunk_rows), kRollouts, &recorder.gradient), expected, kExact);
+    ASSERT_EQ(recorder.calls.size(), kRollouts.size());
+    for (size_t i = 0; i < kRollouts.size(); ++i) {
+      EXPECT_EQ(recorder.calls[i].begin, kRollouts[i].begin);
+      EXPECT_EQ(recorder.calls[i].end, kRollouts[i].end);
+    }
+  }
+}
+
+TEST(HeadWholeRolloutsTest, WithoutItARolloutThatChunksCutIsSeen) {
+  const Inputs inputs = MakeInputs();
+  CallRecorder recorder;
+  Outcome outcome;
+  outcome.dweight_VD = inputs.dweight();
+  HeadForwardBackward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(3), kRollouts,
+                      /*whole_rollouts=*/false, recorder.gradient, outcome.dweight_VD);
+  EXPECT_GT(RelativeError(outcome.dweight_VD, CoupledAutograd(inputs).dweight_VD), 0.01);
+}
+
+// --------------------------------------------------------------------------------------------- what is not computed
+
+// A NaN in the hidden rows would reach the weight gradient through 0 · NaN if their chunk ran backward.
+TEST(HeadSkipTest, AChunkWithoutGradientRunsNoBackward) {
+  for (const bool whole_rollouts : {false, true}) {
+    Inputs inputs = MakeInputs();
+    for (int64_t row = 4; row < 20; ++row) inputs.dlog_prob[row] = inputs.dentropy[row] = 0;
+    inputs.hidden_TD.narrow(0, 4, 16).fill_(std::numeric_limits<double>::quiet_NaN());
+    const Outcome outcome =
+        RunHead(inputs, Options(4), whole_rollouts ? std::span(kRollouts) : std::span<const RowRange>());
+    EXPECT_TRUE(at::isfinite(outcome.dweight_VD).all().item<bool>());
+    EXPECT_EQ(outcome.dhidden_TD.narrow(0, 4, 16).abs().max().item<double>(), 0);
+    EXPECT_TRUE(std::isnan(outcome.output.log_prob[4]));
+  }
+}
+
+TEST(HeadSkipTest, RowsWithoutGradientInAChunkThatHasSomeAreZero) {
+  Inputs inputs = MakeInputs();
+  for (int64_t row = 0; row < kRows; row += 2) inputs.dlog_prob[row] = inputs.dentropy[row] = 0;
+  const Outcome outcome = RunHead(inputs, Options(8));
+  ExpectClose(outcome, Autograd(inputs), kExact);
+  EXPECT_EQ(outcome.dhidden_TD[2].abs().max().item<double>(), 0);
+}
+
+TEST(HeadSkipTest, ANanInARowIsSeenInItsLogProbAndInNoOther) {
+  Inputs inputs = MakeInputs(at::kFloat);
+  inputs.hidden_TD[5][0] = std::numeric_limits<float>::quiet_NaN();
+  const HeadOutput output = HeadForward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(8));
+  for (int64_t row = 0; row < kRows; ++row) EXPECT_EQ(std::isnan(output.log_prob[row]), row == 5) << row;
+}
+
+TEST(HeadMemoryTest, OneChunkOfLogitsIsAllThatIsHeld) {
+  InstallCpuAllocator();
+  const Inputs inputs = MakeInputs(at::kFloat, 400);
+  const at::Tensor dweight = inputs.dweight();
+  const int64_t before = CpuMemoryStats().current_bytes;
+  ResetPeakBytes();
+  const HeadBackwardResult result = HeadForwardBackward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(16),
+                                                        {}, false, Linear(inputs), dweight);
+  const int64_t chunk = 16 * kVocab * 4, dhidden = 400 * kWidth * 4;
+  EXPECT_LE(CpuMemoryStats().peak_bytes - before, chunk + dhidden + 1024);  // 1 KiB: rounding of a few tensors
+}
+
+// -------------------------------------------------------------------------------------------------- negative controls
+
+TEST(HeadControlTest, ADroppedEntropyGradientIsSeen) {
+  const Inputs inputs = MakeInputs();
+  const Outcome outcome = RunHead(inputs, Options(16));
+  const Reference without = Autograd(inputs, {.entropy = false});
+  EXPECT_GT(RelativeError(outcome.dhidden_TD, without.dhidden_TD), 0.01);
+  EXPECT_GT(RelativeError(outcome.dweight_VD, without.dweight_VD), 0.01);
+}
+
+TEST(HeadControlTest, ADroppedTemperatureIsSeen) {
+  const Inputs inputs = MakeInputs();
+  const Outcome outcome = RunHead(inputs, Options(16));
+  const Reference without = Autograd(inputs, {.temperature = 1});
+  EXPECT_GT(RelativeError(AsTensor(outcome.output.log_prob), without.log_prob), 0.01);
+  EXPECT_GT(RelativeError(outcome.dhidden_TD, without.dhidden_TD), 0.01);
+}
+
+}  // namespace
+}  // namespace stemma
