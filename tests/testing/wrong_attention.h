@@ -1,0 +1,45 @@
+// Attention kernels that are wrong on purpose: the negative controls of split attention. Each is exact in the forward
+// pass and in one-part attention, and wrong in the gradient of a merge (by 12 to 30 % on random inputs).
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "worker/ops/attention.h"
+
+namespace stemma::testing {
+
+enum class WrongBackward {
+  kOwnOutputAndLse,  // each part with its own output and LSE and its weighted dO: the LSE's gradient is dropped
+  kOwnOutput,        // merged LSE, the part's own output
+  kOwnLse,           // merged output, the part's own LSE
+  kNoAncestor,       // the unmasked part's gradients are zero
+};
+
+class WrongAttention : public CpuFlashAttention {
+ public:
+  explicit WrongAttention(WrongBackward wrong) : wrong_(wrong) {}
+
+  Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
+    const Output own = Forward(q, k, v, causal, scale);
+    switch (wrong_) {
+      case WrongBackward::kOwnOutputAndLse: {
+        const at::Tensor weighted = (own.lse - lse).exp().unsqueeze(3) * dout;
+        return CpuFlashAttention::Backward(weighted, q, k, v, own.out, own.lse, causal, scale);
+      }
+      case WrongBackward::kOwnOutput:
+        return CpuFlashAttention::Backward(dout, q, k, v, own.out, lse, causal, scale);
+      case WrongBackward::kOwnLse:
+        return CpuFlashAttention::Backward(dout, q, k, v, out, own.lse, causal, scale);
+      case WrongBackward::kNoAncestor:
+        break;
+    }
+    if (causal) return CpuFlashAttention::Backward(dout, q, k, v, out, lse, causal, scale);
+    return {at::zeros_like(q), at::zeros_like(k), at::zeros_like(v)};
+  }
+
+ private:
+  WrongBackward wrong_;
+};
+
+}  // namespace stemma::testing

@@ -1,0 +1,109 @@
+// Linear and embedding against fp64 autograd of the plain formula.
+#include "worker/ops/linear.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/testing/tensors.h"
+
+namespace stemma {
+namespace {
+
+using testing::AutogradOf;
+using testing::kExact;
+using testing::Leaf;
+using testing::Random;
+using testing::RelativeError;
+
+struct Inputs {
+  at::Tensor x, weight, bias, residual, dy;
+};
+
+Inputs MakeInputs(int64_t rows, at::ScalarType dtype = at::kDouble) {
+  Random random(21);
+  return {random.Normal({rows, 48}, dtype), random.Normal({80, 48}, dtype), random.Normal({80}, dtype),
+          random.Normal({rows, 80}, dtype), random.Normal({rows, 80}, dtype)};
+}
+
+// The worst error of input, weight and bias gradients; the accumulators hold ones before.
+double BackwardError(const Inputs& in) {
+  const at::Tensor x = Leaf(in.x), weight = Leaf(in.weight), bias = Leaf(in.bias);
+  const auto expected = AutogradOf({at::matmul(x, weight.t()) + bias}, {in.dy.to(at::kDouble)}, {x, weight, bias});
+  const auto acc = in.x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor dweight = at::ones({80, 48}, acc), dbias = at::ones({80}, acc);
+  LinearBackwardWeight(in.dy, in.x, dweight, dbias);
+  const double weights = std::max(RelativeError(dweight - 1, expected[1]), RelativeError(dbias - 1, expected[2]));
+  return std::max(weights, RelativeError(LinearBackwardInput(in.dy, in.weight), expected[0]));
+}
+
+TEST(LinearTest, ForwardAddsBiasOrResidual) {
+  for (const int64_t rows : {0, 1, 7, 130}) {
+    const Inputs in = MakeInputs(rows);
+    const at::Tensor product = at::matmul(in.x, in.weight.t());
+    EXPECT_LT(RelativeError(LinearForward(in.x, in.weight, {}), product), kExact);
+    EXPECT_LT(RelativeError(LinearForward(in.x, in.weight, in.bias), product + in.bias), kExact);
+    EXPECT_LT(RelativeError(LinearForwardAdd(in.x, in.weight, in.residual), product + in.residual), kExact);
+  }
+}
+
+TEST(LinearTest, BackwardAgreesWithAutogradAndAccumulates) {
+  for (const int64_t rows : {1, 7, 130}) EXPECT_LT(BackwardError(MakeInputs(rows)), kExact) << rows;
+}
+
+TEST(LinearTest, NoRowsLeaveTheAccumulatorsAlone) {
+  const Inputs in = MakeInputs(0);
+  const at::Tensor dweight = at::ones({80, 48}, at::kDouble);
+  LinearBackwardWeight(in.dy, in.x, dweight, {});
+  EXPECT_TRUE(dweight.equal(at::ones({80, 48}, at::kDouble)));
+  EXPECT_EQ(LinearBackwardInput(in.dy, in.weight).size(0), 0);
+}
+
+// More rows than are upcast at a time; sums stay in fp32 (bf16 sums would be off by 1e-2).
+TEST(LinearTest, Bfloat16WeightGradientsAccumulateInSinglePrecision) {
+  Random random(22);
+  const at::Tensor x = random.Normal({1300, 24}, at::kBFloat16), dy = random.Normal({1300, 40}, at::kBFloat16);
+  const at::Tensor dweight = at::zeros({40, 24}), dbias = at::zeros({40});
+  LinearBackwardWeight(dy, x, dweight, dbias);
+  const at::Tensor dy64 = dy.to(at::kDouble);
+  EXPECT_LT(RelativeError(dweight, at::matmul(dy64.t(), x.to(at::kDouble))), 1e-5);
+  EXPECT_LT(RelativeError(dbias, dy64.sum(0)), 1e-5);
+  EXPECT_GT(RelativeError(at::matmul(dy.t(), x), at::matmul(dy64.t(), x.to(at::kDouble))), 1e-4);  // control
+}
+
+TEST(EmbeddingTest, AgreesWithAutogradForRepeatedTokens) {
+  Random random(23);
+  for (const int64_t rows : {0, 1, 200}) {
+    const at::Tensor tokens = random.Integers(13, rows), weight = Leaf(random.Normal({13, 50}));
+    const at::Tensor dx = random.Normal({rows, 50});
+    const at::Tensor expected = AutogradOf({weight.index_select(0, tokens)}, {dx}, {weight})[0];
+    const at::Tensor dweight = at::ones({13, 50}, at::kDouble);
+    EmbeddingBackward(tokens, dx, dweight);
+    EXPECT_LT(RelativeError(dweight - 1, expected), kExact);
+    EXPECT_TRUE(EmbeddingForward(tokens, weight.detach()).equal(weight.detach().index_select(0, tokens)));
+  }
+}
+
+// A token that occurs twice must be added twice.
+TEST(EmbeddingControlTest, AssigningInsteadOfAddingFails) {
+  Random random(24);
+  const at::Tensor tokens = random.Integers(3, 20), dx = random.Normal({20, 8});
+  const at::Tensor right = at::zeros({3, 8}, at::kDouble), wrong = at::zeros({3, 8}, at::kDouble);
+  EmbeddingBackward(tokens, dx, right);
+  for (int64_t t = 0; t < 20; ++t) wrong[tokens[t].item<int64_t>()].copy_(dx[t]);
+  EXPECT_GT(RelativeError(wrong, right), 1e-1);
+}
+
+TEST(EmbeddingTest, GivesTheSameBitsOnAnyNumberOfThreads) {
+  Random random(25);
+  const at::Tensor tokens = random.Integers(5, 900), dx = random.Normal({900, 64}, at::kFloat);
+  std::vector<at::Tensor> sums;
+  for (const int threads : {1, 3}) {
+    at::set_num_threads(threads);
+    sums.push_back(at::zeros({5, 64}));
+    EmbeddingBackward(tokens, dx, sums.back());
+  }
+  at::set_num_threads(1);
+  EXPECT_TRUE(sums[0].equal(sums[1]));
+}
+
+}  // namespace
+}  // namespace stemma
