@@ -1,0 +1,64 @@
+"""What the server refused, in its own words."""
+
+import grpc
+
+from . import _proto
+
+
+class StemmaError(Exception):
+    """A call that failed.
+
+    code        gRPC code by name, e.g. "INVALID_ARGUMENT"
+    reason      Stemma's name for the cause, e.g. "SHORT_STREAM"; "" if the failure is not the server's (no connection)
+    message     what, which value, what to do
+    fields      [(field path, description)], one for each problem of the request
+    uid         the prompt group concerned, or ""
+    metadata    further values by name (e.g. step, lineage, bytes)
+    retry_after_s   the server's own advice, or None
+    """
+
+    def __init__(self, code, reason, message, fields=(), uid="", metadata=None, retry_after_s=None):
+        self.code, self.reason, self.message = code, reason, message
+        self.fields, self.uid = list(fields), uid
+        self.metadata = dict(metadata or {})
+        self.retry_after_s = retry_after_s
+        super().__init__(self._text())
+
+    def _text(self):
+        head = f"{self.code} {self.reason}".strip()
+        lines = [f"{head}: {self.message}"]
+        lines += [f"  {field}: {text}" for field, text in self.fields if text not in self.message]
+        return "\n".join(lines)
+
+
+def from_rpc_error(error):
+    """A StemmaError of a grpc.RpcError, with the details that the server attached."""
+    info, fields, retry_after_s = {}, [], None
+    reason = ""
+    for detail in _details(error):
+        kind = detail.type_url.rpartition("/")[2]
+        if kind == "google.rpc.ErrorInfo":
+            message = _proto.ErrorInfo.FromString(detail.value)
+            reason, info = message.reason, dict(message.metadata)
+        elif kind == "google.rpc.BadRequest":
+            message = _proto.BadRequest.FromString(detail.value)
+            fields += [(v.field, v.description) for v in message.field_violations]
+        elif kind == "google.rpc.RetryInfo":
+            delay = _proto.RetryInfo.FromString(detail.value).retry_delay
+            retry_after_s = delay.seconds + delay.nanos * 1e-9
+    return StemmaError(error.code().name, reason, error.details() or "", fields, info.get("uid", ""), info, retry_after_s)
+
+
+def from_failure(failure):
+    """A StemmaError of the Failure that a request's status carries."""
+    names = {code.value[0]: code.name for code in grpc.StatusCode}
+    fields = [(failure.field, failure.message)] if failure.field else []
+    return StemmaError(names.get(failure.code, "UNKNOWN"), failure.reason, failure.message, fields, failure.uid,
+                       {"category": failure.category})
+
+
+def _details(error):
+    for key, value in (error.trailing_metadata() or ()):
+        if key == "grpc-status-details-bin":
+            return _proto.RpcStatus.FromString(value).details
+    return ()

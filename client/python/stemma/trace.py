@@ -1,0 +1,102 @@
+"""Trace files (.jsonl): requests as they were sent, one a line, after a line that names the schema."""
+
+import json
+import threading
+
+from . import _proto, config, groups
+
+SCHEMA = "stemma.trace.v1"
+_MASK = "response_mask"
+
+
+class TraceWriter:
+    """Writes requests; give it to Client(recorder=...) to keep all that the client sends. Ids, waiting and the choice of
+    schedule are the caller's, not the trace's: `header.request` is not kept."""
+
+    def __init__(self, path):
+        self._file = open(path, "w", encoding="utf-8")
+        self._lock = threading.Lock()
+        self._write({"schema": SCHEMA})
+
+    def write(self, groups_to_send, loss, adam, **header):
+        """One request from the objects that Client.update_actor takes; further header fields in the trace's names."""
+        fields = {"loss": _plain_config(loss), "adam": _plain_config(adam), **header}
+        message = config.fill_message(_proto.UpdateHeader(), fields)
+        self.write_parts(groups.parts("update", message, groups_to_send))
+
+    def write_parts(self, parts):
+        """One request from the messages of its call."""
+        header = _set_fields(parts[0].update)
+        header.pop("request", None)
+        header.pop("num_groups", None)
+        by_uid = {}
+        for part in parts[1:-1]:
+            if part.HasField("group"):
+                group = part.group
+                fields = {"uid": group.uid, "prompt_tokens": list(groups.unpack("i", group.prompt_tokens))}
+                if group.HasField("stat_group"):
+                    fields["stat_group"] = group.stat_group
+                by_uid[group.uid] = {**fields, "rollouts": [_rollout(r) for r in group.rollouts]}
+            else:
+                by_uid[part.more.uid]["rollouts"] += [_rollout(r) for r in part.more.rollouts]
+        self._write({"header": header, "groups": list(by_uid.values())})
+
+    def close(self):
+        self._file.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _write(self, value):
+        with self._lock:
+            self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+            self._file.flush()
+
+
+def read(path):
+    """Yields (header dict, group dicts) of each request; ValueError names a line that is not one."""
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                value = json.loads(line)
+                if number == 1 and value.get("schema") != SCHEMA:
+                    raise ValueError(f"the first line must hold \"schema\": \"{SCHEMA}\"")
+                if number > 1:
+                    yield value["header"], value["groups"]
+            except (ValueError, KeyError, AttributeError) as error:
+                raise ValueError(f"{path}:{number}: {error}") from None
+
+
+def _rollout(message):
+    num_tokens = len(message.response_tokens) // 4
+    out = {}
+    for field, value in message.ListFields():
+        if field.name == _MASK:
+            out[field.name] = groups.unpack_bits(value, num_tokens)
+        elif field.name == "response_tokens":
+            out[field.name] = list(groups.unpack("i", value))
+        elif isinstance(value, bytes):
+            out[field.name] = [float(f"{x:.9g}") for x in groups.unpack("f", value)]  # 9 digits give a float32 back
+        else:
+            out[field.name] = value
+    out.setdefault("response_tokens", [])
+    return out
+
+
+def _set_fields(message):
+    out = {}
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            out[field.name] = _set_fields(value)
+        elif field.enum_type is not None:
+            out[field.name] = field.enum_type.values_by_number[value].name
+        else:
+            out[field.name] = value
+    return out
+
+
+def _plain_config(value):
+    return value if isinstance(value, dict) else value.as_dict()

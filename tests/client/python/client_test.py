@@ -1,0 +1,244 @@
+"""The client against a server in this process: what it sends, retries, decodes."""
+
+import pathlib
+import struct
+import sys
+
+import grpc
+import pytest
+import stemma
+from stemma import _proto
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from fake_server import FakeServer, abort  # noqa: E402
+
+GROUPS = [stemma.Group("g0", [5, 6, 7], [stemma.Rollout([8, 9], reward=1.0), stemma.Rollout([8], reward=0.0)])]
+Status = _proto.message_class("stemma.v1.RequestStatus")
+STATES = _proto.POOL.FindEnumTypeByName("stemma.v1.RequestState").values_by_name
+
+
+def status(request_id, state, **fields):
+    return Status(request_id=request_id, state=STATES[state].number, **fields)
+
+
+def finished(request_id):
+    out = status(request_id, "DONE", steps_applied=1, steps_total=1)
+    step = out.result.steps.add(step=1, weight_version=2, attempts=1, outcome=1)
+    step.metrics["actor/loss"] = 0.5
+    out.result.metrics["actor/loss"] = 0.5
+    out.result.effective.loss.clip_ratio_low = 0.2
+    return out
+
+
+def client_of(server, **options):
+    return stemma.Client(server.address, retry_delay_s=0.0, **options)
+
+
+def run(handlers, call, **options):
+    with FakeServer(handlers) as server, client_of(server, **options) as client:
+        return call(client)
+
+
+def update(client, **options):
+    return client.update_actor(GROUPS, loss=stemma.grpo(), adam=stemma.adamw(1e-6), **options)
+
+
+def test_an_update_is_sent_accepted_and_waited_for():
+    sent, polls = [], []
+
+    def update_actor(parts, _):
+        sent.extend(parts)
+        return status(sent[0].update.request.request_id, "ACCEPTED", steps_total=1)
+
+    def get_request(request, _):
+        polls.append(request)
+        return finished(request.request_id) if len(polls) > 1 else status(request.request_id, "PREPARING")
+
+    result = run({"UpdateActor": update_actor, "GetRequest": get_request},
+                 lambda c: update(c, mini_batch=2, epochs=3, shuffle=True, seed=4, expected_step=0, schedule="reuse"))
+    header = sent[0].update
+    assert header.request.wait_ms == 0 and header.request.HasField("wait_ms")
+    assert header.request.expected_step == 0 and header.request.HasField("expected_step")
+    assert _proto.to_dict(header)["request"]["schedule"] == "REUSE"
+    assert (header.ppo_mini_batch_size, header.ppo_epochs, header.shuffle, header.seed, header.num_groups) == (2, 3, True, 4, 1)
+    assert [p.WhichOneof("part") for p in sent] == ["update", "group", "end"]
+    assert result.steps[0].outcome == "APPLIED" and result.steps[0].metrics == {"actor/loss": 0.5}
+    assert result.metrics["actor/loss"] == 0.5 and result.effective["loss"]["clip_ratio_low"] == 0.2
+    assert result.request_id == header.request.request_id == polls[0].request_id and len(polls) == 2
+
+
+def test_unavailable_is_retried_with_the_same_id_and_payload():
+    calls = []
+
+    def update_actor(parts, context):
+        calls.append([p.SerializeToString(deterministic=True) for p in parts])
+        if len(calls) < 3:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return finished(_proto.GroupPart.FromString(calls[0][0]).update.request.request_id)
+
+    run({"UpdateActor": update_actor}, update)
+    assert len(calls) == 3 and calls[0] == calls[1] == calls[2]
+
+
+def test_two_requests_have_different_ids():
+    ids = []
+
+    def update_actor(parts, _):
+        ids.append(list(parts)[0].update.request.request_id)
+        return finished(ids[-1])
+
+    run({"UpdateActor": update_actor}, lambda c: (update(c), update(c)))
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL,
+                                  grpc.StatusCode.RESOURCE_EXHAUSTED])
+def test_nothing_else_is_retried(code):
+    calls = []
+
+    def update_actor(parts, context):
+        calls.append(list(parts))
+        context.abort(code, "no")
+
+    with pytest.raises(stemma.StemmaError) as error:
+        run({"UpdateActor": update_actor}, update)
+    assert len(calls) == 1 and error.value.code == code.name and error.value.message == "no"
+
+
+def test_retries_end():
+    calls = []
+
+    def model(_, context):
+        calls.append(1)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    with pytest.raises(stemma.StemmaError, match="UNAVAILABLE"):
+        run({"GetModel": model}, lambda c: c.model(), retries=2)
+    assert len(calls) == 3
+
+
+def test_an_error_carries_reason_fields_uid_and_metadata():
+    def update_actor(parts, context):
+        list(parts)
+        abort(context, grpc.StatusCode.INVALID_ARGUMENT, "2 problems", "INVALID_REQUEST",
+              [("groups[0].rollouts[1].response_tokens[0]", "token 99 is not below the vocabulary of 16"),
+               ("loss.temperature", "is required")], {"uid": "g0"})
+
+    with pytest.raises(stemma.StemmaError) as error:
+        run({"UpdateActor": update_actor}, update)
+    assert error.value.code == "INVALID_ARGUMENT" and error.value.reason == "INVALID_REQUEST"
+    assert error.value.uid == "g0" and error.value.fields[1] == ("loss.temperature", "is required")
+    assert "groups[0].rollouts[1].response_tokens[0]: token 99" in str(error.value)
+
+
+def test_the_servers_advice_to_wait_is_passed_on():
+    def update_actor(parts, context):
+        list(parts)
+        abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL", retry_delay_s=3)
+
+    with pytest.raises(stemma.StemmaError) as error:
+        run({"UpdateActor": update_actor}, update)
+    assert error.value.reason == "QUEUE_FULL" and error.value.retry_after_s == 3
+
+
+def test_a_request_that_failed_later_raises_its_failure():
+    def get_request(request, _):
+        out = status(request.request_id, "FAILED")
+        out.failure.code, out.failure.reason, out.failure.message = 9, "NONFINITE_GRADIENT", "wave 3"
+        return out
+
+    handlers = {"UpdateActor": lambda parts, _: status(list(parts)[0].update.request.request_id, "ACCEPTED"),
+                "GetRequest": get_request}
+    with pytest.raises(stemma.StemmaError) as error:
+        run(handlers, update)
+    assert error.value.code == "FAILED_PRECONDITION" and error.value.reason == "NONFINITE_GRADIENT"
+
+
+def test_a_future_can_be_asked_cancelled_and_timed_out():
+    cancelled = []
+    handlers = {"UpdateActor": lambda parts, _: status(list(parts)[0].update.request.request_id, "ACCEPTED"),
+                "GetRequest": lambda request, _: status(request.request_id, "PREPARING"),
+                "CancelRequest": lambda request, _: cancelled.append(1) or status(request.request_id, "CANCELLED")}
+
+    def call(client):
+        future = update(client, wait=False)
+        assert not future.done() and future.status["state"] == "PREPARING"
+        with pytest.raises(TimeoutError):
+            future.result(timeout_s=0.0)
+        assert future.cancel() and future.done()
+        with pytest.raises(stemma.StemmaError, match="CANCELLED"):
+            future.result()
+
+    run(handlers, call)
+    assert cancelled
+
+
+def results_stream(*_):
+    message = _proto.message_class("stemma.v1.GroupResult")
+    yield message(uid="g0", dtype=1, rollouts=[{"rollout_id": "g0/0", "log_probs": struct.pack("<2f", -0.5, -0.25)}])
+    yield message(uid="g0", dtype=2, rollouts=[{"rollout_id": "g0/1", "log_probs": struct.pack("<d", -0.1),
+                                                "entropy": struct.pack("<d", 1.5)}])
+
+
+def test_log_probs_come_back_by_rollout_in_the_dtype_of_the_run():
+    headers = []
+
+    def compute(parts, context):
+        headers.append(list(parts)[0].log_prob)
+        yield from results_stream()
+
+    out = run({"ComputeLogProb": compute}, lambda c: c.log_probs(GROUPS, temperature=0.5, entropy=True))
+    assert (headers[0].weights, headers[0].temperature, headers[0].entropy) == ("policy", 0.5, True)
+    assert list(out["g0/0"].log_probs) == [-0.5, -0.25]
+    assert list(out["g0/1"].log_probs) == [-0.1] and list(out["g0/1"].entropy) == [1.5]
+
+
+def test_an_update_returns_log_probs_when_asked():
+    handlers = {"UpdateActor": lambda parts, _: finished(list(parts)[0].update.request.request_id),
+                "ReadResults": results_stream}
+    assert run(handlers, update).log_probs is None
+    assert list(run(handlers, lambda c: update(c, return_log_probs=True)).log_probs["g0/0"].log_probs) == [-0.5, -0.25]
+
+
+def test_a_plan_asks_for_validation_only():
+    headers = []
+
+    def update_actor(parts, _):
+        headers.append(list(parts)[0].update)
+        out = status("", "DONE")
+        out.plan.num_steps = 7
+        return out
+
+    plan = run({"UpdateActor": update_actor}, lambda c: c.plan(GROUPS, stemma.grpo(), stemma.adamw(1e-6)))
+    assert headers[0].request.validate_only and plan["num_steps"] == 7
+
+
+def test_requests_that_were_sent_are_recorded_and_refused_ones_are_not(tmp_path):
+    def update_actor(parts, context):
+        if list(parts)[0].update.request.request_id == "bad":
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
+        return finished("x")
+
+    def call(client):
+        update(client)
+        with pytest.raises(stemma.StemmaError):
+            update(client, request_id="bad")
+
+    with stemma.trace.TraceWriter(tmp_path / "t.jsonl") as recorder:
+        run({"UpdateActor": update_actor}, call, recorder=recorder)
+    assert len(list(stemma.trace.read(tmp_path / "t.jsonl"))) == 1
+
+
+def test_loss_and_optimizer_are_required():
+    with pytest.raises(ValueError, match="adam is required"):
+        stemma.Client("127.0.0.1:1").update_actor(GROUPS, loss=stemma.grpo())
+
+
+def test_small_calls_return_plain_data():
+    model = _proto.message_class("stemma.v1.ModelInfo")(state=2, step=3, lineage="abc")
+    export = _proto.message_class("stemma.v1.ExportWeightsResponse")(path="/data/exports/a")
+    seen = []
+    handlers = {"GetModel": lambda *_: model, "ExportWeights": lambda request, _: seen.append(request) or export}
+    out = run(handlers, lambda c: (c.model(), c.export("a", dtype="float64")))
+    assert out[0]["state"] == "IDLE" and out[0]["step"] == 3 and out[1] == "/data/exports/a"
+    assert (seen[0].name, seen[0].dtype) == ("a", "float64")

@@ -1,0 +1,114 @@
+"""Groups become the bytes that the wire asks for."""
+
+import array
+import base64
+import struct
+
+import numpy
+import pytest
+import stemma
+from stemma import _proto, groups
+
+
+def encode(group_list, **options):
+    return groups.parts("update", _proto.UpdateHeader(), group_list, **options)
+
+
+def group_of(rollout, **fields):
+    return encode([stemma.Group("g0", [1, 2, 3], [rollout], **fields)])[1].group
+
+
+def test_tokens_are_little_endian_int32():
+    group = group_of(stemma.Rollout([258, 7]))
+    assert group.prompt_tokens == struct.pack("<3i", 1, 2, 3)
+    assert group.rollouts[0].response_tokens == struct.pack("<2i", 258, 7)
+
+
+def test_numbers_are_little_endian_float32():
+    rollout = group_of(stemma.Rollout([8, 9], old_log_probs=[-1.25, -0.5])).rollouts[0]
+    assert rollout.old_log_probs == struct.pack("<2f", -1.25, -0.5)
+
+
+def test_masks_are_bits_least_significant_first():
+    mask = [1, 0, 0, 0, 0, 0, 0, 1, 0, 1]
+    rollout = group_of(stemma.Rollout(list(range(10)), mask=mask)).rollouts[0]
+    assert rollout.response_mask == bytes([0b10000001, 0b00000010])
+    assert groups.unpack_bits(rollout.response_mask, 10) == mask
+    assert rollout.response_mask != bytes([0b10000001, 0b01000000])  # most significant first would be this
+
+
+@pytest.mark.parametrize("make", [list, tuple, lambda x: numpy.array(x), lambda x: numpy.array(x, dtype=numpy.int64),
+                                  lambda x: array.array("i", x),
+                                  lambda x: base64.b64encode(struct.pack(f"<{len(x)}i", *x)).decode()])
+def test_lists_arrays_and_base64_give_the_same_bytes(make):
+    group = encode([stemma.Group("g0", make([1, 2, 3]), [stemma.Rollout(make([8, 9]))])])[1].group
+    assert group.prompt_tokens == struct.pack("<3i", 1, 2, 3)
+    assert group.rollouts[0].response_tokens == struct.pack("<2i", 8, 9)
+
+
+def test_masks_of_bools_and_numpy_are_taken():
+    for mask in ([True, False, True], numpy.array([1, 0, 1]), numpy.array([True, False, True])):
+        assert group_of(stemma.Rollout([1, 2, 3], mask=mask)).rollouts[0].response_mask == bytes([0b101])
+
+
+def test_one_advantage_is_a_number_and_an_array_is_per_token():
+    one = group_of(stemma.Rollout([8, 9], advantage=numpy.float32(0.5))).rollouts[0]
+    assert one.WhichOneof("advantages") == "advantage" and one.advantage == 0.5
+    each = group_of(stemma.Rollout([8, 9], advantage=numpy.array([0.5, 1.5]))).rollouts[0]
+    assert each.WhichOneof("advantages") == "token_advantages"
+    assert each.token_advantages == struct.pack("<2f", 0.5, 1.5)
+
+
+def test_a_zero_reward_is_present_and_an_absent_one_is_not():
+    assert group_of(stemma.Rollout([8], reward=0.0)).rollouts[0].HasField("reward")
+    assert not group_of(stemma.Rollout([8])).rollouts[0].HasField("reward")
+
+
+def test_rollouts_get_ids_from_their_group():
+    parts = encode([stemma.Group("q", [1], [stemma.Rollout([2]), stemma.Rollout([3], rollout_id="mine")])])
+    assert [r.rollout_id for r in parts[1].group.rollouts] == ["q/0", "mine"]
+
+
+def test_dicts_in_the_traces_names_are_groups_too():
+    line = {"uid": "g0", "prompt_tokens": [5, 6, 7], "rollouts": [
+        {"rollout_id": "g0/0", "response_tokens": [8, 9], "response_mask": [1, 1], "old_log_probs": [-1.2, -0.3],
+         "ref_log_prob": [-1.1, -0.4], "advantage": 0.5}]}
+    same = stemma.Group("g0", [5, 6, 7], [stemma.Rollout([8, 9], mask=[1, 1], old_log_probs=[-1.2, -0.3],
+                                                         ref_log_prob=[-1.1, -0.4], advantage=0.5)])
+    assert encode([line])[1] == encode([same])[1]
+
+
+@pytest.mark.parametrize("rollout, field", [
+    (stemma.Rollout([1.5]), "groups[0].rollouts[0].response_tokens"),
+    (stemma.Rollout(numpy.array([1.5])), "groups[0].rollouts[0].response_tokens"),
+    (stemma.Rollout([2**31]), "groups[0].rollouts[0].response_tokens"),
+    (stemma.Rollout(numpy.array([2**31])), "groups[0].rollouts[0].response_tokens"),
+    (stemma.Rollout([[1, 2]]), "groups[0].rollouts[0].response_tokens"),
+    (stemma.Rollout([1, 2], mask=[1]), "groups[0].rollouts[0].response_mask"),
+    (stemma.Rollout([1], mask=[2]), "groups[0].rollouts[0].response_mask"),
+    (stemma.Rollout([1], old_log_probs=["x"]), "groups[0].rollouts[0].old_log_probs"),
+    ({"response_tokens": [1], "colour": 3}, "groups[0].rollouts[0].colour"),
+    ({}, "groups[0].rollouts[0] lacks response_tokens"),
+])
+def test_what_cannot_be_sent_is_named_by_its_path(rollout, field):
+    with pytest.raises(ValueError) as error:
+        encode([stemma.Group("g0", [1], [rollout])])
+    assert field in str(error.value)
+
+
+def test_a_large_group_continues_in_further_messages():
+    rollouts = [stemma.Rollout(list(range(100)), rollout_id=f"r{i}") for i in range(50)]
+    group_list = [stemma.Group("big", [1, 2], rollouts), stemma.Group("small", [3], rollouts[:1])]
+    parts = encode(group_list, message_bytes_max=2000)
+    assert all(part.ByteSize() <= 2000 + 16 for part in parts)  # + the tag and length of the part itself
+    kinds = [part.WhichOneof("part") for part in parts]
+    assert kinds[0] == "update" and kinds[1] == "group" and "more" in kinds and kinds[-2:] == ["group", "end"]
+    sent = list(parts[1].group.rollouts) + [r for p in parts if p.HasField("more") for r in p.more.rollouts]
+    assert [r.rollout_id for r in sent] == [f"r{i}" for i in range(50)]
+    assert {p.more.uid for p in parts if p.HasField("more")} == {"big"}
+    assert (parts[-1].end.num_groups, parts[-1].end.num_rollouts) == (2, 51)
+
+
+def test_a_group_that_fits_is_one_message():
+    assert [p.WhichOneof("part") for p in encode([stemma.Group("g", [1], [stemma.Rollout([2])] * 9)])] == [
+        "update", "group", "end"]

@@ -1,0 +1,48 @@
+"""An in-process gRPC server of TrainingService whose methods are Python functions; for tests of the client."""
+
+from concurrent import futures
+
+import grpc
+from stemma import _proto
+
+
+class FakeServer:
+    """handlers: {method name: function(request or iterator, context) -> response or iterator}."""
+
+    def __init__(self, handlers):
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
+        make = {(False, False): grpc.unary_unary_rpc_method_handler, (True, False): grpc.stream_unary_rpc_method_handler,
+                (False, True): grpc.unary_stream_rpc_method_handler, (True, True): grpc.stream_stream_rpc_method_handler}
+        rpcs = {name: make[(up, down)](handlers[name], request_deserializer=request.FromString,
+                                       response_serializer=response.SerializeToString)
+                for name, request, response, up, down in _proto.methods("stemma.v1.TrainingService") if name in handlers}
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("stemma.v1.TrainingService", rpcs),))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    def __enter__(self):
+        self._server.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.stop(grace=None).wait()
+
+
+def abort(context, code, message, reason="", fields=(), metadata=None, retry_delay_s=None):
+    """Ends a call as the server does, details in grpc-status-details-bin."""
+    status = _proto.RpcStatus(code=code.value[0], message=message)
+    details = [_proto.ErrorInfo(reason=reason, domain="stemma", metadata=metadata or {})]
+    if fields:
+        bad = _proto.BadRequest()
+        for field, description in fields:
+            bad.field_violations.add(field=field, description=description)
+        details.append(bad)
+    if retry_delay_s is not None:
+        retry = _proto.RetryInfo()
+        retry.retry_delay.seconds = retry_delay_s
+        details.append(retry)
+    for message_of_detail in details:
+        status.details.add(type_url=f"type.googleapis.com/{message_of_detail.DESCRIPTOR.full_name}",
+                           value=message_of_detail.SerializeToString())
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(code, message)

@@ -1,0 +1,124 @@
+"""The client against real processes: `stemma local` on a small random model."""
+
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import stemma
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+BIN = pathlib.Path(os.environ["STEMMA_BUILD_DIR"]) / "bin"
+VOCAB = 32
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    subprocess.run([BIN / "stemma", "model", "init", path, "--family", "qwen3", "--hidden", "32", "--layers", "2",
+                    "--heads", "4", "--kv-heads", "2", "--head-size", "8", "--ffn", "48", "--vocab", str(VOCAB),
+                    "--positions", "128", "--seed", "1"], check=True)
+    return path
+
+
+@pytest.fixture
+def client(model):
+    with stemma.LocalServer(model, binary=BIN / "stemma", threads=1) as server, stemma.Client(server.address) as client:
+        yield client
+
+
+def some_groups():
+    return [stemma.Group(f"g{g}", [(3 * i + g) % VOCAB for i in range(12)], [
+        stemma.Rollout([(i * r + g) % VOCAB for i in range(5 + r)], reward=float(r % 2)) for r in range(4)])
+        for g in range(3)]
+
+
+def test_a_step_changes_the_weights_and_the_log_probs(client):
+    groups = some_groups()
+    before = client.log_probs(groups)
+    result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-2), old="policy")
+    after = client.log_probs(groups)
+    assert [s.outcome for s in result.steps] == ["APPLIED"] and result.steps[0].step == 1
+    assert client.model()["step"] == 1 and result.metrics["actor/grad_norm"] > 0
+    assert result.metrics["prefix/tokens_computed"] < result.metrics["prefix/tokens_logical"]
+    assert before.keys() == after.keys() == {f"g{g}/{r}" for g in range(3) for r in range(4)}
+    assert all(len(before[f"g{g}/{r}"].log_probs) == 5 + r for g in range(3) for r in range(4))
+    assert before["g0/1"].log_probs != after["g0/1"].log_probs
+
+
+def test_log_probs_of_a_random_model_are_near_uniform(client):
+    out = client.log_probs(some_groups(), entropy=True)
+    for rollout in out.values():
+        assert all(abs(x + math.log(VOCAB)) < 1.0 for x in rollout.log_probs)  # weights of 0.02 give logits near 0
+        assert all(0.8 * math.log(VOCAB) < h <= math.log(VOCAB) + 1e-5 for h in rollout.entropy)
+
+
+def test_mini_batches_and_epochs_are_steps_and_log_probs_come_back(client):
+    groups = some_groups()
+    result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-3), old="policy", mini_batch=1,
+                                 epochs=2, shuffle=True, seed=7, return_log_probs=True)
+    assert [s.step for s in result.steps] == [1, 2, 3, 4, 5, 6]
+    assert len(result.log_probs) == 12
+
+
+def test_the_same_id_is_applied_once(client):
+    options = dict(loss=stemma.grpo(), adam=stemma.adamw(1e-3), old="policy", request_id="run/1")
+    first = client.update_actor(some_groups(), **options)
+    again = client.update_actor(some_groups(), **options)
+    assert again.replayed and not first.replayed and again.metrics == first.metrics
+    assert client.model()["step"] == 1
+    other = some_groups()
+    other[0].rollouts[0].reward = 5.0
+    with pytest.raises(stemma.StemmaError) as error:
+        client.update_actor(other, **options)
+    assert error.value.reason == "REQUEST_ID_REUSED"
+
+
+def test_each_preset_trains(client):
+    length = 10
+    old = {"old": "policy"}
+    for loss, options in [(stemma.grpo(), old), (stemma.dr_grpo(length), old), (stemma.dapo(), old), (stemma.gspo(), old),
+                          (stemma.cispo(), old), (stemma.importance_sampling(), old), (stemma.reinforce(), {"old": None}),
+                          (stemma.cross_entropy(), {"old": None}),
+                          (stemma.grpo(kl_loss_coef=1e-3, kl_loss_type="low_var_kl"), {"old": "policy", "ref": "policy"})]:
+        result = client.update_actor(some_groups(), loss=loss, adam=stemma.adamw(1e-4), **options)
+        assert result.steps[0].outcome == "APPLIED", loss
+
+
+def test_a_bad_request_is_named_and_the_next_one_is_served(client):
+    bad = some_groups()
+    bad[1].rollouts[2].tokens[0] = VOCAB
+    with pytest.raises(stemma.StemmaError) as error:
+        client.update_actor(bad, loss=stemma.grpo(), adam=stemma.adamw(1e-3))
+    assert error.value.code == "INVALID_ARGUMENT" and error.value.uid == "g1"
+    assert any("groups[1].rollouts[2].response_tokens" in field for field, _ in error.value.fields)
+    assert client.update_actor(some_groups(), loss=stemma.grpo(), adam=stemma.adamw(1e-3)).steps[0].step == 1
+
+
+def test_a_plan_is_made_without_a_step(client):
+    plan = client.plan(some_groups(), loss=stemma.grpo(), adam=stemma.adamw(1e-3), schedule="reuse")
+    assert plan["num_groups"] == 3 and plan["tokens_computed"] < plan["tokens_logical"]
+    assert client.model()["step"] == 0
+
+
+def test_an_export_opens_in_transformers(client):
+    import transformers
+
+    path = client.export("first")
+    assert transformers.AutoModelForCausalLM.from_pretrained(path).config.vocab_size == VOCAB
+    assert client.export("second", dtype="float64") != path
+
+
+def test_the_readmes_script_trains(model):
+    with stemma.LocalServer(model, binary=BIN / "stemma", threads=1) as server:
+        out = subprocess.run([sys.executable, ROOT / "examples" / "hello.py", server.address], check=True,
+                             capture_output=True, text=True).stdout
+    print(out)
+    assert "step 3" in out
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path):
+    with pytest.raises(stemma.StemmaError, match="exit code 2"):
+        stemma.LocalServer(tmp_path / "no-model", binary=BIN / "stemma")

@@ -1,0 +1,64 @@
+"""What the recorder writes can be read and sent again, bit for bit."""
+
+import json
+
+import numpy
+import pytest
+import stemma
+from stemma import _proto, config, groups
+from stemma.trace import TraceWriter, read
+
+GROUPS = [stemma.Group("g0", [5, 6, 7], [
+    stemma.Rollout([8, 9], mask=[1, 0], old_log_probs=[-1.2, -0.30000001], advantage=0.1),
+    stemma.Rollout([], reward=0.25),
+    stemma.Rollout([4], advantage=numpy.array([1e-30], dtype=numpy.float32))], stat_group="s")]
+
+
+def sent_parts(group_list, **limits):
+    header = config.fill_message(_proto.UpdateHeader(), {
+        "request": {"request_id": "mine", "schedule": "dense"}, "loss": stemma.grpo().as_dict(),
+        "adam": stemma.adamw(1e-6).as_dict(), "old": config.source("client"), "ppo_mini_batch_size": 2})
+    return groups.parts("update", header, group_list, **limits)
+
+
+def test_a_recorded_request_comes_back_as_it_was_sent(tmp_path):
+    parts = sent_parts(GROUPS)
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(parts)
+    [(header, group_list)] = read(tmp_path / "t.jsonl")
+    again = groups.parts("update", config.fill_message(_proto.UpdateHeader(), header), group_list)
+    assert again[1:] == parts[1:]
+    assert again[0].update.loss == parts[0].update.loss and again[0].update.ppo_mini_batch_size == 2
+    assert again[0].update.adam.learning_rate == 1e-6
+
+
+def test_a_group_in_several_messages_is_one_group_in_the_trace(tmp_path):
+    many = [stemma.Group("g", [1], [stemma.Rollout(list(range(40))) for _ in range(20)])]
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(sent_parts(many, message_bytes_max=500))
+    [(_, [group])] = read(tmp_path / "t.jsonl")
+    assert [r["rollout_id"] for r in group["rollouts"]] == [f"g/{i}" for i in range(20)]
+
+
+def test_ids_and_schedule_are_not_recorded(tmp_path):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(sent_parts(GROUPS))
+    first, line = (tmp_path / "t.jsonl").read_text().splitlines()
+    assert json.loads(first) == {"schema": "stemma.trace.v1"}
+    assert "request" not in json.loads(line)["header"]
+    assert json.loads(line)["header"]["old"] == {"from": "CLIENT"}
+
+
+def test_objects_can_be_written_without_a_client(tmp_path):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write(GROUPS, stemma.cross_entropy(), stemma.adamw(1e-3), ppo_mini_batch_size=1)
+    [(header, _)] = read(tmp_path / "t.jsonl")
+    assert header["loss"]["loss_mode"] == "cross_entropy" and header["ppo_mini_batch_size"] == 1
+
+
+@pytest.mark.parametrize("text, line", [("{}\n", 1), ('{"schema": "stemma.trace.v1"}\n{"header": {}\n', 2),
+                                        ('{"schema": "stemma.trace.v1"}\n{"header": {}}\n', 2)])
+def test_a_broken_line_is_named(tmp_path, text, line):
+    (tmp_path / "t.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=rf"t\.jsonl:{line}: "):
+        list(read(tmp_path / "t.jsonl"))
