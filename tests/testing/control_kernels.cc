@@ -1,47 +1,11 @@
 #include "tests/testing/control_kernels.h"
 
-#include <map>
-#include <tuple>
+#include <ATen/ATen.h>
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/cos.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/sin.h>
-#include <ATen/ops/zeros_like.h>
+#include "tests/testing/wrong_attention.h"
 
 namespace stemma::testing {
 namespace {
-
-class PartialKernel : public CpuFlashAttention {
- public:
-  PartialKernel(bool partial_output, bool partial_lse) : partial_output_(partial_output), partial_lse_(partial_lse) {}
-
-  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                 double scale) const override {
-    const Output output = CpuFlashAttention::Forward(q, k, v, causal, scale);
-    partial_[Key(q, causal)] = {output.out.clone(), output.lse.clone()};
-    return output;
-  }
-
-  Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
-    const Output& own = partial_.at(Key(q, causal));
-    const bool both = partial_output_ && partial_lse_;
-    const at::Tensor weighted = both ? dout * (own.lse - lse).exp().unsqueeze(-1) : dout;
-    return CpuFlashAttention::Backward(weighted, q, k, v, partial_output_ ? own.out : out,
-                                       partial_lse_ ? own.lse : lse, causal, scale);
-  }
-
- private:
-  using PartialKey = std::tuple<const void*, int64_t, bool>;
-  static PartialKey Key(const at::Tensor& q, bool causal) { return {q.const_data_ptr(), q.numel(), causal}; }
-
-  const bool partial_output_, partial_lse_;
-  mutable std::map<PartialKey, Output> partial_;
-};
 
 class DroppedGkKernel : public CpuFlashAttention {
  public:
@@ -89,9 +53,9 @@ class RestartedPositionKernel : public CpuFlashAttention {
 
 std::unique_ptr<AttentionKernel> MakeControlKernel(const std::string& name, double rope_theta) {
   if (name == "none") return std::make_unique<CpuFlashAttention>();
-  if (name == "partial_both") return std::make_unique<PartialKernel>(true, true);
-  if (name == "partial_output") return std::make_unique<PartialKernel>(true, false);
-  if (name == "partial_lse") return std::make_unique<PartialKernel>(false, true);
+  if (name == "partial_both") return std::make_unique<WrongAttention>(WrongBackward::kOwnOutputAndLse);
+  if (name == "partial_output") return std::make_unique<WrongAttention>(WrongBackward::kOwnOutput);
+  if (name == "partial_lse") return std::make_unique<WrongAttention>(WrongBackward::kOwnLse);
   if (name == "dropped_gk") return std::make_unique<DroppedGkKernel>();
   if (name == "restarted_position") return std::make_unique<RestartedPositionKernel>(rope_theta);
   return nullptr;

@@ -1,0 +1,178 @@
+// The engine in process, driven by JSON lines on stdin: one case a line, one answer a line. tests/oracle/probe.py is its
+// other side and tells the fields.
+//
+// Without `apply` a case is one Prepare, and `out` holds every gradient before clipping ("grad.<hf name>"), log-probs and
+// entropies; with `apply` all steps of the request are made, and `out` holds the weights ("weight.<hf name>").
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "common/file_writer.h"
+#include "common/safetensors.h"
+#include "common/status_macros.h"
+#include "common/trace_json.h"
+#include "nlohmann/json.hpp"
+#include "tests/testing/control_kernels.h"
+#include "tests/testing/in_process.h"
+
+namespace stemma::testing {
+namespace {
+
+using nlohmann::json;
+
+struct NamedValues {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::string bytes;  // float64
+};
+
+NamedValues FromTensor(const std::string& name, const at::Tensor& tensor) {
+  const at::Tensor wide = tensor.to(at::kDouble).contiguous();
+  return {name, wide.sizes().vec(), {static_cast<const char*>(wide.const_data_ptr()), wide.nbytes()}};
+}
+
+NamedValues FromResult(const std::string& name, const std::string& bytes, bool float64) {
+  std::string wide;
+  const size_t count = bytes.size() / (float64 ? sizeof(double) : sizeof(float));
+  for (size_t i = 0; i < count; ++i) {
+    const double value = float64 ? reinterpret_cast<const double*>(bytes.data())[i]
+                                 : static_cast<double>(reinterpret_cast<const float*>(bytes.data())[i]);
+    wide.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  return {name, {static_cast<int64_t>(count)}, wide};
+}
+
+absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedValues>& values) {
+  std::vector<safetensors::TensorEntry> entries;
+  for (const NamedValues& value : values) {
+    safetensors::TensorEntry entry;
+    entry.name = value.name;
+    entry.dtype = safetensors::Dtype::kF64;
+    entry.shape = value.shape;
+    entries.push_back(entry);
+  }
+  const std::string header = safetensors::MakeHeader(entries, {});
+  ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(path));
+  RETURN_IF_ERROR(writer.Write(header.data(), header.size()));
+  for (const NamedValues& value : values) RETURN_IF_ERROR(writer.Write(value.bytes.data(), value.bytes.size()));
+  return writer.Close();
+}
+
+// Changes of config or control need another engine; cases that share one are many.
+struct Session {
+  std::string key;
+  std::unique_ptr<InProcess> engine;
+};
+
+absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
+  InProcessOptions options;
+  options.run.set_model(c.at("model").get<std::string>());
+  options.run.set_dtype(c.at("dtype").get<std::string>());
+  options.run.set_head_chunk_tokens(c.at("head_chunk_tokens").get<uint32_t>());
+  options.run.set_wave_suffixes(c.at("wave_suffixes").get<uint32_t>());
+  options.run.set_memory_budget_bytes(c.value("memory_budget_bytes", uint64_t{1} << 32));
+  v1::Schedule schedule;
+  v1::WaveLayout layout;
+  if (!v1::Schedule_Parse(c.at("schedule").get<std::string>(), &schedule) ||
+      !v1::WaveLayout_Parse(c.at("layout").get<std::string>(), &layout)) {
+    return absl::InvalidArgumentError("schedule or layout");
+  }
+  options.run.set_schedule(schedule);
+  options.run.set_layout(layout);
+  options.run.set_threads(c.value("threads", 1));
+  options.cluster_per_group = c.value("clusters", "one") == "per_group";
+  const std::string control = c.at("control").get<std::string>();
+  const std::string key =
+      options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0");
+  if (!c.at("apply").get<bool>() && session.key == key) return session.engine.get();
+  session.engine.reset();
+  auto kernel = MakeControlKernel(control, c.value("rope_theta", 10000.0));
+  if (kernel == nullptr) return absl::InvalidArgumentError("control: unknown name " + control);
+  ASSIGN_OR_RETURN(session.engine, InProcess::Create(options, std::move(kernel)));
+  session.key = c.at("apply").get<bool>() ? "" : key;
+  return session.engine.get();
+}
+
+json Answer(const InProcess& engine, const worker::v1::Vote& vote, const v1::UpdateHeader& header, int k) {
+  json answer = {{"ok", vote.yes()}, {"code", vote.no_reason()}, {"message", vote.message()}};
+  const auto sum = [&](const char* name) { return vote.sums().contains(name) ? vote.sums().at(name) : 0.0; };
+  answer["loss"] = sum("loss/pg") + header.loss().kl_loss_coef() * sum("loss/kl") -
+                   header.loss().entropy_coeff() * sum("loss/entropy");
+  answer["grad_norm"] = std::sqrt(vote.grad_norm_squared());
+  for (const auto& [name, value] : vote.sums()) answer["sums"][name] = value;
+  answer["peak_bytes"] = sum("bytes/peak");
+  const v1::PlanReport& report = engine.plan().report;
+  const int report_index = (engine.plan().plan.has_log_prob_pass() ? 1 : 0) + k;
+  answer["planned_bytes"] = report.steps(report_index).peak_bytes();
+  answer["plan"] = {{"waves", report.num_waves()},
+                    {"clusters", report.num_clusters()},
+                    {"groups_reuse", report.groups_reuse()},
+                    {"groups_dense", report.groups_dense()},
+                    {"rollouts_run", report.rollouts_run()},
+                    {"flops", report.flops()},
+                    {"flops_dense", report.flops_dense()},
+                    {"tokens_computed", report.tokens_computed()},
+                    {"tokens_logical", report.tokens_logical()}};
+  return answer;
+}
+
+absl::StatusOr<json> RunCase(const json& c, Session& session) {
+  ASSIGN_OR_RETURN(InProcess * engine, EngineFor(c, session));
+  ASSIGN_OR_RETURN(TraceRequest trace, ParseTraceRequest(c.at("request").dump()));
+  TrainingRequest request;
+  trace.header.set_return_log_probs(true);
+  request.update = trace.header;
+  request.groups = std::move(trace.groups);
+  RETURN_IF_ERROR(engine->Load(std::move(request)));
+
+  const bool apply = c.at("apply").get<bool>();
+  const bool float64 = c.at("dtype") == "fp64";
+  const int first = apply ? 0 : c.at("step").get<int>();
+  const int last = apply ? engine->plan().plan.steps_size() - 1 : first;
+  json answer;
+  json steps = json::array();
+  for (int k = first; k <= last; ++k) {
+    ASSIGN_OR_RETURN(const worker::v1::Vote vote, engine->Prepare(k));
+    answer = Answer(*engine, vote, trace.header, k);
+    steps.push_back({{"loss", answer["loss"]}, {"grad_norm", answer["grad_norm"]}});
+    if (!vote.yes()) return answer;
+    if (apply) RETURN_IF_ERROR(engine->Apply(k, vote));
+  }
+  answer["steps"] = steps;
+
+  std::vector<NamedValues> out;
+  for (const HfTensor& tensor : engine->weights().hf_tensors) {
+    out.push_back(apply ? FromTensor("weight." + tensor.name, engine->weights().MasterSlice(tensor))
+                        : FromTensor("grad." + tensor.name, engine->weights().GradSlice(tensor)));
+  }
+  for (const auto& [id, result] : engine->results()) {
+    out.push_back(FromResult("log_prob." + id, result.log_probs(), float64));
+    if (!result.entropy().empty()) out.push_back(FromResult("entropy." + id, result.entropy(), float64));
+  }
+  RETURN_IF_ERROR(WriteSafetensors(c.at("out").get<std::string>(), out));
+  return answer;
+}
+
+int Main() {
+  Session session;
+  for (std::string line; std::getline(std::cin, line);) {
+    const json c = json::parse(line);
+    const absl::StatusOr<json> answer = RunCase(c, session);
+    if (answer.ok()) {
+      std::cout << answer->dump() << std::endl;
+    } else {
+      std::cout << json({{"ok", false},
+                         {"code", absl::StatusCodeToString(answer.status().code())},
+                         {"message", std::string(answer.status().message())}})
+                       .dump()
+                << std::endl;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace stemma::testing
+
+int main() { return stemma::testing::Main(); }

@@ -1,0 +1,110 @@
+#include "tests/testing/in_process.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/status_macros.h"
+
+namespace stemma::testing {
+namespace {
+
+constexpr char kIncarnation[] = "in-process";
+
+// One cluster for each group: the same waves, cut where the group changes.
+void SplitClusters(v1::StepPlan& step) {
+  v1::StepPlan split;
+  for (const v1::Cluster& cluster : step.clusters()) {
+    std::map<uint32_t, v1::Cluster> by_group;
+    for (const uint32_t g : cluster.prefix_groups()) by_group[g].add_prefix_groups(g);
+    for (const v1::Wave& wave : cluster.waves()) {
+      std::map<uint32_t, v1::Wave> parts;
+      for (const v1::WaveMember& member : wave.members()) *parts[member.group()].add_members() = member;
+      for (auto& [g, part] : parts) {
+        part.set_layout(wave.layout());
+        *by_group[g].add_waves() = std::move(part);
+      }
+    }
+    for (auto& [g, part] : by_group) *split.add_clusters() = std::move(part);
+  }
+  step.mutable_clusters()->Swap(split.mutable_clusters());
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOptions& options,
+                                                             std::unique_ptr<AttentionKernel> kernel) {
+  worker::v1::Configure configure;
+  configure.set_epoch(1);
+  configure.set_generation(1);
+  *configure.mutable_config() = options.run;
+  ASSIGN_OR_RETURN(std::unique_ptr<ModelEngine> engine, ModelEngine::Create(configure, kIncarnation, std::move(kernel)));
+  const ModelConfig model = engine->weights().config;
+  return std::unique_ptr<InProcess>(new InProcess(options, model, std::move(engine)));
+}
+
+InProcess::InProcess(const InProcessOptions& options, const ModelConfig& model, std::unique_ptr<ModelEngine> engine)
+    : options_(options), make_plan_(MakePlanFunction(model)), engine_(std::move(engine)) {}
+
+absl::Status InProcess::Load(TrainingRequest request) {
+  engine_->DropPayload(request_.update.request().request_id());
+  request.update.mutable_request()->set_request_id("r" + std::to_string(++requests_));
+  ASSIGN_OR_RETURN(plan_, make_plan_(request, options_.run));
+  if (options_.cluster_per_group) {
+    for (v1::StepPlan& step : *plan_.plan.mutable_steps()) SplitClusters(step);
+  }
+  worker::v1::PayloadChunk chunk;
+  chunk.set_id(request.update.request().request_id());
+  for (v1::PromptGroup& group : request.groups) *chunk.add_groups() = std::move(group);
+  chunk.set_last(true);
+  request.groups.clear();
+  request_ = std::move(request);
+  return engine_->AddPayload(std::move(chunk));
+}
+
+worker::v1::StepKey InProcess::Key(int k) const {
+  worker::v1::StepKey key;
+  key.set_epoch(1);
+  key.set_incarnation(kIncarnation);
+  key.set_generation(1);
+  key.set_step(step_ + 1);
+  key.set_attempt(attempt_);
+  key.set_request_id(request_.update.request().request_id());
+  key.set_k(static_cast<uint32_t>(k));
+  return key;
+}
+
+absl::StatusOr<worker::v1::Vote> InProcess::Prepare(int k) {
+  ++attempt_;
+  results_.clear();
+  const StepNumbers& numbers = plan_.steps[static_cast<size_t>(k)];
+  worker::v1::Prepare prepare;
+  *prepare.mutable_key() = Key(k);
+  *prepare.mutable_header() = request_.update;
+  *prepare.mutable_plan() = plan_.plan.steps(k);
+  if (k == 0) *prepare.mutable_log_prob_pass() = plan_.plan.log_prob_pass();
+  prepare.set_denominator(numbers.denominator);
+  for (const double weight : numbers.prompt_mean_weights) prepare.add_prompt_mean_weights(weight);
+  EngineHooks hooks;
+  hooks.results = [this](worker::v1::ResultChunk chunk) {
+    for (v1::RolloutResult& rollout : *chunk.mutable_group()->mutable_rollouts()) {
+      results_[rollout.rollout_id()] = std::move(rollout);
+    }
+  };
+  return engine_->Prepare(prepare, hooks);
+}
+
+absl::Status InProcess::Apply(int k, const worker::v1::Vote& vote) {
+  const v1::AdamParams& adam = request_.update.adam();
+  const double norm = std::sqrt(vote.grad_norm_squared());
+  worker::v1::Apply apply;
+  *apply.mutable_key() = Key(k);
+  apply.set_clip(adam.max_grad_norm() > 0 ? std::min(1.0, adam.max_grad_norm() / (norm + 1e-6)) : 1.0);
+  apply.set_discard(vote.empty());
+  *apply.mutable_adam() = adam;
+  RETURN_IF_ERROR(engine_->Apply(apply).status());
+  if (!vote.empty()) ++step_;
+  return absl::OkStatus();
+}
+
+}  // namespace stemma::testing

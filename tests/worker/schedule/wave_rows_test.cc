@@ -1,0 +1,73 @@
+#include "worker/schedule/wave_rows.h"
+
+#include <gtest/gtest.h>
+
+namespace stemma {
+namespace {
+
+const std::vector<GroupShape> kGroups = {{/*P=*/5, {3, 2}}, {/*P=*/1, {4}}};
+
+v1::Wave WaveOf(std::initializer_list<std::pair<uint32_t, uint32_t>> members) {
+  v1::Wave wave;
+  for (const auto& [group, rollout] : members) {
+    v1::WaveMember& member = *wave.add_members();
+    member.set_group(group);
+    member.set_rollout(rollout);
+  }
+  return wave;
+}
+
+TEST(WaveRowsTest, ASuffixStartsAtTheLastPromptTokenAndHasResponseManyRows) {
+  v1::Cluster cluster;
+  cluster.add_prefix_groups(0);
+  const auto rows = WaveRows(kGroups, cluster, WaveOf({{0, 0}, {0, 1}}));
+  ASSERT_TRUE(rows.ok());
+  EXPECT_EQ((*rows)[0].begin, 0);
+  EXPECT_EQ((*rows)[0].end, 3);
+  EXPECT_EQ((*rows)[0].first_position, 4);  // P - 1: positions never restart
+  EXPECT_EQ((*rows)[0].kv_only_rows, 0);
+  EXPECT_EQ((*rows)[0].prefix, 0);
+  EXPECT_EQ((*rows)[1].begin, 3);
+  EXPECT_EQ((*rows)[1].head_begin, 3);
+}
+
+TEST(WaveRowsTest, ATrajectoryRunsItsPromptToo) {
+  const auto rows = WaveRows(kGroups, {}, WaveOf({{0, 1}, {1, 0}}));
+  ASSERT_TRUE(rows.ok());
+  EXPECT_EQ((*rows)[0].end, 6);  // P - 1 + R
+  EXPECT_EQ((*rows)[0].kv_only_rows, 4);
+  EXPECT_EQ((*rows)[0].first_position, 0);
+  EXPECT_EQ((*rows)[0].prefix, -1);
+  EXPECT_EQ((*rows)[1].end, 10);
+  EXPECT_EQ((*rows)[1].kv_only_rows, 0);  // P = 1: nothing before the last prompt token
+  EXPECT_EQ((*rows)[1].head_begin, 2);
+}
+
+TEST(WaveRowsTest, APlanThatThePayloadDoesNotMatchIsRefused) {
+  EXPECT_FALSE(WaveRows(kGroups, {}, WaveOf({{2, 0}})).ok());
+  EXPECT_FALSE(WaveRows(kGroups, {}, WaveOf({{0, 2}})).ok());
+  v1::Cluster empty_prefix;
+  empty_prefix.add_prefix_groups(1);
+  EXPECT_FALSE(WaveRows(kGroups, empty_prefix, WaveOf({{1, 0}})).ok());
+}
+
+TEST(ExpandStepTest, PhasesSurroundTheWavesOfACluster) {
+  v1::StepPlan step;
+  v1::Cluster& reuse = *step.add_clusters();
+  reuse.add_prefix_groups(0);
+  reuse.add_waves();
+  reuse.add_waves();
+  step.add_clusters()->add_waves();  // dense: waves only
+  std::string text;
+  for (const bool forward_only : {false, true}) {
+    for (const Operation& operation : ExpandStep(step, forward_only)) {
+      text += operation.kind == OperationKind::kPrefixForward ? "A" : operation.kind == OperationKind::kWave ? "B" : "C";
+      text += std::to_string(operation.cluster) + std::to_string(operation.wave) + " ";
+    }
+    text += "| ";
+  }
+  EXPECT_EQ(text, "A00 B00 B01 C00 B10 | A00 B00 B01 B10 | ");
+}
+
+}  // namespace
+}  // namespace stemma
