@@ -1,0 +1,60 @@
+// stemma export NAME: writes the current weights as a Hugging Face directory, prints its path.
+#include <iostream>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "client/cli/command.h"
+#include "client/cli/connection.h"
+#include "client/cli/request_records.h"
+#include "client/cli/shared_options.h"
+#include "common/status_macros.h"
+
+namespace stemma {
+namespace {
+
+struct ExportOptions {
+  ServerOptions server;
+  OutputOptions output;
+  std::string name;
+  std::string dtype;
+  double export_timeout_s = 3600;
+};
+
+absl::Status RunExport(const ExportOptions& options) {
+  ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
+  v1::ExportWeightsRequest request;
+  request.set_name(options.name);
+  if (!options.dtype.empty()) request.set_dtype(options.dtype);
+  ASSIGN_OR_RETURN(const auto response,
+                   connection->CallFor(options.export_timeout_s, &v1::TrainingService::Stub::ExportWeights, request));
+  if (options.output.format == OutputFormat::kJson) {
+    WriteFields(options.output, MessageRecord(response), std::cout);
+  } else {
+    std::cout << response.path() << std::endl;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddExportCommand(CLI::App& app, Runner& run) {
+  auto options = std::make_shared<ExportOptions>();
+  CLI::App* command = app.add_subcommand(
+      "export", "Write the current weights to <data>/exports/NAME on the server's machine and print that path");
+  command->add_option("NAME", options->name, "Name of the export; a name, never a path")->required()->type_name("NAME");
+  command->add_option("--export-dtype", options->dtype, "Store all tensors so; default: as the loaded files do")
+      ->check(CLI::IsMember({"float32", "float64", "bfloat16", "float16"}).description(""))
+      ->type_name("float32|float64|bfloat16|float16");
+  command->add_option("--export-timeout", options->export_timeout_s, "Seconds that the export may take")
+      ->check(CLI::PositiveNumber)
+      ->type_name("S")
+      ->capture_default_str();
+  AddServerOptions(command, &options->server);
+  AddOutputOption(command, &options->output);
+  SetExamples(command,
+              "  stemma export step-100 --server 127.0.0.1:7070\n"
+              "  stemma export exact --server 127.0.0.1:7070 --export-dtype float64");
+  command->callback([&run, options] { run = [options] { return RunExport(*options); }; });
+}
+
+}  // namespace stemma

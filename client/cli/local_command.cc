@@ -1,0 +1,61 @@
+// stemma local: a server and a worker on this machine, in the foreground.
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "client/cli/command.h"
+#include "client/cli/command_status.h"
+#include "client/cli/local_run.h"
+#include "client/cli/shared_options.h"
+
+namespace stemma {
+namespace {
+
+// An option that goes to the server as it is, and is checked there: run.yaml and flags are judged as a whole.
+void PassOption(CLI::App* command, LocalOptions* options, const std::string& name, const std::string& type,
+                const std::string& help) {
+  command
+      ->add_option_function<std::string>(
+          name,
+          [options, name](const std::string& value) {
+            options->server_flags.push_back(name);
+            options->server_flags.push_back(value);
+          },
+          help)
+      ->type_name(type);
+}
+
+absl::Status RunLocal(const LocalOptions& options) {
+  if (options.server_flags.empty()) return UsageError("say what to run: --model DIR, or --config FILE that names one");
+  LocalRun run(options);
+  return run.Run();
+}
+
+}  // namespace
+
+void AddLocalCommand(CLI::App& app, Runner& run) {
+  auto options = std::make_shared<LocalOptions>();
+  CLI::App* command = app.add_subcommand(
+      "local", "Run a server and a worker on this machine, in the foreground; prints the address once it serves");
+  PassOption(command, options.get(), "--model", "DIR", "Hugging Face directory: config.json and safetensors");
+  PassOption(command, options.get(), "--config", "FILE", "run.yaml; options given here override it");
+  PassOption(command, options.get(), "--dtype", "fp32|fp64|bf16", "What to compute in");
+  PassOption(command, options.get(), "--schedule", "auto|reuse|dense", "Prefix reuse, or every trajectory in full");
+  PassOption(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");
+  PassOption(command, options.get(), "--data", "DIR", "Where exports go");
+  PassOption(command, options.get(), "--memory-budget", "BYTES", "For activations of a wave and its prefixes");
+  PassOption(command, options.get(), "--wave-suffixes", "N", "Force so many suffixes per wave");
+  PassOption(command, options.get(), "--layout", "LAYOUT", "Force how a wave is laid out: one_by_one, padded, packed");
+  PassOption(command, options.get(), "--threads", "N", "Threads that compute; 0: all cores");
+  command->add_option("--ready-file", options->ready_file, "Write the address there, one line, once it serves")
+      ->type_name("FILE");
+  command->add_flag_callback(
+      "--insecure", [options] { options->server_flags.push_back("--insecure"); },
+      "Allow --listen beyond loopback, in plain text");
+  SetExamples(command,
+              "  stemma model init /tmp/tiny --family qwen3 --hidden 64 --layers 2 --seed 1\n"
+              "  stemma local --model /tmp/tiny --dtype fp32 --listen 127.0.0.1:7070\n"
+              "  stemma local --model /tmp/tiny --ready-file address & ... --server $(cat address)");
+  command->callback([&run, options] { run = [options] { return RunLocal(*options); }; });
+}
+
+}  // namespace stemma

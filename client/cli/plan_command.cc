@@ -1,0 +1,76 @@
+// stemma plan TRACE: what the server would do with a request, without doing it.
+#include <iostream>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "client/cli/command.h"
+#include "client/cli/connection.h"
+#include "client/cli/request_records.h"
+#include "client/cli/shared_options.h"
+#include "client/cli/submit.h"
+#include "client/cli/trace_file.h"
+#include "common/status_macros.h"
+
+namespace stemma {
+namespace {
+
+struct PlanOptions {
+  ServerOptions server;
+  OutputOptions output;
+  std::string trace;
+  int64_t line = 0;  // of the file, from 1; 0: the first request
+};
+
+void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan) {
+  Record record;
+  record["line"] = line;
+  record.update(PlanRecord(plan));
+  std::vector<Record> clusters = ClusterRecords(plan);
+  if (options.output.format == OutputFormat::kJson) {
+    for (Record& cluster : clusters) cluster.erase("waves");
+    record["cluster_reports"] = clusters;
+    return WriteFields(options.output, record, std::cout);
+  }
+  WriteFields(options.output, record, std::cout);
+  std::cout << "\n";
+  WriteRecords(options.output, ClusterColumns(), clusters, std::cout);
+}
+
+absl::Status RunPlan(const PlanOptions& options) {
+  ASSIGN_OR_RETURN(TraceFile trace, TraceFile::Open(options.trace));
+  ASSIGN_OR_RETURN(const int64_t index, trace.IndexOfLine(options.line));
+  ASSIGN_OR_RETURN(TraceLine line, trace.Read(index));
+  ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
+  v1::RequestHeader& header = *line.request.header.mutable_request();
+  header.set_request_id(absl::StrCat("plan-", trace.short_digest(), "/", line.line));
+  header.set_validate_only(true);
+  header.clear_wait_ms();
+  grpc::ClientContext context;
+  ASSIGN_OR_RETURN(const auto status,
+                   UpdateActor(connection->stub(), context, line.request.header, line.request.groups));
+  RETURN_IF_ERROR(OutcomeStatus(status));
+  if (!status.has_plan()) return absl::InternalError("the server answered validate_only without a plan");
+  Print(options, line.line, status.plan());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddPlanCommand(CLI::App& app, Runner& run) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* command = app.add_subcommand(
+      "plan", "Show how the server would compute a request: clusters, waves, tokens, FLOPs, bytes, reasons");
+  command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
+  command->add_option("--line", options->line, "The request on this line of the file; default: the first")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  AddServerOptions(command, &options->server);
+  AddOutputOption(command, &options->output);
+  SetExamples(command,
+              "  stemma plan trace.jsonl --server 127.0.0.1:7070\n"
+              "  stemma plan trace.jsonl --line 12 --server 127.0.0.1:7070 -o json");
+  command->callback([&run, options] { run = [options] { return RunPlan(*options); }; });
+}
+
+}  // namespace stemma

@@ -1,0 +1,57 @@
+#include "client/cli/shared_options.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <map>
+#include <string_view>
+
+#include "CLI/CLI.hpp"
+
+namespace stemma {
+namespace {
+
+bool IsSet(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value != '\0';
+}
+
+bool TerminalTakesEscapes(int fd) {
+  const char* term = std::getenv("TERM");
+  return isatty(fd) == 1 && term != nullptr && std::string_view(term) != "dumb";
+}
+
+}  // namespace
+
+void AddServerOptions(CLI::App* command, ServerOptions* options, bool required) {
+  auto* server = command->add_option("--server", options->address, "Address of the server, HOST:PORT")
+                     ->envname("STEMMA_SERVER")
+                     ->type_name("ADDR");
+  if (required) server->required();
+  command->add_option("--connect-timeout", options->connect_timeout_s, "Seconds to wait for a connection")
+      ->check(CLI::PositiveNumber)
+      ->type_name("S")
+      ->capture_default_str();
+  command->add_option("--timeout", options->timeout_s, "Seconds that a call without work behind it may take")
+      ->check(CLI::PositiveNumber)
+      ->type_name("S")
+      ->capture_default_str();
+}
+
+void AddOutputOption(CLI::App* command, OutputOptions* options) {
+  options->bold_headers = TerminalTakesEscapes(STDOUT_FILENO) && !IsSet("NO_COLOR");
+  // jsonl is another name of json: every record is one line.
+  const std::map<std::string, OutputFormat> formats = {
+      {"table", OutputFormat::kTable}, {"json", OutputFormat::kJson}, {"jsonl", OutputFormat::kJson}};
+  command->add_option("-o,--output", options->format, "table (default) or json: one object a line; jsonl is the same")
+      ->transform(CLI::CheckedTransformer(formats).description(""))
+      ->type_name("table|json|jsonl");
+}
+
+void SetExamples(CLI::App* command, const std::string& examples) { command->footer("Examples:\n" + examples); }
+
+bool StderrIsTerminal() { return TerminalTakesEscapes(STDERR_FILENO); }
+
+std::string TemporaryRoot() { return IsSet("TMPDIR") ? std::getenv("TMPDIR") : "/tmp"; }
+
+}  // namespace stemma

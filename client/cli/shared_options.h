@@ -1,0 +1,30 @@
+// Options that several commands have, and what the terminal can show.
+#pragma once
+
+#include <string>
+
+#include "client/cli/connection.h"
+#include "client/cli/records.h"
+
+namespace CLI {
+class App;
+}
+
+namespace stemma {
+
+// --server ADDR (or STEMMA_SERVER), --connect-timeout, --timeout.
+void AddServerOptions(CLI::App* command, ServerOptions* options, bool required = true);
+
+// -o table|json. Headers are bold on a terminal unless NO_COLOR is set.
+void AddOutputOption(CLI::App* command, OutputOptions* options);
+
+// The EXAMPLES part of a command's help.
+void SetExamples(CLI::App* command, const std::string& examples);
+
+// Progress is drawn on a terminal only.
+bool StderrIsTerminal();
+
+// TMPDIR, or the system's directory for temporary files.
+std::string TemporaryRoot();
+
+}  // namespace stemma

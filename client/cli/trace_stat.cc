@@ -1,0 +1,72 @@
+#include "client/cli/trace_stat.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "common/arrays.h"
+
+namespace stemma {
+namespace {
+
+// The smallest value that at least `share` of the sorted values do not exceed.
+int64_t Quantile(const std::vector<int64_t>& sorted, double share) {
+  const auto rank = static_cast<size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5);
+  return sorted[rank];
+}
+
+Record Distribution(std::vector<int64_t> values) {
+  Record record = Record::object();
+  if (values.empty()) return record;
+  std::sort(values.begin(), values.end());
+  const int64_t sum = std::accumulate(values.begin(), values.end(), int64_t{0});
+  record["min"] = values.front();
+  record["p50"] = Quantile(values, 0.5);
+  record["mean"] = static_cast<double>(sum) / static_cast<double>(values.size());
+  record["p90"] = Quantile(values, 0.9);
+  record["max"] = values.back();
+  return record;
+}
+
+Record Ratio(int64_t numerator, int64_t denominator) {
+  return denominator == 0 ? Record() : Record(static_cast<double>(numerator) / static_cast<double>(denominator));
+}
+
+}  // namespace
+
+void TraceStat::Add(const std::vector<v1::PromptGroup>& groups) {
+  ++requests_;
+  for (const v1::PromptGroup& group : groups) {
+    const int64_t prompt = TokenArray(group.prompt_tokens()).size();
+    prompt_tokens_.push_back(prompt);
+    rollouts_.push_back(group.rollouts_size());
+    bool prefix_counted = false;
+    for (const v1::Rollout& rollout : group.rollouts()) {
+      const int64_t response = TokenArray(rollout.response_tokens()).size();
+      response_tokens_.push_back(response);
+      unmasked_tokens_ += MaskView(rollout.response_mask(), response).CountOnes();
+      if (response == 0) continue;  // not run
+      tokens_dense_ += prompt - 1 + response;
+      prefix_rows_dense_ += prompt - 1;
+      tokens_reuse_ += response + (prefix_counted ? 0 : prompt - 1);
+      prefix_counted = true;
+    }
+  }
+}
+
+Record TraceStat::ToRecord() const {
+  Record record;
+  record["requests"] = requests_;
+  record["groups"] = prompt_tokens_.size();
+  record["rollouts"] = response_tokens_.size();
+  record["prompt_tokens"] = Distribution(prompt_tokens_);
+  record["response_tokens"] = Distribution(response_tokens_);
+  record["rollouts_per_group"] = Distribution(rollouts_);
+  record["unmasked_tokens"] = unmasked_tokens_;
+  record["tokens_dense"] = tokens_dense_;
+  record["tokens_reuse"] = tokens_reuse_;
+  record["prefix_ratio"] = Ratio(prefix_rows_dense_, tokens_dense_);
+  record["token_saving_bound"] = Ratio(tokens_dense_, tokens_reuse_);
+  return record;
+}
+
+}  // namespace stemma
