@@ -72,6 +72,10 @@ class Checker : public nlohmann::json_sax<json> {
 }  // namespace
 
 absl::StatusOr<json> ParseJson(std::string_view text, const JsonLimits& limits) {
+  // The library takes a zero byte for the end of its input.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    return absl::InvalidArgumentError(absl::StrCat("not JSON at byte ", zero + 1, ": a zero byte"));
+  }
   Checker checker(limits);
   if (!json::sax_parse(text, &checker)) return absl::InvalidArgumentError(checker.error());
   return json::parse(text, /*cb=*/nullptr, /*allow_exceptions=*/false);

@@ -35,7 +35,7 @@ struct ModelConfig {
   int64_t max_positions = 0;
   double rms_norm_eps = 0;
   double rope_theta = 0;
-  std::optional<Llama3RopeScaling> rope_scaling;
+  std::optional<Llama3RopeScaling> rope_scaling = std::nullopt;
   bool tie_word_embeddings = false;
   bool qkv_bias = false;  // Qwen2
   bool qk_norm = false;   // Qwen3

@@ -22,8 +22,8 @@ int64_t DtypeBytes(Dtype dtype);
 
 struct TensorEntry {
   std::string name;
-  Dtype dtype;
-  std::vector<int64_t> shape;
+  Dtype dtype = Dtype::kF32;
+  std::vector<int64_t> shape = {};
   uint64_t begin = 0;  // absolute in the file
   uint64_t end = 0;
 };
