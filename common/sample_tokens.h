@@ -1,0 +1,29 @@
+// Unmasked tokens of a mini-batch by sample. Rollouts with one sample_id are parts of one sample; a rollout without is
+// a sample of its own. seq-mean-token-mean averages over a sample's tokens, then over samples. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "stemma/v1/training.pb.h"
+
+namespace stemma {
+
+// Ones of the response's mask; 0 for an empty response.
+int64_t UnmaskedTokens(const v1::Rollout& rollout);
+
+class SampleTokens {
+ public:
+  void Add(const v1::Rollout& rollout);
+
+  // Of the rollout's sample. A rollout with a sample_id must have been added.
+  int64_t UnmaskedTokensOfSample(const v1::Rollout& rollout) const;
+  int64_t num_samples() const { return num_single_ + static_cast<int64_t>(tokens_by_id_.size()); }
+
+ private:
+  std::unordered_map<std::string, int64_t> tokens_by_id_;
+  int64_t num_single_ = 0;
+};
+
+}  // namespace stemma

@@ -1,0 +1,178 @@
+#include "server/core/normalization.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <unordered_map>
+
+#include "absl/strings/str_cat.h"
+#include "common/arrays.h"
+#include "common/error.h"
+#include "common/loss_names.h"
+#include "common/sample_tokens.h"
+#include "common/status_macros.h"
+
+namespace stemma {
+namespace {
+
+constexpr double kStdEpsilon = 1e-6;
+
+const std::string& StatGroupOf(const v1::PromptGroup& group) {
+  return group.has_stat_group() ? group.stat_group() : group.uid();
+}
+
+bool SendsAdvantage(const v1::Rollout& rollout) { return rollout.advantages_case() != v1::Rollout::ADVANTAGES_NOT_SET; }
+
+void SetAdvantages(bool normalize_std, const std::vector<v1::Rollout*>& members) {
+  const double count = static_cast<double>(members.size());
+  const double first = members.front()->reward();
+  const bool equal =
+      std::all_of(members.begin(), members.end(), [&](const v1::Rollout* member) { return member->reward() == first; });
+  double mean = 0, squares = 0;
+  for (const v1::Rollout* member : members) mean += member->reward() / count;
+  for (const v1::Rollout* member : members) squares += (member->reward() - mean) * (member->reward() - mean);
+  double deviation = std::sqrt(squares / (count - 1));
+  if (members.size() == 1) {
+    mean = 0;
+    deviation = 1;
+  }
+  for (v1::Rollout* member : members) {
+    const double centred = members.size() > 1 && equal ? 0 : member->reward() - mean;
+    member->set_advantage(normalize_std ? centred / (deviation + kStdEpsilon) : centred);
+  }
+}
+
+struct MemberCounts {
+  std::unordered_map<std::string, int64_t> by_key;
+};
+
+// UNSUPPORTED if one of these keys has more members in the whole request.
+absl::Status CheckTogether(const char* field, const MemberCounts& mini_batch, const MemberCounts& request) {
+  for (const auto& [key, count] : mini_batch.by_key) {
+    if (request.by_key.at(key) == count) continue;
+    return MakeError(absl::StatusCode::kFailedPrecondition, "UNSUPPORTED",
+                     absl::StrCat(field, " \"", key,
+                                  "\" has members in several mini-batches: its mean is not defined there; send its "
+                                  "groups next to each other, without shuffle, or raise ppo_mini_batch_size"),
+                     {.field = field});
+  }
+  return absl::OkStatus();
+}
+
+void CountSampleIds(const v1::PromptGroup& group, MemberCounts& counts) {
+  for (const v1::Rollout& rollout : group.rollouts()) {
+    if (rollout.has_sample_id()) ++counts.by_key[rollout.sample_id()];
+  }
+}
+
+absl::Status CheckSamplesTogether(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch) {
+  MemberCounts here, everywhere;
+  for (const uint32_t index : mini_batch) CountSampleIds(groups[index], here);
+  if (here.by_key.empty()) return absl::OkStatus();
+  for (const v1::PromptGroup& group : groups) CountSampleIds(group, everywhere);
+  return CheckTogether("sample_id", here, everywhere);
+}
+
+absl::Status CheckStatGroupsTogether(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch) {
+  MemberCounts here, everywhere;
+  for (const uint32_t index : mini_batch) ++here.by_key[StatGroupOf(groups[index])];
+  for (const v1::PromptGroup& group : groups) ++everywhere.by_key[StatGroupOf(group)];
+  return CheckTogether("stat_group", here, everywhere);
+}
+
+int64_t UnmaskedTokensOfGroup(const v1::PromptGroup& group) {
+  int64_t sum = 0;
+  for (const v1::Rollout& rollout : group.rollouts()) sum += UnmaskedTokens(rollout);
+  return sum;
+}
+
+void SetPromptMeans(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch,
+                    StepNormalization& step) {
+  std::unordered_map<std::string, int64_t> tokens;
+  for (const uint32_t index : mini_batch) tokens[StatGroupOf(groups[index])] += UnmaskedTokensOfGroup(groups[index]);
+  for (const uint32_t index : mini_batch) {
+    const int64_t sum = tokens[StatGroupOf(groups[index])];
+    step.prompt_mean_weights.push_back(sum == 0 ? 0 : 1 / static_cast<double>(sum));
+  }
+  step.denominator = static_cast<double>(tokens.size());
+}
+
+}  // namespace
+
+absl::Status FillAdvantages(const v1::LossConfig& loss, std::vector<v1::PromptGroup>& groups) {
+  ASSIGN_OR_RETURN(const LossMode mode, ParseLossMode(loss.loss_mode()));
+  if (!NeedsAdvantages(mode)) return absl::OkStatus();
+  std::map<std::string, std::vector<v1::Rollout*>> by_stat_group;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (int r = 0; r < groups[g].rollouts_size(); ++r) {
+      v1::Rollout* rollout = groups[g].mutable_rollouts(r);
+      if (SendsAdvantage(*rollout)) continue;
+      if (!rollout->has_reward()) {
+        return absl::InvalidArgumentError(absl::StrCat("groups[", g, "].rollouts[", r, "] of uid \"", groups[g].uid(),
+                                                       "\" has neither an advantage nor a reward"));
+      }
+      by_stat_group[StatGroupOf(groups[g])].push_back(rollout);
+    }
+  }
+  for (const auto& [stat_group, members] : by_stat_group) SetAdvantages(loss.normalize_advantage_std(), members);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
+                                                std::span<const uint32_t> mini_batch) {
+  ASSIGN_OR_RETURN(const AggMode mode, ParseAggMode(loss.loss_agg_mode()));
+  StepNormalization step;
+  int64_t num_rollouts = 0;
+  SampleTokens samples;
+  for (const uint32_t index : mini_batch) {
+    num_rollouts += groups[index].rollouts_size();
+    step.num_loss_tokens += UnmaskedTokensOfGroup(groups[index]);
+    for (const v1::Rollout& rollout : groups[index].rollouts()) samples.Add(rollout);
+  }
+  switch (mode) {
+    case AggMode::kTokenMean:
+      step.denominator = static_cast<double>(step.num_loss_tokens);
+      break;
+    case AggMode::kTokenSum:
+      step.denominator = 1;
+      break;
+    case AggMode::kSeqMeanTokenSum:
+    case AggMode::kSeqMeanTokenSumNorm:
+      step.denominator = static_cast<double>(num_rollouts);
+      break;
+    case AggMode::kSeqMeanTokenMean:
+      RETURN_IF_ERROR(CheckSamplesTogether(groups, mini_batch));
+      step.denominator = static_cast<double>(samples.num_samples());
+      break;
+    case AggMode::kPromptMean:
+      RETURN_IF_ERROR(CheckStatGroupsTogether(groups, mini_batch));
+      SetPromptMeans(groups, mini_batch, step);
+      break;
+  }
+  return step;
+}
+
+bool RolloutRuns(const v1::UpdateHeader& header, const v1::Rollout& rollout) {
+  if (UnmaskedTokens(rollout) == 0) return false;
+  const v1::LossConfig& loss = header.loss();
+  if (header.return_log_probs() || loss.kl_loss_coef() != 0 || loss.entropy_coeff() != 0) return true;
+
+  const absl::StatusOr<LossMode> mode = ParseLossMode(loss.loss_mode());
+  const bool reads_advantage = mode.ok() && NeedsAdvantages(*mode);
+  const FloatArray advantages(rollout.token_advantages()), importance(rollout.rollout_is_weights()),
+      loss_weights(rollout.loss_weights());
+  const MaskView mask(rollout.response_mask(), TokenArray(rollout.response_tokens()).size());
+  for (int64_t t = 0; t < mask.size(); ++t) {
+    if (!mask[t]) continue;
+    if (!reads_advantage) {
+      if (loss_weights[t] != 0) return true;
+      continue;
+    }
+    const double advantage = advantages.empty() ? rollout.advantage() : advantages[t];
+    if (advantage != 0 && (importance.empty() || importance[t] != 0)) return true;
+  }
+  return false;
+}
+
+}  // namespace stemma

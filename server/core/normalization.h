@@ -1,0 +1,40 @@
+// What makes a step's loss independent of how it is computed: advantages from rewards, the denominator of each
+// mini-batch, and which rollouts need to run at all (docs/losses.md). Pure. Called while a request is built and
+// planned; the request was validated: names parse, arrays have their lengths, rewards are finite.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "stemma/v1/training.pb.h"
+
+namespace stemma {
+
+// Sets `advantage` of the rollouts that send none, from the rewards of those in one stat_group:
+//   A = (reward - mean) / (std + 1e-6), std unbiased; without normalize_advantage_std A = reward - mean
+//   one rollout alone: mean 0, std 1; equal rewards: exactly 0
+// Over the whole request, before it is cut into mini-batches. Nothing happens in a mode that reads no advantage.
+// Errors: InvalidArgument - a rollout has neither advantage nor reward; names it.
+absl::Status FillAdvantages(const v1::LossConfig& loss, std::vector<v1::PromptGroup>& groups);
+
+struct StepNormalization {
+  double denominator = 0;  // D; 0: the mini-batch has nothing to average over
+  std::vector<double>
+      prompt_mean_weights;      // prompt-mean only: w of the tokens of each group of the mini-batch, in order
+  int64_t num_loss_tokens = 0;  // unmasked
+};
+
+// `mini_batch`: indices into the request's groups. Errors: FailedPrecondition UNSUPPORTED - a sample_id
+// (seq-mean-token-mean) or a stat_group (prompt-mean) has members in another mini-batch too; names it.
+absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
+                                                std::span<const uint32_t> mini_batch);
+
+// False where nothing of the rollout is asked for: no unmasked token, or a policy term whose factor (advantage times
+// rollout_is_weights, or loss_weights) is 0 on all of them, while KL, entropy and return_log_probs are off. Advantages
+// are filled.
+bool RolloutRuns(const v1::UpdateHeader& header, const v1::Rollout& rollout);
+
+}  // namespace stemma

@@ -1,0 +1,311 @@
+// Advantages, denominators and what runs, with numbers worked out by hand.
+#include "server/core/normalization.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/arrays.h"
+#include "common/error.h"
+#include "common/sample_tokens.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/ops/aggregation.h"
+
+namespace stemma {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+v1::Rollout MakeRollout(const std::vector<bool>& mask) {
+  v1::Rollout rollout;
+  rollout.set_response_tokens(PackArray(std::vector<int32_t>(mask.size(), 5)));
+  rollout.set_response_mask(PackMask(mask));
+  return rollout;
+}
+
+v1::Rollout WithReward(double reward) {
+  v1::Rollout rollout = MakeRollout({true});
+  rollout.set_reward(reward);
+  return rollout;
+}
+
+v1::PromptGroup MakeGroup(const std::string& uid, const std::vector<v1::Rollout>& rollouts) {
+  v1::PromptGroup group;
+  group.set_uid(uid);
+  for (const v1::Rollout& rollout : rollouts) *group.add_rollouts() = rollout;
+  return group;
+}
+
+v1::LossConfig Loss(const std::string& mode, const std::string& agg_mode, bool normalize_std = true) {
+  v1::LossConfig loss;
+  loss.set_loss_mode(mode);
+  loss.set_loss_agg_mode(agg_mode);
+  loss.set_normalize_advantage_std(normalize_std);
+  return loss;
+}
+
+// --------------------------------------------------------------------------------------------------------- advantages
+
+std::vector<double> Advantages(const v1::PromptGroup& group) {
+  std::vector<double> values;
+  for (const v1::Rollout& rollout : group.rollouts()) values.push_back(rollout.advantage());
+  return values;
+}
+
+TEST(FillAdvantagesTest, TheUnbiasedDeviationOfTheStatGroupNormalizes) {
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(1), WithReward(0), WithReward(0), WithReward(1)})};
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean"), groups).ok());
+  const double expected = 0.5 / (std::sqrt(1.0 / 3) + 1e-6);
+  EXPECT_THAT(Advantages(groups[0]), ElementsAre(expected, -expected, -expected, expected));
+}
+
+TEST(FillAdvantagesTest, WithoutStdOnlyTheMeanIsTakenOff) {
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(3), WithReward(0), WithReward(0)})};
+  ASSERT_TRUE(FillAdvantages(Loss("gpg", "token-mean", /*normalize_std=*/false), groups).ok());
+  EXPECT_THAT(Advantages(groups[0]), ElementsAre(2, -1, -1));
+}
+
+TEST(FillAdvantagesTest, OneRolloutAloneHasMeanZeroAndDeviationOne) {
+  for (const bool normalize_std : {true, false}) {
+    std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(0.7)})};
+    ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", normalize_std), groups).ok());
+    EXPECT_EQ(groups[0].rollouts(0).advantage(), normalize_std ? 0.7 / (1 + 1e-6) : 0.7);
+  }
+}
+
+TEST(FillAdvantagesTest, EqualRewardsGiveExactlyZero) {
+  // The mean of three 0.1 is not 0.1 in fp64.
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(0.1), WithReward(0.1), WithReward(0.1)})};
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean"), groups).ok());
+  EXPECT_THAT(Advantages(groups[0]), ElementsAre(0, 0, 0));
+}
+
+TEST(FillAdvantagesTest, AStatGroupSpansPromptGroupsAndEachUidIsItsOwnOtherwise) {
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(1)}), MakeGroup("b", {WithReward(3)}),
+                                         MakeGroup("c", {WithReward(10), WithReward(20)})};
+  groups[0].set_stat_group("s");
+  groups[1].set_stat_group("s");
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", /*normalize_std=*/false), groups).ok());
+  EXPECT_THAT(Advantages(groups[0]), ElementsAre(-1));
+  EXPECT_THAT(Advantages(groups[1]), ElementsAre(1));
+  EXPECT_THAT(Advantages(groups[2]), ElementsAre(-5, 5));
+}
+
+TEST(FillAdvantagesTest, WhatIsSentIsKeptAndCountsInNoMean) {
+  v1::Rollout one_number = WithReward(100), array = WithReward(100);
+  one_number.set_advantage(-7);
+  array.set_token_advantages(PackArray(std::vector<float>{2.5f}));
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {one_number, array, WithReward(1), WithReward(2)})};
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", /*normalize_std=*/false), groups).ok());
+  EXPECT_EQ(groups[0].rollouts(0).advantage(), -7);
+  EXPECT_EQ(FloatArray(groups[0].rollouts(1).token_advantages())[0], 2.5f);
+  EXPECT_EQ(groups[0].rollouts(2).advantage(), -0.5);
+  EXPECT_EQ(groups[0].rollouts(3).advantage(), 0.5);
+}
+
+TEST(FillAdvantagesTest, NeitherAdvantageNorRewardIsAnErrorThatNamesTheRollout) {
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(1)}), MakeGroup("b", {MakeRollout({true})})};
+  const absl::Status status = FillAdvantages(Loss("vanilla", "token-mean"), groups);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("groups[1].rollouts[0]"));
+}
+
+TEST(FillAdvantagesTest, CrossEntropyNeedsNone) {
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(1), MakeRollout({true})})};
+  ASSERT_TRUE(FillAdvantages(Loss("cross_entropy", "token-mean"), groups).ok());
+  EXPECT_FALSE(groups[0].rollouts(0).has_advantage());
+}
+
+// -------------------------------------------------------------------------------------------------------- denominators
+
+// Group a: 2 of 3 tokens, fully masked, empty. Group b: 4 of 4 (no mask sent), 1 of 2.
+std::vector<v1::PromptGroup> RaggedGroups() {
+  v1::Rollout unmasked = MakeRollout({true, true, true, true});
+  unmasked.clear_response_mask();
+  return {MakeGroup("a", {MakeRollout({true, false, true}), MakeRollout({false, false}), MakeRollout({})}),
+          MakeGroup("b", {unmasked, MakeRollout({false, true})})};
+}
+
+StepNormalization Normalize(const std::string& agg_mode, const std::vector<v1::PromptGroup>& groups,
+                            const std::vector<uint32_t>& mini_batch) {
+  absl::StatusOr<StepNormalization> step = NormalizeStep(Loss("gpg", agg_mode), groups, mini_batch);
+  EXPECT_TRUE(step.ok()) << step.status();
+  return step.value_or(StepNormalization{});
+}
+
+TEST(NormalizeStepTest, EachAggregationCountsMaskedAndEmptyRolloutsAsItShould) {
+  const std::vector<std::pair<std::string, double>> expected = {
+      {"token-mean", 7},          {"token-sum", 1},   {"seq-mean-token-sum", 5}, {"seq-mean-token-sum-norm", 5},
+      {"seq-mean-token-mean", 5}, {"prompt-mean", 2},
+  };
+  for (const auto& [mode, denominator] : expected) {
+    const StepNormalization step = Normalize(mode, RaggedGroups(), {0, 1});
+    EXPECT_EQ(step.denominator, denominator) << mode;
+    EXPECT_EQ(step.num_loss_tokens, 7) << mode;
+  }
+}
+
+TEST(NormalizeStepTest, OnlyTheMiniBatchIsCounted) {
+  EXPECT_EQ(Normalize("token-mean", RaggedGroups(), {1}).denominator, 5);
+  EXPECT_EQ(Normalize("seq-mean-token-sum", RaggedGroups(), {0}).denominator, 3);
+  EXPECT_EQ(Normalize("prompt-mean", RaggedGroups(), {1}).denominator, 1);
+}
+
+TEST(NormalizeStepTest, PromptMeanAveragesOverTheStatGroupInTheOrderOfTheMiniBatch) {
+  std::vector<v1::PromptGroup> groups = RaggedGroups();
+  EXPECT_THAT(Normalize("prompt-mean", groups, {1, 0}).prompt_mean_weights, ElementsAre(1.0 / 5, 1.0 / 2));
+  groups[0].set_stat_group("s");
+  groups[1].set_stat_group("s");
+  const StepNormalization merged = Normalize("prompt-mean", groups, {0, 1});
+  EXPECT_EQ(merged.denominator, 1);
+  EXPECT_THAT(merged.prompt_mean_weights, ElementsAre(1.0 / 7, 1.0 / 7));
+  EXPECT_TRUE(Normalize("token-mean", groups, {0, 1}).prompt_mean_weights.empty());
+}
+
+TEST(NormalizeStepTest, AFullyMaskedGroupCountsWithoutWeight) {
+  const std::vector<v1::PromptGroup> groups = {MakeGroup("a", {MakeRollout({false})}),
+                                               MakeGroup("b", {MakeRollout({true})})};
+  const StepNormalization step = Normalize("prompt-mean", groups, {0, 1});
+  EXPECT_EQ(step.denominator, 2);
+  EXPECT_THAT(step.prompt_mean_weights, ElementsAre(0, 1));
+  EXPECT_EQ(Normalize("token-mean", groups, {0}).denominator, 0);
+}
+
+TEST(NormalizeStepTest, RolloutsThatShareASampleIdAreOneSequence) {
+  std::vector<v1::PromptGroup> groups = RaggedGroups();
+  groups[0].mutable_rollouts(0)->set_sample_id("x");
+  groups[1].mutable_rollouts(1)->set_sample_id("x");
+  EXPECT_EQ(Normalize("seq-mean-token-mean", groups, {0, 1}).denominator, 4);
+  SampleTokens samples;
+  for (const v1::PromptGroup& group : groups) {
+    for (const v1::Rollout& rollout : group.rollouts()) samples.Add(rollout);
+  }
+  EXPECT_EQ(samples.UnmaskedTokensOfSample(groups[0].rollouts(0)), 3);
+  EXPECT_EQ(samples.UnmaskedTokensOfSample(groups[1].rollouts(1)), 3);
+  EXPECT_EQ(samples.UnmaskedTokensOfSample(groups[1].rollouts(0)), 4);
+}
+
+TEST(NormalizeStepTest, ASampleOrStatGroupInTwoMiniBatchesIsRefused) {
+  std::vector<v1::PromptGroup> groups = RaggedGroups();
+  groups[0].mutable_rollouts(0)->set_sample_id("x");
+  groups[1].mutable_rollouts(1)->set_sample_id("x");
+  groups[0].set_stat_group("s");
+  groups[1].set_stat_group("s");
+  for (const std::string mode : {"seq-mean-token-mean", "prompt-mean"}) {
+    const absl::StatusOr<StepNormalization> step = NormalizeStep(Loss("gpg", mode), groups, std::vector<uint32_t>{0});
+    EXPECT_EQ(step.status().code(), absl::StatusCode::kFailedPrecondition) << mode;
+    EXPECT_EQ(ErrorReason(step.status()), "UNSUPPORTED") << mode;
+  }
+  EXPECT_TRUE(NormalizeStep(Loss("gpg", "token-mean"), groups, std::vector<uint32_t>{0}).ok());
+}
+
+// The two halves of an aggregation: token weights made with the server's denominator sum to what the mode averages
+// over.
+double SumOfWeights(AggMode mode, const std::string& name, const std::vector<v1::PromptGroup>& groups) {
+  const std::vector<uint32_t> all = {0, 1};
+  const StepNormalization step = Normalize(name, groups, all);
+  double sum = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const v1::Rollout& rollout : groups[g].rollouts()) {
+      const int64_t tokens = UnmaskedTokens(rollout);
+      sum += static_cast<double>(tokens) *
+             TokenWeight(mode, {.mask_sum = tokens,
+                                .prompt_mean_weight = mode == AggMode::kPromptMean ? step.prompt_mean_weights[g] : 0,
+                                .loss_scale_factor = 10,
+                                .denominator = step.denominator});
+    }
+  }
+  return sum;
+}
+
+TEST(TokenWeightTest, WeightsSumToWhatTheModeAveragesOver) {
+  const std::vector<v1::PromptGroup> groups = RaggedGroups();
+  // Roundings of a sum of at most seven terms.
+  EXPECT_NEAR(SumOfWeights(AggMode::kTokenMean, "token-mean", groups), 1, 1e-15);
+  EXPECT_NEAR(SumOfWeights(AggMode::kTokenSum, "token-sum", groups), 7, 1e-15);
+  EXPECT_NEAR(SumOfWeights(AggMode::kSeqMeanTokenSum, "seq-mean-token-sum", groups), 7.0 / 5, 1e-15);
+  EXPECT_NEAR(SumOfWeights(AggMode::kSeqMeanTokenSumNorm, "seq-mean-token-sum-norm", groups), 7.0 / 50, 1e-15);
+  EXPECT_NEAR(SumOfWeights(AggMode::kSeqMeanTokenMean, "seq-mean-token-mean", groups), 3.0 / 5, 1e-15);
+  EXPECT_NEAR(SumOfWeights(AggMode::kPromptMean, "prompt-mean", groups), 1, 1e-15);
+}
+
+TEST(TokenWeightTest, NothingToAverageOverGivesZeroNeverInfinity) {
+  for (const AggMode mode : {AggMode::kTokenMean, AggMode::kTokenSum, AggMode::kSeqMeanTokenSum,
+                             AggMode::kSeqMeanTokenSumNorm, AggMode::kSeqMeanTokenMean, AggMode::kPromptMean}) {
+    EXPECT_EQ(TokenWeight(mode, {.mask_sum = 0, .loss_scale_factor = 1, .denominator = 2}), 0);
+    EXPECT_EQ(TokenWeight(mode, {.mask_sum = 3, .loss_scale_factor = 1, .denominator = 0}), 0);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------ what runs at
+// all
+
+v1::UpdateHeader Header(const std::string& mode) {
+  v1::UpdateHeader header;
+  *header.mutable_loss() = Loss(mode, "token-mean");
+  return header;
+}
+
+v1::Rollout WithAdvantage(double advantage, const std::vector<bool>& mask = {true, true}) {
+  v1::Rollout rollout = MakeRollout(mask);
+  rollout.set_advantage(advantage);
+  return rollout;
+}
+
+TEST(RolloutRunsTest, AnEmptyOrFullyMaskedRolloutNeverRuns) {
+  v1::UpdateHeader header = Header("gpg");
+  header.set_return_log_probs(true);
+  header.mutable_loss()->set_entropy_coeff(1);
+  EXPECT_FALSE(RolloutRuns(header, WithAdvantage(1, {})));
+  EXPECT_FALSE(RolloutRuns(header, WithAdvantage(1, {false, false})));
+  EXPECT_TRUE(RolloutRuns(header, WithAdvantage(1, {false, true})));
+}
+
+TEST(RolloutRunsTest, WithoutAdvantageItRunsOnlyForAnotherTermOrItsLogProbs) {
+  for (const std::string mode : {"vanilla", "gspo", "cispo", "importance_sampling", "gpg"}) {
+    v1::UpdateHeader header = Header(mode);
+    EXPECT_FALSE(RolloutRuns(header, WithAdvantage(0))) << mode;
+    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(-0.1))) << mode;
+    header.set_return_log_probs(true);
+    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode;
+    header = Header(mode);
+    header.mutable_loss()->set_kl_loss_coef(0.1);
+    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode;
+    header = Header(mode);
+    header.mutable_loss()->set_entropy_coeff(-0.1);
+    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode;
+    header.mutable_loss()->set_entropy_coeff(0);
+    header.mutable_loss()->set_kl_loss_coef(0);
+    EXPECT_FALSE(RolloutRuns(header, WithAdvantage(0))) << mode;
+  }
+}
+
+TEST(RolloutRunsTest, OnlyUnmaskedTokensCount) {
+  v1::Rollout rollout = MakeRollout({false, true});
+  rollout.set_token_advantages(PackArray(std::vector<float>{1, 0}));
+  EXPECT_FALSE(RolloutRuns(Header("gpg"), rollout));
+  rollout.set_token_advantages(PackArray(std::vector<float>{0, 1}));
+  EXPECT_TRUE(RolloutRuns(Header("gpg"), rollout));
+}
+
+TEST(RolloutRunsTest, AnImportanceWeightOfZeroTakesATokenOut) {
+  v1::Rollout rollout = WithAdvantage(1);
+  rollout.set_rollout_is_weights(PackArray(std::vector<float>{0, 0}));
+  EXPECT_FALSE(RolloutRuns(Header("vanilla"), rollout));
+  rollout.set_rollout_is_weights(PackArray(std::vector<float>{0, 0.5}));
+  EXPECT_TRUE(RolloutRuns(Header("vanilla"), rollout));
+}
+
+TEST(RolloutRunsTest, CrossEntropyLooksAtItsLossWeights) {
+  v1::Rollout rollout = MakeRollout({true, true});
+  rollout.set_loss_weights(PackArray(std::vector<float>{0, 0}));
+  EXPECT_FALSE(RolloutRuns(Header("cross_entropy"), rollout));
+  rollout.set_loss_weights(PackArray(std::vector<float>{0, -1}));
+  EXPECT_TRUE(RolloutRuns(Header("cross_entropy"), rollout));
+}
+
+}  // namespace
+}  // namespace stemma
