@@ -1,0 +1,220 @@
+// Each fused kernel beside the separate ATen calls that it replaces (GB/s of the bytes that must move, ratio of times),
+// and attention's calls (GFLOP/s). Run on a quiet machine: ops_bench [threads]. Medians of interleaved runs.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include "common/clock.h"
+#include "worker/kernels/rowwise_table.h"
+#include "worker/ops/attention.h"
+#include "worker/ops/linear.h"
+#include "worker/ops/norm.h"
+#include "worker/ops/qkv.h"
+#include "worker/ops/swiglu.h"
+
+namespace stemma {
+namespace {
+
+constexpr int64_t kT = 2048, kD = 512, kH = 8, kK = 4, kE = 64, kF = 1408;
+constexpr int kRuns = 15;
+
+using Work = std::function<void()>;
+
+double SecondsOf(const Work& work) {
+  const double begin = RealClock().MonotonicSeconds();
+  work();
+  return RealClock().MonotonicSeconds() - begin;
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+struct Pair {
+  double fused, separate;
+};
+
+Pair MedianSeconds(const Work& fused, const Work& separate) {
+  std::vector<double> a, b;
+  for (int run = 0; run < kRuns + 2; ++run) {
+    const double seconds_a = SecondsOf(fused), seconds_b = SecondsOf(separate);
+    if (run < 2) continue;  // warm up
+    a.push_back(seconds_a);
+    b.push_back(seconds_b);
+  }
+  return {Median(a), Median(b)};
+}
+
+void PrintFused(const char* name, double floats_moved, const Work& fused, const Work& separate) {
+  const Pair seconds = MedianSeconds(fused, separate);
+  std::printf("%-24s %8.3f ms %7.1f GB/s   separate %8.3f ms   x%.1f\n", name, 1e3 * seconds.fused,
+              4e-9 * floats_moved / seconds.fused, 1e3 * seconds.separate, seconds.separate / seconds.fused);
+}
+
+void BenchNorm() {
+  const at::Tensor x = at::randn({kT, kD}), weight = at::randn({kD}), dy = at::randn({kT, kD}),
+                   residual = at::randn({kT, kD});
+  const at::Tensor dweight = at::zeros({kD});
+  const at::Tensor rstd = RmsNormForward(x, weight, 1e-6).rstd_T;
+  PrintFused(
+      "norm forward", 2 * kT * kD, [&] { RmsNormForward(x, weight, 1e-6); },
+      [&] {
+        const at::Tensor r = (x.pow(2).mean({-1}, true) + 1e-6).rsqrt();
+        const at::Tensor y = x * r * weight;
+      });
+  PrintFused(
+      "norm backward", 4 * kT * kD, [&] { RmsNormBackward(dy, x, rstd, weight, residual, dweight); },
+      [&] {
+        const at::Tensor r = rstd.unsqueeze(1), hat = x * r, d = dy * weight;
+        dweight.add_((dy * hat).sum(0));
+        const at::Tensor dx = residual + r * (d - hat * (d * hat).mean({-1}, true));
+      });
+}
+
+void BenchSwiglu() {
+  const at::Tensor x = at::randn({kT, 2 * kF}), dy = at::randn({kT, kF});
+  PrintFused(
+      "swiglu forward", 3 * kT * kF, [&] { SwigluForward(x); },
+      [&] { const at::Tensor y = at::silu(x.narrow(1, 0, kF)) * x.narrow(1, kF, kF); });
+  PrintFused(
+      "swiglu backward", 5 * kT * kF, [&] { SwigluBackward(dy, x); },
+      [&] {
+        const at::Tensor gate = x.narrow(1, 0, kF), up = x.narrow(1, kF, kF);
+        const at::Tensor dgate = at::silu_backward(dy * up, gate), dup = dy * at::silu(gate);
+        const at::Tensor both = at::cat({dgate, dup}, 1);
+      });
+}
+
+at::Tensor Rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const at::Tensor rotated = at::cat({-x.narrow(2, kE / 2, kE / 2), x.narrow(2, 0, kE / 2)}, 2);
+  return x * cos + rotated * sin;
+}
+
+void BenchQkv() {
+  const QkvShape shape{kH, kK, kE};
+  ModelConfig config;
+  config.head_size = kE;
+  config.rope_theta = 10000;
+  const RopeTable rope = MakeRopeTable(config, kT, at::kFloat);
+  const at::Tensor positions = at::arange(kT), cos = at::cat({rope.cos_PE, rope.cos_PE}, 1),
+                   sin = at::cat({rope.sin_PE, rope.sin_PE}, 1);
+  const int64_t columns = (kH + 2 * kK) * kE;
+  const at::Tensor qkv = at::randn({kT, columns});
+  const at::Tensor dq = at::randn({kH, kT, kE}), dk = at::randn({kK, kT, kE}), dv = at::randn({kK, kT, kE});
+  const auto split = [&](int64_t first, int64_t heads) {
+    return qkv.narrow(1, first * kE, heads * kE).view({kT, heads, kE}).transpose(0, 1);
+  };
+  PrintFused(
+      "qkv forward", 2 * kT * columns, [&] { QkvForward(qkv, positions, rope, shape, {}); },
+      [&] {
+        Rope(split(0, kH), cos, sin).contiguous();
+        Rope(split(kH, kK), cos, sin).contiguous();
+        split(kH + kK, kK).contiguous();
+      });
+  PrintFused(
+      "qkv backward", 2 * kT * columns,
+      [&] { QkvBackward(dq, dk, dv, positions, rope, shape, {}, {}, {}, {}, {}, at::kFloat); },
+      [&] {
+        const at::Tensor all = at::cat({Rope(dq, cos, -sin), Rope(dk, cos, -sin), dv}, 0);
+        all.transpose(0, 1).reshape({kT, columns});
+      });
+  const at::Tensor w = at::randn({kE}), dw = at::zeros({kE});
+  const QkNorm norm{w, w, 1e-6};
+  const at::Tensor rstd = QkvForward(qkv, positions, rope, shape, norm).rstd_TX;
+  PrintFused(
+      "qkv forward, QK-norm", 2 * kT * columns, [&] { QkvForward(qkv, positions, rope, shape, norm); },
+      [&] { QkvForward(qkv, positions, rope, shape, {}); });
+  PrintFused(
+      "qkv backward, QK-norm", 3 * kT * columns,
+      [&] { QkvBackward(dq, dk, dv, positions, rope, shape, norm, qkv, rstd, dw, dw, at::kFloat); },
+      [&] { QkvBackward(dq, dk, dv, positions, rope, shape, {}, {}, {}, {}, {}, at::kFloat); });
+}
+
+void PrintRate(const char* name, double flops, const Work& work) {
+  const Pair seconds = MedianSeconds(work, [] {});
+  std::printf("%-44s %8.3f ms %7.1f GFLOP/s\n", name, 1e3 * seconds.fused, 1e-9 * flops / seconds.fused);
+}
+
+// `prefix` ancestor rows (0: none), `spans` suffixes of `rows`.
+void BenchAttention(int64_t prefix, int64_t spans, int64_t rows, CausalLayout layout) {
+  const int64_t total = spans * rows;
+  const CpuFlashAttention kernel;
+  const at::Tensor q = at::randn({kH, total, kE}), k = at::randn({kK, total, kE}), v = at::randn({kK, total, kE});
+  AttentionBatch batch;
+  batch.layout = layout;
+  batch.scale = 1 / std::sqrt(static_cast<double>(kE));
+  if (prefix > 0) {
+    const auto kv = [&] { return at::randn({kK, prefix, kE}); };
+    batch.ancestors.push_back({kv(), kv(), kv(), kv()});
+  }
+  for (int64_t i = 0; i < spans; ++i) batch.spans.push_back({i * rows, (i + 1) * rows, prefix > 0 ? 0 : -1});
+  const double pairs = static_cast<double>(total) * static_cast<double>(prefix) +
+                       0.5 * static_cast<double>(total) * static_cast<double>(rows + 1);
+  const at::Tensor dout = at::randn({total, kH * kE});
+  const AttentionSaved saved = AttentionForward(kernel, batch, q, k, v);
+  char name[96];
+  const auto label = [&](const char* what) {
+    std::snprintf(name, sizeof name, "attention %s %ld + %ld x %ld %s", what, static_cast<long>(prefix),
+                  static_cast<long>(spans), static_cast<long>(rows), layout == CausalLayout::kLoop ? "loop" : "padded");
+    return name;
+  };
+  PrintRate(label("forward"), 4 * pairs * kH * kE, [&] { AttentionForward(kernel, batch, q, k, v); });
+  PrintRate(label("backward"), 10 * pairs * kH * kE, [&] { AttentionBackward(kernel, batch, dout, saved); });
+}
+
+// The bare operator on tensors that need no copy: what the calls around it cost is the difference to the rows above.
+void BenchBareFlash(int64_t rows, int64_t keys, bool causal) {
+  const CpuFlashAttention kernel;
+  const double scale = 1 / std::sqrt(static_cast<double>(kE));
+  const at::Tensor q = at::randn({1, kH, rows, kE}), k = at::randn({1, kH, keys, kE}),
+                   dout = at::randn({1, kH, rows, kE});
+  const AttentionKernel::Output out = kernel.Forward(q, k, k, causal, scale);
+  const double pairs = static_cast<double>(rows) * static_cast<double>(causal ? (rows + 1) / 2 : keys);
+  std::printf("bare flash %ld x %ld%s\n", static_cast<long>(rows), static_cast<long>(keys), causal ? " causal" : "");
+  PrintRate("  forward", 4 * pairs * kH * kE, [&] { kernel.Forward(q, k, k, causal, scale); });
+  PrintRate("  backward", 10 * pairs * kH * kE,
+            [&] { kernel.Backward(dout, q, k, k, out.out, out.lse, causal, scale); });
+}
+
+void BenchGemm() {
+  const at::Tensor x = at::randn({kT, kD}), w = at::randn({2 * kF, kD}), dy = at::randn({kT, 2 * kF});
+  const at::Tensor dw = at::zeros({2 * kF, kD});
+  const double flops = 2.0 * kT * kD * 2 * kF;
+  PrintRate("linear forward", flops, [&] { LinearForward(x, w, {}); });
+  PrintRate("linear backward input", flops, [&] { LinearBackwardInput(dy, w); });
+  PrintRate("linear backward weight", flops, [&] { LinearBackwardWeight(dy, x, dw, {}); });
+}
+
+}  // namespace
+}  // namespace stemma
+
+int main(int argc, char** argv) {
+  const c10::InferenceMode no_graph;
+  at::set_num_threads(argc > 1 ? std::atoi(argv[1]) : 2);
+  std::printf("T=%ld D=%ld H=%ld K=%ld E=%ld F=%ld fp32, %d threads, kernels: %s\n", static_cast<long>(stemma::kT),
+              static_cast<long>(stemma::kD), static_cast<long>(stemma::kH), static_cast<long>(stemma::kK),
+              static_cast<long>(stemma::kE), static_cast<long>(stemma::kF), at::get_num_threads(),
+              stemma::kernels::ChosenTable().name);
+  stemma::BenchNorm();
+  stemma::BenchSwiglu();
+  stemma::BenchQkv();
+  stemma::BenchGemm();
+  stemma::BenchBareFlash(2048, 2048, false);
+  stemma::BenchBareFlash(2048, 2048, true);
+  stemma::BenchBareFlash(256, 256, true);
+  stemma::BenchAttention(1024, 8, 256, stemma::CausalLayout::kLoop);
+  stemma::BenchAttention(1024, 8, 256, stemma::CausalLayout::kPadded);
+  stemma::BenchAttention(2048, 16, 128, stemma::CausalLayout::kLoop);
+  stemma::BenchAttention(2048, 16, 128, stemma::CausalLayout::kPadded);
+  stemma::BenchAttention(512, 4, 512, stemma::CausalLayout::kLoop);
+  stemma::BenchAttention(64, 4, 512, stemma::CausalLayout::kLoop);
+  stemma::BenchAttention(0, 1, 2048, stemma::CausalLayout::kLoop);
+  return 0;
+}

@@ -1,0 +1,123 @@
+"""What the benchmark measured, as the page docs/benchmarks.md and as a verdict on each target."""
+
+import os
+import platform
+import statistics
+
+import shapes
+
+
+def spread(values, digits=2):
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def ratios(above, below):
+    """Of the pairs that ran next to each other."""
+    return [a / b for a, b in zip(above, below)]
+
+
+def machine():
+    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    flags = next((line for line in open("/proc/cpuinfo") if line.startswith("flags")), "").split()
+    memory = next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemTotal")) / 2**20
+    vectors = [name for name in ("avx2", "avx512f", "amx_tile") if name in flags]
+    system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    return f"{model}, {os.cpu_count()} cores, {', '.join(vectors) or 'no wide vectors'}, {memory:.0f} GiB; {system}"
+
+
+class Results:
+    def __init__(self, mm_gflops):
+        self.mm_gflops = mm_gflops
+        self.rows = {}  # shape -> {"dense": [s], "reuse": [s], "transformers": [s], "prefix_grouper": [s]}
+        self.ops = {}   # op -> {"dense": s, "reuse": s}
+
+    def _row(self, shape):
+        times = self.rows[shape]
+        dense_flops, reuse_flops = shapes.flops(shapes.SPEC, shape)
+        ideal, ratio = dense_flops / reuse_flops, ratios(times["dense"], times["reuse"])
+        dense_rate = dense_flops / statistics.median(times["dense"]) / 1e9
+        return {"ideal": ideal, "ratio": ratio, "fraction": statistics.median(ratio) / ideal, "dense_rate": dense_rate,
+                "reuse_rate": reuse_flops / statistics.median(times["reuse"]) / 1e9,
+                "of_mm": dense_rate / self.mm_gflops}
+
+    def verdicts(self):
+        """[(text, met)]"""
+        result = []
+        for shape, times in self.rows.items():
+            row = self._row(shape)
+            result.append((f"{shape}: reuse / dense reaches {row['fraction']:.1%} of the FLOP ideal (target "
+                           f"{shape.target:.0%})", row["fraction"] >= shape.target))
+            if (shape.prompt, shape.response) == (1024, 256):
+                result.append((f"{shape}: dense runs at {row['of_mm']:.0%} of the mm rate (target "
+                               f"{shapes.DENSE_OF_MM:.0%})", row["of_mm"] >= shapes.DENSE_OF_MM))
+            for name, ours, target in (("transformers", "dense", shapes.DENSE_OVER_TRANSFORMERS),
+                                       ("prefix_grouper", "reuse", shapes.REUSE_OVER_PREFIX_GROUPER)):
+                if times.get(name):
+                    faster = statistics.median(ratios(times[name], times[ours]))
+                    result.append((f"{shape}: {ours} is {faster:.2f} × as fast as {name} (target {target})",
+                                   faster >= target))
+        return result
+
+    def _own_table(self):
+        yield "| P/R/N | dense s | reuse s | ratio | FLOP ideal | of ideal | dense GFLOP/s (of mm) | reuse GFLOP/s |"
+        yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+        for shape, times in self.rows.items():
+            row = self._row(shape)
+            yield (f"| {shape} | {spread(times['dense'])} | {spread(times['reuse'])} | {spread(row['ratio'])} | "
+                   f"{row['ideal']:.3f} | {row['fraction']:.1%} | {row['dense_rate']:.0f} ({row['of_mm']:.0%}) | "
+                   f"{row['reuse_rate']:.0f} |")
+
+    def _baseline_table(self):
+        yield "| P/R/N | transformers s | dense is faster by | prefix_grouper s | reuse is faster by |"
+        yield "|---|---:|---:|---:|---:|"
+        for shape, times in self.rows.items():
+            if times.get("transformers"):
+                yield (f"| {shape} | {spread(times['transformers'])} | "
+                       f"{spread(ratios(times['transformers'], times['dense']))} × | {spread(times['prefix_grouper'])} | "
+                       f"{spread(ratios(times['prefix_grouper'], times['reuse']))} × |")
+
+    def _op_table(self):
+        columns = sorted({name for times in self.ops.values() for name in times})
+        totals = {name: sum(times.get(name, 0.0) for times in self.ops.values()) for name in columns}
+        yield "| op | " + " | ".join(f"{name} s | share" for name in columns) + " |"
+        yield "|---|" + "---:|---:|" * len(columns)
+        for op, times in sorted(self.ops.items(), key=lambda item: -max(item[1].values())):
+            cells = [f"{times.get(name, 0.0):.3f} | {times.get(name, 0.0) / totals[name]:.1%}" for name in columns]
+            yield f"| {op} | " + " | ".join(cells) + " |"
+
+    def page(self, command, versions, op_shape):
+        yield "# Benchmarks"
+        yield ""
+        yield "Forward and backward of one prompt group, without the optimizer; fp32, 2 threads; a Llama of 27.8 M parameters"
+        yield "(hidden 512, 8 layers, 8/4 heads of 64, FFN 1408, vocabulary 4096). P/R/N: prompt tokens, response tokens,"
+        yield "rollouts. What is compared ran in turns in one run; seconds and ratios are medians, with the range."
+        yield ""
+        yield f"* Machine: {machine()}."
+        yield f"* Command: `{command}`. {versions}."
+        yield f"* A plain `mm` of this machine: {self.mm_gflops:.0f} GFLOP/s."
+        yield ""
+        yield "## Reuse against our own dense baseline"
+        yield ""
+        yield "The FLOP ideal is the ratio of exact FLOPs, both sides pruned alike: the last response token is not run, and in"
+        yield "the last layer the rows before the last prompt token compute K and V only."
+        yield ""
+        yield from self._own_table()
+        if any(times.get("transformers") for times in self.rows.values()):
+            yield ""
+            yield "## Against what one would run instead"
+            yield ""
+            yield "transformers: every trajectory in full, sdpa, logits at response positions only, at the micro-batch size and"
+            yield "K/V head handling that were fastest here. prefix_grouper: its own attention adapter with sdpa on 4-D masks."
+            yield "The same loss; the two baselines' losses are checked to agree."
+            yield ""
+            yield from self._baseline_table()
+        if self.ops:
+            yield ""
+            yield f"## Where the time goes ({op_shape})"
+            yield ""
+            yield from self._op_table()
+        yield ""
+        yield "## Targets"
+        yield ""
+        for text, met in self.verdicts():
+            yield f"* {'met' if met else '**missed**'}: {text}"
