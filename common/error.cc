@@ -36,7 +36,9 @@ void AddErrorInfo(const std::string& reason, const ErrorDetails& details, google
   std::string field = details.field;
   if (field.empty() && !details.violations.empty()) field = details.violations[0].field;
   if (!field.empty()) (*info.mutable_metadata())["field"] = Shortened(field);
-  if (!details.violations.empty()) (*info.mutable_metadata())["violations"] = absl::StrCat(details.violations.size());
+  if (!details.violations.empty() && !details.metadata.contains("violations")) {
+    (*info.mutable_metadata())["violations"] = absl::StrCat(details.violations.size());
+  }
   status.add_details()->PackFrom(info);
 }
 
@@ -80,9 +82,10 @@ bool IsUserError(absl::StatusCode code) {
   }
 }
 
-// ROLLED_BACK has a user's code and a server's cause; GROUP_TOO_LARGE the other way round.
+// ROLLED_BACK has a user's code and a server's cause; what is too large has it the other way round.
 bool IsUserError(absl::StatusCode code, const std::string& reason) {
-  return reason == "GROUP_TOO_LARGE" || (reason != "ROLLED_BACK" && IsUserError(code));
+  if (reason == "GROUP_TOO_LARGE" || reason == "LIMIT_EXCEEDED") return true;
+  return reason != "ROLLED_BACK" && IsUserError(code);
 }
 
 }  // namespace

@@ -57,6 +57,12 @@ TEST(ErrorTest, AtMostTwentyViolationsTravelAndAllAreCounted) {
   EXPECT_LT(ToRpcStatus(status).ByteSizeLong(), 6000u) << "must fit gRPC's 8 KiB of metadata as base64";
 }
 
+TEST(ErrorTest, ACallerThatKeptSomeViolationsSaysTheCount) {
+  const absl::Status status = MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", "m",
+                                        {.violations = {{"f", "d"}}, .metadata = {{"violations", "300"}}});
+  EXPECT_EQ(GetErrorDetails(status).metadata.at("violations"), "300");
+}
+
 TEST(ErrorTest, LongTextIsCutBetweenCharacters) {
   std::string text;
   for (int i = 0; i < 200; ++i) text += "\xc3\xa4";
@@ -73,6 +79,7 @@ TEST(ErrorTest, FailuresSayWhoseFaultItIs) {
   EXPECT_EQ(category(StatusCode::kInvalidArgument, "SHORT_STREAM"), "USER");
   EXPECT_EQ(category(StatusCode::kFailedPrecondition, "NONFINITE_GRADIENT"), "USER");
   EXPECT_EQ(category(StatusCode::kResourceExhausted, "GROUP_TOO_LARGE"), "USER");
+  EXPECT_EQ(category(StatusCode::kResourceExhausted, "LIMIT_EXCEEDED"), "USER");
   EXPECT_EQ(category(StatusCode::kResourceExhausted, "QUEUE_FULL"), "SERVER");
   EXPECT_EQ(category(StatusCode::kFailedPrecondition, "ROLLED_BACK"), "SERVER");
   EXPECT_EQ(category(StatusCode::kUnavailable, "ATTEMPTS_EXHAUSTED"), "SERVER");
