@@ -1,6 +1,7 @@
 // For Python tests: writes and opens model directories with common/.
 //   model_tool init CONFIG.json OUT SEED DTYPE NORM_STD MAX_SHARD_BYTES     DTYPE: F32 F64 BF16 F16
 //   model_tool open DIRECTORY                                               prints the config as ModelConfigJson has it
+//   model_tool headers FILE...                                              prints "ok" or the error, one line a file
 // Exit: 0, or 1 with the error on stderr.
 #include <cstdlib>
 #include <iostream>
@@ -32,6 +33,14 @@ absl::Status Open(const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::Status PrintHeaders(const std::vector<std::string>& args) {
+  for (size_t i = 1; i < args.size(); ++i) {
+    const auto header = stemma::safetensors::ReadHeader(args[i]);
+    std::cout << (header.ok() ? "ok" : std::string(header.status().message())) << "\n";
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -39,6 +48,7 @@ int main(int argc, char** argv) {
   absl::Status status = absl::InvalidArgumentError("usage: see tests/common/model_tool.cc");
   if (args.size() == 7 && args[0] == "init") status = Init(args);
   if (args.size() == 2 && args[0] == "open") status = Open(args[1]);
+  if (args.size() > 1 && args[0] == "headers") status = PrintHeaders(args);
   if (!status.ok()) std::cerr << status.message() << "\n";
   return status.ok() ? 0 : 1;
 }

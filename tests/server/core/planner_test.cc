@@ -1,0 +1,196 @@
+#include "server/core/planner.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/cost.h"
+#include "common/error.h"
+
+namespace stemma {
+namespace {
+
+using ::testing::HasSubstr;
+
+PlannerModel Model() {
+  PlannerModel model;
+  model.config.vocab_size = 4096;
+  model.config.hidden_size = 512;
+  model.config.num_layers = 8;
+  model.config.num_heads = 8;
+  model.config.num_kv_heads = 4;
+  model.config.head_size = 64;
+  model.config.ffn_size = 1408;
+  model.dtype = "fp32";
+  model.run.set_memory_budget_bytes(uint64_t{8} << 30);
+  model.run.set_head_chunk_tokens(512);
+  return model;
+}
+
+PlannerGroup Group(const std::string& uid, int64_t prompt, std::vector<int64_t> responses) {
+  PlannerGroup group;
+  group.uid = uid;
+  group.prompt_tokens = prompt;
+  for (const int64_t rows : responses) group.rollouts.push_back({absl::StrCat(uid, "/", group.rollouts.size()), rows});
+  return group;
+}
+
+// "c[A:0 | 0.0 0.1 | 1.0]": a cluster with the prefix of group 0 and two waves.
+std::string Text(const v1::StepPlan& step) {
+  std::string text;
+  for (const v1::Cluster& cluster : step.clusters()) {
+    absl::StrAppend(&text, "c[A:", absl::StrJoin(cluster.prefix_groups(), ","));
+    for (const v1::Wave& wave : cluster.waves()) {
+      absl::StrAppend(&text, " |");
+      for (const v1::WaveMember& m : wave.members()) absl::StrAppend(&text, " ", m.group(), ".", m.rollout());
+    }
+    absl::StrAppend(&text, "]");
+  }
+  return text;
+}
+
+std::string PlanText(const PlannerModel& model, const PlannerRequest& request) {
+  const auto plan = MakePlan(model, request);
+  if (!plan.ok()) return std::string(plan.status().message());
+  std::string text;
+  for (const v1::StepPlan& step : plan->plan.steps()) absl::StrAppend(&text, text.empty() ? "" : " ; ", Text(step));
+  return text;
+}
+
+TEST(PlannerTest, AutoReusesAPrefixThatIsSharedAndLong) {
+  PlannerRequest request;
+  request.groups = {Group("a", 1024, {256, 256, 256})};
+  EXPECT_EQ(PlanText(Model(), request), "c[A:0 | 0.0 0.1 0.2]");
+  const auto plan = MakePlan(Model(), request);
+  EXPECT_EQ(plan->report.tokens_computed(), 1023u + 3 * 256);
+  EXPECT_EQ(plan->report.tokens_logical(), 3u * (1023 + 256));
+  EXPECT_LT(plan->report.flops(), plan->report.flops_dense());
+}
+
+TEST(PlannerTest, AutoDeclinesReuseWhereItCannotPay) {
+  PlannerRequest one;
+  one.groups = {Group("a", 1024, {256})};
+  EXPECT_EQ(PlanText(Model(), one), "c[A: | 0.0]");
+  PlannerRequest no_prefix;
+  no_prefix.groups = {Group("a", 1, {8, 8})};
+  EXPECT_EQ(PlanText(Model(), no_prefix), "c[A: | 0.0 0.1]");
+  PlannerRequest short_prefix;
+  short_prefix.groups = {Group("a", 8, {512, 512, 512, 512})};
+  EXPECT_EQ(PlanText(Model(), short_prefix), "c[A: | 0.0 0.1 0.2 0.3]");
+  const auto plan = MakePlan(Model(), short_prefix);
+  EXPECT_THAT(plan->report.steps(0).clusters(0).reason(), HasSubstr("less than it costs"));
+  EXPECT_EQ(plan->report.flops(), plan->report.flops_dense());
+}
+
+TEST(PlannerTest, ARolloutThatIsNotRunDoesNotCountAsSharing) {
+  PlannerRequest request;
+  request.groups = {Group("a", 1024, {256, 256})};
+  request.groups[0].rollouts[0].run = false;
+  EXPECT_EQ(PlanText(Model(), request), "c[A: | 0.1]");
+  request.groups[0].rollouts[1].run = false;
+  EXPECT_EQ(PlanText(Model(), request), "");
+}
+
+TEST(PlannerTest, SchedulesCanBeForced) {
+  PlannerRequest request;
+  request.groups = {Group("a", 64, {32, 32}), Group("b", 1, {32})};
+  request.schedule = v1::DENSE;
+  EXPECT_EQ(PlanText(Model(), request), "c[A: | 0.0 0.1 1.0]");
+  request.schedule = v1::REUSE;
+  EXPECT_EQ(PlanText(Model(), request), "c[A:0 | 0.0 0.1 1.0]");
+}
+
+TEST(PlannerTest, AWaveSizeAndALayoutCanBeForced) {
+  PlannerModel model = Model();
+  PlannerRequest request;
+  request.groups = {Group("a", 64, {32, 32, 32}), Group("b", 64, {32, 32})};
+  model.run.set_wave_suffixes(2);
+  EXPECT_EQ(PlanText(model, request), "c[A:0,1 | 0.0 0.1 | 0.2 1.0 | 1.1]");
+  model.run.set_layout(v1::ONE_BY_ONE);
+  EXPECT_EQ(PlanText(model, request), "c[A:0,1 | 0.0 | 0.1 | 0.2 | 1.0 | 1.1]");
+}
+
+TEST(PlannerTest, TheBudgetDecidesHowManySuffixesAWaveTakes) {
+  PlannerModel model = Model();
+  PlannerRequest request;
+  request.groups = {Group("a", 513, {256, 256, 256, 256})};
+  ByteShape shape;
+  shape.config = model.config;
+  const int64_t two = PrefixBytes(shape, 512) + WaveBytes(shape, {512, 0});
+  model.run.set_memory_budget_bytes(static_cast<uint64_t>(two));
+  EXPECT_EQ(PlanText(model, request), "c[A:0 | 0.0 0.1 | 0.2 0.3]");
+  EXPECT_EQ(MakePlan(model, request)->report.peak_bytes(), static_cast<uint64_t>(two));
+  model.run.set_memory_budget_bytes(static_cast<uint64_t>(two) - 1);
+  EXPECT_EQ(PlanText(model, request), "c[A:0 | 0.0 | 0.1 | 0.2 | 0.3]");
+}
+
+TEST(PlannerTest, AGroupThatDoesNotFitAloneIsRefusedByName) {
+  PlannerModel model = Model();
+  model.run.set_memory_budget_bytes(1 << 20);
+  PlannerRequest request;
+  request.groups = {Group("big", 512, {256, 256})};
+  const auto plan = MakePlan(model, request);
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ErrorReason(plan.status()), "GROUP_TOO_LARGE");
+  EXPECT_EQ(GetErrorDetails(plan.status()).uid, "big");
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("1048576"));
+}
+
+TEST(PlannerTest, MiniBatchesAndEpochsAreStepsAndTheLastMayBeSmaller) {
+  PlannerRequest request;
+  request.groups = {Group("a", 64, {8, 8}), Group("b", 64, {8, 8}), Group("c", 64, {8, 8})};
+  request.mini_batch_groups = 2;
+  request.epochs = 2;
+  EXPECT_EQ(PlanText(Model(), request),
+            "c[A:0,1 | 0.0 0.1 1.0 1.1] ; c[A:2 | 2.0 2.1] ; c[A:0,1 | 0.0 0.1 1.0 1.1] ; c[A:2 | 2.0 2.1]");
+}
+
+TEST(PlannerTest, AShuffleIsAFunctionOfDigestSeedAndEpoch) {
+  PlannerRequest request;
+  for (int g = 0; g < 8; ++g) request.groups.push_back(Group(absl::StrCat("g", g), 64, {8, 8}));
+  request.mini_batch_groups = 8;
+  request.epochs = 2;
+  request.shuffle = true;
+  request.seed = 1;
+  request.payload_digest = "d";
+  const auto order = [&] {
+    const auto plan = MakePlan(Model(), request);
+    return absl::StrCat(absl::StrJoin(plan->plan.steps(0).groups(), ""), " ",
+                        absl::StrJoin(plan->plan.steps(1).groups(), ""));
+  };
+  const std::string first = order();
+  EXPECT_EQ(order(), first);
+  EXPECT_NE(first.substr(0, 8), first.substr(9)) << "each epoch has an order of its own";
+  request.seed = 2;
+  EXPECT_NE(order(), first);
+  request.seed = 1;
+  request.payload_digest = "e";
+  EXPECT_NE(order(), first);
+}
+
+TEST(PlannerTest, AForwardOnlyPassCountsForwardFlopsAndFewerBytes) {
+  PlannerRequest request;
+  request.groups = {Group("a", 1024, {256, 256})};
+  const auto both = MakePlan(Model(), request);
+  request.forward_only = true;
+  const auto forward = MakePlan(Model(), request);
+  EXPECT_DOUBLE_EQ(forward->report.flops() * 3, both->report.flops());
+  EXPECT_LT(forward->report.peak_bytes(), both->report.peak_bytes() / 2);
+}
+
+TEST(PlannerTest, AClusterEndsWhereItsPrefixesFillHalfTheBudget) {
+  PlannerModel model = Model();
+  ByteShape shape;
+  shape.config = model.config;
+  PlannerRequest request;
+  request.groups = {Group("a", 513, {16, 16}), Group("b", 513, {16, 16}), Group("c", 513, {16, 16})};
+  model.run.set_memory_budget_bytes(static_cast<uint64_t>(2 * PrefixBytes(shape, 1024)));
+  EXPECT_EQ(PlanText(model, request), "c[A:0,1 | 0.0 0.1 1.0 1.1]c[A:2 | 2.0 2.1]");
+}
+
+}  // namespace
+}  // namespace stemma
