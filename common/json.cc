@@ -31,7 +31,7 @@ class Checker : public nlohmann::json_sax<json> {
   bool end_array() override { return Leave(); }
 
   bool key(string_t& key) override {
-    if (!keys_.back().insert(key).second) return Fail(absl::StrCat("key \"", key.substr(0, 80), "\" appears twice"));
+    if (!keys_.back().insert(key).second) return Fail(absl::StrCat("key ", JsonExcerpt(key), " appears twice"));
     return Count();
   }
 
@@ -100,7 +100,7 @@ std::string JsonTypeName(const json& value) {
 
 std::string JsonExcerpt(const json& value) {
   if (value.is_structured()) return JsonTypeName(value);
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
   if (text.size() > 80) text = text.substr(0, 77) + "...";
   return text;
 }

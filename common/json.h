@@ -25,7 +25,7 @@ absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, const JsonLimits
 // "a string", "an object", ...: for messages.
 std::string JsonTypeName(const nlohmann::json& value);
 
-// The value's text, shortened: for messages.
+// The value's text in ASCII, on one line, shortened: for messages, which hold what strangers wrote only in this form.
 std::string JsonExcerpt(const nlohmann::json& value);
 
 }  // namespace stemma

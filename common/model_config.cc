@@ -29,8 +29,8 @@ absl::StatusOr<Family> ParseFamily(const JsonFields& fields) {
   for (const Family& family : kFamilies) {
     if (family.model_type == model_type) return family;
   }
-  return fields.Error("model_type", absl::StrCat("\"", model_type.substr(0, 80),
-                                                 "\" is not supported: this server trains llama (Llama 3.x), qwen2 "
+  return fields.Error("model_type", absl::StrCat(JsonExcerpt(model_type),
+                                                 " is not supported: this server trains llama (Llama 3.x), qwen2 "
                                                  "(Qwen2, Qwen2.5) and qwen3 (dense)"));
 }
 

@@ -74,7 +74,7 @@ absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
   if (const auto object = fields.Object("weight_map"); !object.ok()) return Prefixed(path, object.status());
   WeightMap weight_map;
   for (const auto& [tensor, file] : (*root)["weight_map"].items()) {
-    const std::string field = absl::StrCat("weight_map[\"", tensor.substr(0, 200), "\"]");
+    const std::string field = absl::StrCat("weight_map[", JsonExcerpt(tensor), "]");
     if (!file.is_string()) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": ", field, " is not a string"));
     }
@@ -103,7 +103,7 @@ absl::Status CheckIndex(const std::vector<ModelShard>& shards, const WeightMap& 
     for (const safetensors::TensorEntry& tensor : shard.header.tensors) {
       const auto it = weight_map.find(tensor.name);
       if (it == weight_map.end() || it->second != shard.file_name) {
-        return absl::InvalidArgumentError(absl::StrCat(shard.path, ": tensor \"", tensor.name.substr(0, 200), "\" is ",
+        return absl::InvalidArgumentError(absl::StrCat(shard.path, ": tensor ", JsonExcerpt(tensor.name), " is ",
                                                        it == weight_map.end() ? "not in " : "in another file by ",
                                                        kIndex));
       }
@@ -118,7 +118,7 @@ absl::Status CheckIndex(const std::vector<ModelShard>& shards, const WeightMap& 
   for (const auto& [tensor, file] : weight_map) {
     if (!present.contains(tensor)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(kIndex, ": weight_map[\"", tensor.substr(0, 200), "\"]: ", file, " has no such tensor"));
+          absl::StrCat(kIndex, ": weight_map[", JsonExcerpt(tensor), "]: ", file, " has no such tensor"));
     }
   }
   return absl::OkStatus();
@@ -158,7 +158,7 @@ bool IsIgnored(const safetensors::TensorEntry& tensor, const ModelConfig& config
 }
 
 absl::Status CheckTensor(const safetensors::TensorEntry& tensor, const TensorSpec* spec, const std::string& where) {
-  const std::string name = absl::StrCat(where, ": tensor \"", tensor.name.substr(0, 200), "\" ");
+  const std::string name = absl::StrCat(where, ": tensor ", JsonExcerpt(tensor.name), " ");
   if (spec == nullptr)
     return absl::InvalidArgumentError(absl::StrCat(name, "does not belong to the model of ", kConfig));
   if (tensor.shape != spec->shape) {

@@ -53,7 +53,7 @@ constexpr std::array<DtypeInfo, 15> kDtypes = {{{Dtype::kBool, "BOOL", 1},
 absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
 
 absl::Status InvalidTensor(const std::string& name, const std::string& message) {
-  return Invalid(absl::StrCat("tensor \"", name.substr(0, 200), "\": ", message));
+  return Invalid(absl::StrCat("tensor ", JsonExcerpt(name), ": ", message));
 }
 
 absl::StatusOr<uint64_t> HeaderBytes(std::string_view prefix, uint64_t file_bytes) {
@@ -118,7 +118,7 @@ absl::StatusOr<TensorEntry> ParseTensor(const std::string& name, const json& val
   if (!value.is_object()) return InvalidTensor(name, "its entry is not an object");
   for (const auto& [key, unused] : value.items()) {
     if (key != "dtype" && key != "shape" && key != "data_offsets") {
-      return InvalidTensor(name, absl::StrCat("field \"", key.substr(0, 80), "\" is unknown"));
+      return InvalidTensor(name, absl::StrCat("field ", JsonExcerpt(key), " is unknown"));
     }
   }
   TensorEntry entry;
@@ -144,8 +144,7 @@ absl::StatusOr<std::map<std::string, std::string>> ParseMetadata(const json& val
   std::map<std::string, std::string> metadata;
   for (const auto& [key, text] : value.items()) {
     if (!text.is_string()) {
-      return Invalid(
-          absl::StrCat("__metadata__ \"", key.substr(0, 80), "\" is ", JsonTypeName(text), ", not a string"));
+      return Invalid(absl::StrCat("__metadata__ ", JsonExcerpt(key), " is ", JsonTypeName(text), ", not a string"));
     }
     metadata[key] = text.get<std::string>();
   }

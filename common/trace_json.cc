@@ -186,7 +186,7 @@ absl::Status ReadMessage(const json& value, const std::string& path, Message& me
   if (!value.is_object()) return WrongType(path, "an object", value);
   for (const auto& [name, item] : value.items()) {
     const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(name);
-    const std::string field_path = Join(path, name.substr(0, 80));
+    const std::string field_path = Join(path, absl::CEscape(name.substr(0, 80)));
     if (field == nullptr) return Invalid(field_path, "unknown field");
     if (item.is_null()) return Invalid(field_path, "is null: leave the field out");
     const auto* oneof = field->real_containing_oneof();
@@ -312,7 +312,7 @@ absl::StatusOr<TraceRequest> ParseTraceRequest(std::string_view text) {
         RETURN_IF_ERROR(ReadMessage(value[i], absl::StrCat("groups[", i, "]"), request.groups.emplace_back()));
       }
     } else {
-      return Invalid(name.substr(0, 80), "unknown field; a line has header and groups");
+      return Invalid(absl::CEscape(name.substr(0, 80)), "unknown field; a line has header and groups");
     }
   }
   if (!root.contains("header")) return Invalid("header", "is missing");
