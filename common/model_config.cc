@@ -141,7 +141,7 @@ absl::Status ParseRope(const JsonFields& fields, ModelConfig& config) {
     } else if (rope_type != "default") {
       return rope.Error(
           rope.Find("rope_type") != nullptr ? "rope_type" : "type",
-          absl::StrCat("\"", rope_type.substr(0, 80), "\" is not supported: only \"default\" and \"llama3\" are"));
+          absl::StrCat(JsonExcerpt(rope_type), " is not supported: only \"default\" and \"llama3\" are"));
     }
   }
   if (!(config.rope_theta > 0)) return fields.Error("rope_theta", "must be above 0");
