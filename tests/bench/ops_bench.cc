@@ -12,6 +12,7 @@
 
 #include "common/clock.h"
 #include "worker/kernels/rowwise_table.h"
+#include "worker/memory/cpu_allocator.h"
 #include "worker/ops/attention.h"
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
@@ -196,6 +197,7 @@ void BenchGemm() {
 }  // namespace stemma
 
 int main(int argc, char** argv) {
+  stemma::InstallCpuAllocator();
   const c10::InferenceMode no_graph;
   at::set_num_threads(argc > 1 ? std::atoi(argv[1]) : 2);
   std::printf("T=%ld D=%ld H=%ld K=%ld E=%ld F=%ld fp32, %d threads, kernels: %s\n", static_cast<long>(stemma::kT),

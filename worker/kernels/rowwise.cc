@@ -52,14 +52,18 @@ void ForRowsWithSum(int64_t rows, int64_t width, A* sums, const F& f) {
 
 }  // namespace
 
-const KernelTable& ChosenTable() {
-  static const KernelTable& chosen = []() -> const KernelTable& {
+std::vector<const KernelTable*> SupportedTables() {
+  std::vector<const KernelTable*> tables;
 #if defined(STEMMA_HAVE_X86_LEVELS)
-    if (__builtin_cpu_supports("x86-64-v4")) return isa_v4::kTable;
-    if (__builtin_cpu_supports("x86-64-v3")) return isa_v3::kTable;
+  if (__builtin_cpu_supports("x86-64-v4")) tables.push_back(&isa_v4::kTable);
+  if (__builtin_cpu_supports("x86-64-v3")) tables.push_back(&isa_v3::kTable);
 #endif
-    return isa_baseline::kTable;
-  }();
+  tables.push_back(&isa_baseline::kTable);
+  return tables;
+}
+
+const KernelTable& ChosenTable() {
+  static const KernelTable& chosen = *SupportedTables().front();
   return chosen;
 }
 

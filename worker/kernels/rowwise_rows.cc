@@ -4,6 +4,7 @@
 // No inline function of another header may be called here: the linker keeps one copy of such a function, and it could
 // be the copy built for an instruction set that the machine lacks.
 #include "worker/kernels/rowwise_table.h"
+#include "worker/kernels/vector_exp.h"
 
 namespace stemma::kernels::STEMMA_ISA {
 
@@ -22,31 +23,6 @@ inline void Store(Bf16& out, float x) {
   out.bits = static_cast<uint16_t>(x != x ? 0x7fc0u : rounded);
 }
 
-inline float Power2(int32_t n) { return __builtin_bit_cast(float, (n + 127) << 23); }
-
-// e^x to about 1 ulp: x = n ln2 + r, |r| <= ln2/2, a polynomial for e^r (Cephes), scaled by 2^n in two steps so that
-// results reach denormals and infinity. Branch-free, so that loops around it vectorise; libm's does not.
-inline float Exp(float x) {
-  x = x < -104.0f ? -104.0f : x;
-  x = x > 89.0f ? 89.0f : x;
-  constexpr float kMagic = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer
-  const float shifted = x * 1.44269504088896341f + kMagic;
-  const float n = shifted - kMagic;
-  float r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const int32_t exponent = __builtin_bit_cast(int32_t, shifted) - __builtin_bit_cast(int32_t, kMagic);
-  const int32_t half = exponent >> 1;
-  return p * Power2(half) * Power2(exponent - half);
-}
-inline double Exp(double x) { return __builtin_exp(x); }
-
 // log(1 + u) for 0 <= u <= 1: 2 atanh(u / (2 + u)); the first dropped term is below 1e-9.
 inline float Log1p(float u) {
   const float z = u / (2.0f + u);
@@ -64,7 +40,7 @@ inline double Log1p(double u) { return __builtin_log1p(u); }
 
 template <typename A>
 inline A Sigmoid(A x) {
-  return A(1) / (A(1) + Exp(-x));
+  return A(1) / (A(1) + VectorExp(-x));
 }
 
 template <typename T>
@@ -321,7 +297,7 @@ void MergeRows(const MergeArgs<T>& a, int64_t begin, int64_t end) {
       const AttentionPart<A>& c = a.ancestor;
       const A* ancestor = c.out + k * c.kv_stride + i * c.group_stride + t * c.row_stride;
       const A diff = c.lse[k * c.lse_kv_stride + i * c.lse_group_stride + t * c.lse_row_stride] - lse;
-      const A small = Exp(diff < 0 ? diff : -diff);  // e^-|diff|
+      const A small = VectorExp(diff < 0 ? diff : -diff);  // e^-|diff|
       const A larger = A(1) / (A(1) + small);
       MergeRow<T>(own, ancestor, diff < 0 ? small * larger : larger, size, out);
       *lse_out = lse + (diff < 0 ? A(0) : diff) + Log1p(small);

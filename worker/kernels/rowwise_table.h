@@ -4,6 +4,8 @@
 // of LibTorch. Sums over rows are added to `partial`, which the caller zeroes and reduces.
 #pragma once
 
+#include <vector>
+
 #include "worker/kernels/rowwise.h"
 
 namespace stemma::kernels {
@@ -41,7 +43,10 @@ extern const KernelTable kTable;
 }
 #endif
 
-// The best table that this machine can run; chosen once.
+// The tables that this machine can run, best first.
+std::vector<const KernelTable*> SupportedTables();
+
+// The best of them; chosen once.
 const KernelTable& ChosenTable();
 
 }  // namespace stemma::kernels
