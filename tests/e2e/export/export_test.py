@@ -1,0 +1,111 @@
+"""Models in and out of `stemma local`: what an export holds, and that transformers agrees with it."""
+
+import os
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import stemma
+from oracle import hf64, models, requests, step
+
+STEMMA = os.path.join(os.environ["STEMMA_BUILD_DIR"], "bin", "stemma")
+SHAPE = [(9, [4, 1, 6]), (1, [2, 5]), (14, [3, 3])]
+SHARD = "40KB"
+
+
+def server(model, **options):
+    return stemma.LocalServer(model, binary=STEMMA, threads=1, **options)
+
+
+def update(client, request, **options):
+    header = request["header"]
+    return client.update_actor(request["groups"], loss=header["loss"], adam=header["adam"], old="client", **options)
+
+
+def contents(directory):
+    return {name: open(os.path.join(directory, name), "rb").read() for name in os.listdir(directory)}
+
+
+def tensors(directory):
+    result = {}
+    for name in os.listdir(directory):
+        if name.endswith(".safetensors"):
+            result.update(load_file(os.path.join(directory, name)))
+    return result
+
+
+def fp32_log_probs(directory, request):
+    """By rollout_id, by transformers as a user has it: fp32, sdpa."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    result = {}
+    for row in step.rows_of(request):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([row.prompt + row.response])).logits[0, len(row.prompt) - 1:-1]
+        result[row.id] = hf64.log_probs_and_entropy(logits, row.response, 1.0)[0]
+    return result
+
+
+@pytest.mark.parametrize("spec,run_dtype,shard", [
+    (models.Spec("llama"), "fp32", "1GB"), (models.Spec("llama"), "fp32", SHARD),
+    (models.Spec("qwen2", tied=True, dtype="bfloat16"), "fp32", "1GB"),
+    (models.Spec("qwen3", head_size=16, dtype="bfloat16"), "bf16", SHARD),
+    (models.Spec("qwen3", head_size=16, dtype="float16"), "fp64", SHARD),
+], ids=["fp32", "fp32 sharded", "bf16 tied in an fp32 run", "bf16 sharded", "fp16 sharded in an fp64 run"])
+def test_an_export_before_any_step_is_byte_for_byte_what_was_loaded(spec, run_dtype, shard, tmp_path):
+    loaded = models.make(str(tmp_path / "model"), spec, shard)
+    if shard == SHARD:
+        assert os.path.exists(os.path.join(loaded, "model.safetensors.index.json"))
+    with server(loaded, dtype=run_dtype, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        exported = contents(client.export("untouched"))
+    original = contents(loaded)
+    assert exported.keys() == original.keys()
+    assert [name for name in original if exported[name] != original[name]] == []
+
+
+@pytest.mark.parametrize("family,shard", [("llama", "1GB"), ("qwen2", SHARD), ("qwen3", "1GB")])
+def test_transformers_opens_an_export_after_a_step_and_finds_our_log_probs(family, shard, tmp_path):
+    loaded = models.make(str(tmp_path / "model"), models.Spec(family), shard)
+    request = requests.make(hf64.Hf64(loaded), SHAPE, requests.LOSSES["vanilla"], masks="none")
+    with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        update(client, request)
+        exported = client.export("after")
+        ours = {name: torch.tensor(list(result.log_probs), dtype=torch.float32)
+                for name, result in client.log_probs(request["groups"]).items()}
+    before, after = tensors(loaded), tensors(exported)
+    assert before.keys() == after.keys()
+    moved = sum(not torch.equal(before[name], after[name]) for name in before)
+    assert moved == len(before), "AdamW with decay moves every tensor"
+    theirs = fp32_log_probs(exported, request)
+    # fp32: 2^-24 relative on logits of size 10 in sums of 64 terms, both sides; a wrong weight gives 1e-3 and more.
+    worst = max((ours[name] - value).abs().max().item() for name, value in theirs.items())
+    assert worst < 2e-5, worst
+    stale = fp32_log_probs(loaded, request)
+    assert max((ours[name] - value).abs().max().item() for name, value in stale.items()) > 1e-3, "control: the old weights"
+
+
+def test_a_float64_export_of_an_fp64_run_holds_the_oracle_s_weights(tmp_path):
+    loaded = models.make(str(tmp_path / "model"), models.Spec("qwen3", head_size=16))
+    oracle = hf64.Hf64(loaded)
+    request = requests.make(oracle, SHAPE, requests.LOSSES["vanilla"], masks="none")
+    with server(loaded, dtype="fp64", data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        result = update(client, request)
+        exported = tensors(client.export("exact", dtype="float64"))
+    expected, history = step.train(oracle, request)
+    unit = request["header"]["adam"]["learning_rate"]
+    assert exported.keys() == expected.keys()
+    for name, value in expected.items():
+        assert exported[name].dtype == torch.float64
+        assert (exported[name] - value).abs().max() < 1e-6 * unit, name  # why 1e-6: tests/schedule/steps_test.py
+    assert abs(result.metrics["actor/loss"] - history[0][0]) < 1e-12
+    assert abs(result.metrics["actor/grad_norm"] / history[0][1] - 1) < 1e-12
+
+
+def test_a_hub_cache_s_snapshot_of_links_loads_and_exports_regular_files(tmp_path):
+    snapshot = models.make_snapshot(str(tmp_path / "cache"), models.Spec("llama"), SHARD)
+    assert all(os.path.islink(os.path.join(snapshot, name)) for name in os.listdir(snapshot))
+    with server(snapshot, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        exported = client.export("copy")
+    assert contents(exported) == contents(snapshot)
+    assert not any(os.path.islink(os.path.join(exported, name)) for name in os.listdir(exported))
