@@ -77,24 +77,3 @@ def kl(name, log_prob, ref_log_prob):
         return _kl_value(name, x)
     gradient = _kl_value("k2", x)
     return _kl_value(name[:-1], x).detach() + gradient - gradient.detach()
-
-
-def counts(loss, log_prob, *, old_log_prob=None, advantage=None, mask=None):
-    """Sums over unmasked tokens: (clipped, clipped by the dual clip, old - new with the mode's clamp)."""
-    zero, mode = torch.zeros_like(log_prob), loss["loss_mode"]
-    clipped, lower, drift = zero, zero, zero
-    if mode in ("vanilla", "cispo", "importance_sampling"):
-        drift = torch.clamp(old_log_prob - log_prob, -20.0, 20.0)
-    elif mode == "gspo":
-        drift = old_log_prob - log_prob
-    if mode in ("vanilla", "gspo"):
-        ratio = (_ratio(loss, log_prob, old_log_prob) if mode == "vanilla" else
-                 sequence_ratio(log_prob, old_log_prob, mask))
-        clipped = (-advantage * _clip(loss, ratio) > -advantage * ratio).double()
-        if mode == "vanilla" and loss.get("clip_ratio_c") is not None:
-            bound = -advantage * loss["clip_ratio_c"]
-            lower = ((_surrogate(loss, advantage, ratio) > bound) & (advantage < 0)).double()
-    elif mode == "cispo":
-        ratio = _ratio(loss, log_prob, old_log_prob)
-        clipped = (ratio != _clip(loss, ratio)).double()
-    return tuple((values * mask).sum().item() for values in (clipped, lower, drift))

@@ -406,6 +406,10 @@ TEST(LossSumsTest, CountsTheClipsThatAreActive) {
   EXPECT_EQ(Evaluate(WithMode(LossMode::kGpg), c).sums.clipped, 0);
   EXPECT_EQ(Evaluate(WithMode(LossMode::kGspo), GspoRollout(0.4, 1)).sums.clipped, 3);
   EXPECT_EQ(Evaluate(WithMode(LossMode::kGspo), GspoRollout(0.4, -1)).sums.clipped, 0);
+  // Three tokens at 25 + 0.3, - 0.5, + 0.2: gspo does not clamp d.
+  EXPECT_NEAR(Evaluate(WithMode(LossMode::kGspo), GspoRollout(25, 1)).sums.neg_log_ratio, -75,
+              1e-13);  // three roundings
+  EXPECT_EQ(Evaluate(WithMode(LossMode::kVanilla), GspoRollout(25, 1)).sums.neg_log_ratio, -60);
 }
 
 TEST(LossSumsTest, AddsEveryField) {
