@@ -1,0 +1,155 @@
+#include "server/coordinator/coordinator.h"
+
+#include <utility>
+#include <variant>
+
+#include "common/error.h"
+#include "glog/logging.h"
+
+namespace stemma {
+
+Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, const Clock& clock,
+                         std::function<void(bool)> on_readiness)
+    : clock_(clock), on_readiness_(std::move(on_readiness)), state_(std::move(options), std::move(plan)) {
+  thread_ = std::thread([this] { Run(); });
+}
+
+Coordinator::~Coordinator() { Stop(); }
+
+void Coordinator::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopped_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+CallId Coordinator::Call(std::shared_ptr<ClientCall> call, const std::function<Event(CallId)>& make_event) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (events_.size() < kEventsMax && !stopped_) {
+      const CallId id = next_id_++;
+      calls_[id] = std::move(call);
+      Post(make_event(id));
+      return id;
+    }
+  }
+  call->OnReply(MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "too many calls wait for the coordinator",
+                          {.retry_after = absl::Seconds(1)}));
+  return 0;
+}
+
+void Coordinator::CallGone(CallId call) {
+  absl::MutexLock lock(&mutex_);
+  if (calls_.erase(call) > 0) Post(CallGoneEvent{call});
+}
+
+SessionId Coordinator::OpenSession(std::shared_ptr<WorkerLink> link) {
+  absl::MutexLock lock(&mutex_);
+  const SessionId id = next_id_++;
+  links_[id] = std::move(link);
+  return id;
+}
+
+void Coordinator::WorkerMessage(SessionId session, worker::v1::WorkerMessage message) {
+  absl::MutexLock lock(&mutex_);
+  Post(WorkerMessageEvent{session, std::move(message)});
+}
+
+void Coordinator::WorkerLost(SessionId session, const std::string& reason) {
+  absl::MutexLock lock(&mutex_);
+  if (links_.erase(session) > 0) Post(WorkerLostEvent{session, reason});
+}
+
+void Coordinator::Drain() {
+  absl::MutexLock lock(&mutex_);
+  Post(DrainEvent{});
+}
+
+bool Coordinator::WaitDrained(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithTimeout(absl::Condition(&drained_), timeout);
+}
+
+// False: stopped.
+bool Coordinator::NextEvent(Event& event) {
+  const absl::Duration wait = state_.NextDeadline() - clock_.Now();
+  absl::MutexLock lock(&mutex_);
+  const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !events_.empty(); };
+  mutex_.AwaitWithTimeout(absl::Condition(&awake), wait);
+  if (stopped_) return false;
+  if (events_.empty()) {
+    event = TickEvent{};
+  } else {
+    event = std::move(events_.front());
+    events_.pop_front();
+  }
+  return true;
+}
+
+void Coordinator::Run() {
+  Event event;
+  while (NextEvent(event)) {
+    Execute(state_.Handle(clock_.Now(), event));
+    if (const auto* message = std::get_if<WorkerMessageEvent>(&event)) {
+      if (const auto link = FindLink(message->session)) link->ReadNext();
+    }
+  }
+}
+
+void Coordinator::Execute(Decision decision) {
+  if (!decision.reason.empty()) LOG(INFO) << decision.reason;
+  for (Action& action : decision.actions) {
+    std::visit([this](auto& a) { Execute(a); }, action);
+  }
+}
+
+void Coordinator::Execute(SendAction& action) {
+  if (const auto link = FindLink(action.session)) link->Send(std::move(action.message));
+}
+
+void Coordinator::Execute(SendPayloadAction& action) {
+  if (const auto link = FindLink(action.session)) link->SendPayload(action.id, std::move(action.request));
+}
+
+void Coordinator::Execute(CloseSessionAction& action) {
+  const auto link = FindLink(action.session);
+  if (link == nullptr) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    links_.erase(action.session);
+  }
+  link->Close(action.status);
+}
+
+void Coordinator::Execute(ReplyAction& action) {
+  if (const auto call = FindCall(action.call, /*take=*/true)) call->OnReply(std::move(action.reply));
+}
+
+void Coordinator::Execute(ChunkAction& action) {
+  if (const auto call = FindCall(action.call, /*take=*/false)) call->OnChunk(std::move(action.chunk));
+}
+
+void Coordinator::Execute(ReadinessAction& action) { on_readiness_(action.ready); }
+
+void Coordinator::Execute(DrainedAction&) {
+  absl::MutexLock lock(&mutex_);
+  drained_ = true;
+}
+
+std::shared_ptr<WorkerLink> Coordinator::FindLink(SessionId session) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = links_.find(session);
+  return it == links_.end() ? nullptr : it->second;
+}
+
+std::shared_ptr<ClientCall> Coordinator::FindCall(CallId call, bool take) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = calls_.find(call);
+  if (it == calls_.end()) return nullptr;
+  std::shared_ptr<ClientCall> found = it->second;
+  if (take) calls_.erase(it);
+  return found;
+}
+
+}  // namespace stemma

@@ -1,0 +1,99 @@
+// Coordinator: the one thread that owns the CoordinatorState. Events come from any thread through a bounded queue; the
+// thread handles them one by one and executes the actions. No gRPC here: sessions and calls are interfaces.
+//
+// Thread safety: every public method may be called from any thread; none of them blocks but WaitDrained and Stop.
+// Invariants:
+//  (1) a call is answered exactly once, or never after CallGone.
+//  (2) a session's next message is asked for (ReadNext) only after the one before was handled: at most one of each
+//      session is in the queue.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "server/core/coordinator_state.h"
+#include "server/core/events.h"
+
+namespace stemma {
+
+// A worker's stream. Called by the coordinator thread; nothing here may block.
+class WorkerLink {
+ public:
+  virtual ~WorkerLink() = default;
+  virtual void Send(worker::v1::ServerMessage message) = 0;
+  // Cut into chunks as the stream takes them.
+  virtual void SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request) = 0;
+  virtual void ReadNext() = 0;
+  virtual void Close(const absl::Status& status) = 0;
+};
+
+// A client's call. Called by the coordinator thread; nothing here may block.
+class ClientCall {
+ public:
+  virtual ~ClientCall() = default;
+  virtual void OnChunk(std::shared_ptr<const v1::GroupResult> chunk) = 0;
+  virtual void OnReply(Reply reply) = 0;  // the last thing that is called
+};
+
+class Coordinator {
+ public:
+  static constexpr size_t kEventsMax = 4096;
+
+  // `on_readiness` is called by the coordinator thread.
+  Coordinator(CoordinatorOptions options, PlanFunction plan, const Clock& clock,
+              std::function<void(bool)> on_readiness);
+  ~Coordinator();
+
+  // Posts the event that `make_event` makes of the call's id. A full queue answers the call with QUEUE_FULL at once.
+  CallId Call(std::shared_ptr<ClientCall> call, const std::function<Event(CallId)>& make_event);
+  void CallGone(CallId call);
+
+  SessionId OpenSession(std::shared_ptr<WorkerLink> link);
+  void WorkerMessage(SessionId session, worker::v1::WorkerMessage message);
+  void WorkerLost(SessionId session, const std::string& reason);
+
+  void Drain();
+  // False: nothing was drained within `timeout`.
+  bool WaitDrained(absl::Duration timeout);
+  // Ends the thread; calls that wait are dropped unanswered. Idempotent.
+  void Stop();
+
+ private:
+  void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { events_.push_back(std::move(event)); }
+  void Run();
+  bool NextEvent(Event& event);
+  void Execute(Decision decision);
+  void Execute(SendAction& action);
+  void Execute(SendPayloadAction& action);
+  void Execute(CloseSessionAction& action);
+  void Execute(ReplyAction& action);
+  void Execute(ChunkAction& action);
+  void Execute(ReadinessAction& action);
+  void Execute(DrainedAction& action);
+  std::shared_ptr<WorkerLink> FindLink(SessionId session);
+  std::shared_ptr<ClientCall> FindCall(CallId call, bool take);
+
+  const Clock& clock_;
+  const std::function<void(bool)> on_readiness_;
+  CoordinatorState state_;  // of thread_
+
+  absl::Mutex mutex_;
+  std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);
+  std::map<SessionId, std::shared_ptr<WorkerLink>> links_ ABSL_GUARDED_BY(mutex_);
+  std::map<CallId, std::shared_ptr<ClientCall>> calls_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  bool drained_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace stemma

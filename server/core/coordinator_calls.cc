@@ -1,0 +1,299 @@
+// Clients' calls: admission, repeats, queries.
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "common/loss_names.h"
+#include "common/names.h"
+#include "common/status_macros.h"
+#include "server/core/coordinator_send.h"
+
+namespace stemma {
+namespace {
+
+absl::Status UnknownRequest(const RequestTable& table, const std::string& id) {
+  if (table.IsExpired(id)) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "REQUEST_ID_EXPIRED",
+        absl::StrCat("request ", id, " ended long ago; its outcome is no longer kept (limits.requests_kept)"));
+  }
+  return MakeError(absl::StatusCode::kNotFound, "NOT_FOUND", absl::StrCat("no request ", id, " was accepted"));
+}
+
+absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
+  if (absl::Status status = CheckFileName(request.name()); !status.ok()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_REQUEST", std::string(status.message()),
+                     {.violations = {{"name", std::string(status.message())}}});
+  }
+  static constexpr std::array kDtypes = {"float32", "float64", "bfloat16", "float16"};
+  if (!request.has_dtype() || std::find(kDtypes.begin(), kDtypes.end(), request.dtype()) != kDtypes.end()) {
+    return absl::OkStatus();
+  }
+  const std::string text = "is none of float32, float64, bfloat16, float16";
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_REQUEST", absl::StrCat("dtype ", text),
+                   {.violations = {{"dtype", text}}});
+}
+
+absl::Time Deadline(absl::Time now, std::optional<uint64_t> wait_ms) {
+  return wait_ms ? now + absl::Milliseconds(std::min<uint64_t>(*wait_ms, 1ull << 40)) : absl::InfiniteFuture();
+}
+
+}  // namespace
+
+absl::Status CoordinatorState::NotServing() const {
+  if (draining_) return RetryableError("DRAINING", "the server stops");
+  if (worker_ && worker_->ready) return absl::OkStatus();
+  if (!ever_ready_) return RetryableError("STARTING", "no worker has loaded the model yet");
+  return RetryableError("RECOVERING", "the worker was lost and no other has loaded the model yet");
+}
+
+absl::Status CoordinatorState::CheckExpectedStep(const v1::RequestHeader& header, uint64_t step) const {
+  if (!header.has_expected_step() || header.expected_step() == step) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kAborted, "STEP_MISMATCH",
+                   absl::StrCat("expected_step is ", header.expected_step(), ", the request would start at step ", step,
+                                " of lineage ", lineage_),
+                   {.metadata = {{"step", absl::StrCat(step)}, {"lineage", lineage_}}});
+}
+
+absl::Status CoordinatorState::AdmitJob(uint64_t bytes) const {
+  const v1::Limits& limits = options_.config.limits();
+  const uint64_t jobs = table_.open_count() + call_jobs_.size();
+  const uint64_t queued_bytes = table_.open_bytes() + call_job_bytes_;
+  std::string what;
+  if (jobs >= limits.requests_in_flight()) {
+    what = absl::StrCat(jobs, " requests are in flight, the limit is ", limits.requests_in_flight());
+  } else if (queued_bytes > 0 && queued_bytes + bytes > limits.request_bytes_in_flight()) {
+    what = absl::StrCat(queued_bytes, " bytes of requests are in flight, with this one's ", bytes, " the limit of ",
+                        limits.request_bytes_in_flight(), " is passed");
+  } else {
+    return absl::OkStatus();
+  }
+  return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", what, {.retry_after = kRetryAfter});
+}
+
+// The step at which a request accepted now would start, if nothing before it is skipped or fails.
+uint64_t CoordinatorState::StepAfterQueue() {
+  uint64_t step = step_;
+  for (const UpdateRecord* record : table_.Open()) {
+    step += record->status.steps_total() - std::min(record->k, record->status.steps_total());
+  }
+  return step;
+}
+
+void CoordinatorState::OnEvent(const SubmitEvent& event) {
+  const TrainingRequest& request = *event.request;
+  const bool update = request.kind == TrainingRequest::Kind::kUpdate;
+  const bool validate_only = request.header().validate_only();
+  if (update && !validate_only && AnswerRepeat(event)) return;
+  absl::Status admitted = NotServing();
+  if (admitted.ok()) admitted = CheckExpectedStep(request.header(), StepAfterQueue());
+  if (admitted.ok() && !validate_only) admitted = AdmitJob(request.bytes);
+  if (!admitted.ok()) return Reply(event.call, admitted);
+  absl::StatusOr<RequestPlan> plan = plan_(request, config_);
+  if (!plan.ok()) return Reply(event.call, plan.status());
+  if (validate_only) {
+    v1::RequestStatus status;
+    status.set_request_id(request.header().request_id());
+    status.set_steps_total(plan->plan.steps_size());
+    *status.mutable_plan() = std::move(plan->report);
+    return Reply(event.call, std::move(status));
+  }
+  if (update) return AcceptUpdate(event, *std::move(plan));
+  const std::string id = absl::StrCat("~log-prob/", next_call_job_++);
+  call_job_bytes_ += request.bytes;
+  call_jobs_[id] =
+      CallJob{.call = event.call, .request = event.request, .plan = *std::move(plan), .export_request = {}};
+  queue_.push_back(id);
+}
+
+// True: the id was seen before and the call is answered, or waits.
+bool CoordinatorState::AnswerRepeat(const SubmitEvent& event) {
+  const v1::RequestHeader& header = event.request->header();
+  const std::string& id = header.request_id();
+  UpdateRecord* record = table_.Find(id);
+  if (record == nullptr) {
+    if (table_.IsExpired(id)) Reply(event.call, UnknownRequest(table_, id));
+    return table_.IsExpired(id);
+  }
+  const bool same = record->digest == event.request->digest;
+  if (record->rolled_back) {
+    if (!same) return false;  // ids are scoped by lineage: new rollouts under the new one
+    Reply(event.call,
+          MakeError(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
+                    absl::StrCat("request ", id, " belongs to lineage ", record->lineage,
+                                 ", whose weights are gone; the model is at step ", step_, " of lineage ", lineage_),
+                    {.metadata = {{"lineage", lineage_}, {"step", absl::StrCat(step_)}}}));
+    return true;
+  }
+  if (!same) {
+    Reply(event.call, MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_REUSED",
+                                absl::StrCat("request ", id, " was sent before with another payload")));
+    return true;
+  }
+  if (record->final() && record->resumable) return false;
+  const std::optional<uint64_t> wait_ms = header.has_wait_ms() ? std::optional(header.wait_ms()) : std::nullopt;
+  Say(absl::StrCat("request ", id, " came again: ", record->final() ? "its outcome is replayed" : "attached"));
+  Wait(*record, {.call = event.call, .deadline = Deadline(now_, wait_ms), .replayed = true});
+  return true;
+}
+
+void CoordinatorState::AcceptUpdate(const SubmitEvent& event, RequestPlan plan) {
+  const v1::RequestHeader& header = event.request->header();
+  UpdateRecord record;
+  record.id = header.request_id();
+  record.digest = event.request->digest;
+  record.lineage = lineage_;
+  record.bytes = event.request->bytes;
+  record.request = event.request;
+  record.status.set_request_id(record.id);
+  record.status.set_state(v1::ACCEPTED);
+  record.status.set_steps_total(plan.plan.steps_size());
+  *record.result.mutable_effective() = event.request->update;
+  *record.result.mutable_plan() = plan.report;
+  const v1::UpdateHeader& update = event.request->update;
+  if (update.has_ppo_mini_batch_size() && event.request->groups.size() % update.ppo_mini_batch_size() != 0) {
+    record.result.add_warnings(absl::StrCat("the last mini-batch of an epoch has ",
+                                            event.request->groups.size() % update.ppo_mini_batch_size(),
+                                            " groups instead of ", update.ppo_mini_batch_size()));
+  }
+  record.plan = std::move(plan);
+  UpdateRecord& kept = table_.Insert(std::move(record));
+  queue_.push_back(kept.id);
+  Say(absl::StrCat("request ", kept.id, " accepted: ", event.request->groups.size(), " groups, ",
+                   event.request->num_rollouts, " rollouts, ", kept.status.steps_total(), " steps, digest ",
+                   kept.digest.substr(0, 16)));
+  const std::optional<uint64_t> wait_ms = header.has_wait_ms() ? std::optional(header.wait_ms()) : std::nullopt;
+  Wait(kept, {.call = event.call, .deadline = Deadline(now_, wait_ms)});
+}
+
+void CoordinatorState::Wait(UpdateRecord& record, RequestWaiter waiter) {
+  if (record.final() || waiter.deadline <= now_) return AnswerWaiter(record, waiter);
+  record.waiters.push_back(waiter);
+}
+
+void CoordinatorState::AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter) {
+  if (waiter.failure_is_error && !record.failure.ok()) return Reply(waiter.call, record.failure);
+  v1::RequestStatus status = StatusOf(record);
+  status.set_replayed(waiter.replayed);
+  Reply(waiter.call, std::move(status));
+}
+
+v1::RequestStatus CoordinatorState::StatusOf(const UpdateRecord& record) const {
+  v1::RequestStatus status = record.status;
+  const auto place = std::find(queue_.begin(), queue_.end(), record.id);
+  if (place != queue_.end()) status.set_queue_position(static_cast<uint32_t>(place - queue_.begin()) + 1);
+  return status;
+}
+
+void CoordinatorState::OnEvent(const GetRequestEvent& event) {
+  UpdateRecord* record = table_.Find(event.request_id);
+  if (record == nullptr) return Reply(event.call, UnknownRequest(table_, event.request_id));
+  const absl::Time deadline = now_ + event.wait.value_or(absl::ZeroDuration());
+  Wait(*record, {.call = event.call, .deadline = deadline, .failure_is_error = false});
+}
+
+void CoordinatorState::OnEvent(const CancelEvent& event) {
+  UpdateRecord* record = table_.Find(event.request_id);
+  if (record == nullptr) return Reply(event.call, UnknownRequest(table_, event.request_id));
+  Wait(*record, {.call = event.call, .failure_is_error = false});
+  if (record->final()) return;
+  if (!IsRunning(record->id)) return FinishUpdate(*record, v1::CANCELLED, absl::OkStatus());
+  if (running_->phase == Phase::kCommitted) {
+    record->cancel_requested = true;  // the step stays; no other follows
+    return;
+  }
+  AbortRunning();
+  FinishUpdate(*record, v1::CANCELLED, absl::OkStatus());
+}
+
+void CoordinatorState::OnEvent(const ReadResultsEvent& event) {
+  UpdateRecord* record = table_.Find(event.request_id);
+  if (record == nullptr) return Reply(event.call, UnknownRequest(table_, event.request_id));
+  if (!record->final()) {
+    return Reply(event.call, MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_OPEN",
+                                       absl::StrCat("request ", record->id, " is not finished; wait with GetRequest")));
+  }
+  if (!record->failure.ok()) return Reply(event.call, record->failure);
+  if (record->results_dropped) {
+    return Reply(event.call, MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_ID_EXPIRED",
+                                       absl::StrCat("the log-probs of request ", record->id, " are no longer kept")));
+  }
+  if (record->status.has_result() && !record->status.result().effective().return_log_probs()) {
+    return Reply(event.call, MakeError(absl::StatusCode::kFailedPrecondition, "UNSUPPORTED",
+                                       absl::StrCat("request ", record->id, " was sent without return_log_probs")));
+  }
+  for (const auto& chunk : record->results) decision_.actions.push_back(ChunkAction{event.call, chunk});
+  Reply(event.call, absl::OkStatus());
+}
+
+void CoordinatorState::OnEvent(const ListRequestsEvent& event) {
+  v1::ListRequestsResponse response;
+  for (const UpdateRecord* record : table_.InOrder()) {
+    v1::RequestStatus& status = *response.add_requests();
+    status = StatusOf(*record);
+    if (!status.has_result()) continue;
+    v1::UpdateResult stripped;
+    *stripped.mutable_metrics() = status.result().metrics();
+    *status.mutable_result() = std::move(stripped);
+  }
+  Reply(event.call, std::move(response));
+}
+
+void CoordinatorState::OnEvent(const ExportEvent& event) {
+  absl::Status admitted = CheckExport(event.request);
+  if (admitted.ok()) admitted = NotServing();
+  if (admitted.ok()) admitted = AdmitJob(0);
+  if (!admitted.ok()) return Reply(event.call, admitted);
+  const std::string id = absl::StrCat("~export/", next_call_job_++);
+  call_jobs_[id] = CallJob{.call = event.call, .request = nullptr, .plan = {}, .export_request = event.request};
+  queue_.push_back(id);
+}
+
+void CoordinatorState::OnEvent(const CallGoneEvent& event) {
+  for (UpdateRecord* record : table_.Open()) {
+    std::erase_if(record->waiters, [&](const RequestWaiter& waiter) { return waiter.call == event.call; });
+  }
+  for (auto& [id, job] : call_jobs_) {
+    if (job.call != event.call) continue;
+    job.call = 0;
+    if (job.request == nullptr) return;  // an export goes on: its files may be wanted
+    if (IsRunning(id)) AbortRunning();
+    return FinishCallJob(std::string(id), absl::CancelledError("the client left"));
+  }
+}
+
+v1::ModelInfo::State CoordinatorState::ModelState() const {
+  if (draining_) return v1::ModelInfo::DRAINING;
+  if (!worker_ || !worker_->ready) return ever_ready_ ? v1::ModelInfo::RECOVERING : v1::ModelInfo::LOADING;
+  return running_ && !absl::StartsWith(running_->id, "~") ? v1::ModelInfo::STEPPING : v1::ModelInfo::IDLE;
+}
+
+void CoordinatorState::OnEvent(const GetModelEvent& event) {
+  v1::ModelInfo info;
+  info.set_state(ModelState());
+  info.set_step(step_);
+  info.set_weight_version(weight_version_);
+  info.set_lineage(lineage_);
+  info.set_model_type(options_.model.model_type);
+  info.set_num_parameters(options_.model.num_parameters());
+  info.set_vocab_size(options_.model.vocab_size);
+  info.set_max_positions(options_.model.max_positions);
+  Reply(event.call, std::move(info));
+}
+
+void CoordinatorState::OnEvent(const GetServerInfoEvent& event) {
+  v1::ServerInfo info;
+  info.set_version(options_.version);
+  info.set_api("stemma.v1");
+  for (std::string_view name : LossModeNames()) info.add_loss_modes(std::string(name));
+  for (std::string_view name : AggModeNames()) info.add_loss_agg_modes(std::string(name));
+  for (std::string_view name : KlTypeNames()) info.add_kl_loss_types(std::string(name));
+  *info.mutable_config() = config_;
+  info.set_workers_connected(worker_ ? 1 : 0);
+  Reply(event.call, std::move(info));
+}
+
+}  // namespace stemma

@@ -1,0 +1,36 @@
+// What the parts of CoordinatorState share: messages to the worker, retryable errors. Included by its .cc files only.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "common/error.h"
+#include "server/core/coordinator_state.h"
+
+namespace stemma {
+
+inline constexpr absl::Duration kRetryAfter = absl::Seconds(1);
+
+// UNAVAILABLE: the same request may come again, later.
+inline absl::Status RetryableError(const std::string& reason, const std::string& message) {
+  return MakeError(absl::StatusCode::kUnavailable, reason, message, {.retry_after = kRetryAfter});
+}
+
+inline void Put(worker::v1::ServerMessage& to, worker::v1::Configure&& m) { *to.mutable_configure() = std::move(m); }
+inline void Put(worker::v1::ServerMessage& to, worker::v1::DropPayload&& m) { *to.mutable_drop() = std::move(m); }
+inline void Put(worker::v1::ServerMessage& to, worker::v1::Prepare&& m) { *to.mutable_prepare() = std::move(m); }
+inline void Put(worker::v1::ServerMessage& to, worker::v1::Apply&& m) { *to.mutable_apply() = std::move(m); }
+inline void Put(worker::v1::ServerMessage& to, worker::v1::Abort&& m) { *to.mutable_abort() = std::move(m); }
+inline void Put(worker::v1::ServerMessage& to, worker::v1::LogProb&& m) { *to.mutable_log_prob() = std::move(m); }
+inline void Put(worker::v1::ServerMessage& to, worker::v1::Export&& m) { *to.mutable_export_() = std::move(m); }
+inline void Put(worker::v1::ServerMessage& to, worker::v1::Shutdown&& m) { *to.mutable_shutdown() = std::move(m); }
+
+// REQUIRES: a worker.
+template <typename Message>
+void CoordinatorState::SendToWorker(Message message) {
+  SendAction action{.session = worker_->session, .message = {}};
+  Put(action.message, std::move(message));
+  decision_.actions.push_back(std::move(action));
+}
+
+}  // namespace stemma

@@ -1,0 +1,36 @@
+#include "server/core/coordinator_state.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace stemma {
+
+CoordinatorState::CoordinatorState(CoordinatorOptions options, PlanFunction plan)
+    : options_(std::move(options)),
+      plan_(std::move(plan)),
+      config_(options_.config),
+      table_(options_.config.limits().requests_kept()) {
+  lineage_ = NewLineage();
+}
+
+Decision CoordinatorState::Handle(absl::Time now, const Event& event) {
+  now_ = now;
+  decision_ = Decision();
+  std::visit([this](const auto& e) { OnEvent(e); }, event);
+  StartJobs();
+  return std::exchange(decision_, Decision());
+}
+
+void CoordinatorState::Reply(CallId call, stemma::Reply reply) {
+  decision_.actions.push_back(ReplyAction{call, std::move(reply)});
+}
+
+void CoordinatorState::Say(std::string_view reason) {
+  absl::StrAppend(&decision_.reason, decision_.reason.empty() ? "" : "; ",
+                  absl::string_view(reason.data(), reason.size()));
+}
+
+std::string CoordinatorState::NewLineage() { return absl::StrCat(options_.lineage_prefix, "-", ++lineages_); }
+
+}  // namespace stemma

@@ -1,0 +1,164 @@
+// The server as a state machine: one worker, a queue of jobs (updates, log-prob passes, exports), the step protocol.
+// Pure: events and the time in, actions and a reason out; no clock, thread or I/O.
+//
+// Thread safety: none; owned by the coordinator thread.
+// Invariants:
+//  (1) jobs run one at a time, in the order they were accepted; nothing runs between Prepare and Applied of a step.
+//  (2) a vote or Applied counts only if all its keys are those of the running attempt and its session is the worker's.
+//  (3) step_ and weight_version_ change when an Applied counts, or with the lineage; weight_version_ never falls.
+//  (4) weights that are lost end their lineage: every open job answers ROLLED_BACK, never a silent rewind.
+//
+// Step: Prepare sent (PREPARING) -> Vote -> Apply sent (COMMITTED) -> Applied (APPLIED) -> the next k, or DONE.
+// Errors of requests: docs/errors.md.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/time/time.h"
+#include "common/model_config.h"
+#include "server/core/events.h"
+#include "server/core/request_plan.h"
+#include "server/core/request_table.h"
+
+namespace stemma {
+
+struct CoordinatorOptions {
+  uint64_t epoch = 1;
+  std::string lineage_prefix;  // random for each start: lineages are "<prefix>-1", "<prefix>-2", ...
+  std::string version;
+  std::string data_directory;
+  v1::RunConfig config;  // limits filled in
+  ModelConfig model;
+  absl::Duration worker_lost_after = absl::Seconds(15);    // without any message; > 3 heartbeats of 1 s
+  absl::Duration worker_return_within = absl::Minutes(5);  // else open jobs answer ATTEMPTS_EXHAUSTED
+  uint32_t attempts_max = 3;                               // of one step
+};
+
+class CoordinatorState {
+ public:
+  CoordinatorState(CoordinatorOptions options, PlanFunction plan);
+
+  Decision Handle(absl::Time now, const Event& event);
+
+  // When a TickEvent is due; InfiniteFuture: not before another event.
+  absl::Time NextDeadline();
+
+ private:
+  struct Worker {
+    SessionId session = 0;
+    std::string incarnation;
+    bool ready = false;
+    absl::Time last_heard;
+  };
+  // A log-prob pass or an export: it ends with its call.
+  struct CallJob {
+    CallId call = 0;
+    std::shared_ptr<const TrainingRequest> request;  // log-prob pass; null: an export
+    RequestPlan plan;
+    v1::ExportWeightsRequest export_request;
+  };
+  enum class Phase { kPreparing, kCommitted, kCallJob };
+  struct Running {
+    std::string id;
+    Phase phase = Phase::kCallJob;
+    worker::v1::StepKey key = {};
+    worker::v1::Vote vote = {};  // kCommitted
+    v1::StepResult::Outcome outcome = v1::StepResult::APPLIED;
+    absl::Time prepared_at = absl::InfinitePast();
+  };
+
+  // Membership and recovery: coordinator_worker.cc.
+  void OnEvent(const WorkerMessageEvent& event);
+  void OnEvent(const WorkerLostEvent& event);
+  void OnRegister(SessionId session, const worker::v1::Register& message);
+  void OnReady(const worker::v1::Ready& message);
+  void LoseWorker(const std::string& reason);
+  void LoseLineage();
+  void RetryRunningStep(const std::string& reason);
+  void FailEverything(const absl::Status& status);
+  void Drain();
+  void FinishDrain();
+  void Tick();
+
+  // The step protocol and jobs: coordinator_steps.cc.
+  void StartJobs();
+  void StartUpdate(UpdateRecord& record);
+  void StartCallJob(const std::string& id, const CallJob& job);
+  void PrepareNextStep(UpdateRecord& record);
+  void SendPrepare(UpdateRecord& record);
+  void OnVote(const worker::v1::Vote& vote);
+  void OnNoVote(UpdateRecord& record, const worker::v1::Vote& vote);
+  void SendApply(UpdateRecord& record, const worker::v1::Vote& vote, v1::StepResult::Outcome outcome);
+  void OnApplied(const worker::v1::Applied& applied);
+  void OnResultChunk(const worker::v1::ResultChunk& chunk);
+  void OnCallJobDone(const std::string& id, const v1::Failure* failure, uint64_t bytes);
+  void OnRefused(const worker::v1::Refused& refused);
+  void AddStepResult(UpdateRecord& record, v1::StepResult::Outcome outcome, const worker::v1::Applied* applied);
+  void FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure);
+  void FinishCallJob(const std::string& id, Reply reply);
+  void AbortRunning();
+
+  // Clients' calls: coordinator_calls.cc.
+  void OnEvent(const SubmitEvent& event);
+  void OnEvent(const ExportEvent& event);
+  void OnEvent(const GetRequestEvent& event);
+  void OnEvent(const CancelEvent& event);
+  void OnEvent(const ReadResultsEvent& event);
+  void OnEvent(const ListRequestsEvent& event);
+  void OnEvent(const GetModelEvent& event);
+  void OnEvent(const GetServerInfoEvent& event);
+  void OnEvent(const CallGoneEvent& event);
+  void OnEvent(const DrainEvent&) { Drain(); }
+  void OnEvent(const TickEvent&) { Tick(); }
+  bool AnswerRepeat(const SubmitEvent& event);
+  absl::Status AdmitJob(uint64_t bytes) const;
+  absl::Status CheckExpectedStep(const v1::RequestHeader& header, uint64_t step) const;
+  void AcceptUpdate(const SubmitEvent& event, RequestPlan plan);
+  void Wait(UpdateRecord& record, RequestWaiter waiter);
+  void AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter);
+  v1::RequestStatus StatusOf(const UpdateRecord& record) const;
+  v1::ModelInfo::State ModelState() const;
+  absl::Status NotServing() const;
+  uint64_t StepAfterQueue();
+
+  template <typename Message>
+  void SendToWorker(Message message);
+  void Reply(CallId call, stemma::Reply reply);
+  void Say(std::string_view reason);
+  bool IsRunning(const std::string& id) const { return running_ && running_->id == id; }
+  UpdateRecord& RunningUpdate();
+  std::string NewLineage();
+
+  const CoordinatorOptions options_;
+  const PlanFunction plan_;
+
+  absl::Time now_;     // of the event being handled
+  Decision decision_;  // being made
+
+  std::optional<Worker> worker_;
+  v1::RunConfig config_;  // in force; the budget filled in once a worker is ready
+  bool ever_ready_ = false;
+  absl::Time worker_missing_since_ = absl::InfiniteFuture();
+  uint64_t generation_ = 0;
+  uint64_t lineages_ = 0;
+  std::string lineage_;
+  uint64_t step_ = 0;
+  uint64_t weight_version_ = 1;  // 1: what the model directory holds
+  bool draining_ = false, drained_ = false;
+
+  RequestTable table_;
+  std::map<std::string, CallJob> call_jobs_;  // ids start with '~', which no request id does
+  uint64_t next_call_job_ = 1;
+  uint64_t call_job_bytes_ = 0;
+  std::deque<std::string> queue_;  // ids of updates and call jobs, the running one not among them
+  std::optional<Running> running_;
+  uint64_t ignored_ = 0;  // messages of another attempt or job
+};
+
+}  // namespace stemma

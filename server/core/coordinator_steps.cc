@@ -1,0 +1,302 @@
+// The step protocol and the queue of jobs.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "glog/logging.h"
+#include "server/core/coordinator_send.h"
+#include "server/core/step_metrics.h"
+
+namespace stemma {
+namespace {
+
+using worker::v1::StepKey;
+
+bool SameKey(const StepKey& a, const StepKey& b) {
+  return a.epoch() == b.epoch() && a.incarnation() == b.incarnation() && a.generation() == b.generation() &&
+         a.step() == b.step() && a.attempt() == b.attempt() && a.request_id() == b.request_id() && a.k() == b.k();
+}
+
+std::string KeyText(const StepKey& key) {
+  return absl::StrCat("request ", key.request_id(), " k ", key.k(), " step ", key.step(), " attempt ", key.attempt(),
+                      " incarnation ", key.incarnation(), " generation ", key.generation(), " epoch ", key.epoch());
+}
+
+double ClipFactor(const v1::AdamParams& adam, double grad_norm) {
+  if (adam.max_grad_norm() <= 0) return 1;
+  return std::min(1.0, adam.max_grad_norm() / (grad_norm + 1e-6));
+}
+
+absl::Status NonfiniteError(const std::string& message) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "NONFINITE_GRADIENT",
+                   absl::StrCat("the gradient is not finite: ", message, "; nothing of this step was applied"));
+}
+
+absl::Status NoVoteError(const worker::v1::Vote& vote) {
+  if (vote.no_reason() == "OUT_OF_MEMORY") {
+    return MakeError(absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE",
+                     absl::StrCat("the worker ran out of memory: ", vote.message(), "; send smaller groups"));
+  }
+  return MakeError(absl::StatusCode::kInternal, "INTERNAL", absl::StrCat("the worker failed: ", vote.message()));
+}
+
+}  // namespace
+
+void CoordinatorState::StartJobs() {
+  while (!running_ && worker_ && worker_->ready && !draining_ && !queue_.empty()) {
+    const std::string id = queue_.front();
+    queue_.pop_front();
+    if (UpdateRecord* record = table_.Find(id)) {
+      StartUpdate(*record);
+    } else {
+      StartCallJob(id, call_jobs_.at(id));
+    }
+  }
+}
+
+void CoordinatorState::StartUpdate(UpdateRecord& record) {
+  if (absl::Status status = CheckExpectedStep(record.request->header(), step_); !status.ok()) {
+    return FinishUpdate(record, v1::FAILED, status);
+  }
+  running_ = Running{.id = record.id};
+  decision_.actions.push_back(SendPayloadAction{worker_->session, record.id, record.request});
+  PrepareNextStep(record);
+}
+
+void CoordinatorState::StartCallJob(const std::string& id, const CallJob& job) {
+  running_ = Running{.id = id};
+  if (job.request == nullptr) {
+    worker::v1::Export message;
+    message.set_id(id);
+    message.set_name(job.export_request.name());
+    if (job.export_request.has_dtype()) message.set_dtype(job.export_request.dtype());
+    SendToWorker(std::move(message));
+    return;
+  }
+  decision_.actions.push_back(SendPayloadAction{worker_->session, id, job.request});
+  worker::v1::LogProb message;
+  message.set_id(id);
+  *message.mutable_header() = job.request->log_prob;
+  *message.mutable_plan() = job.plan.plan.steps(0);
+  SendToWorker(std::move(message));
+}
+
+void CoordinatorState::PrepareNextStep(UpdateRecord& record) {
+  const v1::Plan& plan = record.plan.plan;
+  for (; static_cast<int>(record.k) < plan.steps_size(); ++record.k) {
+    const bool log_prob_pass = record.k == 0 && plan.has_log_prob_pass();
+    if (plan.steps(record.k).clusters_size() > 0 || log_prob_pass) return SendPrepare(record);
+    AddStepResult(record, v1::StepResult::SKIPPED_EMPTY, nullptr);
+  }
+  FinishUpdate(record, v1::DONE, absl::OkStatus());
+}
+
+void CoordinatorState::SendPrepare(UpdateRecord& record) {
+  StepKey key;
+  key.set_epoch(options_.epoch);
+  key.set_incarnation(worker_->incarnation);
+  key.set_generation(generation_);
+  key.set_step(step_ + 1);
+  key.set_attempt(record.attempt);
+  key.set_request_id(record.id);
+  key.set_k(record.k);
+
+  const v1::Plan& plan = record.plan.plan;
+  const StepNumbers& numbers = record.plan.steps.at(record.k);
+  worker::v1::Prepare prepare;
+  *prepare.mutable_key() = key;
+  *prepare.mutable_header() = record.request->update;
+  *prepare.mutable_plan() = plan.steps(record.k);
+  if (record.k == 0 && plan.has_log_prob_pass()) *prepare.mutable_log_prob_pass() = plan.log_prob_pass();
+  prepare.set_denominator(numbers.denominator);
+  prepare.mutable_prompt_mean_weights()->Add(numbers.prompt_mean_weights.begin(), numbers.prompt_mean_weights.end());
+  SendToWorker(std::move(prepare));
+
+  running_->phase = Phase::kPreparing;
+  running_->key = key;
+  running_->prepared_at = now_;
+  record.status.set_state(v1::PREPARING);
+}
+
+void CoordinatorState::OnVote(const worker::v1::Vote& vote) {
+  if (!running_ || running_->phase != Phase::kPreparing || !SameKey(running_->key, vote.key())) {
+    return Say(absl::StrCat("ignored (", ++ignored_, " so far): a vote for ", KeyText(vote.key())));
+  }
+  UpdateRecord& record = RunningUpdate();
+  if (!vote.yes()) return OnNoVote(record, vote);
+  if (vote.empty()) return SendApply(record, vote, v1::StepResult::SKIPPED_EMPTY);
+  if (!std::isfinite(vote.grad_norm_squared())) return OnNoVote(record, vote);
+  SendApply(record, vote, v1::StepResult::APPLIED);
+}
+
+void CoordinatorState::OnNoVote(UpdateRecord& record, const worker::v1::Vote& vote) {
+  const bool nonfinite = vote.yes() || vote.no_reason() == "NONFINITE";
+  if (nonfinite && record.request->header().on_nonfinite() == v1::SKIP) {
+    return SendApply(record, vote, v1::StepResult::SKIPPED_NONFINITE);
+  }
+  const std::string message = vote.yes() ? "the norm overflows" : vote.message();
+  AbortRunning();
+  if (vote.no_reason() == "CANCELLED") return FinishUpdate(record, v1::CANCELLED, absl::OkStatus());
+  FinishUpdate(record, v1::FAILED, nonfinite ? NonfiniteError(message) : NoVoteError(vote));
+}
+
+void CoordinatorState::SendApply(UpdateRecord& record, const worker::v1::Vote& vote, v1::StepResult::Outcome outcome) {
+  worker::v1::Apply apply;
+  *apply.mutable_key() = running_->key;
+  *apply.mutable_adam() = record.request->update.adam();
+  if (outcome == v1::StepResult::APPLIED) {
+    apply.set_clip(ClipFactor(apply.adam(), std::sqrt(vote.grad_norm_squared())));
+  } else {
+    apply.set_discard(true);
+  }
+  SendToWorker(std::move(apply));
+  running_->phase = Phase::kCommitted;
+  running_->vote = vote;
+  running_->outcome = outcome;
+  record.status.set_state(v1::COMMITTED);
+}
+
+void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
+  if (!running_ || running_->phase != Phase::kCommitted || !SameKey(running_->key, applied.key())) {
+    return Say(absl::StrCat("ignored (", ++ignored_, " so far): an Applied for ", KeyText(applied.key())));
+  }
+  UpdateRecord& record = RunningUpdate();
+  if (running_->outcome == v1::StepResult::APPLIED) {
+    ++step_;
+    ++weight_version_;
+    record.status.set_steps_applied(record.status.steps_applied() + 1);
+  }
+  AddStepResult(record, running_->outcome, &applied);
+  record.status.set_state(v1::APPLIED);
+  record.attempt = 1;
+  ++record.k;
+  const bool more = static_cast<int>(record.k) < record.plan.plan.steps_size();
+  if (more && record.cancel_requested) {
+    FinishUpdate(record, v1::CANCELLED, absl::OkStatus());
+  } else if (more && draining_) {
+    FinishUpdate(record, v1::FAILED, RetryableError("DRAINING", "the server stops"));
+  } else {
+    PrepareNextStep(record);
+  }
+  if (draining_ && !running_) FinishDrain();
+}
+
+void CoordinatorState::AddStepResult(UpdateRecord& record, v1::StepResult::Outcome outcome,
+                                     const worker::v1::Applied* applied) {
+  const v1::StepPlan& plan = record.plan.plan.steps(record.k);
+  v1::StepResult& result = *record.result.add_steps();
+  result.set_step(step_);
+  result.set_weight_version(weight_version_);
+  result.set_attempts(record.attempt);
+  result.set_outcome(outcome);
+  result.set_epoch(plan.epoch());
+  result.set_num_groups(plan.groups_size());
+  if (outcome != v1::StepResult::APPLIED) return;
+  SetStepMetrics({.header = record.request->update,
+                  .report = record.plan.report.steps(record.k),
+                  .numbers = record.plan.steps.at(record.k),
+                  .vote = running_->vote,
+                  .apply_s = applied->apply_s(),
+                  .elapsed = now_ - running_->prepared_at},
+                 *result.mutable_metrics());
+}
+
+void CoordinatorState::OnResultChunk(const worker::v1::ResultChunk& chunk) {
+  if (!IsRunning(chunk.id())) {
+    return Say(absl::StrCat("ignored (", ++ignored_, " so far): results of ", chunk.id(), ", which does not run"));
+  }
+  auto group = std::make_shared<const v1::GroupResult>(chunk.group());
+  if (const auto job = call_jobs_.find(chunk.id()); job != call_jobs_.end()) {
+    decision_.actions.push_back(ChunkAction{job->second.call, std::move(group)});
+  } else {
+    RunningUpdate().results.push_back(std::move(group));
+  }
+}
+
+void CoordinatorState::OnCallJobDone(const std::string& id, const v1::Failure* failure, uint64_t bytes) {
+  if (!IsRunning(id) || running_->phase != Phase::kCallJob) {
+    return Say(absl::StrCat("ignored (", ++ignored_, " so far): the end of ", id, ", which does not run"));
+  }
+  if (failure != nullptr) return FinishCallJob(id, FromFailure(*failure));
+  const CallJob& job = call_jobs_.at(id);
+  if (job.request != nullptr) return FinishCallJob(id, absl::OkStatus());
+  v1::ExportWeightsResponse response;
+  response.set_path(absl::StrCat(options_.data_directory, "/exports/", job.export_request.name()));
+  response.set_step(step_);
+  response.set_weight_version(weight_version_);
+  response.set_bytes(bytes);
+  FinishCallJob(id, std::move(response));
+}
+
+void CoordinatorState::OnRefused(const worker::v1::Refused& refused) {
+  Say(absl::StrCat("the worker refused ", KeyText(refused.key()), ": ", refused.message()));
+  if (!running_ || running_->phase == Phase::kCallJob || !SameKey(running_->key, refused.key())) return;
+  if (running_->phase == Phase::kCommitted) {  // whether the step was made is unknown: such a worker cannot stay
+    decision_.actions.push_back(CloseSessionAction{worker_->session, absl::AbortedError("it refused an Apply")});
+    return LoseWorker(absl::StrCat("it refused an Apply: ", refused.message()));
+  }
+  FinishUpdate(RunningUpdate(), v1::FAILED,
+               MakeError(absl::StatusCode::kInternal, "INTERNAL",
+                         absl::StrCat("the worker refused the step: ", refused.message())));
+}
+
+void CoordinatorState::FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure) {
+  record.status.set_state(state);
+  record.failure = failure;
+  if (!failure.ok()) *record.status.mutable_failure() = ToFailure(failure);
+  if (state == v1::DONE) {
+    SetRequestMetrics(record.result, *record.result.mutable_metrics());
+    *record.status.mutable_result() = std::move(record.result);
+  }
+  record.result.Clear();
+  if (IsRunning(record.id)) {
+    running_.reset();
+    if (worker_) {
+      worker::v1::DropPayload drop;
+      drop.set_id(record.id);
+      SendToWorker(std::move(drop));
+    }
+  }
+  std::erase(queue_, record.id);
+  for (const RequestWaiter& waiter : std::exchange(record.waiters, {})) AnswerWaiter(record, waiter);
+  Say(absl::StrCat("request ", record.id, " is ", v1::RequestState_Name(state), " after ",
+                   record.status.steps_applied(), " of ", record.status.steps_total(), " steps",
+                   failure.ok() ? "" : absl::StrCat(": ", ErrorReason(failure), ": ", failure.message())));
+  table_.Finalize(record);
+}
+
+void CoordinatorState::FinishCallJob(const std::string& id, stemma::Reply reply) {
+  const auto job = call_jobs_.find(id);
+  CHECK(job != call_jobs_.end()) << id;
+  if (IsRunning(id)) {
+    running_.reset();
+    if (worker_ && job->second.request != nullptr) {
+      worker::v1::DropPayload drop;
+      drop.set_id(id);
+      SendToWorker(std::move(drop));
+    }
+  }
+  std::erase(queue_, id);
+  if (job->second.request != nullptr) call_job_bytes_ -= job->second.request->bytes;
+  if (job->second.call != 0) Reply(job->second.call, std::move(reply));
+  call_jobs_.erase(job);
+}
+
+// REQUIRES: a worker, and nothing committed. A late vote or result is ignored by its key or id.
+void CoordinatorState::AbortRunning() {
+  CHECK(running_ && running_->phase != Phase::kCommitted);
+  worker::v1::Abort abort;
+  *abort.mutable_key() = running_->key;
+  abort.mutable_key()->set_request_id(running_->id);
+  SendToWorker(std::move(abort));
+}
+
+UpdateRecord& CoordinatorState::RunningUpdate() {
+  UpdateRecord* record = table_.Find(running_->id);
+  CHECK(record != nullptr) << running_->id;
+  return *record;
+}
+
+}  // namespace stemma

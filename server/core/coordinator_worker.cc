@@ -1,0 +1,213 @@
+// The worker's coming and going, and what its loss means for requests and weights.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "glog/logging.h"
+#include "server/core/coordinator_send.h"
+
+namespace stemma {
+
+void CoordinatorState::OnEvent(const WorkerMessageEvent& event) {
+  const worker::v1::WorkerMessage& message = event.message;
+  if (message.has_register_()) return OnRegister(event.session, message.register_());
+  if (!worker_ || worker_->session != event.session) {
+    return Say(absl::StrCat("ignored: a message of session ", event.session, ", which is not the worker's"));
+  }
+  worker_->last_heard = now_;
+  switch (message.message_case()) {
+    case worker::v1::WorkerMessage::kReady:
+      return OnReady(message.ready());
+    case worker::v1::WorkerMessage::kVote:
+      return OnVote(message.vote());
+    case worker::v1::WorkerMessage::kApplied:
+      return OnApplied(message.applied());
+    case worker::v1::WorkerMessage::kResults:
+      return OnResultChunk(message.results());
+    case worker::v1::WorkerMessage::kLogProbDone: {
+      const worker::v1::LogProbDone& done = message.log_prob_done();
+      return OnCallJobDone(done.id(), done.has_failure() ? &done.failure() : nullptr, 0);
+    }
+    case worker::v1::WorkerMessage::kExportDone: {
+      const worker::v1::ExportDone& done = message.export_done();
+      return OnCallJobDone(done.id(), done.has_failure() ? &done.failure() : nullptr, done.bytes());
+    }
+    case worker::v1::WorkerMessage::kRefused:
+      return OnRefused(message.refused());
+    default:
+      return;  // a heartbeat
+  }
+}
+
+void CoordinatorState::OnRegister(SessionId session, const worker::v1::Register& message) {
+  if (worker_ || draining_ || message.incarnation().empty()) {
+    const char* why = worker_ ? "another worker is connected" : draining_ ? "the server drains" : "no incarnation";
+    decision_.actions.push_back(CloseSessionAction{session, absl::FailedPreconditionError(why)});
+    return Say(absl::StrCat("worker ", message.incarnation(), " refused: ", why));
+  }
+  worker_ = Worker{.session = session, .incarnation = message.incarnation(), .last_heard = now_};
+  worker::v1::Configure configure;
+  configure.set_epoch(options_.epoch);
+  configure.set_generation(++generation_);
+  *configure.mutable_config() = options_.config;
+  configure.set_data_directory(options_.data_directory);
+  configure.set_step(step_);
+  SendToWorker(std::move(configure));
+  Say(absl::StrCat("worker ", message.incarnation(), " on ", message.host(), " pid ", message.pid(),
+                   " joins generation ", generation_));
+}
+
+void CoordinatorState::OnReady(const worker::v1::Ready& message) {
+  if (worker_->ready) return Say("ignored: the worker was ready already");
+  worker_->ready = true;
+  ever_ready_ = true;
+  worker_missing_since_ = absl::InfiniteFuture();
+  config_ = options_.config;
+  config_.set_memory_budget_bytes(message.config().memory_budget_bytes());
+  config_.set_threads(message.config().threads());
+  if (config_.memory_budget_bytes() == 0) {
+    config_.set_memory_budget_bytes(std::max<uint64_t>(1, message.memory_free_bytes() / 2));
+  }
+  decision_.actions.push_back(ReadinessAction{true});
+  Say(absl::StrCat("worker ", worker_->incarnation, " is ready: step ", step_, " lineage ", lineage_, " budget ",
+                   config_.memory_budget_bytes(), " bytes"));
+}
+
+void CoordinatorState::OnEvent(const WorkerLostEvent& event) {
+  if (!worker_ || worker_->session != event.session) return;
+  LoseWorker(event.reason);
+}
+
+void CoordinatorState::LoseWorker(const std::string& reason) {
+  Say(absl::StrCat("worker ", worker_->incarnation, " lost: ", reason));
+  if (worker_->ready) decision_.actions.push_back(ReadinessAction{false});
+  const bool had_weights = worker_->ready;
+  worker_.reset();
+  if (worker_missing_since_ == absl::InfiniteFuture()) worker_missing_since_ = now_;
+  if (draining_) {
+    FailEverything(RetryableError("DRAINING", "the server stops"));
+    return FinishDrain();
+  }
+  if (had_weights && step_ > 0) return LoseLineage();
+  if (running_) RetryRunningStep(reason);
+}
+
+void CoordinatorState::LoseLineage() {
+  const std::string lost = std::exchange(lineage_, NewLineage());
+  const uint64_t lost_step = std::exchange(step_, 0);
+  ++weight_version_;
+  for (UpdateRecord* record : table_.InOrder()) {
+    if (record->lineage == lost) record->rolled_back = true;
+  }
+  const std::string text =
+      absl::StrCat("the worker that held the weights of lineage ", lost, " at step ", lost_step,
+                   " was lost, and there is no checkpoint; the model starts again from its directory as lineage ",
+                   lineage_, ": decide, then send new rollouts under a new request_id");
+  Say(text);
+  FailEverything(MakeError(
+      absl::StatusCode::kFailedPrecondition, "ROLLED_BACK", text,
+      {.metadata = {
+           {"lineage", lineage_}, {"step", "0"}, {"lost_lineage", lost}, {"lost_step", absl::StrCat(lost_step)}}}));
+}
+
+// The weights are those of the model directory still: the next worker has the same.
+void CoordinatorState::RetryRunningStep(const std::string& reason) {
+  const std::string id = running_->id;
+  running_.reset();
+  UpdateRecord* record = table_.Find(id);
+  if (record == nullptr) {
+    return FinishCallJob(id, RetryableError("ATTEMPTS_EXHAUSTED", absl::StrCat("the worker was lost: ", reason)));
+  }
+  if (record->cancel_requested) return FinishUpdate(*record, v1::CANCELLED, absl::OkStatus());
+  if (record->attempt >= options_.attempts_max) {
+    record->resumable = true;
+    return FinishUpdate(
+        *record, v1::FAILED,
+        RetryableError("ATTEMPTS_EXHAUSTED",
+                       absl::StrCat("the worker was lost in each of ", record->attempt, " attempts, the last time: ",
+                                    reason, "; the weights did not change; the same request may be sent again")));
+  }
+  // From its first step: no weight has changed, and what the lost worker computed before it is gone.
+  ++record->attempt;
+  record->k = 0;
+  record->results.clear();
+  record->status.set_state(v1::ACCEPTED);
+  record->result.clear_steps();
+  queue_.push_front(id);
+  Say(absl::StrCat("request ", id, ": attempt ", record->attempt, " waits for a worker"));
+}
+
+void CoordinatorState::FailEverything(const absl::Status& status) {
+  for (UpdateRecord* record : table_.Open()) {
+    FinishUpdate(*record, v1::FAILED, status);
+  }
+  while (!call_jobs_.empty()) {
+    const std::string id = call_jobs_.begin()->first;
+    FinishCallJob(id, status);
+  }
+  CHECK(queue_.empty()) << queue_.front() << " is in the queue and not open";
+}
+
+void CoordinatorState::Drain() {
+  if (draining_) return;
+  draining_ = true;
+  decision_.actions.push_back(ReadinessAction{false});
+  Say("draining");
+  const absl::Status stops = RetryableError("DRAINING", "the server stops");
+  const bool committed = running_ && running_->phase == Phase::kCommitted;
+  for (UpdateRecord* record : table_.Open()) {
+    if (committed && IsRunning(record->id)) continue;  // its step is finished first
+    if (IsRunning(record->id)) AbortRunning();
+    FinishUpdate(*record, v1::FAILED, stops);
+  }
+  while (!call_jobs_.empty()) {
+    const std::string id = call_jobs_.begin()->first;
+    if (IsRunning(id)) AbortRunning();
+    FinishCallJob(id, stops);
+  }
+  if (!running_) FinishDrain();
+}
+
+void CoordinatorState::FinishDrain() {
+  if (drained_) return;
+  drained_ = true;
+  if (worker_) SendToWorker(worker::v1::Shutdown());
+  decision_.actions.push_back(DrainedAction{});
+  Say("drained");
+}
+
+void CoordinatorState::Tick() {
+  if (worker_ && now_ - worker_->last_heard >= options_.worker_lost_after) {
+    const std::string reason = absl::StrCat("no heartbeat for ", absl::FormatDuration(options_.worker_lost_after));
+    decision_.actions.push_back(CloseSessionAction{worker_->session, absl::DeadlineExceededError(reason)});
+    LoseWorker(reason);
+  }
+  if (!draining_ && now_ - worker_missing_since_ >= options_.worker_return_within) {
+    for (UpdateRecord* record : table_.Open()) record->resumable = true;
+    FailEverything(RetryableError("ATTEMPTS_EXHAUSTED", "no worker came back; the weights did not change"));
+  }
+  for (UpdateRecord* record : table_.Open()) {
+    std::vector<RequestWaiter> due;
+    std::erase_if(record->waiters, [&](const RequestWaiter& waiter) {
+      if (waiter.deadline > now_) return false;
+      due.push_back(waiter);
+      return true;
+    });
+    for (const RequestWaiter& waiter : due) AnswerWaiter(*record, waiter);
+  }
+}
+
+absl::Time CoordinatorState::NextDeadline() {
+  absl::Time next = absl::InfiniteFuture();
+  if (worker_) next = std::min(next, worker_->last_heard + options_.worker_lost_after);
+  const std::vector<UpdateRecord*> open = table_.Open();
+  if (!open.empty() || !call_jobs_.empty())
+    next = std::min(next, worker_missing_since_ + options_.worker_return_within);
+  for (const UpdateRecord* record : open) {
+    for (const RequestWaiter& waiter : record->waiters) next = std::min(next, waiter.deadline);
+  }
+  return next;
+}
+
+}  // namespace stemma

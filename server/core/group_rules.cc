@@ -1,0 +1,125 @@
+#include "server/core/group_rules.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/arrays.h"
+
+namespace stemma {
+namespace {
+
+// Problems of one group, under its uid.
+class GroupCheck {
+ public:
+  GroupCheck(std::string path, const std::string& uid, Violations& violations)
+      : path_(std::move(path)), uid_(uid), violations_(violations) {}
+
+  void Add(const std::string& field, const std::string& text) {
+    violations_.Add(absl::StrCat(path_, ".", field), text, uid_);
+  }
+
+  void CheckString(const std::string& field, const std::string& value, uint64_t bytes_max) {
+    if (value.empty()) Add(field, "is empty");
+    if (value.size() > bytes_max) Add(field, absl::StrCat("has ", value.size(), " bytes, the limit is ", bytes_max));
+  }
+
+  // The number of tokens, those of a broken array rounded down.
+  int64_t CheckTokens(const std::string& field, const std::string& bytes, int64_t vocab_size) {
+    if (bytes.size() % sizeof(int32_t) != 0) {
+      Add(field, absl::StrCat("has ", bytes.size(), " bytes, not a whole number of int32 tokens"));
+    }
+    const TokenArray tokens(bytes);
+    for (int64_t i = 0; i < tokens.size(); ++i) {
+      const int32_t token = tokens[i];
+      if (token >= 0 && token < vocab_size) continue;
+      Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("is token ", token, ", the vocabulary has ", vocab_size));
+      break;  // one array, one problem
+    }
+    return tokens.size();
+  }
+
+  void CheckNumbers(const std::string& field, const std::string& bytes, int64_t size, bool needed) {
+    if (bytes.empty()) {
+      if (needed && size > 0) Add(field, absl::StrCat("is missing: the header asks for ", size, " numbers"));
+      return;
+    }
+    if (const absl::Status status = CheckArraySize(bytes, size, sizeof(float)); !status.ok()) {
+      return Add(field, std::string(status.message()));
+    }
+    const FloatArray numbers(bytes);
+    for (int64_t i = 0; i < size; ++i) {
+      if (std::isfinite(numbers[i])) continue;
+      return Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("is ", numbers[i], ", must be finite"));
+    }
+  }
+
+  void CheckNumber(const std::string& field, double value) {
+    if (!std::isfinite(value)) Add(field, absl::StrCat("is ", value, ", must be finite"));
+  }
+
+ private:
+  const std::string path_;
+  const std::string& uid_;
+  Violations& violations_;
+};
+
+void CheckAdvantages(const v1::Rollout& rollout, const RolloutNeeds& needs, int64_t size, GroupCheck& check) {
+  using Kind = v1::Rollout::AdvantagesCase;
+  const Kind kind = rollout.advantages_case();
+  if (kind == Kind::kAdvantage) check.CheckNumber("advantage", rollout.advantage());
+  if (kind == Kind::kTokenAdvantages) check.CheckNumbers("token_advantages", rollout.token_advantages(), size, true);
+  if (rollout.has_reward()) check.CheckNumber("reward", rollout.reward());
+  if (kind == Kind::ADVANTAGES_NOT_SET && needs.advantages) {
+    if (!rollout.has_reward()) {
+      check.Add("advantage", "is missing, and there is no reward to make one from: the loss mode needs it");
+    } else if (!needs.normalize_std_given) {
+      check.Add("reward", "would become an advantage, but update.loss.normalize_advantage_std is missing");
+    }
+  }
+  if (kind != Kind::ADVANTAGES_NOT_SET && needs.mode_known && !needs.reads_advantages) {
+    check.Add(kind == Kind::kAdvantage ? "advantage" : "token_advantages", "is set, but the loss mode never reads it");
+  }
+}
+
+}  // namespace
+
+void CheckGroup(const std::string& path, const v1::PromptGroup& group, const GroupLimits& limits,
+                Violations& violations) {
+  GroupCheck check(path, group.uid(), violations);
+  check.CheckString("uid", group.uid(), limits.string_bytes);
+  if (group.has_stat_group()) check.CheckString("stat_group", group.stat_group(), limits.string_bytes);
+  if (check.CheckTokens("prompt_tokens", group.prompt_tokens(), limits.vocab_size) == 0) {
+    check.Add("prompt_tokens", "is empty: a prompt has at least one token");
+  }
+}
+
+void CheckRollout(const RolloutPlace& place, const v1::Rollout& rollout, const RolloutNeeds& needs,
+                  const GroupLimits& limits, Violations& violations) {
+  GroupCheck check(place.path, place.uid, violations);
+  check.CheckString("rollout_id", rollout.rollout_id(), limits.string_bytes);
+  if (rollout.has_sample_id()) check.CheckString("sample_id", rollout.sample_id(), limits.string_bytes);
+  const int64_t size = check.CheckTokens("response_tokens", rollout.response_tokens(), limits.vocab_size);
+  if (place.prompt_tokens + size > limits.max_positions) {
+    check.Add("response_tokens", absl::StrCat("is ", size, " tokens after a prompt of ", place.prompt_tokens,
+                                              "; the model has ", limits.max_positions, " positions"));
+  }
+  if (const absl::Status status = CheckMask(rollout.response_mask(), size); !status.ok()) {
+    check.Add("response_mask", std::string(status.message()));
+  }
+  check.CheckNumbers("old_log_probs", rollout.old_log_probs(), size, needs.old_log_probs);
+  check.CheckNumbers("rollout_log_probs", rollout.rollout_log_probs(), size, needs.rollout_log_probs);
+  check.CheckNumbers("ref_log_prob", rollout.ref_log_prob(), size, needs.ref_log_prob);
+  check.CheckNumbers("rollout_is_weights", rollout.rollout_is_weights(), size, false);
+  check.CheckNumbers("loss_weights", rollout.loss_weights(), size, needs.loss_weights);
+  CheckAdvantages(rollout, needs, size, check);
+  if (!needs.mode_known) return;
+  if (!rollout.rollout_is_weights().empty() && !needs.reads_importance_weights) {
+    check.Add("rollout_is_weights", "is set, but the loss mode never reads it");
+  }
+  if (!rollout.loss_weights().empty() && !needs.reads_loss_weights) {
+    check.Add("loss_weights", "is set, but the loss mode never reads it");
+  }
+}
+
+}  // namespace stemma

@@ -1,0 +1,212 @@
+#include "server/core/header_rules.h"
+
+#include <cmath>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/loss_names.h"
+#include "common/names.h"
+
+namespace stemma {
+namespace {
+
+// One scalar field: its path, whether it is there, its value.
+struct Scalar {
+  std::string field;
+  bool present = false;
+  double value = 0;
+};
+
+// A knob is required, allowed or never read.
+enum class Use { kRequired, kOptional, kNeverRead };
+
+class HeaderCheck {
+ public:
+  explicit HeaderCheck(Violations& violations) : violations_(violations) {}
+
+  void Add(const std::string& field, const std::string& text) { violations_.Add(field, text); }
+
+  // True: present and finite, to be checked further.
+  bool Check(const Scalar& scalar, Use use, const std::string& reader) {
+    if (!scalar.present) {
+      if (use == Use::kRequired) Add(scalar.field, absl::StrCat("is missing: ", reader, " needs it"));
+      return false;
+    }
+    if (use == Use::kNeverRead) {
+      Add(scalar.field, absl::StrCat("is set, but ", reader, " never reads it"));
+      return false;
+    }
+    if (std::isfinite(scalar.value)) return true;
+    Add(scalar.field, "is not finite");
+    return false;
+  }
+
+  void AtLeast(const Scalar& scalar, double minimum, Use use, const std::string& reader) {
+    if (!Check(scalar, use, reader) || scalar.value >= minimum) return;
+    Add(scalar.field, absl::StrCat("is ", scalar.value, ", must be at least ", minimum));
+  }
+
+  void Above(const Scalar& scalar, double bound, Use use, const std::string& reader) {
+    if (!Check(scalar, use, reader) || scalar.value > bound) return;
+    Add(scalar.field, absl::StrCat("is ", scalar.value, ", must be above ", bound));
+  }
+
+ private:
+  Violations& violations_;
+};
+
+void CheckRequestHeader(const std::string& path, const v1::RequestHeader& header, bool update, HeaderCheck& check) {
+  if (update || !header.request_id().empty()) {
+    if (const absl::Status status = CheckRequestId(header.request_id()); !status.ok()) {
+      check.Add(path + ".request_id", std::string(status.message()));
+    }
+  }
+  if (header.has_schedule() &&
+      (header.schedule() == v1::SCHEDULE_UNSPECIFIED || !v1::Schedule_IsValid(header.schedule()))) {
+    check.Add(path + ".schedule", absl::StrCat("is ", header.schedule(), ", none of AUTO, REUSE, DENSE"));
+  }
+  if (!v1::OnNonfinite_IsValid(header.on_nonfinite())) {
+    check.Add(path + ".on_nonfinite", absl::StrCat("is ", header.on_nonfinite(), ", neither ABORT nor SKIP"));
+  }
+  if (update) return;
+  const std::string reader = "ComputeLogProb";
+  if (header.validate_only())
+    check.Add(path + ".validate_only", absl::StrCat("is set, but ", reader, " never reads it"));
+  if (header.has_wait_ms()) check.Add(path + ".wait_ms", absl::StrCat("is set, but ", reader, " never reads it"));
+  if (header.on_nonfinite() != v1::ON_NONFINITE_UNSPECIFIED) {
+    check.Add(path + ".on_nonfinite", absl::StrCat("is set, but ", reader, " never reads it"));
+  }
+}
+
+void CheckLossMode(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds& needs) {
+  const absl::StatusOr<LossMode> mode = ParseLossMode(loss.loss_mode());
+  if (!mode.ok()) return check.Add("update.loss.loss_mode", std::string(mode.status().message()));
+  const LossModeRequirements reads = RequirementsOf(*mode);
+  const std::string reader = absl::StrCat("loss_mode ", loss.loss_mode());
+  const Use clip = reads.needs_clip ? Use::kRequired : Use::kNeverRead;
+  check.AtLeast({"update.loss.clip_ratio_low", loss.has_clip_ratio_low(), loss.clip_ratio_low()}, 0, clip, reader);
+  check.AtLeast({"update.loss.clip_ratio_high", loss.has_clip_ratio_high(), loss.clip_ratio_high()}, 0, clip, reader);
+  check.Above({"update.loss.clip_ratio_c", loss.has_clip_ratio_c(), loss.clip_ratio_c()}, 1,
+              reads.reads_clip_c ? Use::kOptional : Use::kNeverRead, reader);
+  if (loss.has_normalize_advantage_std() && !reads.needs_advantage) {
+    check.Add("update.loss.normalize_advantage_std", absl::StrCat("is set, but ", reader, " never reads it"));
+  }
+  needs.mode_known = true;
+  needs.advantages = needs.reads_advantages = reads.needs_advantage;
+  needs.loss_weights = needs.reads_loss_weights = reads.needs_loss_weights;
+  needs.reads_importance_weights = reads.reads_importance_weights;
+  needs.normalize_std_given = loss.has_normalize_advantage_std();
+}
+
+void CheckLoss(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds& needs) {
+  CheckLossMode(loss, check, needs);
+  const absl::StatusOr<AggMode> agg = ParseAggMode(loss.loss_agg_mode());
+  if (!agg.ok()) {
+    check.Add("update.loss.loss_agg_mode", std::string(agg.status().message()));
+  } else {
+    check.Above({"update.loss.loss_scale_factor", loss.has_loss_scale_factor(), loss.loss_scale_factor()}, 0,
+                *agg == AggMode::kSeqMeanTokenSumNorm ? Use::kRequired : Use::kNeverRead,
+                absl::StrCat("loss_agg_mode ", loss.loss_agg_mode()));
+  }
+  check.Above({"update.loss.temperature", loss.has_temperature(), loss.temperature()}, 0, Use::kRequired, "every loss");
+  check.Check({"update.loss.entropy_coeff", loss.has_entropy_coeff(), loss.entropy_coeff()}, Use::kOptional, "");
+}
+
+void CheckKl(const v1::UpdateHeader& header, HeaderCheck& check) {
+  const v1::LossConfig& loss = header.loss();
+  const bool wanted = loss.has_kl_loss_type() || loss.has_kl_loss_coef() || header.has_ref();
+  if (!wanted) return;
+  check.AtLeast({"update.loss.kl_loss_coef", loss.has_kl_loss_coef(), loss.kl_loss_coef()}, 0, Use::kRequired,
+                "the KL term");
+  if (!loss.has_kl_loss_type()) {
+    check.Add("update.loss.kl_loss_type", "is missing: the KL term needs it");
+  } else if (const auto type = ParseKlType(loss.kl_loss_type()); !type.ok()) {
+    check.Add("update.loss.kl_loss_type", std::string(type.status().message()));
+  }
+  if (!header.has_ref()) check.Add("update.ref", "is missing: the KL term needs reference log-probs");
+}
+
+void CheckSource(const std::string& field, const v1::LogProbSource& source, bool is_ref, HeaderCheck& check) {
+  using Source = v1::LogProbSource;
+  const bool known = Source::From_IsValid(source.from()) && source.from() != Source::FROM_UNSPECIFIED;
+  if (!known || (is_ref && (source.from() == Source::ROLLOUT || source.from() == Source::ON_POLICY))) {
+    check.Add(field + ".from", absl::StrCat("is ", Source::From_Name(source.from()), ", must be one of ",
+                                            is_ref ? "CLIENT, WEIGHTS" : "CLIENT, ROLLOUT, ON_POLICY, WEIGHTS"));
+  }
+  if (source.from() == Source::WEIGHTS) {
+    if (source.weights() != "policy") {
+      check.Add(field + ".weights", absl::StrCat("is \"", source.weights(), "\"; this server has \"policy\" only"));
+    }
+  } else if (!source.weights().empty()) {
+    check.Add(field + ".weights", "is set, but only from WEIGHTS reads it");
+  }
+}
+
+void CheckSources(const v1::UpdateHeader& header, HeaderCheck& check, RolloutNeeds& needs) {
+  const absl::StatusOr<LossMode> mode = ParseLossMode(header.loss().loss_mode());
+  if (mode.ok() && NeedsOldLogProbs(*mode) != header.has_old()) {
+    check.Add("update.old", header.has_old()
+                                ? absl::StrCat("is set, but loss_mode ", header.loss().loss_mode(), " never reads it")
+                                : absl::StrCat("is missing: loss_mode ", header.loss().loss_mode(), " needs it"));
+  }
+  if (header.has_old()) CheckSource("update.old", header.old(), /*is_ref=*/false, check);
+  if (header.has_ref()) CheckSource("update.ref", header.ref(), /*is_ref=*/true, check);
+  needs.old_log_probs = header.has_old() && header.old().from() == v1::LogProbSource::CLIENT;
+  needs.rollout_log_probs = header.has_old() && header.old().from() == v1::LogProbSource::ROLLOUT;
+  needs.ref_log_prob = header.has_ref() && header.ref().from() == v1::LogProbSource::CLIENT;
+}
+
+void CheckAdam(const v1::AdamParams& adam, HeaderCheck& check) {
+  const std::string reader = "AdamW";
+  check.AtLeast({"update.adam.learning_rate", adam.has_learning_rate(), adam.learning_rate()}, 0, Use::kRequired,
+                reader);
+  check.Above({"update.adam.eps", adam.has_eps(), adam.eps()}, 0, Use::kRequired, reader);
+  check.AtLeast({"update.adam.weight_decay", adam.has_weight_decay(), adam.weight_decay()}, 0, Use::kRequired, reader);
+  check.AtLeast({"update.adam.max_grad_norm", adam.has_max_grad_norm(), adam.max_grad_norm()}, 0, Use::kRequired,
+                absl::StrCat(reader, " (0: no clipping)"));
+  for (const Scalar& beta : {Scalar{"update.adam.beta1", adam.has_beta1(), adam.beta1()},
+                             Scalar{"update.adam.beta2", adam.has_beta2(), adam.beta2()}}) {
+    if (check.Check(beta, Use::kRequired, reader) && (beta.value < 0 || beta.value >= 1)) {
+      check.Add(beta.field, absl::StrCat("is ", beta.value, ", must be in [0, 1)"));
+    }
+  }
+  if (!v1::AdamParams::WeightDecayScope_IsValid(adam.weight_decay_scope()) ||
+      (adam.weight_decay() > 0 && adam.weight_decay_scope() == v1::AdamParams::WEIGHT_DECAY_SCOPE_UNSPECIFIED)) {
+    check.Add("update.adam.weight_decay_scope", "is missing: with weight_decay > 0 it must be ALL or MATRICES");
+  }
+}
+
+void CheckMiniBatches(const v1::UpdateHeader& header, HeaderCheck& check) {
+  if (header.has_ppo_mini_batch_size() && header.ppo_mini_batch_size() == 0) {
+    check.Add("update.ppo_mini_batch_size", "is 0, must be at least 1 group");
+  }
+  if (header.has_ppo_epochs() && header.ppo_epochs() == 0) check.Add("update.ppo_epochs", "is 0, must be at least 1");
+  if (header.shuffle() && !header.has_seed()) check.Add("update.seed", "is missing: shuffle needs it");
+  if (!header.shuffle() && header.has_seed()) check.Add("update.seed", "is set, but only shuffle reads it");
+}
+
+}  // namespace
+
+RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, Violations& violations) {
+  HeaderCheck check(violations);
+  RolloutNeeds needs;
+  CheckRequestHeader("update.request", header.request(), /*update=*/true, check);
+  CheckLoss(header.loss(), check, needs);
+  CheckKl(header, check);
+  CheckSources(header, check, needs);
+  CheckAdam(header.adam(), check);
+  CheckMiniBatches(header, check);
+  return needs;
+}
+
+void CheckLogProbHeader(const v1::LogProbHeader& header, Violations& violations) {
+  HeaderCheck check(violations);
+  CheckRequestHeader("log_prob.request", header.request(), /*update=*/false, check);
+  if (header.weights() != "policy") {
+    check.Add("log_prob.weights", absl::StrCat("is \"", header.weights(), "\"; this server has \"policy\" only"));
+  }
+  check.Above({"log_prob.temperature", header.has_temperature(), header.temperature()}, 0, Use::kRequired,
+              "ComputeLogProb");
+}
+
+}  // namespace stemma

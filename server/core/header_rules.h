@@ -1,0 +1,28 @@
+// What a request's header may hold, and what it makes the rollouts need. Pure.
+//
+// No silent defaults: what the loss mode needs and lacks is a problem, and so is a knob that it never reads.
+#pragma once
+
+#include "server/core/violations.h"
+#include "stemma/v1/training.pb.h"
+
+namespace stemma {
+
+// What the rollouts must bring. Where the header itself is wrong, nothing is asked of them.
+struct RolloutNeeds {
+  bool old_log_probs = false;
+  bool rollout_log_probs = false;
+  bool ref_log_prob = false;
+  bool advantages = false;  // or a reward
+  bool loss_weights = false;
+  bool mode_known = false;  // the three below are meaningful
+  bool reads_advantages = false;
+  bool reads_loss_weights = false;
+  bool reads_importance_weights = false;
+  bool normalize_std_given = false;  // rewards can become advantages
+};
+
+RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, Violations& violations);
+void CheckLogProbHeader(const v1::LogProbHeader& header, Violations& violations);
+
+}  // namespace stemma

@@ -1,0 +1,59 @@
+// A request from its stream: parts in, one validated TrainingRequest out. Limits are checked before anything is kept;
+// problems are collected by field path and reported together at the end.
+//
+// Thread safety: none; one stream's parts arrive one after another.
+// Errors of Add end the stream: RESOURCE_EXHAUSTED LIMIT_EXCEEDED, INVALID_ARGUMENT SHORT_STREAM (order of parts).
+// Errors of Finish: INVALID_ARGUMENT INVALID_REQUEST (with field paths) or SHORT_STREAM, FAILED_PRECONDITION
+// UNSUPPORTED.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/digest.h"
+#include "common/model_config.h"
+#include "server/core/group_rules.h"
+#include "server/core/training_request.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma {
+
+class RequestBuilder {
+ public:
+  RequestBuilder(TrainingRequest::Kind kind, const v1::Limits& limits, const ModelConfig& model);
+
+  // Takes what it keeps out of `part`.
+  absl::Status Add(v1::GroupPart& part);
+
+  // Once, after the client closed its stream.
+  absl::StatusOr<std::shared_ptr<const TrainingRequest>> Finish();
+
+ private:
+  absl::Status AddHeader(v1::GroupPart& part);
+  absl::Status AddGroup(v1::PromptGroup& group);
+  absl::Status AddMore(v1::MoreRollouts& more);
+  absl::Status AddEnd(const v1::StreamEnd& end);
+  absl::Status CheckLimits(const google::protobuf::RepeatedPtrField<v1::Rollout>& rollouts, uint64_t prompt_tokens);
+  void CheckRollouts(size_t group_index, int first, const google::protobuf::RepeatedPtrField<v1::Rollout>& rollouts);
+  absl::Status CheckCounts() const;
+  absl::Status CheckSteps();
+
+  const v1::Limits limits_;
+  const GroupLimits group_limits_;
+  TrainingRequest request_;
+  RolloutNeeds needs_;
+  Violations violations_;
+  std::unique_ptr<PayloadDigest> digest_;  // once the header is in
+  bool has_header_ = false;
+  bool has_end_ = false;
+  v1::StreamEnd end_;
+  std::unordered_map<std::string, size_t> group_of_uid_;
+  std::unordered_set<std::string> rollout_ids_;
+};
+
+}  // namespace stemma

@@ -1,0 +1,116 @@
+#include "server/core/step_metrics.h"
+
+#include <cmath>
+#include <optional>
+#include <string_view>
+
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+
+namespace stemma {
+namespace {
+
+using Sums = google::protobuf::Map<std::string, double>;
+
+std::optional<double> Find(const Sums& sums, const char* name) {
+  const auto it = sums.find(name);
+  if (it == sums.end()) return std::nullopt;
+  return it->second;
+}
+
+void SetQuotient(const char* name, std::optional<double> numerator, std::optional<double> denominator,
+                 Metrics& metrics) {
+  if (numerator && denominator && *denominator != 0) metrics[name] = *numerator / *denominator;
+}
+
+void SetActorMetrics(const StepMetricsInput& input, Metrics& metrics) {
+  const Sums& sums = input.vote.sums();
+  const v1::LossConfig& loss = input.header.loss();
+  const std::optional<double> tokens = Find(sums, "count/tokens");
+  const std::optional<double> pg = Find(sums, "loss/pg");
+  const std::optional<double> kl = Find(sums, "loss/kl");
+  const std::optional<double> entropy = Find(sums, "loss/entropy");
+  double total = pg.value_or(0);
+  if (pg) metrics["actor/pg_loss"] = *pg;
+  if (kl && loss.has_kl_loss_coef()) {
+    metrics["actor/kl_loss"] = *kl;
+    metrics["actor/kl_coef"] = loss.kl_loss_coef();
+    total += loss.kl_loss_coef() * *kl;
+  }
+  if (entropy) {
+    metrics["actor/entropy_loss"] = *entropy;
+    total -= loss.entropy_coeff() * *entropy;
+  }
+  metrics["actor/loss"] = total;
+  SetQuotient("actor/pg_clipfrac", Find(sums, "count/clip"), tokens, metrics);
+  SetQuotient("actor/pg_clipfrac_lower", Find(sums, "count/clip_lower"), tokens, metrics);
+  SetQuotient("actor/ppo_kl", Find(sums, "sum/neg_log_ratio"), tokens, metrics);
+  SetQuotient("actor/entropy", Find(sums, "sum/entropy"), tokens, metrics);
+  metrics["actor/grad_norm"] = std::sqrt(input.vote.grad_norm_squared());
+  metrics["actor/lr"] = input.header.adam().learning_rate();
+}
+
+void SetWorkMetrics(const StepMetricsInput& input, Metrics& metrics) {
+  const Sums& sums = input.vote.sums();
+  const double logical = Find(sums, "tokens/logical").value_or(0);
+  const double computed = Find(sums, "tokens/computed").value_or(0);
+  metrics["prefix/tokens_logical"] = logical;
+  metrics["prefix/tokens_computed"] = computed;
+  metrics["prefix/tokens_saved"] = logical - computed;
+  SetQuotient("prefix/token_ratio", logical, computed, metrics);
+  int groups_dense = 0;
+  for (const v1::ClusterReport& cluster : input.report.clusters()) groups_dense += cluster.dense_uids_size();
+  metrics["plan/groups_dense"] = groups_dense;
+  metrics["plan/predicted_bytes"] = static_cast<double>(input.report.peak_bytes());
+  if (const auto peak = Find(sums, "bytes/peak")) metrics["plan/measured_bytes"] = *peak;
+}
+
+void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
+  for (const char* name : {"time/prefix_forward_s", "time/suffix_s", "time/prefix_backward_s"}) {
+    if (const auto seconds = Find(input.vote.sums(), name)) metrics[name] = *seconds;
+  }
+  metrics["time/apply_s"] = input.apply_s;
+  const double elapsed_s = absl::ToDoubleSeconds(input.elapsed);
+  metrics["perf/time_per_step"] = elapsed_s;
+  metrics["perf/total_num_tokens"] = static_cast<double>(input.numbers.total_tokens);
+  SetQuotient("perf/throughput", static_cast<double>(input.numbers.total_tokens), elapsed_s, metrics);
+}
+
+bool IsSum(absl::string_view name) {
+  return absl::StartsWith(name, "time/") || absl::StartsWith(name, "prefix/tokens_") || name == "perf/time_per_step" ||
+         name == "perf/total_num_tokens";
+}
+
+bool IsMaximum(absl::string_view name) { return absl::EndsWith(name, "_bytes"); }
+
+}  // namespace
+
+void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics) {
+  SetActorMetrics(input, metrics);
+  SetWorkMetrics(input, metrics);
+  SetTimeMetrics(input, metrics);
+}
+
+void SetRequestMetrics(const v1::UpdateResult& result, Metrics& metrics) {
+  std::map<std::string, int> counts;
+  for (const v1::StepResult& step : result.steps()) {
+    if (step.outcome() != v1::StepResult::APPLIED) continue;
+    for (const auto& [name, value] : step.metrics()) {
+      double& total = metrics[name];
+      if (IsMaximum(name)) {
+        total = std::max(total, value);
+      } else {
+        total += value;
+      }
+      ++counts[name];
+    }
+  }
+  for (const auto& [name, count] : counts) {
+    if (!IsSum(name) && !IsMaximum(name)) metrics[name] /= count;
+  }
+  SetQuotient("prefix/token_ratio", Find(metrics, "prefix/tokens_logical"), Find(metrics, "prefix/tokens_computed"),
+              metrics);
+  SetQuotient("perf/throughput", Find(metrics, "perf/total_num_tokens"), Find(metrics, "perf/time_per_step"), metrics);
+}
+
+}  // namespace stemma

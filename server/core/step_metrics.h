@@ -1,0 +1,32 @@
+// The metrics of a step and of a request, under the names that rollout frameworks plot. docs/metrics.md lists them.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "absl/time/time.h"
+#include "google/protobuf/map.h"
+#include "server/core/request_plan.h"
+#include "stemma/v1/training.pb.h"
+#include "stemma/worker/v1/worker.pb.h"
+
+namespace stemma {
+
+using Metrics = google::protobuf::Map<std::string, double>;
+
+struct StepMetricsInput {
+  const v1::UpdateHeader& header;
+  const v1::StepReport& report;
+  const StepNumbers& numbers;
+  const worker::v1::Vote& vote;
+  double apply_s = 0;
+  absl::Duration elapsed;  // from Prepare sent to Applied received
+};
+
+// Quotients whose denominator is zero are left out.
+void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics);
+
+// Over the steps that were applied: means of actor/* and of ratios, sums of tokens and seconds.
+void SetRequestMetrics(const v1::UpdateResult& result, Metrics& metrics);
+
+}  // namespace stemma

@@ -1,0 +1,28 @@
+// One validated request with its payload. Built by RequestBuilder, then constant: the server holds a payload once and
+// everything that needs it shares it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "stemma/v1/training.pb.h"
+
+namespace stemma {
+
+struct TrainingRequest {
+  enum class Kind { kUpdate, kLogProb };
+
+  const v1::RequestHeader& header() const { return kind == Kind::kUpdate ? update.request() : log_prob.request(); }
+
+  Kind kind = Kind::kUpdate;
+  v1::UpdateHeader update;     // kUpdate
+  v1::LogProbHeader log_prob;  // kLogProb
+  std::vector<v1::PromptGroup> groups;
+  std::string digest;  // SHA-256 of what is trained on; wait_ms, validate_only and expected_step are left out
+  uint64_t num_rollouts = 0;
+  uint64_t num_tokens = 0;  // prompts once per group, and responses
+  uint64_t bytes = 0;       // of the groups as messages
+};
+
+}  // namespace stemma

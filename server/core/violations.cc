@@ -1,0 +1,32 @@
+#include "server/core/violations.h"
+
+#include "absl/strings/str_cat.h"
+#include "glog/logging.h"
+
+namespace stemma {
+namespace {
+
+// Errors travel in metadata, which holds about 8 KiB: names that a client chose are cut, between characters.
+std::string Short(std::string text, size_t bytes_max) {
+  if (text.size() <= bytes_max) return text;
+  while (bytes_max > 0 && (static_cast<unsigned char>(text[bytes_max]) & 0xC0) == 0x80) --bytes_max;
+  return text.substr(0, bytes_max) + "...";
+}
+
+}  // namespace
+
+void Violations::Add(const std::string& field, const std::string& description, const std::string& uid) {
+  if (count_++ == 0) first_uid_ = Short(uid, 80);
+  if (kept_.size() < kKept) kept_.push_back({Short(field, 80), Short(description, 160)});
+}
+
+absl::Status Violations::ToStatus() const {
+  CHECK(!empty());
+  std::string message = absl::StrCat(kept_.front().field, " ", kept_.front().description);
+  if (!first_uid_.empty()) absl::StrAppend(&message, " (uid ", first_uid_, ")");
+  if (count_ > 1) absl::StrAppend(&message, "; and ", count_ - 1, " more problem", count_ > 2 ? "s" : "");
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", message,
+                   {.uid = first_uid_, .violations = kept_, .metadata = {{"violations", absl::StrCat(count_)}}});
+}
+
+}  // namespace stemma

@@ -1,0 +1,141 @@
+#include "server/main/server_options.h"
+
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/run_config.h"
+
+namespace stemma {
+namespace {
+
+struct Flags {
+  std::string config_file, model, dtype, schedule, layout;
+  std::string listen = "127.0.0.1:0";
+  std::string data = "stemma-data";
+  std::string ready_file;
+  uint64_t memory_budget = 0;
+  uint32_t wave_suffixes = 0, threads = 0;
+  bool insecure = false, check_config = false, die_with_parent = false;
+};
+
+const std::map<std::string, v1::Schedule> kSchedules = {{"auto", v1::AUTO}, {"reuse", v1::REUSE}, {"dense", v1::DENSE}};
+const std::map<std::string, v1::WaveLayout> kLayouts = {
+    {"one_by_one", v1::ONE_BY_ONE}, {"padded", v1::PADDED}, {"packed", v1::PACKED}};
+
+template <typename Map>
+std::vector<std::string> KeysOf(const Map& map) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : map) keys.push_back(key);
+  return keys;
+}
+
+void AddFlags(CLI::App& app, Flags& flags) {
+  app.set_version_flag("--version", STEMMA_VERSION);
+  app.add_option("--model", flags.model, "Hugging Face directory of the model");
+  app.add_option("--config", flags.config_file, "run.yaml; flags override it");
+  app.add_option("--dtype", flags.dtype, "fp32, fp64 or bf16 (default fp32)");
+  app.add_option("--schedule", flags.schedule, "auto, reuse or dense (default auto)")
+      ->check(CLI::IsMember(KeysOf(kSchedules)));
+  app.add_option("--layout", flags.layout, "forces a wave layout: one_by_one, padded or packed")
+      ->check(CLI::IsMember(KeysOf(kLayouts)));
+  app.add_option("--wave-suffixes", flags.wave_suffixes, "forces so many suffixes per wave");
+  app.add_option("--memory-budget", flags.memory_budget,
+                 "bytes for activations, e.g. 2GB (default: half of what the machine has free)")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  app.add_option("--threads", flags.threads, "of the worker's compute (default: all cores)");
+  app.add_option("--listen", flags.listen, "host:port; port 0 takes a free one")->capture_default_str();
+  app.add_option("--data", flags.data, "directory for exports")->capture_default_str();
+  app.add_option("--ready-file", flags.ready_file, "the address is written here, one line, once the port serves");
+  app.add_flag("--insecure", flags.insecure, "allow plaintext beyond loopback");
+  app.add_flag("--check-config", flags.check_config, "check configuration and model directory, then exit");
+  app.add_flag("--die-with-parent", flags.die_with_parent, "end when the starting process ends");
+}
+
+void Override(const Flags& flags, v1::RunConfig& config) {
+  if (!flags.model.empty()) config.set_model(flags.model);
+  if (!flags.dtype.empty()) config.set_dtype(flags.dtype);
+  if (!flags.schedule.empty()) config.set_schedule(kSchedules.at(flags.schedule));
+  if (!flags.layout.empty()) config.set_layout(kLayouts.at(flags.layout));
+  if (flags.wave_suffixes > 0) config.set_wave_suffixes(flags.wave_suffixes);
+  if (flags.memory_budget > 0) config.set_memory_budget_bytes(flags.memory_budget);
+  if (flags.threads > 0) config.set_threads(flags.threads);
+}
+
+bool IsLoopback(const std::string& listen) {
+  return absl::StartsWith(listen, "127.") || absl::StartsWith(listen, "localhost:") ||
+         absl::StartsWith(listen, "[::1]:") || absl::StartsWith(listen, "unix:");
+}
+
+// Reads the file if there is one; adds what is wrong to `problems`.
+v1::RunConfig ReadConfig(const Flags& flags, std::vector<std::string>& problems) {
+  ParsedRunConfig parsed;
+  if (!flags.config_file.empty()) {
+    absl::StatusOr<ParsedRunConfig> read = ReadRunConfig(flags.config_file);
+    if (!read.ok()) {
+      problems.emplace_back(read.status().message());
+    } else {
+      parsed = *std::move(read);
+    }
+  }
+  Override(flags, parsed.config);
+  FillDefaults(parsed.config);
+  Validate(parsed);
+  const std::string source = flags.config_file.empty() ? "command line" : flags.config_file;
+  if (const absl::Status status = ToStatus(source, parsed); !status.ok()) problems.emplace_back(status.message());
+  return parsed.config;
+}
+
+void OpenModel(ServerMainOptions& options, std::vector<std::string>& problems) {
+  if (options.config.model().empty()) return;  // reported already
+  const absl::StatusOr<ModelDirectory> directory = OpenModelDirectory(options.config.model());
+  if (!directory.ok()) {
+    problems.emplace_back(directory.status().message());
+    return;
+  }
+  options.model = directory->config;
+  options.config.set_model(std::filesystem::absolute(options.config.model()).string());
+}
+
+void PrepareData(const Flags& flags, ServerMainOptions& options, std::vector<std::string>& problems) {
+  std::error_code error;
+  const std::filesystem::path data = std::filesystem::absolute(flags.data);
+  std::filesystem::create_directories(data, error);
+  if (error) problems.push_back(absl::StrCat("--data ", flags.data, ": ", error.message()));
+  options.data_directory = data.string();
+}
+
+}  // namespace
+
+bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& exit_code) {
+  CLI::App app("The coordinator of Stemma: serves clients, plans, and drives one worker.");
+  Flags flags;
+  AddFlags(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    exit_code = app.exit(error) == 0 ? 0 : 2;
+    return false;
+  }
+  std::vector<std::string> problems;
+  options.config = ReadConfig(flags, problems);
+  OpenModel(options, problems);
+  if (!flags.check_config) PrepareData(flags, options, problems);
+  if (!IsLoopback(flags.listen) && !flags.insecure) {
+    problems.push_back(absl::StrCat("--listen ", flags.listen,
+                                    " is reachable from outside this machine in plaintext; add --insecure to do so"));
+  }
+  options.listen = flags.listen;
+  options.ready_file = flags.ready_file;
+  options.check_config = flags.check_config;
+  options.die_with_parent = flags.die_with_parent;
+  for (const std::string& problem : problems) std::cerr << "stemma-server: " << problem << "\n";
+  exit_code = problems.empty() ? 0 : 2;
+  return problems.empty();
+}
+
+}  // namespace stemma

@@ -1,0 +1,27 @@
+// The command line of stemma-server, and run.yaml under it: everything the process is told from outside.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/model_directory.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma {
+
+struct ServerMainOptions {
+  v1::RunConfig config;  // file, flags over it, defaults; checked
+  ModelConfig model;
+  std::string listen;
+  std::string data_directory;  // absolute
+  std::string ready_file;      // empty: none
+  bool check_config = false;
+  bool die_with_parent = false;
+};
+
+// Reads the command line, the file and the model directory's headers. Every problem of all of them is reported at once
+// on stderr. `exit_code` is set, and nothing returned, when the process is to end: 0 after --help and --version, 2 for
+// problems.
+bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& exit_code);
+
+}  // namespace stemma

@@ -1,0 +1,119 @@
+#include "server/rpc/server.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "glog/logging.h"
+#include "grpc/grpc.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "server/core/request_plan.h"
+#include "server/rpc/training_service.h"
+#include "server/rpc/worker_service.h"
+
+namespace stemma {
+namespace {
+
+constexpr int kStreamsMax = 64;  // of one connection
+constexpr int kHandshakeMs = 10'000;
+constexpr int kPingMinimumMs = 20'000;  // clients ping every 30 s
+constexpr int kKeepaliveMs = 30'000;
+constexpr int kKeepaliveTimeoutMs = 10'000;
+
+void SetArguments(const v1::Limits& limits, grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(static_cast<int>(limits.message_bytes()));
+  builder.SetMaxSendMessageSize(-1);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsMax);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingMinimumMs);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+}
+
+std::string WithPort(const std::string& listen, int port) {
+  const size_t colon = listen.rfind(':');
+  return absl::StrCat(listen.substr(0, colon), ":", port);
+}
+
+gpr_timespec RealtimeOf(absl::Time time) {
+  const timespec parts = absl::ToTimespec(time);
+  return {.tv_sec = parts.tv_sec, .tv_nsec = static_cast<int32_t>(parts.tv_nsec), .clock_type = GPR_CLOCK_REALTIME};
+}
+
+}  // namespace
+
+struct Server::Rpc {
+  std::unique_ptr<TrainingServiceRpc> training;
+  std::unique_ptr<WorkerServiceRpc> worker;
+  std::unique_ptr<grpc::Server> server;
+  absl::Mutex mutex;
+  bool ready ABSL_GUARDED_BY(mutex) = false;
+  bool draining ABSL_GUARDED_BY(mutex) = false;
+};
+
+Server::Server(const Clock& clock) : clock_(clock), rpc_(std::make_unique<Rpc>()) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, const Clock& clock) {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  std::unique_ptr<Server> self(new Server(clock));
+  Rpc& rpc = *self->rpc_;
+  PlanFunction plan = MakePlanFunction(options.model);
+  self->coordinator_ = std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), clock,
+                                                     [raw = self.get()](bool ready) { raw->SetReady(ready); });
+  rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model);
+  rpc.worker = std::make_unique<WorkerServiceRpc>(*self->coordinator_);
+
+  grpc::ServerBuilder builder;
+  SetArguments(options.limits, builder);
+  int port = 0;
+  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(rpc.training.get());
+  builder.RegisterService(rpc.worker.get());
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen, ": is the port taken?"));
+  }
+  self->address_ = WithPort(options.listen, port);
+  {
+    absl::MutexLock lock(&rpc.mutex);
+    rpc.server = std::move(server);
+    rpc.server->GetHealthCheckService()->SetServingStatus("liveness", true);
+  }
+  self->SetReady(false);
+  return self;
+}
+
+Server::~Server() {
+  if (rpc_->server == nullptr) return;
+  rpc_->server->Shutdown(gpr_inf_past(GPR_CLOCK_REALTIME));
+  rpc_->server->Wait();
+  coordinator_->Stop();
+}
+
+void Server::SetReady(bool ready) {
+  absl::MutexLock lock(&rpc_->mutex);
+  if (rpc_->server == nullptr || rpc_->draining) return;
+  rpc_->ready = ready;
+  auto* health = rpc_->server->GetHealthCheckService();
+  for (const char* name : {"", "readiness", "stemma.v1.TrainingService", "stemma.worker.v1.WorkerService"}) {
+    health->SetServingStatus(name, ready);
+  }
+}
+
+void Server::Drain(absl::Duration deadline) {
+  SetReady(false);
+  {
+    absl::MutexLock lock(&rpc_->mutex);
+    rpc_->draining = true;
+  }
+  coordinator_->Drain();
+  if (!coordinator_->WaitDrained(deadline)) LOG(WARNING) << "the running step did not end in time; it is dropped";
+  rpc_->server->Shutdown(RealtimeOf(clock_.Now() + deadline));
+}
+
+}  // namespace stemma

@@ -1,0 +1,95 @@
+#include "server/rpc/streaming_calls.h"
+
+#include <utility>
+#include <variant>
+
+#include "glog/logging.h"
+#include "server/rpc/grpc_status.h"
+
+namespace stemma {
+namespace {
+
+grpc::Status ClientLeft() { return grpc::Status(grpc::StatusCode::CANCELLED, "the client left"); }
+
+}  // namespace
+
+grpc::ServerReadReactor<v1::GroupPart>* UpdateActorCall::Start(Coordinator& coordinator, const RequestRules& rules,
+                                                               v1::RequestStatus* response) {
+  auto call = std::make_shared<UpdateActorCall>(coordinator, rules, response);
+  call->self_ = call;
+  call->StartRead(&call->part_);
+  return call.get();
+}
+
+void UpdateActorCall::OnReadDone(bool ok) {
+  if (ok) {
+    if (const absl::Status status = builder_.Add(part_); !status.ok()) return FinishOnce(ToGrpcStatus(status));
+    return StartRead(&part_);
+  }
+  if (cancelled_) return;  // a broken stream, not its end
+  auto request = builder_.Finish();
+  if (!request.ok()) return FinishOnce(ToGrpcStatus(request.status()));
+  call_ = coordinator_.Call(self_, [&](CallId call) { return SubmitEvent{call, *std::move(request)}; });
+  if (cancelled_) coordinator_.CallGone(call_);
+}
+
+void UpdateActorCall::OnCancel() {
+  cancelled_ = true;
+  coordinator_.CallGone(call_);
+  FinishOnce(ClientLeft());
+}
+
+void UpdateActorCall::OnChunk(std::shared_ptr<const v1::GroupResult>) { LOG(FATAL) << "UpdateActor has no chunks"; }
+
+void UpdateActorCall::OnReply(Reply reply) {
+  if (finished_.exchange(true)) return;
+  if (const auto* status = std::get_if<absl::Status>(&reply)) return Finish(ToGrpcStatus(*status));
+  *response_ = std::move(std::get<v1::RequestStatus>(reply));
+  Finish(grpc::Status::OK);
+}
+
+void UpdateActorCall::FinishOnce(const grpc::Status& status) {
+  if (!finished_.exchange(true)) Finish(status);
+}
+
+grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* LogProbCall::Start(Coordinator& coordinator,
+                                                                            const RequestRules& rules) {
+  auto call = std::make_shared<LogProbCall>(coordinator, rules);
+  call->self_ = call;
+  call->StartRead(&call->part_);
+  return call.get();
+}
+
+void LogProbCall::OnReadDone(bool ok) {
+  if (ok) {
+    if (const absl::Status status = builder_.Add(part_); !status.ok()) return stream_.End(status);
+    return StartRead(&part_);
+  }
+  if (cancelled_) return;
+  auto request = builder_.Finish();
+  if (!request.ok()) return stream_.End(request.status());
+  call_ = coordinator_.Call(self_, [&](CallId call) { return SubmitEvent{call, *std::move(request)}; });
+  if (cancelled_) coordinator_.CallGone(call_);
+}
+
+void LogProbCall::OnCancel() {
+  cancelled_ = true;
+  coordinator_.CallGone(call_);
+  stream_.Abandon(ClientLeft());
+}
+
+grpc::ServerWriteReactor<v1::GroupResult>* ReadResultsCall::Start(Coordinator& coordinator,
+                                                                  const std::string& request_id) {
+  auto call = std::make_shared<ReadResultsCall>(coordinator);
+  call->self_ = call;
+  grpc::ServerWriteReactor<v1::GroupResult>* reactor = call.get();
+  call->call_ = coordinator.Call(call, [&](CallId id) { return ReadResultsEvent{id, request_id}; });
+  return reactor;
+}
+
+void ReadResultsCall::OnCancel() {
+  coordinator_.CallGone(call_);
+  stream_.Abandon(ClientLeft());
+}
+
+}  // namespace stemma

@@ -1,0 +1,67 @@
+#include "server/rpc/training_service.h"
+
+#include <algorithm>
+
+#include "server/rpc/streaming_calls.h"
+#include "server/rpc/unary_call.h"
+
+namespace stemma {
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::GetServerInfo(grpc::CallbackServerContext*,
+                                                            const v1::GetServerInfoRequest*, v1::ServerInfo* response) {
+  return UnaryCall<v1::ServerInfo>::Start(coordinator_, response, [](CallId call) { return GetServerInfoEvent{call}; });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::GetModel(grpc::CallbackServerContext*, const v1::GetModelRequest*,
+                                                       v1::ModelInfo* response) {
+  return UnaryCall<v1::ModelInfo>::Start(coordinator_, response, [](CallId call) { return GetModelEvent{call}; });
+}
+
+grpc::ServerReadReactor<v1::GroupPart>* TrainingServiceRpc::UpdateActor(grpc::CallbackServerContext*,
+                                                                        v1::RequestStatus* response) {
+  return UpdateActorCall::Start(coordinator_, {limits_, model_}, response);
+}
+
+grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* TrainingServiceRpc::ComputeLogProb(
+    grpc::CallbackServerContext*) {
+  return LogProbCall::Start(coordinator_, {limits_, model_});
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::GetRequest(grpc::CallbackServerContext*,
+                                                         const v1::GetRequestRequest* request,
+                                                         v1::RequestStatus* response) {
+  std::optional<absl::Duration> wait;
+  if (request->has_wait_ms()) wait = absl::Milliseconds(std::min<uint64_t>(request->wait_ms(), 1ull << 40));
+  return UnaryCall<v1::RequestStatus>::Start(coordinator_, response, [&](CallId call) {
+    return GetRequestEvent{call, request->request_id(), wait};
+  });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::ListRequests(grpc::CallbackServerContext*, const v1::ListRequestsRequest*,
+                                                           v1::ListRequestsResponse* response) {
+  return UnaryCall<v1::ListRequestsResponse>::Start(coordinator_, response,
+                                                    [](CallId call) { return ListRequestsEvent{call}; });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::CancelRequest(grpc::CallbackServerContext*,
+                                                            const v1::CancelRequestRequest* request,
+                                                            v1::RequestStatus* response) {
+  return UnaryCall<v1::RequestStatus>::Start(coordinator_, response, [&](CallId call) {
+    return CancelEvent{call, request->request_id()};
+  });
+}
+
+grpc::ServerWriteReactor<v1::GroupResult>* TrainingServiceRpc::ReadResults(grpc::CallbackServerContext*,
+                                                                           const v1::ReadResultsRequest* request) {
+  return ReadResultsCall::Start(coordinator_, request->request_id());
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::ExportWeights(grpc::CallbackServerContext*,
+                                                            const v1::ExportWeightsRequest* request,
+                                                            v1::ExportWeightsResponse* response) {
+  return UnaryCall<v1::ExportWeightsResponse>::Start(coordinator_, response, [&](CallId call) {
+    return ExportEvent{call, *request};
+  });
+}
+
+}  // namespace stemma

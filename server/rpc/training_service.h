@@ -1,0 +1,40 @@
+// TrainingService: decodes, posts to the coordinator, encodes. Callback API; nothing blocks, every reactor finishes on
+// every path.
+#pragma once
+
+#include "common/model_config.h"
+#include "server/coordinator/coordinator.h"
+#include "stemma/v1/training.grpc.pb.h"
+
+namespace stemma {
+
+class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
+ public:
+  TrainingServiceRpc(Coordinator& coordinator, v1::Limits limits, ModelConfig model)
+      : coordinator_(coordinator), limits_(std::move(limits)), model_(std::move(model)) {}
+
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext*, const v1::GetServerInfoRequest*,
+                                          v1::ServerInfo* response) override;
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext*, const v1::GetModelRequest*,
+                                     v1::ModelInfo* response) override;
+  grpc::ServerReadReactor<v1::GroupPart>* UpdateActor(grpc::CallbackServerContext*,
+                                                      v1::RequestStatus* response) override;
+  grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* ComputeLogProb(grpc::CallbackServerContext*) override;
+  grpc::ServerUnaryReactor* GetRequest(grpc::CallbackServerContext*, const v1::GetRequestRequest* request,
+                                       v1::RequestStatus* response) override;
+  grpc::ServerUnaryReactor* ListRequests(grpc::CallbackServerContext*, const v1::ListRequestsRequest*,
+                                         v1::ListRequestsResponse* response) override;
+  grpc::ServerUnaryReactor* CancelRequest(grpc::CallbackServerContext*, const v1::CancelRequestRequest* request,
+                                          v1::RequestStatus* response) override;
+  grpc::ServerWriteReactor<v1::GroupResult>* ReadResults(grpc::CallbackServerContext*,
+                                                         const v1::ReadResultsRequest* request) override;
+  grpc::ServerUnaryReactor* ExportWeights(grpc::CallbackServerContext*, const v1::ExportWeightsRequest* request,
+                                          v1::ExportWeightsResponse* response) override;
+
+ private:
+  Coordinator& coordinator_;
+  const v1::Limits limits_;
+  const ModelConfig model_;
+};
+
+}  // namespace stemma

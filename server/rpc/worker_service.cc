@@ -1,0 +1,81 @@
+#include "server/rpc/worker_service.h"
+
+#include <utility>
+
+#include "server/rpc/grpc_status.h"
+
+namespace stemma {
+
+grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>* WorkerServiceRpc::Session(
+    grpc::CallbackServerContext*) {
+  return WorkerSession::Start(coordinator_);
+}
+
+WorkerSession* WorkerSession::Start(Coordinator& coordinator) {
+  auto session = std::make_shared<WorkerSession>(coordinator);
+  session->self_ = session;
+  session->session_ = coordinator.OpenSession(session);
+  session->StartRead(&session->incoming_);
+  return session.get();
+}
+
+void WorkerSession::OnReadDone(bool ok) {
+  if (!ok) return Lose("its stream ended");
+  coordinator_.WorkerMessage(session_, std::move(incoming_));
+}
+
+void WorkerSession::ReadNext() {
+  absl::MutexLock lock(&mutex_);
+  if (finished_) return;
+  incoming_.Clear();
+  StartRead(&incoming_);
+}
+
+void WorkerSession::Send(worker::v1::ServerMessage message) {
+  absl::MutexLock lock(&mutex_);
+  outgoing_.emplace_back(std::move(message));
+  WriteNext();
+}
+
+void WorkerSession::SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request) {
+  absl::MutexLock lock(&mutex_);
+  outgoing_.emplace_back(PayloadChunks(id, std::move(request)));
+  WriteNext();
+}
+
+void WorkerSession::OnWriteDone(bool ok) {
+  absl::MutexLock lock(&mutex_);
+  writing_ = false;
+  if (ok) WriteNext();  // else the read ends too
+}
+
+void WorkerSession::WriteNext() {
+  if (finished_ || writing_ || outgoing_.empty()) return;
+  if (auto* message = std::get_if<worker::v1::ServerMessage>(&outgoing_.front())) {
+    writing_message_ = std::move(*message);
+    outgoing_.pop_front();
+  } else {
+    PayloadChunks& chunks = std::get<PayloadChunks>(outgoing_.front());
+    writing_message_.Clear();
+    *writing_message_.mutable_payload() = chunks.Next();
+    if (chunks.done()) outgoing_.pop_front();
+  }
+  writing_ = true;
+  StartWrite(&writing_message_);
+}
+
+void WorkerSession::Close(const absl::Status& status) { FinishOnce(ToGrpcStatus(status)); }
+
+void WorkerSession::Lose(const std::string& reason) {
+  coordinator_.WorkerLost(session_, reason);
+  FinishOnce(grpc::Status::OK);
+}
+
+void WorkerSession::FinishOnce(const grpc::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(finished_, true)) return;
+  outgoing_.clear();
+  Finish(status);
+}
+
+}  // namespace stemma

@@ -1,0 +1,62 @@
+// WorkerService: one stream per worker, its messages to the coordinator, the coordinator's to it.
+//
+// What is sent waits in a queue; a payload in it is cut into chunks one at a time, as the stream takes them, so that it
+// exists once.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <variant>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "server/coordinator/coordinator.h"
+#include "server/core/payload_chunks.h"
+#include "stemma/worker/v1/worker.grpc.pb.h"
+
+namespace stemma {
+
+class WorkerServiceRpc final : public worker::v1::WorkerService::CallbackService {
+ public:
+  explicit WorkerServiceRpc(Coordinator& coordinator) : coordinator_(coordinator) {}
+
+  grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>* Session(
+      grpc::CallbackServerContext* context) override;
+
+ private:
+  Coordinator& coordinator_;
+};
+
+class WorkerSession final : public grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>,
+                            public WorkerLink {
+ public:
+  static WorkerSession* Start(Coordinator& coordinator);
+  explicit WorkerSession(Coordinator& coordinator) : coordinator_(coordinator) {}
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override { Lose("its stream was cancelled"); }
+  void OnDone() override { self_.reset(); }
+
+  void Send(worker::v1::ServerMessage message) override;
+  void SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request) override;
+  void ReadNext() override;
+  void Close(const absl::Status& status) override;
+
+ private:
+  void Lose(const std::string& reason);
+  void FinishOnce(const grpc::Status& status);
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Coordinator& coordinator_;
+  SessionId session_ = 0;               // set once, before the first read
+  worker::v1::WorkerMessage incoming_;  // of the one read under way
+  absl::Mutex mutex_;
+  std::deque<std::variant<worker::v1::ServerMessage, PayloadChunks>> outgoing_ ABSL_GUARDED_BY(mutex_);
+  worker::v1::ServerMessage writing_message_;  // of the one write under way
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<WorkerSession> self_;
+};
+
+}  // namespace stemma

@@ -1,0 +1,214 @@
+#include "worker/rpc/engine_thread.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "glog/logging.h"
+
+namespace stemma {
+namespace {
+
+using worker::v1::ServerMessage;
+using worker::v1::WorkerMessage;
+
+// A step and a log-prob pass are told apart by their keys; a pass has an id only.
+std::string NameOf(const worker::v1::StepKey& key) {
+  return absl::StrCat(key.request_id(), " k ", key.k(), " step ", key.step(), " attempt ", key.attempt());
+}
+
+std::string NameOfPass(const std::string& id) {
+  worker::v1::StepKey key;
+  key.set_request_id(id);
+  return NameOf(key);
+}
+
+}  // namespace
+
+EngineThread::EngineThread(std::string incarnation, EngineFactory factory, std::function<void(WorkerMessage)> send,
+                           std::function<void(const absl::Status&)> fail)
+    : incarnation_(std::move(incarnation)),
+      factory_(std::move(factory)),
+      send_(std::move(send)),
+      fail_(std::move(fail)) {
+  heartbeat_.set_phase("idle");
+  thread_ = std::thread([this] { Run(); });
+}
+
+EngineThread::~EngineThread() {
+  CHECK(Stop(absl::InfiniteDuration()));
+  thread_.join();
+}
+
+bool EngineThread::Stop(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  stopping_ = true;
+  return mutex_.AwaitWithTimeout(absl::Condition(&ended_), timeout);
+}
+
+void EngineThread::Post(ServerMessage message) {
+  absl::MutexLock lock(&mutex_);
+  if (message.has_abort()) {
+    aborted_.insert(NameOf(message.abort().key()));
+  } else {
+    const auto has_room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return stopping_ || messages_.size() < kMessagesMax;
+    };
+    mutex_.Await(absl::Condition(&has_room));
+  }
+  messages_.push_back(std::move(message));
+}
+
+bool EngineThread::Next(ServerMessage& message) {
+  absl::MutexLock lock(&mutex_);
+  const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || !messages_.empty(); };
+  mutex_.Await(absl::Condition(&awake));
+  if (stopping_) return false;
+  message = std::move(messages_.front());
+  messages_.pop_front();
+  return true;
+}
+
+void EngineThread::Run() {
+  ServerMessage message;
+  while (Next(message)) Dispatch(message);
+  engine_.reset();  // where it was made
+  absl::MutexLock lock(&mutex_);
+  ended_ = true;
+}
+
+void EngineThread::Dispatch(ServerMessage& message) {
+  if (message.has_configure()) return Configure(message.configure());
+  if (engine_ == nullptr) {
+    LOG(WARNING) << "ignored: a message before Configure";
+    return;
+  }
+  switch (message.message_case()) {
+    case ServerMessage::kPayload: {
+      const std::string id = message.payload().id();
+      const absl::Status status = engine_->AddPayload(std::move(*message.mutable_payload()));
+      if (!status.ok()) LOG(ERROR) << "payload " << id << ": " << status.message();  // its Prepare will be refused
+      return;
+    }
+    case ServerMessage::kDrop:
+      return engine_->DropPayload(message.drop().id());
+    case ServerMessage::kPrepare:
+      return Prepare(message.prepare());
+    case ServerMessage::kApply:
+      return Apply(message.apply());
+    case ServerMessage::kAbort: {
+      engine_->Abort(message.abort().key());
+      absl::MutexLock lock(&mutex_);
+      aborted_.erase(NameOf(message.abort().key()));
+      return;
+    }
+    case ServerMessage::kLogProb:
+      return LogProb(message.log_prob());
+    case ServerMessage::kExport:
+      return Export(message.export_());
+    default:
+      LOG(WARNING) << "ignored: a message of a kind that this worker does not know";
+  }
+}
+
+void EngineThread::Configure(const worker::v1::Configure& configure) {
+  CHECK(engine_ == nullptr) << "a second Configure";
+  SetPhase("loading");
+  absl::StatusOr<std::unique_ptr<Engine>> engine = factory_(configure, incarnation_);
+  if (!engine.ok()) return fail_(engine.status());
+  engine_ = *std::move(engine);
+  SetPhase("idle");
+  WorkerMessage message;
+  *message.mutable_ready() = engine_->ready();
+  send_(std::move(message));
+}
+
+void EngineThread::Prepare(const worker::v1::Prepare& prepare) {
+  SetRunning(NameOf(prepare.key()));
+  absl::StatusOr<worker::v1::Vote> vote = engine_->Prepare(prepare, Hooks());
+  SetRunning("");
+  if (!vote.ok()) return Refuse(prepare.key(), vote.status());
+  WorkerMessage message;
+  *message.mutable_vote() = *std::move(vote);
+  send_(std::move(message));
+}
+
+void EngineThread::Apply(const worker::v1::Apply& apply) {
+  SetPhase("apply");
+  absl::StatusOr<worker::v1::Applied> applied = engine_->Apply(apply);
+  SetPhase("idle");
+  if (!applied.ok()) return Refuse(apply.key(), applied.status());
+  WorkerMessage message;
+  *message.mutable_applied() = *std::move(applied);
+  send_(std::move(message));
+}
+
+void EngineThread::LogProb(const worker::v1::LogProb& log_prob) {
+  SetRunning(NameOfPass(log_prob.id()));
+  const absl::Status status = engine_->LogProb(log_prob, Hooks());
+  SetRunning("");
+  WorkerMessage message;
+  message.mutable_log_prob_done()->set_id(log_prob.id());
+  if (!status.ok()) *message.mutable_log_prob_done()->mutable_failure() = ToFailure(status);
+  send_(std::move(message));
+}
+
+void EngineThread::Export(const worker::v1::Export& request) {
+  SetPhase("export");
+  const absl::StatusOr<uint64_t> bytes = engine_->Export(request);
+  SetPhase("idle");
+  WorkerMessage message;
+  message.mutable_export_done()->set_id(request.id());
+  if (bytes.ok()) {
+    message.mutable_export_done()->set_bytes(*bytes);
+  } else {
+    *message.mutable_export_done()->mutable_failure() = ToFailure(bytes.status());
+  }
+  send_(std::move(message));
+}
+
+void EngineThread::Refuse(const worker::v1::StepKey& key, const absl::Status& status) {
+  LOG(ERROR) << "refused: " << status.message();
+  WorkerMessage message;
+  *message.mutable_refused()->mutable_key() = key;
+  message.mutable_refused()->set_message(std::string(status.message()));
+  send_(std::move(message));
+}
+
+EngineHooks EngineThread::Hooks() {
+  EngineHooks hooks;
+  hooks.cancelled = [this] { return IsCancelled(); };
+  hooks.progress = [this](const worker::v1::Heartbeat& heartbeat) {
+    absl::MutexLock lock(&mutex_);
+    heartbeat_ = heartbeat;
+  };
+  hooks.results = [this](worker::v1::ResultChunk chunk) {
+    WorkerMessage message;
+    *message.mutable_results() = std::move(chunk);
+    send_(std::move(message));
+  };
+  return hooks;
+}
+
+void EngineThread::SetRunning(const std::string& what) {
+  absl::MutexLock lock(&mutex_);
+  running_ = what;
+  if (what.empty()) heartbeat_.set_phase("idle");
+}
+
+bool EngineThread::IsCancelled() {
+  absl::MutexLock lock(&mutex_);
+  return stopping_ || aborted_.contains(running_);
+}
+
+void EngineThread::SetPhase(const std::string& phase) {
+  absl::MutexLock lock(&mutex_);
+  heartbeat_.set_phase(phase);
+}
+
+worker::v1::Heartbeat EngineThread::Heartbeat() {
+  absl::MutexLock lock(&mutex_);
+  return heartbeat_;
+}
+
+}  // namespace stemma
