@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -145,7 +146,7 @@ void HeadPass::Backward(RowRange range, std::span<const double> dlog_prob, std::
     at::mm_out(dhidden, dlogits, weight_VD_);
     return;
   }
-  at::Tensor sum = at::empty(dhidden.sizes(), dlogits.options()).zero_();
+  at::Tensor sum = at::zeros(dhidden.sizes(), dlogits.options());
   ForVocabularySlices(
       [&](int64_t begin, const at::Tensor& weight) { sum.addmm_(dlogits.narrow(1, begin, weight.size(0)), weight); });
   dhidden.copy_(sum);
@@ -196,11 +197,8 @@ class HeadBackwardPass {
     AskGradient(rollout);
     for (int64_t begin = last; begin >= rollout.begin; begin -= step) {
       const RowRange chunk = Chunk(begin, rollout);
-      if (AllZero(Rows(dlog_prob_, chunk)) && AllZero(Rows(dentropy_, chunk))) {
-        dhidden_TD_.narrow(0, chunk.begin, chunk.end - chunk.begin).zero_();
-        continue;
-      }
-      if (begin != last) pass_.Forward(chunk);
+      const bool has_gradient = !AllZero(Rows(dlog_prob_, chunk)) || !AllZero(Rows(dentropy_, chunk));
+      if (begin != last && has_gradient) pass_.Forward(chunk);
       Backward(chunk);
     }
   }

@@ -139,6 +139,13 @@ TEST(HeadTest, ChunkBoundariesDoNotChangeTheResult) {
   for (const int64_t chunk_rows : {1, 3, 20}) ExpectClose(RunHead(inputs, Options(chunk_rows)), expected, 1e-13);
 }
 
+TEST(HeadTest, EntropyAloneHasAGradientToo) {
+  Inputs inputs = MakeInputs();
+  inputs.dlog_prob.assign(kRows, 0);
+  const Reference expected = Autograd(inputs);
+  for (const int64_t chunk_rows : {3, 512}) ExpectClose(RunHead(inputs, Options(chunk_rows)), expected, kExact);
+}
+
 TEST(HeadTest, ForwardAloneGivesTheSameBits) {
   const Inputs inputs = MakeInputs();
   for (const bool need_entropy : {false, true}) {
