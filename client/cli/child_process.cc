@@ -58,8 +58,7 @@ absl::StatusOr<std::string> SiblingExecutable(const std::string& name) {
   const std::string path = (self.parent_path() / name).string();
   if (error || access(path.c_str(), X_OK) != 0) {
     return absl::NotFoundError(
-        absl::StrCat("no executable ", path, ": `", name,
-                     "` must lie in the directory of `stemma`; build it, or run `stemma doctor`"));
+        absl::StrCat("no executable ", path, ": `", name, "` must lie in the directory of `stemma`"));
   }
   return path;
 }

@@ -82,7 +82,11 @@ int ExitCodeOf(const absl::Status& status) {
 }
 
 std::string ErrorText(const absl::Status& status) {
-  std::string text = absl::StrCat("error: ", absl::StatusCodeToString(status.code()), ": ", status.message());
+  // The code means something where a server gave it.
+  const bool from_server = ExitCodeOf(status) >= static_cast<int>(ExitCode::kRpc) || !ErrorReason(status).empty();
+  std::string text = "error: ";
+  if (from_server) absl::StrAppend(&text, absl::StatusCodeToString(status.code()), ": ");
+  absl::StrAppend(&text, status.message());
   const ErrorDetails details = GetErrorDetails(status);
   AppendLine(text, "reason", ErrorReason(status));
   AppendLine(text, "group", details.uid);

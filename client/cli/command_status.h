@@ -40,7 +40,8 @@ bool IsRetryable(const absl::Status& status);
 
 int ExitCodeOf(const absl::Status& status);
 
-// "error: CODE: message", then a line each for the reason, its metadata, the field violations, the retry delay.
+// "error: message" (of a server: "error: CODE: message"), then a line each for the reason, its metadata, the field
+// violations, the retry delay.
 std::string ErrorText(const absl::Status& status);
 
 }  // namespace stemma

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -24,22 +23,10 @@ bool ParsePositive(const std::string& text, double* number) {
 
 }  // namespace
 
-uint64_t RandomStream::Next() {
-  uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
+double UniformFrom(RandomValues& random) { return static_cast<double>(random.NextInteger() >> 11) * 0x1p-53; }
 
-double RandomStream::Uniform() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
-
-int64_t RandomStream::Below(int64_t bound) {
-  return std::min(bound - 1, static_cast<int64_t>(Uniform() * static_cast<double>(bound)));
-}
-
-double RandomStream::Normal() {
-  const double radius = std::sqrt(-2 * std::log(1 - Uniform()));
-  return radius * std::cos(2 * std::numbers::pi * Uniform());
+int64_t BelowFrom(RandomValues& random, int64_t bound) {
+  return std::min(bound - 1, static_cast<int64_t>(UniformFrom(random) * static_cast<double>(bound)));
 }
 
 absl::StatusOr<LengthDistribution> LengthDistribution::Parse(const std::string& text) {
@@ -62,12 +49,12 @@ absl::StatusOr<LengthDistribution> LengthDistribution::Parse(const std::string& 
       absl::StrCat("length distribution \"", text, "\": expected fixed:128, uniform:64:256 or lognormal:200:0.5:1024"));
 }
 
-int64_t LengthDistribution::Sample(RandomStream& random) const {
+int64_t LengthDistribution::Sample(RandomValues& random) const {
   if (kind_ == Kind::kFixed) return low_;
-  if (kind_ == Kind::kUniform) return low_ + random.Below(high_ - low_ + 1);
+  if (kind_ == Kind::kUniform) return low_ + BelowFrom(random, high_ - low_ + 1);
   // exp(mu + sigma z) has mean exp(mu + sigma^2 / 2).
   const double mu = std::log(mean_) - sigma_ * sigma_ / 2;
-  const double length = std::round(std::exp(mu + sigma_ * random.Normal()));
+  const double length = std::round(std::exp(mu + sigma_ * random.NextNormal()));
   return static_cast<int64_t>(std::clamp(length, 1.0, static_cast<double>(high_)));
 }
 

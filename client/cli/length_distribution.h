@@ -7,27 +7,18 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/random_values.h"
 
 namespace stemma {
 
-// SplitMix64: a small generator with a published definition, so a seed means the same everywhere.
-class RandomStream {
- public:
-  explicit RandomStream(uint64_t seed) : state_(seed) {}
-  uint64_t Next();
-  double Uniform();              // in [0, 1)
-  int64_t Below(int64_t bound);  // in [0, bound)
-  double Normal();               // mean 0, deviation 1 (Box-Muller, one of the pair)
-
- private:
-  uint64_t state_;
-};
+double UniformFrom(RandomValues& random);                // in [0, 1)
+int64_t BelowFrom(RandomValues& random, int64_t bound);  // in [0, bound)
 
 class LengthDistribution {
  public:
   // Errors: InvalidArgument naming the text.
   static absl::StatusOr<LengthDistribution> Parse(const std::string& text);
-  int64_t Sample(RandomStream& random) const;  // >= 1
+  int64_t Sample(RandomValues& random) const;  // >= 1
 
  private:
   enum class Kind { kFixed, kUniform, kLognormal };

@@ -52,9 +52,9 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
       "--insecure", [options] { options->server_flags.push_back("--insecure"); },
       "Allow --listen beyond loopback, in plain text");
   SetExamples(command,
-              "  stemma model init /tmp/tiny --family qwen3 --hidden 64 --layers 2 --seed 1\n"
-              "  stemma local --model /tmp/tiny --dtype fp32 --listen 127.0.0.1:7070\n"
-              "  stemma local --model /tmp/tiny --ready-file address & ... --server $(cat address)");
+              "  stemma local --model tiny --dtype fp32 --listen 127.0.0.1:7070\n"
+              "  stemma local --config run.yaml --schedule dense --data out\n"
+              "  stemma local --model tiny --ready-file address &   # then: --server $(cat address)");
   command->callback([&run, options] { run = [options] { return RunLocal(*options); }; });
 }
 

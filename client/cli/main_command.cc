@@ -12,6 +12,12 @@ constexpr char kFooter[] =
     "64 + gRPC code for a refused call.\n"
     "`stemma COMMAND --help` has examples.";
 
+// CLI11 would only say that a subcommand is required.
+bool IsUnknownCommand(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return false;
+  return app.get_subcommands([&](const CLI::App* command) { return command->get_name() == argv[1]; }).empty();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -19,7 +25,6 @@ int main(int argc, char** argv) {
   app.footer(kFooter);
   app.set_version_flag("--version", STEMMA_VERSION);
   app.require_subcommand(1);
-  app.set_help_all_flag("--help-all", "Help of every command");
   stemma::Runner run;
   stemma::AddLocalCommand(app, run);
   stemma::AddReplayCommand(app, run);
@@ -31,6 +36,10 @@ int main(int argc, char** argv) {
   stemma::AddModelCommand(app, run);
   stemma::AddTraceCommand(app, run);
   stemma::AddDoctorCommand(app, run);
+  if (IsUnknownCommand(app, argc, argv)) {
+    std::cerr << "error: unknown command \"" << argv[1] << "\"; `stemma --help` lists them" << std::endl;
+    return static_cast<int>(stemma::ExitCode::kUsage);
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // the one way in which CLI11 reports; help and version come this way too

@@ -91,7 +91,9 @@ void WriteFields(OutputOptions options, const Record& record, std::ostream& out)
   Flatten(record, "", lines);
   int width = 0;
   for (const auto& [key, value] : lines) width = std::max<int>(width, key.size());
-  for (const auto& [key, value] : lines) out << Padded(key, width, /*left=*/true) << "  " << value << "\n";
+  for (const auto& [key, value] : lines) {
+    out << (value.empty() ? key : Padded(key, width, /*left=*/true) + "  " + value) << "\n";
+  }
   out.flush();
 }
 

@@ -27,9 +27,11 @@ absl::StatusOr<std::optional<ExpectedSteps>> ReadExpected(const std::string& pat
 }
 
 absl::Status RunReplay(ReplayOptions options) {
-  if (const absl::Status valid = options.lr_schedule.Validate(); !valid.ok()) return UsageError(std::string(valid.message()));
+  if (const absl::Status valid = options.lr_schedule.Validate(); !valid.ok())
+    return UsageError(std::string(valid.message()));
   if (!options.run_id.empty()) {
-    if (const absl::Status valid = CheckRequestId(options.run_id); !valid.ok()) return UsageError(std::string(valid.message()));
+    if (const absl::Status valid = CheckRequestId(options.run_id); !valid.ok())
+      return UsageError(std::string(valid.message()));
   }
   ASSIGN_OR_RETURN(auto expected, ReadExpected(options.verify));
   ASSIGN_OR_RETURN(TraceFile trace, TraceFile::Open(options.trace));

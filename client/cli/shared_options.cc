@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <string_view>
 
@@ -24,10 +25,10 @@ bool TerminalTakesEscapes(int fd) {
 }  // namespace
 
 void AddServerOptions(CLI::App* command, ServerOptions* options, bool required) {
-  auto* server = command->add_option("--server", options->address, "Address of the server, HOST:PORT")
-                     ->envname("STEMMA_SERVER")
-                     ->type_name("ADDR");
-  if (required) server->required();
+  auto* server =
+      command->add_option("--server", options->address, "Address of the server, HOST:PORT")->type_name("ADDR");
+  // Where a server is optional, a variable left in the environment must not change what the command does.
+  if (required) server->required()->envname("STEMMA_SERVER");
   command->add_option("--connect-timeout", options->connect_timeout_s, "Seconds to wait for a connection")
       ->check(CLI::PositiveNumber)
       ->type_name("S")
@@ -52,6 +53,10 @@ void SetExamples(CLI::App* command, const std::string& examples) { command->foot
 
 bool StderrIsTerminal() { return TerminalTakesEscapes(STDERR_FILENO); }
 
-std::string TemporaryRoot() { return IsSet("TMPDIR") ? std::getenv("TMPDIR") : "/tmp"; }
+std::string TemporaryRoot() {
+  std::error_code error;
+  const auto path = std::filesystem::temp_directory_path(error);
+  return error ? "." : path.string();
+}
 
 }  // namespace stemma

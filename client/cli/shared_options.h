@@ -12,7 +12,7 @@ class App;
 
 namespace stemma {
 
-// --server ADDR (or STEMMA_SERVER), --connect-timeout, --timeout.
+// --server ADDR (where required: or STEMMA_SERVER), --connect-timeout, --timeout.
 void AddServerOptions(CLI::App* command, ServerOptions* options, bool required = true);
 
 // -o table|json. Headers are bold on a terminal unless NO_COLOR is set.
@@ -24,7 +24,7 @@ void SetExamples(CLI::App* command, const std::string& examples);
 // Progress is drawn on a terminal only.
 bool StderrIsTerminal();
 
-// TMPDIR, or the system's directory for temporary files.
+// The directory for temporary files: TMPDIR, or the system's.
 std::string TemporaryRoot();
 
 }  // namespace stemma

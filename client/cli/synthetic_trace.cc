@@ -11,22 +11,16 @@
 namespace stemma {
 namespace {
 
-// A generator of its own for every group: the same group whatever was made before it.
-RandomStream StreamOf(uint64_t seed, int64_t step, int64_t group) {
-  RandomStream seeds(seed);
-  RandomStream steps(seeds.Next() ^ static_cast<uint64_t>(step));
-  return RandomStream(steps.Next() ^ static_cast<uint64_t>(group));
-}
-
-std::string RandomTokens(int64_t count, int64_t vocab_size, RandomStream& random) {
+std::string RandomTokens(int64_t count, int64_t vocab_size, RandomValues& random) {
   std::vector<int32_t> tokens(static_cast<size_t>(count));
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random.Below(vocab_size));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(BelowFrom(random, vocab_size));
   return PackArray(tokens);
 }
 
-std::string NoisyLogProbs(const std::vector<double>& around, double noise, RandomStream& random) {
+std::string NoisyLogProbs(const std::vector<double>& around, double noise, RandomValues& random) {
   std::vector<float> values;
-  for (const double mean : around) values.push_back(static_cast<float>(std::min(mean + noise * random.Normal(), 0.0)));
+  for (const double mean : around)
+    values.push_back(static_cast<float>(std::min(mean + noise * random.NextNormal(), 0.0)));
   return PackArray(values);
 }
 
@@ -57,10 +51,10 @@ void SetAdamFields(double learning_rate, v1::AdamParams& adam) {
   adam.set_max_grad_norm(1.0);
 }
 
-void SetMask(double probability, int64_t size, RandomStream& random, v1::Rollout& rollout) {
+void SetMask(double probability, int64_t size, RandomValues& random, v1::Rollout& rollout) {
   if (probability <= 0) return;
   std::vector<bool> mask;
-  for (int64_t i = 0; i < size; ++i) mask.push_back(random.Uniform() >= probability);
+  for (int64_t i = 0; i < size; ++i) mask.push_back(UniformFrom(random) >= probability);
   rollout.set_response_mask(PackMask(mask));
 }
 
@@ -84,9 +78,9 @@ std::vector<v1::PromptGroup> SyntheticGroups(const SyntheticTraceOptions& option
   const LossModeRequirements needs = mode.ok() ? RequirementsOf(*mode) : LossModeRequirements();
   std::vector<v1::PromptGroup> groups;
   for (int64_t g = 0; g < options.groups; ++g) {
-    RandomStream random = StreamOf(options.seed, step, g);
     v1::PromptGroup& group = groups.emplace_back();
     group.set_uid(absl::StrCat("s", step, "g", g));
+    RandomValues random(options.seed, group.uid());  // of its own: the same group whatever was made before it
     group.set_prompt_tokens(RandomTokens(options.prompt_tokens.Sample(random), options.vocab_size, random));
     const int64_t num_rollouts = options.rollouts.Sample(random);
     for (int64_t n = 0; n < num_rollouts; ++n) {
@@ -95,7 +89,7 @@ std::vector<v1::PromptGroup> SyntheticGroups(const SyntheticTraceOptions& option
       rollout.set_rollout_id(absl::StrCat(group.uid(), "/", n));
       rollout.set_response_tokens(RandomTokens(length, options.vocab_size, random));
       SetMask(options.mask_probability, length, random, rollout);
-      if (needs.needs_advantage) rollout.set_advantage(random.Normal());
+      if (needs.needs_advantage) rollout.set_advantage(random.NextNormal());
       if (needs.needs_loss_weights) rollout.set_loss_weights(PackArray(std::vector<float>(length, 1.0f)));
       const std::vector<double> uniform(length, -std::log(static_cast<double>(options.vocab_size)));
       SetLogProbs(options, header, uniform, random, rollout);
@@ -105,7 +99,7 @@ std::vector<v1::PromptGroup> SyntheticGroups(const SyntheticTraceOptions& option
 }
 
 void SetLogProbs(const SyntheticTraceOptions& options, const v1::UpdateHeader& header,
-                 const std::vector<double>& log_probs, RandomStream& random, v1::Rollout& rollout) {
+                 const std::vector<double>& log_probs, RandomValues& random, v1::Rollout& rollout) {
   if (header.has_old()) rollout.set_old_log_probs(NoisyLogProbs(log_probs, options.old_noise, random));
   if (header.has_ref()) rollout.set_ref_log_prob(NoisyLogProbs(log_probs, options.old_noise, random));
 }

@@ -39,6 +39,6 @@ std::vector<v1::PromptGroup> SyntheticGroups(const SyntheticTraceOptions& option
 
 // Puts old and ref log-probs around `log_probs` [R] of the server's model instead.
 void SetLogProbs(const SyntheticTraceOptions& options, const v1::UpdateHeader& header,
-                 const std::vector<double>& log_probs, RandomStream& random, v1::Rollout& rollout);
+                 const std::vector<double>& log_probs, RandomValues& random, v1::Rollout& rollout);
 
 }  // namespace stemma

@@ -29,8 +29,8 @@ absl::Status UseModelLogProbs(Connection& connection, const SyntheticTraceOption
   const LogProbQuery query = {.request_id = absl::StrCat("trace-make-", options.seed, "/", step),
                               .temperature = options.temperature};
   ASSIGN_OR_RETURN(const auto results, QueryLogProbs(connection, query, request.groups));
-  RandomStream random(options.seed + static_cast<uint64_t>(step));
   for (v1::PromptGroup& group : request.groups) {
+    RandomValues random(options.seed, absl::StrCat("log_probs ", group.uid()));
     for (v1::Rollout& rollout : *group.mutable_rollouts()) {
       const auto found = results.find(rollout.rollout_id());
       if (found == results.end() || found->second.log_probs.empty()) {

@@ -1,0 +1,156 @@
+"""The binary without a server: help of every command against a golden file, exit codes, traces from a seed, plain output.
+
+To renew the golden file after a wanted change: STEMMA_UPDATE_GOLDEN=1 and run this test."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import subprocess
+import tempfile
+import unittest
+
+from cli_testing import BIN, GOLDEN, has_escape, run
+
+
+def commands(path=()):
+    """Every command by its path, parents first."""
+    text = run(*path, "--help").stdout
+    yield path, text
+    if "Subcommands:" in text:
+        section = text.split("Subcommands:")[1].split("\n\n")[0]
+        for name in re.findall(r"^  ([a-z]+)", section, re.MULTILINE):
+            yield from commands((*path, name))
+
+
+class CliBinaryTest(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+
+    def make(self, name, *arguments):
+        result = run("trace", "make", self.directory / name, "--vocab", 64, "--prompt-len", "uniform:4:12", "--n", 3,
+                     "--response-len", "lognormal:6:0.5:16", "--mask-prob", 0.2, *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return (self.directory / name).read_bytes()
+
+    def test_commands_and_options_are_those_of_the_golden_file(self):
+        text = "".join(f"$ {' '.join(('stemma', *path))} --help\n{help_text}\n" for path, help_text in commands())
+        golden = GOLDEN / "help.txt"
+        if os.environ.get("STEMMA_UPDATE_GOLDEN"):
+            golden.write_text(text)
+        self.maxDiff = None
+        self.assertEqual(text, golden.read_text())
+
+    def test_every_command_that_runs_has_examples(self):
+        for path, text in commands():
+            if "Subcommands:" not in text:
+                self.assertIn("Examples:\n  stemma " + " ".join(path), text)
+
+    def test_usage_errors_exit_with_2_and_print_nothing_on_stdout(self):
+        for arguments in (["bogus"], [], ["replay"], ["status"], ["trace", "make"], ["export", "x", "--export-dtype", "int8"],
+                          ["local"], ["model", "init", "x", "--family", "gpt2"], ["trace", "check", "missing.jsonl"],
+                          ["replay", "missing.jsonl", "--server", "127.0.0.1:1"],
+                          ["status", "--server", "x", "--timeout", "-1"]):
+            result = run(*arguments, cwd=self.directory)
+            self.assertEqual(result.returncode, 2, f"{arguments}: {result.stderr}")
+            self.assertEqual(result.stdout, "")
+            self.assertNotEqual(result.stderr, "")
+
+    def test_an_unreachable_server_exits_with_3(self):
+        result = run("status", "--server", "127.0.0.1:1", "--connect-timeout", "0.2")
+        self.assertEqual(result.returncode, 3)
+        self.assertIn("127.0.0.1:1", result.stderr)
+
+    def test_a_seed_decides_the_trace_byte_for_byte(self):
+        first = self.make("a.jsonl", "--seed", 5, "--steps", 2, "--kl-coef", 0.01)
+        self.assertEqual(first, self.make("b.jsonl", "--seed", 5, "--steps", 2, "--kl-coef", 0.01))
+        self.assertNotEqual(first, self.make("c.jsonl", "--seed", 6, "--steps", 2, "--kl-coef", 0.01))
+
+    def test_base64_and_lists_hold_the_same_trace(self):
+        self.make("a.jsonl", "--seed", 5)
+        self.make("b.jsonl", "--seed", 5, "--base64")
+        stats = [run("trace", "stat", self.directory / name).stdout for name in ("a.jsonl", "b.jsonl")]
+        self.assertEqual(stats[0], stats[1])
+        self.assertNotEqual(stats[0], "")
+
+    def test_a_trace_is_not_overwritten(self):
+        self.make("a.jsonl", "--seed", 5)
+        result = run("trace", "make", self.directory / "a.jsonl", "--vocab", 64)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("a.jsonl", result.stderr)
+
+    def test_check_names_every_broken_line(self):
+        lines = self.make("a.jsonl", "--seed", 5, "--steps", 3).decode().splitlines()
+        lines[1] = lines[1].replace('"prompt_tokens":[', '"prompt_tokens":["x",', 1)
+        lines[3] = lines[3][:-1]
+        broken = self.directory / "broken.jsonl"
+        broken.write_text("\n".join(lines) + "\n")
+        result = run("trace", "check", broken, "-o", "json")
+        self.assertEqual(result.returncode, 2)
+        self.assertEqual(json.loads(result.stdout)["problems"], 2)
+        self.assertIn("line 2", result.stderr)
+        self.assertIn("line 4", result.stderr)
+        self.assertNotIn("line 3", result.stderr)
+
+    def test_stat_of_equal_lengths_is_the_formula(self):
+        path = self.directory / "a.jsonl"
+        run("trace", "make", path, "--vocab", 64, "--prompt-len", "fixed:33", "--response-len", "fixed:8", "--n", 4)
+        stat = json.loads(run("trace", "stat", path, "-o", "json").stdout)
+        self.assertEqual(stat["token_saving_bound"], 4 * (32 + 8) / (32 + 4 * 8))
+
+    def test_a_model_from_a_seed_is_inspected(self):
+        for name in ("a", "b"):
+            result = run("model", "init", self.directory / name, "--seed", 3, "--dtype", "bfloat16", "--tied")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(result.stdout, f"{self.directory / name}\n")
+        read = lambda name: (self.directory / name / "model.safetensors").read_bytes()
+        self.assertEqual(read("a"), read("b"))
+        record = json.loads(run("model", "inspect", self.directory / "a", "-o", "json").stdout)
+        self.assertEqual(record["model_type"], "qwen3")
+        self.assertTrue(record["tie_word_embeddings"])
+        self.assertEqual(list(record["tensors_by_dtype"]), ["BF16"])
+        tensors = [json.loads(line) for line in
+                   run("model", "inspect", self.directory / "a", "--tensors", "-o", "jsonl").stdout.splitlines()]
+        self.assertEqual(tensors[0]["name"], "model.embed_tokens.weight")
+
+    def test_a_truncated_model_names_file_and_exits_with_2(self):
+        run("model", "init", self.directory / "m")
+        weights = self.directory / "m/model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1])
+        result = run("model", "inspect", self.directory / "m")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("model.safetensors", result.stderr)
+
+    def test_output_that_is_no_terminal_has_no_escapes(self):
+        self.make("a.jsonl")
+        for arguments in (["trace", "stat", "a.jsonl"], ["doctor", "--no-self-check"]):
+            result = run(*arguments, cwd=self.directory, env={"TERM": "xterm"})
+            self.assertFalse(has_escape(result.stdout + result.stderr))
+
+    def on_terminal(self, environment):
+        """`doctor --no-self-check` with a terminal as stdout and stderr."""
+        leader, follower = pty.openpty()
+        process = subprocess.Popen([BIN / "stemma", "doctor", "--no-self-check"], stdout=follower, stderr=follower,
+                                   env={**os.environ, "TERM": "xterm", **environment})
+        os.close(follower)
+        text = b""
+        try:
+            while chunk := os.read(leader, 4096):
+                text += chunk
+        except OSError:  # the other end is closed
+            pass
+        process.wait()
+        os.close(leader)
+        return text.decode()
+
+    def test_no_color_switches_the_bold_header_of_a_terminal_off(self):
+        self.assertTrue(has_escape(self.on_terminal({"NO_COLOR": ""})))
+        self.assertFalse(has_escape(self.on_terminal({"NO_COLOR": "1"})))
+        self.assertFalse(has_escape(self.on_terminal({"TERM": "dumb"})))
+
+
+if __name__ == "__main__":
+    unittest.main()

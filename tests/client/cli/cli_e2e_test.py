@@ -1,0 +1,144 @@
+"""The CLI against a real server and worker: replay by both schedules, plan, log-probs, export, restart, nothing left."""
+
+import json
+import os
+import pathlib
+import signal
+import tempfile
+import unittest
+
+from cli_testing import BIN, Process, children_of, is_alive, run, wait_for
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+class CliE2eTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.directory = pathlib.Path(directory.name)
+        cls.model = cls.directory / "model"
+        result = run("model", "init", cls.model, "--seed", 1, "--vocab", 128, "--hidden", 32, "--layers", 2, "--norm-std", 0.1)
+        assert result.returncode == 0, result.stderr
+
+    def local(self, name, *arguments):
+        return Process(BIN / "stemma", "local", "--model", self.model, "--data", self.directory / name, "--threads", 1,
+                       "--ready-file", self.directory / f"{name}.address", *arguments)
+
+    def address(self, name, local):
+        path = self.directory / f"{name}.address"
+
+        def look():
+            if local.process.poll() is not None:
+                raise AssertionError(local.process.stderr.read())
+            return path.exists() and path.read_text().strip()
+
+        return wait_for(look, "stemma local serves")
+
+    def call(self, address, *arguments, code=0):
+        result = run(*arguments, "--server", address)
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        return result
+
+    def records(self, *arguments):
+        return [json.loads(line) for line in self.call(*arguments, "-o", "jsonl").stdout.splitlines()]
+
+    def trace(self, address, name):
+        path = self.directory / f"{name}.jsonl"
+        self.call(address, "trace", "make", path, "--seed", 3, "--steps", 3, "--groups", 2, "--n", "uniform:2:4", "--lr",
+                  "1e-3", "--prompt-len", "fixed:24", "--response-len", "uniform:1:9", "--mask-prob", 0.1)
+        self.assertEqual(run("trace", "check", path).returncode, 0)
+        return path
+
+    def test_reuse_and_dense_replay_to_the_same_numbers(self):
+        with self.local("reuse", "--dtype", "fp64", "--schedule", "reuse") as local:
+            address = self.address("reuse", local)
+            trace = self.trace(address, "main")
+            plan = json.loads(self.call(address, "plan", trace, "-o", "json").stdout)
+            self.assertEqual(plan["groups_reuse"], 2)
+            reuse = self.records(address, "replay", trace)
+            self.assertEqual([step["step"] for step in reuse], [1, 2, 3])
+            self.assertEqual(reuse[0]["tokens_computed"], plan["tokens_computed"])
+            self.assertGreater(reuse[0]["tokens_saved"], 0)
+            again = self.records(address, "replay", trace)
+            self.assertTrue(all(step["replayed"] for step in again))
+            self.assertEqual(json.loads(self.call(address, "status", "-o", "json").stdout)["model"]["step"], 3)
+            self.assertEqual(len(self.records(address, "requests", "list")), 3)
+            exported = self.call(address, "export", "end", "--export-dtype", "float64").stdout.strip()
+            self.assertEqual(run("model", "inspect", exported).returncode, 0)
+            local.send(signal.SIGTERM)
+            self.assertEqual(local.finish()[0], 0)
+        expected = self.directory / "expected.jsonl"
+        # fp64: sums in another order differ by about 1e-15 of the value; 1e-12 leaves room for three AdamW steps.
+        tolerances = {"schema": "stemma.expected.v1", "loss": {"absolute": 1e-11}, "grad_norm": {"relative": 1e-11}}
+        expected.write_text("".join(json.dumps(line) + "\n" for line in [tolerances, *reuse]))
+        with self.local("dense", "--dtype", "fp64", "--schedule", "dense") as local:
+            address = self.address("dense", local)
+            dense = self.records(address, "replay", trace, "--verify", expected)
+            self.assertEqual([step["tokens_saved"] for step in dense], [0, 0, 0])
+            reuse[1]["loss"] += 1e-9  # negative control: the tolerance sees it
+            expected.write_text("".join(json.dumps(line) + "\n" for line in [tolerances, *reuse]))
+            self.call(address, "replay", trace, "--verify", expected, code=1)
+
+    def test_log_probs_of_a_made_trace_are_the_models(self):
+        with self.local("logprob", "--dtype", "fp64") as local:
+            address = self.address("logprob", local)
+            trace = self.directory / "own.jsonl"
+            self.call(address, "trace", "make", trace, "--old-noise", 0, "--response-len", "uniform:1:5")
+            for record in self.records(address, "logprob", trace):
+                self.assertLess(record["max_distance_to_old"], 1e-6)  # the trace holds float32 of log-probs near 5
+
+    def test_sigkill_of_local_leaves_no_process(self):
+        with self.local("killed") as local:
+            self.address("killed", local)
+            children = children_of(local.pid)
+            self.assertEqual(len(children), 2)
+            local.send(signal.SIGKILL)
+            local.process.wait()
+            for pid in children:
+                wait_for(lambda: not is_alive(pid), "the end of its children", timeout=10)
+
+    def test_a_killed_worker_comes_back_and_the_server_serves_on(self):
+        with self.local("restart") as local:
+            address = self.address("restart", local)
+            trace = self.trace(address, "restart")
+            self.call(address, "replay", trace, "--limit", 1)
+            worker = next(pid for pid in children_of(local.pid)
+                          if "stemma-worker" in pathlib.Path(f"/proc/{pid}/cmdline").read_text())
+            os.kill(worker, signal.SIGKILL)
+            wait_for(lambda: "a new worker serves" in local.process.stderr.readline(), "the message")
+            self.call(address, "replay", trace, "--run-id", "after")
+
+    def test_bad_requests_are_named_and_the_server_serves_on(self):
+        with self.local("bad") as local:
+            address = self.address("bad", local)
+            trace = self.trace(address, "good")
+            bad = self.directory / "bad.jsonl"
+            lines = trace.read_text().splitlines()
+            lines[1] = lines[1].replace('"prompt_tokens":[', '"prompt_tokens":[128,', 1)
+            bad.write_text("\n".join(lines) + "\n")
+            result = self.call(address, "replay", bad, code=64 + 3)
+            self.assertIn("groups[0].prompt_tokens", result.stderr)
+            self.call(address, "replay", trace)
+
+    def test_configuration_errors_exit_with_2_and_the_servers_message(self):
+        result = run("local", "--model", self.directory / "missing")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("missing", result.stderr)
+        config = self.directory / "run.yaml"
+        config.write_text("dtype: int3\nschedule: sometimes\nno_such_key: 1\n")
+        result = run("local", "--model", self.model, "--config", config)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        for word in ("int3", "sometimes", "no_such_key"):
+            self.assertIn(word, result.stderr)
+
+    def test_doctor_finds_this_machine_fit(self):
+        result = run("doctor", "-o", "jsonl", timeout=180)
+        checks = {record["check"]: record for record in map(json.loads, result.stdout.splitlines())}
+        self.assertEqual(checks["self check"]["state"], "ok", result.stdout + result.stderr)
+        self.assertEqual(result.returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,149 @@
+"""`stemma local` as a supervisor, with a server and a worker that the test plays: what it starts, restarts and leaves."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import tempfile
+import unittest
+
+from cli_testing import BIN, Process, children_of, is_alive, wait_for
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class CliLocalTest(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+        shutil.copy(BIN / "stemma", self.directory / "stemma")
+        script = f"#!{sys.executable}\n" + (HERE / "fake_daemon.py").read_text()
+        for name in ("stemma-server", "stemma-worker"):
+            (self.directory / name).write_text(script)
+            (self.directory / name).chmod(0o755)
+        (self.directory / "tmp").mkdir()
+        self.ready_file = self.directory / "ready"
+
+    def local(self, *arguments):
+        environment = {**os.environ, "CLI_TEST_DIRECTORY": str(HERE), "TMPDIR": str(self.directory / "tmp")}
+        return Process(self.directory / "stemma", "local", "--model", "m", "--ready-file", self.ready_file, *arguments,
+                       env=environment)
+
+    def mode(self, name, mode):
+        (self.directory / f"{name}.mode").write_text(mode)
+
+    def serving(self, local):
+        """The address and the children, once it serves."""
+        address = wait_for(lambda: self.ready_file.exists() and self.ready_file.read_text(), "ready file")
+        children = children_of(local.pid)
+        self.assertEqual(len(children), 2)
+        return address, children
+
+    def assert_gone(self, pids):
+        for pid in pids:
+            wait_for(lambda: not is_alive(pid), f"end of process {pid}", timeout=10)
+
+    def worker_pid(self):
+        path = self.directory / "worker.pid"
+        return int(path.read_text()) if path.exists() else 0
+
+    def test_it_prints_its_address_and_ends_cleanly_when_told(self):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            with self.local() as local:
+                address, children = self.serving(local)
+                local.send(number)
+                code, out, err = local.finish()
+            self.assertEqual(code, 0, err)
+            self.assertEqual(out, address)
+            self.assert_gone(children)
+            self.assertFalse(self.ready_file.exists())
+            self.assertEqual(list((self.directory / "tmp").glob("stemma-local-*")), [])
+
+    def test_options_reach_the_server_as_they_are(self):
+        with self.local("--dtype", "fp64", "--listen", "127.0.0.1:0", "--wave-suffixes", "3") as local:
+            self.serving(local)
+            argv = json.loads((self.directory / "server.argv").read_text())
+            self.assertEqual(argv[argv.index("--model"):],
+                             ["--model", "m", "--dtype", "fp64", "--listen", "127.0.0.1:0", "--wave-suffixes", "3"])
+
+    def test_sigkill_leaves_no_process(self):
+        with self.local() as local:
+            _, children = self.serving(local)
+            local.send(signal.SIGKILL)
+            local.process.wait()
+            self.assert_gone(children)
+
+    def test_sigkill_leaves_no_process_even_if_it_ignores_sigterm(self):
+        self.mode("server", "stubborn")
+        with self.local() as local:
+            _, children = self.serving(local)
+            local.send(signal.SIGKILL)
+            local.process.wait()
+            self.assert_gone(children)
+
+    def test_a_second_signal_does_not_wait_for_a_stubborn_server(self):
+        self.mode("server", "stubborn")
+        with self.local() as local:
+            _, children = self.serving(local)
+            local.send(signal.SIGTERM)
+            wait_for(lambda: "stopping" in local.process.stderr.readline(), "the message")
+            local.send(signal.SIGTERM)
+            code, _, _ = local.finish(timeout=10)
+        self.assertEqual(code, 0)
+        self.assert_gone(children)
+
+    def test_a_dead_worker_is_started_again(self):
+        with self.local() as local:
+            self.serving(local)
+            for _ in range(2):
+                first = self.worker_pid()
+                os.kill(first, signal.SIGKILL)
+                wait_for(lambda: self.worker_pid() not in (0, first), "another worker")
+                wait_for(lambda: "a new worker serves" in local.process.stderr.readline(), "the message")
+            self.assertEqual(len(children_of(local.pid)), 2)
+            local.send(signal.SIGTERM)
+            code, out, _ = local.finish()
+        self.assertEqual(code, 0)
+        self.assertEqual(len(out.splitlines()), 1)
+
+    def test_a_worker_that_never_serves_ends_it_after_three_restarts(self):
+        self.mode("worker", "fail")
+        with self.local() as local:
+            code, out, err = local.finish()
+            self.assertEqual(children_of(local.pid), [])
+        self.assertEqual(code, 1)
+        self.assertEqual(out, "")
+        self.assertIn("restart 3 of 3", err)
+        self.assertFalse(self.ready_file.exists())
+
+    def test_a_refused_configuration_exits_with_2_and_the_servers_message(self):
+        self.mode("server", "refuse")
+        with self.local() as local:
+            code, out, err = local.finish()
+        self.assertEqual(code, 2)
+        self.assertEqual(out, "")
+        self.assertIn("model: no such directory", err)
+
+    def test_a_server_that_dies_takes_the_worker_along(self):
+        with self.local() as local:
+            _, children = self.serving(local)
+            server = next(pid for pid in children if pid != self.worker_pid())
+            os.kill(server, signal.SIGKILL)
+            code, _, err = local.finish()
+        self.assertEqual(code, 1)
+        self.assertIn("signal 9", err)
+        self.assert_gone(children)
+
+    def test_a_stale_ready_file_is_not_taken_for_a_server(self):
+        self.ready_file.write_text("127.0.0.1:1\n")
+        self.mode("server", "refuse")
+        with self.local() as local:
+            local.finish()
+        self.assertFalse(self.ready_file.exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,220 @@
+"""Commands against a server that the test plays: what is sent, what is printed, how it ends."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import signal
+import subprocess
+import tempfile
+import unittest
+
+import grpc
+
+from cli_testing import BIN, DEADLINE_S, GOLDEN, FakeServer, Process, abort, has_escape, run, training_pb2
+
+
+class CliReplayTest(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+        self.server = FakeServer()
+        self.addCleanup(self.server.stop)
+        self.trace = self.directory / "trace.jsonl"
+        result = run("trace", "make", self.trace, "--seed", 1, "--steps", 3, "--vocab", 64, "--lr", "1e-3", "--n", 2,
+                     "--groups", 2, "--prompt-len", "fixed:6", "--response-len", "fixed:3")
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+    def call(self, *arguments, code=0):
+        result = run(*arguments, "--server", self.server.address)
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        return result
+
+    def golden(self, name, text):
+        path = GOLDEN / name
+        text = text.replace(self.server.address, "ADDRESS")
+        text = re.sub("trace-[0-9a-f]{16}", "trace-DIGEST", text)
+        if os.environ.get("STEMMA_UPDATE_GOLDEN"):
+            path.write_text(text)
+        self.maxDiff = None
+        self.assertEqual(text, path.read_text())
+
+    def ids(self):
+        return [header.request.request_id for header in self.server.headers]
+
+    def test_tables_and_json_are_those_of_the_golden_files(self):
+        self.golden("replay.txt", self.call("replay", self.trace).stdout)
+        self.golden("replay.jsonl", self.call("replay", self.trace, "--run-id", "again", "-o", "json").stdout)
+        self.golden("plan.txt", self.call("plan", self.trace, "--line", 3).stdout)
+        self.golden("plan.json", self.call("plan", self.trace, "-o", "json").stdout)
+        self.golden("status.txt", self.call("status").stdout)
+        self.golden("requests.jsonl", self.call("requests", "list", "-o", "json").stdout)
+        self.golden("request.txt", self.call("requests", "get", "again/2").stdout)
+        self.golden("logprob.txt", self.call("logprob", self.trace, "--line", 2).stdout)
+
+    def test_a_rerun_sends_the_same_ids_and_steps_no_more(self):
+        self.call("replay", self.trace)
+        again = self.call("replay", self.trace, "-o", "jsonl")
+        self.assertEqual(self.ids()[:3], self.ids()[3:])
+        self.assertEqual(len(set(self.ids())), 3)
+        self.assertEqual(self.server.step, 3)
+        self.assertTrue(all(json.loads(line)["replayed"] for line in again.stdout.splitlines()))
+
+    def test_start_and_limit_choose_requests_without_changing_their_ids(self):
+        self.call("replay", self.trace)
+        self.call("replay", self.trace, "--start", 2, "--limit", 1)
+        self.assertEqual(self.ids()[3], self.ids()[1])
+        self.call("replay", self.trace, "--start", 4, code=2)
+
+    def test_a_broken_line_is_reported_before_anything_is_sent(self):
+        lines = self.trace.read_text().splitlines()
+        lines[3] = lines[3].replace('"advantage":', '"advantge":', 1)
+        self.trace.write_text("\n".join(lines) + "\n")
+        result = self.call("replay", self.trace, code=2)
+        self.assertIn("line 4", result.stderr)
+        self.assertIn("advantge", result.stderr)
+        self.assertEqual(self.server.headers, [])
+
+    def test_the_learning_rate_follows_the_curve_of_the_whole_trace(self):
+        schedule = ["--lr-schedule", "linear", "--warmup-steps", 1, "--total-steps", 3, "--min-lr-ratio", 0.5]
+        self.call("replay", self.trace, *schedule)
+        self.call("replay", self.trace, *schedule, "--start", 3)
+        rates = [header.adam.learning_rate for header in self.server.headers]
+        for rate, expected in zip(rates, [1e-3, 1e-3, 0.75e-3, 0.75e-3]):
+            self.assertAlmostEqual(rate, expected, delta=1e-18)  # roundings of products near 1e-3
+        self.call("replay", self.trace, "--lr-schedule", "cosine", code=2)
+
+    def test_the_schedule_of_every_request_is_overridden(self):
+        self.call("replay", self.trace, "--schedule", "dense", "--limit", 1)
+        self.call("replay", self.trace, "--run-id", "x", "--limit", 1)
+        self.assertEqual(self.server.headers[0].request.schedule, 3)
+        self.assertFalse(self.server.headers[1].request.HasField("schedule"))
+
+    def expected_file(self, loss):
+        path = self.directory / "expected.jsonl"
+        header = {"schema": "stemma.expected.v1", "loss": {"relative": 1e-6}, "grad_norm": {"absolute": 0.01}}
+        steps = [{"line": 2 + i, "k": 0, "loss": loss / (1 + i), "grad_norm": 2.005} for i in range(3)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in [header, *steps]))
+        return path
+
+    def test_verify_accepts_what_is_within_the_tolerances_only(self):
+        self.call("replay", self.trace, "--verify", self.expected_file(0.5))
+        result = self.call("replay", self.trace, "--verify", self.expected_file(0.50001), code=1)
+        self.assertIn("line 2 step 0: loss is 0.5, expected 0.50001", result.stderr)
+        self.call("replay", self.trace, "--verify", self.trace, code=2)
+
+    def test_the_report_holds_every_step(self):
+        report = self.directory / "report.json"
+        self.call("replay", self.trace, "--report", report)
+        content = json.loads(report.read_text())
+        self.assertEqual(len(content["steps"]), 3)
+        self.assertEqual(content["tokens_logical"], 3600)
+        self.assertIsNone(content["error"])
+        self.assertEqual(content["steps"][2]["metrics"]["actor/grad_norm"], 2.0)
+
+    def test_a_refused_request_exits_with_its_code_and_shows_reason_and_field(self):
+        violation = ("groups[0].prompt_tokens", "token 70 is not below 64")
+        self.server.fail = lambda header, context: abort(context, grpc.StatusCode.INVALID_ARGUMENT, "1 problem",
+                                                         "BAD_REQUEST", violations=[violation])
+        result = self.call("replay", self.trace, code=64 + 3)
+        self.assertIn("reason: BAD_REQUEST", result.stderr)
+        self.assertIn("groups[0].prompt_tokens: token 70 is not below 64", result.stderr)
+        self.assertEqual(len(self.server.headers), 1)
+
+    def test_a_server_that_was_away_gets_the_request_again_with_its_id(self):
+        def fail_once(header, context):
+            self.server.fail = None
+            abort(context, grpc.StatusCode.UNAVAILABLE, "a worker was lost", "ATTEMPTS_EXHAUSTED", retry_s=1)
+
+        self.server.fail = fail_once
+        self.call("replay", self.trace, "--limit", 1)
+        self.assertEqual(len(self.ids()), 2)
+        self.assertEqual(len(set(self.ids())), 1)
+
+    def test_retries_end(self):
+        self.server.fail = lambda header, context: abort(context, grpc.StatusCode.UNAVAILABLE, "loading", "STARTING")
+        self.call("replay", self.trace, "--retries", 1, code=4)
+        self.assertEqual(len(self.server.headers), 2)
+
+    def test_a_request_that_failed_later_has_the_code_of_its_failure(self):
+        failed = training_pb2.RequestStatus(request_id="r", state=training_pb2.FAILED)
+        failed.failure.code = 9
+        failed.failure.reason = "NONFINITE_GRADIENT"
+        failed.failure.message = "wave 3"
+        self.server.outcomes["r"] = failed
+        result = self.call("requests", "wait", "r", code=64 + 9)
+        self.assertIn("reason: NONFINITE_GRADIENT", result.stderr)
+        self.call("requests", "get", "r")
+        self.call("requests", "cancel", "unknown", code=64 + 5)
+
+    def test_a_model_that_is_not_served_exits_with_4(self):
+        self.server.state = training_pb2.ModelInfo.LOADING
+        result = self.call("status", code=4)
+        self.assertIn("LOADING", result.stderr)
+
+    def test_export_prints_the_path_alone(self):
+        result = self.call("export", "step-3", "--export-dtype", "float64")
+        self.assertEqual(result.stdout, "/data/exports/step-3\n")
+        self.assertEqual(result.stderr, "")
+
+    def test_log_probs_come_as_json_lines(self):
+        lines = [json.loads(line) for line in
+                 self.call("logprob", self.trace, "--entropy", "-o", "jsonl").stdout.splitlines()]
+        self.assertEqual(len(lines), 3 * 2 * 2)
+        self.assertEqual(lines[0]["log_probs"], [-1.5, -1.5, -1.5])
+        self.assertEqual(lines[0]["entropy"], [-1.5, -1.5, -1.5])
+
+    def test_made_log_probs_are_the_servers_when_there_is_one(self):
+        made = self.directory / "made.jsonl"
+        self.call("trace", "make", made, "--old-noise", 0, "--groups", 1, "--n", 1, "--response-len", "fixed:2")
+        rollout = json.loads(made.read_text().splitlines()[1])["groups"][0]["rollouts"][0]
+        self.assertEqual(rollout["old_log_probs"], [-1.5, -1.5])
+
+    def test_a_large_group_travels_in_messages_of_four_mebibytes(self):
+        large = self.directory / "large.jsonl"
+        run("trace", "make", large, "--vocab", 64, "--groups", 1, "--n", 12, "--prompt-len", "fixed:10",
+            "--response-len", "fixed:100000", "--base64")
+        self.call("replay", large)
+        self.assertLessEqual(self.server.max_part_bytes, 4 << 20)
+        self.assertGreater(self.server.max_part_bytes, 2 << 20)
+
+    def test_ctrl_c_stops_after_the_running_request_and_a_rerun_goes_on(self):
+        self.server.proceed.clear()
+        with Process(BIN / "stemma", "replay", self.trace, "--server", self.server.address) as replay:
+            self.assertTrue(self.server.received.wait(DEADLINE_S))
+            replay.send(signal.SIGINT)
+            self.server.proceed.set()
+            code, out, err = replay.finish()
+        self.assertEqual(code, 5, err)
+        self.assertEqual(len(out.splitlines()), 2)  # header and one step
+        self.assertEqual(self.server.step, 1)
+        self.call("replay", self.trace)
+        self.assertEqual(self.server.step, 3)
+
+    def test_a_second_ctrl_c_leaves_at_once(self):
+        self.server.proceed.clear()
+        with Process(BIN / "stemma", "replay", self.trace, "--server", self.server.address) as replay:
+            self.assertTrue(self.server.received.wait(DEADLINE_S))
+            replay.send(signal.SIGINT)
+            self.assertIn("once more", replay.process.stderr.readline() + replay.process.stderr.readline())
+            replay.send(signal.SIGINT)
+            code, _, _ = replay.finish()
+        self.server.proceed.set()
+        self.assertEqual(code, 5)
+
+    def test_the_progress_bar_is_drawn_on_a_terminal_only(self):
+        self.assertFalse(has_escape(self.call("replay", self.trace).stderr))
+        leader, follower = pty.openpty()
+        subprocess.run([BIN / "stemma", "replay", self.trace, "--server", self.server.address], stderr=follower,
+                       stdout=subprocess.DEVNULL, env={**os.environ, "TERM": "xterm"}, timeout=DEADLINE_S, check=True)
+        os.close(follower)
+        text = os.read(leader, 65536).decode()
+        os.close(leader)
+        self.assertIn("2/3", text)
+        self.assertTrue(has_escape(text))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,107 @@
+#include "client/cli/synthetic_trace.h"
+
+#include "client/cli/trace_check.h"
+#include "client/cli/trace_stat.h"
+#include "common/arrays.h"
+#include "gtest/gtest.h"
+
+namespace stemma {
+namespace {
+
+LengthDistribution Lengths(const std::string& text) {
+  const auto lengths = LengthDistribution::Parse(text);
+  EXPECT_TRUE(lengths.ok()) << lengths.status();
+  return *lengths;
+}
+
+SyntheticTraceOptions Options() {
+  SyntheticTraceOptions options;
+  options.seed = 11;
+  options.groups = 3;
+  options.rollouts = Lengths("fixed:4");
+  options.prompt_tokens = Lengths("uniform:5:9");
+  options.response_tokens = Lengths("lognormal:8:0.5:20");
+  options.mask_probability = 0.25;
+  options.vocab_size = 50;
+  options.kl_loss_coef = 0.01;
+  return options;
+}
+
+std::string Bytes(const SyntheticTraceOptions& options, int64_t step) {
+  const auto header = SyntheticHeader(options);
+  EXPECT_TRUE(header.ok()) << header.status();
+  std::string bytes;
+  for (const auto& group : SyntheticGroups(options, *header, step)) bytes += group.SerializeAsString();
+  return bytes;
+}
+
+TEST(SyntheticTraceTest, TheSeedDecidesEverything) {
+  SyntheticTraceOptions other = Options();
+  other.seed = 12;
+  EXPECT_EQ(Bytes(Options(), 5), Bytes(Options(), 5));
+  EXPECT_NE(Bytes(Options(), 5), Bytes(Options(), 6));
+  EXPECT_NE(Bytes(Options(), 5), Bytes(other, 5));
+}
+
+TEST(SyntheticTraceTest, EveryLossModeMakesARequestWithoutProblems) {
+  for (const char* mode : {"vanilla", "gspo", "cispo", "importance_sampling", "cross_entropy", "gpg"}) {
+    SyntheticTraceOptions options = Options();
+    options.loss_mode = mode;
+    const auto header = SyntheticHeader(options);
+    ASSERT_TRUE(header.ok()) << header.status();
+    const TraceRequest request = {.header = *header, .groups = SyntheticGroups(options, *header, 0)};
+    EXPECT_TRUE(CheckRequest(request).empty()) << mode << ": " << CheckRequest(request)[0];
+  }
+}
+
+TEST(SyntheticTraceTest, AnUnknownModeIsRefused) {
+  SyntheticTraceOptions options = Options();
+  options.loss_mode = "ppo2";
+  EXPECT_FALSE(SyntheticHeader(options).ok());
+}
+
+TEST(SyntheticTraceTest, TokensStayBelowTheVocabularyAndLengthsInTheirRange) {
+  const SyntheticTraceOptions options = Options();
+  for (const auto& group : SyntheticGroups(options, *SyntheticHeader(options), 0)) {
+    const TokenArray prompt(group.prompt_tokens());
+    EXPECT_GE(prompt.size(), 5);
+    EXPECT_LE(prompt.size(), 9);
+    for (int64_t i = 0; i < prompt.size(); ++i) EXPECT_LT(prompt[i], options.vocab_size);
+    for (const auto& rollout : group.rollouts()) {
+      EXPECT_LE(TokenArray(rollout.response_tokens()).size(), 20);
+      EXPECT_GE(TokenArray(rollout.response_tokens()).size(), 1);
+    }
+  }
+}
+
+TEST(LengthDistributionTest, ALognormalHasItsMean) {
+  const LengthDistribution lengths = Lengths("lognormal:200:0.5:100000");
+  RandomValues random(3, "lengths");
+  double sum = 0;
+  for (int i = 0; i < 20000; ++i) sum += static_cast<double>(lengths.Sample(random));
+  EXPECT_NEAR(sum / 20000, 200, 5);  // deviation of the mean is 107 / sqrt(20000) = 0.8
+}
+
+TEST(LengthDistributionTest, ABrokenTextIsNamed) {
+  for (const char* text :
+       {"", "fixed", "fixed:0", "uniform:5:4", "lognormal:1:2", "zipf:3", "fixed:1:2", "uniform:1:x"}) {
+    EXPECT_FALSE(LengthDistribution::Parse(text).ok()) << text;
+  }
+}
+
+TEST(TraceStatTest, TheBoundIsTheDesignsFormulaForEqualLengths) {
+  SyntheticTraceOptions options = Options();
+  options.mask_probability = 0;
+  options.prompt_tokens = Lengths("fixed:65");  // 64 prefix rows
+  options.response_tokens = Lengths("fixed:16");
+  TraceStat stat;
+  stat.Add(SyntheticGroups(options, *SyntheticHeader(options), 0));
+  const Record record = stat.ToRecord();
+  EXPECT_EQ(record["tokens_dense"].get<int64_t>(), 3 * 4 * (64 + 16));
+  EXPECT_EQ(record["tokens_reuse"].get<int64_t>(), 3 * (64 + 4 * 16));
+  EXPECT_DOUBLE_EQ(record["token_saving_bound"].get<double>(), 2.5);
+  EXPECT_DOUBLE_EQ(record["prefix_ratio"].get<double>(), 0.8);
+}
+
+}  // namespace
+}  // namespace stemma
