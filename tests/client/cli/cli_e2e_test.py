@@ -24,6 +24,7 @@ class CliE2eTest(unittest.TestCase):
 
     def local(self, name, *arguments):
         return Process(BIN / "stemma", "local", "--model", self.model, "--data", self.directory / name, "--threads", 1,
+                       "--memory-budget", "256MB",
                        "--ready-file", self.directory / f"{name}.address", *arguments)
 
     def address(self, name, local):
