@@ -9,7 +9,7 @@
 namespace stemma {
 
 struct TokenWeightInputs {
-  int64_t mask_sum = 0;           // unmasked tokens of the rollout
+  int64_t mask_sum = 0;           // unmasked tokens of the rollout, or of its sample
   double prompt_mean_weight = 0;  // prompt-mean only: 1 / unmasked tokens of the stat_group
   double loss_scale_factor = 0;   // seq-mean-token-sum-norm only, > 0
   double denominator = 0;         // D of the mini-batch
