@@ -143,6 +143,23 @@ void PrintRate(const char* name, double flops, const Work& work) {
   std::printf("%-44s %8.3f ms %7.1f GFLOP/s\n", name, 1e3 * seconds.fused, 1e-9 * flops / seconds.fused);
 }
 
+// Computes nothing: what is left is the copies, the merge and the sums around the calls.
+class NoKernel : public AttentionKernel {
+ public:
+  Output Forward(const at::Tensor& q, const at::Tensor&, const at::Tensor&, bool, double) const override {
+    return {Native(q), at::empty({q.size(0), q.size(2), q.size(1)}, q.options()).transpose(1, 2)};
+  }
+  Gradients Backward(const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor&, const at::Tensor&,
+                     const at::Tensor&, bool, double) const override {
+    return {Native(q), Native(k), Native(k)};
+  }
+
+ private:
+  static at::Tensor Native(const at::Tensor& x) {
+    return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
+  }
+};
+
 // `prefix` ancestor rows (0: none), `spans` suffixes of `rows`.
 void BenchAttention(int64_t prefix, int64_t spans, int64_t rows, CausalLayout layout) {
   const int64_t total = spans * rows;
@@ -168,6 +185,9 @@ void BenchAttention(int64_t prefix, int64_t spans, int64_t rows, CausalLayout la
   };
   PrintRate(label("forward"), 4 * pairs * kH * kE, [&] { AttentionForward(kernel, batch, q, k, v); });
   PrintRate(label("backward"), 10 * pairs * kH * kE, [&] { AttentionBackward(kernel, batch, dout, saved); });
+  const Pair around = MedianSeconds([&] { AttentionForward(NoKernel(), batch, q, k, v); },
+                                    [&] { AttentionBackward(NoKernel(), batch, dout, saved); });
+  std::printf("  around the calls: forward %.3f ms, backward %.3f ms\n", 1e3 * around.fused, 1e3 * around.separate);
 }
 
 // The bare operator on tensors that need no copy: what the calls around it cost is the difference to the rows above.

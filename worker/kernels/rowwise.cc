@@ -125,6 +125,12 @@ void Merge(const MergeArgs<T>& args) {
 }
 
 template <typename T>
+void CombineHeads(const CombineHeadsArgs<T>& args) {
+  ForRows(args.rows, args.num_kv_heads * args.group * args.head_size,
+          [&](int64_t begin, int64_t end) { Rows<T>().combine_heads(args, begin, end); });
+}
+
+template <typename T>
 void EmbeddingBackward(const EmbeddingBackwardArgs<T>& args) {
   ForRows(args.width, args.rows, [&](int64_t begin, int64_t end) { Rows<T>().embedding_backward(args, begin, end); });
 }
@@ -137,6 +143,7 @@ void EmbeddingBackward(const EmbeddingBackwardArgs<T>& args) {
   template void QkvForward<T>(const QkvForwardArgs<T>&);           \
   template void QkvBackward<T, T>(const QkvBackwardArgs<T, T>&);   \
   template void Merge<T>(const MergeArgs<T>&);                     \
+  template void CombineHeads<T>(const CombineHeadsArgs<T>&);       \
   template void EmbeddingBackward<T>(const EmbeddingBackwardArgs<T>&)
 STEMMA_INSTANTIATE(float);
 STEMMA_INSTANTIATE(double);

@@ -113,6 +113,25 @@ struct MergeArgs {
   int64_t rows, num_kv_heads, group, head_size;
 };
 
+// Gradients of one part of split attention: head (k, i), row t lie at data[k · kv_stride + i · group_stride + t ·
+// row_stride].
+template <typename A>
+struct HeadGradients {
+  const A* data;
+  int64_t kv_stride, group_stride, row_stride;
+};
+
+// Without sum_group: out of head k · group + i is first + second (null: nothing). With it: out of head k is the sum of
+// first over its group. Rows of out are adjacent.
+template <typename T>
+struct CombineHeadsArgs {
+  HeadGradients<Acc<T>> first, second;
+  bool sum_group;
+  T* out;
+  int64_t out_head_stride;
+  int64_t rows, num_kv_heads, group, head_size;
+};
+
 template <typename T>
 struct EmbeddingBackwardArgs {
   const int64_t* tokens_T;
@@ -135,6 +154,8 @@ template <typename T, typename G>
 void QkvBackward(const QkvBackwardArgs<T, G>& args);
 template <typename T>
 void Merge(const MergeArgs<T>& args);
+template <typename T>
+void CombineHeads(const CombineHeadsArgs<T>& args);
 template <typename T>
 void EmbeddingBackward(const EmbeddingBackwardArgs<T>& args);
 

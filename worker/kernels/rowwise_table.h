@@ -21,6 +21,7 @@ struct RowTable {
   void (*qkv_backward)(const QkvBackwardArgs<T, T>&, int64_t begin, int64_t end, Acc<T>* partial_2E);
   void (*qkv_backward_acc)(const QkvBackwardArgs<T, Acc<T>>&, int64_t begin, int64_t end, Acc<T>* partial_2E);
   void (*merge)(const MergeArgs<T>&, int64_t begin, int64_t end);
+  void (*combine_heads)(const CombineHeadsArgs<T>&, int64_t begin, int64_t end);
   void (*embedding_backward)(const EmbeddingBackwardArgs<T>&, int64_t begin, int64_t end);
 };
 

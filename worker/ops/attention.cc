@@ -1,11 +1,9 @@
 #include "worker/ops/attention.h"
 
-#include <ATen/TensorOperators.h>
+#include <ATen/record_function.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
-#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <glog/logging.h>
 
@@ -255,6 +253,36 @@ at::Tensor AncestorBackward(const Wave& wave, const WaveOutput& output, const Ru
   return Unfold(gradients.dq, wave.shape.group);
 }
 
+// A span's rows of a tensor that holds its run's, [K, g, rows, E]; undefined stays undefined.
+at::Tensor SpanRows(const at::Tensor& run_rows, const AttentionSpan& span, const Run& run) {
+  return run_rows.defined() ? run_rows.narrow(2, span.begin - run.begin, span.end - span.begin) : at::Tensor();
+}
+
+template <typename A>
+kernels::HeadGradients<A> HeadGradientsOf(const at::Tensor& x_KgTE) {
+  if (!x_KgTE.defined()) return {};
+  CHECK_EQ(x_KgTE.stride(3), 1);
+  return {StridedData<A>(x_KgTE), x_KgTE.stride(0), x_KgTE.stride(1), x_KgTE.stride(2)};
+}
+
+// Rows of a span of `out` ([heads, T, E]) from its parts' gradients ([K, g, rows, E]): first + second, or the sum of
+// first over the group.
+void CombineSpan(const at::Tensor& first, const at::Tensor& second, bool sum_group, const AttentionSpan& span,
+                 const at::Tensor& out) {
+  DispatchRunType(out.scalar_type(), [&]<typename T>() {
+    using A = kernels::Acc<T>;
+    kernels::CombineHeads<T>({.first = HeadGradientsOf<A>(first),
+                              .second = HeadGradientsOf<A>(second),
+                              .sum_group = sum_group,
+                              .out = Data<T>(out) + span.begin * out.size(2),
+                              .out_head_stride = out.size(1) * out.size(2),
+                              .rows = span.end - span.begin,
+                              .num_kv_heads = first.size(0),
+                              .group = first.size(1),
+                              .head_size = first.size(3)});
+  });
+}
+
 }  // namespace
 
 Output CpuFlashAttention::Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -276,6 +304,7 @@ Gradients CpuFlashAttention::Backward(const at::Tensor& dout, const at::Tensor& 
 
 AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBatch& batch, const at::Tensor& q_HTE,
                                 const at::Tensor& k_KTE, const at::Tensor& v_KTE) {
+  RECORD_USER_SCOPE("AttentionForward");
   const Wave wave = WaveOf(kernel, batch.scale, q_HTE, k_KTE, v_KTE);
   const int64_t num_rows = q_HTE.size(1);
   AttentionSaved saved{q_HTE, k_KTE, v_KTE,
@@ -298,6 +327,7 @@ AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBa
 
 AttentionGradients AttentionBackward(const AttentionKernel& kernel, const AttentionBatch& batch,
                                      const at::Tensor& do_TD, const AttentionSaved& saved) {
+  RECORD_USER_SCOPE("AttentionBackward");
   const Wave wave = WaveOf(kernel, batch.scale, saved.q_HTE, saved.k_KTE, saved.v_KTE);
   CHECK(do_TD.sizes() == saved.o_TD.sizes());
   const WaveOutput output{HeadsOfRows(Upcast(do_TD), wave.shape), HeadsOfRows(Upcast(saved.o_TD), wave.shape),
@@ -305,20 +335,13 @@ AttentionGradients AttentionBackward(const AttentionKernel& kernel, const Attent
   const auto options = saved.q_HTE.options();
   AttentionGradients gradients{at::empty(saved.q_HTE.sizes(), options), at::empty(saved.k_KTE.sizes(), options),
                                at::empty(saved.v_KTE.sizes(), options)};
-  const at::Tensor dq_KgTE = gradients.dq_HTE.unflatten(0, {wave.shape.num_kv_heads, wave.shape.group});
   for (const Run& run : RunsOf(batch, do_TD.size(0))) {
     at::Tensor dq_ancestor;
     if (run.ancestor != nullptr) dq_ancestor = AncestorBackward(wave, output, run);
     ForEachCausalBackward(wave, output, run, batch.layout, [&](const AttentionSpan& span, const Gradients& own) {
-      const int64_t begin = span.begin, count = span.end - span.begin;
-      at::Tensor dq = dq_KgTE.narrow(2, begin, count);
-      if (run.ancestor == nullptr) {
-        dq.copy_(own.dq);
-      } else {
-        at::add_out(dq, own.dq, dq_ancestor.narrow(2, begin - run.begin, count));
-      }
-      gradients.dk_KTE.narrow(1, begin, count).copy_(at::sum(own.dk, 1));
-      gradients.dv_KTE.narrow(1, begin, count).copy_(at::sum(own.dv, 1));
+      CombineSpan(own.dq, SpanRows(dq_ancestor, span, run), /*sum_group=*/false, span, gradients.dq_HTE);
+      CombineSpan(own.dk, {}, /*sum_group=*/true, span, gradients.dk_KTE);
+      CombineSpan(own.dv, {}, /*sum_group=*/true, span, gradients.dv_KTE);
     });
   }
   return gradients;

@@ -40,7 +40,6 @@ class CpuFlashAttention : public AttentionKernel {
                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override;
 };
 
-
 // K/V that rows may see before their own, and where their gradients are added (fp32; fp64 in fp64).
 struct AncestorKv {
   at::Tensor k_KCE, v_KCE;    // C > 0
@@ -54,7 +53,8 @@ struct AttentionSpan {
   int64_t ancestor = -1;  // index into AttentionBatch::ancestors; -1: none
 };
 
-enum class CausalLayout { kLoop, kPadded };  // one call per span; one call on rows padded to the longest span
+// Causal calls: one per span; one per ancestor, on its spans' rows padded to the longest.
+enum class CausalLayout { kLoop, kPadded };
 
 struct AttentionBatch {
   std::vector<AttentionSpan> spans;

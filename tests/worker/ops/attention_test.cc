@@ -9,6 +9,7 @@
 
 #include "tests/testing/tensors.h"
 #include "tests/testing/wrong_attention.h"
+#include "worker/memory/cpu_allocator.h"
 
 namespace stemma {
 namespace {
@@ -329,6 +330,28 @@ TEST(AttentionTest, GradientsOfAncestorsDoNotDependOnWaves) {
     EXPECT_LT(RelativeError(gk, expected.gk[0]), kExact);
     EXPECT_LT(RelativeError(gv, expected.gv[0]), kExact);
   }
+}
+
+// K/V of the causal calls are viewed with stride 0 over their group, and an ancestor's rows folded without a copy: beside
+// the results, forward holds the ancestor's partial output and one span's.
+TEST(AttentionTest, ForwardCopiesNoKeysOrQueries) {
+  InstallCpuAllocator();
+  Case c{8, 2, 64, {512}, {{256, 0}, {256, 0}, {256, 0}, {256, 0}}};
+  c.dtype = at::kFloat;
+  const Inputs in = MakeInputs(c);
+  const AttentionBatch batch = MakeBatch(c, in);
+  const int64_t heads_row_bytes = c.num_heads * c.head_size * 4, lse_row_bytes = c.num_heads * 4;
+  const int64_t results = c.rows() * (heads_row_bytes + lse_row_bytes);
+  const int64_t partials = (c.rows() + 256) * (heads_row_bytes + lse_row_bytes);
+  at::set_num_threads(1);  // the operator's own buffer is per thread
+  ResetPeakBytes();
+  const int64_t before = CpuMemoryStats().current_bytes;
+  const AttentionSaved saved = AttentionForward(CpuFlashAttention(), batch, in.q_HTE, in.k_KTE, in.v_KTE);
+  const int64_t extra = CpuMemoryStats().peak_bytes - before - results - partials;
+  constexpr int64_t kOperatorBuffer = 256 * (512 + 64 + 4) * 4;  // a block of scores and of outputs
+  EXPECT_GE(extra, 0);
+  EXPECT_LE(extra, kOperatorBuffer);
+  EXPECT_LT(kOperatorBuffer, 2 * 256 * heads_row_bytes);  // a copy of one span's expanded keys and values would show
 }
 
 TEST(AttentionDeathTest, ZeroKeysAreOurBug) {
