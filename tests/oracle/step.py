@@ -71,7 +71,7 @@ def advantages(request):
             by_stat.setdefault(row.stat_group, []).append((row.id, row.rollout["reward"], ones))
     for members in by_stat.values():
         rewards = _tensor([reward for _, reward, _ in members])
-        mean, std = (rewards.mean(), rewards.std()) if len(members) > 1 else (torch.tensor(0.0), torch.tensor(1.0))
+        mean, std = (rewards.mean(), rewards.std()) if len(members) > 1 else (0.0, 1.0)
         scores = (rewards - mean) / (std + 1e-6) if normalize else rewards - mean
         result.update({name: score * ones for (name, _, ones), score in zip(members, scores)})
     return result
@@ -107,7 +107,8 @@ def token_weights(request, rows):
 
 
 def is_run(request, row, advantage):
-    """What has no gradient is not run: no unmasked token, or no advantage while KL and entropy are off."""
+    """What has no gradient is not run (unless its log-probs are asked for): no unmasked token, or no advantage while KL
+    and entropy are off."""
     loss = request["header"]["loss"]
     if row.mask.sum() == 0:
         return False

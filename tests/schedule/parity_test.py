@@ -17,6 +17,7 @@ def test_parity_with_transformers(case, model_table, probe):
         answer, tensors = probe.run(model_table.directory(case.model), request, variant.schedule, variant.layout,
                                     variant.waves, variant.head_chunk, clusters=variant.clusters)
         errors = compare.step_errors(answer, tensors, expected)
+        assert answer["plan"]["rollouts_run"] == len(expected.log_probs), variant
         if not errors.worst <= 1:
             failures.append(f"{variant}: {errors.report()}")
     assert not failures, "\n".join(failures)
