@@ -25,7 +25,7 @@ absl::Status UnknownRequest(const RequestTable& table, const std::string& id) {
 
 absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
   if (absl::Status status = CheckFileName(request.name()); !status.ok()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_REQUEST", std::string(status.message()),
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", std::string(status.message()),
                      {.violations = {{"name", std::string(status.message())}}});
   }
   static constexpr std::array kDtypes = {"float32", "float64", "bfloat16", "float16"};
@@ -33,7 +33,7 @@ absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
     return absl::OkStatus();
   }
   const std::string text = "is none of float32, float64, bfloat16, float16";
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_REQUEST", absl::StrCat("dtype ", text),
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", absl::StrCat("dtype ", text),
                    {.violations = {{"dtype", text}}});
 }
 
@@ -200,13 +200,13 @@ void CoordinatorState::OnEvent(const CancelEvent& event) {
   if (record == nullptr) return Reply(event.call, UnknownRequest(table_, event.request_id));
   Wait(*record, {.call = event.call, .failure_is_error = false});
   if (record->final()) return;
-  if (!IsRunning(record->id)) return FinishUpdate(*record, v1::CANCELLED, absl::OkStatus());
+  if (!IsRunning(record->id)) return CancelUpdate(*record);
   if (running_->phase == Phase::kCommitted) {
     record->cancel_requested = true;  // the step stays; no other follows
     return;
   }
   AbortRunning();
-  FinishUpdate(*record, v1::CANCELLED, absl::OkStatus());
+  CancelUpdate(*record);
 }
 
 void CoordinatorState::OnEvent(const ReadResultsEvent& event) {

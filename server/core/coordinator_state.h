@@ -101,6 +101,7 @@ class CoordinatorState {
   void OnRefused(const worker::v1::Refused& refused);
   void AddStepResult(UpdateRecord& record, v1::StepResult::Outcome outcome, const worker::v1::Applied* applied);
   void FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure);
+  void CancelUpdate(UpdateRecord& record);
   void FinishCallJob(const std::string& id, Reply reply);
   void AbortRunning();
 

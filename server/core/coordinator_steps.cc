@@ -138,7 +138,7 @@ void CoordinatorState::OnNoVote(UpdateRecord& record, const worker::v1::Vote& vo
   }
   const std::string message = vote.yes() ? "the norm overflows" : vote.message();
   AbortRunning();
-  if (vote.no_reason() == "CANCELLED") return FinishUpdate(record, v1::CANCELLED, absl::OkStatus());
+  if (vote.no_reason() == "CANCELLED") return CancelUpdate(record);
   FinishUpdate(record, v1::FAILED, nonfinite ? NonfiniteError(message) : NoVoteError(vote));
 }
 
@@ -174,7 +174,7 @@ void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
   ++record.k;
   const bool more = static_cast<int>(record.k) < record.plan.plan.steps_size();
   if (more && record.cancel_requested) {
-    FinishUpdate(record, v1::CANCELLED, absl::OkStatus());
+    CancelUpdate(record);
   } else if (more && draining_) {
     FinishUpdate(record, v1::FAILED, RetryableError("DRAINING", "the server stops"));
   } else {
@@ -194,8 +194,10 @@ void CoordinatorState::AddStepResult(UpdateRecord& record, v1::StepResult::Outco
   result.set_epoch(plan.epoch());
   result.set_num_groups(plan.groups_size());
   if (outcome != v1::StepResult::APPLIED) return;
+  const v1::PlanReport& report = record.plan.report;
+  const int passes_before_steps = report.steps_size() - record.plan.plan.steps_size();  // the entry log-prob pass
   SetStepMetrics({.header = record.request->update,
-                  .report = record.plan.report.steps(record.k),
+                  .report = report.steps(passes_before_steps + static_cast<int>(record.k)),
                   .numbers = record.plan.steps.at(record.k),
                   .vote = running_->vote,
                   .apply_s = applied->apply_s(),
@@ -265,6 +267,13 @@ void CoordinatorState::FinishUpdate(UpdateRecord& record, v1::RequestState state
                    record.status.steps_applied(), " of ", record.status.steps_total(), " steps",
                    failure.ok() ? "" : absl::StrCat(": ", ErrorReason(failure), ": ", failure.message())));
   table_.Finalize(record);
+}
+
+void CoordinatorState::CancelUpdate(UpdateRecord& record) {
+  FinishUpdate(record, v1::CANCELLED,
+               MakeError(absl::StatusCode::kCancelled, "CANCELLED",
+                         absl::StrCat("request ", record.id, " was cancelled after ", record.status.steps_applied(),
+                                      " of ", record.status.steps_total(), " steps; those stay")));
 }
 
 void CoordinatorState::FinishCallJob(const std::string& id, stemma::Reply reply) {

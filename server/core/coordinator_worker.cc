@@ -119,7 +119,7 @@ void CoordinatorState::RetryRunningStep(const std::string& reason) {
   if (record == nullptr) {
     return FinishCallJob(id, RetryableError("ATTEMPTS_EXHAUSTED", absl::StrCat("the worker was lost: ", reason)));
   }
-  if (record->cancel_requested) return FinishUpdate(*record, v1::CANCELLED, absl::OkStatus());
+  if (record->cancel_requested) return CancelUpdate(*record);
   if (record->attempt >= options_.attempts_max) {
     record->resumable = true;
     return FinishUpdate(

@@ -45,7 +45,7 @@ struct UpdateRecord {
   RequestPlan plan;                                // emptied with it
   v1::RequestStatus status;                        // without queue_position and replayed
   v1::UpdateResult result;                         // of the steps so far; moves into status when DONE
-  absl::Status failure;                            // of FAILED
+  absl::Status failure;                            // of FAILED and CANCELLED
   bool rolled_back = false;
   bool resumable = false;  // final, but a repeat runs it again (ATTEMPTS_EXHAUSTED)
   std::vector<std::shared_ptr<const v1::GroupResult>> results;

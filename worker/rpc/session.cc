@@ -13,6 +13,7 @@
 #include "glog/logging.h"
 #include "grpcpp/grpcpp.h"
 #include "stemma/worker/v1/worker.grpc.pb.h"
+#include "worker/rpc/machine_memory.h"
 
 namespace stemma {
 namespace {
@@ -45,7 +46,7 @@ WorkerMessage RegisterMessage(const std::string& incarnation) {
   to.set_host(host);
   to.set_version(STEMMA_VERSION);
   to.set_device("cpu");
-  to.set_memory_bytes(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE)));
+  to.set_memory_bytes(MachineMemoryBytes());
   for (v1::WaveLayout layout : {v1::ONE_BY_ONE, v1::PADDED, v1::PACKED}) to.add_layouts(layout);
   return message;
 }
