@@ -51,11 +51,13 @@ class Group:
 
 
 def parts(header_name, header, groups, message_bytes_max=MESSAGE_BYTES_MAX):
-    """The messages of one call: header, groups (cut where a message would grow too large), end."""
+    """The messages of one call: header, groups (cut where a message would grow too large), end. A cross_entropy rollout
+    without loss_weights gets ones: the server takes none for granted."""
+    fill_weights = header_name == "update" and header.loss.loss_mode == "cross_entropy"
     out = [_proto.GroupPart(**{header_name: header})]
     num_rollouts = 0
     for index, group in enumerate(groups):
-        messages, count = _group_messages(index, group, message_bytes_max)
+        messages, count = _group_messages(index, group, message_bytes_max, fill_weights)
         out += messages
         num_rollouts += count
     end = _proto.GroupPart()
@@ -63,7 +65,7 @@ def parts(header_name, header, groups, message_bytes_max=MESSAGE_BYTES_MAX):
     return out + [end]
 
 
-def _group_messages(index, group, message_bytes_max):
+def _group_messages(index, group, message_bytes_max, fill_weights):
     fields = dict(group if isinstance(group, dict) else group.as_dict())
     where = f"groups[{index}]"
     rollouts = list(fields.pop("rollouts", ()))
@@ -74,6 +76,8 @@ def _group_messages(index, group, message_bytes_max):
     out, size = [part], target.ByteSize()
     for r, rollout in enumerate(rollouts):
         message = _rollout_message(rollout, f"{fields['uid']}/{r}", f"{where}.rollouts[{r}]")
+        if fill_weights and not message.loss_weights:
+            message.loss_weights = pack_float32([1.0] * (len(message.response_tokens) // 4))
         rollout_bytes = message.ByteSize() + 8  # with its tag and length
         if size + rollout_bytes > message_bytes_max and len(target.rollouts):
             part = _proto.GroupPart()

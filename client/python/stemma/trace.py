@@ -79,11 +79,17 @@ def _rollout(message):
         elif field.name == "response_tokens":
             out[field.name] = list(groups.unpack("i", value))
         elif isinstance(value, bytes):
-            out[field.name] = [float(f"{x:.9g}") for x in groups.unpack("f", value)]  # 9 digits give a float32 back
+            out[field.name] = [_short(x) for x in groups.unpack("f", value)]
         else:
             out[field.name] = value
     out.setdefault("response_tokens", [])
     return out
+
+
+def _short(number):
+    """9 digits give a float32 back; whole numbers need no point."""
+    text = f"{number:.9g}"
+    return int(text) if text.lstrip("-").isdigit() and text != "-0" else float(text)
 
 
 def _set_fields(message):

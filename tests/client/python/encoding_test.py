@@ -112,3 +112,12 @@ def test_a_large_group_continues_in_further_messages():
 def test_a_group_that_fits_is_one_message():
     assert [p.WhichOneof("part") for p in encode([stemma.Group("g", [1], [stemma.Rollout([2])] * 9)])] == [
         "update", "group", "end"]
+
+
+def test_cross_entropy_without_weights_sends_ones_and_keeps_those_given():
+    header = _proto.UpdateHeader()
+    header.loss.loss_mode = "cross_entropy"
+    group = stemma.Group("g", [1], [stemma.Rollout([2, 3]), stemma.Rollout([2, 3], loss_weights=[-1, 0.5])])
+    sent = groups.parts("update", header, [group])[1].group.rollouts
+    assert sent[0].loss_weights == struct.pack("<2f", 1, 1) and sent[1].loss_weights == struct.pack("<2f", -1, 0.5)
+    assert not encode([group])[1].group.rollouts[0].loss_weights  # other modes never read them

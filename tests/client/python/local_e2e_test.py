@@ -19,7 +19,7 @@ def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
     subprocess.run([BIN / "stemma", "model", "init", path, "--family", "qwen3", "--hidden", "32", "--layers", "2",
                     "--heads", "4", "--kv-heads", "2", "--head-size", "8", "--ffn", "48", "--vocab", str(VOCAB),
-                    "--positions", "128", "--seed", "1"], check=True)
+                    "--max-positions", "128", "--seed", "1"], check=True)
     return path
 
 
