@@ -74,7 +74,7 @@ def main():
     page = ["# Drift of fp32 runs", "",
             "Twenty steps of a trace (2 groups of 4 rollouts a step, AdamW with eps 1e-8, lr 1e-3) on a small Qwen3, from the",
             "same weights. In float64 reuse and dense end within 1e-6 · lr · steps of each other (a test). In fp32 both drift",
-            "from the float64 run, and from each other, by rounding; neither is nearer to it.", "",
+            "from the float64 run, and from each other, by rounding, and by about as much.", "",
             "* largest: the largest difference of a weight between reuse and dense, in units of lr · steps.",
             "* The other columns: the norm of the difference of all weights over the norm of the way walked so far.", "",
             "Made by `tests/bench/drift.py`.", "",
