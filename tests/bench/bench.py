@@ -46,12 +46,13 @@ class StepBench:
     def serve(self):
         self.process = subprocess.Popen(self.command + ["--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def seconds(self, schedule, shape):
-        self.process.stdin.write(f"{schedule} {shape}\n")
+    def ask(self, question):
+        """Seconds of "dense P/R/N" or "reuse P/R/N"; GFLOP/s of "mm"."""
+        self.process.stdin.write(question + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"step_bench ended with {self.process.wait()} on {schedule} {shape}")
+            raise SystemExit(f"step_bench ended with {self.process.wait()} on {question}")
         return float(line)
 
     def close(self):
@@ -59,18 +60,9 @@ class StepBench:
         self.process.wait(timeout=60)
 
 
-def op_table(profile):
-    """{op: {schedule: seconds}} from either {op: {schedule: s}} or {schedule: {op: s}}."""
-    ops = profile.get("ops", {})
-    if set(ops) <= {"dense", "reuse"}:
-        return {op: {schedule: times[op] for schedule, times in ops.items() if op in times}
-                for op in {name for times in ops.values() for name in times}}
-    return {op: times if isinstance(times, dict) else {"reuse": times} for op, times in ops.items()}
-
-
 def contenders_of(shape, bench, directory, with_baselines):
     """{name: function that runs once and returns seconds}, each warmed up."""
-    result = {name: (lambda name=name: bench.seconds(name, shape)) for name in ("dense", "reuse")}
+    result = {name: (lambda name=name: bench.ask(f"{name} {shape}")) for name in ("dense", "reuse")}
     for run in result.values():
         run()
     if with_baselines and shape.baselines:
@@ -114,13 +106,14 @@ def main():
         directory = models.make(os.path.join(scratch, "model"), shapes.SPEC)
         bench = StepBench(arguments.build, directory)
         profile = bench.profile(shapes.SHAPES[0])
-        results = report.Results(profile["mm_gflops"])
-        results.ops = op_table(profile)
+        results = report.Results(profile["ops"])
         bench.serve()
         for shape in chosen:
             print(f"{shape}:", flush=True)
             contenders = contenders_of(shape, bench, directory, not arguments.no_baselines)
+            results.mm_gflops.append(bench.ask("mm"))  # in turns with the rest: the machine's rate may move
             results.rows[shape] = measure(shape, contenders, min(shape.repeats, 3) if arguments.quick else shape.repeats)
+            results.mm_gflops.append(bench.ask("mm"))
             del contenders
         bench.close()
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"

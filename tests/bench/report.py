@@ -26,10 +26,10 @@ def machine():
 
 
 class Results:
-    def __init__(self, mm_gflops):
-        self.mm_gflops = mm_gflops
-        self.rows = {}  # shape -> {"dense": [s], "reuse": [s], "transformers": [s], "prefix_grouper": [s]}
-        self.ops = {}   # op -> {"dense": s, "reuse": s}
+    def __init__(self, ops):
+        self.ops = ops       # op -> seconds of one reuse step
+        self.mm_gflops = []  # measured between the shapes
+        self.rows = {}       # shape -> {"dense": [s], "reuse": [s], "transformers": [s], "prefix_grouper": [s]}
 
     def _row(self, shape):
         times = self.rows[shape]
@@ -38,7 +38,7 @@ class Results:
         dense_rate = dense_flops / statistics.median(times["dense"]) / 1e9
         return {"ideal": ideal, "ratio": ratio, "fraction": statistics.median(ratio) / ideal, "dense_rate": dense_rate,
                 "reuse_rate": reuse_flops / statistics.median(times["reuse"]) / 1e9,
-                "of_mm": dense_rate / self.mm_gflops}
+                "of_mm": dense_rate / statistics.median(self.mm_gflops)}
 
     def verdicts(self):
         """[(text, met)]"""
@@ -77,13 +77,11 @@ class Results:
                        f"{spread(ratios(times['prefix_grouper'], times['reuse']))} × |")
 
     def _op_table(self):
-        columns = sorted({name for times in self.ops.values() for name in times})
-        totals = {name: sum(times.get(name, 0.0) for times in self.ops.values()) for name in columns}
-        yield "| op | " + " | ".join(f"{name} s | share" for name in columns) + " |"
-        yield "|---|" + "---:|---:|" * len(columns)
-        for op, times in sorted(self.ops.items(), key=lambda item: -max(item[1].values())):
-            cells = [f"{times.get(name, 0.0):.3f} | {times.get(name, 0.0) / totals[name]:.1%}" for name in columns]
-            yield f"| {op} | " + " | ".join(cells) + " |"
+        total = sum(self.ops.values())
+        yield "| op | s | share |"
+        yield "|---|---:|---:|"
+        for op, seconds in sorted(self.ops.items(), key=lambda item: -item[1]):
+            yield f"| {op} | {seconds:.3f} | {seconds / total:.1%} |"
 
     def page(self, command, versions, op_shape):
         yield "# Benchmarks"
@@ -94,7 +92,7 @@ class Results:
         yield ""
         yield f"* Machine: {machine()}."
         yield f"* Command: `{command}`. {versions}."
-        yield f"* A plain `mm` of this machine: {self.mm_gflops:.0f} GFLOP/s."
+        yield f"* A plain `mm` of this machine: {spread(self.mm_gflops, 0)} GFLOP/s."
         yield ""
         yield "## Reuse against our own dense baseline"
         yield ""
@@ -113,7 +111,7 @@ class Results:
             yield from self._baseline_table()
         if self.ops:
             yield ""
-            yield f"## Where the time goes ({op_shape})"
+            yield f"## Where the time goes ({op_shape}, one reuse step)"
             yield ""
             yield from self._op_table()
         yield ""
