@@ -1,0 +1,312 @@
+#include "tests/server/core/scenario.h"
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/error.h"
+#include "glog/logging.h"
+#include "server/core/coordinator_state.h"
+
+namespace stemma {
+namespace {
+
+using worker::v1::StepKey;
+
+uint64_t Number(const std::string& text) {
+  uint64_t value = 0;
+  CHECK(absl::SimpleAtoi(text, &value)) << text;
+  return value;
+}
+
+// "submit 1 a steps=2 skip" -> words {submit, 1, a}, options {steps: 2, skip: ""}.
+struct Command {
+  explicit Command(const std::string& line) {
+    for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
+      const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
+      const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || (word == "results" && !words.empty() && words[0] == "submit");
+      if (parts.size() == 2)
+        options[parts[0]] = parts[1];
+      else if (flag)
+        options[word] = "";
+      else
+        words.push_back(word);
+    }
+  }
+  bool Has(const std::string& name) const { return options.contains(name); }
+  uint64_t Get(const std::string& name, uint64_t otherwise) const {
+    return Has(name) ? Number(options.at(name)) : otherwise;
+  }
+  uint64_t Id(size_t word) const { return Number(words.at(word)); }
+
+  std::vector<std::string> words;
+  std::map<std::string, std::string> options;
+};
+
+// K = ppo_epochs steps of one group; the step numbered `seed` has nothing to run; ref WEIGHTS asks for the entry pass.
+absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, const v1::RunConfig&) {
+  RequestPlan result;
+  const v1::UpdateHeader& header = request.update;
+  for (uint32_t k = 0; k < std::max(1u, header.ppo_epochs()); ++k) {
+    v1::StepPlan& step = *result.plan.add_steps();
+    step.set_epoch(k);
+    step.add_groups(0);
+    if (!header.has_seed() || header.seed() != k) step.add_clusters();
+    result.report.add_steps();
+    result.steps.push_back({.denominator = 8, .prompt_mean_weights = {}, .total_tokens = 100});
+  }
+  if (header.has_ref()) result.plan.mutable_log_prob_pass()->add_clusters();
+  return result;
+}
+
+std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
+  auto request = std::make_shared<TrainingRequest>();
+  v1::UpdateHeader& header = request->update;
+  v1::RequestHeader& common = *header.mutable_request();
+  common.set_request_id(command.words.at(2));
+  if (command.Has("wait")) common.set_wait_ms(command.Get("wait", 0));
+  if (command.Has("expect")) common.set_expected_step(command.Get("expect", 0));
+  if (command.Has("skip")) common.set_on_nonfinite(v1::SKIP);
+  common.set_validate_only(command.Has("validate"));
+  header.set_ppo_epochs(static_cast<uint32_t>(command.Get("steps", 1)));
+  if (command.Has("empty")) header.set_seed(command.Get("empty", 0));
+  if (command.Has("pass")) header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
+  header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));
+  header.set_return_log_probs(command.Has("results"));
+  request->groups.emplace_back().set_uid("g");
+  request->num_rollouts = 1;
+  request->bytes = command.Get("bytes", 10);
+  request->digest = command.Has("payload") ? command.options.at("payload") : "p";
+  return request;
+}
+
+std::string KeyText(const StepKey& key) {
+  return absl::StrCat(key.request_id(), " k=", key.k(), " step=", key.step(), " attempt=", key.attempt());
+}
+
+std::string MessageText(const worker::v1::ServerMessage& message) {
+  using Message = worker::v1::ServerMessage;
+  switch (message.message_case()) {
+    case Message::kConfigure:
+      return absl::StrCat("configure generation=", message.configure().generation(),
+                          " step=", message.configure().step());
+    case Message::kDrop:
+      return absl::StrCat("drop ", message.drop().id());
+    case Message::kPrepare:
+      return absl::StrCat("prepare ", KeyText(message.prepare().key()),
+                          message.prepare().has_log_prob_pass() ? " pass" : "");
+    case Message::kApply:
+      return absl::StrCat("apply ", KeyText(message.apply().key()),
+                          message.apply().discard() ? " discard" : absl::StrCat(" clip=", message.apply().clip()));
+    case Message::kAbort:
+      return absl::StrCat("abort ", message.abort().key().request_id());
+    case Message::kLogProb:
+      return absl::StrCat("log_prob ", message.log_prob().id());
+    case Message::kExport:
+      return absl::StrCat("export ", message.export_().id(), " ", message.export_().name());
+    default:
+      return message.has_shutdown() ? "shutdown" : "?";
+  }
+}
+
+std::string StatusText(const v1::RequestStatus& status) {
+  std::string text = absl::StrCat(status.request_id(), " ", v1::RequestState_Name(status.state()), " ",
+                                  status.steps_applied(), "/", status.steps_total());
+  if (status.queue_position() > 0) absl::StrAppend(&text, " place=", status.queue_position());
+  if (status.replayed()) absl::StrAppend(&text, " replayed");
+  if (status.has_plan()) absl::StrAppend(&text, " plan");
+  if (status.has_failure()) absl::StrAppend(&text, " failure=", status.failure().reason());
+  for (const v1::StepResult& step : status.result().steps()) {
+    absl::StrAppend(&text, " [", step.step(), " ", v1::StepResult::Outcome_Name(step.outcome()),
+                    " version=", step.weight_version(), " attempts=", step.attempts(), "]");
+  }
+  return text;
+}
+
+std::string ReplyText(const Reply& reply) {
+  if (const auto* status = std::get_if<absl::Status>(&reply)) {
+    return status->ok() ? "ok" : absl::StrCat(absl::StatusCodeToString(status->code()), " ", ErrorReason(*status));
+  }
+  if (const auto* status = std::get_if<v1::RequestStatus>(&reply)) return StatusText(*status);
+  if (const auto* model = std::get_if<v1::ModelInfo>(&reply)) {
+    return absl::StrCat("model ", v1::ModelInfo::State_Name(model->state()), " step=", model->step(),
+                        " version=", model->weight_version(), " lineage=", model->lineage());
+  }
+  if (const auto* written = std::get_if<v1::ExportWeightsResponse>(&reply)) {
+    return absl::StrCat("exported ", written->path(), " step=", written->step());
+  }
+  if (const auto* list = std::get_if<v1::ListRequestsResponse>(&reply)) {
+    std::string text = "list";
+    for (const v1::RequestStatus& status : list->requests()) absl::StrAppend(&text, " (", StatusText(status), ")");
+    return text;
+  }
+  return "info";
+}
+
+struct ActionText {
+  std::string operator()(const SendAction& a) const {
+    return absl::StrCat("send ", a.session, " ", MessageText(a.message));
+  }
+  std::string operator()(const SendPayloadAction& a) const { return absl::StrCat("payload ", a.session, " ", a.id); }
+  std::string operator()(const CloseSessionAction& a) const {
+    return absl::StrCat("close ", a.session, " ", absl::StatusCodeToString(a.status.code()));
+  }
+  std::string operator()(const ReplyAction& a) const { return absl::StrCat("reply ", a.call, " ", ReplyText(a.reply)); }
+  std::string operator()(const ChunkAction& a) const { return absl::StrCat("chunk ", a.call, " ", a.chunk->uid()); }
+  std::string operator()(const ReadinessAction& a) const { return a.ready ? "serving" : "not serving"; }
+  std::string operator()(const DrainedAction&) const { return "drained"; }
+};
+
+class Scenario {
+ public:
+  Scenario() : state_(Options(), FakePlan) {}
+
+  void Run(const Command& command, std::string& out) {
+    const std::string& name = command.words.at(0);
+    if (name == "advance") now_ += absl::Seconds(command.Id(1));
+    const Decision decision = state_.Handle(now_, EventOf(name, command));
+    for (const Action& action : decision.actions) {
+      if (const auto* send = std::get_if<SendAction>(&action); send != nullptr && send->message.has_prepare()) {
+        key_ = send->message.prepare().key();
+      }
+      absl::StrAppend(&out, std::visit(ActionText(), action), "\n");
+    }
+    if (decision.reason.find("ignored (") != std::string::npos) absl::StrAppend(&out, "ignored\n");
+  }
+
+ private:
+  static CoordinatorOptions Options() {
+    CoordinatorOptions options;
+    options.epoch = 9;
+    options.lineage_prefix = "L";
+    options.data_directory = "data";
+    options.worker_lost_after = absl::Seconds(5);
+    options.worker_return_within = absl::Seconds(60);
+    v1::Limits& limits = *options.config.mutable_limits();
+    limits.set_requests_in_flight(3);
+    limits.set_request_bytes_in_flight(100);
+    limits.set_requests_kept(3);
+    return options;
+  }
+
+  Event EventOf(const std::string& name, const Command& command) {
+    if (name == "advance") return TickEvent{};
+    if (name == "drain") return DrainEvent{};
+    if (name == "lose") return WorkerLostEvent{command.Id(1), "it died"};
+    if (name == "submit") return SubmitEvent{command.Id(1), MakeUpdate(command)};
+    if (name == "log_prob") return SubmitEvent{command.Id(1), MakeLogProb()};
+    if (name == "export") return MakeExport(command);
+    if (name == "get") return MakeGet(command);
+    if (name == "cancel") return CancelEvent{command.Id(1), command.words.at(2)};
+    if (name == "results") return ReadResultsEvent{command.Id(1), command.words.at(2)};
+    if (name == "list") return ListRequestsEvent{command.Id(1)};
+    if (name == "model") return GetModelEvent{command.Id(1)};
+    if (name == "gone") return CallGoneEvent{command.Id(1)};
+    return WorkerEvent(name, command);
+  }
+
+  static std::shared_ptr<const TrainingRequest> MakeLogProb() {
+    auto request = std::make_shared<TrainingRequest>();
+    request->kind = TrainingRequest::Kind::kLogProb;
+    request->bytes = 10;
+    return request;
+  }
+
+  static Event MakeExport(const Command& command) {
+    v1::ExportWeightsRequest request;
+    request.set_name(command.words.at(2));
+    return ExportEvent{command.Id(1), request};
+  }
+
+  static Event MakeGet(const Command& command) {
+    std::optional<absl::Duration> wait;
+    if (command.Has("wait")) wait = absl::Milliseconds(command.Get("wait", 0));
+    return GetRequestEvent{command.Id(1), command.words.at(2), wait};
+  }
+
+  Event WorkerEvent(const std::string& name, const Command& command) {
+    WorkerMessageEvent event;
+    worker::v1::WorkerMessage& message = event.message;
+    if (name == "register" || name == "ready" || name == "heartbeat") {
+      session_ = event.session = command.Id(1);
+      if (name == "register") message.mutable_register_()->set_incarnation(command.words.at(2));
+      if (name == "ready") message.mutable_ready()->set_memory_free_bytes(1000);
+      if (name == "heartbeat") message.mutable_heartbeat();
+      return event;
+    }
+    event.session = command.Get("session", session_);
+    if (name == "vote")
+      FillVote(command, *message.mutable_vote());
+    else if (name == "applied")
+      *message.mutable_applied()->mutable_key() = KeyOf(command);
+    else if (name == "refused")
+      *message.mutable_refused()->mutable_key() = KeyOf(command);
+    else if (name == "result")
+      FillResult(command, *message.mutable_results());
+    else if (name == "log_prob_done")
+      FillDone(command, *message.mutable_log_prob_done());
+    else if (name == "export_done")
+      FillDone(command, *message.mutable_export_done());
+    else
+      LOG(FATAL) << "unknown event " << name;
+    return event;
+  }
+
+  void FillVote(const Command& command, worker::v1::Vote& vote) {
+    *vote.mutable_key() = KeyOf(command);
+    vote.set_yes(command.words.at(1) != "no");
+    vote.set_empty(command.words.at(1) == "empty");
+    if (command.Has("reason")) vote.set_no_reason(command.options.at("reason"));
+    double norm2 = 4;
+    if (command.Has("norm2")) CHECK(absl::SimpleAtod(command.options.at("norm2"), &norm2));
+    vote.set_grad_norm_squared(norm2);
+  }
+
+  static void FillResult(const Command& command, worker::v1::ResultChunk& chunk) {
+    chunk.set_id(command.words.at(1));
+    chunk.mutable_group()->set_uid(command.words.at(2));
+  }
+
+  template <typename Done>
+  static void FillDone(const Command& command, Done& done) {
+    done.set_id(command.words.at(1));
+    if (command.Has("fail"))
+      *done.mutable_failure() = ToFailure(MakeError(absl::StatusCode::kInternal, "INTERNAL", "x"));
+  }
+
+  StepKey KeyOf(const Command& command) const {
+    StepKey key = key_;
+    key.set_step(command.Get("step", key.step()));
+    key.set_attempt(static_cast<uint32_t>(command.Get("attempt", key.attempt())));
+    key.set_k(static_cast<uint32_t>(command.Get("k", key.k())));
+    key.set_epoch(command.Get("epoch", key.epoch()));
+    key.set_generation(command.Get("generation", key.generation()));
+    if (command.Has("incarnation")) key.set_incarnation(command.options.at("incarnation"));
+    if (command.Has("id")) key.set_request_id(command.options.at("id"));
+    return key;
+  }
+
+  CoordinatorState state_;
+  absl::Time now_ = absl::FromUnixSeconds(1000);
+  StepKey key_;
+  SessionId session_ = 0;
+};
+
+}  // namespace
+
+std::string RunScenario(const std::string& text) {
+  Scenario scenario;
+  std::string out = "\n";
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
+    if (line.empty() || line[0] != '>') continue;
+    absl::StrAppend(&out, line, "\n");
+    scenario.Run(Command(line.substr(1)), out);
+  }
+  return out;
+}
+
+}  // namespace stemma

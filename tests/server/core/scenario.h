@@ -1,0 +1,22 @@
+// Runs CoordinatorState on a text: lines that start with '>' are events, the lines below each are the actions that must
+// follow. RunScenario returns the text as it really went, so a test compares two texts.
+//
+//   > register SESSION INCARNATION            > ready SESSION        > lose SESSION
+//   > advance SECONDS                         (time passes; then a tick)
+//   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [max_norm=C] [skip] [validate] [pass]
+//            [bytes=N] [results]
+//   > log_prob CALL    > export CALL NAME     > get CALL ID [wait=MS]    > cancel CALL ID    > results CALL ID
+//   > list CALL        > model CALL           > gone CALL            > drain
+//   > vote yes|no|empty [norm2=X] [reason=R] [KEY=VALUE...]     > applied [KEY=VALUE...]     > refused [KEY=VALUE...]
+//            of the last Prepare's key, changed by step=, attempt=, k=, epoch=, generation=, incarnation=, id=,
+//            session=
+//   > result ID UID    > log_prob_done ID [fail]                > export_done ID
+#pragma once
+
+#include <string>
+
+namespace stemma {
+
+std::string RunScenario(const std::string& text);
+
+}  // namespace stemma

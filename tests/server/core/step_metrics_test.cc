@@ -1,0 +1,108 @@
+// Metrics of a step and of a request, by hand.
+#include "server/core/step_metrics.h"
+
+#include "gtest/gtest.h"
+
+namespace stemma {
+namespace {
+
+worker::v1::Vote MakeVote() {
+  worker::v1::Vote vote;
+  auto& sums = *vote.mutable_sums();
+  sums["loss/pg"] = 0.5;
+  sums["loss/kl"] = 2;
+  sums["loss/entropy"] = 3;
+  sums["count/tokens"] = 10;
+  sums["count/clip"] = 4;
+  sums["count/clip_lower"] = 1;
+  sums["sum/neg_log_ratio"] = -5;
+  sums["sum/entropy"] = 20;
+  sums["tokens/computed"] = 50;
+  sums["tokens/logical"] = 200;
+  sums["time/suffix_s"] = 1.5;
+  sums["bytes/peak"] = 4096;
+  vote.set_grad_norm_squared(9);
+  return vote;
+}
+
+v1::UpdateHeader MakeHeader() {
+  v1::UpdateHeader header;
+  header.mutable_loss()->set_kl_loss_coef(0.1);
+  header.mutable_loss()->set_entropy_coeff(0.01);
+  header.mutable_adam()->set_learning_rate(1e-6);
+  return header;
+}
+
+Metrics StepMetrics(const worker::v1::Vote& vote, absl::Duration elapsed = absl::Seconds(2)) {
+  const v1::UpdateHeader header = MakeHeader();
+  v1::StepReport report;
+  report.set_peak_bytes(5000);
+  report.add_clusters()->add_dense_uids("g");
+  const StepNumbers numbers = {.denominator = 10, .prompt_mean_weights = {}, .total_tokens = 300};
+  Metrics metrics;
+  SetStepMetrics(
+      {.header = header, .report = report, .numbers = numbers, .vote = vote, .apply_s = 0.25, .elapsed = elapsed},
+      metrics);
+  return metrics;
+}
+
+TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
+  Metrics metrics = StepMetrics(MakeVote());
+  EXPECT_DOUBLE_EQ(metrics.at("actor/pg_loss"), 0.5);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/kl_loss"), 2);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/kl_coef"), 0.1);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/entropy_loss"), 3);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5 - 0.01 * 3 + 0.1 * 2);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/pg_clipfrac"), 0.4);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/pg_clipfrac_lower"), 0.1);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/ppo_kl"), -0.5);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/entropy"), 2);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/grad_norm"), 3) << "the square root of the sum, unclipped";
+  EXPECT_DOUBLE_EQ(metrics.at("actor/lr"), 1e-6);
+  EXPECT_DOUBLE_EQ(metrics.at("prefix/tokens_saved"), 150);
+  EXPECT_DOUBLE_EQ(metrics.at("prefix/token_ratio"), 4);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/groups_dense"), 1);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/predicted_bytes"), 5000);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 4096);
+  EXPECT_DOUBLE_EQ(metrics.at("time/suffix_s"), 1.5);
+  EXPECT_DOUBLE_EQ(metrics.at("time/apply_s"), 0.25);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/time_per_step"), 2);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/total_num_tokens"), 300);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/throughput"), 150);
+}
+
+TEST(StepMetricsTest, WhatWasNotComputedIsNotReported) {
+  worker::v1::Vote vote = MakeVote();
+  for (const char* name : {"loss/kl", "loss/entropy", "sum/entropy"}) vote.mutable_sums()->erase(name);
+  (*vote.mutable_sums())["count/tokens"] = 0;
+  Metrics metrics = StepMetrics(vote, absl::ZeroDuration());
+  for (const char* name :
+       {"actor/kl_loss", "actor/entropy_loss", "actor/entropy", "actor/pg_clipfrac", "perf/throughput"}) {
+    EXPECT_FALSE(metrics.contains(name)) << name;
+  }
+  EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5);
+}
+
+TEST(StepMetricsTest, ARequestAveragesLossesAndSumsTokensAndSecondsOverItsAppliedSteps) {
+  v1::UpdateResult result;
+  for (double loss : {1.0, 3.0}) {
+    v1::StepResult& step = *result.add_steps();
+    step.set_outcome(v1::StepResult::APPLIED);
+    auto& metrics = *step.mutable_metrics();
+    metrics = StepMetrics(MakeVote());
+    metrics["actor/loss"] = loss;
+    metrics["plan/measured_bytes"] = loss;
+  }
+  result.add_steps()->set_outcome(v1::StepResult::SKIPPED_NONFINITE);
+  Metrics metrics;
+  SetRequestMetrics(result, metrics);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 2);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 3);
+  EXPECT_DOUBLE_EQ(metrics.at("prefix/tokens_saved"), 300);
+  EXPECT_DOUBLE_EQ(metrics.at("prefix/token_ratio"), 4);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/time_per_step"), 4);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/throughput"), 150);
+}
+
+}  // namespace
+}  // namespace stemma
