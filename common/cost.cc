@@ -70,12 +70,22 @@ struct RowBytes {
     return 2 * input() + a + kept + e * 2 * c.kv_size();
   }
   int64_t gradient_kv() const { return a * 2 * c.kv_size(); }
-  // While the MLP's backward runs: dy, d(act), d(gate up), less the act that is freed.
-  int64_t backward_working() const { return input() + mlp() - e * c.ffn_size; }
-
   int64_t e, a;
   const ModelConfig& c;
 };
+
+constexpr int64_t kUpcastRows = 512;  // rows of bf16 operands that worker/ops/linear.cc upcasts at a time
+
+// Above a layer's tape while its MLP's backward runs, the largest of its moments.
+int64_t LayerBackwardBytes(const ByteShape& s, int64_t rows) {
+  const int64_t d = s.config.hidden_size, f = s.config.ffn_size;
+  // dy, d(act), d(gate up); act is freed.
+  const int64_t swiglu = rows * s.run_bytes * (d + 2 * f);
+  if (s.run_bytes == s.accumulate_bytes) return swiglu;
+  // The weight gradient of gate/up: dy, d(gate up), upcast operands; act, gate and up are freed.
+  const int64_t upcast = std::min(rows, kUpcastRows) * s.accumulate_bytes * (d + 2 * f);
+  return std::max(swiglu, rows * s.run_bytes * (d - f) + upcast);
+}
 
 constexpr int64_t kIndexBytes = 16;  // token and position of a row
 
@@ -95,7 +105,7 @@ int64_t PrefixBytes(const ByteShape& shape, int64_t rows) {
 int64_t PrefixBackwardBytes(const ByteShape& shape, int64_t rows) {
   // At the second layer from the top: the last layer's tape and accumulators are gone.
   const RowBytes row(shape);
-  return std::max<int64_t>(0, rows * (row.backward_working() - row.kv_tape() - row.gradient_kv()));
+  return std::max<int64_t>(0, LayerBackwardBytes(shape, rows) - rows * (row.kv_tape() + row.gradient_kv()));
 }
 
 int64_t WaveBytes(const ByteShape& shape, const WaveShape& wave) {
@@ -105,9 +115,9 @@ int64_t WaveBytes(const ByteShape& shape, const WaveShape& wave) {
   if (wave.kv_only_rows > 0) tape += wave.kv_only_rows * (row.kv_tape() + row.gradient_kv()) + wave.rows * 8;
   // At the head: the last layer's output, its norm, its gradient, one chunk of logits.
   const int64_t head = head_rows * (3 * row.input() + row.a) + HeadChunkBytes(shape, head_rows);
-  const int64_t backward_last = head_rows * row.backward_working();
+  const int64_t backward_last = LayerBackwardBytes(shape, head_rows);
   // One layer below, all rows are at work, and the last layer's tape is gone.
-  const int64_t backward_below = wave.rows * row.backward_working() - head_rows * row.tape() -
+  const int64_t backward_below = LayerBackwardBytes(shape, wave.rows) - head_rows * row.tape() -
                                  (wave.kv_only_rows > 0 ? wave.kv_only_rows * (row.kv_tape() + row.gradient_kv()) : 0);
   return tape + std::max({head, backward_last, backward_below});
 }

@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/child_process.h"
+#include "common/system_memory.h"
 
 namespace stemma {
 namespace {
@@ -53,15 +53,10 @@ Check CheckPort() {
 }
 
 Check CheckMemory() {
-  std::ifstream file("/proc/meminfo");
-  std::string key, unit;
-  uint64_t kilobytes = 0;
-  while (file >> key >> kilobytes >> unit) {
-    if (key != "MemAvailable:") continue;
-    const uint64_t bytes = kilobytes << 10;
-    return {"memory", bytes < kGiB ? CheckState::kWarning : CheckState::kOk, GiB(bytes) + " available"};
-  }
-  return {"memory", CheckState::kWarning, "/proc/meminfo has no MemAvailable"};
+  const int64_t bytes = AvailableMemoryBytes();
+  if (bytes == 0) return {"memory", CheckState::kWarning, "neither /proc/meminfo nor the cgroup tells what is available"};
+  return {"memory", bytes < static_cast<int64_t>(kGiB) ? CheckState::kWarning : CheckState::kOk,
+          GiB(static_cast<uint64_t>(bytes)) + " available"};
 }
 
 Check CheckDisk(const std::string& directory) {

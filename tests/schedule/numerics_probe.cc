@@ -121,7 +121,6 @@ absl::StatusOr<json> RunCase(const json& c, Session& session) {
   ASSIGN_OR_RETURN(InProcess * engine, EngineFor(c, session));
   ASSIGN_OR_RETURN(TraceRequest trace, ParseTraceRequest(c.at("request").dump()));
   TrainingRequest request;
-  trace.header.set_return_log_probs(true);
   request.update = trace.header;
   request.groups = std::move(trace.groups);
   RETURN_IF_ERROR(engine->Load(std::move(request)));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/status_macros.h"
+#include "server/core/normalization.h"
 
 namespace stemma::testing {
 namespace {
@@ -49,7 +50,9 @@ InProcess::InProcess(const InProcessOptions& options, const ModelConfig& model, 
 absl::Status InProcess::Load(TrainingRequest request) {
   engine_->DropPayload(request_.update.request().request_id());
   request.update.mutable_request()->set_request_id("r" + std::to_string(++requests_));
+  RETURN_IF_ERROR(FillAdvantages(request.update.loss(), request.groups));
   ASSIGN_OR_RETURN(plan_, make_plan_(request, options_.run));
+  request.update.set_return_log_probs(true);  // after planning: what is run does not change
   if (options_.cluster_per_group) {
     for (v1::StepPlan& step : *plan_.plan.mutable_steps()) SplitClusters(step);
   }

@@ -1,5 +1,6 @@
 #include "worker/engine/model_engine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <new>
@@ -14,6 +15,7 @@
 #include "common/status_macros.h"
 #include "worker/engine/results.h"
 #include "worker/memory/cpu_allocator.h"
+#include "common/system_memory.h"
 #include "worker/model/weights_io.h"
 
 namespace stemma {
@@ -94,6 +96,10 @@ ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::stri
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
   ready_.set_weights_bytes(static_cast<uint64_t>(weights_.StateBytes()));
+  // The moments, two of every gradient's size, come with the first Apply.
+  int64_t moment_bytes = 0;
+  for (const Parameter& p : weights_.parameters) moment_bytes += static_cast<int64_t>(2 * p.grad.nbytes());
+  ready_.set_memory_free_bytes(static_cast<uint64_t>(std::max<int64_t>(0, AvailableMemoryBytes() - moment_bytes)));
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
@@ -117,7 +123,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const worker::v1::
                                             const EngineHooks& hooks) {
   Vote vote;
   RETURN_IF_ERROR(ComputeEntryLogProbs(payload, prepare, hooks));
-  ASSIGN_OR_RETURN(const LossPlan loss, MakeLossPlan(prepare, payload.groups.size()));
+  ASSIGN_OR_RETURN(const LossPlan loss, MakeLossPlan(prepare, payload));
   ZeroGradients(weights_.parameters);
 
   const bool report = prepare.header().return_log_probs() && prepare.plan().epoch() == 0;

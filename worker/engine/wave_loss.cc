@@ -57,7 +57,7 @@ std::span<const T> Part(const std::vector<T>& all, RowRange range) {
 
 }  // namespace
 
-absl::StatusOr<LossPlan> MakeLossPlan(const worker::v1::Prepare& prepare, size_t num_groups) {
+absl::StatusOr<LossPlan> MakeLossPlan(const worker::v1::Prepare& prepare, const Payload& payload) {
   const v1::LossConfig& loss = prepare.header().loss();
   LossPlan plan;
   ASSIGN_OR_RETURN(plan.options.mode, ParseLossMode(loss.loss_mode()));
@@ -77,11 +77,15 @@ absl::StatusOr<LossPlan> MakeLossPlan(const worker::v1::Prepare& prepare, size_t
   plan.loss_scale_factor = loss.loss_scale_factor();
   plan.temperature = loss.temperature();
   plan.denominator = prepare.denominator();
+  for (const uint32_t g : prepare.plan().groups()) {
+    if (g >= payload.groups.size()) return absl::InvalidArgumentError("the plan names a group that is not in the payload");
+    for (const v1::Rollout& rollout : payload.groups[g].rollouts()) plan.samples.Add(rollout);
+  }
   if (plan.agg_mode == AggMode::kPromptMean) {
     if (prepare.prompt_mean_weights_size() != prepare.plan().groups_size()) {
       return absl::InvalidArgumentError("prompt_mean_weights: one per group of the plan is needed");
     }
-    plan.prompt_mean_weight.assign(num_groups, 0);
+    plan.prompt_mean_weight.assign(payload.groups.size(), 0);
     for (int i = 0; i < prepare.plan().groups_size(); ++i) {
       plan.prompt_mean_weight[prepare.plan().groups(i)] = prepare.prompt_mean_weights(i);
     }
@@ -122,10 +126,8 @@ void WaveLoss::AddMember(const Payload& payload, const MemberRows& member) {
   }
 
   TokenWeightInputs inputs;
-  for (size_t t = 0; t < rows; ++t) {
-    mask_.push_back(MaskBit(rollout.response_mask(), t) ? 1 : 0);
-    inputs.mask_sum += mask_.back();
-  }
+  for (size_t t = 0; t < rows; ++t) mask_.push_back(MaskBit(rollout.response_mask(), t) ? 1 : 0);
+  inputs.mask_sum = plan_.samples.UnmaskedTokensOfSample(rollout);
   if (!plan_.prompt_mean_weight.empty()) inputs.prompt_mean_weight = plan_.prompt_mean_weight[member.group];
   inputs.loss_scale_factor = plan_.loss_scale_factor;
   inputs.denominator = plan_.denominator;

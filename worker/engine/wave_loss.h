@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/sample_tokens.h"
 #include "stemma/worker/v1/worker.pb.h"
 #include "worker/engine/payload.h"
 #include "worker/ops/aggregation.h"
@@ -26,11 +27,12 @@ struct LossPlan {
   v1::LogProbSource::From old_from = v1::LogProbSource::FROM_UNSPECIFIED;
   v1::LogProbSource::From ref_from = v1::LogProbSource::FROM_UNSPECIFIED;
   std::vector<double> prompt_mean_weight;  // by group index of the payload; prompt-mean only
+  SampleTokens samples;                    // of the step's groups
 
   bool needs_entropy() const { return options.entropy_coeff != 0; }
 };
 
-absl::StatusOr<LossPlan> MakeLossPlan(const worker::v1::Prepare& prepare, size_t num_groups);
+absl::StatusOr<LossPlan> MakeLossPlan(const worker::v1::Prepare& prepare, const Payload& payload);
 
 class WaveLoss {
  public:

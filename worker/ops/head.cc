@@ -1,5 +1,6 @@
 #include "worker/ops/head.h"
 
+#include <ATen/record_function.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
@@ -249,6 +250,7 @@ void CheckCover(std::span<const RowRange> rollouts, int64_t rows) {
 
 HeadOutput HeadForward(const at::Tensor& hidden_TD, const at::Tensor& weight_VD, std::span<const int64_t> targets,
                        const HeadOptions& options) {
+  RECORD_USER_SCOPE("HeadForward");
   HeadPass pass(hidden_TD, weight_VD, targets, options);
   for (int64_t begin = 0; begin < pass.rows(); begin += pass.chunk_rows()) {
     pass.Forward({begin, std::min(pass.rows(), begin + pass.chunk_rows())});
@@ -260,6 +262,7 @@ HeadBackwardResult HeadForwardBackward(const at::Tensor& hidden_TD, const at::Te
                                        std::span<const int64_t> targets, const HeadOptions& options,
                                        std::span<const RowRange> rollouts, bool whole_rollouts,
                                        const RowGradient& gradient, const at::Tensor& dweight_VD) {
+  RECORD_USER_SCOPE("HeadForwardBackward");
   HeadPass pass(hidden_TD, weight_VD, targets, options);
   CHECK(dweight_VD.sizes() == weight_VD.sizes());
   at::Tensor dhidden_TD = at::empty(hidden_TD.sizes(), hidden_TD.options());

@@ -1,5 +1,6 @@
 #include "worker/ops/linear.h"
 
+#include <ATen/record_function.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
@@ -19,19 +20,23 @@ constexpr int64_t kUpcastRows = 512;
 }  // namespace
 
 at::Tensor LinearForward(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
+  RECORD_USER_SCOPE("LinearForward");
   return bias_O.defined() ? at::addmm(bias_O, x_TI, weight_OI.t()) : at::mm(x_TI, weight_OI.t());
 }
 
 at::Tensor LinearForwardAdd(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& residual_TO) {
+  RECORD_USER_SCOPE("LinearForwardAdd");
   return at::addmm(residual_TO, x_TI, weight_OI.t());
 }
 
 at::Tensor LinearBackwardInput(const at::Tensor& dy_TO, const at::Tensor& weight_OI) {
+  RECORD_USER_SCOPE("LinearBackwardInput");
   return at::mm(dy_TO, weight_OI);
 }
 
 void LinearBackwardWeight(const at::Tensor& dy_TO, const at::Tensor& x_TI, const at::Tensor& dweight_OI,
                           const at::Tensor& dbias_O) {
+  RECORD_USER_SCOPE("LinearBackwardWeight");
   const int64_t rows = x_TI.size(0);
   CHECK_EQ(dy_TO.size(0), rows);
   if (rows == 0) return;
@@ -49,10 +54,12 @@ void LinearBackwardWeight(const at::Tensor& dy_TO, const at::Tensor& x_TI, const
 }
 
 at::Tensor EmbeddingForward(const at::Tensor& tokens_T, const at::Tensor& weight_VD) {
+  RECORD_USER_SCOPE("EmbeddingForward");
   return at::index_select(weight_VD, 0, tokens_T);
 }
 
 void EmbeddingBackward(const at::Tensor& tokens_T, const at::Tensor& dx_TD, const at::Tensor& dweight_VD) {
+  RECORD_USER_SCOPE("EmbeddingBackward");
   CHECK_EQ(tokens_T.numel(), dx_TD.size(0));
   CHECK_EQ(dx_TD.size(1), dweight_VD.size(1));
   CHECK(tokens_T.scalar_type() == at::kLong && tokens_T.is_contiguous());

@@ -1,5 +1,6 @@
 #include "worker/ops/norm.h"
 
+#include <ATen/record_function.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -8,6 +9,7 @@
 namespace stemma {
 
 RmsNormResult RmsNormForward(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps) {
+  RECORD_USER_SCOPE("RmsNormForward");
   const int64_t rows = x_TD.size(0), width = x_TD.size(1);
   CHECK_EQ(weight_D.numel(), width);
   RmsNormResult result{at::empty_like(x_TD), at::empty({rows}, x_TD.options().dtype(AccType(x_TD.scalar_type())))};
@@ -25,6 +27,7 @@ RmsNormResult RmsNormForward(const at::Tensor& x_TD, const at::Tensor& weight_D,
 
 at::Tensor RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD, const at::Tensor& rstd_T,
                            const at::Tensor& weight_D, const at::Tensor& residual_TD, const at::Tensor& dweight_D) {
+  RECORD_USER_SCOPE("RmsNormBackward");
   CHECK(dy_TD.sizes() == x_TD.sizes()) << dy_TD.sizes() << " and " << x_TD.sizes();
   CHECK_EQ(dweight_D.numel(), x_TD.size(1));
   CHECK_EQ(rstd_T.numel(), x_TD.size(0));

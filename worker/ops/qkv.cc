@@ -1,5 +1,6 @@
 #include "worker/ops/qkv.h"
 
+#include <ATen/record_function.h>
 #include <ATen/ops/empty.h>
 
 #include <cmath>
@@ -82,6 +83,7 @@ RopeTable MakeRopeTable(const ModelConfig& config, int64_t num_positions, at::Sc
 
 QkvHeads QkvForward(const at::Tensor& qkv_TX, const at::Tensor& positions_T, const RopeTable& rope,
                     const QkvShape& shape, const QkNorm& norm) {
+  RECORD_USER_SCOPE("QkvForward");
   const int64_t rows = qkv_TX.size(0), num_rotated = shape.num_heads + shape.num_kv_heads;
   CHECK_EQ(qkv_TX.size(1), (num_rotated + shape.num_kv_heads) * shape.head_size);
   CheckPositions(positions_T, rows);
@@ -118,6 +120,7 @@ at::Tensor QkvBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const
                        const at::Tensor& positions_T, const RopeTable& rope, const QkvShape& shape, const QkNorm& norm,
                        const at::Tensor& qkv_TX, const at::Tensor& rstd_TX, const at::Tensor& dq_norm_E,
                        const at::Tensor& dk_norm_E, at::ScalarType run_dtype) {
+  RECORD_USER_SCOPE("QkvBackward");
   const int64_t rows = dk_KTE.size(1);
   CheckPositions(positions_T, rows);
   CHECK_EQ(dq_HTE.defined(), shape.num_heads > 0);

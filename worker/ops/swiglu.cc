@@ -1,5 +1,6 @@
 #include "worker/ops/swiglu.h"
 
+#include <ATen/record_function.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -8,6 +9,7 @@
 namespace stemma {
 
 at::Tensor SwigluForward(const at::Tensor& gate_up_TX) {
+  RECORD_USER_SCOPE("SwigluForward");
   const int64_t rows = gate_up_TX.size(0), width = gate_up_TX.size(1) / 2;
   CHECK_EQ(gate_up_TX.size(1), 2 * width);
   at::Tensor y_TF = at::empty({rows, width}, gate_up_TX.options());
@@ -18,6 +20,7 @@ at::Tensor SwigluForward(const at::Tensor& gate_up_TX) {
 }
 
 at::Tensor SwigluBackward(const at::Tensor& dy_TF, const at::Tensor& gate_up_TX) {
+  RECORD_USER_SCOPE("SwigluBackward");
   CHECK_EQ(dy_TF.size(0), gate_up_TX.size(0));
   CHECK_EQ(2 * dy_TF.size(1), gate_up_TX.size(1));
   at::Tensor dgate_up_TX = at::empty_like(gate_up_TX);

@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "glog/logging.h"
-#include "worker/rpc/machine_memory.h"
 
 namespace stemma {
 namespace {
@@ -121,7 +120,6 @@ void EngineThread::Configure(const worker::v1::Configure& configure) {
   SetPhase("idle");
   WorkerMessage message;
   *message.mutable_ready() = engine_->ready();
-  if (engine_->ready().memory_free_bytes() == 0) message.mutable_ready()->set_memory_free_bytes(AvailableMemoryBytes());
   send_(std::move(message));
 }
 

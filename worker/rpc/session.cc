@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "common/system_memory.h"
 #include "glog/logging.h"
 #include "grpcpp/grpcpp.h"
 #include "stemma/worker/v1/worker.grpc.pb.h"
-#include "worker/rpc/machine_memory.h"
 
 namespace stemma {
 namespace {
@@ -46,7 +46,7 @@ WorkerMessage RegisterMessage(const std::string& incarnation) {
   to.set_host(host);
   to.set_version(STEMMA_VERSION);
   to.set_device("cpu");
-  to.set_memory_bytes(MachineMemoryBytes());
+  to.set_memory_bytes(static_cast<uint64_t>(MachineMemoryBytes()));
   for (v1::WaveLayout layout : {v1::ONE_BY_ONE, v1::PADDED, v1::PACKED}) to.add_layouts(layout);
   return message;
 }

@@ -113,7 +113,9 @@ TEST_P(PeakBytesTest, PeakOfAnUpdateIsThePlansAndFlatInTheNumberOfRollouts) {
 
 TEST_P(PeakBytesTest, ControlALargerWaveTakesMore) {
   if (GetParam().wave_suffixes == 1) GTEST_SKIP() << "needs a wave that four rollouts do not fill twice";
-  EXPECT_GT(Run(4).measured, 1.1 * Run(1).measured);
+  // By more than the tolerance of the test above where the wave weighs as much as the prefix; measurably everywhere.
+  const double one = Run(1).measured, four = Run(4).measured;
+  EXPECT_GT(four, (GetParam().response * 4 > GetParam().prompt ? 1 + kPlanTolerance : 1.01) * one);
 }
 
 INSTANTIATE_TEST_SUITE_P(
