@@ -117,7 +117,7 @@ def main():
             del contenders
         bench.close()
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    page = list(results.page("make bench", versions, shapes.SHAPES[0]))
+    page = list(results.page("make bench" if len(sys.argv) <= 3 else " ".join(sys.argv), versions, shapes.SHAPES[0]))
     print("\n".join(page))
     if arguments.output:
         with open(arguments.output, "w") as file:
