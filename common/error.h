@@ -22,10 +22,10 @@ struct FieldViolation {
 };
 
 struct ErrorDetails {
-  std::string uid = "";                         // of the group that the error is about
-  std::string field = "";                       // the first violation's when empty
-  std::vector<FieldViolation> violations = {};  // any number: 20 travel at most, the count always does (metadata
-                                                // "violations", which a caller that kept only some sets itself)
+  std::string uid = "";                               // of the group that the error is about
+  std::string field = "";                             // the first violation's when empty
+  std::vector<FieldViolation> violations = {};        // any number: 20 travel at most, the count always does (metadata
+                                                      // "violations", which a caller that kept only some sets itself)
   absl::Duration retry_after = absl::ZeroDuration();  // zero: no RetryInfo
   std::map<std::string, std::string> metadata = {};   // "step", "lineage", ...: short
 };

@@ -139,9 +139,8 @@ absl::Status ParseRope(const JsonFields& fields, ModelConfig& config) {
     if (rope_type == "llama3") {
       ASSIGN_OR_RETURN(config.rope_scaling, ParseLlama3(fields, rope));
     } else if (rope_type != "default") {
-      return rope.Error(
-          rope.Find("rope_type") != nullptr ? "rope_type" : "type",
-          absl::StrCat(JsonExcerpt(rope_type), " is not supported: only \"default\" and \"llama3\" are"));
+      return rope.Error(rope.Find("rope_type") != nullptr ? "rope_type" : "type",
+                        absl::StrCat(JsonExcerpt(rope_type), " is not supported: only \"default\" and \"llama3\" are"));
     }
   }
   if (!(config.rope_theta > 0)) return fields.Error("rope_theta", "must be above 0");

@@ -12,9 +12,9 @@
     if (absl::Status status_ = (expr); !status_.ok()) return status_; \
   } while (false)
 
-// ASSIGN_OR_RETURN(auto value, Function());
+// Use: `ASSIGN_OR_RETURN(auto value, Function());`
 #define ASSIGN_OR_RETURN(lhs, expr) ASSIGN_OR_RETURN_IMPL(STEMMA_CONCAT(statusor_, __LINE__), lhs, expr)
-#define ASSIGN_OR_RETURN_IMPL(statusor, lhs, expr)   \
-  auto statusor = (expr);                            \
-  if (!statusor.ok()) return statusor.status();      \
+#define ASSIGN_OR_RETURN_IMPL(statusor, lhs, expr) \
+  auto statusor = (expr);                          \
+  if (!statusor.ok()) return statusor.status();    \
   lhs = std::move(statusor).value()

@@ -23,6 +23,7 @@ absl::Status RunDoctor(const DoctorOptions& options) {
   const auto failed = [](const Check& check) { return check.state == CheckState::kFailed; };
   if (!options.skip_self_check && std::none_of(checks.begin(), checks.end(), failed)) checks.push_back(SelfCheck());
   std::vector<Record> records;
+  records.reserve(checks.size());
   for (const Check& check : checks) records.push_back(CheckRecord(check));
   WriteRecords(options.output,
                {{"check", "check", 8, true}, {"state", "state", 7, true}, {"detail", "detail", 8, true}}, records,

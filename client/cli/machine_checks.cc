@@ -54,7 +54,8 @@ Check CheckPort() {
 
 Check CheckMemory() {
   const int64_t bytes = AvailableMemoryBytes();
-  if (bytes == 0) return {"memory", CheckState::kWarning, "neither /proc/meminfo nor the cgroup tells what is available"};
+  if (bytes == 0)
+    return {"memory", CheckState::kWarning, "neither /proc/meminfo nor the cgroup tells what is available"};
   return {"memory", bytes < static_cast<int64_t>(kGiB) ? CheckState::kWarning : CheckState::kOk,
           GiB(static_cast<uint64_t>(bytes)) + " available"};
 }

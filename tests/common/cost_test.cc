@@ -35,8 +35,8 @@ TEST(CostTest, TheIdealSpeedUpOfAKnownModelIsTheKnownOne) {
 }
 
 TEST(CostTest, OneSequenceOfAKnownModelTakesTheKnownFlops) {
-  // 12,288 tokens, nothing pruned: 514.6 TFLOP in linear layers and 118.8 in attention; ours drops, in the last layer, all
-  // but K and V of the prefix, and the head of the prefix.
+  // 12,288 tokens, nothing pruned: 514.6 TFLOP in linear layers and 118.8 in attention; ours drops, in the last layer,
+  // all but K and V of the prefix, and the head of the prefix.
   const ModelConfig config = Llama3_8B();
   const double prefix = 10240, layer_parameters = 218103808, kv_parameters = 2.0 * 4096 * 1024;
   const double head = 6.0 * 4096 * 128256 * 2048;
@@ -54,8 +54,8 @@ TEST(CostTest, BackwardIsTwiceForward) {
 TEST(CostTest, NoPrefixCostsNothing) { EXPECT_EQ(PrefixFlops(Llama3_8B(), 0).total(), 0); }
 
 TEST(CostTest, KeepAllOfAKnownModelTakesTheKnownBytesPerTokenAndLayer) {
-  // Llama3-8B in bf16, all activations of a layer: 139,392 bytes a token (x, norm, q, k, v, out, LSE, x2, norm2, gate, up,
-  // silu·up); ours also keeps two fp32 norm statistics, 8 bytes.
+  // Llama3-8B in bf16, all activations of a layer: 139,392 bytes a token (x, norm, q, k, v, out, LSE, x2, norm2, gate,
+  // up, silu·up); ours also keeps two fp32 norm statistics, 8 bytes.
   ByteShape shape;
   shape.config = Llama3_8B();
   shape.run_bytes = 2;

@@ -29,8 +29,7 @@ class RestartedPositionKernel : public CpuFlashAttention {
   Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
     if (causal) return CpuFlashAttention::Backward(dout, q, k, v, out, lse, causal, scale);
-    Gradients gradients =
-        CpuFlashAttention::Backward(dout, Rotate(q, -k.size(2)), k, v, out, lse, causal, scale);
+    Gradients gradients = CpuFlashAttention::Backward(dout, Rotate(q, -k.size(2)), k, v, out, lse, causal, scale);
     gradients.dq = Rotate(gradients.dq, k.size(2));
     return gradients;
   }

@@ -39,7 +39,8 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   configure.set_epoch(1);
   configure.set_generation(1);
   *configure.mutable_config() = options.run;
-  ASSIGN_OR_RETURN(std::unique_ptr<ModelEngine> engine, ModelEngine::Create(configure, kIncarnation, std::move(kernel)));
+  ASSIGN_OR_RETURN(std::unique_ptr<ModelEngine> engine,
+                   ModelEngine::Create(configure, kIncarnation, std::move(kernel)));
   const ModelConfig model = engine->weights().config;
   return std::unique_ptr<InProcess>(new InProcess(options, model, std::move(engine)));
 }

@@ -1,21 +1,21 @@
 #include "worker/engine/model_engine.h"
 
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <new>
 #include <utility>
 
-#include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
-#include <glog/logging.h>
-
 #include "common/clock.h"
 #include "common/status_macros.h"
+#include "common/system_memory.h"
 #include "worker/engine/results.h"
 #include "worker/memory/cpu_allocator.h"
-#include "common/system_memory.h"
 #include "worker/model/weights_io.h"
 
 namespace stemma {
@@ -40,9 +40,12 @@ absl::Status CatchTorch(const Fn& fn) {
 
 std::string NoReason(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kCancelled: return "CANCELLED";
-    case absl::StatusCode::kResourceExhausted: return "OUT_OF_MEMORY";
-    default: return "INTERNAL";
+    case absl::StatusCode::kCancelled:
+      return "CANCELLED";
+    case absl::StatusCode::kResourceExhausted:
+      return "OUT_OF_MEMORY";
+    default:
+      return "INTERNAL";
   }
 }
 

@@ -1,5 +1,5 @@
-// The Engine on a real model. See engine.h for the contract. Tests construct it with a wrong attention kernel, and read its
-// weights and gradients.
+// The Engine on a real model. See engine.h for the contract. Tests construct it with a wrong attention kernel, and read
+// its weights and gradients.
 #pragma once
 
 #include <memory>

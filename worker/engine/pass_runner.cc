@@ -1,10 +1,10 @@
 #include "worker/engine/pass_runner.h"
 
+#include <ATen/ops/tensor.h>
+
 #include <cstring>
 #include <utility>
 #include <vector>
-
-#include <ATen/ops/tensor.h>
 
 #include "common/clock.h"
 #include "common/status_macros.h"
@@ -153,9 +153,8 @@ class TrainPass : public Pass {
         forward.hidden_BD, weights.at(weights.head).weight, wave_loss.targets(), head, wave_loss.rollouts(),
         NeedsWholeRollouts(loss_.options.mode),
         [&](RowRange range, std::span<const double> log_prob, std::span<const double> entropy,
-            std::span<double> dlog_prob, std::span<double> dentropy) {
-          wave_loss.Gradient(range, log_prob, entropy, dlog_prob, dentropy);
-        },
+            std::span<double> dlog_prob,
+            std::span<double> dentropy) { wave_loss.Gradient(range, log_prob, entropy, dlog_prob, dentropy); },
         weights.at(weights.head).grad);
     forward.hidden_BD.reset();
     WaveBackward(options_.context, prefixes_, input, std::move(forward.tape), std::move(result.dhidden_TD));

@@ -1,5 +1,5 @@
-// Runs the operations of one step plan on the model: Phases A, B and C, or forward only. The one place where plan, payload,
-// model and loss meet. Engine thread only.
+// Runs the operations of one step plan on the model: Phases A, B and C, or forward only. The one place where plan,
+// payload, model and loss meet. Engine thread only.
 #pragma once
 
 #include <functional>
@@ -22,8 +22,8 @@ struct PassOptions {
 };
 
 // Log-probs (and entropies, when asked for) of one member of a wave.
-using MemberResult = std::function<void(const MemberRows& member, std::span<const double> log_prob,
-                                        std::span<const double> entropy)>;
+using MemberResult =
+    std::function<void(const MemberRows& member, std::span<const double> log_prob, std::span<const double> entropy)>;
 
 struct PassSums {
   LossSums loss;
@@ -33,7 +33,8 @@ struct PassSums {
   double prefix_forward_s = 0, suffix_s = 0, prefix_backward_s = 0;
 };
 
-// Forward and backward: adds to the parameters' gradients. Errors: Cancelled; InvalidArgument - plan and payload disagree.
+// Forward and backward: adds to the parameters' gradients. Errors: Cancelled; InvalidArgument - plan and payload
+// disagree.
 absl::StatusOr<PassSums> RunStep(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                                  const LossPlan& loss, const MemberResult& results);
 

@@ -1,5 +1,5 @@
-// Payloads in flight: a request's groups, held once, and what was computed about them before the first step (log-probs of
-// the entry weights for `old` and `ref`). Owned by the engine; not thread safe.
+// Payloads in flight: a request's groups, held once, and what was computed about them before the first step (log-probs
+// of the entry weights for `old` and `ref`). Owned by the engine; not thread safe.
 #pragma once
 
 #include <cstdint>

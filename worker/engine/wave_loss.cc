@@ -1,10 +1,10 @@
 #include "worker/engine/wave_loss.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
-
-#include <glog/logging.h>
 
 #include "common/loss_names.h"
 #include "common/status_macros.h"
@@ -52,7 +52,8 @@ void AppendSource(v1::LogProbSource::From from, const std::string& client, const
 template <typename T>
 std::span<const T> Part(const std::vector<T>& all, RowRange range) {
   if (all.empty()) return {};
-  return std::span<const T>(all).subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.end - range.begin));
+  return std::span<const T>(all).subspan(static_cast<size_t>(range.begin),
+                                         static_cast<size_t>(range.end - range.begin));
 }
 
 }  // namespace
@@ -78,7 +79,8 @@ absl::StatusOr<LossPlan> MakeLossPlan(const worker::v1::Prepare& prepare, const 
   plan.temperature = loss.temperature();
   plan.denominator = prepare.denominator();
   for (const uint32_t g : prepare.plan().groups()) {
-    if (g >= payload.groups.size()) return absl::InvalidArgumentError("the plan names a group that is not in the payload");
+    if (g >= payload.groups.size())
+      return absl::InvalidArgumentError("the plan names a group that is not in the payload");
     for (const v1::Rollout& rollout : payload.groups[g].rollouts()) plan.samples.Add(rollout);
   }
   if (plan.agg_mode == AggMode::kPromptMean) {
@@ -93,8 +95,7 @@ absl::StatusOr<LossPlan> MakeLossPlan(const worker::v1::Prepare& prepare, const 
   return plan;
 }
 
-WaveLoss::WaveLoss(const LossPlan& plan, const Payload& payload, const std::vector<MemberRows>& members)
-    : plan_(plan) {
+WaveLoss::WaveLoss(const LossPlan& plan, const Payload& payload, const std::vector<MemberRows>& members) : plan_(plan) {
   for (const MemberRows& member : members) AddMember(payload, member);
 }
 
@@ -138,8 +139,7 @@ void WaveLoss::AddMember(const Payload& payload, const MemberRows& member) {
 void WaveLoss::Gradient(RowRange range, std::span<const double> log_prob, std::span<const double> entropy,
                         std::span<double> dlog_prob, std::span<double> dentropy) {
   LossTokens tokens;
-  tokens.old_log_prob =
-      plan_.old_from == v1::LogProbSource::ON_POLICY ? log_prob : Part(old_, range);
+  tokens.old_log_prob = plan_.old_from == v1::LogProbSource::ON_POLICY ? log_prob : Part(old_, range);
   tokens.ref_log_prob = Part(ref_, range);
   tokens.advantage = Part(advantage_, range);
   tokens.importance_weight = Part(importance_, range);

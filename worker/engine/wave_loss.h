@@ -1,5 +1,5 @@
-// The loss of one wave: from the payload's arrays and the update header to each row's dL/dlog_prob. The wave's rows reach
-// the head in member order; a member's rows are its response tokens.
+// The loss of one wave: from the payload's arrays and the update header to each row's dL/dlog_prob. The wave's rows
+// reach the head in member order; a member's rows are its response tokens.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,7 @@
 #include "worker/memory/cpu_allocator.h"
 
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -10,9 +12,6 @@
 #include <new>
 #include <unordered_map>
 #include <vector>
-
-#include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
 
 namespace stemma {
 namespace {

@@ -1,9 +1,9 @@
 #include "worker/model/layer.h"
 
-#include <utility>
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+
+#include <utility>
 
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
@@ -101,19 +101,17 @@ at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const Atten
   tape.h2_TD.reset();
   const at::Tensor dh2_TD = LinearBackwardInput(dgate_up_TX, p.gate_up().weight);
   dgate_up_TX.reset();
-  const at::Tensor dx2_TD =
-      RmsNormBackward(dh2_TD, tape.x2_TD, tape.rstd2_T, p.norm2().weight, dy_TD, p.norm2().grad);
+  const at::Tensor dx2_TD = RmsNormBackward(dh2_TD, tape.x2_TD, tape.rstd2_T, p.norm2().weight, dy_TD, p.norm2().grad);
   dy_TD.reset();
   tape.x2_TD.reset();
 
   LinearBackwardWeight(dx2_TD, tape.attention.o_TD, p.o().grad, {});
-  AttentionGradients grads = AttentionBackward(*context.kernel, batch, LinearBackwardInput(dx2_TD, p.o().weight),
-                                               tape.attention);
+  AttentionGradients grads =
+      AttentionBackward(*context.kernel, batch, LinearBackwardInput(dx2_TD, p.o().weight), tape.attention);
   tape.attention = {};
-  const at::Tensor dqkv_TX =
-      QkvBackward(grads.dq_HTE, AddGradient(grads.dk_KTE, gk_KTE), AddGradient(grads.dv_KTE, gv_KTE), positions_T,
-                  *context.rope, ShapeOf(config), p.qk_norm(), tape.qkv_TX, tape.rstd_qk_TX, p.q_norm_grad(),
-                  p.k_norm_grad(), weights.run_dtype);
+  const at::Tensor dqkv_TX = QkvBackward(
+      grads.dq_HTE, AddGradient(grads.dk_KTE, gk_KTE), AddGradient(grads.dv_KTE, gv_KTE), positions_T, *context.rope,
+      ShapeOf(config), p.qk_norm(), tape.qkv_TX, tape.rstd_qk_TX, p.q_norm_grad(), p.k_norm_grad(), weights.run_dtype);
   grads = {};
   LinearBackwardWeight(dqkv_TX, tape.h1_TD, p.qkv().grad, p.qkv_bias_grad());
   const at::Tensor dh1_TD = LinearBackwardInput(dqkv_TX, p.qkv().weight);
@@ -129,8 +127,7 @@ KvTape KvOnlyForward(const LayerContext& context, int64_t layer, const at::Tenso
   auto norm1 = RmsNormForward(x_TD, p.norm1().weight, config.rms_norm_eps);
   tape.rstd1_T = norm1.rstd_T;
   tape.h1_TD = norm1.y_TD;
-  const at::Tensor kv_TX =
-      LinearForward(tape.h1_TD, KvRows(p.qkv().weight, config), KvRows(p.qkv_bias(), config));
+  const at::Tensor kv_TX = LinearForward(tape.h1_TD, KvRows(p.qkv().weight, config), KvRows(p.qkv_bias(), config));
   const QkvHeads heads = QkvForward(kv_TX, positions_T, *context.rope, KvShapeOf(config), p.qk_norm());
   if (config.qk_norm) {
     tape.kv_TX = kv_TX;
@@ -146,9 +143,8 @@ at::Tensor KvOnlyBackward(const LayerContext& context, int64_t layer, const at::
   const Weights& weights = *context.weights;
   const ModelConfig& config = weights.config;
   const LayerParameters p(weights, layer);
-  const at::Tensor dkv_TX =
-      QkvBackward({}, gk_KTE, gv_KTE, positions_T, *context.rope, KvShapeOf(config), p.qk_norm(), tape.kv_TX,
-                  tape.rstd_k_TX, {}, p.k_norm_grad(), weights.run_dtype);
+  const at::Tensor dkv_TX = QkvBackward({}, gk_KTE, gv_KTE, positions_T, *context.rope, KvShapeOf(config), p.qk_norm(),
+                                        tape.kv_TX, tape.rstd_k_TX, {}, p.k_norm_grad(), weights.run_dtype);
   LinearBackwardWeight(dkv_TX, tape.h1_TD, KvRows(p.qkv().grad, config), KvRows(p.qkv_bias_grad(), config));
   const at::Tensor dh1_TD = LinearBackwardInput(dkv_TX, KvRows(p.qkv().weight, config));
   return RmsNormBackward(dh1_TD, tape.x_TD, tape.rstd1_T, p.norm1().weight, /*residual_TD=*/{}, p.norm1().grad);

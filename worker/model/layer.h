@@ -1,8 +1,8 @@
 // One transformer layer, forward and backward, for segments: rows that attend causally to themselves and to all K/V of
-// their ancestor. Prefix, suffix and dense trajectory are the same to it (DESIGN.md section 3).
+// their ancestor. Prefix, suffix and dense trajectory are the same to it.
 //
-// Called by worker/model/phases.h on the engine thread. A layer knows no phase, rank or residency. Backward consumes the
-// tape: what it does not need any more is freed on the way.
+// Called by worker/model/phases.h on the engine thread. A layer knows no phase, rank or residency. Backward consumes
+// the tape: what it does not need any more is freed on the way.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,13 +1,13 @@
 #include "worker/model/phases.h"
 
-#include <cmath>
-#include <utility>
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <glog/logging.h>
+
+#include <cmath>
+#include <utility>
 
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
@@ -244,8 +244,8 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
                         positions_B, std::move(dx_TD), std::move(top), {}, {});
   if (split) {
     const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
-    const at::Tensor dx_A = KvOnlyBackward(context, last, positions_A, std::move(tape.last_kv), tape.last_gk_KTE,
-                                           tape.last_gv_KTE);
+    const at::Tensor dx_A =
+        KvOnlyBackward(context, last, positions_A, std::move(tape.last_kv), tape.last_gk_KTE, tape.last_gv_KTE);
     tape.last_gk_KTE.reset();
     tape.last_gv_KTE.reset();
     dx_TD = InterleaveRows(dx_A, dx_TD, wave.segments);
@@ -253,8 +253,8 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
   for (int64_t l = last - 1; l >= 0; --l) {
     LayerTape layer_tape = std::move(tape.layers.back());
     tape.layers.pop_back();
-    dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape),
-                          {}, {});
+    dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape), {},
+                          {});
   }
   EmbeddingBackward(wave.tokens_T, dx_TD, weights.at(weights.embedding).grad);
 }

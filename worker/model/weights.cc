@@ -1,11 +1,11 @@
 #include "worker/model/weights.h"
 
-#include <algorithm>
-#include <map>
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <glog/logging.h>
+
+#include <algorithm>
+#include <map>
 
 namespace stemma {
 namespace {
@@ -50,8 +50,8 @@ class Builder {
     weights_.embedding = Add("embedding", {{"model.embed_tokens.weight", c.vocab_size}}, c.hidden_size);
     for (int64_t l = 0; l < c.num_layers; ++l) AddLayer(l);
     weights_.final_norm = Add("final_norm", {{"model.norm.weight", c.hidden_size}});
-    weights_.head = c.tie_word_embeddings ? weights_.embedding
-                                          : Add("head", {{"lm_head.weight", c.vocab_size}}, c.hidden_size);
+    weights_.head =
+        c.tie_word_embeddings ? weights_.embedding : Add("head", {{"lm_head.weight", c.vocab_size}}, c.hidden_size);
     for (const TensorSpec& spec : ModelTensors(c)) {
       const auto it = by_name_.find(spec.name);
       CHECK(it != by_name_.end()) << spec.name;
@@ -85,8 +85,9 @@ class Builder {
     }
     w.o = Add(ours + "o", {{attn + "o_proj.weight", c.hidden_size}}, c.q_size());
     w.norm2 = Add(ours + "norm2", {{hf + "post_attention_layernorm.weight", c.hidden_size}});
-    w.gate_up = Add(ours + "gate_up",
-                    {{hf + "mlp.gate_proj.weight", c.ffn_size}, {hf + "mlp.up_proj.weight", c.ffn_size}}, c.hidden_size);
+    w.gate_up =
+        Add(ours + "gate_up", {{hf + "mlp.gate_proj.weight", c.ffn_size}, {hf + "mlp.up_proj.weight", c.ffn_size}},
+            c.hidden_size);
     w.down = Add(ours + "down", {{hf + "mlp.down_proj.weight", c.hidden_size}}, c.ffn_size);
     weights_.layers.push_back(w);
   }

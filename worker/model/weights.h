@@ -1,15 +1,15 @@
 // The model's parameters and where each lies in its Hugging Face files.
 //
 // Products that read the same input are one parameter: qkv = [q; k; v] rows, gate_up = [gate; up] rows. HfTensor maps a
-// Hugging Face name to rows of a parameter, for loading, export and gradient comparison. Tied embeddings are one parameter
-// with one gradient. Owned by the engine; called on its thread.
+// Hugging Face name to rows of a parameter, for loading, export and gradient comparison. Tied embeddings are one
+// parameter with one gradient. Owned by the engine; called on its thread.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "common/model_config.h"
 #include "worker/optim/adamw.h"

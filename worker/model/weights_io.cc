@@ -1,13 +1,13 @@
 #include "worker/model/weights_io.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include "common/file.h"
 #include "common/file_writer.h"
@@ -25,10 +25,14 @@ constexpr uint64_t kIndexBytesMax = uint64_t{256} << 20;
 
 absl::StatusOr<at::ScalarType> TorchDtype(Dtype dtype) {
   switch (dtype) {
-    case Dtype::kF16: return at::kHalf;
-    case Dtype::kBF16: return at::kBFloat16;
-    case Dtype::kF32: return at::kFloat;
-    case Dtype::kF64: return at::kDouble;
+    case Dtype::kF16:
+      return at::kHalf;
+    case Dtype::kBF16:
+      return at::kBFloat16;
+    case Dtype::kF32:
+      return at::kFloat;
+    case Dtype::kF64:
+      return at::kDouble;
     default:
       return absl::InvalidArgumentError("weights of dtype " + std::string(safetensors::DtypeName(dtype)) +
                                         " are not supported: F16, BF16, F32, F64 are");
@@ -96,7 +100,8 @@ class Exporter {
       : weights_(weights), source_(source), dtype_(dtype) {
     for (const HfTensor& t : weights.hf_tensors) by_name_[t.name] = &t;
     // Some tied checkpoints store the shared tensor under both names.
-    if (weights.config.tie_word_embeddings) by_name_.emplace("lm_head.weight", by_name_.at("model.embed_tokens.weight"));
+    if (weights.config.tie_word_embeddings)
+      by_name_.emplace("lm_head.weight", by_name_.at("model.embed_tokens.weight"));
   }
 
   absl::StatusOr<uint64_t> WriteShard(const ModelShard& shard, const fs::path& folder) {
@@ -106,15 +111,15 @@ class Exporter {
     std::string header = Converted(tensors);
     if (header.empty()) {
       const uint64_t size = shard.header.raw.size();
-      header.assign(reinterpret_cast<const char*>(&size), sizeof(size));  // little-endian, as the format and x86 have it
+      header.assign(reinterpret_cast<const char*>(&size),
+                    sizeof(size));  // little-endian, as the format and x86 have it
       header += shard.header.raw;
     }
     RETURN_IF_ERROR(writer.Write(header.data(), header.size()));
     for (size_t i = 0; i < tensors.size(); ++i) {
       const auto it = by_name_.find(tensors[i].name);
-      RETURN_IF_ERROR(it == by_name_.end()
-                          ? CopyTensor(writer, file, shard.header.tensors[i])
-                          : WriteTensor(writer, weights_.MasterSlice(*it->second), tensors[i].dtype));
+      RETURN_IF_ERROR(it == by_name_.end() ? CopyTensor(writer, file, shard.header.tensors[i])
+                                           : WriteTensor(writer, weights_.MasterSlice(*it->second), tensors[i].dtype));
       if (it != by_name_.end()) tensor_bytes_ += tensors[i].end - tensors[i].begin;
     }
     RETURN_IF_ERROR(writer.Close());

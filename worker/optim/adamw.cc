@@ -1,13 +1,13 @@
 #include "worker/optim/adamw.h"
 
-#include <cmath>
-
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros_like.h>
 #include <glog/logging.h>
+
+#include <cmath>
 
 namespace stemma {
 

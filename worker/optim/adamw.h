@@ -3,21 +3,21 @@
 // Gradients, masters and moments have one dtype: fp32, or fp64 in an fp64 run. A bf16 weight is a copy of its master.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
 
 struct Parameter {
-  std::string name;     // ours: fused tensors have one name ("layers.0.qkv.weight")
-  at::Tensor weight;    // run dtype
-  at::Tensor master;    // fp32 / fp64; the same tensor as weight unless the run is bf16
-  at::Tensor grad;      // like master
+  std::string name;                // ours: fused tensors have one name ("layers.0.qkv.weight")
+  at::Tensor weight;               // run dtype
+  at::Tensor master;               // fp32 / fp64; the same tensor as weight unless the run is bf16
+  at::Tensor grad;                 // like master
   at::Tensor exp_avg, exp_avg_sq;  // like master; undefined before the first Apply
   bool is_matrix() const { return weight.dim() >= 2; }
 };

@@ -23,19 +23,19 @@ std::vector<Operation> ExpandStep(const v1::StepPlan& step, bool forward_only);
 
 // Sizes of the payload's groups.
 struct GroupShape {
-  int64_t prompt_tokens = 0;                // P
-  std::vector<int64_t> response_tokens;     // R of each rollout
+  int64_t prompt_tokens = 0;             // P
+  std::vector<int64_t> response_tokens;  // R of each rollout
 };
 
 // The rows of one member in its wave. A suffix runs the last prompt token and the response but its last token; a whole
 // trajectory also the tokens before, of which the last layer computes K and V only.
 struct MemberRows {
   uint32_t group = 0, rollout = 0;
-  int64_t begin = 0, end = 0;       // all its rows
-  int64_t prefix = -1;              // index in the cluster's prefix_groups; -1: a whole trajectory, or P = 1
-  int64_t kv_only_rows = 0;         // 0 for a suffix, P - 1 for a whole trajectory
-  int64_t first_position = 0;       // of row `begin`
-  int64_t head_begin = 0;           // its first row among the rows that reach the head
+  int64_t begin = 0, end = 0;  // all its rows
+  int64_t prefix = -1;         // index in the cluster's prefix_groups; -1: a whole trajectory, or P = 1
+  int64_t kv_only_rows = 0;    // 0 for a suffix, P - 1 for a whole trajectory
+  int64_t first_position = 0;  // of row `begin`
+  int64_t head_begin = 0;      // its first row among the rows that reach the head
 };
 
 // Errors: InvalidArgument - the plan names a group, rollout or prefix that the payload does not have.

@@ -28,7 +28,8 @@ struct Command {
   explicit Command(const std::string& line) {
     for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
       const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
-      const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || (word == "results" && !words.empty() && words[0] == "submit");
+      const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" ||
+                        (word == "results" && !words.empty() && words[0] == "submit");
       if (parts.size() == 2)
         options[parts[0]] = parts[1];
       else if (flag)

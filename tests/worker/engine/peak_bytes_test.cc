@@ -1,10 +1,11 @@
-// The plan's bytes against the bytes that an update takes, counted by the allocator above weights, gradients and optimizer.
+// The plan's bytes against the bytes that an update takes, counted by the allocator above weights, gradients and
+// optimizer.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <filesystem>
 #include <random>
 #include <string>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "common/model_init.h"
 #include "tests/testing/in_process.h"
@@ -118,17 +119,16 @@ TEST_P(PeakBytesTest, ControlALargerWaveTakesMore) {
   EXPECT_GT(four, (GetParam().response * 4 > GetParam().prompt ? 1 + kPlanTolerance : 1.01) * one);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, PeakBytesTest,
-    ::testing::Values(Setting{"reuse", "fp32", v1::REUSE, false, 512, 128, 4},
-                      Setting{"reuse_long_prefix", "fp32", v1::REUSE, true, 1024, 64, 2},
-                      Setting{"reuse_long_suffix", "fp32", v1::REUSE, true, 64, 512, 2},
-                      Setting{"dense", "fp32", v1::DENSE, false, 512, 128, 2},
-                      Setting{"dense_qk_norm", "fp32", v1::DENSE, true, 256, 256, 4},
-                      Setting{"one_by_one", "fp32", v1::REUSE, false, 256, 256, 1},
-                      Setting{"fp64", "fp64", v1::REUSE, true, 512, 128, 4},
-                      Setting{"bf16", "bf16", v1::REUSE, true, 512, 128, 4}),
-    [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(Shapes, PeakBytesTest,
+                         ::testing::Values(Setting{"reuse", "fp32", v1::REUSE, false, 512, 128, 4},
+                                           Setting{"reuse_long_prefix", "fp32", v1::REUSE, true, 1024, 64, 2},
+                                           Setting{"reuse_long_suffix", "fp32", v1::REUSE, true, 64, 512, 2},
+                                           Setting{"dense", "fp32", v1::DENSE, false, 512, 128, 2},
+                                           Setting{"dense_qk_norm", "fp32", v1::DENSE, true, 256, 256, 4},
+                                           Setting{"one_by_one", "fp32", v1::REUSE, false, 256, 256, 1},
+                                           Setting{"fp64", "fp64", v1::REUSE, true, 512, 128, 4},
+                                           Setting{"bf16", "bf16", v1::REUSE, true, 512, 128, 4}),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace stemma::testing

@@ -332,8 +332,8 @@ TEST(AttentionTest, GradientsOfAncestorsDoNotDependOnWaves) {
   }
 }
 
-// K/V of the causal calls are viewed with stride 0 over their group, and an ancestor's rows folded without a copy: beside
-// the results, forward holds the ancestor's partial output and one span's.
+// K/V of the causal calls are viewed with stride 0 over their group, and an ancestor's rows folded without a copy:
+// beside the results, forward holds the ancestor's partial output and one span's.
 TEST(AttentionTest, ForwardCopiesNoKeysOrQueries) {
   InstallCpuAllocator();
   Case c{8, 2, 64, {512}, {{256, 0}, {256, 0}, {256, 0}, {256, 0}}};

@@ -61,7 +61,9 @@ TEST(ExpandStepTest, PhasesSurroundTheWavesOfACluster) {
   std::string text;
   for (const bool forward_only : {false, true}) {
     for (const Operation& operation : ExpandStep(step, forward_only)) {
-      text += operation.kind == OperationKind::kPrefixForward ? "A" : operation.kind == OperationKind::kWave ? "B" : "C";
+      text += operation.kind == OperationKind::kPrefixForward ? "A"
+              : operation.kind == OperationKind::kWave        ? "B"
+                                                              : "C";
       text += std::to_string(operation.cluster) + std::to_string(operation.wave) + " ";
     }
     text += "| ";
