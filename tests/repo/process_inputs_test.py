@@ -1,0 +1,80 @@
+"""What a process reads from outside: options and environment in *_options.cc and the command line's command files, clocks
+in common/clock.cc. options.txt holds the options of server and worker, so that none appears or goes unseen; those of the
+command line stand in tests/client/cli/golden/help.txt."""
+
+import re
+
+import source_tree
+
+_FLAGS = re.compile(r'#\s*include\s*["<]CLI/|\b(secure_)?getenv\b|\benviron\b|\bgetopt(_long)?\b')
+_FLAG_FILES = re.compile(r".*_options\.cc$|client/cli/\w+_command\.cc$|tests/")
+_CLOCKS = re.compile(r"\babsl::Now\b|\bGetCurrentTimeNanos\b|\b(system|steady|high_resolution|utc|file)_clock\b|"
+                     r"\bclock_gettime\b|\bgettimeofday\b|\btime\((nullptr|NULL|0)\)|\bclock\(\)|"
+                     r"\b(u|nano)?sleep\(|\bclock_nanosleep\b|\bSleepFor\b|\bsleep_(for|until)\b")
+_CLOCK_FILE = "common/clock.cc"
+_OPTIONS = source_tree.ROOT / "tests" / "repo" / "options.txt"
+_OPTION = re.compile(r'(?:add_option|add_flag|set_version_flag)\w*(?:<[\w:]+>)?\(\s*"([^"]+)"')
+
+
+def _lines_with(tree, pattern, at_home):
+    for path, text in tree.items():
+        if source_tree.is_cpp(path) and not at_home(path):
+            lines = text.split("\n")
+            for number, code in enumerate(source_tree.cpp_code(text).split("\n"), 1):
+                # An include's name is a string, so it is looked for in the line itself.
+                if pattern.search(lines[number - 1] if code.lstrip().startswith("#") else code):
+                    yield f"{path}:{number}: {lines[number - 1].strip()}"
+
+
+def stray_flags(tree):
+    return list(_lines_with(tree, _FLAGS, _FLAG_FILES.match))
+
+
+def stray_clocks(tree):
+    return list(_lines_with(tree, _CLOCKS, lambda path: path == _CLOCK_FILE or path.startswith("tests/bench/")))
+
+
+def options(tree):
+    """`file option` of all that the programs take."""
+    return sorted({f"{path} {name}" for path, text in tree.items()
+                   if path.endswith("_options.cc") and path.startswith(("server/", "worker/"))
+                   for name in _OPTION.findall(text)})
+
+
+def test_flags_and_environment_are_read_in_one_kind_of_file():
+    source_tree.assert_none(stray_flags(source_tree.repository()))
+
+
+def test_clocks_are_read_and_slept_on_in_one_file():
+    source_tree.assert_none(stray_clocks(source_tree.repository()))
+
+
+def test_the_options_are_those_listed():
+    found, listed = options(source_tree.repository()), _OPTIONS.read_text().split("\n")[:-1]
+    source_tree.assert_none([f"{line}: not in tests/repo/options.txt" for line in found if line not in listed] +
+                            [f"{line}: in tests/repo/options.txt, but no option" for line in listed if line not in found])
+
+
+def test_a_stray_flag_is_noticed():
+    for line in ('#include "CLI/CLI.hpp"', "#include <CLI/App.hpp>", 'const char* a = std::getenv("A");', "extern char** environ;"):
+        for path in ("worker/ops/a.cc", "common/a.h", "server/main/server_main.cc", "client/cli/a.cc"):
+            assert stray_flags({path: line + "\n"}) == [f"{path}:1: {line}"]
+        for path in ("server/main/server_options.cc", "client/cli/plan_command.cc", "tests/bench/step_bench.cc"):
+            assert not stray_flags({path: line + "\n"})
+    assert not stray_flags({"common/a.cc": '// getenv is read elsewhere\nSay("getenv");\n'})
+
+
+def test_a_stray_clock_is_noticed():
+    for line in ("auto a = absl::Now();", "std::chrono::steady_clock::now();", "::usleep(5);", "sleep(1);",
+                 "absl::SleepFor(a);", "std::this_thread::sleep_for(a);", "clock_gettime(CLOCK_REALTIME, &t);"):
+        for path in ("worker/ops/a.cc", "common/process.cc", "server/rpc/a.cc", "tests/server/a_test.cc"):
+            assert stray_clocks({path: f"int a;\n{line}\n"}) == [f"{path}:2: {line}"], line
+        assert not stray_clocks({_CLOCK_FILE: line})
+    for line in ("clock.Sleep(a);", "absl::Time now = clock.Now();", "// absl::Now is read elsewhere"):
+        assert not stray_clocks({"server/rpc/a.cc": line})
+
+
+def test_an_option_is_found_however_it_is_added():
+    text = 'app.add_option("--a", b);\napp.add_flag(\n    "-q,--quiet", c);\napp.add_option_function<int>("--d", e);\n'
+    assert [o.split(" ")[1] for o in options({"server/main/x_options.cc": text})] == ["--a", "--d", "-q,--quiet"]
+    assert not options({"tests/bench/x_options.cc": text})
