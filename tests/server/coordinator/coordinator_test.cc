@@ -1,0 +1,198 @@
+// The thread around the state machine: events from many threads, a worker that answers from its own. Meant for TSan.
+#include "server/coordinator/coordinator.h"
+
+#include <atomic>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "common/error.h"
+#include "glog/logging.h"
+#include "gtest/gtest.h"
+
+namespace stemma {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+absl::StatusOr<RequestPlan> OneStepPlan(const TrainingRequest&, const v1::RunConfig&) {
+  RequestPlan plan;
+  plan.plan.add_steps()->add_clusters();
+  plan.report.add_steps();
+  plan.steps.emplace_back();
+  return plan;
+}
+
+CoordinatorOptions Options() {
+  CoordinatorOptions options;
+  options.lineage_prefix = "L";
+  v1::Limits& limits = *options.config.mutable_limits();
+  limits.set_requests_in_flight(1000);
+  limits.set_request_bytes_in_flight(1 << 20);
+  limits.set_requests_kept(1000);
+  return options;
+}
+
+std::shared_ptr<const TrainingRequest> Request(const std::string& id) {
+  auto request = std::make_shared<TrainingRequest>();
+  request->update.mutable_request()->set_request_id(id);
+  request->groups.emplace_back();
+  return request;
+}
+
+class Waiting final : public ClientCall {
+ public:
+  void OnChunk(std::shared_ptr<const v1::GroupResult>) override {}
+  void OnReply(Reply reply) override {
+    reply_ = std::move(reply);
+    done_.Notify();
+  }
+  Reply& Get() {
+    CHECK(done_.WaitForNotificationWithTimeout(kPatience)) << "no answer";
+    return reply_;
+  }
+  bool done() const { return done_.HasBeenNotified(); }
+
+ private:
+  Reply reply_;
+  absl::Notification done_;
+};
+
+// Votes yes and applies at once, from the coordinator's thread; can be told to stay silent.
+class EchoWorker final : public WorkerLink {
+ public:
+  explicit EchoWorker(Coordinator& coordinator) : coordinator_(coordinator) {}
+
+  void Connect(std::shared_ptr<WorkerLink> self) {
+    session_ = coordinator_.OpenSession(std::move(self));
+    worker::v1::WorkerMessage message;
+    message.mutable_register_()->set_incarnation("w1");
+    coordinator_.WorkerMessage(session_, message);
+  }
+  void Lose() { coordinator_.WorkerLost(session_, "the test says so"); }
+  void set_silent() { silent_ = true; }
+  void WaitForPrepare() { CHECK(prepared_.WaitForNotificationWithTimeout(kPatience)); }
+
+  void Send(worker::v1::ServerMessage message) override {
+    worker::v1::WorkerMessage answer;
+    if (message.has_configure()) {
+      answer.mutable_ready()->set_memory_free_bytes(1000);
+    } else if (message.has_prepare()) {
+      if (!prepared_.HasBeenNotified()) prepared_.Notify();
+      *answer.mutable_vote()->mutable_key() = message.prepare().key();
+      answer.mutable_vote()->set_yes(true);
+    } else if (message.has_apply()) {
+      *answer.mutable_applied()->mutable_key() = message.apply().key();
+    } else {
+      return;
+    }
+    if (!silent_ || message.has_configure()) coordinator_.WorkerMessage(session_, std::move(answer));
+  }
+  void SendPayload(const std::string&, std::shared_ptr<const TrainingRequest>) override { ++payloads_; }
+  void ReadNext() override { ++reads_; }
+  void Close(const absl::Status&) override {}
+
+  int payloads() const { return payloads_; }
+
+ private:
+  Coordinator& coordinator_;
+  std::atomic<SessionId> session_ = 0;
+  std::atomic<bool> silent_ = false;
+  std::atomic<int> payloads_ = 0, reads_ = 0;
+  absl::Notification prepared_;
+};
+
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  CoordinatorTest()
+      : coordinator_(Options(), OneStepPlan, RealClock(), [this](bool ready) {
+          if (ready && !ready_.HasBeenNotified()) ready_.Notify();
+        }) {}
+  ~CoordinatorTest() override { coordinator_.Stop(); }
+
+  void StartWorker() {
+    worker_ = std::make_shared<EchoWorker>(coordinator_);
+    worker_->Connect(worker_);
+    ASSERT_TRUE(ready_.WaitForNotificationWithTimeout(kPatience));
+  }
+  std::shared_ptr<Waiting> Submit(const std::string& id, CallId* call = nullptr) {
+    auto waiting = std::make_shared<Waiting>();
+    const CallId made = coordinator_.Call(waiting, [&](CallId made_id) { return SubmitEvent{made_id, Request(id)}; });
+    if (call != nullptr) *call = made;
+    return waiting;
+  }
+
+  absl::Notification ready_;
+  Coordinator coordinator_;
+  std::shared_ptr<EchoWorker> worker_;
+};
+
+TEST_F(CoordinatorTest, RequestsFromManyThreadsEachStepOnce) {
+  StartWorker();
+  std::vector<std::thread> threads;
+  absl::Mutex mutex;
+  std::set<uint64_t> steps;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 25; ++i) {
+        const auto waiting = Submit(absl::StrCat("r", t, "-", i));
+        const v1::RequestStatus status = std::get<v1::RequestStatus>(waiting->Get());
+        absl::MutexLock lock(&mutex);
+        steps.insert(status.result().steps(0).step());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(steps.size(), 100u);
+  EXPECT_EQ(*steps.rbegin(), 100u);
+  EXPECT_EQ(worker_->payloads(), 100);
+}
+
+TEST_F(CoordinatorTest, TheSameIdFromManyThreadsStepsOnce) {
+  StartWorker();
+  std::vector<std::shared_ptr<Waiting>> all;
+  for (int i = 0; i < 20; ++i) all.push_back(Submit("same"));
+  for (const auto& waiting : all) EXPECT_EQ(std::get<v1::RequestStatus>(waiting->Get()).result().steps(0).step(), 1u);
+  EXPECT_EQ(worker_->payloads(), 1);
+}
+
+TEST_F(CoordinatorTest, ACallThatIsGoneIsNeverAnswered) {
+  StartWorker();
+  worker_->set_silent();
+  CallId call = 0;
+  const auto gone = Submit("a", &call);
+  worker_->WaitForPrepare();
+  coordinator_.CallGone(call);
+  coordinator_.Drain();
+  ASSERT_TRUE(coordinator_.WaitDrained(kPatience));
+  EXPECT_FALSE(gone->done());
+}
+
+TEST_F(CoordinatorTest, ALostWorkerLeavesTheRequestWaitingAndDrainAnswersIt) {
+  StartWorker();
+  worker_->set_silent();
+  const auto waiting = Submit("a");
+  worker_->WaitForPrepare();
+  worker_->Lose();
+  coordinator_.Drain();
+  EXPECT_EQ(ErrorReason(std::get<absl::Status>(waiting->Get())), "DRAINING");
+  EXPECT_TRUE(coordinator_.WaitDrained(kPatience));
+}
+
+TEST_F(CoordinatorTest, AFullQueueAnswersAtOnce) {
+  coordinator_.Stop();
+  EXPECT_EQ(ErrorReason(std::get<absl::Status>(Submit("a")->Get())), "QUEUE_FULL");
+}
+
+TEST_F(CoordinatorTest, ADeadlineIsMetWithoutAnyOtherEvent) {
+  StartWorker();
+  worker_->set_silent();
+  Submit("a");
+  auto waiting = std::make_shared<Waiting>();
+  coordinator_.Call(waiting, [](CallId call) { return GetRequestEvent{call, "a", absl::Milliseconds(20)}; });
+  EXPECT_EQ(std::get<v1::RequestStatus>(waiting->Get()).state(), v1::PREPARING);
+}
+
+}  // namespace
+}  // namespace stemma

@@ -1,0 +1,139 @@
+#include "tests/testing/fake_worker/fake_engine.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/arrays.h"
+#include "common/clock.h"
+
+namespace stemma {
+namespace {
+
+constexpr int kCrashExit = 9;
+
+v1::GroupResult ResultOf(const v1::PromptGroup& group) {
+  v1::GroupResult result;
+  result.set_uid(group.uid());
+  result.set_dtype(v1::FLOAT32);
+  for (const v1::Rollout& rollout : group.rollouts()) {
+    std::vector<float> log_probs;
+    for (int32_t token : TokenArray(rollout.response_tokens()).ToVector())
+      log_probs.push_back(static_cast<float>(-token));
+    v1::RolloutResult& to = *result.add_rollouts();
+    to.set_rollout_id(rollout.rollout_id());
+    to.set_log_probs(PackArray(log_probs));
+  }
+  return result;
+}
+
+void SendResults(const std::string& id, const std::vector<v1::PromptGroup>& groups, const EngineHooks& hooks) {
+  for (const v1::PromptGroup& group : groups) {
+    worker::v1::ResultChunk chunk;
+    chunk.set_id(id);
+    *chunk.mutable_group() = ResultOf(group);
+    hooks.results(std::move(chunk));
+  }
+}
+
+void WaitUntilCancelled(const EngineHooks& hooks) {
+  worker::v1::Heartbeat heartbeat;
+  heartbeat.set_phase("suffix");
+  hooks.progress(heartbeat);
+  while (!hooks.cancelled()) RealClock().Sleep(absl::Milliseconds(5));
+}
+
+}  // namespace
+
+FakeEngine::FakeEngine(const worker::v1::Configure& configure, const std::string& incarnation)
+    : fence_({.epoch = configure.epoch(),
+              .generation = configure.generation(),
+              .incarnation = incarnation,
+              .step = configure.step()}) {
+  *ready_.mutable_config() = configure.config();
+  ready_.set_memory_free_bytes(uint64_t{1} << 30);
+}
+
+absl::Status FakeEngine::AddPayload(worker::v1::PayloadChunk chunk) {
+  Payload& payload = payloads_[chunk.id()];
+  for (v1::PromptGroup& group : *chunk.mutable_groups()) {
+    if (!payload.groups.empty() && payload.groups.back().uid() == group.uid()) {
+      payload.groups.back().mutable_rollouts()->MergeFrom(group.rollouts());
+    } else {
+      payload.groups.push_back(std::move(group));
+    }
+  }
+  payload.complete = chunk.last();
+  return absl::OkStatus();
+}
+
+const FakeEngine::Payload* FakeEngine::Find(const std::string& id) const {
+  const auto it = payloads_.find(id);
+  return it == payloads_.end() || !it->second.complete ? nullptr : &it->second;
+}
+
+absl::StatusOr<worker::v1::Vote> FakeEngine::Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) {
+  if (absl::Status status = fence_.CheckPrepare(prepare.key()); !status.ok()) return status;
+  const Payload* payload = Find(prepare.key().request_id());
+  if (payload == nullptr) return absl::NotFoundError("no payload");
+  const std::string& uid = payload->groups.at(prepare.plan().groups(0)).uid();
+  if (absl::StartsWith(uid, "refuse")) return absl::InternalError("told to refuse");
+  if (absl::StartsWith(uid, "crash")) _exit(kCrashExit);
+  crash_in_apply_ = absl::StartsWith(uid, "stay");
+  fence_.OnPrepare(prepare.key());
+  worker::v1::Vote vote;
+  *vote.mutable_key() = prepare.key();
+  vote.set_yes(true);
+  vote.set_grad_norm_squared(1);
+  if (absl::StartsWith(uid, "hang")) {
+    WaitUntilCancelled(hooks);
+    vote.set_yes(false);
+    vote.set_no_reason("CANCELLED");
+  } else if (absl::StartsWith(uid, "nonfinite")) {
+    vote.set_yes(false);
+    vote.set_no_reason("NONFINITE");
+    vote.set_message("told to");
+  } else if (prepare.header().return_log_probs()) {
+    SendResults(prepare.key().request_id(), payload->groups, hooks);
+  }
+  (*vote.mutable_sums())["loss/pg"] = 0.5;
+  (*vote.mutable_sums())["count/tokens"] = 1;
+  fence_.OnVote(prepare.key());
+  return vote;
+}
+
+absl::StatusOr<worker::v1::Applied> FakeEngine::Apply(const worker::v1::Apply& apply) {
+  if (absl::Status status = fence_.CheckApply(apply.key()); !status.ok()) return status;
+  if (crash_in_apply_) _exit(kCrashExit);
+  fence_.OnApplied(apply.key(), apply.discard());
+  worker::v1::Applied applied;
+  *applied.mutable_key() = apply.key();
+  return applied;
+}
+
+void FakeEngine::Abort(const worker::v1::StepKey& key) { fence_.OnAbort(key); }
+
+absl::Status FakeEngine::LogProb(const worker::v1::LogProb& log_prob, const EngineHooks& hooks) {
+  const Payload* payload = Find(log_prob.id());
+  if (payload == nullptr) return absl::NotFoundError("no payload");
+  if (absl::StartsWith(payload->groups.at(0).uid(), "hang")) {
+    WaitUntilCancelled(hooks);
+    return absl::CancelledError("cancelled");
+  }
+  SendResults(log_prob.id(), payload->groups, hooks);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> FakeEngine::Export(const worker::v1::Export& request) {
+  if (request.name() == "taken") return absl::AlreadyExistsError("taken exists: choose another name");
+  return 7;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const worker::v1::Configure& configure,
+                                                         const std::string& incarnation) {
+  return std::make_unique<FakeEngine>(configure, incarnation);
+}
+
+}  // namespace stemma

@@ -1,0 +1,50 @@
+// An engine without LibTorch: keeps the worker's contract (payloads, fence, hooks), computes nothing. What it does is
+// told by the uid of a step's first group:
+//   "hang..."       waits until it is cancelled          "nonfinite..."  votes no, NONFINITE
+//   "crash..."      the process ends in Prepare          "stay..."       the process ends in Apply
+//   "refuse..."     answers Prepare with an error        anything else   votes yes, gradient norm 1
+// Log-probs of token t are -t.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "worker/engine/engine.h"
+#include "worker/engine/fence/step_fence.h"
+
+namespace stemma {
+
+class FakeEngine final : public Engine {
+ public:
+  FakeEngine(const worker::v1::Configure& configure, const std::string& incarnation);
+
+  const worker::v1::Ready& ready() const override { return ready_; }
+  absl::Status AddPayload(worker::v1::PayloadChunk chunk) override;
+  void DropPayload(const std::string& id) override { payloads_.erase(id); }
+  absl::StatusOr<worker::v1::Vote> Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) override;
+  absl::StatusOr<worker::v1::Applied> Apply(const worker::v1::Apply& apply) override;
+  void Abort(const worker::v1::StepKey& key) override;
+  absl::Status LogProb(const worker::v1::LogProb& log_prob, const EngineHooks& hooks) override;
+  absl::StatusOr<uint64_t> Export(const worker::v1::Export& request) override;
+
+  size_t payload_count() const { return payloads_.size(); }
+
+ private:
+  struct Payload {
+    std::vector<v1::PromptGroup> groups;
+    bool complete = false;
+  };
+  const Payload* Find(const std::string& id) const;
+
+  worker::v1::Ready ready_;
+  StepFence fence_;
+  std::map<std::string, Payload> payloads_;
+  bool crash_in_apply_ = false;
+};
+
+absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const worker::v1::Configure& configure,
+                                                         const std::string& incarnation);
+
+}  // namespace stemma

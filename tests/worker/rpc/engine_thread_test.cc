@@ -1,0 +1,187 @@
+// The engine thread with the fake engine: order, answers, aborts that overtake, refusals.
+#include "worker/rpc/engine_thread.h"
+
+#include <deque>
+
+#include "gtest/gtest.h"
+#include "tests/testing/fake_worker/fake_engine.h"
+
+namespace stemma {
+namespace {
+
+using worker::v1::ServerMessage;
+using worker::v1::WorkerMessage;
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+// What the engine thread sent, in order.
+class Sent {
+ public:
+  void Add(WorkerMessage message) {
+    absl::MutexLock lock(&mutex_);
+    messages_.push_back(std::move(message));
+  }
+  WorkerMessage Next() {
+    absl::MutexLock lock(&mutex_);
+    const auto some = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !messages_.empty(); };
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&some), kPatience)) return {};
+    WorkerMessage message = std::move(messages_.front());
+    messages_.pop_front();
+    return message;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::deque<WorkerMessage> messages_ ABSL_GUARDED_BY(mutex_);
+};
+
+worker::v1::StepKey Key(const std::string& id, uint64_t step, uint32_t attempt = 1) {
+  worker::v1::StepKey key;
+  key.set_epoch(3);
+  key.set_incarnation("w1");
+  key.set_generation(1);
+  key.set_step(step);
+  key.set_attempt(attempt);
+  key.set_request_id(id);
+  return key;
+}
+
+class EngineThreadTest : public ::testing::Test {
+ protected:
+  EngineThreadTest()
+      : thread_(
+            "w1", CreateFakeEngine, [this](WorkerMessage message) { sent_.Add(std::move(message)); },
+            [](const absl::Status&) {}) {
+    ServerMessage message;
+    message.mutable_configure()->set_epoch(3);
+    message.mutable_configure()->set_generation(1);
+    thread_.Post(message);
+    EXPECT_TRUE(sent_.Next().has_ready());
+  }
+
+  void PostPayload(const std::string& id, const std::string& uid) {
+    ServerMessage message;
+    message.mutable_payload()->set_id(id);
+    message.mutable_payload()->add_groups()->set_uid(uid);
+    message.mutable_payload()->set_last(true);
+    thread_.Post(message);
+  }
+  void PostPrepare(const worker::v1::StepKey& key) {
+    ServerMessage message;
+    *message.mutable_prepare()->mutable_key() = key;
+    message.mutable_prepare()->mutable_plan()->add_groups(0);
+    thread_.Post(message);
+  }
+  void PostApply(const worker::v1::StepKey& key) {
+    ServerMessage message;
+    *message.mutable_apply()->mutable_key() = key;
+    thread_.Post(message);
+  }
+  void PostAbort(const worker::v1::StepKey& key) {
+    ServerMessage message;
+    *message.mutable_abort()->mutable_key() = key;
+    thread_.Post(message);
+  }
+
+  Sent sent_;
+  EngineThread thread_;
+};
+
+TEST_F(EngineThreadTest, AStepIsVotedAndApplied) {
+  PostPayload("a", "g");
+  PostPrepare(Key("a", 1));
+  EXPECT_TRUE(sent_.Next().vote().yes());
+  PostApply(Key("a", 1));
+  EXPECT_EQ(sent_.Next().applied().key().step(), 1u);
+}
+
+TEST_F(EngineThreadTest, PrepareAndApplyOfAnotherAttemptOrIncarnationAreRefused) {
+  PostPayload("a", "g");
+  worker::v1::StepKey stranger = Key("a", 1);
+  stranger.set_incarnation("w0");
+  PostPrepare(stranger);
+  EXPECT_EQ(sent_.Next().refused().key().incarnation(), "w0");
+  PostPrepare(Key("a", 1, /*attempt=*/2));
+  EXPECT_TRUE(sent_.Next().has_vote());
+  PostApply(Key("a", 1, /*attempt=*/1));
+  EXPECT_EQ(sent_.Next().refused().key().attempt(), 1u);
+  PostApply(Key("a", 1, /*attempt=*/2));
+  EXPECT_TRUE(sent_.Next().has_applied());
+}
+
+TEST_F(EngineThreadTest, AnAbortReachesTheStepThatRuns) {
+  PostPayload("a", "hang");
+  PostPrepare(Key("a", 1));
+  PostAbort(Key("a", 1));
+  const WorkerMessage message = sent_.Next();
+  EXPECT_FALSE(message.vote().yes());
+  EXPECT_EQ(message.vote().no_reason(), "CANCELLED");
+  PostApply(Key("a", 1));
+  EXPECT_TRUE(sent_.Next().has_refused()) << "an aborted vote was applied";
+}
+
+TEST_F(EngineThreadTest, AnAbortOfAnotherAttemptDoesNotEndTheStep) {
+  PostPayload("a", "hang");
+  PostPrepare(Key("a", 1, /*attempt=*/2));
+  PostAbort(Key("a", 1, /*attempt=*/1));
+  PostAbort(Key("a", 1, /*attempt=*/2));
+  EXPECT_EQ(sent_.Next().vote().key().attempt(), 2u);
+}
+
+TEST_F(EngineThreadTest, AnAbortEndsALogProbPass) {
+  PostPayload("~log-prob/1", "hang");
+  ServerMessage message;
+  message.mutable_log_prob()->set_id("~log-prob/1");
+  thread_.Post(message);
+  worker::v1::StepKey key;
+  key.set_request_id("~log-prob/1");
+  PostAbort(key);
+  EXPECT_TRUE(sent_.Next().log_prob_done().has_failure());
+}
+
+TEST_F(EngineThreadTest, ResultsComeBeforeTheEndOfTheirPass) {
+  PostPayload("~log-prob/1", "g");
+  ServerMessage message;
+  message.mutable_log_prob()->set_id("~log-prob/1");
+  thread_.Post(message);
+  EXPECT_EQ(sent_.Next().results().group().uid(), "g");
+  EXPECT_FALSE(sent_.Next().log_prob_done().has_failure());
+}
+
+TEST_F(EngineThreadTest, AFailedExportSaysWhy) {
+  ServerMessage message;
+  message.mutable_export_()->set_id("~export/1");
+  message.mutable_export_()->set_name("taken");
+  thread_.Post(message);
+  EXPECT_EQ(sent_.Next().export_done().failure().code(), static_cast<uint32_t>(absl::StatusCode::kAlreadyExists));
+}
+
+TEST_F(EngineThreadTest, StopCancelsWhatRuns) {
+  PostPayload("a", "hang");
+  PostPrepare(Key("a", 1));
+  EXPECT_TRUE(thread_.Stop(kPatience));
+}
+
+TEST(EngineThreadStartTest, AnEngineThatCannotBeMadeIsReported) {
+  absl::Mutex mutex;
+  absl::Status failure;
+  EngineThread thread(
+      "w1",
+      [](const worker::v1::Configure&, const std::string&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+        return absl::NotFoundError("no model");
+      },
+      [](WorkerMessage) {},
+      [&](const absl::Status& status) {
+        absl::MutexLock lock(&mutex);
+        failure = status;
+      });
+  ServerMessage message;
+  message.mutable_configure();
+  thread.Post(message);
+  absl::MutexLock lock(&mutex);
+  const auto failed = [&] { return !failure.ok(); };
+  EXPECT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&failed), kPatience));
+}
+
+}  // namespace
+}  // namespace stemma
