@@ -76,15 +76,35 @@ struct RowBytes {
 
 constexpr int64_t kUpcastRows = 512;  // rows of bf16 operands that worker/ops/linear.cc upcasts at a time
 
-// Above a layer's tape while its MLP's backward runs, the largest of its moments.
-int64_t LayerBackwardBytes(const ByteShape& s, int64_t rows) {
+// ATen's CPU flash backward: two blocks of 256 x 512 scores for each thread.
+constexpr int64_t kAttentionScratch = 2 * 256 * 512;
+
+// Above a layer's tape while the backward of its MLP runs: dy, d(act), d(gate up); act is freed.
+int64_t MlpBackwardBytes(const ByteShape& s, int64_t rows) {
   const int64_t d = s.config.hidden_size, f = s.config.ffn_size;
-  // dy, d(act), d(gate up); act is freed.
   const int64_t swiglu = rows * s.run_bytes * (d + 2 * f);
   if (s.run_bytes == s.accumulate_bytes) return swiglu;
-  // The weight gradient of gate/up: dy, d(gate up), upcast operands; act, gate and up are freed.
+  // bf16: the weight gradient of gate/up, with upcast operands; gate and up are freed too.
   const int64_t upcast = std::min(rows, kUpcastRows) * s.accumulate_bytes * (d + 2 * f);
   return std::max(swiglu, rows * s.run_bytes * (d - f) + upcast);
+}
+
+// Above a layer's tape while the backward of its attention runs over `ancestor_rows`; what the MLP kept is freed.
+int64_t AttentionBackwardBytes(const ByteShape& s, int64_t rows, int64_t ancestor_rows) {
+  const int64_t d = s.config.hidden_size, q = s.config.q_size(), kv = s.config.kv_size();
+  const int64_t freed = rows * (s.run_bytes * (3 * s.config.ffn_size + 2 * d) + s.accumulate_bytes);
+  const int64_t results = rows * s.run_bytes * (d + q + q + 2 * kv);                 // dx2, do; dq, dk, dv
+  const int64_t folded = ancestor_rows > 0 ? rows * s.accumulate_bytes * 3 * q : 0;  // do, o; the ancestor call's dq
+  const int64_t ancestor_gradients = ancestor_rows * s.accumulate_bytes * 2 * kv;
+  const int64_t scratch = s.threads * s.accumulate_bytes * kAttentionScratch;
+  // bf16 is computed in fp32: q, k, v, o, do and the ancestor's k, v.
+  const int64_t upcast =
+      s.run_bytes == s.accumulate_bytes ? 0 : s.accumulate_bytes * (rows * (3 * q + 2 * kv) + ancestor_rows * 2 * kv);
+  return results + folded + ancestor_gradients + scratch + upcast - freed;
+}
+
+int64_t LayerBackwardBytes(const ByteShape& s, int64_t rows, int64_t ancestor_rows) {
+  return std::max(MlpBackwardBytes(s, rows), AttentionBackwardBytes(s, rows, ancestor_rows));
 }
 
 constexpr int64_t kIndexBytes = 16;  // token and position of a row
@@ -105,7 +125,7 @@ int64_t PrefixBytes(const ByteShape& shape, int64_t rows) {
 int64_t PrefixBackwardBytes(const ByteShape& shape, int64_t rows) {
   // At the second layer from the top: the last layer's tape and accumulators are gone.
   const RowBytes row(shape);
-  return std::max<int64_t>(0, LayerBackwardBytes(shape, rows) - rows * (row.kv_tape() + row.gradient_kv()));
+  return std::max<int64_t>(0, LayerBackwardBytes(shape, rows, 0) - rows * (row.kv_tape() + row.gradient_kv()));
 }
 
 int64_t WaveBytes(const ByteShape& shape, const WaveShape& wave) {
@@ -115,9 +135,9 @@ int64_t WaveBytes(const ByteShape& shape, const WaveShape& wave) {
   if (wave.kv_only_rows > 0) tape += wave.kv_only_rows * (row.kv_tape() + row.gradient_kv()) + wave.rows * 8;
   // At the head: the last layer's output, its norm, its gradient, one chunk of logits.
   const int64_t head = head_rows * (3 * row.input() + row.a) + HeadChunkBytes(shape, head_rows);
-  const int64_t backward_last = LayerBackwardBytes(shape, head_rows);
+  const int64_t backward_last = LayerBackwardBytes(shape, head_rows, wave.ancestor_rows + wave.kv_only_rows);
   // One layer below, all rows are at work, and the last layer's tape is gone.
-  const int64_t backward_below = LayerBackwardBytes(shape, wave.rows) - head_rows * row.tape() -
+  const int64_t backward_below = LayerBackwardBytes(shape, wave.rows, wave.ancestor_rows) - head_rows * row.tape() -
                                  (wave.kv_only_rows > 0 ? wave.kv_only_rows * (row.kv_tape() + row.gradient_kv()) : 0);
   return tape + std::max({head, backward_last, backward_below});
 }

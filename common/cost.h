@@ -1,5 +1,5 @@
-// Exact FLOPs of a plan, and the bytes it needs above weights, gradients and optimizer state. Torch-free arithmetic from
-// shapes: the planner decides by it, the worker's tests hold it to measured bytes.
+// Exact FLOPs of a plan, and the bytes it needs above weights, gradients and optimizer state. Torch-free arithmetic
+// from shapes: the planner decides by it, the worker's tests hold it to measured bytes.
 //
 // FLOPs: 2 per multiply-add; linear layers 2·params forward and 4·params backward per row; attention 4·H·E forward and
 // 8·H·E backward per (query, key) pair, causal pairs counted exactly; the head on suffix rows only. Both schedules are
@@ -36,12 +36,14 @@ struct ByteShape {
   int64_t run_bytes = 4;         // of an element: weights and activations (bf16 2, fp32 4, fp64 8)
   int64_t accumulate_bytes = 4;  // of statistics, gradients, gK/gV (fp64 8, else 4)
   int64_t head_chunk_rows = 512;
+  int64_t threads = 1;  // each has scratch in the attention kernel
 };
 
 // One microbatch of Phase B.
 struct WaveShape {
-  int64_t rows = 0;          // all rows, prefixes of dense trajectories included
-  int64_t kv_only_rows = 0;  // rows before the last prompt token of dense trajectories
+  int64_t rows = 0;           // all rows, prefixes of dense trajectories included
+  int64_t kv_only_rows = 0;   // rows before the last prompt token of dense trajectories
+  int64_t ancestor_rows = 0;  // of the longest prefix that its rows attend to
 };
 
 // Above weights, gradients and optimizer state. A cluster's peak is

@@ -81,6 +81,7 @@ PackingOptions PackingFor(const PlannerModel& model, bool forward_only) {
   options.shape.run_bytes = RunBytes(model.dtype);
   options.shape.accumulate_bytes = model.dtype == "fp64" ? 8 : 4;
   options.shape.head_chunk_rows = model.run.head_chunk_tokens();
+  options.shape.threads = std::max<int64_t>(1, model.run.threads());
   options.budget_bytes = static_cast<int64_t>(model.run.memory_budget_bytes());
   options.wave_suffixes = model.run.wave_suffixes();
   options.layout = model.run.layout() == v1::WAVE_LAYOUT_UNSPECIFIED ? v1::PACKED : model.run.layout();

@@ -32,7 +32,7 @@ class Packer {
 
   static WaveShape ShapeOf(const PackingGroup& group, const PackingMember& member) {
     const int64_t kv_only = group.reuse ? 0 : group.prefix_rows;
-    return {kv_only + member.rows, kv_only};
+    return {kv_only + member.rows, kv_only, PrefixRows(group)};
   }
 
   int64_t PrefixBytesOf(int64_t rows) const {
@@ -67,7 +67,8 @@ class Packer {
       if (group->reuse) packed.cluster.add_prefix_groups(group->group);
       for (const PackingMember& member : group->members) {
         const WaveShape one = ShapeOf(*group, member);
-        const WaveShape joined = {wave_shape_.rows + one.rows, wave_shape_.kv_only_rows + one.kv_only_rows};
+        const WaveShape joined = {wave_shape_.rows + one.rows, wave_shape_.kv_only_rows + one.kv_only_rows,
+                                  std::max(wave_shape_.ancestor_rows, one.ancestor_rows)};
         if (wave_.members_size() > 0 && !Takes(joined, prefix_bytes)) CloseWave(packed.cluster);
         wave_shape_ = wave_.members_size() > 0 ? joined : one;
         const int64_t bytes = WaveBytesOf(wave_shape_);

@@ -119,7 +119,7 @@ TEST(PlannerTest, TheBudgetDecidesHowManySuffixesAWaveTakes) {
   request.groups = {Group("a", 513, {256, 256, 256, 256})};
   ByteShape shape;
   shape.config = model.config;
-  const int64_t two = PrefixBytes(shape, 512) + WaveBytes(shape, {512, 0});
+  const int64_t two = PrefixBytes(shape, 512) + WaveBytes(shape, {.rows = 512, .ancestor_rows = 512});
   model.run.set_memory_budget_bytes(static_cast<uint64_t>(two));
   EXPECT_EQ(PlanText(model, request), "c[A:0 | 0.0 0.1 | 0.2 0.3]");
   EXPECT_EQ(MakePlan(model, request)->report.peak_bytes(), static_cast<uint64_t>(two));
