@@ -30,7 +30,7 @@ WARM_REWARD = 0.45  # the warm start ends here, so that there is something left 
 
 PROMPTS_PER_ROUND = 8
 ANSWERS_PER_PROMPT = 16
-GRPO_LEARNING_RATE = 4e-4
+GRPO_LEARNING_RATE = 2e-4
 AVERAGED_ROUNDS = 20  # the reward before and after: means over so many rounds
 
 
@@ -127,7 +127,7 @@ def draw(rows, path, title):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=300, help="GRPO rounds, two optimizer steps each")
+    parser.add_argument("--steps", type=int, default=400, help="GRPO rounds, two optimizer steps each")
     parser.add_argument("--schedule", choices=["auto", "reuse", "dense"], default="auto")
     parser.add_argument("--record", metavar="TRACE", help="keep every request for `stemma replay`")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "grpo")
