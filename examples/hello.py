@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Trains against a running server in a few lines:
 
-    build/release/bin/stemma model init /tmp/tiny --family qwen3 --hidden 64 --layers 2 --vocab 32 --seed 1
-    build/release/bin/stemma local --model /tmp/tiny --listen 127.0.0.1:7070 &
+    build/release/bin/stemma model init tiny --family qwen3 --hidden 64 --layers 2 --vocab 32 --seed 1
+    build/release/bin/stemma local --model tiny --listen 127.0.0.1:7070 &
     third_party/venv/bin/pip install ./client/python
     third_party/venv/bin/python examples/hello.py 127.0.0.1:7070
 """

@@ -22,7 +22,11 @@ namespace {
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 constexpr uint64_t kOpenFilesMin = 256;
 
-std::string GiB(uint64_t bytes) { return absl::StrCat(static_cast<double>(bytes * 10 / kGiB) / 10, " GiB"); }
+// Rounded down to a tenth.
+std::string GiB(uint64_t bytes) {
+  const uint64_t tenths = bytes * 10 / kGiB;
+  return absl::StrCat(tenths / 10, ".", tenths % 10, " GiB");
+}
 
 // `--help` starts the process without doing anything: a missing shared library shows here.
 Check CheckBinary(const std::string& name) {

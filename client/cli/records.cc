@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace stemma {
@@ -22,7 +23,9 @@ void Flatten(const Record& value, const std::string& path, std::vector<std::pair
     lines.emplace_back(path, value.is_array() ? value.dump() : CellText(value));
     return;
   }
-  for (const auto& [key, child] : value.items()) Flatten(child, path.empty() ? key : path + "." + key, lines);
+  for (const auto& [key, child] : value.items()) {
+    Flatten(child, path.empty() ? key : absl::StrCat(path, ".", key), lines);
+  }
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ def reasons_never_made(tree):
 
 def _tests(tree):
     return {p: t for p, t in tree.items() if p.startswith("tests/") and not p.startswith("tests/repo/") and
-            p.endswith((".cc", ".h", ".py"))}
+            (p.endswith((".cc", ".h", ".py")) or "/scenarios/" in p)}
 
 
 def _missing(names, tree, what, pattern):

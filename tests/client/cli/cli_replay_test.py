@@ -117,9 +117,9 @@ class CliReplayTest(unittest.TestCase):
     def test_a_refused_request_exits_with_its_code_and_shows_reason_and_field(self):
         violation = ("groups[0].prompt_tokens", "token 70 is not below 64")
         self.server.fail = lambda header, context: abort(context, grpc.StatusCode.INVALID_ARGUMENT, "1 problem",
-                                                         "BAD_REQUEST", violations=[violation])
+                                                         "INVALID_REQUEST", violations=[violation])
         result = self.call("replay", self.trace, code=64 + 3)
-        self.assertIn("reason: BAD_REQUEST", result.stderr)
+        self.assertIn("reason: INVALID_REQUEST", result.stderr)
         self.assertIn("groups[0].prompt_tokens: token 70 is not below 64", result.stderr)
         self.assertEqual(len(self.server.headers), 1)
 

@@ -42,10 +42,11 @@ TEST(CommandStatusTest, ALoadingServerIsNotServing) {
 TEST(CommandStatusTest, TextNamesCodeReasonFieldsAndWhenToRetry) {
   const ErrorDetails details = {
       .uid = "g7", .violations = {{"groups[3].prompt_tokens", "is empty"}}, .retry_after = absl::Seconds(2)};
-  const std::string text = ErrorText(RpcStatus(FromServer(absl::StatusCode::kInvalidArgument, "BAD_REQUEST", details)));
+  const std::string text =
+      ErrorText(RpcStatus(FromServer(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", details)));
   EXPECT_EQ(text,
             "error: INVALID_ARGUMENT: what happened\n"
-            "  reason: BAD_REQUEST\n"
+            "  reason: INVALID_REQUEST\n"
             "  group: g7\n"
             "  groups[3].prompt_tokens: is empty\n"
             "  violations: 1\n"
