@@ -72,7 +72,7 @@ class Reader {
     }
     const int line = parsed_.line_of_key[key];
     if (!node.IsScalar()) return Report(key, line, "must be one value");
-    const std::string text = node.Scalar();
+    const std::string& text = node.Scalar();
     switch (field.cpp_type()) {
       case FieldDescriptor::CPPTYPE_STRING:
         return reflection.SetString(&message, &field, text);

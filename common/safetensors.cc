@@ -50,7 +50,7 @@ constexpr std::array<DtypeInfo, 15> kDtypes = {{{Dtype::kBool, "BOOL", 1},
                                                 {Dtype::kF8E4M3, "F8_E4M3", 1},
                                                 {Dtype::kF8E5M2, "F8_E5M2", 1}}};
 
-absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
+absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
 absl::Status InvalidTensor(const std::string& name, const std::string& message) {
   return Invalid(absl::StrCat("tensor ", JsonExcerpt(name), ": ", message));

@@ -1,6 +1,7 @@
 #include "client/cli/trace_stat.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "common/arrays.h"
@@ -10,8 +11,8 @@ namespace {
 
 // The smallest value that at least `share` of the sorted values do not exceed.
 int64_t Quantile(const std::vector<int64_t>& sorted, double share) {
-  const auto rank = static_cast<size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5);
-  return sorted[rank];
+  const auto rank = std::lround(share * static_cast<double>(sorted.size() - 1));
+  return sorted[static_cast<size_t>(rank)];
 }
 
 Record Distribution(std::vector<int64_t> values) {

@@ -14,8 +14,8 @@
 namespace stemma {
 namespace {
 
-// Reuse costs a second attention call and a merge per layer and wave, about two percent of a dense step (make bench): it
-// must save more FLOPs than that.
+// Reuse costs a second attention call and a merge per layer and wave, about two percent of a dense step (make bench):
+// it must save more FLOPs than that.
 constexpr double kReuseSavingMin = 0.02;
 
 // What one group costs, and which way it is computed.

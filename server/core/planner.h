@@ -1,5 +1,5 @@
-// The planner: groups -> mini-batches -> clusters -> waves, reuse or dense per group, FLOPs and bytes. Pure: sizes in, a
-// plan out; no clock, no I/O. The same inputs give the same plan, bit for bit (a plan is frozen when its request is
+// The planner: groups -> mini-batches -> clusters -> waves, reuse or dense per group, FLOPs and bytes. Pure: sizes in,
+// a plan out; no clock, no I/O. The same inputs give the same plan, bit for bit (a plan is frozen when its request is
 // accepted).
 #pragma once
 
@@ -33,16 +33,16 @@ struct PlannerRequest {
   int64_t epochs = 1;
   bool shuffle = false;
   uint64_t seed = 0;
-  std::string payload_digest;     // with seed and epoch, decides the order of a shuffle
-  bool log_prob_pass = false;     // old or ref from WEIGHTS
-  bool forward_only = false;      // ComputeLogProb: one step, no backward
+  std::string payload_digest;  // with seed and epoch, decides the order of a shuffle
+  bool log_prob_pass = false;  // old or ref from WEIGHTS
+  bool forward_only = false;   // ComputeLogProb: one step, no backward
   v1::Schedule schedule = v1::AUTO;
 };
 
 struct PlannerModel {
   ModelConfig config;
-  std::string dtype;              // fp32, fp64, bf16
-  v1::RunConfig run;              // budget (filled in), wave_suffixes, layout, head_chunk_tokens
+  std::string dtype;  // fp32, fp64, bf16
+  v1::RunConfig run;  // budget (filled in), wave_suffixes, layout, head_chunk_tokens
 };
 
 struct PlanResult {
@@ -50,8 +50,8 @@ struct PlanResult {
   v1::PlanReport report;
 };
 
-// Errors: ResourceExhausted GROUP_TOO_LARGE - a group does not fit the budget even with one suffix per wave: the message
-// names its uid, bytes needed and budget.
+// Errors: ResourceExhausted GROUP_TOO_LARGE - a group does not fit the budget even with one suffix per wave: the
+// message names its uid, bytes needed and budget.
 absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequest& request);
 
 }  // namespace stemma

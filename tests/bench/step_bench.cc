@@ -1,5 +1,5 @@
-// Seconds of forward and backward of one prompt group, reuse against dense, on this machine; tests/bench/bench.py is the
-// other side. Neither optimizer nor RPC is counted.
+// Seconds of forward and backward of one prompt group, reuse against dense, on this machine; tests/bench/bench.py is
+// the other side. Neither optimizer nor RPC is counted.
 //
 //   step_bench --model DIR --shapes 1024/256/8,2048/128/16 --pairs 5 --threads 2 [--dtype fp32]
 //     one JSON line per shape: seconds of interleaved pairs, FLOPs, tokens, peak and planned bytes, time by op
@@ -7,6 +7,12 @@
 //     reads "dense P/R/N", "reuse P/R/N" or "mm" from stdin, answers seconds (mm: GFLOP/s) each
 //
 // A shape is prompt tokens / response tokens / rollouts.
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <ATen/record_function.h>
+#include <glog/logging.h>
+
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>
 #include <iostream>
@@ -15,12 +21,6 @@
 #include <sstream>
 #include <string>
 #include <vector>
-
-#include <ATen/ops/mm.h>
-#include <ATen/ops/randn.h>
-#include <ATen/record_function.h>
-#include <CLI/CLI.hpp>
-#include <glog/logging.h>
 
 #include "common/clock.h"
 #include "common/status_macros.h"

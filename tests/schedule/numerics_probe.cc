@@ -1,8 +1,8 @@
-// The engine in process, driven by JSON lines on stdin: one case a line, one answer a line. tests/oracle/probe.py is its
-// other side and tells the fields.
+// The engine in process, driven by JSON lines on stdin: one case a line, one answer a line. tests/oracle/probe.py is
+// its other side and tells the fields.
 //
-// Without `apply` a case is one Prepare, and `out` holds every gradient before clipping ("grad.<hf name>"), log-probs and
-// entropies; with `apply` all steps of the request are made, and `out` holds the weights ("weight.<hf name>").
+// Without `apply` a case is one Prepare, and `out` holds every gradient before clipping ("grad.<hf name>"), log-probs
+// and entropies; with `apply` all steps of the request are made, and `out` holds the weights ("weight.<hf name>").
 #include <cmath>
 #include <iostream>
 #include <memory>
@@ -83,8 +83,7 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   options.run.set_threads(c.value("threads", 1));
   options.cluster_per_group = c.value("clusters", "one") == "per_group";
   const std::string control = c.at("control").get<std::string>();
-  const std::string key =
-      options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0");
+  const std::string key = options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0");
   if (!c.at("apply").get<bool>() && session.key == key) return session.engine.get();
   session.engine.reset();
   auto kernel = MakeControlKernel(control, c.value("rope_theta", 10000.0));

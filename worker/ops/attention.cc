@@ -1,10 +1,10 @@
 #include "worker/ops/attention.h"
 
-#include <ATen/record_function.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <glog/logging.h>
 
 #include <algorithm>

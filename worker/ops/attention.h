@@ -1,15 +1,15 @@
 // Split attention: a segment's rows attend causally to themselves and to all K/V of their ancestor, each by its own
-// kernel call, merged by log-sum-exp; in backward each part's stock kernel is called with the merged output and the merged
-// log-sum-exp, which is exact (the paper, Section 3.1; Appendix A).
+// kernel call, merged by log-sum-exp; in backward each part's stock kernel is called with the merged output and the
+// merged log-sum-exp, which is exact (the paper, Section 3.1; Appendix A).
 //
 // Called by worker/model only. Shapes: T rows, C ancestor rows, H query heads, K kv heads, g = H/K, E head size. Query
 // head h belongs to kv head h/g. No call ever sees zero keys: a segment without an ancestor makes no ancestor call.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 namespace stemma {
 

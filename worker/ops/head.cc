@@ -1,9 +1,9 @@
 #include "worker/ops/head.h"
 
-#include <ATen/record_function.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,10 +1,10 @@
 #include "worker/ops/linear.h"
 
-#include <ATen/record_function.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
-// y = x Wᵀ (+ bias) (+ residual), its gradients, and the embedding. Weight gradients accumulate in place: in fp32 (fp64 in
-// fp64), inside the GEMM where the dtypes allow; bf16 operands are upcast here and nowhere else.
+// y = x Wᵀ (+ bias) (+ residual), its gradients, and the embedding. Weight gradients accumulate in place: in fp32 (fp64
+// in fp64), inside the GEMM where the dtypes allow; bf16 operands are upcast here and nowhere else.
 #pragma once
 
 #include <ATen/core/Tensor.h>

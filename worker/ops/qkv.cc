@@ -1,7 +1,7 @@
 #include "worker/ops/qkv.h"
 
-#include <ATen/record_function.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 
 #include <cmath>
 #include <numbers>

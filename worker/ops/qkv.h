@@ -1,11 +1,11 @@
-// From the fused QKV product to what attention reads: split into heads, QK-norm where the family has it, rotary position
-// embedding (half-split, as in Hugging Face: out = x·cos + rotate_half(x)·sin), head-major layout. One pass over memory in
-// each direction.
+// From the fused QKV product to what attention reads: split into heads, QK-norm where the family has it, rotary
+// position embedding (half-split, as in Hugging Face: out = x·cos + rotate_half(x)·sin), head-major layout. One pass
+// over memory in each direction.
 #pragma once
 
-#include <cstdint>
-
 #include <ATen/core/Tensor.h>
+
+#include <cstdint>
 
 #include "common/model_config.h"
 
@@ -38,8 +38,8 @@ struct QkvHeads {
 QkvHeads QkvForward(const at::Tensor& qkv_TX, const at::Tensor& positions_T, const RopeTable& rope,
                     const QkvShape& shape, const QkNorm& norm);
 
-// Returns dqkv_TX in the run dtype. `qkv_TX` and `rstd_TX` are read only with QK-norm (else undefined). dk, dv may be fp32
-// or the run dtype. Adds to dq_norm_E and dk_norm_E (fp32; fp64 in fp64).
+// Returns dqkv_TX in the run dtype. `qkv_TX` and `rstd_TX` are read only with QK-norm (else undefined). dk, dv may be
+// fp32 or the run dtype. Adds to dq_norm_E and dk_norm_E (fp32; fp64 in fp64).
 at::Tensor QkvBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const at::Tensor& dv_KTE,
                        const at::Tensor& positions_T, const RopeTable& rope, const QkvShape& shape, const QkNorm& norm,
                        const at::Tensor& qkv_TX, const at::Tensor& rstd_TX, const at::Tensor& dq_norm_E,

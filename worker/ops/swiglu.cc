@@ -1,8 +1,8 @@
 #include "worker/ops/swiglu.h"
 
-#include <ATen/record_function.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/record_function.h>
 
 #include "worker/ops/run_type.h"
 
