@@ -52,7 +52,9 @@ def replay(stemma_binary, server, trace, folder, name):
     report = folder / f"{name}.json"
     done = subprocess.run([stemma_binary, "replay", trace, "--server", server.address, "--report", report],
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    check(f"stemma replay ({name}) exited with {done.returncode}:\n{done.stderr}", done.returncode == 0)
+    log = server.log.read_text(errors="replace")[-4000:]
+    check(f"stemma replay ({name}) exited with {done.returncode}:\n{done.stderr}\nthe server said:\n{log}",
+          done.returncode == 0)
     return json.loads(report.read_text())["steps"]
 
 
