@@ -27,7 +27,9 @@ void* SlabArena::Take(size_t bytes) {
   bytes = RoundUp(std::max(bytes, kAlignment), kAlignment);
   auto fit = free_.lower_bound({bytes, nullptr});
   if (fit == free_.end()) {
-    UnmapFreeSlabs();
+    // What is free but fits nobody may stay up to a quarter of the highest demand: the next shape may want it.
+    const size_t demand_bytes = std::max(peak_taken_bytes_, taken_bytes_ + bytes);
+    if (mapped_bytes_ + bytes > demand_bytes / 4 * 5) UnmapFreeSlabs();
     if (!MapSlab(bytes)) return nullptr;
     fit = free_.lower_bound({bytes, nullptr});
   }
@@ -36,6 +38,7 @@ void* SlabArena::Take(size_t bytes) {
   Split(block, bytes);
   block->second.free = false;
   taken_bytes_ += block->second.bytes;
+  peak_taken_bytes_ = std::max(peak_taken_bytes_, taken_bytes_);
   return block->first;
 }
 

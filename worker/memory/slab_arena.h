@@ -3,7 +3,7 @@
 // and what one shape freed, another takes, without a page fault.
 //
 // Thread safety: none; its owner locks. Invariants: blocks of a slab cover it without overlap; two free neighbours
-// never stand side by side; a slab that is wholly free is unmapped before a new one is mapped.
+// never stand side by side; no new slab is mapped beside wholly free ones while more than 5/4 of the highest demand is mapped.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ class SlabArena {
 
   Blocks blocks_;                            // by address
   std::set<std::pair<size_t, char*>> free_;  // by size
-  size_t mapped_bytes_ = 0, taken_bytes_ = 0;
+  size_t mapped_bytes_ = 0, taken_bytes_ = 0, peak_taken_bytes_ = 0;
 };
 
 }  // namespace stemma

@@ -78,8 +78,8 @@ TEST(PlannerTest, AutoDeclinesReuseWhereItCannotPay) {
   no_prefix.groups = {Group("a", 1, {8, 8})};
   EXPECT_EQ(PlanText(Model(), no_prefix), "c[A: | 0.0 0.1]");
   PlannerRequest short_prefix;
-  short_prefix.groups = {Group("a", 8, {512, 512, 512, 512})};
-  EXPECT_EQ(PlanText(Model(), short_prefix), "c[A: | 0.0 0.1 0.2 0.3]");
+  short_prefix.groups = {Group("a", 8, {512, 512, 512})};
+  EXPECT_EQ(PlanText(Model(), short_prefix), "c[A: | 0.0 0.1 0.2]");
   const auto plan = MakePlan(Model(), short_prefix);
   EXPECT_THAT(plan->report.steps(0).clusters(0).reason(), HasSubstr("less than it costs"));
   EXPECT_EQ(plan->report.flops(), plan->report.flops_dense());

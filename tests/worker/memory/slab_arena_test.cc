@@ -33,7 +33,7 @@ TEST(SlabArenaTest, NeighboursJoinSoThatALargerBlockFits) {
   arena.Give(a);
 }
 
-TEST(SlabArenaTest, WhatIsWhollyFreeGoesBackBeforeMoreIsMapped) {
+TEST(SlabArenaTest, WhatIsWhollyFreeGoesBackBeforeMoreThanTheDemandIsMapped) {
   SlabArena arena;
   arena.Give(arena.Take(64 * kMiB));
   void* large = arena.Take(200 * kMiB);
