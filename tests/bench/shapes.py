@@ -23,10 +23,10 @@ class Shape:
 
 
 SHAPES = (
-    Shape(1024, 256, 8, 0.97, 5, True),
-    Shape(2048, 128, 16, 0.97, 3, True),
-    Shape(2048, 128, 64, 0.97, 2, False),
-    Shape(512, 512, 4, 0.95, 5, True),
+    Shape(1024, 256, 8, 0.97, 3, True),
+    Shape(2048, 128, 16, 0.97, 2, False),
+    Shape(2048, 128, 64, 0.97, 1, False),
+    Shape(512, 512, 4, 0.95, 3, True),
     Shape(64, 512, 4, 0.95, 5, True),
 )
 

@@ -54,6 +54,7 @@ void FillSums(const PassSums& sums, int64_t peak_bytes, Vote& vote) {
   out["loss/pg"] = sums.loss.pg;
   out["loss/kl"] = sums.loss.kl;
   out["loss/entropy"] = sums.loss.entropy;
+  out["sum/entropy"] = sums.loss.plain_entropy;
   out["count/tokens"] = sums.loss.tokens;
   out["count/clip"] = sums.loss.clipped;
   out["count/clip_lower"] = sums.loss.clipped_lower;

@@ -151,6 +151,7 @@ LossSums& LossSums::operator+=(const LossSums& other) {
   pg += other.pg;
   kl += other.kl;
   entropy += other.entropy;
+  plain_entropy += other.plain_entropy;
   clipped += other.clipped;
   clipped_lower += other.clipped_lower;
   neg_log_ratio += other.neg_log_ratio;
@@ -181,7 +182,10 @@ void LossGradient(const LossOptions& options, const LossTokens& tokens, std::spa
       sums.kl += weight * kl.value;
       dlog_prob[row] += weight * options.kl_coef * kl.gradient;
     }
-    if (!entropy.empty()) sums.entropy += weight * entropy[row];
+    if (!entropy.empty()) {
+      sums.entropy += weight * entropy[row];
+      sums.plain_entropy += entropy[row];
+    }
     if (!dentropy.empty()) dentropy[row] = -options.entropy_coeff * weight;
   }
 }

@@ -43,6 +43,7 @@ struct LossSums {
   double clipped = 0, clipped_lower = 0;  // counts: the clip (cispo: r != clip(r)), the dual clip
   double neg_log_ratio = 0;               // sum of old - new, clamped where the mode clamps it: ppo_kl
   double tokens = 0;
+  double plain_entropy = 0;  // without weights
   LossSums& operator+=(const LossSums& other);
 };
 

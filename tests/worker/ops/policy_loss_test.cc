@@ -201,6 +201,14 @@ TEST(PolicyLossTest, AMaskedTokenIsNotReadWhateverItsNumbersAre) {
   EXPECT_EQ(outcome.sums.kl, plain.sums.kl);
 }
 
+TEST(PolicyLossTest, TheEntropyOfUnmaskedTokensIsSummedWithoutWeightsToo) {
+  const Case c = GspoRollout(0.1, 1);
+  double sum = 0;
+  for (size_t i = 0; i < c.mask.size(); ++i) sum += c.mask[i] != 0 ? c.entropy[i] : 0;
+  EXPECT_DOUBLE_EQ(Evaluate(WithMode(LossMode::kGspo), c).sums.plain_entropy, sum);
+  EXPECT_NE(sum, 0);
+}
+
 TEST(PolicyLossTest, ANanLogProbGivesANanGradient) {
   for (const LossMode mode : {LossMode::kVanilla, LossMode::kGspo, LossMode::kCispo, LossMode::kImportanceSampling}) {
     LossOptions options = WithMode(mode);
