@@ -18,7 +18,7 @@ Coordinator::~Coordinator() { Stop(); }
 
 void Coordinator::Stop() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stopped_ = true;
   }
   if (thread_.joinable()) thread_.join();
@@ -26,7 +26,7 @@ void Coordinator::Stop() {
 
 CallId Coordinator::Call(std::shared_ptr<ClientCall> call, const std::function<Event(CallId)>& make_event) {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (events_.size() < kEventsMax && !stopped_) {
       const CallId id = next_id_++;
       calls_[id] = std::move(call);
@@ -40,43 +40,43 @@ CallId Coordinator::Call(std::shared_ptr<ClientCall> call, const std::function<E
 }
 
 void Coordinator::CallGone(CallId call) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (calls_.erase(call) > 0) Post(CallGoneEvent{call});
 }
 
 SessionId Coordinator::OpenSession(std::shared_ptr<WorkerLink> link) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const SessionId id = next_id_++;
   links_[id] = std::move(link);
   return id;
 }
 
 void Coordinator::WorkerMessage(SessionId session, worker::v1::WorkerMessage message) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   Post(WorkerMessageEvent{session, std::move(message)});
 }
 
 void Coordinator::WorkerLost(SessionId session, const std::string& reason) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (links_.erase(session) > 0) Post(WorkerLostEvent{session, reason});
 }
 
 void Coordinator::Drain() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   Post(DrainEvent{});
 }
 
 bool Coordinator::WaitDrained(absl::Duration timeout) {
-  absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithTimeout(absl::Condition(&drained_), timeout);
+  MutexLock lock(&mutex_);
+  return mutex_.AwaitWithTimeout([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return drained_; }, timeout);
 }
 
 // False: stopped.
 bool Coordinator::NextEvent(Event& event) {
   const absl::Duration wait = state_.NextDeadline() - clock_.Now();
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !events_.empty(); };
-  mutex_.AwaitWithTimeout(absl::Condition(&awake), wait);
+  mutex_.AwaitWithTimeout(awake, wait);
   if (stopped_) return false;
   if (events_.empty()) {
     event = TickEvent{};
@@ -116,7 +116,7 @@ void Coordinator::Execute(CloseSessionAction& action) {
   const auto link = FindLink(action.session);
   if (link == nullptr) return;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     links_.erase(action.session);
   }
   link->Close(action.status);
@@ -133,18 +133,18 @@ void Coordinator::Execute(ChunkAction& action) {
 void Coordinator::Execute(ReadinessAction& action) { on_readiness_(action.ready); }
 
 void Coordinator::Execute(DrainedAction&) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   drained_ = true;
 }
 
 std::shared_ptr<WorkerLink> Coordinator::FindLink(SessionId session) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto it = links_.find(session);
   return it == links_.end() ? nullptr : it->second;
 }
 
 std::shared_ptr<ClientCall> Coordinator::FindCall(CallId call, bool take) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto it = calls_.find(call);
   if (it == calls_.end()) return nullptr;
   std::shared_ptr<ClientCall> found = it->second;

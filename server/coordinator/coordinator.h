@@ -17,9 +17,9 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "common/mutex.h"
 #include "server/core/coordinator_state.h"
 #include "server/core/events.h"
 
@@ -86,7 +86,7 @@ class Coordinator {
   const std::function<void(bool)> on_readiness_;
   CoordinatorState state_;  // of thread_
 
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);
   std::map<SessionId, std::shared_ptr<WorkerLink>> links_ ABSL_GUARDED_BY(mutex_);
   std::map<CallId, std::shared_ptr<ClientCall>> calls_ ABSL_GUARDED_BY(mutex_);

@@ -41,28 +41,28 @@ EngineThread::~EngineThread() {
 }
 
 bool EngineThread::Stop(absl::Duration timeout) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   stopping_ = true;
-  return mutex_.AwaitWithTimeout(absl::Condition(&ended_), timeout);
+  return mutex_.AwaitWithTimeout([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_; }, timeout);
 }
 
 void EngineThread::Post(ServerMessage message) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (message.has_abort()) {
     aborted_.insert(NameOf(message.abort().key()));
   } else {
     const auto has_room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return stopping_ || messages_.size() < kMessagesMax;
     };
-    mutex_.Await(absl::Condition(&has_room));
+    mutex_.Await(has_room);
   }
   messages_.push_back(std::move(message));
 }
 
 bool EngineThread::Next(ServerMessage& message) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || !messages_.empty(); };
-  mutex_.Await(absl::Condition(&awake));
+  mutex_.Await(awake);
   if (stopping_) return false;
   message = std::move(messages_.front());
   messages_.pop_front();
@@ -73,7 +73,7 @@ void EngineThread::Run() {
   ServerMessage message;
   while (Next(message)) Dispatch(message);
   engine_.reset();  // where it was made
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   ended_ = true;
 }
 
@@ -98,7 +98,7 @@ void EngineThread::Dispatch(ServerMessage& message) {
       return Apply(message.apply());
     case ServerMessage::kAbort: {
       engine_->Abort(message.abort().key());
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       aborted_.erase(NameOf(message.abort().key()));
       return;
     }
@@ -179,7 +179,7 @@ EngineHooks EngineThread::Hooks() {
   EngineHooks hooks;
   hooks.cancelled = [this] { return IsCancelled(); };
   hooks.progress = [this](const worker::v1::Heartbeat& heartbeat) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     heartbeat_ = heartbeat;
   };
   hooks.results = [this](worker::v1::ResultChunk chunk) {
@@ -191,23 +191,23 @@ EngineHooks EngineThread::Hooks() {
 }
 
 void EngineThread::SetRunning(const std::string& what) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   running_ = what;
   if (what.empty()) heartbeat_.set_phase("idle");
 }
 
 bool EngineThread::IsCancelled() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return stopping_ || aborted_.contains(running_);
 }
 
 void EngineThread::SetPhase(const std::string& phase) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   heartbeat_.set_phase(phase);
 }
 
 worker::v1::Heartbeat EngineThread::Heartbeat() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return heartbeat_;
 }
 

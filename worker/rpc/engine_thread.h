@@ -16,7 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 #include "stemma/worker/v1/worker.pb.h"
 #include "worker/engine/engine.h"
 
@@ -61,7 +61,7 @@ class EngineThread {
   const std::function<void(const absl::Status&)> fail_;
   std::unique_ptr<Engine> engine_;  // of the engine thread
 
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::deque<worker::v1::ServerMessage> messages_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> aborted_ ABSL_GUARDED_BY(mutex_);  // until their Abort is reached in the queue
   std::string running_ ABSL_GUARDED_BY(mutex_);

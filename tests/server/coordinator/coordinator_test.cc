@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "common/error.h"
 #include "glog/logging.h"
 #include "gtest/gtest.h"
@@ -41,6 +40,27 @@ std::shared_ptr<const TrainingRequest> Request(const std::string& id) {
   return request;
 }
 
+// absl::Notification, as TSan sees it.
+class Flag {
+ public:
+  void Notify() {
+    MutexLock lock(&mutex_);
+    set_ = true;
+  }
+  bool HasBeenNotified() const {
+    MutexLock lock(&mutex_);
+    return set_;
+  }
+  bool WaitForNotificationWithTimeout(absl::Duration timeout) const {
+    MutexLock lock(&mutex_);
+    return mutex_.AwaitWithTimeout([this] { return set_; }, timeout);
+  }
+
+ private:
+  mutable Mutex mutex_;
+  bool set_ = false;
+};
+
 class Waiting final : public ClientCall {
  public:
   void OnChunk(std::shared_ptr<const v1::GroupResult>) override {}
@@ -56,7 +76,7 @@ class Waiting final : public ClientCall {
 
  private:
   Reply reply_;
-  absl::Notification done_;
+  Flag done_;
 };
 
 // Votes yes and applies at once, from the coordinator's thread; can be told to stay silent.
@@ -100,7 +120,7 @@ class EchoWorker final : public WorkerLink {
   std::atomic<SessionId> session_ = 0;
   std::atomic<bool> silent_ = false;
   std::atomic<int> payloads_ = 0, reads_ = 0;
-  absl::Notification prepared_;
+  Flag prepared_;
 };
 
 class CoordinatorTest : public ::testing::Test {
@@ -123,7 +143,7 @@ class CoordinatorTest : public ::testing::Test {
     return waiting;
   }
 
-  absl::Notification ready_;
+  Flag ready_;
   Coordinator coordinator_;
   std::shared_ptr<EchoWorker> worker_;
 };
@@ -131,14 +151,14 @@ class CoordinatorTest : public ::testing::Test {
 TEST_F(CoordinatorTest, RequestsFromManyThreadsEachStepOnce) {
   StartWorker();
   std::vector<std::thread> threads;
-  absl::Mutex mutex;
+  Mutex mutex;
   std::set<uint64_t> steps;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 25; ++i) {
         const auto waiting = Submit(absl::StrCat("r", t, "-", i));
         const v1::RequestStatus status = std::get<v1::RequestStatus>(waiting->Get());
-        absl::MutexLock lock(&mutex);
+        MutexLock lock(&mutex);
         steps.insert(status.result().steps(0).step());
       }
     });

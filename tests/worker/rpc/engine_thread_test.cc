@@ -18,20 +18,20 @@ constexpr absl::Duration kPatience = absl::Seconds(60);
 class Sent {
  public:
   void Add(WorkerMessage message) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     messages_.push_back(std::move(message));
   }
   WorkerMessage Next() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto some = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !messages_.empty(); };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&some), kPatience)) return {};
+    if (!mutex_.AwaitWithTimeout(some, kPatience)) return {};
     WorkerMessage message = std::move(messages_.front());
     messages_.pop_front();
     return message;
   }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::deque<WorkerMessage> messages_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -163,7 +163,7 @@ TEST_F(EngineThreadTest, StopCancelsWhatRuns) {
 }
 
 TEST(EngineThreadStartTest, AnEngineThatCannotBeMadeIsReported) {
-  absl::Mutex mutex;
+  Mutex mutex;
   absl::Status failure;
   EngineThread thread(
       "w1",
@@ -172,15 +172,15 @@ TEST(EngineThreadStartTest, AnEngineThatCannotBeMadeIsReported) {
       },
       [](WorkerMessage) {},
       [&](const absl::Status& status) {
-        absl::MutexLock lock(&mutex);
+        MutexLock lock(&mutex);
         failure = status;
       });
   ServerMessage message;
   message.mutable_configure();
   thread.Post(message);
-  absl::MutexLock lock(&mutex);
+  MutexLock lock(&mutex);
   const auto failed = [&] { return !failure.ok(); };
-  EXPECT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&failed), kPatience));
+  EXPECT_TRUE(mutex.AwaitWithTimeout(failed, kPatience));
 }
 
 }  // namespace
