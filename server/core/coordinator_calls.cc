@@ -103,6 +103,8 @@ void CoordinatorState::OnEvent(const SubmitEvent& event) {
   }
   if (update) return AcceptUpdate(event, *std::move(plan));
   const std::string id = absl::StrCat("~log-prob/", next_call_job_++);
+  Say(absl::StrCat("log-prob pass ", id, " accepted: ", request.groups.size(), " groups, ", request.num_rollouts,
+                   " rollouts"));
   call_job_bytes_ += request.bytes;
   call_jobs_[id] =
       CallJob{.call = event.call, .request = event.request, .plan = *std::move(plan), .export_request = {}};

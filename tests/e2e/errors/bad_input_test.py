@@ -8,12 +8,35 @@ from server import Cluster
 from stemma import _proto
 
 LIMITS = "limits:\n  message_bytes: 65536\n  steps: 8\n"
-BUDGET = 60_000  # bytes: a short group fits, the longest that the model's positions allow does not
+
+
+def too_large():
+    """A request whose second group is the longest that the model's positions allow."""
+    request = Request()
+    large = request.groups[1]
+    large["prompt_tokens"] = [1] * 30
+    for rollout in large["rollouts"]:
+        for field in ("response_tokens", "response_mask", "old_log_probs", "ref_log_prob"):
+            rollout[field] = [1] * 32
+    return request
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with Cluster(config=LIMITS, flags=("--dtype", "fp64", "--memory-budget", str(BUDGET))) as running:
+def budget():
+    """Bytes that take a short group and not the longest, by the planner's own formula."""
+    def peak_bytes(request):
+        request.header["request"]["validate_only"] = True
+        return request.send(unbounded.stub).plan.peak_bytes
+
+    with Cluster(fake=True, config="wave_suffixes: 1\n", flags=("--dtype", "fp64")) as unbounded:
+        small, large = peak_bytes(Request()), peak_bytes(too_large())
+    assert small < large
+    return (small + large) // 2
+
+
+@pytest.fixture(scope="module")
+def cluster(budget):
+    with Cluster(config=LIMITS, flags=("--dtype", "fp64", "--memory-budget", str(budget))) as running:
         yield running
 
 
@@ -150,16 +173,10 @@ def test_too_many_steps_exceed_a_limit(cluster):
     assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED"), error
 
 
-def test_a_group_too_large_for_the_budget_is_named(cluster):
-    request = Request()
-    large = request.groups[1]
-    large["prompt_tokens"] = [1] * 30
-    for rollout in large["rollouts"]:
-        for field in ("response_tokens", "response_mask", "old_log_probs", "ref_log_prob"):
-            rollout[field] = [1] * 32
-    error = refusal(lambda: request.send(cluster.stub))
+def test_a_group_too_large_for_the_budget_is_named(cluster, budget):
+    error = refusal(lambda: too_large().send(cluster.stub))
     assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "GROUP_TOO_LARGE"), error
-    assert "g1" in error.message and str(BUDGET) in error.message
+    assert "g1" in error.message and str(budget) in error.message
 
 
 def test_on_policy_with_several_steps_is_unsupported(cluster):

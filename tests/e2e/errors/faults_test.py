@@ -180,8 +180,9 @@ def test_a_log_prob_call_that_is_cancelled_frees_the_worker(cluster):
     header = _proto.GroupPart()
     header.log_prob.weights, header.log_prob.temperature = "policy", 1.0
     call = cluster.stub.ComputeLogProb(iter([header] + parts[1:]))
+    wait_for(lambda: "log-prob pass" in cluster.said(), "the pass to be accepted")
     submitted = submit(cluster)
-    assert get(cluster, submitted).state in (STATES["ACCEPTED"], STATES["PREPARING"], STATES["DONE"])
+    assert get(cluster, submitted).queue_position == 1
     call.cancel()
     assert get(cluster, submitted, wait_ms=30_000).state == STATES["DONE"]
 
