@@ -3,7 +3,8 @@
 // and what one shape freed, another takes, without a page fault.
 //
 // Thread safety: none; its owner locks. Invariants: blocks of a slab cover it without overlap; two free neighbours
-// never stand side by side; no new slab is mapped beside wholly free ones while more than 5/4 of the highest demand is mapped.
+// never stand side by side; no new slab is mapped beside wholly free ones while more than 5/4 of the highest demand is
+// mapped.
 #pragma once
 
 #include <cstddef>
