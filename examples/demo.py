@@ -29,8 +29,9 @@ TRACE = ROOT / "examples" / "traces" / "reverse4.jsonl"
 TRACE_SEED = 0  # of the start model and of all that was sampled for the trace
 
 # Reuse and dense add the same numbers in another order, so each step differs by rounding, and training amplifies what it
-# is given: about 3e5 times over this trace (1e-7 becomes 3e-2 in float32, 1e-16 stays below 1e-9 in float64).
-TOLERANCES = {"fp64": 1e-6, "fp32": 0.2}  # of the gradient norm, and of a loss of size 1
+# is given: after 109 steps 3e-2 of the gradient norm was seen in float32, 1e-13 in float64.
+TOLERANCES = {"fp64": 1e-9, "fp32": 0.2}  # of the gradient norm, and of a loss of size 1
+SMALL_MODEL_THREADS = 1  # its products are too small to share
 
 LARGE_MODEL = ["--family", "llama", "--hidden", "512", "--layers", "8", "--heads", "8", "--kv-heads", "4", "--head-size",
                "64", "--ffn", "1408", "--vocab", "4096", "--max-positions", "4096"]
@@ -139,7 +140,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     parser.add_argument("--trace", type=pathlib.Path, default=TRACE)
     parser.add_argument("--dtype", choices=sorted(TOLERANCES), default="fp64", help="of the two replays")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the larger group")
     args = parser.parse_args()
     from policy import ARCHITECTURE, make_start_model
 
@@ -152,7 +153,7 @@ def main():
               f"trace: {os.path.relpath(args.trace, ROOT)}\n")
         for schedule in ("dense", "reuse"):
             with stemma.LocalServer(model, binary=binary, dtype=args.dtype, schedule=schedule,
-                                    threads=args.threads) as server:
+                                    threads=SMALL_MODEL_THREADS) as server:
                 steps[schedule] = replay(binary, server, args.trace, folder, schedule)
                 if schedule == "reuse":
                     print_steps(steps["reuse"], steps["dense"])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Three seeds with prefix reuse and three dense, one after the other: do the curves overlap?
+"""Three seeds with prefix reuse and three dense, two runs at a time: do the curves overlap?
 
     third_party/venv/bin/python examples/grpo/compare_seeds.py --out build/grpo-seeds
 
@@ -7,6 +7,7 @@ Writes seeds.png and numbers.md there. A run that is there already (its log is c
 """
 
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import statistics
@@ -80,7 +81,9 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "grpo-seeds")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     args = parser.parse_args()
-    runs = {(schedule, seed): run(args, schedule, seed) for seed in range(args.seeds) for schedule in SCHEDULES}
+    keys = [(schedule, seed) for seed in range(args.seeds) for schedule in SCHEDULES]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:  # a run takes one core
+        runs = dict(zip(keys, pool.map(lambda key: run(args, *key), keys)))
     text = numbers(runs)
     (args.out / "numbers.md").write_text(text)
     draw(runs, args.out / "seeds.png")

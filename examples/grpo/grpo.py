@@ -8,8 +8,8 @@ reward do the rest. Writes log.jsonl and curve.png under --out.
 """
 
 import argparse
+import collections
 import json
-import os
 import pathlib
 import shutil
 import sys
@@ -85,7 +85,8 @@ class Log:
         self._file, self._start_s, self.rows = open(path, "w", encoding="utf-8"), time.monotonic(), []
 
     def __call__(self, phase, round, reward, result):
-        metrics = result.metrics
+        # A round whose answers are all equally good has nothing to learn from: its steps are skipped, without metrics.
+        metrics = collections.defaultdict(float, result.metrics)
         row = {"phase": phase, "round": round, "reward": reward, "step": result.steps[-1].step,
                "loss": metrics["actor/loss"], "grad_norm": metrics["actor/grad_norm"],
                "tokens_logical": metrics["prefix/tokens_logical"], "tokens_computed": metrics["prefix/tokens_computed"],
@@ -132,7 +133,7 @@ def parse_args():
     parser.add_argument("--record", metavar="TRACE", help="keep every request for `stemma replay`")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "grpo")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=1, help="of sampler and worker; so small a model needs no more")
     return parser.parse_args()
 
 
