@@ -91,6 +91,20 @@ def test_a_request_of_several_steps_whose_worker_dies_between_them_is_rolled_bac
     assert get(cluster, request).steps_applied == 1
 
 
+def test_stemma_worker_killed_in_the_middle_of_many_steps_rolls_back_and_its_successor_serves():
+    with Cluster(flags=("--dtype", "fp64")) as cluster:
+        request = submit(cluster, ppo_epochs=4000)
+        wait_for(lambda: get(cluster, request).steps_applied > 0, "a first step")
+        cluster.worker.send_signal(signal.SIGKILL)
+        cluster.lose_worker()
+        status = get(cluster, request)
+        assert status.failure.reason == "ROLLED_BACK" and 0 < status.steps_applied < 4000
+        assert refusal(lambda: request.send(cluster.stub)).reason == "ROLLED_BACK"
+        cluster.start_worker()
+        step = Request().send(cluster.stub).result.steps[0]
+        assert step.step == 1 and step.metrics["actor/grad_norm"] > 0
+
+
 def test_a_repeated_id_attaches_then_replays_and_never_steps_twice(cluster):
     request = submit(cluster, "hang")
     attached = cluster.stub.UpdateActor.future(iter(request.parts()))
