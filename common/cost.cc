@@ -76,8 +76,8 @@ struct RowBytes {
 
 constexpr int64_t kUpcastRows = 512;  // rows of bf16 operands that worker/ops/linear.cc upcasts at a time
 
-// ATen's CPU flash backward: two blocks of 256 x 512 scores for each thread.
-constexpr int64_t kAttentionScratch = 2 * 256 * 512;
+// worker/kernels/attention.cc, backward: two blocks of 128 x 512 scores for each thread.
+constexpr int64_t kAttentionScratch = 2 * 128 * 512;
 
 // Above a layer's tape while the backward of its MLP runs: dy, d(act), d(gate up); act is freed.
 int64_t MlpBackwardBytes(const ByteShape& s, int64_t rows) {
@@ -93,14 +93,14 @@ int64_t MlpBackwardBytes(const ByteShape& s, int64_t rows) {
 int64_t AttentionBackwardBytes(const ByteShape& s, int64_t rows, int64_t ancestor_rows) {
   const int64_t d = s.config.hidden_size, q = s.config.q_size(), kv = s.config.kv_size();
   const int64_t freed = rows * (s.run_bytes * (3 * s.config.ffn_size + 2 * d) + s.accumulate_bytes);
-  const int64_t results = rows * s.run_bytes * (d + q + q + 2 * kv);                 // dx2, do; dq, dk, dv
-  const int64_t folded = ancestor_rows > 0 ? rows * s.accumulate_bytes * 3 * q : 0;  // do, o; the ancestor call's dq
+  const int64_t results = rows * s.run_bytes * (d + q + q + 2 * kv);  // dx2, do; dq, dk, dv
+  const int64_t ancestor_dq = ancestor_rows > 0 ? rows * s.accumulate_bytes * q : 0;
   const int64_t ancestor_gradients = ancestor_rows * s.accumulate_bytes * 2 * kv;
-  const int64_t scratch = s.threads * s.accumulate_bytes * kAttentionScratch;
+  const int64_t scratch = s.threads * s.accumulate_bytes * (kAttentionScratch + rows);  // and a row's delta
   // bf16 is computed in fp32: q, k, v, o, do and the ancestor's k, v.
   const int64_t upcast =
       s.run_bytes == s.accumulate_bytes ? 0 : s.accumulate_bytes * (rows * (3 * q + 2 * kv) + ancestor_rows * 2 * kv);
-  return results + folded + ancestor_gradients + scratch + upcast - freed;
+  return results + ancestor_dq + ancestor_gradients + scratch + upcast - freed;
 }
 
 int64_t LayerBackwardBytes(const ByteShape& s, int64_t rows, int64_t ancestor_rows) {

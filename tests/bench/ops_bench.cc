@@ -147,23 +147,19 @@ void PrintRate(const char* name, double flops, const Work& work) {
 class NoKernel : public AttentionKernel {
  public:
   Output Forward(const at::Tensor& q, const at::Tensor&, const at::Tensor&, bool, double) const override {
-    return {Native(q), at::empty({q.size(0), q.size(2), q.size(1)}, q.options()).transpose(1, 2)};
+    return {at::empty(q.sizes(), q.options()), at::empty(q.sizes().slice(0, 4), q.options())};
   }
   Gradients Backward(const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor&, const at::Tensor&,
                      const at::Tensor&, bool, double) const override {
-    return {Native(q), Native(k), Native(k)};
-  }
-
- private:
-  static at::Tensor Native(const at::Tensor& x) {
-    return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
+    const auto empty = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
+    return {empty(q), empty(k), empty(k)};
   }
 };
 
 // `prefix` ancestor rows (0: none), `spans` suffixes of `rows`.
 void BenchAttention(int64_t prefix, int64_t spans, int64_t rows, CausalLayout layout) {
   const int64_t total = spans * rows;
-  const CpuFlashAttention kernel;
+  const CpuAttention kernel;
   const at::Tensor q = at::randn({kH, total, kE}), k = at::randn({kK, total, kE}), v = at::randn({kK, total, kE});
   AttentionBatch batch;
   batch.layout = layout;
@@ -190,18 +186,34 @@ void BenchAttention(int64_t prefix, int64_t spans, int64_t rows, CausalLayout la
   std::printf("  around the calls: forward %.3f ms, backward %.3f ms\n", 1e3 * around.fused, 1e3 * around.separate);
 }
 
-// The bare operator on tensors that need no copy: what the calls around it cost is the difference to the rows above.
-void BenchBareFlash(int64_t rows, int64_t keys, bool causal) {
-  const CpuFlashAttention kernel;
+// Our kernel beside LibTorch's CPU flash operator, on the same heads without groups, which is all that the latter
+// takes.
+void BenchKernel(int64_t rows, int64_t keys, bool causal) {
+  const CpuAttention kernel;
   const double scale = 1 / std::sqrt(static_cast<double>(kE));
   const at::Tensor q = at::randn({1, kH, rows, kE}), k = at::randn({1, kH, keys, kE}),
                    dout = at::randn({1, kH, rows, kE});
-  const AttentionKernel::Output out = kernel.Forward(q, k, k, causal, scale);
-  const double pairs = static_cast<double>(rows) * static_cast<double>(causal ? (rows + 1) / 2 : keys);
-  std::printf("bare flash %ld x %ld%s\n", static_cast<long>(rows), static_cast<long>(keys), causal ? " causal" : "");
-  PrintRate("  forward", 4 * pairs * kH * kE, [&] { kernel.Forward(q, k, k, causal, scale); });
-  PrintRate("  backward", 10 * pairs * kH * kE,
-            [&] { kernel.Backward(dout, q, k, k, out.out, out.lse, causal, scale); });
+  const at::Tensor grouped_q = q.unsqueeze(2), grouped_dout = dout.unsqueeze(2);
+  const AttentionKernel::Output out = kernel.Forward(grouped_q, k, k, causal, scale);
+  const at::Tensor flat_out = out.out.squeeze(2), flat_lse = out.lse.squeeze(2);
+  const Pair forward =
+      MedianSeconds([&] { kernel.Forward(grouped_q, k, k, causal, scale); },
+                    [&] { at::_scaled_dot_product_flash_attention_for_cpu(q, k, k, 0, causal, {}, scale); });
+  const Pair backward =
+      MedianSeconds([&] { kernel.Backward(grouped_dout, grouped_q, k, k, out.out, out.lse, causal, scale); },
+                    [&] {
+                      at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, k, flat_out, flat_lse, 0,
+                                                                               causal, {}, scale);
+                    });
+  const double pairs = static_cast<double>(rows) * (causal ? 0.5 * static_cast<double>(rows + 1) : keys);
+  const auto print = [&](const char* name, double flops, const Pair& seconds) {
+    std::printf("  %-9s %8.3f ms %6.1f GFLOP/s   LibTorch %8.3f ms %6.1f GFLOP/s   x%.2f\n", name, 1e3 * seconds.fused,
+                1e-9 * flops / seconds.fused, 1e3 * seconds.separate, 1e-9 * flops / seconds.separate,
+                seconds.separate / seconds.fused);
+  };
+  std::printf("attention %ld x %ld%s\n", static_cast<long>(rows), static_cast<long>(keys), causal ? " causal" : "");
+  print("forward", 4 * pairs * kH * kE, forward);
+  print("backward", 10 * pairs * kH * kE, backward);
 }
 
 void BenchGemm() {
@@ -228,9 +240,8 @@ int main(int argc, char** argv) {
   stemma::BenchSwiglu();
   stemma::BenchQkv();
   stemma::BenchGemm();
-  stemma::BenchBareFlash(2048, 2048, false);
-  stemma::BenchBareFlash(2048, 2048, true);
-  stemma::BenchBareFlash(256, 256, true);
+  for (const int64_t rows : {64, 128, 256, 512, 1024, 2048}) stemma::BenchKernel(rows, rows, true);
+  for (const int64_t keys : {64, 128, 256, 512, 1024, 2048}) stemma::BenchKernel(2048, keys, false);
   stemma::BenchAttention(1024, 8, 256, stemma::CausalLayout::kLoop);
   stemma::BenchAttention(1024, 8, 256, stemma::CausalLayout::kPadded);
   stemma::BenchAttention(2048, 16, 128, stemma::CausalLayout::kLoop);

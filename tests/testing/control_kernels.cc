@@ -7,29 +7,29 @@
 namespace stemma::testing {
 namespace {
 
-class DroppedGkKernel : public CpuFlashAttention {
+class DroppedGkKernel : public CpuAttention {
  public:
   Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
-    Gradients gradients = CpuFlashAttention::Backward(dout, q, k, v, out, lse, causal, scale);
+    Gradients gradients = CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale);
     if (!causal) gradients.dk = at::zeros_like(gradients.dk);
     return gradients;
   }
 };
 
-class RestartedPositionKernel : public CpuFlashAttention {
+class RestartedPositionKernel : public CpuAttention {
  public:
   explicit RestartedPositionKernel(double rope_theta) : rope_theta_(rope_theta) {}
 
   Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                  double scale) const override {
-    return CpuFlashAttention::Forward(causal ? q : Rotate(q, -k.size(2)), k, v, causal, scale);
+    return CpuAttention::Forward(causal ? q : Rotate(q, -k.size(2)), k, v, causal, scale);
   }
 
   Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
-    if (causal) return CpuFlashAttention::Backward(dout, q, k, v, out, lse, causal, scale);
-    Gradients gradients = CpuFlashAttention::Backward(dout, Rotate(q, -k.size(2)), k, v, out, lse, causal, scale);
+    if (causal) return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale);
+    Gradients gradients = CpuAttention::Backward(dout, Rotate(q, -k.size(2)), k, v, out, lse, causal, scale);
     gradients.dq = Rotate(gradients.dq, k.size(2));
     return gradients;
   }
@@ -51,7 +51,7 @@ class RestartedPositionKernel : public CpuFlashAttention {
 }  // namespace
 
 std::unique_ptr<AttentionKernel> MakeControlKernel(const std::string& name, double rope_theta) {
-  if (name == "none") return std::make_unique<CpuFlashAttention>();
+  if (name == "none") return std::make_unique<CpuAttention>();
   if (name == "partial_both") return std::make_unique<WrongAttention>(WrongBackward::kOwnOutputAndLse);
   if (name == "partial_output") return std::make_unique<WrongAttention>(WrongBackward::kOwnOutput);
   if (name == "partial_lse") return std::make_unique<WrongAttention>(WrongBackward::kOwnLse);

@@ -15,7 +15,7 @@ enum class WrongBackward {
   kNoAncestor,       // the unmasked part's gradients are zero
 };
 
-class WrongAttention : public CpuFlashAttention {
+class WrongAttention : public CpuAttention {
  public:
   explicit WrongAttention(WrongBackward wrong) : wrong_(wrong) {}
 
@@ -24,17 +24,17 @@ class WrongAttention : public CpuFlashAttention {
     const Output own = Forward(q, k, v, causal, scale);
     switch (wrong_) {
       case WrongBackward::kOwnOutputAndLse: {
-        const at::Tensor weighted = (own.lse - lse).exp().unsqueeze(3) * dout;
-        return CpuFlashAttention::Backward(weighted, q, k, v, own.out, own.lse, causal, scale);
+        const at::Tensor weighted = (own.lse - lse).exp().unsqueeze(4) * dout;
+        return CpuAttention::Backward(weighted, q, k, v, own.out, own.lse, causal, scale);
       }
       case WrongBackward::kOwnOutput:
-        return CpuFlashAttention::Backward(dout, q, k, v, own.out, lse, causal, scale);
+        return CpuAttention::Backward(dout, q, k, v, own.out, lse, causal, scale);
       case WrongBackward::kOwnLse:
-        return CpuFlashAttention::Backward(dout, q, k, v, out, own.lse, causal, scale);
+        return CpuAttention::Backward(dout, q, k, v, out, own.lse, causal, scale);
       case WrongBackward::kNoAncestor:
         break;
     }
-    if (causal) return CpuFlashAttention::Backward(dout, q, k, v, out, lse, causal, scale);
+    if (causal) return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale);
     return {at::zeros_like(q), at::zeros_like(k), at::zeros_like(v)};
   }
 

@@ -227,7 +227,7 @@ absl::StatusOr<uint64_t> ModelEngine::Export(const worker::v1::Export& request) 
 
 absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const worker::v1::Configure& configure,
                                                      const std::string& incarnation) {
-  return ModelEngine::Create(configure, incarnation, std::make_unique<CpuFlashAttention>());
+  return ModelEngine::Create(configure, incarnation, std::make_unique<CpuAttention>());
 }
 
 }  // namespace stemma

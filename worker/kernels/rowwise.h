@@ -121,12 +121,10 @@ struct HeadGradients {
   int64_t kv_stride, group_stride, row_stride;
 };
 
-// Without sum_group: out of head k · group + i is first + second (null: nothing). With it: out of head k is the sum of
-// first over its group. Rows of out are adjacent.
+// out of head k · group + i is first + second (null: nothing). Rows of out are adjacent.
 template <typename T>
 struct CombineHeadsArgs {
   HeadGradients<Acc<T>> first, second;
-  bool sum_group;
   T* out;
   int64_t out_head_stride;
   int64_t rows, num_kv_heads, group, head_size;

@@ -305,23 +305,6 @@ void MergeRows(const MergeArgs<T>& a, int64_t begin, int64_t end) {
   }
 }
 
-// out = Σ_i first[i · stride], i < count: a block at a time, so that sums stay in registers or the first-level cache.
-template <typename T>
-inline void SumRows(const Acc<T>* __restrict first, int64_t stride, int64_t count, int64_t n, T* __restrict out) {
-  constexpr int64_t kBlock = 64;
-  Acc<T> sums[kBlock];
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t size = n - begin < kBlock ? n - begin : kBlock;
-    for (int64_t e = 0; e < size; ++e) sums[e] = first[begin + e];
-    for (int64_t i = 1; i < count; ++i) {
-#pragma omp simd
-      for (int64_t e = 0; e < size; ++e) sums[e] += first[i * stride + begin + e];
-    }
-#pragma omp simd
-    for (int64_t e = 0; e < size; ++e) Store(out[begin + e], sums[e]);
-  }
-}
-
 template <typename T>
 inline void AddRows(const Acc<T>* __restrict first, const Acc<T>* __restrict second, int64_t n, T* __restrict out) {
   if (second == nullptr) {
@@ -339,10 +322,6 @@ void CombineHeadsRows(const CombineHeadsArgs<T>& a, int64_t begin, int64_t end) 
   for (int64_t k = 0; k < a.num_kv_heads; ++k) {
     for (int64_t t = begin; t < end; ++t) {
       const A* first = a.first.data + k * a.first.kv_stride + t * a.first.row_stride;
-      if (a.sum_group) {
-        SumRows<T>(first, a.first.group_stride, a.group, a.head_size, a.out + k * a.out_head_stride + t * a.head_size);
-        continue;
-      }
       const A* second = a.second.data;
       if (second != nullptr) second += k * a.second.kv_stride + t * a.second.row_stride;
       for (int64_t i = 0; i < a.group; ++i) {

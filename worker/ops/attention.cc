@@ -1,16 +1,14 @@
 #include "worker/ops/attention.h"
 
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <tuple>
-#include <utility>
+#include <type_traits>
 
+#include "worker/kernels/attention.h"
 #include "worker/ops/run_type.h"
 
 namespace stemma {
@@ -20,13 +18,47 @@ namespace {
 using Output = AttentionKernel::Output;
 using Gradients = AttentionKernel::Gradients;
 
-void CheckCall(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
-  // The operator checks neither: fewer kv heads than query heads read out of range, zero keys divide by zero.
+kernels::AttentionSize SizeOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                              double scale) {
+  CHECK_EQ(q.dim(), 5);
+  CHECK_EQ(k.dim(), 4);
   CHECK_GT(k.size(2), 0) << "attention to zero keys";
   CHECK_EQ(q.size(0), k.size(0));
-  CHECK_EQ(q.size(1), k.size(1)) << "query and kv heads";
+  CHECK_EQ(q.size(1), k.size(1)) << "kv heads of the queries and of the keys";
+  CHECK_EQ(q.size(4), k.size(3)) << "head size";
   CHECK(k.sizes() == v.sizes()) << k.sizes() << " and " << v.sizes();
-  if (causal) CHECK_EQ(q.size(2), k.size(2));
+  if (causal) CHECK_EQ(q.size(3), k.size(2));
+  return {q.size(0), q.size(1), q.size(2), q.size(3), k.size(2), q.size(4), causal, scale};
+}
+
+// x [B, K, g, S, E].
+template <typename T>
+kernels::AttentionRows<T> QueryRows(const at::Tensor& x) {
+  CHECK_EQ(x.stride(4), 1);
+  return {StridedData<std::remove_const_t<T>>(x), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
+}
+
+// x [B, K, S, E].
+template <typename T>
+kernels::AttentionRows<T> KeyRows(const at::Tensor& x) {
+  CHECK_EQ(x.stride(3), 1);
+  return {StridedData<std::remove_const_t<T>>(x), x.stride(0), x.stride(1), 0, x.stride(2)};
+}
+
+// x [B, K, g, S].
+template <typename T>
+kernels::AttentionRows<T> LseRows(const at::Tensor& x) {
+  return {StridedData<std::remove_const_t<T>>(x), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
+}
+
+template <typename Use>
+void DispatchAccType(at::ScalarType dtype, const Use& use) {
+  CHECK(dtype == at::kFloat || dtype == at::kDouble) << dtype;
+  if (dtype == at::kFloat) {
+    use.template operator()<float>();
+  } else {
+    use.template operator()<double>();
+  }
 }
 
 struct Shape {
@@ -86,21 +118,17 @@ at::Tensor HeadsOfRows(const at::Tensor& x_TD, const Shape& shape) {
   return x_TD.view({x_TD.size(0), shape.num_kv_heads, shape.group, shape.head_size}).permute({1, 2, 0, 3});
 }
 
-// [K, g, T, E] rows [begin, begin + count) -> [K, 1, g·count, E], group-major: a view where these are all rows of a
-// head-major tensor, else a copy.
-at::Tensor Fold(const at::Tensor& x_KgTE, int64_t begin, int64_t count) {
-  return x_KgTE.narrow(2, begin, count).reshape({x_KgTE.size(0), 1, x_KgTE.size(1) * count, x_KgTE.size(3)});
+// [K, g, T, ...] rows [begin, begin + count) -> [1, K, g, count, ...].
+at::Tensor QueriesOf(const at::Tensor& x, int64_t begin, int64_t count) {
+  return x.narrow(2, begin, count).unsqueeze(0);
 }
 
-// The inverse, always a view.
-at::Tensor Unfold(const at::Tensor& x_K1XE, int64_t group) {
-  return x_K1XE.squeeze(1).unflatten(1, {group, x_K1XE.size(2) / group});
-}
+// [K, T, E] rows -> [1, K, count, E].
+at::Tensor KeysOf(const at::Tensor& x, int64_t begin, int64_t count) { return x.narrow(1, begin, count).unsqueeze(0); }
 
-// [K, T, E] rows -> [K, g, count, E] with stride 0 over the group: nothing is copied.
-at::Tensor ExpandGroup(const at::Tensor& x_KTE, int64_t begin, int64_t count, int64_t group) {
-  return x_KTE.narrow(1, begin, count).unsqueeze(1).expand({x_KTE.size(0), group, count, x_KTE.size(2)});
-}
+// The only batch entry.
+Output OnlyEntry(const Output& part) { return {part.out.squeeze(0), part.lse.squeeze(0)}; }
+Gradients OnlyEntry(const Gradients& part) { return {part.dq.squeeze(0), part.dk.squeeze(0), part.dv.squeeze(0)}; }
 
 // Rows of a run's spans, each padded on the right with zeros: [n, K, G, longest, ...] of x [K, G, T, ...].
 at::Tensor Pad(const at::Tensor& x, const Run& run) {
@@ -168,28 +196,24 @@ Wave WaveOf(const AttentionKernel& kernel, double scale, const at::Tensor& q_HTE
 // All rows of a run over its ancestor's keys: [K, g, rows, E].
 Output AncestorForward(const Wave& wave, const Run& run) {
   const AncestorKv& kv = *run.ancestor;
-  const Output part = wave.kernel.Forward(Fold(wave.q_KgTE, run.begin, run.rows()), Upcast(kv.k_KCE).unsqueeze(1),
-                                          Upcast(kv.v_KCE).unsqueeze(1), /*causal=*/false, wave.scale);
-  return {Unfold(part.out, wave.shape.group), Unfold(part.lse, wave.shape.group)};
+  return OnlyEntry(wave.kernel.Forward(QueriesOf(wave.q_KgTE, run.begin, run.rows()), Upcast(kv.k_KCE).unsqueeze(0),
+                                       Upcast(kv.v_KCE).unsqueeze(0), /*causal=*/false, wave.scale));
 }
 
 Output CausalForward(const Wave& wave, const AttentionSpan& span) {
-  const int64_t begin = span.begin, count = span.end - span.begin, group = wave.shape.group;
-  return wave.kernel.Forward(wave.q_KgTE.narrow(2, begin, count), ExpandGroup(wave.k_KTE, begin, count, group),
-                             ExpandGroup(wave.v_KTE, begin, count, group), /*causal=*/true, wave.scale);
+  const int64_t begin = span.begin, count = span.end - span.begin;
+  return OnlyEntry(wave.kernel.Forward(QueriesOf(wave.q_KgTE, begin, count), KeysOf(wave.k_KTE, begin, count),
+                                       KeysOf(wave.v_KTE, begin, count), /*causal=*/true, wave.scale));
 }
 
-// q, k, v of a run's spans as one padded batch [n·K, g, longest, E]; k, v with stride 0 over the group.
+// q [n, K, g, longest, E] and k, v [n, K, longest, E] of a run's spans, padded.
 struct PaddedQkv {
   at::Tensor q, k, v;
 };
 
 PaddedQkv PadQkv(const Wave& wave, const Run& run) {
-  const auto kv = [&](const at::Tensor& x_KTE) {
-    const at::Tensor padded = Pad(x_KTE.unsqueeze(1), run).flatten(0, 1);
-    return padded.expand({padded.size(0), wave.shape.group, padded.size(2), padded.size(3)});
-  };
-  return {Pad(wave.q_KgTE, run).flatten(0, 1), kv(wave.k_KTE), kv(wave.v_KTE)};
+  const auto keys = [&](const at::Tensor& x_KTE) { return Pad(x_KTE.unsqueeze(1), run).squeeze(2); };
+  return {Pad(wave.q_KgTE, run), keys(wave.k_KTE), keys(wave.v_KTE)};
 }
 
 // Causal outputs of each span of a run, by the batch's layout, handed to `use` with the span's index in the run.
@@ -201,10 +225,9 @@ void ForEachCausalForward(const Wave& wave, const Run& run, CausalLayout layout,
   }
   const PaddedQkv padded = PadQkv(wave, run);
   const Output all = wave.kernel.Forward(padded.q, padded.k, padded.v, /*causal=*/true, wave.scale);
-  const int64_t kv_heads = wave.shape.num_kv_heads;
   for (size_t i = 0; i < run.spans.size(); ++i) {
-    const int64_t first = static_cast<int64_t>(i) * kv_heads, count = run.spans[i].end - run.spans[i].begin;
-    use(run.spans[i], NarrowRows({all.out.narrow(0, first, kv_heads), all.lse.narrow(0, first, kv_heads)}, 0, count));
+    const int64_t entry = static_cast<int64_t>(i), count = run.spans[i].end - run.spans[i].begin;
+    use(run.spans[i], NarrowRows({all.out.select(0, entry), all.lse.select(0, entry)}, 0, count));
   }
 }
 
@@ -214,11 +237,11 @@ struct WaveOutput {
 };
 
 Gradients CausalBackward(const Wave& wave, const WaveOutput& output, const AttentionSpan& span) {
-  const int64_t begin = span.begin, count = span.end - span.begin, group = wave.shape.group;
-  return wave.kernel.Backward(output.do_KgTE.narrow(2, begin, count), wave.q_KgTE.narrow(2, begin, count),
-                              ExpandGroup(wave.k_KTE, begin, count, group),
-                              ExpandGroup(wave.v_KTE, begin, count, group), output.o_KgTE.narrow(2, begin, count),
-                              output.lse_KgT.narrow(2, begin, count), /*causal=*/true, wave.scale);
+  const int64_t begin = span.begin, count = span.end - span.begin;
+  const auto queries = [&](const at::Tensor& x) { return QueriesOf(x, begin, count); };
+  return OnlyEntry(wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), KeysOf(wave.k_KTE, begin, count),
+                                        KeysOf(wave.v_KTE, begin, count), queries(output.o_KgTE),
+                                        queries(output.lse_KgT), /*causal=*/true, wave.scale));
 }
 
 // As forward. Padded rows carry do = 0 and lse = 0: their scores are 0, so every term of theirs vanishes.
@@ -230,27 +253,27 @@ void ForEachCausalBackward(const Wave& wave, const WaveOutput& output, const Run
     return;
   }
   const PaddedQkv padded = PadQkv(wave, run);
-  const auto pad = [&](const at::Tensor& x) { return Pad(x, run).flatten(0, 1); };
-  const Gradients all = wave.kernel.Backward(pad(output.do_KgTE), padded.q, padded.k, padded.v, pad(output.o_KgTE),
-                                             pad(output.lse_KgT), /*causal=*/true, wave.scale);
-  const int64_t kv_heads = wave.shape.num_kv_heads;
+  const Gradients all =
+      wave.kernel.Backward(Pad(output.do_KgTE, run), padded.q, padded.k, padded.v, Pad(output.o_KgTE, run),
+                           Pad(output.lse_KgT, run), /*causal=*/true, wave.scale);
   for (size_t i = 0; i < run.spans.size(); ++i) {
-    const int64_t first = static_cast<int64_t>(i) * kv_heads, count = run.spans[i].end - run.spans[i].begin;
-    const auto rows = [&](const at::Tensor& x) { return x.narrow(0, first, kv_heads).narrow(2, 0, count); };
-    use(run.spans[i], Gradients{rows(all.dq), rows(all.dk), rows(all.dv)});
+    const int64_t entry = static_cast<int64_t>(i), count = run.spans[i].end - run.spans[i].begin;
+    use(run.spans[i],
+        Gradients{all.dq.select(0, entry).narrow(2, 0, count), all.dk.select(0, entry).narrow(1, 0, count),
+                  all.dv.select(0, entry).narrow(1, 0, count)});
   }
 }
 
 // Adds to the ancestor's gK, gV; returns dq of the run's rows, [K, g, rows, E].
 at::Tensor AncestorBackward(const Wave& wave, const WaveOutput& output, const Run& run) {
   const AncestorKv& kv = *run.ancestor;
-  const auto fold = [&](const at::Tensor& x) { return Fold(x, run.begin, run.rows()); };
-  const Gradients gradients = wave.kernel.Backward(
-      fold(output.do_KgTE), fold(wave.q_KgTE), Upcast(kv.k_KCE).unsqueeze(1), Upcast(kv.v_KCE).unsqueeze(1),
-      fold(output.o_KgTE), fold(output.lse_KgT.unsqueeze(3)).squeeze(3), /*causal=*/false, wave.scale);
-  kv.gk_KCE.add_(gradients.dk.squeeze(1));
-  kv.gv_KCE.add_(gradients.dv.squeeze(1));
-  return Unfold(gradients.dq, wave.shape.group);
+  const auto queries = [&](const at::Tensor& x) { return QueriesOf(x, run.begin, run.rows()); };
+  const Gradients gradients = OnlyEntry(wave.kernel.Backward(
+      queries(output.do_KgTE), queries(wave.q_KgTE), Upcast(kv.k_KCE).unsqueeze(0), Upcast(kv.v_KCE).unsqueeze(0),
+      queries(output.o_KgTE), queries(output.lse_KgT), /*causal=*/false, wave.scale));
+  kv.gk_KCE.add_(gradients.dk);
+  kv.gv_KCE.add_(gradients.dv);
+  return gradients.dq;
 }
 
 // A span's rows of a tensor that holds its run's, [K, g, rows, E]; undefined stays undefined.
@@ -265,15 +288,12 @@ kernels::HeadGradients<A> HeadGradientsOf(const at::Tensor& x_KgTE) {
   return {StridedData<A>(x_KgTE), x_KgTE.stride(0), x_KgTE.stride(1), x_KgTE.stride(2)};
 }
 
-// Rows of a span of `out` ([heads, T, E]) from its parts' gradients ([K, g, rows, E]): first + second, or the sum of
-// first over the group.
-void CombineSpan(const at::Tensor& first, const at::Tensor& second, bool sum_group, const AttentionSpan& span,
-                 const at::Tensor& out) {
+// Rows of a span of `out` ([heads, T, E]) from its parts' gradients ([K, g, rows, E]): their sum.
+void CombineSpan(const at::Tensor& first, const at::Tensor& second, const AttentionSpan& span, const at::Tensor& out) {
   DispatchRunType(out.scalar_type(), [&]<typename T>() {
     using A = kernels::Acc<T>;
     kernels::CombineHeads<T>({.first = HeadGradientsOf<A>(first),
                               .second = HeadGradientsOf<A>(second),
-                              .sum_group = sum_group,
                               .out = Data<T>(out) + span.begin * out.size(2),
                               .out_head_stride = out.size(1) * out.size(2),
                               .rows = span.end - span.begin,
@@ -285,21 +305,46 @@ void CombineSpan(const at::Tensor& first, const at::Tensor& second, bool sum_gro
 
 }  // namespace
 
-Output CpuFlashAttention::Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                                  double scale) const {
-  CheckCall(q, k, v, causal);
-  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0, causal,
-                                                                    /*attn_mask=*/{}, scale);
-  return {std::move(out), std::move(lse)};
+Output CpuAttention::Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                             double scale) const {
+  const kernels::AttentionSize size = SizeOf(q, k, v, causal, scale);
+  const at::Tensor scratch = at::empty({kernels::AttentionForwardScratch(size)}, q.options());
+  Output output{at::empty(q.sizes(), q.options()), at::empty(q.sizes().slice(0, 4), q.options())};
+  DispatchAccType(q.scalar_type(), [&]<typename T>() {
+    kernels::AttentionForward<T>({.size = size,
+                                  .q = QueryRows<const T>(q),
+                                  .k = KeyRows<const T>(k),
+                                  .v = KeyRows<const T>(v),
+                                  .out = QueryRows<T>(output.out),
+                                  .lse = LseRows<T>(output.lse),
+                                  .scratch = Data<T>(scratch)});
+  });
+  return output;
 }
 
-Gradients CpuFlashAttention::Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse, bool causal,
-                                      double scale) const {
-  CheckCall(q, k, v, causal);
-  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, lse, /*dropout_p=*/0,
-                                                                               causal, /*attn_mask=*/{}, scale);
-  return {std::move(dq), std::move(dk), std::move(dv)};
+Gradients CpuAttention::Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const {
+  const kernels::AttentionSize size = SizeOf(q, k, v, causal, scale);
+  CHECK(dout.sizes() == q.sizes()) << dout.sizes() << " and " << q.sizes();
+  CHECK(out.sizes() == q.sizes()) << out.sizes() << " and " << q.sizes();
+  CHECK(lse.sizes() == q.sizes().slice(0, 4)) << lse.sizes() << " and " << q.sizes();
+  const at::Tensor scratch = at::empty({kernels::AttentionBackwardScratch(size)}, q.options());
+  Gradients gradients{at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()),
+                      at::empty(v.sizes(), v.options())};
+  DispatchAccType(q.scalar_type(), [&]<typename T>() {
+    kernels::AttentionBackward<T>({.size = size,
+                                   .dout = QueryRows<const T>(dout),
+                                   .q = QueryRows<const T>(q),
+                                   .k = KeyRows<const T>(k),
+                                   .v = KeyRows<const T>(v),
+                                   .out = QueryRows<const T>(out),
+                                   .lse = LseRows<const T>(lse),
+                                   .dq = QueryRows<T>(gradients.dq),
+                                   .dk = KeyRows<T>(gradients.dk),
+                                   .dv = KeyRows<T>(gradients.dv),
+                                   .scratch = Data<T>(scratch)});
+  });
+  return gradients;
 }
 
 AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBatch& batch, const at::Tensor& q_HTE,
@@ -339,9 +384,9 @@ AttentionGradients AttentionBackward(const AttentionKernel& kernel, const Attent
     at::Tensor dq_ancestor;
     if (run.ancestor != nullptr) dq_ancestor = AncestorBackward(wave, output, run);
     ForEachCausalBackward(wave, output, run, batch.layout, [&](const AttentionSpan& span, const Gradients& own) {
-      CombineSpan(own.dq, SpanRows(dq_ancestor, span, run), /*sum_group=*/false, span, gradients.dq_HTE);
-      CombineSpan(own.dk, {}, /*sum_group=*/true, span, gradients.dk_KTE);
-      CombineSpan(own.dv, {}, /*sum_group=*/true, span, gradients.dv_KTE);
+      CombineSpan(own.dq, SpanRows(dq_ancestor, span, run), span, gradients.dq_HTE);
+      gradients.dk_KTE.narrow(1, span.begin, span.end - span.begin).copy_(own.dk);
+      gradients.dv_KTE.narrow(1, span.begin, span.end - span.begin).copy_(own.dv);
     });
   }
   return gradients;

@@ -1,5 +1,5 @@
 // Split attention: a segment's rows attend causally to themselves and to all K/V of their ancestor, each by its own
-// kernel call, merged by log-sum-exp; in backward each part's stock kernel is called with the merged output and the
+// kernel call, merged by log-sum-exp; in backward each part's kernel is called with the merged output and the
 // merged log-sum-exp, which is exact (the paper, Section 3.1; Appendix A).
 //
 // Called by worker/model only. Shapes: T rows, C ancestor rows, H query heads, K kv heads, g = H/K, E head size. Query
@@ -13,26 +13,28 @@
 
 namespace stemma {
 
-// A stock kernel for dense batched heads, chosen once at start. Tests inject wrong ones.
+// A kernel for dense batched heads, chosen once at start; it knows nothing of splits and merges. Tests inject wrong
+// ones. B batch entries; query head (k, i), i < g, belongs to kv head k.
 class AttentionKernel {
  public:
   struct Output {
-    at::Tensor out;  // [B, H, Sq, E]
-    at::Tensor lse;  // [B, H, Sq], natural log, scale included; fp32, fp64 for fp64 inputs
+    at::Tensor out;  // [B, K, g, Sq, E]
+    at::Tensor lse;  // [B, K, g, Sq], natural log, scale included; fp32, fp64 for fp64 inputs
   };
   struct Gradients {
-    at::Tensor dq, dk, dv;
+    at::Tensor dq;      // [B, K, g, Sq, E]
+    at::Tensor dk, dv;  // [B, K, Sk, E], summed over the group
   };
   virtual ~AttentionKernel() = default;
-  // q [B, H, Sq, E]; k, v [B, H, Sk, E] with any strides but a contiguous last dim; Sk > 0. causal needs Sq == Sk.
+  // q [B, K, g, Sq, E]; k, v [B, K, Sk, E] with any strides but a contiguous last dim; Sk > 0. causal needs Sq == Sk.
   virtual Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                          double scale) const = 0;
   virtual Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const = 0;
 };
 
-// ATen's CPU flash attention.
-class CpuFlashAttention : public AttentionKernel {
+// worker/kernels/attention.h; fp32 and fp64.
+class CpuAttention : public AttentionKernel {
  public:
   Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                  double scale) const override;

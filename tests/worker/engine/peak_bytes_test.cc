@@ -88,7 +88,7 @@ class PeakBytesTest : public ::testing::TestWithParam<Setting> {
     options.run.set_head_chunk_tokens(128);
     options.run.set_memory_budget_bytes(uint64_t{4} << 30);
     options.run.set_threads(1);
-    auto engine = InProcess::Create(options, std::make_unique<CpuFlashAttention>());
+    auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = std::move(engine).value();
   }

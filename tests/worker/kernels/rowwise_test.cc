@@ -175,7 +175,7 @@ std::vector<double> RunMerge(const RowTable<T>& rows, int64_t size, bool with_an
 }
 
 template <typename T>
-std::vector<double> RunCombine(const RowTable<T>& rows, int64_t size, bool sum_group) {
+std::vector<double> RunCombine(const RowTable<T>& rows, int64_t size) {
   using A = Acc<T>;
   constexpr int64_t kRows = 5, kKvHeads = 2, kGroup = 3, kHeads = kKvHeads * kGroup;
   const auto first = Normal<A>(kHeads * kRows * size, 19), second = Normal<A>(kHeads * kRows * size, 20);
@@ -183,10 +183,10 @@ std::vector<double> RunCombine(const RowTable<T>& rows, int64_t size, bool sum_g
   const HeadGradients<A> second_part{second.data(), kGroup * kRows * size, kRows * size, size};
   std::vector<double> all;
   for (const bool add : {false, true}) {
-    Guarded<T> out((sum_group ? kKvHeads : kHeads) * kRows * size);
-    rows.combine_heads({first_part, add ? second_part : HeadGradients<A>{}, sum_group, out.data(), kRows * size, kRows,
-                        kKvHeads, kGroup, size},
-                       0, kRows);
+    Guarded<T> out(kHeads * kRows * size);
+    rows.combine_heads(
+        {first_part, add ? second_part : HeadGradients<A>{}, out.data(), kRows * size, kRows, kKvHeads, kGroup, size},
+        0, kRows);
     out.AppendTo(all);
   }
   return all;
@@ -213,8 +213,8 @@ std::vector<double> RunAll(const KernelTable& table, int64_t width) {
     append(RunQkv<T, T>(rows, 2 * width, option));
     append(RunQkv<T, Acc<T>>(rows, 2 * width, option));
     append(RunMerge<T>(rows, width, option));
-    append(RunCombine<T>(rows, width, option));
   }
+  append(RunCombine<T>(rows, width));
   append(RunSwiglu<T>(rows, width));
   append(RunEmbedding<T>(rows, width));
   return all;

@@ -1,0 +1,55 @@
+// Attention of batched heads on CPU, forward and backward, in blocks: scores of a block of queries and keys by GEMM, an
+// online softmax over the key blocks, and in backward the probabilities again from the log-sum-exp that is given.
+// Called by worker/ops/attention only. Raw pointers; heads are split over LibTorch's threads.
+//
+// Written here because LibTorch's CPU operator reaches less than a third of the GEMM rate on causal spans of a few
+// hundred rows and knows no grouped heads, so that each query head's dK and dV went to memory (docs/benchmarks.md).
+//
+// Query head (k, i), i < group, belongs to kv head k. Always holds: scores above the diagonal are neither read nor
+// counted; dk and dv are sums over the group; results do not depend on the number of threads.
+#pragma once
+
+#include <cstdint>
+
+namespace stemma::kernels {
+
+struct AttentionSize {
+  int64_t batch, num_kv_heads, group, queries, keys, head_size;
+  bool causal;  // query t sees keys 0 … t; queries == keys
+  double scale;
+};
+
+// Row t of head (k, i) of batch entry b lies at data + b·batch + k·kv + i·group + t·row; its elements are adjacent.
+template <typename T>
+struct AttentionRows {
+  T* data;
+  int64_t batch, kv, group, row;
+  T* At(int64_t b, int64_t k, int64_t i, int64_t t) const { return data + b * batch + k * kv + i * group + t * row; }
+};
+
+// T: float, double. Elements of scratch that a call needs, for all of its threads; uninitialised.
+int64_t AttentionForwardScratch(const AttentionSize& size);
+int64_t AttentionBackwardScratch(const AttentionSize& size);
+
+template <typename T>
+struct AttentionForwardArgs {
+  AttentionSize size;
+  AttentionRows<const T> q, k, v;  // group of k, v is not read
+  AttentionRows<T> out, lse;       // lse: one element a row, natural log, scale included
+  T* scratch;
+};
+
+template <typename T>
+struct AttentionBackwardArgs {
+  AttentionSize size;
+  AttentionRows<const T> dout, q, k, v, out, lse;
+  AttentionRows<T> dq, dk, dv;  // overwritten
+  T* scratch;
+};
+
+template <typename T>
+void AttentionForward(const AttentionForwardArgs<T>& args);
+template <typename T>
+void AttentionBackward(const AttentionBackwardArgs<T>& args);
+
+}  // namespace stemma::kernels
