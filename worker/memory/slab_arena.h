@@ -28,6 +28,7 @@ class SlabArena {
 
   size_t mapped_bytes() const { return mapped_bytes_; }
   size_t taken_bytes() const { return taken_bytes_; }
+  size_t largest_free_bytes() const { return free_.empty() ? 0 : free_.rbegin()->first; }  // Take maps nothing up to it
 
  private:
   struct Block {

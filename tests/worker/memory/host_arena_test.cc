@@ -1,0 +1,73 @@
+#include "worker/memory/host_arena.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "tests/testing/status_matchers.h"
+
+namespace stemma {
+namespace {
+
+constexpr int64_t kKiB = 1024;
+
+TEST(HostArenaTest, TakesUpToItsCapacityAndNoMore) {
+  auto arena = HostArena::Create(4 * kKiB).value();
+  void* a = arena->Take(3 * kKiB);
+  ASSERT_NE(a, nullptr);
+  EXPECT_EQ(arena->Take(kKiB + 1), nullptr);
+  void* b = arena->Take(kKiB);
+  ASSERT_NE(b, nullptr);
+  EXPECT_EQ(arena->current_bytes(), 4 * kKiB);
+  arena->Give(a);
+  arena->Give(b);
+}
+
+TEST(HostArenaTest, CountsCurrentAndPeakBytesRoundedTo64) {
+  auto arena = HostArena::Create(4 * kKiB).value();
+  void* a = arena->Take(65);
+  void* b = arena->Take(1);
+  EXPECT_EQ(arena->current_bytes(), 192);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(b) % HostArena::kAlignment, 0u);
+  arena->Give(a);
+  EXPECT_EQ(arena->current_bytes(), 64);
+  EXPECT_EQ(arena->peak_bytes(), 192);
+  arena->ResetPeakBytes();
+  EXPECT_EQ(arena->peak_bytes(), 64);
+  arena->Give(b);
+  EXPECT_EQ(arena->current_bytes(), 0);
+}
+
+TEST(HostArenaTest, RefusesWhatFitsNoHoleAndStaysWithinItsSlab) {
+  constexpr int64_t kCapacity = int64_t{128} << 20;  // a slab of exactly this size
+  auto arena = HostArena::Create(kCapacity).value();
+  void* blocks[4];
+  for (void*& block : blocks) block = arena->Take(kCapacity / 4);
+  const auto* first = static_cast<char*>(blocks[0]);
+  arena->Give(blocks[0]);
+  arena->Give(blocks[2]);
+  EXPECT_EQ(arena->Take(kCapacity / 2), nullptr) << "half is free, in two pieces";
+  arena->Give(blocks[1]);
+  void* joined = arena->Take(kCapacity / 2);
+  EXPECT_EQ(joined, first);
+  arena->Give(joined);
+  arena->Give(blocks[3]);
+}
+
+TEST(HostArenaTest, WithoutCapacityTakesNothing) { EXPECT_EQ(HostArena::Create(0).value()->Take(1), nullptr); }
+
+TEST(HostArenaTest, MoreThanTheHostHasIsRefusedWithTheBytes) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer ends the process instead";
+#endif
+  EXPECT_THAT(
+      HostArena::Create(int64_t{1} << 60),
+      testing::StatusIs(absl::StatusCode::kResourceExhausted, ::testing::HasSubstr("1152921504606846976 bytes")));
+}
+
+TEST(HostArenaDeathTest, ABlockThatOutlivesTheArenaIsABug) {
+  EXPECT_DEATH(HostArena::Create(kKiB).value()->Take(1), "outlive");
+}
+
+}  // namespace
+}  // namespace stemma

@@ -1,0 +1,46 @@
+#include "worker/memory/host_arena.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace stemma {
+namespace {
+
+int64_t RoundUp(int64_t bytes) {
+  return (bytes + HostArena::kAlignment - 1) / HostArena::kAlignment * HostArena::kAlignment;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HostArena>> HostArena::Create(int64_t capacity_bytes) {
+  CHECK_GE(capacity_bytes, 0);
+  std::unique_ptr<HostArena> arena(new HostArena(RoundUp(capacity_bytes)));
+  if (capacity_bytes == 0) return arena;
+  void* all = arena->slabs_.Take(static_cast<size_t>(arena->capacity_bytes_));
+  if (all == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the host has no ", capacity_bytes, " bytes for the offload arena"));
+  }
+  arena->slabs_.Give(all);
+  return arena;
+}
+
+HostArena::~HostArena() { CHECK_EQ(current_bytes(), 0) << "blocks outlive the host arena"; }
+
+void* HostArena::Take(int64_t bytes) {
+  CHECK_GT(bytes, 0);
+  bytes = RoundUp(bytes);
+  if (bytes > capacity_bytes_ - current_bytes() || bytes > static_cast<int64_t>(slabs_.largest_free_bytes())) {
+    return nullptr;
+  }
+  void* block = slabs_.Take(static_cast<size_t>(bytes));
+  peak_bytes_ = std::max(peak_bytes_, current_bytes());
+  return block;
+}
+
+void HostArena::Give(void* block) { slabs_.Give(block); }
+
+}  // namespace stemma

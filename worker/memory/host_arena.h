@@ -1,0 +1,44 @@
+// Host memory for what leaves the device: one slab of the whole capacity, allocated once and cut into blocks, so that
+// no copy ever waits for an allocation. Apart from the device: its bytes are counted here and nowhere else. With a GPU
+// this is the slab that is page-locked once.
+//
+// Thread safety: none; owned by the engine thread. Invariant: current_bytes <= capacity_bytes, and no further slab is
+// ever mapped.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "worker/memory/slab_arena.h"
+
+namespace stemma {
+
+class HostArena {
+ public:
+  static constexpr int64_t kAlignment = 64;  // of blocks; sizes are rounded up to it
+
+  // capacity_bytes >= 0; 0: takes nothing. Errors: ResourceExhausted - the kernel does not give that much.
+  static absl::StatusOr<std::unique_ptr<HostArena>> Create(int64_t capacity_bytes);
+  ~HostArena();  // CHECKs that every block was given back
+  HostArena(const HostArena&) = delete;
+  HostArena& operator=(const HostArena&) = delete;
+
+  // Null: the capacity is taken, or what is free lies in smaller pieces. bytes > 0.
+  void* Take(int64_t bytes);
+  void Give(void* block);
+
+  int64_t capacity_bytes() const { return capacity_bytes_; }
+  int64_t current_bytes() const { return static_cast<int64_t>(slabs_.taken_bytes()); }
+  int64_t peak_bytes() const { return peak_bytes_; }  // highest current since ResetPeakBytes
+  void ResetPeakBytes() { peak_bytes_ = current_bytes(); }
+
+ private:
+  explicit HostArena(int64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
+
+  const int64_t capacity_bytes_;
+  int64_t peak_bytes_ = 0;
+  SlabArena slabs_;
+};
+
+}  // namespace stemma
