@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -100,10 +101,12 @@ class Reader {
 
   void ReadEnum(const std::string& text, const std::string& key, const FieldDescriptor& field, Message& message) {
     const EnumDescriptor& words = *field.enum_type();
+    const std::string prefix = absl::StrCat(absl::AsciiStrToLower(words.name()), "_");  // offload_on is written "on"
     std::vector<std::string> known;
     for (int i = 0; i < words.value_count(); ++i) {
       if (words.value(i)->number() == 0) continue;
       known.push_back(absl::AsciiStrToLower(words.value(i)->name()));
+      if (absl::StartsWith(known.back(), prefix)) known.back().erase(0, prefix.size());
       if (text == known.back()) return message.GetReflection()->SetEnum(&message, &field, words.value(i));
     }
     Report(key, parsed_.line_of_key[key], absl::StrCat("\"", text, "\" is not one of ", absl::StrJoin(known, ", ")));
@@ -121,6 +124,8 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
   const v1::Limits& limits = config.limits();
   return {{"head_chunk_tokens", config.head_chunk_tokens(), 1, 1 << 20},
           {"threads", config.threads(), 0, 4096},
+          {"prefix_block_rows", config.prefix_block_rows(), 0, 1 << 24},
+          {"host_memory_bytes", config.host_memory_bytes(), 0, uint64_t{1} << 50},
           {"limits.message_bytes", limits.message_bytes(), 1 << 16, kMaxMessageBytes},
           {"limits.groups", limits.groups(), 1, UINT32_MAX},
           {"limits.rollouts", limits.rollouts(), 1, UINT32_MAX},
@@ -191,6 +196,12 @@ void Validate(ParsedRunConfig& parsed) {
   }
   if (config.layout() == v1::ONE_BY_ONE && config.wave_suffixes() > 1) {
     report("wave_suffixes", absl::StrCat(config.wave_suffixes(), " contradicts layout one_by_one"));
+  }
+  if (config.suffix_policy() == v1::S5) {
+    report("suffix_policy", "s5 is of a prefix only: a suffix has no phase that runs it forward again");
+  }
+  if (config.prefix_policy() == v1::S5 && config.offload() == v1::OFFLOAD_ON) {
+    report("offload", "on contradicts prefix_policy s5, which keeps no tape that could be moved");
   }
   if (config.limits().request_bytes_in_flight() < config.limits().message_bytes()) {
     report("limits.request_bytes_in_flight", "is below limits.message_bytes: no request of one message would fit");

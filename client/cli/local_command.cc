@@ -46,6 +46,13 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
              "For activations of a wave and its prefixes, e.g. 2GB");
   PassOption(command, options.get(), "--wave-suffixes", "N", "Force so many suffixes per wave");
   PassOption(command, options.get(), "--layout", "LAYOUT", "Force how a wave is laid out: one_by_one, padded, packed");
+  PassOption(command, options.get(), "--prefix-policy", "s0..s5",
+             "Force what a prefix's tape keeps: s0 all, s5 nothing");
+  PassOption(command, options.get(), "--suffix-policy", "s0..s4", "Force what a suffix's tape keeps");
+  PassOption(command, options.get(), "--prefix-block-rows", "N", "Force prefixes in blocks of so many rows");
+  PassOption(command, options.get(), "--offload", "on|off", "Force the prefixes' tape into host memory, or not");
+  PassOption(command, options.get(), "--host-memory", "BYTES", "Of host memory, for what leaves the device");
+  PassOption(command, options.get(), "--optimizer-residency", "device|host", "Force where optimizer states live");
   PassOption(command, options.get(), "--threads", "N", "Threads that compute; 0: all cores");
   command->add_option("--ready-file", options->ready_file, "Write the address there, one line, once it serves")
       ->type_name("FILE");

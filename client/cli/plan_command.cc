@@ -27,14 +27,21 @@ void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan)
   record["line"] = line;
   record.update(PlanRecord(plan));
   std::vector<Record> clusters = ClusterRecords(plan);
+  const std::vector<Record> groups = GroupRecords(plan);
   if (options.output.format == OutputFormat::kJson) {
-    for (Record& cluster : clusters) cluster.erase("waves");
+    for (Record& cluster : clusters) {
+      for (const char* column : {"waves", "prefix", "bytes_abc", "seconds_abc"}) cluster.erase(column);
+    }
     record["cluster_reports"] = clusters;
+    record["group_costs"] = groups;
     return WriteFields(options.output, record, std::cout);
   }
   WriteFields(options.output, record, std::cout);
   std::cout << "\n";
   WriteRecords(options.output, ClusterColumns(), clusters, std::cout);
+  if (groups.empty()) return;
+  std::cout << "\n";
+  WriteRecords(options.output, GroupColumns(), groups, std::cout);
 }
 
 absl::Status RunPlan(const PlanOptions& options) {
@@ -60,7 +67,7 @@ absl::Status RunPlan(const PlanOptions& options) {
 void AddPlanCommand(CLI::App& app, Runner& run) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* command = app.add_subcommand(
-      "plan", "Show how the server would compute a request: clusters, waves, tokens, FLOPs, bytes, reasons");
+      "plan", "Show how the server would compute a request: clusters, waves, tape policies, bytes, seconds, reasons");
   command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
   command->add_option("--line", options->line, "The request on this line of the file; default: the first")
       ->check(CLI::PositiveNumber)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/command_status.h"
 #include "common/error.h"
@@ -110,6 +111,59 @@ std::vector<Column> Only(const std::vector<Column>& columns, const std::vector<s
   return chosen;
 }
 
+namespace {
+
+Record SecondsRecord(const v1::PhaseSeconds& seconds) {
+  return {{"prefix_forward", seconds.prefix_forward()},
+          {"suffix", seconds.suffix()},
+          {"prefix_backward", seconds.prefix_backward()},
+          {"apply", seconds.apply()}};
+}
+
+Record BytesRecord(const v1::PhaseBytes& bytes) {
+  return {{"hot_set", bytes.hot_set()},     {"dormant_set", bytes.dormant_set()},
+          {"wave_tape", bytes.wave_tape()}, {"working_set", bytes.working_set()},
+          {"peak", bytes.peak()},           {"host", bytes.host()}};
+}
+
+std::string PolicyName(v1::TapePolicy policy) {
+  return policy == v1::TAPE_POLICY_UNSPECIFIED ? "-" : v1::TapePolicy_Name(policy);
+}
+
+// "S1", "S1 offloaded", "S5 / 512": policy, place, rows of a block.
+std::string PrefixText(const v1::ClusterReport& cluster) {
+  std::string text = PolicyName(cluster.prefix_policy());
+  if (cluster.prefix_block_rows() > 0) absl::StrAppend(&text, " / ", cluster.prefix_block_rows());
+  if (cluster.offload_prefix()) absl::StrAppend(&text, " offloaded");
+  return text;
+}
+
+std::string BinaryBytes(uint64_t bytes) {
+  if (bytes >= uint64_t{1} << 30) return absl::StrFormat("%.3gG", static_cast<double>(bytes) / (1 << 30));
+  return absl::StrFormat("%.3gM", static_cast<double>(bytes) / (1 << 20));
+}
+
+void AddMemory(const v1::ClusterReport& cluster, Record& record) {
+  record["prefix_policy"] = PolicyName(cluster.prefix_policy());
+  record["suffix_policy"] = PolicyName(cluster.suffix_policy());
+  record["prefix_block_rows"] = cluster.prefix_block_rows();
+  record["offload_prefix"] = cluster.offload_prefix();
+  record["memory_reason"] = cluster.memory_reason();
+  record["bytes"] = {{"prefix_forward", BytesRecord(cluster.prefix_forward())},
+                     {"suffix", BytesRecord(cluster.suffix())},
+                     {"prefix_backward", BytesRecord(cluster.prefix_backward())}};
+  record["seconds"] = SecondsRecord(cluster.seconds());
+  record["prefix"] = PrefixText(cluster);
+  record["bytes_abc"] =
+      absl::StrJoin({BinaryBytes(cluster.prefix_forward().peak()), BinaryBytes(cluster.suffix().peak()),
+                     BinaryBytes(cluster.prefix_backward().peak())},
+                    " ");
+  const v1::PhaseSeconds& s = cluster.seconds();
+  record["seconds_abc"] = absl::StrFormat("%.3g %.3g %.3g", s.prefix_forward(), s.suffix(), s.prefix_backward());
+}
+
+}  // namespace
+
 Record PlanRecord(const v1::PlanReport& plan) {
   Record record;
   record["steps"] = plan.num_steps();
@@ -127,6 +181,9 @@ Record PlanRecord(const v1::PlanReport& plan) {
   record["flops_ratio"] = plan.flops() > 0 ? Record(plan.flops_dense() / plan.flops()) : Record();
   record["peak_bytes"] = plan.peak_bytes();
   record["budget_bytes"] = plan.budget_bytes();
+  record["seconds"] = SecondsRecord(plan.seconds());
+  record["rates"] = plan.rates().calibrated() ? absl::StrCat("measured, ", plan.rates().samples(), " steps")
+                                              : absl::StrCat("defaults, ", plan.rates().samples(), " steps measured");
   return record;
 }
 
@@ -143,6 +200,7 @@ std::vector<Record> ClusterRecords(const v1::PlanReport& plan) {
       record["wave_sizes"] = std::vector<uint32_t>(cluster.wave_sizes().begin(), cluster.wave_sizes().end());
       record["waves"] = absl::StrJoin(cluster.wave_sizes(), "+");
       record["reason"] = cluster.reason();
+      AddMemory(cluster, record);
       records.push_back(std::move(record));
     }
   }
@@ -150,8 +208,51 @@ std::vector<Record> ClusterRecords(const v1::PlanReport& plan) {
 }
 
 std::vector<Column> ClusterColumns() {
-  return {{"k", "step"},           {"cluster", "cluster"},      {"reuse_uids", "reuse"},
-          {"dense_uids", "dense"}, {"waves", "waves", 5, true}, {"reason", "reason", 6, true}};
+  return {{"k", "step"},
+          {"cluster", "cluster"},
+          {"reuse_uids", "reuse"},
+          {"dense_uids", "dense"},
+          {"waves", "waves", 5, true},
+          {"prefix", "prefix", 6, true},
+          {"suffix_policy", "suffixes", 8, true},
+          {"bytes_abc", "bytes A B C", 11, true},
+          {"seconds_abc", "seconds A B C", 13, true},
+          {"reason", "reason", 6, true},
+          {"memory_reason", "memory", 6, true}};
+}
+
+std::vector<Record> GroupRecords(const v1::PlanReport& plan) {
+  std::vector<Record> records;
+  for (int k = 0; k < plan.steps_size(); ++k) {
+    for (const v1::ClusterReport& cluster : plan.steps(k).clusters()) {
+      for (const v1::GroupCost& group : cluster.groups()) {
+        records.push_back({{"k", k},
+                           {"uid", group.uid()},
+                           {"rollouts", group.rollouts()},
+                           {"way", group.reuse() ? "reuse" : "dense"},
+                           {"rho", group.rho()},
+                           {"eta", group.eta()},
+                           {"epsilon", group.epsilon()},
+                           {"speedup", group.speedup()},
+                           {"seconds_reuse", group.seconds_reuse()},
+                           {"seconds_dense", group.seconds_dense()}});
+      }
+    }
+  }
+  return records;
+}
+
+std::vector<Column> GroupColumns() {
+  return {{"k", "step"},
+          {"uid", "group", 5, true},
+          {"rollouts", "N"},
+          {"way", "way", 3, true},
+          {"rho", "rho"},
+          {"eta", "eta"},
+          {"epsilon", "epsilon"},
+          {"speedup", "S(N)"},
+          {"seconds_reuse", "seconds reuse"},
+          {"seconds_dense", "seconds dense"}};
 }
 
 Record MessageRecord(const google::protobuf::Message& message) {

@@ -25,10 +25,14 @@ std::vector<Column> StepColumns();
 // Columns that `keys` name, in their order.
 std::vector<Column> Only(const std::vector<Column>& columns, const std::vector<std::string>& keys);
 
-// The whole of a plan in numbers, and one record per cluster with its reason.
+// The whole of a plan in numbers, and one record per cluster with its policies, bytes, seconds and reasons.
 Record PlanRecord(const v1::PlanReport& plan);
 std::vector<Record> ClusterRecords(const v1::PlanReport& plan);
 std::vector<Column> ClusterColumns();
+
+// The cost model of each group with a prefix: S(N) = 1 / (rho / N + eta + epsilon), and the way it takes.
+std::vector<Record> GroupRecords(const v1::PlanReport& plan);
+std::vector<Column> GroupColumns();
 
 // Any message by its proto field names, enums as strings, 64-bit integers as numbers.
 Record MessageRecord(const google::protobuf::Message& message);

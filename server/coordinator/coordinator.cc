@@ -5,12 +5,16 @@
 
 #include "common/error.h"
 #include "glog/logging.h"
+#include "server/coordinator/calibration_file.h"
 
 namespace stemma {
 
 Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, const Clock& clock,
                          std::function<void(bool)> on_readiness)
-    : clock_(clock), on_readiness_(std::move(on_readiness)), state_(std::move(options), std::move(plan)) {
+    : clock_(clock),
+      on_readiness_(std::move(on_readiness)),
+      data_directory_(options.data_directory),
+      state_(std::move(options), std::move(plan)) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -131,6 +135,12 @@ void Coordinator::Execute(ChunkAction& action) {
 }
 
 void Coordinator::Execute(ReadinessAction& action) { on_readiness_(action.ready); }
+
+void Coordinator::Execute(SaveCalibrationAction& action) {
+  if (data_directory_.empty()) return;
+  const absl::Status status = WriteCalibration(data_directory_, action.book);
+  if (!status.ok()) LOG(WARNING) << "the calibration is not kept: " << status.message();
+}
 
 void Coordinator::Execute(DrainedAction&) {
   MutexLock lock(&mutex_);

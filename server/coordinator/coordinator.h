@@ -78,13 +78,15 @@ class Coordinator {
   void Execute(ReplyAction& action);
   void Execute(ChunkAction& action);
   void Execute(ReadinessAction& action);
+  void Execute(SaveCalibrationAction& action);
   void Execute(DrainedAction& action);
   std::shared_ptr<WorkerLink> FindLink(SessionId session);
   std::shared_ptr<ClientCall> FindCall(CallId call, bool take);
 
   const Clock& clock_;
   const std::function<void(bool)> on_readiness_;
-  CoordinatorState state_;  // of thread_
+  const std::string data_directory_;  // empty: nothing is kept
+  CoordinatorState state_;            // of thread_
 
   Mutex mutex_;
   std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);

@@ -92,7 +92,7 @@ void CoordinatorState::OnEvent(const SubmitEvent& event) {
   if (admitted.ok()) admitted = CheckExpectedStep(request.header(), StepAfterQueue());
   if (admitted.ok() && !validate_only) admitted = AdmitJob(request.bytes);
   if (!admitted.ok()) return Reply(event.call, admitted);
-  absl::StatusOr<RequestPlan> plan = plan_(request, config_);
+  absl::StatusOr<RequestPlan> plan = plan_(request, config_, calibration_.rates());
   if (!plan.ok()) return Reply(event.call, plan.status());
   if (validate_only) {
     v1::RequestStatus status;

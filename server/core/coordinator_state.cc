@@ -10,6 +10,8 @@ CoordinatorState::CoordinatorState(CoordinatorOptions options, PlanFunction plan
     : options_(std::move(options)),
       plan_(std::move(plan)),
       config_(options_.config),
+      calibration_book_(options_.calibration),
+      calibration_(DefaultRates(config_.dtype(), config_.threads(), "cpu"), options_.model),
       table_(options_.config.limits().requests_kept()) {
   lineage_ = NewLineage();
 }

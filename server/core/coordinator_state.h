@@ -22,6 +22,7 @@
 
 #include "absl/time/time.h"
 #include "common/model_config.h"
+#include "server/core/calibration.h"
 #include "server/core/events.h"
 #include "server/core/request_plan.h"
 #include "server/core/request_table.h"
@@ -35,6 +36,7 @@ struct CoordinatorOptions {
   std::string data_directory;
   v1::RunConfig config;  // limits filled in
   ModelConfig model;
+  CalibrationBook calibration;                             // of earlier runs
   absl::Duration worker_lost_after = absl::Seconds(15);    // without any message; > 3 heartbeats of 1 s
   absl::Duration worker_return_within = absl::Minutes(5);  // else open jobs answer ATTEMPTS_EXHAUSTED
   uint32_t attempts_max = 3;                               // of one step
@@ -53,6 +55,7 @@ class CoordinatorState {
   struct Worker {
     SessionId session = 0;
     std::string incarnation;
+    std::string device;
     bool ready = false;
     absl::Time last_heard;
   };
@@ -78,6 +81,8 @@ class CoordinatorState {
   void OnEvent(const WorkerLostEvent& event);
   void OnRegister(SessionId session, const worker::v1::Register& message);
   void OnReady(const worker::v1::Ready& message);
+  void StartCalibration();
+  void SaveCalibration();
   void LoseWorker(const std::string& reason);
   void LoseLineage();
   void RetryRunningStep(const std::string& reason);
@@ -99,6 +104,7 @@ class CoordinatorState {
   void OnResultChunk(const worker::v1::ResultChunk& chunk);
   void OnCallJobDone(const std::string& id, const v1::Failure* failure, uint64_t bytes);
   void OnRefused(const worker::v1::Refused& refused);
+  void Measure(const UpdateRecord& record, const worker::v1::Applied& applied);
   void AddStepResult(UpdateRecord& record, v1::StepResult::Outcome outcome, const worker::v1::Applied* applied);
   void FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure);
   void CancelUpdate(UpdateRecord& record);
@@ -152,6 +158,12 @@ class CoordinatorState {
   uint64_t step_ = 0;
   uint64_t weight_version_ = 1;  // 1: what the model directory holds
   bool draining_ = false, drained_ = false;
+
+  // Of the worker's machine; a plan that was made is not touched by it.
+  CalibrationBook calibration_book_;
+  std::string calibration_key_;
+  Calibration calibration_;
+  int samples_unsaved_ = 0;
 
   RequestTable table_;
   std::map<std::string, CallJob> call_jobs_;  // ids start with '~', which no request id does

@@ -14,6 +14,8 @@ namespace {
 
 using worker::v1::StepKey;
 
+constexpr int kSamplesUnsavedMax = 8;
+
 bool SameKey(const StepKey& a, const StepKey& b) {
   return a.epoch() == b.epoch() && a.incarnation() == b.incarnation() && a.generation() == b.generation() &&
          a.step() == b.step() && a.attempt() == b.attempt() && a.request_id() == b.request_id() && a.k() == b.k();
@@ -167,6 +169,7 @@ void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
     ++step_;
     ++weight_version_;
     record.status.set_steps_applied(record.status.steps_applied() + 1);
+    Measure(record, applied);
   }
   AddStepResult(record, running_->outcome, &applied);
   record.status.set_state(v1::APPLIED);
@@ -181,6 +184,21 @@ void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
     PrepareNextStep(record);
   }
   if (draining_ && !running_) FinishDrain();
+}
+
+// The applied step's phases calibrate the plans of requests to come.
+void CoordinatorState::Measure(const UpdateRecord& record, const worker::v1::Applied& applied) {
+  if (record.k >= record.plan.work.size()) return;
+  const auto& sums = running_->vote.sums();
+  const auto seconds = [&](const char* name) {
+    const auto it = sums.find(name);
+    return it == sums.end() ? 0.0 : it->second;
+  };
+  calibration_.Add(
+      {.work = record.plan.work[record.k],
+       .seconds = {seconds("time/prefix_forward_s"), seconds("time/suffix_s"), seconds("time/prefix_backward_s")},
+       .apply_s = applied.apply_s()});
+  if (++samples_unsaved_ >= kSamplesUnsavedMax) SaveCalibration();
 }
 
 void CoordinatorState::AddStepResult(UpdateRecord& record, v1::StepResult::Outcome outcome,

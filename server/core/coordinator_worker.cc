@@ -46,7 +46,8 @@ void CoordinatorState::OnRegister(SessionId session, const worker::v1::Register&
     decision_.actions.push_back(CloseSessionAction{session, absl::FailedPreconditionError(why)});
     return Say(absl::StrCat("worker ", message.incarnation(), " refused: ", why));
   }
-  worker_ = Worker{.session = session, .incarnation = message.incarnation(), .last_heard = now_};
+  worker_ =
+      Worker{.session = session, .incarnation = message.incarnation(), .device = message.device(), .last_heard = now_};
   worker::v1::Configure configure;
   configure.set_epoch(options_.epoch);
   configure.set_generation(++generation_);
@@ -69,9 +70,31 @@ void CoordinatorState::OnReady(const worker::v1::Ready& message) {
   if (config_.memory_budget_bytes() == 0) {
     config_.set_memory_budget_bytes(std::max<uint64_t>(1, message.memory_free_bytes() / 2));
   }
+  config_.set_host_memory_bytes(message.config().host_memory_bytes());
+  if (config_.host_memory_bytes() == 0) {
+    config_.set_host_memory_bytes(std::max<uint64_t>(1, message.memory_free_bytes() / 4));
+  }
+  config_.set_optimizer_residency(message.config().optimizer_residency());
+  StartCalibration();
   decision_.actions.push_back(ReadinessAction{true});
   Say(absl::StrCat("worker ", worker_->incarnation, " is ready: step ", step_, " lineage ", lineage_, " budget ",
                    config_.memory_budget_bytes(), " bytes"));
+}
+
+void CoordinatorState::StartCalibration() {
+  const std::string device = worker_->device.empty() ? "cpu" : worker_->device;
+  calibration_key_ = CalibrationKey(options_.model, config_.dtype(), config_.threads(), device);
+  calibration_ = Calibration(DefaultRates(config_.dtype(), config_.threads(), device), options_.model);
+  if (const auto it = calibration_book_.find(calibration_key_); it != calibration_book_.end()) {
+    calibration_.AddAll(it->second);
+  }
+}
+
+void CoordinatorState::SaveCalibration() {
+  if (samples_unsaved_ == 0) return;
+  samples_unsaved_ = 0;
+  calibration_book_[calibration_key_] = calibration_.samples();
+  decision_.actions.push_back(SaveCalibrationAction{calibration_book_});
 }
 
 void CoordinatorState::OnEvent(const WorkerLostEvent& event) {
@@ -83,6 +106,7 @@ void CoordinatorState::LoseWorker(const std::string& reason) {
   Say(absl::StrCat("worker ", worker_->incarnation, " lost: ", reason));
   if (worker_->ready) decision_.actions.push_back(ReadinessAction{false});
   const bool had_weights = worker_->ready;
+  SaveCalibration();
   worker_.reset();
   if (worker_missing_since_ == absl::InfiniteFuture()) worker_missing_since_ = now_;
   if (draining_) {
@@ -172,6 +196,7 @@ void CoordinatorState::Drain() {
 void CoordinatorState::FinishDrain() {
   if (drained_) return;
   drained_ = true;
+  SaveCalibration();
   if (worker_) SendToWorker(worker::v1::Shutdown());
   decision_.actions.push_back(DrainedAction{});
   Say("drained");

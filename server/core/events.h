@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/core/calibration.h"
 #include "server/core/training_request.h"
 #include "stemma/v1/training.pb.h"
 #include "stemma/worker/v1/worker.pb.h"
@@ -102,10 +103,14 @@ struct ChunkAction {
 struct ReadinessAction {
   bool ready = false;
 };
+// The calibration, whole: it replaces what the data directory holds.
+struct SaveCalibrationAction {
+  CalibrationBook book;
+};
 struct DrainedAction {};  // nothing runs any more; the worker was told to leave
 
 using Action = std::variant<SendAction, SendPayloadAction, CloseSessionAction, ReplyAction, ChunkAction,
-                            ReadinessAction, DrainedAction>;
+                            ReadinessAction, SaveCalibrationAction, DrainedAction>;
 
 struct Decision {
   std::vector<Action> actions;

@@ -5,18 +5,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "common/cost.h"
 #include "common/status_macros.h"
+#include "server/core/group_cost.h"
+#include "server/core/plan_report.h"
 #include "server/core/shuffle.h"
 #include "server/core/wave_packing.h"
 
 namespace stemma {
 namespace {
-
-// Reuse costs a second attention call and a merge per layer and wave, about two percent of a dense step (make bench):
-// it must save more FLOPs than that.
-constexpr double kReuseSavingMin = 0.02;
 
 // What one group costs, and which way it is computed.
 struct GroupPlan {
@@ -28,26 +25,8 @@ struct GroupPlan {
   int64_t rollouts_run = 0;
 };
 
-void Choose(v1::Schedule schedule, GroupPlan& plan) {
-  const double saving = 1 - plan.flops.total() / plan.flops_dense.total();
-  if (plan.packing.prefix_rows == 0) {
-    plan.reason = "dense: a prompt of one token has no prefix";
-  } else if (schedule == v1::DENSE) {
-    plan.reason = "dense: asked for";
-  } else if (schedule == v1::REUSE) {
-    plan.packing.reuse = true;
-    plan.reason = absl::StrFormat("reuse: asked for, saves %.1f%% of the FLOPs", 100 * saving);
-  } else if (plan.rollouts_run < 2) {
-    plan.reason = "dense: one rollout shares nothing";
-  } else if (saving < kReuseSavingMin) {
-    plan.reason = absl::StrFormat("dense: reuse would save %.1f%% of the FLOPs, less than it costs", 100 * saving);
-  } else {
-    plan.packing.reuse = true;
-    plan.reason = absl::StrFormat("reuse: saves %.1f%% of the FLOPs", 100 * saving);
-  }
-}
-
-GroupPlan PlanGroup(const ModelConfig& config, v1::Schedule schedule, uint32_t index, const PlannerGroup& group) {
+GroupPlan PlanGroup(const MemoryOptions& options, v1::Schedule schedule, uint32_t index, const PlannerGroup& group) {
+  const ModelConfig& config = options.shape.config;
   GroupPlan plan;
   plan.packing.group = index;
   plan.packing.uid = group.uid;
@@ -66,7 +45,7 @@ GroupPlan PlanGroup(const ModelConfig& config, v1::Schedule schedule, uint32_t i
   plan.runs = plan.rollouts_run > 0;
   if (!plan.runs) return plan;
   plan.flops += PrefixFlops(config, prefix);
-  Choose(schedule, plan);
+  plan.reason = ChooseReuse(options, schedule, 1 - plan.flops.total() / plan.flops_dense.total(), plan.packing);
   plan.tokens_logical = plan.rollouts_run * prefix + suffix_rows;
   plan.tokens_computed = plan.packing.reuse ? prefix + suffix_rows : plan.tokens_logical;
   if (!plan.packing.reuse) plan.flops = plan.flops_dense;
@@ -75,17 +54,23 @@ GroupPlan PlanGroup(const ModelConfig& config, v1::Schedule schedule, uint32_t i
 
 int64_t RunBytes(const std::string& dtype) { return dtype == "fp64" ? 8 : dtype == "bf16" ? 2 : 4; }
 
-PackingOptions PackingFor(const PlannerModel& model, bool forward_only) {
-  PackingOptions options;
+MemoryOptions MemoryFor(const PlannerModel& model, bool forward_only) {
+  MemoryOptions options;
   options.shape.config = model.config;
   options.shape.run_bytes = RunBytes(model.dtype);
   options.shape.accumulate_bytes = model.dtype == "fp64" ? 8 : 4;
   options.shape.head_chunk_rows = model.run.head_chunk_tokens();
   options.shape.threads = std::max<int64_t>(1, model.run.threads());
   options.budget_bytes = static_cast<int64_t>(model.run.memory_budget_bytes());
+  options.host_bytes = static_cast<int64_t>(model.run.host_memory_bytes());
   options.wave_suffixes = model.run.wave_suffixes();
   options.layout = model.run.layout() == v1::WAVE_LAYOUT_UNSPECIFIED ? v1::PACKED : model.run.layout();
   options.forward_only = forward_only;
+  options.rates = model.rates;
+  options.prefix_policy = model.run.prefix_policy();
+  options.suffix_policy = model.run.suffix_policy();
+  options.prefix_block_rows = model.run.prefix_block_rows();
+  options.offload = model.run.offload();
   return options;
 }
 
@@ -93,9 +78,10 @@ double Count(bool forward_only, const Flops& flops) { return forward_only ? flop
 
 class Planner {
  public:
-  Planner(const PlannerModel& model, const PlannerRequest& request) : model_(model), request_(request) {
+  Planner(const PlannerModel& model, const PlannerRequest& request)
+      : model_(model), request_(request), memory_(MemoryFor(model, request.forward_only)) {
     for (uint32_t i = 0; i < request.groups.size(); ++i) {
-      groups_.push_back(PlanGroup(model.config, request.schedule, i, request.groups[i]));
+      groups_.push_back(PlanGroup(memory_, request.schedule, i, request.groups[i]));
     }
   }
 
@@ -107,6 +93,7 @@ class Planner {
     }
     for (int64_t epoch = 0; epoch < request_.epochs; ++epoch) {
       for (const std::vector<uint32_t>& batch : MiniBatches(epoch)) {
+        result_.work.emplace_back();
         ASSIGN_OR_RETURN(*result_.plan.add_steps(),
                          PlanStep(static_cast<uint32_t>(epoch), batch, request_.forward_only));
       }
@@ -147,17 +134,25 @@ class Planner {
       report.set_flops_dense(report.flops_dense() + Count(forward_only, group.flops_dense));
     }
     report.set_num_groups(static_cast<uint32_t>(batch.size()));
-    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(PackingFor(model_, forward_only), running));
+    const MemoryOptions memory = MemoryFor(model_, forward_only);
+    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(memory, running));
     for (PackedCluster& packed : clusters) {
-      report.set_peak_bytes(std::max(report.peak_bytes(), static_cast<uint64_t>(packed.peak_bytes)));
+      report.set_peak_bytes(std::max(report.peak_bytes(), static_cast<uint64_t>(packed.memory.peak_bytes)));
       report.set_num_waves(report.num_waves() + static_cast<uint32_t>(packed.cluster.waves_size()));
-      Describe(packed.cluster, *report.add_clusters());
+      if (!result_.work.empty()) result_.work.back() += packed.memory.work;  // not of the entry pass
+      v1::ClusterReport& cluster = *report.add_clusters();
+      Describe(memory, packed.cluster, cluster);
+      DescribeMemory(memory, packed.memory, cluster);
+      AddSeconds(cluster.seconds(), *report.mutable_seconds());
       *step.add_clusters() = std::move(packed.cluster);
+    }
+    if (!forward_only && !clusters.empty()) {
+      report.mutable_seconds()->set_apply(Seconds(ApplyWork(model_.config), model_.rates));
     }
     return step;
   }
 
-  void Describe(const v1::Cluster& cluster, v1::ClusterReport& report) const {
+  void Describe(const MemoryOptions& memory, const v1::Cluster& cluster, v1::ClusterReport& report) const {
     std::vector<uint32_t> seen;
     for (const v1::Wave& wave : cluster.waves()) {
       report.add_wave_sizes(static_cast<uint32_t>(wave.members_size()));
@@ -168,6 +163,7 @@ class Planner {
     seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
     for (const uint32_t g : seen) {
       const GroupPlan& group = groups_[g];
+      if (group.packing.prefix_rows > 0) *report.add_groups() = GroupCostOf(memory, group.packing);
       group.packing.reuse ? report.add_reuse_uids(group.packing.uid) : report.add_dense_uids(group.packing.uid);
       if (report.reason().find(group.reason) == std::string::npos) {
         report.set_reason(absl::StrCat(report.reason(), report.reason().empty() ? "" : "; ", group.reason));
@@ -194,12 +190,15 @@ class Planner {
       report.set_flops(report.flops() + step.flops());
       report.set_flops_dense(report.flops_dense() + step.flops_dense());
       report.set_peak_bytes(std::max(report.peak_bytes(), step.peak_bytes()));
+      AddSeconds(step.seconds(), *report.mutable_seconds());
     }
     report.set_budget_bytes(model_.run.memory_budget_bytes());
+    DescribeRates(model_.rates, *report.mutable_rates());
   }
 
   const PlannerModel& model_;
   const PlannerRequest& request_;
+  const MemoryOptions memory_;
   std::vector<GroupPlan> groups_;
   PlanResult result_;
 };

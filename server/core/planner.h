@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/model_config.h"
+#include "server/core/cost_model.h"
 #include "stemma/v1/plan.pb.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -42,16 +43,19 @@ struct PlannerRequest {
 struct PlannerModel {
   ModelConfig config;
   std::string dtype;  // fp32, fp64, bf16
-  v1::RunConfig run;  // budget (filled in), wave_suffixes, layout, head_chunk_tokens
+  v1::RunConfig run;  // budget and host_memory_bytes (filled in; a host of 0 is no limit), what is forced
+  Rates rates = DefaultRates("fp32", 1, "cpu");
 };
 
 struct PlanResult {
   v1::Plan plan;
   v1::PlanReport report;
+  std::vector<PhaseWork> work;  // one per plan.steps
 };
 
-// Errors: ResourceExhausted GROUP_TOO_LARGE - a group does not fit the budget even with one suffix per wave: the
-// message names its uid, bytes needed and budget.
+// Errors: ResourceExhausted GROUP_TOO_LARGE - a group does not fit the budget (or the host's memory) in any way that
+// the run configuration allows, alone and with one suffix per wave: the message names its uid, the fewest bytes that it
+// needs, the budget, and what was forced.
 absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequest& request);
 
 }  // namespace stemma

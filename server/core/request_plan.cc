@@ -55,12 +55,14 @@ uint64_t TotalTokens(const std::vector<v1::PromptGroup>& groups, const v1::StepP
 }  // namespace
 
 PlanFunction MakePlanFunction(const ModelConfig& model) {
-  return [model](const TrainingRequest& request, const v1::RunConfig& run) -> absl::StatusOr<RequestPlan> {
-    const PlannerModel planner_model = {.config = model, .dtype = run.dtype(), .run = run};
+  return [model](const TrainingRequest& request, const v1::RunConfig& run,
+                 const Rates& rates) -> absl::StatusOr<RequestPlan> {
+    const PlannerModel planner_model = {.config = model, .dtype = run.dtype(), .run = run, .rates = rates};
     ASSIGN_OR_RETURN(PlanResult planned, MakePlan(planner_model, PlannerRequestOf(request, run)));
     RequestPlan result;
     result.plan = std::move(planned.plan);
     result.report = std::move(planned.report);
+    result.work = std::move(planned.work);
     if (request.kind == TrainingRequest::Kind::kLogProb) return result;
     for (const v1::StepPlan& step : result.plan.steps()) {
       const std::vector<uint32_t> mini_batch(step.groups().begin(), step.groups().end());

@@ -1,5 +1,5 @@
-// A request's frozen plan: the planner's plan, and per step what normalizes its loss. Pure; the same request, model and
-// run configuration give the same plan on every attempt.
+// A request's frozen plan: the planner's plan, and per step what normalizes its loss. Pure; made once, when the request
+// is accepted: what the machine's rates become later does not reach it.
 #pragma once
 
 #include <functional>
@@ -21,11 +21,12 @@ struct RequestPlan {
   v1::Plan plan;
   v1::PlanReport report;
   std::vector<StepNumbers> steps;  // one per plan.steps
+  std::vector<PhaseWork> work;     // one per plan.steps: what its measured seconds are held against
 };
 
-// `run` has its budget filled in. Errors: ResourceExhausted GROUP_TOO_LARGE, and what normalization refuses.
+// `run` has its budgets filled in. Errors: ResourceExhausted GROUP_TOO_LARGE, and what normalization refuses.
 using PlanFunction =
-    std::function<absl::StatusOr<RequestPlan>(const TrainingRequest& request, const v1::RunConfig& run)>;
+    std::function<absl::StatusOr<RequestPlan>(const TrainingRequest& request, const v1::RunConfig& run, const Rates&)>;
 
 PlanFunction MakePlanFunction(const ModelConfig& model);
 

@@ -1,10 +1,13 @@
 #include "server/core/step_metrics.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace stemma {
@@ -50,6 +53,25 @@ void SetActorMetrics(const StepMetricsInput& input, Metrics& metrics) {
   metrics["actor/lr"] = input.header.adam().learning_rate();
 }
 
+// Each phase's highest, over the step's clusters, beside what the worker's allocator counted.
+void SetPhaseBytes(const StepMetricsInput& input, Metrics& metrics) {
+  uint64_t forward = 0, suffix = 0, backward = 0, host = 0;
+  for (const v1::ClusterReport& cluster : input.report.clusters()) {
+    forward = std::max(forward, cluster.prefix_forward().peak());
+    suffix = std::max(suffix, cluster.suffix().peak());
+    backward = std::max(backward, cluster.prefix_backward().peak());
+    host = std::max(host, cluster.suffix().host());
+  }
+  const std::pair<const char*, uint64_t> predicted[] = {
+      {"prefix_forward", forward}, {"suffix", suffix}, {"prefix_backward", backward}, {"host", host}};
+  for (const auto& [phase, bytes] : predicted) {
+    metrics[absl::StrCat("predicted/", phase, "_bytes")] = static_cast<double>(bytes);
+    if (const auto measured = Find(input.vote.sums(), absl::StrCat("bytes/", phase).c_str())) {
+      metrics[absl::StrCat("measured/", phase, "_bytes")] = *measured;
+    }
+  }
+}
+
 void SetWorkMetrics(const StepMetricsInput& input, Metrics& metrics) {
   const Sums& sums = input.vote.sums();
   const double logical = Find(sums, "tokens/logical").value_or(0);
@@ -63,6 +85,7 @@ void SetWorkMetrics(const StepMetricsInput& input, Metrics& metrics) {
   metrics["plan/groups_dense"] = groups_dense;
   metrics["plan/predicted_bytes"] = static_cast<double>(input.report.peak_bytes());
   if (const auto peak = Find(sums, "bytes/peak")) metrics["plan/measured_bytes"] = *peak;
+  SetPhaseBytes(input, metrics);
 }
 
 void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
@@ -70,6 +93,11 @@ void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
     if (const auto seconds = Find(input.vote.sums(), name)) metrics[name] = *seconds;
   }
   metrics["time/apply_s"] = input.apply_s;
+  const v1::PhaseSeconds& predicted = input.report.seconds();
+  metrics["predicted/prefix_forward_s"] = predicted.prefix_forward();
+  metrics["predicted/suffix_s"] = predicted.suffix();
+  metrics["predicted/prefix_backward_s"] = predicted.prefix_backward();
+  metrics["predicted/apply_s"] = predicted.apply();
   const double elapsed_s = absl::ToDoubleSeconds(input.elapsed);
   metrics["perf/time_per_step"] = elapsed_s;
   metrics["perf/total_num_tokens"] = static_cast<double>(input.numbers.total_tokens);
@@ -77,8 +105,8 @@ void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
 }
 
 bool IsSum(absl::string_view name) {
-  return absl::StartsWith(name, "time/") || absl::StartsWith(name, "prefix/tokens_") || name == "perf/time_per_step" ||
-         name == "perf/total_num_tokens";
+  return absl::StartsWith(name, "time/") || absl::EndsWith(name, "_s") || absl::StartsWith(name, "prefix/tokens_") ||
+         name == "perf/time_per_step" || name == "perf/total_num_tokens";
 }
 
 bool IsMaximum(absl::string_view name) { return absl::EndsWith(name, "_bytes"); }

@@ -1,131 +1,166 @@
 #include "server/core/wave_packing.h"
 
-#include <algorithm>
+#include <iterator>
+#include <span>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/error.h"
 #include "common/status_macros.h"
 
 namespace stemma {
 namespace {
 
-// GEMMs do not get faster beyond so many rows, and a wave's activations leave the caches (make bench: one trajectory of
-// 1,279 rows a wave runs 10 to 15 % faster than three); smaller waves leave memory to longer prompts.
-constexpr int64_t kWaveRows = 2048;
+constexpr int64_t kClusterPrefixRows = 2048;  // beyond, GEMMs of packed prefixes do not get faster
 
-class Packer {
+using Groups = std::span<const PackingGroup>;
+
+void AddGroup(const PackingGroup& group, bool reuse, ClusterShape& cluster) {
+  const bool shares = reuse && group.prefix_rows > 0;
+  if (shares) cluster.prefix_rows.push_back(group.prefix_rows);
+  for (const PackingMember& member : group.members) {
+    cluster.members.push_back({.rows = member.rows, .prefix_rows = group.prefix_rows, .dense = !shares});
+  }
+}
+
+ClusterShape ShapeOf(Groups groups) {
+  ClusterShape cluster;
+  for (const PackingGroup& group : groups) AddGroup(group, group.reuse, cluster);
+  return cluster;
+}
+
+struct Cut {
+  std::vector<PackedCluster> clusters;
+  double seconds = 0;
+};
+
+class Cutter {
  public:
-  explicit Packer(const PackingOptions& options) : options_(options) {}
+  explicit Cutter(const MemoryOptions& options) : options_(options) {}
 
-  absl::StatusOr<std::vector<PackedCluster>> Pack(const std::vector<PackingGroup>& groups) {
-    for (const PackingGroup& group : groups) {
-      if (!open_.empty() && !Joins(group)) RETURN_IF_ERROR(CloseCluster());
-      open_.push_back(&group);
-      open_prefix_rows_ += PrefixRows(group);
-    }
-    if (!open_.empty()) RETURN_IF_ERROR(CloseCluster());
-    return std::move(clusters_);
+  absl::StatusOr<Cut> Solve(Groups groups) const {
+    MemoryAnswer together = ChooseMemory(options_, ShapeOf(groups));
+    if (groups.size() == 1 && !together.choice) return GroupTooLarge(options_, groups[0], together);
+    if (groups.size() == 1 || (together.choice && together.choice->cheapest)) return Of(groups, *together.choice);
+    const double seconds = together.choice ? together.choice->seconds.total() : 0;
+    absl::StatusOr<Cut> apart = SolveHalves(groups);
+    if (together.choice && (!apart.ok() || seconds <= apart->seconds)) return Of(groups, *together.choice);
+    return apart;
   }
 
  private:
-  static int64_t PrefixRows(const PackingGroup& group) { return group.reuse ? group.prefix_rows : 0; }
-
-  static WaveShape ShapeOf(const PackingGroup& group, const PackingMember& member) {
-    const int64_t kv_only = group.reuse ? 0 : group.prefix_rows;
-    return {kv_only + member.rows, kv_only, PrefixRows(group)};
+  absl::StatusOr<Cut> SolveHalves(Groups groups) const {
+    ASSIGN_OR_RETURN(Cut left, Solve(groups.first(groups.size() / 2)));
+    ASSIGN_OR_RETURN(Cut right, Solve(groups.subspan(groups.size() / 2)));
+    left.clusters.insert(left.clusters.end(), std::make_move_iterator(right.clusters.begin()),
+                         std::make_move_iterator(right.clusters.end()));
+    left.seconds += right.seconds;
+    return left;
   }
 
-  int64_t PrefixBytesOf(int64_t rows) const {
-    return options_.forward_only ? ForwardPrefixBytes(options_.shape, rows) : PrefixBytes(options_.shape, rows);
-  }
-  int64_t WaveBytesOf(const WaveShape& wave) const {
-    return options_.forward_only ? ForwardWaveBytes(options_.shape, wave) : WaveBytes(options_.shape, wave);
-  }
-  int64_t PrefixPeakBytes(int64_t rows) const {
-    return options_.forward_only ? 0 : PrefixBackwardBytes(options_.shape, rows);
-  }
-
-  bool Joins(const PackingGroup& group) const {
-    const int64_t rows = open_prefix_rows_ + PrefixRows(group);
-    const int64_t prefix_bytes = PrefixBytesOf(rows);
-    if (rows > kWaveRows || prefix_bytes > options_.budget_bytes / 2) return false;
-    const auto fits = [&](const PackingGroup& g) {
-      return std::all_of(g.members.begin(), g.members.end(), [&](const PackingMember& m) {
-        return prefix_bytes + WaveBytesOf(ShapeOf(g, m)) <= options_.budget_bytes;
-      });
-    };
-    return fits(group) && std::all_of(open_.begin(), open_.end(), [&](const PackingGroup* g) { return fits(*g); });
-  }
-
-  absl::Status CloseCluster() {
+  Cut Of(Groups groups, const MemoryChoice& choice) const {
     PackedCluster packed;
-    const int64_t prefix_bytes = PrefixBytesOf(open_prefix_rows_);
-    int64_t working_bytes = PrefixPeakBytes(open_prefix_rows_);
-    wave_ = {};
-    wave_shape_ = {};
-    for (const PackingGroup* group : open_) {
-      if (group->reuse) packed.cluster.add_prefix_groups(group->group);
-      for (const PackingMember& member : group->members) {
-        const WaveShape one = ShapeOf(*group, member);
-        const WaveShape joined = {wave_shape_.rows + one.rows, wave_shape_.kv_only_rows + one.kv_only_rows,
-                                  std::max(wave_shape_.ancestor_rows, one.ancestor_rows)};
-        if (wave_.members_size() > 0 && !Takes(joined, prefix_bytes)) CloseWave(packed.cluster);
-        wave_shape_ = wave_.members_size() > 0 ? joined : one;
-        const int64_t bytes = WaveBytesOf(wave_shape_);
-        if (prefix_bytes + std::max(bytes, working_bytes) > options_.budget_bytes) {
-          return TooLarge(*group, prefix_bytes + std::max(bytes, working_bytes));
+    v1::Cluster& cluster = packed.cluster;
+    size_t wave = 0;
+    for (const PackingGroup& group : groups) {
+      if (group.reuse && group.prefix_rows > 0) cluster.add_prefix_groups(group.group);
+      for (const PackingMember& member : group.members) {
+        if (cluster.waves_size() == 0 ||
+            cluster.waves(static_cast<int>(wave)).members_size() == static_cast<int>(choice.wave_sizes[wave])) {
+          wave = static_cast<size_t>(cluster.waves_size());
+          cluster.add_waves()->set_layout(options_.layout);
         }
-        working_bytes = std::max(working_bytes, bytes);
-        v1::WaveMember* added = wave_.add_members();
-        added->set_group(group->group);
-        added->set_rollout(member.rollout);
+        v1::WaveMember& added = *cluster.mutable_waves(static_cast<int>(wave))->add_members();
+        added.set_group(group.group);
+        added.set_rollout(member.rollout);
       }
     }
-    CloseWave(packed.cluster);
-    packed.peak_bytes = prefix_bytes + working_bytes;
-    clusters_.push_back(std::move(packed));
-    open_.clear();
-    open_prefix_rows_ = 0;
-    return absl::OkStatus();
+    if (!options_.forward_only) SetPolicies(choice.way, cluster);
+    packed.memory = choice;
+    Cut cut;
+    cut.seconds = choice.seconds.total();
+    cut.clusters.push_back(std::move(packed));
+    return cut;
   }
 
-  bool Takes(const WaveShape& joined, int64_t prefix_bytes) const {
-    if (options_.layout == v1::ONE_BY_ONE) return false;
-    if (options_.wave_suffixes > 0) return wave_.members_size() < options_.wave_suffixes;
-    return joined.rows <= kWaveRows && prefix_bytes + WaveBytesOf(joined) <= options_.budget_bytes;
+  static void SetPolicies(const MemoryAlternative& way, v1::Cluster& cluster) {
+    cluster.set_suffix_policy(way.suffix_policy);
+    if (way.prefix.rows == 0) return;
+    cluster.set_prefix_policy(way.prefix.policy);
+    cluster.set_prefix_block_rows(static_cast<uint32_t>(way.prefix.block_rows));
+    cluster.set_offload_prefix(way.prefix.offload);
   }
 
-  void CloseWave(v1::Cluster& cluster) {
-    if (wave_.members_size() == 0) return;
-    wave_.set_layout(options_.layout);
-    *cluster.add_waves() = std::move(wave_);
-    wave_ = {};
-  }
-
-  absl::Status TooLarge(const PackingGroup& group, int64_t bytes) const {
-    const std::string hint = options_.wave_suffixes > 1 && options_.layout != v1::ONE_BY_ONE
-                                 ? "; wave_suffixes forces this wave: lower it, or"
-                                 : ": shorten it, or";
-    return MakeError(absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE",
-                     absl::StrCat("group ", group.uid, " needs ", bytes, " bytes, the memory budget is ",
-                                  options_.budget_bytes, hint, " raise memory_budget_bytes"),
-                     {.uid = group.uid, .field = "groups"});
-  }
-
-  const PackingOptions& options_;
-  std::vector<const PackingGroup*> open_;
-  int64_t open_prefix_rows_ = 0;
-  v1::Wave wave_;
-  WaveShape wave_shape_;
-  std::vector<PackedCluster> clusters_;
+  const MemoryOptions& options_;
 };
+
+// What of the run configuration takes alternatives away.
+std::vector<std::string> ForcedFields(const MemoryOptions& options) {
+  std::vector<std::string> fields;
+  const auto add = [&](const char* field, const std::string& value) {
+    fields.push_back(absl::StrCat(field, " ", value));
+  };
+  const auto policy = [](v1::TapePolicy p) { return absl::AsciiStrToLower(v1::TapePolicy_Name(p)); };
+  if (options.wave_suffixes > 1 && options.layout != v1::ONE_BY_ONE) {
+    add("wave_suffixes", absl::StrCat(options.wave_suffixes));
+  }
+  if (options.forward_only) return fields;
+  if (options.prefix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("prefix_policy", policy(options.prefix_policy));
+  if (options.suffix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("suffix_policy", policy(options.suffix_policy));
+  if (options.prefix_block_rows > 0) add("prefix_block_rows", absl::StrCat(options.prefix_block_rows));
+  if (options.offload == v1::OFFLOAD_ON) add("offload", "on");
+  if (options.offload == v1::OFFLOAD_OFF) add("offload", "off");
+  return fields;
+}
 
 }  // namespace
 
-absl::StatusOr<std::vector<PackedCluster>> PackClusters(const PackingOptions& options,
+ClusterShape GroupShape(const PackingGroup& group, bool reuse) {
+  ClusterShape cluster;
+  AddGroup(group, reuse, cluster);
+  return cluster;
+}
+
+absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& group, const MemoryAnswer& answer) {
+  const std::vector<std::string> forced = ForcedFields(options);
+  const bool host = answer.host_bytes_needed > 0;
+  std::string text = absl::StrCat("group ", group.uid, " needs ");
+  if (host) {
+    absl::StrAppend(&text, answer.host_bytes_needed, " bytes of host memory, host_memory_bytes is ",
+                    options.host_bytes);
+  } else {
+    absl::StrAppend(&text, answer.bytes_needed, " bytes, the memory budget is ", options.budget_bytes);
+  }
+  if (!forced.empty()) {
+    absl::StrAppend(&text, "; the run configuration forces ", absl::StrJoin(forced, ", "), ": lower or unset it, or");
+  } else {
+    absl::StrAppend(&text, ": shorten it, or");
+  }
+  absl::StrAppend(&text, " raise ", host ? "host_memory_bytes" : "memory_budget_bytes");
+  return MakeError(absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE", text,
+                   {.uid = group.uid, .field = "groups"});
+}
+
+absl::StatusOr<std::vector<PackedCluster>> PackClusters(const MemoryOptions& options,
                                                         const std::vector<PackingGroup>& groups) {
-  return Packer(options).Pack(groups);
+  const Cutter cutter(options);
+  std::vector<PackedCluster> clusters;
+  for (size_t begin = 0; begin < groups.size();) {
+    int64_t rows = 0;
+    size_t end = begin;
+    while (end < groups.size()) {
+      rows += groups[end].reuse ? groups[end].prefix_rows : 0;
+      if (end > begin && rows > kClusterPrefixRows) break;
+      ++end;
+    }
+    ASSIGN_OR_RETURN(Cut cut, cutter.Solve(Groups(groups).subspan(begin, end - begin)));
+    clusters.insert(clusters.end(), std::make_move_iterator(cut.clusters.begin()),
+                    std::make_move_iterator(cut.clusters.end()));
+    begin = end;
+  }
+  return clusters;
 }
 
 }  // namespace stemma

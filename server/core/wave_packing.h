@@ -1,27 +1,20 @@
 // Cuts the groups of one optimizer step into clusters and waves under the byte budget. Pure.
 //
-// A cluster grows, in the groups' order, while its prefixes take at most half the budget and one wave's worth of rows;
-// a wave takes suffixes in order until the next one would pass the budget or the rows worth packing. A forced wave size
-// (run.wave_suffixes) replaces the second rule.
+// Groups join a cluster, in their order, while its prefixes have at most one wave's worth of rows. Where the budget
+// keeps such a cluster from its fastest way, its halves are tried too, and theirs, down to single groups: the cut that
+// is predicted to be the fastest is taken. The cuts do not depend on the budget, so a larger one never costs seconds.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/cost.h"
+#include "server/core/memory_choice.h"
 #include "stemma/v1/plan.pb.h"
 
 namespace stemma {
-
-struct PackingOptions {
-  ByteShape shape;
-  int64_t budget_bytes = 0;
-  int64_t wave_suffixes = 0;  // forced; 0: by the budget
-  v1::WaveLayout layout = v1::PACKED;
-  bool forward_only = false;
-};
 
 struct PackingMember {
   uint32_t rollout = 0;  // index in its group
@@ -38,11 +31,17 @@ struct PackingGroup {
 
 struct PackedCluster {
   v1::Cluster cluster;
-  int64_t peak_bytes = 0;
+  MemoryChoice memory;
 };
 
+// One group alone, by reuse or dense, whatever its `reuse` says.
+ClusterShape GroupShape(const PackingGroup& group, bool reuse);
+
+// GROUP_TOO_LARGE: see MakePlan.
+absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& group, const MemoryAnswer& answer);
+
 // Errors: ResourceExhausted GROUP_TOO_LARGE - see MakePlan.
-absl::StatusOr<std::vector<PackedCluster>> PackClusters(const PackingOptions& options,
+absl::StatusOr<std::vector<PackedCluster>> PackClusters(const MemoryOptions& options,
                                                         const std::vector<PackingGroup>& groups);
 
 }  // namespace stemma

@@ -14,24 +14,50 @@ namespace stemma {
 namespace {
 
 struct Flags {
-  std::string config_file, model, dtype, schedule, layout;
+  std::string config_file, model, dtype, schedule, layout, prefix_policy, suffix_policy, offload, optimizer_residency;
   std::string listen = "127.0.0.1:0";
   std::string data = "stemma-data";
   std::string ready_file;
-  uint64_t memory_budget = 0;
-  uint32_t wave_suffixes = 0, threads = 0;
+  uint64_t memory_budget = 0, host_memory = 0;
+  uint32_t wave_suffixes = 0, threads = 0, prefix_block_rows = 0;
   bool insecure = false, check_config = false, die_with_parent = false;
 };
 
 const std::map<std::string, v1::Schedule> kSchedules = {{"auto", v1::AUTO}, {"reuse", v1::REUSE}, {"dense", v1::DENSE}};
 const std::map<std::string, v1::WaveLayout> kLayouts = {
     {"one_by_one", v1::ONE_BY_ONE}, {"padded", v1::PADDED}, {"packed", v1::PACKED}};
+const std::map<std::string, v1::TapePolicy> kPrefixPolicies = {{"s0", v1::S0}, {"s1", v1::S1}, {"s2", v1::S2},
+                                                               {"s3", v1::S3}, {"s4", v1::S4}, {"s5", v1::S5}};
+const std::map<std::string, v1::TapePolicy> kSuffixPolicies = {
+    {"s0", v1::S0}, {"s1", v1::S1}, {"s2", v1::S2}, {"s3", v1::S3}, {"s4", v1::S4}};
+const std::map<std::string, v1::Offload> kOffloads = {{"on", v1::OFFLOAD_ON}, {"off", v1::OFFLOAD_OFF}};
+const std::map<std::string, v1::OptimizerResidency> kResidencies = {{"device", v1::DEVICE}, {"host", v1::HOST}};
 
 template <typename Map>
 std::vector<std::string> KeysOf(const Map& map) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : map) keys.push_back(key);
   return keys;
+}
+
+void AddMemoryFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--memory-budget", flags.memory_budget,
+                 "bytes for activations, e.g. 2GB (default: half of what the machine has free)")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  app.add_option("--host-memory", flags.host_memory,
+                 "bytes of host memory for what leaves the device (default: a quarter of what the machine has free)")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  app.add_option("--prefix-policy", flags.prefix_policy, "forces what a prefix's tape keeps: s0 (all) to s5 (nothing)")
+      ->check(CLI::IsMember(KeysOf(kPrefixPolicies)));
+  app.add_option("--suffix-policy", flags.suffix_policy, "forces what a suffix's tape keeps: s0 (all) to s4")
+      ->check(CLI::IsMember(KeysOf(kSuffixPolicies)));
+  app.add_option("--prefix-block-rows", flags.prefix_block_rows, "forces prefixes in blocks of so many rows");
+  app.add_option("--offload", flags.offload,
+                 "forces the prefixes' tape into host memory during Phase B, or not: on, off")
+      ->check(CLI::IsMember(KeysOf(kOffloads)));
+  app.add_option("--optimizer-residency", flags.optimizer_residency,
+                 "forces where optimizer states live: device or host")
+      ->check(CLI::IsMember(KeysOf(kResidencies)));
 }
 
 void AddFlags(CLI::App& app, Flags& flags) {
@@ -44,9 +70,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--layout", flags.layout, "forces a wave layout: one_by_one, padded or packed")
       ->check(CLI::IsMember(KeysOf(kLayouts)));
   app.add_option("--wave-suffixes", flags.wave_suffixes, "forces so many suffixes per wave");
-  app.add_option("--memory-budget", flags.memory_budget,
-                 "bytes for activations, e.g. 2GB (default: half of what the machine has free)")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  AddMemoryFlags(app, flags);
   app.add_option("--threads", flags.threads, "of the worker's compute (default: all cores)");
   app.add_option("--listen", flags.listen, "host:port; port 0 takes a free one")->capture_default_str();
   app.add_option("--data", flags.data, "directory for exports")->capture_default_str();
@@ -63,6 +87,14 @@ void Override(const Flags& flags, v1::RunConfig& config) {
   if (!flags.layout.empty()) config.set_layout(kLayouts.at(flags.layout));
   if (flags.wave_suffixes > 0) config.set_wave_suffixes(flags.wave_suffixes);
   if (flags.memory_budget > 0) config.set_memory_budget_bytes(flags.memory_budget);
+  if (flags.host_memory > 0) config.set_host_memory_bytes(flags.host_memory);
+  if (!flags.prefix_policy.empty()) config.set_prefix_policy(kPrefixPolicies.at(flags.prefix_policy));
+  if (!flags.suffix_policy.empty()) config.set_suffix_policy(kSuffixPolicies.at(flags.suffix_policy));
+  if (flags.prefix_block_rows > 0) config.set_prefix_block_rows(flags.prefix_block_rows);
+  if (!flags.offload.empty()) config.set_offload(kOffloads.at(flags.offload));
+  if (!flags.optimizer_residency.empty()) {
+    config.set_optimizer_residency(kResidencies.at(flags.optimizer_residency));
+  }
   if (flags.threads > 0) config.set_threads(flags.threads);
 }
 

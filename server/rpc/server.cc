@@ -9,6 +9,7 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "server/coordinator/calibration_file.h"
 #include "server/core/request_plan.h"
 #include "server/rpc/training_service.h"
 #include "server/rpc/worker_service.h"
@@ -63,6 +64,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   std::unique_ptr<Server> self(new Server(clock));
   Rpc& rpc = *self->rpc_;
   PlanFunction plan = MakePlanFunction(options.model);
+  options.coordinator.calibration = ReadCalibration(options.coordinator.data_directory);
   self->coordinator_ = std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), clock,
                                                      [raw = self.get()](bool ready) { raw->SetReady(ready); });
   rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model);

@@ -91,5 +91,31 @@ TEST(RunConfigTest, AMissingFileIsNamed) {
               testing::StatusIs(absl::StatusCode::kNotFound, ::testing::HasSubstr("no/such/run.yaml")));
 }
 
+TEST(RunConfigTest, WhatIsForcedOfMemoryIsReadByItsWords) {
+  const ParsedRunConfig parsed = ParseRunConfig(
+      "model: m\nprefix_policy: s5\nsuffix_policy: s2\nprefix_block_rows: 512\noffload: off\nhost_memory_bytes: "
+      "1048576\n"
+      "optimizer_residency: host\n");
+  EXPECT_THAT(ToStatus("run.yaml", parsed), IsOk());
+  EXPECT_EQ(parsed.config.prefix_policy(), v1::S5);
+  EXPECT_EQ(parsed.config.suffix_policy(), v1::S2);
+  EXPECT_EQ(parsed.config.prefix_block_rows(), 512u);
+  EXPECT_EQ(parsed.config.offload(), v1::OFFLOAD_OFF);
+  EXPECT_EQ(parsed.config.host_memory_bytes(), 1048576u);
+  EXPECT_EQ(parsed.config.optimizer_residency(), v1::HOST);
+}
+
+TEST(RunConfigTest, MemoryThatContradictsItselfIsReportedAllAtOnce) {
+  const absl::Status status = Check(
+      "model: m\nprefix_policy: s5\nsuffix_policy: s5\noffload: on\n"
+      "prefix_block_rows: 100000000\n");
+  EXPECT_THAT(status, Invalid("run.yaml: 3 problems"));
+  EXPECT_THAT(status, Invalid("line 3: suffix_policy: s5 is of a prefix only"));
+  EXPECT_THAT(status, Invalid("line 4: offload: on contradicts prefix_policy s5"));
+  EXPECT_THAT(status, Invalid("line 5: prefix_block_rows: 100000000 is not from 0 to"));
+  EXPECT_THAT(Check("model: m\noffload: maybe\n"), Invalid("\"maybe\" is not one of on, off"));
+  EXPECT_THAT(Check("model: m\nprefix_policy: s9\n"), Invalid("\"s9\" is not one of s0, s1, s2, s3, s4, s5"));
+}
+
 }  // namespace
 }  // namespace stemma

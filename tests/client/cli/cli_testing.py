@@ -174,7 +174,15 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
                                    groups_dense=1, num_clusters=1, num_waves=2, tokens_logical=1200, tokens_computed=300,
                                    flops=1e9, flops_dense=2.5e9, peak_bytes=1 << 20, budget_bytes=1 << 30)
         step = plan.steps.add(num_groups=len(groups))
-        step.clusters.add(reuse_uids=["g0"], dense_uids=["g1"], wave_sizes=[4, 4], reason="reuse saves 60 % of FLOPs")
+        seconds = plan_pb2.PhaseSeconds(prefix_forward=0.25, suffix=1.5, prefix_backward=0.5)
+        cluster = step.clusters.add(reuse_uids=["g0"], dense_uids=["g1"], wave_sizes=[4, 4], reason="reuse: saves 60%",
+                                    prefix_policy=plan_pb2.S1, suffix_policy=plan_pb2.S0, prefix_block_rows=512,
+                                    offload_prefix=True, memory_reason="keeping all needs 1.2 GiB of 1 GiB", seconds=seconds)
+        cluster.suffix.CopyFrom(plan_pb2.PhaseBytes(hot_set=1 << 20, wave_tape=3 << 20, peak=4 << 20, host=5 << 20))
+        cluster.groups.add(uid="g0", rollouts=4, rho=0.8, eta=0.2, epsilon=0.05, speedup=2.2, seconds_reuse=1.0,
+                           seconds_dense=2.2, reuse=True)
+        plan.seconds.CopyFrom(seconds)
+        plan.rates.samples = 3
         return plan
 
     def ComputeLogProb(self, request_iterator, context):

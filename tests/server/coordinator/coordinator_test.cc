@@ -15,7 +15,7 @@ namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
-absl::StatusOr<RequestPlan> OneStepPlan(const TrainingRequest&, const v1::RunConfig&) {
+absl::StatusOr<RequestPlan> OneStepPlan(const TrainingRequest&, const v1::RunConfig&, const Rates&) {
   RequestPlan plan;
   plan.plan.add_steps()->add_clusters();
   plan.report.add_steps();

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -81,7 +82,7 @@ TEST(PlannerTest, AutoDeclinesReuseWhereItCannotPay) {
   short_prefix.groups = {Group("a", 8, {512, 512, 512})};
   EXPECT_EQ(PlanText(Model(), short_prefix), "c[A: | 0.0 0.1 0.2]");
   const auto plan = MakePlan(Model(), short_prefix);
-  EXPECT_THAT(plan->report.steps(0).clusters(0).reason(), HasSubstr("less than it costs"));
+  EXPECT_THAT(plan->report.steps(0).clusters(0).reason(), HasSubstr("dense: reuse would take"));
   EXPECT_EQ(plan->report.flops(), plan->report.flops_dense());
 }
 
@@ -115,16 +116,91 @@ TEST(PlannerTest, AWaveSizeAndALayoutCanBeForced) {
 
 TEST(PlannerTest, TheBudgetDecidesHowManySuffixesAWaveTakes) {
   PlannerModel model = Model();
+  model.run.set_prefix_policy(v1::S0);
+  model.run.set_suffix_policy(v1::S0);
+  model.run.set_prefix_block_rows(512);
+  model.run.set_offload(v1::OFFLOAD_OFF);
   PlannerRequest request;
   request.groups = {Group("a", 513, {256, 256, 256, 256})};
+  request.schedule = v1::REUSE;
   ByteShape shape;
   shape.config = model.config;
-  const int64_t two = PrefixBytes(shape, 512) + WaveBytes(shape, {.rows = 512, .ancestor_rows = 512});
+  const int64_t two =
+      SuffixBytes(shape, {.rows = 512, .longest_rows = 512}, {.rows = 512, .longest_rows = 256, .ancestor_rows = 512})
+          .peak();
   model.run.set_memory_budget_bytes(static_cast<uint64_t>(two));
   EXPECT_EQ(PlanText(model, request), "c[A:0 | 0.0 0.1 | 0.2 0.3]");
   EXPECT_EQ(MakePlan(model, request)->report.peak_bytes(), static_cast<uint64_t>(two));
   model.run.set_memory_budget_bytes(static_cast<uint64_t>(two) - 1);
   EXPECT_EQ(PlanText(model, request), "c[A:0 | 0.0 | 0.1 | 0.2 | 0.3]");
+}
+
+TEST(PlannerTest, PoliciesStandInTheClusterAndInItsReport) {
+  PlannerModel model = Model();
+  PlannerRequest request;
+  request.groups = {Group("a", 1024, {256, 256, 256, 256})};
+  const auto ample = MakePlan(model, request);
+  EXPECT_EQ(ample->plan.steps(0).clusters(0).prefix_policy(), v1::S0);
+  EXPECT_EQ(ample->plan.steps(0).clusters(0).suffix_policy(), v1::S0);
+  EXPECT_FALSE(ample->plan.steps(0).clusters(0).offload_prefix());
+  model.run.set_memory_budget_bytes(ample->report.peak_bytes() / 2);
+  const auto tight = MakePlan(model, request);
+  ASSERT_TRUE(tight.ok()) << tight.status();
+  const v1::Cluster& cluster = tight->plan.steps(0).clusters(0);
+  const v1::ClusterReport& report = tight->report.steps(0).clusters(0);
+  EXPECT_TRUE(cluster.prefix_policy() != v1::S0 || cluster.offload_prefix() || cluster.suffix_policy() != v1::S0 ||
+              cluster.waves_size() > 1);
+  EXPECT_EQ(report.prefix_policy(), cluster.prefix_policy());
+  EXPECT_EQ(report.suffix_policy(), cluster.suffix_policy());
+  EXPECT_EQ(report.offload_prefix(), cluster.offload_prefix());
+  EXPECT_THAT(report.memory_reason(), HasSubstr("prefix S0, suffixes S0 in 1 waves needs"));
+  EXPECT_LE(std::max({report.prefix_forward().peak(), report.suffix().peak(), report.prefix_backward().peak()}),
+            model.run.memory_budget_bytes());
+  EXPECT_GE(tight->report.seconds().suffix() + tight->report.seconds().prefix_backward(),
+            ample->report.seconds().suffix() + ample->report.seconds().prefix_backward());
+  EXPECT_EQ(tight->work.size(), 1u);
+  EXPECT_EQ(report.groups(0).uid(), "a");
+  EXPECT_GT(report.groups(0).speedup(), 1);
+}
+
+TEST(PlannerTest, AForcedPolicyThatDoesNotFitIsNamedWithItsBytes) {
+  PlannerModel model = Model();
+  PlannerRequest request;
+  request.groups = {Group("a", 1024, {256, 256, 256, 256})};
+  request.schedule = v1::REUSE;
+  model.run.set_memory_budget_bytes(MakePlan(model, request)->report.peak_bytes() / 2);
+  ASSERT_TRUE(MakePlan(model, request).ok());
+  model.run.set_prefix_policy(v1::S0);
+  model.run.set_suffix_policy(v1::S0);
+  model.run.set_offload(v1::OFFLOAD_OFF);
+  const auto plan = MakePlan(model, request);
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(ErrorReason(plan.status()), "GROUP_TOO_LARGE");
+  EXPECT_THAT(std::string(plan.status().message()),
+              HasSubstr("the run configuration forces prefix_policy s0, suffix_policy s0, offload off"));
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr(absl::StrCat(model.run.memory_budget_bytes())));
+}
+
+TEST(PlannerTest, AHostArenaThatIsTooSmallIsNamedWithItsBytes) {
+  PlannerModel model = Model();
+  PlannerRequest request;
+  request.groups = {Group("a", 1024, {256, 256})};
+  request.schedule = v1::REUSE;
+  model.run.set_offload(v1::OFFLOAD_ON);
+  model.run.set_host_memory_bytes(4096);
+  const auto plan = MakePlan(model, request);
+  ASSERT_FALSE(plan.ok());
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("bytes of host memory, host_memory_bytes is 4096"));
+}
+
+TEST(PlannerTest, OneGroupThatIsTooLargeNamesItselfAmongOthersThatFit) {
+  PlannerModel model = Model();
+  model.run.set_memory_budget_bytes(uint64_t{64} << 20);
+  PlannerRequest request;
+  request.groups = {Group("small", 64, {16, 16}), Group("huge", 100000, {16, 16}), Group("other", 64, {16, 16})};
+  const auto plan = MakePlan(model, request);
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(GetErrorDetails(plan.status()).uid, "huge");
 }
 
 TEST(PlannerTest, AGroupThatDoesNotFitAloneIsRefusedByName) {
@@ -180,16 +256,6 @@ TEST(PlannerTest, AForwardOnlyPassCountsForwardFlopsAndFewerBytes) {
   const auto forward = MakePlan(Model(), request);
   EXPECT_DOUBLE_EQ(forward->report.flops() * 3, both->report.flops());
   EXPECT_LT(forward->report.peak_bytes(), both->report.peak_bytes() / 2);
-}
-
-TEST(PlannerTest, AClusterEndsWhereItsPrefixesFillHalfTheBudget) {
-  PlannerModel model = Model();
-  ByteShape shape;
-  shape.config = model.config;
-  PlannerRequest request;
-  request.groups = {Group("a", 513, {16, 16}), Group("b", 513, {16, 16}), Group("c", 513, {16, 16})};
-  model.run.set_memory_budget_bytes(static_cast<uint64_t>(2 * PrefixBytes(shape, 1024)));
-  EXPECT_EQ(PlanText(model, request), "c[A:0,1 | 0.0 0.1 1.0 1.1]c[A:2 | 2.0 2.1]");
 }
 
 }  // namespace

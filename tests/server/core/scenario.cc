@@ -49,7 +49,7 @@ struct Command {
 };
 
 // K = ppo_epochs steps of one group; the step numbered `seed` has nothing to run; ref WEIGHTS asks for the entry pass.
-absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, const v1::RunConfig&) {
+absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, const v1::RunConfig&, const Rates&) {
   RequestPlan result;
   const v1::UpdateHeader& header = request.update;
   for (uint32_t k = 0; k < std::max(1u, header.ppo_epochs()); ++k) {
@@ -159,6 +159,9 @@ struct ActionText {
   std::string operator()(const ReplyAction& a) const { return absl::StrCat("reply ", a.call, " ", ReplyText(a.reply)); }
   std::string operator()(const ChunkAction& a) const { return absl::StrCat("chunk ", a.call, " ", a.chunk->uid()); }
   std::string operator()(const ReadinessAction& a) const { return a.ready ? "serving" : "not serving"; }
+  std::string operator()(const SaveCalibrationAction& a) const {
+    return absl::StrCat("save calibration of ", a.book.size());
+  }
   std::string operator()(const DrainedAction&) const { return "drained"; }
 };
 

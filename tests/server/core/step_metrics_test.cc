@@ -21,6 +21,7 @@ worker::v1::Vote MakeVote() {
   sums["tokens/logical"] = 200;
   sums["time/suffix_s"] = 1.5;
   sums["bytes/peak"] = 4096;
+  sums["bytes/suffix"] = 3000;
   vote.set_grad_norm_squared(9);
   return vote;
 }
@@ -38,6 +39,11 @@ Metrics StepMetrics(const worker::v1::Vote& vote, absl::Duration elapsed = absl:
   v1::StepReport report;
   report.set_peak_bytes(5000);
   report.add_clusters()->add_dense_uids("g");
+  report.mutable_clusters(0)->mutable_suffix()->set_peak(2900);
+  report.mutable_clusters(0)->mutable_suffix()->set_host(70);
+  report.add_clusters()->mutable_suffix()->set_peak(2000);
+  report.mutable_seconds()->set_suffix(1.25);
+  report.mutable_seconds()->set_apply(0.5);
   const StepNumbers numbers = {.denominator = 10, .prompt_mean_weights = {}, .total_tokens = 300};
   Metrics metrics;
   SetStepMetrics(
@@ -64,6 +70,12 @@ TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
   EXPECT_DOUBLE_EQ(metrics.at("plan/groups_dense"), 1);
   EXPECT_DOUBLE_EQ(metrics.at("plan/predicted_bytes"), 5000);
   EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 4096);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_bytes"), 2900) << "the largest cluster";
+  EXPECT_DOUBLE_EQ(metrics.at("measured/suffix_bytes"), 3000);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/host_bytes"), 70);
+  EXPECT_FALSE(metrics.contains("measured/host_bytes"));
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_s"), 1.25);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/apply_s"), 0.5);
   EXPECT_DOUBLE_EQ(metrics.at("time/suffix_s"), 1.5);
   EXPECT_DOUBLE_EQ(metrics.at("time/apply_s"), 0.25);
   EXPECT_DOUBLE_EQ(metrics.at("perf/time_per_step"), 2);
@@ -101,6 +113,8 @@ TEST(StepMetricsTest, ARequestAveragesLossesAndSumsTokensAndSecondsOverItsApplie
   EXPECT_DOUBLE_EQ(metrics.at("prefix/tokens_saved"), 300);
   EXPECT_DOUBLE_EQ(metrics.at("prefix/token_ratio"), 4);
   EXPECT_DOUBLE_EQ(metrics.at("perf/time_per_step"), 4);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_s"), 2.5);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_bytes"), 2900);
   EXPECT_DOUBLE_EQ(metrics.at("perf/throughput"), 150);
 }
 

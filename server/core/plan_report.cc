@@ -1,0 +1,55 @@
+#include "server/core/plan_report.h"
+
+namespace stemma {
+namespace {
+
+void Fill(const PhaseBytes& bytes, int64_t host_bytes, v1::PhaseBytes& report) {
+  report.set_hot_set(static_cast<uint64_t>(bytes.hot_set));
+  report.set_dormant_set(static_cast<uint64_t>(bytes.dormant_set));
+  report.set_wave_tape(static_cast<uint64_t>(bytes.wave_tape));
+  report.set_working_set(static_cast<uint64_t>(bytes.working_set));
+  report.set_peak(static_cast<uint64_t>(bytes.peak()));
+  report.set_host(static_cast<uint64_t>(host_bytes));
+}
+
+}  // namespace
+
+void DescribeMemory(const MemoryOptions& options, const MemoryChoice& choice, v1::ClusterReport& report) {
+  report.set_memory_reason(choice.reason);
+  Fill(choice.suffix, choice.host_bytes, *report.mutable_suffix());
+  v1::PhaseSeconds& seconds = *report.mutable_seconds();
+  seconds.set_prefix_forward(choice.seconds.prefix_forward);
+  seconds.set_suffix(choice.seconds.suffix);
+  seconds.set_prefix_backward(choice.seconds.prefix_backward);
+  if (options.forward_only) return;
+  report.set_suffix_policy(choice.way.suffix_policy);
+  if (choice.way.prefix.rows == 0) return;
+  report.set_prefix_policy(choice.way.prefix.policy);
+  report.set_prefix_block_rows(static_cast<uint32_t>(choice.way.prefix.block_rows));
+  report.set_offload_prefix(choice.way.prefix.offload);
+  Fill(choice.prefix_forward, choice.host_bytes, *report.mutable_prefix_forward());
+  Fill(choice.prefix_backward, choice.host_bytes, *report.mutable_prefix_backward());
+}
+
+void DescribeRates(const Rates& rates, v1::Rates& report) {
+  report.set_linear(rates.seconds[kLinear]);
+  report.set_attention_forward(rates.seconds[kAttentionForward]);
+  report.set_attention_backward(rates.seconds[kAttentionBackward]);
+  report.set_head(rates.seconds[kHead]);
+  report.set_element(rates.seconds[kElement]);
+  report.set_merge(rates.seconds[kMerge]);
+  report.set_wave(rates.seconds[kWave]);
+  report.set_parameter(rates.seconds[kParameter]);
+  report.set_copy(rates.seconds[kCopy]);
+  report.set_samples(static_cast<uint32_t>(rates.samples));
+  report.set_calibrated(rates.calibrated);
+}
+
+void AddSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& total) {
+  total.set_prefix_forward(total.prefix_forward() + seconds.prefix_forward());
+  total.set_suffix(total.suffix() + seconds.suffix());
+  total.set_prefix_backward(total.prefix_backward() + seconds.prefix_backward());
+  total.set_apply(total.apply() + seconds.apply());
+}
+
+}  // namespace stemma

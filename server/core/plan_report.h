@@ -1,0 +1,17 @@
+// Predictions as the plan report shows them. Pure.
+#pragma once
+
+#include "server/core/cost_model.h"
+#include "server/core/memory_choice.h"
+#include "stemma/v1/plan.pb.h"
+
+namespace stemma {
+
+// Policies, bytes and seconds of each phase, and the reason.
+void DescribeMemory(const MemoryOptions& options, const MemoryChoice& choice, v1::ClusterReport& report);
+
+void DescribeRates(const Rates& rates, v1::Rates& report);
+
+void AddSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& total);
+
+}  // namespace stemma

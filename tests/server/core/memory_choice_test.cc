@@ -1,0 +1,156 @@
+// The choice against brute force over all alternatives, and its two invariants, over a grid of shapes and budgets.
+#include "server/core/memory_choice.h"
+
+#include <algorithm>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/core/cluster_shapes.h"
+
+namespace stemma {
+namespace {
+
+using testing::BenchMemory;
+using ::testing::HasSubstr;
+using testing::MixedCluster;
+using testing::OneGroup;
+
+constexpr int64_t kMiB = 1 << 20;
+
+std::vector<ClusterShape> Shapes() {
+  return {OneGroup(1023, 256, 8),  OneGroup(2047, 128, 16), OneGroup(63, 512, 4),
+          OneGroup(3000, 40, 2),   OneGroup(1, 900, 3),     OneGroup(1023, 256, 4, /*reuse=*/false),
+          OneGroup(5000, 2500, 2), MixedCluster()};
+}
+
+// 8 MiB to about 4 GiB, in steps of 1.3.
+std::vector<int64_t> Budgets() {
+  std::vector<int64_t> budgets;
+  for (double bytes = 8.0 * kMiB; bytes < 4096.0 * kMiB; bytes *= 1.3) budgets.push_back(static_cast<int64_t>(bytes));
+  return budgets;
+}
+
+double BestByBruteForce(const MemoryOptions& options, const ClusterShape& cluster) {
+  double best = std::numeric_limits<double>::infinity();
+  for (const MemoryAlternative& way : Alternatives(options, cluster)) {
+    if (const auto choice = Evaluate(options, cluster, way)) best = std::min(best, choice->seconds.total());
+  }
+  return best;
+}
+
+TEST(MemoryChoiceTest, NoAlternativeThatFitsIsFaster) {
+  int tight = 0;
+  for (const ClusterShape& cluster : Shapes()) {
+    for (const int64_t budget : Budgets()) {
+      const MemoryOptions options = BenchMemory(budget);
+      const double best = BestByBruteForce(options, cluster);
+      const MemoryAnswer answer = ChooseMemory(options, cluster);
+      ASSERT_EQ(answer.choice.has_value(), std::isfinite(best)) << budget;
+      if (!answer.choice) continue;
+      EXPECT_LE(answer.choice->seconds.total(), best * (1 + 1e-12)) << budget;  // promised: 3 %
+      tight += answer.choice->cheapest ? 0 : 1;
+    }
+  }
+  EXPECT_GT(tight, 50) << "the grid must hold budgets that force a choice";
+}
+
+TEST(MemoryChoiceTest, AChoiceIsWithinTheBudgetAndTheHost) {
+  for (const ClusterShape& cluster : Shapes()) {
+    for (const int64_t budget : Budgets()) {
+      MemoryOptions options = BenchMemory(budget);
+      options.host_bytes = 50 * kMiB;
+      const MemoryAnswer answer = ChooseMemory(options, cluster);
+      if (!answer.choice) continue;
+      EXPECT_LE(answer.choice->peak_bytes, budget);
+      EXPECT_LE(answer.choice->host_bytes, options.host_bytes);
+      EXPECT_EQ(answer.choice->peak_bytes, std::max({answer.choice->prefix_forward.peak(), answer.choice->suffix.peak(),
+                                                     answer.choice->prefix_backward.peak()}));
+      int64_t members = 0;
+      for (const uint32_t size : answer.choice->wave_sizes) members += size;
+      EXPECT_EQ(members, static_cast<int64_t>(cluster.members.size()));
+    }
+  }
+}
+
+TEST(MemoryChoiceTest, SecondsNeverGrowWithALargerBudget) {
+  for (const ClusterShape& cluster : Shapes()) {
+    double before = std::numeric_limits<double>::infinity();
+    for (const int64_t budget : Budgets()) {
+      const MemoryAnswer answer = ChooseMemory(BenchMemory(budget), cluster);
+      const double seconds = answer.choice ? answer.choice->seconds.total() : std::numeric_limits<double>::infinity();
+      EXPECT_LE(seconds, before) << budget;
+      before = seconds;
+    }
+    EXPECT_TRUE(std::isfinite(before));
+  }
+}
+
+TEST(MemoryChoiceTest, WhatFitsWholeKeepsAllOnTheDevice) {
+  const MemoryAnswer answer = ChooseMemory(BenchMemory(8192 * kMiB), OneGroup(1023, 256, 8));
+  ASSERT_TRUE(answer.choice);
+  EXPECT_TRUE(answer.choice->cheapest);
+  EXPECT_EQ(WayText(answer.choice->way), "prefix S0, suffixes S0");
+  EXPECT_EQ(answer.choice->wave_sizes, std::vector<uint32_t>{8});
+  EXPECT_THAT(answer.choice->reason, HasSubstr("of 8 GiB"));
+}
+
+TEST(MemoryChoiceTest, TheReasonOfATightChoiceNamesWhatAllWouldNeed) {
+  const ClusterShape cluster = OneGroup(2047, 128, 16);
+  const int64_t all = ChooseMemory(BenchMemory(int64_t{1} << 40), cluster).choice->peak_bytes;
+  const MemoryAnswer answer = ChooseMemory(BenchMemory(all - 1), cluster);
+  ASSERT_TRUE(answer.choice);
+  EXPECT_FALSE(answer.choice->cheapest);
+  EXPECT_THAT(answer.choice->reason, HasSubstr("prefix S0, suffixes S0 in 1 waves needs " + BytesText(all)));
+}
+
+TEST(MemoryChoiceTest, ForcedFieldsAreObeyed) {
+  MemoryOptions options = BenchMemory(4096 * kMiB);
+  options.prefix_policy = v1::S3;
+  options.suffix_policy = v1::S2;
+  options.prefix_block_rows = 100;
+  options.offload = v1::OFFLOAD_ON;
+  options.wave_suffixes = 3;
+  const MemoryAnswer answer = ChooseMemory(options, OneGroup(1023, 256, 8));
+  ASSERT_TRUE(answer.choice);
+  EXPECT_EQ(WayText(answer.choice->way), "prefix S3 offloaded in blocks of 100 rows, suffixes S2");
+  EXPECT_EQ(answer.choice->wave_sizes, (std::vector<uint32_t>{3, 3, 2}));
+}
+
+TEST(MemoryChoiceTest, WhereNothingFitsTheFewestBytesAreNamedAndDo) {
+  const ClusterShape cluster = OneGroup(1023, 256, 8);
+  const MemoryAnswer small = ChooseMemory(BenchMemory(kMiB), cluster);
+  ASSERT_FALSE(small.choice);
+  EXPECT_EQ(small.host_bytes_needed, 0);
+  EXPECT_TRUE(ChooseMemory(BenchMemory(small.bytes_needed), cluster).choice);
+  EXPECT_FALSE(ChooseMemory(BenchMemory(small.bytes_needed - 1), cluster).choice);
+}
+
+TEST(MemoryChoiceTest, AHostThatIsTooSmallIsToldFromADeviceThatIs) {
+  const ClusterShape cluster = OneGroup(1023, 256, 8);
+  MemoryOptions options = BenchMemory(4096 * kMiB);
+  options.offload = v1::OFFLOAD_ON;
+  options.prefix_policy = v1::S0;
+  options.host_bytes = kMiB;
+  const MemoryAnswer answer = ChooseMemory(options, cluster);
+  ASSERT_FALSE(answer.choice);
+  EXPECT_EQ(answer.host_bytes_needed,
+            HostTapeBytes(options.shape, {.rows = 1023, .longest_rows = 1023, .policy = v1::S0, .offload = true}));
+  options.host_bytes = answer.host_bytes_needed;
+  EXPECT_TRUE(ChooseMemory(options, cluster).choice);
+}
+
+TEST(MemoryChoiceTest, AForwardOnlyPassHasNoPolicyAndTakesFewerBytes) {
+  MemoryOptions options = BenchMemory(4096 * kMiB);
+  const ClusterShape cluster = OneGroup(1023, 256, 8);
+  const int64_t both = ChooseMemory(options, cluster).choice->peak_bytes;
+  options.forward_only = true;
+  options.suffix_policy = v1::S4;  // of a tape: there is none
+  const MemoryAnswer answer = ChooseMemory(options, cluster);
+  ASSERT_TRUE(answer.choice);
+  EXPECT_EQ(Alternatives(options, cluster).size(), 1u);
+  EXPECT_LT(answer.choice->peak_bytes, both / 2);
+  EXPECT_EQ(answer.choice->seconds.prefix_backward, 0);
+}
+
+}  // namespace
+}  // namespace stemma

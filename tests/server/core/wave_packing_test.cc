@@ -1,0 +1,92 @@
+// Clusters of several groups: never over the budget, never slower with a larger one, never worse than one cluster each.
+#include "server/core/wave_packing.h"
+
+#include <limits>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/server/core/cluster_shapes.h"
+
+namespace stemma {
+namespace {
+
+using testing::BenchMemory;
+
+std::vector<PackingGroup> RandomGroups(uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<PackingGroup> groups;
+  for (uint32_t g = 0; g < 9; ++g) {
+    PackingGroup& group = groups.emplace_back();
+    group.group = g;
+    group.uid = absl::StrCat("g", g);
+    group.prefix_rows = static_cast<int64_t>(random() % 900);
+    group.reuse = group.prefix_rows > 0 && random() % 3 != 0;
+    const uint32_t count = 1 + random() % 5;
+    for (uint32_t i = 0; i < count; ++i) group.members.push_back({i, 1 + static_cast<int64_t>(random() % 500)});
+  }
+  return groups;
+}
+
+double SecondsOf(const std::vector<PackedCluster>& clusters) {
+  double seconds = 0;
+  for (const PackedCluster& packed : clusters) seconds += packed.memory.seconds.total();
+  return seconds;
+}
+
+TEST(WavePackingTest, EveryRolloutIsInOneWaveAndInOrder) {
+  for (const uint32_t seed : {1u, 2u, 3u}) {
+    const std::vector<PackingGroup> groups = RandomGroups(seed);
+    const auto clusters = PackClusters(BenchMemory(int64_t{200} << 20), groups);
+    ASSERT_TRUE(clusters.ok()) << clusters.status();
+    std::vector<std::pair<uint32_t, uint32_t>> expected, seen;
+    for (const PackingGroup& group : groups) {
+      for (const PackingMember& member : group.members) expected.emplace_back(group.group, member.rollout);
+    }
+    for (const PackedCluster& packed : *clusters) {
+      for (const v1::Wave& wave : packed.cluster.waves()) {
+        for (const v1::WaveMember& m : wave.members()) seen.emplace_back(m.group(), m.rollout());
+      }
+    }
+    EXPECT_EQ(seen, expected);
+  }
+}
+
+TEST(WavePackingTest, NeverOverTheBudgetAndNeverSlowerWithALargerOne) {
+  for (const uint32_t seed : {1u, 2u, 3u, 4u, 5u, 6u}) {
+    const std::vector<PackingGroup> groups = RandomGroups(seed);
+    double before = std::numeric_limits<double>::infinity();
+    for (double budget = 24.0 * (1 << 20); budget < 3e9; budget *= 1.25) {
+      const MemoryOptions options = BenchMemory(static_cast<int64_t>(budget));
+      const auto clusters = PackClusters(options, groups);
+      if (!clusters.ok()) {
+        EXPECT_EQ(before, std::numeric_limits<double>::infinity()) << "what fitted fits a larger budget";
+        continue;
+      }
+      for (const PackedCluster& packed : *clusters) EXPECT_LE(packed.memory.peak_bytes, options.budget_bytes);
+      EXPECT_LE(SecondsOf(*clusters), before) << "seed " << seed << " budget " << options.budget_bytes;
+      before = SecondsOf(*clusters);
+    }
+    EXPECT_LT(before, std::numeric_limits<double>::infinity());
+  }
+}
+
+TEST(WavePackingTest, JoiningGroupsIsNeverSlowerThanOneClusterEach) {
+  for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
+    const std::vector<PackingGroup> groups = RandomGroups(seed);
+    for (const int64_t budget_mib : {80, 150, 400, 2000}) {
+      const MemoryOptions options = BenchMemory(budget_mib << 20);
+      const auto together = PackClusters(options, groups);
+      double apart = 0;
+      for (const PackingGroup& group : groups) {
+        const auto alone = PackClusters(options, {group});
+        apart += alone.ok() ? SecondsOf(*alone) : std::numeric_limits<double>::infinity();
+      }
+      if (!together.ok()) continue;
+      EXPECT_LE(SecondsOf(*together), apart * (1 + 1e-12));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stemma
