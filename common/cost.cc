@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/tape_policy.h"
+
 namespace stemma {
 namespace {
 
@@ -54,105 +56,35 @@ Flops DenseFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) {
 
 namespace {
 
-// Bytes per row of what a layer's backward reads (worker/model/layer.h, LayerTape), by tensor.
-struct RowBytes {
-  explicit RowBytes(const ByteShape& s) : e(s.run_bytes), a(s.accumulate_bytes), c(s.config) {}
-
-  int64_t input() const { return e * c.hidden_size; }
-  int64_t qkv() const { return e * (c.q_size() + 2 * c.kv_size()); }
-  int64_t qk_norm() const { return c.qk_norm ? qkv() + a * (c.num_heads + c.num_kv_heads) : 0; }
-  int64_t attention() const { return e * (2 * c.q_size() + 2 * c.kv_size()) + a * c.num_heads; }
-  int64_t mlp() const { return e * 3 * c.ffn_size; }
-  // x, norm1 and its statistic, q k v o lse, x2, norm2, gate up act.
-  int64_t tape() const { return 4 * input() + 2 * a + qk_norm() + attention() + mlp(); }
-  int64_t kv_tape() const {
-    const int64_t kept = c.qk_norm ? e * 2 * c.kv_size() + a * c.num_kv_heads : 0;
-    return 2 * input() + a + kept + e * 2 * c.kv_size();
-  }
-  int64_t gradient_kv() const { return a * 2 * c.kv_size(); }
-  int64_t e, a;
-  const ModelConfig& c;
-};
-
-constexpr int64_t kUpcastRows = 512;  // rows of bf16 operands that worker/ops/linear.cc upcasts at a time
-
-// worker/kernels/attention.cc, backward: two blocks of 128 x 512 scores for each thread.
-constexpr int64_t kAttentionScratch = 2 * 128 * 512;
-
-// Above a layer's tape while the backward of its MLP runs: dy, d(act), d(gate up); act is freed.
-int64_t MlpBackwardBytes(const ByteShape& s, int64_t rows) {
-  const int64_t d = s.config.hidden_size, f = s.config.ffn_size;
-  const int64_t swiglu = rows * s.run_bytes * (d + 2 * f);
-  if (s.run_bytes == s.accumulate_bytes) return swiglu;
-  // bf16: the weight gradient of gate/up, with upcast operands; gate and up are freed too.
-  const int64_t upcast = std::min(rows, kUpcastRows) * s.accumulate_bytes * (d + 2 * f);
-  return std::max(swiglu, rows * s.run_bytes * (d - f) + upcast);
+// Forward products that the backward of one full layer makes again.
+double RecomputedParameters(const ModelConfig& c, v1::TapePolicy policy) {
+  const auto d = static_cast<double>(c.hidden_size), q = static_cast<double>(c.q_size());
+  double parameters = 0;
+  if (!KeepsGateUp(policy)) parameters += 2 * d * static_cast<double>(c.ffn_size);
+  if (!KeepsQueries(policy)) parameters += d * (q + 2 * static_cast<double>(c.kv_size()));
+  if (!KeepsAttention(policy)) parameters += q * d;
+  return parameters;
 }
 
-// Above a layer's tape while the backward of its attention runs over `ancestor_rows`; what the MLP kept is freed.
-int64_t AttentionBackwardBytes(const ByteShape& s, int64_t rows, int64_t ancestor_rows) {
-  const int64_t d = s.config.hidden_size, q = s.config.q_size(), kv = s.config.kv_size();
-  const int64_t freed = rows * (s.run_bytes * (3 * s.config.ffn_size + 2 * d) + s.accumulate_bytes);
-  const int64_t results = rows * s.run_bytes * (d + q + q + 2 * kv);  // dx2, do; dq, dk, dv
-  const int64_t ancestor_dq = ancestor_rows > 0 ? rows * s.accumulate_bytes * q : 0;
-  const int64_t ancestor_gradients = ancestor_rows * s.accumulate_bytes * 2 * kv;
-  const int64_t scratch = s.threads * s.accumulate_bytes * (kAttentionScratch + rows);  // and a row's delta
-  // bf16 is computed in fp32: q, k, v, o, do and the ancestor's k, v.
-  const int64_t upcast =
-      s.run_bytes == s.accumulate_bytes ? 0 : s.accumulate_bytes * (rows * (3 * q + 2 * kv) + ancestor_rows * 2 * kv);
-  return results + ancestor_dq + ancestor_gradients + scratch + upcast - freed;
-}
-
-int64_t LayerBackwardBytes(const ByteShape& s, int64_t rows, int64_t ancestor_rows) {
-  return std::max(MlpBackwardBytes(s, rows), AttentionBackwardBytes(s, rows, ancestor_rows));
-}
-
-constexpr int64_t kIndexBytes = 16;  // token and position of a row
-
-int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
-  const int64_t chunk = rows < s.head_chunk_rows ? rows : s.head_chunk_rows;
-  return chunk * s.config.vocab_size * s.accumulate_bytes;
+Flops LayerRecomputeFlops(const ModelConfig& config, double rows, double pairs, v1::TapePolicy policy) {
+  Flops flops;
+  flops.backward = LinearFlops(RecomputedParameters(config, policy), rows).forward;
+  if (!KeepsAttention(policy)) flops.backward += AttentionFlops(config, pairs).forward;
+  return flops;
 }
 
 }  // namespace
 
-int64_t PrefixBytes(const ByteShape& shape, int64_t rows) {
-  const RowBytes row(shape);
-  const int64_t layers = shape.config.num_layers;
-  return rows * ((layers - 1) * row.tape() + row.kv_tape() + layers * row.gradient_kv() + kIndexBytes);
+Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix) {
+  if (!KeepsInputs(prefix.policy)) return {0, PrefixFlops(config, prefix.rows).forward};
+  const auto r = static_cast<double>(prefix.rows);
+  return static_cast<double>(config.num_layers - 1) * LayerRecomputeFlops(config, r, r * (r + 1) / 2, prefix.policy);
 }
 
-int64_t PrefixBackwardBytes(const ByteShape& shape, int64_t rows) {
-  // At the second layer from the top: the last layer's tape and accumulators are gone.
-  const RowBytes row(shape);
-  return std::max<int64_t>(0, LayerBackwardBytes(shape, rows, 0) - rows * (row.kv_tape() + row.gradient_kv()));
-}
-
-int64_t WaveBytes(const ByteShape& shape, const WaveShape& wave) {
-  const RowBytes row(shape);
-  const int64_t head_rows = wave.rows - wave.kv_only_rows;
-  int64_t tape = wave.rows * ((shape.config.num_layers - 1) * row.tape() + kIndexBytes) + head_rows * row.tape();
-  if (wave.kv_only_rows > 0) tape += wave.kv_only_rows * (row.kv_tape() + row.gradient_kv()) + wave.rows * 8;
-  // At the head: the last layer's output, its norm, its gradient, one chunk of logits.
-  const int64_t head = head_rows * (3 * row.input() + row.a) + HeadChunkBytes(shape, head_rows);
-  const int64_t backward_last = LayerBackwardBytes(shape, head_rows, wave.ancestor_rows + wave.kv_only_rows);
-  // One layer below, all rows are at work, and the last layer's tape is gone.
-  const int64_t backward_below = LayerBackwardBytes(shape, wave.rows, wave.ancestor_rows) - head_rows * row.tape() -
-                                 (wave.kv_only_rows > 0 ? wave.kv_only_rows * (row.kv_tape() + row.gradient_kv()) : 0);
-  return tape + std::max({head, backward_last, backward_below});
-}
-
-int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows) {
-  const RowBytes row(shape);
-  return rows * (shape.config.num_layers * shape.run_bytes * 2 * shape.config.kv_size() + kIndexBytes);
-}
-
-int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave) {
-  const RowBytes row(shape);
-  const int64_t head_rows = wave.rows - wave.kv_only_rows;
-  const int64_t layer = wave.rows * (row.tape() + row.input() + kIndexBytes);
-  const int64_t head = head_rows * 2 * row.input() + HeadChunkBytes(shape, head_rows);
-  return std::max(layer, head);
+Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy) {
+  const auto r = static_cast<double>(rows);
+  const double pairs = r * static_cast<double>(prefix_rows) + r * (r + 1) / 2;
+  return static_cast<double>(config.num_layers) * LayerRecomputeFlops(config, r, pairs, policy);
 }
 
 }  // namespace stemma

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "common/model_config.h"
+#include "stemma/v1/plan.pb.h"
 
 namespace stemma {
 
@@ -39,18 +40,43 @@ struct ByteShape {
   int64_t threads = 1;  // each has scratch in the attention kernel
 };
 
+// The prefixes of a cluster.
+struct PrefixShape {
+  int64_t rows = 0;          // of all prefixes, packed
+  int64_t longest_rows = 0;  // of one prefix; 0: all
+  int64_t block_rows = 0;    // computed so many at a time; 0: at once
+  v1::TapePolicy policy = v1::S0;
+  bool offload = false;  // the tape is in host memory, but for
+  int64_t headroom_bytes = 0;
+};
+
 // One microbatch of Phase B.
 struct WaveShape {
   int64_t rows = 0;           // all rows, prefixes of dense trajectories included
+  int64_t longest_rows = 0;   // of one member; 0: all
   int64_t kv_only_rows = 0;   // rows before the last prompt token of dense trajectories
   int64_t ancestor_rows = 0;  // of the longest prefix that its rows attend to
+  v1::TapePolicy policy = v1::S0;
 };
 
-// Above weights, gradients and optimizer state. A cluster's peak is
-//   PrefixBytes + max(largest WaveBytes, PrefixBackwardBytes).
-int64_t PrefixBytes(const ByteShape& shape, int64_t rows);          // hot set and tape, from Phase A to Phase C
-int64_t PrefixBackwardBytes(const ByteShape& shape, int64_t rows);  // Phase C's working set
-int64_t WaveBytes(const ByteShape& shape, const WaveShape& wave);   // tape and working set
+// A phase at its highest moment, by what it is made of: device bytes above weights, gradients and optimizer state.
+struct PhaseBytes {
+  int64_t hot_set = 0;      // K/V, gK/gV of all layers
+  int64_t dormant_set = 0;  // the prefixes' tape on the device
+  int64_t wave_tape = 0;
+  int64_t working_set = 0;  // of the layer or head chunk at work
+  int64_t peak() const { return hot_set + dormant_set + wave_tape + working_set; }
+};
+
+PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix);                  // Phase A
+PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave);  // Phase B, one wave
+PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix);                 // Phase C
+// Of the prefixes' tape in host memory, when it is offloaded.
+int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix);
+// FLOPs that the policy adds to a backward: forward products made again.
+Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix);
+Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy);
+
 // The same for a forward-only pass: K/V of the prefix, one layer's working set.
 int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows);
 int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave);

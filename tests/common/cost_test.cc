@@ -53,16 +53,49 @@ TEST(CostTest, BackwardIsTwiceForward) {
 
 TEST(CostTest, NoPrefixCostsNothing) { EXPECT_EQ(PrefixFlops(Llama3_8B(), 0).total(), 0); }
 
-TEST(CostTest, KeepAllOfAKnownModelTakesTheKnownBytesPerTokenAndLayer) {
-  // Llama3-8B in bf16, all activations of a layer: 139,392 bytes a token (x, norm, q, k, v, out, LSE, x2, norm2, gate,
-  // up, silu·up); ours also keeps two fp32 norm statistics, 8 bytes.
+// Llama3-8B in bf16, bytes a token and layer, K and V included: x 8192, norm1 8192, q 8192, k and v 4096, attention out
+// 8192, LSE 128, x2 8192, norm2 8192, gate and up 57344, silu·up 28672. Ours also keeps two fp32 norm statistics.
+TEST(CostTest, TapePoliciesOfAKnownModelTakeTheKnownBytesPerTokenAndLayer) {
   ByteShape shape;
   shape.config = Llama3_8B();
   shape.run_bytes = 2;
   ByteShape one_more = shape;
   one_more.config.num_layers += 1;
-  const int64_t gradient_kv = 2 * 1024 * 4;
-  EXPECT_EQ(PrefixBytes(one_more, 1000) - PrefixBytes(shape, 1000), 1000 * (139392 + 8 + gradient_kv));
+  constexpr int64_t kStatistics = 8, kRows = 1000;
+  for (const auto& [policy, bytes] : {std::pair<v1::TapePolicy, int64_t>{v1::S0, 139392 + kStatistics},
+                                      {v1::S1, 94336 + kStatistics},
+                                      {v1::S2, 36992 + kStatistics},
+                                      {v1::S3, 28800 + kStatistics},
+                                      {v1::S4, 12288}}) {
+    const WaveShape wave{.rows = kRows, .policy = policy};
+    EXPECT_EQ(SuffixBytes(one_more, {}, wave).wave_tape - SuffixBytes(shape, {}, wave).wave_tape, kRows * bytes)
+        << v1::TapePolicy_Name(policy);
+  }
+}
+
+TEST(CostTest, RecomputingTheGateAndUpProductsCostsTheirForward) {
+  const ModelConfig config = Llama3_8B();
+  const double products = 2.0 * 100 * 2 * 4096 * 14336 * 32;
+  EXPECT_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S1).total(), 0);
+  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S2).total(), products);
+}
+
+TEST(CostTest, AForgottenPrefixIsRunForwardAgain) {
+  const ModelConfig config = Llama3_8B();
+  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, {.rows = 100, .policy = v1::S5}).total(),
+                   PrefixFlops(config, 100).forward);
+}
+
+// With policy S5 and blocks, only K/V and their gradients grow with the prefix.
+TEST(CostTest, BlocksOfAForgottenPrefixTakeTheSameBytesBeyondItsKv) {
+  ByteShape shape;
+  shape.config = Llama3_8B();
+  shape.run_bytes = 2;
+  const auto beyond = [&](int64_t rows) {
+    const PhaseBytes bytes = PrefixBackwardBytes(shape, {.rows = rows, .block_rows = 1024, .policy = v1::S5});
+    return bytes.dormant_set;
+  };
+  EXPECT_EQ(beyond(8192), beyond(65536));
 }
 
 }  // namespace

@@ -52,10 +52,13 @@ absl::Status InProcess::Load(TrainingRequest request) {
   engine_->DropPayload(request_.update.request().request_id());
   request.update.mutable_request()->set_request_id("r" + std::to_string(++requests_));
   RETURN_IF_ERROR(FillAdvantages(request.update.loss(), request.groups));
-  ASSIGN_OR_RETURN(plan_, make_plan_(request, options_.run));
+  ASSIGN_OR_RETURN(plan_, make_plan_(request, options_.run, DefaultRates(options_.run.dtype(), options_.run.threads(), "cpu")));
   request.update.set_return_log_probs(true);  // after planning: what is run does not change
   if (options_.cluster_per_group) {
     for (v1::StepPlan& step : *plan_.plan.mutable_steps()) SplitClusters(step);
+  }
+  if (options_.edit_step) {
+    for (v1::StepPlan& step : *plan_.plan.mutable_steps()) options_.edit_step(step);
   }
   worker::v1::PayloadChunk chunk;
   chunk.set_id(request.update.request().request_id());

@@ -2,6 +2,7 @@
 // vote. Used by the parity probe and the benchmarks.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@ namespace stemma::testing {
 struct InProcessOptions {
   v1::RunConfig run;  // model, dtype, schedule, layout, wave_suffixes, head_chunk_tokens, memory_budget_bytes
   bool cluster_per_group = false;
+  std::function<void(v1::StepPlan&)> edit_step;  // what the planner would not choose
 };
 
 class InProcess {

@@ -16,6 +16,7 @@
 #include "common/system_memory.h"
 #include "worker/engine/results.h"
 #include "worker/memory/cpu_allocator.h"
+#include "worker/memory/thread_copy_engine.h"
 #include "worker/model/weights_io.h"
 
 namespace stemma {
@@ -49,7 +50,7 @@ std::string NoReason(const absl::Status& status) {
   }
 }
 
-void FillSums(const PassSums& sums, int64_t peak_bytes, Vote& vote) {
+void FillSums(const PassSums& sums, Vote& vote) {
   auto& out = *vote.mutable_sums();
   out["loss/pg"] = sums.loss.pg;
   out["loss/kl"] = sums.loss.kl;
@@ -64,7 +65,16 @@ void FillSums(const PassSums& sums, int64_t peak_bytes, Vote& vote) {
   out["time/prefix_forward_s"] = sums.prefix_forward_s;
   out["time/suffix_s"] = sums.suffix_s;
   out["time/prefix_backward_s"] = sums.prefix_backward_s;
-  out["bytes/peak"] = static_cast<double>(peak_bytes);
+  out["bytes/prefix_forward"] = static_cast<double>(sums.prefix_forward_bytes);
+  out["bytes/suffix"] = static_cast<double>(sums.suffix_bytes);
+  out["bytes/prefix_backward"] = static_cast<double>(sums.prefix_backward_bytes);
+  out["offload/bytes_out"] = static_cast<double>(sums.offload.bytes_out);
+  out["offload/bytes_in"] = static_cast<double>(sums.offload.bytes_in);
+  out["offload/demand_loads"] = static_cast<double>(sums.offload.demand_loads);
+  out["offload/waits"] = static_cast<double>(sums.offload.waits);
+  out["bytes/host"] = static_cast<double>(sums.offload.peak_host_bytes);
+  out["bytes/peak"] =
+      static_cast<double>(std::max({sums.prefix_forward_bytes, sums.suffix_bytes, sums.prefix_backward_bytes}));
 }
 
 bool NeedsEntryLogProbs(const v1::UpdateHeader& header) {
@@ -107,7 +117,11 @@ ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::stri
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
-  return {{&weights_, kernel_.get(), &rope_}, configure_.config().head_chunk_tokens(), &hooks};
+  return {.context = {&weights_, kernel_.get(), &rope_},
+          .host = host_.get(),
+          .copies = copies_.get(),
+          .head_chunk_rows = configure_.config().head_chunk_tokens(),
+          .hooks = &hooks};
 }
 
 absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const worker::v1::Prepare& prepare,
@@ -123,9 +137,19 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const worker::v
       .status();
 }
 
+absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
+  const bool offloads = std::any_of(plan.clusters().begin(), plan.clusters().end(),
+                                    [](const v1::Cluster& cluster) { return cluster.offload_prefix(); });
+  if (!offloads || host_ != nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(host_, HostArena::Create(static_cast<int64_t>(configure_.config().host_memory_bytes())));
+  copies_ = std::make_unique<ThreadCopyEngine>();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const worker::v1::Prepare& prepare,
                                             const EngineHooks& hooks) {
   Vote vote;
+  RETURN_IF_ERROR(PrepareOffload(prepare.plan()));
   RETURN_IF_ERROR(ComputeEntryLogProbs(payload, prepare, hooks));
   ASSIGN_OR_RETURN(const LossPlan loss, MakeLossPlan(prepare, payload));
   ZeroGradients(weights_.parameters);
@@ -137,10 +161,8 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const worker::v1::
     const v1::PromptGroup& group = payload.groups[m.group];
     if (report) sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_prob, entropy);
   };
-  ResetPeakBytes();
-  const int64_t before_bytes = CpuMemoryStats().current_bytes;
   ASSIGN_OR_RETURN(const PassSums sums, RunStep(MakePassOptions(hooks), payload, prepare.plan(), loss, results));
-  FillSums(sums, CpuMemoryStats().peak_bytes - before_bytes, vote);
+  FillSums(sums, vote);
   sender.Flush();
 
   vote.set_empty(prepare.plan().clusters_size() == 0);

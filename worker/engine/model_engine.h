@@ -10,6 +10,8 @@
 #include "worker/engine/fence/step_fence.h"
 #include "worker/engine/pass_runner.h"
 #include "worker/engine/payload.h"
+#include "worker/memory/copy_engine.h"
+#include "worker/memory/host_arena.h"
 #include "worker/model/weights.h"
 
 namespace stemma {
@@ -35,6 +37,8 @@ class ModelEngine final : public Engine {
   ModelEngine(const worker::v1::Configure& configure, const std::string& incarnation, ModelDirectory directory,
               Weights weights, std::unique_ptr<AttentionKernel> kernel);
 
+  // Host memory and the copy engine, from the first plan on that offloads.
+  absl::Status PrepareOffload(const v1::StepPlan& plan);
   PassOptions MakePassOptions(const EngineHooks& hooks) const;
   absl::Status ComputeEntryLogProbs(Payload& payload, const worker::v1::Prepare& prepare, const EngineHooks& hooks);
   absl::StatusOr<worker::v1::Vote> RunPhases(Payload& payload, const worker::v1::Prepare& prepare,
@@ -45,6 +49,8 @@ class ModelEngine final : public Engine {
   Weights weights_;
   RopeTable rope_;
   std::unique_ptr<AttentionKernel> kernel_;
+  std::unique_ptr<HostArena> host_;
+  std::unique_ptr<CopyEngine> copies_;
   StepFence fence_;
   PayloadStore payloads_;
   worker::v1::Ready ready_;

@@ -1,13 +1,16 @@
 #include "worker/engine/pass_runner.h"
 
 #include <ATen/ops/tensor.h>
+#include <glog/logging.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "common/clock.h"
 #include "common/status_macros.h"
+#include "worker/memory/cpu_allocator.h"
 
 namespace stemma {
 namespace {
@@ -24,8 +27,11 @@ CausalLayout LayoutOf(v1::WaveLayout layout) {
   return layout == v1::PADDED ? CausalLayout::kPadded : CausalLayout::kLoop;
 }
 
+v1::TapePolicy PolicyOf(v1::TapePolicy planned) { return planned == v1::TAPE_POLICY_UNSPECIFIED ? v1::S0 : planned; }
+
 // The input rows of a wave: a member's prompt from its first position on, then its response but the last token.
-WaveInput MakeWaveInput(const Payload& payload, const std::vector<MemberRows>& members, v1::WaveLayout layout) {
+WaveInput MakeWaveInput(const Payload& payload, const std::vector<MemberRows>& members, v1::WaveLayout layout,
+                        v1::TapePolicy policy) {
   std::vector<int64_t> tokens, positions;
   WaveInput input;
   for (const MemberRows& m : members) {
@@ -40,6 +46,7 @@ WaveInput MakeWaveInput(const Payload& payload, const std::vector<MemberRows>& m
   input.tokens_T = at::tensor(tokens, at::kLong);
   input.positions_T = at::tensor(positions, at::kLong);
   input.layout = LayoutOf(layout);
+  input.policy = policy;
   return input;
 }
 
@@ -51,24 +58,14 @@ class Pass {
   virtual ~Pass() = default;
 
   absl::StatusOr<PassSums> Run() {
+    const int64_t start_bytes = CpuMemoryStats().current_bytes;
     for (const Operation& operation : ExpandStep(plan_, forward_only_)) {
       if (options_.hooks->cancelled()) return absl::CancelledError("cancelled between waves");
       const v1::Cluster& cluster = plan_.clusters(operation.cluster);
       const double start_s = RealClock().MonotonicSeconds();
-      switch (operation.kind) {
-        case OperationKind::kPrefixForward:
-          RETURN_IF_ERROR(RunPrefixForward(cluster));
-          sums_.prefix_forward_s += RealClock().MonotonicSeconds() - start_s;
-          break;
-        case OperationKind::kWave:
-          RETURN_IF_ERROR(RunWave(cluster, cluster.waves(operation.wave)));
-          sums_.suffix_s += RealClock().MonotonicSeconds() - start_s;
-          break;
-        case OperationKind::kPrefixBackward:
-          PrefixBackward(options_.context, std::exchange(prefixes_, {}));
-          sums_.prefix_backward_s += RealClock().MonotonicSeconds() - start_s;
-          break;
-      }
+      ResetPeakBytes();
+      RETURN_IF_ERROR(RunOperation(cluster, operation));
+      AddPhase(operation.kind, RealClock().MonotonicSeconds() - start_s, CpuMemoryStats().peak_bytes - start_bytes);
       Progress(operation.kind);
     }
     return sums_;
@@ -85,6 +82,47 @@ class Pass {
   PassSums sums_;
 
  private:
+  absl::Status RunOperation(const v1::Cluster& cluster, const Operation& operation) {
+    switch (operation.kind) {
+      case OperationKind::kPrefixForward:
+        return RunPrefixForward(cluster);
+      case OperationKind::kWave:
+        if (operation.wave + 1 == cluster.waves_size()) prefixes_.LastWave();
+        return RunWave(cluster, cluster.waves(operation.wave));
+      case OperationKind::kPrefixBackward:
+        AddOffload(PrefixBackward(options_.context, std::exchange(prefixes_, {})));
+        return absl::OkStatus();
+    }
+    LOG(FATAL) << "operation " << static_cast<int>(operation.kind);
+  }
+
+  void AddPhase(OperationKind kind, double seconds, int64_t peak_bytes) {
+    switch (kind) {
+      case OperationKind::kPrefixForward:
+        sums_.prefix_forward_s += seconds;
+        sums_.prefix_forward_bytes = std::max(sums_.prefix_forward_bytes, peak_bytes);
+        break;
+      case OperationKind::kWave:
+        sums_.suffix_s += seconds;
+        sums_.suffix_bytes = std::max(sums_.suffix_bytes, peak_bytes);
+        break;
+      case OperationKind::kPrefixBackward:
+        sums_.prefix_backward_s += seconds;
+        sums_.prefix_backward_bytes = std::max(sums_.prefix_backward_bytes, peak_bytes);
+        break;
+    }
+  }
+
+  void AddOffload(const ResidencyStats& stats) {
+    ResidencyStats& sums = sums_.offload;
+    sums.bytes_out += stats.bytes_out;
+    sums.bytes_in += stats.bytes_in;
+    sums.demand_loads += stats.demand_loads;
+    sums.waits += stats.waits;
+    sums.kept += stats.kept;
+    sums.peak_host_bytes = std::max(sums.peak_host_bytes, stats.peak_host_bytes);
+  }
+
   absl::Status RunPrefixForward(const v1::Cluster& cluster) {
     std::vector<int64_t> tokens, lengths;
     for (const uint32_t g : cluster.prefix_groups()) {
@@ -96,14 +134,21 @@ class Pass {
       AppendTokens(payload_.groups[g].prompt_tokens(), 0, lengths.back(), tokens);
     }
     prefixes_ = {};
-    prefixes_ = PrefixForward(options_.context, tokens, lengths, !forward_only_);
+    const bool offload = cluster.offload_prefix();
+    prefixes_ = PrefixForward(options_.context, tokens, lengths,
+                              {.forward_only = forward_only_,
+                               .policy = PolicyOf(cluster.prefix_policy()),
+                               .block_rows = cluster.prefix_block_rows(),
+                               .host = offload ? options_.host : nullptr,
+                               .copies = offload ? options_.copies : nullptr,
+                               .offload_headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes())});
     sums_.tokens_computed += static_cast<int64_t>(tokens.size());
     return absl::OkStatus();
   }
 
   absl::Status RunWave(const v1::Cluster& cluster, const v1::Wave& wave) {
     ASSIGN_OR_RETURN(const std::vector<MemberRows> members, WaveRows(payload_.shapes, cluster, wave));
-    Wave(MakeWaveInput(payload_, members, wave.layout()), members);
+    Wave(MakeWaveInput(payload_, members, wave.layout(), PolicyOf(cluster.suffix_policy())), members);
     ++sums_.waves;
     for (const MemberRows& m : members) {
       const GroupShape& shape = payload_.shapes[m.group];

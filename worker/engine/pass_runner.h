@@ -11,12 +11,15 @@
 #include "worker/engine/engine.h"
 #include "worker/engine/payload.h"
 #include "worker/engine/wave_loss.h"
-#include "worker/model/phases.h"
+#include "worker/model/wave.h"
 
 namespace stemma {
 
 struct PassOptions {
   LayerContext context;
+  // For plans that offload.
+  HostArena* host = nullptr;
+  CopyEngine* copies = nullptr;
   int64_t head_chunk_rows = 512;
   const EngineHooks* hooks = nullptr;
 };
@@ -31,6 +34,9 @@ struct PassSums {
   int64_t tokens_logical = 0;   // rows that a dense schedule would run
   int64_t waves = 0;
   double prefix_forward_s = 0, suffix_s = 0, prefix_backward_s = 0;
+  // Highest device bytes in each phase, above those at the start of the pass.
+  int64_t prefix_forward_bytes = 0, suffix_bytes = 0, prefix_backward_bytes = 0;
+  ResidencyStats offload;  // sums over the clusters; peaks are their highest
 };
 
 // Forward and backward: adds to the parameters' gradients. Errors: Cancelled; InvalidArgument - plan and payload

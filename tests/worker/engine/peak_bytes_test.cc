@@ -4,62 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <random>
 #include <string>
+#include <vector>
 
 #include "common/model_init.h"
 #include "tests/testing/in_process.h"
+#include "tests/testing/synthetic.h"
 
 namespace stemma::testing {
 namespace {
 
 constexpr double kPlanTolerance = 0.05;  // issue: within 5 % of the formula; what it leaves out is small kernel scratch
-
-ModelConfig SmallModel(bool qk_norm) {
-  ModelConfig config;
-  config.model_type = qk_norm ? "qwen3" : "llama";
-  config.vocab_size = 512;
-  config.hidden_size = 128;
-  config.num_layers = 4;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_size = 32;
-  config.ffn_size = 352;
-  config.max_positions = 4096;
-  config.rms_norm_eps = 1e-6;
-  config.rope_theta = 10000;
-  config.qk_norm = qk_norm;
-  return config;
-}
-
-std::string Tokens(std::mt19937& random, int count) {
-  std::string bytes;
-  for (int i = 0; i < count; ++i) {
-    const int32_t token = static_cast<int32_t>(random() % 512);
-    bytes.append(reinterpret_cast<const char*>(&token), sizeof(token));
-  }
-  return bytes;
-}
-
-TrainingRequest Request(int prompt, int response, int rollouts) {
-  std::mt19937 random(3);
-  TrainingRequest request;
-  v1::LossConfig& loss = *request.update.mutable_loss();
-  loss.set_loss_mode("gpg");
-  loss.set_loss_agg_mode("token-mean");
-  loss.set_temperature(1);
-  v1::PromptGroup group;
-  group.set_uid("g");
-  group.set_prompt_tokens(Tokens(random, prompt));
-  for (int i = 0; i < rollouts; ++i) {
-    v1::Rollout& rollout = *group.add_rollouts();
-    rollout.set_rollout_id(std::to_string(i));
-    rollout.set_response_tokens(Tokens(random, response));
-    rollout.set_advantage(1);
-  }
-  request.groups.push_back(std::move(group));
-  return request;
-}
 
 struct Setting {
   const char* name;
@@ -79,7 +34,7 @@ class PeakBytesTest : public ::testing::TestWithParam<Setting> {
   void SetUp() override {
     directory_ = ::testing::TempDir() + "/peak-" + GetParam().name;
     std::filesystem::remove_all(directory_);
-    ASSERT_TRUE(WriteRandomModel(SmallModel(GetParam().qk_norm), {}, directory_).ok());
+    ASSERT_TRUE(WriteRandomModel(SyntheticModel({.qk_norm = GetParam().qk_norm}), {}, directory_).ok());
     InProcessOptions options;
     options.run.set_model(directory_);
     options.run.set_dtype(GetParam().dtype);
@@ -95,7 +50,8 @@ class PeakBytesTest : public ::testing::TestWithParam<Setting> {
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
   Bytes Run(int rollouts) {
-    EXPECT_TRUE(engine_->Load(Request(GetParam().prompt, GetParam().response, rollouts)).ok());
+    const std::vector<int64_t> responses(static_cast<size_t>(rollouts), GetParam().response);
+    EXPECT_TRUE(engine_->Load(SyntheticRequest({GetParam().prompt}, responses, SyntheticShape().vocab)).ok());
     const auto vote = engine_->Prepare(0);
     EXPECT_TRUE(vote.ok() && vote->yes()) << vote.status();
     return {vote->sums().at("bytes/peak"), static_cast<double>(engine_->plan().report.peak_bytes())};

@@ -1,30 +1,15 @@
-#include "worker/model/phases.h"
+#include "worker/model/wave.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
-#include <glog/logging.h>
 
-#include <cmath>
 #include <utility>
 
+#include "worker/model/phase_parts.h"
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
 
 namespace stemma {
 namespace {
-
-double AttentionScale(const ModelConfig& config) { return 1.0 / std::sqrt(static_cast<double>(config.head_size)); }
-
-at::Tensor ZeroKv(const Weights& weights, int64_t rows) {
-  return at::zeros({weights.config.num_kv_heads, rows, weights.config.head_size},
-                   at::TensorOptions().dtype(weights.accumulate_dtype));
-}
-
-at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {
-  return EmbeddingForward(tokens_T, context.weights->at(context.weights->embedding).weight);
-}
 
 // Rows of x that `segments` keep: their kv_only part, or the rest, in segment order.
 at::Tensor GatherRows(const at::Tensor& x, const std::vector<WaveSegment>& segments, bool kv_only) {
@@ -120,75 +105,6 @@ class WaveAttention {
 
 }  // namespace
 
-AncestorKv PrefixBatch::Ancestor(int64_t layer, int64_t prefix) const {
-  const auto l = static_cast<size_t>(layer);
-  const AttentionSpan& span = spans[static_cast<size_t>(prefix)];
-  const auto rows = [&](const at::Tensor& t) { return t.slice(1, span.begin, span.end); };
-  AncestorKv ancestor{rows(k_KTE[l]), rows(v_KTE[l]), {}, {}};
-  if (!gk_KTE.empty()) {
-    ancestor.gk_KCE = rows(gk_KTE[l]);
-    ancestor.gv_KCE = rows(gv_KTE[l]);
-  }
-  return ancestor;
-}
-
-PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t>& tokens,
-                          const std::vector<int64_t>& lengths, bool keep_tape) {
-  const int64_t last = context.weights->config.num_layers - 1;
-  PrefixBatch prefixes;
-  prefixes.tokens_T = at::tensor(tokens, at::kLong);
-  std::vector<at::Tensor> positions;
-  AttentionBatch batch;
-  batch.scale = AttentionScale(context.weights->config);
-  for (const int64_t length : lengths) {
-    CHECK_GT(length, 0) << "an empty prefix has no Phase A";
-    const int64_t begin = batch.spans.empty() ? 0 : batch.spans.back().end;
-    batch.spans.push_back({begin, begin + length, -1});
-    positions.push_back(at::arange(length, at::kLong));
-  }
-  prefixes.positions_T = at::cat(positions, 0);
-  prefixes.spans = batch.spans;
-
-  at::Tensor x_TD = Embed(context, prefixes.tokens_T);
-  for (int64_t l = 0; l < last; ++l) {
-    LayerResult result = LayerForward(context, l, batch, prefixes.positions_T, x_TD);
-    x_TD = std::move(result.y_TD);
-    prefixes.k_KTE.push_back(result.tape.attention.k_KTE);
-    prefixes.v_KTE.push_back(result.tape.attention.v_KTE);
-    if (keep_tape) prefixes.tape.push_back(std::move(result.tape));
-  }
-  prefixes.last = KvOnlyForward(context, last, prefixes.positions_T, x_TD);
-  prefixes.k_KTE.push_back(prefixes.last.k_KTE);
-  prefixes.v_KTE.push_back(prefixes.last.v_KTE);
-  if (!keep_tape) prefixes.last = {};
-  for (int64_t l = 0; keep_tape && l <= last; ++l) {
-    prefixes.gk_KTE.push_back(ZeroKv(*context.weights, batch.spans.back().end));
-    prefixes.gv_KTE.push_back(ZeroKv(*context.weights, batch.spans.back().end));
-  }
-  return prefixes;
-}
-
-void PrefixBackward(const LayerContext& context, PrefixBatch prefixes) {
-  const int64_t last = context.weights->config.num_layers - 1;
-  AttentionBatch batch;
-  batch.spans = prefixes.spans;
-  batch.scale = AttentionScale(context.weights->config);
-  at::Tensor dx_TD = KvOnlyBackward(context, last, prefixes.positions_T, std::move(prefixes.last),
-                                    prefixes.gk_KTE.back(), prefixes.gv_KTE.back());
-  for (int64_t l = last - 1; l >= 0; --l) {
-    // This layer's K/V and the accumulators of the one above are not read again.
-    prefixes.k_KTE.pop_back();
-    prefixes.v_KTE.pop_back();
-    prefixes.gk_KTE.pop_back();
-    prefixes.gv_KTE.pop_back();
-    LayerTape tape = std::move(prefixes.tape.back());
-    prefixes.tape.pop_back();
-    dx_TD = LayerBackward(context, l, batch, prefixes.positions_T, std::move(dx_TD), std::move(tape),
-                          prefixes.gk_KTE.back(), prefixes.gv_KTE.back());
-  }
-  EmbeddingBackward(prefixes.tokens_T, dx_TD, context.weights->at(context.weights->embedding).grad);
-}
-
 WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave,
                               bool keep_tape) {
   const WaveAttention attention(context, prefixes, wave);
@@ -197,14 +113,16 @@ WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& pr
   WaveTape tape;
   at::Tensor x_TD = Embed(context, wave.tokens_T);
   for (int64_t l = 0; l < last; ++l) {
-    LayerResult result = LayerForward(context, l, attention.Layer(l), wave.positions_T, x_TD);
+    LayerResult result = LayerForward(context, l, attention.Layer(l), wave.positions_T, x_TD, wave.policy);
     x_TD = std::move(result.y_TD);
     if (keep_tape) tape.layers.push_back(std::move(result.tape));
+    prefixes.Poll();
   }
   at::Tensor positions_B = wave.positions_T;
   if (attention.kv_only_rows() > 0) {
     const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
-    tape.last_kv = KvOnlyForward(context, last, positions_A, GatherRows(x_TD, wave.segments, /*kv_only=*/true));
+    tape.last_kv =
+        KvOnlyForward(context, last, positions_A, GatherRows(x_TD, wave.segments, /*kv_only=*/true), wave.policy);
     if (keep_tape) {
       tape.last_gk_KTE = ZeroKv(weights, attention.kv_only_rows());
       tape.last_gv_KTE = ZeroKv(weights, attention.kv_only_rows());
@@ -212,8 +130,9 @@ WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& pr
     positions_B = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/false);
     x_TD = GatherRows(x_TD, wave.segments, /*kv_only=*/false);
   }
-  LayerResult result = LayerForward(
-      context, last, attention.LastLayer(tape.last_kv, tape.last_gk_KTE, tape.last_gv_KTE), positions_B, x_TD);
+  LayerResult result =
+      LayerForward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_KTE, tape.last_gv_KTE), positions_B,
+                   x_TD, wave.policy);
   x_TD.reset();
   const RmsNormResult norm =
       RmsNormForward(result.y_TD, weights.at(weights.final_norm).weight, weights.config.rms_norm_eps);
@@ -251,6 +170,7 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
     dx_TD = InterleaveRows(dx_A, dx_TD, wave.segments);
   }
   for (int64_t l = last - 1; l >= 0; --l) {
+    prefixes.Poll();
     LayerTape layer_tape = std::move(tape.layers.back());
     tape.layers.pop_back();
     dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape), {},

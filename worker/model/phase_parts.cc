@@ -1,0 +1,22 @@
+#include "worker/model/phase_parts.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "worker/ops/linear.h"
+
+namespace stemma {
+
+double AttentionScale(const ModelConfig& config) { return 1.0 / std::sqrt(static_cast<double>(config.head_size)); }
+
+at::Tensor ZeroKv(const Weights& weights, int64_t rows) {
+  return at::zeros({weights.config.num_kv_heads, rows, weights.config.head_size},
+                   at::TensorOptions().dtype(weights.accumulate_dtype));
+}
+
+at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {
+  return EmbeddingForward(tokens_T, context.weights->at(context.weights->embedding).weight);
+}
+
+}  // namespace stemma

@@ -1,0 +1,16 @@
+// What Phases A, B and C share. Private to worker/model.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "worker/model/layer.h"
+
+namespace stemma {
+
+double AttentionScale(const ModelConfig& config);
+at::Tensor ZeroKv(const Weights& weights, int64_t rows);  // [K, rows, E] of the accumulate dtype
+at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T);
+
+}  // namespace stemma

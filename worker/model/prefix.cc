@@ -1,0 +1,225 @@
+#include "worker/model/prefix.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/tape_policy.h"
+#include "worker/model/phase_parts.h"
+#include "worker/ops/linear.h"
+
+namespace stemma {
+namespace {
+
+int64_t LastLayer(const LayerContext& context) { return context.weights->config.num_layers - 1; }
+
+at::Tensor Rows(const at::Tensor& x_KTE, const PrefixBlock& block) { return x_KTE.slice(1, block.begin, block.end); }
+
+// The spans of a block: its part of each prefix, behind the K/V of that prefix's earlier rows.
+AttentionBatch BatchOf(const LayerContext& context, const PrefixBatch& prefixes, const PrefixBlock& block,
+                       int64_t layer) {
+  AttentionBatch batch;
+  batch.scale = AttentionScale(context.weights->config);
+  for (size_t p = 0; p < prefixes.spans.size(); ++p) {
+    const int64_t begin = std::max(prefixes.spans[p].begin, block.begin);
+    const int64_t end = std::min(prefixes.spans[p].end, block.end);
+    if (begin >= end) continue;
+    AttentionSpan span{begin - block.begin, end - block.begin, -1};
+    const int64_t earlier = begin - prefixes.spans[p].begin;
+    if (earlier > 0) {
+      AncestorKv ancestor = prefixes.Ancestor(layer, static_cast<int64_t>(p));
+      for (at::Tensor* kv : {&ancestor.k_KCE, &ancestor.v_KCE, &ancestor.gk_KCE, &ancestor.gv_KCE}) {
+        if (kv->defined()) *kv = kv->narrow(1, 0, earlier);
+      }
+      batch.ancestors.push_back(std::move(ancestor));
+      span.ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
+    }
+    batch.spans.push_back(span);
+  }
+  return batch;
+}
+
+// The store's name of a block's tape in a layer.
+int64_t EntryOf(const LayerContext& context, const PrefixBatch& prefixes, const PrefixBlock& block, int64_t layer) {
+  const int64_t block_rows = prefixes.options.block_rows;
+  return (block_rows > 0 ? block.begin / block_rows : 0) * context.weights->config.num_layers + layer;
+}
+
+template <typename Tape>
+void ComeBack(const LayerContext& context, PrefixBatch& prefixes, const PrefixBlock& block, int64_t layer, Tape& tape) {
+  if (prefixes.offload == nullptr) return;
+  PutTensors(tape, prefixes.offload->Take(EntryOf(context, prefixes, block, layer)));
+}
+
+// One block through all layers. keep_kv(layer, k, v) may replace K and V by views.
+class BlockForward {
+ public:
+  BlockForward(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock& block, v1::TapePolicy policy)
+      : context_(context), prefixes_(prefixes), block_(block), policy_(policy) {}
+
+  // Phase A.
+  void Run() {
+    RunLayers([&](int64_t layer, at::Tensor& k_KTE, at::Tensor& v_KTE) {
+      Store(prefixes_.k_KTE, layer, k_KTE);
+      Store(prefixes_.v_KTE, layer, v_KTE);
+    });
+    if (prefixes_.options.forward_only || !KeepsInputs(policy_)) Forget();
+  }
+
+  // Phase C, policy S5: the tape that Phase A did not keep.
+  void RunAgain() {
+    RunLayers([&](int64_t layer, at::Tensor& k_KTE, at::Tensor& v_KTE) {
+      k_KTE = Rows(prefixes_.k_KTE[static_cast<size_t>(layer)], block_);
+      v_KTE = Rows(prefixes_.v_KTE[static_cast<size_t>(layer)], block_);
+    });
+  }
+
+ private:
+  template <typename KeepKv>
+  void RunLayers(const KeepKv& keep_kv) {
+    const at::Tensor positions_T = prefixes_.positions_T.slice(0, block_.begin, block_.end);
+    const int64_t last = LastLayer(context_);
+    at::Tensor x_TD = Embed(context_, prefixes_.tokens_T.slice(0, block_.begin, block_.end));
+    const bool keep = !prefixes_.options.forward_only;
+    for (int64_t l = 0; l < last; ++l) {
+      LayerResult result =
+          LayerForward(context_, l, BatchOf(context_, prefixes_, block_, l), positions_T, x_TD, policy_);
+      x_TD = std::move(result.y_TD);
+      keep_kv(l, result.tape.attention.k_KTE, result.tape.attention.v_KTE);
+      if (keep && KeepsInputs(policy_)) {
+        Leave(l, result.tape);
+        block_.tape.push_back(std::move(result.tape));
+      }
+    }
+    block_.last = KvOnlyForward(context_, last, positions_T, x_TD, policy_);
+    keep_kv(last, block_.last.k_KTE, block_.last.v_KTE);
+    x_TD.reset();
+    if (keep && KeepsInputs(policy_)) Leave(last, block_.last);
+  }
+
+  template <typename Tape>
+  void Leave(int64_t layer, Tape& tape) {
+    if (prefixes_.offload == nullptr) return;
+    prefixes_.offload->Put(EntryOf(context_, prefixes_, block_, layer), TakeTensors(tape));
+    prefixes_.offload->DrainTo(prefixes_.options.offload_headroom_bytes);
+  }
+
+  // Of one block the op's own tensor, of several a copy in their common buffer, and `kv` a view of it.
+  void Store(std::vector<at::Tensor>& buffers, int64_t layer, at::Tensor& kv_KTE) {
+    if (prefixes_.blocks.size() == 1) {
+      buffers.push_back(kv_KTE);
+      return;
+    }
+    if (&block_ == &prefixes_.blocks.front()) {
+      buffers.push_back(at::empty({kv_KTE.size(0), prefixes_.blocks.back().end, kv_KTE.size(2)}, kv_KTE.options()));
+    }
+    const at::Tensor rows = Rows(buffers[static_cast<size_t>(layer)], block_);
+    rows.copy_(kv_KTE);
+    kv_KTE = rows;
+  }
+
+  void Forget() {
+    block_.tape.clear();
+    block_.last = {};
+  }
+
+  const LayerContext& context_;
+  PrefixBatch& prefixes_;
+  PrefixBlock& block_;
+  const v1::TapePolicy policy_;
+};
+
+PrefixBatch MakeBatch(const std::vector<int64_t>& tokens, const std::vector<int64_t>& lengths,
+                      const PrefixOptions& options) {
+  PrefixBatch prefixes;
+  prefixes.options = options;
+  prefixes.tokens_T = at::tensor(tokens, at::kLong);
+  std::vector<at::Tensor> positions;
+  int64_t rows = 0;
+  for (const int64_t length : lengths) {
+    CHECK_GT(length, 0) << "an empty prefix has no Phase A";
+    prefixes.spans.push_back({rows, rows + length, -1});
+    positions.push_back(at::arange(length, at::kLong));
+    rows += length;
+  }
+  prefixes.positions_T = at::cat(positions, 0);
+  const int64_t block_rows = options.block_rows > 0 ? options.block_rows : rows;
+  for (int64_t begin = 0; begin < rows; begin += block_rows) {
+    prefixes.blocks.push_back({begin, std::min(begin + block_rows, rows), {}, {}});
+  }
+  return prefixes;
+}
+
+void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock block) {
+  const int64_t last = LastLayer(context);
+  // What the first block has read, nothing reads again.
+  const bool release = block.begin == 0;
+  ComeBack(context, prefixes, block, last, block.last);
+  const at::Tensor positions_T = prefixes.positions_T.slice(0, block.begin, block.end);
+  const auto gradient = [&](const std::vector<at::Tensor>& of_layer, int64_t layer) {
+    return Rows(of_layer[static_cast<size_t>(layer)], block).contiguous();
+  };
+  at::Tensor dx_TD = KvOnlyBackward(context, last, positions_T, std::move(block.last), gradient(prefixes.gk_KTE, last),
+                                    gradient(prefixes.gv_KTE, last));
+  for (int64_t l = last - 1; l >= 0; --l) {
+    if (release) {
+      for (auto* of_layer : {&prefixes.k_KTE, &prefixes.v_KTE, &prefixes.gk_KTE, &prefixes.gv_KTE})
+        of_layer->pop_back();
+    }
+    LayerTape tape = std::move(block.tape.back());
+    block.tape.pop_back();
+    ComeBack(context, prefixes, block, l, tape);
+    dx_TD = LayerBackward(context, l, BatchOf(context, prefixes, block, l), positions_T, std::move(dx_TD),
+                          std::move(tape), gradient(prefixes.gk_KTE, l), gradient(prefixes.gv_KTE, l));
+  }
+  EmbeddingBackward(prefixes.tokens_T.slice(0, block.begin, block.end), dx_TD,
+                    context.weights->at(context.weights->embedding).grad);
+}
+
+}  // namespace
+
+AncestorKv PrefixBatch::Ancestor(int64_t layer, int64_t prefix) const {
+  const auto l = static_cast<size_t>(layer);
+  const AttentionSpan& span = spans[static_cast<size_t>(prefix)];
+  const auto rows = [&](const at::Tensor& t) { return t.slice(1, span.begin, span.end); };
+  AncestorKv ancestor{rows(k_KTE[l]), rows(v_KTE[l]), {}, {}};
+  if (!gk_KTE.empty()) {
+    ancestor.gk_KCE = rows(gk_KTE[l]);
+    ancestor.gv_KCE = rows(gv_KTE[l]);
+  }
+  return ancestor;
+}
+
+PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t>& tokens,
+                          const std::vector<int64_t>& lengths, const PrefixOptions& options) {
+  PrefixBatch prefixes = MakeBatch(tokens, lengths, options);
+  if (options.host != nullptr && !options.forward_only && KeepsInputs(options.policy)) {
+    prefixes.offload = std::make_unique<OffloadStore>(OffloadOptions{.headroom_bytes = options.offload_headroom_bytes},
+                                                      *options.host, *options.copies);
+  }
+  for (PrefixBlock& block : prefixes.blocks) BlockForward(context, prefixes, block, options.policy).Run();
+  if (prefixes.offload != nullptr) prefixes.offload->ProducingEnded();
+  for (int64_t l = 0; !options.forward_only && l <= LastLayer(context); ++l) {
+    prefixes.gk_KTE.push_back(ZeroKv(*context.weights, static_cast<int64_t>(tokens.size())));
+    prefixes.gv_KTE.push_back(ZeroKv(*context.weights, static_cast<int64_t>(tokens.size())));
+  }
+  return prefixes;
+}
+
+ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes) {
+  while (!prefixes.blocks.empty()) {
+    PrefixBlock& block = prefixes.blocks.back();
+    if (!KeepsInputs(prefixes.options.policy)) BlockForward(context, prefixes, block, v1::S0).RunAgain();
+    PrefixBlock last = std::move(block);
+    prefixes.blocks.pop_back();
+    BackwardBlock(context, prefixes, std::move(last));
+  }
+  return prefixes.offload != nullptr ? prefixes.offload->stats() : ResidencyStats{};
+}
+
+}  // namespace stemma

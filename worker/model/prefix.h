@@ -1,0 +1,73 @@
+// Phases A and C: the prefixes of a cluster, packed, forward and backward (the paper, Section 3.2).
+//
+//   Phase A  PrefixForward    keeps K_l, V_l of all layers, and of the tape what the policy says
+//   Phase C  PrefixBackward   from gK_l, gV_l of all layers alone
+//
+// The packed rows may be cut into blocks: a block attends to the K/V of its prefixes' earlier rows, as a suffix attends
+// to its prefix. Phase A runs them in order, Phase C in reverse, so that only one block's working set exists at a time;
+// with policy S5 only one block's tape, made again in Phase C. In the last layer only K and V are computed.
+//
+// The tape may leave the device layer by layer, right after its layer made it, and come back before its layer's
+// backward reads it; K/V and gK/gV never leave.
+//
+// Called by worker/engine on the engine thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "worker/memory/offload_store.h"
+#include "worker/model/layer.h"
+
+namespace stemma {
+
+struct PrefixOptions {
+  bool forward_only = false;  // K/V only: no tape, no gK/gV
+  v1::TapePolicy policy = v1::S0;
+  int64_t block_rows = 0;  // 0: all rows at once
+  // Where the tape goes; null: it stays. They outlive the batch.
+  HostArena* host = nullptr;
+  CopyEngine* copies = nullptr;
+  int64_t offload_headroom_bytes = 0;  // of the tape that may be on the device beside the layer at work
+};
+
+// Rows [begin, end) of the packed prefixes.
+struct PrefixBlock {
+  int64_t begin = 0, end = 0;
+  std::vector<LayerTape> tape;  // layers 0 .. L-2
+  KvTape last;                  // layer L-1
+};
+
+// The hot set (K/V, gK/gV) and, until Phase C, the dormant tape.
+struct PrefixBatch {
+  PrefixOptions options;
+  at::Tensor tokens_T, positions_T;
+  std::vector<AttentionSpan> spans;        // one per prefix, none empty
+  std::vector<PrefixBlock> blocks;         // in order
+  std::vector<at::Tensor> k_KTE, v_KTE;    // per layer; the tape holds views of them
+  std::vector<at::Tensor> gk_KTE, gv_KTE;  // per layer; empty in a forward-only pass
+  std::unique_ptr<OffloadStore> offload;   // of the tensors of the blocks' tapes; null: they are in the blocks
+
+  // A prefix's K/V in a layer, and their gradients.
+  AncestorKv Ancestor(int64_t layer, int64_t prefix) const;
+  // Between the layers of a wave: lets copies go on.
+  void Poll() const {
+    if (offload != nullptr) offload->Poll();
+  }
+  // The last wave begins: the tape may start to come back.
+  void LastWave() const {
+    if (offload != nullptr) offload->ConsumeSoon();
+  }
+};
+
+// tokens: the prefixes' tokens, one after the other; lengths: of each, > 0.
+PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t>& tokens,
+                          const std::vector<int64_t>& lengths, const PrefixOptions& options);
+
+// Consumes the batch; adds all parameters' gradients that come through the prefixes' K/V. Returns what its offload did.
+ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes);
+
+}  // namespace stemma

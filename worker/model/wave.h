@@ -1,0 +1,48 @@
+// Phase B: waves of segments behind their prefix's K/V (the paper, Section 3.2). Backward adds to gK_l, gV_l.
+//
+// Called by worker/engine on the engine thread. In the last layer, a dense trajectory's rows before the last prompt
+// token compute K and V only, as a prefix does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "worker/model/layer.h"
+#include "worker/model/prefix.h"
+
+namespace stemma {
+
+struct WaveSegment {
+  int64_t begin = 0, end = 0;  // rows
+  int64_t prefix = -1;         // index into PrefixBatch::spans; -1: a whole trajectory (or P = 1)
+  int64_t kv_only_rows = 0;    // leading rows before the last prompt token; 0 for a suffix
+};
+
+struct WaveInput {
+  at::Tensor tokens_T, positions_T;   // int64
+  std::vector<WaveSegment> segments;  // adjacent; those of one prefix are neighbours
+  CausalLayout layout = CausalLayout::kLoop;
+  v1::TapePolicy policy = v1::S0;
+};
+
+struct WaveTape {
+  std::vector<LayerTape> layers;
+  KvTape last_kv;  // of kv_only rows; undefined tensors when there are none
+  at::Tensor last_gk_KTE, last_gv_KTE;
+  at::Tensor y_BD, rstd_B;  // last layer's output at the B head rows, the final norm's statistic
+};
+
+struct WaveForwardResult {
+  at::Tensor hidden_BD;  // normed, at the rows that predict a response token, in segment order
+  WaveTape tape;         // empty in a forward-only pass
+};
+
+WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave,
+                              bool keep_tape);
+
+void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave, WaveTape tape,
+                  at::Tensor dhidden_BD);
+
+}  // namespace stemma
