@@ -67,7 +67,7 @@ absl::Status RunPlan(const PlanOptions& options) {
 void AddPlanCommand(CLI::App& app, Runner& run) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* command = app.add_subcommand(
-      "plan", "Show how the server would compute a request: clusters, waves, tape policies, bytes, seconds, reasons");
+      "plan", "Show how the server would compute a request: clusters, waves, policies, bytes, seconds, reasons");
   command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
   command->add_option("--line", options->line, "The request on this line of the file; default: the first")
       ->check(CLI::PositiveNumber)

@@ -11,8 +11,8 @@ struct Equation {
   double value = 0;             // factors · unknowns
 };
 
-// min over x >= 0 of sum (factors · x - value)^2 + ridge · sum (x - 1)^2: unknowns that no equation tells apart stay at
-// 1 together. ridge > 0.
+// min over x >= 0 of sum (factors · x - value)^2 + ridge · sum (x - 1)^2: unknowns that no equation tells apart
+// stay near 1 together. ridge > 0.
 std::vector<double> NonNegativeLeastSquares(const std::vector<Equation>& equations, size_t unknowns, double ridge);
 
 // The same with outliers weighed down: an equation whose residual passes `tolerance` counts as if it were just that far

@@ -4,10 +4,8 @@
 #include <cmath>
 #include <optional>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace stemma {
@@ -62,13 +60,17 @@ void SetPhaseBytes(const StepMetricsInput& input, Metrics& metrics) {
     backward = std::max(backward, cluster.prefix_backward().peak());
     host = std::max(host, cluster.suffix().host());
   }
-  const std::pair<const char*, uint64_t> predicted[] = {
-      {"prefix_forward", forward}, {"suffix", suffix}, {"prefix_backward", backward}, {"host", host}};
-  for (const auto& [phase, bytes] : predicted) {
-    metrics[absl::StrCat("predicted/", phase, "_bytes")] = static_cast<double>(bytes);
-    if (const auto measured = Find(input.vote.sums(), absl::StrCat("bytes/", phase).c_str())) {
-      metrics[absl::StrCat("measured/", phase, "_bytes")] = *measured;
-    }
+  struct Phase {
+    const char *predicted, *measured, *sum;
+    uint64_t bytes;
+  };
+  for (const Phase& phase :
+       {Phase{"predicted/prefix_forward_bytes", "measured/prefix_forward_bytes", "bytes/prefix_forward", forward},
+        Phase{"predicted/suffix_bytes", "measured/suffix_bytes", "bytes/suffix", suffix},
+        Phase{"predicted/prefix_backward_bytes", "measured/prefix_backward_bytes", "bytes/prefix_backward", backward},
+        Phase{"predicted/host_bytes", "measured/host_bytes", "bytes/host", host}}) {
+    metrics[phase.predicted] = static_cast<double>(phase.bytes);
+    if (const auto measured = Find(input.vote.sums(), phase.sum)) metrics[phase.measured] = *measured;
   }
 }
 

@@ -6,8 +6,8 @@ import source_tree
 
 # Where the name of an error is made: MakeError(code, "REASON", ...), RetryableError("REASON", ...).
 _MAKES = re.compile(r'\b(?:MakeError|RetryableError)\(\s*(?:absl::StatusCode::k\w+,\s*)?"([A-Z][A-Z_]+)"')
-_METRIC = re.compile(r"`((?:actor|critic|prefix|plan|time|perf|training)/[a-z0-9_/]+)`")
-_METRIC_IN_CODE = re.compile(r'"((?:actor|critic|prefix|plan|time|perf|training)/[a-z0-9_]*[a-z0-9])"')
+_METRIC = re.compile(r"`((?:actor|critic|prefix|plan|predicted|measured|time|perf|training)/[a-z0-9_/]+)`")
+_METRIC_IN_CODE = re.compile(r'"((?:actor|critic|prefix|plan|predicted|measured|time|perf|training)/[a-z0-9_]*[a-z0-9])"')
 
 
 def _line_of(text, position):

@@ -21,7 +21,9 @@ worker::v1::Vote MakeVote() {
   sums["tokens/logical"] = 200;
   sums["time/suffix_s"] = 1.5;
   sums["bytes/peak"] = 4096;
+  sums["bytes/prefix_forward"] = 1000;
   sums["bytes/suffix"] = 3000;
+  sums["bytes/prefix_backward"] = 2000;
   vote.set_grad_norm_squared(9);
   return vote;
 }
@@ -42,7 +44,10 @@ Metrics StepMetrics(const worker::v1::Vote& vote, absl::Duration elapsed = absl:
   report.mutable_clusters(0)->mutable_suffix()->set_peak(2900);
   report.mutable_clusters(0)->mutable_suffix()->set_host(70);
   report.add_clusters()->mutable_suffix()->set_peak(2000);
+  report.mutable_clusters(1)->mutable_prefix_forward()->set_peak(900);
+  report.mutable_seconds()->set_prefix_forward(0.125);
   report.mutable_seconds()->set_suffix(1.25);
+  report.mutable_seconds()->set_prefix_backward(0.375);
   report.mutable_seconds()->set_apply(0.5);
   const StepNumbers numbers = {.denominator = 10, .prompt_mean_weights = {}, .total_tokens = 300};
   Metrics metrics;
@@ -71,7 +76,13 @@ TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
   EXPECT_DOUBLE_EQ(metrics.at("plan/predicted_bytes"), 5000);
   EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 4096);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_bytes"), 2900) << "the largest cluster";
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_forward_bytes"), 900);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_backward_bytes"), 0) << "no prefix";
+  EXPECT_DOUBLE_EQ(metrics.at("measured/prefix_forward_bytes"), 1000);
   EXPECT_DOUBLE_EQ(metrics.at("measured/suffix_bytes"), 3000);
+  EXPECT_DOUBLE_EQ(metrics.at("measured/prefix_backward_bytes"), 2000);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_forward_s"), 0.125);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_backward_s"), 0.375);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/host_bytes"), 70);
   EXPECT_FALSE(metrics.contains("measured/host_bytes"));
   EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_s"), 1.25);
