@@ -82,8 +82,8 @@ absl::StatusOr<CalibrationBook> ParseCalibration(const std::string& text) {
     std::vector<CalibrationSample>& samples = book[key];
     for (const nlohmann::json& item : list) {
       if (!item.is_object()) return fields.Error("machines", "holds a sample that is not an object");
-      ASSIGN_OR_RETURN(CalibrationSample sample, SampleOf(item, "sample."));
-      samples.push_back(std::move(sample));
+      ASSIGN_OR_RETURN(const CalibrationSample sample, SampleOf(item, "sample."));
+      samples.push_back(sample);
     }
   }
   return book;
