@@ -93,7 +93,8 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const worker::v
   Weights weights;
   RETURN_IF_ERROR(CatchTorch([&]() -> absl::Status {
     ASSIGN_OR_RETURN(weights, LoadWeights(directory, dtype));
-    return absl::OkStatus();
+    if (configure.config().optimizer_residency() != v1::HOST) return absl::OkStatus();
+    return MoveStatesToHost(weights.parameters);
   }));
   return std::unique_ptr<ModelEngine>(
       new ModelEngine(configure, incarnation, std::move(directory), std::move(weights), std::move(kernel)));
@@ -110,9 +111,14 @@ ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::stri
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
   ready_.set_weights_bytes(static_cast<uint64_t>(weights_.StateBytes()));
-  // The moments, two of every gradient's size, come with the first Apply.
+  if (configure.config().optimizer_residency() == v1::OPTIMIZER_RESIDENCY_UNSPECIFIED) {
+    ready_.mutable_config()->set_optimizer_residency(v1::DEVICE);  // on CPU the host's memory is the device's
+  }
+  // On the device the moments, two of every gradient's size, come with the first Apply.
   int64_t moment_bytes = 0;
-  for (const Parameter& p : weights_.parameters) moment_bytes += static_cast<int64_t>(2 * p.grad.nbytes());
+  for (const Parameter& p : weights_.parameters) {
+    if (!p.states_on_host) moment_bytes += static_cast<int64_t>(2 * p.grad.nbytes());
+  }
   ready_.set_memory_free_bytes(static_cast<uint64_t>(std::max<int64_t>(0, AvailableMemoryBytes() - moment_bytes)));
 }
 

@@ -1,13 +1,21 @@
 #include "worker/optim/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros_like.h>
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "worker/memory/host_arena.h"
 
 namespace stemma {
 
@@ -33,24 +41,95 @@ void ZeroGradients(std::vector<Parameter>& parameters) {
 
 namespace {
 
-void FusedStep(const std::vector<Parameter*>& group, const v1::AdamParams& adam, double weight_decay, int64_t step) {
-  if (group.empty()) return;
-  std::vector<at::Tensor> masters, grads, exp_avgs, exp_avg_sqs, steps;
+// What the fused op takes; all of one parameter or slab at the same index.
+struct States {
+  std::vector<at::Tensor> masters, grads, exp_avgs, exp_avg_sqs;
+};
+
+void FusedStep(States& states, const v1::AdamParams& adam, double weight_decay, int64_t step) {
+  if (states.masters.empty()) return;
+  // The op does not advance its step: it is given the step being made.
+  const std::vector<at::Tensor> steps(states.masters.size(),
+                                      at::full({}, static_cast<double>(step), at::TensorOptions().dtype(at::kFloat)));
+  at::_fused_adamw_(states.masters, states.grads, states.exp_avgs, states.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
+                    adam.learning_rate(), adam.beta1(), adam.beta2(), weight_decay, adam.eps(), /*amsgrad=*/false,
+                    /*maximize=*/false);
+}
+
+void StepOnDevice(const std::vector<Parameter*>& group, const v1::AdamParams& adam, double weight_decay, int64_t step) {
+  States states;
   for (Parameter* p : group) {
-    masters.push_back(p->master);
-    grads.push_back(p->grad);
-    exp_avgs.push_back(p->exp_avg);
-    exp_avg_sqs.push_back(p->exp_avg_sq);
-    // The op does not advance its step: it is given the step being made.
-    steps.push_back(at::full({}, static_cast<double>(step), at::TensorOptions().dtype(at::kFloat)));
+    states.masters.push_back(p->master);
+    states.grads.push_back(p->grad);
+    states.exp_avgs.push_back(p->exp_avg);
+    states.exp_avg_sqs.push_back(p->exp_avg_sq);
   }
-  at::_fused_adamw_(masters, grads, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps, adam.learning_rate(),
-                    adam.beta1(), adam.beta2(), weight_decay, adam.eps(), /*amsgrad=*/false, /*maximize=*/false);
+  FusedStep(states, adam, weight_decay, step);
+  for (Parameter* p : group) {
+    if (!p->weight.is_same(p->master)) p->weight.copy_(p->master);
+  }
+}
+
+// One slab of a parameter at a time: its states come in, are stepped and go back.
+void StepThroughDevice(Parameter& p, const v1::AdamParams& adam, double weight_decay, int64_t step, int64_t slab) {
+  const bool master_is_weight = p.weight.is_same(p.master);
+  const at::Tensor weight = p.weight.view(-1), master = p.master.view(-1), grad = p.grad.view(-1),
+                   exp_avg = p.exp_avg.view(-1), exp_avg_sq = p.exp_avg_sq.view(-1);
+  const auto on_device = [&] { return at::empty({std::min(slab, grad.numel())}, grad.options()); };
+  const at::Tensor device_exp_avg = on_device(), device_exp_avg_sq = on_device();
+  const at::Tensor device_master = master_is_weight ? master : on_device();
+  for (int64_t begin = 0; begin < grad.numel(); begin += slab) {
+    const int64_t count = std::min(slab, grad.numel() - begin);
+    const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, count); };
+    const at::Tensor m = device_exp_avg.narrow(0, 0, count), v = device_exp_avg_sq.narrow(0, 0, count);
+    const at::Tensor w = master_is_weight ? part(master) : device_master.narrow(0, 0, count);
+    m.copy_(part(exp_avg));
+    v.copy_(part(exp_avg_sq));
+    if (!master_is_weight) w.copy_(part(master));
+    States states{{w}, {part(grad)}, {m}, {v}};
+    FusedStep(states, adam, weight_decay, step);
+    part(exp_avg).copy_(m);
+    part(exp_avg_sq).copy_(v);
+    if (master_is_weight) continue;
+    part(master).copy_(w);
+    part(weight).copy_(w);
+  }
+}
+
+// Like `x`, in the arena; the tensor shares its ownership.
+at::Tensor OnHost(const std::shared_ptr<HostArena>& arena, const at::Tensor& x) {
+  void* block = arena->Take(static_cast<int64_t>(x.nbytes()));
+  CHECK(block != nullptr) << "the arena was made for all states";
+  return at::from_blob(
+      block, x.sizes(), [arena](void* p) { arena->Give(p); }, x.options());
+}
+
+int64_t Aligned(size_t bytes) {
+  const auto n = static_cast<int64_t>(bytes);
+  return (n + HostArena::kAlignment - 1) / HostArena::kAlignment * HostArena::kAlignment;
 }
 
 }  // namespace
 
-void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step) {
+absl::Status MoveStatesToHost(std::vector<Parameter>& parameters) {
+  int64_t bytes = 0;
+  for (const Parameter& p : parameters) {
+    bytes += 2 * Aligned(p.grad.nbytes()) + (p.weight.is_same(p.master) ? 0 : Aligned(p.master.nbytes()));
+  }
+  absl::StatusOr<std::unique_ptr<HostArena>> made = HostArena::Create(bytes);
+  if (!made.ok()) return made.status();
+  const std::shared_ptr<HostArena> arena = std::move(made).value();
+  for (Parameter& p : parameters) {
+    p.exp_avg = OnHost(arena, p.grad).zero_();
+    p.exp_avg_sq = OnHost(arena, p.grad).zero_();
+    if (!p.weight.is_same(p.master)) p.master = OnHost(arena, p.master).copy_(p.master);
+    p.states_on_host = true;
+  }
+  return absl::OkStatus();
+}
+
+void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
+               int64_t slab_elements) {
   CHECK_GE(step, 1);
   std::vector<Parameter*> decayed, plain;
   for (Parameter& p : parameters) {
@@ -59,14 +138,15 @@ void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, d
       p.exp_avg_sq = at::zeros_like(p.master);
     }
     if (clip != 1.0) p.grad.mul_(clip);
-    const bool all = adam.weight_decay_scope() == v1::AdamParams::ALL;
-    (all || p.is_matrix() ? decayed : plain).push_back(&p);
+    const bool decays = adam.weight_decay_scope() == v1::AdamParams::ALL || p.is_matrix();
+    if (p.states_on_host) {
+      StepThroughDevice(p, adam, decays ? adam.weight_decay() : 0, step, slab_elements);
+    } else {
+      (decays ? decayed : plain).push_back(&p);
+    }
   }
-  FusedStep(decayed, adam, adam.weight_decay(), step);
-  FusedStep(plain, adam, /*weight_decay=*/0, step);
-  for (Parameter& p : parameters) {
-    if (!p.weight.is_same(p.master)) p.weight.copy_(p.master);
-  }
+  StepOnDevice(decayed, adam, adam.weight_decay(), step);
+  StepOnDevice(plain, adam, /*weight_decay=*/0, step);
 }
 
 }  // namespace stemma

@@ -1,6 +1,8 @@
 // AdamW on fp32 (fp64) masters by ATen's fused op, the gradient norm, and the clip. Called by worker/engine.
 //
 // Gradients, masters and moments have one dtype: fp32, or fp64 in an fp64 run. A bf16 weight is a copy of its master.
+// States (moments, and masters that are not the weights themselves) live on the device or in host memory; from there
+// AdamwStep streams them through the device in slabs, with the same bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
@@ -18,7 +21,8 @@ struct Parameter {
   at::Tensor weight;               // run dtype
   at::Tensor master;               // fp32 / fp64; the same tensor as weight unless the run is bf16
   at::Tensor grad;                 // like master
-  at::Tensor exp_avg, exp_avg_sq;  // like master; undefined before the first Apply
+  at::Tensor exp_avg, exp_avg_sq;  // like master; undefined before the first Apply, unless in host memory
+  bool states_on_host = false;
   bool is_matrix() const { return weight.dim() >= 2; }
 };
 
@@ -30,7 +34,15 @@ std::string FirstNonfinite(const std::vector<Parameter>& parameters);
 
 void ZeroGradients(std::vector<Parameter>& parameters);
 
+// optimizer_residency: host. Moves masters and makes the moments there, in one arena that lives as long as they do.
+// Errors: ResourceExhausted - the host does not give that much.
+absl::Status MoveStatesToHost(std::vector<Parameter>& parameters);
+
+// Elements of a parameter whose host states are on the device at a time.
+constexpr int64_t kStateSlabElements = int64_t{1} << 22;
+
 // grad *= clip, then AdamW with bias correction for `step` (1 = first).
-void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step);
+void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
+               int64_t slab_elements = kStateSlabElements);
 
 }  // namespace stemma
