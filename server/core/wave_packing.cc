@@ -1,5 +1,6 @@
 #include "server/core/wave_packing.h"
 
+#include <algorithm>
 #include <iterator>
 #include <span>
 #include <utility>
@@ -77,7 +78,7 @@ class Cutter {
         added.set_rollout(member.rollout);
       }
     }
-    if (!options_.forward_only) SetPolicies(choice.way, cluster);
+    if (!options_.forward_only) SetPolicies(choice, cluster);
     packed.memory = choice;
     Cut cut;
     cut.seconds = choice.seconds.total();
@@ -85,12 +86,17 @@ class Cutter {
     return cut;
   }
 
-  static void SetPolicies(const MemoryAlternative& way, v1::Cluster& cluster) {
+  void SetPolicies(const MemoryChoice& choice, v1::Cluster& cluster) const {
+    const MemoryAlternative& way = choice.way;
     cluster.set_suffix_policy(way.suffix_policy);
     if (way.prefix.rows == 0) return;
     cluster.set_prefix_policy(way.prefix.policy);
     cluster.set_prefix_block_rows(static_cast<uint32_t>(way.prefix.block_rows));
     cluster.set_offload_prefix(way.prefix.offload);
+    if (!way.prefix.offload) return;
+    // What the budget leaves hides copies: tape still leaving when Phase B begins, or back before it ends.
+    const int64_t left = options_.budget_bytes - choice.peak_bytes;
+    cluster.set_offload_headroom_bytes(static_cast<uint64_t>(std::max<int64_t>(0, left)));
   }
 
   const MemoryOptions& options_;

@@ -353,7 +353,7 @@ int Main(int argc, char** argv) {
   PrintPolicies(bench, shape, rows);
   PrintOffload(rows);
   PrintFlatness(bench);
-  PrintCapacity(bench, 192 * kMiB);
+  PrintCapacity(bench, 96 * kMiB);
   PrintChoices(bench, shape, rows, rounds);
   return 0;
 }

@@ -119,7 +119,11 @@ ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::stri
   for (const Parameter& p : weights_.parameters) {
     if (!p.states_on_host) moment_bytes += static_cast<int64_t>(2 * p.grad.nbytes());
   }
-  ready_.set_memory_free_bytes(static_cast<uint64_t>(std::max<int64_t>(0, AvailableMemoryBytes() - moment_bytes)));
+  const int64_t free_bytes = std::max<int64_t>(0, AvailableMemoryBytes() - moment_bytes);
+  ready_.set_memory_free_bytes(static_cast<uint64_t>(free_bytes));
+  if (configure.config().host_memory_bytes() == 0) {
+    ready_.mutable_config()->set_host_memory_bytes(static_cast<uint64_t>(free_bytes / 4));
+  }
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
@@ -147,7 +151,7 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
   const bool offloads = std::any_of(plan.clusters().begin(), plan.clusters().end(),
                                     [](const v1::Cluster& cluster) { return cluster.offload_prefix(); });
   if (!offloads || host_ != nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(host_, HostArena::Create(static_cast<int64_t>(configure_.config().host_memory_bytes())));
+  ASSIGN_OR_RETURN(host_, HostArena::Create(static_cast<int64_t>(ready_.config().host_memory_bytes())));
   copies_ = std::make_unique<ThreadCopyEngine>();
   return absl::OkStatus();
 }
