@@ -97,7 +97,7 @@ absl::StatusOr<ModelShard> OpenShard(const std::string& directory, const std::st
   return shard;
 }
 
-absl::Status CheckIndex(const std::vector<ModelShard>& shards, const WeightMap& weight_map) {
+absl::Status CheckIndex(const std::string& index, const std::vector<ModelShard>& shards, const WeightMap& weight_map) {
   size_t num_tensors = 0;
   for (const ModelShard& shard : shards) {
     for (const safetensors::TensorEntry& tensor : shard.header.tensors) {
@@ -118,7 +118,7 @@ absl::Status CheckIndex(const std::vector<ModelShard>& shards, const WeightMap& 
   for (const auto& [tensor, file] : weight_map) {
     if (!present.contains(tensor)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(kIndex, ": weight_map[", JsonExcerpt(tensor), "]: ", file, " has no such tensor"));
+          absl::StrCat(index, ": weight_map[", JsonExcerpt(tensor), "]: ", file, " has no such tensor"));
     }
   }
   return absl::OkStatus();
@@ -131,17 +131,18 @@ absl::StatusOr<std::vector<ModelShard>> OpenShards(const std::string& directory,
     shards.push_back(std::move(shard));
     return shards;
   }
-  ASSIGN_OR_RETURN(const WeightMap weight_map, ReadIndex(absl::StrCat(directory, "/", kIndex)));
+  const std::string index = absl::StrCat(directory, "/", kIndex);
+  ASSIGN_OR_RETURN(const WeightMap weight_map, ReadIndex(index));
   std::set<std::string> file_names;
   for (const auto& [tensor, file_name] : weight_map) file_names.insert(file_name);
   if (file_names.size() > kMaxShards) {
-    return absl::InvalidArgumentError(absl::StrCat(directory, "/", kIndex, ": names ", file_names.size(), " files"));
+    return absl::InvalidArgumentError(absl::StrCat(index, ": names ", file_names.size(), " files"));
   }
   for (const std::string& file_name : file_names) {
     ASSIGN_OR_RETURN(ModelShard shard, OpenShard(directory, file_name));
     shards.push_back(std::move(shard));
   }
-  RETURN_IF_ERROR(CheckIndex(shards, weight_map));
+  RETURN_IF_ERROR(CheckIndex(index, shards, weight_map));
   return shards;
 }
 
