@@ -1,4 +1,5 @@
-"""`make bench`: reuse and dense beside their FLOP ideal, and beside transformers and prefix_grouper; writes docs/benchmarks.md.
+"""`make bench`: reuse and dense beside their FLOP ideal, and beside transformers and prefix_grouper; writes docs/benchmarks.md,
+and the measured part of docs/memory.md.
 
     third_party/venv/bin/python tests/bench/bench.py --build build/release [--quick] [--output FILE]
 
@@ -60,6 +61,21 @@ class StepBench:
         self.process.wait(timeout=60)
 
 
+MEASURED = "## Measured\n"  # what follows in docs/memory.md is memory_bench's
+
+
+def write_memory_page(build, directory, path):
+    """Policies, offload, capacity and the planner's choices, by the C++ side."""
+    tables = subprocess.run([os.path.join(build, "tests", "memory_bench"), "--model", directory, "--threads", str(THREADS)],
+                            check=True, text=True, stdout=subprocess.PIPE).stdout
+    print(tables)
+    with open(path) as file:
+        text = file.read().split(MEASURED)[0]
+    with open(path, "w") as file:
+        file.write(f"{text}{MEASURED}\n`make bench` wrote this part: {report.machine()}; fp32, {THREADS} threads, the model of "
+                   f"docs/benchmarks.md.\nRatios are medians over rounds in turns.\n{tables}")
+
+
 def contenders_of(shape, bench, directory, with_baselines):
     """{name: function that runs once and returns seconds}, each warmed up."""
     result = {name: (lambda name=name: bench.ask(f"{name} {shape}")) for name in ("dense", "reuse")}
@@ -90,6 +106,7 @@ def parse_arguments():
     parser.add_argument("--build", default="build/release")
     parser.add_argument("--quick", action="store_true", help="the shapes that take seconds, fewer rounds; writes no page")
     parser.add_argument("--no-baselines", action="store_true", help="leave transformers and prefix_grouper out")
+    parser.add_argument("--memory-only", action="store_true", help="only the measured part of docs/memory.md")
     parser.add_argument("--output", help="the page to write (default: docs/benchmarks.md, with --quick none)")
     arguments = parser.parse_args()
     arguments.build = os.path.abspath(arguments.build)
@@ -104,6 +121,8 @@ def main():
     chosen = [shape for shape in shapes.SHAPES if not arguments.quick or shape.prompt <= 1024]
     with tempfile.TemporaryDirectory() as scratch:
         directory = models.make(os.path.join(scratch, "model"), shapes.SPEC)
+        if arguments.memory_only:
+            return write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"))
         bench = StepBench(arguments.build, directory)
         profile = bench.profile(shapes.SHAPES[0])
         results = report.Results(profile["ops"])
@@ -116,6 +135,8 @@ def main():
             results.mm_gflops.append(bench.ask("mm"))
             del contenders
         bench.close()
+        if arguments.output:
+            write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"))
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     page = list(results.page("make bench" if len(sys.argv) <= 3 else " ".join(sys.argv), versions, shapes.SHAPES[0]))
     print("\n".join(page))

@@ -338,6 +338,33 @@ void PrintChoices(Bench& bench, const Shape& shape, const std::vector<PolicyRow>
   }
 }
 
+// The bars of this part of the design.
+void PrintTargets(const ByteShape& bytes, const Shape& shape, const std::vector<PolicyRow>& rows) {
+  const auto row = [&](const std::string& name) {
+    const auto it = std::find_if(rows.begin(), rows.end(), [&](const PolicyRow& r) { return r.memory.name == name; });
+    CHECK(it != rows.end()) << name;
+    return *it;
+  };
+  const auto verdict = [](bool met, const std::string& text, double value, double bar) {
+    std::printf("* %s: %s: %.3f (bar %.3f)\n", met ? "met" : "**missed**", text.c_str(), value, bar);
+  };
+  std::printf("\n### Targets\n\n");
+  const PolicyRow keep = row("S0, S0"), s1 = row("S1, S1"), s2 = row("S2, S2"), away = row("S0 offloaded, S0");
+  const double s1_cost = MedianRatio(s1.measured, keep.measured), s2_cost = MedianRatio(s2.measured, keep.measured);
+  const double s2_bar = FlopsFactor(bytes.config, shape, s2.memory) + 0.03;
+  verdict(s1_cost <= 1.06, "seconds of S1 over keep-all", s1_cost, 1.06);
+  verdict(s2_cost <= s2_bar, "seconds of S2 over keep-all, against the FLOPs it adds and 3 %", s2_cost, s2_bar);
+  for (const char* policy : {"S0", "S1", "S2"}) {
+    const PolicyRow resident = row(std::string(policy) + ", " + policy);
+    const double cost = MedianRatio(row(std::string(policy) + " offloaded, " + policy).measured, resident.measured);
+    verdict(cost <= 1.02, std::string("seconds of offload over the same policy resident, ") + policy, cost, 1.02);
+  }
+  const auto peak = [](const PolicyRow& r) { return r.measured.vote.sums().at("bytes/suffix"); };
+  const double left = peak(away) / peak(keep), left_s1 = peak(row("S1 offloaded, S1")) / peak(keep);
+  verdict(left <= 0.41, "Phase B's peak of S0 offloaded, part of keep-all's", left, 0.41);
+  verdict(left_s1 <= 0.25, "Phase B's peak of S1 offloaded, part of keep-all's (the aim)", left_s1, 0.25);
+}
+
 int Main(int argc, char** argv) {
   std::string model;
   uint32_t threads = 2;
@@ -355,6 +382,7 @@ int Main(int argc, char** argv) {
   PrintFlatness(bench);
   PrintCapacity(bench, 96 * kMiB);
   PrintChoices(bench, shape, rows, rounds);
+  PrintTargets(bench.Bytes(), shape, rows);
   return 0;
 }
 

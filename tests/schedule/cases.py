@@ -14,9 +14,18 @@ class Variant:
     waves: int = 0  # suffixes; 0: as many as the budget takes
     clusters: str = "one"
     head_chunk: int = 512
+    prefix: str = "TAPE_POLICY_UNSPECIFIED"
+    suffix: str = "TAPE_POLICY_UNSPECIFIED"
+    block_rows: int = 0
+    offload: bool = False
+
+    def memory(self):
+        return {"prefix_policy": self.prefix, "suffix_policy": self.suffix, "prefix_block_rows": self.block_rows,
+                "offload": self.offload}
 
     def __str__(self):
-        return f"{self.schedule}/{self.layout}/waves={self.waves}/clusters={self.clusters}/chunk={self.head_chunk}"
+        return (f"{self.schedule}/{self.layout}/waves={self.waves}/clusters={self.clusters}/chunk={self.head_chunk}/"
+                f"{self.prefix},{self.suffix}/blocks={self.block_rows}/offload={self.offload}")
 
 
 EVERY_PLAN = (
@@ -24,7 +33,11 @@ EVERY_PLAN = (
     Variant(layout="PADDED"), Variant(layout="PADDED", waves=3), Variant(layout="PADDED", waves=2, clusters="per_group"),
     Variant(layout="ONE_BY_ONE", waves=1), Variant("DENSE"), Variant("DENSE", waves=2), Variant("DENSE", "PADDED"),
     Variant("DENSE", "PADDED", 3), Variant("DENSE", "ONE_BY_ONE", 1), Variant("AUTO"), Variant(head_chunk=3),
-    Variant("DENSE", head_chunk=1))
+    Variant("DENSE", head_chunk=1)) + tuple(
+        Variant(waves=2, prefix=prefix, suffix=suffix, block_rows=rows, offload=offload)
+        for prefix, suffix, rows, offload in (
+            ("S1", "S2", 0, False), ("S2", "S1", 3, False), ("S3", "S4", 0, True), ("S4", "S3", 7, False), ("S0", "S0", 5, True),
+            ("S5", "S4", 0, False), ("S5", "S1", 1, False), ("S5", "S0", 4, False)))
 FEW_PLANS = (Variant(), Variant(layout="PADDED", waves=2), Variant("DENSE"))
 REUSE_AND_DENSE = (Variant(waves=2), Variant("DENSE", "PADDED"))
 SMALL_CHUNKS = (Variant(head_chunk=4), Variant(head_chunk=7, layout="PADDED"), Variant(head_chunk=4, waves=1, layout="ONE_BY_ONE"),

@@ -59,6 +59,21 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedVa
   return writer.Close();
 }
 
+// Forced policies, blocks and offload; absent: the planner's.
+absl::Status ReadMemory(const json& c, v1::RunConfig& run) {
+  v1::TapePolicy prefix = v1::TAPE_POLICY_UNSPECIFIED, suffix = v1::TAPE_POLICY_UNSPECIFIED;
+  if (!v1::TapePolicy_Parse(c.value("prefix_policy", "TAPE_POLICY_UNSPECIFIED"), &prefix) ||
+      !v1::TapePolicy_Parse(c.value("suffix_policy", "TAPE_POLICY_UNSPECIFIED"), &suffix)) {
+    return absl::InvalidArgumentError("prefix_policy or suffix_policy");
+  }
+  run.set_prefix_policy(prefix);
+  run.set_suffix_policy(suffix);
+  run.set_prefix_block_rows(c.value("prefix_block_rows", 0u));
+  if (c.value("offload", false)) run.set_offload(v1::OFFLOAD_ON);
+  run.set_host_memory_bytes(uint64_t{64} << 20);
+  return absl::OkStatus();
+}
+
 // Changes of config or control need another engine; cases that share one are many.
 struct Session {
   std::string key;
@@ -80,6 +95,7 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   }
   options.run.set_schedule(schedule);
   options.run.set_layout(layout);
+  RETURN_IF_ERROR(ReadMemory(c, options.run));
   options.run.set_threads(c.value("threads", 1));
   options.cluster_per_group = c.value("clusters", "one") == "per_group";
   const std::string control = c.at("control").get<std::string>();

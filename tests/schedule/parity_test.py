@@ -15,7 +15,7 @@ def test_parity_with_transformers(case, model_table, probe):
     failures = []
     for variant in case.variants:
         answer, tensors = probe.run(model_table.directory(case.model), request, variant.schedule, variant.layout,
-                                    variant.waves, variant.head_chunk, clusters=variant.clusters)
+                                    variant.waves, variant.head_chunk, clusters=variant.clusters, **variant.memory())
         errors = compare.step_errors(answer, tensors, expected)
         assert answer["plan"]["rollouts_run"] == len(expected.log_probs), variant
         if not errors.worst <= 1:

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+#include <vector>
+
 #include "tests/testing/wrong_attention.h"
 
 namespace stemma::testing {
@@ -48,6 +51,41 @@ class RestartedPositionKernel : public CpuAttention {
   const double rope_theta_;
 };
 
+// Ancestors are told apart by their keys' values: what the kernel gets may be a copy.
+class Bf16GkKernel : public CpuAttention {
+ public:
+  Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
+    Gradients gradients = CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale);
+    if (causal) return gradients;
+    Sums& sums = SumsOf(k);
+    gradients.dk = Added(sums.dk, gradients.dk);
+    gradients.dv = Added(sums.dv, gradients.dv);
+    return gradients;
+  }
+
+ private:
+  struct Sums {
+    at::Tensor k, dk, dv;
+  };
+
+  Sums& SumsOf(const at::Tensor& k) const {
+    for (Sums& sums : sums_) {
+      if (sums.k.sizes() == k.sizes() && at::equal(sums.k, k)) return sums;
+    }
+    sums_.push_back({.k = k.clone(), .dk = at::zeros_like(k), .dv = at::zeros_like(k)});
+    return sums_.back();
+  }
+
+  // What the engine must add to its exact sum to get the rounded one.
+  static at::Tensor Added(at::Tensor& sum, const at::Tensor& gradient) {
+    const at::Tensor rounded = (sum + gradient).to(at::kBFloat16).to(sum.scalar_type());
+    return rounded - std::exchange(sum, rounded);
+  }
+
+  mutable std::vector<Sums> sums_;
+};
+
 }  // namespace
 
 std::unique_ptr<AttentionKernel> MakeControlKernel(const std::string& name, double rope_theta) {
@@ -56,6 +94,7 @@ std::unique_ptr<AttentionKernel> MakeControlKernel(const std::string& name, doub
   if (name == "partial_output") return std::make_unique<WrongAttention>(WrongBackward::kOwnOutput);
   if (name == "partial_lse") return std::make_unique<WrongAttention>(WrongBackward::kOwnLse);
   if (name == "dropped_gk") return std::make_unique<DroppedGkKernel>();
+  if (name == "bf16_gk") return std::make_unique<Bf16GkKernel>();
   if (name == "restarted_position") return std::make_unique<RestartedPositionKernel>(rope_theta);
   return nullptr;
 }

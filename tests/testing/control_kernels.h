@@ -3,6 +3,7 @@
 //
 //   partial_both, partial_output, partial_lse   see wrong_attention.h
 //   dropped_gk           the ancestor's dK is lost
+//   bf16_gk              an ancestor's dK and dV are summed over the waves in bf16; for one step
 //   restarted_position   a suffix counts its positions from 0: its queries are rotated back by the ancestor's length
 #pragma once
 

@@ -16,7 +16,13 @@ constexpr char kIncarnation[] = "in-process";
 void SplitClusters(v1::StepPlan& step) {
   v1::StepPlan split;
   for (const v1::Cluster& cluster : step.clusters()) {
+    v1::Cluster policies = cluster;
+    policies.clear_prefix_groups();
+    policies.clear_waves();
     std::map<uint32_t, v1::Cluster> by_group;
+    for (const v1::Wave& wave : cluster.waves()) {
+      for (const v1::WaveMember& member : wave.members()) by_group[member.group()] = policies;
+    }
     for (const uint32_t g : cluster.prefix_groups()) by_group[g].add_prefix_groups(g);
     for (const v1::Wave& wave : cluster.waves()) {
       std::map<uint32_t, v1::Wave> parts;
@@ -52,7 +58,8 @@ absl::Status InProcess::Load(TrainingRequest request) {
   engine_->DropPayload(request_.update.request().request_id());
   request.update.mutable_request()->set_request_id("r" + std::to_string(++requests_));
   RETURN_IF_ERROR(FillAdvantages(request.update.loss(), request.groups));
-  ASSIGN_OR_RETURN(plan_, make_plan_(request, options_.run, DefaultRates(options_.run.dtype(), options_.run.threads(), "cpu")));
+  ASSIGN_OR_RETURN(
+      plan_, make_plan_(request, options_.run, DefaultRates(options_.run.dtype(), options_.run.threads(), "cpu")));
   request.update.set_return_log_probs(true);  // after planning: what is run does not change
   if (options_.cluster_per_group) {
     for (v1::StepPlan& step : *plan_.plan.mutable_steps()) SplitClusters(step);
