@@ -61,7 +61,8 @@ def test_stemma_local_passes_the_refusal_on(tmp_path, name):
     check_refused(tmp_path, ["stemma", "local", "--model", str(model), "--data", str(tmp_path / "data")], file, words)
 
 
-@pytest.mark.parametrize("prepare", [lambda directory: None, model_files.shard, model_files.padded], ids=["single", "sharded", "padded"])
+@pytest.mark.parametrize("prepare", [lambda directory: None, model_files.shard, model_files.padded],
+                         ids=["single", "sharded", "padded"])
 def test_control_the_files_that_the_cases_spoil_are_accepted(tmp_path, prepare):
     model = copy_of_the_model(tmp_path)
     prepare(model)
