@@ -2,7 +2,7 @@
 // choices beside the best of what was measured. Prints the tables of docs/memory.md (tests/bench/bench.py puts them
 // there).
 //
-//   memory_bench --model DIR [--threads 2] [--rounds 5]
+//   memory_bench --model DIR [--threads 2] [--rounds 4]
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -368,7 +368,7 @@ void PrintTargets(const ByteShape& bytes, const Shape& shape, const std::vector<
 int Main(int argc, char** argv) {
   std::string model;
   uint32_t threads = 2;
-  int rounds = 5;
+  int rounds = 4;
   CLI::App app("memory against time");
   app.add_option("--model", model)->required();
   app.add_option("--threads", threads);

@@ -23,11 +23,11 @@ class Shape:
 
 
 SHAPES = (
-    Shape(1024, 256, 8, 0.97, 7, True),
-    Shape(2048, 128, 16, 0.97, 4, True),
+    Shape(1024, 256, 8, 0.97, 5, True),
+    Shape(2048, 128, 16, 0.97, 7, False),
     Shape(2048, 128, 64, 0.97, 3, False),
-    Shape(512, 512, 4, 0.95, 9, True),
-    Shape(64, 512, 4, 0.95, 11, True),
+    Shape(512, 512, 4, 0.95, 7, True),
+    Shape(64, 512, 4, 0.95, 9, True),
 )
 
 DENSE_OF_MM = 0.65            # at 1024/256
