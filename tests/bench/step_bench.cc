@@ -14,7 +14,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstring>
 #include <iostream>
 #include <map>
 #include <random>
@@ -26,6 +25,7 @@
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/in_process.h"
+#include "tests/testing/synthetic.h"
 
 namespace stemma::testing {
 namespace {
@@ -43,15 +43,6 @@ Shape ParseShape(const std::string& text) {
   return shape;
 }
 
-std::string RandomTokens(std::mt19937& random, int count, int64_t vocab) {
-  std::string bytes;
-  for (int i = 0; i < count; ++i) {
-    const int32_t token = static_cast<int32_t>(random() % static_cast<uint64_t>(vocab));
-    bytes.append(reinterpret_cast<const char*>(&token), sizeof(token));
-  }
-  return bytes;
-}
-
 TrainingRequest MakeRequest(const Shape& shape, int64_t vocab, v1::Schedule schedule) {
   std::mt19937 random(7);
   TrainingRequest request;
@@ -65,11 +56,11 @@ TrainingRequest MakeRequest(const Shape& shape, int64_t vocab, v1::Schedule sche
   header.mutable_old()->set_from(v1::LogProbSource::ON_POLICY);
   v1::PromptGroup group;
   group.set_uid("g");
-  group.set_prompt_tokens(RandomTokens(random, shape.prompt, vocab));
+  group.set_prompt_tokens(SyntheticTokens(random, shape.prompt, vocab));
   for (int i = 0; i < shape.rollouts; ++i) {
     v1::Rollout& rollout = *group.add_rollouts();
     rollout.set_rollout_id(std::to_string(i));
-    rollout.set_response_tokens(RandomTokens(random, shape.response, vocab));
+    rollout.set_response_tokens(SyntheticTokens(random, shape.response, vocab));
     rollout.set_advantage(i % 2 == 0 ? 0.5 : -0.5);
   }
   request.groups.push_back(std::move(group));

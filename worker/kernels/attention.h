@@ -3,7 +3,7 @@
 // Called by worker/ops/attention only. Raw pointers; heads are split over LibTorch's threads.
 //
 // Written here because LibTorch's CPU operator reaches less than a third of the GEMM rate on causal spans of a few
-// hundred rows and knows no grouped heads, so that each query head's dK and dV went to memory (docs/benchmarks.md).
+// hundred rows and knows no grouped heads, so that each query head's dK and dV went to memory (ops_bench).
 //
 // Query head (k, i), i < group, belongs to kv head k. Always holds: scores above the diagonal are neither read nor
 // counted; dk and dv are sums over the group; results do not depend on the number of threads.
