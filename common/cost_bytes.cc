@@ -86,29 +86,33 @@ class RowBytes {
 
 bool Upcasts(const ByteShape& s) { return s.run_bytes != s.accumulate_bytes; }
 
-// bf16 attention is computed in fp32: `of_rows` elements of each row, and the ancestor's K and V.
+// bf16 attention is computed in fp32: `of_rows` elements of each row, and an ancestor's K and V during its call.
 int64_t UpcastBytes(const ByteShape& s, const LayerRows& l, int64_t of_rows) {
-  if (!Upcasts(s)) return 0;
-  return s.accumulate_bytes * (l.rows * of_rows + l.ancestor_rows * 2 * s.config.kv_size());
+  return Upcasts(s) ? s.accumulate_bytes * l.rows * of_rows : 0;
+}
+int64_t UpcastAncestorBytes(const ByteShape& s, const LayerRows& l) {
+  return Upcasts(s) ? s.accumulate_bytes * l.ancestor_rows * 2 * s.config.kv_size() : 0;
 }
 
 int64_t LongestOf(const LayerRows& l) { return l.longest_rows > 0 ? std::min(l.longest_rows, l.rows) : l.rows; }
 
-int64_t LargestScoreBlock(const LayerRows& l) {
-  return std::max(ScoreBlock(LongestOf(l), LongestOf(l), /*causal=*/true),
-                  ScoreBlock(l.rows, l.ancestor_rows, /*causal=*/false));
-}
+int64_t OwnScoreBlock(const LayerRows& l) { return ScoreBlock(LongestOf(l), LongestOf(l), /*causal=*/true); }
+int64_t AncestorScoreBlock(const LayerRows& l) { return ScoreBlock(l.rows, l.ancestor_rows, /*causal=*/false); }
 
 // A layer's forward at its highest, its input and own K/V included.
 int64_t LayerForwardBytes(const ByteShape& s, const LayerRows& l) {
   const RowBytes row(s);
-  const int64_t scratch = s.threads * s.accumulate_bytes * LargestScoreBlock(l);
-  const int64_t parts = (LongestOf(l) + (l.ancestor_rows > 0 ? l.rows : 0)) * row.part();
+  const auto scratch = [&](int64_t block) { return s.threads * s.accumulate_bytes * block; };
+  const int64_t ancestor = l.ancestor_rows > 0 ? l.rows * row.part() : 0;
+  // One call after the other.
+  const int64_t ancestor_call = l.ancestor_rows > 0 ? scratch(AncestorScoreBlock(l)) + UpcastAncestorBytes(s, l) : 0;
+  const int64_t own_call = scratch(OwnScoreBlock(l)) + LongestOf(l) * row.part();
   const int64_t qkv_TX = s.config.qk_norm ? 0 : row.q() + row.kv();
   const int64_t before = 2 * row.input() + row.statistic() + row.q() + row.kv() + row.qk_norm();
   const int64_t products = l.rows * (before + qkv_TX);
-  const int64_t attention = l.rows * (before + row.attended()) + parts + scratch +
-                            UpcastBytes(s, l, s.config.q_size() + 2 * s.config.kv_size());
+  const int64_t attention = l.rows * (before + row.attended()) + ancestor +
+                            UpcastBytes(s, l, s.config.q_size() + 2 * s.config.kv_size()) +
+                            std::max(ancestor_call, own_call);
   const int64_t act = l.rows * (row.beside_mlp_forward(l.policy) + 3 * row.ffn());
   const int64_t kept = KeepsGateUp(l.policy) ? 2 * row.ffn() : 0;
   const int64_t down = l.rows * (row.beside_mlp_forward(l.policy) + row.ffn() + kept + row.input());
@@ -129,12 +133,13 @@ int64_t LayerBackwardBytes(const ByteShape& s, const LayerRows& l) {
   }
   const int64_t results = l.rows * (d + row.q() + row.q() + row.kv());  // dx2, do; dq, dk and dv
   const int64_t ancestor = l.ancestor_rows > 0 ? l.rows * s.accumulate_bytes * c.q_size() : 0;  // its dq
-  const int64_t ancestor_gradients = l.ancestor_rows * row.gradient_kv();
-  const int64_t span = LongestOf(l) * s.accumulate_bytes * (c.q_size() + 2 * c.kv_size());
-  const int64_t scratch = s.threads * s.accumulate_bytes * (2 * LargestScoreBlock(l) + l.rows);  // and a row's delta
+  // One call after the other; scratch holds two blocks of scores for each thread and each row's delta.
+  const auto scratch = [&](int64_t block) { return s.threads * s.accumulate_bytes * (2 * block + l.rows); };
+  const int64_t ancestor_call = l.ancestor_rows > 0 ? scratch(AncestorScoreBlock(l)) + UpcastAncestorBytes(s, l) : 0;
+  const int64_t own_call =
+      scratch(OwnScoreBlock(l)) + LongestOf(l) * s.accumulate_bytes * (c.q_size() + 2 * c.kv_size());
   const int64_t attention = l.rows * row.beside_attention_backward(l.policy) + results + ancestor +
-                            std::max(ancestor_gradients, span) + scratch +
-                            UpcastBytes(s, l, 3 * c.q_size() + 2 * c.kv_size());
+                            UpcastBytes(s, l, 3 * c.q_size() + 2 * c.kv_size()) + std::max(ancestor_call, own_call);
   int64_t again = 0;
   if (!KeepsAttention(l.policy))
     again = LayerForwardBytes(s, {l.rows, l.longest_rows, l.ancestor_rows, v1::S0}) + l.rows * d;

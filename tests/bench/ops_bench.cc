@@ -149,10 +149,9 @@ class NoKernel : public AttentionKernel {
   Output Forward(const at::Tensor& q, const at::Tensor&, const at::Tensor&, bool, double) const override {
     return {at::empty(q.sizes(), q.options()), at::empty(q.sizes().slice(0, 4), q.options())};
   }
-  Gradients Backward(const at::Tensor&, const at::Tensor& q, const at::Tensor& k, const at::Tensor&, const at::Tensor&,
-                     const at::Tensor&, bool, double) const override {
-    const auto empty = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
-    return {empty(q), empty(k), empty(k)};
+  at::Tensor Backward(const at::Tensor&, const at::Tensor& q, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      const at::Tensor&, bool, double, const KeyGradients&) const override {
+    return at::empty(q.sizes(), q.options());
   }
 };
 
@@ -199,8 +198,9 @@ void BenchKernel(int64_t rows, int64_t keys, bool causal) {
   const Pair forward =
       MedianSeconds([&] { kernel.Forward(grouped_q, k, k, causal, scale); },
                     [&] { at::_scaled_dot_product_flash_attention_for_cpu(q, k, k, 0, causal, {}, scale); });
+  const AttentionKernel::KeyGradients sums = {at::zeros_like(k), at::zeros_like(k)};
   const Pair backward =
-      MedianSeconds([&] { kernel.Backward(grouped_dout, grouped_q, k, k, out.out, out.lse, causal, scale); },
+      MedianSeconds([&] { kernel.Backward(grouped_dout, grouped_q, k, k, out.out, out.lse, causal, scale, sums); },
                     [&] {
                       at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, k, flat_out, flat_lse, 0,
                                                                                causal, {}, scale);

@@ -2,9 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <utility>
-#include <vector>
-
 #include "tests/testing/wrong_attention.h"
 
 namespace stemma::testing {
@@ -12,11 +9,11 @@ namespace {
 
 class DroppedGkKernel : public CpuAttention {
  public:
-  Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
-    Gradients gradients = CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale);
-    if (!causal) gradients.dk = at::zeros_like(gradients.dk);
-    return gradients;
+  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+                      const KeyGradients& sums) const override {
+    const KeyGradients dropped = {at::zeros_like(sums.dk), sums.dv};
+    return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, causal ? sums : dropped);
   }
 };
 
@@ -29,12 +26,11 @@ class RestartedPositionKernel : public CpuAttention {
     return CpuAttention::Forward(causal ? q : Rotate(q, -k.size(2)), k, v, causal, scale);
   }
 
-  Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
-    if (causal) return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale);
-    Gradients gradients = CpuAttention::Backward(dout, Rotate(q, -k.size(2)), k, v, out, lse, causal, scale);
-    gradients.dq = Rotate(gradients.dq, k.size(2));
-    return gradients;
+  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+                      const KeyGradients& sums) const override {
+    if (causal) return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, sums);
+    return Rotate(CpuAttention::Backward(dout, Rotate(q, -k.size(2)), k, v, out, lse, causal, scale, sums), k.size(2));
   }
 
  private:
@@ -51,39 +47,16 @@ class RestartedPositionKernel : public CpuAttention {
   const double rope_theta_;
 };
 
-// Ancestors are told apart by their keys' values: what the kernel gets may be a copy.
 class Bf16GkKernel : public CpuAttention {
  public:
-  Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
-    Gradients gradients = CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale);
-    if (causal) return gradients;
-    Sums& sums = SumsOf(k);
-    gradients.dk = Added(sums.dk, gradients.dk);
-    gradients.dv = Added(sums.dv, gradients.dv);
-    return gradients;
+  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+                      const KeyGradients& sums) const override {
+    const at::Tensor dq = CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, sums);
+    if (causal) return dq;
+    for (const at::Tensor& sum : {sums.dk, sums.dv}) sum.copy_(sum.to(at::kBFloat16));
+    return dq;
   }
-
- private:
-  struct Sums {
-    at::Tensor k, dk, dv;
-  };
-
-  Sums& SumsOf(const at::Tensor& k) const {
-    for (Sums& sums : sums_) {
-      if (sums.k.sizes() == k.sizes() && at::equal(sums.k, k)) return sums;
-    }
-    sums_.push_back({.k = k.clone(), .dk = at::zeros_like(k), .dv = at::zeros_like(k)});
-    return sums_.back();
-  }
-
-  // What the engine must add to its exact sum to get the rounded one.
-  static at::Tensor Added(at::Tensor& sum, const at::Tensor& gradient) {
-    const at::Tensor rounded = (sum + gradient).to(at::kBFloat16).to(sum.scalar_type());
-    return rounded - std::exchange(sum, rounded);
-  }
-
-  mutable std::vector<Sums> sums_;
 };
 
 }  // namespace

@@ -19,23 +19,24 @@ class WrongAttention : public CpuAttention {
  public:
   explicit WrongAttention(WrongBackward wrong) : wrong_(wrong) {}
 
-  Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
+  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+                      const KeyGradients& sums) const override {
     const Output own = Forward(q, k, v, causal, scale);
     switch (wrong_) {
       case WrongBackward::kOwnOutputAndLse: {
         const at::Tensor weighted = (own.lse - lse).exp().unsqueeze(4) * dout;
-        return CpuAttention::Backward(weighted, q, k, v, own.out, own.lse, causal, scale);
+        return CpuAttention::Backward(weighted, q, k, v, own.out, own.lse, causal, scale, sums);
       }
       case WrongBackward::kOwnOutput:
-        return CpuAttention::Backward(dout, q, k, v, own.out, lse, causal, scale);
+        return CpuAttention::Backward(dout, q, k, v, own.out, lse, causal, scale, sums);
       case WrongBackward::kOwnLse:
-        return CpuAttention::Backward(dout, q, k, v, out, own.lse, causal, scale);
+        return CpuAttention::Backward(dout, q, k, v, out, own.lse, causal, scale, sums);
       case WrongBackward::kNoAncestor:
         break;
     }
-    if (causal) return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale);
-    return {at::zeros_like(q), at::zeros_like(k), at::zeros_like(v)};
+    if (causal) return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, sums);
+    return at::zeros_like(q);
   }
 
  private:

@@ -129,7 +129,7 @@ void ForwardQueries(const AttentionForwardArgs<T>& a, const Head& head, int64_t 
                        a.lse.At(head.b, head.k, head.i, first), a.lse.row);
 }
 
-// One block of scores: adds to dq, dk and dv; the first block of a row or of a key overwrites.
+// One block of scores: adds to dq, dk and dv; the first block of a row overwrites its dq.
 template <typename T>
 void BackwardBlock(const AttentionBackwardArgs<T>& a, const Head& head, int64_t first, int64_t rows, int64_t key,
                    int64_t columns, const T* delta, T* scratch) {
@@ -147,18 +147,11 @@ void BackwardBlock(const AttentionBackwardArgs<T>& a, const Head& head, int64_t 
           RowsOf(a.dq, head, first));
 }
 
-template <typename T>
-void ZeroRows(const Matrix<T>& rows, int64_t count, int64_t size) {
-  for (int64_t t = 0; t < count; ++t) std::fill_n(rows.data + t * rows.row, size, T(0));
-}
-
 // All that one kv head's queries and keys give: only this head's dk and dv are written, by one thread in a fixed order.
 template <typename T>
 void BackwardKvHead(const AttentionBackwardArgs<T>& a, int64_t b, int64_t k, T* scratch) {
   const AttentionSize& size = a.size;
   T* delta = scratch + 2 * ScoresOf(size);
-  ZeroRows(KeysOf(a.dk, {b, k, 0}, 0), size.keys, size.head_size);
-  ZeroRows(KeysOf(a.dv, {b, k, 0}, 0), size.keys, size.head_size);
   for (int64_t i = 0; i < size.group; ++i) {
     const Head head{b, k, i};
     const Matrix<const T> dout = RowsOf(a.dout, head, 0), out = RowsOf(a.out, head, 0);

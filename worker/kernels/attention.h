@@ -6,7 +6,7 @@
 // hundred rows and knows no grouped heads, so that each query head's dK and dV went to memory (ops_bench).
 //
 // Query head (k, i), i < group, belongs to kv head k. Always holds: scores above the diagonal are neither read nor
-// counted; dk and dv are sums over the group; results do not depend on the number of threads.
+// counted; what is added to dk and dv is summed over the group; results do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,8 @@ template <typename T>
 struct AttentionBackwardArgs {
   AttentionSize size;
   AttentionRows<const T> dout, q, k, v, out, lse;
-  AttentionRows<T> dq, dk, dv;  // overwritten
+  AttentionRows<T> dq;      // overwritten
+  AttentionRows<T> dk, dv;  // added to
   T* scratch;
 };
 

@@ -16,7 +16,7 @@ namespace stemma {
 namespace {
 
 using Output = AttentionKernel::Output;
-using Gradients = AttentionKernel::Gradients;
+using KeyGradients = AttentionKernel::KeyGradients;
 
 kernels::AttentionSize SizeOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                               double scale) {
@@ -128,7 +128,6 @@ at::Tensor KeysOf(const at::Tensor& x, int64_t begin, int64_t count) { return x.
 
 // The only batch entry.
 Output OnlyEntry(const Output& part) { return {part.out.squeeze(0), part.lse.squeeze(0)}; }
-Gradients OnlyEntry(const Gradients& part) { return {part.dq.squeeze(0), part.dk.squeeze(0), part.dv.squeeze(0)}; }
 
 // Rows of a run's spans, each padded on the right with zeros: [n, K, G, longest, ...] of x [K, G, T, ...].
 at::Tensor Pad(const at::Tensor& x, const Run& run) {
@@ -231,17 +230,29 @@ void ForEachCausalForward(const Wave& wave, const Run& run, CausalLayout layout,
   }
 }
 
+// Of one causal call: dq [K, g, rows, E], dk and dv [K, rows, E].
+struct OwnGradients {
+  at::Tensor dq, dk, dv;
+};
+
+KeyGradients ZeroLike(const at::Tensor& k) {
+  return {at::zeros(k.sizes(), k.options()), at::zeros(k.sizes(), k.options())};
+}
+
 // What backward reads beside q, k, v.
 struct WaveOutput {
   at::Tensor do_KgTE, o_KgTE, lse_KgT;
 };
 
-Gradients CausalBackward(const Wave& wave, const WaveOutput& output, const AttentionSpan& span) {
+OwnGradients CausalBackward(const Wave& wave, const WaveOutput& output, const AttentionSpan& span) {
   const int64_t begin = span.begin, count = span.end - span.begin;
   const auto queries = [&](const at::Tensor& x) { return QueriesOf(x, begin, count); };
-  return OnlyEntry(wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), KeysOf(wave.k_KTE, begin, count),
-                                        KeysOf(wave.v_KTE, begin, count), queries(output.o_KgTE),
-                                        queries(output.lse_KgT), /*causal=*/true, wave.scale));
+  const at::Tensor k = KeysOf(wave.k_KTE, begin, count), v = KeysOf(wave.v_KTE, begin, count);
+  const KeyGradients sums = ZeroLike(k);
+  const at::Tensor dq =
+      wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), k, v, queries(output.o_KgTE),
+                           queries(output.lse_KgT), /*causal=*/true, wave.scale, sums);
+  return {dq.squeeze(0), sums.dk.squeeze(0), sums.dv.squeeze(0)};
 }
 
 // As forward. Padded rows carry do = 0 and lse = 0: their scores are 0, so every term of theirs vanishes.
@@ -253,14 +264,15 @@ void ForEachCausalBackward(const Wave& wave, const WaveOutput& output, const Run
     return;
   }
   const PaddedQkv padded = PadQkv(wave, run);
-  const Gradients all =
+  const KeyGradients sums = ZeroLike(padded.k);
+  const at::Tensor dq =
       wave.kernel.Backward(Pad(output.do_KgTE, run), padded.q, padded.k, padded.v, Pad(output.o_KgTE, run),
-                           Pad(output.lse_KgT, run), /*causal=*/true, wave.scale);
+                           Pad(output.lse_KgT, run), /*causal=*/true, wave.scale, sums);
   for (size_t i = 0; i < run.spans.size(); ++i) {
     const int64_t entry = static_cast<int64_t>(i), count = run.spans[i].end - run.spans[i].begin;
     use(run.spans[i],
-        Gradients{all.dq.select(0, entry).narrow(2, 0, count), all.dk.select(0, entry).narrow(1, 0, count),
-                  all.dv.select(0, entry).narrow(1, 0, count)});
+        OwnGradients{dq.select(0, entry).narrow(2, 0, count), sums.dk.select(0, entry).narrow(1, 0, count),
+                     sums.dv.select(0, entry).narrow(1, 0, count)});
   }
 }
 
@@ -268,12 +280,11 @@ void ForEachCausalBackward(const Wave& wave, const WaveOutput& output, const Run
 at::Tensor AncestorBackward(const Wave& wave, const WaveOutput& output, const Run& run) {
   const AncestorKv& kv = *run.ancestor;
   const auto queries = [&](const at::Tensor& x) { return QueriesOf(x, run.begin, run.rows()); };
-  const Gradients gradients = OnlyEntry(wave.kernel.Backward(
-      queries(output.do_KgTE), queries(wave.q_KgTE), Upcast(kv.k_KCE).unsqueeze(0), Upcast(kv.v_KCE).unsqueeze(0),
-      queries(output.o_KgTE), queries(output.lse_KgT), /*causal=*/false, wave.scale));
-  kv.gk_KCE.add_(gradients.dk);
-  kv.gv_KCE.add_(gradients.dv);
-  return gradients.dq;
+  const at::Tensor dq =
+      wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), Upcast(kv.k_KCE).unsqueeze(0),
+                           Upcast(kv.v_KCE).unsqueeze(0), queries(output.o_KgTE), queries(output.lse_KgT),
+                           /*causal=*/false, wave.scale, {kv.gk_KCE.unsqueeze(0), kv.gv_KCE.unsqueeze(0)});
+  return dq.squeeze(0);
 }
 
 // A span's rows of a tensor that holds its run's, [K, g, rows, E]; undefined stays undefined.
@@ -322,15 +333,17 @@ Output CpuAttention::Forward(const at::Tensor& q, const at::Tensor& k, const at:
   return output;
 }
 
-Gradients CpuAttention::Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const {
+at::Tensor CpuAttention::Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+                                  const KeyGradients& sums) const {
   const kernels::AttentionSize size = SizeOf(q, k, v, causal, scale);
   CHECK(dout.sizes() == q.sizes()) << dout.sizes() << " and " << q.sizes();
   CHECK(out.sizes() == q.sizes()) << out.sizes() << " and " << q.sizes();
   CHECK(lse.sizes() == q.sizes().slice(0, 4)) << lse.sizes() << " and " << q.sizes();
+  CHECK(sums.dk.sizes() == k.sizes() && sums.dk.scalar_type() == q.scalar_type()) << sums.dk.sizes();
+  CHECK(sums.dv.sizes() == v.sizes() && sums.dv.scalar_type() == q.scalar_type()) << sums.dv.sizes();
   const at::Tensor scratch = at::empty({kernels::AttentionBackwardScratch(size)}, q.options());
-  Gradients gradients{at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()),
-                      at::empty(v.sizes(), v.options())};
+  const at::Tensor dq = at::empty(q.sizes(), q.options());
   DispatchAccType(q.scalar_type(), [&]<typename T>() {
     kernels::AttentionBackward<T>({.size = size,
                                    .dout = QueryRows<const T>(dout),
@@ -339,12 +352,12 @@ Gradients CpuAttention::Backward(const at::Tensor& dout, const at::Tensor& q, co
                                    .v = KeyRows<const T>(v),
                                    .out = QueryRows<const T>(out),
                                    .lse = LseRows<const T>(lse),
-                                   .dq = QueryRows<T>(gradients.dq),
-                                   .dk = KeyRows<T>(gradients.dk),
-                                   .dv = KeyRows<T>(gradients.dv),
+                                   .dq = QueryRows<T>(dq),
+                                   .dk = KeyRows<T>(sums.dk),
+                                   .dv = KeyRows<T>(sums.dv),
                                    .scratch = Data<T>(scratch)});
   });
-  return gradients;
+  return dq;
 }
 
 AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBatch& batch, const at::Tensor& q_HTE,
@@ -383,7 +396,7 @@ AttentionGradients AttentionBackward(const AttentionKernel& kernel, const Attent
   for (const Run& run : RunsOf(batch, do_TD.size(0))) {
     at::Tensor dq_ancestor;
     if (run.ancestor != nullptr) dq_ancestor = AncestorBackward(wave, output, run);
-    ForEachCausalBackward(wave, output, run, batch.layout, [&](const AttentionSpan& span, const Gradients& own) {
+    ForEachCausalBackward(wave, output, run, batch.layout, [&](const AttentionSpan& span, const OwnGradients& own) {
       CombineSpan(own.dq, SpanRows(dq_ancestor, span, run), span, gradients.dq_HTE);
       gradients.dk_KTE.narrow(1, span.begin, span.end - span.begin).copy_(own.dk);
       gradients.dv_KTE.narrow(1, span.begin, span.end - span.begin).copy_(own.dv);

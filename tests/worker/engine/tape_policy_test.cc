@@ -146,11 +146,16 @@ TEST_P(TapePolicyTest, BlocksOfAnySizeAgreeWithTheWholePrefix) {
 class WrongBlock : public CpuAttention {
  public:
   explicit WrongBlock(int64_t block_rows) : block_rows_(block_rows) {}
-  Gradients Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const at::Tensor& out, const at::Tensor& lse, bool causal, double scale) const override {
-    Gradients gradients = CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale);
-    if (!causal && q.size(3) == block_rows_) gradients.dk = gradients.dk.roll(block_rows_, 2);
-    return gradients;
+  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+                      const KeyGradients& sums) const override {
+    if (causal || q.size(3) != block_rows_) {
+      return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, sums);
+    }
+    const KeyGradients own = {at::zeros_like(sums.dk), sums.dv};
+    const at::Tensor dq = CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, own);
+    sums.dk.add_(own.dk.roll(block_rows_, 2));
+    return dq;
   }
 
  private:
