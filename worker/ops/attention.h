@@ -11,38 +11,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "worker/ops/attention_kernel.h"
+
 namespace stemma {
-
-// A kernel for dense batched heads, chosen once at start; it knows nothing of splits and merges. Tests inject wrong
-// ones. B batch entries; query head (k, i), i < g, belongs to kv head k.
-class AttentionKernel {
- public:
-  struct Output {
-    at::Tensor out;  // [B, K, g, Sq, E]
-    at::Tensor lse;  // [B, K, g, Sq], natural log, scale included; fp32, fp64 for fp64 inputs
-  };
-  struct KeyGradients {
-    at::Tensor dk, dv;  // [B, K, Sk, E], summed over the group; strides as k's may be
-  };
-  virtual ~AttentionKernel() = default;
-  // q [B, K, g, Sq, E]; k, v [B, K, Sk, E] with any strides but a contiguous last dim; Sk > 0. causal needs Sq == Sk.
-  virtual Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                         double scale) const = 0;
-  // Returns dq [B, K, g, Sq, E]; adds to `sums`, so that a prefix's gradients need no memory of a wave's own.
-  virtual at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                              const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
-                              const KeyGradients& sums) const = 0;
-};
-
-// worker/kernels/attention.h; fp32 and fp64.
-class CpuAttention : public AttentionKernel {
- public:
-  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                 double scale) const override;
-  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
-                      const KeyGradients& sums) const override;
-};
 
 // K/V that rows may see before their own, and where their gradients are added (fp32; fp64 in fp64).
 struct AncestorKv {
