@@ -42,8 +42,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--schedule", "auto|reuse|dense", "Prefix reuse, or every trajectory in full");
   PassOption(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");
   PassOption(command, options.get(), "--data", "DIR", "Where exports go");
-  PassOption(command, options.get(), "--memory-budget", "BYTES",
-             "For activations of a wave and its prefixes, e.g. 2GB");
+  PassOption(command, options.get(), "--memory-budget", "BYTES", "Of the device, for state and activations, e.g. 20GB");
   PassOption(command, options.get(), "--wave-suffixes", "N", "Force so many suffixes per wave");
   PassOption(command, options.get(), "--layout", "LAYOUT", "Force how a wave is laid out: one_by_one, padded, packed");
   PassOption(command, options.get(), "--prefix-policy", "s0..s5",

@@ -181,6 +181,9 @@ Record PlanRecord(const v1::PlanReport& plan) {
   record["flops_ratio"] = plan.flops() > 0 ? Record(plan.flops_dense() / plan.flops()) : Record();
   record["peak_bytes"] = plan.peak_bytes();
   record["budget_bytes"] = plan.budget_bytes();
+  record["state_bytes"] = {{"weights", plan.state().weights()},     {"gradients", plan.state().gradients()},
+                           {"optimizer", plan.state().optimizer()}, {"tables", plan.state().tables()},
+                           {"device", plan.state().device()},       {"host", plan.state().host()}};
   record["seconds"] = SecondsRecord(plan.seconds());
   record["rates"] = plan.rates().calibrated() ? absl::StrCat("measured, ", plan.rates().samples(), " steps")
                                               : absl::StrCat("defaults, ", plan.rates().samples(), " steps measured");

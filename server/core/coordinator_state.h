@@ -56,6 +56,7 @@ class CoordinatorState {
     SessionId session = 0;
     std::string incarnation;
     std::string device;
+    v1::RunConfig config;  // its memory divided
     bool ready = false;
     absl::Time last_heard;
   };
@@ -149,7 +150,7 @@ class CoordinatorState {
   Decision decision_;  // being made
 
   std::optional<Worker> worker_;
-  v1::RunConfig config_;  // in force; the budget filled in once a worker is ready
+  v1::RunConfig config_;  // in force: the worker's, once it is ready
   bool ever_ready_ = false;
   absl::Time worker_missing_since_ = absl::InfiniteFuture();
   uint64_t generation_ = 0;

@@ -216,6 +216,7 @@ void CoordinatorState::AddStepResult(UpdateRecord& record, v1::StepResult::Outco
   const int passes_before_steps = report.steps_size() - record.plan.plan.steps_size();  // the entry log-prob pass
   SetStepMetrics({.header = record.request->update,
                   .report = report.steps(passes_before_steps + static_cast<int>(record.k)),
+                  .state = report.state(),
                   .numbers = record.plan.steps.at(record.k),
                   .vote = running_->vote,
                   .apply_s = applied->apply_s(),

@@ -6,6 +6,7 @@
 #include "common/error.h"
 #include "glog/logging.h"
 #include "server/core/coordinator_send.h"
+#include "server/core/memory_division.h"
 
 namespace stemma {
 
@@ -46,12 +47,22 @@ void CoordinatorState::OnRegister(SessionId session, const worker::v1::Register&
     decision_.actions.push_back(CloseSessionAction{session, absl::FailedPreconditionError(why)});
     return Say(absl::StrCat("worker ", message.incarnation(), " refused: ", why));
   }
-  worker_ =
-      Worker{.session = session, .incarnation = message.incarnation(), .device = message.device(), .last_heard = now_};
+  const WorkerMemory memory = {static_cast<int64_t>(message.memory_free_bytes()),
+                               static_cast<int64_t>(message.host_free_bytes())};
+  absl::StatusOr<v1::RunConfig> divided = DivideMemory(options_.model, memory, options_.config);
+  if (!divided.ok()) {
+    decision_.actions.push_back(CloseSessionAction{session, divided.status()});
+    return Say(absl::StrCat("worker ", message.incarnation(), " refused: ", divided.status().message()));
+  }
+  worker_ = Worker{.session = session,
+                   .incarnation = message.incarnation(),
+                   .device = message.device(),
+                   .config = *std::move(divided),
+                   .last_heard = now_};
   worker::v1::Configure configure;
   configure.set_epoch(options_.epoch);
   configure.set_generation(++generation_);
-  *configure.mutable_config() = options_.config;
+  *configure.mutable_config() = worker_->config;
   configure.set_data_directory(options_.data_directory);
   configure.set_step(step_);
   SendToWorker(std::move(configure));
@@ -64,21 +75,14 @@ void CoordinatorState::OnReady(const worker::v1::Ready& message) {
   worker_->ready = true;
   ever_ready_ = true;
   worker_missing_since_ = absl::InfiniteFuture();
-  config_ = options_.config;
-  config_.set_memory_budget_bytes(message.config().memory_budget_bytes());
+  config_ = worker_->config;
   config_.set_threads(message.config().threads());
-  if (config_.memory_budget_bytes() == 0) {
-    config_.set_memory_budget_bytes(std::max<uint64_t>(1, message.memory_free_bytes() / 2));
-  }
-  config_.set_host_memory_bytes(message.config().host_memory_bytes());
-  if (config_.host_memory_bytes() == 0) {
-    config_.set_host_memory_bytes(std::max<uint64_t>(1, message.memory_free_bytes() / 4));
-  }
-  config_.set_optimizer_residency(message.config().optimizer_residency());
   StartCalibration();
   decision_.actions.push_back(ReadinessAction{true});
   Say(absl::StrCat("worker ", worker_->incarnation, " is ready: step ", step_, " lineage ", lineage_, " budget ",
-                   config_.memory_budget_bytes(), " bytes"));
+                   config_.memory_budget_bytes(), " bytes, state ", message.weights_bytes(), " bytes, free ",
+                   message.memory_free_bytes(), " bytes, optimizer states ",
+                   config_.optimizer_residency() == v1::HOST ? "in host memory" : "on the device"));
 }
 
 void CoordinatorState::StartCalibration() {

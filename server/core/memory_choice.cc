@@ -233,6 +233,15 @@ MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& clus
   return finish(*std::move(best), first, cheapest);
 }
 
+int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster) {
+  int64_t fewest = kNoLimit;
+  for (const MemoryAlternative& way : Alternatives(options, cluster)) {
+    const MemoryChoice least = Pack(options, cluster, way, /*budget_bytes=*/0);
+    if (least.host_bytes <= HostBytesMax(options)) fewest = std::min(fewest, least.peak_bytes);
+  }
+  return fewest;
+}
+
 std::string BytesText(int64_t bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);

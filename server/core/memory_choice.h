@@ -22,7 +22,7 @@ namespace stemma {
 
 struct MemoryOptions {
   ByteShape shape;
-  int64_t budget_bytes = 0;
+  int64_t budget_bytes = 0;   // above weights, gradients and optimizer state (server/core/memory_division.h)
   int64_t host_bytes = 0;     // of host memory for tapes; 0: not known, not a limit
   int64_t wave_suffixes = 0;  // forced; 0: by the budget
   v1::WaveLayout layout = v1::PACKED;
@@ -68,6 +68,9 @@ std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const Cluster
                                      const MemoryAlternative& way);
 
 MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& cluster);
+
+// The fewest bytes of the device that any alternative needs, with as much of the host as there is.
+int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster);
 
 // "1.20 GiB", "12.0 KiB".
 std::string BytesText(int64_t bytes);

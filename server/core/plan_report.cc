@@ -31,6 +31,15 @@ void DescribeMemory(const MemoryOptions& options, const MemoryChoice& choice, v1
   Fill(choice.prefix_backward, choice.host_bytes, *report.mutable_prefix_backward());
 }
 
+void DescribeState(const StateBytes& state, v1::OptimizerResidency residency, v1::StateBytes& report) {
+  report.set_weights(static_cast<uint64_t>(state.weights));
+  report.set_gradients(static_cast<uint64_t>(state.gradients));
+  report.set_optimizer(static_cast<uint64_t>(state.optimizer));
+  report.set_tables(static_cast<uint64_t>(state.tables));
+  report.set_device(static_cast<uint64_t>(state.device(residency)));
+  report.set_host(static_cast<uint64_t>(state.host(residency)));
+}
+
 void DescribeRates(const Rates& rates, v1::Rates& report) {
   report.set_linear(rates.seconds[kLinear]);
   report.set_attention_forward(rates.seconds[kAttentionForward]);

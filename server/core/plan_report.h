@@ -1,14 +1,18 @@
 // Predictions as the plan report shows them. Pure.
 #pragma once
 
+#include "common/state_bytes.h"
 #include "server/core/cost_model.h"
 #include "server/core/memory_choice.h"
 #include "stemma/v1/plan.pb.h"
+#include "stemma/v1/run_config.pb.h"
 
 namespace stemma {
 
 // Policies, bytes and seconds of each phase, and the reason.
 void DescribeMemory(const MemoryOptions& options, const MemoryChoice& choice, v1::ClusterReport& report);
+
+void DescribeState(const StateBytes& state, v1::OptimizerResidency residency, v1::StateBytes& report);
 
 void DescribeRates(const Rates& rates, v1::Rates& report);
 

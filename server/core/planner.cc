@@ -6,8 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/cost.h"
+#include "common/state_bytes.h"
 #include "common/status_macros.h"
 #include "server/core/group_cost.h"
+#include "server/core/memory_division.h"
 #include "server/core/plan_report.h"
 #include "server/core/shuffle.h"
 #include "server/core/wave_packing.h"
@@ -52,34 +54,14 @@ GroupPlan PlanGroup(const MemoryOptions& options, v1::Schedule schedule, uint32_
   return plan;
 }
 
-int64_t RunBytes(const std::string& dtype) { return dtype == "fp64" ? 8 : dtype == "bf16" ? 2 : 4; }
-
-MemoryOptions MemoryFor(const PlannerModel& model, bool forward_only) {
-  MemoryOptions options;
-  options.shape.config = model.config;
-  options.shape.run_bytes = RunBytes(model.dtype);
-  options.shape.accumulate_bytes = model.dtype == "fp64" ? 8 : 4;
-  options.shape.head_chunk_rows = model.run.head_chunk_tokens();
-  options.shape.threads = std::max<int64_t>(1, model.run.threads());
-  options.budget_bytes = static_cast<int64_t>(model.run.memory_budget_bytes());
-  options.host_bytes = static_cast<int64_t>(model.run.host_memory_bytes());
-  options.wave_suffixes = model.run.wave_suffixes();
-  options.layout = model.run.layout() == v1::WAVE_LAYOUT_UNSPECIFIED ? v1::PACKED : model.run.layout();
-  options.forward_only = forward_only;
-  options.rates = model.rates;
-  options.prefix_policy = model.run.prefix_policy();
-  options.suffix_policy = model.run.suffix_policy();
-  options.prefix_block_rows = model.run.prefix_block_rows();
-  options.offload = model.run.offload();
-  return options;
-}
-
 double Count(bool forward_only, const Flops& flops) { return forward_only ? flops.forward : flops.total(); }
 
 class Planner {
  public:
   Planner(const PlannerModel& model, const PlannerRequest& request)
-      : model_(model), request_(request), memory_(MemoryFor(model, request.forward_only)) {
+      : model_(model),
+        request_(request),
+        memory_(MemoryOptionsOf(model.config, model.run, model.rates, request.forward_only)) {
     for (uint32_t i = 0; i < request.groups.size(); ++i) {
       groups_.push_back(PlanGroup(memory_, request.schedule, i, request.groups[i]));
     }
@@ -134,7 +116,7 @@ class Planner {
       report.set_flops_dense(report.flops_dense() + Count(forward_only, group.flops_dense));
     }
     report.set_num_groups(static_cast<uint32_t>(batch.size()));
-    const MemoryOptions memory = MemoryFor(model_, forward_only);
+    const MemoryOptions memory = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
     ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(memory, running));
     for (PackedCluster& packed : clusters) {
       report.set_peak_bytes(std::max(report.peak_bytes(), static_cast<uint64_t>(packed.memory.peak_bytes)));
@@ -193,6 +175,8 @@ class Planner {
       AddSeconds(step.seconds(), *report.mutable_seconds());
     }
     report.set_budget_bytes(model_.run.memory_budget_bytes());
+    DescribeState(StateBytesOf(model_.config, model_.run.dtype()), model_.run.optimizer_residency(),
+                  *report.mutable_state());
     DescribeRates(model_.rates, *report.mutable_rates());
   }
 

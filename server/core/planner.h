@@ -42,8 +42,7 @@ struct PlannerRequest {
 
 struct PlannerModel {
   ModelConfig config;
-  std::string dtype;  // fp32, fp64, bf16
-  v1::RunConfig run;  // budget and host_memory_bytes (filled in; a host of 0 is no limit), what is forced
+  v1::RunConfig run;  // divided (server/core/memory_division.h; a host of 0 is no limit), and what is forced
   Rates rates = DefaultRates("fp32", 1, "cpu");
 };
 

@@ -57,7 +57,7 @@ uint64_t TotalTokens(const std::vector<v1::PromptGroup>& groups, const v1::StepP
 PlanFunction MakePlanFunction(const ModelConfig& model) {
   return [model](const TrainingRequest& request, const v1::RunConfig& run,
                  const Rates& rates) -> absl::StatusOr<RequestPlan> {
-    const PlannerModel planner_model = {.config = model, .dtype = run.dtype(), .run = run, .rates = rates};
+    const PlannerModel planner_model = {.config = model, .run = run, .rates = rates};
     ASSIGN_OR_RETURN(PlanResult planned, MakePlan(planner_model, PlannerRequestOf(request, run)));
     RequestPlan result;
     result.plan = std::move(planned.plan);

@@ -24,7 +24,8 @@ struct RequestPlan {
   std::vector<PhaseWork> work;     // one per plan.steps: what its measured seconds are held against
 };
 
-// `run` has its budgets filled in. Errors: ResourceExhausted GROUP_TOO_LARGE, and what normalization refuses.
+// `run` is divided (server/core/memory_division.h). Errors: ResourceExhausted GROUP_TOO_LARGE, and what normalization
+// refuses.
 using PlanFunction =
     std::function<absl::StatusOr<RequestPlan>(const TrainingRequest& request, const v1::RunConfig& run, const Rates&)>;
 

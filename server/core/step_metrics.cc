@@ -65,12 +65,21 @@ void SetPhaseBytes(const StepMetricsInput& input, Metrics& metrics) {
     uint64_t bytes;
   };
   for (const Phase& phase :
-       {Phase{"predicted/prefix_forward_bytes", "measured/prefix_forward_bytes", "bytes/prefix_forward", forward},
+       {Phase{"predicted/state_bytes", "measured/state_bytes", "bytes/state", input.state.device()},
+        Phase{"predicted/prefix_forward_bytes", "measured/prefix_forward_bytes", "bytes/prefix_forward", forward},
         Phase{"predicted/suffix_bytes", "measured/suffix_bytes", "bytes/suffix", suffix},
         Phase{"predicted/prefix_backward_bytes", "measured/prefix_backward_bytes", "bytes/prefix_backward", backward},
         Phase{"predicted/host_bytes", "measured/host_bytes", "bytes/host", host}}) {
     metrics[phase.predicted] = static_cast<double>(phase.bytes);
     if (const auto measured = Find(input.vote.sums(), phase.sum)) metrics[phase.measured] = *measured;
+  }
+}
+
+// What an offloaded tape did; there only where one was.
+void SetOffloadMetrics(const StepMetricsInput& input, Metrics& metrics) {
+  if (Find(input.vote.sums(), "offload/bytes_out").value_or(0) == 0) return;
+  for (const char* name : {"offload/bytes_out", "offload/bytes_in", "offload/demand_loads", "offload/waits"}) {
+    if (const auto value = Find(input.vote.sums(), name)) metrics[name] = *value;
   }
 }
 
@@ -88,6 +97,7 @@ void SetWorkMetrics(const StepMetricsInput& input, Metrics& metrics) {
   metrics["plan/predicted_bytes"] = static_cast<double>(input.report.peak_bytes());
   if (const auto peak = Find(sums, "bytes/peak")) metrics["plan/measured_bytes"] = *peak;
   SetPhaseBytes(input, metrics);
+  SetOffloadMetrics(input, metrics);
 }
 
 void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
@@ -108,7 +118,7 @@ void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
 
 bool IsSum(absl::string_view name) {
   return absl::StartsWith(name, "time/") || absl::EndsWith(name, "_s") || absl::StartsWith(name, "prefix/tokens_") ||
-         name == "perf/time_per_step" || name == "perf/total_num_tokens";
+         absl::StartsWith(name, "offload/") || name == "perf/time_per_step" || name == "perf/total_num_tokens";
 }
 
 bool IsMaximum(absl::string_view name) { return absl::EndsWith(name, "_bytes"); }

@@ -17,6 +17,7 @@ using Metrics = google::protobuf::Map<std::string, double>;
 struct StepMetricsInput {
   const v1::UpdateHeader& header;
   const v1::StepReport& report;
+  const v1::StateBytes& state;
   const StepNumbers& numbers;
   const worker::v1::Vote& vote;
   double apply_s = 0;

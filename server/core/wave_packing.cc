@@ -132,19 +132,19 @@ ClusterShape GroupShape(const PackingGroup& group, bool reuse) {
 absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& group, const MemoryAnswer& answer) {
   const std::vector<std::string> forced = ForcedFields(options);
   const bool host = answer.host_bytes_needed > 0;
-  std::string text = absl::StrCat("group ", group.uid, " needs ");
-  if (host) {
-    absl::StrAppend(&text, answer.host_bytes_needed, " bytes of host memory, host_memory_bytes is ",
-                    options.host_bytes);
-  } else {
-    absl::StrAppend(&text, answer.bytes_needed, " bytes, the memory budget is ", options.budget_bytes);
-  }
+  const int64_t needed = host ? answer.host_bytes_needed : answer.bytes_needed;
+  const int64_t left = host ? options.host_bytes : options.budget_bytes;
+  const char* field = host ? "host_memory_bytes" : "memory_budget_bytes";
+  std::string text = absl::StrCat("group ", group.uid, " needs ", needed, " bytes",
+                                  host ? " of host memory for its tape, beside what optimizer states take there"
+                                       : " above the model's weights, gradients and optimizer states",
+                                  ", and ", field, " leaves ", left);
   if (!forced.empty()) {
     absl::StrAppend(&text, "; the run configuration forces ", absl::StrJoin(forced, ", "), ": lower or unset it, or");
   } else {
     absl::StrAppend(&text, ": shorten it, or");
   }
-  absl::StrAppend(&text, " raise ", host ? "host_memory_bytes" : "memory_budget_bytes");
+  absl::StrAppend(&text, " raise ", field, " by ", needed - left);
   return MakeError(absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE", text,
                    {.uid = group.uid, .field = "groups"});
 }

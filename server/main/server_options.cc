@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/run_config.h"
+#include "server/core/memory_division.h"
 
 namespace stemma {
 namespace {
@@ -42,10 +43,10 @@ std::vector<std::string> KeysOf(const Map& map) {
 
 void AddMemoryFlags(CLI::App& app, Flags& flags) {
   app.add_option("--memory-budget", flags.memory_budget,
-                 "bytes for activations, e.g. 2GB (default: half of what the machine has free)")
+                 "bytes of the device for the model's state and activations, e.g. 20GB (default: by what it has free)")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
   app.add_option("--host-memory", flags.host_memory,
-                 "bytes of host memory for what leaves the device (default: a quarter of what the machine has free)")
+                 "bytes of host memory for what leaves the device (default: by what the host has free)")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
   app.add_option("--prefix-policy", flags.prefix_policy, "forces what a prefix's tape keeps: s0 (all) to s5 (nothing)")
       ->check(CLI::IsMember(KeysOf(kPrefixPolicies)));
@@ -56,7 +57,7 @@ void AddMemoryFlags(CLI::App& app, Flags& flags) {
                  "forces the prefixes' tape into host memory during Phase B, or not: on, off")
       ->check(CLI::IsMember(KeysOf(kOffloads)));
   app.add_option("--optimizer-residency", flags.optimizer_residency,
-                 "forces where optimizer states live: device or host")
+                 "forces where optimizer states live: device or host (default: by the budget)")
       ->check(CLI::IsMember(KeysOf(kResidencies)));
 }
 
@@ -130,6 +131,9 @@ void OpenModel(ServerMainOptions& options, std::vector<std::string>& problems) {
     return;
   }
   options.model = directory->config;
+  if (const absl::Status status = CheckMemory(options.model, options.config); !status.ok()) {
+    problems.emplace_back(status.message());
+  }
   options.config.set_model(std::filesystem::absolute(options.config.model()).string());
 }
 

@@ -4,13 +4,16 @@
 #include <cmath>
 #include <utility>
 
+#include "common/model_directory.h"
 #include "common/status_macros.h"
+#include "server/core/memory_division.h"
 #include "server/core/normalization.h"
 
 namespace stemma::testing {
 namespace {
 
 constexpr char kIncarnation[] = "in-process";
+constexpr int64_t kMachineBytes = int64_t{64} << 30;  // that the planner believes in
 
 // One cluster for each group: the same waves, cut where the group changes.
 void SplitClusters(v1::StepPlan& step) {
@@ -41,14 +44,17 @@ void SplitClusters(v1::StepPlan& step) {
 
 absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOptions& options,
                                                              std::unique_ptr<AttentionKernel> kernel) {
+  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
+  InProcessOptions divided = options;
+  ASSIGN_OR_RETURN(divided.run, DivideMemory(directory.config, {.device_free_bytes = kMachineBytes}, options.run));
   worker::v1::Configure configure;
   configure.set_epoch(1);
   configure.set_generation(1);
-  *configure.mutable_config() = options.run;
+  *configure.mutable_config() = divided.run;
   ASSIGN_OR_RETURN(std::unique_ptr<ModelEngine> engine,
                    ModelEngine::Create(configure, kIncarnation, std::move(kernel)));
   const ModelConfig model = engine->weights().config;
-  return std::unique_ptr<InProcess>(new InProcess(options, model, std::move(engine)));
+  return std::unique_ptr<InProcess>(new InProcess(divided, model, std::move(engine)));
 }
 
 InProcess::InProcess(const InProcessOptions& options, const ModelConfig& model, std::unique_ptr<ModelEngine> engine)

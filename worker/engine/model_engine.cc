@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/clock.h"
+#include "common/state_bytes.h"
 #include "common/status_macros.h"
 #include "common/system_memory.h"
 #include "worker/engine/results.h"
@@ -93,8 +94,9 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const worker::v
   Weights weights;
   RETURN_IF_ERROR(CatchTorch([&]() -> absl::Status {
     ASSIGN_OR_RETURN(weights, LoadWeights(directory, dtype));
-    if (configure.config().optimizer_residency() != v1::HOST) return absl::OkStatus();
-    return MoveStatesToHost(weights.parameters);
+    if (configure.config().optimizer_residency() == v1::HOST) return MoveStatesToHost(weights.parameters);
+    MakeMoments(weights.parameters);
+    return absl::OkStatus();
   }));
   return std::unique_ptr<ModelEngine>(
       new ModelEngine(configure, incarnation, std::move(directory), std::move(weights), std::move(kernel)));
@@ -110,20 +112,8 @@ ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::stri
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
-  ready_.set_weights_bytes(static_cast<uint64_t>(weights_.StateBytes()));
-  if (configure.config().optimizer_residency() == v1::OPTIMIZER_RESIDENCY_UNSPECIFIED) {
-    ready_.mutable_config()->set_optimizer_residency(v1::DEVICE);  // on CPU the host's memory is the device's
-  }
-  // On the device the moments, two of every gradient's size, come with the first Apply.
-  int64_t moment_bytes = 0;
-  for (const Parameter& p : weights_.parameters) {
-    if (!p.states_on_host) moment_bytes += static_cast<int64_t>(2 * p.grad.nbytes());
-  }
-  const int64_t free_bytes = std::max<int64_t>(0, AvailableMemoryBytes() - moment_bytes);
-  ready_.set_memory_free_bytes(static_cast<uint64_t>(free_bytes));
-  if (configure.config().host_memory_bytes() == 0) {
-    ready_.mutable_config()->set_host_memory_bytes(static_cast<uint64_t>(free_bytes / 4));
-  }
+  ready_.set_weights_bytes(static_cast<uint64_t>(CpuMemoryStats().current_bytes));
+  ready_.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
@@ -147,11 +137,18 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const worker::v
       .status();
 }
 
+int64_t ModelEngine::TapeHostBytes() const {
+  const v1::RunConfig& config = configure_.config();
+  const StateBytes state = StateBytesOf(weights_.config, config.dtype());
+  const auto all = static_cast<int64_t>(config.host_memory_bytes());
+  return std::max<int64_t>(0, all - state.host(config.optimizer_residency()));
+}
+
 absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
   const bool offloads = std::any_of(plan.clusters().begin(), plan.clusters().end(),
                                     [](const v1::Cluster& cluster) { return cluster.offload_prefix(); });
   if (!offloads || host_ != nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(host_, HostArena::Create(static_cast<int64_t>(ready_.config().host_memory_bytes())));
+  ASSIGN_OR_RETURN(host_, HostArena::Create(TapeHostBytes()));
   copies_ = std::make_unique<ThreadCopyEngine>();
   return absl::OkStatus();
 }
@@ -159,6 +156,7 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
 absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const worker::v1::Prepare& prepare,
                                             const EngineHooks& hooks) {
   Vote vote;
+  const int64_t state_bytes = CpuMemoryStats().current_bytes;
   RETURN_IF_ERROR(PrepareOffload(prepare.plan()));
   RETURN_IF_ERROR(ComputeEntryLogProbs(payload, prepare, hooks));
   ASSIGN_OR_RETURN(const LossPlan loss, MakeLossPlan(prepare, payload));
@@ -173,6 +171,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const worker::v1::
   };
   ASSIGN_OR_RETURN(const PassSums sums, RunStep(MakePassOptions(hooks), payload, prepare.plan(), loss, results));
   FillSums(sums, vote);
+  (*vote.mutable_sums())["bytes/state"] = static_cast<double>(state_bytes);
   sender.Flush();
 
   vote.set_empty(prepare.plan().clusters_size() == 0);

@@ -26,7 +26,9 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
       RunSession({.server = options.server, .incarnation = RandomIncarnation()}, std::move(factory));
   if (status.ok()) return 0;
   std::cerr << "stemma-worker: " << status.message() << "\n";
-  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ? 2 : 1;
+  const bool cannot_run_here =
+      absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsResourceExhausted(status);
+  return cannot_run_here ? 2 : 1;
 }
 
 }  // namespace stemma

@@ -112,15 +112,6 @@ at::Tensor Weights::GradSlice(const HfTensor& tensor) const {
   return at(tensor.parameter).grad.slice(0, tensor.row_begin, tensor.row_end);
 }
 
-int64_t Weights::StateBytes() const {
-  int64_t bytes = 0;
-  for (const Parameter& p : parameters) {
-    bytes += static_cast<int64_t>(p.weight.nbytes() + 3 * p.grad.nbytes());
-    if (!p.weight.is_same(p.master)) bytes += static_cast<int64_t>(p.master.nbytes());
-  }
-  return bytes;
-}
-
 Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype) { return Builder(config, run_dtype).Build(); }
 
 }  // namespace stemma

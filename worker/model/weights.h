@@ -42,7 +42,6 @@ struct Weights {
   // The rows of a Hugging Face tensor in `of(parameter)`, e.g. its master or gradient.
   at::Tensor MasterSlice(const HfTensor& tensor) const;
   at::Tensor GradSlice(const HfTensor& tensor) const;
-  int64_t StateBytes() const;  // weights, masters, gradients and both moments
 };
 
 // Allocates everything but the moments; values are undefined until loaded.

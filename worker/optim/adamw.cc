@@ -111,6 +111,13 @@ int64_t Aligned(size_t bytes) {
 
 }  // namespace
 
+void MakeMoments(std::vector<Parameter>& parameters) {
+  for (Parameter& p : parameters) {
+    p.exp_avg = at::zeros_like(p.master);
+    p.exp_avg_sq = at::zeros_like(p.master);
+  }
+}
+
 absl::Status MoveStatesToHost(std::vector<Parameter>& parameters) {
   int64_t bytes = 0;
   for (const Parameter& p : parameters) {
@@ -133,10 +140,7 @@ void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, d
   CHECK_GE(step, 1);
   std::vector<Parameter*> decayed, plain;
   for (Parameter& p : parameters) {
-    if (!p.exp_avg.defined()) {
-      p.exp_avg = at::zeros_like(p.master);
-      p.exp_avg_sq = at::zeros_like(p.master);
-    }
+    CHECK(p.exp_avg.defined()) << p.name << " has no moments";
     if (clip != 1.0) p.grad.mul_(clip);
     const bool decays = adam.weight_decay_scope() == v1::AdamParams::ALL || p.is_matrix();
     if (p.states_on_host) {

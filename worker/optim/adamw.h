@@ -21,7 +21,7 @@ struct Parameter {
   at::Tensor weight;               // run dtype
   at::Tensor master;               // fp32 / fp64; the same tensor as weight unless the run is bf16
   at::Tensor grad;                 // like master
-  at::Tensor exp_avg, exp_avg_sq;  // like master; undefined before the first Apply, unless in host memory
+  at::Tensor exp_avg, exp_avg_sq;  // like master; made by MakeMoments or MoveStatesToHost
   bool states_on_host = false;
   bool is_matrix() const { return weight.dim() >= 2; }
 };
@@ -33,6 +33,9 @@ double GradNormSquared(const std::vector<Parameter>& parameters);
 std::string FirstNonfinite(const std::vector<Parameter>& parameters);
 
 void ZeroGradients(std::vector<Parameter>& parameters);
+
+// optimizer_residency: device. Makes the moments, zero: before the first step, so that no Apply can want for memory.
+void MakeMoments(std::vector<Parameter>& parameters);
 
 // optimizer_residency: host. Moves masters and makes the moments there, in one arena that lives as long as they do.
 // Errors: ResourceExhausted - the host does not give that much.

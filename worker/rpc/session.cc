@@ -47,6 +47,7 @@ WorkerMessage RegisterMessage(const std::string& incarnation) {
   to.set_version(STEMMA_VERSION);
   to.set_device("cpu");
   to.set_memory_bytes(static_cast<uint64_t>(MachineMemoryBytes()));
+  to.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));  // the host's too: one memory
   for (v1::WaveLayout layout : {v1::ONE_BY_ONE, v1::PADDED, v1::PACKED}) to.add_layouts(layout);
   return message;
 }
@@ -144,6 +145,10 @@ absl::Status RunSession(const SessionOptions& options, EngineFactory factory) {
   if (absl::Status status = failure.Get(); !status.ok()) return status;
   if (shutdown) return absl::OkStatus();
   const grpc::Status status = stream->Finish();
+  if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED ||
+      status.error_code() == grpc::StatusCode::INVALID_ARGUMENT) {
+    return absl::ResourceExhaustedError(absl::StrCat(options.server, " refused: ", status.error_message()));
+  }
   return absl::UnavailableError(absl::StrCat(
       "the stream to ", options.server, " ended: ", status.ok() ? "the server closed it" : status.error_message()));
 }

@@ -23,21 +23,24 @@ def too_large():
 
 @pytest.fixture(scope="module")
 def budget():
-    """Bytes that take a short group and not the longest, whatever is kept, by the planner's own formula."""
-    def peak_bytes(request):
+    """Bytes that take a short group and not the longest, whatever is kept, by the planner's own formulas: beside the
+    state, and in all."""
+    def plan(request):
         request.header["request"]["validate_only"] = True
-        return request.send(unbounded.stub).plan.peak_bytes
+        return request.send(unbounded.stub).plan
 
     least = "wave_suffixes: 1\nprefix_policy: s5\nsuffix_policy: s4\n"
     with Cluster(fake=True, config=least, flags=("--dtype", "fp64")) as unbounded:
-        small, large = peak_bytes(Request()), peak_bytes(too_large())
-    assert small < large
-    return (small + large) // 2
+        small, large = plan(Request()), plan(too_large())
+    assert small.peak_bytes < large.peak_bytes
+    left = (small.peak_bytes + large.peak_bytes) // 2
+    return left, small.state.device + left
 
 
 @pytest.fixture(scope="module")
 def cluster(budget):
-    with Cluster(config=LIMITS, flags=("--dtype", "fp64", "--memory-budget", str(budget))) as running:
+    with Cluster(config=LIMITS, flags=("--dtype", "fp64", "--optimizer-residency", "device",
+                                        "--memory-budget", str(budget[1]))) as running:
         yield running
 
 
@@ -177,7 +180,7 @@ def test_too_many_steps_exceed_a_limit(cluster):
 def test_a_group_too_large_for_the_budget_is_named(cluster, budget):
     error = refusal(lambda: too_large().send(cluster.stub))
     assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "GROUP_TOO_LARGE"), error
-    assert "g1" in error.message and str(budget) in error.message
+    assert "g1" in error.message and f"memory_budget_bytes leaves {budget[0]}" in error.message
 
 
 def test_on_policy_with_several_steps_is_unsupported(cluster):

@@ -88,6 +88,7 @@ class EchoWorker final : public WorkerLink {
     session_ = coordinator_.OpenSession(std::move(self));
     worker::v1::WorkerMessage message;
     message.mutable_register_()->set_incarnation("w1");
+    message.mutable_register_()->set_memory_free_bytes(1000);
     coordinator_.WorkerMessage(session_, message);
   }
   void Lose() { coordinator_.WorkerLost(session_, "the test says so"); }
@@ -97,7 +98,7 @@ class EchoWorker final : public WorkerLink {
   void Send(worker::v1::ServerMessage message) override {
     worker::v1::WorkerMessage answer;
     if (message.has_configure()) {
-      answer.mutable_ready()->set_memory_free_bytes(1000);
+      answer.mutable_ready();
     } else if (message.has_prepare()) {
       if (!prepared_.HasBeenNotified()) prepared_.Notify();
       *answer.mutable_vote()->mutable_key() = message.prepare().key();

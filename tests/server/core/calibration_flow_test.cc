@@ -53,10 +53,10 @@ class Flow {
     WorkerMessageEvent registered{.session = 1, .message = {}};
     registered.message.mutable_register_()->set_incarnation("w");
     registered.message.mutable_register_()->set_device(kDevice);
+    registered.message.mutable_register_()->set_memory_free_bytes(uint64_t{8} << 30);
     Handle(registered);
     WorkerMessageEvent ready{.session = 1, .message = {}};
     ready.message.mutable_ready()->mutable_config()->set_threads(2);
-    ready.message.mutable_ready()->set_memory_free_bytes(uint64_t{8} << 30);
     Handle(ready);
   }
 

@@ -10,6 +10,8 @@
 #include "absl/strings/str_join.h"
 #include "common/cost.h"
 #include "common/error.h"
+#include "common/state_bytes.h"
+#include "server/core/memory_division.h"
 
 namespace stemma {
 namespace {
@@ -25,10 +27,15 @@ PlannerModel Model() {
   model.config.num_kv_heads = 4;
   model.config.head_size = 64;
   model.config.ffn_size = 1408;
-  model.dtype = "fp32";
+  model.run.set_dtype("fp32");
   model.run.set_memory_budget_bytes(uint64_t{8} << 30);
   model.run.set_head_chunk_tokens(512);
   return model;
+}
+
+void LeaveForActivations(int64_t bytes, PlannerModel& model) {
+  const int64_t state = StateBytesOf(model.config, model.run.dtype()).device(v1::DEVICE);
+  model.run.set_memory_budget_bytes(static_cast<uint64_t>(state + bytes));
 }
 
 PlannerGroup Group(const std::string& uid, int64_t prompt, std::vector<int64_t> responses) {
@@ -128,10 +135,10 @@ TEST(PlannerTest, TheBudgetDecidesHowManySuffixesAWaveTakes) {
   const int64_t two =
       SuffixBytes(shape, {.rows = 512, .longest_rows = 512}, {.rows = 512, .longest_rows = 256, .ancestor_rows = 512})
           .peak();
-  model.run.set_memory_budget_bytes(static_cast<uint64_t>(two));
+  LeaveForActivations(two, model);
   EXPECT_EQ(PlanText(model, request), "c[A:0 | 0.0 0.1 | 0.2 0.3]");
   EXPECT_EQ(MakePlan(model, request)->report.peak_bytes(), static_cast<uint64_t>(two));
-  model.run.set_memory_budget_bytes(static_cast<uint64_t>(two) - 1);
+  LeaveForActivations(two - 1, model);
   EXPECT_EQ(PlanText(model, request), "c[A:0 | 0.0 | 0.1 | 0.2 | 0.3]");
 }
 
@@ -143,7 +150,7 @@ TEST(PlannerTest, PoliciesStandInTheClusterAndInItsReport) {
   EXPECT_EQ(ample->plan.steps(0).clusters(0).prefix_policy(), v1::S0);
   EXPECT_EQ(ample->plan.steps(0).clusters(0).suffix_policy(), v1::S0);
   EXPECT_FALSE(ample->plan.steps(0).clusters(0).offload_prefix());
-  model.run.set_memory_budget_bytes(ample->report.peak_bytes() / 2);
+  LeaveForActivations(static_cast<int64_t>(ample->report.peak_bytes() / 2), model);
   const auto tight = MakePlan(model, request);
   ASSERT_TRUE(tight.ok()) << tight.status();
   const v1::Cluster& cluster = tight->plan.steps(0).clusters(0);
@@ -155,7 +162,7 @@ TEST(PlannerTest, PoliciesStandInTheClusterAndInItsReport) {
   EXPECT_EQ(report.offload_prefix(), cluster.offload_prefix());
   EXPECT_THAT(report.memory_reason(), HasSubstr("prefix S0, suffixes S0 in 1 waves needs"));
   EXPECT_LE(std::max({report.prefix_forward().peak(), report.suffix().peak(), report.prefix_backward().peak()}),
-            model.run.memory_budget_bytes());
+            model.run.memory_budget_bytes() - tight->report.state().device());
   EXPECT_GE(tight->report.seconds().suffix() + tight->report.seconds().prefix_backward(),
             ample->report.seconds().suffix() + ample->report.seconds().prefix_backward());
   EXPECT_EQ(tight->work.size(), 1u);
@@ -168,7 +175,7 @@ TEST(PlannerTest, AForcedPolicyThatDoesNotFitIsNamedWithItsBytes) {
   PlannerRequest request;
   request.groups = {Group("a", 1024, {256, 256, 256, 256})};
   request.schedule = v1::REUSE;
-  model.run.set_memory_budget_bytes(MakePlan(model, request)->report.peak_bytes() / 2);
+  LeaveForActivations(static_cast<int64_t>(MakePlan(model, request)->report.peak_bytes() / 2), model);
   ASSERT_TRUE(MakePlan(model, request).ok());
   model.run.set_prefix_policy(v1::S0);
   model.run.set_suffix_policy(v1::S0);
@@ -178,7 +185,8 @@ TEST(PlannerTest, AForcedPolicyThatDoesNotFitIsNamedWithItsBytes) {
   EXPECT_EQ(ErrorReason(plan.status()), "GROUP_TOO_LARGE");
   EXPECT_THAT(std::string(plan.status().message()),
               HasSubstr("the run configuration forces prefix_policy s0, suffix_policy s0, offload off"));
-  EXPECT_THAT(std::string(plan.status().message()), HasSubstr(absl::StrCat(model.run.memory_budget_bytes())));
+  EXPECT_THAT(std::string(plan.status().message()),
+              HasSubstr(absl::StrCat("memory_budget_bytes leaves ", ActivationBytes(model.config, model.run))));
 }
 
 TEST(PlannerTest, AHostArenaThatIsTooSmallIsNamedWithItsBytes) {
@@ -190,12 +198,12 @@ TEST(PlannerTest, AHostArenaThatIsTooSmallIsNamedWithItsBytes) {
   model.run.set_host_memory_bytes(4096);
   const auto plan = MakePlan(model, request);
   ASSERT_FALSE(plan.ok());
-  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("bytes of host memory, host_memory_bytes is 4096"));
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("take there, and host_memory_bytes leaves 4096"));
 }
 
 TEST(PlannerTest, OneGroupThatIsTooLargeNamesItselfAmongOthersThatFit) {
   PlannerModel model = Model();
-  model.run.set_memory_budget_bytes(uint64_t{64} << 20);
+  LeaveForActivations(int64_t{64} << 20, model);
   PlannerRequest request;
   request.groups = {Group("small", 64, {16, 16}), Group("huge", 100000, {16, 16}), Group("other", 64, {16, 16})};
   const auto plan = MakePlan(model, request);
@@ -205,7 +213,7 @@ TEST(PlannerTest, OneGroupThatIsTooLargeNamesItselfAmongOthersThatFit) {
 
 TEST(PlannerTest, AGroupThatDoesNotFitAloneIsRefusedByName) {
   PlannerModel model = Model();
-  model.run.set_memory_budget_bytes(1 << 20);
+  LeaveForActivations(1 << 20, model);
   PlannerRequest request;
   request.groups = {Group("big", 512, {256, 256})};
   const auto plan = MakePlan(model, request);

@@ -237,8 +237,11 @@ class Scenario {
     worker::v1::WorkerMessage& message = event.message;
     if (name == "register" || name == "ready" || name == "heartbeat") {
       session_ = event.session = command.Id(1);
-      if (name == "register") message.mutable_register_()->set_incarnation(command.words.at(2));
-      if (name == "ready") message.mutable_ready()->set_memory_free_bytes(1000);
+      if (name == "register") {
+        message.mutable_register_()->set_incarnation(command.words.at(2));
+        message.mutable_register_()->set_memory_free_bytes(command.Get("free", 1000));
+      }
+      if (name == "ready") message.mutable_ready();
       if (name == "heartbeat") message.mutable_heartbeat();
       return event;
     }

@@ -50,10 +50,17 @@ Metrics StepMetrics(const worker::v1::Vote& vote, absl::Duration elapsed = absl:
   report.mutable_seconds()->set_prefix_backward(0.375);
   report.mutable_seconds()->set_apply(0.5);
   const StepNumbers numbers = {.denominator = 10, .prompt_mean_weights = {}, .total_tokens = 300};
+  v1::StateBytes state;
+  state.set_device(12000);
   Metrics metrics;
-  SetStepMetrics(
-      {.header = header, .report = report, .numbers = numbers, .vote = vote, .apply_s = 0.25, .elapsed = elapsed},
-      metrics);
+  SetStepMetrics({.header = header,
+                  .report = report,
+                  .state = state,
+                  .numbers = numbers,
+                  .vote = vote,
+                  .apply_s = 0.25,
+                  .elapsed = elapsed},
+                 metrics);
   return metrics;
 }
 
@@ -75,6 +82,7 @@ TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
   EXPECT_DOUBLE_EQ(metrics.at("plan/groups_dense"), 1);
   EXPECT_DOUBLE_EQ(metrics.at("plan/predicted_bytes"), 5000);
   EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 4096);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/state_bytes"), 12000);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_bytes"), 2900) << "the largest cluster";
   EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_forward_bytes"), 900);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_backward_bytes"), 0) << "no prefix";
@@ -125,6 +133,7 @@ TEST(StepMetricsTest, ARequestAveragesLossesAndSumsTokensAndSecondsOverItsApplie
   EXPECT_DOUBLE_EQ(metrics.at("prefix/token_ratio"), 4);
   EXPECT_DOUBLE_EQ(metrics.at("perf/time_per_step"), 4);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_s"), 2.5);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/state_bytes"), 12000);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_bytes"), 2900);
   EXPECT_DOUBLE_EQ(metrics.at("perf/throughput"), 150);
 }

@@ -53,7 +53,6 @@ FakeEngine::FakeEngine(const worker::v1::Configure& configure, const std::string
               .incarnation = incarnation,
               .step = configure.step()}) {
   *ready_.mutable_config() = configure.config();
-  ready_.set_memory_free_bytes(uint64_t{1} << 30);
 }
 
 absl::Status FakeEngine::AddPayload(worker::v1::PayloadChunk chunk) {

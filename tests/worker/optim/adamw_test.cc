@@ -48,6 +48,7 @@ void SetGradients(std::vector<Parameter>& parameters, int64_t step) {
 TEST(AdamwTest, AgreesWithThePlainFormula) {
   const v1::AdamParams adam = Adam();
   std::vector<Parameter> parameters = MakeParameters(at::kDouble);
+  MakeMoments(parameters);
   std::vector<at::Tensor> w, m, v;
   for (const Parameter& p : parameters) {
     w.push_back(p.master.clone());
@@ -77,6 +78,7 @@ class HostStatesTest : public ::testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(HostStatesTest, GiveTheBitsOfStatesOnTheDevice) {
   std::vector<Parameter> device = MakeParameters(GetParam()), host = MakeParameters(GetParam());
+  MakeMoments(device);
   ASSERT_TRUE(MoveStatesToHost(host).ok());
   for (int64_t step = 1; step <= 3; ++step) {
     SetGradients(device, step);

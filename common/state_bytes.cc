@@ -1,0 +1,19 @@
+#include "common/state_bytes.h"
+
+namespace stemma {
+
+int64_t RunBytes(std::string_view dtype) { return dtype == "fp64" ? 8 : dtype == "bf16" ? 2 : 4; }
+
+int64_t AccumulateBytes(std::string_view dtype) { return dtype == "fp64" ? 8 : 4; }
+
+StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype) {
+  const int64_t count = config.num_parameters(), run = RunBytes(dtype), accumulate = AccumulateBytes(dtype);
+  StateBytes bytes;
+  bytes.weights = count * run;
+  bytes.gradients = count * accumulate;
+  bytes.optimizer = 2 * count * accumulate + (run == accumulate ? 0 : count * accumulate);
+  bytes.tables = config.max_positions * config.head_size * accumulate;
+  return bytes;
+}
+
+}  // namespace stemma

@@ -1,0 +1,30 @@
+// Bytes that a worker holds between steps, whatever it trains on. Torch-free arithmetic: the server divides a device by
+// it before anything is loaded, the worker's tests hold it to measured bytes.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "common/model_config.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma {
+
+// Of one element in a run of `dtype` (fp32, fp64, bf16): of weights and activations; of gradients and statistics.
+int64_t RunBytes(std::string_view dtype);
+int64_t AccumulateBytes(std::string_view dtype);
+
+struct StateBytes {
+  int64_t weights = 0;  // tied embeddings once
+  int64_t gradients = 0;
+  int64_t optimizer = 0;  // both moments, and the fp32 masters of a bf16 run
+  int64_t tables = 0;     // cosines and sines of RoPE
+  int64_t total() const { return weights + gradients + optimizer + tables; }
+  // An unspecified residency is the device's.
+  int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }
+  int64_t host(v1::OptimizerResidency residency) const { return residency == v1::HOST ? optimizer : 0; }
+};
+
+StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype);
+
+}  // namespace stemma

@@ -1,0 +1,42 @@
+// How a worker's memory is divided before it loads anything: what the model's state takes, what is left to activations
+// and to tapes in host memory, and where the optimizer's states live. Pure.
+//
+// Under a budget the optimizer's states stay on the device as long as one rollout of the model's longest context, half
+// prompt and half response, can still be trained beside them; else they go to host memory, if that has room.
+// Where host and device are one memory and no budget is given, nothing is won by moving: they stay.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/model_config.h"
+#include "server/core/memory_choice.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma {
+
+// Of a worker when it joins.
+struct WorkerMemory {
+  int64_t device_free_bytes = 0;  // 0: not known
+  int64_t host_free_bytes = 0;    // 0: the device's memory is the host's
+};
+
+// What a configuration can be refused for before any worker is there. Errors: InvalidArgument - a budget, or a host
+// memory, smaller than the state of this model that must lie there, naming field and bytes.
+absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run);
+
+// `run` with memory_budget_bytes, host_memory_bytes and optimizer_residency filled in where they are not given.
+// Errors: ResourceExhausted - the worker's memory is too small for the model, naming the bytes; CheckMemory's.
+absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const WorkerMemory& memory,
+                                           const v1::RunConfig& run);
+
+// Of a divided configuration: what is left above the state, on the device and in host memory.
+int64_t ActivationBytes(const ModelConfig& model, const v1::RunConfig& run);
+int64_t HostTapeBytesMax(const ModelConfig& model, const v1::RunConfig& run);
+
+// How clusters are computed with what is left.
+MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run, const Rates& rates,
+                              bool forward_only);
+
+}  // namespace stemma
