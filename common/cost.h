@@ -77,6 +77,11 @@ int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix);
 Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix);
 Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy);
 
+// Blocks of scores that one head's attention works through in one layer, on CPU: the rows of a span over themselves,
+// and rows over `keys` earlier ones; spans of one call share the latter, so that parts of a block add up.
+double CausalScoreBlocks(int64_t rows);
+double AncestorScoreBlocks(int64_t rows, int64_t keys);
+
 // The same for a forward-only pass: K/V of the prefix, one layer's working set.
 int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows);
 int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave);

@@ -10,9 +10,11 @@ constexpr int64_t kIndexBytes = 16;   // token and position of a row
 constexpr int64_t kUpcastRows = 512;  // rows of bf16 operands that worker/ops/linear.cc upcasts at a time
 
 // worker/kernels/attention.cc: a block of scores for each thread in forward, two in backward.
+constexpr int64_t kKeyBlock = 512;
+int64_t QueryBlock(int64_t queries, bool causal) { return causal && queries <= 512 ? 32 : 128; }
+
 int64_t ScoreBlock(int64_t queries, int64_t keys, bool causal) {
-  const int64_t rows = causal && queries <= 512 ? 32 : 128;
-  return std::min(rows, queries) * std::min<int64_t>(512, keys);
+  return std::min(QueryBlock(queries, causal), queries) * std::min(kKeyBlock, keys);
 }
 
 // Rows that one layer works on.
@@ -182,6 +184,21 @@ int64_t GradientKvBytes(const ByteShape& s, const PrefixShape& prefix) {
 }
 
 }  // namespace
+
+double CausalScoreBlocks(int64_t rows) {
+  const int64_t step = QueryBlock(rows, /*causal=*/true);
+  int64_t blocks = 0;
+  for (int64_t first = 0; first < rows; first += step) {
+    blocks += (std::min(rows, first + step) + kKeyBlock - 1) / kKeyBlock;
+  }
+  return static_cast<double>(blocks);
+}
+
+double AncestorScoreBlocks(int64_t rows, int64_t keys) {
+  const int64_t key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
+  return static_cast<double>(rows) / static_cast<double>(QueryBlock(rows, /*causal=*/false)) *
+         static_cast<double>(key_blocks);
+}
 
 int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix) {
   return prefix.offload ? TapeBytes(shape, prefix.rows, prefix.policy) : 0;

@@ -9,6 +9,9 @@
 namespace stemma {
 namespace {
 
+// A block of scores in backward, in those of forward: five small products for two, by the ops' own seconds.
+constexpr double kBackwardScoreBlock = 1.5;
+
 // FLOPs of common/cost.h in their parts, per direction.
 struct FlopParts {
   double linear_forward = 0, attention_forward = 0, head_forward = 0;
@@ -81,8 +84,48 @@ double MergedRows(const PrefixShape& prefix) {
   return prefix.block_rows == 0 ? 0 : static_cast<double>(std::max<int64_t>(0, prefix.rows - prefix.block_rows));
 }
 
-double Passes(const ModelConfig& c, int64_t count) {
-  return static_cast<double>(count) * static_cast<double>(c.num_parameters());
+// Weights of the products that a block of a prefix, and a wave, runs through once.
+double PrefixWeights(const ModelConfig& c) {
+  return static_cast<double>(c.num_layers - 1) * LayerParameters(c) +
+         2.0 * static_cast<double>(c.hidden_size) * static_cast<double>(c.kv_size());
+}
+double WaveWeights(const ModelConfig& c) {
+  return static_cast<double>(c.num_layers) * LayerParameters(c) +
+         static_cast<double>(c.hidden_size) * static_cast<double>(c.vocab_size);
+}
+
+double HeadLayers(const ModelConfig& c, int64_t layers) {
+  return static_cast<double>(c.num_heads) * static_cast<double>(layers);
+}
+
+// Blocks of scores of all heads and layers, forward. `begin`: the prefix's first row among the packed ones.
+double PrefixScoreBlocks(const ModelConfig& c, int64_t begin, int64_t rows, int64_t block_rows) {
+  const int64_t step = block_rows == 0 ? begin + rows : block_rows;
+  double blocks = 0;
+  for (int64_t row = begin; row < begin + rows;) {
+    const int64_t end = std::min(begin + rows, (row / step + 1) * step);
+    blocks += CausalScoreBlocks(end - row) + AncestorScoreBlocks(end - row, row - begin);
+    row = end;
+  }
+  return blocks * HeadLayers(c, c.num_layers - 1);
+}
+
+double PrefixScoreBlocks(const ModelConfig& c, const ClusterShape& cluster, int64_t block_rows) {
+  double blocks = 0;
+  int64_t begin = 0;
+  for (const int64_t rows : cluster.prefix_rows) {
+    blocks += PrefixScoreBlocks(c, begin, rows, block_rows);
+    begin += rows;
+  }
+  return blocks;
+}
+
+double MemberScoreBlocks(const ModelConfig& c, const MemberShape& member) {
+  const double split = CausalScoreBlocks(member.rows) + AncestorScoreBlocks(member.rows, member.prefix_rows);
+  if (!member.dense) return split * HeadLayers(c, c.num_layers);
+  // In the last layer the rows before the last prompt token are a trajectory's own ancestor.
+  return CausalScoreBlocks(member.prefix_rows + member.rows) * HeadLayers(c, c.num_layers - 1) +
+         split * HeadLayers(c, 1);
 }
 
 Work PrefixForwardWork(const ByteShape& shape, const ClusterShape& cluster, const PrefixShape& prefix) {
@@ -93,7 +136,8 @@ Work PrefixForwardWork(const ByteShape& shape, const ClusterShape& cluster, cons
     work[kElement] += PrefixRowLayers(c, rows) * RowElements(c);
   }
   work[kMerge] = MergedRows(prefix) * static_cast<double>((c.num_layers - 1) * c.q_size());
-  work[kWave] = Passes(c, Blocks(prefix));
+  work[kScoreBlock] = PrefixScoreBlocks(c, cluster, prefix.block_rows);
+  work[kWave] = static_cast<double>(Blocks(prefix)) * PrefixWeights(c);
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape, prefix));
   return work;
 }
@@ -110,7 +154,10 @@ Work PrefixBackwardWork(const ByteShape& shape, const ClusterShape& cluster, con
                  PrefixRowLayers(c, rows) * RecomputedElements(c, prefix.policy), prefix.policy, work);
   }
   work[kMerge] = MergedRows(prefix) * static_cast<double>((c.num_layers - 1) * c.q_size());
-  work[kWave] = Passes(c, (KeepsInputs(prefix.policy) ? 3 : 4) * Blocks(prefix));
+  const double forwards = KeepsAttention(prefix.policy) ? 0 : 1;
+  work[kScoreBlock] = (kBackwardScoreBlock + forwards) * PrefixScoreBlocks(c, cluster, prefix.block_rows);
+  work[kWaveBackward] = static_cast<double>(Blocks(prefix)) * PrefixWeights(c);
+  if (!KeepsInputs(prefix.policy)) work[kWave] = work[kWaveBackward];
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape, prefix));
   return work;
 }
@@ -129,7 +176,10 @@ void AddMember(const ModelConfig& c, const MemberShape& member, bool backward, W
   AddForward(suffix, work);
   AddForward(prefix, work);
   work[kElement] += row_layers * RowElements(c);
+  const double score_blocks = MemberScoreBlocks(c, member);
+  work[kScoreBlock] += score_blocks;
   if (!backward) return;
+  work[kScoreBlock] += kBackwardScoreBlock * score_blocks;
   AddBackward(suffix, work);
   AddBackward(prefix, work);
   work[kElement] += 2 * row_layers * RowElements(c);
@@ -144,12 +194,14 @@ void AddMemberRecompute(const ModelConfig& c, const MemberShape& member, v1::Tap
       suffix.attention_forward + (own_prefix > 0 ? PrefixParts(c, own_prefix).attention_forward : 0);
   AddRecompute(SuffixRecomputeFlops(c, member.prefix_rows - own_prefix, rows, policy), attention,
                RowLayers(c, rows) * RecomputedElements(c, policy), policy, work);
+  if (!KeepsAttention(policy)) work[kScoreBlock] += MemberScoreBlocks(c, member);
 }
 
 }  // namespace
 
 const std::array<const char*, kNumRates> kRateNames = {
-    "linear", "attention_forward", "attention_backward", "head", "element", "merge", "wave", "parameter", "copy"};
+    "linear", "attention_forward", "attention_backward", "head", "element", "merge", "wave", "parameter",
+    "copy",   "wave_backward",     "score_block"};
 
 Work& Work::operator+=(const Work& other) {
   for (size_t i = 0; i < units.size(); ++i) units[i] += other.units[i];
@@ -175,15 +227,17 @@ Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string&
   if (absl::StartsWith(device, "cuda")) {  // H200, bf16: matrix products 790 TFLOP/s, 4.3 TB/s, 55 GB/s to the host
     const double factor = dtype == "bf16" ? 1 : 10;
     rates.copies_overlap = true;
-    rates.seconds = {factor / 7.9e14, factor / 6.2e14, factor / 4.4e14, factor / 7.9e14, 4 / 4.3e12,
-                     8 / 4.3e12,      6e-13,           2.8e-11,         1 / 55e9};
+    // A fused kernel's blocks of scores are in its FLOPs' rate.
+    rates.seconds = {factor / 7.9e14, factor / 6.2e14, factor / 4.4e14, factor / 7.9e14, 4 / 4.3e12,       8 / 4.3e12,
+                     6e-13,           2.8e-11,         1 / 55e9,        1.8e-12,         /*score_block=*/0};
     return rates;
   }
-  // One core with AVX-512 (tests/server/core/recorded_phases.json): 150 GFLOP/s of fp32 matrix products, half of it in
-  // fp64 and, upcast, in bf16.
+  // One core with AVX-512: 150 GFLOP/s of fp32 matrix products, half of it in fp64 and, upcast, in bf16. Ratios are
+  // those of the ops by themselves in the runs of tests/server/core/recorded_phases.json: elementwise work is a
+  // fiftieth of a step, and cannot be told from matrix products but where a policy makes it again.
   const double factor = (dtype == "fp32" ? 1.0 : 2.0) / static_cast<double>(std::max<int64_t>(1, threads));
-  rates.seconds = {factor / 150e9, factor / 80e9, factor / 110e9, factor / 160e9, factor * 1.1e-9,
-                   factor * 4e-9,  0.12e-9,       3e-9,           1 / 4e9};
+  rates.seconds = {factor / 150e9, factor / 125e9, factor / 95e9, factor / 200e9, factor * 0.18e-9, factor * 1.2e-9,
+                   0.4e-9,         3e-9,           1 / 8e9,       0.5e-9,         factor * 10e-6};
   return rates;
 }
 
@@ -218,7 +272,7 @@ PhaseWork ClusterWork(const ByteShape& shape, const ClusterShape& cluster, const
     AddMember(shape.config, member, /*backward=*/true, work.suffix);
     AddMemberRecompute(shape.config, member, suffix_policy, work.suffix);
   }
-  work.suffix[kWave] = Passes(shape.config, 4 * waves);
+  work.suffix[kWave] = work.suffix[kWaveBackward] = static_cast<double>(waves) * WaveWeights(shape.config);
   return work;
 }
 
@@ -227,7 +281,7 @@ PhaseWork ForwardClusterWork(const ByteShape& shape, const ClusterShape& cluster
   const PrefixShape prefix = {.rows = PackedPrefixRows(cluster)};
   if (prefix.rows > 0) work.prefix_forward = PrefixForwardWork(shape, cluster, prefix);
   for (const MemberShape& member : cluster.members) AddMember(shape.config, member, /*backward=*/false, work.suffix);
-  work.suffix[kWave] = Passes(shape.config, waves);
+  work.suffix[kWave] = static_cast<double>(waves) * WaveWeights(shape.config);
   return work;
 }
 

@@ -1,8 +1,9 @@
 // What a plan costs in time: work, counted exactly from shapes, times the machine's rates. Pure.
 //
 // Work is in units: FLOPs of the layers' matrix products, of attention (forward and backward apart: kernels differ) and
-// of the head, elements of elementwise work, elements merged, passes over the weights, bytes copied. A rate is seconds
-// for one unit. Seconds are linear in both, so that rates can be fitted to measured phases (server/core/calibration.h).
+// of the head, blocks of attention scores, elements of elementwise work, elements merged, weights passed over, bytes
+// copied. A rate is seconds for one unit. Seconds are linear in both, so that rates can be fitted to measured phases
+// (server/core/calibration.h).
 //
 // S(N) = 1 / (rho / N + eta + epsilon) (paper, Section 3.3) follows from the predicted seconds of a group computed with
 // reuse and dense.
@@ -24,12 +25,14 @@ enum Rate {
   kAttentionBackward,
   kHead,
   kElement,
-  kMerge,      // a suffix's attention output, joined with its prefix's part
-  kWave,       // a weight read by a wave or block; its backward also adds to the gradient and counts 3
-  kParameter,  // of the optimizer
-  kCopy,       // bytes between device and host
+  kMerge,         // a suffix's attention output, joined with its prefix's part
+  kWave,          // a weight that a wave or block reads, however few its rows are
+  kParameter,     // of the optimizer
+  kCopy,          // bytes between device and host
+  kWaveBackward,  // a weight that the backward of one reads, adding to its gradient
+  kScoreBlock,    // a block of attention scores: what its small products cost beyond their FLOPs
 };
-inline constexpr int kNumRates = 9;
+inline constexpr int kNumRates = 11;
 // As in the Rates message and the calibration's file.
 extern const std::array<const char*, kNumRates> kRateNames;
 

@@ -50,6 +50,8 @@ void DescribeRates(const Rates& rates, v1::Rates& report) {
   report.set_wave(rates.seconds[kWave]);
   report.set_parameter(rates.seconds[kParameter]);
   report.set_copy(rates.seconds[kCopy]);
+  report.set_wave_backward(rates.seconds[kWaveBackward]);
+  report.set_score_block(rates.seconds[kScoreBlock]);
   report.set_samples(static_cast<uint32_t>(rates.samples));
   report.set_calibrated(rates.calibrated);
 }

@@ -56,8 +56,8 @@ TEST_F(CalibrationFileTest, ABrokenFileIsIgnoredAndReplacedByTheNextWrite) {
   const std::string whole = CalibrationText(Book());
   for (const std::string& text :
        {std::string(), std::string("{"), whole.substr(0, whole.size() / 2), std::string("[]"),
-        std::string(R"({"version": 2, "machines": {}})"), std::string(R"({"version": 1, "machines": {"a": 3}})"),
-        std::string(R"({"version": 1, "machines": {"a": [{"apply_s": "x"}]}})")}) {
+        std::string(R"({"version": 1, "machines": {}})"), std::string(R"({"version": 2, "machines": {"a": 3}})"),
+        std::string(R"({"version": 2, "machines": {"a": [{"apply_s": "x"}]}})")}) {
     Write(text);
     EXPECT_TRUE(ReadCalibration(folder_.string()).empty()) << text;
   }

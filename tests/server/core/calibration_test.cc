@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "gtest/gtest.h"
@@ -124,83 +125,168 @@ TEST(CalibrationTest, AKeyHoldsWhatRatesDependOn) {
             "llama 8x512 heads 8/4x64 ffn 1408 vocabulary 4096, fp32, 2 threads, cpu");
 }
 
-// Recorded on a real machine.
+// Recorded on a real machine (tests/bench/record_phases.py): each shape is computed in several ways.
+
+constexpr double kTotalBound = 0.10;
+// A phase of more than kLargePhase of its step: it is shorter than its step, and others on the machine, whom the least
+// of a few runs does not get rid of, slow it by as much. What is smaller hardly moves a choice.
+constexpr double kPhaseBound = 0.20, kLargePhase = 0.15;
+constexpr double kChoiceBound = 1.03;
 
 struct Recorded {
-  std::string name;
-  CalibrationSample reuse, dense;
+  std::string shape, name;
+  CalibrationSample sample;
 };
+
+v1::TapePolicy PolicyOf(const nlohmann::json& name) {
+  v1::TapePolicy policy = v1::TAPE_POLICY_UNSPECIFIED;
+  EXPECT_TRUE(v1::TapePolicy_Parse(name.get<std::string>(), &policy)) << name;
+  return policy;
+}
+
+Recorded RecordedOf(const nlohmann::json& line) {
+  int64_t prompt, rows, count;
+  char slash;
+  Recorded r = {.shape = line.at("shape"), .name = line.dump(), .sample = {}};
+  std::istringstream(r.shape) >> prompt >> slash >> rows >> slash >> count;
+  ByteShape shape;
+  shape.config = BenchModel();
+  const bool reuse = line.at("schedule") == "reuse";
+  PrefixShape prefix;
+  if (reuse) {
+    prefix = {.rows = prompt - 1,
+              .longest_rows = prompt - 1,
+              .block_rows = line.at("block_rows"),
+              .policy = PolicyOf(line.at("prefix_policy")),
+              .offload = line.at("offload")};
+  }
+  r.sample.work = ClusterWork(shape, OneGroup(prompt - 1, rows, count, reuse), prefix,
+                              PolicyOf(line.at("suffix_policy")), line.at("waves"));
+  r.sample.seconds = {line.at("prefix_forward"), line.at("suffix"), line.at("prefix_backward")};
+  return r;
+}
 
 std::vector<Recorded> ReadRecorded() {
   std::ifstream file(STEMMA_RECORDED_PHASES);
   std::vector<Recorded> recorded;
   const nlohmann::json json = nlohmann::json::parse(file);
-  for (const auto& line : json.at("samples")) {
-    int64_t prompt, rows, count;
-    char slash;
-    Recorded& r = recorded.emplace_back();
-    r.name = line.at("shape").get<std::string>();
-    std::istringstream(r.name) >> prompt >> slash >> rows >> slash >> count;
-    ByteShape shape;
-    shape.config = BenchModel();
-    const PrefixShape prefix = {.rows = prompt - 1, .longest_rows = prompt - 1};
-    r.reuse.work = ClusterWork(shape, OneGroup(prompt - 1, rows, count), prefix, v1::S0, line.at("waves_reuse"));
-    r.reuse.seconds = {line.at("prefix_forward"), line.at("suffix"), line.at("prefix_backward")};
-    r.dense.work = ClusterWork(shape, OneGroup(prompt - 1, rows, count, false), {}, v1::S0, line.at("waves_dense"));
-    r.dense.seconds.suffix = line.at("dense");
-  }
+  for (const auto& line : json.at("samples")) recorded.push_back(RecordedOf(line));
   return recorded;
+}
+
+// All of one shape's ways, predicted by rates that never saw the shape.
+struct HeldOut {
+  std::vector<Recorded> ways;
+  Rates rates;
+  double Predicted(const Recorded& way) const { return Seconds(way.sample.work, rates).total(); }
+};
+
+std::vector<HeldOut> HoldOutEach(const std::vector<Recorded>& recorded) {
+  std::map<std::string, std::vector<Recorded>> by_shape;
+  for (const Recorded& r : recorded) by_shape[r.shape].push_back(r);
+  std::vector<HeldOut> all;
+  for (const auto& [shape, ways] : by_shape) {
+    Calibration calibration(DefaultRates("fp32", 2, "cpu"), BenchModel());
+    std::vector<CalibrationSample> others;
+    for (const Recorded& r : recorded) {
+      if (r.shape != shape) others.push_back(r.sample);
+    }
+    calibration.AddAll(others);
+    EXPECT_TRUE(calibration.rates().calibrated);
+    all.push_back({ways, calibration.rates()});
+  }
+  return all;
 }
 
 double RelativeError(const CalibrationSample& sample, const Rates& rates) {
   return Seconds(sample.work, rates).total() / sample.seconds.total() - 1;
 }
 
-// Promised: 10 %. Dense waves of 2,000 rows leave the caches (server/core/memory_choice.cc, kWaveRows), which no rate
-// knows: one of them is 11 % off.
+// The largest relative error of a large phase.
+double PhaseError(const CalibrationSample& sample, const Rates& rates) {
+  const PredictedSeconds predicted = Seconds(sample.work, rates);
+  const auto error = [&](double phase_s, double measured_s) {
+    return measured_s > kLargePhase * sample.seconds.total() ? std::abs(phase_s / measured_s - 1) : 0;
+  };
+  return std::max({error(predicted.prefix_forward, sample.seconds.prefix_forward),
+                   error(predicted.suffix, sample.seconds.suffix),
+                   error(predicted.prefix_backward, sample.seconds.prefix_backward)});
+}
+
+struct Errors {
+  double worst = 0, mean = 0, worst_phase = 0;
+};
+
+Errors ErrorsOf(const std::vector<Recorded>& recorded) {
+  Errors errors;
+  for (const HeldOut& held_out : HoldOutEach(recorded)) {
+    for (const Recorded& way : held_out.ways) {
+      const double error = std::abs(RelativeError(way.sample, held_out.rates));
+      errors.worst = std::max(errors.worst, error);
+      errors.mean += error / static_cast<double>(recorded.size());
+      errors.worst_phase = std::max(errors.worst_phase, PhaseError(way.sample, held_out.rates));
+    }
+  }
+  return errors;
+}
+
 TEST(RecordedPhasesTest, ShapesThatWereNotSeenArePredictedWithinTenPercent) {
   const std::vector<Recorded> recorded = ReadRecorded();
-  ASSERT_GE(recorded.size(), 12u);
-  double sum = 0;
-  for (const Recorded& held_out : recorded) {
-    Calibration calibration(DefaultRates("fp32", 2, "cpu"), BenchModel());
-    for (const Recorded& other : recorded) {
-      if (other.name == held_out.name) continue;
-      calibration.Add(other.reuse);
-      calibration.Add(other.dense);
+  ASSERT_GE(recorded.size(), 30u);
+  for (const HeldOut& held_out : HoldOutEach(recorded)) {
+    for (const Recorded& way : held_out.ways) {
+      EXPECT_NEAR(RelativeError(way.sample, held_out.rates), 0, kTotalBound) << way.name;
+      EXPECT_LE(PhaseError(way.sample, held_out.rates), kPhaseBound) << way.name;
     }
-    ASSERT_TRUE(calibration.rates().calibrated);
-    const double reuse = RelativeError(held_out.reuse, calibration.rates());
-    const double dense = RelativeError(held_out.dense, calibration.rates());
-    EXPECT_NEAR(reuse, 0, 0.10) << held_out.name;
-    EXPECT_NEAR(dense, 0, 0.12) << held_out.name << " dense";
-    sum += std::abs(reuse) + std::abs(dense);
   }
-  EXPECT_LT(sum / (2.0 * static_cast<double>(recorded.size())), 0.05) << "the mean";
+  EXPECT_LT(ErrorsOf(recorded).mean, 0.05);
 }
 
 TEST(RecordedPhasesTest, TheDefaultsAloneAreFarther) {  // the control: without calibration the test above would fail
-  const Rates defaults = DefaultRates("fp32", 1, "cpu");
+  const Rates defaults = DefaultRates("fp32", 2, "cpu");
   double worst = 0;
-  for (const Recorded& r : ReadRecorded()) worst = std::max(worst, std::abs(RelativeError(r.reuse, defaults)));
-  EXPECT_GT(worst, 0.10);
+  for (const Recorded& r : ReadRecorded()) worst = std::max(worst, std::abs(RelativeError(r.sample, defaults)));
+  EXPECT_GT(worst, kTotalBound);
 }
 
-// Reuse and dense as they ran: the calibrated model takes the faster one of each recorded pair, or one at most 3 %
-// worse.
-TEST(RecordedPhasesTest, TheChoiceOfReuseOrDenseIsTheMeasuredFasterOne) {
-  const std::vector<Recorded> recorded = ReadRecorded();
-  Calibration calibration(DefaultRates("fp32", 2, "cpu"), BenchModel());
-  for (const Recorded& r : recorded) {
-    calibration.Add(r.reuse);
-    calibration.Add(r.dense);
+// The samples with units that `change` takes out of each phase.
+template <typename Change>
+std::vector<Recorded> Without(const Change& change) {
+  std::vector<Recorded> recorded = ReadRecorded();
+  for (Recorded& r : recorded) {
+    for (Work* work : {&r.sample.work.prefix_forward, &r.sample.work.suffix, &r.sample.work.prefix_backward}) {
+      change(*work);
+    }
   }
-  for (const Recorded& r : recorded) {
-    if (r.name.ends_with("/1")) continue;
-    const bool reuse =
-        Seconds(r.reuse.work, calibration.rates()).total() < Seconds(r.dense.work, calibration.rates()).total();
-    const double taken = reuse ? r.reuse.seconds.total() : r.dense.seconds.total();
-    EXPECT_LE(taken, 1.03 * std::min(r.reuse.seconds.total(), r.dense.seconds.total())) << r.name;
+  return recorded;
+}
+
+// The control: a model without one of its units misses the bound.
+TEST(RecordedPhasesTest, WithoutWhatAWaveCostsHoweverFewItsRowsTheBoundIsMissed) {
+  const Errors errors = ErrorsOf(Without([](Work& work) { work[kWave] = work[kWaveBackward] = 0; }));
+  EXPECT_GT(errors.worst, 2 * kTotalBound);
+  EXPECT_GT(errors.worst_phase, 2 * kPhaseBound);
+}
+
+// Blocks of scores go with rows but for very short and long ones, so that most of them is in other rates where they are
+// left out: the worst error grows, and stays within the bound.
+TEST(RecordedPhasesTest, WithoutBlocksOfScoresTheWorstErrorIsLarger) {
+  const Errors errors = ErrorsOf(Without([](Work& work) { work[kScoreBlock] = 0; }));
+  EXPECT_GT(errors.worst, 1.1 * ErrorsOf(ReadRecorded()).worst);
+}
+
+// Of the ways in which a shape was computed, the one that is predicted to be the fastest is at most 3 % slower than the
+// one that was.
+TEST(RecordedPhasesTest, TheWayThatIsChosenIsTheFastestOrNearlySo) {
+  for (const HeldOut& held_out : HoldOutEach(ReadRecorded())) {
+    const auto chosen = std::min_element(
+        held_out.ways.begin(), held_out.ways.end(),
+        [&](const Recorded& a, const Recorded& b) { return held_out.Predicted(a) < held_out.Predicted(b); });
+    const auto fastest = std::min_element(
+        held_out.ways.begin(), held_out.ways.end(),
+        [](const Recorded& a, const Recorded& b) { return a.sample.seconds.total() < b.sample.seconds.total(); });
+    EXPECT_LE(chosen->sample.seconds.total(), kChoiceBound * fastest->sample.seconds.total()) << chosen->name << "\n"
+                                                                                              << fastest->name;
   }
 }
 

@@ -26,7 +26,7 @@ inline ModelConfig BenchModel() {
 // Of two cores, near what tests/server/core/recorded_phases.json says.
 inline Rates BenchRates() {
   Rates rates = DefaultRates("fp32", 2, "cpu");
-  rates.seconds = {2.9e-12, 6.3e-12, 4.6e-12, 3e-12, 0.58e-9, 1.9e-9, 0.12e-9, 3e-9, 0.25e-9};
+  rates.seconds = {5.3e-12, 7e-12, 9e-12, 4e-12, 0.15e-9, 1e-9, 0.7e-9, 3e-9, 0.12e-9, 0.8e-9, 8.5e-6};
   return rates;
 }
 

@@ -1,6 +1,8 @@
 // Work in parts is the FLOPs of common/cost.h, split; seconds are linear in it; S(N) follows.
 #include "server/core/cost_model.h"
 
+#include <algorithm>
+
 #include "gtest/gtest.h"
 #include "server/core/group_cost.h"
 #include "tests/server/core/cluster_shapes.h"
@@ -73,6 +75,59 @@ TEST(CostModelTest, LessOnTheTapeNeverCostsLessWork) {
     EXPECT_GT(seconds, before) << v1::TapePolicy_Name(policy);
     before = seconds;
   }
+}
+
+// One head and layer as worker/kernels/attention.cc runs it: blocks of queries, each over blocks of keys.
+int64_t KernelBlocks(int64_t queries, int64_t keys, bool causal) {
+  const int64_t step = causal && queries <= 512 ? 32 : 128;
+  int64_t blocks = 0;
+  for (int64_t first = 0; first < queries; first += step) {
+    const int64_t seen = causal ? std::min(queries, first + step) : keys;
+    for (int64_t key = 0; key < seen; key += 512) ++blocks;
+  }
+  return blocks;
+}
+
+TEST(CostModelTest, BlocksOfScoresAreThoseOfTheKernel) {
+  const ByteShape shape = Shape();
+  const double heads = 8, layers = 8;
+  for (const int64_t prefix : {40, 700, 1023}) {
+    const PrefixShape whole = {.rows = prefix, .longest_rows = prefix};
+    PrefixShape cut = whole;
+    cut.block_rows = 512;
+    const auto work = [&](const PrefixShape& p, bool reuse) {
+      return ClusterWork(shape, OneGroup(prefix, 256, 3, reuse), reuse ? p : PrefixShape{}, v1::S0, 1);
+    };
+    const auto a = static_cast<double>(KernelBlocks(prefix, prefix, true));
+    EXPECT_DOUBLE_EQ(work(whole, true).prefix_forward[kScoreBlock], heads * (layers - 1) * a);
+    if (prefix > 512) {
+      const auto blocks =
+          static_cast<double>(KernelBlocks(512, 512, true) + KernelBlocks(prefix - 512, prefix - 512, true));
+      const double earlier = static_cast<double>(prefix - 512) / 128;  // parts of blocks
+      EXPECT_DOUBLE_EQ(work(cut, true).prefix_forward[kScoreBlock], heads * (layers - 1) * (blocks + earlier));
+    }
+    const auto own = static_cast<double>(KernelBlocks(256, 256, true));
+    const auto over = static_cast<double>(KernelBlocks(256, prefix, false));
+    EXPECT_DOUBLE_EQ(work(whole, true).suffix[kScoreBlock], 2.5 * 3 * heads * layers * (own + over));
+    const auto dense = static_cast<double>(KernelBlocks(prefix + 256, prefix + 256, true));
+    EXPECT_DOUBLE_EQ(work(whole, false).suffix[kScoreBlock], 2.5 * 3 * heads * ((layers - 1) * dense + own + over));
+  }
+}
+
+TEST(CostModelTest, APassOverTheWeightsIsCountedForEachBlockAndWave) {
+  const ByteShape shape = Shape();
+  const double layer = 512.0 * (2 * 512 + 2 * 256 + 3 * 1408), kv = 512.0 * 2 * 256, head = 512.0 * 4096;
+  PrefixShape prefix = {.rows = 1023, .longest_rows = 1023, .block_rows = 256};
+  const PhaseWork kept = ClusterWork(shape, OneGroup(1023, 256, 4), prefix, v1::S0, 3);
+  EXPECT_DOUBLE_EQ(kept.prefix_forward[kWave], 4 * (7 * layer + kv));
+  EXPECT_DOUBLE_EQ(kept.prefix_forward[kWaveBackward], 0);
+  EXPECT_DOUBLE_EQ(kept.suffix[kWave], 3 * (8 * layer + head));
+  EXPECT_DOUBLE_EQ(kept.suffix[kWaveBackward], 3 * (8 * layer + head));
+  EXPECT_DOUBLE_EQ(kept.prefix_backward[kWave], 0);
+  EXPECT_DOUBLE_EQ(kept.prefix_backward[kWaveBackward], 4 * (7 * layer + kv));
+  prefix.policy = v1::S5;
+  const PhaseWork again = ClusterWork(shape, OneGroup(1023, 256, 4), prefix, v1::S0, 3);
+  EXPECT_DOUBLE_EQ(again.prefix_backward[kWave], 4 * (7 * layer + kv));
 }
 
 TEST(CostModelTest, CopiesThatOverlapCostOnlyWhatComputeDoesNotHide) {
