@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "common/cost.h"
 #include "glog/logging.h"
+#include "tests/bench/apply_table.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/synthetic.h"
 
@@ -382,6 +383,7 @@ int Main(int argc, char** argv) {
   PrintFlatness(bench);
   PrintCapacity(bench, 96 * kMiB);
   PrintChoices(bench, shape, rows, rounds);
+  PrintApply(model, threads, rounds);
   PrintTargets(bench.Bytes(), shape, rows);
   return 0;
 }

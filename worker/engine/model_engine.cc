@@ -109,6 +109,7 @@ ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::stri
       weights_(std::move(weights)),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype)),
       kernel_(std::move(kernel)),
+      copies_(std::make_unique<ThreadCopyEngine>()),
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
@@ -149,7 +150,6 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
                                     [](const v1::Cluster& cluster) { return cluster.offload_prefix(); });
   if (!offloads || host_ != nullptr) return absl::OkStatus();
   ASSIGN_OR_RETURN(host_, HostArena::Create(TapeHostBytes()));
-  copies_ = std::make_unique<ThreadCopyEngine>();
   return absl::OkStatus();
 }
 
@@ -211,7 +211,8 @@ absl::StatusOr<worker::v1::Applied> ModelEngine::Apply(const worker::v1::Apply& 
   const double start_s = RealClock().MonotonicSeconds();
   if (!apply.discard()) {
     const absl::Status status = CatchTorch([&] {
-      AdamwStep(weights_.parameters, apply.adam(), apply.clip(), static_cast<int64_t>(apply.key().step()));
+      AdamwStep(weights_.parameters, apply.adam(), apply.clip(), static_cast<int64_t>(apply.key().step()),
+                {.copies = copies_.get()});
       return absl::OkStatus();
     });
     // A step that is half applied has no way back: the weights are gone with this process.

@@ -37,7 +37,7 @@ class ModelEngine final : public Engine {
   ModelEngine(const worker::v1::Configure& configure, const std::string& incarnation, ModelDirectory directory,
               Weights weights, std::unique_ptr<AttentionKernel> kernel);
 
-  // Host memory and the copy engine, from the first plan on that offloads.
+  // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
   int64_t TapeHostBytes() const;  // host memory beside the optimizer's states
   PassOptions MakePassOptions(const EngineHooks& hooks) const;

@@ -1,7 +1,6 @@
 #include "worker/optim/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
@@ -9,8 +8,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <glog/logging.h>
 
-#include <algorithm>
-#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -41,10 +38,14 @@ void ZeroGradients(std::vector<Parameter>& parameters) {
 
 namespace {
 
-// What the fused op takes; all of one parameter or slab at the same index.
+// What the fused op takes; all of one parameter, or of one part of a slab, at the same index.
 struct States {
   std::vector<at::Tensor> masters, grads, exp_avgs, exp_avg_sqs;
 };
+
+bool Decays(const Parameter& p, const v1::AdamParams& adam) {
+  return adam.weight_decay_scope() == v1::AdamParams::ALL || p.is_matrix();
+}
 
 void FusedStep(States& states, const v1::AdamParams& adam, double weight_decay, int64_t step) {
   if (states.masters.empty()) return;
@@ -66,33 +67,23 @@ void StepOnDevice(const std::vector<Parameter*>& group, const v1::AdamParams& ad
   }
   FusedStep(states, adam, weight_decay, step);
   for (Parameter* p : group) {
-    if (!p->weight.is_same(p->master)) p->weight.copy_(p->master);
+    if (!p->master_is_weight()) p->weight.copy_(p->master);
   }
 }
 
-// One slab of a parameter at a time: its states come in, are stepped and go back.
-void StepThroughDevice(Parameter& p, const v1::AdamParams& adam, double weight_decay, int64_t step, int64_t slab) {
-  const bool master_is_weight = p.weight.is_same(p.master);
-  const at::Tensor weight = p.weight.view(-1), master = p.master.view(-1), grad = p.grad.view(-1),
-                   exp_avg = p.exp_avg.view(-1), exp_avg_sq = p.exp_avg_sq.view(-1);
-  const auto on_device = [&] { return at::empty({std::min(slab, grad.numel())}, grad.options()); };
-  const at::Tensor device_exp_avg = on_device(), device_exp_avg_sq = on_device();
-  const at::Tensor device_master = master_is_weight ? master : on_device();
-  for (int64_t begin = 0; begin < grad.numel(); begin += slab) {
-    const int64_t count = std::min(slab, grad.numel() - begin);
-    const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, count); };
-    const at::Tensor m = device_exp_avg.narrow(0, 0, count), v = device_exp_avg_sq.narrow(0, 0, count);
-    const at::Tensor w = master_is_weight ? part(master) : device_master.narrow(0, 0, count);
-    m.copy_(part(exp_avg));
-    v.copy_(part(exp_avg_sq));
-    if (!master_is_weight) w.copy_(part(master));
-    States states{{w}, {part(grad)}, {m}, {v}};
-    FusedStep(states, adam, weight_decay, step);
-    part(exp_avg).copy_(m);
-    part(exp_avg_sq).copy_(v);
-    if (master_is_weight) continue;
-    part(master).copy_(w);
-    part(weight).copy_(w);
+void StepParts(const std::vector<StatePart>& parts, const v1::AdamParams& adam, int64_t step) {
+  States decayed, plain;
+  for (const StatePart& part : parts) {
+    States& states = Decays(*part.parameter, adam) ? decayed : plain;
+    states.masters.push_back(part.master);
+    states.grads.push_back(part.grad);
+    states.exp_avgs.push_back(part.exp_avg);
+    states.exp_avg_sqs.push_back(part.exp_avg_sq);
+  }
+  FusedStep(decayed, adam, adam.weight_decay(), step);
+  FusedStep(plain, adam, /*weight_decay=*/0, step);
+  for (const StatePart& part : parts) {
+    if (!part.parameter->master_is_weight()) part.weight.copy_(part.master);
   }
 }
 
@@ -121,7 +112,7 @@ void MakeMoments(std::vector<Parameter>& parameters) {
 absl::Status MoveStatesToHost(std::vector<Parameter>& parameters) {
   int64_t bytes = 0;
   for (const Parameter& p : parameters) {
-    bytes += 2 * Aligned(p.grad.nbytes()) + (p.weight.is_same(p.master) ? 0 : Aligned(p.master.nbytes()));
+    bytes += 2 * Aligned(p.grad.nbytes()) + (p.master_is_weight() ? 0 : Aligned(p.master.nbytes()));
   }
   absl::StatusOr<std::unique_ptr<HostArena>> made = HostArena::Create(bytes);
   if (!made.ok()) return made.status();
@@ -129,28 +120,24 @@ absl::Status MoveStatesToHost(std::vector<Parameter>& parameters) {
   for (Parameter& p : parameters) {
     p.exp_avg = OnHost(arena, p.grad).zero_();
     p.exp_avg_sq = OnHost(arena, p.grad).zero_();
-    if (!p.weight.is_same(p.master)) p.master = OnHost(arena, p.master).copy_(p.master);
+    if (!p.master_is_weight()) p.master = OnHost(arena, p.master).copy_(p.master);
     p.states_on_host = true;
   }
   return absl::OkStatus();
 }
 
 void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
-               int64_t slab_elements) {
+               const HostStateOptions& host) {
   CHECK_GE(step, 1);
-  std::vector<Parameter*> decayed, plain;
+  std::vector<Parameter*> decayed, plain, on_host;
   for (Parameter& p : parameters) {
     CHECK(p.exp_avg.defined()) << p.name << " has no moments";
     if (clip != 1.0) p.grad.mul_(clip);
-    const bool decays = adam.weight_decay_scope() == v1::AdamParams::ALL || p.is_matrix();
-    if (p.states_on_host) {
-      StepThroughDevice(p, adam, decays ? adam.weight_decay() : 0, step, slab_elements);
-    } else {
-      (decays ? decayed : plain).push_back(&p);
-    }
+    (p.states_on_host ? on_host : Decays(p, adam) ? decayed : plain).push_back(&p);
   }
   StepOnDevice(decayed, adam, adam.weight_decay(), step);
   StepOnDevice(plain, adam, /*weight_decay=*/0, step);
+  StreamStates(on_host, host, [&](const std::vector<StatePart>& parts) { StepParts(parts, adam, step); });
 }
 
 }  // namespace stemma

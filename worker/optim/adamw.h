@@ -1,11 +1,8 @@
 // AdamW on fp32 (fp64) masters by ATen's fused op, the gradient norm, and the clip. Called by worker/engine.
 //
-// Gradients, masters and moments have one dtype: fp32, or fp64 in an fp64 run. A bf16 weight is a copy of its master.
 // States (moments, and masters that are not the weights themselves) live on the device or in host memory; from there
-// AdamwStep streams them through the device in slabs, with the same bits.
+// AdamwStep streams them through the device in slabs (worker/optim/state_stream.h), with the same bits.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <string>
@@ -13,18 +10,10 @@
 
 #include "absl/status/status.h"
 #include "stemma/v1/training.pb.h"
+#include "worker/optim/parameter.h"
+#include "worker/optim/state_stream.h"
 
 namespace stemma {
-
-struct Parameter {
-  std::string name;                // ours: fused tensors have one name ("layers.0.qkv.weight")
-  at::Tensor weight;               // run dtype
-  at::Tensor master;               // fp32 / fp64; the same tensor as weight unless the run is bf16
-  at::Tensor grad;                 // like master
-  at::Tensor exp_avg, exp_avg_sq;  // like master; made by MakeMoments or MoveStatesToHost
-  bool states_on_host = false;
-  bool is_matrix() const { return weight.dim() >= 2; }
-};
 
 // Sum of squares over all gradients, in fp64, in parameter order.
 double GradNormSquared(const std::vector<Parameter>& parameters);
@@ -41,11 +30,8 @@ void MakeMoments(std::vector<Parameter>& parameters);
 // Errors: ResourceExhausted - the host does not give that much.
 absl::Status MoveStatesToHost(std::vector<Parameter>& parameters);
 
-// Elements of a parameter whose host states are on the device at a time.
-constexpr int64_t kStateSlabElements = int64_t{1} << 22;
-
-// grad *= clip, then AdamW with bias correction for `step` (1 = first).
+// grad *= clip, then AdamW with bias correction for `step` (1 = first). Throws as StreamStates does.
 void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
-               int64_t slab_elements = kStateSlabElements);
+               const HostStateOptions& host = {});
 
 }  // namespace stemma

@@ -80,6 +80,39 @@ class LyingCopyEngine final : public FakeCopyEngine {
   const bool lies_out_;
 };
 
+// Copies at once when a copy is started: the earliest that an engine may.
+class EagerCopyEngine final : public FakeCopyEngine {
+ public:
+  CopyTicket StartCopyOut(std::vector<CopySpan> spans) override { return Ended(Start(std::move(spans))); }
+  CopyTicket StartCopyIn(std::vector<CopySpan> spans) override { return Ended(Start(std::move(spans))); }
+
+ private:
+  CopyTicket Ended(CopyTicket ticket) {
+    End(ticket);
+    return ticket;
+  }
+};
+
+// Says that a copy has ended before it did: what was waited for is copied when the next copy is started.
+class HastyCopyEngine final : public FakeCopyEngine {
+ public:
+  CopyTicket StartCopyOut(std::vector<CopySpan> spans) override { return AfterLate(std::move(spans)); }
+  CopyTicket StartCopyIn(std::vector<CopySpan> spans) override { return AfterLate(std::move(spans)); }
+  absl::Status Wait(CopyTicket ticket) override {
+    late_.push_back(std::exchange(spans_[ticket], {}));
+    return FakeCopyEngine::Wait(ticket);
+  }
+
+ private:
+  CopyTicket AfterLate(std::vector<CopySpan> spans) {
+    for (std::vector<CopySpan>& late : std::exchange(late_, {})) End(Start(std::move(late)));
+    for (const CopyTicket ended : ended_) spans_.erase(ended);
+    return Start(std::move(spans));
+  }
+
+  std::vector<std::vector<CopySpan>> late_;
+};
+
 // Its `failing`-th copy fails, asked by polling or by waiting.
 class FailingCopyEngine final : public FakeCopyEngine {
  public:

@@ -1,0 +1,45 @@
+// The device bytes of APPLY with optimizer states in host memory (optimizer_residency: host): states stream through the
+// device in slabs of one size, and a fixed number of slabs is there at a time. Pure arithmetic: worker/optim cuts by
+// it, a plan can report it as APPLY's working bytes.
+//
+// All parameters stand in one flat order, each rounded up to kStateSlabUnit elements, and the order is cut every
+// `slab_elements`: small parameters share a slab, large ones take several, all slabs but the last are full.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace stemma {
+
+// Of the borders inside a parameter, and of the places inside a slab: 64 bytes of fp32. The fused op works in such
+// units from a parameter's first element on, so a cut between them changes no bit.
+constexpr int64_t kStateSlabUnit = 16;
+
+// One slab is stepped, the next comes in, the last goes out.
+constexpr int64_t kStateSlabsOnDevice = 3;
+
+constexpr int64_t kStateSlabElements = int64_t{1} << 20;
+
+constexpr int64_t RoundUpToSlabUnit(int64_t elements) {
+  return (elements + kStateSlabUnit - 1) / kStateSlabUnit * kStateSlabUnit;
+}
+
+struct StateSlabShape {
+  int64_t elements = 0;       // of all parameters, each by RoundUpToSlabUnit
+  int64_t states = 2;         // of an element: two moments; 3 with a master that is not the weight (bf16 runs)
+  int64_t element_bytes = 4;  // of a state (fp64 runs: 8)
+  int64_t slab_elements = kStateSlabElements;
+};
+
+constexpr int64_t StateSlabCount(const StateSlabShape& shape) {
+  const int64_t slab_elements = RoundUpToSlabUnit(shape.slab_elements);
+  return (shape.elements + slab_elements - 1) / slab_elements;
+}
+
+// Bytes of the device buffers, all of them from APPLY's begin to its end. 3 slabs unless there are fewer.
+constexpr int64_t StateSlabBytes(const StateSlabShape& shape) {
+  const int64_t slab_elements = std::min(RoundUpToSlabUnit(shape.slab_elements), shape.elements);
+  return std::min(kStateSlabsOnDevice, StateSlabCount(shape)) * slab_elements * shape.states * shape.element_bytes;
+}
+
+}  // namespace stemma

@@ -1,0 +1,87 @@
+#include "tests/bench/apply_table.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/clock.h"
+#include "glog/logging.h"
+#include "tests/testing/in_process.h"
+#include "tests/testing/synthetic.h"
+#include "worker/memory/cpu_allocator.h"
+
+namespace stemma::testing {
+namespace {
+
+struct Row {
+  std::string name;
+  std::unique_ptr<InProcess> engine;
+  int64_t resting_bytes = 0, apply_bytes = 0;  // of the device: between steps, and above that in APPLY
+  std::vector<double> seconds;
+};
+
+Row MakeRow(const std::string& model, uint32_t threads, const std::string& dtype, v1::OptimizerResidency residency) {
+  InProcessOptions options;
+  options.run.set_model(model);
+  options.run.set_dtype(dtype);
+  options.run.set_threads(threads);
+  options.run.set_optimizer_residency(residency);
+  options.run.set_head_chunk_tokens(512);
+  options.run.set_memory_budget_bytes(uint64_t{1} << 30);
+  const int64_t before = CpuMemoryStats().current_bytes;
+  auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
+  CHECK(engine.ok()) << engine.status();
+  Row row;
+  row.name = dtype + ", " + (residency == v1::HOST ? "in host memory" : "on the device");
+  row.engine = std::move(engine).value();
+  const absl::Status loaded = row.engine->Load(SyntheticRequest({8}, {8, 8}, row.engine->weights().config.vocab_size));
+  CHECK(loaded.ok()) << loaded;
+  for (int i = 0; i < 2; ++i) {  // the first makes the moments of states on the device
+    const auto vote = row.engine->Prepare(0);
+    CHECK(vote.ok() && vote->yes()) << vote.status();
+    CHECK(row.engine->Apply(0, *vote).ok());
+  }
+  row.resting_bytes = CpuMemoryStats().current_bytes - before;
+  return row;
+}
+
+void MeasureOnce(Row& row) {
+  const auto vote = row.engine->Prepare(0);
+  CHECK(vote.ok() && vote->yes()) << vote.status();
+  ResetPeakBytes();
+  const int64_t before = CpuMemoryStats().current_bytes;
+  const double start_s = RealClock().MonotonicSeconds();
+  CHECK(row.engine->Apply(0, *vote).ok());
+  row.seconds.push_back(RealClock().MonotonicSeconds() - start_s);
+  row.apply_bytes = CpuMemoryStats().peak_bytes - before;
+}
+
+double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+void PrintRow(Row& row) {
+  std::sort(row.seconds.begin(), row.seconds.end());
+  std::printf("| %s | %.3f (%.3f–%.3f) | %.1f | %.1f |\n", row.name.c_str(), row.seconds[row.seconds.size() / 2],
+              row.seconds.front(), row.seconds.back(), MiB(row.resting_bytes), MiB(row.apply_bytes));
+}
+
+}  // namespace
+
+void PrintApply(const std::string& model, uint32_t threads, int rounds) {
+  std::printf("\n### Apply, states on the device and in host memory\n\n");
+  std::printf("| run dtype, states | s (range) | MiB of device memory between steps | above that in Apply |\n");
+  std::printf("|---|---:|---:|---:|\n");
+  for (const char* dtype : {"fp32", "bf16"}) {
+    std::vector<Row> rows;
+    for (const v1::OptimizerResidency residency : {v1::DEVICE, v1::HOST}) {
+      rows.push_back(MakeRow(model, threads, dtype, residency));
+    }
+    for (int round = 0; round < 4 * rounds; ++round) {
+      for (size_t i = 0; i < rows.size(); ++i) MeasureOnce(rows[round % 2 == 0 ? i : rows.size() - 1 - i]);
+    }
+    for (Row& row : rows) PrintRow(row);
+  }
+}
+
+}  // namespace stemma::testing

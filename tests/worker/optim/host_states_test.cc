@@ -1,0 +1,154 @@
+// States in host memory against states on the device: the same bits, whatever the slabs and whenever a copy runs.
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <memory>
+#include <tuple>
+
+#include "tests/worker/memory/fake_copy_engine.h"
+#include "tests/worker/optim/parameters.h"
+#include "worker/memory/cpu_allocator.h"
+#include "worker/memory/thread_copy_engine.h"
+
+namespace stemma::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr double kClip = 0.7;
+
+// Matrices and vectors, whose sizes fill no vector register: one of many slabs, the others of a part of one.
+const std::vector<std::vector<int64_t>> kSizes = {{53}, {37, 301}, {3}, {16}, {5, 129}, {1}, {2, 8}};
+
+bool SameBits(const std::vector<Parameter>& a, const std::vector<Parameter>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Parameter& x, const Parameter& y) {
+    return at::equal(x.weight, y.weight) && at::equal(x.master, y.master) && at::equal(x.exp_avg, y.exp_avg) &&
+           at::equal(x.exp_avg_sq, y.exp_avg_sq);
+  });
+}
+
+// Two sets of the same parameters, one with its states in host memory.
+struct Pair {
+  explicit Pair(at::ScalarType run_dtype) : device(MakeParameters(run_dtype, kSizes)), host(device) {
+    for (Parameter& p : host) {
+      const bool master_is_weight = p.master_is_weight();
+      p.weight = p.weight.clone();
+      p.master = master_is_weight ? p.weight : p.master.clone();
+      p.grad = p.grad.clone();
+    }
+    EXPECT_TRUE(MoveStatesToHost(host).ok());
+  }
+  void Step(int64_t step, CopyEngine& copies, int64_t slab_elements) {
+    SetGradients(device, step);
+    SetGradients(host, step);
+    AdamwStep(device, Adam(), kClip, step);
+    AdamwStep(host, Adam(), kClip, step, {&copies, slab_elements});
+  }
+  bool same() const { return SameBits(device, host); }
+
+  std::vector<Parameter> device, host;
+};
+
+class HostStatesTest : public ::testing::TestWithParam<std::tuple<at::ScalarType, int64_t>> {
+ protected:
+  // Three steps, each with an engine of its own.
+  template <typename Engine>
+  void ExpectTheSameBits() {
+    const auto [dtype, slab_elements] = GetParam();
+    Pair pair(dtype);
+    for (int64_t step = 1; step <= 3; ++step) {
+      Engine copies;
+      pair.Step(step, copies, slab_elements);
+      EXPECT_TRUE(pair.same()) << "step " << step;
+    }
+  }
+};
+
+TEST_P(HostStatesTest, GiveTheBitsOfStatesOnTheDevice) { ExpectTheSameBits<ThreadCopyEngine>(); }
+
+TEST_P(HostStatesTest, GiveThemWhenEveryCopyRunsAsEarlyAsItMay) { ExpectTheSameBits<EagerCopyEngine>(); }
+
+TEST_P(HostStatesTest, GiveThemWhenEveryCopyRunsAsLateAsItMay) { ExpectTheSameBits<FakeCopyEngine>(); }
+
+TEST_P(HostStatesTest, TakeTheDeviceBytesThatThePlanCanReport) {
+  InstallCpuAllocator();
+  const auto [dtype, slab_elements] = GetParam();
+  Pair pair(dtype);
+  StateSlabShape shape{.states = dtype == at::kBFloat16 ? 3 : 2,
+                       .element_bytes = dtype == at::kDouble ? 8 : 4,
+                       .slab_elements = slab_elements};
+  for (const Parameter& p : pair.host) shape.elements += RoundUpToSlabUnit(p.grad.numel());
+  SetGradients(pair.host, 1);
+  ThreadCopyEngine copies;
+  ResetPeakBytes();
+  const int64_t before = CpuMemoryStats().current_bytes;
+  AdamwStep(pair.host, Adam(), 1, 1, {&copies, slab_elements});
+  EXPECT_EQ(CpuMemoryStats().current_bytes, before) << "no state stays on the device";
+  EXPECT_EQ(CpuMemoryStats().peak_bytes - before, StateSlabBytes(shape) + 64) << "the slabs, and the op's step";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes, HostStatesTest,
+    ::testing::Combine(::testing::Values(at::kFloat, at::kDouble, at::kBFloat16),
+                       // A unit; no divisor of anything; a divisor of nothing but large; about all; more than all.
+                       ::testing::Values(1, 1000, 4096, 12'000, kStateSlabElements)),
+    [](const auto& test) {
+      return std::string(c10::toString(std::get<0>(test.param))) + "_" + std::to_string(std::get<1>(test.param));
+    });
+
+TEST(HostStatesTest, BringTheMastersOfBf16WeightsToTheHost) {
+  InstallCpuAllocator();
+  std::vector<Parameter> host = MakeParameters(at::kBFloat16, kSizes);
+  const int64_t with_masters = CpuMemoryStats().current_bytes;
+  ASSERT_TRUE(MoveStatesToHost(host).ok());
+  EXPECT_LT(CpuMemoryStats().current_bytes, with_masters);
+}
+
+// A third step by a wrong engine, after two by a right one: many slabs, so that no buffer holds the right states
+// already.
+bool SameAfterAStepBy(CopyEngine& wrong) {
+  Pair pair(at::kFloat);
+  ThreadCopyEngine right;
+  pair.Step(1, right, 1024);
+  pair.Step(2, right, 1024);
+  EXPECT_TRUE(pair.same());
+  pair.Step(3, wrong, 1024);
+  return pair.same();
+}
+
+TEST(HostStatesTest, AnEngineThatSaysDoneTooSoonIsSeenByTheNumbers) {
+  HastyCopyEngine hasty;
+  EXPECT_FALSE(SameAfterAStepBy(hasty));
+}
+
+TEST(HostStatesTest, AnEngineThatMovesNothingOneWayIsSeenByTheNumbers) {
+  LyingCopyEngine nothing_out(/*lies_out=*/true), nothing_in(/*lies_out=*/false);
+  EXPECT_FALSE(SameAfterAStepBy(nothing_out));
+  EXPECT_FALSE(SameAfterAStepBy(nothing_in));
+}
+
+// The engine's destructor holds every ticket to have ended.
+TEST(HostStatesTest, ACopyThatFailsSaysWhereAndLeavesNoCopyInFlight) {
+  for (const CopyTicket failing : {0, 1, 2, 5, 23}) {
+    Pair pair(at::kFloat);
+    FailingCopyEngine engine(failing);
+    EXPECT_THAT([&] { pair.Step(1, engine, 1024); },
+                ThrowsMessage<c10::Error>(AllOf(HasSubstr("optimizer states from element"),
+                                                HasSubstr("could not be copied"), HasSubstr("the link is down"))))
+        << "copy " << failing;
+  }
+}
+
+TEST(HostStatesTest, WithoutAFirstSlabNoStateHasChanged) {
+  Pair pair(at::kBFloat16);
+  const Pair untouched(at::kBFloat16);
+  FailingCopyEngine engine(/*failing=*/0);
+  EXPECT_THROW(pair.Step(1, engine, 1024), c10::Error);
+  EXPECT_TRUE(SameBits(pair.host, untouched.host));
+}
+
+}  // namespace
+}  // namespace stemma::testing

@@ -1,0 +1,48 @@
+#include "worker/optim/slab_order.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+
+#include "common/state_slabs.h"
+
+namespace stemma {
+
+std::vector<Slab> CutSlabs(const std::vector<int64_t>& parameter_elements, int64_t slab_elements) {
+  CHECK_GE(slab_elements, 1);
+  slab_elements = RoundUpToSlabUnit(slab_elements);
+  std::vector<Slab> slabs;
+  int64_t slab_end = slab_elements;  // of the last slab: where its next piece goes; full, so that the first opens one
+  for (size_t p = 0; p < parameter_elements.size(); ++p) {
+    for (int64_t begin = 0; begin < parameter_elements[p];) {
+      if (slab_end == slab_elements) {
+        slabs.emplace_back();
+        slab_end = 0;
+      }
+      const int64_t count = std::min(slab_elements - slab_end, parameter_elements[p] - begin);
+      slabs.back().push_back({static_cast<int64_t>(p), begin, count, slab_end});
+      begin += count;
+      slab_end += RoundUpToSlabUnit(count);
+    }
+  }
+  return slabs;
+}
+
+std::vector<SlabAction> SlabOrder(int64_t slabs) {
+  std::vector<SlabAction> order;
+  const auto add = [&](SlabActionKind kind, int64_t slab) {
+    if (slab >= 0 && slab < slabs) order.push_back({kind, slab, slab % kStateSlabsOnDevice});
+  };
+  add(SlabActionKind::kStartIn, 0);
+  for (int64_t slab = 0; slab < slabs; ++slab) {
+    add(SlabActionKind::kWaitOut, slab + 1 - kStateSlabsOnDevice);  // its buffer is the next slab's
+    add(SlabActionKind::kStartIn, slab + 1);
+    add(SlabActionKind::kWaitIn, slab);
+    add(SlabActionKind::kStep, slab);
+    add(SlabActionKind::kStartOut, slab);
+  }
+  for (int64_t slab = slabs + 1 - kStateSlabsOnDevice; slab < slabs; ++slab) add(SlabActionKind::kWaitOut, slab);
+  return order;
+}
+
+}  // namespace stemma

@@ -1,0 +1,145 @@
+#include "worker/optim/state_stream.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "worker/optim/slab_order.h"
+
+namespace stemma {
+namespace {
+
+StateSlabShape ShapeOf(const std::vector<Parameter*>& parameters, int64_t slab_elements) {
+  StateSlabShape shape{.slab_elements = slab_elements};
+  for (const Parameter* p : parameters) {
+    CHECK(p->states_on_host && p->grad.scalar_type() == parameters[0]->grad.scalar_type()) << p->name;
+    shape.elements += RoundUpToSlabUnit(p->grad.numel());
+    shape.element_bytes = static_cast<int64_t>(p->grad.element_size());
+    if (!p->master_is_weight()) shape.states = 3;
+  }
+  return shape;
+}
+
+std::vector<Slab> CutParameters(const std::vector<Parameter*>& parameters, int64_t slab_elements) {
+  std::vector<int64_t> elements;
+  for (const Parameter* p : parameters) elements.push_back(p->grad.numel());
+  return CutSlabs(elements, slab_elements);
+}
+
+// The slabs of one StreamStates. Cancels what is in flight when it ends early.
+class StateStream {
+ public:
+  using StepFunction = std::function<void(const std::vector<StatePart>&)>;
+
+  StateStream(const std::vector<Parameter*>& parameters, const HostStateOptions& options)
+      : parameters_(parameters),
+        copies_(*options.copies),
+        shape_(ShapeOf(parameters, options.slab_elements)),
+        slabs_(CutParameters(parameters, options.slab_elements)),
+        buffers_(at::empty({StateSlabBytes(shape_) / shape_.element_bytes}, parameters[0]->grad.options())) {
+    CHECK_EQ(static_cast<int64_t>(slabs_.size()), StateSlabCount(shape_));
+  }
+  ~StateStream() {
+    for (Buffer& buffer : in_buffer_) {
+      if (buffer.ticket.has_value()) copies_.Cancel(*buffer.ticket);
+    }
+  }
+  StateStream(const StateStream&) = delete;
+  StateStream& operator=(const StateStream&) = delete;
+
+  void Run(const StepFunction& step) {
+    for (const SlabAction& action : SlabOrder(static_cast<int64_t>(slabs_.size()))) Execute(action, step);
+  }
+
+ private:
+  struct Moved {
+    at::Tensor host, device;
+  };
+  struct Buffer {
+    std::vector<StatePart> parts;
+    std::vector<Moved> moved;
+    std::optional<CopyTicket> ticket;
+  };
+
+  void Execute(const SlabAction& action, const StepFunction& step) {
+    Buffer& buffer = in_buffer_[action.buffer];
+    switch (action.kind) {
+      case SlabActionKind::kStartIn:
+        Fill(action, buffer);
+        buffer.ticket = copies_.StartCopyIn(Spans(buffer, /*in=*/true));
+        return;
+      case SlabActionKind::kWaitIn:
+        return Wait(action, "into the device");
+      case SlabActionKind::kStep:
+        return step(buffer.parts);
+      case SlabActionKind::kStartOut:
+        buffer.ticket = copies_.StartCopyOut(Spans(buffer, /*in=*/false));
+        return;
+      case SlabActionKind::kWaitOut:
+        return Wait(action, "back to the host");
+    }
+  }
+
+  void Fill(const SlabAction& action, Buffer& buffer) {
+    CHECK(!buffer.ticket.has_value()) << "a copy still goes on in the buffer of slab " << action.slab;
+    buffer = {};
+    for (const SlabPiece& piece : slabs_[static_cast<size_t>(action.slab)]) {
+      const Parameter& p = *parameters_[static_cast<size_t>(piece.parameter)];
+      const auto of = [&](const at::Tensor& x) { return x.view(-1).narrow(0, piece.begin, piece.count); };
+      int64_t state = 0;
+      const auto moved = [&](const at::Tensor& host) {
+        buffer.moved.push_back({of(host), Place(action.buffer, state++, piece)});
+        return buffer.moved.back().device;
+      };
+      StatePart part{&p, of(p.weight), of(p.grad), {}, moved(p.exp_avg), moved(p.exp_avg_sq)};
+      part.master = p.master_is_weight() ? part.weight : moved(p.master);
+      buffer.parts.push_back(std::move(part));
+    }
+  }
+
+  // Where a piece of the state-th kind lies in a buffer.
+  at::Tensor Place(int64_t buffer, int64_t state, const SlabPiece& piece) const {
+    const int64_t slab_elements = std::min(RoundUpToSlabUnit(shape_.slab_elements), shape_.elements);
+    return buffers_.narrow(0, (buffer * shape_.states + state) * slab_elements + piece.slab_begin, piece.count);
+  }
+
+  static std::vector<CopySpan> Spans(const Buffer& buffer, bool in) {
+    std::vector<CopySpan> spans;
+    for (const Moved& moved : buffer.moved) {
+      const at::Tensor &from = in ? moved.host : moved.device, &to = in ? moved.device : moved.host;
+      spans.push_back({from.const_data_ptr(), to.mutable_data_ptr(), static_cast<int64_t>(from.nbytes())});
+    }
+    return spans;
+  }
+
+  void Wait(const SlabAction& action, const char* direction) {
+    const CopyTicket ticket = *std::exchange(in_buffer_[action.buffer].ticket, std::nullopt);
+    const absl::Status status = copies_.Wait(ticket);
+    const SlabPiece& first = slabs_[static_cast<size_t>(action.slab)].front();
+    TORCH_CHECK(status.ok(), "optimizer states from element ", first.begin, " of ",
+                parameters_[static_cast<size_t>(first.parameter)]->name, " on could not be copied ", direction, ": ",
+                status.ToString());
+  }
+
+  const std::vector<Parameter*>& parameters_;
+  CopyEngine& copies_;
+  const StateSlabShape shape_;
+  const std::vector<Slab> slabs_;
+  const at::Tensor buffers_;
+  Buffer in_buffer_[kStateSlabsOnDevice];
+};
+
+}  // namespace
+
+void StreamStates(const std::vector<Parameter*>& parameters, const HostStateOptions& options,
+                  const std::function<void(const std::vector<StatePart>&)>& step) {
+  if (parameters.empty()) return;
+  CHECK(options.copies != nullptr) << "states in host memory need a copy engine";
+  StateStream(parameters, options).Run(step);
+}
+
+}  // namespace stemma
