@@ -1,9 +1,9 @@
 // CopyEngine: moves bytes between device and host memory, apart from the thread that computes. On a CPU: one thread
-// with memcpy (thread_copy_engine.h); with CUDA: a stream, events and page-locked memory behind the same calls.
+// with memcpy (thread_copy_engine.h); with CUDA: streams and events (cuda_copy_engine.h).
 //
-// Called by worker/memory/offload_store.h on the engine thread. Raw pointers only: an engine makes no ATen call.
-// Both ends of a copy stay valid, and the source unchanged, until its ticket is done, waited for or cancelled; each of
-// the three ends the ticket, an error too.
+// Called by worker/memory/offload_store.h and worker/optim/state_stream.h on the engine thread. Raw pointers only: an
+// engine makes no ATen call. Both ends of a copy stay valid, and the source unchanged, until its ticket is done, waited
+// for or cancelled; each of the three ends the ticket, an error too.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,13 @@ class CopyEngine {
 
   // Device to host. Starts after what the calling thread has computed so far.
   virtual CopyTicket StartCopyOut(std::vector<CopySpan> spans) = 0;
-  // Host to device.
+  // Host to device. Starts after what the calling thread has computed so far, which may use the memory it fills.
   virtual CopyTicket StartCopyIn(std::vector<CopySpan> spans) = 0;
   // Polls. True: the bytes are there.
   virtual absl::StatusOr<bool> Done(CopyTicket ticket) = 0;
-  // Ok: the bytes are there. Overtakes copies that have not begun.
+  // Ok: the bytes are there. May overtake copies that have not begun.
   virtual absl::Status Wait(CopyTicket ticket) = 0;
-  // Afterwards neither end is touched any more; how much was copied is not known.
+  // Afterwards neither end is touched any more; how much was copied is not known. May block.
   virtual void Cancel(CopyTicket ticket) = 0;
 };
 

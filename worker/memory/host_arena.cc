@@ -15,7 +15,7 @@ int64_t RoundUp(int64_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HostArena>> HostArena::Create(int64_t capacity_bytes) {
+absl::StatusOr<std::unique_ptr<HostArena>> HostArena::Create(int64_t capacity_bytes, PageLock* page_lock) {
   CHECK_GE(capacity_bytes, 0);
   std::unique_ptr<HostArena> arena(new HostArena(RoundUp(capacity_bytes)));
   if (capacity_bytes == 0) return arena;
@@ -25,10 +25,22 @@ absl::StatusOr<std::unique_ptr<HostArena>> HostArena::Create(int64_t capacity_by
         absl::StrCat("the host has no ", capacity_bytes, " bytes for the offload arena"));
   }
   arena->slabs_.Give(all);
+  if (page_lock != nullptr) {
+    const absl::Status status = page_lock->Lock(all, arena->capacity_bytes_);
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("the offload arena of ", capacity_bytes,
+                                                      " bytes cannot be page-locked: ", status.message()));
+    }
+    arena->page_lock_ = page_lock;
+    arena->locked_ = all;
+  }
   return arena;
 }
 
-HostArena::~HostArena() { CHECK_EQ(current_bytes(), 0) << "blocks outlive the host arena"; }
+HostArena::~HostArena() {
+  CHECK_EQ(current_bytes(), 0) << "blocks outlive the host arena";
+  if (page_lock_ != nullptr) page_lock_->Unlock(locked_);
+}
 
 void* HostArena::Take(int64_t bytes) {
   CHECK_GT(bytes, 0);

@@ -1,6 +1,6 @@
 // Host memory for what leaves the device: one slab of the whole capacity, allocated once and cut into blocks, so that
 // no copy ever waits for an allocation. Apart from the device: its bytes are counted here and nowhere else. With a GPU
-// this is the slab that is page-locked once.
+// this is the slab that is page-locked, once, from Create to the end (worker/memory/page_lock.h).
 //
 // Thread safety: none; owned by the engine thread. Invariant: current_bytes <= capacity_bytes, and no further slab is
 // ever mapped.
@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "worker/memory/page_lock.h"
 #include "worker/memory/slab_arena.h"
 
 namespace stemma {
@@ -18,8 +19,9 @@ class HostArena {
  public:
   static constexpr int64_t kAlignment = 64;  // of blocks; sizes are rounded up to it
 
-  // capacity_bytes >= 0; 0: takes nothing. Errors: ResourceExhausted - the kernel does not give that much.
-  static absl::StatusOr<std::unique_ptr<HostArena>> Create(int64_t capacity_bytes);
+  // capacity_bytes >= 0; 0: takes nothing. page_lock: null for none; outlives the arena.
+  // Errors: ResourceExhausted - the kernel does not give that much; those of page_lock.
+  static absl::StatusOr<std::unique_ptr<HostArena>> Create(int64_t capacity_bytes, PageLock* page_lock = nullptr);
   ~HostArena();  // CHECKs that every block was given back
   HostArena(const HostArena&) = delete;
   HostArena& operator=(const HostArena&) = delete;
@@ -38,6 +40,8 @@ class HostArena {
 
   const int64_t capacity_bytes_;
   int64_t peak_bytes_ = 0;
+  PageLock* page_lock_ = nullptr;  // of locked_; null: nothing is locked
+  void* locked_ = nullptr;         // the slab
   SlabArena slabs_;
 };
 

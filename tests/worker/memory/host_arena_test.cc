@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <map>
 
 #include "tests/testing/status_matchers.h"
 
@@ -63,6 +64,53 @@ TEST(HostArenaTest, MoreThanTheHostHasIsRefusedWithTheBytes) {
   EXPECT_THAT(
       HostArena::Create(int64_t{1} << 60),
       testing::StatusIs(absl::StatusCode::kResourceExhausted, ::testing::HasSubstr("1152921504606846976 bytes")));
+}
+
+class FakePageLock final : public PageLock {
+ public:
+  absl::Status Lock(void* begin, int64_t bytes) override {
+    if (fails) return absl::ResourceExhaustedError("the limit of locked memory is 64 KiB");
+    locked[begin] = bytes;
+    return absl::OkStatus();
+  }
+  void Unlock(void* begin) override {
+    *static_cast<volatile char*>(begin) = 1;  // the memory is still there
+    EXPECT_EQ(locked.erase(begin), 1u);
+  }
+
+  bool fails = false;
+  std::map<void*, int64_t> locked;
+};
+
+TEST(HostArenaTest, LocksTheWholeSlabOnceUntilItEnds) {
+  FakePageLock lock;
+  auto arena = HostArena::Create(4 * kKiB + 1, &lock).value();
+  ASSERT_EQ(lock.locked.size(), 1u);
+  const auto [begin, bytes] = *lock.locked.begin();
+  void* a = arena->Take(kKiB);
+  void* b = arena->Take(3 * kKiB + 1);
+  EXPECT_EQ(a, begin);
+  EXPECT_GE(static_cast<char*>(begin) + bytes, static_cast<char*>(b) + 3 * kKiB + 1);
+  arena->Give(a);
+  arena->Give(b);
+  EXPECT_EQ(lock.locked.size(), 1u);
+  arena.reset();
+  EXPECT_TRUE(lock.locked.empty());
+}
+
+TEST(HostArenaTest, MemoryThatCannotBeLockedIsRefusedWithTheReason) {
+  FakePageLock lock;
+  lock.fails = true;
+  EXPECT_THAT(HostArena::Create(4 * kKiB, &lock),
+              testing::StatusIs(absl::StatusCode::kResourceExhausted,
+                                ::testing::AllOf(::testing::HasSubstr("4096 bytes cannot be page-locked"),
+                                                 ::testing::HasSubstr("64 KiB"))));
+}
+
+TEST(HostArenaTest, WithoutCapacityNothingIsLocked) {
+  FakePageLock lock;
+  EXPECT_TRUE(HostArena::Create(0, &lock).ok());
+  EXPECT_TRUE(lock.locked.empty());
 }
 
 TEST(HostArenaDeathTest, ABlockThatOutlivesTheArenaIsABug) {

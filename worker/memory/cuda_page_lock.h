@@ -1,0 +1,15 @@
+// The PageLock of CUDA: registers memory that exists already (cudaHostRegister), for all devices of the process.
+// Built where the CUDA toolkit is; not wired into the engine, which has no CUDA compute yet.
+#pragma once
+
+#include "worker/memory/page_lock.h"
+
+namespace stemma {
+
+class CudaPageLock final : public PageLock {
+ public:
+  absl::Status Lock(void* begin, int64_t bytes) override;
+  void Unlock(void* begin) override;
+};
+
+}  // namespace stemma
