@@ -43,16 +43,21 @@ void SplitClusters(v1::StepPlan& step) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOptions& options,
+<<<<<<< HEAD
                                                              std::unique_ptr<AttentionKernel> kernel) {
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
   InProcessOptions divided = options;
   ASSIGN_OR_RETURN(divided.run, DivideMemory(directory.config, {.device_free_bytes = kMachineBytes}, options.run));
+=======
+                                                             std::unique_ptr<AttentionKernel> kernel,
+                                                             std::unique_ptr<CopyEngine> copies) {
+>>>>>>> 312f84d (bench: offload's bookkeeping apart from its copies, its timeline, spreads)
   worker::v1::Configure configure;
   configure.set_epoch(1);
   configure.set_generation(1);
   *configure.mutable_config() = divided.run;
   ASSIGN_OR_RETURN(std::unique_ptr<ModelEngine> engine,
-                   ModelEngine::Create(configure, kIncarnation, std::move(kernel)));
+                   ModelEngine::Create(configure, kIncarnation, std::move(kernel), std::move(copies)));
   const ModelConfig model = engine->weights().config;
   return std::unique_ptr<InProcess>(new InProcess(divided, model, std::move(engine)));
 }
@@ -106,6 +111,7 @@ absl::StatusOr<worker::v1::Vote> InProcess::Prepare(int k) {
   prepare.set_denominator(numbers.denominator);
   for (const double weight : numbers.prompt_mean_weights) prepare.add_prompt_mean_weights(weight);
   EngineHooks hooks;
+  hooks.progress = options_.progress;
   hooks.results = [this](worker::v1::ResultChunk chunk) {
     for (v1::RolloutResult& rollout : *chunk.mutable_group()->mutable_rollouts()) {
       results_[rollout.rollout_id()] = std::move(rollout);

@@ -20,12 +20,14 @@ struct InProcessOptions {
   v1::RunConfig run;  // model, dtype, schedule, layout, wave_suffixes, head_chunk_tokens, memory_budget_bytes
   bool cluster_per_group = false;
   std::function<void(v1::StepPlan&)> edit_step;  // what the planner would not choose
+  std::function<void(const worker::v1::Heartbeat&)> progress = [](const worker::v1::Heartbeat&) {};
 };
 
 class InProcess {
  public:
   static absl::StatusOr<std::unique_ptr<InProcess>> Create(const InProcessOptions& options,
-                                                           std::unique_ptr<AttentionKernel> kernel);
+                                                           std::unique_ptr<AttentionKernel> kernel,
+                                                           std::unique_ptr<CopyEngine> copies = nullptr);
 
   // Plans a request and hands its payload to the engine; replaces the last one.
   absl::Status Load(TrainingRequest request);

@@ -86,7 +86,8 @@ bool NeedsEntryLogProbs(const v1::UpdateHeader& header) {
 
 absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const worker::v1::Configure& configure,
                                                                  const std::string& incarnation,
-                                                                 std::unique_ptr<AttentionKernel> kernel) {
+                                                                 std::unique_ptr<AttentionKernel> kernel,
+                                                                 std::unique_ptr<CopyEngine> copies) {
   InstallCpuAllocator();
   if (configure.config().threads() > 0) at::set_num_threads(static_cast<int>(configure.config().threads()));
   ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
@@ -98,18 +99,20 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const worker::v
     MakeMoments(weights.parameters);
     return absl::OkStatus();
   }));
-  return std::unique_ptr<ModelEngine>(
-      new ModelEngine(configure, incarnation, std::move(directory), std::move(weights), std::move(kernel)));
+  if (copies == nullptr) copies = std::make_unique<ThreadCopyEngine>();
+  return std::unique_ptr<ModelEngine>(new ModelEngine(configure, incarnation, std::move(directory), std::move(weights),
+                                                      std::move(kernel), std::move(copies)));
 }
 
 ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::string& incarnation,
-                         ModelDirectory directory, Weights weights, std::unique_ptr<AttentionKernel> kernel)
+                         ModelDirectory directory, Weights weights, std::unique_ptr<AttentionKernel> kernel,
+                         std::unique_ptr<CopyEngine> copies)
     : configure_(configure),
       directory_(std::move(directory)),
       weights_(std::move(weights)),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype)),
       kernel_(std::move(kernel)),
-      copies_(std::make_unique<ThreadCopyEngine>()),
+      copies_(std::move(copies)),
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));

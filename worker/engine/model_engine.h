@@ -1,5 +1,5 @@
-// The Engine on a real model. See engine.h for the contract. Tests construct it with a wrong attention kernel, and read
-// its weights and gradients.
+// The Engine on a real model. See engine.h for the contract. Tests construct it with a wrong attention kernel or a
+// copy engine of their own (null: the product's), and read its weights and gradients.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,8 @@ class ModelEngine final : public Engine {
  public:
   static absl::StatusOr<std::unique_ptr<ModelEngine>> Create(const worker::v1::Configure& configure,
                                                              const std::string& incarnation,
-                                                             std::unique_ptr<AttentionKernel> kernel);
+                                                             std::unique_ptr<AttentionKernel> kernel,
+                                                             std::unique_ptr<CopyEngine> copies = nullptr);
 
   const worker::v1::Ready& ready() const override { return ready_; }
   absl::Status AddPayload(worker::v1::PayloadChunk chunk) override { return payloads_.Add(std::move(chunk)); }
@@ -35,7 +36,7 @@ class ModelEngine final : public Engine {
 
  private:
   ModelEngine(const worker::v1::Configure& configure, const std::string& incarnation, ModelDirectory directory,
-              Weights weights, std::unique_ptr<AttentionKernel> kernel);
+              Weights weights, std::unique_ptr<AttentionKernel> kernel, std::unique_ptr<CopyEngine> copies);
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
