@@ -1,5 +1,7 @@
 #include "common/state_bytes.h"
 
+#include "common/state_slabs.h"
+
 namespace stemma {
 
 int64_t RunBytes(std::string_view dtype) { return dtype == "fp64" ? 8 : dtype == "bf16" ? 2 : 4; }
@@ -12,6 +14,7 @@ StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype) {
   bytes.weights = count * run;
   bytes.gradients = count * accumulate;
   bytes.optimizer = 2 * count * accumulate + (run == accumulate ? 0 : count * accumulate);
+  bytes.slabs = StateSlabBytes({.elements = count, .states = run == accumulate ? 2 : 3, .element_bytes = accumulate});
   bytes.tables = config.max_positions * config.head_size * accumulate;
   return bytes;
 }

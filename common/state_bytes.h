@@ -19,10 +19,13 @@ struct StateBytes {
   int64_t gradients = 0;
   int64_t optimizer = 0;  // both moments, and the fp32 masters of a bf16 run
   int64_t tables = 0;     // cosines and sines of RoPE
+  int64_t slabs = 0;      // of optimizer states that come from host memory, during APPLY
   int64_t total() const { return weights + gradients + optimizer + tables; }
-  // An unspecified residency is the device's.
+  // An unspecified residency is the device's. Between steps; APPLY adds `apply`.
   int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }
   int64_t host(v1::OptimizerResidency residency) const { return residency == v1::HOST ? optimizer : 0; }
+  int64_t apply(v1::OptimizerResidency residency) const { return residency == v1::HOST ? slabs : 0; }
+  int64_t device_peak(v1::OptimizerResidency residency) const { return device(residency) + apply(residency); }
 };
 
 StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype);

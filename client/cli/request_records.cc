@@ -126,6 +126,20 @@ Record BytesRecord(const v1::PhaseBytes& bytes) {
           {"peak", bytes.peak()},           {"host", bytes.host()}};
 }
 
+// Seconds for a unit of each kind of work.
+Record RatesRecord(const v1::Rates& rates) {
+  Record record;
+  record["from"] = rates.calibrated() ? absl::StrCat("measured, ", rates.samples(), " steps")
+                                      : absl::StrCat("defaults, ", rates.samples(), " steps measured");
+  const auto* descriptor = rates.GetDescriptor();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const auto* field = descriptor->field(i);
+    if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) continue;
+    record[field->name()] = rates.GetReflection()->GetDouble(rates, field);
+  }
+  return record;
+}
+
 std::string PolicyName(v1::TapePolicy policy) {
   return policy == v1::TAPE_POLICY_UNSPECIFIED ? "-" : v1::TapePolicy_Name(policy);
 }
@@ -183,10 +197,10 @@ Record PlanRecord(const v1::PlanReport& plan) {
   record["budget_bytes"] = plan.budget_bytes();
   record["state_bytes"] = {{"weights", plan.state().weights()},     {"gradients", plan.state().gradients()},
                            {"optimizer", plan.state().optimizer()}, {"tables", plan.state().tables()},
-                           {"device", plan.state().device()},       {"host", plan.state().host()}};
+                           {"device", plan.state().device()},       {"host", plan.state().host()},
+                           {"apply", plan.state().apply()}};
   record["seconds"] = SecondsRecord(plan.seconds());
-  record["rates"] = plan.rates().calibrated() ? absl::StrCat("measured, ", plan.rates().samples(), " steps")
-                                              : absl::StrCat("defaults, ", plan.rates().samples(), " steps measured");
+  record["rates"] = RatesRecord(plan.rates());
   return record;
 }
 

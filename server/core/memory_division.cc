@@ -82,8 +82,8 @@ class Division {
     if (!HasBudget()) SetBudget(memory_.device_free_bytes - memory_.device_free_bytes / kDeviceReserveParts);
     ChooseResidency();
     const v1::OptimizerResidency residency = run_.optimizer_residency();
-    if (state_.device(residency) >= memory_.device_free_bytes) {
-      return MachineTooSmall(run_, state_, "device", memory_.device_free_bytes, state_.device(residency));
+    if (state_.device_peak(residency) >= memory_.device_free_bytes) {
+      return MachineTooSmall(run_, state_, "device", memory_.device_free_bytes, state_.device_peak(residency));
     }
     if (state_.host(residency) >= memory_.host_free_bytes) {
       return MachineTooSmall(run_, state_, "host", memory_.host_free_bytes, state_.host(residency));
@@ -126,12 +126,13 @@ absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run) {
   }
   const v1::OptimizerResidency residency =
       host_takes_states && run.optimizer_residency() != v1::DEVICE ? v1::HOST : v1::DEVICE;
-  if (budget == 0 || budget > state.device(residency)) return absl::OkStatus();
-  const char* why = residency == v1::HOST                     ? "with the optimizer states in host memory"
+  const int64_t needed = state.device_peak(residency);
+  if (budget == 0 || budget > needed) return absl::OkStatus();
+  const char* why = residency == v1::HOST ? "with slabs of the optimizer states that are in host memory"
                     : run.optimizer_residency() == v1::DEVICE ? "with optimizer_residency: device"
                                                               : "as host_memory_bytes cannot take optimizer states";
   return absl::InvalidArgumentError(absl::StrCat("memory_budget_bytes is ", budget, ", and the state of this model in ",
-                                                 run.dtype(), " alone needs ", state.device(residency), " bytes (",
+                                                 run.dtype(), " alone needs ", needed, " bytes (",
                                                  PartsText(state, residency != v1::HOST), ") on the device, ", why,
                                                  ": give more, of which the part above that is for activations"));
 }

@@ -38,6 +38,7 @@ void DescribeState(const StateBytes& state, v1::OptimizerResidency residency, v1
   report.set_tables(static_cast<uint64_t>(state.tables));
   report.set_device(static_cast<uint64_t>(state.device(residency)));
   report.set_host(static_cast<uint64_t>(state.host(residency)));
+  report.set_apply(static_cast<uint64_t>(state.apply(residency)));
 }
 
 void DescribeRates(const Rates& rates, v1::Rates& report) {

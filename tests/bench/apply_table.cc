@@ -38,7 +38,7 @@ Row MakeRow(const std::string& model, uint32_t threads, const std::string& dtype
   row.engine = std::move(engine).value();
   const absl::Status loaded = row.engine->Load(SyntheticRequest({8}, {8, 8}, row.engine->weights().config.vocab_size));
   CHECK(loaded.ok()) << loaded;
-  for (int i = 0; i < 2; ++i) {  // the first makes the moments of states on the device
+  for (int i = 0; i < 2; ++i) {  // warm
     const auto vote = row.engine->Prepare(0);
     CHECK(vote.ok() && vote->yes()) << vote.status();
     CHECK(row.engine->Apply(0, *vote).ok());

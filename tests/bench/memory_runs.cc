@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/clock.h"
+#include "common/state_bytes.h"
 #include "glog/logging.h"
 #include "tests/testing/synthetic.h"
 
@@ -54,7 +55,9 @@ Measured MemoryRuns::RunWith(CopyEngine& copies, bool wrong, const Shape& shape,
 
 Measured MemoryRuns::RunPlanned(const Shape& shape, int64_t budget_bytes, int rounds, v1::ClusterReport* report) {
   InProcessOptions options = options_;
-  options.run.set_memory_budget_bytes(static_cast<uint64_t>(budget_bytes));
+  const StateBytes state = StateBytesOf(Forced().weights().config, options.run.dtype());
+  options.run.set_optimizer_residency(v1::DEVICE);
+  options.run.set_memory_budget_bytes(static_cast<uint64_t>(state.device(v1::DEVICE) + budget_bytes));
   auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
   CHECK(engine.ok()) << engine.status();
   Measured measured;

@@ -43,15 +43,11 @@ void SplitClusters(v1::StepPlan& step) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOptions& options,
-<<<<<<< HEAD
-                                                             std::unique_ptr<AttentionKernel> kernel) {
+                                                             std::unique_ptr<AttentionKernel> kernel,
+                                                             std::unique_ptr<CopyEngine> copies) {
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
   InProcessOptions divided = options;
   ASSIGN_OR_RETURN(divided.run, DivideMemory(directory.config, {.device_free_bytes = kMachineBytes}, options.run));
-=======
-                                                             std::unique_ptr<AttentionKernel> kernel,
-                                                             std::unique_ptr<CopyEngine> copies) {
->>>>>>> 312f84d (bench: offload's bookkeeping apart from its copies, its timeline, spreads)
   worker::v1::Configure configure;
   configure.set_epoch(1);
   configure.set_generation(1);

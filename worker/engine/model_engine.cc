@@ -94,9 +94,7 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const worker::v
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
   Weights weights;
   RETURN_IF_ERROR(CatchTorch([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(weights, LoadWeights(directory, dtype));
-    if (configure.config().optimizer_residency() == v1::HOST) return MoveStatesToHost(weights.parameters);
-    MakeMoments(weights.parameters);
+    ASSIGN_OR_RETURN(weights, LoadWeights(directory, dtype, configure.config().optimizer_residency()));
     return absl::OkStatus();
   }));
   if (copies == nullptr) copies = std::make_unique<ThreadCopyEngine>();

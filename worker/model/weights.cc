@@ -37,9 +37,7 @@ class Builder {
     Parameter p;
     p.name = name;
     p.weight = at::empty(shape, at::TensorOptions().dtype(weights_.run_dtype));
-    p.master = weights_.run_dtype == weights_.accumulate_dtype
-                   ? p.weight
-                   : at::empty(shape, at::TensorOptions().dtype(weights_.accumulate_dtype));
+    if (weights_.run_dtype == weights_.accumulate_dtype) p.master = p.weight;
     p.grad = at::zeros(shape, at::TensorOptions().dtype(weights_.accumulate_dtype));
     weights_.parameters.push_back(std::move(p));
     return index;

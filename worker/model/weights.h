@@ -44,7 +44,7 @@ struct Weights {
   at::Tensor GradSlice(const HfTensor& tensor) const;
 };
 
-// Allocates everything but the moments; values are undefined until loaded.
+// Allocates everything but the optimizer's states (worker/optim/states.h); values are undefined until loaded.
 Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype);
 
 }  // namespace stemma

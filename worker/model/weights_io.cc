@@ -13,6 +13,7 @@
 #include "common/file_writer.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
+#include "worker/optim/states.h"
 
 namespace stemma {
 namespace {
@@ -179,8 +180,10 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name) {
   return absl::InvalidArgumentError("dtype: '" + name + "' is not one of fp32, fp64, bf16");
 }
 
-absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype) {
+absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype,
+                                    v1::OptimizerResidency residency) {
   Weights weights = MakeWeights(directory.config, run_dtype);
+  RETURN_IF_ERROR(MakeStates(weights.parameters, residency));
   std::unordered_map<std::string, const HfTensor*> wanted;
   for (const HfTensor& t : weights.hf_tensors) wanted[t.name] = &t;
   for (const ModelShard& shard : directory.shards) {

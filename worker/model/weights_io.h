@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/model_directory.h"
+#include "stemma/v1/run_config.pb.h"
 #include "worker/model/weights.h"
 
 namespace stemma {
@@ -18,7 +19,8 @@ namespace stemma {
 // "fp32", "fp64", "bf16". Errors: InvalidArgument.
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 
-absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype);
+absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype,
+                                    v1::OptimizerResidency residency);
 
 // Writes into a temporary directory beside `target` and renames it when complete. `dtype`: float32, float64, bfloat16,
 // float16; absent: as loaded. Returns the bytes of the safetensors files. Errors: AlreadyExists - `target` is there;

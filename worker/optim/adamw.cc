@@ -87,44 +87,7 @@ void StepParts(const std::vector<StatePart>& parts, const v1::AdamParams& adam, 
   }
 }
 
-// Like `x`, in the arena; the tensor shares its ownership.
-at::Tensor OnHost(const std::shared_ptr<HostArena>& arena, const at::Tensor& x) {
-  void* block = arena->Take(static_cast<int64_t>(x.nbytes()));
-  CHECK(block != nullptr) << "the arena was made for all states";
-  return at::from_blob(
-      block, x.sizes(), [arena](void* p) { arena->Give(p); }, x.options());
-}
-
-int64_t Aligned(size_t bytes) {
-  const auto n = static_cast<int64_t>(bytes);
-  return (n + HostArena::kAlignment - 1) / HostArena::kAlignment * HostArena::kAlignment;
-}
-
 }  // namespace
-
-void MakeMoments(std::vector<Parameter>& parameters) {
-  for (Parameter& p : parameters) {
-    p.exp_avg = at::zeros_like(p.master);
-    p.exp_avg_sq = at::zeros_like(p.master);
-  }
-}
-
-absl::Status MoveStatesToHost(std::vector<Parameter>& parameters) {
-  int64_t bytes = 0;
-  for (const Parameter& p : parameters) {
-    bytes += 2 * Aligned(p.grad.nbytes()) + (p.master_is_weight() ? 0 : Aligned(p.master.nbytes()));
-  }
-  absl::StatusOr<std::unique_ptr<HostArena>> made = HostArena::Create(bytes);
-  if (!made.ok()) return made.status();
-  const std::shared_ptr<HostArena> arena = std::move(made).value();
-  for (Parameter& p : parameters) {
-    p.exp_avg = OnHost(arena, p.grad).zero_();
-    p.exp_avg_sq = OnHost(arena, p.grad).zero_();
-    if (!p.master_is_weight()) p.master = OnHost(arena, p.master).copy_(p.master);
-    p.states_on_host = true;
-  }
-  return absl::OkStatus();
-}
 
 void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
                const HostStateOptions& host) {

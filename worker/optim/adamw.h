@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "stemma/v1/training.pb.h"
 #include "worker/optim/parameter.h"
 #include "worker/optim/state_stream.h"
@@ -22,13 +21,6 @@ double GradNormSquared(const std::vector<Parameter>& parameters);
 std::string FirstNonfinite(const std::vector<Parameter>& parameters);
 
 void ZeroGradients(std::vector<Parameter>& parameters);
-
-// optimizer_residency: device. Makes the moments, zero: before the first step, so that no Apply can want for memory.
-void MakeMoments(std::vector<Parameter>& parameters);
-
-// optimizer_residency: host. Moves masters and makes the moments there, in one arena that lives as long as they do.
-// Errors: ResourceExhausted - the host does not give that much.
-absl::Status MoveStatesToHost(std::vector<Parameter>& parameters);
 
 // grad *= clip, then AdamW with bias correction for `step` (1 = first). Throws as StreamStates does.
 void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,

@@ -13,9 +13,9 @@ namespace stemma {
 struct Parameter {
   std::string name;                // ours: fused tensors have one name ("layers.0.qkv.weight")
   at::Tensor weight;               // run dtype
-  at::Tensor master;               // fp32 / fp64; the same tensor as weight unless the run is bf16
+  at::Tensor master;               // fp32 / fp64; the same tensor as weight unless the run is bf16: then by MakeStates
   at::Tensor grad;                 // like master
-  at::Tensor exp_avg, exp_avg_sq;  // like master; made by MakeMoments or MoveStatesToHost
+  at::Tensor exp_avg, exp_avg_sq;  // like master; by MakeStates
   bool states_on_host = false;
   bool is_matrix() const { return weight.dim() >= 2; }
   bool master_is_weight() const { return weight.is_same(master); }

@@ -38,7 +38,7 @@ def some_groups():
 def test_a_step_changes_the_weights_and_the_log_probs(client):
     groups = some_groups()
     before = client.log_probs(groups)
-    result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-2), old="policy")
+    result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-2), old="policy", schedule="reuse")
     after = client.log_probs(groups)
     assert [s.outcome for s in result.steps] == ["APPLIED"] and result.steps[0].step == 1
     assert client.model()["step"] == 1 and result.metrics["actor/grad_norm"] > 0

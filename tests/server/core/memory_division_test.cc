@@ -53,6 +53,8 @@ TEST(StateBytesTest, EightBillionParametersTakeEighteenBytesEach) {
   EXPECT_EQ(bf16.host(v1::HOST), 12 * config.num_parameters());
   EXPECT_EQ(fp32.weights + fp32.gradients + fp32.optimizer, 16 * config.num_parameters());
   EXPECT_EQ(fp64.weights + fp64.gradients + fp64.optimizer, 32 * config.num_parameters());
+  EXPECT_EQ(bf16.apply(v1::HOST), 9 << 20) << "three slabs of 256 K elements, two moments and a master";
+  EXPECT_EQ(bf16.apply(v1::DEVICE), 0);
   EXPECT_EQ(bf16.tables, 8192 * 128 * 4) << "64 cosines and sines of fp32 for each position";
 }
 
@@ -137,7 +139,7 @@ TEST(DivideMemoryTest, AMachineThatIsTooSmallIsRefusedWithItsBytes) {
 }
 
 TEST(CheckMemoryTest, ABudgetBelowWeightsAndGradientsNamesBoth) {
-  const int64_t least = StateBytesOf(Llama8B(), "bf16").device(v1::HOST);
+  const int64_t least = StateBytesOf(Llama8B(), "bf16").device_peak(v1::HOST);
   EXPECT_TRUE(CheckMemory(Llama8B(), Bf16()).ok()) << "by the device";
   EXPECT_TRUE(CheckMemory(Llama8B(), Bf16(least + 1)).ok());
   const absl::Status status = CheckMemory(Llama8B(), Bf16(least));

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
 #include "worker/optim/adamw.h"
+#include "worker/optim/states.h"
 
 namespace stemma::testing {
 
@@ -20,19 +22,24 @@ inline v1::AdamParams Adam() {
   return adam;
 }
 
-// bf16 weights have masters of their own.
-inline std::vector<Parameter> MakeParameters(at::ScalarType run_dtype, const std::vector<std::vector<int64_t>>& sizes) {
+// Random, the same each time; bf16 weights have masters of their own.
+inline std::vector<Parameter> MakeParameters(at::ScalarType run_dtype, const std::vector<std::vector<int64_t>>& sizes,
+                                             v1::OptimizerResidency residency = v1::DEVICE) {
   at::manual_seed(3);
   const at::ScalarType accumulate = run_dtype == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<Parameter> parameters;
+  std::vector<at::Tensor> values;
   for (const std::vector<int64_t>& of_one : sizes) {
     Parameter p;
     p.name = "p" + std::to_string(parameters.size());
-    p.master = at::randn(of_one, at::kDouble).to(accumulate);
-    p.weight = run_dtype == accumulate ? p.master : p.master.to(run_dtype);
+    values.push_back(at::randn(of_one, at::kDouble).to(accumulate));
+    p.weight = values.back().to(run_dtype, /*non_blocking=*/false, /*copy=*/true);
     p.grad = at::zeros(of_one, accumulate);
+    if (run_dtype == accumulate) p.master = p.weight;
     parameters.push_back(std::move(p));
   }
+  EXPECT_TRUE(MakeStates(parameters, residency).ok());
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].master.copy_(values[i]);
   return parameters;
 }
 
