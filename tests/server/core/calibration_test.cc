@@ -268,13 +268,6 @@ TEST(RecordedPhasesTest, WithoutWhatAWaveCostsHoweverFewItsRowsTheBoundIsMissed)
   EXPECT_GT(errors.worst_phase, 2 * kPhaseBound);
 }
 
-// Blocks of scores go with rows but for very short and long ones, so that most of them is in other rates where they are
-// left out: the worst error grows, and stays within the bound.
-TEST(RecordedPhasesTest, WithoutBlocksOfScoresTheWorstErrorIsLarger) {
-  const Errors errors = ErrorsOf(Without([](Work& work) { work[kScoreBlock] = 0; }));
-  EXPECT_GT(errors.worst, 1.1 * ErrorsOf(ReadRecorded()).worst);
-}
-
 // Of the ways in which a shape was computed, the one that is predicted to be the fastest is at most 3 % slower than the
 // one that was.
 TEST(RecordedPhasesTest, TheWayThatIsChosenIsTheFastestOrNearlySo) {
