@@ -36,7 +36,10 @@ Row MakeRow(const std::string& model, uint32_t threads, const std::string& dtype
   Row row;
   row.name = dtype + ", " + (residency == v1::HOST ? "in host memory" : "on the device");
   row.engine = std::move(engine).value();
-  const absl::Status loaded = row.engine->Load(SyntheticRequest({8}, {8, 8}, row.engine->weights().config.vocab_size));
+  TrainingRequest request = SyntheticRequest({8}, {8, 8}, row.engine->weights().config.vocab_size);
+  request.update.mutable_adam()->set_learning_rate(1e-6);
+  request.update.mutable_adam()->set_eps(1e-8);
+  const absl::Status loaded = row.engine->Load(std::move(request));
   CHECK(loaded.ok()) << loaded;
   for (int i = 0; i < 2; ++i) {  // warm
     const auto vote = row.engine->Prepare(0);

@@ -64,16 +64,16 @@ class StepBench:
 MEASURED = "## Measured\n"  # what follows in docs/memory.md is memory_bench's
 
 
-def write_memory_page(build, directory, path):
+def write_memory_page(build, directory, path, rounds):
     """Policies, offload, capacity and the planner's choices, by the C++ side."""
-    tables = subprocess.run([os.path.join(build, "tests", "memory_bench"), "--model", directory, "--threads", str(THREADS)],
-                            check=True, text=True, stdout=subprocess.PIPE).stdout
+    tables = subprocess.run([os.path.join(build, "tests", "memory_bench"), "--model", directory, "--threads", str(THREADS),
+                             "--rounds", str(rounds)], check=True, text=True, stdout=subprocess.PIPE).stdout
     print(tables)
     with open(path) as file:
         text = file.read().split(MEASURED)[0]
     with open(path, "w") as file:
         file.write(f"{text}{MEASURED}\n`make bench` wrote this part: {report.machine()}; fp32, {THREADS} threads, the model of "
-                   f"docs/benchmarks.md.\nRatios are medians over rounds in turns.\n{tables}")
+                   f"docs/benchmarks.md.\nRatios are medians over rounds in turns ({rounds} a table, offload's cost twice as many).\n{tables}")
 
 
 def contenders_of(shape, bench, directory, with_baselines):
@@ -107,6 +107,7 @@ def parse_arguments():
     parser.add_argument("--quick", action="store_true", help="the shapes that take seconds, fewer rounds; writes no page")
     parser.add_argument("--no-baselines", action="store_true", help="leave transformers and prefix_grouper out")
     parser.add_argument("--memory-only", action="store_true", help="only the measured part of docs/memory.md")
+    parser.add_argument("--memory-rounds", type=int, default=4)
     parser.add_argument("--output", help="the page to write (default: docs/benchmarks.md, with --quick none)")
     arguments = parser.parse_args()
     arguments.build = os.path.abspath(arguments.build)
@@ -122,7 +123,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         directory = models.make(os.path.join(scratch, "model"), shapes.SPEC)
         if arguments.memory_only:
-            return write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"))
+            return write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"), arguments.memory_rounds)
         bench = StepBench(arguments.build, directory)
         profile = bench.profile(shapes.SHAPES[0])
         results = report.Results(profile["ops"])
@@ -136,7 +137,7 @@ def main():
             del contenders
         bench.close()
         if arguments.output:
-            write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"))
+            write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"), arguments.memory_rounds)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     page = list(results.page("make bench" if len(sys.argv) <= 3 else " ".join(sys.argv), versions, shapes.SHAPES[0]))
     print("\n".join(page))
