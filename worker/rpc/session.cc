@@ -104,15 +104,28 @@ class StartFailure {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
-// True: the server said Shutdown.
-bool ReadUntilEnd(Stream& stream, EngineThread& engine) {
+// What came over the stream until it ended.
+struct Heard {
+  bool configure = false, shutdown = false;
+};
+
+Heard ReadUntilEnd(Stream& stream, EngineThread& engine) {
+  Heard heard;
   ServerMessage message;
-  while (stream.Read(&message)) {
-    if (message.has_shutdown()) return true;
-    engine.Post(std::move(message));
+  while (!heard.shutdown && stream.Read(&message)) {
+    heard.configure |= message.has_configure();
+    heard.shutdown = message.has_shutdown();
+    if (!heard.shutdown) engine.Post(std::move(message));
     message.Clear();
   }
-  return false;
+  return heard;
+}
+
+// The server found this machine too small, or its own configuration, and said so instead of Configure. Later the same
+// code is gRPC's own, of a message above the limit.
+bool IsRefusal(const Heard& heard, const grpc::Status& status) {
+  return !heard.configure && (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED ||
+                              status.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 }  // namespace
@@ -131,22 +144,21 @@ absl::Status RunSession(const SessionOptions& options, EngineFactory factory) {
         failure.Set(status);
         context.TryCancel();
       });
-  bool shutdown = false;
+  Heard heard;
   {
     Heartbeats heartbeats(*engine, writer);
-    shutdown = ReadUntilEnd(*stream, *engine);
+    heard = ReadUntilEnd(*stream, *engine);
   }
   if (!engine->Stop(kEngineStopsWithin)) {
     LOG(ERROR) << "the stream ended inside a wave; leaving";
-    LOG_IF(INFO, shutdown) << "shutdown";
+    LOG_IF(INFO, heard.shutdown) << "shutdown";
     google::FlushLogFiles(google::INFO);
-    _exit(shutdown ? 0 : 1);
+    _exit(heard.shutdown ? 0 : 1);
   }
   if (absl::Status status = failure.Get(); !status.ok()) return status;
-  if (shutdown) return absl::OkStatus();
+  if (heard.shutdown) return absl::OkStatus();
   const grpc::Status status = stream->Finish();
-  if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED ||
-      status.error_code() == grpc::StatusCode::INVALID_ARGUMENT) {
+  if (IsRefusal(heard, status)) {
     return absl::ResourceExhaustedError(absl::StrCat(options.server, " refused: ", status.error_message()));
   }
   return absl::UnavailableError(absl::StrCat(
