@@ -1,5 +1,7 @@
 #include "common/state_bytes.h"
 
+#include <algorithm>
+
 #include "common/state_slabs.h"
 
 namespace stemma {
@@ -17,6 +19,11 @@ StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype) {
   bytes.slabs = StateSlabBytes({.elements = count, .states = run == accumulate ? 2 : 3, .element_bytes = accumulate});
   bytes.tables = config.max_positions * config.head_size * accumulate;
   return bytes;
+}
+
+int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run) {
+  const int64_t states = StateBytesOf(config, run.dtype()).host(run.optimizer_residency());
+  return std::max<int64_t>(0, static_cast<int64_t>(run.host_memory_bytes()) - states);
 }
 
 }  // namespace stemma

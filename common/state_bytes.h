@@ -30,4 +30,8 @@ struct StateBytes {
 
 StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype);
 
+// Of a run whose memory is divided: host memory that optimizer states leave to tapes. The server plans by it, the
+// worker makes its arena of it.
+int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run);
+
 }  // namespace stemma

@@ -146,10 +146,6 @@ int64_t ActivationBytes(const ModelConfig& model, const v1::RunConfig& run) {
   return Given(run.memory_budget_bytes()) - StateBytesOf(model, run.dtype()).device(run.optimizer_residency());
 }
 
-int64_t HostTapeBytesMax(const ModelConfig& model, const v1::RunConfig& run) {
-  return Given(run.host_memory_bytes()) - StateBytesOf(model, run.dtype()).host(run.optimizer_residency());
-}
-
 MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run, const Rates& rates,
                               bool forward_only) {
   MemoryOptions options;

@@ -31,9 +31,8 @@ absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run);
 absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const WorkerMemory& memory,
                                            const v1::RunConfig& run);
 
-// Of a divided configuration: what is left above the state, on the device and in host memory.
+// Of a divided configuration: what is left on the device above the state (in host memory: common/state_bytes.h).
 int64_t ActivationBytes(const ModelConfig& model, const v1::RunConfig& run);
-int64_t HostTapeBytesMax(const ModelConfig& model, const v1::RunConfig& run);
 
 // How clusters are computed with what is left.
 MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run, const Rates& rates,

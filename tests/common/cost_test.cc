@@ -2,21 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/common/small_configs.h"
+
 namespace stemma {
 namespace {
-
-ModelConfig Llama3_8B() {
-  ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 128256;
-  config.hidden_size = 4096;
-  config.num_layers = 32;
-  config.num_heads = 32;
-  config.num_kv_heads = 8;
-  config.head_size = 128;
-  config.ffn_size = 14336;
-  return config;
-}
 
 double Ideal(const ModelConfig& config, int64_t prefix, int64_t suffix, double n) {
   const double reuse = PrefixFlops(config, prefix).total() + n * SuffixFlops(config, prefix, suffix).total();

@@ -1,9 +1,21 @@
-// Small architectures of each family for tests, with sizes that differ wherever they may.
+// Architectures for tests: a small one of each family, with sizes that differ wherever they may, and Llama 3 8B.
 #pragma once
 
 #include "common/model_config.h"
 
 namespace stemma {
+
+inline ModelConfig Llama3_8B() {  // 8,030,261,248 parameters
+  return {.model_type = "llama",
+          .vocab_size = 128256,
+          .hidden_size = 4096,
+          .num_layers = 32,
+          .num_heads = 32,
+          .num_kv_heads = 8,
+          .head_size = 128,
+          .ffn_size = 14336,
+          .max_positions = 8192};
+}
 
 inline ModelConfig SmallLlama() {
   ModelConfig config{.model_type = "llama",

@@ -139,18 +139,11 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const worker::v
       .status();
 }
 
-int64_t ModelEngine::TapeHostBytes() const {
-  const v1::RunConfig& config = configure_.config();
-  const StateBytes state = StateBytesOf(weights_.config, config.dtype());
-  const auto all = static_cast<int64_t>(config.host_memory_bytes());
-  return std::max<int64_t>(0, all - state.host(config.optimizer_residency()));
-}
-
 absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
   const bool offloads = std::any_of(plan.clusters().begin(), plan.clusters().end(),
                                     [](const v1::Cluster& cluster) { return cluster.offload_prefix(); });
   if (!offloads || host_ != nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(host_, HostArena::Create(TapeHostBytes()));
+  ASSIGN_OR_RETURN(host_, HostArena::Create(HostTapeBytesMax(weights_.config, configure_.config())));
   return absl::OkStatus();
 }
 

@@ -40,7 +40,6 @@ class ModelEngine final : public Engine {
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
-  int64_t TapeHostBytes() const;  // host memory beside the optimizer's states
   PassOptions MakePassOptions(const EngineHooks& hooks) const;
   absl::Status ComputeEntryLogProbs(Payload& payload, const worker::v1::Prepare& prepare, const EngineHooks& hooks);
   absl::StatusOr<worker::v1::Vote> RunPhases(Payload& payload, const worker::v1::Prepare& prepare,

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/state_bytes.h"
+#include "tests/common/small_configs.h"
 
 namespace stemma {
 namespace {
@@ -17,21 +18,6 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kGB = 1'000'000'000;
 constexpr int64_t kGiB = int64_t{1} << 30;
-
-// Llama 3 8B: 8,030,261,248 parameters.
-ModelConfig Llama8B() {
-  ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 128256;
-  config.hidden_size = 4096;
-  config.num_layers = 32;
-  config.num_heads = 32;
-  config.num_kv_heads = 8;
-  config.head_size = 128;
-  config.ffn_size = 14336;
-  config.max_positions = 8192;
-  return config;
-}
 
 v1::RunConfig Bf16(int64_t budget_bytes = 0) {
   v1::RunConfig run;
@@ -44,7 +30,7 @@ v1::RunConfig Bf16(int64_t budget_bytes = 0) {
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 TEST(StateBytesTest, EightBillionParametersTakeEighteenBytesEach) {
-  const ModelConfig config = Llama8B();
+  const ModelConfig config = Llama3_8B();
   ASSERT_EQ(config.num_parameters(), 8'030'261'248);
   const StateBytes bf16 = StateBytesOf(config, "bf16"), fp32 = StateBytesOf(config, "fp32"),
                    fp64 = StateBytesOf(config, "fp64");
@@ -60,26 +46,27 @@ TEST(StateBytesTest, EightBillionParametersTakeEighteenBytesEach) {
 
 TEST(DivideMemoryTest, AnEightBModelOnOneCardHasItsOptimizerStatesInHostMemory) {
   for (const int64_t card : {80 * kGiB, 139 * kGiB}) {
-    const auto run = DivideMemory(Llama8B(), {card, 1000 * kGiB}, Bf16());
+    const auto run = DivideMemory(Llama3_8B(), {card, 1000 * kGiB}, Bf16());
     ASSERT_TRUE(run.ok()) << run.status();
     EXPECT_EQ(run->optimizer_residency(), v1::HOST);
     EXPECT_EQ(run->memory_budget_bytes(), static_cast<uint64_t>(card - card / 16));
-    EXPECT_EQ(ActivationBytes(Llama8B(), *run), card - card / 16 - StateBytesOf(Llama8B(), "bf16").device(v1::HOST));
+    EXPECT_EQ(ActivationBytes(Llama3_8B(), *run),
+              card - card / 16 - StateBytesOf(Llama3_8B(), "bf16").device(v1::HOST));
     EXPECT_GT(run->host_memory_bytes(), static_cast<uint64_t>(96 * kGB));
-    EXPECT_GT(HostTapeBytesMax(Llama8B(), *run), 100 * kGiB);
+    EXPECT_GT(HostTapeBytesMax(Llama3_8B(), *run), 100 * kGiB);
   }
 }
 
 TEST(DivideMemoryTest, StatesStayOnADeviceThatTakesThemAndTheLongestContext) {
-  const auto run = DivideMemory(Llama8B(), {200 * kGiB, 1000 * kGiB}, Bf16());
+  const auto run = DivideMemory(Llama3_8B(), {200 * kGiB, 1000 * kGiB}, Bf16());
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_EQ(run->optimizer_residency(), v1::DEVICE);
   // 145 GB of state; the longest context of 8,192 tokens, half prompt and half response, takes some GB more.
-  const int64_t state = StateBytesOf(Llama8B(), "bf16").device(v1::DEVICE);
+  const int64_t state = StateBytesOf(Llama3_8B(), "bf16").device(v1::DEVICE);
   int64_t low = state, high = 200 * kGiB;  // the least budget that keeps the states on the device
   while (high - low > kGB / 100) {
     const int64_t middle = (low + high) / 2;
-    const auto at = DivideMemory(Llama8B(), {200 * kGiB, 1000 * kGiB}, Bf16(middle));
+    const auto at = DivideMemory(Llama3_8B(), {200 * kGiB, 1000 * kGiB}, Bf16(middle));
     ASSERT_TRUE(at.ok()) << at.status();
     (at->optimizer_residency() == v1::DEVICE ? high : low) = middle;
   }
@@ -93,7 +80,7 @@ TEST(DivideMemoryTest, WhatIsForcedStays) {
   v1::RunConfig run = Bf16(190 * kGiB);
   run.set_optimizer_residency(v1::HOST);
   run.set_host_memory_bytes(100 * kGiB);
-  const auto divided = DivideMemory(Llama8B(), {200 * kGiB, 1000 * kGiB}, run);
+  const auto divided = DivideMemory(Llama3_8B(), {200 * kGiB, 1000 * kGiB}, run);
   ASSERT_TRUE(divided.ok()) << divided.status();
   EXPECT_EQ(divided->optimizer_residency(), v1::HOST);
   EXPECT_EQ(divided->memory_budget_bytes(), static_cast<uint64_t>(190 * kGiB));
@@ -101,7 +88,7 @@ TEST(DivideMemoryTest, WhatIsForcedStays) {
 }
 
 TEST(DivideMemoryTest, WithoutABudgetOneMemoryKeepsTheStatesAndSharesTheRest) {
-  const ModelConfig model = Llama8B();
+  const ModelConfig model = Llama3_8B();
   const int64_t state = StateBytesOf(model, "bf16").total();
   const auto run = DivideMemory(model, {state + 40 * kGiB, 0}, Bf16());
   ASSERT_TRUE(run.ok()) << run.status();
@@ -111,56 +98,56 @@ TEST(DivideMemoryTest, WithoutABudgetOneMemoryKeepsTheStatesAndSharesTheRest) {
 }
 
 TEST(DivideMemoryTest, OneMemoryUnderABudgetMovesTheStatesThatDoNotFitIt) {
-  const auto run = DivideMemory(Llama8B(), {400 * kGiB, 0}, Bf16(64 * kGiB));
+  const auto run = DivideMemory(Llama3_8B(), {400 * kGiB, 0}, Bf16(64 * kGiB));
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_EQ(run->optimizer_residency(), v1::HOST);
   EXPECT_EQ(run->memory_budget_bytes(), static_cast<uint64_t>(64 * kGiB));
 }
 
 TEST(DivideMemoryTest, AMachineThatIsTooSmallIsRefusedWithItsBytes) {
-  const int64_t params = Llama8B().num_parameters();
-  const auto one = DivideMemory(Llama8B(), {24 * kGiB, 0}, Bf16());
+  const int64_t params = Llama3_8B().num_parameters();
+  const auto one = DivideMemory(Llama3_8B(), {24 * kGiB, 0}, Bf16());
   EXPECT_EQ(one.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(one.status()), HasSubstr(absl::StrCat("machine has ", 24 * kGiB, " bytes free")));
-  EXPECT_THAT(Message(one.status()), HasSubstr(absl::StrCat(StateBytesOf(Llama8B(), "bf16").total())));
-  const auto device = DivideMemory(Llama8B(), {40 * kGiB, 1000 * kGiB}, Bf16());
+  EXPECT_THAT(Message(one.status()), HasSubstr(absl::StrCat(StateBytesOf(Llama3_8B(), "bf16").total())));
+  const auto device = DivideMemory(Llama3_8B(), {40 * kGiB, 1000 * kGiB}, Bf16());
   EXPECT_EQ(device.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(device.status()), HasSubstr(absl::StrCat("device has ", 40 * kGiB, " bytes free")));
-  const auto host = DivideMemory(Llama8B(), {80 * kGiB, 32 * kGiB}, Bf16());
+  const auto host = DivideMemory(Llama3_8B(), {80 * kGiB, 32 * kGiB}, Bf16());
   EXPECT_FALSE(host.ok());
   v1::RunConfig to_host = Bf16();
   to_host.set_optimizer_residency(v1::HOST);
-  const auto forced = DivideMemory(Llama8B(), {80 * kGiB, 32 * kGiB}, to_host);
+  const auto forced = DivideMemory(Llama3_8B(), {80 * kGiB, 32 * kGiB}, to_host);
   EXPECT_EQ(forced.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(forced.status()), HasSubstr(absl::StrCat("host has ", 32 * kGiB, " bytes free")));
   EXPECT_THAT(Message(forced.status()), HasSubstr(absl::StrCat(12 * params)));
-  const auto unknown = DivideMemory(Llama8B(), {0, 0}, Bf16());
+  const auto unknown = DivideMemory(Llama3_8B(), {0, 0}, Bf16());
   EXPECT_THAT(Message(unknown.status()), HasSubstr("set memory_budget_bytes"));
 }
 
 TEST(CheckMemoryTest, ABudgetBelowWeightsAndGradientsNamesBoth) {
-  const int64_t least = StateBytesOf(Llama8B(), "bf16").device_peak(v1::HOST);
-  EXPECT_TRUE(CheckMemory(Llama8B(), Bf16()).ok()) << "by the device";
-  EXPECT_TRUE(CheckMemory(Llama8B(), Bf16(least + 1)).ok());
-  const absl::Status status = CheckMemory(Llama8B(), Bf16(least));
+  const int64_t least = StateBytesOf(Llama3_8B(), "bf16").device_peak(v1::HOST);
+  EXPECT_TRUE(CheckMemory(Llama3_8B(), Bf16()).ok()) << "by the device";
+  EXPECT_TRUE(CheckMemory(Llama3_8B(), Bf16(least + 1)).ok());
+  const absl::Status status = CheckMemory(Llama3_8B(), Bf16(least));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(status), HasSubstr(absl::StrCat("memory_budget_bytes is ", least)));
   EXPECT_THAT(Message(status), HasSubstr(absl::StrCat(
                                    "needs ", least, " bytes (weights 15 GiB, gradients 29.9 GiB, RoPE tables 4 MiB)")));
   v1::RunConfig device = Bf16(100 * kGiB);
   device.set_optimizer_residency(v1::DEVICE);
-  EXPECT_THAT(Message(CheckMemory(Llama8B(), device)), HasSubstr("optimizer states 89.7 GiB"));
+  EXPECT_THAT(Message(CheckMemory(Llama3_8B(), device)), HasSubstr("optimizer states 89.7 GiB"));
 }
 
 TEST(CheckMemoryTest, AHostMemoryBelowTheStatesThatAreForcedThereIsNamed) {
   v1::RunConfig run = Bf16();
   run.set_host_memory_bytes(1000);
-  EXPECT_TRUE(CheckMemory(Llama8B(), run).ok()) << "the states may stay on the device";
+  EXPECT_TRUE(CheckMemory(Llama3_8B(), run).ok()) << "the states may stay on the device";
   run.set_optimizer_residency(v1::HOST);
-  EXPECT_THAT(Message(CheckMemory(Llama8B(), run)), HasSubstr("host_memory_bytes is 1000"));
+  EXPECT_THAT(Message(CheckMemory(Llama3_8B(), run)), HasSubstr("host_memory_bytes is 1000"));
   run.clear_optimizer_residency();
   run.set_memory_budget_bytes(static_cast<uint64_t>(60 * kGiB));
-  EXPECT_THAT(Message(CheckMemory(Llama8B(), run)), HasSubstr("host_memory_bytes cannot take optimizer states"));
+  EXPECT_THAT(Message(CheckMemory(Llama3_8B(), run)), HasSubstr("host_memory_bytes cannot take optimizer states"));
 }
 
 }  // namespace
