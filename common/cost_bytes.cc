@@ -9,7 +9,8 @@ namespace {
 constexpr int64_t kIndexBytes = 16;   // token and position of a row
 constexpr int64_t kUpcastRows = 512;  // rows of bf16 operands that worker/ops/linear.cc upcasts at a time
 
-// worker/kernels/attention.cc: a block of scores for each thread in forward, two in backward.
+// worker/kernels/attention.cc: a block of scores for each thread in forward, two in backward; as many blocks of keys or
+// values that are widened.
 constexpr int64_t kKeyBlock = 512;
 int64_t QueryBlock(int64_t queries, bool causal) { return causal && queries <= 512 ? 32 : 128; }
 
@@ -88,18 +89,23 @@ class RowBytes {
 
 bool Upcasts(const ByteShape& s) { return s.run_bytes != s.accumulate_bytes; }
 
-// bf16 attention is computed in fp32: `of_rows` elements of each row, and an ancestor's K and V during its call.
-int64_t UpcastBytes(const ByteShape& s, const LayerRows& l, int64_t of_rows) {
-  return Upcasts(s) ? s.accumulate_bytes * l.rows * of_rows : 0;
-}
-int64_t UpcastAncestorBytes(const ByteShape& s, const LayerRows& l) {
-  return Upcasts(s) ? s.accumulate_bytes * l.ancestor_rows * 2 * s.config.kv_size() : 0;
+// bf16 attention is computed in fp32: `of_row` elements of each row.
+int64_t UpcastBytes(const ByteShape& s, const LayerRows& l, int64_t of_row) {
+  return Upcasts(s) ? s.accumulate_bytes * l.rows * of_row : 0;
 }
 
 int64_t LongestOf(const LayerRows& l) { return l.longest_rows > 0 ? std::min(l.longest_rows, l.rows) : l.rows; }
 
-int64_t OwnScoreBlock(const LayerRows& l) { return ScoreBlock(LongestOf(l), LongestOf(l), /*causal=*/true); }
-int64_t AncestorScoreBlock(const LayerRows& l) { return ScoreBlock(l.rows, l.ancestor_rows, /*causal=*/false); }
+// Elements of one block of scores and one of widened keys.
+int64_t BlockElements(const ByteShape& s, int64_t queries, int64_t keys, bool causal) {
+  return ScoreBlock(queries, keys, causal) + (Upcasts(s) ? std::min(kKeyBlock, keys) * s.config.head_size : 0);
+}
+int64_t OwnBlock(const ByteShape& s, const LayerRows& l) {
+  return BlockElements(s, LongestOf(l), LongestOf(l), /*causal=*/true);
+}
+int64_t AncestorBlock(const ByteShape& s, const LayerRows& l) {
+  return l.ancestor_rows > 0 ? BlockElements(s, l.rows, l.ancestor_rows, /*causal=*/false) : 0;
+}
 
 // A layer's forward at its highest, its input and own K/V included.
 int64_t LayerForwardBytes(const ByteShape& s, const LayerRows& l) {
@@ -107,13 +113,12 @@ int64_t LayerForwardBytes(const ByteShape& s, const LayerRows& l) {
   const auto scratch = [&](int64_t block) { return s.threads * s.accumulate_bytes * block; };
   const int64_t ancestor = l.ancestor_rows > 0 ? l.rows * row.part() : 0;
   // One call after the other.
-  const int64_t ancestor_call = l.ancestor_rows > 0 ? scratch(AncestorScoreBlock(l)) + UpcastAncestorBytes(s, l) : 0;
-  const int64_t own_call = scratch(OwnScoreBlock(l)) + LongestOf(l) * row.part();
+  const int64_t ancestor_call = scratch(AncestorBlock(s, l));
+  const int64_t own_call = scratch(OwnBlock(s, l)) + LongestOf(l) * row.part();
   const int64_t qkv_TX = s.config.qk_norm ? 0 : row.q() + row.kv();
   const int64_t before = 2 * row.input() + row.statistic() + row.q() + row.kv() + row.qk_norm();
   const int64_t products = l.rows * (before + qkv_TX);
-  const int64_t attention = l.rows * (before + row.attended()) + ancestor +
-                            UpcastBytes(s, l, s.config.q_size() + 2 * s.config.kv_size()) +
+  const int64_t attention = l.rows * (before + row.attended()) + ancestor + UpcastBytes(s, l, s.config.q_size()) +
                             std::max(ancestor_call, own_call);
   const int64_t act = l.rows * (row.beside_mlp_forward(l.policy) + 3 * row.ffn());
   const int64_t kept = KeepsGateUp(l.policy) ? 2 * row.ffn() : 0;
@@ -135,17 +140,28 @@ int64_t LayerBackwardBytes(const ByteShape& s, const LayerRows& l) {
   }
   const int64_t results = l.rows * (d + row.q() + row.q() + row.kv());  // dx2, do; dq, dk and dv
   const int64_t ancestor = l.ancestor_rows > 0 ? l.rows * s.accumulate_bytes * c.q_size() : 0;  // its dq
-  // One call after the other; scratch holds two blocks of scores for each thread and each row's delta.
+  // One call after the other; scratch holds each row's delta beside its blocks.
   const auto scratch = [&](int64_t block) { return s.threads * s.accumulate_bytes * (2 * block + l.rows); };
-  const int64_t ancestor_call = l.ancestor_rows > 0 ? scratch(AncestorScoreBlock(l)) + UpcastAncestorBytes(s, l) : 0;
-  const int64_t own_call =
-      scratch(OwnScoreBlock(l)) + LongestOf(l) * s.accumulate_bytes * (c.q_size() + 2 * c.kv_size());
+  const int64_t ancestor_call = l.ancestor_rows > 0 ? scratch(AncestorBlock(s, l)) : 0;
+  const int64_t own_call = scratch(OwnBlock(s, l)) + LongestOf(l) * s.accumulate_bytes * (c.q_size() + 2 * c.kv_size());
   const int64_t attention = l.rows * row.beside_attention_backward(l.policy) + results + ancestor +
-                            UpcastBytes(s, l, 3 * c.q_size() + 2 * c.kv_size()) + std::max(ancestor_call, own_call);
+                            UpcastBytes(s, l, 3 * c.q_size()) + std::max(ancestor_call, own_call);
   int64_t again = 0;
   if (!KeepsAttention(l.policy))
     again = LayerForwardBytes(s, {l.rows, l.longest_rows, l.ancestor_rows, v1::S0}) + l.rows * d;
   return std::max({mlp, attention, again});
+}
+
+// The backward of rows of which only K and V were computed, above their tape.
+int64_t KvOnlyBackwardBytes(const ByteShape& s, const LayerRows& l) {
+  const RowBytes row(s);
+  const int64_t norm1 = KeepsElementwise(l.policy) ? 0 : row.input();
+  int64_t gradients = l.rows * 2 * row.input();  // of norm1 and of x
+  if (Upcasts(s)) {
+    const int64_t operands = s.config.hidden_size + 2 * s.config.kv_size();
+    gradients = std::max(gradients, std::min(l.rows, kUpcastRows) * s.accumulate_bytes * operands);
+  }
+  return l.rows * (norm1 + row.kv()) + gradients;
 }
 
 int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
@@ -250,15 +266,19 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
   const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
   const LayerRows block = BlockLayer(prefix, policy);
   const int64_t tape = TapeBytes(shape, again ? block.rows : prefix.rows, policy);
-  const int64_t hot_set = KvBytes(shape, prefix) + GradientKvBytes(shape, prefix);
-  if (shape.config.num_layers == 1) return {.hot_set = hot_set, .dormant_set = tape};
-  // At the second layer from the top: the last layer's tape is gone, of one block its K/V and accumulators too.
-  const int64_t at_work = block.rows * (row.kv_only_tape(policy) + row.tape(policy));
-  PhaseBytes bytes{.hot_set = hot_set, .dormant_set = again ? tape - at_work : OnDevice(prefix, tape - at_work)};
-  if (OneBlock(prefix)) bytes.hot_set -= prefix.rows * (row.kv() + row.gradient_kv());
+  const auto dormant = [&](int64_t at_work) { return again ? tape - at_work : OnDevice(prefix, tape - at_work); };
   const int64_t copies = OneBlock(prefix) ? 0 : block.rows * row.gradient_kv();
-  bytes.working_set = LayerBackwardBytes(shape, block) - block.rows * row.kv() + copies;
-  return bytes;
+  const int64_t last_at_work = block.rows * row.kv_only_tape(policy);
+  PhaseBytes last{.hot_set = KvBytes(shape, prefix) + GradientKvBytes(shape, prefix),
+                  .dormant_set = dormant(last_at_work),
+                  .working_set = last_at_work + KvOnlyBackwardBytes(shape, block) + copies};
+  if (shape.config.num_layers == 1) return last;
+  // At the second layer from the top: the last layer's tape is gone, of one block its K/V and accumulators too.
+  const int64_t at_work = last_at_work + block.rows * row.tape(policy);
+  PhaseBytes full{.hot_set = last.hot_set, .dormant_set = dormant(at_work)};
+  if (OneBlock(prefix)) full.hot_set -= prefix.rows * (row.kv() + row.gradient_kv());
+  full.working_set = LayerBackwardBytes(shape, block) - block.rows * row.kv() + copies;
+  return full.peak() > last.peak() ? full : last;
 }
 
 int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows) { return KvBytes(shape, {.rows = rows}); }

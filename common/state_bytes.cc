@@ -10,12 +10,17 @@ int64_t RunBytes(std::string_view dtype) { return dtype == "fp64" ? 8 : dtype ==
 
 int64_t AccumulateBytes(std::string_view dtype) { return dtype == "fp64" ? 8 : 4; }
 
+int64_t OptimizerBytes(std::string_view dtype) {
+  const int64_t states = RunBytes(dtype) == AccumulateBytes(dtype) ? 2 : 3;
+  return states * AccumulateBytes(dtype);
+}
+
 StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype) {
   const int64_t count = config.num_parameters(), run = RunBytes(dtype), accumulate = AccumulateBytes(dtype);
   StateBytes bytes;
   bytes.weights = count * run;
   bytes.gradients = count * accumulate;
-  bytes.optimizer = 2 * count * accumulate + (run == accumulate ? 0 : count * accumulate);
+  bytes.optimizer = count * OptimizerBytes(dtype);
   bytes.slabs = StateSlabBytes({.elements = count, .states = run == accumulate ? 2 : 3, .element_bytes = accumulate});
   bytes.tables = config.max_positions * config.head_size * accumulate;
   return bytes;

@@ -14,10 +14,13 @@ namespace stemma {
 int64_t RunBytes(std::string_view dtype);
 int64_t AccumulateBytes(std::string_view dtype);
 
+// Of one parameter's optimizer states: both moments, and the fp32 master of a bf16 run.
+int64_t OptimizerBytes(std::string_view dtype);
+
 struct StateBytes {
   int64_t weights = 0;  // tied embeddings once
   int64_t gradients = 0;
-  int64_t optimizer = 0;  // both moments, and the fp32 masters of a bf16 run
+  int64_t optimizer = 0;
   int64_t tables = 0;     // cosines and sines of RoPE
   int64_t slabs = 0;      // of optimizer states that come from host memory, during APPLY
   int64_t total() const { return weights + gradients + optimizer + tables; }

@@ -27,30 +27,37 @@ struct AttentionRows {
   T* At(int64_t b, int64_t k, int64_t i, int64_t t) const { return data + b * batch + k * kv + i * group + t * row; }
 };
 
-// T: float, double. Elements of scratch that a call needs, for all of its threads; uninitialised.
+// T, what is computed in, and Kv, what keys and values are held in: float and float, float and Bf16, double and double.
+// Keys and values are widened by the block, so that those of a long prefix need no second copy.
+
+// Elements of scratch that a call needs, for all of its threads; uninitialised.
+template <typename T, typename Kv>
 int64_t AttentionForwardScratch(const AttentionSize& size);
+template <typename T, typename Kv>
 int64_t AttentionBackwardScratch(const AttentionSize& size);
 
-template <typename T>
+template <typename T, typename Kv>
 struct AttentionForwardArgs {
   AttentionSize size;
-  AttentionRows<const T> q, k, v;  // group of k, v is not read
-  AttentionRows<T> out, lse;       // lse: one element a row, natural log, scale included
+  AttentionRows<const T> q;
+  AttentionRows<const Kv> k, v;  // group is not read
+  AttentionRows<T> out, lse;     // lse: one element a row, natural log, scale included
   T* scratch;
 };
 
-template <typename T>
+template <typename T, typename Kv>
 struct AttentionBackwardArgs {
   AttentionSize size;
-  AttentionRows<const T> dout, q, k, v, out, lse;
+  AttentionRows<const T> dout, q, out, lse;
+  AttentionRows<const Kv> k, v;
   AttentionRows<T> dq;      // overwritten
   AttentionRows<T> dk, dv;  // added to
   T* scratch;
 };
 
-template <typename T>
-void AttentionForward(const AttentionForwardArgs<T>& args);
-template <typename T>
-void AttentionBackward(const AttentionBackwardArgs<T>& args);
+template <typename T, typename Kv>
+void AttentionForward(const AttentionForwardArgs<T, Kv>& args);
+template <typename T, typename Kv>
+void AttentionBackward(const AttentionBackwardArgs<T, Kv>& args);
 
 }  // namespace stemma::kernels

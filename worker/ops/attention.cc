@@ -64,8 +64,7 @@ std::vector<Run> RunsOf(const AttentionBatch& batch, int64_t num_rows) {
   return runs;
 }
 
-// bf16 is computed in fp32: the CPU kernel sums dK and dV in the dtype of its inputs, and partial outputs would be
-// rounded.
+// bf16 is computed in fp32: partial outputs would be rounded. Keys and values stay as they are: a kernel widens them.
 at::Tensor Upcast(const at::Tensor& x) { return x.to(AccType(x.scalar_type())); }
 
 // [T, H·E] -> view [K, g, T, E].
@@ -143,15 +142,14 @@ struct Wave {
 Wave WaveOf(const AttentionKernel& kernel, double scale, const at::Tensor& q_HTE, const at::Tensor& k_KTE,
             const at::Tensor& v_KTE) {
   const Shape shape = ShapeOf(q_HTE, k_KTE);
-  return {kernel,        scale,        shape, Upcast(q_HTE).unflatten(0, {shape.num_kv_heads, shape.group}),
-          Upcast(k_KTE), Upcast(v_KTE)};
+  return {kernel, scale, shape, Upcast(q_HTE).unflatten(0, {shape.num_kv_heads, shape.group}), k_KTE, v_KTE};
 }
 
 // All rows of a run over its ancestor's keys: [K, g, rows, E].
 Output AncestorForward(const Wave& wave, const Run& run) {
   const AncestorKv& kv = *run.ancestor;
-  return OnlyEntry(wave.kernel.Forward(QueriesOf(wave.q_KgTE, run.begin, run.rows()), Upcast(kv.k_KCE).unsqueeze(0),
-                                       Upcast(kv.v_KCE).unsqueeze(0), /*causal=*/false, wave.scale));
+  return OnlyEntry(wave.kernel.Forward(QueriesOf(wave.q_KgTE, run.begin, run.rows()), kv.k_KCE.unsqueeze(0),
+                                       kv.v_KCE.unsqueeze(0), /*causal=*/false, wave.scale));
 }
 
 Output CausalForward(const Wave& wave, const AttentionSpan& span) {
@@ -190,8 +188,9 @@ struct OwnGradients {
   at::Tensor dq, dk, dv;
 };
 
-KeyGradients ZeroLike(const at::Tensor& k) {
-  return {at::zeros(k.sizes(), k.options()), at::zeros(k.sizes(), k.options())};
+KeyGradients ZeroGradients(const at::Tensor& k) {
+  const auto zeros = [&] { return at::zeros(k.sizes(), k.options().dtype(AccType(k.scalar_type()))); };
+  return {zeros(), zeros()};
 }
 
 // What backward reads beside q, k, v.
@@ -203,7 +202,7 @@ OwnGradients CausalBackward(const Wave& wave, const WaveOutput& output, const At
   const int64_t begin = span.begin, count = span.end - span.begin;
   const auto queries = [&](const at::Tensor& x) { return QueriesOf(x, begin, count); };
   const at::Tensor k = KeysOf(wave.k_KTE, begin, count), v = KeysOf(wave.v_KTE, begin, count);
-  const KeyGradients sums = ZeroLike(k);
+  const KeyGradients sums = ZeroGradients(k);
   const at::Tensor dq =
       wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), k, v, queries(output.o_KgTE),
                            queries(output.lse_KgT), /*causal=*/true, wave.scale, sums);
@@ -219,7 +218,7 @@ void ForEachCausalBackward(const Wave& wave, const WaveOutput& output, const Run
     return;
   }
   const PaddedQkv padded = PadQkv(wave, run);
-  const KeyGradients sums = ZeroLike(padded.k);
+  const KeyGradients sums = ZeroGradients(padded.k);
   const at::Tensor dq =
       wave.kernel.Backward(Pad(output.do_KgTE, run), padded.q, padded.k, padded.v, Pad(output.o_KgTE, run),
                            Pad(output.lse_KgT, run), /*causal=*/true, wave.scale, sums);
@@ -236,8 +235,8 @@ at::Tensor AncestorBackward(const Wave& wave, const WaveOutput& output, const Ru
   const AncestorKv& kv = *run.ancestor;
   const auto queries = [&](const at::Tensor& x) { return QueriesOf(x, run.begin, run.rows()); };
   const at::Tensor dq =
-      wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), Upcast(kv.k_KCE).unsqueeze(0),
-                           Upcast(kv.v_KCE).unsqueeze(0), queries(output.o_KgTE), queries(output.lse_KgT),
+      wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), kv.k_KCE.unsqueeze(0), kv.v_KCE.unsqueeze(0),
+                           queries(output.o_KgTE), queries(output.lse_KgT),
                            /*causal=*/false, wave.scale, {kv.gk_KCE.unsqueeze(0), kv.gv_KCE.unsqueeze(0)});
   return dq.squeeze(0);
 }

@@ -44,14 +44,14 @@ kernels::AttentionRows<T> LseRows(const at::Tensor& x) {
   return {StridedData<std::remove_const_t<T>>(x), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
 }
 
+// Calls use.template operator()<T, Kv>() with the types of the queries and of the keys.
 template <typename Use>
-void DispatchAccType(at::ScalarType dtype, const Use& use) {
-  CHECK(dtype == at::kFloat || dtype == at::kDouble) << dtype;
-  if (dtype == at::kFloat) {
-    use.template operator()<float>();
-  } else {
-    use.template operator()<double>();
-  }
+void DispatchTypes(at::ScalarType queries, at::ScalarType keys, const Use& use) {
+  if (queries == at::kDouble && keys == at::kDouble) return use.template operator()<double, double>();
+  CHECK(queries == at::kFloat) << queries << " queries, " << keys << " keys";
+  if (keys == at::kBFloat16) return use.template operator()<float, kernels::Bf16>();
+  CHECK(keys == at::kFloat) << queries << " queries, " << keys << " keys";
+  use.template operator()<float, float>();
 }
 
 }  // namespace
@@ -59,16 +59,16 @@ void DispatchAccType(at::ScalarType dtype, const Use& use) {
 AttentionKernel::Output CpuAttention::Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                               bool causal, double scale) const {
   const kernels::AttentionSize size = SizeOf(q, k, v, causal, scale);
-  const at::Tensor scratch = at::empty({kernels::AttentionForwardScratch(size)}, q.options());
   Output output{at::empty(q.sizes(), q.options()), at::empty(q.sizes().slice(0, 4), q.options())};
-  DispatchAccType(q.scalar_type(), [&]<typename T>() {
-    kernels::AttentionForward<T>({.size = size,
-                                  .q = QueryRows<const T>(q),
-                                  .k = KeyRows<const T>(k),
-                                  .v = KeyRows<const T>(v),
-                                  .out = QueryRows<T>(output.out),
-                                  .lse = LseRows<T>(output.lse),
-                                  .scratch = Data<T>(scratch)});
+  DispatchTypes(q.scalar_type(), k.scalar_type(), [&]<typename T, typename Kv>() {
+    const at::Tensor scratch = at::empty({kernels::AttentionForwardScratch<T, Kv>(size)}, q.options());
+    kernels::AttentionForward<T, Kv>({.size = size,
+                                      .q = QueryRows<const T>(q),
+                                      .k = KeyRows<const Kv>(k),
+                                      .v = KeyRows<const Kv>(v),
+                                      .out = QueryRows<T>(output.out),
+                                      .lse = LseRows<T>(output.lse),
+                                      .scratch = Data<T>(scratch)});
   });
   return output;
 }
@@ -82,20 +82,20 @@ at::Tensor CpuAttention::Backward(const at::Tensor& dout, const at::Tensor& q, c
   CHECK(lse.sizes() == q.sizes().slice(0, 4)) << lse.sizes() << " and " << q.sizes();
   CHECK(sums.dk.sizes() == k.sizes() && sums.dk.scalar_type() == q.scalar_type()) << sums.dk.sizes();
   CHECK(sums.dv.sizes() == v.sizes() && sums.dv.scalar_type() == q.scalar_type()) << sums.dv.sizes();
-  const at::Tensor scratch = at::empty({kernels::AttentionBackwardScratch(size)}, q.options());
   const at::Tensor dq = at::empty(q.sizes(), q.options());
-  DispatchAccType(q.scalar_type(), [&]<typename T>() {
-    kernels::AttentionBackward<T>({.size = size,
-                                   .dout = QueryRows<const T>(dout),
-                                   .q = QueryRows<const T>(q),
-                                   .k = KeyRows<const T>(k),
-                                   .v = KeyRows<const T>(v),
-                                   .out = QueryRows<const T>(out),
-                                   .lse = LseRows<const T>(lse),
-                                   .dq = QueryRows<T>(dq),
-                                   .dk = KeyRows<T>(sums.dk),
-                                   .dv = KeyRows<T>(sums.dv),
-                                   .scratch = Data<T>(scratch)});
+  DispatchTypes(q.scalar_type(), k.scalar_type(), [&]<typename T, typename Kv>() {
+    const at::Tensor scratch = at::empty({kernels::AttentionBackwardScratch<T, Kv>(size)}, q.options());
+    kernels::AttentionBackward<T, Kv>({.size = size,
+                                       .dout = QueryRows<const T>(dout),
+                                       .q = QueryRows<const T>(q),
+                                       .out = QueryRows<const T>(out),
+                                       .lse = LseRows<const T>(lse),
+                                       .k = KeyRows<const Kv>(k),
+                                       .v = KeyRows<const Kv>(v),
+                                       .dq = QueryRows<T>(dq),
+                                       .dk = KeyRows<T>(sums.dk),
+                                       .dv = KeyRows<T>(sums.dv),
+                                       .scratch = Data<T>(scratch)});
   });
   return dq;
 }

@@ -2,7 +2,7 @@
 // Called by worker/ops/attention.h; tests inject wrong ones.
 //
 // Dense batched heads: B batch entries, K kv heads of g query heads each, E head size; query head (k, i), i < g,
-// belongs to kv head k.
+// belongs to kv head k. Computed in fp32, in fp64 for fp64; k and v are in that dtype or in bf16, all else in that.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ class AttentionKernel {
  public:
   struct Output {
     at::Tensor out;  // [B, K, g, Sq, E]
-    at::Tensor lse;  // [B, K, g, Sq], natural log, scale included; fp32, fp64 for fp64 inputs
+    at::Tensor lse;  // [B, K, g, Sq], natural log, scale included
   };
   struct KeyGradients {
     at::Tensor dk, dv;  // [B, K, Sk, E], summed over the group; strides as k's may be
@@ -28,7 +28,7 @@ class AttentionKernel {
                               const KeyGradients& sums) const = 0;
 };
 
-// worker/kernels/attention.h; fp32 and fp64.
+// worker/kernels/attention.h.
 class CpuAttention : public AttentionKernel {
  public:
   Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,

@@ -10,6 +10,7 @@
 
 #include "common/cost.h"
 #include "common/model_init.h"
+#include "glog/logging.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/synthetic.h"
 
@@ -31,55 +32,64 @@ struct Setting {
 
 constexpr int64_t kWaveSuffixes = 2, kHeadChunkRows = 128;
 
-class PhaseBytesTest : public ::testing::TestWithParam<Setting> {
- protected:
-  void SetUp() override {
-    directory_ = ::testing::TempDir() + "/bytes-" + GetParam().name;
-    std::filesystem::remove_all(directory_);
-    ASSERT_TRUE(WriteRandomModel(Model(), {}, directory_).ok());
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
+constexpr int64_t kRollouts = 4;
 
-  static ModelConfig Model() { return SyntheticModel({.qk_norm = GetParam().qk_norm}); }
+ModelConfig ModelOf(const Setting& setting) { return SyntheticModel({.qk_norm = setting.qk_norm}); }
 
-  worker::v1::Vote Run() {
-    const Setting& setting = GetParam();
-    InProcessOptions options;
-    options.run.set_model(directory_);
-    options.run.set_dtype(setting.dtype);
-    options.run.set_schedule(setting.dense ? v1::DENSE : v1::REUSE);
-    options.run.set_wave_suffixes(kWaveSuffixes);
-    options.run.set_head_chunk_tokens(kHeadChunkRows);
-    options.run.set_memory_budget_bytes(uint64_t{4} << 30);
-    options.run.set_threads(1);
-    options.run.set_host_memory_bytes(uint64_t{256} << 20);
-    options.edit_step = [&](v1::StepPlan& step) {
-      for (v1::Cluster& cluster : *step.mutable_clusters()) {
-        cluster.set_prefix_policy(setting.prefix_policy);
-        cluster.set_suffix_policy(setting.suffix_policy);
-        cluster.set_prefix_block_rows(static_cast<uint32_t>(setting.block_rows));
-        cluster.set_offload_prefix(setting.offload);
-      }
-    };
-    auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    const std::vector<int64_t> responses(4, setting.response);
-    EXPECT_TRUE((*engine)->Load(SyntheticRequest({setting.prompt}, responses, Model().vocab_size)).ok());
-    const auto vote = (*engine)->Prepare(0);
-    EXPECT_TRUE(vote.ok() && vote->yes()) << vote.status();
-    return *vote;
-  }
+ByteShape ShapeOf(const Setting& setting) {
+  const int64_t accumulate = setting.dtype == "fp64" ? 8 : 4;
+  return {.config = ModelOf(setting),
+          .run_bytes = setting.dtype == "bf16" ? 2 : accumulate,
+          .accumulate_bytes = accumulate,
+          .head_chunk_rows = kHeadChunkRows};
+}
 
-  static ByteShape Shape() {
-    const int64_t accumulate = GetParam().dtype == "fp64" ? 8 : 4;
-    return {.config = Model(),
-            .run_bytes = GetParam().dtype == "bf16" ? 2 : accumulate,
-            .accumulate_bytes = accumulate,
-            .head_chunk_rows = kHeadChunkRows};
-  }
+// One forward and backward of one group.
+worker::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts) {
+  const std::string directory = ::testing::TempDir() + "/bytes-" + setting.name;
+  std::filesystem::remove_all(directory);
+  CHECK(WriteRandomModel(ModelOf(setting), {}, directory).ok());
+  InProcessOptions options;
+  options.run.set_model(directory);
+  options.run.set_dtype(setting.dtype);
+  options.run.set_schedule(setting.dense ? v1::DENSE : v1::REUSE);
+  options.run.set_wave_suffixes(kWaveSuffixes);
+  options.run.set_head_chunk_tokens(kHeadChunkRows);
+  options.run.set_memory_budget_bytes(uint64_t{4} << 30);
+  options.run.set_threads(1);
+  options.run.set_host_memory_bytes(uint64_t{256} << 20);
+  options.edit_step = [&](v1::StepPlan& step) {
+    for (v1::Cluster& cluster : *step.mutable_clusters()) {
+      cluster.set_prefix_policy(setting.prefix_policy);
+      cluster.set_suffix_policy(setting.suffix_policy);
+      cluster.set_prefix_block_rows(static_cast<uint32_t>(setting.block_rows));
+      cluster.set_offload_prefix(setting.offload);
+    }
+  };
+  auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
+  CHECK(engine.ok()) << engine.status();
+  const std::vector<int64_t> responses(static_cast<size_t>(rollouts), setting.response);
+  const absl::Status loaded =
+      (*engine)->Load(SyntheticRequest({setting.prompt}, responses, ModelOf(setting).vocab_size));
+  CHECK(loaded.ok()) << loaded;
+  const auto vote = (*engine)->Prepare(0);
+  CHECK(vote.ok() && vote->yes()) << vote.status();
+  std::filesystem::remove_all(directory);
+  return *vote;
+}
 
-  std::string directory_;
-};
+PrefixShape PrefixOf(const Setting& s) {
+  return {.rows = s.prompt - 1, .block_rows = s.block_rows, .policy = s.prefix_policy, .offload = s.offload};
+}
+
+WaveShape WaveOf(const Setting& s) {
+  return {.rows = kWaveSuffixes * s.response,
+          .longest_rows = s.response,
+          .ancestor_rows = s.prompt - 1,
+          .policy = s.suffix_policy};
+}
+
+class PhaseBytesTest : public ::testing::TestWithParam<Setting> {};
 
 void ExpectNear(const worker::v1::Vote& vote, const std::string& phase, const PhaseBytes& planned) {
   const double measured = vote.sums().at("bytes/" + phase), peak = static_cast<double>(planned.peak());
@@ -91,27 +101,41 @@ void ExpectNear(const worker::v1::Vote& vote, const std::string& phase, const Ph
 
 TEST_P(PhaseBytesTest, EachPhaseTakesItsPlannedBytes) {
   const Setting& s = GetParam();
-  const worker::v1::Vote vote = Run();
-  const int64_t prefix_rows = s.prompt - 1;
+  const worker::v1::Vote vote = Measure(s);
   if (s.dense) {
+    const int64_t prefix_rows = s.prompt - 1;
     const WaveShape wave{.rows = kWaveSuffixes * (prefix_rows + s.response),
                          .longest_rows = prefix_rows + s.response,
                          .kv_only_rows = kWaveSuffixes * prefix_rows,
                          .policy = s.suffix_policy};
-    ExpectNear(vote, "suffix", SuffixBytes(Shape(), {}, wave));
+    ExpectNear(vote, "suffix", SuffixBytes(ShapeOf(s), {}, wave));
     return;
   }
-  const PrefixShape prefix{
-      .rows = prefix_rows, .block_rows = s.block_rows, .policy = s.prefix_policy, .offload = s.offload};
-  const WaveShape wave{.rows = kWaveSuffixes * s.response,
-                       .longest_rows = s.response,
-                       .ancestor_rows = prefix_rows,
-                       .policy = s.suffix_policy};
-  ExpectNear(vote, "prefix_forward", PrefixForwardBytes(Shape(), prefix));
-  ExpectNear(vote, "suffix", SuffixBytes(Shape(), prefix, wave));
-  ExpectNear(vote, "prefix_backward", PrefixBackwardBytes(Shape(), prefix));
-  const auto host = static_cast<double>(HostTapeBytes(Shape(), prefix));
+  ExpectNear(vote, "prefix_forward", PrefixForwardBytes(ShapeOf(s), PrefixOf(s)));
+  ExpectNear(vote, "suffix", SuffixBytes(ShapeOf(s), PrefixOf(s), WaveOf(s)));
+  ExpectNear(vote, "prefix_backward", PrefixBackwardBytes(ShapeOf(s), PrefixOf(s)));
+  const auto host = static_cast<double>(HostTapeBytes(ShapeOf(s), PrefixOf(s)));
   EXPECT_NEAR(vote.sums().at("bytes/host"), host, kTolerance * host);
+}
+
+// What Phase B takes beyond K/V and their gradients, with the prefix's tape away.
+double BeyondHotSet(const Setting& s, int64_t rollouts) {
+  const double hot_set = static_cast<double>(SuffixBytes(ShapeOf(s), PrefixOf(s), WaveOf(s)).hot_set);
+  return Measure(s, rollouts).sums().at("bytes/suffix") - hot_set;
+}
+
+TEST(PhaseBytesFlatTest, PhaseBGrowsNeitherWithRolloutsNorBeyondKvWithThePrompt) {
+  for (const char* dtype : {"fp32", "fp64", "bf16"}) {
+    Setting setting{
+        .name = "flat", .dtype = dtype, .prompt = 800, .response = 60, .prefix_policy = v1::S5, .block_rows = 300};
+    const double base = BeyondHotSet(setting, kRollouts);
+    EXPECT_EQ(BeyondHotSet(setting, 4 * kRollouts), base) << dtype;
+    setting.prompt = 3200;
+    // Blocks of scores and of widened keys are as large at 800 keys as at 3,200; the rest is rounding of tensors to 64.
+    EXPECT_NEAR(BeyondHotSet(setting, kRollouts) / base, 1, 0.002) << dtype;
+    setting.prefix_policy = v1::S1;  // control: a tape that stays is seen
+    EXPECT_GT(BeyondHotSet(setting, kRollouts) / base, 2) << dtype;
+  }
 }
 
 std::vector<Setting> Settings() {
