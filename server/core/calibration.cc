@@ -54,11 +54,11 @@ void AddEquation(const Work& work, double seconds, double total_s, const Rates& 
 
 }  // namespace
 
-std::string CalibrationKey(const ModelConfig& model, const std::string& dtype, int64_t threads,
-                           const std::string& device) {
+std::string CalibrationKey(const ModelConfig& model, const v1::RunConfig& run, const std::string& device) {
   return absl::StrCat(model.model_type, " ", model.num_layers, "x", model.hidden_size, " heads ", model.num_heads, "/",
                       model.num_kv_heads, "x", model.head_size, " ffn ", model.ffn_size, " vocabulary ",
-                      model.vocab_size, ", ", dtype, ", ", threads, " threads, ", device);
+                      model.vocab_size, ", ", run.dtype(), ", ", run.threads(), " threads, ", device,
+                      run.optimizer_residency() == v1::HOST ? ", optimizer states in host memory" : "");
 }
 
 Calibration::Calibration(const Rates& defaults, const ModelConfig& model)

@@ -14,6 +14,7 @@
 
 #include "common/model_config.h"
 #include "server/core/cost_model.h"
+#include "stemma/v1/run_config.pb.h"
 
 namespace stemma {
 
@@ -27,9 +28,9 @@ struct CalibrationSample {
 // Samples by machine and model, as the data directory holds them.
 using CalibrationBook = std::map<std::string, std::vector<CalibrationSample>>;
 
-// "llama 8x512 heads 8/4x64 ffn 1408 vocabulary 4096, fp32, 2 threads, cpu": what rates depend on.
-std::string CalibrationKey(const ModelConfig& model, const std::string& dtype, int64_t threads,
-                           const std::string& device);
+// "llama 8x512 heads 8/4x64 ffn 1408 vocabulary 4096, fp32, 2 threads, cpu": what rates depend on; then ", optimizer
+// states in host memory" where they are.
+std::string CalibrationKey(const ModelConfig& model, const v1::RunConfig& run, const std::string& device);
 
 class Calibration {
  public:

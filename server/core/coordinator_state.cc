@@ -11,7 +11,7 @@ CoordinatorState::CoordinatorState(CoordinatorOptions options, PlanFunction plan
       plan_(std::move(plan)),
       config_(options_.config),
       calibration_book_(options_.calibration),
-      calibration_(DefaultRates(config_.dtype(), config_.threads(), "cpu"), options_.model),
+      calibration_(NewCalibration("cpu")),
       table_(options_.config.limits().requests_kept()) {
   lineage_ = NewLineage();
 }

@@ -82,6 +82,7 @@ class CoordinatorState {
   void OnEvent(const WorkerLostEvent& event);
   void OnRegister(SessionId session, const worker::v1::Register& message);
   void OnReady(const worker::v1::Ready& message);
+  Calibration NewCalibration(const std::string& device) const;
   void StartCalibration();
   void SaveCalibration();
   void LoseWorker(const std::string& reason);

@@ -85,10 +85,15 @@ void CoordinatorState::OnReady(const worker::v1::Ready& message) {
                    config_.optimizer_residency() == v1::HOST ? "in host memory" : "on the device"));
 }
 
+Calibration CoordinatorState::NewCalibration(const std::string& device) const {
+  return Calibration(DefaultRates(config_.dtype(), config_.threads(), device, config_.optimizer_residency()),
+                     options_.model);
+}
+
 void CoordinatorState::StartCalibration() {
   const std::string device = worker_->device.empty() ? "cpu" : worker_->device;
-  calibration_key_ = CalibrationKey(options_.model, config_.dtype(), config_.threads(), device);
-  calibration_ = Calibration(DefaultRates(config_.dtype(), config_.threads(), device), options_.model);
+  calibration_key_ = CalibrationKey(options_.model, config_, device);
+  calibration_ = NewCalibration(device);
   if (const auto it = calibration_book_.find(calibration_key_); it != calibration_book_.end()) {
     calibration_.AddAll(it->second);
   }

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/match.h"
+#include "common/state_bytes.h"
 #include "common/tape_policy.h"
 
 namespace stemma {
@@ -197,6 +198,26 @@ void AddMemberRecompute(const ModelConfig& c, const MemberShape& member, v1::Tap
   if (!KeepsAttention(policy)) work[kScoreBlock] += MemberScoreBlocks(c, member);
 }
 
+// With optimizer states on the device.
+Rates DeviceRates(const std::string& dtype, int64_t threads, const std::string& device) {
+  Rates rates;
+  if (absl::StartsWith(device, "cuda")) {  // H200, bf16: matrix products 790 TFLOP/s, 4.3 TB/s, 55 GB/s to the host
+    const double factor = dtype == "bf16" ? 1 : 10;
+    rates.copies_overlap = true;
+    // A fused kernel's blocks of scores are in its FLOPs' rate.
+    rates.seconds = {factor / 7.9e14, factor / 6.2e14, factor / 4.4e14, factor / 7.9e14, 4 / 4.3e12,       8 / 4.3e12,
+                     6e-13,           2.8e-11,         1 / 55e9,        1.8e-12,         /*score_block=*/0};
+    return rates;
+  }
+  // One core with AVX-512: 150 GFLOP/s of fp32 matrix products, half of it in fp64 and, upcast, in bf16. Ratios are
+  // those of the ops by themselves in the runs of tests/server/core/recorded_phases.json: elementwise work is a
+  // fiftieth of a step, and cannot be told from matrix products but where a policy makes it again.
+  const double factor = (dtype == "fp32" ? 1.0 : 2.0) / static_cast<double>(std::max<int64_t>(1, threads));
+  rates.seconds = {factor / 150e9, factor / 125e9, factor / 95e9, factor / 200e9, factor * 0.18e-9, factor * 1.2e-9,
+                   0.4e-9,         3e-9,           1 / 8e9,       0.5e-9,         factor * 10e-6};
+  return rates;
+}
+
 }  // namespace
 
 const std::array<const char*, kNumRates> kRateNames = {
@@ -222,22 +243,14 @@ PredictedSeconds& PredictedSeconds::operator+=(const PredictedSeconds& other) {
   return *this;
 }
 
-Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string& device) {
-  Rates rates;
-  if (absl::StartsWith(device, "cuda")) {  // H200, bf16: matrix products 790 TFLOP/s, 4.3 TB/s, 55 GB/s to the host
-    const double factor = dtype == "bf16" ? 1 : 10;
-    rates.copies_overlap = true;
-    // A fused kernel's blocks of scores are in its FLOPs' rate.
-    rates.seconds = {factor / 7.9e14, factor / 6.2e14, factor / 4.4e14, factor / 7.9e14, 4 / 4.3e12,       8 / 4.3e12,
-                     6e-13,           2.8e-11,         1 / 55e9,        1.8e-12,         /*score_block=*/0};
-    return rates;
-  }
-  // One core with AVX-512: 150 GFLOP/s of fp32 matrix products, half of it in fp64 and, upcast, in bf16. Ratios are
-  // those of the ops by themselves in the runs of tests/server/core/recorded_phases.json: elementwise work is a
-  // fiftieth of a step, and cannot be told from matrix products but where a policy makes it again.
-  const double factor = (dtype == "fp32" ? 1.0 : 2.0) / static_cast<double>(std::max<int64_t>(1, threads));
-  rates.seconds = {factor / 150e9, factor / 125e9, factor / 95e9, factor / 200e9, factor * 0.18e-9, factor * 1.2e-9,
-                   0.4e-9,         3e-9,           1 / 8e9,       0.5e-9,         factor * 10e-6};
+Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string& device,
+                   v1::OptimizerResidency residency) {
+  Rates rates = DeviceRates(dtype, threads, device);
+  if (residency != v1::HOST) return rates;
+  // Each parameter's states come in and go out, beside their update where copies run beside compute.
+  const double copies_s = 2.0 * static_cast<double>(OptimizerBytes(dtype)) * rates.seconds[kCopy];
+  double& parameter_s = rates.seconds[kParameter];
+  parameter_s = rates.copies_overlap ? std::max(parameter_s, copies_s) : parameter_s + copies_s;
   return rates;
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/cost.h"
+#include "stemma/v1/run_config.pb.h"
 
 namespace stemma {
 
@@ -27,7 +28,7 @@ enum Rate {
   kElement,
   kMerge,         // a suffix's attention output, joined with its prefix's part
   kWave,          // a weight that a wave or block reads, however few its rows are
-  kParameter,     // of the optimizer
+  kParameter,     // of the optimizer, with the copies of its states where they are in host memory
   kCopy,          // bytes between device and host
   kWaveBackward,  // a weight that the backward of one reads, adding to its gradient
   // A block of attention scores: what its small products cost beyond their FLOPs. A causal span of 64 rows runs at a
@@ -58,7 +59,8 @@ struct Rates {
 };
 
 // What is sane before anything was measured: of a CPU core, or of an H200 (`device` "cuda..."), by published rates.
-Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string& device);
+Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string& device,
+                   v1::OptimizerResidency residency = v1::DEVICE);
 
 struct PredictedSeconds {
   double prefix_forward = 0, suffix = 0, prefix_backward = 0;

@@ -116,6 +116,8 @@ CalibrationBook BookOfSlowMerges() {
   rates.seconds[kMerge] = 1e-6;
   ByteShape shape;
   shape.config = BenchModel();
+  v1::RunConfig run = Options().config;
+  run.set_threads(2);  // as the worker says
   CalibrationBook book;
   for (const int64_t prefix : {100, 300, 700, 1100, 1500, 2000, 2500}) {
     CalibrationSample sample;
@@ -123,7 +125,7 @@ CalibrationBook BookOfSlowMerges() {
                               {.rows = prefix, .longest_rows = prefix}, v1::S0, 1);
     sample.seconds = Seconds(sample.work, rates);
     sample.apply_s = 0.1;
-    book[CalibrationKey(shape.config, "fp32", 2, kDevice)].push_back(sample);
+    book[CalibrationKey(shape.config, run, kDevice)].push_back(sample);
   }
   return book;
 }

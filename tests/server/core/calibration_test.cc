@@ -121,8 +121,16 @@ TEST(CalibrationTest, WhatCannotBeAMeasurementIsIgnoredAndTheHistoryIsBounded) {
 }
 
 TEST(CalibrationTest, AKeyHoldsWhatRatesDependOn) {
-  EXPECT_EQ(CalibrationKey(BenchModel(), "fp32", 2, "cpu"),
-            "llama 8x512 heads 8/4x64 ffn 1408 vocabulary 4096, fp32, 2 threads, cpu");
+  v1::RunConfig run;
+  run.set_dtype("fp32");
+  run.set_threads(2);
+  const std::string key = CalibrationKey(BenchModel(), run, "cpu");
+  EXPECT_EQ(key, "llama 8x512 heads 8/4x64 ffn 1408 vocabulary 4096, fp32, 2 threads, cpu");
+  run.set_optimizer_residency(v1::DEVICE);
+  EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key);
+  run.set_optimizer_residency(v1::HOST);
+  EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", optimizer states in host memory")
+      << "an Apply with copies tells nothing of one without";
 }
 
 // Recorded on a real machine (tests/bench/record_phases.py): each shape is computed in several ways.
