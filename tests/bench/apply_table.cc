@@ -1,13 +1,12 @@
 #include "tests/bench/apply_table.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "common/clock.h"
 #include "glog/logging.h"
+#include "tests/bench/spread.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/synthetic.h"
 #include "worker/memory/cpu_allocator.h"
@@ -16,10 +15,8 @@ namespace stemma::testing {
 namespace {
 
 struct Row {
-  std::string name;
   std::unique_ptr<InProcess> engine;
   int64_t resting_bytes = 0, apply_bytes = 0;  // of the device: between steps, and above that in APPLY
-  std::vector<double> seconds;
 };
 
 Row MakeRow(const std::string& model, uint32_t threads, const std::string& dtype, v1::OptimizerResidency residency) {
@@ -34,7 +31,6 @@ Row MakeRow(const std::string& model, uint32_t threads, const std::string& dtype
   auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
   CHECK(engine.ok()) << engine.status();
   Row row;
-  row.name = dtype + ", " + (residency == v1::HOST ? "in host memory" : "on the device");
   row.engine = std::move(engine).value();
   TrainingRequest request = SyntheticRequest({8}, {8, 8}, row.engine->weights().config.vocab_size);
   request.update.mutable_adam()->set_learning_rate(1e-6);
@@ -50,40 +46,34 @@ Row MakeRow(const std::string& model, uint32_t threads, const std::string& dtype
   return row;
 }
 
-void MeasureOnce(Row& row) {
+double MeasureOnce(Row& row) {
   const auto vote = row.engine->Prepare(0);
   CHECK(vote.ok() && vote->yes()) << vote.status();
   ResetPeakBytes();
   const int64_t before = CpuMemoryStats().current_bytes;
   const double start_s = RealClock().MonotonicSeconds();
   CHECK(row.engine->Apply(0, *vote).ok());
-  row.seconds.push_back(RealClock().MonotonicSeconds() - start_s);
+  const double seconds = RealClock().MonotonicSeconds() - start_s;
   row.apply_bytes = CpuMemoryStats().peak_bytes - before;
+  return seconds;
 }
 
 double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
-
-void PrintRow(Row& row) {
-  std::sort(row.seconds.begin(), row.seconds.end());
-  std::printf("| %s | %.3f (%.3f–%.3f) | %.1f | %.1f |\n", row.name.c_str(), row.seconds[row.seconds.size() / 2],
-              row.seconds.front(), row.seconds.back(), MiB(row.resting_bytes), MiB(row.apply_bytes));
-}
 
 }  // namespace
 
 void PrintApply(const std::string& model, uint32_t threads, int rounds) {
   std::printf("\n### Apply, states on the device and in host memory\n\n");
-  std::printf("| run dtype, states | s (range) | MiB of device memory between steps | above that in Apply |\n");
-  std::printf("|---|---:|---:|---:|\n");
+  std::printf(
+      "| run dtype | states on the device s | in host memory s | ratio | MiB of device memory between steps | "
+      "above that in Apply |\n");
+  std::printf("|---|---:|---:|---:|---:|---:|\n");
   for (const char* dtype : {"fp32", "bf16"}) {
-    std::vector<Row> rows;
-    for (const v1::OptimizerResidency residency : {v1::DEVICE, v1::HOST}) {
-      rows.push_back(MakeRow(model, threads, dtype, residency));
-    }
-    for (int round = 0; round < 4 * rounds; ++round) {
-      for (size_t i = 0; i < rows.size(); ++i) MeasureOnce(rows[round % 2 == 0 ? i : rows.size() - 1 - i]);
-    }
-    for (Row& row : rows) PrintRow(row);
+    Row device = MakeRow(model, threads, dtype, v1::DEVICE), host = MakeRow(model, threads, dtype, v1::HOST);
+    const auto seconds = InTurns({[&] { return MeasureOnce(device); }, [&] { return MeasureOnce(host); }}, 2 * rounds);
+    std::printf("| %s | %s | %s | %s | %.1f, %.1f | %.1f, %.1f |\n", dtype, Spread(seconds[0]).text(3).c_str(),
+                Spread(seconds[1]).text(3).c_str(), RatioOf(seconds[1], seconds[0]).text(2).c_str(),
+                MiB(device.resting_bytes), MiB(host.resting_bytes), MiB(device.apply_bytes), MiB(host.apply_bytes));
   }
 }
 

@@ -66,14 +66,20 @@ MEASURED = "## Measured\n"  # what follows in docs/memory.md is memory_bench's
 
 def write_memory_page(build, directory, path, rounds):
     """Policies, offload, capacity and the planner's choices, by the C++ side."""
-    tables = subprocess.run([os.path.join(build, "tests", "memory_bench"), "--model", directory, "--threads", str(THREADS),
-                             "--rounds", str(rounds)], check=True, text=True, stdout=subprocess.PIPE).stdout
-    print(tables)
+    command = [os.path.join(build, "tests", "memory_bench"), "--model", directory, "--threads", str(THREADS), "--rounds", str(rounds)]
+    tables = ""
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            tables += line
+    if process.returncode != 0:
+        raise SystemExit(f"memory_bench ended with {process.returncode}; {path} is as it was")
     with open(path) as file:
         text = file.read().split(MEASURED)[0]
     with open(path, "w") as file:
         file.write(f"{text}{MEASURED}\n`make bench` wrote this part: {report.machine()}; fp32, {THREADS} threads, the model of "
-                   f"docs/benchmarks.md.\nRatios are medians over rounds in turns ({rounds} a table, offload's cost twice as many).\n{tables}")
+                   f"docs/benchmarks.md.\nEach cell of seconds or of a ratio is a median (lower quartile–upper quartile) over runs in turns: {rounds} of "
+                   f"each way,\n{4 * rounds} for offload's cost, {2 * rounds} for Apply.\n{tables}")
 
 
 def contenders_of(shape, bench, directory, with_baselines):
@@ -107,7 +113,7 @@ def parse_arguments():
     parser.add_argument("--quick", action="store_true", help="the shapes that take seconds, fewer rounds; writes no page")
     parser.add_argument("--no-baselines", action="store_true", help="leave transformers and prefix_grouper out")
     parser.add_argument("--memory-only", action="store_true", help="only the measured part of docs/memory.md")
-    parser.add_argument("--memory-rounds", type=int, default=4)
+    parser.add_argument("--memory-rounds", type=int, default=12)
     parser.add_argument("--output", help="the page to write (default: docs/benchmarks.md, with --quick none)")
     arguments = parser.parse_args()
     arguments.build = os.path.abspath(arguments.build)

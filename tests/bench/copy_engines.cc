@@ -1,78 +1,49 @@
 #include "tests/bench/copy_engines.h"
 
-#include <algorithm>
-
 #include "common/clock.h"
 #include "glog/logging.h"
 
 namespace stemma::testing {
 
-RecordingCopyEngine::~RecordingCopyEngine() {
-  {
-    MutexLock lock(&mutex_);
-    stopping_ = true;
-    queue_.clear();
-  }
-  thread_.join();
+CopyTicket RecordingCopyEngine::StartCopyOut(std::vector<CopySpan> spans) {
+  CHECK(!spans.empty());
+  const void* host = spans[0].to;
+  const CopyTicket ticket = copies_.StartCopyOut(std::move(spans));
+  NoteStart(ticket, /*out=*/true, host);
+  return ticket;
 }
 
-CopyTicket RecordingCopyEngine::Start(bool out, std::vector<CopySpan> spans) {
-  MutexLock lock(&mutex_);
-  queue_.push_back({next_ticket_, out, std::move(spans)});
-  return next_ticket_++;
+CopyTicket RecordingCopyEngine::StartCopyIn(std::vector<CopySpan> spans) {
+  CHECK(!spans.empty());
+  const void* host = spans[0].from;
+  const CopyTicket ticket = copies_.StartCopyIn(std::move(spans));
+  NoteStart(ticket, /*out=*/false, host);
+  return ticket;
 }
 
-absl::StatusOr<bool> RecordingCopyEngine::Done(CopyTicket ticket) {
+void RecordingCopyEngine::NoteStart(CopyTicket ticket, bool out, const void* host) {
   MutexLock lock(&mutex_);
-  return done_.erase(ticket) > 0;
+  CopyRecord& record = records_[ticket];  // the copy may have begun
+  record.out = out;
+  record.host = host;
 }
 
-absl::Status RecordingCopyEngine::Wait(CopyTicket ticket) {
+void RecordingCopyEngine::NoteTime(CopyTicket ticket, bool ended) {
+  const double now_s = RealClock().MonotonicSeconds();
   MutexLock lock(&mutex_);
-  const auto queued = std::find_if(queue_.begin(), queue_.end(), [&](const Job& job) { return job.ticket == ticket; });
-  if (queued != queue_.end()) std::rotate(queue_.begin(), queued, queued + 1);
-  mutex_.Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done_.erase(ticket) > 0; });
-  return absl::OkStatus();
-}
-
-void RecordingCopyEngine::Cancel(CopyTicket ticket) {
-  MutexLock lock(&mutex_);
-  const auto queued = std::find_if(queue_.begin(), queue_.end(), [&](const Job& job) { return job.ticket == ticket; });
-  if (queued != queue_.end()) {
-    queue_.erase(queued);
-    return;
-  }
-  mutex_.Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done_.erase(ticket) > 0; });
+  CopyRecord& record = records_[ticket];
+  (ended ? record.ended_s : record.begun_s) = now_s;
+  if (ended) ended_.push_back(ticket);
 }
 
 std::vector<CopyRecord> RecordingCopyEngine::TakeRecords() {
   MutexLock lock(&mutex_);
-  return std::exchange(records_, {});
-}
-
-void RecordingCopyEngine::Run() {
-  mutex_.Lock();
-  while (true) {
-    mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || !queue_.empty(); });
-    if (queue_.empty()) break;
-    const Job job = std::move(queue_.front());
-    queue_.pop_front();
-    mutex_.Unlock();
-    const CopyRecord record = Copy(job);
-    mutex_.Lock();
-    records_.push_back(record);
-    done_.insert(job.ticket);
+  std::vector<CopyRecord> records;
+  for (const CopyTicket ticket : std::exchange(ended_, {})) {
+    records.push_back(records_.at(ticket));
+    records_.erase(ticket);
   }
-  mutex_.Unlock();
-}
-
-CopyRecord RecordingCopyEngine::Copy(const Job& job) {
-  CHECK(!job.spans.empty());
-  CopyRecord record{job.out, job.out ? job.spans[0].to : job.spans[0].from, RealClock().MonotonicSeconds(), 0};
-  const CopyTicket ticket = job.out ? copies_.StartCopyOut(job.spans) : copies_.StartCopyIn(job.spans);
-  CHECK(copies_.Wait(ticket).ok());
-  record.ended_s = RealClock().MonotonicSeconds();
-  return record;
+  return records;
 }
 
 }  // namespace stemma::testing

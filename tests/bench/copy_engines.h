@@ -2,10 +2,7 @@
 // whichever of them is in use.
 #pragma once
 
-#include <cstdint>
-#include <deque>
-#include <set>
-#include <thread>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -33,41 +30,26 @@ struct CopyRecord {
   double begun_s = 0, ended_s = 0;
 };
 
-// Copies as ThreadCopyEngine does, and notes when each began and ended. A copy that is cancelled while it runs goes on
-// to its end. Thread safety: safe.
+// A ThreadCopyEngine that notes when each copy began and ended. Thread safety: safe.
 class RecordingCopyEngine final : public CopyEngine {
  public:
-  RecordingCopyEngine() : thread_([this] { Run(); }) {}
-  ~RecordingCopyEngine() override;
-
-  CopyTicket StartCopyOut(std::vector<CopySpan> spans) override { return Start(true, std::move(spans)); }
-  CopyTicket StartCopyIn(std::vector<CopySpan> spans) override { return Start(false, std::move(spans)); }
-  absl::StatusOr<bool> Done(CopyTicket ticket) override;
-  absl::Status Wait(CopyTicket ticket) override;
-  void Cancel(CopyTicket ticket) override;
+  CopyTicket StartCopyOut(std::vector<CopySpan> spans) override;
+  CopyTicket StartCopyIn(std::vector<CopySpan> spans) override;
+  absl::StatusOr<bool> Done(CopyTicket ticket) override { return copies_.Done(ticket); }
+  absl::Status Wait(CopyTicket ticket) override { return copies_.Wait(ticket); }
+  void Cancel(CopyTicket ticket) override { copies_.Cancel(ticket); }
 
   // What ended since the last call, in the order in which it ran.
   std::vector<CopyRecord> TakeRecords();
 
  private:
-  struct Job {
-    CopyTicket ticket;
-    bool out;
-    std::vector<CopySpan> spans;
-  };
+  void NoteStart(CopyTicket ticket, bool out, const void* host);
+  void NoteTime(CopyTicket ticket, bool ended);
 
-  CopyTicket Start(bool out, std::vector<CopySpan> spans);
-  void Run();
-  CopyRecord Copy(const Job& job);
-
-  ThreadCopyEngine copies_;
   Mutex mutex_;
-  std::deque<Job> queue_ ABSL_GUARDED_BY(mutex_);
-  std::set<CopyTicket> done_ ABSL_GUARDED_BY(mutex_);
-  std::vector<CopyRecord> records_ ABSL_GUARDED_BY(mutex_);
-  CopyTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::map<CopyTicket, CopyRecord> records_ ABSL_GUARDED_BY(mutex_);  // of copies that were not taken
+  std::vector<CopyTicket> ended_ ABSL_GUARDED_BY(mutex_);
+  ThreadCopyEngine copies_{[this](CopyTicket ticket, bool ended) { NoteTime(ticket, ended); }};  // uses the above
 };
 
 // Passes on to an engine that may be changed while no copy is in flight.

@@ -1,7 +1,8 @@
 #include "tests/bench/memory_runs.h"
 
-#include <cstdio>
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "common/clock.h"
 #include "common/state_bytes.h"
@@ -10,24 +11,27 @@
 
 namespace stemma::testing {
 
-Spread::Spread(std::vector<double> values) {
-  CHECK(!values.empty());
-  std::sort(values.begin(), values.end());
-  median = (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
-  low = values.front();
-  high = values.back();
+PrefixShape PrefixOf(const Shape& shape, const Memory& memory) {
+  if (memory.dense) return {};
+  return {.rows = shape.prompt - 1,
+          .block_rows = memory.block_rows,
+          .policy = memory.prefix,
+          .offload = memory.offload,
+          .headroom_bytes = memory.headroom_bytes};
 }
 
-std::string Spread::text(int digits) const {
-  char buffer[96];
-  std::snprintf(buffer, sizeof(buffer), "%.*f (%.*f–%.*f)", digits, median, digits, low, digits, high);
-  return buffer;
+WaveShape WaveOf(const Shape& shape, const Memory& memory) {
+  if (memory.dense) {
+    return {.rows = shape.prompt - 1 + shape.response, .kv_only_rows = shape.prompt - 1, .policy = memory.suffix};
+  }
+  return {.rows = shape.response, .ancestor_rows = shape.prompt - 1, .policy = memory.suffix};
 }
 
-Spread RatioOf(const std::vector<double>& above, const std::vector<double>& below) {
-  std::vector<double> ratios;
-  for (size_t i = 0; i < std::min(above.size(), below.size()); ++i) ratios.push_back(above[i] / below[i]);
-  return Spread(std::move(ratios));
+int64_t PlannedPeak(const ByteShape& bytes, const Shape& shape, const Memory& memory) {
+  const PrefixShape prefix = PrefixOf(shape, memory);
+  const int64_t peak = SuffixBytes(bytes, prefix, WaveOf(shape, memory)).peak();
+  if (memory.dense) return peak;
+  return std::max({peak, PrefixForwardBytes(bytes, prefix).peak(), PrefixBackwardBytes(bytes, prefix).peak()});
 }
 
 MemoryRuns::MemoryRuns(const std::string& model, uint32_t threads) : threads_(threads) {
@@ -48,27 +52,20 @@ Measured MemoryRuns::RunWith(CopyEngine& copies, bool wrong, const Shape& shape,
   current_ = memory;
   const absl::Status loaded = engine.Load(Request(shape, memory.dense));
   CHECK(loaded.ok()) << loaded;
-  Measured measured;
-  Prepare(engine, wrong, measured);
-  return measured;
+  return Prepare(engine, wrong);
 }
 
-Measured MemoryRuns::RunPlanned(const Shape& shape, int64_t budget_bytes, int rounds, v1::ClusterReport* report) {
+std::unique_ptr<InProcess> MemoryRuns::Planned(const Shape& shape, int64_t budget_bytes) {
   InProcessOptions options = options_;
   const StateBytes state = StateBytesOf(Forced().weights().config, options.run.dtype());
   options.run.set_optimizer_residency(v1::DEVICE);
   options.run.set_memory_budget_bytes(static_cast<uint64_t>(state.device(v1::DEVICE) + budget_bytes));
   auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
   CHECK(engine.ok()) << engine.status();
-  Measured measured;
-  for (int i = 0; i < rounds; ++i) {
-    const absl::Status loaded = (*engine)->Load(Request(shape, false));
-    if (!loaded.ok()) return measured;
-    Prepare(**engine, /*wrong=*/false, measured);
-  }
-  *report = (*engine)->plan().report.steps(0).clusters(0);
-  return measured;
+  return (*engine)->Load(Request(shape, /*dense=*/false)).ok() ? std::move(engine).value() : nullptr;
 }
+
+Measured MemoryRuns::RunPlanned(InProcess& engine) { return Prepare(engine, /*wrong=*/false); }
 
 ByteShape MemoryRuns::Bytes() {
   return {.config = Forced().weights().config, .head_chunk_rows = kHeadChunkRows, .threads = threads_};
@@ -105,19 +102,19 @@ TrainingRequest MemoryRuns::Request(const Shape& shape, bool dense) {
   return request;
 }
 
-void MemoryRuns::Prepare(InProcess& engine, bool wrong, Measured& measured) {
+Measured MemoryRuns::Prepare(InProcess& engine, bool wrong) {
   const double start_s = RealClock().MonotonicSeconds();
   const auto vote = engine.Prepare(0);
-  measured.seconds.push_back(RealClock().MonotonicSeconds() - start_s);
+  Measured measured;
+  measured.seconds = RealClock().MonotonicSeconds() - start_s;
   CHECK(vote.ok()) << vote.status();
   CHECK(vote->yes() || (wrong && vote->no_reason() == "NONFINITE")) << vote->message();
-  double phases_s = 0;
-  for (const char* phase : {"time/prefix_forward_s", "time/suffix_s", "time/prefix_backward_s"}) {
-    phases_s += vote->sums().at(phase);
-  }
-  measured.phase_seconds.push_back(phases_s);
   measured.vote = *vote;
-  phases_.begin_s = phases_.prefix_forward_s - vote->sums().at("time/prefix_forward_s");
+  for (const char* phase : {"time/prefix_forward_s", "time/suffix_s", "time/prefix_backward_s"}) {
+    measured.phase_seconds += measured.sum(phase);
+  }
+  phases_.begin_s = phases_.prefix_forward_s - measured.sum("time/prefix_forward_s");
+  return measured;
 }
 
 void MemoryRuns::NotePhase(const worker::v1::Heartbeat& heartbeat) {

@@ -2,11 +2,9 @@
 // measured of it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "common/cost.h"
 #include "tests/bench/copy_engines.h"
@@ -32,24 +30,22 @@ struct Memory {
 
 struct Shape {
   int64_t prompt = 0, response = 0, rollouts = 0;
+  std::string text() const {
+    return std::to_string(prompt) + "/" + std::to_string(response) + "/" + std::to_string(rollouts);
+  }
 };
 
-// Of some values: the median, and the lowest and the highest.
-struct Spread {
-  explicit Spread(std::vector<double> values);
-  std::string text(int digits) const;  // "1.02 (1.01–1.04)"
-  double median = 0, low = 0, high = 0;
-};
+PrefixShape PrefixOf(const Shape& shape, const Memory& memory);
+WaveShape WaveOf(const Shape& shape, const Memory& memory);  // of one suffix
+// The highest of all phases.
+int64_t PlannedPeak(const ByteShape& bytes, const Shape& shape, const Memory& memory);
 
 struct Measured {
-  std::vector<double> seconds;        // of Prepare
-  std::vector<double> phase_seconds;  // of Phases A, B and C in it
-  worker::v1::Vote vote;              // the last
-  double median() const { return Spread(seconds).median; }
+  double seconds = 0;        // of Prepare
+  double phase_seconds = 0;  // of Phases A, B and C in it
+  worker::v1::Vote vote;
+  double sum(const std::string& name) const { return vote.sums().at(name); }
 };
-
-// Of runs in turns: each over the other one of its round.
-Spread RatioOf(const std::vector<double>& above, const std::vector<double>& below);
 
 // When the phases of a step ended, in seconds of RealClock.
 struct PhaseEnds {
@@ -64,8 +60,9 @@ class MemoryRuns {
   Measured Run(const Shape& shape, const Memory& memory);
   // One run with another copy engine; `wrong`: its gradients may be anything.
   Measured RunWith(CopyEngine& copies, bool wrong, const Shape& shape, const Memory& memory);
-  // As the planner chooses under a budget. Empty seconds: it refuses the group.
-  Measured RunPlanned(const Shape& shape, int64_t budget_bytes, int rounds, v1::ClusterReport* report);
+  // An engine of its own that computes as the planner chooses under a budget for activations; null: it refuses.
+  std::unique_ptr<InProcess> Planned(const Shape& shape, int64_t budget_bytes);
+  Measured RunPlanned(InProcess& engine);
 
   ByteShape Bytes();
   const PhaseEnds& last_phases() const { return phases_; }  // of Run and RunWith
@@ -73,7 +70,7 @@ class MemoryRuns {
  private:
   InProcess& Forced();
   TrainingRequest Request(const Shape& shape, bool dense);
-  void Prepare(InProcess& engine, bool wrong, Measured& measured);
+  Measured Prepare(InProcess& engine, bool wrong);
   void NotePhase(const worker::v1::Heartbeat& heartbeat);
 
   const uint32_t threads_;

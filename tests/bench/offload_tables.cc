@@ -1,7 +1,6 @@
 #include "tests/bench/offload_tables.h"
 
 #include <cstdio>
-#include <functional>
 #include <map>
 #include <optional>
 
@@ -22,29 +21,26 @@ std::vector<OffloadCost> MeasureOffloadCost(MemoryRuns& runs, const Shape& shape
     cost.policy = v1::TapePolicy_Name(policy);
     const Memory resident{"", policy, policy}, away{"", policy, policy, 0, /*offload=*/true};
     const auto seconds = [&](CopyEngine& engine, const Memory& memory) {
-      return runs.RunWith(engine, /*wrong=*/&engine == &nothing, shape, memory).phase_seconds[0];
+      return runs.RunWith(engine, /*wrong=*/&engine == &nothing, shape, memory).phase_seconds;
     };
-    const std::vector<std::function<void()>> ways = {
-        [&] { cost.resident_s.push_back(seconds(copies, resident)); },
-        [&] { cost.nothing_s.push_back(seconds(nothing, away)); },
-        [&] { cost.offloaded_s.push_back(seconds(copies, away)); },
-    };
-    for (const auto& way : ways) way();  // warm
-    cost.resident_s = cost.nothing_s = cost.offloaded_s = {};
-    for (int round = 0; round < rounds; ++round) {
-      for (size_t i = 0; i < ways.size(); ++i) ways[round % 2 == 0 ? i : ways.size() - 1 - i]();
-    }
+    const auto measured = InTurns({[&] { return seconds(copies, resident); }, [&] { return seconds(nothing, away); },
+                                   [&] { return seconds(copies, away); }},
+                                  rounds);
+    cost.resident_s = measured[0];
+    cost.nothing_s = measured[1];
+    cost.offloaded_s = measured[2];
     costs.push_back(std::move(cost));
   }
   return costs;
 }
 
-void PrintOffloadCost(const std::vector<OffloadCost>& costs) {
-  std::printf("\n### Offload against the same policy on the device: its bookkeeping and its copies apart\n\n");
+void PrintOffloadCost(const Shape& shape, const std::vector<OffloadCost>& costs) {
+  std::printf("\n### Offload against the same policy on the device: its bookkeeping and its copies apart, %s\n\n",
+              shape.text().c_str());
   std::printf(
       "Seconds of the phases, in turns. Bookkeeping: offloaded by a copy engine that moves nothing; the numbers of "
       "that "
-      "run are\nwrong, only its seconds count. Ratios are medians (lowest–highest) over the rounds.\n\n");
+      "run are\nwrong, only its seconds count.\n\n");
   std::printf(
       "| prefix and suffix | on the device s | bookkeeping s | with copies s | bookkeeping / on the device | with "
       "copies "

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tests/bench/memory_runs.h"
+#include "tests/bench/spread.h"
 
 namespace stemma::testing {
 
@@ -20,7 +21,7 @@ struct OffloadCost {
 };
 
 std::vector<OffloadCost> MeasureOffloadCost(MemoryRuns& runs, const Shape& shape, int rounds);
-void PrintOffloadCost(const std::vector<OffloadCost>& costs);
+void PrintOffloadCost(const Shape& shape, const std::vector<OffloadCost>& costs);
 
 // S0 offloaded without headroom, and with headroom for all.
 void PrintOffloadTimeline(MemoryRuns& runs, const Shape& shape);

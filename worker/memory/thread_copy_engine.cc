@@ -13,7 +13,7 @@ constexpr int64_t kPieceBytes = int64_t{4} << 20;  // between two looks at wheth
 
 }  // namespace
 
-ThreadCopyEngine::ThreadCopyEngine() : thread_([this] { Run(); }) {}
+ThreadCopyEngine::ThreadCopyEngine(Observer observer) : observer_(std::move(observer)), thread_([this] { Run(); }) {}
 
 ThreadCopyEngine::~ThreadCopyEngine() {
   {
@@ -78,7 +78,9 @@ void ThreadCopyEngine::Run() {
     current_ = job.ticket;
     cancel_current_ = false;
     mutex_.Unlock();
+    if (observer_) observer_(job.ticket, /*ended=*/false);
     Copy(job);
+    if (observer_) observer_(job.ticket, /*ended=*/true);
     mutex_.Lock();
     current_ = kNone;
     done_.insert(job.ticket);

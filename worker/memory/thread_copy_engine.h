@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <thread>
 #include <unordered_set>
 #include <vector>
@@ -17,7 +18,10 @@ namespace stemma {
 
 class ThreadCopyEngine final : public CopyEngine {
  public:
-  ThreadCopyEngine();
+  // Called by the copying thread when a copy begins, and when it has ended.
+  using Observer = std::function<void(CopyTicket, bool ended)>;
+
+  explicit ThreadCopyEngine(Observer observer = {});
   // Drops what has not begun; CHECKs nothing: whoever holds a ticket must have ended it.
   ~ThreadCopyEngine() override;
 
@@ -41,6 +45,7 @@ class ThreadCopyEngine final : public CopyEngine {
   void Copy(const Job& job);
   bool CurrentIsCancelled();
 
+  const Observer observer_;
   Mutex mutex_;
   std::deque<Job> queue_ ABSL_GUARDED_BY(mutex_);
   std::unordered_set<CopyTicket> done_ ABSL_GUARDED_BY(mutex_);

@@ -1,0 +1,99 @@
+#include "tests/bench/policy_tables.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "glog/logging.h"
+
+namespace stemma::testing {
+namespace {
+
+std::vector<Memory> Policies() {
+  std::vector<Memory> all = {KeepAll()};
+  for (const v1::TapePolicy policy : {v1::S1, v1::S2, v1::S3, v1::S4}) {
+    all.push_back({v1::TapePolicy_Name(policy) + ", " + v1::TapePolicy_Name(policy), policy, policy});
+  }
+  for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S4}) {
+    all.push_back(
+        {v1::TapePolicy_Name(policy) + " offloaded, " + v1::TapePolicy_Name(policy), policy, policy, 0, true});
+  }
+  all.push_back({"S0 offloaded with headroom for all, S0", v1::S0, v1::S0, 0, true, 4096 * kMiB});
+  all.push_back({"S5 in blocks of 512, S4", v1::S5, v1::S4, 512});
+  return all;
+}
+
+}  // namespace
+
+const Memory& KeepAll() {
+  static const Memory keep_all{"S0, S0"};
+  return keep_all;
+}
+
+std::vector<PolicyRow> MeasurePolicies(MemoryRuns& runs, const PolicyShapes& shapes, int rounds) {
+  std::vector<PolicyRow> rows;
+  for (const Memory& memory : Policies()) {
+    PolicyRow row{
+        .memory = memory, .at_size = runs.Run(shapes.bytes, memory), .seconds = {}, .keep_all_s = {}, .last = {}};
+    const auto seconds = InTurns({[&] { return runs.Run(shapes.seconds, KeepAll()).seconds; },
+                                  [&] {
+                                    row.last = runs.Run(shapes.seconds, memory);
+                                    return row.last.seconds;
+                                  }},
+                                 rounds);
+    row.keep_all_s = seconds[0];
+    row.seconds = seconds[1];
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+const PolicyRow& RowOf(const std::vector<PolicyRow>& rows, const std::string& name) {
+  const auto it = std::find_if(rows.begin(), rows.end(), [&](const PolicyRow& r) { return r.memory.name == name; });
+  CHECK(it != rows.end()) << name;
+  return *it;
+}
+
+double FlopsFactor(const ModelConfig& config, const Shape& shape, const Memory& memory) {
+  const double n = static_cast<double>(shape.rollouts);
+  const double base =
+      PrefixFlops(config, shape.prompt - 1).total() + n * SuffixFlops(config, shape.prompt - 1, shape.response).total();
+  const double again = PrefixRecomputeFlops(config, PrefixOf(shape, memory)).total() +
+                       n * SuffixRecomputeFlops(config, shape.prompt - 1, shape.response, memory.suffix).total();
+  return 1 + again / base;
+}
+
+void PrintPolicyBytes(MemoryRuns& runs, const Shape& shape, const std::vector<PolicyRow>& rows) {
+  const ByteShape bytes = runs.Bytes();
+  std::printf("\n### Policies and bytes: %s, one suffix a wave\n\n", shape.text().c_str());
+  std::printf("MiB at the highest moment of each phase, measured (planned), above the state.\n\n");
+  std::printf("| prefix, suffix | A | B | B of keep-all | C | host |\n|---|---:|---:|---:|---:|---:|\n");
+  for (const PolicyRow& row : rows) {
+    const Measured& m = row.at_size;
+    const PrefixShape prefix = PrefixOf(shape, row.memory);
+    std::printf("| %s | %.1f (%.1f) | %.1f (%.1f) | %.3f | %.1f (%.1f) | %.1f |\n", row.memory.name.c_str(),
+                MiB(m.sum("bytes/prefix_forward")), MiB(PrefixForwardBytes(bytes, prefix).peak()),
+                MiB(m.sum("bytes/suffix")), MiB(SuffixBytes(bytes, prefix, WaveOf(shape, row.memory)).peak()),
+                m.sum("bytes/suffix") / rows[0].at_size.sum("bytes/suffix"), MiB(m.sum("bytes/prefix_backward")),
+                MiB(PrefixBackwardBytes(bytes, prefix).peak()), MiB(m.sum("bytes/host")));
+  }
+}
+
+void PrintPolicySeconds(MemoryRuns& runs, const Shape& shape, const std::vector<PolicyRow>& rows) {
+  const ByteShape bytes = runs.Bytes();
+  std::printf("\n### Policies and seconds: %s, one suffix a wave\n\n", shape.text().c_str());
+  std::printf("Each in turns with keep-all, whose seconds of the same turns are beside it.\n\n");
+  std::printf(
+      "| prefix, suffix | s | keep-all s | of keep-all | FLOPs of keep-all | A, B, C s of the last run | MiB out "
+      "and in | loads on demand | waits for a prefetch |\n");
+  std::printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+  for (const PolicyRow& row : rows) {
+    const Measured& m = row.last;
+    std::printf("| %s | %.2f | %.2f | %s | %.3f | %.2f, %.2f, %.2f | %.1f | %.0f | %.0f |\n", row.memory.name.c_str(),
+                Spread(row.seconds).median, Spread(row.keep_all_s).median, row.ratio().text(3).c_str(),
+                FlopsFactor(bytes.config, shape, row.memory), m.sum("time/prefix_forward_s"), m.sum("time/suffix_s"),
+                m.sum("time/prefix_backward_s"), MiB(m.sum("offload/bytes_out") + m.sum("offload/bytes_in")),
+                m.sum("offload/demand_loads"), m.sum("offload/waits"));
+  }
+}
+
+}  // namespace stemma::testing
