@@ -21,8 +21,8 @@ struct StateBytes {
   int64_t weights = 0;  // tied embeddings once
   int64_t gradients = 0;
   int64_t optimizer = 0;
-  int64_t tables = 0;     // cosines and sines of RoPE
-  int64_t slabs = 0;      // of optimizer states that come from host memory, during APPLY
+  int64_t tables = 0;  // cosines and sines of RoPE
+  int64_t slabs = 0;   // of optimizer states that come from host memory, during APPLY
   int64_t total() const { return weights + gradients + optimizer + tables; }
   // An unspecified residency is the device's. Between steps; APPLY adds `apply`.
   int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }
