@@ -1,31 +1,25 @@
 #include "tests/bench/copy_engines.h"
 
 #include "common/clock.h"
-#include "glog/logging.h"
 
 namespace stemma::testing {
 
 CopyTicket RecordingCopyEngine::StartCopyOut(std::vector<CopySpan> spans) {
-  CHECK(!spans.empty());
-  const void* host = spans[0].to;
-  const CopyTicket ticket = copies_.StartCopyOut(std::move(spans));
-  NoteStart(ticket, /*out=*/true, host);
-  return ticket;
+  const void* host = spans.at(0).to;
+  return NoteStart(copies_.StartCopyOut(std::move(spans)), /*out=*/true, host);
 }
 
 CopyTicket RecordingCopyEngine::StartCopyIn(std::vector<CopySpan> spans) {
-  CHECK(!spans.empty());
-  const void* host = spans[0].from;
-  const CopyTicket ticket = copies_.StartCopyIn(std::move(spans));
-  NoteStart(ticket, /*out=*/false, host);
-  return ticket;
+  const void* host = spans.at(0).from;
+  return NoteStart(copies_.StartCopyIn(std::move(spans)), /*out=*/false, host);
 }
 
-void RecordingCopyEngine::NoteStart(CopyTicket ticket, bool out, const void* host) {
+CopyTicket RecordingCopyEngine::NoteStart(CopyTicket ticket, bool out, const void* host) {
   MutexLock lock(&mutex_);
   CopyRecord& record = records_[ticket];  // the copy may have begun
   record.out = out;
   record.host = host;
+  return ticket;
 }
 
 void RecordingCopyEngine::NoteTime(CopyTicket ticket, bool ended) {

@@ -43,7 +43,7 @@ class RecordingCopyEngine final : public CopyEngine {
   std::vector<CopyRecord> TakeRecords();
 
  private:
-  void NoteStart(CopyTicket ticket, bool out, const void* host);
+  CopyTicket NoteStart(CopyTicket ticket, bool out, const void* host);
   void NoteTime(CopyTicket ticket, bool ended);
 
   Mutex mutex_;
