@@ -32,12 +32,13 @@ const Memory& KeepAll() {
 std::vector<PolicyRow> MeasurePolicies(MemoryRuns& runs, const PolicyShapes& shapes, int rounds) {
   std::vector<PolicyRow> rows;
   for (const Memory& memory : Policies()) {
-    PolicyRow row{
-        .memory = memory, .at_size = runs.Run(shapes.bytes, memory), .seconds = {}, .keep_all_s = {}, .last = {}};
+    PolicyRow row;
+    row.memory = memory;
+    row.bytes_run = runs.Run(shapes.bytes, memory);
     const auto seconds = InTurns({[&] { return runs.Run(shapes.seconds, KeepAll()).seconds; },
                                   [&] {
-                                    row.last = runs.Run(shapes.seconds, memory);
-                                    return row.last.seconds;
+                                    row.seconds_run = runs.Run(shapes.seconds, memory);
+                                    return row.seconds_run.seconds;
                                   }},
                                  rounds);
     row.keep_all_s = seconds[0];
@@ -68,12 +69,12 @@ void PrintPolicyBytes(MemoryRuns& runs, const Shape& shape, const std::vector<Po
   std::printf("MiB at the highest moment of each phase, measured (planned), above the state.\n\n");
   std::printf("| prefix, suffix | A | B | B of keep-all | C | host |\n|---|---:|---:|---:|---:|---:|\n");
   for (const PolicyRow& row : rows) {
-    const Measured& m = row.at_size;
+    const Measured& m = row.bytes_run;
     const PrefixShape prefix = PrefixOf(shape, row.memory);
     std::printf("| %s | %.1f (%.1f) | %.1f (%.1f) | %.3f | %.1f (%.1f) | %.1f |\n", row.memory.name.c_str(),
                 MiB(m.sum("bytes/prefix_forward")), MiB(PrefixForwardBytes(bytes, prefix).peak()),
                 MiB(m.sum("bytes/suffix")), MiB(SuffixBytes(bytes, prefix, WaveOf(shape, row.memory)).peak()),
-                m.sum("bytes/suffix") / rows[0].at_size.sum("bytes/suffix"), MiB(m.sum("bytes/prefix_backward")),
+                m.sum("bytes/suffix") / rows[0].bytes_run.sum("bytes/suffix"), MiB(m.sum("bytes/prefix_backward")),
                 MiB(PrefixBackwardBytes(bytes, prefix).peak()), MiB(m.sum("bytes/host")));
   }
 }
@@ -87,7 +88,7 @@ void PrintPolicySeconds(MemoryRuns& runs, const Shape& shape, const std::vector<
       "and in | loads on demand | waits for a prefetch |\n");
   std::printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
   for (const PolicyRow& row : rows) {
-    const Measured& m = row.last;
+    const Measured& m = row.seconds_run;
     std::printf("| %s | %.2f | %.2f | %s | %.3f | %.2f, %.2f, %.2f | %.1f | %.0f | %.0f |\n", row.memory.name.c_str(),
                 Spread(row.seconds).median, Spread(row.keep_all_s).median, row.ratio().text(3).c_str(),
                 FlopsFactor(bytes.config, shape, row.memory), m.sum("time/prefix_forward_s"), m.sum("time/suffix_s"),

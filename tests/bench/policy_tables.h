@@ -12,9 +12,9 @@ namespace stemma::testing {
 // One way of computing a cluster.
 struct PolicyRow {
   Memory memory;
-  Measured at_size;                         // one run of the shape for bytes
-  std::vector<double> seconds, keep_all_s;  // in pairs, of the shape for seconds
-  Measured last;                            // of those
+  Measured bytes_run;                       // of the shape for bytes
+  Measured seconds_run;                     // of the shape for seconds, the last one
+  std::vector<double> seconds, keep_all_s;  // of that shape, in pairs
   Spread ratio() const { return RatioOf(seconds, keep_all_s); }
 };
 
