@@ -17,19 +17,20 @@ constexpr int64_t kSharedActivationParts = 2, kSharedHostParts = 4;
 
 int64_t Given(uint64_t bytes) { return static_cast<int64_t>(bytes); }
 
-// "weights 1.1 GiB, gradients 1.1 GiB, optimizer states 2.1 GiB, RoPE tables 4 MiB"
-std::string PartsText(const StateBytes& state, bool with_optimizer = true) {
-  std::string text = absl::StrCat("weights ", BytesText(state.weights), ", gradients ", BytesText(state.gradients));
-  if (with_optimizer) absl::StrAppend(&text, ", optimizer states ", BytesText(state.optimizer));
-  return absl::StrCat(text, ", RoPE tables ", BytesText(state.tables));
+// What adds up to the device's peak: "weights 1.1 GiB, gradients 1.1 GiB, optimizer states 2.1 GiB, RoPE tables 4 MiB"
+std::string DevicePartsText(const StateBytes& state, v1::OptimizerResidency residency) {
+  const std::string optimizer = residency == v1::HOST
+                                    ? absl::StrCat("slabs of optimizer states ", BytesText(state.apply(residency)))
+                                    : absl::StrCat("optimizer states ", BytesText(state.optimizer));
+  return absl::StrCat("weights ", BytesText(state.weights), ", gradients ", BytesText(state.gradients), ", ", optimizer,
+                      ", RoPE tables ", BytesText(state.tables));
 }
 
-absl::Status MachineTooSmall(const v1::RunConfig& run, const StateBytes& state, const char* where, int64_t free_bytes,
-                             int64_t needed_bytes) {
-  return absl::ResourceExhaustedError(absl::StrCat("the worker's ", where, " has ", free_bytes,
-                                                   " bytes free, and the state of this model in ", run.dtype(),
-                                                   " needs ", needed_bytes, " there (", PartsText(state),
-                                                   "): take a larger machine, a smaller model or a smaller dtype"));
+absl::Status MachineTooSmall(const v1::RunConfig& run, const char* where, int64_t free_bytes, int64_t needed_bytes,
+                             const std::string& parts) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the worker's ", where, " has ", free_bytes, " bytes free, and the state of this model in ", run.dtype(),
+      " needs ", needed_bytes, " there (", parts, "): take a larger machine, a smaller model or a smaller dtype"));
 }
 
 // The fewest bytes in which one rollout of the longest context can be trained.
@@ -65,7 +66,7 @@ class Division {
           "the worker cannot tell how much memory its machine has free: set memory_budget_bytes");
     }
     if (free_bytes > 0 && free_bytes <= state_.total()) {
-      return MachineTooSmall(run_, state_, "machine", free_bytes, state_.total());
+      return MachineTooSmall(run_, "machine", free_bytes, state_.total(), DevicePartsText(state_, v1::DEVICE));
     }
     const int64_t rest = std::max<int64_t>(0, free_bytes - state_.total());
     if (!HasBudget() && run_.optimizer_residency() == v1::OPTIMIZER_RESIDENCY_UNSPECIFIED) {
@@ -83,10 +84,11 @@ class Division {
     ChooseResidency();
     const v1::OptimizerResidency residency = run_.optimizer_residency();
     if (state_.device_peak(residency) >= memory_.device_free_bytes) {
-      return MachineTooSmall(run_, state_, "device", memory_.device_free_bytes, state_.device_peak(residency));
+      return MachineTooSmall(run_, "device", memory_.device_free_bytes, state_.device_peak(residency),
+                             DevicePartsText(state_, residency));
     }
     if (state_.host(residency) >= memory_.host_free_bytes) {
-      return MachineTooSmall(run_, state_, "host", memory_.host_free_bytes, state_.host(residency));
+      return MachineTooSmall(run_, "host", memory_.host_free_bytes, state_.host(residency), "optimizer states");
     }
     const int64_t rest = memory_.host_free_bytes - state_.host(residency);
     if (!HasHost()) SetHost(state_.host(residency) + rest / kSharedHostParts);
@@ -128,12 +130,12 @@ absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run) {
       host_takes_states && run.optimizer_residency() != v1::DEVICE ? v1::HOST : v1::DEVICE;
   const int64_t needed = state.device_peak(residency);
   if (budget == 0 || budget > needed) return absl::OkStatus();
-  const char* why = residency == v1::HOST ? "with slabs of the optimizer states that are in host memory"
+  const char* why = residency == v1::HOST                     ? "with optimizer states in host memory"
                     : run.optimizer_residency() == v1::DEVICE ? "with optimizer_residency: device"
                                                               : "as host_memory_bytes cannot take optimizer states";
   return absl::InvalidArgumentError(absl::StrCat("memory_budget_bytes is ", budget, ", and the state of this model in ",
                                                  run.dtype(), " alone needs ", needed, " bytes (",
-                                                 PartsText(state, residency != v1::HOST), ") on the device, ", why,
+                                                 DevicePartsText(state, residency), ") on the device, ", why,
                                                  ": give more, of which the part above that is for activations"));
 }
 

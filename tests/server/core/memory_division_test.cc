@@ -113,6 +113,7 @@ TEST(DivideMemoryTest, AMachineThatIsTooSmallIsRefusedWithItsBytes) {
   const auto device = DivideMemory(Llama3_8B(), {40 * kGiB, 1000 * kGiB}, Bf16());
   EXPECT_EQ(device.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(device.status()), HasSubstr(absl::StrCat("device has ", 40 * kGiB, " bytes free")));
+  EXPECT_THAT(Message(device.status()), HasSubstr("slabs of optimizer states 9 MiB"));
   const auto host = DivideMemory(Llama3_8B(), {80 * kGiB, 32 * kGiB}, Bf16());
   EXPECT_FALSE(host.ok());
   v1::RunConfig to_host = Bf16();
@@ -125,15 +126,17 @@ TEST(DivideMemoryTest, AMachineThatIsTooSmallIsRefusedWithItsBytes) {
   EXPECT_THAT(Message(unknown.status()), HasSubstr("set memory_budget_bytes"));
 }
 
-TEST(CheckMemoryTest, ABudgetBelowWeightsAndGradientsNamesBoth) {
+TEST(CheckMemoryTest, ABudgetBelowTheStateNamesItsParts) {
   const int64_t least = StateBytesOf(Llama3_8B(), "bf16").device_peak(v1::HOST);
   EXPECT_TRUE(CheckMemory(Llama3_8B(), Bf16()).ok()) << "by the device";
   EXPECT_TRUE(CheckMemory(Llama3_8B(), Bf16(least + 1)).ok());
   const absl::Status status = CheckMemory(Llama3_8B(), Bf16(least));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(status), HasSubstr(absl::StrCat("memory_budget_bytes is ", least)));
-  EXPECT_THAT(Message(status), HasSubstr(absl::StrCat(
-                                   "needs ", least, " bytes (weights 15 GiB, gradients 29.9 GiB, RoPE tables 4 MiB)")));
+  EXPECT_THAT(Message(status),
+              HasSubstr(absl::StrCat(
+                  "needs ", least,
+                  " bytes (weights 15 GiB, gradients 29.9 GiB, slabs of optimizer states 9 MiB, RoPE tables 4 MiB)")));
   v1::RunConfig device = Bf16(100 * kGiB);
   device.set_optimizer_residency(v1::DEVICE);
   EXPECT_THAT(Message(CheckMemory(Llama3_8B(), device)), HasSubstr("optimizer states 89.7 GiB"));
