@@ -36,9 +36,18 @@ int64_t QueryBlock(const AttentionSize& size) {
   return size.causal && size.queries <= kShortQueries ? kShortQueryBlock : kQueryBlock;
 }
 
-int64_t ScoresOf(const AttentionSize& size) {
-  return std::min(QueryBlock(size), size.queries) * std::min(kKeyBlock, size.keys);
+// Elements of a piece of scratch. Each piece begins at a multiple of 64 bytes, whichever thread's it is: how BLAS
+// rounds may depend on where its operands lie.
+int64_t Piece(int64_t elements) {
+  constexpr int64_t kAligned = 16;
+  return (elements + kAligned - 1) / kAligned * kAligned;
 }
+
+int64_t ScoresOf(const AttentionSize& size) {
+  return Piece(std::min(QueryBlock(size), size.queries) * std::min(kKeyBlock, size.keys));
+}
+
+int64_t DeltaOf(const AttentionSize& size) { return Piece(size.queries); }
 
 // The same instruction set as the other row kernels.
 template <typename T>
@@ -114,7 +123,7 @@ Matrix<T> KeysOf(const AttentionRows<T>& x, const Head& head, int64_t row) {
 // Elements of one block of widened keys or values.
 template <typename T, typename Kv>
 int64_t WidenedOf(const AttentionSize& size) {
-  return std::is_same_v<T, Kv> ? 0 : std::min(kKeyBlock, size.keys) * size.head_size;
+  return std::is_same_v<T, Kv> ? 0 : Piece(std::min(kKeyBlock, size.keys) * size.head_size);
 }
 
 // Keys or values [key, key + columns) as T: where they lie, or widened into `scratch`.
@@ -185,7 +194,7 @@ template <typename T, typename Kv>
 void BackwardKeys(const AttentionBackwardArgs<T, Kv>& a, const Head& head, int64_t key, const T* delta, T* scratch) {
   const AttentionSize& size = a.size;
   const int64_t count = std::min(kKeyBlock, size.keys - key);
-  T* widened = scratch + 2 * ScoresOf(size) + size.queries;
+  T* widened = scratch + 2 * ScoresOf(size) + DeltaOf(size);
   KeyBlock<T> keys{key, count, WidenedKeys<T>(a.k, head, key, count, size.head_size, widened),
                    WidenedKeys<T>(a.v, head, key, count, size.head_size, widened + WidenedOf<T, Kv>(size))};
   for (int64_t first = size.causal ? key : 0; first < size.queries; first += QueryBlock(size)) {
@@ -216,7 +225,7 @@ int64_t ThreadScratchForward(const AttentionSize& size) {
 // Two blocks of scores, each row's delta, a block of keys and one of values.
 template <typename T, typename Kv>
 int64_t ThreadScratchBackward(const AttentionSize& size) {
-  return 2 * ScoresOf(size) + size.queries + 2 * WidenedOf<T, Kv>(size);
+  return 2 * ScoresOf(size) + DeltaOf(size) + 2 * WidenedOf<T, Kv>(size);
 }
 
 }  // namespace
