@@ -155,13 +155,13 @@ int64_t LayerBackwardBytes(const ByteShape& s, const LayerRows& l) {
 // The backward of rows of which only K and V were computed, above their tape.
 int64_t KvOnlyBackwardBytes(const ByteShape& s, const LayerRows& l) {
   const RowBytes row(s);
-  const int64_t norm1 = KeepsElementwise(l.policy) ? 0 : row.input();
-  int64_t gradients = l.rows * 2 * row.input();  // of norm1 and of x
+  const int64_t again = row.kv_only_tape(v1::S0) - row.kv_only_tape(l.policy);  // what the policy dropped
+  int64_t gradients = l.rows * 2 * row.input();                                 // of norm1 and of x
   if (Upcasts(s)) {
     const int64_t operands = s.config.hidden_size + 2 * s.config.kv_size();
     gradients = std::max(gradients, std::min(l.rows, kUpcastRows) * s.accumulate_bytes * operands);
   }
-  return l.rows * (norm1 + row.kv()) + gradients;
+  return l.rows * (again + row.kv()) + gradients;
 }
 
 int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {

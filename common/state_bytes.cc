@@ -10,10 +10,13 @@ int64_t RunBytes(std::string_view dtype) { return dtype == "fp64" ? 8 : dtype ==
 
 int64_t AccumulateBytes(std::string_view dtype) { return dtype == "fp64" ? 8 : 4; }
 
-int64_t OptimizerBytes(std::string_view dtype) {
-  const int64_t states = RunBytes(dtype) == AccumulateBytes(dtype) ? 2 : 3;
-  return states * AccumulateBytes(dtype);
-}
+namespace {
+
+int64_t OptimizerStates(std::string_view dtype) { return RunBytes(dtype) == AccumulateBytes(dtype) ? 2 : 3; }
+
+}  // namespace
+
+int64_t OptimizerBytes(std::string_view dtype) { return OptimizerStates(dtype) * AccumulateBytes(dtype); }
 
 StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype) {
   const int64_t count = config.num_parameters(), run = RunBytes(dtype), accumulate = AccumulateBytes(dtype);
@@ -21,7 +24,7 @@ StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype) {
   bytes.weights = count * run;
   bytes.gradients = count * accumulate;
   bytes.optimizer = count * OptimizerBytes(dtype);
-  bytes.slabs = StateSlabBytes({.elements = count, .states = run == accumulate ? 2 : 3, .element_bytes = accumulate});
+  bytes.slabs = StateSlabBytes({.elements = count, .states = OptimizerStates(dtype), .element_bytes = accumulate});
   bytes.tables = config.max_positions * config.head_size * accumulate;
   return bytes;
 }

@@ -6,6 +6,7 @@
 
 #include "common/clock.h"
 #include "glog/logging.h"
+#include "tests/bench/memory_runs.h"
 #include "tests/bench/spread.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/synthetic.h"
@@ -57,8 +58,6 @@ double MeasureOnce(Row& row) {
   row.apply_bytes = CpuMemoryStats().peak_bytes - before;
   return seconds;
 }
-
-double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 }  // namespace
 

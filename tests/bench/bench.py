@@ -66,7 +66,8 @@ MEASURED = "## Measured\n"  # what follows in docs/memory.md is memory_bench's
 
 def write_memory_page(build, directory, path, rounds):
     """Policies, offload, capacity and the planner's choices, by the C++ side."""
-    command = [os.path.join(build, "tests", "memory_bench"), "--model", directory, "--threads", str(THREADS), "--rounds", str(rounds)]
+    command = [os.path.join(build, "tests", "memory_bench"), "--model", directory, "--threads", str(THREADS),
+               "--rounds", str(rounds)]
     tables = ""
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
         for line in process.stdout:
@@ -78,8 +79,8 @@ def write_memory_page(build, directory, path, rounds):
         text = file.read().split(MEASURED)[0]
     with open(path, "w") as file:
         file.write(f"{text}{MEASURED}\n`make bench` wrote this part: {report.machine()}; fp32, {THREADS} threads, the model of "
-                   f"docs/benchmarks.md.\nEach cell of seconds or of a ratio is a median (lower quartile–upper quartile) over runs in turns: {rounds} of "
-                   f"each way,\n{4 * rounds} for offload's cost, {2 * rounds} for Apply.\n{tables}")
+                   "docs/benchmarks.md.\nEach cell of seconds or of a ratio is a median (lower quartile–upper quartile) over "
+                   f"runs in turns: {rounds} of each way,\n{4 * rounds} for offload's cost, {2 * rounds} for Apply.\n{tables}")
 
 
 def contenders_of(shape, bench, directory, with_baselines):

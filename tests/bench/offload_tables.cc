@@ -39,12 +39,10 @@ void PrintOffloadCost(const Shape& shape, const std::vector<OffloadCost>& costs)
               shape.text().c_str());
   std::printf(
       "Seconds of the phases, in turns. Bookkeeping: offloaded by a copy engine that moves nothing; the numbers of "
-      "that "
-      "run are\nwrong, only its seconds count.\n\n");
+      "that run are\nwrong, only its seconds count.\n\n");
   std::printf(
-      "| prefix and suffix | on the device s | bookkeeping s | with copies s | bookkeeping / on the device | with "
-      "copies "
-      "/ on the device | copies' part |\n");
+      "| prefix and suffix | on the device s | bookkeeping s | with copies s | bookkeeping / on the device | "
+      "with copies / on the device | copies' part |\n");
   std::printf("|---|---:|---:|---:|---:|---:|---:|\n");
   for (const OffloadCost& cost : costs) {
     std::printf("| %s | %s | %s | %s | %s | %s | %s |\n", cost.policy.c_str(), Spread(cost.resident_s).text(2).c_str(),

@@ -147,6 +147,14 @@ TEST(CalibrationFlowTest, AnAcceptedPlanStaysWhileNewPlansFollowTheMeasurements)
   EXPECT_EQ(flow.Planned().seconds().suffix(), before);
 }
 
+TEST(CalibrationFlowTest, APlanCountsTheCopiesOfStatesInHostMemory) {
+  CoordinatorOptions options = Options();
+  options.config.set_optimizer_residency(v1::DEVICE);
+  const double on_device_s = Flow(options).Planned().seconds().apply();
+  options.config.set_optimizer_residency(v1::HOST);
+  EXPECT_GT(Flow(options).Planned().seconds().apply(), 1.5 * on_device_s);
+}
+
 TEST(CalibrationFlowTest, RatesOfEarlierRunsDecideAndTheirStepsAreKeptOn) {
   CoordinatorOptions options = Options();
   Flow fresh(options);
