@@ -1,7 +1,6 @@
 // Split attention against fp64 autograd of the plain formula: softmax over the concatenated keys with an explicit mask.
 #include "worker/ops/attention.h"
 
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -289,52 +288,6 @@ TEST(AttentionTest, Bfloat16RoundsOnlyItsResults) {
   EXPECT_LT(RelativeError(actual.gv[0], expected.gv[0]), 1e-5);
   EXPECT_EQ(actual.gk[0].scalar_type(), at::kFloat);
   EXPECT_EQ(actual.dq.scalar_type(), at::kBFloat16);
-}
-
-// bf16 keys and values are exact in fp32, so nothing may differ; several blocks of keys, and views of a longer buffer.
-TEST(AttentionTest, KeysInBfloat16GiveTheBitsOfTheSameKeysInSinglePrecision) {
-  constexpr int64_t kKvHeads = 2, kGroup = 3, kHeadSize = 16;
-  const CpuAttention kernel;
-  for (const bool causal : {false, true}) {
-    for (const int64_t keys : {1, 511, 512, 513, 1100}) {
-      Random random(3);
-      const int64_t queries = causal ? keys : 140;
-      const at::Tensor q = random.Normal({1, kKvHeads, kGroup, queries, kHeadSize}, at::kFloat);
-      const at::Tensor dout = random.Normal(q.sizes(), at::kFloat);
-      const auto cut = [&] {
-        return random.Normal({1, kKvHeads, keys + 5, kHeadSize}, at::kFloat).to(at::kBFloat16).narrow(2, 2, keys);
-      };
-      const at::Tensor k = cut(), v = cut();
-      const auto run = [&](const at::Tensor& as_k, const at::Tensor& as_v) {
-        const AttentionKernel::Output out = kernel.Forward(q, as_k, as_v, causal, 0.25);
-        const AttentionKernel::KeyGradients sums{at::zeros(k.sizes(), at::kFloat), at::zeros(k.sizes(), at::kFloat)};
-        const at::Tensor dq = kernel.Backward(dout, q, as_k, as_v, out.out, out.lse, causal, 0.25, sums);
-        return std::vector<at::Tensor>{out.out, out.lse, dq, sums.dk, sums.dv};
-      };
-      const std::vector<at::Tensor> narrow = run(k, v), wide = run(k.to(at::kFloat), v.to(at::kFloat));
-      for (size_t i = 0; i < wide.size(); ++i)
-        EXPECT_TRUE(at::equal(narrow[i], wide[i])) << keys << " keys, result " << i;
-    }
-  }
-}
-
-TEST(AttentionTest, ResultsDoNotDependOnTheNumberOfThreads) {
-  const int threads_before = at::get_num_threads();
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    for (const int64_t rows : {37, 513}) {
-      Case c{12, 4, 16, {529}, {{rows, 0}, {3, 0}}};
-      c.dtype = dtype;
-      const Inputs in = MakeInputs(c);
-      at::set_num_threads(1);
-      const Result one = RunSplit(c, in, CpuAttention());
-      at::set_num_threads(3);
-      const Result three = RunSplit(c, in, CpuAttention());
-      EXPECT_TRUE(at::equal(one.o_TD, three.o_TD) && at::equal(one.lse_HT, three.lse_HT)) << Describe(c);
-      EXPECT_TRUE(at::equal(one.dq, three.dq) && at::equal(one.dk, three.dk) && at::equal(one.dv, three.dv));
-      EXPECT_TRUE(at::equal(one.gk[0], three.gk[0]) && at::equal(one.gv[0], three.gv[0])) << Describe(c);
-    }
-  }
-  at::set_num_threads(threads_before);
 }
 
 // Each mistake leaves the forward exact; a loss-only test could not see it.
