@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/admission/training_request.h"
 #include "server/core/calibration.h"
-#include "server/core/training_request.h"
 #include "stemma/v1/training.pb.h"
 #include "stemma/worker/v1/worker.pb.h"
 

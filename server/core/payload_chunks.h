@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "server/core/training_request.h"
+#include "common/admission/training_request.h"
 #include "stemma/worker/v1/worker.pb.h"
 
 namespace stemma {

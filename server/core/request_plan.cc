@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "common/admission/normalization.h"
 #include "common/status_macros.h"
-#include "server/core/normalization.h"
 
 namespace stemma {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/admission/training_request.h"
 #include "server/core/planner.h"
-#include "server/core/training_request.h"
 
 namespace stemma {
 

@@ -7,10 +7,10 @@
 #include <memory>
 #include <string>
 
+#include "common/admission/request_builder.h"
 #include "common/model_config.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/coordinator/coordinator.h"
-#include "server/core/request_builder.h"
 #include "server/rpc/result_stream.h"
 #include "stemma/v1/training.pb.h"
 

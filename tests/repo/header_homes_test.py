@@ -17,7 +17,7 @@ _HOMES = (
     ("gRPC", _GRPC, re.compile(r"(server|worker)/rpc/|client/|tests/")),
     ("CUDA or NCCL", _CUDA, re.compile(r"worker/(parallel|memory|kernels)/|tests/")),
 )
-_PURE_FOLDERS = ("server/core/", "worker/schedule/", "worker/memory/residency/")
+_PURE_FOLDERS = ("common/admission/", "server/core/", "worker/schedule/", "worker/memory/residency/")
 _NOT_PURE = (("LibTorch", _TORCH), ("gRPC", _GRPC), ("threads", _THREADS), ("a clock", _CLOCKS))
 
 

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <utility>
 
+#include "common/admission/normalization.h"
 #include "common/model_directory.h"
 #include "common/status_macros.h"
 #include "server/core/memory_division.h"
-#include "server/core/normalization.h"
 
 namespace stemma::testing {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/admission/training_request.h"
 #include "server/core/request_plan.h"
-#include "server/core/training_request.h"
 #include "worker/engine/model_engine.h"
 
 namespace stemma::testing {

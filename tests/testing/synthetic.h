@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "common/admission/training_request.h"
 #include "common/model_config.h"
-#include "server/core/training_request.h"
 
 namespace stemma::testing {
 

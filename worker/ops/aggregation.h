@@ -1,5 +1,5 @@
 // A token's share of the loss: w / D of the aggregation mode (docs/losses.md). Pure, free of LibTorch. Called by the
-// engine with the denominator that the server computed (server/core/normalization.h).
+// engine with the denominator that the server computed (common/admission/normalization.h).
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "server/core/header_rules.h"
-#include "server/core/violations.h"
+#include "common/admission/header_rules.h"
+#include "common/admission/violations.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {

@@ -1,4 +1,4 @@
-#include "server/core/violations.h"
+#include "common/admission/violations.h"
 
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"

@@ -15,10 +15,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/admission/group_rules.h"
+#include "common/admission/training_request.h"
 #include "common/digest.h"
 #include "common/model_config.h"
-#include "server/core/group_rules.h"
-#include "server/core/training_request.h"
 #include "stemma/v1/run_config.pb.h"
 
 namespace stemma {

@@ -3,7 +3,7 @@
 // No silent defaults: what the loss mode needs and lacks is a problem, and so is a knob that it never reads.
 #pragma once
 
-#include "server/core/violations.h"
+#include "common/admission/violations.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {

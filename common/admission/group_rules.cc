@@ -1,4 +1,4 @@
-#include "server/core/group_rules.h"
+#include "common/admission/group_rules.h"
 
 #include <cmath>
 #include <utility>

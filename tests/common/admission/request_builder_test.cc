@@ -1,5 +1,5 @@
 // Streams of parts become requests, or are refused by field path.
-#include "server/core/request_builder.h"
+#include "common/admission/request_builder.h"
 
 #include <cmath>
 #include <functional>
@@ -9,7 +9,7 @@
 #include "common/arrays.h"
 #include "common/error.h"
 #include "gtest/gtest.h"
-#include "tests/server/core/sent_stream.h"
+#include "tests/common/admission/sent_stream.h"
 
 namespace stemma {
 namespace {

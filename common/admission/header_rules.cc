@@ -1,4 +1,4 @@
-#include "server/core/header_rules.h"
+#include "common/admission/header_rules.h"
 
 #include <cmath>
 #include <string>

@@ -1,4 +1,4 @@
-#include "server/core/normalization.h"
+#include "common/admission/normalization.h"
 
 #include <algorithm>
 #include <cmath>

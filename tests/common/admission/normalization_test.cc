@@ -1,5 +1,5 @@
 // Advantages, denominators and what runs, with numbers worked out by hand.
-#include "server/core/normalization.h"
+#include "common/admission/normalization.h"
 
 #include <cmath>
 #include <string>

@@ -8,7 +8,7 @@
 #include "common/arrays.h"
 #include "common/error.h"
 #include "gtest/gtest.h"
-#include "tests/server/core/sent_stream.h"
+#include "tests/common/admission/sent_stream.h"
 
 namespace stemma {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/admission/training_request.h"
 #include "common/model_config.h"
-#include "server/core/training_request.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {

@@ -1,8 +1,8 @@
-#include "tests/server/core/sent_stream.h"
+#include "tests/common/admission/sent_stream.h"
 
+#include "common/admission/request_builder.h"
 #include "common/arrays.h"
 #include "common/run_config.h"
-#include "server/core/request_builder.h"
 
 namespace stemma {
 

@@ -1,13 +1,13 @@
-#include "server/core/request_builder.h"
+#include "common/admission/request_builder.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/header_rules.h"
+#include "common/admission/normalization.h"
 #include "common/error.h"
 #include "common/status_macros.h"
-#include "server/core/header_rules.h"
-#include "server/core/normalization.h"
 
 namespace stemma {
 namespace {
