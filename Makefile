@@ -2,7 +2,7 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: deps build test demo bench format lint
+.PHONY: deps build test demo bench mutants format lint
 
 deps:
 	@./cmake/deps.sh
@@ -19,6 +19,10 @@ demo: build
 
 bench: build
 	@third_party/venv/bin/python tests/bench/bench.py --build $(BUILD)
+
+# Wrong changes that the tests must notice; make mutants ARGS="--help" says how to choose some.
+mutants: deps
+	@third_party/venv/bin/python tests/mutation/run.py --preset $(PRESET) $(ARGS)
 
 # Debian 12's clang-format 14, by which make lint checks.
 format:

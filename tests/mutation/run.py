@@ -1,0 +1,197 @@
+"""Applies the mutants one after the other in a scratch copy, builds what each needs, and runs the tests that must kill it.
+
+make mutants                                    every mutant
+make mutants ARGS="cost_model server/core"      those whose name, file or table file holds one of the words
+make mutants ARGS="--shard 2/4"                 the second quarter; shards are cut by file, so that each builds less
+make mutants ARGS="--sample 20 --seed 7"        twenty by chance
+
+Exit status: 0 if every mutant did what the table says, 1 if one survived, did not build or did not do so, 2 for wrong use."""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import random
+import sys
+import time
+
+import table
+from scratch import ROOT, Scratch
+
+_CONTROL = "control.toml"  # its mutants run with every selection
+
+
+@dataclasses.dataclass
+class Result:
+    mutant: table.Mutant
+    verdict: str  # killed, SURVIVED, did not build
+    seconds: float
+    detail: str = ""
+
+    def as_listed(self):
+        """Whether the table says so too."""
+        return self.verdict == ("SURVIVED" if self.mutant.survives else "killed")
+
+
+def choose(mutants, words, shard, sample, seed):
+    """The selection by words, then by chance, then the shard; ordered by file."""
+    def holds(mutant):
+        return any(word in part for word in words for part in (mutant.name, mutant.file, mutant.table))
+    controls = [m for m in mutants if m.table == _CONTROL]
+    chosen = [m for m in mutants if m.table != _CONTROL and (not words or holds(m))]
+    if sample is not None:
+        chosen = random.Random(seed).sample(chosen, min(sample, len(chosen)))
+    chosen.sort(key=lambda m: (m.file, m.table, m.name))
+    if shard:
+        part, parts = shard
+        chosen = chosen[len(chosen) * (part - 1) // parts:len(chosen) * part // parts]
+    return controls + chosen
+
+
+def command_of(test, selector):
+    """The command of one entry, narrowed to `selector`: by gtest's filter, pytest's -k or unittest's name."""
+    command = list(test[0])
+    if not selector:
+        return command
+    if "pytest" in command:
+        return command + ["-k", " or ".join(selector.split(":"))]
+    if command[-1].endswith(".py"):
+        return command + selector.split(":")
+    return command + [f"--gtest_filter={selector}"]
+
+
+def targets_of(mutant, ctest):
+    """What the mutant's verdict needs built. Python entries are no targets."""
+    names = {test.partition("::")[0] for test in mutant.tests}
+    return set(mutant.targets) | {name for name in names if not is_python(ctest.get(name))}
+
+
+def is_python(entry):
+    return entry is not None and entry[0] is not None and "python" in pathlib.Path(entry[0][0]).name
+
+
+class Session:
+    """One run of the command."""
+
+    def __init__(self, scratch, mutants):
+        self._scratch, self._mutants = scratch, mutants
+        self._ctest, self._limits = {}, {}
+
+    def prepare(self):
+        """Builds everything unmutated and runs each test that the selection names once: it must pass and run something."""
+        self._scratch.copy_checkout()
+        self._scratch.configure()
+        self._ctest = self._scratch.tests()
+        targets = set().union(*(targets_of(m, self._ctest) for m in self._mutants))
+        print(f"building {len(targets)} targets unmutated", flush=True)
+        built, output = self._scratch.build(targets)
+        if not built:
+            raise SystemExit(f"the unmutated tree does not build:\n{output[-4000:]}")
+        self._ctest = self._scratch.tests()
+        tests = sorted({test for mutant in self._mutants for test in mutant.tests})
+        print(f"running {len(tests)} tests unmutated", flush=True)
+        for test in tests:
+            status, output, seconds = self._run(test, None)
+            if status != 0 or "[  PASSED  ] 0 tests" in output:
+                raise SystemExit(f"{test} does not pass, or runs nothing, on the unmutated tree:\n{output[-4000:]}")
+            self._limits[test] = 60 + 10 * seconds  # a mutant that hangs is killed by time
+
+    def _run(self, test, limit_s):
+        name, _, selector = test.partition("::")
+        entry = self._ctest[name]
+        return self._scratch.run_test(command_of(entry, selector), entry[1], entry[2], limit_s or entry[3])
+
+    def judge(self, mutant):
+        begin = time.monotonic()
+        text = self._scratch.read(mutant.file)
+        self._scratch.write(mutant.file, mutant.applied(text))
+        try:
+            built, output = self._scratch.build(targets_of(mutant, self._ctest))
+            if not built:
+                return Result(mutant, "did not build", time.monotonic() - begin, output[-2000:])
+            alive = [test for test in mutant.tests if self._run(test, self._limits[test])[0] == 0]
+        finally:
+            self._scratch.write(mutant.file, text)
+        verdict = "SURVIVED" if alive else "killed"
+        return Result(mutant, verdict, time.monotonic() - begin, f"passed: {', '.join(alive)}" if alive else "")
+
+
+def line(result):
+    mutant = result.mutant
+    listed = f"  ({mutant.survives})" if mutant.survives and result.verdict == "SURVIVED" else ""
+    wrong = "" if result.as_listed() else "  <-- " + {
+        "killed": f"listed as a survivor ({mutant.survives}): take `survives` away",
+        "SURVIVED": f"{result.detail}; {mutant.breaks}",
+        "did not build": f"mend it in {mutant.table}"}[result.verdict]
+    return f"{mutant.name:44} {mutant.file:40} {result.verdict:13} {result.seconds:6.1f} s{listed}{wrong}"
+
+
+def summary(results):
+    """The counts, and whether all is as listed."""
+    killed = sum(r.verdict == "killed" for r in results)
+    alive = [r for r in results if r.verdict == "SURVIVED"]
+    equivalent = sum(r.mutant.survives.startswith("equivalent") for r in alive)
+    broken = len(results) - killed - len(alive)
+    judged = len(results) - equivalent - broken
+    text = (f"{len(results)} mutants: {killed} killed, {len(alive)} survived ({equivalent} equivalent), {broken} did not build; "
+            f"{100 * killed / max(1, judged):.1f} % of the {judged} that are not equivalent died")
+    return text, all(r.as_listed() for r in results)
+
+
+def shard_of(text):
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shard; write 2/4 for the second of four")
+    return int(part), int(parts)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="parts of names, of source files or of table files; none takes all")
+    parser.add_argument("--shard", type=shard_of, metavar="I/N", help="the I-th of N parts")
+    parser.add_argument("--sample", type=int, metavar="N", help="N mutants by chance")
+    parser.add_argument("--seed", type=int, help="of the sample; without it one is drawn and printed")
+    parser.add_argument("--list", action="store_true", help="print the selection and run nothing")
+    parser.add_argument("--preset", default="release", help="of the scratch build (%(default)s)")
+    parser.add_argument("--scratch", default=str(ROOT / "build" / "mutants"), help="the copy's folder (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="of each build (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the results there too")
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    mutants, problems = table.read()
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        return 2
+    seed = options.seed if options.seed is not None else random.randrange(1 << 32)
+    chosen = choose(mutants, options.words, options.shard, options.sample, seed)
+    if options.sample is not None:
+        print(f"seed {seed}")
+    if not any(mutant.table != _CONTROL for mutant in chosen):
+        print("no mutant is selected; --list without words prints all", file=sys.stderr)
+        return 2
+    if options.list:
+        print("\n".join(f"{m.name:44} {m.file:40} {m.breaks}" for m in chosen))
+        return 0
+    session = Session(Scratch(options.scratch, options.preset, options.jobs), chosen)
+    session.prepare()
+    results = []
+    for mutant in chosen:
+        results.append(session.judge(mutant))
+        print(line(results[-1]), flush=True)
+        if results[-1].verdict == "did not build":
+            print(results[-1].detail, flush=True)
+    text, good = summary(results)
+    print(text)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(
+            [{"name": r.mutant.name, "file": r.mutant.file, "verdict": r.verdict, "seconds": round(r.seconds, 1),
+              "listed": r.mutant.survives} for r in results], indent=1) + "\n", encoding="utf-8")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
