@@ -15,6 +15,7 @@ class StepResult:
     epoch: int
     num_groups: int
     metrics: Dict[str, float]
+    warnings: List[str]         # what of the mini-batch was not computed, and why
 
 
 @dataclasses.dataclass
@@ -32,6 +33,7 @@ class UpdateResult:
     effective: Dict[str, Any]   # the header that was in force
     plan: Dict[str, Any]
     warnings: List[str]
+    lineage: str                # of the weights that were trained
     replayed: bool              # the stored outcome of an earlier call with this id and payload
     log_probs: Optional[Dict[str, RolloutLogProbs]] = None  # by rollout_id, with return_log_probs
 
