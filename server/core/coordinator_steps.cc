@@ -1,5 +1,4 @@
 // The step protocol and the queue of jobs.
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -7,6 +6,7 @@
 #include "common/error.h"
 #include "glog/logging.h"
 #include "server/core/coordinator_send.h"
+#include "server/core/step_messages.h"
 #include "server/core/step_metrics.h"
 
 namespace stemma {
@@ -24,11 +24,6 @@ bool SameKey(const StepKey& a, const StepKey& b) {
 std::string KeyText(const StepKey& key) {
   return absl::StrCat("request ", key.request_id(), " k ", key.k(), " step ", key.step(), " attempt ", key.attempt(),
                       " incarnation ", key.incarnation(), " generation ", key.generation(), " epoch ", key.epoch());
-}
-
-double ClipFactor(const v1::AdamParams& adam, double grad_norm) {
-  if (adam.max_grad_norm() <= 0) return 1;
-  return std::min(1.0, adam.max_grad_norm() / (grad_norm + 1e-6));
 }
 
 absl::Status NonfiniteError(const std::string& message) {
@@ -88,8 +83,7 @@ void CoordinatorState::StartCallJob(const std::string& id, const CallJob& job) {
 void CoordinatorState::PrepareNextStep(UpdateRecord& record) {
   const v1::Plan& plan = record.plan.plan;
   for (; static_cast<int>(record.k) < plan.steps_size(); ++record.k) {
-    const bool log_prob_pass = record.k == 0 && plan.has_log_prob_pass();
-    if (plan.steps(record.k).clusters_size() > 0 || log_prob_pass) return SendPrepare(record);
+    if (StepNeedsWorker(plan, record.k)) return SendPrepare(record);
     AddStepResult(record, v1::StepResult::SKIPPED_EMPTY, nullptr);
   }
   FinishUpdate(record, v1::DONE, absl::OkStatus());
@@ -104,17 +98,7 @@ void CoordinatorState::SendPrepare(UpdateRecord& record) {
   key.set_attempt(record.attempt);
   key.set_request_id(record.id);
   key.set_k(record.k);
-
-  const v1::Plan& plan = record.plan.plan;
-  const StepNumbers& numbers = record.plan.steps.at(record.k);
-  worker::v1::Prepare prepare;
-  *prepare.mutable_key() = key;
-  *prepare.mutable_header() = record.request->update;
-  *prepare.mutable_plan() = plan.steps(record.k);
-  if (record.k == 0 && plan.has_log_prob_pass()) *prepare.mutable_log_prob_pass() = plan.log_prob_pass();
-  prepare.set_denominator(numbers.denominator);
-  prepare.mutable_prompt_mean_weights()->Add(numbers.prompt_mean_weights.begin(), numbers.prompt_mean_weights.end());
-  SendToWorker(std::move(prepare));
+  SendToWorker(MakePrepare(key, record.request->update, record.plan));
 
   running_->phase = Phase::kPreparing;
   running_->key = key;
@@ -145,15 +129,7 @@ void CoordinatorState::OnNoVote(UpdateRecord& record, const worker::v1::Vote& vo
 }
 
 void CoordinatorState::SendApply(UpdateRecord& record, const worker::v1::Vote& vote, v1::StepResult::Outcome outcome) {
-  worker::v1::Apply apply;
-  *apply.mutable_key() = running_->key;
-  *apply.mutable_adam() = record.request->update.adam();
-  if (outcome == v1::StepResult::APPLIED) {
-    apply.set_clip(ClipFactor(apply.adam(), std::sqrt(vote.grad_norm_squared())));
-  } else {
-    apply.set_discard(true);
-  }
-  SendToWorker(std::move(apply));
+  SendToWorker(MakeApply(running_->key, record.request->update.adam(), vote, outcome));
   running_->phase = Phase::kCommitted;
   running_->vote = vote;
   running_->outcome = outcome;
@@ -173,7 +149,8 @@ void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
   }
   AddStepResult(record, running_->outcome, &applied);
   record.status.set_state(v1::APPLIED);
-  record.attempt = 1;
+  // A lost worker repeats the steps that were skipped before its own, so only an applied step renews the attempts.
+  if (running_->outcome == v1::StepResult::APPLIED) record.attempt = 1;
   ++record.k;
   const bool more = static_cast<int>(record.k) < record.plan.plan.steps_size();
   if (more && record.cancel_requested) {
@@ -212,11 +189,9 @@ void CoordinatorState::AddStepResult(UpdateRecord& record, v1::StepResult::Outco
   result.set_epoch(plan.epoch());
   result.set_num_groups(plan.groups_size());
   if (outcome != v1::StepResult::APPLIED) return;
-  const v1::PlanReport& report = record.plan.report;
-  const int passes_before_steps = report.steps_size() - record.plan.plan.steps_size();  // the entry log-prob pass
   SetStepMetrics({.header = record.request->update,
-                  .report = report.steps(passes_before_steps + static_cast<int>(record.k)),
-                  .state = report.state(),
+                  .report = StepReportOf(record.plan, record.k),
+                  .state = record.plan.report.state(),
                   .numbers = record.plan.steps.at(record.k),
                   .vote = running_->vote,
                   .apply_s = applied->apply_s(),

@@ -1,13 +1,12 @@
 #include "tests/testing/in_process.h"
 
-#include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "common/admission/normalization.h"
 #include "common/model_directory.h"
 #include "common/status_macros.h"
 #include "server/core/memory_division.h"
+#include "server/core/step_messages.h"
 
 namespace stemma::testing {
 namespace {
@@ -98,14 +97,6 @@ worker::v1::StepKey InProcess::Key(int k) const {
 absl::StatusOr<worker::v1::Vote> InProcess::Prepare(int k) {
   ++attempt_;
   results_.clear();
-  const StepNumbers& numbers = plan_.steps[static_cast<size_t>(k)];
-  worker::v1::Prepare prepare;
-  *prepare.mutable_key() = Key(k);
-  *prepare.mutable_header() = request_.update;
-  *prepare.mutable_plan() = plan_.plan.steps(k);
-  if (k == 0) *prepare.mutable_log_prob_pass() = plan_.plan.log_prob_pass();
-  prepare.set_denominator(numbers.denominator);
-  for (const double weight : numbers.prompt_mean_weights) prepare.add_prompt_mean_weights(weight);
   EngineHooks hooks;
   hooks.progress = options_.progress;
   hooks.results = [this](worker::v1::ResultChunk chunk) {
@@ -113,18 +104,12 @@ absl::StatusOr<worker::v1::Vote> InProcess::Prepare(int k) {
       results_[rollout.rollout_id()] = std::move(rollout);
     }
   };
-  return engine_->Prepare(prepare, hooks);
+  return engine_->Prepare(MakePrepare(Key(k), request_.update, plan_), hooks);
 }
 
 absl::Status InProcess::Apply(int k, const worker::v1::Vote& vote) {
-  const v1::AdamParams& adam = request_.update.adam();
-  const double norm = std::sqrt(vote.grad_norm_squared());
-  worker::v1::Apply apply;
-  *apply.mutable_key() = Key(k);
-  apply.set_clip(adam.max_grad_norm() > 0 ? std::min(1.0, adam.max_grad_norm() / (norm + 1e-6)) : 1.0);
-  apply.set_discard(vote.empty());
-  *apply.mutable_adam() = adam;
-  RETURN_IF_ERROR(engine_->Apply(apply).status());
+  const v1::StepResult::Outcome outcome = vote.empty() ? v1::StepResult::SKIPPED_EMPTY : v1::StepResult::APPLIED;
+  RETURN_IF_ERROR(engine_->Apply(MakeApply(Key(k), request_.update.adam(), vote, outcome)).status());
   if (!vote.empty()) ++step_;
   return absl::OkStatus();
 }

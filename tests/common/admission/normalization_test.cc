@@ -77,10 +77,14 @@ TEST(FillAdvantagesTest, OneRolloutAloneHasMeanZeroAndDeviationOne) {
 }
 
 TEST(FillAdvantagesTest, EqualRewardsGiveExactlyZero) {
-  // The mean of three 0.1 is not 0.1 in fp64.
-  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(0.1), WithReward(0.1), WithReward(0.1)})};
-  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean"), groups).ok());
-  EXPECT_THAT(Advantages(groups[0]), ElementsAre(0, 0, 0));
+  double mean = 0;
+  for (int i = 0; i < 6; ++i) mean += 0.1 / 6;
+  ASSERT_NE(mean, 0.1) << "six times 0.1 must not average to 0.1 in fp64, or this test says nothing";
+  for (const bool normalize_std : {true, false}) {
+    std::vector<v1::PromptGroup> groups = {MakeGroup("a", std::vector<v1::Rollout>(6, WithReward(0.1)))};
+    ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", normalize_std), groups).ok());
+    EXPECT_THAT(Advantages(groups[0]), ::testing::Each(0));
+  }
 }
 
 TEST(FillAdvantagesTest, AStatGroupSpansPromptGroupsAndEachUidIsItsOwnOtherwise) {

@@ -1,5 +1,8 @@
 #include "tests/server/core/scenario.h"
 
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <map>
 #include <memory>
 #include <utility>
@@ -48,19 +51,32 @@ struct Command {
   std::map<std::string, std::string> options;
 };
 
-// K = ppo_epochs steps of one group; the step numbered `seed` has nothing to run; ref WEIGHTS asks for the entry pass.
+// All digits: the shortest text that gives the same double back.
+std::string Exact(double value) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
+// K = ppo_epochs steps of two groups, each with numbers of its own, so that a number of another step shows: denominator
+// 8 + k, prompt-mean weights 1 / (8 + k) and 1 / (4 + k), predicted bytes 10 (k + 1). The step numbered `seed` has
+// nothing to run; ref WEIGHTS asks for the entry pass, whose row of the report predicts 999 bytes.
 absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, const v1::RunConfig&, const Rates&) {
   RequestPlan result;
   const v1::UpdateHeader& header = request.update;
+  if (header.has_ref()) {
+    result.plan.mutable_log_prob_pass()->add_clusters();
+    result.report.add_steps()->set_peak_bytes(999);
+  }
   for (uint32_t k = 0; k < std::max(1u, header.ppo_epochs()); ++k) {
     v1::StepPlan& step = *result.plan.add_steps();
     step.set_epoch(k);
     step.add_groups(0);
+    step.add_groups(1);
     if (!header.has_seed() || header.seed() != k) step.add_clusters();
-    result.report.add_steps();
-    result.steps.push_back({.denominator = 8, .prompt_mean_weights = {}, .total_tokens = 100});
+    result.report.add_steps()->set_peak_bytes(10 * (k + 1));
+    result.steps.push_back(
+        {.denominator = 8.0 + k, .prompt_mean_weights = {1 / (8.0 + k), 1 / (4.0 + k)}, .total_tokens = 100});
   }
-  if (header.has_ref()) result.plan.mutable_log_prob_pass()->add_clusters();
   return result;
 }
 
@@ -89,6 +105,15 @@ std::string KeyText(const StepKey& key) {
   return absl::StrCat(key.request_id(), " k=", key.k(), " step=", key.step(), " attempt=", key.attempt());
 }
 
+std::string PrepareText(const worker::v1::Prepare& prepare) {
+  std::string weights;
+  for (const double weight : prepare.prompt_mean_weights()) {
+    absl::StrAppend(&weights, weights.empty() ? "" : ",", Exact(weight));
+  }
+  return absl::StrCat("prepare ", KeyText(prepare.key()), prepare.has_log_prob_pass() ? " pass" : "",
+                      " D=", Exact(prepare.denominator()), " w=", weights);
+}
+
 std::string MessageText(const worker::v1::ServerMessage& message) {
   using Message = worker::v1::ServerMessage;
   switch (message.message_case()) {
@@ -98,11 +123,11 @@ std::string MessageText(const worker::v1::ServerMessage& message) {
     case Message::kDrop:
       return absl::StrCat("drop ", message.drop().id());
     case Message::kPrepare:
-      return absl::StrCat("prepare ", KeyText(message.prepare().key()),
-                          message.prepare().has_log_prob_pass() ? " pass" : "");
+      return PrepareText(message.prepare());
     case Message::kApply:
-      return absl::StrCat("apply ", KeyText(message.apply().key()),
-                          message.apply().discard() ? " discard" : absl::StrCat(" clip=", message.apply().clip()));
+      return absl::StrCat(
+          "apply ", KeyText(message.apply().key()),
+          message.apply().discard() ? " discard" : absl::StrCat(" clip=", Exact(message.apply().clip())));
     case Message::kAbort:
       return absl::StrCat("abort ", message.abort().key().request_id());
     case Message::kLogProb:
@@ -123,7 +148,10 @@ std::string StatusText(const v1::RequestStatus& status) {
   if (status.has_failure()) absl::StrAppend(&text, " failure=", status.failure().reason());
   for (const v1::StepResult& step : status.result().steps()) {
     absl::StrAppend(&text, " [", step.step(), " ", v1::StepResult::Outcome_Name(step.outcome()),
-                    " version=", step.weight_version(), " attempts=", step.attempts(), "]");
+                    " version=", step.weight_version(), " attempts=", step.attempts());
+    const auto predicted = step.metrics().find("plan/predicted_bytes");
+    if (predicted != step.metrics().end()) absl::StrAppend(&text, " predicted=", Exact(predicted->second));
+    absl::StrAppend(&text, "]");
   }
   return text;
 }

@@ -11,6 +11,9 @@
 //            of the last Prepare's key, changed by step=, attempt=, k=, epoch=, generation=, incarnation=, id=,
 //            session=
 //   > result ID UID    > log_prob_done ID [fail]                > export_done ID
+//
+// A Prepare shows its denominator and prompt-mean weights, an Apply its clip factor, all with the digits that give the
+// double back; an applied step shows the bytes that its row of the plan's report predicts.
 #pragma once
 
 #include <string>
