@@ -119,6 +119,7 @@ PayloadDigest::PayloadDigest(const v1::UpdateHeader& header) {
   v1::UpdateHeader walked = header;
   walked.mutable_request()->clear_request_id();
   walked.mutable_request()->clear_wait_ms();
+  walked.mutable_request()->clear_expected_lineage();
   Walk(walked, header_);
 }
 

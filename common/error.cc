@@ -166,13 +166,17 @@ v1::Failure ToFailure(const absl::Status& status) {
   failure.set_message(std::string(status.message()));
   failure.set_uid(details.uid);
   failure.set_field(details.field);
+  failure.mutable_metadata()->insert(details.metadata.begin(), details.metadata.end());
   return failure;
 }
 
 absl::Status FromFailure(const v1::Failure& failure) {
   auto code = static_cast<absl::StatusCode>(failure.code());
   if (code == absl::StatusCode::kOk) code = absl::StatusCode::kInternal;  // a failure is never OK
-  return MakeError(code, failure.reason(), failure.message(), {.uid = failure.uid(), .field = failure.field()});
+  return MakeError(code, failure.reason(), failure.message(),
+                   {.uid = failure.uid(),
+                    .field = failure.field(),
+                    .metadata = {failure.metadata().begin(), failure.metadata().end()}});
 }
 
 }  // namespace stemma

@@ -83,6 +83,8 @@ void AddReplayCommand(CLI::App& app, Runner& run) {
       ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->capture_default_str();
+  command->add_flag("--follow-lineage", options->follow_lineage,
+                    "Go on with the next request when the weights trained so far are lost");
   command->add_option("--verify", options->verify, "Compare loss and grad_norm with this file's, within its tolerances")
       ->type_name("FILE");
   command->add_option("--report", options->report, "Write everything as one JSON object")->type_name("FILE");

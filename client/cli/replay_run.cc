@@ -41,7 +41,8 @@ ReplayRun::ReplayRun(ReplayOptions options, TraceFile trace, std::optional<Expec
     : options_(std::move(options)),
       trace_(std::move(trace)),
       expected_(std::move(expected)),
-      progress_(EndIndex() - options_.start + 1, options_.progress) {}
+      progress_(EndIndex() - options_.start + 1, options_.progress),
+      pin_(options_.follow_lineage) {}
 
 int64_t ReplayRun::EndIndex() const {
   const int64_t count = trace_.num_requests();
@@ -50,6 +51,8 @@ int64_t ReplayRun::EndIndex() const {
 
 absl::Status ReplayRun::Run() {
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(options_.server));
+  ASSIGN_OR_RETURN(const auto model, connection->Call(&v1::TrainingService::Stub::GetModel, v1::GetModelRequest()));
+  pin_.Begin(model);
   CatchInterrupts();
   RecordWriter writer(options_.output, StepColumns(), std::cout);
   absl::Status status = SubmitAll(*connection, writer);
@@ -72,13 +75,34 @@ absl::Status ReplayRun::SubmitAll(Connection& connection, RecordWriter& writer) 
     progress_.Show(submitted_, absl::StrCat("line ", trace_.LineOf(index)));
     ASSIGN_OR_RETURN(TraceLine line, trace_.Read(index));
     line = Prepared(std::move(line), index);
-    ASSIGN_OR_RETURN(const v1::RequestStatus status, Submit(connection, line));
+    ASSIGN_OR_RETURN(const auto status, SubmitPinned(connection, line));
     progress_.Clear();
     ++submitted_;
-    Report(line, status, writer);
-    RETURN_IF_ERROR(OutcomeStatus(status));
+    if (!status) continue;
+    Report(line, *status, writer);
+    RETURN_IF_ERROR(OutcomeStatus(*status));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<v1::RequestStatus>> ReplayRun::SubmitPinned(Connection& connection,
+                                                                         const TraceLine& line) {
+  absl::StatusOr<v1::RequestStatus> status = Submit(connection, line);
+  if (status.ok()) {
+    Tell(line, pin_.Saw(*status));
+    return std::optional(*std::move(status));
+  }
+  if (!pin_.MayGoOn(status.status())) return pin_.Explained(status.status());
+  ++rolled_back_;
+  Tell(line, std::string(status.status().message()));
+  Tell(line, pin_.Saw(status.status()));
+  return std::nullopt;
+}
+
+void ReplayRun::Tell(const TraceLine& line, const std::string& text) {
+  if (text.empty()) return;
+  progress_.Clear();
+  std::cerr << "line " << line.line << ": " << text << std::endl;
 }
 
 // The schedule of learning rates counts requests of the whole trace, whatever `start` is.
@@ -88,6 +112,7 @@ TraceLine ReplayRun::Prepared(TraceLine line, int64_t index) const {
   if (options_.schedule != v1::SCHEDULE_UNSPECIFIED) header.set_schedule(options_.schedule);
   header.set_validate_only(false);
   header.clear_wait_ms();
+  pin_.Set(header);
   v1::AdamParams& adam = *line.request.header.mutable_adam();
   if (adam.has_learning_rate()) adam.set_learning_rate(adam.learning_rate() * options_.lr_schedule.Factor(index));
   return line;
@@ -108,15 +133,14 @@ absl::StatusOr<v1::RequestStatus> ReplayRun::Submit(Connection& connection, cons
 
 void ReplayRun::Report(const TraceLine& line, const v1::RequestStatus& status, RecordWriter& writer) {
   replayed_ += status.replayed() ? 1 : 0;
-  for (const std::string& warning : status.result().warnings()) {
-    std::cerr << "line " << line.line << ": " << warning << std::endl;
-  }
+  for (const std::string& warning : status.result().warnings()) Tell(line, warning);
   for (int k = 0; k < status.result().steps_size(); ++k) {
     Record record;
     record["line"] = line.line;
     record["k"] = k;
     record["request_id"] = status.request_id();
     record["replayed"] = status.replayed();
+    record["lineage"] = status.lineage();
     record["learning_rate"] = line.request.header.adam().learning_rate();
     record.update(StepRecord(status.result().steps(k)));
     const auto& metrics = status.result().steps(k).metrics();
@@ -141,6 +165,8 @@ absl::Status ReplayRun::WriteReport(const absl::Status& status) const {
   report["trace_sha256"] = trace_.digest();
   report["requests_submitted"] = submitted_;
   report["requests_replayed"] = replayed_;
+  report["requests_rolled_back"] = rolled_back_;
+  report["lineage"] = pin_.lineage();
   report["tokens_logical"] = static_cast<uint64_t>(Sum(steps_, "tokens_logical"));
   report["tokens_computed"] = static_cast<uint64_t>(Sum(steps_, "tokens_computed"));
   report["seconds"] = Sum(steps_, "seconds");
@@ -156,6 +182,7 @@ void ReplayRun::PrintSummary() const {
   const double computed = Sum(steps_, "tokens_computed");
   std::cerr << absl::StrFormat("%d requests (%d answered before), %d steps, %.0f tokens computed of %.0f, %.2f s",
                                submitted_, replayed_, steps_.size(), computed, logical, Sum(steps_, "seconds"));
+  if (rolled_back_ > 0) std::cerr << absl::StrFormat(", %d requests rolled back", rolled_back_);
   if (expected_)
     std::cerr << absl::StrFormat(", %d of %d as expected", steps_.size() - differences_.size(), steps_.size());
   std::cerr << std::endl;

@@ -1,5 +1,6 @@
 // Replays a trace: one request after the other, in the trace's order, each under an id that a rerun derives again, so
-// no line ever steps twice on one server.
+// no line ever steps twice on one server. Every request is held to the lineage that the server had at the start: when
+// those weights are lost the replay ends, unless lineages are followed.
 //
 // Ctrl-C (or SIGTERM) stops before the next request; a second one leaves at once (what was sent goes on in the server).
 #pragma once
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "client/cli/connection.h"
 #include "client/cli/expected.h"
+#include "client/cli/lineage_pin.h"
 #include "client/cli/lr_schedule.h"
 #include "client/cli/progress.h"
 #include "client/cli/records.h"
@@ -32,6 +34,7 @@ struct ReplayOptions {
   std::string verify;  // file of expected values; empty: none
   std::string report;  // file; empty: none
   bool progress = false;
+  bool follow_lineage = false;  // go on when weights are lost
 };
 
 class ReplayRun {
@@ -43,9 +46,12 @@ class ReplayRun {
 
  private:
   absl::Status SubmitAll(Connection& connection, RecordWriter& writer);
+  // Empty: its weights are lost, and lineages are followed.
+  absl::StatusOr<std::optional<v1::RequestStatus>> SubmitPinned(Connection& connection, const TraceLine& line);
   absl::StatusOr<v1::RequestStatus> Submit(Connection& connection, const TraceLine& line);
   TraceLine Prepared(TraceLine line, int64_t index) const;
   void Report(const TraceLine& line, const v1::RequestStatus& status, RecordWriter& writer);
+  void Tell(const TraceLine& line, const std::string& text);
   void Verify(int64_t line, int64_t k, const Record& step);
   absl::Status WriteReport(const absl::Status& status) const;
   void PrintSummary() const;
@@ -55,10 +61,12 @@ class ReplayRun {
   TraceFile trace_;
   std::optional<ExpectedSteps> expected_;
   Progress progress_;
+  LineagePin pin_;
   std::vector<Record> steps_;
   std::vector<std::string> differences_;
   int64_t submitted_ = 0;
   int64_t replayed_ = 0;
+  int64_t rolled_back_ = 0;
 };
 
 }  // namespace stemma

@@ -64,6 +64,7 @@ Record RequestRecord(const v1::RequestStatus& status) {
   record["steps_total"] = status.steps_total();
   record["replayed"] = status.replayed();
   record["queue_position"] = status.queue_position();
+  record["lineage"] = status.lineage();
   if (status.has_failure()) {
     record["reason"] = status.failure().reason();
     record["message"] = status.failure().message();
@@ -72,9 +73,9 @@ Record RequestRecord(const v1::RequestStatus& status) {
 }
 
 std::vector<Column> RequestColumns() {
-  return {{"request_id", "request", 8, true}, {"state", "state", 9, true},    {"steps_applied", "applied"},
-          {"steps_total", "steps"},           {"queue_position", "queue"},    {"replayed", "replayed"},
-          {"reason", "reason", 6, true},      {"message", "message", 7, true}};
+  return {{"request_id", "request", 8, true}, {"state", "state", 9, true},   {"steps_applied", "applied"},
+          {"steps_total", "steps"},           {"queue_position", "queue"},   {"replayed", "replayed"},
+          {"lineage", "lineage", 7, true},    {"reason", "reason", 6, true}, {"message", "message", 7, true}};
 }
 
 Record StepRecord(const v1::StepResult& step) {

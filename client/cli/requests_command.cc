@@ -23,7 +23,9 @@ struct RequestsOptions {
 // One long poll; the call itself may take as long, and the usual timeout besides.
 constexpr uint64_t kWaitMs = 20'000;
 
-bool IsFinal(v1::RequestState state) { return state == v1::DONE || state == v1::FAILED || state == v1::CANCELLED; }
+bool IsFinal(v1::RequestState state) {
+  return state == v1::DONE || state == v1::FAILED || state == v1::CANCELLED || state == v1::ROLLED_BACK;
+}
 
 void Print(const RequestsOptions& options, const v1::RequestStatus& status) {
   Record record = RequestRecord(status);

@@ -61,6 +61,11 @@ void CheckRequestHeader(const std::string& path, const v1::RequestHeader& header
       check.Add(path + ".request_id", std::string(status.message()));
     }
   }
+  if (header.has_expected_lineage()) {
+    if (const absl::Status status = CheckFileName(header.expected_lineage()); !status.ok()) {
+      check.Add(path + ".expected_lineage", std::string(status.message()));
+    }
+  }
   if (header.has_schedule() &&
       (header.schedule() == v1::SCHEDULE_UNSPECIFIED || !v1::Schedule_IsValid(header.schedule()))) {
     check.Add(path + ".schedule", absl::StrCat("is ", header.schedule(), ", none of AUTO, REUSE, DENSE"));

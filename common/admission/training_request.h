@@ -19,7 +19,7 @@ struct TrainingRequest {
   v1::UpdateHeader update;     // kUpdate
   v1::LogProbHeader log_prob;  // kLogProb
   std::vector<v1::PromptGroup> groups;
-  std::string digest;  // SHA-256 of what is trained on; wait_ms, validate_only and expected_step are left out
+  std::string digest;  // SHA-256 of the request (common/digest.h)
   uint64_t num_rollouts = 0;
   uint64_t num_tokens = 0;  // prompts once per group, and responses
   uint64_t bytes = 0;       // of the groups as messages

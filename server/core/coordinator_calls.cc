@@ -24,9 +24,13 @@ absl::Status UnknownRequest(const RequestTable& table, const std::string& id) {
 }
 
 absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
-  if (absl::Status status = CheckFileName(request.name()); !status.ok()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", std::string(status.message()),
-                     {.violations = {{"name", std::string(status.message())}}});
+  for (const auto& [field, name] :
+       {std::pair("name", &request.name()), std::pair("expected_lineage", &request.expected_lineage())}) {
+    if (name == &request.expected_lineage() && !request.has_expected_lineage()) continue;
+    if (absl::Status status = CheckFileName(*name); !status.ok()) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", std::string(status.message()),
+                       {.violations = {{field, std::string(status.message())}}});
+    }
   }
   static constexpr std::array kDtypes = {"float32", "float64", "bfloat16", "float16"};
   if (!request.has_dtype() || std::find(kDtypes.begin(), kDtypes.end(), request.dtype()) != kDtypes.end()) {
@@ -48,14 +52,6 @@ absl::Status CoordinatorState::NotServing() const {
   if (worker_ && worker_->ready) return absl::OkStatus();
   if (!ever_ready_) return RetryableError("STARTING", "no worker has loaded the model yet");
   return RetryableError("RECOVERING", "the worker was lost and no other has loaded the model yet");
-}
-
-absl::Status CoordinatorState::CheckExpectedStep(const v1::RequestHeader& header, uint64_t step) const {
-  if (!header.has_expected_step() || header.expected_step() == step) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kAborted, "STEP_MISMATCH",
-                   absl::StrCat("expected_step is ", header.expected_step(), ", the request would start at step ", step,
-                                " of lineage ", lineage_),
-                   {.metadata = {{"step", absl::StrCat(step)}, {"lineage", lineage_}}});
 }
 
 absl::Status CoordinatorState::AdmitJob(uint64_t bytes) const {
@@ -88,8 +84,9 @@ void CoordinatorState::OnEvent(const SubmitEvent& event) {
   const bool update = request.kind == TrainingRequest::Kind::kUpdate;
   const bool validate_only = request.header().validate_only();
   if (update && !validate_only && AnswerRepeat(event)) return;
-  absl::Status admitted = NotServing();
-  if (admitted.ok()) admitted = CheckExpectedStep(request.header(), StepAfterQueue());
+  // First, because a lineage that is gone never comes back, and a server that is not serving may.
+  absl::Status admitted = CheckExpected(request.header(), StepAfterQueue());
+  if (admitted.ok()) admitted = NotServing();
   if (admitted.ok() && !validate_only) admitted = AdmitJob(request.bytes);
   if (!admitted.ok()) return Reply(event.call, admitted);
   absl::StatusOr<RequestPlan> plan = plan_(request, config_, calibration_.rates());
@@ -98,6 +95,7 @@ void CoordinatorState::OnEvent(const SubmitEvent& event) {
     v1::RequestStatus status;
     status.set_request_id(request.header().request_id());
     status.set_steps_total(plan->plan.steps_size());
+    status.set_lineage(lineage_);
     *status.mutable_plan() = std::move(plan->report);
     return Reply(event.call, std::move(status));
   }
@@ -121,19 +119,21 @@ bool CoordinatorState::AnswerRepeat(const SubmitEvent& event) {
     return table_.IsExpired(id);
   }
   const bool same = record->digest == event.request->digest;
-  if (record->rolled_back) {
+  if (record->lost_step) {
     if (!same) return false;  // ids are scoped by lineage: new rollouts under the new one
-    Reply(event.call,
-          MakeError(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
-                    absl::StrCat("request ", id, " belongs to lineage ", record->lineage,
-                                 ", whose weights are gone; the model is at step ", step_, " of lineage ", lineage_),
-                    {.metadata = {{"lineage", lineage_}, {"step", absl::StrCat(step_)}}}));
+    Reply(event.call, RolledBackError(*record));
     return true;
   }
   if (!same) {
     Reply(event.call, MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_REUSED",
                                 absl::StrCat("request ", id, " was sent before with another payload")));
     return true;
+  }
+  if (header.has_expected_lineage()) {
+    if (absl::Status status = CheckLineage(header.expected_lineage()); !status.ok()) {
+      Reply(event.call, status);
+      return true;
+    }
   }
   if (record->final() && record->resumable) return false;
   const std::optional<uint64_t> wait_ms = header.has_wait_ms() ? std::optional(header.wait_ms()) : std::nullopt;
@@ -153,6 +153,8 @@ void CoordinatorState::AcceptUpdate(const SubmitEvent& event, RequestPlan plan) 
   record.status.set_request_id(record.id);
   record.status.set_state(v1::ACCEPTED);
   record.status.set_steps_total(plan.plan.steps_size());
+  record.status.set_lineage(lineage_);
+  record.result.set_lineage(lineage_);
   *record.result.mutable_effective() = event.request->update;
   *record.result.mutable_plan() = plan.report;
   const v1::UpdateHeader& update = event.request->update;
@@ -177,14 +179,24 @@ void CoordinatorState::Wait(UpdateRecord& record, RequestWaiter waiter) {
 }
 
 void CoordinatorState::AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter) {
-  if (waiter.failure_is_error && !record.failure.ok()) return Reply(waiter.call, record.failure);
+  if (waiter.failure_is_error) {
+    if (absl::Status failure = FailureOf(record); !failure.ok()) return Reply(waiter.call, failure);
+  }
   v1::RequestStatus status = StatusOf(record);
   status.set_replayed(waiter.replayed);
   Reply(waiter.call, std::move(status));
 }
 
+absl::Status CoordinatorState::FailureOf(const UpdateRecord& record) const {
+  return record.lost_step ? RolledBackError(record) : record.failure;
+}
+
 v1::RequestStatus CoordinatorState::StatusOf(const UpdateRecord& record) const {
   v1::RequestStatus status = record.status;
+  if (record.lost_step) {
+    status.set_state(v1::ROLLED_BACK);
+    *status.mutable_failure() = ToFailure(RolledBackError(record));
+  }
   const auto place = std::find(queue_.begin(), queue_.end(), record.id);
   if (place != queue_.end()) status.set_queue_position(static_cast<uint32_t>(place - queue_.begin()) + 1);
   return status;
@@ -218,7 +230,7 @@ void CoordinatorState::OnEvent(const ReadResultsEvent& event) {
     return Reply(event.call, MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_OPEN",
                                        absl::StrCat("request ", record->id, " is not finished; wait with GetRequest")));
   }
-  if (!record->failure.ok()) return Reply(event.call, record->failure);
+  if (absl::Status failure = FailureOf(*record); !failure.ok()) return Reply(event.call, failure);
   if (record->results_dropped) {
     return Reply(event.call, MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_ID_EXPIRED",
                                        absl::StrCat("the log-probs of request ", record->id, " are no longer kept")));
@@ -238,6 +250,7 @@ void CoordinatorState::OnEvent(const ListRequestsEvent& event) {
     status = StatusOf(*record);
     if (!status.has_result()) continue;
     v1::UpdateResult stripped;
+    stripped.set_lineage(status.lineage());
     *stripped.mutable_metrics() = status.result().metrics();
     *status.mutable_result() = std::move(stripped);
   }
@@ -246,6 +259,9 @@ void CoordinatorState::OnEvent(const ListRequestsEvent& event) {
 
 void CoordinatorState::OnEvent(const ExportEvent& event) {
   absl::Status admitted = CheckExport(event.request);
+  if (admitted.ok() && event.request.has_expected_lineage()) {
+    admitted = CheckLineage(event.request.expected_lineage());
+  }
   if (admitted.ok()) admitted = NotServing();
   if (admitted.ok()) admitted = AdmitJob(0);
   if (!admitted.ok()) return Reply(event.call, admitted);

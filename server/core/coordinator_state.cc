@@ -33,6 +33,4 @@ void CoordinatorState::Say(std::string_view reason) {
                   absl::string_view(reason.data(), reason.size()));
 }
 
-std::string CoordinatorState::NewLineage() { return absl::StrCat(options_.lineage_prefix, "-", ++lineages_); }
-
 }  // namespace stemma

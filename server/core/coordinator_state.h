@@ -6,7 +6,8 @@
 //  (1) jobs run one at a time, in the order they were accepted; nothing runs between Prepare and Applied of a step.
 //  (2) a vote or Applied counts only if all its keys are those of the running attempt and its session is the worker's.
 //  (3) step_ and weight_version_ change when an Applied counts, or with the lineage; weight_version_ never falls.
-//  (4) weights that are lost end their lineage: every open job answers ROLLED_BACK, never a silent rewind.
+//  (4) weights that are lost end their lineage: every open job, and every request that trained it, answers ROLLED_BACK
+//      from then on, never a silent rewind. An open update's lineage is the model's.
 //
 // Step: Prepare sent (PREPARING) -> Vote -> Apply sent (COMMITTED) -> Applied (APPLIED) -> the next k, or DONE.
 // Errors of requests: docs/errors.md.
@@ -86,12 +87,24 @@ class CoordinatorState {
   void StartCalibration();
   void SaveCalibration();
   void LoseWorker(const std::string& reason);
-  void LoseLineage();
   void RetryRunningStep(const std::string& reason);
   void FailEverything(const absl::Status& status);
   void Drain();
   void FinishDrain();
   void Tick();
+
+  // Weights and their lineages: coordinator_lineage.cc.
+  struct LostLineage {
+    std::string name;
+    uint64_t step = 0;  // that its weights had reached
+  };
+  std::string NewLineage();
+  void LoseLineage();
+  std::string LostText(const LostLineage& lost) const;
+  std::map<std::string, std::string> LostMetadata(const LostLineage& lost) const;
+  absl::Status RolledBackError(const UpdateRecord& record) const;
+  absl::Status CheckLineage(const std::string& expected) const;
+  absl::Status CheckExpected(const v1::RequestHeader& header, uint64_t step) const;
 
   // The step protocol and jobs: coordinator_steps.cc.
   void StartJobs();
@@ -127,10 +140,10 @@ class CoordinatorState {
   void OnEvent(const TickEvent&) { Tick(); }
   bool AnswerRepeat(const SubmitEvent& event);
   absl::Status AdmitJob(uint64_t bytes) const;
-  absl::Status CheckExpectedStep(const v1::RequestHeader& header, uint64_t step) const;
   void AcceptUpdate(const SubmitEvent& event, RequestPlan plan);
   void Wait(UpdateRecord& record, RequestWaiter waiter);
   void AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter);
+  absl::Status FailureOf(const UpdateRecord& record) const;
   v1::RequestStatus StatusOf(const UpdateRecord& record) const;
   v1::ModelInfo::State ModelState() const;
   absl::Status NotServing() const;
@@ -142,7 +155,6 @@ class CoordinatorState {
   void Say(std::string_view reason);
   bool IsRunning(const std::string& id) const { return running_ && running_->id == id; }
   UpdateRecord& RunningUpdate();
-  std::string NewLineage();
 
   const CoordinatorOptions options_;
   const PlanFunction plan_;
@@ -157,6 +169,7 @@ class CoordinatorState {
   uint64_t generation_ = 0;
   uint64_t lineages_ = 0;
   std::string lineage_;
+  std::deque<LostLineage> lost_lineages_;  // oldest first, a bounded number of them
   uint64_t step_ = 0;
   uint64_t weight_version_ = 1;  // 1: what the model directory holds
   bool draining_ = false, drained_ = false;

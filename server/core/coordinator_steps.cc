@@ -54,7 +54,8 @@ void CoordinatorState::StartJobs() {
 }
 
 void CoordinatorState::StartUpdate(UpdateRecord& record) {
-  if (absl::Status status = CheckExpectedStep(record.request->header(), step_); !status.ok()) {
+  CHECK_EQ(record.lineage, lineage_) << record.id;
+  if (absl::Status status = CheckExpected(record.request->header(), step_); !status.ok()) {
     return FinishUpdate(record, v1::FAILED, status);
   }
   running_ = Running{.id = record.id};
@@ -63,6 +64,11 @@ void CoordinatorState::StartUpdate(UpdateRecord& record) {
 }
 
 void CoordinatorState::StartCallJob(const std::string& id, const CallJob& job) {
+  if (job.request != nullptr) {
+    if (absl::Status status = CheckExpected(job.request->header(), step_); !status.ok()) {
+      return FinishCallJob(id, status);
+    }
+  }
   running_ = Running{.id = id};
   if (job.request == nullptr) {
     worker::v1::Export message;
@@ -203,7 +209,8 @@ void CoordinatorState::OnResultChunk(const worker::v1::ResultChunk& chunk) {
   if (!IsRunning(chunk.id())) {
     return Say(absl::StrCat("ignored (", ++ignored_, " so far): results of ", chunk.id(), ", which does not run"));
   }
-  auto group = std::make_shared<const v1::GroupResult>(chunk.group());
+  auto group = std::make_shared<v1::GroupResult>(chunk.group());
+  group->set_lineage(lineage_);
   if (const auto job = call_jobs_.find(chunk.id()); job != call_jobs_.end()) {
     decision_.actions.push_back(ChunkAction{job->second.call, std::move(group)});
   } else {
@@ -222,6 +229,7 @@ void CoordinatorState::OnCallJobDone(const std::string& id, const v1::Failure* f
   response.set_path(absl::StrCat(options_.data_directory, "/exports/", job.export_request.name()));
   response.set_step(step_);
   response.set_weight_version(weight_version_);
+  response.set_lineage(lineage_);
   response.set_bytes(bytes);
   FinishCallJob(id, std::move(response));
 }

@@ -126,24 +126,6 @@ void CoordinatorState::LoseWorker(const std::string& reason) {
   if (running_) RetryRunningStep(reason);
 }
 
-void CoordinatorState::LoseLineage() {
-  const std::string lost = std::exchange(lineage_, NewLineage());
-  const uint64_t lost_step = std::exchange(step_, 0);
-  ++weight_version_;
-  for (UpdateRecord* record : table_.InOrder()) {
-    if (record->lineage == lost) record->rolled_back = true;
-  }
-  const std::string text =
-      absl::StrCat("the worker that held the weights of lineage ", lost, " at step ", lost_step,
-                   " was lost, and there is no checkpoint; the model starts again from its directory as lineage ",
-                   lineage_, ": decide, then send new rollouts under a new request_id");
-  Say(text);
-  FailEverything(MakeError(
-      absl::StatusCode::kFailedPrecondition, "ROLLED_BACK", text,
-      {.metadata = {
-           {"lineage", lineage_}, {"step", "0"}, {"lost_lineage", lost}, {"lost_step", absl::StrCat(lost_step)}}}));
-}
-
 // The weights are those of the model directory still: the next worker has the same.
 void CoordinatorState::RetryRunningStep(const std::string& reason) {
   const std::string id = running_->id;

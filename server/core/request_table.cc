@@ -54,13 +54,22 @@ void RequestTable::Expire(uint64_t sequence) {
   }
 }
 
+void RequestTable::DropLogProbs(UpdateRecord& record) {
+  result_bytes_ -= std::exchange(record.result_bytes, 0);
+  record.results.clear();
+  record.results_dropped = true;
+}
+
+void RequestTable::DropResults(UpdateRecord& record) {
+  CHECK(record.final()) << record.id;
+  DropLogProbs(record);
+  record.status.clear_result();
+}
+
 void RequestTable::DropOldResults() {
   for (auto it = finals_.begin(); it != finals_.end() && result_bytes_ > kResultBytesMax; ++it) {
     UpdateRecord& record = records_.at(*it);
-    if (record.results.empty()) continue;
-    result_bytes_ -= std::exchange(record.result_bytes, 0);
-    record.results.clear();
-    record.results_dropped = true;
+    if (!record.results.empty()) DropLogProbs(record);
   }
 }
 

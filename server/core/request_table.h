@@ -46,8 +46,8 @@ struct UpdateRecord {
   v1::RequestStatus status;                        // without queue_position and replayed
   v1::UpdateResult result;                         // of the steps so far; moves into status when DONE
   absl::Status failure;                            // of FAILED and CANCELLED
-  bool rolled_back = false;
-  bool resumable = false;  // final, but a repeat runs it again (ATTEMPTS_EXHAUSTED)
+  std::optional<uint64_t> lost_step;               // its lineage was lost at this step: ROLLED_BACK, whatever it was
+  bool resumable = false;                          // final, but a repeat runs it again (ATTEMPTS_EXHAUSTED)
   std::vector<std::shared_ptr<const v1::GroupResult>> results;
   uint64_t result_bytes = 0;
   bool results_dropped = false;
@@ -69,6 +69,8 @@ class RequestTable {
   UpdateRecord& Insert(UpdateRecord record);
   // Drops payload and plan, and what retention no longer covers.
   void Finalize(UpdateRecord& record);
+  // Drops the log-probs and the result of a final record.
+  void DropResults(UpdateRecord& record);
 
   std::vector<UpdateRecord*> InOrder();  // oldest first
   std::vector<UpdateRecord*> Open();     // oldest first
@@ -78,6 +80,7 @@ class RequestTable {
  private:
   void Expire(uint64_t sequence);
   void DropOldResults();
+  void DropLogProbs(UpdateRecord& record);
 
   const uint64_t requests_kept_;
   uint64_t next_sequence_ = 1;

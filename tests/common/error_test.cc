@@ -86,12 +86,13 @@ TEST(ErrorTest, FailuresSayWhoseFaultItIs) {
 }
 
 TEST(ErrorTest, AFailureReadsBackAsTheStatus) {
-  const absl::Status status =
-      MakeError(StatusCode::kInvalidArgument, "INVALID_REQUEST", "m", {.uid = "g", .field = "f"});
+  const absl::Status status = MakeError(StatusCode::kInvalidArgument, "INVALID_REQUEST", "m",
+                                        {.uid = "g", .field = "f", .metadata = {{"lineage", "a-1"}, {"step", "3"}}});
   const absl::Status back = FromFailure(ToFailure(status));
   EXPECT_EQ(back.code(), status.code());
   EXPECT_EQ(ErrorReason(back), "INVALID_REQUEST");
   EXPECT_EQ(GetErrorDetails(back).field, "f");
+  EXPECT_EQ(GetErrorDetails(back).metadata, GetErrorDetails(status).metadata);
   EXPECT_FALSE(FromFailure(v1::Failure()).ok());
 }
 

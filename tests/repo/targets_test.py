@@ -11,7 +11,7 @@ _SOURCES = re.compile(r"(common|server|worker|client|tests)/.*\.(cc|cu)$|tests/.
 def cmake_words(text):
     """The words of a CMakeLists.txt, with foreach(name item ...) written out."""
     text = re.sub(r"(?m)#.*$", "", text)
-    for match in re.findall(r"foreach\((\w+)((?:\s+[\w.-]+)+)\)(.*?)endforeach\(", text, re.S):
+    for match in re.findall(r"foreach\((\w+)((?:\s+[\w.-]+)+)\s*\)(.*?)endforeach\(", text, re.S):
         name, items, body = match
         text += " ".join(body.replace(f"${{{name}}}", item) for item in items.split())
     return set(re.split(r"[\s()\";]+", text))

@@ -5,9 +5,13 @@
 
 A call may be repeated: it carries a request_id (made here unless given), and the server applies a request once. So a
 connection that fails is retried with the same id and payload, and nothing else is retried.
+Weights can be lost with their process; the server then goes on from the model directory under a new *lineage*. A Client
+holds the server to the first lineage that it hears of: on another one a call raises LineageLostError, which says which
+steps are gone, before anything is trained, computed or exported. follow_lineage=True goes on instead.
 Thread safety: a Client may be shared; each Future belongs to one thread at a time.
 """
 
+import threading
 import time
 import uuid
 
@@ -20,17 +24,27 @@ from .groups import parts as encode
 _RECEIVE_BYTES_MAX = 64 << 20
 _POLL_MS = 20_000
 _RETRY_DELAY_MAX_S = 5.0
-_FINAL = ("DONE", "FAILED", "CANCELLED")
+_FINAL = ("DONE", "FAILED", "CANCELLED", "ROLLED_BACK")
 
 
 class Client:
-    def __init__(self, address, retries=6, retry_delay_s=0.2, recorder=None):
-        """address: "host:port". recorder: a stemma.trace.TraceWriter that keeps every update request sent."""
+    def __init__(self, address, retries=6, retry_delay_s=0.2, recorder=None, follow_lineage=False):
+        """address: "host:port". recorder: a stemma.trace.TraceWriter that keeps every update request sent.
+        follow_lineage: go on with whatever weights the server has, also after those trained so far are lost."""
         self._channel = grpc.insecure_channel(address, options=[
             ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1)])
         self._stub = TrainingStub(self._channel)
         self._retries, self._retry_delay_s = retries, retry_delay_s
         self._recorder = recorder
+        self._follow_lineage = follow_lineage
+        self._lineage, self._step = None, None  # those that _saw keeps
+        self._lineage_lock = threading.Lock()
+
+    @property
+    def lineage(self):
+        """The lineage that calls are held to: the first that this client heard of (with follow_lineage the last, and
+        calls are held to none). None before any."""
+        return self._lineage
 
     def close(self):
         self._channel.close()
@@ -64,8 +78,10 @@ class Client:
         header = self._update_header(loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request_id, expected_step,
                                      schedule, on_nonfinite, return_log_probs, num_groups=len(groups))
         header.request.wait_ms = 0
+        self._pin(header.request)
         parts = encode("update", header, groups)
         status = self._retrying(lambda: self._stub.UpdateActor(iter(parts)))
+        self._saw(status.lineage)
         if self._recorder is not None:
             self._recorder.write_parts(parts)
         return Future(self, status, return_log_probs)
@@ -84,8 +100,12 @@ class Client:
         header = config.fill_message(_proto.LogProbHeader(), {
             "request": _without_none({"request_id": _new_id(), "schedule": schedule}),
             "weights": weights, "temperature": temperature, "entropy": entropy})
+        self._pin(header.request)
         parts = encode("log_prob", header, groups)
-        return self._retrying(lambda: results.log_probs(self._stub.ComputeLogProb(iter(parts))))
+        out = self._retrying(lambda: results.log_probs(self._stub.ComputeLogProb(iter(parts))))
+        for lineage in {rollout.lineage for rollout in out.values()}:
+            self._saw(lineage)
+        return out
 
     def read_log_probs(self, request_id):
         """{rollout_id: RolloutLogProbs} of a finished request that was sent with return_log_probs."""
@@ -97,7 +117,10 @@ class Client:
     def export(self, name, dtype=None):
         """Writes the current weights as a Hugging Face directory <data>/exports/<name>; returns its path."""
         request = _proto.ExportWeightsRequest(**_without_none({"name": name, "dtype": dtype}))
-        return self._retrying(lambda: self._stub.ExportWeights(request)).path
+        self._pin(request)
+        reply = self._retrying(lambda: self._stub.ExportWeights(request))
+        self._saw(reply.lineage, reply.step)
+        return reply.path
 
     def info(self):
         """Versions, loss modes, the run configuration in force."""
@@ -105,7 +128,9 @@ class Client:
 
     def model(self):
         """The model's state, step, weight version, lineage, sizes."""
-        return _proto.to_dict(self._retrying(lambda: self._stub.GetModel(_proto.GetModelRequest())))
+        reply = self._retrying(lambda: self._stub.GetModel(_proto.GetModelRequest()))
+        self._saw(reply.lineage, reply.step)
+        return _proto.to_dict(reply)
 
     def requests(self):
         """The requests that the server remembers, oldest first."""
@@ -114,7 +139,10 @@ class Client:
 
     def attach(self, request_id, log_probs=False):
         """A Future of a request that was sent before, by this process or another."""
-        return Future(self, self._get_request(request_id, 0), log_probs)
+        status = self._get_request(request_id, 0)
+        if _proto.to_dict(status)["state"] != "ROLLED_BACK":
+            self._saw(status.lineage)
+        return Future(self, status, log_probs)
 
     # --------------------------------------------------------------------------------------------------------- helpers
 
@@ -146,9 +174,41 @@ class Client:
                 return call()
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNAVAILABLE or attempt == self._retries:
-                    raise errors.from_rpc_error(error) from None
+                    raise self._explained(errors.from_rpc_error(error)) from None
             time.sleep(min(_RETRY_DELAY_MAX_S, self._retry_delay_s * 2**attempt))
         raise AssertionError("the loop returns or raises")
+
+    def _saw(self, lineage, step=None):
+        """Pins the first lineage heard of, and keeps the highest step seen of it. Empty: the server says none."""
+        with self._lineage_lock:
+            if lineage and (self._lineage is None or (self._follow_lineage and lineage != self._lineage)):
+                self._lineage, self._step = lineage, step
+            elif lineage == self._lineage and step is not None:
+                self._step = max(step, self._step or 0)
+
+    def _pin(self, request):
+        """Holds the server to the lineage that this client knows, if it knows one."""
+        if self._lineage is not None and not self._follow_lineage:
+            request.expected_lineage = self._lineage
+
+    def _explained(self, error):
+        """The error, with what only this client knows of a lineage that the server never had."""
+        if not isinstance(error, errors.LineageLostError) or error.lost_step is not None or self._step is None:
+            return error
+        if error.lost_lineage != self._lineage:
+            return error
+        message = f"{error.message}; this client saw steps up to {self._step} of {self._lineage}: they are lost"
+        return errors.LineageLostError(error.code, error.reason, message,
+                                       metadata={**error.metadata, "lost_step": str(self._step)})
+
+    def _check_same_server(self, request_id, lineage):
+        """For a request that the server does not know: raises LineageLostError if it is another life of the server."""
+        now = self._retrying(lambda: self._stub.GetModel(_proto.GetModelRequest()))
+        if lineage and now.lineage != lineage:
+            raise self._explained(errors.LineageLostError(
+                "ABORTED", "LINEAGE_MISMATCH", f"request {request_id} trained lineage {lineage}, which the server does not "
+                f"have any more (was it started again?); the model is at step {now.step} of lineage {now.lineage}",
+                metadata={"lineage": now.lineage, "step": str(now.step), "lost_lineage": lineage}))
 
 
 class Future:
@@ -186,7 +246,12 @@ class Future:
         return self._outcome()
 
     def _poll(self, wait_ms):
-        self._status = self._client._get_request(self.request_id, wait_ms)
+        try:
+            self._status = self._client._get_request(self.request_id, wait_ms)
+        except errors.StemmaError as error:
+            if error.reason == "NOT_FOUND":
+                self._client._check_same_server(self.request_id, self._status.lineage)
+            raise
 
     def _outcome(self):
         if self._status.HasField("failure"):
@@ -195,6 +260,8 @@ class Future:
             raise errors.StemmaError("CANCELLED", "CANCELLED", f"request {self.request_id} was cancelled after "
                                      f"{self._status.steps_applied} of {self._status.steps_total} steps")
         result = results.update_result(self._status)
+        for step in result.steps[-1:]:
+            self._client._saw(self._status.lineage, step.step)
         if self._return_log_probs:
             result.log_probs = self._client.read_log_probs(self.request_id)
         return result

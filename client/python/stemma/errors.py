@@ -31,6 +31,38 @@ class StemmaError(Exception):
         return "\n".join(lines)
 
 
+class LineageLostError(StemmaError):
+    """The weights that were trained are gone: their worker or server died (reasons ROLLED_BACK and LINEAGE_MISMATCH).
+
+    lost_lineage, lost_step     the weights that are gone, and the step they had reached; None where nobody knows it
+    lineage, step               the weights that the server has now
+    """
+
+    @property
+    def lost_lineage(self):
+        return self.metadata.get("lost_lineage") or self.metadata.get("expected_lineage", "")
+
+    @property
+    def lost_step(self):
+        return _int_or_none(self.metadata.get("lost_step"))
+
+    @property
+    def lineage(self):
+        return self.metadata.get("lineage", "")
+
+    @property
+    def step(self):
+        return _int_or_none(self.metadata.get("step"))
+
+
+def _int_or_none(text):
+    return int(text) if text else None
+
+
+def _class_of(reason):
+    return LineageLostError if reason in ("ROLLED_BACK", "LINEAGE_MISMATCH") else StemmaError
+
+
 def from_rpc_error(error):
     """A StemmaError of a grpc.RpcError, with the details that the server attached."""
     info, fields, retry_after_s = {}, [], None
@@ -46,15 +78,16 @@ def from_rpc_error(error):
         elif kind == "google.rpc.RetryInfo":
             delay = _proto.RetryInfo.FromString(detail.value).retry_delay
             retry_after_s = delay.seconds + delay.nanos * 1e-9
-    return StemmaError(error.code().name, reason, error.details() or "", fields, info.get("uid", ""), info, retry_after_s)
+    return _class_of(reason)(error.code().name, reason, error.details() or "", fields, info.get("uid", ""), info,
+                             retry_after_s)
 
 
 def from_failure(failure):
     """A StemmaError of the Failure that a request's status carries."""
     names = {code.value[0]: code.name for code in grpc.StatusCode}
     fields = [(failure.field, failure.message)] if failure.field else []
-    return StemmaError(names.get(failure.code, "UNKNOWN"), failure.reason, failure.message, fields, failure.uid,
-                       {"category": failure.category})
+    return _class_of(failure.reason)(names.get(failure.code, "UNKNOWN"), failure.reason, failure.message, fields,
+                                     failure.uid, {**failure.metadata, "category": failure.category})
 
 
 def _details(error):

@@ -23,6 +23,7 @@ class RolloutLogProbs:
     rollout_id: str
     log_probs: Any              # array.array, one for each response token; empty: the rollout was not run
     entropy: Any                # array.array, empty unless asked for
+    lineage: str = ""           # of the weights that gave these numbers
 
 
 @dataclasses.dataclass
@@ -33,7 +34,7 @@ class UpdateResult:
     effective: Dict[str, Any]   # the header that was in force
     plan: Dict[str, Any]
     warnings: List[str]
-    lineage: str                # of the weights that were trained
+    lineage: str                # of the weights that were trained; another one when those are lost
     replayed: bool              # the stored outcome of an earlier call with this id and payload
     log_probs: Optional[Dict[str, RolloutLogProbs]] = None  # by rollout_id, with return_log_probs
 
@@ -52,5 +53,5 @@ def log_probs(stream):
         code = "d" if _proto.to_dict(message)["dtype"] == "FLOAT64" else "f"
         for rollout in message.rollouts:
             out[rollout.rollout_id] = RolloutLogProbs(rollout.rollout_id, groups.unpack(code, rollout.log_probs),
-                                                      groups.unpack(code, rollout.entropy))
+                                                      groups.unpack(code, rollout.entropy), message.lineage)
     return out

@@ -180,6 +180,41 @@ class CliReplayTest(unittest.TestCase):
         self.assertLessEqual(self.server.max_part_bytes, 4 << 20)
         self.assertGreater(self.server.max_part_bytes, 2 << 20)
 
+    def test_a_replay_holds_the_server_to_the_lineage_that_it_had_at_the_start(self):
+        def lose_after_one(header, context):
+            if len(self.server.headers) == 2:
+                self.server.lineage, self.server.step = "l2", 0
+            if header.request.HasField("expected_lineage") and header.request.expected_lineage != self.server.lineage:
+                abort(context, grpc.StatusCode.ABORTED, "another lineage", "LINEAGE_MISMATCH")
+
+        self.server.fail = lose_after_one
+        result = self.call("replay", self.trace, code=64 + 10)
+        self.assertEqual([header.request.expected_lineage for header in self.server.headers], ["l1", "l1"])
+        self.assertIn("began with lineage l1 and saw steps up to 1", result.stderr)
+        self.server.headers.clear()
+        self.server.lineage, self.server.step = "l1", 0
+        result = self.call("replay", self.trace, "--run-id", "x", "--follow-lineage")
+        self.assertFalse(any(header.request.HasField("expected_lineage") for header in self.server.headers))
+        self.assertIn("lineage l1 is lost, with its steps up to 1; going on at step 1 of lineage l2", result.stderr)
+        self.assertEqual(len(self.server.headers), 3)
+
+    def test_a_replay_that_follows_reports_a_request_that_is_rolled_back_and_goes_on(self):
+        def roll_back(header, context):
+            if len(self.server.headers) == 2:
+                self.server.lineage, self.server.step = "l2", 0
+                abort(context, grpc.StatusCode.FAILED_PRECONDITION, "its weights are gone", "ROLLED_BACK",
+                      metadata={"lineage": "l2", "step": "0"})
+
+        self.server.fail = roll_back
+        report = self.directory / "report.json"
+        result = self.call("replay", self.trace, "--follow-lineage", "--report", report)
+        self.assertIn("line 3: its weights are gone", result.stderr)
+        self.assertIn("going on at step 0 of lineage l2", result.stderr)
+        self.assertIn("1 requests rolled back", result.stderr)
+        written = json.loads(report.read_text())
+        self.assertEqual((written["requests_rolled_back"], written["lineage"], len(written["steps"])), (1, "l2", 2))
+        self.assertEqual([step["lineage"] for step in written["steps"]], ["l1", "l2"])
+
     def test_ctrl_c_stops_after_the_running_request_and_a_rerun_goes_on(self):
         self.server.proceed.clear()
         with Process(BIN / "stemma", "replay", self.trace, "--server", self.server.address) as replay:

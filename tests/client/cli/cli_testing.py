@@ -77,10 +77,10 @@ def has_escape(text):
     return re.search(r"\x1b", text) is not None
 
 
-def error_details(code, message, reason, violations=(), retry_s=0):
+def error_details(code, message, reason, violations=(), retry_s=0, metadata=None):
     """Trailing metadata as the server sends it."""
     status = status_pb2.Status(code=code.value[0], message=message)
-    details = [error_details_pb2.ErrorInfo(reason=reason, domain="stemma")]
+    details = [error_details_pb2.ErrorInfo(reason=reason, domain="stemma", metadata=metadata or {})]
     if violations:
         bad_request = error_details_pb2.BadRequest()
         for field, description in violations:
@@ -103,6 +103,7 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
     def __init__(self):
         self.state = training_pb2.ModelInfo.IDLE
         self.step = 0
+        self.lineage = "l1"
         self.headers = []          # of every UpdateActor that came in whole
         self.max_part_bytes = 0
         self.outcomes = {}         # request_id -> RequestStatus
@@ -126,7 +127,7 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         return info
 
     def GetModel(self, request, context):
-        return training_pb2.ModelInfo(state=self.state, step=self.step, lineage="l1", vocab_size=64, max_positions=128)
+        return training_pb2.ModelInfo(state=self.state, step=self.step, lineage=self.lineage, vocab_size=64, max_positions=128)
 
     def _receive(self, parts):
         header, groups = None, []
@@ -160,7 +161,8 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
             repeated.replayed = True
             return repeated
         self.step += 1
-        status = training_pb2.RequestStatus(request_id=request_id, state=training_pb2.DONE, steps_applied=1, steps_total=1)
+        status = training_pb2.RequestStatus(request_id=request_id, state=training_pb2.DONE, steps_applied=1, steps_total=1,
+                                            lineage=self.lineage)
         step = status.result.steps.add(step=self.step, outcome=training_pb2.StepResult.APPLIED)
         metrics = {"actor/loss": 0.5 / self.step, "actor/grad_norm": 2.0, "prefix/tokens_logical": 1200.0,
                    "prefix/tokens_computed": 300.0, "prefix/tokens_saved": 900.0, "perf/time_per_step": 0.25}
@@ -214,7 +216,8 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         return self.GetRequest(request, context)
 
     def ExportWeights(self, request, context):
-        return training_pb2.ExportWeightsResponse(path=f"/data/exports/{request.name}", step=self.step, bytes=1 << 40)
+        return training_pb2.ExportWeightsResponse(path=f"/data/exports/{request.name}", step=self.step, bytes=1 << 40,
+                                                  lineage=self.lineage)
 
 
 def abort(context, code, message, reason, **details):

@@ -242,3 +242,88 @@ def test_small_calls_return_plain_data():
     out = run(handlers, lambda c: (c.model(), c.export("a", dtype="float64")))
     assert out[0]["state"] == "IDLE" and out[0]["step"] == 3 and out[1] == "/data/exports/a"
     assert (seen[0].name, seen[0].dtype) == ("a", "float64")
+
+
+class Lineages:
+    """A server of one lineage at a time that refuses what expects another."""
+
+    def __init__(self, lineage):
+        self.lineage, self.step, self.expected = lineage, 0, []
+
+    def handlers(self):
+        return {"UpdateActor": self.update_actor, "ExportWeights": self.export, "GetModel": self.model,
+                "ComputeLogProb": self.log_probs}
+
+    def check(self, request, context):
+        self.expected.append(request.expected_lineage if request.HasField("expected_lineage") else None)
+        if self.expected[-1] not in (None, self.lineage):
+            abort(context, grpc.StatusCode.ABORTED, "another lineage", "LINEAGE_MISMATCH",
+                  metadata={"lineage": self.lineage, "step": str(self.step), "expected_lineage": self.expected[-1]})
+
+    def update_actor(self, parts, context):
+        header = list(parts)[0].update.request
+        self.check(header, context)
+        self.step += 1
+        out = finished(header.request_id)
+        out.lineage = out.result.lineage = self.lineage
+        out.result.steps[0].step = self.step
+        return out
+
+    def log_probs(self, parts, context):
+        self.check(list(parts)[0].log_prob.request, context)
+        for message in results_stream():
+            message.lineage = self.lineage
+            yield message
+
+    def export(self, request, context):
+        self.check(request, context)
+        return _proto.message_class("stemma.v1.ExportWeightsResponse")(path="/x", step=self.step, lineage=self.lineage)
+
+    def model(self, *_):
+        return _proto.message_class("stemma.v1.ModelInfo")(state=2, step=self.step, lineage=self.lineage)
+
+
+def test_a_client_expects_the_lineage_that_it_heard_of_first():
+    for first in (update, lambda c: c.log_probs(GROUPS), lambda c: c.export("a"), lambda c: c.model()):
+        server = Lineages("a-1")
+
+        def call(client):
+            assert client.lineage is None
+            first(client)
+            assert client.lineage == "a-1"
+            for again in (update, lambda c: c.log_probs(GROUPS), lambda c: c.export("a")):
+                again(client)
+            server.lineage, server.step = "b-1", 0
+            for again in (update, lambda c: c.log_probs(GROUPS), lambda c: c.export("a")):
+                with pytest.raises(stemma.LineageLostError) as error:
+                    again(client)
+                assert (error.value.lost_lineage, error.value.lineage, error.value.step) == ("a-1", "b-1", 0)
+                assert error.value.lost_step >= 1 and "saw steps up to" in str(error.value)
+            assert client.model()["lineage"] == "b-1" and client.lineage == "a-1"
+
+        run(server.handlers(), call)
+        assert server.expected[-6:] == ["a-1"] * 6 and server.step == 0
+
+
+def test_a_client_that_follows_expects_nothing_and_moves_on():
+    server = Lineages("a-1")
+
+    def call(client):
+        update(client)
+        assert client.lineage == "a-1"
+        server.lineage = "b-1"
+        assert update(client).lineage == "b-1" == client.lineage
+
+    run(server.handlers(), call, follow_lineage=True)
+    assert server.expected == [None, None]
+
+
+def test_a_server_without_lineages_is_held_to_none():
+    run({"UpdateActor": lambda parts, _: finished(list(parts)[0].update.request.request_id)},
+        lambda c: (update(c), update(c)))
+
+
+def test_a_recorded_request_expects_no_lineage(tmp_path):
+    with stemma.trace.TraceWriter(tmp_path / "t.jsonl") as recorder:
+        run(Lineages("a-1").handlers(), lambda c: (update(c), update(c)), recorder=recorder)
+    assert "lineage" not in (tmp_path / "t.jsonl").read_text()

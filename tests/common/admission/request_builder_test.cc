@@ -210,6 +210,8 @@ TEST(RequestBuilderTest, ALogProbHeaderIsCheckedToo) {
   };
   EXPECT_EQ(field([](v1::LogProbHeader& h) { h.set_weights("ref"); }), "log_prob.weights");
   EXPECT_EQ(field([](v1::LogProbHeader& h) { h.clear_temperature(); }), "log_prob.temperature");
+  EXPECT_EQ(field([](v1::LogProbHeader& h) { h.mutable_request()->set_expected_lineage("a b"); }),
+            "log_prob.request.expected_lineage");
   EXPECT_EQ(field([](v1::LogProbHeader& h) { h.mutable_request()->set_wait_ms(1); }), "log_prob.request.wait_ms");
   EXPECT_EQ(field([](v1::LogProbHeader& h) { h.mutable_request()->set_validate_only(true); }),
             "log_prob.request.validate_only");

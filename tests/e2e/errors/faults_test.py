@@ -75,7 +75,8 @@ def test_weights_lost_with_their_worker_start_a_new_lineage_and_say_so(cluster, 
     assert error.metadata["lineage"] == after.lineage != before.lineage
     assert (before.step, after.step) == (1, 0) and after.weight_version > before.weight_version
     cluster.start_worker()
-    assert get(cluster, done).state == STATES["DONE"], "finished ids of the old lineage stay readable"
+    assert get(cluster, done).state == STATES["ROLLED_BACK"] and get(cluster, done).lineage == before.lineage
+    assert get(cluster, done).failure.metadata["lost_step"] == "1", "nobody takes it for weights that are there"
     assert refusal(lambda: done.send(cluster.stub)).reason == "ROLLED_BACK"
     stale = Request()
     stale.header["request"]["expected_step"] = 1

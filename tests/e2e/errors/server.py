@@ -35,17 +35,35 @@ class Cluster:
         self.fake = fake
         self._directory = tempfile.TemporaryDirectory(prefix="stemma-e2e-")
         self.root = pathlib.Path(self._directory.name)
-        argv = [str(BUILD / "bin/stemma-server"), "--model", str(MODEL), "--data", str(self.root / "data"),
-                "--ready-file", str(self.root / "ready"), "--die-with-parent", *flags]
+        self._argv = [str(BUILD / "bin/stemma-server"), "--model", str(MODEL), "--data", str(self.root / "data"),
+                      "--ready-file", str(self.root / "ready"), "--die-with-parent", *flags]
         if config is not None:
             (self.root / "run.yaml").write_text(config)
-            argv += ["--config", str(self.root / "run.yaml")]
+            self._argv += ["--config", str(self.root / "run.yaml")]
         self.log = open(self.root / "log", "w")
-        self.server = subprocess.Popen(argv, stderr=self.log)
-        self.address = wait_for(self._address, "the ready file")
+        self.server, self.address = None, None
+        self._start_server()
         self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_send_message_length", -1)])
         self.stub = TrainingStub(self.channel)
         self.worker = None
+        self.start_worker()
+
+    def _start_server(self):
+        argv = self._argv + (["--listen", self.address] if self.address else [])
+        self.server = subprocess.Popen(argv, stderr=self.log)
+        self.address = wait_for(self._address, "the ready file")
+
+    def kill(self):
+        """Ends server and worker without a word."""
+        for process in (self.server, self.worker):
+            if process is not None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+
+    def restart(self):
+        """Another server on the address of the killed one, with a worker of its own."""
+        (self.root / "ready").unlink()
+        self._start_server()
         self.start_worker()
 
     def _address(self):

@@ -37,10 +37,12 @@ TEST_P(CoordinatorStateTest, FollowsItsText) { EXPECT_EQ(RunScenario(GetParam().
 const auto kName = [](const auto& info) { return info.param.name; };
 INSTANTIATE_TEST_SUITE_P(Steps, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("steps")), kName);
 INSTANTIATE_TEST_SUITE_P(Recovery, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("recovery")), kName);
+INSTANTIATE_TEST_SUITE_P(Lineage, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("lineage")), kName);
 INSTANTIATE_TEST_SUITE_P(Calls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("calls")), kName);
 
 TEST(ScenarioTest, EveryTopicHasScenarios) {
-  for (const char* topic : {"steps", "recovery", "calls"}) EXPECT_GE(ReadScenarios(topic).size(), 10u) << topic;
+  for (const char* topic : {"steps", "recovery", "lineage", "calls"})
+    EXPECT_GE(ReadScenarios(topic).size(), 10u) << topic;
 }
 
 TEST(ScenarioTest, AWrongExpectationIsSeen) {

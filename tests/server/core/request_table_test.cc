@@ -44,6 +44,23 @@ TEST(RequestTableTest, AnOpenRequestIsNeverDropped) {
   EXPECT_EQ(table.InOrder().size(), 2u);
 }
 
+TEST(RequestTableTest, ResultsThatAreDroppedAreCountedNoMore) {
+  RequestTable table(/*requests_kept=*/2);
+  UpdateRecord record = Record("a");
+  auto chunk = std::make_shared<v1::GroupResult>();
+  chunk->set_uid("g");
+  record.results.push_back(chunk);
+  record.status.mutable_result()->add_warnings("w");
+  UpdateRecord& kept = table.Insert(std::move(record));
+  table.Finalize(kept);
+  EXPECT_EQ(kept.result_bytes, chunk->ByteSizeLong());
+  table.DropResults(kept);
+  EXPECT_TRUE(kept.results.empty());
+  EXPECT_TRUE(kept.results_dropped);
+  EXPECT_EQ(kept.result_bytes, 0u);
+  EXPECT_FALSE(kept.status.has_result());
+}
+
 TEST(RequestTableTest, AFinishedIdMayBeTakenAgain) {
   RequestTable table(/*requests_kept=*/2);
   table.Finalize(table.Insert(Record("a")));

@@ -87,6 +87,7 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   common.set_request_id(command.words.at(2));
   if (command.Has("wait")) common.set_wait_ms(command.Get("wait", 0));
   if (command.Has("expect")) common.set_expected_step(command.Get("expect", 0));
+  if (command.Has("lineage")) common.set_expected_lineage(command.options.at("lineage"));
   if (command.Has("skip")) common.set_on_nonfinite(v1::SKIP);
   common.set_validate_only(command.Has("validate"));
   header.set_ppo_epochs(static_cast<uint32_t>(command.Get("steps", 1)));
@@ -139,6 +140,9 @@ std::string MessageText(const worker::v1::ServerMessage& message) {
   }
 }
 
+// Lineages are said where they are not the first.
+std::string LineageText(const std::string& lineage) { return lineage == "L-1" ? "" : absl::StrCat(" of ", lineage); }
+
 std::string StatusText(const v1::RequestStatus& status) {
   std::string text = absl::StrCat(status.request_id(), " ", v1::RequestState_Name(status.state()), " ",
                                   status.steps_applied(), "/", status.steps_total());
@@ -146,6 +150,8 @@ std::string StatusText(const v1::RequestStatus& status) {
   if (status.replayed()) absl::StrAppend(&text, " replayed");
   if (status.has_plan()) absl::StrAppend(&text, " plan");
   if (status.has_failure()) absl::StrAppend(&text, " failure=", status.failure().reason());
+  absl::StrAppend(&text, LineageText(status.lineage()));
+  if (status.has_result() && status.result().lineage() != status.lineage()) absl::StrAppend(&text, " WRONG LINEAGE");
   for (const v1::StepResult& step : status.result().steps()) {
     absl::StrAppend(&text, " [", step.step(), " ", v1::StepResult::Outcome_Name(step.outcome()),
                     " version=", step.weight_version(), " attempts=", step.attempts());
@@ -156,9 +162,18 @@ std::string StatusText(const v1::RequestStatus& status) {
   return text;
 }
 
+// Of an error about lineages, what it says of them.
+std::string ErrorLine(const absl::Status& status) {
+  const std::string reason = ErrorReason(status);
+  std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), " ", reason);
+  if (reason != "LINEAGE_MISMATCH" && reason != "ROLLED_BACK") return text;
+  for (const auto& [key, value] : GetErrorDetails(status).metadata) absl::StrAppend(&text, " ", key, "=", value);
+  return text;
+}
+
 std::string ReplyText(const Reply& reply) {
   if (const auto* status = std::get_if<absl::Status>(&reply)) {
-    return status->ok() ? "ok" : absl::StrCat(absl::StatusCodeToString(status->code()), " ", ErrorReason(*status));
+    return status->ok() ? "ok" : ErrorLine(*status);
   }
   if (const auto* status = std::get_if<v1::RequestStatus>(&reply)) return StatusText(*status);
   if (const auto* model = std::get_if<v1::ModelInfo>(&reply)) {
@@ -166,7 +181,7 @@ std::string ReplyText(const Reply& reply) {
                         " version=", model->weight_version(), " lineage=", model->lineage());
   }
   if (const auto* written = std::get_if<v1::ExportWeightsResponse>(&reply)) {
-    return absl::StrCat("exported ", written->path(), " step=", written->step());
+    return absl::StrCat("exported ", written->path(), " step=", written->step(), LineageText(written->lineage()));
   }
   if (const auto* list = std::get_if<v1::ListRequestsResponse>(&reply)) {
     std::string text = "list";
@@ -185,7 +200,9 @@ struct ActionText {
     return absl::StrCat("close ", a.session, " ", absl::StatusCodeToString(a.status.code()));
   }
   std::string operator()(const ReplyAction& a) const { return absl::StrCat("reply ", a.call, " ", ReplyText(a.reply)); }
-  std::string operator()(const ChunkAction& a) const { return absl::StrCat("chunk ", a.call, " ", a.chunk->uid()); }
+  std::string operator()(const ChunkAction& a) const {
+    return absl::StrCat("chunk ", a.call, " ", a.chunk->uid(), LineageText(a.chunk->lineage()));
+  }
   std::string operator()(const ReadinessAction& a) const { return a.ready ? "serving" : "not serving"; }
   std::string operator()(const SaveCalibrationAction& a) const {
     return absl::StrCat("save calibration of ", a.book.size());
@@ -230,7 +247,7 @@ class Scenario {
     if (name == "drain") return DrainEvent{};
     if (name == "lose") return WorkerLostEvent{command.Id(1), "it died"};
     if (name == "submit") return SubmitEvent{command.Id(1), MakeUpdate(command)};
-    if (name == "log_prob") return SubmitEvent{command.Id(1), MakeLogProb()};
+    if (name == "log_prob") return SubmitEvent{command.Id(1), MakeLogProb(command)};
     if (name == "export") return MakeExport(command);
     if (name == "get") return MakeGet(command);
     if (name == "cancel") return CancelEvent{command.Id(1), command.words.at(2)};
@@ -241,8 +258,11 @@ class Scenario {
     return WorkerEvent(name, command);
   }
 
-  static std::shared_ptr<const TrainingRequest> MakeLogProb() {
+  static std::shared_ptr<const TrainingRequest> MakeLogProb(const Command& command) {
     auto request = std::make_shared<TrainingRequest>();
+    v1::RequestHeader& header = *request->log_prob.mutable_request();
+    if (command.Has("expect")) header.set_expected_step(command.Get("expect", 0));
+    if (command.Has("lineage")) header.set_expected_lineage(command.options.at("lineage"));
     request->kind = TrainingRequest::Kind::kLogProb;
     request->bytes = 10;
     return request;
@@ -251,6 +271,7 @@ class Scenario {
   static Event MakeExport(const Command& command) {
     v1::ExportWeightsRequest request;
     request.set_name(command.words.at(2));
+    if (command.Has("lineage")) request.set_expected_lineage(command.options.at("lineage"));
     return ExportEvent{command.Id(1), request};
   }
 
