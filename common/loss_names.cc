@@ -5,6 +5,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 
 namespace stemma {
@@ -24,16 +26,14 @@ constexpr std::array<KlType, 7> kKlTypeOfBase = {KlType::kK1, KlType::kK1, KlTyp
                                                  KlType::kK2, KlType::kK3, KlType::kK3};
 
 template <size_t kCount>
-absl::StatusOr<size_t> IndexOf(std::string_view what, std::string_view name,
-                               const std::array<std::string_view, kCount>& names) {
+absl::StatusOr<size_t> IndexOf(std::string_view name, const std::array<std::string_view, kCount>& names) {
   std::string known;
   for (size_t index = 0; index < kCount; ++index) {
     if (names[index] == name) return index;
     known.append(known.empty() ? "" : ", ").append(names[index]);
   }
-  std::string message = "unknown ";
-  message.append(what).append(" \"").append(name).append("\"; known: ").append(known);
-  return absl::InvalidArgumentError(message);
+  return absl::InvalidArgumentError(absl::StrCat("is \"", absl::CEscape(std::string(name.substr(0, 40))),
+                                                 name.size() > 40 ? "..." : "", "\", must be one of: ", known));
 }
 
 }  // namespace
@@ -69,19 +69,19 @@ bool NeedsOldLogProbs(LossMode mode) { return RequirementsOf(mode).needs_old; }
 bool NeedsAdvantages(LossMode mode) { return RequirementsOf(mode).needs_advantage; }
 
 absl::StatusOr<LossMode> ParseLossMode(std::string_view name) {
-  absl::StatusOr<size_t> index = IndexOf("loss_mode", name, kLossModes);
+  absl::StatusOr<size_t> index = IndexOf(name, kLossModes);
   if (!index.ok()) return index.status();
   return static_cast<LossMode>(*index);
 }
 
 absl::StatusOr<AggMode> ParseAggMode(std::string_view name) {
-  absl::StatusOr<size_t> index = IndexOf("loss_agg_mode", name, kAggModes);
+  absl::StatusOr<size_t> index = IndexOf(name, kAggModes);
   if (!index.ok()) return index.status();
   return static_cast<AggMode>(*index);
 }
 
 absl::StatusOr<KlName> ParseKlType(std::string_view name) {
-  absl::StatusOr<size_t> index = IndexOf("kl_loss_type", name, kKlTypes);
+  absl::StatusOr<size_t> index = IndexOf(name, kKlTypes);
   if (!index.ok()) return index.status();
   return KlName{.type = kKlTypeOfBase[*index / 2], .straight_through = *index % 2 == 1};
 }

@@ -61,9 +61,11 @@ void SetMask(double probability, int64_t size, RandomValues& random, v1::Rollout
 }  // namespace
 
 absl::StatusOr<v1::UpdateHeader> SyntheticHeader(const SyntheticTraceOptions& options) {
-  ASSIGN_OR_RETURN(const LossMode mode, ParseLossMode(options.loss_mode));
-  RETURN_IF_ERROR(ParseAggMode(options.loss_agg_mode).status());
-  const LossModeRequirements needs = RequirementsOf(mode);
+  const absl::StatusOr<LossMode> mode = ParseLossMode(options.loss_mode);
+  if (!mode.ok()) return absl::InvalidArgumentError(absl::StrCat("loss_mode ", mode.status().message()));
+  const absl::Status agg_mode = ParseAggMode(options.loss_agg_mode).status();
+  if (!agg_mode.ok()) return absl::InvalidArgumentError(absl::StrCat("loss_agg_mode ", agg_mode.message()));
+  const LossModeRequirements needs = RequirementsOf(*mode);
   v1::UpdateHeader header;
   SetLossFields(options, needs, *header.mutable_loss());
   SetAdamFields(options.learning_rate, *header.mutable_adam());

@@ -1,6 +1,7 @@
 #include "common/admission/group_rules.h"
 
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,8 +13,8 @@ namespace {
 // Problems of one group, under its uid.
 class GroupCheck {
  public:
-  GroupCheck(std::string path, const std::string& uid, Violations& violations)
-      : path_(std::move(path)), uid_(uid), violations_(violations) {}
+  GroupCheck(std::string path, const std::string& uid, const GroupLimits& limits, Violations& violations)
+      : path_(std::move(path)), uid_(uid), numbers_(limits.numbers), violations_(violations) {}
 
   void Add(const std::string& field, const std::string& text) {
     violations_.Add(absl::StrCat(path_, ".", field), text, uid_);
@@ -39,7 +40,9 @@ class GroupCheck {
     return tokens.size();
   }
 
-  void CheckNumbers(const std::string& field, const std::string& bytes, int64_t size, bool needed) {
+  // Where the mask itself is wrong, it is empty here.
+  void CheckNumbers(const std::string& field, const std::string& bytes, const MaskView& mask, bool needed) {
+    const int64_t size = mask.size();
     if (bytes.empty()) {
       if (needed && size > 0) Add(field, absl::StrCat("is missing: the header asks for ", size, " numbers"));
       return;
@@ -49,26 +52,28 @@ class GroupCheck {
     }
     const FloatArray numbers(bytes);
     for (int64_t i = 0; i < size; ++i) {
-      if (std::isfinite(numbers[i])) continue;
+      if (!mask[i] || std::isfinite(numbers[i])) continue;
       return Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("is ", numbers[i], ", must be finite"));
     }
   }
 
   void CheckNumber(const std::string& field, double value) {
-    if (!std::isfinite(value)) Add(field, absl::StrCat("is ", value, ", must be finite"));
+    if (!std::isfinite(value)) return Add(field, absl::StrCat("is ", value, ", must be finite"));
+    if (const std::string problem = CheckMagnitude(value, numbers_); !problem.empty()) Add(field, problem);
   }
 
  private:
   const std::string path_;
   const std::string& uid_;
+  const RunNumbers& numbers_;
   Violations& violations_;
 };
 
-void CheckAdvantages(const v1::Rollout& rollout, const RolloutNeeds& needs, int64_t size, GroupCheck& check) {
+void CheckAdvantages(const v1::Rollout& rollout, const RolloutNeeds& needs, const MaskView& mask, GroupCheck& check) {
   using Kind = v1::Rollout::AdvantagesCase;
   const Kind kind = rollout.advantages_case();
   if (kind == Kind::kAdvantage) check.CheckNumber("advantage", rollout.advantage());
-  if (kind == Kind::kTokenAdvantages) check.CheckNumbers("token_advantages", rollout.token_advantages(), size, true);
+  if (kind == Kind::kTokenAdvantages) check.CheckNumbers("token_advantages", rollout.token_advantages(), mask, true);
   if (rollout.has_reward()) check.CheckNumber("reward", rollout.reward());
   if (kind == Kind::ADVANTAGES_NOT_SET && needs.advantages) {
     if (!rollout.has_reward()) {
@@ -86,7 +91,7 @@ void CheckAdvantages(const v1::Rollout& rollout, const RolloutNeeds& needs, int6
 
 void CheckGroup(const std::string& path, const v1::PromptGroup& group, const GroupLimits& limits,
                 Violations& violations) {
-  GroupCheck check(path, group.uid(), violations);
+  GroupCheck check(path, group.uid(), limits, violations);
   check.CheckString("uid", group.uid(), limits.string_bytes);
   if (group.has_stat_group()) check.CheckString("stat_group", group.stat_group(), limits.string_bytes);
   if (check.CheckTokens("prompt_tokens", group.prompt_tokens(), limits.vocab_size) == 0) {
@@ -96,7 +101,7 @@ void CheckGroup(const std::string& path, const v1::PromptGroup& group, const Gro
 
 void CheckRollout(const RolloutPlace& place, const v1::Rollout& rollout, const RolloutNeeds& needs,
                   const GroupLimits& limits, Violations& violations) {
-  GroupCheck check(place.path, place.uid, violations);
+  GroupCheck check(place.path, place.uid, limits, violations);
   check.CheckString("rollout_id", rollout.rollout_id(), limits.string_bytes);
   if (rollout.has_sample_id()) check.CheckString("sample_id", rollout.sample_id(), limits.string_bytes);
   const int64_t size = check.CheckTokens("response_tokens", rollout.response_tokens(), limits.vocab_size);
@@ -104,15 +109,15 @@ void CheckRollout(const RolloutPlace& place, const v1::Rollout& rollout, const R
     check.Add("response_tokens", absl::StrCat("is ", size, " tokens after a prompt of ", place.prompt_tokens,
                                               "; the model has ", limits.max_positions, " positions"));
   }
-  if (const absl::Status status = CheckMask(rollout.response_mask(), size); !status.ok()) {
-    check.Add("response_mask", std::string(status.message()));
-  }
-  check.CheckNumbers("old_log_probs", rollout.old_log_probs(), size, needs.old_log_probs);
-  check.CheckNumbers("rollout_log_probs", rollout.rollout_log_probs(), size, needs.rollout_log_probs);
-  check.CheckNumbers("ref_log_prob", rollout.ref_log_prob(), size, needs.ref_log_prob);
-  check.CheckNumbers("rollout_is_weights", rollout.rollout_is_weights(), size, false);
-  check.CheckNumbers("loss_weights", rollout.loss_weights(), size, needs.loss_weights);
-  CheckAdvantages(rollout, needs, size, check);
+  const absl::Status mask_status = CheckMask(rollout.response_mask(), size);
+  if (!mask_status.ok()) check.Add("response_mask", std::string(mask_status.message()));
+  const MaskView mask(mask_status.ok() ? std::string_view(rollout.response_mask()) : std::string_view(), size);
+  check.CheckNumbers("old_log_probs", rollout.old_log_probs(), mask, needs.old_log_probs);
+  check.CheckNumbers("rollout_log_probs", rollout.rollout_log_probs(), mask, needs.rollout_log_probs);
+  check.CheckNumbers("ref_log_prob", rollout.ref_log_prob(), mask, needs.ref_log_prob);
+  check.CheckNumbers("rollout_is_weights", rollout.rollout_is_weights(), mask, false);
+  check.CheckNumbers("loss_weights", rollout.loss_weights(), mask, needs.loss_weights);
+  CheckAdvantages(rollout, needs, mask, check);
   if (!needs.mode_known) return;
   if (!rollout.rollout_is_weights().empty() && !needs.reads_importance_weights) {
     check.Add("rollout_is_weights", "is set, but the loss mode never reads it");

@@ -14,6 +14,7 @@ struct GroupLimits {
   int64_t vocab_size = 0;
   int64_t max_positions = 0;
   uint64_t string_bytes = 0;
+  RunNumbers numbers = {};
 };
 
 // `path`: "groups[3]". Checks uid (not its uniqueness), prompt, stat_group.
@@ -26,7 +27,8 @@ struct RolloutPlace {
   int64_t prompt_tokens = 0;
 };
 
-// Checks rollout_id (not its uniqueness), tokens, every array's length and numbers, and what `needs` asks.
+// Checks rollout_id (not its uniqueness), tokens, every array's length and numbers, and what `needs` asks. Numbers of
+// masked tokens are never read, here or later: whatever they are, NaN included, is taken.
 void CheckRollout(const RolloutPlace& place, const v1::Rollout& rollout, const RolloutNeeds& needs,
                   const GroupLimits& limits, Violations& violations);
 

@@ -22,7 +22,9 @@ enum class Use { kRequired, kOptional, kNeverRead };
 
 class HeaderCheck {
  public:
-  explicit HeaderCheck(Violations& violations) : violations_(violations) {}
+  HeaderCheck(const RunNumbers& numbers, Violations& violations) : numbers_(numbers), violations_(violations) {}
+
+  const RunNumbers& numbers() const { return numbers_; }
 
   void Add(const std::string& field, const std::string& text) { violations_.Add(field, text); }
 
@@ -36,8 +38,8 @@ class HeaderCheck {
       Add(scalar.field, absl::StrCat("is set, but ", reader, " never reads it"));
       return false;
     }
-    if (std::isfinite(scalar.value)) return true;
-    Add(scalar.field, "is not finite");
+    if (std::isfinite(scalar.value)) return Passes(scalar, CheckMagnitude(scalar.value, numbers_));
+    Add(scalar.field, absl::StrCat("is ", scalar.value, ", must be finite"));
     return false;
   }
 
@@ -51,7 +53,21 @@ class HeaderCheck {
     Add(scalar.field, absl::StrCat("is ", scalar.value, ", must be above ", bound));
   }
 
+  // Above 0, and not so small that it, or 1 over it, is lost.
+  void Positive(const Scalar& scalar, Use use, const std::string& reader) {
+    if (!Check(scalar, use, reader)) return;
+    if (scalar.value <= 0) return Add(scalar.field, absl::StrCat("is ", scalar.value, ", must be above 0"));
+    Passes(scalar, CheckPositive(scalar.value, numbers_));
+  }
+
+  // True: no problem, which is the empty text.
+  bool Passes(const Scalar& scalar, const std::string& problem) {
+    if (!problem.empty()) Add(scalar.field, problem);
+    return problem.empty();
+  }
+
  private:
+  const RunNumbers numbers_;
   Violations& violations_;
 };
 
@@ -109,11 +125,11 @@ void CheckLoss(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds& nee
   if (!agg.ok()) {
     check.Add("update.loss.loss_agg_mode", std::string(agg.status().message()));
   } else {
-    check.Above({"update.loss.loss_scale_factor", loss.has_loss_scale_factor(), loss.loss_scale_factor()}, 0,
-                *agg == AggMode::kSeqMeanTokenSumNorm ? Use::kRequired : Use::kNeverRead,
-                absl::StrCat("loss_agg_mode ", loss.loss_agg_mode()));
+    check.Positive({"update.loss.loss_scale_factor", loss.has_loss_scale_factor(), loss.loss_scale_factor()},
+                   *agg == AggMode::kSeqMeanTokenSumNorm ? Use::kRequired : Use::kNeverRead,
+                   absl::StrCat("loss_agg_mode ", loss.loss_agg_mode()));
   }
-  check.Above({"update.loss.temperature", loss.has_temperature(), loss.temperature()}, 0, Use::kRequired, "every loss");
+  check.Positive({"update.loss.temperature", loss.has_temperature(), loss.temperature()}, Use::kRequired, "every loss");
   check.Check({"update.loss.entropy_coeff", loss.has_entropy_coeff(), loss.entropy_coeff()}, Use::kOptional, "");
 }
 
@@ -163,17 +179,24 @@ void CheckSources(const v1::UpdateHeader& header, HeaderCheck& check, RolloutNee
 
 void CheckAdam(const v1::AdamParams& adam, HeaderCheck& check) {
   const std::string reader = "AdamW";
-  check.AtLeast({"update.adam.learning_rate", adam.has_learning_rate(), adam.learning_rate()}, 0, Use::kRequired,
-                reader);
-  check.Above({"update.adam.eps", adam.has_eps(), adam.eps()}, 0, Use::kRequired, reader);
-  check.AtLeast({"update.adam.weight_decay", adam.has_weight_decay(), adam.weight_decay()}, 0, Use::kRequired, reader);
-  check.AtLeast({"update.adam.max_grad_norm", adam.has_max_grad_norm(), adam.max_grad_norm()}, 0, Use::kRequired,
-                absl::StrCat(reader, " (0: no clipping)"));
+  const Scalar rate{"update.adam.learning_rate", adam.has_learning_rate(), adam.learning_rate()};
+  const bool rate_known =
+      check.Check(rate, Use::kRequired, reader) && check.Passes(rate, CheckLearningRate(rate.value));
+  const Scalar eps{"update.adam.eps", adam.has_eps(), adam.eps()};
+  if (check.Check(eps, Use::kRequired, reader)) check.Passes(eps, CheckEps(eps.value, check.numbers()));
+  const Scalar decay{"update.adam.weight_decay", adam.has_weight_decay(), adam.weight_decay()};
+  if (check.Check(decay, Use::kRequired, reader)) {
+    check.Passes(decay, CheckWeightDecay(decay.value, rate_known ? rate.value : 0));
+  }
+  const Scalar norm{"update.adam.max_grad_norm", adam.has_max_grad_norm(), adam.max_grad_norm()};
+  if (adam.max_grad_norm() > 0) {
+    check.Positive(norm, Use::kRequired, reader);
+  } else {
+    check.AtLeast(norm, 0, Use::kRequired, absl::StrCat(reader, " (0: no clipping)"));
+  }
   for (const Scalar& beta : {Scalar{"update.adam.beta1", adam.has_beta1(), adam.beta1()},
                              Scalar{"update.adam.beta2", adam.has_beta2(), adam.beta2()}}) {
-    if (check.Check(beta, Use::kRequired, reader) && (beta.value < 0 || beta.value >= 1)) {
-      check.Add(beta.field, absl::StrCat("is ", beta.value, ", must be in [0, 1)"));
-    }
+    if (check.Check(beta, Use::kRequired, reader)) check.Passes(beta, CheckBeta(beta.value, check.numbers()));
   }
   if (!v1::AdamParams::WeightDecayScope_IsValid(adam.weight_decay_scope()) ||
       (adam.weight_decay() > 0 && adam.weight_decay_scope() == v1::AdamParams::WEIGHT_DECAY_SCOPE_UNSPECIFIED)) {
@@ -192,8 +215,8 @@ void CheckMiniBatches(const v1::UpdateHeader& header, HeaderCheck& check) {
 
 }  // namespace
 
-RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, Violations& violations) {
-  HeaderCheck check(violations);
+RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, const RunNumbers& numbers, Violations& violations) {
+  HeaderCheck check(numbers, violations);
   RolloutNeeds needs;
   CheckRequestHeader("update.request", header.request(), /*update=*/true, check);
   CheckLoss(header.loss(), check, needs);
@@ -204,14 +227,14 @@ RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, Violations& viola
   return needs;
 }
 
-void CheckLogProbHeader(const v1::LogProbHeader& header, Violations& violations) {
-  HeaderCheck check(violations);
+void CheckLogProbHeader(const v1::LogProbHeader& header, const RunNumbers& numbers, Violations& violations) {
+  HeaderCheck check(numbers, violations);
   CheckRequestHeader("log_prob.request", header.request(), /*update=*/false, check);
   if (header.weights() != "policy") {
     check.Add("log_prob.weights", absl::StrCat("is \"", header.weights(), "\"; this server has \"policy\" only"));
   }
-  check.Above({"log_prob.temperature", header.has_temperature(), header.temperature()}, 0, Use::kRequired,
-              "ComputeLogProb");
+  check.Positive({"log_prob.temperature", header.has_temperature(), header.temperature()}, Use::kRequired,
+                 "ComputeLogProb");
 }
 
 }  // namespace stemma

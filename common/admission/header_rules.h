@@ -1,8 +1,10 @@
 // What a request's header may hold, and what it makes the rollouts need. Pure.
 //
-// No silent defaults: what the loss mode needs and lacks is a problem, and so is a knob that it never reads.
+// No silent defaults: what the loss mode needs and lacks is a problem, and so is a knob that it never reads. Numbers
+// that the run's arithmetic cannot hold are problems, too.
 #pragma once
 
+#include "common/admission/run_numbers.h"
 #include "common/admission/violations.h"
 #include "stemma/v1/training.pb.h"
 
@@ -22,7 +24,7 @@ struct RolloutNeeds {
   bool normalize_std_given = false;  // rewards can become advantages
 };
 
-RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, Violations& violations);
-void CheckLogProbHeader(const v1::LogProbHeader& header, Violations& violations);
+RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, const RunNumbers& numbers, Violations& violations);
+void CheckLogProbHeader(const v1::LogProbHeader& header, const RunNumbers& numbers, Violations& violations);
 
 }  // namespace stemma

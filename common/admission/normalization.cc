@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/violations.h"
 #include "common/arrays.h"
 #include "common/error.h"
 #include "common/loss_names.h"
@@ -24,23 +25,63 @@ const std::string& StatGroupOf(const v1::PromptGroup& group) {
 
 bool SendsAdvantage(const v1::Rollout& rollout) { return rollout.advantages_case() != v1::Rollout::ADVANTAGES_NOT_SET; }
 
-void SetAdvantages(bool normalize_std, const std::vector<v1::Rollout*>& members) {
-  const double count = static_cast<double>(members.size());
-  const double first = members.front()->reward();
-  const bool equal =
-      std::all_of(members.begin(), members.end(), [&](const v1::Rollout* member) { return member->reward() == first; });
+// A rollout whose reward becomes its advantage.
+struct Member {
+  v1::Rollout* rollout;
+  std::string path;  // "groups[3].rollouts[1]"
+};
+
+struct RewardMoments {
+  double mean = 0;
+  double deviation = 1;
+};
+
+// One reward alone has mean 0 and deviation 1. Equal rewards give exactly those, whatever their sum rounds to.
+RewardMoments MomentsOf(const std::vector<Member>& members) {
+  if (members.size() == 1) return {};
+  const double first = members.front().rollout->reward();
+  const auto is_first = [&](const Member& member) { return member.rollout->reward() == first; };
+  if (std::all_of(members.begin(), members.end(), is_first)) return {.mean = first, .deviation = 0};
+  const auto count = static_cast<double>(members.size());
   double mean = 0, squares = 0;
-  for (const v1::Rollout* member : members) mean += member->reward() / count;
-  for (const v1::Rollout* member : members) squares += (member->reward() - mean) * (member->reward() - mean);
-  double deviation = std::sqrt(squares / (count - 1));
-  if (members.size() == 1) {
-    mean = 0;
-    deviation = 1;
+  for (const Member& m : members) mean += m.rollout->reward() / count;
+  for (const Member& m : members) squares += (m.rollout->reward() - mean) * (m.rollout->reward() - mean);
+  return {.mean = mean, .deviation = std::sqrt(squares / (count - 1))};
+}
+
+// Names the rollouts with the smallest and the largest reward.
+absl::Status OverflowError(const std::string& stat_group, const std::vector<Member>& members, const char* what,
+                           const RunNumbers& numbers) {
+  const auto [low, high] = std::minmax_element(members.begin(), members.end(), [](const Member& a, const Member& b) {
+    return a.rollout->reward() < b.rollout->reward();
+  });
+  Violations violations;
+  for (const Member& member : {*low, *high}) {
+    violations.Add(
+        member.path + ".reward",
+        absl::StrCat("is ", member.rollout->reward(), ": ", what, " of the ", members.size(),
+                     " rewards of its stat_group overflows in ",
+                     absl::string_view(numbers.dtype.data(), numbers.dtype.size()), "; send smaller rewards"),
+        stat_group);
   }
-  for (v1::Rollout* member : members) {
-    const double centred = members.size() > 1 && equal ? 0 : member->reward() - mean;
-    member->set_advantage(normalize_std ? centred / (deviation + kStdEpsilon) : centred);
+  return violations.ToStatus();
+}
+
+absl::Status SetAdvantages(bool normalize_std, const std::string& stat_group, const std::vector<Member>& members,
+                           const RunNumbers& numbers) {
+  const RewardMoments moments = MomentsOf(members);
+  if (!std::isfinite(moments.mean) || (normalize_std && !std::isfinite(moments.deviation))) {
+    return OverflowError(stat_group, members, normalize_std ? "the variance" : "the mean", numbers);
   }
+  for (const Member& member : members) {
+    const double centred = member.rollout->reward() - moments.mean;
+    const double advantage = normalize_std ? centred / (moments.deviation + kStdEpsilon) : centred;
+    if (!(std::abs(advantage) <= numbers.largest)) {
+      return OverflowError(stat_group, members, "an advantage", numbers);
+    }
+    member.rollout->set_advantage(advantage);
+  }
+  return absl::OkStatus();
 }
 
 struct MemberCounts {
@@ -100,10 +141,11 @@ void SetPromptMeans(const std::vector<v1::PromptGroup>& groups, std::span<const 
 
 }  // namespace
 
-absl::Status FillAdvantages(const v1::LossConfig& loss, std::vector<v1::PromptGroup>& groups) {
+absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& numbers,
+                            std::vector<v1::PromptGroup>& groups) {
   ASSIGN_OR_RETURN(const LossMode mode, ParseLossMode(loss.loss_mode()));
   if (!NeedsAdvantages(mode)) return absl::OkStatus();
-  std::map<std::string, std::vector<v1::Rollout*>> by_stat_group;
+  std::map<std::string, std::vector<Member>> by_stat_group;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (int r = 0; r < groups[g].rollouts_size(); ++r) {
       v1::Rollout* rollout = groups[g].mutable_rollouts(r);
@@ -112,10 +154,12 @@ absl::Status FillAdvantages(const v1::LossConfig& loss, std::vector<v1::PromptGr
         return absl::InvalidArgumentError(absl::StrCat("groups[", g, "].rollouts[", r, "] of uid \"", groups[g].uid(),
                                                        "\" has neither an advantage nor a reward"));
       }
-      by_stat_group[StatGroupOf(groups[g])].push_back(rollout);
+      by_stat_group[StatGroupOf(groups[g])].push_back({rollout, absl::StrCat("groups[", g, "].rollouts[", r, "]")});
     }
   }
-  for (const auto& [stat_group, members] : by_stat_group) SetAdvantages(loss.normalize_advantage_std(), members);
+  for (const auto& [stat_group, members] : by_stat_group) {
+    RETURN_IF_ERROR(SetAdvantages(loss.normalize_advantage_std(), stat_group, members, numbers));
+  }
   return absl::OkStatus();
 }
 

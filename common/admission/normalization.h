@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/admission/run_numbers.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
@@ -17,8 +18,10 @@ namespace stemma {
 //   A = (reward - mean) / (std + 1e-6), std unbiased; without normalize_advantage_std A = reward - mean
 //   one rollout alone: mean 0, std 1; equal rewards: exactly 0
 // Over the whole request, before it is cut into mini-batches. Nothing happens in a mode that reads no advantage.
-// Errors: InvalidArgument - a rollout has neither advantage nor reward; names it.
-absl::Status FillAdvantages(const v1::LossConfig& loss, std::vector<v1::PromptGroup>& groups);
+// Errors: InvalidArgument - a rollout has neither advantage nor reward, or the rewards of a stat_group are so large
+// that their mean, their variance or an advantage overflows in the run's arithmetic; names the rollouts.
+absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& numbers,
+                            std::vector<v1::PromptGroup>& groups);
 
 struct StepNormalization {
   double denominator = 0;  // D; 0: the mini-batch has nothing to average over

@@ -25,10 +25,13 @@ absl::Status LimitExceeded(const char* what, uint64_t limit) {
 
 }  // namespace
 
-RequestBuilder::RequestBuilder(TrainingRequest::Kind kind, const v1::Limits& limits, const ModelConfig& model)
+RequestBuilder::RequestBuilder(TrainingRequest::Kind kind, const v1::Limits& limits, const ModelConfig& model,
+                               const RunNumbers& numbers)
     : limits_(limits),
-      group_limits_{
-          .vocab_size = model.vocab_size, .max_positions = model.max_positions, .string_bytes = limits.string_bytes()} {
+      group_limits_{.vocab_size = model.vocab_size,
+                    .max_positions = model.max_positions,
+                    .string_bytes = limits.string_bytes(),
+                    .numbers = numbers} {
   request_.kind = kind;
 }
 
@@ -59,10 +62,10 @@ absl::Status RequestBuilder::AddHeader(v1::GroupPart& part) {
   has_header_ = true;
   if (update) {
     request_.update = std::move(*part.mutable_update());
-    needs_ = CheckUpdateHeader(request_.update, violations_);
+    needs_ = CheckUpdateHeader(request_.update, group_limits_.numbers, violations_);
   } else {
     request_.log_prob = std::move(*part.mutable_log_prob());
-    CheckLogProbHeader(request_.log_prob, violations_);
+    CheckLogProbHeader(request_.log_prob, group_limits_.numbers, violations_);
   }
   digest_ = std::make_unique<PayloadDigest>(request_.update);
   return absl::OkStatus();
@@ -181,7 +184,7 @@ absl::StatusOr<std::shared_ptr<const TrainingRequest>> RequestBuilder::Finish() 
   if (request_.kind == TrainingRequest::Kind::kUpdate) RETURN_IF_ERROR(CheckSteps());
   request_.digest = digest_->FinishHex();  // of what was sent: before rewards become advantages
   if (request_.kind == TrainingRequest::Kind::kUpdate) {
-    RETURN_IF_ERROR(FillAdvantages(request_.update.loss(), request_.groups));
+    RETURN_IF_ERROR(FillAdvantages(request_.update.loss(), group_limits_.numbers, request_.groups));
   }
   return std::make_shared<const TrainingRequest>(std::move(request_));
 }

@@ -25,7 +25,8 @@ namespace stemma {
 
 class RequestBuilder {
  public:
-  RequestBuilder(TrainingRequest::Kind kind, const v1::Limits& limits, const ModelConfig& model);
+  RequestBuilder(TrainingRequest::Kind kind, const v1::Limits& limits, const ModelConfig& model,
+                 const RunNumbers& numbers);
 
   // Takes what it keeps out of `part`.
   absl::Status Add(v1::GroupPart& part);

@@ -64,10 +64,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   std::unique_ptr<Server> self(new Server(clock));
   Rpc& rpc = *self->rpc_;
   PlanFunction plan = MakePlanFunction(options.model);
+  const RunNumbers numbers = NumbersOfRun(options.coordinator.config.dtype());
   options.coordinator.calibration = ReadCalibration(options.coordinator.data_directory);
   self->coordinator_ = std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), clock,
                                                      [raw = self.get()](bool ready) { raw->SetReady(ready); });
-  rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model);
+  rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers);
   rpc.worker = std::make_unique<WorkerServiceRpc>(*self->coordinator_);
 
   grpc::ServerBuilder builder;

@@ -19,6 +19,7 @@ namespace stemma {
 struct RequestRules {
   const v1::Limits& limits;
   const ModelConfig& model;
+  const RunNumbers& numbers;
 };
 
 class UpdateActorCall final : public grpc::ServerReadReactor<v1::GroupPart>, public ClientCall {
@@ -27,7 +28,7 @@ class UpdateActorCall final : public grpc::ServerReadReactor<v1::GroupPart>, pub
                                                        v1::RequestStatus* response);
   UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, v1::RequestStatus* response)
       : coordinator_(coordinator),
-        builder_(TrainingRequest::Kind::kUpdate, rules.limits, rules.model),
+        builder_(TrainingRequest::Kind::kUpdate, rules.limits, rules.model, rules.numbers),
         response_(response) {}
 
   void OnReadDone(bool ok) override;
@@ -55,7 +56,7 @@ class LogProbCall final : public grpc::ServerBidiReactor<v1::GroupPart, v1::Grou
                                                                         const RequestRules& rules);
   LogProbCall(Coordinator& coordinator, const RequestRules& rules)
       : coordinator_(coordinator),
-        builder_(TrainingRequest::Kind::kLogProb, rules.limits, rules.model),
+        builder_(TrainingRequest::Kind::kLogProb, rules.limits, rules.model, rules.numbers),
         stream_([this](const v1::GroupResult* chunk) { StartWrite(chunk); },
                 [this](const grpc::Status& status) { Finish(status); }) {}
 

@@ -19,12 +19,12 @@ grpc::ServerUnaryReactor* TrainingServiceRpc::GetModel(grpc::CallbackServerConte
 
 grpc::ServerReadReactor<v1::GroupPart>* TrainingServiceRpc::UpdateActor(grpc::CallbackServerContext*,
                                                                         v1::RequestStatus* response) {
-  return UpdateActorCall::Start(coordinator_, {limits_, model_}, response);
+  return UpdateActorCall::Start(coordinator_, {limits_, model_, numbers_}, response);
 }
 
 grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* TrainingServiceRpc::ComputeLogProb(
     grpc::CallbackServerContext*) {
-  return LogProbCall::Start(coordinator_, {limits_, model_});
+  return LogProbCall::Start(coordinator_, {limits_, model_, numbers_});
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::GetRequest(grpc::CallbackServerContext*,

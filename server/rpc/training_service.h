@@ -2,6 +2,7 @@
 // every path.
 #pragma once
 
+#include "common/admission/run_numbers.h"
 #include "common/model_config.h"
 #include "server/coordinator/coordinator.h"
 #include "stemma/v1/training.grpc.pb.h"
@@ -10,8 +11,8 @@ namespace stemma {
 
 class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
  public:
-  TrainingServiceRpc(Coordinator& coordinator, v1::Limits limits, ModelConfig model)
-      : coordinator_(coordinator), limits_(std::move(limits)), model_(std::move(model)) {}
+  TrainingServiceRpc(Coordinator& coordinator, v1::Limits limits, ModelConfig model, const RunNumbers& numbers)
+      : coordinator_(coordinator), limits_(std::move(limits)), model_(std::move(model)), numbers_(numbers) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext*, const v1::GetServerInfoRequest*,
                                           v1::ServerInfo* response) override;
@@ -35,6 +36,7 @@ class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
   Coordinator& coordinator_;
   const v1::Limits limits_;
   const ModelConfig model_;
+  const RunNumbers numbers_;
 };
 
 }  // namespace stemma

@@ -54,7 +54,7 @@ TEST(LossNamesTest, KlTypesHaveTwoSpellingsAndAPlus) {
 TEST(LossNamesTest, AnUnknownNameListsThoseThatAreKnown) {
   const absl::Status status = ParseLossMode("ppo").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("unknown loss_mode \"ppo\"; known: vanilla, gspo"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is \"ppo\", must be one of: vanilla, gspo, cispo"));
   EXPECT_FALSE(ParseAggMode("token_mean").ok());
   EXPECT_FALSE(ParseKlType("full").ok());
   EXPECT_FALSE(ParseKlType("+").ok());

@@ -83,8 +83,8 @@ INSTANTIATE_TEST_SUITE_P(
                    s.rollout().set_reward(1);
                  }},
         BadInput{"NanAdvantage", kR + "advantage", [](Stream& s) { s.rollout().set_advantage(std::nan("")); }},
-        BadInput{"NanTokenAdvantage", kR + "token_advantages[2]",
-                 [](Stream& s) { s.rollout().set_token_advantages(PackArray<float>({1, 2, kNan})); }},
+        BadInput{"NanTokenAdvantage", kR + "token_advantages[1]",
+                 [](Stream& s) { s.rollout().set_token_advantages(PackArray<float>({1, kNan, 3})); }},
         BadInput{"InfiniteOldLogProb", kR + "old_log_probs[0]",
                  [](Stream& s) { s.rollout().set_old_log_probs(PackArray<float>({-kInf, -2, -3})); }},
         BadInput{"NanRefLogProb", kR + "ref_log_prob[1]",

@@ -1,7 +1,9 @@
 // Advantages, denominators and what runs, with numbers worked out by hand.
 #include "common/admission/normalization.h"
 
+#include <algorithm>
 #include <cmath>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,21 +59,21 @@ std::vector<double> Advantages(const v1::PromptGroup& group) {
 
 TEST(FillAdvantagesTest, TheUnbiasedDeviationOfTheStatGroupNormalizes) {
   std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(1), WithReward(0), WithReward(0), WithReward(1)})};
-  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean"), groups).ok());
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean"), RunNumbers(), groups).ok());
   const double expected = 0.5 / (std::sqrt(1.0 / 3) + 1e-6);
   EXPECT_THAT(Advantages(groups[0]), ElementsAre(expected, -expected, -expected, expected));
 }
 
 TEST(FillAdvantagesTest, WithoutStdOnlyTheMeanIsTakenOff) {
   std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(3), WithReward(0), WithReward(0)})};
-  ASSERT_TRUE(FillAdvantages(Loss("gpg", "token-mean", /*normalize_std=*/false), groups).ok());
+  ASSERT_TRUE(FillAdvantages(Loss("gpg", "token-mean", /*normalize_std=*/false), RunNumbers(), groups).ok());
   EXPECT_THAT(Advantages(groups[0]), ElementsAre(2, -1, -1));
 }
 
 TEST(FillAdvantagesTest, OneRolloutAloneHasMeanZeroAndDeviationOne) {
   for (const bool normalize_std : {true, false}) {
     std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(0.7)})};
-    ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", normalize_std), groups).ok());
+    ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", normalize_std), RunNumbers(), groups).ok());
     EXPECT_EQ(groups[0].rollouts(0).advantage(), normalize_std ? 0.7 / (1 + 1e-6) : 0.7);
   }
 }
@@ -82,7 +84,7 @@ TEST(FillAdvantagesTest, EqualRewardsGiveExactlyZero) {
   ASSERT_NE(mean, 0.1) << "six times 0.1 must not average to 0.1 in fp64, or this test says nothing";
   for (const bool normalize_std : {true, false}) {
     std::vector<v1::PromptGroup> groups = {MakeGroup("a", std::vector<v1::Rollout>(6, WithReward(0.1)))};
-    ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", normalize_std), groups).ok());
+    ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", normalize_std), RunNumbers(), groups).ok());
     EXPECT_THAT(Advantages(groups[0]), ::testing::Each(0));
   }
 }
@@ -92,7 +94,7 @@ TEST(FillAdvantagesTest, AStatGroupSpansPromptGroupsAndEachUidIsItsOwnOtherwise)
                                          MakeGroup("c", {WithReward(10), WithReward(20)})};
   groups[0].set_stat_group("s");
   groups[1].set_stat_group("s");
-  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", /*normalize_std=*/false), groups).ok());
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", /*normalize_std=*/false), RunNumbers(), groups).ok());
   EXPECT_THAT(Advantages(groups[0]), ElementsAre(-1));
   EXPECT_THAT(Advantages(groups[1]), ElementsAre(1));
   EXPECT_THAT(Advantages(groups[2]), ElementsAre(-5, 5));
@@ -103,7 +105,7 @@ TEST(FillAdvantagesTest, WhatIsSentIsKeptAndCountsInNoMean) {
   one_number.set_advantage(-7);
   array.set_token_advantages(PackArray(std::vector<float>{2.5f}));
   std::vector<v1::PromptGroup> groups = {MakeGroup("a", {one_number, array, WithReward(1), WithReward(2)})};
-  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", /*normalize_std=*/false), groups).ok());
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", /*normalize_std=*/false), RunNumbers(), groups).ok());
   EXPECT_EQ(groups[0].rollouts(0).advantage(), -7);
   EXPECT_EQ(FloatArray(groups[0].rollouts(1).token_advantages())[0], 2.5f);
   EXPECT_EQ(groups[0].rollouts(2).advantage(), -0.5);
@@ -112,14 +114,80 @@ TEST(FillAdvantagesTest, WhatIsSentIsKeptAndCountsInNoMean) {
 
 TEST(FillAdvantagesTest, NeitherAdvantageNorRewardIsAnErrorThatNamesTheRollout) {
   std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(1)}), MakeGroup("b", {MakeRollout({true})})};
-  const absl::Status status = FillAdvantages(Loss("vanilla", "token-mean"), groups);
+  const absl::Status status = FillAdvantages(Loss("vanilla", "token-mean"), RunNumbers(), groups);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("groups[1].rollouts[0]"));
 }
 
+TEST(FillAdvantagesTest, RewardsWhoseVarianceOverflowsAreNamed) {
+  for (const bool normalize_std : {true, false}) {
+    std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(1), WithReward(2)}),
+                                           MakeGroup("b", {WithReward(1e200), WithReward(0), WithReward(-1e200)})};
+    const absl::Status status = FillAdvantages(Loss("vanilla", "token-mean", normalize_std), RunNumbers(), groups);
+    ASSERT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_EQ(ErrorReason(status), "INVALID_REQUEST");
+    const ErrorDetails details = GetErrorDetails(status);
+    EXPECT_EQ(details.uid, "b");
+    ASSERT_EQ(details.violations.size(), 2u);
+    EXPECT_EQ(details.violations[0].field, "groups[1].rollouts[2].reward");
+    EXPECT_THAT(details.violations[0].description, HasSubstr("is -1e+200: "));
+    EXPECT_EQ(details.violations[1].field, "groups[1].rollouts[0].reward");
+  }
+}
+
+TEST(FillAdvantagesTest, EqualRewardsOfAnySizeGiveExactlyZero) {
+  std::vector<v1::PromptGroup> groups = {
+      MakeGroup("a", {WithReward(1.7e308), WithReward(1.7e308), WithReward(1.7e308)})};
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean"), NumbersOfRun("fp64"), groups).ok());
+  EXPECT_THAT(Advantages(groups[0]), ElementsAre(0, 0, 0));
+}
+
+double AnyMagnitude(std::mt19937_64& random) {
+  const double exponent = std::uniform_real_distribution<double>(-300, 308)(random);
+  const double sign = random() % 2 == 0 ? 1 : -1;
+  return random() % 8 == 0 ? 0 : sign * std::pow(10, exponent);
+}
+
+// All advantages of a group that was taken are finite in the run's dtype; not all are 0 unless its rewards are equal,
+// or differ by so little that the formula's 1e-6 outweighs them.
+void CheckFilled(const v1::PromptGroup& group, bool normalize_std, const RunNumbers& numbers) {
+  double low = group.rollouts(0).reward(), high = low, largest = 0;
+  for (const v1::Rollout& rollout : group.rollouts()) {
+    ASSERT_LE(std::abs(rollout.advantage()), numbers.largest);
+    low = std::min(low, rollout.reward());
+    high = std::max(high, rollout.reward());
+    largest = std::max(largest, std::abs(rollout.advantage()));
+  }
+  if (high - low <= 1e-3) return;
+  EXPECT_GT(largest, normalize_std ? 0.1 : 1e-4) << low << " to " << high;
+}
+
+TEST(FillAdvantagesTest, RewardsOfRandomMagnitudesGiveUsefulAdvantagesOrAnError) {
+  const uint64_t seed = 20261121;
+  std::mt19937_64 random(seed);
+  int refused = 0;
+  for (int i = 0; i < 20000; ++i) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed << " case " << i);
+    const RunNumbers numbers = NumbersOfRun(random() % 2 == 0 ? "fp32" : "fp64");
+    const bool normalize_std = random() % 2 == 0;
+    std::vector<v1::Rollout> rollouts(1 + random() % 5);
+    for (v1::Rollout& rollout : rollouts) rollout = WithReward(AnyMagnitude(random));
+    std::vector<v1::PromptGroup> groups = {MakeGroup("a", rollouts)};
+    const absl::Status status = FillAdvantages(Loss("vanilla", "token-mean", normalize_std), numbers, groups);
+    refused += !status.ok();
+    if (!status.ok()) {
+      EXPECT_THAT(GetErrorDetails(status).field, HasSubstr("groups[0].rollouts["));
+      continue;
+    }
+    CheckFilled(groups[0], normalize_std, numbers);
+  }
+  EXPECT_GT(refused, 1000);
+  EXPECT_LT(refused, 19000);
+}
+
 TEST(FillAdvantagesTest, CrossEntropyNeedsNone) {
   std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(1), MakeRollout({true})})};
-  ASSERT_TRUE(FillAdvantages(Loss("cross_entropy", "token-mean"), groups).ok());
+  ASSERT_TRUE(FillAdvantages(Loss("cross_entropy", "token-mean"), RunNumbers(), groups).ok());
   EXPECT_FALSE(groups[0].rollouts(0).has_advantage());
 }
 

@@ -92,7 +92,7 @@ TEST(RequestBuilderTest, LongNamesOfAClientAreCutInErrors) {
 }
 
 TEST(RequestBuilderTest, MoreContinuesTheRolloutsOfItsGroupUnderTheSameDigest) {
-  RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model());
+  RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model(), RunNumbers());
   v1::GroupPart part;
   *part.mutable_update() = GoodHeader();
   ASSERT_TRUE(builder.Add(part).ok());
@@ -118,7 +118,7 @@ TEST(RequestBuilderTest, MoreContinuesTheRolloutsOfItsGroupUnderTheSameDigest) {
 }
 
 absl::Status AddOnly(const std::vector<std::function<void(v1::GroupPart&)>>& fills) {
-  RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model());
+  RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model(), RunNumbers());
   for (const auto& fill : fills) {
     v1::GroupPart part;
     fill(part);
@@ -188,7 +188,7 @@ TEST(RequestBuilderTest, CrossEntropyNeedsItsWeightsAndReadsNoAdvantage) {
 }
 
 absl::Status BuildLogProb(const std::function<void(v1::LogProbHeader&)>& spoil) {
-  RequestBuilder builder(TrainingRequest::Kind::kLogProb, DefaultLimits(), Model());
+  RequestBuilder builder(TrainingRequest::Kind::kLogProb, DefaultLimits(), Model(), RunNumbers());
   std::vector<v1::GroupPart> parts(3);
   v1::LogProbHeader& header = *parts[0].mutable_log_prob();
   header.set_weights("policy");

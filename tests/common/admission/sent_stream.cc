@@ -64,7 +64,7 @@ v1::PromptGroup GoodGroup(const std::string& uid) {
 }
 
 absl::StatusOr<std::shared_ptr<const TrainingRequest>> Build(Stream stream) {
-  RequestBuilder builder(TrainingRequest::Kind::kUpdate, stream.limits, Model());
+  RequestBuilder builder(TrainingRequest::Kind::kUpdate, stream.limits, Model(), stream.numbers);
   std::vector<v1::GroupPart> parts(1);
   *parts[0].mutable_update() = stream.header;
   for (v1::PromptGroup& group : stream.groups) *parts.emplace_back().mutable_group() = group;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/admission/run_numbers.h"
 #include "common/admission/training_request.h"
 #include "common/model_config.h"
 #include "stemma/v1/training.pb.h"
@@ -29,6 +30,7 @@ struct Stream {
   uint64_t end_groups = 2, end_rollouts = 4;
   bool has_end = true;
   v1::Limits limits = DefaultLimits();
+  RunNumbers numbers = {};
 
   v1::Rollout& rollout() { return *groups[1].mutable_rollouts(1); }
 };
