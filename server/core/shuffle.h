@@ -1,7 +1,9 @@
 // The order of groups in an epoch: a pure function of payload digest, seed and epoch, the same on every machine.
 //
-// SplitMix64, started at the FNV-1a hash of the digest, mixed with seed and epoch; Fisher-Yates from the
-// last place down, index = next() modulo places left.
+// Let first(s) be the first number of SplitMix64 started at state s, and h the 64-bit FNV-1a hash of the digest's
+// hexadecimal text. The epoch's generator is SplitMix64 started at first(first(h) xor seed) + epoch, modulo 2^64. It
+// shuffles 0 ... count - 1 after Fisher and Yates, from the last place down: with `left` places left, place left - 1 is
+// swapped with place next() modulo left. tests/oracle/payload.py writes the same down a second time.
 #pragma once
 
 #include <cstdint>

@@ -49,13 +49,14 @@ def rows_of(request, groups=None):
             for index in chosen for rollout in request["groups"][index]["rollouts"]]
 
 
-def mini_batches(request):
-    """[(epoch, group indices)] in order; shuffled requests are not for the oracle."""
+def mini_batches(request, orders=None):
+    """[(epoch, group indices)] in order. `orders`: of the groups in each epoch; a shuffled request needs them."""
     header, count = request["header"], len(request["groups"])
-    assert not header.get("shuffle")
+    assert orders is not None or not header.get("shuffle")
     size = header.get("ppo_mini_batch_size") or count
-    return [(epoch, list(range(begin, min(begin + size, count))))
-            for epoch in range(header.get("ppo_epochs") or 1) for begin in range(0, count, size)]
+    epochs = range(header.get("ppo_epochs") or 1)
+    orders = orders or [list(range(count)) for _ in epochs]
+    return [(epoch, orders[epoch][begin:begin + size]) for epoch in epochs for begin in range(0, count, size)]
 
 
 def advantages(request):
@@ -72,13 +73,15 @@ def advantages(request):
     for members in by_stat.values():
         rewards = _tensor([reward for _, reward, _ in members])
         mean, std = (rewards.mean(), rewards.std()) if len(members) > 1 else (0.0, 1.0)
+        if len(members) > 1 and (rewards == rewards[0]).all():
+            mean = rewards[0]  # the computed one may be off by a rounding: equal rewards give exactly 0
         scores = (rewards - mean) / (std + 1e-6) if normalize else rewards - mean
         result.update({name: score * ones for (name, _, ones), score in zip(members, scores)})
     return result
 
 
-def token_weights(request, rows):
-    """By rollout_id: mask · w / D of the aggregation over these rows (a mini-batch)."""
+def aggregation(request, rows):
+    """({rollout_id: w}, D) over these rows (a mini-batch), as docs/losses.md tabulates them."""
     loss = request["header"]["loss"]
     mode = loss["loss_agg_mode"]
 
@@ -86,35 +89,36 @@ def token_weights(request, rows):
         totals = {}
         for row in rows:
             totals[key(row)] = totals.get(key(row), 0.0) + row.mask.sum().item()
-        return {row.id: 1.0 / (max(totals[key(row)], 1.0) * len(totals)) for row in rows}
+        return {row.id: 1.0 / max(totals[key(row)], 1.0) for row in rows}, len(totals)
 
     if mode == "token-mean":
-        total = sum(row.mask.sum().item() for row in rows)
-        scale = {row.id: 1.0 / max(total, 1.0) for row in rows}
-    elif mode == "token-sum":
-        scale = {row.id: 1.0 for row in rows}
-    elif mode == "seq-mean-token-sum":
-        scale = {row.id: 1.0 / len(rows) for row in rows}
-    elif mode == "seq-mean-token-sum-norm":
-        scale = {row.id: 1.0 / (len(rows) * loss["loss_scale_factor"]) for row in rows}
-    elif mode == "seq-mean-token-mean":
-        scale = per_key(lambda row: ("sample", row.rollout["sample_id"]) if "sample_id" in row.rollout else row.id)
-    elif mode == "prompt-mean":
-        scale = per_key(lambda row: row.stat_group)
-    else:
-        raise ValueError(mode)
-    return {row.id: row.mask * scale[row.id] for row in rows}
+        return {row.id: 1.0 for row in rows}, max(sum(row.mask.sum().item() for row in rows), 1.0)
+    if mode == "token-sum":
+        return {row.id: 1.0 for row in rows}, 1.0
+    if mode == "seq-mean-token-sum":
+        return {row.id: 1.0 for row in rows}, len(rows)
+    if mode == "seq-mean-token-sum-norm":
+        return {row.id: 1.0 / loss["loss_scale_factor"] for row in rows}, len(rows)
+    if mode == "seq-mean-token-mean":
+        return per_key(lambda row: ("sample", row.rollout["sample_id"]) if "sample_id" in row.rollout else row.id)
+    if mode == "prompt-mean":
+        return per_key(lambda row: row.stat_group)
+    raise ValueError(mode)
 
 
 def is_run(request, row, advantage):
-    """What has no gradient is not run (unless its log-probs are asked for): no unmasked token, or no advantage while KL
-    and entropy are off."""
-    loss = request["header"]["loss"]
+    """What has no gradient is not run, unless its log-probs are asked for: no unmasked token, or a policy term that is a
+    multiple of 0 on every unmasked token while KL and entropy are off."""
+    header, loss = request["header"], request["header"]["loss"]
     if row.mask.sum() == 0:
         return False
-    if loss["loss_mode"] == "cross_entropy" or (loss.get("kl_loss_coef") or 0) > 0 or (loss.get("entropy_coeff") or 0) != 0:
+    if header.get("return_log_probs") or (loss.get("kl_loss_coef") or 0) != 0 or (loss.get("entropy_coeff") or 0) != 0:
         return True
-    return bool((advantage * row.mask).abs().max() > 0)
+    factor = row.array("loss_weights") if loss["loss_mode"] == "cross_entropy" else advantage
+    importance = row.array("rollout_is_weights")
+    if importance is not None:
+        factor = factor * importance
+    return bool((factor * row.mask).abs().max() > 0)
 
 
 @dataclasses.dataclass
@@ -153,10 +157,12 @@ def row_loss(request, row, log_prob, entropy, advantage, weight, entry_log_probs
     return (tokens * weight).sum()
 
 
-def run(model, request, groups=None, entry_log_probs=None):
-    """One step's loss and gradients; `entry_log_probs`: of the request's entry weights, for steps after the first."""
-    rows, advantage = rows_of(request, groups), advantages(request)
-    weights = token_weights(request, rows)
+def run(model, request, groups=None, entry_log_probs=None, aggregate=aggregation, advantage=None):
+    """One step's loss and gradients; `entry_log_probs`: of the request's entry weights, for steps after the first.
+    `advantage` by rollout_id: other ones than the request's."""
+    rows = rows_of(request, groups)
+    advantage = advantages(request) if advantage is None else advantage
+    weight, denominator = aggregate(request, rows)
     result = StepResult(0.0, {}, {}, {})
     parameters = model.parameters()
     for parameter in parameters.values():
@@ -167,7 +173,8 @@ def run(model, request, groups=None, entry_log_probs=None):
             continue
         log_prob, entropy = log_probs_and_entropy(model.logits(row.prompt, row.response), row.response,
                                                   request["header"]["loss"]["temperature"])
-        share = row_loss(request, row, log_prob, entropy, row_advantage, weights[row.id], entry_log_probs)
+        share = row_loss(request, row, log_prob, entropy, row_advantage, row.mask * weight[row.id] / denominator,
+                         entry_log_probs)
         share.backward()
         result.loss += share.item()
         result.log_probs[row.id], result.entropies[row.id] = log_prob.detach(), entropy.detach()
@@ -182,25 +189,3 @@ def log_probs(model, request):
     with torch.no_grad():
         return {row.id: log_probs_and_entropy(model.logits(row.prompt, row.response), row.response, temperature)[0]
                 for row in rows_of(request) if row.response}
-
-
-def train(model, request):
-    """All steps of a request with torch's AdamW; returns the weights by name and each step's (loss, gradient norm)."""
-    adam = request["header"]["adam"]
-    parameters = model.parameters()
-    decayed = [p for p in parameters.values() if p.dim() == 2 or adam.get("weight_decay_scope") == "ALL"]
-    others = [p for p in parameters.values() if not any(p is q for q in decayed)]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": adam["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
-        lr=adam["learning_rate"], betas=(adam["beta1"], adam["beta2"]), eps=adam["eps"])
-    entry, history = log_probs(model, request), []
-    for _, groups in mini_batches(request):
-        result = run(model, request, groups, entry)
-        for name, parameter in parameters.items():
-            parameter.grad = result.gradients[name]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters.values()])
-        if adam["max_grad_norm"] > 0:
-            torch.nn.utils.clip_grad_norm_(parameters.values(), adam["max_grad_norm"])
-        optimizer.step()
-        history.append((result.loss, norm.item()))
-    return {name: p.detach().clone() for name, p in parameters.items()}, history

@@ -8,7 +8,7 @@ import copy
 
 import pytest
 
-from oracle import hf64, requests, step
+from oracle import hf64, requests, step, training
 
 WEIGHT = 1e-6  # of lr · steps
 
@@ -46,7 +46,7 @@ def worst(tensors, expected, request):
 def test_weights_after_the_steps_are_those_of_torch_adamw(name, adam, header, options, model, model_table, probe):
     oracle = hf64.Hf64(model_table.directory(model))
     request = build(oracle, adam, header, options)
-    expected, _ = step.train(oracle, request)
+    expected, _ = training.train(oracle, request)
     for schedule in ("REUSE", "DENSE"):
         _, tensors = probe.run(model_table.directory(model), request, schedule, apply=True)
         error, parameter = worst(tensors, expected, request)
@@ -56,7 +56,7 @@ def test_weights_after_the_steps_are_those_of_torch_adamw(name, adam, header, op
 def test_control_decay_of_the_wrong_parameters_shows(model_table, probe):
     oracle = hf64.Hf64(model_table.directory("llama_tied"))
     request = build(oracle, {"weight_decay_scope": "MATRICES", "weight_decay": 0.5}, {}, {})
-    expected, _ = step.train(oracle, request)
+    expected, _ = training.train(oracle, request)
     wrong = copy.deepcopy(request)
     wrong["header"]["adam"]["weight_decay_scope"] = "ALL"
     _, tensors = probe.run(model_table.directory("llama_tied"), wrong, apply=True)
@@ -68,7 +68,7 @@ def test_control_an_unclipped_step_shows(model_table, probe):
     """AdamW hides a constant factor from its first step; two mini-batches of different norms show it."""
     oracle = hf64.Hf64(model_table.directory("llama_tied"))
     request = build(oracle, {"max_grad_norm": 0.05}, {"ppo_mini_batch_size": 2}, {})
-    expected, _ = step.train(oracle, request)
+    expected, _ = training.train(oracle, request)
     wrong = copy.deepcopy(request)
     wrong["header"]["adam"]["max_grad_norm"] = 0.0
     _, tensors = probe.run(model_table.directory("llama_tied"), wrong, apply=True)

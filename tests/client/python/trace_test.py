@@ -32,6 +32,21 @@ def test_a_recorded_request_comes_back_as_it_was_sent(tmp_path):
     assert again[0].update.adam.learning_rate == 1e-6
 
 
+def test_every_float32_comes_back_with_its_bits(tmp_path):
+    """Nine digits are needed: with eight, one in seventy of these comes back as a neighbour."""
+    bits = numpy.random.default_rng(5).integers(0, 2**32, 4000, dtype=numpy.uint32).view(numpy.float32)
+    values = bits[numpy.isfinite(bits)]
+    rollout = stemma.Rollout([1] * len(values), old_log_probs=values, advantage=values)
+    parts = sent_parts([stemma.Group("g", [1], [rollout])])
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(parts)
+    [(_, [group])] = read(tmp_path / "t.jsonl")
+    [again] = group["rollouts"]
+    for name in ("old_log_probs", "token_advantages"):
+        numpy.testing.assert_array_equal(numpy.array(again[name]).astype(numpy.float32).view(numpy.uint32),
+                                         values.view(numpy.uint32))
+
+
 def test_a_group_in_several_messages_is_one_group_in_the_trace(tmp_path):
     many = [stemma.Group("g", [1], [stemma.Rollout(list(range(40))) for _ in range(20)])]
     with TraceWriter(tmp_path / "t.jsonl") as writer:
