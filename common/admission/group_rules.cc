@@ -82,9 +82,38 @@ void CheckAdvantages(const v1::Rollout& rollout, const RolloutNeeds& needs, cons
       check.Add("reward", "would become an advantage, but update.loss.normalize_advantage_std is missing");
     }
   }
-  if (kind != Kind::ADVANTAGES_NOT_SET && needs.mode_known && !needs.reads_advantages) {
-    check.Add(kind == Kind::kAdvantage ? "advantage" : "token_advantages", "is set, but the loss mode never reads it");
-  }
+}
+
+// Refuses what is sent and never read: the sender believes that it counts. Asks nothing of fields whose reader in the
+// header is wrong itself.
+void CheckNothingUnread(const v1::Rollout& rollout, const RolloutNeeds& needs, GroupCheck& check) {
+  using Kind = v1::Rollout::AdvantagesCase;
+  const auto refuse = [&check](const char* field, bool unread, const std::string& why) {
+    if (unread) check.Add(field, absl::StrCat("is set, but ", why, "; leave it out, or send what reads it"));
+  };
+  const auto only = [](const char* reader, const std::string& from) {
+    return absl::StrCat("only ", reader, " reads it, and that is ", from);
+  };
+  const bool old_is_read = needs.old_log_probs || !needs.old_known;
+  const bool rollout_is_read = needs.rollout_log_probs || !needs.old_known;
+  const bool ref_is_read = needs.ref_log_prob || !needs.ref_known;
+  refuse("old_log_probs", !rollout.old_log_probs().empty() && !old_is_read,
+         only("update.old from CLIENT", needs.old_from));
+  refuse("rollout_log_probs", !rollout.rollout_log_probs().empty() && !rollout_is_read,
+         only("update.old from ROLLOUT", needs.old_from));
+  refuse("ref_log_prob", !rollout.ref_log_prob().empty() && !ref_is_read,
+         only("update.ref from CLIENT", needs.ref_from));
+  if (!needs.mode_known) return;
+  const std::string mode = absl::StrCat("loss_mode ", needs.loss_mode, " never reads it");
+  refuse("advantage", rollout.advantages_case() == Kind::kAdvantage && !needs.reads_advantages, mode);
+  refuse("token_advantages", rollout.advantages_case() == Kind::kTokenAdvantages && !needs.reads_advantages, mode);
+  refuse("reward", rollout.has_reward() && !needs.reads_advantages, mode);
+  refuse("reward",
+         rollout.has_reward() && needs.reads_advantages && rollout.advantages_case() != Kind::ADVANTAGES_NOT_SET,
+         "it stands beside an advantage, and only a rollout without one reads it");
+  refuse("rollout_is_weights", !rollout.rollout_is_weights().empty() && !needs.reads_importance_weights, mode);
+  refuse("loss_weights", !rollout.loss_weights().empty() && !needs.reads_loss_weights,
+         absl::StrCat(mode, " (cross_entropy does)"));
 }
 
 }  // namespace
@@ -118,13 +147,7 @@ void CheckRollout(const RolloutPlace& place, const v1::Rollout& rollout, const R
   check.CheckNumbers("rollout_is_weights", rollout.rollout_is_weights(), mask, false);
   check.CheckNumbers("loss_weights", rollout.loss_weights(), mask, needs.loss_weights);
   CheckAdvantages(rollout, needs, mask, check);
-  if (!needs.mode_known) return;
-  if (!rollout.rollout_is_weights().empty() && !needs.reads_importance_weights) {
-    check.Add("rollout_is_weights", "is set, but the loss mode never reads it");
-  }
-  if (!rollout.loss_weights().empty() && !needs.reads_loss_weights) {
-    check.Add("loss_weights", "is set, but the loss mode never reads it");
-  }
+  CheckNothingUnread(rollout, needs, check);
 }
 
 }  // namespace stemma

@@ -113,6 +113,7 @@ void CheckLossMode(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds&
     check.Add("update.loss.normalize_advantage_std", absl::StrCat("is set, but ", reader, " never reads it"));
   }
   needs.mode_known = true;
+  needs.loss_mode = loss.loss_mode();
   needs.advantages = needs.reads_advantages = reads.needs_advantage;
   needs.loss_weights = needs.reads_loss_weights = reads.needs_loss_weights;
   needs.reads_importance_weights = reads.reads_importance_weights;
@@ -133,10 +134,11 @@ void CheckLoss(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds& nee
   check.Check({"update.loss.entropy_coeff", loss.has_entropy_coeff(), loss.entropy_coeff()}, Use::kOptional, "");
 }
 
-void CheckKl(const v1::UpdateHeader& header, HeaderCheck& check) {
+// True if there is a KL term with its reference, or neither.
+bool CheckKl(const v1::UpdateHeader& header, HeaderCheck& check) {
   const v1::LossConfig& loss = header.loss();
   const bool wanted = loss.has_kl_loss_type() || loss.has_kl_loss_coef() || header.has_ref();
-  if (!wanted) return;
+  if (!wanted) return true;
   check.AtLeast({"update.loss.kl_loss_coef", loss.has_kl_loss_coef(), loss.kl_loss_coef()}, 0, Use::kRequired,
                 "the KL term");
   if (!loss.has_kl_loss_type()) {
@@ -145,36 +147,45 @@ void CheckKl(const v1::UpdateHeader& header, HeaderCheck& check) {
     check.Add("update.loss.kl_loss_type", std::string(type.status().message()));
   }
   if (!header.has_ref()) check.Add("update.ref", "is missing: the KL term needs reference log-probs");
+  return header.has_ref();
 }
 
-void CheckSource(const std::string& field, const v1::LogProbSource& source, bool is_ref, HeaderCheck& check) {
+// True if the source is one that this server has.
+bool CheckSource(const std::string& field, const v1::LogProbSource& source, bool is_ref, HeaderCheck& check) {
   using Source = v1::LogProbSource;
   const bool known = Source::From_IsValid(source.from()) && source.from() != Source::FROM_UNSPECIFIED;
   if (!known || (is_ref && (source.from() == Source::ROLLOUT || source.from() == Source::ON_POLICY))) {
     check.Add(field + ".from", absl::StrCat("is ", Source::From_Name(source.from()), ", must be one of ",
                                             is_ref ? "CLIENT, WEIGHTS" : "CLIENT, ROLLOUT, ON_POLICY, WEIGHTS"));
+    return false;
   }
   if (source.from() == Source::WEIGHTS) {
-    if (source.weights() != "policy") {
-      check.Add(field + ".weights", absl::StrCat("is \"", source.weights(), "\"; this server has \"policy\" only"));
-    }
-  } else if (!source.weights().empty()) {
-    check.Add(field + ".weights", "is set, but only from WEIGHTS reads it");
+    if (source.weights() == "policy") return true;
+    check.Add(field + ".weights", absl::StrCat("is \"", source.weights(), "\"; this server has \"policy\" only"));
+    return false;
   }
+  if (!source.weights().empty()) check.Add(field + ".weights", "is set, but only from WEIGHTS reads it");
+  return true;
 }
 
-void CheckSources(const v1::UpdateHeader& header, HeaderCheck& check, RolloutNeeds& needs) {
+void CheckSources(const v1::UpdateHeader& header, bool kl_is_right, HeaderCheck& check, RolloutNeeds& needs) {
+  using Source = v1::LogProbSource;
   const absl::StatusOr<LossMode> mode = ParseLossMode(header.loss().loss_mode());
-  if (mode.ok() && NeedsOldLogProbs(*mode) != header.has_old()) {
+  const bool old_is_right = mode.ok() && NeedsOldLogProbs(*mode) == header.has_old();
+  if (mode.ok() && !old_is_right) {
     check.Add("update.old", header.has_old()
                                 ? absl::StrCat("is set, but loss_mode ", header.loss().loss_mode(), " never reads it")
                                 : absl::StrCat("is missing: loss_mode ", header.loss().loss_mode(), " needs it"));
   }
-  if (header.has_old()) CheckSource("update.old", header.old(), /*is_ref=*/false, check);
-  if (header.has_ref()) CheckSource("update.ref", header.ref(), /*is_ref=*/true, check);
-  needs.old_log_probs = header.has_old() && header.old().from() == v1::LogProbSource::CLIENT;
-  needs.rollout_log_probs = header.has_old() && header.old().from() == v1::LogProbSource::ROLLOUT;
-  needs.ref_log_prob = header.has_ref() && header.ref().from() == v1::LogProbSource::CLIENT;
+  const bool old_known = !header.has_old() || CheckSource("update.old", header.old(), /*is_ref=*/false, check);
+  const bool ref_known = !header.has_ref() || CheckSource("update.ref", header.ref(), /*is_ref=*/true, check);
+  needs.old_known = old_is_right && old_known;
+  needs.ref_known = kl_is_right && ref_known;
+  needs.old_from = header.has_old() ? Source::From_Name(header.old().from()) : "absent";
+  needs.ref_from = header.has_ref() ? Source::From_Name(header.ref().from()) : "absent";
+  needs.old_log_probs = header.has_old() && header.old().from() == Source::CLIENT;
+  needs.rollout_log_probs = header.has_old() && header.old().from() == Source::ROLLOUT;
+  needs.ref_log_prob = header.has_ref() && header.ref().from() == Source::CLIENT;
 }
 
 void CheckAdam(const v1::AdamParams& adam, HeaderCheck& check) {
@@ -220,8 +231,8 @@ RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, const RunNumbers&
   RolloutNeeds needs;
   CheckRequestHeader("update.request", header.request(), /*update=*/true, check);
   CheckLoss(header.loss(), check, needs);
-  CheckKl(header, check);
-  CheckSources(header, check, needs);
+  const bool kl_is_right = CheckKl(header, check);
+  CheckSources(header, kl_is_right, check, needs);
   CheckAdam(header.adam(), check);
   CheckMiniBatches(header, check);
   return needs;

@@ -4,6 +4,8 @@
 // that the run's arithmetic cannot hold are problems, too.
 #pragma once
 
+#include <string>
+
 #include "common/admission/run_numbers.h"
 #include "common/admission/violations.h"
 #include "stemma/v1/training.pb.h"
@@ -17,7 +19,12 @@ struct RolloutNeeds {
   bool ref_log_prob = false;
   bool advantages = false;  // or a reward
   bool loss_weights = false;
-  bool mode_known = false;  // the three below are meaningful
+  bool old_known = false;  // update.old is as the mode wants it: log-probs that it does not read are a problem
+  bool ref_known = false;  // likewise update.ref
+  std::string old_from;    // "WEIGHTS", "CLIENT", ..., "absent"
+  std::string ref_from;
+  bool mode_known = false;  // the rest is meaningful
+  std::string loss_mode;
   bool reads_advantages = false;
   bool reads_loss_weights = false;
   bool reads_importance_weights = false;

@@ -7,6 +7,7 @@
 
 #include "common/arrays.h"
 #include "common/error.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/admission/sent_stream.h"
 
@@ -17,6 +18,7 @@ struct BadInput {
   std::string name;
   std::string field;
   std::function<void(Stream&)> spoil;
+  std::string says = "";  // part of the description
 };
 
 std::string Name(const ::testing::TestParamInfo<BadInput>& test) { return test.param.name; }
@@ -32,6 +34,7 @@ TEST_P(InvalidRequestTest, IsRefusedByItsFieldPathAndTheRestOfTheRequestWasFine)
   const ErrorDetails details = GetErrorDetails(status);
   ASSERT_EQ(details.violations.size(), 1u) << status;
   EXPECT_EQ(details.violations[0].field, GetParam().field) << status;
+  EXPECT_THAT(details.violations[0].description, ::testing::HasSubstr(GetParam().says));
   if (GetParam().field.starts_with("groups[1]")) {
     EXPECT_EQ(details.uid, stream.groups[1].uid());
   }
@@ -40,6 +43,130 @@ TEST_P(InvalidRequestTest, IsRefusedByItsFieldPathAndTheRestOfTheRequestWasFine)
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 const float kInf = std::numeric_limits<float>::infinity();
 const std::string kR = "groups[1].rollouts[1].";  // NOLINT(runtime/string)
+
+// Turns a good stream into one whose old log-probs are those of the rollout engine.
+void ReadOldFromRollouts(Stream& stream) {
+  stream.header.mutable_old()->set_from(v1::LogProbSource::ROLLOUT);
+  for (v1::PromptGroup& group : stream.groups) {
+    for (v1::Rollout& rollout : *group.mutable_rollouts()) {
+      rollout.set_rollout_log_probs(rollout.old_log_probs());
+      rollout.clear_old_log_probs();
+    }
+  }
+}
+
+// Turns a good stream into one of a mode that reads neither old log-probs nor the clip, with the KL term of GoodHeader.
+void TakeMode(const std::string& mode, Stream& stream) {
+  v1::LossConfig& loss = *stream.header.mutable_loss();
+  loss.set_loss_mode(mode);
+  loss.clear_clip_ratio_low();
+  loss.clear_clip_ratio_high();
+  loss.clear_clip_ratio_c();
+  stream.header.clear_old();
+  for (v1::PromptGroup& group : stream.groups) {
+    for (v1::Rollout& rollout : *group.mutable_rollouts()) {
+      rollout.clear_old_log_probs();
+      if (mode != "cross_entropy") continue;
+      rollout.clear_advantage();
+      rollout.set_loss_weights(PackArray<float>({1, 1, 1}));
+    }
+  }
+}
+
+// Everything that a rollout can carry beside what GoodHeader reads: refused by its field, with its reader named.
+INSTANTIATE_TEST_SUITE_P(
+    Unread, InvalidRequestTest,
+    ::testing::Values(BadInput{"RolloutLogProbsBesideOldFromClient", kR + "rollout_log_probs",
+                               [](Stream& s) { s.rollout().set_rollout_log_probs(s.rollout().old_log_probs()); },
+                               "only update.old from ROLLOUT reads it, and that is CLIENT"},
+                      BadInput{"OldLogProbsBesideOldFromRollout", kR + "old_log_probs",
+                               [](Stream& s) {
+                                 ReadOldFromRollouts(s);
+                                 s.rollout().set_old_log_probs(s.rollout().rollout_log_probs());
+                               },
+                               "only update.old from CLIENT reads it, and that is ROLLOUT"},
+                      BadInput{"OldLogProbsBesideOldOnPolicy", kR + "old_log_probs",
+                               [](Stream& s) {
+                                 ReadOldFromRollouts(s);
+                                 s.header.mutable_old()->set_from(v1::LogProbSource::ON_POLICY);
+                                 for (v1::PromptGroup& group : s.groups) {
+                                   for (v1::Rollout& rollout : *group.mutable_rollouts())
+                                     rollout.clear_rollout_log_probs();
+                                 }
+                                 s.rollout().set_old_log_probs(PackArray<float>({-1, -2, -3}));
+                               },
+                               "only update.old from CLIENT reads it, and that is ON_POLICY"},
+                      BadInput{"OldLogProbsOfAModeWithout", kR + "old_log_probs",
+                               [](Stream& s) {
+                                 TakeMode("gpg", s);
+                                 s.rollout().set_old_log_probs(PackArray<float>({-1, -2, -3}));
+                               },
+                               "only update.old from CLIENT reads it, and that is absent"},
+                      BadInput{"RolloutLogProbsOfAModeWithout", kR + "rollout_log_probs",
+                               [](Stream& s) {
+                                 TakeMode("cross_entropy", s);
+                                 s.rollout().set_rollout_log_probs(PackArray<float>({-1, -2, -3}));
+                               },
+                               "only update.old from ROLLOUT reads it, and that is absent"},
+                      BadInput{"ReferenceBesideRefFromWeights", kR + "ref_log_prob",
+                               [](Stream& s) {
+                                 s.header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
+                                 s.header.mutable_ref()->set_weights("policy");
+                                 for (v1::PromptGroup& group : s.groups) {
+                                   for (v1::Rollout& rollout : *group.mutable_rollouts()) rollout.clear_ref_log_prob();
+                                 }
+                                 s.rollout().set_ref_log_prob(PackArray<float>({-1, -2, -3}));
+                               },
+                               "only update.ref from CLIENT reads it, and that is WEIGHTS"},
+                      BadInput{"ReferenceWithoutAKlTerm", kR + "ref_log_prob",
+                               [](Stream& s) {
+                                 s.header.clear_ref();
+                                 s.header.mutable_loss()->clear_kl_loss_coef();
+                                 s.header.mutable_loss()->clear_kl_loss_type();
+                                 for (v1::PromptGroup& group : s.groups) {
+                                   for (v1::Rollout& rollout : *group.mutable_rollouts()) rollout.clear_ref_log_prob();
+                                 }
+                                 s.rollout().set_ref_log_prob(PackArray<float>({-1, -2, -3}));
+                               },
+                               "only update.ref from CLIENT reads it, and that is absent"},
+                      BadInput{"RewardBesideAnAdvantage", kR + "reward", [](Stream& s) { s.rollout().set_reward(1); },
+                               "stands beside an advantage"},
+                      BadInput{"RewardBesideTokenAdvantages", kR + "reward",
+                               [](Stream& s) {
+                                 s.rollout().set_token_advantages(PackArray<float>({1, 1, 1}));
+                                 s.rollout().set_reward(1);
+                               },
+                               "stands beside an advantage"},
+                      BadInput{"AdvantageOfCrossEntropy", kR + "advantage",
+                               [](Stream& s) {
+                                 TakeMode("cross_entropy", s);
+                                 s.rollout().set_advantage(1);
+                               },
+                               "loss_mode cross_entropy never reads it"},
+                      BadInput{"TokenAdvantagesOfCrossEntropy", kR + "token_advantages",
+                               [](Stream& s) {
+                                 TakeMode("cross_entropy", s);
+                                 s.rollout().set_token_advantages(PackArray<float>({1, 1, 1}));
+                               },
+                               "loss_mode cross_entropy never reads it"},
+                      BadInput{"RewardOfCrossEntropy", kR + "reward",
+                               [](Stream& s) {
+                                 TakeMode("cross_entropy", s);
+                                 s.rollout().set_reward(1);
+                               },
+                               "loss_mode cross_entropy never reads it"},
+                      BadInput{"ImportanceWeightsOfCrossEntropy", kR + "rollout_is_weights",
+                               [](Stream& s) {
+                                 TakeMode("cross_entropy", s);
+                                 s.rollout().set_rollout_is_weights(PackArray<float>({1, 1, 1}));
+                               },
+                               "loss_mode cross_entropy never reads it"},
+                      BadInput{"LossWeightsOfVanilla", kR + "loss_weights",
+                               [](Stream& s) {
+                                 s.rollout().set_loss_weights(PackArray<float>({1, 1, 1}));
+                               },
+                               "loss_mode vanilla never reads it (cross_entropy does)"}),
+    Name);
 
 INSTANTIATE_TEST_SUITE_P(
     Payload, InvalidRequestTest,
@@ -67,7 +194,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"OldLogProbsOfAnotherLength", kR + "old_log_probs",
                  [](Stream& s) { s.rollout().set_old_log_probs(PackArray<float>({-1, -2})); }},
         BadInput{"RolloutLogProbsOfAnotherLength", kR + "rollout_log_probs",
-                 [](Stream& s) { s.rollout().set_rollout_log_probs(PackArray<float>({-1, -2})); }},
+                 [](Stream& s) {
+                   ReadOldFromRollouts(s);
+                   s.rollout().set_rollout_log_probs(PackArray<float>({-1, -2}));
+                 }},
         BadInput{"RefLogProbOfAnotherLength", kR + "ref_log_prob",
                  [](Stream& s) { s.rollout().set_ref_log_prob(PackArray<float>({-1, -2, -3, -4})); }},
         BadInput{"TokenAdvantagesOfAnotherLength", kR + "token_advantages",
@@ -91,9 +221,12 @@ INSTANTIATE_TEST_SUITE_P(
                  [](Stream& s) { s.rollout().set_ref_log_prob(PackArray<float>({-1, kNan, -3})); }},
         BadInput{"InfiniteImportanceWeight", kR + "rollout_is_weights[0]",
                  [](Stream& s) { s.rollout().set_rollout_is_weights(PackArray<float>({kInf, 1, 1})); }},
-        BadInput{"NanReward", kR + "reward", [](Stream& s) { s.rollout().set_reward(std::nan("")); }},
-        BadInput{"LossWeightsThatTheModeNeverReads", kR + "loss_weights",
-                 [](Stream& s) { s.rollout().set_loss_weights(PackArray<float>({1, 1, 1})); }},
+        BadInput{"NanReward", kR + "reward",
+                 [](Stream& s) {
+                   s.header.mutable_loss()->set_normalize_advantage_std(true);
+                   s.rollout().clear_advantage();
+                   s.rollout().set_reward(std::nan(""));
+                 }},
         BadInput{"DuplicateUid", "groups[1].uid", [](Stream& s) { s.groups[1].set_uid("a"); }},
         BadInput{"DuplicateRolloutId", kR + "rollout_id", [](Stream& s) { s.rollout().set_rollout_id("a/0"); }},
         BadInput{"EmptyUid", "groups[1].uid", [](Stream& s) { s.groups[1].clear_uid(); }},

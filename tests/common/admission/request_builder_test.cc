@@ -66,6 +66,9 @@ INSTANTIATE_TEST_SUITE_P(
                   [](Stream& s) {
                     s.header.mutable_old()->set_from(v1::LogProbSource::ON_POLICY);
                     s.header.set_ppo_epochs(2);
+                    for (v1::PromptGroup& group : s.groups) {
+                      for (v1::Rollout& rollout : *group.mutable_rollouts()) rollout.clear_old_log_probs();
+                    }
                   }}),
     StreamName);
 
@@ -176,6 +179,7 @@ TEST(RequestBuilderTest, CrossEntropyNeedsItsWeightsAndReadsNoAdvantage) {
   for (v1::PromptGroup& group : stream.groups) {
     for (v1::Rollout& rollout : *group.mutable_rollouts()) {
       rollout.clear_advantages();
+      rollout.clear_old_log_probs();
       rollout.set_loss_weights(PackArray<float>({1, -1, 1}));
     }
   }

@@ -77,7 +77,8 @@ INVALID = [
     ("empty prompt", lambda r: r.groups[1].update(prompt_tokens=[]), "groups[1].prompt_tokens"),
     ("beyond the model's positions", lambda r: r.groups[1].update(prompt_tokens=[1] * 62), "groups[1].rollouts[0].response_tokens"),
     ("old_log_probs too short", change("old_log_probs", [-1.0]), R + "old_log_probs"),
-    ("rollout_log_probs too short", change("rollout_log_probs", [-1.0]), R + "rollout_log_probs"),
+    ("rollout_log_probs too short", lambda r: change("rollout_log_probs", [-1.0])(r.old_from_rollouts()),
+     R + "rollout_log_probs"),
     ("ref_log_prob too long", change("ref_log_prob", [-1.0] * 4), R + "ref_log_prob"),
     ("token_advantages too short", lambda r: (remove("advantage")(r), change("token_advantages", [1.0])(r)),
      R + "token_advantages"),
@@ -94,6 +95,11 @@ INVALID = [
     ("missing KL coefficient", without("loss", "kl_loss_coef"), "update.loss.kl_loss_coef"),
     ("missing learning rate", without("adam", "learning_rate"), "update.adam.learning_rate"),
     ("a knob that is never read", header("loss", "loss_scale_factor", 2.0), "update.loss.loss_scale_factor"),
+    ("rollout_log_probs that old from CLIENT never reads", change("rollout_log_probs", [-1.0] * 3), R + "rollout_log_probs"),
+    ("old_log_probs that old from ROLLOUT never reads", lambda r: change("old_log_probs", [-1.0] * 3)(r.old_from_rollouts()),
+     R + "old_log_probs"),
+    ("a reward beside an advantage", change("reward", 1.0), R + "reward"),
+    ("an advantage that cross_entropy never reads", lambda r: change("advantage", 1.0)(r.cross_entropy()), R + "advantage"),
     ("duplicate uid", lambda r: r.groups[1].update(uid="g0"), "groups[1].uid"),
     ("duplicate rollout_id", change("rollout_id", "g0/0"), R + "rollout_id"),
     ("shuffle without a seed", lambda r: r.header.update(shuffle=True), "update.seed"),
@@ -186,6 +192,8 @@ def test_a_group_too_large_for_the_budget_is_named(cluster, budget):
 def test_on_policy_with_several_steps_is_unsupported(cluster):
     request = Request()
     request.header["old"] = {"from": "ON_POLICY"}
+    for rollout in request.rollouts():
+        del rollout["old_log_probs"]
     request.header["ppo_epochs"] = 2
     error = refusal(lambda: request.send(cluster.stub))
     assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "UNSUPPORTED"), error

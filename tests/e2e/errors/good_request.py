@@ -42,14 +42,22 @@ class Request:
     def rollout(self):
         return self.groups[1]["rollouts"][1]
 
+    def rollouts(self):
+        return [r for g in self.groups for r in g["rollouts"]]
+
     def cross_entropy(self):
         """Without what cross_entropy never reads."""
         self.header["loss"] = {"loss_mode": "cross_entropy", "loss_agg_mode": "token-mean", "temperature": 1.0}
         del self.header["old"], self.header["ref"]
-        for g in self.groups:
-            for r in g["rollouts"]:
-                del r["advantage"]
-                r["loss_weights"] = [1.0, 1.0, 1.0]
+        for r in self.rollouts():
+            del r["advantage"], r["old_log_probs"], r["ref_log_prob"]
+            r["loss_weights"] = [1.0, 1.0, 1.0]
+        return self
+
+    def old_from_rollouts(self):
+        self.header["old"] = {"from": "ROLLOUT"}
+        for r in self.rollouts():
+            r["rollout_log_probs"] = r.pop("old_log_probs")
         return self
 
     def parts(self):
