@@ -124,7 +124,7 @@ def time_large_group(client):
         for schedule, times in seconds.items():
             step = client.update_actor(groups, old="on_policy", schedule=schedule, **options).steps[0]
             if pair > 0:  # the first warms up
-                times.append(step.metrics["perf/time_per_step"])
+                times.append(step.metrics["perf/actor/time_per_step"])
     for schedule, times in seconds.items():
         median = statistics.median(times)
         print(f"{schedule:6s}  {plans[schedule]['tokens_computed']:6d} tokens  {plans[schedule]['flops'] / 1e9:7.0f} GFLOP  "

@@ -87,7 +87,7 @@ Record StepRecord(const v1::StepResult& step) {
   record["tokens_logical"] = CountMetric(step, "prefix/tokens_logical");
   record["tokens_computed"] = CountMetric(step, "prefix/tokens_computed");
   record["tokens_saved"] = CountMetric(step, "prefix/tokens_saved");
-  record["seconds"] = Metric(step, "perf/time_per_step");
+  record["seconds"] = Metric(step, "perf/actor/time_per_step");
   return record;
 }
 

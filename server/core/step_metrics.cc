@@ -100,6 +100,14 @@ void SetWorkMetrics(const StepMetricsInput& input, Metrics& metrics) {
   SetOffloadMetrics(input, metrics);
 }
 
+// Sets the quotients of sums that stand in `metrics` already, a step's or a request's.
+void SetRates(Metrics& metrics) {
+  const std::optional<double> seconds = Find(metrics, "perf/actor/time_per_step");
+  SetQuotient("perf/actor/throughput", Find(metrics, "perf/actor/total_num_tokens"), seconds, metrics);
+  const std::optional<double> flops = Find(metrics, "perf/actor/flops");
+  if (flops) SetQuotient("perf/actor/tflops", *flops / 1e12, seconds, metrics);
+}
+
 void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
   for (const char* name : {"time/prefix_forward_s", "time/suffix_s", "time/prefix_backward_s"}) {
     if (const auto seconds = Find(input.vote.sums(), name)) metrics[name] = *seconds;
@@ -111,14 +119,16 @@ void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
   metrics["predicted/prefix_backward_s"] = predicted.prefix_backward();
   metrics["predicted/apply_s"] = predicted.apply();
   const double elapsed_s = absl::ToDoubleSeconds(input.elapsed);
-  metrics["perf/time_per_step"] = elapsed_s;
-  metrics["perf/total_num_tokens"] = static_cast<double>(input.numbers.total_tokens);
-  SetQuotient("perf/throughput", static_cast<double>(input.numbers.total_tokens), elapsed_s, metrics);
+  metrics["perf/actor/time_per_step"] = elapsed_s;
+  metrics["perf/actor/total_num_tokens"] = static_cast<double>(input.numbers.total_tokens);
+  metrics["perf/actor/flops"] = input.report.flops();
+  metrics["perf/actor/flops_dense"] = input.report.flops_dense();
+  SetRates(metrics);
 }
 
 bool IsSum(absl::string_view name) {
   return absl::StartsWith(name, "time/") || absl::EndsWith(name, "_s") || absl::StartsWith(name, "prefix/tokens_") ||
-         absl::StartsWith(name, "offload/") || name == "perf/time_per_step" || name == "perf/total_num_tokens";
+         absl::StartsWith(name, "offload/") || absl::StartsWith(name, "perf/actor/");
 }
 
 bool IsMaximum(absl::string_view name) { return absl::EndsWith(name, "_bytes"); }
@@ -150,7 +160,7 @@ void SetRequestMetrics(const v1::UpdateResult& result, Metrics& metrics) {
   }
   SetQuotient("prefix/token_ratio", Find(metrics, "prefix/tokens_logical"), Find(metrics, "prefix/tokens_computed"),
               metrics);
-  SetQuotient("perf/throughput", Find(metrics, "perf/total_num_tokens"), Find(metrics, "perf/time_per_step"), metrics);
+  SetRates(metrics);
 }
 
 }  // namespace stemma

@@ -165,7 +165,7 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
                                             lineage=self.lineage)
         step = status.result.steps.add(step=self.step, outcome=training_pb2.StepResult.APPLIED)
         metrics = {"actor/loss": 0.5 / self.step, "actor/grad_norm": 2.0, "prefix/tokens_logical": 1200.0,
-                   "prefix/tokens_computed": 300.0, "prefix/tokens_saved": 900.0, "perf/time_per_step": 0.25}
+                   "prefix/tokens_computed": 300.0, "prefix/tokens_saved": 900.0, "perf/actor/time_per_step": 0.25}
         for name, value in metrics.items():
             step.metrics[name] = value
         self.outcomes[request_id] = status

@@ -40,6 +40,8 @@ Metrics StepMetrics(const worker::v1::Vote& vote, absl::Duration elapsed = absl:
   const v1::UpdateHeader header = MakeHeader();
   v1::StepReport report;
   report.set_peak_bytes(5000);
+  report.set_flops(4e12);
+  report.set_flops_dense(1e13);
   report.add_clusters()->add_dense_uids("g");
   report.mutable_clusters(0)->mutable_suffix()->set_peak(2900);
   report.mutable_clusters(0)->mutable_suffix()->set_host(70);
@@ -97,9 +99,15 @@ TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
   EXPECT_DOUBLE_EQ(metrics.at("predicted/apply_s"), 0.5);
   EXPECT_DOUBLE_EQ(metrics.at("time/suffix_s"), 1.5);
   EXPECT_DOUBLE_EQ(metrics.at("time/apply_s"), 0.25);
-  EXPECT_DOUBLE_EQ(metrics.at("perf/time_per_step"), 2);
-  EXPECT_DOUBLE_EQ(metrics.at("perf/total_num_tokens"), 300);
-  EXPECT_DOUBLE_EQ(metrics.at("perf/throughput"), 150);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/time_per_step"), 2);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/total_num_tokens"), 300);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/throughput"), 150);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/flops"), 4e12);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/flops_dense"), 1e13);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/tflops"), 2) << "of what ran, not of what the dense baseline would run";
+  for (const char* name : {"perf/throughput", "perf/time_per_step", "perf/total_num_tokens"}) {
+    EXPECT_FALSE(metrics.contains(name)) << name << " is a name that verl's trainer gives to the whole RL step";
+  }
 }
 
 TEST(StepMetricsTest, WhatWasNotComputedIsNotReported) {
@@ -107,8 +115,8 @@ TEST(StepMetricsTest, WhatWasNotComputedIsNotReported) {
   for (const char* name : {"loss/kl", "loss/entropy", "sum/entropy"}) vote.mutable_sums()->erase(name);
   (*vote.mutable_sums())["count/tokens"] = 0;
   Metrics metrics = StepMetrics(vote, absl::ZeroDuration());
-  for (const char* name :
-       {"actor/kl_loss", "actor/entropy_loss", "actor/entropy", "actor/pg_clipfrac", "perf/throughput"}) {
+  for (const char* name : {"actor/kl_loss", "actor/entropy_loss", "actor/entropy", "actor/pg_clipfrac",
+                           "perf/actor/throughput", "perf/actor/tflops"}) {
     EXPECT_FALSE(metrics.contains(name)) << name;
   }
   EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5);
@@ -131,11 +139,13 @@ TEST(StepMetricsTest, ARequestAveragesLossesAndSumsTokensAndSecondsOverItsApplie
   EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 3);
   EXPECT_DOUBLE_EQ(metrics.at("prefix/tokens_saved"), 300);
   EXPECT_DOUBLE_EQ(metrics.at("prefix/token_ratio"), 4);
-  EXPECT_DOUBLE_EQ(metrics.at("perf/time_per_step"), 4);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/time_per_step"), 4);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_s"), 2.5);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/state_bytes"), 12000);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_bytes"), 2900);
-  EXPECT_DOUBLE_EQ(metrics.at("perf/throughput"), 150);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/throughput"), 150);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/flops"), 8e12);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/tflops"), 2);
 }
 
 }  // namespace
