@@ -4,11 +4,11 @@ from . import trace
 from .client import Client, Future
 from .config import (AdamW, LossConfig, adamw, cispo, constant, cosine, cross_entropy, dapo, dr_grpo, grpo, gspo,
                      importance_sampling, linear, reinforce)
-from .errors import LineageLostError, StemmaError
+from .errors import LineageLostError, RequestInterrupted, StemmaError
 from .groups import Group, Rollout
 from .local import LocalServer
 from .results import RolloutLogProbs, StepResult, UpdateResult
 
-__all__ = ["AdamW", "Client", "Future", "Group", "LineageLostError", "LocalServer", "LossConfig", "Rollout",
-           "RolloutLogProbs", "StemmaError", "StepResult", "UpdateResult", "adamw", "cispo", "constant", "cosine",
+__all__ = ["AdamW", "Client", "Future", "Group", "LineageLostError", "LocalServer", "LossConfig", "RequestInterrupted",
+           "Rollout", "RolloutLogProbs", "StemmaError", "StepResult", "UpdateResult", "adamw", "cispo", "constant", "cosine",
            "cross_entropy", "dapo", "dr_grpo", "grpo", "gspo", "importance_sampling", "linear", "reinforce", "trace"]

@@ -1,7 +1,7 @@
 """The client of a Stemma server.
 
     with stemma.Client("127.0.0.1:50051") as client:
-        result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-6), old="policy")
+        result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-6))
 
 A call may be repeated: it carries a request_id (made here unless given), and the server applies a request once. So a
 connection that fails is retried with the same id and payload, and nothing else is retried.
@@ -11,6 +11,8 @@ steps are gone, before anything is trained, computed or exported. follow_lineage
 Thread safety: a Client may be shared; each Future belongs to one thread at a time.
 """
 
+import asyncio
+import contextlib
 import threading
 import time
 import uuid
@@ -18,22 +20,31 @@ import uuid
 import grpc
 
 from . import _proto, config, errors, results
+from ._connection import Connection
 from ._stub import TrainingStub
-from .groups import parts as encode
+from .groups import any_sent, parts as encode
 
-_RECEIVE_BYTES_MAX = 64 << 20
 _POLL_MS = 20_000
+_ASYNC_POLL_MS = 2_000  # of `await`: a task that is cancelled, or a loop that ends, waits at most so long for its thread
+_CANCEL_S = 5.0
 _RETRY_DELAY_MAX_S = 5.0
 _FINAL = ("DONE", "FAILED", "CANCELLED", "ROLLED_BACK")
 
 
 class Client:
-    def __init__(self, address, retries=6, retry_delay_s=0.2, recorder=None, follow_lineage=False):
-        """address: "host:port". recorder: a stemma.trace.TraceWriter that keeps every update request sent.
-        follow_lineage: go on with whatever weights the server has, also after those trained so far are lost."""
-        self._channel = grpc.insecure_channel(address, options=[
-            ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1)])
-        self._stub = TrainingStub(self._channel)
+    def __init__(self, address, retries=6, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
+                 follow_lineage=False):
+        """Makes a client; it connects at the first call.
+
+        address         "host:port", or "unix:/path"
+        retries         how often a call is tried again while the server is away; it is, only once it was reached
+        retry_delay_s   the first pause between two tries; it doubles up to 5 s
+        recorder        a stemma.trace.TraceWriter that keeps every update request sent
+        connect_timeout_s   how long the first call waits for a server before it says that there is none
+        follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
+        """
+        self._connection = Connection(address, connect_timeout_s)
+        self._stub = TrainingStub(self._connection.channel)
         self._retries, self._retry_delay_s = retries, retry_delay_s
         self._recorder = recorder
         self._follow_lineage = follow_lineage
@@ -47,7 +58,8 @@ class Client:
         return self._lineage
 
     def close(self):
-        self._channel.close()
+        """Closes the connection; requests that were accepted go on at the server."""
+        self._connection.close()
 
     def __enter__(self):
         return self
@@ -62,37 +74,48 @@ class Client:
         future = self.submit(groups, loss, adam, **options)
         return future.result(timeout_s) if wait else future
 
-    def submit(self, groups, loss=None, adam=None, *, old="policy", ref=None, mini_batch=None, epochs=1, shuffle=False,
+    def submit(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
                seed=None, request_id=None, expected_step=None, schedule=None, on_nonfinite=None,
-               return_log_probs=False):
+               return_log_probs=False, cancel_on_interrupt=False):
         """Sends one request; returns a Future once the server has accepted it.
 
-        groups      stemma.Group objects, or dicts in the trace's field names
+        groups      a list or iterator of stemma.Group objects, or dicts in the trace's field names
         loss, adam  stemma.grpo() and the like, stemma.adamw(lr); dicts do as well
-        old, ref    where old and reference log-probs come from: "policy" (computed once, on the weights before the first
-                    step), "client" (sent with the rollouts), old also "rollout", "on_policy"; None: none
+        old         where old log-probs come from: "client" (old_log_probs of the rollouts), "rollout" (rollout_log_probs),
+                    "policy" (computed once, on the weights before the first step), "on_policy" (the log-prob itself; one
+                    optimizer step only), None (the mode reads none). "auto" takes the loss's `old`; where that is "auto"
+                    too: None if the mode reads none, else "client" or "rollout" if the rollouts carry those log-probs,
+                    else "on_policy" for one step and "policy" for several. The result's `effective` says what was sent
+        ref         where reference log-probs come from: "client" (ref_log_prob of the rollouts), "policy", None.
+                    "auto": "client" if there is a KL term and the rollouts carry them, else None
         mini_batch  groups per optimizer step; None: all, one step an epoch
         schedule    "auto", "reuse", "dense"; None: the server's
-        on_nonfinite    "abort" (default) or "skip"
+        epochs      passes over the groups, each of its own optimizer steps
+        shuffle, seed   whether each epoch orders the groups anew, by this seed
+        request_id  the request's name; None: a new one. The same id and payload again gives the same outcome
+        expected_step   refuse unless the model is at this step
+        on_nonfinite    "abort" (default) or "skip": what becomes of a step whose gradient is not finite
+        return_log_probs    the result's log_probs are those of the first epoch
+        cancel_on_interrupt     Ctrl-C cancels the request at the server; else it goes on there, as the error says
         """
-        header = self._update_header(loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request_id, expected_step,
-                                     schedule, on_nonfinite, return_log_probs, num_groups=len(groups))
-        header.request.wait_ms = 0
-        self._pin(header.request)
-        parts = encode("update", header, groups)
-        status = self._retrying(lambda: self._stub.UpdateActor(iter(parts)))
+        parts = self._update_parts(groups, loss, adam, old, ref, {
+            "request_id": request_id or _new_id(), "expected_step": expected_step, "schedule": schedule,
+            "on_nonfinite": on_nonfinite, "wait_ms": 0
+        }, mini_batch, epochs, shuffle, seed, return_log_probs)
+        request = parts[0].update.request
+        self._pin(request)
+        with _interruptible(self, request.request_id, cancel_on_interrupt):
+            status = self._retrying(lambda: self._stub.UpdateActor(iter(parts)))
         self._saw(status.lineage)
         if self._recorder is not None:
             self._recorder.write_parts(parts)
-        return Future(self, status, return_log_probs)
+        return Future(self, status, return_log_probs, cancel_on_interrupt)
 
-    def plan(self, groups, loss=None, adam=None, *, old="policy", ref=None, mini_batch=None, epochs=1, shuffle=False,
+    def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
              seed=None, schedule=None):
         """What submit would run: waves, tokens, FLOPs, bytes. Nothing is computed and no id is used."""
-        header = self._update_header(loss, adam, old, ref, mini_batch, epochs, shuffle, seed, None, None, schedule, None,
-                                     False, num_groups=len(groups))
-        header.request.validate_only = True
-        parts = encode("update", header, groups)
+        parts = self._update_parts(groups, loss, adam, old, ref, {
+            "request_id": _new_id(), "schedule": schedule, "validate_only": True}, mini_batch, epochs, shuffle, seed, False)
         return _proto.to_dict(self._retrying(lambda: self._stub.UpdateActor(iter(parts))).plan)
 
     def log_probs(self, groups, temperature=1.0, entropy=False, weights="policy", schedule=None):
@@ -146,18 +169,24 @@ class Client:
 
     # --------------------------------------------------------------------------------------------------------- helpers
 
-    def _update_header(self, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request_id, expected_step, schedule,
-                       on_nonfinite, return_log_probs, num_groups):
-        fields = {
-            "request": {"request_id": request_id or _new_id(), "expected_step": expected_step, "schedule": schedule,
-                        "on_nonfinite": on_nonfinite},
-            "loss": _as_dict("loss", loss), "adam": _as_dict("adam", adam),
-            "old": config.source(old) if old is not None else None,
-            "ref": config.source(ref) if ref is not None else None,
-            "num_groups": num_groups, "ppo_mini_batch_size": mini_batch, "ppo_epochs": epochs if epochs != 1 else None,
-            "shuffle": shuffle, "seed": seed, "return_log_probs": return_log_probs}
-        fields["request"] = _without_none(fields["request"])
-        return config.fill_message(_proto.UpdateHeader(), _without_none(fields))
+    def _update_parts(self, groups, loss, adam, old, ref, request, mini_batch, epochs, shuffle, seed, return_log_probs):
+        """The messages of an update: a header that says where log-probs come from once the groups are known."""
+        loss, its_old = config.loss_fields(loss)
+        header = config.fill_message(_proto.UpdateHeader(), _without_none({
+            "request": _without_none(request), "loss": loss, "adam": config.adam_fields(adam),
+            "ppo_mini_batch_size": mini_batch, "ppo_epochs": epochs if epochs != 1 else None, "shuffle": shuffle,
+            "seed": seed, "return_log_probs": return_log_probs}))
+        parts = encode("update", header, groups)
+        header = parts[0].update
+        header.num_groups = parts[-1].end.num_groups
+        old = config.resolve_old(header.loss.loss_mode, its_old if old == "auto" else old, any_sent(parts, "old_log_probs"),
+                                 any_sent(parts, "rollout_log_probs"), _num_steps(header))
+        if ref == "auto":
+            ref = "client" if header.loss.HasField("kl_loss_coef") and any_sent(parts, "ref_log_prob") else None
+        for name, source in (("old", old), ("ref", ref)):
+            if source is not None:
+                config.fill_message(header, {name: config.source(source)})
+        return parts
 
     def _get_request(self, request_id, wait_ms):
         request = _proto.GetRequestRequest(request_id=request_id, wait_ms=wait_ms)
@@ -167,14 +196,23 @@ class Client:
         request = _proto.CancelRequestRequest(request_id=request_id)
         return self._retrying(lambda: self._stub.CancelRequest(request))
 
+    def _try_cancel(self, request_id):
+        """The state in which a cancel found or left the request; "" if there was no answer. Never tries again."""
+        try:
+            status = self._stub.CancelRequest(_proto.CancelRequestRequest(request_id=request_id), timeout=_CANCEL_S)
+        except grpc.RpcError:
+            return ""
+        return _proto.to_dict(status)["state"]
+
     def _retrying(self, call):
         """The call's answer; UNAVAILABLE is tried again, the same messages and so the same request_id."""
         for attempt in range(self._retries + 1):
+            self._connection.reach()
             try:
                 return call()
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNAVAILABLE or attempt == self._retries:
-                    raise self._explained(errors.from_rpc_error(error)) from None
+                    raise self._explained(self._connection.explain(error)) from None
             time.sleep(min(_RETRY_DELAY_MAX_S, self._retry_delay_s * 2**attempt))
         raise AssertionError("the loop returns or raises")
 
@@ -212,11 +250,17 @@ class Client:
 
 
 class Future:
-    """A request under way."""
+    """A request under way: what submit and attach return. `await future` gives its result in a coroutine, where result()
+    would hold the event loop."""
 
-    def __init__(self, client, status, return_log_probs):
+    def __init__(self, client, status, return_log_probs, cancel_on_interrupt=False):
         self._client, self._status, self._return_log_probs = client, status, return_log_probs
+        self._cancel_on_interrupt = cancel_on_interrupt
         self.request_id = status.request_id
+
+    def __repr__(self):
+        return (f"Future({self.request_id!r}, {self.status['state']}, {self._status.steps_applied} of "
+                f"{self._status.steps_total} steps)")
 
     @property
     def status(self):
@@ -224,10 +268,10 @@ class Future:
         return _proto.to_dict(self._status)
 
     def done(self):
-        """Asks the server, without waiting."""
-        if self.status["state"] not in _FINAL:
+        """Whether the request is final. Asks the server, without waiting."""
+        if not self._is_final():
             self._poll(0)
-        return self.status["state"] in _FINAL
+        return self._is_final()
 
     def cancel(self):
         """Ends the request between two optimizer steps; a step that was committed stays. True if it was in time."""
@@ -236,14 +280,29 @@ class Future:
 
     def result(self, timeout_s=None):
         """The UpdateResult. Raises StemmaError when the request failed or was cancelled, TimeoutError when it is not
-        final in time (it goes on; ask again)."""
+        final in time (it goes on; ask again), RequestInterrupted on Ctrl-C."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self.status["state"] not in _FINAL:
-            left_ms = _POLL_MS if deadline is None else int((deadline - time.monotonic()) * 1000)
-            if left_ms <= 0:
-                raise TimeoutError(f"request {self.request_id} is {self.status['state']}")
-            self._poll(min(_POLL_MS, left_ms))
-        return self._outcome()
+        with _interruptible(self._client, self.request_id, self._cancel_on_interrupt):
+            while not self._is_final():
+                left_ms = _POLL_MS if deadline is None else int((deadline - time.monotonic()) * 1000)
+                if left_ms <= 0:
+                    raise TimeoutError(f"request {self.request_id} is {self.status['state']} after {timeout_s} s; it goes on")
+                self._poll(min(_POLL_MS, left_ms))
+            return self._outcome()
+
+    def __await__(self):
+        return self._wait().__await__()
+
+    async def _wait(self):
+        """Polls in threads of the loop's own executor, so that other coroutines run meanwhile; a cancelled task leaves the
+        request as it is."""
+        loop = asyncio.get_running_loop()
+        while not self._is_final():
+            await loop.run_in_executor(None, self._poll, _ASYNC_POLL_MS)
+        return await loop.run_in_executor(None, self._outcome)
+
+    def _is_final(self):
+        return self.status["state"] in _FINAL
 
     def _poll(self, wait_ms):
         try:
@@ -267,10 +326,20 @@ class Future:
         return result
 
 
-def _as_dict(name, value):
-    if value is None:
-        raise ValueError(f"{name} is required, e.g. loss=stemma.grpo(), adam=stemma.adamw(1e-6)")
-    return _without_none(value) if isinstance(value, dict) else value.as_dict()
+@contextlib.contextmanager
+def _interruptible(client, request_id, cancel):
+    """Turns Ctrl-C into an error that says what becomes of the request; with `cancel` ends it first."""
+    try:
+        yield
+    except errors.RequestInterrupted:
+        raise
+    except KeyboardInterrupt:
+        raise errors.RequestInterrupted(request_id, client._try_cancel(request_id) if cancel else None) from None
+
+
+def _num_steps(header):
+    per_epoch = -(-header.num_groups // header.ppo_mini_batch_size) if header.ppo_mini_batch_size else 1
+    return per_epoch * (header.ppo_epochs or 1)
 
 
 def _without_none(fields):

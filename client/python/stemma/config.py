@@ -1,8 +1,12 @@
-"""What a request asks for: loss, optimizer, learning-rate schedules. Nothing is hidden: a preset is a LossConfig whose repr
-shows every field that will be sent, and a field that is None is not sent (the server has no silent defaults)."""
+"""What a request asks for: loss, optimizer, learning-rate schedules.
+
+Nothing is hidden: a preset is a LossConfig whose repr shows every field that will be sent, and a field that is None is not
+sent (the server has no silent defaults). `old="auto"` is the one field that depends on the request; resolve_old says how.
+"""
 
 import dataclasses
 import math
+import operator
 from typing import Optional
 
 from . import _proto
@@ -10,6 +14,24 @@ from . import _proto
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
+    """A loss; docs/losses.md has the formulas and what each mode needs and reads.
+
+    loss_mode           "vanilla" (PPO), "gspo", "cispo", "importance_sampling", "cross_entropy", "gpg"
+    loss_agg_mode       "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean",
+                        "prompt-mean"
+    temperature         divides the logits, in log-probs and gradient
+    clip_ratio_low      the ratio is clipped to [1 - clip_ratio_low, 1 + clip_ratio_high]
+    clip_ratio_high     see clip_ratio_low
+    clip_ratio_c        vanilla's dual clip, above 1; None: off
+    loss_scale_factor   seq-mean-token-sum-norm's divisor
+    kl_loss_coef        weight of a KL term against the reference; None: no KL term
+    kl_loss_type        "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", each also with a trailing "+"
+    entropy_coeff       weight of an entropy bonus
+    normalize_advantage_std     whether advantages made from rewards are divided by the group's deviation
+    old                 where old log-probs come from: "auto", "client", "rollout", "policy", "on_policy"; None: the mode
+                        reads none. See Client.submit
+    """
+
     loss_mode: str
     loss_agg_mode: str = "token-mean"
     temperature: float = 1.0
@@ -21,13 +43,27 @@ class LossConfig:
     kl_loss_type: Optional[str] = None
     entropy_coeff: Optional[float] = None
     normalize_advantage_std: Optional[bool] = None
+    old: Optional[str] = "auto"
 
     def as_dict(self):
-        return _sent_fields(self)
+        """The fields of the loss message that are sent. `old` travels beside it."""
+        fields = _sent_fields(self)
+        fields.pop("old", None)
+        return fields
 
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
+    """AdamW's numbers for the steps of one request; schedules live in the client.
+
+    learning_rate       of every step of the request
+    beta1, beta2        decay of the moments
+    eps                 added to the root of the second moment
+    weight_decay        decoupled
+    weight_decay_scope  "ALL" parameters, as torch does, or "MATRICES" only; None without weight decay
+    max_grad_norm       gradients are clipped to it; 0: not at all
+    """
+
     learning_rate: float
     beta1: float = 0.9
     beta2: float = 0.999
@@ -37,6 +73,7 @@ class AdamW:
     max_grad_norm: float = 1.0
 
     def as_dict(self):
+        """The fields that are sent."""
         return _sent_fields(self)
 
 
@@ -81,13 +118,13 @@ def importance_sampling(**fields):
 
 
 def reinforce(**fields):
-    """-A * log-prob; needs no old log-probs (send old=None)."""
-    return dataclasses.replace(LossConfig("gpg", normalize_advantage_std=True), **fields)
+    """-A * log-prob; reads no old log-probs."""
+    return dataclasses.replace(LossConfig("gpg", normalize_advantage_std=True, old=None), **fields)
 
 
 def cross_entropy(**fields):
-    """-weight * log-prob: supervised training (loss_weights are ones unless sent; send old=None)."""
-    return dataclasses.replace(LossConfig("cross_entropy"), **fields)
+    """-weight * log-prob: supervised training. loss_weights are ones unless sent; reads no old log-probs."""
+    return dataclasses.replace(LossConfig("cross_entropy", old=None), **fields)
 
 
 def adamw(learning_rate, **fields):
@@ -129,26 +166,95 @@ def _warmup(step, warmup_steps):
 # Into messages.
 
 _SOURCES = {"policy": "WEIGHTS", "client": "CLIENT", "rollout": "ROLLOUT", "on_policy": "ON_POLICY"}
+_MODES_WITHOUT_OLD = ("cross_entropy", "gpg")
 
 
-def fill_message(message, fields):
+def loss_fields(loss):
+    """(fields of the loss message, its `old`) of a LossConfig or a dict."""
+    if isinstance(loss, dict):
+        fields = _without_none(loss)
+        return fields, fields.pop("old", "auto")
+    if isinstance(loss, LossConfig):
+        return loss.as_dict(), loss.old
+    raise ValueError(_refusal("loss", loss, "a preset such as loss=stemma.grpo(), a stemma.LossConfig or a dict"))
+
+
+def adam_fields(adam):
+    """Fields of the optimizer's message of an AdamW or a dict."""
+    if isinstance(adam, dict):
+        return _without_none(adam)
+    if isinstance(adam, AdamW):
+        return adam.as_dict()
+    is_rate = isinstance(adam, float)
+    raise ValueError(_refusal("adam", adam, f"adam=stemma.adamw({adam if is_rate else '1e-6'})"))
+
+
+def resolve_old(loss_mode, old, has_old_log_probs, has_rollout_log_probs, num_steps):
+    """What `old="auto"` means for a request: nothing where the mode reads none, else the log-probs that the rollouts carry,
+    else the policy's own: "on_policy" for one optimizer step, where that is the same and saves a pass, "policy" for more."""
+    if old != "auto":
+        return old
+    if loss_mode in _MODES_WITHOUT_OLD:
+        return None
+    if has_old_log_probs and has_rollout_log_probs:
+        raise ValueError('rollouts carry both old_log_probs and rollout_log_probs, and one of them would not be read: leave '
+                         'one out, or say which with old="client" or old="rollout"')
+    if has_old_log_probs:
+        return "client"
+    if has_rollout_log_probs:
+        return "rollout"
+    return "on_policy" if num_steps == 1 else "policy"
+
+
+def fill_message(message, fields, path=""):
     """Sets a message's fields from a dict in the trace's names: enums by name, nested messages as dicts."""
     for name, value in fields.items():
         field = message.DESCRIPTOR.fields_by_name.get(name)
         if field is None:
-            raise ValueError(f"{message.DESCRIPTOR.name} has no field {name!r}")
+            known = ", ".join(f.name for f in message.DESCRIPTOR.fields)
+            raise ValueError(f"{message.DESCRIPTOR.name} has no field {name!r}; there are {known}")
         if field.message_type is not None:
             getattr(message, name).SetInParent()
-            fill_message(getattr(message, name), value)
+            fill_message(getattr(message, name), value, f"{path}{name}.")
         elif field.enum_type is not None:
-            setattr(message, name, _proto.enum_number(field.enum_type.full_name, value))
+            try:
+                setattr(message, name, _proto.enum_number(field.enum_type.full_name, value))
+            except ValueError as error:
+                raise ValueError(f"{path}{name}: {error}") from None
         else:
-            setattr(message, name, value)
+            _set_scalar(message, field, value, f"{path}{name}")
     return message
+
+
+def _set_scalar(message, field, value, path):
+    """Numpy scalars and tensors of one element are numbers too."""
+    try:
+        if field.type == field.TYPE_DOUBLE and not isinstance(value, str):
+            value = float(value)
+        elif hasattr(value, "__index__") and field.type not in (field.TYPE_BOOL, field.TYPE_STRING):
+            value = operator.index(value)
+        elif field.type == field.TYPE_BOOL and type(value).__name__ in ("bool_", "bool"):
+            value = bool(value)
+        setattr(message, field.name, value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        wanted = {field.TYPE_DOUBLE: "a number", field.TYPE_STRING: "a string", field.TYPE_BOOL: "True or False"}
+        raise ValueError(f"{path} is {value!r:.60}: pass {wanted.get(field.type, 'a whole number, not negative')}") from None
 
 
 def source(name):
     """LogProbSource fields of "policy" (one pass of the entry weights), "client", "rollout", "on_policy"."""
-    if name not in _SOURCES:
+    if not isinstance(name, str) or name not in _SOURCES:
         raise ValueError(f"log-probs come from {name!r}? one of {', '.join(map(repr, _SOURCES))}, or None")
     return {"from": _SOURCES[name], **({"weights": "policy"} if name == "policy" else {})}
+
+
+def _refusal(name, value, wanted):
+    if value is None:
+        return f"{name} is required: pass {wanted}"
+    if callable(value):
+        return f"{name} is the function {getattr(value, '__name__', value)}: call it, {wanted}"
+    return f"{name} is {value!r:.60}: pass {wanted}"
+
+
+def _without_none(fields):
+    return {k: v for k, v in fields.items() if v is not None}

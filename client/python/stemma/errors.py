@@ -31,6 +31,30 @@ class StemmaError(Exception):
         return "\n".join(lines)
 
 
+class RequestInterrupted(KeyboardInterrupt):
+    """Ctrl-C while a request was sent or waited for.
+
+    request_id  the request
+    state       None: it was left to go on. Else what cancelling it found: "CANCELLED", or "DONE" if it was too late, a
+                state under way (the step that runs is finished first), or "" if the server did not answer
+    """
+
+    def __init__(self, request_id, state=None):
+        self.request_id, self.state = request_id, state
+        super().__init__(self._text())
+
+    def _text(self):
+        again = f"client.attach({self.request_id!r})"
+        if self.state is None:
+            return (f"request {self.request_id} goes on at the server. To wait for it: {again}.result(); to end it: "
+                    f"{again}.cancel(), or `stemma requests`. (update_actor(..., cancel_on_interrupt=True) cancels on Ctrl-C)")
+        if self.state == "CANCELLED":
+            return f"request {self.request_id} was cancelled; optimizer steps that were committed before stay"
+        if not self.state:
+            return f"request {self.request_id} may go on: the server did not answer the cancel. To ask again: {again}.cancel()"
+        return f"request {self.request_id} was to be cancelled and is {self.state}; see {again}.status"
+
+
 class LineageLostError(StemmaError):
     """The weights that were trained are gone: their worker or server died (reasons ROLLED_BACK and LINEAGE_MISMATCH).
 

@@ -1,53 +1,100 @@
 """Prompt groups: what a user builds, and how they become messages.
 
-Arrays are lists or anything numpy can read (arrays, tensors); a string is the base64 of the wire bytes. On the wire they
-are little-endian int32 and float32, masks are bits, least significant first.
+Arrays are lists, iterators or anything numpy can read (arrays, tensors of any dtype and device). In a dict, which has the
+trace's field names, an array may also be a string: the base64 of the wire bytes.
 """
 
-import array
-import base64
+import contextlib
 import dataclasses
-import sys
 from typing import Any, List, Optional
 
-from . import _proto
+from . import _arrays, _proto
 
 MESSAGE_BYTES_MAX = 4 << 20  # a larger group continues in `more` messages
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Rollout:
-    tokens: Any                       # response tokens
-    advantage: Any = None             # one number, or one for each token
-    reward: Optional[float] = None    # read when no advantage is sent
-    mask: Any = None                  # 0/1 for each token; None: all ones
+    """One sampled response. A field that the loss never reads is refused by the server, so leave out what is not needed.
+
+    tokens              response token ids, at least none
+    advantage           one number, or one for each token; None: made from the rewards of the group
+    reward              one number; read when no advantage is sent
+    mask                0/1 for each token, 0 takes it out of the loss; None: all ones
+    old_log_probs       log-probs of the tokens before this update, for old="client"
+    rollout_log_probs   log-probs as the rollout engine reported them, for old="rollout"
+    ref_log_prob        log-probs under the reference model, for a KL term with ref="client"
+    rollout_is_weights  importance weights, a constant factor of the policy term
+    loss_weights        cross_entropy's weight of each token, any sign; None: ones
+    rollout_id          unique in the request; None: "<uid>/<index>"
+    sample_id           rollouts with one sample_id count as one sequence in seq-mean-token-mean
+    """
+
+    tokens: Any
+    advantage: Any = None
+    reward: Optional[float] = None
+    mask: Any = None
     old_log_probs: Any = None
     rollout_log_probs: Any = None
     ref_log_prob: Any = None
     rollout_is_weights: Any = None
     loss_weights: Any = None
-    rollout_id: Optional[str] = None  # None: "<uid>/<index>"
+    rollout_id: Optional[str] = None
     sample_id: Optional[str] = None
 
+    def __repr__(self):
+        more = [f.name for f in dataclasses.fields(self)[1:] if getattr(self, f.name) is not None]
+        return f"Rollout({_count(self.tokens)} tokens{', with ' if more else ''}{', '.join(more)})"
+
     def as_dict(self):
+        """The fields that are set, in the trace's names."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields["response_tokens"] = fields.pop("tokens")
         fields["response_mask"] = fields.pop("mask")
-        if fields["advantage"] is not None and _is_array(fields["advantage"]):
+        if fields["advantage"] is not None and _arrays.is_array(fields["advantage"]):
             fields["token_advantages"] = fields.pop("advantage")
         return {k: v for k, v in fields.items() if v is not None}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Group:
+    """One prompt and its rollouts.
+
+    uid         unique in the request
+    prompt      all prompt token ids, at least one
+    rollouts    Rollout objects, or dicts in the trace's field names
+    stat_group  groups with one stat_group share the mean and deviation of their rewards, and count as one prompt in
+                prompt-mean; None: the group by itself
+    """
+
     uid: str
-    prompt: Any                       # all prompt tokens
+    prompt: Any
     rollouts: List[Rollout]
-    stat_group: Optional[str] = None  # the unit of advantages; None: the group itself
+    stat_group: Optional[str] = None
+
+    def __repr__(self):
+        return f"Group({self.uid!r}, {_count(self.prompt)} prompt tokens, {_count(self.rollouts)} rollouts)"
 
     def as_dict(self):
+        """The fields that are set, in the trace's names."""
         fields = {"uid": self.uid, "prompt_tokens": self.prompt, "rollouts": self.rollouts}
         return fields if self.stat_group is None else {**fields, "stat_group": self.stat_group}
+
+
+def _count(values):
+    return len(values) if hasattr(values, "__len__") else "?"
+
+
+def as_list(groups):
+    """The groups as a list; an iterator is read once. ValueError says what to pass instead of what came."""
+    if isinstance(groups, (Group, dict)):
+        raise ValueError(f"groups is one {'Group' if isinstance(groups, Group) else 'dict'}: pass a list, [group]")
+    if isinstance(groups, (str, bytes)) or not hasattr(groups, "__iter__"):
+        raise ValueError(f"groups is {groups!r:.60}: pass a list of stemma.Group")
+    out = list(groups)
+    if not out:
+        raise ValueError("groups is empty: pass at least one stemma.Group")
+    return out
 
 
 def parts(header_name, header, groups, message_bytes_max=MESSAGE_BYTES_MAX):
@@ -56,6 +103,7 @@ def parts(header_name, header, groups, message_bytes_max=MESSAGE_BYTES_MAX):
     fill_weights = header_name == "update" and header.loss.loss_mode == "cross_entropy"
     out = [_proto.GroupPart(**{header_name: header})]
     num_rollouts = 0
+    groups = as_list(groups)
     for index, group in enumerate(groups):
         messages, count = _group_messages(index, group, message_bytes_max, fill_weights)
         out += messages
@@ -65,19 +113,30 @@ def parts(header_name, header, groups, message_bytes_max=MESSAGE_BYTES_MAX):
     return out + [end]
 
 
+def any_sent(messages, field):
+    """Whether a rollout of these messages carries the field (an array)."""
+    return any(getattr(rollout, field) for part in messages for rollout in _rollouts_of(part))
+
+
+def _rollouts_of(part):
+    return {"group": part.group.rollouts, "more": part.more.rollouts}.get(part.WhichOneof("part"), ())
+
+
 def _group_messages(index, group, message_bytes_max, fill_weights):
-    fields = dict(group if isinstance(group, dict) else group.as_dict())
     where = f"groups[{index}]"
-    rollouts = list(fields.pop("rollouts", ()))
+    fields = _fields_of(group, Group, where)
+    rollouts = _rollout_list(fields.pop("rollouts", ()), f"{where}.rollouts")
     part = _proto.GroupPart()
     target = part.group
     _require(fields, ("uid", "prompt_tokens"), where)
-    _fill(target, fields, where)
+    _fill(target, fields, where, is_dict=isinstance(group, dict))
+    if not target.prompt_tokens:
+        raise ValueError(f"{where}.prompt_tokens is empty: a prompt has at least one token")
     out, size = [part], target.ByteSize()
     for r, rollout in enumerate(rollouts):
         message = _rollout_message(rollout, f"{fields['uid']}/{r}", f"{where}.rollouts[{r}]")
         if fill_weights and not message.loss_weights:
-            message.loss_weights = pack_float32([1.0] * (len(message.response_tokens) // 4))
+            message.loss_weights = _arrays.pack_float32([1.0] * (len(message.response_tokens) // 4))
         rollout_bytes = message.ByteSize() + 8  # with its tag and length
         if size + rollout_bytes > message_bytes_max and len(target.rollouts):
             part = _proto.GroupPart()
@@ -90,98 +149,73 @@ def _group_messages(index, group, message_bytes_max, fill_weights):
     return out, len(rollouts)
 
 
+def _rollout_list(rollouts, where):
+    if isinstance(rollouts, (Rollout, dict)):
+        raise ValueError(f"{where} is one {'Rollout' if isinstance(rollouts, Rollout) else 'dict'}: pass a list, [rollout]")
+    if isinstance(rollouts, (str, bytes)) or not hasattr(rollouts, "__iter__"):
+        raise ValueError(f"{where} is {rollouts!r:.60}: pass a list of stemma.Rollout")
+    return list(rollouts)
+
+
+def _fields_of(value, kind, where):
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, kind):
+        return value.as_dict()
+    raise ValueError(f"{where} is {value!r:.60}: pass a stemma.{kind.__name__}, or a dict in the trace's field names")
+
+
 def _rollout_message(rollout, default_id, where):
-    fields = dict(rollout if isinstance(rollout, dict) else rollout.as_dict())
+    fields = _fields_of(rollout, Rollout, where)
     _require(fields, ("response_tokens",), where)
-    fields.setdefault("rollout_id", default_id)
+    if fields.get("rollout_id") is None:
+        fields["rollout_id"] = default_id
     message = _proto.Rollout()
-    _fill(message, fields, where)
-    mask = fields.get("response_mask")
-    if mask is not None and not isinstance(mask, str) and len(mask) not in (0, len(message.response_tokens) // 4):
-        raise ValueError(f"{where}.response_mask has {len(mask)} entries for {len(message.response_tokens) // 4} tokens")
+    mask = fields.pop("response_mask", None)
+    _fill(message, fields, where, is_dict=isinstance(rollout, dict))
+    if mask is not None:
+        num_tokens = len(message.response_tokens) // 4
+        with _named(f"{where}.response_mask"):
+            is_text = isinstance(rollout, dict) and isinstance(mask, str)
+            message.response_mask = _arrays.from_base64(mask, width=1) if is_text else _arrays.pack_bits(mask, num_tokens)
     return message
 
 
 def _require(fields, names, where):
     for name in names:
-        if name not in fields:
+        if fields.get(name) is None:
             raise ValueError(f"{where} lacks {name}")
 
 
-def _fill(message, fields, where):
+def _fill(message, fields, where, is_dict):
     for name, value in fields.items():
         field = message.DESCRIPTOR.fields_by_name.get(name)
         if field is None:
-            raise ValueError(f"{where}.{name}: no such field")
+            known = ", ".join(f.name for f in message.DESCRIPTOR.fields)
+            raise ValueError(f"{where}.{name}: no such field; there are {known}")
         if value is None:
             continue
-        try:
-            setattr(message, name, _encode(name, value) if field.type == field.TYPE_BYTES else _scalar(field, value))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{where}.{name}: {error}") from None
+        with _named(f"{where}.{name}"):
+            if field.type == field.TYPE_BYTES:
+                value = _array_bytes(name, value, is_dict)
+            elif field.type == field.TYPE_DOUBLE:
+                value = _arrays.number(value)
+            elif not isinstance(value, str):
+                raise ValueError(f"is {value!r:.60}: pass a string")
+            setattr(message, name, value)
 
 
-def _scalar(field, value):
-    return float(value) if field.type == field.TYPE_DOUBLE else value
+@contextlib.contextmanager
+def _named(path):
+    """Puts the field's path before what a conversion says."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path} {error}") from None
 
 
-def _encode(name, value):
-    if isinstance(value, str):
-        return base64.b64decode(value, validate=True)
-    if name == "response_mask":
-        return pack_bits(value)
-    return pack_int32(value) if name.endswith("_tokens") else pack_float32(value)
-
-
-def _is_array(value):
-    return isinstance(value, (list, tuple, str)) or getattr(value, "ndim", 0) > 0 or isinstance(value, array.array)
-
-
-def pack_int32(values):
-    return _pack("i", "<i4", "iu", values)
-
-
-def pack_float32(values):
-    return _pack("f", "<f4", "fiu", values)
-
-
-def _pack(code, dtype, kinds, values):
-    if hasattr(values, "__array__"):
-        import numpy
-
-        if hasattr(values, "detach"):
-            values = values.detach().cpu()  # a tensor
-        values = numpy.asarray(values)
-        if values.ndim != 1 or (values.dtype.kind not in kinds and values.size):
-            raise ValueError(f"a one-dimensional array of {'integers' if code == 'i' else 'numbers'} is wanted, "
-                             f"not {values.dtype} of shape {values.shape}")
-        if code == "i" and values.size and (values.min() < -2**31 or values.max() >= 2**31):
-            raise ValueError("an entry does not fit int32")
-        return values.astype(dtype).tobytes()
-    packed = array.array(code, values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def pack_bits(values):
-    """0/1 per token -> bits, least significant first."""
-    out = bytearray((len(values) + 7) // 8)
-    for i, value in enumerate(values):
-        if int(value) not in (0, 1) or int(value) != value:
-            raise ValueError(f"a mask holds 0 and 1, entry {i} is {value}")
-        out[i >> 3] |= int(value) << (i & 7)
-    return bytes(out)
-
-
-def unpack_bits(data, count):
-    return [data[i >> 3] >> (i & 7) & 1 for i in range(count)]
-
-
-def unpack(code, data):
-    """array.array of little-endian wire bytes; code as in the array module: "i", "f", "d"."""
-    out = array.array(code)
-    out.frombytes(data)
-    if sys.byteorder == "big":
-        out.byteswap()
-    return out
+def _array_bytes(name, value, is_dict):
+    is_tokens = name.endswith("_tokens")
+    if is_dict and isinstance(value, str):
+        return _arrays.from_base64(value, width=4)
+    return _arrays.pack_int32(value) if is_tokens else _arrays.pack_float32(value)

@@ -4,6 +4,7 @@
         client = stemma.Client(server.address)
 """
 
+import atexit
 import pathlib
 import subprocess
 import tempfile
@@ -15,10 +16,26 @@ _POLL_S = 0.02
 
 
 class LocalServer:
-    """Runs until close(). What the processes say goes to `log` (a path), or is shown when the start fails."""
+    """Runs until close(), or until this process ends by itself. Ctrl-C reaches this process only: what becomes of the
+    server is the script's decision.
+
+    address     "host:port", for Client
+    data        the server's data directory; exports lie below it. A temporary one is removed by close()
+    log         the file that the processes write to
+    process     the subprocess.Popen of `stemma local`
+    """
 
     def __init__(self, model, binary="stemma", data=None, dtype=None, schedule=None, threads=None, config=None, log=None,
                  start_timeout_s=120.0):
+        """Starts a server with a worker, and returns once it serves.
+
+        model       a Hugging Face model directory
+        binary      the `stemma` program: a path, or a name on PATH
+        data        the data directory; None: a temporary one
+        dtype, schedule, threads, config    as `stemma local --help` says
+        log         a file for what the processes write; None: a temporary one, shown when the start fails
+        start_timeout_s     how long loading the model may take
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="stemma-local-")
         folder = pathlib.Path(self._folder.name)
         self.data = pathlib.Path(data or folder / "data")
@@ -28,8 +45,14 @@ class LocalServer:
         command = [str(binary), "local", "--data", str(self.data), "--listen", "127.0.0.1:0", "--ready-file", str(ready)]
         command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
         with open(self.log, "wb") as log_file:
-            self.process = subprocess.Popen(command, stdout=log_file, stderr=subprocess.STDOUT,
-                                            stdin=subprocess.DEVNULL)
+            try:
+                self.process = subprocess.Popen(command, stdout=log_file, stderr=subprocess.STDOUT,
+                                                stdin=subprocess.DEVNULL, start_new_session=True)
+            except OSError as error:
+                self._folder.cleanup()
+                raise StemmaError("UNAVAILABLE", "", f"cannot run {binary}: {error.strerror}. Pass binary=, the path of the "
+                                  "`stemma` program (build/release/bin/stemma after `make build`)") from None
+        atexit.register(self.close)
         self.address = self._wait_until_ready(ready, start_timeout_s)
 
     def _wait_until_ready(self, ready, timeout_s):
@@ -44,7 +67,8 @@ class LocalServer:
         text = self.log.read_text(errors="replace")[-4000:]
         exit_code = self.process.poll()
         self.close()
-        raise StemmaError("UNAVAILABLE", "", f"`stemma local` did not start (exit code {exit_code}):\n{text}")
+        why = f"within {timeout_s:g} s" if exit_code is None else f"(exit code {exit_code})"
+        raise StemmaError("UNAVAILABLE", "", f"`stemma local` did not start {why}:\n{text}")
 
     def close(self):
         """Ends the processes; the server finishes what was accepted before."""
@@ -56,6 +80,7 @@ class LocalServer:
                 self.process.kill()
                 self.process.wait()
         self._folder.cleanup()
+        atexit.unregister(self.close)
 
     def __enter__(self):
         return self

@@ -1,42 +1,100 @@
 """What comes back, as plain Python data."""
 
+import collections
 import dataclasses
 from typing import Any, Dict, List, Optional
 
-from . import _proto, groups
+from . import _arrays, _proto
 
 
-@dataclasses.dataclass
+# Metrics that a repr shows, of the many that there are.
+_SHOWN = ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/kl_loss", "prefix/token_ratio")
+
+
+@dataclasses.dataclass(repr=False)
 class StepResult:
-    step: int                   # the model's step after it
+    """One optimizer step.
+
+    step            the model's step after it
+    weight_version  of the weights after it
+    attempts        how often it was prepared; above 1 where a worker was lost
+    outcome         "APPLIED", "SKIPPED_NONFINITE", "SKIPPED_EMPTY"
+    epoch           of the request, from 0
+    num_groups      of its mini-batch
+    metrics         by name; docs/metrics.md lists them
+    warnings        what of the mini-batch was not computed, and why
+    """
+
+    step: int
     weight_version: int
     attempts: int
-    outcome: str                # APPLIED, SKIPPED_NONFINITE, SKIPPED_EMPTY
+    outcome: str
     epoch: int
     num_groups: int
     metrics: Dict[str, float]
-    warnings: List[str]         # what of the mini-batch was not computed, and why
+    warnings: List[str] = dataclasses.field(default_factory=list)
+
+    def __repr__(self):
+        return f"StepResult(step {self.step} {self.outcome}, {self.num_groups} groups{_shown(self.metrics)})"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class RolloutLogProbs:
+    """Log-probs of one response.
+
+    rollout_id  its id in the request
+    log_probs   array.array, one for each response token; empty: the rollout was not run
+    entropy     array.array, one for each response token; empty unless asked for
+    lineage     of the weights that gave these numbers
+    """
+
     rollout_id: str
-    log_probs: Any              # array.array, one for each response token; empty: the rollout was not run
-    entropy: Any                # array.array, empty unless asked for
-    lineage: str = ""           # of the weights that gave these numbers
+    log_probs: Any
+    entropy: Any
+    lineage: str = ""
+
+    def __repr__(self):
+        mean = f", mean {sum(self.log_probs) / len(self.log_probs):.4g}" if len(self.log_probs) else ""
+        return f"RolloutLogProbs({self.rollout_id!r}, {len(self.log_probs)} log-probs{mean})"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class UpdateResult:
+    """The outcome of an update.
+
+    request_id  of the request
+    steps       a StepResult for each optimizer step
+    metrics     over the steps, by name: "actor/loss", "actor/grad_norm", ...; docs/metrics.md lists them
+    effective   the header that was in force, as a dict
+    plan        what ran, as a dict: waves, tokens, FLOPs, bytes
+    warnings    of the request
+    lineage     of the weights that were trained; another one when those are lost
+    replayed    whether this is the stored outcome of an earlier call with this id and payload
+    log_probs   {rollout_id: RolloutLogProbs} with return_log_probs, else None
+    """
+
     request_id: str
     steps: List[StepResult]
-    metrics: Dict[str, float]   # over the steps: "actor/loss", "actor/grad_norm", ...
-    effective: Dict[str, Any]   # the header that was in force
+    metrics: Dict[str, float]
+    effective: Dict[str, Any]
     plan: Dict[str, Any]
     warnings: List[str]
-    lineage: str                # of the weights that were trained; another one when those are lost
-    replayed: bool              # the stored outcome of an earlier call with this id and payload
-    log_probs: Optional[Dict[str, RolloutLogProbs]] = None  # by rollout_id, with return_log_probs
+    lineage: str
+    replayed: bool
+    log_probs: Optional[Dict[str, RolloutLogProbs]] = None
+
+    def __repr__(self):
+        outcomes = collections.Counter(step.outcome for step in self.steps)
+        counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+        last = f" to step {self.steps[-1].step}" if self.steps else ""
+        more = f"; warnings: {self.warnings}" if self.warnings else ""
+        return (f"UpdateResult({self.request_id!r}{', replayed' if self.replayed else ''}, steps: {counted or 'none'}{last}"
+                f"{_shown(self.metrics)}{more})")
+
+
+def _shown(metrics):
+    shown = ", ".join(f"{name} {metrics[name]:.4g}" for name in _SHOWN if name in metrics)
+    return f"; {shown}; {len(metrics)} metrics" if shown else ""
 
 
 def update_result(status):
@@ -52,6 +110,6 @@ def log_probs(stream):
     for message in stream:
         code = "d" if _proto.to_dict(message)["dtype"] == "FLOAT64" else "f"
         for rollout in message.rollouts:
-            out[rollout.rollout_id] = RolloutLogProbs(rollout.rollout_id, groups.unpack(code, rollout.log_probs),
-                                                      groups.unpack(code, rollout.entropy), message.lineage)
+            out[rollout.rollout_id] = RolloutLogProbs(rollout.rollout_id, _arrays.unpack(code, rollout.log_probs),
+                                                      _arrays.unpack(code, rollout.entropy), message.lineage)
     return out

@@ -3,7 +3,7 @@
 import json
 import threading
 
-from . import _proto, config, groups
+from . import _arrays, _proto, config, groups
 
 SCHEMA = "stemma.trace.v1"
 _MASK = "response_mask"
@@ -33,7 +33,7 @@ class TraceWriter:
         for part in parts[1:-1]:
             if part.HasField("group"):
                 group = part.group
-                fields = {"uid": group.uid, "prompt_tokens": list(groups.unpack("i", group.prompt_tokens))}
+                fields = {"uid": group.uid, "prompt_tokens": list(_arrays.unpack("i", group.prompt_tokens))}
                 if group.HasField("stat_group"):
                     fields["stat_group"] = group.stat_group
                 by_uid[group.uid] = {**fields, "rollouts": [_rollout(r) for r in group.rollouts]}
@@ -75,11 +75,11 @@ def _rollout(message):
     out = {}
     for field, value in message.ListFields():
         if field.name == _MASK:
-            out[field.name] = groups.unpack_bits(value, num_tokens)
+            out[field.name] = _arrays.unpack_bits(value, num_tokens)
         elif field.name == "response_tokens":
-            out[field.name] = list(groups.unpack("i", value))
+            out[field.name] = list(_arrays.unpack("i", value))
         elif isinstance(value, bytes):
-            out[field.name] = [_short(x) for x in groups.unpack("f", value)]
+            out[field.name] = [_short(x) for x in _arrays.unpack("f", value)]
         else:
             out[field.name] = value
     out.setdefault("response_tokens", [])

@@ -7,7 +7,7 @@ import struct
 import numpy
 import pytest
 import stemma
-from stemma import _proto, groups
+from stemma import _arrays, _proto, groups
 
 
 def encode(group_list, **options):
@@ -33,17 +33,22 @@ def test_masks_are_bits_least_significant_first():
     mask = [1, 0, 0, 0, 0, 0, 0, 1, 0, 1]
     rollout = group_of(stemma.Rollout(list(range(10)), mask=mask)).rollouts[0]
     assert rollout.response_mask == bytes([0b10000001, 0b00000010])
-    assert groups.unpack_bits(rollout.response_mask, 10) == mask
+    assert _arrays.unpack_bits(rollout.response_mask, 10) == mask
     assert rollout.response_mask != bytes([0b10000001, 0b01000000])  # most significant first would be this
 
 
 @pytest.mark.parametrize("make", [list, tuple, lambda x: numpy.array(x), lambda x: numpy.array(x, dtype=numpy.int64),
-                                  lambda x: array.array("i", x),
-                                  lambda x: base64.b64encode(struct.pack(f"<{len(x)}i", *x)).decode()])
-def test_lists_arrays_and_base64_give_the_same_bytes(make):
+                                  lambda x: array.array("i", x), iter])
+def test_lists_arrays_and_iterators_give_the_same_bytes(make):
     group = encode([stemma.Group("g0", make([1, 2, 3]), [stemma.Rollout(make([8, 9]))])])[1].group
     assert group.prompt_tokens == struct.pack("<3i", 1, 2, 3)
     assert group.rollouts[0].response_tokens == struct.pack("<2i", 8, 9)
+
+
+def test_a_string_in_a_dict_is_base64_of_the_wire_bytes():
+    text = base64.b64encode(struct.pack("<2i", 8, 9)).decode()
+    group = encode([{"uid": "g0", "prompt_tokens": text, "rollouts": [{"response_tokens": text, "response_mask": "Ag=="}]}])
+    assert group[1].group.prompt_tokens == struct.pack("<2i", 8, 9) and group[1].group.rollouts[0].response_mask == b"\x02"
 
 
 def test_masks_of_bools_and_numpy_are_taken():

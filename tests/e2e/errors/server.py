@@ -29,9 +29,10 @@ def wait_for(condition, what):
 
 
 class Cluster:
-    """`fake`: the worker that hangs and dies on demand (tests/testing/fake_worker), else stemma-worker."""
+    """`fake`: the worker that hangs and dies on demand (tests/testing/fake_worker), else stemma-worker. `worker`: whether
+    one is started."""
 
-    def __init__(self, fake=False, config=None, flags=(), model=MODEL):
+    def __init__(self, fake=False, config=None, flags=(), model=MODEL, worker=True):
         self.fake = fake
         self._directory = tempfile.TemporaryDirectory(prefix="stemma-e2e-")
         self.root = pathlib.Path(self._directory.name)
@@ -46,7 +47,8 @@ class Cluster:
         self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_send_message_length", -1)])
         self.stub = TrainingStub(self.channel)
         self.worker = None
-        self.start_worker()
+        if worker:
+            self.start_worker()
 
     def _start_server(self):
         argv = self._argv + (["--listen", self.address] if self.address else [])

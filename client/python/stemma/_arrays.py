@@ -1,0 +1,185 @@
+"""Arrays as a user has them (lists, iterators, numpy arrays, tensors) into the bytes of the wire, and back.
+
+On the wire they are little-endian int32 and float32, masks are bits, least significant first. What cannot be sent raises
+ValueError with a sentence that begins with a verb, quotes the value and says what to pass; the caller puts the field's path
+before it.
+"""
+
+import array
+import base64
+import sys
+
+_TOKENS = "a flat list or one-dimensional array of token ids"
+_NUMBERS = "a flat list or one-dimensional array of numbers, one for each response token"
+_MASK = "a flat list or one-dimensional array of 0 and 1, one for each response token"
+_NOT_TEXT = "pass token ids, e.g. tokenizer.encode(text)"
+_INT32_MAX = 2**31 - 1
+
+
+def pack_int32(values):
+    """Token ids as little-endian int32."""
+    flat = _flat(values, _TOKENS)
+    if _is_numpy(flat):
+        if flat.size and flat.dtype.kind not in "iu":
+            raise ValueError(f"holds {flat.dtype}: pass {_TOKENS}, which are integers")
+        low, high = (int(flat.min()), int(flat.max())) if flat.size else (0, 0)
+        packed = flat if high > _INT32_MAX else flat.astype("<i4").tobytes()
+    else:
+        packed = _pack_list("i", flat, _TOKENS)
+        low, high = (min(flat), max(flat)) if flat else (0, 0)
+    if low < 0 or high > _INT32_MAX:
+        index = next(i for i, token in enumerate(flat) if token < 0 or token > _INT32_MAX)
+        raise ValueError(f"has {int(flat[index])} at {index}: token ids are not negative and fit int32"
+                         + (" (to take a token out of the loss, set its mask to 0)" if low < 0 else ""))
+    return packed
+
+
+def pack_float32(values):
+    """Numbers as little-endian float32; bfloat16 and float16 widen exactly."""
+    flat = _flat(values, _NUMBERS)
+    if not _is_numpy(flat):
+        return _pack_list("f", flat, _NUMBERS)
+    if flat.size and flat.dtype.kind not in "fiu":
+        raise ValueError(f"holds {flat.dtype}: pass {_NUMBERS}")
+    return flat.astype("<f4").tobytes()
+
+
+def pack_bits(values, count=None):
+    """0/1 per token -> bits, least significant first. count: how many there must be."""
+    flat = _flat(values, _MASK)
+    if count is not None and len(flat) != count:
+        raise ValueError(f"has {len(flat)} entries for {count} tokens: pass {_MASK}")
+    if _is_numpy(flat):
+        import numpy
+
+        if flat.dtype.kind in "biuf" and numpy.isin(flat, (0, 1)).all():
+            return numpy.packbits(flat.astype(bool), bitorder="little").tobytes()
+    out = bytearray((len(flat) + 7) // 8)
+    for i, value in enumerate(flat):
+        if not _is_bit(value):
+            raise ValueError(f"has {_shown(value)} at {i}: pass {_MASK}")
+        out[i >> 3] |= int(value) << (i & 7)
+    return bytes(out)
+
+
+def from_base64(text, width):
+    """The wire bytes of a string in a trace's form; width: bytes of one entry."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        data = None
+    if data is None or len(data) % width:
+        raise ValueError(f"is text, {_shown(text)}: {_NOT_TEXT} (a string in a dict is base64 of the wire bytes)")
+    return data
+
+
+def unpack_bits(data, count):
+    """The first `count` bits as a list of 0 and 1."""
+    return [data[i >> 3] >> (i & 7) & 1 for i in range(count)]
+
+
+def unpack(code, data):
+    """array.array of little-endian wire bytes; code as in the array module: "i", "f", "d"."""
+    out = array.array(code)
+    out.frombytes(data)
+    if sys.byteorder == "big":
+        out.byteswap()
+    return out
+
+
+def is_array(value):
+    """Whether a value is one number for each token rather than one number; an iterator counts as an array."""
+    if hasattr(value, "ndim"):
+        return value.ndim > 0
+    return not isinstance(value, str) and hasattr(value, "__iter__")
+
+
+def number(value):
+    """One finite or infinite number of a Python number, numpy scalar or tensor with one element."""
+    refusal = f"is {_shown(value)}: pass one number for the whole response"
+    if isinstance(value, (str, bytes)):
+        raise ValueError(refusal)
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for a tensor of several elements
+        raise ValueError(refusal) from None
+
+
+def _flat(values, want):
+    """A list or a one-dimensional numpy array of the values."""
+    if isinstance(values, str):
+        raise ValueError(f"is text, {_shown(values)}: {_NOT_TEXT if want is _TOKENS else 'pass ' + want}")
+    if isinstance(values, (bytes, bytearray, memoryview, dict, set, frozenset)):
+        raise ValueError(f"is {_shown(values)}, {_kind(values)}: pass {want}")
+    if hasattr(values, "detach"):
+        values = _from_tensor(values)
+    if hasattr(values, "__array__"):
+        return _from_numpy(values, want)
+    try:
+        return list(values)
+    except TypeError:
+        raise ValueError(f"is {_shown(values)}, {_kind(values)}: pass {want}") from None
+
+
+def _from_tensor(tensor):
+    """A torch tensor on any device, with or without gradient, as something that numpy reads; a list without numpy."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) in ("torch.bfloat16", "torch.float16"):
+        tensor = tensor.float()
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        return tensor.tolist()
+    return tensor
+
+
+def _from_numpy(values, want):
+    import numpy
+
+    out = numpy.asarray(values)
+    if out.dtype.name == "bfloat16":  # numpy has none; the ml_dtypes package registers one
+        out = out.astype(numpy.float32)
+    if out.ndim != 1:
+        hint = "; take one row of it" if out.ndim > 1 else ""
+        raise ValueError(f"has shape {tuple(out.shape)}: pass {want}{hint}")
+    if out.dtype.kind == "O":
+        return out.tolist()
+    return out
+
+
+def _pack_list(code, values, want):
+    try:
+        packed = array.array(code, values)
+    except (TypeError, ValueError, OverflowError):
+        for i, value in enumerate(values):
+            if code == "i" and hasattr(value, "__index__") and not is_array(value) and abs(int(value)) > _INT32_MAX:
+                raise ValueError(f"has {int(value)} at {i}: token ids are not negative and fit int32") from None
+            try:
+                array.array(code, [value])
+            except (TypeError, ValueError, OverflowError):
+                raise ValueError(f"has {_shown(value)} at {i}, {_kind(value)}: pass {want}") from None
+        raise
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _is_bit(value):
+    try:
+        return float(value) in (0.0, 1.0) and not isinstance(value, str)
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_numpy(values):
+    return hasattr(values, "dtype")
+
+
+def _kind(value):
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _shown(value):
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,173 @@
+"""F8: a client without a server says so soon, in words; one that reached its server survives that it starts again."""
+
+import re
+import socket
+import threading
+import time
+
+import grpc
+import pytest
+import stemma
+from client.python.fake_server import FakeServer
+from e2e.errors.server import Cluster
+from stemma import _proto
+
+RAW = re.compile(r"ipv4:|ipv6:|last error|failed to connect to all addresses|StatusCode|RPC that terminated|grpc", re.I)
+WAIT_MAX_S = 10  # a machine under load; the client's own bound is asserted by its number below
+Model = _proto.message_class("stemma.v1.ModelInfo")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def error_of(call):
+    begin = time.monotonic()
+    with pytest.raises(stemma.StemmaError) as error:
+        call()
+    assert time.monotonic() - begin < WAIT_MAX_S
+    assert error.value.code == "UNAVAILABLE" and not RAW.search(str(error.value)), error.value
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_f8_the_default_wait_for_a_first_connection_is_below_two_seconds():
+    import inspect
+
+    from stemma import _connection
+
+    wait_s = inspect.signature(stemma.Client.__init__).parameters["connect_timeout_s"].default
+    assert wait_s + _connection._PROBE_S < 2
+
+
+@pytest.mark.parametrize("call", [
+    lambda c: c.info(), lambda c: c.model(), lambda c: c.requests(), lambda c: c.export("x"), lambda c: c.attach("x"),
+    lambda c: c.log_probs([stemma.Group("g", [1], [stemma.Rollout([1])])]),
+    lambda c: c.update_actor([stemma.Group("g", [1], [stemma.Rollout([1], reward=1.0)])], stemma.grpo(), stemma.adamw(1e-3)),
+], ids=["info", "model", "requests", "export", "attach", "log_probs", "update_actor"])
+def test_f8_without_a_server_every_call_names_the_address_and_what_to_do(call):
+    address = f"127.0.0.1:{free_port()}"
+    text = error_of(lambda: call(stemma.Client(address, connect_timeout_s=0.3)))
+    print(text)
+    assert address in text and "connection refused" in text and f"stemma local --model MODEL_DIR --listen {address}" in text
+
+
+def test_f8_the_second_call_without_a_server_is_as_soon():
+    client = stemma.Client(f"127.0.0.1:{free_port()}", connect_timeout_s=0.3)
+    for _ in range(3):
+        error_of(client.info)
+
+
+def test_f8_a_socket_file_that_is_not_there_is_told():
+    assert "no such socket file" in error_of(stemma.Client("unix:/tmp/no/such/socket", connect_timeout_s=0.3).info)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("DNS resolution failed for no-such-host:7070: C-ares status is not ARES_SUCCESS", "host name is not known"),
+    ("failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:1: No route to host", "no route"),
+    ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:1.2.3.4:1: Socket closed", "connection was closed"),
+    ("Deadline Exceeded", "no answer"), (None, "no answer")])
+def test_f8_what_grpc_says_is_put_into_words(text, words):
+    """Resolving a name takes as long as the machine's resolver likes, so its text is given here."""
+    from stemma import _connection
+
+    assert words in _connection._cause(text)
+
+
+def test_f8_a_port_that_accepts_and_says_nothing_is_an_error_too():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        assert "no answer" in error_of(stemma.Client(address, connect_timeout_s=0.3).info)
+
+
+def test_f8_something_else_that_listens_is_told():
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Quiet(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Quiet) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        text = error_of(stemma.Client(f"127.0.0.1:{other.server_port}", connect_timeout_s=0.5).info)
+        other.shutdown()
+    print(text)
+    assert "not a Stemma server" in text
+
+
+@pytest.mark.parametrize("address, says", [
+    ("http://127.0.0.1:7070", "'127.0.0.1:7070'"), ("127.0.0.1", "host:port"), (7070, "host:port"), (":7070", "host:port"),
+    (None, "host:port")])
+def test_f8_an_address_that_cannot_be_one_is_refused_before_it_is_tried(address, says):
+    with pytest.raises(ValueError, match=says):
+        stemma.Client(address)
+
+
+def test_f8_a_server_that_starts_while_the_first_call_waits_is_found():
+    with FakeServer({"GetModel": lambda *_: Model(step=3)}) as fake:
+        address = fake.address
+    timer = threading.Timer(0.5, lambda: servers.append(start_at(address, 4)))
+    servers = []
+    timer.start()
+    try:
+        assert stemma.Client(address, connect_timeout_s=WAIT_MAX_S).model()["step"] == 4
+    finally:
+        timer.join()
+        servers[0].stop(None)
+
+
+def start_at(address, step):
+    """A server of GetModel at an address that was free before."""
+    from concurrent import futures
+
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+    handler = grpc.unary_unary_rpc_method_handler(lambda *_: Model(step=step), response_serializer=Model.SerializeToString)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("stemma.v1.TrainingService", {"GetModel": handler}),))
+    assert server.add_insecure_port(address)
+    server.start()
+    return server
+
+
+def test_f8_a_server_that_was_reached_and_starts_again_is_waited_for():
+    address = f"127.0.0.1:{free_port()}"
+    first = start_at(address, 1)
+    client = stemma.Client(address, connect_timeout_s=0.3, retries=30, retry_delay_s=0.1)
+    assert client.model()["step"] == 1
+    first.stop(None).wait()
+    later = []
+    timer = threading.Timer(1.0, lambda: later.append(start_at(address, 2)))  # longer than connect_timeout_s
+    timer.start()
+    try:
+        assert client.model()["step"] == 2
+    finally:
+        timer.join()
+        later[0].stop(None)
+
+
+def test_f8_a_server_that_was_reached_and_stays_away_is_told_after_the_retries():
+    address = f"127.0.0.1:{free_port()}"
+    server = start_at(address, 1)
+    client = stemma.Client(address, retries=2, retry_delay_s=0.05)
+    client.model()
+    server.stop(None).wait()
+    text = error_of(client.model)
+    print(text)
+    assert address in text and "was lost" in text and "same request_id" in text
+
+
+def test_f8_the_servers_own_words_are_kept():
+    """STARTING is an answer: the server's reason and message, not ours."""
+    with Cluster(fake=True, worker=False) as cluster:
+        with pytest.raises(stemma.StemmaError) as error:
+            stemma.Client(cluster.address, retries=0).log_probs([stemma.Group("g", [1], [stemma.Rollout([1])])])
+        assert error.value.reason == "STARTING" and error.value.retry_after_s is not None
+
+
+def test_f8_a_server_program_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(stemma.StemmaError) as error:
+        stemma.LocalServer(tmp_path, binary=tmp_path / "stemma")
+    assert str(tmp_path / "stemma") in str(error.value) and "binary=" in str(error.value)
