@@ -94,13 +94,13 @@ done
 stamp=third_party/venv/.oracle-$(sha256sum cmake/requirements-oracle.txt | cut -c1-16)
 if [ ! -e "$stamp" ]; then
   say "Python oracle and client: $(grep -vc '^#' cmake/requirements-oracle.txt) packages"
-  # transformers and prefix-grouper do not depend on torch by pip's eyes only if it is visible already.
+  # torch must be visible to pip before what depends on it.
   "$venv/bin/python" - "$site" <<'PY'
 import sys, sysconfig, pathlib
 pathlib.Path(sysconfig.get_path("purelib"), "stemma-torch.pth").write_text(sys.argv[1] + "\n")
 PY
-  "${pip[@]}" install -q --no-deps $(grep -E '^prefix-grouper' cmake/requirements-oracle.txt)
-  grep -vE '^prefix-grouper' cmake/requirements-oracle.txt | "${pip[@]}" install -q -r /dev/stdin
+  grep -F '# no-deps' cmake/requirements-oracle.txt | "${pip[@]}" install -q --no-deps -r /dev/stdin
+  grep -vF '# no-deps' cmake/requirements-oracle.txt | "${pip[@]}" install -q -r /dev/stdin
   touch "$stamp"
 else
   say "Python oracle and client: present"

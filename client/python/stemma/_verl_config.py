@@ -1,0 +1,261 @@
+"""What every key of verl's actor configuration means for an update of Stemma: taken, dropped, or refused by name.
+
+The tables are data: docs/verl.md shows them, a test holds both to verl's own configuration classes.
+"""
+
+import dataclasses
+import math
+from typing import Any, Dict, Optional
+
+from .config import AdamW, LossConfig
+
+LOSS_MODES = ("vanilla", "gspo", "cispo", "gpg")
+LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+KL_LOSS_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+
+# Keys of verl's actor configuration that the update is made of; "a.b" is key b of section a.
+TAKEN = {
+    "clip_ratio": "where clip_ratio_low or clip_ratio_high is null",
+    "clip_ratio_low": "of vanilla, gspo, cispo",
+    "clip_ratio_high": "of vanilla, gspo, cispo",
+    "clip_ratio_c": "of vanilla, which always has a dual clip in verl",
+    "policy_loss.loss_mode": "vanilla, gspo, cispo, gpg; others are refused",
+    "loss_agg_mode": "as named",
+    "loss_scale_factor": "of seq-mean-token-sum-norm; null: response_length must be given",
+    "use_kl_loss": "whether there is a KL term",
+    "kl_loss_coef": "with use_kl_loss",
+    "kl_loss_type": "with use_kl_loss; \"full\" is refused",
+    "entropy_coeff": "as named",
+    "calculate_entropy": "reports actor/entropy, with a coefficient of 0",
+    "ppo_mini_batch_size": "prompts, so groups, of an optimizer step",
+    "ppo_epochs": "as named",
+    "shuffle": "mini-batches are drawn in another order than verl's own",
+    "data_loader_seed": "the seed of shuffle",
+    "rollout_n": "checks that mini-batches of groups are those of rows",
+    "optim.lr": "the rate that learning_rate(step) starts from",
+    "optim.betas": "as named",
+    "optim.weight_decay": "on every parameter, as torch does",
+    "optim.clip_grad": "max_grad_norm",
+    "optim.grad_clip": "verl's deprecated name of clip_grad",
+    "optim.lr_scheduler_type": "constant or cosine, in learning_rate(step)",
+    "optim.warmup_style": "verl's deprecated name of lr_scheduler_type",
+    "optim.lr_warmup_steps": "in learning_rate(step)",
+    "optim.lr_warmup_steps_ratio": "in learning_rate(step)",
+    "optim.total_training_steps": "in learning_rate(step)",
+    "optim.min_lr_ratio": "in learning_rate(step)",
+    "optim.num_cycles": "in learning_rate(step)",
+    "optim.zero_indexed_step": "in learning_rate(step)",
+    "optim.optimizer": "AdamW; others are refused",
+    "optim.optimizer_impl": "torch.optim; others are refused",
+    "optim.override_optimizer_config": "eps, betas and weight_decay; others are refused",
+}
+
+_PLACEMENT = "how verl places its own training; Stemma plans by its server's memory budget"
+_OTHER_LOSS = "read by a loss mode that is refused, so never here"
+
+# Keys that have no meaning here, and why.
+DROPPED = {
+    "strategy": _PLACEMENT, "ppo_micro_batch_size": _PLACEMENT, "ppo_micro_batch_size_per_gpu": _PLACEMENT,
+    "ppo_infer_micro_batch_size_per_gpu": _PLACEMENT, "use_dynamic_bsz": _PLACEMENT, "ppo_max_token_len_per_gpu": _PLACEMENT,
+    "ppo_infer_max_token_len_per_gpu": _PLACEMENT, "use_torch_compile": _PLACEMENT, "use_fused_kernels": _PLACEMENT,
+    "use_remove_padding": _PLACEMENT, "pad_to_length": _PLACEMENT, "ulysses_sequence_parallel_size": _PLACEMENT,
+    "entropy_from_logits_with_chunking": _PLACEMENT, "entropy_from_logits_chunk_size": _PLACEMENT,
+    "entropy_checkpointing": _PLACEMENT, "fsdp_config": _PLACEMENT, "megatron": _PLACEMENT, "veomni": _PLACEMENT,
+    "torchtitan": _PLACEMENT, "engine": _PLACEMENT, "model_config": "the server's model is its own", "profile": _PLACEMENT,
+    "profiler": _PLACEMENT, "use_prefix_grouper": "prefix reuse is what Stemma does by itself",
+    "checkpoint": "weights leave by client.export", "global_batch_info": "verl's own notes while it runs",
+    "grad_clip": "verl's engines read optim.clip_grad", "tau_pos": _OTHER_LOSS, "tau_neg": _OTHER_LOSS,
+    "use_rollout_log_probs": "verl 0.9 reads it nowhere; rollout_is_weights of the batch are taken",
+    "policy_loss.clip_cov_ratio": _OTHER_LOSS, "policy_loss.clip_cov_lb": _OTHER_LOSS, "policy_loss.clip_cov_ub": _OTHER_LOSS,
+    "policy_loss.kl_cov_ratio": _OTHER_LOSS, "policy_loss.ppo_kl_coef": _OTHER_LOSS, "policy_loss.dro_beta": _OTHER_LOSS,
+    "policy_loss.rollout_correction": "applied by verl's trainer, whose rollout_is_weights are taken from the batch",
+    "_target_": "names verl's own class", "_mutable_fields": "verl's own", "extra": "verl's own",
+    "policy_loss._target_": "names verl's own class", "optim._target_": "names verl's own class",
+    "optim._mutable_fields": "verl's own", "policy_loss._mutable_fields": "verl's own",
+}
+
+# Keys that would change the training and that Stemma does not have: refused where they are on.
+REFUSED = {
+    "calculate_sum_pi_squared": "the sum of squared probabilities is not computed",
+    "freeze_vision_tower": "there are no vision models",
+    "qat.enable": "there is no quantization-aware training",
+    "router_replay.mode": "there is no replay of routing",
+}
+_REFUSED_SECTIONS = ("qat", "router_replay")
+
+
+@dataclasses.dataclass
+class ActorUpdate:
+    """What verl's actor configuration means for client.update_actor.
+
+    loss        the LossConfig
+    adam        the AdamW; its learning rate is that of step 0
+    mini_batch  groups per optimizer step
+    epochs      passes over the groups
+    shuffle     whether mini-batches are drawn anew in each epoch
+    seed        of shuffle, else None
+    rollout_n   rollouts of each prompt, None if the configuration does not say
+    schedule    what learning_rate(step) is made of
+    dropped     {key: why} of the keys that were there and have no meaning here
+    """
+
+    loss: LossConfig
+    adam: AdamW
+    mini_batch: Optional[int]
+    epochs: int
+    shuffle: bool
+    seed: Optional[int]
+    rollout_n: Optional[int]
+    schedule: Dict[str, Any]
+    dropped: Dict[str, str]
+
+    def learning_rate(self, step):
+        """The rate of an RL step (0, 1, ...) by verl's schedule: one rate for all optimizer steps of an update."""
+        s = self.schedule
+        step += 0 if s["zero_indexed_step"] or s["type"] == "constant" else 1
+        if step < s["warmup_steps"]:
+            return s["lr"] * step / s["warmup_steps"]
+        if s["type"] == "constant":
+            return s["lr"]
+        progress = (step - s["warmup_steps"]) / max(1, s["total_steps"] - s["warmup_steps"])
+        wave = math.cos(math.pi * s["num_cycles"] * 2.0 * progress)
+        low = s["min_lr_ratio"]
+        return s["lr"] * max(low, wave * (1 - low) * 0.5 + (1 + low) * 0.5)
+
+    def arguments(self, step=0):
+        """Keyword arguments of client.update_actor for an RL step; `old` and `ref` follow what the groups carry."""
+        return {"loss": self.loss, "adam": dataclasses.replace(self.adam, learning_rate=self.learning_rate(step)),
+                "mini_batch": self.mini_batch, "epochs": self.epochs, "shuffle": self.shuffle, "seed": self.seed}
+
+
+def loss_from_config(actor, temperature=1.0, response_length=None):
+    """An ActorUpdate of verl's actor configuration (an OmegaConf node, a dict, or its dataclass).
+
+    actor           config.actor_rollout_ref.actor; a key that is not known is refused by its name
+    temperature     config.actor_rollout_ref.rollout.temperature
+    response_length verl's padded response length; needed for seq-mean-token-sum-norm without loss_scale_factor
+    """
+    keys, dropped = _read_keys(_plain(actor))
+    mode = keys.get("policy_loss.loss_mode") or "vanilla"
+    if mode not in LOSS_MODES:
+        raise ValueError(f"actor.policy_loss.loss_mode is {mode!r}: Stemma has {', '.join(LOSS_MODES)}")
+    loss = LossConfig(mode, _agg_mode(keys), float(temperature), **_clip(mode, keys), **_scale(keys, response_length),
+                      **_kl(keys), **_entropy(keys), old=None if mode == "gpg" else "auto")
+    shuffle = bool(keys.get("shuffle", False))
+    return ActorUpdate(loss, _adam(keys), keys.get("ppo_mini_batch_size"), keys.get("ppo_epochs", 1), shuffle,
+                       keys.get("data_loader_seed") if shuffle else None, keys.get("rollout_n"), _schedule(keys), dropped)
+
+
+def _plain(config):
+    """Nested dicts of a mapping, an OmegaConf node or a dataclass; what OmegaConf calls missing is left out."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if hasattr(config, "keys"):
+        out = {}
+        for key in config.keys():
+            try:
+                out[str(key)] = _plain(config[key])
+            except Exception as error:  # omegaconf's, which is not imported here
+                if type(error).__name__ != "MissingMandatoryValue":
+                    raise
+        return out
+    return config
+
+
+def _read_keys(config):
+    """(values of TAKEN keys by name, {key: why} of the dropped ones). ValueError names what is refused or not known."""
+    keys, dropped = {}, {}
+    for name, value in _flat(config):
+        if name in TAKEN:
+            if value not in (None, "???"):
+                keys[name] = value
+        elif name in DROPPED:
+            dropped[name] = DROPPED[name]
+        elif name in REFUSED:
+            if value not in (None, False, "disabled"):
+                raise ValueError(f"actor.{name} is {value!r}: {REFUSED[name]}")
+            dropped[name] = "off"
+        elif name.partition(".")[0] in _REFUSED_SECTIONS:
+            dropped[name] = "of a section that is off"
+        else:
+            raise ValueError(f"actor.{name} is not known: Stemma reads verl 0.9's actor configuration; if this key does not "
+                             "change the update, leave it out of what is passed")
+    return keys, dropped
+
+
+def _flat(config):
+    for name, value in config.items():
+        if isinstance(value, dict) and name in ("policy_loss", "optim", *_REFUSED_SECTIONS):
+            for inner, inner_value in value.items():
+                yield f"{name}.{inner}", inner_value
+        else:
+            yield name, value
+
+
+def _agg_mode(keys):
+    mode = keys.get("loss_agg_mode", "token-mean")
+    if mode not in LOSS_AGG_MODES:
+        raise ValueError(f"actor.loss_agg_mode is {mode!r}: verl 0.9 has {', '.join(LOSS_AGG_MODES)}")
+    return mode
+
+
+def _clip(mode, keys):
+    if mode == "gpg":
+        return {}
+    both = keys.get("clip_ratio", 0.2)
+    out = {"clip_ratio_low": keys.get("clip_ratio_low", both), "clip_ratio_high": keys.get("clip_ratio_high", both)}
+    return {**out, "clip_ratio_c": keys.get("clip_ratio_c", 3.0)} if mode == "vanilla" else out
+
+
+def _scale(keys, response_length):
+    if _agg_mode(keys) != "seq-mean-token-sum-norm":
+        return {}
+    factor = keys.get("loss_scale_factor", response_length)
+    if factor is None:
+        raise ValueError("actor.loss_scale_factor is null, which means the padded response length in verl: pass "
+                         "response_length=config.data.max_response_length")
+    return {"loss_scale_factor": float(factor)}
+
+
+def _kl(keys):
+    if not keys.get("use_kl_loss", False):
+        return {}
+    kind = keys.get("kl_loss_type", "low_var_kl")
+    if kind.rstrip("+") not in KL_LOSS_TYPES or kind.count("+") > 1:
+        raise ValueError(f"actor.kl_loss_type is {kind!r}: Stemma has {', '.join(KL_LOSS_TYPES)}, each also with a trailing +")
+    return {"kl_loss_coef": float(keys.get("kl_loss_coef", 0.001)), "kl_loss_type": kind}
+
+
+def _entropy(keys):
+    coefficient = float(keys.get("entropy_coeff", 0.0))
+    return {"entropy_coeff": coefficient} if coefficient or keys.get("calculate_entropy", False) else {}
+
+
+def _adam(keys):
+    if keys.get("optim.optimizer", "AdamW").lower() not in ("adamw", "adam"):
+        raise ValueError(f"actor.optim.optimizer is {keys['optim.optimizer']!r}: Stemma has AdamW")
+    if keys.get("optim.optimizer_impl", "torch.optim") != "torch.optim":
+        raise ValueError(f"actor.optim.optimizer_impl is {keys['optim.optimizer_impl']!r}: Stemma has torch.optim's AdamW")
+    override = dict(keys.get("optim.override_optimizer_config") or {})
+    beta1, beta2 = override.pop("betas", keys.get("optim.betas", (0.9, 0.999)))
+    decay = float(override.pop("weight_decay", keys.get("optim.weight_decay", 0.01)))
+    eps = float(override.pop("eps", 1e-8))
+    if override:
+        raise ValueError(f"actor.optim.override_optimizer_config has {', '.join(override)}: Stemma reads eps, betas, weight_decay")
+    norm = float(keys.get("optim.grad_clip", keys.get("optim.clip_grad", 1.0)))
+    return AdamW(float(keys.get("optim.lr", 1e-3)), float(beta1), float(beta2), eps, decay, "ALL" if decay else None, norm)
+
+
+def _schedule(keys):
+    kind = keys.get("optim.warmup_style", keys.get("optim.lr_scheduler_type", "constant"))
+    if kind not in ("constant", "cosine"):
+        raise ValueError(f"actor.optim.lr_scheduler_type is {kind!r}: verl 0.9 has constant and cosine")
+    total = keys.get("optim.total_training_steps", -1)
+    if kind == "cosine" and total <= 0:
+        raise ValueError(f"actor.optim.total_training_steps is {total}: the cosine schedule needs it")
+    warmup = keys.get("optim.lr_warmup_steps", -1)
+    if warmup <= 0:
+        warmup = max(0, int(keys.get("optim.lr_warmup_steps_ratio", 0.0) * total))
+    return {"type": kind, "lr": float(keys.get("optim.lr", 1e-3)), "warmup_steps": warmup, "total_steps": total,
+            "min_lr_ratio": float(keys.get("optim.min_lr_ratio", 0.0)), "num_cycles": float(keys.get("optim.num_cycles", 0.5)),
+            "zero_indexed_step": bool(keys.get("optim.zero_indexed_step", True))}

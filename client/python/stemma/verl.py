@@ -1,0 +1,161 @@
+"""verl's actor update on a Stemma server: its configuration, its batches, its metrics. docs/verl.md has the tables.
+
+    update = stemma.verl.loss_from_config(config.actor_rollout_ref.actor, temperature=config.actor_rollout_ref.rollout.temperature)
+    result = client.update_actor(stemma.verl.groups_from_dataproto(batch, update), **update.arguments(step))
+    metrics = stemma.verl.metrics(result)
+
+Written against verl 0.9. Needs neither verl nor torch to be imported: a configuration is a mapping or a dataclass, a batch is
+anything with `batch` and `non_tensor_batch` whose arrays numpy reads.
+"""
+
+from typing import Dict, List, Tuple
+
+from ._verl_config import DROPPED, REFUSED, TAKEN, ActorUpdate, loss_from_config
+from .groups import Group, Rollout
+
+__all__ = ["ActorUpdate", "DROPPED", "REFUSED", "TAKEN", "groups_from_dataproto", "loss_from_config", "metrics",
+           "padded_log_probs"]
+
+
+def groups_from_dataproto(data, update):
+    """stemma.Group objects of a padded DataProto, as verl's trainer passes it to update_actor: padding is stripped, rows of one
+    uid and one prompt are one group, several prompts under one uid share it as their stat_group.
+
+    data    with `prompts`, `responses`, `attention_mask`, `advantages`, and what the loss reads of `response_mask`,
+            `old_log_probs`, `ref_log_prob`, `rollout_is_weights`; `uid` in non_tensor_batch. Without `old_log_probs` the server
+            computes them
+    update  of loss_from_config
+    """
+    rows = _Rows(data, update)
+    by_key: Dict[Tuple[str, bytes], Group] = {}
+    for index in range(rows.count):
+        prompt = rows.prompt(index)
+        key = (rows.uids[index], prompt.tobytes())
+        if key not in by_key:
+            by_key[key] = Group(rows.uids[index], prompt, [])
+        by_key[key].rollouts.append(rows.rollout(index))
+    groups = list(by_key.values())
+    _name_groups(groups)
+    _check_mini_batches(groups, update)
+    return groups
+
+
+def padded_log_probs(log_probs, data):
+    """log_probs of client.log_probs or of a result, for groups of groups_from_dataproto, as a float32 numpy array of the shape
+    of data's responses: zeros where there is padding."""
+    import numpy
+
+    out = numpy.zeros(_array(data.batch["responses"]).shape, dtype=numpy.float32)
+    for rollout_id, rollout in log_probs.items():
+        out[int(rollout_id), :len(rollout.log_probs)] = rollout.log_probs
+    return out
+
+
+def metrics(result, peak_tflops=None):
+    """The result's metrics under verl's names (they have them already), for verl's logger.
+
+    peak_tflops     what the device's data sheet promises, in 10^12 FLOP/s: gives perf/mfu/actor, which counts, as verl does,
+                    the FLOPs of every trajectory in full
+    """
+    out = dict(result.metrics)
+    seconds = out.get("perf/actor/time_per_step")
+    if peak_tflops is not None and seconds:
+        out["perf/mfu/actor"] = out["perf/actor/flops_dense"] / seconds / (peak_tflops * 1e12)
+    return out
+
+
+# Batches.
+
+class _Rows:
+    """The rows of a padded batch, padding stripped."""
+
+    def __init__(self, data, update):
+        batch, others = data.batch, data.non_tensor_batch
+        for name in ("prompts", "responses", "attention_mask", "advantages"):
+            if name not in batch.keys():
+                raise ValueError(f"the batch lacks {name}: pass it as verl's trainer passes it to update_actor")
+        if "uid" not in others:
+            raise ValueError("non_tensor_batch lacks uid, by which the responses of a prompt are found")
+        if "multi_modal_inputs" in others:
+            raise ValueError("non_tensor_batch holds multi_modal_inputs: Stemma trains on text")
+        temperature = (getattr(data, "meta_info", None) or {}).get("temperature", update.loss.temperature)
+        if temperature != update.loss.temperature:
+            raise ValueError(f"the batch was sampled at temperature {temperature}, the update has {update.loss.temperature}: "
+                             "pass temperature= to loss_from_config")
+        self._prompts, self._responses = _array(batch["prompts"]), _array(batch["responses"])
+        self.count = len(self._prompts)
+        self.uids = [str(uid) for uid in others["uid"]]
+        attention = _array(batch["attention_mask"]).astype(bool)
+        width = self._prompts.shape[1]
+        self._prompt_lengths = _lengths(attention[:, :width][:, ::-1], "prompts are not padded on the left")
+        self._lengths = _lengths(attention[:, width:], "responses are not padded on the right")
+        self._mask = _array(batch["response_mask"] if "response_mask" in batch.keys() else attention[:, width:]).astype(bool)
+        if (self._mask & ~attention[:, width:]).any():
+            raise ValueError("response_mask is 1 where attention_mask is 0")
+        self._advantages = _array(batch["advantages"])
+        self._arrays = {name: _array(batch[name]) for name in self._read(batch, update)}
+
+    @staticmethod
+    def _read(batch, update) -> List[str]:
+        names = []
+        if update.loss.loss_mode != "gpg" and "old_log_probs" in batch.keys():
+            names.append("old_log_probs")
+        if update.loss.kl_loss_coef is not None:
+            if "ref_log_prob" not in batch.keys():
+                raise ValueError("use_kl_loss is on, but the batch lacks ref_log_prob")
+            names.append("ref_log_prob")
+        return names + (["rollout_is_weights"] if "rollout_is_weights" in batch.keys() else [])
+
+    def prompt(self, index):
+        return self._prompts[index, self._prompts.shape[1] - self._prompt_lengths[index]:].astype("<i4")
+
+    def rollout(self, index):
+        length = self._lengths[index]
+        mask = self._mask[index, :length]
+        advantages = self._advantages[index, :length]
+        kept = advantages[mask]
+        if not len(kept):
+            advantage = 0.0
+        else:
+            advantage = float(kept[0]) if (kept == kept[0]).all() else advantages
+        return Rollout(self._responses[index, :length], advantage=advantage, mask=None if mask.all() else mask,
+                       rollout_id=str(index), **{name: values[index, :length] for name, values in self._arrays.items()})
+
+
+def _array(values):
+    import numpy
+
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if str(values.dtype) in ("torch.bfloat16", "torch.float16") else values
+    return numpy.asarray(values)
+
+
+def _lengths(attention, problem):
+    """Of rows that are ones and then zeros."""
+    lengths = attention.sum(axis=1)
+    for row, length in zip(attention, lengths):
+        if not row[:length].all():
+            raise ValueError(problem)
+    return lengths
+
+
+def _name_groups(groups):
+    """Unique uids: those of several prompts under one get a number, and the uid as their stat_group."""
+    members: Dict[str, List[Group]] = {}
+    for group in groups:
+        members.setdefault(group.uid, []).append(group)
+    for uid, same in members.items():
+        for number, group in enumerate(same if len(same) > 1 else ()):
+            group.uid, group.stat_group = f"{uid}/prompt-{number}", uid
+
+
+def _check_mini_batches(groups, update):
+    """verl cuts mini-batches by rows: mini_batch * n of them. By groups that is the same only if all have n rollouts."""
+    if update.mini_batch is None or len(groups) <= update.mini_batch:
+        return
+    sizes = {len(group.rollouts) for group in groups}
+    if len(sizes) > 1 or update.rollout_n not in (None, *sizes):
+        raise ValueError(f"groups have {sorted(sizes)} rollouts and rollout_n is {update.rollout_n}: verl would cut mini-batches "
+                         "of rows through groups, which Stemma does not; raise ppo_mini_batch_size to the number of groups "
+                         f"({len(groups)}), or send rows of one n")
