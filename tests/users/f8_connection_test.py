@@ -61,13 +61,13 @@ def test_f8_the_second_call_without_a_server_is_as_soon():
 
 
 def test_f8_a_socket_file_that_is_not_there_is_told():
-    assert "no such socket file" in error_of(stemma.Client("unix:/tmp/no/such/socket", connect_timeout_s=0.3).info)
+    assert "no such socket file" in error_of(stemma.Client("unix:no/such/socket", connect_timeout_s=0.3).info)
 
 
 @pytest.mark.parametrize("text, words", [
     ("DNS resolution failed for no-such-host:7070: C-ares status is not ARES_SUCCESS", "host name is not known"),
-    ("failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:1: No route to host", "no route"),
-    ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:1.2.3.4:1: Socket closed", "connection was closed"),
+    ("failed to connect to all addresses; last error: UNKNOWN: No route to host", "no route"),
+    ("failed to connect to all addresses; last error: UNAVAILABLE: Socket closed", "connection was closed"),
     ("Deadline Exceeded", "no answer"), (None, "no answer")])
 def test_f8_what_grpc_says_is_put_into_words(text, words):
     """Resolving a name takes as long as the machine's resolver likes, so its text is given here."""
