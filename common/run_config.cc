@@ -134,7 +134,11 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
           {"limits.requests_in_flight", limits.requests_in_flight(), 1, 1 << 20},
           {"limits.request_bytes_in_flight", limits.request_bytes_in_flight(), 1 << 16, uint64_t{1} << 50},
           {"limits.requests_kept", limits.requests_kept(), 1, 1 << 24},
-          {"limits.steps", limits.steps(), 1, 1 << 20}};
+          {"limits.steps", limits.steps(), 1, 1 << 20},
+          {"limits.planned_groups", limits.planned_groups(), 1, UINT32_MAX},
+          {"limits.receiving_bytes", limits.receiving_bytes(), 1 << 16, uint64_t{1} << 50},
+          {"limits.stream_idle_ms", limits.stream_idle_ms(), 10, 24 * 3600 * 1000},
+          {"limits.connections", limits.connections(), 1, 1 << 20}};
 }
 
 // Zero takes the default.
@@ -175,6 +179,10 @@ void FillDefaults(v1::RunConfig& config) {
   Fill(limits.request_bytes_in_flight(), uint64_t{4} << 30, limits, &v1::Limits::set_request_bytes_in_flight);
   Fill(limits.requests_kept(), 1024, limits, &v1::Limits::set_requests_kept);
   Fill(limits.steps(), 4096, limits, &v1::Limits::set_steps);
+  Fill(limits.planned_groups(), 1 << 18, limits, &v1::Limits::set_planned_groups);
+  Fill(limits.receiving_bytes(), uint64_t{4} << 30, limits, &v1::Limits::set_receiving_bytes);
+  Fill(limits.stream_idle_ms(), 60'000, limits, &v1::Limits::set_stream_idle_ms);
+  Fill(limits.connections(), 1024, limits, &v1::Limits::set_connections);
 }
 
 void Validate(ParsedRunConfig& parsed) {
@@ -205,6 +213,9 @@ void Validate(ParsedRunConfig& parsed) {
   }
   if (config.limits().request_bytes_in_flight() < config.limits().message_bytes()) {
     report("limits.request_bytes_in_flight", "is below limits.message_bytes: no request of one message would fit");
+  }
+  if (config.limits().receiving_bytes() < config.limits().message_bytes()) {
+    report("limits.receiving_bytes", "is below limits.message_bytes: no request of one message would fit");
   }
 }
 

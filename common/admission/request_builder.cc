@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/header_rules.h"
+#include "common/admission/known_fields.h"
 #include "common/admission/normalization.h"
 #include "common/error.h"
 #include "common/status_macros.h"
@@ -12,16 +13,29 @@
 namespace stemma {
 namespace {
 
+constexpr uint64_t kPlannedRolloutsPerGroup = 16;  // of limits.planned_groups
+constexpr size_t kHeaderBytesMax = 64 << 10;
+constexpr uint64_t kObjectBytes = 256;  // of a group's or rollout's message object, about
+constexpr uint64_t kNameBytes = 96;     // of a rollout_id's place in the set of those seen, about
+
 absl::Status ShortStream(const std::string& message) {
   return MakeError(absl::StatusCode::kInvalidArgument, "SHORT_STREAM",
                    absl::StrCat(message, "; nothing happened, the request_id is free"));
 }
 
-absl::Status LimitExceeded(const char* what, uint64_t limit) {
+absl::Status LimitExceeded(const char* field, const char* what, uint64_t limit) {
   return MakeError(
       absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
-      absl::StrCat("the request has more than ", limit, " ", what, " (limits.", what, "): send smaller ones"));
+      absl::StrCat("the request has more than ", limit, " ", what, " (limits.", field, "): send smaller ones"));
 }
+
+absl::Status InvalidHeader(const std::string& field, size_t bytes) {
+  Violations violations;
+  violations.Add(field, absl::StrCat("has ", bytes, " bytes, a header has at most ", kHeaderBytesMax));
+  return violations.ToStatus();
+}
+
+absl::Status LimitExceeded(const char* field, uint64_t limit) { return LimitExceeded(field, field, limit); }
 
 }  // namespace
 
@@ -36,6 +50,20 @@ RequestBuilder::RequestBuilder(TrainingRequest::Kind kind, const v1::Limits& lim
 }
 
 absl::Status RequestBuilder::Add(v1::GroupPart& part) {
+  RETURN_IF_ERROR(AddPart(part));
+  if (!violations_.empty()) KeepOnlyNames();
+  return absl::OkStatus();
+}
+
+void RequestBuilder::KeepOnlyNames() {
+  request_.groups = {};
+  kept_bytes_ = name_bytes_;
+}
+
+absl::Status RequestBuilder::AddPart(v1::GroupPart& part) {
+  if (part.ByteSizeLong() > kHeaderBytesMax && (part.has_update() || part.has_log_prob())) {
+    return InvalidHeader(part.has_update() ? "update" : "log_prob", part.ByteSizeLong());
+  }
   if (has_end_) return ShortStream("a part follows `end`");
   switch (part.part_case()) {
     case v1::GroupPart::kUpdate:
@@ -60,6 +88,7 @@ absl::Status RequestBuilder::AddHeader(v1::GroupPart& part) {
     return ShortStream(absl::StrCat("the header must be `", update ? "update" : "log_prob", "`"));
   }
   has_header_ = true;
+  CheckKnownFields(part, "", violations_);
   if (update) {
     request_.update = std::move(*part.mutable_update());
     needs_ = CheckUpdateHeader(request_.update, group_limits_.numbers, violations_);
@@ -83,10 +112,11 @@ absl::Status RequestBuilder::CheckLimits(const google::protobuf::RepeatedPtrFiel
 
 absl::Status RequestBuilder::AddGroup(v1::PromptGroup& group) {
   if (!has_header_) return ShortStream("a group comes before the header");
-  if (request_.groups.size() >= limits_.groups()) return LimitExceeded("groups", limits_.groups());
+  if (groups_.size() >= limits_.groups()) return LimitExceeded("groups", limits_.groups());
   RETURN_IF_ERROR(CheckLimits(group.rollouts(), group.prompt_tokens().size() / sizeof(int32_t)));
-  const size_t index = request_.groups.size();
+  const size_t index = groups_.size();
   const std::string path = absl::StrCat("groups[", index, "]");
+  CheckKnownFields(group, path, violations_);
   CheckGroup(path, group, group_limits_, violations_);
   const auto [same, added] = group_of_uid_.emplace(group.uid(), index);
   if (added) {
@@ -95,10 +125,20 @@ absl::Status RequestBuilder::AddGroup(v1::PromptGroup& group) {
     violations_.Add(absl::StrCat(path, ".uid"), absl::StrCat("is the uid of groups[", same->second, "] too"),
                     group.uid());
   }
-  request_.bytes += group.ByteSizeLong();
-  request_.groups.push_back(std::move(group));
-  CheckRollouts(index, 0, request_.groups.back().rollouts());
+  groups_.push_back(
+      {.uid = group.uid(), .prompt_tokens = static_cast<int64_t>(group.prompt_tokens().size() / sizeof(int32_t))});
+  CheckRollouts(index, group.rollouts());
+  CountBytes(group, group.rollouts_size(), group.uid().size());
+  if (violations_.empty()) request_.groups.push_back(std::move(group));
   return absl::OkStatus();
+}
+
+// A message object takes more than its bytes on the wire, and each name is kept a second time.
+void RequestBuilder::CountBytes(const google::protobuf::Message& message, int num_rollouts, size_t uid_bytes) {
+  const uint64_t bytes = message.ByteSizeLong();
+  request_.bytes += bytes;
+  kept_bytes_ += bytes + kObjectBytes * (1 + static_cast<uint64_t>(num_rollouts));
+  name_bytes_ += uid_bytes + kObjectBytes;
 }
 
 absl::Status RequestBuilder::AddMore(v1::MoreRollouts& more) {
@@ -107,32 +147,34 @@ absl::Status RequestBuilder::AddMore(v1::MoreRollouts& more) {
     return ShortStream(absl::StrCat("`more` for uid \"", more.uid().substr(0, 80), "\", of which no group was sent"));
   }
   RETURN_IF_ERROR(CheckLimits(more.rollouts(), 0));
+  CheckKnownFields(more, absl::StrCat("groups[", found->second, "].more"), violations_);
   digest_->AddRollouts(more.uid(), more.rollouts());
-  request_.bytes += more.ByteSizeLong();
+  CheckRollouts(found->second, more.rollouts());
+  CountBytes(more, more.rollouts_size(), 0);
+  if (!violations_.empty()) return absl::OkStatus();
   v1::PromptGroup& group = request_.groups[found->second];
-  const int first = group.rollouts_size();
-  CheckRollouts(found->second, first, more.rollouts());
   for (v1::Rollout& rollout : *more.mutable_rollouts()) *group.add_rollouts() = std::move(rollout);
   return absl::OkStatus();
 }
 
-void RequestBuilder::CheckRollouts(size_t group_index, int first,
+void RequestBuilder::CheckRollouts(size_t group_index,
                                    const google::protobuf::RepeatedPtrField<v1::Rollout>& rollouts) {
-  const v1::PromptGroup& group = request_.groups[group_index];
-  const int64_t prompt_tokens = group.prompt_tokens().size() / sizeof(int32_t);
+  SeenGroup& group = groups_[group_index];
   for (int i = 0; i < rollouts.size(); ++i) {
-    const std::string path = absl::StrCat("groups[", group_index, "].rollouts[", first + i, "]");
-    CheckRollout({.path = path, .uid = group.uid(), .prompt_tokens = prompt_tokens}, rollouts[i], needs_, group_limits_,
-                 violations_);
+    const std::string path = absl::StrCat("groups[", group_index, "].rollouts[", group.num_rollouts++, "]");
+    CheckRollout({.path = path, .uid = group.uid, .prompt_tokens = group.prompt_tokens}, rollouts[i], needs_,
+                 group_limits_, violations_);
+    name_bytes_ += rollouts[i].rollout_id().size() + kNameBytes;
     if (!rollout_ids_.insert(rollouts[i].rollout_id()).second) {
       violations_.Add(path + ".rollout_id",
-                      absl::StrCat("\"", rollouts[i].rollout_id().substr(0, 80), "\" was sent before"), group.uid());
+                      absl::StrCat("\"", rollouts[i].rollout_id().substr(0, 80), "\" was sent before"), group.uid);
     }
   }
 }
 
 absl::Status RequestBuilder::AddEnd(const v1::StreamEnd& end) {
   if (!has_header_) return ShortStream("`end` comes before the header");
+  CheckKnownFields(end, "end", violations_);
   has_end_ = true;
   end_ = end;
   return absl::OkStatus();
@@ -141,7 +183,7 @@ absl::Status RequestBuilder::AddEnd(const v1::StreamEnd& end) {
 absl::Status RequestBuilder::CheckCounts() const {
   if (!has_header_) return ShortStream("the stream has no header");
   if (!has_end_) return ShortStream("the stream was cut: it has no `end`");
-  const uint64_t groups = request_.groups.size();
+  const uint64_t groups = groups_.size();
   if (end_.num_groups() != groups || end_.num_rollouts() != request_.num_rollouts) {
     return ShortStream(absl::StrCat("`end` says ", end_.num_groups(), " groups and ", end_.num_rollouts(),
                                     " rollouts, ", groups, " and ", request_.num_rollouts, " came"));
@@ -161,6 +203,15 @@ absl::Status RequestBuilder::CheckSteps() {
   if (epochs > limits_.steps() || steps_per_epoch * epochs > limits_.steps()) {
     return LimitExceeded("steps", limits_.steps());
   }
+  request_.num_steps = steps_per_epoch * epochs;
+  const uint64_t epochs_planned = header.shuffle() ? epochs : 1;
+  if (groups * epochs_planned > limits_.planned_groups()) {
+    return LimitExceeded("planned_groups", "groups over all steps of a plan", limits_.planned_groups());
+  }
+  const uint64_t rollouts_max = kPlannedRolloutsPerGroup * limits_.planned_groups();
+  if (request_.num_rollouts * epochs_planned > rollouts_max) {
+    return LimitExceeded("planned_groups", "rollouts over all steps of a plan", rollouts_max);
+  }
   if (steps_per_epoch * epochs > 1 && header.old().from() == v1::LogProbSource::ON_POLICY) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "UNSUPPORTED",
@@ -173,11 +224,11 @@ absl::Status RequestBuilder::CheckSteps() {
 
 absl::StatusOr<std::shared_ptr<const TrainingRequest>> RequestBuilder::Finish() {
   RETURN_IF_ERROR(CheckCounts());
-  if (request_.groups.empty()) violations_.Add("groups", "is empty: a request has at least one group");
-  for (size_t i = 0; i < request_.groups.size(); ++i) {
-    if (request_.groups[i].rollouts().empty()) {
+  if (groups_.empty()) violations_.Add("groups", "is empty: a request has at least one group");
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].num_rollouts == 0) {
       violations_.Add(absl::StrCat("groups[", i, "].rollouts"), "is empty: a group has at least one rollout",
-                      request_.groups[i].uid());
+                      groups_[i].uid);
     }
   }
   if (!violations_.empty()) return violations_.ToStatus();

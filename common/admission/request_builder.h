@@ -1,5 +1,6 @@
 // A request from its stream: parts in, one validated TrainingRequest out. Limits are checked before anything is kept;
-// problems are collected by field path and reported together at the end.
+// each part is checked when it comes. Problems are collected by field path and reported together at the end; from the
+// first one on nothing is kept but names, which tell whether later ones are unique.
 //
 // Thread safety: none; one stream's parts arrive one after another.
 // Errors of Add end the stream: RESOURCE_EXHAUSTED LIMIT_EXCEEDED, INVALID_ARGUMENT SHORT_STREAM (order of parts).
@@ -12,6 +13,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -34,13 +36,26 @@ class RequestBuilder {
   // Once, after the client closed its stream.
   absl::StatusOr<std::shared_ptr<const TrainingRequest>> Finish();
 
+  // What is kept so far takes about so many bytes.
+  uint64_t kept_bytes() const { return kept_bytes_; }
+
  private:
+  // What is known of a group, kept or not.
+  struct SeenGroup {
+    std::string uid;
+    int64_t prompt_tokens = 0;
+    int num_rollouts = 0;
+  };
+
+  absl::Status AddPart(v1::GroupPart& part);
+  void KeepOnlyNames();
+  void CountBytes(const google::protobuf::Message& message, int num_rollouts, size_t uid_bytes);
   absl::Status AddHeader(v1::GroupPart& part);
   absl::Status AddGroup(v1::PromptGroup& group);
   absl::Status AddMore(v1::MoreRollouts& more);
   absl::Status AddEnd(const v1::StreamEnd& end);
   absl::Status CheckLimits(const google::protobuf::RepeatedPtrField<v1::Rollout>& rollouts, uint64_t prompt_tokens);
-  void CheckRollouts(size_t group_index, int first, const google::protobuf::RepeatedPtrField<v1::Rollout>& rollouts);
+  void CheckRollouts(size_t group_index, const google::protobuf::RepeatedPtrField<v1::Rollout>& rollouts);
   absl::Status CheckCounts() const;
   absl::Status CheckSteps();
 
@@ -53,6 +68,8 @@ class RequestBuilder {
   bool has_header_ = false;
   bool has_end_ = false;
   v1::StreamEnd end_;
+  uint64_t kept_bytes_ = 0, name_bytes_ = 0;
+  std::vector<SeenGroup> groups_;
   std::unordered_map<std::string, size_t> group_of_uid_;
   std::unordered_set<std::string> rollout_ids_;
 };

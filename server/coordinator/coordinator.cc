@@ -1,5 +1,6 @@
 #include "server/coordinator/coordinator.h"
 
+#include <functional>
 #include <utility>
 #include <variant>
 
@@ -14,7 +15,8 @@ Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, const Cl
     : clock_(clock),
       on_readiness_(std::move(on_readiness)),
       data_directory_(options.data_directory),
-      state_(std::move(options), std::move(plan)) {
+      state_(std::move(options)),
+      planners_(std::move(plan), std::bind_front(&Coordinator::OnPlanned, this)) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -26,6 +28,7 @@ void Coordinator::Stop() {
     stopped_ = true;
   }
   if (thread_.joinable()) thread_.join();
+  planners_.Stop();
 }
 
 CallId Coordinator::Call(std::shared_ptr<ClientCall> call, const std::function<Event(CallId)>& make_event) {
@@ -63,6 +66,11 @@ void Coordinator::WorkerMessage(SessionId session, worker::v1::WorkerMessage mes
 void Coordinator::WorkerLost(SessionId session, const std::string& reason) {
   MutexLock lock(&mutex_);
   if (links_.erase(session) > 0) Post(WorkerLostEvent{session, reason});
+}
+
+void Coordinator::OnPlanned(PlannedEvent event) {
+  MutexLock lock(&mutex_);
+  Post(std::move(event));
 }
 
 void Coordinator::Drain() {

@@ -1,5 +1,6 @@
 // Coordinator: the one thread that owns the CoordinatorState. Events come from any thread through a bounded queue; the
-// thread handles them one by one and executes the actions. No gRPC here: sessions and calls are interfaces.
+// thread handles them one by one and executes the actions; plans are made by threads of their own (PlannerThreads), so
+// that no request's size delays another's answer. No gRPC here: sessions and calls are interfaces.
 //
 // Thread safety: every public method may be called from any thread; none of them blocks but WaitDrained and Stop.
 // Invariants:
@@ -15,11 +16,13 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "server/coordinator/planner_threads.h"
 #include "server/core/coordinator_state.h"
 #include "server/core/events.h"
 
@@ -69,11 +72,14 @@ class Coordinator {
 
  private:
   void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { events_.push_back(std::move(event)); }
+  void OnPlanned(PlannedEvent event);
   void Run();
   bool NextEvent(Event& event);
   void Execute(Decision decision);
   void Execute(SendAction& action);
   void Execute(SendPayloadAction& action);
+  void Execute(PlanAction& action) { planners_.Add(std::move(action)); }
+  void Execute(StopPlanAction& action) { planners_.Cancel(action.id); }
   void Execute(CloseSessionAction& action);
   void Execute(ReplyAction& action);
   void Execute(ChunkAction& action);
@@ -95,6 +101,7 @@ class Coordinator {
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   bool drained_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  PlannerThreads planners_;
   std::thread thread_;
 };
 

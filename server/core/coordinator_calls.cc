@@ -56,8 +56,9 @@ absl::Status CoordinatorState::NotServing() const {
 
 absl::Status CoordinatorState::AdmitJob(uint64_t bytes) const {
   const v1::Limits& limits = options_.config.limits();
-  const uint64_t jobs = table_.open_count() + call_jobs_.size();
-  const uint64_t queued_bytes = table_.open_bytes() + call_job_bytes_;
+  const uint64_t jobs = table_.open_count() + call_jobs_.size() + arrivals_.size();
+  uint64_t queued_bytes = table_.open_bytes() + call_job_bytes_;
+  for (const Arrival& arrival : arrivals_) queued_bytes += arrival.bytes();
   std::string what;
   if (jobs >= limits.requests_in_flight()) {
     what = absl::StrCat(jobs, " requests are in flight, the limit is ", limits.requests_in_flight());
@@ -70,8 +71,14 @@ absl::Status CoordinatorState::AdmitJob(uint64_t bytes) const {
   return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", what, {.retry_after = kRetryAfter});
 }
 
-// The step at which a request accepted now would start, if nothing before it is skipped or fails.
+// The step at which a request that comes now would start, if nothing before it is skipped or fails.
 uint64_t CoordinatorState::StepAfterQueue() {
+  uint64_t step = StepAfterAccepted();
+  for (const Arrival& arrival : arrivals_) step += arrival.is_update() ? arrival.request->num_steps : 0;
+  return step;
+}
+
+uint64_t CoordinatorState::StepAfterAccepted() {
   uint64_t step = step_;
   for (const UpdateRecord* record : table_.Open()) {
     step += record->status.steps_total() - std::min(record->k, record->status.steps_total());
@@ -83,30 +90,16 @@ void CoordinatorState::OnEvent(const SubmitEvent& event) {
   const TrainingRequest& request = *event.request;
   const bool update = request.kind == TrainingRequest::Kind::kUpdate;
   const bool validate_only = request.header().validate_only();
-  if (update && !validate_only && AnswerRepeat(event)) return;
+  if (update && !validate_only && (AnswerRepeat(event) || JoinArrival(event))) return;
   // First, because a lineage that is gone never comes back, and a server that is not serving may.
   absl::Status admitted = CheckExpected(request.header(), StepAfterQueue());
   if (admitted.ok()) admitted = NotServing();
-  if (admitted.ok() && !validate_only) admitted = AdmitJob(request.bytes);
+  if (admitted.ok()) admitted = AdmitJob(request.bytes);
   if (!admitted.ok()) return Reply(event.call, admitted);
-  absl::StatusOr<RequestPlan> plan = plan_(request, config_, calibration_.rates());
-  if (!plan.ok()) return Reply(event.call, plan.status());
-  if (validate_only) {
-    v1::RequestStatus status;
-    status.set_request_id(request.header().request_id());
-    status.set_steps_total(plan->plan.steps_size());
-    status.set_lineage(lineage_);
-    *status.mutable_plan() = std::move(plan->report);
-    return Reply(event.call, std::move(status));
-  }
-  if (update) return AcceptUpdate(event, *std::move(plan));
-  const std::string id = absl::StrCat("~log-prob/", next_call_job_++);
-  Say(absl::StrCat("log-prob pass ", id, " accepted: ", request.groups.size(), " groups, ", request.num_rollouts,
-                   " rollouts"));
-  call_job_bytes_ += request.bytes;
-  call_jobs_[id] =
-      CallJob{.call = event.call, .request = event.request, .plan = *std::move(plan), .export_request = {}};
-  queue_.push_back(id);
+  Arrival arrival;
+  arrival.request = event.request;
+  arrival.senders.push_back({.call = event.call});
+  Receive(std::move(arrival));
 }
 
 // True: the id was seen before and the call is answered, or waits.
@@ -142,35 +135,39 @@ bool CoordinatorState::AnswerRepeat(const SubmitEvent& event) {
   return true;
 }
 
-void CoordinatorState::AcceptUpdate(const SubmitEvent& event, RequestPlan plan) {
-  const v1::RequestHeader& header = event.request->header();
+UpdateRecord& CoordinatorState::AcceptUpdate(const Arrival& arrival, RequestPlan plan) {
+  const TrainingRequest& request = *arrival.request;
   UpdateRecord record;
-  record.id = header.request_id();
-  record.digest = event.request->digest;
+  record.id = request.header().request_id();
+  record.digest = request.digest;
   record.lineage = lineage_;
-  record.bytes = event.request->bytes;
-  record.request = event.request;
+  record.bytes = request.bytes;
+  record.request = arrival.request;
   record.status.set_request_id(record.id);
   record.status.set_state(v1::ACCEPTED);
-  record.status.set_steps_total(plan.plan.steps_size());
+  record.status.set_steps_total(static_cast<uint32_t>(request.num_steps));
   record.status.set_lineage(lineage_);
   record.result.set_lineage(lineage_);
-  *record.result.mutable_effective() = event.request->update;
+  *record.result.mutable_effective() = request.update;
   *record.result.mutable_plan() = plan.report;
-  const v1::UpdateHeader& update = event.request->update;
-  if (update.has_ppo_mini_batch_size() && event.request->groups.size() % update.ppo_mini_batch_size() != 0) {
+  const v1::UpdateHeader& update = request.update;
+  if (update.has_ppo_mini_batch_size() && request.groups.size() % update.ppo_mini_batch_size() != 0) {
     record.result.add_warnings(absl::StrCat("the last mini-batch of an epoch has ",
-                                            event.request->groups.size() % update.ppo_mini_batch_size(),
-                                            " groups instead of ", update.ppo_mini_batch_size()));
+                                            request.groups.size() % update.ppo_mini_batch_size(), " groups instead of ",
+                                            update.ppo_mini_batch_size()));
   }
   record.plan = std::move(plan);
   UpdateRecord& kept = table_.Insert(std::move(record));
   queue_.push_back(kept.id);
-  Say(absl::StrCat("request ", kept.id, " accepted: ", event.request->groups.size(), " groups, ",
-                   event.request->num_rollouts, " rollouts, ", kept.status.steps_total(), " steps, digest ",
-                   kept.digest.substr(0, 16)));
+  Say(absl::StrCat("request ", kept.id, " accepted: ", request.groups.size(), " groups, ", request.num_rollouts,
+                   " rollouts, ", kept.status.steps_total(), " steps, digest ", kept.digest.substr(0, 16)));
+  const v1::RequestHeader& header = request.header();
   const std::optional<uint64_t> wait_ms = header.has_wait_ms() ? std::optional(header.wait_ms()) : std::nullopt;
-  Wait(kept, {.call = event.call, .deadline = Deadline(now_, wait_ms)});
+  for (const Arrival::Sender& sender : arrival.senders) {
+    Wait(kept, {.call = sender.call, .deadline = Deadline(now_, wait_ms), .replayed = sender.replayed});
+  }
+  for (const RequestWaiter& watcher : arrival.watchers) Wait(kept, watcher);
+  return kept;
 }
 
 void CoordinatorState::Wait(UpdateRecord& record, RequestWaiter waiter) {
@@ -203,13 +200,16 @@ v1::RequestStatus CoordinatorState::StatusOf(const UpdateRecord& record) const {
 }
 
 void CoordinatorState::OnEvent(const GetRequestEvent& event) {
+  const absl::Time deadline = now_ + event.wait.value_or(absl::ZeroDuration());
+  const RequestWaiter waiter = {.call = event.call, .deadline = deadline, .failure_is_error = false};
+  if (Arrival* arrival = FindArrival(event.request_id)) return Watch(*arrival, waiter);
   UpdateRecord* record = table_.Find(event.request_id);
   if (record == nullptr) return Reply(event.call, UnknownRequest(table_, event.request_id));
-  const absl::Time deadline = now_ + event.wait.value_or(absl::ZeroDuration());
-  Wait(*record, {.call = event.call, .deadline = deadline, .failure_is_error = false});
+  Wait(*record, waiter);
 }
 
 void CoordinatorState::OnEvent(const CancelEvent& event) {
+  if (Arrival* arrival = FindArrival(event.request_id)) return CancelArrival(*arrival, event.call);
   UpdateRecord* record = table_.Find(event.request_id);
   if (record == nullptr) return Reply(event.call, UnknownRequest(table_, event.request_id));
   Wait(*record, {.call = event.call, .failure_is_error = false});
@@ -225,10 +225,12 @@ void CoordinatorState::OnEvent(const CancelEvent& event) {
 
 void CoordinatorState::OnEvent(const ReadResultsEvent& event) {
   UpdateRecord* record = table_.Find(event.request_id);
-  if (record == nullptr) return Reply(event.call, UnknownRequest(table_, event.request_id));
-  if (!record->final()) {
-    return Reply(event.call, MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_OPEN",
-                                       absl::StrCat("request ", record->id, " is not finished; wait with GetRequest")));
+  const bool planning = FindArrival(event.request_id) != nullptr;
+  if (record == nullptr && !planning) return Reply(event.call, UnknownRequest(table_, event.request_id));
+  if (planning || !record->final()) {
+    return Reply(event.call,
+                 MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_OPEN",
+                           absl::StrCat("request ", event.request_id, " is not finished; wait with GetRequest")));
   }
   if (absl::Status failure = FailureOf(*record); !failure.ok()) return Reply(event.call, failure);
   if (record->results_dropped) {
@@ -265,12 +267,14 @@ void CoordinatorState::OnEvent(const ExportEvent& event) {
   if (admitted.ok()) admitted = NotServing();
   if (admitted.ok()) admitted = AdmitJob(0);
   if (!admitted.ok()) return Reply(event.call, admitted);
-  const std::string id = absl::StrCat("~export/", next_call_job_++);
-  call_jobs_[id] = CallJob{.call = event.call, .request = nullptr, .plan = {}, .export_request = event.request};
-  queue_.push_back(id);
+  Arrival arrival;
+  arrival.export_request = event.request;
+  arrival.senders.push_back({.call = event.call});
+  Receive(std::move(arrival));
 }
 
 void CoordinatorState::OnEvent(const CallGoneEvent& event) {
+  LeaveArrivals(event.call);
   for (UpdateRecord* record : table_.Open()) {
     std::erase_if(record->waiters, [&](const RequestWaiter& waiter) { return waiter.call == event.call; });
   }

@@ -6,9 +6,8 @@
 
 namespace stemma {
 
-CoordinatorState::CoordinatorState(CoordinatorOptions options, PlanFunction plan)
+CoordinatorState::CoordinatorState(CoordinatorOptions options)
     : options_(std::move(options)),
-      plan_(std::move(plan)),
       config_(options_.config),
       calibration_book_(options_.calibration),
       calibration_(NewCalibration("cpu")),

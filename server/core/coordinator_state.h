@@ -3,11 +3,13 @@
 //
 // Thread safety: none; owned by the coordinator thread.
 // Invariants:
-//  (1) jobs run one at a time, in the order they were accepted; nothing runs between Prepare and Applied of a step.
+//  (1) jobs run one at a time, in the order they were accepted, which is the order in which they came; nothing runs
+//      between Prepare and Applied of a step.
 //  (2) a vote or Applied counts only if all its keys are those of the running attempt and its session is the worker's.
 //  (3) step_ and weight_version_ change when an Applied counts, or with the lineage; weight_version_ never falls.
 //  (4) weights that are lost end their lineage: every open job, and every request that trained it, answers ROLLED_BACK
 //      from then on, never a silent rewind. An open update's lineage is the model's.
+//  (5) plans are made elsewhere (PlanAction), for the worker that is there: nothing is accepted without one.
 //
 // Step: Prepare sent (PREPARING) -> Vote -> Apply sent (COMMITTED) -> Applied (APPLIED) -> the next k, or DONE.
 // Errors of requests: docs/errors.md.
@@ -15,6 +17,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,6 +26,7 @@
 
 #include "absl/time/time.h"
 #include "common/model_config.h"
+#include "server/core/arrival.h"
 #include "server/core/calibration.h"
 #include "server/core/events.h"
 #include "server/core/request_plan.h"
@@ -45,7 +49,7 @@ struct CoordinatorOptions {
 
 class CoordinatorState {
  public:
-  CoordinatorState(CoordinatorOptions options, PlanFunction plan);
+  explicit CoordinatorState(CoordinatorOptions options);
 
   Decision Handle(absl::Time now, const Event& event);
 
@@ -140,7 +144,7 @@ class CoordinatorState {
   void OnEvent(const TickEvent&) { Tick(); }
   bool AnswerRepeat(const SubmitEvent& event);
   absl::Status AdmitJob(uint64_t bytes) const;
-  void AcceptUpdate(const SubmitEvent& event, RequestPlan plan);
+  UpdateRecord& AcceptUpdate(const Arrival& arrival, RequestPlan plan);
   void Wait(UpdateRecord& record, RequestWaiter waiter);
   void AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter);
   absl::Status FailureOf(const UpdateRecord& record) const;
@@ -148,6 +152,24 @@ class CoordinatorState {
   v1::ModelInfo::State ModelState() const;
   absl::Status NotServing() const;
   uint64_t StepAfterQueue();
+  uint64_t StepAfterAccepted();
+
+  // Jobs that are not accepted yet: coordinator_arrivals.cc.
+  void OnEvent(const PlannedEvent& event);
+  void Receive(Arrival arrival);
+  void StartPlan(Arrival& arrival);
+  void StopPlan(const Arrival& arrival);
+  void RestartPlans();
+  void AcceptArrivals();
+  void Accept(Arrival& arrival);
+  void CancelArrival(Arrival& arrival, CallId call);
+  Arrival* FindArrival(const std::string& request_id);
+  bool JoinArrival(const SubmitEvent& event);
+  void Watch(Arrival& arrival, const RequestWaiter& watcher);
+  void EndArrival(std::list<Arrival>::iterator arrival, const absl::Status& status);
+  void EndArrivals(const absl::Status& status);
+  void LeaveArrivals(CallId call);
+  void AnswerDueWatchers();
 
   template <typename Message>
   void SendToWorker(Message message);
@@ -157,7 +179,6 @@ class CoordinatorState {
   UpdateRecord& RunningUpdate();
 
   const CoordinatorOptions options_;
-  const PlanFunction plan_;
 
   absl::Time now_;     // of the event being handled
   Decision decision_;  // being made
@@ -180,6 +201,8 @@ class CoordinatorState {
   Calibration calibration_;
   int samples_unsaved_ = 0;
 
+  std::list<Arrival> arrivals_;  // in the order in which they came
+  PlanId next_plan_ = 1;
   RequestTable table_;
   std::map<std::string, CallJob> call_jobs_;  // ids start with '~', which no request id does
   uint64_t next_call_job_ = 1;

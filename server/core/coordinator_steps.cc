@@ -82,14 +82,13 @@ void CoordinatorState::StartCallJob(const std::string& id, const CallJob& job) {
   worker::v1::LogProb message;
   message.set_id(id);
   *message.mutable_header() = job.request->log_prob;
-  *message.mutable_plan() = job.plan.plan.steps(0);
+  *message.mutable_plan() = job.plan.step(0);
   SendToWorker(std::move(message));
 }
 
 void CoordinatorState::PrepareNextStep(UpdateRecord& record) {
-  const v1::Plan& plan = record.plan.plan;
-  for (; static_cast<int>(record.k) < plan.steps_size(); ++record.k) {
-    if (StepNeedsWorker(plan, record.k)) return SendPrepare(record);
+  for (; record.k < record.plan.num_steps(); ++record.k) {
+    if (StepNeedsWorker(record.plan, record.k)) return SendPrepare(record);
     AddStepResult(record, v1::StepResult::SKIPPED_EMPTY, nullptr);
   }
   FinishUpdate(record, v1::DONE, absl::OkStatus());
@@ -158,7 +157,7 @@ void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
   // A lost worker repeats the steps that were skipped before its own, so only an applied step renews the attempts.
   if (running_->outcome == v1::StepResult::APPLIED) record.attempt = 1;
   ++record.k;
-  const bool more = static_cast<int>(record.k) < record.plan.plan.steps_size();
+  const bool more = record.k < record.plan.num_steps();
   if (more && record.cancel_requested) {
     CancelUpdate(record);
   } else if (more && draining_) {
@@ -171,14 +170,15 @@ void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
 
 // The applied step's phases calibrate the plans of requests to come.
 void CoordinatorState::Measure(const UpdateRecord& record, const worker::v1::Applied& applied) {
-  if (record.k >= record.plan.work.size()) return;
+  const PhaseWork* work = record.plan.phase_work(record.k);
+  if (work == nullptr) return;
   const auto& sums = running_->vote.sums();
   const auto seconds = [&](const char* name) {
     const auto it = sums.find(name);
     return it == sums.end() ? 0.0 : it->second;
   };
   calibration_.Add(
-      {.work = record.plan.work[record.k],
+      {.work = *work,
        .seconds = {seconds("time/prefix_forward_s"), seconds("time/suffix_s"), seconds("time/prefix_backward_s")},
        .apply_s = applied.apply_s()});
   if (++samples_unsaved_ >= kSamplesUnsavedMax) SaveCalibration();
@@ -186,19 +186,18 @@ void CoordinatorState::Measure(const UpdateRecord& record, const worker::v1::App
 
 void CoordinatorState::AddStepResult(UpdateRecord& record, v1::StepResult::Outcome outcome,
                                      const worker::v1::Applied* applied) {
-  const v1::StepPlan& plan = record.plan.plan.steps(record.k);
   v1::StepResult& result = *record.result.add_steps();
   result.set_step(step_);
   result.set_weight_version(weight_version_);
   result.set_attempts(record.attempt);
   result.set_outcome(outcome);
-  result.set_epoch(plan.epoch());
-  result.set_num_groups(plan.groups_size());
+  result.set_epoch(record.plan.epoch(record.k));
+  result.set_num_groups(record.plan.step(record.k).groups_size());
   if (outcome != v1::StepResult::APPLIED) return;
   SetStepMetrics({.header = record.request->update,
                   .report = StepReportOf(record.plan, record.k),
                   .state = record.plan.report.state(),
-                  .numbers = record.plan.steps.at(record.k),
+                  .numbers = record.plan.numbers(record.k),
                   .vote = running_->vote,
                   .apply_s = applied->apply_s(),
                   .elapsed = now_ - running_->prepared_at},
@@ -254,7 +253,7 @@ void CoordinatorState::FinishUpdate(UpdateRecord& record, v1::RequestState state
     SetRequestMetrics(record.result, *record.result.mutable_metrics());
     *record.status.mutable_result() = std::move(record.result);
   }
-  record.result.Clear();
+  record.result = v1::UpdateResult();  // Clear would keep its memory
   if (IsRunning(record.id)) {
     running_.reset();
     if (worker_) {

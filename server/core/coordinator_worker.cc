@@ -79,6 +79,7 @@ void CoordinatorState::OnReady(const worker::v1::Ready& message) {
   config_.set_threads(message.config().threads());
   StartCalibration();
   decision_.actions.push_back(ReadinessAction{true});
+  RestartPlans();
   Say(absl::StrCat("worker ", worker_->incarnation, " is ready: step ", step_, " lineage ", lineage_, " budget ",
                    config_.memory_budget_bytes(), " bytes, state ", message.weights_bytes(), " bytes, free ",
                    message.memory_free_bytes(), " bytes, optimizer states ",
@@ -154,6 +155,7 @@ void CoordinatorState::RetryRunningStep(const std::string& reason) {
 }
 
 void CoordinatorState::FailEverything(const absl::Status& status) {
+  EndArrivals(status);
   for (UpdateRecord* record : table_.Open()) {
     FinishUpdate(*record, v1::FAILED, status);
   }
@@ -170,6 +172,7 @@ void CoordinatorState::Drain() {
   decision_.actions.push_back(ReadinessAction{false});
   Say("draining");
   const absl::Status stops = RetryableError("DRAINING", "the server stops");
+  EndArrivals(stops);
   const bool committed = running_ && running_->phase == Phase::kCommitted;
   for (UpdateRecord* record : table_.Open()) {
     if (committed && IsRunning(record->id)) continue;  // its step is finished first
@@ -203,6 +206,7 @@ void CoordinatorState::Tick() {
     for (UpdateRecord* record : table_.Open()) record->resumable = true;
     FailEverything(RetryableError("ATTEMPTS_EXHAUSTED", "no worker came back; the weights did not change"));
   }
+  AnswerDueWatchers();
   for (UpdateRecord* record : table_.Open()) {
     std::vector<RequestWaiter> due;
     std::erase_if(record->waiters, [&](const RequestWaiter& waiter) {
@@ -218,10 +222,13 @@ absl::Time CoordinatorState::NextDeadline() {
   absl::Time next = absl::InfiniteFuture();
   if (worker_) next = std::min(next, worker_->last_heard + options_.worker_lost_after);
   const std::vector<UpdateRecord*> open = table_.Open();
-  if (!open.empty() || !call_jobs_.empty())
+  if (!open.empty() || !call_jobs_.empty() || !arrivals_.empty())
     next = std::min(next, worker_missing_since_ + options_.worker_return_within);
   for (const UpdateRecord* record : open) {
     for (const RequestWaiter& waiter : record->waiters) next = std::min(next, waiter.deadline);
+  }
+  for (const Arrival& arrival : arrivals_) {
+    for (const RequestWaiter& watcher : arrival.watchers) next = std::min(next, watcher.deadline);
   }
   return next;
 }

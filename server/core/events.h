@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/admission/training_request.h"
 #include "server/core/calibration.h"
+#include "server/core/request_plan.h"
 #include "stemma/v1/training.pb.h"
 #include "stemma/worker/v1/worker.pb.h"
 
@@ -19,6 +21,7 @@ namespace stemma {
 
 using SessionId = uint64_t;  // a worker's stream; never used twice
 using CallId = uint64_t;     // a client's call; never used twice
+using PlanId = uint64_t;     // one making of a plan; never used twice
 
 // ----------------------------------------------------------------------------------------------------------------
 // events
@@ -64,12 +67,17 @@ struct GetServerInfoEvent {
 struct CallGoneEvent {  // the client left; a training request goes on
   CallId call = 0;
 };
+// A plan was made, or not (Cancelled: whoever wanted it left).
+struct PlannedEvent {
+  PlanId id = 0;
+  std::shared_ptr<absl::StatusOr<RequestPlan>> plan;  // the event gives it away
+};
 struct DrainEvent {};
 struct TickEvent {};
 
 using Event = std::variant<WorkerMessageEvent, WorkerLostEvent, SubmitEvent, ExportEvent, GetRequestEvent, CancelEvent,
                            ReadResultsEvent, ListRequestsEvent, GetModelEvent, GetServerInfoEvent, CallGoneEvent,
-                           DrainEvent, TickEvent>;
+                           PlannedEvent, DrainEvent, TickEvent>;
 
 // ---------------------------------------------------------------------------------------------------------------
 // actions
@@ -83,6 +91,16 @@ struct SendPayloadAction {
   SessionId session = 0;
   std::string id;
   std::shared_ptr<const TrainingRequest> request;
+};
+// Answered by one PlannedEvent, unless StopPlanAction comes before it.
+struct PlanAction {
+  PlanId id = 0;
+  std::shared_ptr<const TrainingRequest> request;
+  v1::RunConfig config;
+  Rates rates;
+};
+struct StopPlanAction {
+  PlanId id = 0;
 };
 struct CloseSessionAction {
   SessionId session = 0;
@@ -109,8 +127,8 @@ struct SaveCalibrationAction {
 };
 struct DrainedAction {};  // nothing runs any more; the worker was told to leave
 
-using Action = std::variant<SendAction, SendPayloadAction, CloseSessionAction, ReplyAction, ChunkAction,
-                            ReadinessAction, SaveCalibrationAction, DrainedAction>;
+using Action = std::variant<SendAction, SendPayloadAction, PlanAction, StopPlanAction, CloseSessionAction, ReplyAction,
+                            ChunkAction, ReadinessAction, SaveCalibrationAction, DrainedAction>;
 
 struct Decision {
   std::vector<Action> actions;

@@ -146,6 +146,7 @@ MemoryAnswer NothingFits(const MemoryOptions& options, const ClusterShape& clust
   MemoryAnswer answer = {.choice = std::nullopt, .bytes_needed = kNoLimit};
   int64_t host_bytes = kNoLimit;
   for (const MemoryAlternative& way : ways) {
+    if (options.stopped()) break;
     const MemoryChoice least = Pack(options, cluster, way, /*budget_bytes=*/0);
     if (least.peak_bytes <= options.budget_bytes) host_bytes = std::min(host_bytes, least.host_bytes);
     answer.bytes_needed = std::min(answer.bytes_needed, least.peak_bytes);
@@ -220,11 +221,15 @@ MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& clus
     return finish(*std::move(best), ways.front(), /*cheapest=*/true);
   }
   std::vector<std::pair<double, size_t>> order;
-  for (size_t i = 0; i < ways.size(); ++i) order.emplace_back(bound(ways[i]), i);
+  for (size_t i = 0; i < ways.size(); ++i) {
+    if (options.stopped()) return {};
+    order.emplace_back(bound(ways[i]), i);
+  }
   std::sort(order.begin(), order.end());
   const MemoryAlternative& first = ways[order.front().second];
   for (const auto& [seconds, index] : order) {
     if (best && seconds >= best->seconds.total()) break;
+    if (options.stopped()) return {};
     std::optional<MemoryChoice> choice = Evaluate(options, cluster, ways[index]);
     if (choice && (!best || choice->seconds.total() < best->seconds.total())) best = std::move(choice);
   }

@@ -15,6 +15,7 @@
 
 #include "common/cost.h"
 #include "server/core/cost_model.h"
+#include "server/core/stop_check.h"
 #include "stemma/v1/plan.pb.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -33,6 +34,9 @@ struct MemoryOptions {
   v1::TapePolicy suffix_policy = v1::TAPE_POLICY_UNSPECIFIED;
   int64_t prefix_block_rows = 0;
   v1::Offload offload = v1::OFFLOAD_UNSPECIFIED;
+
+  StopCheck stop;  // asked between alternatives
+  bool stopped() const { return stop && stop(); }
 };
 
 // One way; prefix.rows is 0 where no group is computed with reuse.
@@ -53,7 +57,8 @@ struct MemoryChoice {
   std::string reason;     // one line
 };
 
-// Without a choice: nothing fits, and these are the fewest bytes that any alternative needs.
+// Without a choice: nothing fits, and these are the fewest bytes that any alternative needs; or planning was stopped,
+// and the numbers mean nothing.
 struct MemoryAnswer {
   std::optional<MemoryChoice> choice;
   int64_t bytes_needed = 0;

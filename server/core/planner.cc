@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -58,33 +59,41 @@ double Count(bool forward_only, const Flops& flops) { return forward_only ? flop
 
 class Planner {
  public:
-  Planner(const PlannerModel& model, const PlannerRequest& request)
-      : model_(model),
-        request_(request),
-        memory_(MemoryOptionsOf(model.config, model.run, model.rates, request.forward_only)) {
-    for (uint32_t i = 0; i < request.groups.size(); ++i) {
-      groups_.push_back(PlanGroup(memory_, request.schedule, i, request.groups[i]));
-    }
-  }
+  Planner(const PlannerModel& model, const PlannerRequest& request, const StopCheck& stop)
+      : model_(model), request_(request), memory_(Options(stop, request.forward_only)) {}
 
   absl::StatusOr<PlanResult> Run() {
+    for (uint32_t i = 0; i < request_.groups.size(); ++i) {
+      groups_.push_back(PlanGroup(memory_, request_.schedule, i, request_.groups[i]));
+      if (memory_.stopped()) return absl::CancelledError("planning was stopped");
+    }
+    costs_.resize(groups_.size());
     if (request_.log_prob_pass) {
       std::vector<uint32_t> all(groups_.size());
       std::iota(all.begin(), all.end(), 0u);
-      ASSIGN_OR_RETURN(*result_.plan.mutable_log_prob_pass(), PlanStep(0, all, /*forward_only=*/true));
+      ASSIGN_OR_RETURN(*result_.plan.mutable_log_prob_pass(),
+                       PlanStep(0, all, Options(memory_.stop, /*forward_only=*/true)));
     }
-    for (int64_t epoch = 0; epoch < request_.epochs; ++epoch) {
+    const int64_t epochs_listed = request_.shuffle ? request_.epochs : 1;
+    result_.repeats = static_cast<uint32_t>(request_.epochs / epochs_listed);
+    for (int64_t epoch = 0; epoch < epochs_listed; ++epoch) {
       for (const std::vector<uint32_t>& batch : MiniBatches(epoch)) {
         result_.work.emplace_back();
-        ASSIGN_OR_RETURN(*result_.plan.add_steps(),
-                         PlanStep(static_cast<uint32_t>(epoch), batch, request_.forward_only));
+        ASSIGN_OR_RETURN(*result_.plan.add_steps(), PlanStep(static_cast<uint32_t>(epoch), batch, memory_));
       }
     }
+    if (memory_.stopped()) return absl::CancelledError("planning was stopped");
     Totals();
     return std::move(result_);
   }
 
  private:
+  MemoryOptions Options(const StopCheck& stop, bool forward_only) const {
+    MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
+    options.stop = stop;
+    return options;
+  }
+
   std::vector<std::vector<uint32_t>> MiniBatches(int64_t epoch) const {
     const auto count = static_cast<uint32_t>(groups_.size());
     std::vector<uint32_t> order(count);
@@ -101,7 +110,10 @@ class Planner {
     return batches;
   }
 
-  absl::StatusOr<v1::StepPlan> PlanStep(uint32_t epoch, const std::vector<uint32_t>& batch, bool forward_only) {
+  // `memory`: the request's, or those of the entry pass.
+  absl::StatusOr<v1::StepPlan> PlanStep(uint32_t epoch, const std::vector<uint32_t>& batch,
+                                        const MemoryOptions& memory) {
+    const bool forward_only = memory.forward_only;
     v1::StepPlan step;
     step.set_epoch(epoch);
     v1::StepReport& report = *result_.report.add_steps();
@@ -116,7 +128,6 @@ class Planner {
       report.set_flops_dense(report.flops_dense() + Count(forward_only, group.flops_dense));
     }
     report.set_num_groups(static_cast<uint32_t>(batch.size()));
-    const MemoryOptions memory = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
     ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(memory, running));
     for (PackedCluster& packed : clusters) {
       report.set_peak_bytes(std::max(report.peak_bytes(), static_cast<uint64_t>(packed.memory.peak_bytes)));
@@ -134,7 +145,7 @@ class Planner {
     return step;
   }
 
-  void Describe(const MemoryOptions& memory, const v1::Cluster& cluster, v1::ClusterReport& report) const {
+  void Describe(const MemoryOptions& memory, const v1::Cluster& cluster, v1::ClusterReport& report) {
     std::vector<uint32_t> seen;
     for (const v1::Wave& wave : cluster.waves()) {
       report.add_wave_sizes(static_cast<uint32_t>(wave.members_size()));
@@ -145,7 +156,7 @@ class Planner {
     seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
     for (const uint32_t g : seen) {
       const GroupPlan& group = groups_[g];
-      if (group.packing.prefix_rows > 0) *report.add_groups() = GroupCostOf(memory, group.packing);
+      if (group.packing.prefix_rows > 0) *report.add_groups() = CostOf(memory, g);
       group.packing.reuse ? report.add_reuse_uids(group.packing.uid) : report.add_dense_uids(group.packing.uid);
       if (report.reason().find(group.reason) == std::string::npos) {
         report.set_reason(absl::StrCat(report.reason(), report.reason().empty() ? "" : "; ", group.reason));
@@ -153,9 +164,28 @@ class Planner {
     }
   }
 
+  // Costs the same in every epoch, so it is computed once.
+  v1::GroupCost CostOf(const MemoryOptions& memory, uint32_t g) {
+    if (memory.forward_only != request_.forward_only) return GroupCostOf(memory, groups_[g].packing);
+    if (!costs_[g]) costs_[g] = GroupCostOf(memory, groups_[g].packing);
+    return *costs_[g];
+  }
+
+  void AddToTotals(const v1::StepReport& step) {
+    v1::PlanReport& report = result_.report;
+    report.set_num_clusters(report.num_clusters() + static_cast<uint32_t>(step.clusters_size()));
+    report.set_num_waves(report.num_waves() + step.num_waves());
+    report.set_tokens_logical(report.tokens_logical() + step.tokens_logical());
+    report.set_tokens_computed(report.tokens_computed() + step.tokens_computed());
+    report.set_flops(report.flops() + step.flops());
+    report.set_flops_dense(report.flops_dense() + step.flops_dense());
+    report.set_peak_bytes(std::max(report.peak_bytes(), step.peak_bytes()));
+    AddSeconds(step.seconds(), *report.mutable_seconds());
+  }
+
   void Totals() {
     v1::PlanReport& report = result_.report;
-    report.set_num_steps(static_cast<uint32_t>(result_.plan.steps_size()));
+    report.set_num_steps(static_cast<uint32_t>(result_.plan.steps_size()) * result_.repeats);
     report.set_num_groups(static_cast<uint32_t>(groups_.size()));
     for (size_t g = 0; g < groups_.size(); ++g) {
       report.set_num_rollouts(report.num_rollouts() + static_cast<uint32_t>(request_.groups[g].rollouts.size()));
@@ -164,15 +194,10 @@ class Planner {
       groups_[g].packing.reuse ? report.set_groups_reuse(report.groups_reuse() + 1)
                                : report.set_groups_dense(report.groups_dense() + 1);
     }
-    for (const v1::StepReport& step : report.steps()) {
-      report.set_num_clusters(report.num_clusters() + static_cast<uint32_t>(step.clusters_size()));
-      report.set_num_waves(report.num_waves() + step.num_waves());
-      report.set_tokens_logical(report.tokens_logical() + step.tokens_logical());
-      report.set_tokens_computed(report.tokens_computed() + step.tokens_computed());
-      report.set_flops(report.flops() + step.flops());
-      report.set_flops_dense(report.flops_dense() + step.flops_dense());
-      report.set_peak_bytes(std::max(report.peak_bytes(), step.peak_bytes()));
-      AddSeconds(step.seconds(), *report.mutable_seconds());
+    const int passes = request_.log_prob_pass ? 1 : 0;
+    if (passes > 0) AddToTotals(report.steps(0));
+    for (uint32_t repeat = 0; repeat < result_.repeats; ++repeat) {
+      for (int i = passes; i < report.steps_size(); ++i) AddToTotals(report.steps(i));
     }
     report.set_budget_bytes(model_.run.memory_budget_bytes());
     DescribeState(StateBytesOf(model_.config, model_.run.dtype()), model_.run.optimizer_residency(),
@@ -184,13 +209,14 @@ class Planner {
   const PlannerRequest& request_;
   const MemoryOptions memory_;
   std::vector<GroupPlan> groups_;
+  std::vector<std::optional<v1::GroupCost>> costs_;  // of each group in an optimizer step
   PlanResult result_;
 };
 
 }  // namespace
 
-absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequest& request) {
-  return Planner(model, request).Run();
+absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequest& request, const StopCheck& stop) {
+  return Planner(model, request, stop).Run();
 }
 
 }  // namespace stemma

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "common/model_config.h"
 #include "server/core/cost_model.h"
+#include "server/core/stop_check.h"
 #include "stemma/v1/plan.pb.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -46,15 +47,19 @@ struct PlannerModel {
   Rates rates = DefaultRates("fp32", 1, "cpu");
 };
 
+// Without shuffle every epoch runs the same steps, and they are held once: `plan.steps` are those of one epoch, and
+// `repeats` says how many epochs run them.
 struct PlanResult {
   v1::Plan plan;
+  uint32_t repeats = 1;
   v1::PlanReport report;
   std::vector<PhaseWork> work;  // one per plan.steps
 };
 
 // Errors: ResourceExhausted GROUP_TOO_LARGE - a group does not fit the budget (or the host's memory) in any way that
 // the run configuration allows, alone and with one suffix per wave: the message names its uid, the fewest bytes that it
-// needs, the budget, and what was forced.
-absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequest& request);
+// needs, the budget, and what was forced. Cancelled - `stop` said so.
+absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequest& request,
+                                    const StopCheck& stop = {});
 
 }  // namespace stemma

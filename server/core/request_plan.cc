@@ -55,16 +55,18 @@ uint64_t TotalTokens(const std::vector<v1::PromptGroup>& groups, const v1::StepP
 }  // namespace
 
 PlanFunction MakePlanFunction(const ModelConfig& model) {
-  return [model](const TrainingRequest& request, const v1::RunConfig& run,
-                 const Rates& rates) -> absl::StatusOr<RequestPlan> {
+  return [model](const TrainingRequest& request, const v1::RunConfig& run, const Rates& rates,
+                 const StopCheck& stop) -> absl::StatusOr<RequestPlan> {
     const PlannerModel planner_model = {.config = model, .run = run, .rates = rates};
-    ASSIGN_OR_RETURN(PlanResult planned, MakePlan(planner_model, PlannerRequestOf(request, run)));
+    ASSIGN_OR_RETURN(PlanResult planned, MakePlan(planner_model, PlannerRequestOf(request, run), stop));
     RequestPlan result;
     result.plan = std::move(planned.plan);
+    result.repeats = planned.repeats;
     result.report = std::move(planned.report);
     result.work = std::move(planned.work);
     if (request.kind == TrainingRequest::Kind::kLogProb) return result;
     for (const v1::StepPlan& step : result.plan.steps()) {
+      if (stop && stop()) return absl::CancelledError("planning was stopped");
       const std::vector<uint32_t> mini_batch(step.groups().begin(), step.groups().end());
       ASSIGN_OR_RETURN(StepNormalization normalization,
                        NormalizeStep(request.update.loss(), request.groups, mini_batch));

@@ -14,17 +14,18 @@ bool RunsEntryPass(const v1::Plan& plan, uint32_t k) { return k == 0 && plan.has
 
 }  // namespace
 
-bool StepNeedsWorker(const v1::Plan& plan, uint32_t k) {
-  return plan.steps(static_cast<int>(k)).clusters_size() > 0 || RunsEntryPass(plan, k);
+bool StepNeedsWorker(const RequestPlan& plan, uint32_t k) {
+  return plan.step(k).clusters_size() > 0 || RunsEntryPass(plan.plan, k);
 }
 
 worker::v1::Prepare MakePrepare(const worker::v1::StepKey& key, const v1::UpdateHeader& header,
                                 const RequestPlan& plan) {
-  const StepNumbers& numbers = plan.steps.at(key.k());
+  const StepNumbers& numbers = plan.numbers(key.k());
   worker::v1::Prepare prepare;
   *prepare.mutable_key() = key;
   *prepare.mutable_header() = header;
-  *prepare.mutable_plan() = plan.plan.steps(static_cast<int>(key.k()));
+  *prepare.mutable_plan() = plan.step(key.k());
+  prepare.mutable_plan()->set_epoch(plan.epoch(key.k()));
   if (RunsEntryPass(plan.plan, key.k())) *prepare.mutable_log_prob_pass() = plan.plan.log_prob_pass();
   prepare.set_denominator(numbers.denominator);
   prepare.mutable_prompt_mean_weights()->Add(numbers.prompt_mean_weights.begin(), numbers.prompt_mean_weights.end());
@@ -52,7 +53,7 @@ worker::v1::Apply MakeApply(const worker::v1::StepKey& key, const v1::AdamParams
 const v1::StepReport& StepReportOf(const RequestPlan& plan, uint32_t k) {
   const int passes_before_steps = plan.report.steps_size() - plan.plan.steps_size();
   CHECK_GE(passes_before_steps, 0) << "the report lacks steps of the plan";
-  return plan.report.steps(passes_before_steps + static_cast<int>(k));
+  return plan.report.steps(passes_before_steps + static_cast<int>(plan.HeldIndex(k)));
 }
 
 }  // namespace stemma

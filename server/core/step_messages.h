@@ -10,9 +10,9 @@ namespace stemma {
 
 // Returns false for a step that the server can skip alone: nothing in its mini-batch has a gradient, and no entry
 // log-prob pass is due.
-bool StepNeedsWorker(const v1::Plan& plan, uint32_t k);
+bool StepNeedsWorker(const RequestPlan& plan, uint32_t k);
 
-// Fills the Prepare of the step that `key` names: key.k() is the index into the plan's steps, and denominator and
+// Fills the Prepare of the step that `key` names: key.k() is the step's index in its request, and denominator and
 // prompt-mean weights are those of that step's mini-batch. The entry log-prob pass goes with the first step.
 worker::v1::Prepare MakePrepare(const worker::v1::StepKey& key, const v1::UpdateHeader& header,
                                 const RequestPlan& plan);

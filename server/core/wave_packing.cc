@@ -42,7 +42,9 @@ class Cutter {
   explicit Cutter(const MemoryOptions& options) : options_(options) {}
 
   absl::StatusOr<Cut> Solve(Groups groups) const {
+    if (options_.stopped()) return absl::CancelledError("planning was stopped");
     MemoryAnswer together = ChooseMemory(options_, ShapeOf(groups));
+    if (options_.stopped()) return absl::CancelledError("planning was stopped");
     if (groups.size() == 1 && !together.choice) return GroupTooLarge(options_, groups[0], together);
     if (groups.size() == 1 || (together.choice && together.choice->cheapest)) return Of(groups, *together.choice);
     const double seconds = together.choice ? together.choice->seconds.total() : 0;

@@ -40,7 +40,7 @@ ClusterShape GroupShape(const PackingGroup& group, bool reuse);
 // GROUP_TOO_LARGE: see MakePlan.
 absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& group, const MemoryAnswer& answer);
 
-// Errors: ResourceExhausted GROUP_TOO_LARGE - see MakePlan.
+// Errors: ResourceExhausted GROUP_TOO_LARGE, Cancelled - see MakePlan.
 absl::StatusOr<std::vector<PackedCluster>> PackClusters(const MemoryOptions& options,
                                                         const std::vector<PackingGroup>& groups);
 

@@ -13,6 +13,7 @@
 #include "common/status_macros.h"
 #include "common/trace_json.h"
 #include "nlohmann/json.hpp"
+#include "server/core/step_messages.h"
 #include "tests/testing/control_kernels.h"
 #include "tests/testing/in_process.h"
 
@@ -118,8 +119,7 @@ json Answer(const InProcess& engine, const worker::v1::Vote& vote, const v1::Upd
   for (const auto& [name, value] : vote.sums()) answer["sums"][name] = value;
   answer["peak_bytes"] = sum("bytes/peak");
   const v1::PlanReport& report = engine.plan().report;
-  const int report_index = (engine.plan().plan.has_log_prob_pass() ? 1 : 0) + k;
-  answer["planned_bytes"] = report.steps(report_index).peak_bytes();
+  answer["planned_bytes"] = StepReportOf(engine.plan(), static_cast<uint32_t>(k)).peak_bytes();
   answer["plan"] = {{"waves", report.num_waves()},
                     {"clusters", report.num_clusters()},
                     {"groups_reuse", report.groups_reuse()},
@@ -143,7 +143,7 @@ absl::StatusOr<json> RunCase(const json& c, Session& session) {
   const bool apply = c.at("apply").get<bool>();
   const bool float64 = c.at("dtype") == "fp64";
   const int first = apply ? 0 : c.at("step").get<int>();
-  const int last = apply ? engine->plan().plan.steps_size() - 1 : first;
+  const int last = apply ? static_cast<int>(engine->plan().num_steps()) - 1 : first;
   json answer;
   json steps = json::array();
   for (int k = first; k <= last; ++k) {

@@ -53,6 +53,16 @@ std::function<void(Stream&, uint64_t)> StepsOfEpochs(uint64_t groups, uint64_t m
   };
 }
 
+// Two groups in as many epochs.
+std::function<void(Stream&, uint64_t)> ShuffledEpochs(uint64_t planned_groups) {
+  return [planned_groups](Stream& stream, uint64_t epochs) {
+    stream.header.set_ppo_epochs(static_cast<uint32_t>(epochs));
+    stream.header.set_shuffle(true);
+    stream.header.set_seed(1);
+    stream.limits.set_planned_groups(planned_groups);
+  };
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Edges, LimitEdgeTest,
     ::testing::Values(
@@ -66,6 +76,16 @@ INSTANTIATE_TEST_SUITE_P(
         Edge{"StepsWithAShortLastMiniBatch", "LIMIT_EXCEEDED", StepsOfEpochs(/*groups=*/5, /*mini_batch=*/2), 2, +1},
         Edge{"StepsOfAMiniBatchLargerThanTheRequest", "LIMIT_EXCEEDED", StepsOfEpochs(/*groups=*/2, /*mini_batch=*/9),
              6, +1},
+        Edge{"PlannedGroupsOfShuffledEpochs", "LIMIT_EXCEEDED", ShuffledEpochs(/*planned_groups=*/6), 3, +1},
+        Edge{"PlannedRolloutsOfShuffledEpochs", "LIMIT_EXCEEDED",
+             [](Stream& s, uint64_t rollouts) {
+               ShuffledEpochs(/*planned_groups=*/4)(s, 2);  // 64 rollouts over both epochs
+               for (uint64_t r = 4; r < rollouts; ++r) {
+                 *s.groups[0].add_rollouts() = GoodRollout("more/" + std::to_string(r));
+               }
+               s.end_rollouts = rollouts;
+             },
+             32, +1},
         Edge{"LastTokenOfTheVocabulary", "INVALID_REQUEST",
              [](Stream& s, uint64_t token) {
                s.groups[0].set_prompt_tokens(PackArray<int32_t>({1, 2, static_cast<int32_t>(token)}));
@@ -79,6 +99,16 @@ TEST(LimitEdgeTest, AShortLastMiniBatchIsAStepOfItsOwn) {
   StepsOfEpochs(/*groups=*/5, /*mini_batch=*/2)(stream, 2);
   stream.limits.set_steps(5);
   EXPECT_EQ(ErrorReason(Build(stream).status()), "LIMIT_EXCEEDED");
+}
+
+TEST(LimitEdgeTest, EqualEpochsCountOnceAmongThePlannedGroups) {
+  Stream stream;
+  ShuffledEpochs(/*planned_groups=*/2)(stream, 9);
+  EXPECT_EQ(ErrorReason(Build(stream).status()), "LIMIT_EXCEEDED");
+  stream.header.set_shuffle(false);
+  stream.header.clear_seed();
+  EXPECT_TRUE(Build(stream).ok()) << Build(stream).status();
+  EXPECT_EQ((*Build(stream))->num_steps, 9u);
 }
 
 TEST(LimitEdgeTest, OnPolicyNeedsOneStepAndAShortLastMiniBatchIsASecond) {

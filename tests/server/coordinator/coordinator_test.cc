@@ -2,9 +2,11 @@
 #include "server/coordinator/coordinator.h"
 
 #include <atomic>
+#include <new>
 #include <set>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "glog/logging.h"
@@ -15,13 +17,38 @@ namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
-absl::StatusOr<RequestPlan> OneStepPlan(const TrainingRequest&, const v1::RunConfig&, const Rates&) {
+absl::StatusOr<RequestPlan> OneStepPlan(const TrainingRequest&, const v1::RunConfig&, const Rates&, const StopCheck&) {
   RequestPlan plan;
   plan.plan.add_steps()->add_clusters();
   plan.report.add_steps();
   plan.steps.emplace_back();
   return plan;
 }
+
+// A plan of id "slow..." is not ready before the gate opens, or nobody waits for it; one of id "huge..." needs more
+// memory than there is.
+class Gate {
+ public:
+  absl::StatusOr<RequestPlan> Plan(const TrainingRequest& request, const StopCheck& stop) {
+    const std::string& id = request.header().request_id();
+    if (absl::StartsWith(id, "huge")) throw std::bad_alloc();
+    if (absl::StartsWith(id, "slow")) {
+      ++waiting_;
+      while (!open_ && !stop()) RealClock().Sleep(absl::Milliseconds(1));
+      --waiting_;
+      if (stop()) return absl::CancelledError("stopped");
+    }
+    return OneStepPlan(request, {}, {}, stop);
+  }
+  void Open() { open_ = true; }
+  void AwaitWaiting(int count) {
+    while (waiting_ != count) RealClock().Sleep(absl::Milliseconds(1));
+  }
+
+ private:
+  std::atomic<bool> open_ = false;
+  std::atomic<int> waiting_ = 0;
+};
 
 CoordinatorOptions Options() {
   CoordinatorOptions options;
@@ -127,9 +154,15 @@ class EchoWorker final : public WorkerLink {
 class CoordinatorTest : public ::testing::Test {
  protected:
   CoordinatorTest()
-      : coordinator_(Options(), OneStepPlan, RealClock(), [this](bool ready) {
-          if (ready && !ready_.HasBeenNotified()) ready_.Notify();
-        }) {}
+      : coordinator_(
+            Options(),
+            [this](const TrainingRequest& request, const v1::RunConfig&, const Rates&, const StopCheck& stop) {
+              return gate_.Plan(request, stop);
+            },
+            RealClock(),
+            [this](bool ready) {
+              if (ready && !ready_.HasBeenNotified()) ready_.Notify();
+            }) {}
   ~CoordinatorTest() override { coordinator_.Stop(); }
 
   void StartWorker() {
@@ -145,6 +178,7 @@ class CoordinatorTest : public ::testing::Test {
   }
 
   Flag ready_;
+  Gate gate_;
   Coordinator coordinator_;
   std::shared_ptr<EchoWorker> worker_;
 };
@@ -204,6 +238,47 @@ TEST_F(CoordinatorTest, ALostWorkerLeavesTheRequestWaitingAndDrainAnswersIt) {
 TEST_F(CoordinatorTest, AFullQueueAnswersAtOnce) {
   coordinator_.Stop();
   EXPECT_EQ(ErrorReason(std::get<absl::Status>(Submit("a")->Get())), "QUEUE_FULL");
+}
+
+TEST_F(CoordinatorTest, WhileAPlanIsMadeEverythingElseIsAnswered) {
+  StartWorker();
+  const auto slow = Submit("slow");
+  gate_.AwaitWaiting(1);
+  auto model = std::make_shared<Waiting>();
+  coordinator_.Call(model, [](CallId call) { return GetModelEvent{call}; });
+  EXPECT_EQ(std::get<v1::ModelInfo>(model->Get()).state(), v1::ModelInfo::IDLE);
+  const auto next = Submit("next");
+  gate_.Open();
+  EXPECT_EQ(std::get<v1::RequestStatus>(slow->Get()).result().steps(0).step(), 1u) << "it came first";
+  EXPECT_EQ(std::get<v1::RequestStatus>(next->Get()).result().steps(0).step(), 2u);
+}
+
+TEST_F(CoordinatorTest, APlanEndsWhenItsCallLeavesAndTheNextOneIsMade) {
+  StartWorker();
+  CallId running = 0, waiting = 0;
+  const auto first = Submit("slow1", &running);
+  gate_.AwaitWaiting(1);
+  const auto second = Submit("slow2", &waiting);
+  const auto third = Submit("third");
+  coordinator_.CallGone(waiting);
+  coordinator_.CallGone(running);
+  EXPECT_EQ(std::get<v1::RequestStatus>(third->Get()).result().steps(0).step(), 1u);
+  gate_.AwaitWaiting(0);
+  EXPECT_FALSE(first->done() || second->done());
+}
+
+TEST_F(CoordinatorTest, APlanThatNeedsMoreMemoryThanThereIsIsRefusedAndTheServerGoesOn) {
+  StartWorker();
+  EXPECT_EQ(ErrorReason(std::get<absl::Status>(Submit("huge")->Get())), "SERVER_MEMORY");
+  EXPECT_EQ(std::get<v1::RequestStatus>(Submit("a")->Get()).result().steps(0).step(), 1u);
+}
+
+TEST_F(CoordinatorTest, StoppingEndsThePlanBeingMade) {
+  StartWorker();
+  const auto slow = Submit("slow");
+  gate_.AwaitWaiting(1);
+  coordinator_.Stop();
+  gate_.AwaitWaiting(0);
 }
 
 TEST_F(CoordinatorTest, ADeadlineIsMetWithoutAnyOtherEvent) {

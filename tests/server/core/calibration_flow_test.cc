@@ -5,6 +5,7 @@
 #include "gtest/gtest.h"
 #include "server/core/coordinator_state.h"
 #include "tests/server/core/cluster_shapes.h"
+#include "tests/server/core/made_plans.h"
 
 namespace stemma {
 namespace {
@@ -20,6 +21,7 @@ std::shared_ptr<const TrainingRequest> Request(const std::string& id, uint32_t e
   header.mutable_request()->set_request_id(id);
   header.mutable_request()->set_validate_only(validate_only);
   header.set_ppo_epochs(epochs);
+  request->num_steps = epochs;
   header.mutable_loss()->set_loss_mode("vanilla");
   header.mutable_loss()->set_loss_agg_mode("token-mean");
   header.mutable_old()->set_from(v1::LogProbSource::ON_POLICY);
@@ -49,7 +51,7 @@ CoordinatorOptions Options() {
 
 class Flow {
  public:
-  explicit Flow(CoordinatorOptions options) : state_(std::move(options), MakePlanFunction(BenchModel())) {
+  explicit Flow(CoordinatorOptions options) : state_(std::move(options)), plan_(MakePlanFunction(BenchModel())) {
     WorkerMessageEvent registered{.session = 1, .message = {}};
     registered.message.mutable_register_()->set_incarnation("w");
     registered.message.mutable_register_()->set_device(kDevice);
@@ -90,7 +92,7 @@ class Flow {
   }
 
   Decision Handle(const Event& event) {
-    Decision decision = state_.Handle(absl::FromUnixSeconds(1000), event);
+    Decision decision = testing::HandleAndPlan(state_, plan_, absl::FromUnixSeconds(1000), event);
     for (const Action& action : decision.actions) {
       if (const auto* send = std::get_if<SendAction>(&action)) {
         if (send->message.has_prepare()) prepare_ = send->message.prepare();
@@ -105,6 +107,7 @@ class Flow {
 
  private:
   CoordinatorState state_;
+  const PlanFunction plan_;
   CallId call_ = 0;
   worker::v1::Prepare prepare_;
   std::vector<CalibrationBook> saved_;

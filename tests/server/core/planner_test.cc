@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <random>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -229,8 +230,9 @@ TEST(PlannerTest, MiniBatchesAndEpochsAreStepsAndTheLastMayBeSmaller) {
   request.groups = {Group("a", 64, {8, 8}), Group("b", 64, {8, 8}), Group("c", 64, {8, 8})};
   request.mini_batch_groups = 2;
   request.epochs = 2;
-  EXPECT_EQ(PlanText(Model(), request),
-            "c[A:0,1 | 0.0 0.1 1.0 1.1] ; c[A:2 | 2.0 2.1] ; c[A:0,1 | 0.0 0.1 1.0 1.1] ; c[A:2 | 2.0 2.1]");
+  EXPECT_EQ(PlanText(Model(), request), "c[A:0,1 | 0.0 0.1 1.0 1.1] ; c[A:2 | 2.0 2.1]") << "of one epoch, for both";
+  EXPECT_EQ(MakePlan(Model(), request)->repeats, 2u);
+  EXPECT_EQ(MakePlan(Model(), request)->report.num_steps(), 4u);
 }
 
 TEST(PlannerTest, AShuffleIsAFunctionOfDigestSeedAndEpoch) {
@@ -254,6 +256,95 @@ TEST(PlannerTest, AShuffleIsAFunctionOfDigestSeedAndEpoch) {
   request.seed = 1;
   request.payload_digest = "e";
   EXPECT_NE(order(), first);
+}
+
+PlannerRequest RandomRequest(std::mt19937_64& random) {
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  PlannerRequest request;
+  for (int64_t g = 1 + below(9); g > 0; --g) {
+    std::vector<int64_t> responses;
+    for (int64_t r = 1 + below(6); r > 0; --r) responses.push_back(1 + below(300));
+    request.groups.push_back(Group(absl::StrCat("g", g), 1 + below(900), responses));
+    if (below(5) == 0) request.groups.back().rollouts[0].run = false;
+  }
+  request.mini_batch_groups = below(4);
+  request.epochs = 1 + below(4);
+  request.shuffle = below(2) == 0;
+  request.seed = random();
+  request.payload_digest = "d";
+  request.log_prob_pass = below(3) == 0;
+  return request;
+}
+
+// What a plan of all epochs, each step listed, sums up to; added in the order of the steps, so to the last bit.
+void AddUp(const PlanResult& plan, double& flops, double& suffix_s, uint64_t& waves) {
+  const int passes = plan.report.steps_size() - plan.plan.steps_size();
+  for (int i = 0; i < passes; ++i) {
+    flops += plan.report.steps(i).flops();
+    suffix_s += plan.report.steps(i).seconds().suffix();
+    waves += plan.report.steps(i).num_waves();
+  }
+  for (uint32_t repeat = 0; repeat < plan.repeats; ++repeat) {
+    for (int i = passes; i < plan.report.steps_size(); ++i) {
+      flops += plan.report.steps(i).flops();
+      suffix_s += plan.report.steps(i).seconds().suffix();
+      waves += plan.report.steps(i).num_waves();
+    }
+  }
+}
+
+// For every request: without shuffle the steps held are those of a request of one epoch, and stand for each epoch; with
+// shuffle all are held. Totals are those of all epochs.
+TEST(PlannerTest, EqualEpochsAreHeldOnceAndCountedEach) {
+  const uint64_t seed = std::random_device()();
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 200; ++i) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed, " request ", i));
+    const PlannerRequest request = RandomRequest(random);
+    const auto plan = MakePlan(Model(), request);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->repeats, request.shuffle ? 1u : static_cast<uint32_t>(request.epochs));
+    EXPECT_EQ(plan->work.size(), static_cast<size_t>(plan->plan.steps_size()));
+    EXPECT_EQ(plan->report.num_steps(), plan->repeats * static_cast<uint32_t>(plan->plan.steps_size()));
+    double flops = 0, suffix_s = 0;
+    uint64_t waves = 0;
+    AddUp(*plan, flops, suffix_s, waves);
+    EXPECT_EQ(plan->report.flops(), flops);
+    EXPECT_EQ(plan->report.seconds().suffix(), suffix_s);
+    EXPECT_EQ(plan->report.num_waves(), waves);
+    if (request.shuffle) continue;
+    PlannerRequest one = request;
+    one.epochs = 1;
+    EXPECT_EQ(plan->plan.SerializeAsString(), MakePlan(Model(), one)->plan.SerializeAsString());
+  }
+}
+
+TEST(PlannerTest, APlanDoesNotGrowWithItsEpochs) {
+  PlannerRequest request;
+  for (int g = 0; g < 100; ++g) request.groups.push_back(Group(absl::StrCat("g", g), 32, {8, 8}));
+  const size_t bytes = MakePlan(Model(), request)->report.ByteSizeLong();
+  request.epochs = 2048;
+  const auto plan = MakePlan(Model(), request);
+  EXPECT_LT(plan->report.ByteSizeLong(), bytes + 100);
+  EXPECT_EQ(plan->plan.steps_size(), 1);
+}
+
+// Under a budget that is too small for any way, so that every alternative is tried.
+TEST(PlannerTest, APlanThatNobodyWaitsForEndsWithinOneAlternative) {
+  PlannerModel model = Model();
+  LeaveForActivations(int64_t{3} << 20, model);
+  PlannerRequest request;
+  for (int g = 0; g < 20; ++g) request.groups.push_back(Group(absl::StrCat("g", g), 300, {200, 200}));
+  int asked = 0;
+  const auto all = MakePlan(model, request, [&] { return ++asked < 0; });
+  const int asked_of_all = asked;
+  ASSERT_GT(asked_of_all, 1000) << "the search must be long for this test to mean something: " << all.status();
+  for (const int stop_at : {1, 2, 50, asked_of_all / 2, asked_of_all - 1}) {
+    asked = 0;
+    const auto stopped = MakePlan(model, request, [&] { return ++asked >= stop_at; });
+    EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled) << stop_at;
+    EXPECT_LT(asked, stop_at + 20) << "it ends soon after it is told to";
+  }
 }
 
 TEST(PlannerTest, AForwardOnlyPassCountsForwardFlopsAndFewerBytes) {

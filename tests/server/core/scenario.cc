@@ -60,7 +60,7 @@ std::string Exact(double value) {
 // K = ppo_epochs steps of two groups, each with numbers of its own, so that a number of another step shows: denominator
 // 8 + k, prompt-mean weights 1 / (8 + k) and 1 / (4 + k), predicted bytes 10 (k + 1). The step numbered `seed` has
 // nothing to run; ref WEIGHTS asks for the entry pass, whose row of the report predicts 999 bytes.
-absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, const v1::RunConfig&, const Rates&) {
+absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
   RequestPlan result;
   const v1::UpdateHeader& header = request.update;
   if (header.has_ref()) {
@@ -91,6 +91,7 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   if (command.Has("skip")) common.set_on_nonfinite(v1::SKIP);
   common.set_validate_only(command.Has("validate"));
   header.set_ppo_epochs(static_cast<uint32_t>(command.Get("steps", 1)));
+  request->num_steps = header.ppo_epochs();
   if (command.Has("empty")) header.set_seed(command.Get("empty", 0));
   if (command.Has("pass")) header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
   header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));
@@ -196,6 +197,11 @@ struct ActionText {
     return absl::StrCat("send ", a.session, " ", MessageText(a.message));
   }
   std::string operator()(const SendPayloadAction& a) const { return absl::StrCat("payload ", a.session, " ", a.id); }
+  std::string operator()(const PlanAction& a) const {
+    return absl::StrCat("plan ", a.id, " ", a.request->header().request_id(), " of a budget of ",
+                        a.config.memory_budget_bytes());
+  }
+  std::string operator()(const StopPlanAction& a) const { return absl::StrCat("stop plan ", a.id); }
   std::string operator()(const CloseSessionAction& a) const {
     return absl::StrCat("close ", a.session, " ", absl::StatusCodeToString(a.status.code()));
   }
@@ -212,22 +218,43 @@ struct ActionText {
 
 class Scenario {
  public:
-  Scenario() : state_(Options(), FakePlan) {}
+  Scenario() : state_(Options()) {}
 
   void Run(const Command& command, std::string& out) {
     const std::string& name = command.words.at(0);
+    if (name == "hold") {
+      plans_held_ = true;
+      return;
+    }
     if (name == "advance") now_ += absl::Seconds(command.Id(1));
-    const Decision decision = state_.Handle(now_, EventOf(name, command));
+    Show(state_.Handle(now_, EventOf(name, command)), out);
+  }
+
+ private:
+  // Writes the actions down; a plan that is asked for is made at once, unless plans are held.
+  void Show(const Decision& decision, std::string& out) {
+    std::vector<PlannedEvent> planned;
     for (const Action& action : decision.actions) {
+      if (const auto* plan = std::get_if<PlanAction>(&action)) {
+        requests_[plan->id] = plan->request;
+        if (!plans_held_) planned.push_back(Planned(plan->id, false));
+        if (!plans_held_) continue;
+      }
       if (const auto* send = std::get_if<SendAction>(&action); send != nullptr && send->message.has_prepare()) {
         key_ = send->message.prepare().key();
       }
       absl::StrAppend(&out, std::visit(ActionText(), action), "\n");
     }
     if (decision.reason.find("ignored (") != std::string::npos) absl::StrAppend(&out, "ignored\n");
+    for (const PlannedEvent& event : planned) Show(state_.Handle(now_, event), out);
   }
 
- private:
+  PlannedEvent Planned(PlanId id, bool fail) const {
+    absl::StatusOr<RequestPlan> plan = FakePlan(*requests_.at(id));
+    if (fail) plan = MakeError(absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE", "x");
+    return {.id = id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(std::move(plan))};
+  }
+
   static CoordinatorOptions Options() {
     CoordinatorOptions options;
     options.epoch = 9;
@@ -255,6 +282,7 @@ class Scenario {
     if (name == "list") return ListRequestsEvent{command.Id(1)};
     if (name == "model") return GetModelEvent{command.Id(1)};
     if (name == "gone") return CallGoneEvent{command.Id(1)};
+    if (name == "planned") return Planned(command.Id(1), command.Has("fail"));
     return WorkerEvent(name, command);
   }
 
@@ -347,6 +375,8 @@ class Scenario {
   }
 
   CoordinatorState state_;
+  bool plans_held_ = false;
+  std::map<PlanId, std::shared_ptr<const TrainingRequest>> requests_;  // of the plans that were asked for
   absl::Time now_ = absl::FromUnixSeconds(1000);
   StepKey key_;
   SessionId session_ = 0;

@@ -7,6 +7,8 @@
 //            [bytes=N] [results]
 //   > log_prob CALL    > export CALL NAME     > get CALL ID [wait=MS]    > cancel CALL ID    > results CALL ID
 //   > list CALL        > model CALL           > gone CALL            > drain
+//   > hold                                    (from now on plans are made by `planned` only, else at once)
+//   > planned PLAN [fail]
 //   > vote yes|no|empty [norm2=X] [reason=R] [KEY=VALUE...]     > applied [KEY=VALUE...]     > refused [KEY=VALUE...]
 //            of the last Prepare's key, changed by step=, attempt=, k=, epoch=, generation=, incarnation=, id=,
 //            session=

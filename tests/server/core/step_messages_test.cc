@@ -69,12 +69,12 @@ TEST(MakePrepareTest, TheEntryPassGoesWithTheFirstStepOnly) {
 
 TEST(StepNeedsWorkerTest, AnEmptyStepRunsOnlyForTheEntryPass) {
   RequestPlan plan = MakePlan();
-  EXPECT_TRUE(StepNeedsWorker(plan.plan, 0));
-  EXPECT_FALSE(StepNeedsWorker(plan.plan, 1));
+  EXPECT_TRUE(StepNeedsWorker(plan, 0));
+  EXPECT_FALSE(StepNeedsWorker(plan, 1));
   plan.plan.mutable_steps(0)->clear_clusters();
-  EXPECT_TRUE(StepNeedsWorker(plan.plan, 0)) << "the entry pass is due";
+  EXPECT_TRUE(StepNeedsWorker(plan, 0)) << "the entry pass is due";
   plan.plan.clear_log_prob_pass();
-  EXPECT_FALSE(StepNeedsWorker(plan.plan, 0));
+  EXPECT_FALSE(StepNeedsWorker(plan, 0));
 }
 
 TEST(ClipFactorTest, IsThatOfTorchWithItsEpsilon) {

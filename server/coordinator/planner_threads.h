@@ -1,0 +1,61 @@
+// PlannerThreads: makes plans beside the coordinator, one at a time in each of two lanes: validate_only never holds up
+// work. A plan that is stopped ends within one alternative of the planner's search.
+//
+// Thread safety: safe. Nothing blocks but Stop.
+// Invariants:
+//  (1) every added plan is answered once by `done`, from a planner's thread, unless it was stopped before it began or
+//  the
+//      threads were.
+//  (2) a plan that runs out of memory is an error of its request (SERVER_MEMORY), the only place where bad_alloc is
+//  caught:
+//      limits bound what everything else allocates.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "common/mutex.h"
+#include "server/core/events.h"
+
+namespace stemma {
+
+class PlannerThreads {
+ public:
+  using Done = std::function<void(PlannedEvent)>;
+
+  PlannerThreads(PlanFunction plan, Done done);
+  ~PlannerThreads() { Stop(); }
+
+  void Add(PlanAction plan);
+  void Cancel(PlanId id);
+  // Ends the threads, and what they plan. Idempotent.
+  void Stop();
+
+ private:
+  struct Job {
+    PlanAction plan;
+    std::shared_ptr<std::atomic<bool>> stopped = std::make_shared<std::atomic<bool>>(false);
+  };
+  struct Lane {
+    std::deque<Job> jobs;  // under mutex_
+    bool busy = false;     // under mutex_: the front one is being planned
+    std::thread thread;    // constant after construction
+  };
+
+  void Run(Lane& lane);
+  bool Next(Lane& lane, Job& job);  // false: stopped
+  absl::StatusOr<RequestPlan> Plan(const Job& job) const;
+
+  const PlanFunction plan_;
+  const Done done_;
+  Mutex mutex_;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::array<Lane, 2> lanes_;  // of work, of validate_only
+};
+
+}  // namespace stemma
