@@ -111,6 +111,8 @@ TEST(RunNumbersTest, AdvantagesAndRewardsOfARolloutAreHeldToTheSameRange) {
       Stream stream;
       stream.numbers = NumbersOfRun(dtype);
       if (reward) {
+        stream.header.mutable_loss()->set_normalize_advantage_std(true);
+        stream.rollout().clear_advantage();
         stream.rollout().set_reward(1e39);
       } else {
         stream.rollout().set_advantage(1e39);
