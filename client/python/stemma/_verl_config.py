@@ -110,7 +110,10 @@ class ActorUpdate:
     dropped: Dict[str, str]
 
     def learning_rate(self, step):
-        """The rate of an RL step (0, 1, ...) by verl's schedule: one rate for all optimizer steps of an update."""
+        """The rate by verl's schedule: one for all optimizer steps of an update.
+
+        step        the RL step, from 0
+        """
         s = self.schedule
         step += 0 if s["zero_indexed_step"] or s["type"] == "constant" else 1
         if step < s["warmup_steps"]:
@@ -123,7 +126,10 @@ class ActorUpdate:
         return s["lr"] * max(low, wave * (1 - low) * 0.5 + (1 + low) * 0.5)
 
     def arguments(self, step=0):
-        """Keyword arguments of client.update_actor for an RL step; `old` and `ref` follow what the groups carry."""
+        """Keyword arguments of client.update_actor; `old` and `ref` follow what the groups carry.
+
+        step        the RL step, from 0
+        """
         return {"loss": self.loss, "adam": dataclasses.replace(self.adam, learning_rate=self.learning_rate(step)),
                 "mini_batch": self.mini_batch, "epochs": self.epochs, "shuffle": self.shuffle, "seed": self.seed}
 
@@ -133,7 +139,7 @@ def loss_from_config(actor, temperature=1.0, response_length=None):
 
     actor           config.actor_rollout_ref.actor; a key that is not known is refused by its name
     temperature     config.actor_rollout_ref.rollout.temperature
-    response_length verl's padded response length; needed for seq-mean-token-sum-norm without loss_scale_factor
+    response_length     verl's padded response length; needed for seq-mean-token-sum-norm without loss_scale_factor
     """
     keys, dropped = _read_keys(_plain(actor))
     mode = keys.get("policy_loss.loss_mode") or "vanilla"

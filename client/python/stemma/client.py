@@ -32,6 +32,8 @@ _FINAL = ("DONE", "FAILED", "CANCELLED", "ROLLED_BACK")
 
 
 class Client:
+    """A connection to one server. Close it, or use it in a `with`."""
+
     def __init__(self, address, retries=6, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
                  follow_lineage=False):
         """Makes a client; it connects at the first call.
@@ -70,7 +72,13 @@ class Client:
     # -------------------------------------------------------------------------------------------------------- training
 
     def update_actor(self, groups, loss=None, adam=None, wait=True, timeout_s=None, **options):
-        """Sends one request and returns its UpdateResult; with wait=False a Future. Options: see submit."""
+        """Sends one request and returns its UpdateResult.
+
+        groups, loss, adam  as in submit
+        wait        False: returns the Future of submit instead
+        timeout_s   as in Future.result
+        options     the other parameters of submit
+        """
         future = self.submit(groups, loss, adam, **options)
         return future.result(timeout_s) if wait else future
 
@@ -89,11 +97,11 @@ class Client:
         ref         where reference log-probs come from: "client" (ref_log_prob of the rollouts), "policy", None.
                     "auto": "client" if there is a KL term and the rollouts carry them, else None
         mini_batch  groups per optimizer step; None: all, one step an epoch
-        schedule    "auto", "reuse", "dense"; None: the server's
         epochs      passes over the groups, each of its own optimizer steps
         shuffle, seed   whether each epoch orders the groups anew, by this seed
         request_id  the request's name; None: a new one. The same id and payload again gives the same outcome
         expected_step   refuse unless the model is at this step
+        schedule    "auto", "reuse", "dense"; None: the server's
         on_nonfinite    "abort" (default) or "skip": what becomes of a step whose gradient is not finite
         return_log_probs    the result's log_probs are those of the first epoch
         cancel_on_interrupt     Ctrl-C cancels the request at the server; else it goes on there, as the error says
@@ -113,13 +121,23 @@ class Client:
 
     def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
              seed=None, schedule=None):
-        """What submit would run: waves, tokens, FLOPs, bytes. Nothing is computed and no id is used."""
+        """What submit would run, as a dict: waves, tokens, FLOPs, bytes. Nothing is computed and no id is used.
+
+        groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, schedule   as in submit
+        """
         parts = self._update_parts(groups, loss, adam, old, ref, {
             "request_id": _new_id(), "schedule": schedule, "validate_only": True}, mini_batch, epochs, shuffle, seed, False)
         return _proto.to_dict(self._retrying(lambda: self._stub.UpdateActor(iter(parts))).plan)
 
     def log_probs(self, groups, temperature=1.0, entropy=False, weights="policy", schedule=None):
-        """{rollout_id: RolloutLogProbs} of the responses under the current weights."""
+        """{rollout_id: RolloutLogProbs} of the responses under the current weights.
+
+        groups      as in submit; only tokens are read
+        temperature     divides the logits
+        entropy     whether entropies come too
+        weights     "policy", the only ones that there are
+        schedule    "auto", "reuse", "dense"; None: the server's
+        """
         header = config.fill_message(_proto.LogProbHeader(), {
             "request": _without_none({"request_id": _new_id(), "schedule": schedule}),
             "weights": weights, "temperature": temperature, "entropy": entropy})
@@ -131,14 +149,21 @@ class Client:
         return out
 
     def read_log_probs(self, request_id):
-        """{rollout_id: RolloutLogProbs} of a finished request that was sent with return_log_probs."""
+        """{rollout_id: RolloutLogProbs} of a finished request that was sent with return_log_probs.
+
+        request_id  the request's
+        """
         request = _proto.ReadResultsRequest(request_id=request_id)
         return self._retrying(lambda: results.log_probs(self._stub.ReadResults(request)))
 
     # ------------------------------------------------------------------------------------------------------ small calls
 
     def export(self, name, dtype=None):
-        """Writes the current weights as a Hugging Face directory <data>/exports/<name>; returns its path."""
+        """Writes the current weights as a Hugging Face directory <data>/exports/<name>; returns its path.
+
+        name        a name that was not used before, no path
+        dtype       "float32", "bfloat16", "float16", "float64"; None: each tensor's own in the loaded files
+        """
         request = _proto.ExportWeightsRequest(**_without_none({"name": name, "dtype": dtype}))
         self._pin(request)
         reply = self._retrying(lambda: self._stub.ExportWeights(request))
@@ -161,7 +186,11 @@ class Client:
         return _proto.to_dict(reply)["requests"]
 
     def attach(self, request_id, log_probs=False):
-        """A Future of a request that was sent before, by this process or another."""
+        """A Future of a request that was sent before, by this process or another.
+
+        request_id  the request's
+        log_probs   whether the result brings the log-probs of return_log_probs
+        """
         status = self._get_request(request_id, 0)
         if _proto.to_dict(status)["state"] != "ROLLED_BACK":
             self._saw(status.lineage)
@@ -280,7 +309,10 @@ class Future:
 
     def result(self, timeout_s=None):
         """The UpdateResult. Raises StemmaError when the request failed or was cancelled, TimeoutError when it is not
-        final in time (it goes on; ask again), RequestInterrupted on Ctrl-C."""
+        final in time (it goes on; ask again), RequestInterrupted on Ctrl-C.
+
+        timeout_s   how long to wait; None: until the request is final
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with _interruptible(self._client, self.request_id, self._cancel_on_interrupt):
             while not self._is_final():

@@ -81,54 +81,83 @@ def _sent_fields(config):
     return {k: v for k, v in dataclasses.asdict(config).items() if v is not None}
 
 
-# Presets. Each takes any LossConfig field as a keyword, e.g. grpo(kl_loss_coef=1e-3, kl_loss_type="low_var_kl").
+# Presets. Each takes any LossConfig field as a keyword.
 
 def grpo(**fields):
-    """Clipped policy gradient, token mean over the mini-batch, advantages normalised by the group's deviation."""
+    """Clipped policy gradient, token mean over the mini-batch, advantages normalised by the group's deviation.
+
+    fields      LossConfig fields that differ, e.g. grpo(kl_loss_coef=1e-3, kl_loss_type="low_var_kl")
+    """
     return dataclasses.replace(LossConfig("vanilla", clip_ratio_low=0.2, clip_ratio_high=0.2,
                                           normalize_advantage_std=True), **fields)
 
 
 def dr_grpo(loss_scale_factor, **fields):
-    """GRPO without the two normalisations: token sums over a constant, A = reward - mean."""
+    """GRPO without the two normalisations: token sums over a constant, A = reward - mean.
+
+    loss_scale_factor   the constant, e.g. the longest response that is sampled
+    fields      LossConfig fields that differ
+    """
     return grpo(**{"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": loss_scale_factor,
                    "normalize_advantage_std": False, **fields})
 
 
 def dapo(**fields):
-    """GRPO with the wider upper clip."""
+    """GRPO with the wider upper clip.
+
+    fields      LossConfig fields that differ
+    """
     return grpo(**{"clip_ratio_high": 0.28, **fields})
 
 
 def gspo(**fields):
-    """One ratio per response (its geometric mean), each response counted once."""
+    """One ratio per response (its geometric mean), each response counted once.
+
+    fields      LossConfig fields that differ
+    """
     return dataclasses.replace(LossConfig("gspo", "seq-mean-token-mean", clip_ratio_low=3e-4, clip_ratio_high=4e-4,
                                           normalize_advantage_std=True), **fields)
 
 
 def cispo(**fields):
-    """Clipped importance weights without gradient; every token keeps its own."""
+    """Clipped importance weights without gradient; every token keeps its own.
+
+    fields      LossConfig fields that differ
+    """
     return dataclasses.replace(LossConfig("cispo", clip_ratio_low=0.2, clip_ratio_high=0.2,
                                           normalize_advantage_std=True), **fields)
 
 
 def importance_sampling(**fields):
-    """-r * A, unclipped, summed over tokens."""
+    """-r * A, unclipped, summed over tokens.
+
+    fields      LossConfig fields that differ
+    """
     return dataclasses.replace(LossConfig("importance_sampling", "token-sum", normalize_advantage_std=True), **fields)
 
 
 def reinforce(**fields):
-    """-A * log-prob; reads no old log-probs."""
+    """-A * log-prob; reads no old log-probs.
+
+    fields      LossConfig fields that differ
+    """
     return dataclasses.replace(LossConfig("gpg", normalize_advantage_std=True, old=None), **fields)
 
 
 def cross_entropy(**fields):
-    """-weight * log-prob: supervised training. loss_weights are ones unless sent; reads no old log-probs."""
+    """-weight * log-prob: supervised training. loss_weights are ones unless sent; reads no old log-probs.
+
+    fields      LossConfig fields that differ
+    """
     return dataclasses.replace(LossConfig("cross_entropy", old=None), **fields)
 
 
 def adamw(learning_rate, **fields):
-    """AdamW; the fields are AdamW's. Without weight decay no scope is sent."""
+    """An AdamW. Without weight decay no scope is sent.
+
+    learning_rate   of every step of the request
+    fields      AdamW fields that differ
+    """
     adam = dataclasses.replace(AdamW(learning_rate), **fields)
     return adam if adam.weight_decay else dataclasses.replace(adam, weight_decay_scope=None)
 
@@ -136,16 +165,33 @@ def adamw(learning_rate, **fields):
 # Schedules: step 0, 1, ... -> learning rate. The client has them because it alone knows the total.
 
 def constant(learning_rate, warmup_steps=0):
+    """A function of the step: rises over the warm-up, then stays.
+
+    learning_rate   after the warm-up
+    warmup_steps    steps of a linear rise; the first of them has 1/warmup_steps of the rate
+    """
     return lambda step: learning_rate * _warmup(step, warmup_steps)
 
 
 def linear(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
-    """Rises over the warm-up, then falls to min_lr_ratio * learning_rate at total_steps."""
+    """A function of the step: rises over the warm-up, then falls to min_lr_ratio * learning_rate.
+
+    learning_rate   after the warm-up
+    total_steps     where the fall ends
+    warmup_steps    as in constant
+    min_lr_ratio    the last rate as a share of learning_rate
+    """
     return _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, lambda done: 1.0 - done)
 
 
 def cosine(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
-    """Rises over the warm-up, then falls along half a cosine to min_lr_ratio * learning_rate at total_steps."""
+    """A function of the step: rises over the warm-up, then falls along half a cosine to min_lr_ratio * learning_rate.
+
+    learning_rate   after the warm-up
+    total_steps     where the fall ends
+    warmup_steps    as in constant
+    min_lr_ratio    the last rate as a share of learning_rate
+    """
     return _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio,
                      lambda done: 0.5 * (1.0 + math.cos(math.pi * done)))
 

@@ -11,21 +11,33 @@ _MASK = "response_mask"
 
 class TraceWriter:
     """Writes requests; give it to Client(recorder=...) to keep all that the client sends. Ids, waiting and the choice of
-    schedule are the caller's, not the trace's: `header.request` is not kept."""
+    schedule are the caller's, not the trace's: `header.request` is not kept. Close it, or use it in a `with`."""
 
     def __init__(self, path):
+        """Begins a trace.
+
+        path        of the file, which is overwritten
+        """
         self._file = open(path, "w", encoding="utf-8")
         self._lock = threading.Lock()
         self._write({"schema": SCHEMA})
 
     def write(self, groups_to_send, loss, adam, **header):
-        """One request from the objects that Client.update_actor takes; further header fields in the trace's names."""
+        """One request, without a server.
+
+        groups_to_send  as in Client.submit
+        loss, adam      as in Client.submit
+        header      further header fields in the trace's names, e.g. ppo_mini_batch_size=8
+        """
         fields = {"loss": _plain_config(loss), "adam": _plain_config(adam), **header}
         message = config.fill_message(_proto.UpdateHeader(), fields)
         self.write_parts(groups.parts("update", message, groups_to_send))
 
     def write_parts(self, parts):
-        """One request from the messages of its call."""
+        """One request from the messages of its call, as the client has them.
+
+        parts       header, groups, end
+        """
         header = _set_fields(parts[0].update)
         header.pop("request", None)
         header.pop("num_groups", None)
@@ -42,6 +54,7 @@ class TraceWriter:
         self._write({"header": header, "groups": list(by_uid.values())})
 
     def close(self):
+        """Ends the file."""
         self._file.close()
 
     def __enter__(self):
@@ -57,7 +70,10 @@ class TraceWriter:
 
 
 def read(path):
-    """Yields (header dict, group dicts) of each request; ValueError names a line that is not one."""
+    """Yields (header dict, group dicts) of each request; ValueError names a line that is not one.
+
+    path        of the file
+    """
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:

@@ -42,7 +42,11 @@ def groups_from_dataproto(data, update):
 
 def padded_log_probs(log_probs, data):
     """log_probs of client.log_probs or of a result, for groups of groups_from_dataproto, as a float32 numpy array of the shape
-    of data's responses: zeros where there is padding."""
+    of data's responses: zeros where there is padding.
+
+    log_probs   {rollout_id: RolloutLogProbs}
+    data        the DataProto that the groups came from
+    """
     import numpy
 
     out = numpy.zeros(_array(data.batch["responses"]).shape, dtype=numpy.float32)
@@ -54,6 +58,7 @@ def padded_log_probs(log_probs, data):
 def metrics(result, peak_tflops=None):
     """The result's metrics under verl's names (they have them already), for verl's logger.
 
+    result      an UpdateResult
     peak_tflops     what the device's data sheet promises, in 10^12 FLOP/s: gives perf/mfu/actor, which counts, as verl does,
                     the FLOPs of every trajectory in full
     """
