@@ -2,7 +2,7 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: deps build test demo bench mutants format lint
+.PHONY: deps build test demo bench mutants dist format lint
 
 deps:
 	@./cmake/deps.sh
@@ -23,6 +23,10 @@ bench: build
 # Wrong changes that the tests must notice; make mutants ARGS="--help" says how to choose some.
 mutants: deps
 	@third_party/venv/bin/python tests/mutation/run.py --preset $(PRESET) $(ARGS)
+
+# The Python client's sdist and wheel, in build/dist.
+dist: deps
+	@third_party/venv/bin/python client/python/dist.py build/dist
 
 # Debian 12's clang-format 14, by which make lint checks.
 format:

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 
 import plain_venv
@@ -30,10 +29,8 @@ def runs(tmp_path_factory):
     init = next(c for c in commands_of(HELLO.read_text()) if " model init " in c).split()
     assert init[0] == "build/release/bin/stemma" and init[3] == "tiny"
     subprocess.run([BIN / "stemma", *init[1:3], folder / "tiny", *init[4:]], check=True)
-    source = folder / "source"
-    shutil.copytree(plain_venv.CLIENT, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     python = plain_venv.make(folder / "env")
-    plain_venv.install(python, plain_venv.build(source, folder))
+    plain_venv.install(python, plain_venv.dist(folder / "dist")[1])
     with stemma.LocalServer(folder / "tiny", binary=BIN / "stemma", threads=1) as server:
         plain = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         done = [subprocess.run([python, HELLO, server.address], capture_output=True, text=True, env=plain, cwd=folder)

@@ -4,6 +4,7 @@ No network: grpcio and protobuf are linked from the environment that runs the te
 """
 
 import importlib.metadata
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -13,12 +14,12 @@ CLIENT = ROOT / "client" / "python"
 DEPENDENCIES = ("grpcio", "protobuf", "typing_extensions")
 
 
-def make(path):
-    """The environment's Python, without the client yet."""
+def make(path, more=()):
+    """The environment's Python, without the client yet; `more`: further distributions to lend it."""
     path = pathlib.Path(path)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
     [site] = path.glob("lib/python*/site-packages")
-    for name in DEPENDENCIES:
+    for name in (*DEPENDENCIES, *more):
         distribution = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files if file.parts[0] not in ("..", "__pycache__")}:
             if not (site / top).exists():
@@ -26,15 +27,15 @@ def make(path):
     return path / "bin" / "python"
 
 
-def build(source, out, kind="wheel"):
-    """The one file that the build backend makes of a source directory: "wheel" or "sdist"."""
-    script = ("import sys; from setuptools import build_meta; "
-              f"print(build_meta.build_{kind}(sys.argv[1]))")
-    done = subprocess.run([sys.executable, "-c", script, str(out)], cwd=source, check=True, capture_output=True, text=True)
-    return pathlib.Path(out) / done.stdout.strip().splitlines()[-1]
+def dist(out):
+    """(sdist, wheel), built as `make dist` does."""
+    spec = importlib.util.spec_from_file_location("dist", CLIENT / "dist.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.dist(out)
 
 
 def install(python, file):
-    """Installs a wheel or sdist by pip, without network, dependencies or an isolated build."""
+    """Installs a wheel, an sdist or a source tree by pip, without network, dependencies or an isolated build."""
     subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q", "--no-deps",
                     "--no-index", "--no-build-isolation", file], check=True)
