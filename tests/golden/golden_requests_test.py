@@ -3,9 +3,11 @@ weights, all in float64. The pairs keep their state: each request starts where t
 """
 
 import pytest
+import torch
 
-from golden.pair import MODELS
-from golden.request_table import BY_NAME, CASES
+from golden.pair import FORWARD, MODELS, tensor_deviation
+from golden.request_table import BY_NAME, CASES, SHAPE
+from oracle import hf64, requests, step
 from stemma import _proto
 
 SCHEDULES = ["REUSE", "DENSE"]
@@ -19,6 +21,23 @@ def test_h1_the_request_trains_as_the_oracle_does(case, schedule, pairs):
     steps = -(-len(request["groups"]) // (request["header"].get("ppo_mini_batch_size") or len(request["groups"])))
     steps *= request["header"].get("ppo_epochs") or 1
     assert tuple(answer.outcomes) == (case.outcomes or ("APPLIED",) * steps)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_h1_log_probs_of_the_current_weights_are_the_oracle_s(model, schedule, pairs):
+    """ComputeLogProb after the requests before it: of the weights as they are now."""
+    pair = pairs.get(model)
+    groups = requests.skeleton(SHAPE, pair.spec.vocab, seed=31)
+    log_probs, entropies = pair.product_log_probs(groups, temperature=0.75, schedule=schedule)
+    expected = {}
+    for row in step.rows_of({"groups": groups}):
+        if row.response:
+            with torch.no_grad():
+                logits = pair.model.logits(row.prompt, row.response)
+                expected[row.id] = hf64.log_probs_and_entropy(logits, row.response, 0.75)
+    assert tensor_deviation(log_probs, {name: values[0] for name, values in expected.items()}) < FORWARD
+    assert tensor_deviation(entropies, {name: values[1] for name, values in expected.items()}) < FORWARD
 
 
 def test_h1_waves_join_groups_of_different_lengths(pairs):

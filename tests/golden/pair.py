@@ -87,6 +87,16 @@ class Pair:
                         [step.metrics["actor/grad_norm"] for step in steps], log_probs, self.exported(f"w{number}"), waves)
         return answer, parts
 
+    def product_log_probs(self, groups, temperature, schedule):
+        """({rollout_id: log-probs}, {rollout_id: entropies}) of the current weights, by ComputeLogProb."""
+        header = fill_message(_proto.LogProbHeader(), {
+            "request": {"request_id": f"golden/{next(self._numbers)}", "schedule": schedule}, "weights": "policy",
+            "temperature": temperature, "entropy": True})
+        stream = self.cluster.stub.ComputeLogProb(iter(encode("log_prob", header, groups)), timeout=300)
+        answers = [answer for answer in results.log_probs(stream).values() if len(answer.log_probs)]
+        return tuple({answer.rollout_id: torch.tensor(list(values(answer)), dtype=torch.float64) for answer in answers}
+                     for values in (lambda answer: answer.log_probs, lambda answer: answer.entropy))
+
     def oracle(self, request, orders, rules=training.Rules()):
         """Trains the oracle on the request; its Answer."""
         history = self.trainer.update(request, orders, rules)
@@ -122,7 +132,8 @@ def _relative(actual, expected):
     return max((abs(a - e) / max(1.0, abs(e)) for a, e in zip(actual, expected)), default=0.0)
 
 
-def _tensors(actual, expected):
+def tensor_deviation(actual, expected):
+    """The largest difference; infinite where names differ."""
     if actual.keys() != expected.keys():
         return float("inf")
     return max(((actual[name] - value).abs().max().item() for name, value in expected.items()), default=0.0)
@@ -134,8 +145,8 @@ def deviations(actual, expected):
         "outcomes": 0.0 if actual.outcomes == expected.outcomes else float("inf"),
         "loss": _relative(actual.losses, expected.losses) / FORWARD,
         "gradient norm": _relative(actual.norms, expected.norms) / FORWARD,
-        "log-probs": _tensors(actual.log_probs, expected.log_probs) / FORWARD,
-        "weights": _tensors(actual.weights, expected.weights) / WEIGHT,
+        "log-probs": tensor_deviation(actual.log_probs, expected.log_probs) / FORWARD,
+        "weights": tensor_deviation(actual.weights, expected.weights) / WEIGHT,
     }
     return {what: float("inf") if value != value else value for what, value in found.items()}
 
