@@ -17,25 +17,31 @@ constexpr char kPayload[] = "stemma.dev/status";
 constexpr char kDomain[] = "stemma";
 constexpr size_t kMaxViolations = 20;
 constexpr size_t kMaxTextBytes = 160;
-constexpr size_t kMaxDetailsBytes = 5000;  // gRPC metadata holds 8 KiB, base64 takes a third
+// gRPC's metadata holds 8 KiB: the message, percent-encoded, and the details with the message again, in base64.
+constexpr size_t kMaxDetailsBytes = 4000;
+constexpr size_t kMaxMessageBytes = 1000;
 
-// Cut at a character's begin, so that the text stays UTF-8.
-std::string Shortened(const std::string& text, size_t max_bytes = kMaxTextBytes) {
-  if (text.size() <= max_bytes) return text;
-  size_t end = max_bytes - 3;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
-  return text.substr(0, end) + "...";
+// Cut so that it takes at most kMaxMessageBytes where it is percent-encoded: what a client sent may be in it.
+std::string ShortMessage(const std::string& text) {
+  size_t encoded = 0, end = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if ((byte & 0xc0) != 0x80 && encoded <= kMaxMessageBytes - 3) end = i;
+    encoded += byte >= 0x20 && byte < 0x7f && byte != '%' ? 1 : 3;
+    if (encoded > kMaxMessageBytes) return text.substr(0, end) + "...";
+  }
+  return text;
 }
 
 void AddErrorInfo(const std::string& reason, const ErrorDetails& details, google::rpc::Status& status) {
   google::rpc::ErrorInfo info;
   info.set_reason(reason);
   info.set_domain(kDomain);
-  for (const auto& [key, value] : details.metadata) (*info.mutable_metadata())[key] = Shortened(value);
-  if (!details.uid.empty()) (*info.mutable_metadata())["uid"] = Shortened(details.uid);
+  for (const auto& [key, value] : details.metadata) (*info.mutable_metadata())[key] = Shortened(value, kMaxTextBytes);
+  if (!details.uid.empty()) (*info.mutable_metadata())["uid"] = Shortened(details.uid, kMaxTextBytes);
   std::string field = details.field;
   if (field.empty() && !details.violations.empty()) field = details.violations[0].field;
-  if (!field.empty()) (*info.mutable_metadata())["field"] = Shortened(field);
+  if (!field.empty()) (*info.mutable_metadata())["field"] = Shortened(field, kMaxTextBytes);
   if (!details.violations.empty() && !details.metadata.contains("violations")) {
     (*info.mutable_metadata())["violations"] = absl::StrCat(details.violations.size());
   }
@@ -47,7 +53,8 @@ void AddBadRequest(const std::vector<FieldViolation>& violations, google::rpc::S
   size_t bytes = status.ByteSizeLong();
   for (const FieldViolation& violation : violations) {
     if (static_cast<size_t>(bad_request.field_violations_size()) == kMaxViolations) break;
-    const std::string field = Shortened(violation.field), description = Shortened(violation.description);
+    const std::string field = Shortened(violation.field, kMaxTextBytes),
+                      description = Shortened(violation.description, kMaxTextBytes);
     bytes += field.size() + description.size() + 8;
     if (bytes > kMaxDetailsBytes) break;
     auto* added = bad_request.add_field_violations();
@@ -90,10 +97,17 @@ bool IsUserError(absl::StatusCode code, const std::string& reason) {
 
 }  // namespace
 
+std::string Shortened(const std::string& text, size_t bytes_max) {
+  if (text.size() <= bytes_max) return text;
+  size_t end = bytes_max - 3;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end) + "...";
+}
+
 absl::Status MakeError(absl::StatusCode code, const std::string& reason, const std::string& message,
                        const ErrorDetails& details) {
   CHECK(code != absl::StatusCode::kOk) << reason;
-  absl::Status result(code, message);
+  absl::Status result(code, ShortMessage(message));
   google::rpc::Status status;
   AddErrorInfo(reason, details, status);
   if (details.retry_after > absl::ZeroDuration()) AddRetryInfo(details.retry_after, status);

@@ -30,6 +30,10 @@ struct ErrorDetails {
   std::map<std::string, std::string> metadata = {};   // "step", "lineage", ...: short
 };
 
+// The text, or its begin and "...", cut between characters: what a client sent may stand in an error, and an error
+// whose text is not UTF-8 loses its details on the way. REQUIRES: bytes_max > 3.
+std::string Shortened(const std::string& text, size_t bytes_max);
+
 absl::Status MakeError(absl::StatusCode code, const std::string& reason, const std::string& message,
                        const ErrorDetails& details = {});
 

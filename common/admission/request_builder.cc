@@ -144,7 +144,7 @@ void RequestBuilder::CountBytes(const google::protobuf::Message& message, int nu
 absl::Status RequestBuilder::AddMore(v1::MoreRollouts& more) {
   const auto found = group_of_uid_.find(more.uid());
   if (found == group_of_uid_.end()) {
-    return ShortStream(absl::StrCat("`more` for uid \"", more.uid().substr(0, 80), "\", of which no group was sent"));
+    return ShortStream(absl::StrCat("`more` for uid \"", Shortened(more.uid(), 80), "\", of which no group was sent"));
   }
   RETURN_IF_ERROR(CheckLimits(more.rollouts(), 0));
   CheckKnownFields(more, absl::StrCat("groups[", found->second, "].more"), violations_);
@@ -167,7 +167,7 @@ void RequestBuilder::CheckRollouts(size_t group_index,
     name_bytes_ += rollouts[i].rollout_id().size() + kNameBytes;
     if (!rollout_ids_.insert(rollouts[i].rollout_id()).second) {
       violations_.Add(path + ".rollout_id",
-                      absl::StrCat("\"", rollouts[i].rollout_id().substr(0, 80), "\" was sent before"), group.uid);
+                      absl::StrCat("\"", Shortened(rollouts[i].rollout_id(), 80), "\" was sent before"), group.uid);
     }
   }
 }

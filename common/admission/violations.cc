@@ -4,20 +4,9 @@
 #include "glog/logging.h"
 
 namespace stemma {
-namespace {
-
-// Errors travel in metadata, which holds about 8 KiB: names that a client chose are cut, between characters.
-std::string Short(std::string text, size_t bytes_max) {
-  if (text.size() <= bytes_max) return text;
-  while (bytes_max > 0 && (static_cast<unsigned char>(text[bytes_max]) & 0xC0) == 0x80) --bytes_max;
-  return text.substr(0, bytes_max) + "...";
-}
-
-}  // namespace
-
 void Violations::Add(const std::string& field, const std::string& description, const std::string& uid) {
-  if (count_++ == 0) first_uid_ = Short(uid, 80);
-  if (kept_.size() < kKept) kept_.push_back({Short(field, 80), Short(description, 160)});
+  if (count_++ == 0) first_uid_ = Shortened(uid, 80);
+  if (kept_.size() < kKept) kept_.push_back({Shortened(field, 80), Shortened(description, 160)});
 }
 
 absl::Status Violations::ToStatus() const {

@@ -15,6 +15,11 @@ namespace stemma {
 namespace {
 
 absl::Status UnknownRequest(const RequestTable& table, const std::string& id) {
+  if (const absl::Status name = CheckRequestId(id); !name.ok()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
+                     absl::StrCat("request_id ", absl::string_view(name.message())),
+                     {.violations = {{"request_id", std::string(name.message())}}});
+  }
   if (table.IsExpired(id)) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "REQUEST_ID_EXPIRED",

@@ -23,9 +23,18 @@ constexpr int kPingMinimumMs = 20'000;  // clients ping every 30 s
 constexpr int kKeepaliveMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 
+// gRPC unpacks a message before it checks the limit on its size, so a packed one is refused by its encoding.
+void RefuseCompression(grpc::ServerBuilder& builder) {
+  for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+}
+
 void SetArguments(const v1::Limits& limits, grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(limits.message_bytes()));
   builder.SetMaxSendMessageSize(-1);
+  RefuseCompression(builder);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsMax);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
@@ -68,7 +77,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   options.coordinator.calibration = ReadCalibration(options.coordinator.data_directory);
   self->coordinator_ = std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), clock,
                                                      [raw = self.get()](bool ready) { raw->SetReady(ready); });
-  rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers);
+  rpc.training =
+      std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers, clock);
   rpc.worker = std::make_unique<WorkerServiceRpc>(*self->coordinator_);
 
   grpc::ServerBuilder builder;

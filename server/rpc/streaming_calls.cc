@@ -13,28 +13,30 @@ grpc::Status ClientLeft() { return grpc::Status(grpc::StatusCode::CANCELLED, "th
 
 }  // namespace
 
+UpdateActorCall::UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, v1::RequestStatus* response)
+    : coordinator_(coordinator),
+      reader_(TrainingRequest::Kind::kUpdate, rules,
+              {.start_read = [this](v1::GroupPart* part) { StartRead(part); },
+               .refuse = [this](const absl::Status& status) { FinishOnce(ToGrpcStatus(status)); },
+               .submit = [this](std::shared_ptr<const TrainingRequest> request) { Submit(std::move(request)); }}),
+      response_(response) {}
+
 grpc::ServerReadReactor<v1::GroupPart>* UpdateActorCall::Start(Coordinator& coordinator, const RequestRules& rules,
                                                                v1::RequestStatus* response) {
   auto call = std::make_shared<UpdateActorCall>(coordinator, rules, response);
   call->self_ = call;
-  call->StartRead(&call->part_);
+  call->reader_.Start(call);
   return call.get();
 }
 
-void UpdateActorCall::OnReadDone(bool ok) {
-  if (ok) {
-    if (const absl::Status status = builder_.Add(part_); !status.ok()) return FinishOnce(ToGrpcStatus(status));
-    return StartRead(&part_);
-  }
-  if (cancelled_) return;  // a broken stream, not its end
-  auto request = builder_.Finish();
-  if (!request.ok()) return FinishOnce(ToGrpcStatus(request.status()));
-  call_ = coordinator_.Call(self_, [&](CallId call) { return SubmitEvent{call, *std::move(request)}; });
+void UpdateActorCall::Submit(std::shared_ptr<const TrainingRequest> request) {
+  call_ = coordinator_.Call(self_, [&](CallId call) { return SubmitEvent{call, std::move(request)}; });
   if (cancelled_) coordinator_.CallGone(call_);
 }
 
 void UpdateActorCall::OnCancel() {
   cancelled_ = true;
+  reader_.Abandon();
   coordinator_.CallGone(call_);
   FinishOnce(ClientLeft());
 }
@@ -52,28 +54,31 @@ void UpdateActorCall::FinishOnce(const grpc::Status& status) {
   if (!finished_.exchange(true)) Finish(status);
 }
 
+LogProbCall::LogProbCall(Coordinator& coordinator, const RequestRules& rules)
+    : coordinator_(coordinator),
+      reader_(TrainingRequest::Kind::kLogProb, rules,
+              {.start_read = [this](v1::GroupPart* part) { StartRead(part); },
+               .refuse = [this](const absl::Status& status) { stream_.End(status); },
+               .submit = [this](std::shared_ptr<const TrainingRequest> request) { Submit(std::move(request)); }}),
+      stream_([this](const v1::GroupResult* chunk) { StartWrite(chunk); },
+              [this](const grpc::Status& status) { Finish(status); }) {}
+
 grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* LogProbCall::Start(Coordinator& coordinator,
                                                                             const RequestRules& rules) {
   auto call = std::make_shared<LogProbCall>(coordinator, rules);
   call->self_ = call;
-  call->StartRead(&call->part_);
+  call->reader_.Start(call);
   return call.get();
 }
 
-void LogProbCall::OnReadDone(bool ok) {
-  if (ok) {
-    if (const absl::Status status = builder_.Add(part_); !status.ok()) return stream_.End(status);
-    return StartRead(&part_);
-  }
-  if (cancelled_) return;
-  auto request = builder_.Finish();
-  if (!request.ok()) return stream_.End(request.status());
-  call_ = coordinator_.Call(self_, [&](CallId call) { return SubmitEvent{call, *std::move(request)}; });
+void LogProbCall::Submit(std::shared_ptr<const TrainingRequest> request) {
+  call_ = coordinator_.Call(self_, [&](CallId call) { return SubmitEvent{call, std::move(request)}; });
   if (cancelled_) coordinator_.CallGone(call_);
 }
 
 void LogProbCall::OnCancel() {
   cancelled_ = true;
+  reader_.Abandon();
   coordinator_.CallGone(call_);
   stream_.Abandon(ClientLeft());
 }

@@ -1,49 +1,37 @@
 // The calls whose request or answer is a stream. Each holds itself until OnDone, and finishes on every path.
-//
-// Reading stops (and so the client is held back) while a part is being checked: the next read starts after it.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <string>
 
-#include "common/admission/request_builder.h"
-#include "common/model_config.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/coordinator/coordinator.h"
+#include "server/rpc/request_reader.h"
 #include "server/rpc/result_stream.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
 
-struct RequestRules {
-  const v1::Limits& limits;
-  const ModelConfig& model;
-  const RunNumbers& numbers;
-};
-
 class UpdateActorCall final : public grpc::ServerReadReactor<v1::GroupPart>, public ClientCall {
  public:
   static grpc::ServerReadReactor<v1::GroupPart>* Start(Coordinator& coordinator, const RequestRules& rules,
                                                        v1::RequestStatus* response);
-  UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, v1::RequestStatus* response)
-      : coordinator_(coordinator),
-        builder_(TrainingRequest::Kind::kUpdate, rules.limits, rules.model, rules.numbers),
-        response_(response) {}
+  UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, v1::RequestStatus* response);
 
-  void OnReadDone(bool ok) override;
+  void OnReadDone(bool ok) override { reader_.OnReadDone(ok); }
   void OnCancel() override;
   void OnDone() override { self_.reset(); }
   void OnChunk(std::shared_ptr<const v1::GroupResult> chunk) override;
   void OnReply(Reply reply) override;
 
  private:
+  void Submit(std::shared_ptr<const TrainingRequest> request);
   void FinishOnce(const grpc::Status& status);
 
   Coordinator& coordinator_;
-  RequestBuilder builder_;
+  RequestReader reader_;
   v1::RequestStatus* const response_;
-  v1::GroupPart part_;
   std::atomic<CallId> call_ = 0;
   std::atomic<bool> cancelled_ = false;
   std::atomic<bool> finished_ = false;
@@ -54,13 +42,9 @@ class LogProbCall final : public grpc::ServerBidiReactor<v1::GroupPart, v1::Grou
  public:
   static grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* Start(Coordinator& coordinator,
                                                                         const RequestRules& rules);
-  LogProbCall(Coordinator& coordinator, const RequestRules& rules)
-      : coordinator_(coordinator),
-        builder_(TrainingRequest::Kind::kLogProb, rules.limits, rules.model, rules.numbers),
-        stream_([this](const v1::GroupResult* chunk) { StartWrite(chunk); },
-                [this](const grpc::Status& status) { Finish(status); }) {}
+  LogProbCall(Coordinator& coordinator, const RequestRules& rules);
 
-  void OnReadDone(bool ok) override;
+  void OnReadDone(bool ok) override { reader_.OnReadDone(ok); }
   void OnWriteDone(bool ok) override { stream_.OnWriteDone(ok); }
   void OnCancel() override;
   void OnDone() override { self_.reset(); }
@@ -68,9 +52,10 @@ class LogProbCall final : public grpc::ServerBidiReactor<v1::GroupPart, v1::Grou
   void OnReply(Reply reply) override { stream_.End(std::get<absl::Status>(reply)); }
 
  private:
+  void Submit(std::shared_ptr<const TrainingRequest> request);
+
   Coordinator& coordinator_;
-  RequestBuilder builder_;
-  v1::GroupPart part_;
+  RequestReader reader_;
   std::atomic<CallId> call_ = 0;
   std::atomic<bool> cancelled_ = false;
   ResultStream stream_;

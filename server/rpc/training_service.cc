@@ -2,10 +2,29 @@
 
 #include <algorithm>
 
+#include "common/admission/known_fields.h"
+#include "server/rpc/grpc_status.h"
 #include "server/rpc/streaming_calls.h"
 #include "server/rpc/unary_call.h"
 
 namespace stemma {
+namespace {
+
+// Of a small call that changes something; queries ignore what they do not know, so that a newer client can ask what
+// this server is.
+absl::Status CheckKnown(const google::protobuf::Message& request) {
+  Violations violations;
+  CheckKnownFields(request, "", violations);
+  return violations.empty() ? absl::OkStatus() : violations.ToStatus();
+}
+
+grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext& context, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
+  reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::GetServerInfo(grpc::CallbackServerContext*,
                                                             const v1::GetServerInfoRequest*, v1::ServerInfo* response) {
@@ -19,12 +38,12 @@ grpc::ServerUnaryReactor* TrainingServiceRpc::GetModel(grpc::CallbackServerConte
 
 grpc::ServerReadReactor<v1::GroupPart>* TrainingServiceRpc::UpdateActor(grpc::CallbackServerContext*,
                                                                         v1::RequestStatus* response) {
-  return UpdateActorCall::Start(coordinator_, {limits_, model_, numbers_}, response);
+  return UpdateActorCall::Start(coordinator_, rules(), response);
 }
 
 grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* TrainingServiceRpc::ComputeLogProb(
     grpc::CallbackServerContext*) {
-  return LogProbCall::Start(coordinator_, {limits_, model_, numbers_});
+  return LogProbCall::Start(coordinator_, rules());
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::GetRequest(grpc::CallbackServerContext*,
@@ -43,9 +62,10 @@ grpc::ServerUnaryReactor* TrainingServiceRpc::ListRequests(grpc::CallbackServerC
                                                     [](CallId call) { return ListRequestsEvent{call}; });
 }
 
-grpc::ServerUnaryReactor* TrainingServiceRpc::CancelRequest(grpc::CallbackServerContext*,
+grpc::ServerUnaryReactor* TrainingServiceRpc::CancelRequest(grpc::CallbackServerContext* context,
                                                             const v1::CancelRequestRequest* request,
                                                             v1::RequestStatus* response) {
+  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
   return UnaryCall<v1::RequestStatus>::Start(coordinator_, response, [&](CallId call) {
     return CancelEvent{call, request->request_id()};
   });
@@ -56,9 +76,10 @@ grpc::ServerWriteReactor<v1::GroupResult>* TrainingServiceRpc::ReadResults(grpc:
   return ReadResultsCall::Start(coordinator_, request->request_id());
 }
 
-grpc::ServerUnaryReactor* TrainingServiceRpc::ExportWeights(grpc::CallbackServerContext*,
+grpc::ServerUnaryReactor* TrainingServiceRpc::ExportWeights(grpc::CallbackServerContext* context,
                                                             const v1::ExportWeightsRequest* request,
                                                             v1::ExportWeightsResponse* response) {
+  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
   return UnaryCall<v1::ExportWeightsResponse>::Start(coordinator_, response, [&](CallId call) {
     return ExportEvent{call, *request};
   });

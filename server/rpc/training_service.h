@@ -5,14 +5,21 @@
 #include "common/admission/run_numbers.h"
 #include "common/model_config.h"
 #include "server/coordinator/coordinator.h"
+#include "server/rpc/request_reader.h"
 #include "stemma/v1/training.grpc.pb.h"
 
 namespace stemma {
 
 class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
  public:
-  TrainingServiceRpc(Coordinator& coordinator, v1::Limits limits, ModelConfig model, const RunNumbers& numbers)
-      : coordinator_(coordinator), limits_(std::move(limits)), model_(std::move(model)), numbers_(numbers) {}
+  TrainingServiceRpc(Coordinator& coordinator, v1::Limits limits, ModelConfig model, const RunNumbers& numbers,
+                     const Clock& clock)
+      : coordinator_(coordinator),
+        limits_(std::move(limits)),
+        model_(std::move(model)),
+        numbers_(numbers),
+        clock_(clock),
+        receiving_(limits_.receiving_bytes()) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext*, const v1::GetServerInfoRequest*,
                                           v1::ServerInfo* response) override;
@@ -33,10 +40,14 @@ class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
                                           v1::ExportWeightsResponse* response) override;
 
  private:
+  RequestRules rules() { return {limits_, model_, numbers_, clock_, receiving_}; }
+
   Coordinator& coordinator_;
   const v1::Limits limits_;
   const ModelConfig model_;
   const RunNumbers numbers_;
+  const Clock& clock_;
+  ReceivingBudget receiving_;
 };
 
 }  // namespace stemma

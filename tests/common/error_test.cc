@@ -57,6 +57,23 @@ TEST(ErrorTest, AtMostTwentyViolationsTravelAndAllAreCounted) {
   EXPECT_LT(ToRpcStatus(status).ByteSizeLong(), 6000u) << "must fit gRPC's 8 KiB of metadata as base64";
 }
 
+// A client's text of any length and of any characters: what gRPC sends (the message percent-encoded, and the details
+// with the message in base64) fits its 8 KiB, and the message is cut between characters.
+TEST(ErrorTest, TheLargestErrorFitsTheMetadata) {
+  for (const std::string& character : {std::string("x"), std::string("%"), std::string("\xe2\x98\x83")}) {
+    std::string text;
+    while (text.size() < 100000) text += character;
+    std::vector<FieldViolation> violations(50, {text, text});
+    const absl::Status status = MakeError(StatusCode::kInvalidArgument, "INVALID_REQUEST", text,
+                                          {.uid = text, .violations = violations, .metadata = {{"lineage", text}}});
+    size_t encoded = 0;
+    for (const char c : std::string(status.message())) encoded += c >= 0x20 && c < 0x7f && c != '%' ? 1 : 3;
+    EXPECT_LT(encoded + ToRpcStatus(status).ByteSizeLong() * 4 / 3, 8000u) << character;
+    EXPECT_EQ((status.message().size() - 3) % character.size(), 0u) << "cut inside a character";
+    EXPECT_EQ(ErrorReason(status), "INVALID_REQUEST");
+  }
+}
+
 TEST(ErrorTest, ACallerThatKeptSomeViolationsSaysTheCount) {
   const absl::Status status = MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", "m",
                                         {.violations = {{"f", "d"}}, .metadata = {{"violations", "300"}}});

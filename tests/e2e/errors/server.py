@@ -30,13 +30,15 @@ def wait_for(condition, what):
 
 class Cluster:
     """`fake`: the worker that hangs and dies on demand (tests/testing/fake_worker), else stemma-worker. `worker`: whether
-    one is started."""
+    one is started. `rlimits`: of the server, as
+    prlimit's options."""
 
-    def __init__(self, fake=False, config=None, flags=(), model=MODEL, worker=True):
+    def __init__(self, fake=False, config=None, flags=(), model=MODEL, worker=True, rlimits=()):
         self.fake = fake
         self._directory = tempfile.TemporaryDirectory(prefix="stemma-e2e-")
         self.root = pathlib.Path(self._directory.name)
-        self._argv = [str(BUILD / "bin/stemma-server"), "--model", str(model), "--data", str(self.root / "data"),
+        self._argv = [*(["prlimit", *rlimits] if rlimits else []), str(BUILD / "bin/stemma-server"),
+                      "--model", str(model), "--data", str(self.root / "data"),
                       "--ready-file", str(self.root / "ready"), "--die-with-parent", *flags]
         if config is not None:
             (self.root / "run.yaml").write_text(config)

@@ -1,0 +1,38 @@
+// Runs a function unless it is stopped in time: a stream whose client sends nothing more, or takes nothing more.
+//
+// Thread safety: Start and Stop by one thread at a time. The function may still run while Stop returns: it must check.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "grpcpp/alarm.h"
+
+namespace stemma {
+
+class IdleTimer {
+ public:
+  IdleTimer(const Clock& clock, absl::Duration after) : clock_(clock), after_(after) {}
+
+  // From now on; an earlier start is stopped. `when_idle` holds what it needs alive.
+  void Start(std::function<void()> when_idle) {
+    alarm_ = std::make_unique<grpc::Alarm>();  // one alarm serves once; its end stops it
+    const timespec at = absl::ToTimespec(clock_.Now() + after_);
+    const gpr_timespec deadline = {
+        .tv_sec = at.tv_sec, .tv_nsec = static_cast<int32_t>(at.tv_nsec), .clock_type = GPR_CLOCK_REALTIME};
+    alarm_->Set(deadline, [when_idle = std::move(when_idle)](bool expired) {
+      if (expired) when_idle();
+    });
+  }
+  void Stop() { alarm_.reset(); }
+
+ private:
+  const Clock& clock_;
+  const absl::Duration after_;
+  std::unique_ptr<grpc::Alarm> alarm_;
+};
+
+}  // namespace stemma

@@ -1,0 +1,57 @@
+#include "server/rpc/request_reader.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error.h"
+#include "common/status_macros.h"
+
+namespace stemma {
+
+RequestReader::RequestReader(TrainingRequest::Kind kind, const RequestRules& rules, Hooks hooks)
+    : hooks_(std::move(hooks)),
+      builder_(kind, rules.limits, rules.model, rules.numbers),
+      share_(rules.receiving),
+      idle_ms_(rules.limits.stream_idle_ms()),
+      timer_(rules.clock, absl::Milliseconds(rules.limits.stream_idle_ms())) {}
+
+void RequestReader::Start(std::weak_ptr<void> call) {
+  call_ = std::move(call);
+  ReadNext();
+}
+
+void RequestReader::ReadNext() {
+  timer_.Start([this, call = call_] {
+    if (const std::shared_ptr<void> alive = call.lock()) {
+      End(MakeError(absl::StatusCode::kDeadlineExceeded, "STREAM_IDLE",
+                    absl::StrCat("the stream brought nothing for ", idle_ms_,
+                                 " ms (limits.stream_idle_ms); nothing happened, the request_id is free")));
+    }
+  });
+  hooks_.start_read(&part_);
+}
+
+void RequestReader::OnReadDone(bool ok) {
+  timer_.Stop();
+  if (ended_) return;
+  if (ok) {
+    if (const absl::Status status = Take(); !status.ok()) return End(status);
+    return ReadNext();
+  }
+  auto request = builder_.Finish();
+  share_.Release();  // from here on the request counts as work in flight
+  if (!request.ok()) return End(request.status());
+  if (!ended_.exchange(true)) hooks_.submit(*std::move(request));
+}
+
+absl::Status RequestReader::Take() {
+  RETURN_IF_ERROR(builder_.Add(part_));
+  part_ = v1::GroupPart();  // what was not taken is not kept until the next part
+  return share_.Set(builder_.kept_bytes());
+}
+
+void RequestReader::End(const absl::Status& status) {
+  if (!ended_.exchange(true)) hooks_.refuse(status);
+}
+
+}  // namespace stemma

@@ -1,0 +1,120 @@
+"""B2: what is being received is bounded over all streams, checked part by part, and ended when nothing comes."""
+
+import threading
+
+import grpc
+import pytest
+
+from hostile.hostile_cluster import (Cluster, Held, Request, group_part, header_part, memory_mib, refusal, serves,
+                                     wait_for)
+from stemma import _proto
+from stemma._stub import TrainingStub
+
+SMALL = "limits:\n  message_bytes: 33554432\n  receiving_bytes: 67108864\n"
+HASTY = "limits:\n  stream_idle_ms: 500\n"
+ROLLOUT_BYTES = 12  # of a token: its id, its old and its reference log-prob
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(fake=True, config=SMALL) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    with Cluster(fake=True, config=HASTY) as running:
+        yield running
+
+
+def large(mib, uid="large"):
+    """A part that is valid and takes so many MiB."""
+    positions = 32
+    rollouts = (mib << 20) // (positions * ROLLOUT_BYTES + 300)
+    return group_part(uid, rollouts, 4, positions - 4)
+
+
+def test_a_part_is_refused_when_it_comes_and_the_rest_is_dropped(cluster):
+    before = memory_mib(cluster)
+    mask = group_part("g", mask=bytes(30 << 20))
+    held = [Held(cluster.stub, [header_part(), mask]) for _ in range(20)]
+    for stream in held:
+        wait_for(lambda: stream.sent == 2 or stream.call.done(), "the mask to be sent")
+    # 600 MiB were sent; what is left of them is what was on its way through gRPC.
+    wait_for(lambda: memory_mib(cluster, "VmRSS") - before < 150, "the masks to be dropped")
+    serves(cluster)
+    end = _proto.GroupPart()
+    end.end.num_groups = end.end.num_rollouts = 1
+    for stream in held:
+        stream.send(end)
+        stream.end()
+        refused = stream.refusal()
+        assert refused.reason == "INVALID_REQUEST" and refused.fields == ["groups[0].rollouts[0].response_mask"], refused
+
+
+def test_the_problems_of_parts_that_are_dropped_are_still_reported(cluster):
+    bad = [group_part(f"g{i}", mask=bytes(9)) for i in range(3)]
+    end = _proto.GroupPart()
+    end.end.num_groups, end.end.num_rollouts = 4, 4
+    refused = refusal(lambda: cluster.stub.UpdateActor(iter([header_part(), bad[0], group_part("good"), *bad[1:], end])))
+    assert refused.reason == "INVALID_REQUEST" and refused.metadata["violations"] == "3"
+    assert refused.fields == [f"groups[{i}].rollouts[0].response_mask" for i in (0, 2, 3)]
+
+
+def test_bytes_of_all_streams_are_bounded_together(cluster):
+    holding = Held(cluster.stub, [header_part(), large(24, "a"), large(24, "b")])
+    wait_for(lambda: holding.sent == 3, "two parts to be sent")
+
+    def next_one():
+        refused = refusal(lambda: cluster.stub.UpdateActor(iter([header_part(), large(24)]), timeout=60))
+        return refused if refused.reason == "QUEUE_FULL" else None
+
+    refused = wait_for(next_one, "the server to have read both parts")
+    assert refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED and refused.retry_after_s == 1
+    assert "67108864" in refused.message and "limits.receiving_bytes" in refused.message
+    assert Request().send(cluster.stub).steps_applied == 1, "small requests go on"
+    holding.release()
+    short = wait_for(lambda: (r := refusal(lambda: cluster.stub.UpdateActor(
+        iter([header_part(), large(24)]), timeout=60))).reason == "SHORT_STREAM" and r, "the bytes to be given back")
+    assert "cut" in short.message
+
+
+def test_a_request_that_could_never_be_received_is_told_so(cluster):
+    refused = refusal(lambda: cluster.stub.UpdateActor(
+        iter([header_part(), *(large(24, uid) for uid in "abc")]), timeout=60))
+    assert refused.reason == "LIMIT_EXCEEDED" and "limits.receiving_bytes" in refused.message
+
+
+@pytest.mark.parametrize("parts", ([], [header_part()], [header_part(), group_part("g")]), ids=("none", "header", "group"))
+def test_an_idle_stream_is_ended(hasty, parts):
+    refused = Held(hasty.stub, parts).refusal()
+    assert (refused.code, refused.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "STREAM_IDLE"), refused
+    assert "500 ms" in refused.message and "limits.stream_idle_ms" in refused.message
+
+
+def test_an_idle_log_prob_stream_is_ended(hasty):
+    part = _proto.GroupPart()
+    part.log_prob.weights, part.log_prob.temperature = "policy", 1.0
+    gate = threading.Event()
+
+    def parts():
+        yield part
+        gate.wait(60)
+
+    try:
+        refused = refusal(lambda: list(hasty.stub.ComputeLogProb(parts(), timeout=60)))
+    finally:
+        gate.set()
+    assert refused.reason == "STREAM_IDLE", refused
+
+
+@pytest.mark.parametrize("algorithm", (grpc.Compression.Gzip, grpc.Compression.Deflate))
+def test_compressed_messages_are_refused_before_they_are_unpacked(cluster, algorithm):
+    before = memory_mib(cluster)
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(cluster.address, options=options, compression=algorithm) as channel:
+        bomb = group_part("g", mask=bytes(500 << 20))  # 500 MiB of zeros in half a MiB
+        refused = refusal(lambda: TrainingStub(channel).UpdateActor(iter([header_part(), bomb]), timeout=60))
+    assert refused.code == grpc.StatusCode.UNIMPLEMENTED, refused
+    assert memory_mib(cluster) - before < 100
+    serves(cluster)
