@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
 #include "client/cli/command_status.h"
 #include "client/cli/local_run.h"
@@ -53,6 +54,16 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--host-memory", "BYTES", "Of host memory, for what leaves the device");
   PassOption(command, options.get(), "--optimizer-residency", "device|host", "Force where optimizer states live");
   PassOption(command, options.get(), "--threads", "N", "Threads that compute; 0: all cores");
+  command
+      ->add_option_function<uint32_t>(
+          "--drain-timeout",
+          [options](const uint32_t& seconds) {
+            options->drain_within = absl::Seconds(seconds);
+            options->server_flags.insert(options->server_flags.end(), {"--drain-timeout", absl::StrCat(seconds)});
+          },
+          "When told to stop, seconds for what runs to end its step; default: 20")
+      ->check(CLI::Range(24u * 3600).description(""))
+      ->type_name("S");
   command->add_option("--ready-file", options->ready_file, "Write the address there, one line, once it serves")
       ->type_name("FILE");
   command->add_flag_callback(

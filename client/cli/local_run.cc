@@ -25,7 +25,7 @@ namespace {
 constexpr int kTickMs = 100;         // between looks at what is not ready yet
 constexpr int kIdleTickMs = 60'000;  // when all is well only signals wake us
 constexpr int kAddressTimeoutMs = 60'000;
-constexpr int kServerStopMs = 20'000;  // it finishes or aborts a step first
+constexpr absl::Duration kServerStopSlack = absl::Seconds(5);  // beyond the longest that it takes
 constexpr int kWorkerStopMs = 5'000;
 constexpr double kPollTimeoutS = 0.5;
 constexpr int kConfigurationExit = 2;
@@ -125,7 +125,8 @@ absl::Status LocalRun::Serve() {
     if (signal_number == SIGCHLD) {
       RETURN_IF_ERROR(HandleChildren());
     } else if (signal_number != 0) {
-      Say(absl::StrCat("stopping (", strsignal(signal_number), ")"));
+      Say(absl::StrCat("stopping (", strsignal(signal_number), "); what runs has ",
+                       absl::FormatDuration(options_.drain_within), " to end, another signal ends at once"));
       return absl::OkStatus();
     } else if (worker_pid_ == -1) {
       restart_in_ms_ -= kTickMs;
@@ -189,10 +190,12 @@ void LocalRun::Announce() {
   if (!options_.ready_file.empty()) WriteWhole(options_.ready_file, address_ + "\n");
 }
 
+absl::Duration LocalRun::ServerStop() const { return options_.drain_within + 2 * kCloseWithin + kServerStopSlack; }
+
 // The server first: it may finish a step with its worker.
 void LocalRun::Stop() {
   if (server_pid_ != -1) kill(server_pid_, SIGTERM);
-  ReapUntil(server_pid_, kServerStopMs);
+  ReapUntil(server_pid_, static_cast<int>(absl::ToInt64Milliseconds(ServerStop())));
   if (worker_pid_ != -1) kill(worker_pid_, SIGTERM);
   ReapUntil(worker_pid_, kWorkerStopMs);
 }

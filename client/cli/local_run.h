@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "client/cli/restart_policy.h"
+#include "common/stop_times.h"
 #include "stemma/v1/training.grpc.pb.h"
 
 namespace stemma {
@@ -21,7 +22,8 @@ namespace stemma {
 struct LocalOptions {
   std::vector<std::string> server_flags;  // passed to stemma-server as they are
   std::vector<std::string> worker_flags;
-  std::string ready_file;  // empty: none
+  std::string ready_file;                      // empty: none
+  absl::Duration drain_within = kDrainWithin;  // as the server has it
 };
 
 class LocalRun {
@@ -42,6 +44,7 @@ class LocalRun {
   absl::Status HandleWorkerEnd(int wait_status);
   void PollReadiness();
   void Announce();
+  absl::Duration ServerStop() const;  // longer than the server may take to drain
   void Stop();
   void ReapUntil(pid_t& pid, int timeout_ms);
 

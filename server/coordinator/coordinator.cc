@@ -73,9 +73,9 @@ void Coordinator::OnPlanned(PlannedEvent event) {
   Post(std::move(event));
 }
 
-void Coordinator::Drain() {
+void Coordinator::Drain(absl::Duration within) {
   MutexLock lock(&mutex_);
-  Post(DrainEvent{});
+  Post(DrainEvent{within});
 }
 
 bool Coordinator::WaitDrained(absl::Duration timeout) {

@@ -64,7 +64,8 @@ class Coordinator {
   void WorkerMessage(SessionId session, worker::v1::WorkerMessage message);
   void WorkerLost(SessionId session, const std::string& reason);
 
-  void Drain();
+  // Refuses new work; what runs has so long to end its step, pass or export.
+  void Drain(absl::Duration within);
   // False: nothing was drained within `timeout`.
   bool WaitDrained(absl::Duration timeout);
   // Ends the thread; calls that wait are dropped unanswered. Idempotent.

@@ -53,7 +53,7 @@ absl::Time Deadline(absl::Time now, std::optional<uint64_t> wait_ms) {
 }  // namespace
 
 absl::Status CoordinatorState::NotServing() const {
-  if (draining_) return RetryableError("DRAINING", "the server stops");
+  if (draining_) return DrainingError();
   if (worker_ && worker_->ready) return absl::OkStatus();
   if (!ever_ready_) return RetryableError("STARTING", "no worker has loaded the model yet");
   return RetryableError("RECOVERING", "the worker was lost and no other has loaded the model yet");
@@ -264,12 +264,31 @@ void CoordinatorState::OnEvent(const ListRequestsEvent& event) {
   Reply(event.call, std::move(response));
 }
 
+std::string CoordinatorState::ExportPath(const std::string& name) const {
+  return absl::StrCat(options_.data_directory, "/exports/", name);
+}
+
+absl::Status CoordinatorState::ExportExistsError(const std::string& name) const {
+  return MakeError(absl::StatusCode::kAlreadyExists, "EXPORT_EXISTS",
+                   absl::StrCat("an export named \"", name, "\" exists, or is being written: ", ExportPath(name),
+                                " on the server's machine; choose another name, or remove it first"),
+                   {.metadata = {{"name", name}}});
+}
+
+// True: an export of that name came before and is not answered yet.
+bool CoordinatorState::ExportWaits(const std::string& name) const {
+  const auto is_it = [&](const auto& job) { return job.request == nullptr && job.export_request.name() == name; };
+  return std::any_of(arrivals_.begin(), arrivals_.end(), is_it) ||
+         std::any_of(call_jobs_.begin(), call_jobs_.end(), [&](const auto& job) { return is_it(job.second); });
+}
+
 void CoordinatorState::OnEvent(const ExportEvent& event) {
   absl::Status admitted = CheckExport(event.request);
   if (admitted.ok() && event.request.has_expected_lineage()) {
     admitted = CheckLineage(event.request.expected_lineage());
   }
   if (admitted.ok()) admitted = NotServing();
+  if (admitted.ok() && ExportWaits(event.request.name())) admitted = ExportExistsError(event.request.name());
   if (admitted.ok()) admitted = AdmitJob(0);
   if (!admitted.ok()) return Reply(event.call, admitted);
   Arrival arrival;

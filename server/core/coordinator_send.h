@@ -16,6 +16,11 @@ inline absl::Status RetryableError(const std::string& reason, const std::string&
   return MakeError(absl::StatusCode::kUnavailable, reason, message, {.retry_after = kRetryAfter});
 }
 
+// `what`: how far the request came, " after ..."; empty: not begun.
+inline absl::Status DrainingError(const std::string& what = "") {
+  return RetryableError("DRAINING", "the server stops" + what);
+}
+
 inline void Put(worker::v1::ServerMessage& to, worker::v1::Configure&& m) { *to.mutable_configure() = std::move(m); }
 inline void Put(worker::v1::ServerMessage& to, worker::v1::DropPayload&& m) { *to.mutable_drop() = std::move(m); }
 inline void Put(worker::v1::ServerMessage& to, worker::v1::Prepare&& m) { *to.mutable_prepare() = std::move(m); }

@@ -20,6 +20,7 @@ Decision CoordinatorState::Handle(absl::Time now, const Event& event) {
   decision_ = Decision();
   std::visit([this](const auto& e) { OnEvent(e); }, event);
   StartJobs();
+  if (draining_ && !running_) FinishDrain();
   return std::exchange(decision_, Decision());
 }
 

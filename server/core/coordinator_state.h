@@ -11,6 +11,9 @@
 //      from then on, never a silent rewind. An open update's lineage is the model's.
 //  (5) plans are made elsewhere (PlanAction), for the worker that is there: nothing is accepted without one.
 //
+// Draining: what runs goes on to the end of its step, pass or export, at most until the deadline; what waits, and what
+// would follow, answers DRAINING.
+//
 // Step: Prepare sent (PREPARING) -> Vote -> Apply sent (COMMITTED) -> Applied (APPLIED) -> the next k, or DONE.
 // Errors of requests: docs/errors.md.
 #pragma once
@@ -93,7 +96,8 @@ class CoordinatorState {
   void LoseWorker(const std::string& reason);
   void RetryRunningStep(const std::string& reason);
   void FailEverything(const absl::Status& status);
-  void Drain();
+  void Drain(absl::Duration within);
+  void EndDrain();
   void FinishDrain();
   void Tick();
 
@@ -140,7 +144,7 @@ class CoordinatorState {
   void OnEvent(const GetModelEvent& event);
   void OnEvent(const GetServerInfoEvent& event);
   void OnEvent(const CallGoneEvent& event);
-  void OnEvent(const DrainEvent&) { Drain(); }
+  void OnEvent(const DrainEvent& event) { Drain(event.within); }
   void OnEvent(const TickEvent&) { Tick(); }
   bool AnswerRepeat(const SubmitEvent& event);
   absl::Status AdmitJob(uint64_t bytes) const;
@@ -151,6 +155,9 @@ class CoordinatorState {
   v1::RequestStatus StatusOf(const UpdateRecord& record) const;
   v1::ModelInfo::State ModelState() const;
   absl::Status NotServing() const;
+  std::string ExportPath(const std::string& name) const;
+  absl::Status ExportExistsError(const std::string& name) const;
+  bool ExportWaits(const std::string& name) const;
   uint64_t StepAfterQueue();
   uint64_t StepAfterAccepted();
 
@@ -194,6 +201,7 @@ class CoordinatorState {
   uint64_t step_ = 0;
   uint64_t weight_version_ = 1;  // 1: what the model directory holds
   bool draining_ = false, drained_ = false;
+  absl::Time drain_deadline_ = absl::InfiniteFuture();
 
   // Of the worker's machine; a plan that was made is not touched by it.
   CalibrationBook calibration_book_;

@@ -161,11 +161,12 @@ void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
   if (more && record.cancel_requested) {
     CancelUpdate(record);
   } else if (more && draining_) {
-    FinishUpdate(record, v1::FAILED, RetryableError("DRAINING", "the server stops"));
+    FinishUpdate(
+        record, v1::FAILED,
+        DrainingError(absl::StrCat(" after step ", record.k, " of ", record.plan.num_steps(), " of this request")));
   } else {
     PrepareNextStep(record);
   }
-  if (draining_ && !running_) FinishDrain();
 }
 
 // The applied step's phases calibrate the plans of requests to come.
@@ -193,14 +194,18 @@ void CoordinatorState::AddStepResult(UpdateRecord& record, v1::StepResult::Outco
   result.set_outcome(outcome);
   result.set_epoch(record.plan.epoch(record.k));
   result.set_num_groups(record.plan.step(record.k).groups_size());
-  if (outcome != v1::StepResult::APPLIED) return;
+  const StepNumbers& numbers = record.plan.numbers(record.k);
+  result.mutable_warnings()->Add(numbers.empty.warnings.begin(), numbers.empty.warnings.end());
+  if (outcome == v1::StepResult::SKIPPED_NONFINITE) return;
+  const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY;
+  const worker::v1::Vote vote = empty ? EmptyVote(numbers) : running_->vote;
   SetStepMetrics({.header = record.request->update,
                   .report = StepReportOf(record.plan, record.k),
                   .state = record.plan.report.state(),
-                  .numbers = record.plan.numbers(record.k),
-                  .vote = running_->vote,
-                  .apply_s = applied->apply_s(),
-                  .elapsed = now_ - running_->prepared_at},
+                  .numbers = numbers,
+                  .vote = vote,
+                  .apply_s = empty ? 0 : applied->apply_s(),
+                  .elapsed = applied == nullptr ? absl::ZeroDuration() : now_ - running_->prepared_at},
                  *result.mutable_metrics());
 }
 
@@ -221,11 +226,14 @@ void CoordinatorState::OnCallJobDone(const std::string& id, const v1::Failure* f
   if (!IsRunning(id) || running_->phase != Phase::kCallJob) {
     return Say(absl::StrCat("ignored (", ++ignored_, " so far): the end of ", id, ", which does not run"));
   }
-  if (failure != nullptr) return FinishCallJob(id, FromFailure(*failure));
   const CallJob& job = call_jobs_.at(id);
+  if (failure != nullptr) {
+    const bool exists = job.request == nullptr && FromFailure(*failure).code() == absl::StatusCode::kAlreadyExists;
+    return FinishCallJob(id, exists ? ExportExistsError(job.export_request.name()) : FromFailure(*failure));
+  }
   if (job.request != nullptr) return FinishCallJob(id, absl::OkStatus());
   v1::ExportWeightsResponse response;
-  response.set_path(absl::StrCat(options_.data_directory, "/exports/", job.export_request.name()));
+  response.set_path(ExportPath(job.export_request.name()));
   response.set_step(step_);
   response.set_weight_version(weight_version_);
   response.set_lineage(lineage_);
@@ -251,6 +259,7 @@ void CoordinatorState::FinishUpdate(UpdateRecord& record, v1::RequestState state
   if (!failure.ok()) *record.status.mutable_failure() = ToFailure(failure);
   if (state == v1::DONE) {
     SetRequestMetrics(record.result, *record.result.mutable_metrics());
+    AddStepWarnings(record.result);
     *record.status.mutable_result() = std::move(record.result);
   }
   record.result = v1::UpdateResult();  // Clear would keep its memory

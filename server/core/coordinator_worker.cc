@@ -120,8 +120,7 @@ void CoordinatorState::LoseWorker(const std::string& reason) {
   worker_.reset();
   if (worker_missing_since_ == absl::InfiniteFuture()) worker_missing_since_ = now_;
   if (draining_) {
-    FailEverything(RetryableError("DRAINING", "the server stops"));
-    return FinishDrain();
+    return FailEverything(DrainingError(", and its worker was lost"));
   }
   if (had_weights && step_ > 0) return LoseLineage();
   if (running_) RetryRunningStep(reason);
@@ -166,25 +165,30 @@ void CoordinatorState::FailEverything(const absl::Status& status) {
   CHECK(queue_.empty()) << queue_.front() << " is in the queue and not open";
 }
 
-void CoordinatorState::Drain() {
+void CoordinatorState::Drain(absl::Duration within) {
   if (draining_) return;
   draining_ = true;
+  drain_deadline_ = now_ + within;
   decision_.actions.push_back(ReadinessAction{false});
-  Say("draining");
-  const absl::Status stops = RetryableError("DRAINING", "the server stops");
-  EndArrivals(stops);
-  const bool committed = running_ && running_->phase == Phase::kCommitted;
+  Say(absl::StrCat("draining: ", running_
+                                     ? absl::StrCat("at most ", absl::FormatDuration(within), " for ", running_->id)
+                                     : "nothing runs"));
+  EndArrivals(DrainingError());
   for (UpdateRecord* record : table_.Open()) {
-    if (committed && IsRunning(record->id)) continue;  // its step is finished first
-    if (IsRunning(record->id)) AbortRunning();
-    FinishUpdate(*record, v1::FAILED, stops);
+    if (!IsRunning(record->id)) FinishUpdate(*record, v1::FAILED, DrainingError());
   }
-  while (!call_jobs_.empty()) {
-    const std::string id = call_jobs_.begin()->first;
-    if (IsRunning(id)) AbortRunning();
-    FinishCallJob(id, stops);
+  std::vector<std::string> waiting;
+  for (const auto& [id, job] : call_jobs_) {
+    if (!IsRunning(id)) waiting.push_back(id);
   }
-  if (!running_) FinishDrain();
+  for (const std::string& id : waiting) FinishCallJob(id, DrainingError());
+}
+
+// The time is over: what runs is dropped. A step that was committed may have been applied, to weights that end here.
+void CoordinatorState::EndDrain() {
+  Say("the time to drain is over");
+  if (running_ && running_->phase != Phase::kCommitted) AbortRunning();
+  FailEverything(DrainingError(", and what ran did not end in time"));
 }
 
 void CoordinatorState::FinishDrain() {
@@ -202,6 +206,7 @@ void CoordinatorState::Tick() {
     decision_.actions.push_back(CloseSessionAction{worker_->session, absl::DeadlineExceededError(reason)});
     LoseWorker(reason);
   }
+  if (draining_ && !drained_ && now_ >= drain_deadline_) EndDrain();
   if (!draining_ && now_ - worker_missing_since_ >= options_.worker_return_within) {
     for (UpdateRecord* record : table_.Open()) record->resumable = true;
     FailEverything(RetryableError("ATTEMPTS_EXHAUSTED", "no worker came back; the weights did not change"));
@@ -224,6 +229,7 @@ absl::Time CoordinatorState::NextDeadline() {
   const std::vector<UpdateRecord*> open = table_.Open();
   if (!open.empty() || !call_jobs_.empty() || !arrivals_.empty())
     next = std::min(next, worker_missing_since_ + options_.worker_return_within);
+  if (draining_ && !drained_) next = std::min(next, drain_deadline_);
   for (const UpdateRecord* record : open) {
     for (const RequestWaiter& waiter : record->waiters) next = std::min(next, waiter.deadline);
   }

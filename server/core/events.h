@@ -72,7 +72,9 @@ struct PlannedEvent {
   PlanId id = 0;
   std::shared_ptr<absl::StatusOr<RequestPlan>> plan;  // the event gives it away
 };
-struct DrainEvent {};
+struct DrainEvent {
+  absl::Duration within;  // for what runs: a step, a log-prob pass, an export
+};
 struct TickEvent {};
 
 using Event = std::variant<WorkerMessageEvent, WorkerLostEvent, SubmitEvent, ExportEvent, GetRequestEvent, CancelEvent,

@@ -65,6 +65,7 @@ PlanFunction MakePlanFunction(const ModelConfig& model) {
     result.report = std::move(planned.report);
     result.work = std::move(planned.work);
     if (request.kind == TrainingRequest::Kind::kLogProb) return result;
+    const std::vector<GroupRuns> runs = FindGroupsThatRun(request.update, request.groups);
     for (const v1::StepPlan& step : result.plan.steps()) {
       if (stop && stop()) return absl::CancelledError("planning was stopped");
       const std::vector<uint32_t> mini_batch(step.groups().begin(), step.groups().end());
@@ -72,7 +73,9 @@ PlanFunction MakePlanFunction(const ModelConfig& model) {
                        NormalizeStep(request.update.loss(), request.groups, mini_batch));
       result.steps.push_back({.denominator = normalization.denominator,
                               .prompt_mean_weights = std::move(normalization.prompt_mean_weights),
-                              .total_tokens = TotalTokens(request.groups, step)});
+                              .total_tokens = TotalTokens(request.groups, step),
+                              .loss_tokens = normalization.num_loss_tokens,
+                              .empty = CountEmptyGroups(request.update, request.groups, runs, mini_batch)});
     }
     return result;
   };

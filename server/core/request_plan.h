@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/admission/training_request.h"
 #include "server/core/planner.h"
+#include "server/core/step_warnings.h"
 
 namespace stemma {
 
@@ -15,6 +16,8 @@ struct StepNumbers {
   double denominator = 1;                   // D of the aggregation
   std::vector<double> prompt_mean_weights;  // prompt-mean only, of the step's groups in the plan's order
   uint64_t total_tokens = 0;                // prompt and response of every rollout, as a rollout framework counts them
+  int64_t loss_tokens = 0;                  // response tokens with mask 1
+  EmptyGroups empty = {};                   // of the mini-batch
 };
 
 // Step k of the request is found by k. Where all epochs run the same steps, those of one epoch are held for all of

@@ -94,6 +94,7 @@ void SetWorkMetrics(const StepMetricsInput& input, Metrics& metrics) {
   int groups_dense = 0;
   for (const v1::ClusterReport& cluster : input.report.clusters()) groups_dense += cluster.dense_uids_size();
   metrics["plan/groups_dense"] = groups_dense;
+  metrics["plan/groups_empty"] = input.numbers.empty.count;
   metrics["plan/predicted_bytes"] = static_cast<double>(input.report.peak_bytes());
   if (const auto peak = Find(sums, "bytes/peak")) metrics["plan/measured_bytes"] = *peak;
   SetPhaseBytes(input, metrics);
@@ -141,10 +142,26 @@ void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics) {
   SetTimeMetrics(input, metrics);
 }
 
+worker::v1::Vote EmptyVote(const StepNumbers& numbers) {
+  worker::v1::Vote vote;
+  for (const char* name :
+       {"loss/pg", "loss/kl", "loss/entropy", "sum/entropy", "count/clip", "count/clip_lower", "sum/neg_log_ratio",
+        "tokens/computed", "tokens/logical", "time/prefix_forward_s", "time/suffix_s", "time/prefix_backward_s",
+        "bytes/prefix_forward", "bytes/suffix", "bytes/prefix_backward", "bytes/host", "bytes/peak"}) {
+    (*vote.mutable_sums())[name] = 0;
+  }
+  (*vote.mutable_sums())["count/tokens"] = static_cast<double>(numbers.loss_tokens);
+  return vote;
+}
+
 void SetRequestMetrics(const v1::UpdateResult& result, Metrics& metrics) {
+  const bool applied = std::any_of(result.steps().begin(), result.steps().end(), [](const v1::StepResult& step) {
+    return step.outcome() == v1::StepResult::APPLIED;
+  });
+  const v1::StepResult::Outcome counted = applied ? v1::StepResult::APPLIED : v1::StepResult::SKIPPED_EMPTY;
   std::map<std::string, int> counts;
   for (const v1::StepResult& step : result.steps()) {
-    if (step.outcome() != v1::StepResult::APPLIED) continue;
+    if (step.outcome() != counted) continue;
     for (const auto& [name, value] : step.metrics()) {
       double& total = metrics[name];
       if (IsMaximum(name)) {

@@ -27,7 +27,11 @@ struct StepMetricsInput {
 // Quotients whose denominator is zero are left out.
 void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics);
 
-// Over the steps that were applied: means of actor/* and of ratios, sums of tokens and seconds.
+// What a worker would vote for a mini-batch in which nothing has a gradient: zeros, and its count of tokens.
+worker::v1::Vote EmptyVote(const StepNumbers& numbers);
+
+// Over the steps that were applied (if none was, over those that had nothing to compute): means of actor/* and of
+// ratios, sums of tokens and seconds.
 void SetRequestMetrics(const v1::UpdateResult& result, Metrics& metrics);
 
 }  // namespace stemma

@@ -1,12 +1,13 @@
-// stemma-server: reads its options, serves until SIGTERM or SIGINT, drains.
+// stemma-server: reads its options, serves until SIGTERM or SIGINT, drains; a second signal ends it at once.
 //
-// Exit: 0 clean, 1 fault, 2 configuration.
+// Exit: 0 clean, 1 fault or a second signal, 2 configuration.
 #include <signal.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <iostream>
 #include <random>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -18,8 +19,6 @@
 
 namespace stemma {
 namespace {
-
-constexpr absl::Duration kDrainWithin = absl::Seconds(10);
 
 // Whole or not at all: readers wait for the file to appear.
 bool WriteReadyFile(const std::string& path, const std::string& address) {
@@ -55,6 +54,16 @@ int WaitForSignal(const sigset_t& signals) {
   return received;
 }
 
+// A second signal while the server drains: whoever sent it does not want to wait.
+void EndAtNextSignal(const sigset_t& signals) {
+  std::thread([signals] {
+    const int received = WaitForSignal(signals);
+    LOG(WARNING) << "leaving at once: " << strsignal(received);
+    google::FlushLogFiles(google::INFO);
+    _exit(1);
+  }).detach();
+}
+
 int Main(int argc, char** argv) {
   google::InitGoogleLogging(argv[0]);
   FLAGS_logtostderr = true;
@@ -82,8 +91,11 @@ int Main(int argc, char** argv) {
     std::cerr << "stemma-server: cannot write " << options.ready_file << "\n";
     return 1;
   }
-  LOG(INFO) << "stopping: " << strsignal(WaitForSignal(signals));
-  (*server)->Drain(kDrainWithin);
+  const int received = WaitForSignal(signals);
+  LOG(INFO) << "stopping: " << strsignal(received) << "; what runs has " << options.drain_within
+            << " to end, another signal ends at once";
+  EndAtNextSignal(signals);
+  (*server)->Drain(options.drain_within);
   return 0;
 }
 

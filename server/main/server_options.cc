@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/run_config.h"
+#include "common/stop_times.h"
 #include "server/core/memory_division.h"
 
 namespace stemma {
@@ -21,8 +22,11 @@ struct Flags {
   std::string ready_file;
   uint64_t memory_budget = 0, host_memory = 0;
   uint32_t wave_suffixes = 0, threads = 0, prefix_block_rows = 0;
+  uint32_t drain_timeout_s = static_cast<uint32_t>(absl::ToInt64Seconds(kDrainWithin));
   bool insecure = false, check_config = false, die_with_parent = false;
 };
+
+constexpr uint32_t kDrainTimeoutMaxS = 24 * 3600;
 
 const std::map<std::string, v1::Schedule> kSchedules = {{"auto", v1::AUTO}, {"reuse", v1::REUSE}, {"dense", v1::DENSE}};
 const std::map<std::string, v1::WaveLayout> kLayouts = {
@@ -76,6 +80,10 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--listen", flags.listen, "host:port; port 0 takes a free one")->capture_default_str();
   app.add_option("--data", flags.data, "directory for exports")->capture_default_str();
   app.add_option("--ready-file", flags.ready_file, "the address is written here, one line, once the port serves");
+  app.add_option("--drain-timeout", flags.drain_timeout_s,
+                 "after SIGTERM or SIGINT, seconds for what runs to end its step, log-prob pass or export")
+      ->check(CLI::Range(kDrainTimeoutMaxS))
+      ->capture_default_str();
   app.add_flag("--insecure", flags.insecure, "allow plaintext beyond loopback");
   app.add_flag("--check-config", flags.check_config, "check configuration and model directory, then exit");
   app.add_flag("--die-with-parent", flags.die_with_parent, "end when the starting process ends");
@@ -167,6 +175,7 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
   }
   options.listen = flags.listen;
   options.ready_file = flags.ready_file;
+  options.drain_within = absl::Seconds(flags.drain_timeout_s);
   options.check_config = flags.check_config;
   options.die_with_parent = flags.die_with_parent;
   for (const std::string& problem : problems) std::cerr << "stemma-server: " << problem << "\n";

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/model_directory.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -15,6 +16,7 @@ struct ServerMainOptions {
   std::string listen;
   std::string data_directory;  // absolute
   std::string ready_file;      // empty: none
+  absl::Duration drain_within;
   bool check_config = false;
   bool die_with_parent = false;
 };

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "common/stop_times.h"
 #include "glog/logging.h"
 #include "grpc/grpc.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -118,15 +119,16 @@ void Server::SetReady(bool ready) {
   }
 }
 
-void Server::Drain(absl::Duration deadline) {
+void Server::Drain(absl::Duration within) {
   SetReady(false);
   {
     absl::MutexLock lock(&rpc_->mutex);
     rpc_->draining = true;
   }
-  coordinator_->Drain();
-  if (!coordinator_->WaitDrained(deadline)) LOG(WARNING) << "the running step did not end in time; it is dropped";
-  rpc_->server->Shutdown(RealtimeOf(clock_.Now() + deadline));
+  coordinator_->Drain(within);
+  // The coordinator ends what runs at the deadline; kCloseWithin is for its turn to come.
+  if (!coordinator_->WaitDrained(within + kCloseWithin)) LOG(ERROR) << "what runs does not end: its calls are dropped";
+  rpc_->server->Shutdown(RealtimeOf(clock_.Now() + kCloseWithin));
 }
 
 }  // namespace stemma

@@ -29,8 +29,9 @@ class Server {
   ~Server();
 
   const std::string& address() const { return address_; }  // with the port in use
-  // Refuses new work, ends or finishes the running step, closes all streams. Waits, at most about twice `deadline`.
-  void Drain(absl::Duration deadline);
+  // Refuses new work, lets what runs end its step, pass or export for at most `within`, answers the rest, closes all
+  // streams. Waits for all that: at most `within`, and twice kCloseWithin (common/stop_times.h).
+  void Drain(absl::Duration within);
 
  private:
   explicit Server(const Clock& clock);

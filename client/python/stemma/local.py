@@ -26,7 +26,7 @@ class LocalServer:
     """
 
     def __init__(self, model, binary="stemma", data=None, dtype=None, schedule=None, threads=None, config=None, log=None,
-                 start_timeout_s=120.0):
+                 start_timeout_s=120.0, drain_timeout_s=20):
         """Starts a server with a worker, and returns once it serves.
 
         model       a Hugging Face model directory
@@ -35,12 +35,15 @@ class LocalServer:
         dtype, schedule, threads, config    as `stemma local --help` says
         log         a file for what the processes write; None: a temporary one, shown when the start fails
         start_timeout_s     how long loading the model may take
+        drain_timeout_s     whole seconds that close() leaves to what runs
         """
         self._folder = tempfile.TemporaryDirectory(prefix="stemma-local-")
         folder = pathlib.Path(self._folder.name)
         self.data = pathlib.Path(data or folder / "data")
         self.log = pathlib.Path(log or folder / "log.txt")
-        options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads}
+        options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads,
+                   "--drain-timeout": drain_timeout_s}
+        self._stop_s = drain_timeout_s + 40  # `stemma local` kills what does not end, some seconds before that
         ready = folder / "ready"
         command = [str(binary), "local", "--data", str(self.data), "--listen", "127.0.0.1:0", "--ready-file", str(ready)]
         command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
@@ -71,11 +74,13 @@ class LocalServer:
         raise StemmaError("UNAVAILABLE", "", f"`stemma local` did not start {why}:\n{text}")
 
     def close(self):
-        """Ends the processes; the server finishes what was accepted before."""
+        """Ends the processes, and with them the weights: export first. The request that runs has drain_timeout_s to end
+        its current optimizer step (a log-prob pass or an export: to end); if it has more steps, and whatever waits, it
+        answers DRAINING."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(timeout=30)
+                self.process.wait(timeout=self._stop_s)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -251,15 +251,6 @@ def test_a_second_worker_is_refused_while_one_is_connected(cluster):
     assert Request().send(cluster.stub).steps_applied == 1 and cluster.model().lineage == lineage
 
 
-def test_sigterm_drains_open_requests_and_ends_both_processes_clean(cluster):
-    request = submit(cluster, "hang")
-    waiting = cluster.stub.GetRequest.future(_proto.GetRequestRequest(request_id=request.id, wait_ms=60_000))
-    wait_until(cluster, request, "PREPARING")
-    cluster.server.send_signal(signal.SIGTERM)
-    assert waiting.result().failure.reason == "DRAINING"
-    assert cluster.server.wait(60) == 0 and cluster.worker.wait(60) == 0
-
-
 def test_the_worker_ends_when_its_server_dies(cluster):
     cluster.server.send_signal(signal.SIGKILL)
     assert cluster.worker.wait(60) == 1

@@ -219,7 +219,7 @@ TEST_F(CoordinatorTest, ACallThatIsGoneIsNeverAnswered) {
   const auto gone = Submit("a", &call);
   worker_->WaitForPrepare();
   coordinator_.CallGone(call);
-  coordinator_.Drain();
+  coordinator_.Drain(absl::Milliseconds(20));
   ASSERT_TRUE(coordinator_.WaitDrained(kPatience));
   EXPECT_FALSE(gone->done());
 }
@@ -230,7 +230,7 @@ TEST_F(CoordinatorTest, ALostWorkerLeavesTheRequestWaitingAndDrainAnswersIt) {
   const auto waiting = Submit("a");
   worker_->WaitForPrepare();
   worker_->Lose();
-  coordinator_.Drain();
+  coordinator_.Drain(absl::Milliseconds(20));
   EXPECT_EQ(ErrorReason(std::get<absl::Status>(waiting->Get())), "DRAINING");
   EXPECT_TRUE(coordinator_.WaitDrained(kPatience));
 }

@@ -1,8 +1,6 @@
 #include "tests/server/core/scenario.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <map>
 #include <memory>
 #include <utility>
@@ -14,6 +12,7 @@
 #include "common/error.h"
 #include "glog/logging.h"
 #include "server/core/coordinator_state.h"
+#include "tests/server/core/scenario_text.h"
 
 namespace stemma {
 namespace {
@@ -31,7 +30,7 @@ struct Command {
   explicit Command(const std::string& line) {
     for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
       const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
-      const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" ||
+      const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "exists" ||
                         (word == "results" && !words.empty() && words[0] == "submit");
       if (parts.size() == 2)
         options[parts[0]] = parts[1];
@@ -50,12 +49,6 @@ struct Command {
   std::vector<std::string> words;
   std::map<std::string, std::string> options;
 };
-
-// All digits: the shortest text that gives the same double back.
-std::string Exact(double value) {
-  std::array<char, 32> text;
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
-}
 
 // K = ppo_epochs steps of two groups, each with numbers of its own, so that a number of another step shows: denominator
 // 8 + k, prompt-mean weights 1 / (8 + k) and 1 / (4 + k), predicted bytes 10 (k + 1). The step numbered `seed` has
@@ -76,6 +69,7 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
     result.report.add_steps()->set_peak_bytes(10 * (k + 1));
     result.steps.push_back(
         {.denominator = 8.0 + k, .prompt_mean_weights = {1 / (8.0 + k), 1 / (4.0 + k)}, .total_tokens = 100});
+    if (step.clusters().empty()) result.steps.back().empty = {.count = 2, .warnings = {"nothing has a gradient"}};
   }
   return result;
 }
@@ -102,119 +96,6 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   request->digest = command.Has("payload") ? command.options.at("payload") : "p";
   return request;
 }
-
-std::string KeyText(const StepKey& key) {
-  return absl::StrCat(key.request_id(), " k=", key.k(), " step=", key.step(), " attempt=", key.attempt());
-}
-
-std::string PrepareText(const worker::v1::Prepare& prepare) {
-  std::string weights;
-  for (const double weight : prepare.prompt_mean_weights()) {
-    absl::StrAppend(&weights, weights.empty() ? "" : ",", Exact(weight));
-  }
-  return absl::StrCat("prepare ", KeyText(prepare.key()), prepare.has_log_prob_pass() ? " pass" : "",
-                      " D=", Exact(prepare.denominator()), " w=", weights);
-}
-
-std::string MessageText(const worker::v1::ServerMessage& message) {
-  using Message = worker::v1::ServerMessage;
-  switch (message.message_case()) {
-    case Message::kConfigure:
-      return absl::StrCat("configure generation=", message.configure().generation(),
-                          " step=", message.configure().step());
-    case Message::kDrop:
-      return absl::StrCat("drop ", message.drop().id());
-    case Message::kPrepare:
-      return PrepareText(message.prepare());
-    case Message::kApply:
-      return absl::StrCat(
-          "apply ", KeyText(message.apply().key()),
-          message.apply().discard() ? " discard" : absl::StrCat(" clip=", Exact(message.apply().clip())));
-    case Message::kAbort:
-      return absl::StrCat("abort ", message.abort().key().request_id());
-    case Message::kLogProb:
-      return absl::StrCat("log_prob ", message.log_prob().id());
-    case Message::kExport:
-      return absl::StrCat("export ", message.export_().id(), " ", message.export_().name());
-    default:
-      return message.has_shutdown() ? "shutdown" : "?";
-  }
-}
-
-// Lineages are said where they are not the first.
-std::string LineageText(const std::string& lineage) { return lineage == "L-1" ? "" : absl::StrCat(" of ", lineage); }
-
-std::string StatusText(const v1::RequestStatus& status) {
-  std::string text = absl::StrCat(status.request_id(), " ", v1::RequestState_Name(status.state()), " ",
-                                  status.steps_applied(), "/", status.steps_total());
-  if (status.queue_position() > 0) absl::StrAppend(&text, " place=", status.queue_position());
-  if (status.replayed()) absl::StrAppend(&text, " replayed");
-  if (status.has_plan()) absl::StrAppend(&text, " plan");
-  if (status.has_failure()) absl::StrAppend(&text, " failure=", status.failure().reason());
-  absl::StrAppend(&text, LineageText(status.lineage()));
-  if (status.has_result() && status.result().lineage() != status.lineage()) absl::StrAppend(&text, " WRONG LINEAGE");
-  for (const v1::StepResult& step : status.result().steps()) {
-    absl::StrAppend(&text, " [", step.step(), " ", v1::StepResult::Outcome_Name(step.outcome()),
-                    " version=", step.weight_version(), " attempts=", step.attempts());
-    const auto predicted = step.metrics().find("plan/predicted_bytes");
-    if (predicted != step.metrics().end()) absl::StrAppend(&text, " predicted=", Exact(predicted->second));
-    absl::StrAppend(&text, "]");
-  }
-  return text;
-}
-
-// Of an error about lineages, what it says of them.
-std::string ErrorLine(const absl::Status& status) {
-  const std::string reason = ErrorReason(status);
-  std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), " ", reason);
-  if (reason != "LINEAGE_MISMATCH" && reason != "ROLLED_BACK") return text;
-  for (const auto& [key, value] : GetErrorDetails(status).metadata) absl::StrAppend(&text, " ", key, "=", value);
-  return text;
-}
-
-std::string ReplyText(const Reply& reply) {
-  if (const auto* status = std::get_if<absl::Status>(&reply)) {
-    return status->ok() ? "ok" : ErrorLine(*status);
-  }
-  if (const auto* status = std::get_if<v1::RequestStatus>(&reply)) return StatusText(*status);
-  if (const auto* model = std::get_if<v1::ModelInfo>(&reply)) {
-    return absl::StrCat("model ", v1::ModelInfo::State_Name(model->state()), " step=", model->step(),
-                        " version=", model->weight_version(), " lineage=", model->lineage());
-  }
-  if (const auto* written = std::get_if<v1::ExportWeightsResponse>(&reply)) {
-    return absl::StrCat("exported ", written->path(), " step=", written->step(), LineageText(written->lineage()));
-  }
-  if (const auto* list = std::get_if<v1::ListRequestsResponse>(&reply)) {
-    std::string text = "list";
-    for (const v1::RequestStatus& status : list->requests()) absl::StrAppend(&text, " (", StatusText(status), ")");
-    return text;
-  }
-  return "info";
-}
-
-struct ActionText {
-  std::string operator()(const SendAction& a) const {
-    return absl::StrCat("send ", a.session, " ", MessageText(a.message));
-  }
-  std::string operator()(const SendPayloadAction& a) const { return absl::StrCat("payload ", a.session, " ", a.id); }
-  std::string operator()(const PlanAction& a) const {
-    return absl::StrCat("plan ", a.id, " ", a.request->header().request_id(), " of a budget of ",
-                        a.config.memory_budget_bytes());
-  }
-  std::string operator()(const StopPlanAction& a) const { return absl::StrCat("stop plan ", a.id); }
-  std::string operator()(const CloseSessionAction& a) const {
-    return absl::StrCat("close ", a.session, " ", absl::StatusCodeToString(a.status.code()));
-  }
-  std::string operator()(const ReplyAction& a) const { return absl::StrCat("reply ", a.call, " ", ReplyText(a.reply)); }
-  std::string operator()(const ChunkAction& a) const {
-    return absl::StrCat("chunk ", a.call, " ", a.chunk->uid(), LineageText(a.chunk->lineage()));
-  }
-  std::string operator()(const ReadinessAction& a) const { return a.ready ? "serving" : "not serving"; }
-  std::string operator()(const SaveCalibrationAction& a) const {
-    return absl::StrCat("save calibration of ", a.book.size());
-  }
-  std::string operator()(const DrainedAction&) const { return "drained"; }
-};
 
 class Scenario {
  public:
@@ -243,7 +124,7 @@ class Scenario {
       if (const auto* send = std::get_if<SendAction>(&action); send != nullptr && send->message.has_prepare()) {
         key_ = send->message.prepare().key();
       }
-      absl::StrAppend(&out, std::visit(ActionText(), action), "\n");
+      absl::StrAppend(&out, ActionText(action), "\n");
     }
     if (decision.reason.find("ignored (") != std::string::npos) absl::StrAppend(&out, "ignored\n");
     for (const PlannedEvent& event : planned) Show(state_.Handle(now_, event), out);
@@ -271,7 +152,7 @@ class Scenario {
 
   Event EventOf(const std::string& name, const Command& command) {
     if (name == "advance") return TickEvent{};
-    if (name == "drain") return DrainEvent{};
+    if (name == "drain") return DrainEvent{absl::Seconds(command.Get("within", 20))};
     if (name == "lose") return WorkerLostEvent{command.Id(1), "it died"};
     if (name == "submit") return SubmitEvent{command.Id(1), MakeUpdate(command)};
     if (name == "log_prob") return SubmitEvent{command.Id(1), MakeLogProb(command)};
@@ -360,6 +241,7 @@ class Scenario {
     done.set_id(command.words.at(1));
     if (command.Has("fail"))
       *done.mutable_failure() = ToFailure(MakeError(absl::StatusCode::kInternal, "INTERNAL", "x"));
+    if (command.Has("exists")) *done.mutable_failure() = ToFailure(absl::AlreadyExistsError("x"));
   }
 
   StepKey KeyOf(const Command& command) const {

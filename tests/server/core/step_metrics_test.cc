@@ -82,6 +82,7 @@ TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
   EXPECT_DOUBLE_EQ(metrics.at("prefix/tokens_saved"), 150);
   EXPECT_DOUBLE_EQ(metrics.at("prefix/token_ratio"), 4);
   EXPECT_DOUBLE_EQ(metrics.at("plan/groups_dense"), 1);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/groups_empty"), 0);
   EXPECT_DOUBLE_EQ(metrics.at("plan/predicted_bytes"), 5000);
   EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 4096);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/state_bytes"), 12000);
@@ -120,6 +121,35 @@ TEST(StepMetricsTest, WhatWasNotComputedIsNotReported) {
     EXPECT_FALSE(metrics.contains(name)) << name;
   }
   EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5);
+}
+
+TEST(StepMetricsTest, AnEmptyStepHasTheNamesOfAnyOther) {
+  const StepNumbers numbers = {
+      .denominator = 10, .prompt_mean_weights = {}, .total_tokens = 300, .loss_tokens = 10, .empty = {.count = 4}};
+  Metrics empty = StepMetrics(EmptyVote(numbers));
+  const Metrics other = StepMetrics(MakeVote());
+  for (const auto& [name, value] : other) {
+    EXPECT_EQ(empty.contains(name), name != "prefix/token_ratio") << name << ": nothing by nothing is left out";
+  }
+  for (const char* name : {"actor/loss", "actor/kl_loss", "actor/entropy", "actor/pg_clipfrac", "actor/grad_norm",
+                           "prefix/tokens_logical", "time/suffix_s", "plan/measured_bytes"}) {
+    EXPECT_EQ(empty.at(name), 0) << name;
+  }
+  EXPECT_DOUBLE_EQ(empty.at("actor/lr"), 1e-6);
+}
+
+TEST(StepMetricsTest, SkippedStepsCountOnlyWhereNoneWasApplied) {
+  v1::UpdateResult result;
+  (*result.add_steps()->mutable_metrics())["actor/loss"] = 0;
+  result.mutable_steps(0)->set_outcome(v1::StepResult::SKIPPED_EMPTY);
+  Metrics metrics;
+  SetRequestMetrics(result, metrics);
+  EXPECT_EQ(metrics.at("actor/loss"), 0);
+  (*result.add_steps()->mutable_metrics())["actor/loss"] = 3;
+  result.mutable_steps(1)->set_outcome(v1::StepResult::APPLIED);
+  metrics.clear();
+  SetRequestMetrics(result, metrics);
+  EXPECT_EQ(metrics.at("actor/loss"), 3);
 }
 
 TEST(StepMetricsTest, ARequestAveragesLossesAndSumsTokensAndSecondsOverItsAppliedSteps) {

@@ -38,20 +38,30 @@ void SendResults(const std::string& id, const std::vector<v1::PromptGroup>& grou
   }
 }
 
-void WaitUntilCancelled(const EngineHooks& hooks) {
+void SayThatItRuns(const EngineHooks& hooks) {
   worker::v1::Heartbeat heartbeat;
   heartbeat.set_phase("suffix");
   hooks.progress(heartbeat);
+}
+
+void WaitUntilCancelled(const EngineHooks& hooks) {
+  SayThatItRuns(hooks);
   while (!hooks.cancelled()) RealClock().Sleep(absl::Milliseconds(5));
 }
 
 }  // namespace
 
+void FakeEngine::WaitForGate(const EngineHooks& hooks) const {
+  SayThatItRuns(hooks);
+  while (!hooks.cancelled() && access(gate_.c_str(), F_OK) != 0) RealClock().Sleep(absl::Milliseconds(5));
+}
+
 FakeEngine::FakeEngine(const worker::v1::Configure& configure, const std::string& incarnation)
     : fence_({.epoch = configure.epoch(),
               .generation = configure.generation(),
               .incarnation = incarnation,
-              .step = configure.step()}) {
+              .step = configure.step()}),
+      gate_(configure.data_directory() + "/gate") {
   *ready_.mutable_config() = configure.config();
 }
 
@@ -90,6 +100,8 @@ absl::StatusOr<worker::v1::Vote> FakeEngine::Prepare(const worker::v1::Prepare& 
     WaitUntilCancelled(hooks);
     vote.set_yes(false);
     vote.set_no_reason("CANCELLED");
+  } else if (absl::StartsWith(uid, "gate")) {
+    WaitForGate(hooks);
   } else if (absl::StartsWith(uid, "nonfinite")) {
     vote.set_yes(false);
     vote.set_no_reason("NONFINITE");

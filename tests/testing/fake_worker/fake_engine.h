@@ -37,9 +37,11 @@ class FakeEngine final : public Engine {
     bool complete = false;
   };
   const Payload* Find(const std::string& id) const;
+  void WaitForGate(const EngineHooks& hooks) const;
 
   worker::v1::Ready ready_;
   StepFence fence_;
+  const std::string gate_;  // a file: groups named "gate..." wait until it is there
   std::map<std::string, Payload> payloads_;
   bool crash_in_apply_ = false;
 };
