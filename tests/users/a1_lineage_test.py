@@ -90,13 +90,16 @@ def test_a_server_that_was_started_again_is_noticed_by_client_and_future(cluster
     wait_for(lambda: waiting.done() or waiting.status["state"] == "PREPARING", "the request to run")
     cluster.kill()
     cluster.restart()
-    for call in (waiting.result, lambda: update(client), lambda: client.log_probs(groups())):
+    for call in (waiting.result, lambda: update(client), lambda: client.log_probs(groups()), waiting.cancel,
+                 lambda: client.attach(waiting.request_id), lambda: client.read_log_probs(waiting.request_id)):
         error = lost(call)
         assert error.reason == "LINEAGE_MISMATCH" and error.lost_lineage == first.lineage
         assert error.lost_step == 2, "the server never knew it, the client did"
         assert error.lineage == cluster.model().lineage != first.lineage and error.step == 0
         assert f"saw steps up to 2 of {first.lineage}: they are lost" in str(error)
     assert cluster.model().step == 0
+    with stemma.Client(cluster.address) as fresh, pytest.raises(stemma.StemmaError, match="NOT_FOUND"):
+        fresh.attach(waiting.request_id)
 
 
 def test_requests_of_lost_weights_say_so_wherever_they_are_asked_for(cluster, client):

@@ -154,7 +154,7 @@ class Client:
         request_id  the request's
         """
         request = _proto.ReadResultsRequest(request_id=request_id)
-        return self._retrying(lambda: results.log_probs(self._stub.ReadResults(request)))
+        return self._about(request_id, lambda: results.log_probs(self._stub.ReadResults(request)))
 
     # ------------------------------------------------------------------------------------------------------ small calls
 
@@ -217,13 +217,13 @@ class Client:
                 config.fill_message(header, {name: config.source(source)})
         return parts
 
-    def _get_request(self, request_id, wait_ms):
+    def _get_request(self, request_id, wait_ms, lineage=None):
         request = _proto.GetRequestRequest(request_id=request_id, wait_ms=wait_ms)
-        return self._retrying(lambda: self._stub.GetRequest(request))
+        return self._about(request_id, lambda: self._stub.GetRequest(request), lineage)
 
     def _cancel(self, request_id):
         request = _proto.CancelRequestRequest(request_id=request_id)
-        return self._retrying(lambda: self._stub.CancelRequest(request))
+        return self._about(request_id, lambda: self._stub.CancelRequest(request))
 
     def _try_cancel(self, request_id):
         """The state in which a cancel found or left the request; "" if there was no answer. Never tries again."""
@@ -268,13 +268,23 @@ class Client:
         return errors.LineageLostError(error.code, error.reason, message,
                                        metadata={**error.metadata, "lost_step": str(self._step)})
 
+    def _about(self, request_id, call, lineage=None):
+        """The answer of a call about a request that was sent before. lineage: that it trains; None: the pinned one. A server
+        that does not know the request, because it was started again, is a LineageLostError."""
+        try:
+            return self._retrying(call)
+        except errors.StemmaError as error:
+            lineage = lineage or (None if self._follow_lineage else self._lineage)
+            if error.reason == "NOT_FOUND" and lineage:
+                self._check_same_server(request_id, lineage)
+            raise
+
     def _check_same_server(self, request_id, lineage):
-        """For a request that the server does not know: raises LineageLostError if it is another life of the server."""
         now = self._retrying(lambda: self._stub.GetModel(_proto.GetModelRequest()))
-        if lineage and now.lineage != lineage:
+        if now.lineage != lineage:
             raise self._explained(errors.LineageLostError(
-                "ABORTED", "LINEAGE_MISMATCH", f"request {request_id} trained lineage {lineage}, which the server does not "
-                f"have any more (was it started again?); the model is at step {now.step} of lineage {now.lineage}",
+                "ABORTED", "LINEAGE_MISMATCH", f"the server does not know request {request_id}, and lineage {lineage} is gone "
+                f"(was it started again?); the model is at step {now.step} of lineage {now.lineage}",
                 metadata={"lineage": now.lineage, "step": str(now.step), "lost_lineage": lineage}))
 
 
@@ -337,12 +347,7 @@ class Future:
         return self.status["state"] in _FINAL
 
     def _poll(self, wait_ms):
-        try:
-            self._status = self._client._get_request(self.request_id, wait_ms)
-        except errors.StemmaError as error:
-            if error.reason == "NOT_FOUND":
-                self._client._check_same_server(self.request_id, self._status.lineage)
-            raise
+        self._status = self._client._get_request(self.request_id, wait_ms, self._status.lineage)
 
     def _outcome(self):
         if self._status.HasField("failure"):
