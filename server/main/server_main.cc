@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/clock.h"
+#include "common/descriptors.h"
 #include "common/process.h"
 #include "glog/logging.h"
 #include "server/main/server_options.h"
@@ -74,6 +75,7 @@ int Main(int argc, char** argv) {
     std::cout << "ok\n";
     return 0;
   }
+  RaiseDescriptorLimit();
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);

@@ -2,8 +2,10 @@
 
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "common/status_macros.h"
 #include "common/stop_times.h"
 #include "glog/logging.h"
 #include "grpc/grpc.h"
@@ -12,6 +14,7 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "server/coordinator/calibration_file.h"
 #include "server/core/request_plan.h"
+#include "server/rpc/acceptor.h"
 #include "server/rpc/training_service.h"
 #include "server/rpc/worker_service.h"
 
@@ -50,6 +53,17 @@ std::string WithPort(const std::string& listen, int port) {
   return absl::StrCat(listen.substr(0, colon), ":", port);
 }
 
+absl::StatusOr<std::unique_ptr<Acceptor>> OpenAcceptor(const std::string& listen, const v1::Limits& limits) {
+  const size_t colon = listen.rfind(':');
+  uint32_t port = 0;
+  if (colon == std::string::npos || !absl::SimpleAtoi(listen.substr(colon + 1), &port) || port > UINT16_MAX) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", listen, ": it is not HOST:PORT"));
+  }
+  std::string host = listen.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  return Acceptor::Open({.host = host, .port = static_cast<uint16_t>(port), .connections_max = limits.connections()});
+}
+
 gpr_timespec RealtimeOf(absl::Time time) {
   const timespec parts = absl::ToTimespec(time);
   return {.tv_sec = parts.tv_sec, .tv_nsec = static_cast<int32_t>(parts.tv_nsec), .clock_type = GPR_CLOCK_REALTIME};
@@ -61,6 +75,7 @@ struct Server::Rpc {
   std::unique_ptr<TrainingServiceRpc> training;
   std::unique_ptr<WorkerServiceRpc> worker;
   std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<Acceptor> acceptor;
   absl::Mutex mutex;
   bool ready ABSL_GUARDED_BY(mutex) = false;
   bool draining ABSL_GUARDED_BY(mutex) = false;
@@ -84,15 +99,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
 
   grpc::ServerBuilder builder;
   SetArguments(options.limits, builder);
-  int port = 0;
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
+  ASSIGN_OR_RETURN(rpc.acceptor, OpenAcceptor(options.listen, options.limits));
+  rpc.acceptor->AddTo(builder);
   builder.RegisterService(rpc.training.get());
   builder.RegisterService(rpc.worker.get());
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen, ": is the port taken?"));
-  }
-  self->address_ = WithPort(options.listen, port);
+  if (server == nullptr) return absl::UnavailableError(absl::StrCat("gRPC cannot serve on ", options.listen));
+  rpc.acceptor->Start(clock);
+  self->address_ = WithPort(options.listen, rpc.acceptor->port());
   {
     absl::MutexLock lock(&rpc.mutex);
     rpc.server = std::move(server);
@@ -104,6 +118,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
 
 Server::~Server() {
   if (rpc_->server == nullptr) return;
+  rpc_->acceptor->Stop();
   rpc_->server->Shutdown(gpr_inf_past(GPR_CLOCK_REALTIME));
   rpc_->server->Wait();
   coordinator_->Stop();
@@ -128,6 +143,7 @@ void Server::Drain(absl::Duration within) {
   coordinator_->Drain(within);
   // The coordinator ends what runs at the deadline; kCloseWithin is for its turn to come.
   if (!coordinator_->WaitDrained(within + kCloseWithin)) LOG(ERROR) << "what runs does not end: its calls are dropped";
+  rpc_->acceptor->Stop();
   rpc_->server->Shutdown(RealtimeOf(clock_.Now() + kCloseWithin));
 }
 

@@ -1,0 +1,176 @@
+#include "server/rpc/acceptor.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/descriptors.h"
+#include "glog/logging.h"
+#include "grpcpp/security/server_credentials.h"
+
+namespace stemma {
+namespace {
+
+constexpr int kBacklog = 1024;
+constexpr int kDescriptorsKept = 64;   // from clients: for workers, files, gRPC's own events
+constexpr int kDescriptorsSpare = 16;  // from everyone
+constexpr int kRetryMs = 100;
+constexpr absl::Duration kSayEvery = absl::Seconds(10);
+
+struct Addresses {
+  addrinfo* first = nullptr;
+  ~Addresses() {
+    if (first != nullptr) freeaddrinfo(first);
+  }
+};
+
+uint16_t PortOf(int socket) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                                             : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+}
+
+void SetPort(sockaddr* address, uint16_t port) {
+  if (address->sa_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(address)->sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in*>(address)->sin_port = htons(port);
+  }
+}
+
+// -1: errno says why not. Accepted sockets inherit TCP_NODELAY.
+int ListenOn(const addrinfo& address) {
+  const int fd = socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol);
+  if (fd < 0) return -1;
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  if (bind(fd, address.ai_addr, address.ai_addrlen) == 0 && listen(fd, kBacklog) == 0) return fd;
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return -1;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Open(const AcceptorOptions& options) {
+  std::unique_ptr<Acceptor> self(new Acceptor(options.connections_max));
+  addrinfo hints = {};
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  Addresses addresses;
+  const int failure = getaddrinfo(options.host.c_str(), absl::StrCat(options.port).c_str(), &hints, &addresses.first);
+  if (failure != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", options.host, ": ", gai_strerror(failure)));
+  }
+  self->port_ = options.port;
+  int error = 0;
+  for (addrinfo* address = addresses.first; address != nullptr; address = address->ai_next) {
+    SetPort(address->ai_addr, self->port_);  // with port 0: the one that the first address got
+    const int fd = ListenOn(*address);
+    if (fd < 0) {
+      error = errno;
+      continue;
+    }
+    self->listeners_.push_back(fd);
+    self->port_ = PortOf(fd);
+  }
+  if (self->listeners_.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", options.host, " port ", options.port, ": ", strerror(error)));
+  }
+  self->wake_ = eventfd(0, EFD_CLOEXEC);
+  if (self->wake_ < 0) return absl::UnavailableError(absl::StrCat("eventfd: ", strerror(errno)));
+  return self;
+}
+
+Acceptor::~Acceptor() {
+  Stop();
+  for (const int fd : listeners_) close(fd);
+  if (wake_ >= 0) close(wake_);
+}
+
+void Acceptor::AddTo(grpc::ServerBuilder& builder) {
+  grpc_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
+}
+
+void Acceptor::Start(const Clock& clock) {
+  const DescriptorCount count = CountDescriptors();
+  const auto limit = static_cast<int64_t>(count.limit), open = static_cast<int64_t>(count.open);
+  const int64_t wanted = open + static_cast<int64_t>(connections_max_);
+  descriptor_max_ = static_cast<int>(limit - kDescriptorsSpare);
+  if (connections_max_ > 0) descriptor_max_ = static_cast<int>(std::min(limit - kDescriptorsKept, wanted));
+  if (descriptor_max_ < wanted) {
+    LOG(WARNING) << "at most " << std::max<int64_t>(0, descriptor_max_ - open) << " connections are taken instead of "
+                 << connections_max_ << " (limits.connections): the process may open " << count.limit
+                 << " files (RLIMIT_NOFILE)";
+  }
+  thread_ = std::thread([this, &clock] { Run(clock); });
+}
+
+void Acceptor::Stop() {
+  const uint64_t one = 1;
+  if (thread_.joinable()) {
+    CHECK_EQ(write(wake_, &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
+    thread_.join();
+  }
+}
+
+void Acceptor::Run(const Clock& clock) {
+  std::vector<pollfd> waiting = {{.fd = wake_, .events = POLLIN, .revents = 0}};
+  for (const int fd : listeners_) waiting.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  bool failed = false;
+  while (true) {
+    // After a failure the listeners, which are still readable, are left alone for a while.
+    const int ready = poll(waiting.data(), failed ? 1 : waiting.size(), failed ? kRetryMs : -1);
+    if (ready > 0 && waiting[0].revents != 0) return;
+    failed = false;
+    for (const int fd : listeners_) failed = !AcceptFrom(fd) || failed;
+    if (!problem_.empty()) Say(clock.Now(), std::exchange(problem_, ""));
+  }
+}
+
+bool Acceptor::AcceptFrom(int listener) {
+  while (true) {
+    const int fd = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      problem_ = absl::StrCat("a connection cannot be accepted yet: ", strerror(errno));
+      return false;
+    }
+    if (fd >= descriptor_max_) {
+      problem_ = absl::StrCat("connections are refused: ", connections_max_,
+                              " are open, or few descriptors are left (limits.connections, RLIMIT_NOFILE)");
+      close(fd);
+      continue;
+    }
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = fd;
+    grpc_->HandleNewConnection(&connection);
+  }
+}
+
+void Acceptor::Say(absl::Time now, const std::string& text) {
+  if (now - said_at_ < kSayEvery) return;
+  said_at_ = now;
+  LOG(WARNING) << text;
+}
+
+}  // namespace stemma

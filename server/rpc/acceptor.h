@@ -1,0 +1,62 @@
+// Acceptor: takes connections for a gRPC server on a thread of its own, because gRPC's own listener (1.51) gives up for
+// ever the first time that the process is out of file descriptors.
+//
+// The number of open connections has a bound, and some descriptors stay free for everything else: the kernel gives each
+// socket the lowest free number, so a socket whose number is too high means that there are too many. It is closed at
+// once, and its client tries again. When accepting fails, it is tried again a little later, whatever the cause.
+//
+// Thread safety: Open and AddTo before the server starts; then Start; Stop (idempotent) from any one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "grpcpp/server_builder.h"
+
+namespace stemma {
+
+struct AcceptorOptions {
+  std::string host;   // a name, IPv4, or IPv6 without brackets
+  uint16_t port = 0;  // 0: any
+  // Of clients; some descriptors are kept free of them. 0: what the process may open is the only bound, for listeners
+  // of our own processes, which must get through when clients have taken all that they may.
+  uint64_t connections_max = 0;
+};
+
+class Acceptor {
+ public:
+  // Listens on every address of `host`. Errors: Unavailable - none of them can be listened on, naming the address.
+  static absl::StatusOr<std::unique_ptr<Acceptor>> Open(const AcceptorOptions& options);
+  ~Acceptor();
+
+  uint16_t port() const { return port_; }  // in use
+  void AddTo(grpc::ServerBuilder& builder);
+  void Start(const Clock& clock);
+  // Accepts nothing more; the connections that there are go on.
+  void Stop();
+
+ private:
+  explicit Acceptor(uint64_t connections_max) : connections_max_(connections_max) {}
+  void Run(const Clock& clock);
+  // False: accepting failed, and is to be tried again later.
+  bool AcceptFrom(int listener);
+  void Say(absl::Time now, const std::string& text);
+
+  const uint64_t connections_max_;
+  uint16_t port_ = 0;
+  int descriptor_max_ = 0;      // of a connection; set by Start
+  int wake_ = -1;               // an eventfd that Stop writes
+  std::vector<int> listeners_;  // non-blocking
+  std::string problem_;         // of the last connection that was not taken; empty: it was
+  absl::Time said_at_ = absl::InfinitePast();
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> grpc_;
+  std::thread thread_;
+};
+
+}  // namespace stemma
