@@ -98,6 +98,18 @@ def test_e5_each_outcome_of_the_cancel_has_its_words(state, says):
     assert says in str(stemma.RequestInterrupted("r", state)) and "r" in str(stemma.RequestInterrupted("r", state))
 
 
+@pytest.mark.parametrize("cancel", [False, True])
+def test_e5_while_it_is_sent_nobody_knows_whether_it_goes_on(cancel):
+    """Before the server has answered, "it goes on" would be a guess."""
+    client = stemma.Client("127.0.0.1:1")
+    client._connection.reach = lambda: os.kill(os.getpid(), signal.SIGINT)
+    groups = [stemma.Group("g", [1, 2], [stemma.Rollout([3, 4], reward=1.0)])]
+    with pytest.raises(stemma.RequestInterrupted) as error:
+        client.submit(groups, stemma.grpo(), stemma.adamw(1e-3), request_id="mine/2", cancel_on_interrupt=cancel)
+    assert "may have taken it" in str(error.value) and "client.attach('mine/2')" in str(error.value)
+    assert not error.value.accepted
+
+
 def test_e5_a_local_server_lives_through_ctrl_c_of_the_script(cluster, tmp_path):
     """`stemma local` is a process of the script: the terminal's signal must not end what the request goes on at."""
     from e2e.errors.server import BUILD, MODEL

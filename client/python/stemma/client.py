@@ -112,7 +112,7 @@ class Client:
         }, mini_batch, epochs, shuffle, seed, return_log_probs)
         request = parts[0].update.request
         self._pin(request)
-        with _interruptible(self, request.request_id, cancel_on_interrupt):
+        with _interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
             status = self._retrying(lambda: self._stub.UpdateActor(iter(parts)))
         self._saw(status.lineage)
         if self._recorder is not None:
@@ -364,14 +364,15 @@ class Future:
 
 
 @contextlib.contextmanager
-def _interruptible(client, request_id, cancel):
+def _interruptible(client, request_id, cancel, accepted=True):
     """Turns Ctrl-C into an error that says what becomes of the request; with `cancel` ends it first."""
     try:
         yield
     except errors.RequestInterrupted:
         raise
     except KeyboardInterrupt:
-        raise errors.RequestInterrupted(request_id, client._try_cancel(request_id) if cancel else None) from None
+        state = client._try_cancel(request_id) if cancel else None
+        raise errors.RequestInterrupted(request_id, state, accepted) from None
 
 
 def _num_steps(header):

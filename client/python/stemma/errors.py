@@ -36,15 +36,19 @@ class RequestInterrupted(KeyboardInterrupt):
 
     request_id  the request
     state       None: it was left to go on. Else what cancelling it found: "CANCELLED", or "DONE" if it was too late, a
-                state under way (the step that runs is finished first), or "" if the server did not answer
+                state under way (the step that runs is finished first), or "" if the server did not know it or answer
+    accepted    whether the server had said that it took the request
     """
 
-    def __init__(self, request_id, state=None):
-        self.request_id, self.state = request_id, state
+    def __init__(self, request_id, state=None, accepted=True):
+        self.request_id, self.state, self.accepted = request_id, state, accepted
         super().__init__(self._text())
 
     def _text(self):
         again = f"client.attach({self.request_id!r})"
+        if not self.accepted and not self.state:
+            return (f"request {self.request_id} was being sent: the server may have taken it, and then it goes on there. To find "
+                    f"out: {again}; to send it again: the same request_id")
         if self.state is None:
             return (f"request {self.request_id} goes on at the server. To wait for it: {again}.result(); to end it: "
                     f"{again}.cancel(), or `stemma requests`. (update_actor(..., cancel_on_interrupt=True) cancels on Ctrl-C)")
