@@ -1,5 +1,7 @@
 """Each bad input gives its named error, and the same server then serves a good request. Real server, real worker."""
 
+import struct
+
 import grpc
 import pytest
 
@@ -69,12 +71,23 @@ def without(section, field):
     return lambda request: request.header[section].pop(field)
 
 
+def on_the_wire(change_group):
+    """What the Python client refuses itself: changed in the message of the second group."""
+    def spoil(request):
+        def change_parts(parts):
+            change_group(parts[2].group)
+            return parts
+        request.spoil_parts = change_parts
+    return spoil
+
+
 NAN = float("nan")
 R = "groups[1].rollouts[1]."
 INVALID = [
     ("token beyond the vocabulary", change("response_tokens", [5, 10_000, 7]), R + "response_tokens[1]"),
-    ("negative token", change("response_tokens", [5, -3, 7]), R + "response_tokens[1]"),
-    ("empty prompt", lambda r: r.groups[1].update(prompt_tokens=[]), "groups[1].prompt_tokens"),
+    ("negative token", on_the_wire(lambda g: setattr(g.rollouts[1], "response_tokens", struct.pack("<3i", 5, -3, 7))),
+     R + "response_tokens[1]"),
+    ("empty prompt", on_the_wire(lambda g: g.ClearField("prompt_tokens")), "groups[1].prompt_tokens"),
     ("beyond the model's positions", lambda r: r.groups[1].update(prompt_tokens=[1] * 62), "groups[1].rollouts[0].response_tokens"),
     ("old_log_probs too short", change("old_log_probs", [-1.0]), R + "old_log_probs"),
     ("rollout_log_probs too short", lambda r: change("rollout_log_probs", [-1.0])(r.old_from_rollouts()),
@@ -132,10 +145,10 @@ def test_every_problem_is_reported_at_once(cluster):
     request = Request()
     request.header["loss"]["loss_mode"] = "ppo"
     request.rollout()["advantage"] = NAN
-    request.groups[0]["prompt_tokens"] = []
+    on_the_wire(lambda g: g.ClearField("prompt_tokens"))(request)
     error = refusal(lambda: request.send(cluster.stub))
     assert error.metadata["violations"] == "3"
-    assert set(error.fields) == {"update.loss.loss_mode", "groups[0].prompt_tokens", R + "advantage"}
+    assert set(error.fields) == {"update.loss.loss_mode", "groups[1].prompt_tokens", R + "advantage"}
 
 
 @pytest.mark.parametrize("spoil", [
