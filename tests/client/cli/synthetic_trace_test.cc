@@ -103,5 +103,39 @@ TEST(TraceStatTest, TheBoundIsTheDesignsFormulaForEqualLengths) {
   EXPECT_DOUBLE_EQ(record["prefix_ratio"].get<double>(), 0.8);
 }
 
+// What is not run costs no token and does not bring the prefix; it is counted as a rollout.
+TEST(TraceStatTest, EmptyRolloutsAreNotRun) {
+  v1::PromptGroup group;
+  group.set_prompt_tokens(PackArray<int32_t>(std::vector<int32_t>(11, 1)));
+  for (const int64_t tokens : {0, 5, 0, 7}) {
+    group.add_rollouts()->set_response_tokens(PackArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(tokens), 2)));
+  }
+  v1::PromptGroup empty = group;
+  for (v1::Rollout& rollout : *empty.mutable_rollouts()) rollout.clear_response_tokens();
+  TraceStat stat;
+  stat.Add({group, empty});
+  const Record record = stat.ToRecord();
+  EXPECT_EQ(record["rollouts"].get<int64_t>(), 8);
+  EXPECT_EQ(record["tokens_dense"].get<int64_t>(), 2 * 10 + 5 + 7);
+  EXPECT_EQ(record["tokens_reuse"].get<int64_t>(), 10 + 5 + 7);
+  EXPECT_DOUBLE_EQ(record["prefix_ratio"].get<double>(), 20.0 / 32);
+}
+
+TEST(TraceStatTest, DistributionsHoldTheirQuantiles) {
+  v1::PromptGroup group;
+  group.set_prompt_tokens(PackArray<int32_t>({1, 2, 3}));
+  for (int tokens = 1; tokens <= 11; ++tokens) {
+    group.add_rollouts()->set_response_tokens(PackArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(tokens), 2)));
+  }
+  TraceStat stat;
+  stat.Add({group});
+  const Record lengths = stat.ToRecord()["response_tokens"];
+  EXPECT_EQ(lengths["min"].get<int64_t>(), 1);
+  EXPECT_EQ(lengths["p50"].get<int64_t>(), 6);
+  EXPECT_EQ(lengths["p90"].get<int64_t>(), 10);
+  EXPECT_EQ(lengths["max"].get<int64_t>(), 11);
+  EXPECT_DOUBLE_EQ(lengths["mean"].get<double>(), 6);
+}
+
 }  // namespace
 }  // namespace stemma

@@ -134,11 +134,11 @@ def test_an_error_carries_reason_fields_uid_and_metadata():
 def test_the_servers_advice_to_wait_is_passed_on():
     def update_actor(parts, context):
         list(parts)
-        abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL", retry_delay_s=3)
+        abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL", retry_delay_s=3.25)
 
     with pytest.raises(stemma.StemmaError) as error:
         run({"UpdateActor": update_actor}, update)
-    assert error.value.reason == "QUEUE_FULL" and error.value.retry_after_s == 3
+    assert error.value.reason == "QUEUE_FULL" and error.value.retry_after_s == 3.25
 
 
 def test_a_request_that_failed_later_raises_its_failure():

@@ -27,6 +27,16 @@ def test_presets_name_modes_that_the_proto_knows():
     assert modes == {"vanilla", "gspo", "cispo", "importance_sampling", "gpg", "cross_entropy"}
 
 
+def test_presets_differ_from_grpo_where_their_papers_do():
+    grpo = stemma.grpo().as_dict()
+    assert stemma.dapo().as_dict() == {**grpo, "clip_ratio_high": 0.28}
+    assert stemma.cispo().as_dict() == {**grpo, "loss_mode": "cispo"}
+    assert stemma.gspo().as_dict() == {**grpo, "loss_mode": "gspo", "loss_agg_mode": "seq-mean-token-mean",
+                                       "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
+    assert stemma.dr_grpo(64).as_dict() == {**grpo, "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 64,
+                                            "normalize_advantage_std": False}
+
+
 def test_supervised_and_unclipped_losses_send_no_clip():
     for preset in (stemma.cross_entropy(), stemma.reinforce(), stemma.importance_sampling()):
         assert "clip_ratio_low" not in preset.as_dict()

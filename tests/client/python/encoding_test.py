@@ -74,6 +74,11 @@ def test_rollouts_get_ids_from_their_group():
     assert [r.rollout_id for r in parts[1].group.rollouts] == ["q/0", "mine"]
 
 
+def test_rollouts_of_a_group_count_up_in_their_ids():
+    group = encode([stemma.Group("g", [1], [stemma.Rollout([2]) for _ in range(3)])])[1].group
+    assert [rollout.rollout_id for rollout in group.rollouts] == ["g/0", "g/1", "g/2"]
+
+
 def test_dicts_in_the_traces_names_are_groups_too():
     line = {"uid": "g0", "prompt_tokens": [5, 6, 7], "rollouts": [
         {"rollout_id": "g0/0", "response_tokens": [8, 9], "response_mask": [1, 1], "old_log_probs": [-1.2, -0.3],

@@ -39,7 +39,8 @@ def abort(context, code, message, reason="", fields=(), metadata=None, retry_del
         details.append(bad)
     if retry_delay_s is not None:
         retry = _proto.RetryInfo()
-        retry.retry_delay.seconds = retry_delay_s
+        retry.retry_delay.seconds = int(retry_delay_s)
+        retry.retry_delay.nanos = round(retry_delay_s % 1 * 1e9)
         details.append(retry)
     for message_of_detail in details:
         status.details.add(type_url=f"type.googleapis.com/{message_of_detail.DESCRIPTOR.full_name}",

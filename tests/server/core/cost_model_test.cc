@@ -114,6 +114,47 @@ TEST(CostModelTest, BlocksOfScoresAreThoseOfTheKernel) {
   }
 }
 
+// Backward counts half as much again as forward, and what the policy dropped runs forward a second time.
+TEST(CostModelTest, APolicyWithoutAttentionWorksThroughItsScoresAgain) {
+  const ByteShape shape = Shape();
+  for (const bool reuse : {true, false}) {
+    const auto work = [&](v1::TapePolicy policy) {
+      const PrefixShape prefix = {.rows = reuse ? 700 : 0, .longest_rows = reuse ? 700 : 0, .policy = policy};
+      return ClusterWork(shape, OneGroup(700, 256, 3, reuse), prefix, policy == v1::S5 ? v1::S4 : policy, 1);
+    };
+    const PhaseWork kept = work(v1::S3);
+    for (const v1::TapePolicy policy : {v1::S4, v1::S5}) {
+      const PhaseWork again = work(policy);
+      EXPECT_NEAR(again.suffix[kScoreBlock], kept.suffix[kScoreBlock] * 3.5 / 2.5, 1e-6);
+      EXPECT_NEAR(again.prefix_backward[kScoreBlock], kept.prefix_forward[kScoreBlock] * 2.5, 1e-6);
+    }
+    EXPECT_NEAR(kept.prefix_backward[kScoreBlock], kept.prefix_forward[kScoreBlock] * 1.5, 1e-6);
+  }
+}
+
+// Groups of a wave differ in prefix, rows and schedule: each member has its own price.
+TEST(CostModelTest, AWaveOfSeveralGroupsCostsTheSumOfItsMembers) {
+  const ByteShape shape = Shape();
+  const ClusterShape cluster = testing::MixedCluster();
+  const PrefixShape prefix = {.rows = PackedPrefixRows(cluster), .longest_rows = 700};
+  for (const v1::TapePolicy policy : {v1::S0, v1::S2, v1::S4}) {
+    const Work together = ClusterWork(shape, cluster, prefix, policy, 1).suffix;
+    const Work forward = ForwardClusterWork(shape, cluster, 1).suffix;
+    Work sum, forward_sum;
+    for (const MemberShape& member : cluster.members) {
+      ClusterShape one;
+      if (!member.dense) one.prefix_rows = {member.prefix_rows};
+      one.members = {member};
+      sum += ClusterWork(shape, one, {}, policy, 0).suffix;
+      forward_sum += ForwardClusterWork(shape, one, 0).suffix;
+    }
+    for (const Rate kind : {kLinear, kAttentionForward, kAttentionBackward, kHead, kElement, kMerge, kScoreBlock}) {
+      EXPECT_NEAR(together[kind], sum[kind], 1e-9 * sum[kind]) << kRateNames[kind];
+      EXPECT_NEAR(forward[kind], forward_sum[kind], 1e-9 * forward_sum[kind]) << kRateNames[kind];
+    }
+  }
+}
+
 TEST(CostModelTest, APassOverTheWeightsIsCountedForEachBlockAndWave) {
   const ByteShape shape = Shape();
   const double layer = 512.0 * (2 * 512 + 2 * 256 + 3 * 1408), kv = 512.0 * 2 * 256, head = 512.0 * 4096;

@@ -94,6 +94,53 @@ TEST(MemoryChoiceTest, WhatFitsWholeKeepsAllOnTheDevice) {
   EXPECT_THAT(answer.choice->reason, HasSubstr("of 8 GiB"));
 }
 
+// In whichever order they come: a wave needs what its longest prefix and its longest member need.
+TEST(MemoryChoiceTest, AWaveOfSeveralGroupsNeedsTheBytesOfItsLongest) {
+  const MemberShape small = {.rows = 20, .prefix_rows = 100}, large = {.rows = 300, .prefix_rows = 900};
+  const MemberShape dense = {.rows = 40, .prefix_rows = 60, .dense = true};
+  const MemoryOptions options = BenchMemory(8192 * kMiB);
+  for (const std::vector<MemberShape>& members :
+       {std::vector{small, large, dense}, std::vector{large, dense, small}, std::vector{dense, small, large}}) {
+    const ClusterShape cluster = {.prefix_rows = {100, 900}, .members = members};
+    const MemoryAnswer answer = ChooseMemory(options, cluster);
+    ASSERT_TRUE(answer.choice);
+    EXPECT_EQ(answer.choice->wave_sizes, std::vector<uint32_t>{3});
+    const WaveShape wave = {.rows = 20 + 300 + 100, .longest_rows = 300, .kv_only_rows = 60, .ancestor_rows = 900};
+    EXPECT_EQ(answer.choice->suffix.peak(), SuffixBytes(options.shape, answer.choice->way.prefix, wave).peak());
+    EXPECT_EQ(answer.choice->way.prefix.longest_rows, 900);
+  }
+}
+
+// A wave takes as many rows as are worth packing, and exactly so many.
+TEST(MemoryChoiceTest, AWaveTakesExactlyTheRowsThatAreWorthPacking) {
+  const MemoryOptions options = BenchMemory(int64_t{1} << 40);
+  EXPECT_EQ(ChooseMemory(options, OneGroup(100, 512, 8)).choice->wave_sizes, (std::vector<uint32_t>{4, 4}));
+  EXPECT_EQ(ChooseMemory(options, OneGroup(100, 513, 8)).choice->wave_sizes, (std::vector<uint32_t>{3, 3, 2}));
+}
+
+// In whichever order the waves come.
+TEST(MemoryChoiceTest, PhaseBNeedsTheBytesOfItsLargestWave) {
+  MemoryOptions options = BenchMemory(8192 * kMiB);
+  options.wave_suffixes = 1;
+  const MemberShape small = {.rows = 20, .prefix_rows = 100}, large = {.rows = 600, .prefix_rows = 100};
+  for (const std::vector<MemberShape>& members : {std::vector{small, large}, std::vector{large, small}}) {
+    const MemoryAnswer answer = ChooseMemory(options, {.prefix_rows = {100}, .members = members});
+    ASSERT_TRUE(answer.choice);
+    const WaveShape wave = {.rows = 600, .longest_rows = 600, .ancestor_rows = 100};
+    EXPECT_EQ(answer.choice->suffix.peak(), SuffixBytes(options.shape, answer.choice->way.prefix, wave).peak());
+  }
+}
+
+TEST(MemoryChoiceTest, AWaveMayFillTheBudgetExactly) {
+  MemoryOptions options = BenchMemory(int64_t{1} << 40);
+  const ClusterShape cluster = OneGroup(100, 400, 2);
+  const MemoryAlternative way = {.prefix = {.rows = 100, .longest_rows = 100}, .suffix_policy = v1::S0};
+  options.budget_bytes = Evaluate(options, cluster, way)->suffix.peak();
+  EXPECT_EQ(Evaluate(options, cluster, way)->wave_sizes, std::vector<uint32_t>{2});
+  --options.budget_bytes;
+  EXPECT_EQ(Evaluate(options, cluster, way)->wave_sizes, (std::vector<uint32_t>{1, 1}));
+}
+
 TEST(MemoryChoiceTest, TheReasonOfATightChoiceNamesWhatAllWouldNeed) {
   const ClusterShape cluster = OneGroup(2047, 128, 16);
   const int64_t all = ChooseMemory(BenchMemory(int64_t{1} << 40), cluster).choice->peak_bytes;

@@ -148,6 +148,12 @@ TEST(CheckMemoryTest, AHostMemoryBelowTheStatesThatAreForcedThereIsNamed) {
   EXPECT_TRUE(CheckMemory(Llama3_8B(), run).ok()) << "the states may stay on the device";
   run.set_optimizer_residency(v1::HOST);
   EXPECT_THAT(Message(CheckMemory(Llama3_8B(), run)), HasSubstr("host_memory_bytes is 1000"));
+  const int64_t states = StateBytesOf(Llama3_8B(), "bf16").host(v1::HOST);
+  run.set_host_memory_bytes(static_cast<uint64_t>(states));
+  EXPECT_TRUE(CheckMemory(Llama3_8B(), run).ok()) << "exactly the states";
+  run.set_host_memory_bytes(static_cast<uint64_t>(states - 1));
+  EXPECT_FALSE(CheckMemory(Llama3_8B(), run).ok());
+  run.set_host_memory_bytes(1000);
   run.clear_optimizer_residency();
   run.set_memory_budget_bytes(static_cast<uint64_t>(60 * kGiB));
   EXPECT_THAT(Message(CheckMemory(Llama3_8B(), run)), HasSubstr("host_memory_bytes cannot take optimizer states"));

@@ -1,6 +1,8 @@
 // Clusters of several groups: never over the budget, never slower with a larger one, never worse than one cluster each.
 #include "server/core/wave_packing.h"
 
+#include <algorithm>
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -86,6 +88,66 @@ TEST(WavePackingTest, JoiningGroupsIsNeverSlowerThanOneClusterEach) {
       EXPECT_LE(SecondsOf(*together), apart * (1 + 1e-12));
     }
   }
+}
+
+TEST(WavePackingTest, WavesHaveTheSizesThatWerePriced) {
+  int uneven = 0;
+  for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
+    for (const int64_t budget_mib : {80, 150, 400}) {
+      const auto clusters = PackClusters(BenchMemory(budget_mib << 20), RandomGroups(seed));
+      if (!clusters.ok()) continue;
+      for (const PackedCluster& packed : *clusters) {
+        std::vector<uint32_t> sizes;
+        for (const v1::Wave& wave : packed.cluster.waves()) sizes.push_back(static_cast<uint32_t>(wave.members_size()));
+        EXPECT_EQ(sizes, packed.memory.wave_sizes) << "seed " << seed;
+        uneven += std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) != sizes.end() ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(uneven, 0) << "some clusters must hold waves of unequal sizes";
+}
+
+TEST(WavePackingTest, PrefixesShareAClusterUpToExactlyTheRowsWorthPacking) {
+  for (const auto& [rows, clusters] : {std::pair<int64_t, size_t>{1024, 1}, {1025, 2}}) {
+    std::vector<PackingGroup> groups(2);
+    for (uint32_t g = 0; g < 2; ++g) {
+      groups[g] = {
+          .group = g, .uid = absl::StrCat("g", g), .prefix_rows = rows, .reuse = true, .members = {{0, 8}, {1, 8}}};
+    }
+    const auto packed = PackClusters(BenchMemory(int64_t{1} << 40), groups);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    EXPECT_EQ(packed->size(), clusters) << rows;
+  }
+}
+
+// Tape that the headroom keeps on the device counts beside everything else that a phase holds.
+TEST(WavePackingTest, AnOffloadedTapeKeepsNoMoreThanTheBudgetLeavesBesideEachPhase) {
+  PackingGroup group = {.group = 0, .uid = "g", .prefix_rows = 1023, .reuse = true, .members = {}};
+  for (uint32_t i = 0; i < 8; ++i) group.members.push_back({i, 256});
+  int in_between = 0;
+  for (const int64_t budget_mib : {110, 130, 160, 210, 300}) {
+    MemoryOptions options = BenchMemory(budget_mib << 20);
+    options.offload = v1::OFFLOAD_ON;
+    options.prefix_policy = v1::S0;
+    const auto clusters = PackClusters(options, {group});
+    ASSERT_TRUE(clusters.ok()) << clusters.status();
+    const v1::Cluster& cluster = clusters->front().cluster;
+    ASSERT_TRUE(cluster.offload_prefix());
+    PrefixShape prefix = clusters->front().memory.way.prefix;
+    prefix.headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes());
+    int64_t peak =
+        std::max(PrefixForwardBytes(options.shape, prefix).peak(), PrefixBackwardBytes(options.shape, prefix).peak());
+    for (const v1::Wave& wave : cluster.waves()) {
+      const WaveShape shape = {.rows = wave.members_size() * 256,
+                               .longest_rows = 256,
+                               .ancestor_rows = 1023,
+                               .policy = cluster.suffix_policy()};
+      peak = std::max(peak, SuffixBytes(options.shape, prefix, shape).peak());
+    }
+    EXPECT_LE(peak, options.budget_bytes) << budget_mib;
+    in_between += prefix.headroom_bytes > 0 && prefix.headroom_bytes < HostTapeBytes(options.shape, prefix) ? 1 : 0;
+  }
+  EXPECT_GE(in_between, 2) << "some budgets must hold a part of the tape";
 }
 
 }  // namespace
