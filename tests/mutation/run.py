@@ -12,6 +12,7 @@ import dataclasses
 import json
 import pathlib
 import random
+import re
 import sys
 import time
 
@@ -27,6 +28,7 @@ class Result:
     verdict: str  # killed, SURVIVED, did not build
     seconds: float
     detail: str = ""
+    by: str = ""  # the first test that failed, by its own name
 
     def as_listed(self):
         """Whether the table says so too."""
@@ -48,12 +50,16 @@ def choose(mutants, words, shard, sample, seed):
     return controls + chosen
 
 
-def command_of(test, selector):
-    """The command of one entry, narrowed to `selector`: by gtest's filter, pytest's -k or unittest's name."""
+def command_of(test, selector, read):
+    """The command of one entry, narrowed to `selector`: by gtest's filter, pytest's -k or unittest's name. read(path) gives
+    the text of a Python file."""
     command = list(test[0])
     if not selector:
         return command
     if "pytest" in command:
+        # Files that hold none of the tests would only cost their imports.
+        holds = re.compile("|".join(rf"def {re.escape(name)}\b" for name in selector.split(":")))
+        command = [part for part in command if not part.endswith("_test.py") or holds.search(read(part))]
         return command + ["-k", " or ".join(selector.split(":"))]
     if command[-1].endswith(".py"):
         return command + selector.split(":")
@@ -99,7 +105,7 @@ class Session:
     def _run(self, test, limit_s):
         name, _, selector = test.partition("::")
         entry = self._ctest[name]
-        return self._scratch.run_test(command_of(entry, selector), entry[1], entry[2], limit_s or entry[3])
+        return self._scratch.run_test(command_of(entry, selector, self._scratch.read), entry[1], entry[2], limit_s or entry[3])
 
     def judge(self, mutant):
         begin = time.monotonic()
@@ -109,11 +115,24 @@ class Session:
             built, output = self._scratch.build(targets_of(mutant, self._ctest))
             if not built:
                 return Result(mutant, "did not build", time.monotonic() - begin, output[-2000:])
-            alive = [test for test in mutant.tests if self._run(test, self._limits[test])[0] == 0]
+            runs = {test: self._run(test, self._limits[test]) for test in mutant.tests}
         finally:
             self._scratch.write(mutant.file, text)
+        alive = [test for test, (status, *_) in runs.items() if status == 0]
         verdict = "SURVIVED" if alive else "killed"
-        return Result(mutant, verdict, time.monotonic() - begin, f"passed: {', '.join(alive)}" if alive else "")
+        return Result(mutant, verdict, time.monotonic() - begin, f"passed: {', '.join(alive)}" if alive else "",
+                      killer_of(*next(iter(runs.values()))[:2]))
+
+
+def killer_of(status, output):
+    """What ended the mutant: the first test that failed, else how the process ended."""
+    if status is None:
+        return "it did not end"
+    found = re.search(r"^\[  FAILED  \] ([\w/.]+)|^FAILED \S+::(\w+)|^(?:FAIL|ERROR): (\w+)", output, re.M)
+    if found:
+        return next(name for name in found.groups() if name)
+    running = re.findall(r"^\[ RUN      \] (\S+)", output, re.M)
+    return f"{running[-1]} crashed" if running else f"exit status {status}"
 
 
 def line(result):
@@ -123,7 +142,8 @@ def line(result):
         "killed": f"listed as a survivor ({mutant.survives}): take `survives` away",
         "SURVIVED": f"{result.detail}; {mutant.breaks}",
         "did not build": f"mend it in {mutant.table}"}[result.verdict]
-    return f"{mutant.name:44} {mutant.file:40} {result.verdict:13} {result.seconds:6.1f} s{listed}{wrong}"
+    by = f"  by {result.by}" if result.verdict == "killed" else ""
+    return f"{mutant.name:44} {mutant.file:40} {result.verdict:13} {result.seconds:6.1f} s{by}{listed}{wrong}"
 
 
 def summary(results):
@@ -189,7 +209,7 @@ def main():
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(
             [{"name": r.mutant.name, "file": r.mutant.file, "verdict": r.verdict, "seconds": round(r.seconds, 1),
-              "listed": r.mutant.survives} for r in results], indent=1) + "\n", encoding="utf-8")
+              "by": r.by, "listed": r.mutant.survives} for r in results], indent=1) + "\n", encoding="utf-8")
     return 0 if good else 1
 
 

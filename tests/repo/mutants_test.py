@@ -117,7 +117,19 @@ def test_verdicts_follow_what_the_tests_did_and_the_text_is_taken_back():
 
 
 def test_a_selector_becomes_the_filter_of_its_runner():
-    assert command.command_of((["a_test"],), "") == ["a_test"]
-    assert command.command_of((["a_test"],), "A.B:A.C") == ["a_test", "--gtest_filter=A.B:A.C"]
-    assert command.command_of((["python", "-m", "pytest", "b_test.py"],), "test_it")[-2:] == ["-k", "test_it"]
-    assert command.command_of((["python", "b_test.py"],), "BTest.test_it")[-1] == "BTest.test_it"
+    files = {"b_test.py": "def test_it():\n", "c_test.py": "def test_it_too():\n"}
+    narrowed = lambda line, selector: command.command_of((line,), selector, files.get)
+    assert narrowed(["a_test"], "") == ["a_test"]
+    assert narrowed(["a_test"], "A.B:A.C") == ["a_test", "--gtest_filter=A.B:A.C"]
+    pytest = ["python", "-m", "pytest", "b_test.py", "c_test.py"]
+    assert narrowed(pytest, "test_it") == ["python", "-m", "pytest", "b_test.py", "-k", "test_it"]
+    assert narrowed(pytest, "test_it:test_it_too") == pytest + ["-k", "test_it or test_it_too"]
+    assert narrowed(["python", "b_test.py"], "BTest.test_it")[-1] == "BTest.test_it"
+
+
+def test_the_test_that_killed_is_named():
+    for output, name in (("[ RUN      ] A.B\n[  FAILED  ] A.B (3 ms)\n[  FAILED  ] A.C\n", "A.B"),
+                         ("[ RUN      ] A.B\nCheck failed\n", "A.B crashed"), ("FAILED tests/x_test.py::test_it - no\n", "test_it"),
+                         ("FAIL: test_more (__main__.T)\n", "test_more"), ("", "exit status 1")):
+        assert command.killer_of(1, output) == name
+    assert command.killer_of(None, "") == "it did not end"
