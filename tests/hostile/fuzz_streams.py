@@ -12,8 +12,6 @@ import collections
 import random
 import sys
 
-import grpc
-
 from hostile.hostile_cluster import Cluster, memory_mib, refusal, serves
 from hostile.spoiled_streams import ACCEPTED, BROKEN, CODES, make
 from stemma import _proto

@@ -23,6 +23,29 @@ TEST(RequestBuilderTest, AGoodStreamBecomesARequest) {
   EXPECT_EQ((*request)->digest.size(), 64u);
 }
 
+TEST(RequestBuilderTest, FromTheFirstProblemOnOnlyNamesAreKept) {
+  RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model(), NumbersOfRun("fp32"));
+  const auto add = [&](v1::PromptGroup group) {
+    v1::GroupPart part;
+    *part.mutable_group() = std::move(group);
+    EXPECT_TRUE(builder.Add(part).ok());
+    return builder.kept_bytes();
+  };
+  v1::GroupPart header;
+  *header.mutable_update() = GoodHeader();
+  ASSERT_TRUE(builder.Add(header).ok());
+  v1::PromptGroup large = GoodGroup("a");
+  for (int i = 0; i < 1000; ++i) *large.add_rollouts() = GoodRollout("long/" + std::to_string(i));
+  const uint64_t kept = add(large);
+  EXPECT_GT(kept, large.ByteSizeLong());
+  v1::PromptGroup bad = GoodGroup("b");
+  bad.mutable_rollouts(0)->set_response_mask(std::string(1 << 20, 'x'));
+  EXPECT_LT(add(bad), kept / 2) << "ids stay";
+  EXPECT_LT(add(GoodGroup("c")), kept / 2);
+  EXPECT_LT(add(GoodGroup("a")), kept / 2) << "which tells that this uid came before";
+  EXPECT_EQ(GetErrorDetails(builder.Finish().status()).metadata.count("violations"), 0u) << "it was cut";
+}
+
 struct BadStream {
   std::string name;
   absl::StatusCode code;
