@@ -19,19 +19,23 @@ _INT32_MAX = 2**31 - 1
 def pack_int32(values):
     """Token ids as little-endian int32."""
     flat = _flat(values, _TOKENS)
-    if _is_numpy(flat):
-        if flat.size and flat.dtype.kind not in "iu":
-            raise ValueError(f"holds {flat.dtype}: pass {_TOKENS}, which are integers")
-        low, high = (int(flat.min()), int(flat.max())) if flat.size else (0, 0)
-        packed = flat if high > _INT32_MAX else flat.astype("<i4").tobytes()
-    else:
+    if not _is_numpy(flat):
         packed = _pack_list("i", flat, _TOKENS)
-        low, high = (min(flat), max(flat)) if flat else (0, 0)
+        _check_ids(flat, min(flat, default=0), max(flat, default=0))
+        return packed
+    if flat.size == 0:
+        return b""
+    if flat.dtype.kind not in "iu":
+        raise ValueError(f"holds {flat.dtype}: pass {_TOKENS}, which are integers")
+    _check_ids(flat, int(flat.min()), int(flat.max()))
+    return flat.astype("<i4").tobytes()
+
+
+def _check_ids(flat, low, high):
     if low < 0 or high > _INT32_MAX:
         index = next(i for i, token in enumerate(flat) if token < 0 or token > _INT32_MAX)
         raise ValueError(f"has {int(flat[index])} at {index}: token ids are not negative and fit int32"
                          + (" (to take a token out of the loss, set its mask to 0)" if low < 0 else ""))
-    return packed
 
 
 def pack_float32(values):
