@@ -185,8 +185,9 @@ v1::Failure ToFailure(const absl::Status& status) {
 }
 
 absl::Status FromFailure(const v1::Failure& failure) {
-  auto code = static_cast<absl::StatusCode>(failure.code());
-  if (code == absl::StatusCode::kOk) code = absl::StatusCode::kInternal;  // a failure is never OK
+  // A failure is never OK, nor a code that gRPC does not have.
+  const bool known = failure.code() >= 1 && failure.code() <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
+  const auto code = known ? static_cast<absl::StatusCode>(failure.code()) : absl::StatusCode::kInternal;
   return MakeError(code, failure.reason(), failure.message(),
                    {.uid = failure.uid(),
                     .field = failure.field(),

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/error.h"
 #include "common/status_macros.h"
 
 namespace stemma {
@@ -29,7 +30,12 @@ absl::Status ErrnoStatus(std::string_view what, const std::string& path, int err
     case EEXIST:
       return absl::AlreadyExistsError(message);
     case ENOSPC:
-      return absl::ResourceExhaustedError(message);
+    case EDQUOT:
+      return MakeError(absl::StatusCode::kResourceExhausted, "DISK_FULL", message);
+    case EFBIG:
+      return MakeError(absl::StatusCode::kResourceExhausted, "FILE_TOO_LARGE", message);
+    case EROFS:
+      return MakeError(absl::StatusCode::kFailedPrecondition, "READ_ONLY", message);
     default:
       return absl::InternalError(message);
   }

@@ -1,7 +1,7 @@
 // Regular files, read and written whole or in part. Links are not followed at the last part of a path: callers resolve
 // what an operator may name by a link first (ResolvePath).
 //
-// Errors name the path: NotFound, PermissionDenied, InvalidArgument (not a regular file, larger than asked), Internal.
+// Errors name the path: NotFound, PermissionDenied, InvalidArgument, Internal; DISK_FULL and the like (docs/errors.md).
 #pragma once
 
 #include <cstdint>

@@ -10,8 +10,8 @@
 
 namespace stemma {
 
-absl::StatusOr<FileWriter> FileWriter::Create(const std::string& path) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+absl::StatusOr<FileWriter> FileWriter::Create(const std::string& path, mode_t mode) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
   if (fd < 0) return ErrnoStatus("create", path, errno);
   return FileWriter(path, fd);
 }

@@ -1,6 +1,8 @@
 // A file written front to back in pieces, durable once Close returned OK. Model initialisation and export use it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -13,7 +15,7 @@ namespace stemma {
 class FileWriter {
  public:
   // Fails if the file exists. Errors: AlreadyExists, PermissionDenied, NotFound (folder).
-  static absl::StatusOr<FileWriter> Create(const std::string& path);
+  static absl::StatusOr<FileWriter> Create(const std::string& path, mode_t mode = 0644);
   FileWriter(FileWriter&& other) noexcept;
   FileWriter& operator=(FileWriter&&) = delete;
   ~FileWriter();

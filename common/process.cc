@@ -10,4 +10,6 @@ void DieWithParent(pid_t parent, int signal) {
   if (prctl(PR_SET_PDEATHSIG, signal) != 0 || getppid() != parent) _exit(1);
 }
 
+void IgnoreFileSizeSignal() { signal(SIGXFSZ, SIG_IGN); }
+
 }  // namespace stemma

@@ -1,4 +1,4 @@
-// Children die with their parent, however the parent ends.
+// What a process asks of the kernel about its end: children die with their parent, however the parent ends.
 #pragma once
 
 #include <sys/types.h>
@@ -13,5 +13,9 @@ namespace stemma {
 // The kernel's parent is the *thread* that forked: a launcher forks from a thread that lives as long as it does. Holds
 // across exec.
 void DieWithParent(pid_t parent, int signal = SIGTERM);
+
+// A file that grows past the process's limit gives EFBIG, an error like another, and no longer ends the process
+// (SIGXFSZ).
+void IgnoreFileSizeSignal();
 
 }  // namespace stemma

@@ -11,6 +11,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/byte_size.h"
+#include "common/dtype_names.h"
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
@@ -82,6 +84,7 @@ class Reader {
       case FieldDescriptor::CPPTYPE_UINT64:
       case FieldDescriptor::CPPTYPE_UINT32: {
         const bool narrow = field.cpp_type() == FieldDescriptor::CPPTYPE_UINT32;
+        if (absl::EndsWith(field.name(), "_bytes")) return ReadBytes(text, key, field, message);
         const std::optional<uint64_t> value = ReadUnsigned(text, narrow ? UINT32_MAX : UINT64_MAX);
         if (!value) return Report(key, line, absl::StrCat("\"", text, "\" is not a whole number from 0 up"));
         if (narrow) return reflection.SetUInt32(&message, &field, static_cast<uint32_t>(*value));
@@ -90,6 +93,12 @@ class Reader {
       default:
         LOG(FATAL) << "run.yaml has no rule for " << field.full_name();
     }
+  }
+
+  void ReadBytes(const std::string& text, const std::string& key, const FieldDescriptor& field, Message& message) {
+    const absl::StatusOr<uint64_t> bytes = ParseByteSize(text);
+    if (!bytes.ok()) return Report(key, parsed_.line_of_key[key], std::string(bytes.status().message()));
+    message.GetReflection()->SetUInt64(&message, &field, *bytes);
   }
 
   static std::optional<uint64_t> ReadUnsigned(const std::string& text, uint64_t max) {
@@ -166,7 +175,7 @@ absl::StatusOr<ParsedRunConfig> ReadRunConfig(const std::string& path) {
 }
 
 void FillDefaults(v1::RunConfig& config) {
-  if (config.dtype().empty()) config.set_dtype("fp32");
+  config.set_dtype(config.dtype().empty() ? "fp32" : ShortDtypeName(config.dtype()));
   if (config.schedule() == v1::SCHEDULE_UNSPECIFIED) config.set_schedule(v1::AUTO);
   if (config.head_chunk_tokens() == 0) config.set_head_chunk_tokens(512);
   v1::Limits& limits = *config.mutable_limits();
@@ -196,7 +205,8 @@ void Validate(ParsedRunConfig& parsed) {
   };
   if (config.model().empty()) report("model", "is missing: a Hugging Face model directory");
   if (config.dtype() != "fp32" && config.dtype() != "fp64" && config.dtype() != "bf16") {
-    report("dtype", absl::StrCat("\"", config.dtype(), "\" is not one of fp32, fp64, bf16"));
+    report("dtype",
+           absl::StrCat("\"", config.dtype(), "\" is not one of fp32, fp64, bf16 (float32, float64, bfloat16)"));
   }
   for (const Range& range : Ranges(config)) {
     if (range.value >= range.min && range.value <= range.max) continue;

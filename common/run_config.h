@@ -1,6 +1,6 @@
 // run.yaml -> RunConfig. Keys are the proto's field names, enums its lower-case words (schedule: auto, reuse, dense;
 // layout: one_by_one, padded, packed; prefix_policy: s0 to s5; offload: on, off; optimizer_residency: device, host).
-// Every problem of a file is reported at once, each with its key and line.
+// Sizes take units (20GB). Every problem of a file is reported at once, each with its key and line.
 //
 // Order of use: ParseRunConfig (or an empty ParsedRunConfig), flags over it, FillDefaults, Validate, ToStatus.
 #pragma once
@@ -34,8 +34,8 @@ ParsedRunConfig ParseRunConfig(std::string_view yaml);
 // Reads the file and parses. Errors: the file cannot be read.
 absl::StatusOr<ParsedRunConfig> ReadRunConfig(const std::string& path);
 
-// Every field that is zero or empty and has a default (not: model, memory_budget_bytes, wave_suffixes, layout,
-// threads, and what the budget chooses).
+// Gives dtype its short name. Fills every field that is zero or empty and has a default (not: model,
+// memory_budget_bytes, wave_suffixes, layout, threads, and what the budget chooses).
 void FillDefaults(v1::RunConfig& config);
 
 // Adds a problem for every value that cannot be run.

@@ -1,6 +1,7 @@
 #include "client/cli/connection.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/address.h"
 #include "grpc/support/time.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
@@ -22,6 +23,9 @@ Connection::Connection(std::shared_ptr<grpc::Channel> channel, double timeout_s)
     : channel_(std::move(channel)), stub_(v1::TrainingService::NewStub(channel_)), timeout_s_(timeout_s) {}
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ServerOptions& options) {
+  if (const auto address = ParseDialAddress(options.address); !address.ok()) {
+    return UsageError(absl::StrCat("--server: ", address.status().message()));
+  }
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);

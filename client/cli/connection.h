@@ -24,7 +24,7 @@ void SetTimeout(grpc::ClientContext& context, double seconds);
 
 class Connection {
  public:
-  // Waits until the server accepts the connection. Errors: kConnect.
+  // Waits until the server accepts the connection. Errors: kConnect; kUsage - no address.
   static absl::StatusOr<std::unique_ptr<Connection>> Open(const ServerOptions& options);
 
   v1::TrainingService::Stub& stub() { return *stub_; }

@@ -1,5 +1,7 @@
 // stemma local: a server and a worker on this machine, in the foreground.
+#include <map>
 #include <memory>
+#include <string>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -25,6 +27,25 @@ void PassOption(CLI::App* command, LocalOptions* options, const std::string& nam
       ->type_name(type);
 }
 
+// An option of the log: of this process, of the server and of the worker.
+template <typename Value>
+void PassLogOption(CLI::App* command, LocalOptions* options, const std::string& name, const std::string& type,
+                   const std::map<std::string, Value>& words, Value* value, const std::string& help) {
+  command
+      ->add_option_function<std::string>(
+          name,
+          [options, name, words, value](const std::string& word) {
+            *value = words.at(word);
+            for (auto* flags : {&options->log_flags, &options->worker_flags}) {
+              flags->push_back(name);
+              flags->push_back(word);
+            }
+          },
+          help)
+      ->check(CLI::IsMember(words).description(""))
+      ->type_name(type);
+}
+
 absl::Status RunLocal(const LocalOptions& options) {
   if (options.server_flags.empty()) return UsageError("say what to run: --model DIR, or --config FILE that names one");
   LocalRun run(options);
@@ -42,6 +63,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--dtype", "fp32|fp64|bf16", "What to compute in");
   PassOption(command, options.get(), "--schedule", "auto|reuse|dense", "Prefix reuse, or every trajectory in full");
   PassOption(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");
+  PassOption(command, options.get(), "--ops-listen", "HOST:PORT", "Where to answer health checks");
   PassOption(command, options.get(), "--data", "DIR", "Where exports go");
   PassOption(command, options.get(), "--memory-budget", "BYTES", "Of the device, for state and activations, e.g. 20GB");
   PassOption(command, options.get(), "--wave-suffixes", "N", "Force so many suffixes per wave");
@@ -53,6 +75,8 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--offload", "on|off", "Force the prefixes' tape into host memory, or not");
   PassOption(command, options.get(), "--host-memory", "BYTES", "Of host memory, for what leaves the device");
   PassOption(command, options.get(), "--optimizer-residency", "device|host", "Force where optimizer states live");
+  PassOption(command, options.get(), "--worker-lost-after", "S",
+             "Seconds of silence after which the worker is replaced; default 15");
   PassOption(command, options.get(), "--threads", "N", "Threads that compute; 0: all cores");
   command
       ->add_option_function<uint32_t>(
@@ -64,6 +88,10 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
           "When told to stop, seconds for what runs to end its step; default: 20")
       ->check(CLI::Range(24u * 3600).description(""))
       ->type_name("S");
+  PassLogOption(command, options.get(), "--log-format", "text|json", LogFormats(), &options->log.format,
+                "How log lines look; json: an object a line");
+  PassLogOption(command, options.get(), "--log-level", "debug|info|warning|error", LogLevels(), &options->log.level,
+                "The least that is logged; default info");
   command->add_option("--ready-file", options->ready_file, "Write the address there, one line, once it serves")
       ->type_name("FILE");
   command->add_flag_callback(

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/child_process.h"
@@ -16,6 +17,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/shared_options.h"
 #include "common/status_macros.h"
+#include "common/worker_secret.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 
@@ -23,7 +25,7 @@ namespace stemma {
 namespace {
 
 constexpr int kTickMs = 100;         // between looks at what is not ready yet
-constexpr int kIdleTickMs = 60'000;  // when all is well only signals wake us
+constexpr int kWatchTickMs = 1'000;  // between looks at a worker that serves
 constexpr int kAddressTimeoutMs = 60'000;
 constexpr absl::Duration kServerStopSlack = absl::Seconds(5);  // beyond the longest that it takes
 constexpr int kWorkerStopMs = 5'000;
@@ -45,23 +47,9 @@ int WaitSignal(int timeout_ms) {
   return signal_number > 0 ? signal_number : 0;
 }
 
-void Say(const std::string& text) { std::cerr << "stemma local: " << text << std::endl; }
+std::string WorkerReadyPath(const std::string& scratch_directory) { return scratch_directory + "/worker"; }
 
-// Whole or not at all: readers wait for the file to appear.
-void WriteWhole(const std::string& path, const std::string& text) {
-  const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
-  std::ofstream(temporary) << text;
-  std::error_code error;
-  std::filesystem::rename(temporary, path, error);
-  if (error) Say(absl::StrCat("cannot write ", path, ": ", error.message()));
-}
-
-std::string FirstLine(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
+std::string SecretPath(const std::string& scratch_directory) { return scratch_directory + "/worker-secret"; }
 
 }  // namespace
 
@@ -71,7 +59,6 @@ LocalRun::~LocalRun() {
   Stop();
   std::error_code ignored;  // nothing to do about a leftover file
   if (!scratch_directory_.empty()) std::filesystem::remove_all(scratch_directory_, ignored);
-  if (announced_ && !options_.ready_file.empty()) std::filesystem::remove(options_.ready_file, ignored);
 }
 
 absl::Status LocalRun::Run() {
@@ -84,23 +71,35 @@ absl::Status LocalRun::Run() {
 }
 
 absl::Status LocalRun::Start() {
+  if (!options_.ready_file.empty()) {
+    if (const absl::Status status = ReadyFile::Check(options_.ready_file); !status.ok()) {
+      return UsageError(absl::StrCat("--ready-file: ", status.message()));
+    }
+  }
   ASSIGN_OR_RETURN(const std::string server, SiblingExecutable("stemma-server"));
   RETURN_IF_ERROR(SiblingExecutable("stemma-worker").status());
   std::string scratch = absl::StrCat(TemporaryRoot(), "/stemma-local-XXXXXX");
   if (mkdtemp(scratch.data()) == nullptr) return absl::InternalError(absl::StrCat("cannot create ", scratch));
   scratch_directory_ = scratch;
-  if (!options_.ready_file.empty()) unlink(options_.ready_file.c_str());
-  std::vector<std::string> argv = {server, "--ready-file", scratch_directory_ + "/address"};
+  RETURN_IF_ERROR(WriteWorkerSecret(SecretPath(scratch_directory_), NewWorkerSecret()));
+  std::vector<std::string> argv = {server, "--ready-file", scratch_directory_ + "/address", "--worker-secret-file",
+                                   SecretPath(scratch_directory_)};
   argv.insert(argv.end(), options_.server_flags.begin(), options_.server_flags.end());
+  argv.insert(argv.end(), options_.log_flags.begin(), options_.log_flags.end());
   ASSIGN_OR_RETURN(server_pid_, StartChild({.argv = argv}));
   RETURN_IF_ERROR(WaitForAddress());
   return stop_requested_ ? absl::OkStatus() : StartWorker();
 }
 
+bool LocalRun::ReadAddresses() {
+  std::ifstream file(scratch_directory_ + "/address");
+  std::string word;
+  return std::getline(file, address_) && file >> word >> worker_address_ && word == "workers";
+}
+
 absl::Status LocalRun::WaitForAddress() {
   for (int waited_ms = 0; waited_ms < kAddressTimeoutMs; waited_ms += kTickMs) {
-    address_ = FirstLine(scratch_directory_ + "/address");
-    if (!address_.empty()) return absl::OkStatus();
+    if (ReadAddresses()) return absl::OkStatus();
     const int signal_number = WaitSignal(kTickMs);
     if (signal_number == SIGCHLD) RETURN_IF_ERROR(HandleChildren());
     if (signal_number != 0 && signal_number != SIGCHLD) {
@@ -113,15 +112,24 @@ absl::Status LocalRun::WaitForAddress() {
 
 absl::Status LocalRun::StartWorker() {
   ASSIGN_OR_RETURN(const std::string worker, SiblingExecutable("stemma-worker"));
-  std::vector<std::string> argv = {worker, "--server", address_};
+  std::vector<std::string> argv = {worker,
+                                   "--server",
+                                   worker_address_,
+                                   "--worker-secret-file",
+                                   SecretPath(scratch_directory_),
+                                   "--ready-file",
+                                   WorkerReadyPath(scratch_directory_),
+                                   "--once"};
   argv.insert(argv.end(), options_.worker_flags.begin(), options_.worker_flags.end());
   ASSIGN_OR_RETURN(worker_pid_, StartChild({.argv = argv}));
+  watch_.Started();
   return absl::OkStatus();
 }
 
 absl::Status LocalRun::Serve() {
   while (true) {
-    const int signal_number = WaitSignal(ready_ ? kIdleTickMs : kTickMs);
+    const int tick_ms = ready_ ? kWatchTickMs : kTickMs;
+    const int signal_number = WaitSignal(tick_ms);
     if (signal_number == SIGCHLD) {
       RETURN_IF_ERROR(HandleChildren());
     } else if (signal_number != 0) {
@@ -129,10 +137,10 @@ absl::Status LocalRun::Serve() {
                        absl::FormatDuration(options_.drain_within), " to end, another signal ends at once"));
       return absl::OkStatus();
     } else if (worker_pid_ == -1) {
-      restart_in_ms_ -= kTickMs;
+      restart_in_ms_ -= tick_ms;
       if (restart_in_ms_ <= 0) RETURN_IF_ERROR(StartWorker());
-    } else if (!ready_) {
-      PollReadiness();
+    } else {
+      RETURN_IF_ERROR(LookAtWorker(tick_ms));
     }
   }
 }
@@ -155,6 +163,7 @@ absl::Status LocalRun::HandleChildren() {
 absl::Status LocalRun::HandleWorkerEnd(int wait_status) {
   worker_pid_ = -1;
   ready_ = false;
+  unlink(WorkerReadyPath(scratch_directory_).c_str());  // a worker that was killed leaves it
   const int exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
   const RestartDecision decision = policy_.WorkerEnded(exit_code, ExitText(wait_status));
   if (!decision.restart) {
@@ -165,35 +174,55 @@ absl::Status LocalRun::HandleWorkerEnd(int wait_status) {
   return absl::OkStatus();
 }
 
-void LocalRun::PollReadiness() {
+// Ready is what our worker says of itself; lost is what the server says of it.
+absl::Status LocalRun::LookAtWorker(int elapsed_ms) {
+  const std::optional<bool> connected = IsWorkerConnected();
+  if (connected && watch_.IsLost(*connected, elapsed_ms)) {
+    Say(absl::StrCat("worker ", worker_pid_, " no longer answers its server: it is killed"));
+    kill(worker_pid_, SIGKILL);
+    watch_.Started();
+    return absl::OkStatus();
+  }
+  if (ready_ || !connected.value_or(false) || access(WorkerReadyPath(scratch_directory_).c_str(), F_OK) != 0) {
+    return absl::OkStatus();
+  }
+  ready_ = true;
+  policy_.WorkerIsReady();
+  if (!announced_) return Announce();
+  Say("a new worker serves");
+  return absl::OkStatus();
+}
+
+// Nothing: the server did not answer.
+std::optional<bool> LocalRun::IsWorkerConnected() {
   if (stub_ == nullptr) {
     stub_ = v1::TrainingService::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
   }
   grpc::ClientContext context;
   SetTimeout(context, kPollTimeoutS);
-  v1::ModelInfo model;
-  if (!stub_->GetModel(&context, v1::GetModelRequest(), &model).ok()) return;
-  ready_ = model.state() == v1::ModelInfo::IDLE || model.state() == v1::ModelInfo::STEPPING;
-  if (!ready_) return;
-  policy_.WorkerIsReady();
-  if (announced_) {
-    Say(absl::StrCat("a new worker serves; lineage ", model.lineage(), ", step ", model.step()));
-  } else {
-    Announce();
-  }
+  v1::ServerInfo info;
+  if (!stub_->GetServerInfo(&context, v1::GetServerInfoRequest(), &info).ok()) return std::nullopt;
+  return info.workers_connected() > 0;
 }
 
-void LocalRun::Announce() {
+absl::Status LocalRun::Announce() {
+  if (!options_.ready_file.empty()) {
+    ASSIGN_OR_RETURN(ReadyFile file, ReadyFile::Write(options_.ready_file, address_ + "\n"));
+    ready_file_.emplace(std::move(file));
+  }
   announced_ = true;
   Say("serving; Ctrl-C stops");
   std::cout << address_ << std::endl;
-  if (!options_.ready_file.empty()) WriteWhole(options_.ready_file, address_ + "\n");
+  return absl::OkStatus();
 }
 
 absl::Duration LocalRun::ServerStop() const { return options_.drain_within + 2 * kCloseWithin + kServerStopSlack; }
 
+void LocalRun::Say(const std::string& text) const { stemma::Say("stemma local", options_.log, LogLevel::kInfo, text); }
+
 // The server first: it may finish a step with its worker.
 void LocalRun::Stop() {
+  if (ready_file_) ready_file_->Remove();
   if (server_pid_ != -1) kill(server_pid_, SIGTERM);
   ReapUntil(server_pid_, static_cast<int>(absl::ToInt64Milliseconds(ServerStop())));
   if (worker_pid_ != -1) kill(worker_pid_, SIGTERM);

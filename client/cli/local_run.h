@@ -1,5 +1,5 @@
-// One server and one worker on this machine, run in the foreground: starts them, restarts a dead worker, passes signals
-// on, leaves no process behind.
+// One server and one worker on this machine, run in the foreground: starts them, restarts a worker that died or
+// that no longer answers its server, passes signals on, leaves no process behind.
 //
 // Thread safety: none; call from the main thread, before any other thread exists (it blocks the signals it waits for).
 //
@@ -9,11 +9,15 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "client/cli/restart_policy.h"
+#include "client/cli/worker_watch.h"
+#include "common/logging.h"
+#include "common/ready_file.h"
 #include "common/stop_times.h"
 #include "stemma/v1/training.grpc.pb.h"
 
@@ -21,8 +25,10 @@ namespace stemma {
 
 struct LocalOptions {
   std::vector<std::string> server_flags;  // passed to stemma-server as they are
+  std::vector<std::string> log_flags;     // of the server too; apart, as they do not say what to run
   std::vector<std::string> worker_flags;
   std::string ready_file;                      // empty: none
+  LogOptions log;                              // the children's too
   absl::Duration drain_within = kDrainWithin;  // as the server has it
 };
 
@@ -38,19 +44,22 @@ class LocalRun {
  private:
   absl::Status Start();
   absl::Status WaitForAddress();
+  bool ReadAddresses();
   absl::Status StartWorker();
   absl::Status Serve();           // until a signal or a fault
   absl::Status HandleChildren();  // reaps whatever ended
   absl::Status HandleWorkerEnd(int wait_status);
-  void PollReadiness();
-  void Announce();
+  absl::Status LookAtWorker(int elapsed_ms);
+  std::optional<bool> IsWorkerConnected();
+  absl::Status Announce();
+  void Say(const std::string& text) const;
   absl::Duration ServerStop() const;  // longer than the server may take to drain
   void Stop();
   void ReapUntil(pid_t& pid, int timeout_ms);
 
   LocalOptions options_;
   std::string scratch_directory_;
-  std::string address_;
+  std::string address_, worker_address_;
   pid_t server_pid_ = -1;  // -1: not running
   pid_t worker_pid_ = -1;
   bool ready_ = false;  // a worker serves
@@ -58,6 +67,8 @@ class LocalRun {
   bool stop_requested_ = false;
   int restart_in_ms_ = 0;  // with worker_pid_ == -1
   RestartPolicy policy_;
+  WorkerWatch watch_;
+  std::optional<ReadyFile> ready_file_;
   std::unique_ptr<v1::TrainingService::Stub> stub_;
 };
 

@@ -168,7 +168,8 @@ void AddInit(CLI::App* model, Runner& run) {
       ->capture_default_str();
   using safetensors::Dtype;
   const std::map<std::string, Dtype> dtypes = {
-      {"float32", Dtype::kF32}, {"float64", Dtype::kF64}, {"bfloat16", Dtype::kBF16}, {"float16", Dtype::kF16}};
+      {"float32", Dtype::kF32}, {"float64", Dtype::kF64}, {"bfloat16", Dtype::kBF16}, {"float16", Dtype::kF16},
+      {"fp32", Dtype::kF32},    {"fp64", Dtype::kF64},    {"bf16", Dtype::kBF16},     {"fp16", Dtype::kF16}};
   command->add_option("--dtype", options->init.dtype, "Of the file; default: float32")
       ->transform(CLI::CheckedTransformer(dtypes).description(""))
       ->type_name("float32|float64|bfloat16|float16");

@@ -11,6 +11,7 @@
 #include "common/json.h"
 #include "common/json_fields.h"
 #include "common/status_macros.h"
+#include "common/temporary_file.h"
 #include "glog/logging.h"
 
 namespace stemma {
@@ -101,12 +102,7 @@ CalibrationBook ReadCalibration(const std::string& data_directory) {
 }
 
 absl::Status WriteCalibration(const std::string& data_directory, const CalibrationBook& book) {
-  const std::string path = PathIn(data_directory), temporary = absl::StrCat(path, ".tmp");
-  RETURN_IF_ERROR(WriteFile(temporary, CalibrationText(book)));
-  std::error_code error;
-  std::filesystem::rename(temporary, path, error);
-  if (error) return absl::InternalError(absl::StrCat("rename ", temporary, ": ", error.message()));
-  return absl::OkStatus();
+  return ReplaceFile(PathIn(data_directory), CalibrationText(book));
 }
 
 }  // namespace stemma

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/dtype_names.h"
 #include "common/error.h"
 #include "common/loss_names.h"
 #include "common/names.h"
@@ -38,7 +39,8 @@ absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
     }
   }
   static constexpr std::array kDtypes = {"float32", "float64", "bfloat16", "float16"};
-  if (!request.has_dtype() || std::find(kDtypes.begin(), kDtypes.end(), request.dtype()) != kDtypes.end()) {
+  const std::string dtype = LongDtypeName(request.dtype());
+  if (!request.has_dtype() || std::find(kDtypes.begin(), kDtypes.end(), dtype) != kDtypes.end()) {
     return absl::OkStatus();
   }
   const std::string text = "is none of float32, float64, bfloat16, float16";

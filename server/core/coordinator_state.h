@@ -10,6 +10,7 @@
 //  (4) weights that are lost end their lineage: every open job, and every request that trained it, answers ROLLED_BACK
 //      from then on, never a silent rewind. An open update's lineage is the model's.
 //  (5) plans are made elsewhere (PlanAction), for the worker that is there: nothing is accepted without one.
+//  (6) a worker whose message breaks the protocol loses its session; what it says reaches clients only checked.
 //
 // Draining: what runs goes on to the end of its step, pass or export, at most until the deadline; what waits, and what
 // would follow, answers DRAINING.
@@ -34,6 +35,7 @@
 #include "server/core/events.h"
 #include "server/core/request_plan.h"
 #include "server/core/request_table.h"
+#include "server/core/result_check.h"
 
 namespace stemma {
 
@@ -64,6 +66,8 @@ class CoordinatorState {
     SessionId session = 0;
     std::string incarnation;
     std::string device;
+    std::string host;
+    uint32_t pid = 0;
     v1::RunConfig config;  // its memory divided
     bool ready = false;
     absl::Time last_heard;
@@ -83,6 +87,7 @@ class CoordinatorState {
     worker::v1::Vote vote = {};  // kCommitted
     v1::StepResult::Outcome outcome = v1::StepResult::APPLIED;
     absl::Time prepared_at = absl::InfinitePast();
+    std::optional<ResultCheck> results = std::nullopt;  // nullopt: the job has none
   };
 
   // Membership and recovery: coordinator_worker.cc.
@@ -93,6 +98,7 @@ class CoordinatorState {
   Calibration NewCalibration(const std::string& device) const;
   void StartCalibration();
   void SaveCalibration();
+  void Breach(SessionId session, const absl::Status& what);
   void LoseWorker(const std::string& reason);
   void RetryRunningStep(const std::string& reason);
   void FailEverything(const absl::Status& status);
@@ -125,7 +131,10 @@ class CoordinatorState {
   void SendApply(UpdateRecord& record, const worker::v1::Vote& vote, v1::StepResult::Outcome outcome);
   void OnApplied(const worker::v1::Applied& applied);
   void OnResultChunk(const worker::v1::ResultChunk& chunk);
-  void OnCallJobDone(const std::string& id, const v1::Failure* failure, uint64_t bytes);
+  void OnLogProbDone(const worker::v1::LogProbDone& done);
+  void OnExportDone(const worker::v1::ExportDone& done);
+  CallJob* RunningCallJob(const std::string& id, bool is_export);
+  void Ignore(const std::string& what);
   void OnRefused(const worker::v1::Refused& refused);
   void Measure(const UpdateRecord& record, const worker::v1::Applied& applied);
   void AddStepResult(UpdateRecord& record, v1::StepResult::Outcome outcome, const worker::v1::Applied* applied);

@@ -3,11 +3,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/dtype_names.h"
 #include "common/error.h"
 #include "glog/logging.h"
 #include "server/core/coordinator_send.h"
 #include "server/core/step_messages.h"
 #include "server/core/step_metrics.h"
+#include "server/core/worker_messages.h"
 
 namespace stemma {
 namespace {
@@ -21,9 +23,10 @@ bool SameKey(const StepKey& a, const StepKey& b) {
          a.step() == b.step() && a.attempt() == b.attempt() && a.request_id() == b.request_id() && a.k() == b.k();
 }
 
-std::string KeyText(const StepKey& key) {
-  return absl::StrCat("request ", key.request_id(), " k ", key.k(), " step ", key.step(), " attempt ", key.attempt(),
-                      " incarnation ", key.incarnation(), " generation ", key.generation(), " epoch ", key.epoch());
+// In an operator's words.
+std::string StepText(const StepKey& key) {
+  return absl::StrCat("step ", key.step(), " of request ", WorkerText(key.request_id()), " (attempt ", key.attempt(),
+                      ")");
 }
 
 absl::Status NonfiniteError(const std::string& message) {
@@ -33,10 +36,12 @@ absl::Status NonfiniteError(const std::string& message) {
 
 absl::Status NoVoteError(const worker::v1::Vote& vote) {
   if (vote.no_reason() == "OUT_OF_MEMORY") {
-    return MakeError(absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE",
-                     absl::StrCat("the worker ran out of memory: ", vote.message(), "; send smaller groups"));
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE",
+        absl::StrCat("the worker ran out of memory: ", WorkerText(vote.message()), "; send smaller groups"));
   }
-  return MakeError(absl::StatusCode::kInternal, "INTERNAL", absl::StrCat("the worker failed: ", vote.message()));
+  return MakeError(absl::StatusCode::kInternal, "INTERNAL",
+                   absl::StrCat("the worker failed: ", WorkerText(vote.message())));
 }
 
 }  // namespace
@@ -59,6 +64,7 @@ void CoordinatorState::StartUpdate(UpdateRecord& record) {
     return FinishUpdate(record, v1::FAILED, status);
   }
   running_ = Running{.id = record.id};
+  if (record.request->update.return_log_probs()) running_->results.emplace(record.request);
   decision_.actions.push_back(SendPayloadAction{worker_->session, record.id, record.request});
   PrepareNextStep(record);
 }
@@ -74,10 +80,11 @@ void CoordinatorState::StartCallJob(const std::string& id, const CallJob& job) {
     worker::v1::Export message;
     message.set_id(id);
     message.set_name(job.export_request.name());
-    if (job.export_request.has_dtype()) message.set_dtype(job.export_request.dtype());
+    if (job.export_request.has_dtype()) message.set_dtype(LongDtypeName(job.export_request.dtype()));
     SendToWorker(std::move(message));
     return;
   }
+  running_->results.emplace(job.request);
   decision_.actions.push_back(SendPayloadAction{worker_->session, id, job.request});
   worker::v1::LogProb message;
   message.set_id(id);
@@ -113,7 +120,7 @@ void CoordinatorState::SendPrepare(UpdateRecord& record) {
 
 void CoordinatorState::OnVote(const worker::v1::Vote& vote) {
   if (!running_ || running_->phase != Phase::kPreparing || !SameKey(running_->key, vote.key())) {
-    return Say(absl::StrCat("ignored (", ++ignored_, " so far): a vote for ", KeyText(vote.key())));
+    return Ignore(absl::StrCat("the worker's vote on ", StepText(vote.key()), ", which is over"));
   }
   UpdateRecord& record = RunningUpdate();
   if (!vote.yes()) return OnNoVote(record, vote);
@@ -123,13 +130,15 @@ void CoordinatorState::OnVote(const worker::v1::Vote& vote) {
 }
 
 void CoordinatorState::OnNoVote(UpdateRecord& record, const worker::v1::Vote& vote) {
+  if (!vote.yes() && vote.no_reason() == "CANCELLED") {  // an Abort ends the step here: no vote on it counts any more
+    return Breach(worker_->session, absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED"));
+  }
   const bool nonfinite = vote.yes() || vote.no_reason() == "NONFINITE";
   if (nonfinite && record.request->header().on_nonfinite() == v1::SKIP) {
     return SendApply(record, vote, v1::StepResult::SKIPPED_NONFINITE);
   }
-  const std::string message = vote.yes() ? "the norm overflows" : vote.message();
+  const std::string message = vote.yes() ? "the norm overflows" : WorkerText(vote.message());
   AbortRunning();
-  if (vote.no_reason() == "CANCELLED") return CancelUpdate(record);
   FinishUpdate(record, v1::FAILED, nonfinite ? NonfiniteError(message) : NoVoteError(vote));
 }
 
@@ -143,7 +152,7 @@ void CoordinatorState::SendApply(UpdateRecord& record, const worker::v1::Vote& v
 
 void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
   if (!running_ || running_->phase != Phase::kCommitted || !SameKey(running_->key, applied.key())) {
-    return Say(absl::StrCat("ignored (", ++ignored_, " so far): an Applied for ", KeyText(applied.key())));
+    return Ignore(absl::StrCat("the worker's report that it applied ", StepText(applied.key()), ", which is over"));
   }
   UpdateRecord& record = RunningUpdate();
   if (running_->outcome == v1::StepResult::APPLIED) {
@@ -209,10 +218,18 @@ void CoordinatorState::AddStepResult(UpdateRecord& record, v1::StepResult::Outco
                  *result.mutable_metrics());
 }
 
+// Of another attempt or job: late, and harmless.
+void CoordinatorState::Ignore(const std::string& what) {
+  Say(absl::StrCat("ignored: ", what, "; ", ++ignored_, " such messages so far"));
+}
+
 void CoordinatorState::OnResultChunk(const worker::v1::ResultChunk& chunk) {
   if (!IsRunning(chunk.id())) {
-    return Say(absl::StrCat("ignored (", ++ignored_, " so far): results of ", chunk.id(), ", which does not run"));
+    return Ignore(absl::StrCat("results of ", WorkerText(chunk.id()), ", which does not run"));
   }
+  const absl::Status expected = running_->results ? running_->results->Add(chunk.group())
+                                                  : absl::InvalidArgumentError("results of a job that has none");
+  if (!expected.ok()) return Breach(worker_->session, expected);
   auto group = std::make_shared<v1::GroupResult>(chunk.group());
   group->set_lineage(lineage_);
   if (const auto job = call_jobs_.find(chunk.id()); job != call_jobs_.end()) {
@@ -222,35 +239,54 @@ void CoordinatorState::OnResultChunk(const worker::v1::ResultChunk& chunk) {
   }
 }
 
-void CoordinatorState::OnCallJobDone(const std::string& id, const v1::Failure* failure, uint64_t bytes) {
-  if (!IsRunning(id) || running_->phase != Phase::kCallJob) {
-    return Say(absl::StrCat("ignored (", ++ignored_, " so far): the end of ", id, ", which does not run"));
+// Null: it does not run, or is of the other kind; then the message is dealt with.
+CoordinatorState::CallJob* CoordinatorState::RunningCallJob(const std::string& id, bool is_export) {
+  const auto job = call_jobs_.find(id);
+  if (!IsRunning(id) || job == call_jobs_.end()) {
+    Ignore(absl::StrCat("the end of ", WorkerText(id), ", which does not run"));
+    return nullptr;
   }
-  const CallJob& job = call_jobs_.at(id);
-  if (failure != nullptr) {
-    const bool exists = job.request == nullptr && FromFailure(*failure).code() == absl::StatusCode::kAlreadyExists;
-    return FinishCallJob(id, exists ? ExportExistsError(job.export_request.name()) : FromFailure(*failure));
+  if ((job->second.request == nullptr) == is_export) return &job->second;
+  Breach(worker_->session, absl::InvalidArgumentError("the end of a job of another kind"));
+  return nullptr;
+}
+
+void CoordinatorState::OnLogProbDone(const worker::v1::LogProbDone& done) {
+  if (RunningCallJob(done.id(), /*is_export=*/false) == nullptr) return;
+  FinishCallJob(done.id(), done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus());
+}
+
+void CoordinatorState::OnExportDone(const worker::v1::ExportDone& done) {
+  const CallJob* job = RunningCallJob(done.id(), /*is_export=*/true);
+  if (job == nullptr) return;
+  const std::string& name = job->export_request.name();
+  if (done.has_failure()) {
+    const absl::Status failure = FailureOfWorker(done.failure());
+    return FinishCallJob(done.id(), absl::IsAlreadyExists(failure) ? ExportExistsError(name) : failure);
   }
-  if (job.request != nullptr) return FinishCallJob(id, absl::OkStatus());
   v1::ExportWeightsResponse response;
-  response.set_path(ExportPath(job.export_request.name()));
+  response.set_path(ExportPath(name));
   response.set_step(step_);
   response.set_weight_version(weight_version_);
   response.set_lineage(lineage_);
-  response.set_bytes(bytes);
-  FinishCallJob(id, std::move(response));
+  response.set_bytes(done.bytes());
+  FinishCallJob(done.id(), std::move(response));
 }
 
 void CoordinatorState::OnRefused(const worker::v1::Refused& refused) {
-  Say(absl::StrCat("the worker refused ", KeyText(refused.key()), ": ", refused.message()));
+  const std::string why = WorkerText(refused.message());
+  if (!worker_->ready) {  // it refused Configure: it cannot serve
+    decision_.actions.push_back(CloseSessionAction{worker_->session, absl::AbortedError("it refused Configure")});
+    return LoseWorker(absl::StrCat("it cannot load the model: ", why));
+  }
+  Say(absl::StrCat("the worker refused ", StepText(refused.key()), ": ", why));
   if (!running_ || running_->phase == Phase::kCallJob || !SameKey(running_->key, refused.key())) return;
   if (running_->phase == Phase::kCommitted) {  // whether the step was made is unknown: such a worker cannot stay
     decision_.actions.push_back(CloseSessionAction{worker_->session, absl::AbortedError("it refused an Apply")});
-    return LoseWorker(absl::StrCat("it refused an Apply: ", refused.message()));
+    return LoseWorker(absl::StrCat("it refused an Apply: ", why));
   }
   FinishUpdate(RunningUpdate(), v1::FAILED,
-               MakeError(absl::StatusCode::kInternal, "INTERNAL",
-                         absl::StrCat("the worker refused the step: ", refused.message())));
+               MakeError(absl::StatusCode::kInternal, "INTERNAL", absl::StrCat("the worker refused the step: ", why)));
 }
 
 void CoordinatorState::FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure) {

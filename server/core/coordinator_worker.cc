@@ -7,14 +7,16 @@
 #include "glog/logging.h"
 #include "server/core/coordinator_send.h"
 #include "server/core/memory_division.h"
+#include "server/core/worker_messages.h"
 
 namespace stemma {
 
 void CoordinatorState::OnEvent(const WorkerMessageEvent& event) {
   const worker::v1::WorkerMessage& message = event.message;
+  if (absl::Status status = CheckWorkerMessage(message); !status.ok()) return Breach(event.session, status);
   if (message.has_register_()) return OnRegister(event.session, message.register_());
   if (!worker_ || worker_->session != event.session) {
-    return Say(absl::StrCat("ignored: a message of session ", event.session, ", which is not the worker's"));
+    return Breach(event.session, absl::InvalidArgumentError("its session does not begin with Register"));
   }
   worker_->last_heard = now_;
   switch (message.message_case()) {
@@ -26,14 +28,10 @@ void CoordinatorState::OnEvent(const WorkerMessageEvent& event) {
       return OnApplied(message.applied());
     case worker::v1::WorkerMessage::kResults:
       return OnResultChunk(message.results());
-    case worker::v1::WorkerMessage::kLogProbDone: {
-      const worker::v1::LogProbDone& done = message.log_prob_done();
-      return OnCallJobDone(done.id(), done.has_failure() ? &done.failure() : nullptr, 0);
-    }
-    case worker::v1::WorkerMessage::kExportDone: {
-      const worker::v1::ExportDone& done = message.export_done();
-      return OnCallJobDone(done.id(), done.has_failure() ? &done.failure() : nullptr, done.bytes());
-    }
+    case worker::v1::WorkerMessage::kLogProbDone:
+      return OnLogProbDone(message.log_prob_done());
+    case worker::v1::WorkerMessage::kExportDone:
+      return OnExportDone(message.export_done());
     case worker::v1::WorkerMessage::kRefused:
       return OnRefused(message.refused());
     default:
@@ -41,9 +39,20 @@ void CoordinatorState::OnEvent(const WorkerMessageEvent& event) {
   }
 }
 
+// Who is wrong about one message is not trusted with the next. Its step gets another attempt, as after a crash.
+void CoordinatorState::Breach(SessionId session, const absl::Status& what) {
+  decision_.actions.push_back(CloseSessionAction{session, what});
+  const std::string reason = absl::StrCat("it broke the protocol: ", what.message());
+  if (worker_ && worker_->session == session) return LoseWorker(reason);
+  Say(absl::StrCat("the stream of a worker is closed: ", reason));
+}
+
 void CoordinatorState::OnRegister(SessionId session, const worker::v1::Register& message) {
-  if (worker_ || draining_ || message.incarnation().empty()) {
-    const char* why = worker_ ? "another worker is connected" : draining_ ? "the server drains" : "no incarnation";
+  if (worker_ && worker_->session == session) {
+    return Breach(session, absl::InvalidArgumentError("a second Register in one session"));
+  }
+  if (worker_ || draining_) {
+    const char* why = worker_ ? "another worker is connected" : "the server drains";
     decision_.actions.push_back(CloseSessionAction{session, absl::FailedPreconditionError(why)});
     return Say(absl::StrCat("worker ", message.incarnation(), " refused: ", why));
   }
@@ -57,6 +66,8 @@ void CoordinatorState::OnRegister(SessionId session, const worker::v1::Register&
   worker_ = Worker{.session = session,
                    .incarnation = message.incarnation(),
                    .device = message.device(),
+                   .host = WorkerText(message.host()),
+                   .pid = message.pid(),
                    .config = *std::move(divided),
                    .last_heard = now_};
   worker::v1::Configure configure;
@@ -66,12 +77,12 @@ void CoordinatorState::OnRegister(SessionId session, const worker::v1::Register&
   configure.set_data_directory(options_.data_directory);
   configure.set_step(step_);
   SendToWorker(std::move(configure));
-  Say(absl::StrCat("worker ", message.incarnation(), " on ", message.host(), " pid ", message.pid(),
+  Say(absl::StrCat("worker ", message.incarnation(), " on ", worker_->host, " pid ", message.pid(),
                    " joins generation ", generation_));
 }
 
 void CoordinatorState::OnReady(const worker::v1::Ready& message) {
-  if (worker_->ready) return Say("ignored: the worker was ready already");
+  if (worker_->ready) return Breach(worker_->session, absl::InvalidArgumentError("a second Ready in one session"));
   worker_->ready = true;
   ever_ready_ = true;
   worker_missing_since_ = absl::InfiniteFuture();
@@ -113,7 +124,7 @@ void CoordinatorState::OnEvent(const WorkerLostEvent& event) {
 }
 
 void CoordinatorState::LoseWorker(const std::string& reason) {
-  Say(absl::StrCat("worker ", worker_->incarnation, " lost: ", reason));
+  Say(absl::StrCat("worker ", worker_->incarnation, " (pid ", worker_->pid, " on ", worker_->host, ") left: ", reason));
   if (worker_->ready) decision_.actions.push_back(ReadinessAction{false});
   const bool had_weights = worker_->ready;
   SaveCalibration();

@@ -133,10 +133,9 @@ absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run) {
   const char* why = residency == v1::HOST                     ? "with optimizer states in host memory"
                     : run.optimizer_residency() == v1::DEVICE ? "with optimizer_residency: device"
                                                               : "as host_memory_bytes cannot take optimizer states";
-  return absl::InvalidArgumentError(absl::StrCat("memory_budget_bytes is ", budget, ", and the state of this model in ",
-                                                 run.dtype(), " alone needs ", needed, " bytes (",
-                                                 DevicePartsText(state, residency), ") on the device, ", why,
-                                                 ": give more, of which the part above that is for activations"));
+  return absl::InvalidArgumentError(absl::StrCat("memory_budget_bytes is ", budget, ", but this model in ", run.dtype(),
+                                                 " needs more than ", needed, " bytes on the device ", why, " (",
+                                                 DevicePartsText(state, residency), "; the rest is for activations)"));
 }
 
 absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const WorkerMemory& memory,

@@ -4,8 +4,9 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -14,6 +15,8 @@
 #include "common/clock.h"
 #include "common/descriptors.h"
 #include "common/process.h"
+#include "common/ready_file.h"
+#include "common/status_macros.h"
 #include "glog/logging.h"
 #include "server/main/server_options.h"
 #include "server/rpc/server.h"
@@ -21,13 +24,13 @@
 namespace stemma {
 namespace {
 
-// Whole or not at all: readers wait for the file to appear.
-bool WriteReadyFile(const std::string& path, const std::string& address) {
-  const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
-  std::ofstream file(temporary);
-  file << address << "\n";
-  file.close();
-  return file.good() && rename(temporary.c_str(), path.c_str()) == 0;
+// Nothing without a path.
+absl::StatusOr<std::optional<ReadyFile>> WriteReadyFile(const std::string& path, const Server& server) {
+  if (path.empty()) return std::nullopt;
+  ASSIGN_OR_RETURN(ReadyFile file,
+                   ReadyFile::Write(path, absl::StrCat(server.address(), "\nworkers ", server.worker_address(),
+                                                       "\nops ", server.ops_address(), "\n")));
+  return std::optional<ReadyFile>(std::move(file));
 }
 
 std::string RandomName() {
@@ -38,12 +41,16 @@ std::string RandomName() {
 ServerOptions ServerOptionsOf(const ServerMainOptions& options) {
   ServerOptions result;
   result.listen = options.listen;
+  result.worker_listen = options.worker_listen;
+  result.ops_listen = options.ops_listen;
+  result.worker_secret = options.worker_secret;
   result.limits = options.config.limits();
   result.model = options.model;
   result.coordinator.epoch = static_cast<uint64_t>(absl::ToUnixMillis(RealClock().Now()));  // grows with each start
   result.coordinator.lineage_prefix = RandomName();
   result.coordinator.version = STEMMA_VERSION;
-  result.coordinator.data_directory = options.data_directory;
+  result.coordinator.data_directory = options.data->path();
+  result.coordinator.worker_lost_after = options.worker_lost_after;
   result.coordinator.config = options.config;
   result.coordinator.model = options.model;
   return result;
@@ -65,9 +72,26 @@ void EndAtNextSignal(const sigset_t& signals) {
   }).detach();
 }
 
+// Serves until a signal; the ready file is there meanwhile.
+absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(ServerOptionsOf(options), RealClock()));
+  RETURN_IF_ERROR(options.data->SetAddress(server->address()));
+  ASSIGN_OR_RETURN(std::optional<ReadyFile> ready_file, WriteReadyFile(options.ready_file, *server));
+  LOG(INFO) << "serving " << options.config.model() << " on " << server->address() << ", workers on "
+            << server->worker_address() << ", health on " << server->ops_address() << ", data in "
+            << options.data->path();
+  const int received = WaitForSignal(signals);
+  LOG(INFO) << "stopping: " << strsignal(received) << "; what runs has " << options.drain_within
+            << " to end, another signal ends at once";
+  if (ready_file) ready_file->Remove();
+  EndAtNextSignal(signals);
+  server->Drain(options.drain_within);
+  LOG(INFO) << "stopped";
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
-  google::InitGoogleLogging(argv[0]);
-  FLAGS_logtostderr = true;
+  IgnoreFileSizeSignal();
   ServerMainOptions options;
   int exit_code = 0;
   if (!ReadServerOptions(argc, argv, options, exit_code)) return exit_code;
@@ -82,23 +106,10 @@ int Main(int argc, char** argv) {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread: the main thread waits for them
   if (options.die_with_parent) DieWithParent(getppid());
-
-  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(ServerOptionsOf(options), RealClock());
-  if (!server.ok()) {
-    std::cerr << "stemma-server: " << server.status().message() << "\n";
-    return 1;
-  }
-  LOG(INFO) << "serving " << options.config.model() << " on " << (*server)->address();
-  if (!options.ready_file.empty() && !WriteReadyFile(options.ready_file, (*server)->address())) {
-    std::cerr << "stemma-server: cannot write " << options.ready_file << "\n";
-    return 1;
-  }
-  const int received = WaitForSignal(signals);
-  LOG(INFO) << "stopping: " << strsignal(received) << "; what runs has " << options.drain_within
-            << " to end, another signal ends at once";
-  EndAtNextSignal(signals);
-  (*server)->Drain(options.drain_within);
-  return 0;
+  const absl::Status status = Serve(options, signals);
+  if (status.ok()) return 0;
+  Say(kServerProgram, options.log, LogLevel::kError, std::string(status.message()));
+  return 1;
 }
 
 }  // namespace

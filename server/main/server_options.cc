@@ -1,26 +1,32 @@
 #include "server/main/server_options.h"
 
+#include <cstdlib>
 #include <filesystem>
-#include <iostream>
 #include <map>
 #include <vector>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/byte_size.h"
+#include "common/ready_file.h"
 #include "common/run_config.h"
 #include "common/stop_times.h"
+#include "common/worker_secret.h"
 #include "server/core/memory_division.h"
 
 namespace stemma {
 namespace {
 
+constexpr double kWorkerLostAfterMinS = 4, kWorkerLostAfterMaxS = 86400;  // more than three heartbeats
+
 struct Flags {
   std::string config_file, model, dtype, schedule, layout, prefix_policy, suffix_policy, offload, optimizer_residency;
-  std::string listen = "127.0.0.1:0";
+  std::string listen = "127.0.0.1:0", worker_listen = "127.0.0.1:0", ops_listen = "127.0.0.1:0";
+  std::string worker_secret_file;
   std::string data = "stemma-data";
   std::string ready_file;
-  uint64_t memory_budget = 0, host_memory = 0;
+  std::string memory_budget, host_memory;
+  double worker_lost_after_s = 15;
   uint32_t wave_suffixes = 0, threads = 0, prefix_block_rows = 0;
   uint32_t drain_timeout_s = static_cast<uint32_t>(absl::ToInt64Seconds(kDrainWithin));
   bool insecure = false, check_config = false, die_with_parent = false;
@@ -47,11 +53,9 @@ std::vector<std::string> KeysOf(const Map& map) {
 
 void AddMemoryFlags(CLI::App& app, Flags& flags) {
   app.add_option("--memory-budget", flags.memory_budget,
-                 "bytes of the device for the model's state and activations, e.g. 20GB (default: by what it has free)")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+                 "bytes of the device for the model's state and activations, e.g. 20GB (default: by what it has free)");
   app.add_option("--host-memory", flags.host_memory,
-                 "bytes of host memory for what leaves the device (default: by what the host has free)")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+                 "bytes of host memory for what leaves the device (default: by what the host has free)");
   app.add_option("--prefix-policy", flags.prefix_policy, "forces what a prefix's tape keeps: s0 (all) to s5 (nothing)")
       ->check(CLI::IsMember(KeysOf(kPrefixPolicies)));
   app.add_option("--suffix-policy", flags.suffix_policy, "forces what a suffix's tape keeps: s0 (all) to s4")
@@ -69,7 +73,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.set_version_flag("--version", STEMMA_VERSION);
   app.add_option("--model", flags.model, "Hugging Face directory of the model");
   app.add_option("--config", flags.config_file, "run.yaml; flags override it");
-  app.add_option("--dtype", flags.dtype, "fp32, fp64 or bf16 (default fp32)");
+  app.add_option("--dtype", flags.dtype, "fp32, fp64 or bf16, or their long names (default fp32)");
   app.add_option("--schedule", flags.schedule, "auto, reuse or dense (default auto)")
       ->check(CLI::IsMember(KeysOf(kSchedules)));
   app.add_option("--layout", flags.layout, "forces a wave layout: one_by_one, padded or packed")
@@ -77,9 +81,19 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--wave-suffixes", flags.wave_suffixes, "forces so many suffixes per wave");
   AddMemoryFlags(app, flags);
   app.add_option("--threads", flags.threads, "of the worker's compute (default: all cores)");
-  app.add_option("--listen", flags.listen, "host:port; port 0 takes a free one")->capture_default_str();
-  app.add_option("--data", flags.data, "directory for exports")->capture_default_str();
-  app.add_option("--ready-file", flags.ready_file, "the address is written here, one line, once the port serves");
+  app.add_option("--listen", flags.listen, "host:port for clients; port 0 takes a free one")->capture_default_str();
+  app.add_option("--worker-listen", flags.worker_listen, "host:port for workers")->capture_default_str();
+  app.add_option("--ops-listen", flags.ops_listen, "host:port for health checks")->capture_default_str();
+  app.add_option("--worker-secret-file", flags.worker_secret_file,
+                 "file of mode 0600 with the secret that admits workers (default: $STEMMA_WORKER_SECRET)");
+  app.add_option("--worker-lost-after", flags.worker_lost_after_s,
+                 "seconds without a word of the worker after which it is given up; it speaks every second")
+      ->check(CLI::Range(kWorkerLostAfterMinS, kWorkerLostAfterMaxS).description(""))
+      ->capture_default_str();
+  app.add_option("--data", flags.data, "directory for exports and measurements; one server at a time")
+      ->capture_default_str();
+  app.add_option("--ready-file", flags.ready_file,
+                 "written once all listeners serve: the clients' address, then `workers ADDRESS` and `ops ADDRESS`");
   app.add_option("--drain-timeout", flags.drain_timeout_s,
                  "after SIGTERM or SIGINT, seconds for what runs to end its step, log-prob pass or export")
       ->check(CLI::Range(kDrainTimeoutMaxS))
@@ -89,14 +103,19 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_flag("--die-with-parent", flags.die_with_parent, "end when the starting process ends");
 }
 
+void AddLogFlags(CLI::App& app, LogOptions& options) {
+  app.add_option("--log-format", options.format, "text or json, one object a line (default text)")
+      ->transform(CLI::CheckedTransformer(LogFormats()).description(""));
+  app.add_option("--log-level", options.level, "debug, info, warning or error (default info)")
+      ->transform(CLI::CheckedTransformer(LogLevels()).description(""));
+}
+
 void Override(const Flags& flags, v1::RunConfig& config) {
   if (!flags.model.empty()) config.set_model(flags.model);
   if (!flags.dtype.empty()) config.set_dtype(flags.dtype);
   if (!flags.schedule.empty()) config.set_schedule(kSchedules.at(flags.schedule));
   if (!flags.layout.empty()) config.set_layout(kLayouts.at(flags.layout));
   if (flags.wave_suffixes > 0) config.set_wave_suffixes(flags.wave_suffixes);
-  if (flags.memory_budget > 0) config.set_memory_budget_bytes(flags.memory_budget);
-  if (flags.host_memory > 0) config.set_host_memory_bytes(flags.host_memory);
   if (!flags.prefix_policy.empty()) config.set_prefix_policy(kPrefixPolicies.at(flags.prefix_policy));
   if (!flags.suffix_policy.empty()) config.set_suffix_policy(kSuffixPolicies.at(flags.suffix_policy));
   if (flags.prefix_block_rows > 0) config.set_prefix_block_rows(flags.prefix_block_rows);
@@ -107,9 +126,43 @@ void Override(const Flags& flags, v1::RunConfig& config) {
   if (flags.threads > 0) config.set_threads(flags.threads);
 }
 
-bool IsLoopback(const std::string& listen) {
-  return absl::StartsWith(listen, "127.") || absl::StartsWith(listen, "localhost:") ||
-         absl::StartsWith(listen, "[::1]:") || absl::StartsWith(listen, "unix:");
+uint64_t ReadBytes(const std::string& option, const std::string& text, std::vector<std::string>& problems) {
+  const absl::StatusOr<uint64_t> bytes = ParseByteSize(text);
+  if (bytes.ok()) return *bytes;
+  problems.push_back(absl::StrCat(option, ": ", bytes.status().message()));
+  return 0;
+}
+
+HostPort ReadListen(const std::string& option, const std::string& text, bool insecure,
+                    std::vector<std::string>& problems) {
+  const absl::StatusOr<HostPort> address = ParseListenAddress(text);
+  if (!address.ok()) {
+    problems.push_back(absl::StrCat(option, ": ", address.status().message()));
+    return {};
+  }
+  if (!address->loopback && !insecure) {
+    problems.push_back(absl::StrCat(option, " ", text,
+                                    " is reachable from outside this machine in plaintext; add --insecure to do so"));
+  }
+  return *address;
+}
+
+// Without a secret no worker could be told from a client: there is no default.
+std::string ReadSecret(const Flags& flags, std::vector<std::string>& problems) {
+  const char* variable = std::getenv(kWorkerSecretVariable);
+  if (flags.worker_secret_file.empty() && variable == nullptr) {
+    if (flags.check_config) return "";
+    problems.push_back(absl::StrCat("no secret for workers: give --worker-secret-file FILE (mode 0600), or set ",
+                                    kWorkerSecretVariable, "; `stemma local` makes one by itself"));
+    return "";
+  }
+  absl::StatusOr<std::string> secret =
+      flags.worker_secret_file.empty() ? std::string(variable) : ReadWorkerSecret(flags.worker_secret_file);
+  const absl::Status status = secret.ok() ? CheckWorkerSecret(*secret) : secret.status();
+  if (status.ok()) return *secret;
+  problems.push_back(absl::StrCat(flags.worker_secret_file.empty() ? kWorkerSecretVariable : "--worker-secret-file",
+                                  ": ", status.message()));
+  return "";
 }
 
 // Reads the file if there is one; adds what is wrong to `problems`.
@@ -124,6 +177,12 @@ v1::RunConfig ReadConfig(const Flags& flags, std::vector<std::string>& problems)
     }
   }
   Override(flags, parsed.config);
+  if (!flags.memory_budget.empty()) {
+    parsed.config.set_memory_budget_bytes(ReadBytes("--memory-budget", flags.memory_budget, problems));
+  }
+  if (!flags.host_memory.empty()) {
+    parsed.config.set_host_memory_bytes(ReadBytes("--host-memory", flags.host_memory, problems));
+  }
   FillDefaults(parsed.config);
   Validate(parsed);
   const std::string source = flags.config_file.empty() ? "command line" : flags.config_file;
@@ -145,12 +204,23 @@ void OpenModel(ServerMainOptions& options, std::vector<std::string>& problems) {
   options.config.set_model(std::filesystem::absolute(options.config.model()).string());
 }
 
+// Last, when nothing else is wrong: a start that is refused leaves no directory behind.
 void PrepareData(const Flags& flags, ServerMainOptions& options, std::vector<std::string>& problems) {
-  std::error_code error;
-  const std::filesystem::path data = std::filesystem::absolute(flags.data);
-  std::filesystem::create_directories(data, error);
-  if (error) problems.push_back(absl::StrCat("--data ", flags.data, ": ", error.message()));
-  options.data_directory = data.string();
+  if (flags.check_config || !problems.empty()) return;
+  absl::StatusOr<DataDirectory> data = DataDirectory::Open(flags.data);
+  if (data.ok()) {
+    options.data.emplace(*std::move(data));
+  } else {
+    problems.push_back(absl::StrCat("--data ", flags.data, ": ", data.status().message()));
+  }
+}
+
+void CheckFiles(const Flags& flags, std::vector<std::string>& problems) {
+  if (flags.data.empty()) problems.push_back("--data is empty: name a directory");
+  if (flags.ready_file.empty() || flags.check_config) return;
+  if (const absl::Status status = ReadyFile::Check(flags.ready_file); !status.ok()) {
+    problems.push_back(absl::StrCat("--ready-file: ", status.message()));
+  }
 }
 
 }  // namespace
@@ -159,26 +229,29 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
   CLI::App app("The coordinator of Stemma: serves clients, plans, and drives one worker.");
   Flags flags;
   AddFlags(app, flags);
+  AddLogFlags(app, options.log);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     exit_code = app.exit(error) == 0 ? 0 : 2;
     return false;
   }
+  StartLogging(kServerProgram, options.log);
   std::vector<std::string> problems;
   options.config = ReadConfig(flags, problems);
   OpenModel(options, problems);
-  if (!flags.check_config) PrepareData(flags, options, problems);
-  if (!IsLoopback(flags.listen) && !flags.insecure) {
-    problems.push_back(absl::StrCat("--listen ", flags.listen,
-                                    " is reachable from outside this machine in plaintext; add --insecure to do so"));
-  }
-  options.listen = flags.listen;
+  options.listen = ReadListen("--listen", flags.listen, flags.insecure, problems);
+  options.worker_listen = ReadListen("--worker-listen", flags.worker_listen, flags.insecure, problems);
+  options.ops_listen = ReadListen("--ops-listen", flags.ops_listen, flags.insecure, problems);
+  options.worker_secret = ReadSecret(flags, problems);
+  CheckFiles(flags, problems);
+  PrepareData(flags, options, problems);
   options.ready_file = flags.ready_file;
   options.drain_within = absl::Seconds(flags.drain_timeout_s);
+  options.worker_lost_after = absl::Seconds(flags.worker_lost_after_s);
   options.check_config = flags.check_config;
   options.die_with_parent = flags.die_with_parent;
-  for (const std::string& problem : problems) std::cerr << "stemma-server: " << problem << "\n";
+  for (const std::string& problem : problems) Say(kServerProgram, options.log, LogLevel::kError, problem);
   exit_code = problems.empty() ? 0 : 2;
   return problems.empty();
 }

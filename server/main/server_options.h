@@ -1,21 +1,30 @@
 // The command line of stemma-server, and run.yaml under it: everything the process is told from outside.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/address.h"
+#include "common/logging.h"
 #include "common/model_directory.h"
+#include "server/main/data_directory.h"
 #include "stemma/v1/run_config.pb.h"
 
 namespace stemma {
 
+inline constexpr char kServerProgram[] = "stemma-server";
+
 struct ServerMainOptions {
+  LogOptions log;
   v1::RunConfig config;  // file, flags over it, defaults; checked
   ModelConfig model;
-  std::string listen;
-  std::string data_directory;  // absolute
-  std::string ready_file;      // empty: none
+  HostPort listen, worker_listen, ops_listen;
+  std::string worker_secret;
+  std::optional<DataDirectory> data;  // held; none with check_config
+  std::string ready_file;             // empty: none
+  absl::Duration worker_lost_after = absl::Seconds(15);
   absl::Duration drain_within;
   bool check_config = false;
   bool die_with_parent = false;

@@ -1,6 +1,9 @@
-// The gRPC server: both services, health, reflection, limits, keepalive. Plaintext.
+// The three listeners of the server, each with its own limits and its own trust. Plaintext.
 //
-// Health: `liveness` from the start; "", `readiness` and each service's name while a worker has the weights.
+//   clients   TrainingService and reflection; messages up to limits.message_bytes
+//   workers   WorkerService alone, for those who send the secret; messages up to a limit of its own
+//   ops       health: `liveness` from the start; "", `readiness` and the public service's name while a worker has the
+//             weights
 #pragma once
 
 #include <atomic>
@@ -9,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/address.h"
 #include "common/model_config.h"
 #include "server/coordinator/coordinator.h"
 #include "stemma/v1/run_config.pb.h"
@@ -16,7 +20,8 @@
 namespace stemma {
 
 struct ServerOptions {
-  std::string listen;  // host:port; port 0: any
+  HostPort listen, worker_listen, ops_listen;  // port 0: any
+  std::string worker_secret;
   v1::Limits limits;
   ModelConfig model;
   CoordinatorOptions coordinator;
@@ -28,18 +33,23 @@ class Server {
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options, const Clock& clock);
   ~Server();
 
-  const std::string& address() const { return address_; }  // with the port in use
+  // With the ports in use.
+  const std::string& address() const { return address_; }
+  const std::string& worker_address() const { return worker_address_; }
+  const std::string& ops_address() const { return ops_address_; }
   // Refuses new work, lets what runs end its step, pass or export for at most `within`, answers the rest, closes all
-  // streams. Waits for all that: at most `within`, and twice kCloseWithin (common/stop_times.h).
+  // streams; health answers until the end. Waits for all that: at most `within`, and twice kCloseWithin
+  // (common/stop_times.h).
   void Drain(absl::Duration within);
 
  private:
   explicit Server(const Clock& clock);
+  absl::Status OpenListeners(const ServerOptions& options);
   void SetReady(bool ready);
 
   struct Rpc;  // gRPC objects stay out of this header
   const Clock& clock_;
-  std::string address_;
+  std::string address_, worker_address_, ops_address_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Rpc> rpc_;
 };

@@ -1,13 +1,46 @@
 #include "server/rpc/worker_service.h"
 
+#include <iterator>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/worker_secret.h"
+#include "glog/logging.h"
 #include "server/rpc/grpc_status.h"
 
 namespace stemma {
+namespace {
 
-grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>* WorkerServiceRpc::Session(
-    grpc::CallbackServerContext*) {
+using Reactor = grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>;
+
+constexpr char kSecretKey[] = "authorization";
+constexpr char kSecretPrefix[] = "Bearer ";
+
+// Ends a stream before anything of it is read.
+class RefusedSession final : public Reactor {
+ public:
+  explicit RefusedSession(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
+// OK, or what is wrong with how the stream was opened.
+absl::Status CheckSecret(const grpc::CallbackServerContext& context, const std::string& secret) {
+  const auto [first, last] = context.client_metadata().equal_range(kSecretKey);
+  if (first == last) return absl::UnauthenticatedError("a worker's stream needs the secret, and this one sends none");
+  const std::string expected = absl::StrCat(kSecretPrefix, secret);
+  if (std::next(first) == last && SameSecret({first->second.data(), first->second.size()}, expected)) {
+    return absl::OkStatus();
+  }
+  return absl::UnauthenticatedError("the worker's secret is not the server's");
+}
+
+}  // namespace
+
+Reactor* WorkerServiceRpc::Session(grpc::CallbackServerContext* context) {
+  if (const absl::Status status = CheckSecret(*context, secret_); !status.ok()) {
+    LOG(WARNING) << "a worker's stream from " << context->peer() << " is refused: " << status.message();
+    return new RefusedSession(ToGrpcStatus(status));
+  }
   return WorkerSession::Start(coordinator_);
 }
 
@@ -20,7 +53,7 @@ WorkerSession* WorkerSession::Start(Coordinator& coordinator) {
 }
 
 void WorkerSession::OnReadDone(bool ok) {
-  if (!ok) return Lose("its stream ended");
+  if (!ok) return Lose("its connection ended: the process ended, or the network failed");
   coordinator_.WorkerMessage(session_, std::move(incoming_));
 }
 

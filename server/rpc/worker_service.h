@@ -1,11 +1,16 @@
 // WorkerService: one stream per worker, its messages to the coordinator, the coordinator's to it.
 //
+// A stream opens with the secret in its metadata (authorization: Bearer SECRET). Without it nothing is read: the stream
+// ends with UNAUTHENTICATED, and a line in the log names the peer.
+//
 // What is sent waits in a queue; a payload in it is cut into chunks one at a time, as the stream takes them, so that it
 // exists once.
 #pragma once
 
 #include <deque>
 #include <memory>
+#include <string>
+#include <utility>
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
@@ -18,13 +23,15 @@ namespace stemma {
 
 class WorkerServiceRpc final : public worker::v1::WorkerService::CallbackService {
  public:
-  explicit WorkerServiceRpc(Coordinator& coordinator) : coordinator_(coordinator) {}
+  WorkerServiceRpc(Coordinator& coordinator, std::string secret)
+      : coordinator_(coordinator), secret_(std::move(secret)) {}
 
   grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>* Session(
       grpc::CallbackServerContext* context) override;
 
  private:
   Coordinator& coordinator_;
+  const std::string secret_;
 };
 
 class WorkerSession final : public grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>,
@@ -35,7 +42,7 @@ class WorkerSession final : public grpc::ServerBidiReactor<worker::v1::WorkerMes
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
-  void OnCancel() override { Lose("its stream was cancelled"); }
+  void OnCancel() override { Lose("its connection ended: the process ended, or the network failed"); }
   void OnDone() override { self_.reset(); }
 
   void Send(worker::v1::ServerMessage message) override;

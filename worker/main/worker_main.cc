@@ -1,12 +1,9 @@
 // stemma-worker: one process per rank. Exit codes: worker_run.h.
-#include "glog/logging.h"
 #include "worker/engine/engine.h"
 #include "worker/main/worker_options.h"
 #include "worker/main/worker_run.h"
 
 int main(int argc, char** argv) {
-  google::InitGoogleLogging(argv[0]);
-  FLAGS_logtostderr = true;
   stemma::WorkerMainOptions options;
   int exit_code = 0;
   if (!stemma::ReadWorkerOptions(argc, argv, options, exit_code)) return exit_code;

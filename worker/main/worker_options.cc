@@ -1,19 +1,67 @@
 #include "worker/main/worker_options.h"
 
+#include <cstdlib>
+
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "common/address.h"
+#include "common/ready_file.h"
+#include "common/status_macros.h"
+#include "common/worker_secret.h"
 
 namespace stemma {
+namespace {
+
+absl::StatusOr<std::string> ReadSecret(const std::string& file) {
+  if (!file.empty()) return ReadWorkerSecret(file);
+  const char* variable = std::getenv(kWorkerSecretVariable);
+  if (variable == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no secret: give --worker-secret-file FILE, the server's, or set ", kWorkerSecretVariable));
+  }
+  RETURN_IF_ERROR(CheckWorkerSecret(variable));
+  return variable;
+}
+
+// Fills in what the text of the options says. Errors name the option.
+absl::Status Resolve(const std::string& server, const std::string& secret_file, WorkerMainOptions& options) {
+  const absl::StatusOr<HostPort> address = ParseDialAddress(server);
+  if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--server: ", address.status().message()));
+  options.server = address->Text();
+  ASSIGN_OR_RETURN(options.secret, ReadSecret(secret_file));
+  return options.ready_file.empty() ? absl::OkStatus() : ReadyFile::Check(options.ready_file);
+}
+
+}  // namespace
 
 bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& exit_code) {
   CLI::App app("A worker of Stemma: holds the model, computes updates for one server.");
   app.set_version_flag("--version", STEMMA_VERSION);
-  app.add_option("--server", options.server, "host:port of stemma-server")->required();
+  std::string server, secret_file;
+  app.add_option("--server", server, "host:port of stemma-server's --worker-listen")->required();
+  app.add_option("--worker-secret-file", secret_file,
+                 "file of mode 0600 with the server's secret (default: $STEMMA_WORKER_SECRET)");
   app.add_option("--threads", options.threads, "of compute (default: as the server says)");
+  app.add_option("--ready-file", options.ready_file, "written once the model is loaded: the server's address");
+  app.add_flag("--once", options.once,
+               "end with the session instead of waiting for the server's return, with an exit code "
+               "for a supervisor: 0 told to, 1 start me again, 2 configuration");
+  app.add_option("--log-format", options.log.format, "text or json, one object a line (default text)")
+      ->transform(CLI::CheckedTransformer(LogFormats()).description(""));
+  app.add_option("--log-level", options.log.level, "debug, info, warning or error (default info)")
+      ->transform(CLI::CheckedTransformer(LogLevels()).description(""));
   app.add_flag("--die-with-parent", options.die_with_parent, "end when the starting process ends");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     exit_code = app.exit(error) == 0 ? 0 : 2;
+    return false;
+  }
+  StartLogging(kWorkerProgram, options.log);
+  options.argv.assign(argv, argv + argc);
+  if (const absl::Status status = Resolve(server, secret_file, options); !status.ok()) {
+    Say(kWorkerProgram, options.log, LogLevel::kError, std::string(status.message()));
+    exit_code = 2;
     return false;
   }
   return true;

@@ -3,16 +3,26 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "common/logging.h"
 
 namespace stemma {
 
+inline constexpr char kWorkerProgram[] = "stemma-worker";
+
 struct WorkerMainOptions {
-  std::string server;    // host:port
-  uint32_t threads = 0;  // of compute; 0: as the server says
+  std::string server;      // host:port
+  std::string secret;      // admits this worker
+  uint32_t threads = 0;    // of compute; 0: as the server says
+  std::string ready_file;  // empty: none
+  bool once = false;       // ends with its session
+  LogOptions log;
+  std::vector<std::string> argv;  // as it was started
   bool die_with_parent = false;
 };
 
-// False: the process is to end with exit_code, 0 after --help, 2 for a wrong command line.
+// Starts the log. False: the process is to end with exit_code, 0 after --help, 2 for a wrong command line.
 bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& exit_code);
 
 }  // namespace stemma

@@ -2,33 +2,84 @@
 
 #include <unistd.h>
 
-#include <iostream>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <optional>
 #include <random>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
+#include "common/clock.h"
 #include "common/process.h"
+#include "common/ready_file.h"
+#include "common/status_macros.h"
 #include "glog/logging.h"
 #include "worker/rpc/session.h"
 
 namespace stemma {
 namespace {
 
+constexpr absl::Duration kPause = absl::Seconds(2);  // between sessions: a server that refuses us is not stormed
+
 std::string RandomIncarnation() {
   std::random_device random;
   return absl::StrFormat("%08x%08x", random(), random());
+}
+
+int ExitCodeOf(const absl::Status& status) {
+  if (status.ok()) return 0;
+  const bool cannot_run_here =
+      absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsResourceExhausted(status);
+  return cannot_run_here ? 2 : 1;
+}
+
+[[noreturn]] void StartAnew(const std::vector<std::string>& argv, const absl::Status& why) {
+  LOG(WARNING) << "the session is over: " << (why.ok() ? "the server stops" : why.message())
+               << "; waits for the server as a new incarnation";
+  RealClock().Sleep(kPause);
+  std::vector<char*> arguments;
+  for (const std::string& argument : argv) arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  if (!error) execv(self.c_str(), arguments.data());
+  execv("/proc/self/exe", arguments.data());  // the file was replaced meanwhile
+  LOG(ERROR) << "cannot start anew: " << strerror(errno);
+  _exit(1);
+}
+
+absl::Status WriteReadyFile(const WorkerMainOptions& options, std::optional<ReadyFile>& file) {
+  if (options.ready_file.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(ReadyFile written, ReadyFile::Write(options.ready_file, options.server + "\n"));
+  file.emplace(std::move(written));
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   if (options.die_with_parent) DieWithParent(getppid());
-  const absl::Status status =
-      RunSession({.server = options.server, .incarnation = RandomIncarnation()}, std::move(factory));
-  if (status.ok()) return 0;
-  std::cerr << "stemma-worker: " << status.message() << "\n";
-  const bool cannot_run_here =
-      absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsResourceExhausted(status);
-  return cannot_run_here ? 2 : 1;
+  IgnoreFileSizeSignal();
+  std::optional<ReadyFile> ready_file;
+  const SessionEnd end = RunSession({.server = options.server,
+                                     .secret = options.secret,
+                                     .incarnation = RandomIncarnation(),
+                                     .on_ready = [&] { return WriteReadyFile(options, ready_file); }},
+                                    std::move(factory));
+  if (ready_file) ready_file->Remove();
+  const bool over = end.status.ok() || absl::IsUnavailable(end.status);
+  if (over && !options.once) StartAnew(options.argv, end.status);
+  if (end.status.ok()) {
+    LOG(INFO) << "leaves: the server stops";
+  } else {
+    Say(kWorkerProgram, options.log, LogLevel::kError, std::string(end.status.message()));
+  }
+  if (end.mid_wave) _exit(ExitCodeOf(end.status));
+  return ExitCodeOf(end.status);
 }
 
 }  // namespace stemma

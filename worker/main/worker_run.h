@@ -1,5 +1,8 @@
-// What every worker process does after its options: one session, then an exit code. Shared by stemma-worker and by the
-// worker of the tests.
+// What every worker process does after its options: sessions, one after the other, or one (--once). Shared by
+// stemma-worker and by the worker of the tests.
+//
+// A session's end is the end of all that the process held: it starts itself anew (exec, under its pid), so that nothing
+// of an earlier session, a wave that still runs included, can reach into a later one.
 #pragma once
 
 #include "worker/main/worker_options.h"
@@ -7,7 +10,8 @@
 
 namespace stemma {
 
-// 0: the server said Shutdown; 2: the model or configuration is refused; 1: anything else, start a new incarnation.
+// Returns when this worker cannot serve: 2 - the model or configuration is refused, 1 - another fault. With `once` also
+// when the session is over: 0 - the server said Shutdown, 1 - it was lost, start a new incarnation.
 int RunWorker(const WorkerMainOptions& options, EngineFactory factory);
 
 }  // namespace stemma

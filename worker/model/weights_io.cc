@@ -12,6 +12,7 @@
 #include "common/file.h"
 #include "common/file_writer.h"
 #include "common/status_macros.h"
+#include "common/temporary_folder.h"
 #include "nlohmann/json.hpp"
 #include "worker/optim/states.h"
 
@@ -214,20 +215,15 @@ absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirect
   if (fs::exists(target, error)) {
     return absl::AlreadyExistsError(target + " exists: choose another name, or remove it");
   }
-  const fs::path folder = fs::path(target).parent_path() / (".tmp-" + fs::path(target).filename().string());
-  fs::remove_all(folder, error);
-  fs::create_directories(folder, error);
-  if (error) return absl::InternalError("create " + folder.string() + ": " + error.message());
-
+  ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Create(target));
   Exporter exporter(weights, source, export_dtype);
   uint64_t bytes = 0;
   for (const ModelShard& shard : source.shards) {
-    ASSIGN_OR_RETURN(const uint64_t shard_bytes, exporter.WriteShard(shard, folder));
+    ASSIGN_OR_RETURN(const uint64_t shard_bytes, exporter.WriteShard(shard, folder.path()));
     bytes += shard_bytes;
   }
-  RETURN_IF_ERROR(exporter.WriteOtherFiles(folder));
-  fs::rename(folder, target, error);
-  if (error) return absl::InternalError("rename " + folder.string() + " to " + target + ": " + error.message());
+  RETURN_IF_ERROR(exporter.WriteOtherFiles(folder.path()));
+  RETURN_IF_ERROR(folder.Commit());
   return bytes;
 }
 

@@ -22,9 +22,9 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype,
                                     v1::OptimizerResidency residency);
 
-// Writes into a temporary directory beside `target` and renames it when complete. `dtype`: float32, float64, bfloat16,
-// float16; absent: as loaded. Returns the bytes of the safetensors files. Errors: AlreadyExists - `target` is there;
-// InvalidArgument - unknown dtype; the file system's.
+// Writes into a temporary directory beside `target` and renames it when complete; after an error nothing is left of it.
+// `dtype`: float32, float64, bfloat16, float16; absent: as loaded. Returns the bytes of the safetensors files. Errors:
+// AlreadyExists - `target` is there; InvalidArgument - unknown dtype; the file system's.
 absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirectory& source, const std::string& target,
                                        const std::optional<std::string>& dtype);
 

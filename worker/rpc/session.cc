@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "absl/synchronization/notification.h"
 #include "common/system_memory.h"
 #include "glog/logging.h"
+#include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
 #include "stemma/worker/v1/worker.grpc.pb.h"
 
@@ -24,15 +26,37 @@ using Stream = grpc::ClientReaderWriter<WorkerMessage, ServerMessage>;
 
 constexpr absl::Duration kHeartbeatEvery = absl::Seconds(1);
 constexpr absl::Duration kEngineStopsWithin = absl::Seconds(2);
+constexpr absl::Duration kServerClosesWithin = absl::Seconds(2);
 constexpr int kMessageBytesMax = 64 << 20;
+constexpr int kRedialMsMin = 200, kRedialMsMax = 2'000;
+constexpr int kFirstWaitMs = 1'000;  // shorter waits for the server are not worth a line
+constexpr int kWaitLineMs = 60'000;
+
+// gRPC's own lines are for who debugs gRPC.
+void LogOfGrpc(gpr_log_func_args* args) { VLOG(1) << "gRPC: " << args->message; }
+
+bool ConnectedWithin(grpc::Channel& channel, int milliseconds) {
+  return channel.WaitForConnected(gpr_time_from_millis(milliseconds, GPR_TIMESPAN));
+}
+
+void WaitForServer(grpc::Channel& channel, const std::string& server) {
+  if (ConnectedWithin(channel, kFirstWaitMs)) return;
+  do {
+    LOG(WARNING) << "no server at " << server << " yet; trying again every " << kRedialMsMax / 1000 << " s";
+  } while (!ConnectedWithin(channel, kWaitLineMs));
+}
 
 std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
+  gpr_set_log_function(LogOfGrpc);
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kRedialMsMin);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kRedialMsMax);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kRedialMsMax);
   return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
 }
 
@@ -87,19 +111,30 @@ class Heartbeats {
   std::thread thread_;
 };
 
-// The engine's failure to start, told by its thread.
+// The engine's failure to start, told by its thread: to the server, which then closes the stream, and to us.
 class StartFailure {
  public:
+  StartFailure(grpc::ClientContext& context, Writer& writer) : context_(context), writer_(writer) {}
   void Set(const absl::Status& status) {
-    absl::MutexLock lock(&mutex_);
-    status_ = status;
+    {
+      absl::MutexLock lock(&mutex_);
+      status_ = status;
+    }
+    WorkerMessage message;
+    message.mutable_refused()->set_message(std::string(status.message()));
+    writer_.Send(message);
+    if (!closed_.WaitForNotificationWithTimeout(kServerClosesWithin)) context_.TryCancel();
   }
+  void StreamClosed() { closed_.Notify(); }
   absl::Status Get() {
     absl::MutexLock lock(&mutex_);
     return status_;
   }
 
  private:
+  grpc::ClientContext& context_;
+  Writer& writer_;
+  absl::Notification closed_;
   absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
@@ -121,48 +156,80 @@ Heard ReadUntilEnd(Stream& stream, EngineThread& engine) {
   return heard;
 }
 
-// The server found this machine too small, or its own configuration, and said so instead of Configure. Later the same
-// code is gRPC's own, of a message above the limit.
+// The server found this machine too small, its own configuration wrong, or this worker without the secret, and said so
+// instead of Configure. Later the same code is gRPC's own, of a message above the limit.
 bool IsRefusal(const Heard& heard, const grpc::Status& status) {
   return !heard.configure && (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED ||
-                              status.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+                              status.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
+                              status.error_code() == grpc::StatusCode::UNAUTHENTICATED);
 }
+
+absl::Status EndOf(const std::string& server, const Heard& heard, const grpc::Status& status) {
+  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(server, " does not take workers: give the address of the server's --worker-listen"));
+  }
+  if (IsRefusal(heard, status)) {
+    return absl::ResourceExhaustedError(absl::StrCat(server, " refused: ", status.error_message()));
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "the stream to ", server, " ended: ", status.ok() ? "the server closed it" : status.error_message()));
+}
+
+// One stream and all that lives with it. Destroyed from the last member up: the engine's thread uses the others.
+struct Session {
+  explicit Session(std::shared_ptr<grpc::Channel> dialled) : channel(std::move(dialled)) {}
+
+  void Open(const std::string& secret) {
+    context.AddMetadata("authorization", absl::StrCat("Bearer ", secret));
+    stub = worker::v1::WorkerService::NewStub(channel);
+    stream = stub->Session(&context);
+    writer.emplace(*stream);
+    failure.emplace(context, *writer);
+  }
+
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<worker::v1::WorkerService::Stub> stub;
+  grpc::ClientContext context;
+  std::unique_ptr<Stream> stream;
+  std::optional<Writer> writer;
+  std::optional<StartFailure> failure;
+  std::unique_ptr<EngineThread> engine;
+};
 
 }  // namespace
 
-absl::Status RunSession(const SessionOptions& options, EngineFactory factory) {
-  const auto stub = worker::v1::WorkerService::NewStub(Dial(options.server));
-  grpc::ClientContext context;
-  const std::unique_ptr<Stream> stream = stub->Session(&context);
-  Writer writer(*stream);
-  StartFailure failure;
-  writer.Send(RegisterMessage(options.incarnation));
-  // Not destroyed while it is inside a wave: see the header.
-  auto engine = std::make_unique<EngineThread>(
-      options.incarnation, std::move(factory), [&writer](WorkerMessage message) { writer.Send(message); },
-      [&](const absl::Status& status) {
-        failure.Set(status);
-        context.TryCancel();
-      });
+SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
+  auto session = std::make_unique<Session>(Dial(options.server));
+  WaitForServer(*session->channel, options.server);
+  LOG(INFO) << "registers at " << options.server << " as " << options.incarnation;
+  session->Open(options.secret);
+  session->writer->Send(RegisterMessage(options.incarnation));
+  session->engine = std::make_unique<EngineThread>(
+      options.incarnation, std::move(factory),
+      [raw = session.get(), on_ready = options.on_ready](WorkerMessage message) {
+        const absl::Status status = message.has_ready() ? on_ready() : absl::OkStatus();
+        if (!status.ok()) return raw->failure->Set(status);
+        raw->writer->Send(message);
+      },
+      [raw = session.get()](const absl::Status& status) { raw->failure->Set(status); });
   Heard heard;
   {
-    Heartbeats heartbeats(*engine, writer);
-    heard = ReadUntilEnd(*stream, *engine);
+    Heartbeats heartbeats(*session->engine, *session->writer);
+    heard = ReadUntilEnd(*session->stream, *session->engine);
   }
-  if (!engine->Stop(kEngineStopsWithin)) {
-    LOG(ERROR) << "the stream ended inside a wave; leaving";
-    LOG_IF(INFO, heard.shutdown) << "shutdown";
-    google::FlushLogFiles(google::INFO);
-    _exit(heard.shutdown ? 0 : 1);
+  session->failure->StreamClosed();
+  SessionEnd end;
+  end.mid_wave = !session->engine->Stop(kEngineStopsWithin);
+  end.status = session->failure->Get();
+  if (end.mid_wave) {
+    Session* const left = session.release();  // the engine's thread goes on using it until the process ends
+    if (end.status.ok() && !heard.shutdown) end.status = absl::UnavailableError("the stream ended inside a wave");
+    left->context.TryCancel();
+  } else if (end.status.ok() && !heard.shutdown) {
+    end.status = EndOf(options.server, heard, session->stream->Finish());
   }
-  if (absl::Status status = failure.Get(); !status.ok()) return status;
-  if (heard.shutdown) return absl::OkStatus();
-  const grpc::Status status = stream->Finish();
-  if (IsRefusal(heard, status)) {
-    return absl::ResourceExhaustedError(absl::StrCat(options.server, " refused: ", status.error_message()));
-  }
-  return absl::UnavailableError(absl::StrCat(
-      "the stream to ", options.server, " ended: ", status.ok() ? "the server closed it" : status.error_message()));
+  return end;
 }
 
 }  // namespace stemma

@@ -2,6 +2,7 @@
 // every second. One stream is one incarnation: when it ends, so does the process.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -10,15 +11,23 @@
 namespace stemma {
 
 struct SessionOptions {
-  std::string server;       // host:port
-  std::string incarnation;  // random for each process
+  std::string server;                      // host:port of the server's worker listener
+  std::string secret;                      // the server's
+  std::string incarnation;                 // random for each process
+  std::function<absl::Status()> on_ready;  // the model is loaded; an error ends the session with it
 };
 
-// Blocks until the session ends. OK: the server said Shutdown. Else why: the stream was lost or refused (Unavailable,
-// or the server's own code), or the engine could not be created (its status; InvalidArgument and NotFound are the
-// configuration's fault).
+// Waits for the server, however long; a line in the log says so. Then blocks until the session ends. OK: the server
+// said Shutdown. Else why: Unavailable - the stream was lost, or the server has no place for this worker now; the
+// engine's status, where it could not be created (InvalidArgument, NotFound and ResourceExhausted are the
+// configuration's fault); the same codes where the server refused this worker for good.
 //
-// The engine may still be inside a wave when this returns an error: the process then has to end without unwinding.
-absl::Status RunSession(const SessionOptions& options, EngineFactory factory);
+// The engine may still be inside a wave when this returns: the process then has to end, or be replaced, without
+// unwinding (`mid_wave`).
+struct SessionEnd {
+  absl::Status status;
+  bool mid_wave = false;
+};
+SessionEnd RunSession(const SessionOptions& options, EngineFactory factory);
 
 }  // namespace stemma

@@ -137,12 +137,74 @@ class CliLocalTest(unittest.TestCase):
         self.assertIn("signal 9", err)
         self.assert_gone(children)
 
-    def test_a_stale_ready_file_is_not_taken_for_a_server(self):
+    def test_a_ready_file_that_a_killed_one_left_is_replaced_once_it_serves(self):
         self.ready_file.write_text("127.0.0.1:1\n")
         self.mode("server", "refuse")
         with self.local() as local:
             local.finish()
+        self.assertEqual(self.ready_file.read_text(), "127.0.0.1:1\n", "a start that fails changes nothing")
+        self.mode("server", "serve")
+        with self.local() as local:
+            wait_for(lambda: self.ready_file.read_text() != "127.0.0.1:1\n", "its own address")
+            local.send(signal.SIGTERM)
+            local.finish()
         self.assertFalse(self.ready_file.exists())
+
+    def test_the_worker_gets_the_secret_in_a_file_that_nobody_else_reads(self):
+        with self.local() as local:
+            self.serving(local)
+            argv = {name: json.loads((self.directory / f"{name}.argv").read_text()) for name in ("server", "worker")}
+            files = {pathlib.Path(a[a.index("--worker-secret-file") + 1]) for a in argv.values()}
+            self.assertEqual(len(files), 1)
+            secret = files.pop()
+            self.assertEqual(secret.stat().st_mode & 0o777, 0o600)
+            self.assertRegex(secret.read_text(), "^[0-9a-f]{64}\n$")
+            self.assertNotIn(secret.read_text().strip(), "".join(pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+                                                                 for pid in [local.pid, *children_of(local.pid)]))
+            self.assertEqual(argv["worker"][argv["worker"].index("--server") + 1], "127.0.0.1:1")
+            self.assertIn("--once", argv["worker"])
+            local.send(signal.SIGTERM)
+            local.finish()
+            self.assertFalse(secret.exists())
+
+    def test_a_worker_that_its_server_dropped_is_killed_and_replaced(self):
+        with self.local() as local:
+            self.serving(local)
+            first = self.worker_pid()
+            self.mode("server", "dropped")
+            wait_for(lambda: self.worker_pid() not in (0, first), "another worker")
+            self.assertFalse(is_alive(first))
+            wait_for(lambda: "a new worker serves" in local.process.stderr.readline(), "the message")
+
+    def test_restarts_of_its_own_worker_count_whoever_else_answers(self):
+        self.mode("worker", "fail")
+        self.mode("server", "another")
+        with self.local() as local:
+            code, out, err = local.finish()
+        self.assertEqual(code, 1)
+        self.assertIn("restart 3 of 3", err)
+        self.assertEqual(out, "")
+
+    def test_it_serves_when_its_own_worker_is_ready_not_when_another_answers(self):
+        self.mode("worker", "never")
+        self.mode("server", "another")
+        with self.local() as local:
+            wait_for(self.worker_pid, "the worker")
+            with self.assertRaises(AssertionError):
+                wait_for(self.ready_file.exists, "ready file", timeout=1)
+
+    def test_log_options_reach_both_and_its_own_lines_follow(self):
+        with self.local("--log-format", "json", "--log-level", "info") as local:
+            self.serving(local)
+            for name in ("server", "worker"):
+                argv = json.loads((self.directory / f"{name}.argv").read_text())
+                self.assertEqual(argv[argv.index("--log-format") + 1], "json")
+                self.assertEqual(argv[argv.index("--log-level") + 1], "info")
+            local.send(signal.SIGTERM)
+            _, _, err = local.finish()
+        lines = [json.loads(line) for line in err.splitlines()]
+        self.assertEqual(lines[0]["message"], "serving; Ctrl-C stops")
+        self.assertEqual((lines[0]["program"], lines[0]["level"]), ("stemma local", "info"))
 
 
 if __name__ == "__main__":

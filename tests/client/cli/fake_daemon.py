@@ -1,7 +1,9 @@
 """Plays stemma-server and stemma-worker for cli_local_test: copied under both names beside a copy of `stemma`.
 
-In the directory of the executable: server.argv and worker.pid are written; server.mode and worker.mode say how to behave:
-serve (default), refuse (exit 2), fail (exit 1), stubborn (ignores SIGTERM)."""
+In the directory of the executable: server.argv, worker.argv and worker.pid are written; server.mode and worker.mode say how
+to behave: serve (default), refuse (exit 2), fail (exit 1), stubborn (ignores SIGTERM), dropped (the server says that it has
+no worker, until another one than the first is there), another (it says that it has one, whatever ours does), never (the
+worker never says that it is ready)."""
 
 import json
 import os
@@ -33,6 +35,10 @@ def write_whole(path, text):
     temporary.rename(path)
 
 
+def option(name):
+    return sys.argv[sys.argv.index(name) + 1]
+
+
 def serve():
     (HOME / "server.argv").write_text(json.dumps(sys.argv[1:]))
     behave("server")
@@ -40,20 +46,28 @@ def serve():
     from cli_testing import FakeServer, is_alive, training_pb2
 
     class Server(FakeServer):
-        def GetModel(self, request, context):
-            pid = HOME / "worker.pid"
-            worker_serves = pid.exists() and is_alive(int(pid.read_text()))
-            state = training_pb2.ModelInfo.IDLE if worker_serves else training_pb2.ModelInfo.LOADING
-            return training_pb2.ModelInfo(state=state, lineage="l")
+        first = 0
+
+        def GetServerInfo(self, request, context):
+            file = HOME / "worker.pid"
+            pid = int(file.read_text()) if file.exists() else 0
+            self.first = self.first or pid
+            dropped = mode("server") == "dropped" and pid == self.first
+            # Another one answers, whatever our worker does.
+            connected = mode("server") == "another" or (pid and is_alive(pid) and not dropped)
+            return training_pb2.ServerInfo(workers_connected=1 if connected else 0)
 
     server = Server()
-    write_whole(sys.argv[sys.argv.index("--ready-file") + 1], server.address + "\n")
+    write_whole(option("--ready-file"), f"{server.address}\nworkers 127.0.0.1:1\nops 127.0.0.1:2\n")
     threading.Event().wait()
 
 
 def work():
+    (HOME / "worker.argv").write_text(json.dumps(sys.argv[1:]))
     behave("worker")
     write_whole(HOME / "worker.pid", str(os.getpid()))
+    if mode("worker") != "never":
+        write_whole(option("--ready-file"), option("--server") + "\n")
     signal.pause()
 
 

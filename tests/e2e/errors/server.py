@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import secrets
 import signal
 import subprocess
 import tempfile
@@ -28,18 +29,45 @@ def wait_for(condition, what):
     raise AssertionError(f"waited {PATIENCE_S} s for {what}")
 
 
+def write_secret(path):
+    """A secret that admits workers, in a file as the programs want it."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32) + "\n")
+
+
+def read_ready_file(path):
+    """The addresses of clients, workers and ops."""
+    clients, workers, ops = path.read_text().splitlines()
+    assert workers.startswith("workers ") and ops.startswith("ops ")
+    return clients, workers.split()[1], ops.split()[1]
+
+
+def start(folder, *flags, data=None, **options):
+    """Runs a server that is not to serve, with its data and secret in that folder: (exit code, what it said)."""
+    if not os.path.lexists(folder / "secret"):
+        write_secret(folder / "secret")
+    argv = [BUILD / "bin/stemma-server", "--data", folder / "data" if data is None else data, "--worker-secret-file",
+            folder / "secret", *flags]
+    result = subprocess.run(list(map(str, argv)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            timeout=PATIENCE_S, **options)
+    return result.returncode, result.stderr
+
+
 class Cluster:
     """`fake`: the worker that hangs and dies on demand (tests/testing/fake_worker), else stemma-worker. `worker`: whether
-    one is started. `rlimits`: of the server, as
-    prlimit's options."""
+    one is started; else the test plays one (played_worker.py) or starts it later. `data`: the data directory.
+    `rlimits`: of the server, as prlimit's options."""
 
-    def __init__(self, fake=False, config=None, flags=(), model=MODEL, worker=True, rlimits=()):
-        self.fake = fake
+    def __init__(self, fake=False, config=None, flags=(), model=MODEL, worker=True, rlimits=(), worker_flags=("--once",),
+                 data=None):
+        self.fake, self.worker_flags = fake, worker_flags
         self._directory = tempfile.TemporaryDirectory(prefix="stemma-e2e-")
         self.root = pathlib.Path(self._directory.name)
+        self.secret_file = self.root / "worker-secret"
+        write_secret(self.secret_file)
         self._argv = [*(["prlimit", *rlimits] if rlimits else []), str(BUILD / "bin/stemma-server"),
-                      "--model", str(model), "--data", str(self.root / "data"),
-                      "--ready-file", str(self.root / "ready"), "--die-with-parent", *flags]
+                      "--model", str(model), "--data", str(data or self.root / "data"), "--ready-file", str(self.root / "ready"), "--worker-secret-file", str(self.secret_file),
+                      "--die-with-parent", *flags]
         if config is not None:
             (self.root / "run.yaml").write_text(config)
             self._argv += ["--config", str(self.root / "run.yaml")]
@@ -53,9 +81,11 @@ class Cluster:
             self.start_worker()
 
     def _start_server(self):
-        argv = self._argv + (["--listen", self.address] if self.address else [])
+        argv = self._argv
+        if self.address:
+            argv = [*argv, "--listen", self.address, "--worker-listen", self.worker_address]
         self.server = subprocess.Popen(argv, stderr=self.log)
-        self.address = wait_for(self._address, "the ready file")
+        self.address, self.worker_address, self.ops_address = wait_for(self._addresses, "the ready file")
 
     def kill(self):
         """Ends server and worker without a word."""
@@ -65,19 +95,23 @@ class Cluster:
                 process.wait()
 
     def restart(self):
-        """Another server on the address of the killed one, with a worker of its own."""
-        (self.root / "ready").unlink()
-        self._start_server()
+        """Another server on the addresses of the one that has ended, with a worker of its own."""
+        self.restart_server()
         self.start_worker()
 
-    def _address(self):
+    def restart_server(self):
+        (self.root / "ready").unlink(missing_ok=True)
+        self._start_server()
+
+    def _addresses(self):
         assert self.server.poll() is None, self.said()
         path = self.root / "ready"
-        return path.read_text().strip() if path.exists() else ""
+        return read_ready_file(path) if path.exists() else None
 
     def start_worker(self, wait=True):
         binary = BUILD / ("tests/fake_worker" if self.fake else "bin/stemma-worker")
-        self.worker = subprocess.Popen([str(binary), "--server", self.address, "--die-with-parent", "--threads", "1"],
+        self.worker = subprocess.Popen([str(binary), "--server", self.worker_address, "--worker-secret-file",
+                                        str(self.secret_file), *self.worker_flags, "--die-with-parent", "--threads", "1"],
                                        stderr=self.log)
         if wait:
             wait_for(lambda: self.state() in ("IDLE", "STEPPING"), "the worker to load the model")

@@ -2,20 +2,12 @@
 
 import json
 import os
-import pathlib
 import shutil
 import struct
-import subprocess
 
 import pytest
 
-from server import BUILD, MODEL
-
-
-def start(tmp_path, *flags):
-    result = subprocess.run([str(BUILD / "bin/stemma-server"), "--data", str(tmp_path / "data"), *flags],
-                            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, timeout=60)
-    return result.returncode, result.stderr
+from server import MODEL, start
 
 
 def model_copy(tmp_path):
@@ -118,9 +110,3 @@ def test_a_port_that_is_taken_is_a_fault(tmp_path):
         taken.listen()
         code, text = start(tmp_path, "--model", str(MODEL), "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert code == 1 and "cannot listen" in text
-
-
-def test_a_worker_without_a_server_ends_with_a_fault():
-    result = subprocess.run([str(pathlib.Path(BUILD) / "bin/stemma-worker"), "--server", "127.0.0.1:1"],
-                            capture_output=True, text=True, timeout=120)
-    assert result.returncode == 1 and "127.0.0.1:1" in result.stderr

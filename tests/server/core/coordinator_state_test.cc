@@ -37,12 +37,13 @@ TEST_P(CoordinatorStateTest, FollowsItsText) { EXPECT_EQ(RunScenario(GetParam().
 const auto kName = [](const auto& info) { return info.param.name; };
 INSTANTIATE_TEST_SUITE_P(Steps, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("steps")), kName);
 INSTANTIATE_TEST_SUITE_P(Recovery, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("recovery")), kName);
+INSTANTIATE_TEST_SUITE_P(Breaches, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("breaches")), kName);
 INSTANTIATE_TEST_SUITE_P(Lineage, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("lineage")), kName);
 INSTANTIATE_TEST_SUITE_P(Arrivals, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("arrivals")), kName);
 INSTANTIATE_TEST_SUITE_P(Calls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("calls")), kName);
 
 TEST(ScenarioTest, EveryTopicHasScenarios) {
-  for (const char* topic : {"steps", "recovery", "lineage", "arrivals", "calls"})
+  for (const char* topic : {"steps", "recovery", "lineage", "breaches", "arrivals", "calls"})
     EXPECT_GE(ReadScenarios(topic).size(), 10u) << topic;
 }
 

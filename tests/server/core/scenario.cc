@@ -74,6 +74,14 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
   return result;
 }
 
+// Uid g, rollout g/0, no response.
+v1::PromptGroup OneGroup() {
+  v1::PromptGroup group;
+  group.set_uid("g");
+  group.add_rollouts()->set_rollout_id("g/0");
+  return group;
+}
+
 std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   auto request = std::make_shared<TrainingRequest>();
   v1::UpdateHeader& header = request->update;
@@ -90,7 +98,7 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   if (command.Has("pass")) header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
   header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));
   header.set_return_log_probs(command.Has("results"));
-  request->groups.emplace_back().set_uid("g");
+  request->groups.push_back(OneGroup());
   request->num_rollouts = 1;
   request->bytes = command.Get("bytes", 10);
   request->digest = command.Has("payload") ? command.options.at("payload") : "p";
@@ -126,7 +134,7 @@ class Scenario {
       }
       absl::StrAppend(&out, ActionText(action), "\n");
     }
-    if (decision.reason.find("ignored (") != std::string::npos) absl::StrAppend(&out, "ignored\n");
+    if (decision.reason.find("ignored: ") != std::string::npos) absl::StrAppend(&out, "ignored\n");
     for (const PlannedEvent& event : planned) Show(state_.Handle(now_, event), out);
   }
 
@@ -173,6 +181,7 @@ class Scenario {
     if (command.Has("expect")) header.set_expected_step(command.Get("expect", 0));
     if (command.Has("lineage")) header.set_expected_lineage(command.options.at("lineage"));
     request->kind = TrainingRequest::Kind::kLogProb;
+    request->groups.push_back(OneGroup());
     request->bytes = 10;
     return request;
   }
@@ -234,6 +243,8 @@ class Scenario {
   static void FillResult(const Command& command, worker::v1::ResultChunk& chunk) {
     chunk.set_id(command.words.at(1));
     chunk.mutable_group()->set_uid(command.words.at(2));
+    chunk.mutable_group()->set_dtype(v1::FLOAT32);
+    chunk.mutable_group()->add_rollouts()->set_rollout_id("g/0");
   }
 
   template <typename Done>

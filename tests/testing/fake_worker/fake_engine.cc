@@ -90,6 +90,7 @@ absl::StatusOr<worker::v1::Vote> FakeEngine::Prepare(const worker::v1::Prepare& 
   const std::string& uid = payload->groups.at(prepare.plan().groups(0)).uid();
   if (absl::StartsWith(uid, "refuse")) return absl::InternalError("told to refuse");
   if (absl::StartsWith(uid, "crash")) _exit(kCrashExit);
+  while (absl::StartsWith(uid, "stuck")) RealClock().Sleep(absl::Seconds(1));
   crash_in_apply_ = absl::StartsWith(uid, "stay");
   fence_.OnPrepare(prepare.key());
   worker::v1::Vote vote;

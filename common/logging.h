@@ -1,0 +1,40 @@
+// Log lines of the daemons on stderr: a time, a level and the text, as a line of words or as a JSON object. What glog's
+// LOG and CHECK say comes out so; no line claims a source position, as most texts are made elsewhere than they are
+// logged.
+//
+//   2026-01-31T08:15:30.123Z INFO worker 00ff is ready
+//   {"time":"2026-01-31T08:15:30.123Z","level":"info","program":"stemma-server","pid":12,"message":"worker 00ff is
+//   ready"}
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "absl/time/time.h"
+
+namespace stemma {
+
+enum class LogFormat { kText, kJson };
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+
+// Their words on the command line.
+std::map<std::string, LogFormat> LogFormats();
+std::map<std::string, LogLevel> LogLevels();
+
+struct LogOptions {
+  LogFormat format = LogFormat::kText;
+  LogLevel level = LogLevel::kInfo;  // the least that is written; a CHECK that fails always is
+};
+
+// Without a line end. Line ends in the message become spaces in text and \n in JSON.
+std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::string_view program,
+                    std::string_view message);
+
+// Sends what glog gets to stderr in that form, from now until the process ends. Call once, early in main.
+void StartLogging(std::string_view program, const LogOptions& options);
+
+// To whoever started the program, where there may be no log: "stemma-server: text" on stderr, or a JSON line.
+void Say(std::string_view program, const LogOptions& options, LogLevel level, std::string_view text);
+
+}  // namespace stemma

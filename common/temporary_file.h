@@ -1,0 +1,37 @@
+// A file that appears whole or not at all: written under a name of its own beside its place, then renamed to it.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace stemma {
+
+class TemporaryFile {
+ public:
+  // Creates `.NAME.RANDOM` in the folder of `target`: two writers of one target never share a file.
+  static absl::StatusOr<TemporaryFile> Create(const std::string& target);
+  TemporaryFile(TemporaryFile&& other) noexcept;
+  TemporaryFile& operator=(TemporaryFile&&) = delete;
+  ~TemporaryFile();  // removes it unless it was committed
+
+  int fd() const { return fd_; }
+  absl::Status Write(std::string_view content);
+  // fsyncs and renames to the target, which is replaced.
+  absl::Status Commit();
+  // The open file, which the caller closes.
+  int TakeFd();
+
+ private:
+  TemporaryFile(std::string target, std::string path, int fd);
+
+  std::string target_, path_;  // path_ empty: committed
+  int fd_ = -1;
+};
+
+// The file at `path` is replaced whole; after an error it is what it was, and nothing else is left.
+absl::Status ReplaceFile(const std::string& path, std::string_view content);
+
+}  // namespace stemma

@@ -1,0 +1,29 @@
+// A folder that appears whole or not at all: filled under a name of its own beside its place, then renamed to it.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace stemma {
+
+class TemporaryFolder {
+ public:
+  // Creates `.tmp-NAME-RANDOM` beside `target`, and the folders above: two writers of one name never share one.
+  static absl::StatusOr<TemporaryFolder> Create(const std::string& target);
+  TemporaryFolder(TemporaryFolder&& other) noexcept;
+  TemporaryFolder& operator=(TemporaryFolder&&) = delete;
+  ~TemporaryFolder();  // removes it with all that is in it, unless it was committed
+
+  const std::string& path() const { return path_; }
+  // Renames it to the target. Errors: AlreadyExists - something is there, which stays as it is.
+  absl::Status Commit();
+
+ private:
+  TemporaryFolder(std::string target, std::string path);
+
+  std::string target_, path_;  // path_ empty: committed
+};
+
+}  // namespace stemma

@@ -1,0 +1,102 @@
+#include "server/main/data_directory.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+
+namespace stemma {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kLockName[] = ".lock";
+constexpr size_t kHolderBytesMax = 256;
+
+std::string ErrorText(int error) { return std::strerror(error); }
+
+// "pid 12 at 127.0.0.1:7070", as its holder wrote it.
+std::string HolderOf(int fd) {
+  std::string text(kHolderBytesMax, '\0');
+  const ssize_t count = pread(fd, text.data(), text.size(), 0);
+  text.resize(count > 0 ? static_cast<size_t>(count) : 0);
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text.empty() ? "another server" : absl::StrCat("stemma-server ", text);
+}
+
+absl::Status WriteHolder(int fd, const std::string& text) {
+  if (ftruncate(fd, 0) != 0 || pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
+      fsync(fd) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot be written: ", ErrorText(errno)));
+  }
+  return absl::OkStatus();
+}
+
+// Temporary names begin with a point (TemporaryFile, exports): only who holds the lock writes here, so they are
+// nobody's.
+void RemoveUnfinished(const fs::path& data) {
+  std::error_code error;
+  for (const fs::path& folder : {data, data / "exports"}) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+      const std::string name = entry.path().filename().string();
+      if (!absl::StartsWith(name, ".tmp-") && !absl::StartsWith(name, ".calibration.json.")) continue;
+      std::error_code failed;
+      fs::remove_all(entry.path(), failed);
+      LOG(INFO) << "removed " << entry.path().string() << ", which a process that ended left unfinished"
+                << (failed ? ": " + failed.message() : "");
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
+  if (path.empty()) return absl::InvalidArgumentError("is empty: name a directory");
+  std::error_code error;
+  const fs::path data = fs::absolute(path, error).lexically_normal();
+  if (!error) fs::create_directories(data, error);
+  if (error) return absl::InvalidArgumentError(absl::StrCat("cannot be created: ", error.message()));
+  if (!fs::is_directory(data, error)) return absl::InvalidArgumentError("is not a directory");
+  const int fd = open((data / kLockName).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (fd < 0) return absl::InvalidArgumentError(absl::StrCat("cannot be written: ", ErrorText(errno)));
+  DataDirectory directory(data.string(), fd);
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return absl::InvalidArgumentError(absl::StrCat("cannot be locked: ", ErrorText(errno)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("is in use by ", HolderOf(fd), ": each server needs a data directory of its own"));
+  }
+  RETURN_IF_ERROR(WriteHolder(fd, absl::StrCat("pid ", getpid(), "\n")));
+  RemoveUnfinished(data);
+  return directory;
+}
+
+DataDirectory::DataDirectory(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+
+DataDirectory::DataDirectory(DataDirectory&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+DataDirectory& DataDirectory::operator=(DataDirectory&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+DataDirectory::~DataDirectory() {
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::Status DataDirectory::SetAddress(const std::string& address) {
+  return WriteHolder(fd_, absl::StrCat("pid ", getpid(), " at ", address, "\n"));
+}
+
+}  // namespace stemma

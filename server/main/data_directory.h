@@ -1,0 +1,35 @@
+// The directory that a server keeps its exports and measurements in: one server at a time.
+//
+// The lock is the kernel's, on the file `.lock` in it: it ends with the process, however that ends. The file says who
+// holds it, for the error of the next one who asks.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace stemma {
+
+class DataDirectory {
+ public:
+  // Creates it if need be, locks it, writes to it, and removes what writers that were killed left unfinished. Errors,
+  // all the configuration's: no path, not a directory, it cannot be written, another server holds it (its pid and
+  // address).
+  static absl::StatusOr<DataDirectory> Open(const std::string& path);
+  DataDirectory(DataDirectory&& other) noexcept;
+  DataDirectory& operator=(DataDirectory&& other) noexcept;
+  ~DataDirectory();
+
+  const std::string& path() const { return path_; }  // absolute
+  // Notes in the lock file where its holder serves.
+  absl::Status SetAddress(const std::string& address);
+
+ private:
+  DataDirectory(std::string path, int fd);
+
+  std::string path_;
+  int fd_ = -1;
+};
+
+}  // namespace stemma

@@ -1,0 +1,39 @@
+// One port with one service behind it: a gRPC server of its own, so that no other service answers there and its limits
+// are its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/address.h"
+#include "common/clock.h"
+#include "grpcpp/grpcpp.h"
+#include "server/rpc/acceptor.h"
+
+namespace stemma {
+
+struct ListenerOptions {
+  HostPort address;
+  // Not owned, outlive the listener. One of both: gRPC opens no port for health alone, so a listener without a service
+  // of its own has `nothing`, which answers every call with UNIMPLEMENTED.
+  grpc::Service* service = nullptr;
+  grpc::CallbackGenericService* nothing = nullptr;
+  uint64_t connections_max = 0;  // open at a time; 0: what the process may open
+  int message_bytes_max = 0;     // of one received message
+  int streams_max = 0;           // calls at a time of one connection
+  bool health = false;           // grpc.health.v1.Health
+  bool reflection = false;       // lists `service`
+};
+
+struct Listener {
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<Acceptor> acceptor;  // stopped before the server is
+  std::string address;                 // with the port in use
+};
+
+// Errors: Unavailable - the address cannot be opened.
+absl::StatusOr<Listener> Listen(const ListenerOptions& options, const Clock& clock);
+
+}  // namespace stemma

@@ -1,0 +1,136 @@
+"""D2: one server per data directory, and files that are whole or not there: two servers, full disks, limits, read-only."""
+
+import os
+import pathlib
+import resource
+import subprocess
+
+import grpc
+import pytest
+
+from e2e.errors.good_request import refusal
+from e2e.errors.server import MODEL, Cluster, start
+from stemma import _proto
+
+GOOD = ("--model", MODEL)
+
+
+def export(cluster, name):
+    return cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name=name), timeout=60)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster() as running:
+        yield running
+
+
+def test_d2_a_second_server_is_refused_and_told_who_holds_the_directory(cluster, tmp_path):
+    data = cluster.root / "data"
+    code, text = start(tmp_path, *GOOD, "--ready-file", tmp_path / "ready", data=data)
+    assert code == 2 and not (tmp_path / "ready").exists()
+    assert f"--data {data}: is in use by stemma-server pid {cluster.server.pid} at {cluster.address}" in text, text
+    assert str(pathlib.Path(export(cluster, "mine").path).parent) == str(data / "exports")
+
+
+def test_d2_of_many_that_start_at_once_one_serves(tmp_path):
+    from e2e.errors.server import BUILD, wait_for, write_secret
+    write_secret(tmp_path / "secret")
+    logs = [open(tmp_path / f"log{i}", "w") for i in range(4)]
+    servers = [subprocess.Popen([BUILD / "bin/stemma-server", "--model", MODEL, "--data", tmp_path / "data",
+                                 "--worker-secret-file", tmp_path / "secret", "--die-with-parent"], stderr=log)
+               for log in logs]
+    try:
+        wait_for(lambda: sum(s.poll() == 2 for s in servers) == 3, "three to be refused")
+        alive = [s for s in servers if s.poll() is None]
+        assert len(alive) == 1
+        for server, i in zip(servers, range(4)):
+            if server is not alive[0]:
+                assert f"is in use by stemma-server pid {alive[0].pid}" in (tmp_path / f"log{i}").read_text()
+    finally:
+        for server, log in zip(servers, logs):
+            server.kill()
+            server.wait()
+            log.close()
+    with Cluster(data=tmp_path / "data", worker=False) as after:
+        assert after.state() == "LOADING", "the lock went with the process that was killed"
+
+
+@pytest.mark.parametrize("data, why", [("", "--data is empty"), ("file", "cannot be created"), ("file/below", "cannot be created")])
+def test_d2_what_is_no_directory_is_refused_at_start(tmp_path, data, why):
+    (tmp_path / "file").touch()
+    code, text = start(tmp_path, *GOOD, data=tmp_path / data if data else "")
+    assert code == 2 and why in text, text
+
+
+class Mount:
+    """A file system of its own, of `size` bytes."""
+
+    def __init__(self, path, size, options=""):
+        self.path = path
+        path.mkdir()
+        result = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}{options}", "tmpfs", path], capture_output=True,
+                                text=True)
+        if result.returncode != 0:
+            pytest.skip(f"this test mounts a file system, which is refused here: {result.stderr.strip()}")
+
+    def remount(self, options):
+        subprocess.run(["mount", "-o", f"remount,{options}", self.path], check=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        subprocess.run(["umount", "-l", self.path], check=True)
+
+
+def test_d2_a_read_only_directory_is_refused_at_start(tmp_path):
+    with Mount(tmp_path / "disk", 1 << 20) as disk:
+        disk.remount("ro")
+        code, text = start(tmp_path, *GOOD, data=disk.path)
+        assert code == 2 and "cannot be written: Read-only file system" in text, text
+
+
+def leftovers(data):
+    return sorted(p.name for p in (data / "exports").iterdir()) if (data / "exports").exists() else []
+
+
+def test_d2_a_full_disk_is_an_error_with_a_reason_and_leaves_nothing(tmp_path):
+    with Mount(tmp_path / "disk", 1 << 20) as disk:
+        with Cluster(data=disk.path) as cluster:
+            (disk.path / "ballast").write_bytes(bytes((1 << 20) - (16 << 10)))
+            error = refusal(lambda: export(cluster, "full"))
+            assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"), error
+            assert "No space left on device" in error.message and leftovers(disk.path) == []
+            (disk.path / "ballast").unlink()
+            assert (pathlib.Path(export(cluster, "full").path) / "model.safetensors").exists()
+            for options in (["--bind", disk.path / "exports"], ["-o", "remount,bind,ro"]):
+                subprocess.run(["mount", *options, disk.path / "exports"], check=True)
+            error = refusal(lambda: export(cluster, "read-only"))
+            subprocess.run(["umount", "-l", disk.path / "exports"], check=True)
+            assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "READ_ONLY"), error
+            assert leftovers(disk.path) == ["full"] and cluster.server.poll() is None and cluster.worker.poll() is None
+
+
+def test_d2_a_file_size_limit_is_an_error_with_a_reason_and_ends_no_process(cluster):
+    before = leftovers(cluster.root / "data")
+    limit = (16 << 10, resource.RLIM_INFINITY)
+    old = resource.prlimit(cluster.worker.pid, resource.RLIMIT_FSIZE, limit)
+    try:
+        error = refusal(lambda: export(cluster, "long"))
+        assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "FILE_TOO_LARGE"), error
+    finally:
+        resource.prlimit(cluster.worker.pid, resource.RLIMIT_FSIZE, old)
+    assert leftovers(cluster.root / "data") == before and cluster.worker.poll() is None
+    assert export(cluster, "long").bytes > 16 << 10
+
+
+def test_d2_what_killed_writers_left_goes_at_the_next_start(tmp_path):
+    left = tmp_path / "data" / "exports" / ".tmp-x-abc"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").touch()
+    (tmp_path / "data" / ".calibration.json.abc").touch()
+    (tmp_path / "data" / "exports" / "kept").mkdir()
+    with Cluster(data=tmp_path / "data", worker=False):
+        assert leftovers(tmp_path / "data") == ["kept"]
+        assert sorted(p.name for p in (tmp_path / "data").iterdir()) == [".lock", "exports"]
