@@ -62,6 +62,15 @@ TEST(PayloadChunksTest, AGroupLargerThanAChunkContinuesUnderItsUid) { ExpectSame
 
 TEST(PayloadChunksTest, ARolloutLargerThanAChunkTravelsAlone) { ExpectSame({{5000, 10, 5000}, {10}}, 1000, 5); }
 
+TEST(PayloadChunksTest, AChunkMayBeFilledExactly) {
+  const auto request = Request({{100, 100}});
+  const v1::PromptGroup& group = request->groups[0];
+  const uint64_t both =
+      group.prompt_tokens().size() + group.rollouts(0).ByteSizeLong() + group.rollouts(1).ByteSizeLong();
+  ExpectSame({{100, 100}}, both, 1);
+  ExpectSame({{100, 100}}, both - 1, 2);
+}
+
 TEST(PayloadChunksTest, ManyGroupsMakeManyChunks) {
   ExpectSame(std::vector<std::vector<int>>(20, {300, 300}), 1000, 15);
 }
