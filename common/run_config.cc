@@ -160,8 +160,14 @@ void Fill(uint64_t value, uint64_t default_value, v1::Limits& limits, void (v1::
 ParsedRunConfig ParseRunConfig(std::string_view yaml) {
   ParsedRunConfig parsed;
   try {  // yaml-cpp reports only by exception
-    const YAML::Node root = YAML::Load(std::string(yaml));
-    if (!root.IsNull()) Reader(parsed).Read(root, "", parsed.config);
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(yaml));
+    if (documents.size() > 1) {
+      parsed.problems.push_back({"(file)", LineOf(documents[1]),
+                                 absl::StrCat("holds ", documents.size(),
+                                              " YAML documents, and only one could be in force: remove `---` and what "
+                                              "follows it, or keep one file per configuration")});
+    }
+    if (!documents.empty() && !documents[0].IsNull()) Reader(parsed).Read(documents[0], "", parsed.config);
   } catch (const YAML::Exception& exception) {
     parsed.problems.push_back({"(file)", exception.mark.line + 1, absl::StrCat("not YAML: ", exception.msg)});
   }

@@ -31,6 +31,7 @@ TRACE_SEED = 0  # of the start model and of all that was sampled for the trace
 # Reuse and dense add the same numbers in another order, so each step differs by rounding, and training amplifies what it
 # is given: after 109 steps 3e-2 of the gradient norm was seen in float32, 1e-13 in float64.
 TOLERANCES = {"fp64": 1e-9, "fp32": 0.2}  # of the gradient norm, and of a loss of size 1
+ROWS_SHOWN = 10
 SMALL_MODEL_THREADS = 1  # its products are too small to share
 
 LARGE_MODEL = ["--family", "llama", "--hidden", "512", "--layers", "8", "--heads", "8", "--kv-heads", "4", "--head-size",
@@ -59,16 +60,26 @@ def replay(stemma_binary, server, trace, folder, name):
     return json.loads(report.read_text())["steps"]
 
 
-def print_steps(reuse, dense):
+def rows_to_print(count):
+    """Steps that stand for all: ROWS_SHOWN of them, evenly spaced, the first and the last among them."""
+    if count <= ROWS_SHOWN:
+        return range(count)
+    return [round(i * (count - 1) / (ROWS_SHOWN - 1)) for i in range(ROWS_SHOWN)]
+
+
+def print_steps(reuse, dense, every):
+    check(f"{len(reuse)} steps with reuse, {len(dense)} dense", len(reuse) == len(dense) > 0)
+    shown = range(len(reuse)) if every else rows_to_print(len(reuse))
     print("                 loss                    grad norm                   tokens of layers\n"
           "step       reuse       dense        reuse       dense    logical  computed     saved")
-    for r, d in zip(reuse, dense):
+    for r, d in ((reuse[i], dense[i]) for i in shown):
         print(f"{r['step']:4d}  {r['loss']:+10.6f}  {d['loss']:+10.6f}  {r['grad_norm']:11.6f} {d['grad_norm']:11.6f}  "
               f"{r['tokens_logical']:9d} {r['tokens_computed']:9d} {r['tokens_saved']:9d}")
+    if len(shown) < len(reuse):
+        print(f"{len(shown)} of {len(reuse)} steps; --all prints every one")
 
 
 def compare_steps(reuse, dense, dtype):
-    check(f"{len(reuse)} steps with reuse, {len(dense)} dense", len(reuse) == len(dense) > 0)
     loss_difference = max(abs(r["loss"] - d["loss"]) for r, d in zip(reuse, dense))
     norm_difference = max(abs(r["grad_norm"] / d["grad_norm"] - 1) for r, d in zip(reuse, dense))
     logical, computed = (sum(r[key] for r in reuse) for key in ("tokens_logical", "tokens_computed"))
@@ -141,6 +152,7 @@ def main():
     parser.add_argument("--trace", type=pathlib.Path, default=TRACE)
     parser.add_argument("--dtype", choices=sorted(TOLERANCES), default="fp64", help="of the two replays")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the larger group")
+    parser.add_argument("--all", action="store_true", help=f"print every step, not {ROWS_SHOWN} of them")
     args = parser.parse_args()
     from policy import ARCHITECTURE, make_start_model
 
@@ -156,7 +168,7 @@ def main():
                                     threads=SMALL_MODEL_THREADS) as server:
                 steps[schedule] = replay(binary, server, args.trace, folder, schedule)
                 if schedule == "reuse":
-                    print_steps(steps["reuse"], steps["dense"])
+                    print_steps(steps["reuse"], steps["dense"], args.all)
                     compare_steps(steps["reuse"], steps["dense"], args.dtype)
                     heading("The updated model as a Hugging Face directory")
                     with stemma.Client(server.address) as client:

@@ -24,6 +24,8 @@ void AddExportCommand(CLI::App& app, Runner& run);
 void AddLogprobCommand(CLI::App& app, Runner& run);
 void AddModelCommand(CLI::App& app, Runner& run);
 void AddTraceCommand(CLI::App& app, Runner& run);
+void AddBoundCommand(CLI::App& app, Runner& run);
 void AddDoctorCommand(CLI::App& app, Runner& run);
+void AddCompletionCommand(CLI::App& app, Runner& run);
 
 }  // namespace stemma

@@ -37,7 +37,7 @@ absl::Status RunDoctor(const DoctorOptions& options) {
 void AddDoctorCommand(CLI::App& app, Runner& run) {
   auto options = std::make_shared<DoctorOptions>();
   CLI::App* command = app.add_subcommand("doctor", "Check binaries, libraries, ports, memory, and run a tiny model");
-  command->add_option("--data", options->data_directory, "Directory whose free space counts; default: here")
+  command->add_option("--data", options->data_directory, "Directory whose free space counts (default: here)")
       ->type_name("DIR");
   command->add_flag("--no-self-check", options->skip_self_check, "Look only, start nothing");
   AddOutputOption(command, &options->output);

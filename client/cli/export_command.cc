@@ -7,6 +7,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/request_records.h"
 #include "client/cli/shared_options.h"
+#include "common/dtype_names.h"
 #include "common/status_macros.h"
 
 namespace stemma {
@@ -42,18 +43,19 @@ void AddExportCommand(CLI::App& app, Runner& run) {
   CLI::App* command = app.add_subcommand(
       "export", "Write the current weights to <data>/exports/NAME on the server's machine and print that path");
   command->add_option("NAME", options->name, "Name of the export; a name, never a path")->required()->type_name("NAME");
-  command->add_option("--export-dtype", options->dtype, "Store all tensors so; default: as the loaded files do")
+  command->add_option("--dtype", options->dtype, "Store all tensors so (default: as the loaded files do)")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16", "float16"}).description(""))
-      ->type_name("float32|float64|bfloat16|float16");
-  command->add_option("--export-timeout", options->export_timeout_s, "Seconds that the export may take")
-      ->check(CLI::PositiveNumber)
-      ->type_name("S")
+      ->transform(&LongDtypeName, "")
+      ->type_name("fp32|fp64|bf16|fp16");
+  AddNumber(command, "--export-timeout", options->export_timeout_s, "Longest time that the export may take",
+            kTimeoutRange)
+      ->type_name("SECONDS")
       ->capture_default_str();
   AddServerOptions(command, &options->server);
   AddOutputOption(command, &options->output);
   SetExamples(command,
               "  stemma export step-100 --server 127.0.0.1:7070\n"
-              "  stemma export exact --server 127.0.0.1:7070 --export-dtype float64");
+              "  stemma export exact --server 127.0.0.1:7070 --dtype fp64");
   command->callback([&run, options] { run = [options] { return RunExport(*options); }; });
 }
 

@@ -67,16 +67,16 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--data", "DIR", "Where exports go");
   PassOption(command, options.get(), "--memory-budget", "BYTES", "Of the device, for state and activations, e.g. 20GB");
   PassOption(command, options.get(), "--wave-suffixes", "N", "Force so many suffixes per wave");
-  PassOption(command, options.get(), "--layout", "LAYOUT", "Force how a wave is laid out: one_by_one, padded, packed");
-  PassOption(command, options.get(), "--prefix-policy", "s0..s5",
+  PassOption(command, options.get(), "--layout", "one_by_one|padded|packed", "Force how a wave is laid out");
+  PassOption(command, options.get(), "--prefix-policy", "s0|s1|s2|s3|s4|s5",
              "Force what a prefix's tape keeps: s0 all, s5 nothing");
-  PassOption(command, options.get(), "--suffix-policy", "s0..s4", "Force what a suffix's tape keeps");
+  PassOption(command, options.get(), "--suffix-policy", "s0|s1|s2|s3|s4", "Force what a suffix's tape keeps");
   PassOption(command, options.get(), "--prefix-block-rows", "N", "Force prefixes in blocks of so many rows");
   PassOption(command, options.get(), "--offload", "on|off", "Force the prefixes' tape into host memory, or not");
   PassOption(command, options.get(), "--host-memory", "BYTES", "Of host memory, for what leaves the device");
   PassOption(command, options.get(), "--optimizer-residency", "device|host", "Force where optimizer states live");
-  PassOption(command, options.get(), "--worker-lost-after", "S",
-             "Seconds of silence after which the worker is replaced; default 15");
+  PassOption(command, options.get(), "--worker-lost-after", "SECONDS",
+             "Silence after which the worker is replaced (default: 15)");
   PassOption(command, options.get(), "--threads", "N", "Threads that compute; 0: all cores");
   command
       ->add_option_function<uint32_t>(
@@ -85,13 +85,13 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
             options->drain_within = absl::Seconds(seconds);
             options->server_flags.insert(options->server_flags.end(), {"--drain-timeout", absl::StrCat(seconds)});
           },
-          "When told to stop, seconds for what runs to end its step; default: 20")
+          "When told to stop, time for what runs to end its step (default: 20)")
       ->check(CLI::Range(24u * 3600).description(""))
-      ->type_name("S");
+      ->type_name("SECONDS");
   PassLogOption(command, options.get(), "--log-format", "text|json", LogFormats(), &options->log.format,
                 "How log lines look; json: an object a line");
   PassLogOption(command, options.get(), "--log-level", "debug|info|warning|error", LogLevels(), &options->log.level,
-                "The least that is logged; default info");
+                "The least that is logged (default: info)");
   command->add_option("--ready-file", options->ready_file, "Write the address there, one line, once it serves")
       ->type_name("FILE");
   command->add_flag_callback(

@@ -14,6 +14,7 @@
 #include "client/cli/shared_options.h"
 #include "client/cli/trace_file.h"
 #include "common/arrays.h"
+#include "common/command_line_options.h"
 #include "common/status_macros.h"
 
 namespace stemma {
@@ -101,15 +102,15 @@ void AddLogprobCommand(CLI::App& app, Runner& run) {
   command->add_option("--line", options->line, "Only the request on this line of the file")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
-  command->add_option("--temperature", options->temperature, "Default: each line's loss.temperature")
-      ->check(CLI::PositiveNumber)
-      ->type_name("T");
-  command->add_flag("--entropy", options->entropy, "Entropy per token too (json only)");
+  AddNumber(command, "--temperature", options->temperature, "Of the logits (default: each line's loss.temperature)",
+            kAboveZero)
+      ->type_name("X");
+  command->add_flag("--entropy", options->entropy, "Entropy of each token too (with -o json)");
   AddServerOptions(command, &options->server);
   AddOutputOption(command, &options->output);
   SetExamples(command,
               "  stemma logprob trace.jsonl --server 127.0.0.1:7070\n"
-              "  stemma logprob trace.jsonl --line 2 --entropy --server 127.0.0.1:7070 -o jsonl");
+              "  stemma logprob trace.jsonl --line 2 --entropy --server 127.0.0.1:7070 -o json");
   command->callback([&run, options] { run = [options] { return RunLogprob(*options); }; });
 }
 

@@ -11,7 +11,7 @@ namespace stemma {
 absl::Status LrSchedule::Validate() const {
   if (warmup_steps < 0)
     return absl::InvalidArgumentError(absl::StrCat("--warmup-steps ", warmup_steps, " is negative"));
-  if (min_lr_ratio < 0 || min_lr_ratio > 1) {
+  if (!(min_lr_ratio >= 0 && min_lr_ratio <= 1)) {  // NaN included
     return absl::InvalidArgumentError(absl::StrCat("--min-lr-ratio ", min_lr_ratio, " is not within 0 and 1"));
   }
   if (curve != LrCurve::kConstant && total_steps <= warmup_steps) {

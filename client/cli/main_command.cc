@@ -1,9 +1,11 @@
 // stemma: the command line. Data goes to stdout, messages to stderr; exit codes: command_status.h.
 #include <iostream>
+#include <optional>
 
 #include "CLI/CLI.hpp"
 #include "client/cli/command.h"
 #include "client/cli/command_status.h"
+#include "common/parse_options.h"
 
 namespace {
 
@@ -12,16 +14,11 @@ constexpr char kFooter[] =
     "64 + gRPC code for a refused call.\n"
     "`stemma COMMAND --help` has examples.";
 
-// CLI11 would only say that a subcommand is required.
-bool IsUnknownCommand(const CLI::App& app, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-') return false;
-  return app.get_subcommands([&](const CLI::App* command) { return command->get_name() == argv[1]; }).empty();
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Stemma: trains a policy on prompt groups, computing each shared prompt once.", "stemma");
+  stemma::SetHelpStyle(app);
   app.footer(kFooter);
   app.set_version_flag("--version", STEMMA_VERSION);
   app.require_subcommand(1);
@@ -35,17 +32,10 @@ int main(int argc, char** argv) {
   stemma::AddLogprobCommand(app, run);
   stemma::AddModelCommand(app, run);
   stemma::AddTraceCommand(app, run);
+  stemma::AddBoundCommand(app, run);
   stemma::AddDoctorCommand(app, run);
-  if (IsUnknownCommand(app, argc, argv)) {
-    std::cerr << "error: unknown command \"" << argv[1] << "\"; `stemma --help` lists them" << std::endl;
-    return static_cast<int>(stemma::ExitCode::kUsage);
-  }
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {  // the one way in which CLI11 reports; help and version come this way too
-    const int code = app.exit(error, std::cout, std::cerr);
-    return code == 0 ? 0 : static_cast<int>(stemma::ExitCode::kUsage);
-  }
+  stemma::AddCompletionCommand(app, run);
+  if (const std::optional<int> exit_code = stemma::ParseOptions(app, argc, argv)) return *exit_code;
   const absl::Status status = run();
   if (!status.ok()) std::cerr << stemma::ErrorText(status) << std::endl;
   return stemma::ExitCodeOf(status);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
 #include "client/cli/connection.h"
+#include "client/cli/plan_text.h"
 #include "client/cli/request_records.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/submit.h"
@@ -20,6 +21,7 @@ struct PlanOptions {
   OutputOptions output;
   std::string trace;
   int64_t line = 0;  // of the file, from 1; 0: the first request
+  bool verbose = false;
 };
 
 void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan) {
@@ -36,6 +38,15 @@ void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan)
     record["group_costs"] = groups;
     return WriteFields(options.output, record, std::cout);
   }
+  Record summary;
+  summary["line"] = line;
+  summary.update(PlanSummary(plan));
+  WriteFields(options.output, summary, std::cout);
+  std::cout << "\n";
+  if (clusters.empty()) std::cout << "nothing to compute: no rollout has a loss\n";
+  WriteRecords(options.output, ClusterSummaryColumns(), ClusterSummaries(plan), std::cout);
+  if (!options.verbose) return;
+  std::cout << "\n";
   WriteFields(options.output, record, std::cout);
   std::cout << "\n";
   WriteRecords(options.output, ClusterColumns(), clusters, std::cout);
@@ -69,13 +80,17 @@ void AddPlanCommand(CLI::App& app, Runner& run) {
   CLI::App* command = app.add_subcommand(
       "plan", "Show how the server would compute a request: clusters, waves, policies, bytes, seconds, reasons");
   command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
-  command->add_option("--line", options->line, "The request on this line of the file; default: the first")
+  command->add_option("--line", options->line, "The request on this line of the file (default: the first)")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
+  command->add_flag(
+      "-v,--verbose", options->verbose,
+      "Every number too: bytes and seconds of each phase, the rates behind them, each group's cost model");
   AddServerOptions(command, &options->server);
   AddOutputOption(command, &options->output);
   SetExamples(command,
               "  stemma plan trace.jsonl --server 127.0.0.1:7070\n"
+              "  stemma plan trace.jsonl --server 127.0.0.1:7070 --verbose\n"
               "  stemma plan trace.jsonl --line 12 --server 127.0.0.1:7070 -o json");
   command->callback([&run, options] { run = [options] { return RunPlan(*options); }; });
 }

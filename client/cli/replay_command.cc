@@ -8,6 +8,7 @@
 #include "client/cli/command_status.h"
 #include "client/cli/replay_run.h"
 #include "client/cli/shared_options.h"
+#include "common/command_line_options.h"
 #include "common/file.h"
 #include "common/names.h"
 #include "common/status_macros.h"
@@ -26,6 +27,14 @@ absl::StatusOr<std::optional<ExpectedSteps>> ReadExpected(const std::string& pat
   return std::optional(*std::move(expected));
 }
 
+// Before the first step: steps cannot be taken again for the sake of a report.
+absl::StatusOr<std::optional<ReportFile>> OpenReport(const std::string& path) {
+  if (path.empty()) return std::nullopt;
+  auto report = ReportFile::Open(path);
+  if (!report.ok()) return UsageError(absl::StrCat("--report: ", report.status().message()));
+  return std::optional(*std::move(report));
+}
+
 absl::Status RunReplay(ReplayOptions options) {
   if (const absl::Status valid = options.lr_schedule.Validate(); !valid.ok())
     return UsageError(std::string(valid.message()));
@@ -38,26 +47,29 @@ absl::Status RunReplay(ReplayOptions options) {
   if (options.start > trace.num_requests()) {
     return UsageError(absl::StrCat("--start ", options.start, ": the trace holds ", trace.num_requests(), " requests"));
   }
+  ASSIGN_OR_RETURN(auto report, OpenReport(options.report));
   options.progress = StderrIsTerminal();
-  ReplayRun replay(std::move(options), std::move(trace), std::move(expected));
+  ReplayRun replay(std::move(options), std::move(trace), std::move(expected), std::move(report));
   return replay.Run();
 }
 
 void AddScheduleOptions(CLI::App* command, ReplayOptions* options) {
   const std::map<std::string, LrCurve> curves = {
       {"constant", LrCurve::kConstant}, {"linear", LrCurve::kLinear}, {"cosine", LrCurve::kCosine}};
-  command->add_option("--lr-schedule", options->lr_schedule.curve, "Curve of the learning rate; default: constant")
+  command->add_option("--lr-schedule", options->lr_schedule.curve, "Curve of the learning rate")
       ->transform(CLI::CheckedTransformer(curves).description(""))
-      ->type_name("constant|linear|cosine");
+      ->type_name("constant|linear|cosine")
+      ->default_str("constant");
   command->add_option("--warmup-steps", options->lr_schedule.warmup_steps, "Requests of linear warm-up")
       ->type_name("N");
   command->add_option("--total-steps", options->lr_schedule.total_steps, "Request at which the curve ends")
       ->type_name("N");
-  command->add_option("--min-lr-ratio", options->lr_schedule.min_lr_ratio, "The curve's end, of the line's own rate")
-      ->type_name("R");
+  AddNumber(command, "--min-lr-ratio", options->lr_schedule.min_lr_ratio, "The curve's end, of the line's own rate",
+            {.min = 0, .max = 1})
+      ->type_name("X");
   const std::map<std::string, v1::Schedule> schedules = {
       {"auto", v1::AUTO}, {"reuse", v1::REUSE}, {"dense", v1::DENSE}};
-  command->add_option("--schedule", options->schedule, "Override each request's schedule")
+  command->add_option("--schedule", options->schedule, "In place of each request's own schedule")
       ->transform(CLI::CheckedTransformer(schedules).description(""))
       ->type_name("auto|reuse|dense");
 }
@@ -77,7 +89,7 @@ void AddReplayCommand(CLI::App& app, Runner& run) {
   command
       ->add_option(
           "--run-id", options->run_id,
-          "Ids become ID/LINE; default: from the trace's digest, so that a rerun goes on where the last one ended")
+          "Ids become ID/LINE (default: from the trace's digest, so that a rerun goes on where the last one ended)")
       ->type_name("ID");
   command->add_option("--retries", options->retries, "Send a request again, with its id, while the server is away")
       ->check(CLI::NonNegativeNumber)

@@ -13,7 +13,6 @@
 #include "client/cli/submit.h"
 #include "common/clock.h"
 #include "common/error.h"
-#include "common/file.h"
 #include "common/status_macros.h"
 
 namespace stemma {
@@ -37,10 +36,12 @@ double Sum(const std::vector<Record>& records, const std::string& key) {
 
 }  // namespace
 
-ReplayRun::ReplayRun(ReplayOptions options, TraceFile trace, std::optional<ExpectedSteps> expected)
+ReplayRun::ReplayRun(ReplayOptions options, TraceFile trace, std::optional<ExpectedSteps> expected,
+                     std::optional<ReportFile> report)
     : options_(std::move(options)),
       trace_(std::move(trace)),
       expected_(std::move(expected)),
+      report_(std::move(report)),
       progress_(EndIndex() - options_.start + 1, options_.progress),
       pin_(options_.follow_lineage) {}
 
@@ -157,8 +158,8 @@ void ReplayRun::Verify(int64_t line, int64_t k, const Record& step) {
   if (!difference.empty()) differences_.push_back(difference);
 }
 
-absl::Status ReplayRun::WriteReport(const absl::Status& status) const {
-  if (options_.report.empty()) return absl::OkStatus();
+absl::Status ReplayRun::WriteReport(const absl::Status& status) {
+  if (!report_) return absl::OkStatus();
   Record report;
   report["schema"] = "stemma.replay_report.v1";
   report["trace"] = trace_.path();
@@ -174,7 +175,7 @@ absl::Status ReplayRun::WriteReport(const absl::Status& status) const {
   report["differences"] = differences_;
   report["error"] = status.ok() ? Record() : Record(ErrorText(status));
   report["steps"] = steps_;
-  return WriteFile(options_.report, report.dump(/*indent=*/2) + "\n");
+  return report_->Write(report.dump(/*indent=*/2) + "\n");
 }
 
 void ReplayRun::PrintSummary() const {

@@ -16,6 +16,7 @@
 #include "client/cli/lr_schedule.h"
 #include "client/cli/progress.h"
 #include "client/cli/records.h"
+#include "client/cli/report_file.h"
 #include "client/cli/trace_file.h"
 #include "stemma/v1/plan.pb.h"
 
@@ -39,7 +40,9 @@ struct ReplayOptions {
 
 class ReplayRun {
  public:
-  ReplayRun(ReplayOptions options, TraceFile trace, std::optional<ExpectedSteps> expected);
+  // `report`: open where options.report names one.
+  ReplayRun(ReplayOptions options, TraceFile trace, std::optional<ExpectedSteps> expected,
+            std::optional<ReportFile> report);
 
   // Errors: kPartial when interrupted, kOther when expected values differ, else that of the request that failed.
   absl::Status Run();
@@ -53,13 +56,14 @@ class ReplayRun {
   void Report(const TraceLine& line, const v1::RequestStatus& status, RecordWriter& writer);
   void Tell(const TraceLine& line, const std::string& text);
   void Verify(int64_t line, int64_t k, const Record& step);
-  absl::Status WriteReport(const absl::Status& status) const;
+  absl::Status WriteReport(const absl::Status& status);
   void PrintSummary() const;
   int64_t EndIndex() const;
 
   ReplayOptions options_;
   TraceFile trace_;
   std::optional<ExpectedSteps> expected_;
+  std::optional<ReportFile> report_;
   Progress progress_;
   LineagePin pin_;
   std::vector<Record> steps_;

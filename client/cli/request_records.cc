@@ -3,9 +3,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/command_status.h"
+#include "client/cli/human.h"
+#include "client/cli/plan_text.h"
 #include "common/error.h"
 #include "google/protobuf/util/json_util.h"
 
@@ -145,18 +146,7 @@ std::string PolicyName(v1::TapePolicy policy) {
   return policy == v1::TAPE_POLICY_UNSPECIFIED ? "-" : v1::TapePolicy_Name(policy);
 }
 
-// "S1", "S1 offloaded", "S5 / 512": policy, place, rows of a block.
-std::string PrefixText(const v1::ClusterReport& cluster) {
-  std::string text = PolicyName(cluster.prefix_policy());
-  if (cluster.prefix_block_rows() > 0) absl::StrAppend(&text, " / ", cluster.prefix_block_rows());
-  if (cluster.offload_prefix()) absl::StrAppend(&text, " offloaded");
-  return text;
-}
-
-std::string BinaryBytes(uint64_t bytes) {
-  if (bytes >= uint64_t{1} << 30) return absl::StrFormat("%.3gG", static_cast<double>(bytes) / (1 << 30));
-  return absl::StrFormat("%.3gM", static_cast<double>(bytes) / (1 << 20));
-}
+std::string PeakText(const v1::PhaseBytes& bytes) { return HumanBytes(static_cast<double>(bytes.peak())); }
 
 void AddMemory(const v1::ClusterReport& cluster, Record& record) {
   record["prefix_policy"] = PolicyName(cluster.prefix_policy());
@@ -168,13 +158,12 @@ void AddMemory(const v1::ClusterReport& cluster, Record& record) {
                      {"suffix", BytesRecord(cluster.suffix())},
                      {"prefix_backward", BytesRecord(cluster.prefix_backward())}};
   record["seconds"] = SecondsRecord(cluster.seconds());
-  record["prefix"] = PrefixText(cluster);
-  record["bytes_abc"] =
-      absl::StrJoin({BinaryBytes(cluster.prefix_forward().peak()), BinaryBytes(cluster.suffix().peak()),
-                     BinaryBytes(cluster.prefix_backward().peak())},
-                    " ");
+  record["prefix"] = PrefixWay(cluster);
+  record["bytes_abc"] = absl::StrJoin(
+      {PeakText(cluster.prefix_forward()), PeakText(cluster.suffix()), PeakText(cluster.prefix_backward())}, ", ");
   const v1::PhaseSeconds& s = cluster.seconds();
-  record["seconds_abc"] = absl::StrFormat("%.3g %.3g %.3g", s.prefix_forward(), s.suffix(), s.prefix_backward());
+  record["seconds_abc"] = absl::StrJoin(
+      {HumanSeconds(s.prefix_forward()), HumanSeconds(s.suffix()), HumanSeconds(s.prefix_backward())}, ", ");
 }
 
 }  // namespace
@@ -233,8 +222,8 @@ std::vector<Column> ClusterColumns() {
           {"waves", "waves", 5, true},
           {"prefix", "prefix", 6, true},
           {"suffix_policy", "suffixes", 8, true},
-          {"bytes_abc", "bytes A B C", 11, true},
-          {"seconds_abc", "seconds A B C", 13, true},
+          {"bytes_abc", "peaks of A, B, C", 11, true},
+          {"seconds_abc", "times of A, B, C", 13, true},
           {"reason", "reason", 6, true},
           {"memory_reason", "memory", 6, true}};
 }

@@ -50,6 +50,7 @@ absl::Status RunList(const RequestsOptions& options) {
   ASSIGN_OR_RETURN(const auto response, connection->Call(&Stub::ListRequests, v1::ListRequestsRequest()));
   std::vector<Record> records;
   for (const v1::RequestStatus& status : response.requests()) records.push_back(RequestRecord(status));
+  if (records.empty()) std::cerr << "no requests yet" << std::endl;
   WriteRecords(options.output, RequestColumns(), records, std::cout);
   return absl::OkStatus();
 }

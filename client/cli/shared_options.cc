@@ -25,28 +25,24 @@ bool TerminalTakesEscapes(int fd) {
 }  // namespace
 
 void AddServerOptions(CLI::App* command, ServerOptions* options, bool required) {
-  auto* server =
-      command->add_option("--server", options->address, "Address of the server, HOST:PORT")->type_name("ADDR");
+  auto* server = command->add_option("--server", options->address, "Address of the server")->type_name("HOST:PORT");
   // Where a server is optional, a variable left in the environment must not change what the command does.
   if (required) server->required()->envname("STEMMA_SERVER");
-  command->add_option("--connect-timeout", options->connect_timeout_s, "Seconds to wait for a connection")
-      ->check(CLI::PositiveNumber)
-      ->type_name("S")
+  AddNumber(command, "--connect-timeout", options->connect_timeout_s, "Longest wait for a connection", kTimeoutRange)
+      ->type_name("SECONDS")
       ->capture_default_str();
-  command->add_option("--timeout", options->timeout_s, "Seconds that a call without work behind it may take")
-      ->check(CLI::PositiveNumber)
-      ->type_name("S")
+  AddNumber(command, "--timeout", options->timeout_s, "Longest wait for an answer that needs no work", kTimeoutRange)
+      ->type_name("SECONDS")
       ->capture_default_str();
 }
 
 void AddOutputOption(CLI::App* command, OutputOptions* options) {
   options->bold_headers = TerminalTakesEscapes(STDOUT_FILENO) && !IsSet("NO_COLOR");
-  // jsonl is another name of json: every record is one line.
-  const std::map<std::string, OutputFormat> formats = {
-      {"table", OutputFormat::kTable}, {"json", OutputFormat::kJson}, {"jsonl", OutputFormat::kJson}};
-  command->add_option("-o,--output", options->format, "table (default) or json: one object a line; jsonl is the same")
+  const std::map<std::string, OutputFormat> formats = {{"table", OutputFormat::kTable}, {"json", OutputFormat::kJson}};
+  command->add_option("-o,--output", options->format, "What to print; json: one object a line")
       ->transform(CLI::CheckedTransformer(formats).description(""))
-      ->type_name("table|json|jsonl");
+      ->type_name("table|json")
+      ->default_str("table");
 }
 
 void SetExamples(CLI::App* command, const std::string& examples) { command->footer("Examples:\n" + examples); }

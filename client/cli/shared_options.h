@@ -5,12 +5,16 @@
 
 #include "client/cli/connection.h"
 #include "client/cli/records.h"
+#include "common/command_line_options.h"
 
 namespace CLI {
 class App;
 }
 
 namespace stemma {
+
+// Seconds of a timeout.
+inline constexpr NumberRange kTimeoutRange = {.min = 0, .max = 1e9, .above_min = true};
 
 // --server ADDR (where required: or STEMMA_SERVER), --connect-timeout, --timeout.
 void AddServerOptions(CLI::App* command, ServerOptions* options, bool required = true);

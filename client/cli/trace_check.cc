@@ -1,93 +1,88 @@
 #include "client/cli/trace_check.h"
 
-#include <cmath>
-#include <set>
+#include <limits>
+#include <memory>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/arrays.h"
-#include "common/loss_names.h"
+#include "absl/strings/str_replace.h"
+#include "client/cli/submit.h"
+#include "common/admission/mini_batches.h"
+#include "common/admission/normalization.h"
+#include "common/admission/request_builder.h"
+#include "common/error.h"
+#include "common/run_config.h"
+#include "common/status_macros.h"
 
 namespace stemma {
 namespace {
 
-class Checker {
- public:
-  void CheckHeader(const v1::UpdateHeader& header) {
-    if (const auto mode = ParseLossMode(header.loss().loss_mode()); !mode.ok()) {
-      Add("header.loss.loss_mode", mode.status().message());
-    }
-    if (const auto mode = ParseAggMode(header.loss().loss_agg_mode()); !mode.ok()) {
-      Add("header.loss.loss_agg_mode", mode.status().message());
-    }
-    if (!header.adam().has_learning_rate()) Add("header.adam.learning_rate", "is missing");
-  }
+using Request = std::shared_ptr<const TrainingRequest>;
 
-  void CheckGroup(const std::string& path, const v1::PromptGroup& group) {
-    if (group.uid().empty()) Add(path + ".uid", "is missing");
-    if (!uids_.insert(group.uid()).second) Add(path + ".uid", absl::StrCat("\"", group.uid(), "\" is there twice"));
-    CheckTokens(path + ".prompt_tokens", group.prompt_tokens());
-    if (group.prompt_tokens().empty()) Add(path + ".prompt_tokens", "is empty");
-    for (int i = 0; i < group.rollouts_size(); ++i) {
-      CheckRollout(absl::StrCat(path, ".rollouts[", i, "]"), group.rollouts(i));
-    }
-  }
+// Everything up to acceptance, part by part as the stream brings it.
+absl::StatusOr<Request> Build(const TraceRequest& request, const TraceRules& rules) {
+  RequestBuilder builder(TrainingRequest::Kind::kUpdate, rules.limits, rules.model, rules.numbers);
+  v1::GroupPart first;
+  *first.mutable_update() = request.header;
+  absl::Status status;
+  SendParts(first, request.groups, kMessageBytesTarget, [&](const v1::GroupPart& part) {
+    v1::GroupPart taken = part;
+    status = builder.Add(taken);
+    return status.ok();
+  });
+  RETURN_IF_ERROR(status);
+  return builder.Finish();
+}
 
-  std::vector<std::string> TakeProblems() { return std::move(problems_); }
-
- private:
-  void CheckRollout(const std::string& path, const v1::Rollout& rollout) {
-    if (!rollout_ids_.insert(rollout.rollout_id()).second) {
-      Add(path + ".rollout_id", absl::StrCat("\"", rollout.rollout_id(), "\" is there twice"));
-    }
-    CheckTokens(path + ".response_tokens", rollout.response_tokens());
-    const int64_t tokens = TokenArray(rollout.response_tokens()).size();
-    CheckNumbers(path + ".old_log_probs", rollout.old_log_probs(), tokens);
-    CheckNumbers(path + ".rollout_log_probs", rollout.rollout_log_probs(), tokens);
-    CheckNumbers(path + ".ref_log_prob", rollout.ref_log_prob(), tokens);
-    CheckNumbers(path + ".token_advantages", rollout.token_advantages(), tokens);
-    CheckNumbers(path + ".rollout_is_weights", rollout.rollout_is_weights(), tokens);
-    CheckNumbers(path + ".loss_weights", rollout.loss_weights(), tokens);
-    if (!std::isfinite(rollout.advantage())) Add(path + ".advantage", "is not finite");
-    if (!std::isfinite(rollout.reward())) Add(path + ".reward", "is not finite");
-  }
-
-  void CheckTokens(const std::string& path, const std::string& bytes) {
-    const TokenArray tokens(bytes);
-    for (int64_t i = 0; i < tokens.size(); ++i) {
-      if (tokens[i] < 0) return Add(path, absl::StrCat("token ", i, " is ", tokens[i]));
+// What the planner asks of each step when the request is accepted.
+absl::Status CheckSteps(const TrainingRequest& request) {
+  const v1::UpdateHeader& header = request.update;
+  const MiniBatchRule rule = {.groups = static_cast<int64_t>(header.ppo_mini_batch_size()),
+                              .shuffle = header.shuffle(),
+                              .seed = header.seed(),
+                              .payload_digest = request.digest};
+  // Without a shuffle every epoch has the same steps.
+  const uint64_t epochs = header.shuffle() && header.has_ppo_epochs() ? header.ppo_epochs() : 1;
+  for (uint64_t epoch = 0; epoch < epochs; ++epoch) {
+    for (const auto& mini_batch : MiniBatches(static_cast<uint32_t>(request.groups.size()), rule, epoch)) {
+      RETURN_IF_ERROR(NormalizeStep(header.loss(), request.groups, mini_batch).status());
     }
   }
+  return absl::OkStatus();
+}
 
-  void CheckNumbers(const std::string& path, const std::string& bytes, int64_t tokens) {
-    const FloatArray numbers(bytes);
-    if (!bytes.empty() && numbers.size() != tokens) {
-      Add(path, absl::StrCat("has ", numbers.size(), " numbers, the response ", tokens, " tokens"));
-    }
-    for (int64_t i = 0; i < numbers.size(); ++i) {
-      if (!std::isfinite(numbers[i])) return Add(path, absl::StrCat("number ", i, " is not finite"));
-    }
+// The API's header is `update`, a line's is `header`.
+std::string InTrace(const std::string& text) { return absl::StrReplaceAll(text, {{"update.", "header."}}); }
+
+TraceProblems ProblemsOf(const absl::Status& status) {
+  TraceProblems problems;
+  if (status.ok()) return problems;
+  const ErrorDetails details = GetErrorDetails(status);
+  for (const FieldViolation& violation : details.violations) {
+    problems.texts.push_back(InTrace(absl::StrCat(violation.field, ": ", violation.description)));
   }
-
-  void Add(const std::string& path, absl::string_view problem) {
-    problems_.push_back(absl::StrCat(path, ": ", problem));
+  if (problems.texts.empty()) problems.texts.push_back(InTrace(std::string(status.message())));
+  problems.count = problems.texts.size();
+  if (const auto all = details.metadata.find("violations"); all != details.metadata.end()) {
+    if (!absl::SimpleAtoi(all->second, &problems.count)) problems.count = problems.texts.size();
   }
-
-  std::vector<std::string> problems_;
-  std::set<std::string> uids_;
-  std::set<std::string> rollout_ids_;
-};
+  return problems;
+}
 
 }  // namespace
 
-std::vector<std::string> CheckRequest(const TraceRequest& request) {
-  Checker checker;
-  checker.CheckHeader(request.header);
-  for (size_t i = 0; i < request.groups.size(); ++i) {
-    checker.CheckGroup(absl::StrCat("groups[", i, "]"), request.groups[i]);
-  }
-  std::vector<std::string> problems = checker.TakeProblems();
-  if (request.groups.empty()) problems.push_back("groups: is empty");
-  return problems;
+TraceRules DefaultTraceRules() {
+  v1::RunConfig config;
+  FillDefaults(config);
+  TraceRules rules = {.limits = config.limits(), .model = {}, .numbers = NumbersOfRun(config.dtype())};
+  rules.model.vocab_size = int64_t{1} << 31;
+  rules.model.max_positions = std::numeric_limits<int64_t>::max();
+  return rules;
+}
+
+TraceProblems CheckRequest(const TraceRequest& request, const TraceRules& rules) {
+  const absl::StatusOr<Request> built = Build(request, rules);
+  return ProblemsOf(built.ok() ? CheckSteps(**built) : built.status());
 }
 
 }  // namespace stemma

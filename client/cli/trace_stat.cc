@@ -37,20 +37,16 @@ Record Ratio(int64_t numerator, int64_t denominator) {
 void TraceStat::Add(const std::vector<v1::PromptGroup>& groups) {
   ++requests_;
   for (const v1::PromptGroup& group : groups) {
-    const int64_t prompt = TokenArray(group.prompt_tokens()).size();
-    prompt_tokens_.push_back(prompt);
-    rollouts_.push_back(group.rollouts_size());
-    bool prefix_counted = false;
+    LengthGroup lengths = {.prompt = TokenArray(group.prompt_tokens()).size(), .responses = {}};
     for (const v1::Rollout& rollout : group.rollouts()) {
       const int64_t response = TokenArray(rollout.response_tokens()).size();
-      response_tokens_.push_back(response);
+      lengths.responses.push_back(response);
       unmasked_tokens_ += MaskView(rollout.response_mask(), response).CountOnes();
-      if (response == 0) continue;  // not run
-      tokens_dense_ += prompt - 1 + response;
-      prefix_rows_dense_ += prompt - 1;
-      tokens_reuse_ += response + (prefix_counted ? 0 : prompt - 1);
-      prefix_counted = true;
     }
+    prompt_tokens_.push_back(lengths.prompt);
+    rollouts_.push_back(group.rollouts_size());
+    response_tokens_.insert(response_tokens_.end(), lengths.responses.begin(), lengths.responses.end());
+    bound_.Add(lengths);
   }
 }
 
@@ -63,10 +59,10 @@ Record TraceStat::ToRecord() const {
   record["response_tokens"] = Distribution(response_tokens_);
   record["rollouts_per_group"] = Distribution(rollouts_);
   record["unmasked_tokens"] = unmasked_tokens_;
-  record["tokens_dense"] = tokens_dense_;
-  record["tokens_reuse"] = tokens_reuse_;
-  record["prefix_ratio"] = Ratio(prefix_rows_dense_, tokens_dense_);
-  record["token_saving_bound"] = Ratio(tokens_dense_, tokens_reuse_);
+  record["tokens_dense"] = bound_.tokens_dense();
+  record["tokens_reuse"] = bound_.tokens_reuse();
+  record["prefix_ratio"] = Ratio(bound_.prefix_rows_dense(), bound_.tokens_dense());
+  record["token_saving_bound"] = Ratio(bound_.tokens_dense(), bound_.tokens_reuse());
   return record;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/cli/records.h"
+#include "client/cli/reuse_bound.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
@@ -24,9 +25,7 @@ class TraceStat {
   std::vector<int64_t> response_tokens_;  // R per rollout
   std::vector<int64_t> rollouts_;         // N per group
   int64_t unmasked_tokens_ = 0;
-  int64_t tokens_dense_ = 0;
-  int64_t tokens_reuse_ = 0;
-  int64_t prefix_rows_dense_ = 0;  // of tokens_dense_, those before the last prompt token
+  ReuseBound bound_;
 };
 
 }  // namespace stemma

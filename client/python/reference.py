@@ -24,6 +24,7 @@ SECTIONS = [
                       "reinforce", "cross_entropy", "AdamW", "adamw", "constant", "linear", "cosine"]),
     ("What comes back", ["UpdateResult", "StepResult", "RolloutLogProbs"]),
     ("Errors", ["StemmaError", "LineageLostError", "RequestInterrupted"]),
+    ("Before a server: what reuse would save", ["bound", "Bound"]),
     ("Traces: `stemma.trace`", ["trace.TraceWriter", "trace.read"]),
     ("verl: `stemma.verl`", ["verl.loss_from_config", "verl.ActorUpdate", "verl.groups_from_dataproto", "verl.padded_log_probs",
                              "verl.metrics"]),

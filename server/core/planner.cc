@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/mini_batches.h"
 #include "common/cost.h"
 #include "common/state_bytes.h"
 #include "common/status_macros.h"
 #include "server/core/group_cost.h"
 #include "server/core/memory_division.h"
 #include "server/core/plan_report.h"
-#include "server/core/shuffle.h"
 #include "server/core/wave_packing.h"
 
 namespace stemma {
@@ -77,7 +77,7 @@ class Planner {
     const int64_t epochs_listed = request_.shuffle ? request_.epochs : 1;
     result_.repeats = static_cast<uint32_t>(request_.epochs / epochs_listed);
     for (int64_t epoch = 0; epoch < epochs_listed; ++epoch) {
-      for (const std::vector<uint32_t>& batch : MiniBatches(epoch)) {
+      for (const std::vector<uint32_t>& batch : Batches(epoch)) {
         result_.work.emplace_back();
         ASSIGN_OR_RETURN(*result_.plan.add_steps(), PlanStep(static_cast<uint32_t>(epoch), batch, memory_));
       }
@@ -94,20 +94,12 @@ class Planner {
     return options;
   }
 
-  std::vector<std::vector<uint32_t>> MiniBatches(int64_t epoch) const {
-    const auto count = static_cast<uint32_t>(groups_.size());
-    std::vector<uint32_t> order(count);
-    std::iota(order.begin(), order.end(), 0u);
-    if (request_.shuffle) {
-      order = ShuffledOrder(count, request_.payload_digest, request_.seed, static_cast<uint64_t>(epoch));
-    }
-    const size_t size = request_.mini_batch_groups > 0 ? static_cast<size_t>(request_.mini_batch_groups) : order.size();
-    std::vector<std::vector<uint32_t>> batches;
-    for (size_t begin = 0; begin < order.size(); begin += size) {
-      const size_t end = std::min(begin + size, order.size());
-      batches.emplace_back(order.begin() + static_cast<int64_t>(begin), order.begin() + static_cast<int64_t>(end));
-    }
-    return batches;
+  std::vector<std::vector<uint32_t>> Batches(int64_t epoch) const {
+    const MiniBatchRule rule = {.groups = request_.mini_batch_groups,
+                                .shuffle = request_.shuffle,
+                                .seed = request_.seed,
+                                .payload_digest = request_.payload_digest};
+    return MiniBatches(static_cast<uint32_t>(groups_.size()), rule, static_cast<uint64_t>(epoch));
   }
 
   // `memory`: the request's, or those of the entry pass.

@@ -8,6 +8,8 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "common/byte_size.h"
+#include "common/command_line_options.h"
+#include "common/parse_options.h"
 #include "common/ready_file.h"
 #include "common/run_config.h"
 #include "common/stop_times.h"
@@ -86,9 +88,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--ops-listen", flags.ops_listen, "host:port for health checks")->capture_default_str();
   app.add_option("--worker-secret-file", flags.worker_secret_file,
                  "file of mode 0600 with the secret that admits workers (default: $STEMMA_WORKER_SECRET)");
-  app.add_option("--worker-lost-after", flags.worker_lost_after_s,
-                 "seconds without a word of the worker after which it is given up; it speaks every second")
-      ->check(CLI::Range(kWorkerLostAfterMinS, kWorkerLostAfterMaxS).description(""))
+  AddNumber(&app, "--worker-lost-after", flags.worker_lost_after_s,
+            "seconds without a word of the worker after which it is given up; it speaks every second",
+            {.min = kWorkerLostAfterMinS, .max = kWorkerLostAfterMaxS})
       ->capture_default_str();
   app.add_option("--data", flags.data, "directory for exports and measurements; one server at a time")
       ->capture_default_str();
@@ -226,14 +228,13 @@ void CheckFiles(const Flags& flags, std::vector<std::string>& problems) {
 }  // namespace
 
 bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& exit_code) {
-  CLI::App app("The coordinator of Stemma: serves clients, plans, and drives one worker.");
+  CLI::App app("The coordinator of Stemma: serves clients, plans, and drives one worker.", "stemma-server");
+  SetHelpStyle(app);
   Flags flags;
   AddFlags(app, flags);
   AddLogFlags(app, options.log);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    exit_code = app.exit(error) == 0 ? 0 : 2;
+  if (const std::optional<int> parsed = ParseOptions(app, argc, argv)) {
+    exit_code = *parsed;
     return false;
   }
   StartLogging(kServerProgram, options.log);

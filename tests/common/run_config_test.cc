@@ -67,6 +67,13 @@ TEST(RunConfigTest, ValuesThatCannotRunAreReportedBesideThoseThatCannotBeRead) {
   EXPECT_THAT(status, Invalid("line 5: limits.message_bytes: 1 is not from 65536"));
 }
 
+TEST(RunConfigTest, ASecondDocumentIsRefusedWithItsLine) {
+  EXPECT_THAT(Check("model: m\n---\nmodel: n\n"), Invalid("line 3: (file): holds 2 YAML documents"));
+  EXPECT_THAT(Check("model: m\n---\n"), Invalid("holds 2 YAML documents"));
+  EXPECT_THAT(Check("model: m\n--- {}\n--- {}\n"), Invalid("run.yaml: 1 problem\n"));
+  EXPECT_THAT(Check("# one document, with both of its marks\n---\nmodel: m\n...\n"), IsOk());
+}
+
 TEST(RunConfigTest, AKeyThatCouldNotBeReadIsReportedOnce) {
   EXPECT_THAT(Check("model: m\nhead_chunk_tokens: 1.5\n"), Invalid("run.yaml: 1 problem\n"));
 }

@@ -1,5 +1,5 @@
 """The digest of a payload and the order of groups in an epoch, from their specifications in common/digest.h and
-server/core/shuffle.h. Messages are read through protobuf's reflection; nothing of the product computes here.
+common/admission/mini_batches.h. Messages are read through protobuf's reflection; nothing of the product computes here.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ _CLOCKS = re.compile(r"\babsl::Now\b|\bGetCurrentTimeNanos\b|\b(system|steady|hi
                      r"\b(u|nano)?sleep\(|\bclock_nanosleep\b|\bSleepFor\b|\bsleep_(for|until)\b")
 _CLOCK_FILE = "common/clock.cc"
 _OPTIONS = source_tree.ROOT / "tests" / "repo" / "options.txt"
-_OPTION = re.compile(r'(?:add_option|add_flag|set_version_flag)\w*(?:<[\w:]+>)?\(\s*"([^"]+)"')
+_OPTION = re.compile(r'(?:(?:add_option|add_flag|set_version_flag)\w*(?:<[\w:]+>)?\(|AddNumber\(&\w+,)\s*"([^"]+)"')
 
 
 def _lines_with(tree, pattern, at_home):

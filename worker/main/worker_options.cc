@@ -5,6 +5,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "common/address.h"
+#include "common/parse_options.h"
 #include "common/ready_file.h"
 #include "common/status_macros.h"
 #include "common/worker_secret.h"
@@ -35,7 +36,8 @@ absl::Status Resolve(const std::string& server, const std::string& secret_file, 
 }  // namespace
 
 bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& exit_code) {
-  CLI::App app("A worker of Stemma: holds the model, computes updates for one server.");
+  CLI::App app("A worker of Stemma: holds the model, computes updates for one server.", "stemma-worker");
+  SetHelpStyle(app);
   app.set_version_flag("--version", STEMMA_VERSION);
   std::string server, secret_file;
   app.add_option("--server", server, "host:port of stemma-server's --worker-listen")->required();
@@ -51,10 +53,8 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
   app.add_option("--log-level", options.log.level, "debug, info, warning or error (default info)")
       ->transform(CLI::CheckedTransformer(LogLevels()).description(""));
   app.add_flag("--die-with-parent", options.die_with_parent, "end when the starting process ends");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    exit_code = app.exit(error) == 0 ? 0 : 2;
+  if (const std::optional<int> parsed = ParseOptions(app, argc, argv)) {
+    exit_code = *parsed;
     return false;
   }
   StartLogging(kWorkerProgram, options.log);

@@ -1,6 +1,7 @@
 """Stemma's Python client: send prompt groups, get optimizer steps, log-probs and weights back."""
 
 from . import trace
+from ._bound import Bound, bound
 from .client import Client, Future
 from .config import (AdamW, LossConfig, adamw, cispo, constant, cosine, cross_entropy, dapo, dr_grpo, grpo, gspo,
                      importance_sampling, linear, reinforce)
@@ -9,6 +10,7 @@ from .groups import Group, Rollout
 from .local import LocalServer
 from .results import RolloutLogProbs, StepResult, UpdateResult
 
-__all__ = ["AdamW", "Client", "Future", "Group", "LineageLostError", "LocalServer", "LossConfig", "RequestInterrupted",
-           "Rollout", "RolloutLogProbs", "StemmaError", "StepResult", "UpdateResult", "adamw", "cispo", "constant", "cosine",
-           "cross_entropy", "dapo", "dr_grpo", "grpo", "gspo", "importance_sampling", "linear", "reinforce", "trace"]
+__all__ = ["AdamW", "Bound", "Client", "Future", "Group", "LineageLostError", "LocalServer", "LossConfig",
+           "RequestInterrupted", "Rollout", "RolloutLogProbs", "StemmaError", "StepResult", "UpdateResult", "adamw", "bound",
+           "cispo", "constant", "cosine", "cross_entropy", "dapo", "dr_grpo", "grpo", "gspo", "importance_sampling", "linear",
+           "reinforce", "trace"]

@@ -50,7 +50,7 @@ class CliBinaryTest(unittest.TestCase):
                 self.assertIn("Examples:\n  stemma " + " ".join(path), text)
 
     def test_usage_errors_exit_with_2_and_print_nothing_on_stdout(self):
-        for arguments in (["bogus"], [], ["replay"], ["status"], ["trace", "make"], ["export", "x", "--export-dtype", "int8"],
+        for arguments in (["bogus"], [], ["replay"], ["status"], ["trace", "make"], ["export", "x", "--dtype", "int8"],
                           ["local"], ["model", "init", "x", "--family", "gpt2"], ["trace", "check", "missing.jsonl"],
                           ["replay", "missing.jsonl", "--server", "127.0.0.1:1"],
                           ["status", "--server", "x", "--timeout", "-1"]):
@@ -113,7 +113,7 @@ class CliBinaryTest(unittest.TestCase):
         self.assertTrue(record["tie_word_embeddings"])
         self.assertEqual(list(record["tensors_by_dtype"]), ["BF16"])
         tensors = [json.loads(line) for line in
-                   run("model", "inspect", self.directory / "a", "--tensors", "-o", "jsonl").stdout.splitlines()]
+                   run("model", "inspect", self.directory / "a", "--tensors", "-o", "json").stdout.splitlines()]
         self.assertEqual(tensors[0]["name"], "model.embed_tokens.weight")
 
     def test_a_truncated_model_names_file_and_exits_with_2(self):

@@ -43,7 +43,7 @@ class CliE2eTest(unittest.TestCase):
         return result
 
     def records(self, *arguments):
-        return [json.loads(line) for line in self.call(*arguments, "-o", "jsonl").stdout.splitlines()]
+        return [json.loads(line) for line in self.call(*arguments, "-o", "json").stdout.splitlines()]
 
     def trace(self, address, name):
         path = self.directory / f"{name}.jsonl"
@@ -66,7 +66,7 @@ class CliE2eTest(unittest.TestCase):
             self.assertTrue(all(step["replayed"] for step in again))
             self.assertEqual(json.loads(self.call(address, "status", "-o", "json").stdout)["model"]["step"], 3)
             self.assertEqual(len(self.records(address, "requests", "list")), 3)
-            exported = self.call(address, "export", "end", "--export-dtype", "float64").stdout.strip()
+            exported = self.call(address, "export", "end", "--dtype", "float64").stdout.strip()
             self.assertEqual(run("model", "inspect", exported).returncode, 0)
             local.send(signal.SIGTERM)
             self.assertEqual(local.finish()[0], 0)
@@ -135,7 +135,7 @@ class CliE2eTest(unittest.TestCase):
             self.assertIn(word, result.stderr)
 
     def test_doctor_finds_this_machine_fit(self):
-        result = run("doctor", "-o", "jsonl", timeout=180)
+        result = run("doctor", "-o", "json", timeout=180)
         checks = {record["check"]: record for record in map(json.loads, result.stdout.splitlines())}
         self.assertEqual(checks["self check"]["state"], "ok", result.stdout + result.stderr)
         self.assertEqual(result.returncode, 0)

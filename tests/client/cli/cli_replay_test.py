@@ -56,7 +56,7 @@ class CliReplayTest(unittest.TestCase):
 
     def test_a_rerun_sends_the_same_ids_and_steps_no_more(self):
         self.call("replay", self.trace)
-        again = self.call("replay", self.trace, "-o", "jsonl")
+        again = self.call("replay", self.trace, "-o", "json")
         self.assertEqual(self.ids()[:3], self.ids()[3:])
         self.assertEqual(len(set(self.ids())), 3)
         self.assertEqual(self.server.step, 3)
@@ -155,13 +155,13 @@ class CliReplayTest(unittest.TestCase):
         self.assertIn("LOADING", result.stderr)
 
     def test_export_prints_the_path_alone(self):
-        result = self.call("export", "step-3", "--export-dtype", "float64")
+        result = self.call("export", "step-3", "--dtype", "float64")
         self.assertEqual(result.stdout, "/data/exports/step-3\n")
         self.assertEqual(result.stderr, "")
 
     def test_log_probs_come_as_json_lines(self):
         lines = [json.loads(line) for line in
-                 self.call("logprob", self.trace, "--entropy", "-o", "jsonl").stdout.splitlines()]
+                 self.call("logprob", self.trace, "--entropy", "-o", "json").stdout.splitlines()]
         self.assertEqual(len(lines), 3 * 2 * 2)
         self.assertEqual(lines[0]["log_probs"], [-1.5, -1.5, -1.5])
         self.assertEqual(lines[0]["entropy"], [-1.5, -1.5, -1.5])

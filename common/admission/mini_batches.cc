@@ -1,5 +1,6 @@
-#include "server/core/shuffle.h"
+#include "common/admission/mini_batches.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -27,8 +28,6 @@ uint64_t Fnv1a(const std::string& text) {
   return hash;
 }
 
-}  // namespace
-
 std::vector<uint32_t> ShuffledOrder(uint32_t count, const std::string& payload_digest, uint64_t seed, uint64_t epoch) {
   std::vector<uint32_t> order(count);
   std::iota(order.begin(), order.end(), 0u);
@@ -38,6 +37,21 @@ std::vector<uint32_t> ShuffledOrder(uint32_t count, const std::string& payload_d
     std::swap(order[left - 1], order[static_cast<uint32_t>(random.Next() % left)]);
   }
   return order;
+}
+
+}  // namespace
+
+std::vector<std::vector<uint32_t>> MiniBatches(uint32_t count, const MiniBatchRule& rule, uint64_t epoch) {
+  std::vector<uint32_t> order(count);
+  std::iota(order.begin(), order.end(), 0u);
+  if (rule.shuffle) order = ShuffledOrder(count, rule.payload_digest, rule.seed, epoch);
+  const size_t size = rule.groups > 0 ? static_cast<size_t>(rule.groups) : order.size();
+  std::vector<std::vector<uint32_t>> batches;
+  for (size_t begin = 0; begin < order.size(); begin += size) {
+    const size_t end = std::min(begin + size, order.size());
+    batches.emplace_back(order.begin() + static_cast<int64_t>(begin), order.begin() + static_cast<int64_t>(end));
+  }
+  return batches;
 }
 
 }  // namespace stemma

@@ -1,0 +1,272 @@
+"""What computing each shared prompt once would save, from lengths alone: `stemma.bound(...)`, `python -m stemma.bound`.
+
+A trajectory computed in full runs P - 1 + R rows (P prompt tokens, R response tokens; the last response token predicts
+nothing). A group computed with reuse runs P - 1 rows once and R rows for each rollout. Rollouts without a response are
+not run. FLOPs count matrix products and attention, forward and backward, exactly; `stemma bound` counts the same.
+
+A bound: time is saved at most in the ratio of FLOPs, and waves, copies and small matrices take their part of it.
+"""
+
+import argparse
+import base64
+import dataclasses
+import difflib
+import json
+import operator
+import os
+import sys
+from typing import Optional
+
+from . import trace
+from .groups import Group
+
+_SIZES_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model_sizes.json")
+
+
+@dataclasses.dataclass
+class Bound:
+    """Tokens and FLOPs of all groups, computed in full (dense) and with each prompt once (reuse).
+
+    groups        of all requests
+    rollouts      of all groups
+    rollouts_run  those with a response
+    tokens_dense  rows of every trajectory in full
+    tokens_reuse  rows with each prompt once
+    model         as it was given; None: no FLOPs
+    flops_dense   forward and backward
+    flops_reuse   the same, with each prompt once
+    """
+
+    groups: int = 0
+    rollouts: int = 0
+    rollouts_run: int = 0
+    tokens_dense: int = 0
+    tokens_reuse: int = 0
+    model: Optional[str] = None
+    flops_dense: Optional[float] = None
+    flops_reuse: Optional[float] = None
+
+    @property
+    def tokens_saved(self):
+        """Rows that reuse does not compute."""
+        return self.tokens_dense - self.tokens_reuse
+
+    @property
+    def token_ratio(self):
+        """How many times fewer tokens reuse computes; None where nothing runs."""
+        return self.tokens_dense / self.tokens_reuse if self.tokens_reuse else None
+
+    @property
+    def flops_ratio(self):
+        """How many times fewer FLOPs: no run saves more time; None without a model."""
+        return self.flops_dense / self.flops_reuse if self.flops_reuse else None
+
+    def as_dict(self):
+        """All of it by name, as `stemma bound -o json` prints it."""
+        return {"groups": self.groups, "rollouts": self.rollouts, "rollouts_run": self.rollouts_run,
+                "tokens_dense": self.tokens_dense, "tokens_reuse": self.tokens_reuse, "tokens_saved": self.tokens_saved,
+                "token_ratio": self.token_ratio, "model": self.model, "flops_dense": self.flops_dense,
+                "flops_reuse": self.flops_reuse, "flops_ratio": self.flops_ratio}
+
+
+def bound(groups, model=None):
+    """What computing each shared prompt once would save, from lengths alone. docs/bound.md describes the files.
+
+    groups  the path of a trace or of a rollouts.jsonl; or Groups; or (P, [R, ...]) pairs, P and each R a length or a list
+            of tokens
+    model   a published size ("qwen3-8b"), a model directory or its config.json; None: tokens only
+    """
+    if isinstance(groups, (str, os.PathLike)):
+        groups = _read(os.fspath(groups))
+    shape = None if model is None else _shape(os.fspath(model))
+    result = Bound(model=None if model is None else os.fspath(model))
+    flops_dense = flops_reuse = 0
+    for index, group in enumerate(groups):
+        prompt, responses = (group.prompt, [r.tokens for r in group.rollouts]) if isinstance(group, Group) else group
+        prompt = _length(prompt, f"groups[{index}]: prompt", least=1)
+        responses = [_length(r, f"groups[{index}]: response {i}") for i, r in enumerate(responses)]
+        run = [r for r in responses if r > 0]
+        prefix = prompt - 1
+        result.groups += 1
+        result.rollouts += len(responses)
+        result.rollouts_run += len(run)
+        result.tokens_dense += len(run) * prefix + sum(run)
+        result.tokens_reuse += (prefix if run else 0) + sum(run)
+        if shape and run:
+            suffixes = sum(shape.suffix_flops(prefix, rows) for rows in run)
+            flops_dense += len(run) * shape.prefix_flops(prefix) + suffixes
+            flops_reuse += shape.prefix_flops(prefix) + suffixes
+    if shape:
+        result.flops_dense, result.flops_reuse = float(flops_dense), float(flops_reuse)
+    return result
+
+
+class _Shape:
+    """A model by the sizes that FLOPs depend on, from a Hugging Face config."""
+
+    def __init__(self, config, source):
+        self._source = source
+        family = config.get("model_type")
+        if family not in ("llama", "qwen2", "qwen3"):
+            raise ValueError(f"{source}: model_type is {family!r}, must be one of llama, qwen2, qwen3")
+        self.hidden = self._size(config, "hidden_size")
+        self.layers = self._size(config, "num_hidden_layers")
+        self.ffn = self._size(config, "intermediate_size")
+        self.vocab = self._size(config, "vocab_size")
+        heads = self._size(config, "num_attention_heads")
+        head = self._size(config, "head_dim", 128 if family == "qwen3" else self.hidden // heads)
+        self.queries = heads * head
+        self.keys = self._size(config, "num_key_value_heads", heads) * head
+        self.layer_weights = self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.ffn)
+
+    def _size(self, config, name, default=None):
+        value = config.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{self._source}: {name} is {value!r}, must be a whole number from 1 up")
+        return value
+
+    # 2 FLOPs per multiply-add forward and 4 backward: 6 for each weight and row; attention 12 for each query entry and
+    # (query, key) pair. Whole numbers: exact whatever their order.
+    def prefix_flops(self, rows):
+        layer = 6 * self.layer_weights * rows + 6 * self.queries * rows * (rows + 1)
+        return (self.layers - 1) * layer + 12 * self.hidden * self.keys * rows  # the last layer: keys and values only
+
+    def suffix_flops(self, prefix, rows):
+        pairs_twice = 2 * rows * prefix + rows * (rows + 1)
+        layer = 6 * self.layer_weights * rows + 6 * self.queries * pairs_twice
+        return self.layers * layer + 6 * self.hidden * self.vocab * rows
+
+
+def _shape(model):
+    path = os.path.join(model, "config.json") if os.path.isdir(model) else model
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            return _Shape(_object(file.read(), path), path)
+    with open(_SIZES_FILE, encoding="utf-8") as file:
+        sizes = json.load(file)
+    name = model.rsplit("/", 1)[-1].lower()
+    if name in sizes:
+        return _Shape(sizes[name], name)
+    near = difflib.get_close_matches(name, sizes, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(f"model {model!r} is neither a file or directory here nor a size that is known{hint}; sizes: "
+                     f"{', '.join(sorted(sizes))}")
+
+
+def _object(text, source):
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{source}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{source}: must be a JSON object, is {type(value).__name__}")
+    return value
+
+
+def _length(value, what, least=0):
+    try:
+        length = operator.index(value)  # whole numbers of any library
+    except TypeError:
+        length = _array_length(value, what)
+    if isinstance(value, bool) or not least <= length < 1 << 31:
+        raise ValueError(f"{what} is {value!r}: must be a length from {least} up, or a list of tokens")
+    return length
+
+
+def _array_length(value, what):
+    if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__len__"):
+        raise ValueError(f"{what} is {str(value)[:80]!r}: must be a length or a list of tokens")
+    return len(value)
+
+
+def _trace_length(value):
+    """Tokens of an array in a trace: a list, or the base64 of int32."""
+    return len(base64.b64decode(value)) // 4 if isinstance(value, str) else len(value)
+
+
+def _read(path):
+    with open(path, encoding="utf-8") as file:
+        first = next((line for line in file if line.strip()), None)
+    if first is None:
+        raise ValueError(f"{path}: is empty")
+    if "schema" in _object(first, f"{path}:1"):
+        return [(_trace_length(group["prompt_tokens"]),
+                 [_trace_length(rollout.get("response_tokens", ())) for rollout in group.get("rollouts", ())])
+                for _, groups in trace.read(path) for group in groups]
+    return _read_rollouts(path)
+
+
+def _read_rollouts(path):
+    """One JSON object a line: {"group": id, "prompt": P, "response": R} for a rollout, or with "responses": [R, ...] for
+    several; P and R are lengths or lists of tokens. Lines of one group share its prompt; other keys are passed over."""
+    groups, by_id = [], {}
+    with open(path, encoding="utf-8") as file:
+        for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            where = f"{path}:{number}"
+            line = _object(text, where)
+            if ("response" in line) == ("responses" in line):
+                raise ValueError(f"{where}: must hold either \"response\" (one rollout) or \"responses\" (a list)")
+            several = line.get("responses")
+            if "responses" in line and not isinstance(several, list):
+                raise ValueError(f"{where}: responses must be a list of lengths or of lists of tokens")
+            responses = [line["response"]] if several is None else several
+            responses = [_length(r, f"{where}: response") for r in responses]
+            group = line.get("group")
+            if group is None and several is None:
+                raise ValueError(f"{where}: group is missing: rollouts of one group share its prompt")
+            if group is not None and (isinstance(group, bool) or not isinstance(group, (str, int))):
+                raise ValueError(f"{where}: group is {group!r}, must be a text or a whole number")
+            if group is not None and group in by_id:
+                known, first = by_id[group]
+                if line.get("prompt", known[0]) != known[0]:
+                    raise ValueError(f"{where}: group {group!r} has another prompt than on line {first}")
+                known[1].extend(responses)
+                continue
+            if "prompt" not in line:
+                raise ValueError(f"{where}: prompt is missing: a length or a list of tokens")
+            _length(line["prompt"], f"{where}: prompt", least=1)
+            groups.append((line["prompt"], responses))
+            if group is not None:
+                by_id[group] = (groups[-1], number)
+    return groups
+
+
+def _short(number, unit=""):
+    """Three digits and a letter for thousands, millions, ...: 1.31M."""
+    if number is None:
+        return "-"
+    value, letters = float(number), ["", "k", "M", "G", "T", "P", "E", "Z"]
+    while value >= 999.5 and len(letters) > 1:
+        value, letters = value / 1000, letters[1:]
+    return f"{value:.3g}{letters[0]}{unit}"
+
+
+def _table(result):
+    def row(what, dense, reuse):
+        ratio = f"{dense / reuse:.2f} times less" if reuse else "-"
+        return f"{what:8}{_short(dense):>10}{_short(reuse):>12}  {ratio}"
+
+    lines = [f"{result.groups} groups, {result.rollouts} rollouts ({result.rollouts_run} with a response)",
+             f"{'':8}{'in full':>10}{'with reuse':>12}", row("tokens", result.tokens_dense, result.tokens_reuse)]
+    if result.model is not None:
+        lines.append(row("FLOPs", result.flops_dense, result.flops_reuse) + f" ({result.model})")
+    return "\n".join(lines)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m stemma.bound", description=(
+        "Say from lengths alone what computing each shared prompt once would save."))
+    parser.add_argument("file", metavar="FILE", help="a trace, or a rollouts.jsonl")
+    parser.add_argument("--model", metavar="MODEL", help="a size (qwen3-8b), a model directory or its config.json")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    options = parser.parse_args(arguments)
+    try:
+        result = bound(options.file, options.model)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(result.as_dict()) if options.output == "json" else _table(result))
+    return 0

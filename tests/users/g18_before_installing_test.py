@@ -1,0 +1,216 @@
+"""G18: what reuse saves, what fits, what a plan does, in words that people read; the first two before anything runs."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+import stemma
+from command_line import BIN, output, run
+from e2e.errors.server import MODEL, Cluster
+
+SEED = 77_012
+SIZES = {  # parameters, as the models' pages publish them
+    "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688, "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664, "qwen2.5-32b": 32_763_876_352, "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264, "llama3.2-1b": 1_235_814_400, "llama3.2-3b": 3_212_749_824,
+    "llama3.1-8b": 8_030_261_248, "llama3.1-70b": 70_553_706_496}
+
+
+def random_groups(chance):
+    return [(chance.choice([1, 2, 30, 700]), [chance.choice([0, 1, 5, 400]) for _ in range(chance.randrange(6))])
+            for _ in range(chance.randrange(1, 6))]
+
+
+def write_rollouts(path, groups, chance):
+    """The same groups in each of the forms that a line may have, lines of several groups mixed."""
+    lines = []
+    for index, (prompt, responses) in enumerate(groups):
+        group = chance.choice([index, f"q{index}"])
+        tokens = chance.random() < 0.5
+        shown = [7] * prompt if tokens else prompt
+        if not responses or chance.random() < 0.4:
+            lines.append({"group": group, "prompt": shown, "responses": responses, "reward": 1.0})
+            continue
+        for r in responses:
+            lines.append({"group": group, "prompt": shown, "response": [3] * r if tokens else r})
+    chance.shuffle(lines)
+    path.write_text("\n\n".join(json.dumps(line) for line in lines) + "\n")
+
+
+def brute_force(groups, config):
+    """Tokens and FLOPs row by row and key by key: (tokens dense, tokens reuse, FLOPs dense, FLOPs reuse)."""
+    d, layers = config["hidden_size"], config["num_hidden_layers"]
+    q = config["num_attention_heads"] * config["head_dim"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    projections = [(d, q), (d, kv), (d, kv), (q, d), (d, config["intermediate_size"]), (d, config["intermediate_size"]),
+                   (config["intermediate_size"], d)]
+
+    def row_flops(position, predicts):
+        flops = 0
+        for layer in range(layers):
+            last_of_prefix = layer == layers - 1 and not predicts
+            for rows, columns in [(d, kv), (d, kv)] if last_of_prefix else projections:
+                flops += 3 * 2 * rows * columns              # forward, and twice as much backward
+            if not last_of_prefix:
+                for _ in range(position + 1):                # itself and every earlier token: scores and values
+                    flops += 3 * 2 * 2 * q
+        return flops + (3 * 2 * d * config["vocab_size"] if predicts else 0)
+
+    totals = [0, 0, 0, 0]
+    for prompt, responses in groups:
+        prefix_counted = False
+        for response in responses:
+            if response == 0:
+                continue
+            for position in range(prompt - 1 + response):
+                predicts = position >= prompt - 1
+                flops = row_flops(position, predicts)
+                totals[0], totals[2] = totals[0] + 1, totals[2] + flops
+                if predicts or not prefix_counted:
+                    totals[1], totals[3] = totals[1] + 1, totals[3] + flops
+            prefix_counted = True
+    return totals
+
+
+TINY = {"model_type": "qwen3", "hidden_size": 6, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 10, "vocab_size": 17, "max_position_embeddings": 64}
+
+
+def test_g18_the_bound_is_what_counting_row_by_row_gives(tmp_path):
+    chance = random.Random(SEED)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(TINY))
+    for case in range(20):
+        groups = [(chance.randrange(1, 9), [chance.randrange(6) for _ in range(chance.randrange(4))]) for _ in range(3)]
+        bound = stemma.bound(groups, config)
+        counted = [bound.tokens_dense, bound.tokens_reuse, bound.flops_dense, bound.flops_reuse]
+        assert counted == brute_force(groups, TINY), f"seed {SEED}, case {case}: {groups}"
+
+
+def agree(one, other, case):
+    """Equal, but for the order in which doubles were added: 1e-12 of a sum of few terms."""
+    assert list(one) == list(other), case
+    for key, value in one.items():
+        same = value == pytest.approx(other[key], rel=1e-12) if isinstance(value, float) else value == other[key]
+        assert same, f"{case}: {key} is {value} and {other[key]}"
+
+
+def test_g18_the_command_and_python_agree_on_random_lengths(tmp_path):
+    chance = random.Random(SEED + 1)
+    for case in range(10):
+        groups, model = random_groups(chance), chance.choice([*SIZES, None])
+        path = tmp_path / f"{case}.jsonl"
+        write_rollouts(path, groups, chance)
+        options = [] if model is None else ["--model", model]
+        if not any(json.loads(line) for line in path.read_text().split("\n") if line.strip()):
+            continue
+        told = json.loads(output("bound", path, *options, "-o", "json"))
+        agree(told, stemma.bound(path, model).as_dict(), f"seed {SEED + 1}, case {case}")
+        agree(told, stemma.bound(groups, model).as_dict(), f"seed {SEED + 1}, case {case}")
+
+
+def test_g18_a_trace_is_read_by_both_and_as_a_module(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    for arrays in ([], ["--base64"]):
+        trace.unlink(missing_ok=True)
+        output("trace", "make", trace, "--vocab", 64, "--steps", 2, "--prompt-len", "fixed:33", "--response-len", "fixed:8",
+               "--n", 4, "--groups", 1, *arrays)
+        told = json.loads(output("bound", trace, "--model", MODEL, "-o", "json"))
+        assert told["groups"] == 2 and told["token_ratio"] == 4 * (32 + 8) / (32 + 4 * 8)
+        module = subprocess.run([sys.executable, "-W", "error", "-m", "stemma.bound", str(trace), "--model", str(MODEL), "-o",
+                                 "json"], capture_output=True, text=True, check=True)
+        agree(json.loads(module.stdout), told, arrays)
+    for text in (output("bound", trace, "--model", "qwen3-8b"),
+                 subprocess.run([sys.executable, "-m", "stemma.bound", str(trace), "--model", "qwen3-8b"],
+                                capture_output=True, text=True, check=True).stdout):
+        assert "2.50" in text and "qwen3-8b" in text and "FLOP" in text
+
+
+def test_g18_importing_the_module_leaves_the_function():
+    assert subprocess.run([sys.executable, "-c", "import stemma, stemma.bound; print(stemma.bound([(2, [3])]).tokens_dense)"],
+                          capture_output=True, text=True, check=True).stdout == "4\n"
+
+
+@pytest.mark.parametrize("text, said", [
+    ('{"group": 1, "prompt": 0, "response": 3}', ":1: prompt"),
+    ('{"group": 1, "prompt": 5, "response": 3}\n{"group": 1, "prompt": 6, "response": 3}', ":2: group 1 has another prompt"),
+    ('{"group": 1, "prompt": 5, "response": -1}', ":1: response"),
+    ('{"group": 1, "prompt": 5, "response": 1.5}', ":1: response"),
+    ('{"group": 1, "prompt": "What is 2 + 2?", "response": 3}', ":1: prompt"),
+    ('{"prompt": 5, "response": 3}', ":1: group is missing"),
+    ('{"group": 1, "response": 3}', ":1: prompt is missing"),
+    ('{"group": 1, "prompt": 5}', ":1: must hold either"),
+    ('{"group": 1, "prompt": 5, "response": 1, "responses": [1]}', ":1: must hold either"),
+    ('{"group": 1, "prompt": 5, "responses": 3}', ":1: responses"),
+    ('{"group": [1], "prompt": 5, "response": 3}', ":1: group is"),
+    ("[1]", ":1: must be a JSON object"), ('{"group": 1', ":1: not JSON")])
+def test_g18_broken_rollouts_are_refused_by_both_with_line_and_field(tmp_path, text, said):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(text + "\n")
+    result = run("bound", path)
+    assert result.returncode == 2 and f"{path}{said}" in result.stderr, result.stderr
+    with pytest.raises(ValueError) as error:
+        stemma.bound(path)
+    assert f"{path}{said}" in str(error.value)
+
+
+def test_g18_published_sizes_have_the_published_parameters():
+    for name, parameters in SIZES.items():
+        text = output("model", "inspect", name, "--fit", "--dtype", "fp32", "-o", "json")
+        state = json.loads(text.splitlines()[0])["state_bytes"]
+        tables = state - 16 * parameters  # weights, gradients and two moments of four bytes
+        assert 0 < tables <= 1 << 26, f"{name}: {tables}"
+    result = run("bound", "/dev/null", "--model", "qwen3-8")
+    assert result.returncode == 2 and "did you mean qwen3-8b?" in result.stderr
+    with pytest.raises(ValueError, match="did you mean qwen3-8b"):
+        stemma.bound([], "qwen3-8")
+
+
+def plan_of(cluster, trace):
+    result = run("plan", trace, "--server", cluster.address, "-o", "json")
+    return json.loads(result.stdout) if result.returncode == 0 else result.stderr
+
+
+def test_g18_what_fits_is_what_a_server_then_takes(tmp_path):
+    model, trace = tmp_path / "model", tmp_path / "trace.jsonl"
+    output("model", "init", model, "--hidden", 64, "--layers", 2, "--vocab", 128)
+    output("trace", "make", trace, "--vocab", 128, "--groups", 1, "--n", 6, "--prompt-len", "fixed:900", "--response-len",
+           "fixed:300")
+    shape = ["--prompt", 900, "--response", 300, "--rollouts", 6, "--dtype", "fp32", "-o", "json"]
+    needs = json.loads(output("model", "inspect", model, "--fit", *shape).splitlines()[0])
+    assert needs["fits"] == "-" and needs["optimizer"] == "device"
+    for kept in ("all_kept_bytes", "least_bytes"):
+        budget = needs["state_bytes"] + needs[kept] + (1 << 16)  # room for what threads add, less than a way's difference
+        device = budget + budget // 15  # a server leaves a sixteenth of a device to its runtime
+        told = json.loads(output("model", "inspect", model, "--fit", "--device-memory", device, *shape).splitlines()[0])
+        assert told["fits"] == ("yes" if kept == "all_kept_bytes" else "yes, by recomputing or offloading")
+        flags = ("--dtype", "fp32", "--optimizer-residency", "device", "--memory-budget", str(budget), "--threads", "1")
+        with Cluster(model=model, flags=flags) as cluster:
+            plan = plan_of(cluster, trace)
+            assert plan["peak_bytes"] <= needs[kept] + (1 << 16), plan
+    too_little = needs["state_bytes"] + needs["least_bytes"] - 1
+    told = json.loads(output("model", "inspect", model, "--fit", "--device-memory", too_little, *shape).splitlines()[0])
+    assert told["fits"] == "no"
+    flags = ("--dtype", "fp32", "--optimizer-residency", "device", "--memory-budget", str(too_little), "--threads", "1")
+    with Cluster(model=model, flags=flags) as cluster:
+        assert "GROUP_TOO_LARGE" in plan_of(cluster, trace)
+
+
+def test_g18_a_plan_reads_in_a_few_lines_and_its_rates_are_for_those_who_ask(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    output("trace", "make", trace, "--vocab", 16, "--groups", 3, "--n", 4, "--prompt-len", "fixed:20", "--response-len",
+           "fixed:4")
+    with Cluster(fake=True) as cluster:
+        short = output("plan", trace, "--server", cluster.address)
+        verbose = output("plan", trace, "--server", cluster.address, "--verbose")
+        numbers = json.loads(output("plan", trace, "--server", cluster.address, "-o", "json"))
+    assert verbose.startswith(short)
+    assert len(short.splitlines()) <= 12 and max(map(len, short.splitlines())) <= 160, short
+    for unit in ("FLOP", "iB", " s", "3 groups", "12 rollouts"):
+        assert unit in short, short
+    for word in ("rho", "epsilon", "rates.linear", "state_bytes.optimizer"):
+        assert word not in short and word in verbose, word
+    assert numbers["rates"]["linear"] > 0 and numbers["group_costs"]
