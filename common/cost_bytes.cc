@@ -8,6 +8,8 @@ namespace {
 
 constexpr int64_t kIndexBytes = 16;   // token and position of a row
 constexpr int64_t kUpcastRows = 512;  // rows of bf16 operands that worker/ops/linear.cc upcasts at a time
+constexpr int64_t kUpcastVocabulary =
+    8192;  // vocabulary rows of a bf16 weight that worker/ops/head.cc upcasts at a time
 
 // worker/kernels/attention.cc: a block of scores for each thread in forward, two in backward; as many blocks of keys or
 // values that are widened.
@@ -164,8 +166,13 @@ int64_t KvOnlyBackwardBytes(const ByteShape& s, const LayerRows& l) {
   return l.rows * (again + row.kv()) + gradients;
 }
 
+// One chunk of logits. In bf16 also what is upcast for their product: the chunk's hidden rows (in backward as many rows
+// of their gradient) and a slice of the weight.
 int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
-  return std::min(rows, s.head_chunk_rows) * s.config.vocab_size * s.accumulate_bytes;
+  const int64_t chunk = std::min(rows, s.head_chunk_rows);
+  const int64_t upcast =
+      Upcasts(s) ? (chunk + std::min(kUpcastVocabulary, s.config.vocab_size)) * s.config.hidden_size : 0;
+  return (chunk * s.config.vocab_size + upcast) * s.accumulate_bytes;
 }
 
 int64_t BlockRows(const PrefixShape& prefix) {

@@ -56,6 +56,21 @@ absl::Status InvalidTensor(const std::string& name, const std::string& message) 
   return Invalid(absl::StrCat("tensor ", JsonExcerpt(name), ": ", message));
 }
 
+// Where git-lfs keeps a file elsewhere, a text of three lines stands in its place.
+constexpr std::string_view kLfsBegin = "version https://git-lfs";
+constexpr uint64_t kLfsBytesMax = 1024;
+
+absl::Status LfsPointerError(std::string_view text) {
+  const size_t size = text.find("\nsize ");
+  std::string real;
+  if (size != std::string_view::npos) {
+    real = text.substr(size + 6, text.find('\n', size + 1) - size - 6);
+    real = absl::StrCat(" of ", real, " bytes");
+  }
+  return Invalid(absl::StrCat("is a git-lfs pointer, not the file", real,
+                              " that it stands for: run `git lfs pull` in the model's repository"));
+}
+
 absl::StatusOr<uint64_t> HeaderBytes(std::string_view prefix, uint64_t file_bytes) {
   if (file_bytes < kLengthBytes || prefix.size() < kLengthBytes) {
     return Invalid(absl::StrCat("the file has ", file_bytes, " bytes; a safetensors file has at least 8"));
@@ -203,8 +218,12 @@ absl::StatusOr<Header> ParseHeader(std::string_view prefix, uint64_t file_bytes)
 
 absl::StatusOr<Header> ReadHeader(const std::string& path) {
   ASSIGN_OR_RETURN(RegularFile file, RegularFile::Open(path));
-  std::string prefix(std::min<uint64_t>(kLengthBytes, file.bytes()), '\0');
+  std::string prefix(std::min(kLfsBytesMax, file.bytes()), '\0');
   RETURN_IF_ERROR(file.ReadAt(0, prefix.data(), prefix.size()));
+  if (file.bytes() <= kLfsBytesMax && prefix.starts_with(kLfsBegin)) {
+    return Invalid(absl::StrCat(path, " ", LfsPointerError(prefix).message()));
+  }
+  prefix.resize(std::min<uint64_t>(kLengthBytes, file.bytes()));
   const absl::StatusOr<uint64_t> header_bytes = HeaderBytes(prefix, file.bytes());
   if (!header_bytes.ok()) return Invalid(absl::StrCat(path, ": ", header_bytes.status().message()));
   prefix.resize(kLengthBytes + *header_bytes);

@@ -123,9 +123,13 @@ Record SecondsRecord(const v1::PhaseSeconds& seconds) {
 }
 
 Record BytesRecord(const v1::PhaseBytes& bytes) {
-  return {{"hot_set", bytes.hot_set()},     {"dormant_set", bytes.dormant_set()},
-          {"wave_tape", bytes.wave_tape()}, {"working_set", bytes.working_set()},
-          {"peak", bytes.peak()},           {"host", bytes.host()}};
+  return {{"hot_set", bytes.hot_set()},
+          {"dormant_set", bytes.dormant_set()},
+          {"wave_tape", bytes.wave_tape()},
+          {"working_set", bytes.working_set()},
+          {"peak", bytes.peak()},
+          {"peak_with_headroom", bytes.peak_with_headroom()},
+          {"host", bytes.host()}};
 }
 
 // Seconds for a unit of each kind of work.
@@ -184,6 +188,7 @@ Record PlanRecord(const v1::PlanReport& plan) {
   record["flops_dense"] = plan.flops_dense();
   record["flops_ratio"] = plan.flops() > 0 ? Record(plan.flops_dense() / plan.flops()) : Record();
   record["peak_bytes"] = plan.peak_bytes();
+  record["peak_bytes_with_headroom"] = plan.peak_bytes_with_headroom();
   record["budget_bytes"] = plan.budget_bytes();
   record["state_bytes"] = {{"weights", plan.state().weights()},     {"gradients", plan.state().gradients()},
                            {"optimizer", plan.state().optimizer()}, {"tables", plan.state().tables()},

@@ -36,8 +36,9 @@ absl::Status RunStatus(const StatusOptions& options) {
   record["kl_loss_types"] = std::vector<std::string>(info.kl_loss_types().begin(), info.kl_loss_types().end());
   WriteFields(options.output, record, std::cout);
   if (IsServing(model.state())) return absl::OkStatus();
+  const std::string reason = model.state_reason().empty() ? "" : ": " + model.state_reason();
   return NotServingError("the server answers but does not serve: the model is " +
-                         v1::ModelInfo::State_Name(model.state()));
+                         v1::ModelInfo::State_Name(model.state()) + reason);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/dtype_names.h"
@@ -43,7 +44,8 @@ absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
   if (!request.has_dtype() || std::find(kDtypes.begin(), kDtypes.end(), dtype) != kDtypes.end()) {
     return absl::OkStatus();
   }
-  const std::string text = "is none of float32, float64, bfloat16, float16";
+  const std::string text = absl::StrCat("is \"", absl::CEscape(request.dtype().substr(0, 40)),
+                                        "\", must be one of: float32, float64, bfloat16, float16");
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", absl::StrCat("dtype ", text),
                    {.violations = {{"dtype", text}}});
 }
@@ -56,9 +58,15 @@ absl::Time Deadline(absl::Time now, std::optional<uint64_t> wait_ms) {
 
 absl::Status CoordinatorState::NotServing() const {
   if (draining_) return DrainingError();
+  if (!unusable_.empty()) return UnusableError();
   if (worker_ && worker_->ready) return absl::OkStatus();
   if (!ever_ready_) return RetryableError("STARTING", "no worker has loaded the model yet");
   return RetryableError("RECOVERING", "the worker was lost and no other has loaded the model yet");
+}
+
+absl::Status CoordinatorState::UnusableError() const {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "NONFINITE_UPDATE", unusable_,
+                   {.metadata = {{"lineage", lineage_}, {"step", absl::StrCat(step_)}}});
 }
 
 absl::Status CoordinatorState::AdmitJob(uint64_t bytes) const {
@@ -316,12 +324,14 @@ void CoordinatorState::OnEvent(const CallGoneEvent& event) {
 v1::ModelInfo::State CoordinatorState::ModelState() const {
   if (draining_) return v1::ModelInfo::DRAINING;
   if (!worker_ || !worker_->ready) return ever_ready_ ? v1::ModelInfo::RECOVERING : v1::ModelInfo::LOADING;
+  if (!unusable_.empty()) return v1::ModelInfo::UNUSABLE;
   return running_ && !absl::StartsWith(running_->id, "~") ? v1::ModelInfo::STEPPING : v1::ModelInfo::IDLE;
 }
 
 void CoordinatorState::OnEvent(const GetModelEvent& event) {
   v1::ModelInfo info;
   info.set_state(ModelState());
+  info.set_state_reason(unusable_);
   info.set_step(step_);
   info.set_weight_version(weight_version_);
   info.set_lineage(lineage_);

@@ -11,6 +11,7 @@
 //      from then on, never a silent rewind. An open update's lineage is the model's.
 //  (5) plans are made elsewhere (PlanAction), for the worker that is there: nothing is accepted without one.
 //  (6) a worker whose message breaks the protocol loses its session; what it says reaches clients only checked.
+//  (7) weights that a step made not finite serve nothing: every job answers NONFINITE_UPDATE until their worker goes.
 //
 // Draining: what runs goes on to the end of its step, pass or export, at most until the deadline; what waits, and what
 // would follow, answers DRAINING.
@@ -127,9 +128,10 @@ class CoordinatorState {
   void PrepareNextStep(UpdateRecord& record);
   void SendPrepare(UpdateRecord& record);
   void OnVote(const worker::v1::Vote& vote);
-  void OnNoVote(UpdateRecord& record, const worker::v1::Vote& vote);
+  void OnNoVote(UpdateRecord& record, const worker::v1::Vote& vote, const std::string& problem);
   void SendApply(UpdateRecord& record, const worker::v1::Vote& vote, v1::StepResult::Outcome outcome);
   void OnApplied(const worker::v1::Applied& applied);
+  void LoseWeights(const UpdateRecord& record, const std::string& parameter);
   void OnResultChunk(const worker::v1::ResultChunk& chunk);
   void OnLogProbDone(const worker::v1::LogProbDone& done);
   void OnExportDone(const worker::v1::ExportDone& done);
@@ -167,6 +169,7 @@ class CoordinatorState {
   std::string ExportPath(const std::string& name) const;
   absl::Status ExportExistsError(const std::string& name) const;
   bool ExportWaits(const std::string& name) const;
+  absl::Status UnusableError() const;
   uint64_t StepAfterQueue();
   uint64_t StepAfterAccepted();
 
@@ -209,6 +212,7 @@ class CoordinatorState {
   std::deque<LostLineage> lost_lineages_;  // oldest first, a bounded number of them
   uint64_t step_ = 0;
   uint64_t weight_version_ = 1;  // 1: what the model directory holds
+  std::string unusable_;         // why nothing is served though a worker is there; "": its weights are finite
   bool draining_ = false, drained_ = false;
   absl::Time drain_deadline_ = absl::InfiniteFuture();
 

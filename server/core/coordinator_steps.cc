@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/run_numbers.h"
 #include "common/dtype_names.h"
 #include "common/error.h"
 #include "glog/logging.h"
@@ -31,7 +32,15 @@ std::string StepText(const StepKey& key) {
 
 absl::Status NonfiniteError(const std::string& message) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "NONFINITE_GRADIENT",
-                   absl::StrCat("the gradient is not finite: ", message, "; nothing of this step was applied"));
+                   absl::StrCat(message, "; nothing of this step was applied"));
+}
+
+// Returns why a gradient whose numbers are finite cannot be applied; "": it can.
+std::string NormProblem(const v1::AdamParams& adam, double grad_norm_squared, const RunNumbers& numbers) {
+  if (!std::isfinite(grad_norm_squared)) return "the gradient is not finite: the norm overflows";
+  const std::string problem =
+      CheckClippedNorm(std::sqrt(grad_norm_squared), ClipFactor(adam, grad_norm_squared), numbers);
+  return problem.empty() ? "" : absl::StrCat("the gradient is too large: ", problem);
 }
 
 absl::Status NoVoteError(const worker::v1::Vote& vote) {
@@ -123,13 +132,17 @@ void CoordinatorState::OnVote(const worker::v1::Vote& vote) {
     return Ignore(absl::StrCat("the worker's vote on ", StepText(vote.key()), ", which is over"));
   }
   UpdateRecord& record = RunningUpdate();
-  if (!vote.yes()) return OnNoVote(record, vote);
+  if (!vote.yes())
+    return OnNoVote(record, vote, absl::StrCat("the gradient is not finite: ", WorkerText(vote.message())));
   if (vote.empty()) return SendApply(record, vote, v1::StepResult::SKIPPED_EMPTY);
-  if (!std::isfinite(vote.grad_norm_squared())) return OnNoVote(record, vote);
+  const std::string problem =
+      NormProblem(record.request->update.adam(), vote.grad_norm_squared(), NumbersOfRun(config_.dtype()));
+  if (!problem.empty()) return OnNoVote(record, vote, problem);
   SendApply(record, vote, v1::StepResult::APPLIED);
 }
 
-void CoordinatorState::OnNoVote(UpdateRecord& record, const worker::v1::Vote& vote) {
+// `problem`: of the gradient, where that is why the step is not applied.
+void CoordinatorState::OnNoVote(UpdateRecord& record, const worker::v1::Vote& vote, const std::string& problem) {
   if (!vote.yes() && vote.no_reason() == "CANCELLED") {  // an Abort ends the step here: no vote on it counts any more
     return Breach(worker_->session, absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED"));
   }
@@ -137,9 +150,8 @@ void CoordinatorState::OnNoVote(UpdateRecord& record, const worker::v1::Vote& vo
   if (nonfinite && record.request->header().on_nonfinite() == v1::SKIP) {
     return SendApply(record, vote, v1::StepResult::SKIPPED_NONFINITE);
   }
-  const std::string message = vote.yes() ? "the norm overflows" : WorkerText(vote.message());
   AbortRunning();
-  FinishUpdate(record, v1::FAILED, nonfinite ? NonfiniteError(message) : NoVoteError(vote));
+  FinishUpdate(record, v1::FAILED, nonfinite ? NonfiniteError(problem) : NoVoteError(vote));
 }
 
 void CoordinatorState::SendApply(UpdateRecord& record, const worker::v1::Vote& vote, v1::StepResult::Outcome outcome) {
@@ -155,6 +167,7 @@ void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
     return Ignore(absl::StrCat("the worker's report that it applied ", StepText(applied.key()), ", which is over"));
   }
   UpdateRecord& record = RunningUpdate();
+  if (!applied.nonfinite().empty()) return LoseWeights(record, WorkerText(applied.nonfinite()));
   if (running_->outcome == v1::StepResult::APPLIED) {
     ++step_;
     ++weight_version_;
@@ -176,6 +189,19 @@ void CoordinatorState::OnApplied(const worker::v1::Applied& applied) {
   } else {
     PrepareNextStep(record);
   }
+}
+
+// The weights in the worker are of no use any more. The model stays with them, UNUSABLE, until that worker is lost: the
+// next one loads the model directory under a new lineage.
+void CoordinatorState::LoseWeights(const UpdateRecord& record, const std::string& parameter) {
+  ++weight_version_;
+  unusable_ = absl::StrCat("step ", step_ + 1, " (request ", record.id, ") wrote numbers that are not finite into ",
+                           parameter, " or its optimizer state: the weights of lineage ", lineage_,
+                           " are lost; restart the worker, which loads the model directory again under a new lineage");
+  Say(unusable_);
+  decision_.actions.push_back(ReadinessAction{false});
+  FailEverything(UnusableError());
+  if (draining_) FinishDrain();
 }
 
 // The applied step's phases calibrate the plans of requests to come.

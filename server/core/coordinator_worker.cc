@@ -133,7 +133,8 @@ void CoordinatorState::LoseWorker(const std::string& reason) {
   if (draining_) {
     return FailEverything(DrainingError(", and its worker was lost"));
   }
-  if (had_weights && step_ > 0) return LoseLineage();
+  const bool unusable = !std::exchange(unusable_, "").empty();
+  if (had_weights && (step_ > 0 || unusable)) return LoseLineage();
   if (running_) RetryRunningStep(reason);
 }
 

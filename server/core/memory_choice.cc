@@ -196,6 +196,7 @@ std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const Cluster
                                      const MemoryAlternative& way) {
   MemoryChoice choice = Pack(options, cluster, way, options.budget_bytes);
   if (choice.peak_bytes > options.budget_bytes || choice.host_bytes > HostBytesMax(options)) return std::nullopt;
+  if (way.prefix.offload) choice.headroom_bytes = options.budget_bytes - choice.peak_bytes;
   choice.work = WorkOf(options, cluster, way, static_cast<int64_t>(choice.wave_sizes.size()));
   choice.seconds = Seconds(choice.work, options.rates);
   return choice;
@@ -236,6 +237,19 @@ MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& clus
   if (!best) return NothingFits(options, cluster, ways);
   const bool cheapest = best->seconds.total() <= order.front().first;
   return finish(*std::move(best), first, cheapest);
+}
+
+int64_t HeadroomPeaks::peak() const { return std::max({prefix_forward, suffix, prefix_backward}); }
+
+HeadroomPeaks PeaksWithHeadroom(const MemoryOptions& options, const MemoryChoice& choice) {
+  HeadroomPeaks peaks{choice.prefix_forward.peak(), choice.suffix.peak(), choice.prefix_backward.peak()};
+  if (choice.headroom_bytes == 0) return peaks;
+  PrefixShape prefix = choice.way.prefix;
+  prefix.headroom_bytes = choice.headroom_bytes;
+  peaks.prefix_forward = PrefixForwardBytes(options.shape, prefix).peak();
+  peaks.suffix += std::min(choice.host_bytes, choice.headroom_bytes);
+  peaks.prefix_backward = PrefixBackwardBytes(options.shape, prefix).peak();
+  return peaks;
 }
 
 int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster) {

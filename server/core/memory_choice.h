@@ -47,10 +47,11 @@ struct MemoryAlternative {
 
 struct MemoryChoice {
   MemoryAlternative way;
-  std::vector<uint32_t> wave_sizes;  // members of each wave, in order
-  PhaseBytes prefix_forward, suffix, prefix_backward;
+  std::vector<uint32_t> wave_sizes;                    // members of each wave, in order
+  PhaseBytes prefix_forward, suffix, prefix_backward;  // at least: every copy of an offloaded tape is waited for
   int64_t host_bytes = 0;
   int64_t peak_bytes = 0;
+  int64_t headroom_bytes = 0;  // that copies of an offloaded tape may take beside: what the budget leaves
   PhaseWork work;
   PredictedSeconds seconds;
   bool cheapest = false;  // no alternative and no budget would be faster
@@ -73,6 +74,13 @@ std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const Cluster
                                      const MemoryAlternative& way);
 
 MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& cluster);
+
+// Each phase at its highest if copies use all the headroom; without offload as without headroom.
+struct HeadroomPeaks {
+  int64_t prefix_forward = 0, suffix = 0, prefix_backward = 0;
+  int64_t peak() const;
+};
+HeadroomPeaks PeaksWithHeadroom(const MemoryOptions& options, const MemoryChoice& choice);
 
 // The fewest bytes of the device that any alternative needs, with as much of the host as there is.
 int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster);

@@ -3,12 +3,13 @@
 namespace stemma {
 namespace {
 
-void Fill(const PhaseBytes& bytes, int64_t host_bytes, v1::PhaseBytes& report) {
+void Fill(const PhaseBytes& bytes, int64_t peak_with_headroom, int64_t host_bytes, v1::PhaseBytes& report) {
   report.set_hot_set(static_cast<uint64_t>(bytes.hot_set));
   report.set_dormant_set(static_cast<uint64_t>(bytes.dormant_set));
   report.set_wave_tape(static_cast<uint64_t>(bytes.wave_tape));
   report.set_working_set(static_cast<uint64_t>(bytes.working_set));
   report.set_peak(static_cast<uint64_t>(bytes.peak()));
+  report.set_peak_with_headroom(static_cast<uint64_t>(peak_with_headroom));
   report.set_host(static_cast<uint64_t>(host_bytes));
 }
 
@@ -16,7 +17,8 @@ void Fill(const PhaseBytes& bytes, int64_t host_bytes, v1::PhaseBytes& report) {
 
 void DescribeMemory(const MemoryOptions& options, const MemoryChoice& choice, v1::ClusterReport& report) {
   report.set_memory_reason(choice.reason);
-  Fill(choice.suffix, choice.host_bytes, *report.mutable_suffix());
+  const HeadroomPeaks peaks = PeaksWithHeadroom(options, choice);
+  Fill(choice.suffix, peaks.suffix, choice.host_bytes, *report.mutable_suffix());
   v1::PhaseSeconds& seconds = *report.mutable_seconds();
   seconds.set_prefix_forward(choice.seconds.prefix_forward);
   seconds.set_suffix(choice.seconds.suffix);
@@ -27,8 +29,8 @@ void DescribeMemory(const MemoryOptions& options, const MemoryChoice& choice, v1
   report.set_prefix_policy(choice.way.prefix.policy);
   report.set_prefix_block_rows(static_cast<uint32_t>(choice.way.prefix.block_rows));
   report.set_offload_prefix(choice.way.prefix.offload);
-  Fill(choice.prefix_forward, choice.host_bytes, *report.mutable_prefix_forward());
-  Fill(choice.prefix_backward, choice.host_bytes, *report.mutable_prefix_backward());
+  Fill(choice.prefix_forward, peaks.prefix_forward, choice.host_bytes, *report.mutable_prefix_forward());
+  Fill(choice.prefix_backward, peaks.prefix_backward, choice.host_bytes, *report.mutable_prefix_backward());
 }
 
 void DescribeState(const StateBytes& state, v1::OptimizerResidency residency, v1::StateBytes& report) {

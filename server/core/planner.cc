@@ -123,6 +123,8 @@ class Planner {
     ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(memory, running));
     for (PackedCluster& packed : clusters) {
       report.set_peak_bytes(std::max(report.peak_bytes(), static_cast<uint64_t>(packed.memory.peak_bytes)));
+      const auto with_headroom = static_cast<uint64_t>(PeaksWithHeadroom(memory, packed.memory).peak());
+      report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), with_headroom));
       report.set_num_waves(report.num_waves() + static_cast<uint32_t>(packed.cluster.waves_size()));
       if (!result_.work.empty()) result_.work.back() += packed.memory.work;  // not of the entry pass
       v1::ClusterReport& cluster = *report.add_clusters();
@@ -172,6 +174,7 @@ class Planner {
     report.set_flops(report.flops() + step.flops());
     report.set_flops_dense(report.flops_dense() + step.flops_dense());
     report.set_peak_bytes(std::max(report.peak_bytes(), step.peak_bytes()));
+    report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), step.peak_bytes_with_headroom()));
     AddSeconds(step.seconds(), *report.mutable_seconds());
   }
 

@@ -96,6 +96,7 @@ void SetWorkMetrics(const StepMetricsInput& input, Metrics& metrics) {
   metrics["plan/groups_dense"] = groups_dense;
   metrics["plan/groups_empty"] = input.numbers.empty.count;
   metrics["plan/predicted_bytes"] = static_cast<double>(input.report.peak_bytes());
+  metrics["plan/predicted_with_headroom_bytes"] = static_cast<double>(input.report.peak_bytes_with_headroom());
   if (const auto peak = Find(sums, "bytes/peak")) metrics["plan/measured_bytes"] = *peak;
   SetPhaseBytes(input, metrics);
   SetOffloadMetrics(input, metrics);

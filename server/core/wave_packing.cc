@@ -95,10 +95,8 @@ class Cutter {
     cluster.set_prefix_policy(way.prefix.policy);
     cluster.set_prefix_block_rows(static_cast<uint32_t>(way.prefix.block_rows));
     cluster.set_offload_prefix(way.prefix.offload);
-    if (!way.prefix.offload) return;
     // What the budget leaves hides copies: tape still leaving when Phase B begins, or back before it ends.
-    const int64_t left = options_.budget_bytes - choice.peak_bytes;
-    cluster.set_offload_headroom_bytes(static_cast<uint64_t>(std::max<int64_t>(0, left)));
+    cluster.set_offload_headroom_bytes(static_cast<uint64_t>(choice.headroom_bytes));
   }
 
   const MemoryOptions& options_;

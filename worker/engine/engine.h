@@ -34,7 +34,8 @@ class Engine {
   // Phases A, B, C. A failure that a request can cause (non-finite, out of memory, cancelled) is a `no` vote. Error:
   // the message itself is refused (unknown payload, keys of another attempt or incarnation, step not its own + 1).
   virtual absl::StatusOr<worker::v1::Vote> Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) = 0;
-  // Clip, AdamW, step + 1 (or discard). Error: refused, nothing changed.
+  // Clip, AdamW, step + 1 (or discard). What it wrote may be not finite: Applied then names a parameter, and the
+  // weights are of no use any more. Error: refused, nothing changed.
   virtual absl::StatusOr<worker::v1::Applied> Apply(const worker::v1::Apply& apply) = 0;
   virtual void Abort(const worker::v1::StepKey& key) = 0;
 

@@ -203,17 +203,17 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const worker::v1::Prepare& prepare, co
 absl::StatusOr<worker::v1::Applied> ModelEngine::Apply(const worker::v1::Apply& apply) {
   RETURN_IF_ERROR(fence_.CheckApply(apply.key()));
   const double start_s = RealClock().MonotonicSeconds();
+  worker::v1::Applied applied;
   if (!apply.discard()) {
     const absl::Status status = CatchTorch([&] {
-      AdamwStep(weights_.parameters, apply.adam(), apply.clip(), static_cast<int64_t>(apply.key().step()),
-                {.copies = copies_.get()});
+      applied.set_nonfinite(AdamwStep(weights_.parameters, apply.adam(), apply.clip(),
+                                      static_cast<int64_t>(apply.key().step()), {.copies = copies_.get()}));
       return absl::OkStatus();
     });
     // A step that is half applied has no way back: the weights are gone with this process.
     CHECK(status.ok()) << "AdamW failed in the middle of a step: " << status.message();
   }
   fence_.OnApplied(apply.key(), apply.discard());
-  worker::v1::Applied applied;
   *applied.mutable_key() = apply.key();
   applied.set_apply_s(RealClock().MonotonicSeconds() - start_s);
   return applied;

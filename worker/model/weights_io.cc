@@ -4,16 +4,20 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/file.h"
 #include "common/file_writer.h"
 #include "common/status_macros.h"
 #include "common/temporary_folder.h"
 #include "nlohmann/json.hpp"
+#include "worker/kernels/finite.h"
 #include "worker/optim/states.h"
 
 namespace stemma {
@@ -65,15 +69,47 @@ absl::Status ForPieces(int64_t numel, int64_t element_bytes, const Fn& fn) {
   return absl::OkStatus();
 }
 
-absl::Status LoadTensor(const RegularFile& file, const safetensors::TensorEntry& entry, at::Tensor flat) {
-  ASSIGN_OR_RETURN(const at::ScalarType dtype, TorchDtype(entry.dtype));
-  const int64_t element_bytes = safetensors::DtypeBytes(entry.dtype);
-  return ForPieces(flat.numel(), element_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
-    at::Tensor piece = at::empty({count}, at::TensorOptions().dtype(dtype));
-    RETURN_IF_ERROR(file.ReadAt(entry.begin + static_cast<uint64_t>(begin * element_bytes), piece.data_ptr(),
-                                static_cast<uint64_t>(count * element_bytes)));
-    flat.slice(0, begin, begin + count).copy_(piece);
-    return absl::OkStatus();
+// Element `index` of a tensor as [row, column], the way its shape counts.
+std::string ElementText(const safetensors::TensorEntry& entry, int64_t index) {
+  std::vector<int64_t> place(entry.shape.size());
+  for (size_t d = entry.shape.size(); d-- > 0; index /= entry.shape[d]) place[d] = index % entry.shape[d];
+  return absl::StrCat("[", absl::StrJoin(place, ", "), "]");
+}
+
+// A tensor that is read: where it stands and where it goes.
+struct LoadedTensor {
+  const std::string& path;
+  const RegularFile& file;
+  const safetensors::TensorEntry& entry;
+  at::Tensor flat;  // of the master
+};
+
+absl::Status TensorError(const LoadedTensor& tensor, const std::string& text) {
+  return absl::InvalidArgumentError(absl::StrCat(tensor.path, ": tensor \"", tensor.entry.name, "\": ", text));
+}
+
+// Checks elements from `begin` on: finite as the file has them (`read`) and as the run holds them.
+absl::Status CheckFinite(const LoadedTensor& tensor, int64_t begin, const at::Tensor& read, const at::Tensor& held) {
+  const int64_t bad = kernels::FirstNonfinite(held);
+  if (bad < 0) return absl::OkStatus();
+  const double value = read[bad].item<double>();
+  return TensorError(tensor,
+                     absl::StrCat("element ", ElementText(tensor.entry, begin + bad), " is ", value,
+                                  std::isfinite(value) ? ", which overflows in the run's dtype" : "",
+                                  "; weights must be finite: write the model again from a checkpoint that is sound"));
+}
+
+absl::Status LoadTensor(const LoadedTensor& tensor, at::ScalarType run_dtype) {
+  const absl::StatusOr<at::ScalarType> dtype = TorchDtype(tensor.entry.dtype);
+  if (!dtype.ok()) return TensorError(tensor, std::string(dtype.status().message()));
+  const int64_t element_bytes = safetensors::DtypeBytes(tensor.entry.dtype);
+  return ForPieces(tensor.flat.numel(), element_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
+    at::Tensor piece = at::empty({count}, at::TensorOptions().dtype(*dtype));
+    RETURN_IF_ERROR(tensor.file.ReadAt(tensor.entry.begin + static_cast<uint64_t>(begin * element_bytes),
+                                       piece.data_ptr(), static_cast<uint64_t>(count * element_bytes)));
+    at::Tensor held = tensor.flat.slice(0, begin, begin + count);
+    held.copy_(piece);
+    return CheckFinite(tensor, begin, piece, held.to(run_dtype));
   });
 }
 
@@ -192,7 +228,7 @@ absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarT
     for (const safetensors::TensorEntry& entry : shard.header.tensors) {
       const auto it = wanted.find(entry.name);
       if (it == wanted.end()) continue;
-      RETURN_IF_ERROR(LoadTensor(file, entry, weights.MasterSlice(*it->second).view({-1})));
+      RETURN_IF_ERROR(LoadTensor({shard.path, file, entry, weights.MasterSlice(*it->second).view({-1})}, run_dtype));
       wanted.erase(it);
     }
   }

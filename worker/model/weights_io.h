@@ -19,6 +19,8 @@ namespace stemma {
 // "fp32", "fp64", "bf16". Errors: InvalidArgument.
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 
+// Errors: InvalidArgument - a tensor is missing, of a dtype that is not supported, or holds a number that is not finite
+// (in the run's dtype); names the file, the tensor and the element.
 absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype,
                                     v1::OptimizerResidency residency);
 

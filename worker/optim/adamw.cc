@@ -1,18 +1,15 @@
 #include "worker/optim/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/zeros_like.h>
 #include <glog/logging.h>
 
-#include <memory>
-#include <utility>
+#include <functional>
 
-#include "absl/status/statusor.h"
-#include "worker/memory/host_arena.h"
+#include "worker/kernels/finite.h"
+#include "worker/optim/slab_order.h"
 
 namespace stemma {
 
@@ -57,20 +54,6 @@ void FusedStep(States& states, const v1::AdamParams& adam, double weight_decay, 
                     /*maximize=*/false);
 }
 
-void StepOnDevice(const std::vector<Parameter*>& group, const v1::AdamParams& adam, double weight_decay, int64_t step) {
-  States states;
-  for (Parameter* p : group) {
-    states.masters.push_back(p->master);
-    states.grads.push_back(p->grad);
-    states.exp_avgs.push_back(p->exp_avg);
-    states.exp_avg_sqs.push_back(p->exp_avg_sq);
-  }
-  FusedStep(states, adam, weight_decay, step);
-  for (Parameter* p : group) {
-    if (!p->master_is_weight()) p->weight.copy_(p->master);
-  }
-}
-
 void StepParts(const std::vector<StatePart>& parts, const v1::AdamParams& adam, int64_t step) {
   States decayed, plain;
   for (const StatePart& part : parts) {
@@ -87,20 +70,45 @@ void StepParts(const std::vector<StatePart>& parts, const v1::AdamParams& adam, 
   }
 }
 
+bool IsFinite(const StatePart& part) { return kernels::AllFinite(part.weight) && kernels::AllFinite(part.exp_avg_sq); }
+
+// Calls `step` with parts of parameters whose states are on the device, a slab at a time.
+void StepOnDevice(const std::vector<Parameter*>& parameters, int64_t slab_elements,
+                  const std::function<void(const std::vector<StatePart>&)>& step) {
+  std::vector<int64_t> elements;
+  for (const Parameter* p : parameters) elements.push_back(p->grad.numel());
+  for (const Slab& slab : CutSlabs(elements, slab_elements)) {
+    std::vector<StatePart> parts;
+    for (const SlabPiece& piece : slab) {
+      const Parameter& p = *parameters[static_cast<size_t>(piece.parameter)];
+      const auto of = [&](const at::Tensor& x) { return x.view(-1).narrow(0, piece.begin, piece.count); };
+      parts.push_back({&p, of(p.weight), of(p.grad), of(p.master), of(p.exp_avg), of(p.exp_avg_sq)});
+    }
+    step(parts);
+  }
+}
+
 }  // namespace
 
-void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
-               const HostStateOptions& host) {
+std::string AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
+                      const HostStateOptions& host) {
   CHECK_GE(step, 1);
-  std::vector<Parameter*> decayed, plain, on_host;
+  std::vector<Parameter*> on_device, on_host;
   for (Parameter& p : parameters) {
     CHECK(p.exp_avg.defined()) << p.name << " has no moments";
     if (clip != 1.0) p.grad.mul_(clip);
-    (p.states_on_host ? on_host : Decays(p, adam) ? decayed : plain).push_back(&p);
+    (p.states_on_host ? on_host : on_device).push_back(&p);
   }
-  StepOnDevice(decayed, adam, adam.weight_decay(), step);
-  StepOnDevice(plain, adam, /*weight_decay=*/0, step);
-  StreamStates(on_host, host, [&](const std::vector<StatePart>& parts) { StepParts(parts, adam, step); });
+  std::string nonfinite;
+  const auto step_parts = [&](const std::vector<StatePart>& parts) {
+    StepParts(parts, adam, step);
+    for (const StatePart& part : parts) {
+      if (nonfinite.empty() && !IsFinite(part)) nonfinite = part.parameter->name;
+    }
+  };
+  StepOnDevice(on_device, host.slab_elements, step_parts);
+  StreamStates(on_host, host, step_parts);
+  return nonfinite;
 }
 
 }  // namespace stemma

@@ -22,8 +22,11 @@ std::string FirstNonfinite(const std::vector<Parameter>& parameters);
 
 void ZeroGradients(std::vector<Parameter>& parameters);
 
-// grad *= clip, then AdamW with bias correction for `step` (1 = first). Throws as StreamStates does.
-void AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
-               const HostStateOptions& host = {});
+// grad *= clip, then AdamW with bias correction for `step` (1 = first), slab by slab. Throws as StreamStates does.
+// Returns the name of a parameter of which it wrote a weight or a state that is not finite; empty: all are finite. Only
+// weights and second moments are read for that, while the slab is in the caches: a first moment that is not finite
+// makes its weight NaN or infinite in the same step, an infinite second moment does not (it stops the weight for ever).
+std::string AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
+                      const HostStateOptions& host = {});
 
 }  // namespace stemma

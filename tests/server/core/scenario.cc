@@ -215,9 +215,10 @@ class Scenario {
     event.session = command.Get("session", session_);
     if (name == "vote")
       FillVote(command, *message.mutable_vote());
-    else if (name == "applied")
+    else if (name == "applied") {
       *message.mutable_applied()->mutable_key() = KeyOf(command);
-    else if (name == "refused")
+      if (command.Has("nonfinite")) message.mutable_applied()->set_nonfinite(command.options.at("nonfinite"));
+    } else if (name == "refused")
       *message.mutable_refused()->mutable_key() = KeyOf(command);
     else if (name == "result")
       FillResult(command, *message.mutable_results());

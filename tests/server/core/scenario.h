@@ -9,7 +9,8 @@
 //   > list CALL        > model CALL           > gone CALL            > drain
 //   > hold                                    (from now on plans are made by `planned` only, else at once)
 //   > planned PLAN [fail]
-//   > vote yes|no|empty [norm2=X] [reason=R] [KEY=VALUE...]     > applied [KEY=VALUE...]     > refused [KEY=VALUE...]
+//   > vote yes|no|empty [norm2=X] [reason=R] [KEY=VALUE...]    > applied [nonfinite=NAME] [KEY=VALUE...]
+//   > refused [KEY=VALUE...]
 //            of the last Prepare's key, changed by step=, attempt=, k=, epoch=, generation=, incarnation=, id=,
 //            session=
 //   > result ID UID    > log_prob_done ID [fail]                > export_done ID

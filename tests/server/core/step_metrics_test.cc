@@ -42,6 +42,7 @@ Metrics StepMetrics(const worker::v1::Vote& vote, absl::Duration elapsed = absl:
   report.set_peak_bytes(5000);
   report.set_flops(4e12);
   report.set_flops_dense(1e13);
+  report.set_peak_bytes_with_headroom(6000);
   report.add_clusters()->add_dense_uids("g");
   report.mutable_clusters(0)->mutable_suffix()->set_peak(2900);
   report.mutable_clusters(0)->mutable_suffix()->set_host(70);
@@ -84,6 +85,7 @@ TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
   EXPECT_DOUBLE_EQ(metrics.at("plan/groups_dense"), 1);
   EXPECT_DOUBLE_EQ(metrics.at("plan/groups_empty"), 0);
   EXPECT_DOUBLE_EQ(metrics.at("plan/predicted_bytes"), 5000);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/predicted_with_headroom_bytes"), 6000);
   EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 4096);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/state_bytes"), 12000);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_bytes"), 2900) << "the largest cluster";

@@ -92,6 +92,7 @@ absl::StatusOr<worker::v1::Vote> FakeEngine::Prepare(const worker::v1::Prepare& 
   if (absl::StartsWith(uid, "crash")) _exit(kCrashExit);
   while (absl::StartsWith(uid, "stuck")) RealClock().Sleep(absl::Seconds(1));
   crash_in_apply_ = absl::StartsWith(uid, "stay");
+  ruin_in_apply_ = absl::StartsWith(uid, "ruin");
   fence_.OnPrepare(prepare.key());
   worker::v1::Vote vote;
   *vote.mutable_key() = prepare.key();
@@ -122,6 +123,7 @@ absl::StatusOr<worker::v1::Applied> FakeEngine::Apply(const worker::v1::Apply& a
   fence_.OnApplied(apply.key(), apply.discard());
   worker::v1::Applied applied;
   *applied.mutable_key() = apply.key();
+  if (ruin_in_apply_) applied.set_nonfinite("layers.0.qkv");
   return applied;
 }
 

@@ -3,6 +3,7 @@
 //   "hang..."       waits until it is cancelled          "nonfinite..."  votes no, NONFINITE
 //   "crash..."      the process ends in Prepare          "stay..."       the process ends in Apply
 //   "stuck..."      waits for ever, as a hung device does
+//   "ruin..."       APPLY reports a weight that is not finite
 //   "refuse..."     answers Prepare with an error        anything else   votes yes, gradient norm 1
 // Log-probs of token t are -t.
 #pragma once
@@ -44,7 +45,7 @@ class FakeEngine final : public Engine {
   StepFence fence_;
   const std::string gate_;  // a file: groups named "gate..." wait until it is there
   std::map<std::string, Payload> payloads_;
-  bool crash_in_apply_ = false;
+  bool crash_in_apply_ = false, ruin_in_apply_ = false;
 };
 
 absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const worker::v1::Configure& configure,
