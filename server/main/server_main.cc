@@ -1,6 +1,7 @@
 // stemma-server: reads its options, serves until SIGTERM or SIGINT, drains; a second signal ends it at once.
 //
 // Exit: 0 clean, 1 fault or a second signal, 2 configuration.
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -23,6 +24,10 @@
 
 namespace stemma {
 namespace {
+
+// What is allocated in pieces of at least so many bytes goes back to the system when it is freed. Else what clients
+// send in large messages would stay in the process's heap after it was dropped.
+constexpr int kReturnedBytes = 256 << 10;
 
 // Nothing without a path.
 absl::StatusOr<std::optional<ReadyFile>> WriteReadyFile(const std::string& path, const Server& server) {
@@ -100,6 +105,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   RaiseDescriptorLimit();
+  mallopt(M_MMAP_THRESHOLD, kReturnedBytes);
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from e2e.errors.good_request import Request, refusal
 from e2e.errors.model_files import read_parts, write_parts
-from e2e.errors.server import BUILD, MODEL, PATIENCE_S, Cluster, wait_for
+from e2e.errors.server import BUILD, MODEL, PATIENCE_S, Cluster
 from stemma import _proto
 
 STEMMA = BUILD / "bin/stemma"
@@ -124,15 +124,10 @@ def spoiled_model(tmp_path, dtype, value):
                                               ("bf16", 3.4e38, "3.4e+38, which overflows in the run's dtype")])
 def test_weights_that_are_not_finite_are_refused_at_load_by_tensor_and_element(tmp_path, dtype, value, said):
     folder = spoiled_model(tmp_path, dtype, value)
-    server = subprocess.Popen([BUILD / "bin/stemma-server", "--model", folder, "--dtype", dtype, "--data", tmp_path / "data",
-                               "--ready-file", tmp_path / "ready", "--die-with-parent"], stderr=subprocess.DEVNULL)
-    try:
-        address = wait_for(lambda: (tmp_path / "ready").exists() and (tmp_path / "ready").read_text().strip(), "the server")
-        worker = subprocess.run([BUILD / "bin/stemma-worker", "--server", address, "--die-with-parent"],
+    with Cluster(model=folder, worker=False, flags=("--dtype", dtype)) as cluster:
+        worker = subprocess.run([BUILD / "bin/stemma-worker", "--server", cluster.worker_address, "--worker-secret-file",
+                                 cluster.secret_file, "--once", "--die-with-parent"],
                                 capture_output=True, text=True, timeout=PATIENCE_S)
-    finally:
-        server.kill()
-        server.wait()
     assert worker.returncode == 2, worker.stderr
     wanted = f'model.safetensors: tensor "model.layers.1.mlp.down_proj.weight": element [3, 5] is {said}'
     assert wanted in worker.stderr, worker.stderr
