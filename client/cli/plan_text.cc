@@ -55,6 +55,13 @@ std::string PrefixWay(const v1::ClusterReport& cluster) {
   return text;
 }
 
+// Says the least, and where copies of an offloaded tape may use more, that too.
+std::string ActivationsText(const v1::PlanReport& plan) {
+  const std::string least = HumanBytes(Number(plan.peak_bytes()));
+  if (plan.peak_bytes_with_headroom() <= plan.peak_bytes()) return least;
+  return absl::StrCat(least, " (at most ", HumanBytes(Number(plan.peak_bytes_with_headroom())), " with headroom)");
+}
+
 Record PlanSummary(const v1::PlanReport& plan) {
   const auto logical = Number(plan.tokens_logical()), computed = Number(plan.tokens_computed());
   const uint64_t device = plan.state().device();
@@ -64,8 +71,8 @@ Record PlanSummary(const v1::PlanReport& plan) {
   record["work"] = absl::StrCat(HumanFlops(plan.flops()), " of ", HumanFlops(plan.flops_dense()),
                                 Less(plan.flops_dense(), plan.flops()));
   record["time"] = TimeText(plan);
-  record["memory"] = absl::StrCat("activations ", HumanBytes(Number(plan.peak_bytes())), " and state ",
-                                  HumanBytes(Number(device)), " of ", HumanBytes(Number(plan.budget_bytes())));
+  record["memory"] = absl::StrCat("activations ", ActivationsText(plan), " and state ", HumanBytes(Number(device)),
+                                  " of ", HumanBytes(Number(plan.budget_bytes())));
   if (plan.state().host() > 0) {
     record["host memory"] = absl::StrCat("state ", HumanBytes(Number(plan.state().host())));
   }

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = plain_venv.ROOT
 PACKAGE = ROOT / "client" / "python" / "stemma"
-FILES = {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")}
+FILES = {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json")}
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 

@@ -47,8 +47,9 @@ TEST(SyntheticTraceTest, EveryLossModeMakesARequestWithoutProblems) {
   for (const char* mode : {"vanilla", "gspo", "cispo", "importance_sampling", "cross_entropy", "gpg"}) {
     SyntheticTraceOptions options = Options();
     options.loss_mode = mode;
-    const auto header = SyntheticHeader(options);
+    auto header = SyntheticHeader(options);
     ASSERT_TRUE(header.ok()) << header.status();
+    header->mutable_request()->set_request_id("r");
     const TraceRequest request = {.header = *header, .groups = SyntheticGroups(options, *header, 0)};
     const TraceProblems problems = CheckRequest(request, DefaultTraceRules());
     EXPECT_EQ(problems.count, 0u) << mode << ": " << (problems.texts.empty() ? "" : problems.texts[0]);
