@@ -12,14 +12,14 @@ namespace {
 // Three digits, without an exponent below 1000: "9.99", "12.3", "999".
 std::string ThreeDigits(double value) {
   if (value >= 99.95) return absl::StrFormat("%.0f", value);
-  return absl::StrFormat(value >= 9.995 ? "%.1f" : "%.2f", value);
+  return value >= 9.995 ? absl::StrFormat("%.1f", value) : absl::StrFormat("%.2f", value);
 }
 
 // `value` in the first unit that leaves it below `step`; what rounds up to the step takes the next.
-template <size_t size>
-std::string InUnits(double value, double step, const std::array<const char*, size>& units) {
+template <size_t kSize>
+std::string InUnits(double value, double step, const std::array<const char*, kSize>& units) {
   size_t unit = 0;
-  while (unit + 1 < size && value >= step * (1 - 0.0005)) {
+  while (unit + 1 < kSize && value >= step * (1 - 0.0005)) {
     value /= step;
     ++unit;
   }

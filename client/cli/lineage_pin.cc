@@ -50,8 +50,8 @@ std::string LineagePin::MoveTo(const std::string& lineage, uint64_t step) {
     lineage_ = lineage;
     return "";
   }
-  const std::string text = absl::StrCat("lineage ", lineage_, " is lost, with its steps up to ", step_,
-                                        "; going on at step ", step, " of lineage ", lineage);
+  std::string text = absl::StrCat("lineage ", lineage_, " is lost, with its steps up to ", step_, "; going on at step ",
+                                  step, " of lineage ", lineage);
   lineage_ = lineage;
   step_ = step;
   return text;

@@ -57,7 +57,7 @@ std::string PrefixWay(const v1::ClusterReport& cluster) {
 
 // Says the least, and where copies of an offloaded tape may use more, that too.
 std::string ActivationsText(const v1::PlanReport& plan) {
-  const std::string least = HumanBytes(Number(plan.peak_bytes()));
+  std::string least = HumanBytes(Number(plan.peak_bytes()));
   if (plan.peak_bytes_with_headroom() <= plan.peak_bytes()) return least;
   return absl::StrCat(least, " (at most ", HumanBytes(Number(plan.peak_bytes_with_headroom())), " with headroom)");
 }
