@@ -150,6 +150,33 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
           {"limits.connections", limits.connections(), 1, 1 << 20}};
 }
 
+bool IsMarker(std::string_view line, std::string_view marker) {
+  return line.substr(0, 3) == marker && (line.size() == 3 || absl::ascii_isspace(static_cast<unsigned char>(line[3])));
+}
+
+// Finds the line at which a second document begins; 0: there is at most one. A line of `---` begins a document wherever
+// it stands, inside of scalars too. yaml-cpp's own LoadAll does not end on some files that are not YAML.
+int SecondDocumentLine(std::string_view yaml) {
+  bool begun = false, ended = false;
+  int number = 0;
+  while (!yaml.empty()) {
+    ++number;
+    const size_t end = std::min(yaml.find('\n'), yaml.size());
+    const std::string_view line = yaml.substr(0, end);
+    yaml.remove_prefix(std::min(end + 1, yaml.size()));
+    const size_t first = line.find_first_not_of(" \t\r");
+    if (first == std::string_view::npos || line[first] == '#' || (!begun && line[0] == '%')) continue;
+    if (IsMarker(line, "...")) {
+      ended = begun;
+    } else if (ended || (begun && IsMarker(line, "---"))) {
+      return number;
+    } else {
+      begun = true;
+    }
+  }
+  return 0;
+}
+
 // Zero takes the default.
 void Fill(uint64_t value, uint64_t default_value, v1::Limits& limits, void (v1::Limits::*set)(uint64_t)) {
   if (value == 0) (limits.*set)(default_value);
@@ -159,15 +186,15 @@ void Fill(uint64_t value, uint64_t default_value, v1::Limits& limits, void (v1::
 
 ParsedRunConfig ParseRunConfig(std::string_view yaml) {
   ParsedRunConfig parsed;
+  if (const int line = SecondDocumentLine(yaml); line > 0) {
+    parsed.problems.push_back(
+        {"(file)", line,
+         "a second YAML document begins here, and only one could be in force: remove `---` and what "
+         "follows it, or keep one file per configuration"});
+  }
   try {  // yaml-cpp reports only by exception
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(yaml));
-    if (documents.size() > 1) {
-      parsed.problems.push_back({"(file)", LineOf(documents[1]),
-                                 absl::StrCat("holds ", documents.size(),
-                                              " YAML documents, and only one could be in force: remove `---` and what "
-                                              "follows it, or keep one file per configuration")});
-    }
-    if (!documents.empty() && !documents[0].IsNull()) Reader(parsed).Read(documents[0], "", parsed.config);
+    const YAML::Node root = YAML::Load(std::string(yaml));
+    if (!root.IsNull()) Reader(parsed).Read(root, "", parsed.config);
   } catch (const YAML::Exception& exception) {
     parsed.problems.push_back({"(file)", exception.mark.line + 1, absl::StrCat("not YAML: ", exception.msg)});
   }

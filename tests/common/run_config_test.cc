@@ -68,8 +68,8 @@ TEST(RunConfigTest, ValuesThatCannotRunAreReportedBesideThoseThatCannotBeRead) {
 }
 
 TEST(RunConfigTest, ASecondDocumentIsRefusedWithItsLine) {
-  EXPECT_THAT(Check("model: m\n---\nmodel: n\n"), Invalid("line 3: (file): holds 2 YAML documents"));
-  EXPECT_THAT(Check("model: m\n---\n"), Invalid("holds 2 YAML documents"));
+  EXPECT_THAT(Check("model: m\n---\nmodel: n\n"), Invalid("line 2: (file): a second YAML document"));
+  EXPECT_THAT(Check("model: m\n---\n"), Invalid("line 2: (file): a second YAML document"));
   EXPECT_THAT(Check("model: m\n--- {}\n--- {}\n"), Invalid("run.yaml: 1 problem\n"));
   EXPECT_THAT(Check("# one document, with both of its marks\n---\nmodel: m\n...\n"), IsOk());
 }

@@ -201,6 +201,6 @@ def test_d4_a_second_yaml_document_is_refused(tmp_path, rest):
     config = tmp_path / "run.yaml"
     config.write_text(f"model: {MODEL}\n---\n{rest}")
     result = run("--config", config, "--check-config", program="stemma-server")
-    assert result.returncode == 2 and "2 YAML documents" in result.stderr and str(config) in result.stderr, result.stderr
+    assert result.returncode == 2 and "a second YAML document" in result.stderr and str(config) in result.stderr, result.stderr
     config.write_text(f"---\nmodel: {MODEL}\n...\n")
     assert run("--config", config, "--check-config", program="stemma-server").returncode == 0
