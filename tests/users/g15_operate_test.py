@@ -46,7 +46,7 @@ def test_defaults_are_those_of_the_program():
     text = help_of("stemma-server")
     for option, default in (("--drain-timeout", "20"), ("--worker-lost-after", "15"), ("--data", "stemma-data")):
         assert re.search(rf"`{option}`[^.]*\(default `?{default}`?\)", PAGE), option
-        assert re.search(rf"{option}\b[^\n]*\[(default: )?{default}\]", text), option
+        assert re.search(rf"{option}\b(?:(?!\n  --).|\n)*?\(default: {default}\)", text), option
 
 
 def test_health_answers_the_names_of_the_page(cluster):
