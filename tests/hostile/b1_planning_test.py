@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from e2e.errors.good_request import Refusal
-from hostile.hostile_cluster import Cluster, Request, group_part, header_part, memory_mib, refusal, serves
+from hostile.hostile_cluster import Cluster, group_part, header_part, memory_mib, refusal, serves, wait_for
 from stemma import _proto
 
 # A little above the state of the model: too little to keep everything of a few groups together, so that every
@@ -40,6 +40,15 @@ def endless():
     return stream(many_groups())
 
 
+def planned(cluster):
+    """The plan of a small request, or None while the server has no place for it."""
+    try:
+        return cluster.stub.UpdateActor(iter(stream([group_part("g")])), timeout=60).plan
+    except grpc.RpcError as error:
+        assert Refusal(error).reason == "QUEUE_FULL"
+        return None
+
+
 def test_other_calls_are_answered_while_a_plan_is_made_and_it_ends_with_its_deadline(cluster):
     slow = cluster.stub.UpdateActor.future(iter(endless()), timeout=5)
     while not slow.done():
@@ -51,21 +60,20 @@ def test_other_calls_are_answered_while_a_plan_is_made_and_it_ends_with_its_dead
 
 
 def test_work_is_planned_beside_validations_and_validations_count_as_work_in_flight(cluster):
-    held = [cluster.stub.UpdateActor.future(iter(endless()), timeout=120) for _ in range(2)]
+    def endless_call():
+        return cluster.stub.UpdateActor.future(iter(endless()), timeout=120)
+
+    calls = [endless_call(), endless_call()]
     serves(cluster)  # a place is left, and validations have a line of their own
-    full = third = None
-    while full is None:  # until all three have arrived
-        if third is None or third.done():  # not sent, or it came while a request below took the last place
-            third = cluster.stub.UpdateActor.future(iter(endless()), timeout=120)
-        try:
-            Request().send(cluster.stub)
-        except grpc.RpcError as error:
-            full = Refusal(error)
-    held.append(third)
+    calls += [endless_call(), endless_call()]
+    refused = wait_for(lambda: [call for call in calls if call.done()], "the fourth of them to be refused")
+    full = refusal(refused[0].result)
     assert full.reason == "QUEUE_FULL" and full.retry_after_s == 1 and "3 requests are in flight" in full.message
-    for call in held:
+    assert len(refused) == 1
+    for call in calls:
         call.cancel()
-    assert cluster.stub.UpdateActor(iter(stream([group_part("g")])), timeout=60).plan.num_groups == 1
+    # Their ends reach the server some time after the client has given them up.
+    assert wait_for(lambda: planned(cluster), "the cancelled calls to leave their places").num_groups == 1
 
 
 def test_cancelling_a_request_ends_its_plan(cluster):
