@@ -83,27 +83,31 @@ bool Coordinator::WaitDrained(absl::Duration timeout) {
   return mutex_.AwaitWithTimeout([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return drained_; }, timeout);
 }
 
-// False: stopped.
-bool Coordinator::NextEvent(Event& event) {
-  const absl::Duration wait = state_.NextDeadline() - clock_.Now();
+// False: stopped. A tick that leaves its deadline where it was lets one event pass: no deadline stops the events.
+bool Coordinator::NextEvent(Arrived& next) {
+  const absl::Time deadline = state_.NextDeadline();
+  const absl::Duration wait = deadline - clock_.Now();
   MutexLock lock(&mutex_);
   const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !events_.empty(); };
   mutex_.AwaitWithTimeout(awake, wait);
   if (stopped_) return false;
-  if (events_.empty()) {
-    event = TickEvent{};
+  const bool due = events_.empty() || (deadline <= events_.front().at && deadline != ticked_for_);
+  if (due) {
+    next = {events_.empty() ? clock_.Now() : deadline, TickEvent{}};
+    ticked_for_ = deadline;
   } else {
-    event = std::move(events_.front());
+    next = std::move(events_.front());
     events_.pop_front();
+    ticked_for_ = absl::InfinitePast();
   }
   return true;
 }
 
 void Coordinator::Run() {
-  Event event;
-  while (NextEvent(event)) {
-    Execute(state_.Handle(clock_.Now(), event));
-    if (const auto* message = std::get_if<WorkerMessageEvent>(&event)) {
+  Arrived next;
+  while (NextEvent(next)) {
+    Execute(state_.Handle(next.at, next.event));
+    if (const auto* message = std::get_if<WorkerMessageEvent>(&next.event)) {
       if (const auto link = FindLink(message->session)) link->ReadNext();
     }
   }

@@ -7,6 +7,9 @@
 //  (1) a call is answered exactly once, or never after CallGone.
 //  (2) a session's next message is asked for (ReadNext) only after the one before was handled: at most one of each
 //      session is in the queue.
+//  (3) the state lives in the time of arrival: it is told of an event with the time at which the event came, and a
+//      deadline's tick stands before every event that came later. So events that keep coming delay no deadline, and
+//      what waited in the queue was in time: a worker is not lost because the coordinator was slow to hear it.
 #pragma once
 
 #include <cstddef>
@@ -72,10 +75,14 @@ class Coordinator {
   void Stop();
 
  private:
-  void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { events_.push_back(std::move(event)); }
+  struct Arrived {
+    absl::Time at;
+    Event event;
+  };
+  void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { events_.push_back({clock_.Now(), std::move(event)}); }
   void OnPlanned(PlannedEvent event);
   void Run();
-  bool NextEvent(Event& event);
+  bool NextEvent(Arrived& next);
   void Execute(Decision decision);
   void Execute(SendAction& action);
   void Execute(SendPayloadAction& action);
@@ -92,11 +99,12 @@ class Coordinator {
 
   const Clock& clock_;
   const std::function<void(bool)> on_readiness_;
-  const std::string data_directory_;  // empty: nothing is kept
-  CoordinatorState state_;            // of thread_
+  const std::string data_directory_;              // empty: nothing is kept
+  CoordinatorState state_;                        // of thread_
+  absl::Time ticked_for_ = absl::InfinitePast();  // of thread_: the deadline of the tick that was the last event
 
   Mutex mutex_;
-  std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Arrived> events_ ABSL_GUARDED_BY(mutex_);
   std::map<SessionId, std::shared_ptr<WorkerLink>> links_ ABSL_GUARDED_BY(mutex_);
   std::map<CallId, std::shared_ptr<ClientCall>> calls_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;

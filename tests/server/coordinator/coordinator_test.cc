@@ -118,6 +118,11 @@ class EchoWorker final : public WorkerLink {
     message.mutable_register_()->set_memory_free_bytes(1000);
     coordinator_.WorkerMessage(session_, message);
   }
+  void Say() {
+    worker::v1::WorkerMessage message;
+    message.mutable_heartbeat();
+    coordinator_.WorkerMessage(session_, message);
+  }
   void Lose() { coordinator_.WorkerLost(session_, "the test says so"); }
   void set_silent() { silent_ = true; }
   void WaitForPrepare() { CHECK(prepared_.WaitForNotificationWithTimeout(kPatience)); }
@@ -151,16 +156,73 @@ class EchoWorker final : public WorkerLink {
   Flag prepared_;
 };
 
+// Stands still but where it is moved.
+class StillClock final : public Clock {
+ public:
+  absl::Time Now() const override {
+    MutexLock lock(&mutex_);
+    return now_;
+  }
+  void Advance(absl::Duration duration) {
+    MutexLock lock(&mutex_);
+    now_ += duration;
+  }
+  double MonotonicSeconds() const override { return absl::ToDoubleSeconds(Now() - absl::UnixEpoch()); }
+  void Sleep(absl::Duration) const override {}
+
+ private:
+  mutable Mutex mutex_;
+  absl::Time now_ ABSL_GUARDED_BY(mutex_) = absl::FromUnixSeconds(1000);
+};
+
+// Calls again as soon as it is answered, from the coordinator's thread: the queue is never empty before its turns are
+// over. Each turn takes some time, and may say what else comes with it.
+class Flood final : public std::enable_shared_from_this<Flood> {
+ public:
+  Flood(Coordinator& coordinator, StillClock& clock, absl::Duration turn, std::function<bool()> enough)
+      : coordinator_(coordinator), clock_(clock), turn_(turn), enough_(std::move(enough)) {}
+
+  void Next() {
+    coordinator_.Call(std::make_shared<Turn>(shared_from_this()), [](CallId call) { return GetModelEvent{call}; });
+  }
+  int Wait() {  // the turns until there was enough, at most 1000
+    CHECK(over_.WaitForNotificationWithTimeout(kPatience)) << "the flood does not end";
+    return turns_;
+  }
+
+ private:
+  struct Turn final : public ClientCall {
+    explicit Turn(std::shared_ptr<Flood> flood) : flood_(std::move(flood)) {}
+    void OnChunk(std::shared_ptr<const v1::GroupResult>) override {}
+    void OnReply(Reply) override { flood_->Answered(); }
+    std::shared_ptr<Flood> flood_;
+  };
+  void Answered() {
+    clock_.Advance(turn_);
+    if (over_.HasBeenNotified()) return;
+    if (enough_() || ++turns_ == 1000) return over_.Notify();
+    Next();
+  }
+
+  Coordinator& coordinator_;
+  StillClock& clock_;
+  const absl::Duration turn_;
+  const std::function<bool()> enough_;
+  int turns_ = 0;
+  Flag over_;
+};
+
 class CoordinatorTest : public ::testing::Test {
  protected:
-  CoordinatorTest()
+  explicit CoordinatorTest(const Clock& clock = RealClock())
       : coordinator_(
             Options(),
             [this](const TrainingRequest& request, const v1::RunConfig&, const Rates&, const StopCheck& stop) {
               return gate_.Plan(request, stop);
             },
-            RealClock(),
+            clock,
             [this](bool ready) {
+              if (!ready && ready_.HasBeenNotified()) lost_.store(true);
               if (ready && !ready_.HasBeenNotified()) ready_.Notify();
             }) {}
   ~CoordinatorTest() override { coordinator_.Stop(); }
@@ -178,6 +240,7 @@ class CoordinatorTest : public ::testing::Test {
   }
 
   Flag ready_;
+  std::atomic<bool> lost_ = false;
   Gate gate_;
   Coordinator coordinator_;
   std::shared_ptr<EchoWorker> worker_;
@@ -288,6 +351,48 @@ TEST_F(CoordinatorTest, ADeadlineIsMetWithoutAnyOtherEvent) {
   auto waiting = std::make_shared<Waiting>();
   coordinator_.Call(waiting, [](CallId call) { return GetRequestEvent{call, "a", absl::Milliseconds(20)}; });
   EXPECT_EQ(std::get<v1::RequestStatus>(waiting->Get()).state(), v1::PREPARING);
+}
+
+// The clock is the test's: nothing here depends on the machine's speed.
+class FloodTest : public CoordinatorTest {
+ protected:
+  FloodTest() : FloodTest(std::make_unique<StillClock>()) {}
+  ~FloodTest() override { coordinator_.Stop(); }
+  int FloodUntil(absl::Duration turn, const std::function<bool()>& enough) {
+    const auto flood = std::make_shared<Flood>(coordinator_, *clock_, turn, enough);
+    flood->Next();
+    return flood->Wait();
+  }
+  std::unique_ptr<StillClock> clock_;
+
+ private:
+  explicit FloodTest(std::unique_ptr<StillClock> clock) : CoordinatorTest(*clock), clock_(std::move(clock)) {}
+};
+
+TEST_F(FloodTest, ALoopThatIsNeverEmptyMeetsItsDeadlinesAtTheirTime) {
+  StartWorker();
+  worker_->set_silent();
+  Submit("a");
+  auto waiting = std::make_shared<Waiting>();
+  coordinator_.Call(waiting, [](CallId call) { return GetRequestEvent{call, "a", absl::Seconds(10)}; });
+  EXPECT_LE(FloodUntil(absl::Seconds(1), [&] { return waiting->done(); }), 11);
+  EXPECT_EQ(std::get<v1::RequestStatus>(waiting->Get()).state(), v1::PREPARING);
+}
+
+TEST_F(FloodTest, AWorkerThatIsSilentWhileEventsKeepComingIsLost) {
+  StartWorker();
+  EXPECT_LE(FloodUntil(absl::Seconds(1), [&] { return lost_.load(); }), 17) << "worker_lost_after is 15 s";
+}
+
+// Five calls of 10 s each wait at any time, so what the worker says every 10 s is handled 50 s later.
+TEST_F(FloodTest, AWorkerWhoseMessagesWaitInTheQueueIsNotLost) {
+  StartWorker();
+  int turns = 0;
+  const auto speaks = [&] { return worker_->Say(), ++turns == 50; };
+  const auto flood = std::make_shared<Flood>(coordinator_, *clock_, absl::Seconds(10), speaks);
+  for (int i = 0; i < 5; ++i) flood->Next();
+  flood->Wait();
+  EXPECT_FALSE(lost_.load());
 }
 
 }  // namespace
