@@ -5,7 +5,8 @@ make mutants ARGS="cost_model server/core"      those whose name, file or table 
 make mutants ARGS="--shard 2/4"                 the second quarter; shards are cut by file, so that each builds less
 make mutants ARGS="--sample 20 --seed 7"        twenty by chance
 
-Exit status: 0 if every mutant did what the table says, 1 if one survived, did not build or did not do so, 2 for wrong use."""
+Exit status: 0 if every mutant did what the table says, 1 if one survived, did not build, was not judged or did not do so, 2 for
+wrong use."""
 
 import argparse
 import dataclasses
@@ -13,6 +14,7 @@ import json
 import pathlib
 import random
 import re
+import signal
 import sys
 import time
 
@@ -25,7 +27,7 @@ _CONTROL = "control.toml"  # its mutants run with every selection
 @dataclasses.dataclass
 class Result:
     mutant: table.Mutant
-    verdict: str  # killed, SURVIVED, did not build
+    verdict: str  # killed, SURVIVED, did not build, not judged
     seconds: float
     detail: str = ""
     by: str = ""  # the first test that failed, by its own name
@@ -81,10 +83,11 @@ class Session:
 
     def __init__(self, scratch, mutants):
         self._scratch, self._mutants = scratch, mutants
-        self._ctest, self._limits = {}, {}
+        self._ctest, self._limits, self._failing = {}, {}, set()
 
     def prepare(self):
-        """Builds everything unmutated and runs each test that the selection names once: it must pass and run something."""
+        """Builds everything unmutated and runs each test that the selection names once: one that does not pass, or runs
+        nothing, judges no mutant."""
         self._scratch.copy_checkout()
         self._scratch.configure()
         self._ctest = self._scratch.tests()
@@ -99,7 +102,8 @@ class Session:
         for test in tests:
             status, output, seconds = self._run(test, None)
             if status != 0 or "[  PASSED  ] 0 tests" in output:
-                raise SystemExit(f"{test} does not pass, or runs nothing, on the unmutated tree:\n{output[-4000:]}")
+                self._failing.add(test)
+                print(f"{test} does not pass, or runs nothing, on the unmutated tree:\n{output[-4000:]}", flush=True)
             self._limits[test] = 60 + 10 * seconds  # a mutant that hangs is killed by time
 
     def _run(self, test, limit_s):
@@ -109,6 +113,8 @@ class Session:
 
     def judge(self, mutant):
         begin = time.monotonic()
+        if failing := sorted(self._failing.intersection(mutant.tests)):
+            return Result(mutant, "not judged", 0.0, ", ".join(failing))
         text = self._scratch.read(mutant.file)
         self._scratch.write(mutant.file, mutant.applied(text))
         try:
@@ -141,7 +147,8 @@ def line(result):
     wrong = "" if result.as_listed() else "  <-- " + {
         "killed": f"listed as a survivor ({mutant.survives}): take `survives` away",
         "SURVIVED": f"{result.detail}; {mutant.breaks}",
-        "did not build": f"mend it in {mutant.table}"}[result.verdict]
+        "did not build": f"mend it in {mutant.table}",
+        "not judged": f"{result.detail} must pass on the unmutated tree"}[result.verdict]
     by = f"  by {result.by}" if result.verdict == "killed" else ""
     return f"{mutant.name:44} {mutant.file:40} {result.verdict:13} {result.seconds:6.1f} s{by}{listed}{wrong}"
 
@@ -151,9 +158,10 @@ def summary(results):
     killed = sum(r.verdict == "killed" for r in results)
     alive = [r for r in results if r.verdict == "SURVIVED"]
     equivalent = sum(r.mutant.survives.startswith("equivalent") for r in alive)
-    broken = len(results) - killed - len(alive)
-    judged = len(results) - equivalent - broken
-    text = (f"{len(results)} mutants: {killed} killed, {len(alive)} survived ({equivalent} equivalent), {broken} did not build; "
+    broken = sum(r.verdict == "did not build" for r in results)
+    judged = killed + len(alive) - equivalent
+    text = (f"{len(results)} mutants: {killed} killed, {len(alive)} survived ({equivalent} equivalent), {broken} did not build, "
+            f"{len(results) - killed - len(alive) - broken} not judged; "
             f"{100 * killed / max(1, judged):.1f} % of the {judged} that are not equivalent died")
     return text, all(r.as_listed() for r in results)
 
@@ -182,6 +190,8 @@ def arguments():
 
 def main():
     options = arguments()
+    # A shell's background job ignores SIGINT; the tests would inherit that, and some send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     mutants, problems = table.read()
     if problems:
         print("\n".join(problems), file=sys.stderr)

@@ -116,6 +116,21 @@ def test_verdicts_follow_what_the_tests_did_and_the_text_is_taken_back():
     assert "50.0 % of the 2" in text and not good
 
 
+def test_a_test_that_fails_on_the_unmutated_tree_judges_no_mutant():
+    scratch = _FakeScratch()
+    scratch.copy_checkout = scratch.configure = lambda: None
+    scratch.tests = lambda: {name: ([name], {}, ".", 10) for name in "tu"}
+    scratch.run_test = lambda line, *_: (1 if line == ["t"] or scratch.text != "right" else 0, "", 0.1)
+    mutants = [dataclasses.replace(_GOOD, file="f", old="right", new="wrong", tests=(test,), of=1) for test in "tu"]
+    session = command.Session(scratch, mutants)
+    session.prepare()
+    results = [session.judge(mutant) for mutant in mutants]
+    assert [r.verdict for r in results] == ["not judged", "killed"]
+    assert "t must pass on the unmutated tree" in command.line(results[0])
+    text, good = command.summary(results)
+    assert "1 not judged" in text and "100.0 % of the 1" in text and not good
+
+
 def test_a_selector_becomes_the_filter_of_its_runner():
     files = {"b_test.py": "def test_it():\n", "c_test.py": "def test_it_too():\n"}
     narrowed = lambda line, selector: command.command_of((line,), selector, files.get)
