@@ -62,11 +62,38 @@ TEST(CostTest, TapePoliciesOfAKnownModelTakeTheKnownBytesPerTokenAndLayer) {
   }
 }
 
+// Beside the queries, QK-norm keeps q, k and v before it and a statistic for each head.
+TEST(CostTest, QkNormKeepsWhatItNormalizes) {
+  ByteShape plain;
+  plain.config = Llama3_8B();
+  plain.run_bytes = 2;
+  ByteShape normed = plain;
+  normed.config.qk_norm = true;
+  const WaveShape wave{.rows = 1000};
+  const int64_t kept = 2 * (4096 + 2 * 1024) + 4 * (32 + 8);
+  EXPECT_EQ(SuffixBytes(normed, {}, wave).wave_tape - SuffixBytes(plain, {}, wave).wave_tape, 1000 * 32 * kept);
+}
+
 TEST(CostTest, RecomputingTheGateAndUpProductsCostsTheirForward) {
   const ModelConfig config = Llama3_8B();
   const double products = 2.0 * 100 * 2 * 4096 * 14336 * 32;
   EXPECT_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S1).total(), 0);
   EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S2).total(), products);
+}
+
+// What each policy restores by products: gate and up; q, k and v, which are one product; the attention and its output.
+TEST(CostTest, RecomputingAPolicysProductsCostsTheirForward) {
+  const ModelConfig config = Llama3_8B();
+  const double rows = 100, layers = 32, d = 4096, kv = 1024, ffn = 14336;
+  const double pairs = rows * 50 + rows * (rows + 1) / 2;
+  const double gate_up = 2 * rows * 2 * d * ffn, qkv = 2 * rows * d * (d + 2 * kv);
+  const double attention = 4 * d * pairs + 2 * rows * d * d;
+  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S2).total(), layers * gate_up);
+  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S3).total(), layers * (gate_up + qkv));
+  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S4).total(), layers * (gate_up + qkv + attention));
+  const double own_pairs = rows * (rows + 1) / 2;
+  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, {.rows = 100, .policy = v1::S4}).total(),
+                   (layers - 1) * (gate_up + qkv + 4 * d * own_pairs + 2 * rows * d * d));
 }
 
 TEST(CostTest, AForgottenPrefixIsRunForwardAgain) {

@@ -100,5 +100,12 @@ TEST(LossNamesTest, TheDocumentedTableIsTheOneInForce) {
   }
 }
 
+// Its ratio is a mean over the response: a chunk of the head alone does not hold it.
+TEST(LossNamesTest, OnlyGspoNeedsWholeRollouts) {
+  for (const std::string_view name : LossModeNames()) {
+    EXPECT_EQ(NeedsWholeRollouts(ParseLossMode(name).value()), name == "gspo") << name;
+  }
+}
+
 }  // namespace
 }  // namespace stemma

@@ -93,6 +93,13 @@ TEST(RunConfigTest, NumbersThatDoNotFitAreReported) {
   EXPECT_THAT(Check("model: m\nlimits: {message_bytes: 4294967296}\n"), Invalid("limits.message_bytes"));
 }
 
+TEST(RunConfigTest, BothEndsOfARangeAreTaken) {
+  EXPECT_THAT(Check("model: m\nthreads: 4096\n"), IsOk());
+  EXPECT_THAT(Check("model: m\nthreads: 4097\n"), Invalid("4097 is not from 0 to 4096"));
+  EXPECT_THAT(Check("model: m\nlimits: {string_bytes: 65536, groups: 1, message_bytes: 65536}\n"), IsOk());
+  EXPECT_THAT(Check("model: m\nlimits: {message_bytes: 65535}\n"), Invalid("65535 is not from 65536"));
+}
+
 TEST(RunConfigTest, AMissingFileIsNamed) {
   EXPECT_THAT(ReadRunConfig("no/such/run.yaml"),
               testing::StatusIs(absl::StatusCode::kNotFound, ::testing::HasSubstr("no/such/run.yaml")));

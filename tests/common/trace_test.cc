@@ -66,6 +66,7 @@ TEST(TraceJsonTest, MistakesAreNamedByTheirPath) {
   EXPECT_THAT(parse("-0.3", "NaN"), Invalid("not JSON at byte"));
   EXPECT_THAT(parse("[1, 0]", "[1, 2]"), Invalid("response_mask[1]: must be 0 or 1"));
   EXPECT_THAT(parse("[1, 0]", "[1]"), Invalid("response_mask: has 1 elements, response_tokens has 2"));
+  EXPECT_THAT(parse("[1, 0]", "[1, 0, 0]"), Invalid("response_mask: has 3 elements, response_tokens has 2"));
   EXPECT_THAT(parse("[1, 0]", "[]"), Invalid("response_mask: has 0 elements"));
   EXPECT_THAT(parse("zczMvwAAgD8=", "zcz*"), Invalid("ref_log_prob: is not base64"));
   EXPECT_THAT(parse("zczMvwAAgD8=", "zczM"), Invalid("ref_log_prob: its base64 holds 3 bytes"));

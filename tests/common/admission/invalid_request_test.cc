@@ -206,6 +206,15 @@ INSTANTIATE_TEST_SUITE_P(
                  [](Stream& s) { s.rollout().set_rollout_is_weights(PackArray<float>({1})); }},
         BadInput{"MissingOldLogProbs", kR + "old_log_probs", [](Stream& s) { s.rollout().clear_old_log_probs(); }},
         BadInput{"MissingRefLogProb", kR + "ref_log_prob", [](Stream& s) { s.rollout().clear_ref_log_prob(); }},
+        BadInput{"MissingRefLogProbWhereOldOnesAreOfTheWeights", kR + "ref_log_prob",
+                 [](Stream& s) {
+                   s.header.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+                   s.header.mutable_old()->set_weights("policy");
+                   for (v1::PromptGroup& group : s.groups) {
+                     for (v1::Rollout& rollout : *group.mutable_rollouts()) rollout.clear_old_log_probs();
+                   }
+                   s.rollout().clear_ref_log_prob();
+                 }},
         BadInput{"MissingAdvantage", kR + "advantage", [](Stream& s) { s.rollout().clear_advantage(); }},
         BadInput{"RewardWithoutItsNormalization", kR + "reward",
                  [](Stream& s) {

@@ -46,6 +46,17 @@ TEST(RequestBuilderTest, FromTheFirstProblemOnOnlyNamesAreKept) {
   EXPECT_EQ(GetErrorDetails(builder.Finish().status()).metadata.count("violations"), 0u) << "it was cut";
 }
 
+TEST(RequestBuilderTest, NumbersAtTheEndOfTheirRangeAreAccepted) {
+  Stream stream;
+  stream.header.mutable_loss()->set_clip_ratio_low(0);
+  stream.header.mutable_loss()->set_clip_ratio_high(0);
+  stream.header.mutable_adam()->set_learning_rate(0);
+  stream.header.mutable_adam()->set_weight_decay(0);
+  stream.header.mutable_adam()->set_max_grad_norm(0);
+  stream.header.mutable_adam()->set_beta1(0);
+  EXPECT_TRUE(Build(stream).ok()) << Build(stream).status();
+}
+
 struct BadStream {
   std::string name;
   absl::StatusCode code;
@@ -141,6 +152,26 @@ TEST(RequestBuilderTest, MoreContinuesTheRolloutsOfItsGroupUnderTheSameDigest) {
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_EQ((*request)->digest, (*Build({}))->digest);
   EXPECT_EQ((*request)->groups[1].rollouts(1).rollout_id(), "b/1");
+}
+
+TEST(RequestBuilderTest, AProblemInMoreIsNamedByItsPlaceInTheGroup) {
+  RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model(), RunNumbers());
+  v1::GroupPart part;
+  *part.mutable_update() = GoodHeader();
+  ASSERT_TRUE(builder.Add(part).ok());
+  *part.mutable_group() = GoodGroup("a");
+  ASSERT_TRUE(builder.Add(part).ok());
+  part.mutable_more()->set_uid("a");
+  *part.mutable_more()->add_rollouts() = GoodRollout("third");
+  *part.mutable_more()->add_rollouts() = GoodRollout("fourth");
+  part.mutable_more()->mutable_rollouts(1)->set_advantage(std::nan(""));
+  ASSERT_TRUE(builder.Add(part).ok());
+  part.mutable_end()->set_num_groups(1);
+  part.mutable_end()->set_num_rollouts(4);
+  ASSERT_TRUE(builder.Add(part).ok());
+  const ErrorDetails details = GetErrorDetails(builder.Finish().status());
+  ASSERT_EQ(details.violations.size(), 1u);
+  EXPECT_EQ(details.violations[0].field, "groups[0].rollouts[3].advantage");
 }
 
 absl::Status AddOnly(const std::vector<std::function<void(v1::GroupPart&)>>& fills) {

@@ -30,6 +30,7 @@ CalibrationBook Book() {
   CalibrationSample sample;
   for (int rate = 0; rate < kNumRates; ++rate) sample.work.suffix[static_cast<Rate>(rate)] = 1.5e9 * rate;
   sample.work.prefix_forward[kLinear] = 3;
+  sample.work.prefix_backward[kLinear] = 5;
   sample.seconds = {0.1, 0.25, 0.3};
   sample.apply_s = 0.0125;
   book["machine"] = {sample, sample};
@@ -43,6 +44,7 @@ TEST_F(CalibrationFileTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(CalibrationText(book), CalibrationText(Book()));
   ASSERT_EQ(book.at("machine").size(), 2u);
   EXPECT_EQ(book.at("machine")[1].work.suffix.units, Book()["machine"][1].work.suffix.units);
+  EXPECT_EQ(book.at("machine")[1].work.prefix_backward[kLinear], 5);
   EXPECT_EQ(book.at("machine")[1].seconds.prefix_backward, 0.3);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "calibration.json.tmp"));
 }

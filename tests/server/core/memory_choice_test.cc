@@ -111,6 +111,35 @@ TEST(MemoryChoiceTest, AWaveOfSeveralGroupsNeedsTheBytesOfItsLongest) {
   }
 }
 
+// Many threads beside a small MLP and a small head: the blocks of scores decide, of the longest prefix where there is
+// one, else of the longest member.
+TEST(MemoryChoiceTest, AWavesBlocksOfScoresAreThoseOfItsLongest) {
+  MemoryOptions options = BenchMemory(8192 * kMiB);
+  options.shape.threads = 64;
+  options.shape.config.ffn_size = 64;
+  options.shape.config.vocab_size = 128;
+  const auto expect = [&](const ClusterShape& cluster, const WaveShape& wave, const WaveShape& of_another) {
+    const MemoryAnswer answer = ChooseMemory(options, cluster);
+    ASSERT_TRUE(answer.choice);
+    EXPECT_EQ(answer.choice->wave_sizes, std::vector<uint32_t>{2});
+    const PrefixShape& prefix = answer.choice->way.prefix;
+    EXPECT_EQ(answer.choice->suffix.peak(), SuffixBytes(options.shape, prefix, wave).peak());
+    EXPECT_GT(answer.choice->suffix.peak(), SuffixBytes(options.shape, prefix, of_another).peak()) << "control";
+  };
+  const MemberShape small = {.rows = 200, .prefix_rows = 100}, large = {.rows = 200, .prefix_rows = 400};
+  const MemberShape brief = {.rows = 20, .dense = true}, lengthy = {.rows = 300, .dense = true};
+  for (const bool swapped : {false, true}) {
+    const auto both = [&](const MemberShape& a, const MemberShape& b) {
+      return swapped ? std::vector{b, a} : std::vector{a, b};
+    };
+    expect({.prefix_rows = {100, 400}, .members = both(small, large)},
+           {.rows = 400, .longest_rows = 200, .ancestor_rows = 400},
+           {.rows = 400, .longest_rows = 200, .ancestor_rows = 100});
+    expect({.prefix_rows = {}, .members = both(brief, lengthy)}, {.rows = 320, .longest_rows = 300},
+           {.rows = 320, .longest_rows = 20});
+  }
+}
+
 // A wave takes as many rows as are worth packing, and exactly so many.
 TEST(MemoryChoiceTest, AWaveTakesExactlyTheRowsThatAreWorthPacking) {
   const MemoryOptions options = BenchMemory(int64_t{1} << 40);

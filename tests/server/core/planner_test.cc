@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/admission/mini_batches.h"
 #include "common/cost.h"
 #include "common/error.h"
 #include "common/state_bytes.h"
@@ -345,6 +348,33 @@ TEST(PlannerTest, APlanThatNobodyWaitsForEndsWithinOneAlternative) {
     EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled) << stop_at;
     EXPECT_LT(asked, stop_at + 20) << "it ends soon after it is told to";
   }
+}
+
+// Every order comes up, those that leave a group in its place too.
+TEST(PlannerTest, AShuffleReachesEveryOrder) {
+  std::set<std::vector<std::vector<uint32_t>>> orders;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    orders.insert(MiniBatches(3, {.shuffle = true, .seed = seed, .payload_digest = "d"}, 0));
+  }
+  EXPECT_EQ(orders.size(), 6u);
+}
+
+// Long prefixes are a cluster each; the first one needs the most.
+TEST(PlannerTest, AStepsPeakIsItsLargestClusters) {
+  PlannerRequest request;
+  request.schedule = v1::REUSE;
+  request.groups = {Group("a", 3000, {256, 256}), Group("b", 1500, {8, 8}), Group("c", 1500, {8, 8})};
+  const auto plan = MakePlan(Model(), request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const v1::StepReport& step = plan->report.steps(0);
+  ASSERT_GE(step.clusters_size(), 2);
+  uint64_t largest = 0, last = 0;
+  for (const v1::ClusterReport& cluster : step.clusters()) {
+    last = std::max({cluster.prefix_forward().peak(), cluster.suffix().peak(), cluster.prefix_backward().peak()});
+    largest = std::max(largest, last);
+  }
+  ASSERT_LT(last, largest);
+  EXPECT_EQ(step.peak_bytes(), largest);
 }
 
 TEST(PlannerTest, AForwardOnlyPassCountsForwardFlopsAndFewerBytes) {

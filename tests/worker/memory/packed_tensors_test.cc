@@ -83,6 +83,18 @@ TEST_F(PackedTensorsTest, TensorsOfOneStorageGoOnceAndShareItAfterwards) {
   EXPECT_TRUE(both[0].is_alias_of(both[1]));
 }
 
+// The span of a shared storage begins at its lowest tensor, wherever that stands in the list.
+TEST_F(PackedTensorsTest, TensorsOfOneStorageComeBackInAnyOrder) {
+  const at::Tensor whole = Filled({96, 32}, at::kFloat, 1);
+  const std::vector<at::Tensor> parts = {whole.slice(0, 0, 7), whole.slice(0, 40, 50), whole.slice(0, 80, 96)};
+  for (const std::vector<size_t>& order : {std::vector<size_t>{2, 1, 0}, {1, 2, 0}, {1, 0, 2}, {2, 0, 1}}) {
+    std::vector<at::Tensor> tensors;
+    for (const size_t i : order) tensors.push_back(parts[i]);
+    EXPECT_EQ(PackedTensors(tensors).bytes(), 96 * 32 * 4);
+    EXPECT_EQ(BitsOf(RoundTrip(tensors)), BitsOf(tensors));
+  }
+}
+
 TEST_F(PackedTensorsTest, OfALargeStorageOnlyTheCoveredSpanGoes) {
   const at::Tensor whole = Filled({1000, 16}, at::kFloat, 1);
   EXPECT_EQ(PackedTensors({whole.slice(0, 500, 510)}).bytes(), 10 * 16 * 4);

@@ -69,6 +69,19 @@ TEST(LinearTest, Bfloat16WeightGradientsAccumulateInSinglePrecision) {
   EXPECT_GT(RelativeError(at::matmul(dy.t(), x), at::matmul(dy64.t(), x.to(at::kDouble))), 1e-4);  // control
 }
 
+// A last slice of any size is added, the one of a single row too.
+TEST(LinearTest, Bfloat16WeightGradientsCountEveryRow) {
+  Random random(26);
+  for (const int64_t rows : {1, 2, 511, 512, 513, 1024, 1025}) {
+    const at::Tensor x = random.Normal({rows, 8}, at::kBFloat16), dy = random.Normal({rows, 6}, at::kBFloat16);
+    // One row outweighs the others: without it the sum is far off.
+    x[rows - 1].mul_(64);
+    const at::Tensor dweight = at::zeros({6, 8});
+    LinearBackwardWeight(dy, x, dweight, {});
+    EXPECT_LT(RelativeError(dweight, at::matmul(dy.to(at::kDouble).t(), x.to(at::kDouble))), 1e-5) << rows;
+  }
+}
+
 TEST(EmbeddingTest, AgreesWithAutogradForRepeatedTokens) {
   Random random(23);
   for (const int64_t rows : {0, 1, 200}) {

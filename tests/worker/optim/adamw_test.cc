@@ -111,5 +111,15 @@ INSTANTIATE_TEST_SUITE_P(All, NonfiniteUpdateTest,
                          ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16, at::kDouble),
                                             ::testing::Values(v1::DEVICE, v1::HOST)));
 
+TEST(GradNormTest, IsTheRootOfTheSumOfAllSquares) {
+  std::vector<Parameter> parameters = MakeParameters(at::kDouble, {{4, 9}, {16}});
+  for (Parameter& p : parameters) p.grad.fill_(p.is_matrix() ? 0.5 : -2.0);
+  EXPECT_DOUBLE_EQ(GradNormSquared(parameters), 36 * 0.25 + 16 * 4.0);
+  EXPECT_EQ(FirstNonfinite(parameters), "");
+  parameters[1].grad[3] = std::numeric_limits<double>::infinity();
+  EXPECT_FALSE(std::isfinite(GradNormSquared(parameters)));
+  EXPECT_EQ(FirstNonfinite(parameters), parameters[1].name);
+}
+
 }  // namespace
 }  // namespace stemma::testing
