@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/address.h"
+#include "common/message_sizes.h"
 #include "grpc/support/time.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
@@ -11,9 +12,6 @@ namespace {
 
 // A span is a deadline relative to now: the CLI reads no clock for it.
 gpr_timespec FromNow(double seconds) { return gpr_time_from_millis(static_cast<int64_t>(seconds * 1e3), GPR_TIMESPAN); }
-
-// The receiver's limit of the protocol: messages of up to 64 MiB.
-constexpr int kMessageBytesMax = 64 << 20;
 
 }  // namespace
 
@@ -27,7 +25,7 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ServerOptions
     return UsageError(absl::StrCat("--server: ", address.status().message()));
   }
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
+  arguments.SetMaxReceiveMessageSize(kReceivedBytesMax);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

@@ -1,11 +1,13 @@
 #include "common/admission/group_rules.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/arrays.h"
+#include "common/message_sizes.h"
 
 namespace stemma {
 namespace {
@@ -55,6 +57,13 @@ class GroupCheck {
       if (!mask[i] || std::isfinite(numbers[i])) continue;
       return Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("is ", numbers[i], ", must be finite"));
     }
+  }
+
+  // What is never cut into several messages fits one.
+  void CheckUncut(const std::string& field, uint64_t bytes) {
+    if (bytes <= kUncutBytesMax) return;
+    Add(field, absl::StrCat("takes ", bytes, " bytes with all that belongs to it, or its result does; at most ",
+                            kUncutBytesMax, " fit a message to or from a worker: send fewer tokens"));
   }
 
   void CheckNumber(const std::string& field, double value) {
@@ -126,6 +135,7 @@ void CheckGroup(const std::string& path, const v1::PromptGroup& group, const Gro
   if (check.CheckTokens("prompt_tokens", group.prompt_tokens(), limits.vocab_size) == 0) {
     check.Add("prompt_tokens", "is empty: a prompt has at least one token");
   }
+  check.CheckUncut("prompt_tokens", group.prompt_tokens().size());
 }
 
 void CheckRollout(const RolloutPlace& place, const v1::Rollout& rollout, const RolloutNeeds& needs,
@@ -138,6 +148,8 @@ void CheckRollout(const RolloutPlace& place, const v1::Rollout& rollout, const R
     check.Add("response_tokens", absl::StrCat("is ", size, " tokens after a prompt of ", place.prompt_tokens,
                                               "; the model has ", limits.max_positions, " positions"));
   }
+  check.CheckUncut("response_tokens",
+                   std::max<uint64_t>(rollout.ByteSizeLong(), static_cast<uint64_t>(size) * kResultBytesPerToken));
   const absl::Status mask_status = CheckMask(rollout.response_mask(), size);
   if (!mask_status.ok()) check.Add("response_mask", std::string(mask_status.message()));
   const MaskView mask(mask_status.ok() ? std::string_view(rollout.response_mask()) : std::string_view(), size);

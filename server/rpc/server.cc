@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "common/message_sizes.h"
 #include "common/status_macros.h"
 #include "common/stop_times.h"
 #include "glog/logging.h"
@@ -19,7 +20,6 @@ namespace stemma {
 namespace {
 
 constexpr int kClientStreamsMax = 64, kWorkerStreamsMax = 4, kOpsStreamsMax = 16;  // of one connection
-constexpr int kWorkerMessageBytesMax = 64 << 20;
 constexpr int kOpsMessageBytesMax = 64 << 10;
 
 gpr_timespec RealtimeOf(absl::Time time) {
@@ -79,7 +79,7 @@ absl::Status Server::OpenListeners(const ServerOptions& options) {
   SetReady(false);
   ASSIGN_OR_RETURN(rpc_->workers, Listen({.address = options.worker_listen,
                                           .service = rpc_->worker.get(),
-                                          .message_bytes_max = kWorkerMessageBytesMax,
+                                          .message_bytes_max = kReceivedBytesMax,
                                           .streams_max = kWorkerStreamsMax},
                                          clock_));
   worker_address_ = rpc_->workers.address;

@@ -1,7 +1,8 @@
 // The three listeners of the server, each with its own limits and its own trust. Plaintext.
 //
 //   clients   TrainingService and reflection; messages up to limits.message_bytes
-//   workers   WorkerService alone, for those who send the secret; messages up to a limit of its own
+//   workers   WorkerService alone, for those who send the secret; messages up to kReceivedBytesMax, whatever
+//             the clients' limit is (common/message_sizes.h)
 //   ops       health: `liveness` from the start; "", `readiness` and the public service's name while a worker has the
 //             weights
 #pragma once

@@ -19,7 +19,7 @@ namespace stemma {
 struct EngineHooks {
   std::function<bool()> cancelled = [] { return false; };
   std::function<void(const worker::v1::Heartbeat&)> progress = [](const worker::v1::Heartbeat&) {};
-  std::function<void(worker::v1::ResultChunk)> results = [](worker::v1::ResultChunk) {};  // at most ~2 MiB each
+  std::function<void(worker::v1::ResultChunk)> results = [](worker::v1::ResultChunk) {};  // kResultChunkBytes each
 };
 
 class Engine {

@@ -2,10 +2,9 @@
 
 #include <utility>
 
+#include "common/message_sizes.h"
+
 namespace stemma {
-namespace {
-constexpr size_t kChunkBytes = size_t{2} << 20;
-}  // namespace
 
 std::string ResultSender::Encode(std::span<const double> values) const {
   if (float64_) return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
@@ -20,7 +19,10 @@ std::string ResultSender::Encode(std::span<const double> values) const {
 
 void ResultSender::Add(const std::string& uid, const std::string& rollout_id, std::span<const double> log_prob,
                        std::span<const double> entropy) {
-  if (chunk_.group().uid() != uid || chunk_bytes_ > kChunkBytes) Flush();
+  constexpr size_t kFramingBytes = 64;  // of a rollout and its fields
+  const size_t bytes = rollout_id.size() + kFramingBytes +
+                       (log_prob.size() + entropy.size()) * (float64_ ? sizeof(double) : sizeof(float));
+  if (chunk_.group().uid() != uid || chunk_bytes_ + bytes > kResultChunkBytes) Flush();
   chunk_.set_id(id_);
   chunk_.mutable_group()->set_uid(uid);
   chunk_.mutable_group()->set_dtype(float64_ ? v1::FLOAT64 : v1::FLOAT32);
@@ -28,7 +30,7 @@ void ResultSender::Add(const std::string& uid, const std::string& rollout_id, st
   result.set_rollout_id(rollout_id);
   result.set_log_probs(Encode(log_prob));
   result.set_entropy(Encode(entropy));
-  chunk_bytes_ += result.log_probs().size() + result.entropy().size();
+  chunk_bytes_ += bytes;
 }
 
 void ResultSender::Flush() {

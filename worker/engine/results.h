@@ -1,4 +1,5 @@
-// Per-rollout results on their way to the server: encoded as the API has them, in messages of about 2 MiB.
+// Per-rollout results on their way to the server: encoded as the API has them, in messages of at most
+// kResultChunkBytes (common/message_sizes.h); one rollout's result that is larger has a message of its own.
 #pragma once
 
 #include <functional>

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "common/message_sizes.h"
 #include "common/system_memory.h"
 #include "glog/logging.h"
 #include "grpc/support/log.h"
@@ -27,7 +28,6 @@ using Stream = grpc::ClientReaderWriter<WorkerMessage, ServerMessage>;
 constexpr absl::Duration kHeartbeatEvery = absl::Seconds(1);
 constexpr absl::Duration kEngineStopsWithin = absl::Seconds(2);
 constexpr absl::Duration kServerClosesWithin = absl::Seconds(2);
-constexpr int kMessageBytesMax = 64 << 20;
 constexpr int kRedialMsMin = 200, kRedialMsMax = 2'000;
 constexpr int kFirstWaitMs = 1'000;  // shorter waits for the server are not worth a line
 constexpr int kWaitLineMs = 60'000;
@@ -49,7 +49,7 @@ void WaitForServer(grpc::Channel& channel, const std::string& server) {
 std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
   gpr_set_log_function(LogOfGrpc);
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
+  arguments.SetMaxReceiveMessageSize(kReceivedBytesMax);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

@@ -4,6 +4,7 @@
 
 #include "common/arrays.h"
 #include "common/error.h"
+#include "common/message_sizes.h"
 #include "gtest/gtest.h"
 #include "tests/common/admission/sent_stream.h"
 
@@ -43,6 +44,13 @@ void SetGroups(Stream& stream, uint64_t count) {
   stream.end_rollouts = 2 * count;
 }
 
+// Where neither the context nor the number of tokens is the limit.
+Stream& Roomy(Stream& stream) {
+  stream.positions = 1 << 30;
+  stream.limits.set_tokens(1 << 30);
+  return stream;
+}
+
 // Steps of `groups` groups, `mini_batch` at a time, under a limit of 6.
 std::function<void(Stream&, uint64_t)> StepsOfEpochs(uint64_t groups, uint64_t mini_batch) {
   return [groups, mini_batch](Stream& stream, uint64_t epochs) {
@@ -72,6 +80,14 @@ INSTANTIATE_TEST_SUITE_P(
         Edge{"StringBytes", "INVALID_REQUEST", [](Stream& s, uint64_t v) { s.limits.set_string_bytes(v); }, 3, -1},
         Edge{"FullContext", "INVALID_REQUEST", [](Stream& s, uint64_t response) { SetResponse(s.rollout(), response); },
              kPositions - 3, +1},
+        Edge{"ResultOfOneRollout", "INVALID_REQUEST",
+             [](Stream& s, uint64_t response) { SetResponse(Roomy(s).rollout(), response); },
+             kUncutBytesMax / kResultBytesPerToken, +1},
+        Edge{"OnePrompt", "INVALID_REQUEST",
+             [](Stream& s, uint64_t prompt) {
+               Roomy(s).groups[0].set_prompt_tokens(PackArray(std::vector<int32_t>(prompt, 7)));
+             },
+             kUncutBytesMax / sizeof(int32_t), +1},
         Edge{"StepsOfWholeMiniBatches", "LIMIT_EXCEEDED", StepsOfEpochs(/*groups=*/4, /*mini_batch=*/2), 3, +1},
         Edge{"StepsWithAShortLastMiniBatch", "LIMIT_EXCEEDED", StepsOfEpochs(/*groups=*/5, /*mini_batch=*/2), 2, +1},
         Edge{"StepsOfAMiniBatchLargerThanTheRequest", "LIMIT_EXCEEDED", StepsOfEpochs(/*groups=*/2, /*mini_batch=*/9),

@@ -31,6 +31,7 @@ struct Stream {
   bool has_end = true;
   v1::Limits limits = DefaultLimits();
   RunNumbers numbers = {};
+  int64_t positions = kPositions;
 
   v1::Rollout& rollout() { return *groups[1].mutable_rollouts(1); }
 };

@@ -1,0 +1,22 @@
+// Sizes of gRPC messages between clients, server and worker. limits.message_bytes bounds what a client may send, and
+// nothing else: what the server and its worker say to each other, and what clients receive, has these sizes, whatever
+// that limit is.
+//
+// Rollouts and results travel in messages of a few MiB. One rollout is never cut, so its parts are bounded where it is
+// admitted: with its ids it fits every receiver.
+#pragma once
+
+#include <cstdint>
+
+namespace stemma {
+
+// What a worker, its server and our clients receive in one message.
+inline constexpr int kReceivedBytesMax = 64 << 20;
+// A prompt, a rollout with its arrays, or a rollout's result: each alone in a message, with uid, ids and lineage.
+inline constexpr uint64_t kUncutBytesMax = 60 << 20;
+// A rollout's result, for each token of its response: a log-prob and an entropy, in fp64.
+inline constexpr uint64_t kResultBytesPerToken = 16;
+// Results: as many rollouts of one group as fit, at least one. gRPC's own clients receive 4 MiB.
+inline constexpr uint64_t kResultChunkBytes = 2 << 20;
+
+}  // namespace stemma
