@@ -77,6 +77,8 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--optimizer-residency", "device|host", "Force where optimizer states live");
   PassOption(command, options.get(), "--worker-lost-after", "SECONDS",
              "Silence after which the worker is replaced (default: 15)");
+  PassOption(command, options.get(), "--worker-stalled-after", "SECONDS",
+             "Standstill of a job after which it is replaced (default: 300)");
   PassOption(command, options.get(), "--threads", "N", "Threads that compute; 0: all cores");
   command
       ->add_option_function<uint32_t>(

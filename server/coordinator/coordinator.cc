@@ -93,7 +93,7 @@ bool Coordinator::NextEvent(Arrived& next) {
   if (stopped_) return false;
   const bool due = events_.empty() || (deadline <= events_.front().at && deadline != ticked_for_);
   if (due) {
-    next = {events_.empty() ? clock_.Now() : deadline, TickEvent{}};
+    next = {events_.empty() ? clock_.Now() : events_.front().at, TickEvent{}};
     ticked_for_ = deadline;
   } else {
     next = std::move(events_.front());

@@ -8,7 +8,7 @@
 //  (2) a session's next message is asked for (ReadNext) only after the one before was handled: at most one of each
 //      session is in the queue.
 //  (3) the state lives in the time of arrival: it is told of an event with the time at which the event came, and a
-//      deadline's tick stands before every event that came later. So events that keep coming delay no deadline, and
+//      deadline's tick stands before the first event that came later. So events that keep coming delay no deadline, and
 //      what waited in the queue was in time: a worker is not lost because the coordinator was slow to hear it.
 #pragma once
 

@@ -18,6 +18,7 @@ CoordinatorState::CoordinatorState(CoordinatorOptions options)
 Decision CoordinatorState::Handle(absl::Time now, const Event& event) {
   now_ = now;
   decision_ = Decision();
+  Count();
   std::visit([this](const auto& e) { OnEvent(e); }, event);
   StartJobs();
   if (draining_ && !running_) FinishDrain();

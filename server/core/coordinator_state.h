@@ -11,7 +11,8 @@
 //      from then on, never a silent rewind. An open update's lineage is the model's.
 //  (5) plans are made elsewhere (PlanAction), for the worker that is there: nothing is accepted without one.
 //  (6) a worker whose message breaks the protocol loses its session; what it says reaches clients only checked.
-//  (7) weights that a step made not finite serve nothing: every job answers NONFINITE_UPDATE until their worker goes.
+//  (7) a worker that is silent, or whose job stands still, is given up as one that died (server/core/job_watch.h).
+//  (8) weights that a step made not finite serve nothing: every job answers NONFINITE_UPDATE until their worker goes.
 //
 // Draining: what runs goes on to the end of its step, pass or export, at most until the deadline; what waits, and what
 // would follow, answers DRAINING.
@@ -34,6 +35,7 @@
 #include "server/core/arrival.h"
 #include "server/core/calibration.h"
 #include "server/core/events.h"
+#include "server/core/job_watch.h"
 #include "server/core/request_plan.h"
 #include "server/core/request_table.h"
 #include "server/core/result_check.h"
@@ -49,6 +51,7 @@ struct CoordinatorOptions {
   ModelConfig model;
   CalibrationBook calibration;                             // of earlier runs
   absl::Duration worker_lost_after = absl::Seconds(15);    // without any message; > 3 heartbeats of 1 s
+  absl::Duration worker_stalled_after = absl::Minutes(5);  // without progress of its job, at the least
   absl::Duration worker_return_within = absl::Minutes(5);  // else open jobs answer ATTEMPTS_EXHAUSTED
   uint32_t attempts_max = 3;                               // of one step
 };
@@ -71,7 +74,8 @@ class CoordinatorState {
     uint32_t pid = 0;
     v1::RunConfig config;  // its memory divided
     bool ready = false;
-    absl::Time last_heard;
+    absl::Duration silent_for = absl::ZeroDuration();  // counted
+    std::optional<JobWatch> loading;                   // until it is ready
   };
   // A log-prob pass or an export: it ends with its call.
   struct CallJob {
@@ -89,6 +93,7 @@ class CoordinatorState {
     v1::StepResult::Outcome outcome = v1::StepResult::APPLIED;
     absl::Time prepared_at = absl::InfinitePast();
     std::optional<ResultCheck> results = std::nullopt;  // nullopt: the job has none
+    std::optional<JobWatch> watch = std::nullopt;       // of the phase; always set between events
   };
 
   // Membership and recovery: coordinator_worker.cc.
@@ -106,6 +111,10 @@ class CoordinatorState {
   void Drain(absl::Duration within);
   void EndDrain();
   void FinishDrain();
+  void Count();
+  void OnHeartbeat(const worker::v1::Heartbeat& heartbeat);
+  std::string WorkerProblem() const;
+  JobWatch Watch(const std::string& what, const JobSeconds& predicted) const;
   void Tick();
 
   // Weights and their lineages: coordinator_lineage.cc.
@@ -205,6 +214,8 @@ class CoordinatorState {
   std::optional<Worker> worker_;
   v1::RunConfig config_;  // in force: the worker's, once it is ready
   bool ever_ready_ = false;
+  CountedTime counted_;
+  absl::Time next_look_ = absl::InfiniteFuture();  // at the worker; infinite without one
   absl::Time worker_missing_since_ = absl::InfiniteFuture();
   uint64_t generation_ = 0;
   uint64_t lineages_ = 0;

@@ -90,11 +90,13 @@ void CoordinatorState::StartCallJob(const std::string& id, const CallJob& job) {
     message.set_id(id);
     message.set_name(job.export_request.name());
     if (job.export_request.has_dtype()) message.set_dtype(LongDtypeName(job.export_request.dtype()));
+    running_->watch = Watch(absl::StrCat("export ", message.name()), ExportSeconds(options_.model));
     SendToWorker(std::move(message));
     return;
   }
   running_->results.emplace(job.request);
   decision_.actions.push_back(SendPayloadAction{worker_->session, id, job.request});
+  running_->watch = Watch(absl::StrCat("log-prob pass ", id), LogProbSeconds(job.plan, job.request->bytes));
   worker::v1::LogProb message;
   message.set_id(id);
   *message.mutable_header() = job.request->log_prob;
@@ -124,6 +126,8 @@ void CoordinatorState::SendPrepare(UpdateRecord& record) {
   running_->phase = Phase::kPreparing;
   running_->key = key;
   running_->prepared_at = now_;
+  running_->watch =
+      Watch(absl::StrCat("PREPARE of ", StepText(key)), PrepareSeconds(record.plan, record.k, record.request->bytes));
   record.status.set_state(v1::PREPARING);
 }
 
@@ -157,6 +161,7 @@ void CoordinatorState::OnNoVote(UpdateRecord& record, const worker::v1::Vote& vo
 void CoordinatorState::SendApply(UpdateRecord& record, const worker::v1::Vote& vote, v1::StepResult::Outcome outcome) {
   SendToWorker(MakeApply(running_->key, record.request->update.adam(), vote, outcome));
   running_->phase = Phase::kCommitted;
+  running_->watch = Watch(absl::StrCat("APPLY of ", StepText(running_->key)), ApplySeconds(record.plan, record.k));
   running_->vote = vote;
   running_->outcome = outcome;
   record.status.set_state(v1::COMMITTED);

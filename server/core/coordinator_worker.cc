@@ -18,7 +18,7 @@ void CoordinatorState::OnEvent(const WorkerMessageEvent& event) {
   if (!worker_ || worker_->session != event.session) {
     return Breach(event.session, absl::InvalidArgumentError("its session does not begin with Register"));
   }
-  worker_->last_heard = now_;
+  worker_->silent_for = absl::ZeroDuration();
   switch (message.message_case()) {
     case worker::v1::WorkerMessage::kReady:
       return OnReady(message.ready());
@@ -34,8 +34,10 @@ void CoordinatorState::OnEvent(const WorkerMessageEvent& event) {
       return OnExportDone(message.export_done());
     case worker::v1::WorkerMessage::kRefused:
       return OnRefused(message.refused());
+    case worker::v1::WorkerMessage::kHeartbeat:
+      return OnHeartbeat(message.heartbeat());
     default:
-      return;  // a heartbeat
+      return;
   }
 }
 
@@ -69,7 +71,8 @@ void CoordinatorState::OnRegister(SessionId session, const worker::v1::Register&
                    .host = WorkerText(message.host()),
                    .pid = message.pid(),
                    .config = *std::move(divided),
-                   .last_heard = now_};
+                   .loading = Watch("loading the model", LoadSeconds(options_.model, options_.config.dtype()))};
+  next_look_ = now_ + kLookEvery;
   worker::v1::Configure configure;
   configure.set_epoch(options_.epoch);
   configure.set_generation(++generation_);
@@ -84,6 +87,7 @@ void CoordinatorState::OnRegister(SessionId session, const worker::v1::Register&
 void CoordinatorState::OnReady(const worker::v1::Ready& message) {
   if (worker_->ready) return Breach(worker_->session, absl::InvalidArgumentError("a second Ready in one session"));
   worker_->ready = true;
+  worker_->loading.reset();
   ever_ready_ = true;
   worker_missing_since_ = absl::InfiniteFuture();
   config_ = worker_->config;
@@ -212,9 +216,36 @@ void CoordinatorState::FinishDrain() {
   Say("drained");
 }
 
+// Lets the time since the last event pass for whom it is counted.
+void CoordinatorState::Count() {
+  const absl::Duration passed = counted_.Until(now_);
+  next_look_ = worker_ ? std::min(next_look_, now_ + kLookEvery) : absl::InfiniteFuture();
+  if (!worker_) return;
+  worker_->silent_for += passed;
+  if (worker_->loading) worker_->loading->Pass(passed);
+  if (running_) running_->watch->Pass(passed);
+}
+
+void CoordinatorState::OnHeartbeat(const worker::v1::Heartbeat& heartbeat) {
+  if (running_) running_->watch->Heard(heartbeat.progress(), WorkerText(heartbeat.phase()));
+}
+
+// "": nothing is known against the worker.
+std::string CoordinatorState::WorkerProblem() const {
+  if (worker_->silent_for >= options_.worker_lost_after) {
+    return absl::StrCat("no heartbeat for ", absl::FormatDuration(options_.worker_lost_after));
+  }
+  if (worker_->loading) return worker_->loading->Problem();
+  return running_ ? running_->watch->Problem() : "";
+}
+
+JobWatch CoordinatorState::Watch(const std::string& what, const JobSeconds& predicted) const {
+  return {what, predicted, options_.worker_stalled_after};
+}
+
 void CoordinatorState::Tick() {
-  if (worker_ && now_ - worker_->last_heard >= options_.worker_lost_after) {
-    const std::string reason = absl::StrCat("no heartbeat for ", absl::FormatDuration(options_.worker_lost_after));
+  if (now_ >= next_look_) next_look_ = now_ + kLookEvery;
+  if (const std::string reason = worker_ ? WorkerProblem() : ""; !reason.empty()) {
     decision_.actions.push_back(CloseSessionAction{worker_->session, absl::DeadlineExceededError(reason)});
     LoseWorker(reason);
   }
@@ -237,7 +268,7 @@ void CoordinatorState::Tick() {
 
 absl::Time CoordinatorState::NextDeadline() {
   absl::Time next = absl::InfiniteFuture();
-  if (worker_) next = std::min(next, worker_->last_heard + options_.worker_lost_after);
+  next = std::min(next, next_look_);
   const std::vector<UpdateRecord*> open = table_.Open();
   if (!open.empty() || !call_jobs_.empty() || !arrivals_.empty())
     next = std::min(next, worker_missing_since_ + options_.worker_return_within);

@@ -56,6 +56,7 @@ ServerOptions ServerOptionsOf(const ServerMainOptions& options) {
   result.coordinator.version = STEMMA_VERSION;
   result.coordinator.data_directory = options.data->path();
   result.coordinator.worker_lost_after = options.worker_lost_after;
+  result.coordinator.worker_stalled_after = options.worker_stalled_after;
   result.coordinator.config = options.config;
   result.coordinator.model = options.model;
   return result;

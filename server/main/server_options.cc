@@ -20,6 +20,7 @@ namespace stemma {
 namespace {
 
 constexpr double kWorkerLostAfterMinS = 4, kWorkerLostAfterMaxS = 86400;  // more than three heartbeats
+constexpr double kWorkerStalledAfterMaxS = 7 * 86400;
 
 struct Flags {
   std::string config_file, model, dtype, schedule, layout, prefix_policy, suffix_policy, offload, optimizer_residency;
@@ -28,7 +29,7 @@ struct Flags {
   std::string data = "stemma-data";
   std::string ready_file;
   std::string memory_budget, host_memory;
-  double worker_lost_after_s = 15;
+  double worker_lost_after_s = 15, worker_stalled_after_s = 300;
   uint32_t wave_suffixes = 0, threads = 0, prefix_block_rows = 0;
   uint32_t drain_timeout_s = static_cast<uint32_t>(absl::ToInt64Seconds(kDrainWithin));
   bool insecure = false, check_config = false, die_with_parent = false;
@@ -91,6 +92,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
   AddNumber(&app, "--worker-lost-after", flags.worker_lost_after_s,
             "seconds without a word of the worker after which it is given up; it speaks every second",
             {.min = kWorkerLostAfterMinS, .max = kWorkerLostAfterMaxS})
+      ->capture_default_str();
+  AddNumber(&app, "--worker-stalled-after", flags.worker_stalled_after_s,
+            "seconds without progress of the worker's job after which it is given up, where 20 times what the plan "
+            "predicts is not more",
+            {.min = kWorkerLostAfterMinS, .max = kWorkerStalledAfterMaxS})
       ->capture_default_str();
   app.add_option("--data", flags.data, "directory for exports and measurements; one server at a time")
       ->capture_default_str();
@@ -217,6 +223,14 @@ void PrepareData(const Flags& flags, ServerMainOptions& options, std::vector<std
   }
 }
 
+// A worker that is silent is told apart from one that stands still.
+void CheckTimes(const Flags& flags, std::vector<std::string>& problems) {
+  if (flags.worker_stalled_after_s > flags.worker_lost_after_s) return;
+  problems.push_back(absl::StrCat("--worker-stalled-after is ", flags.worker_stalled_after_s,
+                                  ", not more than --worker-lost-after, which is ", flags.worker_lost_after_s,
+                                  ": raise it"));
+}
+
 void CheckFiles(const Flags& flags, std::vector<std::string>& problems) {
   if (flags.data.empty()) problems.push_back("--data is empty: name a directory");
   if (flags.ready_file.empty() || flags.check_config) return;
@@ -245,11 +259,13 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
   options.worker_listen = ReadListen("--worker-listen", flags.worker_listen, flags.insecure, problems);
   options.ops_listen = ReadListen("--ops-listen", flags.ops_listen, flags.insecure, problems);
   options.worker_secret = ReadSecret(flags, problems);
+  CheckTimes(flags, problems);
   CheckFiles(flags, problems);
   PrepareData(flags, options, problems);
   options.ready_file = flags.ready_file;
   options.drain_within = absl::Seconds(flags.drain_timeout_s);
   options.worker_lost_after = absl::Seconds(flags.worker_lost_after_s);
+  options.worker_stalled_after = absl::Seconds(flags.worker_stalled_after_s);
   options.check_config = flags.check_config;
   options.die_with_parent = flags.die_with_parent;
   for (const std::string& problem : problems) Say(kServerProgram, options.log, LogLevel::kError, problem);

@@ -64,6 +64,7 @@ bool EngineThread::Next(ServerMessage& message) {
   const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || !messages_.empty(); };
   mutex_.Await(awake);
   if (stopping_) return false;
+  heartbeat_.set_progress(heartbeat_.progress() + 1);
   message = std::move(messages_.front());
   messages_.pop_front();
   return true;
@@ -124,9 +125,9 @@ void EngineThread::Configure(const worker::v1::Configure& configure) {
 }
 
 void EngineThread::Prepare(const worker::v1::Prepare& prepare) {
-  SetRunning(NameOf(prepare.key()));
+  SetRunning(NameOf(prepare.key()), "prepare");
   absl::StatusOr<worker::v1::Vote> vote = engine_->Prepare(prepare, Hooks());
-  SetRunning("");
+  SetRunning("", "idle");
   if (!vote.ok()) return Refuse(prepare.key(), vote.status());
   WorkerMessage message;
   *message.mutable_vote() = *std::move(vote);
@@ -144,9 +145,9 @@ void EngineThread::Apply(const worker::v1::Apply& apply) {
 }
 
 void EngineThread::LogProb(const worker::v1::LogProb& log_prob) {
-  SetRunning(NameOfPass(log_prob.id()));
+  SetRunning(NameOfPass(log_prob.id()), "log_prob");
   const absl::Status status = engine_->LogProb(log_prob, Hooks());
-  SetRunning("");
+  SetRunning("", "idle");
   WorkerMessage message;
   message.mutable_log_prob_done()->set_id(log_prob.id());
   if (!status.ok()) *message.mutable_log_prob_done()->mutable_failure() = ToFailure(status);
@@ -180,7 +181,8 @@ EngineHooks EngineThread::Hooks() {
   hooks.cancelled = [this] { return IsCancelled(); };
   hooks.progress = [this](const worker::v1::Heartbeat& heartbeat) {
     MutexLock lock(&mutex_);
-    heartbeat_ = heartbeat;
+    heartbeat_.set_phase(heartbeat.phase());
+    heartbeat_.set_progress(heartbeat_.progress() + 1);
   };
   hooks.results = [this](worker::v1::ResultChunk chunk) {
     WorkerMessage message;
@@ -190,10 +192,10 @@ EngineHooks EngineThread::Hooks() {
   return hooks;
 }
 
-void EngineThread::SetRunning(const std::string& what) {
+void EngineThread::SetRunning(const std::string& what, const std::string& phase) {
   MutexLock lock(&mutex_);
   running_ = what;
-  if (what.empty()) heartbeat_.set_phase("idle");
+  heartbeat_.set_phase(phase);
 }
 
 bool EngineThread::IsCancelled() {

@@ -3,6 +3,8 @@
 //
 // Thread safety: Post, Abort and Heartbeat may be called from any thread. Post blocks when kMessagesMax wait: the
 // stream is then not read, and the server is held back.
+// The heartbeat's progress grows with every message that the engine takes and every wave that it ends, over all jobs: a
+// server that sees it stand still knows that the engine hangs.
 // An Abort overtakes what waits: the call it names sees `cancelled` between two waves.
 #pragma once
 
@@ -51,7 +53,7 @@ class EngineThread {
   void Refuse(const worker::v1::StepKey& key, const absl::Status& status);
   EngineHooks Hooks();
   // What an Abort has to name to end the call that runs.
-  void SetRunning(const std::string& what);
+  void SetRunning(const std::string& what, const std::string& phase);
   bool IsCancelled();
   void SetPhase(const std::string& phase);
 

@@ -41,10 +41,11 @@ INSTANTIATE_TEST_SUITE_P(Breaches, CoordinatorStateTest, ::testing::ValuesIn(Rea
 INSTANTIATE_TEST_SUITE_P(Lineage, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("lineage")), kName);
 INSTANTIATE_TEST_SUITE_P(Arrivals, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("arrivals")), kName);
 INSTANTIATE_TEST_SUITE_P(Numbers, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("numbers")), kName);
+INSTANTIATE_TEST_SUITE_P(Stalls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("stalls")), kName);
 INSTANTIATE_TEST_SUITE_P(Calls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("calls")), kName);
 
 TEST(ScenarioTest, EveryTopicHasScenarios) {
-  for (const char* topic : {"steps", "recovery", "lineage", "breaches", "arrivals", "calls"})
+  for (const char* topic : {"steps", "recovery", "lineage", "breaches", "arrivals", "calls", "stalls"})
     EXPECT_GE(ReadScenarios(topic).size(), 10u) << topic;
 }
 

@@ -31,7 +31,7 @@ struct Command {
     for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
       const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
       const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "exists" ||
-                        (word == "results" && !words.empty() && words[0] == "submit");
+                        word == "moving" || (word == "results" && !words.empty() && words[0] == "submit");
       if (parts.size() == 2)
         options[parts[0]] = parts[1];
       else if (flag)
@@ -50,9 +50,19 @@ struct Command {
   std::map<std::string, std::string> options;
 };
 
+void FillReport(uint32_t k, uint64_t seconds, v1::StepReport& report) {
+  const auto predicted = static_cast<double>(seconds);
+  report.set_peak_bytes(10 * (k + 1));
+  report.add_clusters()->mutable_seconds()->set_suffix(predicted);
+  report.add_clusters()->mutable_seconds()->set_suffix(predicted / 2);
+  report.mutable_seconds()->set_suffix(1.5 * predicted);
+  report.mutable_seconds()->set_apply(predicted);
+}
+
 // K = ppo_epochs steps of two groups, each with numbers of its own, so that a number of another step shows: denominator
 // 8 + k, prompt-mean weights 1 / (8 + k) and 1 / (4 + k), predicted bytes 10 (k + 1). The step numbered `seed` has
-// nothing to run; ref WEIGHTS asks for the entry pass, whose row of the report predicts 999 bytes.
+// nothing to run; ref WEIGHTS asks for the entry pass, whose row of the report predicts 999 bytes. Two clusters of
+// which one is predicted to take ppo_mini_batch_size seconds in Phase B; so does APPLY.
 absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
   RequestPlan result;
   const v1::UpdateHeader& header = request.update;
@@ -66,7 +76,7 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
     step.add_groups(0);
     step.add_groups(1);
     if (!header.has_seed() || header.seed() != k) step.add_clusters();
-    result.report.add_steps()->set_peak_bytes(10 * (k + 1));
+    FillReport(k, header.ppo_mini_batch_size(), *result.report.add_steps());
     result.steps.push_back(
         {.denominator = 8.0 + k, .prompt_mean_weights = {1 / (8.0 + k), 1 / (4.0 + k)}, .total_tokens = 100});
     if (step.clusters().empty()) result.steps.back().empty = {.count = 2, .warnings = {"nothing has a gradient"}};
@@ -94,6 +104,7 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   common.set_validate_only(command.Has("validate"));
   header.set_ppo_epochs(static_cast<uint32_t>(command.Get("steps", 1)));
   request->num_steps = header.ppo_epochs();
+  if (command.Has("slow")) header.set_ppo_mini_batch_size(command.Get("slow", 0));
   if (command.Has("empty")) header.set_seed(command.Get("empty", 0));
   if (command.Has("pass")) header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
   header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));
@@ -115,11 +126,39 @@ class Scenario {
       plans_held_ = true;
       return;
     }
-    if (name == "advance") now_ += absl::Seconds(command.Id(1));
+    if (name == "asleep") {
+      now_ += absl::Seconds(command.Id(1));
+      return;
+    }
+    if (name == "advance") Advance(absl::Seconds(command.Id(1)), out);
+    if (name == "beat") return Beat(command, out);
     Show(state_.Handle(now_, EventOf(name, command)), out);
   }
 
  private:
+  // Ticks whenever the state wants one, as the coordinator's thread does.
+  void Advance(absl::Duration duration, std::string& out) {
+    const absl::Time end = now_ + duration;
+    for (absl::Time next = state_.NextDeadline(); next < end; next = state_.NextDeadline()) {
+      now_ = std::max(now_, next);  // after a sleep a deadline may be past
+      Show(state_.Handle(now_, TickEvent{}), out);
+    }
+    now_ = end;
+  }
+
+  // A heartbeat at the end of every second: a worker whose engine stands still, or moves.
+  void Beat(const Command& command, std::string& out) {
+    for (uint64_t second = 0; second < command.Id(1); ++second) {
+      Advance(absl::Seconds(1), out);
+      if (command.Has("moving")) ++progress_;
+      WorkerMessageEvent event{.session = session_, .message = {}};
+      event.message.mutable_heartbeat()->set_phase("suffix");
+      event.message.mutable_heartbeat()->set_progress(progress_);
+      Show(state_.Handle(now_, event), out);
+      Show(state_.Handle(now_, TickEvent{}), out);
+    }
+  }
+
   // Writes the actions down; a plan that is asked for is made at once, unless plans are held.
   void Show(const Decision& decision, std::string& out) {
     std::vector<PlannedEvent> planned;
@@ -150,6 +189,7 @@ class Scenario {
     options.lineage_prefix = "L";
     options.data_directory = "data";
     options.worker_lost_after = absl::Seconds(5);
+    options.worker_stalled_after = absl::Seconds(30);
     options.worker_return_within = absl::Seconds(60);
     v1::Limits& limits = *options.config.mutable_limits();
     limits.set_requests_in_flight(3);
@@ -274,6 +314,7 @@ class Scenario {
   absl::Time now_ = absl::FromUnixSeconds(1000);
   StepKey key_;
   SessionId session_ = 0;
+  uint64_t progress_ = 0;
 };
 
 }  // namespace

@@ -2,9 +2,12 @@
 // follow. RunScenario returns the text as it really went, so a test compares two texts.
 //
 //   > register SESSION INCARNATION            > ready SESSION        > lose SESSION
-//   > advance SECONDS                         (time passes; then a tick)
+//   > advance SECONDS                         (time passes, with every tick that is wanted; then a tick)
+//   > beat SECONDS [moving]                   (so does it, and each second the worker's heartbeat says that its engine
+//                                             moves, or not)
+//   > asleep SECONDS                          (the server does not run: time passes without a tick)
 //   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [max_norm=C] [skip] [validate] [pass]
-//            [bytes=N] [results]
+//            [bytes=N] [results] [slow=SECONDS]
 //   > log_prob CALL    > export CALL NAME     > get CALL ID [wait=MS]    > cancel CALL ID    > results CALL ID
 //   > list CALL        > model CALL           > gone CALL            > drain
 //   > hold                                    (from now on plans are made by `planned` only, else at once)

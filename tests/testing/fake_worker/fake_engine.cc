@@ -44,6 +44,10 @@ void SayThatItRuns(const EngineHooks& hooks) {
   hooks.progress(heartbeat);
 }
 
+[[noreturn]] void StandStill() {
+  while (true) RealClock().Sleep(absl::Seconds(1));
+}
+
 void WaitUntilCancelled(const EngineHooks& hooks) {
   SayThatItRuns(hooks);
   while (!hooks.cancelled()) RealClock().Sleep(absl::Milliseconds(5));
@@ -90,7 +94,7 @@ absl::StatusOr<worker::v1::Vote> FakeEngine::Prepare(const worker::v1::Prepare& 
   const std::string& uid = payload->groups.at(prepare.plan().groups(0)).uid();
   if (absl::StartsWith(uid, "refuse")) return absl::InternalError("told to refuse");
   if (absl::StartsWith(uid, "crash")) _exit(kCrashExit);
-  while (absl::StartsWith(uid, "stuck")) RealClock().Sleep(absl::Seconds(1));
+  if (absl::StartsWith(uid, "stuck")) StandStill();
   crash_in_apply_ = absl::StartsWith(uid, "stay");
   ruin_in_apply_ = absl::StartsWith(uid, "ruin");
   fence_.OnPrepare(prepare.key());
@@ -141,6 +145,7 @@ absl::Status FakeEngine::LogProb(const worker::v1::LogProb& log_prob, const Engi
 }
 
 absl::StatusOr<uint64_t> FakeEngine::Export(const worker::v1::Export& request) {
+  if (request.name() == "stuck") StandStill();
   if (request.name() == "taken") return absl::AlreadyExistsError("taken exists: choose another name");
   return 7;
 }

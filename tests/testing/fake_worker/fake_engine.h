@@ -2,7 +2,7 @@
 // told by the uid of a step's first group:
 //   "hang..."       waits until it is cancelled          "nonfinite..."  votes no, NONFINITE
 //   "crash..."      the process ends in Prepare          "stay..."       the process ends in Apply
-//   "stuck..."      waits for ever, as a hung device does
+//   "stuck..."      waits for ever, as a hung device does; so does an export of the name "stuck"
 //   "ruin..."       APPLY reports a weight that is not finite
 //   "refuse..."     answers Prepare with an error        anything else   votes yes, gradient norm 1
 // Log-probs of token t are -t.

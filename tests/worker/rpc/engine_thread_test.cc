@@ -3,6 +3,7 @@
 
 #include <deque>
 
+#include "common/clock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/fake_worker/fake_engine.h"
 
@@ -93,6 +94,25 @@ TEST_F(EngineThreadTest, AStepIsVotedAndApplied) {
   EXPECT_TRUE(sent_.Next().vote().yes());
   PostApply(Key("a", 1));
   EXPECT_EQ(sent_.Next().applied().key().step(), 1u);
+}
+
+// The server loses a worker whose counter stands still while a job runs.
+TEST_F(EngineThreadTest, ProgressGrowsWithMessagesAndWavesOnly) {
+  uint64_t before = thread_.Heartbeat().progress();
+  const auto moved = [&] {
+    return thread_.Heartbeat().progress() - std::exchange(before, thread_.Heartbeat().progress());
+  };
+  PostPayload("a", "hang");  // it says once that it runs, then it stands still until it is cancelled
+  PostPrepare(Key("a", 1));
+  while (thread_.Heartbeat().phase() != "suffix") RealClock().Sleep(absl::Milliseconds(1));
+  EXPECT_EQ(moved(), 3u) << "two messages and a wave";
+  EXPECT_EQ(moved(), 0u);
+  PostAbort(Key("a", 1));
+  EXPECT_EQ(sent_.Next().vote().no_reason(), "CANCELLED");
+  PostPayload("b", "g");
+  PostPrepare(Key("b", 1));
+  EXPECT_TRUE(sent_.Next().vote().yes());
+  EXPECT_EQ(moved(), 3u) << "the abort, a payload and a Prepare; the counter never starts again";
 }
 
 TEST_F(EngineThreadTest, PrepareAndApplyOfAnotherAttemptOrIncarnationAreRefused) {

@@ -1,0 +1,36 @@
+"""A worker that speaks but whose engine hangs: its heartbeats come, its progress stands still, and it is given up."""
+
+import pytest
+
+from faults_test import submit, wait_until
+from good_request import Request, refusal
+from server import Cluster, start
+from stemma import _proto
+
+STALLED_AFTER_S = 5
+
+
+@pytest.fixture
+def cluster():
+    with Cluster(fake=True, flags=("--worker-lost-after", "4", "--worker-stalled-after", str(STALLED_AFTER_S))) as running:
+        yield running
+
+
+def test_a_hung_engine_loses_its_worker_and_the_next_one_serves(cluster):
+    request = submit(cluster, "stuck")
+    cluster.lose_worker()
+    assert "PREPARE of step 1" in cluster.said() and f"stands still for {STALLED_AFTER_S}s" in cluster.said()
+    cluster.start_worker()
+    wait_until(cluster, request, "PREPARING")  # its second attempt
+    cluster.stub.CancelRequest(_proto.CancelRequestRequest(request_id=request.id))
+    refused = refusal(lambda: cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name="stuck"), timeout=60))
+    assert refused.reason == "ATTEMPTS_EXHAUSTED" and "stands still" in refused.message, refused
+    cluster.lose_worker()
+    assert "no heartbeat" not in cluster.said(), "it spoke all the time"
+    cluster.start_worker()
+    assert Request().send(cluster.stub).steps_applied == 1
+
+
+def test_the_order_of_the_times_is_checked_at_the_start(tmp_path):
+    code, said = start(tmp_path, "--worker-lost-after", "20", "--worker-stalled-after", "20", "--model", "none")
+    assert code == 2 and "--worker-stalled-after is 20, not more than --worker-lost-after, which is 20" in said, said
