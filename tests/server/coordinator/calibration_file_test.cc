@@ -67,6 +67,20 @@ TEST_F(CalibrationFileTest, ABrokenFileIsIgnoredAndReplacedByTheNextWrite) {
   EXPECT_EQ(ReadCalibration(folder_.string()).size(), 2u);
 }
 
+// Seconds of other units of work would be read as these units' rates.
+TEST_F(CalibrationFileTest, AWholeFileOfAnotherVersionIsIgnored) {
+  const std::string whole = CalibrationText(Book()), version = "\"version\": 2";
+  ASSERT_NE(whole.find(version), std::string::npos) << whole.substr(0, 200);
+  for (const char* other : {"0", "1", "3", "-2", "\"2\"", "2.5"}) {
+    std::string text = whole;
+    text.replace(text.find(version), version.size(), std::string("\"version\": ") + other);
+    Write(text);
+    EXPECT_TRUE(ReadCalibration(folder_.string()).empty()) << other;
+  }
+  Write(whole);
+  EXPECT_EQ(ReadCalibration(folder_.string()).size(), 2u) << "control";
+}
+
 TEST_F(CalibrationFileTest, AFolderThatIsGoneIsAnErrorOfTheWrite) {
   EXPECT_FALSE(WriteCalibration((folder_ / "gone").string(), Book()).ok());
 }

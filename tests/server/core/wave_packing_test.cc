@@ -90,6 +90,32 @@ TEST(WavePackingTest, JoiningGroupsIsNeverSlowerThanOneClusterEach) {
   }
 }
 
+// A cluster whose tape is recomputed may still be faster than two that pass over the weights twice.
+TEST(WavePackingTest, CuttingIsNeverSlowerThanOneClusterThatFits) {
+  int joined = 0, cut = 0;
+  for (const int64_t rows : {60, 120, 250, 500}) {
+    std::vector<PackingGroup> groups;
+    for (uint32_t g = 0; g < 2; ++g) {
+      const int64_t prefix = (g + 1) * rows;
+      groups.push_back({.group = g, .uid = "g", .prefix_rows = prefix, .reuse = true, .members = {{0, rows}, {1, 30}}});
+    }
+    ClusterShape both = GroupShape(groups[0], true);
+    const ClusterShape second = GroupShape(groups[1], true);
+    both.prefix_rows.insert(both.prefix_rows.end(), second.prefix_rows.begin(), second.prefix_rows.end());
+    both.members.insert(both.members.end(), second.members.begin(), second.members.end());
+    for (double budget = 8.0 * (1 << 20); budget < 4e8; budget *= 1.03) {
+      const MemoryOptions options = BenchMemory(static_cast<int64_t>(budget));
+      const MemoryAnswer together = ChooseMemory(options, both);
+      const auto packed = PackClusters(options, groups);
+      if (!packed.ok() || !together.choice || together.choice->cheapest) continue;
+      EXPECT_LE(SecondsOf(*packed), together.choice->seconds.total() * (1 + 1e-12)) << rows << ", " << budget;
+      (packed->size() == 1 ? joined : cut) += 1;
+    }
+  }
+  EXPECT_GT(joined, 0);
+  EXPECT_GT(cut, 0);
+}
+
 TEST(WavePackingTest, WavesHaveTheSizesThatWerePriced) {
   int uneven = 0;
   for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
