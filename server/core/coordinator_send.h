@@ -38,4 +38,13 @@ void CoordinatorState::SendToWorker(Message message) {
   decision_.actions.push_back(std::move(action));
 }
 
+// A plan is frozen, so one that was made for a worker that is lost is not made anew behind the client's back. Nothing
+// of it was applied (its lineage would be lost), so its id is free: who sends it again gets a plan for the worker there
+// is.
+inline absl::Status PlanMisfit(const std::string& problem) {
+  return RetryableError("ATTEMPTS_EXHAUSTED",
+                        absl::StrCat("a worker with less memory has come: ", problem,
+                                     "; nothing was applied; the same request, sent again, is planned for it"));
+}
+
 }  // namespace stemma

@@ -8,6 +8,7 @@
 #include "common/error.h"
 #include "glog/logging.h"
 #include "server/core/coordinator_send.h"
+#include "server/core/memory_division.h"
 #include "server/core/step_messages.h"
 #include "server/core/step_metrics.h"
 #include "server/core/worker_messages.h"
@@ -72,6 +73,10 @@ void CoordinatorState::StartUpdate(UpdateRecord& record) {
   if (absl::Status status = CheckExpected(record.request->header(), step_); !status.ok()) {
     return FinishUpdate(record, v1::FAILED, status);
   }
+  if (const std::string problem = PlanProblem(record.plan.report, options_.model, config_); !problem.empty()) {
+    record.resumable = true;
+    return FinishUpdate(record, v1::FAILED, PlanMisfit(problem));
+  }
   running_ = Running{.id = record.id};
   if (record.request->update.return_log_probs()) running_->results.emplace(record.request);
   decision_.actions.push_back(SendPayloadAction{worker_->session, record.id, record.request});
@@ -82,6 +87,9 @@ void CoordinatorState::StartCallJob(const std::string& id, const CallJob& job) {
   if (job.request != nullptr) {
     if (absl::Status status = CheckExpected(job.request->header(), step_); !status.ok()) {
       return FinishCallJob(id, status);
+    }
+    if (const std::string problem = PlanProblem(job.plan.report, options_.model, config_); !problem.empty()) {
+      return FinishCallJob(id, PlanMisfit(problem));
     }
   }
   running_ = Running{.id = id};

@@ -59,7 +59,8 @@ void CoordinatorState::OnRegister(SessionId session, const worker::v1::Register&
     return Say(absl::StrCat("worker ", message.incarnation(), " refused: ", why));
   }
   const WorkerMemory memory = {static_cast<int64_t>(message.memory_free_bytes()),
-                               static_cast<int64_t>(message.host_free_bytes())};
+                               static_cast<int64_t>(message.host_free_bytes()),
+                               static_cast<int64_t>(message.memory_bytes())};
   absl::StatusOr<v1::RunConfig> divided = DivideMemory(options_.model, memory, options_.config);
   if (!divided.ok()) {
     decision_.actions.push_back(CloseSessionAction{session, divided.status()});

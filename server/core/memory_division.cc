@@ -48,6 +48,7 @@ class Division {
 
   absl::StatusOr<v1::RunConfig> Run() {
     RETURN_IF_ERROR(CheckMemory(model_, run_));
+    RETURN_IF_ERROR(CheckGiven());
     RETURN_IF_ERROR(OneMemory() ? DivideOne() : DivideTwo());
     RETURN_IF_ERROR(CheckMemory(model_, run_));
     return run_;
@@ -57,6 +58,20 @@ class Division {
   bool OneMemory() const { return memory_.host_free_bytes == 0; }
   bool HasBudget() const { return run_.memory_budget_bytes() > 0; }
   bool HasHost() const { return run_.host_memory_bytes() > 0; }
+
+  // Refuses what the device has not, before it ends as out of memory in the middle of a run. Where host and device are
+  // one memory, both are taken from it.
+  absl::Status CheckGiven() const {
+    const int64_t has = memory_.device_bytes, budget = Given(run_.memory_budget_bytes());
+    const int64_t host = OneMemory() ? Given(run_.host_memory_bytes()) : 0;
+    if (has == 0 || budget + host <= has) return absl::OkStatus();
+    const std::string what = host == 0     ? absl::StrCat("memory_budget_bytes is ", budget)
+                             : budget == 0 ? absl::StrCat("host_memory_bytes is ", host)
+                                           : absl::StrCat("memory_budget_bytes and host_memory_bytes are ", budget,
+                                                          " and ", host, ", ", budget + host, " together");
+    return absl::InvalidArgumentError(absl::StrCat(what, ", and the worker's ", OneMemory() ? "machine" : "device",
+                                                   " has ", has, " bytes in all: lower it, or leave it out"));
+  }
 
   // Host and device are the same bytes.
   absl::Status DivideOne() {
@@ -145,6 +160,26 @@ absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const Worke
 
 int64_t ActivationBytes(const ModelConfig& model, const v1::RunConfig& run) {
   return Given(run.memory_budget_bytes()) - StateBytesOf(model, run.dtype()).device(run.optimizer_residency());
+}
+
+std::string PlanProblem(const v1::PlanReport& report, const ModelConfig& model, const v1::RunConfig& run) {
+  const int64_t made_for = Given(report.budget_bytes()) - Given(report.state().device());
+  const int64_t needed = Given(std::max(report.peak_bytes(), report.peak_bytes_with_headroom()));
+  if (const int64_t left = ActivationBytes(model, run); left < made_for && needed > left) {
+    return absl::StrCat("its plan needs ", needed, " bytes for activations; the worker that it was made for had ",
+                        made_for, ", this one has ", left);
+  }
+  int64_t host_needed = 0;
+  for (const v1::StepReport& step : report.steps()) {
+    for (const v1::ClusterReport& cluster : step.clusters()) {
+      host_needed = std::max(host_needed, Given(std::max({cluster.prefix_forward().host(), cluster.suffix().host(),
+                                                          cluster.prefix_backward().host()})));
+    }
+  }
+  if (const int64_t host = HostTapeBytesMax(model, run); host_needed > host) {
+    return absl::StrCat("its plan needs ", host_needed, " bytes of host memory for tapes; this worker has ", host);
+  }
+  return "";
 }
 
 MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run, const Rates& rates,

@@ -88,6 +88,16 @@ def test_under_a_tight_budget_optimizer_states_go_to_the_host_and_the_update_is_
         assert other["measured/state_bytes"] == pytest.approx(state.device - state.optimizer, rel=0.03)
 
 
+def test_a_budget_that_the_machine_does_not_have_is_refused_with_both_numbers():
+    budget = 1 << 50
+    with Cluster(flags=("--memory-budget", str(budget)), worker=False) as cluster:
+        cluster.start_worker(wait=False)
+        assert cluster.worker.wait(60) == 2, "a configuration that cannot run"
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        said = re.search(r"memory_budget_bytes is (\d+), and the worker's machine has (\d+) bytes", cluster.said())
+        assert said and int(said[1]) == budget and 0 < int(said[2]) <= machine, cluster.said()
+
+
 def memory_available_bytes():
     fields = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
     return 1024 * int(fields["MemAvailable"].split()[0])

@@ -126,6 +126,47 @@ TEST(DivideMemoryTest, AMachineThatIsTooSmallIsRefusedWithItsBytes) {
   EXPECT_THAT(Message(unknown.status()), HasSubstr("set memory_budget_bytes"));
 }
 
+TEST(DivideMemoryTest, MoreThanTheDeviceHasIsRefusedWithBothNumbers) {
+  const WorkerMemory card = {.device_free_bytes = 79 * kGiB, .host_free_bytes = 1000 * kGiB, .device_bytes = 80 * kGiB};
+  EXPECT_TRUE(DivideMemory(Llama3_8B(), card, Bf16(80 * kGiB)).ok()) << "all of it, though not all is free";
+  const auto refused = DivideMemory(Llama3_8B(), card, Bf16(80 * kGiB + 1));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(refused.status()), HasSubstr(absl::StrCat("memory_budget_bytes is ", 80 * kGiB + 1,
+                                                                ", and the worker's device has ", 80 * kGiB)));
+  v1::RunConfig both = Bf16(80 * kGiB);
+  both.set_host_memory_bytes(200 * kGiB);
+  EXPECT_TRUE(DivideMemory(Llama3_8B(), card, both).ok()) << "the host's memory is another";
+  EXPECT_TRUE(DivideMemory(Llama3_8B(), {200 * kGiB, 0, 280 * kGiB}, both).ok()) << "exactly what there is";
+  const auto shared = DivideMemory(Llama3_8B(), {200 * kGiB, 0, 280 * kGiB - 1}, both);
+  EXPECT_THAT(Message(shared.status()),
+              HasSubstr(absl::StrCat(280 * kGiB, " together, and the worker's machine has ", 280 * kGiB - 1)));
+  EXPECT_TRUE(DivideMemory(Llama3_8B(), {200 * kGiB, 0}, both).ok()) << "it does not say what it has";
+}
+
+// Edges by hand: a plan of 1,000 bytes on the device and 100 in host memory.
+TEST(PlanProblemTest, APlanFitsWhoeverHasWhatItNeeds) {
+  const ModelConfig model = Llama3_8B();
+  const StateBytes state = StateBytesOf(model, "bf16");
+  v1::PlanReport report;
+  report.mutable_state()->set_device(static_cast<uint64_t>(state.device(v1::HOST)));
+  report.set_budget_bytes(report.state().device() + 5000);
+  report.set_peak_bytes(900);
+  report.set_peak_bytes_with_headroom(1000);
+  report.add_steps()->add_clusters()->mutable_suffix()->set_host(100);
+  const auto problem = [&](int64_t activations, int64_t tapes) {
+    v1::RunConfig run = Bf16(state.device(v1::HOST) + activations);
+    run.set_optimizer_residency(v1::HOST);
+    run.set_host_memory_bytes(static_cast<uint64_t>(state.host(v1::HOST) + tapes));
+    return PlanProblem(report, model, run);
+  };
+  EXPECT_EQ(problem(5000, 100), "") << "as it was made";
+  EXPECT_EQ(problem(1000, 100), "");
+  EXPECT_THAT(problem(999, 100),
+              HasSubstr("needs 1000 bytes for activations; the worker that it was made for had 5000, "
+                        "this one has 999"));
+  EXPECT_THAT(problem(5000, 99), HasSubstr("needs 100 bytes of host memory for tapes; this worker has 99"));
+}
+
 TEST(CheckMemoryTest, ABudgetBelowTheStateNamesItsParts) {
   const int64_t least = StateBytesOf(Llama3_8B(), "bf16").device_peak(v1::HOST);
   EXPECT_TRUE(CheckMemory(Llama3_8B(), Bf16()).ok()) << "by the device";

@@ -62,10 +62,13 @@ void FillReport(uint32_t k, uint64_t seconds, v1::StepReport& report) {
 // K = ppo_epochs steps of two groups, each with numbers of its own, so that a number of another step shows: denominator
 // 8 + k, prompt-mean weights 1 / (8 + k) and 1 / (4 + k), predicted bytes 10 (k + 1). The step numbered `seed` has
 // nothing to run; ref WEIGHTS asks for the entry pass, whose row of the report predicts 999 bytes. Two clusters of
-// which one is predicted to take ppo_mini_batch_size seconds in Phase B; so does APPLY.
+// which one is predicted to take ppo_mini_batch_size seconds in Phase B; so does APPLY. It was made for a
+// budget of 500 bytes, of which it needs clip_ratio_c.
 absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
   RequestPlan result;
   const v1::UpdateHeader& header = request.update;
+  result.report.set_budget_bytes(500);
+  result.report.set_peak_bytes(static_cast<uint64_t>(header.loss().clip_ratio_c()));
   if (header.has_ref()) {
     result.plan.mutable_log_prob_pass()->add_clusters();
     result.report.add_steps()->set_peak_bytes(999);
@@ -105,6 +108,7 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   header.set_ppo_epochs(static_cast<uint32_t>(command.Get("steps", 1)));
   request->num_steps = header.ppo_epochs();
   if (command.Has("slow")) header.set_ppo_mini_batch_size(command.Get("slow", 0));
+  if (command.Has("needs")) header.mutable_loss()->set_clip_ratio_c(static_cast<double>(command.Get("needs", 0)));
   if (command.Has("empty")) header.set_seed(command.Get("empty", 0));
   if (command.Has("pass")) header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
   header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));

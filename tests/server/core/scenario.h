@@ -7,7 +7,7 @@
 //                                             moves, or not)
 //   > asleep SECONDS                          (the server does not run: time passes without a tick)
 //   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [max_norm=C] [skip] [validate] [pass]
-//            [bytes=N] [results] [slow=SECONDS]
+//            [bytes=N] [results] [slow=SECONDS] [needs=BYTES]
 //   > log_prob CALL    > export CALL NAME     > get CALL ID [wait=MS]    > cancel CALL ID    > results CALL ID
 //   > list CALL        > model CALL           > gone CALL            > drain
 //   > hold                                    (from now on plans are made by `planned` only, else at once)
