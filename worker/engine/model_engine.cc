@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <filesystem>
 #include <new>
 #include <utility>
@@ -25,9 +26,16 @@ namespace {
 
 using worker::v1::Vote;
 
-// LibTorch's exceptions end here. OutOfMemory and any other failure of a pass are the request's answer, not our end.
+// Exceptions end here: none crosses Prepare, LogProb, Export or loading, because the thread that calls them knows none
+// and would end the worker, and with it the lineage. Our own code reports by absl::Status and throws nothing. Below
+// this line LibTorch may throw c10::Error and the C++ library std::bad_alloc; they unwind through our code, which
+// leaves nothing half made that outlives the call: a step's gradients and a temporary folder are thrown away. Out of
+// memory, and any other failure of a pass, is the request's answer. Other exceptions of libraries (std::runtime_error,
+// or the JSON library's, whose throwing functions are called on checked values only) are not meant to come, and are
+// INTERNAL. Two calls end the worker instead: APPLY, which may have written half of the weights, and a payload that
+// there is no memory for, which would go on without its middle.
 template <typename Fn>
-absl::Status CatchTorch(const Fn& fn) {
+absl::Status CatchExceptions(const Fn& fn) {
   try {
     const at::NoGradGuard no_grad;
     return fn();
@@ -37,6 +45,8 @@ absl::Status CatchTorch(const Fn& fn) {
     return absl::ResourceExhaustedError("out of memory");
   } catch (const c10::Error& e) {
     return absl::InternalError(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    return absl::InternalError(e.what());
   }
 }
 
@@ -93,7 +103,7 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const worker::v
   ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
   Weights weights;
-  RETURN_IF_ERROR(CatchTorch([&]() -> absl::Status {
+  RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(weights, LoadWeights(directory, dtype, configure.config().optimizer_residency()));
     return absl::OkStatus();
   }));
@@ -186,7 +196,7 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const worker::v1::Prepare& prepare, co
   }
   fence_.OnPrepare(prepare.key());
   Vote vote;
-  const absl::Status status = CatchTorch([&]() -> absl::Status {
+  const absl::Status status = CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(vote, RunPhases(*payload, prepare, hooks));
     return absl::OkStatus();
   });
@@ -205,7 +215,7 @@ absl::StatusOr<worker::v1::Applied> ModelEngine::Apply(const worker::v1::Apply& 
   const double start_s = RealClock().MonotonicSeconds();
   worker::v1::Applied applied;
   if (!apply.discard()) {
-    const absl::Status status = CatchTorch([&] {
+    const absl::Status status = CatchExceptions([&] {
       applied.set_nonfinite(AdamwStep(weights_.parameters, apply.adam(), apply.clip(),
                                       static_cast<int64_t>(apply.key().step()), {.copies = copies_.get()}));
       return absl::OkStatus();
@@ -230,13 +240,13 @@ absl::Status ModelEngine::LogProb(const worker::v1::LogProb& log_prob, const Eng
     const v1::PromptGroup& group = payload->groups[m.group];
     sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_probs, entropy);
   };
-  RETURN_IF_ERROR(CatchTorch([&] {
-    return RunLogProb(MakePassOptions(hooks), *payload, log_prob.plan(),
-                      {log_prob.header().temperature(), log_prob.header().entropy()}, results)
-        .status();
-  }));
-  sender.Flush();
-  return absl::OkStatus();
+  return CatchExceptions([&]() -> absl::Status {
+    RETURN_IF_ERROR(RunLogProb(MakePassOptions(hooks), *payload, log_prob.plan(),
+                               {log_prob.header().temperature(), log_prob.header().entropy()}, results)
+                        .status());
+    sender.Flush();
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<uint64_t> ModelEngine::Export(const worker::v1::Export& request) {
@@ -244,7 +254,7 @@ absl::StatusOr<uint64_t> ModelEngine::Export(const worker::v1::Export& request) 
   std::optional<std::string> dtype;
   if (request.has_dtype()) dtype = request.dtype();
   uint64_t bytes = 0;
-  RETURN_IF_ERROR(CatchTorch([&]() -> absl::Status {
+  RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(bytes, ExportWeights(weights_, directory_, target.string(), dtype));
     return absl::OkStatus();
   }));

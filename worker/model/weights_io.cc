@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "common/file.h"
 #include "common/file_writer.h"
+#include "common/json.h"
 #include "common/status_macros.h"
 #include "common/temporary_folder.h"
 #include "nlohmann/json.hpp"
@@ -74,6 +75,19 @@ std::string ElementText(const safetensors::TensorEntry& entry, int64_t index) {
   std::vector<int64_t> place(entry.shape.size());
   for (size_t d = entry.shape.size(); d-- > 0; index /= entry.shape[d]) place[d] = index % entry.shape[d];
   return absl::StrCat("[", absl::StrJoin(place, ", "), "]");
+}
+
+// The object in a JSON file that is copied with changes, its keys in their order. It was checked when the model was
+// loaded, but files change: with the same bounds as then, so that neither reading nor writing it can throw.
+absl::StatusOr<nlohmann::ordered_json> ParseObject(const std::string& path, const std::string& content) {
+  const absl::StatusOr<nlohmann::json> checked = ParseJson(content);
+  const std::string problem = !checked.ok()           ? std::string(checked.status().message())
+                              : !checked->is_object() ? absl::StrCat("is ", JsonTypeName(*checked), ", not an object")
+                                                      : "";
+  if (!problem.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", problem, "; it has changed since the model was loaded"));
+  }
+  return nlohmann::ordered_json::parse(content, nullptr, /*allow_exceptions=*/false);
 }
 
 // A tensor that is read: where it stands and where it goes.
@@ -158,7 +172,7 @@ class Exporter {
       const auto it = by_name_.find(tensors[i].name);
       RETURN_IF_ERROR(it == by_name_.end() ? CopyTensor(writer, file, shard.header.tensors[i])
                                            : WriteTensor(writer, weights_.MasterSlice(*it->second), tensors[i].dtype));
-      if (it != by_name_.end()) tensor_bytes_ += tensors[i].end - tensors[i].begin;
+      tensor_bytes_ += tensors[i].end - tensors[i].begin;
     }
     RETURN_IF_ERROR(writer.Close());
     return writer.bytes_written();
@@ -167,8 +181,11 @@ class Exporter {
   absl::Status WriteOtherFiles(const fs::path& folder) const {
     for (const auto& [name, path] : source_.other_files) {
       ASSIGN_OR_RETURN(std::string content, ReadFile(path, kIndexBytesMax));
-      if (dtype_.has_value() && name == "config.json") content = WithDtype(content);
-      if (dtype_.has_value() && name == "model.safetensors.index.json") content = WithTotalSize(content);
+      if (dtype_.has_value() && (name == "config.json" || name == "model.safetensors.index.json")) {
+        ASSIGN_OR_RETURN(nlohmann::ordered_json json, ParseObject(path, content));
+        name == "config.json" ? SetDtype(json) : SetTotalSize(json);
+        content = json.dump(2) + "\n";
+      }
       RETURN_IF_ERROR(WriteFile(folder / name, content));
     }
     return absl::OkStatus();
@@ -186,19 +203,18 @@ class Exporter {
     return changed ? safetensors::MakeHeader(tensors, {{"format", "pt"}}) : "";
   }
 
-  std::string WithDtype(const std::string& config) const {
-    auto json = nlohmann::ordered_json::parse(config, nullptr, /*allow_exceptions=*/false);
+  void SetDtype(nlohmann::ordered_json& json) const {
     const auto* name = std::find_if(std::begin(kExportDtypes), std::end(kExportDtypes),
                                     [&](const ExportDtype& d) { return d.dtype == *dtype_; });
     const char* key = json.contains("dtype") ? "dtype" : "torch_dtype";
     json[key] = name->name;
-    return json.dump(2) + "\n";
   }
 
-  std::string WithTotalSize(const std::string& index) const {
-    auto json = nlohmann::ordered_json::parse(index, nullptr, /*allow_exceptions=*/false);
-    json["metadata"]["total_size"] = tensor_bytes_;
-    return json.dump(2) + "\n";
+  // Of all tensors, also those that are copied. A metadata that is no object, which nothing reads, gives way to one.
+  void SetTotalSize(nlohmann::ordered_json& json) const {
+    nlohmann::ordered_json& metadata = json["metadata"];
+    if (!metadata.is_object()) metadata = nlohmann::ordered_json::object();
+    metadata["total_size"] = tensor_bytes_;
   }
 
   const Weights& weights_;

@@ -26,7 +26,8 @@ absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarT
 
 // Writes into a temporary directory beside `target` and renames it when complete; after an error nothing is left of it.
 // `dtype`: float32, float64, bfloat16, float16; absent: as loaded. Returns the bytes of the safetensors files. Errors:
-// AlreadyExists - `target` is there; InvalidArgument - unknown dtype; the file system's.
+// AlreadyExists - `target` is there; InvalidArgument - unknown dtype, or config or index are no objects any more; the
+// file system's.
 absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirectory& source, const std::string& target,
                                        const std::optional<std::string>& dtype);
 

@@ -1,11 +1,12 @@
 """Models in and out of `stemma local`: what an export holds, and that transformers agrees with it."""
 
+import json
 import os
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import stemma
 from oracle import hf64, models, requests, step, training
@@ -13,6 +14,7 @@ from oracle import hf64, models, requests, step, training
 STEMMA = os.path.join(os.environ["STEMMA_BUILD_DIR"], "bin", "stemma")
 SHAPE = [(9, [4, 1, 6]), (1, [2, 5]), (14, [3, 3])]
 SHARD = "40KB"
+INDEX = "model.safetensors.index.json"
 
 
 def server(model, **options):
@@ -109,3 +111,45 @@ def test_a_hub_cache_s_snapshot_of_links_loads_and_exports_regular_files(tmp_pat
         exported = client.export("copy")
     assert contents(exported) == contents(snapshot)
     assert not any(os.path.islink(os.path.join(exported, name)) for name in os.listdir(exported))
+
+
+def write_odd_model(folder, metadata):
+    """A sharded model whose index has that metadata, and a tensor that the model does not use."""
+    loaded = models.make(folder, models.Spec("llama"), SHARD)
+    index = json.load(open(os.path.join(loaded, INDEX)))
+    index["metadata"] = metadata
+    first = sorted(set(index["weight_map"].values()))[0]
+    held = load_file(os.path.join(loaded, first))
+    held["model.rotary_emb.inv_freq"] = torch.arange(7, dtype=torch.float32)
+    index["weight_map"]["model.rotary_emb.inv_freq"] = first
+    save_file(held, os.path.join(loaded, first), metadata={"format": "pt"})
+    json.dump(index, open(os.path.join(loaded, INDEX), "w"))
+    return loaded
+
+
+@pytest.mark.parametrize("metadata", ["a text", {"total_size": 1, "kept": [1]}], ids=["no object", "an object"])
+def test_the_index_of_another_dtype_counts_every_tensor(metadata, tmp_path):
+    loaded = write_odd_model(str(tmp_path / "model"), metadata)
+    with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        exported = client.export("narrow", dtype="bfloat16")
+        client.export("again")  # the worker is there
+    held = tensors(exported)
+    unused = held["model.rotary_emb.inv_freq"]
+    assert unused.dtype == torch.float32 and torch.equal(unused, torch.arange(7.0)), "copied as it is"
+    assert all(value.dtype == torch.bfloat16 for name, value in held.items() if "rotary" not in name)
+    written = json.load(open(os.path.join(exported, INDEX)))["metadata"]
+    assert written["total_size"] == sum(value.numel() * value.element_size() for value in held.values())
+    assert written.get("kept") == (None if metadata == "a text" else [1])
+
+
+@pytest.mark.parametrize("name,text", [("config.json", "[1]"), (INDEX, "7"), ("config.json", "{"), (INDEX, "[" * 100000)])
+def test_a_file_that_changed_after_loading_is_an_error_and_the_worker_stays(name, text, tmp_path):
+    loaded = models.make(str(tmp_path / "model"), models.Spec("llama"), SHARD)
+    with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        lineage = client.model()["lineage"]
+        with open(os.path.join(loaded, name), "w") as file:
+            file.write(text)
+        with pytest.raises(stemma.StemmaError, match=f"{name}.*has changed since the model was loaded"):
+            client.export("broken", dtype="bfloat16")
+        assert client.model()["lineage"] == lineage and client.model()["state"] == "IDLE"
+        assert os.listdir(tmp_path / "data" / "exports") == []

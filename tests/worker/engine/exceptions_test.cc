@@ -1,0 +1,74 @@
+// No exception crosses the engine: whatever is thrown below becomes the vote of the step, and the engine goes on.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <new>
+#include <stdexcept>
+
+#include "common/model_init.h"
+#include "nlohmann/json.hpp"
+#include "tests/testing/in_process.h"
+#include "tests/testing/synthetic.h"
+
+namespace stemma::testing {
+namespace {
+
+// The product's attention, which throws what it is told to.
+class ThrowingAttention : public CpuAttention {
+ public:
+  explicit ThrowingAttention(std::function<void()>& thrower) : thrower_(thrower) {}
+  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                 double scale) const override {
+    thrower_();
+    return CpuAttention::Forward(q, k, v, causal, scale);
+  }
+
+ private:
+  std::function<void()>& thrower_;
+};
+
+struct Thrown {
+  std::function<void()> thrower;
+  std::string reason;
+};
+
+TEST(ExceptionsTest, EachKindIsTheStepsAnswerAndTheNextStepIsMade) {
+  const std::string directory = ::testing::TempDir() + "/exceptions";
+  std::filesystem::remove_all(directory);
+  ASSERT_TRUE(WriteRandomModel(SyntheticModel({}), {}, directory).ok());
+  InProcessOptions options;
+  options.run.set_model(directory);
+  options.run.set_dtype("fp32");
+  options.run.set_head_chunk_tokens(128);
+  options.run.set_threads(1);
+  std::function<void()> thrower = [] {};
+  auto engine = InProcess::Create(options, std::make_unique<ThrowingAttention>(thrower));
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  const std::vector<Thrown> kinds = {
+      {[] { TORCH_CHECK(false, "of LibTorch"); }, "INTERNAL"},
+      {[] { throw std::bad_alloc(); }, "OUT_OF_MEMORY"},
+      {[] { throw std::runtime_error("of a library"); }, "INTERNAL"},
+      {[] { nlohmann::json("text")["key"] = 1; }, "INTERNAL"},
+  };
+  TrainingRequest request = SyntheticRequest({16}, {8, 8}, SyntheticModel({}).vocab_size);
+  request.update.mutable_adam()->set_learning_rate(1e-3);
+  request.update.mutable_adam()->set_eps(1e-8);
+  ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
+  for (const Thrown& kind : kinds) {
+    thrower = kind.thrower;
+    const auto vote = (*engine)->Prepare(0);
+    ASSERT_TRUE(vote.ok()) << vote.status();
+    EXPECT_FALSE(vote->yes());
+    EXPECT_EQ(vote->no_reason(), kind.reason);
+    EXPECT_FALSE(vote->message().empty());
+  }
+  thrower = [] {};
+  const auto vote = (*engine)->Prepare(0);
+  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  EXPECT_TRUE((*engine)->Apply(0, *vote).ok());
+  std::filesystem::remove_all(directory);
+}
+
+}  // namespace
+}  // namespace stemma::testing
