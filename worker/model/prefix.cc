@@ -90,13 +90,13 @@ class BlockForward {
       LayerResult result =
           LayerForward(context_, l, BatchOf(context_, prefixes_, block_, l), positions_T, x_TD, policy_);
       x_TD = std::move(result.y_TD);
-      keep_kv(l, result.tape.attention.k_KTE, result.tape.attention.v_KTE);
+      keep_kv(l, result.tape.attention.saved.k_KTE, result.tape.attention.saved.v_KTE);
       if (keep && KeepsInputs(policy_)) {
         Leave(l, result.tape);
         block_.tape.push_back(std::move(result.tape));
       }
     }
-    block_.last = KvOnlyForward(context_, last, positions_T, x_TD, policy_);
+    block_.last = KvBlock(context_, last, positions_T).Forward(x_TD, policy_);
     keep_kv(last, block_.last.k_KTE, block_.last.v_KTE);
     x_TD.reset();
     if (keep && KeepsInputs(policy_)) Leave(last, block_.last);
@@ -164,8 +164,9 @@ void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlo
   const auto gradient = [&](const std::vector<at::Tensor>& of_layer, int64_t layer) {
     return Rows(of_layer[static_cast<size_t>(layer)], block).contiguous();
   };
-  at::Tensor dx_TD = KvOnlyBackward(context, last, positions_T, std::move(block.last), gradient(prefixes.gk_KTE, last),
-                                    gradient(prefixes.gv_KTE, last));
+  at::Tensor dx_TD =
+      KvBlock(context, last, positions_T)
+          .Backward(std::move(block.last), gradient(prefixes.gk_KTE, last), gradient(prefixes.gv_KTE, last));
   for (int64_t l = last - 1; l >= 0; --l) {
     if (release) {
       for (auto* of_layer : {&prefixes.k_KTE, &prefixes.v_KTE, &prefixes.gk_KTE, &prefixes.gv_KTE})

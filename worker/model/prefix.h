@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "worker/memory/offload_store.h"
+#include "worker/model/kv_block.h"
 #include "worker/model/layer.h"
 
 namespace stemma {

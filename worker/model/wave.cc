@@ -122,7 +122,7 @@ WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& pr
   if (attention.kv_only_rows() > 0) {
     const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
     tape.last_kv =
-        KvOnlyForward(context, last, positions_A, GatherRows(x_TD, wave.segments, /*kv_only=*/true), wave.policy);
+        KvBlock(context, last, positions_A).Forward(GatherRows(x_TD, wave.segments, /*kv_only=*/true), wave.policy);
     if (keep_tape) {
       tape.last_gk_KTE = ZeroKv(weights, attention.kv_only_rows());
       tape.last_gv_KTE = ZeroKv(weights, attention.kv_only_rows());
@@ -164,7 +164,7 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
   if (split) {
     const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
     const at::Tensor dx_A =
-        KvOnlyBackward(context, last, positions_A, std::move(tape.last_kv), tape.last_gk_KTE, tape.last_gv_KTE);
+        KvBlock(context, last, positions_A).Backward(std::move(tape.last_kv), tape.last_gk_KTE, tape.last_gv_KTE);
     tape.last_gk_KTE.reset();
     tape.last_gv_KTE.reset();
     dx_TD = InterleaveRows(dx_A, dx_TD, wave.segments);

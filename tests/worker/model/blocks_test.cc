@@ -1,0 +1,164 @@
+// The blocks of a layer against the table of tape policies (common/tape_policy.h): each tensor of a tape is there
+// exactly when the table says so, and a layer gives the same bits from whatever its tape kept. Models and rows are
+// drawn.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "tests/testing/synthetic.h"
+#include "worker/model/kv_block.h"
+#include "worker/model/layer.h"
+
+namespace stemma::testing {
+namespace {
+
+constexpr v1::TapePolicy kPolicies[] = {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4};
+
+// A model of one layer with random weights and zero gradients, and rows to run: two spans, the first behind an
+// ancestor.
+class BlocksTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    std::mt19937 random(static_cast<uint32_t>(GetParam()));
+    const auto draw = [&](int64_t low, int64_t high) {
+      return low + static_cast<int64_t>(random() % static_cast<uint32_t>(high - low + 1));
+    };
+    const int64_t kv_heads = draw(1, 2), head_size = 8 * draw(1, 3);
+    ModelConfig config = SyntheticModel({.hidden = 8 * draw(2, 6),
+                                         .layers = 1,
+                                         .heads = kv_heads * draw(1, 3),
+                                         .kv_heads = kv_heads,
+                                         .head_size = head_size,
+                                         .ffn = 8 * draw(2, 9),
+                                         .vocab = 20,
+                                         .qk_norm = GetParam() % 3 == 0});
+    config.qkv_bias = GetParam() % 3 == 1;
+    const at::ScalarType dtypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
+    at::manual_seed(static_cast<uint64_t>(GetParam()));
+    weights_ = MakeWeights(config, dtypes[draw(0, 2)]);
+    for (Parameter& p : weights_.parameters) p.weight.normal_(0, 0.3);
+    rope_ = MakeRopeTable(config, 64, weights_.run_dtype);
+    context_ = {&weights_, &kernel_, &rope_};
+    MakeRows(draw(1, 20), draw(1, 9), draw(1, 30));
+  }
+
+  void MakeRows(int64_t first, int64_t second, int64_t ancestor) {
+    const ModelConfig& c = weights_.config;
+    const auto random = [&](std::vector<int64_t> sizes) {
+      return at::randn(sizes, at::TensorOptions().dtype(at::kFloat)).to(weights_.run_dtype);
+    };
+    x_TD_ = random({first + second, c.hidden_size});
+    dy_TD_ = random({first + second, c.hidden_size});
+    positions_T_ = at::cat({at::arange(first) + ancestor, at::arange(second)});
+    k_KCE_ = random({c.num_kv_heads, ancestor, c.head_size});
+    batch_.scale = 0.25;
+    batch_.spans = {{0, first, 0}, {first, first + second, -1}};
+    batch_.ancestors = {{k_KCE_, random({c.num_kv_heads, ancestor, c.head_size}), {}, {}}};
+  }
+
+  // What a layer gave: its output, its input's gradient, and every gradient that it adds to.
+  std::vector<at::Tensor> Run(v1::TapePolicy policy) {
+    const auto accumulate = at::TensorOptions().dtype(weights_.accumulate_dtype);
+    for (Parameter& p : weights_.parameters) p.grad.zero_();
+    batch_.ancestors[0].gk_KCE = at::zeros(k_KCE_.sizes(), accumulate);
+    batch_.ancestors[0].gv_KCE = at::zeros(k_KCE_.sizes(), accumulate);
+    LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, policy);
+    const at::Tensor gk_KTE = at::ones_like(result.tape.attention.saved.k_KTE, accumulate);
+    const at::Tensor dx_TD =
+        LayerBackward(context_, 0, batch_, positions_T_, dy_TD_.clone(), std::move(result.tape), gk_KTE, 2 * gk_KTE);
+    std::vector<at::Tensor> made = {result.y_TD, dx_TD, batch_.ancestors[0].gk_KCE, batch_.ancestors[0].gv_KCE};
+    for (const Parameter& p : weights_.parameters) made.push_back(p.grad.clone());
+    return made;
+  }
+
+  Weights weights_;
+  CpuAttention kernel_;
+  RopeTable rope_;
+  LayerContext context_;
+  AttentionBatch batch_;
+  at::Tensor x_TD_, dy_TD_, positions_T_, k_KCE_;
+};
+
+// `entries` are those of one tape under `policy`.
+void ExpectKept(const std::vector<TapeEntry>& entries, v1::TapePolicy policy, bool qk_norm) {
+  for (const TapeEntry& entry : entries) {
+    const bool exists = entry.name != TapeTensor::kBeforeQkNorm || qk_norm;
+    EXPECT_EQ(entry.tensor->defined(), exists && Keeps(policy, entry.name))
+        << "tensor " << static_cast<int>(entry.name) << " under " << v1::TapePolicy_Name(policy);
+  }
+}
+
+TEST_P(BlocksTest, ATapeHoldsWhatTheTableSays) {
+  const bool qk_norm = weights_.config.qk_norm;
+  for (const v1::TapePolicy policy : kPolicies) {
+    LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, policy);
+    EXPECT_TRUE(result.tape.attention.saved.k_KTE.defined() && result.tape.attention.saved.v_KTE.defined());
+    ExpectKept(result.tape.Entries(), policy, qk_norm);
+    KvTape kv = KvBlock(context_, 0, positions_T_).Forward(x_TD_, policy);
+    EXPECT_TRUE(kv.k_KTE.defined() && kv.v_KTE.defined());
+    ExpectKept(kv.Entries(), policy, qk_norm);
+  }
+}
+
+TEST(TapeEntriesTest, EveryTensorOfTheTableIsInATape) {
+  LayerTape layer;
+  KvTape kv;
+  std::set<TapeTensor> names;
+  for (const TapeEntry& entry : layer.Entries()) names.insert(entry.name);
+  for (const TapeEntry& entry : kv.Entries()) names.insert(entry.name);
+  EXPECT_EQ(names.size(), static_cast<size_t>(TapeTensor::kActivation) + 1);
+}
+
+// What docs/memory.md says of each policy.
+TEST(TapeEntriesTest, EachPolicyDropsWhatItsRowOfTheDocumentNames) {
+  using enum TapeTensor;
+  const std::vector<std::pair<v1::TapePolicy, std::vector<TapeTensor>>> dropped = {
+      {v1::S0, {}},
+      {v1::S1, {kNormed, kActivation}},
+      {v1::S2, {kGateUp}},
+      {v1::S3, {kQueries, kBeforeQkNorm}},
+      {v1::S4, {kAttended, kResidual, kStatistic}},
+      {v1::S5, {kInput, kKvStatistic}}};
+  std::set<TapeTensor> gone;
+  for (const auto& [policy, more] : dropped) {
+    gone.insert(more.begin(), more.end());
+    for (int tensor = 0; tensor <= static_cast<int>(kActivation); ++tensor) {
+      EXPECT_EQ(Keeps(policy, static_cast<TapeTensor>(tensor)), !gone.contains(static_cast<TapeTensor>(tensor)))
+          << tensor << " under " << v1::TapePolicy_Name(policy);
+    }
+  }
+}
+
+TEST_P(BlocksTest, EveryPolicyGivesTheSameBits) {
+  const std::vector<at::Tensor> kept = Run(v1::S0);
+  for (const v1::TapePolicy policy : kPolicies) {
+    const std::vector<at::Tensor> made = Run(policy);
+    ASSERT_EQ(made.size(), kept.size());
+    for (size_t i = 0; i < made.size(); ++i) {
+      EXPECT_TRUE(at::equal(made[i], kept[i])) << "result " << i << " under " << v1::TapePolicy_Name(policy);
+    }
+  }
+  EXPECT_GT(kept[1].abs().sum().item<double>(), 0) << "nothing flowed back";
+}
+
+TEST_P(BlocksTest, TensorsThatAreTakenOutComeBackToTheirPlaces) {
+  LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, v1::S2);
+  std::vector<at::Tensor> before;
+  for (const TapeEntry& entry : result.tape.Entries()) before.push_back(*entry.tensor);
+  std::vector<at::Tensor> taken = TakeTensors(result.tape);
+  for (const TapeEntry& entry : result.tape.Entries()) EXPECT_FALSE(entry.tensor->defined());
+  EXPECT_TRUE(result.tape.attention.saved.k_KTE.defined()) << "K and V stay";
+  PutTensors(result.tape, std::move(taken));
+  const std::vector<TapeEntry> entries = result.tape.Entries();
+  for (size_t i = 0; i < entries.size(); ++i) EXPECT_TRUE(entries[i].tensor->is_same(before[i])) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, BlocksTest, ::testing::Range(1, 13));
+
+}  // namespace
+}  // namespace stemma::testing

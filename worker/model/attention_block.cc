@@ -1,0 +1,102 @@
+#include "worker/model/attention_block.h"
+
+#include <ATen/TensorOperators.h>
+
+#include "worker/ops/linear.h"
+#include "worker/ops/norm.h"
+
+namespace stemma {
+namespace {
+
+QkvShape ShapeOf(const ModelConfig& config) { return {config.num_heads, config.num_kv_heads, config.head_size}; }
+
+at::Tensor AddGradient(const at::Tensor& own, const at::Tensor& accumulated) {
+  if (!accumulated.defined()) return own;
+  return own.scalar_type() == accumulated.scalar_type() ? own.add(accumulated)
+                                                        : own.to(accumulated.scalar_type()).add_(accumulated);
+}
+
+}  // namespace
+
+std::vector<TapeEntry> AttentionTape::Entries() {
+  return {{TapeTensor::kInput, &x_TD},
+          {TapeTensor::kStatistic, &rstd_T},
+          {TapeTensor::kNormed, &h_TD},
+          {TapeTensor::kBeforeQkNorm, &qkv_TX},
+          {TapeTensor::kBeforeQkNorm, &rstd_qk_TX},
+          {TapeTensor::kQueries, &saved.q_HTE},
+          {TapeTensor::kAttended, &saved.o_TD},
+          {TapeTensor::kAttended, &saved.lse_HT}};
+}
+
+AttentionBlock::AttentionBlock(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
+                               const at::Tensor& positions_T)
+    : context_(context),
+      config_(context.weights->config),
+      p_(*context.weights, layer),
+      batch_(batch),
+      positions_T_(positions_T) {}
+
+void AttentionBlock::Norm(AttentionTape& tape) const {
+  auto norm = RmsNormForward(tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
+  tape.rstd_T = norm.rstd_T;
+  tape.h_TD = norm.y_TD;
+}
+
+QkvHeads AttentionBlock::Qkv(AttentionTape& tape) const {
+  const at::Tensor qkv_TX = LinearForward(tape.h_TD, p_.qkv().weight, p_.qkv_bias());
+  QkvHeads heads = QkvForward(qkv_TX, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
+  if (config_.qk_norm) {
+    tape.qkv_TX = qkv_TX;
+    tape.rstd_qk_TX = heads.rstd_TX;
+  }
+  return heads;
+}
+
+at::Tensor AttentionBlock::Attend(const QkvHeads& heads, AttentionTape& tape) const {
+  tape.saved = AttentionForward(*context_.kernel, batch_, heads.q_HTE, heads.k_KTE, heads.v_KTE);
+  return LinearForwardAdd(tape.saved.o_TD, p_.o().weight, tape.x_TD);
+}
+
+at::Tensor AttentionBlock::Forward(const at::Tensor& x_TD, v1::TapePolicy policy, AttentionTape& tape) const {
+  tape.x_TD = x_TD;
+  Norm(tape);
+  at::Tensor y_TD = Attend(Qkv(tape), tape);
+  for (const TapeTensor name : {TapeTensor::kStatistic, TapeTensor::kNormed, TapeTensor::kBeforeQkNorm,
+                                TapeTensor::kQueries, TapeTensor::kAttended}) {
+    DropUnlessKept(tape, name, policy);
+  }
+  return y_TD;
+}
+
+void AttentionBlock::RestoreQueries(AttentionTape& tape) const {
+  if (tape.saved.q_HTE.defined()) return;
+  if (!tape.h_TD.defined()) Norm(tape);
+  tape.saved.q_HTE = Qkv(tape).q_HTE;
+}
+
+at::Tensor AttentionBlock::RestoreOutput(AttentionTape& tape) const {
+  RestoreQueries(tape);
+  const AttentionSaved kept = tape.saved;
+  return Attend({kept.q_HTE, kept.k_KTE, kept.v_KTE, {}}, tape);
+}
+
+at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_KTE,
+                                    const at::Tensor& gv_KTE) const {
+  RestoreQueries(tape);
+  LinearBackwardWeight(dy_TD, tape.saved.o_TD, p_.o().grad, {});
+  AttentionGradients grads =
+      AttentionBackward(*context_.kernel, batch_, LinearBackwardInput(dy_TD, p_.o().weight), tape.saved);
+  tape.saved = {};
+  const at::Tensor dqkv_TX =
+      QkvBackward(grads.dq_HTE, AddGradient(grads.dk_KTE, gk_KTE), AddGradient(grads.dv_KTE, gv_KTE), positions_T_,
+                  *context_.rope, ShapeOf(config_), p_.qk_norm(), tape.qkv_TX, tape.rstd_qk_TX, p_.q_norm_grad(),
+                  p_.k_norm_grad(), context_.weights->run_dtype);
+  grads = {};
+  if (!tape.h_TD.defined()) Norm(tape);
+  LinearBackwardWeight(dqkv_TX, tape.h_TD, p_.qkv().grad, p_.qkv_bias_grad());
+  const at::Tensor dh_TD = LinearBackwardInput(dqkv_TX, p_.qkv().weight);
+  return RmsNormBackward(dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, dy_TD, p_.norm1().grad);
+}
+
+}  // namespace stemma

@@ -1,0 +1,59 @@
+// The attention block of a layer: y = x + o(attention(qkv(norm(x)))), for segments: rows that attend causally to
+// themselves and to all K/V of their ancestor.
+//
+// Called by worker/model/layer.h. A block owns its tape: Forward keeps what the policy says, Backward recomputes the
+// rest with the same ops on the same shapes, hence the same bits, and frees what it does not need any more on the way.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "stemma/v1/plan.pb.h"
+#include "worker/model/layer_context.h"
+#include "worker/model/layer_parameters.h"
+#include "worker/model/tape_entries.h"
+#include "worker/ops/attention.h"
+
+namespace stemma {
+
+struct AttentionTape {
+  at::Tensor x_TD, rstd_T, h_TD;
+  at::Tensor qkv_TX, rstd_qk_TX;  // with QK-norm only
+  AttentionSaved saved;
+
+  std::vector<TapeEntry> Entries();
+};
+
+class AttentionBlock {
+ public:
+  // The arguments outlive the block.
+  AttentionBlock(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
+                 const at::Tensor& positions_T);
+
+  // Returns y; fills the tape, which is empty.
+  at::Tensor Forward(const at::Tensor& x_TD, v1::TapePolicy policy, AttentionTape& tape) const;
+
+  // Recomputes y, and what Backward reads, from the input and K/V.
+  at::Tensor RestoreOutput(AttentionTape& tape) const;
+
+  // gk_KTE, gv_KTE: gradients that other segments accumulated on this segment's K/V (undefined: none). Adds weight
+  // gradients; adds to the ancestors' gK/gV. Returns dx.
+  at::Tensor Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_KTE,
+                      const at::Tensor& gv_KTE) const;
+
+ private:
+  void Norm(AttentionTape& tape) const;
+  QkvHeads Qkv(AttentionTape& tape) const;
+  at::Tensor Attend(const QkvHeads& heads, AttentionTape& tape) const;
+  void RestoreQueries(AttentionTape& tape) const;
+
+  const LayerContext& context_;
+  const ModelConfig& config_;
+  const LayerParameters p_;
+  const AttentionBatch& batch_;
+  const at::Tensor& positions_T_;
+};
+
+}  // namespace stemma

@@ -1,0 +1,67 @@
+#include "worker/model/kv_block.h"
+
+#include "worker/ops/linear.h"
+#include "worker/ops/norm.h"
+
+namespace stemma {
+namespace {
+
+QkvShape ShapeOf(const ModelConfig& config) { return {0, config.num_kv_heads, config.head_size}; }
+
+// The K and V rows of a fused [q; k; v] tensor.
+at::Tensor KvRows(const at::Tensor& qkv, const ModelConfig& config) {
+  return qkv.defined() ? qkv.slice(0, config.q_size()) : qkv;
+}
+
+}  // namespace
+
+std::vector<TapeEntry> KvTape::Entries() {
+  return {{TapeTensor::kInput, &x_TD},
+          {TapeTensor::kKvStatistic, &rstd_T},
+          {TapeTensor::kNormed, &h_TD},
+          {TapeTensor::kBeforeQkNorm, &kv_TX},
+          {TapeTensor::kBeforeQkNorm, &rstd_k_TX}};
+}
+
+KvBlock::KvBlock(const LayerContext& context, int64_t layer, const at::Tensor& positions_T)
+    : context_(context), config_(context.weights->config), p_(*context.weights, layer), positions_T_(positions_T) {}
+
+void KvBlock::Norm(KvTape& tape) const {
+  auto norm = RmsNormForward(tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
+  tape.rstd_T = norm.rstd_T;
+  tape.h_TD = norm.y_TD;
+}
+
+QkvHeads KvBlock::Kv(KvTape& tape) const {
+  const at::Tensor kv_TX = LinearForward(tape.h_TD, KvRows(p_.qkv().weight, config_), KvRows(p_.qkv_bias(), config_));
+  QkvHeads heads = QkvForward(kv_TX, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
+  if (config_.qk_norm) {
+    tape.kv_TX = kv_TX;
+    tape.rstd_k_TX = heads.rstd_TX;
+  }
+  return heads;
+}
+
+KvTape KvBlock::Forward(const at::Tensor& x_TD, v1::TapePolicy policy) const {
+  KvTape tape;
+  tape.x_TD = x_TD;
+  Norm(tape);
+  const QkvHeads heads = Kv(tape);
+  tape.k_KTE = heads.k_KTE;
+  tape.v_KTE = heads.v_KTE;
+  for (const TapeTensor name : {TapeTensor::kNormed, TapeTensor::kBeforeQkNorm}) DropUnlessKept(tape, name, policy);
+  return tape;
+}
+
+at::Tensor KvBlock::Backward(KvTape tape, const at::Tensor& gk_KTE, const at::Tensor& gv_KTE) const {
+  if (!tape.h_TD.defined()) Norm(tape);
+  if (config_.qk_norm && !tape.kv_TX.defined()) Kv(tape);
+  const at::Tensor dkv_TX =
+      QkvBackward({}, gk_KTE, gv_KTE, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm(), tape.kv_TX,
+                  tape.rstd_k_TX, {}, p_.k_norm_grad(), context_.weights->run_dtype);
+  LinearBackwardWeight(dkv_TX, tape.h_TD, KvRows(p_.qkv().grad, config_), KvRows(p_.qkv_bias_grad(), config_));
+  const at::Tensor dh_TD = LinearBackwardInput(dkv_TX, KvRows(p_.qkv().weight, config_));
+  return RmsNormBackward(dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, /*residual_TD=*/{}, p_.norm1().grad);
+}
+
+}  // namespace stemma

@@ -1,0 +1,46 @@
+// The MLP block of a layer: y = x + down(silu(gate(norm(x))) · up(norm(x))).
+//
+// Called by worker/model/layer.h. As worker/model/attention_block.h, it owns its tape: Forward keeps what the policy
+// says, Backward recomputes the rest with the same ops, and frees on the way.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "stemma/v1/plan.pb.h"
+#include "worker/model/layer_context.h"
+#include "worker/model/layer_parameters.h"
+#include "worker/model/tape_entries.h"
+
+namespace stemma {
+
+struct MlpTape {
+  at::Tensor x_TD, rstd_T, h_TD;
+  at::Tensor gate_up_TX, act_TF;
+
+  std::vector<TapeEntry> Entries();
+};
+
+class MlpBlock {
+ public:
+  MlpBlock(const LayerContext& context, int64_t layer);  // the context outlives the block
+
+  // Returns y; fills the tape, which is empty. Where the policy does not keep the input, whoever made it has to give it
+  // back before Backward.
+  at::Tensor Forward(at::Tensor x_TD, v1::TapePolicy policy, MlpTape& tape) const;
+
+  // Adds weight gradients. Returns dx.
+  at::Tensor Backward(at::Tensor dy_TD, MlpTape tape) const;
+
+ private:
+  void Norm(MlpTape& tape) const;
+  void GateUp(MlpTape& tape) const;
+  void Restore(MlpTape& tape) const;
+
+  const double rms_norm_eps_;
+  const LayerParameters p_;
+};
+
+}  // namespace stemma
