@@ -24,7 +24,9 @@ StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype) {
   bytes.weights = count * run;
   bytes.gradients = count * accumulate;
   bytes.optimizer = count * OptimizerBytes(dtype);
-  bytes.slabs = StateSlabBytes({.elements = count, .states = OptimizerStates(dtype), .element_bytes = accumulate});
+  const StateSlabShape slabs{.elements = count, .states = OptimizerStates(dtype), .element_bytes = accumulate};
+  bytes.clipped = ClippedSlabBytes(slabs);
+  bytes.slabs = StateSlabBytes(slabs);
   bytes.tables = config.max_positions * config.head_size * accumulate;
   return bytes;
 }

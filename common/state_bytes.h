@@ -21,13 +21,14 @@ struct StateBytes {
   int64_t weights = 0;  // tied embeddings once
   int64_t gradients = 0;
   int64_t optimizer = 0;
-  int64_t tables = 0;  // cosines and sines of RoPE
-  int64_t slabs = 0;   // of optimizer states that come from host memory, during APPLY
+  int64_t tables = 0;   // cosines and sines of RoPE
+  int64_t clipped = 0;  // gradients of one slab times the clip, during APPLY
+  int64_t slabs = 0;    // of optimizer states that come from host memory, during APPLY
   int64_t total() const { return weights + gradients + optimizer + tables; }
   // An unspecified residency is the device's. Between steps; APPLY adds `apply`.
   int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }
   int64_t host(v1::OptimizerResidency residency) const { return residency == v1::HOST ? optimizer : 0; }
-  int64_t apply(v1::OptimizerResidency residency) const { return residency == v1::HOST ? slabs : 0; }
+  int64_t apply(v1::OptimizerResidency residency) const { return clipped + (residency == v1::HOST ? slabs : 0); }
   int64_t device_peak(v1::OptimizerResidency residency) const { return device(residency) + apply(residency); }
 };
 

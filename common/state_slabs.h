@@ -1,6 +1,6 @@
-// The device bytes of APPLY with optimizer states in host memory (optimizer_residency: host): states stream through the
-// device in slabs of one size, and a fixed number of slabs is there at a time. Pure arithmetic: worker/optim cuts by
-// it, a plan can report it as APPLY's working bytes.
+// The device bytes of APPLY. It works slab by slab; optimizer states in host memory (optimizer_residency: host) stream
+// through the device, a fixed number of slabs at a time. Pure arithmetic: worker/optim cuts by it, a plan reports it as
+// APPLY's working bytes.
 //
 // All parameters stand in one flat order, each rounded up to kStateSlabUnit elements, and the order is cut every
 // `slab_elements`: small parameters share a slab, large ones take several, all slabs but the last are full.
@@ -41,6 +41,11 @@ constexpr int64_t StateSlabCount(const StateSlabShape& shape) {
 constexpr int64_t StateSlabBytes(const StateSlabShape& shape) {
   const int64_t slab_elements = std::min(RoundUpToSlabUnit(shape.slab_elements), shape.elements);
   return std::min(kStateSlabsOnDevice, StateSlabCount(shape)) * slab_elements * shape.states * shape.element_bytes;
+}
+
+// Bytes of the device buffer that a clip below 1 takes: one slab of gradients.
+constexpr int64_t ClippedSlabBytes(const StateSlabShape& shape) {
+  return std::min(RoundUpToSlabUnit(shape.slab_elements), shape.elements) * shape.element_bytes;
 }
 
 }  // namespace stemma

@@ -17,13 +17,14 @@ constexpr int64_t kSharedActivationParts = 2, kSharedHostParts = 4;
 
 int64_t Given(uint64_t bytes) { return static_cast<int64_t>(bytes); }
 
-// What adds up to the device's peak: "weights 1.1 GiB, gradients 1.1 GiB, optimizer states 2.1 GiB, RoPE tables 4 MiB"
+// What adds up to the device's peak: "weights 1.1 GiB, gradients 1.1 GiB, optimizer states 2.1 GiB, clipped gradients 1
+// MiB, RoPE tables 4 MiB"
 std::string DevicePartsText(const StateBytes& state, v1::OptimizerResidency residency) {
   const std::string optimizer = residency == v1::HOST
-                                    ? absl::StrCat("slabs of optimizer states ", BytesText(state.apply(residency)))
+                                    ? absl::StrCat("slabs of optimizer states ", BytesText(state.slabs))
                                     : absl::StrCat("optimizer states ", BytesText(state.optimizer));
   return absl::StrCat("weights ", BytesText(state.weights), ", gradients ", BytesText(state.gradients), ", ", optimizer,
-                      ", RoPE tables ", BytesText(state.tables));
+                      ", clipped gradients ", BytesText(state.clipped), ", RoPE tables ", BytesText(state.tables));
 }
 
 absl::Status MachineTooSmall(const v1::RunConfig& run, const char* where, int64_t free_bytes, int64_t needed_bytes,

@@ -118,6 +118,7 @@ ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::stri
     : configure_(configure),
       directory_(std::move(directory)),
       weights_(std::move(weights)),
+      ranges_(AllRanges(weights_.parameters)),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype)),
       kernel_(std::move(kernel)),
       copies_(std::move(copies)),
@@ -179,11 +180,11 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const worker::v1::
   sender.Flush();
 
   vote.set_empty(prepare.plan().clusters_size() == 0);
-  vote.set_grad_norm_squared(GradNormSquared(weights_.parameters));
+  vote.set_grad_norm_squared(GradNormSquared(weights_.parameters, ranges_));
   vote.set_yes(std::isfinite(vote.grad_norm_squared()));
   if (!vote.yes()) {
     vote.set_no_reason("NONFINITE");
-    vote.set_message("the gradient of " + FirstNonfinite(weights_.parameters) + " is not finite");
+    vote.set_message("the gradient of " + FirstNonfinite(weights_.parameters, ranges_) + " is not finite");
   }
   return vote;
 }
@@ -216,7 +217,7 @@ absl::StatusOr<worker::v1::Applied> ModelEngine::Apply(const worker::v1::Apply& 
   worker::v1::Applied applied;
   if (!apply.discard()) {
     const absl::Status status = CatchExceptions([&] {
-      applied.set_nonfinite(AdamwStep(weights_.parameters, apply.adam(), apply.clip(),
+      applied.set_nonfinite(AdamwStep(weights_.parameters, ranges_, apply.adam(), apply.clip(),
                                       static_cast<int64_t>(apply.key().step()), {.copies = copies_.get()}));
       return absl::OkStatus();
     });

@@ -48,6 +48,7 @@ class ModelEngine final : public Engine {
   const worker::v1::Configure configure_;
   const ModelDirectory directory_;
   Weights weights_;
+  const ParameterRanges ranges_;  // that this engine steps: all
   RopeTable rope_;
   std::unique_ptr<AttentionKernel> kernel_;
   std::unique_ptr<HostArena> host_;

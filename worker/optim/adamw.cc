@@ -1,30 +1,53 @@
 #include "worker/optim/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <glog/logging.h>
 
 #include <functional>
 
+#include "common/state_slabs.h"
 #include "worker/kernels/finite.h"
 #include "worker/optim/slab_order.h"
 
 namespace stemma {
 
-double GradNormSquared(const std::vector<Parameter>& parameters) {
+namespace {
+
+std::vector<int64_t> ElementsOf(const std::vector<Parameter>& parameters) {
+  std::vector<int64_t> elements;
+  for (const Parameter& p : parameters) elements.push_back(p.grad.numel());
+  return elements;
+}
+
+const Parameter& ParameterOf(const std::vector<Parameter>& parameters, const ParameterRange& range) {
+  return parameters[static_cast<size_t>(range.parameter)];
+}
+
+at::Tensor Gradients(const std::vector<Parameter>& parameters, const ParameterRange& range) {
+  return ParameterOf(parameters, range).grad.view(-1).narrow(0, range.begin, range.count);
+}
+
+}  // namespace
+
+ParameterRanges AllRanges(const std::vector<Parameter>& parameters) { return WholeParameters(ElementsOf(parameters)); }
+
+double GradNormSquared(const std::vector<Parameter>& parameters, const ParameterRanges& ranges) {
   double sum = 0;
-  for (const Parameter& p : parameters) {
-    const double norm = at::linalg_vector_norm(p.grad, 2, {}, false, at::kDouble).item<double>();
+  for (const ParameterRange& range : ranges) {
+    const double norm = at::linalg_vector_norm(Gradients(parameters, range), 2, {}, false, at::kDouble).item<double>();
     sum += norm * norm;
   }
   return sum;
 }
 
-std::string FirstNonfinite(const std::vector<Parameter>& parameters) {
-  for (const Parameter& p : parameters) {
-    if (!at::isfinite(p.grad).all().item<bool>()) return p.name;
+std::string FirstNonfinite(const std::vector<Parameter>& parameters, const ParameterRanges& ranges) {
+  for (const ParameterRange& range : ranges) {
+    if (!kernels::AllFinite(Gradients(parameters, range))) return ParameterOf(parameters, range).name;
   }
   return "";
 }
@@ -54,61 +77,80 @@ void FusedStep(States& states, const v1::AdamParams& adam, double weight_decay, 
                     /*maximize=*/false);
 }
 
-void StepParts(const std::vector<StatePart>& parts, const v1::AdamParams& adam, int64_t step) {
-  States decayed, plain;
-  for (const StatePart& part : parts) {
-    States& states = Decays(*part.parameter, adam) ? decayed : plain;
-    states.masters.push_back(part.master);
-    states.grads.push_back(part.grad);
-    states.exp_avgs.push_back(part.exp_avg);
-    states.exp_avg_sqs.push_back(part.exp_avg_sq);
-  }
-  FusedStep(decayed, adam, adam.weight_decay(), step);
-  FusedStep(plain, adam, /*weight_decay=*/0, step);
-  for (const StatePart& part : parts) {
-    if (!part.parameter->master_is_weight()) part.weight.copy_(part.master);
-  }
-}
-
 bool IsFinite(const StatePart& part) { return kernels::AllFinite(part.weight) && kernels::AllFinite(part.exp_avg_sq); }
 
-// Calls `step` with parts of parameters whose states are on the device, a slab at a time.
-void StepOnDevice(const std::vector<Parameter*>& parameters, int64_t slab_elements,
-                  const std::function<void(const std::vector<StatePart>&)>& step) {
-  std::vector<int64_t> elements;
-  for (const Parameter* p : parameters) elements.push_back(p->grad.numel());
-  for (const Slab& slab : CutSlabs(elements, slab_elements)) {
+// The update of slabs, one after the other.
+class SlabStep {
+ public:
+  SlabStep(const v1::AdamParams& adam, double clip, int64_t step) : adam_(adam), clip_(clip), step_(step) {}
+
+  void Run(const std::vector<StatePart>& parts) {
+    States decayed, plain;
+    for (const StatePart& part : parts) {
+      States& states = Decays(*part.parameter, adam_) ? decayed : plain;
+      states.masters.push_back(part.master);
+      states.grads.push_back(Clipped(part, parts.back()));
+      states.exp_avgs.push_back(part.exp_avg);
+      states.exp_avg_sqs.push_back(part.exp_avg_sq);
+    }
+    FusedStep(decayed, adam_, adam_.weight_decay(), step_);
+    FusedStep(plain, adam_, /*weight_decay=*/0, step_);
+    for (const StatePart& part : parts) {
+      if (!part.parameter->master_is_weight()) part.weight.copy_(part.master);
+      if (nonfinite_.empty() && !IsFinite(part)) nonfinite_ = part.parameter->name;
+    }
+  }
+
+  const std::string& nonfinite() const { return nonfinite_; }
+
+ private:
+  // The part's gradient times the clip, in a buffer as large as the first slab, which is the largest.
+  at::Tensor Clipped(const StatePart& part, const StatePart& last) {
+    if (clip_ == 1.0) return part.grad;
+    const int64_t slab_elements = RoundUpToSlabUnit(last.slab_begin + last.grad.numel());
+    if (!clipped_.defined()) clipped_ = at::empty({slab_elements}, part.grad.options());
+    CHECK_LE(slab_elements, clipped_.numel());
+    at::Tensor clipped = clipped_.narrow(0, part.slab_begin, part.grad.numel());
+    return at::mul_out(clipped, part.grad, at::scalar_tensor(clip_, part.grad.options()));
+  }
+
+  const v1::AdamParams& adam_;
+  const double clip_;
+  const int64_t step_;
+  at::Tensor clipped_;
+  std::string nonfinite_;
+};
+
+// Steps ranges of parameters whose states are on the device.
+void StepOnDevice(const std::vector<Parameter>& parameters, const ParameterRanges& ranges, int64_t slab_elements,
+                  SlabStep& step) {
+  for (const Slab& slab : CutSlabs(ranges, slab_elements)) {
     std::vector<StatePart> parts;
     for (const SlabPiece& piece : slab) {
-      const Parameter& p = *parameters[static_cast<size_t>(piece.parameter)];
+      const Parameter& p = parameters[static_cast<size_t>(piece.parameter)];
       const auto of = [&](const at::Tensor& x) { return x.view(-1).narrow(0, piece.begin, piece.count); };
-      parts.push_back({&p, of(p.weight), of(p.grad), of(p.master), of(p.exp_avg), of(p.exp_avg_sq)});
+      parts.push_back({&p, of(p.weight), of(p.grad), of(p.master), of(p.exp_avg), of(p.exp_avg_sq), piece.slab_begin});
     }
-    step(parts);
+    step.Run(parts);
   }
 }
 
 }  // namespace
 
-std::string AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
-                      const HostStateOptions& host) {
+std::string AdamwStep(std::vector<Parameter>& parameters, const ParameterRanges& ranges, const v1::AdamParams& adam,
+                      double clip, int64_t step, const HostStateOptions& host) {
   CHECK_GE(step, 1);
-  std::vector<Parameter*> on_device, on_host;
-  for (Parameter& p : parameters) {
+  CheckRanges(ranges, ElementsOf(parameters));
+  ParameterRanges on_device, on_host;
+  for (const ParameterRange& range : ranges) {
+    const Parameter& p = ParameterOf(parameters, range);
     CHECK(p.exp_avg.defined()) << p.name << " has no moments";
-    if (clip != 1.0) p.grad.mul_(clip);
-    (p.states_on_host ? on_host : on_device).push_back(&p);
+    (p.states_on_host ? on_host : on_device).push_back(range);
   }
-  std::string nonfinite;
-  const auto step_parts = [&](const std::vector<StatePart>& parts) {
-    StepParts(parts, adam, step);
-    for (const StatePart& part : parts) {
-      if (nonfinite.empty() && !IsFinite(part)) nonfinite = part.parameter->name;
-    }
-  };
-  StepOnDevice(on_device, host.slab_elements, step_parts);
-  StreamStates(on_host, host, step_parts);
-  return nonfinite;
+  SlabStep slab_step(adam, clip, step);
+  StepOnDevice(parameters, on_device, host.slab_elements, slab_step);
+  StreamStates(parameters, on_host, host, [&](const std::vector<StatePart>& parts) { slab_step.Run(parts); });
+  return slab_step.nonfinite();
 }
 
 }  // namespace stemma

@@ -10,23 +10,29 @@
 
 #include "stemma/v1/training.pb.h"
 #include "worker/optim/parameter.h"
+#include "worker/optim/ranges.h"
 #include "worker/optim/state_stream.h"
 
 namespace stemma {
 
-// Sum of squares over all gradients, in fp64, in parameter order.
-double GradNormSquared(const std::vector<Parameter>& parameters);
+// All elements of all parameters.
+ParameterRanges AllRanges(const std::vector<Parameter>& parameters);
 
-// Name of the first parameter whose gradient holds a non-finite number; empty: none.
-std::string FirstNonfinite(const std::vector<Parameter>& parameters);
+// Sum of squares over the gradients of these ranges, in fp64, in their order.
+double GradNormSquared(const std::vector<Parameter>& parameters, const ParameterRanges& ranges);
+
+// Name of the first parameter with a non-finite number in the gradients of these ranges; empty: none.
+std::string FirstNonfinite(const std::vector<Parameter>& parameters, const ParameterRanges& ranges);
 
 void ZeroGradients(std::vector<Parameter>& parameters);
 
-// grad *= clip, then AdamW with bias correction for `step` (1 = first), slab by slab. Throws as StreamStates does.
-// Returns the name of a parameter of which it wrote a weight or a state that is not finite; empty: all are finite. Only
-// weights and second moments are read for that, while the slab is in the caches: a first moment that is not finite
-// makes its weight NaN or infinite in the same step, an infinite second moment does not (it stops the weight for ever).
-std::string AdamwStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step,
-                      const HostStateOptions& host = {});
+// Steps these ranges, slab by slab, by AdamW with bias correction for `step` (1 = first) on gradients times `clip`. The
+// gradients themselves stay as they are, so that a step on weights and states put back gives the same bits again; a
+// clip below 1 takes ClippedSlabBytes (common/state_slabs.h) of the device. Throws as StreamStates does. Returns the
+// name of a parameter of which it wrote a weight or a state that is not finite; empty: all are finite. Only weights and
+// second moments are read for that, while the slab is in the caches: a first moment that is not finite makes its weight
+// NaN or infinite in the same step, an infinite second moment does not (it stops the weight for ever).
+std::string AdamwStep(std::vector<Parameter>& parameters, const ParameterRanges& ranges, const v1::AdamParams& adam,
+                      double clip, int64_t step, const HostStateOptions& host = {});
 
 }  // namespace stemma

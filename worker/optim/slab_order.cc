@@ -8,19 +8,19 @@
 
 namespace stemma {
 
-std::vector<Slab> CutSlabs(const std::vector<int64_t>& parameter_elements, int64_t slab_elements) {
+std::vector<Slab> CutSlabs(const ParameterRanges& ranges, int64_t slab_elements) {
   CHECK_GE(slab_elements, 1);
   slab_elements = RoundUpToSlabUnit(slab_elements);
   std::vector<Slab> slabs;
   int64_t slab_end = slab_elements;  // of the last slab: where its next piece goes; full, so that the first opens one
-  for (size_t p = 0; p < parameter_elements.size(); ++p) {
-    for (int64_t begin = 0; begin < parameter_elements[p];) {
+  for (const ParameterRange& range : ranges) {
+    for (int64_t begin = range.begin; begin < range.end();) {
       if (slab_end == slab_elements) {
         slabs.emplace_back();
         slab_end = 0;
       }
-      const int64_t count = std::min(slab_elements - slab_end, parameter_elements[p] - begin);
-      slabs.back().push_back({static_cast<int64_t>(p), begin, count, slab_end});
+      const int64_t count = std::min(slab_elements - slab_end, range.end() - begin);
+      slabs.back().push_back({range.parameter, begin, count, slab_end});
       begin += count;
       slab_end += RoundUpToSlabUnit(count);
     }

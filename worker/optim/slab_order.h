@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "worker/optim/ranges.h"
+
 namespace stemma {
 
 // Elements [begin, begin + count) of a parameter, from element `slab_begin` of the slab on. `begin` and `slab_begin`
@@ -15,8 +17,8 @@ struct SlabPiece {
 };
 using Slab = std::vector<SlabPiece>;
 
-// The flat order of parameters of so many elements, cut every slab_elements (>= 1, rounded up to kStateSlabUnit).
-std::vector<Slab> CutSlabs(const std::vector<int64_t>& parameter_elements, int64_t slab_elements);
+// The ranges' elements in their order, cut every slab_elements (>= 1, rounded up to kStateSlabUnit).
+std::vector<Slab> CutSlabs(const ParameterRanges& ranges, int64_t slab_elements);
 
 enum class SlabActionKind { kStartIn, kWaitIn, kStep, kStartOut, kWaitOut };
 

@@ -13,21 +13,16 @@
 namespace stemma {
 namespace {
 
-StateSlabShape ShapeOf(const std::vector<Parameter*>& parameters, int64_t slab_elements) {
+StateSlabShape ShapeOf(const std::vector<Parameter>& parameters, const ParameterRanges& ranges, int64_t slab_elements) {
   StateSlabShape shape{.slab_elements = slab_elements};
-  for (const Parameter* p : parameters) {
-    CHECK(p->states_on_host && p->grad.scalar_type() == parameters[0]->grad.scalar_type()) << p->name;
-    shape.elements += RoundUpToSlabUnit(p->grad.numel());
-    shape.element_bytes = static_cast<int64_t>(p->grad.element_size());
-    if (!p->master_is_weight()) shape.states = 3;
+  for (const ParameterRange& range : ranges) {
+    const Parameter& p = parameters[static_cast<size_t>(range.parameter)];
+    CHECK(p.states_on_host && p.grad.scalar_type() == parameters[0].grad.scalar_type()) << p.name;
+    shape.elements += RoundUpToSlabUnit(range.count);
+    shape.element_bytes = static_cast<int64_t>(p.grad.element_size());
+    if (!p.master_is_weight()) shape.states = 3;
   }
   return shape;
-}
-
-std::vector<Slab> CutParameters(const std::vector<Parameter*>& parameters, int64_t slab_elements) {
-  std::vector<int64_t> elements;
-  for (const Parameter* p : parameters) elements.push_back(p->grad.numel());
-  return CutSlabs(elements, slab_elements);
 }
 
 // The slabs of one StreamStates. Cancels what is in flight when it ends early.
@@ -35,12 +30,12 @@ class StateStream {
  public:
   using StepFunction = std::function<void(const std::vector<StatePart>&)>;
 
-  StateStream(const std::vector<Parameter*>& parameters, const HostStateOptions& options)
+  StateStream(const std::vector<Parameter>& parameters, const ParameterRanges& ranges, const HostStateOptions& options)
       : parameters_(parameters),
         copies_(*options.copies),
-        shape_(ShapeOf(parameters, options.slab_elements)),
-        slabs_(CutParameters(parameters, options.slab_elements)),
-        buffers_(at::empty({StateSlabBytes(shape_) / shape_.element_bytes}, parameters[0]->grad.options())) {
+        shape_(ShapeOf(parameters, ranges, options.slab_elements)),
+        slabs_(CutSlabs(ranges, options.slab_elements)),
+        buffers_(at::empty({StateSlabBytes(shape_) / shape_.element_bytes}, parameters[0].grad.options())) {
     CHECK_EQ(static_cast<int64_t>(slabs_.size()), StateSlabCount(shape_));
   }
   ~StateStream() {
@@ -88,14 +83,14 @@ class StateStream {
     CHECK(!buffer.ticket.has_value()) << "a copy still goes on in the buffer of slab " << action.slab;
     buffer = {};
     for (const SlabPiece& piece : slabs_[static_cast<size_t>(action.slab)]) {
-      const Parameter& p = *parameters_[static_cast<size_t>(piece.parameter)];
+      const Parameter& p = parameters_[static_cast<size_t>(piece.parameter)];
       const auto of = [&](const at::Tensor& x) { return x.view(-1).narrow(0, piece.begin, piece.count); };
       int64_t state = 0;
       const auto moved = [&](const at::Tensor& host) {
         buffer.moved.push_back({of(host), Place(action.buffer, state++, piece)});
         return buffer.moved.back().device;
       };
-      StatePart part{&p, of(p.weight), of(p.grad), {}, moved(p.exp_avg), moved(p.exp_avg_sq)};
+      StatePart part{&p, of(p.weight), of(p.grad), {}, moved(p.exp_avg), moved(p.exp_avg_sq), piece.slab_begin};
       part.master = p.master_is_weight() ? part.weight : moved(p.master);
       buffer.parts.push_back(std::move(part));
     }
@@ -121,11 +116,11 @@ class StateStream {
     const absl::Status status = copies_.Wait(ticket);
     const SlabPiece& first = slabs_[static_cast<size_t>(action.slab)].front();
     TORCH_CHECK(status.ok(), "optimizer states from element ", first.begin, " of ",
-                parameters_[static_cast<size_t>(first.parameter)]->name, " on could not be copied ", direction, ": ",
+                parameters_[static_cast<size_t>(first.parameter)].name, " on could not be copied ", direction, ": ",
                 status.ToString());
   }
 
-  const std::vector<Parameter*>& parameters_;
+  const std::vector<Parameter>& parameters_;
   CopyEngine& copies_;
   const StateSlabShape shape_;
   const std::vector<Slab> slabs_;
@@ -135,11 +130,11 @@ class StateStream {
 
 }  // namespace
 
-void StreamStates(const std::vector<Parameter*>& parameters, const HostStateOptions& options,
-                  const std::function<void(const std::vector<StatePart>&)>& step) {
-  if (parameters.empty()) return;
+void StreamStates(const std::vector<Parameter>& parameters, const ParameterRanges& ranges,
+                  const HostStateOptions& options, const std::function<void(const std::vector<StatePart>&)>& step) {
+  if (ranges.empty()) return;
   CHECK(options.copies != nullptr) << "states in host memory need a copy engine";
-  StateStream(parameters, options).Run(step);
+  StateStream(parameters, ranges, options).Run(step);
 }
 
 }  // namespace stemma

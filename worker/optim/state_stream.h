@@ -17,6 +17,7 @@
 #include "common/state_slabs.h"
 #include "worker/memory/copy_engine.h"
 #include "worker/optim/parameter.h"
+#include "worker/optim/ranges.h"
 
 namespace stemma {
 
@@ -30,11 +31,12 @@ struct StatePart {
   const Parameter* parameter;
   at::Tensor weight, grad;                 // of the parameter
   at::Tensor master, exp_avg, exp_avg_sq;  // of a buffer; a master that is the weight: of the parameter
+  int64_t slab_begin = 0;                  // where the part stands in its slab, in elements
 };
 
-// Calls `step` once for each slab, with all its parts; it updates weights and states in place. The parameters' states
-// are in host memory, their dtypes equal.
-void StreamStates(const std::vector<Parameter*>& parameters, const HostStateOptions& options,
-                  const std::function<void(const std::vector<StatePart>&)>& step);
+// Calls `step` once for each slab of the ranges, with all its parts; it updates weights and states in place. The states
+// of these parameters are in host memory, their dtypes equal.
+void StreamStates(const std::vector<Parameter>& parameters, const ParameterRanges& ranges,
+                  const HostStateOptions& options, const std::function<void(const std::vector<StatePart>&)>& step);
 
 }  // namespace stemma

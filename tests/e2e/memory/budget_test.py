@@ -52,7 +52,7 @@ def train(cluster):
 @pytest.mark.parametrize("check", [(), ("--check-config",)], ids=["start", "check"])
 def test_a_budget_below_weights_and_gradients_is_refused_at_start(tmp_path, ample, part, check):
     state, _ = ample
-    least = state.device - state.optimizer + SLABS_OF_OPTIMIZER * state.optimizer
+    least = state.device - state.optimizer + SLABS_OF_OPTIMIZER * state.optimizer + state.apply
     budget = {"no byte": 1, "the weights alone": state.weights, "a byte too few": least}[part]
     code, text = start(tmp_path, "--memory-budget", str(budget), *check)
     assert code == 2

@@ -39,8 +39,8 @@ TEST(StateBytesTest, EightBillionParametersTakeEighteenBytesEach) {
   EXPECT_EQ(bf16.host(v1::HOST), 12 * config.num_parameters());
   EXPECT_EQ(fp32.weights + fp32.gradients + fp32.optimizer, 16 * config.num_parameters());
   EXPECT_EQ(fp64.weights + fp64.gradients + fp64.optimizer, 32 * config.num_parameters());
-  EXPECT_EQ(bf16.apply(v1::HOST), 9 << 20) << "three slabs of 256 K elements, two moments and a master";
-  EXPECT_EQ(bf16.apply(v1::DEVICE), 0);
+  EXPECT_EQ(bf16.apply(v1::DEVICE), 1 << 20) << "a slab of 256 K gradients";
+  EXPECT_EQ(bf16.apply(v1::HOST), 10 << 20) << "and three slabs of two moments and a master";
   EXPECT_EQ(bf16.tables, 8192 * 128 * 4) << "64 cosines and sines of fp32 for each position";
 }
 
@@ -177,7 +177,7 @@ TEST(CheckMemoryTest, ABudgetBelowTheStateNamesItsParts) {
   EXPECT_THAT(Message(status),
               HasSubstr(absl::StrCat("needs more than ", least,
                                      " bytes on the device with optimizer states in host memory (weights 15 GiB, ",
-                                     "gradients 29.9 GiB, slabs of optimizer states 9 MiB, RoPE tables 4 MiB;")));
+                                     "gradients 29.9 GiB, slabs of optimizer states 9 MiB, clipped gradients 1 MiB, RoPE tables 4 MiB;")));
   v1::RunConfig device = Bf16(100 * kGiB);
   device.set_optimizer_residency(v1::DEVICE);
   EXPECT_THAT(Message(CheckMemory(Llama3_8B(), device)), HasSubstr("optimizer states 89.7 GiB"));

@@ -37,8 +37,8 @@ struct Pair {
   void Step(int64_t step, CopyEngine& copies, int64_t slab_elements) {
     SetGradients(device, step);
     SetGradients(host, step);
-    AdamwStep(device, Adam(), kClip, step);
-    AdamwStep(host, Adam(), kClip, step, {&copies, slab_elements});
+    AdamwStep(device, AllRanges(device), Adam(), kClip, step);
+    AdamwStep(host, AllRanges(host), Adam(), kClip, step, {&copies, slab_elements});
   }
   bool same() const { return SameBits(device, host); }
 
@@ -76,11 +76,15 @@ TEST_P(HostStatesTest, TakeTheDeviceBytesThatThePlanCanReport) {
   for (const Parameter& p : pair.host) shape.elements += RoundUpToSlabUnit(p.grad.numel());
   SetGradients(pair.host, 1);
   ThreadCopyEngine copies;
-  ResetPeakBytes();
   const int64_t before = CpuMemoryStats().current_bytes;
-  AdamwStep(pair.host, Adam(), 1, 1, {&copies, slab_elements});
-  EXPECT_EQ(CpuMemoryStats().current_bytes, before) << "no state stays on the device";
-  EXPECT_EQ(CpuMemoryStats().peak_bytes - before, StateSlabBytes(shape) + 64) << "the slabs, and the op's step";
+  const auto step = [&](double clip) {
+    ResetPeakBytes();
+    AdamwStep(pair.host, AllRanges(pair.host), Adam(), clip, 1, {&copies, slab_elements});
+    EXPECT_EQ(CpuMemoryStats().current_bytes, before) << "no state stays on the device";
+    return CpuMemoryStats().peak_bytes - before;
+  };
+  EXPECT_EQ(step(1), StateSlabBytes(shape) + 64) << "the slabs, and the op's step";
+  EXPECT_EQ(step(0.5), StateSlabBytes(shape) + ClippedSlabBytes(shape) + 64);
 }
 
 INSTANTIATE_TEST_SUITE_P(

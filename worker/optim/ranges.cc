@@ -1,0 +1,32 @@
+#include "worker/optim/ranges.h"
+
+#include <glog/logging.h>
+
+#include "common/state_slabs.h"
+
+namespace stemma {
+
+ParameterRanges WholeParameters(const std::vector<int64_t>& parameter_elements) {
+  ParameterRanges ranges;
+  for (size_t p = 0; p < parameter_elements.size(); ++p) {
+    if (parameter_elements[p] > 0) ranges.push_back({static_cast<int64_t>(p), 0, parameter_elements[p]});
+  }
+  return ranges;
+}
+
+void CheckRanges(const ParameterRanges& ranges, const std::vector<int64_t>& parameter_elements) {
+  ParameterRange last{-1, 0, 0};
+  for (const ParameterRange& range : ranges) {
+    CHECK_GE(range.parameter, last.parameter) << "ranges are in order of their parameters";
+    CHECK_LT(range.parameter, static_cast<int64_t>(parameter_elements.size()));
+    const int64_t elements = parameter_elements[static_cast<size_t>(range.parameter)];
+    CHECK_GE(range.begin, range.parameter == last.parameter ? last.end() : 0) << "ranges do not overlap";
+    CHECK_GT(range.count, 0);
+    CHECK_LE(range.end(), elements) << "of parameter " << range.parameter;
+    CHECK_EQ(range.begin % kStateSlabUnit, 0) << "of parameter " << range.parameter;
+    CHECK(range.end() % kStateSlabUnit == 0 || range.end() == elements) << "of parameter " << range.parameter;
+    last = range;
+  }
+}
+
+}  // namespace stemma
