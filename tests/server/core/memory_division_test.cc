@@ -174,10 +174,11 @@ TEST(CheckMemoryTest, ABudgetBelowTheStateNamesItsParts) {
   const absl::Status status = CheckMemory(Llama3_8B(), Bf16(least));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(status), HasSubstr(absl::StrCat("memory_budget_bytes is ", least)));
-  EXPECT_THAT(Message(status),
-              HasSubstr(absl::StrCat("needs more than ", least,
-                                     " bytes on the device with optimizer states in host memory (weights 15 GiB, ",
-                                     "gradients 29.9 GiB, slabs of optimizer states 9 MiB, clipped gradients 1 MiB, RoPE tables 4 MiB;")));
+  EXPECT_THAT(
+      Message(status),
+      HasSubstr(absl::StrCat(
+          "needs more than ", least, " bytes on the device with optimizer states in host memory (weights 15 GiB, ",
+          "gradients 29.9 GiB, slabs of optimizer states 9 MiB, clipped gradients 1 MiB, RoPE tables 4 MiB;")));
   v1::RunConfig device = Bf16(100 * kGiB);
   device.set_optimizer_residency(v1::DEVICE);
   EXPECT_THAT(Message(CheckMemory(Llama3_8B(), device)), HasSubstr("optimizer states 89.7 GiB"));
