@@ -2,6 +2,9 @@
 #include "worker/rpc/engine_thread.h"
 
 #include <deque>
+#include <memory>
+#include <string>
+#include <utility>
 
 #include "common/clock.h"
 #include "gtest/gtest.h"
@@ -49,9 +52,9 @@ worker::v1::StepKey Key(const std::string& id, uint64_t step, uint32_t attempt =
 
 class EngineThreadTest : public ::testing::Test {
  protected:
-  EngineThreadTest()
+  explicit EngineThreadTest(EngineFactory factory = CreateFakeEngine)
       : thread_(
-            "w1", CreateFakeEngine, [this](WorkerMessage message) { sent_.Add(std::move(message)); },
+            "w1", std::move(factory), [this](WorkerMessage message) { sent_.Add(std::move(message)); },
             [](const absl::Status&) {}) {
     ServerMessage message;
     message.mutable_configure()->set_epoch(3);
@@ -140,12 +143,60 @@ TEST_F(EngineThreadTest, AnAbortReachesTheStepThatRuns) {
   EXPECT_TRUE(sent_.Next().has_refused()) << "an aborted vote was applied";
 }
 
-TEST_F(EngineThreadTest, AnAbortOfAnotherAttemptDoesNotEndTheStep) {
-  PostPayload("a", "hang");
-  PostPrepare(Key("a", 1, /*attempt=*/2));
-  PostAbort(Key("a", 1, /*attempt=*/1));
-  PostAbort(Key("a", 1, /*attempt=*/2));
-  EXPECT_EQ(sent_.Next().vote().key().attempt(), 2u);
+// A Prepare of request "hold" waits for its abort; any other votes whether it is cancelled at once.
+class AskingEngine final : public Engine {
+ public:
+  const worker::v1::Ready& ready() const override { return ready_; }
+  absl::Status AddPayload(worker::v1::PayloadChunk) override { return absl::OkStatus(); }
+  void DropPayload(const std::string&) override {}
+  absl::StatusOr<worker::v1::Vote> Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) override {
+    while (prepare.key().request_id() == "hold" && !hooks.cancelled()) RealClock().Sleep(absl::Milliseconds(1));
+    worker::v1::Vote vote;
+    *vote.mutable_key() = prepare.key();
+    vote.set_yes(!hooks.cancelled());
+    return vote;
+  }
+  absl::StatusOr<worker::v1::Applied> Apply(const worker::v1::Apply&) override { return absl::InternalError("none"); }
+  void Abort(const worker::v1::StepKey&) override {}
+  absl::Status LogProb(const worker::v1::LogProb&, const EngineHooks&) override { return absl::InternalError("none"); }
+  absl::StatusOr<uint64_t> Export(const worker::v1::Export&) override { return absl::InternalError("none"); }
+
+ private:
+  worker::v1::Ready ready_;
+};
+
+class AskedThreadTest : public EngineThreadTest {
+ protected:
+  AskedThreadTest()
+      : EngineThreadTest(
+            [](const worker::v1::Configure&, const std::string&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+              return std::make_unique<AskingEngine>();
+            }) {}
+
+  // Posts the Prepare and then the abort while another step runs, so that the abort is there before the Prepare begins.
+  bool VoteWithAbort(const worker::v1::StepKey& prepared, const worker::v1::StepKey& aborted) {
+    PostPrepare(Key("hold", ++holds_));
+    PostPrepare(prepared);
+    PostAbort(aborted);
+    PostAbort(Key("hold", holds_));
+    EXPECT_FALSE(sent_.Next().vote().yes());
+    return sent_.Next().vote().yes();
+  }
+
+  uint64_t holds_ = 0;
+};
+
+TEST_F(AskedThreadTest, AnAbortIsOfOneStepAndOneAttempt) {
+  EXPECT_FALSE(VoteWithAbort(Key("a", 1, /*attempt=*/2), Key("a", 1, /*attempt=*/2)));
+  EXPECT_TRUE(VoteWithAbort(Key("a", 1, /*attempt=*/3), Key("a", 1, /*attempt=*/2)));
+  EXPECT_TRUE(VoteWithAbort(Key("a", 2), Key("a", 1)));
+  EXPECT_TRUE(VoteWithAbort(Key("a", 1), Key("b", 1)));
+}
+
+TEST_F(AskedThreadTest, AnAbortThatWasHandledIsForgotten) {
+  EXPECT_FALSE(VoteWithAbort(Key("a", 1), Key("a", 1)));
+  PostPrepare(Key("a", 1));
+  EXPECT_TRUE(sent_.Next().vote().yes());
 }
 
 TEST_F(EngineThreadTest, AnAbortEndsALogProbPass) {

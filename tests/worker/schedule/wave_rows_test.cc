@@ -44,8 +44,10 @@ TEST(WaveRowsTest, ATrajectoryRunsItsPromptToo) {
 }
 
 TEST(WaveRowsTest, APlanThatThePayloadDoesNotMatchIsRefused) {
-  EXPECT_FALSE(WaveRows(kGroups, {}, WaveOf({{2, 0}})).ok());
-  EXPECT_FALSE(WaveRows(kGroups, {}, WaveOf({{0, 2}})).ok());
+  for (const auto& [group, rollout] : {std::pair(2u, 0u), {0u, 2u}, {1u, 1u}}) {
+    const absl::Status status = WaveRows(kGroups, {}, WaveOf({{group, rollout}})).status();
+    EXPECT_NE(status.message().find("not in the payload"), std::string::npos) << group << "/" << rollout << status;
+  }
   v1::Cluster empty_prefix;
   empty_prefix.add_prefix_groups(1);
   EXPECT_FALSE(WaveRows(kGroups, empty_prefix, WaveOf({{1, 0}})).ok());
