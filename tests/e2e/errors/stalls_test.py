@@ -1,5 +1,8 @@
 """A worker that speaks but whose engine hangs: its heartbeats come, its progress stands still, and it is given up."""
 
+import signal
+import time
+
 import pytest
 
 from faults_test import submit, wait_until
@@ -29,6 +32,22 @@ def test_a_hung_engine_loses_its_worker_and_the_next_one_serves(cluster):
     assert "no heartbeat" not in cluster.said(), "it spoke all the time"
     cluster.start_worker()
     assert Request().send(cluster.stub).steps_applied == 1
+
+
+@pytest.mark.parametrize("who", ["the machine", "the server alone"])
+def test_processes_that_were_stopped_together_lose_nothing(cluster, who):
+    request = submit(cluster, "gate")
+    wait_until(cluster, request, "PREPARING")
+    lineage = cluster.model().lineage
+    stopped = [cluster.server] if who == "the server alone" else [cluster.worker, cluster.server]
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(STALLED_AFTER_S + 1)  # more than a worker may be silent or stand still
+    for process in reversed(stopped):
+        process.send_signal(signal.SIGCONT)
+    (cluster.root / "data" / "gate").touch()
+    assert wait_until(cluster, request, "DONE").result.steps[0].attempts == 1
+    assert cluster.model().lineage == lineage and cluster.worker.poll() is None, cluster.said()
 
 
 def test_the_order_of_the_times_is_checked_at_the_start(tmp_path):
