@@ -113,12 +113,13 @@ INSTANTIATE_TEST_SUITE_P(All, NonfiniteUpdateTest,
 
 TEST(GradNormTest, IsTheRootOfTheSumOfAllSquares) {
   std::vector<Parameter> parameters = MakeParameters(at::kDouble, {{4, 9}, {16}});
+  const ParameterRanges ranges = AllRanges(parameters);
   for (Parameter& p : parameters) p.grad.fill_(p.is_matrix() ? 0.5 : -2.0);
-  EXPECT_DOUBLE_EQ(GradNormSquared(parameters), 36 * 0.25 + 16 * 4.0);
-  EXPECT_EQ(FirstNonfinite(parameters), "");
+  EXPECT_DOUBLE_EQ(GradNormSquared(parameters, ranges), 36 * 0.25 + 16 * 4.0);
+  EXPECT_EQ(FirstNonfinite(parameters, ranges), "");
   parameters[1].grad[3] = std::numeric_limits<double>::infinity();
-  EXPECT_FALSE(std::isfinite(GradNormSquared(parameters)));
-  EXPECT_EQ(FirstNonfinite(parameters), parameters[1].name);
+  EXPECT_FALSE(std::isfinite(GradNormSquared(parameters, ranges)));
+  EXPECT_EQ(FirstNonfinite(parameters, ranges), parameters[1].name);
 }
 
 }  // namespace
