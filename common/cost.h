@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "common/model_config.h"
 #include "stemma/v1/plan.pb.h"
@@ -42,22 +43,33 @@ struct ByteShape {
 
 // The prefixes of a cluster.
 struct PrefixShape {
-  int64_t rows = 0;          // of all prefixes, packed
-  int64_t longest_rows = 0;  // of one prefix; 0: all
-  int64_t block_rows = 0;    // computed so many at a time; 0: at once
+  int64_t rows = 0;                   // of all prefixes, packed
+  std::vector<int64_t> lengths = {};  // of each, in order; empty: it is one
+  int64_t block_rows = 0;             // computed so many at a time; 0: at once
   v1::TapePolicy policy = v1::S0;
   bool offload = false;  // the tape is in host memory, but for
   int64_t headroom_bytes = 0;
 };
 
+// Of a wave: neighbours behind one prefix, or a trajectory that computes its prefix itself.
+struct WaveRun {
+  int64_t rows = 0;           // own prefix included
+  int64_t longest_rows = 0;   // of one member
+  int64_t ancestor_rows = 0;  // of the prefix that they attend to; 0: none
+  int64_t kv_only_rows = 0;   // of the trajectory: its rows before the last prompt token
+};
+
 // One microbatch of Phase B.
 struct WaveShape {
-  int64_t rows = 0;           // all rows, prefixes of dense trajectories included
-  int64_t longest_rows = 0;   // of one member; 0: all
-  int64_t kv_only_rows = 0;   // rows before the last prompt token of dense trajectories
-  int64_t ancestor_rows = 0;  // of the longest prefix that its rows attend to
+  int64_t rows = 0;          // all rows, prefixes of dense trajectories included
+  int64_t kv_only_rows = 0;  // rows before the last prompt token of dense trajectories
+  // Not all: one is left out where another is as large in every number, or larger. Empty: one trajectory of all rows.
+  std::vector<WaveRun> runs = {};
   v1::TapePolicy policy = v1::S0;
 };
+
+// Adds a run to those of a wave, whose sums are the caller's.
+void AddRun(const WaveRun& run, WaveShape& wave);
 
 // A phase at its highest moment, by what it is made of: device bytes above weights, gradients and optimizer state.
 struct PhaseBytes {

@@ -31,12 +31,13 @@ int64_t MemberRows(const GroupLengths& lengths, const PrefixShape& prefix) {
 // The highest moment of the three phases.
 int64_t PeakBytes(const ByteShape& shape, const GroupLengths& lengths, const PrefixShape& prefix,
                   v1::TapePolicy suffix_policy, int64_t members) {
-  const int64_t rows = MemberRows(lengths, prefix);
-  const WaveShape wave = {.rows = members * rows,
-                          .longest_rows = rows,
-                          .kv_only_rows = members * (rows - lengths.response),
-                          .ancestor_rows = prefix.rows,
-                          .policy = suffix_policy};
+  const int64_t rows = MemberRows(lengths, prefix), own_prefix = rows - lengths.response;
+  WaveShape wave = {.rows = members * rows, .kv_only_rows = members * own_prefix, .policy = suffix_policy};
+  AddRun({.rows = prefix.rows > 0 ? members * rows : rows,
+          .longest_rows = rows,
+          .ancestor_rows = prefix.rows,
+          .kv_only_rows = own_prefix},
+         wave);
   int64_t peak = SuffixBytes(shape, prefix, wave).peak();
   if (prefix.rows > 0) {
     peak = std::max({peak, PrefixForwardBytes(shape, prefix).peak(), PrefixBackwardBytes(shape, prefix).peak()});
@@ -46,7 +47,7 @@ int64_t PeakBytes(const ByteShape& shape, const GroupLengths& lengths, const Pre
 
 int64_t AllKeptBytes(const ByteShape& shape, const GroupLengths& lengths) {
   const int64_t prefix_rows = lengths.rollouts > 1 ? lengths.prompt - 1 : 0;  // else nothing is shared
-  const PrefixShape prefix = {.rows = prefix_rows, .longest_rows = prefix_rows};
+  const PrefixShape prefix = {.rows = prefix_rows};
   const int64_t members = std::clamp<int64_t>(kWaveRows / MemberRows(lengths, prefix), 1, lengths.rollouts);
   return PeakBytes(shape, lengths, prefix, v1::S0, members);
 }
@@ -60,11 +61,7 @@ std::vector<PrefixShape> PrefixWays(const GroupLengths& lengths) {
     for (const bool offload : {false, true}) {
       if (offload && !KeepsInputs(policy)) continue;  // nothing to move
       for (const int64_t block : kBlockRows) {
-        ways.push_back({.rows = rows,
-                        .longest_rows = rows,
-                        .block_rows = block < rows ? block : 0,
-                        .policy = policy,
-                        .offload = offload});
+        ways.push_back({.rows = rows, .block_rows = block < rows ? block : 0, .policy = policy, .offload = offload});
       }
     }
   }

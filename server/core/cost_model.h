@@ -76,6 +76,7 @@ struct MemberShape {
   int64_t rows = 0;         // R
   int64_t prefix_rows = 0;  // P - 1
   bool dense = false;       // computes its prefix itself
+  int64_t prefix = 0;       // else its index into ClusterShape::prefix_rows
 };
 
 // A cluster by its sizes.

@@ -17,22 +17,12 @@ constexpr int64_t kWaveRows = 2048;
 constexpr int64_t kBlockRows[] = {8192, 4096, 2048, 1024, 512, 256, 128};
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-WaveShape WaveOf(const MemberShape& member, v1::TapePolicy policy) {
-  const int64_t own_prefix = member.dense ? member.prefix_rows : 0;
-  const int64_t rows = own_prefix + member.rows;
+WaveRun RunOf(const MemberShape& member) {
+  const int64_t own_prefix = member.dense ? member.prefix_rows : 0, rows = own_prefix + member.rows;
   return {.rows = rows,
           .longest_rows = rows,
-          .kv_only_rows = own_prefix,
           .ancestor_rows = member.dense ? 0 : member.prefix_rows,
-          .policy = policy};
-}
-
-WaveShape Joined(const WaveShape& a, const WaveShape& b) {
-  return {.rows = a.rows + b.rows,
-          .longest_rows = std::max(a.longest_rows, b.longest_rows),
-          .kv_only_rows = a.kv_only_rows + b.kv_only_rows,
-          .ancestor_rows = std::max(a.ancestor_rows, b.ancestor_rows),
-          .policy = a.policy};
+          .kv_only_rows = own_prefix};
 }
 
 // Packs members in order: a wave ends where the next member would pass the budget or the rows worth packing. Greedy is
@@ -45,12 +35,14 @@ class WavePacking {
   // False: a wave passes the budget, though it is of one member or forced.
   bool Pack(const ClusterShape& cluster) {
     for (const MemberShape& member : cluster.members) {
-      const WaveShape one = WaveOf(member, way_.suffix_policy);
-      if (members_ > 0 && !Takes(Joined(wave_, one))) Close();
-      wave_ = members_ == 0 ? one : Joined(wave_, one);
-      ++members_;
+      Open joined = Joined(member);
+      if (joined.members > 1 && !Takes(joined)) {
+        Close();
+        joined = Joined(member);
+      }
+      open_ = std::move(joined);
     }
-    if (members_ > 0) Close();
+    if (open_.members > 0) Close();
     return largest_.peak() <= budget_bytes_;
   }
 
@@ -64,24 +56,49 @@ class WavePacking {
             .working_set = ForwardWaveBytes(options_.shape, wave)};
   }
 
-  bool Takes(const WaveShape& joined) const {
+  // The wave at work.
+  struct Open {
+    WaveShape wave;
+    int64_t members = 0;
+    WaveRun run = {};     // its last members, behind
+    int64_t prefix = -1;  // this prefix; -1: a trajectory on its own
+  };
+
+  Open Joined(const MemberShape& member) const {
+    Open joined = open_;
+    const WaveRun one = RunOf(member);
+    if (joined.members > 0 && !member.dense && joined.prefix == member.prefix) {
+      joined.run.rows += one.rows;
+      joined.run.longest_rows = std::max(joined.run.longest_rows, one.rows);
+    } else {
+      joined.run = one;
+    }
+    joined.prefix = member.dense ? -1 : member.prefix;
+    joined.wave.rows += one.rows;
+    joined.wave.kv_only_rows += one.kv_only_rows;
+    joined.wave.policy = way_.suffix_policy;
+    AddRun(joined.run, joined.wave);
+    ++joined.members;
+    return joined;
+  }
+
+  bool Takes(const Open& joined) const {
     if (options_.layout == v1::ONE_BY_ONE) return false;
-    if (options_.wave_suffixes > 0) return members_ < options_.wave_suffixes;
-    return joined.rows <= kWaveRows && (budget_bytes_ == kNoLimit || BytesOf(joined).peak() <= budget_bytes_);
+    if (options_.wave_suffixes > 0) return joined.members <= options_.wave_suffixes;
+    return joined.wave.rows <= kWaveRows && (budget_bytes_ == kNoLimit || BytesOf(joined.wave).peak() <= budget_bytes_);
   }
 
   void Close() {
-    const PhaseBytes bytes = BytesOf(wave_);
+    const PhaseBytes bytes = BytesOf(open_.wave);
     if (sizes_.empty() || bytes.peak() > largest_.peak()) largest_ = bytes;
-    sizes_.push_back(static_cast<uint32_t>(members_));
-    members_ = 0;
+    sizes_.push_back(static_cast<uint32_t>(open_.members));
+    open_ = {};
   }
 
   const MemoryOptions& options_;
   const MemoryAlternative& way_;
   const int64_t budget_bytes_;
-  WaveShape wave_;
-  int64_t members_ = 0;
+  Open open_;
   std::vector<uint32_t> sizes_;
   PhaseBytes largest_;
 };
@@ -115,7 +132,8 @@ MemoryChoice Pack(const MemoryOptions& options, const ClusterShape& cluster, con
   return choice;
 }
 
-std::vector<PrefixShape> PrefixAlternatives(const MemoryOptions& options, int64_t rows, int64_t longest_rows) {
+std::vector<PrefixShape> PrefixAlternatives(const MemoryOptions& options, int64_t rows,
+                                            const std::vector<int64_t>& lengths) {
   std::vector<int64_t> blocks = {options.prefix_block_rows};
   if (options.prefix_block_rows == 0) {
     for (const int64_t block : kBlockRows) {
@@ -130,7 +148,7 @@ std::vector<PrefixShape> PrefixAlternatives(const MemoryOptions& options, int64_
       if (offload && !KeepsInputs(policy)) continue;  // nothing to move
       for (const int64_t block : blocks) {
         shapes.push_back({.rows = rows,
-                          .longest_rows = longest_rows,
+                          .lengths = lengths,
                           .block_rows = block < rows ? block : 0,
                           .policy = policy,
                           .offload = offload});
@@ -177,9 +195,8 @@ std::vector<MemoryAlternative> Alternatives(const MemoryOptions& options, const 
   std::vector<PrefixShape> prefixes = {{}};
   const int64_t rows = PackedPrefixRows(cluster);
   if (rows > 0) {
-    const int64_t longest = *std::max_element(cluster.prefix_rows.begin(), cluster.prefix_rows.end());
-    prefixes = PrefixAlternatives(options, rows, longest);
-    if (options.forward_only) prefixes = {{.rows = rows, .longest_rows = longest}};
+    prefixes = PrefixAlternatives(options, rows, cluster.prefix_rows);
+    if (options.forward_only) prefixes = {{.rows = rows, .lengths = cluster.prefix_rows}};
   }
   std::vector<MemoryAlternative> ways;
   for (const PrefixShape& prefix : prefixes) {

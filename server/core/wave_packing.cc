@@ -21,8 +21,10 @@ using Groups = std::span<const PackingGroup>;
 void AddGroup(const PackingGroup& group, bool reuse, ClusterShape& cluster) {
   const bool shares = reuse && group.prefix_rows > 0;
   if (shares) cluster.prefix_rows.push_back(group.prefix_rows);
+  const int64_t prefix = shares ? static_cast<int64_t>(cluster.prefix_rows.size()) - 1 : 0;
   for (const PackingMember& member : group.members) {
-    cluster.members.push_back({.rows = member.rows, .prefix_rows = group.prefix_rows, .dense = !shares});
+    cluster.members.push_back(
+        {.rows = member.rows, .prefix_rows = group.prefix_rows, .dense = !shares, .prefix = prefix});
   }
 }
 

@@ -24,7 +24,9 @@ WaveShape WaveOf(const Shape& shape, const Memory& memory) {
   if (memory.dense) {
     return {.rows = shape.prompt - 1 + shape.response, .kv_only_rows = shape.prompt - 1, .policy = memory.suffix};
   }
-  return {.rows = shape.response, .ancestor_rows = shape.prompt - 1, .policy = memory.suffix};
+  WaveShape wave = {.rows = shape.response, .policy = memory.suffix};
+  AddRun({.rows = wave.rows, .longest_rows = wave.rows, .ancestor_rows = shape.prompt - 1}, wave);
+  return wave;
 }
 
 int64_t PlannedPeak(const ByteShape& bytes, const Shape& shape, const Memory& memory) {

@@ -124,8 +124,7 @@ CalibrationBook BookOfSlowMerges() {
   CalibrationBook book;
   for (const int64_t prefix : {100, 300, 700, 1100, 1500, 2000, 2500}) {
     CalibrationSample sample;
-    sample.work = ClusterWork(shape, testing::OneGroup(prefix, 2000 / (prefix / 50), 4),
-                              {.rows = prefix, .longest_rows = prefix}, v1::S0, 1);
+    sample.work = ClusterWork(shape, testing::OneGroup(prefix, 2000 / (prefix / 50), 4), {.rows = prefix}, v1::S0, 1);
     sample.seconds = Seconds(sample.work, rates);
     sample.apply_s = 0.1;
     book[CalibrationKey(shape.config, run, kDevice)].push_back(sample);

@@ -53,7 +53,7 @@ CalibrationSample Made(const ClusterShape& cluster, const Rates& rates, double f
   shape.config = BenchModel();
   const int64_t rows = PackedPrefixRows(cluster);
   CalibrationSample sample;
-  sample.work = ClusterWork(shape, cluster, {.rows = rows, .longest_rows = rows}, v1::S0, 1);
+  sample.work = ClusterWork(shape, cluster, {.rows = rows}, v1::S0, 1);
   sample.seconds = Seconds(sample.work, rates);
   sample.seconds.prefix_forward *= factor;
   sample.seconds.suffix *= factor;
@@ -163,7 +163,6 @@ Recorded RecordedOf(const nlohmann::json& line) {
   PrefixShape prefix;
   if (reuse) {
     prefix = {.rows = prompt - 1,
-              .longest_rows = prompt - 1,
               .block_rows = line.at("block_rows"),
               .policy = PolicyOf(line.at("prefix_policy")),
               .offload = line.at("offload")};

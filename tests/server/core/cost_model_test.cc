@@ -31,7 +31,7 @@ double FlopUnits(const PhaseWork& work) {
 TEST(CostModelTest, TheUnitsAreTheExactFlops) {
   const ByteShape shape = Shape();
   for (const int64_t prefix : {0, 1, 300, 1023}) {
-    const PrefixShape whole = {.rows = prefix, .longest_rows = prefix};
+    const PrefixShape whole = {.rows = prefix};
     const PhaseWork reuse = ClusterWork(shape, OneGroup(prefix, 77, 3), whole, v1::S0, 1);
     const Flops expected_prefix = prefix > 0 ? PrefixFlops(shape.config, prefix) : Flops();
     const double suffix = SuffixFlops(shape.config, prefix, 77).total();
@@ -49,7 +49,7 @@ TEST(CostModelTest, TheUnitsAreTheExactFlops) {
 TEST(CostModelTest, APolicyAddsTheFlopsThatItMakesAgain) {
   const ByteShape shape = Shape();
   const ClusterShape cluster = OneGroup(1023, 256, 4);
-  const PrefixShape all = {.rows = 1023, .longest_rows = 1023};
+  const PrefixShape all = {.rows = 1023};
   const double base = FlopUnits(ClusterWork(shape, cluster, all, v1::S0, 1));
   for (const v1::TapePolicy policy : {v1::S1, v1::S2, v1::S3, v1::S4}) {
     PrefixShape prefix = all;
@@ -69,7 +69,7 @@ TEST(CostModelTest, LessOnTheTapeNeverCostsLessWork) {
   const ByteShape shape = Shape();
   double before = 0;
   for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}) {
-    const PrefixShape prefix = {.rows = 1023, .longest_rows = 1023, .policy = policy};
+    const PrefixShape prefix = {.rows = 1023, .policy = policy};
     const double seconds =
         Seconds(ClusterWork(shape, OneGroup(1023, 256, 4), prefix, policy, 1), testing::BenchRates()).total();
     EXPECT_GT(seconds, before) << v1::TapePolicy_Name(policy);
@@ -92,7 +92,7 @@ TEST(CostModelTest, BlocksOfScoresAreThoseOfTheKernel) {
   const ByteShape shape = Shape();
   const double heads = 8, layers = 8;
   for (const int64_t prefix : {40, 700, 1023}) {
-    const PrefixShape whole = {.rows = prefix, .longest_rows = prefix};
+    const PrefixShape whole = {.rows = prefix};
     PrefixShape cut = whole;
     cut.block_rows = 512;
     const auto work = [&](const PrefixShape& p, bool reuse) {
@@ -119,7 +119,7 @@ TEST(CostModelTest, APolicyWithoutAttentionWorksThroughItsScoresAgain) {
   const ByteShape shape = Shape();
   for (const bool reuse : {true, false}) {
     const auto work = [&](v1::TapePolicy policy) {
-      const PrefixShape prefix = {.rows = reuse ? 700 : 0, .longest_rows = reuse ? 700 : 0, .policy = policy};
+      const PrefixShape prefix = {.rows = reuse ? 700 : 0, .policy = policy};
       return ClusterWork(shape, OneGroup(700, 256, 3, reuse), prefix, policy == v1::S5 ? v1::S4 : policy, 1);
     };
     const PhaseWork kept = work(v1::S3);
@@ -136,7 +136,7 @@ TEST(CostModelTest, APolicyWithoutAttentionWorksThroughItsScoresAgain) {
 TEST(CostModelTest, AWaveOfSeveralGroupsCostsTheSumOfItsMembers) {
   const ByteShape shape = Shape();
   const ClusterShape cluster = testing::MixedCluster();
-  const PrefixShape prefix = {.rows = PackedPrefixRows(cluster), .longest_rows = 700};
+  const PrefixShape prefix = {.rows = PackedPrefixRows(cluster), .lengths = cluster.prefix_rows};
   for (const v1::TapePolicy policy : {v1::S0, v1::S2, v1::S4}) {
     const Work together = ClusterWork(shape, cluster, prefix, policy, 1).suffix;
     const Work forward = ForwardClusterWork(shape, cluster, 1).suffix;
@@ -158,7 +158,7 @@ TEST(CostModelTest, AWaveOfSeveralGroupsCostsTheSumOfItsMembers) {
 TEST(CostModelTest, APassOverTheWeightsIsCountedForEachBlockAndWave) {
   const ByteShape shape = Shape();
   const double layer = 512.0 * (2 * 512 + 2 * 256 + 3 * 1408), kv = 512.0 * 2 * 256, head = 512.0 * 4096;
-  PrefixShape prefix = {.rows = 1023, .longest_rows = 1023, .block_rows = 256};
+  PrefixShape prefix = {.rows = 1023, .block_rows = 256};
   const PhaseWork kept = ClusterWork(shape, OneGroup(1023, 256, 4), prefix, v1::S0, 3);
   EXPECT_DOUBLE_EQ(kept.prefix_forward[kWave], 4 * (7 * layer + kv));
   EXPECT_DOUBLE_EQ(kept.prefix_forward[kWaveBackward], 0);
@@ -173,7 +173,7 @@ TEST(CostModelTest, APassOverTheWeightsIsCountedForEachBlockAndWave) {
 
 TEST(CostModelTest, CopiesThatOverlapCostOnlyWhatComputeDoesNotHide) {
   const ByteShape shape = Shape();
-  const PrefixShape prefix = {.rows = 1023, .longest_rows = 1023, .policy = v1::S0, .offload = true};
+  const PrefixShape prefix = {.rows = 1023, .policy = v1::S0, .offload = true};
   PrefixShape resident = prefix;
   resident.offload = false;
   Rates rates = testing::BenchRates();

@@ -96,7 +96,7 @@ TEST(MemoryChoiceTest, WhatFitsWholeKeepsAllOnTheDevice) {
 
 // In whichever order they come: a wave needs what its longest prefix and its longest member need.
 TEST(MemoryChoiceTest, AWaveOfSeveralGroupsNeedsTheBytesOfItsLongest) {
-  const MemberShape small = {.rows = 20, .prefix_rows = 100}, large = {.rows = 300, .prefix_rows = 900};
+  const MemberShape small = {.rows = 20, .prefix_rows = 100}, large = {.rows = 300, .prefix_rows = 900, .prefix = 1};
   const MemberShape dense = {.rows = 40, .prefix_rows = 60, .dense = true};
   const MemoryOptions options = BenchMemory(8192 * kMiB);
   for (const std::vector<MemberShape>& members :
@@ -105,9 +105,12 @@ TEST(MemoryChoiceTest, AWaveOfSeveralGroupsNeedsTheBytesOfItsLongest) {
     const MemoryAnswer answer = ChooseMemory(options, cluster);
     ASSERT_TRUE(answer.choice);
     EXPECT_EQ(answer.choice->wave_sizes, std::vector<uint32_t>{3});
-    const WaveShape wave = {.rows = 20 + 300 + 100, .longest_rows = 300, .kv_only_rows = 60, .ancestor_rows = 900};
+    WaveShape wave = {.rows = 20 + 300 + 100, .kv_only_rows = 60};
+    AddRun({.rows = 20, .longest_rows = 20, .ancestor_rows = 100}, wave);
+    AddRun({.rows = 300, .longest_rows = 300, .ancestor_rows = 900}, wave);
+    AddRun({.rows = 100, .longest_rows = 100, .kv_only_rows = 60}, wave);
     EXPECT_EQ(answer.choice->suffix.peak(), SuffixBytes(options.shape, answer.choice->way.prefix, wave).peak());
-    EXPECT_EQ(answer.choice->way.prefix.longest_rows, 900);
+    EXPECT_EQ(answer.choice->way.prefix.lengths, (std::vector<int64_t>{100, 900}));
   }
 }
 
@@ -126,17 +129,16 @@ TEST(MemoryChoiceTest, AWavesBlocksOfScoresAreThoseOfItsLongest) {
     EXPECT_EQ(answer.choice->suffix.peak(), SuffixBytes(options.shape, prefix, wave).peak());
     EXPECT_GT(answer.choice->suffix.peak(), SuffixBytes(options.shape, prefix, of_another).peak()) << "control";
   };
-  const MemberShape small = {.rows = 200, .prefix_rows = 100}, large = {.rows = 200, .prefix_rows = 400};
+  const MemberShape small = {.rows = 200, .prefix_rows = 100}, large = {.rows = 200, .prefix_rows = 400, .prefix = 1};
   const MemberShape brief = {.rows = 20, .dense = true}, lengthy = {.rows = 300, .dense = true};
   for (const bool swapped : {false, true}) {
     const auto both = [&](const MemberShape& a, const MemberShape& b) {
       return swapped ? std::vector{b, a} : std::vector{a, b};
     };
-    expect({.prefix_rows = {100, 400}, .members = both(small, large)},
-           {.rows = 400, .longest_rows = 200, .ancestor_rows = 400},
-           {.rows = 400, .longest_rows = 200, .ancestor_rows = 100});
-    expect({.prefix_rows = {}, .members = both(brief, lengthy)}, {.rows = 320, .longest_rows = 300},
-           {.rows = 320, .longest_rows = 20});
+    expect({.prefix_rows = {100, 400}, .members = both(small, large)}, {.rows = 400, .runs = {{200, 200, 400, 0}}},
+           {.rows = 400, .runs = {{200, 200, 100, 0}}});
+    expect({.prefix_rows = {}, .members = both(brief, lengthy)}, {.rows = 320, .runs = {{300, 300, 0, 0}}},
+           {.rows = 320, .runs = {{20, 20, 0, 0}}});
   }
 }
 
@@ -155,7 +157,7 @@ TEST(MemoryChoiceTest, PhaseBNeedsTheBytesOfItsLargestWave) {
   for (const std::vector<MemberShape>& members : {std::vector{small, large}, std::vector{large, small}}) {
     const MemoryAnswer answer = ChooseMemory(options, {.prefix_rows = {100}, .members = members});
     ASSERT_TRUE(answer.choice);
-    const WaveShape wave = {.rows = 600, .longest_rows = 600, .ancestor_rows = 100};
+    const WaveShape wave = {.rows = 600, .runs = {{600, 600, 100, 0}}};
     EXPECT_EQ(answer.choice->suffix.peak(), SuffixBytes(options.shape, answer.choice->way.prefix, wave).peak());
   }
 }
@@ -163,7 +165,7 @@ TEST(MemoryChoiceTest, PhaseBNeedsTheBytesOfItsLargestWave) {
 TEST(MemoryChoiceTest, AWaveMayFillTheBudgetExactly) {
   MemoryOptions options = BenchMemory(int64_t{1} << 40);
   const ClusterShape cluster = OneGroup(100, 400, 2);
-  const MemoryAlternative way = {.prefix = {.rows = 100, .longest_rows = 100}, .suffix_policy = v1::S0};
+  const MemoryAlternative way = {.prefix = {.rows = 100}, .suffix_policy = v1::S0};
   options.budget_bytes = Evaluate(options, cluster, way)->suffix.peak();
   EXPECT_EQ(Evaluate(options, cluster, way)->wave_sizes, std::vector<uint32_t>{2});
   --options.budget_bytes;
@@ -209,8 +211,7 @@ TEST(MemoryChoiceTest, AHostThatIsTooSmallIsToldFromADeviceThatIs) {
   options.host_bytes = kMiB;
   const MemoryAnswer answer = ChooseMemory(options, cluster);
   ASSERT_FALSE(answer.choice);
-  EXPECT_EQ(answer.host_bytes_needed,
-            HostTapeBytes(options.shape, {.rows = 1023, .longest_rows = 1023, .policy = v1::S0, .offload = true}));
+  EXPECT_EQ(answer.host_bytes_needed, HostTapeBytes(options.shape, {.rows = 1023, .policy = v1::S0, .offload = true}));
   options.host_bytes = answer.host_bytes_needed;
   EXPECT_TRUE(ChooseMemory(options, cluster).choice);
 }

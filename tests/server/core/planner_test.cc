@@ -136,9 +136,7 @@ TEST(PlannerTest, TheBudgetDecidesHowManySuffixesAWaveTakes) {
   request.schedule = v1::REUSE;
   ByteShape shape;
   shape.config = model.config;
-  const int64_t two =
-      SuffixBytes(shape, {.rows = 512, .longest_rows = 512}, {.rows = 512, .longest_rows = 256, .ancestor_rows = 512})
-          .peak();
+  const int64_t two = SuffixBytes(shape, {.rows = 512}, {.rows = 512, .runs = {{512, 256, 512, 0}}}).peak();
   LeaveForActivations(two, model);
   EXPECT_EQ(PlanText(model, request), "c[A:0 | 0.0 0.1 | 0.2 0.3]");
   EXPECT_EQ(MakePlan(model, request)->report.peak_bytes(), static_cast<uint64_t>(two));

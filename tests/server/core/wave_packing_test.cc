@@ -164,10 +164,8 @@ TEST(WavePackingTest, AnOffloadedTapeKeepsNoMoreThanTheBudgetLeavesBesideEachPha
     int64_t peak =
         std::max(PrefixForwardBytes(options.shape, prefix).peak(), PrefixBackwardBytes(options.shape, prefix).peak());
     for (const v1::Wave& wave : cluster.waves()) {
-      const WaveShape shape = {.rows = wave.members_size() * 256,
-                               .longest_rows = 256,
-                               .ancestor_rows = 1023,
-                               .policy = cluster.suffix_policy()};
+      const int64_t rows = int64_t{256} * wave.members_size();
+      const WaveShape shape = {.rows = rows, .runs = {{rows, 256, 1023, 0}}, .policy = cluster.suffix_policy()};
       peak = std::max(peak, SuffixBytes(options.shape, prefix, shape).peak());
     }
     EXPECT_LE(peak, options.budget_bytes) << budget_mib;

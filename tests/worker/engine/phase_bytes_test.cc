@@ -83,10 +83,8 @@ PrefixShape PrefixOf(const Setting& s) {
 }
 
 WaveShape WaveOf(const Setting& s) {
-  return {.rows = kWaveSuffixes * s.response,
-          .longest_rows = s.response,
-          .ancestor_rows = s.prompt - 1,
-          .policy = s.suffix_policy};
+  const int64_t rows = kWaveSuffixes * s.response;
+  return {.rows = rows, .runs = {{rows, s.response, s.prompt - 1, 0}}, .policy = s.suffix_policy};
 }
 
 class PhaseBytesTest : public ::testing::TestWithParam<Setting> {};
@@ -104,9 +102,10 @@ TEST_P(PhaseBytesTest, EachPhaseTakesItsPlannedBytes) {
   const worker::v1::Vote vote = Measure(s);
   if (s.dense) {
     const int64_t prefix_rows = s.prompt - 1;
-    const WaveShape wave{.rows = kWaveSuffixes * (prefix_rows + s.response),
-                         .longest_rows = prefix_rows + s.response,
+    const int64_t rows = prefix_rows + s.response;
+    const WaveShape wave{.rows = kWaveSuffixes * rows,
                          .kv_only_rows = kWaveSuffixes * prefix_rows,
+                         .runs = {{rows, rows, 0, prefix_rows}},
                          .policy = s.suffix_policy};
     ExpectNear(vote, "suffix", SuffixBytes(ShapeOf(s), {}, wave));
     return;
