@@ -2,7 +2,7 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: deps build test demo bench mutants dist format lint
+.PHONY: deps build test demo bench mutants soak dist format lint
 
 deps:
 	@./cmake/deps.sh
@@ -23,6 +23,10 @@ bench: build
 # Wrong changes that the tests must notice; make mutants ARGS="--help" says how to choose some.
 mutants: deps
 	@third_party/venv/bin/python tests/mutation/run.py --preset $(PRESET) $(ARGS)
+
+# Tests that draw their cases, with fresh seeds; make soak ARGS="--help" says what can be chosen.
+soak: build
+	@third_party/venv/bin/python tests/soak/soak.py --build $(BUILD) $(ARGS)
 
 # The Python client's sdist and wheel, in build/dist.
 dist: deps

@@ -1,0 +1,84 @@
+"""Runs the tests that draw their cases from a seed, with fresh seeds, until one fails or the rounds are over.
+
+make soak                                       20 rounds of each
+make soak ARGS="--only bytes --rounds 100"      one of them
+make soak ARGS="--only bytes --seed 7"          one round of that one with this seed: what a failure says to type
+
+Exit status: 0 if all passed, 1 if one failed, 2 for wrong use."""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SEEDS = range(1, 100_000)  # googletest takes no others
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    name: str
+    draws: str  # what
+    command: tuple  # {seed}, {build} and {python} stand for theirs
+    environment: tuple = ()  # (name, value), likewise
+
+
+TABLE = (
+    Entry("bytes", "models, requests and memory settings: predicted against measured bytes",
+          ("{build}/tests/random_bytes_test", "--gtest_brief=1", "--gtest_random_seed={seed}")),
+    Entry("streams", "spoiled request streams: each is answered as it deserves",
+          ("{python}", "tests/hostile/fuzz_streams.py", "--streams", "20000", "--seed", "{seed}")),
+    Entry("requests", "requests: trained as the oracle does",
+          ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/golden/random_requests_test.py"),
+          (("STEMMA_GOLDEN_SEED", "{seed}"), ("STEMMA_GOLDEN_COUNT", "36"))),
+)
+
+
+def run(entry, seed, build):
+    """Its exit status."""
+    def filled(text):
+        return text.format(seed=seed, build=build, python=sys.executable)
+    environment = {"STEMMA_BUILD_DIR": str(build), "PYTHONPATH": f"{ROOT}/client/python:{ROOT}/tests",
+                   "PYTHONDONTWRITEBYTECODE": "1", **{name: filled(value) for name, value in entry.environment}}
+    command = [filled(part) for part in entry.command]
+    print(" ".join([f"{name}={filled(value)}" for name, value in entry.environment] + command), flush=True)
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=False).returncode
+
+
+def soak(entries, rounds, seeds, build):
+    """True if every round passed; seeds() draws one."""
+    for number in range(1, rounds + 1):
+        for entry in entries:
+            seed = seeds()
+            print(f"round {number} of {rounds}, {entry.name}, seed {seed}:", flush=True)
+            if status := run(entry, seed, build):
+                print(f'failed with exit status {status}; again: make soak ARGS="--only {entry.name} --seed {seed}"')
+                return False
+    return True
+
+
+def main(arguments, table=TABLE):
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter,
+                                     epilog="\n".join(f"{entry.name:10} {entry.draws}" for entry in table))
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
+    parser.add_argument("--rounds", type=int, default=None, help="of each; 20, with --seed 1")
+    parser.add_argument("--only", choices=[entry.name for entry in table], help="this one alone")
+    parser.add_argument("--seed", type=int, default=None, help=f"{SEEDS[0]} to {SEEDS[-1]}, for every round; needs --only")
+    options = parser.parse_args(arguments)
+    if options.seed is not None and (options.only is None or options.seed not in SEEDS):
+        parser.error(f"--seed {options.seed}: give --only NAME too, and a seed from {SEEDS[0]} to {SEEDS[-1]}")
+    rounds = options.rounds if options.rounds is not None else 20 if options.seed is None else 1
+    if rounds < 1:
+        parser.error(f"--rounds {rounds}: give at least 1")
+    draw = random.SystemRandom()
+    passed = soak([entry for entry in table if options.only in (None, entry.name)], rounds,
+                  lambda: options.seed or draw.choice(SEEDS), options.build.resolve())
+    print(f"{rounds} rounds passed" if passed else "stopped")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
