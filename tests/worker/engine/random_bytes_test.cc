@@ -30,7 +30,7 @@
 namespace stemma::testing {
 namespace {
 
-constexpr double kTolerance = 0.02;     // the is 3 %; what is left out was below 1 % in all draws seen
+constexpr double kTolerance = 0.03;  // what is promised; of some 20 seeds one phase passed 1 %: 2.6 %, bf16 and dense
 constexpr double kSmallestBytes = 1e5;  // below it the rounding of some 70 tensors to 64 bytes may be more
 constexpr int kCasesPerSeed = 25;
 constexpr int kSeedsInCi = 2;
