@@ -1,8 +1,13 @@
 #include "tests/bench/apply_table.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
+
 #include <cstdio>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "common/clock.h"
 #include "glog/logging.h"
@@ -11,6 +16,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/synthetic.h"
 #include "worker/memory/cpu_allocator.h"
+#include "worker/optim/adamw.h"
 
 namespace stemma::testing {
 namespace {
@@ -59,6 +65,60 @@ double MeasureOnce(Row& row) {
   return seconds;
 }
 
+// One call of the operator for all parameters, after a clip in place: what APPLY would be if it checked nothing.
+void PlainStep(std::vector<Parameter>& parameters, const v1::AdamParams& adam, double clip, int64_t step) {
+  std::vector<at::Tensor> masters, gradients, first, second;
+  for (Parameter& p : parameters) {
+    if (clip != 1.0) p.grad.mul_(clip);
+    masters.push_back(p.master);
+    gradients.push_back(p.grad);
+    first.push_back(p.exp_avg);
+    second.push_back(p.exp_avg_sq);
+  }
+  const std::vector<at::Tensor> steps(masters.size(),
+                                      at::full({}, static_cast<double>(step), at::TensorOptions().dtype(at::kFloat)));
+  at::_fused_adamw_(masters, gradients, first, second, /*max_exp_avg_sqs=*/{}, steps, adam.learning_rate(),
+                    adam.beta1(), adam.beta2(), adam.weight_decay(), adam.eps(), /*amsgrad=*/false,
+                    /*maximize=*/false);
+  for (Parameter& p : parameters) {
+    if (!p.master_is_weight()) p.weight.copy_(p.master);
+  }
+}
+
+template <typename Step>
+double SecondsOf(const Step& step) {
+  const double start_s = RealClock().MonotonicSeconds();
+  step();
+  return RealClock().MonotonicSeconds() - start_s;
+}
+
+// Our step by slabs, which reads what it wrote and keeps the clip out of the gradients, against the plain one.
+void PrintChecks(const std::string& model, uint32_t threads, int rounds) {
+  std::printf("\n### Apply with its check of what it wrote, against the operator alone\n\n");
+  std::printf("| run dtype | clip | operator alone s | Apply s | ratio |\n|---|---|---:|---:|---:|\n");
+  const at::NoGradGuard no_grad;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    const Row row = MakeRow(model, threads, dtype, v1::DEVICE);
+    std::vector<Parameter> parameters = row.engine->weights().parameters;
+    v1::AdamParams adam;
+    adam.set_learning_rate(1e-6);
+    adam.set_beta1(0.9);
+    adam.set_beta2(0.999);
+    adam.set_eps(1e-8);
+    adam.set_weight_decay(0.01);
+    adam.set_weight_decay_scope(v1::AdamParams::ALL);
+    for (const double clip : {1.0, 0.999}) {
+      int64_t step = 2;
+      const auto seconds = InTurns(
+          {[&] { return SecondsOf([&] { PlainStep(parameters, adam, clip, ++step); }); },
+           [&] { return SecondsOf([&] { AdamwStep(parameters, AllRanges(parameters), adam, clip, ++step); }); }},
+          8 * rounds);
+      std::printf("| %s | %s | %s | %s | %s |\n", dtype, clip == 1.0 ? "no" : "yes", Spread(seconds[0]).text(3).c_str(),
+                  Spread(seconds[1]).text(3).c_str(), RatioOf(seconds[1], seconds[0]).text(2).c_str());
+    }
+  }
+}
+
 }  // namespace
 
 void PrintApply(const std::string& model, uint32_t threads, int rounds) {
@@ -74,6 +134,7 @@ void PrintApply(const std::string& model, uint32_t threads, int rounds) {
                 Spread(seconds[1]).text(3).c_str(), RatioOf(seconds[1], seconds[0]).text(2).c_str(),
                 MiB(device.resting_bytes), MiB(host.resting_bytes), MiB(device.apply_bytes), MiB(host.apply_bytes));
   }
+  PrintChecks(model, threads, rounds);
 }
 
 }  // namespace stemma::testing
