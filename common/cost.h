@@ -51,7 +51,7 @@ struct PrefixShape {
   int64_t headroom_bytes = 0;
 };
 
-// Of a wave: neighbours behind one prefix, or a trajectory that computes its prefix itself.
+// A part of a wave: neighbours behind one prefix, or a trajectory that computes its prefix itself.
 struct WaveRun {
   int64_t rows = 0;           // own prefix included
   int64_t longest_rows = 0;   // of one member

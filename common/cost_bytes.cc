@@ -93,7 +93,7 @@ class Prefixes {
             .working_set = working_set};
   }
 
-  // Of a block's pieces of prefixes the first may be behind earlier rows of its own.
+  // A block's first piece of a prefix may be behind earlier rows of that prefix.
   LayerRows Rows(const Block& block) const {
     LayerRows l{.rows = block.rows};
     int64_t begin = 0, longest = 0;
@@ -111,7 +111,7 @@ class Prefixes {
     return l;
   }
 
-  // Of a tape of `bytes` beside the layer at work.
+  // What a tape of `bytes` takes on the device beside the layer at work.
   int64_t OnDevice(int64_t bytes) const { return p_.offload ? std::min(bytes, p_.headroom_bytes) : bytes; }
 
  private:

@@ -163,11 +163,8 @@ class Pass {
     heartbeat.set_phase(kind == OperationKind::kPrefixForward ? "prefix_forward"
                         : kind == OperationKind::kWave        ? "suffix"
                                                               : "prefix_backward");
-    heartbeat.set_progress(static_cast<uint64_t>(++progress_));
     options_.hooks->progress(heartbeat);
   }
-
-  int64_t progress_ = 0;
 };
 
 // Slices the head's output by member; its rows at the head are its response tokens.

@@ -210,7 +210,8 @@ class Exporter {
     json[key] = name->name;
   }
 
-  // Of all tensors, also those that are copied. A metadata that is no object, which nothing reads, gives way to one.
+  // Counts all tensors, also those that are copied. A metadata that is no object, which nothing reads, gives way to
+  // one.
   void SetTotalSize(nlohmann::ordered_json& json) const {
     nlohmann::ordered_json& metadata = json["metadata"];
     if (!metadata.is_object()) metadata = nlohmann::ordered_json::object();

@@ -136,7 +136,7 @@ bool SetBudget(const Case& c, const TrainingRequest& request, v1::RunConfig& run
   return plan(request, run, rates, [] { return false; }).ok();
 }
 
-// Of a product of bf16 matrices: scratch of the library that makes it, by the instructions that it finds. It is asked
+// Scratch that the library takes for a product of bf16 matrices, by the instructions that it finds. It is asked
 // here, on the machine where the test runs. 0 in fp32 and fp64, whose products take none.
 double ProductScratch(const ModelConfig& c, const std::string& dtype, int64_t rows) {
   if (dtype != "bf16") return 0;
