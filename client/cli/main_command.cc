@@ -3,9 +3,9 @@
 #include <optional>
 
 #include "CLI/CLI.hpp"
-#include "client/cli/command.h"
-#include "client/cli/command_status.h"
-#include "common/parse_options.h"
+#include "client/cli/commands/command.h"
+#include "client/cli/output/command_status.h"
+#include "common/base/parse_options.h"
 
 namespace {
 
@@ -22,21 +22,21 @@ int main(int argc, char** argv) {
   app.footer(kFooter);
   app.set_version_flag("--version", STEMMA_VERSION);
   app.require_subcommand(1);
-  stemma::Runner run;
-  stemma::AddLocalCommand(app, run);
-  stemma::AddReplayCommand(app, run);
-  stemma::AddPlanCommand(app, run);
-  stemma::AddStatusCommand(app, run);
-  stemma::AddRequestsCommand(app, run);
-  stemma::AddExportCommand(app, run);
-  stemma::AddLogprobCommand(app, run);
-  stemma::AddModelCommand(app, run);
-  stemma::AddTraceCommand(app, run);
-  stemma::AddBoundCommand(app, run);
-  stemma::AddDoctorCommand(app, run);
-  stemma::AddCompletionCommand(app, run);
+  stemma::cli::Runner run;
+  stemma::cli::AddLocalCommand(app, run);
+  stemma::cli::AddReplayCommand(app, run);
+  stemma::cli::AddPlanCommand(app, run);
+  stemma::cli::AddStatusCommand(app, run);
+  stemma::cli::AddRequestsCommand(app, run);
+  stemma::cli::AddExportCommand(app, run);
+  stemma::cli::AddLogprobCommand(app, run);
+  stemma::cli::AddModelCommand(app, run);
+  stemma::cli::AddTraceCommand(app, run);
+  stemma::cli::AddBoundCommand(app, run);
+  stemma::cli::AddDoctorCommand(app, run);
+  stemma::cli::AddCompletionCommand(app, run);
   if (const std::optional<int> exit_code = stemma::ParseOptions(app, argc, argv)) return *exit_code;
   const absl::Status status = run();
-  if (!status.ok()) std::cerr << stemma::ErrorText(status) << std::endl;
-  return stemma::ExitCodeOf(status);
+  if (!status.ok()) std::cerr << stemma::cli::ErrorText(status) << std::endl;
+  return stemma::cli::ExitCodeOf(status);
 }

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/arrays.h"
-#include "common/message_sizes.h"
+#include "common/base/arrays.h"
+#include "common/base/message_sizes.h"
 
 namespace stemma {
 namespace {

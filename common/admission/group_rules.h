@@ -29,7 +29,7 @@ struct RolloutPlace {
 
 // Checks rollout_id (not its uniqueness), tokens, every array's length and numbers, and what `needs` asks. Numbers of
 // masked tokens are never read, here or later: whatever they are, NaN included, is taken. A prompt and a rollout, which
-// are never cut, have at most kUncutBytesMax (common/message_sizes.h).
+// are never cut, have at most kUncutBytesMax (common/base/message_sizes.h).
 void CheckRollout(const RolloutPlace& place, const v1::Rollout& rollout, const RolloutNeeds& needs,
                   const GroupLimits& limits, Violations& violations);
 

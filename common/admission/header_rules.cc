@@ -4,8 +4,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/loss_names.h"
-#include "common/names.h"
+#include "common/base/names.h"
+#include "common/trace/loss_names.h"
 
 namespace stemma {
 namespace {

@@ -8,11 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/violations.h"
-#include "common/arrays.h"
-#include "common/error.h"
-#include "common/loss_names.h"
-#include "common/sample_tokens.h"
-#include "common/status_macros.h"
+#include "common/base/arrays.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/trace/loss_names.h"
+#include "common/trace/sample_tokens.h"
 
 namespace stemma {
 namespace {

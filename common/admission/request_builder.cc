@@ -7,8 +7,8 @@
 #include "common/admission/header_rules.h"
 #include "common/admission/known_fields.h"
 #include "common/admission/normalization.h"
-#include "common/error.h"
-#include "common/status_macros.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
 
 namespace stemma {
 namespace {

@@ -19,8 +19,8 @@
 #include "absl/status/statusor.h"
 #include "common/admission/group_rules.h"
 #include "common/admission/training_request.h"
-#include "common/digest.h"
-#include "common/model_config.h"
+#include "common/base/digest.h"
+#include "common/model/model_config.h"
 #include "stemma/v1/run_config.pb.h"
 
 namespace stemma {

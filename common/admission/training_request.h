@@ -19,7 +19,7 @@ struct TrainingRequest {
   v1::UpdateHeader update;     // kUpdate
   v1::LogProbHeader log_prob;  // kLogProb
   std::vector<v1::PromptGroup> groups;
-  std::string digest;      // SHA-256 of the request (common/digest.h)
+  std::string digest;      // SHA-256 of the request (common/base/digest.h)
   uint64_t num_steps = 1;  // optimizer steps; 1 of a log-prob pass
   uint64_t num_rollouts = 0;
   uint64_t num_tokens = 0;  // prompts once per group, and responses

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/error.h"
+#include "common/base/error.h"
 
 namespace stemma {
 

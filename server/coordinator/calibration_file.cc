@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/file.h"
-#include "common/json.h"
-#include "common/json_fields.h"
-#include "common/status_macros.h"
-#include "common/temporary_file.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/json_fields.h"
+#include "common/base/status_macros.h"
+#include "common/base/temporary_file.h"
 #include "glog/logging.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 constexpr uint64_t kMaxFileBytes = 64 << 20;
@@ -105,4 +105,4 @@ absl::Status WriteCalibration(const std::string& data_directory, const Calibrati
   return ReplaceFile(PathIn(data_directory), CalibrationText(book));
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -5,9 +5,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/core/calibration.h"
+#include "server/planner/calibration.h"
 
-namespace stemma {
+namespace stemma::server {
 
 // What the file holds. Empty when there is none; when it cannot be read or is not such a file, with a warning in the
 // log: rates are then measured anew, and the next write replaces it.
@@ -20,4 +20,4 @@ absl::Status WriteCalibration(const std::string& data_directory, const Calibrati
 std::string CalibrationText(const CalibrationBook& book);
 absl::StatusOr<CalibrationBook> ParseCalibration(const std::string& text);
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -4,11 +4,11 @@
 #include <utility>
 #include <variant>
 
-#include "common/error.h"
+#include "common/base/error.h"
 #include "glog/logging.h"
 #include "server/coordinator/calibration_file.h"
 
-namespace stemma {
+namespace stemma::server {
 
 Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, const Clock& clock,
                          std::function<void(bool)> on_readiness)
@@ -58,7 +58,7 @@ SessionId Coordinator::OpenSession(std::shared_ptr<WorkerLink> link) {
   return id;
 }
 
-void Coordinator::WorkerMessage(SessionId session, worker::v1::WorkerMessage message) {
+void Coordinator::WorkerMessage(SessionId session, internal::v1::WorkerMessage message) {
   MutexLock lock(&mutex_);
   Post(WorkerMessageEvent{session, std::move(message)});
 }
@@ -174,4 +174,4 @@ std::shared_ptr<ClientCall> Coordinator::FindCall(CallId call, bool take) {
   return found;
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -23,19 +23,19 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
-#include "common/clock.h"
-#include "common/mutex.h"
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "server/coordinator/planner_threads.h"
-#include "server/core/coordinator_state.h"
-#include "server/core/events.h"
+#include "server/protocol/coordinator_state.h"
+#include "server/protocol/events.h"
 
-namespace stemma {
+namespace stemma::server {
 
 // A worker's stream. Called by the coordinator thread; nothing here may block.
 class WorkerLink {
  public:
   virtual ~WorkerLink() = default;
-  virtual void Send(worker::v1::ServerMessage message) = 0;
+  virtual void Send(internal::v1::ServerMessage message) = 0;
   // Cut into chunks as the stream takes them.
   virtual void SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request) = 0;
   virtual void ReadNext() = 0;
@@ -64,7 +64,7 @@ class Coordinator {
   void CallGone(CallId call);
 
   SessionId OpenSession(std::shared_ptr<WorkerLink> link);
-  void WorkerMessage(SessionId session, worker::v1::WorkerMessage message);
+  void WorkerMessage(SessionId session, internal::v1::WorkerMessage message);
   void WorkerLost(SessionId session, const std::string& reason);
 
   // Refuses new work; what runs has so long to end its step, pass or export.
@@ -114,4 +114,4 @@ class Coordinator {
   std::thread thread_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

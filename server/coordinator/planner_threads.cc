@@ -4,9 +4,9 @@
 #include <new>
 #include <utility>
 
-#include "common/error.h"
+#include "common/base/error.h"
 
-namespace stemma {
+namespace stemma::server {
 
 PlannerThreads::PlannerThreads(PlanFunction plan, Done done) : plan_(std::move(plan)), done_(std::move(done)) {
   for (Lane& lane : lanes_) lane.thread = std::thread([this, &lane] { Run(lane); });
@@ -76,4 +76,4 @@ absl::StatusOr<RequestPlan> PlannerThreads::Plan(const Job& job) const {
   }
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

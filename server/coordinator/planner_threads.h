@@ -19,10 +19,10 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
-#include "common/mutex.h"
-#include "server/core/events.h"
+#include "common/base/mutex.h"
+#include "server/protocol/events.h"
 
-namespace stemma {
+namespace stemma::server {
 
 class PlannerThreads {
  public:
@@ -58,4 +58,4 @@ class PlannerThreads {
   std::array<Lane, 2> lanes_;  // of work, of validate_only
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -12,10 +12,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
+#include "common/base/status_macros.h"
 #include "glog/logging.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 namespace fs = std::filesystem;
@@ -99,4 +99,4 @@ absl::Status DataDirectory::SetAddress(const std::string& address) {
   return WriteHolder(fd_, absl::StrCat("pid ", getpid(), " at ", address, "\n"));
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace stemma {
+namespace stemma::server {
 
 class DataDirectory {
  public:
@@ -32,4 +32,4 @@ class DataDirectory {
   int fd_ = -1;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -13,16 +13,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/clock.h"
-#include "common/descriptors.h"
-#include "common/process.h"
-#include "common/ready_file.h"
-#include "common/status_macros.h"
+#include "common/base/clock.h"
+#include "common/base/descriptors.h"
+#include "common/base/process.h"
+#include "common/base/ready_file.h"
+#include "common/base/status_macros.h"
 #include "glog/logging.h"
 #include "server/main/server_options.h"
 #include "server/rpc/server.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 // What is allocated in pieces of at least so many bytes goes back to the system when it is freed. Else what clients
@@ -120,6 +120,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::server
 
-int main(int argc, char** argv) { return stemma::Main(argc, argv); }
+int main(int argc, char** argv) { return stemma::server::Main(argc, argv); }

@@ -7,16 +7,16 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "common/byte_size.h"
-#include "common/command_line_options.h"
-#include "common/parse_options.h"
-#include "common/ready_file.h"
-#include "common/run_config.h"
-#include "common/stop_times.h"
-#include "common/worker_secret.h"
-#include "server/core/memory_division.h"
+#include "common/base/byte_size.h"
+#include "common/base/command_line_options.h"
+#include "common/base/parse_options.h"
+#include "common/base/ready_file.h"
+#include "common/base/run_config.h"
+#include "common/base/stop_times.h"
+#include "common/base/worker_secret.h"
+#include "server/planner/memory_division.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 constexpr double kWorkerLostAfterMinS = 4, kWorkerLostAfterMaxS = 86400;  // more than three heartbeats
@@ -273,4 +273,4 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
   return problems.empty();
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

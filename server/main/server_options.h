@@ -6,13 +6,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/address.h"
-#include "common/logging.h"
-#include "common/model_directory.h"
+#include "common/base/address.h"
+#include "common/base/logging.h"
+#include "common/model/model_directory.h"
 #include "server/main/data_directory.h"
 #include "stemma/v1/run_config.pb.h"
 
-namespace stemma {
+namespace stemma::server {
 
 inline constexpr char kServerProgram[] = "stemma-server";
 
@@ -36,4 +36,4 @@ struct ServerMainOptions {
 // problems.
 bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& exit_code);
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -15,11 +15,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/descriptors.h"
+#include "common/base/descriptors.h"
 #include "glog/logging.h"
 #include "grpcpp/security/server_credentials.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 constexpr int kBacklog = 1024;
@@ -173,4 +173,4 @@ void Acceptor::Say(absl::Time now, const std::string& text) {
   LOG(WARNING) << text;
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -16,10 +16,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "grpcpp/server_builder.h"
 
-namespace stemma {
+namespace stemma::server {
 
 struct AcceptorOptions {
   std::string host;   // a name, IPv4, or IPv6 without brackets
@@ -59,4 +59,4 @@ class Acceptor {
   std::thread thread_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

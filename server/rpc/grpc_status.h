@@ -2,10 +2,10 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "common/error.h"
+#include "common/base/error.h"
 #include "grpcpp/support/status.h"
 
-namespace stemma {
+namespace stemma::server {
 
 inline grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
@@ -13,4 +13,4 @@ inline grpc::Status ToGrpcStatus(const absl::Status& status) {
                       ToRpcStatus(status).SerializeAsString());
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

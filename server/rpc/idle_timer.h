@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "grpcpp/alarm.h"
 
-namespace stemma {
+namespace stemma::server {
 
 class IdleTimer {
  public:
@@ -35,4 +35,4 @@ class IdleTimer {
   std::unique_ptr<grpc::Alarm> alarm_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

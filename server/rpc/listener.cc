@@ -4,14 +4,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
+#include "common/base/status_macros.h"
 #include "grpc/grpc.h"
 #include "grpcpp/ext/health_check_service_server_builder_option.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/server_builder_option.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 constexpr int kHandshakeMs = 10'000;
@@ -74,4 +74,4 @@ absl::StatusOr<Listener> Listen(const ListenerOptions& options, const Clock& clo
   return listener;
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -7,12 +7,12 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/address.h"
-#include "common/clock.h"
+#include "common/base/address.h"
+#include "common/base/clock.h"
 #include "grpcpp/grpcpp.h"
 #include "server/rpc/acceptor.h"
 
-namespace stemma {
+namespace stemma::server {
 
 struct ListenerOptions {
   HostPort address;
@@ -36,4 +36,4 @@ struct Listener {
 // Errors: Unavailable - the address cannot be opened.
 absl::StatusOr<Listener> Listen(const ListenerOptions& options, const Clock& clock);
 
-}  // namespace stemma
+}  // namespace stemma::server

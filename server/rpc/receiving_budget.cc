@@ -1,9 +1,9 @@
 #include "server/rpc/receiving_budget.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/error.h"
+#include "common/base/error.h"
 
-namespace stemma {
+namespace stemma::server {
 
 absl::Status ReceivingBudget::Share::Set(uint64_t bytes) {
   if (bytes > budget_.bytes_max_) {
@@ -30,4 +30,4 @@ void ReceivingBudget::Share::Release() {
   bytes_ = 0;
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 
-namespace stemma {
+namespace stemma::server {
 
 class ReceivingBudget {
  public:
@@ -39,4 +39,4 @@ class ReceivingBudget {
   uint64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/error.h"
-#include "common/status_macros.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
 
-namespace stemma {
+namespace stemma::server {
 
 RequestReader::RequestReader(TrainingRequest::Kind kind, const RequestRules& rules, Hooks hooks)
     : hooks_(std::move(hooks)),
@@ -54,4 +54,4 @@ void RequestReader::End(const absl::Status& status) {
   if (!ended_.exchange(true)) hooks_.refuse(status);
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -15,12 +15,12 @@
 
 #include "absl/status/status.h"
 #include "common/admission/request_builder.h"
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "server/rpc/idle_timer.h"
 #include "server/rpc/receiving_budget.h"
 #include "stemma/v1/training.pb.h"
 
-namespace stemma {
+namespace stemma::server {
 
 // What a service holds every request to.
 struct RequestRules {
@@ -62,4 +62,4 @@ class RequestReader {
   std::atomic<bool> ended_ = false;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -4,7 +4,7 @@
 
 #include "server/rpc/grpc_status.h"
 
-namespace stemma {
+namespace stemma::server {
 
 void ResultStream::Add(std::shared_ptr<const v1::GroupResult> chunk) {
   absl::MutexLock lock(&mutex_);
@@ -43,4 +43,4 @@ void ResultStream::Next() {
   }
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -14,7 +14,7 @@
 #include "grpcpp/support/status.h"
 #include "stemma/v1/training.pb.h"
 
-namespace stemma {
+namespace stemma::server {
 
 class ResultStream {
  public:
@@ -39,4 +39,4 @@ class ResultStream {
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

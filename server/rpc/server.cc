@@ -3,20 +3,20 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
-#include "common/message_sizes.h"
-#include "common/status_macros.h"
-#include "common/stop_times.h"
+#include "common/base/message_sizes.h"
+#include "common/base/status_macros.h"
+#include "common/base/stop_times.h"
 #include "glog/logging.h"
 #include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/coordinator/calibration_file.h"
-#include "server/core/request_plan.h"
+#include "server/protocol/request_plan.h"
 #include "server/rpc/listener.h"
 #include "server/rpc/training_service.h"
 #include "server/rpc/worker_service.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 constexpr int kClientStreamsMax = 64, kWorkerStreamsMax = 4, kOpsStreamsMax = 16;  // of one connection
@@ -134,4 +134,4 @@ void Server::Drain(absl::Duration within) {
   }
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -2,7 +2,7 @@
 //
 //   clients   TrainingService and reflection; messages up to limits.message_bytes
 //   workers   WorkerService alone, for those who send the secret; messages up to kReceivedBytesMax, whatever
-//             the clients' limit is (common/message_sizes.h)
+//             the clients' limit is (common/base/message_sizes.h)
 //   ops       health: `liveness` from the start; "", `readiness` and the public service's name while a worker has the
 //             weights
 #pragma once
@@ -13,12 +13,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/address.h"
-#include "common/model_config.h"
+#include "common/base/address.h"
+#include "common/model/model_config.h"
 #include "server/coordinator/coordinator.h"
 #include "stemma/v1/run_config.pb.h"
 
-namespace stemma {
+namespace stemma::server {
 
 struct ServerOptions {
   HostPort listen, worker_listen, ops_listen;  // port 0: any
@@ -40,7 +40,7 @@ class Server {
   const std::string& ops_address() const { return ops_address_; }
   // Refuses new work, lets what runs end its step, pass or export for at most `within`, answers the rest, closes all
   // streams; health answers until the end. Waits for all that: at most `within`, and twice kCloseWithin
-  // (common/stop_times.h).
+  // (common/base/stop_times.h).
   void Drain(absl::Duration within);
 
  private:
@@ -55,4 +55,4 @@ class Server {
   std::unique_ptr<Rpc> rpc_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -6,7 +6,7 @@
 #include "glog/logging.h"
 #include "server/rpc/grpc_status.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 grpc::Status ClientLeft() { return grpc::Status(grpc::StatusCode::CANCELLED, "the client left"); }
@@ -97,4 +97,4 @@ void ReadResultsCall::OnCancel() {
   stream_.Abandon(ClientLeft());
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

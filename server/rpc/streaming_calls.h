@@ -11,7 +11,7 @@
 #include "server/rpc/result_stream.h"
 #include "stemma/v1/training.pb.h"
 
-namespace stemma {
+namespace stemma::server {
 
 class UpdateActorCall final : public grpc::ServerReadReactor<v1::GroupPart>, public ClientCall {
  public:
@@ -83,4 +83,4 @@ class ReadResultsCall final : public grpc::ServerWriteReactor<v1::GroupResult>, 
   std::shared_ptr<ReadResultsCall> self_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -7,7 +7,7 @@
 #include "server/rpc/streaming_calls.h"
 #include "server/rpc/unary_call.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 // Of a small call that changes something; queries ignore what they do not know, so that a newer client can ask what
@@ -85,4 +85,4 @@ grpc::ServerUnaryReactor* TrainingServiceRpc::ExportWeights(grpc::CallbackServer
   });
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

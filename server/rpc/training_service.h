@@ -3,12 +3,12 @@
 #pragma once
 
 #include "common/admission/run_numbers.h"
-#include "common/model_config.h"
+#include "common/model/model_config.h"
 #include "server/coordinator/coordinator.h"
 #include "server/rpc/request_reader.h"
 #include "stemma/v1/training.grpc.pb.h"
 
-namespace stemma {
+namespace stemma::server {
 
 class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
  public:
@@ -50,4 +50,4 @@ class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
   ReceivingBudget receiving_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

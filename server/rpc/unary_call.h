@@ -15,7 +15,7 @@
 #include "server/coordinator/coordinator.h"
 #include "server/rpc/grpc_status.h"
 
-namespace stemma {
+namespace stemma::server {
 
 template <typename Response>
 class UnaryCall final : public grpc::ServerUnaryReactor, public ClientCall {
@@ -53,4 +53,4 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ClientCall {
   std::shared_ptr<UnaryCall> self_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/worker_secret.h"
+#include "common/base/worker_secret.h"
 #include "glog/logging.h"
 #include "server/rpc/grpc_status.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
-using Reactor = grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>;
+using Reactor = grpc::ServerBidiReactor<internal::v1::WorkerMessage, internal::v1::ServerMessage>;
 
 constexpr char kSecretKey[] = "authorization";
 constexpr char kSecretPrefix[] = "Bearer ";
@@ -64,7 +64,7 @@ void WorkerSession::ReadNext() {
   StartRead(&incoming_);
 }
 
-void WorkerSession::Send(worker::v1::ServerMessage message) {
+void WorkerSession::Send(internal::v1::ServerMessage message) {
   absl::MutexLock lock(&mutex_);
   outgoing_.emplace_back(std::move(message));
   WriteNext();
@@ -84,7 +84,7 @@ void WorkerSession::OnWriteDone(bool ok) {
 
 void WorkerSession::WriteNext() {
   if (finished_ || writing_ || outgoing_.empty()) return;
-  if (auto* message = std::get_if<worker::v1::ServerMessage>(&outgoing_.front())) {
+  if (auto* message = std::get_if<internal::v1::ServerMessage>(&outgoing_.front())) {
     writing_message_ = std::move(*message);
     outgoing_.pop_front();
   } else {
@@ -111,4 +111,4 @@ void WorkerSession::FinishOnce(const grpc::Status& status) {
   Finish(status);
 }
 
-}  // namespace stemma
+}  // namespace stemma::server

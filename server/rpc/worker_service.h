@@ -16,17 +16,17 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "server/coordinator/coordinator.h"
-#include "server/core/payload_chunks.h"
-#include "stemma/worker/v1/worker.grpc.pb.h"
+#include "server/protocol/payload_chunks.h"
+#include "stemma/internal/v1/worker.grpc.pb.h"
 
-namespace stemma {
+namespace stemma::server {
 
-class WorkerServiceRpc final : public worker::v1::WorkerService::CallbackService {
+class WorkerServiceRpc final : public internal::v1::WorkerService::CallbackService {
  public:
   WorkerServiceRpc(Coordinator& coordinator, std::string secret)
       : coordinator_(coordinator), secret_(std::move(secret)) {}
 
-  grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>* Session(
+  grpc::ServerBidiReactor<internal::v1::WorkerMessage, internal::v1::ServerMessage>* Session(
       grpc::CallbackServerContext* context) override;
 
  private:
@@ -34,7 +34,7 @@ class WorkerServiceRpc final : public worker::v1::WorkerService::CallbackService
   const std::string secret_;
 };
 
-class WorkerSession final : public grpc::ServerBidiReactor<worker::v1::WorkerMessage, worker::v1::ServerMessage>,
+class WorkerSession final : public grpc::ServerBidiReactor<internal::v1::WorkerMessage, internal::v1::ServerMessage>,
                             public WorkerLink {
  public:
   static WorkerSession* Start(Coordinator& coordinator);
@@ -45,7 +45,7 @@ class WorkerSession final : public grpc::ServerBidiReactor<worker::v1::WorkerMes
   void OnCancel() override { Lose("its connection ended: the process ended, or the network failed"); }
   void OnDone() override { self_.reset(); }
 
-  void Send(worker::v1::ServerMessage message) override;
+  void Send(internal::v1::ServerMessage message) override;
   void SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request) override;
   void ReadNext() override;
   void Close(const absl::Status& status) override;
@@ -56,14 +56,14 @@ class WorkerSession final : public grpc::ServerBidiReactor<worker::v1::WorkerMes
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Coordinator& coordinator_;
-  SessionId session_ = 0;               // set once, before the first read
-  worker::v1::WorkerMessage incoming_;  // of the one read under way
+  SessionId session_ = 0;                 // set once, before the first read
+  internal::v1::WorkerMessage incoming_;  // of the one read under way
   absl::Mutex mutex_;
-  std::deque<std::variant<worker::v1::ServerMessage, PayloadChunks>> outgoing_ ABSL_GUARDED_BY(mutex_);
-  worker::v1::ServerMessage writing_message_;  // of the one write under way
+  std::deque<std::variant<internal::v1::ServerMessage, PayloadChunks>> outgoing_ ABSL_GUARDED_BY(mutex_);
+  internal::v1::ServerMessage writing_message_;  // of the one write under way
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<WorkerSession> self_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::server

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "glog/logging.h"
 #include "tests/bench/memory_runs.h"
 #include "tests/bench/spread.h"

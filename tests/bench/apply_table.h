@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "tests/testing/namespaces.h"
+
 namespace stemma::testing {
 
 // Both residencies in turns, in fp32 and in bf16.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tests/bench/policy_tables.h"
+#include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 

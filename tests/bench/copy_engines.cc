@@ -1,6 +1,6 @@
 #include "tests/bench/copy_engines.h"
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 
 namespace stemma::testing {
 

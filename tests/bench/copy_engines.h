@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "common/mutex.h"
+#include "common/base/mutex.h"
+#include "tests/testing/namespaces.h"
 #include "worker/memory/copy_engine.h"
 #include "worker/memory/thread_copy_engine.h"
 

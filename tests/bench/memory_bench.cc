@@ -14,6 +14,7 @@
 #include "tests/bench/offload_tables.h"
 #include "tests/bench/policy_tables.h"
 #include "tests/bench/reach_tables.h"
+#include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 namespace {

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/clock.h"
-#include "common/state_bytes.h"
+#include "common/base/clock.h"
+#include "common/cost/state_bytes.h"
 #include "glog/logging.h"
 #include "tests/testing/synthetic.h"
 
@@ -87,7 +87,7 @@ InProcess& MemoryRuns::Forced() {
       cluster.set_offload_headroom_bytes(static_cast<uint64_t>(current_.headroom_bytes));
     }
   };
-  options.progress = [this](const worker::v1::Heartbeat& heartbeat) { NotePhase(heartbeat); };
+  options.progress = [this](const internal::v1::Heartbeat& heartbeat) { NotePhase(heartbeat); };
   auto copies = std::make_unique<ChangingCopyEngine>();
   copies_ = copies.get();
   auto engine = InProcess::Create(options, std::make_unique<CpuAttention>(), std::move(copies));
@@ -119,7 +119,7 @@ Measured MemoryRuns::Prepare(InProcess& engine, bool wrong) {
   return measured;
 }
 
-void MemoryRuns::NotePhase(const worker::v1::Heartbeat& heartbeat) {
+void MemoryRuns::NotePhase(const internal::v1::Heartbeat& heartbeat) {
   const double now_s = RealClock().MonotonicSeconds();
   if (heartbeat.phase() == "prefix_forward") phases_.prefix_forward_s = now_s;
   if (heartbeat.phase() == "suffix") phases_.suffix_s = now_s;

@@ -6,9 +6,10 @@
 #include <memory>
 #include <string>
 
-#include "common/cost.h"
+#include "common/cost/cost.h"
 #include "tests/bench/copy_engines.h"
 #include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 
@@ -43,7 +44,7 @@ int64_t PlannedPeak(const ByteShape& bytes, const Shape& shape, const Memory& me
 struct Measured {
   double seconds = 0;        // of Prepare
   double phase_seconds = 0;  // of Phases A, B and C in it
-  worker::v1::Vote vote;
+  internal::v1::Vote vote;
   double sum(const std::string& name) const { return vote.sums().at(name); }
 };
 
@@ -71,7 +72,7 @@ class MemoryRuns {
   InProcess& Forced();
   TrainingRequest Request(const Shape& shape, bool dense);
   Measured Prepare(InProcess& engine, bool wrong);
-  void NotePhase(const worker::v1::Heartbeat& heartbeat);
+  void NotePhase(const internal::v1::Heartbeat& heartbeat);
 
   const uint32_t threads_;
   InProcessOptions options_;

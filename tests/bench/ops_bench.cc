@@ -10,8 +10,8 @@
 #include <functional>
 #include <vector>
 
-#include "common/clock.h"
-#include "worker/kernels/rowwise_table.h"
+#include "common/base/clock.h"
+#include "worker/backend/cpu/rowwise_table.h"
 #include "worker/memory/cpu_allocator.h"
 #include "worker/ops/attention.h"
 #include "worker/ops/linear.h"
@@ -19,7 +19,7 @@
 #include "worker/ops/qkv.h"
 #include "worker/ops/swiglu.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 constexpr int64_t kT = 2048, kD = 512, kH = 8, kK = 4, kE = 64, kF = 1408;
@@ -128,7 +128,7 @@ void BenchQkv() {
       });
   const at::Tensor w = at::randn({kE}), dw = at::zeros({kE});
   const QkNorm norm{w, w, 1e-6};
-  const at::Tensor rstd = QkvForward(qkv, positions, rope, shape, norm).rstd_TX;
+  const at::Tensor rstd = QkvForward(qkv, positions, rope, shape, norm).rstd_TJ;
   PrintFused(
       "qkv forward, QK-norm", 2 * kT * columns, [&] { QkvForward(qkv, positions, rope, shape, norm); },
       [&] { QkvForward(qkv, positions, rope, shape, {}); });
@@ -226,28 +226,29 @@ void BenchGemm() {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker
 
 int main(int argc, char** argv) {
-  stemma::InstallCpuAllocator();
+  stemma::worker::InstallCpuAllocator();
   const c10::InferenceMode no_graph;
   at::set_num_threads(argc > 1 ? std::atoi(argv[1]) : 2);
-  std::printf("T=%ld D=%ld H=%ld K=%ld E=%ld F=%ld fp32, %d threads, kernels: %s\n", static_cast<long>(stemma::kT),
-              static_cast<long>(stemma::kD), static_cast<long>(stemma::kH), static_cast<long>(stemma::kK),
-              static_cast<long>(stemma::kE), static_cast<long>(stemma::kF), at::get_num_threads(),
-              stemma::kernels::ChosenTable().name);
-  stemma::BenchNorm();
-  stemma::BenchSwiglu();
-  stemma::BenchQkv();
-  stemma::BenchGemm();
-  for (const int64_t rows : {64, 128, 256, 512, 1024, 2048}) stemma::BenchKernel(rows, rows, true);
-  for (const int64_t keys : {64, 128, 256, 512, 1024, 2048}) stemma::BenchKernel(2048, keys, false);
-  stemma::BenchAttention(1024, 8, 256, stemma::CausalLayout::kLoop);
-  stemma::BenchAttention(1024, 8, 256, stemma::CausalLayout::kPadded);
-  stemma::BenchAttention(2048, 16, 128, stemma::CausalLayout::kLoop);
-  stemma::BenchAttention(2048, 16, 128, stemma::CausalLayout::kPadded);
-  stemma::BenchAttention(512, 4, 512, stemma::CausalLayout::kLoop);
-  stemma::BenchAttention(64, 4, 512, stemma::CausalLayout::kLoop);
-  stemma::BenchAttention(0, 1, 2048, stemma::CausalLayout::kLoop);
+  std::printf("T=%ld D=%ld H=%ld K=%ld E=%ld F=%ld fp32, %d threads, kernels: %s\n",
+              static_cast<long>(stemma::worker::kT), static_cast<long>(stemma::worker::kD),
+              static_cast<long>(stemma::worker::kH), static_cast<long>(stemma::worker::kK),
+              static_cast<long>(stemma::worker::kE), static_cast<long>(stemma::worker::kF), at::get_num_threads(),
+              stemma::worker::kernels::ChosenTable().name);
+  stemma::worker::BenchNorm();
+  stemma::worker::BenchSwiglu();
+  stemma::worker::BenchQkv();
+  stemma::worker::BenchGemm();
+  for (const int64_t rows : {64, 128, 256, 512, 1024, 2048}) stemma::worker::BenchKernel(rows, rows, true);
+  for (const int64_t keys : {64, 128, 256, 512, 1024, 2048}) stemma::worker::BenchKernel(2048, keys, false);
+  stemma::worker::BenchAttention(1024, 8, 256, stemma::worker::CausalLayout::kLoop);
+  stemma::worker::BenchAttention(1024, 8, 256, stemma::worker::CausalLayout::kPadded);
+  stemma::worker::BenchAttention(2048, 16, 128, stemma::worker::CausalLayout::kLoop);
+  stemma::worker::BenchAttention(2048, 16, 128, stemma::worker::CausalLayout::kPadded);
+  stemma::worker::BenchAttention(512, 4, 512, stemma::worker::CausalLayout::kLoop);
+  stemma::worker::BenchAttention(64, 4, 512, stemma::worker::CausalLayout::kLoop);
+  stemma::worker::BenchAttention(0, 1, 2048, stemma::worker::CausalLayout::kLoop);
   return 0;
 }

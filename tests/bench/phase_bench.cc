@@ -18,9 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 
 namespace stemma::testing {

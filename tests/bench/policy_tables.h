@@ -6,6 +6,7 @@
 
 #include "tests/bench/memory_runs.h"
 #include "tests/bench/spread.h"
+#include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 

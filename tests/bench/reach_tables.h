@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "tests/bench/memory_runs.h"
+#include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 

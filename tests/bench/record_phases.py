@@ -1,6 +1,6 @@
 """Records seconds of Phases A, B and C on this machine, for the tests of the cost model:
 
-    python tests/bench/record_phases.py --build build/release --out tests/server/core/recorded_phases.json
+    python tests/bench/record_phases.py --build build/release --out tests/server/planner/recorded_phases.json
 
 One process of phase_bench runs all samples in turns, `--rounds` times or until the minutes are over; a phase's seconds are
 the least of its runs, since others on the machine only add to them. The model is the benchmarks' (tests/bench/shapes.py).

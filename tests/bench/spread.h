@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/namespaces.h"
+
 namespace stemma::testing {
 
 // Of some values, at least one: the median and the quartiles, between neighbours where a quarter falls between two.

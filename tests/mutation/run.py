@@ -1,7 +1,7 @@
 """Applies the mutants one after the other in a scratch copy, builds what each needs, and runs the tests that must kill it.
 
 make mutants                                    every mutant
-make mutants ARGS="cost_model server/core"      those whose name, file or table file holds one of the words
+make mutants ARGS="cost_model server/planner"      those whose name, file or table file holds one of the words
 make mutants ARGS="--shard 2/4"                 the second quarter; shards are cut by file, so that each builds less
 make mutants ARGS="--sample 20 --seed 7"        twenty by chance
 

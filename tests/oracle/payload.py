@@ -1,4 +1,4 @@
-"""The digest of a payload and the order of groups in an epoch, from their specifications in common/digest.h and
+"""The digest of a payload and the order of groups in an epoch, from their specifications in common/base/digest.h and
 common/admission/mini_batches.h. Messages are read through protobuf's reflection; nothing of the product computes here.
 """
 

@@ -1,12 +1,14 @@
-"""proto < common < {server, worker, client} < tests, and the order of the folders inside server and worker."""
+"""proto < common < {server, worker, client} < tests, and the order of the rooms inside each of them."""
 
 import source_tree
 
 _AREAS = {"proto": 0, "common": 1, "server": 2, "worker": 2, "client": 2, "tests": 3}
 # From the top down: a folder includes itself and what stands below it, never a neighbour of its own line.
 _ORDER = {
-    "server": [["main"], ["rpc"], ["coordinator"], ["core"]],
-    "worker": [["main"], ["rpc"], ["engine"], ["schedule", "model"], ["ops", "optim"], ["memory"], ["kernels"]],
+    "server": [["main"], ["rpc"], ["coordinator"], ["protocol"], ["planner"]],
+    "worker": [["main"], ["rpc"], ["engine"], ["schedule", "model"], ["ops", "optim"], ["memory", "loss"], ["backend"]],
+    "common": [["admission"], ["cost", "trace"], ["model"], ["base"]],
+    "client/cli": [["main_command.cc"], ["commands"], ["local", "trace"], ["calls"], ["output"]],
 }
 _LEVEL = {f"{area}/{name}": -level for area, lines in _ORDER.items() for level, names in enumerate(lines)
           for name in names}
@@ -19,15 +21,21 @@ def _area(path):
     return area if area in _AREAS and "/" in path else None
 
 
+def _house(path):
+    """The folder whose rooms have an order and that holds this path: "server", "client/cli"."""
+    return next((house for house in _ORDER if path.startswith(house + "/")), None)
+
+
 def _part(path):
-    return "/".join(path.split("/")[:2])
+    house = _house(path)
+    return "/".join(path.split("/")[:house.count("/") + 2]) if house else _area(path)
 
 
 def _allowed(path, included):
     source, target = _area(path), _area(included)
     if source != target:
         return _AREAS[target] < _AREAS[source]
-    if source not in _ORDER or _part(path) == _part(included):
+    if not _house(path) or _house(path) != _house(included) or _part(path) == _part(included):
         return True
     return _LEVEL[_part(included)] < _LEVEL[_part(path)]
 
@@ -41,7 +49,7 @@ def _own_includes(tree):
 
 
 def wrong_directions(tree):
-    unplaced = {_part(p) for p in tree if source_tree.is_cpp(p) and _area(p) in _ORDER and _part(p) not in _LEVEL}
+    unplaced = {_part(p) for p in tree if source_tree.is_cpp(p) and _house(p) and _part(p) not in _LEVEL}
     found = [f"{part}: has no place in the order of tests/repo/include_directions_test.py" for part in sorted(unplaced)]
     for path, number, included, line in _own_includes(tree):
         if not {_part(path), _part(included)} & unplaced and not _allowed(path, included):
@@ -72,21 +80,24 @@ def _flagged(path, included):
 
 
 def test_an_upward_include_is_printed():
-    assert _flagged("common/a.h", "server/core/planner.h") == ['common/a.h:2: #include "server/core/planner.h"']
-    for path, included in (("server/core/a.cc", "worker/ops/head.h"), ("client/cli/a.cc", "server/rpc/server.h"),
-                           ("worker/ops/a.cc", "client/cli/submit.h"), ("worker/engine/a.h", "tests/testing/tensors.h"),
-                           ("server/core/a.h", "server/rpc/server.h"), ("server/coordinator/a.h", "server/rpc/server.h"),
-                           ("server/rpc/a.h", "server/main/server_options.h"), ("worker/kernels/a.h", "worker/ops/a.h"),
+    assert _flagged("common/base/a.h", "server/planner/planner.h") == ['common/base/a.h:2: #include "server/planner/planner.h"']
+    for path, included in (("server/planner/a.cc", "worker/ops/head.h"), ("client/cli/calls/a.cc", "server/rpc/server.h"),
+                           ("worker/ops/a.cc", "client/cli/calls/submit.h"), ("worker/engine/a.h", "tests/testing/tensors.h"),
+                           ("server/protocol/a.h", "server/rpc/server.h"), ("server/planner/a.h", "server/protocol/a.h"), ("server/coordinator/a.h", "server/rpc/server.h"),
+                           ("server/rpc/a.h", "server/main/server_options.h"), ("worker/backend/cpu/a.h", "worker/ops/a.h"),
                            ("worker/model/a.h", "worker/schedule/a.h"), ("worker/ops/a.h", "worker/optim/a.h"),
-                           ("worker/memory/a.h", "worker/ops/a.h"), ("worker/model/a.h", "worker/engine/a.h")):
+                           ("worker/memory/a.h", "worker/ops/a.h"), ("worker/model/a.h", "worker/engine/a.h"),
+                           ("common/base/a.h", "common/model/a.h"), ("common/cost/a.h", "common/trace/a.h"),
+                           ("client/cli/output/a.h", "client/cli/calls/a.h"), ("client/cli/trace/a.h", "client/cli/local/a.h")):
         assert _flagged(path, included), path
-    assert _flagged("server/extra/a.h", "common/a.h") and not _flagged("server/core/a.h", "common/a.h")
+    assert _flagged("server/extra/a.h", "common/base/a.h") and not _flagged("server/planner/a.h", "common/base/a.h")
 
 
 def test_a_downward_include_passes():
-    for path, included in (("tests/worker/ops/a.cc", "worker/ops/head.h"), ("worker/main/a.cc", "worker/kernels/a.h"),
-                           ("server/main/a.cc", "server/core/a.h"), ("common/a.h", "stemma/v1/training.pb.h"),
-                           ("worker/engine/fence/a.h", "worker/engine/b.h"), ("common/a.h", "absl/status/status.h")):
+    for path, included in (("tests/worker/ops/a.cc", "worker/ops/head.h"), ("worker/main/a.cc", "worker/backend/cpu/a.h"),
+                           ("server/main/a.cc", "server/planner/a.h"), ("common/base/a.h", "stemma/v1/training.pb.h"),
+                           ("worker/engine/fence/a.h", "worker/engine/b.h"), ("common/base/a.h", "absl/status/status.h"),
+                           ("client/cli/main_command.cc", "client/cli/commands/command.h")):
         assert not _flagged(path, included), path
 
 

@@ -61,7 +61,7 @@ def documented_metrics(tree):
 def metrics_not_documented(tree):
     known = documented_metrics(tree)
     return [f"{path}:{_line_of(text, match.start())}: {match.group(1)} is not in docs/metrics.md"
-            for path, text in tree.items() if path.startswith("server/core/") and source_tree.is_cpp(path)
+            for path, text in tree.items() if path.startswith("server/protocol/") and source_tree.is_cpp(path)
             for match in _METRIC_IN_CODE.finditer(text) if match.group(1) not in known]
 
 
@@ -102,10 +102,10 @@ _CODE = 'return MakeError(absl::StatusCode::kInternal,\n  "INTERNAL", "x");\nRet
 
 
 def test_an_unknown_reason_is_noticed():
-    tree = {"docs/errors.md": _ERRORS, "server/core/a.cc": _CODE}
+    tree = {"docs/errors.md": _ERRORS, "server/protocol/a.cc": _CODE}
     assert documented_reasons(tree) == {"STARTING", "DRAINING", "INTERNAL"}
     assert not reasons_not_documented(tree) and not reasons_never_made(tree)
-    tree["server/core/a.cc"] = _CODE.replace("DRAINING", "BAD_REQUEST")
+    tree["server/protocol/a.cc"] = _CODE.replace("DRAINING", "BAD_REQUEST")
     assert len(reasons_not_documented(tree)) == 1 and "a.cc:3" in reasons_not_documented(tree)[0]
     assert len(reasons_never_made(tree)) == 1
 
@@ -121,9 +121,9 @@ def test_a_reason_or_call_without_test_is_noticed():
 
 
 def test_a_metric_without_documentation_or_test_is_noticed():
-    tree = {"docs/metrics.md": "| `actor/loss` | the loss |\n", "server/core/a.cc": 'm["actor/loss"] = 1;'}
+    tree = {"docs/metrics.md": "| `actor/loss` | the loss |\n", "server/protocol/a.cc": 'm["actor/loss"] = 1;'}
     assert not metrics_not_documented(tree) and not metrics_never_made(tree) and len(metrics_not_tested(tree)) == 1
     tree["tests/a_test.cc"] = 'm["actor/loss"]'
     assert not metrics_not_tested(tree)
-    tree["server/core/a.cc"] = 'm["actor/lr"] = 1;'
+    tree["server/protocol/a.cc"] = 'm["actor/lr"] = 1;'
     assert len(metrics_not_documented(tree)) == 1 and len(metrics_never_made(tree)) == 1

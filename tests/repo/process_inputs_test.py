@@ -1,5 +1,5 @@
 """What a process reads from outside: options and environment in *_options.cc and the command line's command files, clocks
-in common/clock.cc. options.txt holds the options of server and worker, so that none appears or goes unseen; those of the
+in common/base/clock.cc. options.txt holds the options of server and worker, so that none appears or goes unseen; those of the
 command line stand in tests/client/cli/golden/help.txt."""
 
 import re
@@ -7,11 +7,11 @@ import re
 import source_tree
 
 _FLAGS = re.compile(r'#\s*include\s*["<]CLI/|\b(secure_)?getenv\b|\benviron\b|\bgetopt(_long)?\b')
-_FLAG_FILES = re.compile(r".*_options\.cc$|client/cli/\w+_command\.cc$|tests/")
+_FLAG_FILES = re.compile(r".*_options\.cc$|client/cli/(commands/)?\w+_command\.cc$|tests/")
 _CLOCKS = re.compile(r"\babsl::Now\b|\bGetCurrentTimeNanos\b|\b(system|steady|high_resolution|utc|file)_clock\b|"
                      r"\bclock_gettime\b|\bgettimeofday\b|\btime\((nullptr|NULL|0)\)|\bclock\(\)|"
                      r"\b(u|nano)?sleep\(|\bclock_nanosleep\b|\bSleepFor\b|\bsleep_(for|until)\b")
-_CLOCK_FILE = "common/clock.cc"
+_CLOCK_FILE = "common/base/clock.cc"
 _OPTIONS = source_tree.ROOT / "tests" / "repo" / "options.txt"
 _OPTION = re.compile(r'(?:(?:add_option|add_flag|set_version_flag)\w*(?:<[\w:]+>)?\(|AddNumber\(&\w+,)\s*"([^"]+)"')
 
@@ -57,9 +57,9 @@ def test_the_options_are_those_listed():
 
 def test_a_stray_flag_is_noticed():
     for line in ('#include "CLI/CLI.hpp"', "#include <CLI/App.hpp>", 'const char* a = std::getenv("A");', "extern char** environ;"):
-        for path in ("worker/ops/a.cc", "common/a.h", "server/main/server_main.cc", "client/cli/a.cc"):
+        for path in ("worker/ops/a.cc", "common/a.h", "server/main/server_main.cc", "client/cli/commands/a.cc"):
             assert stray_flags({path: line + "\n"}) == [f"{path}:1: {line}"]
-        for path in ("server/main/server_options.cc", "client/cli/plan_command.cc", "tests/bench/step_bench.cc"):
+        for path in ("server/main/server_options.cc", "client/cli/commands/plan_command.cc", "tests/bench/step_bench.cc"):
             assert not stray_flags({path: line + "\n"})
     assert not stray_flags({"common/a.cc": '// getenv is read elsewhere\nSay("getenv");\n'})
 
@@ -67,7 +67,7 @@ def test_a_stray_flag_is_noticed():
 def test_a_stray_clock_is_noticed():
     for line in ("auto a = absl::Now();", "std::chrono::steady_clock::now();", "::usleep(5);", "sleep(1);",
                  "absl::SleepFor(a);", "std::this_thread::sleep_for(a);", "clock_gettime(CLOCK_REALTIME, &t);"):
-        for path in ("worker/ops/a.cc", "common/process.cc", "server/rpc/a.cc", "tests/server/a_test.cc"):
+        for path in ("worker/ops/a.cc", "common/base/process.cc", "server/rpc/a.cc", "tests/server/a_test.cc"):
             assert stray_clocks({path: f"int a;\n{line}\n"}) == [f"{path}:2: {line}"], line
         assert not stray_clocks({_CLOCK_FILE: line})
     for line in ("clock.Sleep(a);", "absl::Time now = clock.Now();", "// absl::Now is read elsewhere"):

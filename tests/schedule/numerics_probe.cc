@@ -8,14 +8,15 @@
 #include <memory>
 #include <string>
 
-#include "common/file_writer.h"
-#include "common/safetensors.h"
-#include "common/status_macros.h"
-#include "common/trace_json.h"
+#include "common/base/file_writer.h"
+#include "common/base/status_macros.h"
+#include "common/model/safetensors.h"
+#include "common/trace/trace_json.h"
 #include "nlohmann/json.hpp"
-#include "server/core/step_messages.h"
+#include "server/protocol/step_messages.h"
 #include "tests/testing/control_kernels.h"
 #include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 namespace {
@@ -110,7 +111,7 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   return session.engine.get();
 }
 
-json Answer(const InProcess& engine, const worker::v1::Vote& vote, const v1::UpdateHeader& header, int k) {
+json Answer(const InProcess& engine, const internal::v1::Vote& vote, const v1::UpdateHeader& header, int k) {
   json answer = {{"ok", vote.yes()}, {"code", vote.no_reason()}, {"message", vote.message()}};
   const auto sum = [&](const char* name) { return vote.sums().contains(name) ? vote.sums().at(name) : 0.0; };
   answer["loss"] = sum("loss/pg") + header.loss().kl_loss_coef() * sum("loss/kl") -
@@ -147,7 +148,7 @@ absl::StatusOr<json> RunCase(const json& c, Session& session) {
   json answer;
   json steps = json::array();
   for (int k = first; k <= last; ++k) {
-    ASSIGN_OR_RETURN(const worker::v1::Vote vote, engine->Prepare(k));
+    ASSIGN_OR_RETURN(const internal::v1::Vote vote, engine->Prepare(k));
     answer = Answer(*engine, vote, trace.header, k);
     steps.push_back({{"loss", answer["loss"]}, {"grad_norm", answer["grad_norm"]}});
     if (!vote.yes()) return answer;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "tests/testing/namespaces.h"
 #include "worker/ops/attention.h"
 
 namespace stemma::testing {

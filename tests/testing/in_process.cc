@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "common/admission/normalization.h"
-#include "common/model_directory.h"
-#include "common/status_macros.h"
-#include "server/core/memory_division.h"
-#include "server/core/step_messages.h"
+#include "common/base/status_macros.h"
+#include "common/model/model_directory.h"
+#include "server/planner/memory_division.h"
+#include "server/protocol/step_messages.h"
 
 namespace stemma::testing {
 namespace {
@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
   InProcessOptions divided = options;
   ASSIGN_OR_RETURN(divided.run, DivideMemory(directory.config, {.device_free_bytes = kMachineBytes}, options.run));
-  worker::v1::Configure configure;
+  internal::v1::Configure configure;
   configure.set_epoch(1);
   configure.set_generation(1);
   *configure.mutable_config() = divided.run;
@@ -73,7 +73,7 @@ absl::Status InProcess::Load(TrainingRequest request) {
   if (options_.edit_step) {
     for (v1::StepPlan& step : *plan_.plan.mutable_steps()) options_.edit_step(step);
   }
-  worker::v1::PayloadChunk chunk;
+  internal::v1::PayloadChunk chunk;
   chunk.set_id(request.update.request().request_id());
   for (v1::PromptGroup& group : request.groups) *chunk.add_groups() = std::move(group);
   chunk.set_last(true);
@@ -82,8 +82,8 @@ absl::Status InProcess::Load(TrainingRequest request) {
   return engine_->AddPayload(std::move(chunk));
 }
 
-worker::v1::StepKey InProcess::Key(int k) const {
-  worker::v1::StepKey key;
+internal::v1::StepKey InProcess::Key(int k) const {
+  internal::v1::StepKey key;
   key.set_epoch(1);
   key.set_incarnation(kIncarnation);
   key.set_generation(1);
@@ -94,12 +94,12 @@ worker::v1::StepKey InProcess::Key(int k) const {
   return key;
 }
 
-absl::StatusOr<worker::v1::Vote> InProcess::Prepare(int k) {
+absl::StatusOr<internal::v1::Vote> InProcess::Prepare(int k) {
   ++attempt_;
   results_.clear();
   EngineHooks hooks;
   hooks.progress = options_.progress;
-  hooks.results = [this](worker::v1::ResultChunk chunk) {
+  hooks.results = [this](internal::v1::ResultChunk chunk) {
     for (v1::RolloutResult& rollout : *chunk.mutable_group()->mutable_rollouts()) {
       results_[rollout.rollout_id()] = std::move(rollout);
     }
@@ -107,7 +107,7 @@ absl::StatusOr<worker::v1::Vote> InProcess::Prepare(int k) {
   return engine_->Prepare(MakePrepare(Key(k), request_.update, plan_), hooks);
 }
 
-absl::Status InProcess::Apply(int k, const worker::v1::Vote& vote) {
+absl::Status InProcess::Apply(int k, const internal::v1::Vote& vote) {
   const v1::StepResult::Outcome outcome = vote.empty() ? v1::StepResult::SKIPPED_EMPTY : v1::StepResult::APPLIED;
   RETURN_IF_ERROR(engine_->Apply(MakeApply(Key(k), request_.update.adam(), vote, outcome)).status());
   if (!vote.empty()) ++step_;

@@ -11,7 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/admission/training_request.h"
-#include "server/core/request_plan.h"
+#include "server/protocol/request_plan.h"
+#include "tests/testing/namespaces.h"
 #include "worker/engine/model_engine.h"
 
 namespace stemma::testing {
@@ -20,7 +21,7 @@ struct InProcessOptions {
   v1::RunConfig run;  // model, dtype, schedule, layout, wave_suffixes, head_chunk_tokens, memory_budget_bytes
   bool cluster_per_group = false;
   std::function<void(v1::StepPlan&)> edit_step;  // what the planner would not choose
-  std::function<void(const worker::v1::Heartbeat&)> progress = [](const worker::v1::Heartbeat&) {};
+  std::function<void(const internal::v1::Heartbeat&)> progress = [](const internal::v1::Heartbeat&) {};
 };
 
 class InProcess {
@@ -34,16 +35,16 @@ class InProcess {
   const RequestPlan& plan() const { return plan_; }
 
   // Phases A, B, C of step k of the loaded request; log-probs and entropies are kept.
-  absl::StatusOr<worker::v1::Vote> Prepare(int k);
+  absl::StatusOr<internal::v1::Vote> Prepare(int k);
   // Clip by the request's max_grad_norm, AdamW.
-  absl::Status Apply(int k, const worker::v1::Vote& vote);
+  absl::Status Apply(int k, const internal::v1::Vote& vote);
 
   const Weights& weights() const { return engine_->weights(); }
   const std::map<std::string, v1::RolloutResult>& results() const { return results_; }
 
  private:
   InProcess(const InProcessOptions& options, const ModelConfig& model, std::unique_ptr<ModelEngine> engine);
-  worker::v1::StepKey Key(int k) const;
+  internal::v1::StepKey Key(int k) const;
 
   const InProcessOptions options_;
   const PlanFunction make_plan_;

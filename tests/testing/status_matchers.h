@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 

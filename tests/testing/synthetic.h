@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "common/admission/training_request.h"
-#include "common/model_config.h"
+#include "common/model/model_config.h"
+#include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "tests/testing/namespaces.h"
+
 namespace stemma::testing {
 
 // Normal numbers from a seed.

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "tests/testing/namespaces.h"
 #include "worker/ops/attention.h"
 
 namespace stemma::testing {

@@ -59,7 +59,7 @@ def test_health_answers_the_names_of_the_page(cluster):
 
 def test_health_knows_no_other_name_and_no_other_port(cluster):
     with pytest.raises(grpc.RpcError) as unknown:
-        health(cluster.ops_address, "stemma.worker.v1.WorkerService")
+        health(cluster.ops_address, "stemma.internal.v1.WorkerService")
     assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
     with pytest.raises(grpc.RpcError) as elsewhere:
         health(cluster.address, "liveness")

@@ -11,41 +11,42 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "stemma/worker/v1/worker.pb.h"
+#include "stemma/internal/v1/worker.pb.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // Called between waves.
 struct EngineHooks {
   std::function<bool()> cancelled = [] { return false; };
-  std::function<void(const worker::v1::Heartbeat&)> progress = [](const worker::v1::Heartbeat&) {};
-  std::function<void(worker::v1::ResultChunk)> results = [](worker::v1::ResultChunk) {};  // kResultChunkBytes each
+  std::function<void(const internal::v1::Heartbeat&)> progress = [](const internal::v1::Heartbeat&) {};
+  std::function<void(internal::v1::ResultChunk)> results = [](internal::v1::ResultChunk) {};  // kResultChunkBytes each
 };
 
 class Engine {
  public:
   virtual ~Engine() = default;
-  virtual const worker::v1::Ready& ready() const = 0;
+  virtual const internal::v1::Ready& ready() const = 0;
 
   // Payload chunks of one id arrive in order; groups are held once, here.
-  virtual absl::Status AddPayload(worker::v1::PayloadChunk chunk) = 0;
+  virtual absl::Status AddPayload(internal::v1::PayloadChunk chunk) = 0;
   virtual void DropPayload(const std::string& id) = 0;
 
   // Phases A, B, C. A failure that a request can cause (non-finite, out of memory, cancelled) is a `no` vote. Error:
   // the message itself is refused (unknown payload, keys of another attempt or incarnation, step not its own + 1).
-  virtual absl::StatusOr<worker::v1::Vote> Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) = 0;
+  virtual absl::StatusOr<internal::v1::Vote> Prepare(const internal::v1::Prepare& prepare,
+                                                     const EngineHooks& hooks) = 0;
   // Clip, AdamW, step + 1 (or discard). What it wrote may be not finite: Applied then names a parameter, and the
   // weights are of no use any more. Error: refused, nothing changed.
-  virtual absl::StatusOr<worker::v1::Applied> Apply(const worker::v1::Apply& apply) = 0;
-  virtual void Abort(const worker::v1::StepKey& key) = 0;
+  virtual absl::StatusOr<internal::v1::Applied> Apply(const internal::v1::Apply& apply) = 0;
+  virtual void Abort(const internal::v1::StepKey& key) = 0;
 
   // Forward-only; results through hooks.results.
-  virtual absl::Status LogProb(const worker::v1::LogProb& log_prob, const EngineHooks& hooks) = 0;
-  virtual absl::StatusOr<uint64_t> Export(const worker::v1::Export& request) = 0;  // bytes written
+  virtual absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) = 0;
+  virtual absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) = 0;  // bytes written
 };
 
 // Loads the model of configure.config. `incarnation` is this process's.
-absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const worker::v1::Configure& configure,
+absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
                                                      const std::string& incarnation);
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -12,19 +12,19 @@
 #include <new>
 #include <utility>
 
-#include "common/clock.h"
-#include "common/state_bytes.h"
-#include "common/status_macros.h"
-#include "common/system_memory.h"
+#include "common/base/clock.h"
+#include "common/base/status_macros.h"
+#include "common/base/system_memory.h"
+#include "common/cost/state_bytes.h"
 #include "worker/engine/results.h"
 #include "worker/memory/cpu_allocator.h"
 #include "worker/memory/thread_copy_engine.h"
 #include "worker/model/weights_io.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
-using worker::v1::Vote;
+using internal::v1::Vote;
 
 // Exceptions end here: none crosses Prepare, LogProb, Export or loading, because the thread that calls them knows none
 // and would end the worker, and with it the lineage. Our own code reports by absl::Status and throws nothing. Below
@@ -94,7 +94,7 @@ bool NeedsEntryLogProbs(const v1::UpdateHeader& header) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const worker::v1::Configure& configure,
+absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal::v1::Configure& configure,
                                                                  const std::string& incarnation,
                                                                  std::unique_ptr<AttentionKernel> kernel,
                                                                  std::unique_ptr<CopyEngine> copies) {
@@ -112,7 +112,7 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const worker::v
                                                       std::move(kernel), std::move(copies)));
 }
 
-ModelEngine::ModelEngine(const worker::v1::Configure& configure, const std::string& incarnation,
+ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation,
                          ModelDirectory directory, Weights weights, std::unique_ptr<AttentionKernel> kernel,
                          std::unique_ptr<CopyEngine> copies)
     : configure_(configure),
@@ -137,7 +137,7 @@ PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
           .hooks = &hooks};
 }
 
-absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const worker::v1::Prepare& prepare,
+absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks) {
   if (!NeedsEntryLogProbs(prepare.header()) || prepare.key().k() > 0) return absl::OkStatus();
   payload.entry_log_probs.clear();
@@ -158,7 +158,7 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const worker::v1::Prepare& prepare,
+absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                             const EngineHooks& hooks) {
   Vote vote;
   const int64_t state_bytes = CpuMemoryStats().current_bytes;
@@ -189,7 +189,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const worker::v1::
   return vote;
 }
 
-absl::StatusOr<Vote> ModelEngine::Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) {
+absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) {
   RETURN_IF_ERROR(fence_.CheckPrepare(prepare.key()));
   Payload* payload = payloads_.FindComplete(prepare.key().request_id());
   if (payload == nullptr) {
@@ -211,10 +211,10 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const worker::v1::Prepare& prepare, co
   return vote;
 }
 
-absl::StatusOr<worker::v1::Applied> ModelEngine::Apply(const worker::v1::Apply& apply) {
+absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::Apply& apply) {
   RETURN_IF_ERROR(fence_.CheckApply(apply.key()));
   const double start_s = RealClock().MonotonicSeconds();
-  worker::v1::Applied applied;
+  internal::v1::Applied applied;
   if (!apply.discard()) {
     const absl::Status status = CatchExceptions([&] {
       applied.set_nonfinite(AdamwStep(weights_.parameters, ranges_, apply.adam(), apply.clip(),
@@ -230,9 +230,9 @@ absl::StatusOr<worker::v1::Applied> ModelEngine::Apply(const worker::v1::Apply& 
   return applied;
 }
 
-void ModelEngine::Abort(const worker::v1::StepKey& key) { fence_.OnAbort(key); }
+void ModelEngine::Abort(const internal::v1::StepKey& key) { fence_.OnAbort(key); }
 
-absl::Status ModelEngine::LogProb(const worker::v1::LogProb& log_prob, const EngineHooks& hooks) {
+absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) {
   Payload* payload = payloads_.FindComplete(log_prob.id());
   if (payload == nullptr) return absl::NotFoundError("payload " + log_prob.id() + " is not here, or not complete");
   ResultSender sender(log_prob.id(), weights_.run_dtype == at::kDouble, hooks.results);
@@ -250,7 +250,7 @@ absl::Status ModelEngine::LogProb(const worker::v1::LogProb& log_prob, const Eng
   });
 }
 
-absl::StatusOr<uint64_t> ModelEngine::Export(const worker::v1::Export& request) {
+absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request) {
   const std::filesystem::path target = std::filesystem::path(configure_.data_directory()) / "exports" / request.name();
   std::optional<std::string> dtype;
   if (request.has_dtype()) dtype = request.dtype();
@@ -262,9 +262,9 @@ absl::StatusOr<uint64_t> ModelEngine::Export(const worker::v1::Export& request) 
   return bytes;
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const worker::v1::Configure& configure,
+absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
                                                      const std::string& incarnation) {
   return ModelEngine::Create(configure, incarnation, std::make_unique<CpuAttention>());
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

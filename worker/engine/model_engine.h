@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "common/model_directory.h"
+#include "common/model/model_directory.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/fence/step_fence.h"
 #include "worker/engine/pass_runner.h"
@@ -14,38 +14,38 @@
 #include "worker/memory/host_arena.h"
 #include "worker/model/weights.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 class ModelEngine final : public Engine {
  public:
-  static absl::StatusOr<std::unique_ptr<ModelEngine>> Create(const worker::v1::Configure& configure,
+  static absl::StatusOr<std::unique_ptr<ModelEngine>> Create(const internal::v1::Configure& configure,
                                                              const std::string& incarnation,
                                                              std::unique_ptr<AttentionKernel> kernel,
                                                              std::unique_ptr<CopyEngine> copies = nullptr);
 
-  const worker::v1::Ready& ready() const override { return ready_; }
-  absl::Status AddPayload(worker::v1::PayloadChunk chunk) override { return payloads_.Add(std::move(chunk)); }
+  const internal::v1::Ready& ready() const override { return ready_; }
+  absl::Status AddPayload(internal::v1::PayloadChunk chunk) override { return payloads_.Add(std::move(chunk)); }
   void DropPayload(const std::string& id) override { payloads_.Drop(id); }
-  absl::StatusOr<worker::v1::Vote> Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) override;
-  absl::StatusOr<worker::v1::Applied> Apply(const worker::v1::Apply& apply) override;
-  void Abort(const worker::v1::StepKey& key) override;
-  absl::Status LogProb(const worker::v1::LogProb& log_prob, const EngineHooks& hooks) override;
-  absl::StatusOr<uint64_t> Export(const worker::v1::Export& request) override;
+  absl::StatusOr<internal::v1::Vote> Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) override;
+  absl::StatusOr<internal::v1::Applied> Apply(const internal::v1::Apply& apply) override;
+  void Abort(const internal::v1::StepKey& key) override;
+  absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) override;
+  absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) override;
 
   const Weights& weights() const { return weights_; }
 
  private:
-  ModelEngine(const worker::v1::Configure& configure, const std::string& incarnation, ModelDirectory directory,
+  ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, ModelDirectory directory,
               Weights weights, std::unique_ptr<AttentionKernel> kernel, std::unique_ptr<CopyEngine> copies);
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
   PassOptions MakePassOptions(const EngineHooks& hooks) const;
-  absl::Status ComputeEntryLogProbs(Payload& payload, const worker::v1::Prepare& prepare, const EngineHooks& hooks);
-  absl::StatusOr<worker::v1::Vote> RunPhases(Payload& payload, const worker::v1::Prepare& prepare,
-                                             const EngineHooks& hooks);
+  absl::Status ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare, const EngineHooks& hooks);
+  absl::StatusOr<internal::v1::Vote> RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
+                                               const EngineHooks& hooks);
 
-  const worker::v1::Configure configure_;
+  const internal::v1::Configure configure_;
   const ModelDirectory directory_;
   Weights weights_;
   const ParameterRanges ranges_;  // that this engine steps: all
@@ -55,7 +55,7 @@ class ModelEngine final : public Engine {
   std::unique_ptr<CopyEngine> copies_;
   StepFence fence_;
   PayloadStore payloads_;
-  worker::v1::Ready ready_;
+  internal::v1::Ready ready_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "common/clock.h"
-#include "common/status_macros.h"
+#include "common/base/clock.h"
+#include "common/base/status_macros.h"
 #include "worker/memory/cpu_allocator.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 void AppendTokens(const std::string& bytes, int64_t begin, int64_t end, std::vector<int64_t>& out) {
@@ -159,7 +159,7 @@ class Pass {
   }
 
   void Progress(OperationKind kind) {
-    worker::v1::Heartbeat heartbeat;
+    internal::v1::Heartbeat heartbeat;
     heartbeat.set_phase(kind == OperationKind::kPrefixForward ? "prefix_forward"
                         : kind == OperationKind::kWave        ? "suffix"
                                                               : "prefix_backward");
@@ -244,4 +244,4 @@ absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& p
   return ForwardPass(options, payload, plan, log_prob, results).Run();
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

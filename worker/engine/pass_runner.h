@@ -7,13 +7,13 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "stemma/worker/v1/worker.pb.h"
+#include "stemma/internal/v1/worker.pb.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/payload.h"
 #include "worker/engine/wave_loss.h"
 #include "worker/model/wave.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct PassOptions {
   LayerContext context;
@@ -53,4 +53,4 @@ struct LogProbOptions {
 absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                                     const LogProbOptions& log_prob, const MemberResult& results);
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 absl::Status Append(Payload& payload, v1::PromptGroup group) {
@@ -33,7 +33,7 @@ void Complete(Payload& payload) {
 
 }  // namespace
 
-absl::Status PayloadStore::Add(worker::v1::PayloadChunk chunk) {
+absl::Status PayloadStore::Add(internal::v1::PayloadChunk chunk) {
   Payload& payload = payloads_[chunk.id()];
   if (payload.complete) return absl::InvalidArgumentError("payload " + chunk.id() + " is complete already");
   for (v1::PromptGroup& group : *chunk.mutable_groups()) {
@@ -51,4 +51,4 @@ Payload* PayloadStore::FindComplete(const std::string& id) {
   return it == payloads_.end() || !it->second.complete ? nullptr : &it->second;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

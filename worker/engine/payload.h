@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "stemma/worker/v1/worker.pb.h"
+#include "stemma/internal/v1/worker.pb.h"
 #include "worker/schedule/wave_rows.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct Payload {
   std::vector<v1::PromptGroup> groups;
@@ -24,7 +24,7 @@ struct Payload {
 class PayloadStore {
  public:
   // Chunks of one id in order; a group without prompt_tokens continues the last one. Errors: InvalidArgument.
-  absl::Status Add(worker::v1::PayloadChunk chunk);
+  absl::Status Add(internal::v1::PayloadChunk chunk);
   void Drop(const std::string& id) { payloads_.erase(id); }
   Payload* FindComplete(const std::string& id);  // null: unknown, or chunks are missing
 
@@ -32,4 +32,4 @@ class PayloadStore {
   std::map<std::string, Payload> payloads_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "common/message_sizes.h"
+#include "common/base/message_sizes.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 std::string ResultSender::Encode(std::span<const double> values) const {
   if (float64_) return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
@@ -39,4 +39,4 @@ void ResultSender::Flush() {
   chunk_bytes_ = 0;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

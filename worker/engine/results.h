@@ -1,18 +1,18 @@
 // Per-rollout results on their way to the server: encoded as the API has them, in messages of at most
-// kResultChunkBytes (common/message_sizes.h); one rollout's result that is larger has a message of its own.
+// kResultChunkBytes (common/base/message_sizes.h); one rollout's result that is larger has a message of its own.
 #pragma once
 
 #include <functional>
 #include <span>
 #include <string>
 
-#include "stemma/worker/v1/worker.pb.h"
+#include "stemma/internal/v1/worker.pb.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 class ResultSender {
  public:
-  using Send = std::function<void(worker::v1::ResultChunk)>;
+  using Send = std::function<void(internal::v1::ResultChunk)>;
   // float64: log-probs of an fp64 run.
   ResultSender(std::string id, bool float64, Send send)
       : id_(std::move(id)), float64_(float64), send_(std::move(send)) {}
@@ -27,8 +27,8 @@ class ResultSender {
   const std::string id_;
   const bool float64_;
   const Send send_;
-  worker::v1::ResultChunk chunk_;
+  internal::v1::ResultChunk chunk_;
   size_t chunk_bytes_ = 0;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -6,10 +6,10 @@
 #include <cstring>
 #include <string>
 
-#include "common/loss_names.h"
-#include "common/status_macros.h"
+#include "common/base/status_macros.h"
+#include "common/trace/loss_names.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 void AppendFloats(const std::string& bytes, std::vector<double>& out) {
@@ -58,7 +58,7 @@ std::span<const T> Part(const std::vector<T>& all, RowRange range) {
 
 }  // namespace
 
-absl::StatusOr<LossPlan> MakeLossPlan(const worker::v1::Prepare& prepare, const Payload& payload) {
+absl::StatusOr<LossPlan> MakeLossPlan(const internal::v1::Prepare& prepare, const Payload& payload) {
   const v1::LossConfig& loss = prepare.header().loss();
   LossPlan plan;
   ASSIGN_OR_RETURN(plan.options.mode, ParseLossMode(loss.loss_mode()));
@@ -149,4 +149,4 @@ void WaveLoss::Gradient(RowRange range, std::span<const double> log_prob, std::s
   LossGradient(plan_.options, tokens, log_prob, entropy, dlog_prob, dentropy, sums_);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

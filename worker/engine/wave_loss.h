@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/sample_tokens.h"
-#include "stemma/worker/v1/worker.pb.h"
+#include "common/trace/sample_tokens.h"
+#include "stemma/internal/v1/worker.pb.h"
 #include "worker/engine/payload.h"
-#include "worker/ops/aggregation.h"
+#include "worker/loss/aggregation.h"
+#include "worker/loss/policy_loss.h"
 #include "worker/ops/head.h"
-#include "worker/ops/policy_loss.h"
 #include "worker/schedule/wave_rows.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // What an UpdateHeader asks for, read once per Prepare.
 struct LossPlan {
@@ -32,7 +32,7 @@ struct LossPlan {
   bool needs_entropy() const { return options.entropy_coeff != 0; }
 };
 
-absl::StatusOr<LossPlan> MakeLossPlan(const worker::v1::Prepare& prepare, const Payload& payload);
+absl::StatusOr<LossPlan> MakeLossPlan(const internal::v1::Prepare& prepare, const Payload& payload);
 
 class WaveLoss {
  public:
@@ -57,4 +57,4 @@ class WaveLoss {
   LossSums sums_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

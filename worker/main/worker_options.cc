@@ -4,13 +4,13 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "common/address.h"
-#include "common/parse_options.h"
-#include "common/ready_file.h"
-#include "common/status_macros.h"
-#include "common/worker_secret.h"
+#include "common/base/address.h"
+#include "common/base/parse_options.h"
+#include "common/base/ready_file.h"
+#include "common/base/status_macros.h"
+#include "common/base/worker_secret.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 absl::StatusOr<std::string> ReadSecret(const std::string& file) {
@@ -67,4 +67,4 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
   return true;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

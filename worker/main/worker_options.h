@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "common/logging.h"
+#include "common/base/logging.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 inline constexpr char kWorkerProgram[] = "stemma-worker";
 
@@ -25,4 +25,4 @@ struct WorkerMainOptions {
 // Starts the log. False: the process is to end with exit_code, 0 after --help, 2 for a wrong command line.
 bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& exit_code);
 
-}  // namespace stemma
+}  // namespace stemma::worker

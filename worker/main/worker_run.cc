@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "common/clock.h"
-#include "common/process.h"
-#include "common/ready_file.h"
-#include "common/status_macros.h"
+#include "common/base/clock.h"
+#include "common/base/process.h"
+#include "common/base/ready_file.h"
+#include "common/base/status_macros.h"
 #include "glog/logging.h"
 #include "worker/rpc/session.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 constexpr absl::Duration kPause = absl::Seconds(2);  // between sessions: a server that refuses us is not stormed
@@ -82,4 +82,4 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   return ExitCodeOf(end.status);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -8,10 +8,10 @@
 #include "worker/main/worker_options.h"
 #include "worker/rpc/engine_thread.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // Returns when this worker cannot serve: 2 - the model or configuration is refused, 1 - another fault. With `once` also
 // when the session is over: 0 - the server said Shutdown, 1 - it was lost, start a new incarnation.
 int RunWorker(const WorkerMainOptions& options, EngineFactory factory);
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 using CopyTicket = int64_t;
 
@@ -38,4 +38,4 @@ class CopyEngine {
   virtual void Cancel(CopyTicket ticket) = 0;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

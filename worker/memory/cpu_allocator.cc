@@ -12,7 +12,7 @@
 
 #include "worker/memory/slab_arena.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 constexpr size_t kAlignment = 64;
@@ -80,4 +80,4 @@ void InstallCpuAllocator() { c10::SetCPUAllocator(&CountingAllocator::Get(), /*p
 MemoryStats CpuMemoryStats() { return CountingAllocator::Get().stats(); }
 void ResetPeakBytes() { CountingAllocator::Get().ResetPeak(); }
 
-}  // namespace stemma
+}  // namespace stemma::worker

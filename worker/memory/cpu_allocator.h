@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace stemma {
+namespace stemma::worker {
 
 struct MemoryStats {
   int64_t current_bytes = 0;  // in live tensors
@@ -24,4 +24,4 @@ void InstallCpuAllocator();
 MemoryStats CpuMemoryStats();
 void ResetPeakBytes();
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <utility>
 
-#include "common/status_macros.h"
+#include "common/base/status_macros.h"
 #include "worker/memory/cuda_status.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 absl::StatusOr<std::unique_ptr<CudaCopyEngine>> CudaCopyEngine::Create(cudaStream_t compute) {
   std::unique_ptr<CudaCopyEngine> engine(new CudaCopyEngine(compute));
@@ -116,4 +116,4 @@ void CudaCopyEngine::End(CopyTicket ticket) {
   copies_.erase(it);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -25,7 +25,7 @@
 
 #include "worker/memory/copy_engine.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 class CudaCopyEngine final : public CopyEngine {
  public:
@@ -70,4 +70,4 @@ class CudaCopyEngine final : public CopyEngine {
   CopyTicket next_ticket_ = 0;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

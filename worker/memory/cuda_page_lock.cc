@@ -6,7 +6,7 @@
 
 #include "worker/memory/cuda_status.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 absl::Status CudaPageLock::Lock(void* begin, int64_t bytes) {
   return CudaStatus(cudaHostRegister(begin, static_cast<size_t>(bytes), cudaHostRegisterPortable), "cudaHostRegister");
@@ -18,4 +18,4 @@ void CudaPageLock::Unlock(void* begin) {
   LOG_IF(ERROR, !status.ok()) << status;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

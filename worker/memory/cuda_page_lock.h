@@ -4,7 +4,7 @@
 
 #include "worker/memory/page_lock.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 class CudaPageLock final : public PageLock {
  public:
@@ -12,4 +12,4 @@ class CudaPageLock final : public PageLock {
   void Unlock(void* begin) override;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

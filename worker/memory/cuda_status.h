@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // "cudaMalloc: cudaErrorMemoryAllocation, out of memory". ResourceExhausted where memory is missing, else Internal.
 inline absl::Status CudaStatus(cudaError_t error, std::string_view call) {
@@ -17,4 +17,4 @@ inline absl::Status CudaStatus(cudaError_t error, std::string_view call) {
   return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(text) : absl::InternalError(text);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 int64_t RoundUp(int64_t bytes) {
@@ -55,4 +55,4 @@ void* HostArena::Take(int64_t bytes) {
 
 void HostArena::Give(void* block) { slabs_.Give(block); }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -13,7 +13,7 @@
 #include "worker/memory/page_lock.h"
 #include "worker/memory/slab_arena.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 class HostArena {
  public:
@@ -45,4 +45,4 @@ class HostArena {
   SlabArena slabs_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 ResidencyOptions OptionsOf(const OffloadOptions& options, const HostArena& arena) {
@@ -150,4 +150,4 @@ void OffloadStore::CheckCopied(int64_t entry, const absl::Status& status) {
   TORCH_CHECK(false, failure_);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

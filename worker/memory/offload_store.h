@@ -21,7 +21,7 @@
 #include "worker/memory/packed_tensors.h"
 #include "worker/memory/residency/residency.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct OffloadOptions {
   int64_t headroom_bytes = 0;  // device bytes that prefetched entries may take; 0: every load is on demand
@@ -77,4 +77,4 @@ class OffloadStore {
   std::string failure_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

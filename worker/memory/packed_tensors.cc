@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 constexpr int64_t kAlignment = 64;  // of device memory, so that a span cut there keeps every tensor's alignment
@@ -97,4 +97,4 @@ std::vector<at::Tensor> PackedTensors::Release() && {
   return std::move(tensors_);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -13,7 +13,7 @@
 
 #include "worker/memory/copy_engine.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 class PackedTensors {
  public:
@@ -55,4 +55,4 @@ class PackedTensors {
   bool on_device_ = true;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

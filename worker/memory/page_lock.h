@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 class PageLock {
  public:
@@ -18,4 +18,4 @@ class PageLock {
   virtual void Unlock(void* begin) = 0;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <iterator>
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 constexpr size_t kAlignment = 64;
@@ -101,4 +101,4 @@ SlabArena::Blocks::iterator SlabArena::JoinNext(Blocks::iterator block) {
   return block;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

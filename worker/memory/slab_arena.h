@@ -13,7 +13,7 @@
 #include <set>
 #include <utility>
 
-namespace stemma {
+namespace stemma::worker {
 
 class SlabArena {
  public:
@@ -49,4 +49,4 @@ class SlabArena {
   size_t mapped_bytes_ = 0, taken_bytes_ = 0, peak_taken_bytes_ = 0;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

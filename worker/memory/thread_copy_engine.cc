@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{4} << 20;  // between two looks at whether the copy is cancelled: about 1 ms
@@ -103,4 +103,4 @@ bool ThreadCopyEngine::CurrentIsCancelled() {
   return cancel_current_ || stopping_;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

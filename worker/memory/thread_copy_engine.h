@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "common/mutex.h"
+#include "common/base/mutex.h"
 #include "worker/memory/copy_engine.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 class ThreadCopyEngine final : public CopyEngine {
  public:
@@ -56,4 +56,4 @@ class ThreadCopyEngine final : public CopyEngine {
   std::thread thread_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -5,7 +5,7 @@
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 QkvShape ShapeOf(const ModelConfig& config) { return {config.num_heads, config.num_kv_heads, config.head_size}; }
@@ -22,8 +22,8 @@ std::vector<TapeEntry> AttentionTape::Entries() {
   return {{TapeTensor::kInput, &x_TD},
           {TapeTensor::kStatistic, &rstd_T},
           {TapeTensor::kNormed, &h_TD},
-          {TapeTensor::kBeforeQkNorm, &qkv_TX},
-          {TapeTensor::kBeforeQkNorm, &rstd_qk_TX},
+          {TapeTensor::kBeforeQkNorm, &qkv_TJ},
+          {TapeTensor::kBeforeQkNorm, &rstd_qk_TJ},
           {TapeTensor::kQueries, &saved.q_HTE},
           {TapeTensor::kAttended, &saved.o_TD},
           {TapeTensor::kAttended, &saved.lse_HT}};
@@ -44,11 +44,11 @@ void AttentionBlock::Norm(AttentionTape& tape) const {
 }
 
 QkvHeads AttentionBlock::Qkv(AttentionTape& tape) const {
-  const at::Tensor qkv_TX = LinearForward(tape.h_TD, p_.qkv().weight, p_.qkv_bias());
-  QkvHeads heads = QkvForward(qkv_TX, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
+  const at::Tensor qkv_TJ = LinearForward(tape.h_TD, p_.qkv().weight, p_.qkv_bias());
+  QkvHeads heads = QkvForward(qkv_TJ, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
   if (config_.qk_norm) {
-    tape.qkv_TX = qkv_TX;
-    tape.rstd_qk_TX = heads.rstd_TX;
+    tape.qkv_TJ = qkv_TJ;
+    tape.rstd_qk_TJ = heads.rstd_TJ;
   }
   return heads;
 }
@@ -88,15 +88,15 @@ at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape,
   AttentionGradients grads =
       AttentionBackward(*context_.kernel, batch_, LinearBackwardInput(dy_TD, p_.o().weight), tape.saved);
   tape.saved = {};
-  const at::Tensor dqkv_TX =
+  const at::Tensor dqkv_TJ =
       QkvBackward(grads.dq_HTE, AddGradient(grads.dk_KTE, gk_KTE), AddGradient(grads.dv_KTE, gv_KTE), positions_T_,
-                  *context_.rope, ShapeOf(config_), p_.qk_norm(), tape.qkv_TX, tape.rstd_qk_TX, p_.q_norm_grad(),
+                  *context_.rope, ShapeOf(config_), p_.qk_norm(), tape.qkv_TJ, tape.rstd_qk_TJ, p_.q_norm_grad(),
                   p_.k_norm_grad(), context_.weights->run_dtype);
   grads = {};
   if (!tape.h_TD.defined()) Norm(tape);
-  LinearBackwardWeight(dqkv_TX, tape.h_TD, p_.qkv().grad, p_.qkv_bias_grad());
-  const at::Tensor dh_TD = LinearBackwardInput(dqkv_TX, p_.qkv().weight);
+  LinearBackwardWeight(dqkv_TJ, tape.h_TD, p_.qkv().grad, p_.qkv_bias_grad());
+  const at::Tensor dh_TD = LinearBackwardInput(dqkv_TJ, p_.qkv().weight);
   return RmsNormBackward(dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, dy_TD, p_.norm1().grad);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -16,11 +16,11 @@
 #include "worker/model/tape_entries.h"
 #include "worker/ops/attention.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct AttentionTape {
   at::Tensor x_TD, rstd_T, h_TD;
-  at::Tensor qkv_TX, rstd_qk_TX;  // with QK-norm only
+  at::Tensor qkv_TJ, rstd_qk_TJ;  // with QK-norm only
   AttentionSaved saved;
 
   std::vector<TapeEntry> Entries();
@@ -56,4 +56,4 @@ class AttentionBlock {
   const at::Tensor& positions_T_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

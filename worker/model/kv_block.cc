@@ -3,7 +3,7 @@
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 QkvShape ShapeOf(const ModelConfig& config) { return {0, config.num_kv_heads, config.head_size}; }
@@ -19,8 +19,8 @@ std::vector<TapeEntry> KvTape::Entries() {
   return {{TapeTensor::kInput, &x_TD},
           {TapeTensor::kKvStatistic, &rstd_T},
           {TapeTensor::kNormed, &h_TD},
-          {TapeTensor::kBeforeQkNorm, &kv_TX},
-          {TapeTensor::kBeforeQkNorm, &rstd_k_TX}};
+          {TapeTensor::kBeforeQkNorm, &kv_TJ},
+          {TapeTensor::kBeforeQkNorm, &rstd_k_TJ}};
 }
 
 KvBlock::KvBlock(const LayerContext& context, int64_t layer, const at::Tensor& positions_T)
@@ -33,11 +33,11 @@ void KvBlock::Norm(KvTape& tape) const {
 }
 
 QkvHeads KvBlock::Kv(KvTape& tape) const {
-  const at::Tensor kv_TX = LinearForward(tape.h_TD, KvRows(p_.qkv().weight, config_), KvRows(p_.qkv_bias(), config_));
-  QkvHeads heads = QkvForward(kv_TX, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
+  const at::Tensor kv_TJ = LinearForward(tape.h_TD, KvRows(p_.qkv().weight, config_), KvRows(p_.qkv_bias(), config_));
+  QkvHeads heads = QkvForward(kv_TJ, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
   if (config_.qk_norm) {
-    tape.kv_TX = kv_TX;
-    tape.rstd_k_TX = heads.rstd_TX;
+    tape.kv_TJ = kv_TJ;
+    tape.rstd_k_TJ = heads.rstd_TJ;
   }
   return heads;
 }
@@ -55,13 +55,13 @@ KvTape KvBlock::Forward(const at::Tensor& x_TD, v1::TapePolicy policy) const {
 
 at::Tensor KvBlock::Backward(KvTape tape, const at::Tensor& gk_KTE, const at::Tensor& gv_KTE) const {
   if (!tape.h_TD.defined()) Norm(tape);
-  if (config_.qk_norm && !tape.kv_TX.defined()) Kv(tape);
-  const at::Tensor dkv_TX =
-      QkvBackward({}, gk_KTE, gv_KTE, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm(), tape.kv_TX,
-                  tape.rstd_k_TX, {}, p_.k_norm_grad(), context_.weights->run_dtype);
-  LinearBackwardWeight(dkv_TX, tape.h_TD, KvRows(p_.qkv().grad, config_), KvRows(p_.qkv_bias_grad(), config_));
-  const at::Tensor dh_TD = LinearBackwardInput(dkv_TX, KvRows(p_.qkv().weight, config_));
+  if (config_.qk_norm && !tape.kv_TJ.defined()) Kv(tape);
+  const at::Tensor dkv_TJ =
+      QkvBackward({}, gk_KTE, gv_KTE, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm(), tape.kv_TJ,
+                  tape.rstd_k_TJ, {}, p_.k_norm_grad(), context_.weights->run_dtype);
+  LinearBackwardWeight(dkv_TJ, tape.h_TD, KvRows(p_.qkv().grad, config_), KvRows(p_.qkv_bias_grad(), config_));
+  const at::Tensor dh_TD = LinearBackwardInput(dkv_TJ, KvRows(p_.qkv().weight, config_));
   return RmsNormBackward(dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, /*residual_TD=*/{}, p_.norm1().grad);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -14,11 +14,11 @@
 #include "worker/model/layer_parameters.h"
 #include "worker/model/tape_entries.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct KvTape {
   at::Tensor x_TD, rstd_T, h_TD;
-  at::Tensor kv_TX, rstd_k_TX;  // with QK-norm only
+  at::Tensor kv_TJ, rstd_k_TJ;  // with QK-norm only
   at::Tensor k_KTE, v_KTE;
 
   std::vector<TapeEntry> Entries();
@@ -44,4 +44,4 @@ class KvBlock {
   const at::Tensor& positions_T_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

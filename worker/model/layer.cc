@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace stemma {
+namespace stemma::worker {
 
 std::vector<TapeEntry> LayerTape::Entries() {
   std::vector<TapeEntry> entries = attention.Entries();
@@ -27,4 +27,4 @@ at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const Atten
   return attention.Backward(dmiddle_TD, std::move(tape.attention), gk_KTE, gv_KTE);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -15,7 +15,7 @@
 #include "worker/model/layer_context.h"
 #include "worker/model/mlp_block.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // What Backward reads.
 struct LayerTape {
@@ -39,4 +39,4 @@ at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const Atten
                          const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const at::Tensor& gk_KTE,
                          const at::Tensor& gv_KTE);
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -5,7 +5,7 @@
 #include "worker/ops/attention_kernel.h"
 #include "worker/ops/qkv.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct LayerContext {
   const Weights* weights = nullptr;
@@ -13,4 +13,4 @@ struct LayerContext {
   const RopeTable* rope = nullptr;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -6,7 +6,7 @@
 #include "worker/model/weights.h"
 #include "worker/ops/qkv.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 class LayerParameters {
  public:
@@ -38,4 +38,4 @@ class LayerParameters {
   const LayerWeights& layer_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -6,13 +6,13 @@
 #include "worker/ops/norm.h"
 #include "worker/ops/swiglu.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 std::vector<TapeEntry> MlpTape::Entries() {
   return {{TapeTensor::kResidual, &x_TD},
           {TapeTensor::kStatistic, &rstd_T},
           {TapeTensor::kNormed, &h_TD},
-          {TapeTensor::kGateUp, &gate_up_TX},
+          {TapeTensor::kGateUp, &gate_up_TJ},
           {TapeTensor::kActivation, &act_TF}};
 }
 
@@ -25,14 +25,14 @@ void MlpBlock::Norm(MlpTape& tape) const {
   tape.h_TD = norm.y_TD;
 }
 
-void MlpBlock::GateUp(MlpTape& tape) const { tape.gate_up_TX = LinearForward(tape.h_TD, p_.gate_up().weight, {}); }
+void MlpBlock::GateUp(MlpTape& tape) const { tape.gate_up_TJ = LinearForward(tape.h_TD, p_.gate_up().weight, {}); }
 
 at::Tensor MlpBlock::Forward(at::Tensor x_TD, v1::TapePolicy policy, MlpTape& tape) const {
   tape.x_TD = std::move(x_TD);
   Norm(tape);
   GateUp(tape);
   DropUnlessKept(tape, TapeTensor::kNormed, policy);
-  tape.act_TF = SwigluForward(tape.gate_up_TX);
+  tape.act_TF = SwigluForward(tape.gate_up_TJ);
   DropUnlessKept(tape, TapeTensor::kGateUp, policy);
   at::Tensor y_TD = LinearForwardAdd(tape.act_TF, p_.down().weight, tape.x_TD);
   for (const TapeTensor name : {TapeTensor::kActivation, TapeTensor::kResidual, TapeTensor::kStatistic}) {
@@ -43,21 +43,21 @@ at::Tensor MlpBlock::Forward(at::Tensor x_TD, v1::TapePolicy policy, MlpTape& ta
 
 void MlpBlock::Restore(MlpTape& tape) const {
   if (!tape.h_TD.defined()) Norm(tape);
-  if (!tape.gate_up_TX.defined()) GateUp(tape);
-  if (!tape.act_TF.defined()) tape.act_TF = SwigluForward(tape.gate_up_TX);
+  if (!tape.gate_up_TJ.defined()) GateUp(tape);
+  if (!tape.act_TF.defined()) tape.act_TF = SwigluForward(tape.gate_up_TJ);
 }
 
 at::Tensor MlpBlock::Backward(at::Tensor dy_TD, MlpTape tape) const {
   Restore(tape);
   LinearBackwardWeight(dy_TD, tape.act_TF, p_.down().grad, {});
   tape.act_TF.reset();
-  at::Tensor dgate_up_TX = SwigluBackward(LinearBackwardInput(dy_TD, p_.down().weight), tape.gate_up_TX);
-  tape.gate_up_TX.reset();
-  LinearBackwardWeight(dgate_up_TX, tape.h_TD, p_.gate_up().grad, {});
+  at::Tensor dgate_up_TJ = SwigluBackward(LinearBackwardInput(dy_TD, p_.down().weight), tape.gate_up_TJ);
+  tape.gate_up_TJ.reset();
+  LinearBackwardWeight(dgate_up_TJ, tape.h_TD, p_.gate_up().grad, {});
   tape.h_TD.reset();
-  const at::Tensor dh_TD = LinearBackwardInput(dgate_up_TX, p_.gate_up().weight);
-  dgate_up_TX.reset();
+  const at::Tensor dh_TD = LinearBackwardInput(dgate_up_TJ, p_.gate_up().weight);
+  dgate_up_TJ.reset();
   return RmsNormBackward(dh_TD, tape.x_TD, tape.rstd_T, p_.norm2().weight, /*residual_TD=*/dy_TD, p_.norm2().grad);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -14,11 +14,11 @@
 #include "worker/model/layer_parameters.h"
 #include "worker/model/tape_entries.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct MlpTape {
   at::Tensor x_TD, rstd_T, h_TD;
-  at::Tensor gate_up_TX, act_TF;
+  at::Tensor gate_up_TJ, act_TF;
 
   std::vector<TapeEntry> Entries();
 };
@@ -43,4 +43,4 @@ class MlpBlock {
   const LayerParameters p_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -6,7 +6,7 @@
 
 #include "worker/ops/linear.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 double AttentionScale(const ModelConfig& config) { return 1.0 / std::sqrt(static_cast<double>(config.head_size)); }
 
@@ -19,4 +19,4 @@ at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {
   return EmbeddingForward(tokens_T, context.weights->at(context.weights->embedding).weight);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

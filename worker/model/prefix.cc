@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/tape_policy.h"
+#include "common/cost/tape_policy.h"
 #include "worker/model/phase_parts.h"
 #include "worker/ops/linear.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 int64_t LastLayer(const LayerContext& context) { return context.weights->config.num_layers - 1; }
@@ -223,4 +223,4 @@ ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes)
   return prefixes.offload != nullptr ? prefixes.offload->stats() : ResidencyStats{};
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

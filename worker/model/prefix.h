@@ -23,7 +23,7 @@
 #include "worker/model/kv_block.h"
 #include "worker/model/layer.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct PrefixOptions {
   bool forward_only = false;  // K/V only: no tape, no gK/gV
@@ -71,4 +71,4 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
 // Consumes the batch; adds all parameters' gradients that come through the prefixes' K/V. Returns what its offload did.
 ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes);
 
-}  // namespace stemma
+}  // namespace stemma::worker

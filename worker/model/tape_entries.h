@@ -1,5 +1,5 @@
-// The tensors of a block's tape under the names that common/tape_policy.h gives them, so that one list decides what a
-// policy drops, what is offloaded, and what the byte formula counts. Called by worker/model and its tests.
+// The tensors of a block's tape under the names that common/cost/tape_policy.h gives them, so that one list decides
+// what a policy drops, what is offloaded, and what the byte formula counts. Called by worker/model and its tests.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/tape_policy.h"
+#include "common/cost/tape_policy.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // K and V are no entries: they belong to the hot set, and stay on the device under every policy.
 struct TapeEntry {
@@ -41,4 +41,4 @@ void PutTensors(Tape& tape, std::vector<at::Tensor> tensors) {
   for (size_t i = 0; i < entries.size(); ++i) *entries[i].tensor = std::move(tensors[i]);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -8,7 +8,7 @@
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 // Rows of x that `segments` keep: their kv_only part, or the rest, in segment order.
@@ -179,4 +179,4 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
   EmbeddingBackward(wave.tokens_T, dx_TD, weights.at(weights.embedding).grad);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

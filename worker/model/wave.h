@@ -12,7 +12,7 @@
 #include "worker/model/layer.h"
 #include "worker/model/prefix.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct WaveSegment {
   int64_t begin = 0, end = 0;  // rows
@@ -45,4 +45,4 @@ WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& pr
 void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave, WaveTape tape,
                   at::Tensor dhidden_BD);
 
-}  // namespace stemma
+}  // namespace stemma::worker

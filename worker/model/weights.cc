@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <map>
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 // Builds parameters, and the map from Hugging Face names to their rows.
@@ -112,4 +112,4 @@ at::Tensor Weights::GradSlice(const HfTensor& tensor) const {
 
 Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype) { return Builder(config, run_dtype).Build(); }
 
-}  // namespace stemma
+}  // namespace stemma::worker

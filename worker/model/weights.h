@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "common/model_config.h"
+#include "common/model/model_config.h"
 #include "worker/optim/adamw.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct LayerWeights {  // indices into Weights::parameters; -1: the family has none
   int norm1 = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, norm2 = -1, gate_up = -1, down = -1;
@@ -47,4 +47,4 @@ struct Weights {
 // Allocates everything but the optimizer's states (worker/optim/states.h); values are undefined until loaded.
 Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype);
 
-}  // namespace stemma
+}  // namespace stemma::worker

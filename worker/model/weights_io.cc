@@ -12,16 +12,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/file.h"
-#include "common/file_writer.h"
-#include "common/json.h"
-#include "common/status_macros.h"
-#include "common/temporary_folder.h"
+#include "common/base/file.h"
+#include "common/base/file_writer.h"
+#include "common/base/json.h"
+#include "common/base/status_macros.h"
+#include "common/base/temporary_folder.h"
 #include "nlohmann/json.hpp"
-#include "worker/kernels/finite.h"
+#include "worker/backend/cpu/finite.h"
 #include "worker/optim/states.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 namespace fs = std::filesystem;
@@ -280,4 +280,4 @@ absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirect
   return bytes;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -10,11 +10,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/model_directory.h"
+#include "common/model/model_directory.h"
 #include "stemma/v1/run_config.pb.h"
 #include "worker/model/weights.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // "fp32", "fp64", "bf16". Errors: InvalidArgument.
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
@@ -31,4 +31,4 @@ absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarT
 absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirectory& source, const std::string& target,
                                        const std::optional<std::string>& dtype);
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -7,10 +7,10 @@
 
 #include <algorithm>
 
-#include "worker/kernels/head_rows.h"
+#include "worker/backend/cpu/head_rows.h"
 #include "worker/ops/run_type.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 using Output = AttentionKernel::Output;
@@ -315,4 +315,4 @@ AttentionGradients AttentionBackward(const AttentionKernel& kernel, const Attent
   return gradients;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

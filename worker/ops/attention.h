@@ -13,7 +13,7 @@
 
 #include "worker/ops/attention_kernel.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // K/V that rows may see before their own, and where their gradients are added (fp32; fp64 in fp64).
 struct AncestorKv {
@@ -38,7 +38,7 @@ struct AttentionBatch {
   double scale = 1;
 };
 
-// What Backward reads; its bytes are planned (common/cost.h).
+// What Backward reads; its bytes are planned (common/cost/cost.h).
 struct AttentionSaved {
   at::Tensor q_HTE, k_KTE, v_KTE;  // rotated; any strides, last dim contiguous
   at::Tensor o_TD;                 // merged output, [T, H·E], the next linear's input
@@ -56,4 +56,4 @@ AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBa
 AttentionGradients AttentionBackward(const AttentionKernel& kernel, const AttentionBatch& batch,
                                      const at::Tensor& do_TD, const AttentionSaved& saved);
 
-}  // namespace stemma
+}  // namespace stemma::worker

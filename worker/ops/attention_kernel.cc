@@ -5,10 +5,10 @@
 
 #include <type_traits>
 
-#include "worker/kernels/attention.h"
+#include "worker/backend/cpu/attention.h"
 #include "worker/ops/run_type.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 kernels::AttentionSize SizeOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -100,4 +100,4 @@ at::Tensor CpuAttention::Backward(const at::Tensor& dout, const at::Tensor& q, c
   return dq;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

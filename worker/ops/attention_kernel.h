@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace stemma {
+namespace stemma::worker {
 
 class AttentionKernel {
  public:
@@ -28,7 +28,7 @@ class AttentionKernel {
                               const KeyGradients& sums) const = 0;
 };
 
-// worker/kernels/attention.h.
+// worker/backend/cpu/attention.h.
 class CpuAttention : public AttentionKernel {
  public:
   Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -38,4 +38,4 @@ class CpuAttention : public AttentionKernel {
                       const KeyGradients& sums) const override;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "worker/kernels/head_rows.h"
+#include "worker/backend/cpu/head_rows.h"
 #include "worker/ops/linear.h"
 #include "worker/ops/run_type.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 // Vocabulary rows of a bf16 weight that are upcast at a time.
@@ -278,4 +278,4 @@ HeadBackwardResult HeadForwardBackward(const at::Tensor& hidden_TD, const at::Te
   return {std::move(pass.output()), dhidden_TD};
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

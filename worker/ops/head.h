@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace stemma {
+namespace stemma::worker {
 
 struct HeadOptions {
   double temperature = 1;
@@ -51,4 +51,4 @@ HeadBackwardResult HeadForwardBackward(const at::Tensor& hidden_TD, const at::Te
                                        std::span<const RowRange> rollouts, bool whole_rollouts,
                                        const RowGradient& gradient, const at::Tensor& dweight_VD);
 
-}  // namespace stemma
+}  // namespace stemma::worker

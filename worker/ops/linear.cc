@@ -10,7 +10,7 @@
 
 #include "worker/ops/run_type.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 namespace {
 
@@ -72,4 +72,4 @@ void EmbeddingBackward(const at::Tensor& tokens_T, const at::Tensor& dx_TD, cons
   });
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace stemma {
+namespace stemma::worker {
 
 at::Tensor LinearForward(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& bias_O);  // bias may be
                                                                                                           // undefined
@@ -22,4 +22,4 @@ at::Tensor EmbeddingForward(const at::Tensor& tokens_T, const at::Tensor& weight
 // dweight_VD[token] += dx; deterministic: adds in row order.
 void EmbeddingBackward(const at::Tensor& tokens_T, const at::Tensor& dx_TD, const at::Tensor& dweight_VD);
 
-}  // namespace stemma
+}  // namespace stemma::worker

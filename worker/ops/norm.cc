@@ -6,7 +6,7 @@
 
 #include "worker/ops/run_type.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 RmsNormResult RmsNormForward(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps) {
   RECORD_USER_SCOPE("RmsNormForward");
@@ -48,4 +48,4 @@ at::Tensor RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD, cons
   return dx_TD;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -1,10 +1,10 @@
 // RmsNorm over the last dim: y = x · rstd · weight, rstd = (mean(x²) + eps)^-1/2, statistics in fp32 (fp64 in fp64).
-// Called by worker/model. Fused kernels: worker/kernels/rowwise.h.
+// Called by worker/model. Fused kernels: worker/backend/cpu/rowwise.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-namespace stemma {
+namespace stemma::worker {
 
 struct RmsNormResult {
   at::Tensor y_TD;
@@ -17,4 +17,4 @@ RmsNormResult RmsNormForward(const at::Tensor& x_TD, const at::Tensor& weight_D,
 at::Tensor RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD, const at::Tensor& rstd_T,
                            const at::Tensor& weight_D, const at::Tensor& residual_TD, const at::Tensor& dweight_D);
 
-}  // namespace stemma
+}  // namespace stemma::worker

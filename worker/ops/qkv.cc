@@ -8,7 +8,7 @@
 
 #include "worker/ops/run_type.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 namespace {
 
@@ -39,8 +39,8 @@ void CheckPositions(const at::Tensor& positions_T, int64_t rows) {
 template <typename T, typename G>
 void RunBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const at::Tensor& dv_KTE,
                  const at::Tensor& positions_T, const RopeTable& rope, const QkvShape& shape, const QkNorm& norm,
-                 const at::Tensor& qkv_TX, const at::Tensor& rstd_TX, const at::Tensor& dq_norm_E,
-                 const at::Tensor& dk_norm_E, const at::Tensor& dqkv_TX) {
+                 const at::Tensor& qkv_TJ, const at::Tensor& rstd_TJ, const at::Tensor& dq_norm_E,
+                 const at::Tensor& dk_norm_E, const at::Tensor& dqkv_TJ) {
   using A = kernels::Acc<T>;
   kernels::QkvBackward<T, G>({.dq_HTE = HeadRowsOf<T>(dq_HTE),
                               .dk_KTE = HeadRowsOf<G>(dk_KTE),
@@ -50,11 +50,11 @@ void RunBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const at::T
                               .sin_PE = Data<A>(rope.sin_PE),
                               .q_weight_E = Data<T>(norm.q_weight_E),
                               .k_weight_E = Data<T>(norm.k_weight_E),
-                              .qkv_TX = Data<T>(qkv_TX),
-                              .rstd_TX = Data<A>(rstd_TX),
+                              .qkv_TJ = Data<T>(qkv_TJ),
+                              .rstd_TJ = Data<A>(rstd_TJ),
                               .dq_weight_E = Data<A>(dq_norm_E),
                               .dk_weight_E = Data<A>(dk_norm_E),
-                              .dqkv_TX = Data<T>(dqkv_TX),
+                              .dqkv_TJ = Data<T>(dqkv_TJ),
                               .rows = dk_KTE.size(1),
                               .num_heads = shape.num_heads,
                               .num_kv_heads = shape.num_kv_heads,
@@ -81,23 +81,23 @@ RopeTable MakeRopeTable(const ModelConfig& config, int64_t num_positions, at::Sc
   return {table.cos_PE.to(kept), table.sin_PE.to(kept)};
 }
 
-QkvHeads QkvForward(const at::Tensor& qkv_TX, const at::Tensor& positions_T, const RopeTable& rope,
+QkvHeads QkvForward(const at::Tensor& qkv_TJ, const at::Tensor& positions_T, const RopeTable& rope,
                     const QkvShape& shape, const QkNorm& norm) {
   RECORD_USER_SCOPE("QkvForward");
-  const int64_t rows = qkv_TX.size(0), num_rotated = shape.num_heads + shape.num_kv_heads;
-  CHECK_EQ(qkv_TX.size(1), (num_rotated + shape.num_kv_heads) * shape.head_size);
+  const int64_t rows = qkv_TJ.size(0), num_rotated = shape.num_heads + shape.num_kv_heads;
+  CHECK_EQ(qkv_TJ.size(1), (num_rotated + shape.num_kv_heads) * shape.head_size);
   CheckPositions(positions_T, rows);
   QkvHeads heads;
-  const auto options = qkv_TX.options();
+  const auto options = qkv_TJ.options();
   if (shape.num_heads > 0) heads.q_HTE = at::empty({shape.num_heads, rows, shape.head_size}, options);
   heads.k_KTE = at::empty({shape.num_kv_heads, rows, shape.head_size}, options);
   heads.v_KTE = at::empty({shape.num_kv_heads, rows, shape.head_size}, options);
   if (norm.k_weight_E.defined()) {
-    heads.rstd_TX = at::empty({rows, num_rotated}, options.dtype(AccType(qkv_TX.scalar_type())));
+    heads.rstd_TJ = at::empty({rows, num_rotated}, options.dtype(AccType(qkv_TJ.scalar_type())));
   }
-  DispatchRunType(qkv_TX.scalar_type(), [&]<typename T>() {
+  DispatchRunType(qkv_TJ.scalar_type(), [&]<typename T>() {
     using A = kernels::Acc<T>;
-    kernels::QkvForward<T>({.qkv_TX = Data<T>(qkv_TX),
+    kernels::QkvForward<T>({.qkv_TJ = Data<T>(qkv_TJ),
                             .positions_T = positions_T.const_data_ptr<int64_t>(),
                             .cos_PE = Data<A>(rope.cos_PE),
                             .sin_PE = Data<A>(rope.sin_PE),
@@ -107,7 +107,7 @@ QkvHeads QkvForward(const at::Tensor& qkv_TX, const at::Tensor& positions_T, con
                             .q_HTE = Data<T>(heads.q_HTE),
                             .k_KTE = Data<T>(heads.k_KTE),
                             .v_KTE = Data<T>(heads.v_KTE),
-                            .rstd_TX = Data<A>(heads.rstd_TX),
+                            .rstd_TJ = Data<A>(heads.rstd_TJ),
                             .rows = rows,
                             .num_heads = shape.num_heads,
                             .num_kv_heads = shape.num_kv_heads,
@@ -118,25 +118,25 @@ QkvHeads QkvForward(const at::Tensor& qkv_TX, const at::Tensor& positions_T, con
 
 at::Tensor QkvBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const at::Tensor& dv_KTE,
                        const at::Tensor& positions_T, const RopeTable& rope, const QkvShape& shape, const QkNorm& norm,
-                       const at::Tensor& qkv_TX, const at::Tensor& rstd_TX, const at::Tensor& dq_norm_E,
+                       const at::Tensor& qkv_TJ, const at::Tensor& rstd_TJ, const at::Tensor& dq_norm_E,
                        const at::Tensor& dk_norm_E, at::ScalarType run_dtype) {
   RECORD_USER_SCOPE("QkvBackward");
   const int64_t rows = dk_KTE.size(1);
   CheckPositions(positions_T, rows);
   CHECK_EQ(dq_HTE.defined(), shape.num_heads > 0);
   CHECK(dk_KTE.scalar_type() == dv_KTE.scalar_type());
-  at::Tensor dqkv_TX = at::empty({rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size},
+  at::Tensor dqkv_TJ = at::empty({rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size},
                                  dk_KTE.options().dtype(run_dtype));
   DispatchRunType(run_dtype, [&]<typename T>() {
     if (dk_KTE.scalar_type() == run_dtype) {
-      RunBackward<T, T>(dq_HTE, dk_KTE, dv_KTE, positions_T, rope, shape, norm, qkv_TX, rstd_TX, dq_norm_E, dk_norm_E,
-                        dqkv_TX);
+      RunBackward<T, T>(dq_HTE, dk_KTE, dv_KTE, positions_T, rope, shape, norm, qkv_TJ, rstd_TJ, dq_norm_E, dk_norm_E,
+                        dqkv_TJ);
     } else {
-      RunBackward<T, kernels::Acc<T>>(dq_HTE, dk_KTE, dv_KTE, positions_T, rope, shape, norm, qkv_TX, rstd_TX,
-                                      dq_norm_E, dk_norm_E, dqkv_TX);
+      RunBackward<T, kernels::Acc<T>>(dq_HTE, dk_KTE, dv_KTE, positions_T, rope, shape, norm, qkv_TJ, rstd_TJ,
+                                      dq_norm_E, dk_norm_E, dqkv_TJ);
     }
   });
-  return dqkv_TX;
+  return dqkv_TJ;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-#include "common/model_config.h"
+#include "common/model/model_config.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // cos and sin of position · inv_freq, [max positions, E/2], computed in double, kept in fp32 (fp64 in fp64).
 struct RopeTable {
@@ -31,18 +31,18 @@ struct QkNorm {
 
 struct QkvHeads {
   at::Tensor q_HTE, k_KTE, v_KTE;  // head-major, contiguous; q undefined when num_heads is 0
-  at::Tensor rstd_TX;              // [T, H + K] of QK-norm; undefined without
+  at::Tensor rstd_TJ;              // [T, H + K] of QK-norm; undefined without
 };
 
-// qkv_TX: [T, (H + 2K)·E], columns q, k, v. positions_T: int64.
-QkvHeads QkvForward(const at::Tensor& qkv_TX, const at::Tensor& positions_T, const RopeTable& rope,
+// qkv_TJ: [T, (H + 2K)·E], columns q, k, v. positions_T: int64.
+QkvHeads QkvForward(const at::Tensor& qkv_TJ, const at::Tensor& positions_T, const RopeTable& rope,
                     const QkvShape& shape, const QkNorm& norm);
 
-// Returns dqkv_TX in the run dtype. `qkv_TX` and `rstd_TX` are read only with QK-norm (else undefined). dk, dv may be
+// Returns dqkv_TJ in the run dtype. `qkv_TJ` and `rstd_TJ` are read only with QK-norm (else undefined). dk, dv may be
 // fp32 or the run dtype. Adds to dq_norm_E and dk_norm_E (fp32; fp64 in fp64).
 at::Tensor QkvBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const at::Tensor& dv_KTE,
                        const at::Tensor& positions_T, const RopeTable& rope, const QkvShape& shape, const QkNorm& norm,
-                       const at::Tensor& qkv_TX, const at::Tensor& rstd_TX, const at::Tensor& dq_norm_E,
+                       const at::Tensor& qkv_TJ, const at::Tensor& rstd_TJ, const at::Tensor& dq_norm_E,
                        const at::Tensor& dk_norm_E, at::ScalarType run_dtype);
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -1,12 +1,12 @@
-// From LibTorch's tensors to the typed raw pointers of worker/kernels; private to worker/ops.
+// From LibTorch's tensors to the typed raw pointers of worker/backend/cpu; private to worker/ops.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <glog/logging.h>
 
-#include "worker/kernels/rowwise.h"
+#include "worker/backend/cpu/rowwise.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // fp32 of a run in fp32 or bf16, fp64 of one in fp64: what statistics and gradients of weights are kept in.
 inline at::ScalarType AccType(at::ScalarType run_dtype) { return run_dtype == at::kDouble ? at::kDouble : at::kFloat; }
@@ -51,4 +51,4 @@ T* Data(const at::Tensor& tensor) {
   return StridedData<T>(tensor);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -6,32 +6,32 @@
 
 #include "worker/ops/run_type.h"
 
-namespace stemma {
+namespace stemma::worker {
 
-at::Tensor SwigluForward(const at::Tensor& gate_up_TX) {
+at::Tensor SwigluForward(const at::Tensor& gate_up_TJ) {
   RECORD_USER_SCOPE("SwigluForward");
-  const int64_t rows = gate_up_TX.size(0), width = gate_up_TX.size(1) / 2;
-  CHECK_EQ(gate_up_TX.size(1), 2 * width);
-  at::Tensor y_TF = at::empty({rows, width}, gate_up_TX.options());
-  DispatchRunType(gate_up_TX.scalar_type(), [&]<typename T>() {
-    kernels::SwigluForward<T>({.gate_up_TX = Data<T>(gate_up_TX), .y_TF = Data<T>(y_TF), .rows = rows, .width = width});
+  const int64_t rows = gate_up_TJ.size(0), width = gate_up_TJ.size(1) / 2;
+  CHECK_EQ(gate_up_TJ.size(1), 2 * width);
+  at::Tensor y_TF = at::empty({rows, width}, gate_up_TJ.options());
+  DispatchRunType(gate_up_TJ.scalar_type(), [&]<typename T>() {
+    kernels::SwigluForward<T>({.gate_up_TJ = Data<T>(gate_up_TJ), .y_TF = Data<T>(y_TF), .rows = rows, .width = width});
   });
   return y_TF;
 }
 
-at::Tensor SwigluBackward(const at::Tensor& dy_TF, const at::Tensor& gate_up_TX) {
+at::Tensor SwigluBackward(const at::Tensor& dy_TF, const at::Tensor& gate_up_TJ) {
   RECORD_USER_SCOPE("SwigluBackward");
-  CHECK_EQ(dy_TF.size(0), gate_up_TX.size(0));
-  CHECK_EQ(2 * dy_TF.size(1), gate_up_TX.size(1));
-  at::Tensor dgate_up_TX = at::empty_like(gate_up_TX);
-  DispatchRunType(gate_up_TX.scalar_type(), [&]<typename T>() {
+  CHECK_EQ(dy_TF.size(0), gate_up_TJ.size(0));
+  CHECK_EQ(2 * dy_TF.size(1), gate_up_TJ.size(1));
+  at::Tensor dgate_up_TJ = at::empty_like(gate_up_TJ);
+  DispatchRunType(gate_up_TJ.scalar_type(), [&]<typename T>() {
     kernels::SwigluBackward<T>({.dy_TF = Data<T>(dy_TF),
-                                .gate_up_TX = Data<T>(gate_up_TX),
-                                .dgate_up_TX = Data<T>(dgate_up_TX),
+                                .gate_up_TJ = Data<T>(gate_up_TJ),
+                                .dgate_up_TJ = Data<T>(dgate_up_TJ),
                                 .rows = dy_TF.size(0),
                                 .width = dy_TF.size(1)});
   });
-  return dgate_up_TX;
+  return dgate_up_TJ;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -3,11 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace stemma {
+namespace stemma::worker {
 
-at::Tensor SwigluForward(const at::Tensor& gate_up_TX);  // [T, 2F] -> [T, F]
+at::Tensor SwigluForward(const at::Tensor& gate_up_TJ);  // [T, 2F] -> [T, F]
 
 // Returns d(gate_up) [T, 2F].
-at::Tensor SwigluBackward(const at::Tensor& dy_TF, const at::Tensor& gate_up_TX);
+at::Tensor SwigluBackward(const at::Tensor& dy_TF, const at::Tensor& gate_up_TJ);
 
-}  // namespace stemma
+}  // namespace stemma::worker

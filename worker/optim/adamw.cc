@@ -10,11 +10,11 @@
 
 #include <functional>
 
-#include "common/state_slabs.h"
-#include "worker/kernels/finite.h"
+#include "common/cost/state_slabs.h"
+#include "worker/backend/cpu/finite.h"
 #include "worker/optim/slab_order.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 namespace {
 
@@ -153,4 +153,4 @@ std::string AdamwStep(std::vector<Parameter>& parameters, const ParameterRanges&
   return slab_step.nonfinite();
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

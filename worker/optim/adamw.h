@@ -13,7 +13,7 @@
 #include "worker/optim/ranges.h"
 #include "worker/optim/state_stream.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // All elements of all parameters.
 ParameterRanges AllRanges(const std::vector<Parameter>& parameters);
@@ -28,11 +28,11 @@ void ZeroGradients(std::vector<Parameter>& parameters);
 
 // Steps these ranges, slab by slab, by AdamW with bias correction for `step` (1 = first) on gradients times `clip`. The
 // gradients themselves stay as they are, so that a step on weights and states put back gives the same bits again; a
-// clip below 1 takes ClippedSlabBytes (common/state_slabs.h) of the device. Throws as StreamStates does. Returns the
-// name of a parameter of which it wrote a weight or a state that is not finite; empty: all are finite. Only weights and
-// second moments are read for that, while the slab is in the caches: a first moment that is not finite makes its weight
-// NaN or infinite in the same step, an infinite second moment does not (it stops the weight for ever).
+// clip below 1 takes ClippedSlabBytes (common/cost/state_slabs.h) of the device. Throws as StreamStates does. Returns
+// the name of a parameter of which it wrote a weight or a state that is not finite; empty: all are finite. Only weights
+// and second moments are read for that, while the slab is in the caches: a first moment that is not finite makes its
+// weight NaN or infinite in the same step, an infinite second moment does not (it stops the weight for ever).
 std::string AdamwStep(std::vector<Parameter>& parameters, const ParameterRanges& ranges, const v1::AdamParams& adam,
                       double clip, int64_t step, const HostStateOptions& host = {});
 
-}  // namespace stemma
+}  // namespace stemma::worker

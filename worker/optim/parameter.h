@@ -8,7 +8,7 @@
 
 #include <string>
 
-namespace stemma {
+namespace stemma::worker {
 
 struct Parameter {
   std::string name;                // ours: fused tensors have one name ("layers.0.qkv.weight")
@@ -21,4 +21,4 @@ struct Parameter {
   bool master_is_weight() const { return weight.is_same(master); }
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -2,9 +2,9 @@
 
 #include <glog/logging.h>
 
-#include "common/state_slabs.h"
+#include "common/cost/state_slabs.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 ParameterRanges WholeParameters(const std::vector<int64_t>& parameter_elements) {
   ParameterRanges ranges;
@@ -29,4 +29,4 @@ void CheckRanges(const ParameterRanges& ranges, const std::vector<int64_t>& para
   }
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

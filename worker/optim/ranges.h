@@ -2,14 +2,14 @@
 // Pure: sizes in, lists out; no LibTorch.
 //
 // Invariants of a list: ranges are in order of parameters and of elements, and none overlaps another; each begins at a
-// multiple of kStateSlabUnit (common/state_slabs.h) of its parameter and, unless it ends with the parameter, ends at
-// one. A step of some ranges then gives the bits that a step of everything gives there.
+// multiple of kStateSlabUnit (common/cost/state_slabs.h) of its parameter and, unless it ends with the parameter, ends
+// at one. A step of some ranges then gives the bits that a step of everything gives there.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-namespace stemma {
+namespace stemma::worker {
 
 // Elements [begin, begin + count) of a parameter; count > 0.
 struct ParameterRange {
@@ -25,4 +25,4 @@ ParameterRanges WholeParameters(const std::vector<int64_t>& parameter_elements);
 // CHECKs the invariants.
 void CheckRanges(const ParameterRanges& ranges, const std::vector<int64_t>& parameter_elements);
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "common/state_slabs.h"
+#include "common/cost/state_slabs.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 std::vector<Slab> CutSlabs(const ParameterRanges& ranges, int64_t slab_elements) {
   CHECK_GE(slab_elements, 1);
@@ -45,4 +45,4 @@ std::vector<SlabAction> SlabOrder(int64_t slabs) {
   return order;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -1,5 +1,5 @@
 // What streams through the device in APPLY, and in which order. Pure: sizes in, lists out; no LibTorch, threads or
-// clocks. worker/optim/state_stream.h executes it; common/state_slabs.h has the sizes.
+// clocks. worker/optim/state_stream.h executes it; common/cost/state_slabs.h has the sizes.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "worker/optim/ranges.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // Elements [begin, begin + count) of a parameter, from element `slab_begin` of the slab on. `begin` and `slab_begin`
 // are multiples of kStateSlabUnit.
@@ -33,4 +33,4 @@ struct SlabAction {
 // out of its last one was waited for.
 std::vector<SlabAction> SlabOrder(int64_t slabs);
 
-}  // namespace stemma
+}  // namespace stemma::worker

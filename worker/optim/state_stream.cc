@@ -10,7 +10,7 @@
 
 #include "worker/optim/slab_order.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 StateSlabShape ShapeOf(const std::vector<Parameter>& parameters, const ParameterRanges& ranges, int64_t slab_elements) {
@@ -137,4 +137,4 @@ void StreamStates(const std::vector<Parameter>& parameters, const ParameterRange
   StateStream(parameters, ranges, options).Run(step);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -2,11 +2,11 @@
 // in and the one before goes out. Called by worker/optim/adamw.h.
 //
 // All parameters share one pipeline (worker/optim/slab_order.h). Its device buffers are one block of StateSlabBytes
-// (common/state_slabs.h), allocated once and freed at the end; when StreamStates returns, every copy has ended and the
-// host holds the new states.
-// Errors: a copy that fails throws c10::Error, naming where the slab begins, after all copies in flight were cancelled.
-// Then some slabs have been stepped and others not, and where a copy out failed or was cancelled that slab's states may
-// be half written: nothing may be computed with these parameters any more. Before the first step nothing has changed.
+// (common/cost/state_slabs.h), allocated once and freed at the end; when StreamStates returns, every copy has ended and
+// the host holds the new states. Errors: a copy that fails throws c10::Error, naming where the slab begins, after all
+// copies in flight were cancelled. Then some slabs have been stepped and others not, and where a copy out failed or was
+// cancelled that slab's states may be half written: nothing may be computed with these parameters any more. Before the
+// first step nothing has changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,12 @@
 #include <functional>
 #include <vector>
 
-#include "common/state_slabs.h"
+#include "common/cost/state_slabs.h"
 #include "worker/memory/copy_engine.h"
 #include "worker/optim/parameter.h"
 #include "worker/optim/ranges.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct HostStateOptions {
   CopyEngine* copies = nullptr;                // needed where a parameter's states are in host memory
@@ -39,4 +39,4 @@ struct StatePart {
 void StreamStates(const std::vector<Parameter>& parameters, const ParameterRanges& ranges,
                   const HostStateOptions& options, const std::function<void(const std::vector<StatePart>&)>& step);
 
-}  // namespace stemma
+}  // namespace stemma::worker

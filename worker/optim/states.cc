@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "worker/memory/host_arena.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 // Like `x`, in the arena; the tensor shares its ownership.
@@ -58,4 +58,4 @@ absl::Status MakeStates(std::vector<Parameter>& parameters, v1::OptimizerResiden
   return absl::OkStatus();
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -8,10 +8,10 @@
 #include "stemma/v1/run_config.pb.h"
 #include "worker/optim/parameter.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // Moments, zero, and masters of weights of another dtype, uninitialised; a master that is the weight stays. HOST: in
 // one arena that lives as long as they do. Errors: ResourceExhausted - the host does not give that much.
 absl::Status MakeStates(std::vector<Parameter>& parameters, v1::OptimizerResidency residency);
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -3,22 +3,22 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/error.h"
+#include "common/base/error.h"
 #include "glog/logging.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
-using worker::v1::ServerMessage;
-using worker::v1::WorkerMessage;
+using internal::v1::ServerMessage;
+using internal::v1::WorkerMessage;
 
 // A step and a log-prob pass are told apart by their keys; a pass has an id only.
-std::string NameOf(const worker::v1::StepKey& key) {
+std::string NameOf(const internal::v1::StepKey& key) {
   return absl::StrCat(key.request_id(), " k ", key.k(), " step ", key.step(), " attempt ", key.attempt());
 }
 
 std::string NameOfPass(const std::string& id) {
-  worker::v1::StepKey key;
+  internal::v1::StepKey key;
   key.set_request_id(id);
   return NameOf(key);
 }
@@ -112,7 +112,7 @@ void EngineThread::Dispatch(ServerMessage& message) {
   }
 }
 
-void EngineThread::Configure(const worker::v1::Configure& configure) {
+void EngineThread::Configure(const internal::v1::Configure& configure) {
   CHECK(engine_ == nullptr) << "a second Configure";
   SetPhase("loading");
   absl::StatusOr<std::unique_ptr<Engine>> engine = factory_(configure, incarnation_);
@@ -124,9 +124,9 @@ void EngineThread::Configure(const worker::v1::Configure& configure) {
   send_(std::move(message));
 }
 
-void EngineThread::Prepare(const worker::v1::Prepare& prepare) {
+void EngineThread::Prepare(const internal::v1::Prepare& prepare) {
   SetRunning(NameOf(prepare.key()), "prepare");
-  absl::StatusOr<worker::v1::Vote> vote = engine_->Prepare(prepare, Hooks());
+  absl::StatusOr<internal::v1::Vote> vote = engine_->Prepare(prepare, Hooks());
   SetRunning("", "idle");
   if (!vote.ok()) return Refuse(prepare.key(), vote.status());
   WorkerMessage message;
@@ -134,9 +134,9 @@ void EngineThread::Prepare(const worker::v1::Prepare& prepare) {
   send_(std::move(message));
 }
 
-void EngineThread::Apply(const worker::v1::Apply& apply) {
+void EngineThread::Apply(const internal::v1::Apply& apply) {
   SetPhase("apply");
-  absl::StatusOr<worker::v1::Applied> applied = engine_->Apply(apply);
+  absl::StatusOr<internal::v1::Applied> applied = engine_->Apply(apply);
   SetPhase("idle");
   if (!applied.ok()) return Refuse(apply.key(), applied.status());
   WorkerMessage message;
@@ -144,7 +144,7 @@ void EngineThread::Apply(const worker::v1::Apply& apply) {
   send_(std::move(message));
 }
 
-void EngineThread::LogProb(const worker::v1::LogProb& log_prob) {
+void EngineThread::LogProb(const internal::v1::LogProb& log_prob) {
   SetRunning(NameOfPass(log_prob.id()), "log_prob");
   const absl::Status status = engine_->LogProb(log_prob, Hooks());
   SetRunning("", "idle");
@@ -154,7 +154,7 @@ void EngineThread::LogProb(const worker::v1::LogProb& log_prob) {
   send_(std::move(message));
 }
 
-void EngineThread::Export(const worker::v1::Export& request) {
+void EngineThread::Export(const internal::v1::Export& request) {
   SetPhase("export");
   const absl::StatusOr<uint64_t> bytes = engine_->Export(request);
   SetPhase("idle");
@@ -168,7 +168,7 @@ void EngineThread::Export(const worker::v1::Export& request) {
   send_(std::move(message));
 }
 
-void EngineThread::Refuse(const worker::v1::StepKey& key, const absl::Status& status) {
+void EngineThread::Refuse(const internal::v1::StepKey& key, const absl::Status& status) {
   LOG(ERROR) << "refused: " << status.message();
   WorkerMessage message;
   *message.mutable_refused()->mutable_key() = key;
@@ -179,12 +179,12 @@ void EngineThread::Refuse(const worker::v1::StepKey& key, const absl::Status& st
 EngineHooks EngineThread::Hooks() {
   EngineHooks hooks;
   hooks.cancelled = [this] { return IsCancelled(); };
-  hooks.progress = [this](const worker::v1::Heartbeat& heartbeat) {
+  hooks.progress = [this](const internal::v1::Heartbeat& heartbeat) {
     MutexLock lock(&mutex_);
     heartbeat_.set_phase(heartbeat.phase());
     heartbeat_.set_progress(heartbeat_.progress() + 1);
   };
-  hooks.results = [this](worker::v1::ResultChunk chunk) {
+  hooks.results = [this](internal::v1::ResultChunk chunk) {
     WorkerMessage message;
     *message.mutable_results() = std::move(chunk);
     send_(std::move(message));
@@ -208,9 +208,9 @@ void EngineThread::SetPhase(const std::string& phase) {
   heartbeat_.set_phase(phase);
 }
 
-worker::v1::Heartbeat EngineThread::Heartbeat() {
+internal::v1::Heartbeat EngineThread::Heartbeat() {
   MutexLock lock(&mutex_);
   return heartbeat_;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

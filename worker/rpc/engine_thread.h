@@ -18,13 +18,13 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "common/mutex.h"
-#include "stemma/worker/v1/worker.pb.h"
+#include "common/base/mutex.h"
+#include "stemma/internal/v1/worker.pb.h"
 #include "worker/engine/engine.h"
 
-namespace stemma {
+namespace stemma::worker {
 
-using EngineFactory = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const worker::v1::Configure& configure,
+using EngineFactory = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const internal::v1::Configure& configure,
                                                                             const std::string& incarnation)>;
 
 class EngineThread {
@@ -32,25 +32,25 @@ class EngineThread {
   static constexpr size_t kMessagesMax = 64;
 
   // `send` may be called from the engine thread until Stop; `fail` once, when the engine cannot be created.
-  EngineThread(std::string incarnation, EngineFactory factory, std::function<void(worker::v1::WorkerMessage)> send,
+  EngineThread(std::string incarnation, EngineFactory factory, std::function<void(internal::v1::WorkerMessage)> send,
                std::function<void(const absl::Status&)> fail);
   ~EngineThread();
 
-  void Post(worker::v1::ServerMessage message);
-  worker::v1::Heartbeat Heartbeat();
+  void Post(internal::v1::ServerMessage message);
+  internal::v1::Heartbeat Heartbeat();
   // Cancels what runs; true once the thread has ended. False: it is still inside a wave after `timeout`.
   bool Stop(absl::Duration timeout);
 
  private:
   void Run();
-  bool Next(worker::v1::ServerMessage& message);
-  void Dispatch(worker::v1::ServerMessage& message);
-  void Configure(const worker::v1::Configure& configure);
-  void Prepare(const worker::v1::Prepare& prepare);
-  void Apply(const worker::v1::Apply& apply);
-  void LogProb(const worker::v1::LogProb& log_prob);
-  void Export(const worker::v1::Export& request);
-  void Refuse(const worker::v1::StepKey& key, const absl::Status& status);
+  bool Next(internal::v1::ServerMessage& message);
+  void Dispatch(internal::v1::ServerMessage& message);
+  void Configure(const internal::v1::Configure& configure);
+  void Prepare(const internal::v1::Prepare& prepare);
+  void Apply(const internal::v1::Apply& apply);
+  void LogProb(const internal::v1::LogProb& log_prob);
+  void Export(const internal::v1::Export& request);
+  void Refuse(const internal::v1::StepKey& key, const absl::Status& status);
   EngineHooks Hooks();
   // What an Abort has to name to end the call that runs.
   void SetRunning(const std::string& what, const std::string& phase);
@@ -59,18 +59,18 @@ class EngineThread {
 
   const std::string incarnation_;
   const EngineFactory factory_;
-  const std::function<void(worker::v1::WorkerMessage)> send_;
+  const std::function<void(internal::v1::WorkerMessage)> send_;
   const std::function<void(const absl::Status&)> fail_;
   std::unique_ptr<Engine> engine_;  // of the engine thread
 
   Mutex mutex_;
-  std::deque<worker::v1::ServerMessage> messages_ ABSL_GUARDED_BY(mutex_);
+  std::deque<internal::v1::ServerMessage> messages_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> aborted_ ABSL_GUARDED_BY(mutex_);  // until their Abort is reached in the queue
   std::string running_ ABSL_GUARDED_BY(mutex_);
-  worker::v1::Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
+  internal::v1::Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

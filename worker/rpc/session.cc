@@ -11,18 +11,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
-#include "common/message_sizes.h"
-#include "common/system_memory.h"
+#include "common/base/message_sizes.h"
+#include "common/base/system_memory.h"
 #include "glog/logging.h"
 #include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
-#include "stemma/worker/v1/worker.grpc.pb.h"
+#include "stemma/internal/v1/worker.grpc.pb.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
-using worker::v1::ServerMessage;
-using worker::v1::WorkerMessage;
+using internal::v1::ServerMessage;
+using internal::v1::WorkerMessage;
 using Stream = grpc::ClientReaderWriter<WorkerMessage, ServerMessage>;
 
 constexpr absl::Duration kHeartbeatEvery = absl::Seconds(1);
@@ -62,7 +62,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
 
 WorkerMessage RegisterMessage(const std::string& incarnation) {
   WorkerMessage message;
-  worker::v1::Register& to = *message.mutable_register_();
+  internal::v1::Register& to = *message.mutable_register_();
   to.set_incarnation(incarnation);
   to.set_pid(getpid());
   char host[256] = "";
@@ -182,14 +182,14 @@ struct Session {
 
   void Open(const std::string& secret) {
     context.AddMetadata("authorization", absl::StrCat("Bearer ", secret));
-    stub = worker::v1::WorkerService::NewStub(channel);
+    stub = internal::v1::WorkerService::NewStub(channel);
     stream = stub->Session(&context);
     writer.emplace(*stream);
     failure.emplace(context, *writer);
   }
 
   std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<worker::v1::WorkerService::Stub> stub;
+  std::unique_ptr<internal::v1::WorkerService::Stub> stub;
   grpc::ClientContext context;
   std::unique_ptr<Stream> stream;
   std::optional<Writer> writer;
@@ -232,4 +232,4 @@ SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
   return end;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "worker/rpc/engine_thread.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct SessionOptions {
   std::string server;                      // host:port of the server's worker listener
@@ -30,4 +30,4 @@ struct SessionEnd {
 };
 SessionEnd RunSession(const SessionOptions& options, EngineFactory factory);
 
-}  // namespace stemma
+}  // namespace stemma::worker

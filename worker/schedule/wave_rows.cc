@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 std::vector<Operation> ExpandStep(const v1::StepPlan& step, bool forward_only) {
   std::vector<Operation> operations;
@@ -52,4 +52,4 @@ absl::StatusOr<std::vector<MemberRows>> WaveRows(const std::vector<GroupShape>& 
   return rows;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

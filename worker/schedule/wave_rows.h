@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "stemma/v1/plan.pb.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 enum class OperationKind { kPrefixForward, kWave, kPrefixBackward };
 
@@ -42,4 +42,4 @@ struct MemberRows {
 absl::StatusOr<std::vector<MemberRows>> WaveRows(const std::vector<GroupShape>& groups, const v1::Cluster& cluster,
                                                  const v1::Wave& wave);
 
-}  // namespace stemma
+}  // namespace stemma::worker

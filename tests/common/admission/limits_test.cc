@@ -2,9 +2,9 @@
 #include <functional>
 #include <string>
 
-#include "common/arrays.h"
-#include "common/error.h"
-#include "common/message_sizes.h"
+#include "common/base/arrays.h"
+#include "common/base/error.h"
+#include "common/base/message_sizes.h"
 #include "gtest/gtest.h"
 #include "tests/common/admission/sent_stream.h"
 

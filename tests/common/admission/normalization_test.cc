@@ -8,18 +8,19 @@
 #include <utility>
 #include <vector>
 
-#include "common/arrays.h"
-#include "common/error.h"
-#include "common/sample_tokens.h"
+#include "common/base/arrays.h"
+#include "common/base/error.h"
+#include "common/trace/sample_tokens.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/ops/aggregation.h"
+#include "worker/loss/aggregation.h"
 
 namespace stemma {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using worker::TokenWeight;
 
 v1::Rollout MakeRollout(const std::vector<bool>& mask) {
   v1::Rollout rollout;

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "common/arrays.h"
-#include "common/error.h"
+#include "common/base/arrays.h"
+#include "common/base/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/admission/sent_stream.h"

@@ -1,8 +1,8 @@
 #include "tests/common/admission/sent_stream.h"
 
 #include "common/admission/request_builder.h"
-#include "common/arrays.h"
-#include "common/run_config.h"
+#include "common/base/arrays.h"
+#include "common/base/run_config.h"
 
 namespace stemma {
 

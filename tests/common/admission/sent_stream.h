@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "common/admission/run_numbers.h"
 #include "common/admission/training_request.h"
-#include "common/model_config.h"
+#include "common/model/model_config.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {

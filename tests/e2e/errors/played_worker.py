@@ -12,7 +12,7 @@ from grpc_tools import protoc
 from e2e.errors.server import wait_for
 
 PROTO = pathlib.Path(__file__).resolve().parents[3] / "proto"
-SESSION = "/stemma.worker.v1.WorkerService/Session"
+SESSION = "/stemma.internal.v1.WorkerService/Session"
 PATIENCE_S = 60
 _POOL = descriptor_pool.DescriptorPool()
 
@@ -20,7 +20,7 @@ _POOL = descriptor_pool.DescriptorPool()
 def _load():
     with tempfile.NamedTemporaryFile() as out:
         assert protoc.main(["protoc", f"-I{PROTO}", "--include_imports", f"--descriptor_set_out={out.name}",
-                            "stemma/worker/v1/worker.proto"]) == 0
+                            "stemma/internal/v1/worker.proto"]) == 0
         for file in descriptor_pb2.FileDescriptorSet.FromString(pathlib.Path(out.name).read_bytes()).file:
             _POOL.AddSerializedFile(file.SerializeToString())
 
@@ -32,8 +32,8 @@ def message_class(name):
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(name))
 
 
-WorkerMessage = message_class("stemma.worker.v1.WorkerMessage")
-ServerMessage = message_class("stemma.worker.v1.ServerMessage")
+WorkerMessage = message_class("stemma.internal.v1.WorkerMessage")
+ServerMessage = message_class("stemma.internal.v1.ServerMessage")
 
 
 class PlayedWorker:

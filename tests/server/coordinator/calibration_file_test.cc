@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/status_matchers.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 using testing::IsOk;
@@ -86,4 +86,4 @@ TEST_F(CalibrationFileTest, AFolderThatIsGoneIsAnErrorOfTheWrite) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::server

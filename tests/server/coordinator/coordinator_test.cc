@@ -8,11 +8,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/error.h"
+#include "common/base/error.h"
 #include "glog/logging.h"
 #include "gtest/gtest.h"
 
-namespace stemma {
+namespace stemma::server {
 namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
@@ -113,13 +113,13 @@ class EchoWorker final : public WorkerLink {
 
   void Connect(std::shared_ptr<WorkerLink> self) {
     session_ = coordinator_.OpenSession(std::move(self));
-    worker::v1::WorkerMessage message;
+    internal::v1::WorkerMessage message;
     message.mutable_register_()->set_incarnation("w1");
     message.mutable_register_()->set_memory_free_bytes(1000);
     coordinator_.WorkerMessage(session_, message);
   }
   void Say() {
-    worker::v1::WorkerMessage message;
+    internal::v1::WorkerMessage message;
     message.mutable_heartbeat();
     coordinator_.WorkerMessage(session_, message);
   }
@@ -127,8 +127,8 @@ class EchoWorker final : public WorkerLink {
   void set_silent() { silent_ = true; }
   void WaitForPrepare() { CHECK(prepared_.WaitForNotificationWithTimeout(kPatience)); }
 
-  void Send(worker::v1::ServerMessage message) override {
-    worker::v1::WorkerMessage answer;
+  void Send(internal::v1::ServerMessage message) override {
+    internal::v1::WorkerMessage answer;
     if (message.has_configure()) {
       answer.mutable_ready();
     } else if (message.has_prepare()) {
@@ -397,4 +397,4 @@ TEST_F(FloodTest, AWorkerWhoseMessagesWaitInTheQueueIsNotLost) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::server

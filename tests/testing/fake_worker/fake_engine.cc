@@ -6,10 +6,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/arrays.h"
-#include "common/clock.h"
+#include "common/base/arrays.h"
+#include "common/base/clock.h"
 
-namespace stemma {
+namespace stemma::testing {
 namespace {
 
 constexpr int kCrashExit = 9;
@@ -31,7 +31,7 @@ v1::GroupResult ResultOf(const v1::PromptGroup& group) {
 
 void SendResults(const std::string& id, const std::vector<v1::PromptGroup>& groups, const EngineHooks& hooks) {
   for (const v1::PromptGroup& group : groups) {
-    worker::v1::ResultChunk chunk;
+    internal::v1::ResultChunk chunk;
     chunk.set_id(id);
     *chunk.mutable_group() = ResultOf(group);
     hooks.results(std::move(chunk));
@@ -39,7 +39,7 @@ void SendResults(const std::string& id, const std::vector<v1::PromptGroup>& grou
 }
 
 void SayThatItRuns(const EngineHooks& hooks) {
-  worker::v1::Heartbeat heartbeat;
+  internal::v1::Heartbeat heartbeat;
   heartbeat.set_phase("suffix");
   hooks.progress(heartbeat);
 }
@@ -60,7 +60,7 @@ void FakeEngine::WaitForGate(const EngineHooks& hooks) const {
   while (!hooks.cancelled() && access(gate_.c_str(), F_OK) != 0) RealClock().Sleep(absl::Milliseconds(5));
 }
 
-FakeEngine::FakeEngine(const worker::v1::Configure& configure, const std::string& incarnation)
+FakeEngine::FakeEngine(const internal::v1::Configure& configure, const std::string& incarnation)
     : fence_({.epoch = configure.epoch(),
               .generation = configure.generation(),
               .incarnation = incarnation,
@@ -69,7 +69,7 @@ FakeEngine::FakeEngine(const worker::v1::Configure& configure, const std::string
   *ready_.mutable_config() = configure.config();
 }
 
-absl::Status FakeEngine::AddPayload(worker::v1::PayloadChunk chunk) {
+absl::Status FakeEngine::AddPayload(internal::v1::PayloadChunk chunk) {
   Payload& payload = payloads_[chunk.id()];
   for (v1::PromptGroup& group : *chunk.mutable_groups()) {
     if (!payload.groups.empty() && payload.groups.back().uid() == group.uid()) {
@@ -87,7 +87,7 @@ const FakeEngine::Payload* FakeEngine::Find(const std::string& id) const {
   return it == payloads_.end() || !it->second.complete ? nullptr : &it->second;
 }
 
-absl::StatusOr<worker::v1::Vote> FakeEngine::Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) {
+absl::StatusOr<internal::v1::Vote> FakeEngine::Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) {
   if (absl::Status status = fence_.CheckPrepare(prepare.key()); !status.ok()) return status;
   const Payload* payload = Find(prepare.key().request_id());
   if (payload == nullptr) return absl::NotFoundError("no payload");
@@ -98,7 +98,7 @@ absl::StatusOr<worker::v1::Vote> FakeEngine::Prepare(const worker::v1::Prepare& 
   crash_in_apply_ = absl::StartsWith(uid, "stay");
   ruin_in_apply_ = absl::StartsWith(uid, "ruin");
   fence_.OnPrepare(prepare.key());
-  worker::v1::Vote vote;
+  internal::v1::Vote vote;
   *vote.mutable_key() = prepare.key();
   vote.set_yes(true);
   vote.set_grad_norm_squared(1);
@@ -121,19 +121,19 @@ absl::StatusOr<worker::v1::Vote> FakeEngine::Prepare(const worker::v1::Prepare& 
   return vote;
 }
 
-absl::StatusOr<worker::v1::Applied> FakeEngine::Apply(const worker::v1::Apply& apply) {
+absl::StatusOr<internal::v1::Applied> FakeEngine::Apply(const internal::v1::Apply& apply) {
   if (absl::Status status = fence_.CheckApply(apply.key()); !status.ok()) return status;
   if (crash_in_apply_) _exit(kCrashExit);
   fence_.OnApplied(apply.key(), apply.discard());
-  worker::v1::Applied applied;
+  internal::v1::Applied applied;
   *applied.mutable_key() = apply.key();
   if (ruin_in_apply_) applied.set_nonfinite("layers.0.qkv");
   return applied;
 }
 
-void FakeEngine::Abort(const worker::v1::StepKey& key) { fence_.OnAbort(key); }
+void FakeEngine::Abort(const internal::v1::StepKey& key) { fence_.OnAbort(key); }
 
-absl::Status FakeEngine::LogProb(const worker::v1::LogProb& log_prob, const EngineHooks& hooks) {
+absl::Status FakeEngine::LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) {
   const Payload* payload = Find(log_prob.id());
   if (payload == nullptr) return absl::NotFoundError("no payload");
   if (absl::StartsWith(payload->groups.at(0).uid(), "hang")) {
@@ -144,15 +144,15 @@ absl::Status FakeEngine::LogProb(const worker::v1::LogProb& log_prob, const Engi
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> FakeEngine::Export(const worker::v1::Export& request) {
+absl::StatusOr<uint64_t> FakeEngine::Export(const internal::v1::Export& request) {
   if (request.name() == "stuck") StandStill();
   if (request.name() == "taken") return absl::AlreadyExistsError("taken exists: choose another name");
   return 7;
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const worker::v1::Configure& configure,
+absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const internal::v1::Configure& configure,
                                                          const std::string& incarnation) {
   return std::make_unique<FakeEngine>(configure, incarnation);
 }
 
-}  // namespace stemma
+}  // namespace stemma::testing

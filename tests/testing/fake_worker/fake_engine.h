@@ -13,23 +13,24 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/namespaces.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/fence/step_fence.h"
 
-namespace stemma {
+namespace stemma::testing {
 
 class FakeEngine final : public Engine {
  public:
-  FakeEngine(const worker::v1::Configure& configure, const std::string& incarnation);
+  FakeEngine(const internal::v1::Configure& configure, const std::string& incarnation);
 
-  const worker::v1::Ready& ready() const override { return ready_; }
-  absl::Status AddPayload(worker::v1::PayloadChunk chunk) override;
+  const internal::v1::Ready& ready() const override { return ready_; }
+  absl::Status AddPayload(internal::v1::PayloadChunk chunk) override;
   void DropPayload(const std::string& id) override { payloads_.erase(id); }
-  absl::StatusOr<worker::v1::Vote> Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) override;
-  absl::StatusOr<worker::v1::Applied> Apply(const worker::v1::Apply& apply) override;
-  void Abort(const worker::v1::StepKey& key) override;
-  absl::Status LogProb(const worker::v1::LogProb& log_prob, const EngineHooks& hooks) override;
-  absl::StatusOr<uint64_t> Export(const worker::v1::Export& request) override;
+  absl::StatusOr<internal::v1::Vote> Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) override;
+  absl::StatusOr<internal::v1::Applied> Apply(const internal::v1::Apply& apply) override;
+  void Abort(const internal::v1::StepKey& key) override;
+  absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) override;
+  absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) override;
 
   size_t payload_count() const { return payloads_.size(); }
 
@@ -41,14 +42,14 @@ class FakeEngine final : public Engine {
   const Payload* Find(const std::string& id) const;
   void WaitForGate(const EngineHooks& hooks) const;
 
-  worker::v1::Ready ready_;
+  internal::v1::Ready ready_;
   StepFence fence_;
   const std::string gate_;  // a file: groups named "gate..." wait until it is there
   std::map<std::string, Payload> payloads_;
   bool crash_in_apply_ = false, ruin_in_apply_ = false;
 };
 
-absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const worker::v1::Configure& configure,
+absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const internal::v1::Configure& configure,
                                                          const std::string& incarnation);
 
-}  // namespace stemma
+}  // namespace stemma::testing

@@ -4,8 +4,8 @@
 #include "worker/main/worker_run.h"
 
 int main(int argc, char** argv) {
-  stemma::WorkerMainOptions options;
+  stemma::worker::WorkerMainOptions options;
   int exit_code = 0;
-  if (!stemma::ReadWorkerOptions(argc, argv, options, exit_code)) return exit_code;
-  return stemma::RunWorker(options, stemma::CreateFakeEngine);
+  if (!stemma::worker::ReadWorkerOptions(argc, argv, options, exit_code)) return exit_code;
+  return stemma::worker::RunWorker(options, stemma::testing::CreateFakeEngine);
 }

@@ -6,9 +6,10 @@
 #include <new>
 #include <stdexcept>
 
-#include "common/model_init.h"
+#include "common/model/model_init.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 
 namespace stemma::testing {

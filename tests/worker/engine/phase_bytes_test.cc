@@ -1,4 +1,4 @@
-// The byte formulas of common/cost.h against the bytes that each phase takes at its highest moment, counted by the
+// The byte formulas of common/cost/cost.h against the bytes that each phase takes at its highest moment, counted by the
 // allocator above weights, gradients and optimizer: every policy, dtype and family.
 #include <gtest/gtest.h>
 
@@ -8,10 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "common/cost.h"
-#include "common/model_init.h"
+#include "common/cost/cost.h"
+#include "common/model/model_init.h"
 #include "glog/logging.h"
 #include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 
 namespace stemma::testing {
@@ -45,7 +46,7 @@ ByteShape ShapeOf(const Setting& setting) {
 }
 
 // One forward and backward of one group.
-worker::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts) {
+internal::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts) {
   const std::string directory = ::testing::TempDir() + "/bytes-" + setting.name;
   std::filesystem::remove_all(directory);
   CHECK(WriteRandomModel(ModelOf(setting), {}, directory).ok());
@@ -89,7 +90,7 @@ WaveShape WaveOf(const Setting& s) {
 
 class PhaseBytesTest : public ::testing::TestWithParam<Setting> {};
 
-void ExpectNear(const worker::v1::Vote& vote, const std::string& phase, const PhaseBytes& planned) {
+void ExpectNear(const internal::v1::Vote& vote, const std::string& phase, const PhaseBytes& planned) {
   const double measured = vote.sums().at("bytes/" + phase), peak = static_cast<double>(planned.peak());
   EXPECT_NEAR(peak / measured, 1, kTolerance)
       << phase << ": planned " << planned.peak() << " = hot " << planned.hot_set << " + dormant " << planned.dormant_set
@@ -99,7 +100,7 @@ void ExpectNear(const worker::v1::Vote& vote, const std::string& phase, const Ph
 
 TEST_P(PhaseBytesTest, EachPhaseTakesItsPlannedBytes) {
   const Setting& s = GetParam();
-  const worker::v1::Vote vote = Measure(s);
+  const internal::v1::Vote vote = Measure(s);
   if (s.dense) {
     const int64_t prefix_rows = s.prompt - 1;
     const int64_t rows = prefix_rows + s.response;

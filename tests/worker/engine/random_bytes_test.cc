@@ -18,11 +18,12 @@
 #include <string>
 #include <vector>
 
-#include "common/model_init.h"
-#include "common/state_bytes.h"
+#include "common/cost/state_bytes.h"
+#include "common/model/model_init.h"
 #include "glog/logging.h"
-#include "server/core/memory_division.h"
+#include "server/planner/memory_division.h"
 #include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "tests/worker/memory/fake_copy_engine.h"
 #include "worker/memory/cpu_allocator.h"
@@ -164,7 +165,7 @@ struct PhaseRow {
   double least = 0, most = 0, measured = 0;
 };
 
-std::vector<PhaseRow> RowsOf(const v1::StepReport& report, const worker::v1::Vote& vote) {
+std::vector<PhaseRow> RowsOf(const v1::StepReport& report, const internal::v1::Vote& vote) {
   std::vector<PhaseRow> rows = {{"prefix_forward"}, {"suffix"}, {"prefix_backward"}};
   for (const v1::ClusterReport& cluster : report.clusters()) {
     const v1::PhaseBytes* phases[] = {&cluster.prefix_forward(), &cluster.suffix(), &cluster.prefix_backward()};

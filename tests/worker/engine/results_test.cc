@@ -5,10 +5,10 @@
 #include <random>
 #include <vector>
 
-#include "common/message_sizes.h"
+#include "common/base/message_sizes.h"
 #include "gtest/gtest.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 // Draws sizes so that some rollouts are tiny, some fill a chunk alone, and some are more than one.
@@ -25,7 +25,7 @@ TEST(ResultSenderTest, EveryRolloutIsSentOnceInChunksThatFit) {
   for (int round = 0; round < 20; ++round) {
     const bool float64 = round % 2 == 0;
     std::map<std::string, size_t> sent, received;
-    ResultSender sender("id", float64, [&](worker::v1::ResultChunk chunk) {
+    ResultSender sender("id", float64, [&](internal::v1::ResultChunk chunk) {
       if (chunk.group().rollouts_size() > 1) {
         EXPECT_LE(chunk.ByteSizeLong(), kResultChunkBytes + 1024) << "uid and id are not counted";
       }
@@ -47,7 +47,7 @@ TEST(ResultSenderTest, EveryRolloutIsSentOnceInChunksThatFit) {
 }
 
 TEST(ResultSenderTest, ManyTinyResultsAreCountedWithTheirIds) {
-  ResultSender sender("id", false, [](const worker::v1::ResultChunk& chunk) {
+  ResultSender sender("id", false, [](const internal::v1::ResultChunk& chunk) {
     EXPECT_LE(chunk.ByteSizeLong(), kResultChunkBytes + 1024);
   });
   for (int i = 0; i < 30'000; ++i)
@@ -56,4 +56,4 @@ TEST(ResultSenderTest, ManyTinyResultsAreCountedWithTheirIds) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -1,6 +1,6 @@
-// The formula of common/state_bytes.h against the bytes that a loaded model takes, counted by the allocator at the
+// The formula of common/cost/state_bytes.h against the bytes that a loaded model takes, counted by the allocator at the
 // start of a step: every dtype and family, optimizer states here and there.
-#include "common/state_bytes.h"
+#include "common/cost/state_bytes.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "common/model_init.h"
+#include "common/model/model_init.h"
 #include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "worker/memory/cpu_allocator.h"
 

@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "common/model_init.h"
+#include "common/model/model_init.h"
 #include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 
 namespace stemma::testing {

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/testing/namespaces.h"
 #include "worker/memory/copy_engine.h"
 
 namespace stemma::testing {

@@ -7,7 +7,8 @@
 
 #include <cstring>
 
-#include "common/mutex.h"
+#include "common/base/mutex.h"
+#include "tests/testing/namespaces.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/worker/memory/copy_engine_suite.h"
 #include "worker/memory/cuda_page_lock.h"

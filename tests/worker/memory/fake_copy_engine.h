@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/namespaces.h"
 #include "worker/memory/copy_engine.h"
 
 namespace stemma::testing {

@@ -7,7 +7,7 @@
 
 #include "tests/testing/status_matchers.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 constexpr int64_t kKiB = 1024;
@@ -118,4 +118,4 @@ TEST(HostArenaDeathTest, ABlockThatOutlivesTheArenaIsABug) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

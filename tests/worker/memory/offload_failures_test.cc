@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 
+#include "tests/testing/namespaces.h"
 #include "tests/worker/memory/fake_copy_engine.h"
 #include "tests/worker/memory/tape_entries.h"
 #include "worker/memory/offload_store.h"

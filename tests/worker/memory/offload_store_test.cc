@@ -8,6 +8,7 @@
 #include <random>
 #include <utility>
 
+#include "tests/testing/namespaces.h"
 #include "tests/worker/memory/fake_copy_engine.h"
 #include "tests/worker/memory/tape_entries.h"
 #include "worker/memory/thread_copy_engine.h"

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "tests/testing/namespaces.h"
 #include "tests/worker/memory/tape_entries.h"
 
 namespace stemma::testing {

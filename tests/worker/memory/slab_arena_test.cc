@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -82,4 +82,4 @@ TEST(SlabArenaDeathTest, ABlockGivenTwiceIsABug) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

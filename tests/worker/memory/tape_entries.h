@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/namespaces.h"
 #include "worker/memory/cpu_allocator.h"
 
 namespace stemma::testing {

@@ -1,5 +1,6 @@
 #include "worker/memory/thread_copy_engine.h"
 
+#include "tests/testing/namespaces.h"
 #include "tests/worker/memory/copy_engine_suite.h"
 
 namespace stemma::testing {

@@ -1,4 +1,4 @@
-// The blocks of a layer against the table of tape policies (common/tape_policy.h): each tensor of a tape is there
+// The blocks of a layer against the table of tape policies (common/cost/tape_policy.h): each tensor of a tape is there
 // exactly when the table says so, and a layer gives the same bits from whatever its tape kept. Models and rows are
 // drawn.
 #include <ATen/ATen.h>
@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "worker/model/kv_block.h"
 #include "worker/model/layer.h"

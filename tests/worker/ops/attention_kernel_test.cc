@@ -9,7 +9,7 @@
 
 #include "tests/testing/tensors.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 using testing::Random;
@@ -74,4 +74,4 @@ INSTANTIATE_TEST_SUITE_P(Masks, AttentionKernelTest, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "causal" : "full"; });
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

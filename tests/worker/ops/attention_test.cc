@@ -11,7 +11,7 @@
 #include "tests/testing/wrong_attention.h"
 #include "worker/memory/cpu_allocator.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 using testing::AutogradOf;
@@ -376,4 +376,4 @@ TEST(AttentionDeathTest, UnequalHeadCountsAreOurBug) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -10,7 +10,7 @@
 #include "tests/testing/tensors.h"
 #include "worker/memory/cpu_allocator.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 using testing::kExact;
@@ -340,4 +340,4 @@ TEST(HeadControlTest, ADroppedTemperatureIsSeen) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -5,7 +5,7 @@
 
 #include "tests/testing/tensors.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 using testing::AutogradOf;
@@ -119,4 +119,4 @@ TEST(EmbeddingTest, GivesTheSameBitsOnAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -5,7 +5,7 @@
 
 #include "tests/testing/tensors.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 using testing::AutogradOf;
@@ -107,4 +107,4 @@ TEST(RmsNormControlTest, ABackwardWithoutTheMeanTermFails) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -8,7 +8,7 @@
 
 #include "tests/testing/tensors.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 using testing::AutogradOf;
@@ -95,7 +95,7 @@ double ErrorOf(const Case& c, double* weight_error = nullptr) {
   const at::Tensor dq_norm = at::ones({c.shape.head_size}, acc), dk_norm = at::ones({c.shape.head_size}, acc);
   const at::Tensor dq = c.shape.num_heads > 0 ? in.dq : at::Tensor();
   const at::Tensor dqkv = QkvBackward(dq, in.dk, in.dv, in.positions, rope, c.shape, norm,
-                                      c.norm ? in.qkv : at::Tensor(), heads.rstd_TX, dq_norm, dk_norm, c.dtype);
+                                      c.norm ? in.qkv : at::Tensor(), heads.rstd_TJ, dq_norm, dk_norm, c.dtype);
   double worst = std::max(RelativeError(heads.k_KTE, plain[1]), RelativeError(heads.v_KTE, plain[2]));
   if (c.shape.num_heads > 0) worst = std::max(worst, RelativeError(heads.q_HTE, plain[0]));
   if (c.norm) {
@@ -139,7 +139,7 @@ TEST(QkvTest, ReadsGradientsThatAreViewsOfALongerBuffer) {
   const QkvHeads heads = QkvForward(in.qkv, in.positions, rope, c.shape, norm);
   const auto run = [&](const at::Tensor& dk, const at::Tensor& dv) {
     const at::Tensor unused = at::zeros({16}, at::kDouble);
-    return QkvBackward(in.dq, dk, dv, in.positions, rope, c.shape, norm, in.qkv, heads.rstd_TX, unused, unused,
+    return QkvBackward(in.dq, dk, dv, in.positions, rope, c.shape, norm, in.qkv, heads.rstd_TJ, unused, unused,
                        at::kDouble);
   };
   const auto in_longer = [](const at::Tensor& x) { return at::cat({x, x}, 1).narrow(1, 0, x.size(1)); };
@@ -207,4 +207,4 @@ TEST(RopeTableTest, IsKeptInTheAccumulationType) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

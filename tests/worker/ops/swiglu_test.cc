@@ -5,7 +5,7 @@
 
 #include "tests/testing/tensors.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 using testing::AutogradOf;
@@ -87,4 +87,4 @@ TEST(SwigluControlTest, ABackwardWithoutTheDerivativeOfSigmoidFails) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/testing/namespaces.h"
 #include "tests/worker/optim/parameters.h"
 #include "worker/memory/thread_copy_engine.h"
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <tuple>
 
+#include "tests/testing/namespaces.h"
 #include "tests/worker/memory/fake_copy_engine.h"
 #include "tests/worker/optim/parameters.h"
 #include "worker/memory/cpu_allocator.h"

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/namespaces.h"
 #include "worker/optim/adamw.h"
 #include "worker/optim/states.h"
 

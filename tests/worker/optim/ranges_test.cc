@@ -7,7 +7,8 @@
 #include <random>
 #include <tuple>
 
-#include "common/state_slabs.h"
+#include "common/cost/state_slabs.h"
+#include "tests/testing/namespaces.h"
 #include "tests/worker/optim/parameters.h"
 #include "worker/memory/thread_copy_engine.h"
 

@@ -7,9 +7,9 @@
 #include <random>
 #include <set>
 
-#include "common/state_slabs.h"
+#include "common/cost/state_slabs.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 TEST(CutSlabsTest, SmallParametersShareASlabAndALargeOneTakesSeveral) {
@@ -128,4 +128,4 @@ TEST(StateSlabBytesTest, AreThreeSlabsUnlessThereIsLess) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

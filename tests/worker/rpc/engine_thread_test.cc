@@ -6,15 +6,15 @@
 #include <string>
 #include <utility>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/fake_worker/fake_engine.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
-using worker::v1::ServerMessage;
-using worker::v1::WorkerMessage;
+using internal::v1::ServerMessage;
+using internal::v1::WorkerMessage;
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
@@ -39,8 +39,8 @@ class Sent {
   std::deque<WorkerMessage> messages_ ABSL_GUARDED_BY(mutex_);
 };
 
-worker::v1::StepKey Key(const std::string& id, uint64_t step, uint32_t attempt = 1) {
-  worker::v1::StepKey key;
+internal::v1::StepKey Key(const std::string& id, uint64_t step, uint32_t attempt = 1) {
+  internal::v1::StepKey key;
   key.set_epoch(3);
   key.set_incarnation("w1");
   key.set_generation(1);
@@ -52,7 +52,7 @@ worker::v1::StepKey Key(const std::string& id, uint64_t step, uint32_t attempt =
 
 class EngineThreadTest : public ::testing::Test {
  protected:
-  explicit EngineThreadTest(EngineFactory factory = CreateFakeEngine)
+  explicit EngineThreadTest(EngineFactory factory = testing::CreateFakeEngine)
       : thread_(
             "w1", std::move(factory), [this](WorkerMessage message) { sent_.Add(std::move(message)); },
             [](const absl::Status&) {}) {
@@ -70,18 +70,18 @@ class EngineThreadTest : public ::testing::Test {
     message.mutable_payload()->set_last(true);
     thread_.Post(message);
   }
-  void PostPrepare(const worker::v1::StepKey& key) {
+  void PostPrepare(const internal::v1::StepKey& key) {
     ServerMessage message;
     *message.mutable_prepare()->mutable_key() = key;
     message.mutable_prepare()->mutable_plan()->add_groups(0);
     thread_.Post(message);
   }
-  void PostApply(const worker::v1::StepKey& key) {
+  void PostApply(const internal::v1::StepKey& key) {
     ServerMessage message;
     *message.mutable_apply()->mutable_key() = key;
     thread_.Post(message);
   }
-  void PostAbort(const worker::v1::StepKey& key) {
+  void PostAbort(const internal::v1::StepKey& key) {
     ServerMessage message;
     *message.mutable_abort()->mutable_key() = key;
     thread_.Post(message);
@@ -120,7 +120,7 @@ TEST_F(EngineThreadTest, ProgressGrowsWithMessagesAndWavesOnly) {
 
 TEST_F(EngineThreadTest, PrepareAndApplyOfAnotherAttemptOrIncarnationAreRefused) {
   PostPayload("a", "g");
-  worker::v1::StepKey stranger = Key("a", 1);
+  internal::v1::StepKey stranger = Key("a", 1);
   stranger.set_incarnation("w0");
   PostPrepare(stranger);
   EXPECT_EQ(sent_.Next().refused().key().incarnation(), "w0");
@@ -146,35 +146,39 @@ TEST_F(EngineThreadTest, AnAbortReachesTheStepThatRuns) {
 // A Prepare of request "hold" waits for its abort; any other votes whether it is cancelled at once.
 class AskingEngine final : public Engine {
  public:
-  const worker::v1::Ready& ready() const override { return ready_; }
-  absl::Status AddPayload(worker::v1::PayloadChunk) override { return absl::OkStatus(); }
+  const internal::v1::Ready& ready() const override { return ready_; }
+  absl::Status AddPayload(internal::v1::PayloadChunk) override { return absl::OkStatus(); }
   void DropPayload(const std::string&) override {}
-  absl::StatusOr<worker::v1::Vote> Prepare(const worker::v1::Prepare& prepare, const EngineHooks& hooks) override {
+  absl::StatusOr<internal::v1::Vote> Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) override {
     while (prepare.key().request_id() == "hold" && !hooks.cancelled()) RealClock().Sleep(absl::Milliseconds(1));
-    worker::v1::Vote vote;
+    internal::v1::Vote vote;
     *vote.mutable_key() = prepare.key();
     vote.set_yes(!hooks.cancelled());
     return vote;
   }
-  absl::StatusOr<worker::v1::Applied> Apply(const worker::v1::Apply&) override { return absl::InternalError("none"); }
-  void Abort(const worker::v1::StepKey&) override {}
-  absl::Status LogProb(const worker::v1::LogProb&, const EngineHooks&) override { return absl::InternalError("none"); }
-  absl::StatusOr<uint64_t> Export(const worker::v1::Export&) override { return absl::InternalError("none"); }
+  absl::StatusOr<internal::v1::Applied> Apply(const internal::v1::Apply&) override {
+    return absl::InternalError("none");
+  }
+  void Abort(const internal::v1::StepKey&) override {}
+  absl::Status LogProb(const internal::v1::LogProb&, const EngineHooks&) override {
+    return absl::InternalError("none");
+  }
+  absl::StatusOr<uint64_t> Export(const internal::v1::Export&) override { return absl::InternalError("none"); }
 
  private:
-  worker::v1::Ready ready_;
+  internal::v1::Ready ready_;
 };
 
 class AskedThreadTest : public EngineThreadTest {
  protected:
   AskedThreadTest()
       : EngineThreadTest(
-            [](const worker::v1::Configure&, const std::string&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+            [](const internal::v1::Configure&, const std::string&) -> absl::StatusOr<std::unique_ptr<Engine>> {
               return std::make_unique<AskingEngine>();
             }) {}
 
   // Posts the Prepare and then the abort while another step runs, so that the abort is there before the Prepare begins.
-  bool VoteWithAbort(const worker::v1::StepKey& prepared, const worker::v1::StepKey& aborted) {
+  bool VoteWithAbort(const internal::v1::StepKey& prepared, const internal::v1::StepKey& aborted) {
     PostPrepare(Key("hold", ++holds_));
     PostPrepare(prepared);
     PostAbort(aborted);
@@ -204,7 +208,7 @@ TEST_F(EngineThreadTest, AnAbortEndsALogProbPass) {
   ServerMessage message;
   message.mutable_log_prob()->set_id("~log-prob/1");
   thread_.Post(message);
-  worker::v1::StepKey key;
+  internal::v1::StepKey key;
   key.set_request_id("~log-prob/1");
   PostAbort(key);
   EXPECT_TRUE(sent_.Next().log_prob_done().has_failure());
@@ -238,7 +242,7 @@ TEST(EngineThreadStartTest, AnEngineThatCannotBeMadeIsReported) {
   absl::Status failure;
   EngineThread thread(
       "w1",
-      [](const worker::v1::Configure&, const std::string&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+      [](const internal::v1::Configure&, const std::string&) -> absl::StatusOr<std::unique_ptr<Engine>> {
         return absl::NotFoundError("no model");
       },
       [](WorkerMessage) {},
@@ -255,4 +259,4 @@ TEST(EngineThreadStartTest, AnEngineThatCannotBeMadeIsReported) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 const std::vector<GroupShape> kGroups = {{/*P=*/5, {3, 2}}, {/*P=*/1, {4}}};
@@ -74,4 +74,4 @@ TEST(ExpandStepTest, PhasesSurroundTheWavesOfACluster) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

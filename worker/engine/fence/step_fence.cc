@@ -3,9 +3,9 @@
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 
-namespace stemma {
+namespace stemma::worker {
 
-using worker::v1::StepKey;
+using internal::v1::StepKey;
 
 std::string StepKeyText(const StepKey& key) {
   return absl::StrCat("epoch ", key.epoch(), " incarnation ", key.incarnation(), " generation ", key.generation(),
@@ -72,4 +72,4 @@ bool StepFence::OnAbort(const StepKey& key) {
   return true;
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

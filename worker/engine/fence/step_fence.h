@@ -16,13 +16,13 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "stemma/worker/v1/worker.pb.h"
+#include "stemma/internal/v1/worker.pb.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 // "epoch 1 incarnation w1 generation 2 step 3 attempt 1 request r k 0": for messages and logs.
-std::string StepKeyText(const worker::v1::StepKey& key);
-bool SameStepKey(const worker::v1::StepKey& a, const worker::v1::StepKey& b);
+std::string StepKeyText(const internal::v1::StepKey& key);
+bool SameStepKey(const internal::v1::StepKey& a, const internal::v1::StepKey& b);
 
 struct StepFencePlace {
   uint64_t epoch = 0;
@@ -36,26 +36,26 @@ class StepFence {
   explicit StepFence(StepFencePlace place) : place_(std::move(place)) {}
 
   // Let through: a new attempt of the step after ours. What an earlier attempt left is to be dropped by the caller.
-  absl::Status CheckPrepare(const worker::v1::StepKey& key) const;
-  void OnPrepare(const worker::v1::StepKey& key);
+  absl::Status CheckPrepare(const internal::v1::StepKey& key) const;
+  void OnPrepare(const internal::v1::StepKey& key);
   // A `no` vote counts too: its Apply can only discard.
-  void OnVote(const worker::v1::StepKey& key);
+  void OnVote(const internal::v1::StepKey& key);
   // Let through: the keys of the last vote, not applied yet.
-  absl::Status CheckApply(const worker::v1::StepKey& key) const;
-  void OnApplied(const worker::v1::StepKey& key, bool discard);
+  absl::Status CheckApply(const internal::v1::StepKey& key) const;
+  void OnApplied(const internal::v1::StepKey& key, bool discard);
   // True: the key is the running or voted attempt, whose gradients are to be dropped.
-  bool OnAbort(const worker::v1::StepKey& key);
+  bool OnAbort(const internal::v1::StepKey& key);
 
   uint64_t step() const { return place_.step; }
 
  private:
   enum class State { kIdle, kPreparing, kVoted };
 
-  absl::Status CheckPlace(const worker::v1::StepKey& key) const;
+  absl::Status CheckPlace(const internal::v1::StepKey& key) const;
 
   StepFencePlace place_;
   State state_ = State::kIdle;
-  std::optional<worker::v1::StepKey> last_;  // of the last Prepare let through
+  std::optional<internal::v1::StepKey> last_;  // of the last Prepare let through
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 absl::Status CheckEntriesFit(const std::vector<int64_t>& entry_bytes, const ResidencyOptions& options) {
   const int64_t bytes = std::accumulate(entry_bytes.begin(), entry_bytes.end(), int64_t{0});
@@ -271,4 +271,4 @@ void Residency::Continue(Actions& actions) {
   Prefetch(actions);
 }
 
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -23,7 +23,7 @@
 
 #include "absl/status/status.h"
 
-namespace stemma {
+namespace stemma::worker {
 
 struct ResidencyOptions {
   int64_t host_bytes = 0;      // of the arena
@@ -126,4 +126,4 @@ class Residency {
   ResidencyStats stats_;
 };
 
-}  // namespace stemma
+}  // namespace stemma::worker

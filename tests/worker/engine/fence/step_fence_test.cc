@@ -9,11 +9,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
+using internal::v1::StepKey;
 using ::testing::HasSubstr;
-using worker::v1::StepKey;
 
 StepKey Key(uint64_t step, uint32_t attempt) {
   StepKey key;
@@ -125,4 +125,4 @@ TEST(StepFenceTest, AbortDropsOnlyItsOwnAttempt) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

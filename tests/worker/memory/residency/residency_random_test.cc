@@ -9,7 +9,7 @@
 
 #include "worker/memory/residency/residency.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 // What the machine must not do, told by what is where and not by the machine's own books.
@@ -198,4 +198,4 @@ TEST(ResidencyRandomTest, NoOrderOfCompletionsBreaksAnInvariant) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

@@ -11,7 +11,7 @@
 
 #include "tests/testing/status_matchers.h"
 
-namespace stemma {
+namespace stemma::worker {
 namespace {
 
 using ::testing::HasSubstr;
@@ -310,4 +310,4 @@ TEST_F(ResidencyDeathTest, AnEntryThatMustLeaveAndStaysIsSeen) {
 }
 
 }  // namespace
-}  // namespace stemma
+}  // namespace stemma::worker

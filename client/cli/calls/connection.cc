@@ -1,0 +1,42 @@
+#include "client/cli/calls/connection.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/base/address.h"
+#include "common/base/message_sizes.h"
+#include "grpc/support/time.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+
+namespace stemma::cli {
+namespace {
+
+// A span is a deadline relative to now: the CLI reads no clock for it.
+gpr_timespec FromNow(double seconds) { return gpr_time_from_millis(static_cast<int64_t>(seconds * 1e3), GPR_TIMESPAN); }
+
+}  // namespace
+
+void SetTimeout(grpc::ClientContext& context, double seconds) { context.set_deadline(FromNow(seconds)); }
+
+Connection::Connection(std::shared_ptr<grpc::Channel> channel, double timeout_s)
+    : channel_(std::move(channel)), stub_(v1::TrainingService::NewStub(channel_)), timeout_s_(timeout_s) {}
+
+absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ServerOptions& options) {
+  if (const auto address = ParseDialAddress(options.address); !address.ok()) {
+    return UsageError(absl::StrCat("--server: ", address.status().message()));
+  }
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kReceivedBytesMax);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  auto channel = grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+  if (!channel->WaitForConnected(FromNow(options.connect_timeout_s))) {
+    return ConnectError(absl::StrCat("no connection to ", options.address, " within ", options.connect_timeout_s,
+                                     " s; is `stemma local` running there?"));
+  }
+  return std::unique_ptr<Connection>(new Connection(std::move(channel), options.timeout_s));
+}
+
+}  // namespace stemma::cli

@@ -1,0 +1,58 @@
+#include "client/cli/calls/shared_options.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <string_view>
+
+#include "CLI/CLI.hpp"
+
+namespace stemma::cli {
+namespace {
+
+bool IsSet(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value != '\0';
+}
+
+bool TerminalTakesEscapes(int fd) {
+  const char* term = std::getenv("TERM");
+  return isatty(fd) == 1 && term != nullptr && std::string_view(term) != "dumb";
+}
+
+}  // namespace
+
+void AddServerOptions(CLI::App* command, ServerOptions* options, bool required) {
+  auto* server = command->add_option("--server", options->address, "Address of the server")->type_name("HOST:PORT");
+  // Where a server is optional, a variable left in the environment must not change what the command does.
+  if (required) server->required()->envname("STEMMA_SERVER");
+  AddNumber(command, "--connect-timeout", options->connect_timeout_s, "Longest wait for a connection", kTimeoutRange)
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  AddNumber(command, "--timeout", options->timeout_s, "Longest wait for an answer that needs no work", kTimeoutRange)
+      ->type_name("SECONDS")
+      ->capture_default_str();
+}
+
+void AddOutputOption(CLI::App* command, OutputOptions* options) {
+  options->bold_headers = TerminalTakesEscapes(STDOUT_FILENO) && !IsSet("NO_COLOR");
+  const std::map<std::string, OutputFormat> formats = {{"table", OutputFormat::kTable}, {"json", OutputFormat::kJson}};
+  command->add_option("-o,--output", options->format, "What to print; json: one object a line")
+      ->transform(CLI::CheckedTransformer(formats).description(""))
+      ->type_name("table|json")
+      ->default_str("table");
+}
+
+void SetExamples(CLI::App* command, const std::string& examples) { command->footer("Examples:\n" + examples); }
+
+bool StderrIsTerminal() { return TerminalTakesEscapes(STDERR_FILENO); }
+
+std::string TemporaryRoot() {
+  std::error_code error;
+  const auto path = std::filesystem::temp_directory_path(error);
+  return error ? "." : path.string();
+}
+
+}  // namespace stemma::cli

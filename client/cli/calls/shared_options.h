@@ -1,0 +1,34 @@
+// Options that several commands have, and what the terminal can show.
+#pragma once
+
+#include <string>
+
+#include "client/cli/calls/connection.h"
+#include "client/cli/output/records.h"
+#include "common/base/command_line_options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace stemma::cli {
+
+// Seconds of a timeout.
+inline constexpr NumberRange kTimeoutRange = {.min = 0, .max = 1e9, .above_min = true};
+
+// --server ADDR (where required: or STEMMA_SERVER), --connect-timeout, --timeout.
+void AddServerOptions(CLI::App* command, ServerOptions* options, bool required = true);
+
+// -o table|json. Headers are bold on a terminal unless NO_COLOR is set.
+void AddOutputOption(CLI::App* command, OutputOptions* options);
+
+// The EXAMPLES part of a command's help.
+void SetExamples(CLI::App* command, const std::string& examples);
+
+// Progress is drawn on a terminal only.
+bool StderrIsTerminal();
+
+// The directory for temporary files: TMPDIR, or the system's.
+std::string TemporaryRoot();
+
+}  // namespace stemma::cli

@@ -1,0 +1,106 @@
+#include "client/cli/commands/machine_checks.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/local/child_process.h"
+#include "common/base/system_memory.h"
+
+namespace stemma::cli {
+namespace {
+
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+constexpr uint64_t kOpenFilesMin = 256;
+
+// Rounded down to a tenth.
+std::string GiB(uint64_t bytes) {
+  const uint64_t tenths = bytes * 10 / kGiB;
+  return absl::StrCat(tenths / 10, ".", tenths % 10, " GiB");
+}
+
+// `--help` starts the process without doing anything: a missing shared library shows here.
+Check CheckBinary(const std::string& name) {
+  const auto path = SiblingExecutable(name);
+  if (!path.ok()) return {name, CheckState::kFailed, std::string(path.status().message())};
+  const int null_fd = open("/dev/null", O_WRONLY);
+  const auto pid = StartChild({.argv = {*path, "--help"}, .stdout_fd = null_fd});
+  close(null_fd);
+  if (!pid.ok()) return {name, CheckState::kFailed, std::string(pid.status().message())};
+  int wait_status = 0;
+  waitpid(*pid, &wait_status, 0);
+  if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0) return {name, CheckState::kOk, *path};
+  return {name, CheckState::kFailed,
+          absl::StrCat(*path, " --help ended with ", ExitText(wait_status), "; `ldd` shows a library that is missing")};
+}
+
+Check CheckPort() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const bool ok =
+      fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 && listen(fd, 1) == 0;
+  const int error = errno;
+  if (fd >= 0) close(fd);
+  if (ok) return {"loopback port", CheckState::kOk, "127.0.0.1 gives free ports"};
+  return {"loopback port", CheckState::kFailed, absl::StrCat("cannot listen on 127.0.0.1: ", strerror(error))};
+}
+
+Check CheckMemory() {
+  const int64_t bytes = AvailableMemoryBytes();
+  if (bytes == 0)
+    return {"memory", CheckState::kWarning, "neither /proc/meminfo nor the cgroup tells what is available"};
+  return {"memory", bytes < static_cast<int64_t>(kGiB) ? CheckState::kWarning : CheckState::kOk,
+          GiB(static_cast<uint64_t>(bytes)) + " available"};
+}
+
+Check CheckDisk(const std::string& directory) {
+  struct statvfs info = {};
+  if (statvfs(directory.c_str(), &info) != 0) {
+    return {"disk", CheckState::kFailed, absl::StrCat(directory, ": ", strerror(errno))};
+  }
+  const uint64_t bytes = static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+  return {"disk", bytes < kGiB ? CheckState::kWarning : CheckState::kOk,
+          absl::StrCat(GiB(bytes), " free in ", directory)};
+}
+
+Check CheckOpenFiles() {
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const bool ok = limit.rlim_cur >= kOpenFilesMin;
+  return {"open files", ok ? CheckState::kOk : CheckState::kWarning, absl::StrCat("limit ", limit.rlim_cur)};
+}
+
+Check CheckCores() { return {"cores", CheckState::kOk, absl::StrCat(sysconf(_SC_NPROCESSORS_ONLN))}; }
+
+}  // namespace
+
+std::vector<Check> CheckMachine(const std::string& data_directory) {
+  return {CheckBinary("stemma-server"),
+          CheckBinary("stemma-worker"),
+          CheckPort(),
+          CheckCores(),
+          CheckMemory(),
+          CheckDisk(data_directory.empty() ? "." : data_directory),
+          CheckOpenFiles()};
+}
+
+Record CheckRecord(const Check& check) {
+  Record record;
+  record["check"] = check.name;
+  record["state"] = check.state == CheckState::kOk ? "ok" : check.state == CheckState::kWarning ? "warning" : "FAILED";
+  record["detail"] = check.detail;
+  return record;
+}
+
+}  // namespace stemma::cli

@@ -1,0 +1,98 @@
+// stemma plan TRACE: what the server would do with a request, without doing it.
+#include <iostream>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "client/cli/calls/connection.h"
+#include "client/cli/calls/shared_options.h"
+#include "client/cli/calls/submit.h"
+#include "client/cli/commands/command.h"
+#include "client/cli/output/plan_text.h"
+#include "client/cli/output/request_records.h"
+#include "client/cli/trace/trace_file.h"
+#include "common/base/status_macros.h"
+
+namespace stemma::cli {
+namespace {
+
+struct PlanOptions {
+  ServerOptions server;
+  OutputOptions output;
+  std::string trace;
+  int64_t line = 0;  // of the file, from 1; 0: the first request
+  bool verbose = false;
+};
+
+void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan) {
+  Record record;
+  record["line"] = line;
+  record.update(PlanRecord(plan));
+  std::vector<Record> clusters = ClusterRecords(plan);
+  const std::vector<Record> groups = GroupRecords(plan);
+  if (options.output.format == OutputFormat::kJson) {
+    for (Record& cluster : clusters) {
+      for (const char* column : {"waves", "prefix", "bytes_abc", "seconds_abc"}) cluster.erase(column);
+    }
+    record["cluster_reports"] = clusters;
+    record["group_costs"] = groups;
+    return WriteFields(options.output, record, std::cout);
+  }
+  Record summary;
+  summary["line"] = line;
+  summary.update(PlanSummary(plan));
+  WriteFields(options.output, summary, std::cout);
+  std::cout << "\n";
+  if (clusters.empty()) std::cout << "nothing to compute: no rollout has a loss\n";
+  WriteRecords(options.output, ClusterSummaryColumns(), ClusterSummaries(plan), std::cout);
+  if (!options.verbose) return;
+  std::cout << "\n";
+  WriteFields(options.output, record, std::cout);
+  std::cout << "\n";
+  WriteRecords(options.output, ClusterColumns(), clusters, std::cout);
+  if (groups.empty()) return;
+  std::cout << "\n";
+  WriteRecords(options.output, GroupColumns(), groups, std::cout);
+}
+
+absl::Status RunPlan(const PlanOptions& options) {
+  ASSIGN_OR_RETURN(TraceFile trace, TraceFile::Open(options.trace));
+  ASSIGN_OR_RETURN(const int64_t index, trace.IndexOfLine(options.line));
+  ASSIGN_OR_RETURN(TraceLine line, trace.Read(index));
+  ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
+  v1::RequestHeader& header = *line.request.header.mutable_request();
+  header.set_request_id(absl::StrCat("plan-", trace.short_digest(), "/", line.line));
+  header.set_validate_only(true);
+  header.clear_wait_ms();
+  grpc::ClientContext context;
+  ASSIGN_OR_RETURN(const auto status,
+                   UpdateActor(connection->stub(), context, line.request.header, line.request.groups));
+  RETURN_IF_ERROR(OutcomeStatus(status));
+  if (!status.has_plan()) return absl::InternalError("the server answered validate_only without a plan");
+  Print(options, line.line, status.plan());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddPlanCommand(CLI::App& app, Runner& run) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* command = app.add_subcommand(
+      "plan", "Show how the server would compute a request: clusters, waves, policies, bytes, seconds, reasons");
+  command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
+  command->add_option("--line", options->line, "The request on this line of the file (default: the first)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  command->add_flag(
+      "-v,--verbose", options->verbose,
+      "Every number too: bytes and seconds of each phase, the rates behind them, each group's cost model");
+  AddServerOptions(command, &options->server);
+  AddOutputOption(command, &options->output);
+  SetExamples(command,
+              "  stemma plan trace.jsonl --server 127.0.0.1:7070\n"
+              "  stemma plan trace.jsonl --server 127.0.0.1:7070 --verbose\n"
+              "  stemma plan trace.jsonl --line 12 --server 127.0.0.1:7070 -o json");
+  command->callback([&run, options] { run = [options] { return RunPlan(*options); }; });
+}
+
+}  // namespace stemma::cli

@@ -1,0 +1,112 @@
+// stemma replay TRACE: submits a trace line by line, prints every optimizer step, compares with expected values.
+#include <map>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "client/cli/calls/shared_options.h"
+#include "client/cli/commands/command.h"
+#include "client/cli/commands/replay_run.h"
+#include "client/cli/output/command_status.h"
+#include "common/base/command_line_options.h"
+#include "common/base/file.h"
+#include "common/base/names.h"
+#include "common/base/status_macros.h"
+
+namespace stemma::cli {
+namespace {
+
+constexpr uint64_t kExpectedBytesMax = uint64_t{1} << 30;
+
+absl::StatusOr<std::optional<ExpectedSteps>> ReadExpected(const std::string& path) {
+  if (path.empty()) return std::nullopt;
+  const auto text = ReadFile(path, kExpectedBytesMax);
+  if (!text.ok()) return UsageError(std::string(text.status().message()));
+  auto expected = ExpectedSteps::Parse(*text);
+  if (!expected.ok()) return UsageError(absl::StrCat(path, ": ", expected.status().message()));
+  return std::optional(*std::move(expected));
+}
+
+// Before the first step: steps cannot be taken again for the sake of a report.
+absl::StatusOr<std::optional<ReportFile>> OpenReport(const std::string& path) {
+  if (path.empty()) return std::nullopt;
+  auto report = ReportFile::Open(path);
+  if (!report.ok()) return UsageError(absl::StrCat("--report: ", report.status().message()));
+  return std::optional(*std::move(report));
+}
+
+absl::Status RunReplay(ReplayOptions options) {
+  if (const absl::Status valid = options.lr_schedule.Validate(); !valid.ok())
+    return UsageError(std::string(valid.message()));
+  if (!options.run_id.empty()) {
+    if (const absl::Status valid = CheckRequestId(options.run_id); !valid.ok())
+      return UsageError(std::string(valid.message()));
+  }
+  ASSIGN_OR_RETURN(auto expected, ReadExpected(options.verify));
+  ASSIGN_OR_RETURN(TraceFile trace, TraceFile::Open(options.trace));
+  if (options.start > trace.num_requests()) {
+    return UsageError(absl::StrCat("--start ", options.start, ": the trace holds ", trace.num_requests(), " requests"));
+  }
+  ASSIGN_OR_RETURN(auto report, OpenReport(options.report));
+  options.progress = StderrIsTerminal();
+  ReplayRun replay(std::move(options), std::move(trace), std::move(expected), std::move(report));
+  return replay.Run();
+}
+
+void AddScheduleOptions(CLI::App* command, ReplayOptions* options) {
+  const std::map<std::string, LrCurve> curves = {
+      {"constant", LrCurve::kConstant}, {"linear", LrCurve::kLinear}, {"cosine", LrCurve::kCosine}};
+  command->add_option("--lr-schedule", options->lr_schedule.curve, "Curve of the learning rate")
+      ->transform(CLI::CheckedTransformer(curves).description(""))
+      ->type_name("constant|linear|cosine")
+      ->default_str("constant");
+  command->add_option("--warmup-steps", options->lr_schedule.warmup_steps, "Requests of linear warm-up")
+      ->type_name("N");
+  command->add_option("--total-steps", options->lr_schedule.total_steps, "Request at which the curve ends")
+      ->type_name("N");
+  AddNumber(command, "--min-lr-ratio", options->lr_schedule.min_lr_ratio, "The curve's end, of the line's own rate",
+            {.min = 0, .max = 1})
+      ->type_name("X");
+  const std::map<std::string, v1::Schedule> schedules = {
+      {"auto", v1::AUTO}, {"reuse", v1::REUSE}, {"dense", v1::DENSE}};
+  command->add_option("--schedule", options->schedule, "In place of each request's own schedule")
+      ->transform(CLI::CheckedTransformer(schedules).description(""))
+      ->type_name("auto|reuse|dense");
+}
+
+}  // namespace
+
+void AddReplayCommand(CLI::App& app, Runner& run) {
+  auto options = std::make_shared<ReplayOptions>();
+  CLI::App* command = app.add_subcommand("replay", "Submit a trace line by line and print every optimizer step");
+  command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
+  AddServerOptions(command, &options->server);
+  AddScheduleOptions(command, options.get());
+  command->add_option("--start", options->start, "First request to submit, counted from 1")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  command->add_option("--limit", options->limit, "Submit at most so many")->check(CLI::PositiveNumber)->type_name("N");
+  command
+      ->add_option(
+          "--run-id", options->run_id,
+          "Ids become ID/LINE (default: from the trace's digest, so that a rerun goes on where the last one ended)")
+      ->type_name("ID");
+  command->add_option("--retries", options->retries, "Send a request again, with its id, while the server is away")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_flag("--follow-lineage", options->follow_lineage,
+                    "Go on with the next request when the weights trained so far are lost");
+  command->add_option("--verify", options->verify, "Compare loss and grad_norm with this file's, within its tolerances")
+      ->type_name("FILE");
+  command->add_option("--report", options->report, "Write everything as one JSON object")->type_name("FILE");
+  AddOutputOption(command, &options->output);
+  SetExamples(command,
+              "  stemma replay trace.jsonl --server 127.0.0.1:7070\n"
+              "  stemma replay trace.jsonl --server 127.0.0.1:7070 --schedule dense --run-id dense -o json\n"
+              "  stemma replay trace.jsonl --server 127.0.0.1:7070 --lr-schedule cosine --warmup-steps 10 \\\n"
+              "    --total-steps 200 --verify expected.jsonl --report report.json");
+  command->callback([&run, options] { run = [options] { return RunReplay(*options); }; });
+}
+
+}  // namespace stemma::cli

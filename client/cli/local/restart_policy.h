@@ -1,0 +1,29 @@
+// When `stemma local` starts its worker again. A pure decision: no clock, no process.
+//
+// A worker that becomes ready forgets earlier failures. Exit code 2 (configuration) and 93 (do not restart) are final.
+#pragma once
+
+#include <string>
+
+namespace stemma::cli {
+
+struct RestartDecision {
+  bool restart = false;
+  int delay_ms = 0;
+  std::string reason;
+};
+
+class RestartPolicy {
+ public:
+  static constexpr int kRestartsMax = 3;  // in a row, without a ready worker between them
+
+  void WorkerIsReady() { restarts_ = 0; }
+
+  // `exit_code`: of an exit; -1 after a signal. `exit_text`: how it ended, for the reason.
+  RestartDecision WorkerEnded(int exit_code, const std::string& exit_text);
+
+ private:
+  int restarts_ = 0;  // since the last ready worker
+};
+
+}  // namespace stemma::cli

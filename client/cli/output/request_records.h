@@ -1,0 +1,43 @@
+// How requests, steps and plans of the API look as records. Field names are those of the proto.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/cli/output/records.h"
+#include "stemma/v1/training.pb.h"
+
+namespace stemma::cli {
+
+// "ACCEPTED", "DONE", ...
+std::string StateName(v1::RequestState state);
+
+// One request, without its steps.
+Record RequestRecord(const v1::RequestStatus& status);
+std::vector<Column> RequestColumns();
+
+// One optimizer step: step, outcome, loss, grad_norm, tokens_logical, tokens_computed, tokens_saved, seconds. What the
+// server did not report is null.
+Record StepRecord(const v1::StepResult& step);
+std::vector<Column> StepColumns();
+
+// Columns that `keys` name, in their order.
+std::vector<Column> Only(const std::vector<Column>& columns, const std::vector<std::string>& keys);
+
+// The whole of a plan in numbers, and one record per cluster with its policies, bytes, seconds and reasons.
+Record PlanRecord(const v1::PlanReport& plan);
+std::vector<Record> ClusterRecords(const v1::PlanReport& plan);
+std::vector<Column> ClusterColumns();
+
+// The cost model of each group with a prefix: S(N) = 1 / (rho / N + eta + epsilon), and the way it takes.
+std::vector<Record> GroupRecords(const v1::PlanReport& plan);
+std::vector<Column> GroupColumns();
+
+// Any message by its proto field names, enums as strings, 64-bit integers as numbers.
+Record MessageRecord(const google::protobuf::Message& message);
+
+// The error of a request whose final state is not DONE; OK for one that is done or still runs.
+absl::Status OutcomeStatus(const v1::RequestStatus& status);
+
+}  // namespace stemma::cli

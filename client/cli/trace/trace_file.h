@@ -1,0 +1,41 @@
+// A trace as the commands use it: every line parsed once when it is opened, so that a broken line is reported before
+// anything is sent; then read again line by line, so that memory holds one request at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/trace/trace.h"
+
+namespace stemma::cli {
+
+class TraceFile {
+ public:
+  // Errors: exit code 2, naming the file and the line.
+  static absl::StatusOr<TraceFile> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  // SHA-256 of the file's bytes, hexadecimal: request ids derive from it.
+  const std::string& digest() const { return reader_.digest(); }
+  std::string short_digest() const { return digest().substr(0, 16); }
+  int64_t num_requests() const { return static_cast<int64_t>(lines_.size()); }
+
+  // The line in the file, from 1, of request `index`, from 0.
+  int64_t LineOf(int64_t index) const { return lines_[index]; }
+  // The index of the request on that line; line 0: the first. Errors: exit code 2.
+  absl::StatusOr<int64_t> IndexOfLine(int64_t line) const;
+
+  // Indices must grow from call to call.
+  absl::StatusOr<TraceLine> Read(int64_t index);
+
+ private:
+  TraceFile(std::string path, TraceReader reader, std::vector<int64_t> lines);
+
+  std::string path_;
+  TraceReader reader_;
+  std::vector<int64_t> lines_;
+};
+
+}  // namespace stemma::cli

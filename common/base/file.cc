@@ -1,0 +1,121 @@
+#include "common/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+
+namespace stemma {
+
+absl::Status ErrnoStatus(std::string_view what, const std::string& path, int error) {
+  const std::string message = absl::StrCat(std::string(what), " ", path, ": ", std::strerror(error));
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(message);
+    case EACCES:
+    case EPERM:
+      return absl::PermissionDeniedError(message);
+    case ELOOP:
+      return absl::InvalidArgumentError(absl::StrCat(std::string(what), " ", path, ": it is a link"));
+    case EEXIST:
+      return absl::AlreadyExistsError(message);
+    case ENOSPC:
+    case EDQUOT:
+      return MakeError(absl::StatusCode::kResourceExhausted, "DISK_FULL", message);
+    case EFBIG:
+      return MakeError(absl::StatusCode::kResourceExhausted, "FILE_TOO_LARGE", message);
+    case EROFS:
+      return MakeError(absl::StatusCode::kFailedPrecondition, "READ_ONLY", message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+RegularFile::RegularFile(std::string path, int fd, uint64_t bytes) : path_(std::move(path)), fd_(fd), bytes_(bytes) {}
+
+RegularFile::RegularFile(RegularFile&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), bytes_(other.bytes_) {}
+
+RegularFile& RegularFile::operator=(RegularFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+RegularFile::~RegularFile() {
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
+  // O_NONBLOCK: a fifo must not hold us.
+  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return ErrnoStatus("open", path, errno);
+  RegularFile file(path, fd, 0);
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus("stat", path, errno);
+  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+  file.bytes_ = static_cast<uint64_t>(info.st_size);
+  return file;
+}
+
+absl::Status RegularFile::ReadAt(uint64_t offset, void* data, uint64_t size) const {
+  char* out = static_cast<char*>(data);
+  while (size > 0) {
+    const ssize_t count = pread(fd_, out, size, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return ErrnoStatus("read", path_, errno);
+    if (count == 0) return absl::InvalidArgumentError(absl::StrCat(path_, ": ends at byte ", offset, ", truncated"));
+    out += count;
+    offset += static_cast<uint64_t>(count);
+    size -= static_cast<uint64_t>(count);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t max_bytes) {
+  ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(path));
+  if (file.bytes() > max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": has ", file.bytes(), " bytes, the limit is ", max_bytes));
+  }
+  std::string content(file.bytes(), '\0');
+  RETURN_IF_ERROR(file.ReadAt(0, content.data(), content.size()));
+  return content;
+}
+
+absl::Status WriteFile(const std::string& path, std::string_view content) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus("create", path, errno);
+  absl::Status status;
+  while (!content.empty() && status.ok()) {
+    const ssize_t count = write(fd, content.data(), content.size());
+    if (count >= 0) {
+      content.remove_prefix(static_cast<size_t>(count));
+    } else if (errno != EINTR) {
+      status = ErrnoStatus("write", path, errno);
+    }
+  }
+  if (status.ok() && fsync(fd) != 0) status = ErrnoStatus("fsync", path, errno);
+  if (close(fd) != 0 && status.ok()) status = ErrnoStatus("close", path, errno);
+  return status;
+}
+
+absl::StatusOr<std::string> ResolvePath(const std::string& path) {
+  char* resolved = realpath(path.c_str(), nullptr);
+  if (resolved == nullptr) return ErrnoStatus("open", path, errno);
+  std::string result = resolved;
+  free(resolved);
+  return result;
+}
+
+}  // namespace stemma

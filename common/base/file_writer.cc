@@ -1,0 +1,45 @@
+#include "common/base/file_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "common/base/file.h"
+
+namespace stemma {
+
+absl::StatusOr<FileWriter> FileWriter::Create(const std::string& path, mode_t mode) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+  if (fd < 0) return ErrnoStatus("create", path, errno);
+  return FileWriter(path, fd);
+}
+
+FileWriter::FileWriter(FileWriter&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), bytes_written_(other.bytes_written_) {}
+
+FileWriter::~FileWriter() {
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::Status FileWriter::Write(const void* data, size_t bytes) {
+  const char* p = static_cast<const char*>(data);
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t n = write(fd_, p + done, bytes - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus("write", path_, errno);
+    done += static_cast<size_t>(n);
+  }
+  bytes_written_ += bytes;
+  return absl::OkStatus();
+}
+
+absl::Status FileWriter::Close() {
+  if (fsync(fd_) != 0) return ErrnoStatus("fsync", path_, errno);
+  const int fd = std::exchange(fd_, -1);
+  if (close(fd) != 0) return ErrnoStatus("close", path_, errno);
+  return absl::OkStatus();
+}
+
+}  // namespace stemma

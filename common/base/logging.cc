@@ -1,0 +1,112 @@
+#include "common/base/logging.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "glog/logging.h"
+#include "nlohmann/json.hpp"
+
+namespace stemma {
+namespace {
+
+constexpr char kTimeFormat[] = "%Y-%m-%dT%H:%M:%E3SZ";
+constexpr int kNoStderr = google::NUM_SEVERITIES;  // above every severity: glog itself writes nothing there
+
+const char* NameOf(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kError:
+      return "error";
+  }
+  return "error";
+}
+
+LogLevel LevelOf(google::LogSeverity severity) {
+  if (severity == google::GLOG_INFO) return LogLevel::kInfo;
+  return severity == google::GLOG_WARNING ? LogLevel::kWarning : LogLevel::kError;
+}
+
+// One write a line, so that lines of several processes on one stderr do not mix.
+void WriteLine(std::string line) {
+  line.push_back('\n');
+  for (size_t done = 0; done < line.size();) {
+    const ssize_t count = write(STDERR_FILENO, line.data() + done, line.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return;
+    done += static_cast<size_t>(count);
+  }
+}
+
+class StderrSink final : public google::LogSink {
+ public:
+  StderrSink(std::string program, LogFormat format) : program_(std::move(program)), format_(format) {}
+  void send(google::LogSeverity severity, const char*, const char*, int, const google::LogMessageTime&,
+            const char* message, size_t size) override {
+    WriteLine(LogLine(format_, RealClock().Now(), LevelOf(severity), program_, {message, size}));
+  }
+
+ private:
+  const std::string program_;
+  const LogFormat format_;
+};
+
+}  // namespace
+
+std::map<std::string, LogFormat> LogFormats() { return {{"text", LogFormat::kText}, {"json", LogFormat::kJson}}; }
+
+std::map<std::string, LogLevel> LogLevels() {
+  std::map<std::string, LogLevel> levels;
+  for (const LogLevel level : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
+    levels[NameOf(level)] = level;
+  }
+  return levels;
+}
+
+std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::string_view program,
+                    std::string_view message) {
+  const std::string stamp = absl::FormatTime(kTimeFormat, time, absl::UTCTimeZone());
+  if (format == LogFormat::kText) {
+    std::string text(message);
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return absl::StrCat(stamp, " ", absl::AsciiStrToUpper(NameOf(level)), " ", text);
+  }
+  const nlohmann::ordered_json line = {
+      {"time", stamp}, {"level", NameOf(level)}, {"program", program}, {"pid", getpid()}, {"message", message}};
+  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+void StartLogging(std::string_view program, const LogOptions& options) {
+  static const std::string name(program);  // glog keeps the pointer
+  google::InitGoogleLogging(name.c_str());
+  FLAGS_logtostderr = false;
+  FLAGS_stderrthreshold = kNoStderr;
+  FLAGS_minloglevel = std::max(0, static_cast<int>(options.level) - 1);
+  FLAGS_v = options.level == LogLevel::kDebug ? 1 : 0;
+  for (google::LogSeverity severity = 0; severity < google::NUM_SEVERITIES; ++severity) {
+    google::SetLogDestination(severity, "");  // no log files
+  }
+  google::AddLogSink(new StderrSink(name, options.format));  // as long as the process: threads log until its end
+}
+
+void Say(std::string_view program, const LogOptions& options, LogLevel level, std::string_view text) {
+  if (level < options.level) return;
+  if (options.format == LogFormat::kText) {
+    WriteLine(absl::StrCat(std::string(program), ": ", std::string(text)));
+  } else {
+    WriteLine(LogLine(options.format, RealClock().Now(), level, program, text));
+  }
+}
+
+}  // namespace stemma

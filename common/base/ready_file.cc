@@ -1,0 +1,99 @@
+#include "common/base/ready_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/base/address.h"
+#include "common/base/file.h"
+#include "common/base/status_macros.h"
+#include "common/base/temporary_file.h"
+
+namespace stemma {
+namespace {
+
+constexpr uint64_t kBytesMax = 4096;
+
+absl::Status Refuse(const std::string& path, const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrCat("the ready file ", path, " ", why));
+}
+
+bool IsAddressLine(const std::string& line) {
+  const std::vector<std::string> words = absl::StrSplit(line, ' ');
+  return words.size() <= 2 && ParseListenAddress(words.back()).ok();
+}
+
+// Empty is what mktemp makes: nothing is lost by replacing it.
+bool IsReadyText(const std::string& text) {
+  std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  if (lines.back().empty()) lines.pop_back();
+  return std::all_of(lines.begin(), lines.end(), IsAddressLine);
+}
+
+absl::Status CheckFolder(const std::string& path) {
+  std::string folder = std::filesystem::path(path).parent_path().string();
+  if (folder.empty()) folder = ".";
+  struct stat info;
+  if (stat(folder.c_str(), &info) != 0) {
+    return Refuse(path, absl::StrCat("cannot be written: ", folder, ": ", std::strerror(errno)));
+  }
+  if (!S_ISDIR(info.st_mode)) return Refuse(path, absl::StrCat("cannot be written: ", folder, " is no folder"));
+  if (access(folder.c_str(), W_OK | X_OK) != 0) {
+    return Refuse(path, absl::StrCat("cannot be written: ", folder, ": ", std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadyFile::Check(const std::string& path) {
+  RETURN_IF_ERROR(CheckFolder(path));
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : Refuse(path, absl::StrCat("cannot be written: ", std::strerror(errno)));
+  }
+  if (!S_ISREG(info.st_mode)) return Refuse(path, "is there already and is no file: name another path");
+  const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
+  if (!file.ok()) return Refuse(path, absl::StrCat("cannot be read: ", file.status().message()));
+  if (flock(file->fd(), LOCK_SH | LOCK_NB) != 0) return Refuse(path, "is of a server that runs: name another path");
+  std::string text(std::min(file->bytes(), kBytesMax), '\0');
+  if (file->bytes() > kBytesMax || !file->ReadAt(0, text.data(), text.size()).ok() || !IsReadyText(text)) {
+    return Refuse(path, "is there already and no server wrote it, so it is left as it is: name another path");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReadyFile> ReadyFile::Write(const std::string& path, std::string_view content) {
+  RETURN_IF_ERROR(Check(path));
+  ASSIGN_OR_RETURN(TemporaryFile file, TemporaryFile::Create(path));
+  if (flock(file.fd(), LOCK_EX | LOCK_NB) != 0) return ErrnoStatus("lock", path, errno);
+  RETURN_IF_ERROR(file.Write(content));
+  RETURN_IF_ERROR(file.Commit());
+  return ReadyFile(path, file.TakeFd());
+}
+
+ReadyFile::ReadyFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+
+ReadyFile::ReadyFile(ReadyFile&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+void ReadyFile::Remove() {
+  if (fd_ < 0) return;
+  struct stat ours, there;
+  const bool same = fstat(fd_, &ours) == 0 && lstat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+                    ours.st_ino == there.st_ino;
+  if (same) unlink(path_.c_str());
+  close(std::exchange(fd_, -1));
+}
+
+}  // namespace stemma

@@ -1,0 +1,57 @@
+#include "common/base/temporary_folder.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/file.h"
+
+namespace stemma {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr mode_t kMode = 0755;
+
+}  // namespace
+
+absl::StatusOr<TemporaryFolder> TemporaryFolder::Create(const std::string& target) {
+  const fs::path place(target);
+  std::error_code error;
+  fs::create_directories(place.parent_path(), error);
+  if (error) return ErrnoStatus("create", place.parent_path().string(), error.value());
+  std::string path = (place.parent_path() / absl::StrCat(".tmp-", place.filename().string(), "-XXXXXX")).string();
+  if (mkdtemp(path.data()) == nullptr) return ErrnoStatus("create", target, errno);
+  TemporaryFolder folder(target, path);
+  if (chmod(path.c_str(), kMode) != 0) return ErrnoStatus("chmod", path, errno);
+  return folder;
+}
+
+TemporaryFolder::TemporaryFolder(std::string target, std::string path)
+    : target_(std::move(target)), path_(std::move(path)) {}
+
+TemporaryFolder::TemporaryFolder(TemporaryFolder&& other) noexcept
+    : target_(std::move(other.target_)), path_(std::exchange(other.path_, std::string())) {}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;  // what stays is removed at the server's next start
+  if (!path_.empty()) fs::remove_all(path_, ignored);
+}
+
+absl::Status TemporaryFolder::Commit() {
+  int failed = renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE);
+  // A file system without that flag: a plain rename replaces an empty folder, and nothing else.
+  if (failed != 0 && errno == EINVAL) failed = rename(path_.c_str(), target_.c_str());
+  if (failed != 0) return ErrnoStatus("create", target_, errno == ENOTEMPTY ? EEXIST : errno);
+  path_.clear();
+  return absl::OkStatus();
+}
+
+}  // namespace stemma

@@ -1,0 +1,101 @@
+// Exact FLOPs of a plan, and the bytes it needs above weights, gradients and optimizer state. Torch-free arithmetic
+// from shapes: the planner decides by it, the worker's tests hold it to measured bytes.
+//
+// FLOPs: 2 per multiply-add; linear layers 2·params forward and 4·params backward per row; attention 4·H·E forward and
+// 8·H·E backward per (query, key) pair, causal pairs counted exactly; the head on suffix rows only. Both schedules are
+// pruned alike: the last response token is not run, and in the last layer rows before the last prompt token compute K/V
+// only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/model/model_config.h"
+#include "stemma/v1/plan.pb.h"
+
+namespace stemma {
+
+struct Flops {
+  double forward = 0;
+  double backward = 0;
+  double total() const { return forward + backward; }
+  Flops& operator+=(const Flops& other);
+};
+
+// Phase A and C of a prefix of `rows` tokens (P - 1).
+Flops PrefixFlops(const ModelConfig& config, int64_t rows);
+
+// Phase B of one suffix of `rows` (R) behind `prefix_rows` ancestors, head included.
+Flops SuffixFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows);
+
+// One whole trajectory in the dense schedule: prefix_rows + rows, head on the last `rows`.
+Flops DenseFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows);
+
+// What bytes depend on beside the model's shape.
+struct ByteShape {
+  ModelConfig config;
+  int64_t run_bytes = 4;         // of an element: weights and activations (bf16 2, fp32 4, fp64 8)
+  int64_t accumulate_bytes = 4;  // of statistics, gradients, gK/gV (fp64 8, else 4)
+  int64_t head_chunk_rows = 512;
+  int64_t threads = 1;  // each has scratch in the attention kernel
+};
+
+// The prefixes of a cluster.
+struct PrefixShape {
+  int64_t rows = 0;                   // of all prefixes, packed
+  std::vector<int64_t> lengths = {};  // of each, in order; empty: it is one
+  int64_t block_rows = 0;             // computed so many at a time; 0: at once
+  v1::TapePolicy policy = v1::S0;
+  bool offload = false;  // the tape is in host memory, but for
+  int64_t headroom_bytes = 0;
+};
+
+// A part of a wave: neighbours behind one prefix, or a trajectory that computes its prefix itself.
+struct WaveRun {
+  int64_t rows = 0;           // own prefix included
+  int64_t longest_rows = 0;   // of one member
+  int64_t ancestor_rows = 0;  // of the prefix that they attend to; 0: none
+  int64_t kv_only_rows = 0;   // of the trajectory: its rows before the last prompt token
+};
+
+// One microbatch of Phase B.
+struct WaveShape {
+  int64_t rows = 0;          // all rows, prefixes of dense trajectories included
+  int64_t kv_only_rows = 0;  // rows before the last prompt token of dense trajectories
+  // Not all: one is left out where another is as large in every number, or larger. Empty: one trajectory of all rows.
+  std::vector<WaveRun> runs = {};
+  v1::TapePolicy policy = v1::S0;
+};
+
+// Adds a run to those of a wave, whose sums are the caller's.
+void AddRun(const WaveRun& run, WaveShape& wave);
+
+// A phase at its highest moment, by what it is made of: device bytes above weights, gradients and optimizer state.
+struct PhaseBytes {
+  int64_t hot_set = 0;      // K/V, gK/gV of all layers
+  int64_t dormant_set = 0;  // the prefixes' tape on the device
+  int64_t wave_tape = 0;
+  int64_t working_set = 0;  // of the layer or head chunk at work
+  int64_t peak() const { return hot_set + dormant_set + wave_tape + working_set; }
+};
+
+PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix);                  // Phase A
+PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave);  // Phase B, one wave
+PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix);                 // Phase C
+// Of the prefixes' tape in host memory, when it is offloaded.
+int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix);
+// FLOPs that the policy adds to a backward: forward products made again.
+Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix);
+Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy);
+
+// Blocks of scores that one head's attention works through in one layer, on CPU: the rows of a span over themselves,
+// and rows over `keys` earlier ones; spans of one call share the latter, so that parts of a block add up.
+double CausalScoreBlocks(int64_t rows);
+double AncestorScoreBlocks(int64_t rows, int64_t keys);
+
+// The same for a forward-only pass: K/V of the prefix, one layer's working set.
+int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows);
+int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave);
+
+}  // namespace stemma

@@ -1,0 +1,301 @@
+#include <algorithm>
+
+#include "common/cost/cost.h"
+#include "common/cost/cost_layer.h"
+#include "common/cost/tape_policy.h"
+
+namespace stemma {
+namespace {
+
+constexpr int64_t kIndexBytes = 16;    // token and position of a row
+constexpr int64_t kPositionBytes = 8;  // its position once more
+constexpr int64_t kUpcastVocabulary =
+    8192;  // vocabulary rows of a bf16 weight that worker/ops/head.cc upcasts at a time
+
+// One chunk of logits. In bf16 also what is upcast for their product: the chunk's hidden rows (in backward as many rows
+// of their gradient) and a slice of the weight.
+int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
+  const int64_t chunk = std::min(rows, s.head_chunk_rows);
+  const bool upcasts = s.run_bytes != s.accumulate_bytes;
+  const int64_t upcast =
+      upcasts ? (chunk + std::min(kUpcastVocabulary, s.config.vocab_size)) * s.config.hidden_size : 0;
+  return (chunk * s.config.vocab_size + upcast) * s.accumulate_bytes;
+}
+
+// The higher of two moments.
+void Raise(PhaseBytes& highest, const PhaseBytes& moment) {
+  if (moment.peak() > highest.peak()) highest = moment;
+}
+
+// A block of the prefixes at work, behind the rows before it.
+struct Block {
+  int64_t rows = 0, before = 0;
+};
+
+// The prefixes of a cluster in Phases A and C: what is on the device beside the layer at work.
+class Prefixes {
+ public:
+  Prefixes(const ByteShape& shape, const PrefixShape& prefix)
+      : s_(shape), p_(prefix), row_(shape), layers_(shape.config.num_layers) {
+    block_rows_ = p_.block_rows > 0 ? std::min(p_.block_rows, p_.rows) : p_.rows;
+  }
+
+  // Those that may be the highest: beside the last block, which may be short, and the one before it is the most tape;
+  // and a prefix has its longest ancestor in the block where it ends, or, of a whole block's rows, in the one before.
+  template <typename F>
+  void ForHighestBlocks(const F& f) const {
+    if (p_.rows == 0) return;
+    int64_t end = 0, next = 0;  // blocks from `next` on are not asked yet
+    for (size_t i = 0; i < std::max<size_t>(p_.lengths.size(), 1); ++i) {
+      end = p_.lengths.empty() ? p_.rows : end + p_.lengths[i];
+      const int64_t block = (end - 1) / block_rows_;
+      for (next = std::max(next, block - 1); next <= block; ++next) {
+        const int64_t before = next * block_rows_;
+        f(Block{std::min(block_rows_, p_.rows - before), before});
+      }
+    }
+  }
+
+  bool one_block() const { return block_rows_ == p_.rows; }
+  int64_t Kv() const { return p_.rows * (layers_ * row_.kv + kIndexBytes); }
+  int64_t GradientKv() const { return p_.rows * layers_ * row_.gradient_kv; }
+
+  // Tape of all layers, K/V apart.
+  int64_t Tape(int64_t rows, v1::TapePolicy policy) const {
+    return rows * ((layers_ - 1) * row_.tape(policy) + row_.kv_only_tape(policy));
+  }
+
+  // What is on the device when layer `layer` of a block is at work in Phase A. Blocks share one buffer a layer, which
+  // the first block makes; one block's K/V are the layers' own.
+  PhaseBytes Forward(const Block& block, int64_t layer) const {
+    const int64_t kv_layers = block.before > 0 ? layers_ : layer;
+    return {.hot_set = p_.rows * (kv_layers * row_.kv + kIndexBytes),
+            .dormant_set = OnDevice(Tape(block.before, p_.policy) + block.rows * layer * row_.tape(p_.policy))};
+  }
+
+  // The same in Phase C, by the tape of `policy`. The first block frees the K/V and accumulators of layers above; a
+  // block reads copies of its accumulators, but where it is all rows of them.
+  PhaseBytes Backward(const Block& block, int64_t layer) const {
+    const int64_t freed = block.before == 0 ? layers_ - 1 - layer : 0;
+    const bool copied = !one_block() && s_.config.num_kv_heads > 1;
+    PhaseBytes bytes{.hot_set = Kv() + GradientKv() - p_.rows * freed * (row_.kv + row_.gradient_kv)};
+    bytes.dormant_set = KeepsInputs(p_.policy)
+                            ? OnDevice(Tape(block.before, p_.policy) + block.rows * layer * row_.tape(p_.policy))
+                            : block.rows * layer * row_.tape(v1::S0);
+    bytes.working_set = copied ? block.rows * row_.gradient_kv : 0;
+    return bytes;
+  }
+
+  // The same when Phase C makes a block's tape again: all K/V and accumulators are there.
+  PhaseBytes ForwardAgain(const Block& block, int64_t layer, int64_t working_set) const {
+    return {.hot_set = Kv() + GradientKv(),
+            .dormant_set = block.rows * layer * row_.tape(v1::S0),
+            .working_set = working_set};
+  }
+
+  // A block's first piece of a prefix may be behind earlier rows of that prefix.
+  LayerRows Rows(const Block& block) const {
+    LayerRows l{.rows = block.rows};
+    int64_t begin = 0, longest = 0;
+    for (size_t i = 0; i < std::max<size_t>(p_.lengths.size(), 1); ++i) {
+      const int64_t end = p_.lengths.empty() ? p_.rows : begin + p_.lengths[i];
+      const int64_t piece = std::min(end, block.before + block.rows) - std::max(begin, block.before);
+      if (piece > 0 && begin < block.before) {
+        l.runs.push_back({piece, piece, block.before - begin});
+      } else {
+        longest = std::max(longest, piece);
+      }
+      begin = end;
+    }
+    if (longest > 0) l.runs.push_back({longest, longest, 0});
+    return l;
+  }
+
+  // What a tape of `bytes` takes on the device beside the layer at work.
+  int64_t OnDevice(int64_t bytes) const { return p_.offload ? std::min(bytes, p_.headroom_bytes) : bytes; }
+
+ private:
+  const ByteShape& s_;
+  const PrefixShape& p_;
+  const RowBytes row_;
+  const int64_t layers_;
+  int64_t block_rows_ = 0;
+};
+
+// A wave's layers: all rows in those below the last; there dense trajectories' rows before the last prompt token apart.
+class Wave {
+ public:
+  Wave(const ByteShape& shape, const WaveShape& wave)
+      : s_(shape), w_(wave), row_(shape), layers_(shape.config.num_layers), head_rows_(wave.rows - wave.kv_only_rows) {}
+
+  // The tape of so many layers below the last.
+  int64_t Below(int64_t layers) const { return w_.rows * layers * (row_.tape(w_.policy) + row_.kv); }
+  // What the last layer's rows before the last prompt token keep, with their K/V and the gradients of those.
+  int64_t KvOnly() const { return w_.kv_only_rows * (row_.kv_only_tape(w_.policy) + row_.kv + row_.gradient_kv); }
+  int64_t Last() const { return head_rows_ * (row_.tape(w_.policy) + row_.kv); }
+  int64_t Index() const { return w_.rows * kIndexBytes; }
+  int64_t HeadPositions() const { return split() ? head_rows_ * kPositionBytes : 0; }
+
+  LayerRows RowsBelow() const {
+    LayerRows l{.rows = w_.rows};
+    for (const WaveRun& run : w_.runs) l.runs.push_back({run.rows, run.longest_rows, run.ancestor_rows});
+    if (w_.runs.empty()) l.runs.push_back({w_.rows, w_.rows, 0});
+    return l;
+  }
+
+  // A trajectory's own rows before the last prompt token are its ancestor.
+  LayerRows RowsOfLast() const {
+    LayerRows l{.rows = head_rows_};
+    for (const WaveRun& run : w_.runs) {
+      const int64_t apart = run.kv_only_rows;
+      l.runs.push_back({run.rows - apart, run.longest_rows - apart, apart > 0 ? apart : run.ancestor_rows});
+    }
+    if (w_.runs.empty()) l.runs.push_back({head_rows_, head_rows_, w_.kv_only_rows});
+    return l;
+  }
+
+  // Calls f(tape, working set) at each moment that may be the highest.
+  template <typename F>
+  void ForMoments(const F& f) const {
+    const int64_t d = row_.input, all = layers_ - 1;
+    if (layers_ > 1) {
+      const LayerRows below = RowsBelow();
+      f(Index() + Below(layers_ - 2), LayerForwardBytes(s_, below, w_.policy));
+      f(Index() + Below(layers_ - 2), HeadPositions() + LayerBackwardBytes(s_, below, w_.policy, KvOwner::kWave));
+    }
+    if (split()) ForSplitMoments(f);
+    const LayerRows last = RowsOfLast();
+    const int64_t kept = Index() + HeadPositions() + Below(all) + KvOnly();
+    f(kept, LayerForwardBytes(s_, last, w_.policy));
+    f(kept, head_rows_ * row_.statistic + LayerBackwardBytes(s_, last, w_.policy, KvOwner::kWave));
+    // The last layer's output, its norm, its gradient, one chunk of logits.
+    f(Index() + Below(all) + KvOnly() + Last(), head_rows_ * (3 * d + row_.statistic) + HeadChunkBytes(s_, head_rows_));
+  }
+
+ private:
+  bool split() const { return w_.kv_only_rows > 0; }
+
+  // Where rows are set apart and put together again.
+  template <typename F>
+  void ForSplitMoments(const F& f) const {
+    const int64_t tape = Index() + Below(layers_ - 1), d = row_.input, apart = w_.kv_only_rows;
+    const int64_t all_inputs = w_.rows * d, head_inputs = head_rows_ * d;
+    f(tape, all_inputs + apart * kPositionBytes + KvOnlyForwardBytes(s_, apart));
+    f(tape + KvOnly(), all_inputs + w_.rows * kPositionBytes + head_inputs);
+    f(tape, head_inputs + w_.rows * kPositionBytes + apart * row_.gradient_kv +
+                KvOnlyBackwardBytes(s_, apart, w_.policy, KvOwner::kWave));
+    f(tape, 2 * all_inputs + w_.rows * kPositionBytes);
+  }
+
+  const ByteShape& s_;
+  const WaveShape& w_;
+  const RowBytes row_;
+  const int64_t layers_, head_rows_;
+};
+
+bool Covers(const WaveRun& a, const WaveRun& b) {
+  return a.rows >= b.rows && a.longest_rows >= b.longest_rows && a.ancestor_rows >= b.ancestor_rows &&
+         a.kv_only_rows == b.kv_only_rows;
+}
+
+}  // namespace
+
+void AddRun(const WaveRun& run, WaveShape& wave) {
+  for (const WaveRun& other : wave.runs) {
+    if (Covers(other, run)) return;
+  }
+  const auto covered = [&](const WaveRun& other) { return Covers(run, other); };
+  wave.runs.erase(std::remove_if(wave.runs.begin(), wave.runs.end(), covered), wave.runs.end());
+  wave.runs.push_back(run);
+}
+
+double CausalScoreBlocks(int64_t rows) {
+  const int64_t step = AttentionQueryBlock(rows, /*causal=*/true);
+  int64_t blocks = 0;
+  for (int64_t first = 0; first < rows; first += step) {
+    blocks += (std::min(rows, first + step) + kAttentionKeyBlock - 1) / kAttentionKeyBlock;
+  }
+  return static_cast<double>(blocks);
+}
+
+double AncestorScoreBlocks(int64_t rows, int64_t keys) {
+  const int64_t key_blocks = (keys + kAttentionKeyBlock - 1) / kAttentionKeyBlock;
+  return static_cast<double>(rows) / static_cast<double>(AttentionQueryBlock(rows, /*causal=*/false)) *
+         static_cast<double>(key_blocks);
+}
+
+int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  return prefix.offload ? Prefixes(shape, prefix).Tape(prefix.rows, prefix.policy) : 0;
+}
+
+PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  const Prefixes prefixes(shape, prefix);
+  const int64_t last = shape.config.num_layers - 1;
+  // The end: all tape is kept, the accumulators are made.
+  PhaseBytes highest{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
+                     .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
+  prefixes.ForHighestBlocks([&](const Block& block) {
+    PhaseBytes top = prefixes.Forward(block, last);
+    top.working_set = KvOnlyForwardBytes(shape, block.rows);
+    Raise(highest, top);
+    if (last == 0) return;
+    PhaseBytes below = prefixes.Forward(block, last - 1);
+    below.working_set = LayerForwardBytes(shape, prefixes.Rows(block), prefix.policy);
+    Raise(highest, below);
+  });
+  return highest;
+}
+
+PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave) {
+  const Prefixes prefixes(shape, prefix);
+  const PhaseBytes beside{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
+                          .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
+  PhaseBytes highest;
+  Wave(shape, wave).ForMoments([&](int64_t tape, int64_t working_set) {
+    PhaseBytes moment = beside;
+    moment.wave_tape = tape;
+    moment.working_set = working_set;
+    Raise(highest, moment);
+  });
+  return highest;
+}
+
+PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  const Prefixes prefixes(shape, prefix);
+  const bool again = !KeepsInputs(prefix.policy);
+  const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
+  const int64_t last = shape.config.num_layers - 1;
+  PhaseBytes highest;
+  prefixes.ForHighestBlocks([&](const Block& block) {
+    const auto raise = [&](int64_t layer, int64_t working_set) {
+      PhaseBytes moment = prefixes.Backward(block, layer);
+      moment.working_set += working_set;
+      Raise(highest, moment);
+    };
+    raise(last, KvOnlyBackwardBytes(shape, block.rows, policy, KvOwner::kPrefix));
+    if (again) {
+      Raise(highest, prefixes.ForwardAgain(block, last, KvOnlyForwardBytes(shape, block.rows)));
+      if (last > 0) {
+        const int64_t layer = LayerForwardBytes(shape, prefixes.Rows(block), policy);
+        Raise(highest, prefixes.ForwardAgain(block, last - 1, layer));
+      }
+    }
+    if (last > 0) raise(last - 1, LayerBackwardBytes(shape, prefixes.Rows(block), policy, KvOwner::kPrefix));
+  });
+  return highest;
+}
+
+int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows) {
+  const PrefixShape prefix{.rows = rows};
+  return Prefixes(shape, prefix).Kv();
+}
+
+int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave) {
+  const RowBytes row(shape);
+  const int64_t head_rows = wave.rows - wave.kv_only_rows;
+  const int64_t layer = LayerForwardBytes(shape, Wave(shape, wave).RowsBelow(), v1::S0);
+  const int64_t head = head_rows * 2 * row.input + HeadChunkBytes(shape, head_rows);
+  return std::max(layer, head) + wave.rows * kIndexBytes;
+}
+
+}  // namespace stemma

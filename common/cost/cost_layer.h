@@ -1,0 +1,62 @@
+// The bytes of one layer at its highest moment. Internal to common/cost/cost_bytes.cc.
+//
+// The moments stand in the order in which worker/model/layer.cc comes to them: each says which tensors of the layer are
+// there at the same time, in bytes per row, and what does not grow with the rows (scratch of attention, widened
+// operands). Left out: the rounding of each tensor to 64 bytes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/cost/cost.h"
+#include "stemma/v1/plan.pb.h"
+
+namespace stemma {
+
+// Spans that attend to one ancestor in one call, or to none; each also to itself.
+struct LayerRun {
+  int64_t rows = 0;
+  int64_t longest_rows = 0;   // of one span
+  int64_t ancestor_rows = 0;  // 0: there is none
+};
+
+// Rows that one layer works on, and how they attend; of the runs those that may need most.
+struct LayerRows {
+  int64_t rows = 0;
+  std::vector<LayerRun> runs = {};
+};
+
+// Bytes per row of a layer's tensors.
+struct RowBytes {
+  explicit RowBytes(const ByteShape& shape);
+
+  int64_t input, q, kv, gradient_kv, ffn;
+  int64_t statistic;  // of a norm
+  int64_t attended;   // the output of attention and its log-sum-exp
+  // With QK-norm: what comes before it, kept with its statistics; those alone.
+  int64_t qk_norm, qk_statistics, k_norm, k_statistics;
+
+  // Tapes without K and V: of a full layer; of rows of which only K and V are computed.
+  int64_t tape(v1::TapePolicy policy) const;
+  int64_t kv_only_tape(v1::TapePolicy policy) const;
+};
+
+// Its input and own K/V included.
+int64_t LayerForwardBytes(const ByteShape& shape, const LayerRows& l, v1::TapePolicy policy);
+
+// Whose rows they are: those of a wave hold their K/V themselves. A prefix's K/V and the gradients that others
+// accumulated on them are counted apart; the latter are added to its own.
+enum class KvOwner { kWave, kPrefix };
+
+// Its tape and the gradient of its output included.
+int64_t LayerBackwardBytes(const ByteShape& shape, const LayerRows& l, v1::TapePolicy policy, KvOwner owner);
+
+// The same of rows of which only K and V are computed. Their gradients are not counted, and K/V as `owner` says.
+int64_t KvOnlyForwardBytes(const ByteShape& shape, int64_t rows);
+int64_t KvOnlyBackwardBytes(const ByteShape& shape, int64_t rows, v1::TapePolicy policy, KvOwner owner);
+
+// Rows of one block of queries.
+int64_t AttentionQueryBlock(int64_t queries, bool causal);
+inline constexpr int64_t kAttentionKeyBlock = 512;
+
+}  // namespace stemma

@@ -1,0 +1,41 @@
+// Bytes that a worker holds between steps, whatever it trains on. Torch-free arithmetic: the server divides a device by
+// it before anything is loaded, the worker's tests hold it to measured bytes.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "common/model/model_config.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma {
+
+// Of one element in a run of `dtype` (fp32, fp64, bf16): of weights and activations; of gradients and statistics.
+int64_t RunBytes(std::string_view dtype);
+int64_t AccumulateBytes(std::string_view dtype);
+
+// Of one parameter's optimizer states: both moments, and the fp32 master of a bf16 run.
+int64_t OptimizerBytes(std::string_view dtype);
+
+struct StateBytes {
+  int64_t weights = 0;  // tied embeddings once
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  int64_t tables = 0;   // cosines and sines of RoPE
+  int64_t clipped = 0;  // gradients of one slab times the clip, during APPLY
+  int64_t slabs = 0;    // of optimizer states that come from host memory, during APPLY
+  int64_t total() const { return weights + gradients + optimizer + tables; }
+  // An unspecified residency is the device's. Between steps; APPLY adds `apply`.
+  int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }
+  int64_t host(v1::OptimizerResidency residency) const { return residency == v1::HOST ? optimizer : 0; }
+  int64_t apply(v1::OptimizerResidency residency) const { return clipped + (residency == v1::HOST ? slabs : 0); }
+  int64_t device_peak(v1::OptimizerResidency residency) const { return device(residency) + apply(residency); }
+};
+
+StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype);
+
+// Of a run whose memory is divided: host memory that optimizer states leave to tapes. The server plans by it, the
+// worker makes its arena of it.
+int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run);
+
+}  // namespace stemma

@@ -1,0 +1,258 @@
+#include "common/model/model_config.h"
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/json.h"
+#include "common/base/json_fields.h"
+#include "common/base/status_macros.h"
+
+namespace stemma {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMaxInt32 = 0x7fffffff;  // token ids and positions are int32
+constexpr int64_t kMaxParameters = int64_t{1} << 50;
+
+struct Family {
+  std::string_view model_type;
+  std::string_view architecture;
+};
+constexpr std::array<Family, 3> kFamilies = {
+    {{"llama", "LlamaForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}}};
+
+absl::StatusOr<Family> ParseFamily(const JsonFields& fields) {
+  ASSIGN_OR_RETURN(const std::string model_type, fields.String("model_type"));
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) return family;
+  }
+  return fields.Error("model_type", absl::StrCat(JsonExcerpt(model_type),
+                                                 " is not supported: this server trains llama (Llama 3.x), qwen2 "
+                                                 "(Qwen2, Qwen2.5) and qwen3 (dense)"));
+}
+
+absl::Status CheckArchitectures(const JsonFields& fields, const Family& family) {
+  const json* value = fields.Find("architectures");
+  if (value == nullptr) return absl::OkStatus();
+  if (!value->is_array()) return fields.Error("architectures", "is not a list");
+  for (const json& name : *value) {
+    if (name.is_string() && name.get_ref<const std::string&>() == family.architecture) return absl::OkStatus();
+  }
+  if (value->empty()) return absl::OkStatus();
+  return fields.Error("architectures", absl::StrCat("must be [\"", std::string(family.architecture),
+                                                    "\"] for this model_type, is ", JsonExcerpt((*value)[0])));
+}
+
+// A field that must be absent, null, or false.
+absl::Status RefuseTrue(const JsonFields& fields, const char* name) {
+  ASSIGN_OR_RETURN(const bool value, fields.BoolOr(name, false));
+  return value ? fields.Error(name, "true is not supported") : absl::OkStatus();
+}
+
+absl::Status RefusePresent(const JsonFields& fields, const char* name, const char* what) {
+  return fields.Find(name) == nullptr ? absl::OkStatus() : fields.Error(name, absl::StrCat(what, " is not supported"));
+}
+
+absl::Status RefusePositive(const JsonFields& fields, const char* name) {
+  ASSIGN_OR_RETURN(const double value, fields.NumberOr(name, 0));
+  return value == 0 ? absl::OkStatus() : fields.Error(name, absl::StrCat(value, ": dropout is not supported, use 0"));
+}
+
+absl::Status CheckSlidingWindow(const JsonFields& fields, const ModelConfig& config) {
+  const json* layer_types = fields.Find("layer_types");
+  if (layer_types != nullptr) {
+    if (!layer_types->is_array()) return fields.Error("layer_types", "is not a list");
+    if (static_cast<int64_t>(layer_types->size()) != config.num_layers) {
+      return fields.Error("layer_types", absl::StrCat("has ", layer_types->size(), " entries for ", config.num_layers,
+                                                      " layers (num_hidden_layers)"));
+    }
+    for (size_t l = 0; l < layer_types->size(); ++l) {
+      if ((*layer_types)[l] == "full_attention") continue;
+      return fields.Error(absl::StrCat("layer_types[", l, "]"),
+                          absl::StrCat(JsonExcerpt((*layer_types)[l]), ": only \"full_attention\" is supported"));
+    }
+  }
+  if (config.model_type == "llama") return RefusePresent(fields, "sliding_window", "a sliding window");
+  ASSIGN_OR_RETURN(const bool use, fields.BoolOr("use_sliding_window", false));
+  if (!use || layer_types != nullptr || fields.IsNull("sliding_window")) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const int64_t max_window_layers, fields.IntOr("max_window_layers", 28, 0, kMaxInt32));
+  if (max_window_layers >= config.num_layers) return absl::OkStatus();
+  return fields.Error("use_sliding_window", absl::StrCat("true, in use from layer ", max_window_layers,
+                                                         " (max_window_layers): sliding windows are not supported"));
+}
+
+absl::Status CheckUnsupported(const JsonFields& fields, const ModelConfig& config) {
+  if (const json* activation = fields.Find("hidden_act"); activation != nullptr && *activation != "silu") {
+    return fields.Error("hidden_act", absl::StrCat(JsonExcerpt(*activation), ": only \"silu\" is supported"));
+  }
+  for (const char* name : {"attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "resid_pdrop",
+                           "embd_pdrop", "attn_pdrop", "classifier_dropout"}) {
+    RETURN_IF_ERROR(RefusePositive(fields, name));
+  }
+  RETURN_IF_ERROR(RefusePresent(fields, "quantization_config", "a quantized checkpoint"));
+  RETURN_IF_ERROR(RefusePresent(fields, "compression_config", "a compressed checkpoint"));
+  if (config.model_type != "qwen2") RETURN_IF_ERROR(RefuseTrue(fields, "attention_bias"));
+  RETURN_IF_ERROR(RefuseTrue(fields, "mlp_bias"));
+  ASSIGN_OR_RETURN(const double rotary_factor, fields.NumberOr("partial_rotary_factor", 1));
+  if (rotary_factor != 1) return fields.Error("partial_rotary_factor", "only 1 is supported");
+  return CheckSlidingWindow(fields, config);
+}
+
+absl::StatusOr<Llama3RopeScaling> ParseLlama3(const JsonFields& fields, const JsonFields& rope) {
+  Llama3RopeScaling scaling;
+  ASSIGN_OR_RETURN(scaling.factor, rope.Number("factor"));
+  ASSIGN_OR_RETURN(scaling.low_freq_factor, rope.Number("low_freq_factor"));
+  ASSIGN_OR_RETURN(scaling.high_freq_factor, rope.Number("high_freq_factor"));
+  const JsonFields& owner = rope.Find("original_max_position_embeddings") != nullptr ? rope : fields;
+  ASSIGN_OR_RETURN(scaling.original_max_positions, owner.Int("original_max_position_embeddings", 1, kMaxInt32));
+  if (!(scaling.factor >= 1)) return rope.Error("factor", absl::StrCat(scaling.factor, ": must be at least 1"));
+  if (!(scaling.low_freq_factor > 0)) return rope.Error("low_freq_factor", "must be above 0");
+  if (!(scaling.high_freq_factor > scaling.low_freq_factor)) {
+    return rope.Error("high_freq_factor", "must be above low_freq_factor");
+  }
+  return scaling;
+}
+
+// transformers 5 writes rope_parameters {rope_type, rope_theta, ...}, 4 wrote rope_theta and rope_scaling {rope_type or
+// type, ...} apart.
+absl::Status ParseRope(const JsonFields& fields, ModelConfig& config) {
+  const bool has_parameters = fields.Find("rope_parameters") != nullptr;
+  const char* name = has_parameters ? "rope_parameters" : "rope_scaling";
+  if (has_parameters && fields.Find("rope_scaling") != nullptr &&
+      *fields.Find("rope_parameters") != *fields.Find("rope_scaling")) {
+    return fields.Error("rope_scaling", "differs from rope_parameters; keep one of them");
+  }
+  ASSIGN_OR_RETURN(config.rope_theta, fields.NumberOr("rope_theta", 10000));
+  if (fields.Find(name) != nullptr) {
+    ASSIGN_OR_RETURN(const JsonFields rope, fields.Object(name));
+    ASSIGN_OR_RETURN(config.rope_theta, rope.NumberOr("rope_theta", config.rope_theta));
+    ASSIGN_OR_RETURN(const std::string legacy_type, rope.StringOr("type", "default"));
+    ASSIGN_OR_RETURN(const std::string rope_type, rope.StringOr("rope_type", legacy_type));
+    ASSIGN_OR_RETURN(const double rotary_factor, rope.NumberOr("partial_rotary_factor", 1));
+    if (rotary_factor != 1) return rope.Error("partial_rotary_factor", "only 1 is supported");
+    for (const char* layer_type : {"full_attention", "sliding_attention"}) {
+      if (rope.Find(layer_type) != nullptr) return rope.Error(layer_type, "RoPE by layer type is not supported");
+    }
+    if (rope_type == "llama3") {
+      ASSIGN_OR_RETURN(config.rope_scaling, ParseLlama3(fields, rope));
+    } else if (rope_type != "default") {
+      return rope.Error(rope.Find("rope_type") != nullptr ? "rope_type" : "type",
+                        absl::StrCat(JsonExcerpt(rope_type), " is not supported: only \"default\" and \"llama3\" are"));
+    }
+  }
+  if (!(config.rope_theta > 0)) return fields.Error("rope_theta", "must be above 0");
+  return absl::OkStatus();
+}
+
+absl::Status ParseHeads(const JsonFields& fields, ModelConfig& config) {
+  ASSIGN_OR_RETURN(config.num_heads, fields.Int("num_attention_heads", 1, 1 << 16));
+  if (config.model_type == "llama" || fields.IsNull("num_key_value_heads")) {
+    ASSIGN_OR_RETURN(config.num_kv_heads, fields.IntOr("num_key_value_heads", config.num_heads, 1, 1 << 16));
+  } else {
+    ASSIGN_OR_RETURN(config.num_kv_heads, fields.Int("num_key_value_heads", 1, 1 << 16));
+  }
+  if (config.num_heads % config.num_kv_heads != 0) {
+    return fields.Error("num_key_value_heads",
+                        absl::StrCat(config.num_kv_heads, " does not divide num_attention_heads ", config.num_heads));
+  }
+  if (fields.Find("head_dim") != nullptr) {
+    ASSIGN_OR_RETURN(config.head_size, fields.Int("head_dim", 2, 1 << 12));
+  } else if (config.model_type == "qwen3" && !fields.IsNull("head_dim")) {
+    config.head_size = 128;  // the family's default
+  } else if (config.hidden_size % config.num_heads != 0) {
+    return fields.Error("num_attention_heads", absl::StrCat(config.num_heads, " does not divide hidden_size ",
+                                                            config.hidden_size, ", and head_dim is missing"));
+  } else {
+    config.head_size = config.hidden_size / config.num_heads;
+  }
+  if (config.head_size % 2 != 0) {
+    return fields.Error("head_dim", absl::StrCat(config.head_size, " is odd: rotary positions need pairs"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseSizes(const JsonFields& fields, ModelConfig& config) {
+  ASSIGN_OR_RETURN(config.vocab_size, fields.Int("vocab_size", 1, kMaxInt32));
+  ASSIGN_OR_RETURN(config.hidden_size, fields.Int("hidden_size", 1, 1 << 20));
+  ASSIGN_OR_RETURN(config.num_layers, fields.Int("num_hidden_layers", 1, 1 << 14));
+  ASSIGN_OR_RETURN(config.ffn_size, fields.Int("intermediate_size", 1, 1 << 22));
+  ASSIGN_OR_RETURN(config.max_positions, fields.Int("max_position_embeddings", 1, kMaxInt32));
+  ASSIGN_OR_RETURN(config.rms_norm_eps, fields.NumberOr("rms_norm_eps", 1e-6));
+  if (!(config.rms_norm_eps >= 0 && config.rms_norm_eps < 1)) {
+    return fields.Error("rms_norm_eps", absl::StrCat(config.rms_norm_eps, ": must be in [0, 1)"));
+  }
+  ASSIGN_OR_RETURN(config.tie_word_embeddings, fields.BoolOr("tie_word_embeddings", false));
+  return absl::OkStatus();
+}
+
+double CountParameters(const ModelConfig& config) {
+  const double d = config.hidden_size;
+  const double q = config.q_size(), kv = config.kv_size();
+  double layer = 2 * q * d + 2 * kv * d + 3 * d * config.ffn_size + 2 * d;
+  if (config.qkv_bias) layer += q + 2 * kv;
+  if (config.qk_norm) layer += 2 * config.head_size;
+  return layer * config.num_layers + d * config.vocab_size * (config.tie_word_embeddings ? 1 : 2) + d;
+}
+
+}  // namespace
+
+int64_t ModelConfig::num_parameters() const { return static_cast<int64_t>(CountParameters(*this)); }
+
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text) {
+  ASSIGN_OR_RETURN(const json root, ParseJson(text, {.max_depth = 32, .max_values = 1'000'000}));
+  if (!root.is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat("the config is ", JsonTypeName(root), ", not an object"));
+  }
+  const JsonFields fields(root, "");
+  ModelConfig config;
+  ASSIGN_OR_RETURN(const Family family, ParseFamily(fields));
+  config.model_type = family.model_type;
+  config.qkv_bias = config.model_type == "qwen2";
+  config.qk_norm = config.model_type == "qwen3";
+  RETURN_IF_ERROR(CheckArchitectures(fields, family));
+  RETURN_IF_ERROR(ParseSizes(fields, config));
+  RETURN_IF_ERROR(ParseHeads(fields, config));
+  RETURN_IF_ERROR(ParseRope(fields, config));
+  RETURN_IF_ERROR(CheckUnsupported(fields, config));
+  if (CountParameters(config) > static_cast<double>(kMaxParameters)) {
+    return fields.Error("hidden_size", absl::StrCat("the sizes make ", CountParameters(config),
+                                                    " parameters, more than any machine holds"));
+  }
+  return config;
+}
+
+std::vector<TensorSpec> ModelTensors(const ModelConfig& config) {
+  const int64_t d = config.hidden_size;
+  std::vector<TensorSpec> tensors = {{"model.embed_tokens.weight", {config.vocab_size, d}}};
+  for (int64_t l = 0; l < config.num_layers; ++l) {
+    const std::string layer = absl::StrCat("model.layers.", l, ".");
+    const auto add = [&](std::string_view name, std::vector<int64_t> shape) {
+      tensors.push_back({layer + std::string(name), std::move(shape)});
+    };
+    const auto add_projection = [&](const std::string& name, int64_t size) {
+      add("self_attn." + name + ".weight", {size, d});
+      if (config.qkv_bias) add("self_attn." + name + ".bias", {size});
+    };
+    add_projection("q_proj", config.q_size());
+    add_projection("k_proj", config.kv_size());
+    add_projection("v_proj", config.kv_size());
+    add("self_attn.o_proj.weight", {d, config.q_size()});
+    if (config.qk_norm) {
+      add("self_attn.q_norm.weight", {config.head_size});
+      add("self_attn.k_norm.weight", {config.head_size});
+    }
+    add("mlp.gate_proj.weight", {config.ffn_size, d});
+    add("mlp.up_proj.weight", {config.ffn_size, d});
+    add("mlp.down_proj.weight", {d, config.ffn_size});
+    add("input_layernorm.weight", {d});
+    add("post_attention_layernorm.weight", {d});
+  }
+  tensors.push_back({"model.norm.weight", {d}});
+  if (!config.tie_word_embeddings) tensors.push_back({"lm_head.weight", {config.vocab_size, d}});
+  return tensors;
+}
+
+}  // namespace stemma

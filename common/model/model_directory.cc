@@ -1,0 +1,226 @@
+#include "common/model/model_directory.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/json_fields.h"
+#include "common/base/names.h"
+#include "common/base/status_macros.h"
+
+namespace stemma {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kMaxConfigBytes = 16 << 20;
+constexpr uint64_t kMaxIndexBytes = 100'000'000;
+constexpr size_t kMaxShards = 4096;
+constexpr char kConfig[] = "config.json";
+constexpr char kSingleShard[] = "model.safetensors";
+constexpr char kIndex[] = "model.safetensors.index.json";
+
+// Copied by an export when there.
+constexpr std::array kOtherFiles = {kConfig,
+                                    kIndex,
+                                    "generation_config.json",
+                                    "tokenizer.json",
+                                    "tokenizer_config.json",
+                                    "tokenizer.model",
+                                    "special_tokens_map.json",
+                                    "added_tokens.json",
+                                    "vocab.json",
+                                    "merges.txt",
+                                    "chat_template.jinja",
+                                    "chat_template.json"};
+
+absl::Status Prefixed(const std::string& file_name, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(file_name, ": ", status.message()));
+}
+
+bool Exists(const std::string& path) {
+  struct stat info;
+  return lstat(path.c_str(), &info) == 0;
+}
+
+absl::StatusOr<ModelConfig> ReadConfig(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(resolved, kMaxConfigBytes));
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
+  return config.ok() ? std::move(config) : Prefixed(path, config.status());
+}
+
+// Tensor name -> shard file name.
+using WeightMap = std::map<std::string, std::string>;
+
+absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(resolved, kMaxIndexBytes));
+  const absl::StatusOr<json> root = ParseJson(text, {.max_depth = 8, .max_values = 10'000'000});
+  if (!root.ok()) return Prefixed(path, root.status());
+  if (!root->is_object()) return absl::InvalidArgumentError(absl::StrCat(path, ": not an object"));
+  const JsonFields fields(*root, "");
+  if (const auto object = fields.Object("weight_map"); !object.ok()) return Prefixed(path, object.status());
+  WeightMap weight_map;
+  for (const auto& [tensor, file] : (*root)["weight_map"].items()) {
+    const std::string field = absl::StrCat("weight_map[", JsonExcerpt(tensor), "]");
+    if (!file.is_string()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", field, " is not a string"));
+    }
+    if (const absl::Status name = CheckFileName(file.get<std::string>()); !name.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", field, ": ", name.message()));
+    }
+    weight_map[tensor] = file.get<std::string>();
+  }
+  if (weight_map.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": weight_map is empty"));
+  return weight_map;
+}
+
+absl::StatusOr<ModelShard> OpenShard(const std::string& directory, const std::string& file_name) {
+  ModelShard shard;
+  shard.file_name = file_name;
+  ASSIGN_OR_RETURN(shard.path, ResolvePath(absl::StrCat(directory, "/", file_name)));
+  absl::StatusOr<safetensors::Header> header = safetensors::ReadHeader(shard.path);
+  if (!header.ok()) return Prefixed(absl::StrCat(directory, "/", file_name), header.status());
+  shard.header = *std::move(header);
+  return shard;
+}
+
+absl::Status CheckIndex(const std::string& index, const std::vector<ModelShard>& shards, const WeightMap& weight_map) {
+  size_t num_tensors = 0;
+  for (const ModelShard& shard : shards) {
+    for (const safetensors::TensorEntry& tensor : shard.header.tensors) {
+      const auto it = weight_map.find(tensor.name);
+      if (it == weight_map.end() || it->second != shard.file_name) {
+        return absl::InvalidArgumentError(absl::StrCat(shard.path, ": tensor ", JsonExcerpt(tensor.name), " is ",
+                                                       it == weight_map.end() ? "not in " : "in another file by ",
+                                                       kIndex));
+      }
+      ++num_tensors;
+    }
+  }
+  if (num_tensors == weight_map.size()) return absl::OkStatus();
+  std::set<std::string_view> present;
+  for (const ModelShard& shard : shards) {
+    for (const safetensors::TensorEntry& tensor : shard.header.tensors) present.insert(tensor.name);
+  }
+  for (const auto& [tensor, file] : weight_map) {
+    if (!present.contains(tensor)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(index, ": weight_map[", JsonExcerpt(tensor), "]: ", file, " has no such tensor"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<ModelShard>> OpenShards(const std::string& directory, bool has_index) {
+  std::vector<ModelShard> shards;
+  if (!has_index) {
+    ASSIGN_OR_RETURN(ModelShard shard, OpenShard(directory, kSingleShard));
+    shards.push_back(std::move(shard));
+    return shards;
+  }
+  const std::string index = absl::StrCat(directory, "/", kIndex);
+  ASSIGN_OR_RETURN(const WeightMap weight_map, ReadIndex(index));
+  std::set<std::string> file_names;
+  for (const auto& [tensor, file_name] : weight_map) file_names.insert(file_name);
+  if (file_names.size() > kMaxShards) {
+    return absl::InvalidArgumentError(absl::StrCat(index, ": names ", file_names.size(), " files"));
+  }
+  for (const std::string& file_name : file_names) {
+    ASSIGN_OR_RETURN(ModelShard shard, OpenShard(directory, file_name));
+    shards.push_back(std::move(shard));
+  }
+  RETURN_IF_ERROR(CheckIndex(index, shards, weight_map));
+  return shards;
+}
+
+bool IsFloat(safetensors::Dtype dtype) {
+  using enum safetensors::Dtype;
+  return dtype == kF16 || dtype == kBF16 || dtype == kF32 || dtype == kF64;
+}
+
+// Known to be unused by the model: a tied model's head, and frequencies that old exports stored.
+bool IsIgnored(const safetensors::TensorEntry& tensor, const ModelConfig& config) {
+  if (absl::EndsWith(tensor.name, ".rotary_emb.inv_freq")) return true;
+  return config.tie_word_embeddings && tensor.name == "lm_head.weight" &&
+         tensor.shape == std::vector<int64_t>{config.vocab_size, config.hidden_size};
+}
+
+absl::Status CheckTensor(const safetensors::TensorEntry& tensor, const TensorSpec* spec, const std::string& where) {
+  const std::string name = absl::StrCat(where, ": tensor ", JsonExcerpt(tensor.name), " ");
+  if (spec == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat(name, "does not belong to the model of ", kConfig));
+  if (tensor.shape != spec->shape) {
+    return absl::InvalidArgumentError(absl::StrCat(name, "has shape [", absl::StrJoin(tensor.shape, ","),
+                                                   "], the config's is [", absl::StrJoin(spec->shape, ","), "]"));
+  }
+  if (!IsFloat(tensor.dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, "has dtype ",
+                                                   std::string(safetensors::DtypeName(tensor.dtype)),
+                                                   "; weights must be F16, BF16, F32 or F64"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTensors(const ModelDirectory& directory) {
+  const std::vector<TensorSpec> specs = ModelTensors(directory.config);
+  std::unordered_map<std::string_view, const TensorSpec*> expected;
+  for (const TensorSpec& spec : specs) expected.emplace(spec.name, &spec);
+  std::unordered_map<std::string_view, const ModelShard*> seen;
+  for (const ModelShard& shard : directory.shards) {
+    const std::string where = absl::StrCat(directory.path, "/", shard.file_name);
+    for (const safetensors::TensorEntry& tensor : shard.header.tensors) {
+      if (IsIgnored(tensor, directory.config)) continue;
+      const auto it = expected.find(tensor.name);
+      RETURN_IF_ERROR(CheckTensor(tensor, it == expected.end() ? nullptr : it->second, where));
+      const auto [first, inserted] = seen.emplace(tensor.name, &shard);
+      if (!inserted) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(where, ": tensor \"", tensor.name, "\" is in ", first->second->file_name, " too"));
+      }
+    }
+  }
+  for (const TensorSpec& spec : specs) {
+    if (seen.contains(spec.name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(directory.path, "/", directory.has_index ? kIndex : kSingleShard,
+                                                   ": tensor \"", spec.name, "\" is missing"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return ErrnoStatus("open model directory", path, errno);
+  if (!S_ISDIR(info.st_mode)) return absl::NotFoundError(absl::StrCat(path, ": not a directory"));
+  ModelDirectory directory;
+  ASSIGN_OR_RETURN(directory.path, ResolvePath(path));
+  const auto in = [&](const std::string& name) { return absl::StrCat(directory.path, "/", name); };
+  ASSIGN_OR_RETURN(directory.config, ReadConfig(in(kConfig)));
+  directory.has_index = !Exists(in(kSingleShard)) && Exists(in(kIndex));
+  if (!directory.has_index && !Exists(in(kSingleShard))) {
+    return absl::NotFoundError(absl::StrCat(directory.path, ": has neither ", kSingleShard, " nor ", kIndex));
+  }
+  ASSIGN_OR_RETURN(directory.shards, OpenShards(directory.path, directory.has_index));
+  RETURN_IF_ERROR(CheckTensors(directory));
+  for (const char* name : kOtherFiles) {
+    if (!Exists(in(name)) || (name == std::string_view(kIndex) && !directory.has_index)) continue;
+    ASSIGN_OR_RETURN(directory.other_files[name], ResolvePath(in(name)));
+  }
+  return directory;
+}
+
+}  // namespace stemma

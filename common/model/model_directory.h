@@ -1,0 +1,38 @@
+// A Hugging Face model directory: config.json, model.safetensors or sharded with model.safetensors.index.json,
+// tokenizer files. Checks everything that can be checked without reading weights. Torch-free.
+//
+// Links (a hub cache's snapshot) are resolved once, here; after that only regular files are read. Index values are file
+// names: `/`, `..` are refused.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/model/model_config.h"
+#include "common/model/safetensors.h"
+
+namespace stemma {
+
+struct ModelShard {
+  std::string file_name;  // "model-00001-of-00002.safetensors"
+  std::string path;       // resolved
+  safetensors::Header header;
+};
+
+struct ModelDirectory {
+  std::string path;
+  ModelConfig config;
+  std::vector<ModelShard> shards;
+  bool has_index = false;
+  // config.json, tokenizer and generation files, the index: copied by an export. File name -> resolved path.
+  std::map<std::string, std::string> other_files;
+};
+
+// Errors name the file and the field: NotFound (no such directory or file), InvalidArgument (content). Every tensor of
+// the config must be there exactly once with its shape and a float dtype, and no other, except what is known to be
+// safely ignored (lm_head.weight of a tied model, rotary inv_freq buffers).
+absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path);
+
+}  // namespace stemma

@@ -1,0 +1,61 @@
+// Trace files (.jsonl): the first line is {"schema": "stemma.trace.v1"}, then one UpdateActor request a line. Read and
+// written line by line; one line is in memory at a time.
+//
+// Errors name the file, the line (from 1) and the field's path.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/file_writer.h"
+#include "common/trace/trace_json.h"
+
+namespace stemma {
+
+struct TraceLine {
+  int64_t line = 0;  // from 1; the schema is line 1
+  TraceRequest request;
+};
+
+class TraceReader {
+ public:
+  // Reads the file once for its digest, then checks the first line. Regular files only: the digest comes before the
+  // lines.
+  static absl::StatusOr<TraceReader> Open(const std::string& path);
+
+  // The next request; nothing at the end. A request_id that is absent is derived from (digest, line): the same file
+  // gives the same ids. Blank lines are passed over.
+  absl::StatusOr<std::optional<TraceLine>> Next();
+
+  const std::string& digest() const { return digest_; }  // SHA-256 of the file, hexadecimal
+
+ private:
+  TraceReader(std::string path, std::string digest);
+  absl::StatusOr<bool> NextLine(std::string& text);
+  absl::Status Error(const std::string& message) const;
+
+  std::string path_;
+  std::string digest_;
+  std::ifstream stream_;
+  int64_t line_ = 0;
+};
+
+// Fails if the file exists.
+class TraceWriter {
+ public:
+  static absl::StatusOr<TraceWriter> Create(const std::string& path, TraceArrays arrays = TraceArrays::kNumbers);
+  absl::Status Write(const TraceRequest& request);
+  absl::Status Close();
+
+ private:
+  TraceWriter(FileWriter file, TraceArrays arrays) : file_(std::move(file)), arrays_(arrays) {}
+
+  FileWriter file_;
+  TraceArrays arrays_;
+};
+
+}  // namespace stemma

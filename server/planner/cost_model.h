@@ -1,0 +1,99 @@
+// What a plan costs in time: work, counted exactly from shapes, times the machine's rates. Pure.
+//
+// Work is in units: FLOPs of the layers' matrix products, of attention (forward and backward apart: kernels differ) and
+// of the head, blocks of attention scores, elements of elementwise work, elements merged, weights passed over, bytes
+// copied. A rate is seconds for one unit. Seconds are linear in both, so that rates can be fitted to measured phases
+// (server/planner/calibration.h).
+//
+// S(N) = 1 / (rho / N + eta + epsilon) (paper, Section 3.3) follows from the predicted seconds of a group computed with
+// reuse and dense.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/cost/cost.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma::server {
+
+enum Rate {
+  kLinear,
+  kAttentionForward,
+  kAttentionBackward,
+  kHead,
+  kElement,
+  kMerge,         // a suffix's attention output, joined with its prefix's part
+  kWave,          // a weight that a wave or block reads, however few its rows are
+  kParameter,     // of the optimizer, with the copies of its states where they are in host memory
+  kCopy,          // bytes between device and host
+  kWaveBackward,  // a weight that the backward of one reads, adding to its gradient
+  // A block of attention scores: what its small products cost beyond their FLOPs. A causal span of 64 rows runs at a
+  // quarter of the rate of 2,048 rows (ops_bench); of a whole step it moves the prediction by less than a percent.
+  kScoreBlock,
+};
+inline constexpr int kNumRates = 11;
+// As in the Rates message and the calibration's file.
+extern const std::array<const char*, kNumRates> kRateNames;
+
+struct Work {
+  std::array<double, kNumRates> units = {};
+  double& operator[](Rate rate) { return units[static_cast<size_t>(rate)]; }
+  double operator[](Rate rate) const { return units[static_cast<size_t>(rate)]; }
+  Work& operator+=(const Work& other);
+};
+
+struct PhaseWork {
+  Work prefix_forward, suffix, prefix_backward;
+  PhaseWork& operator+=(const PhaseWork& other);
+};
+
+struct Rates {
+  std::array<double, kNumRates> seconds = {};  // for one unit
+  bool copies_overlap = false;                 // copies run beside compute, as far as it lasts
+  int samples = 0;                             // measured steps behind them
+  bool calibrated = false;
+};
+
+// What is sane before anything was measured: of a CPU core, or of an H200 (`device` "cuda..."), by published rates.
+Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string& device,
+                   v1::OptimizerResidency residency = v1::DEVICE);
+
+struct PredictedSeconds {
+  double prefix_forward = 0, suffix = 0, prefix_backward = 0;
+  double total() const { return prefix_forward + suffix + prefix_backward; }
+  PredictedSeconds& operator+=(const PredictedSeconds& other);
+};
+
+double Seconds(const Work& work, const Rates& rates);
+PredictedSeconds Seconds(const PhaseWork& work, const Rates& rates);
+
+// A rollout in Phase B.
+struct MemberShape {
+  int64_t rows = 0;         // R
+  int64_t prefix_rows = 0;  // P - 1
+  bool dense = false;       // computes its prefix itself
+  int64_t prefix = 0;       // else its index into ClusterShape::prefix_rows
+};
+
+// A cluster by its sizes.
+struct ClusterShape {
+  std::vector<int64_t> prefix_rows;  // of the groups computed with reuse
+  std::vector<MemberShape> members;  // in the waves' order
+};
+
+int64_t PackedPrefixRows(const ClusterShape& cluster);
+
+// The work of one cluster in so many waves; `prefix.rows` is that of PackedPrefixRows.
+PhaseWork ClusterWork(const ByteShape& shape, const ClusterShape& cluster, const PrefixShape& prefix,
+                      v1::TapePolicy suffix_policy, int64_t waves);
+// Phases A and B without backward.
+PhaseWork ForwardClusterWork(const ByteShape& shape, const ClusterShape& cluster, int64_t waves);
+
+// Clip and AdamW.
+Work ApplyWork(const ModelConfig& config);
+
+}  // namespace stemma::server

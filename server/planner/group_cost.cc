@@ -1,0 +1,66 @@
+#include "server/planner/group_cost.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace stemma::server {
+namespace {
+
+// What one suffix costs without merge, recomputation and waves of its own.
+double PlainSuffixSeconds(const MemoryOptions& options, const PackingGroup& packing) {
+  const ClusterShape cluster = GroupShape(packing, /*reuse=*/true);
+  Work work = options.forward_only ? ForwardClusterWork(options.shape, cluster, 0).suffix
+                                   : ClusterWork(options.shape, cluster, {}, v1::S0, 0).suffix;
+  work[kMerge] = 0;
+  return Seconds(work, options.rates) / static_cast<double>(packing.members.size());
+}
+
+std::string Compared(double reuse, double dense) {
+  const double saved = 100 * (1 - reuse / dense);
+  if (saved > 0) return absl::StrFormat("reuse: saves %.0f%% of the dense seconds", saved);
+  return absl::StrFormat("dense: reuse would take %.0f%% longer", -saved);
+}
+
+}  // namespace
+
+v1::GroupCost GroupCostOf(const MemoryOptions& options, const PackingGroup& packing) {
+  v1::GroupCost cost;
+  cost.set_uid(packing.uid);
+  cost.set_rollouts(static_cast<uint32_t>(packing.members.size()));
+  cost.set_reuse(packing.reuse);
+  const MemoryAnswer reuse = ChooseMemory(options, GroupShape(packing, /*reuse=*/true));
+  const MemoryAnswer dense = ChooseMemory(options, GroupShape(packing, /*reuse=*/false));
+  if (reuse.choice) cost.set_seconds_reuse(reuse.choice->seconds.total());
+  if (dense.choice) cost.set_seconds_dense(dense.choice->seconds.total());
+  if (!reuse.choice || !dense.choice) return cost;
+  const double n = static_cast<double>(packing.members.size());
+  const double trajectory = cost.seconds_dense() / n;
+  const PredictedSeconds& seconds = reuse.choice->seconds;
+  cost.set_rho((seconds.prefix_forward + seconds.prefix_backward) / trajectory);
+  cost.set_eta(PlainSuffixSeconds(options, packing) / trajectory);
+  cost.set_epsilon(seconds.suffix / n / trajectory - cost.eta());
+  cost.set_speedup(cost.seconds_dense() / cost.seconds_reuse());
+  return cost;
+}
+
+std::string ChooseReuse(const MemoryOptions& options, v1::Schedule schedule, double flops_saved,
+                        PackingGroup& packing) {
+  packing.reuse = false;
+  if (packing.prefix_rows == 0) return "dense: a prompt of one token has no prefix";
+  if (schedule == v1::DENSE) return "dense: asked for";
+  if (schedule == v1::REUSE) {
+    packing.reuse = true;
+    return absl::StrFormat("reuse: asked for, saves %.1f%% of the FLOPs", 100 * flops_saved);
+  }
+  const MemoryAnswer reuse = ChooseMemory(options, GroupShape(packing, /*reuse=*/true));
+  const MemoryAnswer dense = ChooseMemory(options, GroupShape(packing, /*reuse=*/false));
+  if (!reuse.choice && dense.choice) return "dense: reuse does not fit the budget";
+  packing.reuse = !dense.choice || reuse.choice->seconds.total() < dense.choice->seconds.total();
+  if (!dense.choice) return "reuse: a whole trajectory does not fit the budget";
+  if (!packing.reuse && packing.members.size() == 1) return "dense: one rollout shares nothing";
+  return Compared(reuse.choice->seconds.total(), dense.choice->seconds.total());
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,22 @@
+// What one group costs alone, by reuse and dense, and which of the two it takes. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "server/planner/cost_model.h"
+#include "server/planner/wave_packing.h"
+#include "stemma/v1/plan.pb.h"
+
+namespace stemma::server {
+
+// Seconds decide under AUTO: those of the fastest way that fits the budget. Where only one of the two fits, that one;
+// where neither does, packing will say so. `packing.reuse` is set to the answer, and why in one line returned.
+//
+// `flops_saved` is the part of the dense FLOPs that reuse saves, for the line of a forced REUSE.
+std::string ChooseReuse(const MemoryOptions& options, v1::Schedule schedule, double flops_saved, PackingGroup& packing);
+
+// The cost model of a group with a prefix; also of one whose way was forced.
+v1::GroupCost GroupCostOf(const MemoryOptions& options, const PackingGroup& packing);
+
+}  // namespace stemma::server

@@ -1,0 +1,207 @@
+#include "server/planner/memory_division.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/cost/state_bytes.h"
+
+namespace stemma::server {
+namespace {
+
+// Of a device of its own: what its runtime, and pieces too small to use, take.
+constexpr int64_t kDeviceReserveParts = 16;
+// Of what is free on a machine whose memory is host and device in one, the rest is for others.
+constexpr int64_t kSharedActivationParts = 2, kSharedHostParts = 4;
+
+int64_t Given(uint64_t bytes) { return static_cast<int64_t>(bytes); }
+
+// What adds up to the device's peak: "weights 1.1 GiB, gradients 1.1 GiB, optimizer states 2.1 GiB, clipped gradients 1
+// MiB, RoPE tables 4 MiB"
+std::string DevicePartsText(const StateBytes& state, v1::OptimizerResidency residency) {
+  const std::string optimizer = residency == v1::HOST
+                                    ? absl::StrCat("slabs of optimizer states ", BytesText(state.slabs))
+                                    : absl::StrCat("optimizer states ", BytesText(state.optimizer));
+  return absl::StrCat("weights ", BytesText(state.weights), ", gradients ", BytesText(state.gradients), ", ", optimizer,
+                      ", clipped gradients ", BytesText(state.clipped), ", RoPE tables ", BytesText(state.tables));
+}
+
+absl::Status MachineTooSmall(const v1::RunConfig& run, const char* where, int64_t free_bytes, int64_t needed_bytes,
+                             const std::string& parts) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the worker's ", where, " has ", free_bytes, " bytes free, and the state of this model in ", run.dtype(),
+      " needs ", needed_bytes, " there (", parts, "): take a larger machine, a smaller model or a smaller dtype"));
+}
+
+// The fewest bytes in which one rollout of the longest context can be trained.
+int64_t LongestContextBytes(const ModelConfig& model, const v1::RunConfig& run) {
+  const int64_t rows = std::max<int64_t>(1, model.max_positions / 2);
+  const MemoryOptions options = MemoryOptionsOf(model, run, Rates{}, /*forward_only=*/false);
+  const ClusterShape longest = {.prefix_rows = {rows}, .members = {{.rows = rows, .prefix_rows = rows}}};
+  return FewestBytes(options, longest);
+}
+
+class Division {
+ public:
+  Division(const ModelConfig& model, const WorkerMemory& memory, const v1::RunConfig& run)
+      : model_(model), memory_(memory), state_(StateBytesOf(model, run.dtype())), run_(run) {}
+
+  absl::StatusOr<v1::RunConfig> Run() {
+    RETURN_IF_ERROR(CheckMemory(model_, run_));
+    RETURN_IF_ERROR(CheckGiven());
+    RETURN_IF_ERROR(OneMemory() ? DivideOne() : DivideTwo());
+    RETURN_IF_ERROR(CheckMemory(model_, run_));
+    return run_;
+  }
+
+ private:
+  bool OneMemory() const { return memory_.host_free_bytes == 0; }
+  bool HasBudget() const { return run_.memory_budget_bytes() > 0; }
+  bool HasHost() const { return run_.host_memory_bytes() > 0; }
+
+  // Refuses what the device has not, before it ends as out of memory in the middle of a run. Where host and device are
+  // one memory, both are taken from it.
+  absl::Status CheckGiven() const {
+    const int64_t has = memory_.device_bytes, budget = Given(run_.memory_budget_bytes());
+    const int64_t host = OneMemory() ? Given(run_.host_memory_bytes()) : 0;
+    if (has == 0 || budget + host <= has) return absl::OkStatus();
+    const std::string what = host == 0     ? absl::StrCat("memory_budget_bytes is ", budget)
+                             : budget == 0 ? absl::StrCat("host_memory_bytes is ", host)
+                                           : absl::StrCat("memory_budget_bytes and host_memory_bytes are ", budget,
+                                                          " and ", host, ", ", budget + host, " together");
+    return absl::InvalidArgumentError(absl::StrCat(what, ", and the worker's ", OneMemory() ? "machine" : "device",
+                                                   " has ", has, " bytes in all: lower it, or leave it out"));
+  }
+
+  // Host and device are the same bytes.
+  absl::Status DivideOne() {
+    const int64_t free_bytes = memory_.device_free_bytes;
+    if (free_bytes == 0 && !HasBudget()) {
+      return absl::ResourceExhaustedError(
+          "the worker cannot tell how much memory its machine has free: set memory_budget_bytes");
+    }
+    if (free_bytes > 0 && free_bytes <= state_.total()) {
+      return MachineTooSmall(run_, "machine", free_bytes, state_.total(), DevicePartsText(state_, v1::DEVICE));
+    }
+    const int64_t rest = std::max<int64_t>(0, free_bytes - state_.total());
+    if (!HasBudget() && run_.optimizer_residency() == v1::OPTIMIZER_RESIDENCY_UNSPECIFIED) {
+      run_.set_optimizer_residency(v1::DEVICE);
+    }
+    ChooseResidency();
+    const v1::OptimizerResidency residency = run_.optimizer_residency();
+    if (!HasBudget()) SetBudget(state_.device(residency) + rest / kSharedActivationParts);
+    if (!HasHost()) SetHost(state_.host(residency) + rest / kSharedHostParts);
+    return absl::OkStatus();
+  }
+
+  absl::Status DivideTwo() {
+    if (!HasBudget()) SetBudget(memory_.device_free_bytes - memory_.device_free_bytes / kDeviceReserveParts);
+    ChooseResidency();
+    const v1::OptimizerResidency residency = run_.optimizer_residency();
+    if (state_.device_peak(residency) >= memory_.device_free_bytes) {
+      return MachineTooSmall(run_, "device", memory_.device_free_bytes, state_.device_peak(residency),
+                             DevicePartsText(state_, residency));
+    }
+    if (state_.host(residency) >= memory_.host_free_bytes) {
+      return MachineTooSmall(run_, "host", memory_.host_free_bytes, state_.host(residency), "optimizer states");
+    }
+    const int64_t rest = memory_.host_free_bytes - state_.host(residency);
+    if (!HasHost()) SetHost(state_.host(residency) + rest / kSharedHostParts);
+    return absl::OkStatus();
+  }
+
+  // See the header. What the host cannot hold stays, and CheckMemory has the last word.
+  void ChooseResidency() {
+    if (run_.optimizer_residency() != v1::OPTIMIZER_RESIDENCY_UNSPECIFIED) return;
+    run_.set_optimizer_residency(v1::DEVICE);
+    const int64_t left = Given(run_.memory_budget_bytes()) - state_.device(v1::DEVICE);
+    if (left > 0 && left >= LongestContextBytes(model_, run_)) return;
+    if (HasHost() && Given(run_.host_memory_bytes()) < state_.host(v1::HOST)) return;
+    if (!OneMemory() && memory_.host_free_bytes <= state_.host(v1::HOST)) return;
+    run_.set_optimizer_residency(v1::HOST);
+  }
+
+  void SetBudget(int64_t bytes) { run_.set_memory_budget_bytes(static_cast<uint64_t>(bytes)); }
+  void SetHost(int64_t bytes) { run_.set_host_memory_bytes(static_cast<uint64_t>(std::max<int64_t>(1, bytes))); }
+
+  const ModelConfig& model_;
+  const WorkerMemory& memory_;
+  const StateBytes state_;
+  v1::RunConfig run_;
+};
+
+}  // namespace
+
+absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run) {
+  const StateBytes state = StateBytesOf(model, run.dtype());
+  const int64_t budget = Given(run.memory_budget_bytes()), host = Given(run.host_memory_bytes());
+  const bool host_takes_states = host == 0 || host >= state.host(v1::HOST);
+  if (run.optimizer_residency() == v1::HOST && !host_takes_states) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "host_memory_bytes is ", host, ", and the optimizer states of this model in ", run.dtype(), " need ",
+        state.host(v1::HOST), " of host memory (optimizer_residency: host): raise it, or keep them on the device"));
+  }
+  const v1::OptimizerResidency residency =
+      host_takes_states && run.optimizer_residency() != v1::DEVICE ? v1::HOST : v1::DEVICE;
+  const int64_t needed = state.device_peak(residency);
+  if (budget == 0 || budget > needed) return absl::OkStatus();
+  const char* why = residency == v1::HOST                     ? "with optimizer states in host memory"
+                    : run.optimizer_residency() == v1::DEVICE ? "with optimizer_residency: device"
+                                                              : "as host_memory_bytes cannot take optimizer states";
+  return absl::InvalidArgumentError(absl::StrCat("memory_budget_bytes is ", budget, ", but this model in ", run.dtype(),
+                                                 " needs more than ", needed, " bytes on the device ", why, " (",
+                                                 DevicePartsText(state, residency), "; the rest is for activations)"));
+}
+
+absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const WorkerMemory& memory,
+                                           const v1::RunConfig& run) {
+  return Division(model, memory, run).Run();
+}
+
+int64_t ActivationBytes(const ModelConfig& model, const v1::RunConfig& run) {
+  return Given(run.memory_budget_bytes()) - StateBytesOf(model, run.dtype()).device(run.optimizer_residency());
+}
+
+std::string PlanProblem(const v1::PlanReport& report, const ModelConfig& model, const v1::RunConfig& run) {
+  const int64_t made_for = Given(report.budget_bytes()) - Given(report.state().device());
+  const int64_t needed = Given(std::max(report.peak_bytes(), report.peak_bytes_with_headroom()));
+  if (const int64_t left = ActivationBytes(model, run); left < made_for && needed > left) {
+    return absl::StrCat("its plan needs ", needed, " bytes for activations; the worker that it was made for had ",
+                        made_for, ", this one has ", left);
+  }
+  int64_t host_needed = 0;
+  for (const v1::StepReport& step : report.steps()) {
+    for (const v1::ClusterReport& cluster : step.clusters()) {
+      host_needed = std::max(host_needed, Given(std::max({cluster.prefix_forward().host(), cluster.suffix().host(),
+                                                          cluster.prefix_backward().host()})));
+    }
+  }
+  if (const int64_t host = HostTapeBytesMax(model, run); host_needed > host) {
+    return absl::StrCat("its plan needs ", host_needed, " bytes of host memory for tapes; this worker has ", host);
+  }
+  return "";
+}
+
+MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run, const Rates& rates,
+                              bool forward_only) {
+  MemoryOptions options;
+  options.shape.config = model;
+  options.shape.run_bytes = RunBytes(run.dtype());
+  options.shape.accumulate_bytes = AccumulateBytes(run.dtype());
+  options.shape.head_chunk_rows = run.head_chunk_tokens();
+  options.shape.threads = std::max<int64_t>(1, run.threads());
+  options.budget_bytes = ActivationBytes(model, run);
+  options.host_bytes = run.host_memory_bytes() > 0 ? std::max<int64_t>(1, HostTapeBytesMax(model, run)) : 0;
+  options.wave_suffixes = run.wave_suffixes();
+  options.layout = run.layout() == v1::WAVE_LAYOUT_UNSPECIFIED ? v1::PACKED : run.layout();
+  options.forward_only = forward_only;
+  options.rates = rates;
+  options.prefix_policy = run.prefix_policy();
+  options.suffix_policy = run.suffix_policy();
+  options.prefix_block_rows = run.prefix_block_rows();
+  options.offload = run.offload();
+  return options;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,69 @@
+#include "server/planner/plan_report.h"
+
+namespace stemma::server {
+namespace {
+
+void Fill(const PhaseBytes& bytes, int64_t peak_with_headroom, int64_t host_bytes, v1::PhaseBytes& report) {
+  report.set_hot_set(static_cast<uint64_t>(bytes.hot_set));
+  report.set_dormant_set(static_cast<uint64_t>(bytes.dormant_set));
+  report.set_wave_tape(static_cast<uint64_t>(bytes.wave_tape));
+  report.set_working_set(static_cast<uint64_t>(bytes.working_set));
+  report.set_peak(static_cast<uint64_t>(bytes.peak()));
+  report.set_peak_with_headroom(static_cast<uint64_t>(peak_with_headroom));
+  report.set_host(static_cast<uint64_t>(host_bytes));
+}
+
+}  // namespace
+
+void DescribeMemory(const MemoryOptions& options, const MemoryChoice& choice, v1::ClusterReport& report) {
+  report.set_memory_reason(choice.reason);
+  const HeadroomPeaks peaks = PeaksWithHeadroom(options, choice);
+  Fill(choice.suffix, peaks.suffix, choice.host_bytes, *report.mutable_suffix());
+  v1::PhaseSeconds& seconds = *report.mutable_seconds();
+  seconds.set_prefix_forward(choice.seconds.prefix_forward);
+  seconds.set_suffix(choice.seconds.suffix);
+  seconds.set_prefix_backward(choice.seconds.prefix_backward);
+  if (options.forward_only) return;
+  report.set_suffix_policy(choice.way.suffix_policy);
+  if (choice.way.prefix.rows == 0) return;
+  report.set_prefix_policy(choice.way.prefix.policy);
+  report.set_prefix_block_rows(static_cast<uint32_t>(choice.way.prefix.block_rows));
+  report.set_offload_prefix(choice.way.prefix.offload);
+  Fill(choice.prefix_forward, peaks.prefix_forward, choice.host_bytes, *report.mutable_prefix_forward());
+  Fill(choice.prefix_backward, peaks.prefix_backward, choice.host_bytes, *report.mutable_prefix_backward());
+}
+
+void DescribeState(const StateBytes& state, v1::OptimizerResidency residency, v1::StateBytes& report) {
+  report.set_weights(static_cast<uint64_t>(state.weights));
+  report.set_gradients(static_cast<uint64_t>(state.gradients));
+  report.set_optimizer(static_cast<uint64_t>(state.optimizer));
+  report.set_tables(static_cast<uint64_t>(state.tables));
+  report.set_device(static_cast<uint64_t>(state.device(residency)));
+  report.set_host(static_cast<uint64_t>(state.host(residency)));
+  report.set_apply(static_cast<uint64_t>(state.apply(residency)));
+}
+
+void DescribeRates(const Rates& rates, v1::Rates& report) {
+  report.set_linear(rates.seconds[kLinear]);
+  report.set_attention_forward(rates.seconds[kAttentionForward]);
+  report.set_attention_backward(rates.seconds[kAttentionBackward]);
+  report.set_head(rates.seconds[kHead]);
+  report.set_element(rates.seconds[kElement]);
+  report.set_merge(rates.seconds[kMerge]);
+  report.set_wave(rates.seconds[kWave]);
+  report.set_parameter(rates.seconds[kParameter]);
+  report.set_copy(rates.seconds[kCopy]);
+  report.set_wave_backward(rates.seconds[kWaveBackward]);
+  report.set_score_block(rates.seconds[kScoreBlock]);
+  report.set_samples(static_cast<uint32_t>(rates.samples));
+  report.set_calibrated(rates.calibrated);
+}
+
+void AddSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& total) {
+  total.set_prefix_forward(total.prefix_forward() + seconds.prefix_forward());
+  total.set_suffix(total.suffix() + seconds.suffix());
+  total.set_prefix_backward(total.prefix_backward() + seconds.prefix_backward());
+  total.set_apply(total.apply() + seconds.apply());
+}
+
+}  // namespace stemma::server

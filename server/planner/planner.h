@@ -1,0 +1,65 @@
+// The planner: groups -> mini-batches -> clusters -> waves, reuse or dense per group, FLOPs and bytes. Pure: sizes in,
+// a plan out; no clock, no I/O. The same inputs give the same plan, bit for bit (a plan is frozen when its request is
+// accepted).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/model/model_config.h"
+#include "server/planner/cost_model.h"
+#include "server/planner/stop_check.h"
+#include "stemma/v1/plan.pb.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma::server {
+
+struct PlannerRollout {
+  std::string rollout_id;
+  int64_t response_tokens = 0;
+  bool run = true;  // false: nothing to compute (empty, fully masked, zero advantage without other terms)
+};
+
+struct PlannerGroup {
+  std::string uid;
+  int64_t prompt_tokens = 0;
+  std::vector<PlannerRollout> rollouts;
+};
+
+struct PlannerRequest {
+  std::vector<PlannerGroup> groups;
+  int64_t mini_batch_groups = 0;  // 0: all
+  int64_t epochs = 1;
+  bool shuffle = false;
+  uint64_t seed = 0;
+  std::string payload_digest;  // with seed and epoch, decides the order of a shuffle
+  bool log_prob_pass = false;  // old or ref from WEIGHTS
+  bool forward_only = false;   // ComputeLogProb: one step, no backward
+  v1::Schedule schedule = v1::AUTO;
+};
+
+struct PlannerModel {
+  ModelConfig config;
+  v1::RunConfig run;  // divided (server/planner/memory_division.h; a host of 0 is no limit), and what is forced
+  Rates rates = DefaultRates("fp32", 1, "cpu");
+};
+
+// Without shuffle every epoch runs the same steps, and they are held once: `plan.steps` are those of one epoch, and
+// `repeats` says how many epochs run them.
+struct PlanResult {
+  v1::Plan plan;
+  uint32_t repeats = 1;
+  v1::PlanReport report;
+  std::vector<PhaseWork> work;  // one per plan.steps
+};
+
+// Errors: ResourceExhausted GROUP_TOO_LARGE - a group does not fit the budget (or the host's memory) in any way that
+// the run configuration allows, alone and with one suffix per wave: the message names its uid, the fewest bytes that it
+// needs, the budget, and what was forced. Cancelled - `stop` said so.
+absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequest& request,
+                                    const StopCheck& stop = {});
+
+}  // namespace stemma::server

@@ -1,0 +1,174 @@
+#include "server/planner/wave_packing.h"
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+
+namespace stemma::server {
+namespace {
+
+constexpr int64_t kClusterPrefixRows = 2048;  // beyond, GEMMs of packed prefixes do not get faster
+
+using Groups = std::span<const PackingGroup>;
+
+void AddGroup(const PackingGroup& group, bool reuse, ClusterShape& cluster) {
+  const bool shares = reuse && group.prefix_rows > 0;
+  if (shares) cluster.prefix_rows.push_back(group.prefix_rows);
+  const int64_t prefix = shares ? static_cast<int64_t>(cluster.prefix_rows.size()) - 1 : 0;
+  for (const PackingMember& member : group.members) {
+    cluster.members.push_back(
+        {.rows = member.rows, .prefix_rows = group.prefix_rows, .dense = !shares, .prefix = prefix});
+  }
+}
+
+ClusterShape ShapeOf(Groups groups) {
+  ClusterShape cluster;
+  for (const PackingGroup& group : groups) AddGroup(group, group.reuse, cluster);
+  return cluster;
+}
+
+struct Cut {
+  std::vector<PackedCluster> clusters;
+  double seconds = 0;
+};
+
+class Cutter {
+ public:
+  explicit Cutter(const MemoryOptions& options) : options_(options) {}
+
+  absl::StatusOr<Cut> Solve(Groups groups) const {
+    if (options_.stopped()) return absl::CancelledError("planning was stopped");
+    MemoryAnswer together = ChooseMemory(options_, ShapeOf(groups));
+    if (options_.stopped()) return absl::CancelledError("planning was stopped");
+    if (groups.size() == 1 && !together.choice) return GroupTooLarge(options_, groups[0], together);
+    if (groups.size() == 1 || (together.choice && together.choice->cheapest)) return Of(groups, *together.choice);
+    const double seconds = together.choice ? together.choice->seconds.total() : 0;
+    absl::StatusOr<Cut> apart = SolveHalves(groups);
+    if (together.choice && (!apart.ok() || seconds <= apart->seconds)) return Of(groups, *together.choice);
+    return apart;
+  }
+
+ private:
+  absl::StatusOr<Cut> SolveHalves(Groups groups) const {
+    ASSIGN_OR_RETURN(Cut left, Solve(groups.first(groups.size() / 2)));
+    ASSIGN_OR_RETURN(Cut right, Solve(groups.subspan(groups.size() / 2)));
+    left.clusters.insert(left.clusters.end(), std::make_move_iterator(right.clusters.begin()),
+                         std::make_move_iterator(right.clusters.end()));
+    left.seconds += right.seconds;
+    return left;
+  }
+
+  Cut Of(Groups groups, const MemoryChoice& choice) const {
+    PackedCluster packed;
+    v1::Cluster& cluster = packed.cluster;
+    size_t wave = 0;
+    for (const PackingGroup& group : groups) {
+      if (group.reuse && group.prefix_rows > 0) cluster.add_prefix_groups(group.group);
+      for (const PackingMember& member : group.members) {
+        if (cluster.waves_size() == 0 ||
+            cluster.waves(static_cast<int>(wave)).members_size() == static_cast<int>(choice.wave_sizes[wave])) {
+          wave = static_cast<size_t>(cluster.waves_size());
+          cluster.add_waves()->set_layout(options_.layout);
+        }
+        v1::WaveMember& added = *cluster.mutable_waves(static_cast<int>(wave))->add_members();
+        added.set_group(group.group);
+        added.set_rollout(member.rollout);
+      }
+    }
+    if (!options_.forward_only) SetPolicies(choice, cluster);
+    packed.memory = choice;
+    Cut cut;
+    cut.seconds = choice.seconds.total();
+    cut.clusters.push_back(std::move(packed));
+    return cut;
+  }
+
+  void SetPolicies(const MemoryChoice& choice, v1::Cluster& cluster) const {
+    const MemoryAlternative& way = choice.way;
+    cluster.set_suffix_policy(way.suffix_policy);
+    if (way.prefix.rows == 0) return;
+    cluster.set_prefix_policy(way.prefix.policy);
+    cluster.set_prefix_block_rows(static_cast<uint32_t>(way.prefix.block_rows));
+    cluster.set_offload_prefix(way.prefix.offload);
+    // What the budget leaves hides copies: tape still leaving when Phase B begins, or back before it ends.
+    cluster.set_offload_headroom_bytes(static_cast<uint64_t>(choice.headroom_bytes));
+  }
+
+  const MemoryOptions& options_;
+};
+
+// What of the run configuration takes alternatives away.
+std::vector<std::string> ForcedFields(const MemoryOptions& options) {
+  std::vector<std::string> fields;
+  const auto add = [&](const char* field, const std::string& value) {
+    fields.push_back(absl::StrCat(field, " ", value));
+  };
+  const auto policy = [](v1::TapePolicy p) { return absl::AsciiStrToLower(v1::TapePolicy_Name(p)); };
+  if (options.wave_suffixes > 1 && options.layout != v1::ONE_BY_ONE) {
+    add("wave_suffixes", absl::StrCat(options.wave_suffixes));
+  }
+  if (options.forward_only) return fields;
+  if (options.prefix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("prefix_policy", policy(options.prefix_policy));
+  if (options.suffix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("suffix_policy", policy(options.suffix_policy));
+  if (options.prefix_block_rows > 0) add("prefix_block_rows", absl::StrCat(options.prefix_block_rows));
+  if (options.offload == v1::OFFLOAD_ON) add("offload", "on");
+  if (options.offload == v1::OFFLOAD_OFF) add("offload", "off");
+  return fields;
+}
+
+}  // namespace
+
+ClusterShape GroupShape(const PackingGroup& group, bool reuse) {
+  ClusterShape cluster;
+  AddGroup(group, reuse, cluster);
+  return cluster;
+}
+
+absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& group, const MemoryAnswer& answer) {
+  const std::vector<std::string> forced = ForcedFields(options);
+  const bool host = answer.host_bytes_needed > 0;
+  const int64_t needed = host ? answer.host_bytes_needed : answer.bytes_needed;
+  const int64_t left = host ? options.host_bytes : options.budget_bytes;
+  const char* field = host ? "host_memory_bytes" : "memory_budget_bytes";
+  std::string text = absl::StrCat("group ", group.uid, " needs ", needed, " bytes",
+                                  host ? " of host memory for its tape, beside what optimizer states take there"
+                                       : " above the model's weights, gradients and optimizer states",
+                                  ", and ", field, " leaves ", left);
+  if (!forced.empty()) {
+    absl::StrAppend(&text, "; the run configuration forces ", absl::StrJoin(forced, ", "), ": lower or unset it, or");
+  } else {
+    absl::StrAppend(&text, ": shorten it, or");
+  }
+  absl::StrAppend(&text, " raise ", field, " by ", needed - left);
+  return MakeError(absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE", text,
+                   {.uid = group.uid, .field = "groups"});
+}
+
+absl::StatusOr<std::vector<PackedCluster>> PackClusters(const MemoryOptions& options,
+                                                        const std::vector<PackingGroup>& groups) {
+  const Cutter cutter(options);
+  std::vector<PackedCluster> clusters;
+  for (size_t begin = 0; begin < groups.size();) {
+    int64_t rows = 0;
+    size_t end = begin;
+    while (end < groups.size()) {
+      rows += groups[end].reuse ? groups[end].prefix_rows : 0;
+      if (end > begin && rows > kClusterPrefixRows) break;
+      ++end;
+    }
+    ASSIGN_OR_RETURN(Cut cut, cutter.Solve(Groups(groups).subspan(begin, end - begin)));
+    clusters.insert(clusters.end(), std::make_move_iterator(cut.clusters.begin()),
+                    std::make_move_iterator(cut.clusters.end()));
+    begin = end;
+  }
+  return clusters;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,85 @@
+#include "server/protocol/job_watch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/cost/state_bytes.h"
+#include "server/protocol/step_messages.h"
+
+namespace stemma::server {
+namespace {
+
+// A phase of a cluster has one wave or more, so the longest one bounds what moves the counter once.
+void Add(const v1::StepReport& report, JobSeconds& seconds) {
+  for (const v1::ClusterReport& cluster : report.clusters()) {
+    const v1::PhaseSeconds& of = cluster.seconds();
+    seconds.longest = std::max({seconds.longest, of.prefix_forward(), of.suffix(), of.prefix_backward()});
+  }
+  const v1::PhaseSeconds& all = report.seconds();
+  seconds.total += all.prefix_forward() + all.suffix() + all.prefix_backward();
+}
+
+JobSeconds OnePiece(double seconds) { return {.longest = seconds, .total = seconds}; }
+
+}  // namespace
+
+absl::Duration CountedTime::Until(absl::Time now) {
+  const absl::Duration since = now - std::exchange(last_, now);
+  return std::clamp(since, absl::ZeroDuration(), kCountedMax);
+}
+
+JobSeconds PrepareSeconds(const RequestPlan& plan, uint32_t k, uint64_t payload_bytes) {
+  JobSeconds seconds = {.total = static_cast<double>(payload_bytes) / kBytesPerSecond};
+  Add(StepReportOf(plan, k), seconds);
+  if (k == 0 && plan.plan.has_log_prob_pass()) Add(plan.report.steps(0), seconds);
+  return seconds;
+}
+
+JobSeconds ApplySeconds(const RequestPlan& plan, uint32_t k) {
+  return OnePiece(StepReportOf(plan, k).seconds().apply());
+}
+
+JobSeconds LogProbSeconds(const RequestPlan& plan, uint64_t payload_bytes) {
+  return PrepareSeconds(plan, 0, payload_bytes);
+}
+
+JobSeconds ExportSeconds(const ModelConfig& model) {
+  return OnePiece(static_cast<double>(StateBytesOf(model, "fp64").weights) / kBytesPerSecond);
+}
+
+JobSeconds LoadSeconds(const ModelConfig& model, const std::string& dtype) {
+  return OnePiece(static_cast<double>(StateBytesOf(model, dtype).total()) / kBytesPerSecond);
+}
+
+JobWatch::JobWatch(std::string what, const JobSeconds& predicted, absl::Duration floor)
+    : what_(std::move(what)),
+      predicted_(predicted),
+      still_max_(std::max(floor, absl::Seconds(kWatchMultiple * predicted.longest))),
+      total_max_(std::max({kFloorsOfJob * floor, still_max_, absl::Seconds(kWatchMultiple * predicted.total)})) {}
+
+void JobWatch::Pass(absl::Duration counted) {
+  still_ += counted;
+  total_ += counted;
+}
+
+void JobWatch::Heard(uint64_t counter, const std::string& phase) {
+  phase_ = phase;
+  if (std::exchange(counter_, counter) != counter) Moved();
+}
+
+std::string JobWatch::Problem() const {
+  const std::string where = phase_.empty() ? "" : absl::StrCat(" (", phase_, ")");
+  if (still_ >= still_max_) {
+    return absl::StrFormat("%s%s stands still for %s; predicted for its longest piece: %.3g s", what_, where,
+                           absl::FormatDuration(absl::Trunc(still_, absl::Seconds(1))), predicted_.longest);
+  }
+  if (total_ >= total_max_) {
+    return absl::StrFormat("%s%s does not end within %s; predicted: %.3g s", what_, where,
+                           absl::FormatDuration(absl::Trunc(total_, absl::Seconds(1))), predicted_.total);
+  }
+  return "";
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,72 @@
+// When a worker that still speaks is given up: its heartbeats come from a thread of their own, so an engine that hangs
+// is seen by its progress alone. Pure.
+//
+// A job stands still while its worker's counter does not change; the counter moves with every message that the engine
+// takes and every wave. It is lost after kWatchMultiple times the seconds that the plan predicts for its longest piece,
+// or after the floor (--worker-stalled-after), whichever is more. The floor is for what no plan predicts: page faults
+// and cold caches of the first step, a machine that others use too. What has no counter of its own, APPLY and an
+// export, is one piece. A job that moves for ever is lost as well: after kWatchMultiple times the predicted seconds of
+// all of it, or kFloorsOfJob floors.
+//
+// Only time in which the server itself was awake counts (CountedTime): a server that was stopped, alone or with its
+// whole machine, judges nobody by the time that it slept, and a clock that is set loses no worker.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/time/time.h"
+#include "common/model/model_config.h"
+#include "server/protocol/request_plan.h"
+
+namespace stemma::server {
+
+inline constexpr double kWatchMultiple = 20;
+inline constexpr int kFloorsOfJob = 12;
+inline constexpr absl::Duration kLookEvery = absl::Seconds(1);   // a heartbeat's time
+inline constexpr absl::Duration kCountedMax = absl::Seconds(2);  // of the time between two looks
+inline constexpr double kBytesPerSecond = 100e6;                 // predicted of disks and networks
+
+// The time since the last event, at most kCountedMax, never negative.
+class CountedTime {
+ public:
+  absl::Duration Until(absl::Time now);
+
+ private:
+  absl::Time last_ = absl::InfinitePast();
+};
+
+// Predicted seconds of one job, or of one half of a step.
+struct JobSeconds {
+  double longest = 0;  // of what moves the counter once
+  double total = 0;
+};
+// Step k with its payload of so many bytes, and with the entry pass where k = 0.
+JobSeconds PrepareSeconds(const RequestPlan& plan, uint32_t k, uint64_t payload_bytes);
+JobSeconds ApplySeconds(const RequestPlan& plan, uint32_t k);
+JobSeconds LogProbSeconds(const RequestPlan& plan, uint64_t payload_bytes);
+// Writing the model's weights, in the largest dtype; loading it, and making its gradients and optimizer states.
+JobSeconds ExportSeconds(const ModelConfig& model);
+JobSeconds LoadSeconds(const ModelConfig& model, const std::string& dtype);
+
+class JobWatch {
+ public:
+  JobWatch(std::string what, const JobSeconds& predicted, absl::Duration floor);
+
+  void Pass(absl::Duration counted);
+  // What the worker's counter says now, in a heartbeat of that phase.
+  void Heard(uint64_t counter, const std::string& phase);
+  void Moved() { still_ = absl::ZeroDuration(); }
+  // "", or why the worker is given up: what stood still, where and for how long, and the limit.
+  std::string Problem() const;
+
+ private:
+  std::string what_;  // "PREPARE of step 3"
+  JobSeconds predicted_;
+  absl::Duration still_max_, total_max_;
+  absl::Duration still_, total_;
+  uint64_t counter_ = 0;
+  std::string phase_;
+};
+
+}  // namespace stemma::server

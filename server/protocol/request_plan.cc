@@ -1,0 +1,84 @@
+#include "server/protocol/request_plan.h"
+
+#include <utility>
+
+#include "common/admission/normalization.h"
+#include "common/base/status_macros.h"
+
+namespace stemma::server {
+namespace {
+
+constexpr size_t kTokenBytes = sizeof(int32_t);
+
+bool NeedsEntryPass(const v1::UpdateHeader& header) {
+  return header.old().from() == v1::LogProbSource::WEIGHTS || header.ref().from() == v1::LogProbSource::WEIGHTS;
+}
+
+PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunConfig& run) {
+  const bool update = request.kind == TrainingRequest::Kind::kUpdate;
+  const v1::UpdateHeader& header = request.update;
+  PlannerRequest result;
+  for (const v1::PromptGroup& group : request.groups) {
+    PlannerGroup& to = result.groups.emplace_back();
+    to.uid = group.uid();
+    to.prompt_tokens = group.prompt_tokens().size() / kTokenBytes;
+    for (const v1::Rollout& rollout : group.rollouts()) {
+      const int64_t tokens = rollout.response_tokens().size() / kTokenBytes;
+      to.rollouts.push_back({.rollout_id = rollout.rollout_id(),
+                             .response_tokens = tokens,
+                             .run = tokens > 0 && (!update || RolloutRuns(header, rollout))});
+    }
+  }
+  result.schedule = request.header().has_schedule() ? request.header().schedule() : run.schedule();
+  if (result.schedule == v1::SCHEDULE_UNSPECIFIED) result.schedule = v1::AUTO;
+  result.forward_only = !update;
+  if (!update) return result;
+  result.mini_batch_groups = static_cast<int64_t>(header.ppo_mini_batch_size());
+  result.epochs = header.has_ppo_epochs() ? header.ppo_epochs() : 1;
+  result.shuffle = header.shuffle();
+  result.seed = header.seed();
+  result.payload_digest = request.digest;
+  result.log_prob_pass = NeedsEntryPass(header);
+  return result;
+}
+
+uint64_t TotalTokens(const std::vector<v1::PromptGroup>& groups, const v1::StepPlan& step) {
+  uint64_t tokens = 0;
+  for (uint32_t index : step.groups()) {
+    const v1::PromptGroup& group = groups.at(index);
+    tokens += group.rollouts_size() * (group.prompt_tokens().size() / kTokenBytes);
+    for (const v1::Rollout& rollout : group.rollouts()) tokens += rollout.response_tokens().size() / kTokenBytes;
+  }
+  return tokens;
+}
+
+}  // namespace
+
+PlanFunction MakePlanFunction(const ModelConfig& model) {
+  return [model](const TrainingRequest& request, const v1::RunConfig& run, const Rates& rates,
+                 const StopCheck& stop) -> absl::StatusOr<RequestPlan> {
+    const PlannerModel planner_model = {.config = model, .run = run, .rates = rates};
+    ASSIGN_OR_RETURN(PlanResult planned, MakePlan(planner_model, PlannerRequestOf(request, run), stop));
+    RequestPlan result;
+    result.plan = std::move(planned.plan);
+    result.repeats = planned.repeats;
+    result.report = std::move(planned.report);
+    result.work = std::move(planned.work);
+    if (request.kind == TrainingRequest::Kind::kLogProb) return result;
+    const std::vector<GroupRuns> runs = FindGroupsThatRun(request.update, request.groups);
+    for (const v1::StepPlan& step : result.plan.steps()) {
+      if (stop && stop()) return absl::CancelledError("planning was stopped");
+      const std::vector<uint32_t> mini_batch(step.groups().begin(), step.groups().end());
+      ASSIGN_OR_RETURN(StepNormalization normalization,
+                       NormalizeStep(request.update.loss(), request.groups, mini_batch));
+      result.steps.push_back({.denominator = normalization.denominator,
+                              .prompt_mean_weights = std::move(normalization.prompt_mean_weights),
+                              .total_tokens = TotalTokens(request.groups, step),
+                              .loss_tokens = normalization.num_loss_tokens,
+                              .empty = CountEmptyGroups(request.update, request.groups, runs, mini_batch)});
+    }
+    return result;
+  };
+}
+
+}  // namespace stemma::server

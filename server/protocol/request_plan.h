@@ -1,0 +1,50 @@
+// A request's frozen plan: the planner's plan, and per step what normalizes its loss. Pure; made once, before the
+// request is accepted: what the machine's rates become later does not reach it.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/admission/training_request.h"
+#include "server/planner/planner.h"
+#include "server/protocol/step_warnings.h"
+
+namespace stemma::server {
+
+struct StepNumbers {
+  double denominator = 1;                   // D of the aggregation
+  std::vector<double> prompt_mean_weights;  // prompt-mean only, of the step's groups in the plan's order
+  uint64_t total_tokens = 0;                // prompt and response of every rollout, as a rollout framework counts them
+  int64_t loss_tokens = 0;                  // response tokens with mask 1
+  EmptyGroups empty = {};                   // of the mini-batch
+};
+
+// Step k of the request is found by k. Where all epochs run the same steps, those of one epoch are held for all of
+// them: a plan's size does not grow with its epochs, but under shuffle.
+struct RequestPlan {
+  v1::Plan plan;
+  uint32_t repeats = 1;  // epochs that run plan.steps
+  v1::PlanReport report;
+  std::vector<StepNumbers> steps;  // one per plan.steps
+  std::vector<PhaseWork> work;     // one per plan.steps: what its measured seconds are held against; may be empty
+
+  uint32_t num_steps() const { return static_cast<uint32_t>(plan.steps_size()) * repeats; }
+  const v1::StepPlan& step(uint32_t k) const { return plan.steps(static_cast<int>(HeldIndex(k))); }
+  uint32_t epoch(uint32_t k) const {
+    return repeats > 1 ? k / static_cast<uint32_t>(plan.steps_size()) : step(k).epoch();
+  }
+  const StepNumbers& numbers(uint32_t k) const { return steps.at(HeldIndex(k)); }
+  const PhaseWork* phase_work(uint32_t k) const { return work.empty() ? nullptr : &work.at(HeldIndex(k)); }
+
+  size_t HeldIndex(uint32_t k) const { return k % static_cast<size_t>(plan.steps_size()); }  // into steps and work
+};
+
+// `run` is divided (server/planner/memory_division.h). Errors: ResourceExhausted GROUP_TOO_LARGE, and what
+// normalization refuses; Cancelled - `stop` said so. Thread safety: safe.
+using PlanFunction = std::function<absl::StatusOr<RequestPlan>(const TrainingRequest& request, const v1::RunConfig& run,
+                                                               const Rates& rates, const StopCheck& stop)>;
+
+PlanFunction MakePlanFunction(const ModelConfig& model);
+
+}  // namespace stemma::server

@@ -1,0 +1,90 @@
+#include "server/protocol/request_table.h"
+
+#include <utility>
+
+#include "glog/logging.h"
+
+namespace stemma::server {
+
+UpdateRecord* RequestTable::Find(const std::string& id) {
+  const auto it = sequence_of_.find(id);
+  return it == sequence_of_.end() ? nullptr : &records_.at(it->second);
+}
+
+UpdateRecord& RequestTable::Insert(UpdateRecord record) {
+  CHECK(!record.final()) << record.id;
+  if (UpdateRecord* old = Find(record.id)) {
+    CHECK(old->final()) << record.id << " is open";
+    result_bytes_ -= old->result_bytes;
+    std::erase(finals_, old->sequence);
+    records_.erase(old->sequence);
+  }
+  record.sequence = next_sequence_++;
+  sequence_of_[record.id] = record.sequence;
+  ++open_count_;
+  open_bytes_ += record.bytes;
+  return records_.emplace(record.sequence, std::move(record)).first->second;
+}
+
+void RequestTable::Finalize(UpdateRecord& record) {
+  CHECK(!record.final()) << record.id;
+  CHECK(record.waiters.empty()) << record.id << " still has waiting calls";
+  record.request.reset();
+  record.plan = RequestPlan();
+  --open_count_;
+  open_bytes_ -= record.bytes;
+  for (const auto& result : record.results) record.result_bytes += result->ByteSizeLong();
+  result_bytes_ += record.result_bytes;
+  finals_.push_back(record.sequence);
+  DropOldResults();
+  while (finals_.size() > requests_kept_) Expire(finals_.front());
+}
+
+void RequestTable::Expire(uint64_t sequence) {
+  CHECK_EQ(sequence, finals_.front());
+  finals_.pop_front();
+  const UpdateRecord& record = records_.at(sequence);
+  result_bytes_ -= record.result_bytes;
+  sequence_of_.erase(record.id);
+  if (expired_.insert(record.id).second) expired_order_.push_back(record.id);
+  records_.erase(sequence);
+  if (expired_order_.size() > kExpiredIdsMax) {
+    expired_.erase(expired_order_.front());
+    expired_order_.pop_front();
+  }
+}
+
+void RequestTable::DropLogProbs(UpdateRecord& record) {
+  result_bytes_ -= std::exchange(record.result_bytes, 0);
+  record.results.clear();
+  record.results_dropped = true;
+}
+
+void RequestTable::DropResults(UpdateRecord& record) {
+  CHECK(record.final()) << record.id;
+  DropLogProbs(record);
+  record.status.clear_result();
+}
+
+void RequestTable::DropOldResults() {
+  for (auto it = finals_.begin(); it != finals_.end() && result_bytes_ > kResultBytesMax; ++it) {
+    UpdateRecord& record = records_.at(*it);
+    if (!record.results.empty()) DropLogProbs(record);
+  }
+}
+
+std::vector<UpdateRecord*> RequestTable::InOrder() {
+  std::vector<UpdateRecord*> records;
+  for (auto& [sequence, record] : records_) records.push_back(&record);
+  return records;
+}
+
+std::vector<UpdateRecord*> RequestTable::Open() {
+  std::vector<UpdateRecord*> records;
+  for (auto& [sequence, record] : records_) {
+    if (!record.final()) records.push_back(&record);
+  }
+  return records;
+}
+
+}  // namespace stemma::server

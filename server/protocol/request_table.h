@@ -1,0 +1,95 @@
+// The requests of this server's life: running ones with their payload and plan, finished ones with their outcome.
+//
+// Thread safety: none; owned by the coordinator thread.
+// Invariants:
+//  (1) an id names one record; a record without `request` is final.
+//  (2) at most `requests_kept` final records; an id that was dropped is remembered as expired, so that a late repeat is
+//      refused and never runs twice (the oldest of kExpiredIdsMax are forgotten).
+//  (3) log-probs of final records are at most kResultBytesMax together, oldest dropped first.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/protocol/events.h"
+#include "server/protocol/request_plan.h"
+
+namespace stemma::server {
+
+inline constexpr size_t kExpiredIdsMax = 1'000'000;
+inline constexpr uint64_t kResultBytesMax = 1ull << 30;
+
+// A call that waits for a request's end, or for its deadline.
+struct RequestWaiter {
+  CallId call = 0;
+  absl::Time deadline = absl::InfiniteFuture();
+  bool replayed = false;         // an earlier call sent the request
+  bool failure_is_error = true;  // UpdateActor; GetRequest answers OK with the failure inside
+};
+
+struct UpdateRecord {
+  std::string id;
+  std::string digest;
+  std::string lineage;  // whose weights it trains
+  uint64_t sequence = 0;
+  uint64_t bytes = 0;
+  std::shared_ptr<const TrainingRequest> request;  // null: final
+  RequestPlan plan;                                // emptied with it
+  v1::RequestStatus status;                        // without queue_position and replayed
+  v1::UpdateResult result;                         // of the steps so far; moves into status when DONE
+  absl::Status failure;                            // of FAILED and CANCELLED
+  std::optional<uint64_t> lost_step;               // its lineage was lost at this step: ROLLED_BACK, whatever it was
+  bool resumable = false;                          // final, but a repeat runs it again (ATTEMPTS_EXHAUSTED)
+  std::vector<std::shared_ptr<const v1::GroupResult>> results;
+  uint64_t result_bytes = 0;
+  bool results_dropped = false;
+  uint32_t attempt = 1;  // of step k
+  uint32_t k = 0;
+  bool cancel_requested = false;
+  std::vector<RequestWaiter> waiters;
+
+  bool final() const { return request == nullptr; }
+};
+
+class RequestTable {
+ public:
+  explicit RequestTable(uint64_t requests_kept) : requests_kept_(requests_kept) {}
+
+  UpdateRecord* Find(const std::string& id);
+  bool IsExpired(const std::string& id) const { return expired_.contains(id); }
+  // Replaces a final record of the same id.
+  UpdateRecord& Insert(UpdateRecord record);
+  // Drops payload and plan, and what retention no longer covers.
+  void Finalize(UpdateRecord& record);
+  // Drops the log-probs and the result of a final record.
+  void DropResults(UpdateRecord& record);
+
+  std::vector<UpdateRecord*> InOrder();  // oldest first
+  std::vector<UpdateRecord*> Open();     // oldest first
+  uint64_t open_count() const { return open_count_; }
+  uint64_t open_bytes() const { return open_bytes_; }
+
+ private:
+  void Expire(uint64_t sequence);
+  void DropOldResults();
+  void DropLogProbs(UpdateRecord& record);
+
+  const uint64_t requests_kept_;
+  uint64_t next_sequence_ = 1;
+  uint64_t open_count_ = 0, open_bytes_ = 0, result_bytes_ = 0;
+  std::map<uint64_t, UpdateRecord> records_;  // by sequence
+  std::map<std::string, uint64_t> sequence_of_;
+  std::deque<uint64_t> finals_;  // in the order they became final
+  std::unordered_set<std::string> expired_;
+  std::deque<std::string> expired_order_;
+};
+
+}  // namespace stemma::server

@@ -1,0 +1,59 @@
+#include "server/protocol/step_messages.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "glog/logging.h"
+
+namespace stemma::server {
+namespace {
+
+constexpr double kClipEpsilon = 1e-6;
+
+bool RunsEntryPass(const v1::Plan& plan, uint32_t k) { return k == 0 && plan.has_log_prob_pass(); }
+
+}  // namespace
+
+bool StepNeedsWorker(const RequestPlan& plan, uint32_t k) {
+  return plan.step(k).clusters_size() > 0 || RunsEntryPass(plan.plan, k);
+}
+
+internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::UpdateHeader& header,
+                                  const RequestPlan& plan) {
+  const StepNumbers& numbers = plan.numbers(key.k());
+  internal::v1::Prepare prepare;
+  *prepare.mutable_key() = key;
+  *prepare.mutable_header() = header;
+  *prepare.mutable_plan() = plan.step(key.k());
+  prepare.mutable_plan()->set_epoch(plan.epoch(key.k()));
+  if (RunsEntryPass(plan.plan, key.k())) *prepare.mutable_log_prob_pass() = plan.plan.log_prob_pass();
+  prepare.set_denominator(numbers.denominator);
+  prepare.mutable_prompt_mean_weights()->Add(numbers.prompt_mean_weights.begin(), numbers.prompt_mean_weights.end());
+  return prepare;
+}
+
+double ClipFactor(const v1::AdamParams& adam, double grad_norm_squared) {
+  if (adam.max_grad_norm() <= 0) return 1;
+  return std::min(1.0, adam.max_grad_norm() / (std::sqrt(grad_norm_squared) + kClipEpsilon));
+}
+
+internal::v1::Apply MakeApply(const internal::v1::StepKey& key, const v1::AdamParams& adam,
+                              const internal::v1::Vote& vote, v1::StepResult::Outcome outcome) {
+  internal::v1::Apply apply;
+  *apply.mutable_key() = key;
+  *apply.mutable_adam() = adam;
+  if (outcome == v1::StepResult::APPLIED) {
+    apply.set_clip(ClipFactor(adam, vote.grad_norm_squared()));
+  } else {
+    apply.set_discard(true);
+  }
+  return apply;
+}
+
+const v1::StepReport& StepReportOf(const RequestPlan& plan, uint32_t k) {
+  const int passes_before_steps = plan.report.steps_size() - plan.plan.steps_size();
+  CHECK_GE(passes_before_steps, 0) << "the report lacks steps of the plan";
+  return plan.report.steps(passes_before_steps + static_cast<int>(plan.HeldIndex(k)));
+}
+
+}  // namespace stemma::server

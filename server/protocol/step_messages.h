@@ -1,0 +1,33 @@
+// The messages of one optimizer step: what Prepare and Apply carry, and what a vote leads to. Pure. Used by the
+// coordinator, and by tests that run the engine without one: there is no second way to build a step.
+#pragma once
+
+#include "server/protocol/request_plan.h"
+#include "stemma/internal/v1/worker.pb.h"
+#include "stemma/v1/training.pb.h"
+
+namespace stemma::server {
+
+// Returns false for a step that the server can skip alone: nothing in its mini-batch has a gradient, and no entry
+// log-prob pass is due.
+bool StepNeedsWorker(const RequestPlan& plan, uint32_t k);
+
+// Fills the Prepare of the step that `key` names: key.k() is the step's index in its request, and denominator and
+// prompt-mean weights are those of that step's mini-batch. The entry log-prob pass goes with the first step.
+internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::UpdateHeader& header,
+                                  const RequestPlan& plan);
+
+// Returns what the gradients are multiplied by: min(1, max_grad_norm / (norm + 1e-6)), as torch's clip_grad_norm_
+// does; 1 where max_grad_norm is 0. The norm may be large: its square was checked to be finite.
+double ClipFactor(const v1::AdamParams& adam, double grad_norm_squared);
+
+// Fills the Apply of a step whose vote led to `outcome`: APPLIED carries the clip factor, every other outcome discards
+// the gradients.
+internal::v1::Apply MakeApply(const internal::v1::StepKey& key, const v1::AdamParams& adam,
+                              const internal::v1::Vote& vote, v1::StepResult::Outcome outcome);
+
+// Returns the report of step k. The report of the entry log-prob pass, if there is one, stands before those of the
+// steps.
+const v1::StepReport& StepReportOf(const RequestPlan& plan, uint32_t k);
+
+}  // namespace stemma::server

@@ -1,0 +1,37 @@
+// The metrics of a step and of a request, under the names that rollout frameworks plot. docs/metrics.md lists them.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "absl/time/time.h"
+#include "google/protobuf/map.h"
+#include "server/protocol/request_plan.h"
+#include "stemma/internal/v1/worker.pb.h"
+#include "stemma/v1/training.pb.h"
+
+namespace stemma::server {
+
+using Metrics = google::protobuf::Map<std::string, double>;
+
+struct StepMetricsInput {
+  const v1::UpdateHeader& header;
+  const v1::StepReport& report;
+  const v1::StateBytes& state;
+  const StepNumbers& numbers;
+  const internal::v1::Vote& vote;
+  double apply_s = 0;
+  absl::Duration elapsed;  // from Prepare sent to Applied received
+};
+
+// Quotients whose denominator is zero are left out.
+void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics);
+
+// What a worker would vote for a mini-batch in which nothing has a gradient: zeros, and its count of tokens.
+internal::v1::Vote EmptyVote(const StepNumbers& numbers);
+
+// Over the steps that were applied (if none was, over those that had nothing to compute): means of actor/* and of
+// ratios, sums of tokens and seconds.
+void SetRequestMetrics(const v1::UpdateResult& result, Metrics& metrics);
+
+}  // namespace stemma::server

@@ -1,0 +1,86 @@
+#include "server/protocol/step_warnings.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/admission/normalization.h"
+#include "common/trace/loss_names.h"
+#include "common/trace/sample_tokens.h"
+
+namespace stemma::server {
+namespace {
+
+GroupRuns RunsOf(const v1::UpdateHeader& header, const v1::PromptGroup& group) {
+  bool has_tokens = false;
+  for (const v1::Rollout& rollout : group.rollouts()) {
+    if (RolloutRuns(header, rollout)) return GroupRuns::kYes;
+    has_tokens = has_tokens || UnmaskedTokens(rollout) > 0;
+  }
+  return has_tokens ? GroupRuns::kZeroFactor : GroupRuns::kNoTokens;
+}
+
+bool SendsImportanceWeights(const v1::PromptGroup& group) {
+  return std::any_of(group.rollouts().begin(), group.rollouts().end(),
+                     [](const v1::Rollout& rollout) { return !rollout.rollout_is_weights().empty(); });
+}
+
+// What multiplies a token's loss.
+const char* FactorName(const v1::UpdateHeader& header, bool importance_weights) {
+  const absl::StatusOr<LossMode> mode = ParseLossMode(header.loss().loss_mode());
+  if (!mode.ok() || !NeedsAdvantages(*mode)) return "loss_weights";
+  return importance_weights ? "advantages times rollout_is_weights" : "advantages";
+}
+
+std::string Warning(const std::string& what, uint32_t count, size_t groups, bool all) {
+  return absl::StrCat(what, " in ", count, " of ", groups,
+                      " groups: ", all ? "nothing was computed" : "these were not computed");
+}
+
+}  // namespace
+
+std::vector<GroupRuns> FindGroupsThatRun(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups) {
+  std::vector<GroupRuns> runs;
+  runs.reserve(groups.size());
+  for (const v1::PromptGroup& group : groups) runs.push_back(RunsOf(header, group));
+  return runs;
+}
+
+EmptyGroups CountEmptyGroups(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups,
+                             std::span<const GroupRuns> runs, std::span<const uint32_t> mini_batch) {
+  uint32_t zero = 0, no_tokens = 0;
+  bool importance_weights = false;
+  for (const uint32_t index : mini_batch) {
+    if (runs[index] == GroupRuns::kNoTokens) ++no_tokens;
+    if (runs[index] != GroupRuns::kZeroFactor) continue;
+    ++zero;
+    importance_weights = importance_weights || SendsImportanceWeights(groups[index]);
+  }
+  EmptyGroups empty = {.count = zero + no_tokens};
+  const bool all = empty.count == mini_batch.size();
+  if (zero > 0) {
+    const std::string what = absl::StrCat("all ", FactorName(header, importance_weights), " are 0");
+    empty.warnings.push_back(Warning(what, zero, mini_batch.size(), all));
+  }
+  if (no_tokens > 0) {
+    empty.warnings.push_back(Warning("no response token has mask 1", no_tokens, mini_batch.size(), all));
+  }
+  return empty;
+}
+
+void AddStepWarnings(v1::UpdateResult& result) {
+  const int steps = result.steps_size();
+  int added = 0, left_out = 0;
+  for (int k = 0; k < steps; ++k) {
+    for (const std::string& warning : result.steps(k).warnings()) {
+      if (added == kStepWarningsMax) {
+        ++left_out;
+        continue;
+      }
+      ++added;
+      result.add_warnings(steps == 1 ? warning : absl::StrCat("step ", k + 1, " of ", steps, ": ", warning));
+    }
+  }
+  if (left_out > 0) result.add_warnings(absl::StrCat(left_out, " more warnings stand at their steps"));
+}
+
+}  // namespace stemma::server

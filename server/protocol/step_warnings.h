@@ -1,0 +1,33 @@
+// What of a request is not computed because it has no gradient, and what its sender is told about that. Pure.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stemma/v1/training.pb.h"
+
+namespace stemma::server {
+
+// Of a group: some rollout runs; no response token counts; or what multiplies every token's loss is 0.
+enum class GroupRuns { kYes, kNoTokens, kZeroFactor };
+
+// One for each group. Advantages are filled.
+std::vector<GroupRuns> FindGroupsThatRun(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups);
+
+struct EmptyGroups {
+  uint32_t count = 0;                      // of the mini-batch's groups, those that are not computed
+  std::vector<std::string> warnings = {};  // "all advantages are 0 in 2 of 4 groups: these were not computed"
+};
+
+// `mini_batch`: indices into `groups`, whose `runs` are given.
+EmptyGroups CountEmptyGroups(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups,
+                             std::span<const GroupRuns> runs, std::span<const uint32_t> mini_batch);
+
+// Adds the steps' warnings to those of the request: with the step's number where there are several, and the first
+// kStepWarningsMax of them only.
+inline constexpr int kStepWarningsMax = 8;
+void AddStepWarnings(v1::UpdateResult& result);
+
+}  // namespace stemma::server

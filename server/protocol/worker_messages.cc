@@ -1,0 +1,146 @@
+#include "server/protocol/worker_messages.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/names.h"
+#include "common/base/status_macros.h"
+
+namespace stemma::server {
+namespace {
+
+using internal::v1::WorkerMessage;
+
+constexpr size_t kTextBytesMax = 1000, kReasonBytesMax = 64;
+constexpr size_t kIdBytesMax = 256;  // a request id, or one that the server made
+constexpr size_t kHostBytesMax = 256, kVersionBytesMax = 64;
+constexpr int kSumsMax = 256, kLayoutsMax = 16, kMetadataMax = 8;
+constexpr uint64_t kMemoryBytesMax = uint64_t{1} << 60;
+constexpr uint32_t kThreadsMax = 4096;
+
+absl::Status Wrong(std::string_view field, std::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(std::string(field), " ", std::string(why)));
+}
+
+absl::Status CheckName(std::string_view field, const std::string& name) {
+  return CheckFileName(name).ok() ? absl::OkStatus() : Wrong(field, "is no name");
+}
+
+absl::Status CheckLength(std::string_view field, const std::string& text, size_t bytes_max) {
+  if (text.size() <= bytes_max) return absl::OkStatus();
+  return Wrong(field, absl::StrCat("has ", text.size(), " bytes, at most ", bytes_max, " are taken"));
+}
+
+absl::Status CheckMemory(std::string_view field, uint64_t bytes) {
+  return bytes <= kMemoryBytesMax ? absl::OkStatus() : Wrong(field, absl::StrCat("is ", bytes));
+}
+
+absl::Status Check(const internal::v1::Register& message) {
+  RETURN_IF_ERROR(CheckName("register.incarnation", message.incarnation()));
+  RETURN_IF_ERROR(CheckLength("register.host", message.host(), kHostBytesMax));
+  RETURN_IF_ERROR(CheckLength("register.version", message.version(), kVersionBytesMax));
+  if (!message.device().empty()) RETURN_IF_ERROR(CheckName("register.device", message.device()));
+  if (message.layouts_size() > kLayoutsMax) return Wrong("register.layouts", "is too long");
+  RETURN_IF_ERROR(CheckMemory("register.memory_bytes", message.memory_bytes()));
+  RETURN_IF_ERROR(CheckMemory("register.memory_free_bytes", message.memory_free_bytes()));
+  return CheckMemory("register.host_free_bytes", message.host_free_bytes());
+}
+
+absl::Status Check(const internal::v1::Ready& message) {
+  if (message.config().threads() <= kThreadsMax) return absl::OkStatus();
+  return Wrong("ready.config.threads", absl::StrCat("is ", message.config().threads()));
+}
+
+absl::Status Check(const internal::v1::StepKey& key) {
+  RETURN_IF_ERROR(CheckLength("key.incarnation", key.incarnation(), kIdBytesMax));
+  return CheckLength("key.request_id", key.request_id(), kIdBytesMax);
+}
+
+// What is not finite is no breach: the gradient of a step may be so, and then its sums are.
+absl::Status Check(const internal::v1::Vote& vote) {
+  RETURN_IF_ERROR(Check(vote.key()));
+  RETURN_IF_ERROR(CheckLength("vote.no_reason", vote.no_reason(), kReasonBytesMax));
+  if (vote.grad_norm_squared() < 0) {
+    return Wrong("vote.grad_norm_squared", absl::StrCat("is ", vote.grad_norm_squared()));
+  }
+  if (vote.sums_size() > kSumsMax) return Wrong("vote.sums", absl::StrCat("has ", vote.sums_size(), " entries"));
+  return absl::OkStatus();
+}
+
+absl::Status Check(const internal::v1::Applied& applied) {
+  RETURN_IF_ERROR(Check(applied.key()));
+  RETURN_IF_ERROR(CheckLength("applied.nonfinite", applied.nonfinite(), kTextBytesMax));
+  if (std::isfinite(applied.apply_s()) && applied.apply_s() >= 0) return absl::OkStatus();
+  return Wrong("applied.apply_s", absl::StrCat("is ", applied.apply_s()));
+}
+
+// Cut at a character's begin, so that the text stays UTF-8.
+std::string_view Cut(std::string_view text, size_t bytes_max) {
+  if (text.size() <= bytes_max) return text;
+  size_t end = bytes_max;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
+bool IsErrorCode(uint32_t code) { return code >= 1 && code <= 16; }
+
+bool IsReason(const std::string& reason) {
+  return reason.size() <= kReasonBytesMax && std::all_of(reason.begin(), reason.end(), [](char c) {
+           return absl::ascii_isupper(static_cast<unsigned char>(c)) ||
+                  absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '_';
+         });
+}
+
+}  // namespace
+
+absl::Status CheckWorkerMessage(const WorkerMessage& message) {
+  switch (message.message_case()) {
+    case WorkerMessage::kRegister:
+      return Check(message.register_());
+    case WorkerMessage::kReady:
+      return Check(message.ready());
+    case WorkerMessage::kHeartbeat:
+      return CheckLength("heartbeat.phase", message.heartbeat().phase(), kReasonBytesMax);
+    case WorkerMessage::kVote:
+      return Check(message.vote());
+    case WorkerMessage::kApplied:
+      return Check(message.applied());
+    case WorkerMessage::kResults:
+      return CheckLength("results.id", message.results().id(), kIdBytesMax);
+    case WorkerMessage::kLogProbDone:
+      return CheckLength("log_prob_done.id", message.log_prob_done().id(), kIdBytesMax);
+    case WorkerMessage::kExportDone:
+      return CheckLength("export_done.id", message.export_done().id(), kIdBytesMax);
+    case WorkerMessage::kRefused:
+      return Check(message.refused().key());
+    case WorkerMessage::MESSAGE_NOT_SET:
+      break;
+  }
+  return Wrong("the message", "is of a kind that this server does not know");
+}
+
+std::string WorkerText(std::string_view text) {
+  std::string line(Cut(text, kTextBytesMax));
+  std::replace_if(
+      line.begin(), line.end(), [](char c) { return absl::ascii_iscntrl(static_cast<unsigned char>(c)); }, ' ');
+  return line.size() < text.size() ? line + "..." : line;
+}
+
+absl::Status FailureOfWorker(const v1::Failure& failure) {
+  v1::Failure checked = failure;
+  if (!IsErrorCode(failure.code())) {
+    checked.set_code(static_cast<uint32_t>(absl::StatusCode::kInternal));
+    checked.set_reason("INTERNAL");
+  }
+  if (!IsReason(failure.reason())) checked.set_reason("INTERNAL");
+  checked.set_message(WorkerText(failure.message()));
+  if (failure.metadata_size() > kMetadataMax) checked.clear_metadata();
+  return FromFailure(checked);
+}
+
+}  // namespace stemma::server

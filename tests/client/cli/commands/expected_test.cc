@@ -1,0 +1,56 @@
+#include "client/cli/commands/expected.h"
+
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace stemma::cli {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kText[] =
+    "{\"schema\": \"stemma.expected.v1\", \"loss\": {\"absolute\": 1e-3}, \"grad_norm\": {\"relative\": 0.1}}\n"
+    "{\"line\": 2, \"loss\": 0.5, \"grad_norm\": 2.0, \"tokens_saved\": 7}\n"
+    "{\"line\": 2, \"k\": 1, \"loss\": -0.5, \"grad_norm\": 2.0}\n";
+
+TEST(ExpectedStepsTest, ValuesWithinTheirToleranceAreAsExpected) {
+  const auto expected = ExpectedSteps::Parse(kText);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_EQ(expected->size(), 2u);
+  EXPECT_EQ(expected->Compare(2, 0, 0.5009, 2.19), "");
+  EXPECT_EQ(expected->Compare(2, 1, -0.5009, 1.81), "");
+}
+
+TEST(ExpectedStepsTest, AValueBeyondItsToleranceIsNamed) {
+  const auto expected = ExpectedSteps::Parse(kText);
+  ASSERT_TRUE(expected.ok());
+  EXPECT_THAT(expected->Compare(2, 0, 0.502, 2.0), HasSubstr("line 2 step 0: loss is 0.502, expected 0.5"));
+  EXPECT_THAT(expected->Compare(2, 0, 0.5, 2.21), HasSubstr("grad_norm is 2.21"));
+}
+
+TEST(ExpectedStepsTest, NanIsNeverAsExpected) {
+  const auto expected = ExpectedSteps::Parse(kText);
+  ASSERT_TRUE(expected.ok());
+  EXPECT_NE(expected->Compare(2, 0, std::numeric_limits<double>::quiet_NaN(), 2.0), "");
+}
+
+TEST(ExpectedStepsTest, AStepThatTheFileLacksIsADifference) {
+  const auto expected = ExpectedSteps::Parse(kText);
+  ASSERT_TRUE(expected.ok());
+  EXPECT_THAT(expected->Compare(3, 0, 0.5, 2.0), HasSubstr("nothing is expected"));
+}
+
+TEST(ExpectedStepsTest, ABrokenLineIsNamed) {
+  const std::string header = "{\"schema\": \"stemma.expected.v1\"}\n";
+  EXPECT_THAT(std::string(ExpectedSteps::Parse(header + "{\"line\": 2, \"loss\": 1}\n").status().message()),
+              HasSubstr("line 2: grad_norm"));
+  EXPECT_THAT(std::string(ExpectedSteps::Parse(header + "{]").status().message()), HasSubstr("line 2"));
+  EXPECT_FALSE(ExpectedSteps::Parse("{\"schema\": \"other\"}\n").ok());
+  EXPECT_FALSE(ExpectedSteps::Parse(header).ok());
+  EXPECT_FALSE(ExpectedSteps::Parse("").ok());
+}
+
+}  // namespace
+}  // namespace stemma::cli

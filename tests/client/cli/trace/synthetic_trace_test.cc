@@ -1,0 +1,143 @@
+#include "client/cli/trace/synthetic_trace.h"
+
+#include "client/cli/trace/trace_check.h"
+#include "client/cli/trace/trace_stat.h"
+#include "common/base/arrays.h"
+#include "gtest/gtest.h"
+
+namespace stemma::cli {
+namespace {
+
+LengthDistribution Lengths(const std::string& text) {
+  const auto lengths = LengthDistribution::Parse(text);
+  EXPECT_TRUE(lengths.ok()) << lengths.status();
+  return *lengths;
+}
+
+SyntheticTraceOptions Options() {
+  SyntheticTraceOptions options;
+  options.seed = 11;
+  options.groups = 3;
+  options.rollouts = Lengths("fixed:4");
+  options.prompt_tokens = Lengths("uniform:5:9");
+  options.response_tokens = Lengths("lognormal:8:0.5:20");
+  options.mask_probability = 0.25;
+  options.vocab_size = 50;
+  options.kl_loss_coef = 0.01;
+  return options;
+}
+
+std::string Bytes(const SyntheticTraceOptions& options, int64_t step) {
+  const auto header = SyntheticHeader(options);
+  EXPECT_TRUE(header.ok()) << header.status();
+  std::string bytes;
+  for (const auto& group : SyntheticGroups(options, *header, step)) bytes += group.SerializeAsString();
+  return bytes;
+}
+
+TEST(SyntheticTraceTest, TheSeedDecidesEverything) {
+  SyntheticTraceOptions other = Options();
+  other.seed = 12;
+  EXPECT_EQ(Bytes(Options(), 5), Bytes(Options(), 5));
+  EXPECT_NE(Bytes(Options(), 5), Bytes(Options(), 6));
+  EXPECT_NE(Bytes(Options(), 5), Bytes(other, 5));
+}
+
+TEST(SyntheticTraceTest, EveryLossModeMakesARequestWithoutProblems) {
+  for (const char* mode : {"vanilla", "gspo", "cispo", "importance_sampling", "cross_entropy", "gpg"}) {
+    SyntheticTraceOptions options = Options();
+    options.loss_mode = mode;
+    auto header = SyntheticHeader(options);
+    ASSERT_TRUE(header.ok()) << header.status();
+    header->mutable_request()->set_request_id("r");
+    const TraceRequest request = {.header = *header, .groups = SyntheticGroups(options, *header, 0)};
+    const TraceProblems problems = CheckRequest(request, DefaultTraceRules());
+    EXPECT_EQ(problems.count, 0u) << mode << ": " << (problems.texts.empty() ? "" : problems.texts[0]);
+  }
+}
+
+TEST(SyntheticTraceTest, AnUnknownModeIsRefused) {
+  SyntheticTraceOptions options = Options();
+  options.loss_mode = "ppo2";
+  EXPECT_FALSE(SyntheticHeader(options).ok());
+}
+
+TEST(SyntheticTraceTest, TokensStayBelowTheVocabularyAndLengthsInTheirRange) {
+  const SyntheticTraceOptions options = Options();
+  for (const auto& group : SyntheticGroups(options, *SyntheticHeader(options), 0)) {
+    const TokenArray prompt(group.prompt_tokens());
+    EXPECT_GE(prompt.size(), 5);
+    EXPECT_LE(prompt.size(), 9);
+    for (int64_t i = 0; i < prompt.size(); ++i) EXPECT_LT(prompt[i], options.vocab_size);
+    for (const auto& rollout : group.rollouts()) {
+      EXPECT_LE(TokenArray(rollout.response_tokens()).size(), 20);
+      EXPECT_GE(TokenArray(rollout.response_tokens()).size(), 1);
+    }
+  }
+}
+
+TEST(LengthDistributionTest, ALognormalHasItsMean) {
+  const LengthDistribution lengths = Lengths("lognormal:200:0.5:100000");
+  RandomValues random(3, "lengths");
+  double sum = 0;
+  for (int i = 0; i < 20000; ++i) sum += static_cast<double>(lengths.Sample(random));
+  EXPECT_NEAR(sum / 20000, 200, 5);  // deviation of the mean is 107 / sqrt(20000) = 0.8
+}
+
+TEST(LengthDistributionTest, ABrokenTextIsNamed) {
+  for (const char* text :
+       {"", "fixed", "fixed:0", "uniform:5:4", "lognormal:1:2", "zipf:3", "fixed:1:2", "uniform:1:x"}) {
+    EXPECT_FALSE(LengthDistribution::Parse(text).ok()) << text;
+  }
+}
+
+TEST(TraceStatTest, TheBoundIsTheDesignsFormulaForEqualLengths) {
+  SyntheticTraceOptions options = Options();
+  options.mask_probability = 0;
+  options.prompt_tokens = Lengths("fixed:65");  // 64 prefix rows
+  options.response_tokens = Lengths("fixed:16");
+  TraceStat stat;
+  stat.Add(SyntheticGroups(options, *SyntheticHeader(options), 0));
+  const Record record = stat.ToRecord();
+  EXPECT_EQ(record["tokens_dense"].get<int64_t>(), 3 * 4 * (64 + 16));
+  EXPECT_EQ(record["tokens_reuse"].get<int64_t>(), 3 * (64 + 4 * 16));
+  EXPECT_DOUBLE_EQ(record["token_saving_bound"].get<double>(), 2.5);
+  EXPECT_DOUBLE_EQ(record["prefix_ratio"].get<double>(), 0.8);
+}
+
+// What is not run costs no token and does not bring the prefix; it is counted as a rollout.
+TEST(TraceStatTest, EmptyRolloutsAreNotRun) {
+  v1::PromptGroup group;
+  group.set_prompt_tokens(PackArray<int32_t>(std::vector<int32_t>(11, 1)));
+  for (const int64_t tokens : {0, 5, 0, 7}) {
+    group.add_rollouts()->set_response_tokens(PackArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(tokens), 2)));
+  }
+  v1::PromptGroup empty = group;
+  for (v1::Rollout& rollout : *empty.mutable_rollouts()) rollout.clear_response_tokens();
+  TraceStat stat;
+  stat.Add({group, empty});
+  const Record record = stat.ToRecord();
+  EXPECT_EQ(record["rollouts"].get<int64_t>(), 8);
+  EXPECT_EQ(record["tokens_dense"].get<int64_t>(), 2 * 10 + 5 + 7);
+  EXPECT_EQ(record["tokens_reuse"].get<int64_t>(), 10 + 5 + 7);
+  EXPECT_DOUBLE_EQ(record["prefix_ratio"].get<double>(), 20.0 / 32);
+}
+
+TEST(TraceStatTest, DistributionsHoldTheirQuantiles) {
+  v1::PromptGroup group;
+  group.set_prompt_tokens(PackArray<int32_t>({1, 2, 3}));
+  for (int tokens = 1; tokens <= 11; ++tokens) {
+    group.add_rollouts()->set_response_tokens(PackArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(tokens), 2)));
+  }
+  TraceStat stat;
+  stat.Add({group});
+  const Record lengths = stat.ToRecord()["response_tokens"];
+  EXPECT_EQ(lengths["min"].get<int64_t>(), 1);
+  EXPECT_EQ(lengths["p50"].get<int64_t>(), 6);
+  EXPECT_EQ(lengths["p90"].get<int64_t>(), 10);
+  EXPECT_EQ(lengths["max"].get<int64_t>(), 11);
+  EXPECT_DOUBLE_EQ(lengths["mean"].get<double>(), 6);
+}
+
+}  // namespace
+}  // namespace stemma::cli

@@ -1,0 +1,124 @@
+#include "common/base/digest.h"
+
+#include <set>
+#include <string>
+
+#include "common/base/arrays.h"
+#include "gtest/gtest.h"
+
+namespace stemma {
+namespace {
+
+v1::UpdateHeader Header() {
+  v1::UpdateHeader header;
+  header.mutable_request()->set_request_id("a");
+  header.mutable_loss()->set_loss_mode("vanilla");
+  header.mutable_adam()->set_learning_rate(1e-6);
+  return header;
+}
+
+v1::PromptGroup Group(const std::string& uid, int num_rollouts) {
+  v1::PromptGroup group;
+  group.set_uid(uid);
+  group.set_prompt_tokens(PackArray(std::vector<int32_t>{1, 2, 3}));
+  for (int i = 0; i < num_rollouts; ++i) {
+    v1::Rollout& rollout = *group.add_rollouts();
+    rollout.set_rollout_id(uid + "/" + std::to_string(i));
+    rollout.set_response_tokens(PackArray(std::vector<int32_t>{4 + i}));
+    rollout.set_advantage(0.5);
+  }
+  return group;
+}
+
+TEST(Sha256Test, KnownAnswers) {
+  EXPECT_EQ(Sha256().FinishHex(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  Sha256 sha;
+  sha.Update("a");
+  sha.Update("bc");
+  EXPECT_EQ(sha.FinishHex(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+// The walk itself, written out byte by byte: a change of it would refuse every request that is repeated over an
+// upgrade.
+TEST(PayloadDigestTest, TheWalkIsTheOneDescribed) {
+  const auto u32 = [](uint32_t n) { return std::string(reinterpret_cast<const char*>(&n), 4); };
+  const auto u64 = [](uint64_t n) { return std::string(reinterpret_cast<const char*>(&n), 8); };
+  const auto text = [&](const std::string& s) { return u64(s.size()) + s; };
+  v1::PromptGroup group = Group("g", 1);
+  Sha256 group_sha;
+  group_sha.Update(text("g") + text(group.prompt_tokens()) + u64(0) + text(""));
+  group_sha.Update(u32(1) + text("g/0") + u32(2) + text(group.rollouts(0).response_tokens()) + u32(7) +
+                   u64(std::bit_cast<uint64_t>(0.5)) + u32(0));
+  Sha256 sha;
+  sha.Update(u32(1) + u32(0));                                                         // request, nothing that counts
+  sha.Update(u32(2) + u32(1) + text("vanilla") + u32(0));                              // loss
+  sha.Update(u32(3) + u32(1) + u64(std::bit_cast<uint64_t>(1e-6)) + u32(0) + u32(0));  // adam, end of header
+  sha.UpdateInteger(1);
+  const auto group_digest = group_sha.Finish();
+  sha.Update({reinterpret_cast<const char*>(group_digest.data()), group_digest.size()});
+  EXPECT_EQ(DigestOf(Header(), {group}), sha.FinishHex());
+}
+
+TEST(PayloadDigestTest, HowAGroupIsCutIntoMessagesDoesNotMatter) {
+  const v1::PromptGroup a = Group("a", 4), b = Group("b", 2);
+  PayloadDigest cut(Header());
+  v1::PromptGroup head = a;
+  head.mutable_rollouts()->DeleteSubrange(1, 3);
+  v1::MoreRollouts tail;
+  for (int i = 1; i < 4; ++i) *tail.add_rollouts() = a.rollouts(i);
+  cut.AddGroup(head);
+  cut.AddGroup(b);
+  EXPECT_TRUE(cut.AddRollouts("a", tail.rollouts()));
+  EXPECT_FALSE(cut.AddRollouts("c", tail.rollouts()));
+  EXPECT_EQ(cut.FinishHex(), DigestOf(Header(), {a, b}));
+}
+
+TEST(PayloadDigestTest, IdWaitAndExpectedLineageAreLeftOut) {
+  v1::UpdateHeader other = Header();
+  other.mutable_request()->set_request_id("b");
+  other.mutable_request()->set_wait_ms(5);
+  other.mutable_request()->set_expected_lineage("a-1");
+  EXPECT_EQ(DigestOf(other, {}), DigestOf(Header(), {}));
+  other.clear_request();
+  EXPECT_EQ(DigestOf(other, {}), DigestOf(Header(), {}));
+}
+
+TEST(PayloadDigestTest, EveryOtherDifferenceShows) {
+  std::set<std::string> digests;
+  const auto add = [&](const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups) {
+    EXPECT_TRUE(digests.insert(DigestOf(header, groups)).second) << "variant " << digests.size();
+  };
+  add(Header(), {Group("a", 2), Group("b", 1)});
+  add(Header(), {Group("b", 1), Group("a", 2)});
+  add(Header(), {Group("a", 2)});
+  v1::UpdateHeader header = Header();
+  header.mutable_request()->set_expected_step(0);
+  add(header, {Group("a", 2)});
+  header = Header();
+  header.mutable_loss()->set_entropy_coeff(0);  // present and zero is not absent
+  add(header, {Group("a", 2)});
+  header = Header();
+  header.mutable_adam()->set_learning_rate(std::nextafter(1e-6, 1));
+  add(header, {Group("a", 2)});
+  header = Header();
+  header.mutable_old()->set_from(v1::LogProbSource::CLIENT);
+  add(header, {Group("a", 2)});
+  v1::PromptGroup group = Group("a", 2);
+  group.set_stat_group("");
+  add(Header(), {group});
+  group = Group("a", 2);
+  group.mutable_rollouts(1)->set_reward(0);
+  add(Header(), {group});
+  group = Group("a", 2);
+  group.mutable_rollouts()->SwapElements(0, 1);
+  add(Header(), {group});
+  group = Group("a", 2);
+  group.mutable_rollouts(0)->set_rollout_log_probs(PackArray(std::vector<float>{1}));
+  add(Header(), {group});
+  group.mutable_rollouts(0)->clear_rollout_log_probs();
+  group.mutable_rollouts(0)->set_old_log_probs(PackArray(std::vector<float>{1}));
+  add(Header(), {group});
+}
+
+}  // namespace
+}  // namespace stemma

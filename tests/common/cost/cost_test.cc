@@ -1,0 +1,118 @@
+#include "common/cost/cost.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/common/model/small_configs.h"
+
+namespace stemma {
+namespace {
+
+double Ideal(const ModelConfig& config, int64_t prefix, int64_t suffix, double n) {
+  const double reuse = PrefixFlops(config, prefix).total() + n * SuffixFlops(config, prefix, suffix).total();
+  return n * DenseFlops(config, prefix, suffix).total() / reuse;
+}
+
+// The limits of Llama3-8B at 10,240 prefix and 2,048 suffix tokens when both sides prune the last layer, worked out
+// elsewhere to three digits.
+TEST(CostTest, TheIdealSpeedUpOfAKnownModelIsTheKnownOne) {
+  const struct {
+    double n, ideal;
+  } kKnown[] = {{2, 1.659}, {4, 2.473}, {8, 3.278}, {16, 3.914}, {32, 4.336}, {128, 4.716}};
+  for (const auto& known : kKnown) {
+    EXPECT_NEAR(Ideal(Llama3_8B(), 10240, 2048, known.n), known.ideal, 5e-4) << known.n;  // printed to three digits
+  }
+}
+
+TEST(CostTest, OneSequenceOfAKnownModelTakesTheKnownFlops) {
+  // 12,288 tokens, nothing pruned: 514.6 TFLOP in linear layers and 118.8 in attention; ours drops, in the last layer,
+  // all but K and V of the prefix, and the head of the prefix.
+  const ModelConfig config = Llama3_8B();
+  const double prefix = 10240, layer_parameters = 218103808, kv_parameters = 2.0 * 4096 * 1024;
+  const double head = 6.0 * 4096 * 128256 * 2048;
+  const double attention_pruned = 12.0 * 4096 * prefix * (prefix + 1) / 2;
+  const double linear_pruned = 6.0 * (layer_parameters - kv_parameters) * prefix;
+  const double whole = DenseFlops(config, 10240, 2048).total() - head + attention_pruned + linear_pruned;
+  EXPECT_NEAR(whole / 1e12, 514.6 + 118.8, 0.1);  // both are printed to one digit
+}
+
+TEST(CostTest, BackwardIsTwiceForward) {
+  const Flops flops = DenseFlops(Llama3_8B(), 100, 7);
+  EXPECT_DOUBLE_EQ(flops.backward, 2 * flops.forward);
+}
+
+TEST(CostTest, NoPrefixCostsNothing) { EXPECT_EQ(PrefixFlops(Llama3_8B(), 0).total(), 0); }
+
+// Llama3-8B in bf16, bytes a token and layer, K and V included: x 8192, norm1 8192, q 8192, k and v 4096, attention out
+// 8192, LSE 128, x2 8192, norm2 8192, gate and up 57344, silu·up 28672. Ours also keeps two fp32 norm statistics.
+TEST(CostTest, TapePoliciesOfAKnownModelTakeTheKnownBytesPerTokenAndLayer) {
+  ByteShape shape;
+  shape.config = Llama3_8B();
+  shape.run_bytes = 2;
+  ByteShape one_more = shape;
+  one_more.config.num_layers += 1;
+  constexpr int64_t kStatistics = 8, kRows = 1000;
+  for (const auto& [policy, bytes] : {std::pair<v1::TapePolicy, int64_t>{v1::S0, 139392 + kStatistics},
+                                      {v1::S1, 94336 + kStatistics},
+                                      {v1::S2, 36992 + kStatistics},
+                                      {v1::S3, 28800 + kStatistics},
+                                      {v1::S4, 12288}}) {
+    const WaveShape wave{.rows = kRows, .policy = policy};
+    EXPECT_EQ(SuffixBytes(one_more, {}, wave).wave_tape - SuffixBytes(shape, {}, wave).wave_tape, kRows * bytes)
+        << v1::TapePolicy_Name(policy);
+  }
+}
+
+// Beside the queries, QK-norm keeps q, k and v before it and a statistic for each head.
+TEST(CostTest, QkNormKeepsWhatItNormalizes) {
+  ByteShape plain;
+  plain.config = Llama3_8B();
+  plain.run_bytes = 2;
+  ByteShape normed = plain;
+  normed.config.qk_norm = true;
+  const WaveShape wave{.rows = 1000};
+  const int64_t kept = 2 * (4096 + 2 * 1024) + 4 * (32 + 8);
+  EXPECT_EQ(SuffixBytes(normed, {}, wave).wave_tape - SuffixBytes(plain, {}, wave).wave_tape, 1000 * 32 * kept);
+}
+
+TEST(CostTest, RecomputingTheGateAndUpProductsCostsTheirForward) {
+  const ModelConfig config = Llama3_8B();
+  const double products = 2.0 * 100 * 2 * 4096 * 14336 * 32;
+  EXPECT_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S1).total(), 0);
+  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S2).total(), products);
+}
+
+// What each policy restores by products: gate and up; q, k and v, which are one product; the attention and its output.
+TEST(CostTest, RecomputingAPolicysProductsCostsTheirForward) {
+  const ModelConfig config = Llama3_8B();
+  const double rows = 100, layers = 32, d = 4096, kv = 1024, ffn = 14336;
+  const double pairs = rows * 50 + rows * (rows + 1) / 2;
+  const double gate_up = 2 * rows * 2 * d * ffn, qkv = 2 * rows * d * (d + 2 * kv);
+  const double attention = 4 * d * pairs + 2 * rows * d * d;
+  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S2).total(), layers * gate_up);
+  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S3).total(), layers * (gate_up + qkv));
+  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S4).total(), layers * (gate_up + qkv + attention));
+  const double own_pairs = rows * (rows + 1) / 2;
+  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, {.rows = 100, .policy = v1::S4}).total(),
+                   (layers - 1) * (gate_up + qkv + 4 * d * own_pairs + 2 * rows * d * d));
+}
+
+TEST(CostTest, AForgottenPrefixIsRunForwardAgain) {
+  const ModelConfig config = Llama3_8B();
+  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, {.rows = 100, .policy = v1::S5}).total(),
+                   PrefixFlops(config, 100).forward);
+}
+
+// With policy S5 and blocks, only K/V and their gradients grow with the prefix.
+TEST(CostTest, BlocksOfAForgottenPrefixTakeTheSameBytesBeyondItsKv) {
+  ByteShape shape;
+  shape.config = Llama3_8B();
+  shape.run_bytes = 2;
+  const auto beyond = [&](int64_t rows) {
+    const PhaseBytes bytes = PrefixBackwardBytes(shape, {.rows = rows, .block_rows = 1024, .policy = v1::S5});
+    return bytes.dormant_set;
+  };
+  EXPECT_EQ(beyond(8192), beyond(65536));
+}
+
+}  // namespace
+}  // namespace stemma

@@ -1,0 +1,211 @@
+#include "common/model/model_config.h"
+
+#include <numeric>
+#include <string>
+
+#include "common/base/json.h"
+#include "gtest/gtest.h"
+#include "tests/testing/status_matchers.h"
+
+namespace stemma {
+namespace {
+
+using ::nlohmann::json;
+using testing::Invalid;
+using testing::IsOk;
+
+json Llama() {
+  return json::parse(R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
+    "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32,
+    "num_hidden_layers": 16, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0,
+    "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "vocab_size": 128256})");
+}
+
+json Qwen2() {
+  return json::parse(R"({"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu",
+    "hidden_size": 896, "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 21,
+    "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true,
+    "torch_dtype": "bfloat16", "use_sliding_window": false, "vocab_size": 151936})");
+}
+
+json Qwen3() {
+  return json::parse(R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "dtype": "bfloat16", "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072,
+    "layer_types": ["full_attention", "full_attention"], "max_position_embeddings": 40960, "max_window_layers": 28,
+    "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 2, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    "sliding_window": null, "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151936})");
+}
+
+absl::StatusOr<ModelConfig> Parse(const json& config) { return ParseModelConfig(config.dump()); }
+
+absl::StatusOr<ModelConfig> With(json config, const std::string& name, json value) {
+  config[name] = std::move(value);
+  return Parse(config);
+}
+
+TEST(ModelConfigTest, Llama32IsRead) {
+  const auto config = Parse(Llama());
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->num_parameters(), 1235814400);  // Llama-3.2-1B, as its model card counts them
+  EXPECT_EQ(config->rope_theta, 500000);
+  ASSERT_TRUE(config->rope_scaling.has_value());
+  EXPECT_EQ(config->rope_scaling->factor, 32);
+  EXPECT_EQ(config->rope_scaling->original_max_positions, 8192);
+  EXPECT_TRUE(config->tie_word_embeddings);
+  EXPECT_FALSE(config->qkv_bias);
+}
+
+TEST(ModelConfigTest, Qwen25IsReadWithBiasAndDefaultHeadSize) {
+  const auto config = Parse(Qwen2());
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->num_parameters(), 494032768);  // Qwen2.5-0.5B
+  EXPECT_TRUE(config->qkv_bias);
+  EXPECT_EQ(config->head_size, 64);
+  EXPECT_FALSE(config->rope_scaling.has_value());
+}
+
+TEST(ModelConfigTest, Qwen3IsReadInTransformers5Spelling) {
+  const auto config = Parse(Qwen3());
+  ASSERT_THAT(config, IsOk());
+  EXPECT_TRUE(config->qk_norm);
+  EXPECT_EQ(config->head_size, 128);
+  EXPECT_EQ(config->rope_theta, 1000000);
+}
+
+TEST(ModelConfigTest, BothSpellingsOfRopeMeanTheSame) {
+  json five = Llama();
+  five["rope_parameters"] = five["rope_scaling"];
+  five["rope_parameters"]["rope_theta"] = 500000.0;
+  five.erase("rope_scaling");
+  five.erase("rope_theta");
+  const auto config = Parse(five);
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->rope_theta, 500000);
+  EXPECT_EQ(config->rope_scaling->high_freq_factor, 4);
+  json legacy = Llama();
+  legacy["rope_scaling"]["type"] = "llama3";
+  legacy["rope_scaling"].erase("rope_type");
+  EXPECT_EQ(Parse(legacy)->rope_scaling->factor, 32);
+  EXPECT_THAT(With(Llama(), "rope_parameters", {{"rope_type", "default"}}), Invalid("rope_scaling: differs"));
+}
+
+TEST(ModelConfigTest, AbsentKvHeadsMeanMultiHeadForLlamaOnly) {
+  json llama = Llama();
+  llama.erase("num_key_value_heads");
+  EXPECT_EQ(Parse(llama)->num_kv_heads, 32);
+  json qwen = Qwen2();
+  qwen.erase("num_key_value_heads");
+  EXPECT_THAT(Parse(qwen), Invalid("num_key_value_heads: is missing"));
+}
+
+TEST(ModelConfigTest, AbsentHeadDimIsTheFamilysDefault) {
+  json qwen3 = Qwen3();
+  qwen3.erase("head_dim");
+  EXPECT_EQ(Parse(qwen3)->head_size, 128);
+  json llama = Llama();
+  llama.erase("head_dim");
+  EXPECT_EQ(Parse(llama)->head_size, 64);
+}
+
+TEST(ModelConfigTest, TheNumberOfParametersIsTheSumOverTensors) {
+  for (const json& source : {Llama(), Qwen2(), Qwen3()}) {
+    for (const bool tied : {false, true}) {
+      const auto config = With(source, "tie_word_embeddings", tied);
+      ASSERT_THAT(config, IsOk());
+      int64_t sum = 0;
+      for (const TensorSpec& tensor : ModelTensors(*config)) {
+        sum += std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>());
+      }
+      EXPECT_EQ(sum, config->num_parameters());
+      EXPECT_EQ(ModelTensors(*config).back().name, tied ? "model.norm.weight" : "lm_head.weight");
+    }
+  }
+}
+
+struct Refusal {
+  const char* field;
+  json value;
+  const char* message;
+};
+
+TEST(ModelConfigTest, WhatIsNotSupportedIsRefusedByFieldName) {
+  const json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  for (const Refusal& refusal : std::vector<Refusal>{
+           {"model_type", "mistral", "model_type: \"mistral\" is not supported: this server trains llama"},
+           {"model_type", 7, "model_type: must be a string"},
+           {"architectures", {"LlamaForSequenceClassification"}, "architectures: must be"},
+           {"hidden_act", "gelu", "hidden_act: \"gelu\""},
+           {"attention_dropout", 0.1, "attention_dropout: 0.1"},
+           {"dropout", 0.5, "dropout: 0.5"},
+           {"quantization_config", {{"bits", 4}}, "quantization_config: "},
+           {"attention_bias", true, "attention_bias: true"},
+           {"mlp_bias", true, "mlp_bias: true"},
+           {"rope_scaling", yarn, "rope_scaling.rope_type: \"yarn\""},
+           {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}, "rope_scaling.type: \"linear\""},
+           {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 2.0}}, "rope_scaling.low_freq_factor: is missing"},
+           {"rope_scaling", "llama3", "rope_scaling: must be an object"},
+           {"sliding_window", 4096, "sliding_window: a sliding window"},
+           {"layer_types", json::array({"full_attention"}), "layer_types: has 1 entries for 16 layers"},
+           {"partial_rotary_factor", 0.5, "partial_rotary_factor: only 1"}}) {
+    EXPECT_THAT(With(Llama(), refusal.field, refusal.value), Invalid(refusal.message)) << refusal.field;
+  }
+}
+
+TEST(ModelConfigTest, ASlidingWindowIsRefusedOnlyWhenItIsInUse) {
+  EXPECT_THAT(With(Qwen2(), "use_sliding_window", true), Invalid("use_sliding_window: true, in use from layer 21"));
+  json all_full = Qwen2();
+  all_full["use_sliding_window"] = true;
+  all_full["max_window_layers"] = 24;
+  EXPECT_THAT(Parse(all_full), IsOk());
+  EXPECT_THAT(With(Qwen3(), "layer_types", {"full_attention", "sliding_attention"}),
+              Invalid("layer_types[1]: \"sliding_attention\""));
+}
+
+TEST(ModelConfigTest, AttentionBiasIsQwen2sOwn) {
+  EXPECT_THAT(With(Qwen2(), "attention_bias", true), IsOk());
+  EXPECT_THAT(With(Qwen3(), "attention_bias", true), Invalid("attention_bias"));
+}
+
+TEST(ModelConfigTest, AbsurdSizesAreRefused) {
+  for (const char* field : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                            "intermediate_size", "max_position_embeddings", "num_key_value_heads", "head_dim"}) {
+    for (const json& value : {json(0), json(-1), json(int64_t{1} << 40), json(UINT64_MAX), json(1.5), json("8"),
+                              json(true), json::array()}) {
+      EXPECT_THAT(With(Llama(), field, value), Invalid(std::string(field) + ": must be")) << value;
+    }
+  }
+  for (const char* field : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                            "intermediate_size", "max_position_embeddings"}) {
+    EXPECT_THAT(With(Llama(), field, nullptr), Invalid(std::string(field) + ": is missing"));
+  }
+}
+
+TEST(ModelConfigTest, SizesThatDoNotFitTogetherAreRefused) {
+  EXPECT_THAT(With(Llama(), "num_key_value_heads", 7), Invalid("num_key_value_heads: 7 does not divide"));
+  EXPECT_THAT(With(Llama(), "head_dim", 63), Invalid("head_dim: 63 is odd"));
+  json indivisible = Llama();
+  indivisible.erase("head_dim");
+  indivisible["hidden_size"] = 2050;
+  EXPECT_THAT(Parse(indivisible), Invalid("does not divide hidden_size"));
+  json huge = Llama();
+  for (const char* field : {"hidden_size", "intermediate_size"}) huge[field] = 1 << 20;
+  huge["num_hidden_layers"] = 1 << 14;
+  EXPECT_THAT(Parse(huge), Invalid("more than any machine holds"));
+}
+
+TEST(ModelConfigTest, TextThatIsNoConfigIsRefused) {
+  EXPECT_THAT(ParseModelConfig(""), Invalid("not JSON"));
+  EXPECT_THAT(ParseModelConfig("[]"), Invalid("not an object"));
+  EXPECT_THAT(ParseModelConfig("{}"), Invalid("model_type: is missing"));
+  EXPECT_THAT(ParseModelConfig(std::string(1000000, '[')), Invalid("nested deeper"));
+  EXPECT_THAT(ParseModelConfig(R"({"rms_norm_eps": 1e999})"), Invalid("not JSON"));
+  EXPECT_THAT(With(Llama(), "rms_norm_eps", -1), Invalid("rms_norm_eps"));
+  EXPECT_THAT(With(Llama(), "rope_theta", 0), Invalid("rope_theta"));
+}
+
+}  // namespace
+}  // namespace stemma

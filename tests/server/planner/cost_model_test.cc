@@ -1,0 +1,242 @@
+// Work in parts is the FLOPs of common/cost/cost.h, split; seconds are linear in it; S(N) follows.
+#include "server/planner/cost_model.h"
+
+#include <algorithm>
+
+#include "gtest/gtest.h"
+#include "server/planner/group_cost.h"
+#include "tests/server/planner/cluster_shapes.h"
+
+namespace stemma::server {
+namespace {
+
+using testing::BenchMemory;
+using testing::BenchModel;
+using testing::OneGroup;
+
+ByteShape Shape() {
+  ByteShape shape;
+  shape.config = BenchModel();
+  return shape;
+}
+
+double FlopUnits(const Work& work) {
+  return work[kLinear] + work[kAttentionForward] + work[kAttentionBackward] + work[kHead];
+}
+
+double FlopUnits(const PhaseWork& work) {
+  return FlopUnits(work.prefix_forward) + FlopUnits(work.suffix) + FlopUnits(work.prefix_backward);
+}
+
+TEST(CostModelTest, TheUnitsAreTheExactFlops) {
+  const ByteShape shape = Shape();
+  for (const int64_t prefix : {0, 1, 300, 1023}) {
+    const PrefixShape whole = {.rows = prefix};
+    const PhaseWork reuse = ClusterWork(shape, OneGroup(prefix, 77, 3), whole, v1::S0, 1);
+    const Flops expected_prefix = prefix > 0 ? PrefixFlops(shape.config, prefix) : Flops();
+    const double suffix = SuffixFlops(shape.config, prefix, 77).total();
+    EXPECT_NEAR(FlopUnits(reuse.prefix_forward), expected_prefix.forward, 1e-9 * expected_prefix.forward);
+    EXPECT_NEAR(FlopUnits(reuse.prefix_backward), expected_prefix.backward, 1e-9 * expected_prefix.backward);
+    EXPECT_NEAR(FlopUnits(reuse.suffix), 3 * suffix, 1e-9 * suffix);
+    const PhaseWork dense = ClusterWork(shape, OneGroup(prefix, 77, 3, /*reuse=*/false), {}, v1::S0, 1);
+    const double expected_dense = 3 * DenseFlops(shape.config, prefix, 77).total();
+    EXPECT_NEAR(FlopUnits(dense), expected_dense, 1e-9 * expected_dense);
+    const PhaseWork forward = ForwardClusterWork(shape, OneGroup(prefix, 77, 3), 1);
+    EXPECT_NEAR(3 * FlopUnits(forward), FlopUnits(reuse), 1e-9 * FlopUnits(reuse));
+  }
+}
+
+TEST(CostModelTest, APolicyAddsTheFlopsThatItMakesAgain) {
+  const ByteShape shape = Shape();
+  const ClusterShape cluster = OneGroup(1023, 256, 4);
+  const PrefixShape all = {.rows = 1023};
+  const double base = FlopUnits(ClusterWork(shape, cluster, all, v1::S0, 1));
+  for (const v1::TapePolicy policy : {v1::S1, v1::S2, v1::S3, v1::S4}) {
+    PrefixShape prefix = all;
+    prefix.policy = policy;
+    const double added = FlopUnits(ClusterWork(shape, cluster, prefix, policy, 1)) - base;
+    const double expected = PrefixRecomputeFlops(shape.config, prefix).total() +
+                            4 * SuffixRecomputeFlops(shape.config, 1023, 256, policy).total();
+    EXPECT_NEAR(added, expected, 1e-9 * base) << v1::TapePolicy_Name(policy);
+  }
+  PrefixShape again = all;
+  again.policy = v1::S5;
+  EXPECT_NEAR(FlopUnits(ClusterWork(shape, cluster, again, v1::S0, 1)) - base, PrefixFlops(shape.config, 1023).forward,
+              1e-9 * base);
+}
+
+TEST(CostModelTest, LessOnTheTapeNeverCostsLessWork) {
+  const ByteShape shape = Shape();
+  double before = 0;
+  for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}) {
+    const PrefixShape prefix = {.rows = 1023, .policy = policy};
+    const double seconds =
+        Seconds(ClusterWork(shape, OneGroup(1023, 256, 4), prefix, policy, 1), testing::BenchRates()).total();
+    EXPECT_GT(seconds, before) << v1::TapePolicy_Name(policy);
+    before = seconds;
+  }
+}
+
+// One head and layer as worker/backend/cpu/attention.cc runs it: blocks of queries, each over blocks of keys.
+int64_t KernelBlocks(int64_t queries, int64_t keys, bool causal) {
+  const int64_t step = causal && queries <= 512 ? 32 : 128;
+  int64_t blocks = 0;
+  for (int64_t first = 0; first < queries; first += step) {
+    const int64_t seen = causal ? std::min(queries, first + step) : keys;
+    for (int64_t key = 0; key < seen; key += 512) ++blocks;
+  }
+  return blocks;
+}
+
+TEST(CostModelTest, BlocksOfScoresAreThoseOfTheKernel) {
+  const ByteShape shape = Shape();
+  const double heads = 8, layers = 8;
+  for (const int64_t prefix : {40, 700, 1023}) {
+    const PrefixShape whole = {.rows = prefix};
+    PrefixShape cut = whole;
+    cut.block_rows = 512;
+    const auto work = [&](const PrefixShape& p, bool reuse) {
+      return ClusterWork(shape, OneGroup(prefix, 256, 3, reuse), reuse ? p : PrefixShape{}, v1::S0, 1);
+    };
+    const auto a = static_cast<double>(KernelBlocks(prefix, prefix, true));
+    EXPECT_DOUBLE_EQ(work(whole, true).prefix_forward[kScoreBlock], heads * (layers - 1) * a);
+    if (prefix > 512) {
+      const auto blocks =
+          static_cast<double>(KernelBlocks(512, 512, true) + KernelBlocks(prefix - 512, prefix - 512, true));
+      const double earlier = static_cast<double>(prefix - 512) / 128;  // parts of blocks
+      EXPECT_DOUBLE_EQ(work(cut, true).prefix_forward[kScoreBlock], heads * (layers - 1) * (blocks + earlier));
+    }
+    const auto own = static_cast<double>(KernelBlocks(256, 256, true));
+    const auto over = static_cast<double>(KernelBlocks(256, prefix, false));
+    EXPECT_DOUBLE_EQ(work(whole, true).suffix[kScoreBlock], 2.5 * 3 * heads * layers * (own + over));
+    const auto dense = static_cast<double>(KernelBlocks(prefix + 256, prefix + 256, true));
+    EXPECT_DOUBLE_EQ(work(whole, false).suffix[kScoreBlock], 2.5 * 3 * heads * ((layers - 1) * dense + own + over));
+  }
+}
+
+// Backward counts half as much again as forward, and what the policy dropped runs forward a second time.
+TEST(CostModelTest, APolicyWithoutAttentionWorksThroughItsScoresAgain) {
+  const ByteShape shape = Shape();
+  for (const bool reuse : {true, false}) {
+    const auto work = [&](v1::TapePolicy policy) {
+      const PrefixShape prefix = {.rows = reuse ? 700 : 0, .policy = policy};
+      return ClusterWork(shape, OneGroup(700, 256, 3, reuse), prefix, policy == v1::S5 ? v1::S4 : policy, 1);
+    };
+    const PhaseWork kept = work(v1::S3);
+    for (const v1::TapePolicy policy : {v1::S4, v1::S5}) {
+      const PhaseWork again = work(policy);
+      EXPECT_NEAR(again.suffix[kScoreBlock], kept.suffix[kScoreBlock] * 3.5 / 2.5, 1e-6);
+      EXPECT_NEAR(again.prefix_backward[kScoreBlock], kept.prefix_forward[kScoreBlock] * 2.5, 1e-6);
+    }
+    EXPECT_NEAR(kept.prefix_backward[kScoreBlock], kept.prefix_forward[kScoreBlock] * 1.5, 1e-6);
+  }
+}
+
+// Groups of a wave differ in prefix, rows and schedule: each member has its own price.
+TEST(CostModelTest, AWaveOfSeveralGroupsCostsTheSumOfItsMembers) {
+  const ByteShape shape = Shape();
+  const ClusterShape cluster = testing::MixedCluster();
+  const PrefixShape prefix = {.rows = PackedPrefixRows(cluster), .lengths = cluster.prefix_rows};
+  for (const v1::TapePolicy policy : {v1::S0, v1::S2, v1::S4}) {
+    const Work together = ClusterWork(shape, cluster, prefix, policy, 1).suffix;
+    const Work forward = ForwardClusterWork(shape, cluster, 1).suffix;
+    Work sum, forward_sum;
+    for (const MemberShape& member : cluster.members) {
+      ClusterShape one;
+      if (!member.dense) one.prefix_rows = {member.prefix_rows};
+      one.members = {member};
+      sum += ClusterWork(shape, one, {}, policy, 0).suffix;
+      forward_sum += ForwardClusterWork(shape, one, 0).suffix;
+    }
+    for (const Rate kind : {kLinear, kAttentionForward, kAttentionBackward, kHead, kElement, kMerge, kScoreBlock}) {
+      EXPECT_NEAR(together[kind], sum[kind], 1e-9 * sum[kind]) << kRateNames[kind];
+      EXPECT_NEAR(forward[kind], forward_sum[kind], 1e-9 * forward_sum[kind]) << kRateNames[kind];
+    }
+  }
+}
+
+TEST(CostModelTest, APassOverTheWeightsIsCountedForEachBlockAndWave) {
+  const ByteShape shape = Shape();
+  const double layer = 512.0 * (2 * 512 + 2 * 256 + 3 * 1408), kv = 512.0 * 2 * 256, head = 512.0 * 4096;
+  PrefixShape prefix = {.rows = 1023, .block_rows = 256};
+  const PhaseWork kept = ClusterWork(shape, OneGroup(1023, 256, 4), prefix, v1::S0, 3);
+  EXPECT_DOUBLE_EQ(kept.prefix_forward[kWave], 4 * (7 * layer + kv));
+  EXPECT_DOUBLE_EQ(kept.prefix_forward[kWaveBackward], 0);
+  EXPECT_DOUBLE_EQ(kept.suffix[kWave], 3 * (8 * layer + head));
+  EXPECT_DOUBLE_EQ(kept.suffix[kWaveBackward], 3 * (8 * layer + head));
+  EXPECT_DOUBLE_EQ(kept.prefix_backward[kWave], 0);
+  EXPECT_DOUBLE_EQ(kept.prefix_backward[kWaveBackward], 4 * (7 * layer + kv));
+  prefix.policy = v1::S5;
+  const PhaseWork again = ClusterWork(shape, OneGroup(1023, 256, 4), prefix, v1::S0, 3);
+  EXPECT_DOUBLE_EQ(again.prefix_backward[kWave], 4 * (7 * layer + kv));
+}
+
+TEST(CostModelTest, CopiesThatOverlapCostOnlyWhatComputeDoesNotHide) {
+  const ByteShape shape = Shape();
+  const PrefixShape prefix = {.rows = 1023, .policy = v1::S0, .offload = true};
+  PrefixShape resident = prefix;
+  resident.offload = false;
+  Rates rates = testing::BenchRates();
+  const auto seconds = [&](const PrefixShape& p) {
+    return Seconds(ClusterWork(shape, OneGroup(1023, 256, 4), p, v1::S0, 1), rates).total();
+  };
+  const double copies = 2 * rates.seconds[kCopy] * static_cast<double>(HostTapeBytes(shape, prefix));
+  EXPECT_NEAR(seconds(prefix), seconds(resident) + copies, 1e-12);
+  rates.copies_overlap = true;
+  EXPECT_NEAR(seconds(prefix), seconds(resident), 1e-12);
+  rates.seconds[kCopy] *= 1000;  // a link that nothing hides
+  EXPECT_GT(seconds(prefix), 10 * seconds(resident));
+}
+
+PackingGroup Packing(int64_t prefix_rows, int64_t rows, uint32_t count) {
+  PackingGroup group;
+  group.uid = "g";
+  group.prefix_rows = prefix_rows;
+  for (uint32_t i = 0; i < count; ++i) group.members.push_back({i, rows});
+  return group;
+}
+
+TEST(CostModelTest, StatesInHostMemoryCostTheirWayThereAndBack) {
+  const auto parameter_s = [](const char* dtype, const char* device, v1::OptimizerResidency residency) {
+    return DefaultRates(dtype, 2, device, residency).seconds[kParameter];
+  };
+  const double copy_s = DefaultRates("fp32", 2, "cpu").seconds[kCopy];
+  const double fp32_s = parameter_s("fp32", "cpu", v1::HOST) - parameter_s("fp32", "cpu", v1::DEVICE);
+  const double bf16_s = parameter_s("bf16", "cpu", v1::HOST) - parameter_s("bf16", "cpu", v1::DEVICE);
+  EXPECT_NEAR(fp32_s, 2 * 8 * copy_s, 1e-9 * copy_s) << "two moments";
+  EXPECT_NEAR(bf16_s, 2 * 12 * copy_s, 1e-9 * copy_s) << "and the master";
+  const double link_s = 2 * 12 * DefaultRates("bf16", 2, "cuda").seconds[kCopy];
+  EXPECT_DOUBLE_EQ(parameter_s("bf16", "cuda", v1::HOST), link_s) << "the update runs beside the copies";
+}
+
+TEST(GroupCostTest, SpeedupIsThePapersFormula) {
+  const MemoryOptions options = BenchMemory(int64_t{8} << 30);
+  double before = 0;
+  for (const uint32_t count : {2u, 4u, 8u, 32u}) {
+    const v1::GroupCost cost = GroupCostOf(options, Packing(1023, 256, count));
+    EXPECT_NEAR(cost.speedup(), 1 / (cost.rho() / count + cost.eta() + cost.epsilon()), 1e-9);
+    EXPECT_NEAR(cost.rho() + cost.eta(), 1, 0.05) << "the two halves of a dense trajectory";
+    EXPECT_GT(cost.epsilon(), 0);
+    EXPECT_GT(cost.speedup(), before);
+    before = cost.speedup();
+  }
+}
+
+TEST(GroupCostTest, AutoTakesTheFasterAndTheOneThatFits) {
+  const MemoryOptions options = BenchMemory(int64_t{8} << 30);
+  PackingGroup shared = Packing(1023, 256, 8);
+  EXPECT_EQ(ChooseReuse(options, v1::AUTO, 0, shared).substr(0, 12), "reuse: saves");
+  EXPECT_TRUE(shared.reuse);
+  PackingGroup single = Packing(1023, 256, 1);
+  EXPECT_EQ(ChooseReuse(options, v1::AUTO, 0, single), "dense: one rollout shares nothing");
+  PackingGroup tiny = Packing(1, 512, 3);
+  EXPECT_EQ(ChooseReuse(options, v1::AUTO, 0, tiny).substr(0, 16), "dense: reuse wou");
+  const int64_t dense_bytes = ChooseMemory(BenchMemory(1 << 20), GroupShape(single, /*reuse=*/false)).bytes_needed;
+  const int64_t reuse_bytes = ChooseMemory(BenchMemory(1 << 20), GroupShape(single, /*reuse=*/true)).bytes_needed;
+  ASSERT_LT(reuse_bytes, dense_bytes) << "blocks make reuse the smaller one";
+  EXPECT_EQ(ChooseReuse(BenchMemory(reuse_bytes), v1::AUTO, 0, single),
+            "reuse: a whole trajectory does not fit the budget");
+}
+
+}  // namespace
+}  // namespace stemma::server

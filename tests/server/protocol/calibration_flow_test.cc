@@ -1,0 +1,190 @@
+// Measured steps and plans: a calibration changes the plans of requests to come, never one that was accepted.
+#include <memory>
+
+#include "glog/logging.h"
+#include "gtest/gtest.h"
+#include "server/protocol/coordinator_state.h"
+#include "tests/server/planner/cluster_shapes.h"
+#include "tests/server/protocol/made_plans.h"
+
+namespace stemma::server {
+namespace {
+
+using testing::BenchModel;
+using testing::BenchRates;
+
+constexpr char kDevice[] = "cpu";
+
+std::shared_ptr<const TrainingRequest> Request(const std::string& id, uint32_t epochs, bool validate_only) {
+  auto request = std::make_shared<TrainingRequest>();
+  v1::UpdateHeader& header = request->update;
+  header.mutable_request()->set_request_id(id);
+  header.mutable_request()->set_validate_only(validate_only);
+  header.set_ppo_epochs(epochs);
+  request->num_steps = epochs;
+  header.mutable_loss()->set_loss_mode("vanilla");
+  header.mutable_loss()->set_loss_agg_mode("token-mean");
+  header.mutable_old()->set_from(v1::LogProbSource::ON_POLICY);
+  v1::PromptGroup& group = request->groups.emplace_back();
+  group.set_uid("g");
+  group.set_prompt_tokens(std::string(4 * 40, '\1'));
+  for (const char* name : {"a", "b", "c"}) {
+    v1::Rollout& rollout = *group.add_rollouts();
+    rollout.set_rollout_id(name);
+    rollout.set_response_tokens(std::string(4 * 30, '\1'));
+    rollout.set_advantage(1);
+  }
+  return request;
+}
+
+CoordinatorOptions Options() {
+  CoordinatorOptions options;
+  options.model = BenchModel();
+  options.config.set_dtype("fp32");
+  options.config.set_head_chunk_tokens(512);
+  v1::Limits& limits = *options.config.mutable_limits();
+  limits.set_requests_in_flight(100);
+  limits.set_request_bytes_in_flight(1 << 20);
+  limits.set_requests_kept(100);
+  return options;
+}
+
+class Flow {
+ public:
+  explicit Flow(CoordinatorOptions options) : state_(std::move(options)), plan_(MakePlanFunction(BenchModel())) {
+    WorkerMessageEvent registered{.session = 1, .message = {}};
+    registered.message.mutable_register_()->set_incarnation("w");
+    registered.message.mutable_register_()->set_device(kDevice);
+    registered.message.mutable_register_()->set_memory_free_bytes(uint64_t{8} << 30);
+    Handle(registered);
+    WorkerMessageEvent ready{.session = 1, .message = {}};
+    ready.message.mutable_ready()->mutable_config()->set_threads(2);
+    Handle(ready);
+  }
+
+  void Submit(const std::string& id, uint32_t epochs) { Handle(SubmitEvent{++call_, Request(id, epochs, false)}); }
+
+  // The plan that a request would get now.
+  v1::PlanReport Planned() {
+    const Decision decision = Handle(SubmitEvent{++call_, Request("planned", 1, /*validate_only=*/true)});
+    for (const Action& action : decision.actions) {
+      const auto* reply = std::get_if<ReplyAction>(&action);
+      if (reply != nullptr) return std::get<v1::RequestStatus>(reply->reply).plan();
+    }
+    LOG(FATAL) << "no answer";
+  }
+
+  // Votes and applies the prepared step as a machine of such speed.
+  void Step(double suffix_s) {
+    WorkerMessageEvent vote{.session = 1, .message = {}};
+    *vote.message.mutable_vote()->mutable_key() = prepare_.key();
+    vote.message.mutable_vote()->set_yes(true);
+    vote.message.mutable_vote()->set_grad_norm_squared(1);
+    auto& sums = *vote.message.mutable_vote()->mutable_sums();
+    sums["time/prefix_forward_s"] = suffix_s / 10;
+    sums["time/suffix_s"] = suffix_s;
+    sums["time/prefix_backward_s"] = suffix_s / 5;
+    Handle(vote);
+    WorkerMessageEvent applied{.session = 1, .message = {}};
+    *applied.message.mutable_applied()->mutable_key() = prepare_.key();
+    applied.message.mutable_applied()->set_apply_s(0.5);
+    Handle(applied);
+  }
+
+  Decision Handle(const Event& event) {
+    Decision decision = testing::HandleAndPlan(state_, plan_, absl::FromUnixSeconds(1000), event);
+    for (const Action& action : decision.actions) {
+      if (const auto* send = std::get_if<SendAction>(&action)) {
+        if (send->message.has_prepare()) prepare_ = send->message.prepare();
+      }
+      if (const auto* save = std::get_if<SaveCalibrationAction>(&action)) saved_.push_back(save->book);
+    }
+    return decision;
+  }
+
+  const internal::v1::Prepare& prepare() const { return prepare_; }
+  const std::vector<CalibrationBook>& saved() const { return saved_; }
+
+ private:
+  CoordinatorState state_;
+  const PlanFunction plan_;
+  CallId call_ = 0;
+  internal::v1::Prepare prepare_;
+  std::vector<CalibrationBook> saved_;
+};
+
+// Enough shapes on a machine where everything but matrix products is free, and merges cost much: reuse does not pay.
+CalibrationBook BookOfSlowMerges() {
+  Rates rates = BenchRates();
+  rates.seconds[kMerge] = 1e-6;
+  ByteShape shape;
+  shape.config = BenchModel();
+  v1::RunConfig run = Options().config;
+  run.set_threads(2);  // as the worker says
+  CalibrationBook book;
+  for (const int64_t prefix : {100, 300, 700, 1100, 1500, 2000, 2500}) {
+    CalibrationSample sample;
+    sample.work = ClusterWork(shape, testing::OneGroup(prefix, 2000 / (prefix / 50), 4), {.rows = prefix}, v1::S0, 1);
+    sample.seconds = Seconds(sample.work, rates);
+    sample.apply_s = 0.1;
+    book[CalibrationKey(shape.config, run, kDevice)].push_back(sample);
+  }
+  return book;
+}
+
+TEST(CalibrationFlowTest, AnAcceptedPlanStaysWhileNewPlansFollowTheMeasurements) {
+  Flow flow(Options());
+  flow.Submit("r", /*epochs=*/8);
+  const std::string accepted = flow.prepare().plan().SerializeAsString();
+  const double before = flow.Planned().seconds().suffix();
+  for (int k = 0; k < 7; ++k) {
+    flow.Step(/*suffix_s=*/100);
+    v1::StepPlan plan = flow.prepare().plan();
+    EXPECT_EQ(plan.epoch(), static_cast<uint32_t>(k + 1));
+    plan.set_epoch(0);
+    EXPECT_EQ(plan.SerializeAsString(), accepted) << "step " << k + 1;
+  }
+  EXPECT_EQ(flow.Planned().rates().samples(), 7u);
+  EXPECT_FALSE(flow.Planned().rates().calibrated()) << "one shape";
+  EXPECT_EQ(flow.Planned().seconds().suffix(), before);
+}
+
+TEST(CalibrationFlowTest, APlanCountsTheCopiesOfStatesInHostMemory) {
+  CoordinatorOptions options = Options();
+  options.config.set_optimizer_residency(v1::DEVICE);
+  const double on_device_s = Flow(options).Planned().seconds().apply();
+  options.config.set_optimizer_residency(v1::HOST);
+  EXPECT_GT(Flow(options).Planned().seconds().apply(), 1.5 * on_device_s);
+}
+
+TEST(CalibrationFlowTest, RatesOfEarlierRunsDecideAndTheirStepsAreKeptOn) {
+  CoordinatorOptions options = Options();
+  Flow fresh(options);
+  EXPECT_EQ(fresh.Planned().groups_reuse(), 1u);
+  options.calibration = BookOfSlowMerges();
+  Flow flow(options);
+  const v1::PlanReport planned = flow.Planned();
+  EXPECT_TRUE(planned.rates().calibrated());
+  EXPECT_EQ(planned.groups_reuse(), 0u);
+  EXPECT_GT(planned.steps(0).clusters(0).groups(0).epsilon(), 0.1);
+  flow.Submit("r", 9);
+  const std::string accepted = flow.prepare().plan().SerializeAsString();
+  for (int k = 0; k < 8; ++k) flow.Step(/*suffix_s=*/1e-3);
+  v1::StepPlan last = flow.prepare().plan();
+  last.set_epoch(0);
+  EXPECT_EQ(last.SerializeAsString(), accepted);
+  EXPECT_LT(flow.Planned().seconds().suffix(), planned.seconds().suffix()) << "the measured machine is faster";
+  ASSERT_EQ(flow.saved().size(), 1u);
+  EXPECT_EQ(flow.saved()[0].begin()->second.size(), 7u + 8u);
+}
+
+TEST(CalibrationFlowTest, AnotherMachinesRatesAreNotUsed) {
+  CoordinatorOptions options = Options();
+  CalibrationBook book;
+  book["another"] = BookOfSlowMerges().begin()->second;
+  options.calibration = book;
+  EXPECT_FALSE(Flow(options).Planned().rates().calibrated());
+}
+
+}  // namespace
+}  // namespace stemma::server

@@ -1,0 +1,58 @@
+// The server's decisions as texts, in scenarios/*.txt: an event, and the actions that must follow it. scenario.h has
+// the words. Each scenario is a test of its own, named by its heading.
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/server/protocol/scenario.h"
+
+namespace stemma::server {
+namespace {
+
+struct NamedScenario {
+  std::string name;
+  std::string text;
+};
+
+std::vector<NamedScenario> ReadScenarios(const std::string& topic) {
+  std::ifstream file(STEMMA_SCENARIOS "/" + topic + ".txt");
+  std::vector<NamedScenario> scenarios;
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.starts_with("# ")) {
+      scenarios.push_back({line.substr(2), "\n"});
+    } else if (!line.empty()) {
+      scenarios.back().text += line + "\n";
+    }
+  }
+  return scenarios;
+}
+
+class CoordinatorStateTest : public ::testing::TestWithParam<NamedScenario> {};
+
+TEST_P(CoordinatorStateTest, FollowsItsText) { EXPECT_EQ(RunScenario(GetParam().text), GetParam().text); }
+
+const auto kName = [](const auto& info) { return info.param.name; };
+INSTANTIATE_TEST_SUITE_P(Steps, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("steps")), kName);
+INSTANTIATE_TEST_SUITE_P(Recovery, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("recovery")), kName);
+INSTANTIATE_TEST_SUITE_P(Breaches, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("breaches")), kName);
+INSTANTIATE_TEST_SUITE_P(Lineage, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("lineage")), kName);
+INSTANTIATE_TEST_SUITE_P(Arrivals, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("arrivals")), kName);
+INSTANTIATE_TEST_SUITE_P(Numbers, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("numbers")), kName);
+INSTANTIATE_TEST_SUITE_P(Stalls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("stalls")), kName);
+INSTANTIATE_TEST_SUITE_P(Calls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("calls")), kName);
+
+TEST(ScenarioTest, EveryTopicHasScenarios) {
+  for (const char* topic : {"steps", "recovery", "lineage", "breaches", "arrivals", "calls", "stalls"})
+    EXPECT_GE(ReadScenarios(topic).size(), 10u) << topic;
+}
+
+TEST(ScenarioTest, AWrongExpectationIsSeen) {
+  const std::string wrong = "\n> model 1\nreply 1 model IDLE step=0 version=1 lineage=L-1\n";
+  EXPECT_NE(RunScenario(wrong), wrong);
+}
+
+}  // namespace
+}  // namespace stemma::server

@@ -1,0 +1,111 @@
+// What of a request decides its plan: schedule, mini-batches, epochs, where log-probs come from.
+#include "server/protocol/request_plan.h"
+
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/server/planner/cluster_shapes.h"
+
+namespace stemma::server {
+namespace {
+
+// Two groups with a prompt of 200 tokens and two responses of 30 each.
+TrainingRequest TwoGroups() {
+  TrainingRequest request;
+  v1::UpdateHeader& header = request.update;
+  header.mutable_loss()->set_loss_mode("vanilla");
+  header.mutable_loss()->set_loss_agg_mode("token-mean");
+  header.mutable_old()->set_from(v1::LogProbSource::CLIENT);
+  for (const char* uid : {"a", "b"}) {
+    v1::PromptGroup& group = request.groups.emplace_back();
+    group.set_uid(uid);
+    group.set_prompt_tokens(std::string(4 * 200, '\1'));
+    for (int i = 0; i < 2; ++i) {
+      v1::Rollout& rollout = *group.add_rollouts();
+      rollout.set_rollout_id(uid + std::to_string(i));
+      rollout.set_response_tokens(std::string(4 * 30, '\1'));
+      rollout.set_advantage(1);
+    }
+  }
+  request.digest = "digest";
+  return request;
+}
+
+RequestPlan Planned(const TrainingRequest& request, v1::Schedule server = v1::REUSE) {
+  v1::RunConfig run;
+  run.set_dtype("fp32");
+  run.set_head_chunk_tokens(512);
+  run.set_memory_budget_bytes(uint64_t{8} << 30);
+  run.set_schedule(server);
+  absl::StatusOr<RequestPlan> plan = MakePlanFunction(testing::BenchModel())(request, run, testing::BenchRates(), {});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *std::move(plan) : RequestPlan();
+}
+
+TEST(RequestPlanTest, TheRequestsScheduleGoesBeforeTheServers) {
+  TrainingRequest request = TwoGroups();
+  EXPECT_EQ(Planned(request).report.groups_reuse(), 2u);
+  request.update.mutable_request()->set_schedule(v1::DENSE);
+  EXPECT_EQ(Planned(request).report.groups_dense(), 2u);
+  request.update.mutable_request()->set_schedule(v1::REUSE);
+  EXPECT_EQ(Planned(request, v1::DENSE).report.groups_reuse(), 2u);
+}
+
+TEST(RequestPlanTest, WeightsAsTheSourceOfEitherLogProbsNeedAnEntryPass) {
+  TrainingRequest request = TwoGroups();
+  EXPECT_FALSE(Planned(request).plan.has_log_prob_pass());
+  request.update.mutable_ref()->set_from(v1::LogProbSource::CLIENT);
+  EXPECT_FALSE(Planned(request).plan.has_log_prob_pass());
+  request.update.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
+  EXPECT_TRUE(Planned(request).plan.has_log_prob_pass());
+  request.update.clear_ref();
+  request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+  EXPECT_TRUE(Planned(request).plan.has_log_prob_pass());
+}
+
+TEST(RequestPlanTest, EpochsAndMiniBatchesAreStepsWithNumbersOfTheirOwn) {
+  TrainingRequest request = TwoGroups();
+  request.groups[1].mutable_rollouts(0)->clear_response_tokens();
+  request.update.set_ppo_epochs(3);
+  request.update.set_ppo_mini_batch_size(1);
+  const RequestPlan planned = Planned(request);
+  ASSERT_EQ(planned.num_steps(), 6u);
+  for (uint32_t k = 0; k < 6; ++k) {
+    const bool first = planned.step(k).groups(0) == 0;
+    EXPECT_EQ(first, k % 2 == 0);
+    EXPECT_EQ(planned.epoch(k), k / 2);
+    EXPECT_EQ(planned.numbers(k).denominator, first ? 60 : 30) << k;
+    EXPECT_EQ(planned.numbers(k).total_tokens, first ? 460u : 430u) << "each rollout counts its prompt; step " << k;
+  }
+}
+
+TEST(RequestPlanTest, AShuffleFollowsTheRequestsSeed) {
+  TrainingRequest request = TwoGroups();
+  for (int g = 2; g < 12; ++g) {
+    request.groups.push_back(request.groups[0]);
+    request.groups.back().set_uid(std::to_string(g));
+  }
+  const auto order = [&](bool shuffle, uint64_t seed) {
+    request.update.set_shuffle(shuffle);
+    request.update.set_seed(seed);
+    const auto groups = Planned(request).plan.steps(0).groups();
+    return std::vector<uint32_t>(groups.begin(), groups.end());
+  };
+  EXPECT_NE(order(true, 1), order(false, 1));
+  EXPECT_NE(order(true, 1), order(true, 2));
+  EXPECT_EQ(order(true, 2), order(true, 2));
+}
+
+TEST(RequestPlanTest, ALogProbRequestRunsEveryResponseOnceAndForwardOnly) {
+  TrainingRequest request = TwoGroups();
+  request.kind = TrainingRequest::Kind::kLogProb;
+  for (v1::Rollout& rollout : *request.groups[0].mutable_rollouts()) rollout.set_advantage(0);
+  const RequestPlan planned = Planned(request);
+  EXPECT_EQ(planned.plan.steps_size(), 1);
+  EXPECT_EQ(planned.report.rollouts_run(), 4u);
+  EXPECT_EQ(planned.report.seconds().prefix_backward(), 0);
+}
+
+}  // namespace
+}  // namespace stemma::server

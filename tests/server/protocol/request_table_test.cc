@@ -1,0 +1,76 @@
+// What is kept of requests, and for how long.
+#include "server/protocol/request_table.h"
+
+#include "gtest/gtest.h"
+
+namespace stemma::server {
+namespace {
+
+UpdateRecord Record(const std::string& id, uint64_t bytes = 10) {
+  UpdateRecord record;
+  record.id = id;
+  record.bytes = bytes;
+  record.request = std::make_shared<TrainingRequest>();
+  return record;
+}
+
+TEST(RequestTableTest, OpenRequestsAreCountedUntilTheyAreFinal) {
+  RequestTable table(/*requests_kept=*/2);
+  table.Insert(Record("a", 10));
+  UpdateRecord& b = table.Insert(Record("b", 5));
+  EXPECT_EQ(table.open_count(), 2u);
+  EXPECT_EQ(table.open_bytes(), 15u);
+  table.Finalize(b);
+  EXPECT_EQ(table.open_count(), 1u);
+  EXPECT_EQ(table.open_bytes(), 10u);
+  EXPECT_EQ(table.Find("b")->request, nullptr) << "a finished request holds its payload";
+}
+
+TEST(RequestTableTest, TheOldestFinishedRequestIsDroppedAndItsIdRemembered) {
+  RequestTable table(/*requests_kept=*/2);
+  for (const char* id : {"a", "b", "c"}) table.Finalize(table.Insert(Record(id)));
+  EXPECT_EQ(table.Find("a"), nullptr);
+  EXPECT_TRUE(table.IsExpired("a"));
+  EXPECT_NE(table.Find("b"), nullptr);
+  EXPECT_FALSE(table.IsExpired("b"));
+  EXPECT_FALSE(table.IsExpired("never"));
+}
+
+TEST(RequestTableTest, AnOpenRequestIsNeverDropped) {
+  RequestTable table(/*requests_kept=*/1);
+  table.Insert(Record("open"));
+  for (const char* id : {"a", "b", "c"}) table.Finalize(table.Insert(Record(id)));
+  ASSERT_NE(table.Find("open"), nullptr);
+  EXPECT_EQ(table.InOrder().size(), 2u);
+}
+
+TEST(RequestTableTest, ResultsThatAreDroppedAreCountedNoMore) {
+  RequestTable table(/*requests_kept=*/2);
+  UpdateRecord record = Record("a");
+  auto chunk = std::make_shared<v1::GroupResult>();
+  chunk->set_uid("g");
+  record.results.push_back(chunk);
+  record.status.mutable_result()->add_warnings("w");
+  UpdateRecord& kept = table.Insert(std::move(record));
+  table.Finalize(kept);
+  EXPECT_EQ(kept.result_bytes, chunk->ByteSizeLong());
+  table.DropResults(kept);
+  EXPECT_TRUE(kept.results.empty());
+  EXPECT_TRUE(kept.results_dropped);
+  EXPECT_EQ(kept.result_bytes, 0u);
+  EXPECT_FALSE(kept.status.has_result());
+}
+
+TEST(RequestTableTest, AFinishedIdMayBeTakenAgain) {
+  RequestTable table(/*requests_kept=*/2);
+  table.Finalize(table.Insert(Record("a")));
+  UpdateRecord& again = table.Insert(Record("a"));
+  EXPECT_EQ(table.Find("a"), &again);
+  EXPECT_EQ(table.InOrder().size(), 1u);
+  table.Finalize(again);
+  table.Finalize(table.Insert(Record("b")));
+  EXPECT_NE(table.Find("a"), nullptr);
+}
+
+}  // namespace
+}  // namespace stemma::server

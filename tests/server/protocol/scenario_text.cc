@@ -1,0 +1,139 @@
+#include "tests/server/protocol/scenario_text.h"
+
+#include <array>
+#include <charconv>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+
+namespace stemma::server {
+namespace {
+
+using internal::v1::StepKey;
+
+// All digits: the shortest text that gives the same double back.
+std::string Exact(double value) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
+std::string KeyText(const StepKey& key) {
+  return absl::StrCat(key.request_id(), " k=", key.k(), " step=", key.step(), " attempt=", key.attempt());
+}
+
+std::string PrepareText(const internal::v1::Prepare& prepare) {
+  std::string weights;
+  for (const double weight : prepare.prompt_mean_weights()) {
+    absl::StrAppend(&weights, weights.empty() ? "" : ",", Exact(weight));
+  }
+  return absl::StrCat("prepare ", KeyText(prepare.key()), prepare.has_log_prob_pass() ? " pass" : "",
+                      " D=", Exact(prepare.denominator()), " w=", weights);
+}
+
+std::string MessageText(const internal::v1::ServerMessage& message) {
+  using Message = internal::v1::ServerMessage;
+  switch (message.message_case()) {
+    case Message::kConfigure:
+      return absl::StrCat("configure generation=", message.configure().generation(),
+                          " step=", message.configure().step());
+    case Message::kDrop:
+      return absl::StrCat("drop ", message.drop().id());
+    case Message::kPrepare:
+      return PrepareText(message.prepare());
+    case Message::kApply:
+      return absl::StrCat(
+          "apply ", KeyText(message.apply().key()),
+          message.apply().discard() ? " discard" : absl::StrCat(" clip=", Exact(message.apply().clip())));
+    case Message::kAbort:
+      return absl::StrCat("abort ", message.abort().key().request_id());
+    case Message::kLogProb:
+      return absl::StrCat("log_prob ", message.log_prob().id());
+    case Message::kExport:
+      return absl::StrCat("export ", message.export_().id(), " ", message.export_().name());
+    default:
+      return message.has_shutdown() ? "shutdown" : "?";
+  }
+}
+
+// Lineages are said where they are not the first.
+std::string LineageText(const std::string& lineage) { return lineage == "L-1" ? "" : absl::StrCat(" of ", lineage); }
+
+std::string StatusText(const v1::RequestStatus& status) {
+  std::string text = absl::StrCat(status.request_id(), " ", v1::RequestState_Name(status.state()), " ",
+                                  status.steps_applied(), "/", status.steps_total());
+  if (status.queue_position() > 0) absl::StrAppend(&text, " place=", status.queue_position());
+  if (status.replayed()) absl::StrAppend(&text, " replayed");
+  if (status.has_plan()) absl::StrAppend(&text, " plan");
+  if (status.has_failure()) absl::StrAppend(&text, " failure=", status.failure().reason());
+  absl::StrAppend(&text, LineageText(status.lineage()));
+  if (status.has_result() && status.result().lineage() != status.lineage()) absl::StrAppend(&text, " WRONG LINEAGE");
+  for (const v1::StepResult& step : status.result().steps()) {
+    absl::StrAppend(&text, " [", step.step(), " ", v1::StepResult::Outcome_Name(step.outcome()),
+                    " version=", step.weight_version(), " attempts=", step.attempts());
+    const auto predicted = step.metrics().find("plan/predicted_bytes");
+    if (predicted != step.metrics().end()) absl::StrAppend(&text, " predicted=", Exact(predicted->second));
+    absl::StrAppend(&text, step.warnings().empty() ? "" : " warned", "]");
+  }
+  for (const std::string& warning : status.result().warnings()) absl::StrAppend(&text, " \"", warning, "\"");
+  return text;
+}
+
+// Of an error about lineages, what it says of them.
+std::string ErrorLine(const absl::Status& status) {
+  const std::string reason = ErrorReason(status);
+  std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), " ", reason);
+  if (reason != "LINEAGE_MISMATCH" && reason != "ROLLED_BACK") return text;
+  for (const auto& [key, value] : GetErrorDetails(status).metadata) absl::StrAppend(&text, " ", key, "=", value);
+  return text;
+}
+
+std::string ReplyText(const Reply& reply) {
+  if (const auto* status = std::get_if<absl::Status>(&reply)) {
+    return status->ok() ? "ok" : ErrorLine(*status);
+  }
+  if (const auto* status = std::get_if<v1::RequestStatus>(&reply)) return StatusText(*status);
+  if (const auto* model = std::get_if<v1::ModelInfo>(&reply)) {
+    return absl::StrCat("model ", v1::ModelInfo::State_Name(model->state()), " step=", model->step(),
+                        " version=", model->weight_version(), " lineage=", model->lineage());
+  }
+  if (const auto* written = std::get_if<v1::ExportWeightsResponse>(&reply)) {
+    return absl::StrCat("exported ", written->path(), " step=", written->step(), LineageText(written->lineage()));
+  }
+  if (const auto* list = std::get_if<v1::ListRequestsResponse>(&reply)) {
+    std::string text = "list";
+    for (const v1::RequestStatus& status : list->requests()) absl::StrAppend(&text, " (", StatusText(status), ")");
+    return text;
+  }
+  return "info";
+}
+
+struct TextOf {
+  std::string operator()(const SendAction& a) const {
+    return absl::StrCat("send ", a.session, " ", MessageText(a.message));
+  }
+  std::string operator()(const SendPayloadAction& a) const { return absl::StrCat("payload ", a.session, " ", a.id); }
+  std::string operator()(const PlanAction& a) const {
+    return absl::StrCat("plan ", a.id, " ", a.request->header().request_id(), " of a budget of ",
+                        a.config.memory_budget_bytes());
+  }
+  std::string operator()(const StopPlanAction& a) const { return absl::StrCat("stop plan ", a.id); }
+  std::string operator()(const CloseSessionAction& a) const {
+    return absl::StrCat("close ", a.session, " ", absl::StatusCodeToString(a.status.code()));
+  }
+  std::string operator()(const ReplyAction& a) const { return absl::StrCat("reply ", a.call, " ", ReplyText(a.reply)); }
+  std::string operator()(const ChunkAction& a) const {
+    return absl::StrCat("chunk ", a.call, " ", a.chunk->uid(), LineageText(a.chunk->lineage()));
+  }
+  std::string operator()(const ReadinessAction& a) const { return a.ready ? "serving" : "not serving"; }
+  std::string operator()(const SaveCalibrationAction& a) const {
+    return absl::StrCat("save calibration of ", a.book.size());
+  }
+  std::string operator()(const DrainedAction&) const { return "drained"; }
+};
+
+}  // namespace
+
+std::string ActionText(const Action& action) { return std::visit(TextOf(), action); }
+
+}  // namespace stemma::server

@@ -1,0 +1,184 @@
+// Metrics of a step and of a request, by hand.
+#include "server/protocol/step_metrics.h"
+
+#include "gtest/gtest.h"
+
+namespace stemma::server {
+namespace {
+
+internal::v1::Vote MakeVote() {
+  internal::v1::Vote vote;
+  auto& sums = *vote.mutable_sums();
+  sums["loss/pg"] = 0.5;
+  sums["loss/kl"] = 2;
+  sums["loss/entropy"] = 3;
+  sums["count/tokens"] = 10;
+  sums["count/clip"] = 4;
+  sums["count/clip_lower"] = 1;
+  sums["sum/neg_log_ratio"] = -5;
+  sums["sum/entropy"] = 20;
+  sums["tokens/computed"] = 50;
+  sums["tokens/logical"] = 200;
+  sums["time/suffix_s"] = 1.5;
+  sums["bytes/peak"] = 4096;
+  sums["bytes/prefix_forward"] = 1000;
+  sums["bytes/suffix"] = 3000;
+  sums["bytes/prefix_backward"] = 2000;
+  vote.set_grad_norm_squared(9);
+  return vote;
+}
+
+v1::UpdateHeader MakeHeader() {
+  v1::UpdateHeader header;
+  header.mutable_loss()->set_kl_loss_coef(0.1);
+  header.mutable_loss()->set_entropy_coeff(0.01);
+  header.mutable_adam()->set_learning_rate(1e-6);
+  return header;
+}
+
+Metrics StepMetrics(const internal::v1::Vote& vote, absl::Duration elapsed = absl::Seconds(2)) {
+  const v1::UpdateHeader header = MakeHeader();
+  v1::StepReport report;
+  report.set_peak_bytes(5000);
+  report.set_flops(4e12);
+  report.set_flops_dense(1e13);
+  report.set_peak_bytes_with_headroom(6000);
+  report.add_clusters()->add_dense_uids("g");
+  report.mutable_clusters(0)->mutable_suffix()->set_peak(2900);
+  report.mutable_clusters(0)->mutable_suffix()->set_host(70);
+  report.add_clusters()->mutable_suffix()->set_peak(2000);
+  report.mutable_clusters(1)->mutable_prefix_forward()->set_peak(900);
+  report.mutable_seconds()->set_prefix_forward(0.125);
+  report.mutable_seconds()->set_suffix(1.25);
+  report.mutable_seconds()->set_prefix_backward(0.375);
+  report.mutable_seconds()->set_apply(0.5);
+  const StepNumbers numbers = {.denominator = 10, .prompt_mean_weights = {}, .total_tokens = 300};
+  v1::StateBytes state;
+  state.set_device(12000);
+  Metrics metrics;
+  SetStepMetrics({.header = header,
+                  .report = report,
+                  .state = state,
+                  .numbers = numbers,
+                  .vote = vote,
+                  .apply_s = 0.25,
+                  .elapsed = elapsed},
+                 metrics);
+  return metrics;
+}
+
+TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
+  Metrics metrics = StepMetrics(MakeVote());
+  EXPECT_DOUBLE_EQ(metrics.at("actor/pg_loss"), 0.5);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/kl_loss"), 2);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/kl_coef"), 0.1);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/entropy_loss"), 3);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5 - 0.01 * 3 + 0.1 * 2);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/pg_clipfrac"), 0.4);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/pg_clipfrac_lower"), 0.1);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/ppo_kl"), -0.5);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/entropy"), 2);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/grad_norm"), 3) << "the square root of the sum, unclipped";
+  EXPECT_DOUBLE_EQ(metrics.at("actor/lr"), 1e-6);
+  EXPECT_DOUBLE_EQ(metrics.at("prefix/tokens_saved"), 150);
+  EXPECT_DOUBLE_EQ(metrics.at("prefix/token_ratio"), 4);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/groups_dense"), 1);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/groups_empty"), 0);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/predicted_bytes"), 5000);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/predicted_with_headroom_bytes"), 6000);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 4096);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/state_bytes"), 12000);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_bytes"), 2900) << "the largest cluster";
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_forward_bytes"), 900);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_backward_bytes"), 0) << "no prefix";
+  EXPECT_DOUBLE_EQ(metrics.at("measured/prefix_forward_bytes"), 1000);
+  EXPECT_DOUBLE_EQ(metrics.at("measured/suffix_bytes"), 3000);
+  EXPECT_DOUBLE_EQ(metrics.at("measured/prefix_backward_bytes"), 2000);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_forward_s"), 0.125);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_backward_s"), 0.375);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/host_bytes"), 70);
+  EXPECT_FALSE(metrics.contains("measured/host_bytes"));
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_s"), 1.25);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/apply_s"), 0.5);
+  EXPECT_DOUBLE_EQ(metrics.at("time/suffix_s"), 1.5);
+  EXPECT_DOUBLE_EQ(metrics.at("time/apply_s"), 0.25);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/time_per_step"), 2);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/total_num_tokens"), 300);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/throughput"), 150);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/flops"), 4e12);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/flops_dense"), 1e13);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/tflops"), 2) << "of what ran, not of what the dense baseline would run";
+  for (const char* name : {"perf/throughput", "perf/time_per_step", "perf/total_num_tokens"}) {
+    EXPECT_FALSE(metrics.contains(name)) << name << " is a name that verl's trainer gives to the whole RL step";
+  }
+}
+
+TEST(StepMetricsTest, WhatWasNotComputedIsNotReported) {
+  internal::v1::Vote vote = MakeVote();
+  for (const char* name : {"loss/kl", "loss/entropy", "sum/entropy"}) vote.mutable_sums()->erase(name);
+  (*vote.mutable_sums())["count/tokens"] = 0;
+  Metrics metrics = StepMetrics(vote, absl::ZeroDuration());
+  for (const char* name : {"actor/kl_loss", "actor/entropy_loss", "actor/entropy", "actor/pg_clipfrac",
+                           "perf/actor/throughput", "perf/actor/tflops"}) {
+    EXPECT_FALSE(metrics.contains(name)) << name;
+  }
+  EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5);
+}
+
+TEST(StepMetricsTest, AnEmptyStepHasTheNamesOfAnyOther) {
+  const StepNumbers numbers = {
+      .denominator = 10, .prompt_mean_weights = {}, .total_tokens = 300, .loss_tokens = 10, .empty = {.count = 4}};
+  Metrics empty = StepMetrics(EmptyVote(numbers));
+  const Metrics other = StepMetrics(MakeVote());
+  for (const auto& [name, value] : other) {
+    EXPECT_EQ(empty.contains(name), name != "prefix/token_ratio") << name << ": nothing by nothing is left out";
+  }
+  for (const char* name : {"actor/loss", "actor/kl_loss", "actor/entropy", "actor/pg_clipfrac", "actor/grad_norm",
+                           "prefix/tokens_logical", "time/suffix_s", "plan/measured_bytes"}) {
+    EXPECT_EQ(empty.at(name), 0) << name;
+  }
+  EXPECT_DOUBLE_EQ(empty.at("actor/lr"), 1e-6);
+}
+
+TEST(StepMetricsTest, SkippedStepsCountOnlyWhereNoneWasApplied) {
+  v1::UpdateResult result;
+  (*result.add_steps()->mutable_metrics())["actor/loss"] = 0;
+  result.mutable_steps(0)->set_outcome(v1::StepResult::SKIPPED_EMPTY);
+  Metrics metrics;
+  SetRequestMetrics(result, metrics);
+  EXPECT_EQ(metrics.at("actor/loss"), 0);
+  (*result.add_steps()->mutable_metrics())["actor/loss"] = 3;
+  result.mutable_steps(1)->set_outcome(v1::StepResult::APPLIED);
+  metrics.clear();
+  SetRequestMetrics(result, metrics);
+  EXPECT_EQ(metrics.at("actor/loss"), 3);
+}
+
+TEST(StepMetricsTest, ARequestAveragesLossesAndSumsTokensAndSecondsOverItsAppliedSteps) {
+  v1::UpdateResult result;
+  for (double loss : {1.0, 3.0}) {
+    v1::StepResult& step = *result.add_steps();
+    step.set_outcome(v1::StepResult::APPLIED);
+    auto& metrics = *step.mutable_metrics();
+    metrics = StepMetrics(MakeVote());
+    metrics["actor/loss"] = loss;
+    metrics["plan/measured_bytes"] = loss;
+  }
+  result.add_steps()->set_outcome(v1::StepResult::SKIPPED_NONFINITE);
+  Metrics metrics;
+  SetRequestMetrics(result, metrics);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 2);
+  EXPECT_DOUBLE_EQ(metrics.at("plan/measured_bytes"), 3);
+  EXPECT_DOUBLE_EQ(metrics.at("prefix/tokens_saved"), 300);
+  EXPECT_DOUBLE_EQ(metrics.at("prefix/token_ratio"), 4);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/time_per_step"), 4);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_s"), 2.5);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/state_bytes"), 12000);
+  EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_bytes"), 2900);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/throughput"), 150);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/flops"), 8e12);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/tflops"), 2);
+}
+
+}  // namespace
+}  // namespace stemma::server

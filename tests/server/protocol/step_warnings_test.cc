@@ -1,0 +1,85 @@
+// What is said of groups that have no gradient.
+#include "server/protocol/step_warnings.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/base/arrays.h"
+#include "gtest/gtest.h"
+
+namespace stemma::server {
+namespace {
+
+v1::UpdateHeader Header(const std::string& loss_mode = "gpg") {
+  v1::UpdateHeader header;
+  header.mutable_loss()->set_loss_mode(loss_mode);
+  return header;
+}
+
+v1::PromptGroup Group(const std::vector<double>& advantages) {
+  v1::PromptGroup group;
+  for (const double advantage : advantages) {
+    v1::Rollout& rollout = *group.add_rollouts();
+    rollout.set_response_tokens(PackArray(std::vector<int32_t>{1, 2}));
+    rollout.set_advantage(advantage);
+  }
+  return group;
+}
+
+v1::PromptGroup Masked(v1::PromptGroup group) {
+  for (v1::Rollout& rollout : *group.mutable_rollouts()) rollout.set_response_mask(std::string(1, '\0'));
+  return group;
+}
+
+EmptyGroups Count(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups,
+                  const std::vector<uint32_t>& mini_batch) {
+  return CountEmptyGroups(header, groups, FindGroupsThatRun(header, groups), mini_batch);
+}
+
+TEST(StepWarningsTest, AGroupRunsIfOneOfItsRolloutsDoes) {
+  const std::vector<v1::PromptGroup> groups = {Group({0, 1}), Group({0, 0}), Masked(Group({1, 1})), Group({})};
+  EXPECT_EQ(FindGroupsThatRun(Header(), groups),
+            (std::vector{GroupRuns::kYes, GroupRuns::kZeroFactor, GroupRuns::kNoTokens, GroupRuns::kNoTokens}));
+  v1::UpdateHeader entropy = Header();
+  entropy.mutable_loss()->set_entropy_coeff(0.1);
+  EXPECT_EQ(FindGroupsThatRun(entropy, groups)[1], GroupRuns::kYes) << "entropy has a gradient";
+}
+
+TEST(StepWarningsTest, OnlyTheMiniBatchIsCounted) {
+  const std::vector<v1::PromptGroup> groups = {Group({0, 0}), Group({1, 0}), Group({0, 0}), Masked(Group({1}))};
+  EXPECT_TRUE(Count(Header(), groups, {1}).warnings.empty());
+  EXPECT_EQ(Count(Header(), groups, {0, 2}).warnings,
+            std::vector<std::string>{"all advantages are 0 in 2 of 2 groups: nothing was computed"});
+  const EmptyGroups some = Count(Header(), groups, {3, 1, 0});
+  EXPECT_EQ(some.count, 2u);
+  EXPECT_EQ(some.warnings, (std::vector<std::string>{"all advantages are 0 in 1 of 3 groups: these were not computed",
+                                                     "no response token has mask 1 in 1 of 3 groups: these were not "
+                                                     "computed"}));
+  EXPECT_EQ(Count(Header(), groups, {0, 3}).warnings.at(1),
+            "no response token has mask 1 in 1 of 2 groups: nothing was computed");
+}
+
+TEST(StepWarningsTest, TheFactorHasTheNameOfWhatWasSent) {
+  v1::PromptGroup group = Group({1});
+  group.mutable_rollouts(0)->set_rollout_is_weights(PackArray(std::vector<float>{0, 0}));
+  EXPECT_EQ(Count(Header(), {group}, {0}).warnings.at(0),
+            "all advantages times rollout_is_weights are 0 in 1 of 1 groups: nothing was computed");
+  group.mutable_rollouts(0)->set_loss_weights(PackArray(std::vector<float>{0, 0}));
+  EXPECT_EQ(Count(Header("cross_entropy"), {group}, {0}).warnings.at(0),
+            "all loss_weights are 0 in 1 of 1 groups: nothing was computed");
+}
+
+TEST(StepWarningsTest, ARequestRepeatsTheFirstWarningsOfItsSteps) {
+  v1::UpdateResult result;
+  result.add_steps()->add_warnings("w");
+  AddStepWarnings(result);
+  EXPECT_EQ(std::vector<std::string>(result.warnings().begin(), result.warnings().end()),
+            std::vector<std::string>{"w"});
+  result.clear_warnings();
+  for (int k = 0; k < 10; ++k) result.add_steps()->add_warnings("w");
+  AddStepWarnings(result);
+  ASSERT_EQ(result.warnings_size(), kStepWarningsMax + 1);
+  EXPECT_EQ(result.warnings(0), "step 1 of 11: w");
+  EXPECT_EQ(result.warnings(kStepWarningsMax), "3 more warnings stand at their steps");
+}
+
+}  // namespace
+}  // namespace stemma::server

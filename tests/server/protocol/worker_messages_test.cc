@@ -1,0 +1,155 @@
+#include "server/protocol/worker_messages.h"
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "google/protobuf/text_format.h"
+#include "gtest/gtest.h"
+#include "server/protocol/result_check.h"
+#include "tests/testing/status_matchers.h"
+
+namespace stemma::server {
+namespace {
+
+using testing::Invalid;
+using testing::IsOk;
+
+internal::v1::WorkerMessage Message(const std::string& text) {
+  internal::v1::WorkerMessage message;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &message)) << text;
+  return message;
+}
+
+std::string Long(size_t bytes) { return std::string(bytes, 'x'); }
+
+TEST(WorkerMessagesTest, WhatAnHonestWorkerSaysPasses) {
+  for (
+      const char* text :
+      {R"(register { incarnation: "00ff" host: "gpu-1" version: "0.1" device: "cpu" memory_free_bytes: 1099511627776 })",
+       "ready { config { threads: 4096 } }", R"(heartbeat { phase: "prefix_backward" progress: 9 })",
+       R"(vote { key { request_id: "a/b" } yes: true grad_norm_squared: nan sums { key: "loss/pg" value: inf } })",
+       R"(vote { no_reason: "NONFINITE" message: "wave 3" })", "applied { apply_s: 0 }", R"(results { id: "a" })",
+       R"(log_prob_done { id: "~log-prob/1" })", R"(export_done { id: "~export/1" bytes: 9 })", "refused { }"}) {
+    EXPECT_THAT(CheckWorkerMessage(Message(text)), IsOk()) << text;
+  }
+}
+
+TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
+  const std::string name = Long(200), text = Long(2000);
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "of a kind"},
+      {"register { }", "register.incarnation"},
+      {absl::StrCat("register { incarnation: '", name, "' }"), "register.incarnation"},
+      {"register { incarnation: 'a b' }", "register.incarnation"},
+      {absl::StrCat("register { incarnation: 'a' host: '", text, "' }"), "register.host"},
+      {absl::StrCat("register { incarnation: 'a' version: '", text, "' }"), "register.version"},
+      {"register { incarnation: 'a' device: '../x' }", "register.device"},
+      {"register { incarnation: 'a' memory_bytes: 18446744073709551615 }", "register.memory_bytes"},
+      {"register { incarnation: 'a' memory_free_bytes: 9223372036854775808 }", "register.memory_free_bytes"},
+      {"register { incarnation: 'a' host_free_bytes: 9223372036854775808 }", "register.host_free_bytes"},
+      {"ready { config { threads: 4097 } }", "ready.config.threads"},
+      {absl::StrCat("heartbeat { phase: '", text, "' }"), "heartbeat.phase"},
+      {"vote { grad_norm_squared: -1e-300 }", "vote.grad_norm_squared"},
+      {"vote { grad_norm_squared: -inf }", "vote.grad_norm_squared"},
+      {absl::StrCat("vote { no_reason: '", text, "' }"), "vote.no_reason"},
+      {absl::StrCat("vote { key { request_id: '", text, "' } }"), "key.request_id"},
+      {absl::StrCat("applied { key { incarnation: '", text, "' } }"), "key.incarnation"},
+      {"applied { apply_s: -1 }", "applied.apply_s"},
+      {"applied { apply_s: nan }", "applied.apply_s"},
+      {"applied { apply_s: inf }", "applied.apply_s"},
+      {absl::StrCat("results { id: '", text, "' }"), "results.id"},
+      {absl::StrCat("log_prob_done { id: '", text, "' }"), "log_prob_done.id"},
+      {absl::StrCat("export_done { id: '", text, "' }"), "export_done.id"},
+      {absl::StrCat("refused { key { request_id: '", text, "' } }"), "key.request_id"}};
+  for (const auto& [message, field] : cases)
+    EXPECT_THAT(CheckWorkerMessage(Message(message)), Invalid(field)) << message;
+  internal::v1::WorkerMessage many;
+  for (int i = 0; i < 257; ++i) (*many.mutable_vote()->mutable_sums())[absl::StrCat(i)] = 1;
+  EXPECT_THAT(CheckWorkerMessage(many), Invalid("vote.sums"));
+}
+
+TEST(WorkerMessagesTest, TextsAreOneLineOfBoundedLengthAndStayUtf8) {
+  EXPECT_EQ(WorkerText("a\nb\tc\x7f"), "a b c ");
+  EXPECT_EQ(WorkerText(Long(1000)), Long(1000));
+  EXPECT_EQ(WorkerText(Long(1001)), Long(1000) + "...");
+  EXPECT_EQ(WorkerText(Long(999) + "\xc3\xa9"), Long(999) + "...");
+}
+
+TEST(WorkerMessagesTest, AFailureHasACodeThatIsOneAndAReasonThatIsAWord) {
+  v1::Failure failure;
+  failure.set_code(static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
+  failure.set_reason("DISK_FULL");
+  failure.set_message("no room");
+  EXPECT_EQ(FailureOfWorker(failure).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ErrorReason(FailureOfWorker(failure)), "DISK_FULL");
+  for (const uint32_t code : {0u, 17u, 9999u, std::numeric_limits<uint32_t>::max()}) {
+    failure.set_code(code);
+    EXPECT_EQ(FailureOfWorker(failure).code(), absl::StatusCode::kInternal) << code;
+    EXPECT_EQ(ErrorReason(FailureOfWorker(failure)), "INTERNAL") << code;
+    EXPECT_EQ(FromFailure(failure).code(), absl::StatusCode::kInternal) << code;
+  }
+  failure.set_code(5);
+  for (const std::string& reason : {std::string("not a word"), std::string("lower"), Long(3), std::string(65, 'A')}) {
+    failure.set_reason(reason);
+    EXPECT_EQ(ErrorReason(FailureOfWorker(failure)), "INTERNAL") << reason;
+    EXPECT_EQ(FailureOfWorker(failure).code(), absl::StatusCode::kNotFound);
+  }
+  for (int i = 0; i < 9; ++i) (*failure.mutable_metadata())[absl::StrCat(i)] = Long(1000);
+  failure.set_message(Long(100'000));
+  EXPECT_LT(ToRpcStatus(FailureOfWorker(failure)).ByteSizeLong(), 2000u) << "it has to fit gRPC's metadata";
+}
+
+std::shared_ptr<const TrainingRequest> TwoGroups() {
+  auto request = std::make_shared<TrainingRequest>();
+  for (const char* uid : {"a", "b"}) {
+    v1::PromptGroup& group = request->groups.emplace_back();
+    group.set_uid(uid);
+    for (int i = 0; i < 2; ++i) {
+      v1::Rollout& rollout = *group.add_rollouts();
+      rollout.set_rollout_id(absl::StrCat(uid, i));
+      rollout.set_response_tokens(std::string(static_cast<size_t>(4 * (i + 1)), '\0'));
+    }
+  }
+  return request;
+}
+
+v1::GroupResult Result(const std::string& uid, const std::string& rollout, size_t bytes,
+                       v1::LogProbDtype dtype = v1::FLOAT32) {
+  v1::GroupResult result;
+  result.set_uid(uid);
+  result.set_dtype(dtype);
+  result.add_rollouts()->set_rollout_id(rollout);
+  result.mutable_rollouts(0)->set_log_probs(std::string(bytes, '\0'));
+  return result;
+}
+
+TEST(ResultCheckTest, EachRolloutOfTheRequestMayComeOnceAtItsLength) {
+  ResultCheck check(TwoGroups());
+  EXPECT_THAT(check.Add(Result("a", "a0", 4)), IsOk());
+  EXPECT_THAT(check.Add(Result("a", "a1", 16, v1::FLOAT64)), IsOk());
+  EXPECT_THAT(check.Add(Result("b", "b1", 0)), IsOk()) << "not run";
+  EXPECT_THAT(check.Add(Result("a", "a0", 4)), Invalid("a second result of rollout a0"));
+  EXPECT_THAT(check.Add(Result("b", "b1", 8)), Invalid("a second result"));
+  EXPECT_THAT(check.Add(Result("b", "a0", 4)), Invalid("which the request does not have"));
+  EXPECT_THAT(check.Add(Result("b", "c0", 4)), Invalid("which the request does not have"));
+  EXPECT_THAT(check.Add(Result("b", "b0", 5)), Invalid("log_probs has 5 bytes for 1 tokens of 4 bytes"));
+}
+
+TEST(ResultCheckTest, WhatIsNoResultIsRefused) {
+  ResultCheck check(TwoGroups());
+  EXPECT_THAT(check.Add(v1::GroupResult()), Invalid("dtype 0"));
+  EXPECT_THAT(check.Add(Result("a", "a0", 4, static_cast<v1::LogProbDtype>(7))), Invalid("dtype 7"));
+  EXPECT_THAT(check.Add(Result("a", "a0", 4, v1::FLOAT64)), Invalid("log_probs has 4 bytes"));
+  v1::GroupResult result = Result("b", "b0", 4);
+  result.mutable_rollouts(0)->set_entropy("12345");
+  EXPECT_THAT(check.Add(result), Invalid("entropy has 5 bytes"));
+  result.clear_rollouts();
+  EXPECT_THAT(check.Add(result), Invalid("no rollout"));
+}
+
+}  // namespace
+}  // namespace stemma::server

@@ -1,0 +1,56 @@
+#include "worker/backend/cpu/head_rows.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "worker/backend/cpu/head_rows_table.h"
+#include "worker/backend/cpu/rowwise_table.h"
+
+namespace stemma::worker::kernels {
+namespace {
+
+// A task is worth a thread from about this many elements on.
+constexpr int64_t kElementsPerTask = 16384;
+
+// The same instruction set as the other row kernels.
+const HeadRowsTable& ChosenHeadRows() {
+#if defined(STEMMA_HAVE_X86_LEVELS)
+  if (&ChosenTable() == &isa_v4::kTable) return isa_v4::kHeadRowsTable;
+  if (&ChosenTable() == &isa_v3::kTable) return isa_v3::kHeadRowsTable;
+#endif
+  return isa_baseline::kHeadRowsTable;
+}
+
+template <typename T>
+const HeadRowsOf<T>& Rows() {
+  if constexpr (std::is_same_v<T, float>) {
+    return ChosenHeadRows().f32;
+  } else {
+    return ChosenHeadRows().f64;
+  }
+}
+
+int64_t Grain(int64_t vocab) { return std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, vocab)); }
+
+}  // namespace
+
+template <typename T>
+void HeadForward(const HeadForwardArgs<T>& args) {
+  at::parallel_for(0, args.rows, Grain(args.vocab),
+                   [&](int64_t begin, int64_t end) { Rows<T>().forward(args, begin, end); });
+}
+
+template <typename T>
+void HeadBackward(const HeadBackwardArgs<T>& args) {
+  at::parallel_for(0, args.rows, Grain(args.vocab),
+                   [&](int64_t begin, int64_t end) { Rows<T>().backward(args, begin, end); });
+}
+
+template void HeadForward<float>(const HeadForwardArgs<float>&);
+template void HeadForward<double>(const HeadForwardArgs<double>&);
+template void HeadBackward<float>(const HeadBackwardArgs<float>&);
+template void HeadBackward<double>(const HeadBackwardArgs<double>&);
+
+}  // namespace stemma::worker::kernels
