@@ -1,13 +1,12 @@
 #include "common/model/model_config.h"
 
-#include <array>
 #include <cmath>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/json.h"
 #include "common/base/json_fields.h"
 #include "common/base/status_macros.h"
+#include "common/model/model_tensors.h"
 
 namespace stemma {
 namespace {
@@ -17,21 +16,25 @@ using nlohmann::json;
 constexpr int64_t kMaxInt32 = 0x7fffffff;  // token ids and positions are int32
 constexpr int64_t kMaxParameters = int64_t{1} << 50;
 
-struct Family {
-  std::string_view model_type;
-  std::string_view architecture;
-};
-constexpr std::array<Family, 3> kFamilies = {
-    {{"llama", "LlamaForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}}};
-
-absl::StatusOr<Family> ParseFamily(const JsonFields& fields) {
-  ASSIGN_OR_RETURN(const std::string model_type, fields.String("model_type"));
-  for (const Family& family : kFamilies) {
-    if (family.model_type == model_type) return family;
+// "llama (Llama 3.x), qwen2 (Qwen2, Qwen2.5) and qwen3 (dense)"
+std::string FamiliesText() {
+  std::string text;
+  for (const Family& family : Families()) {
+    const bool last = &family == &Families().back();
+    absl::StrAppend(&text,
+                    text.empty() ? ""
+                    : last       ? " and "
+                                 : ", ",
+                    std::string(family.model_type), " (", std::string(family.models), ")");
   }
-  return fields.Error("model_type", absl::StrCat(JsonExcerpt(model_type),
-                                                 " is not supported: this server trains llama (Llama 3.x), qwen2 "
-                                                 "(Qwen2, Qwen2.5) and qwen3 (dense)"));
+  return text;
+}
+
+absl::StatusOr<const Family*> ParseFamily(const JsonFields& fields) {
+  ASSIGN_OR_RETURN(const std::string model_type, fields.String("model_type"));
+  if (const Family* family = FindFamily(model_type); family != nullptr) return family;
+  return fields.Error("model_type",
+                      absl::StrCat(JsonExcerpt(model_type), " is not supported: this server trains ", FamiliesText()));
 }
 
 absl::Status CheckArchitectures(const JsonFields& fields, const Family& family) {
@@ -61,30 +64,44 @@ absl::Status RefusePositive(const JsonFields& fields, const char* name) {
   return value == 0 ? absl::OkStatus() : fields.Error(name, absl::StrCat(value, ": dropout is not supported, use 0"));
 }
 
-absl::Status CheckSlidingWindow(const JsonFields& fields, const ModelConfig& config) {
+absl::Status CheckLayerTypes(const JsonFields& fields, const ModelConfig& config) {
   const json* layer_types = fields.Find("layer_types");
-  if (layer_types != nullptr) {
-    if (!layer_types->is_array()) return fields.Error("layer_types", "is not a list");
-    if (static_cast<int64_t>(layer_types->size()) != config.num_layers) {
-      return fields.Error("layer_types", absl::StrCat("has ", layer_types->size(), " entries for ", config.num_layers,
-                                                      " layers (num_hidden_layers)"));
-    }
-    for (size_t l = 0; l < layer_types->size(); ++l) {
-      if ((*layer_types)[l] == "full_attention") continue;
-      return fields.Error(absl::StrCat("layer_types[", l, "]"),
-                          absl::StrCat(JsonExcerpt((*layer_types)[l]), ": only \"full_attention\" is supported"));
-    }
+  if (layer_types == nullptr) return absl::OkStatus();
+  if (!layer_types->is_array()) return fields.Error("layer_types", "is not a list");
+  if (static_cast<int64_t>(layer_types->size()) != config.num_layers) {
+    return fields.Error("layer_types", absl::StrCat("has ", layer_types->size(), " entries for ", config.num_layers,
+                                                    " layers (num_hidden_layers)"));
   }
-  if (config.model_type == "llama") return RefusePresent(fields, "sliding_window", "a sliding window");
+  for (size_t l = 0; l < layer_types->size(); ++l) {
+    if ((*layer_types)[l] == "full_attention") continue;
+    return fields.Error(absl::StrCat("layer_types[", l, "]"),
+                        absl::StrCat(JsonExcerpt((*layer_types)[l]), ": only \"full_attention\" is supported"));
+  }
+  return absl::OkStatus();
+}
+
+// WindowRule::kFlag.
+absl::Status CheckWindowFlag(const JsonFields& fields, const ModelConfig& config) {
   ASSIGN_OR_RETURN(const bool use, fields.BoolOr("use_sliding_window", false));
-  if (!use || layer_types != nullptr || fields.IsNull("sliding_window")) return absl::OkStatus();
+  if (!use || fields.Find("layer_types") != nullptr || fields.IsNull("sliding_window")) return absl::OkStatus();
   ASSIGN_OR_RETURN(const int64_t max_window_layers, fields.IntOr("max_window_layers", 28, 0, kMaxInt32));
   if (max_window_layers >= config.num_layers) return absl::OkStatus();
   return fields.Error("use_sliding_window", absl::StrCat("true, in use from layer ", max_window_layers,
                                                          " (max_window_layers): sliding windows are not supported"));
 }
 
-absl::Status CheckUnsupported(const JsonFields& fields, const ModelConfig& config) {
+absl::Status CheckSlidingWindow(const JsonFields& fields, WindowRule rule, const ModelConfig& config) {
+  RETURN_IF_ERROR(CheckLayerTypes(fields, config));
+  switch (rule) {
+    case WindowRule::kAnyWidth:
+      return RefusePresent(fields, "sliding_window", "a sliding window");
+    case WindowRule::kFlag:
+      return CheckWindowFlag(fields, config);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckUnsupported(const JsonFields& fields, const Family& family, const ModelConfig& config) {
   if (const json* activation = fields.Find("hidden_act"); activation != nullptr && *activation != "silu") {
     return fields.Error("hidden_act", absl::StrCat(JsonExcerpt(*activation), ": only \"silu\" is supported"));
   }
@@ -94,11 +111,11 @@ absl::Status CheckUnsupported(const JsonFields& fields, const ModelConfig& confi
   }
   RETURN_IF_ERROR(RefusePresent(fields, "quantization_config", "a quantized checkpoint"));
   RETURN_IF_ERROR(RefusePresent(fields, "compression_config", "a compressed checkpoint"));
-  if (config.model_type != "qwen2") RETURN_IF_ERROR(RefuseTrue(fields, "attention_bias"));
+  if (!family.qkv_bias) RETURN_IF_ERROR(RefuseTrue(fields, "attention_bias"));
   RETURN_IF_ERROR(RefuseTrue(fields, "mlp_bias"));
   ASSIGN_OR_RETURN(const double rotary_factor, fields.NumberOr("partial_rotary_factor", 1));
   if (rotary_factor != 1) return fields.Error("partial_rotary_factor", "only 1 is supported");
-  return CheckSlidingWindow(fields, config);
+  return CheckSlidingWindow(fields, family.window, config);
 }
 
 absl::StatusOr<Llama3RopeScaling> ParseLlama3(const JsonFields& fields, const JsonFields& rope) {
@@ -147,9 +164,9 @@ absl::Status ParseRope(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status ParseHeads(const JsonFields& fields, ModelConfig& config) {
+absl::Status ParseHeads(const JsonFields& fields, const Family& family, ModelConfig& config) {
   ASSIGN_OR_RETURN(config.num_heads, fields.Int("num_attention_heads", 1, 1 << 16));
-  if (config.model_type == "llama" || fields.IsNull("num_key_value_heads")) {
+  if (family.kv_heads_optional || fields.IsNull("num_key_value_heads")) {
     ASSIGN_OR_RETURN(config.num_kv_heads, fields.IntOr("num_key_value_heads", config.num_heads, 1, 1 << 16));
   } else {
     ASSIGN_OR_RETURN(config.num_kv_heads, fields.Int("num_key_value_heads", 1, 1 << 16));
@@ -160,8 +177,8 @@ absl::Status ParseHeads(const JsonFields& fields, ModelConfig& config) {
   }
   if (fields.Find("head_dim") != nullptr) {
     ASSIGN_OR_RETURN(config.head_size, fields.Int("head_dim", 2, 1 << 12));
-  } else if (config.model_type == "qwen3" && !fields.IsNull("head_dim")) {
-    config.head_size = 128;  // the family's default
+  } else if (family.head_size_default > 0 && !fields.IsNull("head_dim")) {
+    config.head_size = family.head_size_default;
   } else if (config.hidden_size % config.num_heads != 0) {
     return fields.Error("num_attention_heads", absl::StrCat(config.num_heads, " does not divide hidden_size ",
                                                             config.hidden_size, ", and head_dim is missing"));
@@ -188,16 +205,13 @@ absl::Status ParseSizes(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-double CountParameters(const ModelConfig& config) {
-  const double d = config.hidden_size;
-  const double q = config.q_size(), kv = config.kv_size();
-  double layer = 2 * q * d + 2 * kv * d + 3 * d * config.ffn_size + 2 * d;
-  if (config.qkv_bias) layer += q + 2 * kv;
-  if (config.qk_norm) layer += 2 * config.head_size;
-  return layer * config.num_layers + d * config.vocab_size * (config.tie_word_embeddings ? 1 : 2) + d;
-}
-
 }  // namespace
+
+void ModelConfig::SetFamily(const Family& family) {
+  model_type = family.model_type;
+  qkv_bias = family.qkv_bias;
+  qk_norm = family.qk_norm;
+}
 
 int64_t ModelConfig::num_parameters() const { return static_cast<int64_t>(CountParameters(*this)); }
 
@@ -208,51 +222,18 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text) {
   }
   const JsonFields fields(root, "");
   ModelConfig config;
-  ASSIGN_OR_RETURN(const Family family, ParseFamily(fields));
-  config.model_type = family.model_type;
-  config.qkv_bias = config.model_type == "qwen2";
-  config.qk_norm = config.model_type == "qwen3";
-  RETURN_IF_ERROR(CheckArchitectures(fields, family));
+  ASSIGN_OR_RETURN(const Family* family, ParseFamily(fields));
+  config.SetFamily(*family);
+  RETURN_IF_ERROR(CheckArchitectures(fields, *family));
   RETURN_IF_ERROR(ParseSizes(fields, config));
-  RETURN_IF_ERROR(ParseHeads(fields, config));
+  RETURN_IF_ERROR(ParseHeads(fields, *family, config));
   RETURN_IF_ERROR(ParseRope(fields, config));
-  RETURN_IF_ERROR(CheckUnsupported(fields, config));
+  RETURN_IF_ERROR(CheckUnsupported(fields, *family, config));
   if (CountParameters(config) > static_cast<double>(kMaxParameters)) {
     return fields.Error("hidden_size", absl::StrCat("the sizes make ", CountParameters(config),
                                                     " parameters, more than any machine holds"));
   }
   return config;
-}
-
-std::vector<TensorSpec> ModelTensors(const ModelConfig& config) {
-  const int64_t d = config.hidden_size;
-  std::vector<TensorSpec> tensors = {{"model.embed_tokens.weight", {config.vocab_size, d}}};
-  for (int64_t l = 0; l < config.num_layers; ++l) {
-    const std::string layer = absl::StrCat("model.layers.", l, ".");
-    const auto add = [&](std::string_view name, std::vector<int64_t> shape) {
-      tensors.push_back({layer + std::string(name), std::move(shape)});
-    };
-    const auto add_projection = [&](const std::string& name, int64_t size) {
-      add("self_attn." + name + ".weight", {size, d});
-      if (config.qkv_bias) add("self_attn." + name + ".bias", {size});
-    };
-    add_projection("q_proj", config.q_size());
-    add_projection("k_proj", config.kv_size());
-    add_projection("v_proj", config.kv_size());
-    add("self_attn.o_proj.weight", {d, config.q_size()});
-    if (config.qk_norm) {
-      add("self_attn.q_norm.weight", {config.head_size});
-      add("self_attn.k_norm.weight", {config.head_size});
-    }
-    add("mlp.gate_proj.weight", {config.ffn_size, d});
-    add("mlp.up_proj.weight", {config.ffn_size, d});
-    add("mlp.down_proj.weight", {d, config.ffn_size});
-    add("input_layernorm.weight", {d});
-    add("post_attention_layernorm.weight", {d});
-  }
-  tensors.push_back({"model.norm.weight", {d}});
-  if (!config.tie_word_embeddings) tensors.push_back({"lm_head.weight", {config.vocab_size, d}});
-  return tensors;
 }
 
 }  // namespace stemma

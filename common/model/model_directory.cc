@@ -18,6 +18,7 @@
 #include "common/base/json_fields.h"
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
+#include "common/model/model_tensors.h"
 
 namespace stemma {
 namespace {
@@ -154,8 +155,8 @@ bool IsFloat(safetensors::Dtype dtype) {
 // Known to be unused by the model: a tied model's head, and frequencies that old exports stored.
 bool IsIgnored(const safetensors::TensorEntry& tensor, const ModelConfig& config) {
   if (absl::EndsWith(tensor.name, ".rotary_emb.inv_freq")) return true;
-  return config.tie_word_embeddings && tensor.name == "lm_head.weight" &&
-         tensor.shape == std::vector<int64_t>{config.vocab_size, config.hidden_size};
+  const std::optional<TensorSpec> head = TiedHead(config);
+  return head && tensor.name == head->name && tensor.shape == head->shape;
 }
 
 absl::Status CheckTensor(const safetensors::TensorEntry& tensor, const TensorSpec* spec, const std::string& where) {

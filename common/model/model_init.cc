@@ -10,31 +10,24 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/file.h"
 #include "common/base/file_writer.h"
 #include "common/base/random_values.h"
 #include "common/base/status_macros.h"
+#include "common/model/model_tensors.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
 
 namespace stemma {
 namespace {
 
-using nlohmann::ordered_json;
+using nlohmann::json;
 using safetensors::Dtype;
 using safetensors::TensorEntry;
 
 constexpr size_t kWriteElements = 1 << 16;
-
-std::string ArchitectureOf(const ModelConfig& config) {
-  if (config.model_type == "llama") return "LlamaForCausalLM";
-  if (config.model_type == "qwen2") return "Qwen2ForCausalLM";
-  CHECK_EQ(config.model_type, "qwen3");
-  return "Qwen3ForCausalLM";
-}
 
 std::string TorchDtypeName(Dtype dtype) {
   switch (dtype) {
@@ -49,7 +42,7 @@ std::string TorchDtypeName(Dtype dtype) {
   }
 }
 
-ordered_json RopeJson(const ModelConfig& config) {
+json RopeJson(const ModelConfig& config) {
   if (!config.rope_scaling) return {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};
   const Llama3RopeScaling& scaling = *config.rope_scaling;
   return {{"factor", scaling.factor},
@@ -110,14 +103,13 @@ struct Distribution {
   double mean, std;
 };
 
-Distribution DistributionOf(const std::string& name, const ModelInitOptions& options) {
-  if (absl::EndsWith(name, "norm.weight")) return {1, options.norm_std};
-  return {0, absl::EndsWith(name, ".bias") ? options.bias_std : options.weight_std};
+Distribution DistributionOf(TensorKind kind, const ModelInitOptions& options) {
+  if (kind == TensorKind::kNorm) return {1, options.norm_std};
+  return {0, kind == TensorKind::kBias ? options.bias_std : options.weight_std};
 }
 
-absl::Status WriteTensor(const TensorEntry& tensor, const ModelInitOptions& options, FileWriter& file) {
-  const Distribution distribution = DistributionOf(tensor.name, options);
-  RandomValues random(options.seed, tensor.name);
+absl::Status WriteTensor(const TensorEntry& tensor, const Distribution& distribution, uint64_t seed, FileWriter& file) {
+  RandomValues random(seed, tensor.name);
   int64_t remaining = static_cast<int64_t>(tensor.end - tensor.begin) / safetensors::DtypeBytes(tensor.dtype);
   std::string bytes;
   while (remaining > 0) {
@@ -140,45 +132,54 @@ uint64_t BytesOf(const TensorEntry& tensor) {
   return bytes;
 }
 
+struct Shard {
+  std::vector<TensorEntry> tensors;
+  std::vector<TensorKind> kinds;  // of the tensors
+};
+
 // In order; a shard is full when the next tensor would exceed the limit, and holds one tensor at least.
-std::vector<std::vector<TensorEntry>> CutIntoShards(const ModelConfig& config, const ModelInitOptions& options) {
-  std::vector<std::vector<TensorEntry>> shards(1);
+std::vector<Shard> CutIntoShards(const ModelConfig& config, const ModelInitOptions& options) {
+  std::vector<Shard> shards(1);
   uint64_t shard_bytes = 0;
   for (TensorSpec& spec : ModelTensors(config)) {
     TensorEntry tensor{.name = std::move(spec.name), .dtype = options.dtype, .shape = std::move(spec.shape)};
     const uint64_t bytes = BytesOf(tensor);
-    if (options.max_shard_bytes > 0 && !shards.back().empty() && shard_bytes + bytes > options.max_shard_bytes) {
+    if (options.max_shard_bytes > 0 && !shards.back().tensors.empty() &&
+        shard_bytes + bytes > options.max_shard_bytes) {
       shards.emplace_back();
       shard_bytes = 0;
     }
     shard_bytes += bytes;
-    shards.back().push_back(std::move(tensor));
+    shards.back().tensors.push_back(std::move(tensor));
+    shards.back().kinds.push_back(spec.kind);
   }
   return shards;
 }
 
-absl::Status WriteShard(std::vector<TensorEntry>& tensors, const ModelInitOptions& options, const std::string& path) {
+absl::Status WriteShard(Shard& shard, const ModelInitOptions& options, const std::string& path) {
   ASSIGN_OR_RETURN(FileWriter file, FileWriter::Create(path));
-  const std::string header = safetensors::MakeHeader(tensors, {{"format", "pt"}});
+  const std::string header = safetensors::MakeHeader(shard.tensors, {{"format", "pt"}});
   RETURN_IF_ERROR(file.Write(header.data(), header.size()));
-  for (const TensorEntry& tensor : tensors) RETURN_IF_ERROR(WriteTensor(tensor, options, file));
+  for (size_t i = 0; i < shard.tensors.size(); ++i) {
+    RETURN_IF_ERROR(WriteTensor(shard.tensors[i], DistributionOf(shard.kinds[i], options), options.seed, file));
+  }
   return file.Close();
 }
 
 absl::Status WriteShards(const ModelConfig& config, const ModelInitOptions& options, const std::string& directory) {
-  std::vector<std::vector<TensorEntry>> shards = CutIntoShards(config, options);
+  std::vector<Shard> shards = CutIntoShards(config, options);
   if (options.max_shard_bytes == 0) return WriteShard(shards[0], options, directory + "/model.safetensors");
   uint64_t total_bytes = 0;
   std::map<std::string, std::string> weight_map;
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
     RETURN_IF_ERROR(WriteShard(shards[i], options, absl::StrCat(directory, "/", name)));
-    for (const TensorEntry& tensor : shards[i]) {
+    for (const TensorEntry& tensor : shards[i].tensors) {
       weight_map[tensor.name] = name;
       total_bytes += BytesOf(tensor);
     }
   }
-  const ordered_json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
+  const json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
   return WriteFile(directory + "/model.safetensors.index.json", index.dump(2) + "\n");
 }
 
@@ -197,20 +198,20 @@ absl::Status CheckOptions(const ModelInitOptions& options) {
 }  // namespace
 
 std::string ModelConfigJson(const ModelConfig& config, const ModelInitOptions& options) {
-  ordered_json root;
-  root["architectures"] = {ArchitectureOf(config)};
-  if (config.model_type != "qwen2") root["attention_bias"] = false;
+  const Family* family = FindFamily(config.model_type);
+  CHECK(family != nullptr) << config.model_type;
+  json root;
+  root["architectures"] = {std::string(family->architecture)};
   root["attention_dropout"] = 0.0;
   root["bos_token_id"] = nullptr;
   root["dtype"] = TorchDtypeName(options.dtype);
-  root["eos_token_id"] = options.eos_token_id ? ordered_json(*options.eos_token_id) : ordered_json(nullptr);
+  root["eos_token_id"] = options.eos_token_id ? json(*options.eos_token_id) : json(nullptr);
   root["head_dim"] = config.head_size;
   root["hidden_act"] = "silu";
   root["hidden_size"] = config.hidden_size;
   root["initializer_range"] = options.weight_std;
   root["intermediate_size"] = config.ffn_size;
   root["max_position_embeddings"] = config.max_positions;
-  if (config.model_type == "llama") root["mlp_bias"] = false;
   root["model_type"] = config.model_type;
   root["num_attention_heads"] = config.num_heads;
   root["num_hidden_layers"] = config.num_layers;
@@ -220,8 +221,10 @@ std::string ModelConfigJson(const ModelConfig& config, const ModelInitOptions& o
   root["rope_parameters"] = RopeJson(config);
   root["tie_word_embeddings"] = config.tie_word_embeddings;
   root["use_cache"] = true;
-  if (config.model_type != "llama") root["use_sliding_window"] = false;
   root["vocab_size"] = config.vocab_size;
+  for (const std::string_view name : family->written_false) {
+    if (!name.empty()) root[std::string(name)] = false;
+  }
   return root.dump(2) + "\n";
 }
 
@@ -232,7 +235,7 @@ absl::Status WriteRandomModel(const ModelConfig& config, const ModelInitOptions&
   if (mkdir(path.c_str(), 0755) != 0) return ErrnoStatus("create", path, errno);
   RETURN_IF_ERROR(WriteFile(path + "/config.json", config_json));
   if (options.eos_token_id) {
-    const ordered_json generation = {{"_from_model_config", true}, {"eos_token_id", *options.eos_token_id}};
+    const json generation = {{"_from_model_config", true}, {"eos_token_id", *options.eos_token_id}};
     RETURN_IF_ERROR(WriteFile(path + "/generation_config.json", generation.dump(2) + "\n"));
   }
   return WriteShards(config, options, path);

@@ -18,7 +18,7 @@ struct SyntheticShape {
 
 inline ModelConfig SyntheticModel(const SyntheticShape& shape) {
   ModelConfig config;
-  config.model_type = shape.qk_norm ? "qwen3" : "llama";
+  config.SetFamily(*FindFamily(shape.qk_norm ? "qwen3" : "llama"));
   config.vocab_size = shape.vocab;
   config.hidden_size = shape.hidden;
   config.num_layers = shape.layers;
@@ -29,7 +29,6 @@ inline ModelConfig SyntheticModel(const SyntheticShape& shape) {
   config.max_positions = 4096;
   config.rms_norm_eps = 1e-6;
   config.rope_theta = 10000;
-  config.qk_norm = shape.qk_norm;
   return config;
 }
 

@@ -13,21 +13,21 @@ class LayerParameters {
   LayerParameters(const Weights& weights, int64_t layer)
       : weights_(weights), layer_(weights.layers[static_cast<size_t>(layer)]) {}
 
-  const Parameter& norm1() const { return weights_.at(layer_.norm1); }
-  const Parameter& qkv() const { return weights_.at(layer_.qkv); }
-  const Parameter& o() const { return weights_.at(layer_.o); }
-  const Parameter& norm2() const { return weights_.at(layer_.norm2); }
-  const Parameter& gate_up() const { return weights_.at(layer_.gate_up); }
-  const Parameter& down() const { return weights_.at(layer_.down); }
+  const Parameter& norm1() const { return weights_.at(layer_[TensorRole::kNorm1]); }
+  const Parameter& qkv() const { return weights_.at(layer_[TensorRole::kQkv]); }
+  const Parameter& o() const { return weights_.at(layer_[TensorRole::kO]); }
+  const Parameter& norm2() const { return weights_.at(layer_[TensorRole::kNorm2]); }
+  const Parameter& gate_up() const { return weights_.at(layer_[TensorRole::kGateUp]); }
+  const Parameter& down() const { return weights_.at(layer_[TensorRole::kDown]); }
 
   // Undefined where the family has none.
-  at::Tensor qkv_bias() const { return Optional(layer_.qkv_bias, &Parameter::weight); }
-  at::Tensor qkv_bias_grad() const { return Optional(layer_.qkv_bias, &Parameter::grad); }
-  at::Tensor q_norm_grad() const { return Optional(layer_.q_norm, &Parameter::grad); }
-  at::Tensor k_norm_grad() const { return Optional(layer_.k_norm, &Parameter::grad); }
+  at::Tensor qkv_bias() const { return Optional(layer_[TensorRole::kQkvBias], &Parameter::weight); }
+  at::Tensor qkv_bias_grad() const { return Optional(layer_[TensorRole::kQkvBias], &Parameter::grad); }
+  at::Tensor q_norm_grad() const { return Optional(layer_[TensorRole::kQNorm], &Parameter::grad); }
+  at::Tensor k_norm_grad() const { return Optional(layer_[TensorRole::kKNorm], &Parameter::grad); }
   QkNorm qk_norm() const {
-    return {Optional(layer_.q_norm, &Parameter::weight), Optional(layer_.k_norm, &Parameter::weight),
-            weights_.config.rms_norm_eps};
+    return {Optional(layer_[TensorRole::kQNorm], &Parameter::weight),
+            Optional(layer_[TensorRole::kKNorm], &Parameter::weight), weights_.config.rms_norm_eps};
   }
 
  private:

@@ -1,23 +1,32 @@
 // The model's parameters and where each lies in its Hugging Face files.
 //
-// Products that read the same input are one parameter: qkv = [q; k; v] rows, gate_up = [gate; up] rows. HfTensor maps a
-// Hugging Face name to rows of a parameter, for loading, export and gradient comparison. Tied embeddings are one
-// parameter with one gradient. Owned by the engine; called on its thread.
+// Everything follows from the table of common/model/model_tensors.h: tensors of one role and layer are rows of one
+// parameter. HfTensor maps a Hugging Face name to its rows, for loading, export and gradient comparison. Tied
+// embeddings are one parameter with one gradient. Owned by the engine; called on its thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "common/model/model_config.h"
+#include "common/model/model_tensors.h"
 #include "worker/optim/adamw.h"
 
 namespace stemma::worker {
 
-struct LayerWeights {  // indices into Weights::parameters; -1: the family has none
-  int norm1 = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, norm2 = -1, gate_up = -1, down = -1;
+// By role: the index of a layer's parameter in Weights::parameters; -1: the family has none.
+class LayerWeights {
+ public:
+  LayerWeights() { indices_.fill(-1); }
+  int& operator[](TensorRole role) { return indices_[static_cast<size_t>(role)]; }
+  int operator[](TensorRole role) const { return indices_[static_cast<size_t>(role)]; }
+
+ private:
+  std::array<int, kNumTensorRoles> indices_;
 };
 
 struct HfTensor {

@@ -150,10 +150,11 @@ class Exporter {
  public:
   Exporter(const Weights& weights, const ModelDirectory& source, std::optional<Dtype> dtype)
       : weights_(weights), source_(source), dtype_(dtype) {
-    for (const HfTensor& t : weights.hf_tensors) by_name_[t.name] = &t;
-    // Some tied checkpoints store the shared tensor under both names.
-    if (weights.config.tie_word_embeddings)
-      by_name_.emplace("lm_head.weight", by_name_.at("model.embed_tokens.weight"));
+    const std::optional<TensorSpec> tied_head = TiedHead(weights.config);
+    for (const HfTensor& t : weights.hf_tensors) {
+      by_name_[t.name] = &t;
+      if (tied_head && t.parameter == weights.head) by_name_[tied_head->name] = &t;
+    }
   }
 
   absl::StatusOr<uint64_t> WriteShard(const ModelShard& shard, const fs::path& folder) {

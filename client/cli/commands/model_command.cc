@@ -5,6 +5,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/fit.h"
@@ -41,8 +42,7 @@ struct InspectOptions {
 // Fields that the family decides, and sizes that follow from others.
 void Complete(InitOptions& options) {
   ModelConfig& config = options.config;
-  config.qkv_bias = config.model_type == "qwen2";
-  config.qk_norm = config.model_type == "qwen3";
+  config.SetFamily(*FindFamily(config.model_type));  // one of the list that the option checks
   if (config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
   if (config.head_size == 0) config.head_size = config.hidden_size / config.num_heads;
   if (config.ffn_size == 0) config.ffn_size = 3 * config.hidden_size;
@@ -208,9 +208,11 @@ void AddArchitectureOptions(CLI::App* command, InitOptions* options) {
     if (value > 0) option->capture_default_str();
   };
   config.model_type = "qwen3";
+  std::vector<std::string> families;
+  for (const Family& family : Families()) families.emplace_back(family.model_type);
   command->add_option("--family", config.model_type, "Architecture")
-      ->check(CLI::IsMember({"llama", "qwen2", "qwen3"}).description(""))
-      ->type_name("llama|qwen2|qwen3")
+      ->check(CLI::IsMember(families).description(""))
+      ->type_name(absl::StrJoin(families, "|"))
       ->capture_default_str();
   add_size("--vocab", config.vocab_size, 512, "Vocabulary");
   add_size("--hidden", config.hidden_size, 64, "Hidden size");

@@ -29,7 +29,7 @@ constexpr double kAgreement = 1e-4;  // fp32 sums in another order differ by abo
 
 ModelConfig TinyModel() {
   ModelConfig config;
-  config.model_type = "qwen3";
+  config.SetFamily(*FindFamily("qwen3"));
   config.vocab_size = 64;
   config.hidden_size = 32;
   config.num_layers = 2;
@@ -40,7 +40,6 @@ ModelConfig TinyModel() {
   config.max_positions = 256;
   config.rms_norm_eps = 1e-6;
   config.rope_theta = 10000;
-  config.qk_norm = true;
   return config;
 }
 

@@ -1,6 +1,5 @@
 #include "common/model/model_config.h"
 
-#include <numeric>
 #include <string>
 
 #include "common/base/json.h"
@@ -109,21 +108,6 @@ TEST(ModelConfigTest, AbsentHeadDimIsTheFamilysDefault) {
   json llama = Llama();
   llama.erase("head_dim");
   EXPECT_EQ(Parse(llama)->head_size, 64);
-}
-
-TEST(ModelConfigTest, TheNumberOfParametersIsTheSumOverTensors) {
-  for (const json& source : {Llama(), Qwen2(), Qwen3()}) {
-    for (const bool tied : {false, true}) {
-      const auto config = With(source, "tie_word_embeddings", tied);
-      ASSERT_THAT(config, IsOk());
-      int64_t sum = 0;
-      for (const TensorSpec& tensor : ModelTensors(*config)) {
-        sum += std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>());
-      }
-      EXPECT_EQ(sum, config->num_parameters());
-      EXPECT_EQ(ModelTensors(*config).back().name, tied ? "model.norm.weight" : "lm_head.weight");
-    }
-  }
 }
 
 struct Refusal {

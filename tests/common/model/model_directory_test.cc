@@ -67,7 +67,7 @@ class ModelDirectoryTest : public ::testing::Test {
 constexpr char kIndex[] = "model.safetensors.index.json";
 
 TEST_F(ModelDirectoryTest, SingleAndShardedModelsOpen) {
-  for (const ModelConfig& config : {SmallLlama(), SmallQwen2(), SmallQwen3()}) {
+  for (const ModelConfig& config : SmallConfigs()) {
     const auto single = OpenModelDirectory(Make(config));
     ASSERT_THAT(single, IsOk());
     EXPECT_EQ(single->shards.size(), 1u);

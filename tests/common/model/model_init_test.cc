@@ -51,7 +51,7 @@ TEST(ModelInitTest, AnotherSeedGivesOtherBytes) {
 }
 
 TEST(ModelInitTest, TheConfigReadsBack) {
-  for (const ModelConfig& config : {SmallLlama(), SmallQwen2(), SmallQwen3()}) {
+  for (const ModelConfig& config : SmallConfigs()) {
     const auto back = ParseModelConfig(ModelConfigJson(config));
     ASSERT_THAT(back, IsOk());
     EXPECT_EQ(ModelConfigJson(*back), ModelConfigJson(config));

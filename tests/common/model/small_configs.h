@@ -1,5 +1,7 @@
-// Architectures for tests: a small one of each family, with sizes that differ wherever they may, and Llama 3 8B.
+// Architectures for tests: small ones, with sizes that differ wherever they may, and Llama 3 8B.
 #pragma once
+
+#include <vector>
 
 #include "common/model/model_config.h"
 
@@ -35,20 +37,25 @@ inline ModelConfig SmallLlama() {
 
 inline ModelConfig SmallQwen2() {
   ModelConfig config = SmallLlama();
-  config.model_type = "qwen2";
+  config.SetFamily(*FindFamily("qwen2"));
   config.rope_scaling.reset();
-  config.qkv_bias = true;
   return config;
 }
 
 inline ModelConfig SmallQwen3() {
   ModelConfig config = SmallLlama();
-  config.model_type = "qwen3";
+  config.SetFamily(*FindFamily("qwen3"));
   config.rope_scaling.reset();
   config.head_size = 6;
-  config.qk_norm = true;
   config.tie_word_embeddings = true;
   return config;
+}
+
+// One of each family, all of the same sizes.
+inline std::vector<ModelConfig> SmallConfigs() {
+  std::vector<ModelConfig> configs;
+  for (const Family& family : Families()) configs.emplace_back(SmallLlama()).SetFamily(family);
+  return configs;
 }
 
 }  // namespace stemma

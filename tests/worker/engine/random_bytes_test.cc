@@ -87,9 +87,7 @@ ModelConfig DrawModel(Draw& draw) {
                                       .head_size = draw.Of<int64_t>({16, 32, 64}),
                                       .ffn = 8 * draw.Between(4, 60),
                                       .vocab = draw.LogBetween(60, 12000)});
-  model.model_type = draw.Of<std::string>({"llama", "qwen2", "qwen3"});
-  model.qkv_bias = model.model_type == "qwen2";
-  model.qk_norm = model.model_type == "qwen3";
+  model.SetFamily(draw.Of<Family>({Families().begin(), Families().end()}));
   if (model.num_heads > 4) model.head_size = 16;
   if (model.model_type != "qwen3") model.hidden_size = model.num_heads * model.head_size;
   model.tie_word_embeddings = draw.Chance(50);
