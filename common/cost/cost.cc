@@ -1,30 +1,24 @@
 #include "common/cost/cost.h"
 
-#include <algorithm>
-
+#include "common/cost/block_cost.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma {
 namespace {
 
-double LayerParameters(const ModelConfig& c) {
-  return static_cast<double>(c.hidden_size) * static_cast<double>(c.q_size() + 2 * c.kv_size()) +
-         static_cast<double>(c.q_size()) * static_cast<double>(c.hidden_size) +
-         3.0 * static_cast<double>(c.hidden_size) * static_cast<double>(c.ffn_size);
+// Forward FLOPs of so many layers' products and of their attention over so many segments.
+FlopParts Parts(const BlockCost& cost, double layers, const SegmentSums& segments) {
+  return {.linear = layers * (2 * cost.weights * segments.rows),
+          .attention = layers * (4 * cost.pairs * segments.pairs)};
 }
 
-double KvParameters(const ModelConfig& c) {
-  return 2.0 * static_cast<double>(c.hidden_size) * static_cast<double>(c.kv_size());
+SegmentSums One(int64_t ancestor_rows, int64_t rows) {
+  SegmentSums sums;
+  sums.Add(ancestor_rows, rows);
+  return sums;
 }
 
-Flops LinearFlops(double parameters, double rows) { return {2 * parameters * rows, 4 * parameters * rows}; }
-
-Flops AttentionFlops(const ModelConfig& c, double pairs) {
-  return {4.0 * static_cast<double>(c.q_size()) * pairs, 8.0 * static_cast<double>(c.q_size()) * pairs};
-}
-
-Flops operator*(double factor, Flops f) { return {factor * f.forward, factor * f.backward}; }
-Flops operator+(Flops a, const Flops& b) { return a += b; }
+Flops BothWays(const FlopParts& parts) { return {parts.total(), 2 * parts.total()}; }
 
 }  // namespace
 
@@ -34,57 +28,51 @@ Flops& Flops::operator+=(const Flops& other) {
   return *this;
 }
 
-Flops PrefixFlops(const ModelConfig& config, int64_t rows) {
-  const double r = static_cast<double>(rows);
-  const double layers = static_cast<double>(config.num_layers);
-  const Flops full = LinearFlops(LayerParameters(config), r) + AttentionFlops(config, r * (r + 1) / 2);
-  return (layers - 1) * full + LinearFlops(KvParameters(config), r);
+void SegmentSums::Add(int64_t ancestor_rows, int64_t segment_rows) {
+  const auto r = static_cast<double>(segment_rows);
+  rows += r;
+  pairs += r * static_cast<double>(ancestor_rows) + r * (r + 1) / 2;
 }
 
+FlopParts PrefixParts(const ModelConfig& config, const SegmentSums& prefixes) {
+  FlopParts parts = Parts(LayerForwardCost(config), static_cast<double>(config.num_layers - 1), prefixes);
+  parts.linear += 2 * ForwardCost(config, Block::kKeyValue).weights * prefixes.rows;
+  return parts;
+}
+
+FlopParts SuffixParts(const ModelConfig& config, const SegmentSums& suffixes) {
+  FlopParts parts = Parts(LayerForwardCost(config), static_cast<double>(config.num_layers), suffixes);
+  parts.head = 2 * ForwardCost(config, Block::kHead).weights * suffixes.rows;
+  return parts;
+}
+
+FlopParts PrefixRecomputeParts(const ModelConfig& config, const SegmentSums& prefixes, v1::TapePolicy policy) {
+  if (!KeepsInputs(policy)) return PrefixParts(config, prefixes);
+  return Parts(LayerRecomputedCost(config, policy), static_cast<double>(config.num_layers - 1), prefixes);
+}
+
+FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suffixes, v1::TapePolicy policy) {
+  return Parts(LayerRecomputedCost(config, policy), static_cast<double>(config.num_layers), suffixes);
+}
+
+Flops PrefixFlops(const ModelConfig& config, int64_t rows) { return BothWays(PrefixParts(config, One(0, rows))); }
+
 Flops SuffixFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) {
-  const double r = static_cast<double>(rows);
-  const double pairs = r * static_cast<double>(prefix_rows) + r * (r + 1) / 2;
-  const Flops layer = LinearFlops(LayerParameters(config), r) + AttentionFlops(config, pairs);
-  const double head = static_cast<double>(config.hidden_size) * static_cast<double>(config.vocab_size);
-  return static_cast<double>(config.num_layers) * layer + LinearFlops(head, r);
+  return BothWays(SuffixParts(config, One(prefix_rows, rows)));
 }
 
 Flops DenseFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) {
   // Causal pairs of the whole are those of the prefix, of the suffix, and suffix × prefix: nothing else is shared.
-  return PrefixFlops(config, prefix_rows) + SuffixFlops(config, prefix_rows, rows);
+  Flops flops = PrefixFlops(config, prefix_rows);
+  return flops += SuffixFlops(config, prefix_rows, rows);
 }
-
-namespace {
-
-// Forward products that the backward of one full layer makes again.
-double RecomputedParameters(const ModelConfig& c, v1::TapePolicy policy) {
-  const auto d = static_cast<double>(c.hidden_size), q = static_cast<double>(c.q_size());
-  double parameters = 0;
-  if (!KeepsGateUp(policy)) parameters += 2 * d * static_cast<double>(c.ffn_size);
-  if (!KeepsQueries(policy)) parameters += d * (q + 2 * static_cast<double>(c.kv_size()));
-  if (!KeepsAttention(policy)) parameters += q * d;
-  return parameters;
-}
-
-Flops LayerRecomputeFlops(const ModelConfig& config, double rows, double pairs, v1::TapePolicy policy) {
-  Flops flops;
-  flops.backward = LinearFlops(RecomputedParameters(config, policy), rows).forward;
-  if (!KeepsAttention(policy)) flops.backward += AttentionFlops(config, pairs).forward;
-  return flops;
-}
-
-}  // namespace
 
 Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix) {
-  if (!KeepsInputs(prefix.policy)) return {0, PrefixFlops(config, prefix.rows).forward};
-  const auto r = static_cast<double>(prefix.rows);
-  return static_cast<double>(config.num_layers - 1) * LayerRecomputeFlops(config, r, r * (r + 1) / 2, prefix.policy);
+  return {0, PrefixRecomputeParts(config, One(0, prefix.rows), prefix.policy).total()};
 }
 
 Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy) {
-  const auto r = static_cast<double>(rows);
-  const double pairs = r * static_cast<double>(prefix_rows) + r * (r + 1) / 2;
-  return static_cast<double>(config.num_layers) * LayerRecomputeFlops(config, r, pairs, policy);
+  return {0, SuffixRecomputeParts(config, One(prefix_rows, rows), policy).total()};
 }
 
 }  // namespace stemma

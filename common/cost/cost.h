@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "common/model/model_config.h"
 #include "stemma/v1/plan.pb.h"
 
@@ -31,6 +32,30 @@ Flops SuffixFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows);
 
 // One whole trajectory in the dense schedule: prefix_rows + rows, head on the last `rows`.
 Flops DenseFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows);
+
+// Segments of one kind, added up. FLOPs are linear in both sums, so that a group's are F_P + sum of F_S whatever the
+// number of its rollouts. Whole numbers: sums below 2^53 are exact in any order.
+struct SegmentSums {
+  double rows = 0;
+  double pairs = 0;  // (query, key), causal
+
+  // One segment of `rows` behind so many ancestors.
+  void Add(int64_t ancestor_rows, int64_t rows);
+};
+
+// Forward FLOPs in the parts that run at rates of their own; backward takes twice as many of each.
+struct FlopParts {
+  double linear = 0, attention = 0, head = 0;
+  double total() const { return linear + attention + head; }
+};
+
+FlopParts PrefixParts(const ModelConfig& config, const SegmentSums& prefixes);
+FlopParts SuffixParts(const ModelConfig& config, const SegmentSums& suffixes);
+
+// Forward FLOPs that a policy adds to the backward of so many segments: in all layers of suffixes, and of the layers of
+// prefixes that are full ones. S5, of prefixes only, runs all of their forward again.
+FlopParts PrefixRecomputeParts(const ModelConfig& config, const SegmentSums& prefixes, v1::TapePolicy policy);
+FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suffixes, v1::TapePolicy policy);
 
 // What bytes depend on beside the model's shape.
 struct ByteShape {
@@ -64,7 +89,7 @@ struct WaveShape {
   int64_t rows = 0;          // all rows, prefixes of dense trajectories included
   int64_t kv_only_rows = 0;  // rows before the last prompt token of dense trajectories
   // Not all: one is left out where another is as large in every number, or larger. Empty: one trajectory of all rows.
-  std::vector<WaveRun> runs = {};
+  absl::InlinedVector<WaveRun, 4> runs = {};
   v1::TapePolicy policy = v1::S0;
 };
 
@@ -83,6 +108,9 @@ struct PhaseBytes {
 PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix);                  // Phase A
 PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave);  // Phase B, one wave
 PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix);                 // Phase C
+// The two halves of Phase B's: what the prefixes keep on the device, whatever the wave, and what the wave adds.
+PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix);
+PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave);
 // Of the prefixes' tape in host memory, when it is offloaded.
 int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix);
 // FLOPs that the policy adds to a backward: forward products made again.

@@ -210,11 +210,11 @@ void AddRun(const WaveRun& run, WaveShape& wave) {
 }
 
 double CausalScoreBlocks(int64_t rows) {
-  const int64_t step = AttentionQueryBlock(rows, /*causal=*/true);
-  int64_t blocks = 0;
-  for (int64_t first = 0; first < rows; first += step) {
-    blocks += (std::min(rows, first + step) + kAttentionKeyBlock - 1) / kAttentionKeyBlock;
-  }
+  // So many query blocks in a row see the same number of key blocks.
+  const int64_t step = AttentionQueryBlock(rows, /*causal=*/true), steps = kAttentionKeyBlock / step;
+  const int64_t whole = rows / step, keys = whole / steps;
+  int64_t blocks = steps * keys * (keys + 1) / 2 + (whole - steps * keys) * (keys + 1);
+  if (rows % step > 0) blocks += (rows + kAttentionKeyBlock - 1) / kAttentionKeyBlock;
   return static_cast<double>(blocks);
 }
 
@@ -246,18 +246,26 @@ PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix)
   return highest;
 }
 
-PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave) {
+PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix) {
   const Prefixes prefixes(shape, prefix);
-  const PhaseBytes beside{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
-                          .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
+  return {.hot_set = prefixes.Kv() + prefixes.GradientKv(),
+          .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
+}
+
+PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave) {
   PhaseBytes highest;
   Wave(shape, wave).ForMoments([&](int64_t tape, int64_t working_set) {
-    PhaseBytes moment = beside;
-    moment.wave_tape = tape;
-    moment.working_set = working_set;
-    Raise(highest, moment);
+    Raise(highest, {.wave_tape = tape, .working_set = working_set});
   });
   return highest;
+}
+
+PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave) {
+  const PhaseBytes kept = PrefixKeptBytes(shape, prefix), added = WaveBytes(shape, wave);
+  return {.hot_set = kept.hot_set,
+          .dormant_set = kept.dormant_set,
+          .wave_tape = added.wave_tape,
+          .working_set = added.working_set};
 }
 
 PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix) {

@@ -6,8 +6,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "common/cost/cost.h"
 #include "stemma/v1/plan.pb.h"
 
@@ -23,7 +23,7 @@ struct LayerRun {
 // Rows that one layer works on, and how they attend; of the runs those that may need most.
 struct LayerRows {
   int64_t rows = 0;
-  std::vector<LayerRun> runs = {};
+  absl::InlinedVector<LayerRun, 4> runs = {};
 };
 
 // Bytes per row of a layer's tensors.

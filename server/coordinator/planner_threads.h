@@ -1,5 +1,5 @@
 // PlannerThreads: makes plans beside the coordinator, one at a time in each of two lanes: validate_only never holds up
-// work. A plan that is stopped ends within one alternative of the planner's search.
+// work. A plan that is stopped ends within one cluster of the planner's search.
 //
 // Thread safety: safe. Nothing blocks but Stop.
 // Invariants:

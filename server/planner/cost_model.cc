@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/match.h"
+#include "common/cost/block_cost.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tape_policy.h"
 
@@ -13,110 +14,54 @@ namespace {
 // A block of scores in backward, in those of forward: five small products for two, by the ops' own seconds.
 constexpr double kBackwardScoreBlock = 1.5;
 
-// FLOPs of common/cost/cost.h in their parts, per direction.
-struct FlopParts {
-  double linear_forward = 0, attention_forward = 0, head_forward = 0;
-};
-
-double LayerParameters(const ModelConfig& c) {
-  return static_cast<double>(c.hidden_size) * static_cast<double>(2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size);
-}
-
-FlopParts PrefixParts(const ModelConfig& c, int64_t rows) {
-  const double r = static_cast<double>(rows), layers = static_cast<double>(c.num_layers - 1);
-  const double kv = 2.0 * static_cast<double>(c.hidden_size) * static_cast<double>(c.kv_size());
-  return {.linear_forward = 2 * r * (layers * LayerParameters(c) + kv),
-          .attention_forward = layers * 4 * static_cast<double>(c.q_size()) * r * (r + 1) / 2};
-}
-
-FlopParts SuffixParts(const ModelConfig& c, int64_t prefix_rows, int64_t rows) {
-  const double r = static_cast<double>(rows), layers = static_cast<double>(c.num_layers);
-  const double pairs = r * static_cast<double>(prefix_rows) + r * (r + 1) / 2;
-  return {.linear_forward = 2 * r * layers * LayerParameters(c),
-          .attention_forward = layers * 4 * static_cast<double>(c.q_size()) * pairs,
-          .head_forward = 2 * r * static_cast<double>(c.hidden_size) * static_cast<double>(c.vocab_size)};
-}
-
 void AddForward(const FlopParts& parts, Work& work) {
-  work[kLinear] += parts.linear_forward;
-  work[kAttentionForward] += parts.attention_forward;
-  work[kHead] += parts.head_forward;
+  work[kLinear] += parts.linear;
+  work[kAttentionForward] += parts.attention;
+  work[kHead] += parts.head;
 }
 
 void AddBackward(const FlopParts& parts, Work& work) {
-  work[kLinear] += 2 * parts.linear_forward;
-  work[kAttentionBackward] += 2 * parts.attention_forward;
-  work[kHead] += 2 * parts.head_forward;
+  work[kLinear] += 2 * parts.linear;
+  work[kAttentionBackward] += 2 * parts.attention;
+  work[kHead] += 2 * parts.head;
 }
 
-// Elements that a row's norms, RoPE and SwiGLU touch in one layer's forward; its backward touches about twice as many.
-double RowElements(const ModelConfig& c) {
-  return static_cast<double>(4 * c.hidden_size + 2 * c.q_size() + 3 * c.ffn_size);
-}
-
-double RecomputedElements(const ModelConfig& c, v1::TapePolicy policy) {
-  if (KeepsElementwise(policy)) return 0;
-  return KeepsQueries(policy) ? static_cast<double>(4 * c.hidden_size + 3 * c.ffn_size) : RowElements(c);
-}
-
-double RowLayers(const ModelConfig& c, int64_t rows) {
-  return static_cast<double>(rows) * static_cast<double>(c.num_layers);
-}
 // The last layer of a prefix has only K/V.
-double PrefixRowLayers(const ModelConfig& c, int64_t rows) {
-  return static_cast<double>(rows) * static_cast<double>(c.num_layers - 1);
-}
-
-// What a backward makes again: `attention` is the forward's, needed where the policy dropped its output.
-void AddRecompute(const Flops& recompute, double attention, double elements, v1::TapePolicy policy, Work& work) {
-  const double again = KeepsAttention(policy) ? 0 : std::min(attention, recompute.total());
-  work[kAttentionForward] += again;
-  work[kLinear] += recompute.total() - again;
-  work[kElement] += elements;
-}
+double FullLayers(const ModelConfig& c) { return static_cast<double>(c.num_layers - 1); }
+double AllLayers(const ModelConfig& c) { return static_cast<double>(c.num_layers); }
 
 int64_t Blocks(const PrefixShape& prefix) {
   if (prefix.rows == 0) return 0;
   return prefix.block_rows == 0 ? 1 : (prefix.rows + prefix.block_rows - 1) / prefix.block_rows;
 }
 
-// Rows whose attention is of two parts, themselves and earlier blocks.
-double MergedRows(const PrefixShape& prefix) {
-  return prefix.block_rows == 0 ? 0 : static_cast<double>(std::max<int64_t>(0, prefix.rows - prefix.block_rows));
+// Elements merged where rows' attention is of two parts, themselves and earlier blocks.
+double MergedElements(const ModelConfig& c, const PrefixShape& prefix) {
+  if (prefix.block_rows == 0) return 0;
+  return static_cast<double>(std::max<int64_t>(0, prefix.rows - prefix.block_rows)) *
+         static_cast<double>((c.num_layers - 1) * c.q_size());
 }
 
 // Weights of the products that a block of a prefix, and a wave, runs through once.
 double PrefixWeights(const ModelConfig& c) {
-  return static_cast<double>(c.num_layers - 1) * LayerParameters(c) +
-         2.0 * static_cast<double>(c.hidden_size) * static_cast<double>(c.kv_size());
+  return FullLayers(c) * LayerForwardCost(c).weights + ForwardCost(c, Block::kKeyValue).weights;
 }
 double WaveWeights(const ModelConfig& c) {
-  return static_cast<double>(c.num_layers) * LayerParameters(c) +
-         static_cast<double>(c.hidden_size) * static_cast<double>(c.vocab_size);
+  return AllLayers(c) * LayerForwardCost(c).weights + ForwardCost(c, Block::kHead).weights;
 }
 
 double HeadLayers(const ModelConfig& c, int64_t layers) {
   return static_cast<double>(c.num_heads) * static_cast<double>(layers);
 }
 
-// Blocks of scores of all heads and layers, forward. `begin`: the prefix's first row among the packed ones.
-double PrefixScoreBlocks(const ModelConfig& c, int64_t begin, int64_t rows, int64_t block_rows) {
+// Blocks of scores of one head and layer, forward. `begin`: the prefix's first row among the packed ones.
+double ScoreBlocksOf(int64_t begin, int64_t rows, int64_t block_rows) {
   const int64_t step = block_rows == 0 ? begin + rows : block_rows;
   double blocks = 0;
   for (int64_t row = begin; row < begin + rows;) {
     const int64_t end = std::min(begin + rows, (row / step + 1) * step);
     blocks += CausalScoreBlocks(end - row) + AncestorScoreBlocks(end - row, row - begin);
     row = end;
-  }
-  return blocks * HeadLayers(c, c.num_layers - 1);
-}
-
-double PrefixScoreBlocks(const ModelConfig& c, const ClusterShape& cluster, int64_t block_rows) {
-  double blocks = 0;
-  int64_t begin = 0;
-  for (const int64_t rows : cluster.prefix_rows) {
-    blocks += PrefixScoreBlocks(c, begin, rows, block_rows);
-    begin += rows;
   }
   return blocks;
 }
@@ -127,75 +72,6 @@ double MemberScoreBlocks(const ModelConfig& c, const MemberShape& member) {
   // In the last layer the rows before the last prompt token are a trajectory's own ancestor.
   return CausalScoreBlocks(member.prefix_rows + member.rows) * HeadLayers(c, c.num_layers - 1) +
          split * HeadLayers(c, 1);
-}
-
-Work PrefixForwardWork(const ByteShape& shape, const ClusterShape& cluster, const PrefixShape& prefix) {
-  const ModelConfig& c = shape.config;
-  Work work;
-  for (const int64_t rows : cluster.prefix_rows) {
-    AddForward(PrefixParts(c, rows), work);
-    work[kElement] += PrefixRowLayers(c, rows) * RowElements(c);
-  }
-  work[kMerge] = MergedRows(prefix) * static_cast<double>((c.num_layers - 1) * c.q_size());
-  work[kScoreBlock] = PrefixScoreBlocks(c, cluster, prefix.block_rows);
-  work[kWave] = static_cast<double>(Blocks(prefix)) * PrefixWeights(c);
-  if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape, prefix));
-  return work;
-}
-
-Work PrefixBackwardWork(const ByteShape& shape, const ClusterShape& cluster, const PrefixShape& prefix) {
-  const ModelConfig& c = shape.config;
-  Work work;
-  for (const int64_t rows : cluster.prefix_rows) {
-    const FlopParts parts = PrefixParts(c, rows);
-    AddBackward(parts, work);
-    work[kElement] += 2 * PrefixRowLayers(c, rows) * RowElements(c);
-    const PrefixShape one = {.rows = rows, .block_rows = prefix.block_rows, .policy = prefix.policy};
-    AddRecompute(PrefixRecomputeFlops(c, one), parts.attention_forward,
-                 PrefixRowLayers(c, rows) * RecomputedElements(c, prefix.policy), prefix.policy, work);
-  }
-  work[kMerge] = MergedRows(prefix) * static_cast<double>((c.num_layers - 1) * c.q_size());
-  const double forwards = KeepsAttention(prefix.policy) ? 0 : 1;
-  work[kScoreBlock] = (kBackwardScoreBlock + forwards) * PrefixScoreBlocks(c, cluster, prefix.block_rows);
-  work[kWaveBackward] = static_cast<double>(Blocks(prefix)) * PrefixWeights(c);
-  if (!KeepsInputs(prefix.policy)) work[kWave] = work[kWaveBackward];
-  if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape, prefix));
-  return work;
-}
-
-// A dense trajectory is its prefix and its suffix: nothing else is shared, and the same rows are pruned.
-void AddMember(const ModelConfig& c, const MemberShape& member, bool backward, Work& work) {
-  const FlopParts suffix = SuffixParts(c, member.prefix_rows, member.rows);
-  FlopParts prefix;
-  double row_layers = RowLayers(c, member.rows);
-  if (member.dense) {
-    prefix = PrefixParts(c, member.prefix_rows);
-    row_layers += PrefixRowLayers(c, member.prefix_rows);
-  } else if (member.prefix_rows > 0) {
-    work[kMerge] += RowLayers(c, member.rows) * static_cast<double>(c.q_size());
-  }
-  AddForward(suffix, work);
-  AddForward(prefix, work);
-  work[kElement] += row_layers * RowElements(c);
-  const double score_blocks = MemberScoreBlocks(c, member);
-  work[kScoreBlock] += score_blocks;
-  if (!backward) return;
-  work[kScoreBlock] += kBackwardScoreBlock * score_blocks;
-  AddBackward(suffix, work);
-  AddBackward(prefix, work);
-  work[kElement] += 2 * row_layers * RowElements(c);
-}
-
-void AddMemberRecompute(const ModelConfig& c, const MemberShape& member, v1::TapePolicy policy, Work& work) {
-  if (KeepsElementwise(policy)) return;
-  const int64_t own_prefix = member.dense ? member.prefix_rows : 0;
-  const int64_t rows = member.rows + own_prefix;
-  const FlopParts suffix = SuffixParts(c, member.prefix_rows, member.rows);
-  const double attention =
-      suffix.attention_forward + (own_prefix > 0 ? PrefixParts(c, own_prefix).attention_forward : 0);
-  AddRecompute(SuffixRecomputeFlops(c, member.prefix_rows - own_prefix, rows, policy), attention,
-               RowLayers(c, rows) * RecomputedElements(c, policy), policy, work);
-  if (!KeepsAttention(policy)) work[kScoreBlock] += MemberScoreBlocks(c, member);
 }
 
 // With optimizer states on the device.
@@ -259,12 +135,15 @@ double Seconds(const Work& work, const Rates& rates) {
 }
 
 PredictedSeconds Seconds(const PhaseWork& work, const Rates& rates) {
-  PredictedSeconds seconds = {Seconds(work.prefix_forward, rates), Seconds(work.suffix, rates),
-                              Seconds(work.prefix_backward, rates)};
+  const PredictedSeconds seconds = {Seconds(work.prefix_forward, rates), Seconds(work.suffix, rates),
+                                    Seconds(work.prefix_backward, rates)};
+  return HideCopies(seconds, work.prefix_forward[kCopy] * rates.seconds[kCopy],
+                    work.prefix_backward[kCopy] * rates.seconds[kCopy], rates);
+}
+
+PredictedSeconds HideCopies(PredictedSeconds seconds, double copy_out, double copy_in, const Rates& rates) {
   if (!rates.copies_overlap) return seconds;
   // Copies out run beside A and the first half of B, copies in beside the second half and C.
-  const double copy_out = work.prefix_forward[kCopy] * rates.seconds[kCopy];
-  const double copy_in = work.prefix_backward[kCopy] * rates.seconds[kCopy];
   seconds.prefix_forward -= std::min(copy_out, seconds.prefix_forward - copy_out + seconds.suffix / 2);
   seconds.prefix_backward -= std::min(copy_in, seconds.prefix_backward - copy_in + seconds.suffix / 2);
   return seconds;
@@ -274,27 +153,116 @@ int64_t PackedPrefixRows(const ClusterShape& cluster) {
   return std::accumulate(cluster.prefix_rows.begin(), cluster.prefix_rows.end(), int64_t{0});
 }
 
+ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& cluster)
+    : shape_(shape), cluster_(cluster) {
+  for (const int64_t rows : cluster.prefix_rows) prefixes_.Add(0, rows);
+  for (const MemberShape& member : cluster.members) {
+    suffixes_.Add(member.prefix_rows, member.rows);
+    // A dense trajectory is its prefix and its suffix: nothing else is shared, and the same rows are pruned.
+    if (member.dense) own_prefixes_.Add(0, member.prefix_rows);
+    const int64_t own_prefix = member.dense ? member.prefix_rows : 0;
+    recomputed_.Add(member.prefix_rows - own_prefix, own_prefix + member.rows);
+    if (!member.dense && member.prefix_rows > 0) merged_rows_ += static_cast<double>(member.rows);
+    score_blocks_ += MemberScoreBlocks(shape.config, member);
+  }
+}
+
+double ClusterWorkSums::PrefixScoreBlocks(int64_t block_rows) const {
+  for (const auto& [known, blocks] : prefix_score_blocks_) {
+    if (known == block_rows) return blocks;
+  }
+  double blocks = 0;
+  int64_t begin = 0;
+  for (const int64_t rows : cluster_.prefix_rows) {
+    blocks += ScoreBlocksOf(begin, rows, block_rows);
+    begin += rows;
+  }
+  blocks *= HeadLayers(shape_.config, shape_.config.num_layers - 1);
+  prefix_score_blocks_.emplace_back(block_rows, blocks);
+  return blocks;
+}
+
+Work ClusterWorkSums::PrefixForward(const PrefixShape& prefix) const {
+  const ModelConfig& c = shape_.config;
+  Work work;
+  AddForward(PrefixParts(c, prefixes_), work);
+  work[kElement] = prefixes_.rows * FullLayers(c) * LayerForwardCost(c).elements;
+  work[kMerge] = MergedElements(c, prefix);
+  work[kScoreBlock] = PrefixScoreBlocks(prefix.block_rows);
+  work[kWave] = static_cast<double>(Blocks(prefix)) * PrefixWeights(c);
+  if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
+  return work;
+}
+
+Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
+  const ModelConfig& c = shape_.config;
+  Work work;
+  AddBackward(PrefixParts(c, prefixes_), work);
+  AddForward(PrefixRecomputeParts(c, prefixes_, prefix.policy), work);
+  const double elements = 2 * LayerForwardCost(c).elements + LayerRecomputedCost(c, prefix.policy).elements;
+  work[kElement] = prefixes_.rows * FullLayers(c) * elements;
+  work[kMerge] = MergedElements(c, prefix);
+  const double forwards = KeepsAttention(prefix.policy) ? 0 : 1;
+  work[kScoreBlock] = (kBackwardScoreBlock + forwards) * PrefixScoreBlocks(prefix.block_rows);
+  work[kWaveBackward] = static_cast<double>(Blocks(prefix)) * PrefixWeights(c);
+  if (!KeepsInputs(prefix.policy)) work[kWave] = work[kWaveBackward];
+  if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
+  return work;
+}
+
+FlopParts ClusterWorkSums::SuffixForwardParts() const {
+  FlopParts parts = SuffixParts(shape_.config, suffixes_);
+  const FlopParts own = PrefixParts(shape_.config, own_prefixes_);
+  parts.linear += own.linear;
+  parts.attention += own.attention;
+  return parts;
+}
+
+double ClusterWorkSums::SuffixElements() const {
+  const ModelConfig& c = shape_.config;
+  return (suffixes_.rows * AllLayers(c) + own_prefixes_.rows * FullLayers(c)) * LayerForwardCost(c).elements;
+}
+
+Work ClusterWorkSums::SuffixForwardOnly(int64_t waves) const {
+  const ModelConfig& c = shape_.config;
+  Work work;
+  AddForward(SuffixForwardParts(), work);
+  work[kElement] = SuffixElements();
+  work[kMerge] = merged_rows_ * AllLayers(c) * static_cast<double>(c.q_size());
+  work[kScoreBlock] = score_blocks_;
+  work[kWave] = static_cast<double>(waves) * WaveWeights(c);
+  return work;
+}
+
+Work ClusterWorkSums::Suffix(v1::TapePolicy policy, int64_t waves) const {
+  const ModelConfig& c = shape_.config;
+  Work work = SuffixForwardOnly(waves);
+  const FlopParts forward = SuffixForwardParts();
+  AddBackward(forward, work);
+  const double attention = KeepsAttention(policy) ? 0 : forward.attention;
+  work[kAttentionForward] += attention;
+  work[kLinear] += SuffixRecomputeParts(c, recomputed_, policy).total() - attention;
+  work[kElement] += 2 * SuffixElements() + recomputed_.rows * AllLayers(c) * LayerRecomputedCost(c, policy).elements;
+  work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * score_blocks_;
+  work[kWaveBackward] = work[kWave];
+  return work;
+}
+
 PhaseWork ClusterWork(const ByteShape& shape, const ClusterShape& cluster, const PrefixShape& prefix,
                       v1::TapePolicy suffix_policy, int64_t waves) {
-  PhaseWork work;
-  if (prefix.rows > 0) {
-    work.prefix_forward = PrefixForwardWork(shape, cluster, prefix);
-    work.prefix_backward = PrefixBackwardWork(shape, cluster, prefix);
-  }
-  for (const MemberShape& member : cluster.members) {
-    AddMember(shape.config, member, /*backward=*/true, work.suffix);
-    AddMemberRecompute(shape.config, member, suffix_policy, work.suffix);
-  }
-  work.suffix[kWave] = work.suffix[kWaveBackward] = static_cast<double>(waves) * WaveWeights(shape.config);
+  const ClusterWorkSums sums(shape, cluster);
+  PhaseWork work = {.prefix_forward = {}, .suffix = sums.Suffix(suffix_policy, waves), .prefix_backward = {}};
+  if (prefix.rows == 0) return work;
+  work.prefix_forward = sums.PrefixForward(prefix);
+  work.prefix_backward = sums.PrefixBackward(prefix);
   return work;
 }
 
 PhaseWork ForwardClusterWork(const ByteShape& shape, const ClusterShape& cluster, int64_t waves) {
-  PhaseWork work;
+  const ClusterWorkSums sums(shape, cluster);
+  PhaseWork work = {.prefix_forward = {}, .suffix = sums.SuffixForwardOnly(waves), .prefix_backward = {}};
   const PrefixShape prefix = {.rows = PackedPrefixRows(cluster)};
-  if (prefix.rows > 0) work.prefix_forward = PrefixForwardWork(shape, cluster, prefix);
-  for (const MemberShape& member : cluster.members) AddMember(shape.config, member, /*backward=*/false, work.suffix);
-  work.suffix[kWave] = static_cast<double>(waves) * WaveWeights(shape.config);
+  if (prefix.rows > 0) work.prefix_forward = sums.PrefixForward(prefix);
   return work;
 }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/cost/cost.h"
@@ -70,6 +71,9 @@ struct PredictedSeconds {
 
 double Seconds(const Work& work, const Rates& rates);
 PredictedSeconds Seconds(const PhaseWork& work, const Rates& rates);
+// The same of phases whose seconds are known one by one, with the seconds of their copies: what compute hides is taken
+// off.
+PredictedSeconds HideCopies(PredictedSeconds seconds, double copy_out, double copy_in, const Rates& rates);
 
 // A rollout in Phase B.
 struct MemberShape {
@@ -77,17 +81,57 @@ struct MemberShape {
   int64_t prefix_rows = 0;  // P - 1
   bool dense = false;       // computes its prefix itself
   int64_t prefix = 0;       // else its index into ClusterShape::prefix_rows
+
+  bool operator==(const MemberShape&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const MemberShape& m) {
+    return H::combine(std::move(h), m.rows, m.prefix_rows, m.dense, m.prefix);
+  }
 };
 
 // A cluster by its sizes.
 struct ClusterShape {
   std::vector<int64_t> prefix_rows;  // of the groups computed with reuse
   std::vector<MemberShape> members;  // in the waves' order
+
+  bool operator==(const ClusterShape&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const ClusterShape& c) {
+    return H::combine(std::move(h), c.prefix_rows, c.members);
+  }
 };
 
 int64_t PackedPrefixRows(const ClusterShape& cluster);
 
-// The work of one cluster in so many waves; `prefix.rows` is that of PackedPrefixRows.
+// A cluster's work in closed form: its members are added up once, and each way of computing them then takes a few
+// products, however many they are. `prefix.rows` is that of PackedPrefixRows. The shape and the cluster outlive it.
+class ClusterWorkSums {
+ public:
+  ClusterWorkSums(const ByteShape& shape, const ClusterShape& cluster);
+
+  Work PrefixForward(const PrefixShape& prefix) const;
+  Work PrefixBackward(const PrefixShape& prefix) const;
+  Work Suffix(v1::TapePolicy policy, int64_t waves) const;
+  Work SuffixForwardOnly(int64_t waves) const;
+
+ private:
+  double PrefixScoreBlocks(int64_t block_rows) const;
+  FlopParts SuffixForwardParts() const;
+  double SuffixElements() const;
+
+  const ByteShape& shape_;
+  const ClusterShape& cluster_;
+  SegmentSums prefixes_;      // shared ones
+  SegmentSums suffixes_;      // of all members, behind their prefixes
+  SegmentSums own_prefixes_;  // of dense members
+  SegmentSums recomputed_;    // what a suffix policy restores: a dense member's own prefix is part of it
+  double merged_rows_ = 0;    // of suffixes behind a shared prefix
+  double score_blocks_ = 0;   // of all members, heads and layers, forward
+  // By block rows, those asked for so far: most ways of computing a cluster differ in their policy alone.
+  mutable std::vector<std::pair<int64_t, double>> prefix_score_blocks_;
+};
+
+// The work of one cluster in so many waves.
 PhaseWork ClusterWork(const ByteShape& shape, const ClusterShape& cluster, const PrefixShape& prefix,
                       v1::TapePolicy suffix_policy, int64_t waves);
 // Phases A and B without backward.

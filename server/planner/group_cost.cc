@@ -1,6 +1,6 @@
 #include "server/planner/group_cost.h"
 
-#include <cmath>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -25,28 +25,27 @@ std::string Compared(double reuse, double dense) {
 
 }  // namespace
 
-v1::GroupCost GroupCostOf(const MemoryOptions& options, const PackingGroup& packing) {
+v1::GroupCost GroupCostOf(MemoryChooser& chooser, const PackingGroup& packing) {
   v1::GroupCost cost;
   cost.set_uid(packing.uid);
   cost.set_rollouts(static_cast<uint32_t>(packing.members.size()));
   cost.set_reuse(packing.reuse);
-  const MemoryAnswer reuse = ChooseMemory(options, GroupShape(packing, /*reuse=*/true));
-  const MemoryAnswer dense = ChooseMemory(options, GroupShape(packing, /*reuse=*/false));
-  if (reuse.choice) cost.set_seconds_reuse(reuse.choice->seconds.total());
-  if (dense.choice) cost.set_seconds_dense(dense.choice->seconds.total());
-  if (!reuse.choice || !dense.choice) return cost;
+  const std::shared_ptr<const MemoryChoice> reuse = chooser.Choose(GroupShape(packing, /*reuse=*/true));
+  const std::shared_ptr<const MemoryChoice> dense = chooser.Choose(GroupShape(packing, /*reuse=*/false));
+  if (reuse) cost.set_seconds_reuse(reuse->seconds.total());
+  if (dense) cost.set_seconds_dense(dense->seconds.total());
+  if (!reuse || !dense) return cost;
   const double n = static_cast<double>(packing.members.size());
   const double trajectory = cost.seconds_dense() / n;
-  const PredictedSeconds& seconds = reuse.choice->seconds;
+  const PredictedSeconds& seconds = reuse->seconds;
   cost.set_rho((seconds.prefix_forward + seconds.prefix_backward) / trajectory);
-  cost.set_eta(PlainSuffixSeconds(options, packing) / trajectory);
+  cost.set_eta(PlainSuffixSeconds(chooser.options(), packing) / trajectory);
   cost.set_epsilon(seconds.suffix / n / trajectory - cost.eta());
   cost.set_speedup(cost.seconds_dense() / cost.seconds_reuse());
   return cost;
 }
 
-std::string ChooseReuse(const MemoryOptions& options, v1::Schedule schedule, double flops_saved,
-                        PackingGroup& packing) {
+std::string ChooseReuse(MemoryChooser& chooser, v1::Schedule schedule, double flops_saved, PackingGroup& packing) {
   packing.reuse = false;
   if (packing.prefix_rows == 0) return "dense: a prompt of one token has no prefix";
   if (schedule == v1::DENSE) return "dense: asked for";
@@ -54,13 +53,13 @@ std::string ChooseReuse(const MemoryOptions& options, v1::Schedule schedule, dou
     packing.reuse = true;
     return absl::StrFormat("reuse: asked for, saves %.1f%% of the FLOPs", 100 * flops_saved);
   }
-  const MemoryAnswer reuse = ChooseMemory(options, GroupShape(packing, /*reuse=*/true));
-  const MemoryAnswer dense = ChooseMemory(options, GroupShape(packing, /*reuse=*/false));
-  if (!reuse.choice && dense.choice) return "dense: reuse does not fit the budget";
-  packing.reuse = !dense.choice || reuse.choice->seconds.total() < dense.choice->seconds.total();
-  if (!dense.choice) return "reuse: a whole trajectory does not fit the budget";
+  const std::shared_ptr<const MemoryChoice> reuse = chooser.Choose(GroupShape(packing, /*reuse=*/true));
+  const std::shared_ptr<const MemoryChoice> dense = chooser.Choose(GroupShape(packing, /*reuse=*/false));
+  if (!reuse && dense) return "dense: reuse does not fit the budget";
+  packing.reuse = !dense || reuse->seconds.total() < dense->seconds.total();
+  if (!dense) return "reuse: a whole trajectory does not fit the budget";
   if (!packing.reuse && packing.members.size() == 1) return "dense: one rollout shares nothing";
-  return Compared(reuse.choice->seconds.total(), dense.choice->seconds.total());
+  return Compared(reuse->seconds.total(), dense->seconds.total());
 }
 
 }  // namespace stemma::server

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "server/planner/cost_model.h"
+#include "server/planner/memory_chooser.h"
 #include "server/planner/wave_packing.h"
 #include "stemma/v1/plan.pb.h"
 
@@ -14,9 +14,9 @@ namespace stemma::server {
 // where neither does, packing will say so. `packing.reuse` is set to the answer, and why in one line returned.
 //
 // `flops_saved` is the part of the dense FLOPs that reuse saves, for the line of a forced REUSE.
-std::string ChooseReuse(const MemoryOptions& options, v1::Schedule schedule, double flops_saved, PackingGroup& packing);
+std::string ChooseReuse(MemoryChooser& chooser, v1::Schedule schedule, double flops_saved, PackingGroup& packing);
 
 // The cost model of a group with a prefix; also of one whose way was forced.
-v1::GroupCost GroupCostOf(const MemoryOptions& options, const PackingGroup& packing);
+v1::GroupCost GroupCostOf(MemoryChooser& chooser, const PackingGroup& packing);
 
 }  // namespace stemma::server

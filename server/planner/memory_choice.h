@@ -1,11 +1,13 @@
 // How a cluster lives in its memory: tape policies of prefix and suffixes, offload, blocks, suffixes per wave. Pure.
 //
-// Every alternative that the run configuration allows is predicted; the cheapest in seconds of those that fit the
-// budget is taken, of equal ones the one that keeps more. Keeping everything is the cheapest where it fits.
+// Every way that the run configuration allows is looked at, though few are evaluated (server/planner/cluster_ways.h);
+// the fastest of those that fit the budget is taken, of equal ones the one that keeps more. Keeping everything is the
+// cheapest where it fits.
 // Invariants:
 //  (1) a choice's peak is at most the budget, its host bytes at most the host's.
-//  (2) a larger budget never gives a choice of more seconds: the alternatives do not depend on the budget, and the
-//      waves of each are as few as the budget allows.
+//  (2) a larger budget never gives a choice of more seconds: the ways do not depend on the budget, and the waves of
+//  each
+//      are as few as the budget allows.
 #pragma once
 
 #include <cstdint>
@@ -15,34 +17,31 @@
 
 #include "common/cost/cost.h"
 #include "server/planner/cost_model.h"
-#include "server/planner/stop_check.h"
+#include "server/planner/memory_options.h"
 #include "stemma/v1/plan.pb.h"
-#include "stemma/v1/run_config.pb.h"
 
 namespace stemma::server {
 
-struct MemoryOptions {
-  ByteShape shape;
-  int64_t budget_bytes = 0;   // above weights, gradients and optimizer state (server/planner/memory_division.h)
-  int64_t host_bytes = 0;     // of host memory for tapes; 0: not known, not a limit
-  int64_t wave_suffixes = 0;  // forced; 0: by the budget
-  v1::WaveLayout layout = v1::PACKED;
-  bool forward_only = false;  // no tape, no policies
-  Rates rates;
-  // Forced; unspecified or 0: chosen.
-  v1::TapePolicy prefix_policy = v1::TAPE_POLICY_UNSPECIFIED;
-  v1::TapePolicy suffix_policy = v1::TAPE_POLICY_UNSPECIFIED;
-  int64_t prefix_block_rows = 0;
-  v1::Offload offload = v1::OFFLOAD_UNSPECIFIED;
-
-  StopCheck stop;  // asked between alternatives
-  bool stopped() const { return stop && stop(); }
+// How a cluster's prefixes are computed.
+struct PrefixWay {
+  v1::TapePolicy policy = v1::S0;
+  bool offload = false;
+  int64_t block_rows = 0;  // 0: at once
 };
 
 // One way; prefix.rows is 0 where no group is computed with reuse.
 struct MemoryAlternative {
   PrefixShape prefix;
   v1::TapePolicy suffix_policy = v1::S0;
+};
+
+// What a way needs in as few waves as possible, where no budget limits it.
+struct WayNeeds {
+  PrefixWay prefix;
+  v1::TapePolicy suffix_policy = v1::S0;
+  int64_t waves = 0;
+  int64_t peak_bytes = 0;
+  int64_t host_bytes = 0;
 };
 
 struct MemoryChoice {
@@ -54,26 +53,30 @@ struct MemoryChoice {
   int64_t headroom_bytes = 0;  // that copies of an offloaded tape may take beside: what the budget leaves
   PhaseWork work;
   PredictedSeconds seconds;
-  bool cheapest = false;  // no alternative and no budget would be faster
-  std::string reason;     // one line
+  bool cheapest = false;           // no other way and no budget would be faster
+  bool others = false;             // there are other ways
+  std::optional<WayNeeds> wanted;  // unless cheapest: the way that would be, if it fitted
 };
 
-// Without a choice: nothing fits, and these are the fewest bytes that any alternative needs; or planning was stopped,
-// and the numbers mean nothing.
+// Without a choice nothing fits, and these are the fewest bytes that any way needs.
 struct MemoryAnswer {
   std::optional<MemoryChoice> choice;
   int64_t bytes_needed = 0;
   int64_t host_bytes_needed = 0;  // above the host's; 0: the device is what is too small
 };
 
-// All that the configuration allows, those that keep more first. A forward-only pass has one.
+// All ways that the configuration allows, those that keep more first. A forward-only pass has one.
 std::vector<MemoryAlternative> Alternatives(const MemoryOptions& options, const ClusterShape& cluster);
 
-// This alternative with as few waves as the budget allows; nullopt: it does not fit. No reason is set.
+// This way with as few waves as the budget allows; nullopt: it does not fit.
 std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const ClusterShape& cluster,
                                      const MemoryAlternative& way);
 
+// Of one cluster; for many see MemoryChooser.
 MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& cluster);
+
+// Why this way, in one line.
+std::string MemoryReason(const MemoryOptions& options, const MemoryChoice& choice);
 
 // Each phase at its highest if copies use all the headroom; without offload as without headroom.
 struct HeadroomPeaks {
@@ -82,7 +85,7 @@ struct HeadroomPeaks {
 };
 HeadroomPeaks PeaksWithHeadroom(const MemoryOptions& options, const MemoryChoice& choice);
 
-// The fewest bytes of the device that any alternative needs, with as much of the host as there is.
+// The fewest bytes of the device that any way needs, with as much of the host as there is.
 int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster);
 
 // "1.20 GiB", "12.0 KiB".

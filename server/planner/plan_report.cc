@@ -16,7 +16,7 @@ void Fill(const PhaseBytes& bytes, int64_t peak_with_headroom, int64_t host_byte
 }  // namespace
 
 void DescribeMemory(const MemoryOptions& options, const MemoryChoice& choice, v1::ClusterReport& report) {
-  report.set_memory_reason(choice.reason);
+  report.set_memory_reason(MemoryReason(options, choice));
   const HeadroomPeaks peaks = PeaksWithHeadroom(options, choice);
   Fill(choice.suffix, peaks.suffix, choice.host_bytes, *report.mutable_suffix());
   v1::PhaseSeconds& seconds = *report.mutable_seconds();

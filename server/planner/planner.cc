@@ -28,8 +28,8 @@ struct GroupPlan {
   int64_t rollouts_run = 0;
 };
 
-GroupPlan PlanGroup(const MemoryOptions& options, v1::Schedule schedule, uint32_t index, const PlannerGroup& group) {
-  const ModelConfig& config = options.shape.config;
+GroupPlan PlanGroup(MemoryChooser& chooser, v1::Schedule schedule, uint32_t index, const PlannerGroup& group) {
+  const ModelConfig& config = chooser.options().shape.config;
   GroupPlan plan;
   plan.packing.group = index;
   plan.packing.uid = group.uid;
@@ -48,7 +48,7 @@ GroupPlan PlanGroup(const MemoryOptions& options, v1::Schedule schedule, uint32_
   plan.runs = plan.rollouts_run > 0;
   if (!plan.runs) return plan;
   plan.flops += PrefixFlops(config, prefix);
-  plan.reason = ChooseReuse(options, schedule, 1 - plan.flops.total() / plan.flops_dense.total(), plan.packing);
+  plan.reason = ChooseReuse(chooser, schedule, 1 - plan.flops.total() / plan.flops_dense.total(), plan.packing);
   plan.tokens_logical = plan.rollouts_run * prefix + suffix_rows;
   plan.tokens_computed = plan.packing.reuse ? prefix + suffix_rows : plan.tokens_logical;
   if (!plan.packing.reuse) plan.flops = plan.flops_dense;
@@ -60,29 +60,29 @@ double Count(bool forward_only, const Flops& flops) { return forward_only ? flop
 class Planner {
  public:
   Planner(const PlannerModel& model, const PlannerRequest& request, const StopCheck& stop)
-      : model_(model), request_(request), memory_(Options(stop, request.forward_only)) {}
+      : model_(model), request_(request), chooser_(Options(stop, request.forward_only)) {}
 
   absl::StatusOr<PlanResult> Run() {
     for (uint32_t i = 0; i < request_.groups.size(); ++i) {
-      groups_.push_back(PlanGroup(memory_, request_.schedule, i, request_.groups[i]));
-      if (memory_.stopped()) return absl::CancelledError("planning was stopped");
+      groups_.push_back(PlanGroup(chooser_, request_.schedule, i, request_.groups[i]));
+      if (chooser_.options().stopped()) return absl::CancelledError("planning was stopped");
     }
     costs_.resize(groups_.size());
     if (request_.log_prob_pass) {
       std::vector<uint32_t> all(groups_.size());
       std::iota(all.begin(), all.end(), 0u);
-      ASSIGN_OR_RETURN(*result_.plan.mutable_log_prob_pass(),
-                       PlanStep(0, all, Options(memory_.stop, /*forward_only=*/true)));
+      MemoryChooser entry(Options(chooser_.options().stop, /*forward_only=*/true));
+      ASSIGN_OR_RETURN(*result_.plan.mutable_log_prob_pass(), PlanStep(0, all, entry));
     }
     const int64_t epochs_listed = request_.shuffle ? request_.epochs : 1;
     result_.repeats = static_cast<uint32_t>(request_.epochs / epochs_listed);
     for (int64_t epoch = 0; epoch < epochs_listed; ++epoch) {
       for (const std::vector<uint32_t>& batch : Batches(epoch)) {
         result_.work.emplace_back();
-        ASSIGN_OR_RETURN(*result_.plan.add_steps(), PlanStep(static_cast<uint32_t>(epoch), batch, memory_));
+        ASSIGN_OR_RETURN(*result_.plan.add_steps(), PlanStep(static_cast<uint32_t>(epoch), batch, chooser_));
       }
     }
-    if (memory_.stopped()) return absl::CancelledError("planning was stopped");
+    if (chooser_.options().stopped()) return absl::CancelledError("planning was stopped");
     Totals();
     return std::move(result_);
   }
@@ -102,9 +102,9 @@ class Planner {
     return MiniBatches(static_cast<uint32_t>(groups_.size()), rule, static_cast<uint64_t>(epoch));
   }
 
-  // `memory`: the request's, or those of the entry pass.
-  absl::StatusOr<v1::StepPlan> PlanStep(uint32_t epoch, const std::vector<uint32_t>& batch,
-                                        const MemoryOptions& memory) {
+  // `chooser`: the request's, or that of the entry pass.
+  absl::StatusOr<v1::StepPlan> PlanStep(uint32_t epoch, const std::vector<uint32_t>& batch, MemoryChooser& chooser) {
+    const MemoryOptions& memory = chooser.options();
     const bool forward_only = memory.forward_only;
     v1::StepPlan step;
     step.set_epoch(epoch);
@@ -120,7 +120,7 @@ class Planner {
       report.set_flops_dense(report.flops_dense() + Count(forward_only, group.flops_dense));
     }
     report.set_num_groups(static_cast<uint32_t>(batch.size()));
-    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(memory, running));
+    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(chooser, running));
     for (PackedCluster& packed : clusters) {
       report.set_peak_bytes(std::max(report.peak_bytes(), static_cast<uint64_t>(packed.memory.peak_bytes)));
       const auto with_headroom = static_cast<uint64_t>(PeaksWithHeadroom(memory, packed.memory).peak());
@@ -128,7 +128,7 @@ class Planner {
       report.set_num_waves(report.num_waves() + static_cast<uint32_t>(packed.cluster.waves_size()));
       if (!result_.work.empty()) result_.work.back() += packed.memory.work;  // not of the entry pass
       v1::ClusterReport& cluster = *report.add_clusters();
-      Describe(memory, packed.cluster, cluster);
+      Describe(chooser, packed.cluster, cluster);
       DescribeMemory(memory, packed.memory, cluster);
       AddSeconds(cluster.seconds(), *report.mutable_seconds());
       *step.add_clusters() = std::move(packed.cluster);
@@ -139,7 +139,7 @@ class Planner {
     return step;
   }
 
-  void Describe(const MemoryOptions& memory, const v1::Cluster& cluster, v1::ClusterReport& report) {
+  void Describe(MemoryChooser& chooser, const v1::Cluster& cluster, v1::ClusterReport& report) {
     std::vector<uint32_t> seen;
     for (const v1::Wave& wave : cluster.waves()) {
       report.add_wave_sizes(static_cast<uint32_t>(wave.members_size()));
@@ -150,7 +150,7 @@ class Planner {
     seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
     for (const uint32_t g : seen) {
       const GroupPlan& group = groups_[g];
-      if (group.packing.prefix_rows > 0) *report.add_groups() = CostOf(memory, g);
+      if (group.packing.prefix_rows > 0) *report.add_groups() = CostOf(chooser, g);
       group.packing.reuse ? report.add_reuse_uids(group.packing.uid) : report.add_dense_uids(group.packing.uid);
       if (report.reason().find(group.reason) == std::string::npos) {
         report.set_reason(absl::StrCat(report.reason(), report.reason().empty() ? "" : "; ", group.reason));
@@ -159,9 +159,9 @@ class Planner {
   }
 
   // Costs the same in every epoch, so it is computed once.
-  v1::GroupCost CostOf(const MemoryOptions& memory, uint32_t g) {
-    if (memory.forward_only != request_.forward_only) return GroupCostOf(memory, groups_[g].packing);
-    if (!costs_[g]) costs_[g] = GroupCostOf(memory, groups_[g].packing);
+  v1::GroupCost CostOf(MemoryChooser& chooser, uint32_t g) {
+    if (&chooser != &chooser_) return GroupCostOf(chooser, groups_[g].packing);
+    if (!costs_[g]) costs_[g] = GroupCostOf(chooser, groups_[g].packing);
     return *costs_[g];
   }
 
@@ -202,7 +202,7 @@ class Planner {
 
   const PlannerModel& model_;
   const PlannerRequest& request_;
-  const MemoryOptions memory_;
+  MemoryChooser chooser_;  // of what the request asks for
   std::vector<GroupPlan> groups_;
   std::vector<std::optional<v1::GroupCost>> costs_;  // of each group in an optimizer step
   PlanResult result_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -41,17 +42,18 @@ struct Cut {
 
 class Cutter {
  public:
-  explicit Cutter(const MemoryOptions& options) : options_(options) {}
+  explicit Cutter(MemoryChooser& chooser) : chooser_(chooser), options_(chooser.options()) {}
 
   absl::StatusOr<Cut> Solve(Groups groups) const {
     if (options_.stopped()) return absl::CancelledError("planning was stopped");
-    MemoryAnswer together = ChooseMemory(options_, ShapeOf(groups));
-    if (options_.stopped()) return absl::CancelledError("planning was stopped");
-    if (groups.size() == 1 && !together.choice) return GroupTooLarge(options_, groups[0], together);
-    if (groups.size() == 1 || (together.choice && together.choice->cheapest)) return Of(groups, *together.choice);
-    const double seconds = together.choice ? together.choice->seconds.total() : 0;
+    const std::shared_ptr<const MemoryChoice> together = chooser_.Choose(ShapeOf(groups));
+    if (groups.size() == 1 && together == nullptr) {
+      return GroupTooLarge(options_, groups[0], ChooseMemory(options_, ShapeOf(groups)));
+    }
+    if (groups.size() == 1 || (together != nullptr && together->cheapest)) return Of(groups, *together);
     absl::StatusOr<Cut> apart = SolveHalves(groups);
-    if (together.choice && (!apart.ok() || seconds <= apart->seconds)) return Of(groups, *together.choice);
+    if (together != nullptr && (!apart.ok() || together->seconds.total() <= apart->seconds))
+      return Of(groups, *together);
     return apart;
   }
 
@@ -101,10 +103,11 @@ class Cutter {
     cluster.set_offload_headroom_bytes(static_cast<uint64_t>(choice.headroom_bytes));
   }
 
+  MemoryChooser& chooser_;
   const MemoryOptions& options_;
 };
 
-// What of the run configuration takes alternatives away.
+// What of the run configuration takes ways away.
 std::vector<std::string> ForcedFields(const MemoryOptions& options) {
   std::vector<std::string> fields;
   const auto add = [&](const char* field, const std::string& value) {
@@ -151,9 +154,9 @@ absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& gro
                    {.uid = group.uid, .field = "groups"});
 }
 
-absl::StatusOr<std::vector<PackedCluster>> PackClusters(const MemoryOptions& options,
+absl::StatusOr<std::vector<PackedCluster>> PackClusters(MemoryChooser& chooser,
                                                         const std::vector<PackingGroup>& groups) {
-  const Cutter cutter(options);
+  const Cutter cutter(chooser);
   std::vector<PackedCluster> clusters;
   for (size_t begin = 0; begin < groups.size();) {
     int64_t rows = 0;

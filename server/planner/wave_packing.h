@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/planner/memory_choice.h"
+#include "server/planner/memory_chooser.h"
 #include "stemma/v1/plan.pb.h"
 
 namespace stemma::server {
@@ -41,7 +41,7 @@ ClusterShape GroupShape(const PackingGroup& group, bool reuse);
 absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& group, const MemoryAnswer& answer);
 
 // Errors: ResourceExhausted GROUP_TOO_LARGE, Cancelled - see MakePlan.
-absl::StatusOr<std::vector<PackedCluster>> PackClusters(const MemoryOptions& options,
+absl::StatusOr<std::vector<PackedCluster>> PackClusters(MemoryChooser& chooser,
                                                         const std::vector<PackingGroup>& groups);
 
 }  // namespace stemma::server

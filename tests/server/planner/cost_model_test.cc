@@ -210,10 +210,10 @@ TEST(CostModelTest, StatesInHostMemoryCostTheirWayThereAndBack) {
 }
 
 TEST(GroupCostTest, SpeedupIsThePapersFormula) {
-  const MemoryOptions options = BenchMemory(int64_t{8} << 30);
+  MemoryChooser chooser(BenchMemory(int64_t{8} << 30));
   double before = 0;
   for (const uint32_t count : {2u, 4u, 8u, 32u}) {
-    const v1::GroupCost cost = GroupCostOf(options, Packing(1023, 256, count));
+    const v1::GroupCost cost = GroupCostOf(chooser, Packing(1023, 256, count));
     EXPECT_NEAR(cost.speedup(), 1 / (cost.rho() / count + cost.eta() + cost.epsilon()), 1e-9);
     EXPECT_NEAR(cost.rho() + cost.eta(), 1, 0.05) << "the two halves of a dense trajectory";
     EXPECT_GT(cost.epsilon(), 0);
@@ -223,19 +223,19 @@ TEST(GroupCostTest, SpeedupIsThePapersFormula) {
 }
 
 TEST(GroupCostTest, AutoTakesTheFasterAndTheOneThatFits) {
-  const MemoryOptions options = BenchMemory(int64_t{8} << 30);
+  MemoryChooser chooser(BenchMemory(int64_t{8} << 30));
   PackingGroup shared = Packing(1023, 256, 8);
-  EXPECT_EQ(ChooseReuse(options, v1::AUTO, 0, shared).substr(0, 12), "reuse: saves");
+  EXPECT_EQ(ChooseReuse(chooser, v1::AUTO, 0, shared).substr(0, 12), "reuse: saves");
   EXPECT_TRUE(shared.reuse);
   PackingGroup single = Packing(1023, 256, 1);
-  EXPECT_EQ(ChooseReuse(options, v1::AUTO, 0, single), "dense: one rollout shares nothing");
+  EXPECT_EQ(ChooseReuse(chooser, v1::AUTO, 0, single), "dense: one rollout shares nothing");
   PackingGroup tiny = Packing(1, 512, 3);
-  EXPECT_EQ(ChooseReuse(options, v1::AUTO, 0, tiny).substr(0, 16), "dense: reuse wou");
+  EXPECT_EQ(ChooseReuse(chooser, v1::AUTO, 0, tiny).substr(0, 16), "dense: reuse wou");
   const int64_t dense_bytes = ChooseMemory(BenchMemory(1 << 20), GroupShape(single, /*reuse=*/false)).bytes_needed;
   const int64_t reuse_bytes = ChooseMemory(BenchMemory(1 << 20), GroupShape(single, /*reuse=*/true)).bytes_needed;
   ASSERT_LT(reuse_bytes, dense_bytes) << "blocks make reuse the smaller one";
-  EXPECT_EQ(ChooseReuse(BenchMemory(reuse_bytes), v1::AUTO, 0, single),
-            "reuse: a whole trajectory does not fit the budget");
+  MemoryChooser small(BenchMemory(reuse_bytes));
+  EXPECT_EQ(ChooseReuse(small, v1::AUTO, 0, single), "reuse: a whole trajectory does not fit the budget");
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ TEST(MemoryChoiceTest, WhatFitsWholeKeepsAllOnTheDevice) {
   EXPECT_TRUE(answer.choice->cheapest);
   EXPECT_EQ(WayText(answer.choice->way), "prefix S0, suffixes S0");
   EXPECT_EQ(answer.choice->wave_sizes, std::vector<uint32_t>{8});
-  EXPECT_THAT(answer.choice->reason, HasSubstr("of 8 GiB"));
+  EXPECT_THAT(MemoryReason(BenchMemory(8192 * kMiB), *answer.choice), HasSubstr("of 8 GiB"));
 }
 
 // In whichever order they come: a wave needs what its longest prefix and its longest member need.
@@ -178,7 +178,8 @@ TEST(MemoryChoiceTest, TheReasonOfATightChoiceNamesWhatAllWouldNeed) {
   const MemoryAnswer answer = ChooseMemory(BenchMemory(all - 1), cluster);
   ASSERT_TRUE(answer.choice);
   EXPECT_FALSE(answer.choice->cheapest);
-  EXPECT_THAT(answer.choice->reason, HasSubstr("prefix S0, suffixes S0 in 1 waves needs " + BytesText(all)));
+  EXPECT_THAT(MemoryReason(BenchMemory(all - 1), *answer.choice),
+              HasSubstr("prefix S0, suffixes S0 in 1 waves needs " + BytesText(all)));
 }
 
 TEST(MemoryChoiceTest, ForcedFieldsAreObeyed) {

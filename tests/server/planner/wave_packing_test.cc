@@ -30,6 +30,11 @@ std::vector<PackingGroup> RandomGroups(uint32_t seed) {
   return groups;
 }
 
+absl::StatusOr<std::vector<PackedCluster>> Pack(const MemoryOptions& options, const std::vector<PackingGroup>& groups) {
+  MemoryChooser chooser(options);
+  return PackClusters(chooser, groups);
+}
+
 double SecondsOf(const std::vector<PackedCluster>& clusters) {
   double seconds = 0;
   for (const PackedCluster& packed : clusters) seconds += packed.memory.seconds.total();
@@ -39,7 +44,7 @@ double SecondsOf(const std::vector<PackedCluster>& clusters) {
 TEST(WavePackingTest, EveryRolloutIsInOneWaveAndInOrder) {
   for (const uint32_t seed : {1u, 2u, 3u}) {
     const std::vector<PackingGroup> groups = RandomGroups(seed);
-    const auto clusters = PackClusters(BenchMemory(int64_t{200} << 20), groups);
+    const auto clusters = Pack(BenchMemory(int64_t{200} << 20), groups);
     ASSERT_TRUE(clusters.ok()) << clusters.status();
     std::vector<std::pair<uint32_t, uint32_t>> expected, seen;
     for (const PackingGroup& group : groups) {
@@ -60,7 +65,7 @@ TEST(WavePackingTest, NeverOverTheBudgetAndNeverSlowerWithALargerOne) {
     double before = std::numeric_limits<double>::infinity();
     for (double budget = 24.0 * (1 << 20); budget < 3e9; budget *= 1.25) {
       const MemoryOptions options = BenchMemory(static_cast<int64_t>(budget));
-      const auto clusters = PackClusters(options, groups);
+      const auto clusters = Pack(options, groups);
       if (!clusters.ok()) {
         EXPECT_EQ(before, std::numeric_limits<double>::infinity()) << "what fitted fits a larger budget";
         continue;
@@ -78,10 +83,10 @@ TEST(WavePackingTest, JoiningGroupsIsNeverSlowerThanOneClusterEach) {
     const std::vector<PackingGroup> groups = RandomGroups(seed);
     for (const int64_t budget_mib : {80, 150, 400, 2000}) {
       const MemoryOptions options = BenchMemory(budget_mib << 20);
-      const auto together = PackClusters(options, groups);
+      const auto together = Pack(options, groups);
       double apart = 0;
       for (const PackingGroup& group : groups) {
-        const auto alone = PackClusters(options, {group});
+        const auto alone = Pack(options, {group});
         apart += alone.ok() ? SecondsOf(*alone) : std::numeric_limits<double>::infinity();
       }
       if (!together.ok()) continue;
@@ -106,7 +111,7 @@ TEST(WavePackingTest, CuttingIsNeverSlowerThanOneClusterThatFits) {
     for (double budget = 8.0 * (1 << 20); budget < 4e8; budget *= 1.03) {
       const MemoryOptions options = BenchMemory(static_cast<int64_t>(budget));
       const MemoryAnswer together = ChooseMemory(options, both);
-      const auto packed = PackClusters(options, groups);
+      const auto packed = Pack(options, groups);
       if (!packed.ok() || !together.choice || together.choice->cheapest) continue;
       EXPECT_LE(SecondsOf(*packed), together.choice->seconds.total() * (1 + 1e-12)) << rows << ", " << budget;
       (packed->size() == 1 ? joined : cut) += 1;
@@ -120,7 +125,7 @@ TEST(WavePackingTest, WavesHaveTheSizesThatWerePriced) {
   int uneven = 0;
   for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
     for (const int64_t budget_mib : {80, 150, 400}) {
-      const auto clusters = PackClusters(BenchMemory(budget_mib << 20), RandomGroups(seed));
+      const auto clusters = Pack(BenchMemory(budget_mib << 20), RandomGroups(seed));
       if (!clusters.ok()) continue;
       for (const PackedCluster& packed : *clusters) {
         std::vector<uint32_t> sizes;
@@ -140,7 +145,7 @@ TEST(WavePackingTest, PrefixesShareAClusterUpToExactlyTheRowsWorthPacking) {
       groups[g] = {
           .group = g, .uid = absl::StrCat("g", g), .prefix_rows = rows, .reuse = true, .members = {{0, 8}, {1, 8}}};
     }
-    const auto packed = PackClusters(BenchMemory(int64_t{1} << 40), groups);
+    const auto packed = Pack(BenchMemory(int64_t{1} << 40), groups);
     ASSERT_TRUE(packed.ok()) << packed.status();
     EXPECT_EQ(packed->size(), clusters) << rows;
   }
@@ -155,7 +160,7 @@ TEST(WavePackingTest, AnOffloadedTapeKeepsNoMoreThanTheBudgetLeavesBesideEachPha
     MemoryOptions options = BenchMemory(budget_mib << 20);
     options.offload = v1::OFFLOAD_ON;
     options.prefix_policy = v1::S0;
-    const auto clusters = PackClusters(options, {group});
+    const auto clusters = Pack(options, {group});
     ASSERT_TRUE(clusters.ok()) << clusters.status();
     const v1::Cluster& cluster = clusters->front().cluster;
     ASSERT_TRUE(cluster.offload_prefix());

@@ -1,0 +1,37 @@
+// What each block of the model costs per row, in one table: FLOPs, passes over weights and elementwise work are counted
+// from it, by the FLOPs of a plan (common/cost/cost.h) and by the planner's seconds (server/planner/cost_model.h).
+// Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "common/model/model_config.h"
+#include "stemma/v1/plan.pb.h"
+
+namespace stemma {
+
+enum class Block : uint8_t {
+  kAttention,  // of a full layer
+  kKeyValue,   // what remains of attention where only K and V are wanted: a prefix's last layer
+  kMlp,
+  kHead,
+};
+
+struct BlockCost {
+  double weights = 0;   // of its matrix products: 2 FLOPs of a row each forward, 4 backward
+  double pairs = 0;     // of a (query, key) pair: 4 FLOPs each forward, 8 backward
+  double elements = 0;  // that a row's norms, RoPE and SwiGLU touch forward; backward about twice as many
+
+  BlockCost& operator+=(const BlockCost& other);
+};
+
+BlockCost ForwardCost(const ModelConfig& config, Block block);
+
+// What the block's backward runs forward once more, because the policy dropped it.
+BlockCost RecomputedCost(const ModelConfig& config, Block block, v1::TapePolicy policy);
+
+// Both blocks of a full layer.
+BlockCost LayerForwardCost(const ModelConfig& config);
+BlockCost LayerRecomputedCost(const ModelConfig& config, v1::TapePolicy policy);
+
+}  // namespace stemma

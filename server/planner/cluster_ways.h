@@ -1,0 +1,100 @@
+// All ways of computing one cluster that the run configuration allows, and the fastest of them that fits. Pure.
+//
+// A way is a prefix way (policy, offload, block rows) with a suffix policy: some 440 of them. What they are made of is
+// computed once, and only when asked for: seconds and bytes of the prefixes' phases once per prefix way, cuts into
+// waves once per suffix policy and range of bytes, everything else in closed form (ClusterWorkSums).
+//
+// Not thread-safe; one object for one cluster, made where the cluster's memory is chosen.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "server/planner/cost_model.h"
+#include "server/planner/memory_choice.h"
+#include "server/planner/wave_cuts.h"
+
+namespace stemma::server {
+
+class ClusterWays {
+ public:
+  // Both outlive it.
+  ClusterWays(const MemoryOptions& options, const ClusterShape& cluster);
+
+  // See MemoryChoice; nullopt: nothing fits.
+  std::optional<MemoryChoice> Fastest();
+  // One way, which need not be among them, with as few waves as the budget allows; nullopt: it does not fit. Ends this
+  // object's other uses.
+  std::optional<MemoryChoice> Evaluate(const MemoryAlternative& way);
+  // Those that keep more first.
+  std::vector<MemoryAlternative> All();
+  // The fewest bytes that any way needs. `of_device`: with as much of the host's memory as it takes.
+  struct Fewest {
+    int64_t of_device = kNoLimit;
+    int64_t of_device_within_host = kNoLimit;  // among the ways whose tape the host can take
+    int64_t of_host = kNoLimit;                // among the ways that fit the device
+  };
+  Fewest FewestBytes();
+
+  int64_t ways_evaluated() const { return ways_evaluated_; }
+  int64_t waves_priced() const { return cuts_.waves_priced(); }
+
+ private:
+  // Bytes that do not depend on how the prefixes are cut into blocks.
+  struct Kept {
+    PhaseBytes device;  // during Phase B
+    int64_t host = 0;
+  };
+  struct PhasePair {
+    PhaseBytes forward, backward;  // Phases A and C
+  };
+  struct Prefix {
+    PrefixWay way;
+    size_t kept = 0;                       // its place in kept_
+    std::optional<PhasePair> bytes = {};   // made when asked for
+    double forward_s = 0, backward_s = 0;  // known once prices_ is
+    double copy_out_s = 0, copy_in_s = 0;  // part of those: what compute hides is taken off in a sum of all phases
+  };
+  // Way `index` is prefixes_[index / policies] with suffix_policies_[index % policies]: those that keep more first.
+  struct Candidate {
+    double seconds = 0;  // in the fewest waves: no budget makes it faster
+    size_t index = 0;
+    bool operator>(const Candidate& other) const {
+      return seconds != other.seconds ? seconds > other.seconds : index > other.index;
+    }
+  };
+  struct Evaluated {
+    size_t index = 0;
+    const WaveCut* cut = nullptr;
+    double seconds = 0;
+  };
+
+  Prefix& PrefixOf(size_t index) { return prefixes_[index / suffix_policies_.size()]; }
+  v1::TapePolicy SuffixPolicyOf(size_t index) const { return suffix_policies_[index % suffix_policies_.size()]; }
+  const PrefixShape& ShapeOf(const PrefixWay& way);
+  Kept KeptBy(const PrefixWay& way);
+  const PhasePair& BytesOf(Prefix& prefix);
+  int64_t LeftToWaves(const Prefix& prefix) const;
+  PhaseWork WorkOf(size_t index, int64_t waves);
+  void PricePrefixes();
+  double SuffixSeconds(v1::TapePolicy policy, int64_t waves) const;
+  double TotalSeconds(const Prefix& prefix, double suffix_s) const;
+  const WaveCut* Fit(size_t index);
+  Evaluated Priced(size_t index, const WaveCut& cut);
+  std::vector<Candidate> Candidates(Candidate& fastest);
+  MemoryChoice Choice(size_t index, const WaveCut& cut);
+  WayNeeds Needs(size_t index);
+
+  const MemoryOptions& options_;
+  const ClusterWorkSums sums_;
+  WaveCuts cuts_;
+  PrefixShape shape_;  // of the prefix way that was asked for last
+  std::vector<Kept> kept_;
+  std::vector<Prefix> prefixes_;
+  std::vector<v1::TapePolicy> suffix_policies_;
+  bool priced_ = false;
+  int64_t ways_evaluated_ = 0;
+};
+
+}  // namespace stemma::server

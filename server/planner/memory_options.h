@@ -1,0 +1,36 @@
+// How clusters may be computed: the model's shape, what memory there is, and what the run configuration forces.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "common/cost/cost.h"
+#include "server/planner/cost_model.h"
+#include "server/planner/stop_check.h"
+#include "stemma/v1/plan.pb.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma::server {
+
+inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+struct MemoryOptions {
+  ByteShape shape;
+  int64_t budget_bytes = 0;   // above weights, gradients and optimizer state (server/planner/memory_division.h)
+  int64_t host_bytes = 0;     // of host memory for tapes; 0: not known, not a limit
+  int64_t wave_suffixes = 0;  // forced; 0: by the budget
+  v1::WaveLayout layout = v1::PACKED;
+  bool forward_only = false;  // no tape, no policies
+  Rates rates;
+  // Forced; unspecified or 0: chosen.
+  v1::TapePolicy prefix_policy = v1::TAPE_POLICY_UNSPECIFIED;
+  v1::TapePolicy suffix_policy = v1::TAPE_POLICY_UNSPECIFIED;
+  int64_t prefix_block_rows = 0;
+  v1::Offload offload = v1::OFFLOAD_UNSPECIFIED;
+
+  StopCheck stop;  // asked before each cluster
+  bool stopped() const { return stop && stop(); }
+  int64_t host_bytes_max() const { return host_bytes > 0 ? host_bytes : kNoLimit; }
+};
+
+}  // namespace stemma::server

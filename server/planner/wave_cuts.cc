@@ -1,0 +1,136 @@
+#include "server/planner/wave_cuts.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stemma::server {
+namespace {
+
+// GEMMs do not get faster beyond so many rows, and a wave's activations leave the caches (make bench: one trajectory of
+// 1,279 rows a wave runs 10 to 15 % faster than three); smaller waves leave memory to longer prompts.
+constexpr int64_t kWaveRows = 2048;
+
+WaveRun RunOf(const MemberShape& member) {
+  const int64_t own_prefix = member.dense ? member.prefix_rows : 0, rows = own_prefix + member.rows;
+  return {.rows = rows,
+          .longest_rows = rows,
+          .ancestor_rows = member.dense ? 0 : member.prefix_rows,
+          .kv_only_rows = own_prefix};
+}
+
+// Whether a wave of `a` alone needs at least what a wave of `b` alone does.
+bool NeedsAtLeast(const MemberShape& a, const MemberShape& b) {
+  return a.dense == b.dense && a.rows >= b.rows && a.prefix_rows >= b.prefix_rows;
+}
+
+}  // namespace
+
+WaveCuts::WaveCuts(const MemoryOptions& options, const ClusterShape& cluster) : options_(options), cluster_(cluster) {
+  const std::vector<MemberShape>& members = cluster.members;
+  for (size_t begin = 0; begin < members.size(); begin += CountWorthPacking(begin)) ++fewest_waves_;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto covered = [&](size_t other) { return NeedsAtLeast(members[other], members[i]); };
+    if (std::any_of(largest_members_.begin(), largest_members_.end(), covered)) continue;
+    std::erase_if(largest_members_, [&](size_t other) { return NeedsAtLeast(members[i], members[other]); });
+    largest_members_.push_back(i);
+  }
+}
+
+bool WaveCuts::bytes_decide() const { return options_.layout != v1::ONE_BY_ONE && options_.wave_suffixes == 0; }
+
+WaveShape WaveCuts::Wave(size_t begin, size_t count, v1::TapePolicy policy) const {
+  WaveShape wave = {.policy = policy};
+  WaveRun run;
+  for (size_t i = begin; i < begin + count; ++i) {
+    const MemberShape& member = cluster_.members[i];
+    const WaveRun one = RunOf(member);
+    wave.rows += one.rows;
+    wave.kv_only_rows += one.kv_only_rows;
+    const bool joins =
+        i > begin && !member.dense && !cluster_.members[i - 1].dense && cluster_.members[i - 1].prefix == member.prefix;
+    if (joins) {
+      run.rows += one.rows;
+      run.longest_rows = std::max(run.longest_rows, one.rows);
+    } else {
+      run = one;
+    }
+    AddRun(run, wave);
+  }
+  return wave;
+}
+
+PhaseBytes WaveCuts::BytesOf(size_t begin, size_t count, v1::TapePolicy policy) {
+  ++waves_priced_;
+  const WaveShape wave = Wave(begin, count, policy);
+  if (!options_.forward_only) return WaveBytes(options_.shape, wave);
+  return {.working_set = ForwardWaveBytes(options_.shape, wave)};
+}
+
+size_t WaveCuts::CountWorthPacking(size_t begin) const {
+  const size_t left = cluster_.members.size() - begin;
+  if (options_.layout == v1::ONE_BY_ONE) return 1;
+  if (options_.wave_suffixes > 0) return std::min(left, static_cast<size_t>(options_.wave_suffixes));
+  int64_t rows = 0;
+  size_t count = 0;
+  for (; count < left; ++count) {
+    rows += RunOf(cluster_.members[begin + count]).rows;
+    if (count > 0 && rows > kWaveRows) break;
+  }
+  return count;
+}
+
+PhaseBytes WaveCuts::Shorten(size_t begin, int64_t bytes, v1::TapePolicy policy, PhaseBytes whole, size_t& count,
+                             WaveCut& cut) {
+  size_t fits = 1, passes = count;
+  PhaseBytes of_fitting, of_passing = whole;
+  while (passes - fits > 1) {
+    const size_t middle = fits + (passes - fits) / 2;
+    const PhaseBytes of_middle = BytesOf(begin, middle, policy);
+    if (of_middle.peak() > bytes) {
+      passes = middle;
+      of_passing = of_middle;
+    } else {
+      fits = middle;
+      of_fitting = of_middle;
+    }
+  }
+  cut.bytes_max = std::min(cut.bytes_max, of_passing.peak() - 1);
+  count = fits;
+  return fits == 1 ? BytesOf(begin, 1, policy) : of_fitting;
+}
+
+WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
+  WaveCut cut;
+  size_t count = 0;
+  for (size_t begin = 0; begin < cluster_.members.size(); begin += count) {
+    count = CountWorthPacking(begin);
+    PhaseBytes wave = BytesOf(begin, count, policy);
+    if (bytes_decide() && count > 1) {
+      if (wave.peak() > bytes) wave = Shorten(begin, bytes, policy, wave, count, cut);
+      if (count > 1) cut.bytes_min = std::max(cut.bytes_min, wave.peak());
+    }
+    if (cut.sizes.empty() || wave.peak() > cut.largest.peak()) cut.largest = wave;
+    cut.sizes.push_back(static_cast<uint32_t>(count));
+  }
+  return cut;
+}
+
+const WaveCut& WaveCuts::Cut(v1::TapePolicy policy, int64_t bytes) {
+  std::deque<WaveCut>& cuts = policies_[policy].cuts;
+  for (const WaveCut& cut : cuts) {
+    if (cut.bytes_min <= bytes && bytes <= cut.bytes_max) return cut;
+  }
+  cuts.push_back(MakeCut(policy, bytes));
+  return cuts.back();
+}
+
+int64_t WaveCuts::LeastBytes(v1::TapePolicy policy) {
+  int64_t& least = policies_[policy].least_bytes;
+  if (least >= 0) return least;
+  least = 0;
+  if (!bytes_decide()) return least = Cut(policy, kNoLimit).largest.peak();
+  for (const size_t member : largest_members_) least = std::max(least, BytesOf(member, 1, policy).peak());
+  return least;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,68 @@
+// Cuts a cluster's suffixes into as few waves as the bytes that are left to a wave allow, in order. Pure.
+//
+// A wave ends where the next member would pass the bytes or the rows worth packing. Greedy is optimal, since every part
+// of a wave that fits, fits; so the longest beginning that fits is searched by halves. Not thread-safe: a cut is kept
+// with the range of bytes in which it is the answer, and most ways of computing a cluster find theirs among those.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <vector>
+
+#include "common/cost/cost.h"
+#include "server/planner/cost_model.h"
+#include "server/planner/memory_options.h"
+#include "stemma/v1/plan.pb.h"
+
+namespace stemma::server {
+
+struct WaveCut {
+  std::vector<uint32_t> sizes;  // members of each wave, in order
+  PhaseBytes largest;           // of its largest wave, without what the prefixes keep beside it
+  // It is the cut for every number of bytes from the first to the last.
+  int64_t bytes_min = std::numeric_limits<int64_t>::min(), bytes_max = kNoLimit;
+
+  int64_t waves() const { return static_cast<int64_t>(sizes.size()); }
+};
+
+class WaveCuts {
+ public:
+  // Both outlive it.
+  WaveCuts(const MemoryOptions& options, const ClusterShape& cluster);
+
+  // The number of waves where bytes are no limit.
+  int64_t fewest_waves() const { return fewest_waves_; }
+
+  // The cut when `bytes` are left to a wave. Its largest wave passes them where one member alone does, or where the
+  // size of waves is forced.
+  const WaveCut& Cut(v1::TapePolicy policy, int64_t bytes);
+
+  // The fewest bytes that any cut needs.
+  int64_t LeastBytes(v1::TapePolicy policy);
+
+  int64_t waves_priced() const { return waves_priced_; }  // how often the bytes of a wave were asked for
+
+ private:
+  WaveShape Wave(size_t begin, size_t count, v1::TapePolicy policy) const;
+  PhaseBytes BytesOf(size_t begin, size_t count, v1::TapePolicy policy);
+  size_t CountWorthPacking(size_t begin) const;
+  bool bytes_decide() const;
+  WaveCut MakeCut(v1::TapePolicy policy, int64_t bytes);
+  // Shortens a wave that passes `bytes`, of more than one member; returns the bytes of what is left of it.
+  PhaseBytes Shorten(size_t begin, int64_t bytes, v1::TapePolicy policy, PhaseBytes whole, size_t& count, WaveCut& cut);
+
+  struct OfPolicy {
+    std::deque<WaveCut> cuts;  // references to them stay valid
+    int64_t least_bytes = -1;  // -1: not known yet
+  };
+
+  const MemoryOptions& options_;
+  const ClusterShape& cluster_;
+  std::vector<size_t> largest_members_;  // one of them needs most alone, whatever the policy
+  int64_t fewest_waves_ = 0;
+  int64_t waves_priced_ = 0;
+  OfPolicy policies_[v1::TapePolicy_ARRAYSIZE];
+};
+
+}  // namespace stemma::server
