@@ -25,6 +25,10 @@ constexpr std::array kFamilies = {
            .head_size_default = 128,
            .window = WindowRule::kFlag,
            .written_false = {"attention_bias", "use_sliding_window"}},
+    Family{.model_type = "mistral",
+           .architecture = "MistralForCausalLM",
+           .models = "without a sliding window",
+           .window = WindowRule::kWidth},
 };
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace stemma {
 enum class WindowRule {
   kAnyWidth,  // any `sliding_window` asks for one
   kFlag,      // `use_sliding_window` asks for one, in the layers from `max_window_layers` on
+  kWidth,  // a `sliding_window` below `max_position_embeddings` asks for one; it is 4096 where absent, none where null
 };
 
 struct Family {

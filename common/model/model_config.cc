@@ -90,6 +90,21 @@ absl::Status CheckWindowFlag(const JsonFields& fields, const ModelConfig& config
                                                          " (max_window_layers): sliding windows are not supported"));
 }
 
+// WindowRule::kWidth.
+absl::Status CheckWindowWidth(const JsonFields& fields, const ModelConfig& config) {
+  constexpr int64_t kAbsent = 4096;  // as transformers has it
+  if (fields.IsNull("sliding_window")) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const int64_t width, fields.IntOr("sliding_window", kAbsent, 1, kMaxInt32));
+  if (width >= config.max_positions) return absl::OkStatus();
+  return fields.Error(
+      "sliding_window",
+      absl::StrCat(width, fields.Find("sliding_window") == nullptr ? " (where it is absent)" : "",
+                   " is below max_position_embeddings ", config.max_positions,
+                   ", and sliding windows are not supported: set max_position_embeddings to ", width,
+                   " if no prompt and response are longer together, or sliding_window to null if the model was trained "
+                   "without one"));
+}
+
 absl::Status CheckSlidingWindow(const JsonFields& fields, WindowRule rule, const ModelConfig& config) {
   RETURN_IF_ERROR(CheckLayerTypes(fields, config));
   switch (rule) {
@@ -97,6 +112,8 @@ absl::Status CheckSlidingWindow(const JsonFields& fields, WindowRule rule, const
       return RefusePresent(fields, "sliding_window", "a sliding window");
     case WindowRule::kFlag:
       return CheckWindowFlag(fields, config);
+    case WindowRule::kWidth:
+      return CheckWindowWidth(fields, config);
   }
   return absl::OkStatus();
 }

@@ -222,6 +222,7 @@ std::string ModelConfigJson(const ModelConfig& config, const ModelInitOptions& o
   root["tie_word_embeddings"] = config.tie_word_embeddings;
   root["use_cache"] = true;
   root["vocab_size"] = config.vocab_size;
+  if (family->window == WindowRule::kWidth) root["sliding_window"] = nullptr;
   for (const std::string_view name : family->written_false) {
     if (!name.empty()) root[std::string(name)] = false;
   }

@@ -17,7 +17,8 @@ LLAMA3_SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """Shapes of one model. `scaled` asks for llama3 rope scaling; `spelling` is the transformers version of config.json."""
+    """Shapes of one model. `scaled` asks for llama3 rope scaling; `spelling` is the transformers version of config.json;
+    `window` is Mistral's."""
 
     family: str = "llama"
     hidden: int = 32
@@ -35,6 +36,7 @@ class Spec:
     seed: int = 1
     spelling: int = 5
     gain: float = 1.5
+    window: int | None = None
 
 
 def _config(spec):
@@ -53,6 +55,8 @@ def _config(spec):
         return transformers.Qwen2Config(**common)
     if spec.family == "qwen3":
         return transformers.Qwen3Config(head_dim=spec.head_size, **common)
+    if spec.family == "mistral":
+        return transformers.MistralConfig(head_dim=spec.head_size, sliding_window=spec.window, **common)
     raise ValueError(f"unknown family {spec.family}")
 
 
@@ -122,4 +126,6 @@ PARITY = {
     "qwen3": Spec("qwen3", head_size=16, seed=6),
     "qwen3_tied_fp16": Spec("qwen3", head_size=16, tied=True, kv_heads=4, dtype="float16", seed=7, theta=1e6),
     "llama_scaled_4": Spec("llama", scaled=True, heads=6, kv_heads=3, hidden=48, dtype="bfloat16", seed=8, spelling=4),
+    "mistral": Spec("mistral", head_size=16, seed=9),
+    "mistral_tied_bf16": Spec("mistral", tied=True, kv_heads=1, dtype="bfloat16", seed=10, spelling=4, window=256),
 }

@@ -1,4 +1,4 @@
-"""The three families written once more from their formulas, in float64, without transformers' modules.
+"""The families written once more from their formulas, in float64, without transformers' modules.
 
 It exists to check hf64.py: two implementations that share no line must agree. Reads config.json and safetensors itself.
 """

@@ -107,8 +107,8 @@ class _Shape:
     def __init__(self, config, source):
         self._source = source
         family = config.get("model_type")
-        if family not in ("llama", "qwen2", "qwen3"):
-            raise ValueError(f"{source}: model_type is {family!r}, must be one of llama, qwen2, qwen3")
+        if family not in ("llama", "qwen2", "qwen3", "mistral"):
+            raise ValueError(f"{source}: model_type is {family!r}, must be one of llama, qwen2, qwen3, mistral")
         self.hidden = self._size(config, "hidden_size")
         self.layers = self._size(config, "num_hidden_layers")
         self.ffn = self._size(config, "intermediate_size")

@@ -39,6 +39,15 @@ json Qwen3() {
     "sliding_window": null, "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151936})");
 }
 
+json Mistral() {
+  return json::parse(R"({"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "use_cache": true, "vocab_size": 32768})");
+}
+
 absl::StatusOr<ModelConfig> Parse(const json& config) { return ParseModelConfig(config.dump()); }
 
 absl::StatusOr<ModelConfig> With(json config, const std::string& name, json value) {
@@ -73,6 +82,16 @@ TEST(ModelConfigTest, Qwen3IsReadInTransformers5Spelling) {
   EXPECT_TRUE(config->qk_norm);
   EXPECT_EQ(config->head_size, 128);
   EXPECT_EQ(config->rope_theta, 1000000);
+}
+
+TEST(ModelConfigTest, MistralIsReadWithoutBiasOrQueryNorm) {
+  const auto config = Parse(Mistral());
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->num_parameters(), 7248023552);  // Mistral-7B-v0.3
+  EXPECT_FALSE(config->qkv_bias);
+  EXPECT_FALSE(config->qk_norm);
+  EXPECT_EQ(config->head_size, 128);
+  EXPECT_EQ(With(Mistral(), "head_dim", 160)->head_size, 160);
 }
 
 TEST(ModelConfigTest, BothSpellingsOfRopeMeanTheSame) {
@@ -119,7 +138,7 @@ struct Refusal {
 TEST(ModelConfigTest, WhatIsNotSupportedIsRefusedByFieldName) {
   const json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
   for (const Refusal& refusal : std::vector<Refusal>{
-           {"model_type", "mistral", "model_type: \"mistral\" is not supported: this server trains llama"},
+           {"model_type", "gemma", "model_type: \"gemma\" is not supported: this server trains llama (Llama 3.x), "},
            {"model_type", 7, "model_type: must be a string"},
            {"architectures", {"LlamaForSequenceClassification"}, "architectures: must be"},
            {"hidden_act", "gelu", "hidden_act: \"gelu\""},
@@ -147,6 +166,20 @@ TEST(ModelConfigTest, ASlidingWindowIsRefusedOnlyWhenItIsInUse) {
   EXPECT_THAT(Parse(all_full), IsOk());
   EXPECT_THAT(With(Qwen3(), "layer_types", {"full_attention", "sliding_attention"}),
               Invalid("layer_types[1]: \"sliding_attention\""));
+}
+
+TEST(ModelConfigTest, MistralsWindowIsRefusedWhereItIsBelowTheLongestText) {
+  EXPECT_THAT(With(Mistral(), "sliding_window", 4096),
+              Invalid("sliding_window: 4096 is below max_position_embeddings 32768, and sliding windows are not "
+                      "supported: set max_position_embeddings to 4096 if"));
+  EXPECT_THAT(With(Mistral(), "sliding_window", 32767), Invalid("sliding_window: 32767 is below"));
+  EXPECT_THAT(With(Mistral(), "sliding_window", 32768), IsOk());
+  EXPECT_THAT(With(Mistral(), "sliding_window", 0), Invalid("sliding_window: must be"));
+  EXPECT_THAT(With(Mistral(), "sliding_window", "4096"), Invalid("sliding_window: must be"));
+  json absent = Mistral();
+  absent.erase("sliding_window");
+  EXPECT_THAT(Parse(absent), Invalid("sliding_window: 4096 (where it is absent) is below"));
+  EXPECT_THAT(With(absent, "max_position_embeddings", 4096), IsOk());
 }
 
 TEST(ModelConfigTest, AttentionBiasIsQwen2sOwn) {

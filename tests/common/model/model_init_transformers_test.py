@@ -23,6 +23,8 @@ FAMILIES = {
     "qwen2-tied": transformers.Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=False),
     "qwen3-tied": transformers.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=True),
+    "mistral": transformers.MistralConfig(**SIZES, head_dim=6, sliding_window=None),
+    "mistral-tied": transformers.MistralConfig(**SIZES, sliding_window=256, tie_word_embeddings=True),
 }
 
 
@@ -39,7 +41,7 @@ def make(folder, config, name="made", seed=7, dtype="F32", norm_std=0.1, max_sha
 
 
 def type_of(config):
-    return {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[config.model_type]
+    return config.model_type.capitalize()
 
 
 def load(path):

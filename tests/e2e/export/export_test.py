@@ -54,7 +54,9 @@ def fp32_log_probs(directory, request):
     (models.Spec("qwen2", tied=True, dtype="bfloat16"), "fp32", "1GB"),
     (models.Spec("qwen3", head_size=16, dtype="bfloat16"), "bf16", SHARD),
     (models.Spec("qwen3", head_size=16, dtype="float16"), "fp64", SHARD),
-], ids=["fp32", "fp32 sharded", "bf16 tied in an fp32 run", "bf16 sharded", "fp16 sharded in an fp64 run"])
+    (models.Spec("mistral", head_size=16, dtype="bfloat16"), "fp32", SHARD),
+], ids=["fp32", "fp32 sharded", "bf16 tied in an fp32 run", "bf16 sharded", "fp16 sharded in an fp64 run",
+        "mistral, bf16 sharded in an fp32 run"])
 def test_an_export_before_any_step_is_byte_for_byte_what_was_loaded(spec, run_dtype, shard, tmp_path):
     loaded = models.make(str(tmp_path / "model"), spec, shard)
     if shard == SHARD:
