@@ -36,7 +36,7 @@ class RequestBuilder {
   // Once, after the client closed its stream.
   absl::StatusOr<std::shared_ptr<const TrainingRequest>> Finish();
 
-  // What is kept so far takes about so many bytes.
+  // Returns about how many bytes the kept parts take.
   uint64_t kept_bytes() const { return kept_bytes_; }
 
  private:

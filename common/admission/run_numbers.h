@@ -31,8 +31,8 @@ std::string CheckWeightDecay(double value, double learning_rate);
 std::string CheckEps(double value, const RunNumbers& numbers);
 std::string CheckBeta(double value, const RunNumbers& numbers);
 
-// What a step with this norm of its gradients and this clip factor would do to the second moments: "" or why they
-// overflow. Holds for every parameter: no gradient is larger than the norm.
+// Checks the second moments of a step with this norm of its gradients and this clip factor: "" or why they overflow.
+// Holds for every parameter: no gradient is larger than the norm.
 std::string CheckClippedNorm(double grad_norm, double clip, const RunNumbers& numbers);
 
 }  // namespace stemma

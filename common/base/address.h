@@ -20,10 +20,10 @@ struct HostPort {
   std::string Text() const;  // "127.0.0.1:7070", "[::1]:7070"
 };
 
-// To listen on; port 0 stands for any free port. Errors: InvalidArgument with the text and what to write instead.
+// Parses an address to listen on; port 0: any free port. Errors: InvalidArgument - the text and what to write instead.
 absl::StatusOr<HostPort> ParseListenAddress(std::string_view text);
 
-// To connect to: the port is not 0.
+// Parses an address to connect to: the port is not 0.
 absl::StatusOr<HostPort> ParseDialAddress(std::string_view text);
 
 }  // namespace stemma

@@ -55,7 +55,7 @@ void WalkSingle(const Message& message, const FieldDescriptor& field, Sha256& sh
   }
 }
 
-// Of the payload's messages, only rollouts repeat.
+// Adds a repeated field; the only messages that a payload repeats are rollouts.
 void WalkRepeated(const Message& message, const FieldDescriptor& field, Sha256& sha) {
   CHECK_EQ(field.cpp_type(), FieldDescriptor::CPPTYPE_MESSAGE) << field.full_name();
   const Reflection& reflection = *message.GetReflection();

@@ -40,15 +40,15 @@ absl::Status MakeError(absl::StatusCode code, const std::string& reason, const s
 // "" when the status carries none.
 std::string ErrorReason(const absl::Status& status);
 
-// What travelled: violations cut to those sent, the whole count in metadata "violations".
+// Returns what travelled: violations cut to those sent, the whole count in metadata "violations".
 ErrorDetails GetErrorDetails(const absl::Status& status);
 
-// For the wire and back; code and message are the status's own.
+// Convert for the wire and back; code and message are the status's own.
 google::rpc::Status ToRpcStatus(const absl::Status& status);
 absl::Status FromRpcStatus(const google::rpc::Status& status);
 
-// Of a request's stored outcome. USER: the request must change; SERVER: the server, its machine or its state was the
-// cause.
+// Convert the stored outcome of a request and back. USER: the request must change; SERVER: the server, its machine or
+// its state was the cause.
 v1::Failure ToFailure(const absl::Status& status);
 absl::Status FromFailure(const v1::Failure& failure);
 

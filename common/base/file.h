@@ -13,7 +13,7 @@
 
 namespace stemma {
 
-// Of the last failed system call: "open /a/b: No such file or directory".
+// Names the system call that failed: "open /a/b: No such file or directory".
 absl::Status ErrnoStatus(std::string_view what, const std::string& path, int error);
 
 class RegularFile {

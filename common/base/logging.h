@@ -27,14 +27,14 @@ struct LogOptions {
   LogLevel level = LogLevel::kInfo;  // the least that is written; a CHECK that fails always is
 };
 
-// Without a line end. Line ends in the message become spaces in text and \n in JSON.
+// Formats a line, without its end. Line ends in the message become spaces in text and \n in JSON.
 std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::string_view program,
                     std::string_view message);
 
 // Sends what glog gets to stderr in that form, from now until the process ends. Call once, early in main.
 void StartLogging(std::string_view program, const LogOptions& options);
 
-// To whoever started the program, where there may be no log: "stemma-server: text" on stderr, or a JSON line.
+// Tells whoever started the program, where there may be no log: "stemma-server: text" on stderr, or a JSON line.
 void Say(std::string_view program, const LogOptions& options, LogLevel level, std::string_view text);
 
 }  // namespace stemma

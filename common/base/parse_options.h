@@ -14,7 +14,7 @@ class App;
 
 namespace stemma {
 
-// Before any subcommand is added: they inherit it.
+// Call it before any subcommand is added: they inherit the style.
 void SetHelpStyle(CLI::App& app);
 
 // Nothing: go on. Else the program's exit code, 0 after --help and --version; all is said.

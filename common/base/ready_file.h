@@ -15,7 +15,7 @@ namespace stemma {
 
 class ReadyFile {
  public:
-  // What could be said before anything is started. Errors: InvalidArgument - something lies there that is not the ready
+  // Checks the path before anything is started. Errors: InvalidArgument - something lies there that is not the ready
   // file of a server that has ended: a folder, a link, a user's file, a running server's; or its folder is not there or
   // cannot be written.
   static absl::Status Check(const std::string& path);

@@ -28,7 +28,7 @@ struct ParsedRunConfig {
   std::vector<RunConfigProblem> problems;
 };
 
-// What can be read is in `config`, the rest in `problems`.
+// Returns what can be read in `config`, the rest in `problems`.
 ParsedRunConfig ParseRunConfig(std::string_view yaml);
 
 // Reads the file and parses. Errors: the file cannot be read.

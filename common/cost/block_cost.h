@@ -27,7 +27,7 @@ struct BlockCost {
 
 BlockCost ForwardCost(const ModelConfig& config, Block block);
 
-// What the block's backward runs forward once more, because the policy dropped it.
+// Says what the block's backward recomputes because the policy dropped it.
 BlockCost RecomputedCost(const ModelConfig& config, Block block, v1::TapePolicy policy);
 
 // Both blocks of a full layer.

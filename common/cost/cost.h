@@ -111,9 +111,9 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
 // The two halves of Phase B's: what the prefixes keep on the device, whatever the wave, and what the wave adds.
 PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix);
 PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave);
-// Of the prefixes' tape in host memory, when it is offloaded.
+// Counts the bytes of the prefixes' tape in host memory, where it is offloaded.
 int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix);
-// FLOPs that the policy adds to a backward: forward products made again.
+// FLOPs that the policy adds to a backward: forward products that are recomputed.
 Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix);
 Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy);
 

@@ -10,11 +10,11 @@
 
 namespace stemma {
 
-// Of one element in a run of `dtype` (fp32, fp64, bf16): of weights and activations; of gradients and statistics.
+// Bytes of one element in a run of `dtype` (fp32, fp64, bf16): weights and activations; gradients and statistics.
 int64_t RunBytes(std::string_view dtype);
 int64_t AccumulateBytes(std::string_view dtype);
 
-// Of one parameter's optimizer states: both moments, and the fp32 master of a bf16 run.
+// Bytes of one parameter's optimizer states: both moments, and the fp32 master of a bf16 run.
 int64_t OptimizerBytes(std::string_view dtype);
 
 struct StateBytes {
@@ -34,8 +34,8 @@ struct StateBytes {
 
 StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype);
 
-// Of a run whose memory is divided: host memory that optimizer states leave to tapes. The server plans by it, the
-// worker makes its arena of it.
+// Returns the host memory that optimizer states leave to tapes, in a run whose memory is divided. The server plans by
+// it, and it is the size of the worker's arena.
 int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run);
 
 }  // namespace stemma

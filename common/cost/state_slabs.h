@@ -11,8 +11,8 @@
 
 namespace stemma {
 
-// Of the borders inside a parameter, and of the places inside a slab: 64 bytes of fp32. The fused op works in such
-// units from a parameter's first element on, so a cut between them changes no bit.
+// Borders inside a parameter, and places inside a slab, are multiples of this: 64 bytes of fp32. The fused op works in
+// such units from a parameter's first element on, so a cut between them changes no bit.
 constexpr int64_t kStateSlabUnit = 16;
 
 // One slab is stepped, the next comes in, the last goes out.

@@ -31,7 +31,7 @@ struct Family {
   std::array<std::string_view, 2> written_false = {};
 };
 
-// In the order in which messages and help texts list them.
+// Lists the rows in the order in which messages and help texts name them.
 std::span<const Family> Families();
 
 // nullptr: there is no such family.

@@ -17,7 +17,7 @@ class SampleTokens {
  public:
   void Add(const v1::Rollout& rollout);
 
-  // Of the rollout's sample. A rollout with a sample_id must have been added.
+  // Counts over the rollout's sample. A rollout with a sample_id must have been added.
   int64_t UnmaskedTokensOfSample(const v1::Rollout& rollout) const;
   int64_t num_samples() const { return num_single_ + static_cast<int64_t>(tokens_by_id_.size()); }
 

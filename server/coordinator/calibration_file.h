@@ -9,8 +9,8 @@
 
 namespace stemma::server {
 
-// What the file holds. Empty when there is none; when it cannot be read or is not such a file, with a warning in the
-// log: rates are then measured anew, and the next write replaces it.
+// Returns what the file holds. Empty when there is none; when it cannot be read or is not such a file, too, with a
+// warning in the log: rates are then measured anew, and the next write replaces it.
 CalibrationBook ReadCalibration(const std::string& data_directory);
 
 // Errors: the directory cannot be written.

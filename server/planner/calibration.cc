@@ -14,7 +14,7 @@ namespace {
 // counts less.
 constexpr double kSmallPhase = 0.02;
 constexpr double kOutlier = 0.1;  // relative residual from where a phase is weighed down
-constexpr double kRidge = 2e-4;   // of each equation: holds what no sample tells apart at the scaled defaults
+constexpr double kRidge = 2e-4;   // pulls rates that the samples cannot separate toward the scaled defaults
 
 double Median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);

@@ -42,7 +42,7 @@ class Calibration {
 
   // Ignored unless finite, positive in all and with work: a measured step that cannot be one.
   void Add(const CalibrationSample& sample);
-  // As Add for each, fitted once.
+  // Adds each, and fits once.
   void AddAll(const std::vector<CalibrationSample>& samples);
 
   const Rates& rates() const { return rates_; }

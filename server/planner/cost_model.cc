@@ -87,7 +87,7 @@ Rates DeviceRates(const std::string& dtype, int64_t threads, const std::string& 
   }
   // One core with AVX-512: 150 GFLOP/s of fp32 matrix products, half of it in fp64 and, upcast, in bf16. Ratios are
   // those of the ops by themselves in the runs of tests/server/planner/recorded_phases.json: elementwise work is a
-  // fiftieth of a step, and cannot be told from matrix products but where a policy makes it again.
+  // fiftieth of a step, and cannot be told from matrix products but where a policy recomputes it.
   const double factor = (dtype == "fp32" ? 1.0 : 2.0) / static_cast<double>(std::max<int64_t>(1, threads));
   rates.seconds = {factor / 150e9, factor / 125e9, factor / 95e9, factor / 200e9, factor * 0.18e-9, factor * 1.2e-9,
                    0.4e-9,         3e-9,           1 / 8e9,       0.5e-9,         factor * 10e-6};

@@ -59,7 +59,7 @@ struct Rates {
   bool calibrated = false;
 };
 
-// What is sane before anything was measured: of a CPU core, or of an H200 (`device` "cuda..."), by published rates.
+// Returns sane rates before anything was measured: of a CPU core, or of an H200 (`device` "cuda..."), as published.
 Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string& device,
                    v1::OptimizerResidency residency = v1::DEVICE);
 

@@ -72,7 +72,7 @@ std::vector<MemoryAlternative> Alternatives(const MemoryOptions& options, const 
 std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const ClusterShape& cluster,
                                      const MemoryAlternative& way);
 
-// Of one cluster; for many see MemoryChooser.
+// Chooses for one cluster; for many see MemoryChooser.
 MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& cluster);
 
 // Why this way, in one line.

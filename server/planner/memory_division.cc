@@ -10,9 +10,9 @@
 namespace stemma::server {
 namespace {
 
-// Of a device of its own: what its runtime, and pieces too small to use, take.
+// Share of a dedicated device that is reserved for its runtime and for fragmentation.
 constexpr int64_t kDeviceReserveParts = 16;
-// Of what is free on a machine whose memory is host and device in one, the rest is for others.
+// Shares of what is free on a machine whose memory is host and device in one; other programs keep the rest.
 constexpr int64_t kSharedActivationParts = 2, kSharedHostParts = 4;
 
 int64_t Given(uint64_t bytes) { return static_cast<int64_t>(bytes); }

@@ -3,7 +3,7 @@
 //
 // Under a budget the optimizer's states stay on the device as long as one rollout of the model's longest context, half
 // prompt and half response, can still be trained beside them; else they go to host memory, if that has room.
-// Where host and device are one memory and no budget is given, nothing is won by moving: they stay.
+// Where host and device are one memory and no budget is given, moving them gains nothing, so they stay.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@
 
 namespace stemma::server {
 
-// Of a worker when it joins.
+// The memory that a worker reports when it joins.
 struct WorkerMemory {
   int64_t device_free_bytes = 0;  // 0: not known
   int64_t host_free_bytes = 0;    // 0: the device's memory is the host's
   int64_t device_bytes = 0;       // all that it has; 0: not known
 };
 
-// What a configuration can be refused for before any worker is there. Errors: InvalidArgument - a budget, or a host
-// memory, smaller than the state of this model that must lie there, naming field and bytes.
+// Refuses what is wrong before any worker is there. Errors: InvalidArgument - a budget, or a host memory, smaller than
+// the state of this model that must lie there, naming field and bytes.
 absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run);
 
 // `run` with memory_budget_bytes, host_memory_bytes and optimizer_residency filled in where they are not given.
@@ -35,7 +35,7 @@ absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run);
 absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const WorkerMemory& memory,
                                            const v1::RunConfig& run);
 
-// Of a divided configuration: what is left on the device above the state (in host memory: common/cost/state_bytes.h).
+// Returns what the state leaves on the device, in a divided configuration (in host memory: common/cost/state_bytes.h).
 int64_t ActivationBytes(const ModelConfig& model, const v1::RunConfig& run);
 
 // "", or why a plan does not fit a worker's memory though it fitted the one that it was made for.

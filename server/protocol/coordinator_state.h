@@ -227,7 +227,7 @@ class CoordinatorState {
   bool draining_ = false, drained_ = false;
   absl::Time drain_deadline_ = absl::InfiniteFuture();
 
-  // Of the worker's machine; a plan that was made is not touched by it.
+  // The speed of the worker's machine; plans that were made keep the rates that they were made with.
   CalibrationBook calibration_book_;
   std::string calibration_key_;
   Calibration calibration_;

@@ -258,7 +258,7 @@ void CoordinatorState::AddStepResult(UpdateRecord& record, v1::StepResult::Outco
                  *result.mutable_metrics());
 }
 
-// Of another attempt or job: late, and harmless.
+// Counts a message of another attempt or job: late, and harmless.
 void CoordinatorState::Ignore(const std::string& what) {
   Say(absl::StrCat("ignored: ", what, "; ", ++ignored_, " such messages so far"));
 }
@@ -321,7 +321,8 @@ void CoordinatorState::OnRefused(const internal::v1::Refused& refused) {
   }
   Say(absl::StrCat("the worker refused ", StepText(refused.key()), ": ", why));
   if (!running_ || running_->phase == Phase::kCallJob || !SameKey(running_->key, refused.key())) return;
-  if (running_->phase == Phase::kCommitted) {  // whether the step was made is unknown: such a worker cannot stay
+  // We cannot know whether the step was applied, so we drop this worker and let recovery decide.
+  if (running_->phase == Phase::kCommitted) {
     decision_.actions.push_back(CloseSessionAction{worker_->session, absl::AbortedError("it refused an Apply")});
     return LoseWorker(absl::StrCat("it refused an Apply: ", why));
   }

@@ -54,7 +54,7 @@ class JobWatch {
   JobWatch(std::string what, const JobSeconds& predicted, absl::Duration floor);
 
   void Pass(absl::Duration counted);
-  // What the worker's counter says now, in a heartbeat of that phase.
+  // Takes what the worker's counter says now, in a heartbeat of that phase.
   void Heard(uint64_t counter, const std::string& phase);
   void Moved() { still_ = absl::ZeroDuration(); }
   // "", or why the worker is given up: what stood still, where and for how long, and the limit.

@@ -27,7 +27,7 @@ struct StepMetricsInput {
 // Quotients whose denominator is zero are left out.
 void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics);
 
-// What a worker would vote for a mini-batch in which nothing has a gradient: zeros, and its count of tokens.
+// Makes the vote that a worker would give where nothing has a gradient: zeros, and the mini-batch's count of tokens.
 internal::v1::Vote EmptyVote(const StepNumbers& numbers);
 
 // Over the steps that were applied (if none was, over those that had nothing to compute): means of actor/* and of

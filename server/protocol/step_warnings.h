@@ -10,7 +10,7 @@
 
 namespace stemma::server {
 
-// Of a group: some rollout runs; no response token counts; or what multiplies every token's loss is 0.
+// Whether a group runs: some rollout does; no response token counts; or what multiplies every token's loss is 0.
 enum class GroupRuns { kYes, kNoTokens, kZeroFactor };
 
 // One for each group. Advantages are filled.

@@ -24,8 +24,8 @@ namespace stemma::server {
 struct AcceptorOptions {
   std::string host;   // a name, IPv4, or IPv6 without brackets
   uint16_t port = 0;  // 0: any
-  // Of clients; some descriptors are kept free of them. 0: what the process may open is the only bound, for listeners
-  // of our own processes, which must get through when clients have taken all that they may.
+  // The most connections of clients; some descriptors are kept free of them. 0: what the process may open is the only
+  // bound, for listeners of our own processes, which must get through when clients have taken all that they may.
   uint64_t connections_max = 0;
 };
 

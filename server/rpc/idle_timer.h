@@ -17,7 +17,7 @@ class IdleTimer {
  public:
   IdleTimer(const Clock& clock, absl::Duration after) : clock_(clock), after_(after) {}
 
-  // From now on; an earlier start is stopped. `when_idle` holds what it needs alive.
+  // Starts it now; an earlier start is stopped. `when_idle` holds what it needs alive.
   void Start(std::function<void()> when_idle) {
     alarm_ = std::make_unique<grpc::Alarm>();  // one alarm serves once; its end stops it
     const timespec at = absl::ToTimespec(clock_.Now() + after_);

@@ -34,7 +34,7 @@ class Server {
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options, const Clock& clock);
   ~Server();
 
-  // With the ports in use.
+  // Addresses with the ports in use.
   const std::string& address() const { return address_; }
   const std::string& worker_address() const { return worker_address_; }
   const std::string& ops_address() const { return ops_address_; }

@@ -10,8 +10,8 @@
 namespace stemma::server {
 namespace {
 
-// Of a small call that changes something; queries ignore what they do not know, so that a newer client can ask what
-// this server is.
+// Refuses unknown fields, in a small call that changes something. Queries ignore what they do not know, so that a newer
+// client can ask what this server is.
 absl::Status CheckKnown(const google::protobuf::Message& request) {
   Violations violations;
   CheckKnownFields(request, "", violations);

@@ -40,7 +40,7 @@ class RecordingCopyEngine final : public CopyEngine {
   absl::Status Wait(CopyTicket ticket) override { return copies_.Wait(ticket); }
   void Cancel(CopyTicket ticket) override { copies_.Cancel(ticket); }
 
-  // What ended since the last call, in the order in which it ran.
+  // Returns the copies that ended since the last call, in the order in which they ran.
   std::vector<CopyRecord> TakeRecords();
 
  private:

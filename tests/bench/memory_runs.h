@@ -57,7 +57,7 @@ class MemoryRuns {
  public:
   MemoryRuns(const std::string& model, uint32_t threads);
 
-  // As `memory` says, one suffix a wave.
+  // Runs as `memory` says, one suffix a wave.
   Measured Run(const Shape& shape, const Memory& memory);
   // One run with another copy engine; `wrong`: its gradients may be anything.
   Measured RunWith(CopyEngine& copies, bool wrong, const Shape& shape, const Memory& memory);

@@ -12,7 +12,7 @@ def spread(values, digits=2):
 
 
 def ratios(above, below):
-    """Of the pairs that ran next to each other."""
+    """Divides the pairs that ran next to each other."""
     return [a / b for a, b in zip(above, below)]
 
 

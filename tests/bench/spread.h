@@ -9,14 +9,14 @@
 
 namespace stemma::testing {
 
-// Of some values, at least one: the median and the quartiles, between neighbours where a quarter falls between two.
+// Median and quartiles of one value or more; between neighbours where a quarter falls between two.
 struct Spread {
   explicit Spread(std::vector<double> values);
   std::string text(int digits) const;  // "1.02 (1.01–1.04)"
   double median = 0, low = 0, high = 0;
 };
 
-// Of runs in turns: each over the other one of its round.
+// Divides runs in turns, each by the other one of its round.
 Spread RatioOf(const std::vector<double>& above, const std::vector<double>& below);
 
 // Seconds of each way, one for each round, the first run of each left out; every other round in the other order. Ways

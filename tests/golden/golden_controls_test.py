@@ -85,7 +85,7 @@ def unclipped(case):
 
 
 def disagreement(pair, request, rules=Rules(), orders=None, wrong=None):
-    """Of a wrong oracle with the product, in units of the tolerance; the right oracle agrees, and both sides go on."""
+    """How far a wrong oracle is from the product, in units of the tolerance; the right one agrees, and both sides go on."""
     answer, parts = pair.product(request)
     right_orders = payload.orders(parts)
     start = pair.trainer.snapshot()

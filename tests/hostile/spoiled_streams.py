@@ -9,7 +9,7 @@ from stemma import _proto
 INVALID, SHORT, LIMIT, UNSUPPORTED, REUSED, MISMATCH = (
     "INVALID_REQUEST", "SHORT_STREAM", "LIMIT_EXCEEDED", "UNSUPPORTED", "REQUEST_ID_REUSED", "STEP_MISMATCH")
 ACCEPTED = "accepted"
-# Of bytes that are no message, gRPC itself says no more than the code.
+# For bytes that are no message, gRPC itself says no more than the code.
 BROKEN = "broken"
 CODES = {INVALID: "INVALID_ARGUMENT", SHORT: "INVALID_ARGUMENT", LIMIT: "RESOURCE_EXHAUSTED",
          UNSUPPORTED: "FAILED_PRECONDITION", REUSED: "ALREADY_EXISTS", MISMATCH: "ABORTED",

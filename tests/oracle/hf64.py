@@ -99,7 +99,7 @@ class Hf64:
 
 
 def log_probs_and_entropy(logits, response, temperature):
-    """Of temperature-scaled logits: the response's log-probs [R] and entropies [R]."""
+    """The response's log-probs [R] and entropies [R] under temperature-scaled logits."""
     log_softmax = torch.log_softmax(logits / temperature, dim=-1)
     chosen = log_softmax.gather(1, torch.tensor(list(response), dtype=torch.int64)[:, None])[:, 0]
     return chosen, -(log_softmax.exp() * log_softmax).sum(-1)

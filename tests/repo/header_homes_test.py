@@ -29,7 +29,7 @@ def strays(tree):
 
 
 def impure(tree):
-    """Of the folders that only decide, and of every header of ours that they read."""
+    """Offences in the folders that only decide, and in every header of ours that they read."""
     todo = [p for p in tree if source_tree.is_cpp(p) and p.startswith(_PURE_FOLDERS)]
     seen, found = set(todo), []
     while todo:

@@ -38,7 +38,7 @@ def cpp_functions(text):
 
 
 def _kind(head):
-    """Of the brace that follows `head` outside of functions; `braces` is an initializer."""
+    """What the brace that follows `head` outside of functions opens; `braces` is an initializer."""
     head = re.sub(r"^((public|private|protected)\s*:\s*)+", "", head)
     if re.match(r'(inline\s+)?namespace\b|extern\s*""$', head):
         return "scope"

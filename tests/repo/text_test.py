@@ -1,4 +1,5 @@
-"""What stands in files: TODO(name): reason, no commented-out code, nothing that only one machine or its owner knows."""
+"""What stands in files: TODO(name): reason, no commented-out code, nothing that only one machine or its owner knows, and
+comments that are sentences as far as a test can tell."""
 
 import ast
 import re
@@ -22,6 +23,11 @@ _INDEX = re.compile(r"--(extra-)?index-url|--find-links|--trusted-host|(?<![=\w.
 _ADDRESSES_ALLOWED = re.compile(r"^(127\.|0\.0\.0\.0|10\.0\.0\.|192\.0\.2\.|255\.)")
 _MAKING = re.compile(r"co-authored-by|\b(?:written|made|generated|authored|drafted)\s+(?:by|with)\s+(?:an?\s+)?"
                      r"(?:ai|llm|language model|agent|assistant|chatbot|bot)\b|\bas an ai\b|\bchain of thought\b", re.I)
+# A comment that opens so is the end of a sentence whose beginning only its author knows.
+_HEADLESS = re.compile(r"of\b", re.I)
+# A function's comment begins with a verb; these words begin a fragment. “Returns what ...” and “Counts for ...” are sentences.
+_FRAGMENT = re.compile(r"(?:After|As|At|Before|Between|By|For|From|In|Like|Of|On|Per|Through|To|Until|What|With|Within|Without)\b")
+_FUNCTION = re.compile(r"\s*(?!(?:class|enum|namespace|return|static_assert|struct|using)\b)[^=;{]*(?:^|[\s*&])~?(?![A-Z_]+\()\w+\(")
 _DATA = ("tests/golden/", "tests/client/cli/golden/", "examples/traces/")
 
 
@@ -36,6 +42,46 @@ def _lines(tree, is_wrong):
 
 def bad_todos(tree):
     return _lines(tree, lambda line: _TODO.search(line) and not _TODO_FORM.search(line))
+
+
+def _comments(path, text):
+    """{line: (text, whether it stands alone)} of comments, docstrings' first lines included."""
+    lines = text.split("\n")
+    if source_tree.is_cpp(path) or path.endswith(".proto"):
+        return {number: (comment, lines[number - 1].lstrip().startswith(("//", "/*", "*")))
+                for number, comment in source_tree.cpp_comments(text)}
+    found = {}
+    if path.endswith((".py", ".cmake", ".sh", ".yaml", ".yml", ".toml", "CMakeLists.txt", "Makefile")):
+        for number, line in enumerate(lines, 1):
+            match = re.match(r"""(?P<code>[^#'"]*)#(?!!)\s?(?P<comment>.*)|\s*[rf]?\"{3}(?P<docstring>.+)""", line)
+            if match:
+                comment = match["comment"] if match["docstring"] is None else match["docstring"]
+                found[number] = (comment.strip(), not (match["code"] or "").strip())
+    return found
+
+
+def headless_comments(tree):
+    """Comments and help texts that open with “Of”, and comments of functions in headers that begin with no verb."""
+    found = [f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}" for path, text in _texts(tree)
+             if source_tree.is_cpp(path) and not path.startswith("tests/") for match in re.finditer(r'"Of [^"]*"', text)]
+    for path, text in _texts(tree):
+        comments, lines = _comments(path, text), text.split("\n")
+        for number, (comment, alone) in comments.items():
+            if not alone:
+                wrong = comment.startswith("Of ")
+            elif comments.get(number - 1, ("", False))[1]:
+                continue  # the block began above
+            else:
+                end = number
+                while comments.get(end + 1, ("", False))[1]:
+                    end += 1
+                below = lines[end:end + 2]
+                declared = below[1:] if below and below[0].lstrip().startswith("template") else below[:1]
+                wrong = _HEADLESS.match(comment) or path.endswith(".h") and _FRAGMENT.match(comment) and declared and \
+                    _FUNCTION.match(declared[0])
+            if wrong:
+                found.append(f"{path}:{number}: {comment[:100]}")
+    return found
 
 
 def _is_python_statement(text):
@@ -103,6 +149,10 @@ def test_pages_that_are_named_exist():
     source_tree.assert_none(missing_pages(source_tree.repository()))
 
 
+def test_comments_are_sentences():
+    source_tree.assert_none(headless_comments(source_tree.repository()))
+
+
 def test_a_bare_todo_is_noticed():
     for line in ("// TODO: later", "# FIXME", "// TODO(x) no colon", "# XXX look again"):
         assert bad_todos({"common/a.cc": line}), line
@@ -141,3 +191,21 @@ def test_a_page_that_is_not_there_is_noticed():
     assert not missing_pages(tree)
     tree["common/a.h"] = "// docs/numbers.md lists them\n"
     assert missing_pages(tree) == ["common/a.h:1: there is no docs/numbers.md"]
+
+
+def test_a_headless_comment_is_noticed():
+    for path, text in (("common/a.cc", "// Of one block the op's own tensor.\n"), ("common/a.cc", "// of a layer\nint Size();\n"),
+                       ("common/a.cc", "int size;  // Of one element.\n"), ("proto/a.proto", "// Of the device.\n"),
+                       ("a/b.py", "# Of the model.\n"), ("a/b.py", 'def f():\n    """Of rows that are ones."""\n'),
+                       ("client/a.cc", 'AddNumber("--eps", &eps, "Of the norms");'),
+                       ("common/CMakeLists.txt", "# Of every program.\n"), ("a/run.sh", "set -e\n# of the run\n"),
+                       ("common/a.h", "// What ended since the last call.\nstd::vector<Copy> Take();\n"),
+                       ("common/a.h", "class A {\n  // As Add, fitted once.\n  void AddAll();\n};\n"),
+                       ("common/a.h", "// For the wire,\n// and back.\ntemplate <typename T>\nT To(const T& value);\n")):
+        assert headless_comments({path: text}), text
+    for path, text in (("common/a.cc", "// Adds the rows\n// of one block.\n"), ("common/a.cc", "int size;  // of one element\n"),
+                       ("common/a.cc", 'Say("// Of one");\n'), ("a/b.py", "text = '# of the model'\n"), ("a/b.py", "x = 1  # of a step\n"),
+                       ("common/a.h", "// Offsets of the rows.\nint64_t Offset();\n"), ("common/a.h", "// As the file has it.\nint size = 3;\n"),
+                       ("common/a.h", "// For any thread.\nclass A {\n  A();\n};\n"),
+                       ("common/a.h", "// What is told of an end.\nstd::function<void(int)> end_;\nint size_ ABSL_GUARDED_BY(mutex_);\n")):
+        assert not headless_comments({path: text}), text

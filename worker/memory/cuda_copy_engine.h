@@ -10,7 +10,8 @@
 // Copies of one direction run in the order they were started: Wait waits for those before it, nothing is overtaken.
 // Cancel waits too, since a copy that CUDA was given cannot be taken back.
 // Host ends should lie in page-locked memory (worker/memory/cuda_page_lock.h): CUDA copies to and from other memory
-// through a buffer of its own, and StartCopyOut and StartCopyIn may then block until the compute stream has come there.
+// through a buffer of its own, and StartCopyOut and StartCopyIn may then block until the compute stream reaches that
+// point.
 //
 // Engine thread only, with the device of the engine's creation current. Errors name CUDA's; one of a start is reported
 // by Done or Wait of its ticket.
@@ -29,8 +30,8 @@ namespace stemma::worker {
 
 class CudaCopyEngine final : public CopyEngine {
  public:
-  // On the current device. `compute`: the stream of all work on the device memory that is copied; outlives the engine.
-  // Errors: no device, or no resources for streams and events.
+  // Creates it on the current device. `compute`: the stream of all work on the copied device memory; outlives the
+  // engine. Errors: no device, or no resources for streams and events.
   static absl::StatusOr<std::unique_ptr<CudaCopyEngine>> Create(cudaStream_t compute);
   // Waits for what was started; whoever holds a ticket must have ended it.
   ~CudaCopyEngine() override;

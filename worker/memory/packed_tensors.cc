@@ -17,7 +17,7 @@ int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 
 int64_t OffsetBytes(const at::Tensor& t) { return t.storage_offset() * static_cast<int64_t>(t.element_size()); }
 
-// Of the last byte that it covers, plus one; t has elements.
+// The offset of the last byte that it covers, plus one; t has elements.
 int64_t EndBytes(const at::Tensor& t) {
   int64_t last = t.storage_offset();
   for (int64_t dim = 0; dim < t.dim(); ++dim) last += (t.size(dim) - 1) * t.stride(dim);

@@ -22,7 +22,7 @@ class PackedTensors {
 
   int64_t bytes() const { return bytes_; }  // of the block; a multiple of 64
 
-  // On the device: the copies into a block, then the device memory can go. Away: new device memory, the copies back.
+  // Move out: the copies into a block, then FreeDevice. Move in: AllocateDevice, then the copies back.
   std::vector<CopySpan> SpansTo(void* block) const;
   void FreeDevice();
   void AllocateDevice();

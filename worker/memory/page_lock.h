@@ -14,7 +14,7 @@ class PageLock {
 
   // Errors: ResourceExhausted - the kernel locks no more; others as the device says. Then nothing is locked.
   virtual absl::Status Lock(void* begin, int64_t bytes) = 0;
-  // What Lock was given; no copy reaches it any more. A failure here is a bug.
+  // Unlocks what Lock was given; no copy uses it any more. A failure here is a bug.
   virtual void Unlock(void* begin) = 0;
 };
 

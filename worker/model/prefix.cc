@@ -109,7 +109,7 @@ class BlockForward {
     prefixes_.offload->DrainTo(prefixes_.options.offload_headroom_bytes);
   }
 
-  // Of one block the op's own tensor, of several a copy in their common buffer, and `kv` a view of it.
+  // With one block, keeps the op's tensor. With several, copies it into their shared buffer; `kv` becomes a view of it.
   void Store(std::vector<at::Tensor>& buffers, int64_t layer, at::Tensor& kv_KTE) {
     if (prefixes_.blocks.size() == 1) {
       buffers.push_back(kv_KTE);
@@ -157,7 +157,7 @@ PrefixBatch MakeBatch(const std::vector<int64_t>& tokens, const std::vector<int6
 
 void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock block) {
   const int64_t last = LastLayer(context);
-  // What the first block has read, nothing reads again.
+  // Backward ends with the first block, so its inputs can be freed.
   const bool release = block.begin == 0;
   ComeBack(context, prefixes, block, last, block.last);
   const at::Tensor positions_T = prefixes.positions_T.slice(0, block.begin, block.end);

@@ -54,7 +54,7 @@ struct PrefixBatch {
 
   // A prefix's K/V in a layer, and their gradients.
   AncestorKv Ancestor(int64_t layer, int64_t prefix) const;
-  // Between the layers of a wave: lets copies go on.
+  // Lets copies go on; called between the layers of a wave.
   void Poll() const {
     if (offload != nullptr) offload->Poll();
   }

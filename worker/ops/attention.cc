@@ -183,7 +183,7 @@ void ForEachCausalForward(const Wave& wave, const Run& run, CausalLayout layout,
   }
 }
 
-// Of one causal call: dq [K, g, rows, E], dk and dv [K, rows, E].
+// The gradients of one causal call: dq [K, g, rows, E], dk and dv [K, rows, E].
 struct OwnGradients {
   at::Tensor dq, dk, dv;
 };

@@ -52,7 +52,7 @@ class EngineThread {
   void Export(const internal::v1::Export& request);
   void Refuse(const internal::v1::StepKey& key, const absl::Status& status);
   EngineHooks Hooks();
-  // What an Abort has to name to end the call that runs.
+  // Sets what an Abort has to name to end the call that runs.
   void SetRunning(const std::string& what, const std::string& phase);
   bool IsCancelled();
   void SetPhase(const std::string& phase);

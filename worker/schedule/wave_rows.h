@@ -18,7 +18,7 @@ struct Operation {
   int wave = 0;  // of kWave
 };
 
-// Per cluster: A if it has prefixes, its waves in order, C if it has prefixes and the pass is not forward-only.
+// Lists per cluster: A if it has prefixes, its waves in order, C if it has prefixes and the pass is not forward-only.
 std::vector<Operation> ExpandStep(const v1::StepPlan& step, bool forward_only);
 
 // Sizes of the payload's groups.

@@ -23,7 +23,7 @@ struct LogProbQuery {
   bool entropy = false;
 };
 
-// By rollout_id.
+// Returns them by rollout_id.
 absl::StatusOr<std::map<std::string, RolloutLogProbs>> QueryLogProbs(Connection& connection, const LogProbQuery& query,
                                                                      const std::vector<v1::PromptGroup>& groups);
 

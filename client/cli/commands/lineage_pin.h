@@ -17,7 +17,7 @@ class LineagePin {
 
   const std::string& lineage() const { return lineage_; }
 
-  // Before the first request. A server that names no lineage is held to none.
+  // Call it before the first request. A server that names no lineage is held to none.
   void Begin(const v1::ModelInfo& model);
 
   // Holds the server to the lineage, unless lineages are followed.

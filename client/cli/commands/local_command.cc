@@ -65,7 +65,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");
   PassOption(command, options.get(), "--ops-listen", "HOST:PORT", "Where to answer health checks");
   PassOption(command, options.get(), "--data", "DIR", "Where exports go");
-  PassOption(command, options.get(), "--memory-budget", "BYTES", "Of the device, for state and activations, e.g. 20GB");
+  PassOption(command, options.get(), "--memory-budget", "BYTES", "Device memory for state and activations, e.g. 20GB");
   PassOption(command, options.get(), "--wave-suffixes", "N", "Force so many suffixes per wave");
   PassOption(command, options.get(), "--layout", "one_by_one|padded|packed", "Force how a wave is laid out");
   PassOption(command, options.get(), "--prefix-policy", "s0|s1|s2|s3|s4|s5",
@@ -73,7 +73,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--suffix-policy", "s0|s1|s2|s3|s4", "Force what a suffix's tape keeps");
   PassOption(command, options.get(), "--prefix-block-rows", "N", "Force prefixes in blocks of so many rows");
   PassOption(command, options.get(), "--offload", "on|off", "Force the prefixes' tape into host memory, or not");
-  PassOption(command, options.get(), "--host-memory", "BYTES", "Of host memory, for what leaves the device");
+  PassOption(command, options.get(), "--host-memory", "BYTES", "Host memory for what is moved off the device");
   PassOption(command, options.get(), "--optimizer-residency", "device|host", "Force where optimizer states live");
   PassOption(command, options.get(), "--worker-lost-after", "SECONDS",
              "Silence after which the worker is replaced (default: 15)");

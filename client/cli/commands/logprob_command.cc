@@ -102,8 +102,8 @@ void AddLogprobCommand(CLI::App& app, Runner& run) {
   command->add_option("--line", options->line, "Only the request on this line of the file")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
-  AddNumber(command, "--temperature", options->temperature, "Of the logits (default: each line's loss.temperature)",
-            kAboveZero)
+  AddNumber(command, "--temperature", options->temperature,
+            "Temperature of the logits (default: each line's loss.temperature)", kAboveZero)
       ->type_name("X");
   command->add_flag("--entropy", options->entropy, "Entropy of each token too (with -o json)");
   AddServerOptions(command, &options->server);

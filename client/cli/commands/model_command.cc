@@ -228,7 +228,7 @@ void AddArchitectureOptions(CLI::App* command, InitOptions* options) {
       ->capture_default_str();
   command->add_flag("--llama3-rope", options->llama3_rope, "Stretch rotary positions as Llama 3.x does");
   config.rms_norm_eps = 1e-6;
-  AddNumber(command, "--rms-norm-eps", config.rms_norm_eps, "Of the norms", kAboveZero)
+  AddNumber(command, "--rms-norm-eps", config.rms_norm_eps, "Epsilon of the norms", kAboveZero)
       ->type_name("X")
       ->capture_default_str();
   command->add_flag("--tied", config.tie_word_embeddings, "One tensor for embedding and head");
@@ -246,7 +246,7 @@ void AddInit(CLI::App* model, Runner& run) {
   using safetensors::Dtype;
   const std::map<std::string, Dtype> dtypes = {
       {"float32", Dtype::kF32}, {"float64", Dtype::kF64}, {"bfloat16", Dtype::kBF16}, {"float16", Dtype::kF16}};
-  command->add_option("--dtype", options->init.dtype, "Of the file")
+  command->add_option("--dtype", options->init.dtype, "Type of the numbers in the files")
       ->transform(CLI::CheckedTransformer(dtypes).description(""))
       ->transform(&LongDtypeName, "")
       ->type_name("fp32|fp64|bf16|fp16")

@@ -181,7 +181,7 @@ void AddLossOptions(CLI::App* command, TraceMakeOptions* options) {
   AddNumber(command, "--lr", synthetic.learning_rate, "Learning rate", kFromZero)
       ->type_name("X")
       ->capture_default_str();
-  AddNumber(command, "--temperature", synthetic.temperature, "Of the logits", kAboveZero)
+  AddNumber(command, "--temperature", synthetic.temperature, "Temperature of the logits", kAboveZero)
       ->type_name("X")
       ->capture_default_str();
   AddNumber(command, "--kl-coef", synthetic.kl_loss_coef, "A KL term, with ref_log_prob, when above 0", kFromZero)

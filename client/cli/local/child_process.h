@@ -17,7 +17,7 @@ struct ChildOptions {
   int stdout_fd = 2;              // where its stdout goes; stderr is inherited, stdin is /dev/null
 };
 
-// In a process group of its own, so that Ctrl-C reaches us alone; with no signal blocked or ignored.
+// Starts it in a process group of its own, so that Ctrl-C reaches us alone; with no signal blocked or ignored.
 absl::StatusOr<pid_t> StartChild(const ChildOptions& options);
 
 // "exit code 2", "signal 9 (Killed)".

@@ -26,7 +26,7 @@ struct LengthGroup {
 
 class ReuseBound {
  public:
-  // Without a model no FLOPs are counted.
+  // Counts FLOPs too where a model is given.
   explicit ReuseBound(std::optional<ModelConfig> model = std::nullopt) : model_(std::move(model)) {}
 
   void Add(const LengthGroup& group);

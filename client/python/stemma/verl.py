@@ -137,7 +137,7 @@ def _array(values):
 
 
 def _lengths(attention, problem):
-    """Of rows that are ones and then zeros."""
+    """Counts the ones of each row, which must be ones and then zeros."""
     lengths = attention.sum(axis=1)
     for row, length in zip(attention, lengths):
         if not row[:length].all():

@@ -275,8 +275,8 @@ TEST(RecordedPhasesTest, WithoutWhatAWaveCostsHoweverFewItsRowsTheBoundIsMissed)
   EXPECT_GT(errors.worst_phase, 2 * kPhaseBound);
 }
 
-// Of the ways in which a shape was computed, the one that is predicted to be the fastest is at most 3 % slower than the
-// one that was.
+// The way that is predicted to be the fastest for a shape is at most 3 % slower than the fastest of all ways in which
+// the shape was computed.
 TEST(RecordedPhasesTest, TheWayThatIsChosenIsTheFastestOrNearlySo) {
   for (const HeldOut& held_out : HoldOutEach(ReadRecorded())) {
     const auto chosen = std::min_element(

@@ -24,7 +24,7 @@ inline ModelConfig BenchModel() {
   return config;
 }
 
-// Of two cores, near what tests/server/planner/recorded_phases.json says.
+// Rates of two cores, near what tests/server/planner/recorded_phases.json says.
 inline Rates BenchRates() {
   Rates rates = DefaultRates("fp32", 2, "cpu");
   rates.seconds = {5.3e-12, 7e-12, 9e-12, 4e-12, 0.15e-9, 1e-9, 0.7e-9, 3e-9, 0.12e-9, 0.8e-9, 8.5e-6};

@@ -9,7 +9,7 @@
 
 namespace stemma::testing {
 
-// Of sizes whose logarithm is drawn evenly: short and long ones are as frequent.
+// Draws sizes whose logarithm is even: short and long ones are as frequent.
 inline int64_t DrawSize(int64_t low, int64_t high, std::mt19937_64& random) {
   std::uniform_real_distribution<double> log_size(std::log(static_cast<double>(low)),
                                                   std::log(static_cast<double>(high)));

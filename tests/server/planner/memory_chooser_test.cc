@@ -55,7 +55,7 @@ TEST(MemoryChooserTest, WhereBytesAreNoLimitOneWayIsLookedAtAndEachWaveOnce) {
   EXPECT_EQ(chooser.counts().waves, waves);
 }
 
-// Of the hundreds of ways few are evaluated, and their waves are priced a few times for each member.
+// Few of the hundreds of ways are evaluated, and their waves are priced a few times for each member.
 TEST(MemoryChooserTest, UnderATightBudgetFewWaysAreLookedAt) {
   int64_t shapes = 0, ways = 0, waves = 0, members = 0, allowed = 0, chosen = 0;
   for (const int64_t budget_mib : {60, 100, 160, 250, 400}) {

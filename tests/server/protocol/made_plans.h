@@ -10,7 +10,7 @@
 
 namespace stemma::testing {
 
-// What the event leads to, without the PlanActions on the way.
+// Returns what the event leads to, without the PlanActions on the way.
 inline Decision HandleAndPlan(CoordinatorState& state, const PlanFunction& plan, absl::Time now, const Event& event) {
   Decision all;
   Decision last = state.Handle(now, event);

@@ -79,7 +79,7 @@ std::string StatusText(const v1::RequestStatus& status) {
   return text;
 }
 
-// Of an error about lineages, what it says of them.
+// An error; one about lineages with what it says of them.
 std::string ErrorLine(const absl::Status& status) {
   const std::string reason = ErrorReason(status);
   std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), " ", reason);

@@ -118,7 +118,7 @@ inline double LargestError(const std::vector<double>& actual, const std::vector<
   return error / largest;
 }
 
-// By token: gradients of exp(20) and of 1 stand side by side.
+// Compares token by token: gradients of exp(20) and of 1 stand side by side.
 inline void ExpectEachClose(const std::vector<double>& actual, const std::vector<double>& expected, const Case& c) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) {

@@ -7,7 +7,7 @@
 
 namespace stemma::worker::kernels {
 
-// To about 2 ulp for -87 <= x <= 88.3: x = n ln2 + r with |r| <= ln2/2, a polynomial for e^r (Cephes expf), scaled by
+// Exact to about 2 ulp for -87 <= x <= 88.3: x = n ln2 + r with |r| <= ln2/2, a polynomial for e^r (Cephes expf), times
 // 2^n. Below that 0, never a denormal, which would slow every product with it; above it infinity. NaN stays NaN.
 static inline float VectorExp(float x) {
   const bool vanishes = x < -87.0f;

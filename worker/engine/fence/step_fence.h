@@ -35,15 +35,15 @@ class StepFence {
  public:
   explicit StepFence(StepFencePlace place) : place_(std::move(place)) {}
 
-  // Let through: a new attempt of the step after ours. What an earlier attempt left is to be dropped by the caller.
+  // Accepts a new attempt of the next step. The caller then drops what an earlier attempt left.
   absl::Status CheckPrepare(const internal::v1::StepKey& key) const;
   void OnPrepare(const internal::v1::StepKey& key);
   // A `no` vote counts too: its Apply can only discard.
   void OnVote(const internal::v1::StepKey& key);
-  // Let through: the keys of the last vote, not applied yet.
+  // Accepts the keys of the last vote, once.
   absl::Status CheckApply(const internal::v1::StepKey& key) const;
   void OnApplied(const internal::v1::StepKey& key, bool discard);
-  // True: the key is the running or voted attempt, whose gradients are to be dropped.
+  // Returns whether the key is that of the running or voted attempt, whose gradients are then to be dropped.
   bool OnAbort(const internal::v1::StepKey& key);
 
   uint64_t step() const { return place_.step; }

@@ -6,10 +6,10 @@
 //   kDevice -> kConsumed for what never left
 //
 // Thread safety: none; owned by the engine thread.
-// Policy: copies out start in the order of production, `max_in_flight` at a time. From ConsumeSoon on, entries come
-// back in the reverse order, as many as fit `headroom_bytes`; what has not begun to leave by then leaves only so far as
-// more than `headroom_bytes` would stay. An entry that is needed while it is in host memory is loaded on demand,
-// whatever the headroom.
+// Policy: copies out start in the order of production, `max_in_flight` at a time. From ConsumeSoon on, entries are
+// prefetched in the reverse order, as many as fit `headroom_bytes`, and remaining entries are copied out only until the
+// rest fits in `headroom_bytes`. An entry that is needed while it is in host memory is loaded on demand, whatever the
+// headroom.
 // Invariants, CHECKed (a breach is a bug of the executor):
 //  (1) device memory is freed only after the entry's copy out, host memory only after its copy in, each once.
 //  (2) an entry is read only on the device, only after Need, and once.
@@ -32,7 +32,7 @@ struct ResidencyOptions {
   bool must_leave = false;     // the plan counts on it: an entry that stays for want of host memory is a bug
 };
 
-// To be asked before anything runs. Errors: ResourceExhausted - entries that must leave, more bytes than the arena has.
+// Call it before anything runs. Errors: ResourceExhausted - entries that must leave, more bytes than the arena has.
 absl::Status CheckEntriesFit(const std::vector<int64_t>& entry_bytes, const ResidencyOptions& options);
 
 enum class Place { kDevice, kLeaving, kHost, kArriving, kConsumed };
