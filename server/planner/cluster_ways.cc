@@ -11,15 +11,17 @@ namespace {
 
 constexpr int64_t kBlockRows[] = {8192, 4096, 2048, 1024, 512, 256, 128};
 
-std::vector<PrefixWay> PrefixWays(const MemoryOptions& options, int64_t rows) {
+using PrefixWayList = absl::InlinedVector<PrefixWay, 11 * 8>;
+
+PrefixWayList PrefixWays(const MemoryOptions& options, int64_t rows) {
   if (options.forward_only || rows == 0) return {PrefixWay{}};
-  std::vector<int64_t> blocks = {options.prefix_block_rows < rows ? options.prefix_block_rows : 0};
+  absl::InlinedVector<int64_t, 8> blocks = {options.prefix_block_rows < rows ? options.prefix_block_rows : 0};
   if (options.prefix_block_rows == 0) {
     for (const int64_t block : kBlockRows) {
       if (block < rows) blocks.push_back(block);
     }
   }
-  std::vector<PrefixWay> ways;
+  PrefixWayList ways;
   for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4, v1::S5}) {
     if (options.prefix_policy != v1::TAPE_POLICY_UNSPECIFIED && options.prefix_policy != policy) continue;
     for (const bool offload : {false, true}) {
@@ -31,7 +33,7 @@ std::vector<PrefixWay> PrefixWays(const MemoryOptions& options, int64_t rows) {
   return ways;
 }
 
-std::vector<v1::TapePolicy> SuffixPolicies(const MemoryOptions& options) {
+absl::InlinedVector<v1::TapePolicy, 5> SuffixPolicies(const MemoryOptions& options) {
   if (options.forward_only) return {v1::S0};
   if (options.suffix_policy != v1::TAPE_POLICY_UNSPECIFIED) return {options.suffix_policy};
   return {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4};
@@ -47,8 +49,7 @@ ClusterWays::ClusterWays(const MemoryOptions& options, const ClusterShape& clust
       cuts_(options, cluster),
       shape_{.rows = PackedPrefixRows(cluster), .lengths = cluster.prefix_rows},
       suffix_policies_(SuffixPolicies(options)) {
-  const std::vector<PrefixWay> ways = PrefixWays(options, shape_.rows);
-  prefixes_.reserve(ways.size());
+  const PrefixWayList ways = PrefixWays(options, shape_.rows);
   for (const PrefixWay& way : ways) {
     const PrefixWay* before = prefixes_.empty() ? nullptr : &prefixes_.back().way;
     if (before == nullptr || before->policy != way.policy || before->offload != way.offload) {
@@ -137,16 +138,15 @@ ClusterWays::Evaluated ClusterWays::Priced(size_t index, const WaveCut& cut) {
 }
 
 // All that may fit, and the fastest of all if bytes were no limit.
-std::vector<ClusterWays::Candidate> ClusterWays::Candidates(Candidate& fastest) {
+ClusterWays::Candidates ClusterWays::CandidatesThatMayFit(Candidate& fastest) {
   PricePrefixes();
-  std::vector<double> suffix_s;
-  std::vector<int64_t> least_bytes;
+  absl::InlinedVector<double, kSuffixPolicies> suffix_s;
+  absl::InlinedVector<int64_t, kSuffixPolicies> least_bytes;
   for (const v1::TapePolicy policy : suffix_policies_) {
     suffix_s.push_back(SuffixSeconds(policy, cuts_.fewest_waves()));
     least_bytes.push_back(cuts_.LeastBytes(policy));
   }
-  std::vector<Candidate> candidates;
-  candidates.reserve(prefixes_.size() * suffix_s.size());
+  Candidates candidates;
   fastest = {std::numeric_limits<double>::infinity(), 0};
   size_t index = 0;
   for (const Prefix& prefix : prefixes_) {
@@ -173,7 +173,7 @@ std::optional<MemoryChoice> ClusterWays::Fastest() {
     best = Priced(0, *cut);
   }
   Candidate fastest;
-  std::vector<Candidate> candidates = Candidates(fastest);
+  Candidates candidates = CandidatesThatMayFit(fastest);
   std::make_heap(candidates.begin(), candidates.end(), std::greater<>());
   while (!candidates.empty()) {
     const Candidate next = candidates.front();

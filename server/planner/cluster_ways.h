@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/memory_choice.h"
 #include "server/planner/wave_cuts.h"
@@ -41,6 +42,10 @@ class ClusterWays {
   int64_t waves_priced() const { return cuts_.waves_priced(); }
 
  private:
+  // Counts the policies with and without offload, each with every number of block rows and none. Lists of this size
+  // need no memory of the heap.
+  static constexpr size_t kPrefixWays = 11 * 8, kSuffixPolicies = 5;
+
   // Bytes that do not depend on how the prefixes are cut into blocks.
   struct Kept {
     PhaseBytes device;  // during Phase B
@@ -64,6 +69,7 @@ class ClusterWays {
       return seconds != other.seconds ? seconds > other.seconds : index > other.index;
     }
   };
+  using Candidates = absl::InlinedVector<Candidate, kPrefixWays * kSuffixPolicies>;
   struct Evaluated {
     size_t index = 0;
     const WaveCut* cut = nullptr;
@@ -82,7 +88,7 @@ class ClusterWays {
   double TotalSeconds(const Prefix& prefix, double suffix_s) const;
   const WaveCut* Fit(size_t index);
   Evaluated Priced(size_t index, const WaveCut& cut);
-  std::vector<Candidate> Candidates(Candidate& fastest);
+  Candidates CandidatesThatMayFit(Candidate& fastest);
   MemoryChoice Choice(size_t index, const WaveCut& cut);
   WayNeeds Needs(size_t index);
 
@@ -90,9 +96,9 @@ class ClusterWays {
   const ClusterWorkSums sums_;
   WaveCuts cuts_;
   PrefixShape shape_;  // of the prefix way that was asked for last
-  std::vector<Kept> kept_;
-  std::vector<Prefix> prefixes_;
-  std::vector<v1::TapePolicy> suffix_policies_;
+  absl::InlinedVector<Kept, 11> kept_;
+  absl::InlinedVector<Prefix, kPrefixWays> prefixes_;
+  absl::InlinedVector<v1::TapePolicy, kSuffixPolicies> suffix_policies_;
   bool priced_ = false;
   int64_t ways_evaluated_ = 0;
 };

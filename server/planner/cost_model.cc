@@ -42,14 +42,6 @@ double MergedElements(const ModelConfig& c, const PrefixShape& prefix) {
          static_cast<double>((c.num_layers - 1) * c.q_size());
 }
 
-// Weights of the products that a block of a prefix, and a wave, runs through once.
-double PrefixWeights(const ModelConfig& c) {
-  return FullLayers(c) * LayerForwardCost(c).weights + ForwardCost(c, Block::kKeyValue).weights;
-}
-double WaveWeights(const ModelConfig& c) {
-  return AllLayers(c) * LayerForwardCost(c).weights + ForwardCost(c, Block::kHead).weights;
-}
-
 double HeadLayers(const ModelConfig& c, int64_t layers) {
   return static_cast<double>(c.num_heads) * static_cast<double>(layers);
 }
@@ -154,7 +146,11 @@ int64_t PackedPrefixRows(const ClusterShape& cluster) {
 }
 
 ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& cluster)
-    : shape_(shape), cluster_(cluster) {
+    : shape_(shape),
+      cluster_(cluster),
+      layer_(LayerForwardCost(shape.config)),
+      prefix_weights_(FullLayers(shape.config) * layer_.weights + ForwardCost(shape.config, Block::kKeyValue).weights),
+      wave_weights_(AllLayers(shape.config) * layer_.weights + ForwardCost(shape.config, Block::kHead).weights) {
   for (const int64_t rows : cluster.prefix_rows) prefixes_.Add(0, rows);
   for (const MemberShape& member : cluster.members) {
     suffixes_.Add(member.prefix_rows, member.rows);
@@ -165,6 +161,13 @@ ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& clu
     if (!member.dense && member.prefix_rows > 0) merged_rows_ += static_cast<double>(member.rows);
     score_blocks_ += MemberScoreBlocks(shape.config, member);
   }
+  const ModelConfig& c = shape.config;
+  prefix_parts_ = PrefixParts(c, prefixes_);
+  suffix_parts_ = SuffixParts(c, suffixes_);
+  const FlopParts own = PrefixParts(c, own_prefixes_);
+  suffix_parts_.linear += own.linear;
+  suffix_parts_.attention += own.attention;
+  suffix_elements_ = (suffixes_.rows * AllLayers(c) + own_prefixes_.rows * FullLayers(c)) * layer_.elements;
 }
 
 double ClusterWorkSums::PrefixScoreBlocks(int64_t block_rows) const {
@@ -185,11 +188,11 @@ double ClusterWorkSums::PrefixScoreBlocks(int64_t block_rows) const {
 Work ClusterWorkSums::PrefixForward(const PrefixShape& prefix) const {
   const ModelConfig& c = shape_.config;
   Work work;
-  AddForward(PrefixParts(c, prefixes_), work);
-  work[kElement] = prefixes_.rows * FullLayers(c) * LayerForwardCost(c).elements;
+  AddForward(prefix_parts_, work);
+  work[kElement] = prefixes_.rows * FullLayers(c) * layer_.elements;
   work[kMerge] = MergedElements(c, prefix);
   work[kScoreBlock] = PrefixScoreBlocks(prefix.block_rows);
-  work[kWave] = static_cast<double>(Blocks(prefix)) * PrefixWeights(c);
+  work[kWave] = static_cast<double>(Blocks(prefix)) * prefix_weights_;
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
   return work;
 }
@@ -197,52 +200,38 @@ Work ClusterWorkSums::PrefixForward(const PrefixShape& prefix) const {
 Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
   const ModelConfig& c = shape_.config;
   Work work;
-  AddBackward(PrefixParts(c, prefixes_), work);
+  AddBackward(prefix_parts_, work);
   AddForward(PrefixRecomputeParts(c, prefixes_, prefix.policy), work);
-  const double elements = 2 * LayerForwardCost(c).elements + LayerRecomputedCost(c, prefix.policy).elements;
+  const double elements = 2 * layer_.elements + LayerRecomputedCost(c, prefix.policy).elements;
   work[kElement] = prefixes_.rows * FullLayers(c) * elements;
   work[kMerge] = MergedElements(c, prefix);
   const double forwards = KeepsAttention(prefix.policy) ? 0 : 1;
   work[kScoreBlock] = (kBackwardScoreBlock + forwards) * PrefixScoreBlocks(prefix.block_rows);
-  work[kWaveBackward] = static_cast<double>(Blocks(prefix)) * PrefixWeights(c);
+  work[kWaveBackward] = static_cast<double>(Blocks(prefix)) * prefix_weights_;
   if (!KeepsInputs(prefix.policy)) work[kWave] = work[kWaveBackward];
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
   return work;
 }
 
-FlopParts ClusterWorkSums::SuffixForwardParts() const {
-  FlopParts parts = SuffixParts(shape_.config, suffixes_);
-  const FlopParts own = PrefixParts(shape_.config, own_prefixes_);
-  parts.linear += own.linear;
-  parts.attention += own.attention;
-  return parts;
-}
-
-double ClusterWorkSums::SuffixElements() const {
-  const ModelConfig& c = shape_.config;
-  return (suffixes_.rows * AllLayers(c) + own_prefixes_.rows * FullLayers(c)) * LayerForwardCost(c).elements;
-}
-
 Work ClusterWorkSums::SuffixForwardOnly(int64_t waves) const {
   const ModelConfig& c = shape_.config;
   Work work;
-  AddForward(SuffixForwardParts(), work);
-  work[kElement] = SuffixElements();
+  AddForward(suffix_parts_, work);
+  work[kElement] = suffix_elements_;
   work[kMerge] = merged_rows_ * AllLayers(c) * static_cast<double>(c.q_size());
   work[kScoreBlock] = score_blocks_;
-  work[kWave] = static_cast<double>(waves) * WaveWeights(c);
+  work[kWave] = static_cast<double>(waves) * wave_weights_;
   return work;
 }
 
 Work ClusterWorkSums::Suffix(v1::TapePolicy policy, int64_t waves) const {
   const ModelConfig& c = shape_.config;
   Work work = SuffixForwardOnly(waves);
-  const FlopParts forward = SuffixForwardParts();
-  AddBackward(forward, work);
-  const double attention = KeepsAttention(policy) ? 0 : forward.attention;
+  AddBackward(suffix_parts_, work);
+  const double attention = KeepsAttention(policy) ? 0 : suffix_parts_.attention;
   work[kAttentionForward] += attention;
   work[kLinear] += SuffixRecomputeParts(c, recomputed_, policy).total() - attention;
-  work[kElement] += 2 * SuffixElements() + recomputed_.rows * AllLayers(c) * LayerRecomputedCost(c, policy).elements;
+  work[kElement] += 2 * suffix_elements_ + recomputed_.rows * AllLayers(c) * LayerRecomputedCost(c, policy).elements;
   work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * score_blocks_;
   work[kWaveBackward] = work[kWave];
   return work;

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/cost/block_cost.h"
 #include "common/cost/cost.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -116,17 +117,20 @@ class ClusterWorkSums {
 
  private:
   double PrefixScoreBlocks(int64_t block_rows) const;
-  FlopParts SuffixForwardParts() const;
-  double SuffixElements() const;
 
   const ByteShape& shape_;
   const ClusterShape& cluster_;
+  const BlockCost layer_;
+  const double prefix_weights_,
+      wave_weights_;          // of the products that a block of a prefix, and a wave, runs through once
   SegmentSums prefixes_;      // shared ones
   SegmentSums suffixes_;      // of all members, behind their prefixes
   SegmentSums own_prefixes_;  // of dense members
   SegmentSums recomputed_;    // what a suffix policy restores: a dense member's own prefix is part of it
   double merged_rows_ = 0;    // of suffixes behind a shared prefix
   double score_blocks_ = 0;   // of all members, heads and layers, forward
+  FlopParts prefix_parts_, suffix_parts_;
+  double suffix_elements_ = 0;
   // By block rows, those asked for so far: most ways of computing a cluster differ in their policy alone.
   mutable std::vector<std::pair<int64_t, double>> prefix_score_blocks_;
 };

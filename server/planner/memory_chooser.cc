@@ -8,7 +8,8 @@
 namespace stemma::server {
 
 std::shared_ptr<const MemoryChoice> MemoryChooser::Choose(const ClusterShape& cluster) {
-  if (const auto known = known_.find(cluster); known != known_.end()) return known->second;
+  const auto [known, is_new] = known_.try_emplace(cluster);
+  if (!is_new) return known->second;
   ClusterWays ways(options_, cluster);
   std::optional<MemoryChoice> fastest = ways.Fastest();
   ++counts_.shapes;
@@ -16,12 +17,12 @@ std::shared_ptr<const MemoryChoice> MemoryChooser::Choose(const ClusterShape& cl
   counts_.waves += ways.waves_priced();
   std::shared_ptr<const MemoryChoice> choice;
   if (fastest) choice = std::make_shared<const MemoryChoice>(*std::move(fastest));
+  known->second = choice;
   members_ += static_cast<int64_t>(cluster.members.size());
   if (members_ > kMembersMax) {
     known_.clear();
-    members_ = static_cast<int64_t>(cluster.members.size());
+    members_ = 0;
   }
-  known_.emplace(cluster, choice);
   return choice;
 }
 

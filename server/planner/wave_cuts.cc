@@ -116,7 +116,7 @@ WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
 }
 
 const WaveCut& WaveCuts::Cut(v1::TapePolicy policy, int64_t bytes) {
-  std::deque<WaveCut>& cuts = policies_[policy].cuts;
+  std::list<WaveCut>& cuts = policies_[policy].cuts;
   for (const WaveCut& cut : cuts) {
     if (cut.bytes_min <= bytes && bytes <= cut.bytes_max) return cut;
   }

@@ -6,8 +6,8 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <limits>
+#include <list>
 #include <vector>
 
 #include "common/cost/cost.h"
@@ -53,7 +53,7 @@ class WaveCuts {
   PhaseBytes Shorten(size_t begin, int64_t bytes, v1::TapePolicy policy, PhaseBytes whole, size_t& count, WaveCut& cut);
 
   struct OfPolicy {
-    std::deque<WaveCut> cuts;  // references to them stay valid
+    std::list<WaveCut> cuts;   // references to them stay valid
     int64_t least_bytes = -1;  // -1: not known yet
   };
 

@@ -29,6 +29,7 @@ class Results:
     def __init__(self, ops):
         self.ops = ops       # op -> seconds of one reuse step
         self.mm_gflops = []  # measured between the shapes
+        self.planner = []    # planner_bench's lines
         self.rows = {}       # shape -> {"dense": [s], "reuse": [s], "transformers": [s], "prefix_grouper": [s]}
 
     def _row(self, shape):
@@ -56,6 +57,10 @@ class Results:
                     faster = statistics.median(ratios(times[name], times[ours]))
                     result.append((f"{shape}: {ours} is {faster:.2f} × as fast as {name} (target {target})",
                                    faster >= target))
+        for line in self.planner:
+            if (target := shapes.PLANNER_SECONDS.get(line["groups"])) is not None:
+                result.append((f"planning {line['groups']:,} groups of 16 ({line['budget']} budget, {line['schedule']}) takes "
+                               f"{line['seconds']:.2f} s (target {target})", line["seconds"] <= target))
         return result
 
     def _own_table(self):
@@ -82,6 +87,15 @@ class Results:
         yield "|---|---:|---:|"
         for op, seconds in sorted(self.ops.items(), key=lambda item: -item[1]):
             yield f"| {op} | {seconds:.3f} | {seconds / total:.1%} |"
+
+    def _planner_table(self):
+        ways = list(dict.fromkeys((line["budget"], line["schedule"]) for line in self.planner))
+        seconds = {(line["groups"], line["budget"], line["schedule"]): line["seconds"] for line in self.planner}
+        yield "| groups of 16 | " + " | ".join(f"{budget} budget, {schedule}: s (µs a rollout)" for budget, schedule in ways) + " |"
+        yield "|---:|" + "---:|" * len(ways)
+        for groups in dict.fromkeys(line["groups"] for line in self.planner):
+            cells = (seconds[groups, *way] for way in ways)
+            yield f"| {groups:,} | " + " | ".join(f"{s:.3f} ({s / groups / 16 * 1e6:.1f})" for s in cells) + " |"
 
     def page(self, command, versions, op_shape):
         yield "# Benchmarks"
@@ -114,6 +128,14 @@ class Results:
             yield f"## Where the time goes ({op_shape}, one reuse step)"
             yield ""
             yield from self._op_table()
+        if self.planner:
+            yield ""
+            yield "## Planning"
+            yield ""
+            yield "One core; prompts of 128 to 2,048 and responses of 64 to 2,048 tokens, all drawn: no two groups have one shape. Loose:"
+            yield "everything fits. Tight: 1.5 times the fewest bytes in which the longest rollout can be trained."
+            yield ""
+            yield from self._planner_table()
         yield ""
         yield "## Targets"
         yield ""

@@ -33,6 +33,7 @@ SHAPES = (
 DENSE_OF_MM = 0.65            # at 1024/256
 DENSE_OVER_TRANSFORMERS = 1.15
 REUSE_OVER_PREFIX_GROUPER = 1.3
+PLANNER_SECONDS = {16384: 1, 62500: 5}  # groups of 16: at most so long
 
 
 def _layer_rows(spec):

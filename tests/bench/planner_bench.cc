@@ -1,0 +1,99 @@
+// How long planning takes, over the number of groups: one JSON line for each size, budget and schedule. Sizes are
+// drawn, so that no two groups have one shape and nothing is found among what was planned before.
+//
+//   planner_bench [--groups 256,1024,4096,16384,62500]
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/cost/state_bytes.h"
+#include "glog/logging.h"
+#include "nlohmann/json.hpp"
+#include "server/planner/memory_division.h"
+#include "server/planner/planner.h"
+#include "tests/server/planner/cluster_shapes.h"
+#include "tests/server/planner/drawn_clusters.h"
+#include "tests/testing/namespaces.h"
+
+namespace stemma::testing {
+namespace {
+
+constexpr int64_t kRollouts = 16;
+constexpr int64_t kPromptMin = 128, kPromptMax = 2048, kResponseMin = 64, kResponseMax = 2048;
+// In parts of the fewest bytes in which the longest rollout can be trained: nearly every cluster gives something up.
+constexpr double kTightBudget = 1.5;
+
+PlannerModel Model(bool tight) {
+  PlannerModel model;
+  model.config = BenchModel();
+  model.rates = BenchRates();
+  model.run.set_dtype("fp32");
+  model.run.set_threads(2);
+  model.run.set_head_chunk_tokens(512);
+  model.run.set_optimizer_residency(v1::DEVICE);
+  if (!tight) {
+    model.run.set_memory_budget_bytes(uint64_t{1} << 50);
+    return model;
+  }
+  const MemoryOptions options = MemoryOptionsOf(model.config, model.run, model.rates, /*forward_only=*/false);
+  const auto fewest = static_cast<double>(FewestBytes(options, OneGroup(kPromptMax - 1, kResponseMax, 1)));
+  const int64_t state = StateBytesOf(model.config, model.run.dtype()).device(v1::DEVICE);
+  model.run.set_memory_budget_bytes(static_cast<uint64_t>(state + static_cast<int64_t>(kTightBudget * fewest)));
+  return model;
+}
+
+PlannerRequest Request(int64_t groups, v1::Schedule schedule) {
+  PlannerRequest request;
+  request.schedule = schedule;
+  std::mt19937_64 random(7);
+  for (int64_t g = 0; g < groups; ++g) {
+    PlannerGroup group;
+    group.uid = absl::StrCat("group-", g);
+    group.prompt_tokens = DrawSize(kPromptMin, kPromptMax, random);
+    for (int64_t i = 0; i < kRollouts; ++i) {
+      group.rollouts.push_back({absl::StrCat(g, "/", i), DrawSize(kResponseMin, kResponseMax, random)});
+    }
+    request.groups.push_back(std::move(group));
+  }
+  return request;
+}
+
+void Measure(int64_t groups, bool tight, v1::Schedule schedule) {
+  const PlannerModel model = Model(tight);
+  const PlannerRequest request = Request(groups, schedule);
+  const double begin_s = RealClock().MonotonicSeconds();
+  const auto plan = MakePlan(model, request);
+  const double seconds = RealClock().MonotonicSeconds() - begin_s;
+  CHECK(plan.ok()) << plan.status();
+  const nlohmann::json line = {{"groups", groups},
+                               {"rollouts", groups * kRollouts},
+                               {"budget", tight ? "tight" : "loose"},
+                               {"schedule", schedule == v1::AUTO ? "auto" : "reuse"},
+                               {"clusters", plan->report.num_clusters()},
+                               {"seconds", seconds}};
+  std::printf("%s\n", line.dump().c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
+}  // namespace stemma::testing
+
+int main(int argc, char** argv) {
+  CLI::App app("Seconds of planning over the number of groups");
+  std::vector<int64_t> sizes = {256, 1024, 4096, 16384, 62500};
+  app.add_option("--groups", sizes, "numbers of groups, of 16 rollouts each")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  for (const bool tight : {false, true}) {
+    for (const stemma::v1::Schedule schedule : {stemma::v1::AUTO, stemma::v1::REUSE}) {
+      for (const int64_t groups : sizes) stemma::testing::Measure(groups, tight, schedule);
+    }
+  }
+  return 0;
+}
