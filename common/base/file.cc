@@ -93,18 +93,20 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t max_bytes
   return content;
 }
 
+absl::Status WriteAll(int fd, std::string_view content, const std::string& path) {
+  while (!content.empty()) {
+    const ssize_t count = write(fd, content.data(), content.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return ErrnoStatus("write", path, errno);
+    content.remove_prefix(static_cast<size_t>(count));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WriteFile(const std::string& path, std::string_view content) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
-  absl::Status status;
-  while (!content.empty() && status.ok()) {
-    const ssize_t count = write(fd, content.data(), content.size());
-    if (count >= 0) {
-      content.remove_prefix(static_cast<size_t>(count));
-    } else if (errno != EINTR) {
-      status = ErrnoStatus("write", path, errno);
-    }
-  }
+  absl::Status status = WriteAll(fd, content, path);
   if (status.ok() && fsync(fd) != 0) status = ErrnoStatus("fsync", path, errno);
   if (close(fd) != 0 && status.ok()) status = ErrnoStatus("close", path, errno);
   return status;

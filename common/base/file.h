@@ -39,7 +39,10 @@ class RegularFile {
 // The whole file, refused when larger than `max_bytes`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t max_bytes);
 
-// Writes, fsyncs and closes; an existing file is replaced.
+// Writes all of it, however the kernel cuts it; `path` is for the error.
+absl::Status WriteAll(int fd, std::string_view content, const std::string& path);
+
+// Writes, fsyncs and closes; an existing file is overwritten in place (ReplaceFile in temporary_file.h: whole or not).
 absl::Status WriteFile(const std::string& path, std::string_view content);
 
 // The absolute path without links. Errors: NotFound, a dangling link included.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/base/file.h"
+#include "common/base/status_macros.h"
 
 namespace stemma {
 
@@ -24,13 +25,7 @@ FileWriter::~FileWriter() {
 }
 
 absl::Status FileWriter::Write(const void* data, size_t bytes) {
-  const char* p = static_cast<const char*>(data);
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t n = write(fd_, p + done, bytes - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus("write", path_, errno);
-    done += static_cast<size_t>(n);
-  }
+  RETURN_IF_ERROR(WriteAll(fd_, {static_cast<const char*>(data), bytes}, path_));
   bytes_written_ += bytes;
   return absl::OkStatus();
 }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "common/base/split_mix.h"
+
 namespace stemma {
 
 class RandomValues {
@@ -11,12 +13,12 @@ class RandomValues {
   // A stream of its own for each (seed, name).
   RandomValues(uint64_t seed, std::string_view name);
 
-  uint64_t NextInteger();
+  uint64_t NextInteger() { return integers_.Next(); }
   // Mean 0, variance 1 (to 1e-9), within +-6: twelve uniform 16-bit integers, summed; exact in a double.
   double NextNormal();
 
  private:
-  uint64_t state_;
+  SplitMix64 integers_;
 };
 
 }  // namespace stemma

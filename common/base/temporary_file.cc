@@ -44,15 +44,7 @@ TemporaryFile::~TemporaryFile() {
   if (fd_ >= 0) close(fd_);
 }
 
-absl::Status TemporaryFile::Write(std::string_view content) {
-  while (!content.empty()) {
-    const ssize_t count = write(fd_, content.data(), content.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return ErrnoStatus("write", target_, errno);
-    content.remove_prefix(static_cast<size_t>(count));
-  }
-  return absl::OkStatus();
-}
+absl::Status TemporaryFile::Write(std::string_view content) { return WriteAll(fd_, content, target_); }
 
 absl::Status TemporaryFile::Commit() {
   if (fsync(fd_) != 0) return ErrnoStatus("fsync", target_, errno);

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "common/base/round_up.h"
 #include "common/cost/cost.h"
 #include "common/cost/cost_layer.h"
 #include "common/cost/tape_policy.h"
@@ -214,12 +215,12 @@ double CausalScoreBlocks(int64_t rows) {
   const int64_t step = AttentionQueryBlock(rows, /*causal=*/true), steps = kAttentionKeyBlock / step;
   const int64_t whole = rows / step, keys = whole / steps;
   int64_t blocks = steps * keys * (keys + 1) / 2 + (whole - steps * keys) * (keys + 1);
-  if (rows % step > 0) blocks += (rows + kAttentionKeyBlock - 1) / kAttentionKeyBlock;
+  if (rows % step > 0) blocks += DivideUp(rows, kAttentionKeyBlock);
   return static_cast<double>(blocks);
 }
 
 double AncestorScoreBlocks(int64_t rows, int64_t keys) {
-  const int64_t key_blocks = (keys + kAttentionKeyBlock - 1) / kAttentionKeyBlock;
+  const int64_t key_blocks = DivideUp(keys, kAttentionKeyBlock);
   return static_cast<double>(rows) / static_cast<double>(AttentionQueryBlock(rows, /*causal=*/false)) *
          static_cast<double>(key_blocks);
 }

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/base/round_up.h"
+
 namespace stemma {
 
 // Borders inside a parameter, and places inside a slab, are multiples of this: 64 bytes of fp32. The fused op works in
@@ -21,9 +23,7 @@ constexpr int64_t kStateSlabsOnDevice = 3;
 // The fastest of 16 K to 4 M on the CPU it was measured on; on a GPU, where a copy costs more to start, not measured.
 constexpr int64_t kStateSlabElements = int64_t{1} << 18;
 
-constexpr int64_t RoundUpToSlabUnit(int64_t elements) {
-  return (elements + kStateSlabUnit - 1) / kStateSlabUnit * kStateSlabUnit;
-}
+constexpr int64_t RoundUpToSlabUnit(int64_t elements) { return RoundUp(elements, kStateSlabUnit); }
 
 struct StateSlabShape {
   int64_t elements = 0;       // of all parameters, each by RoundUpToSlabUnit
@@ -33,8 +33,7 @@ struct StateSlabShape {
 };
 
 constexpr int64_t StateSlabCount(const StateSlabShape& shape) {
-  const int64_t slab_elements = RoundUpToSlabUnit(shape.slab_elements);
-  return (shape.elements + slab_elements - 1) / slab_elements;
+  return DivideUp(shape.elements, RoundUpToSlabUnit(shape.slab_elements));
 }
 
 // Bytes of the device buffers, all of them from APPLY's begin to its end. 3 slabs unless there are fewer.

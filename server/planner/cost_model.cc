@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/match.h"
+#include "common/base/round_up.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tape_policy.h"
@@ -32,7 +33,7 @@ double AllLayers(const ModelConfig& c) { return static_cast<double>(c.num_layers
 
 int64_t Blocks(const PrefixShape& prefix) {
   if (prefix.rows == 0) return 0;
-  return prefix.block_rows == 0 ? 1 : (prefix.rows + prefix.block_rows - 1) / prefix.block_rows;
+  return prefix.block_rows == 0 ? 1 : DivideUp(prefix.rows, prefix.block_rows);
 }
 
 // Elements merged where rows' attention is of two parts, themselves and earlier blocks.

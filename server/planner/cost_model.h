@@ -5,7 +5,7 @@
 // copied. A rate is seconds for one unit. Seconds are linear in both, so that rates can be fitted to measured phases
 // (server/planner/calibration.h).
 //
-// S(N) = 1 / (rho / N + eta + epsilon) (paper, Section 3.3) follows from the predicted seconds of a group computed with
+// S(N) = 1 / (rho / N + eta + epsilon) (paper, Section 3.2) follows from the predicted seconds of a group computed with
 // reuse and dense.
 #pragma once
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "common/base/human.h"
 #include "server/planner/cluster_ways.h"
 
 namespace stemma::server {
@@ -44,13 +44,13 @@ MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& clus
 
 std::string MemoryReason(const MemoryOptions& options, const MemoryChoice& choice) {
   if (options.forward_only) return "no tape: forward only";
-  const std::string way = WayText(choice.way), budget = BytesText(options.budget_bytes);
-  if (!choice.wanted) return absl::StrCat(way, ": needs ", BytesText(choice.peak_bytes), " of ", budget);
+  const std::string way = WayText(choice.way), budget = HumanBytes(options.budget_bytes);
+  if (!choice.wanted) return absl::StrCat(way, ": needs ", HumanBytes(choice.peak_bytes), " of ", budget);
   const WayNeeds& wanted = *choice.wanted;
   std::string text = absl::StrCat(way, ": ", WayText(choice.way.prefix.rows > 0, wanted.prefix, wanted.suffix_policy),
-                                  " in ", wanted.waves, " waves needs ", BytesText(wanted.peak_bytes), " of ", budget);
+                                  " in ", wanted.waves, " waves needs ", HumanBytes(wanted.peak_bytes), " of ", budget);
   if (wanted.host_bytes > options.host_bytes_max()) {
-    absl::StrAppend(&text, " and ", BytesText(wanted.host_bytes), " of the host's ", BytesText(options.host_bytes));
+    absl::StrAppend(&text, " and ", HumanBytes(wanted.host_bytes), " of the host's ", HumanBytes(options.host_bytes));
   }
   if (choice.others) absl::StrAppend(&text, "; the fastest that fits");
   return text;
@@ -71,17 +71,6 @@ HeadroomPeaks PeaksWithHeadroom(const MemoryOptions& options, const MemoryChoice
 
 int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster) {
   return ClusterWays(options, cluster).FewestBytes().of_device_within_host;
-}
-
-std::string BytesText(int64_t bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < std::size(units)) {
-    value /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.3g %s", value, units[unit]);
 }
 
 std::string WayText(const MemoryAlternative& way) {

@@ -88,9 +88,6 @@ HeadroomPeaks PeaksWithHeadroom(const MemoryOptions& options, const MemoryChoice
 // The fewest bytes of the device that any way needs, with as much of the host as there is.
 int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster);
 
-// "1.20 GiB", "12.0 KiB".
-std::string BytesText(int64_t bytes);
-
 // "prefix S1 offloaded in blocks of 512 rows, suffixes S0".
 std::string WayText(const MemoryAlternative& way);
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/human.h"
 #include "common/base/status_macros.h"
 #include "common/cost/state_bytes.h"
 
@@ -21,10 +22,11 @@ int64_t Given(uint64_t bytes) { return static_cast<int64_t>(bytes); }
 // MiB, RoPE tables 4 MiB"
 std::string DevicePartsText(const StateBytes& state, v1::OptimizerResidency residency) {
   const std::string optimizer = residency == v1::HOST
-                                    ? absl::StrCat("slabs of optimizer states ", BytesText(state.slabs))
-                                    : absl::StrCat("optimizer states ", BytesText(state.optimizer));
-  return absl::StrCat("weights ", BytesText(state.weights), ", gradients ", BytesText(state.gradients), ", ", optimizer,
-                      ", clipped gradients ", BytesText(state.clipped), ", RoPE tables ", BytesText(state.tables));
+                                    ? absl::StrCat("slabs of optimizer states ", HumanBytes(state.slabs))
+                                    : absl::StrCat("optimizer states ", HumanBytes(state.optimizer));
+  return absl::StrCat("weights ", HumanBytes(state.weights), ", gradients ", HumanBytes(state.gradients), ", ",
+                      optimizer, ", clipped gradients ", HumanBytes(state.clipped), ", RoPE tables ",
+                      HumanBytes(state.tables));
 }
 
 absl::Status MachineTooSmall(const v1::RunConfig& run, const char* where, int64_t free_bytes, int64_t needed_bytes,

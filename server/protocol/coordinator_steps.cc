@@ -6,6 +6,7 @@
 #include "common/admission/run_numbers.h"
 #include "common/base/dtype_names.h"
 #include "common/base/error.h"
+#include "common/base/step_key.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
 #include "server/protocol/coordinator_send.h"
@@ -19,11 +20,6 @@ namespace {
 using internal::v1::StepKey;
 
 constexpr int kSamplesUnsavedMax = 8;
-
-bool SameKey(const StepKey& a, const StepKey& b) {
-  return a.epoch() == b.epoch() && a.incarnation() == b.incarnation() && a.generation() == b.generation() &&
-         a.step() == b.step() && a.attempt() == b.attempt() && a.request_id() == b.request_id() && a.k() == b.k();
-}
 
 // In an operator's words.
 std::string StepText(const StepKey& key) {
@@ -140,7 +136,7 @@ void CoordinatorState::SendPrepare(UpdateRecord& record) {
 }
 
 void CoordinatorState::OnVote(const internal::v1::Vote& vote) {
-  if (!running_ || running_->phase != Phase::kPreparing || !SameKey(running_->key, vote.key())) {
+  if (!running_ || running_->phase != Phase::kPreparing || !SameStepKey(running_->key, vote.key())) {
     return Ignore(absl::StrCat("the worker's vote on ", StepText(vote.key()), ", which is over"));
   }
   UpdateRecord& record = RunningUpdate();
@@ -177,7 +173,7 @@ void CoordinatorState::SendApply(UpdateRecord& record, const internal::v1::Vote&
 }
 
 void CoordinatorState::OnApplied(const internal::v1::Applied& applied) {
-  if (!running_ || running_->phase != Phase::kCommitted || !SameKey(running_->key, applied.key())) {
+  if (!running_ || running_->phase != Phase::kCommitted || !SameStepKey(running_->key, applied.key())) {
     return Ignore(absl::StrCat("the worker's report that it applied ", StepText(applied.key()), ", which is over"));
   }
   UpdateRecord& record = RunningUpdate();
@@ -320,7 +316,7 @@ void CoordinatorState::OnRefused(const internal::v1::Refused& refused) {
     return LoseWorker(absl::StrCat("it cannot load the model: ", why));
   }
   Say(absl::StrCat("the worker refused ", StepText(refused.key()), ": ", why));
-  if (!running_ || running_->phase == Phase::kCallJob || !SameKey(running_->key, refused.key())) return;
+  if (!running_ || running_->phase == Phase::kCallJob || !SameStepKey(running_->key, refused.key())) return;
   // We cannot know whether the step was applied, so we drop this worker and let recovery decide.
   if (running_->phase == Phase::kCommitted) {
     decision_.actions.push_back(CloseSessionAction{worker_->session, absl::AbortedError("it refused an Apply")});

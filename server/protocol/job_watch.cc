@@ -33,7 +33,7 @@ absl::Duration CountedTime::Until(absl::Time now) {
 JobSeconds PrepareSeconds(const RequestPlan& plan, uint32_t k, uint64_t payload_bytes) {
   JobSeconds seconds = {.total = static_cast<double>(payload_bytes) / kBytesPerSecond};
   Add(StepReportOf(plan, k), seconds);
-  if (k == 0 && plan.plan.has_log_prob_pass()) Add(plan.report.steps(0), seconds);
+  if (RunsEntryPass(plan, k)) Add(plan.report.steps(0), seconds);
   return seconds;
 }
 

@@ -10,12 +10,12 @@ namespace {
 
 constexpr double kClipEpsilon = 1e-6;
 
-bool RunsEntryPass(const v1::Plan& plan, uint32_t k) { return k == 0 && plan.has_log_prob_pass(); }
-
 }  // namespace
 
+bool RunsEntryPass(const RequestPlan& plan, uint32_t k) { return k == 0 && plan.plan.has_log_prob_pass(); }
+
 bool StepNeedsWorker(const RequestPlan& plan, uint32_t k) {
-  return plan.step(k).clusters_size() > 0 || RunsEntryPass(plan.plan, k);
+  return plan.step(k).clusters_size() > 0 || RunsEntryPass(plan, k);
 }
 
 internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::UpdateHeader& header,
@@ -26,7 +26,7 @@ internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::Up
   *prepare.mutable_header() = header;
   *prepare.mutable_plan() = plan.step(key.k());
   prepare.mutable_plan()->set_epoch(plan.epoch(key.k()));
-  if (RunsEntryPass(plan.plan, key.k())) *prepare.mutable_log_prob_pass() = plan.plan.log_prob_pass();
+  if (RunsEntryPass(plan, key.k())) *prepare.mutable_log_prob_pass() = plan.plan.log_prob_pass();
   prepare.set_denominator(numbers.denominator);
   prepare.mutable_prompt_mean_weights()->Add(numbers.prompt_mean_weights.begin(), numbers.prompt_mean_weights.end());
   return prepare;

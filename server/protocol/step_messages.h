@@ -8,6 +8,9 @@
 
 namespace stemma::server {
 
+// Returns whether step k runs the entry log-prob pass: only the first one may.
+bool RunsEntryPass(const RequestPlan& plan, uint32_t k);
+
 // Returns false for a step that the server can skip alone: nothing in its mini-batch has a gradient, and no entry
 // log-prob pass is due.
 bool StepNeedsWorker(const RequestPlan& plan, uint32_t k);

@@ -88,10 +88,6 @@ void FillSums(const PassSums& sums, Vote& vote) {
       static_cast<double>(std::max({sums.prefix_forward_bytes, sums.suffix_bytes, sums.prefix_backward_bytes}));
 }
 
-bool NeedsEntryLogProbs(const v1::UpdateHeader& header) {
-  return header.old().from() == v1::LogProbSource::WEIGHTS || header.ref().from() == v1::LogProbSource::WEIGHTS;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal::v1::Configure& configure,
@@ -139,7 +135,7 @@ PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
 
 absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks) {
-  if (!NeedsEntryLogProbs(prepare.header()) || prepare.key().k() > 0) return absl::OkStatus();
+  if (!prepare.has_log_prob_pass()) return absl::OkStatus();
   payload.entry_log_probs.clear();
   for (const GroupShape& shape : payload.shapes) payload.entry_log_probs.emplace_back(shape.response_tokens.size());
   const MemberResult store = [&](const MemberRows& m, std::span<const double> log_prob, std::span<const double>) {

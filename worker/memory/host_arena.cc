@@ -5,19 +5,12 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 
 namespace stemma::worker {
-namespace {
-
-int64_t RoundUp(int64_t bytes) {
-  return (bytes + HostArena::kAlignment - 1) / HostArena::kAlignment * HostArena::kAlignment;
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<HostArena>> HostArena::Create(int64_t capacity_bytes, PageLock* page_lock) {
   CHECK_GE(capacity_bytes, 0);
-  std::unique_ptr<HostArena> arena(new HostArena(RoundUp(capacity_bytes)));
+  std::unique_ptr<HostArena> arena(new HostArena(RoundUp(capacity_bytes, kAlignment)));
   if (capacity_bytes == 0) return arena;
   void* all = arena->slabs_.Take(static_cast<size_t>(arena->capacity_bytes_));
   if (all == nullptr) {
@@ -44,7 +37,7 @@ HostArena::~HostArena() {
 
 void* HostArena::Take(int64_t bytes) {
   CHECK_GT(bytes, 0);
-  bytes = RoundUp(bytes);
+  bytes = RoundUp(bytes, kAlignment);
   if (bytes > capacity_bytes_ - current_bytes() || bytes > static_cast<int64_t>(slabs_.largest_free_bytes())) {
     return nullptr;
   }

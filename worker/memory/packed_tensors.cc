@@ -8,12 +8,12 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/base/round_up.h"
+
 namespace stemma::worker {
 namespace {
 
 constexpr int64_t kAlignment = 64;  // of device memory, so that a span cut there keeps every tensor's alignment
-
-int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 int64_t OffsetBytes(const at::Tensor& t) { return t.storage_offset() * static_cast<int64_t>(t.element_size()); }
 
@@ -45,7 +45,7 @@ PackedTensors::PackedTensors(std::vector<at::Tensor> tensors) : tensors_(std::mo
   }
   for (Piece& piece : pieces_) {
     piece.block_begin = bytes_;
-    bytes_ += RoundUp(piece.end - piece.begin);
+    bytes_ += RoundUp(piece.end - piece.begin, kAlignment);
   }
 }
 

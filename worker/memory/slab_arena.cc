@@ -7,14 +7,14 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "common/base/round_up.h"
+
 namespace stemma::worker {
 namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kSlabBytesMin = size_t{64} << 20;
-
-size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 

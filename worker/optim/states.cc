@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "common/base/round_up.h"
 #include "worker/memory/host_arena.h"
 
 namespace stemma::worker {
@@ -22,11 +23,6 @@ at::Tensor OnHost(const std::shared_ptr<HostArena>& arena, const at::Tensor& x) 
       block, x.sizes(), [arena](void* p) { arena->Give(p); }, x.options());
 }
 
-int64_t Aligned(size_t bytes) {
-  const auto n = static_cast<int64_t>(bytes);
-  return (n + HostArena::kAlignment - 1) / HostArena::kAlignment * HostArena::kAlignment;
-}
-
 void MakeOnDevice(std::vector<Parameter>& parameters) {
   for (Parameter& p : parameters) {
     if (!p.master_is_weight()) p.master = at::empty(p.grad.sizes(), p.grad.options());
@@ -37,7 +33,10 @@ void MakeOnDevice(std::vector<Parameter>& parameters) {
 
 absl::Status MakeOnHost(std::vector<Parameter>& parameters) {
   int64_t bytes = 0;
-  for (const Parameter& p : parameters) bytes += (p.master_is_weight() ? 2 : 3) * Aligned(p.grad.nbytes());
+  for (const Parameter& p : parameters) {
+    const int64_t state_bytes = RoundUp(static_cast<int64_t>(p.grad.nbytes()), HostArena::kAlignment);
+    bytes += (p.master_is_weight() ? 2 : 3) * state_bytes;
+  }
   absl::StatusOr<std::unique_ptr<HostArena>> made = HostArena::Create(bytes);
   if (!made.ok()) return made.status();
   const std::shared_ptr<HostArena> arena = std::move(made).value();

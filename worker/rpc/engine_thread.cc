@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/step_key.h"
 #include "glog/logging.h"
 
 namespace stemma::worker {
@@ -13,14 +13,10 @@ using internal::v1::ServerMessage;
 using internal::v1::WorkerMessage;
 
 // A step and a log-prob pass are told apart by their keys; a pass has an id only.
-std::string NameOf(const internal::v1::StepKey& key) {
-  return absl::StrCat(key.request_id(), " k ", key.k(), " step ", key.step(), " attempt ", key.attempt());
-}
-
-std::string NameOfPass(const std::string& id) {
+std::string PassText(const std::string& id) {
   internal::v1::StepKey key;
   key.set_request_id(id);
-  return NameOf(key);
+  return StepKeyText(key);
 }
 
 }  // namespace
@@ -49,7 +45,7 @@ bool EngineThread::Stop(absl::Duration timeout) {
 void EngineThread::Post(ServerMessage message) {
   MutexLock lock(&mutex_);
   if (message.has_abort()) {
-    aborted_.insert(NameOf(message.abort().key()));
+    aborted_.insert(StepKeyText(message.abort().key()));
   } else {
     const auto has_room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return stopping_ || messages_.size() < kMessagesMax;
@@ -100,7 +96,7 @@ void EngineThread::Dispatch(ServerMessage& message) {
     case ServerMessage::kAbort: {
       engine_->Abort(message.abort().key());
       MutexLock lock(&mutex_);
-      aborted_.erase(NameOf(message.abort().key()));
+      aborted_.erase(StepKeyText(message.abort().key()));
       return;
     }
     case ServerMessage::kLogProb:
@@ -125,7 +121,7 @@ void EngineThread::Configure(const internal::v1::Configure& configure) {
 }
 
 void EngineThread::Prepare(const internal::v1::Prepare& prepare) {
-  SetRunning(NameOf(prepare.key()), "prepare");
+  SetRunning(StepKeyText(prepare.key()), "prepare");
   absl::StatusOr<internal::v1::Vote> vote = engine_->Prepare(prepare, Hooks());
   SetRunning("", "idle");
   if (!vote.ok()) return Refuse(prepare.key(), vote.status());
@@ -145,7 +141,7 @@ void EngineThread::Apply(const internal::v1::Apply& apply) {
 }
 
 void EngineThread::LogProb(const internal::v1::LogProb& log_prob) {
-  SetRunning(NameOfPass(log_prob.id()), "log_prob");
+  SetRunning(PassText(log_prob.id()), "log_prob");
   const absl::Status status = engine_->LogProb(log_prob, Hooks());
   SetRunning("", "idle");
   WorkerMessage message;

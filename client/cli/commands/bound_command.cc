@@ -8,8 +8,8 @@
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/model_shape.h"
-#include "client/cli/output/human.h"
 #include "client/cli/trace/reuse_bound.h"
+#include "common/base/human.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {

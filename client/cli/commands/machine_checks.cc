@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/local/child_process.h"
+#include "common/base/human.h"
 #include "common/base/system_memory.h"
 
 namespace stemma::cli {
@@ -21,12 +22,6 @@ namespace {
 
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 constexpr uint64_t kOpenFilesMin = 256;
-
-// Rounded down to a tenth.
-std::string GiB(uint64_t bytes) {
-  const uint64_t tenths = bytes * 10 / kGiB;
-  return absl::StrCat(tenths / 10, ".", tenths % 10, " GiB");
-}
 
 // `--help` starts the process without doing anything: a missing shared library shows here.
 Check CheckBinary(const std::string& name) {
@@ -61,7 +56,7 @@ Check CheckMemory() {
   if (bytes == 0)
     return {"memory", CheckState::kWarning, "neither /proc/meminfo nor the cgroup tells what is available"};
   return {"memory", bytes < static_cast<int64_t>(kGiB) ? CheckState::kWarning : CheckState::kOk,
-          GiB(static_cast<uint64_t>(bytes)) + " available"};
+          HumanBytes(static_cast<double>(bytes)) + " available"};
 }
 
 Check CheckDisk(const std::string& directory) {
@@ -71,7 +66,7 @@ Check CheckDisk(const std::string& directory) {
   }
   const uint64_t bytes = static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
   return {"disk", bytes < kGiB ? CheckState::kWarning : CheckState::kOk,
-          absl::StrCat(GiB(bytes), " free in ", directory)};
+          absl::StrCat(HumanBytes(static_cast<double>(bytes)), " free in ", directory)};
 }
 
 Check CheckOpenFiles() {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cli/output/human.h"
+#include "common/base/human.h"
 
 namespace stemma::cli {
 namespace {

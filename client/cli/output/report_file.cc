@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/base/file.h"
+#include "common/base/status_macros.h"
 
 namespace stemma::cli {
 
@@ -37,12 +38,7 @@ absl::Status ReportFile::Write(std::string_view content) {
   struct stat info;
   const bool regular = fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
   if (regular && ftruncate(fd_, 0) != 0) return ErrnoStatus("truncate", path_, errno);
-  while (!content.empty()) {
-    const ssize_t count = write(fd_, content.data(), content.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return ErrnoStatus("write", path_, errno);
-    content.remove_prefix(static_cast<size_t>(count));
-  }
+  RETURN_IF_ERROR(WriteAll(fd_, content, path_));
   if (regular && fsync(fd_) != 0) return ErrnoStatus("fsync", path_, errno);
   return absl::OkStatus();
 }

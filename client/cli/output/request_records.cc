@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/output/command_status.h"
-#include "client/cli/output/human.h"
 #include "client/cli/output/plan_text.h"
 #include "common/base/error.h"
+#include "common/base/human.h"
 #include "google/protobuf/util/json_util.h"
 
 namespace stemma::cli {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/base/human.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/planner/cluster_shapes.h"
@@ -91,7 +92,7 @@ TEST(MemoryChoiceTest, WhatFitsWholeKeepsAllOnTheDevice) {
   EXPECT_TRUE(answer.choice->cheapest);
   EXPECT_EQ(WayText(answer.choice->way), "prefix S0, suffixes S0");
   EXPECT_EQ(answer.choice->wave_sizes, std::vector<uint32_t>{8});
-  EXPECT_THAT(MemoryReason(BenchMemory(8192 * kMiB), *answer.choice), HasSubstr("of 8 GiB"));
+  EXPECT_THAT(MemoryReason(BenchMemory(8192 * kMiB), *answer.choice), HasSubstr("of 8.00 GiB"));
 }
 
 // In whichever order they come: a wave needs what its longest prefix and its longest member need.
@@ -179,7 +180,7 @@ TEST(MemoryChoiceTest, TheReasonOfATightChoiceNamesWhatAllWouldNeed) {
   ASSERT_TRUE(answer.choice);
   EXPECT_FALSE(answer.choice->cheapest);
   EXPECT_THAT(MemoryReason(BenchMemory(all - 1), *answer.choice),
-              HasSubstr("prefix S0, suffixes S0 in 1 waves needs " + BytesText(all)));
+              HasSubstr("prefix S0, suffixes S0 in 1 waves needs " + HumanBytes(static_cast<double>(all))));
 }
 
 TEST(MemoryChoiceTest, ForcedFieldsAreObeyed) {

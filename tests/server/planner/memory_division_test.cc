@@ -113,7 +113,7 @@ TEST(DivideMemoryTest, AMachineThatIsTooSmallIsRefusedWithItsBytes) {
   const auto device = DivideMemory(Llama3_8B(), {40 * kGiB, 1000 * kGiB}, Bf16());
   EXPECT_EQ(device.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(device.status()), HasSubstr(absl::StrCat("device has ", 40 * kGiB, " bytes free")));
-  EXPECT_THAT(Message(device.status()), HasSubstr("slabs of optimizer states 9 MiB"));
+  EXPECT_THAT(Message(device.status()), HasSubstr("slabs of optimizer states 9.00 MiB"));
   const auto host = DivideMemory(Llama3_8B(), {80 * kGiB, 32 * kGiB}, Bf16());
   EXPECT_FALSE(host.ok());
   v1::RunConfig to_host = Bf16();
@@ -174,11 +174,11 @@ TEST(CheckMemoryTest, ABudgetBelowTheStateNamesItsParts) {
   const absl::Status status = CheckMemory(Llama3_8B(), Bf16(least));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(status), HasSubstr(absl::StrCat("memory_budget_bytes is ", least)));
-  EXPECT_THAT(
-      Message(status),
-      HasSubstr(absl::StrCat(
-          "needs more than ", least, " bytes on the device with optimizer states in host memory (weights 15 GiB, ",
-          "gradients 29.9 GiB, slabs of optimizer states 9 MiB, clipped gradients 1 MiB, RoPE tables 4 MiB;")));
+  EXPECT_THAT(Message(status),
+              HasSubstr(absl::StrCat("needs more than ", least,
+                                     " bytes on the device with optimizer states in host memory (weights 15.0 GiB, ",
+                                     "gradients 29.9 GiB, slabs of optimizer states 9.00 MiB, clipped gradients 1.00 "
+                                     "MiB, RoPE tables 4.00 MiB;")));
   v1::RunConfig device = Bf16(100 * kGiB);
   device.set_optimizer_residency(v1::DEVICE);
   EXPECT_THAT(Message(CheckMemory(Llama3_8B(), device)), HasSubstr("optimizer states 89.7 GiB"));

@@ -1,21 +1,12 @@
 #include "worker/engine/fence/step_fence.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/base/step_key.h"
 #include "glog/logging.h"
 
 namespace stemma::worker {
 
 using internal::v1::StepKey;
-
-std::string StepKeyText(const StepKey& key) {
-  return absl::StrCat("epoch ", key.epoch(), " incarnation ", key.incarnation(), " generation ", key.generation(),
-                      " step ", key.step(), " attempt ", key.attempt(), " request ", key.request_id(), " k ", key.k());
-}
-
-bool SameStepKey(const StepKey& a, const StepKey& b) {
-  return a.epoch() == b.epoch() && a.incarnation() == b.incarnation() && a.generation() == b.generation() &&
-         a.step() == b.step() && a.attempt() == b.attempt() && a.request_id() == b.request_id() && a.k() == b.k();
-}
 
 absl::Status StepFence::CheckPlace(const StepKey& key) const {
   if (key.epoch() == place_.epoch && key.generation() == place_.generation && key.incarnation() == place_.incarnation &&

@@ -20,10 +20,6 @@
 
 namespace stemma::worker {
 
-// "epoch 1 incarnation w1 generation 2 step 3 attempt 1 request r k 0": for messages and logs.
-std::string StepKeyText(const internal::v1::StepKey& key);
-bool SameStepKey(const internal::v1::StepKey& a, const internal::v1::StepKey& b);
-
 struct StepFencePlace {
   uint64_t epoch = 0;
   uint64_t generation = 0;

@@ -1,8 +1,8 @@
-#include "client/cli/output/human.h"
+#include "common/base/human.h"
 
 #include "gtest/gtest.h"
 
-namespace stemma::cli {
+namespace stemma {
 namespace {
 
 TEST(HumanTest, CountsHaveThreeDigitsAndALetter) {
@@ -37,4 +37,4 @@ TEST(HumanTest, SecondsTakeTheUnitThatFits) {
 TEST(HumanTest, RatiosAreMultiples) { EXPECT_EQ(HumanRatio(3.618), "3.62x"); }
 
 }  // namespace
-}  // namespace stemma::cli
+}  // namespace stemma

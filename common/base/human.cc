@@ -1,4 +1,4 @@
-#include "client/cli/output/human.h"
+#include "common/base/human.h"
 
 #include <array>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace stemma::cli {
+namespace stemma {
 namespace {
 
 // Three digits, without an exponent below 1000: "9.99", "12.3", "999".
@@ -57,4 +57,4 @@ std::string HumanSeconds(double seconds) {
 
 std::string HumanRatio(double ratio) { return ThreeDigits(ratio) + "x"; }
 
-}  // namespace stemma::cli
+}  // namespace stemma
