@@ -13,6 +13,7 @@
 #include "common/base/status_macros.h"
 #include "common/trace/loss_names.h"
 #include "common/trace/sample_tokens.h"
+#include "glog/logging.h"
 
 namespace stemma {
 namespace {
@@ -128,15 +129,27 @@ int64_t UnmaskedTokensOfGroup(const v1::PromptGroup& group) {
   return sum;
 }
 
+double MeanWeight(int64_t tokens) { return tokens == 0 ? 0 : 1 / static_cast<double>(tokens); }
+
 void SetPromptMeans(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch,
                     StepNormalization& step) {
   std::unordered_map<std::string, int64_t> tokens;
   for (const uint32_t index : mini_batch) tokens[StatGroupOf(groups[index])] += UnmaskedTokensOfGroup(groups[index]);
   for (const uint32_t index : mini_batch) {
-    const int64_t sum = tokens[StatGroupOf(groups[index])];
-    step.prompt_mean_weights.push_back(sum == 0 ? 0 : 1 / static_cast<double>(sum));
+    const double weight = MeanWeight(tokens[StatGroupOf(groups[index])]);
+    step.rollout_weights.insert(step.rollout_weights.end(), static_cast<size_t>(groups[index].rollouts_size()), weight);
   }
   step.denominator = static_cast<double>(tokens.size());
+}
+
+void SetSampleMeans(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch,
+                    const SampleTokens& samples, StepNormalization& step) {
+  for (const uint32_t index : mini_batch) {
+    for (const v1::Rollout& rollout : groups[index].rollouts()) {
+      step.rollout_weights.push_back(MeanWeight(samples.UnmaskedTokensOfSample(rollout)));
+    }
+  }
+  step.denominator = static_cast<double>(samples.num_samples());
 }
 
 }  // namespace
@@ -167,6 +180,7 @@ absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, cons
                                                 std::span<const uint32_t> mini_batch) {
   ASSIGN_OR_RETURN(const AggMode mode, ParseAggMode(loss.loss_agg_mode()));
   StepNormalization step;
+  step.rollout_weights = {1};
   int64_t num_rollouts = 0;
   SampleTokens samples;
   for (const uint32_t index : mini_batch) {
@@ -182,15 +196,21 @@ absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, cons
       step.denominator = 1;
       break;
     case AggMode::kSeqMeanTokenSum:
+      step.denominator = static_cast<double>(num_rollouts);
+      break;
     case AggMode::kSeqMeanTokenSumNorm:
+      CHECK_GT(loss.loss_scale_factor(), 0) << "validated";
+      step.rollout_weights = {1 / loss.loss_scale_factor()};
       step.denominator = static_cast<double>(num_rollouts);
       break;
     case AggMode::kSeqMeanTokenMean:
       RETURN_IF_ERROR(CheckSamplesTogether(groups, mini_batch));
-      step.denominator = static_cast<double>(samples.num_samples());
+      step.rollout_weights.clear();
+      SetSampleMeans(groups, mini_batch, samples, step);
       break;
     case AggMode::kPromptMean:
       RETURN_IF_ERROR(CheckStatGroupsTogether(groups, mini_batch));
+      step.rollout_weights.clear();
       SetPromptMeans(groups, mini_batch, step);
       break;
   }

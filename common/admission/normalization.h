@@ -1,6 +1,6 @@
-// What makes a step's loss independent of how it is computed: advantages from rewards, the denominator of each
-// mini-batch, and which rollouts need to run at all (docs/losses.md). Pure. Called while a request is built and
-// planned; the request was validated: names parse, arrays have their lengths, rewards are finite.
+// What makes a step's loss independent of how it is computed: advantages from rewards, the denominator and
+// the weights of each mini-batch, and which rollouts need to run at all (docs/losses.md). Pure. Called while a request
+// is built and planned; the request was validated: names parse, arrays have their lengths, rewards are finite.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,9 @@ absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& number
 
 struct StepNormalization {
   double denominator = 0;  // D; 0: the mini-batch has nothing to average over
-  std::vector<double>
-      prompt_mean_weights;      // prompt-mean only: w of the tokens of each group of the mini-batch, in order
+  // w of the tokens of each rollout of the mini-batch, group by group; one entry where all have the same. 0 for a
+  // rollout that has nothing to average over.
+  std::vector<double> rollout_weights;
   int64_t num_loss_tokens = 0;  // unmasked
 };
 

@@ -10,8 +10,13 @@ namespace {
 
 constexpr int64_t kIndexBytes = 16;    // token and position of a row
 constexpr int64_t kPositionBytes = 8;  // its position once more
-constexpr int64_t kUpcastVocabulary =
-    8192;  // vocabulary rows of a bf16 weight that worker/ops/head.cc upcasts at a time
+constexpr int64_t kTargetBytes = 8;    // a row's target
+constexpr int64_t kResultBytes = 16;   // its log-prob and entropy, kept until its wave's end
+// What the head and the loss hold of a row: log-prob, entropy and their gradients, two numbers of its softmax; and what
+// most losses read of it: log-prob by `old`, advantage, weight, mask.
+constexpr int64_t kHeadRowBytes = 6 * 8 + 4 * 8;
+constexpr int64_t kForwardHeadRowBytes = 4 * 8;  // in a forward-only pass: log-prob, entropy, the softmax's numbers
+constexpr int64_t kUpcastVocabulary = 8192;      // vocabulary rows of a bf16 weight that the head upcasts at a time
 
 // One chunk of logits. In bf16 also what is upcast for their product: the chunk's hidden rows (in backward as many rows
 // of their gradient) and a slice of the weight.
@@ -135,6 +140,8 @@ class Wave {
   int64_t KvOnly() const { return w_.kv_only_rows * (row_.kv_only_tape(w_.policy) + row_.kv + row_.gradient_kv); }
   int64_t Last() const { return head_rows_ * (row_.tape(w_.policy) + row_.kv); }
   int64_t Index() const { return w_.rows * kIndexBytes; }
+  int64_t Targets() const { return head_rows_ * kTargetBytes; }  // in the forward
+  int64_t Results() const { return head_rows_ * kResultBytes; }  // in the backward
   int64_t HeadPositions() const { return split() ? head_rows_ * kPositionBytes : 0; }
 
   LayerRows RowsBelow() const {
@@ -161,16 +168,18 @@ class Wave {
     const int64_t d = row_.input, all = layers_ - 1;
     if (layers_ > 1) {
       const LayerRows below = RowsBelow();
-      f(Index() + Below(layers_ - 2), LayerForwardBytes(s_, below, w_.policy));
-      f(Index() + Below(layers_ - 2), HeadPositions() + LayerBackwardBytes(s_, below, w_.policy, KvOwner::kWave));
+      f(Index() + Targets() + Below(layers_ - 2), LayerForwardBytes(s_, below, w_.policy));
+      f(Index() + Results() + Below(layers_ - 2),
+        HeadPositions() + LayerBackwardBytes(s_, below, w_.policy, KvOwner::kWave));
     }
     if (split()) ForSplitMoments(f);
     const LayerRows last = RowsOfLast();
     const int64_t kept = Index() + HeadPositions() + Below(all) + KvOnly();
-    f(kept, LayerForwardBytes(s_, last, w_.policy));
-    f(kept, head_rows_ * row_.statistic + LayerBackwardBytes(s_, last, w_.policy, KvOwner::kWave));
-    // The last layer's output, its norm, its gradient, one chunk of logits.
-    f(Index() + Below(all) + KvOnly() + Last(), head_rows_ * (3 * d + row_.statistic) + HeadChunkBytes(s_, head_rows_));
+    f(kept + Targets(), LayerForwardBytes(s_, last, w_.policy));
+    f(kept + Results(), head_rows_ * row_.statistic + LayerBackwardBytes(s_, last, w_.policy, KvOwner::kWave));
+    // The last layer's output, its norm, its gradient, one chunk of logits, the rows of head and loss.
+    f(Index() + Targets() + Below(all) + KvOnly() + Last(),
+      head_rows_ * (3 * d + row_.statistic + kHeadRowBytes) + HeadChunkBytes(s_, head_rows_));
   }
 
  private:
@@ -181,11 +190,11 @@ class Wave {
   void ForSplitMoments(const F& f) const {
     const int64_t tape = Index() + Below(layers_ - 1), d = row_.input, apart = w_.kv_only_rows;
     const int64_t all_inputs = w_.rows * d, head_inputs = head_rows_ * d;
-    f(tape, all_inputs + apart * kPositionBytes + KvOnlyForwardBytes(s_, apart));
-    f(tape + KvOnly(), all_inputs + w_.rows * kPositionBytes + head_inputs);
-    f(tape, head_inputs + w_.rows * kPositionBytes + apart * row_.gradient_kv +
-                KvOnlyBackwardBytes(s_, apart, w_.policy, KvOwner::kWave));
-    f(tape, 2 * all_inputs + w_.rows * kPositionBytes);
+    f(tape + Targets(), all_inputs + apart * kPositionBytes + KvOnlyForwardBytes(s_, apart));
+    f(tape + Targets() + KvOnly(), all_inputs + w_.rows * kPositionBytes + head_inputs);
+    f(tape + Results(), head_inputs + w_.rows * kPositionBytes + apart * row_.gradient_kv +
+                            KvOnlyBackwardBytes(s_, apart, w_.policy, KvOwner::kWave));
+    f(tape + Results(), 2 * all_inputs + w_.rows * kPositionBytes);
   }
 
   const ByteShape& s_;
@@ -303,8 +312,8 @@ int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave) {
   const RowBytes row(shape);
   const int64_t head_rows = wave.rows - wave.kv_only_rows;
   const int64_t layer = LayerForwardBytes(shape, Wave(shape, wave).RowsBelow(), v1::S0);
-  const int64_t head = head_rows * 2 * row.input + HeadChunkBytes(shape, head_rows);
-  return std::max(layer, head) + wave.rows * kIndexBytes;
+  const int64_t head = head_rows * (2 * row.input + kForwardHeadRowBytes) + HeadChunkBytes(shape, head_rows);
+  return std::max(layer, head) + wave.rows * kIndexBytes + head_rows * kTargetBytes;
 }
 
 }  // namespace stemma

@@ -72,7 +72,7 @@ PlanFunction MakePlanFunction(const ModelConfig& model) {
       ASSIGN_OR_RETURN(StepNormalization normalization,
                        NormalizeStep(request.update.loss(), request.groups, mini_batch));
       result.steps.push_back({.denominator = normalization.denominator,
-                              .prompt_mean_weights = std::move(normalization.prompt_mean_weights),
+                              .rollout_weights = std::move(normalization.rollout_weights),
                               .total_tokens = TotalTokens(request.groups, step),
                               .loss_tokens = normalization.num_loss_tokens,
                               .empty = CountEmptyGroups(request.update, request.groups, runs, mini_batch)});

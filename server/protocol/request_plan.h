@@ -13,11 +13,11 @@
 namespace stemma::server {
 
 struct StepNumbers {
-  double denominator = 1;                   // D of the aggregation
-  std::vector<double> prompt_mean_weights;  // prompt-mean only, of the step's groups in the plan's order
-  uint64_t total_tokens = 0;                // prompt and response of every rollout, as a rollout framework counts them
-  int64_t loss_tokens = 0;                  // response tokens with mask 1
-  EmptyGroups empty = {};                   // of the mini-batch
+  double denominator = 1;                     // D of the aggregation
+  std::vector<double> rollout_weights = {1};  // w of the aggregation, as Prepare has them
+  uint64_t total_tokens = 0;  // prompt and response of every rollout, as a rollout framework counts them
+  int64_t loss_tokens = 0;    // response tokens with mask 1
+  EmptyGroups empty = {};     // of the mini-batch
 };
 
 // Step k of the request is found by k. Where all epochs run the same steps, those of one epoch are held for all of

@@ -28,7 +28,7 @@ internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::Up
   prepare.mutable_plan()->set_epoch(plan.epoch(key.k()));
   if (RunsEntryPass(plan, key.k())) *prepare.mutable_log_prob_pass() = plan.plan.log_prob_pass();
   prepare.set_denominator(numbers.denominator);
-  prepare.mutable_prompt_mean_weights()->Add(numbers.prompt_mean_weights.begin(), numbers.prompt_mean_weights.end());
+  prepare.mutable_rollout_weights()->Add(numbers.rollout_weights.begin(), numbers.rollout_weights.end());
   return prepare;
 }
 

@@ -13,8 +13,10 @@
 #include "glog/logging.h"
 #include "tests/bench/memory_runs.h"
 #include "tests/bench/spread.h"
+#include "tests/testing/backends.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 #include "worker/memory/cpu_allocator.h"
 #include "worker/optim/adamw.h"
 
@@ -35,7 +37,7 @@ Row MakeRow(const std::string& model, uint32_t threads, const std::string& dtype
   options.run.set_head_chunk_tokens(512);
   options.run.set_memory_budget_bytes(uint64_t{1} << 30);
   const int64_t before = CpuMemoryStats().current_bytes;
-  auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
+  auto engine = InProcess::Create(options, MakeCpuBackend());
   CHECK(engine.ok()) << engine.status();
   Row row;
   row.engine = std::move(engine).value();
@@ -111,7 +113,9 @@ void PrintChecks(const std::string& model, uint32_t threads, int rounds) {
       int64_t step = 2;
       const auto seconds = InTurns(
           {[&] { return SecondsOf([&] { PlainStep(parameters, adam, clip, ++step); }); },
-           [&] { return SecondsOf([&] { AdamwStep(parameters, AllRanges(parameters), adam, clip, ++step); }); }},
+           [&] {
+             return SecondsOf([&] { AdamwStep(TestBackend(), parameters, AllRanges(parameters), adam, clip, ++step); });
+           }},
           8 * rounds);
       std::printf("| %s | %s | %s | %s | %s |\n", dtype, clip == 1.0 ? "no" : "yes", Spread(seconds[0]).text(3).c_str(),
                   Spread(seconds[1]).text(3).c_str(), RatioOf(seconds[1], seconds[0]).text(2).c_str());

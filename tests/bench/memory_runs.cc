@@ -8,6 +8,7 @@
 #include "common/cost/state_bytes.h"
 #include "glog/logging.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 
@@ -62,7 +63,7 @@ std::unique_ptr<InProcess> MemoryRuns::Planned(const Shape& shape, int64_t budge
   const StateBytes state = StateBytesOf(Forced().weights().config, options.run.dtype());
   options.run.set_optimizer_residency(v1::DEVICE);
   options.run.set_memory_budget_bytes(static_cast<uint64_t>(state.device(v1::DEVICE) + budget_bytes));
-  auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
+  auto engine = InProcess::Create(options, MakeCpuBackend());
   CHECK(engine.ok()) << engine.status();
   return (*engine)->Load(Request(shape, /*dense=*/false)).ok() ? std::move(engine).value() : nullptr;
 }
@@ -90,7 +91,7 @@ InProcess& MemoryRuns::Forced() {
   options.progress = [this](const internal::v1::Heartbeat& heartbeat) { NotePhase(heartbeat); };
   auto copies = std::make_unique<ChangingCopyEngine>();
   copies_ = copies.get();
-  auto engine = InProcess::Create(options, std::make_unique<CpuAttention>(), std::move(copies));
+  auto engine = InProcess::Create(options, MakeCpuBackend(), std::move(copies));
   CHECK(engine.ok()) << engine.status();
   forced_ = std::move(engine).value();
   return *forced_;

@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "tests/testing/backends.h"
 #include "worker/backend/cpu/rowwise_table.h"
+#include "worker/backend/cpu/split_attention.h"
 #include "worker/memory/cpu_allocator.h"
-#include "worker/ops/attention.h"
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
 #include "worker/ops/qkv.h"
@@ -63,15 +64,16 @@ void BenchNorm() {
   const at::Tensor x = at::randn({kT, kD}), weight = at::randn({kD}), dy = at::randn({kT, kD}),
                    residual = at::randn({kT, kD});
   const at::Tensor dweight = at::zeros({kD});
-  const at::Tensor rstd = RmsNormForward(x, weight, 1e-6).rstd_T;
+  const at::Tensor rstd = RmsNormForward(testing::TestBackend(), x, weight, 1e-6).rstd_T;
   PrintFused(
-      "norm forward", 2 * kT * kD, [&] { RmsNormForward(x, weight, 1e-6); },
+      "norm forward", 2 * kT * kD, [&] { RmsNormForward(testing::TestBackend(), x, weight, 1e-6); },
       [&] {
         const at::Tensor r = (x.pow(2).mean({-1}, true) + 1e-6).rsqrt();
         const at::Tensor y = x * r * weight;
       });
   PrintFused(
-      "norm backward", 4 * kT * kD, [&] { RmsNormBackward(dy, x, rstd, weight, residual, dweight); },
+      "norm backward", 4 * kT * kD,
+      [&] { RmsNormBackward(testing::TestBackend(), dy, x, rstd, weight, residual, dweight); },
       [&] {
         const at::Tensor r = rstd.unsqueeze(1), hat = x * r, d = dy * weight;
         dweight.add_((dy * hat).sum(0));
@@ -82,10 +84,10 @@ void BenchNorm() {
 void BenchSwiglu() {
   const at::Tensor x = at::randn({kT, 2 * kF}), dy = at::randn({kT, kF});
   PrintFused(
-      "swiglu forward", 3 * kT * kF, [&] { SwigluForward(x); },
+      "swiglu forward", 3 * kT * kF, [&] { SwigluForward(testing::TestBackend(), x); },
       [&] { const at::Tensor y = at::silu(x.narrow(1, 0, kF)) * x.narrow(1, kF, kF); });
   PrintFused(
-      "swiglu backward", 5 * kT * kF, [&] { SwigluBackward(dy, x); },
+      "swiglu backward", 5 * kT * kF, [&] { SwigluBackward(testing::TestBackend(), dy, x); },
       [&] {
         const at::Tensor gate = x.narrow(1, 0, kF), up = x.narrow(1, kF, kF);
         const at::Tensor dgate = at::silu_backward(dy * up, gate), dup = dy * at::silu(gate);
@@ -103,7 +105,7 @@ void BenchQkv() {
   ModelConfig config;
   config.head_size = kE;
   config.rope_theta = 10000;
-  const RopeTable rope = MakeRopeTable(config, kT, at::kFloat);
+  const RopeTable rope = MakeRopeTable(config, kT, at::kFloat, at::kCPU);
   const at::Tensor positions = at::arange(kT), cos = at::cat({rope.cos_PE, rope.cos_PE}, 1),
                    sin = at::cat({rope.sin_PE, rope.sin_PE}, 1);
   const int64_t columns = (kH + 2 * kK) * kE;
@@ -113,7 +115,7 @@ void BenchQkv() {
     return qkv.narrow(1, first * kE, heads * kE).view({kT, heads, kE}).transpose(0, 1);
   };
   PrintFused(
-      "qkv forward", 2 * kT * columns, [&] { QkvForward(qkv, positions, rope, shape, {}); },
+      "qkv forward", 2 * kT * columns, [&] { QkvForward(testing::TestBackend(), qkv, positions, rope, shape, {}); },
       [&] {
         Rope(split(0, kH), cos, sin).contiguous();
         Rope(split(kH, kK), cos, sin).contiguous();
@@ -121,21 +123,28 @@ void BenchQkv() {
       });
   PrintFused(
       "qkv backward", 2 * kT * columns,
-      [&] { QkvBackward(dq, dk, dv, positions, rope, shape, {}, {}, {}, {}, {}, at::kFloat); },
+      [&] {
+        QkvBackward(testing::TestBackend(), {dq, dk, dv, {}, {}, {}, {}}, positions, rope, {}, at::kFloat);
+      },
       [&] {
         const at::Tensor all = at::cat({Rope(dq, cos, -sin), Rope(dk, cos, -sin), dv}, 0);
         all.transpose(0, 1).reshape({kT, columns});
       });
   const at::Tensor w = at::randn({kE}), dw = at::zeros({kE});
   const QkNorm norm{w, w, 1e-6};
-  const at::Tensor rstd = QkvForward(qkv, positions, rope, shape, norm).rstd_TJ;
+  const at::Tensor rstd = QkvForward(testing::TestBackend(), qkv, positions, rope, shape, norm).rstd_TJ;
   PrintFused(
-      "qkv forward, QK-norm", 2 * kT * columns, [&] { QkvForward(qkv, positions, rope, shape, norm); },
-      [&] { QkvForward(qkv, positions, rope, shape, {}); });
+      "qkv forward, QK-norm", 2 * kT * columns,
+      [&] { QkvForward(testing::TestBackend(), qkv, positions, rope, shape, norm); },
+      [&] { QkvForward(testing::TestBackend(), qkv, positions, rope, shape, {}); });
   PrintFused(
       "qkv backward, QK-norm", 3 * kT * columns,
-      [&] { QkvBackward(dq, dk, dv, positions, rope, shape, norm, qkv, rstd, dw, dw, at::kFloat); },
-      [&] { QkvBackward(dq, dk, dv, positions, rope, shape, {}, {}, {}, {}, {}, at::kFloat); });
+      [&] {
+        QkvBackward(testing::TestBackend(), {dq, dk, dv, qkv, rstd, dw, dw}, positions, rope, norm, at::kFloat);
+      },
+      [&] {
+        QkvBackward(testing::TestBackend(), {dq, dk, dv, {}, {}, {}, {}}, positions, rope, {}, at::kFloat);
+      });
 }
 
 void PrintRate(const char* name, double flops, const Work& work) {
@@ -171,17 +180,17 @@ void BenchAttention(int64_t prefix, int64_t spans, int64_t rows, CausalLayout la
   const double pairs = static_cast<double>(total) * static_cast<double>(prefix) +
                        0.5 * static_cast<double>(total) * static_cast<double>(rows + 1);
   const at::Tensor dout = at::randn({total, kH * kE});
-  const AttentionSaved saved = AttentionForward(kernel, batch, q, k, v);
+  const AttentionSaved saved = testing::SplitOver(kernel).Forward(batch, q, k, v);
   char name[96];
   const auto label = [&](const char* what) {
     std::snprintf(name, sizeof name, "attention %s %ld + %ld x %ld %s", what, static_cast<long>(prefix),
                   static_cast<long>(spans), static_cast<long>(rows), layout == CausalLayout::kLoop ? "loop" : "padded");
     return name;
   };
-  PrintRate(label("forward"), 4 * pairs * kH * kE, [&] { AttentionForward(kernel, batch, q, k, v); });
-  PrintRate(label("backward"), 10 * pairs * kH * kE, [&] { AttentionBackward(kernel, batch, dout, saved); });
-  const Pair around = MedianSeconds([&] { AttentionForward(NoKernel(), batch, q, k, v); },
-                                    [&] { AttentionBackward(NoKernel(), batch, dout, saved); });
+  PrintRate(label("forward"), 4 * pairs * kH * kE, [&] { testing::SplitOver(kernel).Forward(batch, q, k, v); });
+  PrintRate(label("backward"), 10 * pairs * kH * kE, [&] { testing::SplitOver(kernel).Backward(batch, dout, saved); });
+  const Pair around = MedianSeconds([&] { testing::SplitOver(NoKernel()).Forward(batch, q, k, v); },
+                                    [&] { testing::SplitOver(NoKernel()).Backward(batch, dout, saved); });
   std::printf("  around the calls: forward %.3f ms, backward %.3f ms\n", 1e3 * around.fused, 1e3 * around.separate);
 }
 
@@ -222,7 +231,7 @@ void BenchGemm() {
   const double flops = 2.0 * kT * kD * 2 * kF;
   PrintRate("linear forward", flops, [&] { LinearForward(x, w, {}); });
   PrintRate("linear backward input", flops, [&] { LinearBackwardInput(dy, w); });
-  PrintRate("linear backward weight", flops, [&] { LinearBackwardWeight(dy, x, dw, {}); });
+  PrintRate("linear backward weight", flops, [&] { LinearBackwardWeight(testing::TestBackend(), dy, x, dw, {}); });
 }
 
 }  // namespace

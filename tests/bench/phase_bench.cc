@@ -23,6 +23,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 namespace {
@@ -88,7 +89,7 @@ class Recorder {
     options.run.set_memory_budget_bytes(kBudgetBytes);
     options.run.set_host_memory_bytes(kHostBytes);
     options.edit_step = [this](v1::StepPlan& step) { Force(step); };
-    auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
+    auto engine = InProcess::Create(options, MakeCpuBackend());
     CHECK(engine.ok()) << engine.status();
     engine_ = std::move(engine).value();
   }

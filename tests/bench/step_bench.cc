@@ -27,6 +27,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 namespace {
@@ -213,7 +214,7 @@ int Main(int argc, char** argv) {
   options.run.set_head_chunk_tokens(head_chunk);
   options.run.set_memory_budget_bytes(budget);
   options.run.set_schedule(v1::AUTO);
-  auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
+  auto engine = InProcess::Create(options, MakeCpuBackend());
   CHECK(engine.ok()) << engine.status();
   Bench bench(std::move(engine).value());
   const at::ScalarType scalar = dtype == "fp64" ? at::kDouble : dtype == "bf16" ? at::kBFloat16 : at::kFloat;

@@ -4,6 +4,7 @@
 // Without `apply` a case is one Prepare, and `out` holds every gradient before clipping ("grad.<hf name>"), log-probs
 // and entropies; with `apply` all steps of the request are made, and `out` holds the weights ("weight.<hf name>").
 #include <cmath>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -14,9 +15,12 @@
 #include "common/trace/trace_json.h"
 #include "nlohmann/json.hpp"
 #include "server/protocol/step_messages.h"
+#include "tests/testing/backends.h"
 #include "tests/testing/control_kernels.h"
+#include "tests/testing/fake_device.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
+#include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 namespace {
@@ -30,7 +34,7 @@ struct NamedValues {
 };
 
 NamedValues FromTensor(const std::string& name, const at::Tensor& tensor) {
-  const at::Tensor wide = tensor.to(at::kDouble).contiguous();
+  const at::Tensor wide = tensor.to(at::kCPU).to(at::kDouble).contiguous();
   return {name, wide.sizes().vec(), {static_cast<const char*>(wide.const_data_ptr()), wide.nbytes()}};
 }
 
@@ -61,7 +65,13 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedVa
   return writer.Close();
 }
 
-// Forced policies, blocks and offload; absent: the planner's.
+// Tells whether the cases run on a device that is not the host.
+bool OnFakeDevice() {
+  const char* name = std::getenv("STEMMA_TEST_BACKEND");
+  return name != nullptr && std::string(name) == "fake";
+}
+
+// Reads forced policies, blocks and offload; absent: the planner's.
 absl::Status ReadMemory(const json& c, v1::RunConfig& run) {
   v1::TapePolicy prefix = v1::TAPE_POLICY_UNSPECIFIED, suffix = v1::TAPE_POLICY_UNSPECIFIED;
   if (!v1::TapePolicy_Parse(c.value("prefix_policy", "TAPE_POLICY_UNSPECIFIED"), &prefix) ||
@@ -71,7 +81,7 @@ absl::Status ReadMemory(const json& c, v1::RunConfig& run) {
   run.set_prefix_policy(prefix);
   run.set_suffix_policy(suffix);
   run.set_prefix_block_rows(c.value("prefix_block_rows", 0u));
-  if (c.value("offload", false)) run.set_offload(v1::OFFLOAD_ON);
+  if (c.value("offload", false) && !OnFakeDevice()) run.set_offload(v1::OFFLOAD_ON);
   run.set_host_memory_bytes(uint64_t{64} << 20);
   return absl::OkStatus();
 }
@@ -106,7 +116,10 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   session.engine.reset();
   auto kernel = MakeControlKernel(control, c.value("rope_theta", 10000.0));
   if (kernel == nullptr) return absl::InvalidArgumentError("control: unknown name " + control);
-  ASSIGN_OR_RETURN(session.engine, InProcess::Create(options, std::move(kernel)));
+  Backend backend = OnFakeDevice()      ? MakeFakeDeviceBackend()
+                    : control == "none" ? MakeTestBackend()
+                                        : MakeCpuBackend(std::move(kernel));
+  ASSIGN_OR_RETURN(session.engine, InProcess::Create(options, std::move(backend)));
   session.key = c.at("apply").get<bool>() ? "" : key;
   return session.engine.get();
 }

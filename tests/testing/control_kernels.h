@@ -11,7 +11,7 @@
 #include <string>
 
 #include "tests/testing/namespaces.h"
-#include "worker/ops/attention.h"
+#include "worker/backend/cpu/attention_kernel.h"
 
 namespace stemma::testing {
 

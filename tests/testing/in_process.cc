@@ -41,8 +41,7 @@ void SplitClusters(v1::StepPlan& step) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOptions& options,
-                                                             std::unique_ptr<AttentionKernel> kernel,
+absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOptions& options, Backend backend,
                                                              std::unique_ptr<CopyEngine> copies) {
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
   InProcessOptions divided = options;
@@ -52,7 +51,7 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   configure.set_generation(1);
   *configure.mutable_config() = divided.run;
   ASSIGN_OR_RETURN(std::unique_ptr<ModelEngine> engine,
-                   ModelEngine::Create(configure, kIncarnation, std::move(kernel), std::move(copies)));
+                   ModelEngine::Create(configure, kIncarnation, std::move(backend), std::move(copies)));
   const ModelConfig model = engine->weights().config;
   return std::unique_ptr<InProcess>(new InProcess(divided, model, std::move(engine)));
 }

@@ -26,8 +26,7 @@ struct InProcessOptions {
 
 class InProcess {
  public:
-  static absl::StatusOr<std::unique_ptr<InProcess>> Create(const InProcessOptions& options,
-                                                           std::unique_ptr<AttentionKernel> kernel,
+  static absl::StatusOr<std::unique_ptr<InProcess>> Create(const InProcessOptions& options, Backend backend,
                                                            std::unique_ptr<CopyEngine> copies = nullptr);
 
   // Plans a request and hands its payload to the engine; replaces the last one.

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "tests/testing/namespaces.h"
-#include "worker/ops/attention.h"
+#include "worker/backend/cpu/attention_kernel.h"
 
 namespace stemma::testing {
 

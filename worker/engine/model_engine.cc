@@ -16,9 +16,9 @@
 #include "common/base/status_macros.h"
 #include "common/base/system_memory.h"
 #include "common/cost/state_bytes.h"
+#include "worker/backend/cpu/cpu_backend.h"
 #include "worker/engine/results.h"
-#include "worker/memory/cpu_allocator.h"
-#include "worker/memory/thread_copy_engine.h"
+#include "worker/engine/step_line.h"
 #include "worker/model/weights_io.h"
 
 namespace stemma::worker {
@@ -91,42 +91,39 @@ void FillSums(const PassSums& sums, Vote& vote) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal::v1::Configure& configure,
-                                                                 const std::string& incarnation,
-                                                                 std::unique_ptr<AttentionKernel> kernel,
+                                                                 const std::string& incarnation, Backend backend,
                                                                  std::unique_ptr<CopyEngine> copies) {
-  InstallCpuAllocator();
   if (configure.config().threads() > 0) at::set_num_threads(static_cast<int>(configure.config().threads()));
   ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(weights, LoadWeights(directory, dtype, configure.config().optimizer_residency()));
+    ASSIGN_OR_RETURN(weights, LoadWeights(directory, dtype, backend.device, configure.config().optimizer_residency()));
     return absl::OkStatus();
   }));
-  if (copies == nullptr) copies = std::make_unique<ThreadCopyEngine>();
-  return std::unique_ptr<ModelEngine>(new ModelEngine(configure, incarnation, std::move(directory), std::move(weights),
-                                                      std::move(kernel), std::move(copies)));
+  if (copies == nullptr) copies = backend.make_copy_engine();
+  return std::unique_ptr<ModelEngine>(new ModelEngine(configure, incarnation, std::move(backend), std::move(directory),
+                                                      std::move(weights), std::move(copies)));
 }
 
-ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation,
-                         ModelDirectory directory, Weights weights, std::unique_ptr<AttentionKernel> kernel,
-                         std::unique_ptr<CopyEngine> copies)
+ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
+                         ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies)
     : configure_(configure),
+      backend_(std::move(backend)),
       directory_(std::move(directory)),
       weights_(std::move(weights)),
       ranges_(AllRanges(weights_.parameters)),
-      rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype)),
-      kernel_(std::move(kernel)),
+      rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),
       copies_(std::move(copies)),
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
-  ready_.set_weights_bytes(static_cast<uint64_t>(CpuMemoryStats().current_bytes));
+  ready_.set_weights_bytes(static_cast<uint64_t>(backend_.memory_stats().current_bytes));
   ready_.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
-  return {.context = {&weights_, kernel_.get(), &rope_},
+  return {.context = {&backend_, &weights_, &rope_},
           .host = host_.get(),
           .copies = copies_.get(),
           .head_chunk_rows = configure_.config().head_chunk_tokens(),
@@ -157,10 +154,12 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
 absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                             const EngineHooks& hooks) {
   Vote vote;
-  const int64_t state_bytes = CpuMemoryStats().current_bytes;
+  const int64_t state_bytes = backend_.memory_stats().current_bytes;
   RETURN_IF_ERROR(PrepareOffload(prepare.plan()));
   RETURN_IF_ERROR(ComputeEntryLogProbs(payload, prepare, hooks));
-  ASSIGN_OR_RETURN(const LossPlan loss, MakeLossPlan(prepare, payload));
+  std::vector<int64_t> rollouts;
+  for (const v1::PromptGroup& group : payload.groups) rollouts.push_back(group.rollouts_size());
+  ASSIGN_OR_RETURN(const LossPlan loss, MakeLossPlan(prepare, rollouts));
   ZeroGradients(weights_.parameters);
 
   const bool report = prepare.header().return_log_probs() && prepare.plan().epoch() == 0;
@@ -172,6 +171,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   };
   ASSIGN_OR_RETURN(const PassSums sums, RunStep(MakePassOptions(hooks), payload, prepare.plan(), loss, results));
   FillSums(sums, vote);
+  LOG(INFO) << StepLine(prepare.key(), sums);
   (*vote.mutable_sums())["bytes/state"] = static_cast<double>(state_bytes);
   sender.Flush();
 
@@ -180,7 +180,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   vote.set_yes(std::isfinite(vote.grad_norm_squared()));
   if (!vote.yes()) {
     vote.set_no_reason("NONFINITE");
-    vote.set_message("the gradient of " + FirstNonfinite(weights_.parameters, ranges_) + " is not finite");
+    vote.set_message("the gradient of " + FirstNonfinite(backend_, weights_.parameters, ranges_) + " is not finite");
   }
   return vote;
 }
@@ -213,7 +213,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   internal::v1::Applied applied;
   if (!apply.discard()) {
     const absl::Status status = CatchExceptions([&] {
-      applied.set_nonfinite(AdamwStep(weights_.parameters, ranges_, apply.adam(), apply.clip(),
+      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, ranges_, apply.adam(), apply.clip(),
                                       static_cast<int64_t>(apply.key().step()), {.copies = copies_.get()}));
       return absl::OkStatus();
     });
@@ -260,7 +260,7 @@ absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request
 
 absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
                                                      const std::string& incarnation) {
-  return ModelEngine::Create(configure, incarnation, std::make_unique<CpuAttention>());
+  return ModelEngine::Create(configure, incarnation, MakeCpuBackend());
 }
 
 }  // namespace stemma::worker

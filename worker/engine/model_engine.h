@@ -1,5 +1,5 @@
-// The Engine on a real model. See engine.h for the contract. Tests construct it with a wrong attention kernel or a
-// copy engine of their own (null: the product's), and read its weights and gradients.
+// The Engine on a real model. See engine.h for the contract. Tests construct it with another backend or a
+// copy engine of their own (null: the backend's), and read its weights and gradients.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,7 @@ namespace stemma::worker {
 class ModelEngine final : public Engine {
  public:
   static absl::StatusOr<std::unique_ptr<ModelEngine>> Create(const internal::v1::Configure& configure,
-                                                             const std::string& incarnation,
-                                                             std::unique_ptr<AttentionKernel> kernel,
+                                                             const std::string& incarnation, Backend backend,
                                                              std::unique_ptr<CopyEngine> copies = nullptr);
 
   const internal::v1::Ready& ready() const override { return ready_; }
@@ -35,8 +34,8 @@ class ModelEngine final : public Engine {
   const Weights& weights() const { return weights_; }
 
  private:
-  ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, ModelDirectory directory,
-              Weights weights, std::unique_ptr<AttentionKernel> kernel, std::unique_ptr<CopyEngine> copies);
+  ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
+              ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies);
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
@@ -46,11 +45,11 @@ class ModelEngine final : public Engine {
                                                const EngineHooks& hooks);
 
   const internal::v1::Configure configure_;
+  const Backend backend_;
   const ModelDirectory directory_;
   Weights weights_;
   const ParameterRanges ranges_;  // that this engine steps: all
   RopeTable rope_;
-  std::unique_ptr<AttentionKernel> kernel_;
   std::unique_ptr<HostArena> host_;
   std::unique_ptr<CopyEngine> copies_;
   StepFence fence_;

@@ -1,99 +1,87 @@
 #include "worker/engine/pass_runner.h"
 
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/cat.h>
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "common/base/arrays.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
-#include "worker/memory/cpu_allocator.h"
+#include "worker/engine/wave_input.h"
+#include "worker/schedule/program.h"
 
 namespace stemma::worker {
 namespace {
 
-void AppendTokens(const std::string& bytes, int64_t begin, int64_t end, std::vector<int64_t>& out) {
-  for (int64_t i = begin; i < end; ++i) {
-    int32_t token;
-    std::memcpy(&token, bytes.data() + static_cast<size_t>(i) * sizeof(token), sizeof(token));
-    out.push_back(token);
-  }
-}
-
-CausalLayout LayoutOf(v1::WaveLayout layout) {
-  return layout == v1::PADDED ? CausalLayout::kPadded : CausalLayout::kLoop;
-}
-
-v1::TapePolicy PolicyOf(v1::TapePolicy planned) { return planned == v1::TAPE_POLICY_UNSPECIFIED ? v1::S0 : planned; }
-
-// The input rows of a wave: a member's prompt from its first position on, then its response but the last token.
-WaveInput MakeWaveInput(const Payload& payload, const std::vector<MemberRows>& members, v1::WaveLayout layout,
-                        v1::TapePolicy policy) {
-  std::vector<int64_t> tokens, positions;
+// A wave between its forward and its backward.
+struct LiveWave {
+  std::vector<MemberRows> members;
   WaveInput input;
-  for (const MemberRows& m : members) {
-    const v1::PromptGroup& group = payload.groups[m.group];
-    const GroupShape& shape = payload.shapes[m.group];
-    const int64_t response_rows = shape.response_tokens[m.rollout] - 1;
-    AppendTokens(group.prompt_tokens(), m.first_position, shape.prompt_tokens, tokens);
-    AppendTokens(group.rollouts(static_cast<int>(m.rollout)).response_tokens(), 0, response_rows, tokens);
-    for (int64_t row = m.begin; row < m.end; ++row) positions.push_back(m.first_position + row - m.begin);
-    input.segments.push_back({m.begin, m.end, m.prefix, m.kv_only_rows});
+  WaveTape tape;
+  at::Tensor dhidden_BD;
+  at::Tensor results;  // of the head and the loss, still on the device
+};
+
+// The numbers of a wave that leave the device, in one tensor: log-probs, entropies (may be undefined), loss sums (may
+// be undefined).
+at::Tensor PackResults(const HeadOutput& head, const at::Tensor& sums) {
+  std::vector<at::Tensor> parts = {head.log_prob_T};
+  for (const at::Tensor& part : {head.entropy_T, sums}) {
+    if (part.defined()) parts.push_back(part);
   }
-  input.tokens_T = at::tensor(tokens, at::kLong);
-  input.positions_T = at::tensor(positions, at::kLong);
-  input.layout = LayoutOf(layout);
-  input.policy = policy;
-  return input;
+  return at::cat(parts, 0);
 }
 
-// Walks a step's operations; the cluster's prefixes live from its Phase A to its Phase C.
+// Interprets a step's program. Hot sets live in a table from Phase A to Phase C, waves from forward to backward, by
+// their indices in the plan: a program may hold several of each.
 class Pass {
  public:
-  Pass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan, bool forward_only)
-      : options_(options), payload_(payload), plan_(plan), forward_only_(forward_only) {}
-  virtual ~Pass() = default;
+  // loss: null for a forward-only pass.
+  Pass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan, const LossPlan* loss,
+       const HeadOptions& head, const MemberResult& results)
+      : options_(options), payload_(payload), plan_(plan), loss_(loss), head_(head), results_(results) {}
 
   absl::StatusOr<PassSums> Run() {
-    const int64_t start_bytes = CpuMemoryStats().current_bytes;
-    for (const Operation& operation : ExpandStep(plan_, forward_only_)) {
+    const Backend& backend = *options_.context.backend;
+    const int64_t start_bytes = backend.memory_stats().current_bytes;
+    for (const Operation& operation : ExpandStep(plan_, forward_only())) {
       if (options_.hooks->cancelled()) return absl::CancelledError("cancelled between waves");
-      const v1::Cluster& cluster = plan_.clusters(operation.cluster);
       const double start_s = RealClock().MonotonicSeconds();
-      ResetPeakBytes();
-      RETURN_IF_ERROR(RunOperation(cluster, operation));
-      AddPhase(operation.kind, RealClock().MonotonicSeconds() - start_s, CpuMemoryStats().peak_bytes - start_bytes);
+      backend.reset_peak_bytes();
+      RETURN_IF_ERROR(RunOperation(operation));
+      AddPhase(operation.kind, RealClock().MonotonicSeconds() - start_s,
+               backend.memory_stats().peak_bytes - start_bytes);
       Progress(operation.kind);
     }
     return sums_;
   }
 
- protected:
-  virtual void Wave(const WaveInput& input, const std::vector<MemberRows>& members) = 0;
-
-  const PassOptions& options_;
-  const Payload& payload_;
-  const v1::StepPlan& plan_;
-  const bool forward_only_;
-  PrefixBatch prefixes_;
-  PassSums sums_;
-
  private:
-  absl::Status RunOperation(const v1::Cluster& cluster, const Operation& operation) {
+  using WaveKey = std::pair<int, int>;  // cluster, wave
+
+  bool forward_only() const { return loss_ == nullptr; }
+
+  absl::Status RunOperation(const Operation& operation) {
     switch (operation.kind) {
       case OperationKind::kPrefixForward:
-        return RunPrefixForward(cluster);
-      case OperationKind::kWave:
-        if (operation.wave + 1 == cluster.waves_size()) prefixes_.LastWave();
-        return RunWave(cluster, cluster.waves(operation.wave));
-      case OperationKind::kPrefixBackward:
-        AddOffload(PrefixBackward(options_.context, std::exchange(prefixes_, {})));
+        return RunPrefixForward(operation.cluster);
+      case OperationKind::kWaveForward:
+        return RunWaveForward(operation);
+      case OperationKind::kWaveBackward:
+        RunWaveBackward({operation.cluster, operation.wave});
         return absl::OkStatus();
+      case OperationKind::kPrefixBackward:
+        AddOffload(PrefixBackward(options_.context, TakePrefixes(operation.cluster)));
+        return absl::OkStatus();
+      default:
+        LOG(FATAL) << "no exchange with other ranks is built: " << OperationText(operation);
     }
-    LOG(FATAL) << "operation " << static_cast<int>(operation.kind);
   }
 
   void AddPhase(OperationKind kind, double seconds, int64_t peak_bytes) {
@@ -102,13 +90,13 @@ class Pass {
         sums_.prefix_forward_s += seconds;
         sums_.prefix_forward_bytes = std::max(sums_.prefix_forward_bytes, peak_bytes);
         break;
-      case OperationKind::kWave:
-        sums_.suffix_s += seconds;
-        sums_.suffix_bytes = std::max(sums_.suffix_bytes, peak_bytes);
-        break;
       case OperationKind::kPrefixBackward:
         sums_.prefix_backward_s += seconds;
         sums_.prefix_backward_bytes = std::max(sums_.prefix_backward_bytes, peak_bytes);
+        break;
+      default:
+        sums_.suffix_s += seconds;
+        sums_.suffix_bytes = std::max(sums_.suffix_bytes, peak_bytes);
         break;
     }
   }
@@ -123,7 +111,8 @@ class Pass {
     sums.peak_host_bytes = std::max(sums.peak_host_bytes, stats.peak_host_bytes);
   }
 
-  absl::Status RunPrefixForward(const v1::Cluster& cluster) {
+  absl::Status RunPrefixForward(int index) {
+    const v1::Cluster& cluster = plan_.clusters(index);
     std::vector<int64_t> tokens, lengths;
     for (const uint32_t g : cluster.prefix_groups()) {
       if (g >= payload_.groups.size() || payload_.shapes[g].prompt_tokens < 2) {
@@ -131,117 +120,151 @@ class Pass {
                                           ": not in the payload, or empty");
       }
       lengths.push_back(payload_.shapes[g].prompt_tokens - 1);
-      AppendTokens(payload_.groups[g].prompt_tokens(), 0, lengths.back(), tokens);
+      const TokenArray prompt(payload_.groups[g].prompt_tokens());
+      for (int64_t i = 0; i < lengths.back(); ++i) tokens.push_back(prompt[i]);
     }
-    prefixes_ = {};
     const bool offload = cluster.offload_prefix();
-    prefixes_ = PrefixForward(options_.context, tokens, lengths,
-                              {.forward_only = forward_only_,
-                               .policy = PolicyOf(cluster.prefix_policy()),
-                               .block_rows = cluster.prefix_block_rows(),
-                               .host = offload ? options_.host : nullptr,
-                               .copies = offload ? options_.copies : nullptr,
-                               .offload_headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes())});
+    PrefixBatch prefixes =
+        PrefixForward(options_.context, tokens, lengths,
+                      {.forward_only = forward_only(),
+                       .policy = PolicyOf(cluster.prefix_policy()),
+                       .block_rows = cluster.prefix_block_rows(),
+                       .host = offload ? options_.host : nullptr,
+                       .copies = offload ? options_.copies : nullptr,
+                       .offload_headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes())});
     sums_.tokens_computed += static_cast<int64_t>(tokens.size());
+    CHECK(hot_sets_.emplace(index, std::move(prefixes)).second) << "Phase A of cluster " << index << " ran before";
     return absl::OkStatus();
   }
 
-  absl::Status RunWave(const v1::Cluster& cluster, const v1::Wave& wave) {
-    ASSIGN_OR_RETURN(const std::vector<MemberRows> members, WaveRows(payload_.shapes, cluster, wave));
-    Wave(MakeWaveInput(payload_, members, wave.layout(), PolicyOf(cluster.suffix_policy())), members);
+  // The hot set of a cluster; empty where no group of it shares a prefix.
+  const PrefixBatch& Prefixes(int cluster) {
+    const auto found = hot_sets_.find(cluster);
+    if (found != hot_sets_.end()) return found->second;
+    CHECK_EQ(plan_.clusters(cluster).prefix_groups_size(), 0) << "Phase A of cluster " << cluster << " did not run";
+    return no_prefixes_;
+  }
+
+  PrefixBatch TakePrefixes(int cluster) {
+    const auto node = hot_sets_.extract(cluster);
+    CHECK(!node.empty()) << "Phase A of cluster " << cluster << " did not run";
+    return std::move(node.mapped());
+  }
+
+  absl::Status RunWaveForward(const Operation& operation) {
+    const v1::Cluster& cluster = plan_.clusters(operation.cluster);
+    const v1::Wave& wave = cluster.waves(operation.wave);
+    const PrefixBatch& prefixes = Prefixes(operation.cluster);
+    const bool is_last = operation.wave + 1 == cluster.waves_size();
+    if (is_last) prefixes.LastWave();
+    LiveWave live;
+    ASSIGN_OR_RETURN(live.members, WaveRows(payload_.shapes, cluster, wave));
+    WaveTensors tensors = MakeWaveTensors(*options_.context.backend, payload_, live.members, cluster, wave);
+    live.input = std::move(tensors.input);
+    WaveForwardResult forward = WaveForward(options_.context, prefixes, live.input, /*keep_tape=*/!forward_only());
+    live.tape = std::move(forward.tape);
+    RunHead(std::move(forward.hidden_BD), tensors.targets_B, live);
+    CountTokens(live.members);
+    if (!forward_only()) {
+      CHECK(live_waves_.emplace(WaveKey{operation.cluster, operation.wave}, std::move(live)).second);
+      return absl::OkStatus();
+    }
+    Report(live);
+    if (is_last) hot_sets_.erase(operation.cluster);
+    return absl::OkStatus();
+  }
+
+  void RunHead(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& live) {
+    const Backend& backend = *options_.context.backend;
+    const Weights& weights = *options_.context.weights;
+    const Parameter& head = weights.at(weights.head);
+    if (forward_only()) {
+      live.results = PackResults(HeadForward(backend, hidden_BD, head.weight, targets_B, head_), {});
+      return;
+    }
+    WaveLoss loss(*loss_, backend, LossMembers(live.members));
+    HeadBackwardResult result =
+        HeadForwardBackward(backend, hidden_BD, head.weight, targets_B, head_, loss.head_loss(), head.grad);
+    live.dhidden_BD = std::move(result.dhidden_TD);
+    live.results = PackResults(result.output, loss.sums());
+  }
+
+  void RunWaveBackward(WaveKey key) {
+    auto node = live_waves_.extract(key);
+    CHECK(!node.empty()) << "wave " << key.second << " of cluster " << key.first << " has left no tape";
+    LiveWave live = std::move(node.mapped());
+    WaveBackward(options_.context, Prefixes(key.first), live.input, std::move(live.tape), std::move(live.dhidden_BD));
+    Report(live);
+  }
+
+  std::vector<LossMember> LossMembers(const std::vector<MemberRows>& members) const {
+    std::vector<LossMember> loss_members;
+    for (const MemberRows& m : members) {
+      const bool has_entry = !payload_.entry_log_probs.empty();
+      loss_members.push_back({.rollout = &payload_.groups[m.group].rollouts(static_cast<int>(m.rollout)),
+                              .weight = loss_->weights[m.group][m.rollout],
+                              .entry_log_probs = has_entry ? &payload_.entry_log_probs[m.group][m.rollout] : nullptr});
+    }
+    return loss_members;
+  }
+
+  void CountTokens(const std::vector<MemberRows>& members) {
     ++sums_.waves;
     for (const MemberRows& m : members) {
       const GroupShape& shape = payload_.shapes[m.group];
       sums_.tokens_computed += m.end - m.begin;
       sums_.tokens_logical += shape.prompt_tokens - 1 + shape.response_tokens[m.rollout];
     }
-    return absl::OkStatus();
+  }
+
+  // Waits for the wave's numbers, adds its sums, and hands out each member's rows at the head: its response tokens.
+  void Report(const LiveWave& live) {
+    const at::Tensor results = live.results.to(at::kCPU);
+    const MemberRows& last = live.members.back();
+    const int64_t rows = last.head_begin + payload_.shapes[last.group].response_tokens[last.rollout];
+    const auto* numbers = results.const_data_ptr<double>();
+    if (!forward_only()) sums_.loss += LossSumsOf(numbers + results.numel() - kNumLossSums);
+    for (const MemberRows& m : live.members) {
+      const auto count = static_cast<size_t>(payload_.shapes[m.group].response_tokens[m.rollout]);
+      const std::span<const double> log_prob(numbers + m.head_begin, count);
+      results_(m, log_prob,
+               head_.need_entropy ? std::span<const double>(numbers + rows + m.head_begin, count)
+                                  : std::span<const double>());
+    }
   }
 
   void Progress(OperationKind kind) {
     internal::v1::Heartbeat heartbeat;
-    heartbeat.set_phase(kind == OperationKind::kPrefixForward ? "prefix_forward"
-                        : kind == OperationKind::kWave        ? "suffix"
-                                                              : "prefix_backward");
+    heartbeat.set_phase(kind == OperationKind::kPrefixForward    ? "prefix_forward"
+                        : kind == OperationKind::kPrefixBackward ? "prefix_backward"
+                                                                 : "suffix");
     options_.hooks->progress(heartbeat);
   }
-};
 
-// Slices the head's output by member; its rows at the head are its response tokens.
-void Report(const HeadOutput& output, const std::vector<MemberRows>& members, const Payload& payload,
-            const MemberResult& results) {
-  for (const MemberRows& m : members) {
-    const auto rows = static_cast<size_t>(payload.shapes[m.group].response_tokens[m.rollout]);
-    const auto begin = static_cast<size_t>(m.head_begin);
-    const std::span<const double> entropy =
-        output.entropy.empty() ? std::span<const double>() : std::span(output.entropy).subspan(begin, rows);
-    results(m, std::span(output.log_prob).subspan(begin, rows), entropy);
-  }
-}
-
-class TrainPass : public Pass {
- public:
-  TrainPass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan, const LossPlan& loss,
-            const MemberResult& results)
-      : Pass(options, payload, plan, /*forward_only=*/false), loss_(loss), results_(results) {}
-
- private:
-  void Wave(const WaveInput& input, const std::vector<MemberRows>& members) override {
-    const Weights& weights = *options_.context.weights;
-    WaveLoss wave_loss(loss_, payload_, members);
-    const HeadOptions head{loss_.temperature, options_.head_chunk_rows, /*need_entropy=*/true};
-    WaveForwardResult forward = WaveForward(options_.context, prefixes_, input, /*keep_tape=*/true);
-    HeadBackwardResult result = HeadForwardBackward(
-        forward.hidden_BD, weights.at(weights.head).weight, wave_loss.targets(), head, wave_loss.rollouts(),
-        NeedsWholeRollouts(loss_.options.mode),
-        [&](RowRange range, std::span<const double> log_prob, std::span<const double> entropy,
-            std::span<double> dlog_prob,
-            std::span<double> dentropy) { wave_loss.Gradient(range, log_prob, entropy, dlog_prob, dentropy); },
-        weights.at(weights.head).grad);
-    forward.hidden_BD.reset();
-    WaveBackward(options_.context, prefixes_, input, std::move(forward.tape), std::move(result.dhidden_TD));
-    sums_.loss += wave_loss.sums();
-    Report(result.output, members, payload_, results_);
-  }
-
-  const LossPlan& loss_;
+  const PassOptions& options_;
+  const Payload& payload_;
+  const v1::StepPlan& plan_;
+  const LossPlan* loss_;
+  const HeadOptions head_;
   const MemberResult& results_;
-};
-
-class ForwardPass : public Pass {
- public:
-  ForwardPass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
-              const LogProbOptions& log_prob, const MemberResult& results)
-      : Pass(options, payload, plan, /*forward_only=*/true), log_prob_(log_prob), results_(results) {}
-
- private:
-  void Wave(const WaveInput& input, const std::vector<MemberRows>& members) override {
-    const Weights& weights = *options_.context.weights;
-    std::vector<int64_t> targets;
-    for (const MemberRows& m : members) {
-      AppendTokens(payload_.groups[m.group].rollouts(static_cast<int>(m.rollout)).response_tokens(), 0,
-                   payload_.shapes[m.group].response_tokens[m.rollout], targets);
-    }
-    const WaveForwardResult forward = WaveForward(options_.context, prefixes_, input, /*keep_tape=*/false);
-    const HeadOutput output = HeadForward(forward.hidden_BD, weights.at(weights.head).weight, targets,
-                                          {log_prob_.temperature, options_.head_chunk_rows, log_prob_.entropy});
-    Report(output, members, payload_, results_);
-  }
-
-  const LogProbOptions& log_prob_;
-  const MemberResult& results_;
+  const PrefixBatch no_prefixes_;
+  std::map<int, PrefixBatch> hot_sets_;  // by cluster
+  std::map<WaveKey, LiveWave> live_waves_;
+  PassSums sums_;
 };
 
 }  // namespace
 
 absl::StatusOr<PassSums> RunStep(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                                  const LossPlan& loss, const MemberResult& results) {
-  return TrainPass(options, payload, plan, loss, results).Run();
+  const HeadOptions head{loss.temperature, options.head_chunk_rows, /*need_entropy=*/true};
+  return Pass(options, payload, plan, &loss, head, results).Run();
 }
 
 absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                                     const LogProbOptions& log_prob, const MemberResult& results) {
-  return ForwardPass(options, payload, plan, log_prob, results).Run();
+  const HeadOptions head{log_prob.temperature, options.head_chunk_rows, log_prob.entropy};
+  return Pass(options, payload, plan, nullptr, head, results).Run();
 }
 
 }  // namespace stemma::worker

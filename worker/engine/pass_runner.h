@@ -1,17 +1,17 @@
-// Runs the operations of one step plan on the model: Phases A, B and C, or forward only. The one place where plan,
-// payload, model and loss meet. Engine thread only.
+// Interprets the program of one step on the model: Phases A, B and C, or forward only. The one place where plan,
+// payload, model and loss meet. Engine thread only. It waits for the device once per wave, for the wave's results.
 #pragma once
 
 #include <functional>
-#include <map>
-#include <string>
+#include <span>
 
 #include "absl/status/status.h"
 #include "stemma/internal/v1/worker.pb.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/payload.h"
-#include "worker/engine/wave_loss.h"
+#include "worker/loss/wave_loss.h"
 #include "worker/model/wave.h"
+#include "worker/schedule/wave_rows.h"
 
 namespace stemma::worker {
 

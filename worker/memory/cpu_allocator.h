@@ -1,22 +1,15 @@
 // The CPU allocator of a worker: counts every tensor byte, and keeps freed blocks for the next wave.
 //
 // Why: the memory of a phase is a planned number, so it must be measurable; and a fresh mapping for every activation
-// costs a page fault per 4 KiB, which is as dear as the elementwise work on it. Large blocks come from mappings of
+// costs a page fault per 4 KiB, which takes as long as the elementwise work on it. Large blocks come from mappings of
 // their own with huge pages asked for, and go back to a free list of their size class.
 //
 // Install before the first tensor. Thread safe. Counted bytes are those asked for by live tensors, rounded to 64.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "worker/memory/memory_stats.h"
 
 namespace stemma::worker {
-
-struct MemoryStats {
-  int64_t current_bytes = 0;  // in live tensors
-  int64_t peak_bytes = 0;     // highest current since ResetPeakBytes
-  int64_t cached_bytes = 0;   // freed, kept for reuse
-};
 
 // Makes it LibTorch's CPU allocator for the rest of the process. Idempotent.
 void InstallCpuAllocator();

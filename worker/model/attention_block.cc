@@ -38,14 +38,14 @@ AttentionBlock::AttentionBlock(const LayerContext& context, int64_t layer, const
       positions_T_(positions_T) {}
 
 void AttentionBlock::Norm(AttentionTape& tape) const {
-  auto norm = RmsNormForward(tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
+  auto norm = RmsNormForward(*context_.backend, tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
   tape.rstd_T = norm.rstd_T;
   tape.h_TD = norm.y_TD;
 }
 
 QkvHeads AttentionBlock::Qkv(AttentionTape& tape) const {
   const at::Tensor qkv_TJ = LinearForward(tape.h_TD, p_.qkv().weight, p_.qkv_bias());
-  QkvHeads heads = QkvForward(qkv_TJ, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
+  QkvHeads heads = QkvForward(*context_.backend, qkv_TJ, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
   if (config_.qk_norm) {
     tape.qkv_TJ = qkv_TJ;
     tape.rstd_qk_TJ = heads.rstd_TJ;
@@ -54,7 +54,7 @@ QkvHeads AttentionBlock::Qkv(AttentionTape& tape) const {
 }
 
 at::Tensor AttentionBlock::Attend(const QkvHeads& heads, AttentionTape& tape) const {
-  tape.saved = AttentionForward(*context_.kernel, batch_, heads.q_HTE, heads.k_KTE, heads.v_KTE);
+  tape.saved = context_.backend->attention->Forward(batch_, heads.q_HTE, heads.k_KTE, heads.v_KTE);
   return LinearForwardAdd(tape.saved.o_TD, p_.o().weight, tape.x_TD);
 }
 
@@ -84,19 +84,25 @@ at::Tensor AttentionBlock::RestoreOutput(AttentionTape& tape) const {
 at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_KTE,
                                     const at::Tensor& gv_KTE) const {
   RestoreQueries(tape);
-  LinearBackwardWeight(dy_TD, tape.saved.o_TD, p_.o().grad, {});
+  LinearBackwardWeight(*context_.backend, dy_TD, tape.saved.o_TD, p_.o().grad, {});
   AttentionGradients grads =
-      AttentionBackward(*context_.kernel, batch_, LinearBackwardInput(dy_TD, p_.o().weight), tape.saved);
+      context_.backend->attention->Backward(batch_, LinearBackwardInput(dy_TD, p_.o().weight), tape.saved);
   tape.saved = {};
-  const at::Tensor dqkv_TJ =
-      QkvBackward(grads.dq_HTE, AddGradient(grads.dk_KTE, gk_KTE), AddGradient(grads.dv_KTE, gv_KTE), positions_T_,
-                  *context_.rope, ShapeOf(config_), p_.qk_norm(), tape.qkv_TJ, tape.rstd_qk_TJ, p_.q_norm_grad(),
-                  p_.k_norm_grad(), context_.weights->run_dtype);
+  const at::Tensor dk_KTE = AddGradient(grads.dk_KTE, gk_KTE), dv_KTE = AddGradient(grads.dv_KTE, gv_KTE);
+  const at::Tensor dqkv_TJ = QkvBackward(*context_.backend,
+                                         {.dq_HTE = grads.dq_HTE,
+                                          .dk_KTE = dk_KTE,
+                                          .dv_KTE = dv_KTE,
+                                          .qkv_TJ = tape.qkv_TJ,
+                                          .rstd_TJ = tape.rstd_qk_TJ,
+                                          .dq_norm_E = p_.q_norm_grad(),
+                                          .dk_norm_E = p_.k_norm_grad()},
+                                         positions_T_, *context_.rope, p_.qk_norm(), context_.weights->run_dtype);
   grads = {};
   if (!tape.h_TD.defined()) Norm(tape);
-  LinearBackwardWeight(dqkv_TJ, tape.h_TD, p_.qkv().grad, p_.qkv_bias_grad());
+  LinearBackwardWeight(*context_.backend, dqkv_TJ, tape.h_TD, p_.qkv().grad, p_.qkv_bias_grad());
   const at::Tensor dh_TD = LinearBackwardInput(dqkv_TJ, p_.qkv().weight);
-  return RmsNormBackward(dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, dy_TD, p_.norm1().grad);
+  return RmsNormBackward(*context_.backend, dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, dy_TD, p_.norm1().grad);
 }
 
 }  // namespace stemma::worker

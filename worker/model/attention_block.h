@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "stemma/v1/plan.pb.h"
+#include "worker/backend/attention.h"
 #include "worker/model/layer_context.h"
 #include "worker/model/layer_parameters.h"
 #include "worker/model/tape_entries.h"
-#include "worker/ops/attention.h"
 
 namespace stemma::worker {
 

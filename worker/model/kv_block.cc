@@ -27,14 +27,14 @@ KvBlock::KvBlock(const LayerContext& context, int64_t layer, const at::Tensor& p
     : context_(context), config_(context.weights->config), p_(*context.weights, layer), positions_T_(positions_T) {}
 
 void KvBlock::Norm(KvTape& tape) const {
-  auto norm = RmsNormForward(tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
+  auto norm = RmsNormForward(*context_.backend, tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
   tape.rstd_T = norm.rstd_T;
   tape.h_TD = norm.y_TD;
 }
 
 QkvHeads KvBlock::Kv(KvTape& tape) const {
   const at::Tensor kv_TJ = LinearForward(tape.h_TD, KvRows(p_.qkv().weight, config_), KvRows(p_.qkv_bias(), config_));
-  QkvHeads heads = QkvForward(kv_TJ, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
+  QkvHeads heads = QkvForward(*context_.backend, kv_TJ, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
   if (config_.qk_norm) {
     tape.kv_TJ = kv_TJ;
     tape.rstd_k_TJ = heads.rstd_TJ;
@@ -56,12 +56,20 @@ KvTape KvBlock::Forward(const at::Tensor& x_TD, v1::TapePolicy policy) const {
 at::Tensor KvBlock::Backward(KvTape tape, const at::Tensor& gk_KTE, const at::Tensor& gv_KTE) const {
   if (!tape.h_TD.defined()) Norm(tape);
   if (config_.qk_norm && !tape.kv_TJ.defined()) Kv(tape);
-  const at::Tensor dkv_TJ =
-      QkvBackward({}, gk_KTE, gv_KTE, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm(), tape.kv_TJ,
-                  tape.rstd_k_TJ, {}, p_.k_norm_grad(), context_.weights->run_dtype);
-  LinearBackwardWeight(dkv_TJ, tape.h_TD, KvRows(p_.qkv().grad, config_), KvRows(p_.qkv_bias_grad(), config_));
+  const at::Tensor dkv_TJ = QkvBackward(*context_.backend,
+                                        {.dq_HTE = {},
+                                         .dk_KTE = gk_KTE,
+                                         .dv_KTE = gv_KTE,
+                                         .qkv_TJ = tape.kv_TJ,
+                                         .rstd_TJ = tape.rstd_k_TJ,
+                                         .dq_norm_E = {},
+                                         .dk_norm_E = p_.k_norm_grad()},
+                                        positions_T_, *context_.rope, p_.qk_norm(), context_.weights->run_dtype);
+  LinearBackwardWeight(*context_.backend, dkv_TJ, tape.h_TD, KvRows(p_.qkv().grad, config_),
+                       KvRows(p_.qkv_bias_grad(), config_));
   const at::Tensor dh_TD = LinearBackwardInput(dkv_TJ, KvRows(p_.qkv().weight, config_));
-  return RmsNormBackward(dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, /*residual_TD=*/{}, p_.norm1().grad);
+  return RmsNormBackward(*context_.backend, dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, /*residual_TD=*/{},
+                         p_.norm1().grad);
 }
 
 }  // namespace stemma::worker

@@ -17,10 +17,10 @@ std::vector<TapeEntry> MlpTape::Entries() {
 }
 
 MlpBlock::MlpBlock(const LayerContext& context, int64_t layer)
-    : rms_norm_eps_(context.weights->config.rms_norm_eps), p_(*context.weights, layer) {}
+    : backend_(*context.backend), rms_norm_eps_(context.weights->config.rms_norm_eps), p_(*context.weights, layer) {}
 
 void MlpBlock::Norm(MlpTape& tape) const {
-  auto norm = RmsNormForward(tape.x_TD, p_.norm2().weight, rms_norm_eps_);
+  auto norm = RmsNormForward(backend_, tape.x_TD, p_.norm2().weight, rms_norm_eps_);
   tape.rstd_T = norm.rstd_T;
   tape.h_TD = norm.y_TD;
 }
@@ -32,7 +32,7 @@ at::Tensor MlpBlock::Forward(at::Tensor x_TD, v1::TapePolicy policy, MlpTape& ta
   Norm(tape);
   GateUp(tape);
   DropUnlessKept(tape, TapeTensor::kNormed, policy);
-  tape.act_TF = SwigluForward(tape.gate_up_TJ);
+  tape.act_TF = SwigluForward(backend_, tape.gate_up_TJ);
   DropUnlessKept(tape, TapeTensor::kGateUp, policy);
   at::Tensor y_TD = LinearForwardAdd(tape.act_TF, p_.down().weight, tape.x_TD);
   for (const TapeTensor name : {TapeTensor::kActivation, TapeTensor::kResidual, TapeTensor::kStatistic}) {
@@ -44,20 +44,21 @@ at::Tensor MlpBlock::Forward(at::Tensor x_TD, v1::TapePolicy policy, MlpTape& ta
 void MlpBlock::Restore(MlpTape& tape) const {
   if (!tape.h_TD.defined()) Norm(tape);
   if (!tape.gate_up_TJ.defined()) GateUp(tape);
-  if (!tape.act_TF.defined()) tape.act_TF = SwigluForward(tape.gate_up_TJ);
+  if (!tape.act_TF.defined()) tape.act_TF = SwigluForward(backend_, tape.gate_up_TJ);
 }
 
 at::Tensor MlpBlock::Backward(at::Tensor dy_TD, MlpTape tape) const {
   Restore(tape);
-  LinearBackwardWeight(dy_TD, tape.act_TF, p_.down().grad, {});
+  LinearBackwardWeight(backend_, dy_TD, tape.act_TF, p_.down().grad, {});
   tape.act_TF.reset();
-  at::Tensor dgate_up_TJ = SwigluBackward(LinearBackwardInput(dy_TD, p_.down().weight), tape.gate_up_TJ);
+  at::Tensor dgate_up_TJ = SwigluBackward(backend_, LinearBackwardInput(dy_TD, p_.down().weight), tape.gate_up_TJ);
   tape.gate_up_TJ.reset();
-  LinearBackwardWeight(dgate_up_TJ, tape.h_TD, p_.gate_up().grad, {});
+  LinearBackwardWeight(backend_, dgate_up_TJ, tape.h_TD, p_.gate_up().grad, {});
   tape.h_TD.reset();
   const at::Tensor dh_TD = LinearBackwardInput(dgate_up_TJ, p_.gate_up().weight);
   dgate_up_TJ.reset();
-  return RmsNormBackward(dh_TD, tape.x_TD, tape.rstd_T, p_.norm2().weight, /*residual_TD=*/dy_TD, p_.norm2().grad);
+  return RmsNormBackward(backend_, dh_TD, tape.x_TD, tape.rstd_T, p_.norm2().weight, /*residual_TD=*/dy_TD,
+                         p_.norm2().grad);
 }
 
 }  // namespace stemma::worker

@@ -39,6 +39,7 @@ class MlpBlock {
   void GateUp(MlpTape& tape) const;
   void Restore(MlpTape& tape) const;
 
+  const Backend& backend_;
   const double rms_norm_eps_;
   const LayerParameters p_;
 };

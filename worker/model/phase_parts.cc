@@ -10,9 +10,10 @@ namespace stemma::worker {
 
 double AttentionScale(const ModelConfig& config) { return 1.0 / std::sqrt(static_cast<double>(config.head_size)); }
 
-at::Tensor ZeroKv(const Weights& weights, int64_t rows) {
+at::Tensor ZeroKv(const LayerContext& context, int64_t rows) {
+  const Weights& weights = *context.weights;
   return at::zeros({weights.config.num_kv_heads, rows, weights.config.head_size},
-                   at::TensorOptions().dtype(weights.accumulate_dtype));
+                   context.backend->options(weights.accumulate_dtype));
 }
 
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {

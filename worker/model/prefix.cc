@@ -134,17 +134,17 @@ class BlockForward {
   const v1::TapePolicy policy_;
 };
 
-PrefixBatch MakeBatch(const std::vector<int64_t>& tokens, const std::vector<int64_t>& lengths,
-                      const PrefixOptions& options) {
+PrefixBatch MakeBatch(const LayerContext& context, const std::vector<int64_t>& tokens,
+                      const std::vector<int64_t>& lengths, const PrefixOptions& options) {
   PrefixBatch prefixes;
   prefixes.options = options;
-  prefixes.tokens_T = at::tensor(tokens, at::kLong);
+  prefixes.tokens_T = at::tensor(tokens, at::kLong).to(context.backend->device);
   std::vector<at::Tensor> positions;
   int64_t rows = 0;
   for (const int64_t length : lengths) {
     CHECK_GT(length, 0) << "an empty prefix has no Phase A";
     prefixes.spans.push_back({rows, rows + length, -1});
-    positions.push_back(at::arange(length, at::kLong));
+    positions.push_back(at::arange(length, context.backend->options(at::kLong)));
     rows += length;
   }
   prefixes.positions_T = at::cat(positions, 0);
@@ -178,7 +178,7 @@ void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlo
     dx_TD = LayerBackward(context, l, BatchOf(context, prefixes, block, l), positions_T, std::move(dx_TD),
                           std::move(tape), gradient(prefixes.gk_KTE, l), gradient(prefixes.gv_KTE, l));
   }
-  EmbeddingBackward(prefixes.tokens_T.slice(0, block.begin, block.end), dx_TD,
+  EmbeddingBackward(*context.backend, prefixes.tokens_T.slice(0, block.begin, block.end), dx_TD,
                     context.weights->at(context.weights->embedding).grad);
 }
 
@@ -198,7 +198,7 @@ AncestorKv PrefixBatch::Ancestor(int64_t layer, int64_t prefix) const {
 
 PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t>& tokens,
                           const std::vector<int64_t>& lengths, const PrefixOptions& options) {
-  PrefixBatch prefixes = MakeBatch(tokens, lengths, options);
+  PrefixBatch prefixes = MakeBatch(context, tokens, lengths, options);
   if (options.host != nullptr && !options.forward_only && KeepsInputs(options.policy)) {
     prefixes.offload = std::make_unique<OffloadStore>(OffloadOptions{.headroom_bytes = options.offload_headroom_bytes},
                                                       *options.host, *options.copies);
@@ -206,8 +206,8 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
   for (PrefixBlock& block : prefixes.blocks) BlockForward(context, prefixes, block, options.policy).Run();
   if (prefixes.offload != nullptr) prefixes.offload->ProducingEnded();
   for (int64_t l = 0; !options.forward_only && l <= LastLayer(context); ++l) {
-    prefixes.gk_KTE.push_back(ZeroKv(*context.weights, static_cast<int64_t>(tokens.size())));
-    prefixes.gv_KTE.push_back(ZeroKv(*context.weights, static_cast<int64_t>(tokens.size())));
+    prefixes.gk_KTE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
+    prefixes.gv_KTE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
   }
   return prefixes;
 }

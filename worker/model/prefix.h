@@ -5,7 +5,7 @@
 //
 // The packed rows may be cut into blocks: a block attends to the K/V of its prefixes' earlier rows, as a suffix attends
 // to its prefix. Phase A runs them in order, Phase C in reverse, so that only one block's working set exists at a time;
-// with policy S5 only one block's tape, made again in Phase C. In the last layer only K and V are computed.
+// with policy S5 only one block's tape, recomputed in Phase C. In the last layer only K and V are computed.
 //
 // The tape may leave the device layer by layer, right after its layer made it, and come back before its layer's
 // backward reads it; K/V and gK/gV never leave.

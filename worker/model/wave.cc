@@ -124,8 +124,8 @@ WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& pr
     tape.last_kv =
         KvBlock(context, last, positions_A).Forward(GatherRows(x_TD, wave.segments, /*kv_only=*/true), wave.policy);
     if (keep_tape) {
-      tape.last_gk_KTE = ZeroKv(weights, attention.kv_only_rows());
-      tape.last_gv_KTE = ZeroKv(weights, attention.kv_only_rows());
+      tape.last_gk_KTE = ZeroKv(context, attention.kv_only_rows());
+      tape.last_gv_KTE = ZeroKv(context, attention.kv_only_rows());
     }
     positions_B = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/false);
     x_TD = GatherRows(x_TD, wave.segments, /*kv_only=*/false);
@@ -135,7 +135,7 @@ WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& pr
                    x_TD, wave.policy);
   x_TD.reset();
   const RmsNormResult norm =
-      RmsNormForward(result.y_TD, weights.at(weights.final_norm).weight, weights.config.rms_norm_eps);
+      RmsNormForward(*context.backend, result.y_TD, weights.at(weights.final_norm).weight, weights.config.rms_norm_eps);
   if (!keep_tape) return {norm.y_TD, {}};
   tape.layers.push_back(std::move(result.tape));
   tape.y_BD = std::move(result.y_TD);
@@ -149,8 +149,8 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
   const Weights& weights = *context.weights;
   const Parameter& final_norm = weights.at(weights.final_norm);
   const int64_t last = attention.last_layer();
-  at::Tensor dx_TD =
-      RmsNormBackward(dhidden_BD, tape.y_BD, tape.rstd_B, final_norm.weight, /*residual_TD=*/{}, final_norm.grad);
+  at::Tensor dx_TD = RmsNormBackward(*context.backend, dhidden_BD, tape.y_BD, tape.rstd_B, final_norm.weight,
+                                     /*residual_TD=*/{}, final_norm.grad);
   dhidden_BD.reset();
   tape.y_BD.reset();
 
@@ -176,7 +176,7 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
     dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape), {},
                           {});
   }
-  EmbeddingBackward(wave.tokens_T, dx_TD, weights.at(weights.embedding).grad);
+  EmbeddingBackward(*context.backend, wave.tokens_T, dx_TD, weights.at(weights.embedding).grad);
 }
 
 }  // namespace stemma::worker

@@ -23,16 +23,16 @@ Place PlaceOf(const TensorSpec& tensor) {
 }
 
 // A parameter whose rows are those of `tensors`, in their order.
-Parameter MakeParameter(const std::vector<const TensorSpec*>& tensors, const Weights& weights) {
+Parameter MakeParameter(const std::vector<const TensorSpec*>& tensors, const Weights& weights, at::Device device) {
   const TensorSpec& first = *tensors.front();
   std::vector<int64_t> shape = first.shape;
   for (size_t i = 1; i < tensors.size(); ++i) shape[0] += tensors[i]->shape[0];
   Parameter p;
   p.name = absl::StrCat(first.layer < 0 ? "" : absl::StrCat("layers.", first.layer, "."),
                         std::string(TensorRoleName(first.role)));
-  p.weight = at::empty(shape, at::TensorOptions().dtype(weights.run_dtype));
+  p.weight = at::empty(shape, at::TensorOptions(device).dtype(weights.run_dtype));
   if (weights.run_dtype == weights.accumulate_dtype) p.master = p.weight;
-  p.grad = at::zeros(shape, at::TensorOptions().dtype(weights.accumulate_dtype));
+  p.grad = at::zeros(shape, at::TensorOptions(device).dtype(weights.accumulate_dtype));
   return p;
 }
 
@@ -52,7 +52,7 @@ at::Tensor Weights::GradSlice(const HfTensor& tensor) const {
   return at(tensor.parameter).grad.slice(0, tensor.row_begin, tensor.row_end);
 }
 
-Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype) {
+Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype, at::Device device) {
   Weights weights;
   weights.config = config;
   weights.run_dtype = run_dtype;
@@ -67,7 +67,7 @@ Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype) {
   for (const TensorSpec& tensor : tensors) parameters[PlaceOf(tensor)].push_back(&tensor);
   for (const auto& [place, parts] : parameters) {
     index_of(*parts.front()) = static_cast<int>(weights.parameters.size());
-    weights.parameters.push_back(MakeParameter(parts, weights));
+    weights.parameters.push_back(MakeParameter(parts, weights, device));
   }
   weights.embedding = outside[TensorRole::kEmbedding];
   weights.final_norm = outside[TensorRole::kFinalNorm];

@@ -54,6 +54,6 @@ struct Weights {
 };
 
 // Allocates everything but the optimizer's states (worker/optim/states.h); values are undefined until loaded.
-Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype);
+Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype, at::Device device);
 
 }  // namespace stemma::worker

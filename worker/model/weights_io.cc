@@ -18,6 +18,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/temporary_folder.h"
 #include "nlohmann/json.hpp"
+#include "worker/backend/accumulate_type.h"
 #include "worker/backend/cpu/finite.h"
 #include "worker/optim/states.h"
 
@@ -118,12 +119,11 @@ absl::Status LoadTensor(const LoadedTensor& tensor, at::ScalarType run_dtype) {
   if (!dtype.ok()) return TensorError(tensor, std::string(dtype.status().message()));
   const int64_t element_bytes = safetensors::DtypeBytes(tensor.entry.dtype);
   return ForPieces(tensor.flat.numel(), element_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
-    at::Tensor piece = at::empty({count}, at::TensorOptions().dtype(*dtype));
+    const at::Tensor piece = at::empty({count}, at::TensorOptions(at::kCPU).dtype(*dtype));
     RETURN_IF_ERROR(tensor.file.ReadAt(tensor.entry.begin + static_cast<uint64_t>(begin * element_bytes),
                                        piece.data_ptr(), static_cast<uint64_t>(count * element_bytes)));
-    at::Tensor held = tensor.flat.slice(0, begin, begin + count);
-    held.copy_(piece);
-    return CheckFinite(tensor, begin, piece, held.to(run_dtype));
+    tensor.flat.slice(0, begin, begin + count).copy_(piece);
+    return CheckFinite(tensor, begin, piece, piece.to(AccType(run_dtype)).to(run_dtype));
   });
 }
 
@@ -132,7 +132,7 @@ absl::Status WriteTensor(FileWriter& writer, const at::Tensor& value, Dtype dtyp
   const at::Tensor flat = value.contiguous().view({-1});
   const int64_t element_bytes = safetensors::DtypeBytes(dtype);
   return ForPieces(flat.numel(), element_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
-    const at::Tensor piece = flat.slice(0, begin, begin + count).to(torch_dtype).contiguous();
+    const at::Tensor piece = flat.slice(0, begin, begin + count).to(torch_dtype).to(at::kCPU).contiguous();
     return writer.Write(piece.data_ptr(), static_cast<size_t>(count * element_bytes));
   });
 }
@@ -235,9 +235,9 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name) {
   return absl::InvalidArgumentError("dtype: '" + name + "' is not one of fp32, fp64, bf16");
 }
 
-absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype,
+absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype, at::Device device,
                                     v1::OptimizerResidency residency) {
-  Weights weights = MakeWeights(directory.config, run_dtype);
+  Weights weights = MakeWeights(directory.config, run_dtype, device);
   RETURN_IF_ERROR(MakeStates(weights.parameters, residency));
   std::unordered_map<std::string, const HfTensor*> wanted;
   for (const HfTensor& t : weights.hf_tensors) wanted[t.name] = &t;

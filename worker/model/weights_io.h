@@ -21,7 +21,7 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 
 // Errors: InvalidArgument - a tensor is missing, of a dtype that is not supported, or holds a number that is not finite
 // (in the run's dtype); names the file, the tensor and the element.
-absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype,
+absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype, at::Device device,
                                     v1::OptimizerResidency residency);
 
 // Writes into a temporary directory beside `target` and renames it when complete; after an error nothing is left of it.

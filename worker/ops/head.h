@@ -2,6 +2,8 @@
 // so that whole logits never exist. All of temperature-scaled logits u = z / temperature, u = softmax's input.
 //
 //   d lp / dz_v = (1[v = target] - p_v) / temperature        dH / dz_v = -p_v (log p_v + H) / temperature
+//
+// Everything stays on the backend's device: nothing here waits for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +11,8 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <vector>
+
+#include "worker/backend/backend.h"
 
 namespace stemma::worker {
 
@@ -20,35 +23,42 @@ struct HeadOptions {
 };
 
 struct HeadOutput {
-  std::vector<double> log_prob;  // [T]
-  std::vector<double> entropy;   // [T] when needed, else empty
+  at::Tensor log_prob_T;  // fp64
+  at::Tensor entropy_T;   // fp64 when needed, else undefined
 };
 
-HeadOutput HeadForward(const at::Tensor& hidden_TD, const at::Tensor& weight_VD, std::span<const int64_t> targets,
-                       const HeadOptions& options);
+// targets_T: int64, each in [0, V).
+HeadOutput HeadForward(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
+                       const at::Tensor& targets_T, const HeadOptions& options);
 
 // Rows [begin, end) of one rollout.
 struct RowRange {
   int64_t begin = 0, end = 0;
+  int64_t rows() const { return end - begin; }
 };
 
-// Given log-probs and entropies (empty unless needed) of rows [range.begin, range.end), writes dL/dlog_prob and
-// dL/dentropy of those rows (the second only when entropy is needed). The spans start at range.begin.
-using RowGradient =
-    std::function<void(RowRange range, std::span<const double> log_prob, std::span<const double> entropy,
-                       std::span<double> dlog_prob, std::span<double> dentropy)>;
+// Given log-probs and entropies (undefined unless needed) of rows [range.begin, range.end), writes dL/dlog_prob and
+// dL/dentropy of those rows (the second only when entropy is needed). The tensors start at range.begin.
+using RowGradient = std::function<void(RowRange range, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
+                                       const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T)>;
+
+// What a loss asks of the head's backward.
+struct HeadLoss {
+  std::span<const RowRange> rollouts;  // adjacent, in order, covering all rows
+  // The gradient is asked for whole rollouts: chunks are aligned to them, and a rollout longer than a chunk costs a
+  // second head forward. Else for each chunk's rows.
+  bool whole_rollouts = false;
+  RowGradient gradient;
+};
 
 struct HeadBackwardResult {
   HeadOutput output;
   at::Tensor dhidden_TD;  // run dtype
 };
 
-// Forward and backward in one pass per chunk; adds to dweight_VD (fp32; fp64 in fp64). `gradient` is called once for
-// each chunk's rows; with whole_rollouts it is called once for each rollout instead, chunks are aligned to rollouts,
-// and a rollout longer than a chunk costs a second head forward.
-HeadBackwardResult HeadForwardBackward(const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
-                                       std::span<const int64_t> targets, const HeadOptions& options,
-                                       std::span<const RowRange> rollouts, bool whole_rollouts,
-                                       const RowGradient& gradient, const at::Tensor& dweight_VD);
+// Forward and backward in one pass per chunk; adds to dweight_VD (fp32; fp64 in fp64).
+HeadBackwardResult HeadForwardBackward(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
+                                       const at::Tensor& targets_T, const HeadOptions& options, const HeadLoss& loss,
+                                       const at::Tensor& dweight_VD);
 
 }  // namespace stemma::worker

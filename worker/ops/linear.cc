@@ -5,19 +5,9 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 #include <ATen/record_function.h>
-
-#include <algorithm>
-
-#include "worker/ops/run_type.h"
+#include <glog/logging.h>
 
 namespace stemma::worker {
-
-namespace {
-
-// Rows of bf16 operands that are upcast at a time.
-constexpr int64_t kUpcastRows = 512;
-
-}  // namespace
 
 at::Tensor LinearForward(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
   RECORD_USER_SCOPE("LinearForward");
@@ -34,23 +24,13 @@ at::Tensor LinearBackwardInput(const at::Tensor& dy_TO, const at::Tensor& weight
   return at::mm(dy_TO, weight_OI);
 }
 
-void LinearBackwardWeight(const at::Tensor& dy_TO, const at::Tensor& x_TI, const at::Tensor& dweight_OI,
-                          const at::Tensor& dbias_O) {
+void LinearBackwardWeight(const Backend& backend, const at::Tensor& dy_TO, const at::Tensor& x_TI,
+                          const at::Tensor& dweight_OI, const at::Tensor& dbias_O) {
   RECORD_USER_SCOPE("LinearBackwardWeight");
-  const int64_t rows = x_TI.size(0);
-  CHECK_EQ(dy_TO.size(0), rows);
-  if (rows == 0) return;
+  CHECK_EQ(dy_TO.size(0), x_TI.size(0));
+  if (x_TI.size(0) == 0) return;
   if (dbias_O.defined()) dbias_O.add_(at::sum(dy_TO, {0}, /*keepdim=*/false, dbias_O.scalar_type()));
-  if (dy_TO.scalar_type() == dweight_OI.scalar_type()) {
-    dweight_OI.addmm_(dy_TO.t(), x_TI);
-    return;
-  }
-  for (int64_t begin = 0; begin < rows; begin += kUpcastRows) {
-    const int64_t count = std::min(kUpcastRows, rows - begin);
-    const at::Tensor dy = dy_TO.narrow(0, begin, count).to(dweight_OI.scalar_type());
-    const at::Tensor x = x_TI.narrow(0, begin, count).to(dweight_OI.scalar_type());
-    dweight_OI.addmm_(dy.t(), x);
-  }
+  backend.kernels.add_weight_gradient({.dy_TO = dy_TO, .x_TI = x_TI, .dweight_OI = dweight_OI});
 }
 
 at::Tensor EmbeddingForward(const at::Tensor& tokens_T, const at::Tensor& weight_VD) {
@@ -58,18 +38,13 @@ at::Tensor EmbeddingForward(const at::Tensor& tokens_T, const at::Tensor& weight
   return at::index_select(weight_VD, 0, tokens_T);
 }
 
-void EmbeddingBackward(const at::Tensor& tokens_T, const at::Tensor& dx_TD, const at::Tensor& dweight_VD) {
+void EmbeddingBackward(const Backend& backend, const at::Tensor& tokens_T, const at::Tensor& dx_TD,
+                       const at::Tensor& dweight_VD) {
   RECORD_USER_SCOPE("EmbeddingBackward");
   CHECK_EQ(tokens_T.numel(), dx_TD.size(0));
   CHECK_EQ(dx_TD.size(1), dweight_VD.size(1));
   CHECK(tokens_T.scalar_type() == at::kLong && tokens_T.is_contiguous());
-  DispatchRunType(dx_TD.scalar_type(), [&]<typename T>() {
-    kernels::EmbeddingBackward<T>({.tokens_T = tokens_T.const_data_ptr<int64_t>(),
-                                   .dx_TD = Data<T>(dx_TD),
-                                   .dweight_VD = Data<kernels::Acc<T>>(dweight_VD),
-                                   .rows = dx_TD.size(0),
-                                   .width = dx_TD.size(1)});
-  });
+  backend.kernels.embedding_backward({.tokens_T = tokens_T, .dx_TD = dx_TD, .dweight_VD = dweight_VD});
 }
 
 }  // namespace stemma::worker

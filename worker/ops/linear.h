@@ -1,8 +1,10 @@
 // y = x Wᵀ (+ bias) (+ residual), its gradients, and the embedding. Weight gradients accumulate in place: in fp32 (fp64
-// in fp64), inside the GEMM where the dtypes allow; bf16 operands are upcast here and nowhere else.
+// in fp64), inside the GEMM where the backend can.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include "worker/backend/backend.h"
 
 namespace stemma::worker {
 
@@ -14,12 +16,13 @@ at::Tensor LinearForwardAdd(const at::Tensor& x_TI, const at::Tensor& weight_OI,
 at::Tensor LinearBackwardInput(const at::Tensor& dy_TO, const at::Tensor& weight_OI);
 
 // dweight_OI += dyᵀ x; dbias_O += column sums of dy, where defined.
-void LinearBackwardWeight(const at::Tensor& dy_TO, const at::Tensor& x_TI, const at::Tensor& dweight_OI,
-                          const at::Tensor& dbias_O);
+void LinearBackwardWeight(const Backend& backend, const at::Tensor& dy_TO, const at::Tensor& x_TI,
+                          const at::Tensor& dweight_OI, const at::Tensor& dbias_O);
 
 at::Tensor EmbeddingForward(const at::Tensor& tokens_T, const at::Tensor& weight_VD);
 
 // dweight_VD[token] += dx; deterministic: adds in row order.
-void EmbeddingBackward(const at::Tensor& tokens_T, const at::Tensor& dx_TD, const at::Tensor& dweight_VD);
+void EmbeddingBackward(const Backend& backend, const at::Tensor& tokens_T, const at::Tensor& dx_TD,
+                       const at::Tensor& dweight_VD);
 
 }  // namespace stemma::worker

@@ -2,11 +2,12 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <glog/logging.h>
 
 #include <cmath>
 #include <numbers>
 
-#include "worker/ops/run_type.h"
+#include "worker/backend/accumulate_type.h"
 
 namespace stemma::worker {
 
@@ -23,51 +24,19 @@ double ScaledFrequency(const Llama3RopeScaling& scaling, double frequency) {
   return (1 - smooth) * frequency / scaling.factor + smooth * frequency;
 }
 
-template <typename T>
-kernels::HeadRows<const T> HeadRowsOf(const at::Tensor& x_HTE) {
-  if (!x_HTE.defined()) return {};
-  CHECK_EQ(x_HTE.dim(), 3);
-  CHECK(x_HTE.stride(2) == 1 || x_HTE.size(2) <= 1) << "the last dim must be contiguous";
-  return {StridedData<T>(x_HTE), x_HTE.stride(0), x_HTE.stride(1)};
-}
-
 void CheckPositions(const at::Tensor& positions_T, int64_t rows) {
   CHECK_EQ(positions_T.numel(), rows);
   CHECK(positions_T.scalar_type() == at::kLong && positions_T.is_contiguous());
 }
 
-template <typename T, typename G>
-void RunBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const at::Tensor& dv_KTE,
-                 const at::Tensor& positions_T, const RopeTable& rope, const QkvShape& shape, const QkNorm& norm,
-                 const at::Tensor& qkv_TJ, const at::Tensor& rstd_TJ, const at::Tensor& dq_norm_E,
-                 const at::Tensor& dk_norm_E, const at::Tensor& dqkv_TJ) {
-  using A = kernels::Acc<T>;
-  kernels::QkvBackward<T, G>({.dq_HTE = HeadRowsOf<T>(dq_HTE),
-                              .dk_KTE = HeadRowsOf<G>(dk_KTE),
-                              .dv_KTE = HeadRowsOf<G>(dv_KTE),
-                              .positions_T = positions_T.const_data_ptr<int64_t>(),
-                              .cos_PE = Data<A>(rope.cos_PE),
-                              .sin_PE = Data<A>(rope.sin_PE),
-                              .q_weight_E = Data<T>(norm.q_weight_E),
-                              .k_weight_E = Data<T>(norm.k_weight_E),
-                              .qkv_TJ = Data<T>(qkv_TJ),
-                              .rstd_TJ = Data<A>(rstd_TJ),
-                              .dq_weight_E = Data<A>(dq_norm_E),
-                              .dk_weight_E = Data<A>(dk_norm_E),
-                              .dqkv_TJ = Data<T>(dqkv_TJ),
-                              .rows = dk_KTE.size(1),
-                              .num_heads = shape.num_heads,
-                              .num_kv_heads = shape.num_kv_heads,
-                              .head_size = shape.head_size});
-}
-
 }  // namespace
 
-RopeTable MakeRopeTable(const ModelConfig& config, int64_t num_positions, at::ScalarType run_dtype) {
+RopeTable MakeRopeTable(const ModelConfig& config, int64_t num_positions, at::ScalarType run_dtype, at::Device device) {
   const int64_t half = config.head_size / 2;
-  RopeTable table{at::empty({num_positions, half}, at::kDouble), at::empty({num_positions, half}, at::kDouble)};
-  double* cos = Data<double>(table.cos_PE);
-  double* sin = Data<double>(table.sin_PE);
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCPU);
+  const RopeTable table{at::empty({num_positions, half}, options), at::empty({num_positions, half}, options)};
+  auto* cos = table.cos_PE.mutable_data_ptr<double>();
+  auto* sin = table.sin_PE.mutable_data_ptr<double>();
   for (int64_t i = 0; i < half; ++i) {
     const double exponent = static_cast<double>(2 * i) / static_cast<double>(config.head_size);
     double frequency = 1 / std::pow(config.rope_theta, exponent);
@@ -78,11 +47,11 @@ RopeTable MakeRopeTable(const ModelConfig& config, int64_t num_positions, at::Sc
     }
   }
   const at::ScalarType kept = AccType(run_dtype);
-  return {table.cos_PE.to(kept), table.sin_PE.to(kept)};
+  return {table.cos_PE.to(device, kept), table.sin_PE.to(device, kept)};
 }
 
-QkvHeads QkvForward(const at::Tensor& qkv_TJ, const at::Tensor& positions_T, const RopeTable& rope,
-                    const QkvShape& shape, const QkNorm& norm) {
+QkvHeads QkvForward(const Backend& backend, const at::Tensor& qkv_TJ, const at::Tensor& positions_T,
+                    const RopeTable& rope, const QkvShape& shape, const QkNorm& norm) {
   RECORD_USER_SCOPE("QkvForward");
   const int64_t rows = qkv_TJ.size(0), num_rotated = shape.num_heads + shape.num_kv_heads;
   CHECK_EQ(qkv_TJ.size(1), (num_rotated + shape.num_kv_heads) * shape.head_size);
@@ -95,47 +64,42 @@ QkvHeads QkvForward(const at::Tensor& qkv_TJ, const at::Tensor& positions_T, con
   if (norm.k_weight_E.defined()) {
     heads.rstd_TJ = at::empty({rows, num_rotated}, options.dtype(AccType(qkv_TJ.scalar_type())));
   }
-  DispatchRunType(qkv_TJ.scalar_type(), [&]<typename T>() {
-    using A = kernels::Acc<T>;
-    kernels::QkvForward<T>({.qkv_TJ = Data<T>(qkv_TJ),
-                            .positions_T = positions_T.const_data_ptr<int64_t>(),
-                            .cos_PE = Data<A>(rope.cos_PE),
-                            .sin_PE = Data<A>(rope.sin_PE),
-                            .q_weight_E = Data<T>(norm.q_weight_E),
-                            .k_weight_E = Data<T>(norm.k_weight_E),
-                            .eps = norm.eps,
-                            .q_HTE = Data<T>(heads.q_HTE),
-                            .k_KTE = Data<T>(heads.k_KTE),
-                            .v_KTE = Data<T>(heads.v_KTE),
-                            .rstd_TJ = Data<A>(heads.rstd_TJ),
-                            .rows = rows,
-                            .num_heads = shape.num_heads,
-                            .num_kv_heads = shape.num_kv_heads,
-                            .head_size = shape.head_size});
-  });
+  backend.kernels.qkv_forward({.qkv_TJ = qkv_TJ,
+                               .positions_T = positions_T,
+                               .cos_PE = rope.cos_PE,
+                               .sin_PE = rope.sin_PE,
+                               .q_weight_E = norm.q_weight_E,
+                               .k_weight_E = norm.k_weight_E,
+                               .eps = norm.eps,
+                               .q_HTE = heads.q_HTE,
+                               .k_KTE = heads.k_KTE,
+                               .v_KTE = heads.v_KTE,
+                               .rstd_TJ = heads.rstd_TJ});
   return heads;
 }
 
-at::Tensor QkvBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const at::Tensor& dv_KTE,
-                       const at::Tensor& positions_T, const RopeTable& rope, const QkvShape& shape, const QkNorm& norm,
-                       const at::Tensor& qkv_TJ, const at::Tensor& rstd_TJ, const at::Tensor& dq_norm_E,
-                       const at::Tensor& dk_norm_E, at::ScalarType run_dtype) {
+at::Tensor QkvBackward(const Backend& backend, const QkvGradients& gradients, const at::Tensor& positions_T,
+                       const RopeTable& rope, const QkNorm& norm, at::ScalarType run_dtype) {
   RECORD_USER_SCOPE("QkvBackward");
-  const int64_t rows = dk_KTE.size(1);
+  const at::Tensor &dq_HTE = gradients.dq_HTE, &dk_KTE = gradients.dk_KTE, &dv_KTE = gradients.dv_KTE;
+  const int64_t rows = dk_KTE.size(1), num_heads = dq_HTE.defined() ? dq_HTE.size(0) : 0;
   CheckPositions(positions_T, rows);
-  CHECK_EQ(dq_HTE.defined(), shape.num_heads > 0);
   CHECK(dk_KTE.scalar_type() == dv_KTE.scalar_type());
-  at::Tensor dqkv_TJ = at::empty({rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size},
-                                 dk_KTE.options().dtype(run_dtype));
-  DispatchRunType(run_dtype, [&]<typename T>() {
-    if (dk_KTE.scalar_type() == run_dtype) {
-      RunBackward<T, T>(dq_HTE, dk_KTE, dv_KTE, positions_T, rope, shape, norm, qkv_TJ, rstd_TJ, dq_norm_E, dk_norm_E,
-                        dqkv_TJ);
-    } else {
-      RunBackward<T, kernels::Acc<T>>(dq_HTE, dk_KTE, dv_KTE, positions_T, rope, shape, norm, qkv_TJ, rstd_TJ,
-                                      dq_norm_E, dk_norm_E, dqkv_TJ);
-    }
-  });
+  at::Tensor dqkv_TJ =
+      at::empty({rows, (num_heads + 2 * dk_KTE.size(0)) * dk_KTE.size(2)}, dk_KTE.options().dtype(run_dtype));
+  backend.kernels.qkv_backward({.dq_HTE = dq_HTE,
+                                .dk_KTE = dk_KTE,
+                                .dv_KTE = dv_KTE,
+                                .positions_T = positions_T,
+                                .cos_PE = rope.cos_PE,
+                                .sin_PE = rope.sin_PE,
+                                .q_weight_E = norm.q_weight_E,
+                                .k_weight_E = norm.k_weight_E,
+                                .qkv_TJ = gradients.qkv_TJ,
+                                .rstd_TJ = gradients.rstd_TJ,
+                                .dq_weight_E = gradients.dq_norm_E,
+                                .dk_weight_E = gradients.dk_norm_E,
+                                .dqkv_TJ = dqkv_TJ});
   return dqkv_TJ;
 }
 

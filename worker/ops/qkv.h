@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "common/model/model_config.h"
+#include "worker/backend/backend.h"
 
 namespace stemma::worker {
 
@@ -15,7 +16,7 @@ namespace stemma::worker {
 struct RopeTable {
   at::Tensor cos_PE, sin_PE;
 };
-RopeTable MakeRopeTable(const ModelConfig& config, int64_t num_positions, at::ScalarType run_dtype);
+RopeTable MakeRopeTable(const ModelConfig& config, int64_t num_positions, at::ScalarType run_dtype, at::Device device);
 
 struct QkvShape {
   int64_t num_heads;     // H; 0: the product holds K and V columns only (last layer of a prefix)
@@ -35,14 +36,18 @@ struct QkvHeads {
 };
 
 // qkv_TJ: [T, (H + 2K)·E], columns q, k, v. positions_T: int64.
-QkvHeads QkvForward(const at::Tensor& qkv_TJ, const at::Tensor& positions_T, const RopeTable& rope,
-                    const QkvShape& shape, const QkNorm& norm);
+QkvHeads QkvForward(const Backend& backend, const at::Tensor& qkv_TJ, const at::Tensor& positions_T,
+                    const RopeTable& rope, const QkvShape& shape, const QkNorm& norm);
 
-// Returns dqkv_TJ in the run dtype. `qkv_TJ` and `rstd_TJ` are read only with QK-norm (else undefined). dk, dv may be
-// fp32 or the run dtype. Adds to dq_norm_E and dk_norm_E (fp32; fp64 in fp64).
-at::Tensor QkvBackward(const at::Tensor& dq_HTE, const at::Tensor& dk_KTE, const at::Tensor& dv_KTE,
-                       const at::Tensor& positions_T, const RopeTable& rope, const QkvShape& shape, const QkNorm& norm,
-                       const at::Tensor& qkv_TJ, const at::Tensor& rstd_TJ, const at::Tensor& dq_norm_E,
-                       const at::Tensor& dk_norm_E, at::ScalarType run_dtype);
+// What QkvBackward reads and adds to.
+struct QkvGradients {
+  const at::Tensor &dq_HTE, &dk_KTE, &dv_KTE;  // dq undefined when num_heads is 0; dk, dv: fp32 (fp64) or run dtype
+  const at::Tensor &qkv_TJ, &rstd_TJ;          // read with QK-norm only, else undefined
+  const at::Tensor &dq_norm_E, &dk_norm_E;     // added to: fp32; fp64 in fp64
+};
+
+// Returns dqkv_TJ in the run dtype.
+at::Tensor QkvBackward(const Backend& backend, const QkvGradients& gradients, const at::Tensor& positions_T,
+                       const RopeTable& rope, const QkNorm& norm, at::ScalarType run_dtype);
 
 }  // namespace stemma::worker

@@ -6,12 +6,12 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 #include <glog/logging.h>
 
 #include <functional>
 
 #include "common/cost/state_slabs.h"
-#include "worker/backend/cpu/finite.h"
 #include "worker/optim/slab_order.h"
 
 namespace stemma::worker {
@@ -37,17 +37,22 @@ at::Tensor Gradients(const std::vector<Parameter>& parameters, const ParameterRa
 ParameterRanges AllRanges(const std::vector<Parameter>& parameters) { return WholeParameters(ElementsOf(parameters)); }
 
 double GradNormSquared(const std::vector<Parameter>& parameters, const ParameterRanges& ranges) {
-  double sum = 0;
+  if (ranges.empty()) return 0;
+  std::vector<at::Tensor> norms;
   for (const ParameterRange& range : ranges) {
-    const double norm = at::linalg_vector_norm(Gradients(parameters, range), 2, {}, false, at::kDouble).item<double>();
-    sum += norm * norm;
+    norms.push_back(at::linalg_vector_norm(Gradients(parameters, range), 2, {}, false, at::kDouble));
   }
+  const at::Tensor on_host = at::stack(norms).to(at::kCPU);  // the one wait for the device
+  const auto* values = on_host.const_data_ptr<double>();
+  double sum = 0;
+  for (int64_t i = 0; i < on_host.numel(); ++i) sum += values[i] * values[i];
   return sum;
 }
 
-std::string FirstNonfinite(const std::vector<Parameter>& parameters, const ParameterRanges& ranges) {
+std::string FirstNonfinite(const Backend& backend, const std::vector<Parameter>& parameters,
+                           const ParameterRanges& ranges) {
   for (const ParameterRange& range : ranges) {
-    if (!kernels::AllFinite(Gradients(parameters, range))) return ParameterOf(parameters, range).name;
+    if (backend.kernels.first_nonfinite(Gradients(parameters, range)) >= 0) return ParameterOf(parameters, range).name;
   }
   return "";
 }
@@ -70,19 +75,22 @@ bool Decays(const Parameter& p, const v1::AdamParams& adam) {
 void FusedStep(States& states, const v1::AdamParams& adam, double weight_decay, int64_t step) {
   if (states.masters.empty()) return;
   // The op does not advance its step: it is given the step being made.
-  const std::vector<at::Tensor> steps(states.masters.size(),
-                                      at::full({}, static_cast<double>(step), at::TensorOptions().dtype(at::kFloat)));
+  const auto options = states.masters.front().options().dtype(at::kFloat);
+  const std::vector<at::Tensor> steps(states.masters.size(), at::full({}, static_cast<double>(step), options));
   at::_fused_adamw_(states.masters, states.grads, states.exp_avgs, states.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
                     adam.learning_rate(), adam.beta1(), adam.beta2(), weight_decay, adam.eps(), /*amsgrad=*/false,
                     /*maximize=*/false);
 }
 
-bool IsFinite(const StatePart& part) { return kernels::AllFinite(part.weight) && kernels::AllFinite(part.exp_avg_sq); }
+bool IsFinite(const Kernels& kernels, const StatePart& part) {
+  return kernels.first_nonfinite(part.weight) < 0 && kernels.first_nonfinite(part.exp_avg_sq) < 0;
+}
 
 // The update of slabs, one after the other.
 class SlabStep {
  public:
-  SlabStep(const v1::AdamParams& adam, double clip, int64_t step) : adam_(adam), clip_(clip), step_(step) {}
+  SlabStep(const Kernels& kernels, const v1::AdamParams& adam, double clip, int64_t step)
+      : kernels_(kernels), adam_(adam), clip_(clip), step_(step) {}
 
   void Run(const std::vector<StatePart>& parts) {
     States decayed, plain;
@@ -97,7 +105,7 @@ class SlabStep {
     FusedStep(plain, adam_, /*weight_decay=*/0, step_);
     for (const StatePart& part : parts) {
       if (!part.parameter->master_is_weight()) part.weight.copy_(part.master);
-      if (nonfinite_.empty() && !IsFinite(part)) nonfinite_ = part.parameter->name;
+      if (nonfinite_.empty() && !IsFinite(kernels_, part)) nonfinite_ = part.parameter->name;
     }
   }
 
@@ -114,6 +122,7 @@ class SlabStep {
     return at::mul_out(clipped, part.grad, at::scalar_tensor(clip_, part.grad.options()));
   }
 
+  const Kernels& kernels_;
   const v1::AdamParams& adam_;
   const double clip_;
   const int64_t step_;
@@ -137,8 +146,8 @@ void StepOnDevice(const std::vector<Parameter>& parameters, const ParameterRange
 
 }  // namespace
 
-std::string AdamwStep(std::vector<Parameter>& parameters, const ParameterRanges& ranges, const v1::AdamParams& adam,
-                      double clip, int64_t step, const HostStateOptions& host) {
+std::string AdamwStep(const Backend& backend, std::vector<Parameter>& parameters, const ParameterRanges& ranges,
+                      const v1::AdamParams& adam, double clip, int64_t step, const HostStateOptions& host) {
   CHECK_GE(step, 1);
   CheckRanges(ranges, ElementsOf(parameters));
   ParameterRanges on_device, on_host;
@@ -147,7 +156,7 @@ std::string AdamwStep(std::vector<Parameter>& parameters, const ParameterRanges&
     CHECK(p.exp_avg.defined()) << p.name << " has no moments";
     (p.states_on_host ? on_host : on_device).push_back(range);
   }
-  SlabStep slab_step(adam, clip, step);
+  SlabStep slab_step(backend.kernels, adam, clip, step);
   StepOnDevice(parameters, on_device, host.slab_elements, slab_step);
   StreamStates(parameters, on_host, host, [&](const std::vector<StatePart>& parts) { slab_step.Run(parts); });
   return slab_step.nonfinite();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "stemma/v1/training.pb.h"
+#include "worker/backend/backend.h"
 #include "worker/optim/parameter.h"
 #include "worker/optim/ranges.h"
 #include "worker/optim/state_stream.h"
@@ -22,7 +23,8 @@ ParameterRanges AllRanges(const std::vector<Parameter>& parameters);
 double GradNormSquared(const std::vector<Parameter>& parameters, const ParameterRanges& ranges);
 
 // Name of the first parameter with a non-finite number in the gradients of these ranges; empty: none.
-std::string FirstNonfinite(const std::vector<Parameter>& parameters, const ParameterRanges& ranges);
+std::string FirstNonfinite(const Backend& backend, const std::vector<Parameter>& parameters,
+                           const ParameterRanges& ranges);
 
 void ZeroGradients(std::vector<Parameter>& parameters);
 
@@ -32,7 +34,7 @@ void ZeroGradients(std::vector<Parameter>& parameters);
 // the name of a parameter of which it wrote a weight or a state that is not finite; empty: all are finite. Only weights
 // and second moments are read for that, while the slab is in the caches: a first moment that is not finite makes its
 // weight NaN or infinite in the same step, an infinite second moment does not (it stops the weight for ever).
-std::string AdamwStep(std::vector<Parameter>& parameters, const ParameterRanges& ranges, const v1::AdamParams& adam,
-                      double clip, int64_t step, const HostStateOptions& host = {});
+std::string AdamwStep(const Backend& backend, std::vector<Parameter>& parameters, const ParameterRanges& ranges,
+                      const v1::AdamParams& adam, double clip, int64_t step, const HostStateOptions& host = {});
 
 }  // namespace stemma::worker

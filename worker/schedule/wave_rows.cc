@@ -6,17 +6,6 @@
 
 namespace stemma::worker {
 
-std::vector<Operation> ExpandStep(const v1::StepPlan& step, bool forward_only) {
-  std::vector<Operation> operations;
-  for (int c = 0; c < step.clusters_size(); ++c) {
-    const bool has_prefix = step.clusters(c).prefix_groups_size() > 0;
-    if (has_prefix) operations.push_back({OperationKind::kPrefixForward, c, 0});
-    for (int w = 0; w < step.clusters(c).waves_size(); ++w) operations.push_back({OperationKind::kWave, c, w});
-    if (has_prefix && !forward_only) operations.push_back({OperationKind::kPrefixBackward, c, 0});
-  }
-  return operations;
-}
-
 absl::StatusOr<std::vector<MemberRows>> WaveRows(const std::vector<GroupShape>& groups, const v1::Cluster& cluster,
                                                  const v1::Wave& wave) {
   std::vector<MemberRows> rows;

@@ -1,4 +1,4 @@
-// Expands a plan: the operations of a step in order, and the rows of a wave. Pure: sizes in, indices out.
+// The rows of a wave of a plan. Pure: sizes in, indices out.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,6 @@
 #include "stemma/v1/plan.pb.h"
 
 namespace stemma::worker {
-
-enum class OperationKind { kPrefixForward, kWave, kPrefixBackward };
-
-struct Operation {
-  OperationKind kind;
-  int cluster = 0;
-  int wave = 0;  // of kWave
-};
-
-// Lists per cluster: A if it has prefixes, its waves in order, C if it has prefixes and the pass is not forward-only.
-std::vector<Operation> ExpandStep(const v1::StepPlan& step, bool forward_only);
 
 // Sizes of the payload's groups.
 struct GroupShape {

@@ -13,14 +13,13 @@
 #include "common/trace/sample_tokens.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/loss/aggregation.h"
 
 namespace stemma {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using worker::TokenWeight;
 
 v1::Rollout MakeRollout(const std::vector<bool>& mask) {
   v1::Rollout rollout;
@@ -47,6 +46,7 @@ v1::LossConfig Loss(const std::string& mode, const std::string& agg_mode, bool n
   loss.set_loss_mode(mode);
   loss.set_loss_agg_mode(agg_mode);
   loss.set_normalize_advantage_std(normalize_std);
+  loss.set_loss_scale_factor(10);
   return loss;
 }
 
@@ -229,13 +229,14 @@ TEST(NormalizeStepTest, OnlyTheMiniBatchIsCounted) {
 
 TEST(NormalizeStepTest, PromptMeanAveragesOverTheStatGroupInTheOrderOfTheMiniBatch) {
   std::vector<v1::PromptGroup> groups = RaggedGroups();
-  EXPECT_THAT(Normalize("prompt-mean", groups, {1, 0}).prompt_mean_weights, ElementsAre(1.0 / 5, 1.0 / 2));
+  EXPECT_THAT(Normalize("prompt-mean", groups, {1, 0}).rollout_weights,
+              ElementsAre(1.0 / 5, 1.0 / 5, 1.0 / 2, 1.0 / 2, 1.0 / 2));
   groups[0].set_stat_group("s");
   groups[1].set_stat_group("s");
   const StepNormalization merged = Normalize("prompt-mean", groups, {0, 1});
   EXPECT_EQ(merged.denominator, 1);
-  EXPECT_THAT(merged.prompt_mean_weights, ElementsAre(1.0 / 7, 1.0 / 7));
-  EXPECT_TRUE(Normalize("token-mean", groups, {0, 1}).prompt_mean_weights.empty());
+  EXPECT_THAT(merged.rollout_weights, Each(1.0 / 7));
+  EXPECT_THAT(Normalize("token-mean", groups, {0, 1}).rollout_weights, ElementsAre(1));
 }
 
 TEST(NormalizeStepTest, AFullyMaskedGroupCountsWithoutWeight) {
@@ -243,7 +244,7 @@ TEST(NormalizeStepTest, AFullyMaskedGroupCountsWithoutWeight) {
                                                MakeGroup("b", {MakeRollout({true})})};
   const StepNormalization step = Normalize("prompt-mean", groups, {0, 1});
   EXPECT_EQ(step.denominator, 2);
-  EXPECT_THAT(step.prompt_mean_weights, ElementsAre(0, 1));
+  EXPECT_THAT(step.rollout_weights, ElementsAre(0, 1));
   EXPECT_EQ(Normalize("token-mean", groups, {0}).denominator, 0);
 }
 
@@ -252,13 +253,11 @@ TEST(NormalizeStepTest, RolloutsThatShareASampleIdAreOneSequence) {
   groups[0].mutable_rollouts(0)->set_sample_id("x");
   groups[1].mutable_rollouts(1)->set_sample_id("x");
   EXPECT_EQ(Normalize("seq-mean-token-mean", groups, {0, 1}).denominator, 4);
-  SampleTokens samples;
-  for (const v1::PromptGroup& group : groups) {
-    for (const v1::Rollout& rollout : group.rollouts()) samples.Add(rollout);
-  }
-  EXPECT_EQ(samples.UnmaskedTokensOfSample(groups[0].rollouts(0)), 3);
-  EXPECT_EQ(samples.UnmaskedTokensOfSample(groups[1].rollouts(1)), 3);
-  EXPECT_EQ(samples.UnmaskedTokensOfSample(groups[1].rollouts(0)), 4);
+  const std::vector<double> weights = Normalize("seq-mean-token-mean", groups, {0, 1}).rollout_weights;
+  ASSERT_EQ(weights.size(), 5U);
+  EXPECT_EQ(weights[0], 1.0 / 3);
+  EXPECT_EQ(weights[4], 1.0 / 3);
+  EXPECT_EQ(weights[3], 1.0 / 4);
 }
 
 TEST(NormalizeStepTest, ASampleOrStatGroupInTwoMiniBatchesIsRefused) {
@@ -275,42 +274,35 @@ TEST(NormalizeStepTest, ASampleOrStatGroupInTwoMiniBatchesIsRefused) {
   EXPECT_TRUE(NormalizeStep(Loss("gpg", "token-mean"), groups, std::vector<uint32_t>{0}).ok());
 }
 
-// The two halves of an aggregation: token weights made with the server's denominator sum to what the mode averages
-// over.
-double SumOfWeights(AggMode mode, const std::string& name, const std::vector<v1::PromptGroup>& groups) {
-  const std::vector<uint32_t> all = {0, 1};
-  const StepNormalization step = Normalize(name, groups, all);
+// The weights of all unmasked tokens, over D: what the mode averages over.
+double SumOfWeights(const std::string& name, const std::vector<v1::PromptGroup>& groups) {
+  const StepNormalization step = Normalize(name, groups, {0, 1});
   double sum = 0;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    for (const v1::Rollout& rollout : groups[g].rollouts()) {
-      const int64_t tokens = UnmaskedTokens(rollout);
-      sum += static_cast<double>(tokens) *
-             TokenWeight(mode, {.mask_sum = tokens,
-                                .prompt_mean_weight = mode == AggMode::kPromptMean ? step.prompt_mean_weights[g] : 0,
-                                .loss_scale_factor = 10,
-                                .denominator = step.denominator});
+  size_t rollout_index = 0;
+  for (const v1::PromptGroup& group : groups) {
+    for (const v1::Rollout& rollout : group.rollouts()) {
+      const double weight = step.rollout_weights[step.rollout_weights.size() == 1 ? 0 : rollout_index];
+      sum += static_cast<double>(UnmaskedTokens(rollout)) * (weight / step.denominator);
+      ++rollout_index;
     }
   }
   return sum;
 }
 
-TEST(TokenWeightTest, WeightsSumToWhatTheModeAveragesOver) {
+TEST(RolloutWeightsTest, SumToWhatTheModeAveragesOver) {
   const std::vector<v1::PromptGroup> groups = RaggedGroups();
   // Roundings of a sum of at most seven terms.
-  EXPECT_NEAR(SumOfWeights(AggMode::kTokenMean, "token-mean", groups), 1, 1e-15);
-  EXPECT_NEAR(SumOfWeights(AggMode::kTokenSum, "token-sum", groups), 7, 1e-15);
-  EXPECT_NEAR(SumOfWeights(AggMode::kSeqMeanTokenSum, "seq-mean-token-sum", groups), 7.0 / 5, 1e-15);
-  EXPECT_NEAR(SumOfWeights(AggMode::kSeqMeanTokenSumNorm, "seq-mean-token-sum-norm", groups), 7.0 / 50, 1e-15);
-  EXPECT_NEAR(SumOfWeights(AggMode::kSeqMeanTokenMean, "seq-mean-token-mean", groups), 3.0 / 5, 1e-15);
-  EXPECT_NEAR(SumOfWeights(AggMode::kPromptMean, "prompt-mean", groups), 1, 1e-15);
+  EXPECT_NEAR(SumOfWeights("token-mean", groups), 1, 1e-15);
+  EXPECT_NEAR(SumOfWeights("token-sum", groups), 7, 1e-15);
+  EXPECT_NEAR(SumOfWeights("seq-mean-token-sum", groups), 7.0 / 5, 1e-15);
+  EXPECT_NEAR(SumOfWeights("seq-mean-token-sum-norm", groups), 7.0 / 50, 1e-15);
+  EXPECT_NEAR(SumOfWeights("seq-mean-token-mean", groups), 3.0 / 5, 1e-15);
+  EXPECT_NEAR(SumOfWeights("prompt-mean", groups), 1, 1e-15);
 }
 
-TEST(TokenWeightTest, NothingToAverageOverGivesZeroNeverInfinity) {
-  for (const AggMode mode : {AggMode::kTokenMean, AggMode::kTokenSum, AggMode::kSeqMeanTokenSum,
-                             AggMode::kSeqMeanTokenSumNorm, AggMode::kSeqMeanTokenMean, AggMode::kPromptMean}) {
-    EXPECT_EQ(TokenWeight(mode, {.mask_sum = 0, .loss_scale_factor = 1, .denominator = 2}), 0);
-    EXPECT_EQ(TokenWeight(mode, {.mask_sum = 3, .loss_scale_factor = 1, .denominator = 0}), 0);
-  }
+TEST(RolloutWeightsTest, NothingToAverageOverGivesZeroNeverInfinity) {
+  const std::vector<v1::PromptGroup> groups = {MakeGroup("a", {MakeRollout({false}), MakeRollout({true})})};
+  EXPECT_THAT(Normalize("seq-mean-token-mean", groups, {0}).rollout_weights, ElementsAre(0, 1));
 }
 
 // ------------------------------------------------------------------------------------------------------ what runs at

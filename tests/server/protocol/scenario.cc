@@ -81,7 +81,7 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
     if (!header.has_seed() || header.seed() != k) step.add_clusters();
     FillReport(k, header.ppo_mini_batch_size(), *result.report.add_steps());
     result.steps.push_back(
-        {.denominator = 8.0 + k, .prompt_mean_weights = {1 / (8.0 + k), 1 / (4.0 + k)}, .total_tokens = 100});
+        {.denominator = 8.0 + k, .rollout_weights = {1 / (8.0 + k), 1 / (4.0 + k)}, .total_tokens = 100});
     if (step.clusters().empty()) result.steps.back().empty = {.count = 2, .warnings = {"nothing has a gradient"}};
   }
   return result;

@@ -24,7 +24,7 @@ std::string KeyText(const StepKey& key) {
 
 std::string PrepareText(const internal::v1::Prepare& prepare) {
   std::string weights;
-  for (const double weight : prepare.prompt_mean_weights()) {
+  for (const double weight : prepare.rollout_weights()) {
     absl::StrAppend(&weights, weights.empty() ? "" : ",", Exact(weight));
   }
   return absl::StrCat("prepare ", KeyText(prepare.key()), prepare.has_log_prob_pass() ? " pass" : "",

@@ -22,8 +22,8 @@ RequestPlan MakePlan() {
     if (k == 0) step.add_clusters();
     plan.report.add_steps()->set_peak_bytes(100 + k);
   }
-  plan.steps.push_back({.denominator = 12, .prompt_mean_weights = {0.5, 0.25}, .total_tokens = 0});
-  plan.steps.push_back({.denominator = 0.1, .prompt_mean_weights = {1.0 / 3}, .total_tokens = 0});
+  plan.steps.push_back({.denominator = 12, .rollout_weights = {0.5, 0.25}, .total_tokens = 0});
+  plan.steps.push_back({.denominator = 0.1, .rollout_weights = {1.0 / 3}, .total_tokens = 0});
   return plan;
 }
 
@@ -50,13 +50,13 @@ TEST(MakePrepareTest, EachStepCarriesTheNumbersOfItsOwnMiniBatch) {
   EXPECT_EQ(first.header().loss().loss_mode(), "gspo");
   EXPECT_EQ(first.plan().epoch(), 0u);
   EXPECT_EQ(first.denominator(), 12);
-  EXPECT_THAT(first.prompt_mean_weights(), ElementsAre(0.5, 0.25));
+  EXPECT_THAT(first.rollout_weights(), ElementsAre(0.5, 0.25));
 
   const internal::v1::Prepare second = MakePrepare(Key(1), header, MakePlan());
   EXPECT_EQ(second.key().k(), 1u);
   EXPECT_EQ(second.plan().epoch(), 1u);
   EXPECT_EQ(second.denominator(), 0.1);
-  EXPECT_THAT(second.prompt_mean_weights(), ElementsAre(1.0 / 3));
+  EXPECT_THAT(second.rollout_weights(), ElementsAre(1.0 / 3));
 }
 
 TEST(MakePrepareTest, TheEntryPassGoesWithTheFirstStepOnly) {

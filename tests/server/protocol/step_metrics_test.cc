@@ -52,7 +52,7 @@ Metrics StepMetrics(const internal::v1::Vote& vote, absl::Duration elapsed = abs
   report.mutable_seconds()->set_suffix(1.25);
   report.mutable_seconds()->set_prefix_backward(0.375);
   report.mutable_seconds()->set_apply(0.5);
-  const StepNumbers numbers = {.denominator = 10, .prompt_mean_weights = {}, .total_tokens = 300};
+  const StepNumbers numbers = {.denominator = 10, .rollout_weights = {}, .total_tokens = 300};
   v1::StateBytes state;
   state.set_device(12000);
   Metrics metrics;
@@ -127,7 +127,7 @@ TEST(StepMetricsTest, WhatWasNotComputedIsNotReported) {
 
 TEST(StepMetricsTest, AnEmptyStepHasTheNamesOfAnyOther) {
   const StepNumbers numbers = {
-      .denominator = 10, .prompt_mean_weights = {}, .total_tokens = 300, .loss_tokens = 10, .empty = {.count = 4}};
+      .denominator = 10, .rollout_weights = {}, .total_tokens = 300, .loss_tokens = 10, .empty = {.count = 4}};
   Metrics empty = StepMetrics(EmptyVote(numbers));
   const Metrics other = StepMetrics(MakeVote());
   for (const auto& [name, value] : other) {

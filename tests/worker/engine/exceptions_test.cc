@@ -11,6 +11,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 namespace {
@@ -44,7 +45,7 @@ TEST(ExceptionsTest, EachKindIsTheStepsAnswerAndTheNextStepIsMade) {
   options.run.set_head_chunk_tokens(128);
   options.run.set_threads(1);
   std::function<void()> thrower = [] {};
-  auto engine = InProcess::Create(options, std::make_unique<ThrowingAttention>(thrower));
+  auto engine = InProcess::Create(options, MakeCpuBackend(std::make_unique<ThrowingAttention>(thrower)));
   ASSERT_TRUE(engine.ok()) << engine.status();
   const std::vector<Thrown> kinds = {
       {[] { TORCH_CHECK(false, "of LibTorch"); }, "INTERNAL"},

@@ -11,6 +11,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 namespace {
@@ -44,7 +45,7 @@ class PeakBytesTest : public ::testing::TestWithParam<Setting> {
     options.run.set_head_chunk_tokens(128);
     options.run.set_memory_budget_bytes(uint64_t{4} << 30);
     options.run.set_threads(1);
-    auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
+    auto engine = InProcess::Create(options, MakeCpuBackend());
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = std::move(engine).value();
   }

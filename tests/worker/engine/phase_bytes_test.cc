@@ -14,6 +14,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 namespace {
@@ -67,7 +68,7 @@ internal::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts)
       cluster.set_offload_prefix(setting.offload);
     }
   };
-  auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
+  auto engine = InProcess::Create(options, MakeCpuBackend());
   CHECK(engine.ok()) << engine.status();
   const std::vector<int64_t> responses(static_cast<size_t>(rollouts), setting.response);
   const absl::Status loaded =

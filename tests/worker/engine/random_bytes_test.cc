@@ -26,6 +26,7 @@
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "tests/worker/memory/fake_copy_engine.h"
+#include "worker/backend/cpu/cpu_backend.h"
 #include "worker/memory/cpu_allocator.h"
 
 namespace stemma::testing {
@@ -205,8 +206,8 @@ void RunCase(const Case& c, const std::string& directory, Tally& tally) {
   ASSERT_TRUE(WriteRandomModel(c.model, {}, directory).ok());
   InProcessOptions options;
   options.run = run;
-  auto engine = InProcess::Create(options, std::make_unique<CpuAttention>(),
-                                  c.lazy_copies ? std::make_unique<FakeCopyEngine>() : nullptr);
+  auto engine =
+      InProcess::Create(options, MakeCpuBackend(), c.lazy_copies ? std::make_unique<FakeCopyEngine>() : nullptr);
   ASSERT_TRUE(engine.ok()) << engine.status();
   const absl::Status loaded = (*engine)->Load(std::move(request));
   ASSERT_TRUE(loaded.ok()) << loaded;

@@ -12,6 +12,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 #include "worker/memory/cpu_allocator.h"
 
 namespace stemma::testing {
@@ -52,7 +53,7 @@ TEST_P(StateBytesTest, AreThoseOfTheLoadedModelBeforeAndAfterAStep) {
   options.run.set_head_chunk_tokens(128);
   options.run.set_threads(1);
   options.run.set_optimizer_residency(GetParam().residency);
-  auto engine = InProcess::Create(options, std::make_unique<CpuAttention>());
+  auto engine = InProcess::Create(options, MakeCpuBackend());
   ASSERT_TRUE(engine.ok()) << engine.status();
   const auto planned =
       static_cast<double>(StateBytesOf(Model(), GetParam().dtype).device(options.run.optimizer_residency()));

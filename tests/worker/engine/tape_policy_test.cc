@@ -11,6 +11,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 namespace {
@@ -69,7 +70,7 @@ class TapePolicyTest : public ::testing::TestWithParam<ModelCase> {
       }
     };
     options.run.set_host_memory_bytes(uint64_t{16} << 20);
-    auto engine = InProcess::Create(options, std::move(kernel));
+    auto engine = InProcess::Create(options, MakeCpuBackend(std::move(kernel)));
     EXPECT_TRUE(engine.ok()) << engine.status();
     EXPECT_TRUE((*engine)->Load(Request()).ok());
     const auto vote = (*engine)->Prepare(0);

@@ -5,14 +5,18 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 #include <functional>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/testing/backends.h"
 #include "tests/testing/namespaces.h"
-#include "worker/loss/policy_loss.h"
+#include "worker/loss/wave_loss.h"
 
 namespace stemma::testing {
 
@@ -54,14 +58,18 @@ struct Case {
       ref_log_prob[i] += value;
     }
   }
-  LossTokens tokens() const {
-    return {.old_log_prob = old_log_prob,
-            .ref_log_prob = ref_log_prob,
-            .advantage = advantage,
-            .importance_weight = importance,
-            .loss_weight = loss_weight,
-            .weight = weight,
-            .mask = mask};
+  LossRows rows() const {
+    const auto or_none = [](const std::vector<double>& values) {
+      return values.empty() ? at::Tensor() : AsTensor(values);
+    };
+    return {.old_log_prob_T = or_none(old_log_prob),
+            .ref_log_prob_T = or_none(ref_log_prob),
+            .advantage_T = or_none(advantage),
+            .importance_weight_T = or_none(importance),
+            .loss_weight_T = or_none(loss_weight),
+            .weight_T = AsTensor(weight),
+            .mask_T = mask_tensor(),
+            .rollout_T = at::zeros({static_cast<int64_t>(mask.size())}, at::kLong)};
   }
   at::Tensor mask_tensor() const { return AsTensor({mask.begin(), mask.end()}); }
 };
@@ -86,12 +94,24 @@ struct Outcome {
   LossSums sums;
 };
 
-inline Outcome Evaluate(const LossOptions& options, const Case& c) {
-  const size_t rows = c.log_prob.size();
-  Outcome result{std::vector<double>(rows, 7), std::vector<double>(rows, 7), {}};
-  LossGradient(options, c.tokens(), c.log_prob, c.entropy, result.dlog_prob, result.dentropy, result.sums);
-  return result;
+inline Outcome Evaluate(const LossOptions& options, const LossRows& rows, const Case& c) {
+  const at::Tensor log_prob = AsTensor(c.log_prob), entropy = AsTensor(c.entropy);
+  const at::Tensor dlog_prob = at::full_like(log_prob, 7), dentropy = at::full_like(log_prob, 7);
+  const at::Tensor sums = at::zeros({kNumLossSums}, at::kDouble);
+  TestBackend().kernels.loss({.options = options,
+                              .rows = rows,
+                              .log_prob_T = log_prob,
+                              .entropy_T = entropy,
+                              .dlog_prob_T = dlog_prob,
+                              .dentropy_T = dentropy,
+                              .sums = sums});
+  return {AsVector(dlog_prob), AsVector(dentropy), LossSumsOf(sums.const_data_ptr<double>())};
 }
+
+inline Outcome Evaluate(const LossOptions& options, const Case& c) { return Evaluate(options, c.rows(), c); }
+
+// e^d to the last bit as the backend computes it: the CPU's loops by the C library, ATen ops by their own.
+inline double Exp(double d) { return OnCpuBackend() ? std::exp(d) : at::exp(AsTensor({d})).item<double>(); }
 
 // A plain formula: [R] loss of [R] log-probs.
 using Formula = std::function<at::Tensor(const at::Tensor& log_prob)>;

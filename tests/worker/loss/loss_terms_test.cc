@@ -136,8 +136,8 @@ TEST(LossSumsTest, CountsTheClipsThatAreActive) {
 }
 
 TEST(LossSumsTest, AddsEveryField) {
-  LossSums a{1, 2, 3, 4, 5, 6, 7};
-  a += LossSums{10, 20, 30, 40, 50, 60, 70};
+  LossSums a{1, 2, 3, 4, 5, 6, 7, 8};
+  a += LossSums{10, 20, 30, 40, 50, 60, 70, 80};
   EXPECT_EQ(a.pg, 11);
   EXPECT_EQ(a.kl, 22);
   EXPECT_EQ(a.entropy, 33);
@@ -145,6 +145,7 @@ TEST(LossSumsTest, AddsEveryField) {
   EXPECT_EQ(a.clipped_lower, 55);
   EXPECT_EQ(a.neg_log_ratio, 66);
   EXPECT_EQ(a.tokens, 77);
+  EXPECT_EQ(a.plain_entropy, 88);
 }
 
 // Negative control: a dropped clamp is seen.

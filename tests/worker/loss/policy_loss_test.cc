@@ -1,13 +1,12 @@
 // Every policy loss against fp64 autograd of its plain formula, in every region of its clamps and on their bounds. The
 // formulas here are made of clamp, exp, maximum and where: no case analysis is shared with the product.
-#include "worker/loss/policy_loss.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -26,6 +25,7 @@ using testing::AsTensor;
 using testing::Autograd;
 using testing::Case;
 using testing::Evaluate;
+using testing::Exp;
 using testing::ExpectEachClose;
 using testing::Formula;
 using testing::GspoRollout;
@@ -119,15 +119,15 @@ TEST(PolicyLossTest, OnAClipBoundTheGradientIsKept) {
   const double d_up = 0.25, d_down = -0.25;
   for (const LossMode mode : {LossMode::kVanilla, LossMode::kGspo, LossMode::kCispo}) {
     LossOptions options = WithMode(mode);
-    options.clip_high = std::exp(d_up) - 1;
-    options.clip_low = 1 - std::exp(d_down);
+    options.clip_high = Exp(d_up) - 1;
+    options.clip_low = 1 - Exp(d_down);
     for (const double d : {d_up, d_down}) {
       for (const double adv : {1.5, -0.7}) {
         Case c;
         c.Add(d, 0, adv);
         ExpectPolicyLossIsAutograds(options, c);
         const Outcome outcome = Evaluate(options, c);
-        EXPECT_EQ(outcome.dlog_prob[0], -adv * std::exp(d) * c.weight[0] * c.importance[0]);
+        EXPECT_EQ(outcome.dlog_prob[0], -adv * Exp(d) * c.weight[0] * c.importance[0]);
         EXPECT_EQ(outcome.sums.clipped, 0);
       }
     }
@@ -149,11 +149,11 @@ TEST(PolicyLossTest, OnTheBoundOfTheLogRatioTheGradientIsKept) {
 // On r = c autograd's minimum halves the gradient between its arms; the public formula keeps all of it.
 TEST(PolicyLossTest, OnTheDualClipBoundTheGradientIsKept) {
   LossOptions options = WithMode(LossMode::kVanilla);
-  options.clip_c = std::exp(1.0);
+  options.clip_c = Exp(1.0);
   Case c;
   c.Add(1.0, 0, -1);
   const Outcome outcome = Evaluate(options, c);
-  EXPECT_EQ(outcome.dlog_prob[0], std::exp(1.0) * c.weight[0] * c.importance[0]);
+  EXPECT_EQ(outcome.dlog_prob[0], Exp(1.0) * c.weight[0] * c.importance[0]);
   EXPECT_EQ(outcome.sums.clipped_lower, 0);
 }
 
@@ -218,6 +218,29 @@ TEST(PolicyLossTest, ANanLogProbGivesANanGradient) {
     c.log_prob[0] = std::numeric_limits<double>::quiet_NaN();
     EXPECT_TRUE(std::isnan(Evaluate(options, c).dlog_prob[0])) << static_cast<int>(mode);
   }
+}
+
+// Two rollouts in one call: each has its own ratio.
+TEST(PolicyLossTest, GspoOfSeveralRolloutsIsThatOfEachAlone) {
+  const LossOptions options = WithMode(LossMode::kGspo);
+  const Case first = GspoRollout(0.15, 1), second = GspoRollout(-0.4, -1);
+  Case both = first;
+  const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  append(both.log_prob, second.log_prob);
+  append(both.old_log_prob, second.old_log_prob);
+  append(both.ref_log_prob, second.ref_log_prob);
+  append(both.advantage, second.advantage);
+  append(both.loss_weight, second.loss_weight);
+  append(both.weight, second.weight);
+  append(both.entropy, second.entropy);
+  append(both.mask, second.mask);
+  LossRows rows = both.rows();
+  rows.rollout_T = at::tensor({5, 5, 5, 5, 6, 6, 6, 6}, at::kLong);
+  std::vector<double> expected = Evaluate(options, first).dlog_prob;
+  append(expected, Evaluate(options, second).dlog_prob);
+  EXPECT_LE(LargestError(Evaluate(options, rows, both).dlog_prob, expected), kTolerance);
+  rows.rollout_T = at::zeros_like(rows.rollout_T);  // control: as one rollout
+  EXPECT_GT(LargestError(Evaluate(options, rows, both).dlog_prob, expected), 0.1);
 }
 
 // Negative controls: what is dropped is seen.

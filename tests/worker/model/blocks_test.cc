@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/backends.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "worker/model/kv_block.h"
@@ -41,10 +42,10 @@ class BlocksTest : public ::testing::TestWithParam<int> {
     config.qkv_bias = GetParam() % 3 == 1;
     const at::ScalarType dtypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
     at::manual_seed(static_cast<uint64_t>(GetParam()));
-    weights_ = MakeWeights(config, dtypes[draw(0, 2)]);
+    weights_ = MakeWeights(config, dtypes[draw(0, 2)], at::kCPU);
     for (Parameter& p : weights_.parameters) p.weight.normal_(0, 0.3);
-    rope_ = MakeRopeTable(config, 64, weights_.run_dtype);
-    context_ = {&weights_, &kernel_, &rope_};
+    rope_ = MakeRopeTable(config, 64, weights_.run_dtype, at::kCPU);
+    context_ = {&testing::TestBackend(), &weights_, &rope_};
     MakeRows(draw(1, 20), draw(1, 9), draw(1, 30));
   }
 
@@ -78,7 +79,6 @@ class BlocksTest : public ::testing::TestWithParam<int> {
   }
 
   Weights weights_;
-  CpuAttention kernel_;
   RopeTable rope_;
   LayerContext context_;
   AttentionBatch batch_;

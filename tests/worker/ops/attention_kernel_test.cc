@@ -1,6 +1,6 @@
 // The CPU kernel by itself, bit by bit: what it computes depends neither on how keys are held nor on threads. That it
 // computes the right thing is attention_test.
-#include "worker/ops/attention_kernel.h"
+#include "worker/backend/cpu/attention_kernel.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

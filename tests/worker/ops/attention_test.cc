@@ -1,14 +1,14 @@
 // Split attention against fp64 autograd of the plain formula: softmax over the concatenated keys with an explicit mask.
-#include "worker/ops/attention.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <sstream>
 #include <string>
 
+#include "tests/testing/backends.h"
 #include "tests/testing/tensors.h"
 #include "tests/testing/wrong_attention.h"
+#include "worker/backend/cpu/split_attention.h"
 #include "worker/memory/cpu_allocator.h"
 
 namespace stemma::worker {
@@ -91,8 +91,8 @@ AttentionBatch MakeBatch(const Case& c, const Inputs& in) {
 
 Result RunSplit(const Case& c, const Inputs& in, const AttentionKernel& kernel) {
   const AttentionBatch batch = MakeBatch(c, in);
-  const AttentionSaved saved = AttentionForward(kernel, batch, in.q_HTE, in.k_KTE, in.v_KTE);
-  const AttentionGradients g = AttentionBackward(kernel, batch, in.do_TD, saved);
+  const AttentionSaved saved = testing::SplitOver(kernel).Forward(batch, in.q_HTE, in.k_KTE, in.v_KTE);
+  const AttentionGradients g = testing::SplitOver(kernel).Backward(batch, in.do_TD, saved);
   Result result{saved.o_TD, saved.lse_HT, g.dq_HTE, g.dk_KTE, g.dv_KTE, {}, {}};
   for (const AncestorKv& ancestor : batch.ancestors) {
     result.gk.push_back(ancestor.gk_KCE);
@@ -242,10 +242,10 @@ TEST(AttentionTest, AddsToTheAncestorsGradients) {
   const Inputs in = MakeInputs(c);
   const AttentionBatch batch = MakeBatch(c, in);
   const CpuAttention kernel;
-  const AttentionSaved saved = AttentionForward(kernel, batch, in.q_HTE, in.k_KTE, in.v_KTE);
-  AttentionBackward(kernel, batch, in.do_TD, saved);
+  const AttentionSaved saved = testing::SplitOver(kernel).Forward(batch, in.q_HTE, in.k_KTE, in.v_KTE);
+  testing::SplitOver(kernel).Backward(batch, in.do_TD, saved);
   const at::Tensor once = batch.ancestors[0].gk_KCE.clone();
-  AttentionBackward(kernel, batch, in.do_TD, saved);
+  testing::SplitOver(kernel).Backward(batch, in.do_TD, saved);
   EXPECT_LT(RelativeError(batch.ancestors[0].gk_KCE, 2 * once), kExact);
 }
 
@@ -355,7 +355,7 @@ TEST(AttentionTest, ForwardCopiesNoKeysOrQueries) {
   at::set_num_threads(1);  // the kernel's scratch is per thread
   ResetPeakBytes();
   const int64_t before = CpuMemoryStats().current_bytes;
-  const AttentionSaved saved = AttentionForward(CpuAttention(), batch, in.q_HTE, in.k_KTE, in.v_KTE);
+  const AttentionSaved saved = testing::SplitOver(CpuAttention()).Forward(batch, in.q_HTE, in.k_KTE, in.v_KTE);
   const int64_t extra = CpuMemoryStats().peak_bytes - before - results - partials;
   constexpr int64_t kScratch = 128 * 512 * 4;  // a block of scores
   EXPECT_GE(extra, 0);

@@ -2,11 +2,13 @@
 // bf16 against fp64; what is skipped; controls with a term dropped.
 #include "worker/ops/head.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/testing/backends.h"
 #include "tests/testing/tensors.h"
 #include "worker/memory/cpu_allocator.h"
 
@@ -24,6 +26,7 @@ struct Inputs {
   std::vector<int64_t> targets;
   std::vector<double> dlog_prob, dentropy;  // the loss is their inner product with log-prob and entropy
 
+  at::Tensor targets_T() const { return at::tensor(targets, at::kLong); }
   at::Tensor dweight() const {
     return at::zeros(weight_VD.sizes(), weight_VD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   }
@@ -75,12 +78,10 @@ Reference Autograd(const Inputs& inputs, const Terms& terms = {}) {
 
 // The loss whose gradients are given.
 RowGradient Linear(const Inputs& inputs) {
-  return [&](RowRange range, std::span<const double>, std::span<const double>, std::span<double> dlog_prob,
-             std::span<double> dentropy) {
-    for (int64_t row = range.begin; row < range.end; ++row) {
-      dlog_prob[row - range.begin] = inputs.dlog_prob[row];
-      if (!dentropy.empty()) dentropy[row - range.begin] = inputs.dentropy[row];
-    }
+  return [&](RowRange range, const at::Tensor&, const at::Tensor&, const at::Tensor& dlog_prob_T,
+             const at::Tensor& dentropy_T) {
+    dlog_prob_T.copy_(AsTensor(inputs.dlog_prob).narrow(0, range.begin, range.rows()));
+    if (dentropy_T.defined()) dentropy_T.copy_(AsTensor(inputs.dentropy).narrow(0, range.begin, range.rows()));
   };
 }
 
@@ -93,9 +94,12 @@ Outcome RunHead(const Inputs& inputs, const HeadOptions& options, std::span<cons
                 const RowGradient* gradient = nullptr) {
   Outcome outcome;
   outcome.dweight_VD = inputs.dweight();
-  HeadBackwardResult result = HeadForwardBackward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, options, rollouts,
-                                                  /*whole_rollouts=*/!rollouts.empty(),
-                                                  gradient ? *gradient : Linear(inputs), outcome.dweight_VD);
+  HeadBackwardResult result =
+      HeadForwardBackward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, inputs.targets_T(), options,
+                          {.rollouts = rollouts,
+                           .whole_rollouts = !rollouts.empty(),
+                           .gradient = gradient != nullptr ? *gradient : Linear(inputs)},
+                          outcome.dweight_VD);
   outcome.output = std::move(result.output);
   outcome.dhidden_TD = result.dhidden_TD;
   return outcome;
@@ -106,11 +110,11 @@ HeadOptions Options(int64_t chunk_rows, bool need_entropy = true) {
 }
 
 void ExpectClose(const Outcome& actual, const Reference& expected, double tolerance) {
-  EXPECT_LE(RelativeError(AsTensor(actual.output.log_prob), expected.log_prob), tolerance);
+  EXPECT_LE(RelativeError(actual.output.log_prob_T, expected.log_prob), tolerance);
   EXPECT_LE(RelativeError(actual.dhidden_TD, expected.dhidden_TD), tolerance);
   EXPECT_LE(RelativeError(actual.dweight_VD, expected.dweight_VD), tolerance);
-  if (!actual.output.entropy.empty()) {
-    EXPECT_LE(RelativeError(AsTensor(actual.output.entropy), expected.entropy), tolerance);
+  if (actual.output.entropy_T.defined()) {
+    EXPECT_LE(RelativeError(actual.output.entropy_T, expected.entropy), tolerance);
   }
 }
 
@@ -126,15 +130,14 @@ TEST(HeadTest, IsAutogradsForEveryChunkSize) {
 TEST(HeadTest, WithoutEntropyNeitherItsValueNorItsGradientIsMade) {
   const Inputs inputs = MakeInputs();
   const Outcome outcome = RunHead(inputs, Options(16, /*need_entropy=*/false));
-  EXPECT_TRUE(outcome.output.entropy.empty());
+  EXPECT_FALSE(outcome.output.entropy_T.defined());
   ExpectClose(outcome, Autograd(inputs, {.entropy = false}), kExact);
 }
 
 TEST(HeadTest, ChunkBoundariesDoNotChangeTheResult) {
   const Inputs inputs = MakeInputs();
   const Outcome whole = RunHead(inputs, Options(512));
-  const Reference expected{AsTensor(whole.output.log_prob), AsTensor(whole.output.entropy), whole.dhidden_TD,
-                           whole.dweight_VD};
+  const Reference expected{whole.output.log_prob_T, whole.output.entropy_T, whole.dhidden_TD, whole.dweight_VD};
   // Two orders of the same fp64 sums.
   for (const int64_t chunk_rows : {1, 3, 20}) ExpectClose(RunHead(inputs, Options(chunk_rows)), expected, 1e-13);
 }
@@ -149,19 +152,21 @@ TEST(HeadTest, EntropyAloneHasAGradientToo) {
 TEST(HeadTest, ForwardAloneGivesTheSameBits) {
   const Inputs inputs = MakeInputs();
   for (const bool need_entropy : {false, true}) {
-    const HeadOutput forward =
-        HeadForward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(5, need_entropy));
+    const HeadOutput forward = HeadForward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD,
+                                           inputs.targets_T(), Options(5, need_entropy));
     const HeadOutput both = RunHead(inputs, Options(5, need_entropy)).output;
-    EXPECT_EQ(forward.log_prob, both.log_prob);
-    EXPECT_EQ(forward.entropy, both.entropy);
+    EXPECT_TRUE(forward.log_prob_T.equal(both.log_prob_T));
+    if (need_entropy) {
+      EXPECT_TRUE(forward.entropy_T.equal(both.entropy_T));
+    }
   }
 }
 
 TEST(HeadTest, AddsToTheWeightGradient) {
   const Inputs inputs = MakeInputs();
   const Outcome once = RunHead(inputs, Options(8));
-  HeadForwardBackward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(8), {}, false, Linear(inputs),
-                      once.dweight_VD);
+  HeadForwardBackward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, inputs.targets_T(), Options(8),
+                      {.rollouts = {}, .gradient = Linear(inputs)}, once.dweight_VD);
   EXPECT_LE(RelativeError(once.dweight_VD, Autograd(inputs).dweight_VD * 2), kExact);
 }
 
@@ -170,15 +175,15 @@ TEST(HeadTest, LargeLogitsNeitherOverflowNorLoseTheirSum) {
   // Logits of about 5000 carry an absolute error of 1e-12 into log-probs; entropies near 0 are compared absolutely.
   const Outcome actual = RunHead(inputs, Options(8));
   const Reference expected = Autograd(inputs);
-  EXPECT_LE(RelativeError(AsTensor(actual.output.log_prob), expected.log_prob), kExact);
-  EXPECT_LE((AsTensor(actual.output.entropy) - expected.entropy).abs().max().item<double>(), 1e-10);
+  EXPECT_LE(RelativeError(actual.output.log_prob_T, expected.log_prob), kExact);
+  EXPECT_LE((actual.output.entropy_T - expected.entropy).abs().max().item<double>(), 1e-10);
   EXPECT_LE(RelativeError(actual.dweight_VD, expected.dweight_VD), 1e-10);
 }
 
 TEST(HeadTest, NoRowsGiveNoResultAndNoGradient) {
   const Inputs inputs = MakeInputs(at::kDouble, 0);
   const Outcome outcome = RunHead(inputs, Options(8));
-  EXPECT_TRUE(outcome.output.log_prob.empty());
+  EXPECT_EQ(outcome.output.log_prob_T.numel(), 0);
   EXPECT_EQ(outcome.dhidden_TD.size(0), 0);
   EXPECT_EQ(outcome.dweight_VD.abs().max().item<double>(), 0);
 }
@@ -198,7 +203,7 @@ TEST(HeadTest, Bf16IsAnFp32HeadOnRoundedOperands) {
   const Inputs inputs = MakeInputs(at::kBFloat16);  // the reference upcasts the rounded operands
   const Outcome actual = RunHead(inputs, Options(16));
   const Reference expected = Autograd(inputs);
-  EXPECT_LE(RelativeError(AsTensor(actual.output.log_prob), expected.log_prob), 5e-6);  // as fp32: products are exact
+  EXPECT_LE(RelativeError(actual.output.log_prob_T, expected.log_prob), 5e-6);  // as fp32: products are exact
   EXPECT_LE(RelativeError(actual.dweight_VD, expected.dweight_VD), 5e-6);
   EXPECT_EQ(actual.dhidden_TD.scalar_type(), at::kBFloat16);
   EXPECT_LE(RelativeError(actual.dhidden_TD, expected.dhidden_TD), 1.0 / 256);  // stored in bf16: half an ulp is 2^-9
@@ -213,32 +218,37 @@ TEST(HeadTest, Bf16OfAVocabularyOfSeveralUpcastSlices) {
                 {0.1, 0.2, -0.3, 0.4}};
   const Outcome actual = RunHead(inputs, Options(3));
   const Reference expected = Autograd(inputs);
-  EXPECT_LE(RelativeError(AsTensor(actual.output.log_prob), expected.log_prob), 5e-6);
+  EXPECT_LE(RelativeError(actual.output.log_prob_T, expected.log_prob), 5e-6);
   EXPECT_LE(RelativeError(actual.dweight_VD, expected.dweight_VD), 5e-6);
   EXPECT_LE(RelativeError(actual.dhidden_TD, expected.dhidden_TD), 1.0 / 256);
 }
 
 // --------------------------------------------------------------------------------------------------- whole rollouts
 
+const std::vector<RowRange> kRollouts = {{0, 1}, {1, 4}, {4, 20}, {20, 23}, {23, 37}};
+
 // A loss that couples a rollout's tokens: the square of its summed log-prob, plus half the square of its summed
 // entropy.
+struct CallRecorder {
+  std::vector<RowRange> calls;
+  RowGradient gradient = [this](RowRange range, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
+                                const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T) {
+    calls.push_back(range);
+    for (const RowRange& rollout : kRollouts) {
+      const int64_t begin = std::max(rollout.begin, range.begin), end = std::min(rollout.end, range.end);
+      if (begin >= end) continue;
+      const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin - range.begin, end - begin); };
+      part(dlog_prob_T).copy_((part(log_prob_T).sum() * 2).expand({end - begin}));
+      part(dentropy_T).copy_(part(entropy_T).sum().expand({end - begin}));
+    }
+  };
+};
+
 double Sum(std::span<const double> values) {
   double sum = 0;
   for (const double value : values) sum += value;
   return sum;
 }
-
-struct CallRecorder {
-  std::vector<RowRange> calls;
-  RowGradient gradient = [this](RowRange range, std::span<const double> log_prob, std::span<const double> entropy,
-                                std::span<double> dlog_prob, std::span<double> dentropy) {
-    calls.push_back(range);
-    for (double& value : dlog_prob) value = 2 * Sum(log_prob);
-    for (double& value : dentropy) value = Sum(entropy);
-  };
-};
-
-const std::vector<RowRange> kRollouts = {{0, 1}, {1, 4}, {4, 20}, {20, 23}, {23, 37}};
 
 Reference CoupledAutograd(Inputs inputs) {
   const Reference forward = Autograd(inputs);
@@ -253,18 +263,22 @@ Reference CoupledAutograd(Inputs inputs) {
   return Autograd(inputs);
 }
 
-TEST(HeadWholeRolloutsTest, EachRolloutIsAskedOnceHoweverLongItIs) {
+TEST(HeadWholeRolloutsTest, EachRolloutIsAskedOnceAndWholeHoweverLongItIs) {
   const Inputs inputs = MakeInputs();
   const Reference expected = CoupledAutograd(inputs);
   for (const int64_t chunk_rows : {1, 3, 5, 7, 20, 512}) {
     SCOPED_TRACE(chunk_rows);
     CallRecorder recorder;
     ExpectClose(RunHead(inputs, Options(chunk_rows), kRollouts, &recorder.gradient), expected, kExact);
-    ASSERT_EQ(recorder.calls.size(), kRollouts.size());
-    for (size_t i = 0; i < kRollouts.size(); ++i) {
-      EXPECT_EQ(recorder.calls[i].begin, kRollouts[i].begin);
-      EXPECT_EQ(recorder.calls[i].end, kRollouts[i].end);
+    // Calls hold whole rollouts, each row once.
+    int64_t next = 0;
+    for (const RowRange& call : recorder.calls) {
+      EXPECT_EQ(call.begin, next);
+      next = call.end;
+      const auto ends_there = [&](const RowRange& rollout) { return rollout.end == call.end; };
+      EXPECT_TRUE(std::any_of(kRollouts.begin(), kRollouts.end(), ends_there)) << call.end;
     }
+    EXPECT_EQ(next, kRows);
   }
 }
 
@@ -273,8 +287,8 @@ TEST(HeadWholeRolloutsTest, WithoutItARolloutThatChunksCutIsSeen) {
   CallRecorder recorder;
   Outcome outcome;
   outcome.dweight_VD = inputs.dweight();
-  HeadForwardBackward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(3), kRollouts,
-                      /*whole_rollouts=*/false, recorder.gradient, outcome.dweight_VD);
+  HeadForwardBackward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, inputs.targets_T(), Options(3),
+                      {.rollouts = kRollouts, .gradient = recorder.gradient}, outcome.dweight_VD);
   EXPECT_GT(RelativeError(outcome.dweight_VD, CoupledAutograd(inputs).dweight_VD), 0.01);
 }
 
@@ -290,7 +304,7 @@ TEST(HeadSkipTest, AChunkWithoutGradientRunsNoBackward) {
         RunHead(inputs, Options(4), whole_rollouts ? std::span(kRollouts) : std::span<const RowRange>());
     EXPECT_TRUE(at::isfinite(outcome.dweight_VD).all().item<bool>());
     EXPECT_EQ(outcome.dhidden_TD.narrow(0, 4, 16).abs().max().item<double>(), 0);
-    EXPECT_TRUE(std::isnan(outcome.output.log_prob[4]));
+    EXPECT_TRUE(std::isnan(outcome.output.log_prob_T[4].item<double>()));
   }
 }
 
@@ -305,20 +319,26 @@ TEST(HeadSkipTest, RowsWithoutGradientInAChunkThatHasSomeAreZero) {
 TEST(HeadSkipTest, ANanInARowIsSeenInItsLogProbAndInNoOther) {
   Inputs inputs = MakeInputs(at::kFloat);
   inputs.hidden_TD[5][0] = std::numeric_limits<float>::quiet_NaN();
-  const HeadOutput output = HeadForward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(8));
-  for (int64_t row = 0; row < kRows; ++row) EXPECT_EQ(std::isnan(output.log_prob[row]), row == 5) << row;
+  const HeadOutput output =
+      HeadForward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, inputs.targets_T(), Options(8));
+  for (int64_t row = 0; row < kRows; ++row)
+    EXPECT_EQ(std::isnan(output.log_prob_T[row].item<double>()), row == 5) << row;
 }
 
 TEST(HeadMemoryTest, OneChunkOfLogitsIsAllThatIsHeld) {
+  if (!testing::OnCpuBackend()) GTEST_SKIP() << "composed ops make temporaries";
   InstallCpuAllocator();
   const Inputs inputs = MakeInputs(at::kFloat, 400);
-  const at::Tensor dweight = inputs.dweight();
+  const at::Tensor dweight = inputs.dweight(), targets_T = inputs.targets_T();
   const int64_t before = CpuMemoryStats().current_bytes;
   ResetPeakBytes();
-  const HeadBackwardResult result = HeadForwardBackward(inputs.hidden_TD, inputs.weight_VD, inputs.targets, Options(16),
-                                                        {}, false, Linear(inputs), dweight);
-  const int64_t chunk = 16 * kVocab * 4, dhidden = 400 * kWidth * 4;
-  EXPECT_LE(CpuMemoryStats().peak_bytes - before, chunk + dhidden + 1024);  // 1 KiB: rounding of a few tensors
+  const HeadBackwardResult result =
+      HeadForwardBackward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, targets_T, Options(16),
+                          {.rollouts = {}, .gradient = Linear(inputs)}, dweight);
+  // Each row holds log-prob, entropy, their gradients, two numbers of its softmax; the loss of this test makes one
+  // more.
+  const int64_t chunk = 16 * kVocab * 4, dhidden = 400 * kWidth * 4, rows = 400 * 7 * 8;
+  EXPECT_LE(CpuMemoryStats().peak_bytes - before, chunk + dhidden + rows + 1024);  // 1 KiB: rounding of a few tensors
 }
 
 // -------------------------------------------------------------------------------------------------- negative controls
@@ -335,7 +355,7 @@ TEST(HeadControlTest, ADroppedTemperatureIsSeen) {
   const Inputs inputs = MakeInputs();
   const Outcome outcome = RunHead(inputs, Options(16));
   const Reference without = Autograd(inputs, {.temperature = 1});
-  EXPECT_GT(RelativeError(AsTensor(outcome.output.log_prob), without.log_prob), 0.01);
+  EXPECT_GT(RelativeError(outcome.output.log_prob_T, without.log_prob), 0.01);
   EXPECT_GT(RelativeError(outcome.dhidden_TD, without.dhidden_TD), 0.01);
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/testing/backends.h"
 #include "tests/testing/tensors.h"
 
 namespace stemma::worker {
@@ -30,7 +31,7 @@ double BackwardError(const Inputs& in) {
   const auto expected = AutogradOf({at::matmul(x, weight.t()) + bias}, {in.dy.to(at::kDouble)}, {x, weight, bias});
   const auto acc = in.x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor dweight = at::ones({80, 48}, acc), dbias = at::ones({80}, acc);
-  LinearBackwardWeight(in.dy, in.x, dweight, dbias);
+  LinearBackwardWeight(testing::TestBackend(), in.dy, in.x, dweight, dbias);
   const double weights = std::max(RelativeError(dweight - 1, expected[1]), RelativeError(dbias - 1, expected[2]));
   return std::max(weights, RelativeError(LinearBackwardInput(in.dy, in.weight), expected[0]));
 }
@@ -52,7 +53,7 @@ TEST(LinearTest, BackwardAgreesWithAutogradAndAccumulates) {
 TEST(LinearTest, NoRowsLeaveTheAccumulatorsAlone) {
   const Inputs in = MakeInputs(0);
   const at::Tensor dweight = at::ones({80, 48}, at::kDouble);
-  LinearBackwardWeight(in.dy, in.x, dweight, {});
+  LinearBackwardWeight(testing::TestBackend(), in.dy, in.x, dweight, {});
   EXPECT_TRUE(dweight.equal(at::ones({80, 48}, at::kDouble)));
   EXPECT_EQ(LinearBackwardInput(in.dy, in.weight).size(0), 0);
 }
@@ -62,7 +63,7 @@ TEST(LinearTest, Bfloat16WeightGradientsAccumulateInSinglePrecision) {
   Random random(22);
   const at::Tensor x = random.Normal({1300, 24}, at::kBFloat16), dy = random.Normal({1300, 40}, at::kBFloat16);
   const at::Tensor dweight = at::zeros({40, 24}), dbias = at::zeros({40});
-  LinearBackwardWeight(dy, x, dweight, dbias);
+  LinearBackwardWeight(testing::TestBackend(), dy, x, dweight, dbias);
   const at::Tensor dy64 = dy.to(at::kDouble);
   EXPECT_LT(RelativeError(dweight, at::matmul(dy64.t(), x.to(at::kDouble))), 1e-5);
   EXPECT_LT(RelativeError(dbias, dy64.sum(0)), 1e-5);
@@ -77,7 +78,7 @@ TEST(LinearTest, Bfloat16WeightGradientsCountEveryRow) {
     // One row outweighs the others: without it the sum is far off.
     x[rows - 1].mul_(64);
     const at::Tensor dweight = at::zeros({6, 8});
-    LinearBackwardWeight(dy, x, dweight, {});
+    LinearBackwardWeight(testing::TestBackend(), dy, x, dweight, {});
     EXPECT_LT(RelativeError(dweight, at::matmul(dy.to(at::kDouble).t(), x.to(at::kDouble))), 1e-5) << rows;
   }
 }
@@ -89,7 +90,7 @@ TEST(EmbeddingTest, AgreesWithAutogradForRepeatedTokens) {
     const at::Tensor dx = random.Normal({rows, 50});
     const at::Tensor expected = AutogradOf({weight.index_select(0, tokens)}, {dx}, {weight})[0];
     const at::Tensor dweight = at::ones({13, 50}, at::kDouble);
-    EmbeddingBackward(tokens, dx, dweight);
+    EmbeddingBackward(testing::TestBackend(), tokens, dx, dweight);
     EXPECT_LT(RelativeError(dweight - 1, expected), kExact);
     EXPECT_TRUE(EmbeddingForward(tokens, weight.detach()).equal(weight.detach().index_select(0, tokens)));
   }
@@ -100,7 +101,7 @@ TEST(EmbeddingControlTest, AssigningInsteadOfAddingFails) {
   Random random(24);
   const at::Tensor tokens = random.Integers(3, 20), dx = random.Normal({20, 8});
   const at::Tensor right = at::zeros({3, 8}, at::kDouble), wrong = at::zeros({3, 8}, at::kDouble);
-  EmbeddingBackward(tokens, dx, right);
+  EmbeddingBackward(testing::TestBackend(), tokens, dx, right);
   for (int64_t t = 0; t < 20; ++t) wrong[tokens[t].item<int64_t>()].copy_(dx[t]);
   EXPECT_GT(RelativeError(wrong, right), 1e-1);
 }
@@ -112,7 +113,7 @@ TEST(EmbeddingTest, GivesTheSameBitsOnAnyNumberOfThreads) {
   for (const int threads : {1, 3}) {
     at::set_num_threads(threads);
     sums.push_back(at::zeros({5, 64}));
-    EmbeddingBackward(tokens, dx, sums.back());
+    EmbeddingBackward(testing::TestBackend(), tokens, dx, sums.back());
   }
   at::set_num_threads(1);
   EXPECT_TRUE(sums[0].equal(sums[1]));

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/testing/backends.h"
 #include "tests/testing/tensors.h"
 
 namespace stemma::worker {
@@ -38,9 +39,10 @@ Errors ErrorsOf(const Inputs& in) {
   const at::Tensor x = Leaf(in.x), weight = Leaf(in.weight);
   const at::Tensor y = Plain(x, weight);
   const auto expected = AutogradOf({y}, {in.dy.to(at::kDouble)}, {x, weight});
-  const RmsNormResult result = RmsNormForward(in.x, in.weight, kEps);
+  const RmsNormResult result = RmsNormForward(testing::TestBackend(), in.x, in.weight, kEps);
   at::Tensor dweight = at::ones({in.x.size(1)}, result.rstd_T.options());  // what is there stays
-  const at::Tensor dx = RmsNormBackward(in.dy, in.x, result.rstd_T, in.weight, in.residual, dweight);
+  const at::Tensor dx =
+      RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, in.residual, dweight);
   return {RelativeError(result.y_TD, y), RelativeError(dx, expected[0] + in.residual),
           RelativeError(dweight - 1, expected[1])};
 }
@@ -69,29 +71,31 @@ TEST(RmsNormTest, LowerPrecisionsRoundOnlyTheirResults) {
 
 TEST(RmsNormTest, WithoutResidualReturnsTheGradientAlone) {
   const Inputs in = MakeInputs(5, 33, at::kDouble);
-  const RmsNormResult result = RmsNormForward(in.x, in.weight, kEps);
+  const RmsNormResult result = RmsNormForward(testing::TestBackend(), in.x, in.weight, kEps);
   at::Tensor dweight = at::zeros({33}, at::kDouble);
-  const at::Tensor with = RmsNormBackward(in.dy, in.x, result.rstd_T, in.weight, in.residual, dweight);
-  const at::Tensor without = RmsNormBackward(in.dy, in.x, result.rstd_T, in.weight, {}, dweight);
+  const at::Tensor with =
+      RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, in.residual, dweight);
+  const at::Tensor without =
+      RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, {}, dweight);
   EXPECT_LT(RelativeError(without + in.residual, with), kExact);
 }
 
 TEST(RmsNormTest, NoRowsGiveNothing) {
   const Inputs in = MakeInputs(0, 8, at::kDouble);
-  const RmsNormResult result = RmsNormForward(in.x, in.weight, kEps);
+  const RmsNormResult result = RmsNormForward(testing::TestBackend(), in.x, in.weight, kEps);
   at::Tensor dweight = at::zeros({8}, at::kDouble);
-  EXPECT_EQ(RmsNormBackward(in.dy, in.x, result.rstd_T, in.weight, {}, dweight).numel(), 0);
+  EXPECT_EQ(RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, {}, dweight).numel(), 0);
   EXPECT_EQ(dweight.abs().sum().item<double>(), 0);
 }
 
 TEST(RmsNormTest, GivesTheSameBitsOnAnyNumberOfThreads) {
   const Inputs in = MakeInputs(300, 96, at::kFloat);
-  const RmsNormResult result = RmsNormForward(in.x, in.weight, kEps);
+  const RmsNormResult result = RmsNormForward(testing::TestBackend(), in.x, in.weight, kEps);
   std::vector<at::Tensor> dweights;
   for (const int threads : {1, 2, 3}) {
     at::set_num_threads(threads);
     dweights.push_back(at::zeros({96}));
-    RmsNormBackward(in.dy, in.x, result.rstd_T, in.weight, in.residual, dweights.back());
+    RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, in.residual, dweights.back());
   }
   at::set_num_threads(1);
   EXPECT_TRUE(dweights[0].equal(dweights[1]) && dweights[0].equal(dweights[2]));
@@ -102,7 +106,7 @@ TEST(RmsNormControlTest, ABackwardWithoutTheMeanTermFails) {
   const Inputs in = MakeInputs(33, 64, at::kDouble);
   const at::Tensor x = Leaf(in.x), weight = Leaf(in.weight);
   const auto expected = AutogradOf({Plain(x, weight)}, {in.dy}, {x, weight});
-  const at::Tensor rstd = RmsNormForward(in.x, in.weight, kEps).rstd_T;
+  const at::Tensor rstd = RmsNormForward(testing::TestBackend(), in.x, in.weight, kEps).rstd_T;
   EXPECT_GT(RelativeError(rstd.unsqueeze(1) * in.dy * in.weight, expected[0]), 1e-2);
 }
 

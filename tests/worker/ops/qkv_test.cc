@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "tests/testing/backends.h"
 #include "tests/testing/tensors.h"
 
 namespace stemma::worker {
@@ -88,14 +89,15 @@ double ErrorOf(const Case& c, double* weight_error = nullptr) {
       torch::autograd::grad(plain, {qkv, q_weight, k_weight},
                             {in.dq.to(at::kDouble), in.dk.to(at::kDouble), in.dv.to(at::kDouble)}, true, false, true);
 
-  const RopeTable rope = MakeRopeTable(Config(c.shape.head_size), kPositions, c.dtype);
+  const RopeTable rope = MakeRopeTable(Config(c.shape.head_size), kPositions, c.dtype, at::kCPU);
   const QkNorm norm = c.norm ? QkNorm{in.q_weight, in.k_weight, kEps} : QkNorm{};
-  const QkvHeads heads = QkvForward(in.qkv, in.positions, rope, c.shape, norm);
+  const QkvHeads heads = QkvForward(testing::TestBackend(), in.qkv, in.positions, rope, c.shape, norm);
   const auto acc = c.dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor dq_norm = at::ones({c.shape.head_size}, acc), dk_norm = at::ones({c.shape.head_size}, acc);
   const at::Tensor dq = c.shape.num_heads > 0 ? in.dq : at::Tensor();
-  const at::Tensor dqkv = QkvBackward(dq, in.dk, in.dv, in.positions, rope, c.shape, norm,
-                                      c.norm ? in.qkv : at::Tensor(), heads.rstd_TJ, dq_norm, dk_norm, c.dtype);
+  const at::Tensor dqkv = QkvBackward(
+      testing::TestBackend(), {dq, in.dk, in.dv, c.norm ? in.qkv : at::Tensor(), heads.rstd_TJ, dq_norm, dk_norm},
+      in.positions, rope, norm, c.dtype);
   double worst = std::max(RelativeError(heads.k_KTE, plain[1]), RelativeError(heads.v_KTE, plain[2]));
   if (c.shape.num_heads > 0) worst = std::max(worst, RelativeError(heads.q_HTE, plain[0]));
   if (c.norm) {
@@ -134,13 +136,13 @@ TEST(QkvTest, LowerPrecisionsRoundOnlyTheirResults) {
 TEST(QkvTest, ReadsGradientsThatAreViewsOfALongerBuffer) {
   const Case c{{4, 2, 16}, 9, true};
   const Inputs in = MakeInputs(c);
-  const RopeTable rope = MakeRopeTable(Config(16), kPositions, at::kDouble);
+  const RopeTable rope = MakeRopeTable(Config(16), kPositions, at::kDouble, at::kCPU);
   const QkNorm norm{in.q_weight, in.k_weight, kEps};
-  const QkvHeads heads = QkvForward(in.qkv, in.positions, rope, c.shape, norm);
+  const QkvHeads heads = QkvForward(testing::TestBackend(), in.qkv, in.positions, rope, c.shape, norm);
   const auto run = [&](const at::Tensor& dk, const at::Tensor& dv) {
     const at::Tensor unused = at::zeros({16}, at::kDouble);
-    return QkvBackward(in.dq, dk, dv, in.positions, rope, c.shape, norm, in.qkv, heads.rstd_TJ, unused, unused,
-                       at::kDouble);
+    return QkvBackward(testing::TestBackend(), {in.dq, dk, dv, in.qkv, heads.rstd_TJ, unused, unused}, in.positions,
+                       rope, norm, at::kDouble);
   };
   const auto in_longer = [](const at::Tensor& x) { return at::cat({x, x}, 1).narrow(1, 0, x.size(1)); };
   EXPECT_TRUE(run(in.dk, in.dv).equal(run(in_longer(in.dk), in_longer(in.dv))));
@@ -149,8 +151,9 @@ TEST(QkvTest, ReadsGradientsThatAreViewsOfALongerBuffer) {
 TEST(QkvTest, NoRowsGiveNothing) {
   const Case c{{4, 2, 16}, 0, true};
   const Inputs in = MakeInputs(c);
-  const RopeTable rope = MakeRopeTable(Config(16), kPositions, at::kDouble);
-  const QkvHeads heads = QkvForward(in.qkv, in.positions, rope, c.shape, {in.q_weight, in.k_weight, kEps});
+  const RopeTable rope = MakeRopeTable(Config(16), kPositions, at::kDouble, at::kCPU);
+  const QkvHeads heads =
+      QkvForward(testing::TestBackend(), in.qkv, in.positions, rope, c.shape, {in.q_weight, in.k_weight, kEps});
   EXPECT_EQ(heads.q_HTE.numel(), 0);
 }
 
@@ -161,9 +164,10 @@ TEST(QkvControlTest, RotatingTheGradientTheWrongWayFails) {
   const at::Tensor qkv = Leaf(in.qkv);
   const auto plain = PlainHeads(c, qkv, in.positions, in.q_weight, in.k_weight);
   const at::Tensor expected = AutogradOf(plain, {in.dq, in.dk, in.dv}, {qkv})[0];
-  RopeTable rope = MakeRopeTable(Config(16), kPositions, at::kDouble);
+  RopeTable rope = MakeRopeTable(Config(16), kPositions, at::kDouble, at::kCPU);
   const auto backward = [&] {
-    return QkvBackward(in.dq, in.dk, in.dv, in.positions, rope, c.shape, {}, {}, {}, {}, {}, at::kDouble);
+    return QkvBackward(testing::TestBackend(), {in.dq, in.dk, in.dv, {}, {}, {}, {}}, in.positions, rope, {},
+                       at::kDouble);
   };
   EXPECT_LT(RelativeError(backward(), expected), kExact);
   rope.sin_PE.neg_();
@@ -173,10 +177,10 @@ TEST(QkvControlTest, RotatingTheGradientTheWrongWayFails) {
 TEST(QkvControlTest, RestartedPositionsFail) {
   const Case c{{4, 2, 16}, 9, false};
   const Inputs in = MakeInputs(c);
-  const RopeTable rope = MakeRopeTable(Config(16), kPositions, at::kDouble);
+  const RopeTable rope = MakeRopeTable(Config(16), kPositions, at::kDouble, at::kCPU);
   const at::Tensor positions = at::arange(20, 29), restarted = at::arange(0, 9);
-  const at::Tensor right = QkvForward(in.qkv, positions, rope, c.shape, {}).k_KTE;
-  EXPECT_GT(RelativeError(QkvForward(in.qkv, restarted, rope, c.shape, {}).k_KTE, right), 1e-1);
+  const at::Tensor right = QkvForward(testing::TestBackend(), in.qkv, positions, rope, c.shape, {}).k_KTE;
+  EXPECT_GT(RelativeError(QkvForward(testing::TestBackend(), in.qkv, restarted, rope, c.shape, {}).k_KTE, right), 1e-1);
 }
 
 // Hugging Face's `llama3`: frequencies by wavelength against the original context.
@@ -184,7 +188,7 @@ TEST(RopeTableTest, Llama3ScalesLongWavesOnly) {
   ModelConfig config = Config(64);
   config.rope_theta = 500000;
   config.rope_scaling = Llama3RopeScaling{8, 1, 4, 8192};
-  const RopeTable table = MakeRopeTable(config, 2, at::kDouble);
+  const RopeTable table = MakeRopeTable(config, 2, at::kDouble, at::kCPU);
   for (int64_t i = 0; i < 32; ++i) {
     const double plain = std::pow(500000.0, -2.0 * static_cast<double>(i) / 64);
     const double wavelength = 2 * std::numbers::pi / plain;
@@ -201,9 +205,9 @@ TEST(RopeTableTest, Llama3ScalesLongWavesOnly) {
 }
 
 TEST(RopeTableTest, IsKeptInTheAccumulationType) {
-  EXPECT_EQ(MakeRopeTable(Config(16), 4, at::kBFloat16).cos_PE.scalar_type(), at::kFloat);
-  EXPECT_EQ(MakeRopeTable(Config(16), 4, at::kFloat).cos_PE.scalar_type(), at::kFloat);
-  EXPECT_EQ(MakeRopeTable(Config(16), 4, at::kDouble).cos_PE.scalar_type(), at::kDouble);
+  EXPECT_EQ(MakeRopeTable(Config(16), 4, at::kBFloat16, at::kCPU).cos_PE.scalar_type(), at::kFloat);
+  EXPECT_EQ(MakeRopeTable(Config(16), 4, at::kFloat, at::kCPU).cos_PE.scalar_type(), at::kFloat);
+  EXPECT_EQ(MakeRopeTable(Config(16), 4, at::kDouble, at::kCPU).cos_PE.scalar_type(), at::kDouble);
 }
 
 }  // namespace

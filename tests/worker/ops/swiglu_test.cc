@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/testing/backends.h"
 #include "tests/testing/tensors.h"
 
 namespace stemma::worker {
@@ -27,7 +28,8 @@ Errors ErrorsOf(const at::Tensor& x, const at::Tensor& dy) {
   const at::Tensor leaf = Leaf(x);
   const at::Tensor y = Plain(leaf);
   const auto expected = AutogradOf({y}, {dy.to(at::kDouble)}, {leaf});
-  return {RelativeError(SwigluForward(x), y), RelativeError(SwigluBackward(dy, x), expected[0])};
+  return {RelativeError(SwigluForward(testing::TestBackend(), x), y),
+          RelativeError(SwigluBackward(testing::TestBackend(), dy, x), expected[0])};
 }
 
 TEST(SwigluTest, AgreesWithAutograd) {
@@ -56,7 +58,7 @@ TEST(SwigluTest, LowerPrecisionsRoundOnlyTheirResults) {
 TEST(SwigluTest, HoldsForEveryGateThatFloatCanTell) {
   const at::Tensor gate = at::linspace(-120, 120, 100001, at::kFloat).unsqueeze(1);
   const at::Tensor x = at::cat({gate, at::ones_like(gate)}, 1);
-  const at::Tensor y = SwigluForward(x).to(at::kDouble), expected = Plain(x.to(at::kDouble));
+  const at::Tensor y = SwigluForward(testing::TestBackend(), x).to(at::kDouble), expected = Plain(x.to(at::kDouble));
   const at::Tensor normal = (gate.abs() < 80).to(at::kDouble);
   const at::Tensor error = (y - expected).abs() / (expected.abs() + 1e-300);
   EXPECT_LT((error * normal).max().item<double>(), 5e-7);  // exp, 1 + e and two products: a few ulp
@@ -69,7 +71,8 @@ TEST(SwigluTest, NanAndInfinityAreNotHidden) {
   const at::Tensor x = at::ones({2, 64});
   x.select(1, 3).fill_(nan);
   x.select(1, 40).fill_(inf);
-  const at::Tensor y = SwigluForward(x), dx = SwigluBackward(at::ones({2, 32}), x);
+  const at::Tensor y = SwigluForward(testing::TestBackend(), x),
+                   dx = SwigluBackward(testing::TestBackend(), at::ones({2, 32}), x);
   EXPECT_TRUE(y.select(1, 3).isnan().all().item<bool>());
   EXPECT_TRUE(dx.select(1, 3).isnan().all().item<bool>());
   EXPECT_TRUE(y.select(1, 8).isinf().all().item<bool>());
@@ -83,7 +86,7 @@ TEST(SwigluControlTest, ABackwardWithoutTheDerivativeOfSigmoidFails) {
   const at::Tensor expected = AutogradOf({Plain(leaf)}, {dy}, {leaf})[0].narrow(1, 0, 32);
   const at::Tensor wrong = dy * x.narrow(1, 32, 32) * at::sigmoid(x.narrow(1, 0, 32));
   EXPECT_GT(RelativeError(wrong, expected), 1e-2);
-  EXPECT_LT(RelativeError(SwigluBackward(dy, x).narrow(1, 0, 32), expected), kExact);
+  EXPECT_LT(RelativeError(SwigluBackward(testing::TestBackend(), dy, x).narrow(1, 0, 32), expected), kExact);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/testing/backends.h"
 #include "tests/testing/namespaces.h"
 #include "tests/worker/optim/parameters.h"
 #include "worker/memory/thread_copy_engine.h"
@@ -39,7 +40,7 @@ TEST(AdamwTest, AgreesWithThePlainFormula) {
       const at::Tensor m_hat = m[i] / (1 - std::pow(adam.beta1(), t)), v_hat = v[i] / (1 - std::pow(adam.beta2(), t));
       w[i] = w[i] * (1 - adam.learning_rate() * decay) - adam.learning_rate() * m_hat / (v_hat.sqrt() + adam.eps());
     }
-    AdamwStep(parameters, AllRanges(parameters), adam, kClip, step);
+    AdamwStep(TestBackend(), parameters, AllRanges(parameters), adam, kClip, step);
   }
   for (size_t i = 0; i < parameters.size(); ++i) {
     EXPECT_LT((parameters[i].master - w[i]).abs().max().item<double>(), 1e-14);  // values of some units, three steps
@@ -58,7 +59,7 @@ std::string Reported(at::ScalarType run_dtype, v1::OptimizerResidency residency,
   SetGradients(parameters, 1);
   spoil(parameters);
   ThreadCopyEngine copies;
-  return AdamwStep(parameters, AllRanges(parameters), adam, 1, 1, {&copies, 64});
+  return AdamwStep(TestBackend(), parameters, AllRanges(parameters), adam, 1, 1, {&copies, 64});
 }
 
 class NonfiniteUpdateTest : public ::testing::TestWithParam<std::tuple<at::ScalarType, v1::OptimizerResidency>> {};
@@ -117,10 +118,10 @@ TEST(GradNormTest, IsTheRootOfTheSumOfAllSquares) {
   const ParameterRanges ranges = AllRanges(parameters);
   for (Parameter& p : parameters) p.grad.fill_(p.is_matrix() ? 0.5 : -2.0);
   EXPECT_DOUBLE_EQ(GradNormSquared(parameters, ranges), 36 * 0.25 + 16 * 4.0);
-  EXPECT_EQ(FirstNonfinite(parameters, ranges), "");
+  EXPECT_EQ(FirstNonfinite(TestBackend(), parameters, ranges), "");
   parameters[1].grad[3] = std::numeric_limits<double>::infinity();
   EXPECT_FALSE(std::isfinite(GradNormSquared(parameters, ranges)));
-  EXPECT_EQ(FirstNonfinite(parameters, ranges), parameters[1].name);
+  EXPECT_EQ(FirstNonfinite(TestBackend(), parameters, ranges), parameters[1].name);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <memory>
 #include <tuple>
 
+#include "tests/testing/backends.h"
 #include "tests/testing/namespaces.h"
 #include "tests/worker/memory/fake_copy_engine.h"
 #include "tests/worker/optim/parameters.h"
@@ -38,8 +39,8 @@ struct Pair {
   void Step(int64_t step, CopyEngine& copies, int64_t slab_elements) {
     SetGradients(device, step);
     SetGradients(host, step);
-    AdamwStep(device, AllRanges(device), Adam(), kClip, step);
-    AdamwStep(host, AllRanges(host), Adam(), kClip, step, {&copies, slab_elements});
+    AdamwStep(TestBackend(), device, AllRanges(device), Adam(), kClip, step);
+    AdamwStep(TestBackend(), host, AllRanges(host), Adam(), kClip, step, {&copies, slab_elements});
   }
   bool same() const { return SameBits(device, host); }
 
@@ -80,7 +81,7 @@ TEST_P(HostStatesTest, TakeTheDeviceBytesThatThePlanCanReport) {
   const int64_t before = CpuMemoryStats().current_bytes;
   const auto step = [&](double clip) {
     ResetPeakBytes();
-    AdamwStep(pair.host, AllRanges(pair.host), Adam(), clip, 1, {&copies, slab_elements});
+    AdamwStep(TestBackend(), pair.host, AllRanges(pair.host), Adam(), clip, 1, {&copies, slab_elements});
     EXPECT_EQ(CpuMemoryStats().current_bytes, before) << "no state stays on the device";
     return CpuMemoryStats().peak_bytes - before;
   };

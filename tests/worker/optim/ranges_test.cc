@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "common/cost/state_slabs.h"
+#include "tests/testing/backends.h"
 #include "tests/testing/namespaces.h"
 #include "tests/worker/optim/parameters.h"
 #include "worker/memory/thread_copy_engine.h"
@@ -68,7 +69,7 @@ class RangesTest : public ::testing::TestWithParam<RangesCase> {
     return MakeParameters(std::get<1>(GetParam()), sizes_, std::get<2>(GetParam()));
   }
   void Step(std::vector<Parameter>& parameters, const ParameterRanges& ranges, int64_t step) {
-    EXPECT_EQ(AdamwStep(parameters, ranges, Adam(), kClip, step, {&copies_, slab_elements_}), "");
+    EXPECT_EQ(AdamwStep(TestBackend(), parameters, ranges, Adam(), kClip, step, {&copies_, slab_elements_}), "");
   }
 
   Draw draw_;
@@ -141,7 +142,7 @@ TEST_P(RangesTest, SquaresAndNonfiniteNumbersAreThoseOfTheRanges) {
     const at::Tensor kept = flat.clone();
     flat[last.end() - 1] = std::nan("");
     for (const ParameterRanges& other : shards) {
-      EXPECT_EQ(FirstNonfinite(parameters, other),
+      EXPECT_EQ(FirstNonfinite(TestBackend(), parameters, other),
                 &other == &shard ? parameters[static_cast<size_t>(last.parameter)].name : "");
     }
     flat.copy_(kept);

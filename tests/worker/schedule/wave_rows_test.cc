@@ -53,25 +53,5 @@ TEST(WaveRowsTest, APlanThatThePayloadDoesNotMatchIsRefused) {
   EXPECT_FALSE(WaveRows(kGroups, empty_prefix, WaveOf({{1, 0}})).ok());
 }
 
-TEST(ExpandStepTest, PhasesSurroundTheWavesOfACluster) {
-  v1::StepPlan step;
-  v1::Cluster& reuse = *step.add_clusters();
-  reuse.add_prefix_groups(0);
-  reuse.add_waves();
-  reuse.add_waves();
-  step.add_clusters()->add_waves();  // dense: waves only
-  std::string text;
-  for (const bool forward_only : {false, true}) {
-    for (const Operation& operation : ExpandStep(step, forward_only)) {
-      text += operation.kind == OperationKind::kPrefixForward ? "A"
-              : operation.kind == OperationKind::kWave        ? "B"
-                                                              : "C";
-      text += std::to_string(operation.cluster) + std::to_string(operation.wave) + " ";
-    }
-    text += "| ";
-  }
-  EXPECT_EQ(text, "A00 B00 B01 C00 B10 | A00 B00 B01 B10 | ");
-}
-
 }  // namespace
 }  // namespace stemma::worker

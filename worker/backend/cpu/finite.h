@@ -1,5 +1,5 @@
-// Tells whether all numbers of an array are finite: one read, split over LibTorch's threads. Called by worker/optim on
-// what a step wrote and by worker/model on what was read.
+// Tells whether all numbers of an array are finite: one read, split over LibTorch's threads. The CPU backend's
+// entry for what a step computes; called by worker/model on what was read from files.
 #pragma once
 
 #include <ATen/core/Tensor.h>

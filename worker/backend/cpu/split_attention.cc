@@ -1,4 +1,4 @@
-#include "worker/ops/attention.h"
+#include "worker/backend/cpu/split_attention.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
-#include "worker/backend/cpu/head_rows.h"
-#include "worker/ops/run_type.h"
+#include "worker/backend/accumulate_type.h"
+#include "worker/backend/cpu/typed_data.h"
 
 namespace stemma::worker {
 namespace {
@@ -270,10 +270,10 @@ void CombineSpan(const at::Tensor& first, const at::Tensor& second, const Attent
 
 }  // namespace
 
-AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBatch& batch, const at::Tensor& q_HTE,
-                                const at::Tensor& k_KTE, const at::Tensor& v_KTE) {
+AttentionSaved SplitAttention::Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_KTE,
+                                       const at::Tensor& v_KTE) const {
   RECORD_USER_SCOPE("AttentionForward");
-  const Wave wave = WaveOf(kernel, batch.scale, q_HTE, k_KTE, v_KTE);
+  const Wave wave = WaveOf(*kernel_, batch.scale, q_HTE, k_KTE, v_KTE);
   const int64_t num_rows = q_HTE.size(1);
   AttentionSaved saved{q_HTE, k_KTE, v_KTE,
                        at::empty({num_rows, wave.shape.num_heads() * wave.shape.head_size}, q_HTE.options()),
@@ -293,10 +293,10 @@ AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBa
   return saved;
 }
 
-AttentionGradients AttentionBackward(const AttentionKernel& kernel, const AttentionBatch& batch,
-                                     const at::Tensor& do_TD, const AttentionSaved& saved) {
+AttentionGradients SplitAttention::Backward(const AttentionBatch& batch, const at::Tensor& do_TD,
+                                            const AttentionSaved& saved) const {
   RECORD_USER_SCOPE("AttentionBackward");
-  const Wave wave = WaveOf(kernel, batch.scale, saved.q_HTE, saved.k_KTE, saved.v_KTE);
+  const Wave wave = WaveOf(*kernel_, batch.scale, saved.q_HTE, saved.k_KTE, saved.v_KTE);
   CHECK(do_TD.sizes() == saved.o_TD.sizes());
   const WaveOutput output{HeadsOfRows(Upcast(do_TD), wave.shape), HeadsOfRows(Upcast(saved.o_TD), wave.shape),
                           saved.lse_HT.unflatten(0, {wave.shape.num_kv_heads, wave.shape.group})};

@@ -1,10 +1,12 @@
-#include "worker/loss/policy_loss.h"
+// The loss in plain loops, row by row. Formulas with their clamps: docs/losses.md.
+#include <glog/logging.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
+#include <vector>
 
-#include "glog/logging.h"
+#include "worker/backend/cpu/cpu_kernels.h"
+#include "worker/backend/cpu/typed_data.h"
 
 namespace stemma::worker {
 namespace {
@@ -68,22 +70,59 @@ TokenLoss ImportanceSampling(double advantage, double log_ratio) {
   return {.value = value, .gradient = std::abs(log_ratio) > kLogRatioBound ? 0 : value};
 }
 
-TokenLoss PolicyLoss(const LossOptions& options, const LossTokens& tokens, size_t row, double log_prob,
-                     double sequence_log_ratio) {
-  const double log_ratio = NeedsOldLogProbs(options.mode) ? log_prob - tokens.old_log_prob[row] : 0;
+// The arrays behind the operands; null where a tensor is undefined.
+struct RowData {
+  explicit RowData(const LossOperands& args)
+      : old_log_prob(Data<double>(args.rows.old_log_prob_T)),
+        ref_log_prob(Data<double>(args.rows.ref_log_prob_T)),
+        advantage(Data<double>(args.rows.advantage_T)),
+        importance_weight(Data<double>(args.rows.importance_weight_T)),
+        loss_weight(Data<double>(args.rows.loss_weight_T)),
+        weight(Data<double>(args.rows.weight_T)),
+        mask(Data<double>(args.rows.mask_T)),
+        log_prob(Data<double>(args.log_prob_T)),
+        entropy(Data<double>(args.entropy_T)),
+        count(args.log_prob_T.numel()) {
+    if (old_log_prob == nullptr) old_log_prob = log_prob;  // on policy
+  }
+
+  const double *old_log_prob, *ref_log_prob, *advantage, *importance_weight, *loss_weight, *weight, *mask;
+  const double *log_prob, *entropy;
+  const int64_t count;
+};
+
+// The mean log-ratio of each row's rollout, for the one mode that reads it.
+std::vector<double> SequenceLogRatios(const RowData& rows, const at::Tensor& rollout_T) {
+  const int64_t* rollout = rollout_T.const_data_ptr<int64_t>();
+  std::vector<double> ratios(static_cast<size_t>(rows.count));
+  for (int64_t begin = 0, end = 0; begin < rows.count; begin = end) {
+    double sum = 0, count = 0;
+    for (end = begin; end < rows.count && rollout[end] == rollout[begin]; ++end) {
+      if (rows.mask[end] == 0) continue;
+      sum += rows.log_prob[end] - rows.old_log_prob[end];
+      count += 1;
+    }
+    std::fill(ratios.begin() + begin, ratios.begin() + end, sum / std::max(count, 1.0));
+  }
+  return ratios;
+}
+
+TokenLoss PolicyLoss(const LossOptions& options, const RowData& rows, int64_t row, double sequence_log_ratio) {
+  const double log_prob = rows.log_prob[row];
+  const double log_ratio = NeedsOldLogProbs(options.mode) ? log_prob - rows.old_log_prob[row] : 0;
   switch (options.mode) {
     case LossMode::kVanilla:
-      return Vanilla(options, tokens.advantage[row], log_ratio);
+      return Vanilla(options, rows.advantage[row], log_ratio);
     case LossMode::kGspo:
-      return Gspo(options, tokens.advantage[row], sequence_log_ratio);
+      return Gspo(options, rows.advantage[row], sequence_log_ratio);
     case LossMode::kCispo:
-      return Cispo(options, tokens.advantage[row], log_ratio, log_prob);
+      return Cispo(options, rows.advantage[row], log_ratio, log_prob);
     case LossMode::kImportanceSampling:
-      return ImportanceSampling(tokens.advantage[row], log_ratio);
+      return ImportanceSampling(rows.advantage[row], log_ratio);
     case LossMode::kCrossEntropy:
-      return {.value = -tokens.loss_weight[row] * log_prob, .gradient = -tokens.loss_weight[row]};
+      return {.value = -rows.loss_weight[row] * log_prob, .gradient = -rows.loss_weight[row]};
     case LossMode::kGpg:
-      return {.value = -tokens.advantage[row] * log_prob, .gradient = -tokens.advantage[row]};
+      return {.value = -rows.advantage[row] * log_prob, .gradient = -rows.advantage[row]};
   }
   LOG(FATAL) << "loss mode " << static_cast<int>(options.mode);
 }
@@ -118,75 +157,45 @@ TokenLoss KlLoss(const LossOptions& options, double x) {
   return loss;
 }
 
-double SequenceLogRatio(const LossTokens& tokens, std::span<const double> log_prob) {
-  double sum = 0, count = 0;
-  for (size_t row = 0; row < log_prob.size(); ++row) {
-    if (!tokens.mask[row]) continue;
-    sum += log_prob[row] - tokens.old_log_prob[row];
-    count += 1;
-  }
-  return sum / std::max(count, 1.0);
-}
-
-void CheckSizes(const LossOptions& options, const LossTokens& tokens, size_t rows) {
-  CHECK_EQ(tokens.mask.size(), rows);
-  CHECK_EQ(tokens.weight.size(), rows);
-  const LossModeRequirements needs = RequirementsOf(options.mode);
-  if (needs.needs_old) CHECK_EQ(tokens.old_log_prob.size(), rows);
-  if (needs.needs_advantage) CHECK_EQ(tokens.advantage.size(), rows);
-  if (needs.needs_loss_weights) CHECK_EQ(tokens.loss_weight.size(), rows);
-  if (options.kl_type != KlType::kNone) CHECK_EQ(tokens.ref_log_prob.size(), rows);
-  if (!tokens.importance_weight.empty()) CHECK_EQ(tokens.importance_weight.size(), rows);
-}
-
-double NegativeLogRatio(const LossOptions& options, const LossTokens& tokens, size_t row, double log_prob) {
+double NegativeLogRatio(const LossOptions& options, const RowData& rows, int64_t row) {
   if (!NeedsOldLogProbs(options.mode)) return 0;
-  const double value = tokens.old_log_prob[row] - log_prob;
+  const double value = rows.old_log_prob[row] - rows.log_prob[row];
   return options.mode == LossMode::kGspo ? value : std::clamp(value, -kLogRatioBound, kLogRatioBound);
 }
 
 }  // namespace
 
-LossSums& LossSums::operator+=(const LossSums& other) {
-  pg += other.pg;
-  kl += other.kl;
-  entropy += other.entropy;
-  plain_entropy += other.plain_entropy;
-  clipped += other.clipped;
-  clipped_lower += other.clipped_lower;
-  neg_log_ratio += other.neg_log_ratio;
-  tokens += other.tokens;
-  return *this;
-}
-
-void LossGradient(const LossOptions& options, const LossTokens& tokens, std::span<const double> log_prob,
-                  std::span<const double> entropy, std::span<double> dlog_prob, std::span<double> dentropy,
-                  LossSums& sums) {
-  CheckSizes(options, tokens, log_prob.size());
-  const double sequence_log_ratio = options.mode == LossMode::kGspo ? SequenceLogRatio(tokens, log_prob) : 0;
-  for (size_t row = 0; row < log_prob.size(); ++row) {
+void CpuLoss(const LossOperands& args) {
+  const LossOptions& options = args.options;
+  const RowData rows(args);
+  double* dlog_prob = Data<double>(args.dlog_prob_T);
+  double* dentropy = Data<double>(args.dentropy_T);
+  double* sums = Data<double>(args.sums);
+  std::vector<double> sequence_log_ratios(static_cast<size_t>(rows.count));
+  if (options.mode == LossMode::kGspo) sequence_log_ratios = SequenceLogRatios(rows, args.rows.rollout_T);
+  for (int64_t row = 0; row < rows.count; ++row) {
     dlog_prob[row] = 0;
-    if (!dentropy.empty()) dentropy[row] = 0;
-    if (!tokens.mask[row]) continue;
-    const double weight = tokens.weight[row];
-    const double importance = tokens.importance_weight.empty() ? 1 : tokens.importance_weight[row];
-    const TokenLoss policy = PolicyLoss(options, tokens, row, log_prob[row], sequence_log_ratio);
-    sums.pg += weight * importance * policy.value;
-    sums.clipped += policy.clipped;
-    sums.clipped_lower += policy.clipped_lower;
-    sums.neg_log_ratio += NegativeLogRatio(options, tokens, row, log_prob[row]);
-    sums.tokens += 1;
+    if (dentropy != nullptr) dentropy[row] = 0;
+    if (rows.mask[row] == 0) continue;
+    const double weight = rows.weight[row];
+    const double importance = rows.importance_weight == nullptr ? 1 : rows.importance_weight[row];
+    const TokenLoss policy = PolicyLoss(options, rows, row, sequence_log_ratios[static_cast<size_t>(row)]);
+    sums[kSumPg] += weight * importance * policy.value;
+    sums[kSumClipped] += policy.clipped ? 1 : 0;
+    sums[kSumClippedLower] += policy.clipped_lower ? 1 : 0;
+    sums[kSumNegLogRatio] += NegativeLogRatio(options, rows, row);
+    sums[kSumTokens] += 1;
     dlog_prob[row] = weight * importance * policy.gradient;
     if (options.kl_type != KlType::kNone) {
-      const TokenLoss kl = KlLoss(options, tokens.ref_log_prob[row] - log_prob[row]);
-      sums.kl += weight * kl.value;
+      const TokenLoss kl = KlLoss(options, rows.ref_log_prob[row] - rows.log_prob[row]);
+      sums[kSumKl] += weight * kl.value;
       dlog_prob[row] += weight * options.kl_coef * kl.gradient;
     }
-    if (!entropy.empty()) {
-      sums.entropy += weight * entropy[row];
-      sums.plain_entropy += entropy[row];
+    if (rows.entropy != nullptr) {
+      sums[kSumEntropy] += weight * rows.entropy[row];
+      sums[kSumPlainEntropy] += rows.entropy[row];
     }
-    if (!dentropy.empty()) dentropy[row] = -options.entropy_coeff * weight;
+    if (dentropy != nullptr) dentropy[row] = -options.entropy_coeff * weight;
   }
 }
 

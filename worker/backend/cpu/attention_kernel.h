@@ -1,5 +1,5 @@
 // The kernel behind one attention call, as a strategy: chosen once at start, it knows nothing of splits and merges.
-// Called by worker/ops/attention.h; tests inject wrong ones.
+// Called by split_attention.h; tests inject wrong ones.
 //
 // Dense batched heads: B batch entries, K kv heads of g query heads each, E head size; query head (k, i), i < g,
 // belongs to kv head k. Computed in fp32, in fp64 for fp64; k and v are in that dtype or in bf16, all else in that.
@@ -28,7 +28,7 @@ class AttentionKernel {
                               const KeyGradients& sums) const = 0;
 };
 
-// worker/backend/cpu/attention.h.
+// The product's, over worker/backend/cpu/attention.h.
 class CpuAttention : public AttentionKernel {
  public:
   Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,

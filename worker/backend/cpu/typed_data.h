@@ -1,4 +1,4 @@
-// From LibTorch's tensors to the typed raw pointers of worker/backend/cpu; private to worker/ops.
+// From LibTorch's tensors to the typed raw pointers of this folder's kernels. Private to worker/backend/cpu.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,9 +7,6 @@
 #include "worker/backend/cpu/rowwise.h"
 
 namespace stemma::worker {
-
-// fp32 of a run in fp32 or bf16, fp64 of one in fp64: what statistics and gradients of weights are kept in.
-inline at::ScalarType AccType(at::ScalarType run_dtype) { return run_dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 // Calls f.template operator()<T>() with the kernels' type of a run dtype.
 template <typename F>

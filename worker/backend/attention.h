@@ -1,17 +1,15 @@
-// Split attention: a segment's rows attend causally to themselves and to all K/V of their ancestor, each by its own
-// kernel call, merged by log-sum-exp; in backward each part's kernel is called with the merged output and the
-// merged log-sum-exp, which is exact (the paper, Section 3.1; Appendix A).
+// Attention as one op: a batch of spans and their ancestors in; the merged output, and what backward reads of it, out.
 //
-// Called by worker/model only. Shapes: T rows, C ancestor rows, H query heads, K kv heads, g = H/K, E head size. Query
-// head h belongs to kv head h/g. No call ever sees zero keys: a segment without an ancestor makes no ancestor call.
+// A backend brings its own (worker/backend/backend.h); what is saved beside q, k, v and the output is its business.
+// Called by worker/model. Shapes: T rows, C ancestor rows, H query heads, K kv heads, g = H/K, E head size. Query head
+// h belongs to kv head h/g. The softmax of a row is over its ancestor's keys and its own span's keys up to itself (the
+// paper, Section 3.1). A span without an ancestor attends to itself only: no kernel ever sees zero keys.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
-
-#include "worker/ops/attention_kernel.h"
 
 namespace stemma::worker {
 
@@ -22,7 +20,7 @@ struct AncestorKv {
 };
 
 // A segment's rows in the packed batch. Spans are adjacent, in order, and cover all T rows; spans of one ancestor are
-// neighbours, so that each ancestor is one call per layer and wave.
+// neighbours, so that each ancestor can be one call per layer and wave.
 struct AttentionSpan {
   int64_t begin = 0, end = 0;
   int64_t ancestor = -1;  // index into AttentionBatch::ancestors; -1: none
@@ -49,11 +47,15 @@ struct AttentionGradients {
   at::Tensor dq_HTE, dk_KTE, dv_KTE;  // run dtype
 };
 
-AttentionSaved AttentionForward(const AttentionKernel& kernel, const AttentionBatch& batch, const at::Tensor& q_HTE,
-                                const at::Tensor& k_KTE, const at::Tensor& v_KTE);
-
-// Adds to gk, gv of the batch's ancestors.
-AttentionGradients AttentionBackward(const AttentionKernel& kernel, const AttentionBatch& batch,
-                                     const at::Tensor& do_TD, const AttentionSaved& saved);
+class AttentionOp {
+ public:
+  virtual ~AttentionOp() = default;
+  // q [H, T, E], k and v [K, T, E], rotated, run dtype.
+  virtual AttentionSaved Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_KTE,
+                                 const at::Tensor& v_KTE) const = 0;
+  // Adds to gk, gv of the batch's ancestors.
+  virtual AttentionGradients Backward(const AttentionBatch& batch, const at::Tensor& do_TD,
+                                      const AttentionSaved& saved) const = 0;
+};
 
 }  // namespace stemma::worker

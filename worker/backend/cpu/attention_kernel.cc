@@ -1,4 +1,4 @@
-#include "worker/ops/attention_kernel.h"
+#include "worker/backend/cpu/attention_kernel.h"
 
 #include <ATen/ops/empty.h>
 #include <glog/logging.h>
@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "worker/backend/cpu/attention.h"
-#include "worker/ops/run_type.h"
+#include "worker/backend/cpu/typed_data.h"
 
 namespace stemma::worker {
 namespace {

@@ -1,0 +1,22 @@
+// A device that is not the host, on machines that have none: LibTorch's PrivateUse1 over host memory.
+//
+// Code that forgets which device it runs on works by chance on a CPU. Here it does not: an op that is given a CPU
+// tensor (of one dimension or more) beside a device tensor throws c10::Error, memory of the device can be touched by
+// ops only (outside of them its pages are closed: a pointer that is followed on the host ends the process by SIGSEGV),
+// and every wait for the device is counted. Ops run on the CPU behind it, one by one, with the CPU's results.
+#pragma once
+
+#include <cstdint>
+
+#include "tests/testing/namespaces.h"
+#include "worker/backend/backend.h"
+
+namespace stemma::testing {
+
+// The composed backend on the fake device. Offload is not possible there: copy engines move host memory only.
+Backend MakeFakeDeviceBackend();
+
+// Waits of the host for the device since the process began: numbers read (`item`) and copies to the host.
+int64_t NumSynchronizations();
+
+}  // namespace stemma::testing

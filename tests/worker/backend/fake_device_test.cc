@@ -1,0 +1,167 @@
+// The whole engine on a device that is not the host: the CPU's gradients, and no wait for the device but one per wave.
+#include "tests/testing/fake_device.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/model/model_init.h"
+#include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
+#include "tests/testing/synthetic.h"
+#include "worker/backend/composed/composed_backend.h"
+#include "worker/backend/cpu/cpu_backend.h"
+
+namespace stemma::testing {
+namespace {
+
+constexpr int64_t kVocab = 96;
+
+// What an operation of the engine waited for the device, by the phase that it reported.
+struct Waits {
+  std::string phase;
+  int64_t count;
+};
+
+struct StepRun {
+  std::vector<at::Tensor> gradients, weights;  // on the host, after Prepare and after Apply
+  LossSums loss;
+  std::vector<Waits> waits;
+  int64_t waits_of_prepare = 0;
+};
+
+class FakeDeviceTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    directory_ = ::testing::TempDir() + "/fake-device";
+    std::filesystem::remove_all(directory_);
+    const ModelConfig model =
+        SyntheticModel({.hidden = 32, .layers = 2, .head_size = 8, .ffn = 48, .vocab = kVocab, .qk_norm = true});
+    ASSERT_TRUE(WriteRandomModel(model, {}, directory_).ok());
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  // A step on `backend`; in chunks and waves, so that there are several of each.
+  absl::StatusOr<StepRun> RunOn(Backend backend, const std::string& loss_mode, v1::Schedule schedule = v1::REUSE) {
+    InProcessOptions options;
+    options.run.set_model(directory_);
+    options.run.set_dtype("fp64");
+    options.run.set_schedule(schedule);
+    options.run.set_wave_suffixes(2);
+    options.run.set_head_chunk_tokens(10);
+    options.run.set_memory_budget_bytes(uint64_t{1} << 30);
+    options.run.set_threads(1);
+    StepRun run;
+    int64_t seen = 0;
+    options.progress = [&](const internal::v1::Heartbeat& heartbeat) {
+      run.waits.push_back({heartbeat.phase(), NumSynchronizations() - seen});
+      seen = NumSynchronizations();
+    };
+    auto engine = InProcess::Create(options, std::move(backend));
+    if (!engine.ok()) return engine.status();
+    TrainingRequest request = SyntheticRequest({17, 1}, {9, 1, 13}, kVocab);
+    v1::LossConfig& loss = *request.update.mutable_loss();
+    loss.set_loss_mode(loss_mode);
+    if (loss_mode == "gspo") {  // with a log-prob pass before, and whole rollouts at the head
+      loss.set_clip_ratio_low(0.2);
+      loss.set_clip_ratio_high(0.28);
+      request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+    }
+    if (absl::Status status = (*engine)->Load(std::move(request)); !status.ok()) return status;
+    seen = NumSynchronizations();
+    const int64_t before = seen;
+    const auto vote = (*engine)->Prepare(0);
+    if (!vote.ok()) return vote.status();
+    if (!vote->yes()) return absl::InternalError(vote->message());
+    run.waits_of_prepare = NumSynchronizations() - before;
+    for (const Parameter& p : (*engine)->weights().parameters) run.gradients.push_back(p.grad.cpu().clone());
+    if (absl::Status status = (*engine)->Apply(0, *vote); !status.ok()) return status;
+    for (const Parameter& p : (*engine)->weights().parameters) run.weights.push_back(p.weight.cpu().clone());
+    return run;
+  }
+
+  std::string directory_;
+};
+
+// The largest difference of a tensor's elements, as a part of its largest one.
+double WorstError(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected) {
+  double worst = actual.size() == expected.size() ? 0 : INFINITY;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double scale = std::max(expected[i].abs().max().item<double>(), 1e-300);
+    worst = std::max(worst, (actual[i] - expected[i]).abs().max().item<double>() / scale);
+  }
+  return worst;
+}
+
+TEST_P(FakeDeviceTest, AStepIsTheCpusAndWaitsOncePerWave) {
+  for (const v1::Schedule schedule : {v1::REUSE, v1::DENSE}) {
+    const auto cpu = RunOn(MakeCpuBackend(), GetParam(), schedule);
+    ASSERT_TRUE(cpu.ok()) << cpu.status();
+    const auto fake = RunOn(MakeFakeDeviceBackend(), GetParam(), schedule);
+    ASSERT_TRUE(fake.ok()) << fake.status();
+    // fp64: sums of some hundred terms in another order.
+    EXPECT_LE(WorstError(fake->gradients, cpu->gradients), 1e-12);
+    EXPECT_LE(WorstError(fake->weights, cpu->weights), 1e-12);
+    int64_t waits = 0;
+    for (const Waits& operation : fake->waits) {
+      EXPECT_LE(operation.count, operation.phase == "suffix" ? 1 : 0) << operation.phase;
+      waits += operation.count;
+    }
+    EXPECT_GT(waits, 1) << "several waves";
+    // Beside the waves' one for the norm and one for nothing else.
+    EXPECT_LE(fake->waits_of_prepare, waits + 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Losses, FakeDeviceTest, ::testing::Values("gpg", "gspo"),
+                         [](const auto& param) { return std::string(param.param); });
+
+// Negative controls: what the fake device is there to see.
+
+void NormThatReads(const RmsNormForwardOperands& args) {
+  CHECK_GE(args.x_TD.abs().max().item<double>(), 0);
+  ComposedKernels().rms_norm_forward(args);
+}
+
+class FakeDeviceControlTest : public FakeDeviceTest {};
+
+TEST_F(FakeDeviceControlTest, ANumberReadInALayerIsSeen) {
+  Backend backend = MakeFakeDeviceBackend();
+  backend.kernels.rms_norm_forward = NormThatReads;
+  const auto run = RunOn(std::move(backend), "gpg");
+  ASSERT_TRUE(run.ok()) << run.status();
+  const auto most = std::max_element(run->waits.begin(), run->waits.end(),
+                                     [](const Waits& a, const Waits& b) { return a.count < b.count; });
+  EXPECT_GT(most->count, 1);
+}
+
+void NormOfAHostTensor(const RmsNormForwardOperands& args) {
+  const at::Tensor ones = at::tensor(std::vector<double>(static_cast<size_t>(args.weight_D.numel()), 1.0));
+  const at::Tensor weight_D = args.weight_D * ones;
+  ComposedKernels().rms_norm_forward({args.x_TD, weight_D, args.y_TD, args.rstd_T, args.eps});
+}
+
+TEST_F(FakeDeviceControlTest, AnAllocationWithoutADeviceIsSeen) {
+  Backend backend = MakeFakeDeviceBackend();
+  backend.kernels.rms_norm_forward = NormOfAHostTensor;
+  const auto run = RunOn(std::move(backend), "gpg");
+  // LibTorch sees it itself where both go through one loop of its own; the fake device elsewhere.
+  EXPECT_FALSE(run.ok());
+  EXPECT_NE(run.status().message().find("device"), std::string::npos) << run.status();
+}
+
+TEST_F(FakeDeviceControlTest, AHostLoopOverDeviceMemoryIsSeen) {
+  const at::Tensor x = at::ones({4}, MakeFakeDeviceBackend().options(at::kDouble));
+  EXPECT_EQ(x.sum().item<double>(), 4);
+  EXPECT_DEATH({ std::printf("%f", *x.const_data_ptr<double>()); }, "");
+}
+
+}  // namespace
+}  // namespace stemma::testing

@@ -1,0 +1,23 @@
+// The entries of the composed table. Private to worker/backend/composed.
+#pragma once
+
+#include "worker/backend/kernels.h"
+
+namespace stemma::worker::composed {
+
+void RmsNormForward(const RmsNormForwardOperands& args);
+void RmsNormBackward(const RmsNormBackwardOperands& args);
+void SwigluForward(const SwigluForwardOperands& args);
+void SwigluBackward(const SwigluBackwardOperands& args);
+void QkvForward(const QkvForwardOperands& args);
+void QkvBackward(const QkvBackwardOperands& args);
+void EmbeddingBackward(const EmbeddingBackwardOperands& args);
+void HeadForward(const HeadForwardOperands& args);
+void HeadBackward(const HeadBackwardOperands& args);
+void Loss(const LossOperands& args);
+void AddWeightGradient(const WeightGradientOperands& args);
+void Logits(const LogitsOperands& args);
+void LogitsBackward(const LogitsBackwardOperands& args);
+int64_t FirstNonfinite(const at::Tensor& values);
+
+}  // namespace stemma::worker::composed

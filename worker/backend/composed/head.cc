@@ -1,0 +1,57 @@
+// The head's rows, and products with mixed operands, in ATen ops.
+#include <ATen/ATen.h>
+
+#include "worker/backend/composed/composed_kernels.h"
+
+namespace stemma::worker::composed {
+
+void HeadForward(const HeadForwardOperands& args) {
+  const at::Tensor u = args.logits_TV * args.inverse_temperature;
+  const at::Tensor shifted = u - u.amax(-1, /*keepdim=*/true);
+  const at::Tensor log_sum = shifted.exp().sum(-1).log();
+  args.softmax_T2.select(1, 0).copy_(args.logits_TV.amax(-1));
+  args.softmax_T2.select(1, 1).copy_(log_sum);
+  args.log_prob_T.copy_(shifted.gather(1, args.targets_T.unsqueeze(1)).squeeze(1) - log_sum);
+  if (!args.entropy_T.defined()) return;
+  const at::Tensor log_p = shifted - log_sum.unsqueeze(1);
+  args.entropy_T.copy_(-(log_p.exp() * log_p).sum(-1));
+}
+
+void HeadBackward(const HeadBackwardOperands& args) {
+  const at::ScalarType dtype = args.logits_TV.scalar_type();
+  const auto column = [&](const at::Tensor& x) { return x.to(dtype).unsqueeze(1); };
+  const at::Tensor shifted = (args.logits_TV - column(args.softmax_T2.select(1, 0))) * args.inverse_temperature;
+  const at::Tensor log_p = shifted - column(args.softmax_T2.select(1, 1));
+  const at::Tensor p = log_p.exp();
+  at::Tensor dz = -column(args.dlog_prob_T) * p;
+  at::Tensor is_zero = args.dlog_prob_T == 0;
+  if (args.dentropy_T.defined()) {
+    dz = dz - column(args.dentropy_T) * p * (log_p + column(args.entropy_T));
+    is_zero = at::logical_and(is_zero, args.dentropy_T == 0);
+  }
+  dz.scatter_add_(1, args.targets_T.unsqueeze(1), column(args.dlog_prob_T));
+  dz = dz * args.inverse_temperature;
+  args.logits_TV.copy_(at::where(is_zero.unsqueeze(1), at::zeros_like(dz), dz));
+}
+
+void AddWeightGradient(const WeightGradientOperands& args) {
+  const at::ScalarType dtype = args.dweight_OI.scalar_type();
+  args.dweight_OI.addmm_(args.dy_TO.to(dtype).t(), args.x_TI.to(dtype));
+}
+
+void Logits(const LogitsOperands& args) {
+  const at::ScalarType dtype = args.logits_TV.scalar_type();
+  args.logits_TV.copy_(at::mm(args.hidden_TD.to(dtype), args.weight_VD.to(dtype).t()));
+}
+
+void LogitsBackward(const LogitsBackwardOperands& args) {
+  args.dhidden_TD.copy_(at::mm(args.dlogits_TV, args.weight_VD.to(args.dlogits_TV.scalar_type())));
+}
+
+int64_t FirstNonfinite(const at::Tensor& values) {
+  const at::Tensor bad = at::isfinite(values).logical_not();
+  if (!bad.any().item<bool>()) return -1;
+  return bad.to(at::kByte).argmax().item<int64_t>();
+}
+
+}  // namespace stemma::worker::composed

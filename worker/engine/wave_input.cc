@@ -1,0 +1,46 @@
+#include "worker/engine/wave_input.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <cstdint>
+
+#include "common/base/arrays.h"
+
+namespace stemma::worker {
+namespace {
+
+void AppendTokens(const TokenArray& tokens, int64_t begin, int64_t end, std::vector<int64_t>& out) {
+  for (int64_t i = begin; i < end; ++i) out.push_back(tokens[i]);
+}
+
+at::Tensor OnDevice(const Backend& backend, const std::vector<int64_t>& values) {
+  return at::tensor(values, at::TensorOptions(at::kCPU).dtype(at::kLong)).to(backend.device);
+}
+
+}  // namespace
+
+WaveTensors MakeWaveTensors(const Backend& backend, const Payload& payload, const std::vector<MemberRows>& members,
+                            const v1::Cluster& cluster, const v1::Wave& wave) {
+  std::vector<int64_t> tokens, positions, targets;
+  WaveTensors tensors;
+  for (const MemberRows& m : members) {
+    const v1::PromptGroup& group = payload.groups[m.group];
+    const TokenArray prompt(group.prompt_tokens());
+    const TokenArray response(group.rollouts(static_cast<int>(m.rollout)).response_tokens());
+    AppendTokens(prompt, m.first_position, prompt.size(), tokens);
+    AppendTokens(response, 0, response.size() - 1, tokens);
+    AppendTokens(response, 0, response.size(), targets);
+    for (int64_t row = m.begin; row < m.end; ++row) positions.push_back(m.first_position + row - m.begin);
+    tensors.input.segments.push_back({m.begin, m.end, m.prefix, m.kv_only_rows});
+  }
+  tensors.input.tokens_T = OnDevice(backend, tokens);
+  tensors.input.positions_T = OnDevice(backend, positions);
+  tensors.input.layout = wave.layout() == v1::PADDED ? CausalLayout::kPadded : CausalLayout::kLoop;
+  tensors.input.policy = PolicyOf(cluster.suffix_policy());
+  tensors.targets_B = OnDevice(backend, targets);
+  return tensors;
+}
+
+v1::TapePolicy PolicyOf(v1::TapePolicy planned) { return planned == v1::TAPE_POLICY_UNSPECIFIED ? v1::S0 : planned; }
+
+}  // namespace stemma::worker

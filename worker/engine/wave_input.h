@@ -1,0 +1,29 @@
+// The rows of a wave as tensors on the device: what the model runs and what the head predicts. Called by the pass
+// runner.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "stemma/v1/plan.pb.h"
+#include "worker/backend/backend.h"
+#include "worker/engine/payload.h"
+#include "worker/model/wave.h"
+#include "worker/schedule/wave_rows.h"
+
+namespace stemma::worker {
+
+struct WaveTensors {
+  WaveInput input;
+  at::Tensor targets_B;  // int64: the response tokens of the members, in order
+};
+
+// `wave`: rows of `members` (worker/schedule/wave_rows.h), run with its cluster's suffix policy.
+WaveTensors MakeWaveTensors(const Backend& backend, const Payload& payload, const std::vector<MemberRows>& members,
+                            const v1::Cluster& cluster, const v1::Wave& wave);
+
+// The policy to run: S0 where the plan names none.
+v1::TapePolicy PolicyOf(v1::TapePolicy planned);
+
+}  // namespace stemma::worker

@@ -1,0 +1,161 @@
+#include "worker/loss/wave_loss.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <array>
+
+#include "common/base/arrays.h"
+#include "common/trace/loss_names.h"
+#include "worker/backend/accumulate_type.h"
+
+namespace stemma::worker {
+namespace {
+
+using From = v1::LogProbSource::From;
+
+void Append(const FloatArray& values, std::vector<double>& out) {
+  for (int64_t i = 0; i < values.size(); ++i) out.push_back(values[i]);
+}
+
+// The log-probs that `from` names; nothing where none are read, or where they are the wave's own (ON_POLICY).
+void AppendSource(From from, const std::string& client, const LossMember& member, std::vector<double>& out) {
+  switch (from) {
+    case v1::LogProbSource::CLIENT:
+      return Append(FloatArray(client), out);
+    case v1::LogProbSource::ROLLOUT:
+      return Append(FloatArray(member.rollout->rollout_log_probs()), out);
+    case v1::LogProbSource::WEIGHTS:
+      CHECK(member.entry_log_probs != nullptr) << "the log-prob pass did not run";
+      out.insert(out.end(), member.entry_log_probs->begin(), member.entry_log_probs->end());
+      return;
+    default:
+      return;
+  }
+}
+
+// `values`, or `otherwise` on each of `rows` rows where the rollout sends none.
+void AppendOr(const FloatArray& values, double otherwise, size_t rows, std::vector<double>& out) {
+  if (values.empty()) {
+    out.insert(out.end(), rows, otherwise);
+  } else {
+    Append(values, out);
+  }
+}
+
+// What a wave's loss reads, in host memory; one that the loss does not read stays empty.
+struct HostRows {
+  std::vector<int64_t> rollout;
+  std::vector<double> old_log_prob, ref_log_prob, advantage, importance_weight, loss_weight, weight, mask;
+};
+
+void AddMember(const LossPlan& plan, const LossModeRequirements& reads, bool importance, const LossMember& member,
+               int64_t index, HostRows& host) {
+  const v1::Rollout& rollout = *member.rollout;
+  const TokenArray response(rollout.response_tokens());
+  const auto rows = static_cast<size_t>(response.size());
+  host.rollout.insert(host.rollout.end(), rows, index);
+  if (reads.needs_old) AppendSource(plan.old_from, rollout.old_log_probs(), member, host.old_log_prob);
+  AppendSource(plan.ref_from, rollout.ref_log_prob(), member, host.ref_log_prob);
+  if (reads.needs_advantage) {
+    AppendOr(FloatArray(rollout.token_advantages()), rollout.advantage(), rows, host.advantage);
+  }
+  if (importance) AppendOr(FloatArray(rollout.rollout_is_weights()), 1, rows, host.importance_weight);
+  if (reads.needs_loss_weights) AppendOr(FloatArray(rollout.loss_weights()), 0, rows, host.loss_weight);
+  const MaskView mask(rollout.response_mask(), response.size());
+  for (int64_t t = 0; t < response.size(); ++t) {
+    host.mask.push_back(mask[t] ? 1 : 0);
+    host.weight.push_back(mask[t] ? member.weight : 0);
+  }
+}
+
+// Sends columns of one length to the device in one copy; an empty one stays undefined there.
+template <typename T, size_t N>
+void Send(const Backend& backend, at::ScalarType dtype,
+          const std::array<std::pair<const std::vector<T>*, at::Tensor*>, N>& columns) {
+  std::vector<std::pair<const std::vector<T>*, at::Tensor*>> sent;
+  for (const auto& column : columns) {
+    if (!column.first->empty()) sent.push_back(column);
+  }
+  const auto rows = static_cast<int64_t>(sent.front().first->size());
+  const at::Tensor host =
+      at::empty({static_cast<int64_t>(sent.size()), rows}, at::TensorOptions(at::kCPU).dtype(dtype));
+  T* out = host.mutable_data_ptr<T>();
+  for (const auto& [values, tensor] : sent) {
+    CHECK_EQ(static_cast<int64_t>(values->size()), rows);
+    out = std::copy(values->begin(), values->end(), out);
+  }
+  const at::Tensor device = host.to(backend.device);
+  for (size_t i = 0; i < sent.size(); ++i) *sent[i].second = device.select(0, static_cast<int64_t>(i));
+}
+
+}  // namespace
+
+WaveLoss::WaveLoss(const LossPlan& plan, const Backend& backend, const std::vector<LossMember>& members)
+    : plan_(plan), backend_(backend), sums_(at::zeros({kNumLossSums}, backend.options(kRowType))) {
+  const LossModeRequirements reads = RequirementsOf(plan.options.mode);
+  const bool importance = std::any_of(members.begin(), members.end(), [](const LossMember& member) {
+    return !member.rollout->rollout_is_weights().empty();
+  });
+  HostRows host;
+  for (const LossMember& member : members) {
+    const auto begin = static_cast<int64_t>(host.mask.size());
+    AddMember(plan, reads, importance, member, static_cast<int64_t>(rollouts_.size()), host);
+    rollouts_.push_back({begin, static_cast<int64_t>(host.mask.size())});
+  }
+  if (reads.needs_whole_rollouts) Send<int64_t, 1>(backend, at::kLong, {{{&host.rollout, &rows_.rollout_T}}});
+  Send<double, 7>(backend, kRowType,
+                  {{{&host.old_log_prob, &rows_.old_log_prob_T},
+                    {&host.ref_log_prob, &rows_.ref_log_prob_T},
+                    {&host.advantage, &rows_.advantage_T},
+                    {&host.importance_weight, &rows_.importance_weight_T},
+                    {&host.loss_weight, &rows_.loss_weight_T},
+                    {&host.weight, &rows_.weight_T},
+                    {&host.mask, &rows_.mask_T}}});
+}
+
+HeadLoss WaveLoss::head_loss() {
+  const auto gradient = [this](RowRange range, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
+                               const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T) {
+    const auto part = [&](const at::Tensor& x) { return x.defined() ? x.narrow(0, range.begin, range.rows()) : x; };
+    const LossRows rows{part(rows_.old_log_prob_T), part(rows_.ref_log_prob_T),
+                        part(rows_.advantage_T),    part(rows_.importance_weight_T),
+                        part(rows_.loss_weight_T),  part(rows_.weight_T),
+                        part(rows_.mask_T),         part(rows_.rollout_T)};
+    backend_.kernels.loss({.options = plan_.options,
+                           .rows = rows,
+                           .log_prob_T = log_prob_T,
+                           .entropy_T = entropy_T,
+                           .dlog_prob_T = dlog_prob_T,
+                           .dentropy_T = dentropy_T,
+                           .sums = sums_});
+  };
+  return {.rollouts = rollouts_, .whole_rollouts = NeedsWholeRollouts(plan_.options.mode), .gradient = gradient};
+}
+
+LossSums& LossSums::operator+=(const LossSums& other) {
+  pg += other.pg;
+  kl += other.kl;
+  entropy += other.entropy;
+  clipped += other.clipped;
+  clipped_lower += other.clipped_lower;
+  neg_log_ratio += other.neg_log_ratio;
+  tokens += other.tokens;
+  plain_entropy += other.plain_entropy;
+  return *this;
+}
+
+LossSums LossSumsOf(const double* sums) {
+  return {.pg = sums[kSumPg],
+          .kl = sums[kSumKl],
+          .entropy = sums[kSumEntropy],
+          .clipped = sums[kSumClipped],
+          .clipped_lower = sums[kSumClippedLower],
+          .neg_log_ratio = sums[kSumNegLogRatio],
+          .tokens = sums[kSumTokens],
+          .plain_entropy = sums[kSumPlainEntropy]};
+}
+
+}  // namespace stemma::worker

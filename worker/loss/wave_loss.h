@@ -1,0 +1,57 @@
+// The loss of one wave, on the device: from the payload's arrays to each row's dL/dlog_prob. The wave's rows reach the
+// head in member order; a member's rows are its response tokens.
+//
+// Called by worker/engine. What a loss reads goes to the device once per wave; nothing here waits for it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "stemma/v1/training.pb.h"
+#include "worker/backend/backend.h"
+#include "worker/loss/loss_plan.h"
+#include "worker/ops/head.h"
+
+namespace stemma::worker {
+
+// A rollout of a wave; what it points to outlives the WaveLoss's constructor.
+struct LossMember {
+  const v1::Rollout* rollout = nullptr;
+  double weight = 0;                                     // w / D of its unmasked tokens
+  const std::vector<double>* entry_log_probs = nullptr;  // of the entry weights; null: none were computed
+};
+
+// Sums over unmasked rows, in the host's memory. See LossSum for what each is.
+struct LossSums {
+  double pg = 0, kl = 0, entropy = 0;
+  double clipped = 0, clipped_lower = 0;
+  double neg_log_ratio = 0;
+  double tokens = 0;
+  double plain_entropy = 0;
+  LossSums& operator+=(const LossSums& other);
+};
+
+class WaveLoss {
+ public:
+  // The plan and the backend outlive it.
+  WaveLoss(const LossPlan& plan, const Backend& backend, const std::vector<LossMember>& members);
+
+  // Makes what the head's backward asks; `this` outlives it.
+  HeadLoss head_loss();
+  // [kNumLossSums] fp64 on the device, complete after the head's backward.
+  const at::Tensor& sums() const { return sums_; }
+
+ private:
+  const LossPlan& plan_;
+  const Backend& backend_;
+  std::vector<RowRange> rollouts_;
+  LossRows rows_;
+  at::Tensor sums_;
+};
+
+// `sums`: kNumLossSums numbers.
+LossSums LossSumsOf(const double* sums);
+
+}  // namespace stemma::worker

@@ -1,0 +1,218 @@
+#include "worker/schedule/program.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace stemma::worker {
+namespace {
+
+bool IsExchange(OperationKind kind) { return kind >= OperationKind::kSend; }
+bool IsWave(OperationKind kind) { return kind == OperationKind::kWaveForward || kind == OperationKind::kWaveBackward; }
+
+const char* KindText(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kPrefixForward:
+      return "PrefixForward";
+    case OperationKind::kWaveForward:
+      return "WaveForward";
+    case OperationKind::kWaveBackward:
+      return "WaveBackward";
+    case OperationKind::kPrefixBackward:
+      return "PrefixBackward";
+    case OperationKind::kSend:
+      return "Send";
+    case OperationKind::kReceive:
+      return "Receive";
+    case OperationKind::kGather:
+      return "Gather";
+    case OperationKind::kReduce:
+      return "Reduce";
+  }
+  return "unknown";
+}
+
+// One rank's state while its program is checked.
+class RankCheck {
+ public:
+  RankCheck(int rank, const Program& program, bool forward_only)
+      : rank_(rank), program_(program), forward_only_(forward_only) {
+    for (const Operation& operation : program) {
+      if (operation.kind == OperationKind::kPrefixForward) with_prefix_.insert(operation.cluster);
+    }
+  }
+
+  bool done() const { return next_ == program_.size(); }
+  const Operation& current() const { return program_[next_]; }
+  const ProgramPeaks& peaks() const { return peaks_; }
+
+  // Steps over the exchange that it waits at.
+  void Pass() { ++next_; }
+
+  absl::Status Error(const std::string& what) const {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank_, ", operation ", next_, ", ",
+                                                   done() ? "end of program" : OperationText(current()), ": ", what));
+  }
+
+  // Runs what needs no other rank, up to the next exchange or the end.
+  absl::Status RunLocal() {
+    for (; !done() && !IsExchange(current().kind); ++next_) {
+      if (const std::string problem = Step(current()); !problem.empty()) return Error(problem);
+      peaks_.live_waves = std::max(peaks_.live_waves, static_cast<int>(live_waves_.size()));
+      peaks_.live_clusters = std::max(peaks_.live_clusters, static_cast<int>(live_clusters_.size()));
+    }
+    if (!done()) {
+      const std::vector<int>& ranks = current().exchange.ranks;
+      if (std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) return Error("this rank is none of its ranks");
+      return absl::OkStatus();
+    }
+    if (!live_waves_.empty()) return Error("the tape of a wave is never consumed");
+    if (!live_clusters_.empty() && !forward_only_) return Error("the hot set of a cluster is never consumed");
+    return absl::OkStatus();
+  }
+
+ private:
+  using WaveKey = std::pair<int, int>;
+
+  // Returns what is wrong with running it now; empty: nothing.
+  std::string Step(const Operation& operation) {
+    if (forward_only_ &&
+        (operation.kind == OperationKind::kWaveBackward || operation.kind == OperationKind::kPrefixBackward)) {
+      return "a backward in a forward-only pass";
+    }
+    if (!ran_.insert({operation.kind, operation.cluster, IsWave(operation.kind) ? operation.wave : 0}).second) {
+      return "it ran before";
+    }
+    const WaveKey wave = {operation.cluster, operation.wave};
+    switch (operation.kind) {
+      case OperationKind::kPrefixForward:
+        live_clusters_.insert(operation.cluster);
+        return "";
+      case OperationKind::kWaveForward:
+        if (with_prefix_.contains(operation.cluster) && !live_clusters_.contains(operation.cluster)) {
+          return "its cluster has no hot set now";
+        }
+        if (!forward_only_) live_waves_.insert(wave);
+        return "";
+      case OperationKind::kWaveBackward:
+        return live_waves_.erase(wave) == 1 ? "" : "its forward has left no tape";
+      default:
+        return EndCluster(operation.cluster);
+    }
+  }
+
+  std::string EndCluster(int cluster) {
+    for (const auto& [of_cluster, wave] : live_waves_) {
+      if (of_cluster == cluster) return absl::StrCat("wave ", wave, " of its cluster still waits for its backward");
+    }
+    return live_clusters_.erase(cluster) == 1 ? "" : "its cluster has no hot set now";
+  }
+
+  const int rank_;
+  const Program& program_;
+  const bool forward_only_;
+  size_t next_ = 0;
+  std::set<int> with_prefix_, live_clusters_;
+  std::set<WaveKey> live_waves_;
+  std::set<std::tuple<OperationKind, int, int>> ran_;
+  ProgramPeaks peaks_;
+};
+
+// Whether two ranks that are at these operations meet in them.
+bool Meets(const Operation& a, const Operation& b) {
+  const bool pair = (a.kind == OperationKind::kSend && b.kind == OperationKind::kReceive) ||
+                    (a.kind == OperationKind::kReceive && b.kind == OperationKind::kSend);
+  const bool same = a.kind == b.kind && (a.kind == OperationKind::kGather || a.kind == OperationKind::kReduce);
+  return (pair || same) && a.exchange == b.exchange;
+}
+
+bool AtExchange(const RankCheck& rank) { return !rank.done() && IsExchange(rank.current().kind); }
+
+// Whether all ranks of the exchange that `rank` waits at are there too.
+absl::StatusOr<bool> IsComplete(const std::vector<RankCheck>& ranks, const RankCheck& rank) {
+  for (const int other : rank.current().exchange.ranks) {
+    if (other < 0 || other >= static_cast<int>(ranks.size())) return rank.Error("it names a rank that does not exist");
+    const RankCheck& peer = ranks[static_cast<size_t>(other)];
+    if (&peer == &rank) continue;
+    if (!AtExchange(peer) || !Meets(rank.current(), peer.current())) return false;
+  }
+  return true;
+}
+
+// Lets one complete exchange pass; false: none is.
+absl::StatusOr<bool> PassOne(std::vector<RankCheck>& ranks) {
+  for (const RankCheck& rank : ranks) {
+    if (!AtExchange(rank)) continue;
+    const absl::StatusOr<bool> complete = IsComplete(ranks, rank);
+    if (!complete.ok() || !*complete) {
+      if (!complete.ok()) return complete;
+      continue;
+    }
+    const std::vector<int> members = rank.current().exchange.ranks;
+    for (const int member : members) ranks[static_cast<size_t>(member)].Pass();
+    return true;
+  }
+  return false;
+}
+
+// What ranks that cannot go on wait for.
+absl::Status Deadlock(const std::vector<RankCheck>& ranks) {
+  std::vector<std::string> waits;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    waits.push_back(absl::StrCat("rank ", i, ranks[i].done() ? " has ended" : " waits at ",
+                                 ranks[i].done() ? "" : OperationText(ranks[i].current())));
+  }
+  return absl::InvalidArgumentError("the ranks wait for each other for ever: " + absl::StrJoin(waits, "; "));
+}
+
+}  // namespace
+
+Program ExpandStep(const v1::StepPlan& step, bool forward_only) {
+  Program program;
+  for (int c = 0; c < step.clusters_size(); ++c) {
+    const v1::Cluster& cluster = step.clusters(c);
+    const bool has_prefix = cluster.prefix_groups_size() > 0;
+    if (has_prefix) program.push_back({.kind = OperationKind::kPrefixForward, .cluster = c});
+    for (int w = 0; w < cluster.waves_size(); ++w) {
+      program.push_back({.kind = OperationKind::kWaveForward, .cluster = c, .wave = w});
+      if (!forward_only) program.push_back({.kind = OperationKind::kWaveBackward, .cluster = c, .wave = w});
+    }
+    if (has_prefix && !forward_only) program.push_back({.kind = OperationKind::kPrefixBackward, .cluster = c});
+  }
+  return program;
+}
+
+std::string OperationText(const Operation& operation) {
+  if (IsExchange(operation.kind)) {
+    return absl::StrCat(KindText(operation.kind), "(\"", operation.exchange.tensor, "\", ", operation.exchange.bytes,
+                        " bytes, ranks ", absl::StrJoin(operation.exchange.ranks, " "), ")");
+  }
+  return absl::StrCat(KindText(operation.kind), "(cluster ", operation.cluster,
+                      IsWave(operation.kind) ? absl::StrCat(", wave ", operation.wave) : "", ")");
+}
+
+absl::StatusOr<std::vector<ProgramPeaks>> CheckPrograms(const std::vector<Program>& ranks, bool forward_only) {
+  std::vector<RankCheck> checks;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    checks.emplace_back(static_cast<int>(rank), ranks[rank], forward_only);
+  }
+  for (bool passed = true; passed;) {
+    for (RankCheck& check : checks) {
+      if (absl::Status status = check.RunLocal(); !status.ok()) return status;
+    }
+    absl::StatusOr<bool> one = PassOne(checks);
+    if (!one.ok()) return one.status();
+    passed = *one;
+  }
+  std::vector<ProgramPeaks> peaks;
+  for (const RankCheck& check : checks) {
+    if (!check.done()) return Deadlock(checks);
+    peaks.push_back(check.peaks());
+  }
+  return peaks;
+}
+
+}  // namespace stemma::worker
