@@ -147,10 +147,8 @@ absl::StatusOr<bool> PassOne(std::vector<RankCheck>& ranks) {
   for (const RankCheck& rank : ranks) {
     if (!AtExchange(rank)) continue;
     const absl::StatusOr<bool> complete = IsComplete(ranks, rank);
-    if (!complete.ok() || !*complete) {
-      if (!complete.ok()) return complete;
-      continue;
-    }
+    if (!complete.ok()) return complete.status();
+    if (!*complete) continue;
     const std::vector<int> members = rank.current().exchange.ranks;
     for (const int member : members) ranks[static_cast<size_t>(member)].Pass();
     return true;
