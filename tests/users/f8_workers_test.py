@@ -59,6 +59,9 @@ def test_f8_a_second_worker_waits_for_its_place():
         assert Request().send(cluster.stub).steps_applied == 1
         first.kill()
         first.wait()
+        # The server stays IDLE until it sees the end of the first one's connection.
+        left = re.compile(rf"\(pid {first.pid} on \S+\) left: its connection ended")
+        wait_for(lambda: left.search(cluster.said()), "the server to see the first one's end")
         wait_for(lambda: cluster.state() == "IDLE" and cluster.worker.poll() is None, "the second one to be taken")
         assert Request().send(cluster.stub).steps_applied == 1
 
