@@ -26,6 +26,14 @@ function(stemma_test name)
   set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT 300)
 endfunction()
 
+# stemma_also_composed(name): runs that test's binary once more, on kernels of plain ATen ops (tests/testing/backends.h).
+function(stemma_also_composed name)
+  get_test_property(${name} LABELS _labels)
+  add_test(NAME ${name}_composed COMMAND ${name})
+  set_tests_properties(${name}_composed PROPERTIES LABELS "${_labels}" TIMEOUT 300
+    ENVIRONMENT "OMP_NUM_THREADS=2;OMP_WAIT_POLICY=passive;STEMMA_TEST_BACKEND=composed")
+endfunction()
+
 # stemma_python_test(name LABEL label SCRIPT file [ARGS ...]): a script run by the oracle's Python; exit 0 is success.
 set(STEMMA_PYTHON ${CMAKE_SOURCE_DIR}/third_party/venv/bin/python CACHE FILEPATH "Python of the test oracle")
 function(stemma_python_test name)

@@ -5,9 +5,8 @@
 // cheapest where it fits.
 // Invariants:
 //  (1) a choice's peak is at most the budget, its host bytes at most the host's.
-//  (2) a larger budget never gives a choice of more seconds: the ways do not depend on the budget, and the waves of
-//  each
-//      are as few as the budget allows.
+//  (2) a larger budget never gives a choice of more seconds: the ways do not depend on the budget, and each has as few
+//      waves as the budget allows.
 #pragma once
 
 #include <cstdint>

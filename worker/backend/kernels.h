@@ -1,10 +1,10 @@
 // The table of fused kernels that a backend fills: tensors in, tensors out. An entry owns its loop or its launch.
 //
-// Called by worker/ops, which check shapes and allocate outputs. All tensors of a call are on the backend's device and
-// contiguous unless said otherwise; undefined ones are absent. An entry neither allocates what outlives it nor waits
-// for the device, except where it says so. Letters: T rows, D model width, F ffn, H query heads, K kv heads, E head
-// size, J joined columns of a fused product, V vocabulary, P positions. "Acc": the accumulate dtype
-// (accumulate_type.h).
+// Called by worker/ops, worker/loss and worker/optim, which check shapes and allocate outputs. All tensors of a call
+// are on the backend's device and contiguous unless said otherwise; undefined ones are absent. An entry neither
+// allocates what outlives it nor waits for the device, except where it says so. Letters: T rows, D model width, F ffn,
+// H query heads, K kv heads, E head size, J joined columns of a fused product, V vocabulary, P positions. "Acc": the
+// accumulate dtype (accumulate_type.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

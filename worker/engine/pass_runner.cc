@@ -159,7 +159,7 @@ class Pass {
     if (is_last) prefixes.LastWave();
     LiveWave live;
     ASSIGN_OR_RETURN(live.members, WaveRows(payload_.shapes, cluster, wave));
-    WaveTensors tensors = MakeWaveTensors(*options_.context.backend, payload_, live.members, cluster, wave);
+    ASSIGN_OR_RETURN(WaveTensors tensors, MakeWaveTensors(options_.context, payload_, live.members, cluster, wave));
     live.input = std::move(tensors.input);
     WaveForwardResult forward = WaveForward(options_.context, prefixes, live.input, /*keep_tape=*/!forward_only());
     live.tape = std::move(forward.tape);

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/arrays.h"
+#include "common/base/status_macros.h"
 
 namespace stemma::worker {
 namespace {
@@ -17,10 +19,22 @@ at::Tensor OnDevice(const Backend& backend, const std::vector<int64_t>& values) 
   return at::tensor(values, at::TensorOptions(at::kCPU).dtype(at::kLong)).to(backend.device);
 }
 
+absl::Status CheckTokens(const std::vector<int64_t>& tokens, int64_t vocab) {
+  for (const int64_t token : tokens) {
+    if (token < 0 || token >= vocab) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the payload holds token ", token, "; the model has tokens 0 to ", vocab - 1));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-WaveTensors MakeWaveTensors(const Backend& backend, const Payload& payload, const std::vector<MemberRows>& members,
-                            const v1::Cluster& cluster, const v1::Wave& wave) {
+absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const Payload& payload,
+                                            const std::vector<MemberRows>& members, const v1::Cluster& cluster,
+                                            const v1::Wave& wave) {
+  const Backend& backend = *context.backend;
   std::vector<int64_t> tokens, positions, targets;
   WaveTensors tensors;
   for (const MemberRows& m : members) {
@@ -32,6 +46,9 @@ WaveTensors MakeWaveTensors(const Backend& backend, const Payload& payload, cons
     AppendTokens(response, 0, response.size(), targets);
     for (int64_t row = m.begin; row < m.end; ++row) positions.push_back(m.first_position + row - m.begin);
     tensors.input.segments.push_back({m.begin, m.end, m.prefix, m.kv_only_rows});
+  }
+  for (const std::vector<int64_t>* list : {&tokens, &targets}) {
+    RETURN_IF_ERROR(CheckTokens(*list, context.weights->config.vocab_size));
   }
   tensors.input.tokens_T = OnDevice(backend, tokens);
   tensors.input.positions_T = OnDevice(backend, positions);

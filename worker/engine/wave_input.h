@@ -6,8 +6,8 @@
 
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "stemma/v1/plan.pb.h"
-#include "worker/backend/backend.h"
 #include "worker/engine/payload.h"
 #include "worker/model/wave.h"
 #include "worker/schedule/wave_rows.h"
@@ -19,9 +19,11 @@ struct WaveTensors {
   at::Tensor targets_B;  // int64: the response tokens of the members, in order
 };
 
-// `wave`: rows of `members` (worker/schedule/wave_rows.h), run with its cluster's suffix policy.
-WaveTensors MakeWaveTensors(const Backend& backend, const Payload& payload, const std::vector<MemberRows>& members,
-                            const v1::Cluster& cluster, const v1::Wave& wave);
+// `wave`: rows of `members` (worker/schedule/wave_rows.h), run with its cluster's suffix policy. Errors:
+// InvalidArgument - a token is not in the vocabulary; kernels index by tokens without a look.
+absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const Payload& payload,
+                                            const std::vector<MemberRows>& members, const v1::Cluster& cluster,
+                                            const v1::Wave& wave);
 
 // The policy to run: S0 where the plan names none.
 v1::TapePolicy PolicyOf(v1::TapePolicy planned);

@@ -115,7 +115,7 @@ TEST_P(FakeDeviceTest, AStepIsTheCpusAndWaitsOncePerWave) {
       waits += operation.count;
     }
     EXPECT_GT(waits, 1) << "several waves";
-    // Beside the waves' one for the norm and one for nothing else.
+    // Beside the waves', one for the gradient norm.
     EXPECT_LE(fake->waits_of_prepare, waits + 1);
   }
 }

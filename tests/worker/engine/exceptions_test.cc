@@ -72,5 +72,33 @@ TEST(ExceptionsTest, EachKindIsTheStepsAnswerAndTheNextStepIsMade) {
   std::filesystem::remove_all(directory);
 }
 
+// Tokens index the embedding and the logits: one that the server let pass is the step's answer, not a read beyond them.
+TEST(ExceptionsTest, ATokenOutsideTheVocabularyIsTheStepsAnswer) {
+  const std::string directory = ::testing::TempDir() + "/tokens";
+  std::filesystem::remove_all(directory);
+  const ModelConfig model = SyntheticModel({});
+  ASSERT_TRUE(WriteRandomModel(model, {}, directory).ok());
+  InProcessOptions options;
+  options.run.set_model(directory);
+  options.run.set_dtype("fp32");
+  options.run.set_head_chunk_tokens(128);
+  options.run.set_threads(1);
+  auto engine = InProcess::Create(options, MakeCpuBackend());
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  for (const int32_t token : {-1, static_cast<int32_t>(model.vocab_size), 1 << 30}) {
+    TrainingRequest request = SyntheticRequest({16}, {8, 8}, model.vocab_size);
+    // The last response token is a target only: no embedding reads it.
+    std::string& response = *request.groups[0].mutable_rollouts(0)->mutable_response_tokens();
+    response.replace(response.size() - sizeof(token), sizeof(token), reinterpret_cast<const char*>(&token),
+                     sizeof(token));
+    ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
+    const auto vote = (*engine)->Prepare(0);
+    ASSERT_TRUE(vote.ok()) << vote.status();
+    EXPECT_FALSE(vote->yes());
+    EXPECT_NE(vote->message().find("token " + std::to_string(token)), std::string::npos) << vote->message();
+  }
+  std::filesystem::remove_all(directory);
+}
+
 }  // namespace
 }  // namespace stemma::testing
