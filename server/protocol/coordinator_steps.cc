@@ -41,7 +41,7 @@ std::string NormProblem(const v1::AdamParams& adam, double grad_norm_squared, co
 }
 
 absl::Status NoVoteError(const internal::v1::Vote& vote) {
-  if (vote.no_reason() == "OUT_OF_MEMORY") {
+  if (vote.no_reason() == internal::v1::OUT_OF_MEMORY) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE",
         absl::StrCat("the worker ran out of memory: ", WorkerText(vote.message()), "; send smaller groups"));
@@ -151,10 +151,11 @@ void CoordinatorState::OnVote(const internal::v1::Vote& vote) {
 
 // `problem`: of the gradient, where that is why the step is not applied.
 void CoordinatorState::OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote, const std::string& problem) {
-  if (!vote.yes() && vote.no_reason() == "CANCELLED") {  // an Abort ends the step here: no vote on it counts any more
+  if (!vote.yes() &&
+      vote.no_reason() == internal::v1::CANCELLED) {  // an Abort ends the step here: no vote on it counts any more
     return Breach(worker_->session, absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED"));
   }
-  const bool nonfinite = vote.yes() || vote.no_reason() == "NONFINITE";
+  const bool nonfinite = vote.yes() || vote.no_reason() == internal::v1::NONFINITE;
   if (nonfinite && record.request->header().on_nonfinite() == v1::SKIP) {
     return SendApply(record, vote, v1::StepResult::SKIPPED_NONFINITE);
   }
@@ -218,15 +219,10 @@ void CoordinatorState::LoseWeights(const UpdateRecord& record, const std::string
 void CoordinatorState::Measure(const UpdateRecord& record, const internal::v1::Applied& applied) {
   const PhaseWork* work = record.plan.phase_work(record.k);
   if (work == nullptr) return;
-  const auto& sums = running_->vote.sums();
-  const auto seconds = [&](const char* name) {
-    const auto it = sums.find(name);
-    return it == sums.end() ? 0.0 : it->second;
-  };
-  calibration_.Add(
-      {.work = *work,
-       .seconds = {seconds("time/prefix_forward_s"), seconds("time/suffix_s"), seconds("time/prefix_backward_s")},
-       .apply_s = applied.apply_s()});
+  const internal::v1::StepSums& sums = running_->vote.sums();
+  calibration_.Add({.work = *work,
+                    .seconds = {sums.prefix_forward_s(), sums.suffix_s(), sums.prefix_backward_s()},
+                    .apply_s = applied.apply_s()});
   if (++samples_unsaved_ >= kSamplesUnsavedMax) SaveCalibration();
 }
 

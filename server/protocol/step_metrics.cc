@@ -11,13 +11,15 @@
 namespace stemma::server {
 namespace {
 
-using Sums = google::protobuf::Map<std::string, double>;
+using internal::v1::StepSums;
 
-std::optional<double> Find(const Sums& sums, const char* name) {
-  const auto it = sums.find(name);
-  if (it == sums.end()) return std::nullopt;
+std::optional<double> Find(const Metrics& metrics, const char* name) {
+  const auto it = metrics.find(name);
+  if (it == metrics.end()) return std::nullopt;
   return it->second;
 }
+
+double Number(uint64_t count) { return static_cast<double>(count); }
 
 void SetQuotient(const char* name, std::optional<double> numerator, std::optional<double> denominator,
                  Metrics& metrics) {
@@ -25,28 +27,23 @@ void SetQuotient(const char* name, std::optional<double> numerator, std::optiona
 }
 
 void SetActorMetrics(const StepMetricsInput& input, Metrics& metrics) {
-  const Sums& sums = input.vote.sums();
+  const StepSums& sums = input.vote.sums();
   const v1::LossConfig& loss = input.header.loss();
-  const std::optional<double> tokens = Find(sums, "count/tokens");
-  const std::optional<double> pg = Find(sums, "loss/pg");
-  const std::optional<double> kl = Find(sums, "loss/kl");
-  const std::optional<double> entropy = Find(sums, "loss/entropy");
-  double total = pg.value_or(0);
-  if (pg) metrics["actor/pg_loss"] = *pg;
-  if (kl && loss.has_kl_loss_coef()) {
-    metrics["actor/kl_loss"] = *kl;
+  const double tokens = Number(sums.loss_tokens());
+  double total = sums.policy_loss();
+  metrics["actor/pg_loss"] = sums.policy_loss();
+  if (loss.has_kl_loss_coef()) {
+    metrics["actor/kl_loss"] = sums.kl_loss();
     metrics["actor/kl_coef"] = loss.kl_loss_coef();
-    total += loss.kl_loss_coef() * *kl;
+    total += loss.kl_loss_coef() * sums.kl_loss();
   }
-  if (entropy) {
-    metrics["actor/entropy_loss"] = *entropy;
-    total -= loss.entropy_coeff() * *entropy;
-  }
+  metrics["actor/entropy_loss"] = sums.entropy_loss();
+  total -= loss.entropy_coeff() * sums.entropy_loss();
   metrics["actor/loss"] = total;
-  SetQuotient("actor/pg_clipfrac", Find(sums, "count/clip"), tokens, metrics);
-  SetQuotient("actor/pg_clipfrac_lower", Find(sums, "count/clip_lower"), tokens, metrics);
-  SetQuotient("actor/ppo_kl", Find(sums, "sum/neg_log_ratio"), tokens, metrics);
-  SetQuotient("actor/entropy", Find(sums, "sum/entropy"), tokens, metrics);
+  SetQuotient("actor/pg_clipfrac", Number(sums.clipped_tokens()), tokens, metrics);
+  SetQuotient("actor/pg_clipfrac_lower", Number(sums.clipped_lower_tokens()), tokens, metrics);
+  SetQuotient("actor/ppo_kl", sums.neg_log_ratio_nats(), tokens, metrics);
+  SetQuotient("actor/entropy", sums.entropy_nats(), tokens, metrics);
   metrics["actor/grad_norm"] = std::sqrt(input.vote.grad_norm_squared());
   metrics["actor/lr"] = input.header.adam().learning_rate();
 }
@@ -60,33 +57,31 @@ void SetPhaseBytes(const StepMetricsInput& input, Metrics& metrics) {
     backward = std::max(backward, cluster.prefix_backward().peak());
     host = std::max(host, cluster.suffix().host());
   }
-  struct Phase {
-    const char *predicted, *measured, *sum;
-    uint64_t bytes;
-  };
-  for (const Phase& phase :
-       {Phase{"predicted/state_bytes", "measured/state_bytes", "bytes/state", input.state.device()},
-        Phase{"predicted/prefix_forward_bytes", "measured/prefix_forward_bytes", "bytes/prefix_forward", forward},
-        Phase{"predicted/suffix_bytes", "measured/suffix_bytes", "bytes/suffix", suffix},
-        Phase{"predicted/prefix_backward_bytes", "measured/prefix_backward_bytes", "bytes/prefix_backward", backward},
-        Phase{"predicted/host_bytes", "measured/host_bytes", "bytes/host", host}}) {
-    metrics[phase.predicted] = static_cast<double>(phase.bytes);
-    if (const auto measured = Find(input.vote.sums(), phase.sum)) metrics[phase.measured] = *measured;
-  }
+  const StepSums& sums = input.vote.sums();
+  metrics["predicted/state_bytes"] = Number(input.state.device());
+  if (sums.state_bytes() > 0) metrics["measured/state_bytes"] = Number(sums.state_bytes());
+  metrics["predicted/prefix_forward_bytes"] = Number(forward);
+  metrics["measured/prefix_forward_bytes"] = Number(sums.prefix_forward_bytes());
+  metrics["predicted/suffix_bytes"] = Number(suffix);
+  metrics["measured/suffix_bytes"] = Number(sums.suffix_bytes());
+  metrics["predicted/prefix_backward_bytes"] = Number(backward);
+  metrics["measured/prefix_backward_bytes"] = Number(sums.prefix_backward_bytes());
+  metrics["predicted/host_bytes"] = Number(host);
+  metrics["measured/host_bytes"] = Number(sums.host_bytes());
 }
 
 // What an offloaded tape did; there only where one was.
-void SetOffloadMetrics(const StepMetricsInput& input, Metrics& metrics) {
-  if (Find(input.vote.sums(), "offload/bytes_out").value_or(0) == 0) return;
-  for (const char* name : {"offload/bytes_out", "offload/bytes_in", "offload/demand_loads", "offload/waits"}) {
-    if (const auto value = Find(input.vote.sums(), name)) metrics[name] = *value;
-  }
+void SetOffloadMetrics(const StepSums& sums, Metrics& metrics) {
+  if (sums.offload_out_bytes() == 0) return;
+  metrics["offload/bytes_out"] = Number(sums.offload_out_bytes());
+  metrics["offload/bytes_in"] = Number(sums.offload_in_bytes());
+  metrics["offload/demand_loads"] = Number(sums.offload_demand_loads());
+  metrics["offload/waits"] = Number(sums.offload_waits());
 }
 
 void SetWorkMetrics(const StepMetricsInput& input, Metrics& metrics) {
-  const Sums& sums = input.vote.sums();
-  const double logical = Find(sums, "tokens/logical").value_or(0);
-  const double computed = Find(sums, "tokens/computed").value_or(0);
+  const StepSums& sums = input.vote.sums();
+  const double logical = Number(sums.logical_rows()), computed = Number(sums.computed_rows());
   metrics["prefix/tokens_logical"] = logical;
   metrics["prefix/tokens_computed"] = computed;
   metrics["prefix/tokens_saved"] = logical - computed;
@@ -97,9 +92,9 @@ void SetWorkMetrics(const StepMetricsInput& input, Metrics& metrics) {
   metrics["plan/groups_empty"] = input.numbers.empty.count;
   metrics["plan/predicted_bytes"] = static_cast<double>(input.report.peak_bytes());
   metrics["plan/predicted_with_headroom_bytes"] = static_cast<double>(input.report.peak_bytes_with_headroom());
-  if (const auto peak = Find(sums, "bytes/peak")) metrics["plan/measured_bytes"] = *peak;
+  metrics["plan/measured_bytes"] = Number(sums.peak_bytes());
   SetPhaseBytes(input, metrics);
-  SetOffloadMetrics(input, metrics);
+  SetOffloadMetrics(sums, metrics);
 }
 
 // Sets the quotients of sums that stand in `metrics` already, a step's or a request's.
@@ -111,9 +106,10 @@ void SetRates(Metrics& metrics) {
 }
 
 void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
-  for (const char* name : {"time/prefix_forward_s", "time/suffix_s", "time/prefix_backward_s"}) {
-    if (const auto seconds = Find(input.vote.sums(), name)) metrics[name] = *seconds;
-  }
+  const StepSums& sums = input.vote.sums();
+  metrics["time/prefix_forward_s"] = sums.prefix_forward_s();
+  metrics["time/suffix_s"] = sums.suffix_s();
+  metrics["time/prefix_backward_s"] = sums.prefix_backward_s();
   metrics["time/apply_s"] = input.apply_s;
   const v1::PhaseSeconds& predicted = input.report.seconds();
   metrics["predicted/prefix_forward_s"] = predicted.prefix_forward();
@@ -145,13 +141,7 @@ void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics) {
 
 internal::v1::Vote EmptyVote(const StepNumbers& numbers) {
   internal::v1::Vote vote;
-  for (const char* name :
-       {"loss/pg", "loss/kl", "loss/entropy", "sum/entropy", "count/clip", "count/clip_lower", "sum/neg_log_ratio",
-        "tokens/computed", "tokens/logical", "time/prefix_forward_s", "time/suffix_s", "time/prefix_backward_s",
-        "bytes/prefix_forward", "bytes/suffix", "bytes/prefix_backward", "bytes/host", "bytes/peak"}) {
-    (*vote.mutable_sums())[name] = 0;
-  }
-  (*vote.mutable_sums())["count/tokens"] = static_cast<double>(numbers.loss_tokens);
+  vote.mutable_sums()->set_loss_tokens(static_cast<uint64_t>(numbers.loss_tokens));
   return vote;
 }
 

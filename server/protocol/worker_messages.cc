@@ -19,7 +19,7 @@ using internal::v1::WorkerMessage;
 constexpr size_t kTextBytesMax = 1000, kReasonBytesMax = 64;
 constexpr size_t kIdBytesMax = 256;  // a request id, or one that the server made
 constexpr size_t kHostBytesMax = 256, kVersionBytesMax = 64;
-constexpr int kSumsMax = 256, kLayoutsMax = 16, kMetadataMax = 8;
+constexpr int kLayoutsMax = 16, kMetadataMax = 8;
 constexpr uint64_t kMemoryBytesMax = uint64_t{1} << 60;
 constexpr uint32_t kThreadsMax = 4096;
 
@@ -61,22 +61,39 @@ absl::Status Check(const internal::v1::StepKey& key) {
   return CheckLength("key.request_id", key.request_id(), kIdBytesMax);
 }
 
-// What is not finite is no breach: the gradient of a step may be so, and then its sums are.
+absl::Status CheckSeconds(std::string_view field, double seconds) {
+  return std::isfinite(seconds) && seconds >= 0 ? absl::OkStatus() : Wrong(field, absl::StrCat("is ", seconds));
+}
+
+// A loss that is not finite is no breach: the gradient of a step may be so. What a clock or an allocator counted is.
+absl::Status Check(const internal::v1::StepSums& sums) {
+  RETURN_IF_ERROR(CheckSeconds("vote.sums.prefix_forward_s", sums.prefix_forward_s()));
+  RETURN_IF_ERROR(CheckSeconds("vote.sums.suffix_s", sums.suffix_s()));
+  RETURN_IF_ERROR(CheckSeconds("vote.sums.prefix_backward_s", sums.prefix_backward_s()));
+  RETURN_IF_ERROR(CheckMemory("vote.sums.prefix_forward_bytes", sums.prefix_forward_bytes()));
+  RETURN_IF_ERROR(CheckMemory("vote.sums.suffix_bytes", sums.suffix_bytes()));
+  RETURN_IF_ERROR(CheckMemory("vote.sums.prefix_backward_bytes", sums.prefix_backward_bytes()));
+  RETURN_IF_ERROR(CheckMemory("vote.sums.peak_bytes", sums.peak_bytes()));
+  RETURN_IF_ERROR(CheckMemory("vote.sums.state_bytes", sums.state_bytes()));
+  return CheckMemory("vote.sums.host_bytes", sums.host_bytes());
+}
+
+// A reason that the server does not know is no breach: such a no vote is INTERNAL.
 absl::Status Check(const internal::v1::Vote& vote) {
   RETURN_IF_ERROR(Check(vote.key()));
-  RETURN_IF_ERROR(CheckLength("vote.no_reason", vote.no_reason(), kReasonBytesMax));
+  if (vote.yes() && vote.no_reason() != internal::v1::NO_VOTE_REASON_UNSPECIFIED) {
+    return Wrong("vote.no_reason", absl::StrCat("is ", vote.no_reason(), " in a yes vote"));
+  }
   if (vote.grad_norm_squared() < 0) {
     return Wrong("vote.grad_norm_squared", absl::StrCat("is ", vote.grad_norm_squared()));
   }
-  if (vote.sums_size() > kSumsMax) return Wrong("vote.sums", absl::StrCat("has ", vote.sums_size(), " entries"));
-  return absl::OkStatus();
+  return Check(vote.sums());
 }
 
 absl::Status Check(const internal::v1::Applied& applied) {
   RETURN_IF_ERROR(Check(applied.key()));
   RETURN_IF_ERROR(CheckLength("applied.nonfinite", applied.nonfinite(), kTextBytesMax));
-  if (std::isfinite(applied.apply_s()) && applied.apply_s() >= 0) return absl::OkStatus();
-  return Wrong("applied.apply_s", absl::StrCat("is ", applied.apply_s()));
+  return CheckSeconds("applied.apply_s", applied.apply_s());
 }
 
 // Cut at a character's begin, so that the text stays UTF-8.

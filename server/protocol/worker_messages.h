@@ -12,7 +12,7 @@
 namespace stemma::server {
 
 // Errors: InvalidArgument, which names the field: a kind that is not known, a name too long or of other characters, a
-// number that is negative or not finite where none may be, too many sums.
+// number that is negative or not finite where none may be, a yes vote with a reason for no.
 absl::Status CheckWorkerMessage(const internal::v1::WorkerMessage& message);
 
 // A worker's text as one line of at most 1,000 bytes, for logs and errors.

@@ -46,7 +46,7 @@ void PrintTargets(const ModelConfig& config, const Shape& seconds_shape, const s
                 cost.copies().text(3).c_str());
   }
   const auto part = [&](const std::string& name) {
-    return RowOf(rows, name).bytes_run.sum("bytes/suffix") / rows[0].bytes_run.sum("bytes/suffix");
+    return RowOf(rows, name).bytes_run.suffix_bytes() / rows[0].bytes_run.suffix_bytes();
   };
   PrintTarget(part("S0 offloaded, S0"), 0.41, "Phase B's peak of S0 offloaded, part of keep-all's");
   PrintTarget(part("S1 offloaded, S1"), 0.25, "Phase B's peak of S1 offloaded, part of keep-all's (the aim)");

@@ -111,12 +111,11 @@ Measured MemoryRuns::Prepare(InProcess& engine, bool wrong) {
   Measured measured;
   measured.seconds = RealClock().MonotonicSeconds() - start_s;
   CHECK(vote.ok()) << vote.status();
-  CHECK(vote->yes() || (wrong && vote->no_reason() == "NONFINITE")) << vote->message();
+  CHECK(vote->yes() || (wrong && vote->no_reason() == internal::v1::NONFINITE)) << vote->message();
   measured.vote = *vote;
-  for (const char* phase : {"time/prefix_forward_s", "time/suffix_s", "time/prefix_backward_s"}) {
-    measured.phase_seconds += measured.sum(phase);
-  }
-  phases_.begin_s = phases_.prefix_forward_s - measured.sum("time/prefix_forward_s");
+  const internal::v1::StepSums& sums = measured.sums();
+  measured.phase_seconds = sums.prefix_forward_s() + sums.suffix_s() + sums.prefix_backward_s();
+  phases_.begin_s = phases_.prefix_forward_s - sums.prefix_forward_s();
   return measured;
 }
 

@@ -18,6 +18,7 @@ constexpr int64_t kHeadChunkRows = 512;
 
 inline double MiB(double bytes) { return bytes / static_cast<double>(kMiB); }
 inline double MiB(int64_t bytes) { return MiB(static_cast<double>(bytes)); }
+inline double MiB(uint64_t bytes) { return MiB(static_cast<double>(bytes)); }
 
 // How a cluster is computed.
 struct Memory {
@@ -45,7 +46,8 @@ struct Measured {
   double seconds = 0;        // of Prepare
   double phase_seconds = 0;  // of Phases A, B and C in it
   internal::v1::Vote vote;
-  double sum(const std::string& name) const { return vote.sums().at(name); }
+  const internal::v1::StepSums& sums() const { return vote.sums(); }
+  double suffix_bytes() const { return static_cast<double>(sums().suffix_bytes()); }
 };
 
 // When the phases of a step ended, in seconds of RealClock.

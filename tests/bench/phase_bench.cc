@@ -22,6 +22,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
+#include "tests/testing/step_sums.h"
 #include "tests/testing/synthetic.h"
 #include "worker/backend/cpu/cpu_backend.h"
 
@@ -105,7 +106,7 @@ class Recorder {
     const auto vote = engine_->Prepare(0);
     CHECK(vote.ok() && vote->yes()) << vote.status() << vote->message();
     for (const char* phase : kPhases) {
-      const double seconds = vote->sums().at(std::string("time/") + phase + "_s");
+      const double seconds = SumsByName(vote->sums()).at(std::string(phase) + "_s");
       nlohmann::json& least = sample.line[phase];
       least = least.is_null() ? seconds : std::min(seconds, least.get<double>());
     }

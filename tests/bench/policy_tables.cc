@@ -72,10 +72,10 @@ void PrintPolicyBytes(MemoryRuns& runs, const Shape& shape, const std::vector<Po
     const Measured& m = row.bytes_run;
     const PrefixShape prefix = PrefixOf(shape, row.memory);
     std::printf("| %s | %.1f (%.1f) | %.1f (%.1f) | %.3f | %.1f (%.1f) | %.1f |\n", row.memory.name.c_str(),
-                MiB(m.sum("bytes/prefix_forward")), MiB(PrefixForwardBytes(bytes, prefix).peak()),
-                MiB(m.sum("bytes/suffix")), MiB(SuffixBytes(bytes, prefix, WaveOf(shape, row.memory)).peak()),
-                m.sum("bytes/suffix") / rows[0].bytes_run.sum("bytes/suffix"), MiB(m.sum("bytes/prefix_backward")),
-                MiB(PrefixBackwardBytes(bytes, prefix).peak()), MiB(m.sum("bytes/host")));
+                MiB(m.sums().prefix_forward_bytes()), MiB(PrefixForwardBytes(bytes, prefix).peak()),
+                MiB(m.sums().suffix_bytes()), MiB(SuffixBytes(bytes, prefix, WaveOf(shape, row.memory)).peak()),
+                m.suffix_bytes() / rows[0].bytes_run.suffix_bytes(), MiB(m.sums().prefix_backward_bytes()),
+                MiB(PrefixBackwardBytes(bytes, prefix).peak()), MiB(m.sums().host_bytes()));
   }
 }
 
@@ -91,9 +91,9 @@ void PrintPolicySeconds(MemoryRuns& runs, const Shape& shape, const std::vector<
     const Measured& m = row.seconds_run;
     std::printf("| %s | %.2f | %.2f | %s | %.3f | %.2f, %.2f, %.2f | %.1f | %.0f | %.0f |\n", row.memory.name.c_str(),
                 Spread(row.seconds).median, Spread(row.keep_all_s).median, row.ratio().text(3).c_str(),
-                FlopsFactor(bytes.config, shape, row.memory), m.sum("time/prefix_forward_s"), m.sum("time/suffix_s"),
-                m.sum("time/prefix_backward_s"), MiB(m.sum("offload/bytes_out") + m.sum("offload/bytes_in")),
-                m.sum("offload/demand_loads"), m.sum("offload/waits"));
+                FlopsFactor(bytes.config, shape, row.memory), m.sums().prefix_forward_s(), m.sums().suffix_s(),
+                m.sums().prefix_backward_s(), MiB(m.sums().offload_out_bytes() + m.sums().offload_in_bytes()),
+                static_cast<double>(m.sums().offload_demand_loads()), static_cast<double>(m.sums().offload_waits()));
   }
 }
 

@@ -36,7 +36,7 @@ Flatness PrintFlatness(MemoryRuns& runs) {
     std::printf("| %ld | %ld |", shape.prompt, shape.rollouts);
     double peak = 0;
     for (const Memory& memory : {keep, away, blocks}) {
-      peak = runs.Run(shape, memory).sum("bytes/suffix");
+      peak = runs.Run(shape, memory).suffix_bytes();
       std::printf(" %.1f |", MiB(peak));
     }
     const int64_t hot_set = SuffixBytes(bytes, PrefixOf(shape, blocks), WaveOf(shape, blocks)).hot_set;
@@ -65,7 +65,7 @@ void PrintCapacity(MemoryRuns& runs, int64_t budget_bytes) {
     const Shape shape = Longest(bytes, memory, budget_bytes, bytes.config.max_positions);
     const auto tokens = static_cast<double>(shape.prompt + shape.response);
     if (base == 0) base = tokens;
-    const double peak = runs.Run(shape, memory).sum("bytes/peak");
+    const double peak = static_cast<double>(runs.Run(shape, memory).sums().peak_bytes());
     std::printf("| %s | %.0f%s | %ld + %ld | %.2f × | %.1f |\n", memory.name.c_str(), tokens,
                 shape.prompt + shape.response == bytes.config.max_positions ? " (the model's positions)" : "",
                 shape.prompt, shape.response, tokens / base, MiB(peak));

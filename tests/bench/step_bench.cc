@@ -107,7 +107,7 @@ class OpTimes {
 
 struct StepTime {
   double seconds = 0;
-  std::map<std::string, double> sums;
+  internal::v1::StepSums sums;
 };
 
 class Bench {
@@ -121,7 +121,7 @@ class Bench {
     StepTime time;
     time.seconds = RealClock().MonotonicSeconds() - start_s;
     CHECK(vote.ok() && vote->yes()) << vote.status() << vote->message();
-    for (const auto& [name, value] : vote->sums()) time.sums[name] = value;
+    time.sums = vote->sums();
     return time;
   }
   const v1::PlanReport& report() const { return engine_->plan().report; }
@@ -149,7 +149,7 @@ void AddPlan(const Bench& bench, const StepTime& time, const std::string& name, 
   line["tokens_" + name] = bench.report().tokens_computed();
   line["waves_" + name] = bench.report().num_waves();
   line["planned_bytes_" + name] = bench.report().peak_bytes();
-  line["peak_bytes_" + name] = time.sums.at("bytes/peak");
+  line["peak_bytes_" + name] = time.sums.peak_bytes();
 }
 
 void RunPairs(Bench& bench, const std::string& text, int pairs) {
@@ -166,9 +166,9 @@ void RunPairs(Bench& bench, const std::string& text, int pairs) {
     if (i == 0) AddPlan(bench, reuse, "reuse", line);
     if (i == 0) {
       for (const auto& [name, seconds] : OpTimes::seconds()) line["ops"][name] = seconds;
-      for (const char* phase : {"time/prefix_forward_s", "time/suffix_s", "time/prefix_backward_s"}) {
-        line[phase] = reuse.sums.at(phase);
-      }
+      line["time/prefix_forward_s"] = reuse.sums.prefix_forward_s();
+      line["time/suffix_s"] = reuse.sums.suffix_s();
+      line["time/prefix_backward_s"] = reuse.sums.prefix_backward_s();
     }
   }
   std::cout << line.dump() << std::endl;

@@ -158,7 +158,9 @@ IDLE = [{}, {"ready": {}}, {"ready": {"config": {"threads": 1 << 31}}},
         {"results": {"id": HUGE}}, {"export_done": {"id": HUGE}}, {"log_prob_done": {"id": HUGE}},
         {"vote": {"key": {"request_id": HUGE}}}, {"vote": {"key": {"incarnation": HUGE}}},
         {"vote": {"grad_norm_squared": -1.0}}, {"applied": {"apply_s": math.nan}}, {"applied": {"apply_s": -1.0}},
-        {"vote": {"sums": {str(i): 1.0 for i in range(1000)}}}, {"refused": {"key": {"request_id": HUGE}}}]
+        {"vote": {"sums": {"suffix_s": math.nan}}}, {"vote": {"sums": {"prefix_forward_s": -1.0}}},
+        {"vote": {"sums": {"state_bytes": (1 << 64) - 1}}}, {"vote": {"yes": True, "no_reason": "NONFINITE"}},
+        {"refused": {"key": {"request_id": HUGE}}}]
 
 
 @pytest.mark.parametrize("message", IDLE, ids=range(len(IDLE)))
@@ -259,8 +261,12 @@ def test_a2_codes_reasons_and_texts_of_workers_are_checked(cluster, sent, code, 
     ({"yes": True, "grad_norm_squared": math.inf}, "NONFINITE_GRADIENT"),
     ({"yes": True, "grad_norm_squared": -1.0}, "ATTEMPTS_EXHAUSTED"),
     ({"no_reason": "CANCELLED"}, "ATTEMPTS_EXHAUSTED"),
-    ({"no_reason": "MY OWN", "message": HUGE}, "INTERNAL"),
-], ids=["nan", "inf", "negative", "cancelled by nobody", "unknown reason"])
+    ({"yes": True, "grad_norm_squared": 1.0, "sums": {"suffix_s": math.inf}}, "ATTEMPTS_EXHAUSTED"),
+    ({"yes": True, "grad_norm_squared": 1.0, "no_reason": 77}, "ATTEMPTS_EXHAUSTED"),
+    ({"no_reason": 77, "message": HUGE}, "INTERNAL"),
+    ({"message": HUGE}, "INTERNAL"),
+], ids=["nan", "inf", "negative", "cancelled by nobody", "endless seconds", "yes with a reason", "unknown reason",
+        "no reason"])
 def test_a2_votes_are_checked(cluster, vote, outcome):
     request = Request()
     call = None
@@ -285,7 +291,8 @@ def test_a2_numbers_that_are_not_finite_reach_neither_the_calibration_nor_the_se
         assert worker.join()
         call = cluster.stub.UpdateActor.future(iter(Request().parts()), timeout=60)
         key = worker.receive("prepare").prepare.key
-        sums = {"time/suffix_s": math.nan, "time/prefix_forward_s": -1.0, "count/tokens": math.nan, "loss/pg": math.inf}
+        sums = {"policy_loss": math.inf, "kl_loss": math.nan, "entropy_nats": -math.inf, "suffix_s": 1e300,
+                "loss_tokens": (1 << 64) - 1, "computed_rows": (1 << 64) - 1, "offload_waits": (1 << 64) - 1}
         worker.send(vote={"key": key, "yes": True, "grad_norm_squared": 1e300, "sums": sums})
         worker.send(applied={"key": worker.receive("apply").apply.key, "apply_s": 1e300})
         call.result(60)

@@ -20,6 +20,7 @@
 #include "tests/testing/fake_device.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
+#include "tests/testing/step_sums.h"
 #include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
@@ -125,13 +126,15 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
 }
 
 json Answer(const InProcess& engine, const internal::v1::Vote& vote, const v1::UpdateHeader& header, int k) {
-  json answer = {{"ok", vote.yes()}, {"code", vote.no_reason()}, {"message", vote.message()}};
-  const auto sum = [&](const char* name) { return vote.sums().contains(name) ? vote.sums().at(name) : 0.0; };
-  answer["loss"] = sum("loss/pg") + header.loss().kl_loss_coef() * sum("loss/kl") -
-                   header.loss().entropy_coeff() * sum("loss/entropy");
+  json answer = {{"ok", vote.yes()},
+                 {"code", vote.yes() ? "" : internal::v1::NoVoteReason_Name(vote.no_reason())},
+                 {"message", vote.message()}};
+  const internal::v1::StepSums& sums = vote.sums();
+  answer["loss"] = sums.policy_loss() + header.loss().kl_loss_coef() * sums.kl_loss() -
+                   header.loss().entropy_coeff() * sums.entropy_loss();
   answer["grad_norm"] = std::sqrt(vote.grad_norm_squared());
-  for (const auto& [name, value] : vote.sums()) answer["sums"][name] = value;
-  answer["peak_bytes"] = sum("bytes/peak");
+  for (const auto& [name, value] : SumsByName(sums)) answer["sums"][name] = value;
+  answer["peak_bytes"] = sums.peak_bytes();
   const v1::PlanReport& report = engine.plan().report;
   answer["planned_bytes"] = StepReportOf(engine.plan(), static_cast<uint32_t>(k)).peak_bytes();
   answer["plan"] = {{"waves", report.num_waves()},

@@ -19,11 +19,13 @@
 #include "worker/backend/cpu/cpu_backend.h"
 #include "worker/engine/results.h"
 #include "worker/engine/step_line.h"
+#include "worker/engine/step_sums.h"
 #include "worker/model/weights_io.h"
 
 namespace stemma::worker {
 namespace {
 
+using internal::v1::NoVoteReason;
 using internal::v1::Vote;
 
 // Exceptions end here: none crosses Prepare, LogProb, Export or loading, because the thread that calls them knows none
@@ -50,42 +52,15 @@ absl::Status CatchExceptions(const Fn& fn) {
   }
 }
 
-std::string NoReason(const absl::Status& status) {
+NoVoteReason NoVoteReasonOf(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kCancelled:
-      return "CANCELLED";
+      return internal::v1::CANCELLED;
     case absl::StatusCode::kResourceExhausted:
-      return "OUT_OF_MEMORY";
+      return internal::v1::OUT_OF_MEMORY;
     default:
-      return "INTERNAL";
+      return internal::v1::INTERNAL;
   }
-}
-
-void FillSums(const PassSums& sums, Vote& vote) {
-  auto& out = *vote.mutable_sums();
-  out["loss/pg"] = sums.loss.pg;
-  out["loss/kl"] = sums.loss.kl;
-  out["loss/entropy"] = sums.loss.entropy;
-  out["sum/entropy"] = sums.loss.plain_entropy;
-  out["count/tokens"] = sums.loss.tokens;
-  out["count/clip"] = sums.loss.clipped;
-  out["count/clip_lower"] = sums.loss.clipped_lower;
-  out["sum/neg_log_ratio"] = sums.loss.neg_log_ratio;
-  out["tokens/computed"] = static_cast<double>(sums.tokens_computed);
-  out["tokens/logical"] = static_cast<double>(sums.tokens_logical);
-  out["time/prefix_forward_s"] = sums.prefix_forward_s;
-  out["time/suffix_s"] = sums.suffix_s;
-  out["time/prefix_backward_s"] = sums.prefix_backward_s;
-  out["bytes/prefix_forward"] = static_cast<double>(sums.prefix_forward_bytes);
-  out["bytes/suffix"] = static_cast<double>(sums.suffix_bytes);
-  out["bytes/prefix_backward"] = static_cast<double>(sums.prefix_backward_bytes);
-  out["offload/bytes_out"] = static_cast<double>(sums.offload.bytes_out);
-  out["offload/bytes_in"] = static_cast<double>(sums.offload.bytes_in);
-  out["offload/demand_loads"] = static_cast<double>(sums.offload.demand_loads);
-  out["offload/waits"] = static_cast<double>(sums.offload.waits);
-  out["bytes/host"] = static_cast<double>(sums.offload.peak_host_bytes);
-  out["bytes/peak"] =
-      static_cast<double>(std::max({sums.prefix_forward_bytes, sums.suffix_bytes, sums.prefix_backward_bytes}));
 }
 
 }  // namespace
@@ -170,16 +145,16 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
     if (report) sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_prob, entropy);
   };
   ASSIGN_OR_RETURN(const PassSums sums, RunStep(MakePassOptions(hooks), payload, prepare.plan(), loss, results));
-  FillSums(sums, vote);
+  *vote.mutable_sums() = StepSumsOf(sums);
+  vote.mutable_sums()->set_state_bytes(static_cast<uint64_t>(state_bytes));
   LOG(INFO) << StepLine(prepare.key(), sums);
-  (*vote.mutable_sums())["bytes/state"] = static_cast<double>(state_bytes);
   sender.Flush();
 
   vote.set_empty(prepare.plan().clusters_size() == 0);
   vote.set_grad_norm_squared(GradNormSquared(weights_.parameters, ranges_));
   vote.set_yes(std::isfinite(vote.grad_norm_squared()));
   if (!vote.yes()) {
-    vote.set_no_reason("NONFINITE");
+    vote.set_no_reason(internal::v1::NONFINITE);
     vote.set_message("the gradient of " + FirstNonfinite(backend_, weights_.parameters, ranges_) + " is not finite");
   }
   return vote;
@@ -199,7 +174,7 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   });
   if (!status.ok()) {
     vote = {};
-    vote.set_no_reason(NoReason(status));
+    vote.set_no_reason(NoVoteReasonOf(status));
     vote.set_message(std::string(status.message()));
   }
   *vote.mutable_key() = prepare.key();

@@ -96,7 +96,7 @@ class PlayedWorker:
     def make_step(self):
         """Votes yes on the next Prepare and reports that it applied it."""
         prepare = self.receive("prepare").prepare
-        self.send(vote={"key": prepare.key, "yes": True, "grad_norm_squared": 1.0, "sums": {"count/tokens": 1.0}})
+        self.send(vote={"key": prepare.key, "yes": True, "grad_norm_squared": 1.0, "sums": {"loss_tokens": 1}})
         apply = self.receive("apply").apply
         self.send(applied={"key": apply.key, "apply_s": 0.01})
 

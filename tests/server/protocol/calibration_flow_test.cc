@@ -80,10 +80,10 @@ class Flow {
     *vote.message.mutable_vote()->mutable_key() = prepare_.key();
     vote.message.mutable_vote()->set_yes(true);
     vote.message.mutable_vote()->set_grad_norm_squared(1);
-    auto& sums = *vote.message.mutable_vote()->mutable_sums();
-    sums["time/prefix_forward_s"] = suffix_s / 10;
-    sums["time/suffix_s"] = suffix_s;
-    sums["time/prefix_backward_s"] = suffix_s / 5;
+    internal::v1::StepSums& sums = *vote.message.mutable_vote()->mutable_sums();
+    sums.set_prefix_forward_s(suffix_s / 10);
+    sums.set_suffix_s(suffix_s);
+    sums.set_prefix_backward_s(suffix_s / 5);
     Handle(vote);
     WorkerMessageEvent applied{.session = 1, .message = {}};
     *applied.message.mutable_applied()->mutable_key() = prepare_.key();

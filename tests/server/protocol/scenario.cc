@@ -279,7 +279,9 @@ class Scenario {
     *vote.mutable_key() = KeyOf(command);
     vote.set_yes(command.words.at(1) != "no");
     vote.set_empty(command.words.at(1) == "empty");
-    if (command.Has("reason")) vote.set_no_reason(command.options.at("reason"));
+    internal::v1::NoVoteReason reason = internal::v1::NO_VOTE_REASON_UNSPECIFIED;
+    if (command.Has("reason")) CHECK(internal::v1::NoVoteReason_Parse(command.options.at("reason"), &reason));
+    vote.set_no_reason(reason);
     double norm2 = 4;
     if (command.Has("norm2")) CHECK(absl::SimpleAtod(command.options.at("norm2"), &norm2));
     vote.set_grad_norm_squared(norm2);

@@ -8,22 +8,25 @@ namespace {
 
 internal::v1::Vote MakeVote() {
   internal::v1::Vote vote;
-  auto& sums = *vote.mutable_sums();
-  sums["loss/pg"] = 0.5;
-  sums["loss/kl"] = 2;
-  sums["loss/entropy"] = 3;
-  sums["count/tokens"] = 10;
-  sums["count/clip"] = 4;
-  sums["count/clip_lower"] = 1;
-  sums["sum/neg_log_ratio"] = -5;
-  sums["sum/entropy"] = 20;
-  sums["tokens/computed"] = 50;
-  sums["tokens/logical"] = 200;
-  sums["time/suffix_s"] = 1.5;
-  sums["bytes/peak"] = 4096;
-  sums["bytes/prefix_forward"] = 1000;
-  sums["bytes/suffix"] = 3000;
-  sums["bytes/prefix_backward"] = 2000;
+  internal::v1::StepSums& sums = *vote.mutable_sums();
+  sums.set_policy_loss(0.5);
+  sums.set_kl_loss(2);
+  sums.set_entropy_loss(3);
+  sums.set_loss_tokens(10);
+  sums.set_clipped_tokens(4);
+  sums.set_clipped_lower_tokens(1);
+  sums.set_neg_log_ratio_nats(-5);
+  sums.set_entropy_nats(20);
+  sums.set_computed_rows(50);
+  sums.set_logical_rows(200);
+  sums.set_prefix_forward_s(0.75);
+  sums.set_suffix_s(1.5);
+  sums.set_prefix_backward_s(1.25);
+  sums.set_peak_bytes(4096);
+  sums.set_prefix_forward_bytes(1000);
+  sums.set_suffix_bytes(3000);
+  sums.set_prefix_backward_bytes(2000);
+  sums.set_host_bytes(60);
   vote.set_grad_norm_squared(9);
   return vote;
 }
@@ -36,8 +39,8 @@ v1::UpdateHeader MakeHeader() {
   return header;
 }
 
-Metrics StepMetrics(const internal::v1::Vote& vote, absl::Duration elapsed = absl::Seconds(2)) {
-  const v1::UpdateHeader header = MakeHeader();
+Metrics StepMetrics(const internal::v1::Vote& vote, absl::Duration elapsed = absl::Seconds(2),
+                    const v1::UpdateHeader& header = MakeHeader()) {
   v1::StepReport report;
   report.set_peak_bytes(5000);
   report.set_flops(4e12);
@@ -97,10 +100,14 @@ TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
   EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_forward_s"), 0.125);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/prefix_backward_s"), 0.375);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/host_bytes"), 70);
-  EXPECT_FALSE(metrics.contains("measured/host_bytes"));
+  EXPECT_DOUBLE_EQ(metrics.at("measured/host_bytes"), 60);
+  EXPECT_FALSE(metrics.contains("measured/state_bytes")) << "not measured";
+  EXPECT_FALSE(metrics.contains("offload/bytes_out")) << "nothing was offloaded";
   EXPECT_DOUBLE_EQ(metrics.at("predicted/suffix_s"), 1.25);
   EXPECT_DOUBLE_EQ(metrics.at("predicted/apply_s"), 0.5);
+  EXPECT_DOUBLE_EQ(metrics.at("time/prefix_forward_s"), 0.75);
   EXPECT_DOUBLE_EQ(metrics.at("time/suffix_s"), 1.5);
+  EXPECT_DOUBLE_EQ(metrics.at("time/prefix_backward_s"), 1.25);
   EXPECT_DOUBLE_EQ(metrics.at("time/apply_s"), 0.25);
   EXPECT_DOUBLE_EQ(metrics.at("perf/actor/time_per_step"), 2);
   EXPECT_DOUBLE_EQ(metrics.at("perf/actor/total_num_tokens"), 300);
@@ -115,14 +122,30 @@ TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
 
 TEST(StepMetricsTest, WhatWasNotComputedIsNotReported) {
   internal::v1::Vote vote = MakeVote();
-  for (const char* name : {"loss/kl", "loss/entropy", "sum/entropy"}) vote.mutable_sums()->erase(name);
-  (*vote.mutable_sums())["count/tokens"] = 0;
-  Metrics metrics = StepMetrics(vote, absl::ZeroDuration());
-  for (const char* name : {"actor/kl_loss", "actor/entropy_loss", "actor/entropy", "actor/pg_clipfrac",
+  vote.mutable_sums()->set_loss_tokens(0);
+  v1::UpdateHeader header = MakeHeader();
+  header.mutable_loss()->clear_kl_loss_coef();
+  Metrics metrics = StepMetrics(vote, absl::ZeroDuration(), header);
+  for (const char* name : {"actor/kl_loss", "actor/kl_coef", "actor/entropy", "actor/pg_clipfrac",
                            "perf/actor/throughput", "perf/actor/tflops"}) {
     EXPECT_FALSE(metrics.contains(name)) << name;
   }
-  EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5 - 0.01 * 3);
+}
+
+TEST(StepMetricsTest, WhatWasOffloadedOrMeasuredBetweenStepsIsReportedWhereItWas) {
+  internal::v1::Vote vote = MakeVote();
+  vote.mutable_sums()->set_state_bytes(11000);
+  vote.mutable_sums()->set_offload_out_bytes(7);
+  vote.mutable_sums()->set_offload_in_bytes(6);
+  vote.mutable_sums()->set_offload_demand_loads(5);
+  vote.mutable_sums()->set_offload_waits(4);
+  const Metrics metrics = StepMetrics(vote);
+  EXPECT_EQ(metrics.at("measured/state_bytes"), 11000);
+  EXPECT_EQ(metrics.at("offload/bytes_out"), 7);
+  EXPECT_EQ(metrics.at("offload/bytes_in"), 6);
+  EXPECT_EQ(metrics.at("offload/demand_loads"), 5);
+  EXPECT_EQ(metrics.at("offload/waits"), 4);
 }
 
 TEST(StepMetricsTest, AnEmptyStepHasTheNamesOfAnyOther) {

@@ -105,18 +105,18 @@ absl::StatusOr<internal::v1::Vote> FakeEngine::Prepare(const internal::v1::Prepa
   if (absl::StartsWith(uid, "hang")) {
     WaitUntilCancelled(hooks);
     vote.set_yes(false);
-    vote.set_no_reason("CANCELLED");
+    vote.set_no_reason(internal::v1::CANCELLED);
   } else if (absl::StartsWith(uid, "gate")) {
     WaitForGate(hooks);
   } else if (absl::StartsWith(uid, "nonfinite")) {
     vote.set_yes(false);
-    vote.set_no_reason("NONFINITE");
+    vote.set_no_reason(internal::v1::NONFINITE);
     vote.set_message("told to");
   } else if (prepare.header().return_log_probs()) {
     SendResults(prepare.key().request_id(), payload->groups, hooks);
   }
-  (*vote.mutable_sums())["loss/pg"] = 0.5;
-  (*vote.mutable_sums())["count/tokens"] = 1;
+  vote.mutable_sums()->set_policy_loss(0.5);
+  vote.mutable_sums()->set_loss_tokens(1);
   fence_.OnVote(prepare.key());
   return vote;
 }

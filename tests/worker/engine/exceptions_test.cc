@@ -32,7 +32,7 @@ class ThrowingAttention : public CpuAttention {
 
 struct Thrown {
   std::function<void()> thrower;
-  std::string reason;
+  internal::v1::NoVoteReason reason;
 };
 
 TEST(ExceptionsTest, EachKindIsTheStepsAnswerAndTheNextStepIsMade) {
@@ -48,10 +48,10 @@ TEST(ExceptionsTest, EachKindIsTheStepsAnswerAndTheNextStepIsMade) {
   auto engine = InProcess::Create(options, MakeCpuBackend(std::make_unique<ThrowingAttention>(thrower)));
   ASSERT_TRUE(engine.ok()) << engine.status();
   const std::vector<Thrown> kinds = {
-      {[] { TORCH_CHECK(false, "of LibTorch"); }, "INTERNAL"},
-      {[] { throw std::bad_alloc(); }, "OUT_OF_MEMORY"},
-      {[] { throw std::runtime_error("of a library"); }, "INTERNAL"},
-      {[] { nlohmann::json("text")["key"] = 1; }, "INTERNAL"},
+      {[] { TORCH_CHECK(false, "of LibTorch"); }, internal::v1::INTERNAL},
+      {[] { throw std::bad_alloc(); }, internal::v1::OUT_OF_MEMORY},
+      {[] { throw std::runtime_error("of a library"); }, internal::v1::INTERNAL},
+      {[] { nlohmann::json("text")["key"] = 1; }, internal::v1::INTERNAL},
   };
   TrainingRequest request = SyntheticRequest({16}, {8, 8}, SyntheticModel({}).vocab_size);
   request.update.mutable_adam()->set_learning_rate(1e-3);

@@ -56,7 +56,7 @@ class PeakBytesTest : public ::testing::TestWithParam<Setting> {
     EXPECT_TRUE(engine_->Load(SyntheticRequest({GetParam().prompt}, responses, SyntheticShape().vocab)).ok());
     const auto vote = engine_->Prepare(0);
     EXPECT_TRUE(vote.ok() && vote->yes()) << vote.status();
-    return {vote->sums().at("bytes/peak"), static_cast<double>(engine_->plan().report.peak_bytes())};
+    return {static_cast<double>(vote->sums().peak_bytes()), static_cast<double>(engine_->plan().report.peak_bytes())};
   }
 
   std::string directory_;

@@ -13,6 +13,7 @@
 #include "glog/logging.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
+#include "tests/testing/step_sums.h"
 #include "tests/testing/synthetic.h"
 #include "worker/backend/cpu/cpu_backend.h"
 
@@ -92,7 +93,7 @@ WaveShape WaveOf(const Setting& s) {
 class PhaseBytesTest : public ::testing::TestWithParam<Setting> {};
 
 void ExpectNear(const internal::v1::Vote& vote, const std::string& phase, const PhaseBytes& planned) {
-  const double measured = vote.sums().at("bytes/" + phase), peak = static_cast<double>(planned.peak());
+  const double measured = SumsByName(vote.sums()).at(phase + "_bytes"), peak = static_cast<double>(planned.peak());
   EXPECT_NEAR(peak / measured, 1, kTolerance)
       << phase << ": planned " << planned.peak() << " = hot " << planned.hot_set << " + dormant " << planned.dormant_set
       << " + wave " << planned.wave_tape << " + working " << planned.working_set << ", measured "
@@ -116,13 +117,13 @@ TEST_P(PhaseBytesTest, EachPhaseTakesItsPlannedBytes) {
   ExpectNear(vote, "suffix", SuffixBytes(ShapeOf(s), PrefixOf(s), WaveOf(s)));
   ExpectNear(vote, "prefix_backward", PrefixBackwardBytes(ShapeOf(s), PrefixOf(s)));
   const auto host = static_cast<double>(HostTapeBytes(ShapeOf(s), PrefixOf(s)));
-  EXPECT_NEAR(vote.sums().at("bytes/host"), host, kTolerance * host);
+  EXPECT_NEAR(static_cast<double>(vote.sums().host_bytes()), host, kTolerance * host);
 }
 
 // What Phase B takes beyond K/V and their gradients, with the prefix's tape away.
 double BeyondHotSet(const Setting& s, int64_t rollouts) {
   const double hot_set = static_cast<double>(SuffixBytes(ShapeOf(s), PrefixOf(s), WaveOf(s)).hot_set);
-  return Measure(s, rollouts).sums().at("bytes/suffix") - hot_set;
+  return static_cast<double>(Measure(s, rollouts).sums().suffix_bytes()) - hot_set;
 }
 
 TEST(PhaseBytesFlatTest, PhaseBGrowsNeitherWithRolloutsNorBeyondKvWithThePrompt) {

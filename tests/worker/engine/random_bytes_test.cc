@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -24,6 +25,7 @@
 #include "server/planner/memory_division.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
+#include "tests/testing/step_sums.h"
 #include "tests/testing/synthetic.h"
 #include "tests/worker/memory/fake_copy_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
@@ -173,7 +175,8 @@ std::vector<PhaseRow> RowsOf(const v1::StepReport& report, const internal::v1::V
       rows[i].most = std::max(rows[i].most, static_cast<double>(phases[i]->peak_with_headroom()));
     }
   }
-  for (PhaseRow& row : rows) row.measured = vote.sums().at(std::string("bytes/") + row.name);
+  const std::map<std::string, double> sums = SumsByName(vote.sums());
+  for (PhaseRow& row : rows) row.measured = sums.at(std::string(row.name) + "_bytes");
   return rows;
 }
 
@@ -218,8 +221,7 @@ void RunCase(const Case& c, const std::string& directory, Tally& tally) {
   const double activation_budget = static_cast<double>(run.memory_budget_bytes() - state.device());
   const int64_t rows = std::accumulate(c.prompts.begin(), c.prompts.end(), int64_t{0});
   CheckRows(RowsOf(report, *vote), activation_budget, ProductScratch(c.model, run.dtype(), rows), tally);
-  const double host = vote->sums().at("bytes/host");
-  tally.offloaded += host > 0;
+  tally.offloaded += vote->sums().host_bytes() > 0;
   tally.bounded += c.budget_of_ample > 0;
   ++tally.run;
 }

@@ -64,7 +64,8 @@ TEST_P(StateBytesTest, AreThoseOfTheLoadedModelBeforeAndAfterAStep) {
     ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
     const auto vote = (*engine)->Prepare(0);
     ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
-    EXPECT_NEAR(vote->sums().at("bytes/state") - others, planned, kTolerance * planned) << "step " << step;
+    EXPECT_NEAR(static_cast<double>(vote->sums().state_bytes()) - others, planned, kTolerance * planned)
+        << "step " << step;
     ASSERT_TRUE((*engine)->Apply(0, *vote).ok());
   }
 }

@@ -111,7 +111,7 @@ TEST_F(EngineThreadTest, ProgressGrowsWithMessagesAndWavesOnly) {
   EXPECT_EQ(moved(), 3u) << "two messages and a wave";
   EXPECT_EQ(moved(), 0u);
   PostAbort(Key("a", 1));
-  EXPECT_EQ(sent_.Next().vote().no_reason(), "CANCELLED");
+  EXPECT_EQ(sent_.Next().vote().no_reason(), internal::v1::CANCELLED);
   PostPayload("b", "g");
   PostPrepare(Key("b", 1));
   EXPECT_TRUE(sent_.Next().vote().yes());
@@ -138,7 +138,7 @@ TEST_F(EngineThreadTest, AnAbortReachesTheStepThatRuns) {
   PostAbort(Key("a", 1));
   const WorkerMessage message = sent_.Next();
   EXPECT_FALSE(message.vote().yes());
-  EXPECT_EQ(message.vote().no_reason(), "CANCELLED");
+  EXPECT_EQ(message.vote().no_reason(), internal::v1::CANCELLED);
   PostApply(Key("a", 1));
   EXPECT_TRUE(sent_.Next().has_refused()) << "an aborted vote was applied";
 }

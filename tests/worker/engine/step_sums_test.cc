@@ -1,0 +1,43 @@
+#include "worker/engine/step_sums.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/testing/step_sums.h"
+
+namespace stemma::worker {
+namespace {
+
+TEST(StepSumsTest, EveryNumberOfAPassTravelsUnderItsOwnName) {
+  PassSums pass;
+  pass.loss = {.pg = 1, .kl = 2, .entropy = 3, .clipped = 7, .clipped_lower = 8, .neg_log_ratio = 5, .tokens = 6};
+  pass.loss.plain_entropy = 4;
+  pass.tokens_computed = 9;
+  pass.tokens_logical = 10;
+  pass.prefix_forward_s = 11;
+  pass.suffix_s = 12;
+  pass.prefix_backward_s = 13;
+  pass.prefix_forward_bytes = 14;
+  pass.suffix_bytes = 17;
+  pass.prefix_backward_bytes = 16;
+  pass.offload.peak_host_bytes = 19;
+  pass.offload.bytes_out = 20;
+  pass.offload.bytes_in = 21;
+  pass.offload.demand_loads = 22;
+  pass.offload.waits = 23;
+  const std::map<std::string, double> expected = {{"policy_loss", 1},        {"kl_loss", 2},
+                                                  {"entropy_loss", 3},       {"entropy_nats", 4},
+                                                  {"neg_log_ratio_nats", 5}, {"loss_tokens", 6},
+                                                  {"clipped_tokens", 7},     {"clipped_lower_tokens", 8},
+                                                  {"computed_rows", 9},      {"logical_rows", 10},
+                                                  {"prefix_forward_s", 11},  {"suffix_s", 12},
+                                                  {"prefix_backward_s", 13}, {"prefix_forward_bytes", 14},
+                                                  {"suffix_bytes", 17},      {"prefix_backward_bytes", 16},
+                                                  {"peak_bytes", 17},        {"state_bytes", 0},
+                                                  {"host_bytes", 19},        {"offload_out_bytes", 20},
+                                                  {"offload_in_bytes", 21},  {"offload_demand_loads", 22},
+                                                  {"offload_waits", 23}};
+  EXPECT_EQ(testing::SumsByName(StepSumsOf(pass)), expected) << "a field of StepSums is missing here, or is mixed up";
+}
+
+}  // namespace
+}  // namespace stemma::worker

@@ -1,0 +1,12 @@
+// What a pass counted, as its vote carries it. Pure; called by the engine.
+#pragma once
+
+#include "stemma/internal/v1/worker.pb.h"
+#include "worker/engine/pass_runner.h"
+
+namespace stemma::worker {
+
+// Fills all fields but state_bytes, which the pass does not know.
+internal::v1::StepSums StepSumsOf(const PassSums& sums);
+
+}  // namespace stemma::worker
