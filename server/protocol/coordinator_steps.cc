@@ -165,7 +165,7 @@ void CoordinatorState::OnNoVote(UpdateRecord& record, const internal::v1::Vote& 
 
 void CoordinatorState::SendApply(UpdateRecord& record, const internal::v1::Vote& vote,
                                  v1::StepResult::Outcome outcome) {
-  SendToWorker(MakeApply(running_->key, record.request->update.adam(), vote, outcome));
+  SendToWorker(MakeApply(running_->key, record.request->update.adam(), record.plan, vote, outcome));
   running_->phase = Phase::kCommitted;
   running_->watch = Watch(absl::StrCat("APPLY of ", StepText(running_->key)), ApplySeconds(record.plan, record.k));
   running_->vote = vote;

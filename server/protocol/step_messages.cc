@@ -29,6 +29,7 @@ internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::Up
   if (RunsEntryPass(plan, key.k())) *prepare.mutable_log_prob_pass() = plan.plan.log_prob_pass();
   prepare.set_denominator(numbers.denominator);
   prepare.mutable_rollout_weights()->Add(numbers.rollout_weights.begin(), numbers.rollout_weights.end());
+  *prepare.mutable_predicted() = StepReportOf(plan, key.k()).seconds();
   return prepare;
 }
 
@@ -37,13 +38,14 @@ double ClipFactor(const v1::AdamParams& adam, double grad_norm_squared) {
   return std::min(1.0, adam.max_grad_norm() / (std::sqrt(grad_norm_squared) + kClipEpsilon));
 }
 
-internal::v1::Apply MakeApply(const internal::v1::StepKey& key, const v1::AdamParams& adam,
+internal::v1::Apply MakeApply(const internal::v1::StepKey& key, const v1::AdamParams& adam, const RequestPlan& plan,
                               const internal::v1::Vote& vote, v1::StepResult::Outcome outcome) {
   internal::v1::Apply apply;
   *apply.mutable_key() = key;
   *apply.mutable_adam() = adam;
   if (outcome == v1::StepResult::APPLIED) {
     apply.set_clip(ClipFactor(adam, vote.grad_norm_squared()));
+    apply.set_predicted_s(StepReportOf(plan, key.k()).seconds().apply());
   } else {
     apply.set_discard(true);
   }

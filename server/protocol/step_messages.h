@@ -24,9 +24,9 @@ internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::Up
 // does; 1 where max_grad_norm is 0. The norm may be large: its square was checked to be finite.
 double ClipFactor(const v1::AdamParams& adam, double grad_norm_squared);
 
-// Fills the Apply of a step whose vote led to `outcome`: APPLIED carries the clip factor, every other outcome discards
-// the gradients.
-internal::v1::Apply MakeApply(const internal::v1::StepKey& key, const v1::AdamParams& adam,
+// Fills the Apply of a step whose vote led to `outcome`: APPLIED carries the clip factor and the predicted seconds,
+// every other outcome discards the gradients.
+internal::v1::Apply MakeApply(const internal::v1::StepKey& key, const v1::AdamParams& adam, const RequestPlan& plan,
                               const internal::v1::Vote& vote, v1::StepResult::Outcome outcome);
 
 // Returns the report of step k. The report of the entry log-prob pass, if there is one, stands before those of the

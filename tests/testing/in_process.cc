@@ -108,7 +108,7 @@ absl::StatusOr<internal::v1::Vote> InProcess::Prepare(int k) {
 
 absl::Status InProcess::Apply(int k, const internal::v1::Vote& vote) {
   const v1::StepResult::Outcome outcome = vote.empty() ? v1::StepResult::SKIPPED_EMPTY : v1::StepResult::APPLIED;
-  RETURN_IF_ERROR(engine_->Apply(MakeApply(Key(k), request_.update.adam(), vote, outcome)).status());
+  RETURN_IF_ERROR(engine_->Apply(MakeApply(Key(k), request_.update.adam(), plan_, vote, outcome)).status());
   if (!vote.empty()) ++step_;
   return absl::OkStatus();
 }

@@ -148,6 +148,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   *vote.mutable_sums() = StepSumsOf(sums);
   vote.mutable_sums()->set_state_bytes(static_cast<uint64_t>(state_bytes));
   LOG(INFO) << StepLine(prepare.key(), sums);
+  for (const std::string& line : SlowPhases(prepare.key(), sums, prepare.predicted())) LOG(WARNING) << line;
   sender.Flush();
 
   vote.set_empty(prepare.plan().clusters_size() == 0);
@@ -198,6 +199,8 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   fence_.OnApplied(apply.key(), apply.discard());
   *applied.mutable_key() = apply.key();
   applied.set_apply_s(RealClock().MonotonicSeconds() - start_s);
+  const std::string slow = SlowLine(apply.key(), "APPLY", applied.apply_s(), apply.predicted_s());
+  LOG_IF(WARNING, !slow.empty()) << slow;
   return applied;
 }
 

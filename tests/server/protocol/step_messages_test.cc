@@ -20,7 +20,10 @@ RequestPlan MakePlan() {
     v1::StepPlan& step = *plan.plan.add_steps();
     step.set_epoch(k);
     if (k == 0) step.add_clusters();
-    plan.report.add_steps()->set_peak_bytes(100 + k);
+    v1::StepReport& report = *plan.report.add_steps();
+    report.set_peak_bytes(100 + k);
+    report.mutable_seconds()->set_suffix(10 + k);
+    report.mutable_seconds()->set_apply(20 + k);
   }
   plan.steps.push_back({.denominator = 12, .rollout_weights = {0.5, 0.25}, .total_tokens = 0});
   plan.steps.push_back({.denominator = 0.1, .rollout_weights = {1.0 / 3}, .total_tokens = 0});
@@ -51,12 +54,14 @@ TEST(MakePrepareTest, EachStepCarriesTheNumbersOfItsOwnMiniBatch) {
   EXPECT_EQ(first.plan().epoch(), 0u);
   EXPECT_EQ(first.denominator(), 12);
   EXPECT_THAT(first.rollout_weights(), ElementsAre(0.5, 0.25));
+  EXPECT_EQ(first.predicted().suffix(), 10) << "the step's own, not the entry pass's";
 
   const internal::v1::Prepare second = MakePrepare(Key(1), header, MakePlan());
   EXPECT_EQ(second.key().k(), 1u);
   EXPECT_EQ(second.plan().epoch(), 1u);
   EXPECT_EQ(second.denominator(), 0.1);
   EXPECT_THAT(second.rollout_weights(), ElementsAre(1.0 / 3));
+  EXPECT_EQ(second.predicted().suffix(), 11);
 }
 
 TEST(MakePrepareTest, TheEntryPassGoesWithTheFirstStepOnly) {
@@ -94,14 +99,15 @@ TEST(ClipFactorTest, ZeroMeansNoClipping) {
 TEST(MakeApplyTest, AnAppliedStepCarriesTheClipAndAnyOtherDiscards) {
   internal::v1::Vote vote;
   vote.set_grad_norm_squared(4);
-  const internal::v1::Apply applied = MakeApply(Key(1), Adam(1), vote, v1::StepResult::APPLIED);
+  const internal::v1::Apply applied = MakeApply(Key(1), Adam(1), MakePlan(), vote, v1::StepResult::APPLIED);
   EXPECT_EQ(applied.key().k(), 1u);
   EXPECT_EQ(applied.adam().learning_rate(), 0.75);
   EXPECT_EQ(applied.clip(), 1 / (2 + 1e-6));
+  EXPECT_EQ(applied.predicted_s(), 21);
   EXPECT_FALSE(applied.discard());
   for (const auto outcome : {v1::StepResult::SKIPPED_EMPTY, v1::StepResult::SKIPPED_NONFINITE}) {
     vote.set_grad_norm_squared(std::numeric_limits<double>::quiet_NaN());
-    const internal::v1::Apply skipped = MakeApply(Key(1), Adam(1), vote, outcome);
+    const internal::v1::Apply skipped = MakeApply(Key(1), Adam(1), MakePlan(), vote, outcome);
     EXPECT_TRUE(skipped.discard());
     EXPECT_EQ(skipped.key().step(), 5u);
   }

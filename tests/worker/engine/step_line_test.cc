@@ -31,5 +31,45 @@ TEST(StepLineTest, SaysPhasesSecondsWavesRowsAndBytes) {
   EXPECT_NE(line.find("; 2.00 MiB copied for offload"), std::string::npos) << line;
 }
 
+TEST(SlowLineTest, IsFromTenTimesThePredictionAndASecondOn) {
+  internal::v1::StepKey key;
+  key.set_step(3);
+  key.set_request_id("r");
+  key.set_attempt(2);
+  EXPECT_EQ(
+      SlowLine(key, "APPLY", 15, 1.5),
+      "APPLY of step 3 of request r (k 0, attempt 2) took 15.0 s, 10.0x the 1.50 s that its plan predicts: is this "
+      "machine overloaded, or out of memory?");
+  EXPECT_EQ(SlowLine(key, "APPLY", 14.9, 1.5), "") << "less than ten times";
+  EXPECT_NE(SlowLine(key, "APPLY", 1, 1e-6), "");
+  EXPECT_EQ(SlowLine(key, "APPLY", 0.99, 1e-6), "") << "below the floor";
+  EXPECT_EQ(SlowLine(key, "APPLY", 100, 0), "") << "no prediction";
+}
+
+TEST(SlowPhasesTest, EachPhaseIsHeldAgainstItsOwnPrediction) {
+  internal::v1::StepKey key;
+  PassSums sums;
+  sums.prefix_forward_s = 20;
+  sums.suffix_s = 30;
+  sums.prefix_backward_s = 40;
+  v1::PhaseSeconds predicted;
+  predicted.set_prefix_forward(2.1);
+  predicted.set_suffix(3.1);
+  predicted.set_prefix_backward(4.1);
+  predicted.set_apply(1e-3);
+  EXPECT_TRUE(SlowPhases(key, sums, predicted).empty());
+  const std::pair<void (v1::PhaseSeconds::*)(double), const char*> phases[] = {
+      {&v1::PhaseSeconds::set_prefix_forward, "prefix forward of step"},
+      {&v1::PhaseSeconds::set_suffix, "suffix waves of step"},
+      {&v1::PhaseSeconds::set_prefix_backward, "prefix backward of step"}};
+  for (const auto& [set, text] : phases) {
+    v1::PhaseSeconds less = predicted;
+    (less.*set)(1);
+    const std::vector<std::string> lines = SlowPhases(key, sums, less);
+    ASSERT_EQ(lines.size(), 1u) << text;
+    EXPECT_EQ(lines[0].rfind(text, 0), 0u) << lines[0];
+  }
+}
+
 }  // namespace
 }  // namespace stemma::worker

@@ -1,0 +1,99 @@
+// An operation that takes ten times its prediction is in the worker's log, and one that does not is not.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/model/model_init.h"
+#include "glog/logging.h"
+#include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
+#include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
+
+namespace stemma::testing {
+namespace {
+
+constexpr absl::Duration kSlow = absl::Milliseconds(1100);  // above the floor of a second
+
+bool& sleeps() {
+  static bool value = false;
+  return value;
+}
+
+void SleepOnceIfTold() {
+  if (std::exchange(sleeps(), false)) RealClock().Sleep(kSlow);
+}
+
+class SleepyAttention : public CpuAttention {
+ public:
+  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                 double scale) const override {
+    SleepOnceIfTold();
+    return CpuAttention::Forward(q, k, v, causal, scale);
+  }
+};
+
+int64_t (*look_for_nonfinite)(const at::Tensor& values) = nullptr;
+
+Backend SleepyBackend() {
+  Backend backend = MakeCpuBackend(std::make_unique<SleepyAttention>());
+  look_for_nonfinite = backend.kernels.first_nonfinite;
+  backend.kernels.first_nonfinite = [](const at::Tensor& values) {  // called by APPLY
+    SleepOnceIfTold();
+    return look_for_nonfinite(values);
+  };
+  return backend;
+}
+
+class Warnings final : public google::LogSink {
+ public:
+  Warnings() { google::AddLogSink(this); }
+  ~Warnings() override { google::RemoveLogSink(this); }
+  void send(google::LogSeverity severity, const char*, const char*, int, const google::LogMessageTime&,
+            const char* message, size_t bytes) override {
+    if (severity == google::GLOG_WARNING) lines.emplace_back(message, bytes);
+  }
+  std::vector<std::string> lines;
+};
+
+TEST(SlowStepTest, AWarningNamesTheOperationThatWasSlow) {
+  const std::string directory = ::testing::TempDir() + "/slow_step";
+  std::filesystem::remove_all(directory);
+  ASSERT_TRUE(WriteRandomModel(SyntheticModel({}), {}, directory).ok());
+  InProcessOptions options;
+  options.run.set_model(directory);
+  options.run.set_dtype("fp32");
+  options.run.set_head_chunk_tokens(128);
+  options.run.set_threads(1);
+  auto engine = InProcess::Create(options, SleepyBackend());
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  TrainingRequest request = SyntheticRequest({1}, {8, 8}, SyntheticModel({}).vocab_size);  // no prefix: one phase
+  request.update.mutable_adam()->set_learning_rate(1e-3);
+  request.update.mutable_adam()->set_eps(1e-8);
+  ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
+  Warnings warnings;
+  const auto step = [&](bool slow_phase, bool slow_apply) {
+    sleeps() = slow_phase;
+    const auto vote = (*engine)->Prepare(0);
+    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+    sleeps() = slow_apply;
+    ASSERT_TRUE((*engine)->Apply(0, *vote).ok());
+  };
+  step(false, false);
+  EXPECT_TRUE(warnings.lines.empty()) << warnings.lines.front();
+  step(true, true);
+  ASSERT_EQ(warnings.lines.size(), 2u);
+  EXPECT_EQ(warnings.lines[0].rfind("suffix waves of step 2 of request r1 (k 0, attempt 2) took 1.", 0), 0u)
+      << warnings.lines[0];
+  EXPECT_EQ(warnings.lines[1].rfind("APPLY of step 2 of request r1 (k 0, attempt 2) took 1.", 0), 0u)
+      << warnings.lines[1];
+  std::filesystem::remove_all(directory);
+}
+
+}  // namespace
+}  // namespace stemma::testing
