@@ -93,7 +93,7 @@ struct MemberCounts {
 absl::Status CheckTogether(const char* field, const MemberCounts& mini_batch, const MemberCounts& request) {
   for (const auto& [key, count] : mini_batch.by_key) {
     if (request.by_key.at(key) == count) continue;
-    return MakeError(absl::StatusCode::kFailedPrecondition, "UNSUPPORTED",
+    return MakeError(Reason::kUnsupported,
                      absl::StrCat(field, " \"", key,
                                   "\" has members in several mini-batches: its mean is not defined there; send its "
                                   "groups next to each other, without shuffle, or raise ppo_mini_batch_size"),

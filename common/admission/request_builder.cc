@@ -19,14 +19,12 @@ constexpr uint64_t kObjectBytes = 256;  // of a group's or rollout's message obj
 constexpr uint64_t kNameBytes = 96;     // of a rollout_id's place in the set of those seen, about
 
 absl::Status ShortStream(const std::string& message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "SHORT_STREAM",
-                   absl::StrCat(message, "; nothing happened, the request_id is free"));
+  return MakeError(Reason::kShortStream, absl::StrCat(message, "; nothing happened, the request_id is free"));
 }
 
 absl::Status LimitExceeded(const char* field, const char* what, uint64_t limit) {
-  return MakeError(
-      absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
-      absl::StrCat("the request has more than ", limit, " ", what, " (limits.", field, "): send smaller ones"));
+  return MakeError(Reason::kLimitExceeded, absl::StrCat("the request has more than ", limit, " ", what, " (limits.",
+                                                        field, "): send smaller ones"));
 }
 
 absl::Status InvalidHeader(const std::string& field, size_t bytes) {
@@ -214,7 +212,7 @@ absl::Status RequestBuilder::CheckSteps() {
   }
   if (steps_per_epoch * epochs > 1 && header.old().from() == v1::LogProbSource::ON_POLICY) {
     return MakeError(
-        absl::StatusCode::kFailedPrecondition, "UNSUPPORTED",
+        Reason::kUnsupported,
         absl::StrCat("update.old is ON_POLICY, which is right for one optimizer step only; this request has ",
                      steps_per_epoch * epochs, ": use WEIGHTS"),
         {.field = "update.old.from"});

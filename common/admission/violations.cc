@@ -14,7 +14,7 @@ absl::Status Violations::ToStatus() const {
   std::string message = absl::StrCat(kept_.front().field, " ", kept_.front().description);
   if (!first_uid_.empty()) absl::StrAppend(&message, " (uid ", first_uid_, ")");
   if (count_ > 1) absl::StrAppend(&message, "; and ", count_ - 1, " more problem", count_ > 2 ? "s" : "");
-  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", message,
+  return MakeError(Reason::kInvalidRequest, message,
                    {.uid = first_uid_, .violations = kept_, .metadata = {{"violations", absl::StrCat(count_)}}});
 }
 

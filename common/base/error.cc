@@ -89,10 +89,11 @@ bool IsUserError(absl::StatusCode code) {
   }
 }
 
-// ROLLED_BACK has a user's code and a server's cause; what is too large has it the other way round.
-bool IsUserError(absl::StatusCode code, const std::string& reason) {
-  if (reason == "GROUP_TOO_LARGE" || reason == "LIMIT_EXCEEDED") return true;
-  return reason != "ROLLED_BACK" && IsUserError(code);
+// A reason that is none of ours has no row, so its code decides.
+Category CategoryOf(const absl::Status& status) {
+  const std::optional<Reason> reason = FindReason(ErrorReason(status));
+  if (reason) return RowOf(*reason).category;
+  return IsUserError(status.code()) ? Category::kUser : Category::kServer;
 }
 
 }  // namespace
@@ -104,8 +105,15 @@ std::string Shortened(const std::string& text, size_t bytes_max) {
   return text.substr(0, end) + "...";
 }
 
-absl::Status MakeError(absl::StatusCode code, const std::string& reason, const std::string& message,
-                       const ErrorDetails& details) {
+absl::Status MakeError(Reason reason, const std::string& message, const ErrorDetails& details) {
+  const ReasonRow& row = RowOf(reason);
+  ErrorDetails filled = details;
+  if (row.retry && filled.retry_after == absl::ZeroDuration()) filled.retry_after = kRetryAfter;
+  return RelayError(row.code, std::string(row.name), message, filled);
+}
+
+absl::Status RelayError(absl::StatusCode code, const std::string& reason, const std::string& message,
+                        const ErrorDetails& details) {
   CHECK(code != absl::StatusCode::kOk) << reason;
   absl::Status result(code, ShortMessage(message));
   google::rpc::Status status;
@@ -144,6 +152,8 @@ std::string ErrorReason(const absl::Status& status) {
   return "";
 }
 
+bool HasReason(const absl::Status& status, Reason reason) { return ErrorReason(status) == RowOf(reason).name; }
+
 ErrorDetails GetErrorDetails(const absl::Status& status) {
   const google::rpc::Status rpc_status = ToRpcStatus(status);
   ErrorDetails details;
@@ -176,7 +186,7 @@ v1::Failure ToFailure(const absl::Status& status) {
   v1::Failure failure;
   failure.set_code(static_cast<uint32_t>(status.code()));
   failure.set_reason(ErrorReason(status));
-  failure.set_category(IsUserError(status.code(), failure.reason()) ? "USER" : "SERVER");
+  failure.set_category(CategoryOf(status) == Category::kUser ? "USER" : "SERVER");
   failure.set_message(std::string(status.message()));
   failure.set_uid(details.uid);
   failure.set_field(details.field);
@@ -188,10 +198,10 @@ absl::Status FromFailure(const v1::Failure& failure) {
   // A failure is never OK, nor a code that gRPC does not have.
   const bool known = failure.code() >= 1 && failure.code() <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
   const auto code = known ? static_cast<absl::StatusCode>(failure.code()) : absl::StatusCode::kInternal;
-  return MakeError(code, failure.reason(), failure.message(),
-                   {.uid = failure.uid(),
-                    .field = failure.field(),
-                    .metadata = {failure.metadata().begin(), failure.metadata().end()}});
+  return RelayError(code, failure.reason(), failure.message(),
+                    {.uid = failure.uid(),
+                     .field = failure.field(),
+                     .metadata = {failure.metadata().begin(), failure.metadata().end()}});
 }
 
 }  // namespace stemma

@@ -1,6 +1,5 @@
 // How a reason travels in an absl::Status: as a google.rpc.Status in the payload "stemma.dev/status", with ErrorInfo
-// (domain "stemma"), BadRequest and RetryInfo. The rpc folders send it as grpc-status-details-bin; docs/errors.md lists
-// the reasons.
+// (domain "stemma"), BadRequest and RetryInfo. The rpc folders send it as grpc-status-details-bin.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/base/error_reasons.h"
 #include "google/rpc/status.pb.h"
 #include "stemma/v1/training.pb.h"
 
@@ -26,7 +26,7 @@ struct ErrorDetails {
   std::string field = "";                             // the first violation's when empty
   std::vector<FieldViolation> violations = {};        // any number: 20 travel at most, the count always does (metadata
                                                       // "violations", which a caller that kept only some sets itself)
-  absl::Duration retry_after = absl::ZeroDuration();  // zero: no RetryInfo
+  absl::Duration retry_after = absl::ZeroDuration();  // zero: as the reason's row says
   std::map<std::string, std::string> metadata = {};   // "step", "lineage", ...: short
 };
 
@@ -34,11 +34,16 @@ struct ErrorDetails {
 // whose text is not UTF-8 loses its details on the way. REQUIRES: bytes_max > 3.
 std::string Shortened(const std::string& text, size_t bytes_max);
 
-absl::Status MakeError(absl::StatusCode code, const std::string& reason, const std::string& message,
-                       const ErrorDetails& details = {});
+// Makes an error of this program: code and RetryInfo are those of the reason's row.
+absl::Status MakeError(Reason reason, const std::string& message, const ErrorDetails& details = {});
+
+// Passes on an error that another process made: its reason may be none of ours. REQUIRES: a code that is not OK.
+absl::Status RelayError(absl::StatusCode code, const std::string& reason, const std::string& message,
+                        const ErrorDetails& details = {});
 
 // "" when the status carries none.
 std::string ErrorReason(const absl::Status& status);
+bool HasReason(const absl::Status& status, Reason reason);
 
 // Returns what travelled: violations cut to those sent, the whole count in metadata "violations".
 ErrorDetails GetErrorDetails(const absl::Status& status);

@@ -31,11 +31,11 @@ absl::Status ErrnoStatus(std::string_view what, const std::string& path, int err
       return absl::AlreadyExistsError(message);
     case ENOSPC:
     case EDQUOT:
-      return MakeError(absl::StatusCode::kResourceExhausted, "DISK_FULL", message);
+      return MakeError(Reason::kDiskFull, message);
     case EFBIG:
-      return MakeError(absl::StatusCode::kResourceExhausted, "FILE_TOO_LARGE", message);
+      return MakeError(Reason::kFileTooLarge, message);
     case EROFS:
-      return MakeError(absl::StatusCode::kFailedPrecondition, "READ_ONLY", message);
+      return MakeError(Reason::kReadOnly, message);
     default:
       return absl::InternalError(message);
   }

@@ -41,8 +41,7 @@ CallId Coordinator::Call(std::shared_ptr<ClientCall> call, const std::function<E
       return id;
     }
   }
-  call->OnReply(MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "too many calls wait for the coordinator",
-                          {.retry_after = absl::Seconds(1)}));
+  call->OnReply(MakeError(Reason::kQueueFull, "too many calls wait for the coordinator"));
   return 0;
 }
 

@@ -70,9 +70,8 @@ absl::StatusOr<RequestPlan> PlannerThreads::Plan(const Job& job) const {
     return plan_(*plan.request, plan.config, plan.rates, [&job] { return job.stopped->load(); });
   } catch (const std::bad_alloc&) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, "SERVER_MEMORY",
-        "the server has too little memory to plan this request: send a smaller one, or this one again later",
-        {.retry_after = absl::Seconds(1)});
+        Reason::kServerMemory,
+        "the server has too little memory to plan this request: send a smaller one, or this one again later");
   }
 }
 

@@ -150,8 +150,7 @@ absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& gro
     absl::StrAppend(&text, ": shorten it, or");
   }
   absl::StrAppend(&text, " raise ", field, " by ", needed - left);
-  return MakeError(absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE", text,
-                   {.uid = group.uid, .field = "groups"});
+  return MakeError(Reason::kGroupTooLarge, text, {.uid = group.uid, .field = "groups"});
 }
 
 absl::StatusOr<std::vector<PackedCluster>> PackClusters(MemoryChooser& chooser,

@@ -110,8 +110,8 @@ bool CoordinatorState::JoinArrival(const SubmitEvent& event) {
   if (!lineage.ok()) {
     Reply(event.call, lineage);
   } else if (arrival->request->digest != event.request->digest) {
-    Reply(event.call, MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_REUSED",
-                                absl::StrCat("request ", id, " was sent before with another payload")));
+    Reply(event.call,
+          MakeError(Reason::kRequestIdReused, absl::StrCat("request ", id, " was sent before with another payload")));
   } else {
     Say(absl::StrCat("request ", id, " came again while its plan is made: attached"));
     arrival->senders.push_back({.call = event.call, .replayed = true});
@@ -121,9 +121,9 @@ bool CoordinatorState::JoinArrival(const SubmitEvent& event) {
 
 void CoordinatorState::Watch(Arrival& arrival, const RequestWaiter& watcher) {
   if (watcher.deadline <= now_) {
-    return Reply(watcher.call, MakeError(absl::StatusCode::kNotFound, "NOT_FOUND",
-                                         absl::StrCat("request ", arrival.request->header().request_id(),
-                                                      " is not accepted yet: its plan is being made")));
+    return Reply(watcher.call,
+                 MakeError(Reason::kNotFound, absl::StrCat("request ", arrival.request->header().request_id(),
+                                                           " is not accepted yet: its plan is being made")));
   }
   arrival.watchers.push_back(watcher);
 }
@@ -163,8 +163,8 @@ void CoordinatorState::LeaveArrivals(CallId call) {
     if (std::erase_if(arrival->senders, [&](const Arrival::Sender& sender) { return sender.call == call; }) == 0)
       continue;
     if (!arrival->senders.empty() || arrival->request == nullptr) return;
-    EndArrival(arrival, MakeError(absl::StatusCode::kNotFound, "NOT_FOUND",
-                                  "the client left before the request was accepted; nothing happened"));
+    EndArrival(arrival,
+               MakeError(Reason::kNotFound, "the client left before the request was accepted; nothing happened"));
     return AcceptArrivals();
   }
 }

@@ -18,16 +18,15 @@ namespace {
 
 absl::Status UnknownRequest(const RequestTable& table, const std::string& id) {
   if (const absl::Status name = CheckRequestId(id); !name.ok()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
-                     absl::StrCat("request_id ", absl::string_view(name.message())),
+    return MakeError(Reason::kInvalidRequest, absl::StrCat("request_id ", absl::string_view(name.message())),
                      {.violations = {{"request_id", std::string(name.message())}}});
   }
   if (table.IsExpired(id)) {
     return MakeError(
-        absl::StatusCode::kFailedPrecondition, "REQUEST_ID_EXPIRED",
+        Reason::kRequestIdExpired,
         absl::StrCat("request ", id, " ended long ago; its outcome is no longer kept (limits.requests_kept)"));
   }
-  return MakeError(absl::StatusCode::kNotFound, "NOT_FOUND", absl::StrCat("no request ", id, " was accepted"));
+  return MakeError(Reason::kNotFound, absl::StrCat("no request ", id, " was accepted"));
 }
 
 absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
@@ -35,7 +34,7 @@ absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
        {std::pair("name", &request.name()), std::pair("expected_lineage", &request.expected_lineage())}) {
     if (name == &request.expected_lineage() && !request.has_expected_lineage()) continue;
     if (absl::Status status = CheckFileName(*name); !status.ok()) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", std::string(status.message()),
+      return MakeError(Reason::kInvalidRequest, std::string(status.message()),
                        {.violations = {{field, std::string(status.message())}}});
     }
   }
@@ -46,8 +45,7 @@ absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
   }
   const std::string text = absl::StrCat("is \"", absl::CEscape(request.dtype().substr(0, 40)),
                                         "\", must be one of: float32, float64, bfloat16, float16");
-  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST", absl::StrCat("dtype ", text),
-                   {.violations = {{"dtype", text}}});
+  return MakeError(Reason::kInvalidRequest, absl::StrCat("dtype ", text), {.violations = {{"dtype", text}}});
 }
 
 absl::Time Deadline(absl::Time now, std::optional<uint64_t> wait_ms) {
@@ -60,12 +58,12 @@ absl::Status CoordinatorState::NotServing() const {
   if (draining_) return DrainingError();
   if (!unusable_.empty()) return UnusableError();
   if (worker_ && worker_->ready) return absl::OkStatus();
-  if (!ever_ready_) return RetryableError("STARTING", "no worker has loaded the model yet");
-  return RetryableError("RECOVERING", "the worker was lost and no other has loaded the model yet");
+  if (!ever_ready_) return MakeError(Reason::kStarting, "no worker has loaded the model yet");
+  return MakeError(Reason::kRecovering, "the worker was lost and no other has loaded the model yet");
 }
 
 absl::Status CoordinatorState::UnusableError() const {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "NONFINITE_UPDATE", unusable_,
+  return MakeError(Reason::kNonfiniteUpdate, unusable_,
                    {.metadata = {{"lineage", lineage_}, {"step", absl::StrCat(step_)}}});
 }
 
@@ -83,7 +81,7 @@ absl::Status CoordinatorState::AdmitJob(uint64_t bytes) const {
   } else {
     return absl::OkStatus();
   }
-  return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", what, {.retry_after = kRetryAfter});
+  return MakeError(Reason::kQueueFull, what);
 }
 
 // The step at which a request that comes now would start, if nothing before it is skipped or fails.
@@ -133,8 +131,8 @@ bool CoordinatorState::AnswerRepeat(const SubmitEvent& event) {
     return true;
   }
   if (!same) {
-    Reply(event.call, MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_REUSED",
-                                absl::StrCat("request ", id, " was sent before with another payload")));
+    Reply(event.call,
+          MakeError(Reason::kRequestIdReused, absl::StrCat("request ", id, " was sent before with another payload")));
     return true;
   }
   if (header.has_expected_lineage()) {
@@ -243,17 +241,16 @@ void CoordinatorState::OnEvent(const ReadResultsEvent& event) {
   const bool planning = FindArrival(event.request_id) != nullptr;
   if (record == nullptr && !planning) return Reply(event.call, UnknownRequest(table_, event.request_id));
   if (planning || !record->final()) {
-    return Reply(event.call,
-                 MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_OPEN",
-                           absl::StrCat("request ", event.request_id, " is not finished; wait with GetRequest")));
+    return Reply(event.call, MakeError(Reason::kRequestOpen, absl::StrCat("request ", event.request_id,
+                                                                          " is not finished; wait with GetRequest")));
   }
   if (absl::Status failure = FailureOf(*record); !failure.ok()) return Reply(event.call, failure);
   if (record->results_dropped) {
-    return Reply(event.call, MakeError(absl::StatusCode::kFailedPrecondition, "REQUEST_ID_EXPIRED",
+    return Reply(event.call, MakeError(Reason::kRequestIdExpired,
                                        absl::StrCat("the log-probs of request ", record->id, " are no longer kept")));
   }
   if (record->status.has_result() && !record->status.result().effective().return_log_probs()) {
-    return Reply(event.call, MakeError(absl::StatusCode::kFailedPrecondition, "UNSUPPORTED",
+    return Reply(event.call, MakeError(Reason::kUnsupported,
                                        absl::StrCat("request ", record->id, " was sent without return_log_probs")));
   }
   for (const auto& chunk : record->results) decision_.actions.push_back(ChunkAction{event.call, chunk});
@@ -279,7 +276,7 @@ std::string CoordinatorState::ExportPath(const std::string& name) const {
 }
 
 absl::Status CoordinatorState::ExportExistsError(const std::string& name) const {
-  return MakeError(absl::StatusCode::kAlreadyExists, "EXPORT_EXISTS",
+  return MakeError(Reason::kExportExists,
                    absl::StrCat("an export named \"", name, "\" exists, or is being written: ", ExportPath(name),
                                 " on the server's machine; choose another name, or remove it first"),
                    {.metadata = {{"name", name}}});

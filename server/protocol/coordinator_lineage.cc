@@ -43,8 +43,7 @@ void CoordinatorState::LoseLineage() {
     if (record->final()) table_.DropResults(*record);
   }
   for (UpdateRecord* record : table_.Open()) FinishUpdate(*record, v1::ROLLED_BACK, RolledBackError(*record));
-  FailEverything(MakeError(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK", LostText(lost),
-                           {.metadata = LostMetadata(lost)}));
+  FailEverything(MakeError(Reason::kRolledBack, LostText(lost), {.metadata = LostMetadata(lost)}));
 }
 
 // REQUIRES: its lineage is lost. Says what the request was before, where that is more than open.
@@ -56,7 +55,7 @@ absl::Status CoordinatorState::RolledBackError(const UpdateRecord& record) const
                     record.failure.ok() ? "" : absl::StrCat(" (", ErrorReason(record.failure), ")"));
   }
   return MakeError(
-      absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
+      Reason::kRolledBack,
       absl::StrCat("request ", record.id, ", with ", record.status.steps_applied(), " of ", record.status.steps_total(),
                    " steps applied", before, ", is rolled back: ", LostText(lost), ": ", kDecide),
       {.metadata = LostMetadata(lost)});
@@ -74,7 +73,7 @@ absl::Status CoordinatorState::CheckLineage(const std::string& expected) const {
     why = LostText(*lost);
     metadata.merge(LostMetadata(*lost));
   }
-  return MakeError(absl::StatusCode::kAborted, "LINEAGE_MISMATCH",
+  return MakeError(Reason::kLineageMismatch,
                    absl::StrCat("expected_lineage is ", expected, ": ", why,
                                 ": decide, then expect the lineage that is there, or none"),
                    {.metadata = std::move(metadata)});
@@ -85,7 +84,7 @@ absl::Status CoordinatorState::CheckExpected(const v1::RequestHeader& header, ui
     if (absl::Status status = CheckLineage(header.expected_lineage()); !status.ok()) return status;
   }
   if (!header.has_expected_step() || header.expected_step() == step) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kAborted, "STEP_MISMATCH",
+  return MakeError(Reason::kStepMismatch,
                    absl::StrCat("expected_step is ", header.expected_step(), ", the request would start at step ", step,
                                 " of lineage ", lineage_),
                    {.metadata = {{"step", absl::StrCat(step)}, {"lineage", lineage_}}});

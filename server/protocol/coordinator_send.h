@@ -1,4 +1,4 @@
-// What the parts of CoordinatorState share: messages to the worker, retryable errors. Included by its .cc files only.
+// What the parts of CoordinatorState share: messages to the worker, errors. Included by its .cc files only.
 #pragma once
 
 #include <string>
@@ -9,16 +9,9 @@
 
 namespace stemma::server {
 
-inline constexpr absl::Duration kRetryAfter = absl::Seconds(1);
-
-// UNAVAILABLE: the same request may come again, later.
-inline absl::Status RetryableError(const std::string& reason, const std::string& message) {
-  return MakeError(absl::StatusCode::kUnavailable, reason, message, {.retry_after = kRetryAfter});
-}
-
 // `what`: how far the request came, " after ..."; empty: not begun.
 inline absl::Status DrainingError(const std::string& what = "") {
-  return RetryableError("DRAINING", "the server stops" + what);
+  return MakeError(Reason::kDraining, "the server stops" + what);
 }
 
 inline void Put(internal::v1::ServerMessage& to, internal::v1::Configure&& m) {
@@ -44,9 +37,9 @@ void CoordinatorState::SendToWorker(Message message) {
 // of it was applied (its lineage would be lost), so its id is free: who sends it again gets a plan for the worker there
 // is.
 inline absl::Status PlanMisfit(const std::string& problem) {
-  return RetryableError("ATTEMPTS_EXHAUSTED",
-                        absl::StrCat("a worker with less memory has come: ", problem,
-                                     "; nothing was applied; the same request, sent again, is planned for it"));
+  return MakeError(Reason::kAttemptsExhausted,
+                   absl::StrCat("a worker with less memory has come: ", problem,
+                                "; nothing was applied; the same request, sent again, is planned for it"));
 }
 
 }  // namespace stemma::server

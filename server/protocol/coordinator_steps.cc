@@ -28,8 +28,7 @@ std::string StepText(const StepKey& key) {
 }
 
 absl::Status NonfiniteError(const std::string& message) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "NONFINITE_GRADIENT",
-                   absl::StrCat(message, "; nothing of this step was applied"));
+  return MakeError(Reason::kNonfiniteGradient, absl::StrCat(message, "; nothing of this step was applied"));
 }
 
 // Returns why a gradient whose numbers are finite cannot be applied; "": it can.
@@ -42,12 +41,10 @@ std::string NormProblem(const v1::AdamParams& adam, double grad_norm_squared, co
 
 absl::Status NoVoteError(const internal::v1::Vote& vote) {
   if (vote.no_reason() == internal::v1::OUT_OF_MEMORY) {
-    return MakeError(
-        absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE",
-        absl::StrCat("the worker ran out of memory: ", WorkerText(vote.message()), "; send smaller groups"));
+    return MakeError(Reason::kGroupTooLarge, absl::StrCat("the worker ran out of memory: ", WorkerText(vote.message()),
+                                                          "; send smaller groups"));
   }
-  return MakeError(absl::StatusCode::kInternal, "INTERNAL",
-                   absl::StrCat("the worker failed: ", WorkerText(vote.message())));
+  return MakeError(Reason::kInternal, absl::StrCat("the worker failed: ", WorkerText(vote.message())));
 }
 
 }  // namespace
@@ -319,7 +316,7 @@ void CoordinatorState::OnRefused(const internal::v1::Refused& refused) {
     return LoseWorker(absl::StrCat("it refused an Apply: ", why));
   }
   FinishUpdate(RunningUpdate(), v1::FAILED,
-               MakeError(absl::StatusCode::kInternal, "INTERNAL", absl::StrCat("the worker refused the step: ", why)));
+               MakeError(Reason::kInternal, absl::StrCat("the worker refused the step: ", why)));
 }
 
 void CoordinatorState::FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure) {
@@ -350,7 +347,7 @@ void CoordinatorState::FinishUpdate(UpdateRecord& record, v1::RequestState state
 
 void CoordinatorState::CancelUpdate(UpdateRecord& record) {
   FinishUpdate(record, v1::CANCELLED,
-               MakeError(absl::StatusCode::kCancelled, "CANCELLED",
+               MakeError(Reason::kCancelled,
                          absl::StrCat("request ", record.id, " was cancelled after ", record.status.steps_applied(),
                                       " of ", record.status.steps_total(), " steps; those stay")));
 }

@@ -149,16 +149,16 @@ void CoordinatorState::RetryRunningStep(const std::string& reason) {
   running_.reset();
   UpdateRecord* record = table_.Find(id);
   if (record == nullptr) {
-    return FinishCallJob(id, RetryableError("ATTEMPTS_EXHAUSTED", absl::StrCat("the worker was lost: ", reason)));
+    return FinishCallJob(id, MakeError(Reason::kAttemptsExhausted, absl::StrCat("the worker was lost: ", reason)));
   }
   if (record->cancel_requested) return CancelUpdate(*record);
   if (record->attempt >= options_.attempts_max) {
     record->resumable = true;
     return FinishUpdate(
         *record, v1::FAILED,
-        RetryableError("ATTEMPTS_EXHAUSTED",
-                       absl::StrCat("the worker was lost in each of ", record->attempt, " attempts, the last time: ",
-                                    reason, "; the weights did not change; the same request may be sent again")));
+        MakeError(Reason::kAttemptsExhausted,
+                  absl::StrCat("the worker was lost in each of ", record->attempt, " attempts, the last time: ", reason,
+                               "; the weights did not change; the same request may be sent again")));
   }
   // From its first step: no weight has changed, and what the lost worker computed before it is gone.
   ++record->attempt;
@@ -253,7 +253,7 @@ void CoordinatorState::Tick() {
   if (draining_ && !drained_ && now_ >= drain_deadline_) EndDrain();
   if (!draining_ && now_ - worker_missing_since_ >= options_.worker_return_within) {
     for (UpdateRecord* record : table_.Open()) record->resumable = true;
-    FailEverything(RetryableError("ATTEMPTS_EXHAUSTED", "no worker came back; the weights did not change"));
+    FailEverything(MakeError(Reason::kAttemptsExhausted, "no worker came back; the weights did not change"));
   }
   AnswerDueWatchers();
   for (UpdateRecord* record : table_.Open()) {

@@ -106,13 +106,6 @@ std::string_view Cut(std::string_view text, size_t bytes_max) {
 
 bool IsErrorCode(uint32_t code) { return code >= 1 && code <= 16; }
 
-bool IsReason(const std::string& reason) {
-  return reason.size() <= kReasonBytesMax && std::all_of(reason.begin(), reason.end(), [](char c) {
-           return absl::ascii_isupper(static_cast<unsigned char>(c)) ||
-                  absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '_';
-         });
-}
-
 }  // namespace
 
 absl::Status CheckWorkerMessage(const WorkerMessage& message) {
@@ -152,9 +145,11 @@ absl::Status FailureOfWorker(const v1::Failure& failure) {
   v1::Failure checked = failure;
   if (!IsErrorCode(failure.code())) {
     checked.set_code(static_cast<uint32_t>(absl::StatusCode::kInternal));
-    checked.set_reason("INTERNAL");
+    checked.set_reason(std::string(RowOf(Reason::kInternal).name));
   }
-  if (!IsReason(failure.reason())) checked.set_reason("INTERNAL");
+  if (!failure.reason().empty() && !FindReason(failure.reason())) {
+    checked.set_reason(std::string(RowOf(Reason::kInternal).name));
+  }
   checked.set_message(WorkerText(failure.message()));
   if (failure.metadata_size() > kMetadataMax) checked.clear_metadata();
   return FromFailure(checked);

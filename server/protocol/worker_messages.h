@@ -18,8 +18,8 @@ absl::Status CheckWorkerMessage(const internal::v1::WorkerMessage& message);
 // A worker's text as one line of at most 1,000 bytes, for logs and errors.
 std::string WorkerText(std::string_view text);
 
-// A worker's failure as clients see it: a code that is none of gRPC's errors becomes INTERNAL, a reason that is no word
-// of capital letters becomes INTERNAL, texts are cut.
+// A worker's failure as clients see it: a code that is none of gRPC's errors becomes INTERNAL, as does a reason that is
+// not in the table of reasons; texts are cut.
 absl::Status FailureOfWorker(const v1::Failure& failure);
 
 }  // namespace stemma::server

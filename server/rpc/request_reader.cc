@@ -23,7 +23,7 @@ void RequestReader::Start(std::weak_ptr<void> call) {
 void RequestReader::ReadNext() {
   timer_.Start([this, call = call_] {
     if (const std::shared_ptr<void> alive = call.lock()) {
-      End(MakeError(absl::StatusCode::kDeadlineExceeded, "STREAM_IDLE",
+      End(MakeError(Reason::kStreamIdle,
                     absl::StrCat("the stream brought nothing for ", idle_ms_,
                                  " ms (limits.stream_idle_ms); nothing happened, the request_id is free")));
     }

@@ -4,8 +4,8 @@ import re
 
 import source_tree
 
-# Where the name of an error is made: MakeError(code, "REASON", ...), RetryableError("REASON", ...).
-_MAKES = re.compile(r'\b(?:MakeError|RetryableError)\(\s*(?:absl::StatusCode::k\w+,\s*)?"([A-Z][A-Z_]+)"')
+_TABLE = "common/base/error_reasons.cc"
+_ROW = re.compile(r'\{Reason::(k\w+), "([A-Z_]+)", StatusCode::k(\w+), ')
 _METRIC = re.compile(r"`((?:actor|critic|prefix|plan|predicted|measured|time|perf|training)/[a-z0-9_/]+)`")
 _METRIC_IN_CODE = re.compile(r'"((?:actor|critic|prefix|plan|predicted|measured|time|perf|training)/[a-z0-9_]*[a-z0-9])"')
 
@@ -15,22 +15,29 @@ def _line_of(text, position):
 
 
 def documented_reasons(tree):
-    """The second column of the table in docs/errors.md."""
-    rows = re.findall(r"(?m)^\| [A-Z_]+ \| ([^|]+) \|", tree["docs/errors.md"])
-    return {word for row in rows for word in re.findall(r"\b[A-Z][A-Z_]+\b", row)}
+    """{reason: code} of the table in docs/errors.md."""
+    rows = re.findall(r"(?m)^\| ([A-Z_]+) \| ([^|]+) \|", tree["docs/errors.md"])
+    return {word: code for code, row in rows for word in re.findall(r"\b[A-Z][A-Z_]+\b", row)}
+
+
+def reasons_of_the_code(tree):
+    """{reason: (enumerator, code)} of the table in the code."""
+    return {name: (enumerator, re.sub(r"(?<!^)(?=[A-Z])", "_", code).upper())
+            for enumerator, name, code in _ROW.findall(tree[_TABLE])}
 
 
 def reasons_not_documented(tree):
-    known = documented_reasons(tree)
-    return [f"{path}:{_line_of(text, match.start(1))}: {match.group(1)} is not in docs/errors.md"
-            for path, text in tree.items() if source_tree.is_cpp(path) and not path.startswith("tests/")
-            for match in _MAKES.finditer(text) if match.group(1) not in known]
+    documented = documented_reasons(tree)
+    return [f"{_TABLE}: {name} with {code} is not in docs/errors.md"
+            for name, (_, code) in reasons_of_the_code(tree).items() if documented.get(name) != code]
 
 
 def reasons_never_made(tree):
-    product = "\n".join(t for p, t in tree.items() if source_tree.is_cpp(p) and not p.startswith("tests/"))
-    return [f"docs/errors.md: nothing makes {reason}" for reason in sorted(documented_reasons(tree))
-            if not re.search(rf'"{reason}"', product)]
+    product = "\n".join(t for p, t in tree.items()
+                        if source_tree.is_cpp(p) and not p.startswith(("tests/", "common/base/error_reasons.")))
+    made = {name for name, (enumerator, _) in reasons_of_the_code(tree).items()
+            if re.search(rf"MakeError\(\s*Reason::{enumerator}\b", product)}
+    return [f"docs/errors.md: nothing makes {reason}" for reason in sorted(set(documented_reasons(tree)) - made)]
 
 
 def _tests(tree):
@@ -98,15 +105,22 @@ def test_every_documented_metric_is_made_and_named_in_a_test():
 
 
 _ERRORS = "| code | reason | when |\n|---|---|---|\n| UNAVAILABLE | STARTING, DRAINING | a |\n| INTERNAL | INTERNAL | b |\n"
-_CODE = 'return MakeError(absl::StatusCode::kInternal,\n  "INTERNAL", "x");\nRetryableError("STARTING", "y"); RetryableError("DRAINING", "z");'
+_REASONS = ('{Reason::kStarting, "STARTING", StatusCode::kUnavailable, kServer},\n{Reason::kDraining, "DRAINING", '
+            'StatusCode::kUnavailable, kServer},\n{Reason::kInternal, "INTERNAL", StatusCode::kInternal, kServer},\n')
+_CODE = 'return MakeError(\n  Reason::kInternal, "x");\nMakeError(Reason::kStarting, "y"); MakeError(Reason::kDraining, "z");'
 
 
 def test_an_unknown_reason_is_noticed():
-    tree = {"docs/errors.md": _ERRORS, "server/protocol/a.cc": _CODE}
-    assert documented_reasons(tree) == {"STARTING", "DRAINING", "INTERNAL"}
+    tree = {"docs/errors.md": _ERRORS, _TABLE: _REASONS, "server/protocol/a.cc": _CODE}
+    assert documented_reasons(tree) == {"STARTING": "UNAVAILABLE", "DRAINING": "UNAVAILABLE", "INTERNAL": "INTERNAL"}
+    assert reasons_of_the_code(tree)["STARTING"] == ("kStarting", "UNAVAILABLE")
     assert not reasons_not_documented(tree) and not reasons_never_made(tree)
-    tree["server/protocol/a.cc"] = _CODE.replace("DRAINING", "BAD_REQUEST")
-    assert len(reasons_not_documented(tree)) == 1 and "a.cc:3" in reasons_not_documented(tree)[0]
+    for before, after in (('"DRAINING"', '"STOPPING"'), ('"DRAINING", StatusCode::kUnavailable', '"DRAINING", StatusCode::kDataLoss')):
+        assert before in _REASONS
+        tree[_TABLE] = _REASONS.replace(before, after)
+        assert len(reasons_not_documented(tree)) == 1, after
+    tree[_TABLE] = _REASONS
+    tree["server/protocol/a.cc"] = _CODE.replace("kDraining", "kStarting")
     assert len(reasons_never_made(tree)) == 1
 
 

@@ -11,8 +11,7 @@ namespace stemma::cli {
 namespace {
 
 bool IsLost(const absl::Status& error) {
-  const std::string reason = ErrorReason(error);
-  return reason == "ROLLED_BACK" || reason == "LINEAGE_MISMATCH";
+  return HasReason(error, Reason::kRolledBack) || HasReason(error, Reason::kLineageMismatch);
 }
 
 }  // namespace
@@ -27,7 +26,7 @@ void LineagePin::Set(v1::RequestHeader& header) const {
   if (!follow_ && !lineage_.empty()) header.set_expected_lineage(lineage_);
 }
 
-bool LineagePin::MayGoOn(const absl::Status& error) const { return follow_ && ErrorReason(error) == "ROLLED_BACK"; }
+bool LineagePin::MayGoOn(const absl::Status& error) const { return follow_ && HasReason(error, Reason::kRolledBack); }
 
 std::string LineagePin::Saw(const v1::RequestStatus& status) {
   uint64_t step = 0;
@@ -60,7 +59,7 @@ std::string LineagePin::MoveTo(const std::string& lineage, uint64_t step) {
 absl::Status LineagePin::Explained(const absl::Status& error) const {
   if (!IsLost(error)) return error;
   const ErrorDetails details = GetErrorDetails(error);
-  return WithRpcExitCode(MakeError(
+  return WithRpcExitCode(RelayError(
       error.code(), ErrorReason(error),
       absl::StrCat(error.message(), "\nthis command began with lineage ", lineage_, " and saw steps up to ", step_,
                    " of it. To train everything again: another --run-id. To go on with what is left, on the weights "

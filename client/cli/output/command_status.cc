@@ -1,5 +1,7 @@
 #include "client/cli/output/command_status.h"
 
+#include <optional>
+
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -20,14 +22,14 @@ absl::Status Make(absl::StatusCode code, std::string_view message, ExitCode exit
   return WithExitCode(absl::Status(code, {message.data(), message.size()}), static_cast<int>(exit_code));
 }
 
-bool IsNotServingReason(std::string_view reason) {
-  return reason == "STARTING" || reason == "RECOVERING" || reason == "DRAINING";
+bool IsNotServingReason(std::optional<Reason> reason) {
+  return reason == Reason::kStarting || reason == Reason::kRecovering || reason == Reason::kDraining;
 }
 
 int RpcExitCode(absl::StatusCode code, std::string_view reason) {
   if (code == absl::StatusCode::kDeadlineExceeded) return static_cast<int>(ExitCode::kConnect);
   if (code == absl::StatusCode::kUnavailable && reason.empty()) return static_cast<int>(ExitCode::kConnect);
-  if (code == absl::StatusCode::kUnavailable && IsNotServingReason(reason)) {
+  if (code == absl::StatusCode::kUnavailable && IsNotServingReason(FindReason(reason))) {
     return static_cast<int>(ExitCode::kNotServing);
   }
   return static_cast<int>(ExitCode::kRpc) + static_cast<int>(code);

@@ -281,9 +281,9 @@ Record MessageRecord(const google::protobuf::Message& message) {
 absl::Status OutcomeStatus(const v1::RequestStatus& status) {
   if (status.has_failure()) return WithRpcExitCode(FromFailure(status.failure()));
   if (status.state() != v1::CANCELLED) return absl::OkStatus();
-  return WithRpcExitCode(MakeError(absl::StatusCode::kCancelled, "CANCELLED",
-                                   absl::StrCat("request ", status.request_id(), " was cancelled after ",
-                                                status.steps_applied(), " of ", status.steps_total(), " steps")));
+  return WithRpcExitCode(
+      MakeError(Reason::kCancelled, absl::StrCat("request ", status.request_id(), " was cancelled after ",
+                                                 status.steps_applied(), " of ", status.steps_total(), " steps")));
 }
 
 }  // namespace stemma::cli

@@ -183,7 +183,7 @@ class Scenario {
 
   PlannedEvent Planned(PlanId id, bool fail) const {
     absl::StatusOr<RequestPlan> plan = FakePlan(*requests_.at(id));
-    if (fail) plan = MakeError(absl::StatusCode::kResourceExhausted, "GROUP_TOO_LARGE", "x");
+    if (fail) plan = MakeError(Reason::kGroupTooLarge, "x");
     return {.id = id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(std::move(plan))};
   }
 
@@ -297,8 +297,7 @@ class Scenario {
   template <typename Done>
   static void FillDone(const Command& command, Done& done) {
     done.set_id(command.words.at(1));
-    if (command.Has("fail"))
-      *done.mutable_failure() = ToFailure(MakeError(absl::StatusCode::kInternal, "INTERNAL", "x"));
+    if (command.Has("fail")) *done.mutable_failure() = ToFailure(MakeError(Reason::kInternal, "x"));
     if (command.Has("exists")) *done.mutable_failure() = ToFailure(absl::AlreadyExistsError("x"));
   }
 

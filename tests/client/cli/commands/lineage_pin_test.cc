@@ -23,7 +23,7 @@ v1::RequestStatus Answer(const std::string& lineage, uint64_t step) {
 }
 
 absl::Status Lost(absl::StatusCode code, const std::string& reason) {
-  return WithRpcExitCode(MakeError(code, reason, "gone", {.metadata = {{"lineage", "b-1"}, {"step", "0"}}}));
+  return WithRpcExitCode(RelayError(code, reason, "gone", {.metadata = {{"lineage", "b-1"}, {"step", "0"}}}));
 }
 
 std::string Expected(const LineagePin& pin) {
@@ -69,7 +69,7 @@ TEST(LineagePinTest, ALossEndsTheCommandAndSaysWhatIsLost) {
 
 TEST(LineagePinTest, OtherErrorsStayAsTheyAre) {
   LineagePin pin(/*follow=*/true);
-  const absl::Status error = MakeError(absl::StatusCode::kAborted, "STEP_MISMATCH", "no");
+  const absl::Status error = MakeError(Reason::kStepMismatch, "no");
   EXPECT_EQ(pin.Explained(error), error);
   EXPECT_FALSE(pin.MayGoOn(error));
   EXPECT_FALSE(pin.MayGoOn(absl::OkStatus()));

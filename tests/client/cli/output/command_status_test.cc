@@ -8,7 +8,7 @@ namespace stemma::cli {
 namespace {
 
 grpc::Status FromServer(absl::StatusCode code, const std::string& reason, const ErrorDetails& details = {}) {
-  const google::rpc::Status status = ToRpcStatus(MakeError(code, reason, "what happened", details));
+  const google::rpc::Status status = ToRpcStatus(RelayError(code, reason, "what happened", details));
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), status.message(), status.SerializeAsString());
 }
 
