@@ -103,7 +103,7 @@ void Calibration::Fit() {
   Rates scaled = defaults_;
   const double factor = Median(factors);
   for (double& seconds : scaled.seconds) seconds *= factor;
-  if (scaled.copies_overlap) scaled.seconds[kCopy] = 0;  // hidden copies are not in the phases' seconds
+  if (scaled.copies_overlap) scaled[kCopy] = 0;  // hidden copies are not in the phases' seconds
   std::vector<Equation> equations;
   for (const CalibrationSample& sample : samples_) {
     const PredictedSeconds& s = sample.seconds;
@@ -114,8 +114,8 @@ void Calibration::Fit() {
   const double ridge = kRidge * static_cast<double>(equations.size());
   const std::vector<double> x = RobustLeastSquares(equations, kNumRates, ridge, kOutlier);
   for (size_t j = 0; j < rates_.seconds.size(); ++j) rates_.seconds[j] = scaled.seconds[j] * x[j];
-  rates_.seconds[kParameter] = parameter_s.empty() ? defaults_.seconds[kParameter] : Median(parameter_s);
-  if (rates_.copies_overlap) rates_.seconds[kCopy] = defaults_.seconds[kCopy];
+  rates_[kParameter] = parameter_s.empty() ? defaults_[kParameter] : Median(parameter_s);
+  if (rates_.copies_overlap) rates_[kCopy] = defaults_[kCopy];
   rates_.calibrated = true;
 }
 

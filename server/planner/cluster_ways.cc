@@ -39,7 +39,7 @@ absl::InlinedVector<v1::TapePolicy, 5> SuffixPolicies(const MemoryOptions& optio
   return {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4};
 }
 
-double CopySeconds(const Work& work, const Rates& rates) { return work[kCopy] * rates.seconds[kCopy]; }
+double CopySeconds(const Work& work, const Rates& rates) { return work[kCopy] * rates[kCopy]; }
 
 }  // namespace
 

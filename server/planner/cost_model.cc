@@ -74,16 +74,33 @@ Rates DeviceRates(const std::string& dtype, int64_t threads, const std::string& 
     const double factor = dtype == "bf16" ? 1 : 10;
     rates.copies_overlap = true;
     // A fused kernel's blocks of scores are in its FLOPs' rate.
-    rates.seconds = {factor / 7.9e14, factor / 6.2e14, factor / 4.4e14, factor / 7.9e14, 4 / 4.3e12,       8 / 4.3e12,
-                     6e-13,           2.8e-11,         1 / 55e9,        1.8e-12,         /*score_block=*/0};
+    rates[kLinear] = rates[kHead] = factor / 7.9e14;
+    rates[kAttentionForward] = factor / 6.2e14;
+    rates[kAttentionBackward] = factor / 4.4e14;
+    rates[kElement] = 4 / 4.3e12;
+    rates[kMerge] = 8 / 4.3e12;
+    rates[kWave] = 6e-13;
+    rates[kWaveBackward] = 1.8e-12;
+    rates[kParameter] = 2.8e-11;
+    rates[kCopy] = 1 / 55e9;
+    rates[kScoreBlock] = 0;
     return rates;
   }
   // One core with AVX-512: 150 GFLOP/s of fp32 matrix products, half of it in fp64 and, upcast, in bf16. Ratios are
   // those of the ops by themselves in the runs of tests/server/planner/recorded_phases.json: elementwise work is a
   // fiftieth of a step, and cannot be told from matrix products but where a policy recomputes it.
   const double factor = (dtype == "fp32" ? 1.0 : 2.0) / static_cast<double>(std::max<int64_t>(1, threads));
-  rates.seconds = {factor / 150e9, factor / 125e9, factor / 95e9, factor / 200e9, factor * 0.18e-9, factor * 1.2e-9,
-                   0.4e-9,         3e-9,           1 / 8e9,       0.5e-9,         factor * 10e-6};
+  rates[kLinear] = factor / 150e9;
+  rates[kHead] = factor / 200e9;
+  rates[kAttentionForward] = factor / 125e9;
+  rates[kAttentionBackward] = factor / 95e9;
+  rates[kScoreBlock] = factor * 10e-6;
+  rates[kElement] = factor * 0.18e-9;
+  rates[kMerge] = factor * 1.2e-9;
+  rates[kWave] = 0.4e-9;
+  rates[kWaveBackward] = 0.5e-9;
+  rates[kParameter] = 3e-9;
+  rates[kCopy] = 1 / 8e9;
   return rates;
 }
 
@@ -117,8 +134,8 @@ Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string&
   Rates rates = DeviceRates(dtype, threads, device);
   if (residency != v1::HOST) return rates;
   // Each parameter's states come in and go out, beside their update where copies run beside compute.
-  const double copies_s = 2.0 * static_cast<double>(OptimizerBytes(dtype)) * rates.seconds[kCopy];
-  double& parameter_s = rates.seconds[kParameter];
+  const double copies_s = 2.0 * static_cast<double>(OptimizerBytes(dtype)) * rates[kCopy];
+  double& parameter_s = rates[kParameter];
   parameter_s = rates.copies_overlap ? std::max(parameter_s, copies_s) : parameter_s + copies_s;
   return rates;
 }
@@ -130,8 +147,8 @@ double Seconds(const Work& work, const Rates& rates) {
 PredictedSeconds Seconds(const PhaseWork& work, const Rates& rates) {
   const PredictedSeconds seconds = {Seconds(work.prefix_forward, rates), Seconds(work.suffix, rates),
                                     Seconds(work.prefix_backward, rates)};
-  return HideCopies(seconds, work.prefix_forward[kCopy] * rates.seconds[kCopy],
-                    work.prefix_backward[kCopy] * rates.seconds[kCopy], rates);
+  return HideCopies(seconds, work.prefix_forward[kCopy] * rates[kCopy], work.prefix_backward[kCopy] * rates[kCopy],
+                    rates);
 }
 
 PredictedSeconds HideCopies(PredictedSeconds seconds, double copy_out, double copy_in, const Rates& rates) {

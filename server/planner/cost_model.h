@@ -54,9 +54,11 @@ struct PhaseWork {
 };
 
 struct Rates {
-  std::array<double, kNumRates> seconds = {};  // for one unit
-  bool copies_overlap = false;                 // copies run beside compute, as far as it lasts
-  int samples = 0;                             // measured steps behind them
+  std::array<double, kNumRates> seconds = {};  // for one unit; as a list where rates are fitted
+  double& operator[](Rate rate) { return seconds[static_cast<size_t>(rate)]; }
+  double operator[](Rate rate) const { return seconds[static_cast<size_t>(rate)]; }
+  bool copies_overlap = false;  // copies run beside compute, as far as it lasts
+  int samples = 0;              // measured steps behind them
   bool calibrated = false;
 };
 

@@ -44,17 +44,17 @@ void DescribeState(const StateBytes& state, v1::OptimizerResidency residency, v1
 }
 
 void DescribeRates(const Rates& rates, v1::Rates& report) {
-  report.set_linear(rates.seconds[kLinear]);
-  report.set_attention_forward(rates.seconds[kAttentionForward]);
-  report.set_attention_backward(rates.seconds[kAttentionBackward]);
-  report.set_head(rates.seconds[kHead]);
-  report.set_element(rates.seconds[kElement]);
-  report.set_merge(rates.seconds[kMerge]);
-  report.set_wave(rates.seconds[kWave]);
-  report.set_parameter(rates.seconds[kParameter]);
-  report.set_copy(rates.seconds[kCopy]);
-  report.set_wave_backward(rates.seconds[kWaveBackward]);
-  report.set_score_block(rates.seconds[kScoreBlock]);
+  report.set_linear(rates[kLinear]);
+  report.set_attention_forward(rates[kAttentionForward]);
+  report.set_attention_backward(rates[kAttentionBackward]);
+  report.set_head(rates[kHead]);
+  report.set_element(rates[kElement]);
+  report.set_merge(rates[kMerge]);
+  report.set_wave(rates[kWave]);
+  report.set_parameter(rates[kParameter]);
+  report.set_copy(rates[kCopy]);
+  report.set_wave_backward(rates[kWaveBackward]);
+  report.set_score_block(rates[kScoreBlock]);
   report.set_samples(static_cast<uint32_t>(rates.samples));
   report.set_calibrated(rates.calibrated);
 }

@@ -79,7 +79,7 @@ TEST(CalibrationTest, RatesAreFoundAgainAndPredictOtherShapes) {
     EXPECT_NEAR(predicted.total() / other.seconds.total(), 1, 0.02);
     EXPECT_NEAR(predicted.suffix / other.seconds.suffix, 1, 0.02);
   }
-  EXPECT_NEAR(calibration.rates().seconds[kParameter] / truth.seconds[kParameter], 1, 1e-9);
+  EXPECT_NEAR(calibration.rates()[kParameter] / truth[kParameter], 1, 1e-9);
 }
 
 TEST(CalibrationTest, ASlowStepAmongManyHardlyMatters) {

@@ -27,7 +27,17 @@ inline ModelConfig BenchModel() {
 // Rates of two cores, near what tests/server/planner/recorded_phases.json says.
 inline Rates BenchRates() {
   Rates rates = DefaultRates("fp32", 2, "cpu");
-  rates.seconds = {5.3e-12, 7e-12, 9e-12, 4e-12, 0.15e-9, 1e-9, 0.7e-9, 3e-9, 0.12e-9, 0.8e-9, 8.5e-6};
+  rates[server::kLinear] = 5.3e-12;
+  rates[server::kHead] = 4e-12;
+  rates[server::kAttentionForward] = 7e-12;
+  rates[server::kAttentionBackward] = 9e-12;
+  rates[server::kScoreBlock] = 8.5e-6;
+  rates[server::kElement] = 0.15e-9;
+  rates[server::kMerge] = 1e-9;
+  rates[server::kWave] = 0.7e-9;
+  rates[server::kWaveBackward] = 0.8e-9;
+  rates[server::kParameter] = 3e-9;
+  rates[server::kCopy] = 0.12e-9;
   return rates;
 }
 

@@ -116,7 +116,7 @@ class Flow {
 // Enough shapes on a machine where everything but matrix products is free, and merges cost much: reuse does not pay.
 CalibrationBook BookOfSlowMerges() {
   Rates rates = BenchRates();
-  rates.seconds[kMerge] = 1e-6;
+  rates[kMerge] = 1e-6;
   ByteShape shape;
   shape.config = BenchModel();
   v1::RunConfig run = Options().config;
