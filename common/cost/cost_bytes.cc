@@ -3,6 +3,7 @@
 #include "common/base/round_up.h"
 #include "common/cost/cost.h"
 #include "common/cost/cost_layer.h"
+#include "common/cost/kernel_blocks.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma {
@@ -16,7 +17,6 @@ constexpr int64_t kResultBytes = 16;   // its log-prob and entropy, kept until i
 // most losses read of it: log-prob by `old`, advantage, weight, mask.
 constexpr int64_t kHeadRowBytes = 6 * 8 + 4 * 8;
 constexpr int64_t kForwardHeadRowBytes = 4 * 8;  // in a forward-only pass: log-prob, entropy, the softmax's numbers
-constexpr int64_t kUpcastVocabulary = 8192;      // vocabulary rows of a bf16 weight that the head upcasts at a time
 
 // One chunk of logits. In bf16 also what is upcast for their product: the chunk's hidden rows (in backward as many rows
 // of their gradient) and a slice of the weight.
@@ -62,7 +62,6 @@ class Prefixes {
     }
   }
 
-  bool one_block() const { return block_rows_ == p_.rows; }
   int64_t Kv() const { return p_.rows * (layers_ * row_.kv + kIndexBytes); }
   int64_t GradientKv() const { return p_.rows * layers_ * row_.gradient_kv; }
 
@@ -79,16 +78,13 @@ class Prefixes {
             .dormant_set = OnDevice(Tape(block.before, p_.policy) + block.rows * layer * row_.tape(p_.policy))};
   }
 
-  // The same in Phase C, by the tape of `policy`. The first block frees the K/V and accumulators of layers above; a
-  // block reads copies of its accumulators, but where it is all rows of them.
+  // The same in Phase C, by the tape of `policy`. The first block frees the K/V and accumulators of layers above.
   PhaseBytes Backward(const Block& block, int64_t layer) const {
     const int64_t freed = block.before == 0 ? layers_ - 1 - layer : 0;
-    const bool copied = !one_block() && s_.config.num_kv_heads > 1;
     PhaseBytes bytes{.hot_set = Kv() + GradientKv() - p_.rows * freed * (row_.kv + row_.gradient_kv)};
     bytes.dormant_set = KeepsInputs(p_.policy)
                             ? OnDevice(Tape(block.before, p_.policy) + block.rows * layer * row_.tape(p_.policy))
                             : block.rows * layer * row_.tape(v1::S0);
-    bytes.working_set = copied ? block.rows * row_.gradient_kv : 0;
     return bytes;
   }
 

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 
+#include "common/cost/kernel_blocks.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma {
 namespace {
-
-constexpr int64_t kUpcastRows = 512;  // rows of bf16 operands that worker/ops/linear.cc upcasts at a time
 
 bool Upcasts(const ByteShape& s) { return s.run_bytes != s.accumulate_bytes; }
 
@@ -215,8 +214,5 @@ int64_t KvOnlyBackwardBytes(const ByteShape& s, int64_t rows, v1::TapePolicy pol
   const int64_t product = rows * gradients + GradientOperands(s, rows, s.config.hidden_size + 2 * s.config.kv_size());
   return std::max({rows * (there + again), product, rows * (gradients + 2 * row.input)});  // d(norm1), dx
 }
-
-// A short causal call takes fewer queries at a time (worker/backend/cpu/attention.cc).
-int64_t AttentionQueryBlock(int64_t queries, bool causal) { return causal && queries <= 512 ? 32 : 128; }
 
 }  // namespace stemma

@@ -55,8 +55,4 @@ int64_t LayerBackwardBytes(const ByteShape& shape, const LayerRows& l, v1::TapeP
 int64_t KvOnlyForwardBytes(const ByteShape& shape, int64_t rows);
 int64_t KvOnlyBackwardBytes(const ByteShape& shape, int64_t rows, v1::TapePolicy policy, KvOwner owner);
 
-// Rows of one block of queries.
-int64_t AttentionQueryBlock(int64_t queries, bool causal);
-inline constexpr int64_t kAttentionKeyBlock = 512;
-
 }  // namespace stemma

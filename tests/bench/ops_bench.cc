@@ -110,7 +110,7 @@ void BenchQkv() {
                    sin = at::cat({rope.sin_PE, rope.sin_PE}, 1);
   const int64_t columns = (kH + 2 * kK) * kE;
   const at::Tensor qkv = at::randn({kT, columns});
-  const at::Tensor dq = at::randn({kH, kT, kE}), dk = at::randn({kK, kT, kE}), dv = at::randn({kK, kT, kE});
+  const at::Tensor dq = at::randn({kH, kT, kE}), dk = at::randn({kT, kK, kE}), dv = at::randn({kT, kK, kE});
   const auto split = [&](int64_t first, int64_t heads) {
     return qkv.narrow(1, first * kE, heads * kE).view({kT, heads, kE}).transpose(0, 1);
   };
@@ -127,7 +127,8 @@ void BenchQkv() {
         QkvBackward(testing::TestBackend(), {dq, dk, dv, {}, {}, {}, {}}, positions, rope, {}, at::kFloat);
       },
       [&] {
-        const at::Tensor all = at::cat({Rope(dq, cos, -sin), Rope(dk, cos, -sin), dv}, 0);
+        const at::Tensor all =
+            at::cat({Rope(dq, cos, -sin), Rope(dk.transpose(0, 1), cos, -sin), dv.transpose(0, 1)}, 0);
         all.transpose(0, 1).reshape({kT, columns});
       });
   const at::Tensor w = at::randn({kE}), dw = at::zeros({kE});
@@ -168,12 +169,12 @@ class NoKernel : public AttentionKernel {
 void BenchAttention(int64_t prefix, int64_t spans, int64_t rows, CausalLayout layout) {
   const int64_t total = spans * rows;
   const CpuAttention kernel;
-  const at::Tensor q = at::randn({kH, total, kE}), k = at::randn({kK, total, kE}), v = at::randn({kK, total, kE});
+  const at::Tensor q = at::randn({kH, total, kE}), k = at::randn({total, kK, kE}), v = at::randn({total, kK, kE});
   AttentionBatch batch;
   batch.layout = layout;
   batch.scale = 1 / std::sqrt(static_cast<double>(kE));
   if (prefix > 0) {
-    const auto kv = [&] { return at::randn({kK, prefix, kE}); };
+    const auto kv = [&] { return at::randn({prefix, kK, kE}); };
     batch.ancestors.push_back({kv(), kv(), kv(), kv()});
   }
   for (int64_t i = 0; i < spans; ++i) batch.spans.push_back({i * rows, (i + 1) * rows, prefix > 0 ? 0 : -1});

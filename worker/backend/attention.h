@@ -15,8 +15,8 @@ namespace stemma::worker {
 
 // K/V that rows may see before their own, and where their gradients are added (fp32; fp64 in fp64).
 struct AncestorKv {
-  at::Tensor k_KCE, v_KCE;    // C > 0
-  at::Tensor gk_KCE, gv_KCE;  // undefined in a forward-only pass
+  at::Tensor k_CKE, v_CKE;    // C > 0
+  at::Tensor gk_CKE, gv_CKE;  // undefined in a forward-only pass
 };
 
 // A segment's rows in the packed batch. Spans are adjacent, in order, and cover all T rows; spans of one ancestor are
@@ -38,21 +38,21 @@ struct AttentionBatch {
 
 // What Backward reads; its bytes are planned (common/cost/cost.h).
 struct AttentionSaved {
-  at::Tensor q_HTE, k_KTE, v_KTE;  // rotated; any strides, last dim contiguous
+  at::Tensor q_HTE, k_TKE, v_TKE;  // rotated; any strides, last dim contiguous
   at::Tensor o_TD;                 // merged output, [T, H·E], the next linear's input
   at::Tensor lse_HT;               // merged
 };
 
 struct AttentionGradients {
-  at::Tensor dq_HTE, dk_KTE, dv_KTE;  // run dtype
+  at::Tensor dq_HTE, dk_TKE, dv_TKE;  // run dtype
 };
 
 class AttentionOp {
  public:
   virtual ~AttentionOp() = default;
-  // q [H, T, E], k and v [K, T, E], rotated, run dtype.
-  virtual AttentionSaved Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_KTE,
-                                 const at::Tensor& v_KTE) const = 0;
+  // q [H, T, E], k and v [T, K, E], rotated, run dtype.
+  virtual AttentionSaved Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_TKE,
+                                 const at::Tensor& v_TKE) const = 0;
   // Adds to gk, gv of the batch's ancestors.
   virtual AttentionGradients Backward(const AttentionBatch& batch, const at::Tensor& do_TD,
                                       const AttentionSaved& saved) const = 0;

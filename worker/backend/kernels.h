@@ -49,12 +49,12 @@ struct QkvForwardOperands {
   const at::Tensor &cos_PE, &sin_PE;          // [P, E/2]; Acc
   const at::Tensor &q_weight_E, &k_weight_E;  // QK-norm; undefined: none
   double eps;
-  const at::Tensor &q_HTE, &k_KTE, &v_KTE;  // written; q undefined: the product holds k and v columns only
+  const at::Tensor &q_HTE, &k_TKE, &v_TKE;  // written; q undefined: the product holds k and v columns only
   const at::Tensor& rstd_TJ;                // written with QK-norm: [T, H + K]; Acc
 };
 
 struct QkvBackwardOperands {
-  const at::Tensor &dq_HTE, &dk_KTE, &dv_KTE;  // any strides, last dim contiguous; dk, dv: run dtype or Acc
+  const at::Tensor &dq_HTE, &dk_TKE, &dv_TKE;  // any strides, last dim contiguous; dk, dv: run dtype or Acc
   const at::Tensor& positions_T;
   const at::Tensor &cos_PE, &sin_PE;
   const at::Tensor &q_weight_E, &k_weight_E;  // QK-norm; undefined: none, and the next four are not read

@@ -54,7 +54,7 @@ QkvHeads AttentionBlock::Qkv(AttentionTape& tape) const {
 }
 
 at::Tensor AttentionBlock::Attend(const QkvHeads& heads, AttentionTape& tape) const {
-  tape.saved = context_.backend->attention->Forward(batch_, heads.q_HTE, heads.k_KTE, heads.v_KTE);
+  tape.saved = context_.backend->attention->Forward(batch_, heads.q_HTE, heads.k_TKE, heads.v_TKE);
   return LinearForwardAdd(tape.saved.o_TD, p_.o().weight, tape.x_TD);
 }
 
@@ -78,21 +78,21 @@ void AttentionBlock::RestoreQueries(AttentionTape& tape) const {
 at::Tensor AttentionBlock::RestoreOutput(AttentionTape& tape) const {
   RestoreQueries(tape);
   const AttentionSaved kept = tape.saved;
-  return Attend({kept.q_HTE, kept.k_KTE, kept.v_KTE, {}}, tape);
+  return Attend({kept.q_HTE, kept.k_TKE, kept.v_TKE, {}}, tape);
 }
 
-at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_KTE,
-                                    const at::Tensor& gv_KTE) const {
+at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_TKE,
+                                    const at::Tensor& gv_TKE) const {
   RestoreQueries(tape);
   LinearBackwardWeight(*context_.backend, dy_TD, tape.saved.o_TD, p_.o().grad, {});
   AttentionGradients grads =
       context_.backend->attention->Backward(batch_, LinearBackwardInput(dy_TD, p_.o().weight), tape.saved);
   tape.saved = {};
-  const at::Tensor dk_KTE = AddGradient(grads.dk_KTE, gk_KTE), dv_KTE = AddGradient(grads.dv_KTE, gv_KTE);
+  const at::Tensor dk_TKE = AddGradient(grads.dk_TKE, gk_TKE), dv_TKE = AddGradient(grads.dv_TKE, gv_TKE);
   const at::Tensor dqkv_TJ = QkvBackward(*context_.backend,
                                          {.dq_HTE = grads.dq_HTE,
-                                          .dk_KTE = dk_KTE,
-                                          .dv_KTE = dv_KTE,
+                                          .dk_TKE = dk_TKE,
+                                          .dv_TKE = dv_TKE,
                                           .qkv_TJ = tape.qkv_TJ,
                                           .rstd_TJ = tape.rstd_qk_TJ,
                                           .dq_norm_E = p_.q_norm_grad(),

@@ -38,10 +38,10 @@ class AttentionBlock {
   // Recomputes y, and what Backward reads, from the input and K/V.
   at::Tensor RestoreOutput(AttentionTape& tape) const;
 
-  // gk_KTE, gv_KTE: gradients that other segments accumulated on this segment's K/V (undefined: none). Adds weight
+  // gk_TKE, gv_TKE: gradients that other segments accumulated on this segment's K/V (undefined: none). Adds weight
   // gradients; adds to the ancestors' gK/gV. Returns dx.
-  at::Tensor Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_KTE,
-                      const at::Tensor& gv_KTE) const;
+  at::Tensor Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_TKE,
+                      const at::Tensor& gv_TKE) const;
 
  private:
   void Norm(AttentionTape& tape) const;

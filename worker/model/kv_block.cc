@@ -47,19 +47,19 @@ KvTape KvBlock::Forward(const at::Tensor& x_TD, v1::TapePolicy policy) const {
   tape.x_TD = x_TD;
   Norm(tape);
   const QkvHeads heads = Kv(tape);
-  tape.k_KTE = heads.k_KTE;
-  tape.v_KTE = heads.v_KTE;
+  tape.k_TKE = heads.k_TKE;
+  tape.v_TKE = heads.v_TKE;
   for (const TapeTensor name : {TapeTensor::kNormed, TapeTensor::kBeforeQkNorm}) DropUnlessKept(tape, name, policy);
   return tape;
 }
 
-at::Tensor KvBlock::Backward(KvTape tape, const at::Tensor& gk_KTE, const at::Tensor& gv_KTE) const {
+at::Tensor KvBlock::Backward(KvTape tape, const at::Tensor& gk_TKE, const at::Tensor& gv_TKE) const {
   if (!tape.h_TD.defined()) Norm(tape);
   if (config_.qk_norm && !tape.kv_TJ.defined()) Kv(tape);
   const at::Tensor dkv_TJ = QkvBackward(*context_.backend,
                                         {.dq_HTE = {},
-                                         .dk_KTE = gk_KTE,
-                                         .dv_KTE = gv_KTE,
+                                         .dk_TKE = gk_TKE,
+                                         .dv_TKE = gv_TKE,
                                          .qkv_TJ = tape.kv_TJ,
                                          .rstd_TJ = tape.rstd_k_TJ,
                                          .dq_norm_E = {},

@@ -19,7 +19,7 @@ namespace stemma::worker {
 struct KvTape {
   at::Tensor x_TD, rstd_T, h_TD;
   at::Tensor kv_TJ, rstd_k_TJ;  // with QK-norm only
-  at::Tensor k_KTE, v_KTE;
+  at::Tensor k_TKE, v_TKE;
 
   std::vector<TapeEntry> Entries();
 };
@@ -31,8 +31,8 @@ class KvBlock {
   // K and V are the tape's.
   KvTape Forward(const at::Tensor& x_TD, v1::TapePolicy policy) const;
 
-  // gk_KTE, gv_KTE: all gradients of K and V. Adds weight gradients. Returns dx.
-  at::Tensor Backward(KvTape tape, const at::Tensor& gk_KTE, const at::Tensor& gv_KTE) const;
+  // gk_TKE, gv_TKE: all gradients of K and V. Adds weight gradients. Returns dx.
+  at::Tensor Backward(KvTape tape, const at::Tensor& gk_TKE, const at::Tensor& gv_TKE) const;
 
  private:
   void Norm(KvTape& tape) const;

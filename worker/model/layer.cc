@@ -19,12 +19,12 @@ LayerResult LayerForward(const LayerContext& context, int64_t layer, const Atten
 }
 
 at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
-                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const at::Tensor& gk_KTE,
-                         const at::Tensor& gv_KTE) {
+                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const at::Tensor& gk_TKE,
+                         const at::Tensor& gv_TKE) {
   const AttentionBlock attention(context, layer, batch, positions_T);
   if (!tape.mlp.x_TD.defined()) tape.mlp.x_TD = attention.RestoreOutput(tape.attention);
   const at::Tensor dmiddle_TD = MlpBlock(context, layer).Backward(std::move(dy_TD), std::move(tape.mlp));
-  return attention.Backward(dmiddle_TD, std::move(tape.attention), gk_KTE, gv_KTE);
+  return attention.Backward(dmiddle_TD, std::move(tape.attention), gk_TKE, gv_TKE);
 }
 
 }  // namespace stemma::worker

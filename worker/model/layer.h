@@ -33,10 +33,10 @@ struct LayerResult {
 LayerResult LayerForward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
                          const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy);
 
-// gk_KTE, gv_KTE: gradients that other segments accumulated on this segment's K/V (undefined: none). Adds weight
+// gk_TKE, gv_TKE: gradients that other segments accumulated on this segment's K/V (undefined: none). Adds weight
 // gradients; adds to the ancestors' gK/gV. Returns dx.
 at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
-                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const at::Tensor& gk_KTE,
-                         const at::Tensor& gv_KTE);
+                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const at::Tensor& gk_TKE,
+                         const at::Tensor& gv_TKE);
 
 }  // namespace stemma::worker

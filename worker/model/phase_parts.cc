@@ -12,7 +12,7 @@ double AttentionScale(const ModelConfig& config) { return 1.0 / std::sqrt(static
 
 at::Tensor ZeroKv(const LayerContext& context, int64_t rows) {
   const Weights& weights = *context.weights;
-  return at::zeros({weights.config.num_kv_heads, rows, weights.config.head_size},
+  return at::zeros({rows, weights.config.num_kv_heads, weights.config.head_size},
                    context.backend->options(weights.accumulate_dtype));
 }
 

@@ -10,7 +10,7 @@
 namespace stemma::worker {
 
 double AttentionScale(const ModelConfig& config);
-at::Tensor ZeroKv(const LayerContext& context, int64_t rows);  // [K, rows, E] of the accumulate dtype
+at::Tensor ZeroKv(const LayerContext& context, int64_t rows);  // [rows, K, E] of the accumulate dtype
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T);
 
 }  // namespace stemma::worker

@@ -18,7 +18,7 @@ namespace {
 
 int64_t LastLayer(const LayerContext& context) { return context.weights->config.num_layers - 1; }
 
-at::Tensor Rows(const at::Tensor& x_KTE, const PrefixBlock& block) { return x_KTE.slice(1, block.begin, block.end); }
+at::Tensor Rows(const at::Tensor& x_TKE, const PrefixBlock& block) { return x_TKE.slice(0, block.begin, block.end); }
 
 // The spans of a block: its part of each prefix, behind the K/V of that prefix's earlier rows.
 AttentionBatch BatchOf(const LayerContext& context, const PrefixBatch& prefixes, const PrefixBlock& block,
@@ -33,8 +33,8 @@ AttentionBatch BatchOf(const LayerContext& context, const PrefixBatch& prefixes,
     const int64_t earlier = begin - prefixes.spans[p].begin;
     if (earlier > 0) {
       AncestorKv ancestor = prefixes.Ancestor(layer, static_cast<int64_t>(p));
-      for (at::Tensor* kv : {&ancestor.k_KCE, &ancestor.v_KCE, &ancestor.gk_KCE, &ancestor.gv_KCE}) {
-        if (kv->defined()) *kv = kv->narrow(1, 0, earlier);
+      for (at::Tensor* kv : {&ancestor.k_CKE, &ancestor.v_CKE, &ancestor.gk_CKE, &ancestor.gv_CKE}) {
+        if (kv->defined()) *kv = kv->narrow(0, 0, earlier);
       }
       batch.ancestors.push_back(std::move(ancestor));
       span.ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
@@ -64,18 +64,18 @@ class BlockForward {
 
   // Phase A.
   void Run() {
-    RunLayers([&](int64_t layer, at::Tensor& k_KTE, at::Tensor& v_KTE) {
-      Store(prefixes_.k_KTE, layer, k_KTE);
-      Store(prefixes_.v_KTE, layer, v_KTE);
+    RunLayers([&](int64_t layer, at::Tensor& k_TKE, at::Tensor& v_TKE) {
+      Store(prefixes_.k_TKE, layer, k_TKE);
+      Store(prefixes_.v_TKE, layer, v_TKE);
     });
     if (prefixes_.options.forward_only || !KeepsInputs(policy_)) Forget();
   }
 
   // Phase C, policy S5: the tape that Phase A did not keep.
   void RunAgain() {
-    RunLayers([&](int64_t layer, at::Tensor& k_KTE, at::Tensor& v_KTE) {
-      k_KTE = Rows(prefixes_.k_KTE[static_cast<size_t>(layer)], block_);
-      v_KTE = Rows(prefixes_.v_KTE[static_cast<size_t>(layer)], block_);
+    RunLayers([&](int64_t layer, at::Tensor& k_TKE, at::Tensor& v_TKE) {
+      k_TKE = Rows(prefixes_.k_TKE[static_cast<size_t>(layer)], block_);
+      v_TKE = Rows(prefixes_.v_TKE[static_cast<size_t>(layer)], block_);
     });
   }
 
@@ -90,14 +90,14 @@ class BlockForward {
       LayerResult result =
           LayerForward(context_, l, BatchOf(context_, prefixes_, block_, l), positions_T, x_TD, policy_);
       x_TD = std::move(result.y_TD);
-      keep_kv(l, result.tape.attention.saved.k_KTE, result.tape.attention.saved.v_KTE);
+      keep_kv(l, result.tape.attention.saved.k_TKE, result.tape.attention.saved.v_TKE);
       if (keep && KeepsInputs(policy_)) {
         Leave(l, result.tape);
         block_.tape.push_back(std::move(result.tape));
       }
     }
     block_.last = KvBlock(context_, last, positions_T).Forward(x_TD, policy_);
-    keep_kv(last, block_.last.k_KTE, block_.last.v_KTE);
+    keep_kv(last, block_.last.k_TKE, block_.last.v_TKE);
     x_TD.reset();
     if (keep && KeepsInputs(policy_)) Leave(last, block_.last);
   }
@@ -110,17 +110,17 @@ class BlockForward {
   }
 
   // With one block, keeps the op's tensor. With several, copies it into their shared buffer; `kv` becomes a view of it.
-  void Store(std::vector<at::Tensor>& buffers, int64_t layer, at::Tensor& kv_KTE) {
+  void Store(std::vector<at::Tensor>& buffers, int64_t layer, at::Tensor& kv_TKE) {
     if (prefixes_.blocks.size() == 1) {
-      buffers.push_back(kv_KTE);
+      buffers.push_back(kv_TKE);
       return;
     }
     if (&block_ == &prefixes_.blocks.front()) {
-      buffers.push_back(at::empty({kv_KTE.size(0), prefixes_.blocks.back().end, kv_KTE.size(2)}, kv_KTE.options()));
+      buffers.push_back(at::empty({prefixes_.blocks.back().end, kv_TKE.size(1), kv_TKE.size(2)}, kv_TKE.options()));
     }
     const at::Tensor rows = Rows(buffers[static_cast<size_t>(layer)], block_);
-    rows.copy_(kv_KTE);
-    kv_KTE = rows;
+    rows.copy_(kv_TKE);
+    kv_TKE = rows;
   }
 
   void Forget() {
@@ -162,21 +162,21 @@ void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlo
   ComeBack(context, prefixes, block, last, block.last);
   const at::Tensor positions_T = prefixes.positions_T.slice(0, block.begin, block.end);
   const auto gradient = [&](const std::vector<at::Tensor>& of_layer, int64_t layer) {
-    return Rows(of_layer[static_cast<size_t>(layer)], block).contiguous();
+    return Rows(of_layer[static_cast<size_t>(layer)], block);
   };
   at::Tensor dx_TD =
       KvBlock(context, last, positions_T)
-          .Backward(std::move(block.last), gradient(prefixes.gk_KTE, last), gradient(prefixes.gv_KTE, last));
+          .Backward(std::move(block.last), gradient(prefixes.gk_TKE, last), gradient(prefixes.gv_TKE, last));
   for (int64_t l = last - 1; l >= 0; --l) {
     if (release) {
-      for (auto* of_layer : {&prefixes.k_KTE, &prefixes.v_KTE, &prefixes.gk_KTE, &prefixes.gv_KTE})
+      for (auto* of_layer : {&prefixes.k_TKE, &prefixes.v_TKE, &prefixes.gk_TKE, &prefixes.gv_TKE})
         of_layer->pop_back();
     }
     LayerTape tape = std::move(block.tape.back());
     block.tape.pop_back();
     ComeBack(context, prefixes, block, l, tape);
     dx_TD = LayerBackward(context, l, BatchOf(context, prefixes, block, l), positions_T, std::move(dx_TD),
-                          std::move(tape), gradient(prefixes.gk_KTE, l), gradient(prefixes.gv_KTE, l));
+                          std::move(tape), gradient(prefixes.gk_TKE, l), gradient(prefixes.gv_TKE, l));
   }
   EmbeddingBackward(*context.backend, prefixes.tokens_T.slice(0, block.begin, block.end), dx_TD,
                     context.weights->at(context.weights->embedding).grad);
@@ -187,11 +187,11 @@ void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlo
 AncestorKv PrefixBatch::Ancestor(int64_t layer, int64_t prefix) const {
   const auto l = static_cast<size_t>(layer);
   const AttentionSpan& span = spans[static_cast<size_t>(prefix)];
-  const auto rows = [&](const at::Tensor& t) { return t.slice(1, span.begin, span.end); };
-  AncestorKv ancestor{rows(k_KTE[l]), rows(v_KTE[l]), {}, {}};
-  if (!gk_KTE.empty()) {
-    ancestor.gk_KCE = rows(gk_KTE[l]);
-    ancestor.gv_KCE = rows(gv_KTE[l]);
+  const auto rows = [&](const at::Tensor& t) { return t.slice(0, span.begin, span.end); };
+  AncestorKv ancestor{rows(k_TKE[l]), rows(v_TKE[l]), {}, {}};
+  if (!gk_TKE.empty()) {
+    ancestor.gk_CKE = rows(gk_TKE[l]);
+    ancestor.gv_CKE = rows(gv_TKE[l]);
   }
   return ancestor;
 }
@@ -206,8 +206,8 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
   for (PrefixBlock& block : prefixes.blocks) BlockForward(context, prefixes, block, options.policy).Run();
   if (prefixes.offload != nullptr) prefixes.offload->ProducingEnded();
   for (int64_t l = 0; !options.forward_only && l <= LastLayer(context); ++l) {
-    prefixes.gk_KTE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
-    prefixes.gv_KTE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
+    prefixes.gk_TKE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
+    prefixes.gv_TKE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
   }
   return prefixes;
 }

@@ -48,8 +48,8 @@ struct PrefixBatch {
   at::Tensor tokens_T, positions_T;
   std::vector<AttentionSpan> spans;        // one per prefix, none empty
   std::vector<PrefixBlock> blocks;         // in order
-  std::vector<at::Tensor> k_KTE, v_KTE;    // per layer; the tape holds views of them
-  std::vector<at::Tensor> gk_KTE, gv_KTE;  // per layer; empty in a forward-only pass
+  std::vector<at::Tensor> k_TKE, v_TKE;    // per layer; the tape holds views of them
+  std::vector<at::Tensor> gk_TKE, gv_TKE;  // per layer; empty in a forward-only pass
   std::unique_ptr<OffloadStore> offload;   // of the tensors of the blocks' tapes; null: they are in the blocks
 
   // A prefix's K/V in a layer, and their gradients.

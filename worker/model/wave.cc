@@ -58,7 +58,7 @@ class WaveAttention {
   }
 
   // Rows after the kv-only ones, which become a trajectory's own ancestor.
-  AttentionBatch LastLayer(const KvTape& kv, const at::Tensor& gk_KTE, const at::Tensor& gv_KTE) const {
+  AttentionBatch LastLayer(const KvTape& kv, const at::Tensor& gk_TKE, const at::Tensor& gv_TKE) const {
     AttentionBatch batch = Empty();
     int64_t current = -1, a = 0, b = 0;
     for (const WaveSegment& s : wave_.segments) {
@@ -67,7 +67,7 @@ class WaveAttention {
         if (s.prefix != current) batch.ancestors.push_back(prefixes_.Ancestor(last_layer(), s.prefix));
         ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
       } else if (s.kv_only_rows > 0) {
-        batch.ancestors.push_back(Slice(kv, gk_KTE, gv_KTE, a, a + s.kv_only_rows));
+        batch.ancestors.push_back(Slice(kv, gk_TKE, gv_TKE, a, a + s.kv_only_rows));
         ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
       }
       current = s.prefix;
@@ -87,12 +87,12 @@ class WaveAttention {
     return batch;
   }
 
-  static AncestorKv Slice(const KvTape& kv, const at::Tensor& gk_KTE, const at::Tensor& gv_KTE, int64_t begin,
+  static AncestorKv Slice(const KvTape& kv, const at::Tensor& gk_TKE, const at::Tensor& gv_TKE, int64_t begin,
                           int64_t end) {
-    AncestorKv ancestor{kv.k_KTE.slice(1, begin, end), kv.v_KTE.slice(1, begin, end), {}, {}};
-    if (gk_KTE.defined()) {
-      ancestor.gk_KCE = gk_KTE.slice(1, begin, end);
-      ancestor.gv_KCE = gv_KTE.slice(1, begin, end);
+    AncestorKv ancestor{kv.k_TKE.slice(0, begin, end), kv.v_TKE.slice(0, begin, end), {}, {}};
+    if (gk_TKE.defined()) {
+      ancestor.gk_CKE = gk_TKE.slice(0, begin, end);
+      ancestor.gv_CKE = gv_TKE.slice(0, begin, end);
     }
     return ancestor;
   }
@@ -124,14 +124,14 @@ WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& pr
     tape.last_kv =
         KvBlock(context, last, positions_A).Forward(GatherRows(x_TD, wave.segments, /*kv_only=*/true), wave.policy);
     if (keep_tape) {
-      tape.last_gk_KTE = ZeroKv(context, attention.kv_only_rows());
-      tape.last_gv_KTE = ZeroKv(context, attention.kv_only_rows());
+      tape.last_gk_TKE = ZeroKv(context, attention.kv_only_rows());
+      tape.last_gv_TKE = ZeroKv(context, attention.kv_only_rows());
     }
     positions_B = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/false);
     x_TD = GatherRows(x_TD, wave.segments, /*kv_only=*/false);
   }
   LayerResult result =
-      LayerForward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_KTE, tape.last_gv_KTE), positions_B,
+      LayerForward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE), positions_B,
                    x_TD, wave.policy);
   x_TD.reset();
   const RmsNormResult norm =
@@ -159,14 +159,14 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
       split ? GatherRows(wave.positions_T, wave.segments, /*kv_only=*/false) : wave.positions_T;
   LayerTape top = std::move(tape.layers.back());
   tape.layers.pop_back();
-  dx_TD = LayerBackward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_KTE, tape.last_gv_KTE),
+  dx_TD = LayerBackward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE),
                         positions_B, std::move(dx_TD), std::move(top), {}, {});
   if (split) {
     const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
     const at::Tensor dx_A =
-        KvBlock(context, last, positions_A).Backward(std::move(tape.last_kv), tape.last_gk_KTE, tape.last_gv_KTE);
-    tape.last_gk_KTE.reset();
-    tape.last_gv_KTE.reset();
+        KvBlock(context, last, positions_A).Backward(std::move(tape.last_kv), tape.last_gk_TKE, tape.last_gv_TKE);
+    tape.last_gk_TKE.reset();
+    tape.last_gv_TKE.reset();
     dx_TD = InterleaveRows(dx_A, dx_TD, wave.segments);
   }
   for (int64_t l = last - 1; l >= 0; --l) {

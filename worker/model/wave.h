@@ -30,7 +30,7 @@ struct WaveInput {
 struct WaveTape {
   std::vector<LayerTape> layers;
   KvTape last_kv;  // of kv_only rows; undefined tensors when there are none
-  at::Tensor last_gk_KTE, last_gv_KTE;
+  at::Tensor last_gk_TKE, last_gv_TKE;
   at::Tensor y_BD, rstd_B;  // last layer's output at the B head rows, the final norm's statistic
 };
 

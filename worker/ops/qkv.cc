@@ -59,8 +59,8 @@ QkvHeads QkvForward(const Backend& backend, const at::Tensor& qkv_TJ, const at::
   QkvHeads heads;
   const auto options = qkv_TJ.options();
   if (shape.num_heads > 0) heads.q_HTE = at::empty({shape.num_heads, rows, shape.head_size}, options);
-  heads.k_KTE = at::empty({shape.num_kv_heads, rows, shape.head_size}, options);
-  heads.v_KTE = at::empty({shape.num_kv_heads, rows, shape.head_size}, options);
+  heads.k_TKE = at::empty({rows, shape.num_kv_heads, shape.head_size}, options);
+  heads.v_TKE = at::empty({rows, shape.num_kv_heads, shape.head_size}, options);
   if (norm.k_weight_E.defined()) {
     heads.rstd_TJ = at::empty({rows, num_rotated}, options.dtype(AccType(qkv_TJ.scalar_type())));
   }
@@ -72,8 +72,8 @@ QkvHeads QkvForward(const Backend& backend, const at::Tensor& qkv_TJ, const at::
                                .k_weight_E = norm.k_weight_E,
                                .eps = norm.eps,
                                .q_HTE = heads.q_HTE,
-                               .k_KTE = heads.k_KTE,
-                               .v_KTE = heads.v_KTE,
+                               .k_TKE = heads.k_TKE,
+                               .v_TKE = heads.v_TKE,
                                .rstd_TJ = heads.rstd_TJ});
   return heads;
 }
@@ -81,15 +81,15 @@ QkvHeads QkvForward(const Backend& backend, const at::Tensor& qkv_TJ, const at::
 at::Tensor QkvBackward(const Backend& backend, const QkvGradients& gradients, const at::Tensor& positions_T,
                        const RopeTable& rope, const QkNorm& norm, at::ScalarType run_dtype) {
   RECORD_USER_SCOPE("QkvBackward");
-  const at::Tensor &dq_HTE = gradients.dq_HTE, &dk_KTE = gradients.dk_KTE, &dv_KTE = gradients.dv_KTE;
-  const int64_t rows = dk_KTE.size(1), num_heads = dq_HTE.defined() ? dq_HTE.size(0) : 0;
+  const at::Tensor &dq_HTE = gradients.dq_HTE, &dk_TKE = gradients.dk_TKE, &dv_TKE = gradients.dv_TKE;
+  const int64_t rows = dk_TKE.size(0), num_heads = dq_HTE.defined() ? dq_HTE.size(0) : 0;
   CheckPositions(positions_T, rows);
-  CHECK(dk_KTE.scalar_type() == dv_KTE.scalar_type());
+  CHECK(dk_TKE.scalar_type() == dv_TKE.scalar_type());
   at::Tensor dqkv_TJ =
-      at::empty({rows, (num_heads + 2 * dk_KTE.size(0)) * dk_KTE.size(2)}, dk_KTE.options().dtype(run_dtype));
+      at::empty({rows, (num_heads + 2 * dk_TKE.size(1)) * dk_TKE.size(2)}, dk_TKE.options().dtype(run_dtype));
   backend.kernels.qkv_backward({.dq_HTE = dq_HTE,
-                                .dk_KTE = dk_KTE,
-                                .dv_KTE = dv_KTE,
+                                .dk_TKE = dk_TKE,
+                                .dv_TKE = dv_TKE,
                                 .positions_T = positions_T,
                                 .cos_PE = rope.cos_PE,
                                 .sin_PE = rope.sin_PE,

@@ -1,6 +1,6 @@
 // From the fused QKV product to what attention reads: split into heads, QK-norm where the family has it, rotary
-// position embedding (half-split, as in Hugging Face: out = x·cos + rotate_half(x)·sin), head-major layout. One pass
-// over memory in each direction.
+// position embedding (half-split, as in Hugging Face: out = x·cos + rotate_half(x)·sin). Queries are head-major; keys
+// and values row-major, so that rows of a prefix are adjacent. One pass over memory in each direction.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@ struct QkNorm {
 };
 
 struct QkvHeads {
-  at::Tensor q_HTE, k_KTE, v_KTE;  // head-major, contiguous; q undefined when num_heads is 0
+  at::Tensor q_HTE, k_TKE, v_TKE;  // contiguous; q undefined when num_heads is 0
   at::Tensor rstd_TJ;              // [T, H + K] of QK-norm; undefined without
 };
 
@@ -41,7 +41,7 @@ QkvHeads QkvForward(const Backend& backend, const at::Tensor& qkv_TJ, const at::
 
 // What QkvBackward reads and adds to.
 struct QkvGradients {
-  const at::Tensor &dq_HTE, &dk_KTE, &dv_KTE;  // dq undefined when num_heads is 0; dk, dv: fp32 (fp64) or run dtype
+  const at::Tensor &dq_HTE, &dk_TKE, &dv_TKE;  // dq undefined when num_heads is 0; dk, dv: fp32 (fp64) or run dtype
   const at::Tensor &qkv_TJ, &rstd_TJ;          // read with QK-norm only, else undefined
   const at::Tensor &dq_norm_E, &dk_norm_E;     // added to: fp32; fp64 in fp64
 };

@@ -104,7 +104,7 @@ Outputs Qkv(const Kernels& kernels, at::ScalarType dtype, Drawn drawn) {
   const at::Tensor angle = drawn.Normal({positions, size / 2}, at::kDouble);
   const at::Tensor cos = angle.cos().to(acc), sin = angle.sin().to(acc), none;
   const at::Tensor q_weight = drawn.Normal({size}, dtype), k_weight = drawn.Normal({size}, dtype);
-  const at::Tensor q = at::empty({heads, rows, size}, dtype), k = at::empty({kv_heads, rows, size}, dtype);
+  const at::Tensor q = at::empty({heads, rows, size}, dtype), k = at::empty({rows, kv_heads, size}, dtype);
   const at::Tensor v = at::empty_like(k), rstd = at::zeros({rows, heads + kv_heads}, acc);
   kernels.qkv_forward({.qkv_TJ = qkv,
                        .positions_T = at_position,
@@ -114,17 +114,17 @@ Outputs Qkv(const Kernels& kernels, at::ScalarType dtype, Drawn drawn) {
                        .k_weight_E = norm ? k_weight : none,
                        .eps = 1e-6,
                        .q_HTE = heads > 0 ? q : none,
-                       .k_KTE = k,
-                       .v_KTE = v,
+                       .k_TKE = k,
+                       .v_TKE = v,
                        .rstd_TJ = norm ? rstd : none});
   // K's gradients come in the accumulate dtype (summed over waves) or in the run dtype.
   const at::ScalarType grad = drawn.Coin() ? acc : dtype;
   const at::Tensor dq = drawn.Normal({heads, rows, size}, dtype), dqkv = at::empty_like(qkv);
-  const at::Tensor dk = drawn.Normal({kv_heads, rows, size}, grad), dv = drawn.Normal({kv_heads, rows, size}, grad);
+  const at::Tensor dk = drawn.Normal({rows, kv_heads, size}, grad), dv = drawn.Normal({rows, kv_heads, size}, grad);
   const at::Tensor dq_weight = at::ones({size}, acc), dk_weight = at::ones({size}, acc);
   kernels.qkv_backward({.dq_HTE = heads > 0 ? dq : none,
-                        .dk_KTE = dk,
-                        .dv_KTE = dv,
+                        .dk_TKE = dk,
+                        .dv_TKE = dv,
                         .positions_T = at_position,
                         .cos_PE = cos,
                         .sin_PE = sin,
@@ -215,11 +215,11 @@ Outputs Attention(const AttentionOp& op, at::ScalarType dtype, Drawn drawn) {
   Outputs outputs;
   int64_t rows = 0;
   for (int64_t a = drawn.Size(0, 2); a > 0; --a) {
-    const std::vector<int64_t> sizes = {kv_heads, drawn.Size(1, 40), size};
+    const std::vector<int64_t> sizes = {drawn.Size(1, 40), kv_heads, size};
     AncestorKv ancestor{drawn.Normal(sizes, dtype), drawn.Normal(sizes, dtype), at::ones(sizes, AccType(dtype)),
                         at::ones(sizes, AccType(dtype))};
-    outputs.push_back(ancestor.gk_KCE);
-    outputs.push_back(ancestor.gv_KCE);
+    outputs.push_back(ancestor.gk_CKE);
+    outputs.push_back(ancestor.gv_CKE);
     batch.ancestors.push_back(ancestor);
     for (int64_t s = drawn.Size(1, 4); s > 0; --s) {
       const int64_t count = drawn.Size(1, 20);
@@ -230,11 +230,11 @@ Outputs Attention(const AttentionOp& op, at::ScalarType dtype, Drawn drawn) {
   const int64_t alone = drawn.Size(1, 30);
   batch.spans.push_back({rows, rows + alone, -1});
   rows += alone;
-  const auto normal = [&](int64_t n) { return drawn.Normal({n, rows, size}, dtype); };
-  const at::Tensor q = normal(heads), k = normal(kv_heads), v = normal(kv_heads);
+  const at::Tensor q = drawn.Normal({heads, rows, size}, dtype), k = drawn.Normal({rows, kv_heads, size}, dtype);
+  const at::Tensor v = drawn.Normal({rows, kv_heads, size}, dtype);
   const AttentionSaved saved = op.Forward(batch, q, k, v);
   const AttentionGradients gradients = op.Backward(batch, drawn.Normal({rows, heads * size}, dtype), saved);
-  for (const at::Tensor& x : {saved.o_TD, gradients.dq_HTE, gradients.dk_KTE, gradients.dv_KTE}) outputs.push_back(x);
+  for (const at::Tensor& x : {saved.o_TD, gradients.dq_HTE, gradients.dk_TKE, gradients.dv_TKE}) outputs.push_back(x);
   return outputs;
 }
 

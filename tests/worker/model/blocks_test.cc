@@ -57,23 +57,23 @@ class BlocksTest : public ::testing::TestWithParam<int> {
     x_TD_ = random({first + second, c.hidden_size});
     dy_TD_ = random({first + second, c.hidden_size});
     positions_T_ = at::cat({at::arange(first) + ancestor, at::arange(second)});
-    k_KCE_ = random({c.num_kv_heads, ancestor, c.head_size});
+    k_CKE_ = random({ancestor, c.num_kv_heads, c.head_size});
     batch_.scale = 0.25;
     batch_.spans = {{0, first, 0}, {first, first + second, -1}};
-    batch_.ancestors = {{k_KCE_, random({c.num_kv_heads, ancestor, c.head_size}), {}, {}}};
+    batch_.ancestors = {{k_CKE_, random({ancestor, c.num_kv_heads, c.head_size}), {}, {}}};
   }
 
   // What a layer gave: its output, its input's gradient, and every gradient that it adds to.
   std::vector<at::Tensor> Run(v1::TapePolicy policy) {
     const auto accumulate = at::TensorOptions().dtype(weights_.accumulate_dtype);
     for (Parameter& p : weights_.parameters) p.grad.zero_();
-    batch_.ancestors[0].gk_KCE = at::zeros(k_KCE_.sizes(), accumulate);
-    batch_.ancestors[0].gv_KCE = at::zeros(k_KCE_.sizes(), accumulate);
+    batch_.ancestors[0].gk_CKE = at::zeros(k_CKE_.sizes(), accumulate);
+    batch_.ancestors[0].gv_CKE = at::zeros(k_CKE_.sizes(), accumulate);
     LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, policy);
-    const at::Tensor gk_KTE = at::ones_like(result.tape.attention.saved.k_KTE, accumulate);
+    const at::Tensor gk_TKE = at::ones_like(result.tape.attention.saved.k_TKE, accumulate);
     const at::Tensor dx_TD =
-        LayerBackward(context_, 0, batch_, positions_T_, dy_TD_.clone(), std::move(result.tape), gk_KTE, 2 * gk_KTE);
-    std::vector<at::Tensor> made = {result.y_TD, dx_TD, batch_.ancestors[0].gk_KCE, batch_.ancestors[0].gv_KCE};
+        LayerBackward(context_, 0, batch_, positions_T_, dy_TD_.clone(), std::move(result.tape), gk_TKE, 2 * gk_TKE);
+    std::vector<at::Tensor> made = {result.y_TD, dx_TD, batch_.ancestors[0].gk_CKE, batch_.ancestors[0].gv_CKE};
     for (const Parameter& p : weights_.parameters) made.push_back(p.grad.clone());
     return made;
   }
@@ -82,7 +82,7 @@ class BlocksTest : public ::testing::TestWithParam<int> {
   RopeTable rope_;
   LayerContext context_;
   AttentionBatch batch_;
-  at::Tensor x_TD_, dy_TD_, positions_T_, k_KCE_;
+  at::Tensor x_TD_, dy_TD_, positions_T_, k_CKE_;
 };
 
 // `entries` are those of one tape under `policy`.
@@ -98,10 +98,10 @@ TEST_P(BlocksTest, ATapeHoldsWhatTheTableSays) {
   const bool qk_norm = weights_.config.qk_norm;
   for (const v1::TapePolicy policy : kPolicies) {
     LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, policy);
-    EXPECT_TRUE(result.tape.attention.saved.k_KTE.defined() && result.tape.attention.saved.v_KTE.defined());
+    EXPECT_TRUE(result.tape.attention.saved.k_TKE.defined() && result.tape.attention.saved.v_TKE.defined());
     ExpectKept(result.tape.Entries(), policy, qk_norm);
     KvTape kv = KvBlock(context_, 0, positions_T_).Forward(x_TD_, policy);
-    EXPECT_TRUE(kv.k_KTE.defined() && kv.v_KTE.defined());
+    EXPECT_TRUE(kv.k_TKE.defined() && kv.v_TKE.defined());
     ExpectKept(kv.Entries(), policy, qk_norm);
   }
 }
@@ -153,7 +153,7 @@ TEST_P(BlocksTest, TensorsThatAreTakenOutComeBackToTheirPlaces) {
   for (const TapeEntry& entry : result.tape.Entries()) before.push_back(*entry.tensor);
   std::vector<at::Tensor> taken = TakeTensors(result.tape);
   for (const TapeEntry& entry : result.tape.Entries()) EXPECT_FALSE(entry.tensor->defined());
-  EXPECT_TRUE(result.tape.attention.saved.k_KTE.defined()) << "K and V stay";
+  EXPECT_TRUE(result.tape.attention.saved.k_TKE.defined()) << "K and V stay";
   PutTensors(result.tape, std::move(taken));
   const std::vector<TapeEntry> entries = result.tape.Entries();
   for (size_t i = 0; i < entries.size(); ++i) EXPECT_TRUE(entries[i].tensor->is_same(before[i])) << i;

@@ -43,23 +43,30 @@ struct Case {
 };
 
 struct Inputs {
-  at::Tensor q_HTE, k_KTE, v_KTE, do_TD;
+  at::Tensor q_HTE, k_TKE, v_TKE, do_TD;
   std::vector<at::Tensor> ancestor_k, ancestor_v;
 };
+
+// [rows, K, E]; where the case says so a view of a buffer with more rows and more heads.
+template <typename Make>
+at::Tensor AncestorRows(const Case& c, int64_t rows, const Make& make) {
+  if (!c.strided_ancestors) return make({rows, c.num_kv_heads, c.head_size});
+  return make({rows + 5, c.num_kv_heads + 1, c.head_size}).narrow(0, 2, rows).narrow(1, 1, c.num_kv_heads);
+}
 
 Inputs MakeInputs(const Case& c, uint64_t seed = 7) {
   Random random(seed);
   const auto normal = [&](at::IntArrayRef sizes) { return random.Normal(sizes, at::kFloat).to(c.dtype); };
   Inputs in{normal({c.num_heads, c.rows(), c.head_size}),
-            normal({c.num_kv_heads, c.rows(), c.head_size}),
-            normal({c.num_kv_heads, c.rows(), c.head_size}),
+            normal({c.rows(), c.num_kv_heads, c.head_size}),
+            normal({c.rows(), c.num_kv_heads, c.head_size}),
             normal({c.rows(), c.num_heads * c.head_size}),
             {},
             {}};
   for (const int64_t rows : c.ancestor_rows) {
-    const int64_t capacity = c.strided_ancestors ? rows + 5 : rows;
-    in.ancestor_k.push_back(normal({c.num_kv_heads, capacity, c.head_size}).narrow(1, 0, rows));
-    in.ancestor_v.push_back(normal({c.num_kv_heads, capacity, c.head_size}).narrow(1, 0, rows));
+    for (auto* of_ancestor : {&in.ancestor_k, &in.ancestor_v}) {
+      of_ancestor->push_back(AncestorRows(c, rows, [&](at::IntArrayRef sizes) { return normal(sizes); }));
+    }
   }
   return in;
 }
@@ -77,8 +84,9 @@ AttentionBatch MakeBatch(const Case& c, const Inputs& in) {
   batch.scale = ScaleOf(c);
   const at::ScalarType acc = c.dtype == at::kDouble ? at::kDouble : at::kFloat;
   for (size_t i = 0; i < in.ancestor_k.size(); ++i) {
-    const int64_t rows = in.ancestor_k[i].size(1), capacity = c.strided_ancestors ? rows + 3 : rows;
-    const auto zeros = [&] { return at::zeros({c.num_kv_heads, capacity, c.head_size}, acc).narrow(1, 0, rows); };
+    const auto zeros = [&] {
+      return AncestorRows(c, in.ancestor_k[i].size(0), [&](at::IntArrayRef sizes) { return at::zeros(sizes, acc); });
+    };
     batch.ancestors.push_back({in.ancestor_k[i], in.ancestor_v[i], zeros(), zeros()});
   }
   int64_t begin = 0;
@@ -91,12 +99,12 @@ AttentionBatch MakeBatch(const Case& c, const Inputs& in) {
 
 Result RunSplit(const Case& c, const Inputs& in, const AttentionKernel& kernel) {
   const AttentionBatch batch = MakeBatch(c, in);
-  const AttentionSaved saved = testing::SplitOver(kernel).Forward(batch, in.q_HTE, in.k_KTE, in.v_KTE);
+  const AttentionSaved saved = testing::SplitOver(kernel).Forward(batch, in.q_HTE, in.k_TKE, in.v_TKE);
   const AttentionGradients g = testing::SplitOver(kernel).Backward(batch, in.do_TD, saved);
-  Result result{saved.o_TD, saved.lse_HT, g.dq_HTE, g.dk_KTE, g.dv_KTE, {}, {}};
+  Result result{saved.o_TD, saved.lse_HT, g.dq_HTE, g.dk_TKE, g.dv_TKE, {}, {}};
   for (const AncestorKv& ancestor : batch.ancestors) {
-    result.gk.push_back(ancestor.gk_KCE);
-    result.gv.push_back(ancestor.gv_KCE);
+    result.gk.push_back(ancestor.gk_CKE);
+    result.gv.push_back(ancestor.gv_CKE);
   }
   return result;
 }
@@ -112,21 +120,21 @@ std::pair<at::Tensor, at::Tensor> PlainSpan(const at::Tensor& q_HRE, const at::T
 }
 
 Result RunPlain(const Case& c, const Inputs& in) {
-  std::vector<at::Tensor> leaves = {Leaf(in.q_HTE), Leaf(in.k_KTE), Leaf(in.v_KTE)};
+  std::vector<at::Tensor> leaves = {Leaf(in.q_HTE), Leaf(in.k_TKE), Leaf(in.v_TKE)};
   const size_t n = in.ancestor_k.size();
   for (const at::Tensor& k : in.ancestor_k) leaves.push_back(Leaf(k));
   for (const at::Tensor& v : in.ancestor_v) leaves.push_back(Leaf(v));
   std::vector<at::Tensor> outs, lses;
   int64_t begin = 0;
   for (const SpanCase& span : c.spans) {
-    const auto rows = [&](const at::Tensor& x) { return x.narrow(1, begin, span.rows); };
-    at::Tensor k = rows(leaves[1]), v = rows(leaves[2]);
+    at::Tensor k_SKE = leaves[1].narrow(0, begin, span.rows), v_SKE = leaves[2].narrow(0, begin, span.rows);
     if (span.ancestor >= 0) {
-      k = at::cat({leaves[3 + span.ancestor], k}, 1);
-      v = at::cat({leaves[3 + n + span.ancestor], v}, 1);
+      k_SKE = at::cat({leaves[3 + span.ancestor], k_SKE}, 0);
+      v_SKE = at::cat({leaves[3 + n + span.ancestor], v_SKE}, 0);
     }
     if (span.rows == 0) continue;
-    const auto [out, lse] = PlainSpan(rows(leaves[0]), k, v, ScaleOf(c));
+    const auto [out, lse] =
+        PlainSpan(leaves[0].narrow(1, begin, span.rows), k_SKE.transpose(0, 1), v_SKE.transpose(0, 1), ScaleOf(c));
     begin += span.rows;
     outs.push_back(out);
     lses.push_back(lse);
@@ -242,11 +250,11 @@ TEST(AttentionTest, AddsToTheAncestorsGradients) {
   const Inputs in = MakeInputs(c);
   const AttentionBatch batch = MakeBatch(c, in);
   const CpuAttention kernel;
-  const AttentionSaved saved = testing::SplitOver(kernel).Forward(batch, in.q_HTE, in.k_KTE, in.v_KTE);
+  const AttentionSaved saved = testing::SplitOver(kernel).Forward(batch, in.q_HTE, in.k_TKE, in.v_TKE);
   testing::SplitOver(kernel).Backward(batch, in.do_TD, saved);
-  const at::Tensor once = batch.ancestors[0].gk_KCE.clone();
+  const at::Tensor once = batch.ancestors[0].gk_CKE.clone();
   testing::SplitOver(kernel).Backward(batch, in.do_TD, saved);
-  EXPECT_LT(RelativeError(batch.ancestors[0].gk_KCE, 2 * once), kExact);
+  EXPECT_LT(RelativeError(batch.ancestors[0].gk_CKE, 2 * once), kExact);
 }
 
 TEST(AttentionTest, HandlesAWaveWithoutRows) {
@@ -264,7 +272,7 @@ TEST(AttentionTest, MergesPartsOfVeryDifferentWeight) {
     Inputs in = MakeInputs(c);
     in.q_HTE = in.q_HTE.abs();
     in.ancestor_k[0] = in.ancestor_k[0].abs() * factor;
-    in.k_KTE = in.k_KTE.abs() * -factor;
+    in.k_TKE = in.k_TKE.abs() * -factor;
     EXPECT_LT(WorstError(RunSplit(c, in, CpuAttention()), RunPlain(c, in)), 1e-11);  // scores of some thousand
   }
 }
@@ -328,11 +336,11 @@ TEST(AttentionTest, GradientsOfAncestorsDoNotDependOnWaves) {
         const int64_t rows = whole.spans[i].rows;
         part.spans.push_back(whole.spans[i]);
         q.push_back(in.q_HTE.narrow(1, begins[i], rows));
-        k.push_back(in.k_KTE.narrow(1, begins[i], rows));
-        v.push_back(in.v_KTE.narrow(1, begins[i], rows));
+        k.push_back(in.k_TKE.narrow(0, begins[i], rows));
+        v.push_back(in.v_TKE.narrow(0, begins[i], rows));
         dout.push_back(in.do_TD.narrow(0, begins[i], rows));
       }
-      const Inputs part_in{at::cat(q, 1), at::cat(k, 1), at::cat(v, 1), at::cat(dout, 0), in.ancestor_k, in.ancestor_v};
+      const Inputs part_in{at::cat(q, 1), at::cat(k, 0), at::cat(v, 0), at::cat(dout, 0), in.ancestor_k, in.ancestor_v};
       const Result result = RunSplit(part, part_in, CpuAttention());
       gk += result.gk[0];
       gv += result.gv[0];
@@ -355,7 +363,7 @@ TEST(AttentionTest, ForwardCopiesNoKeysOrQueries) {
   at::set_num_threads(1);  // the kernel's scratch is per thread
   ResetPeakBytes();
   const int64_t before = CpuMemoryStats().current_bytes;
-  const AttentionSaved saved = testing::SplitOver(CpuAttention()).Forward(batch, in.q_HTE, in.k_KTE, in.v_KTE);
+  const AttentionSaved saved = testing::SplitOver(CpuAttention()).Forward(batch, in.q_HTE, in.k_TKE, in.v_TKE);
   const int64_t extra = CpuMemoryStats().peak_bytes - before - results - partials;
   constexpr int64_t kScratch = 128 * 512 * 4;  // a block of scores
   EXPECT_GE(extra, 0);

@@ -64,10 +64,11 @@ Inputs MakeInputs(const Case& c) {
           random.Normal({size}, c.dtype),
           random.Normal({size}, c.dtype),
           random.Normal({heads, c.rows, size}, c.dtype),
-          random.Normal({kv_heads, c.rows, size}, kv_dtype),
-          random.Normal({kv_heads, c.rows, size}, kv_dtype)};
+          random.Normal({c.rows, kv_heads, size}, kv_dtype),
+          random.Normal({c.rows, kv_heads, size}, kv_dtype)};
 }
 
+// q [H, T, E]; k and v [T, K, E].
 std::vector<at::Tensor> PlainHeads(const Case& c, const at::Tensor& qkv, const at::Tensor& positions,
                                    const at::Tensor& q_weight, const at::Tensor& k_weight) {
   const auto [heads, kv_heads, size] = c.shape;
@@ -77,7 +78,8 @@ std::vector<at::Tensor> PlainHeads(const Case& c, const at::Tensor& qkv, const a
     q = PlainNorm(q, q_weight);
     k = PlainNorm(k, k_weight);
   }
-  return {PlainRope(q, positions, 10000), PlainRope(k, positions, 10000), all.narrow(0, heads + kv_heads, kv_heads)};
+  return {PlainRope(q, positions, 10000), PlainRope(k, positions, 10000).transpose(0, 1),
+          all.narrow(0, heads + kv_heads, kv_heads).transpose(0, 1)};
 }
 
 // The worst error of heads, dqkv and the norms' weights.
@@ -98,7 +100,7 @@ double ErrorOf(const Case& c, double* weight_error = nullptr) {
   const at::Tensor dqkv = QkvBackward(
       testing::TestBackend(), {dq, in.dk, in.dv, c.norm ? in.qkv : at::Tensor(), heads.rstd_TJ, dq_norm, dk_norm},
       in.positions, rope, norm, c.dtype);
-  double worst = std::max(RelativeError(heads.k_KTE, plain[1]), RelativeError(heads.v_KTE, plain[2]));
+  double worst = std::max(RelativeError(heads.k_TKE, plain[1]), RelativeError(heads.v_TKE, plain[2]));
   if (c.shape.num_heads > 0) worst = std::max(worst, RelativeError(heads.q_HTE, plain[0]));
   if (c.norm) {
     double weights = RelativeError(dk_norm - 1, expected[2]);
@@ -179,8 +181,8 @@ TEST(QkvControlTest, RestartedPositionsFail) {
   const Inputs in = MakeInputs(c);
   const RopeTable rope = MakeRopeTable(Config(16), kPositions, at::kDouble, at::kCPU);
   const at::Tensor positions = at::arange(20, 29), restarted = at::arange(0, 9);
-  const at::Tensor right = QkvForward(testing::TestBackend(), in.qkv, positions, rope, c.shape, {}).k_KTE;
-  EXPECT_GT(RelativeError(QkvForward(testing::TestBackend(), in.qkv, restarted, rope, c.shape, {}).k_KTE, right), 1e-1);
+  const at::Tensor right = QkvForward(testing::TestBackend(), in.qkv, positions, rope, c.shape, {}).k_TKE;
+  EXPECT_GT(RelativeError(QkvForward(testing::TestBackend(), in.qkv, restarted, rope, c.shape, {}).k_TKE, right), 1e-1);
 }
 
 // Hugging Face's `llama3`: frequencies by wavelength against the original context.

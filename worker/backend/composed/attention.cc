@@ -21,10 +21,10 @@ struct SpanTensors {
 
 class ComposedAttention final : public AttentionOp {
  public:
-  AttentionSaved Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_KTE,
-                         const at::Tensor& v_KTE) const override {
+  AttentionSaved Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_TKE,
+                         const at::Tensor& v_TKE) const override {
     const int64_t heads = q_HTE.size(0), rows = q_HTE.size(1), head_size = q_HTE.size(2);
-    AttentionSaved saved{q_HTE, k_KTE, v_KTE, at::empty({rows, heads * head_size}, q_HTE.options()),
+    AttentionSaved saved{q_HTE, k_TKE, v_TKE, at::empty({rows, heads * head_size}, q_HTE.options()),
                          at::empty({heads, rows}, q_HTE.options().dtype(AccType(q_HTE.scalar_type())))};
     for (const AttentionSpan& span : batch.spans) {
       if (span.begin == span.end) continue;
@@ -41,8 +41,8 @@ class ComposedAttention final : public AttentionOp {
   AttentionGradients Backward(const AttentionBatch& batch, const at::Tensor& do_TD,
                               const AttentionSaved& saved) const override {
     AttentionGradients gradients{at::empty_like(saved.q_HTE, at::MemoryFormat::Contiguous),
-                                 at::empty_like(saved.k_KTE, at::MemoryFormat::Contiguous),
-                                 at::empty_like(saved.v_KTE, at::MemoryFormat::Contiguous)};
+                                 at::empty_like(saved.k_TKE, at::MemoryFormat::Contiguous),
+                                 at::empty_like(saved.v_TKE, at::MemoryFormat::Contiguous)};
     for (const AttentionSpan& span : batch.spans) {
       if (span.begin == span.end) continue;
       const SpanTensors x = TensorsOf(batch, span, saved);
@@ -53,28 +53,29 @@ class ComposedAttention final : public AttentionOp {
       const at::Tensor ds = p * (dp - (p * dp).sum(-1, /*keepdim=*/true)) * batch.scale;
       gradients.dq_HTE.narrow(1, span.begin, own).copy_(at::matmul(ds, x.k).flatten(0, 1));
       // Query heads of one kv head add up.
-      const at::Tensor dk = at::matmul(ds.transpose(-1, -2), x.q).sum(1);
-      const at::Tensor dv = at::matmul(p.transpose(-1, -2), dout).sum(1);
-      gradients.dk_KTE.narrow(1, span.begin, own).copy_(dk.narrow(1, x.ancestor_rows, own));
-      gradients.dv_KTE.narrow(1, span.begin, own).copy_(dv.narrow(1, x.ancestor_rows, own));
+      const at::Tensor dk = at::matmul(ds.transpose(-1, -2), x.q).sum(1).transpose(0, 1);
+      const at::Tensor dv = at::matmul(p.transpose(-1, -2), dout).sum(1).transpose(0, 1);
+      gradients.dk_TKE.narrow(0, span.begin, own).copy_(dk.narrow(0, x.ancestor_rows, own));
+      gradients.dv_TKE.narrow(0, span.begin, own).copy_(dv.narrow(0, x.ancestor_rows, own));
       if (x.ancestor_rows == 0) continue;
       const AncestorKv& ancestor = batch.ancestors[static_cast<size_t>(span.ancestor)];
-      ancestor.gk_KCE.add_(dk.narrow(1, 0, x.ancestor_rows));
-      ancestor.gv_KCE.add_(dv.narrow(1, 0, x.ancestor_rows));
+      ancestor.gk_CKE.add_(dk.narrow(0, 0, x.ancestor_rows));
+      ancestor.gv_CKE.add_(dv.narrow(0, 0, x.ancestor_rows));
     }
     return gradients;
   }
 
  private:
   static SpanTensors TensorsOf(const AttentionBatch& batch, const AttentionSpan& span, const AttentionSaved& saved) {
-    const int64_t num_kv_heads = saved.k_KTE.size(0), count = span.end - span.begin;
-    const auto own = [&](const at::Tensor& x) { return Acc(x.narrow(1, span.begin, count)); };
-    SpanTensors x{own(saved.q_HTE).unflatten(0, {num_kv_heads, -1}), own(saved.k_KTE), own(saved.v_KTE)};
+    const int64_t num_kv_heads = saved.k_TKE.size(1), count = span.end - span.begin;
+    const auto own = [&](const at::Tensor& x_TKE) { return Acc(x_TKE.narrow(0, span.begin, count)).transpose(0, 1); };
+    const at::Tensor q = Acc(saved.q_HTE.narrow(1, span.begin, count));
+    SpanTensors x{q.unflatten(0, {num_kv_heads, -1}), own(saved.k_TKE), own(saved.v_TKE)};
     if (span.ancestor >= 0) {
       const AncestorKv& ancestor = batch.ancestors[static_cast<size_t>(span.ancestor)];
-      x.ancestor_rows = ancestor.k_KCE.size(1);
-      x.k = at::cat({Acc(ancestor.k_KCE), x.k}, 1);
-      x.v = at::cat({Acc(ancestor.v_KCE), x.v}, 1);
+      x.ancestor_rows = ancestor.k_CKE.size(0);
+      x.k = at::cat({Acc(ancestor.k_CKE).transpose(0, 1), x.k}, 1);
+      x.v = at::cat({Acc(ancestor.v_CKE).transpose(0, 1), x.v}, 1);
     }
     x.k = x.k.unsqueeze(1);
     x.v = x.v.unsqueeze(1);

@@ -38,7 +38,7 @@ struct HeadKind {
 
 at::Tensor NormAndRotate(const QkvForwardOperands& args, const HeadKind& kind, const at::Tensor& cos,
                          const at::Tensor& sin) {
-  const int64_t head_size = args.k_KTE.size(2);
+  const int64_t head_size = args.k_TKE.size(2);
   at::Tensor x = Acc(Heads(args.qkv_TJ, kind.first, kind.count, head_size));
   if (kind.weight_E.defined()) {
     const at::Tensor rstd = (x * x).mean(-1).add(args.eps).rsqrt();
@@ -48,11 +48,11 @@ at::Tensor NormAndRotate(const QkvForwardOperands& args, const HeadKind& kind, c
   return Rotate(x, cos, sin);
 }
 
-// The gradient of one kind of heads [heads, T, E], rotated back and through the norm, into its columns.
-void HeadsBackward(const QkvBackwardOperands& args, const HeadKind& kind, const at::Tensor& dx_HTE,
+// The gradient of one kind of heads [T, heads, E], rotated back and through the norm, into its columns.
+void HeadsBackward(const QkvBackwardOperands& args, const HeadKind& kind, const at::Tensor& dx_THE,
                    const at::Tensor& dweight_E, const at::Tensor& cos, const at::Tensor& sin) {
-  const int64_t head_size = args.dk_KTE.size(2);
-  at::Tensor dx = Rotate(Acc(dx_HTE).permute({1, 0, 2}), cos, -sin);
+  const int64_t head_size = args.dk_TKE.size(2);
+  at::Tensor dx = Rotate(Acc(dx_THE), cos, -sin);
   if (kind.weight_E.defined()) {
     const at::Tensor rstd = args.rstd_TJ.narrow(1, kind.first, kind.count).unsqueeze(2);
     const at::Tensor normed = Acc(Heads(args.qkv_TJ, kind.first, kind.count, head_size)) * rstd;
@@ -96,26 +96,25 @@ void SwigluBackward(const SwigluBackwardOperands& args) {
 }
 
 void QkvForward(const QkvForwardOperands& args) {
-  const int64_t num_heads = args.q_HTE.defined() ? args.q_HTE.size(0) : 0, num_kv_heads = args.k_KTE.size(0);
+  const int64_t num_heads = args.q_HTE.defined() ? args.q_HTE.size(0) : 0, num_kv_heads = args.k_TKE.size(1);
   const at::Tensor cos = args.cos_PE.index_select(0, args.positions_T);
   const at::Tensor sin = args.sin_PE.index_select(0, args.positions_T);
   if (num_heads > 0) {
     args.q_HTE.copy_(NormAndRotate(args, {0, num_heads, args.q_weight_E}, cos, sin).permute({1, 0, 2}));
   }
-  args.k_KTE.copy_(NormAndRotate(args, {num_heads, num_kv_heads, args.k_weight_E}, cos, sin).permute({1, 0, 2}));
-  args.v_KTE.copy_(Heads(args.qkv_TJ, num_heads + num_kv_heads, num_kv_heads, args.v_KTE.size(2)).permute({1, 0, 2}));
+  args.k_TKE.copy_(NormAndRotate(args, {num_heads, num_kv_heads, args.k_weight_E}, cos, sin));
+  args.v_TKE.copy_(Heads(args.qkv_TJ, num_heads + num_kv_heads, num_kv_heads, args.v_TKE.size(2)));
 }
 
 void QkvBackward(const QkvBackwardOperands& args) {
-  const int64_t num_heads = args.dq_HTE.defined() ? args.dq_HTE.size(0) : 0, num_kv_heads = args.dk_KTE.size(0);
+  const int64_t num_heads = args.dq_HTE.defined() ? args.dq_HTE.size(0) : 0, num_kv_heads = args.dk_TKE.size(1);
   const at::Tensor cos = args.cos_PE.index_select(0, args.positions_T);
   const at::Tensor sin = args.sin_PE.index_select(0, args.positions_T);
   if (num_heads > 0) {
-    HeadsBackward(args, {0, num_heads, args.q_weight_E}, args.dq_HTE, args.dq_weight_E, cos, sin);
+    HeadsBackward(args, {0, num_heads, args.q_weight_E}, args.dq_HTE.transpose(0, 1), args.dq_weight_E, cos, sin);
   }
-  HeadsBackward(args, {num_heads, num_kv_heads, args.k_weight_E}, args.dk_KTE, args.dk_weight_E, cos, sin);
-  Heads(args.dqkv_TJ, num_heads + num_kv_heads, num_kv_heads, args.dv_KTE.size(2))
-      .copy_(args.dv_KTE.permute({1, 0, 2}));
+  HeadsBackward(args, {num_heads, num_kv_heads, args.k_weight_E}, args.dk_TKE, args.dk_weight_E, cos, sin);
+  Heads(args.dqkv_TJ, num_heads + num_kv_heads, num_kv_heads, args.dv_TKE.size(2)).copy_(args.dv_TKE);
 }
 
 void EmbeddingBackward(const EmbeddingBackwardOperands& args) {

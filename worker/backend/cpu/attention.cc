@@ -7,6 +7,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "common/cost/kernel_blocks.h"
 #include "worker/backend/cpu/attention_table.h"
 #include "worker/backend/cpu/rowwise_table.h"
 
@@ -23,18 +24,11 @@ void dgemm_(const char* transa, const char* transb, const int* m, const int* n, 
 namespace stemma::worker::kernels {
 namespace {
 
-// Two blocks of scores stay in the second-level cache. A short causal call takes fewer queries at a time: half of a
-// block on the diagonal is computed for nothing, which outweighs the better rate of larger products.
-constexpr int64_t kKeyBlock = 512;
-constexpr int64_t kQueryBlock = 128;
-constexpr int64_t kShortQueryBlock = 32;
-constexpr int64_t kShortQueries = 512;
-static_assert(kKeyBlock % kQueryBlock == 0 && kKeyBlock % kShortQueryBlock == 0,
+constexpr int64_t kKeyBlock = kAttentionKeyBlock;
+static_assert(kKeyBlock % kAttentionQueryBlock == 0 && kKeyBlock % kAttentionShortQueryBlock == 0,
               "a block of queries never begins before the keys of the block on its diagonal");
 
-int64_t QueryBlock(const AttentionSize& size) {
-  return size.causal && size.queries <= kShortQueries ? kShortQueryBlock : kQueryBlock;
-}
+int64_t QueryBlock(const AttentionSize& size) { return AttentionQueryBlock(size.queries, size.causal); }
 
 // Elements of a piece of scratch. Each piece begins at a multiple of 64 bytes, whichever thread's it is: how BLAS
 // rounds may depend on where its operands lie.
@@ -149,7 +143,7 @@ void ForwardQueries(const AttentionForwardArgs<T, Kv>& a, const Head& head, int6
   const int64_t keys = size.causal ? first + rows : size.keys;
   const Matrix<T> out = RowsOf(a.out, head, first);
   T* widened = scores + ScoresOf(size);  // of keys, then of values
-  RowSoftmax<T> softmax[kQueryBlock];
+  RowSoftmax<T> softmax[kAttentionQueryBlock];
   for (int64_t key = 0; key < keys; key += kKeyBlock) {
     const int64_t columns = std::min(kKeyBlock, keys - key);
     const auto block = [&](const AttentionRows<const Kv>& x) {

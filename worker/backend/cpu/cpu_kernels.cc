@@ -67,15 +67,18 @@ void QkvForward(const QkvForwardOperands& args) {
                             .k_weight_E = Data<T>(args.k_weight_E),
                             .eps = args.eps,
                             .q_HTE = Data<T>(args.q_HTE),
-                            .k_KTE = Data<T>(args.k_KTE),
-                            .v_KTE = Data<T>(args.v_KTE),
+                            .k_TKE = Data<T>(args.k_TKE),
+                            .v_TKE = Data<T>(args.v_TKE),
                             .rstd_TJ = Data<A>(args.rstd_TJ),
                             .rows = args.qkv_TJ.size(0),
                             .num_heads = NumHeads(args.q_HTE),
-                            .num_kv_heads = args.k_KTE.size(0),
-                            .head_size = args.k_KTE.size(2)});
+                            .num_kv_heads = args.k_TKE.size(1),
+                            .head_size = args.k_TKE.size(2)});
   });
 }
+
+// [T, K, E] as [K, T, E], a view.
+at::Tensor HeadMajor(const at::Tensor& x_TKE) { return x_TKE.transpose(0, 1); }
 
 template <typename T>
 kernels::HeadRows<const T> HeadRowsOf(const at::Tensor& x_HTE) {
@@ -89,8 +92,8 @@ template <typename T, typename G>
 void RunQkvBackward(const QkvBackwardOperands& args) {
   using A = kernels::Acc<T>;
   kernels::QkvBackward<T, G>({.dq_HTE = HeadRowsOf<T>(args.dq_HTE),
-                              .dk_KTE = HeadRowsOf<G>(args.dk_KTE),
-                              .dv_KTE = HeadRowsOf<G>(args.dv_KTE),
+                              .dk_TKE = HeadRowsOf<G>(HeadMajor(args.dk_TKE)),
+                              .dv_TKE = HeadRowsOf<G>(HeadMajor(args.dv_TKE)),
                               .positions_T = args.positions_T.const_data_ptr<int64_t>(),
                               .cos_PE = Data<A>(args.cos_PE),
                               .sin_PE = Data<A>(args.sin_PE),
@@ -101,16 +104,16 @@ void RunQkvBackward(const QkvBackwardOperands& args) {
                               .dq_weight_E = Data<A>(args.dq_weight_E),
                               .dk_weight_E = Data<A>(args.dk_weight_E),
                               .dqkv_TJ = Data<T>(args.dqkv_TJ),
-                              .rows = args.dk_KTE.size(1),
+                              .rows = args.dk_TKE.size(0),
                               .num_heads = NumHeads(args.dq_HTE),
-                              .num_kv_heads = args.dk_KTE.size(0),
-                              .head_size = args.dk_KTE.size(2)});
+                              .num_kv_heads = args.dk_TKE.size(1),
+                              .head_size = args.dk_TKE.size(2)});
 }
 
 void QkvBackward(const QkvBackwardOperands& args) {
   const at::ScalarType run_dtype = args.dqkv_TJ.scalar_type();
   DispatchRunType(run_dtype, [&]<typename T>() {
-    args.dk_KTE.scalar_type() == run_dtype ? RunQkvBackward<T, T>(args) : RunQkvBackward<T, kernels::Acc<T>>(args);
+    args.dk_TKE.scalar_type() == run_dtype ? RunQkvBackward<T, T>(args) : RunQkvBackward<T, kernels::Acc<T>>(args);
   });
 }
 

@@ -5,13 +5,11 @@
 
 #include <algorithm>
 
+#include "common/cost/kernel_blocks.h"
 #include "worker/backend/cpu/cpu_kernels.h"
 
 namespace stemma::worker {
 namespace {
-
-constexpr int64_t kUpcastRows = 512;         // of operands that are summed over rows
-constexpr int64_t kUpcastVocabulary = 8192;  // rows of a head's weight
 
 // Calls f(first vocabulary row, rows of the weight in `dtype`).
 template <typename F>

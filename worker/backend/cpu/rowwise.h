@@ -64,7 +64,7 @@ struct QkvForwardArgs {
   const Acc<T>*cos_PE, *sin_PE;      // [P, E/2]
   const T *q_weight_E, *k_weight_E;  // QK-norm; null: none
   double eps;
-  T *q_HTE, *k_KTE, *v_KTE;
+  T *q_HTE, *k_TKE, *v_TKE;
   Acc<T>* rstd_TJ;  // [T, H + K]; with QK-norm only
   int64_t rows, num_heads, num_kv_heads, head_size;
 };
@@ -80,7 +80,7 @@ struct HeadRows {
 template <typename T, typename G>
 struct QkvBackwardArgs {
   HeadRows<const T> dq_HTE;
-  HeadRows<const G> dk_KTE, dv_KTE;
+  HeadRows<const G> dk_TKE, dv_TKE;
   const int64_t* positions_T;
   const Acc<T>*cos_PE, *sin_PE;
   const T *q_weight_E, *k_weight_E;  // QK-norm; null: none, and then the next four are not read

@@ -179,7 +179,7 @@ void QkvForwardRows(const QkvForwardArgs<T>& a, int64_t begin, int64_t end) {
     const Acc<T>* sin = a.sin_PE + a.positions_T[t] * half;
     for (int64_t h = 0; h < num_rotated; ++h, x += size) {
       const bool is_q = h < a.num_heads;
-      T* out = (is_q ? a.q_HTE + h * a.rows * size : a.k_KTE + (h - a.num_heads) * a.rows * size) + t * size;
+      T* out = is_q ? a.q_HTE + (h * a.rows + t) * size : a.k_TKE + (t * a.num_kv_heads + h - a.num_heads) * size;
       if (norm) {
         const Acc<T> rstd = Rstd(x, size, a.eps);
         a.rstd_TJ[t * num_rotated + h] = rstd;
@@ -189,7 +189,7 @@ void QkvForwardRows(const QkvForwardArgs<T>& a, int64_t begin, int64_t end) {
       }
     }
     for (int64_t h = 0; h < a.num_kv_heads; ++h, x += size) {
-      T* __restrict out = a.v_KTE + (h * a.rows + t) * size;
+      T* __restrict out = a.v_TKE + (t * a.num_kv_heads + h) * size;
       for (int64_t i = 0; i < size; ++i) out[i] = x[i];
     }
   }
@@ -252,7 +252,7 @@ void QkvBackwardRows(const QkvBackwardArgs<T, G>& a, int64_t begin, int64_t end,
       }
     }
     for (int64_t h = 0; h < a.num_kv_heads; ++h, out += size) {
-      const G* d = a.dk_KTE.data + h * a.dk_KTE.head_stride + t * a.dk_KTE.row_stride;
+      const G* d = a.dk_TKE.data + h * a.dk_TKE.head_stride + t * a.dk_TKE.row_stride;
       const int64_t slot = a.num_heads + h;
       if (norm) {
         UnrotateNorm<T, G>(d, x + slot * size, a.rstd_TJ[t * num_rotated + slot], a.k_weight_E, cos, sin, half,
@@ -262,7 +262,7 @@ void QkvBackwardRows(const QkvBackwardArgs<T, G>& a, int64_t begin, int64_t end,
       }
     }
     for (int64_t h = 0; h < a.num_kv_heads; ++h, out += size) {
-      const G* __restrict d = a.dv_KTE.data + h * a.dv_KTE.head_stride + t * a.dv_KTE.row_stride;
+      const G* __restrict d = a.dv_TKE.data + h * a.dv_TKE.head_stride + t * a.dv_TKE.row_stride;
 #pragma omp simd
       for (int64_t i = 0; i < size; ++i) Store(out[i], Load(d[i]));
     }

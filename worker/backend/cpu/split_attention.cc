@@ -21,13 +21,13 @@ struct Shape {
   int64_t num_heads() const { return num_kv_heads * group; }
 };
 
-Shape ShapeOf(const at::Tensor& q_HTE, const at::Tensor& k_KTE) {
+Shape ShapeOf(const at::Tensor& q_HTE, const at::Tensor& k_TKE) {
   CHECK_EQ(q_HTE.dim(), 3);
-  CHECK_EQ(k_KTE.dim(), 3);
-  CHECK_EQ(q_HTE.size(0) % k_KTE.size(0), 0) << q_HTE.size(0) << " query heads, " << k_KTE.size(0) << " kv heads";
-  CHECK_EQ(q_HTE.size(1), k_KTE.size(1));
-  CHECK_EQ(q_HTE.size(2), k_KTE.size(2));
-  return {k_KTE.size(0), q_HTE.size(0) / k_KTE.size(0), q_HTE.size(2)};
+  CHECK_EQ(k_TKE.dim(), 3);
+  CHECK_EQ(q_HTE.size(0) % k_TKE.size(1), 0) << q_HTE.size(0) << " query heads, " << k_TKE.size(1) << " kv heads";
+  CHECK_EQ(q_HTE.size(1), k_TKE.size(0)) << "rows of the queries and of the keys";
+  CHECK_EQ(q_HTE.size(2), k_TKE.size(2));
+  return {k_TKE.size(1), q_HTE.size(0) / k_TKE.size(1), q_HTE.size(2)};
 }
 
 // Neighbouring spans of one ancestor: one ancestor call.
@@ -76,6 +76,9 @@ at::Tensor HeadsOfRows(const at::Tensor& x_TD, const Shape& shape) {
 at::Tensor QueriesOf(const at::Tensor& x, int64_t begin, int64_t count) {
   return x.narrow(2, begin, count).unsqueeze(0);
 }
+
+// [rows, K, E] -> view [K, rows, E].
+at::Tensor HeadMajor(const at::Tensor& x) { return x.transpose(0, 1); }
 
 // [K, T, E] rows -> [1, K, count, E].
 at::Tensor KeysOf(const at::Tensor& x, int64_t begin, int64_t count) { return x.narrow(1, begin, count).unsqueeze(0); }
@@ -131,7 +134,7 @@ void MergeSpan(const AttentionSpan& span, const Output* ancestor, const Output& 
   });
 }
 
-// What the calls of one direction share: views of the whole wave.
+// What the calls of one direction share: head-major views of the whole wave.
 struct Wave {
   const AttentionKernel& kernel;
   double scale;
@@ -139,17 +142,18 @@ struct Wave {
   at::Tensor q_KgTE, k_KTE, v_KTE;
 };
 
-Wave WaveOf(const AttentionKernel& kernel, double scale, const at::Tensor& q_HTE, const at::Tensor& k_KTE,
-            const at::Tensor& v_KTE) {
-  const Shape shape = ShapeOf(q_HTE, k_KTE);
-  return {kernel, scale, shape, Upcast(q_HTE).unflatten(0, {shape.num_kv_heads, shape.group}), k_KTE, v_KTE};
+Wave WaveOf(const AttentionKernel& kernel, double scale, const at::Tensor& q_HTE, const at::Tensor& k_TKE,
+            const at::Tensor& v_TKE) {
+  const Shape shape = ShapeOf(q_HTE, k_TKE);
+  return {kernel,           scale,           shape, Upcast(q_HTE).unflatten(0, {shape.num_kv_heads, shape.group}),
+          HeadMajor(k_TKE), HeadMajor(v_TKE)};
 }
 
 // All rows of a run over its ancestor's keys: [K, g, rows, E].
 Output AncestorForward(const Wave& wave, const Run& run) {
   const AncestorKv& kv = *run.ancestor;
-  return OnlyEntry(wave.kernel.Forward(QueriesOf(wave.q_KgTE, run.begin, run.rows()), kv.k_KCE.unsqueeze(0),
-                                       kv.v_KCE.unsqueeze(0), /*causal=*/false, wave.scale));
+  return OnlyEntry(wave.kernel.Forward(QueriesOf(wave.q_KgTE, run.begin, run.rows()), HeadMajor(kv.k_CKE).unsqueeze(0),
+                                       HeadMajor(kv.v_CKE).unsqueeze(0), /*causal=*/false, wave.scale));
 }
 
 Output CausalForward(const Wave& wave, const AttentionSpan& span) {
@@ -234,10 +238,10 @@ void ForEachCausalBackward(const Wave& wave, const WaveOutput& output, const Run
 at::Tensor AncestorBackward(const Wave& wave, const WaveOutput& output, const Run& run) {
   const AncestorKv& kv = *run.ancestor;
   const auto queries = [&](const at::Tensor& x) { return QueriesOf(x, run.begin, run.rows()); };
-  const at::Tensor dq =
-      wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), kv.k_KCE.unsqueeze(0), kv.v_KCE.unsqueeze(0),
-                           queries(output.o_KgTE), queries(output.lse_KgT),
-                           /*causal=*/false, wave.scale, {kv.gk_KCE.unsqueeze(0), kv.gv_KCE.unsqueeze(0)});
+  const auto keys = [](const at::Tensor& x_CKE) { return HeadMajor(x_CKE).unsqueeze(0); };
+  const at::Tensor dq = wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), keys(kv.k_CKE),
+                                             keys(kv.v_CKE), queries(output.o_KgTE), queries(output.lse_KgT),
+                                             /*causal=*/false, wave.scale, {keys(kv.gk_CKE), keys(kv.gv_CKE)});
   return dq.squeeze(0);
 }
 
@@ -270,12 +274,12 @@ void CombineSpan(const at::Tensor& first, const at::Tensor& second, const Attent
 
 }  // namespace
 
-AttentionSaved SplitAttention::Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_KTE,
-                                       const at::Tensor& v_KTE) const {
+AttentionSaved SplitAttention::Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_TKE,
+                                       const at::Tensor& v_TKE) const {
   RECORD_USER_SCOPE("AttentionForward");
-  const Wave wave = WaveOf(*kernel_, batch.scale, q_HTE, k_KTE, v_KTE);
+  const Wave wave = WaveOf(*kernel_, batch.scale, q_HTE, k_TKE, v_TKE);
   const int64_t num_rows = q_HTE.size(1);
-  AttentionSaved saved{q_HTE, k_KTE, v_KTE,
+  AttentionSaved saved{q_HTE, k_TKE, v_TKE,
                        at::empty({num_rows, wave.shape.num_heads() * wave.shape.head_size}, q_HTE.options()),
                        at::empty({wave.shape.num_heads(), num_rows}, wave.q_KgTE.options())};
   for (const Run& run : RunsOf(batch, num_rows)) {
@@ -296,20 +300,20 @@ AttentionSaved SplitAttention::Forward(const AttentionBatch& batch, const at::Te
 AttentionGradients SplitAttention::Backward(const AttentionBatch& batch, const at::Tensor& do_TD,
                                             const AttentionSaved& saved) const {
   RECORD_USER_SCOPE("AttentionBackward");
-  const Wave wave = WaveOf(*kernel_, batch.scale, saved.q_HTE, saved.k_KTE, saved.v_KTE);
+  const Wave wave = WaveOf(*kernel_, batch.scale, saved.q_HTE, saved.k_TKE, saved.v_TKE);
   CHECK(do_TD.sizes() == saved.o_TD.sizes());
   const WaveOutput output{HeadsOfRows(Upcast(do_TD), wave.shape), HeadsOfRows(Upcast(saved.o_TD), wave.shape),
                           saved.lse_HT.unflatten(0, {wave.shape.num_kv_heads, wave.shape.group})};
   const auto options = saved.q_HTE.options();
-  AttentionGradients gradients{at::empty(saved.q_HTE.sizes(), options), at::empty(saved.k_KTE.sizes(), options),
-                               at::empty(saved.v_KTE.sizes(), options)};
+  AttentionGradients gradients{at::empty(saved.q_HTE.sizes(), options), at::empty(saved.k_TKE.sizes(), options),
+                               at::empty(saved.v_TKE.sizes(), options)};
   for (const Run& run : RunsOf(batch, do_TD.size(0))) {
     at::Tensor dq_ancestor;
     if (run.ancestor != nullptr) dq_ancestor = AncestorBackward(wave, output, run);
     ForEachCausalBackward(wave, output, run, batch.layout, [&](const AttentionSpan& span, const OwnGradients& own) {
       CombineSpan(own.dq, SpanRows(dq_ancestor, span, run), span, gradients.dq_HTE);
-      gradients.dk_KTE.narrow(1, span.begin, span.end - span.begin).copy_(own.dk);
-      gradients.dv_KTE.narrow(1, span.begin, span.end - span.begin).copy_(own.dv);
+      HeadMajor(gradients.dk_TKE.narrow(0, span.begin, span.end - span.begin)).copy_(own.dk);
+      HeadMajor(gradients.dv_TKE.narrow(0, span.begin, span.end - span.begin)).copy_(own.dv);
     });
   }
   return gradients;

@@ -17,8 +17,8 @@ class SplitAttention final : public AttentionOp {
  public:
   explicit SplitAttention(std::unique_ptr<AttentionKernel> kernel) : kernel_(std::move(kernel)) {}
 
-  AttentionSaved Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_KTE,
-                         const at::Tensor& v_KTE) const override;
+  AttentionSaved Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_TKE,
+                         const at::Tensor& v_TKE) const override;
   AttentionGradients Backward(const AttentionBatch& batch, const at::Tensor& do_TD,
                               const AttentionSaved& saved) const override;
 
