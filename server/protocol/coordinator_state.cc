@@ -1,37 +1,87 @@
 #include "server/protocol/coordinator_state.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
+namespace {
+
+GangOptions GangOptionsOf(const CoordinatorOptions& options) {
+  return {.epoch = options.epoch,
+          .data_directory = options.data_directory,
+          .config = options.config,
+          .model = options.model,
+          .lost_after = options.worker_lost_after,
+          .stalled_after = options.worker_stalled_after,
+          .return_within = options.worker_return_within};
+}
+
+}  // namespace
 
 CoordinatorState::CoordinatorState(CoordinatorOptions options)
     : options_(std::move(options)),
-      config_(options_.config),
-      calibration_book_(options_.calibration),
-      calibration_(NewCalibration("cpu")),
-      table_(options_.config.limits().requests_kept()) {
-  lineage_ = NewLineage();
-}
+      lineage_(options_.lineage_prefix),
+      gang_(GangOptionsOf(options_)),
+      calibration_(options_.model, options_.calibration, options_.config),
+      arrivals_(&out_),
+      jobs_(options_.config.limits().requests_kept(), options_.worker_stalled_after, &out_, &gang_, &lineage_),
+      membership_({options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_}),
+      steps_({options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_}, &membership_),
+      runner_({options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_}, &membership_, &steps_),
+      calls_({options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_}, &membership_) {}
 
 Decision CoordinatorState::Handle(absl::Time now, const Event& event) {
-  now_ = now;
-  decision_ = Decision();
-  Count();
-  std::visit([this](const auto& e) { OnEvent(e); }, event);
-  StartJobs();
-  if (draining_ && !running_) FinishDrain();
-  return std::exchange(decision_, Decision());
+  out_.Begin(now);
+  membership_.Pass();
+  std::visit([this](const auto& e) { On(e); }, event);
+  runner_.StartNext();
+  membership_.FinishDrain();
+  return out_.Take();
 }
 
-void CoordinatorState::Reply(CallId call, stemma::server::Reply reply) {
-  decision_.actions.push_back(ReplyAction{call, std::move(reply)});
+void CoordinatorState::On(const WorkerMessageEvent& event) {
+  const internal::v1::WorkerMessage& message = event.message;
+  if (absl::Status status = CheckWorkerMessage(message); !status.ok()) {
+    return membership_.Breach(event.session, status);
+  }
+  if (message.has_register_()) return membership_.OnRegister(event.session, message.register_());
+  if (!gang_.Has(event.session)) {
+    return membership_.Breach(event.session, absl::InvalidArgumentError("its session does not begin with Register"));
+  }
+  gang_.Heard();
+  switch (message.message_case()) {
+    case internal::v1::WorkerMessage::kReady:
+      return membership_.OnReady(message.ready());
+    case internal::v1::WorkerMessage::kVote:
+      return steps_.OnVote(message.vote());
+    case internal::v1::WorkerMessage::kApplied:
+      return steps_.OnApplied(message.applied());
+    case internal::v1::WorkerMessage::kResults:
+      return runner_.OnResultChunk(message.results());
+    case internal::v1::WorkerMessage::kLogProbDone:
+      return runner_.OnLogProbDone(message.log_prob_done());
+    case internal::v1::WorkerMessage::kExportDone:
+      return runner_.OnExportDone(message.export_done());
+    case internal::v1::WorkerMessage::kRefused:
+      if (!gang_.serves()) return membership_.OnRefusedConfigure(WorkerText(message.refused().message()));
+      return steps_.OnRefused(message.refused());
+    case internal::v1::WorkerMessage::kHeartbeat:
+      return membership_.OnHeartbeat(message.heartbeat());
+    default:
+      return;
+  }
 }
 
-void CoordinatorState::Say(std::string_view reason) {
-  absl::StrAppend(&decision_.reason, decision_.reason.empty() ? "" : "; ",
-                  absl::string_view(reason.data(), reason.size()));
+void CoordinatorState::On(const TickEvent&) {
+  membership_.Tick();
+  arrivals_.AnswerDueWatchers();
+  jobs_.AnswerDueWaiters();
+}
+
+absl::Time CoordinatorState::NextDeadline() {
+  return std::min({membership_.NextDeadline(), arrivals_.NextDeadline(), jobs_.NextDeadline()});
 }
 
 }  // namespace stemma::server

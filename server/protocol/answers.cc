@@ -1,0 +1,132 @@
+#include "server/protocol/answers.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/dtype_names.h"
+#include "common/base/error.h"
+#include "common/base/names.h"
+#include "common/trace/loss_names.h"
+
+namespace stemma::server {
+namespace {
+
+absl::Status InvalidField(const std::string& field, const std::string& message, const std::string& what) {
+  return MakeError(Reason::kInvalidRequest, message, {.violations = {{field, what}}});
+}
+
+v1::ModelInfo::State StateOf(const CoordinatorParts& parts, bool draining) {
+  if (draining) return v1::ModelInfo::DRAINING;
+  if (!parts.gang.serves()) return parts.gang.ever_served() ? v1::ModelInfo::RECOVERING : v1::ModelInfo::LOADING;
+  if (!parts.lineage.unusable().empty()) return v1::ModelInfo::UNUSABLE;
+  return parts.jobs.running().is_update() ? v1::ModelInfo::STEPPING : v1::ModelInfo::IDLE;
+}
+
+}  // namespace
+
+absl::Status UnknownRequestError(const RequestTable& table, const std::string& id) {
+  if (const absl::Status name = CheckRequestId(id); !name.ok()) {
+    const std::string what(name.message());
+    return InvalidField("request_id", absl::StrCat("request_id ", what), what);
+  }
+  if (table.IsExpired(id)) {
+    return MakeError(
+        Reason::kRequestIdExpired,
+        absl::StrCat("request ", id, " ended long ago; its outcome is no longer kept (limits.requests_kept)"));
+  }
+  return MakeError(Reason::kNotFound, absl::StrCat("no request ", id, " was accepted"));
+}
+
+absl::Status RequestIdReusedError(const std::string& id) {
+  return MakeError(Reason::kRequestIdReused, absl::StrCat("request ", id, " was sent before with another payload"));
+}
+
+std::string ExportPath(const std::string& data_directory, const std::string& name) {
+  return absl::StrCat(data_directory, "/exports/", name);
+}
+
+absl::Status ExportExistsError(const std::string& path) {
+  const std::string name = path.substr(path.rfind('/') + 1);
+  return MakeError(Reason::kExportExists,
+                   absl::StrCat("an export named \"", name, "\" exists, or is being written: ", path,
+                                " on the server's machine; choose another name, or remove it first"),
+                   {.metadata = {{"name", name}}});
+}
+
+absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
+  for (const auto& [field, name] :
+       {std::pair("name", &request.name()), std::pair("expected_lineage", &request.expected_lineage())}) {
+    if (name == &request.expected_lineage() && !request.has_expected_lineage()) continue;
+    if (absl::Status status = CheckFileName(*name); !status.ok()) {
+      return InvalidField(field, std::string(status.message()), std::string(status.message()));
+    }
+  }
+  static constexpr std::array kDtypes = {"float32", "float64", "bfloat16", "float16"};
+  const std::string dtype = LongDtypeName(request.dtype());
+  if (!request.has_dtype() || std::find(kDtypes.begin(), kDtypes.end(), dtype) != kDtypes.end()) {
+    return absl::OkStatus();
+  }
+  const std::string text = absl::StrCat("is \"", absl::CEscape(request.dtype().substr(0, 40)),
+                                        "\", must be one of: float32, float64, bfloat16, float16");
+  return InvalidField("dtype", absl::StrCat("dtype ", text), text);
+}
+
+absl::Status CheckQueue(const v1::Limits& limits, uint64_t jobs, uint64_t queued_bytes, uint64_t bytes) {
+  std::string what;
+  if (jobs >= limits.requests_in_flight()) {
+    what = absl::StrCat(jobs, " requests are in flight, the limit is ", limits.requests_in_flight());
+  } else if (queued_bytes > 0 && queued_bytes + bytes > limits.request_bytes_in_flight()) {
+    what = absl::StrCat(queued_bytes, " bytes of requests are in flight, with this one's ", bytes, " the limit of ",
+                        limits.request_bytes_in_flight(), " is passed");
+  } else {
+    return absl::OkStatus();
+  }
+  return MakeError(Reason::kQueueFull, what);
+}
+
+v1::ModelInfo ModelInfoOf(const CoordinatorParts& parts, bool draining) {
+  const ModelConfig& model = parts.options.model;
+  v1::ModelInfo info;
+  info.set_state(StateOf(parts, draining));
+  info.set_state_reason(parts.lineage.unusable());
+  info.set_step(parts.lineage.step());
+  info.set_weight_version(parts.lineage.weight_version());
+  info.set_lineage(parts.lineage.name());
+  info.set_model_type(model.model_type);
+  info.set_num_parameters(model.num_parameters());
+  info.set_vocab_size(model.vocab_size);
+  info.set_max_positions(model.max_positions);
+  return info;
+}
+
+v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts) {
+  v1::ServerInfo info;
+  info.set_version(parts.options.version);
+  info.set_api("stemma.v1");
+  for (std::string_view name : LossModeNames()) info.add_loss_modes(std::string(name));
+  for (std::string_view name : AggModeNames()) info.add_loss_agg_modes(std::string(name));
+  for (std::string_view name : KlTypeNames()) info.add_kl_loss_types(std::string(name));
+  *info.mutable_config() = parts.gang.config();
+  info.set_workers_connected(parts.gang.present() ? 1 : 0);
+  return info;
+}
+
+v1::ListRequestsResponse ListOf(Jobs& jobs) {
+  v1::ListRequestsResponse response;
+  for (const UpdateRecord* record : jobs.table().InOrder()) {
+    v1::RequestStatus& status = *response.add_requests();
+    status = jobs.StatusOf(*record);
+    if (!status.has_result()) continue;
+    v1::UpdateResult stripped;
+    stripped.set_lineage(status.lineage());
+    *stripped.mutable_metrics() = status.result().metrics();
+    *status.mutable_result() = std::move(stripped);
+  }
+  return response;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,31 @@
+// What clients are told that depends on no job: errors of single calls, and the facts of the model and the server.
+// Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/protocol/coordinator_parts.h"
+
+namespace stemma::server {
+
+// Returns what an id that no record has is answered: it is no id, its record is no longer kept, or it never was.
+absl::Status UnknownRequestError(const RequestTable& table, const std::string& id);
+absl::Status RequestIdReusedError(const std::string& id);
+
+// Where an export of this name stands, or is to stand.
+std::string ExportPath(const std::string& data_directory, const std::string& name);
+absl::Status ExportExistsError(const std::string& path);
+// Errors: InvalidArgument, which names the field: name, expected_lineage, dtype.
+absl::Status CheckExport(const v1::ExportWeightsRequest& request);
+
+// Errors: ResourceExhausted QUEUE_FULL - with `bytes` more there would be too many jobs, or too many bytes of them.
+absl::Status CheckQueue(const v1::Limits& limits, uint64_t jobs, uint64_t queued_bytes, uint64_t bytes);
+
+v1::ModelInfo ModelInfoOf(const CoordinatorParts& parts, bool draining);
+v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts);
+// Lists all records without their plans, and with the metrics alone of their results.
+v1::ListRequestsResponse ListOf(Jobs& jobs);
+
+}  // namespace stemma::server

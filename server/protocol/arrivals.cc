@@ -1,0 +1,140 @@
+#include "server/protocol/arrivals.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "glog/logging.h"
+
+namespace stemma::server {
+
+void Arrivals::Add(Arrival arrival, const PlanInputs& inputs) {
+  arrivals_.push_back(std::move(arrival));
+  if (arrivals_.back().request != nullptr) StartPlan(arrivals_.back(), inputs);
+}
+
+void Arrivals::StartPlan(Arrival& arrival, const PlanInputs& inputs) {
+  arrival.plan.reset();
+  arrival.plan_id = next_plan_++;
+  out_->Add(
+      PlanAction{.id = arrival.plan_id, .request = arrival.request, .config = inputs.config, .rates = inputs.rates});
+}
+
+void Arrivals::StopPlan(const Arrival& arrival) {
+  if (!arrival.planned()) out_->Add(StopPlanAction{arrival.plan_id});
+}
+
+void Arrivals::Restart(const PlanInputs& inputs) {
+  for (Arrival& arrival : arrivals_) {
+    if (arrival.request == nullptr) continue;
+    StopPlan(arrival);
+    StartPlan(arrival, inputs);
+  }
+}
+
+void Arrivals::OnPlanned(const PlannedEvent& event, const std::string& lineage) {
+  const auto arrival = std::find_if(arrivals_.begin(), arrivals_.end(),
+                                    [&](const Arrival& a) { return a.request != nullptr && a.plan_id == event.id; });
+  if (arrival == arrivals_.end()) return;  // its calls left, or it was planned anew
+  arrival->plan = event.plan;
+  if (!event.plan->ok()) return End(*arrival, event.plan->status());
+  if (!arrival->validate_only()) return;
+  v1::RequestStatus status;
+  status.set_request_id(arrival->request->header().request_id());
+  status.set_steps_total((*event.plan)->num_steps());
+  status.set_lineage(lineage);
+  *status.mutable_plan() = std::move((*event.plan)->report);
+  out_->Reply(arrival->senders.at(0).call, std::move(status));
+  arrivals_.erase(arrival);
+}
+
+std::optional<Arrival> Arrivals::TakeNext() {
+  const auto next =
+      std::find_if(arrivals_.begin(), arrivals_.end(), [](const Arrival& a) { return !a.validate_only(); });
+  if (next == arrivals_.end() || !next->planned()) return std::nullopt;
+  Arrival taken = std::move(*next);
+  arrivals_.erase(next);
+  return taken;
+}
+
+Arrival* Arrivals::Find(const std::string& request_id) {
+  for (Arrival& arrival : arrivals_) {
+    if (arrival.is_update() && arrival.request->header().request_id() == request_id) return &arrival;
+  }
+  return nullptr;
+}
+
+Arrival Arrivals::Remove(const Arrival& arrival) {
+  const auto it = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) { return &a == &arrival; });
+  CHECK(it != arrivals_.end());
+  StopPlan(*it);
+  Arrival removed = std::move(*it);
+  arrivals_.erase(it);
+  return removed;
+}
+
+void Arrivals::Watch(Arrival& arrival, const RequestWaiter& watcher) {
+  if (watcher.deadline <= out_->now()) {
+    return out_->Reply(watcher.call,
+                       MakeError(Reason::kNotFound, absl::StrCat("request ", arrival.request->header().request_id(),
+                                                                 " is not accepted yet: its plan is being made")));
+  }
+  arrival.watchers.push_back(watcher);
+}
+
+void Arrivals::AnswerDueWatchers() {
+  for (Arrival& arrival : arrivals_) {
+    const std::vector<RequestWaiter> watchers = std::exchange(arrival.watchers, {});
+    for (const RequestWaiter& watcher : watchers) Watch(arrival, watcher);
+  }
+}
+
+void Arrivals::Leave(CallId call) {
+  for (Arrival& arrival : arrivals_) {
+    std::erase_if(arrival.watchers, [&](const RequestWaiter& watcher) { return watcher.call == call; });
+    if (std::erase_if(arrival.senders, [&](const Arrival::Sender& sender) { return sender.call == call; }) == 0)
+      continue;
+    if (!arrival.senders.empty() || arrival.request == nullptr) return;
+    return End(arrival,
+               MakeError(Reason::kNotFound, "the client left before the request was accepted; nothing happened"));
+  }
+}
+
+void Arrivals::End(const Arrival& arrival, const absl::Status& status) { Refuse(Remove(arrival), status); }
+
+void Arrivals::Refuse(const Arrival& taken, const absl::Status& status) {
+  for (const Arrival::Sender& sender : taken.senders) out_->Reply(sender.call, status);
+  for (const RequestWaiter& watcher : taken.watchers) out_->Reply(watcher.call, status);
+}
+
+void Arrivals::EndAll(const absl::Status& status) {
+  while (!arrivals_.empty()) End(arrivals_.front(), status);
+}
+
+uint64_t Arrivals::bytes() const {
+  uint64_t bytes = 0;
+  for (const Arrival& arrival : arrivals_) bytes += arrival.bytes();
+  return bytes;
+}
+
+uint64_t Arrivals::num_steps() const {
+  uint64_t steps = 0;
+  for (const Arrival& arrival : arrivals_) steps += arrival.is_update() ? arrival.request->num_steps : 0;
+  return steps;
+}
+
+bool Arrivals::HasExport(const std::string& name) const {
+  return std::any_of(arrivals_.begin(), arrivals_.end(),
+                     [&](const Arrival& a) { return a.request == nullptr && a.export_request.name() == name; });
+}
+
+absl::Time Arrivals::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const Arrival& arrival : arrivals_) {
+    for (const RequestWaiter& watcher : arrival.watchers) next = std::min(next, watcher.deadline);
+  }
+  return next;
+}
+
+}  // namespace stemma::server

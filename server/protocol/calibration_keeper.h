@@ -1,0 +1,37 @@
+// The measured speed of the worker's machine: what its applied steps taught, and what earlier runs did.
+//
+// Plans that were made keep the rates that they were made with. The book is saved now and then, whole: a crash costs
+// the steps since then, and no plan. Thread safety: none; owned by CoordinatorState.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "common/model/model_config.h"
+#include "server/planner/calibration.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma::server {
+
+class CalibrationKeeper {
+ public:
+  // `run`: the configuration until a worker comes.
+  CalibrationKeeper(const ModelConfig& model, CalibrationBook book, const v1::RunConfig& run);
+
+  // Begins with what the book has of such a device ("": "cpu") under this configuration.
+  void Start(const std::string& device, const v1::RunConfig& run);
+  const Rates& rates() const { return calibration_.rates(); }
+  // Returns whether the book should be saved now.
+  bool Add(const CalibrationSample& sample);
+  // Returns the book if it holds what was not taken yet.
+  std::optional<CalibrationBook> TakeUnsaved();
+
+ private:
+  const ModelConfig model_;
+  CalibrationBook book_;
+  std::string key_;  // of the machine and the model in the book
+  Calibration calibration_;
+  int unsaved_ = 0;  // samples
+};
+
+}  // namespace stemma::server

@@ -1,0 +1,28 @@
+// What the coordinator's state machine is told once, at its begin. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/time/time.h"
+#include "common/model/model_config.h"
+#include "server/planner/calibration.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma::server {
+
+struct CoordinatorOptions {
+  uint64_t epoch = 1;
+  std::string lineage_prefix;  // random for each start: lineages are "<prefix>-1", "<prefix>-2", ...
+  std::string version;
+  std::string data_directory;
+  v1::RunConfig config;  // limits filled in
+  ModelConfig model;
+  CalibrationBook calibration;                             // of earlier runs
+  absl::Duration worker_lost_after = absl::Seconds(15);    // without any message; > 3 heartbeats of 1 s
+  absl::Duration worker_stalled_after = absl::Minutes(5);  // without progress of its job, at the least
+  absl::Duration worker_return_within = absl::Minutes(5);  // else open jobs answer ATTEMPTS_EXHAUSTED
+  uint32_t attempts_max = 3;                               // of one step
+};
+
+}  // namespace stemma::server

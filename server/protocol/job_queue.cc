@@ -1,0 +1,74 @@
+#include "server/protocol/job_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "glog/logging.h"
+
+namespace stemma::server {
+namespace {
+
+uint64_t BytesOf(const CallJob& job) {
+  const auto* pass = std::get_if<LogProbJob>(&job.work);
+  return pass == nullptr ? 0 : pass->request->bytes;
+}
+
+}  // namespace
+
+std::string JobQueue::AddCallJob(CallJob job) {
+  std::string id = absl::StrCat(job.is_export() ? "~export/" : "~log-prob/", next_call_job_++);
+  call_job_bytes_ += BytesOf(job);
+  call_jobs_.emplace(id, std::move(job));
+  order_.push_back(id);
+  return id;
+}
+
+std::optional<std::string> JobQueue::TakeNext() {
+  if (order_.empty()) return std::nullopt;
+  std::string id = std::move(order_.front());
+  order_.pop_front();
+  return id;
+}
+
+std::optional<uint32_t> JobQueue::PlaceOf(const std::string& id) const {
+  const auto place = std::find(order_.begin(), order_.end(), id);
+  if (place == order_.end()) return std::nullopt;
+  return static_cast<uint32_t>(place - order_.begin()) + 1;
+}
+
+CallJob* JobQueue::FindCallJob(const std::string& id) {
+  const auto job = call_jobs_.find(id);
+  return job == call_jobs_.end() ? nullptr : &job->second;
+}
+
+std::string JobQueue::CallJobOf(CallId call) const {
+  const auto job =
+      std::find_if(call_jobs_.begin(), call_jobs_.end(), [&](const auto& j) { return j.second.call == call; });
+  return job == call_jobs_.end() ? "" : job->first;
+}
+
+std::vector<std::string> JobQueue::CallJobIds() const {
+  std::vector<std::string> ids;
+  for (const auto& [id, job] : call_jobs_) ids.push_back(id);
+  return ids;
+}
+
+bool JobQueue::HasExport(const std::string& name) const {
+  return std::any_of(call_jobs_.begin(), call_jobs_.end(), [&](const auto& job) {
+    const auto* request = std::get_if<ExportJob>(&job.second.work);
+    return request != nullptr && request->request.name() == name;
+  });
+}
+
+CallJob JobQueue::RemoveCallJob(const std::string& id) {
+  const auto job = call_jobs_.find(id);
+  CHECK(job != call_jobs_.end()) << id;
+  CallJob removed = std::move(job->second);
+  call_jobs_.erase(job);
+  std::erase(order_, id);
+  call_job_bytes_ -= BytesOf(removed);
+  return removed;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,74 @@
+// The jobs that were accepted and not begun, in their order: updates, by the id of their record, and the jobs that end
+// with their call (log-prob passes and exports), which are held here until they have ended.
+//
+// Thread safety: none; owned by CoordinatorState.
+// Invariants:
+//  (1) an id stands in the queue once; the running job does not.
+//  (2) ids of call jobs are made here and begin with '~', which no request id does: on the wire both name payloads.
+//  (3) call_job_bytes is what the requests of call jobs take, those of the running one too.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "server/protocol/events.h"
+#include "server/protocol/request_plan.h"
+
+namespace stemma::server {
+
+struct LogProbJob {
+  std::shared_ptr<const TrainingRequest> request;
+  RequestPlan plan;
+};
+struct ExportJob {
+  v1::ExportWeightsRequest request;
+};
+// A job that ends with its call.
+struct CallJob {
+  CallId call = 0;  // 0: it left
+  std::variant<LogProbJob, ExportJob> work;
+
+  bool is_export() const { return std::holds_alternative<ExportJob>(work); }
+};
+
+class JobQueue {
+ public:
+  void AddUpdate(const std::string& request_id) { order_.push_back(request_id); }
+  // Puts an update back to the front: it is the next one to run.
+  void PutBack(const std::string& request_id) { order_.push_front(request_id); }
+  // Returns the id that was made for it.
+  std::string AddCallJob(CallJob job);
+  // Returns the id of the next job to run, which leaves the queue.
+  std::optional<std::string> TakeNext();
+  // The place in the queue, from 1.
+  std::optional<uint32_t> PlaceOf(const std::string& id) const;
+  bool empty() const { return order_.empty(); }
+
+  // Null: no call job has this id.
+  CallJob* FindCallJob(const std::string& id);
+  // The id of the call's job; "": it has none.
+  std::string CallJobOf(CallId call) const;
+  std::vector<std::string> CallJobIds() const;
+  bool HasExport(const std::string& name) const;
+  size_t num_call_jobs() const { return call_jobs_.size(); }
+  uint64_t call_job_bytes() const { return call_job_bytes_; }
+
+  // Takes an update out of the queue, if it waits there.
+  void RemoveUpdate(const std::string& request_id) { std::erase(order_, request_id); }
+  // Takes a call job away, waiting or running. REQUIRES: there is one of this id.
+  CallJob RemoveCallJob(const std::string& id);
+
+ private:
+  std::deque<std::string> order_;
+  std::map<std::string, CallJob> call_jobs_;
+  uint64_t next_call_job_ = 1;
+  uint64_t call_job_bytes_ = 0;
+};
+
+}  // namespace stemma::server

@@ -1,0 +1,87 @@
+// The jobs that were accepted, from then to their answers: how they are kept, waited for, and ended. Every way in which
+// a job ends goes through here, so that its calls are answered once, and the worker drops its payload.
+//
+// Thread safety: none; owned by CoordinatorState. Called by everything that accepts, runs or ends a job.
+// Invariants:
+//  (1) an update is open until FinishUpdate; a call job until FinishCallJob.
+//  (2) jobs run one at a time, in the order in which they were accepted.
+//  (3) an open update's lineage is the model's.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/protocol/arrivals.h"
+#include "server/protocol/gang.h"
+#include "server/protocol/job_queue.h"
+#include "server/protocol/lineage.h"
+#include "server/protocol/outbox.h"
+#include "server/protocol/request_table.h"
+#include "server/protocol/running_job.h"
+
+namespace stemma::server {
+
+class Jobs {
+ public:
+  // The parts outlive it.
+  Jobs(uint64_t requests_kept, absl::Duration stalled_after, Outbox* out, const Gang* gang, const Lineage* lineage)
+      : out_(out), gang_(gang), lineage_(lineage), table_(requests_kept), running_(stalled_after) {}
+
+  RequestTable& table() { return table_; }
+  const RequestTable& table() const { return table_; }
+  JobQueue& queue() { return queue_; }
+  const JobQueue& queue() const { return queue_; }
+  RunningJob& running() { return running_; }
+  const RunningJob& running() const { return running_; }
+  // REQUIRES: an update runs.
+  UpdateRecord& RunningUpdate();
+
+  // Takes an arrival whose plan is there, or an export.
+  void Accept(Arrival arrival);
+  UpdateRecord& AcceptUpdate(const Arrival& arrival, RequestPlan plan);
+
+  // Answers the waiter now where the request is final or its deadline has come, else at either.
+  void Wait(UpdateRecord& record, const RequestWaiter& waiter);
+  void AnswerDueWaiters();
+  v1::RequestStatus StatusOf(const UpdateRecord& record) const;
+  // OK while it is open, and when it is DONE.
+  absl::Status FailureOf(const UpdateRecord& record) const;
+
+  void FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure);
+  void CancelUpdate(UpdateRecord& record);
+  void FinishCallJob(const std::string& id, Reply reply);
+  // Tells the worker to stop what runs; its job is still to be finished. REQUIRES: a worker, and nothing committed.
+  void AbortRunning();
+  // Fails what is open: all of it, or what does not run.
+  void FailAll(const absl::Status& status);
+  void FailWaiting(const absl::Status& status);
+  // Every request that trained the lost lineage is rolled back, whatever it was.
+  void RollBack(const LostLineage& lost);
+  // Forgets a call that left. A log-prob pass ends with it; an export goes on: its files may be wanted.
+  void Leave(CallId call);
+
+  bool any_open() const { return table_.open_count() > 0 || queue_.num_call_jobs() > 0; }
+  uint64_t num_open() const { return table_.open_count() + queue_.num_call_jobs(); }
+  uint64_t open_bytes() const { return table_.open_bytes() + queue_.call_job_bytes(); }
+  // The step at which a request that is accepted now would start, if nothing before it is skipped or fails.
+  uint64_t StepAfterOpen();
+  absl::Time NextDeadline();  // of a waiter
+
+ private:
+  void AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter);
+  void EndRunning(const std::string& id, bool has_payload);
+
+  Outbox* const out_;
+  const Gang* const gang_;
+  const Lineage* const lineage_;
+  RequestTable table_;
+  JobQueue queue_;
+  RunningJob running_;
+};
+
+// When a call stops waiting that asked for so many milliseconds: unset waits for the end.
+absl::Time WaitDeadline(absl::Time now, const v1::RequestHeader& header);
+
+}  // namespace stemma::server

@@ -1,0 +1,108 @@
+#include "server/protocol/lineage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+
+namespace stemma::server {
+namespace {
+
+constexpr size_t kLostLineagesMax = 64;
+constexpr char kDecide[] = "decide, then send new rollouts under a new request_id";
+
+}  // namespace
+
+Lineage::Lineage(std::string prefix) : prefix_(std::move(prefix)), name_(NextName()) {}
+
+std::string Lineage::NextName() { return absl::StrCat(prefix_, "-", ++lineages_); }
+
+void Lineage::CountStep() {
+  ++step_;
+  ++weight_version_;
+}
+
+void Lineage::Ruin(const std::string& request_id, const std::string& parameter) {
+  ++weight_version_;
+  unusable_ = absl::StrCat("step ", step_ + 1, " (request ", request_id, ") wrote numbers that are not finite into ",
+                           parameter, " or its optimizer state: the weights of lineage ", name_,
+                           " are lost; restart the worker, which loads the model directory again under a new lineage");
+}
+
+LostLineage Lineage::End() {
+  LostLineage lost = {.name = std::exchange(name_, NextName()), .step = std::exchange(step_, 0)};
+  unusable_.clear();
+  ++weight_version_;
+  lost_.push_back(lost);
+  if (lost_.size() > kLostLineagesMax) lost_.pop_front();
+  return lost;
+}
+
+std::string Lineage::LostText(const LostLineage& lost) const {
+  return absl::StrCat(
+      "the weights of lineage ", lost.name, " at step ", lost.step,
+      " were lost with their worker, and there is no checkpoint; the model, which starts again from its "
+      "directory, is at step ",
+      step_, " of lineage ", name_);
+}
+
+std::map<std::string, std::string> Lineage::LostMetadata(const LostLineage& lost) const {
+  return {{"lineage", name_},
+          {"step", absl::StrCat(step_)},
+          {"lost_lineage", lost.name},
+          {"lost_step", absl::StrCat(lost.step)}};
+}
+
+absl::Status Lineage::LostError(const LostLineage& lost) const {
+  return MakeError(Reason::kRolledBack, LostText(lost), {.metadata = LostMetadata(lost)});
+}
+
+absl::Status Lineage::RolledBackError(const UpdateRecord& record) const {
+  const LostLineage lost = {.name = record.lineage, .step = record.lost_step.value()};
+  std::string before;
+  if (record.final() && record.status.state() != v1::ROLLED_BACK) {
+    absl::StrAppend(&before, ", was ", v1::RequestState_Name(record.status.state()),
+                    record.failure.ok() ? "" : absl::StrCat(" (", ErrorReason(record.failure), ")"));
+  }
+  return MakeError(
+      Reason::kRolledBack,
+      absl::StrCat("request ", record.id, ", with ", record.status.steps_applied(), " of ", record.status.steps_total(),
+                   " steps applied", before, ", is rolled back: ", LostText(lost), ": ", kDecide),
+      {.metadata = LostMetadata(lost)});
+}
+
+absl::Status Lineage::UnusableError() const {
+  return MakeError(Reason::kNonfiniteUpdate, unusable_,
+                   {.metadata = {{"lineage", name_}, {"step", absl::StrCat(step_)}}});
+}
+
+absl::Status Lineage::CheckName(const std::string& expected) const {
+  if (expected == name_) return absl::OkStatus();
+  std::map<std::string, std::string> metadata = {
+      {"lineage", name_}, {"step", absl::StrCat(step_)}, {"expected_lineage", expected}};
+  const auto lost = std::find_if(lost_.begin(), lost_.end(), [&](const LostLineage& l) { return l.name == expected; });
+  std::string why = absl::StrCat("this server does not know it (was it started again?); the model is at step ", step_,
+                                 " of lineage ", name_);
+  if (lost != lost_.end()) {
+    why = LostText(*lost);
+    metadata.merge(LostMetadata(*lost));
+  }
+  return MakeError(Reason::kLineageMismatch,
+                   absl::StrCat("expected_lineage is ", expected, ": ", why,
+                                ": decide, then expect the lineage that is there, or none"),
+                   {.metadata = std::move(metadata)});
+}
+
+absl::Status Lineage::CheckExpected(const v1::RequestHeader& header, uint64_t step) const {
+  if (header.has_expected_lineage()) {
+    if (absl::Status status = CheckName(header.expected_lineage()); !status.ok()) return status;
+  }
+  if (!header.has_expected_step() || header.expected_step() == step) return absl::OkStatus();
+  return MakeError(Reason::kStepMismatch,
+                   absl::StrCat("expected_step is ", header.expected_step(), ", the request would start at step ", step,
+                                " of lineage ", name_),
+                   {.metadata = {{"step", absl::StrCat(step)}, {"lineage", name_}}});
+}
+
+}  // namespace stemma::server

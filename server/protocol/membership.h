@@ -1,0 +1,76 @@
+// The worker's coming and going, the server's own end, and what either means for requests and weights.
+//
+// Thread safety: none; owned by CoordinatorState. Called with events of the worker's stream, with ticks, and by the
+// classes that run jobs where a worker broke the protocol.
+// Invariants:
+//  (1) a worker whose message breaks the protocol loses its session: who is wrong about one message is not trusted with
+//      the next.
+//  (2) weights that are lost end their lineage: every open job, and every request that trained it, answers ROLLED_BACK
+//      from then on, never a silent rewind. Where they are the model directory's still, the running step is retried.
+//  (3) weights that a step made not finite serve nothing: every job answers NONFINITE_UPDATE until their worker goes.
+//  (4) a worker that is silent, or whose job stands still, is given up as one that died.
+//
+// Draining: what runs goes on to the end of its step, pass or export, at most until the deadline; what waits, and what
+// would follow, answers DRAINING.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/protocol/coordinator_parts.h"
+
+namespace stemma::server {
+
+class Membership {
+ public:
+  explicit Membership(const CoordinatorParts& parts) : p_(parts) {}
+
+  void OnRegister(SessionId session, const internal::v1::Register& message);
+  void OnReady(const internal::v1::Ready& message);
+  void OnHeartbeat(const internal::v1::Heartbeat& heartbeat);
+  void OnLost(const WorkerLostEvent& event);
+  void OnRefusedConfigure(const std::string& why);
+  // The session's stream is closed; the step of its worker, if it is one, gets another attempt, as after a crash.
+  void Breach(SessionId session, const absl::Status& what);
+  // Gives the worker up. Where it said nothing wrong, `why` is what its stream is closed with.
+  void Close(const absl::Status& why, const std::string& reason);
+  // The running step of this request wrote numbers that are not finite: the model stays with them, UNUSABLE, until that
+  // worker is lost. The next one loads the model directory under a new lineage.
+  void LoseWeights(const std::string& request_id, const std::string& parameter);
+
+  void Drain(absl::Duration within);
+  bool draining() const { return draining_; }
+  // Ends the server's work where it drains and nothing runs any more.
+  void FinishDrain();
+  void SaveCalibration();
+
+  // Lets the time since the last event pass for whom it is counted.
+  void Pass();
+  // Gives up whoever is due: the worker, the drain, the waiting for another worker.
+  void Tick();
+  absl::Time NextDeadline() const;
+
+  // Accepts what has its plan, up to the first that has none. Without a worker everything waits for the next one's
+  // plan.
+  void AcceptArrivals();
+  // OK, or why no job is accepted now.
+  absl::Status NotServing() const;
+
+ private:
+  void Refuse(SessionId session, const std::string& incarnation, const absl::Status& why);
+  void Lose(const std::string& reason);
+  void EndLineage();
+  void RetryRunning(const std::string& reason);
+  void FailEverything(const absl::Status& status);
+  void EndDrain();
+
+  const CoordinatorParts p_;
+  bool draining_ = false, drained_ = false;
+  absl::Time drain_deadline_ = absl::InfiniteFuture();
+};
+
+// `what`: how far the request came, " after ..."; empty: not begun.
+absl::Status DrainingError(const std::string& what = "");
+
+}  // namespace stemma::server

@@ -1,0 +1,60 @@
+#include "server/protocol/outbox.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace stemma::server {
+
+void Outbox::Begin(absl::Time now) {
+  now_ = now;
+  decision_ = Decision();
+}
+
+Decision Outbox::Take() { return std::exchange(decision_, Decision()); }
+
+void Outbox::Reply(CallId call, stemma::server::Reply reply) { Add(ReplyAction{call, std::move(reply)}); }
+
+void Outbox::AddReason(std::string_view reason) {
+  absl::StrAppend(&decision_.reason, decision_.reason.empty() ? "" : "; ",
+                  absl::string_view(reason.data(), reason.size()));
+}
+
+internal::v1::ServerMessage& Outbox::AddMessage(SessionId session) {
+  Add(SendAction{.session = session, .message = {}});
+  return std::get<SendAction>(decision_.actions.back()).message;
+}
+
+void Outbox::Send(SessionId session, internal::v1::Configure message) {
+  *AddMessage(session).mutable_configure() = std::move(message);
+}
+
+void Outbox::Send(SessionId session, internal::v1::DropPayload message) {
+  *AddMessage(session).mutable_drop() = std::move(message);
+}
+
+void Outbox::Send(SessionId session, internal::v1::Prepare message) {
+  *AddMessage(session).mutable_prepare() = std::move(message);
+}
+
+void Outbox::Send(SessionId session, internal::v1::Apply message) {
+  *AddMessage(session).mutable_apply() = std::move(message);
+}
+
+void Outbox::Send(SessionId session, internal::v1::Abort message) {
+  *AddMessage(session).mutable_abort() = std::move(message);
+}
+
+void Outbox::Send(SessionId session, internal::v1::LogProb message) {
+  *AddMessage(session).mutable_log_prob() = std::move(message);
+}
+
+void Outbox::Send(SessionId session, internal::v1::Export message) {
+  *AddMessage(session).mutable_export_() = std::move(message);
+}
+
+void Outbox::Send(SessionId session, internal::v1::Shutdown message) {
+  *AddMessage(session).mutable_shutdown() = std::move(message);
+}
+
+}  // namespace stemma::server

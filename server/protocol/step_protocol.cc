@@ -1,0 +1,211 @@
+#include "server/protocol/step_protocol.h"
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/admission/run_numbers.h"
+#include "common/base/error.h"
+#include "glog/logging.h"
+#include "server/planner/memory_division.h"
+#include "server/protocol/step_messages.h"
+#include "server/protocol/step_metrics.h"
+#include "server/protocol/worker_messages.h"
+
+namespace stemma::server {
+namespace {
+
+using internal::v1::StepKey;
+
+absl::Status NonfiniteError(const std::string& message) {
+  return MakeError(Reason::kNonfiniteGradient, absl::StrCat(message, "; nothing of this step was applied"));
+}
+
+// Returns why a gradient whose numbers are finite cannot be applied; "": it can.
+std::string NormProblem(const v1::AdamParams& adam, double grad_norm_squared, const RunNumbers& numbers) {
+  if (!std::isfinite(grad_norm_squared)) return "the gradient is not finite: the norm overflows";
+  const std::string problem =
+      CheckClippedNorm(std::sqrt(grad_norm_squared), ClipFactor(adam, grad_norm_squared), numbers);
+  return problem.empty() ? "" : absl::StrCat("the gradient is too large: ", problem);
+}
+
+absl::Status NoVoteError(const internal::v1::Vote& vote) {
+  if (vote.no_reason() == internal::v1::OUT_OF_MEMORY) {
+    return MakeError(Reason::kGroupTooLarge, absl::StrCat("the worker ran out of memory: ", WorkerText(vote.message()),
+                                                          "; send smaller groups"));
+  }
+  return MakeError(Reason::kInternal, absl::StrCat("the worker failed: ", WorkerText(vote.message())));
+}
+
+}  // namespace
+
+absl::Status PlanMisfit(const std::string& problem) {
+  return MakeError(Reason::kAttemptsExhausted,
+                   absl::StrCat("a worker with less memory has come: ", problem,
+                                "; nothing was applied; the same request, sent again, is planned for it"));
+}
+
+void StepProtocol::Ignore(const std::string& what) {
+  p_.out.AddReason(absl::StrCat("ignored: ", what, "; ", ++ignored_, " such messages so far"));
+}
+
+void StepProtocol::Start(UpdateRecord& record) {
+  CHECK_EQ(record.lineage, p_.lineage.name()) << record.id;
+  if (absl::Status status = p_.lineage.CheckExpected(record.request->header(), p_.lineage.step()); !status.ok()) {
+    return p_.jobs.FinishUpdate(record, v1::FAILED, status);
+  }
+  const std::string problem = PlanProblem(record.plan.report, p_.options.model, p_.gang.config());
+  if (!problem.empty()) {
+    record.resumable = true;
+    return p_.jobs.FinishUpdate(record, v1::FAILED, PlanMisfit(problem));
+  }
+  std::optional<ResultCheck> results;
+  if (record.request->update.return_log_probs()) results.emplace(record.request);
+  p_.jobs.running().BeginUpdate(record.id, std::move(results));
+  p_.out.Add(SendPayloadAction{p_.gang.worker().session, record.id, record.request});
+  PrepareNext(record);
+}
+
+void StepProtocol::PrepareNext(UpdateRecord& record) {
+  for (; record.k < record.plan.num_steps(); ++record.k) {
+    if (StepNeedsWorker(record.plan, record.k)) return SendPrepare(record);
+    AddResult(record, v1::StepResult::SKIPPED_EMPTY, nullptr);
+  }
+  p_.jobs.FinishUpdate(record, v1::DONE, absl::OkStatus());
+}
+
+void StepProtocol::SendPrepare(UpdateRecord& record) {
+  StepKey key = p_.gang.Key();
+  key.set_step(p_.lineage.step() + 1);
+  key.set_attempt(record.attempt);
+  key.set_request_id(record.id);
+  key.set_k(record.k);
+  p_.out.Send(p_.gang.worker().session, MakePrepare(key, record.request->update, record.plan));
+  p_.jobs.running().Prepare(p_.out.now(), key, PrepareSeconds(record.plan, record.k, record.request->bytes));
+  record.status.set_state(v1::PREPARING);
+}
+
+void StepProtocol::OnVote(const internal::v1::Vote& vote) {
+  if (!p_.jobs.running().AwaitsVote(vote.key())) {
+    return Ignore(absl::StrCat("the worker's vote on ", StepText(vote.key()), ", which is over"));
+  }
+  UpdateRecord& record = p_.jobs.RunningUpdate();
+  if (!vote.yes()) {
+    return OnNoVote(record, vote, absl::StrCat("the gradient is not finite: ", WorkerText(vote.message())));
+  }
+  if (vote.empty()) return SendApply(record, vote, v1::StepResult::SKIPPED_EMPTY);
+  const std::string problem =
+      NormProblem(record.request->update.adam(), vote.grad_norm_squared(), NumbersOfRun(p_.gang.config().dtype()));
+  if (!problem.empty()) return OnNoVote(record, vote, problem);
+  SendApply(record, vote, v1::StepResult::APPLIED);
+}
+
+// `problem`: of the gradient, where that is why the step is not applied.
+void StepProtocol::OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote, const std::string& problem) {
+  // An Abort ends the step here: no vote on it counts any more.
+  if (!vote.yes() && vote.no_reason() == internal::v1::CANCELLED) {
+    return membership_->Breach(p_.gang.worker().session,
+                               absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED"));
+  }
+  const bool nonfinite = vote.yes() || vote.no_reason() == internal::v1::NONFINITE;
+  if (nonfinite && record.request->header().on_nonfinite() == v1::SKIP) {
+    return SendApply(record, vote, v1::StepResult::SKIPPED_NONFINITE);
+  }
+  p_.jobs.AbortRunning();
+  p_.jobs.FinishUpdate(record, v1::FAILED, nonfinite ? NonfiniteError(problem) : NoVoteError(vote));
+}
+
+void StepProtocol::SendApply(UpdateRecord& record, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome) {
+  RunningJob& running = p_.jobs.running();
+  p_.out.Send(p_.gang.worker().session,
+              MakeApply(running.key(), record.request->update.adam(), record.plan, vote, outcome));
+  running.Commit(vote, outcome, ApplySeconds(record.plan, record.k));
+  record.status.set_state(v1::COMMITTED);
+}
+
+void StepProtocol::OnApplied(const internal::v1::Applied& applied) {
+  const RunningJob& running = p_.jobs.running();
+  if (!running.AwaitsApplied(applied.key())) {
+    return Ignore(absl::StrCat("the worker's report that it applied ", StepText(applied.key()), ", which is over"));
+  }
+  UpdateRecord& record = p_.jobs.RunningUpdate();
+  if (!applied.nonfinite().empty()) return membership_->LoseWeights(record.id, WorkerText(applied.nonfinite()));
+  if (running.outcome() == v1::StepResult::APPLIED) {
+    p_.lineage.CountStep();
+    record.status.set_steps_applied(record.status.steps_applied() + 1);
+    Measure(record, applied);
+  }
+  AddResult(record, running.outcome(), &applied);
+  record.status.set_state(v1::APPLIED);
+  // A lost worker repeats the steps that were skipped before its own, so only an applied step renews the attempts.
+  if (running.outcome() == v1::StepResult::APPLIED) record.attempt = 1;
+  ++record.k;
+  GoOn(record);
+}
+
+// Begins the next step, unless the request or the server is to end.
+void StepProtocol::GoOn(UpdateRecord& record) {
+  const bool more = record.k < record.plan.num_steps();
+  if (more && record.cancel_requested) {
+    p_.jobs.CancelUpdate(record);
+  } else if (more && membership_->draining()) {
+    p_.jobs.FinishUpdate(
+        record, v1::FAILED,
+        DrainingError(absl::StrCat(" after step ", record.k, " of ", record.plan.num_steps(), " of this request")));
+  } else {
+    PrepareNext(record);
+  }
+}
+
+// The applied step's phases calibrate the plans of requests to come.
+void StepProtocol::Measure(const UpdateRecord& record, const internal::v1::Applied& applied) {
+  const PhaseWork* work = record.plan.phase_work(record.k);
+  if (work == nullptr) return;
+  const internal::v1::StepSums& sums = p_.jobs.running().vote().sums();
+  if (p_.calibration.Add({.work = *work,
+                          .seconds = {sums.prefix_forward_s(), sums.suffix_s(), sums.prefix_backward_s()},
+                          .apply_s = applied.apply_s()})) {
+    membership_->SaveCalibration();
+  }
+}
+
+void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome,
+                             const internal::v1::Applied* applied) {
+  v1::StepResult& result = *record.result.add_steps();
+  result.set_step(p_.lineage.step());
+  result.set_weight_version(p_.lineage.weight_version());
+  result.set_attempts(record.attempt);
+  result.set_outcome(outcome);
+  result.set_epoch(record.plan.epoch(record.k));
+  result.set_num_groups(record.plan.step(record.k).groups_size());
+  const StepNumbers& numbers = record.plan.numbers(record.k);
+  result.mutable_warnings()->Add(numbers.empty.warnings.begin(), numbers.empty.warnings.end());
+  if (outcome == v1::StepResult::SKIPPED_NONFINITE) return;
+  const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY;
+  const RunningJob& running = p_.jobs.running();
+  const internal::v1::Vote vote = empty ? EmptyVote(numbers) : running.vote();
+  SetStepMetrics({.header = record.request->update,
+                  .report = StepReportOf(record.plan, record.k),
+                  .state = record.plan.report.state(),
+                  .numbers = numbers,
+                  .vote = vote,
+                  .apply_s = empty ? 0 : applied->apply_s(),
+                  .elapsed = applied == nullptr ? absl::ZeroDuration() : p_.out.now() - running.prepared_at()},
+                 *result.mutable_metrics());
+}
+
+void StepProtocol::OnRefused(const internal::v1::Refused& refused) {
+  const std::string why = WorkerText(refused.message());
+  p_.out.AddReason(absl::StrCat("the worker refused ", StepText(refused.key()), ": ", why));
+  const RunningJob& running = p_.jobs.running();
+  if (!running.Attempts(refused.key())) return;
+  // We cannot know whether the step was applied, so we drop this worker and let recovery decide.
+  if (running.committed()) {
+    return membership_->Close(absl::AbortedError("it refused an Apply"), absl::StrCat("it refused an Apply: ", why));
+  }
+  p_.jobs.FinishUpdate(p_.jobs.RunningUpdate(), v1::FAILED,
+                       MakeError(Reason::kInternal, absl::StrCat("the worker refused the step: ", why)));
+}
+
+}  // namespace stemma::server

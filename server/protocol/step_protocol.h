@@ -1,0 +1,53 @@
+// An update's optimizer steps, each by PREPARE, the vote, and APPLY.
+//
+// Thread safety: none; owned by CoordinatorState. JobRunner begins an update, the worker's stream brings the answers.
+// Invariants:
+//  (1) nothing runs between Prepare and Applied of a step.
+//  (2) a vote or Applied counts only if all its keys are those of the running attempt.
+//  (3) the model's step and weight version change when an Applied counts, and at no other time here.
+//
+// Step: Prepare sent (PREPARING) -> Vote -> Apply sent (COMMITTED) -> Applied (APPLIED) -> the next k, or DONE.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "server/protocol/coordinator_parts.h"
+#include "server/protocol/membership.h"
+
+namespace stemma::server {
+
+class StepProtocol {
+ public:
+  // `membership` outlives it.
+  StepProtocol(const CoordinatorParts& parts, Membership* membership) : p_(parts), membership_(membership) {}
+
+  // Begins an update that left the queue, or ends it where the weights are not what it expects or its plan does not
+  // fit.
+  void Start(UpdateRecord& record);
+  void OnVote(const internal::v1::Vote& vote);
+  void OnApplied(const internal::v1::Applied& applied);
+  void OnRefused(const internal::v1::Refused& refused);
+  // Counts a message of another attempt or job: late, and harmless.
+  void Ignore(const std::string& what);
+
+ private:
+  void PrepareNext(UpdateRecord& record);
+  void SendPrepare(UpdateRecord& record);
+  void OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote, const std::string& problem);
+  void SendApply(UpdateRecord& record, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome);
+  void Measure(const UpdateRecord& record, const internal::v1::Applied& applied);
+  void AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, const internal::v1::Applied* applied);
+  void GoOn(UpdateRecord& record);
+
+  const CoordinatorParts p_;
+  Membership* const membership_;
+  uint64_t ignored_ = 0;
+};
+
+// A plan is frozen, so one that was made for a worker that is lost is not made anew behind the client's back. Nothing
+// of it was applied (its lineage would be lost), so its id is free: who sends it again gets a plan for the worker there
+// is.
+absl::Status PlanMisfit(const std::string& problem);
+
+}  // namespace stemma::server

@@ -1,0 +1,76 @@
+#include "server/protocol/lineage.h"
+
+#include "common/base/error.h"
+#include "gtest/gtest.h"
+
+namespace stemma::server {
+namespace {
+
+v1::RequestHeader Expecting(const std::string& lineage, uint64_t step) {
+  v1::RequestHeader header;
+  header.set_expected_lineage(lineage);
+  header.set_expected_step(step);
+  return header;
+}
+
+TEST(LineageTest, AStepThatIsCountedMovesStepAndVersionTogether) {
+  Lineage lineage("a");
+  EXPECT_EQ(lineage.name(), "a-1");
+  EXPECT_EQ(lineage.step(), 0u);
+  EXPECT_EQ(lineage.weight_version(), 1u) << "what the model directory holds";
+  EXPECT_FALSE(lineage.EndsWithItsWorker()) << "the next worker loads the same weights";
+  lineage.CountStep();
+  EXPECT_EQ(lineage.step(), 1u);
+  EXPECT_EQ(lineage.weight_version(), 2u);
+  EXPECT_TRUE(lineage.EndsWithItsWorker());
+}
+
+TEST(LineageTest, AnEndBeginsTheNextOneAtStepZeroUnderAnotherName) {
+  Lineage lineage("a");
+  lineage.CountStep();
+  const LostLineage lost = lineage.End();
+  EXPECT_EQ(lost.name, "a-1");
+  EXPECT_EQ(lost.step, 1u);
+  EXPECT_EQ(lineage.name(), "a-2");
+  EXPECT_EQ(lineage.step(), 0u);
+  EXPECT_EQ(lineage.weight_version(), 3u) << "it never falls";
+  const ErrorDetails details = GetErrorDetails(lineage.LostError(lost));
+  EXPECT_EQ(details.metadata.at("lost_lineage"), "a-1");
+  EXPECT_EQ(details.metadata.at("lost_step"), "1");
+  EXPECT_EQ(details.metadata.at("lineage"), "a-2");
+}
+
+TEST(LineageTest, RuinedWeightsAreOfNoUseUntilTheyEnd) {
+  Lineage lineage("a");
+  EXPECT_EQ(lineage.unusable(), "");
+  lineage.Ruin("r", "layers.0.qkv");
+  EXPECT_NE(lineage.unusable().find("step 1 (request r)"), std::string::npos) << lineage.unusable();
+  EXPECT_NE(lineage.unusable().find("layers.0.qkv"), std::string::npos) << lineage.unusable();
+  EXPECT_TRUE(HasReason(lineage.UnusableError(), Reason::kNonfiniteUpdate));
+  EXPECT_EQ(lineage.weight_version(), 2u) << "others than before are in the worker";
+  EXPECT_TRUE(lineage.EndsWithItsWorker()) << "though no step was counted";
+  lineage.End();
+  EXPECT_EQ(lineage.unusable(), "");
+}
+
+TEST(LineageTest, WhatARequestExpectsIsHeldAgainstNameThenStep) {
+  Lineage lineage("a");
+  lineage.CountStep();
+  EXPECT_TRUE(lineage.CheckExpected({}, 7).ok()) << "it expects nothing";
+  EXPECT_TRUE(lineage.CheckExpected(Expecting("a-1", 7), 7).ok());
+  EXPECT_TRUE(HasReason(lineage.CheckExpected(Expecting("a-1", 6), 7), Reason::kStepMismatch));
+  EXPECT_TRUE(HasReason(lineage.CheckExpected(Expecting("b-1", 6), 7), Reason::kLineageMismatch));
+  EXPECT_FALSE(GetErrorDetails(lineage.CheckName("b-1")).metadata.contains("lost_step")) << "it was never ours";
+  lineage.End();
+  EXPECT_EQ(GetErrorDetails(lineage.CheckName("a-1")).metadata.at("lost_step"), "1");
+}
+
+TEST(LineageTest, SixtyFourLostLineagesAreRemembered) {
+  Lineage lineage("a");
+  for (int i = 0; i < 65; ++i) lineage.End();
+  EXPECT_FALSE(GetErrorDetails(lineage.CheckName("a-1")).metadata.contains("lost_step"));
+  EXPECT_TRUE(GetErrorDetails(lineage.CheckName("a-2")).metadata.contains("lost_step"));
+}
+
+}  // namespace
+}  // namespace stemma::server
