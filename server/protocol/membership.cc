@@ -49,6 +49,7 @@ void Membership::OnReady(const internal::v1::Ready& message) {
                                 " bytes, state ", message.weights_bytes(), " bytes, free ", message.memory_free_bytes(),
                                 " bytes, optimizer states ",
                                 config.optimizer_residency() == v1::HOST ? "in host memory" : "on the device"));
+  AcceptArrivals();  // an export needs no plan, and nothing may stand before it any more
 }
 
 void Membership::OnHeartbeat(const internal::v1::Heartbeat& heartbeat) { p_.jobs.running().Heard(heartbeat); }
