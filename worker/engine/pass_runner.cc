@@ -14,6 +14,7 @@
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "worker/engine/wave_input.h"
+#include "worker/model/prefix.h"
 #include "worker/schedule/program.h"
 
 namespace stemma::worker {
@@ -137,12 +138,16 @@ class Pass {
     return absl::OkStatus();
   }
 
-  // The hot set of a cluster; empty where no group of it shares a prefix.
-  const PrefixBatch& Prefixes(int cluster) {
+  // The prefixes of a cluster; empty where no group of it shares one.
+  PrefixBatch& Prefixes(int cluster) {
     const auto found = hot_sets_.find(cluster);
     if (found != hot_sets_.end()) return found->second;
     CHECK_EQ(plan_.clusters(cluster).prefix_groups_size(), 0) << "Phase A of cluster " << cluster << " did not run";
     return no_prefixes_;
+  }
+
+  static WavePrefixes BehindWave(PrefixBatch& prefixes) {
+    return {prefixes.kv, [&prefixes] { prefixes.Poll(); }};
   }
 
   PrefixBatch TakePrefixes(int cluster) {
@@ -154,14 +159,15 @@ class Pass {
   absl::Status RunWaveForward(const Operation& operation) {
     const v1::Cluster& cluster = plan_.clusters(operation.cluster);
     const v1::Wave& wave = cluster.waves(operation.wave);
-    const PrefixBatch& prefixes = Prefixes(operation.cluster);
+    PrefixBatch& prefixes = Prefixes(operation.cluster);
     const bool is_last = operation.wave + 1 == cluster.waves_size();
     if (is_last) prefixes.LastWave();
     LiveWave live;
     ASSIGN_OR_RETURN(live.members, WaveRows(payload_.shapes, cluster, wave));
     ASSIGN_OR_RETURN(WaveTensors tensors, MakeWaveTensors(options_.context, payload_, live.members, cluster, wave));
     live.input = std::move(tensors.input);
-    WaveForwardResult forward = WaveForward(options_.context, prefixes, live.input, /*keep_tape=*/!forward_only());
+    WaveForwardResult forward =
+        WaveForward(options_.context, BehindWave(prefixes), live.input, /*keep_tape=*/!forward_only());
     live.tape = std::move(forward.tape);
     RunHead(std::move(forward.hidden_BD), tensors.targets_B, live);
     CountTokens(live.members);
@@ -193,7 +199,8 @@ class Pass {
     auto node = live_waves_.extract(key);
     CHECK(!node.empty()) << "wave " << key.second << " of cluster " << key.first << " has left no tape";
     LiveWave live = std::move(node.mapped());
-    WaveBackward(options_.context, Prefixes(key.first), live.input, std::move(live.tape), std::move(live.dhidden_BD));
+    WaveBackward(options_.context, BehindWave(Prefixes(key.first)), live.input, std::move(live.tape),
+                 std::move(live.dhidden_BD));
     Report(live);
   }
 
@@ -247,7 +254,7 @@ class Pass {
   const LossPlan* loss_;
   const HeadOptions head_;
   const MemberResult& results_;
-  const PrefixBatch no_prefixes_;
+  PrefixBatch no_prefixes_;
   std::map<int, PrefixBatch> hot_sets_;  // by cluster
   std::map<WaveKey, LiveWave> live_waves_;
   PassSums sums_;

@@ -10,6 +10,7 @@
 #include "worker/engine/engine.h"
 #include "worker/engine/payload.h"
 #include "worker/loss/wave_loss.h"
+#include "worker/memory/offload_store.h"
 #include "worker/model/wave.h"
 #include "worker/schedule/wave_rows.h"
 

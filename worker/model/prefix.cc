@@ -21,18 +21,17 @@ int64_t LastLayer(const LayerContext& context) { return context.weights->config.
 at::Tensor Rows(const at::Tensor& x_TKE, const PrefixBlock& block) { return x_TKE.slice(0, block.begin, block.end); }
 
 // The spans of a block: its part of each prefix, behind the K/V of that prefix's earlier rows.
-AttentionBatch BatchOf(const LayerContext& context, const PrefixBatch& prefixes, const PrefixBlock& block,
-                       int64_t layer) {
+AttentionBatch BatchOf(const LayerContext& context, PrefixBatch& prefixes, const PrefixBlock& block, int64_t layer) {
   AttentionBatch batch;
   batch.scale = AttentionScale(context.weights->config);
-  for (size_t p = 0; p < prefixes.spans.size(); ++p) {
-    const int64_t begin = std::max(prefixes.spans[p].begin, block.begin);
-    const int64_t end = std::min(prefixes.spans[p].end, block.end);
+  for (size_t p = 0; p < prefixes.kv.spans.size(); ++p) {
+    const int64_t begin = std::max(prefixes.kv.spans[p].begin, block.begin);
+    const int64_t end = std::min(prefixes.kv.spans[p].end, block.end);
     if (begin >= end) continue;
     AttentionSpan span{begin - block.begin, end - block.begin, -1};
-    const int64_t earlier = begin - prefixes.spans[p].begin;
+    const int64_t earlier = begin - prefixes.kv.spans[p].begin;
     if (earlier > 0) {
-      AncestorKv ancestor = prefixes.Ancestor(layer, static_cast<int64_t>(p));
+      AncestorKv ancestor = prefixes.kv.Get(layer, static_cast<int64_t>(p));
       for (at::Tensor* kv : {&ancestor.k_CKE, &ancestor.v_CKE, &ancestor.gk_CKE, &ancestor.gv_CKE}) {
         if (kv->defined()) *kv = kv->narrow(0, 0, earlier);
       }
@@ -65,8 +64,8 @@ class BlockForward {
   // Phase A.
   void Run() {
     RunLayers([&](int64_t layer, at::Tensor& k_TKE, at::Tensor& v_TKE) {
-      Store(prefixes_.k_TKE, layer, k_TKE);
-      Store(prefixes_.v_TKE, layer, v_TKE);
+      Store(prefixes_.kv.k_TKE, layer, k_TKE);
+      Store(prefixes_.kv.v_TKE, layer, v_TKE);
     });
     if (prefixes_.options.forward_only || !KeepsInputs(policy_)) Forget();
   }
@@ -74,8 +73,8 @@ class BlockForward {
   // Phase C, policy S5: the tape that Phase A did not keep.
   void RunAgain() {
     RunLayers([&](int64_t layer, at::Tensor& k_TKE, at::Tensor& v_TKE) {
-      k_TKE = Rows(prefixes_.k_TKE[static_cast<size_t>(layer)], block_);
-      v_TKE = Rows(prefixes_.v_TKE[static_cast<size_t>(layer)], block_);
+      k_TKE = Rows(prefixes_.kv.k_TKE[static_cast<size_t>(layer)], block_);
+      v_TKE = Rows(prefixes_.kv.v_TKE[static_cast<size_t>(layer)], block_);
     });
   }
 
@@ -143,7 +142,7 @@ PrefixBatch MakeBatch(const LayerContext& context, const std::vector<int64_t>& t
   int64_t rows = 0;
   for (const int64_t length : lengths) {
     CHECK_GT(length, 0) << "an empty prefix has no Phase A";
-    prefixes.spans.push_back({rows, rows + length, -1});
+    prefixes.kv.spans.push_back({rows, rows + length, -1});
     positions.push_back(at::arange(length, context.backend->options(at::kLong)));
     rows += length;
   }
@@ -166,35 +165,23 @@ void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlo
   };
   at::Tensor dx_TD =
       KvBlock(context, last, positions_T)
-          .Backward(std::move(block.last), gradient(prefixes.gk_TKE, last), gradient(prefixes.gv_TKE, last));
+          .Backward(std::move(block.last), gradient(prefixes.kv.gk_TKE, last), gradient(prefixes.kv.gv_TKE, last));
   for (int64_t l = last - 1; l >= 0; --l) {
     if (release) {
-      for (auto* of_layer : {&prefixes.k_TKE, &prefixes.v_TKE, &prefixes.gk_TKE, &prefixes.gv_TKE})
+      for (auto* of_layer : {&prefixes.kv.k_TKE, &prefixes.kv.v_TKE, &prefixes.kv.gk_TKE, &prefixes.kv.gv_TKE})
         of_layer->pop_back();
     }
     LayerTape tape = std::move(block.tape.back());
     block.tape.pop_back();
     ComeBack(context, prefixes, block, l, tape);
     dx_TD = LayerBackward(context, l, BatchOf(context, prefixes, block, l), positions_T, std::move(dx_TD),
-                          std::move(tape), gradient(prefixes.gk_TKE, l), gradient(prefixes.gv_TKE, l));
+                          std::move(tape), gradient(prefixes.kv.gk_TKE, l), gradient(prefixes.kv.gv_TKE, l));
   }
   EmbeddingBackward(*context.backend, prefixes.tokens_T.slice(0, block.begin, block.end), dx_TD,
                     context.weights->at(context.weights->embedding).grad);
 }
 
 }  // namespace
-
-AncestorKv PrefixBatch::Ancestor(int64_t layer, int64_t prefix) const {
-  const auto l = static_cast<size_t>(layer);
-  const AttentionSpan& span = spans[static_cast<size_t>(prefix)];
-  const auto rows = [&](const at::Tensor& t) { return t.slice(0, span.begin, span.end); };
-  AncestorKv ancestor{rows(k_TKE[l]), rows(v_TKE[l]), {}, {}};
-  if (!gk_TKE.empty()) {
-    ancestor.gk_CKE = rows(gk_TKE[l]);
-    ancestor.gv_CKE = rows(gv_TKE[l]);
-  }
-  return ancestor;
-}
 
 PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t>& tokens,
                           const std::vector<int64_t>& lengths, const PrefixOptions& options) {
@@ -206,8 +193,8 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
   for (PrefixBlock& block : prefixes.blocks) BlockForward(context, prefixes, block, options.policy).Run();
   if (prefixes.offload != nullptr) prefixes.offload->ProducingEnded();
   for (int64_t l = 0; !options.forward_only && l <= LastLayer(context); ++l) {
-    prefixes.gk_TKE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
-    prefixes.gv_TKE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
+    prefixes.kv.gk_TKE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
+    prefixes.kv.gv_TKE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
   }
   return prefixes;
 }

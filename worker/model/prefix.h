@@ -22,6 +22,7 @@
 #include "worker/memory/offload_store.h"
 #include "worker/model/kv_block.h"
 #include "worker/model/layer.h"
+#include "worker/model/prefix_kv.h"
 
 namespace stemma::worker {
 
@@ -42,18 +43,14 @@ struct PrefixBlock {
   KvTape last;                  // layer L-1
 };
 
-// The hot set (K/V, gK/gV) and, until Phase C, the dormant tape.
+// The hot set and, until Phase C, the dormant tape.
 struct PrefixBatch {
   PrefixOptions options;
   at::Tensor tokens_T, positions_T;
-  std::vector<AttentionSpan> spans;        // one per prefix, none empty
-  std::vector<PrefixBlock> blocks;         // in order
-  std::vector<at::Tensor> k_TKE, v_TKE;    // per layer; the tape holds views of them
-  std::vector<at::Tensor> gk_TKE, gv_TKE;  // per layer; empty in a forward-only pass
-  std::unique_ptr<OffloadStore> offload;   // of the tensors of the blocks' tapes; null: they are in the blocks
+  std::vector<PrefixBlock> blocks;        // in order
+  LocalPrefixKv kv;                       // the hot set
+  std::unique_ptr<OffloadStore> offload;  // of the tensors of the blocks' tapes; null: they are in the blocks
 
-  // A prefix's K/V in a layer, and their gradients.
-  AncestorKv Ancestor(int64_t layer, int64_t prefix) const;
   // Lets copies go on; called between the layers of a wave.
   void Poll() const {
     if (offload != nullptr) offload->Poll();

@@ -38,8 +38,8 @@ at::Tensor InterleaveRows(const at::Tensor& kv_only, const at::Tensor& rest, con
 // A wave's attention in one layer, and in the last layer with the kv-only rows set apart.
 class WaveAttention {
  public:
-  WaveAttention(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave)
-      : context_(context), prefixes_(prefixes), wave_(wave) {
+  WaveAttention(const LayerContext& context, PrefixKv& kv, const WaveInput& wave)
+      : context_(context), kv_(kv), wave_(wave) {
     for (const WaveSegment& s : wave.segments) kv_only_rows_ += s.kv_only_rows;
   }
 
@@ -50,7 +50,7 @@ class WaveAttention {
     AttentionBatch batch = Empty();
     int64_t current = -1;
     for (const WaveSegment& s : wave_.segments) {
-      if (s.prefix >= 0 && s.prefix != current) batch.ancestors.push_back(prefixes_.Ancestor(layer, s.prefix));
+      if (s.prefix >= 0 && s.prefix != current) batch.ancestors.push_back(kv_.Get(layer, s.prefix));
       current = s.prefix;
       batch.spans.push_back({s.begin, s.end, s.prefix < 0 ? -1 : static_cast<int64_t>(batch.ancestors.size()) - 1});
     }
@@ -64,7 +64,7 @@ class WaveAttention {
     for (const WaveSegment& s : wave_.segments) {
       int64_t ancestor = -1;
       if (s.prefix >= 0) {
-        if (s.prefix != current) batch.ancestors.push_back(prefixes_.Ancestor(last_layer(), s.prefix));
+        if (s.prefix != current) batch.ancestors.push_back(kv_.Get(last_layer(), s.prefix));
         ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
       } else if (s.kv_only_rows > 0) {
         batch.ancestors.push_back(Slice(kv, gk_TKE, gv_TKE, a, a + s.kv_only_rows));
@@ -98,25 +98,27 @@ class WaveAttention {
   }
 
   const LayerContext& context_;
-  const PrefixBatch& prefixes_;
+  PrefixKv& kv_;
   const WaveInput& wave_;
   int64_t kv_only_rows_ = 0;
 };
 
 }  // namespace
 
-WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave,
+WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave,
                               bool keep_tape) {
-  const WaveAttention attention(context, prefixes, wave);
+  const WaveAttention attention(context, prefixes.kv, wave);
   const Weights& weights = *context.weights;
   const int64_t last = attention.last_layer();
   WaveTape tape;
+  prefixes.kv.Prefetch(0);
   at::Tensor x_TD = Embed(context, wave.tokens_T);
   for (int64_t l = 0; l < last; ++l) {
+    prefixes.kv.Prefetch(l + 1);
     LayerResult result = LayerForward(context, l, attention.Layer(l), wave.positions_T, x_TD, wave.policy);
     x_TD = std::move(result.y_TD);
     if (keep_tape) tape.layers.push_back(std::move(result.tape));
-    prefixes.Poll();
+    prefixes.between_layers();
   }
   at::Tensor positions_B = wave.positions_T;
   if (attention.kv_only_rows() > 0) {
@@ -143,12 +145,13 @@ WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& pr
   return {norm.y_TD, std::move(tape)};
 }
 
-void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave, WaveTape tape,
+void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
                   at::Tensor dhidden_BD) {
-  const WaveAttention attention(context, prefixes, wave);
+  const WaveAttention attention(context, prefixes.kv, wave);
   const Weights& weights = *context.weights;
   const Parameter& final_norm = weights.at(weights.final_norm);
   const int64_t last = attention.last_layer();
+  prefixes.kv.Prefetch(last);
   at::Tensor dx_TD = RmsNormBackward(*context.backend, dhidden_BD, tape.y_BD, tape.rstd_B, final_norm.weight,
                                      /*residual_TD=*/{}, final_norm.grad);
   dhidden_BD.reset();
@@ -159,8 +162,10 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
       split ? GatherRows(wave.positions_T, wave.segments, /*kv_only=*/false) : wave.positions_T;
   LayerTape top = std::move(tape.layers.back());
   tape.layers.pop_back();
+  if (last > 0) prefixes.kv.Prefetch(last - 1);
   dx_TD = LayerBackward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE),
                         positions_B, std::move(dx_TD), std::move(top), {}, {});
+  prefixes.kv.Reduce(last);
   if (split) {
     const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
     const at::Tensor dx_A =
@@ -170,11 +175,13 @@ void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, cons
     dx_TD = InterleaveRows(dx_A, dx_TD, wave.segments);
   }
   for (int64_t l = last - 1; l >= 0; --l) {
-    prefixes.Poll();
+    prefixes.between_layers();
+    if (l > 0) prefixes.kv.Prefetch(l - 1);
     LayerTape layer_tape = std::move(tape.layers.back());
     tape.layers.pop_back();
     dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape), {},
                           {});
+    prefixes.kv.Reduce(l);
   }
   EmbeddingBackward(*context.backend, wave.tokens_T, dx_TD, weights.at(weights.embedding).grad);
 }

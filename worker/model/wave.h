@@ -7,16 +7,18 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "worker/model/kv_block.h"
 #include "worker/model/layer.h"
-#include "worker/model/prefix.h"
+#include "worker/model/prefix_kv.h"
 
 namespace stemma::worker {
 
 struct WaveSegment {
   int64_t begin = 0, end = 0;  // rows
-  int64_t prefix = -1;         // index into PrefixBatch::spans; -1: a whole trajectory (or P = 1)
+  int64_t prefix = -1;         // among the prefixes; -1: a whole trajectory (or P = 1)
   int64_t kv_only_rows = 0;    // leading rows before the last prompt token; 0 for a suffix
 };
 
@@ -39,10 +41,17 @@ struct WaveForwardResult {
   WaveTape tape;         // empty in a forward-only pass
 };
 
-WaveForwardResult WaveForward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave,
+// The prefixes behind a wave. `between_layers` is called while one layer has run and the next has not: copies that run
+// beside the wave go on there.
+struct WavePrefixes {
+  PrefixKv& kv;
+  std::function<void()> between_layers;
+};
+
+WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave,
                               bool keep_tape);
 
-void WaveBackward(const LayerContext& context, const PrefixBatch& prefixes, const WaveInput& wave, WaveTape tape,
+void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
                   at::Tensor dhidden_BD);
 
 }  // namespace stemma::worker
