@@ -17,8 +17,8 @@ std::string OfRun(const RunNumbers& numbers) {
 
 }  // namespace
 
-RunNumbers NumbersOfRun(std::string_view run_dtype) {
-  if (run_dtype != "fp64") return {};
+RunNumbers NumbersOfRun(RunDtype run_dtype) {
+  if (run_dtype != RunDtype::kFp64) return {};
   return {.dtype = "fp64",
           .least = std::numeric_limits<double>::min(),
           .largest = std::numeric_limits<double>::max(),

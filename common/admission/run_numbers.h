@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/base/dtype_names.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
@@ -20,8 +21,7 @@ struct RunNumbers {
   double beta_largest = 1 - 0x1p-24;                   // below 1
 };
 
-// `run_dtype`: of the run configuration; "" counts as fp32.
-RunNumbers NumbersOfRun(std::string_view run_dtype);
+RunNumbers NumbersOfRun(RunDtype run_dtype);
 
 // Each returns what is wrong with a finite value of at most the largest magnitude, or "".
 std::string CheckMagnitude(double value, const RunNumbers& numbers);  // for any finite value

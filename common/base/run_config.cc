@@ -237,7 +237,7 @@ void Validate(ParsedRunConfig& parsed) {
     parsed.problems.push_back({key, it == parsed.line_of_key.end() ? 0 : it->second, std::move(message)});
   };
   if (config.model().empty()) report("model", "is missing: a Hugging Face model directory");
-  if (config.dtype() != "fp32" && config.dtype() != "fp64" && config.dtype() != "bf16") {
+  if (!FindRunDtype(config.dtype())) {
     report("dtype",
            absl::StrCat("\"", config.dtype(), "\" is not one of fp32, fp64, bf16 (float32, float64, bfloat16)"));
   }

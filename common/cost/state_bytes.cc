@@ -6,19 +6,19 @@
 
 namespace stemma {
 
-int64_t RunBytes(std::string_view dtype) { return dtype == "fp64" ? 8 : dtype == "bf16" ? 2 : 4; }
+int64_t RunBytes(RunDtype dtype) { return dtype == RunDtype::kFp64 ? 8 : dtype == RunDtype::kBf16 ? 2 : 4; }
 
-int64_t AccumulateBytes(std::string_view dtype) { return dtype == "fp64" ? 8 : 4; }
+int64_t AccumulateBytes(RunDtype dtype) { return dtype == RunDtype::kFp64 ? 8 : 4; }
 
 namespace {
 
-int64_t OptimizerStates(std::string_view dtype) { return RunBytes(dtype) == AccumulateBytes(dtype) ? 2 : 3; }
+int64_t OptimizerStates(RunDtype dtype) { return RunBytes(dtype) == AccumulateBytes(dtype) ? 2 : 3; }
 
 }  // namespace
 
-int64_t OptimizerBytes(std::string_view dtype) { return OptimizerStates(dtype) * AccumulateBytes(dtype); }
+int64_t OptimizerBytes(RunDtype dtype) { return OptimizerStates(dtype) * AccumulateBytes(dtype); }
 
-StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype) {
+StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype) {
   const int64_t count = config.num_parameters(), run = RunBytes(dtype), accumulate = AccumulateBytes(dtype);
   StateBytes bytes;
   bytes.weights = count * run;
@@ -32,7 +32,7 @@ StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype) {
 }
 
 int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run) {
-  const int64_t states = StateBytesOf(config, run.dtype()).host(run.optimizer_residency());
+  const int64_t states = StateBytesOf(config, RunDtypeOf(run.dtype())).host(run.optimizer_residency());
   return std::max<int64_t>(0, static_cast<int64_t>(run.host_memory_bytes()) - states);
 }
 

@@ -3,19 +3,19 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
+#include "common/base/dtype_names.h"
 #include "common/model/model_config.h"
 #include "stemma/v1/run_config.pb.h"
 
 namespace stemma {
 
-// Bytes of one element in a run of `dtype` (fp32, fp64, bf16): weights and activations; gradients and statistics.
-int64_t RunBytes(std::string_view dtype);
-int64_t AccumulateBytes(std::string_view dtype);
+// Return the bytes of one element: of weights and activations; of gradients and statistics.
+int64_t RunBytes(RunDtype dtype);
+int64_t AccumulateBytes(RunDtype dtype);
 
 // Bytes of one parameter's optimizer states: both moments, and the fp32 master of a bf16 run.
-int64_t OptimizerBytes(std::string_view dtype);
+int64_t OptimizerBytes(RunDtype dtype);
 
 struct StateBytes {
   int64_t weights = 0;  // tied embeddings once
@@ -32,7 +32,7 @@ struct StateBytes {
   int64_t device_peak(v1::OptimizerResidency residency) const { return device(residency) + apply(residency); }
 };
 
-StateBytes StateBytesOf(const ModelConfig& config, std::string_view dtype);
+StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype);
 
 // Returns the host memory that optimizer states leave to tapes, in a run whose memory is divided. The server plans by
 // it, and it is the size of the worker's arena.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/byte_size.h"
 #include "common/base/command_line_options.h"
+#include "common/base/dtype_names.h"
 #include "common/base/parse_options.h"
 #include "common/base/ready_file.h"
 #include "common/base/run_config.h"
@@ -206,8 +207,9 @@ void OpenModel(ServerMainOptions& options, std::vector<std::string>& problems) {
     return;
   }
   options.model = directory->config;
-  if (const absl::Status status = CheckMemory(options.model, options.config); !status.ok()) {
-    problems.emplace_back(status.message());
+  if (FindRunDtype(options.config.dtype())) {  // another one is reported already
+    const absl::Status memory = CheckMemory(options.model, options.config);
+    if (!memory.ok()) problems.emplace_back(memory.message());
   }
   options.config.set_model(std::filesystem::absolute(options.config.model()).string());
 }

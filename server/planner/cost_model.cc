@@ -68,10 +68,10 @@ double MemberScoreBlocks(const ModelConfig& c, const MemberShape& member) {
 }
 
 // With optimizer states on the device.
-Rates DeviceRates(const std::string& dtype, int64_t threads, const std::string& device) {
+Rates DeviceRates(RunDtype dtype, int64_t threads, const std::string& device) {
   Rates rates;
   if (absl::StartsWith(device, "cuda")) {  // H200, bf16: matrix products 790 TFLOP/s, 4.3 TB/s, 55 GB/s to the host
-    const double factor = dtype == "bf16" ? 1 : 10;
+    const double factor = dtype == RunDtype::kBf16 ? 1 : 10;
     rates.copies_overlap = true;
     // A fused kernel's blocks of scores are in its FLOPs' rate.
     rates[kLinear] = rates[kHead] = factor / 7.9e14;
@@ -89,7 +89,7 @@ Rates DeviceRates(const std::string& dtype, int64_t threads, const std::string& 
   // One core with AVX-512: 150 GFLOP/s of fp32 matrix products, half of it in fp64 and, upcast, in bf16. Ratios are
   // those of the ops by themselves in the runs of tests/server/planner/recorded_phases.json: elementwise work is a
   // fiftieth of a step, and cannot be told from matrix products but where a policy recomputes it.
-  const double factor = (dtype == "fp32" ? 1.0 : 2.0) / static_cast<double>(std::max<int64_t>(1, threads));
+  const double factor = (dtype == RunDtype::kFp32 ? 1.0 : 2.0) / static_cast<double>(std::max<int64_t>(1, threads));
   rates[kLinear] = factor / 150e9;
   rates[kHead] = factor / 200e9;
   rates[kAttentionForward] = factor / 125e9;
@@ -129,8 +129,7 @@ PredictedSeconds& PredictedSeconds::operator+=(const PredictedSeconds& other) {
   return *this;
 }
 
-Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string& device,
-                   v1::OptimizerResidency residency) {
+Rates DefaultRates(RunDtype dtype, int64_t threads, const std::string& device, v1::OptimizerResidency residency) {
   Rates rates = DeviceRates(dtype, threads, device);
   if (residency != v1::HOST) return rates;
   // Each parameter's states come in and go out, beside their update where copies run beside compute.

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/dtype_names.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/cost.h"
 #include "stemma/v1/run_config.pb.h"
@@ -63,7 +64,7 @@ struct Rates {
 };
 
 // Returns sane rates before anything was measured: of a CPU core, or of an H200 (`device` "cuda..."), as published.
-Rates DefaultRates(const std::string& dtype, int64_t threads, const std::string& device,
+Rates DefaultRates(RunDtype dtype, int64_t threads, const std::string& device,
                    v1::OptimizerResidency residency = v1::DEVICE);
 
 struct PredictedSeconds {

@@ -47,7 +47,7 @@ int64_t LongestContextBytes(const ModelConfig& model, const v1::RunConfig& run) 
 class Division {
  public:
   Division(const ModelConfig& model, const WorkerMemory& memory, const v1::RunConfig& run)
-      : model_(model), memory_(memory), state_(StateBytesOf(model, run.dtype())), run_(run) {}
+      : model_(model), memory_(memory), state_(StateBytesOf(model, RunDtypeOf(run.dtype()))), run_(run) {}
 
   absl::StatusOr<v1::RunConfig> Run() {
     RETURN_IF_ERROR(CheckMemory(model_, run_));
@@ -136,7 +136,7 @@ class Division {
 }  // namespace
 
 absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run) {
-  const StateBytes state = StateBytesOf(model, run.dtype());
+  const StateBytes state = StateBytesOf(model, RunDtypeOf(run.dtype()));
   const int64_t budget = Given(run.memory_budget_bytes()), host = Given(run.host_memory_bytes());
   const bool host_takes_states = host == 0 || host >= state.host(v1::HOST);
   if (run.optimizer_residency() == v1::HOST && !host_takes_states) {
@@ -162,7 +162,8 @@ absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const Worke
 }
 
 int64_t ActivationBytes(const ModelConfig& model, const v1::RunConfig& run) {
-  return Given(run.memory_budget_bytes()) - StateBytesOf(model, run.dtype()).device(run.optimizer_residency());
+  return Given(run.memory_budget_bytes()) -
+         StateBytesOf(model, RunDtypeOf(run.dtype())).device(run.optimizer_residency());
 }
 
 std::string PlanProblem(const v1::PlanReport& report, const ModelConfig& model, const v1::RunConfig& run) {
@@ -189,8 +190,8 @@ MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run
                               bool forward_only) {
   MemoryOptions options;
   options.shape.config = model;
-  options.shape.run_bytes = RunBytes(run.dtype());
-  options.shape.accumulate_bytes = AccumulateBytes(run.dtype());
+  options.shape.run_bytes = RunBytes(RunDtypeOf(run.dtype()));
+  options.shape.accumulate_bytes = AccumulateBytes(RunDtypeOf(run.dtype()));
   options.shape.head_chunk_rows = run.head_chunk_tokens();
   options.shape.threads = std::max<int64_t>(1, run.threads());
   options.budget_bytes = ActivationBytes(model, run);

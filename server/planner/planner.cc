@@ -195,7 +195,7 @@ class Planner {
       for (int i = passes; i < report.steps_size(); ++i) AddToTotals(report.steps(i));
     }
     report.set_budget_bytes(model_.run.memory_budget_bytes());
-    DescribeState(StateBytesOf(model_.config, model_.run.dtype()), model_.run.optimizer_residency(),
+    DescribeState(StateBytesOf(model_.config, RunDtypeOf(model_.run.dtype())), model_.run.optimizer_residency(),
                   *report.mutable_state());
     DescribeRates(model_.rates, *report.mutable_rates());
   }

@@ -44,7 +44,7 @@ struct PlannerRequest {
 struct PlannerModel {
   ModelConfig config;
   v1::RunConfig run;  // divided (server/planner/memory_division.h; a host of 0 is no limit), and what is forced
-  Rates rates = DefaultRates("fp32", 1, "cpu");
+  Rates rates = DefaultRates(RunDtype::kFp32, 1, "cpu");
 };
 
 // Without shuffle every epoch runs the same steps, and they are held once: `plan.steps` are those of one epoch, and

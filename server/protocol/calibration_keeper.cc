@@ -8,7 +8,7 @@ namespace {
 constexpr int kUnsavedMax = 8;
 
 Calibration NewCalibration(const ModelConfig& model, const v1::RunConfig& run, const std::string& device) {
-  return {DefaultRates(run.dtype(), run.threads(), device, run.optimizer_residency()), model};
+  return {DefaultRates(RunDtypeOf(run.dtype()), run.threads(), device, run.optimizer_residency()), model};
 }
 
 }  // namespace

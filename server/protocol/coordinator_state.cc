@@ -27,10 +27,11 @@ CoordinatorState::CoordinatorState(CoordinatorOptions options)
       calibration_(options_.model, options_.calibration, options_.config),
       arrivals_(&out_),
       jobs_(options_.config.limits().requests_kept(), options_.worker_stalled_after, &out_, &gang_, &lineage_),
-      membership_({options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_}),
-      steps_({options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_}, &membership_),
-      runner_({options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_}, &membership_, &steps_),
-      calls_({options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_}, &membership_) {}
+      parts_{options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_},
+      membership_(parts_),
+      steps_(parts_, &membership_),
+      runner_(parts_, &membership_, &steps_),
+      calls_(parts_, &membership_) {}
 
 Decision CoordinatorState::Handle(absl::Time now, const Event& event) {
   out_.Begin(now);

@@ -62,6 +62,7 @@ class CoordinatorState {
   CalibrationKeeper calibration_;
   Arrivals arrivals_;
   Jobs jobs_;
+  const CoordinatorParts parts_;  // all of them
 
   Membership membership_;
   StepProtocol steps_;

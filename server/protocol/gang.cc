@@ -26,7 +26,8 @@ absl::StatusOr<internal::v1::Configure> Gang::Join(absl::Time now, SessionId ses
                    .host = WorkerText(message.host()),
                    .pid = message.pid()};
   silent_for_ = absl::ZeroDuration();
-  loading_.emplace("loading the model", LoadSeconds(options_.model, options_.config.dtype()), options_.stalled_after);
+  loading_.emplace("loading the model", LoadSeconds(options_.model, RunDtypeOf(options_.config.dtype())),
+                   options_.stalled_after);
   next_look_ = now + kLookEvery;
   internal::v1::Configure configure;
   configure.set_epoch(options_.epoch);

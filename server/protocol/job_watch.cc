@@ -46,10 +46,10 @@ JobSeconds LogProbSeconds(const RequestPlan& plan, uint64_t payload_bytes) {
 }
 
 JobSeconds ExportSeconds(const ModelConfig& model) {
-  return OnePiece(static_cast<double>(StateBytesOf(model, "fp64").weights) / kBytesPerSecond);
+  return OnePiece(static_cast<double>(StateBytesOf(model, RunDtype::kFp64).weights) / kBytesPerSecond);
 }
 
-JobSeconds LoadSeconds(const ModelConfig& model, const std::string& dtype) {
+JobSeconds LoadSeconds(const ModelConfig& model, RunDtype dtype) {
   return OnePiece(static_cast<double>(StateBytesOf(model, dtype).total()) / kBytesPerSecond);
 }
 

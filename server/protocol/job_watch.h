@@ -16,6 +16,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "common/base/dtype_names.h"
 #include "common/model/model_config.h"
 #include "server/protocol/request_plan.h"
 
@@ -47,7 +48,7 @@ JobSeconds ApplySeconds(const RequestPlan& plan, uint32_t k);
 JobSeconds LogProbSeconds(const RequestPlan& plan, uint64_t payload_bytes);
 // Writing the model's weights, in the largest dtype; loading it, and making its gradients and optimizer states.
 JobSeconds ExportSeconds(const ModelConfig& model);
-JobSeconds LoadSeconds(const ModelConfig& model, const std::string& dtype);
+JobSeconds LoadSeconds(const ModelConfig& model, RunDtype dtype);
 
 class JobWatch {
  public:

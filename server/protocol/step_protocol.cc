@@ -95,8 +95,8 @@ void StepProtocol::OnVote(const internal::v1::Vote& vote) {
     return OnNoVote(record, vote, absl::StrCat("the gradient is not finite: ", WorkerText(vote.message())));
   }
   if (vote.empty()) return SendApply(record, vote, v1::StepResult::SKIPPED_EMPTY);
-  const std::string problem =
-      NormProblem(record.request->update.adam(), vote.grad_norm_squared(), NumbersOfRun(p_.gang.config().dtype()));
+  const std::string problem = NormProblem(record.request->update.adam(), vote.grad_norm_squared(),
+                                          NumbersOfRun(RunDtypeOf(p_.gang.config().dtype())));
   if (!problem.empty()) return OnNoVote(record, vote, problem);
   SendApply(record, vote, v1::StepResult::APPLIED);
 }

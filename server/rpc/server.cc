@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   std::unique_ptr<Server> self(new Server(clock));
   Rpc& rpc = *self->rpc_;
   PlanFunction plan = MakePlanFunction(options.model);
-  const RunNumbers numbers = NumbersOfRun(options.coordinator.config.dtype());
+  const RunNumbers numbers = NumbersOfRun(RunDtypeOf(options.coordinator.config.dtype()));
   options.coordinator.calibration = ReadCalibration(options.coordinator.data_directory);
   self->coordinator_ = std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), clock,
                                                      [raw = self.get()](bool ready) { raw->SetReady(ready); });

@@ -60,7 +60,7 @@ Measured MemoryRuns::RunWith(CopyEngine& copies, bool wrong, const Shape& shape,
 
 std::unique_ptr<InProcess> MemoryRuns::Planned(const Shape& shape, int64_t budget_bytes) {
   InProcessOptions options = options_;
-  const StateBytes state = StateBytesOf(Forced().weights().config, options.run.dtype());
+  const StateBytes state = StateBytesOf(Forced().weights().config, RunDtypeOf(options.run.dtype()));
   options.run.set_optimizer_residency(v1::DEVICE);
   options.run.set_memory_budget_bytes(static_cast<uint64_t>(state.device(v1::DEVICE) + budget_bytes));
   auto engine = InProcess::Create(options, MakeCpuBackend());

@@ -42,7 +42,7 @@ PlannerModel Model(bool tight) {
   }
   const MemoryOptions options = MemoryOptionsOf(model.config, model.run, model.rates, /*forward_only=*/false);
   const auto fewest = static_cast<double>(FewestBytes(options, OneGroup(kPromptMax - 1, kResponseMax, 1)));
-  const int64_t state = StateBytesOf(model.config, model.run.dtype()).device(v1::DEVICE);
+  const int64_t state = StateBytesOf(model.config, RunDtypeOf(model.run.dtype())).device(v1::DEVICE);
   model.run.set_memory_budget_bytes(static_cast<uint64_t>(state + static_cast<int64_t>(kTightBudget * fewest)));
   return model;
 }

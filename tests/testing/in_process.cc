@@ -62,9 +62,11 @@ InProcess::InProcess(const InProcessOptions& options, const ModelConfig& model, 
 absl::Status InProcess::Load(TrainingRequest request) {
   engine_->DropPayload(request_.update.request().request_id());
   request.update.mutable_request()->set_request_id("r" + std::to_string(++requests_));
-  RETURN_IF_ERROR(FillAdvantages(request.update.loss(), NumbersOfRun(options_.run.dtype()), request.groups));
-  ASSIGN_OR_RETURN(
-      plan_, make_plan_(request, options_.run, DefaultRates(options_.run.dtype(), options_.run.threads(), "cpu"), {}));
+  RETURN_IF_ERROR(
+      FillAdvantages(request.update.loss(), NumbersOfRun(RunDtypeOf(options_.run.dtype())), request.groups));
+  ASSIGN_OR_RETURN(plan_,
+                   make_plan_(request, options_.run,
+                              DefaultRates(RunDtypeOf(options_.run.dtype()), options_.run.threads(), "cpu"), {}));
   request.update.set_return_log_probs(true);  // after planning: what is run does not change
   if (options_.cluster_per_group) {
     for (v1::StepPlan& step : *plan_.plan.mutable_steps()) SplitClusters(step);

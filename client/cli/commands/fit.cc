@@ -16,7 +16,7 @@ constexpr int64_t kWaveRows = 2048;
 constexpr int64_t kBlockRows[] = {0, 8192, 4096, 2048, 1024, 512, 256, 128};
 constexpr int64_t kHeadChunkRows = 512;
 
-ByteShape ShapeOf(const ModelConfig& model, const std::string& dtype) {
+ByteShape ShapeOf(const ModelConfig& model, RunDtype dtype) {
   return {.config = model,
           .run_bytes = RunBytes(dtype),
           .accumulate_bytes = AccumulateBytes(dtype),
@@ -91,8 +91,8 @@ std::vector<FitAnswer> FitAnswers(const ModelConfig& model, const std::vector<st
                                   const GroupLengths& lengths, int64_t device_bytes) {
   std::vector<FitAnswer> answers;
   for (const std::string& dtype : dtypes) {
-    const StateBytes state = StateBytesOf(model, dtype);
-    const ByteShape shape = ShapeOf(model, dtype);
+    const StateBytes state = StateBytesOf(model, RunDtypeOf(dtype));
+    const ByteShape shape = ShapeOf(model, RunDtypeOf(dtype));
     for (const v1::OptimizerResidency residency : {v1::DEVICE, v1::HOST}) {
       FitAnswer answer = {.dtype = dtype,
                           .residency = residency,

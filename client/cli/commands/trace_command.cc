@@ -47,7 +47,7 @@ absl::StatusOr<TraceRules> ReadRules(const CheckOptions& options) {
       return UsageError(std::string(valid.message()));
     }
     rules.limits = parsed->config.limits();
-    rules.numbers = NumbersOfRun(parsed->config.dtype());
+    rules.numbers = NumbersOfRun(RunDtypeOf(parsed->config.dtype()));
   }
   if (model.empty()) return rules;
   const auto directory = OpenModelDirectory(model);

@@ -74,7 +74,7 @@ TraceProblems ProblemsOf(const absl::Status& status) {
 TraceRules DefaultTraceRules() {
   v1::RunConfig config;
   FillDefaults(config);
-  TraceRules rules = {.limits = config.limits(), .model = {}, .numbers = NumbersOfRun(config.dtype())};
+  TraceRules rules = {.limits = config.limits(), .model = {}, .numbers = NumbersOfRun(RunDtypeOf(config.dtype()))};
   rules.model.vocab_size = int64_t{1} << 31;
   rules.model.max_positions = std::numeric_limits<int64_t>::max();
   return rules;

@@ -139,7 +139,7 @@ TEST(FillAdvantagesTest, RewardsWhoseVarianceOverflowsAreNamed) {
 TEST(FillAdvantagesTest, EqualRewardsOfAnySizeGiveExactlyZero) {
   std::vector<v1::PromptGroup> groups = {
       MakeGroup("a", {WithReward(1.7e308), WithReward(1.7e308), WithReward(1.7e308)})};
-  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean"), NumbersOfRun("fp64"), groups).ok());
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean"), NumbersOfRun(RunDtype::kFp64), groups).ok());
   EXPECT_THAT(Advantages(groups[0]), ElementsAre(0, 0, 0));
 }
 
@@ -169,7 +169,7 @@ TEST(FillAdvantagesTest, RewardsOfRandomMagnitudesGiveUsefulAdvantagesOrAnError)
   int refused = 0;
   for (int i = 0; i < 20000; ++i) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed << " case " << i);
-    const RunNumbers numbers = NumbersOfRun(random() % 2 == 0 ? "fp32" : "fp64");
+    const RunNumbers numbers = NumbersOfRun(random() % 2 == 0 ? RunDtype::kFp32 : RunDtype::kFp64);
     const bool normalize_std = random() % 2 == 0;
     std::vector<v1::Rollout> rollouts(1 + random() % 5);
     for (v1::Rollout& rollout : rollouts) rollout = WithReward(AnyMagnitude(random));

@@ -24,7 +24,7 @@ TEST(RequestBuilderTest, AGoodStreamBecomesARequest) {
 }
 
 TEST(RequestBuilderTest, FromTheFirstProblemOnOnlyNamesAreKept) {
-  RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model(), NumbersOfRun("fp32"));
+  RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model(), NumbersOfRun(RunDtype::kFp32));
   const auto add = [&](v1::PromptGroup group) {
     v1::GroupPart part;
     *part.mutable_group() = std::move(group);

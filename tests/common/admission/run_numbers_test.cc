@@ -47,7 +47,7 @@ std::vector<Knob> Knobs() {
 // "" when the request is taken, else the problem, whose field must be this knob's.
 std::string Problem(const std::string& field, double value, const std::string& run_dtype) {
   Stream stream;
-  stream.numbers = NumbersOfRun(run_dtype);
+  stream.numbers = NumbersOfRun(RunDtypeOf(run_dtype));
   for (const Knob& knob : Knobs()) {
     if (knob.field == field) knob.set(stream.header, value);
   }
@@ -109,7 +109,7 @@ TEST(RunNumbersTest, AdvantagesAndRewardsOfARolloutAreHeldToTheSameRange) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     for (const bool reward : {false, true}) {
       Stream stream;
-      stream.numbers = NumbersOfRun(dtype);
+      stream.numbers = NumbersOfRun(RunDtypeOf(dtype));
       if (reward) {
         stream.header.mutable_loss()->set_normalize_advantage_std(true);
         stream.rollout().clear_advantage();
@@ -127,7 +127,7 @@ TEST(RunNumbersTest, AdvantagesAndRewardsOfARolloutAreHeldToTheSameRange) {
 }
 
 TEST(RunNumbersTest, AClippedNormWhoseSquareOverflowsIsFound) {
-  const RunNumbers fp32 = NumbersOfRun("fp32"), fp64 = NumbersOfRun("fp64");
+  const RunNumbers fp32 = NumbersOfRun(RunDtype::kFp32), fp64 = NumbersOfRun(RunDtype::kFp64);
   EXPECT_EQ(CheckClippedNorm(1e19, 1, fp32), "");
   EXPECT_THAT(CheckClippedNorm(1e20, 1, fp32), HasSubstr("its norm is 1e+20, and squares above 1.84467e+19 overflow"));
   EXPECT_EQ(CheckClippedNorm(1e30, 1e-30, fp32), "");

@@ -47,5 +47,15 @@ TEST(DtypeNamesTest, EachHasAShortAndALongName) {
   EXPECT_EQ(LongDtypeName("fp8"), "fp8");
 }
 
+TEST(RunDtypeTest, EitherNameIsTakenAndFp16IsForFilesOnly) {
+  EXPECT_EQ(FindRunDtype("fp32"), RunDtype::kFp32);
+  EXPECT_EQ(FindRunDtype("float64"), RunDtype::kFp64);
+  EXPECT_EQ(FindRunDtype("bf16"), RunDtype::kBf16);
+  for (const char* name : {"fp16", "float16", "fp8", "BF16", ""}) EXPECT_EQ(FindRunDtype(name), std::nullopt) << name;
+  EXPECT_EQ(RunDtypeOf(""), RunDtype::kFp32);
+  EXPECT_EQ(RunDtypeOf("bfloat16"), RunDtype::kBf16);
+  EXPECT_DEATH(RunDtypeOf("fp16"), "fp16 is no dtype of a run");
+}
+
 }  // namespace
 }  // namespace stemma

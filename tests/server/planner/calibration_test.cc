@@ -70,7 +70,7 @@ std::vector<ClusterShape> Shapes() {
 
 TEST(CalibrationTest, RatesAreFoundAgainAndPredictOtherShapes) {
   const Rates truth = BenchRates();
-  Calibration calibration(DefaultRates("fp32", 2, "cpu"), BenchModel());
+  Calibration calibration(DefaultRates(RunDtype::kFp32, 2, "cpu"), BenchModel());
   for (const ClusterShape& cluster : Shapes()) calibration.Add(Made(cluster, truth));
   ASSERT_TRUE(calibration.rates().calibrated);
   for (const ClusterShape& cluster : {OneGroup(3000, 50, 3), OneGroup(20, 20, 20), OneGroup(511, 511, 5, false)}) {
@@ -84,7 +84,7 @@ TEST(CalibrationTest, RatesAreFoundAgainAndPredictOtherShapes) {
 
 TEST(CalibrationTest, ASlowStepAmongManyHardlyMatters) {
   const Rates truth = BenchRates();
-  Calibration calibration(DefaultRates("fp32", 2, "cpu"), BenchModel());
+  Calibration calibration(DefaultRates(RunDtype::kFp32, 2, "cpu"), BenchModel());
   for (const ClusterShape& cluster : Shapes()) calibration.Add(Made(cluster, truth));
   calibration.Add(Made(OneGroup(1023, 256, 8), truth, /*factor=*/20));
   const CalibrationSample other = Made(OneGroup(1000, 50, 3), truth);
@@ -92,7 +92,7 @@ TEST(CalibrationTest, ASlowStepAmongManyHardlyMatters) {
 }
 
 TEST(CalibrationTest, FewSamplesOrOneShapeLeaveTheDefaults) {
-  const Rates defaults = DefaultRates("fp32", 2, "cpu");
+  const Rates defaults = DefaultRates(RunDtype::kFp32, 2, "cpu");
   Calibration calibration(defaults, BenchModel());
   for (int i = 0; i < 20; ++i) calibration.Add(Made(OneGroup(1023, 256, 8), BenchRates()));
   EXPECT_FALSE(calibration.rates().calibrated);
@@ -105,7 +105,7 @@ TEST(CalibrationTest, FewSamplesOrOneShapeLeaveTheDefaults) {
 }
 
 TEST(CalibrationTest, WhatCannotBeAMeasurementIsIgnoredAndTheHistoryIsBounded) {
-  Calibration calibration(DefaultRates("fp32", 2, "cpu"), BenchModel());
+  Calibration calibration(DefaultRates(RunDtype::kFp32, 2, "cpu"), BenchModel());
   CalibrationSample sample = Made(OneGroup(1023, 256, 8), BenchRates());
   for (const double seconds : {std::nan(""), -1.0, 0.0, HUGE_VAL}) {
     CalibrationSample wrong = sample;
@@ -193,7 +193,7 @@ std::vector<HeldOut> HoldOutEach(const std::vector<Recorded>& recorded) {
   for (const Recorded& r : recorded) by_shape[r.shape].push_back(r);
   std::vector<HeldOut> all;
   for (const auto& [shape, ways] : by_shape) {
-    Calibration calibration(DefaultRates("fp32", 2, "cpu"), BenchModel());
+    Calibration calibration(DefaultRates(RunDtype::kFp32, 2, "cpu"), BenchModel());
     std::vector<CalibrationSample> others;
     for (const Recorded& r : recorded) {
       if (r.shape != shape) others.push_back(r.sample);
@@ -250,7 +250,7 @@ TEST(RecordedPhasesTest, ShapesThatWereNotSeenArePredictedWithinTenPercent) {
 }
 
 TEST(RecordedPhasesTest, TheDefaultsAloneAreFarther) {  // the control: without calibration the test above would fail
-  const Rates defaults = DefaultRates("fp32", 2, "cpu");
+  const Rates defaults = DefaultRates(RunDtype::kFp32, 2, "cpu");
   double worst = 0;
   for (const Recorded& r : ReadRecorded()) worst = std::max(worst, std::abs(RelativeError(r.sample, defaults)));
   EXPECT_GT(worst, kTotalBound);

@@ -26,7 +26,7 @@ inline ModelConfig BenchModel() {
 
 // Rates of two cores, near what tests/server/planner/recorded_phases.json says.
 inline Rates BenchRates() {
-  Rates rates = DefaultRates("fp32", 2, "cpu");
+  Rates rates = DefaultRates(RunDtype::kFp32, 2, "cpu");
   rates[server::kLinear] = 5.3e-12;
   rates[server::kHead] = 4e-12;
   rates[server::kAttentionForward] = 7e-12;

@@ -198,14 +198,14 @@ PackingGroup Packing(int64_t prefix_rows, int64_t rows, uint32_t count) {
 
 TEST(CostModelTest, StatesInHostMemoryCostTheirWayThereAndBack) {
   const auto parameter_s = [](const char* dtype, const char* device, v1::OptimizerResidency residency) {
-    return DefaultRates(dtype, 2, device, residency)[kParameter];
+    return DefaultRates(RunDtypeOf(dtype), 2, device, residency)[kParameter];
   };
-  const double copy_s = DefaultRates("fp32", 2, "cpu")[kCopy];
+  const double copy_s = DefaultRates(RunDtype::kFp32, 2, "cpu")[kCopy];
   const double fp32_s = parameter_s("fp32", "cpu", v1::HOST) - parameter_s("fp32", "cpu", v1::DEVICE);
   const double bf16_s = parameter_s("bf16", "cpu", v1::HOST) - parameter_s("bf16", "cpu", v1::DEVICE);
   EXPECT_NEAR(fp32_s, 2 * 8 * copy_s, 1e-9 * copy_s) << "two moments";
   EXPECT_NEAR(bf16_s, 2 * 12 * copy_s, 1e-9 * copy_s) << "and the master";
-  const double link_s = 2 * 12 * DefaultRates("bf16", 2, "cuda")[kCopy];
+  const double link_s = 2 * 12 * DefaultRates(RunDtype::kBf16, 2, "cuda")[kCopy];
   EXPECT_DOUBLE_EQ(parameter_s("bf16", "cuda", v1::HOST), link_s) << "the update runs beside the copies";
 }
 

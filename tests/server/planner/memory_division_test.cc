@@ -32,8 +32,8 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 TEST(StateBytesTest, EightBillionParametersTakeEighteenBytesEach) {
   const ModelConfig config = Llama3_8B();
   ASSERT_EQ(config.num_parameters(), 8'030'261'248);
-  const StateBytes bf16 = StateBytesOf(config, "bf16"), fp32 = StateBytesOf(config, "fp32"),
-                   fp64 = StateBytesOf(config, "fp64");
+  const StateBytes bf16 = StateBytesOf(config, RunDtype::kBf16), fp32 = StateBytesOf(config, RunDtype::kFp32),
+                   fp64 = StateBytesOf(config, RunDtype::kFp64);
   EXPECT_EQ(bf16.weights + bf16.gradients + bf16.optimizer, 18 * config.num_parameters());
   EXPECT_EQ(bf16.device(v1::HOST), 6 * config.num_parameters() + bf16.tables);
   EXPECT_EQ(bf16.host(v1::HOST), 12 * config.num_parameters());
@@ -51,7 +51,7 @@ TEST(DivideMemoryTest, AnEightBModelOnOneCardHasItsOptimizerStatesInHostMemory) 
     EXPECT_EQ(run->optimizer_residency(), v1::HOST);
     EXPECT_EQ(run->memory_budget_bytes(), static_cast<uint64_t>(card - card / 16));
     EXPECT_EQ(ActivationBytes(Llama3_8B(), *run),
-              card - card / 16 - StateBytesOf(Llama3_8B(), "bf16").device(v1::HOST));
+              card - card / 16 - StateBytesOf(Llama3_8B(), RunDtype::kBf16).device(v1::HOST));
     EXPECT_GT(run->host_memory_bytes(), static_cast<uint64_t>(96 * kGB));
     EXPECT_GT(HostTapeBytesMax(Llama3_8B(), *run), 100 * kGiB);
   }
@@ -62,7 +62,7 @@ TEST(DivideMemoryTest, StatesStayOnADeviceThatTakesThemAndTheLongestContext) {
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_EQ(run->optimizer_residency(), v1::DEVICE);
   // 145 GB of state; the longest context of 8,192 tokens, half prompt and half response, takes some GB more.
-  const int64_t state = StateBytesOf(Llama3_8B(), "bf16").device(v1::DEVICE);
+  const int64_t state = StateBytesOf(Llama3_8B(), RunDtype::kBf16).device(v1::DEVICE);
   int64_t low = state, high = 200 * kGiB;  // the least budget that keeps the states on the device
   while (high - low > kGB / 100) {
     const int64_t middle = (low + high) / 2;
@@ -89,7 +89,7 @@ TEST(DivideMemoryTest, WhatIsForcedStays) {
 
 TEST(DivideMemoryTest, WithoutABudgetOneMemoryKeepsTheStatesAndSharesTheRest) {
   const ModelConfig model = Llama3_8B();
-  const int64_t state = StateBytesOf(model, "bf16").total();
+  const int64_t state = StateBytesOf(model, RunDtype::kBf16).total();
   const auto run = DivideMemory(model, {state + 40 * kGiB, 0}, Bf16());
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_EQ(run->optimizer_residency(), v1::DEVICE);
@@ -109,7 +109,7 @@ TEST(DivideMemoryTest, AMachineThatIsTooSmallIsRefusedWithItsBytes) {
   const auto one = DivideMemory(Llama3_8B(), {24 * kGiB, 0}, Bf16());
   EXPECT_EQ(one.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(one.status()), HasSubstr(absl::StrCat("machine has ", 24 * kGiB, " bytes free")));
-  EXPECT_THAT(Message(one.status()), HasSubstr(absl::StrCat(StateBytesOf(Llama3_8B(), "bf16").total())));
+  EXPECT_THAT(Message(one.status()), HasSubstr(absl::StrCat(StateBytesOf(Llama3_8B(), RunDtype::kBf16).total())));
   const auto device = DivideMemory(Llama3_8B(), {40 * kGiB, 1000 * kGiB}, Bf16());
   EXPECT_EQ(device.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(device.status()), HasSubstr(absl::StrCat("device has ", 40 * kGiB, " bytes free")));
@@ -146,7 +146,7 @@ TEST(DivideMemoryTest, MoreThanTheDeviceHasIsRefusedWithBothNumbers) {
 // Edges by hand: a plan of 1,000 bytes on the device and 100 in host memory.
 TEST(PlanProblemTest, APlanFitsWhoeverHasWhatItNeeds) {
   const ModelConfig model = Llama3_8B();
-  const StateBytes state = StateBytesOf(model, "bf16");
+  const StateBytes state = StateBytesOf(model, RunDtype::kBf16);
   v1::PlanReport report;
   report.mutable_state()->set_device(static_cast<uint64_t>(state.device(v1::HOST)));
   report.set_budget_bytes(report.state().device() + 5000);
@@ -168,7 +168,7 @@ TEST(PlanProblemTest, APlanFitsWhoeverHasWhatItNeeds) {
 }
 
 TEST(CheckMemoryTest, ABudgetBelowTheStateNamesItsParts) {
-  const int64_t least = StateBytesOf(Llama3_8B(), "bf16").device_peak(v1::HOST);
+  const int64_t least = StateBytesOf(Llama3_8B(), RunDtype::kBf16).device_peak(v1::HOST);
   EXPECT_TRUE(CheckMemory(Llama3_8B(), Bf16()).ok()) << "by the device";
   EXPECT_TRUE(CheckMemory(Llama3_8B(), Bf16(least + 1)).ok());
   const absl::Status status = CheckMemory(Llama3_8B(), Bf16(least));
@@ -190,7 +190,7 @@ TEST(CheckMemoryTest, AHostMemoryBelowTheStatesThatAreForcedThereIsNamed) {
   EXPECT_TRUE(CheckMemory(Llama3_8B(), run).ok()) << "the states may stay on the device";
   run.set_optimizer_residency(v1::HOST);
   EXPECT_THAT(Message(CheckMemory(Llama3_8B(), run)), HasSubstr("host_memory_bytes is 1000"));
-  const int64_t states = StateBytesOf(Llama3_8B(), "bf16").host(v1::HOST);
+  const int64_t states = StateBytesOf(Llama3_8B(), RunDtype::kBf16).host(v1::HOST);
   run.set_host_memory_bytes(static_cast<uint64_t>(states));
   EXPECT_TRUE(CheckMemory(Llama3_8B(), run).ok()) << "exactly the states";
   run.set_host_memory_bytes(static_cast<uint64_t>(states - 1));

@@ -38,7 +38,7 @@ PlannerModel Model() {
 }
 
 void LeaveForActivations(int64_t bytes, PlannerModel& model) {
-  const int64_t state = StateBytesOf(model.config, model.run.dtype()).device(v1::DEVICE);
+  const int64_t state = StateBytesOf(model.config, RunDtypeOf(model.run.dtype())).device(v1::DEVICE);
   model.run.set_memory_budget_bytes(static_cast<uint64_t>(state + bytes));
 }
 

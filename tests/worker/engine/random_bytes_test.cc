@@ -123,12 +123,12 @@ Case DrawCase(Draw& draw) {
 
 // The budget that leaves so much of what an ample one would use; false: no plan fits it.
 bool SetBudget(const Case& c, const TrainingRequest& request, v1::RunConfig& run) {
-  const StateBytes state = StateBytesOf(c.model, run.dtype());
+  const StateBytes state = StateBytesOf(c.model, RunDtypeOf(run.dtype()));
   const auto kept =
       static_cast<uint64_t>(state.device(run.optimizer_residency()) + state.apply(run.optimizer_residency()));
   run.set_memory_budget_bytes(kept + (uint64_t{2} << 30));
   const PlanFunction plan = MakePlanFunction(c.model);
-  const Rates rates = DefaultRates(run.dtype(), run.threads(), "cpu");
+  const Rates rates = DefaultRates(RunDtypeOf(run.dtype()), run.threads(), "cpu");
   const auto ample = plan(request, run, rates, [] { return false; });
   if (!ample.ok()) return false;
   if (c.budget_of_ample > 0) {

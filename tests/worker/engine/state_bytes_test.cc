@@ -55,8 +55,8 @@ TEST_P(StateBytesTest, AreThoseOfTheLoadedModelBeforeAndAfterAStep) {
   options.run.set_optimizer_residency(GetParam().residency);
   auto engine = InProcess::Create(options, MakeCpuBackend());
   ASSERT_TRUE(engine.ok()) << engine.status();
-  const auto planned =
-      static_cast<double>(StateBytesOf(Model(), GetParam().dtype).device(options.run.optimizer_residency()));
+  const auto planned = static_cast<double>(
+      StateBytesOf(Model(), RunDtypeOf(GetParam().dtype)).device(options.run.optimizer_residency()));
   for (int step = 0; step < 2; ++step) {
     TrainingRequest request = SyntheticRequest({16}, {8, 8}, Model().vocab_size);
     request.update.mutable_adam()->set_learning_rate(1e-3);
