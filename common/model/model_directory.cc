@@ -88,8 +88,8 @@ absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
   return weight_map;
 }
 
-absl::StatusOr<ModelShard> OpenShard(const std::string& directory, const std::string& file_name) {
-  ModelShard shard;
+absl::StatusOr<WeightFile> OpenShard(const std::string& directory, const std::string& file_name) {
+  WeightFile shard;
   shard.file_name = file_name;
   ASSIGN_OR_RETURN(shard.path, ResolvePath(absl::StrCat(directory, "/", file_name)));
   absl::StatusOr<safetensors::Header> header = safetensors::ReadHeader(shard.path);
@@ -98,9 +98,9 @@ absl::StatusOr<ModelShard> OpenShard(const std::string& directory, const std::st
   return shard;
 }
 
-absl::Status CheckIndex(const std::string& index, const std::vector<ModelShard>& shards, const WeightMap& weight_map) {
+absl::Status CheckIndex(const std::string& index, const std::vector<WeightFile>& shards, const WeightMap& weight_map) {
   size_t num_tensors = 0;
-  for (const ModelShard& shard : shards) {
+  for (const WeightFile& shard : shards) {
     for (const safetensors::TensorEntry& tensor : shard.header.tensors) {
       const auto it = weight_map.find(tensor.name);
       if (it == weight_map.end() || it->second != shard.file_name) {
@@ -113,7 +113,7 @@ absl::Status CheckIndex(const std::string& index, const std::vector<ModelShard>&
   }
   if (num_tensors == weight_map.size()) return absl::OkStatus();
   std::set<std::string_view> present;
-  for (const ModelShard& shard : shards) {
+  for (const WeightFile& shard : shards) {
     for (const safetensors::TensorEntry& tensor : shard.header.tensors) present.insert(tensor.name);
   }
   for (const auto& [tensor, file] : weight_map) {
@@ -125,10 +125,10 @@ absl::Status CheckIndex(const std::string& index, const std::vector<ModelShard>&
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<ModelShard>> OpenShards(const std::string& directory, bool has_index) {
-  std::vector<ModelShard> shards;
+absl::StatusOr<std::vector<WeightFile>> OpenShards(const std::string& directory, bool has_index) {
+  std::vector<WeightFile> shards;
   if (!has_index) {
-    ASSIGN_OR_RETURN(ModelShard shard, OpenShard(directory, kSingleShard));
+    ASSIGN_OR_RETURN(WeightFile shard, OpenShard(directory, kSingleShard));
     shards.push_back(std::move(shard));
     return shards;
   }
@@ -140,7 +140,7 @@ absl::StatusOr<std::vector<ModelShard>> OpenShards(const std::string& directory,
     return absl::InvalidArgumentError(absl::StrCat(index, ": names ", file_names.size(), " files"));
   }
   for (const std::string& file_name : file_names) {
-    ASSIGN_OR_RETURN(ModelShard shard, OpenShard(directory, file_name));
+    ASSIGN_OR_RETURN(WeightFile shard, OpenShard(directory, file_name));
     shards.push_back(std::move(shard));
   }
   RETURN_IF_ERROR(CheckIndex(index, shards, weight_map));
@@ -179,8 +179,8 @@ absl::Status CheckTensors(const ModelDirectory& directory) {
   const std::vector<TensorSpec> specs = ModelTensors(directory.config);
   std::unordered_map<std::string_view, const TensorSpec*> expected;
   for (const TensorSpec& spec : specs) expected.emplace(spec.name, &spec);
-  std::unordered_map<std::string_view, const ModelShard*> seen;
-  for (const ModelShard& shard : directory.shards) {
+  std::unordered_map<std::string_view, const WeightFile*> seen;
+  for (const WeightFile& shard : directory.shards) {
     const std::string where = absl::StrCat(directory.path, "/", shard.file_name);
     for (const safetensors::TensorEntry& tensor : shard.header.tensors) {
       if (IsIgnored(tensor, directory.config)) continue;

@@ -15,7 +15,7 @@
 
 namespace stemma {
 
-struct ModelShard {
+struct WeightFile {
   std::string file_name;  // "model-00001-of-00002.safetensors"
   std::string path;       // resolved
   safetensors::Header header;
@@ -24,7 +24,7 @@ struct ModelShard {
 struct ModelDirectory {
   std::string path;
   ModelConfig config;
-  std::vector<ModelShard> shards;
+  std::vector<WeightFile> shards;
   bool has_index = false;
   // config.json, tokenizer and generation files, the index: copied by an export. File name -> resolved path.
   std::map<std::string, std::string> other_files;

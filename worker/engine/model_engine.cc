@@ -73,7 +73,8 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(weights, LoadWeights(directory, dtype, backend.device, configure.config().optimizer_residency()));
+    ASSIGN_OR_RETURN(weights, LoadWeights(directory, WholeModel(directory.config), dtype, backend.device,
+                                          configure.config().optimizer_residency()));
     return absl::OkStatus();
   }));
   if (copies == nullptr) copies = backend.make_copy_engine();
@@ -152,7 +153,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   sender.Flush();
 
   vote.set_empty(prepare.plan().clusters_size() == 0);
-  vote.set_grad_norm_squared(GradNormSquared(weights_.parameters, ranges_));
+  vote.set_grad_norm_squared(GradNormSquared(weights_.parameters, NormRanges(weights_)));
   vote.set_yes(std::isfinite(vote.grad_norm_squared()));
   if (!vote.yes()) {
     vote.set_no_reason(internal::v1::NONFINITE);

@@ -52,34 +52,45 @@ at::Tensor Weights::GradSlice(const HfTensor& tensor) const {
   return at(tensor.parameter).grad.slice(0, tensor.row_begin, tensor.row_end);
 }
 
-Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype, at::Device device) {
+Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device) {
   Weights weights;
-  weights.config = config;
+  weights.config = shard.LocalConfig();
   weights.run_dtype = run_dtype;
   weights.accumulate_dtype = run_dtype == at::kDouble ? at::kDouble : at::kFloat;
-  weights.layers.resize(static_cast<size_t>(config.num_layers));
+  weights.layers.resize(static_cast<size_t>(weights.config.num_layers));
   LayerWeights outside;
   const auto index_of = [&](const TensorSpec& t) -> int& {
-    return (t.layer < 0 ? outside : weights.layers[static_cast<size_t>(t.layer)])[t.role];
+    return (t.layer < 0 ? outside : weights.layers[static_cast<size_t>(t.layer - shard.layer_begin)])[t.role];
   };
-  const std::vector<TensorSpec> tensors = ModelTensors(config);
+  const std::vector<LocalTensor> tensors = LocalTensors(shard);
   std::map<Place, std::vector<const TensorSpec*>> parameters;
-  for (const TensorSpec& tensor : tensors) parameters[PlaceOf(tensor)].push_back(&tensor);
+  for (const LocalTensor& tensor : tensors) parameters[PlaceOf(tensor.spec)].push_back(&tensor.spec);
   for (const auto& [place, parts] : parameters) {
     index_of(*parts.front()) = static_cast<int>(weights.parameters.size());
     weights.parameters.push_back(MakeParameter(parts, weights, device));
   }
   weights.embedding = outside[TensorRole::kEmbedding];
   weights.final_norm = outside[TensorRole::kFinalNorm];
-  weights.head = config.tie_word_embeddings ? weights.embedding : outside[TensorRole::kHead];
+  weights.head = weights.config.tie_word_embeddings ? weights.embedding : outside[TensorRole::kHead];
   std::vector<int64_t> rows(weights.parameters.size());  // that have a name already
-  for (const TensorSpec& tensor : tensors) {
-    const int index = index_of(tensor);
+  for (const auto& [spec, box] : tensors) {
+    const int index = index_of(spec);
     int64_t& row = rows[static_cast<size_t>(index)];
-    weights.hf_tensors.push_back({tensor.name, index, row, row + tensor.shape[0]});
-    row += tensor.shape[0];
+    weights.hf_tensors.push_back(
+        {spec.name, index, row, row + box.rows(), box, PlacementOf(spec, shard).counts_in_norm});
+    row += box.rows();
   }
   return weights;
+}
+
+ParameterRanges NormRanges(const Weights& weights) {
+  // Tensors of one parameter have one role, hence one placement.
+  std::vector<bool> counts(weights.parameters.size());
+  for (const HfTensor& tensor : weights.hf_tensors)
+    counts[static_cast<size_t>(tensor.parameter)] = tensor.counts_in_norm;
+  ParameterRanges ranges = AllRanges(weights.parameters);
+  std::erase_if(ranges, [&](const ParameterRange& range) { return !counts[static_cast<size_t>(range.parameter)]; });
+  return ranges;
 }
 
 }  // namespace stemma::worker

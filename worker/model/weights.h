@@ -1,8 +1,9 @@
 // The model's parameters and where each lies in its Hugging Face files.
 //
-// Everything follows from the table of common/model/model_tensors.h: tensors of one role and layer are rows of one
-// parameter. HfTensor maps a Hugging Face name to its rows, for loading, export and gradient comparison. Tied
-// embeddings are one parameter with one gradient. Owned by the engine; called on its thread.
+// Everything follows from the table of common/model/model_tensors.h and this rank's boxes of its tensors
+// (common/model/model_shard.h): tensors of one role and layer are rows of one parameter. HfTensor maps a Hugging Face
+// name to its rows, for loading, export and gradient comparison. Tied embeddings are one parameter with one gradient.
+// Owned by the engine; called on its thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "common/model/model_config.h"
+#include "common/model/model_shard.h"
 #include "common/model/model_tensors.h"
 #include "worker/optim/adamw.h"
 
@@ -32,16 +34,18 @@ class LayerWeights {
 struct HfTensor {
   std::string name;
   int parameter = -1;
-  int64_t row_begin = 0, row_end = 0;  // of dim 0
+  int64_t row_begin = 0, row_end = 0;  // of the parameter's dim 0
+  TensorBox box;                       // of the whole tensor, that these rows are
+  bool counts_in_norm = true;          // else another rank counts the same box
 };
 
 struct Weights {
-  ModelConfig config;
+  ModelConfig config;  // ModelShard::LocalConfig
   at::ScalarType run_dtype = at::kFloat;
   at::ScalarType accumulate_dtype = at::kFloat;  // of masters, gradients, gK/gV: fp64 in an fp64 run
   std::vector<Parameter> parameters;
-  std::vector<LayerWeights> layers;
-  int embedding = -1, final_norm = -1, head = -1;  // head == embedding when tied
+  std::vector<LayerWeights> layers;                // of this rank
+  int embedding = -1, final_norm = -1, head = -1;  // head == embedding when tied; -1: another stage's
   std::vector<HfTensor> hf_tensors;                // in ModelTensors order
 
   Parameter& at(int index) { return parameters[static_cast<size_t>(index)]; }
@@ -54,6 +58,9 @@ struct Weights {
 };
 
 // Allocates everything but the optimizer's states (worker/optim/states.h); values are undefined until loaded.
-Weights MakeWeights(const ModelConfig& config, at::ScalarType run_dtype, at::Device device);
+Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device);
+
+// Returns what this rank counts in the gradient norm, so that the ranks' sums add up to the model's.
+ParameterRanges NormRanges(const Weights& weights);
 
 }  // namespace stemma::worker

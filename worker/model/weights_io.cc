@@ -61,12 +61,12 @@ absl::StatusOr<Dtype> ParseExportDtype(const std::string& name) {
   return absl::InvalidArgumentError("dtype: '" + name + "' is not one of float32, float64, bfloat16, float16");
 }
 
-// Calls fn(first element, number of elements) over pieces of a flat tensor.
+// Calls fn(first, number) over pieces of so many elements, or rows.
 template <typename Fn>
-absl::Status ForPieces(int64_t numel, int64_t element_bytes, const Fn& fn) {
-  const int64_t step = std::max<int64_t>(kPieceBytes / element_bytes, 1);
-  for (int64_t begin = 0; begin < numel; begin += step) {
-    RETURN_IF_ERROR(fn(begin, std::min(step, numel - begin)));
+absl::Status ForPieces(int64_t count, int64_t bytes_of_one, const Fn& fn) {
+  const int64_t step = std::max<int64_t>(kPieceBytes / bytes_of_one, 1);
+  for (int64_t begin = 0; begin < count; begin += step) {
+    RETURN_IF_ERROR(fn(begin, std::min(step, count - begin)));
   }
   return absl::OkStatus();
 }
@@ -96,7 +96,10 @@ struct LoadedTensor {
   const std::string& path;
   const RegularFile& file;
   const safetensors::TensorEntry& entry;
-  at::Tensor flat;  // of the master
+  TensorBox box;      // that this rank holds
+  at::Tensor master;  // the rows of the box
+
+  int64_t columns() const { return entry.shape.size() > 1 ? entry.shape[1] : 1; }
 };
 
 absl::Status TensorError(const LoadedTensor& tensor, const std::string& text) {
@@ -117,13 +120,17 @@ absl::Status CheckFinite(const LoadedTensor& tensor, int64_t begin, const at::Te
 absl::Status LoadTensor(const LoadedTensor& tensor, at::ScalarType run_dtype) {
   const absl::StatusOr<at::ScalarType> dtype = TorchDtype(tensor.entry.dtype);
   if (!dtype.ok()) return TensorError(tensor, std::string(dtype.status().message()));
-  const int64_t element_bytes = safetensors::DtypeBytes(tensor.entry.dtype);
-  return ForPieces(tensor.flat.numel(), element_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
-    const at::Tensor piece = at::empty({count}, at::TensorOptions(at::kCPU).dtype(*dtype));
-    RETURN_IF_ERROR(tensor.file.ReadAt(tensor.entry.begin + static_cast<uint64_t>(begin * element_bytes),
-                                       piece.data_ptr(), static_cast<uint64_t>(count * element_bytes)));
-    tensor.flat.slice(0, begin, begin + count).copy_(piece);
-    return CheckFinite(tensor, begin, piece, piece.to(AccType(run_dtype)).to(run_dtype));
+  const int64_t columns = tensor.columns(), row_bytes = columns * safetensors::DtypeBytes(tensor.entry.dtype);
+  const at::Tensor master = tensor.master.view({tensor.box.rows(), tensor.box.columns()});
+  // Whole rows are read, also where the box has some of their columns only: one read a piece.
+  return ForPieces(tensor.box.rows(), row_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
+    const int64_t first_row = tensor.box.row_begin + begin;
+    const at::Tensor rows = at::empty({count, columns}, at::TensorOptions(at::kCPU).dtype(*dtype));
+    RETURN_IF_ERROR(tensor.file.ReadAt(tensor.entry.begin + static_cast<uint64_t>(first_row * row_bytes),
+                                       rows.data_ptr(), static_cast<uint64_t>(count * row_bytes)));
+    master.slice(0, begin, begin + count).copy_(rows.slice(1, tensor.box.column_begin, tensor.box.column_end));
+    const at::Tensor read = rows.view({-1});
+    return CheckFinite(tensor, first_row * columns, read, read.to(AccType(run_dtype)).to(run_dtype));
   });
 }
 
@@ -157,7 +164,7 @@ class Exporter {
     }
   }
 
-  absl::StatusOr<uint64_t> WriteShard(const ModelShard& shard, const fs::path& folder) {
+  absl::StatusOr<uint64_t> WriteShard(const WeightFile& shard, const fs::path& folder) {
     ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(shard.path));
     ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(folder / shard.file_name));
     std::vector<safetensors::TensorEntry> tensors = shard.header.tensors;
@@ -235,18 +242,19 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name) {
   return absl::InvalidArgumentError("dtype: '" + name + "' is not one of fp32, fp64, bf16");
 }
 
-absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype, at::Device device,
-                                    v1::OptimizerResidency residency) {
-  Weights weights = MakeWeights(directory.config, run_dtype, device);
+absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const ModelShard& shard, at::ScalarType run_dtype,
+                                    at::Device device, v1::OptimizerResidency residency) {
+  Weights weights = MakeWeights(shard, run_dtype, device);
   RETURN_IF_ERROR(MakeStates(weights.parameters, residency));
   std::unordered_map<std::string, const HfTensor*> wanted;
   for (const HfTensor& t : weights.hf_tensors) wanted[t.name] = &t;
-  for (const ModelShard& shard : directory.shards) {
-    ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(shard.path));
-    for (const safetensors::TensorEntry& entry : shard.header.tensors) {
+  for (const WeightFile& weight_file : directory.shards) {
+    ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(weight_file.path));
+    for (const safetensors::TensorEntry& entry : weight_file.header.tensors) {
       const auto it = wanted.find(entry.name);
       if (it == wanted.end()) continue;
-      RETURN_IF_ERROR(LoadTensor({shard.path, file, entry, weights.MasterSlice(*it->second).view({-1})}, run_dtype));
+      const HfTensor& tensor = *it->second;
+      RETURN_IF_ERROR(LoadTensor({weight_file.path, file, entry, tensor.box, weights.MasterSlice(tensor)}, run_dtype));
       wanted.erase(it);
     }
   }
@@ -272,7 +280,7 @@ absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirect
   ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Create(target));
   Exporter exporter(weights, source, export_dtype);
   uint64_t bytes = 0;
-  for (const ModelShard& shard : source.shards) {
+  for (const WeightFile& shard : source.shards) {
     ASSIGN_OR_RETURN(const uint64_t shard_bytes, exporter.WriteShard(shard, folder.path()));
     bytes += shard_bytes;
   }

@@ -20,14 +20,14 @@ namespace stemma::worker {
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 
 // Errors: InvalidArgument - a tensor is missing, of a dtype that is not supported, or holds a number that is not finite
-// (in the run's dtype); names the file, the tensor and the element.
-absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, at::ScalarType run_dtype, at::Device device,
-                                    v1::OptimizerResidency residency);
+// (in the run's dtype); names the file, the tensor and the element. `shard`: of the directory's model.
+absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const ModelShard& shard, at::ScalarType run_dtype,
+                                    at::Device device, v1::OptimizerResidency residency);
 
 // Writes into a temporary directory beside `target` and renames it when complete; after an error nothing is left of it.
-// `dtype`: float32, float64, bfloat16, float16; absent: as loaded. Returns the bytes of the safetensors files. Errors:
-// AlreadyExists - `target` is there; InvalidArgument - unknown dtype, or config or index are no objects any more; the
-// file system's.
+// `weights`: of the whole model. `dtype`: float32, float64, bfloat16, float16; absent: as loaded. Returns the bytes of
+// the safetensors files. Errors: AlreadyExists - `target` is there; InvalidArgument - unknown dtype, or config or index
+// are no objects any more; the file system's.
 absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirectory& source, const std::string& target,
                                        const std::optional<std::string>& dtype);
 

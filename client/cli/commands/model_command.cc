@@ -82,7 +82,7 @@ Record ConfigRecord(const ModelConfig& config) {
 
 std::vector<Record> TensorRecords(const ModelDirectory& directory) {
   std::vector<Record> records;
-  for (const ModelShard& shard : directory.shards) {
+  for (const WeightFile& shard : directory.shards) {
     for (const safetensors::TensorEntry& tensor : shard.header.tensors) {
       Record record;
       record["name"] = tensor.name;

@@ -107,7 +107,7 @@ TEST_F(ModelDirectoryTest, AHubCachesSnapshotOfLinksOpens) {
   fs::create_directory_symlink(snapshot, folder_ / "main");
   const auto directory = OpenModelDirectory(folder_ / "main");
   ASSERT_THAT(directory, IsOk());
-  for (const ModelShard& shard : directory->shards) {
+  for (const WeightFile& shard : directory->shards) {
     EXPECT_FALSE(fs::is_symlink(shard.path)) << shard.path;
     EXPECT_NE(shard.path.find("/blobs/"), std::string::npos);
   }

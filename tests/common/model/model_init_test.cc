@@ -79,7 +79,7 @@ TEST(ModelInitTest, ShardsDoNotChangeValuesAndKeepTheLimit) {
     expected[tensor.name] = bytes_of(one->shards[0].path, tensor);
   }
   size_t num_tensors = 0;
-  for (const ModelShard& shard : sharded->shards) {
+  for (const WeightFile& shard : sharded->shards) {
     EXPECT_LE(shard.header.tensors.back().end - shard.header.tensors.front().begin, 7000u) << shard.file_name;
     for (const auto& tensor : shard.header.tensors) {
       EXPECT_TRUE(bytes_of(shard.path, tensor) == expected.at(tensor.name)) << tensor.name;

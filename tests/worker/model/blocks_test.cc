@@ -42,7 +42,7 @@ class BlocksTest : public ::testing::TestWithParam<int> {
     config.qkv_bias = GetParam() % 3 == 1;
     const at::ScalarType dtypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
     at::manual_seed(static_cast<uint64_t>(GetParam()));
-    weights_ = MakeWeights(config, dtypes[draw(0, 2)], at::kCPU);
+    weights_ = MakeWeights(WholeModel(config), dtypes[draw(0, 2)], at::kCPU);
     for (Parameter& p : weights_.parameters) p.weight.normal_(0, 0.3);
     rope_ = MakeRopeTable(config, 64, weights_.run_dtype, at::kCPU);
     context_ = {&testing::TestBackend(), &weights_, &rope_};

@@ -125,7 +125,7 @@ class PrefixKvTest : public ::testing::TestWithParam<int> {
                                                .ffn = 16,
                                                .vocab = 20,
                                                .qk_norm = Draw(0, 1) == 1});
-    weights_ = MakeWeights(config, at::kDouble, at::kCPU);
+    weights_ = MakeWeights(WholeModel(config), at::kDouble, at::kCPU);
     for (Parameter& p : weights_.parameters) p.weight.normal_(0, 0.3);
     rope_ = MakeRopeTable(config, 64, weights_.run_dtype, at::kCPU);
     context_ = {&TestBackend(), &weights_, &rope_};

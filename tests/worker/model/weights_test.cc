@@ -24,7 +24,7 @@ ModelConfig SmallModel(const std::string& model_type, bool tied) {
 
 std::vector<std::string> NamesOfParameters(const ModelConfig& config) {
   std::vector<std::string> names;
-  for (const Parameter& p : MakeWeights(config, at::kFloat, at::kCPU).parameters) names.push_back(p.name);
+  for (const Parameter& p : MakeWeights(WholeModel(config), at::kFloat, at::kCPU).parameters) names.push_back(p.name);
   return names;
 }
 
@@ -46,7 +46,7 @@ TEST(WeightsTest, EveryRowOfAParameterHasOneHuggingFaceName) {
   for (const Family& family : Families()) {
     for (const bool tied : {false, true}) {
       const ModelConfig config = SmallModel(std::string(family.model_type), tied);
-      const Weights weights = MakeWeights(config, at::kFloat, at::kCPU);
+      const Weights weights = MakeWeights(WholeModel(config), at::kFloat, at::kCPU);
       const std::vector<TensorSpec> tensors = ModelTensors(config);
       ASSERT_EQ(weights.hf_tensors.size(), tensors.size());
       std::map<int, int64_t> rows;
@@ -66,7 +66,7 @@ TEST(WeightsTest, EveryRowOfAParameterHasOneHuggingFaceName) {
 }
 
 TEST(WeightsTest, RolesAreFoundByLayer) {
-  const Weights weights = MakeWeights(SmallModel("qwen2", /*tied=*/false), at::kFloat, at::kCPU);
+  const Weights weights = MakeWeights(WholeModel(SmallModel("qwen2", /*tied=*/false)), at::kFloat, at::kCPU);
   const auto name = [&](int index) { return weights.at(index).name; };
   EXPECT_EQ(name(weights.layers[1][TensorRole::kGateUp]), "layers.1.gate_up");
   EXPECT_EQ(name(weights.layers[0][TensorRole::kQkvBias]), "layers.0.qkv_bias");

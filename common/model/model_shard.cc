@@ -1,0 +1,114 @@
+#include "common/model/model_shard.h"
+
+#include <tuple>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "glog/logging.h"
+
+namespace stemma {
+namespace {
+
+// Part `rank` of `size` items dealt to `ranks` in order, as evenly as they go.
+std::pair<int64_t, int64_t> PartOf(int64_t size, int64_t rank, int64_t ranks) {
+  return {size * rank / ranks, size * (rank + 1) / ranks};
+}
+
+absl::Status CheckAxis(const char* axis, int64_t rank, int64_t size) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    return absl::InvalidArgumentError(absl::StrCat(axis, ": rank ", rank, " of ", size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDivides(int64_t tp_size, const char* what, int64_t number) {
+  if (number % tp_size == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tp: ", tp_size, " ranks cannot share the model's ", number, " ", what,
+                                                 " evenly; choose a divisor of ", number));
+}
+
+bool IsOnStage(const TensorSpec& tensor, const ModelShard& shard) {
+  if (tensor.layer >= 0) return tensor.layer >= shard.layer_begin && tensor.layer < shard.layer_end;
+  if (tensor.role != TensorRole::kEmbedding) return shard.is_last();
+  return shard.is_first() || (shard.is_last() && shard.config.tie_word_embeddings);
+}
+
+}  // namespace
+
+ModelConfig ModelShard::LocalConfig() const {
+  ModelConfig local = config;
+  local.num_layers = layer_end - layer_begin;
+  local.num_heads /= place.tp_size;
+  local.num_kv_heads /= place.tp_size;
+  local.ffn_size /= place.tp_size;
+  return local;
+}
+
+ModelShard WholeModel(const ModelConfig& config) { return {config, {}, 0, config.num_layers}; }
+
+absl::StatusOr<ModelShard> MakeModelShard(const ModelConfig& config, const ShardPlace& place) {
+  for (const absl::Status& status :
+       {CheckAxis("tp", place.tp_rank, place.tp_size), CheckAxis("pp", place.pp_rank, place.pp_size)}) {
+    if (!status.ok()) return status;
+  }
+  for (const absl::Status& status : {CheckDivides(place.tp_size, "attention heads", config.num_heads),
+                                     CheckDivides(place.tp_size, "K/V heads", config.num_kv_heads),
+                                     CheckDivides(place.tp_size, "FFN columns", config.ffn_size)}) {
+    if (!status.ok()) return status;
+  }
+  if (config.vocab_size < place.tp_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tp: ", place.tp_size, " ranks are more than the model's ", config.vocab_size, " tokens"));
+  }
+  if (config.num_layers < place.pp_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pp: ", place.pp_size, " stages are more than the model's ", config.num_layers, " layers"));
+  }
+  const auto [begin, end] = PartOf(config.num_layers, place.pp_rank, place.pp_size);
+  return ModelShard{config, place, begin, end};
+}
+
+std::optional<TensorBox> BoxOf(const TensorSpec& tensor, const ModelShard& shard) {
+  if (!IsOnStage(tensor, shard)) return std::nullopt;
+  const bool is_vector = tensor.shape.size() == 1;
+  TensorBox box{0, tensor.shape[0], 0, is_vector ? 1 : tensor.shape[1]};
+  const auto [rank, ranks] = std::pair(shard.place.tp_rank, shard.place.tp_size);
+  switch (tensor.cut) {
+    case TensorCut::kReplicated:
+      break;
+    case TensorCut::kColumn:
+    case TensorCut::kVocabulary:
+      std::tie(box.row_begin, box.row_end) = PartOf(tensor.shape[0], rank, ranks);
+      break;
+    case TensorCut::kRow:
+      CHECK(!is_vector) << tensor.name;
+      std::tie(box.column_begin, box.column_end) = PartOf(tensor.shape[1], rank, ranks);
+      break;
+  }
+  return box;
+}
+
+std::vector<LocalTensor> LocalTensors(const ModelShard& shard) {
+  std::vector<LocalTensor> tensors;
+  for (TensorSpec& spec : ModelTensors(shard.config)) {
+    const std::optional<TensorBox> box = BoxOf(spec, shard);
+    if (!box.has_value()) continue;
+    spec.shape[0] = box->rows();
+    if (spec.shape.size() > 1) spec.shape[1] = box->columns();
+    tensors.push_back({std::move(spec), *box});
+  }
+  return tensors;
+}
+
+Placement PlacementOf(const TensorSpec& tensor, const ModelShard& shard) {
+  Placement placement;
+  placement.partial_over_tp = shard.place.tp_size > 1 && tensor.cut == TensorCut::kReplicated;
+  placement.partial_over_first_and_last_stage =
+      shard.place.pp_size > 1 && shard.config.tie_word_embeddings && tensor.role == TensorRole::kEmbedding;
+  placement.counts_in_norm = (!placement.partial_over_tp || shard.place.tp_rank == 0) &&
+                             (!placement.partial_over_first_and_last_stage || shard.is_first());
+  return placement;
+}
+
+}  // namespace stemma
