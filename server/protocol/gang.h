@@ -6,9 +6,8 @@
 //  (1) at most one worker at a time; a session is one worker's, from its Register to its loss.
 //  (2) the generation grows with every worker that joins: what an earlier one says has other keys.
 //  (3) the configuration in force is the one divided for the worker's memory, once a worker is ready.
-//  (4) a worker that is silent for lost_after, counted while the server was awake, is lost; so is one that does not
-//  load
-//      the model in time (server/protocol/job_watch.h).
+//  (4) a worker that is silent for lost_after, counted while the server was awake, is lost; so is one that is too slow
+//      to load the model (server/protocol/job_watch.h).
 //
 // Absent -> Join -> loading -> BecomeReady -> ready -> Leave -> absent; loading -> Leave.
 #pragma once

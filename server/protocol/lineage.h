@@ -4,8 +4,8 @@
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
 //  (1) the step grows by one with each step that is counted, and is 0 at the begin of a lineage.
-//  (2) weight_version never falls; it grows with each counted step, with weights that are ruined and with a new
-//  lineage. (3) a name is never used twice, and a lineage that has ended is remembered, the last 64 of them.
+//  (2) weight_version never falls; it grows with each counted step, with ruined weights and with a new lineage.
+//  (3) a name is never used twice, and a lineage that has ended is remembered, the last 64 of them.
 //
 // Usable -> (a step wrote numbers that are not finite) unusable; either -> (its worker goes) the next lineage, usable.
 // Errors: Aborted LINEAGE_MISMATCH, STEP_MISMATCH; FailedPrecondition ROLLED_BACK, NONFINITE_UPDATE.
