@@ -82,6 +82,9 @@ struct WaveRun {
   int64_t longest_rows = 0;   // of one member
   int64_t ancestor_rows = 0;  // of the prefix that they attend to; 0: none
   int64_t kv_only_rows = 0;   // of the trajectory: its rows before the last prompt token
+  // Members whose rows are padded to the longest for one call; 0 or 1: each has a call of its own.
+  int64_t padded_members = 0;
+  bool only_below = false;  // the last layer computes its rows in other runs
 };
 
 // One microbatch of Phase B.
@@ -122,8 +125,10 @@ Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64
 double CausalScoreBlocks(int64_t rows);
 double AncestorScoreBlocks(int64_t rows, int64_t keys);
 
-// The same for a forward-only pass: K/V of the prefix, one layer's working set.
-int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows);
+// A forward-only pass keeps no tape and no gradients: what the layer at work made is dropped with it, whatever the
+// policy. Phase A; the K/V that it leaves to Phase B; and what one wave adds to those.
+PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix);
+int64_t ForwardKeptBytes(const ByteShape& shape, int64_t prefix_rows);
 int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave);
 
 }  // namespace stemma

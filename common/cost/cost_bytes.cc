@@ -78,6 +78,16 @@ class Prefixes {
             .dormant_set = OnDevice(Tape(block.before, p_.policy) + block.rows * layer * row_.tape(p_.policy))};
   }
 
+  // Whether the layers' K/V are copied into buffers that this block makes. Later blocks have those of all layers.
+  bool MakesBuffers(const Block& block) const { return block.before == 0 && block.rows < p_.rows; }
+
+  // The same as Forward when the layer ends and such a block has made its buffers.
+  PhaseBytes BuffersMade(const Block& block, int64_t layer) const {
+    PhaseBytes bytes = Forward(block, layer);
+    bytes.hot_set += p_.rows * row_.kv;
+    return bytes;
+  }
+
   // The same in Phase C, by the tape of `policy`. The first block frees the K/V and accumulators of layers above.
   PhaseBytes Backward(const Block& block, int64_t layer) const {
     const int64_t freed = block.before == 0 ? layers_ - 1 - layer : 0;
@@ -142,7 +152,9 @@ class Wave {
 
   LayerRows RowsBelow() const {
     LayerRows l{.rows = w_.rows};
-    for (const WaveRun& run : w_.runs) l.runs.push_back({run.rows, run.longest_rows, run.ancestor_rows});
+    for (const WaveRun& run : w_.runs) {
+      l.runs.push_back({run.rows, run.longest_rows, run.ancestor_rows, run.padded_members});
+    }
     if (w_.runs.empty()) l.runs.push_back({w_.rows, w_.rows, 0});
     return l;
   }
@@ -151,11 +163,31 @@ class Wave {
   LayerRows RowsOfLast() const {
     LayerRows l{.rows = head_rows_};
     for (const WaveRun& run : w_.runs) {
-      const int64_t apart = run.kv_only_rows;
-      l.runs.push_back({run.rows - apart, run.longest_rows - apart, apart > 0 ? apart : run.ancestor_rows});
+      if (run.only_below) continue;
+      const int64_t apart = run.kv_only_rows, ancestor = apart > 0 ? apart : run.ancestor_rows;
+      l.runs.push_back({run.rows - apart, run.longest_rows - apart, ancestor, run.padded_members});
     }
     if (w_.runs.empty()) l.runs.push_back({head_rows_, head_rows_, w_.kv_only_rows});
     return l;
+  }
+
+  // Calls f(bytes) at each moment of a forward-only pass that may be the highest. What a layer makes is there until
+  // the next one begins, as with S0.
+  template <typename F>
+  void ForForwardMoments(const F& f) const {
+    const v1::TapePolicy policy = v1::S0;
+    const int64_t d = row_.input, apart = w_.kv_only_rows, always = Index() + Targets();
+    if (layers_ > 1) f(always + LayerForwardBytes(s_, RowsBelow(), policy));
+    const int64_t kv_only = apart * (row_.kv_only_tape(policy) + row_.kv);
+    if (split()) {
+      f(always + w_.rows * d + apart * kPositionBytes + KvOnlyForwardBytes(s_, apart));
+      f(always + kv_only + w_.rows * (d + kPositionBytes) + head_rows_ * d);
+    }
+    const int64_t last = always + HeadPositions() + kv_only;
+    f(last + LayerForwardBytes(s_, RowsOfLast(), policy));
+    // The last layer's tensors are there until its output is normed.
+    f(last + head_rows_ * (row_.tape(policy) + row_.kv + 2 * d + row_.statistic));
+    f(always + head_rows_ * (d + kForwardHeadRowBytes) + HeadChunkBytes(s_, head_rows_));
   }
 
   // Calls f(tape, working set) at each moment that may be the highest.
@@ -201,7 +233,7 @@ class Wave {
 
 bool Covers(const WaveRun& a, const WaveRun& b) {
   return a.rows >= b.rows && a.longest_rows >= b.longest_rows && a.ancestor_rows >= b.ancestor_rows &&
-         a.kv_only_rows == b.kv_only_rows;
+         a.padded_members >= b.padded_members && a.kv_only_rows == b.kv_only_rows && a.only_below == b.only_below;
 }
 
 }  // namespace
@@ -234,21 +266,33 @@ int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix) {
   return prefix.offload ? Prefixes(shape, prefix).Tape(prefix.rows, prefix.policy) : 0;
 }
 
+namespace {
+
+// The layers at work in Phase A; `policy`: what a layer keeps while it runs.
+void RaiseForward(const ByteShape& shape, const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
+  const int64_t last = shape.config.num_layers - 1;
+  prefixes.ForHighestBlocks([&](const Block& block) {
+    const auto raise = [&](PhaseBytes moment, int64_t working_set) {
+      moment.working_set = working_set;
+      Raise(highest, moment);
+    };
+    const bool makes_buffers = prefixes.MakesBuffers(block);
+    raise(prefixes.Forward(block, last), KvOnlyForwardBytes(shape, block.rows));
+    if (makes_buffers) raise(prefixes.BuffersMade(block, last), KvOnlyCopyBytes(shape, block.rows, policy));
+    if (last == 0) return;
+    raise(prefixes.Forward(block, last - 1), LayerForwardBytes(shape, prefixes.Rows(block), policy));
+    if (makes_buffers) raise(prefixes.BuffersMade(block, last - 1), LayerCopyBytes(shape, block.rows, policy));
+  });
+}
+
+}  // namespace
+
 PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
   const Prefixes prefixes(shape, prefix);
-  const int64_t last = shape.config.num_layers - 1;
   // The end: all tape is kept, the accumulators are made.
   PhaseBytes highest{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
                      .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
-  prefixes.ForHighestBlocks([&](const Block& block) {
-    PhaseBytes top = prefixes.Forward(block, last);
-    top.working_set = KvOnlyForwardBytes(shape, block.rows);
-    Raise(highest, top);
-    if (last == 0) return;
-    PhaseBytes below = prefixes.Forward(block, last - 1);
-    below.working_set = LayerForwardBytes(shape, prefixes.Rows(block), prefix.policy);
-    Raise(highest, below);
-  });
+  RaiseForward(shape, prefixes, prefix.policy, highest);
   return highest;
 }
 
@@ -299,17 +343,24 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
   return highest;
 }
 
-int64_t ForwardPrefixBytes(const ByteShape& shape, int64_t rows) {
-  const PrefixShape prefix{.rows = rows};
+PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  PrefixShape without_tape = prefix;
+  without_tape.policy = v1::S5;
+  const Prefixes prefixes(shape, without_tape);
+  PhaseBytes highest{.hot_set = prefixes.Kv()};
+  RaiseForward(shape, prefixes, v1::S0, highest);
+  return highest;
+}
+
+int64_t ForwardKeptBytes(const ByteShape& shape, int64_t prefix_rows) {
+  const PrefixShape prefix{.rows = prefix_rows};
   return Prefixes(shape, prefix).Kv();
 }
 
 int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave) {
-  const RowBytes row(shape);
-  const int64_t head_rows = wave.rows - wave.kv_only_rows;
-  const int64_t layer = LayerForwardBytes(shape, Wave(shape, wave).RowsBelow(), v1::S0);
-  const int64_t head = head_rows * (2 * row.input + kForwardHeadRowBytes) + HeadChunkBytes(shape, head_rows);
-  return std::max(layer, head) + wave.rows * kIndexBytes + head_rows * kTargetBytes;
+  int64_t highest = 0;
+  Wave(shape, wave).ForForwardMoments([&](int64_t bytes) { highest = std::max(highest, bytes); });
+  return highest;
 }
 
 }  // namespace stemma

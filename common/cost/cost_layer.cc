@@ -28,14 +28,16 @@ int64_t Scratch(const ByteShape& s, int64_t queries, int64_t keys, bool causal, 
 }
 
 // What the calls of one run's attention hold beside their operands: `kept` of each row of what its ancestor gives, then
-// what each span gives, `own` of its rows. Each call has scratch of so many blocks and so many elements of a query.
+// what each span gives, `own` of its rows; or, where spans are padded for one call, `padded` of each row of those, the
+// padded operands included. Each call has scratch of so many blocks and so many elements of a query.
 struct AttentionCalls {
-  int64_t kept, own, blocks, row_elements;
+  int64_t kept, own, padded, blocks, row_elements;
 };
 
 int64_t RunBytes(const ByteShape& s, const LayerRun& run, const AttentionCalls& calls) {
   const int64_t n = run.longest_rows;
-  const int64_t own = n * calls.own + Scratch(s, n, n, /*causal=*/true, calls.blocks, calls.row_elements);
+  const int64_t given = run.padded_spans > 1 ? run.padded_spans * n * calls.padded : n * calls.own;
+  const int64_t own = given + Scratch(s, n, n, /*causal=*/true, calls.blocks, calls.row_elements);
   if (run.ancestor_rows == 0) return own;
   const int64_t ancestor = Scratch(s, run.rows, run.ancestor_rows, /*causal=*/false, calls.blocks, calls.row_elements);
   return run.rows * calls.kept + std::max(own, ancestor);
@@ -48,16 +50,23 @@ int64_t AttentionBytes(const ByteShape& s, const LayerRows& l, const AttentionCa
   return bytes;
 }
 
-// Outputs and log-sum-exps.
+// Keys and values are padded as they are, what is computed on in the accumulate dtype.
+int64_t PaddedKv(const ByteShape& s) { return s.run_bytes * 2 * s.config.kv_size(); }
+
+// Outputs and log-sum-exps. Padded: q, k, v.
 int64_t AttentionForwardBytes(const ByteShape& s, const LayerRows& l) {
-  const int64_t part = s.accumulate_bytes * (s.config.q_size() + s.config.num_heads);
-  return AttentionBytes(s, l, {.kept = part, .own = part, .blocks = 1, .row_elements = 0});
+  const int64_t q = s.accumulate_bytes * s.config.q_size(), part = q + s.accumulate_bytes * s.config.num_heads;
+  return AttentionBytes(s, l,
+                        {.kept = part, .own = part, .padded = part + q + PaddedKv(s), .blocks = 1, .row_elements = 0});
 }
 
-// dq of either; dk and dv of a span; scratch holds the scores' gradients too, and a delta of each query.
+// dq of either; dk and dv of a span; scratch holds the scores' gradients too, and a delta of each query. Padded: q, k,
+// v, the output, its gradient and its log-sum-exps.
 int64_t AttentionBackwardBytes(const ByteShape& s, const LayerRows& l) {
   const int64_t dq = s.accumulate_bytes * s.config.q_size(), dkv = s.accumulate_bytes * 2 * s.config.kv_size();
-  return AttentionBytes(s, l, {.kept = dq, .own = dq + dkv, .blocks = 2, .row_elements = 1});
+  const int64_t operands = 3 * dq + PaddedKv(s) + s.accumulate_bytes * s.config.num_heads;
+  return AttentionBytes(s, l,
+                        {.kept = dq, .own = dq + dkv, .padded = dq + dkv + operands, .blocks = 2, .row_elements = 1});
 }
 
 // A layer's backward, part by part. Sums per row name what is there beside what the step itself makes.
@@ -197,6 +206,11 @@ int64_t LayerForwardBytes(const ByteShape& s, const LayerRows& l, v1::TapePolicy
   return std::max({products, attention, output, gate_up, act, down});
 }
 
+int64_t LayerCopyBytes(const ByteShape& s, int64_t rows, v1::TapePolicy policy) {
+  const RowBytes row(s);
+  return rows * (std::max(row.tape(policy), row.input) + row.input + row.kv / 2);  // x stays until then; y; V
+}
+
 int64_t LayerBackwardBytes(const ByteShape& s, const LayerRows& l, v1::TapePolicy policy, KvOwner owner) {
   return BackwardMoments(s, l, policy, owner).Peak();
 }
@@ -204,6 +218,11 @@ int64_t LayerBackwardBytes(const ByteShape& s, const LayerRows& l, v1::TapePolic
 int64_t KvOnlyForwardBytes(const ByteShape& s, int64_t rows) {
   const RowBytes row(s);
   return rows * (2 * row.input + row.statistic + 2 * row.kv + row.k_statistics);
+}
+
+int64_t KvOnlyCopyBytes(const ByteShape& s, int64_t rows, v1::TapePolicy policy) {
+  const RowBytes row(s);
+  return rows * (std::max(row.kv_only_tape(policy), row.input + row.statistic) + row.kv / 2);
 }
 
 int64_t KvOnlyBackwardBytes(const ByteShape& s, int64_t rows, v1::TapePolicy policy, KvOwner owner) {

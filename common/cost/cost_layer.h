@@ -18,6 +18,7 @@ struct LayerRun {
   int64_t rows = 0;
   int64_t longest_rows = 0;   // of one span
   int64_t ancestor_rows = 0;  // 0: there is none
+  int64_t padded_spans = 0;   // more than one: padded to the longest for one call
 };
 
 // Rows that one layer works on, and how they attend; of the runs those that may need most.
@@ -44,6 +45,10 @@ struct RowBytes {
 // Its input and own K/V included.
 int64_t LayerForwardBytes(const ByteShape& shape, const LayerRows& l, v1::TapePolicy policy);
 
+// Counts what a layer holds when it ends and its V is copied into a buffer that several blocks share: K, copied before,
+// is a part of such a buffer already. The buffers are not counted.
+int64_t LayerCopyBytes(const ByteShape& shape, int64_t rows, v1::TapePolicy policy);
+
 // Whose rows they are: those of a wave hold their K/V themselves. A prefix's K/V and the gradients that others
 // accumulated on them are counted apart; the latter are added to its own.
 enum class KvOwner { kWave, kPrefix };
@@ -53,6 +58,7 @@ int64_t LayerBackwardBytes(const ByteShape& shape, const LayerRows& l, v1::TapeP
 
 // The same of rows of which only K and V are computed. Their gradients are not counted, and K/V as `owner` says.
 int64_t KvOnlyForwardBytes(const ByteShape& shape, int64_t rows);
+int64_t KvOnlyCopyBytes(const ByteShape& shape, int64_t rows, v1::TapePolicy policy);
 int64_t KvOnlyBackwardBytes(const ByteShape& shape, int64_t rows, v1::TapePolicy policy, KvOwner owner);
 
 }  // namespace stemma

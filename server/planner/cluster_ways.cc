@@ -14,7 +14,7 @@ constexpr int64_t kBlockRows[] = {8192, 4096, 2048, 1024, 512, 256, 128};
 using PrefixWayList = absl::InlinedVector<PrefixWay, 11 * 8>;
 
 PrefixWayList PrefixWays(const MemoryOptions& options, int64_t rows) {
-  if (options.forward_only || rows == 0) return {PrefixWay{}};
+  if (rows == 0) return {PrefixWay{}};
   absl::InlinedVector<int64_t, 8> blocks = {options.prefix_block_rows < rows ? options.prefix_block_rows : 0};
   if (options.prefix_block_rows == 0) {
     for (const int64_t block : kBlockRows) {
@@ -22,6 +22,10 @@ PrefixWayList PrefixWays(const MemoryOptions& options, int64_t rows) {
     }
   }
   PrefixWayList ways;
+  if (options.forward_only) {
+    for (const int64_t block : blocks) ways.push_back({.block_rows = block});
+    return ways;
+  }
   for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4, v1::S5}) {
     if (options.prefix_policy != v1::TAPE_POLICY_UNSPECIFIED && options.prefix_policy != policy) continue;
     for (const bool offload : {false, true}) {
@@ -67,7 +71,7 @@ const PrefixShape& ClusterWays::ShapeOf(const PrefixWay& way) {
 }
 
 ClusterWays::Kept ClusterWays::KeptBy(const PrefixWay& way) {
-  if (options_.forward_only) return {.device = {.hot_set = ForwardPrefixBytes(options_.shape, shape_.rows)}};
+  if (options_.forward_only) return {.device = {.hot_set = ForwardKeptBytes(options_.shape, shape_.rows)}};
   const PrefixShape& shape = ShapeOf(way);
   return {PrefixKeptBytes(options_.shape, shape), HostTapeBytes(options_.shape, shape)};
 }
@@ -75,10 +79,11 @@ ClusterWays::Kept ClusterWays::KeptBy(const PrefixWay& way) {
 const ClusterWays::PhasePair& ClusterWays::BytesOf(Prefix& prefix) {
   if (!prefix.bytes) {
     prefix.bytes.emplace();
-    if (!options_.forward_only && shape_.rows > 0) {
-      const PrefixShape& shape = ShapeOf(prefix.way);
-      *prefix.bytes = {PrefixForwardBytes(options_.shape, shape), PrefixBackwardBytes(options_.shape, shape)};
-    }
+    const PrefixShape& shape = ShapeOf(prefix.way);
+    if (shape.rows == 0) return *prefix.bytes;
+    prefix.bytes->forward =
+        options_.forward_only ? ForwardPrefixBytes(options_.shape, shape) : PrefixForwardBytes(options_.shape, shape);
+    if (!options_.forward_only) prefix.bytes->backward = PrefixBackwardBytes(options_.shape, shape);
   }
   return *prefix.bytes;
 }

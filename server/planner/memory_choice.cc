@@ -43,7 +43,12 @@ MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& clus
 }
 
 std::string MemoryReason(const MemoryOptions& options, const MemoryChoice& choice) {
-  if (options.forward_only) return "no tape: forward only";
+  if (options.forward_only) {
+    const int64_t block = choice.way.prefix.block_rows;
+    return absl::StrCat("no tape: forward only",
+                        block > 0 ? absl::StrCat(", prefix in blocks of ", block, " rows") : "", ", needs ",
+                        HumanBytes(choice.peak_bytes), " of ", HumanBytes(options.budget_bytes));
+  }
   const std::string way = WayText(choice.way), budget = HumanBytes(options.budget_bytes);
   if (!choice.wanted) return absl::StrCat(way, ": needs ", HumanBytes(choice.peak_bytes), " of ", budget);
   const WayNeeds& wanted = *choice.wanted;

@@ -23,13 +23,13 @@ void DescribeMemory(const MemoryOptions& options, const MemoryChoice& choice, v1
   seconds.set_prefix_forward(choice.seconds.prefix_forward);
   seconds.set_suffix(choice.seconds.suffix);
   seconds.set_prefix_backward(choice.seconds.prefix_backward);
-  if (options.forward_only) return;
-  report.set_suffix_policy(choice.way.suffix_policy);
+  if (!options.forward_only) report.set_suffix_policy(choice.way.suffix_policy);
   if (choice.way.prefix.rows == 0) return;
-  report.set_prefix_policy(choice.way.prefix.policy);
   report.set_prefix_block_rows(static_cast<uint32_t>(choice.way.prefix.block_rows));
-  report.set_offload_prefix(choice.way.prefix.offload);
   Fill(choice.prefix_forward, peaks.prefix_forward, choice.host_bytes, *report.mutable_prefix_forward());
+  if (options.forward_only) return;
+  report.set_prefix_policy(choice.way.prefix.policy);
+  report.set_offload_prefix(choice.way.prefix.offload);
   Fill(choice.prefix_backward, peaks.prefix_backward, choice.host_bytes, *report.mutable_prefix_backward());
 }
 

@@ -18,6 +18,20 @@ WaveRun RunOf(const MemberShape& member) {
           .kv_only_rows = own_prefix};
 }
 
+// Whether neighbours in a wave attend in one call in every layer.
+bool ShareACall(const MemberShape& a, const MemberShape& b) {
+  if (a.dense || b.dense) return a.dense && b.dense && a.prefix_rows == 0 && b.prefix_rows == 0;
+  return a.prefix == b.prefix;
+}
+
+WaveRun Joined(const WaveRun& run, const WaveRun& next) {
+  WaveRun joined = run;
+  joined.rows += next.rows;
+  joined.longest_rows = std::max(run.longest_rows, next.longest_rows);
+  joined.padded_members += next.padded_members;
+  return joined;
+}
+
 // Whether a wave of `a` alone needs at least what a wave of `b` alone does.
 bool NeedsAtLeast(const MemberShape& a, const MemberShape& b) {
   return a.dense == b.dense && a.rows >= b.rows && a.prefix_rows >= b.prefix_rows;
@@ -40,21 +54,23 @@ bool WaveCuts::bytes_decide() const { return options_.layout != v1::ONE_BY_ONE &
 
 WaveShape WaveCuts::Wave(size_t begin, size_t count, v1::TapePolicy policy) const {
   WaveShape wave = {.policy = policy};
-  WaveRun run;
+  const bool padded = options_.layout == v1::PADDED;
+  WaveRun run, below;
   for (size_t i = begin; i < begin + count; ++i) {
     const MemberShape& member = cluster_.members[i];
-    const WaveRun one = RunOf(member);
+    WaveRun one = RunOf(member);
+    one.padded_members = padded ? 1 : 0;
     wave.rows += one.rows;
     wave.kv_only_rows += one.kv_only_rows;
-    const bool joins =
-        i > begin && !member.dense && !cluster_.members[i - 1].dense && cluster_.members[i - 1].prefix == member.prefix;
-    if (joins) {
-      run.rows += one.rows;
-      run.longest_rows = std::max(run.longest_rows, one.rows);
-    } else {
-      run = one;
-    }
+    const MemberShape* before = i > begin ? &cluster_.members[i - 1] : nullptr;
+    run = before != nullptr && ShareACall(*before, member) ? Joined(run, one) : one;
     AddRun(run, wave);
+    if (!padded || !member.dense) continue;
+    // Without an ancestor all neighbours are one call; in the last layer the rows set apart are their ancestors.
+    one.kv_only_rows = 0;
+    one.only_below = true;
+    below = before != nullptr && before->dense ? Joined(below, one) : one;
+    if (below.padded_members > 1) AddRun(below, wave);
   }
   return wave;
 }

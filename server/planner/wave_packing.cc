@@ -84,7 +84,7 @@ class Cutter {
         added.set_rollout(member.rollout);
       }
     }
-    if (!options_.forward_only) SetPolicies(choice, cluster);
+    SetWay(choice, cluster);
     packed.memory = choice;
     Cut cut;
     cut.seconds = choice.seconds.total();
@@ -92,12 +92,14 @@ class Cutter {
     return cut;
   }
 
-  void SetPolicies(const MemoryChoice& choice, v1::Cluster& cluster) const {
+  // A forward-only pass has blocks and no policies.
+  void SetWay(const MemoryChoice& choice, v1::Cluster& cluster) const {
     const MemoryAlternative& way = choice.way;
+    cluster.set_prefix_block_rows(static_cast<uint32_t>(way.prefix.block_rows));
+    if (options_.forward_only) return;
     cluster.set_suffix_policy(way.suffix_policy);
     if (way.prefix.rows == 0) return;
     cluster.set_prefix_policy(way.prefix.policy);
-    cluster.set_prefix_block_rows(static_cast<uint32_t>(way.prefix.block_rows));
     cluster.set_offload_prefix(way.prefix.offload);
     // What the budget leaves hides copies: tape still leaving when Phase B begins, or back before it ends.
     cluster.set_offload_headroom_bytes(static_cast<uint64_t>(choice.headroom_bytes));
@@ -117,10 +119,10 @@ std::vector<std::string> ForcedFields(const MemoryOptions& options) {
   if (options.wave_suffixes > 1 && options.layout != v1::ONE_BY_ONE) {
     add("wave_suffixes", absl::StrCat(options.wave_suffixes));
   }
+  if (options.prefix_block_rows > 0) add("prefix_block_rows", absl::StrCat(options.prefix_block_rows));
   if (options.forward_only) return fields;
   if (options.prefix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("prefix_policy", policy(options.prefix_policy));
   if (options.suffix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("suffix_policy", policy(options.suffix_policy));
-  if (options.prefix_block_rows > 0) add("prefix_block_rows", absl::StrCat(options.prefix_block_rows));
   if (options.offload == v1::OFFLOAD_ON) add("offload", "on");
   if (options.offload == v1::OFFLOAD_OFF) add("offload", "off");
   return fields;

@@ -226,9 +226,31 @@ TEST(MemoryChoiceTest, AForwardOnlyPassHasNoPolicyAndTakesFewerBytes) {
   options.suffix_policy = v1::S4;  // of a tape: there is none
   const MemoryAnswer answer = ChooseMemory(options, cluster);
   ASSERT_TRUE(answer.choice);
-  EXPECT_EQ(Alternatives(options, cluster).size(), 1u);
+  for (const MemoryAlternative& way : Alternatives(options, cluster)) {  // blocks are all that is left to choose
+    EXPECT_EQ(way.prefix.policy, v1::S0);
+    EXPECT_EQ(way.suffix_policy, v1::S0);
+    EXPECT_FALSE(way.prefix.offload);
+  }
   EXPECT_LT(answer.choice->peak_bytes, both / 2);
   EXPECT_EQ(answer.choice->seconds.prefix_backward, 0);
+}
+
+// Phase A's working set counts, and where it does not fit, the prefixes are computed in blocks.
+TEST(MemoryChoiceTest, AForwardOnlyPassIsPlannedInBlocksWhereItDoesNotFitAtOnce) {
+  MemoryOptions options = BenchMemory(4096 * kMiB);
+  options.forward_only = true;
+  const ClusterShape cluster = OneGroup(4000, 16, 2);
+  const MemoryAnswer ample = ChooseMemory(options, cluster);
+  ASSERT_TRUE(ample.choice);
+  EXPECT_EQ(ample.choice->way.prefix.block_rows, 0);
+  EXPECT_EQ(ample.choice->peak_bytes, ForwardPrefixBytes(options.shape, ample.choice->way.prefix).peak());
+  options.budget_bytes = ample.choice->peak_bytes - 1;
+  const MemoryAnswer tight = ChooseMemory(options, cluster);
+  ASSERT_TRUE(tight.choice);
+  EXPECT_GT(tight.choice->way.prefix.block_rows, 0);
+  EXPECT_LE(tight.choice->peak_bytes, options.budget_bytes);
+  EXPECT_GT(tight.choice->seconds.prefix_forward, ample.choice->seconds.prefix_forward);
+  EXPECT_THAT(MemoryReason(options, *tight.choice), HasSubstr("in blocks of"));
 }
 
 }  // namespace

@@ -384,6 +384,7 @@ TEST(PlannerTest, AForwardOnlyPassCountsForwardFlopsAndFewerBytes) {
   const auto forward = MakePlan(Model(), request);
   EXPECT_DOUBLE_EQ(forward->report.flops() * 3, both->report.flops());
   EXPECT_LT(forward->report.peak_bytes(), both->report.peak_bytes() / 2);
+  EXPECT_GT(forward->report.steps(0).clusters(0).prefix_forward().working_set(), 0u);
 }
 
 }  // namespace

@@ -179,5 +179,20 @@ TEST(WavePackingTest, AnOffloadedTapeKeepsNoMoreThanTheBudgetLeavesBesideEachPha
   EXPECT_GE(in_between, 2) << "some budgets must hold a part of the tape";
 }
 
+TEST(WavePackingTest, AForwardOnlyPassIsSentTheBlocksThatItIsPlannedIn) {
+  const PackingGroup group = {
+      .group = 0, .uid = "g", .prefix_rows = 4000, .reuse = true, .members = {{0, 16}, {1, 16}}};
+  MemoryOptions options = BenchMemory(int64_t{1} << 40);
+  options.forward_only = true;
+  const auto ample = Pack(options, {group});
+  ASSERT_TRUE(ample.ok()) << ample.status();
+  EXPECT_EQ(ample->front().cluster.prefix_block_rows(), 0u);
+  options.budget_bytes = ample->front().memory.peak_bytes - 1;
+  const auto tight = Pack(options, {group});
+  ASSERT_TRUE(tight.ok()) << tight.status();
+  EXPECT_GT(tight->front().cluster.prefix_block_rows(), 0u);
+  EXPECT_EQ(tight->front().cluster.prefix_policy(), v1::TAPE_POLICY_UNSPECIFIED);
+}
+
 }  // namespace
 }  // namespace stemma::server
