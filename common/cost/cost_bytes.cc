@@ -42,7 +42,7 @@ struct Block {
 class Prefixes {
  public:
   Prefixes(const ByteShape& shape, const PrefixShape& prefix)
-      : s_(shape), p_(prefix), row_(shape), layers_(shape.config.num_layers) {
+      : p_(prefix), row_(shape), layers_(shape.config.num_layers) {
     block_rows_ = p_.block_rows > 0 ? std::min(p_.block_rows, p_.rows) : p_.rows;
   }
 
@@ -127,7 +127,6 @@ class Prefixes {
   int64_t OnDevice(int64_t bytes) const { return p_.offload ? std::min(bytes, p_.headroom_bytes) : bytes; }
 
  private:
-  const ByteShape& s_;
   const PrefixShape& p_;
   const RowBytes row_;
   const int64_t layers_;
