@@ -74,6 +74,7 @@ absl::Status InProcess::Load(TrainingRequest request) {
   if (options_.edit_step) {
     for (v1::StepPlan& step : *plan_.plan.mutable_steps()) options_.edit_step(step);
   }
+  if (options_.edit_entry_pass) options_.edit_entry_pass(*plan_.plan.mutable_log_prob_pass());
   internal::v1::PayloadChunk chunk;
   chunk.set_id(request.update.request().request_id());
   for (v1::PromptGroup& group : request.groups) *chunk.add_groups() = std::move(group);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -80,6 +81,31 @@ class TapePolicyTest : public ::testing::TestWithParam<ModelCase> {
     return gradients;
   }
 
+  // |sum of old - new| over one token of each group, whose `old` comes from an entry pass in blocks of so many rows,
+  // while the step itself runs its prefixes at once.
+  double EntryPassError(uint32_t block_rows,
+                        std::unique_ptr<AttentionKernel> kernel = std::make_unique<CpuAttention>()) {
+    TrainingRequest request = SyntheticRequest({97, 1, 40}, {1}, kVocab);
+    request.update.mutable_loss()->set_loss_mode("vanilla");
+    request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+    InProcessOptions options;
+    options.run.set_model(directory_);
+    options.run.set_dtype(GetParam().dtype);
+    options.run.set_schedule(GetParam().schedule);
+    options.run.set_head_chunk_tokens(32);
+    options.run.set_memory_budget_bytes(uint64_t{1} << 30);
+    options.run.set_threads(1);
+    options.edit_entry_pass = [&](v1::StepPlan& pass) {
+      for (v1::Cluster& cluster : *pass.mutable_clusters()) cluster.set_prefix_block_rows(block_rows);
+    };
+    auto engine = InProcess::Create(options, MakeCpuBackend(std::move(kernel)));
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    EXPECT_TRUE((*engine)->Load(std::move(request)).ok());
+    const auto vote = (*engine)->Prepare(0);
+    EXPECT_TRUE(vote.ok() && vote->yes()) << vote.status();
+    return std::abs(vote->sums().neg_log_ratio_nats());
+  }
+
   std::string directory_;
 };
 
@@ -142,6 +168,32 @@ TEST_P(TapePolicyTest, BlocksOfAnySizeAgreeWithTheWholePrefix) {
           << v1::TapePolicy_Name(policy) << ", blocks of " << rows;
     }
   }
+}
+
+// A forward-only pass in blocks gives the log-probs of the step that follows it, so that every ratio is 1.
+TEST_P(TapePolicyTest, AForwardOnlyPassInBlocksAgreesWithTheStepAtOnce) {
+  if (std::string(GetParam().dtype) != "fp64") GTEST_SKIP() << "rounding of fp32 and bf16 depends on the blocks";
+  for (const uint32_t rows : {0u, 1u, 16u, 39u, 96u, 135u, 4096u}) {
+    EXPECT_LT(EntryPassError(rows), kExact) << "blocks of " << rows;
+  }
+}
+
+// Keys of a block's earlier rows, one row further on.
+class WrongKeys : public CpuAttention {
+ public:
+  explicit WrongKeys(int64_t block_rows) : block_rows_(block_rows) {}
+  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                 double scale) const override {
+    return CpuAttention::Forward(q, causal || q.size(3) != block_rows_ ? k : k.roll(1, 2), v, causal, scale);
+  }
+
+ private:
+  const int64_t block_rows_;
+};
+
+TEST_P(TapePolicyTest, ControlAForwardOnlyBlockThatReadsOtherKeysIsSeen) {
+  if (std::string(GetParam().dtype) != "fp64") GTEST_SKIP() << "as the claim";
+  EXPECT_GT(EntryPassError(30, std::make_unique<WrongKeys>(30)), 1e-6);  // six orders above what rounding does
 }
 
 // What a block gives to the keys of the blocks before it, one block further on.
