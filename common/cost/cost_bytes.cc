@@ -230,6 +230,23 @@ class Wave {
   const int64_t layers_, head_rows_;
 };
 
+// The layers at work in Phase A; `policy`: what a layer keeps while it runs.
+void RaiseForward(const ByteShape& shape, const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
+  const int64_t last = shape.config.num_layers - 1;
+  prefixes.ForHighestBlocks([&](const Block& block) {
+    const auto raise = [&](PhaseBytes moment, int64_t working_set) {
+      moment.working_set = working_set;
+      Raise(highest, moment);
+    };
+    const bool makes_buffers = prefixes.MakesBuffers(block);
+    raise(prefixes.Forward(block, last), KvOnlyForwardBytes(shape, block.rows));
+    if (makes_buffers) raise(prefixes.BuffersMade(block, last), KvOnlyCopyBytes(shape, block.rows, policy));
+    if (last == 0) return;
+    raise(prefixes.Forward(block, last - 1), LayerForwardBytes(shape, prefixes.Rows(block), policy));
+    if (makes_buffers) raise(prefixes.BuffersMade(block, last - 1), LayerCopyBytes(shape, block.rows, policy));
+  });
+}
+
 bool Covers(const WaveRun& a, const WaveRun& b) {
   return a.rows >= b.rows && a.longest_rows >= b.longest_rows && a.ancestor_rows >= b.ancestor_rows &&
          a.padded_members >= b.padded_members && a.kv_only_rows == b.kv_only_rows && a.only_below == b.only_below;
@@ -264,27 +281,6 @@ double AncestorScoreBlocks(int64_t rows, int64_t keys) {
 int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix) {
   return prefix.offload ? Prefixes(shape, prefix).Tape(prefix.rows, prefix.policy) : 0;
 }
-
-namespace {
-
-// The layers at work in Phase A; `policy`: what a layer keeps while it runs.
-void RaiseForward(const ByteShape& shape, const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
-  const int64_t last = shape.config.num_layers - 1;
-  prefixes.ForHighestBlocks([&](const Block& block) {
-    const auto raise = [&](PhaseBytes moment, int64_t working_set) {
-      moment.working_set = working_set;
-      Raise(highest, moment);
-    };
-    const bool makes_buffers = prefixes.MakesBuffers(block);
-    raise(prefixes.Forward(block, last), KvOnlyForwardBytes(shape, block.rows));
-    if (makes_buffers) raise(prefixes.BuffersMade(block, last), KvOnlyCopyBytes(shape, block.rows, policy));
-    if (last == 0) return;
-    raise(prefixes.Forward(block, last - 1), LayerForwardBytes(shape, prefixes.Rows(block), policy));
-    if (makes_buffers) raise(prefixes.BuffersMade(block, last - 1), LayerCopyBytes(shape, block.rows, policy));
-  });
-}
-
-}  // namespace
 
 PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
   const Prefixes prefixes(shape, prefix);

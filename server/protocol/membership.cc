@@ -119,7 +119,6 @@ void Membership::LoseWeights(const std::string& request_id, const std::string& p
   p_.out.AddReason(p_.lineage.unusable());
   p_.out.Add(ReadinessAction{false});
   FailEverything(p_.lineage.UnusableError());
-  if (draining_) FinishDrain();
 }
 
 void Membership::FailEverything(const absl::Status& status) {

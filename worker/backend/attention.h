@@ -17,6 +17,12 @@ namespace stemma::worker {
 struct AncestorKv {
   at::Tensor k_CKE, v_CKE;    // C > 0
   at::Tensor gk_CKE, gv_CKE;  // undefined in a forward-only pass
+
+  // Rows [begin, end), as views.
+  AncestorKv Rows(int64_t begin, int64_t end) const {
+    const auto rows = [&](const at::Tensor& x) { return x.defined() ? x.slice(0, begin, end) : x; };
+    return {rows(k_CKE), rows(v_CKE), rows(gk_CKE), rows(gv_CKE)};
+  }
 };
 
 // A segment's rows in the packed batch. Spans are adjacent, in order, and cover all T rows; spans of one ancestor are

@@ -89,6 +89,7 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       directory_(std::move(directory)),
       weights_(std::move(weights)),
       ranges_(AllRanges(weights_.parameters)),
+      norm_ranges_(NormRanges(weights_)),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),
       copies_(std::move(copies)),
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}) {
@@ -153,7 +154,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   sender.Flush();
 
   vote.set_empty(prepare.plan().clusters_size() == 0);
-  vote.set_grad_norm_squared(GradNormSquared(weights_.parameters, NormRanges(weights_)));
+  vote.set_grad_norm_squared(GradNormSquared(weights_.parameters, norm_ranges_));
   vote.set_yes(std::isfinite(vote.grad_norm_squared()));
   if (!vote.yes()) {
     vote.set_no_reason(internal::v1::NONFINITE);

@@ -48,7 +48,8 @@ class ModelEngine final : public Engine {
   const Backend backend_;
   const ModelDirectory directory_;
   Weights weights_;
-  const ParameterRanges ranges_;  // that this engine steps: all
+  const ParameterRanges ranges_;       // that this engine steps: all
+  const ParameterRanges norm_ranges_;  // that it counts in the gradient norm
   RopeTable rope_;
   std::unique_ptr<HostArena> host_;
   std::unique_ptr<CopyEngine> copies_;

@@ -124,6 +124,7 @@ class Pass {
       const TokenArray prompt(payload_.groups[g].prompt_tokens());
       for (int64_t i = 0; i < lengths.back(); ++i) tokens.push_back(prompt[i]);
     }
+    RETURN_IF_ERROR(CheckTokens(tokens, options_.context.weights->config.vocab_size));
     const bool offload = cluster.offload_prefix();
     PrefixBatch prefixes =
         PrefixForward(options_.context, tokens, lengths,

@@ -2,6 +2,7 @@
 // payload, model and loss meet. Engine thread only. It waits for the device once per wave, for the wave's results.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <span>
 
@@ -38,6 +39,8 @@ struct PassSums {
   // Highest device bytes in each phase, above those at the start of the pass.
   int64_t prefix_forward_bytes = 0, suffix_bytes = 0, prefix_backward_bytes = 0;
   ResidencyStats offload;  // sums over the clusters; peaks are their highest
+
+  int64_t peak_bytes() const { return std::max({prefix_forward_bytes, suffix_bytes, prefix_backward_bytes}); }
 };
 
 // Forward and backward: adds to the parameters' gradients. Errors: Cancelled; InvalidArgument - plan and payload

@@ -22,7 +22,8 @@ inline constexpr double kSlowMultiple = 10;
 // the arithmetic that the plan predicts.
 inline constexpr double kSlowFloorSeconds = 1;
 
-// Returns "", or the warning that `operation` ("suffix", "APPLY") of this step was slow. A prediction of 0 is none.
+// Returns "", or the warning that `operation` ("suffix waves", "APPLY") of this step was slow. A prediction of 0 is
+// none.
 std::string SlowLine(const internal::v1::StepKey& key, std::string_view operation, double seconds, double predicted_s);
 
 // Returns the warnings of the phases that were slow.

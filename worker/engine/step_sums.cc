@@ -1,7 +1,5 @@
 #include "worker/engine/step_sums.h"
 
-#include <algorithm>
-
 namespace stemma::worker {
 namespace {
 
@@ -29,7 +27,7 @@ internal::v1::StepSums StepSumsOf(const PassSums& sums) {
   out.set_prefix_forward_bytes(Count(sums.prefix_forward_bytes));
   out.set_suffix_bytes(Count(sums.suffix_bytes));
   out.set_prefix_backward_bytes(Count(sums.prefix_backward_bytes));
-  out.set_peak_bytes(Count(std::max({sums.prefix_forward_bytes, sums.suffix_bytes, sums.prefix_backward_bytes})));
+  out.set_peak_bytes(Count(sums.peak_bytes()));
   out.set_host_bytes(Count(sums.offload.peak_host_bytes));
   out.set_offload_out_bytes(Count(sums.offload.bytes_out));
   out.set_offload_in_bytes(Count(sums.offload.bytes_in));

@@ -19,6 +19,8 @@ at::Tensor OnDevice(const Backend& backend, const std::vector<int64_t>& values) 
   return at::tensor(values, at::TensorOptions(at::kCPU).dtype(at::kLong)).to(backend.device);
 }
 
+}  // namespace
+
 absl::Status CheckTokens(const std::vector<int64_t>& tokens, int64_t vocab) {
   for (const int64_t token : tokens) {
     if (token < 0 || token >= vocab) {
@@ -28,8 +30,6 @@ absl::Status CheckTokens(const std::vector<int64_t>& tokens, int64_t vocab) {
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const Payload& payload,
                                             const std::vector<MemberRows>& members, const v1::Cluster& cluster,

@@ -19,8 +19,12 @@ struct WaveTensors {
   at::Tensor targets_B;  // int64: the response tokens of the members, in order
 };
 
+// Errors: InvalidArgument - a token is not in the vocabulary. Kernels index by tokens without a look, so whatever makes
+// a tensor of a payload's tokens asks this first.
+absl::Status CheckTokens(const std::vector<int64_t>& tokens, int64_t vocab);
+
 // `wave`: rows of `members` (worker/schedule/wave_rows.h), run with its cluster's suffix policy. Errors:
-// InvalidArgument - a token is not in the vocabulary; kernels index by tokens without a look.
+// those of CheckTokens.
 absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const Payload& payload,
                                             const std::vector<MemberRows>& members, const v1::Cluster& cluster,
                                             const v1::Wave& wave);

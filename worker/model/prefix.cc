@@ -31,11 +31,7 @@ AttentionBatch BatchOf(const LayerContext& context, PrefixBatch& prefixes, const
     AttentionSpan span{begin - block.begin, end - block.begin, -1};
     const int64_t earlier = begin - prefixes.kv.spans[p].begin;
     if (earlier > 0) {
-      AncestorKv ancestor = prefixes.kv.Get(layer, static_cast<int64_t>(p));
-      for (at::Tensor* kv : {&ancestor.k_CKE, &ancestor.v_CKE, &ancestor.gk_CKE, &ancestor.gv_CKE}) {
-        if (kv->defined()) *kv = kv->narrow(0, 0, earlier);
-      }
-      batch.ancestors.push_back(std::move(ancestor));
+      batch.ancestors.push_back(prefixes.kv.Get(layer, static_cast<int64_t>(p)).Rows(0, earlier));
       span.ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
     }
     batch.spans.push_back(span);

@@ -67,7 +67,8 @@ class WaveAttention {
         if (s.prefix != current) batch.ancestors.push_back(kv_.Get(last_layer(), s.prefix));
         ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
       } else if (s.kv_only_rows > 0) {
-        batch.ancestors.push_back(Slice(kv, gk_TKE, gv_TKE, a, a + s.kv_only_rows));
+        const AncestorKv apart{kv.k_TKE, kv.v_TKE, gk_TKE, gv_TKE};
+        batch.ancestors.push_back(apart.Rows(a, a + s.kv_only_rows));
         ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
       }
       current = s.prefix;
@@ -85,16 +86,6 @@ class WaveAttention {
     batch.layout = wave_.layout;
     batch.scale = AttentionScale(context_.weights->config);
     return batch;
-  }
-
-  static AncestorKv Slice(const KvTape& kv, const at::Tensor& gk_TKE, const at::Tensor& gv_TKE, int64_t begin,
-                          int64_t end) {
-    AncestorKv ancestor{kv.k_TKE.slice(0, begin, end), kv.v_TKE.slice(0, begin, end), {}, {}};
-    if (gk_TKE.defined()) {
-      ancestor.gk_CKE = gk_TKE.slice(0, begin, end);
-      ancestor.gv_CKE = gv_TKE.slice(0, begin, end);
-    }
-    return ancestor;
   }
 
   const LayerContext& context_;

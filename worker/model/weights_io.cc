@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <glog/logging.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/dtype_names.h"
 #include "common/base/file.h"
 #include "common/base/file_writer.h"
 #include "common/base/json.h"
@@ -153,6 +155,15 @@ absl::Status CopyTensor(FileWriter& writer, const RegularFile& file, const safet
   });
 }
 
+// The exporter copies what the weights do not name as the source has it: of a part it would write old weights.
+void CheckWhole(const Weights& weights, const ModelConfig& config) {
+  const std::vector<LocalTensor> whole = LocalTensors(WholeModel(config));
+  CHECK_EQ(weights.hf_tensors.size(), whole.size()) << "an export takes the weights of the whole model";
+  for (size_t i = 0; i < whole.size(); ++i) {
+    CHECK(weights.hf_tensors[i].box == whole[i].box) << whole[i].spec.name << ": an export takes the whole tensor";
+  }
+}
+
 class Exporter {
  public:
   Exporter(const Weights& weights, const ModelDirectory& source, std::optional<Dtype> dtype)
@@ -164,21 +175,21 @@ class Exporter {
     }
   }
 
-  absl::StatusOr<uint64_t> WriteShard(const WeightFile& shard, const fs::path& folder) {
-    ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(shard.path));
-    ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(folder / shard.file_name));
-    std::vector<safetensors::TensorEntry> tensors = shard.header.tensors;
+  absl::StatusOr<uint64_t> Write(const WeightFile& like, const fs::path& folder) {
+    ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(like.path));
+    ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(folder / like.file_name));
+    std::vector<safetensors::TensorEntry> tensors = like.header.tensors;
     std::string header = Converted(tensors);
     if (header.empty()) {
-      const uint64_t size = shard.header.raw.size();
+      const uint64_t size = like.header.raw.size();
       header.assign(reinterpret_cast<const char*>(&size),
                     sizeof(size));  // little-endian, as the format and x86 have it
-      header += shard.header.raw;
+      header += like.header.raw;
     }
     RETURN_IF_ERROR(writer.Write(header.data(), header.size()));
     for (size_t i = 0; i < tensors.size(); ++i) {
       const auto it = by_name_.find(tensors[i].name);
-      RETURN_IF_ERROR(it == by_name_.end() ? CopyTensor(writer, file, shard.header.tensors[i])
+      RETURN_IF_ERROR(it == by_name_.end() ? CopyTensor(writer, file, like.header.tensors[i])
                                            : WriteTensor(writer, weights_.MasterSlice(*it->second), tensors[i].dtype));
       tensor_bytes_ += tensors[i].end - tensors[i].begin;
     }
@@ -236,9 +247,10 @@ class Exporter {
 }  // namespace
 
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name) {
-  if (name == "fp32") return at::kFloat;
-  if (name == "fp64") return at::kDouble;
-  if (name == "bf16") return at::kBFloat16;
+  const std::optional<RunDtype> dtype = FindRunDtype(name);
+  if (dtype == RunDtype::kFp32) return at::kFloat;
+  if (dtype == RunDtype::kFp64) return at::kDouble;
+  if (dtype == RunDtype::kBf16) return at::kBFloat16;
   return absl::InvalidArgumentError("dtype: '" + name + "' is not one of fp32, fp64, bf16");
 }
 
@@ -269,6 +281,7 @@ absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const Model
 
 absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirectory& source, const std::string& target,
                                        const std::optional<std::string>& dtype) {
+  CheckWhole(weights, source.config);
   std::optional<Dtype> export_dtype;
   if (dtype.has_value()) {
     ASSIGN_OR_RETURN(export_dtype, ParseExportDtype(*dtype));
@@ -280,9 +293,9 @@ absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirect
   ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Create(target));
   Exporter exporter(weights, source, export_dtype);
   uint64_t bytes = 0;
-  for (const WeightFile& shard : source.shards) {
-    ASSIGN_OR_RETURN(const uint64_t shard_bytes, exporter.WriteShard(shard, folder.path()));
-    bytes += shard_bytes;
+  for (const WeightFile& weight_file : source.shards) {
+    ASSIGN_OR_RETURN(const uint64_t file_bytes, exporter.Write(weight_file, folder.path()));
+    bytes += file_bytes;
   }
   RETURN_IF_ERROR(exporter.WriteOtherFiles(folder.path()));
   RETURN_IF_ERROR(folder.Commit());

@@ -16,7 +16,7 @@
 
 namespace stemma::worker {
 
-// "fp32", "fp64", "bf16". Errors: InvalidArgument.
+// Takes what FindRunDtype knows (common/base/dtype_names.h). Errors: InvalidArgument.
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 
 // Errors: InvalidArgument - a tensor is missing, of a dtype that is not supported, or holds a number that is not finite
@@ -25,9 +25,9 @@ absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const Model
                                     at::Device device, v1::OptimizerResidency residency);
 
 // Writes into a temporary directory beside `target` and renames it when complete; after an error nothing is left of it.
-// `weights`: of the whole model. `dtype`: float32, float64, bfloat16, float16; absent: as loaded. Returns the bytes of
-// the safetensors files. Errors: AlreadyExists - `target` is there; InvalidArgument - unknown dtype, or config or index
-// are no objects any more; the file system's.
+// REQUIRES: the weights of the whole model. `dtype`: float32, float64, bfloat16, float16; absent: as loaded. Returns
+// the bytes of the safetensors files. Errors: AlreadyExists - `target` is there; InvalidArgument - unknown dtype, or
+// config or index are no objects any more; the file system's.
 absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirectory& source, const std::string& target,
                                        const std::optional<std::string>& dtype);
 

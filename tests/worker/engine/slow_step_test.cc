@@ -1,18 +1,13 @@
 // An operation that takes ten times its prediction is in the worker's log, and one that does not is not.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
-#include "common/model/model_init.h"
 #include "glog/logging.h"
-#include "tests/testing/in_process.h"
-#include "tests/testing/namespaces.h"
-#include "tests/testing/synthetic.h"
+#include "tests/worker/engine/small_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
@@ -61,28 +56,19 @@ class Warnings final : public google::LogSink {
   std::vector<std::string> lines;
 };
 
-TEST(SlowStepTest, AWarningNamesTheOperationThatWasSlow) {
-  const std::string directory = ::testing::TempDir() + "/slow_step";
-  std::filesystem::remove_all(directory);
-  ASSERT_TRUE(WriteRandomModel(SyntheticModel({}), {}, directory).ok());
-  InProcessOptions options;
-  options.run.set_model(directory);
-  options.run.set_dtype("fp32");
-  options.run.set_head_chunk_tokens(128);
-  options.run.set_threads(1);
-  auto engine = InProcess::Create(options, SleepyBackend());
-  ASSERT_TRUE(engine.ok()) << engine.status();
-  TrainingRequest request = SyntheticRequest({1}, {8, 8}, SyntheticModel({}).vocab_size);  // no prefix: one phase
-  request.update.mutable_adam()->set_learning_rate(1e-3);
-  request.update.mutable_adam()->set_eps(1e-8);
-  ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
+using SlowStepTest = SmallEngineTest;
+
+TEST_F(SlowStepTest, AWarningNamesTheOperationThatWasSlow) {
+  const auto engine = MakeEngine(SleepyBackend());
+  ASSERT_NE(engine, nullptr);
+  ASSERT_TRUE(engine->Load(Request({1})).ok());  // no prefix: one phase
   Warnings warnings;
   const auto step = [&](bool slow_phase, bool slow_apply) {
     sleeps() = slow_phase;
-    const auto vote = (*engine)->Prepare(0);
+    const auto vote = engine->Prepare(0);
     ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
     sleeps() = slow_apply;
-    ASSERT_TRUE((*engine)->Apply(0, *vote).ok());
+    ASSERT_TRUE(engine->Apply(0, *vote).ok());
   };
   step(false, false);
   EXPECT_TRUE(warnings.lines.empty()) << warnings.lines.front();
@@ -92,7 +78,6 @@ TEST(SlowStepTest, AWarningNamesTheOperationThatWasSlow) {
       << warnings.lines[0];
   EXPECT_EQ(warnings.lines[1].rfind("APPLY of step 2 of request r1 (k 0, attempt 2) took 1.", 0), 0u)
       << warnings.lines[1];
-  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

@@ -55,10 +55,8 @@ class DealtPrefixKv final : public PrefixKv {
 
   AncestorKv Get(int64_t layer, int64_t prefix) override {
     if (got_.insert(layer).second) calls += "G" + std::to_string(layer) + " ";
-    const AncestorKv& rows = here_.at(layer);
     const AttentionSpan& span = spans_[static_cast<size_t>(prefix)];
-    const auto of = [&](const at::Tensor& x) { return x.defined() ? x.slice(0, span.begin, span.end) : x; };
-    return {of(rows.k_CKE), of(rows.v_CKE), of(rows.gk_CKE), of(rows.gv_CKE)};
+    return here_.at(layer).Rows(span.begin, span.end);
   }
 
   void Reduce(int64_t layer) override {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -104,6 +105,13 @@ TEST_P(WeightsShardTest, NormsOfTheRanksAddUpToTheModels) {
   EXPECT_NEAR(sum / expected, 1, 1e-12);  // fp64 sums in another order
   const bool copies = tp_ > 1 || (pp_ > 1 && directory_.config.tie_word_embeddings);
   EXPECT_EQ(sum_of_everything > expected * (1 + 1e-9), copies) << "a rank that counts copies fails";
+}
+
+// What a rank does not hold would be written as it was loaded.
+TEST_P(WeightsShardTest, AnExportOfAPartIsOurBug) {
+  if (tp_ * pp_ == 1) return;
+  const std::vector<Weights> shards = LoadShards();
+  EXPECT_DEATH((void)ExportWeights(shards.back(), directory_, path_ + "_export", std::nullopt), "an export takes");
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, WeightsShardTest, ::testing::Range(1, 31));

@@ -65,7 +65,7 @@ Inputs MakeInputs(const Case& c, uint64_t seed = 7) {
             {}};
   for (const int64_t rows : c.ancestor_rows) {
     for (auto* of_ancestor : {&in.ancestor_k, &in.ancestor_v}) {
-      of_ancestor->push_back(AncestorRows(c, rows, [&](at::IntArrayRef sizes) { return normal(sizes); }));
+      of_ancestor->push_back(AncestorRows(c, rows, normal));
     }
   }
   return in;

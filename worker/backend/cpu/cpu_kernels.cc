@@ -77,9 +77,6 @@ void QkvForward(const QkvForwardOperands& args) {
   });
 }
 
-// [T, K, E] as [K, T, E], a view.
-at::Tensor HeadMajor(const at::Tensor& x_TKE) { return x_TKE.transpose(0, 1); }
-
 template <typename T>
 kernels::HeadRows<const T> HeadRowsOf(const at::Tensor& x_HTE) {
   if (!x_HTE.defined()) return {};

@@ -77,9 +77,6 @@ at::Tensor QueriesOf(const at::Tensor& x, int64_t begin, int64_t count) {
   return x.narrow(2, begin, count).unsqueeze(0);
 }
 
-// [rows, K, E] -> view [K, rows, E].
-at::Tensor HeadMajor(const at::Tensor& x) { return x.transpose(0, 1); }
-
 // [K, T, E] rows -> [1, K, count, E].
 at::Tensor KeysOf(const at::Tensor& x, int64_t begin, int64_t count) { return x.narrow(1, begin, count).unsqueeze(0); }
 

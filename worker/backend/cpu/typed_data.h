@@ -33,6 +33,9 @@ constexpr at::ScalarType ScalarTypeOf() {
   }
 }
 
+// [rows, K, E] as [K, rows, E], a view.
+inline at::Tensor HeadMajor(const at::Tensor& x) { return x.transpose(0, 1); }
+
 // Data of a tensor of this type, any strides; null if undefined.
 template <typename T>
 T* StridedData(const at::Tensor& tensor) {

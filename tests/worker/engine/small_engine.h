@@ -1,0 +1,56 @@
+// The real engine on a small random model, for tests of what it answers and logs.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/model/model_init.h"
+#include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
+#include "tests/testing/synthetic.h"
+
+namespace stemma::testing {
+
+class SmallEngineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ =
+        ::testing::TempDir() + "/small_engine_" + ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(directory_);
+    ASSERT_TRUE(WriteRandomModel(SyntheticModel({}), {}, directory_).ok());
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  // Null, and the test fails, where the engine cannot be made.
+  std::unique_ptr<InProcess> MakeEngine(Backend backend) const {
+    InProcessOptions options;
+    options.run.set_model(directory_);
+    options.run.set_dtype("fp32");
+    options.run.set_schedule(v1::REUSE);
+    options.run.set_head_chunk_tokens(128);
+    options.run.set_threads(1);
+    auto engine = InProcess::Create(options, std::move(backend));
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return engine.ok() ? *std::move(engine) : nullptr;
+  }
+
+  static int64_t vocab() { return SyntheticModel({}).vocab_size; }
+
+  // Two responses of eight tokens to each prompt.
+  static TrainingRequest Request(const std::vector<int64_t>& prompts) {
+    TrainingRequest request = SyntheticRequest(prompts, {8, 8}, vocab());
+    request.update.mutable_adam()->set_learning_rate(1e-3);
+    request.update.mutable_adam()->set_eps(1e-8);
+    return request;
+  }
+
+ private:
+  std::string directory_;
+};
+
+}  // namespace stemma::testing
