@@ -45,6 +45,14 @@ v1::GroupCost GroupCostOf(MemoryChooser& chooser, const PackingGroup& packing) {
   return cost;
 }
 
+PlacementGroup PlacementGroupOf(MemoryChooser& chooser, const PackingGroup& packing) {
+  if (packing.members.empty()) return {};
+  const std::shared_ptr<const MemoryChoice> choice = chooser.Choose(GroupShape(packing, packing.reuse));
+  if (!choice) return {};
+  const PredictedSeconds& seconds = choice->seconds;
+  return {.prefix_s = seconds.prefix_forward + seconds.prefix_backward, .suffixes_s = seconds.suffix};
+}
+
 std::string ChooseReuse(MemoryChooser& chooser, v1::Schedule schedule, double flops_saved, PackingGroup& packing) {
   packing.reuse = false;
   if (packing.prefix_rows == 0) return "dense: a prompt of one token has no prefix";

@@ -1,10 +1,11 @@
-// What one group costs alone, by reuse and dense, and which of the two it takes. Pure.
+// What one group costs alone, by reuse and dense, which of the two it takes, and what it then costs its rank. Pure.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "server/planner/memory_chooser.h"
+#include "server/planner/placement.h"
 #include "server/planner/wave_packing.h"
 #include "stemma/v1/plan.pb.h"
 
@@ -18,5 +19,9 @@ std::string ChooseReuse(MemoryChooser& chooser, v1::Schedule schedule, double fl
 
 // The cost model of a group with a prefix; also of one whose way was forced.
 v1::GroupCost GroupCostOf(MemoryChooser& chooser, const PackingGroup& packing);
+
+// The group as placement sees it, in the way that ChooseReuse took. It costs nothing if none of its rollouts runs, and
+// if it does not fit the budget: packing then refuses the request.
+PlacementGroup PlacementGroupOf(MemoryChooser& chooser, const PackingGroup& packing);
 
 }  // namespace stemma::server

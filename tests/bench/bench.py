@@ -62,11 +62,12 @@ class StepBench:
 
 
 def measure_planner(build, quick):
-    """[{groups, rollouts, budget, schedule, clusters, seconds}]"""
+    """[{groups, rollouts, budget, schedule, clusters, seconds}], [{groups, ranks, seconds, imbalance, over_bound}]"""
     sizes = "256,1024,4096" if quick else "256,1024,4096,16384,62500"
     output = subprocess.run([os.path.join(build, "tests", "planner_bench"), "--groups", sizes], check=True, text=True,
                             stdout=subprocess.PIPE).stdout
-    return [json.loads(line) for line in output.splitlines()]
+    lines = [json.loads(line) for line in output.splitlines()]
+    return [line for line in lines if "budget" in line], [line for line in lines if "ranks" in line]
 
 
 MEASURED = "## Measured\n"  # what follows in docs/memory.md is memory_bench's
@@ -151,7 +152,7 @@ def main():
             results.mm_gflops.append(bench.ask("mm"))
             del contenders
         bench.close()
-        results.planner = measure_planner(arguments.build, arguments.quick)
+        results.planner, results.placement = measure_planner(arguments.build, arguments.quick)
         if arguments.output:
             write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"), arguments.memory_rounds)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"

@@ -1,11 +1,14 @@
 // How long planning takes, over the number of groups: one JSON line for each size, budget and schedule. Sizes are
-// drawn, so that no two groups have one shape and nothing is found among what was planned before.
+// drawn, so that no two groups have one shape and nothing is found among what was planned before. Then how long
+// placement takes, and how far the fullest rank is over the lower bound: one line for each number of groups and ranks.
 //
 //   planner_bench [--groups 256,1024,4096,16384,62500]
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -14,7 +17,9 @@
 #include "common/cost/state_bytes.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
+#include "server/planner/group_cost.h"
 #include "server/planner/memory_division.h"
+#include "server/planner/placement.h"
 #include "server/planner/planner.h"
 #include "tests/server/planner/cluster_shapes.h"
 #include "tests/server/planner/drawn_clusters.h"
@@ -80,11 +85,48 @@ void Measure(int64_t groups, bool tight, v1::Schedule schedule) {
   std::fflush(stdout);
 }
 
+// Groups of lognormal lengths, by the planner's own costs.
+std::vector<PlacementGroup> PlacementGroups(int64_t count) {
+  const PlannerModel model = Model(/*tight=*/false);
+  MemoryChooser chooser(MemoryOptionsOf(model.config, model.run, model.rates, /*forward_only=*/false));
+  std::mt19937_64 random(7);
+  std::vector<PlacementGroup> groups;
+  for (int64_t g = 0; g < count; ++g) {
+    PackingGroup group;
+    group.prefix_rows = 1 + static_cast<int64_t>(DrawLognormal(512, 1, random));
+    for (uint32_t i = 0; i < kRollouts; ++i) {
+      group.members.push_back({i, 1 + static_cast<int64_t>(DrawLognormal(400, 1, random))});
+    }
+    ChooseReuse(chooser, v1::AUTO, /*flops_saved=*/0, group);
+    groups.push_back(PlacementGroupOf(chooser, group));
+  }
+  return groups;
+}
+
+void MeasurePlacement(int64_t count, int32_t ranks) {
+  const std::vector<PlacementGroup> groups = PlacementGroups(count);
+  std::vector<double> seconds;
+  Placement placement;
+  for (int run = 0; run < 5; ++run) {
+    const double begin_s = RealClock().MonotonicSeconds();
+    placement = PlaceGroups(groups, ranks);
+    seconds.push_back(RealClock().MonotonicSeconds() - begin_s);
+  }
+  std::sort(seconds.begin(), seconds.end());
+  const nlohmann::json line = {{"groups", count},
+                               {"ranks", ranks},
+                               {"seconds", seconds[seconds.size() / 2]},
+                               {"imbalance", placement.imbalance()},
+                               {"over_bound", placement.over_bound()}};
+  std::printf("%s\n", line.dump().c_str());
+  std::fflush(stdout);
+}
+
 }  // namespace
 }  // namespace stemma::testing
 
 int main(int argc, char** argv) {
-  CLI::App app("Seconds of planning over the number of groups");
+  CLI::App app("Seconds of planning and of placement over the number of groups");
   std::vector<int64_t> sizes = {256, 1024, 4096, 16384, 62500};
   app.add_option("--groups", sizes, "numbers of groups, of 16 rollouts each")
       ->delimiter(',')
@@ -94,6 +136,9 @@ int main(int argc, char** argv) {
     for (const stemma::v1::Schedule schedule : {stemma::v1::AUTO, stemma::v1::REUSE}) {
       for (const int64_t groups : sizes) stemma::testing::Measure(groups, tight, schedule);
     }
+  }
+  for (const auto& [groups, ranks] : {std::pair{256, 8}, {1024, 64}, {4096, 64}, {16384, 64}}) {
+    stemma::testing::MeasurePlacement(groups, ranks);
   }
   return 0;
 }

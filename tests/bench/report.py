@@ -29,7 +29,8 @@ class Results:
     def __init__(self, ops):
         self.ops = ops       # op -> seconds of one reuse step
         self.mm_gflops = []  # measured between the shapes
-        self.planner = []    # planner_bench's lines
+        self.planner = []    # planner_bench's lines, of plans
+        self.placement = []  # and of placements
         self.rows = {}       # shape -> {"dense": [s], "reuse": [s], "transformers": [s], "prefix_grouper": [s]}
 
     def _row(self, shape):
@@ -61,6 +62,12 @@ class Results:
             if (target := shapes.PLANNER_SECONDS.get(line["groups"])) is not None:
                 result.append((f"planning {line['groups']:,} groups of 16 ({line['budget']} budget, {line['schedule']}) takes "
                                f"{line['seconds']:.2f} s (target {target})", line["seconds"] <= target))
+        for line in self.placement:
+            if (target := shapes.PLACEMENT.get((line["groups"], line["ranks"]))) is not None:
+                seconds, over = target
+                result.append((f"placing {line['groups']:,} groups on {line['ranks']} ranks takes {line['seconds'] * 1e3:.2f} ms "
+                               f"(target {seconds * 1e3:.0f}), {line['over_bound']:.4%} over the lower bound (target {over:.1%})",
+                               line["seconds"] <= seconds and line["over_bound"] <= over))
         return result
 
     def _own_table(self):
@@ -96,6 +103,13 @@ class Results:
         for groups in dict.fromkeys(line["groups"] for line in self.planner):
             cells = (seconds[groups, *way] for way in ways)
             yield f"| {groups:,} | " + " | ".join(f"{s:.3f} ({s / groups / 16 * 1e6:.1f})" for s in cells) + " |"
+
+    def _placement_table(self):
+        yield "| groups × ranks | ms | fullest rank over the mean | over the lower bound |"
+        yield "|---:|---:|---:|---:|"
+        for line in self.placement:
+            yield (f"| {line['groups']:,} × {line['ranks']} | {line['seconds'] * 1e3:.2f} | {line['imbalance']:.5f} | "
+                   f"{line['over_bound']:.4%} |")
 
     def page(self, command, versions, op_shape):
         yield "# Benchmarks"
@@ -136,6 +150,14 @@ class Results:
             yield "everything fits. Tight: 1.5 times the fewest bytes in which the longest rollout can be trained."
             yield ""
             yield from self._planner_table()
+        if self.placement:
+            yield ""
+            yield "## Placement"
+            yield ""
+            yield "Groups of 16 on data-parallel ranks, by predicted seconds, the prefix charged once; lognormal lengths (median prompt"
+            yield "512, response 400, sigma 1). No placement of whole groups is below the lower bound: the mean, or the largest group."
+            yield ""
+            yield from self._placement_table()
         yield ""
         yield "## Targets"
         yield ""

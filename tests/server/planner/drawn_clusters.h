@@ -16,6 +16,11 @@ inline int64_t DrawSize(int64_t low, int64_t high, std::mt19937_64& random) {
   return static_cast<int64_t>(std::exp(log_size(random)));
 }
 
+// Draws lengths as rollouts have them: most near the median, a few much longer.
+inline double DrawLognormal(double median, double sigma, std::mt19937_64& random) {
+  return std::lognormal_distribution<double>(std::log(median), sigma)(random);
+}
+
 inline server::ClusterShape DrawCluster(int groups, bool reuse, std::mt19937_64& random) {
   server::ClusterShape cluster;
   for (int64_t g = 0; g < groups; ++g) {
