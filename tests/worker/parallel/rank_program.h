@@ -1,0 +1,22 @@
+// The program that one rank of a test runs: every collective, on drawn sizes and values, against plain sums in float64.
+// The same for ranks that are threads and for ranks that are processes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "worker/parallel/communicator.h"
+
+namespace stemma::testing {
+
+struct ProgramResult {
+  std::vector<std::string> failures;
+  std::string common_digest;  // over what is the same on every rank: sums, gathers, broadcasts
+  std::string own_digest;     // over this rank's parts as well
+};
+
+// REQUIRES: every rank is given the same seed.
+ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed);
+
+}  // namespace stemma::testing

@@ -1,0 +1,18 @@
+#include "worker/parallel/collective_stats.h"
+
+namespace stemma::worker {
+
+void CollectiveStats::Add(const std::string& name, int64_t bytes, double seconds) {
+  MutexLock lock(&mutex_);
+  CollectiveTotals& totals = totals_[name];
+  ++totals.calls;
+  totals.bytes += bytes;
+  totals.seconds += seconds;
+}
+
+std::map<std::string, CollectiveTotals> CollectiveStats::Read() const {
+  MutexLock lock(&mutex_);
+  return totals_;
+}
+
+}  // namespace stemma::worker

@@ -1,0 +1,165 @@
+#include "worker/parallel/communicator.h"
+
+#include <ATen/ops/from_blob.h>
+#include <glog/logging.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+
+namespace stemma::worker {
+namespace {
+
+void CheckTensor(std::string_view name, const at::Tensor& tensor) {
+  CHECK(tensor.defined()) << name << ": no tensor";
+  CHECK(tensor.is_contiguous()) << name << ": a tensor that crosses ranks is contiguous";
+}
+
+void CheckSummable(std::string_view name, const at::Tensor& tensor) {
+  const auto type = tensor.scalar_type();
+  CHECK(type == at::kFloat || type == at::kDouble || type == at::kLong)
+      << name << ": sums are of float32, float64 or int64, this is " << at::toString(type);
+}
+
+// CHECKs that `whole` holds one `part` for each rank, of the same kind.
+void CheckParts(std::string_view name, const at::Tensor& part, const at::Tensor& whole, int size) {
+  CheckTensor(name, part);
+  CheckTensor(name, whole);
+  CHECK_EQ(whole.numel(), part.numel() * size) << name << ": one part for each of " << size << " ranks";
+  CHECK(whole.scalar_type() == part.scalar_type())
+      << name << ": " << at::toString(part.scalar_type()) << " and " << at::toString(whole.scalar_type());
+  CHECK(whole.device() == part.device()) << name << ": " << part.device() << " and " << whole.device();
+}
+
+CollectiveCall AllReduceCall(std::string_view name, const at::Tensor& values) {
+  CheckTensor(name, values);
+  CheckSummable(name, values);
+  return {.kind = CollectiveKind::kAllReduceSum, .name = std::string(name), .input = values, .output = values};
+}
+
+CollectiveCall ReduceScatterCall(std::string_view name, const at::Tensor& input, const at::Tensor& output, int size) {
+  CheckParts(name, output, input, size);
+  CheckSummable(name, input);
+  return {.kind = CollectiveKind::kReduceScatterSum, .name = std::string(name), .input = input, .output = output};
+}
+
+CollectiveCall AllGatherCall(std::string_view name, const at::Tensor& input, const at::Tensor& output, int size) {
+  CheckParts(name, input, output, size);
+  return {.kind = CollectiveKind::kAllGather, .name = std::string(name), .input = input, .output = output};
+}
+
+// The tensor that holds all ranks' values, whose bytes are counted.
+int64_t WholeBytes(const CollectiveCall& call) {
+  const at::Tensor& whole =
+      call.kind == CollectiveKind::kReduceScatterSum || !call.output.defined() ? call.input : call.output;
+  return whole.defined() ? static_cast<int64_t>(whole.nbytes()) : 0;
+}
+
+}  // namespace
+
+PendingCollective::~PendingCollective() {
+  CHECK(wait_ == nullptr) << KindName(call_.kind) << " " << call_.name << " was started and not waited for";
+}
+
+absl::Status PendingCollective::Wait() {
+  CHECK(wait_ != nullptr) << KindName(call_.kind) << " " << call_.name << " was waited for already";
+  return communicator_->End(*this);
+}
+
+Communicator::Communicator(std::string axis, int rank, int size) : axis_(std::move(axis)), rank_(rank), size_(size) {
+  CHECK_GE(rank, 0);
+  CHECK_LT(rank, size);
+}
+
+Communicator::~Communicator() { CHECK_EQ(pending_count_, 0) << "collectives of axis " << axis_ << " are pending"; }
+
+absl::Status Communicator::AllReduceSum(std::string_view name, at::Tensor& values) {
+  return Begin(AllReduceCall(name, values))->Wait();
+}
+
+absl::Status Communicator::ReduceScatterSum(std::string_view name, const at::Tensor& input, at::Tensor& output) {
+  return Begin(ReduceScatterCall(name, input, output, size_))->Wait();
+}
+
+absl::Status Communicator::AllGather(std::string_view name, const at::Tensor& input, at::Tensor& output) {
+  return Begin(AllGatherCall(name, input, output, size_))->Wait();
+}
+
+absl::Status Communicator::Broadcast(std::string_view name, at::Tensor& values, int root) {
+  CheckTensor(name, values);
+  CHECK(root >= 0 && root < size_) << name << ": no rank " << root << " of " << size_;
+  return Begin({.kind = CollectiveKind::kBroadcast, .name = std::string(name), .output = values, .peer = root})->Wait();
+}
+
+absl::Status Communicator::Send(std::string_view name, const at::Tensor& values, int to) {
+  CheckTensor(name, values);
+  CheckPeer(to);
+  return Begin({.kind = CollectiveKind::kSend, .name = std::string(name), .input = values, .peer = to})->Wait();
+}
+
+absl::Status Communicator::Receive(std::string_view name, at::Tensor& values, int from) {
+  CheckTensor(name, values);
+  CheckPeer(from);
+  return Begin({.kind = CollectiveKind::kReceive, .name = std::string(name), .output = values, .peer = from})->Wait();
+}
+
+absl::Status Communicator::Agree(std::string_view name, std::span<int64_t> words) {
+  at::Tensor values = at::from_blob(words.data(), {static_cast<int64_t>(words.size())}, at::kLong);
+  return Begin({.kind = CollectiveKind::kAgree, .name = std::string(name), .input = values, .output = values})->Wait();
+}
+
+absl::Status Communicator::Barrier(std::string_view name) {
+  return Begin({.kind = CollectiveKind::kBarrier, .name = std::string(name)})->Wait();
+}
+
+std::unique_ptr<PendingCollective> Communicator::StartAllReduceSum(std::string_view name, at::Tensor& values) {
+  return Begin(AllReduceCall(name, values));
+}
+
+std::unique_ptr<PendingCollective> Communicator::StartReduceScatterSum(std::string_view name, const at::Tensor& input,
+                                                                       at::Tensor& output) {
+  return Begin(ReduceScatterCall(name, input, output, size_));
+}
+
+std::unique_ptr<PendingCollective> Communicator::StartAllGather(std::string_view name, const at::Tensor& input,
+                                                                at::Tensor& output) {
+  return Begin(AllGatherCall(name, input, output, size_));
+}
+
+void Communicator::CheckPeer(int peer) const {
+  CHECK(peer >= 0 && peer < size_ && peer != rank_) << "rank " << rank_ << " of " << size_ << " has no peer " << peer;
+}
+
+std::unique_ptr<PendingCollective> Communicator::Begin(CollectiveCall call) {
+  std::unique_ptr<PendingCollective> pending(new PendingCollective(this, std::move(call)));
+  const double began = RealClock().MonotonicSeconds();
+  ++pending_count_;
+  pending->wait_ = error_.ok() ? Start(pending->call_) : [] { return absl::OkStatus(); };
+  pending->start_seconds_ = RealClock().MonotonicSeconds() - began;
+  return pending;
+}
+
+absl::Status Communicator::End(PendingCollective& pending) {
+  const auto wait = std::exchange(pending.wait_, nullptr);
+  --pending_count_;
+  if (!error_.ok()) return error_;
+  const double began = RealClock().MonotonicSeconds();
+  if (const absl::Status status = wait(); !status.ok()) {
+    error_ = Broken(pending.call_, status);
+    Break();
+    return error_;
+  }
+  const double seconds = pending.start_seconds_ + RealClock().MonotonicSeconds() - began;
+  stats_.Add(pending.call_.name, CollectiveBytes(pending.call_.kind, WholeBytes(pending.call_), size_), seconds);
+  return absl::OkStatus();
+}
+
+absl::Status Communicator::Broken(const CollectiveCall& call, const absl::Status& cause) const {
+  return absl::UnavailableError(absl::StrCat(std::string(KindName(call.kind)), " ", call.name,
+                                             call.peer < 0 ? "" : absl::StrCat(" (peer ", call.peer, ")"), " of axis ",
+                                             axis_, ", rank ", rank_, " of ", size_, ": ", std::string(cause.message()),
+                                             "; this generation of the gang has ended"));
+}
+
+}  // namespace stemma::worker

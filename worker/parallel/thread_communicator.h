@@ -1,0 +1,24 @@
+// Ranks that are threads of one process: how tests run everything above worker/parallel on several ranks.
+//
+// Thread safety: one thread per rank. Sums are added in the order of the ranks. Stricter than c10d, so that a test
+// finds what might hang or abort there: ranks that meet in different calls (kind, name, dtype, size or root) die by
+// CHECK with both calls, and a Send returns only when its receiver has taken the values.
+//
+// A rank whose communicator is destroyed has left: what the others still ask of it fails at once, as with a process
+// that has died. So does a rank that gave up waiting.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "worker/parallel/communicator.h"
+
+namespace stemma::worker {
+
+// One communicator for each rank, in order; each may move to a thread of its own. `timeout`: of one wait.
+std::vector<std::unique_ptr<Communicator>> MakeThreadRanks(int size, absl::Duration timeout,
+                                                           const std::string& axis = "dp");
+
+}  // namespace stemma::worker
