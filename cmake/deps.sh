@@ -11,7 +11,7 @@ say() { printf 'deps: %s\n' "$*"; }
 apt_packages=(
   cmake ninja-build g++ ccache pkg-config git ca-certificates python3 python3-venv python3-pip
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libgoogle-glog-dev
-  libgtest-dev libgmock-dev libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev
+  libgtest-dev libgmock-dev libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev libgloo-dev
   clang-format clang-tidy
 )
 missing=()

@@ -1,7 +1,7 @@
 // Communicator: the collectives of the ranks of one mesh axis. Every tensor that crosses ranks goes through one.
 //
 // Called by worker/engine, worker/optim and worker/model on the engine thread. Implementations: local_communicator.h
-// (an axis of size 1), c10d_communicator.h (processes), thread_communicator.h (threads of one process, for tests).
+// (an axis of size 1), rendezvous.h (processes), thread_communicator.h (threads of one process, for tests).
 //
 // Thread safety: none, but for stats(). All ranks of the axis make the same calls in the same order; sends and receives
 // are ordered among those of one pair of ranks only. A rank with several axes calls them in one order, too.
@@ -100,6 +100,8 @@ class Communicator {
 
  protected:
   Communicator(std::string axis, int rank, int size);
+
+  int pending_count() const { return pending_count_; }  // started and not waited for
 
  private:
   friend class PendingCollective;

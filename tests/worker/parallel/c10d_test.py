@@ -1,0 +1,164 @@
+"""Ranks that are processes: c10d over Gloo on loopback. Every collective against plain sums, and peers that are killed,
+stopped or never come."""
+
+import contextlib
+import os
+import pathlib
+import random
+import re
+import select
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+_RANK = pathlib.Path(os.environ["STEMMA_BUILD_DIR"]) / "tests" / "test_rank"
+_HANG = 120  # seconds that no test takes unless it hangs
+
+
+class _Rank:
+    def __init__(self, mode, rank, size, store, join=60, collective=60, seed=1):
+        self.rank = rank
+        self.process = subprocess.Popen([_RANK, mode, str(rank), str(size), store, str(join), str(collective), str(seed)],
+                                        stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def line(self, word):
+        """The rest of the next line, which begins with this word."""
+        deadline = time.monotonic() + _HANG
+        assert select.select([self.process.stdout], [], [], deadline - time.monotonic())[0], f"rank {self.rank}: no {word}"
+        line = self.process.stdout.readline()
+        assert line.startswith(word + " ") or line == word + "\n", f"rank {self.rank}: {line!r}"
+        return line[len(word):].strip()
+
+    def rest(self):
+        out, _ = self.process.communicate(timeout=_HANG)
+        assert self.process.returncode == 0, (self.rank, self.process.returncode, out)
+        return out.splitlines()
+
+
+class _Gang:
+    def __init__(self, mode, size, started=None, **options):
+        self.ranks = [_Rank(mode, 0, size, "127.0.0.1:0", **options)]
+        self.store = self.ranks[0].line("store")
+        self.ranks += [_Rank(mode, rank, size, self.store, **options) for rank in range(1, started or size)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for rank in self.ranks:
+            rank.process.kill()  # a stopped one too
+            rank.process.communicate()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_collective_is_the_plain_sum_or_copy_on_the_same_bits(size):
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    with _Gang("program", size, seed=seed) as gang:
+        outputs = [rank.rest() for rank in gang.ranks]
+    digests = [[line.split()[1:] for line in out if line.startswith("digests ")] for out in outputs]
+    assert not [line for out in outputs for line in out if line.startswith(("failure", "error"))]
+    assert {common for rank in digests for common, _ in rank} == {digests[0][0][0]}, "other bits on another rank, or in a repeat"
+    for first, again in digests:
+        assert first == again
+    assert len({out[-1] for out in outputs}) == 1 and outputs[0][-1].startswith("all_reduce 30 ")
+
+
+def _lost(gang, lost, what, within):
+    """What the survivors say, each within that many seconds of the loss."""
+    survivors = [rank for rank in gang.ranks if rank.rank != lost]
+    for rank in gang.ranks:
+        rank.line("ready")
+    began = time.monotonic()
+    gang.ranks[lost].process.send_signal(what)
+    outputs = [rank.rest() for rank in survivors]
+    assert time.monotonic() - began < within
+    return survivors, outputs
+
+
+# 10 s is far above the 10 ms that it takes, and far below the 60 s of the collective's own timeout.
+@pytest.mark.parametrize("mode, size, lost", [("reduce", 2, 1), ("reduce", 4, 0), ("reduce", 4, 3), ("overlap", 4, 2)])
+def test_a_killed_rank_is_seen_by_every_other(mode, size, lost):
+    with _Gang(mode, size) as gang:
+        for rank, out in zip(*_lost(gang, lost, signal.SIGKILL, within=10)):
+            name = "gradients" if mode == "reduce" else "[abc]"
+            assert re.match(rf"error UNAVAILABLE: all-reduce {name} of axis dp, rank {rank.rank} of {size}: a peer has ended, or was killed",
+                            out[-1]), out
+
+
+def test_after_an_error_the_communicator_is_broken_at_once():
+    with _Gang("reduce", 2) as gang:
+        (_, (out,)) = _lost(gang, 1, signal.SIGKILL, within=10)
+    word, same, seconds = out[0].split()
+    assert word == "broken" and same == "1" and float(seconds) < 1  # nothing is sent: microseconds
+
+
+def test_a_stopped_rank_is_seen_when_the_time_is_over():
+    with _Gang("reduce", 3, collective=2) as gang:
+        survivors, outputs = _lost(gang, 1, signal.SIGSTOP, within=20)
+        for rank, out in zip(survivors, outputs):
+            assert f"all-reduce gradients of axis dp, rank {rank.rank} of 3: " in out[-1], out
+        # The first hears nothing; the others of it, or of the first one's end.
+        assert any("timed out after 2s: a peer hangs" in out[-1] for out in outputs), outputs
+
+
+def test_a_rank_that_never_comes_ends_the_rendezvous():
+    with _Gang("reduce", 3, started=2, join=2) as gang:
+        (opener,), (joiner,) = (rank.rest() for rank in gang.ranks)
+    assert opener == "error UNAVAILABLE: rendezvous of axis dp, rank 0: rank 2 of 3 did not come within 2s"
+    # By then the store may have gone with rank 0.
+    assert joiner.startswith(("error UNAVAILABLE: rendezvous of axis dp, rank 1: rank 2 of 3 did not come within 2s",
+                              "error UNAVAILABLE: rendezvous of axis dp, rank 1: a peer has ended")), joiner
+
+
+def test_a_store_that_is_not_there_is_said():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound and not listening: refuses
+        store = f"127.0.0.1:{free.getsockname()[1]}"
+        (line,) = _Rank("reduce", 1, 2, store, join=1).rest()
+    assert line.startswith(f"error UNAVAILABLE: no store of the gang answers on {store}: "), line
+
+
+def test_an_address_that_cannot_be_listened_on_is_said():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        store = f"127.0.0.1:{taken.getsockname()[1]}"
+        (line,) = _Rank("reduce", 0, 2, store).rest()
+        assert line == f"error UNAVAILABLE: cannot listen on {store}: Address already in use"
+    (line,) = _Rank("reduce", 0, 2, "somewhere:0").rest()
+    assert line.startswith('error INVALID_ARGUMENT: "somewhere" is no IP address'), line
+
+
+def _listeners(pid):
+    """(host, port) of every TCP socket that the process listens on, the host as /proc writes it."""
+    inodes = set()
+    for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as the one that lists the folder is
+            if match := re.match(r"socket:\[(\d+)\]", os.readlink(descriptor)):
+                inodes.add(match[1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                host, port = fields[1].split(":")
+                found.add((host, int(port, 16)))
+    return found
+
+
+def test_nothing_listens_beyond_loopback():
+    loopback = "0100007F"
+    with socket.socket() as everywhere:
+        everywhere.bind(("", 0))
+        everywhere.listen()
+        assert ("00000000", everywhere.getsockname()[1]) in _listeners(os.getpid())  # the check sees one that does
+    with _Gang("reduce", 2) as gang:
+        for rank in gang.ranks:
+            rank.line("ready")
+        sockets = [_listeners(rank.process.pid) for rank in gang.ranks]
+    assert (loopback, int(gang.store.split(":")[1])) in sockets[0]
+    assert all(listening and {host for host, _ in listening} == {loopback} for listening in sockets), sockets

@@ -1,0 +1,112 @@
+// One rank of c10d_test.py: a process that joins the others and runs what its command line says.
+//
+//   test_rank program|reduce|overlap RANK SIZE STORE JOIN_SECONDS COLLECTIVE_SECONDS [SEED]
+//
+// STORE is HOST:PORT; rank 0 opens it (port 0: any) and prints `store HOST:PORT`. `program` runs every collective twice
+// and prints failures and digests; `reduce` and `overlap` reduce until they fail, and print `ready` after the first
+// time.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "common/base/clock.h"
+#include "tests/worker/parallel/rank_program.h"
+#include "worker/parallel/rendezvous.h"
+
+namespace stemma::testing {
+namespace {
+
+using worker::Communicator;
+using worker::Rendezvous;
+
+struct Arguments {
+  std::string mode;
+  int rank, size;
+  HostPort store;
+  worker::RendezvousTimeouts timeouts;
+  uint64_t seed;
+};
+
+void Print(const std::string& line) { std::cout << line << std::endl; }
+
+int Failed(const absl::Status& status) {
+  Print("error " + status.ToString());
+  return 0;
+}
+
+int RunPrograms(Communicator& ranks, uint64_t seed) {
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const ProgramResult result = RunRankProgram(ranks, seed);
+    for (const std::string& failure : result.failures) Print("failure " + failure);
+    Print("digests " + result.common_digest + " " + result.own_digest);
+  }
+  const auto totals = ranks.stats().Read().at("all_reduce");
+  Print("all_reduce " + std::to_string(totals.calls) + " " + std::to_string(totals.bytes));
+  return 0;
+}
+
+// Until a peer is lost. Then the communicator is broken, and says so at once.
+int ReduceUntilLost(Communicator& ranks) {
+  at::Tensor values = at::ones({1 << 16});
+  absl::Status status = ranks.AllReduceSum("gradients", values);
+  if (status.ok()) Print("ready");
+  while (status.ok()) {
+    values.fill_(1);
+    status = ranks.AllReduceSum("gradients", values);
+  }
+  const double began = RealClock().MonotonicSeconds();
+  const bool same = ranks.Barrier("after") == status;
+  Print("broken " + std::to_string(same) + " " + std::to_string(RealClock().MonotonicSeconds() - began));
+  return Failed(status);
+}
+
+// The same with several collectives in flight; a process that lost a peer ends without destroying the communicator.
+int OverlapUntilLost(Communicator& ranks) {
+  at::Tensor first = at::ones({1 << 16}), second = at::ones({1 << 16}), third = at::ones({1 << 16});
+  bool ready = false;
+  while (true) {
+    const auto a = ranks.StartAllReduceSum("a", first), b = ranks.StartAllReduceSum("b", second),
+               c = ranks.StartAllReduceSum("c", third);
+    const absl::Status statuses[] = {a->Wait(), b->Wait(), c->Wait()};
+    if (statuses[0].ok() && !ready) Print("ready");
+    ready = true;
+    for (const absl::Status& status : statuses) {
+      if (status.ok()) continue;
+      Failed(status);
+      ::_exit(0);
+    }
+  }
+}
+
+int Run(const Arguments& arguments) {
+  at::set_num_threads(1);
+  auto rendezvous = arguments.rank == 0 ? Rendezvous::Open(arguments.store, arguments.timeouts)
+                                        : Rendezvous::Join(arguments.store, arguments.store.host, arguments.timeouts);
+  if (!rendezvous.ok()) return Failed(rendezvous.status());
+  if (arguments.rank == 0) Print("store " + (*rendezvous)->address().Text());
+  auto ranks = (*rendezvous)->Connect("dp", arguments.rank, arguments.size);
+  if (!ranks.ok()) return Failed(ranks.status());
+  if (arguments.mode == "program") return RunPrograms(**ranks, arguments.seed);
+  return arguments.mode == "reduce" ? ReduceUntilLost(**ranks) : OverlapUntilLost(**ranks);
+}
+
+}  // namespace
+}  // namespace stemma::testing
+
+int main(int argc, char** argv) {
+  if (argc < 7) return 2;
+  const auto store = stemma::ParseListenAddress(argv[4]);
+  if (!store.ok()) return 2;
+  const stemma::worker::RendezvousTimeouts timeouts{.join = absl::Seconds(std::atof(argv[5])),
+                                                    .collective = absl::Seconds(std::atof(argv[6]))};
+  return stemma::testing::Run({.mode = argv[1],
+                               .rank = std::atoi(argv[2]),
+                               .size = std::atoi(argv[3]),
+                               .store = *store,
+                               .timeouts = timeouts,
+                               .seed = argc > 7 ? std::stoull(argv[7]) : 1});
+}

@@ -1,0 +1,33 @@
+// A listening socket on one address and no other: c10d's own store would listen on all interfaces.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "common/base/address.h"
+
+namespace stemma::worker {
+
+// Owns the descriptor.
+class ListenSocket {
+ public:
+  // Binds and listens. The host is an IP literal or `localhost` (127.0.0.1); port 0: any free one.
+  // Errors: InvalidArgument - a name, which might mean several addresses; Unavailable - the address cannot be bound.
+  static absl::StatusOr<ListenSocket> Open(const HostPort& address);
+  ~ListenSocket();
+  ListenSocket(ListenSocket&& other) noexcept;
+  ListenSocket& operator=(ListenSocket&&) = delete;
+
+  const HostPort& address() const { return address_; }  // with the port in use
+  // Gives the descriptor away.
+  int Release();
+
+ private:
+  ListenSocket(int descriptor, HostPort address);
+
+  int descriptor_;  // -1: given away
+  HostPort address_;
+};
+
+// The host as an IP literal. Errors: InvalidArgument - a name.
+absl::StatusOr<std::string> NumericHost(const std::string& host);
+
+}  // namespace stemma::worker

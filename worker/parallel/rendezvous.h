@@ -1,0 +1,59 @@
+// Rendezvous: how the worker processes of one generation find each other, and where their communicators come from.
+//
+// Rank 0 opens the generation's store (c10d's TCPStore) and tells its address, the others join it; then all ranks
+// connect their axes in one order. Gloo carries CPU tensors. Called by worker/engine on the engine thread.
+//
+// Everything listens on the one address that is given and no other; nothing is looked up by name. Neither the store nor
+// Gloo asks who calls: beyond loopback the address must lie in a network that only workers reach.
+//
+// A rendezvous outlives its communicators' Connect on every rank, and is of no use afterwards. Ranks end with a Barrier
+// before the first of them destroys a communicator. After an error with collectives still pending, destroying the
+// communicator may take as long as their timeout: the process exits without it, and so the peers hear of it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/address.h"
+#include "worker/parallel/communicator.h"
+
+namespace stemma::worker {
+
+struct RendezvousTimeouts {
+  absl::Duration join = absl::Minutes(1);         // for all ranks to have come, in Join and in each Connect
+  absl::Duration collective = absl::Minutes(30);  // of one wait; above any limit by which the gang finds a stalled rank
+};
+
+class Rendezvous {
+ public:
+  // Opens the store. `listen`: this process's address that the others reach, an IP literal or `localhost`; port 0: any
+  // free one. Errors: InvalidArgument - the host; Unavailable - it cannot be bound.
+  static absl::StatusOr<std::unique_ptr<Rendezvous>> Open(const HostPort& listen, const RendezvousTimeouts& timeouts);
+  // Joins another process's store. `own_host`: as of `listen`, this process's.
+  // Errors: InvalidArgument - a host; Unavailable - no store answers there in time.
+  static absl::StatusOr<std::unique_ptr<Rendezvous>> Join(const HostPort& store, const std::string& own_host,
+                                                          const RendezvousTimeouts& timeouts);
+  ~Rendezvous();
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
+
+  const HostPort& address() const { return address_; }  // the store's
+
+  // Connects this rank to the others of an axis: returns when all are there. Where an axis has several sets of ranks
+  // each has a name of its own ("tp/3"), and no name is used twice. With one rank nothing is opened.
+  // Errors: Unavailable - ranks that have not come in time, or have gone; names the axis.
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(const std::string& axis, int rank, int size);
+
+ private:
+  struct Store;  // hides c10d
+  Rendezvous(std::unique_ptr<Store> store, HostPort address, std::string own_host, const RendezvousTimeouts& timeouts);
+
+  const std::unique_ptr<Store> store_;
+  const HostPort address_;
+  const std::string own_host_;
+  const RendezvousTimeouts timeouts_;
+};
+
+}  // namespace stemma::worker
