@@ -1,10 +1,13 @@
 // One rank of c10d_test.py: a process that joins the others and runs what its command line says.
 //
-//   test_rank program|reduce|overlap RANK SIZE STORE JOIN_SECONDS COLLECTIVE_SECONDS [SEED]
+//   test_rank MODE RANK SIZE STORE JOIN_SECONDS COLLECTIVE_SECONDS [SEED]
 //
-// STORE is HOST:PORT; rank 0 opens it (port 0: any) and prints `store HOST:PORT`. `program` runs every collective twice
-// and prints failures and digests; `reduce` and `overlap` reduce until they fail, and print `ready` after the first
-// time.
+// STORE is HOST:PORT; rank 0 opens it (port 0: any) and prints `store HOST:PORT`. Modes:
+//   program  runs every collective on two axes in turn, and prints failures and digests
+//   threads  the same with all ranks as threads of this process: each rank's digests
+//   reduce   reduces until that fails, prints `ready` after the first time, and in the end waits for its input to end
+//   overlap  as reduce with several in flight, and exits at once
+//   rounds   runs every collective again and again until one fails, and waits as reduce does
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <unistd.h>
@@ -12,10 +15,13 @@
 #include <cstdlib>
 #include <iostream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "tests/worker/parallel/rank_program.h"
 #include "worker/parallel/rendezvous.h"
+#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {
@@ -38,14 +44,34 @@ int Failed(const absl::Status& status) {
   return 0;
 }
 
-int RunPrograms(Communicator& ranks, uint64_t seed) {
-  for (int repeat = 0; repeat < 2; ++repeat) {
-    const ProgramResult result = RunRankProgram(ranks, seed);
-    for (const std::string& failure : result.failures) Print("failure " + failure);
-    Print("digests " + result.common_digest + " " + result.own_digest);
-  }
+void PrintDigests(const ProgramResult& result) {
+  for (const std::string& failure : result.failures) Print("failure " + failure);
+  Print("digests " + result.common_digest + " " + result.own_digest);
+}
+
+int RunPrograms(Communicator& ranks, Communicator& other_axis, uint64_t seed) {
+  PrintDigests(RunRankProgram(ranks, seed));
+  PrintDigests(RunRankProgram(other_axis, seed));
   const auto totals = ranks.stats().Read().at("all_reduce");
   Print("all_reduce " + std::to_string(totals.calls) + " " + std::to_string(totals.bytes));
+  return 0;
+}
+
+int RunThreads(int size, uint64_t seed) {
+  auto ranks = worker::MakeThreadRanks(size, absl::Minutes(1));
+  std::vector<ProgramResult> results(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    threads.emplace_back([&, r] { results[r] = RunRankProgram(*ranks[r], seed); });
+  for (std::thread& thread : threads) thread.join();
+  for (const ProgramResult& result : results) PrintDigests(result);
+  return 0;
+}
+
+// Stays until the test has heard the others: they do not hear of an error by this process's end.
+int FailedAndStays(const std::string& error) {
+  Print("error " + error);
+  while (std::cin.get() != std::char_traits<char>::eof()) continue;
   return 0;
 }
 
@@ -61,7 +87,15 @@ int ReduceUntilLost(Communicator& ranks) {
   const double began = RealClock().MonotonicSeconds();
   const bool same = ranks.Barrier("after") == status;
   Print("broken " + std::to_string(same) + " " + std::to_string(RealClock().MonotonicSeconds() - began));
-  return Failed(status);
+  return FailedAndStays(status.ToString());
+}
+
+int RoundsUntilLost(Communicator& ranks, uint64_t seed) {
+  for (bool ready = false;; ready = true) {
+    const ProgramResult result = RunRankProgram(ranks, ++seed);
+    if (!result.failures.empty()) return FailedAndStays(result.failures[0]);
+    if (!ready) Print("ready");
+  }
 }
 
 // The same with several collectives in flight; a process that lost a peer ends without destroying the communicator.
@@ -84,13 +118,18 @@ int OverlapUntilLost(Communicator& ranks) {
 
 int Run(const Arguments& arguments) {
   at::set_num_threads(1);
+  if (arguments.mode == "threads") return RunThreads(arguments.size, arguments.seed);
   auto rendezvous = arguments.rank == 0 ? Rendezvous::Open(arguments.store, arguments.timeouts)
                                         : Rendezvous::Join(arguments.store, arguments.store.host, arguments.timeouts);
   if (!rendezvous.ok()) return Failed(rendezvous.status());
   if (arguments.rank == 0) Print("store " + (*rendezvous)->address().Text());
   auto ranks = (*rendezvous)->Connect("dp", arguments.rank, arguments.size);
   if (!ranks.ok()) return Failed(ranks.status());
-  if (arguments.mode == "program") return RunPrograms(**ranks, arguments.seed);
+  if (arguments.mode == "program") {
+    auto other_axis = (*rendezvous)->Connect("tp", arguments.rank, arguments.size);
+    return other_axis.ok() ? RunPrograms(**ranks, **other_axis, arguments.seed) : Failed(other_axis.status());
+  }
+  if (arguments.mode == "rounds") return RoundsUntilLost(**ranks, arguments.seed);
   return arguments.mode == "reduce" ? ReduceUntilLost(**ranks) : OverlapUntilLost(**ranks);
 }
 
