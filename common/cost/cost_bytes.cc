@@ -62,6 +62,8 @@ class Prefixes {
     }
   }
 
+  const RowBytes& row() const { return row_; }
+
   int64_t Kv() const { return p_.rows * (layers_ * row_.kv + kIndexBytes); }
   int64_t GradientKv() const { return p_.rows * layers_ * row_.gradient_kv; }
 
@@ -176,14 +178,14 @@ class Wave {
   void ForForwardMoments(const F& f) const {
     const v1::TapePolicy policy = v1::S0;
     const int64_t d = row_.input, apart = w_.kv_only_rows, always = Index() + Targets();
-    if (layers_ > 1) f(always + LayerForwardBytes(s_, RowsBelow(), policy));
+    if (layers_ > 1) f(always + LayerForwardBytes(row_, RowsBelow(), policy));
     const int64_t kv_only = apart * (row_.kv_only_tape(policy) + row_.kv);
     if (split()) {
-      f(always + w_.rows * d + apart * kPositionBytes + KvOnlyForwardBytes(s_, apart));
+      f(always + w_.rows * d + apart * kPositionBytes + KvOnlyForwardBytes(row_, apart));
       f(always + kv_only + w_.rows * (d + kPositionBytes) + head_rows_ * d);
     }
     const int64_t last = always + HeadPositions() + kv_only;
-    f(last + LayerForwardBytes(s_, RowsOfLast(), policy));
+    f(last + LayerForwardBytes(row_, RowsOfLast(), policy));
     // The last layer's tensors are there until its output is normed.
     f(last + head_rows_ * (row_.tape(policy) + row_.kv + 2 * d + row_.statistic));
     f(always + head_rows_ * (d + kForwardHeadRowBytes) + HeadChunkBytes(s_, head_rows_));
@@ -193,34 +195,42 @@ class Wave {
   template <typename F>
   void ForMoments(const F& f) const {
     const int64_t d = row_.input, all = layers_ - 1;
+    const LayerPeaks last = PeaksOf(RowsOfLast());
     if (layers_ > 1) {
-      const LayerRows below = RowsBelow();
-      f(Index() + Targets() + Below(layers_ - 2), LayerForwardBytes(s_, below, w_.policy));
-      f(Index() + Results() + Below(layers_ - 2),
-        HeadPositions() + LayerBackwardBytes(s_, below, w_.policy, KvOwner::kWave));
+      // Where no rows are set apart, the last layer's are those of the layers below.
+      const LayerPeaks below = split() ? PeaksOf(RowsBelow()) : last;
+      f(Index() + Targets() + Below(layers_ - 2), below.forward);
+      f(Index() + Results() + Below(layers_ - 2), HeadPositions() + below.backward);
     }
     if (split()) ForSplitMoments(f);
-    const LayerRows last = RowsOfLast();
     const int64_t kept = Index() + HeadPositions() + Below(all) + KvOnly();
-    f(kept + Targets(), LayerForwardBytes(s_, last, w_.policy));
-    f(kept + Results(), head_rows_ * row_.statistic + LayerBackwardBytes(s_, last, w_.policy, KvOwner::kWave));
+    f(kept + Targets(), last.forward);
+    f(kept + Results(), head_rows_ * row_.statistic + last.backward);
     // The last layer's output, its norm, its gradient, one chunk of logits, the rows of head and loss.
     f(Index() + Targets() + Below(all) + KvOnly() + Last(),
       head_rows_ * (3 * d + row_.statistic + kHeadRowBytes) + HeadChunkBytes(s_, head_rows_));
   }
 
  private:
+  struct LayerPeaks {
+    int64_t forward = 0, backward = 0;
+  };
+
   bool split() const { return w_.kv_only_rows > 0; }
+
+  LayerPeaks PeaksOf(const LayerRows& rows) const {
+    return {LayerForwardBytes(row_, rows, w_.policy), LayerBackwardBytes(row_, rows, w_.policy, KvOwner::kWave)};
+  }
 
   // Where rows are set apart and put together again.
   template <typename F>
   void ForSplitMoments(const F& f) const {
     const int64_t tape = Index() + Below(layers_ - 1), d = row_.input, apart = w_.kv_only_rows;
     const int64_t all_inputs = w_.rows * d, head_inputs = head_rows_ * d;
-    f(tape + Targets(), all_inputs + apart * kPositionBytes + KvOnlyForwardBytes(s_, apart));
+    f(tape + Targets(), all_inputs + apart * kPositionBytes + KvOnlyForwardBytes(row_, apart));
     f(tape + Targets() + KvOnly(), all_inputs + w_.rows * kPositionBytes + head_inputs);
     f(tape + Results(), head_inputs + w_.rows * kPositionBytes + apart * row_.gradient_kv +
-                            KvOnlyBackwardBytes(s_, apart, w_.policy, KvOwner::kWave));
+                            KvOnlyBackwardBytes(row_, apart, w_.policy, KvOwner::kWave));
     f(tape + Results(), 2 * all_inputs + w_.rows * kPositionBytes);
   }
 
@@ -231,19 +241,20 @@ class Wave {
 };
 
 // The layers at work in Phase A; `policy`: what a layer keeps while it runs.
-void RaiseForward(const ByteShape& shape, const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
-  const int64_t last = shape.config.num_layers - 1;
+void RaiseForward(const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
+  const RowBytes& row = prefixes.row();
+  const int64_t last = row.shape.config.num_layers - 1;
   prefixes.ForHighestBlocks([&](const Block& block) {
     const auto raise = [&](PhaseBytes moment, int64_t working_set) {
       moment.working_set = working_set;
       Raise(highest, moment);
     };
     const bool makes_buffers = prefixes.MakesBuffers(block);
-    raise(prefixes.Forward(block, last), KvOnlyForwardBytes(shape, block.rows));
-    if (makes_buffers) raise(prefixes.BuffersMade(block, last), KvOnlyCopyBytes(shape, block.rows, policy));
+    raise(prefixes.Forward(block, last), KvOnlyForwardBytes(row, block.rows));
+    if (makes_buffers) raise(prefixes.BuffersMade(block, last), KvOnlyCopyBytes(row, block.rows, policy));
     if (last == 0) return;
-    raise(prefixes.Forward(block, last - 1), LayerForwardBytes(shape, prefixes.Rows(block), policy));
-    if (makes_buffers) raise(prefixes.BuffersMade(block, last - 1), LayerCopyBytes(shape, block.rows, policy));
+    raise(prefixes.Forward(block, last - 1), LayerForwardBytes(row, prefixes.Rows(block), policy));
+    if (makes_buffers) raise(prefixes.BuffersMade(block, last - 1), LayerCopyBytes(row, block.rows, policy));
   });
 }
 
@@ -287,7 +298,7 @@ PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix)
   // The end: all tape is kept, the accumulators are made.
   PhaseBytes highest{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
                      .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
-  RaiseForward(shape, prefixes, prefix.policy, highest);
+  RaiseForward(prefixes, prefix.policy, highest);
   return highest;
 }
 
@@ -318,6 +329,7 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
   const bool again = !KeepsInputs(prefix.policy);
   const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
   const int64_t last = shape.config.num_layers - 1;
+  const RowBytes& row = prefixes.row();
   PhaseBytes highest;
   prefixes.ForHighestBlocks([&](const Block& block) {
     const auto raise = [&](int64_t layer, int64_t working_set) {
@@ -325,15 +337,15 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
       moment.working_set += working_set;
       Raise(highest, moment);
     };
-    raise(last, KvOnlyBackwardBytes(shape, block.rows, policy, KvOwner::kPrefix));
+    raise(last, KvOnlyBackwardBytes(row, block.rows, policy, KvOwner::kPrefix));
     if (again) {
-      Raise(highest, prefixes.ForwardAgain(block, last, KvOnlyForwardBytes(shape, block.rows)));
+      Raise(highest, prefixes.ForwardAgain(block, last, KvOnlyForwardBytes(row, block.rows)));
       if (last > 0) {
-        const int64_t layer = LayerForwardBytes(shape, prefixes.Rows(block), policy);
+        const int64_t layer = LayerForwardBytes(row, prefixes.Rows(block), policy);
         Raise(highest, prefixes.ForwardAgain(block, last - 1, layer));
       }
     }
-    if (last > 0) raise(last - 1, LayerBackwardBytes(shape, prefixes.Rows(block), policy, KvOwner::kPrefix));
+    if (last > 0) raise(last - 1, LayerBackwardBytes(row, prefixes.Rows(block), policy, KvOwner::kPrefix));
   });
   return highest;
 }
@@ -343,7 +355,7 @@ PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix)
   without_tape.policy = v1::S5;
   const Prefixes prefixes(shape, without_tape);
   PhaseBytes highest{.hot_set = prefixes.Kv()};
-  RaiseForward(shape, prefixes, v1::S0, highest);
+  RaiseForward(prefixes, v1::S0, highest);
   return highest;
 }
 

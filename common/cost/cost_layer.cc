@@ -72,12 +72,12 @@ int64_t AttentionBackwardBytes(const ByteShape& s, const LayerRows& l) {
 // A layer's backward, part by part. Sums per row name what is there beside what the step itself makes.
 class BackwardMoments {
  public:
-  BackwardMoments(const ByteShape& s, const LayerRows& l, v1::TapePolicy policy, KvOwner owner)
-      : s_(s),
+  BackwardMoments(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy, KvOwner owner)
+      : s_(row.shape),
         l_(l),
         policy_(policy),
         owner_(owner),
-        row_(s),
+        row_(row),
         d_(row_.input),
         f_(row_.ffn),
         qkv_(row_.q + row_.kv),
@@ -147,7 +147,7 @@ class BackwardMoments {
   const LayerRows& l_;
   const v1::TapePolicy policy_;
   const KvOwner owner_;
-  const RowBytes row_;
+  const RowBytes& row_;
   const int64_t d_, f_, qkv_;
   const int64_t kv_;  // own K and V
 };
@@ -155,7 +155,8 @@ class BackwardMoments {
 }  // namespace
 
 RowBytes::RowBytes(const ByteShape& s)
-    : input(s.run_bytes * s.config.hidden_size),
+    : shape(s),
+      input(s.run_bytes * s.config.hidden_size),
       q(s.run_bytes * s.config.q_size()),
       kv(s.run_bytes * 2 * s.config.kv_size()),
       gradient_kv(s.accumulate_bytes * 2 * s.config.kv_size()),
@@ -186,8 +187,8 @@ int64_t RowBytes::kv_only_tape(v1::TapePolicy policy) const {
   return bytes;
 }
 
-int64_t LayerForwardBytes(const ByteShape& s, const LayerRows& l, v1::TapePolicy policy) {
-  const RowBytes row(s);
+int64_t LayerForwardBytes(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy) {
+  const ByteShape& s = row.shape;
   const int64_t d = row.input, f = row.ffn, qkv = row.q + row.kv;
   const int64_t norm1 = 2 * d + row.statistic;  // with x
   const int64_t products = l.rows * (norm1 + 2 * qkv + row.qk_statistics);
@@ -206,27 +207,24 @@ int64_t LayerForwardBytes(const ByteShape& s, const LayerRows& l, v1::TapePolicy
   return std::max({products, attention, output, gate_up, act, down});
 }
 
-int64_t LayerCopyBytes(const ByteShape& s, int64_t rows, v1::TapePolicy policy) {
-  const RowBytes row(s);
+int64_t LayerCopyBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy) {
   return rows * (std::max(row.tape(policy), row.input) + row.input + row.kv / 2);  // x stays until then; y; V
 }
 
-int64_t LayerBackwardBytes(const ByteShape& s, const LayerRows& l, v1::TapePolicy policy, KvOwner owner) {
-  return BackwardMoments(s, l, policy, owner).Peak();
+int64_t LayerBackwardBytes(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy, KvOwner owner) {
+  return BackwardMoments(row, l, policy, owner).Peak();
 }
 
-int64_t KvOnlyForwardBytes(const ByteShape& s, int64_t rows) {
-  const RowBytes row(s);
+int64_t KvOnlyForwardBytes(const RowBytes& row, int64_t rows) {
   return rows * (2 * row.input + row.statistic + 2 * row.kv + row.k_statistics);
 }
 
-int64_t KvOnlyCopyBytes(const ByteShape& s, int64_t rows, v1::TapePolicy policy) {
-  const RowBytes row(s);
+int64_t KvOnlyCopyBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy) {
   return rows * (std::max(row.kv_only_tape(policy), row.input + row.statistic) + row.kv / 2);
 }
 
-int64_t KvOnlyBackwardBytes(const ByteShape& s, int64_t rows, v1::TapePolicy policy, KvOwner owner) {
-  const RowBytes row(s);
+int64_t KvOnlyBackwardBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy, KvOwner owner) {
+  const ByteShape& s = row.shape;
   const int64_t there = 2 * row.input + row.statistic + (owner == KvOwner::kWave ? row.kv : 0);   // x, norm1
   const int64_t again = KeepsQueries(policy) ? 0 : row.k_norm + (s.config.qk_norm ? row.kv : 0);  // K and V once more
   const int64_t gradients = there + row.k_norm + row.kv;                                          // dk and dv, fused

@@ -27,10 +27,11 @@ struct LayerRows {
   absl::InlinedVector<LayerRun, 4> runs = {};
 };
 
-// Bytes per row of a layer's tensors.
+// Bytes per row of a layer's tensors. The shape outlives it.
 struct RowBytes {
-  explicit RowBytes(const ByteShape& shape);
+  explicit RowBytes(const ByteShape& byte_shape);
 
+  const ByteShape& shape;
   int64_t input, q, kv, gradient_kv, ffn;
   int64_t statistic;  // of a norm
   int64_t attended;   // the output of attention and its log-sum-exp
@@ -43,22 +44,22 @@ struct RowBytes {
 };
 
 // Its input and own K/V included.
-int64_t LayerForwardBytes(const ByteShape& shape, const LayerRows& l, v1::TapePolicy policy);
+int64_t LayerForwardBytes(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy);
 
 // Counts what a layer holds when it ends and its V is copied into a buffer that several blocks share: K, copied before,
 // is a part of such a buffer already. The buffers are not counted.
-int64_t LayerCopyBytes(const ByteShape& shape, int64_t rows, v1::TapePolicy policy);
+int64_t LayerCopyBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy);
 
 // Whose rows they are: those of a wave hold their K/V themselves. A prefix's K/V and the gradients that others
 // accumulated on them are counted apart; the latter are added to its own.
 enum class KvOwner { kWave, kPrefix };
 
 // Its tape and the gradient of its output included.
-int64_t LayerBackwardBytes(const ByteShape& shape, const LayerRows& l, v1::TapePolicy policy, KvOwner owner);
+int64_t LayerBackwardBytes(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy, KvOwner owner);
 
 // The same of rows of which only K and V are computed. Their gradients are not counted, and K/V as `owner` says.
-int64_t KvOnlyForwardBytes(const ByteShape& shape, int64_t rows);
-int64_t KvOnlyCopyBytes(const ByteShape& shape, int64_t rows, v1::TapePolicy policy);
-int64_t KvOnlyBackwardBytes(const ByteShape& shape, int64_t rows, v1::TapePolicy policy, KvOwner owner);
+int64_t KvOnlyForwardBytes(const RowBytes& row, int64_t rows);
+int64_t KvOnlyCopyBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy);
+int64_t KvOnlyBackwardBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy, KvOwner owner);
 
 }  // namespace stemma

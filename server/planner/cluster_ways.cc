@@ -104,14 +104,15 @@ PhaseWork ClusterWays::WorkOf(size_t index, int64_t waves) {
 
 void ClusterWays::PricePrefixes() {
   if (std::exchange(priced_, true)) return;
-  const size_t policies = suffix_policies_.size();
-  for (size_t i = 0; i < prefixes_.size(); ++i) {
-    const PhaseWork work = WorkOf(i * policies, /*waves=*/0);
-    Prefix& prefix = prefixes_[i];
-    prefix.forward_s = Seconds(work.prefix_forward, options_.rates);
-    prefix.backward_s = Seconds(work.prefix_backward, options_.rates);
-    prefix.copy_out_s = CopySeconds(work.prefix_forward, options_.rates);
-    prefix.copy_in_s = CopySeconds(work.prefix_backward, options_.rates);
+  if (shape_.rows == 0) return;
+  for (Prefix& prefix : prefixes_) {
+    const Work forward = sums_.PrefixForward(ShapeOf(prefix.way));
+    prefix.forward_s = Seconds(forward, options_.rates);
+    prefix.copy_out_s = CopySeconds(forward, options_.rates);
+    if (options_.forward_only) continue;
+    const Work backward = sums_.PrefixBackward(shape_);
+    prefix.backward_s = Seconds(backward, options_.rates);
+    prefix.copy_in_s = CopySeconds(backward, options_.rates);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "server/planner/wave_cuts.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace stemma::server {
@@ -37,6 +38,11 @@ bool NeedsAtLeast(const MemberShape& a, const MemberShape& b) {
   return a.dense == b.dense && a.rows >= b.rows && a.prefix_rows >= b.prefix_rows;
 }
 
+// Whether waves of each alone differ in their rows at most: the longer one then needs more.
+bool AreAlike(const MemberShape& a, const MemberShape& b) {
+  return a.dense == b.dense && a.prefix_rows == b.prefix_rows;
+}
+
 }  // namespace
 
 WaveCuts::WaveCuts(const MemoryOptions& options, const ClusterShape& cluster) : options_(options), cluster_(cluster) {
@@ -63,8 +69,9 @@ WaveShape WaveCuts::Wave(size_t begin, size_t count, v1::TapePolicy policy) cons
     wave.rows += one.rows;
     wave.kv_only_rows += one.kv_only_rows;
     const MemberShape* before = i > begin ? &cluster_.members[i - 1] : nullptr;
-    run = before != nullptr && ShareACall(*before, member) ? Joined(run, one) : one;
-    AddRun(run, wave);
+    const bool joins = before != nullptr && ShareACall(*before, member);
+    if (before != nullptr && !joins) AddRun(run, wave);
+    run = joins ? Joined(run, one) : one;
     if (!padded || !member.dense) continue;
     // Without an ancestor all neighbours are one call; in the last layer the rows set apart are their ancestors.
     one.kv_only_rows = 0;
@@ -72,6 +79,7 @@ WaveShape WaveCuts::Wave(size_t begin, size_t count, v1::TapePolicy policy) cons
     below = before != nullptr && before->dense ? Joined(below, one) : one;
     if (below.padded_members > 1) AddRun(below, wave);
   }
+  AddRun(run, wave);
   return wave;
 }
 
@@ -112,22 +120,39 @@ PhaseBytes WaveCuts::Shorten(size_t begin, int64_t bytes, v1::TapePolicy policy,
   }
   cut.bytes_max = std::min(cut.bytes_max, of_passing.peak() - 1);
   count = fits;
-  return fits == 1 ? BytesOf(begin, 1, policy) : of_fitting;
+  return of_fitting;
 }
 
 WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
   WaveCut cut;
+  size_t largest = 0;  // the first member of the largest wave; of equally large waves, the first is kept
+  const auto raise = [&](size_t begin, const PhaseBytes& wave) {
+    const int64_t peak = wave.peak(), highest = cut.largest.peak();
+    if (peak < highest || (peak == highest && begin >= largest)) return;
+    cut.largest = wave;
+    largest = begin;
+  };
+  // Members alone in their waves need no bytes to decide anything, so only the longest of alike neighbours is priced.
+  std::optional<size_t> longest_alone;
   size_t count = 0;
   for (size_t begin = 0; begin < cluster_.members.size(); begin += count) {
     count = CountWorthPacking(begin);
-    PhaseBytes wave = BytesOf(begin, count, policy);
-    if (bytes_decide() && count > 1) {
-      if (wave.peak() > bytes) wave = Shorten(begin, bytes, policy, wave, count, cut);
-      if (count > 1) cut.bytes_min = std::max(cut.bytes_min, wave.peak());
+    if (count > 1) {
+      PhaseBytes wave = BytesOf(begin, count, policy);
+      if (bytes_decide() && wave.peak() > bytes) wave = Shorten(begin, bytes, policy, wave, count, cut);
+      if (count > 1) raise(begin, wave);
+      if (count > 1 && bytes_decide()) cut.bytes_min = std::max(cut.bytes_min, wave.peak());
     }
-    if (cut.sizes.empty() || wave.peak() > cut.largest.peak()) cut.largest = wave;
     cut.sizes.push_back(static_cast<uint32_t>(count));
+    if (count > 1) continue;
+    const MemberShape& member = cluster_.members[begin];
+    if (longest_alone && !AreAlike(cluster_.members[*longest_alone], member)) {
+      raise(*longest_alone, BytesOf(*longest_alone, 1, policy));
+      longest_alone.reset();
+    }
+    if (!longest_alone || member.rows > cluster_.members[*longest_alone].rows) longest_alone = begin;
   }
+  if (longest_alone) raise(*longest_alone, BytesOf(*longest_alone, 1, policy));
   return cut;
 }
 

@@ -49,7 +49,8 @@ class WaveCuts {
   size_t CountWorthPacking(size_t begin) const;
   bool bytes_decide() const;
   WaveCut MakeCut(v1::TapePolicy policy, int64_t bytes);
-  // Shortens a wave that passes `bytes`, of more than one member; returns the bytes of what is left of it.
+  // Shortens a wave that passes `bytes`, of more than one member; returns the bytes of what is left of it, unless that
+  // is one member, whose bytes are not asked for.
   PhaseBytes Shorten(size_t begin, int64_t bytes, v1::TapePolicy policy, PhaseBytes whole, size_t& count, WaveCut& cut);
 
   struct OfPolicy {

@@ -23,6 +23,7 @@ void AddGroup(const PackingGroup& group, bool reuse, ClusterShape& cluster) {
   const bool shares = reuse && group.prefix_rows > 0;
   if (shares) cluster.prefix_rows.push_back(group.prefix_rows);
   const int64_t prefix = shares ? static_cast<int64_t>(cluster.prefix_rows.size()) - 1 : 0;
+  cluster.members.reserve(cluster.members.size() + group.members.size());
   for (const PackingMember& member : group.members) {
     cluster.members.push_back(
         {.rows = member.rows, .prefix_rows = group.prefix_rows, .dense = !shares, .prefix = prefix});

@@ -45,14 +45,14 @@ TEST(MemoryChooserTest, AShapeThatDoesNotFitIsRememberedToo) {
   EXPECT_EQ(chooser.counts().shapes, 1);
 }
 
-TEST(MemoryChooserTest, WhereBytesAreNoLimitOneWayIsLookedAtAndEachWaveOnce) {
+TEST(MemoryChooserTest, WhereBytesAreNoLimitOneWayIsLookedAtAndNoWaveTwice) {
   MemoryChooser chooser(BenchMemory(int64_t{1} << 50));
   const std::vector<ClusterShape> clusters = DrawClusters(200, 1);
   int64_t waves = 0;
   for (const ClusterShape& cluster : clusters)
     waves += static_cast<int64_t>(chooser.Choose(cluster)->wave_sizes.size());
   EXPECT_EQ(chooser.counts().ways, chooser.counts().shapes);
-  EXPECT_EQ(chooser.counts().waves, waves);
+  EXPECT_LE(chooser.counts().waves, waves);
 }
 
 // Few of the hundreds of ways are evaluated, and their waves are priced a few times for each member.
