@@ -139,13 +139,18 @@ class Prefixes {
 class Wave {
  public:
   Wave(const ByteShape& shape, const WaveShape& wave)
-      : s_(shape), w_(wave), row_(shape), layers_(shape.config.num_layers), head_rows_(wave.rows - wave.kv_only_rows) {}
+      : s_(shape),
+        w_(wave),
+        row_(shape),
+        layers_(shape.config.num_layers),
+        head_rows_(wave.rows - wave.kv_only_rows),
+        kept_row_(row_.tape(wave.policy) + row_.kv) {}
 
   // The tape of so many layers below the last.
-  int64_t Below(int64_t layers) const { return w_.rows * layers * (row_.tape(w_.policy) + row_.kv); }
+  int64_t Below(int64_t layers) const { return w_.rows * layers * kept_row_; }
   // What the last layer's rows before the last prompt token keep, with their K/V and the gradients of those.
   int64_t KvOnly() const { return w_.kv_only_rows * (row_.kv_only_tape(w_.policy) + row_.kv + row_.gradient_kv); }
-  int64_t Last() const { return head_rows_ * (row_.tape(w_.policy) + row_.kv); }
+  int64_t Last() const { return head_rows_ * kept_row_; }
   int64_t Index() const { return w_.rows * kIndexBytes; }
   int64_t Targets() const { return head_rows_ * kTargetBytes; }  // in the forward
   int64_t Results() const { return head_rows_ * kResultBytes; }  // in the backward
@@ -238,6 +243,7 @@ class Wave {
   const WaveShape& w_;
   const RowBytes row_;
   const int64_t layers_, head_rows_;
+  const int64_t kept_row_;  // tape and K/V of a row in a full layer
 };
 
 // The layers at work in Phase A; `policy`: what a layer keeps while it runs.

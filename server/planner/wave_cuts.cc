@@ -25,12 +25,10 @@ bool ShareACall(const MemberShape& a, const MemberShape& b) {
   return a.prefix == b.prefix;
 }
 
-WaveRun Joined(const WaveRun& run, const WaveRun& next) {
-  WaveRun joined = run;
-  joined.rows += next.rows;
-  joined.longest_rows = std::max(run.longest_rows, next.longest_rows);
-  joined.padded_members += next.padded_members;
-  return joined;
+void Join(const WaveRun& next, WaveRun& run) {
+  run.rows += next.rows;
+  run.longest_rows = std::max(run.longest_rows, next.longest_rows);
+  run.padded_members += next.padded_members;
 }
 
 // Whether a wave of `a` alone needs at least what a wave of `b` alone does.
@@ -69,14 +67,21 @@ WaveShape WaveCuts::Wave(size_t begin, size_t count, v1::TapePolicy policy) cons
     wave.rows += one.rows;
     wave.kv_only_rows += one.kv_only_rows;
     const MemberShape* before = i > begin ? &cluster_.members[i - 1] : nullptr;
-    const bool joins = before != nullptr && ShareACall(*before, member);
-    if (before != nullptr && !joins) AddRun(run, wave);
-    run = joins ? Joined(run, one) : one;
+    if (before != nullptr && ShareACall(*before, member)) {
+      Join(one, run);
+    } else {
+      if (before != nullptr) AddRun(run, wave);
+      run = one;
+    }
     if (!padded || !member.dense) continue;
     // Without an ancestor all neighbours are one call; in the last layer the rows set apart are their ancestors.
     one.kv_only_rows = 0;
     one.only_below = true;
-    below = before != nullptr && before->dense ? Joined(below, one) : one;
+    if (before != nullptr && before->dense) {
+      Join(one, below);
+    } else {
+      below = one;
+    }
     if (below.padded_members > 1) AddRun(below, wave);
   }
   AddRun(run, wave);
@@ -134,6 +139,7 @@ WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
   };
   // Members alone in their waves need no bytes to decide anything, so only the longest of alike neighbours is priced.
   std::optional<size_t> longest_alone;
+  cut.sizes.reserve(static_cast<size_t>(fewest_waves_));
   size_t count = 0;
   for (size_t begin = 0; begin < cluster_.members.size(); begin += count) {
     count = CountWorthPacking(begin);
