@@ -52,6 +52,10 @@ C10dCommunicator::C10dCommunicator(std::string axis, c10::intrusive_ptr<c10d::Ba
       backend_(std::move(backend)),
       timeout_(timeout) {}
 
+C10dCommunicator::~C10dCommunicator() {
+  if (closing_.joinable()) closing_.join();
+}
+
 std::function<absl::Status()> C10dCommunicator::Start(const CollectiveCall& call) {
   const at::Tensor& output = call.output;
   const bool empty = call.kind != CollectiveKind::kBarrier && (output.defined() ? output : call.input).numel() == 0;
@@ -62,7 +66,7 @@ std::function<absl::Status()> C10dCommunicator::Start(const CollectiveCall& call
   absl::Status status = CatchC10d(timeout_, [&] { work = StartWork(call, exchanged); });
   if (!status.ok()) return [status] { return status; };
   return [this, work, exchanged, &output] {
-    const absl::Status ended = CatchC10d(timeout_, [&] { work->wait(); });
+    absl::Status ended = CatchC10d(timeout_, [&] { work->wait(); });
     if (ended.ok() && exchanged.defined()) AddParts(exchanged, Flat(output));
     return ended;
   };
@@ -113,7 +117,8 @@ C10dCommunicator::Work C10dCommunicator::Reduce(const at::Tensor& values, c10d::
 }
 
 void C10dCommunicator::Break() {
-  if (pending_count() == 0) backend_.reset();
+  // The backend's destructor waits for what is in flight, which another peer may hold up.
+  closing_ = std::thread([backend = std::move(backend_)]() mutable { backend.reset(); });
 }
 
 }  // namespace stemma::worker

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "absl/time/time.h"
@@ -19,12 +20,14 @@ namespace stemma::worker {
 class C10dCommunicator final : public Communicator {
  public:
   C10dCommunicator(std::string axis, c10::intrusive_ptr<c10d::Backend> backend, absl::Duration timeout);
+  ~C10dCommunicator() override;
 
  private:
   using Work = c10::intrusive_ptr<c10d::Work>;
 
   std::function<absl::Status()> Start(const CollectiveCall& call) override;
-  // Drops the connections, so that a peer that waits for this rank hears of the error too.
+  // Drops the connections, so that a peer that waits for this rank hears of the error too: as soon as nothing is in
+  // flight any more and whatever is pending has been waited for.
   void Break() override;
 
   Work StartWork(const CollectiveCall& call, const at::Tensor& exchanged);
@@ -32,6 +35,7 @@ class C10dCommunicator final : public Communicator {
 
   c10::intrusive_ptr<c10d::Backend> backend_;  // null: broken
   const absl::Duration timeout_;
+  std::thread closing_;  // drops the backend after an error
 };
 
 // Runs a call of c10d, and turns what it throws into Unavailable: what is known of the peer, and c10d's first line.

@@ -101,15 +101,13 @@ class Communicator {
  protected:
   Communicator(std::string axis, int rank, int size);
 
-  int pending_count() const { return pending_count_; }  // started and not waited for
-
  private:
   friend class PendingCollective;
 
   // Begins the call, whose tensors have been checked, and returns what waits for its end: called once, or dropped when
   // another call has failed meanwhile. Errors: Unavailable - what is known of the peer; the rest is added here.
   virtual std::function<absl::Status()> Start(const CollectiveCall& call) = 0;
-  // Lets go of the peers, so that they hear of the error. No Start follows.
+  // Lets go of the peers, so that they hear of the error; does not wait. Called once; no Start follows.
   virtual void Break() {}
 
   std::unique_ptr<PendingCollective> Begin(CollectiveCall call);

@@ -39,7 +39,7 @@ absl::Status AwaitRanks(c10d::Store& store, int rank, int size, absl::Duration t
   std::vector<std::string> keys;
   for (int r = 0; r < size; ++r) keys.push_back(HereKey(r));
   RETURN_IF_ERROR(CatchC10d(timeout, [&] { store.set(HereKey(rank), std::vector<uint8_t>{1}); }));
-  const absl::Status all_here = CatchC10d(timeout, [&] { store.wait(keys, absl::ToChronoMilliseconds(timeout)); });
+  absl::Status all_here = CatchC10d(timeout, [&] { store.wait(keys, absl::ToChronoMilliseconds(timeout)); });
   if (all_here.ok()) return all_here;
   std::vector<int> missing;
   RETURN_IF_ERROR(CatchC10d(timeout, [&] {

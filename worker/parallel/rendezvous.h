@@ -7,8 +7,8 @@
 // Gloo asks who calls: beyond loopback the address must lie in a network that only workers reach.
 //
 // A rendezvous outlives its communicators' Connect on every rank, and is of no use afterwards. Ranks end with a Barrier
-// before the first of them destroys a communicator. After an error with collectives still pending, destroying the
-// communicator may take as long as their timeout: the process exits without it, and so the peers hear of it.
+// before the first of them destroys a communicator. After an error, destroying the communicator may take as long as the
+// timeout of what is in flight; a process that cannot wait for that exits without it.
 #pragma once
 
 #include <memory>
