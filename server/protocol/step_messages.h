@@ -2,6 +2,9 @@
 // coordinator, and by tests that run the engine without one: there is no second way to build a step.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "server/protocol/request_plan.h"
 #include "stemma/internal/v1/worker.pb.h"
 #include "stemma/v1/training.pb.h"
@@ -19,6 +22,12 @@ bool StepNeedsWorker(const RequestPlan& plan, uint32_t k);
 // prompt-mean weights are those of that step's mini-batch. The entry log-prob pass goes with the first step.
 internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::UpdateHeader& header,
                                   const RequestPlan& plan);
+
+// Returns what one rank is sent of `whole`: its part of the step and of the entry pass, whose groups are some of the
+// whole one's, in their order, and the weights of its rollouts. D stays the mini-batch's. `num_rollouts`: of each group
+// of the payload.
+internal::v1::Prepare PrepareOfRank(const internal::v1::Prepare& whole, v1::StepPlan step, v1::StepPlan entry_pass,
+                                    const std::vector<int64_t>& num_rollouts);
 
 // Returns what the gradients are multiplied by: min(1, max_grad_norm / (norm + 1e-6)), as torch's clip_grad_norm_
 // does; 1 where max_grad_norm is 0. The norm may be large: its square was checked to be finite.

@@ -17,11 +17,13 @@
 #include "server/protocol/step_messages.h"
 #include "tests/testing/backends.h"
 #include "tests/testing/control_kernels.h"
+#include "tests/testing/control_ranks.h"
 #include "tests/testing/fake_device.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/step_sums.h"
 #include "worker/backend/cpu/cpu_backend.h"
+#include "worker/parallel/local_communicator.h"
 
 namespace stemma::testing {
 namespace {
@@ -111,8 +113,21 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   RETURN_IF_ERROR(ReadMemory(c, options.run));
   options.run.set_threads(c.value("threads", 1));
   options.cluster_per_group = c.value("clusters", "one") == "per_group";
+  const char* ranks = std::getenv("STEMMA_TEST_RANKS");
+  options.ranks = c.value("ranks", ranks == nullptr ? 1 : std::atoi(ranks));
+  options.placement_seed = c.value("placement_seed", 1u);
+  const std::string rank_control = c.value("rank_control", "none");
+  if (rank_control != "none") {
+    if (MakeControlRank(rank_control, std::make_unique<LocalCommunicator>("dp")) == nullptr) {
+      return absl::InvalidArgumentError("rank_control: unknown name " + rank_control);
+    }
+    options.edit_communicator = [rank_control](std::unique_ptr<Communicator> right) {
+      return MakeControlRank(rank_control, std::move(right));
+    };
+  }
   const std::string control = c.at("control").get<std::string>();
-  const std::string key = options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0");
+  const std::string key = options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0") +
+                          std::to_string(options.ranks) + "," + std::to_string(options.placement_seed) + rank_control;
   if (!c.at("apply").get<bool>() && session.key == key) return session.engine.get();
   session.engine.reset();
   auto kernel = MakeControlKernel(control, c.value("rope_theta", 10000.0));
@@ -175,7 +190,8 @@ absl::StatusOr<json> RunCase(const json& c, Session& session) {
   std::vector<NamedValues> out;
   for (const HfTensor& tensor : engine->weights().hf_tensors) {
     out.push_back(apply ? FromTensor("weight." + tensor.name, engine->weights().MasterSlice(tensor))
-                        : FromTensor("grad." + tensor.name, engine->weights().GradSlice(tensor)));
+                        : FromTensor("grad." + tensor.name,
+                                     engine->Gradient(tensor.parameter).slice(0, tensor.row_begin, tensor.row_end)));
   }
   for (const auto& [id, result] : engine->results()) {
     out.push_back(FromResult("log_prob." + id, result.log_probs(), float64));

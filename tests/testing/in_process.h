@@ -1,5 +1,6 @@
 // The whole numeric path in one process, without gRPC: request -> plan (the server's planner) -> engine messages ->
-// vote. Used by the parity probe and the benchmarks.
+// vote. Used by the parity probe and the benchmarks. Several data-parallel ranks are threads, each with an engine;
+// which rank computes which group is drawn, so that some have much to do and some nothing.
 #pragma once
 
 #include <functional>
@@ -10,10 +11,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "common/admission/training_request.h"
 #include "server/protocol/request_plan.h"
 #include "tests/testing/namespaces.h"
 #include "worker/engine/model_engine.h"
+#include "worker/parallel/communicator.h"
 
 namespace stemma::testing {
 
@@ -22,6 +25,10 @@ struct InProcessOptions {
   bool cluster_per_group = false;
   std::function<void(v1::StepPlan&)> edit_step, edit_entry_pass;  // what the planner would not choose
   std::function<void(const internal::v1::Heartbeat&)> progress = [](const internal::v1::Heartbeat&) {};
+  int ranks = 1;
+  uint32_t placement_seed = 1;
+  // Replaces the communicator of each rank, by one with a known mistake.
+  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> edit_communicator;
 };
 
 class InProcess {
@@ -34,22 +41,35 @@ class InProcess {
   const RequestPlan& plan() const { return plan_; }
 
   // Phases A, B, C of step k of the loaded request; log-probs and entropies are kept.
+  // Returns what all ranks say together.
   absl::StatusOr<internal::v1::Vote> Prepare(int k);
   // Clip by the request's max_grad_norm, AdamW.
   absl::Status Apply(int k, const internal::v1::Vote& vote);
 
-  const Weights& weights() const { return engine_->weights(); }
+  const Weights& weights(int rank = 0) const { return engines_[static_cast<size_t>(rank)]->weights(); }
+  // The step's gradient of a parameter, each element from the rank that owns it.
+  at::Tensor Gradient(int parameter) const;
+  // The votes behind the last Prepare.
+  const std::vector<internal::v1::Vote>& votes() const { return votes_; }
   const std::map<std::string, v1::RolloutResult>& results() const { return results_; }
 
  private:
-  InProcess(const InProcessOptions& options, const ModelConfig& model, std::unique_ptr<ModelEngine> engine);
+  InProcess(const InProcessOptions& options, const ModelConfig& model,
+            std::vector<std::unique_ptr<ModelEngine>> engines);
   internal::v1::StepKey Key(int k) const;
+  v1::StepPlan PartOf(const v1::StepPlan& step, int rank) const;
+  absl::Status OnEachRank(const std::function<absl::Status(int rank)>& run) const;
+  EngineHooks Hooks();
 
   const InProcessOptions options_;
   const PlanFunction make_plan_;
-  std::unique_ptr<ModelEngine> engine_;
-  TrainingRequest request_;  // without its groups, which the engine holds
+  std::vector<std::unique_ptr<ModelEngine>> engines_;  // by rank
+  std::vector<int> rank_of_;                           // by group of the request
+  std::vector<int64_t> num_rollouts_;                  // by group of the request
+  std::vector<internal::v1::Vote> votes_;              // by rank
+  TrainingRequest request_;                            // without its groups, which the engine holds
   RequestPlan plan_;
+  absl::Mutex results_mutex_;
   std::map<std::string, v1::RolloutResult> results_;
   int requests_ = 0;
   uint64_t step_ = 0;

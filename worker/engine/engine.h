@@ -31,12 +31,14 @@ class Engine {
   virtual absl::Status AddPayload(internal::v1::PayloadChunk chunk) = 0;
   virtual void DropPayload(const std::string& id) = 0;
 
-  // Phases A, B, C. A failure that a request can cause (non-finite, out of memory, cancelled) is a `no` vote. Error:
+  // Phases A, B, C. A failure that a request can cause (non-finite, out of memory, cancelled) is a `no` vote. Errors:
+  // Unavailable - another rank is gone, and with it the generation: this process can compute nothing more; any other -
   // the message itself is refused (unknown payload, keys of another attempt or incarnation, step not its own + 1).
   virtual absl::StatusOr<internal::v1::Vote> Prepare(const internal::v1::Prepare& prepare,
                                                      const EngineHooks& hooks) = 0;
   // Clip, AdamW, step + 1 (or discard). What it wrote may be not finite: Applied then names a parameter, and the
-  // weights are of no use any more. Error: refused, nothing changed.
+  // weights are of no use any more. Errors: Unavailable - as of Prepare, the weights are gone with this process; any
+  // other - refused, nothing changed.
   virtual absl::StatusOr<internal::v1::Applied> Apply(const internal::v1::Apply& apply) = 0;
   virtual void Abort(const internal::v1::StepKey& key) = 0;
 

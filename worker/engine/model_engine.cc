@@ -10,6 +10,7 @@
 #include <exception>
 #include <filesystem>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "common/base/clock.h"
@@ -21,6 +22,7 @@
 #include "worker/engine/step_line.h"
 #include "worker/engine/step_sums.h"
 #include "worker/model/weights_io.h"
+#include "worker/parallel/local_communicator.h"
 
 namespace stemma::worker {
 namespace {
@@ -58,6 +60,8 @@ NoVoteReason NoVoteReasonOf(const absl::Status& status) {
       return internal::v1::CANCELLED;
     case absl::StatusCode::kResourceExhausted:
       return internal::v1::OUT_OF_MEMORY;
+    case absl::StatusCode::kAborted:
+      return internal::v1::PEER;
     default:
       return internal::v1::INTERNAL;
   }
@@ -67,29 +71,33 @@ NoVoteReason NoVoteReasonOf(const absl::Status& status) {
 
 absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal::v1::Configure& configure,
                                                                  const std::string& incarnation, Backend backend,
-                                                                 std::unique_ptr<CopyEngine> copies) {
+                                                                 std::unique_ptr<CopyEngine> copies,
+                                                                 std::unique_ptr<Communicator> dp) {
+  if (dp == nullptr) dp = std::make_unique<LocalCommunicator>("dp");
   if (configure.config().threads() > 0) at::set_num_threads(static_cast<int>(configure.config().threads()));
   ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(weights, LoadWeights(directory, WholeModel(directory.config), dtype, backend.device,
-                                          configure.config().optimizer_residency()));
+    const StateOptions states = {configure.config().optimizer_residency(), dp->rank(), dp->size()};
+    ASSIGN_OR_RETURN(weights, LoadWeights(directory, WholeModel(directory.config), dtype, backend.device, states));
     return absl::OkStatus();
   }));
   if (copies == nullptr) copies = backend.make_copy_engine();
   return std::unique_ptr<ModelEngine>(new ModelEngine(configure, incarnation, std::move(backend), std::move(directory),
-                                                      std::move(weights), std::move(copies)));
+                                                      std::move(weights), std::move(copies), std::move(dp)));
 }
 
 ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
-                         ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies)
+                         ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies,
+                         std::unique_ptr<Communicator> dp)
     : configure_(configure),
       backend_(std::move(backend)),
       directory_(std::move(directory)),
       weights_(std::move(weights)),
-      ranges_(AllRanges(weights_.parameters)),
-      norm_ranges_(NormRanges(weights_)),
+      dp_(std::move(dp)),
+      shards_(ElementsOf(weights_.parameters), dp_->size()),
+      norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(dp_->rank()))),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),
       copies_(std::move(copies)),
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}) {
@@ -152,15 +160,22 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   LOG(INFO) << StepLine(prepare.key(), sums);
   for (const std::string& line : SlowPhases(prepare.key(), sums, prepare.predicted())) LOG(WARNING) << line;
   sender.Flush();
-
   vote.set_empty(prepare.plan().clusters_size() == 0);
+  return vote;
+}
+
+absl::StatusOr<bool> ModelEngine::AllRanksCan(bool this_one) {
+  int64_t cannot = this_one ? 0 : 1;
+  RETURN_IF_ERROR(dp_->Agree("step", {&cannot, 1}));
+  return cannot == 0;
+}
+
+void ModelEngine::CheckGradients(Vote& vote) const {
   vote.set_grad_norm_squared(GradNormSquared(weights_.parameters, norm_ranges_));
   vote.set_yes(std::isfinite(vote.grad_norm_squared()));
-  if (!vote.yes()) {
-    vote.set_no_reason(internal::v1::NONFINITE);
-    vote.set_message("the gradient of " + FirstNonfinite(backend_, weights_.parameters, ranges_) + " is not finite");
-  }
-  return vote;
+  if (vote.yes()) return;
+  vote.set_no_reason(internal::v1::NONFINITE);
+  vote.set_message("the gradient of " + FirstNonfinite(backend_, weights_.parameters, norm_ranges_) + " is not finite");
 }
 
 absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) {
@@ -171,10 +186,22 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   }
   fence_.OnPrepare(prepare.key());
   Vote vote;
-  const absl::Status status = CatchExceptions([&]() -> absl::Status {
+  std::optional<ShardExchange> exchange;
+  absl::Status status = CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(vote, RunPhases(*payload, prepare, hooks));
+    exchange.emplace(*dp_, shards_, weights_.parameters);
     return absl::OkStatus();
   });
+  ASSIGN_OR_RETURN(const bool all_can, AllRanksCan(status.ok()));
+  if (all_can) {
+    RETURN_IF_ERROR(exchange->ReduceGradients());
+    status = CatchExceptions([&] {
+      CheckGradients(vote);
+      return absl::OkStatus();
+    });
+  } else if (status.ok()) {
+    status = absl::AbortedError("another rank could not");
+  }
   if (!status.ok()) {
     vote = {};
     vote.set_no_reason(NoVoteReasonOf(status));
@@ -191,10 +218,12 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   internal::v1::Applied applied;
   if (!apply.discard()) {
     const absl::Status status = CatchExceptions([&] {
-      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, ranges_, apply.adam(), apply.clip(),
-                                      static_cast<int64_t>(apply.key().step()), {.copies = copies_.get()}));
-      return absl::OkStatus();
+      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(dp_->rank()), apply.adam(),
+                                      apply.clip(), static_cast<int64_t>(apply.key().step()),
+                                      {.copies = copies_.get()}));
+      return ShardExchange(*dp_, shards_, weights_.parameters).GatherWeights();
     });
+    if (absl::IsUnavailable(status)) return status;
     // A step that is half applied has no way back: the weights are gone with this process.
     CHECK(status.ok()) << "AdamW failed in the middle of a step: " << status.message();
   }

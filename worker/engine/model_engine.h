@@ -1,5 +1,10 @@
 // The Engine on a real model. See engine.h for the contract. Tests construct it with another backend or a
 // copy engine of their own (null: the backend's), and read its weights and gradients.
+//
+// With several data-parallel ranks each computes its groups of a step and owns a part of the optimizer's states
+// (worker/optim/shards.h). The collectives of a step are, in this order: in Prepare, after the phases, an agreement on
+// whether every rank could, then the reduction of gradients if so; in Apply, after AdamW, the gathering of weights.
+// There is none inside the phases, so a rank that fails there still comes to the agreement, and all of them vote no.
 #pragma once
 
 #include <memory>
@@ -13,6 +18,8 @@
 #include "worker/memory/copy_engine.h"
 #include "worker/memory/host_arena.h"
 #include "worker/model/weights.h"
+#include "worker/optim/shard_exchange.h"
+#include "worker/parallel/communicator.h"
 
 namespace stemma::worker {
 
@@ -20,7 +27,8 @@ class ModelEngine final : public Engine {
  public:
   static absl::StatusOr<std::unique_ptr<ModelEngine>> Create(const internal::v1::Configure& configure,
                                                              const std::string& incarnation, Backend backend,
-                                                             std::unique_ptr<CopyEngine> copies = nullptr);
+                                                             std::unique_ptr<CopyEngine> copies = nullptr,
+                                                             std::unique_ptr<Communicator> dp = nullptr);
 
   const internal::v1::Ready& ready() const override { return ready_; }
   absl::Status AddPayload(internal::v1::PayloadChunk chunk) override { return payloads_.Add(std::move(chunk)); }
@@ -35,7 +43,8 @@ class ModelEngine final : public Engine {
 
  private:
   ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
-              ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies);
+              ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies,
+              std::unique_ptr<Communicator> dp);
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
@@ -43,13 +52,18 @@ class ModelEngine final : public Engine {
   absl::Status ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare, const EngineHooks& hooks);
   absl::StatusOr<internal::v1::Vote> RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks);
+  // Whether all ranks could. Errors: Unavailable.
+  absl::StatusOr<bool> AllRanksCan(bool this_one);
+  // The gradient's norm and whether it is finite, of what this rank owns.
+  void CheckGradients(internal::v1::Vote& vote) const;
 
   const internal::v1::Configure configure_;
   const Backend backend_;
   const ModelDirectory directory_;
   Weights weights_;
-  const ParameterRanges ranges_;       // that this engine steps: all
-  const ParameterRanges norm_ranges_;  // that it counts in the gradient norm
+  const std::unique_ptr<Communicator> dp_;
+  const OptimizerShards shards_;
+  const ParameterRanges norm_ranges_;  // that this rank counts in the gradient norm, of what it owns
   RopeTable rope_;
   std::unique_ptr<HostArena> host_;
   std::unique_ptr<CopyEngine> copies_;

@@ -45,7 +45,20 @@ const HfTensor& Weights::hf(const std::string& name) const {
 }
 
 at::Tensor Weights::MasterSlice(const HfTensor& tensor) const {
-  return at(tensor.parameter).master.slice(0, tensor.row_begin, tensor.row_end);
+  const Parameter& p = at(tensor.parameter);
+  CHECK_EQ(p.master.numel(), p.weight.numel()) << p.name << ": this rank owns a part of the master";
+  return p.master.slice(0, tensor.row_begin, tensor.row_end);
+}
+
+void Weights::StoreRows(const HfTensor& tensor, int64_t begin, const at::Tensor& values) const {
+  const Parameter& p = at(tensor.parameter);
+  const at::Tensor exact = values.to(accumulate_dtype).contiguous().view(-1);
+  const int64_t columns = tensor.box.columns(), first = (tensor.row_begin + begin) * columns;
+  Parameter::Elements(p.weight, first, exact.numel()).copy_(exact);
+  if (p.master_is_weight()) return;
+  const int64_t from = std::max(first, p.state_begin),
+                to = std::min(first + exact.numel(), p.state_begin + p.master.numel());
+  if (from < to) p.MasterElements(from, to - from).copy_(exact.slice(0, from - first, to - first));
 }
 
 at::Tensor Weights::GradSlice(const HfTensor& tensor) const {

@@ -52,9 +52,12 @@ struct Weights {
   const Parameter& at(int index) const { return parameters[static_cast<size_t>(index)]; }
   const HfTensor& hf(const std::string& name) const;  // CHECKs that it exists
 
-  // The rows of a Hugging Face tensor in `of(parameter)`, e.g. its master or gradient.
+  // The rows of a Hugging Face tensor in its parameter's master, which this rank has as a whole, or gradient.
   at::Tensor MasterSlice(const HfTensor& tensor) const;
   at::Tensor GradSlice(const HfTensor& tensor) const;
+  // Writes `values`, rows of the tensor's box from its row `begin` on, into the weight, and into the master what this
+  // rank owns of it.
+  void StoreRows(const HfTensor& tensor, int64_t begin, const at::Tensor& values) const;
 };
 
 // Allocates everything but the optimizer's states (worker/optim/states.h); values are undefined until loaded.

@@ -22,6 +22,7 @@
 #include "nlohmann/json.hpp"
 #include "worker/backend/accumulate_type.h"
 #include "worker/backend/cpu/finite.h"
+#include "worker/optim/shards.h"
 #include "worker/optim/states.h"
 
 namespace stemma::worker {
@@ -98,8 +99,8 @@ struct LoadedTensor {
   const std::string& path;
   const RegularFile& file;
   const safetensors::TensorEntry& entry;
-  TensorBox box;      // that this rank holds
-  at::Tensor master;  // the rows of the box
+  const Weights& weights;
+  const HfTensor& place;  // in the weights
 
   int64_t columns() const { return entry.shape.size() > 1 ? entry.shape[1] : 1; }
 };
@@ -119,18 +120,19 @@ absl::Status CheckFinite(const LoadedTensor& tensor, int64_t begin, const at::Te
                                   "; weights must be finite: write the model again from a checkpoint that is sound"));
 }
 
-absl::Status LoadTensor(const LoadedTensor& tensor, at::ScalarType run_dtype) {
+absl::Status LoadTensor(const LoadedTensor& tensor) {
   const absl::StatusOr<at::ScalarType> dtype = TorchDtype(tensor.entry.dtype);
   if (!dtype.ok()) return TensorError(tensor, std::string(dtype.status().message()));
   const int64_t columns = tensor.columns(), row_bytes = columns * safetensors::DtypeBytes(tensor.entry.dtype);
-  const at::Tensor master = tensor.master.view({tensor.box.rows(), tensor.box.columns()});
+  const TensorBox& box = tensor.place.box;
+  const at::ScalarType run_dtype = tensor.weights.run_dtype;
   // Whole rows are read, also where the box has some of their columns only: one read a piece.
-  return ForPieces(tensor.box.rows(), row_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
-    const int64_t first_row = tensor.box.row_begin + begin;
+  return ForPieces(box.rows(), row_bytes, [&](int64_t begin, int64_t count) -> absl::Status {
+    const int64_t first_row = box.row_begin + begin;
     const at::Tensor rows = at::empty({count, columns}, at::TensorOptions(at::kCPU).dtype(*dtype));
     RETURN_IF_ERROR(tensor.file.ReadAt(tensor.entry.begin + static_cast<uint64_t>(first_row * row_bytes),
                                        rows.data_ptr(), static_cast<uint64_t>(count * row_bytes)));
-    master.slice(0, begin, begin + count).copy_(rows.slice(1, tensor.box.column_begin, tensor.box.column_end));
+    tensor.weights.StoreRows(tensor.place, begin, rows.slice(1, box.column_begin, box.column_end));
     const at::Tensor read = rows.view({-1});
     return CheckFinite(tensor, first_row * columns, read, read.to(AccType(run_dtype)).to(run_dtype));
   });
@@ -255,9 +257,10 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name) {
 }
 
 absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const ModelShard& shard, at::ScalarType run_dtype,
-                                    at::Device device, v1::OptimizerResidency residency) {
+                                    at::Device device, const StateOptions& states) {
   Weights weights = MakeWeights(shard, run_dtype, device);
-  RETURN_IF_ERROR(MakeStates(weights.parameters, residency));
+  const OptimizerShards shards(ElementsOf(weights.parameters), states.ranks);
+  RETURN_IF_ERROR(MakeStates(weights.parameters, states.residency, shards.owned(states.rank)));
   std::unordered_map<std::string, const HfTensor*> wanted;
   for (const HfTensor& t : weights.hf_tensors) wanted[t.name] = &t;
   for (const WeightFile& weight_file : directory.shards) {
@@ -266,15 +269,12 @@ absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const Model
       const auto it = wanted.find(entry.name);
       if (it == wanted.end()) continue;
       const HfTensor& tensor = *it->second;
-      RETURN_IF_ERROR(LoadTensor({weight_file.path, file, entry, tensor.box, weights.MasterSlice(tensor)}, run_dtype));
+      RETURN_IF_ERROR(LoadTensor({weight_file.path, file, entry, weights, tensor}));
       wanted.erase(it);
     }
   }
   if (!wanted.empty()) {
     return absl::InvalidArgumentError(directory.path + ": tensor " + wanted.begin()->first + " is missing");
-  }
-  for (Parameter& p : weights.parameters) {
-    if (!p.weight.is_same(p.master)) p.weight.copy_(p.master);
   }
   return weights;
 }

@@ -16,13 +16,20 @@
 
 namespace stemma::worker {
 
+// Which optimizer states are made, and where: those of a rank of the data-parallel axis.
+struct StateOptions {
+  v1::OptimizerResidency residency = v1::DEVICE;
+  int64_t rank = 0, ranks = 1;
+};
+
 // Takes what FindRunDtype knows (common/base/dtype_names.h). Errors: InvalidArgument.
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 
 // Errors: InvalidArgument - a tensor is missing, of a dtype that is not supported, or holds a number that is not finite
-// (in the run's dtype); names the file, the tensor and the element. `shard`: of the directory's model.
+// (in the run's dtype); names the file, the tensor and the element; ResourceExhausted - the host has no room for
+// states. `shard`: of the directory's model.
 absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const ModelShard& shard, at::ScalarType run_dtype,
-                                    at::Device device, v1::OptimizerResidency residency);
+                                    at::Device device, const StateOptions& states);
 
 // Writes into a temporary directory beside `target` and renames it when complete; after an error nothing is left of it.
 // REQUIRES: the weights of the whole model. `dtype`: float32, float64, bfloat16, float16; absent: as loaded. Returns

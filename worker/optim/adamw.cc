@@ -15,24 +15,23 @@
 #include "worker/optim/slab_order.h"
 
 namespace stemma::worker {
-
 namespace {
-
-std::vector<int64_t> ElementsOf(const std::vector<Parameter>& parameters) {
-  std::vector<int64_t> elements;
-  for (const Parameter& p : parameters) elements.push_back(p.grad.numel());
-  return elements;
-}
 
 const Parameter& ParameterOf(const std::vector<Parameter>& parameters, const ParameterRange& range) {
   return parameters[static_cast<size_t>(range.parameter)];
 }
 
 at::Tensor Gradients(const std::vector<Parameter>& parameters, const ParameterRange& range) {
-  return ParameterOf(parameters, range).grad.view(-1).narrow(0, range.begin, range.count);
+  return Parameter::Elements(ParameterOf(parameters, range).grad, range.begin, range.count);
 }
 
 }  // namespace
+
+std::vector<int64_t> ElementsOf(const std::vector<Parameter>& parameters) {
+  std::vector<int64_t> elements;
+  for (const Parameter& p : parameters) elements.push_back(p.grad.numel());
+  return elements;
+}
 
 ParameterRanges AllRanges(const std::vector<Parameter>& parameters) { return WholeParameters(ElementsOf(parameters)); }
 
@@ -137,8 +136,10 @@ void StepOnDevice(const std::vector<Parameter>& parameters, const ParameterRange
     std::vector<StatePart> parts;
     for (const SlabPiece& piece : slab) {
       const Parameter& p = parameters[static_cast<size_t>(piece.parameter)];
-      const auto of = [&](const at::Tensor& x) { return x.view(-1).narrow(0, piece.begin, piece.count); };
-      parts.push_back({&p, of(p.weight), of(p.grad), of(p.master), of(p.exp_avg), of(p.exp_avg_sq), piece.slab_begin});
+      const auto of = [&](const at::Tensor& x) { return Parameter::Elements(x, piece.begin, piece.count); };
+      const auto state = [&](const at::Tensor& x) { return p.StateElements(x, piece.begin, piece.count); };
+      parts.push_back({&p, of(p.weight), of(p.grad), p.MasterElements(piece.begin, piece.count), state(p.exp_avg),
+                       state(p.exp_avg_sq), piece.slab_begin});
     }
     step.Run(parts);
   }

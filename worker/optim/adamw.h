@@ -16,6 +16,8 @@
 
 namespace stemma::worker {
 
+std::vector<int64_t> ElementsOf(const std::vector<Parameter>& parameters);
+
 // All elements of all parameters.
 ParameterRanges AllRanges(const std::vector<Parameter>& parameters);
 

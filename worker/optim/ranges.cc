@@ -2,6 +2,9 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "common/cost/state_slabs.h"
 
 namespace stemma::worker {
@@ -12,6 +15,16 @@ ParameterRanges WholeParameters(const std::vector<int64_t>& parameter_elements) 
     if (parameter_elements[p] > 0) ranges.push_back({static_cast<int64_t>(p), 0, parameter_elements[p]});
   }
   return ranges;
+}
+
+ParameterRanges Intersect(const ParameterRanges& a, const ParameterRanges& b) {
+  ParameterRanges both;
+  for (auto x = a.begin(), y = b.begin(); x != a.end() && y != b.end();) {
+    const int64_t begin = std::max(x->begin, y->begin), end = std::min(x->end(), y->end());
+    if (x->parameter == y->parameter && begin < end) both.push_back({x->parameter, begin, end - begin});
+    std::pair(x->parameter, x->end()) < std::pair(y->parameter, y->end()) ? ++x : ++y;
+  }
+  return both;
 }
 
 void CheckRanges(const ParameterRanges& ranges, const std::vector<int64_t>& parameter_elements) {

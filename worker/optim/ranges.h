@@ -22,6 +22,9 @@ using ParameterRanges = std::vector<ParameterRange>;
 // All elements of parameters of so many elements.
 ParameterRanges WholeParameters(const std::vector<int64_t>& parameter_elements);
 
+// Returns the elements that are in both lists.
+ParameterRanges Intersect(const ParameterRanges& a, const ParameterRanges& b);
+
 // CHECKs the invariants.
 void CheckRanges(const ParameterRanges& ranges, const std::vector<int64_t>& parameter_elements);
 

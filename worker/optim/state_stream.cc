@@ -84,10 +84,10 @@ class StateStream {
     buffer = {};
     for (const SlabPiece& piece : slabs_[static_cast<size_t>(action.slab)]) {
       const Parameter& p = parameters_[static_cast<size_t>(piece.parameter)];
-      const auto of = [&](const at::Tensor& x) { return x.view(-1).narrow(0, piece.begin, piece.count); };
+      const auto of = [&](const at::Tensor& x) { return Parameter::Elements(x, piece.begin, piece.count); };
       int64_t state = 0;
       const auto moved = [&](const at::Tensor& host) {
-        buffer.moved.push_back({of(host), Place(action.buffer, state++, piece)});
+        buffer.moved.push_back({p.StateElements(host, piece.begin, piece.count), Place(action.buffer, state++, piece)});
         return buffer.moved.back().device;
       };
       StatePart part{&p, of(p.weight), of(p.grad), {}, moved(p.exp_avg), moved(p.exp_avg_sq), piece.slab_begin};

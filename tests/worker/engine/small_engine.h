@@ -27,8 +27,7 @@ class SmallEngineTest : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
   // Null, and the test fails, where the engine cannot be made.
-  std::unique_ptr<InProcess> MakeEngine(Backend backend) const {
-    InProcessOptions options;
+  std::unique_ptr<InProcess> MakeEngine(Backend backend, InProcessOptions options = {}) const {
     options.run.set_model(directory_);
     options.run.set_dtype("fp32");
     options.run.set_schedule(v1::REUSE);

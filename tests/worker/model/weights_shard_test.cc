@@ -14,6 +14,7 @@
 #include "tests/testing/synthetic.h"
 #include "tests/testing/tensors.h"
 #include "worker/model/weights_io.h"
+#include "worker/optim/shards.h"
 
 namespace stemma::testing {
 namespace {
@@ -56,7 +57,7 @@ class WeightsShardTest : public ::testing::TestWithParam<int> {
   }
 
   Weights Load(const ModelShard& shard) const {
-    auto weights = LoadWeights(directory_, shard, at::kFloat, at::kCPU, v1::DEVICE);
+    auto weights = LoadWeights(directory_, shard, at::kFloat, at::kCPU, {});
     EXPECT_TRUE(weights.ok()) << weights.status();
     return *std::move(weights);
   }
@@ -105,6 +106,28 @@ TEST_P(WeightsShardTest, NormsOfTheRanksAddUpToTheModels) {
   EXPECT_NEAR(sum / expected, 1, 1e-12);  // fp64 sums in another order
   const bool copies = tp_ > 1 || (pp_ > 1 && directory_.config.tie_word_embeddings);
   EXPECT_EQ(sum_of_everything > expected * (1 + 1e-9), copies) << "a rank that counts copies fails";
+}
+
+// A rank that owns a part of the optimizer's states has the masters of that part, and all weights.
+TEST_P(WeightsShardTest, RanksHaveTheMastersThatTheyOwn) {
+  const auto shard = MakeModelShard(directory_.config, {tp_ - 1, tp_, pp_ - 1, pp_});
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  const int64_t ranks = Draw(2, 5);
+  const auto whole = LoadWeights(directory_, *shard, at::kBFloat16, at::kCPU, {});
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const OptimizerShards shards(ElementsOf(whole->parameters), ranks);
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const v1::OptimizerResidency residency = rank % 2 == 0 ? v1::DEVICE : v1::HOST;
+    const auto part = LoadWeights(directory_, *shard, at::kBFloat16, at::kCPU, {residency, rank, ranks});
+    ASSERT_TRUE(part.ok()) << part.status();
+    for (size_t i = 0; i < part->parameters.size(); ++i) {
+      EXPECT_TRUE(part->parameters[i].weight.equal(whole->parameters[i].weight)) << part->parameters[i].name;
+    }
+    for (const ParameterRange& r : shards.owned(rank)) {
+      const Parameter &a = part->at(static_cast<int>(r.parameter)), &b = whole->at(static_cast<int>(r.parameter));
+      EXPECT_TRUE(a.MasterElements(r.begin, r.count).equal(b.MasterElements(r.begin, r.count))) << a.name;
+    }
+  }
 }
 
 // What a rank does not hold would be written as it was loaded.

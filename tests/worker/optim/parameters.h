@@ -9,6 +9,7 @@
 
 #include "tests/testing/namespaces.h"
 #include "worker/optim/adamw.h"
+#include "worker/optim/shards.h"
 #include "worker/optim/states.h"
 
 namespace stemma::testing {
@@ -23,9 +24,10 @@ inline v1::AdamParams Adam() {
   return adam;
 }
 
-// Random, the same each time; bf16 weights have masters of their own.
+// Random, the same each time; bf16 weights have masters of their own. With the states that rank `rank` of `ranks` owns.
 inline std::vector<Parameter> MakeParameters(at::ScalarType run_dtype, const std::vector<std::vector<int64_t>>& sizes,
-                                             v1::OptimizerResidency residency = v1::DEVICE) {
+                                             v1::OptimizerResidency residency = v1::DEVICE, int64_t rank = 0,
+                                             int64_t ranks = 1, int64_t bucket_elements = kBucketElements) {
   at::manual_seed(3);
   const at::ScalarType accumulate = run_dtype == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<Parameter> parameters;
@@ -39,8 +41,12 @@ inline std::vector<Parameter> MakeParameters(at::ScalarType run_dtype, const std
     if (run_dtype == accumulate) p.master = p.weight;
     parameters.push_back(std::move(p));
   }
-  EXPECT_TRUE(MakeStates(parameters, residency).ok());
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].master.copy_(values[i]);
+  const OptimizerShards shards(ElementsOf(parameters), ranks, bucket_elements);
+  EXPECT_TRUE(MakeStates(parameters, residency, shards.owned(rank)).ok());
+  for (const ParameterRange& r : shards.owned(rank)) {
+    const size_t i = static_cast<size_t>(r.parameter);
+    parameters[i].MasterElements(r.begin, r.count).copy_(Parameter::Elements(values[i], r.begin, r.count));
+  }
   return parameters;
 }
 

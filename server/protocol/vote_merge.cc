@@ -1,0 +1,69 @@
+#include "server/protocol/vote_merge.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "glog/logging.h"
+
+namespace stemma::server {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using internal::v1::StepSums;
+using internal::v1::Vote;
+
+// Ranks work side by side, each by its own clock and in its own memory.
+constexpr std::string_view kLargest[] = {"prefix_forward_s",     "suffix_s",     "prefix_backward_s",
+                                         "prefix_forward_bytes", "suffix_bytes", "prefix_backward_bytes",
+                                         "peak_bytes",           "state_bytes",  "host_bytes"};
+
+template <typename T>
+T Merged(bool largest, T a, T b) {
+  return largest ? std::max(a, b) : a + b;
+}
+
+void MergeInto(const StepSums& from, StepSums& to) {
+  const google::protobuf::Reflection& reflection = *from.GetReflection();
+  for (int i = 0; i < from.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = from.GetDescriptor()->field(i);
+    const bool largest = std::find(std::begin(kLargest), std::end(kLargest), field->name()) != std::end(kLargest);
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
+      reflection.SetDouble(&to, field,
+                           Merged(largest, reflection.GetDouble(to, field), reflection.GetDouble(from, field)));
+    } else {
+      reflection.SetUInt64(&to, field,
+                           Merged(largest, reflection.GetUInt64(to, field), reflection.GetUInt64(from, field)));
+    }
+  }
+}
+
+// The rank that says why; votes.size(): all say yes.
+size_t FirstReason(std::span<const Vote> votes) {
+  const auto has_reason = [](const Vote& vote) { return !vote.yes() && vote.no_reason() != internal::v1::PEER; };
+  const auto with_reason = std::find_if(votes.begin(), votes.end(), has_reason);
+  const auto first_no = std::find_if(votes.begin(), votes.end(), [](const Vote& vote) { return !vote.yes(); });
+  return static_cast<size_t>((with_reason != votes.end() ? with_reason : first_no) - votes.begin());
+}
+
+}  // namespace
+
+Vote MergeVotes(std::span<const Vote> votes) {
+  CHECK(!votes.empty());
+  Vote merged = votes.front();
+  for (const Vote& vote : votes.subspan(1)) {
+    merged.set_grad_norm_squared(merged.grad_norm_squared() + vote.grad_norm_squared());
+    merged.set_empty(merged.empty() && vote.empty());
+    MergeInto(vote.sums(), *merged.mutable_sums());
+  }
+  const size_t no = FirstReason(votes);
+  merged.set_yes(no == votes.size());
+  if (merged.yes()) return merged;
+  merged.set_no_reason(votes[no].no_reason());
+  merged.set_message(votes.size() == 1 ? votes[no].message() : absl::StrCat("rank ", no, ": ", votes[no].message()));
+  return merged;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,108 @@
+// What the votes of several ranks say together.
+#include "server/protocol/vote_merge.h"
+
+#include <fstream>
+#include <map>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/namespaces.h"
+#include "tests/testing/step_sums.h"
+
+namespace stemma::testing {
+namespace {
+
+using internal::v1::Vote;
+using ::testing::SizeIs;
+
+Vote No(internal::v1::NoVoteReason reason, const std::string& message) {
+  Vote vote;
+  vote.set_no_reason(reason);
+  vote.set_message(message);
+  return vote;
+}
+
+// Field i of StepSums is (i + 1) * scale.
+Vote Yes(double scale) {
+  Vote vote;
+  vote.set_yes(true);
+  vote.set_grad_norm_squared(scale);
+  internal::v1::StepSums& sums = *vote.mutable_sums();
+  for (int i = 0; i < sums.GetDescriptor()->field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* field = sums.GetDescriptor()->field(i);
+    if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) {
+      sums.GetReflection()->SetDouble(&sums, field, (i + 1) * scale);
+    } else {
+      sums.GetReflection()->SetUInt64(&sums, field, static_cast<uint64_t>((i + 1) * scale));
+    }
+  }
+  return vote;
+}
+
+// By field, the rule that stands beside it: add, total or max.
+std::map<std::string, std::string> RulesInProto() {
+  std::ifstream file(STEMMA_WORKER_PROTO);
+  const std::regex rule(R"(^  (?:double|uint64) (\w+) = \d+; +// (add|total|max)\b.*)");
+  std::map<std::string, std::string> rules;
+  std::smatch match;
+  bool in_sums = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("message ", 0) == 0) in_sums = line == "message StepSums {";
+    if (in_sums && std::regex_match(line, match, rule)) rules[match[1]] = match[2];
+  }
+  return rules;
+}
+
+TEST(VoteMergeTest, EveryNumberFollowsTheRuleBesideItsField) {
+  const std::map<std::string, double> merged =
+      SumsByName(MergeVotes(std::vector<Vote>{Yes(1), Yes(100), Yes(10)}).sums());
+  const std::map<std::string, double> one = SumsByName(Yes(1).sums());
+  const std::map<std::string, std::string> rules = RulesInProto();
+  ASSERT_THAT(rules, SizeIs(one.size())) << "each field of StepSums has its rule";
+  for (const auto& [name, rule] : rules) {
+    EXPECT_EQ(merged.at(name), one.at(name) * (rule == "max" ? 100 : 111)) << name << ": " << rule;
+  }
+}
+
+TEST(VoteMergeTest, NormsAreAdded) {
+  const Vote merged = MergeVotes(std::vector<Vote>{Yes(1), Yes(4), Yes(0.5)});
+  EXPECT_TRUE(merged.yes());
+  EXPECT_EQ(merged.grad_norm_squared(), 5.5);
+}
+
+TEST(VoteMergeTest, AStepIsEmptyWhereItIsOnEveryRank) {
+  Vote empty = Yes(0);
+  empty.set_empty(true);
+  EXPECT_TRUE(MergeVotes(std::vector<Vote>{empty, empty}).empty());
+  EXPECT_FALSE(MergeVotes(std::vector<Vote>{empty, Yes(1)}).empty());
+  EXPECT_FALSE(MergeVotes(std::vector<Vote>{Yes(1), empty}).empty());
+}
+
+TEST(VoteMergeTest, OneRanksNoIsTheStepsWithItsOwnReason) {
+  const Vote peer = No(internal::v1::PEER, "another rank could not");
+  const Vote merged = MergeVotes(std::vector<Vote>{peer, No(internal::v1::OUT_OF_MEMORY, "of layer 3"), peer});
+  EXPECT_FALSE(merged.yes());
+  EXPECT_EQ(merged.no_reason(), internal::v1::OUT_OF_MEMORY);
+  EXPECT_EQ(merged.message(), "rank 1: of layer 3");
+  const Vote late = MergeVotes(std::vector<Vote>{Yes(1), Yes(1), No(internal::v1::NONFINITE, "embedding")});
+  EXPECT_FALSE(late.yes());
+  EXPECT_EQ(late.message(), "rank 2: embedding");
+}
+
+TEST(VoteMergeTest, ANoWithoutAReasonOfItsOwnIsStillANo) {
+  const Vote merged = MergeVotes(std::vector<Vote>{Yes(1), No(internal::v1::PEER, "another rank could not")});
+  EXPECT_FALSE(merged.yes());
+  EXPECT_EQ(merged.no_reason(), internal::v1::PEER);
+}
+
+TEST(VoteMergeTest, OneVoteStaysAsItIs) {
+  for (const Vote& vote : {Yes(3), No(internal::v1::INTERNAL, "why")}) {
+    EXPECT_EQ(MergeVotes(std::vector<Vote>{vote}).SerializeAsString(), vote.SerializeAsString());
+  }
+}
+
+}  // namespace
+}  // namespace stemma::testing

@@ -1,0 +1,49 @@
+// Which optimizer states each data-parallel rank owns (ZeRO-1), and in which rounds gradients are summed at their
+// owners and stepped weights come back. Pure: sizes in, lists out; no LibTorch. worker/optim/reduction.h executes the
+// rounds.
+//
+// Parameters are dealt in buckets: parameters in their order, together of kBucketElements or more. Each bucket is cut
+// into one part per rank, at multiples of kStateSlabUnit, so that a bucket can be reduced when its last gradient is
+// there. Invariants:
+//  (1) every element has one owner, and a rank owns at most one range of a parameter.
+//  (2) in each bucket the parts of two ranks differ by at most a slab unit per parameter and rank.
+//  (3) with one rank it owns everything.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "worker/optim/ranges.h"
+#include "worker/optim/slab_order.h"
+
+namespace stemma::worker {
+
+// 64 MiB of fp32: a collective of this size is bound by its bytes and not by its start.
+inline constexpr int64_t kBucketElements = int64_t{16} << 20;
+
+// One collective: the part of each owner, in elements of a buffer that all parts share in length.
+struct ShardRound {
+  int64_t part_elements = 0;  // of each owner; the longest one's, the others are padded
+  std::vector<Slab> parts;    // by owner; slab_begin counts from the begin of the part
+};
+
+class OptimizerShards {
+ public:
+  // `parameter_elements`: of each parameter; `ranks` >= 1; `bucket_elements` >= 1.
+  OptimizerShards(std::vector<int64_t> parameter_elements, int64_t ranks, int64_t bucket_elements = kBucketElements);
+
+  int64_t ranks() const { return ranks_; }
+  // Returns what the rank owns; it may be nothing where there are fewer slab units than ranks.
+  const ParameterRanges& owned(int64_t rank) const { return owned_[static_cast<size_t>(rank)]; }
+  // Returns all elements, once each, in rounds of at most round_elements (at least one slab unit of each rank) over all
+  // parts; a round stays within a bucket.
+  std::vector<ShardRound> Rounds(int64_t round_elements = kBucketElements) const;
+
+ private:
+  const int64_t ranks_;
+  std::vector<std::vector<ParameterRanges>> buckets_;  // by bucket and rank
+  std::vector<ParameterRanges> owned_;                 // by rank
+};
+
+}  // namespace stemma::worker
