@@ -1,6 +1,7 @@
 #include "worker/parallel/rendezvous.h"
 
 #include <chrono>
+#include <csignal>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -31,6 +32,9 @@ c10d::TCPStoreOptions StoreOptions(uint16_t port, const RendezvousTimeouts& time
   options.timeout = absl::ToChronoMilliseconds(timeouts.join);
   return options;
 }
+
+// A write to a peer that has just died is an error of the collective; by default it is the end of this process.
+void IgnorePipeSignal() { std::signal(SIGPIPE, SIG_IGN); }
 
 std::string HereKey(int rank) { return absl::StrCat("here/", rank); }
 
@@ -65,6 +69,7 @@ Rendezvous::~Rendezvous() = default;
 
 absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::Open(const HostPort& listen,
                                                              const RendezvousTimeouts& timeouts) {
+  IgnorePipeSignal();
   ASSIGN_OR_RETURN(ListenSocket socket, ListenSocket::Open(listen));
   const HostPort address = socket.address();
   auto store = std::make_unique<Store>();
@@ -79,6 +84,7 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::Open(const HostPort& lis
 
 absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::Join(const HostPort& address, const std::string& own_host,
                                                              const RendezvousTimeouts& timeouts) {
+  IgnorePipeSignal();
   ASSIGN_OR_RETURN(const std::string host, NumericHost(address.host));
   ASSIGN_OR_RETURN(std::string own, NumericHost(own_host));
   auto store = std::make_unique<Store>();

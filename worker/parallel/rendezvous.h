@@ -3,6 +3,8 @@
 // Rank 0 opens the generation's store (c10d's TCPStore) and tells its address, the others join it; then all ranks
 // connect their axes in one order. Gloo carries CPU tensors. Called by worker/engine on the engine thread.
 //
+// Opening or joining one makes the process ignore SIGPIPE: Gloo's writes raise it when a peer has just died.
+//
 // Everything listens on the one address that is given and no other; nothing is looked up by name. Neither the store nor
 // Gloo asks who calls: beyond loopback the address must lie in a network that only workers reach.
 //

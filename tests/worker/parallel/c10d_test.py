@@ -112,6 +112,14 @@ def test_a_rank_killed_in_any_collective_is_seen_by_every_other(_):
             assert re.match(rf"rank {rank} of 3, seed \d+: [a-z -]+: UNAVAILABLE: .* of axis dp, rank {rank} of 3: a peer has ended", error)
 
 
+def test_no_rank_dies_of_a_write_to_one_that_has_died():
+    with _Gang("reduce", 2) as gang:
+        for rank in gang.ranks:
+            rank.line("ready")
+            status = pathlib.Path(f"/proc/{rank.process.pid}/status").read_text()
+            assert int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16) >> (signal.SIGPIPE - 1) & 1
+
+
 def test_a_stopped_rank_is_seen_when_the_time_is_over():
     with _Gang("reduce", 3, collective=2) as gang:
         for rank in gang.ranks:
