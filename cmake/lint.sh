@@ -16,7 +16,7 @@ files '*.h' '*.cc' | xargs -P2 -n40 clang-format --dry-run -Werror || failed+=(c
 # Quoted: git matches in every folder below, the shell only beside.
 tidy_files=('common/*.cc' 'server/*.cc' 'client/cli/*.cc' 'worker/schedule/*.cc' 'worker/engine/fence/*.cc'
   'worker/memory/residency/*.cc' worker/memory/{host_arena,slab_arena,thread_copy_engine}.cc
-  worker/optim/{ranges,slab_order}.cc)
+  worker/optim/{ranges,shards,slab_order}.cc worker/parallel/{collective,collective_stats,listen_socket}.cc)
 echo "lint: clang-tidy, $(files "${tidy_files[@]}" | wc -l) files"
 # --quiet leaves only a count of what was found in headers that are not ours.
 files "${tidy_files[@]}" | xargs -P2 -n1 clang-tidy -p "$build" --quiet --extra-arg=-Wno-unknown-warning-option \

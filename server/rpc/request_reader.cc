@@ -1,5 +1,8 @@
 #include "server/rpc/request_reader.h"
 
+#include <malloc.h>
+
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +10,12 @@
 #include "common/base/status_macros.h"
 
 namespace stemma::server {
+namespace {
+
+// From so many bytes on, what was dropped goes back to the system at once.
+constexpr uint64_t kDroppedBytes = 1 << 20;
+
+}  // namespace
 
 RequestReader::RequestReader(TrainingRequest::Kind kind, const RequestRules& rules, Hooks hooks)
     : hooks_(std::move(hooks)),
@@ -45,8 +54,12 @@ void RequestReader::OnReadDone(bool ok) {
 }
 
 absl::Status RequestReader::Take() {
-  RETURN_IF_ERROR(builder_.Add(part_));
+  const uint64_t held = builder_.kept_bytes() + part_.ByteSizeLong();
+  const absl::Status status = builder_.Add(part_);
   part_ = v1::GroupPart();  // what was not taken is not kept until the next part
+  // gRPC read it in pieces that lie all over the heap, which would keep them.
+  if (held > builder_.kept_bytes() + kDroppedBytes) malloc_trim(0);
+  RETURN_IF_ERROR(status);
   return share_.Set(builder_.kept_bytes());
 }
 
