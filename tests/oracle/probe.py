@@ -33,6 +33,8 @@ class Probe:
         answer = json.loads(line)
         if not answer["ok"]:
             raise ProbeError(f"{answer['code']}: {answer['message']}")
+        ranks = more.get("ranks", int(os.environ.get("STEMMA_TEST_RANKS", "1")))
+        assert answer["ranks"] == ranks, f"asked for {ranks} ranks, {answer['ranks']} voted"
         tensors = load_file(out)
         os.remove(out)
         return answer, tensors

@@ -150,6 +150,7 @@ json Answer(const InProcess& engine, const internal::v1::Vote& vote, const v1::U
   answer["grad_norm"] = std::sqrt(vote.grad_norm_squared());
   for (const auto& [name, value] : SumsByName(sums)) answer["sums"][name] = value;
   answer["peak_bytes"] = sums.peak_bytes();
+  answer["ranks"] = engine.votes().size();
   const v1::PlanReport& report = engine.plan().report;
   answer["planned_bytes"] = StepReportOf(engine.plan(), static_cast<uint32_t>(k)).peak_bytes();
   answer["plan"] = {{"waves", report.num_waves()},

@@ -14,10 +14,20 @@ at::Tensor Buffer(const at::Tensor& bytes, at::ScalarType dtype, int64_t element
   return bytes.view(dtype).narrow(0, 0, elements);
 }
 
-// Copies between a part of a buffer and the elements of parameters that it stands for.
+// Calls copy(piece, its place in the part) for a part of a buffer and the elements of parameters that it stands for.
 template <typename Copy>
 void ForPieces(const Slab& slab, const at::Tensor& part, const Copy& copy) {
   for (const SlabPiece& piece : slab) copy(piece, part.narrow(0, piece.slab_begin, piece.count));
+}
+
+// The same for the parts of all owners, one after the other.
+template <typename Copy>
+void ForAllPieces(const ShardRound& round, const at::Tensor& all_parts, const Copy& copy) {
+  int64_t begin = 0;
+  for (const Slab& slab : round.parts) {
+    ForPieces(slab, all_parts.narrow(0, begin, round.part_elements), copy);
+    begin += round.part_elements;
+  }
 }
 
 }  // namespace
@@ -42,10 +52,7 @@ absl::Status ShardExchange::ReduceGradients() {
   for (const ShardRound& round : rounds_) {
     at::Tensor all = Buffer(all_parts_, dtype, ranks_.size() * round.part_elements);
     at::Tensor own = Buffer(own_part_, dtype, round.part_elements);
-    for (size_t rank = 0; rank < round.parts.size(); ++rank) {
-      const at::Tensor part = all.narrow(0, static_cast<int64_t>(rank) * round.part_elements, round.part_elements);
-      ForPieces(round.parts[rank], part, [&](const SlabPiece& p, const at::Tensor& to) { to.copy_(gradients(p)); });
-    }
+    ForAllPieces(round, all, [&](const SlabPiece& p, const at::Tensor& to) { to.copy_(gradients(p)); });
     RETURN_IF_ERROR(ranks_.ReduceScatterSum("gradients", all, own));
     ForPieces(round.parts[static_cast<size_t>(ranks_.rank())], own,
               [&](const SlabPiece& p, const at::Tensor& from) { gradients(p).copy_(from); });
@@ -64,10 +71,7 @@ absl::Status ShardExchange::GatherWeights() {
     ForPieces(round.parts[static_cast<size_t>(ranks_.rank())], own,
               [&](const SlabPiece& p, const at::Tensor& to) { to.copy_(weights(p)); });
     RETURN_IF_ERROR(ranks_.AllGather("weights", own, all));
-    for (size_t rank = 0; rank < round.parts.size(); ++rank) {
-      const at::Tensor part = all.narrow(0, static_cast<int64_t>(rank) * round.part_elements, round.part_elements);
-      ForPieces(round.parts[rank], part, [&](const SlabPiece& p, const at::Tensor& from) { weights(p).copy_(from); });
-    }
+    ForAllPieces(round, all, [&](const SlabPiece& p, const at::Tensor& from) { weights(p).copy_(from); });
   }
   return absl::OkStatus();
 }

@@ -27,7 +27,7 @@ ParameterRanges Part(const std::vector<int64_t>& parameter_elements, int64_t fir
 
 }  // namespace
 
-OptimizerShards::OptimizerShards(std::vector<int64_t> parameter_elements, int64_t ranks, int64_t bucket_elements)
+OptimizerShards::OptimizerShards(const std::vector<int64_t>& parameter_elements, int64_t ranks, int64_t bucket_elements)
     : ranks_(ranks), owned_(static_cast<size_t>(ranks)) {
   CHECK_GE(ranks, 1);
   CHECK_GE(bucket_elements, 1);

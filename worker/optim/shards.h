@@ -1,12 +1,12 @@
 // Which optimizer states each data-parallel rank owns (ZeRO-1), and in which rounds gradients are summed at their
-// owners and stepped weights come back. Pure: sizes in, lists out; no LibTorch. worker/optim/reduction.h executes the
-// rounds.
+// owners and stepped weights come back. Pure: sizes in, lists out; no LibTorch. worker/optim/shard_exchange.h
+// executes the rounds.
 //
 // Parameters are dealt in buckets: parameters in their order, together of kBucketElements or more. Each bucket is cut
 // into one part per rank, at multiples of kStateSlabUnit, so that a bucket can be reduced when its last gradient is
 // there. Invariants:
 //  (1) every element has one owner, and a rank owns at most one range of a parameter.
-//  (2) in each bucket the parts of two ranks differ by at most a slab unit per parameter and rank.
+//  (2) beyond its even share a rank owns at most two slab units for each parameter.
 //  (3) with one rank it owns everything.
 #pragma once
 
@@ -31,7 +31,8 @@ struct ShardRound {
 class OptimizerShards {
  public:
   // `parameter_elements`: of each parameter; `ranks` >= 1; `bucket_elements` >= 1.
-  OptimizerShards(std::vector<int64_t> parameter_elements, int64_t ranks, int64_t bucket_elements = kBucketElements);
+  OptimizerShards(const std::vector<int64_t>& parameter_elements, int64_t ranks,
+                  int64_t bucket_elements = kBucketElements);
 
   int64_t ranks() const { return ranks_; }
   // Returns what the rank owns; it may be nothing where there are fewer slab units than ranks.
