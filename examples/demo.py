@@ -3,8 +3,9 @@
 
 1. makes the example's start model from a seed and replays the shipped trace (warm start, then real rollouts with real
    rewards; examples/traces) twice from the same weights: with prefix reuse and with the dense baseline;
-2. times one larger group both ways, beside the ratio of their FLOPs;
-3. exports the updated model as a Hugging Face directory and opens it again.
+2. replays it with reuse on two workers, which divide the groups and the optimizer's states between them;
+3. times one larger group both ways, beside the ratio of their FLOPs;
+4. exports the updated model as a Hugging Face directory and opens it again.
 
 Exits non-zero if anything is not as it should be.
 """
@@ -31,6 +32,11 @@ TRACE_SEED = 0  # of the start model and of all that was sampled for the trace
 # Reuse and dense add the same numbers in another order, so each step differs by rounding, and training amplifies what it
 # is given: after 109 steps 3e-2 of the gradient norm was seen in float32, 1e-13 in float64.
 TOLERANCES = {"fp64": 1e-9, "fp32": 0.2}  # of the gradient norm, and of a loss of size 1
+# One worker and two add the same numbers in another order from the first step on. The first steps show whether it is the
+# same update: in float64 1e-12 is seen. Later ones show the training's own amplification, as much as another --wave-suffixes
+# does on one worker: 1e-5 of a loss after 112 steps.
+RANK_STEPS = 20
+RANK_TOLERANCES = {"fp64": 1e-10, "fp32": 1e-2}
 ROWS_SHOWN = 10
 SMALL_MODEL_THREADS = 1  # its products are too small to share
 
@@ -94,6 +100,24 @@ def compare_steps(reuse, dense, dtype):
     check("dense computed everything", all(d["tokens_saved"] == 0 for d in dense))
     check(f"losses agree within {TOLERANCES[dtype]}", loss_difference <= TOLERANCES[dtype])
     check(f"gradient norms agree within {TOLERANCES[dtype]}", norm_difference <= TOLERANCES[dtype])
+
+
+def compare_ranks(one, two, dtype):
+    """Prints the steps of one worker and of two, and compares the first of them."""
+    check(f"{len(one)} steps on one worker, {len(two)} on two", len(one) == len(two) > 0)
+    print("                 loss                    grad norm\nstep  one worker         two   one worker         two")
+    for o, t in ((one[i], two[i]) for i in rows_to_print(len(one))):
+        print(f"{o['step']:4d}  {o['loss']:+10.6f}  {t['loss']:+10.6f}  {o['grad_norm']:11.6f} {t['grad_norm']:11.6f}")
+    first = list(zip(one, two))[:RANK_STEPS]
+    loss_difference = max(abs(o["loss"] - t["loss"]) for o, t in first)
+    norm_difference = max(abs(o["grad_norm"] / t["grad_norm"] - 1) for o, t in first)
+    print(f"\nLargest difference in the first {len(first)} steps: loss {loss_difference:.1e}, grad norm "
+          f"{norm_difference:.1e} of it; in all: loss {max(abs(o['loss'] - t['loss']) for o, t in zip(one, two)):.1e}.")
+    check("every step was applied on two workers", all(s["outcome"] == "APPLIED" for s in two))
+    check("two workers computed the same tokens",
+          all(o["tokens_computed"] == t["tokens_computed"] for o, t in zip(one, two)))
+    check(f"the first losses and norms agree within {RANK_TOLERANCES[dtype]}",
+          max(loss_difference, norm_difference) <= RANK_TOLERANCES[dtype])
 
 
 def open_export(client, name):
@@ -191,6 +215,10 @@ def main():
                     heading("The updated model as a Hugging Face directory")
                     with stemma.Client(server.address) as client:
                         open_export(client, "demo")
+        heading("The same trace on two workers")
+        with stemma.LocalServer(model, binary=binary, dtype=args.dtype, schedule="reuse", threads=SMALL_MODEL_THREADS,
+                                workers=2) as server:
+            compare_ranks(steps["reuse"], replay(binary, server, args.trace, folder, "two"), args.dtype)
         heading(f"One larger group: P = {LARGE_PROMPT}, R = {LARGE_RESPONSE}, N = {LARGE_ROLLOUTS}, float32, "
                 f"{args.threads} threads, median of {LARGE_PAIRS} pairs")
         subprocess.run([binary, "model", "init", folder / "large", *LARGE_MODEL, "--seed", "1"], check=True,

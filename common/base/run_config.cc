@@ -14,6 +14,7 @@
 #include "common/base/byte_size.h"
 #include "common/base/dtype_names.h"
 #include "common/base/file.h"
+#include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
 #include "google/protobuf/descriptor.h"
@@ -133,6 +134,7 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
   const v1::Limits& limits = config.limits();
   return {{"head_chunk_tokens", config.head_chunk_tokens(), 1, 1 << 20},
           {"threads", config.threads(), 0, 4096},
+          {"mesh.dp", config.mesh().dp(), 1, kRanksMax},
           {"prefix_block_rows", config.prefix_block_rows(), 0, 1 << 24},
           {"host_memory_bytes", config.host_memory_bytes(), 0, uint64_t{1} << 50},
           {"limits.message_bytes", limits.message_bytes(), 1 << 16, kMaxMessageBytes},
@@ -211,6 +213,8 @@ void FillDefaults(v1::RunConfig& config) {
   config.set_dtype(config.dtype().empty() ? "fp32" : ShortDtypeName(config.dtype()));
   if (config.schedule() == v1::SCHEDULE_UNSPECIFIED) config.set_schedule(v1::AUTO);
   if (config.head_chunk_tokens() == 0) config.set_head_chunk_tokens(512);
+  if (config.mesh().dp() == 0) config.mutable_mesh()->set_dp(1);
+  if (config.split_groups() == v1::SPLIT_UNSPECIFIED) config.set_split_groups(v1::SPLIT_AUTO);
   v1::Limits& limits = *config.mutable_limits();
   Fill(limits.message_bytes(), uint64_t{64} << 20, limits, &v1::Limits::set_message_bytes);
   Fill(limits.groups(), 65536, limits, &v1::Limits::set_groups);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/cost/state_shards.h"
 #include "common/cost/state_slabs.h"
 
 namespace stemma {
@@ -18,21 +19,27 @@ int64_t OptimizerStates(RunDtype dtype) { return RunBytes(dtype) == AccumulateBy
 
 int64_t OptimizerBytes(RunDtype dtype) { return OptimizerStates(dtype) * AccumulateBytes(dtype); }
 
-StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype) {
+StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, int64_t ranks) {
   const int64_t count = config.num_parameters(), run = RunBytes(dtype), accumulate = AccumulateBytes(dtype);
+  const StateShare share = LargestShare(config, ranks);
   StateBytes bytes;
   bytes.weights = count * run;
   bytes.gradients = count * accumulate;
-  bytes.optimizer = count * OptimizerBytes(dtype);
-  const StateSlabShape slabs{.elements = count, .states = OptimizerStates(dtype), .element_bytes = accumulate};
+  bytes.optimizer = share.elements * OptimizerBytes(dtype);
+  const StateSlabShape slabs{.elements = share.elements, .states = OptimizerStates(dtype), .element_bytes = accumulate};
   bytes.clipped = ClippedSlabBytes(slabs);
   bytes.slabs = StateSlabBytes(slabs);
+  bytes.exchange = ExchangeBytes(share, ranks, accumulate);
   bytes.tables = config.max_positions * config.head_size * accumulate;
   return bytes;
 }
 
+StateBytes StateBytesOf(const ModelConfig& config, const v1::RunConfig& run) {
+  return StateBytesOf(config, RunDtypeOf(run.dtype()), std::max(run.mesh().dp(), 1U));
+}
+
 int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run) {
-  const int64_t states = StateBytesOf(config, RunDtypeOf(run.dtype())).host(run.optimizer_residency());
+  const int64_t states = StateBytesOf(config, run).host(run.optimizer_residency());
   return std::max<int64_t>(0, static_cast<int64_t>(run.host_memory_bytes()) - states);
 }
 

@@ -1,7 +1,9 @@
-// Bytes that a worker holds between steps, whatever it trains on. Torch-free arithmetic: the server divides a device by
-// it before anything is loaded, the worker's tests hold it to measured bytes.
+// Bytes that a worker holds between steps, whatever it trains on; in a gang, the rank that holds most. Torch-free
+// arithmetic: the server divides a device by it before anything is loaded, the worker's tests hold it to measured
+// bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/base/dtype_names.h"
@@ -20,19 +22,27 @@ int64_t OptimizerBytes(RunDtype dtype);
 struct StateBytes {
   int64_t weights = 0;  // tied embeddings once
   int64_t gradients = 0;
-  int64_t optimizer = 0;
-  int64_t tables = 0;   // cosines and sines of RoPE
-  int64_t clipped = 0;  // gradients of one slab times the clip, during APPLY
-  int64_t slabs = 0;    // of optimizer states that come from host memory, during APPLY
+  int64_t optimizer = 0;  // of the elements that the rank owns
+  int64_t tables = 0;     // cosines and sines of RoPE
+  int64_t clipped = 0;    // gradients of one slab times the clip, during APPLY
+  int64_t slabs = 0;      // of optimizer states that come from host memory, during APPLY
+  // Buffers in which ranks exchange gradients, after the last phase, and weights, at the end of APPLY. 0: one rank.
+  int64_t exchange = 0;
   int64_t total() const { return weights + gradients + optimizer + tables; }
   // An unspecified residency is the device's. Between steps; APPLY adds `apply`.
   int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }
   int64_t host(v1::OptimizerResidency residency) const { return residency == v1::HOST ? optimizer : 0; }
-  int64_t apply(v1::OptimizerResidency residency) const { return clipped + (residency == v1::HOST ? slabs : 0); }
+  int64_t step(v1::OptimizerResidency residency) const { return clipped + (residency == v1::HOST ? slabs : 0); }
+  // The weights are exchanged once the step's own buffers are free.
+  int64_t apply(v1::OptimizerResidency residency) const { return std::max(step(residency), exchange); }
   int64_t device_peak(v1::OptimizerResidency residency) const { return device(residency) + apply(residency); }
 };
 
-StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype);
+// Returns the bytes where `ranks` data-parallel ranks divide the optimizer's states.
+StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, int64_t ranks = 1);
+
+// Returns the bytes of a run's dtype and mesh.
+StateBytes StateBytesOf(const ModelConfig& config, const v1::RunConfig& run);
 
 // Returns the host memory that optimizer states leave to tapes, in a run whose memory is divided. The server plans by
 // it, and it is the size of the worker's arena.

@@ -102,9 +102,16 @@ bool Coordinator::NextEvent(Arrived& next) {
   return true;
 }
 
+// What came of a session before it was closed is not heard: its worker has been told, or is lost.
+bool Coordinator::IsOfClosedSession(const Event& event) {
+  const auto* message = std::get_if<WorkerMessageEvent>(&event);
+  return message != nullptr && FindLink(message->session) == nullptr;
+}
+
 void Coordinator::Run() {
   Arrived next;
   while (NextEvent(next)) {
+    if (IsOfClosedSession(next.event)) continue;
     Execute(state_.Handle(next.at, next.event));
     if (const auto* message = std::get_if<WorkerMessageEvent>(&next.event)) {
       if (const auto link = FindLink(message->session)) link->ReadNext();
@@ -124,7 +131,8 @@ void Coordinator::Execute(SendAction& action) {
 }
 
 void Coordinator::Execute(SendPayloadAction& action) {
-  if (const auto link = FindLink(action.session)) link->SendPayload(action.id, std::move(action.request));
+  const auto link = FindLink(action.session);
+  if (link != nullptr) link->SendPayload(action.id, std::move(action.request), std::move(action.groups));
 }
 
 void Coordinator::Execute(CloseSessionAction& action) {

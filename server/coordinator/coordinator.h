@@ -37,7 +37,8 @@ class WorkerLink {
   virtual ~WorkerLink() = default;
   virtual void Send(internal::v1::ServerMessage message) = 0;
   // Cut into chunks as the stream takes them.
-  virtual void SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request) = 0;
+  virtual void SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request,
+                           std::vector<uint32_t> groups) = 0;
   virtual void ReadNext() = 0;
   virtual void Close(const absl::Status& status) = 0;
 };
@@ -83,6 +84,7 @@ class Coordinator {
   void OnPlanned(PlannedEvent event);
   void Run();
   bool NextEvent(Arrived& next);
+  bool IsOfClosedSession(const Event& event);
   void Execute(Decision decision);
   void Execute(SendAction& action);
   void Execute(SendPayloadAction& action);

@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
 
@@ -22,15 +23,27 @@ namespace fs = std::filesystem;
 
 constexpr char kLockName[] = ".lock";
 constexpr size_t kHolderBytesMax = 256;
+constexpr int kHolderLooksMax = 100;
+constexpr absl::Duration kHolderLookEvery = absl::Milliseconds(20);
 
 std::string ErrorText(int error) { return std::strerror(error); }
 
-// "pid 12 at 127.0.0.1:7070", as its holder wrote it.
-std::string HolderOf(int fd) {
+std::string HolderText(int fd) {
   std::string text(kHolderBytesMax, '\0');
   const ssize_t count = pread(fd, text.data(), text.size(), 0);
   text.resize(count > 0 ? static_cast<size_t>(count) : 0);
   while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+// Returns "pid 12 at 127.0.0.1:7070", as the lock's holder wrote it. One that has only just taken it is given the time
+// to say who it is.
+std::string HolderOf(int fd) {
+  std::string text = HolderText(fd);
+  for (int looks = 1; text.empty() && looks < kHolderLooksMax; ++looks) {
+    RealClock().Sleep(kHolderLookEvery);
+    text = HolderText(fd);
+  }
   return text.empty() ? "another server" : absl::StrCat("stemma-server ", text);
 }
 

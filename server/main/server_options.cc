@@ -10,6 +10,7 @@
 #include "common/base/byte_size.h"
 #include "common/base/command_line_options.h"
 #include "common/base/dtype_names.h"
+#include "common/base/mesh.h"
 #include "common/base/parse_options.h"
 #include "common/base/ready_file.h"
 #include "common/base/run_config.h"
@@ -29,8 +30,8 @@ struct Flags {
   std::string worker_secret_file;
   std::string data = "stemma-data";
   std::string ready_file;
-  std::string memory_budget, host_memory;
-  double worker_lost_after_s = 15, worker_stalled_after_s = 300;
+  std::string memory_budget, host_memory, mesh, split_groups;
+  double worker_lost_after_s = 10, worker_stalled_after_s = 300;
   uint32_t wave_suffixes = 0, threads = 0, prefix_block_rows = 0;
   uint32_t drain_timeout_s = static_cast<uint32_t>(absl::ToInt64Seconds(kDrainWithin));
   bool insecure = false, check_config = false, die_with_parent = false;
@@ -47,6 +48,8 @@ const std::map<std::string, v1::TapePolicy> kSuffixPolicies = {
     {"s0", v1::S0}, {"s1", v1::S1}, {"s2", v1::S2}, {"s3", v1::S3}, {"s4", v1::S4}};
 const std::map<std::string, v1::Offload> kOffloads = {{"on", v1::OFFLOAD_ON}, {"off", v1::OFFLOAD_OFF}};
 const std::map<std::string, v1::OptimizerResidency> kResidencies = {{"device", v1::DEVICE}, {"host", v1::HOST}};
+const std::map<std::string, v1::Split> kSplits = {
+    {"auto", v1::SPLIT_AUTO}, {"on", v1::SPLIT_ON}, {"off", v1::SPLIT_OFF}};
 
 template <typename Map>
 std::vector<std::string> KeysOf(const Map& map) {
@@ -84,6 +87,10 @@ void AddFlags(CLI::App& app, Flags& flags) {
       ->check(CLI::IsMember(KeysOf(kLayouts)));
   app.add_option("--wave-suffixes", flags.wave_suffixes, "forces so many suffixes per wave");
   AddMemoryFlags(app, flags);
+  app.add_option("--mesh", flags.mesh, "how many ranks an axis has, e.g. dp=2; each is a worker (default: one rank)");
+  app.add_option("--split-groups", flags.split_groups,
+                 "whether several ranks may share one group's rollouts: auto (where that is faster), on, off")
+      ->check(CLI::IsMember(KeysOf(kSplits)));
   app.add_option("--threads", flags.threads, "of the worker's compute (default: all cores)");
   app.add_option("--listen", flags.listen, "host:port for clients; port 0 takes a free one")->capture_default_str();
   app.add_option("--worker-listen", flags.worker_listen, "host:port for workers")->capture_default_str();
@@ -132,6 +139,7 @@ void Override(const Flags& flags, v1::RunConfig& config) {
   if (!flags.optimizer_residency.empty()) {
     config.set_optimizer_residency(kResidencies.at(flags.optimizer_residency));
   }
+  if (!flags.split_groups.empty()) config.set_split_groups(kSplits.at(flags.split_groups));
   if (flags.threads > 0) config.set_threads(flags.threads);
 }
 
@@ -192,6 +200,11 @@ v1::RunConfig ReadConfig(const Flags& flags, std::vector<std::string>& problems)
   if (!flags.host_memory.empty()) {
     parsed.config.set_host_memory_bytes(ReadBytes("--host-memory", flags.host_memory, problems));
   }
+  if (!flags.mesh.empty()) {
+    const absl::StatusOr<v1::Mesh> mesh = ParseMesh(flags.mesh);
+    if (mesh.ok()) *parsed.config.mutable_mesh() = *mesh;
+    if (!mesh.ok()) problems.push_back(absl::StrCat("--mesh: ", mesh.status().message()));
+  }
   FillDefaults(parsed.config);
   Validate(parsed);
   const std::string source = flags.config_file.empty() ? "command line" : flags.config_file;
@@ -244,7 +257,7 @@ void CheckFiles(const Flags& flags, std::vector<std::string>& problems) {
 }  // namespace
 
 bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& exit_code) {
-  CLI::App app("The coordinator of Stemma: serves clients, plans, and drives one worker.", "stemma-server");
+  CLI::App app("The coordinator of Stemma: serves clients, plans, and drives its workers.", "stemma-server");
   SetHelpStyle(app);
   Flags flags;
   AddFlags(app, flags);

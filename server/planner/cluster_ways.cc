@@ -49,11 +49,12 @@ double CopySeconds(const Work& work, const Rates& rates) { return work[kCopy] * 
 
 ClusterWays::ClusterWays(const MemoryOptions& options, const ClusterShape& cluster)
     : options_(options),
+      borrowed_(cluster.borrowed),
       sums_(options.shape, cluster),
       cuts_(options, cluster),
       shape_{.rows = PackedPrefixRows(cluster), .lengths = cluster.prefix_rows},
       suffix_policies_(SuffixPolicies(options)) {
-  const PrefixWayList ways = PrefixWays(options, shape_.rows);
+  const PrefixWayList ways = PrefixWays(options, borrowed_ ? 0 : shape_.rows);
   for (const PrefixWay& way : ways) {
     const PrefixWay* before = prefixes_.empty() ? nullptr : &prefixes_.back().way;
     if (before == nullptr || before->policy != way.policy || before->offload != way.offload) {
@@ -73,6 +74,7 @@ const PrefixShape& ClusterWays::ShapeOf(const PrefixWay& way) {
 ClusterWays::Kept ClusterWays::KeptBy(const PrefixWay& way) {
   if (options_.forward_only) return {.device = {.hot_set = ForwardKeptBytes(options_.shape, shape_.rows)}};
   const PrefixShape& shape = ShapeOf(way);
+  if (borrowed_) return {.device = {.hot_set = PrefixKeptBytes(options_.shape, shape).hot_set}};  // and no tape
   return {PrefixKeptBytes(options_.shape, shape), HostTapeBytes(options_.shape, shape)};
 }
 
@@ -80,7 +82,7 @@ const ClusterWays::PhasePair& ClusterWays::BytesOf(Prefix& prefix) {
   if (!prefix.bytes) {
     prefix.bytes.emplace();
     const PrefixShape& shape = ShapeOf(prefix.way);
-    if (shape.rows == 0) return *prefix.bytes;
+    if (!computes_prefixes()) return *prefix.bytes;
     prefix.bytes->forward =
         options_.forward_only ? ForwardPrefixBytes(options_.shape, shape) : PrefixForwardBytes(options_.shape, shape);
     if (!options_.forward_only) prefix.bytes->backward = PrefixBackwardBytes(options_.shape, shape);
@@ -95,7 +97,7 @@ int64_t ClusterWays::LeftToWaves(const Prefix& prefix) const {
 PhaseWork ClusterWays::WorkOf(size_t index, int64_t waves) {
   PhaseWork work;
   work.suffix = options_.forward_only ? sums_.SuffixForwardOnly(waves) : sums_.Suffix(SuffixPolicyOf(index), waves);
-  if (shape_.rows == 0) return work;
+  if (!computes_prefixes()) return work;
   const PrefixShape& shape = ShapeOf(PrefixOf(index).way);
   work.prefix_forward = sums_.PrefixForward(shape);
   if (!options_.forward_only) work.prefix_backward = sums_.PrefixBackward(shape);
@@ -104,7 +106,7 @@ PhaseWork ClusterWays::WorkOf(size_t index, int64_t waves) {
 
 void ClusterWays::PricePrefixes() {
   if (std::exchange(priced_, true)) return;
-  if (shape_.rows == 0) return;
+  if (!computes_prefixes()) return;
   for (Prefix& prefix : prefixes_) {
     const Work forward = sums_.PrefixForward(ShapeOf(prefix.way));
     prefix.forward_s = Seconds(forward, options_.rates);
@@ -204,6 +206,7 @@ MemoryChoice ClusterWays::Choice(size_t index, const WaveCut& cut) {
   const Kept& kept = kept_[prefix.kept];
   MemoryChoice choice;
   choice.way = {.prefix = ShapeOf(prefix.way), .suffix_policy = SuffixPolicyOf(index)};
+  if (borrowed_) choice.way.prefix = {};
   choice.wave_sizes = cut.sizes;
   choice.prefix_forward = bytes.forward;
   choice.suffix = cut.largest;

@@ -92,7 +92,10 @@ class ClusterWays {
   MemoryChoice Choice(size_t index, const WaveCut& cut);
   WayNeeds Needs(size_t index);
 
+  bool computes_prefixes() const { return shape_.rows > 0 && !borrowed_; }
+
   const MemoryOptions& options_;
+  const bool borrowed_;
   const ClusterWorkSums sums_;
   WaveCuts cuts_;
   PrefixShape shape_;  // of the prefix way that was asked for last

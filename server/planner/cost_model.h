@@ -97,11 +97,13 @@ struct MemberShape {
 struct ClusterShape {
   std::vector<int64_t> prefix_rows;  // of the groups computed with reuse
   std::vector<MemberShape> members;  // in the waves' order
+  bool borrowed =
+      false;  // another rank computes the prefixes: K/V come from there, and neither Phase A nor C runs here
 
   bool operator==(const ClusterShape&) const = default;
   template <typename H>
   friend H AbslHashValue(H h, const ClusterShape& c) {
-    return H::combine(std::move(h), c.prefix_rows, c.members);
+    return H::combine(std::move(h), c.prefix_rows, c.members, c.borrowed);
   }
 };
 

@@ -18,15 +18,24 @@ constexpr int64_t kSharedActivationParts = 2, kSharedHostParts = 4;
 
 int64_t Given(uint64_t bytes) { return static_cast<int64_t>(bytes); }
 
+// What APPLY takes beside the state: "slabs of optimizer states 3 MiB, clipped gradients 1 MiB", or where that is more
+// "exchange between ranks 130 MiB".
+std::string ApplyPartsText(const StateBytes& state, v1::OptimizerResidency residency) {
+  if (state.exchange > state.step(residency)) {
+    return absl::StrCat("exchange between ranks ", HumanBytes(state.exchange));
+  }
+  const std::string slabs =
+      residency == v1::HOST ? absl::StrCat("slabs of optimizer states ", HumanBytes(state.slabs), ", ") : "";
+  return absl::StrCat(slabs, "clipped gradients ", HumanBytes(state.clipped));
+}
+
 // What adds up to the device's peak: "weights 1.1 GiB, gradients 1.1 GiB, optimizer states 2.1 GiB, clipped gradients 1
 // MiB, RoPE tables 4 MiB"
 std::string DevicePartsText(const StateBytes& state, v1::OptimizerResidency residency) {
-  const std::string optimizer = residency == v1::HOST
-                                    ? absl::StrCat("slabs of optimizer states ", HumanBytes(state.slabs))
-                                    : absl::StrCat("optimizer states ", HumanBytes(state.optimizer));
+  const std::string optimizer =
+      residency == v1::HOST ? "" : absl::StrCat("optimizer states ", HumanBytes(state.optimizer), ", ");
   return absl::StrCat("weights ", HumanBytes(state.weights), ", gradients ", HumanBytes(state.gradients), ", ",
-                      optimizer, ", clipped gradients ", HumanBytes(state.clipped), ", RoPE tables ",
-                      HumanBytes(state.tables));
+                      optimizer, ApplyPartsText(state, residency), ", RoPE tables ", HumanBytes(state.tables));
 }
 
 absl::Status MachineTooSmall(const v1::RunConfig& run, const char* where, int64_t free_bytes, int64_t needed_bytes,
@@ -47,7 +56,7 @@ int64_t LongestContextBytes(const ModelConfig& model, const v1::RunConfig& run) 
 class Division {
  public:
   Division(const ModelConfig& model, const WorkerMemory& memory, const v1::RunConfig& run)
-      : model_(model), memory_(memory), state_(StateBytesOf(model, RunDtypeOf(run.dtype()))), run_(run) {}
+      : model_(model), memory_(memory), state_(StateBytesOf(model, run)), run_(run) {}
 
   absl::StatusOr<v1::RunConfig> Run() {
     RETURN_IF_ERROR(CheckMemory(model_, run_));
@@ -136,7 +145,7 @@ class Division {
 }  // namespace
 
 absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run) {
-  const StateBytes state = StateBytesOf(model, RunDtypeOf(run.dtype()));
+  const StateBytes state = StateBytesOf(model, run);
   const int64_t budget = Given(run.memory_budget_bytes()), host = Given(run.host_memory_bytes());
   const bool host_takes_states = host == 0 || host >= state.host(v1::HOST);
   if (run.optimizer_residency() == v1::HOST && !host_takes_states) {
@@ -162,8 +171,7 @@ absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const Worke
 }
 
 int64_t ActivationBytes(const ModelConfig& model, const v1::RunConfig& run) {
-  return Given(run.memory_budget_bytes()) -
-         StateBytesOf(model, RunDtypeOf(run.dtype())).device(run.optimizer_residency());
+  return Given(run.memory_budget_bytes()) - StateBytesOf(model, run).device(run.optimizer_residency());
 }
 
 std::string PlanProblem(const v1::PlanReport& report, const ModelConfig& model, const v1::RunConfig& run) {

@@ -1,5 +1,11 @@
 #include "server/planner/plan_report.h"
 
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/planner/split_cost.h"
+
 namespace stemma::server {
 namespace {
 
@@ -59,11 +65,43 @@ void DescribeRates(const Rates& rates, v1::Rates& report) {
   report.set_calibrated(rates.calibrated);
 }
 
+void MaxSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& most) {
+  most.set_prefix_forward(std::max(most.prefix_forward(), seconds.prefix_forward()));
+  most.set_suffix(std::max(most.suffix(), seconds.suffix()));
+  most.set_prefix_backward(std::max(most.prefix_backward(), seconds.prefix_backward()));
+  most.set_apply(std::max(most.apply(), seconds.apply()));
+}
+
 void AddSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& total) {
   total.set_prefix_forward(total.prefix_forward() + seconds.prefix_forward());
   total.set_suffix(total.suffix() + seconds.suffix());
   total.set_prefix_backward(total.prefix_backward() + seconds.prefix_backward());
   total.set_apply(total.apply() + seconds.apply());
+}
+
+double Total(const v1::PhaseSeconds& seconds) {
+  return seconds.prefix_forward() + seconds.suffix() + seconds.prefix_backward() + seconds.apply();
+}
+
+void DescribeSplit(const MemoryOptions& options, const PackingGroup& group, const GroupSplit& split,
+                   const SharedGroup& shared, v1::SplitGroup& report) {
+  const PartBytes bytes = PartBytesOf(options.shape, group.prefix_rows, options.forward_only);
+  const size_t helpers = split.ranks.size() - 1;
+  report.set_uid(group.uid);
+  report.mutable_ranks()->Add(split.ranks.begin(), split.ranks.end());
+  for (const std::vector<uint32_t>& rollouts : split.rollouts) {
+    report.add_rollouts(static_cast<uint32_t>(rollouts.size()));
+  }
+  report.set_bytes(helpers * static_cast<uint64_t>(bytes.kv + bytes.gradients));
+  report.set_seconds(static_cast<double>(helpers) * (shared.send_s + shared.return_s));
+}
+
+std::string SplitReason(const v1::Cluster& cluster) {
+  if (cluster.has_owner_rank()) return absl::StrCat("split: helps rank ", cluster.owner_rank());
+  if (cluster.helper_ranks().empty()) return "";
+  const bool one = cluster.helper_ranks_size() == 1;
+  return absl::StrCat("split: rank", one ? " " : "s ", absl::StrJoin(cluster.helper_ranks(), ", "),
+                      one ? " helps" : " help");
 }
 
 }  // namespace stemma::server

@@ -1,9 +1,13 @@
 // Predictions as the plan report shows them. Pure.
 #pragma once
 
+#include <string>
+
 #include "common/cost/state_bytes.h"
 #include "server/planner/cost_model.h"
+#include "server/planner/group_split.h"
 #include "server/planner/memory_choice.h"
+#include "server/planner/wave_packing.h"
 #include "stemma/v1/plan.pb.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -16,6 +20,17 @@ void DescribeState(const StateBytes& state, v1::OptimizerResidency residency, v1
 
 void DescribeRates(const Rates& rates, v1::Rates& report);
 
+// Keeps the larger number of each phase.
+void MaxSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& most);
 void AddSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& total);
+
+// Returns the sum of the phases.
+double Total(const v1::PhaseSeconds& seconds);
+
+void DescribeSplit(const MemoryOptions& options, const PackingGroup& group, const GroupSplit& split,
+                   const SharedGroup& shared, v1::SplitGroup& report);
+
+// "split: ranks 1, 3 help", "split: helps rank 0"; empty: the cluster is no part of a split group.
+std::string SplitReason(const v1::Cluster& cluster);
 
 }  // namespace stemma::server

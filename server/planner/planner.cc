@@ -11,49 +11,14 @@
 #include "common/cost/cost.h"
 #include "common/cost/state_bytes.h"
 #include "server/planner/group_cost.h"
+#include "server/planner/group_plan.h"
 #include "server/planner/memory_division.h"
 #include "server/planner/plan_report.h"
+#include "server/planner/split_cost.h"
 #include "server/planner/wave_packing.h"
 
 namespace stemma::server {
 namespace {
-
-// What one group costs, and which way it is computed.
-struct GroupPlan {
-  PackingGroup packing;
-  bool runs = false;
-  std::string reason;
-  Flops flops, flops_dense;
-  int64_t tokens_logical = 0, tokens_computed = 0;
-  int64_t rollouts_run = 0;
-};
-
-GroupPlan PlanGroup(MemoryChooser& chooser, v1::Schedule schedule, uint32_t index, const PlannerGroup& group) {
-  const ModelConfig& config = chooser.options().shape.config;
-  GroupPlan plan;
-  plan.packing.group = index;
-  plan.packing.uid = group.uid;
-  plan.packing.prefix_rows = group.prompt_tokens - 1;
-  const int64_t prefix = plan.packing.prefix_rows;
-  int64_t suffix_rows = 0;
-  for (uint32_t i = 0; i < group.rollouts.size(); ++i) {
-    const PlannerRollout& rollout = group.rollouts[i];
-    if (!rollout.run) continue;
-    plan.packing.members.push_back({i, rollout.response_tokens});
-    plan.flops += SuffixFlops(config, prefix, rollout.response_tokens);
-    plan.flops_dense += DenseFlops(config, prefix, rollout.response_tokens);
-    suffix_rows += rollout.response_tokens;
-  }
-  plan.rollouts_run = static_cast<int64_t>(plan.packing.members.size());
-  plan.runs = plan.rollouts_run > 0;
-  if (!plan.runs) return plan;
-  plan.flops += PrefixFlops(config, prefix);
-  plan.reason = ChooseReuse(chooser, schedule, 1 - plan.flops.total() / plan.flops_dense.total(), plan.packing);
-  plan.tokens_logical = plan.rollouts_run * prefix + suffix_rows;
-  plan.tokens_computed = plan.packing.reuse ? prefix + suffix_rows : plan.tokens_logical;
-  if (!plan.packing.reuse) plan.flops = plan.flops_dense;
-  return plan;
-}
 
 double Count(bool forward_only, const Flops& flops) { return forward_only ? flops.forward : flops.total(); }
 
@@ -69,6 +34,7 @@ class Planner {
     }
     costs_.resize(groups_.size());
     if (request_.log_prob_pass) {
+      PinGroups();
       std::vector<uint32_t> all(groups_.size());
       std::iota(all.begin(), all.end(), 0u);
       MemoryChooser entry(Options(chooser_.options().stop, /*forward_only=*/true));
@@ -78,7 +44,7 @@ class Planner {
     result_.repeats = static_cast<uint32_t>(request_.epochs / epochs_listed);
     for (int64_t epoch = 0; epoch < epochs_listed; ++epoch) {
       for (const std::vector<uint32_t>& batch : Batches(epoch)) {
-        result_.work.emplace_back();
+        result_.work.emplace_back(static_cast<size_t>(model_.dp_ranks()));
         ASSIGN_OR_RETURN(*result_.plan.add_steps(), PlanStep(static_cast<uint32_t>(epoch), batch, chooser_));
       }
     }
@@ -102,41 +68,151 @@ class Planner {
     return MiniBatches(static_cast<uint32_t>(groups_.size()), rule, static_cast<uint64_t>(epoch));
   }
 
+  SplitPlacement Place(const std::vector<uint32_t>& batch, MemoryChooser& chooser) {
+    return PlaceMiniBatch(chooser, groups_, batch, model_.dp_ranks(), model_.run.split_groups());
+  }
+
+  // Entry log-probs lie where they were computed, so the ranks of a group's first mini-batch compute them, and the
+  // group in all epochs.
+  void PinGroups() {
+    for (const std::vector<uint32_t>& batch : Batches(0)) PinMiniBatch(Place(batch, chooser_), batch, groups_);
+  }
+
   // `chooser`: the request's, or that of the entry pass.
   absl::StatusOr<v1::StepPlan> PlanStep(uint32_t epoch, const std::vector<uint32_t>& batch, MemoryChooser& chooser) {
-    const MemoryOptions& memory = chooser.options();
-    const bool forward_only = memory.forward_only;
+    const bool forward_only = chooser.options().forward_only;
     v1::StepPlan step;
     step.set_epoch(epoch);
     v1::StepReport& report = *result_.report.add_steps();
-    std::vector<PackingGroup> running;
     for (const uint32_t g : batch) {
       const GroupPlan& group = groups_[g];
       step.add_groups(g);
-      if (group.runs) running.push_back(group.packing);
       report.set_tokens_logical(report.tokens_logical() + static_cast<uint64_t>(group.tokens_logical));
       report.set_tokens_computed(report.tokens_computed() + static_cast<uint64_t>(group.tokens_computed));
       report.set_flops(report.flops() + Count(forward_only, group.flops));
       report.set_flops_dense(report.flops_dense() + Count(forward_only, group.flops_dense));
     }
     report.set_num_groups(static_cast<uint32_t>(batch.size()));
-    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(chooser, running));
+    const SplitPlacement placement = Place(batch, chooser);
+    RanksOfStep ranks(placement);
+    for (size_t rank = 0; rank < placement.whole.size(); ++rank) {
+      RETURN_IF_ERROR(PlanRank(rank, batch, placement, chooser, step, report, ranks));
+    }
+    for (const v1::RankReport& rank : ranks.reports) MaxSeconds(rank.seconds(), *report.mutable_seconds());
+    if (!forward_only && step.clusters_size() > 0) {
+      report.mutable_seconds()->set_apply(Seconds(ApplyWork(model_.config), model_.rates));
+    }
+    if (ranks.reports.size() > 1) DescribeRanks(batch, placement, chooser, std::move(ranks), report);
+    return step;
+  }
+
+  // What the ranks of a step are found to do while it is packed.
+  struct RanksOfStep {
+    explicit RanksOfStep(const SplitPlacement& placement)
+        : reports(placement.whole.size()),
+          whole_s(placement.whole.size(), std::vector<double>(placement.splits.size() + 1)),
+          shared(placement.shared) {}
+    std::vector<v1::RankReport> reports;
+    std::vector<std::vector<double>> whole_s;  // as RunTimeline has them
+    std::vector<SharedGroup> shared;
+  };
+
+  // Adds what one rank computes of a step, in its order: groups of its own, and between them its parts of split ones.
+  absl::Status PlanRank(size_t rank, const std::vector<uint32_t>& batch, const SplitPlacement& placement,
+                        MemoryChooser& chooser, v1::StepPlan& step, v1::StepReport& report, RanksOfStep& ranks) {
+    v1::RankReport& rank_report = ranks.reports[rank];
+    for (size_t place = 0; place <= placement.splits.size(); ++place) {
+      std::vector<PackingGroup> running;
+      for (const size_t i : placement.whole[rank][place]) {
+        const GroupPlan& group = groups_[batch[i]];
+        if (!group.runs) continue;
+        running.push_back(group.packing);
+        CountGroup(group.tokens_computed, /*is_part=*/false, rank_report);
+      }
+      ASSIGN_OR_RETURN(const v1::PhaseSeconds seconds,
+                       AddClusters(rank, running, nullptr, chooser, step, report, rank_report));
+      ranks.whole_s[rank][place] = Total(seconds);
+      if (place == placement.splits.size()) break;
+      RETURN_IF_ERROR(
+          AddPart(rank, batch, placement.splits[place], chooser, step, report, rank_report, ranks.shared[place]));
+    }
+    return absl::OkStatus();
+  }
+
+  // Adds the rank's part of a split group, if it has one.
+  absl::Status AddPart(size_t rank, const std::vector<uint32_t>& batch, const GroupSplit& split, MemoryChooser& chooser,
+                       v1::StepPlan& step, v1::StepReport& report, v1::RankReport& rank_report, SharedGroup& shared) {
+    const auto at = std::find(split.ranks.begin(), split.ranks.end(), static_cast<int32_t>(rank));
+    if (at == split.ranks.end()) return absl::OkStatus();
+    const auto index = static_cast<size_t>(at - split.ranks.begin());
+    const bool helps = index > 0;
+    const PackingGroup part = PartOf(groups_[batch[split.group]].packing, split.rollouts[index], helps);
+    int64_t rows = helps ? 0 : part.prefix_rows;
+    for (const PackingMember& member : part.members) rows += member.rows;
+    CountGroup(rows, /*is_part=*/true, rank_report);
+    ASSIGN_OR_RETURN(const v1::PhaseSeconds seconds,
+                     AddClusters(rank, {part}, &split, chooser, step, report, rank_report));
+    shared.waves_s[index] = seconds.suffix();
+    if (helps) return absl::OkStatus();
+    shared.forward_s = seconds.prefix_forward();
+    shared.backward_s = seconds.prefix_backward();
+    return absl::OkStatus();
+  }
+
+  static void CountGroup(int64_t rows, bool is_part, v1::RankReport& report) {
+    report.set_groups(report.groups() + 1);
+    report.set_parts(report.parts() + (is_part ? 1 : 0));
+    report.set_tokens_computed(report.tokens_computed() + static_cast<uint64_t>(rows));
+  }
+
+  // Packs groups of one rank, or its part of the group that `split` splits; answers what they take.
+  absl::StatusOr<v1::PhaseSeconds> AddClusters(size_t rank, const std::vector<PackingGroup>& groups,
+                                               const GroupSplit* split, MemoryChooser& chooser, v1::StepPlan& step,
+                                               v1::StepReport& report, v1::RankReport& rank_report) {
+    const MemoryOptions& memory = chooser.options();
+    v1::PhaseSeconds seconds;
+    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(chooser, groups));
     for (PackedCluster& packed : clusters) {
-      report.set_peak_bytes(std::max(report.peak_bytes(), static_cast<uint64_t>(packed.memory.peak_bytes)));
+      packed.cluster.set_dp_rank(static_cast<uint32_t>(rank));
+      if (split != nullptr) SetSplit(*split, packed.cluster);
+      rank_report.set_peak_bytes(std::max(rank_report.peak_bytes(), static_cast<uint64_t>(packed.memory.peak_bytes)));
       const auto with_headroom = static_cast<uint64_t>(PeaksWithHeadroom(memory, packed.memory).peak());
       report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), with_headroom));
       report.set_num_waves(report.num_waves() + static_cast<uint32_t>(packed.cluster.waves_size()));
-      if (!result_.work.empty()) result_.work.back() += packed.memory.work;  // not of the entry pass
+      if (!result_.work.empty()) result_.work.back()[rank] += packed.memory.work;  // not of the entry pass
       v1::ClusterReport& cluster = *report.add_clusters();
       Describe(chooser, packed.cluster, cluster);
       DescribeMemory(memory, packed.memory, cluster);
-      AddSeconds(cluster.seconds(), *report.mutable_seconds());
+      AddSeconds(cluster.seconds(), seconds);
       *step.add_clusters() = std::move(packed.cluster);
     }
-    if (!forward_only && !clusters.empty()) {
-      report.mutable_seconds()->set_apply(Seconds(ApplyWork(model_.config), model_.rates));
+    AddSeconds(seconds, *rank_report.mutable_seconds());
+    report.set_peak_bytes(std::max(report.peak_bytes(), rank_report.peak_bytes()));
+    return seconds;
+  }
+
+  // The cluster's rank is known.
+  static void SetSplit(const GroupSplit& split, v1::Cluster& cluster) {
+    const auto owner = static_cast<uint32_t>(split.ranks[0]);
+    if (cluster.dp_rank() != owner) return cluster.set_owner_rank(owner);
+    for (size_t i = 1; i < split.ranks.size(); ++i) cluster.add_helper_ranks(static_cast<uint32_t>(split.ranks[i]));
+  }
+
+  void DescribeRanks(const std::vector<uint32_t>& batch, const SplitPlacement& placement, const MemoryChooser& chooser,
+                     RanksOfStep ranks, v1::StepReport& report) const {
+    const Timeline timeline = RunTimeline(ranks.shared, ranks.whole_s);
+    for (size_t rank = 0; rank < ranks.reports.size(); ++rank) {
+      ranks.reports[rank].set_exchange_s(timeline.exchange_s[rank]);
+      *report.add_ranks() = std::move(ranks.reports[rank]);
     }
-    return step;
+    report.set_imbalance(placement.imbalance());
+    report.set_imbalance_whole(placement.imbalance_whole());
+    report.set_over_bound(placement.over_bound());
+    for (size_t i = 0; i < placement.splits.size(); ++i) {
+      const GroupPlan& group = groups_[batch[placement.splits[i].group]];
+      DescribeSplit(chooser.options(), group.packing, placement.splits[i], placement.shared[i],
+                    *report.add_split_groups());
+    }
   }
 
   void Describe(MemoryChooser& chooser, const v1::Cluster& cluster, v1::ClusterReport& report) {
@@ -150,11 +226,14 @@ class Planner {
     seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
     for (const uint32_t g : seen) {
       const GroupPlan& group = groups_[g];
-      if (group.packing.prefix_rows > 0) *report.add_groups() = CostOf(chooser, g);
+      if (group.packing.prefix_rows > 0 && !cluster.has_owner_rank()) *report.add_groups() = CostOf(chooser, g);
       group.packing.reuse ? report.add_reuse_uids(group.packing.uid) : report.add_dense_uids(group.packing.uid);
       if (report.reason().find(group.reason) == std::string::npos) {
         report.set_reason(absl::StrCat(report.reason(), report.reason().empty() ? "" : "; ", group.reason));
       }
+    }
+    if (const std::string split = SplitReason(cluster); !split.empty()) {
+      report.set_reason(absl::StrCat(report.reason(), "; ", split));
     }
   }
 
@@ -195,8 +274,7 @@ class Planner {
       for (int i = passes; i < report.steps_size(); ++i) AddToTotals(report.steps(i));
     }
     report.set_budget_bytes(model_.run.memory_budget_bytes());
-    DescribeState(StateBytesOf(model_.config, RunDtypeOf(model_.run.dtype())), model_.run.optimizer_residency(),
-                  *report.mutable_state());
+    DescribeState(StateBytesOf(model_.config, model_.run), model_.run.optimizer_residency(), *report.mutable_state());
     DescribeRates(model_.rates, *report.mutable_rates());
   }
 

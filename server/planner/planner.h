@@ -1,8 +1,9 @@
-// The planner: groups -> mini-batches -> clusters -> waves, reuse or dense per group, FLOPs and bytes. Pure: sizes in,
-// a plan out; no clock, no I/O. The same inputs give the same plan, bit for bit (a plan is frozen when its request is
-// accepted).
+// The planner: groups -> mini-batches -> ranks -> clusters -> waves, reuse or dense per group, FLOPs and bytes. Pure:
+// sizes in, a plan out; no clock, no I/O. The same inputs give the same plan, bit for bit (a plan is frozen when its
+// request is accepted).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -45,6 +46,8 @@ struct PlannerModel {
   ModelConfig config;
   v1::RunConfig run;  // divided (server/planner/memory_division.h; a host of 0 is no limit), and what is forced
   Rates rates = DefaultRates(RunDtype::kFp32, 1, "cpu");
+
+  int32_t dp_ranks() const { return std::max(static_cast<int32_t>(run.mesh().dp()), 1); }
 };
 
 // Without shuffle every epoch runs the same steps, and they are held once: `plan.steps` are those of one epoch, and
@@ -53,7 +56,7 @@ struct PlanResult {
   v1::Plan plan;
   uint32_t repeats = 1;
   v1::PlanReport report;
-  std::vector<PhaseWork> work;  // one per plan.steps
+  std::vector<std::vector<PhaseWork>> work;  // by plan.steps and data-parallel rank
 };
 
 // Errors: ResourceExhausted GROUP_TOO_LARGE - a group does not fit the budget (or the host's memory) in any way that

@@ -21,6 +21,7 @@ using Groups = std::span<const PackingGroup>;
 
 void AddGroup(const PackingGroup& group, bool reuse, ClusterShape& cluster) {
   const bool shares = reuse && group.prefix_rows > 0;
+  cluster.borrowed = group.borrowed;
   if (shares) cluster.prefix_rows.push_back(group.prefix_rows);
   const int64_t prefix = shares ? static_cast<int64_t>(cluster.prefix_rows.size()) - 1 : 0;
   cluster.members.reserve(cluster.members.size() + group.members.size());

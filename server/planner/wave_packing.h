@@ -27,6 +27,7 @@ struct PackingGroup {
   int64_t prefix_rows = 0;  // P - 1
   bool reuse = false;
   std::vector<PackingMember> members;  // not empty
+  bool borrowed = false;               // a part of a split group whose prefix another rank computes: packed alone
 };
 
 struct PackedCluster {

@@ -111,7 +111,16 @@ v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts) {
   for (std::string_view name : AggModeNames()) info.add_loss_agg_modes(std::string(name));
   for (std::string_view name : KlTypeNames()) info.add_kl_loss_types(std::string(name));
   *info.mutable_config() = parts.gang.config();
-  info.set_workers_connected(parts.gang.present() ? 1 : 0);
+  info.set_workers_connected(static_cast<uint32_t>(parts.gang.workers().size()));
+  info.set_generation(parts.gang.generation());
+  for (const Gang::Worker& worker : parts.gang.workers()) {
+    v1::RankInfo& rank = *info.add_ranks();
+    rank.set_rank(static_cast<uint32_t>(info.ranks_size() - 1));
+    rank.set_host(worker.host);
+    rank.set_device(worker.device.Text());
+    rank.set_pid(worker.pid);
+    rank.set_phase(worker.phase);
+  }
   return info;
 }
 

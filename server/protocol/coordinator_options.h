@@ -19,7 +19,7 @@ struct CoordinatorOptions {
   v1::RunConfig config;  // limits filled in
   ModelConfig model;
   CalibrationBook calibration;                             // of earlier runs
-  absl::Duration worker_lost_after = absl::Seconds(15);    // without any message; > 3 heartbeats of 1 s
+  absl::Duration worker_lost_after = absl::Seconds(10);    // without any message; > 3 heartbeats of 1 s
   absl::Duration worker_stalled_after = absl::Minutes(5);  // without progress of its job, at the least
   absl::Duration worker_return_within = absl::Minutes(5);  // else open jobs answer ATTEMPTS_EXHAUSTED
   uint32_t attempts_max = 3;                               // of one step

@@ -10,6 +10,7 @@ namespace {
 
 GangOptions GangOptionsOf(const CoordinatorOptions& options) {
   return {.epoch = options.epoch,
+          .version = options.version,
           .data_directory = options.data_directory,
           .config = options.config,
           .model = options.model,
@@ -51,25 +52,36 @@ void CoordinatorState::On(const WorkerMessageEvent& event) {
   if (!gang_.Has(event.session)) {
     return membership_.Breach(event.session, absl::InvalidArgumentError("its session does not begin with Register"));
   }
-  gang_.Heard();
+  gang_.Heard(event.session);
+  if (message.has_heartbeat()) return membership_.OnHeartbeat(event.session, message.heartbeat());
+  if (!gang_.begun()) {
+    return membership_.Breach(event.session, absl::InvalidArgumentError("it answers what it was not asked yet"));
+  }
+  OnRank(event.session, message);
+}
+
+void CoordinatorState::OnRank(SessionId session, const internal::v1::WorkerMessage& message) {
+  const uint32_t rank = gang_.RankOf(session);
   switch (message.message_case()) {
+    case internal::v1::WorkerMessage::kStoreOpened:
+      return membership_.OnStoreOpened(session, message.store_opened());
     case internal::v1::WorkerMessage::kReady:
-      return membership_.OnReady(message.ready());
+      return membership_.OnReady(session, message.ready());
     case internal::v1::WorkerMessage::kVote:
-      return steps_.OnVote(message.vote());
+      return steps_.OnVote(rank, message.vote());
     case internal::v1::WorkerMessage::kApplied:
-      return steps_.OnApplied(message.applied());
+      return steps_.OnApplied(rank, message.applied());
     case internal::v1::WorkerMessage::kResults:
-      return runner_.OnResultChunk(message.results());
+      return runner_.OnResultChunk(rank, message.results());
     case internal::v1::WorkerMessage::kLogProbDone:
-      return runner_.OnLogProbDone(message.log_prob_done());
+      return runner_.OnLogProbDone(rank, message.log_prob_done());
     case internal::v1::WorkerMessage::kExportDone:
-      return runner_.OnExportDone(message.export_done());
+      return runner_.OnExportDone(rank, message.export_done());
     case internal::v1::WorkerMessage::kRefused:
-      if (!gang_.serves()) return membership_.OnRefusedConfigure(WorkerText(message.refused().message()));
-      return steps_.OnRefused(message.refused());
-    case internal::v1::WorkerMessage::kHeartbeat:
-      return membership_.OnHeartbeat(message.heartbeat());
+      if (!gang_.worker(rank).ready) {
+        return membership_.OnRefusedConfigure(session, WorkerText(message.refused().message()));
+      }
+      return steps_.OnRefused(rank, message.refused());
     default:
       return;
   }

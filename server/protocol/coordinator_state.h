@@ -1,10 +1,10 @@
-// The server as a state machine: one worker, a queue of jobs (updates, log-prob passes, exports), the step protocol.
-// Pure: events and the time in, actions and a reason out; no clock, thread or I/O.
+// The server as a state machine: one gang of workers, a queue of jobs (updates, log-prob passes, exports), the step
+// protocol. Pure: events and the time in, actions and a reason out; no clock, thread or I/O.
 //
 // This class says which part handles which event; coordinator_state.cc is the page to begin with. What is kept:
-//   Gang               the worker, its generation, the configuration in force
+//   Gang               the workers, their ranks and generation, the configuration in force
 //   Lineage            which weights the model has, and which were lost
-//   CalibrationKeeper  the measured speed of the worker's machine
+//   CalibrationKeeper  the measured speed of the workers' machines
 //   Arrivals           jobs whose plans are being made
 //   Jobs               accepted jobs: RequestTable, JobQueue, RunningJob
 // What acts on it: ClientCalls, Membership, JobRunner, StepProtocol. Each decision is written into one Outbox.
@@ -12,8 +12,8 @@
 // Thread safety: none; owned by the coordinator thread.
 // Invariants:
 //  (1) jobs run one at a time, in the order they were accepted, which is the order in which they came.
-//  (2) a message of the worker counts only from its session, and a step's only with all keys of the running attempt.
-//  (3) plans are made elsewhere (PlanAction), for the worker that is there: nothing is accepted without one.
+//  (2) a message of a worker counts only from its session, and a step's only with all keys of the running attempt.
+//  (3) plans are made elsewhere (PlanAction), for the workers that are there: nothing is accepted without one.
 //  (4) what a worker says reaches clients only checked (server/protocol/worker_messages.h).
 // Errors of requests: docs/errors.md.
 #pragma once
@@ -54,6 +54,8 @@ class CoordinatorState {
   void On(const PlannedEvent& event) { calls_.OnPlanned(event); }
   void On(const DrainEvent& event) { membership_.Drain(event.within); }
   void On(const TickEvent&);
+  // Handles what a worker of the generation says. REQUIRES: one has begun.
+  void OnRank(SessionId session, const internal::v1::WorkerMessage& message);
 
   const CoordinatorOptions options_;
   Outbox out_;

@@ -88,11 +88,12 @@ struct SendAction {
   SessionId session = 0;
   internal::v1::ServerMessage message;
 };
-// The request's groups as PayloadChunks under `id`, before whatever is sent later.
+// Some of the request's groups as PayloadChunks under `id`, before whatever is sent later.
 struct SendPayloadAction {
   SessionId session = 0;
   std::string id;
   std::shared_ptr<const TrainingRequest> request;
+  std::vector<uint32_t> groups;  // indices, ascending
 };
 // Answered by one PlannedEvent, unless StopPlanAction comes before it.
 struct PlanAction {

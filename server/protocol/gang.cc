@@ -1,88 +1,282 @@
 #include "server/protocol/gang.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
-#include "server/planner/memory_division.h"
+#include "server/protocol/host_shares.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
+namespace {
+
+// Its Register was checked. A worker that names no device has the first of its host's processors.
+DeviceName DeviceOf(const internal::v1::Register& message) {
+  return message.device().empty() ? DeviceName{.kind = "cpu"} : ParseDevice(message.device()).value();
+}
+
+Gang::Worker WorkerOf(SessionId session, const internal::v1::Register& message) {
+  return {.session = session,
+          .incarnation = message.incarnation(),
+          .device = DeviceOf(message),
+          .host = WorkerText(message.host()),
+          .pid = message.pid(),
+          .address = message.address(),
+          .cores = message.cores(),
+          .memory = {static_cast<int64_t>(message.memory_free_bytes()), static_cast<int64_t>(message.host_free_bytes()),
+                     static_cast<int64_t>(message.memory_bytes())},
+          .phase = "waiting"};
+}
+
+std::string PlaceText(const Gang::Worker& worker) {
+  return absl::StrCat(worker.device.Text(), " of host ", worker.host.empty() ? "?" : worker.host);
+}
+
+bool OthersReach(const Gang::Worker& worker) {
+  return !worker.address.empty() && worker.address != "::1" && !absl::StartsWith(worker.address, "127.");
+}
+
+uint32_t WorkersOfHost(std::span<const Gang::Worker> workers, const std::string& host) {
+  const auto of_host = [&](const Gang::Worker& worker) { return worker.host == host; };
+  return static_cast<uint32_t>(std::count_if(workers.begin(), workers.end(), of_host));
+}
+
+}  // namespace
 
 Gang::Gang(GangOptions options) : options_(std::move(options)), config_(options_.config) {}
 
-absl::StatusOr<internal::v1::Configure> Gang::Join(absl::Time now, SessionId session,
-                                                   const internal::v1::Register& message, uint64_t step) {
-  if (worker_) return absl::FailedPreconditionError("another worker is connected");
-  const WorkerMemory memory = {static_cast<int64_t>(message.memory_free_bytes()),
-                               static_cast<int64_t>(message.host_free_bytes()),
-                               static_cast<int64_t>(message.memory_bytes())};
-  ASSIGN_OR_RETURN(divided_, DivideMemory(options_.model, memory, options_.config));
-  worker_ = Worker{.session = session,
-                   .incarnation = message.incarnation(),
-                   .device = message.device(),
-                   .host = WorkerText(message.host()),
-                   .pid = message.pid()};
-  silent_for_ = absl::ZeroDuration();
+uint32_t Gang::num_ranks() const { return NumRanks(options_.config.mesh()); }
+
+bool Gang::serves() const {
+  return begun_ && std::all_of(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.ready; });
+}
+
+const Gang::Worker* Gang::Find(SessionId session) const {
+  const auto it =
+      std::find_if(workers_.begin(), workers_.end(), [&](const Worker& worker) { return worker.session == session; });
+  return it == workers_.end() ? nullptr : &*it;
+}
+
+Gang::Worker* Gang::Find(SessionId session) { return const_cast<Worker*>(std::as_const(*this).Find(session)); }
+
+uint32_t Gang::RankOf(SessionId session) const {
+  const Worker* worker = Find(session);
+  CHECK(begun_ && worker != nullptr) << session;
+  return static_cast<uint32_t>(worker - workers_.data());
+}
+
+const Gang::Worker& Gang::worker(uint32_t rank) const {
+  CHECK(begun_);
+  return workers_.at(rank);
+}
+
+std::string Gang::TextOf(SessionId session) const {
+  const Worker* worker = Find(session);
+  CHECK(worker != nullptr) << session;
+  const std::string rank = begun_ && num_ranks() > 1 ? absl::StrCat("rank ", RankOf(session), ", ") : "";
+  return absl::StrCat(rank, "worker ", worker->incarnation, " (pid ", worker->pid, " on ", worker->host, ")");
+}
+
+// Whether a worker has a place among those that are there.
+absl::Status Gang::CheckFits(const Worker& worker) const {
+  for (const Worker& other : workers_) {
+    if (other.host == worker.host && other.device == worker.device) {
+      return absl::FailedPreconditionError(absl::StrCat(PlaceText(worker), " has a worker already, ", other.incarnation,
+                                                        " (pid ", other.pid,
+                                                        "): give each worker of a host a --device of its own"));
+    }
+    if (other.device.kind != worker.device.kind) {
+      return absl::InvalidArgumentError(absl::StrCat("the ranks of a mesh have devices of one kind: this worker has ",
+                                                     PlaceText(worker), ", another ", PlaceText(other)));
+    }
+    if (other.host != worker.host && !(OthersReach(worker) && OthersReach(other))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("workers of several hosts have to reach each other: give the one on ",
+                       PlaceText(OthersReach(worker) ? other : worker), " its --address, no loopback one"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Gang::Join(absl::Time now, SessionId session, const internal::v1::Register& message) {
+  if (message.version() != options_.version) {
+    return absl::InvalidArgumentError(absl::StrCat("the worker is version \"", WorkerText(message.version()),
+                                                   "\", the server \"", options_.version, "\": install the same one"));
+  }
+  Worker worker = WorkerOf(session, message);
+  RETURN_IF_ERROR(full() ? absl::FailedPreconditionError(
+                               num_ranks() == 1 ? "another worker is connected"
+                                                : absl::StrCat("all ", num_ranks(), " ranks of the mesh have a worker"))
+                         : CheckFits(worker));
+  workers_.push_back(std::move(worker));
+  next_look_ = std::min(next_look_, now + kLookEvery);
+  return absl::OkStatus();
+}
+
+// Divides for the smallest share; what is wrong is said of every rank of which it is.
+absl::StatusOr<v1::RunConfig> Gang::Divide() const {
+  std::vector<WorkerMemory> shares;
+  std::vector<std::string> problems;
+  absl::Status first;
+  for (const Worker& worker : workers_) {
+    shares.push_back(ShareOf(worker.memory, WorkersOfHost(workers_, worker.host)));
+    const absl::Status status = DivideMemory(options_.model, shares.back(), options_.config).status();
+    if (status.ok()) continue;
+    first.Update(status);
+    problems.push_back(num_ranks() == 1 ? std::string(status.message())
+                                        : absl::StrCat(PlaceText(worker), ": ", status.message()));
+  }
+  if (!problems.empty()) return absl::Status(first.code(), absl::StrJoin(problems, "; "));
+  return DivideMemory(options_.model, SmallestOf(shares), options_.config);
+}
+
+absl::StatusOr<internal::v1::Configure> Gang::Begin(absl::Time now, uint64_t step) {
+  CHECK(full() && !begun_);
+  std::sort(workers_.begin(), workers_.end(),
+            [](const Worker& a, const Worker& b) { return std::tie(a.host, a.device) < std::tie(b.host, b.device); });
+  ASSIGN_OR_RETURN(divided_, Divide());
+  begun_ = true;
+  step_ = step;
+  store_.clear();
+  ++generation_;
+  for (Worker& worker : workers_) worker.phase = "loading";
   loading_.emplace("loading the model", LoadSeconds(options_.model, RunDtypeOf(options_.config.dtype())),
                    options_.stalled_after);
   next_look_ = now + kLookEvery;
+  return ConfigureOf(0);
+}
+
+internal::v1::Configure Gang::ConfigureOf(uint32_t rank) const {
+  const Worker& of = worker(rank);
   internal::v1::Configure configure;
   configure.set_epoch(options_.epoch);
-  configure.set_generation(++generation_);
+  configure.set_generation(generation_);
   *configure.mutable_config() = divided_;
+  if (divided_.threads() == 0) {
+    configure.mutable_config()->set_threads(ThreadsOf(of.cores, WorkersOfHost(workers_, of.host)));
+  }
   configure.set_data_directory(options_.data_directory);
-  configure.set_step(step);
+  configure.set_step(step_);
+  configure.set_rank(rank);
+  configure.set_store(store_);
   return configure;
 }
 
-absl::Status Gang::BecomeReady(const internal::v1::Ready& message) {
-  CHECK(present());
-  if (worker_->ready) return absl::InvalidArgumentError("a second Ready in one session");
-  worker_->ready = true;
+absl::StatusOr<std::vector<internal::v1::Configure>> Gang::OpenStore(SessionId session, const std::string& address) {
+  if (!begun_ || num_ranks() == 1 || RankOf(session) != 0 || !store_.empty()) {
+    return absl::InvalidArgumentError("a store that was not to be opened");
+  }
+  store_ = address;
+  std::vector<internal::v1::Configure> configures;
+  for (uint32_t rank = 1; rank < num_ranks(); ++rank) configures.push_back(ConfigureOf(rank));
+  return configures;
+}
+
+absl::Status Gang::BecomeReady(SessionId session, const internal::v1::Ready& message) {
+  Worker* worker = Find(session);
+  CHECK(worker != nullptr) << session;
+  if (worker->ready) return absl::InvalidArgumentError("a second Ready in one session");
+  if (!begun_ || (num_ranks() > 1 && store_.empty())) {
+    return absl::InvalidArgumentError("a Ready before it was told what to load");
+  }
+  for (const Worker& other : workers_) {
+    if (!other.ready || other.model_digest == message.model_digest()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(TextOf(session), " has loaded other weights than ",
+                                                      TextOf(other.session),
+                                                      ": the model directories of their hosts differ"));
+  }
+  worker->ready = true;
+  worker->phase = "idle";
+  worker->model_digest = message.model_digest();
+  worker->threads = message.config().threads();
+  if (serves()) Serve();
+  return absl::OkStatus();
+}
+
+void Gang::Serve() {
   loading_.reset();
   ever_served_ = true;
   missing_since_ = absl::InfiniteFuture();
   config_ = divided_;
-  config_.set_threads(message.config().threads());
-  return absl::OkStatus();
+  const auto fewer = [](const Worker& a, const Worker& b) { return a.threads < b.threads; };
+  config_.set_threads(std::min_element(workers_.begin(), workers_.end(), fewer)->threads);
 }
 
-void Gang::Leave(absl::Time now) {
-  worker_.reset();
-  loading_.reset();
+void Gang::MissFrom(absl::Time now) {
   if (missing_since_ == absl::InfiniteFuture()) missing_since_ = now;
 }
 
-internal::v1::StepKey Gang::Key() const {
+void Gang::Leave(absl::Time now, SessionId session) {
+  CHECK(!begun_);
+  std::erase_if(workers_, [&](const Worker& worker) { return worker.session == session; });
+  MissFrom(now);
+}
+
+void Gang::Disband(absl::Time now) {
+  workers_.clear();
+  begun_ = false;
+  loading_.reset();
+  MissFrom(now);
+}
+
+internal::v1::StepKey Gang::KeyOf(uint32_t rank) const {
   internal::v1::StepKey key;
   key.set_epoch(options_.epoch);
-  key.set_incarnation(worker().incarnation);
+  key.set_incarnation(worker(rank).incarnation);
   key.set_generation(generation_);
   return key;
 }
 
 absl::Duration Gang::Pass(absl::Time now) {
   const absl::Duration passed = counted_.Until(now);
-  next_look_ = worker_ ? std::min(next_look_, now + kLookEvery) : absl::InfiniteFuture();
-  if (!worker_) return absl::ZeroDuration();
-  silent_for_ += passed;
+  next_look_ = workers_.empty() ? absl::InfiniteFuture() : std::min(next_look_, now + kLookEvery);
+  if (workers_.empty()) return absl::ZeroDuration();
+  for (Worker& worker : workers_) worker.silent_for += passed;
   if (loading_) loading_->Pass(passed);
   return passed;
+}
+
+void Gang::Heard(SessionId session) { Find(session)->silent_for = absl::ZeroDuration(); }
+
+void Gang::Heard(SessionId session, const internal::v1::Heartbeat& heartbeat) {
+  Worker* worker = Find(session);
+  worker->progress = heartbeat.progress();
+  if (begun_) worker->phase = WorkerText(heartbeat.phase());
+}
+
+uint64_t Gang::progress() const {
+  uint64_t sum = 0;
+  for (const Worker& worker : workers_) sum += worker.progress;
+  return sum;
+}
+
+std::string Gang::PhasesText() const {
+  if (num_ranks() == 1) return workers_.empty() ? "" : workers_.front().phase;
+  std::vector<std::string> phases;
+  for (const Worker& worker : workers_) phases.push_back(absl::StrCat("rank ", phases.size(), " ", worker.phase));
+  return absl::StrJoin(phases, ", ");
 }
 
 void Gang::Look(absl::Time now) {
   if (now >= next_look_) next_look_ = now + kLookEvery;
 }
 
-std::string Gang::Problem() const {
-  if (!worker_) return "";
-  if (silent_for_ >= options_.lost_after) {
-    return absl::StrCat("no heartbeat for ", absl::FormatDuration(options_.lost_after));
+std::optional<Gang::Problem> Gang::FindProblem() const {
+  for (const Worker& worker : workers_) {
+    if (worker.silent_for < options_.lost_after) continue;
+    return Problem{worker.session, absl::StrCat("no heartbeat for ", absl::FormatDuration(options_.lost_after))};
   }
-  return loading_ ? loading_->Problem() : "";
+  if (!loading_) return std::nullopt;
+  const std::string reason = loading_->Problem();
+  if (reason.empty()) return std::nullopt;
+  const auto loads = std::find_if(workers_.begin(), workers_.end(), [](const Worker& worker) { return !worker.ready; });
+  return Problem{loads->session, reason};
 }
 
 }  // namespace stemma::server

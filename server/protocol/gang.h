@@ -1,25 +1,35 @@
-// The workers that hold one copy of the training state together, today one: who it is, whether it has loaded the model,
-// and whether it is still there. Pure: told the time and what was heard, it decides; its owner sends and closes.
+// The workers that hold one copy of the training state together: who they are, which rank each has, how far they are
+// with loading the model, and whether they are still there. Pure: told the time and what was heard, it decides; its
+// owner sends and closes.
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
-//  (1) at most one worker at a time; a session is one worker's, from its Register to its loss.
-//  (2) the generation grows with every worker that joins: what an earlier one says has other keys.
-//  (3) the configuration in force is the one divided for the worker's memory, once a worker is ready.
-//  (4) a worker that is silent for lost_after, counted while the server was awake, is lost; so is one that is too slow
-//      to load the model (server/protocol/job_watch.h).
+//  (1) at most one worker of each device of a host, and at most as many workers as the mesh has ranks; all of one
+//      version and one kind of device. A session is one worker's, from its Register to its loss.
+//  (2) a generation begins when the mesh is full and ends with the first worker that is lost: its ranks are by host,
+//      then device, so workers that come back to the same devices get the same ranks.
+//  (3) the generation's number grows with each that begins: what an earlier one's workers say has other keys.
+//  (4) the configuration in force is the one divided for the workers' memory, once all of them are ready; the smallest
+//      worker decides, for a plan runs the same budget on every rank.
+//  (5) a worker that is silent for lost_after, counted while the server was awake, is lost; so is a generation that is
+//      too slow to load the model (server/protocol/job_watch.h).
 //
-// Absent -> Join -> loading -> BecomeReady -> ready -> Leave -> absent; loading -> Leave.
+// Gathering -> Join of the last one, Begin -> loading -> BecomeReady of the last one -> serving -> Disband ->
+// gathering; gathering -> Leave; loading -> Disband.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/device_name.h"
 #include "common/model/model_config.h"
+#include "server/planner/memory_division.h"
 #include "server/protocol/events.h"
 #include "server/protocol/job_watch.h"
 
@@ -27,6 +37,7 @@ namespace stemma::server {
 
 struct GangOptions {
   uint64_t epoch = 1;
+  std::string version;  // the server's
   std::string data_directory;
   v1::RunConfig config;
   ModelConfig model;
@@ -40,52 +51,97 @@ class Gang {
   struct Worker {
     SessionId session = 0;
     std::string incarnation;
-    std::string device;
+    DeviceName device;
     std::string host;
     uint32_t pid = 0;
+    std::string address;  // at which other ranks reach it; empty: on this machine only
+    uint32_t cores = 0;   // of its host; 0: not known
+    WorkerMemory memory;  // as if no other worker were there
+    std::string phase;    // that it said last
+    uint64_t progress = 0;
     bool ready = false;
+    uint32_t threads = 0;            // of its compute, once ready
+    std::string model_digest = {};   // once ready
+    absl::Duration silent_for = {};  // counted
+  };
+  struct Problem {
+    SessionId session = 0;
+    std::string reason;
   };
 
   explicit Gang(GangOptions options);
 
-  bool present() const { return worker_.has_value(); }
-  bool serves() const { return worker_ && worker_->ready; }
+  uint32_t num_ranks() const;
+  // Returns them by rank once a generation has begun, else as they came.
+  std::span<const Worker> workers() const { return workers_; }
+  bool full() const { return workers_.size() == num_ranks(); }
+  bool begun() const { return begun_; }
+  bool serves() const;
   bool ever_served() const { return ever_served_; }
-  bool Has(SessionId session) const { return worker_ && worker_->session == session; }
-  // REQUIRES: present.
-  const Worker& worker() const { return *worker_; }
+  bool Has(SessionId session) const { return Find(session) != nullptr; }
+  // REQUIRES: begun, and the session's worker is there.
+  uint32_t RankOf(SessionId session) const;
+  // REQUIRES: begun.
+  const Worker& worker(uint32_t rank) const;
   uint64_t generation() const { return generation_; }
   const v1::RunConfig& config() const { return config_; }
+  // A worker in an operator's words: its rank, once it has one, device and host.
+  std::string TextOf(SessionId session) const;
 
-  // Takes a worker; the weights that it is to load are at `step`. Returns what it is sent. Errors: FailedPrecondition -
-  // there is one already; what DivideMemory refuses.
-  absl::StatusOr<internal::v1::Configure> Join(absl::Time now, SessionId session, const internal::v1::Register& message,
-                                               uint64_t step);
-  // Errors: InvalidArgument - it was ready before.
-  absl::Status BecomeReady(const internal::v1::Ready& message);
-  void Leave(absl::Time now);
-  // The step key of this worker and generation, without what names the step.
-  internal::v1::StepKey Key() const;
+  // Takes a worker. Errors: FailedPrecondition - there is no rank for it, or its device has a worker; it may try again;
+  // InvalidArgument - it is of another version or kind of device, or reachable from its own host only while there are
+  // others.
+  absl::Status Join(absl::Time now, SessionId session, const internal::v1::Register& message);
+  // Begins a generation; the weights that it is to load are at `step`. Returns what rank 0 is sent, the only one that
+  // can be sent something yet where there are several. REQUIRES: full, and none has begun. Errors: what DivideMemory
+  // refuses, for each rank.
+  absl::StatusOr<internal::v1::Configure> Begin(absl::Time now, uint64_t step);
+  // Returns what ranks 1, 2, … are sent now that rank 0 has opened its store. Errors: InvalidArgument - another rank
+  // opens one, or rank 0 a second one.
+  absl::StatusOr<std::vector<internal::v1::Configure>> OpenStore(SessionId session, const std::string& address);
+  // Errors: InvalidArgument - it was ready before, or was not told yet what to load; FailedPrecondition - it has loaded
+  // other weights than another rank.
+  absl::Status BecomeReady(SessionId session, const internal::v1::Ready& message);
+  // Forgets a worker that waits for others. REQUIRES: no generation has begun.
+  void Leave(absl::Time now, SessionId session);
+  // Ends the generation: its workers are forgotten.
+  void Disband(absl::Time now);
+  // The step key of this rank and generation, without what names the step.
+  internal::v1::StepKey KeyOf(uint32_t rank) const;
 
   // Lets the time since the last event pass; returns how much of it counts, zero without a worker.
   absl::Duration Pass(absl::Time now);
-  void Heard() { silent_for_ = absl::ZeroDuration(); }
-  // Begins the next look at the worker where one was due.
+  void Heard(SessionId session);
+  void Heard(SessionId session, const internal::v1::Heartbeat& heartbeat);
+  // The counters of all workers together, which stand still when every one of them does; and what each one does.
+  uint64_t progress() const;
+  std::string PhasesText() const;
+  // Begins the next look at the workers where one was due.
   void Look(absl::Time now);
-  // "", or why the worker is given up.
-  std::string Problem() const;
+  // Why a worker is given up, if one is.
+  std::optional<Problem> FindProblem() const;
   // Whether no worker was there, or none that got ready, for return_within.
   bool MissingTooLong(absl::Time now) const { return now >= ReturnDeadline(); }
   absl::Time ReturnDeadline() const { return missing_since_ + options_.return_within; }
   absl::Time NextLook() const { return next_look_; }
 
  private:
+  const Worker* Find(SessionId session) const;
+  Worker* Find(SessionId session);
+  absl::Status CheckFits(const Worker& worker) const;
+  absl::StatusOr<v1::RunConfig> Divide() const;
+  internal::v1::Configure ConfigureOf(uint32_t rank) const;
+  void Serve();
+  void MissFrom(absl::Time now);
+
   const GangOptions options_;
   v1::RunConfig config_;
-  std::optional<Worker> worker_;
-  v1::RunConfig divided_;            // for the worker's memory
-  std::optional<JobWatch> loading_;  // until it is ready
-  absl::Duration silent_for_;        // counted
+  std::vector<Worker> workers_;
+  bool begun_ = false;
+  v1::RunConfig divided_;            // for the workers' memory
+  uint64_t step_ = 0;                // of the weights that the generation loads
+  std::string store_;                // that rank 0 opened
+  std::optional<JobWatch> loading_;  // until all are ready
   bool ever_served_ = false;
   CountedTime counted_;
   absl::Time next_look_ = absl::InfiniteFuture();  // infinite without a worker

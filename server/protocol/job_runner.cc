@@ -3,12 +3,14 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/dtype_names.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
 #include "server/protocol/answers.h"
+#include "server/protocol/rank_parts.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
@@ -34,14 +36,21 @@ void JobRunner::Start(const std::string& id, const LogProbJob& job) {
   if (const std::string problem = PlanProblem(job.plan.report, p_.options.model, p_.gang.config()); !problem.empty()) {
     return p_.jobs.FinishCallJob(id, PlanMisfit(problem));
   }
-  p_.out.Add(SendPayloadAction{p_.gang.worker().session, id, job.request});
+  const uint32_t num_ranks = p_.gang.num_ranks();
   p_.jobs.running().BeginCallJob(id, absl::StrCat("log-prob pass ", id), LogProbSeconds(job.plan, job.request->bytes),
-                                 ResultCheck(job.request));
-  internal::v1::LogProb message;
-  message.set_id(id);
-  *message.mutable_header() = job.request->log_prob;
-  *message.mutable_plan() = job.plan.step(0);
-  p_.out.Send(p_.gang.worker().session, std::move(message));
+                                 ResultCheck(job.request), num_ranks);
+  const auto num_groups = static_cast<uint32_t>(job.request->groups.size());
+  std::vector<std::vector<uint32_t>> groups = PayloadGroupsOfRanks(job.plan.plan, num_groups, num_ranks);
+  std::vector<v1::StepPlan> plans = PlansOfRanks(job.plan.step(0), num_ranks);
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    const SessionId session = p_.gang.worker(rank).session;
+    p_.out.Add(SendPayloadAction{session, id, job.request, std::move(groups[rank])});
+    internal::v1::LogProb message;
+    message.set_id(id);
+    *message.mutable_header() = job.request->log_prob;
+    *message.mutable_plan() = std::move(plans[rank]);
+    p_.out.Send(session, std::move(message));
+  }
 }
 
 void JobRunner::Start(const std::string& id, const ExportJob& job) {
@@ -50,17 +59,17 @@ void JobRunner::Start(const std::string& id, const ExportJob& job) {
   message.set_name(job.request.name());
   if (job.request.has_dtype()) message.set_dtype(LongDtypeName(job.request.dtype()));
   p_.jobs.running().BeginCallJob(id, absl::StrCat("export ", message.name()), ExportSeconds(p_.options.model),
-                                 std::nullopt);
-  p_.out.Send(p_.gang.worker().session, std::move(message));
+                                 std::nullopt, p_.gang.num_ranks());
+  for (const Gang::Worker& worker : p_.gang.workers()) p_.out.Send(worker.session, message);
 }
 
-void JobRunner::OnResultChunk(const internal::v1::ResultChunk& chunk) {
+void JobRunner::OnResultChunk(uint32_t rank, const internal::v1::ResultChunk& chunk) {
   RunningJob& running = p_.jobs.running();
   if (!running.Is(chunk.id())) {
     return steps_->Ignore(absl::StrCat("results of ", WorkerText(chunk.id()), ", which does not run"));
   }
   if (absl::Status expected = running.AddResult(chunk.group()); !expected.ok()) {
-    return membership_->Breach(p_.gang.worker().session, expected);
+    return membership_->Breach(p_.gang.worker(rank).session, expected);
   }
   auto group = std::make_shared<v1::GroupResult>(chunk.group());
   group->set_lineage(p_.lineage.name());
@@ -71,28 +80,35 @@ void JobRunner::OnResultChunk(const internal::v1::ResultChunk& chunk) {
   }
 }
 
-const CallJob* JobRunner::FindRunning(const std::string& id, bool is_export) {
+const CallJob* JobRunner::FindRunning(uint32_t rank, const std::string& id, bool is_export) {
   const CallJob* job = p_.jobs.queue().FindCallJob(id);
-  if (!p_.jobs.running().Is(id) || job == nullptr) {
+  if (!p_.jobs.running().Is(id) || job == nullptr || !p_.jobs.running().AwaitsDone(rank)) {
     steps_->Ignore(absl::StrCat("the end of ", WorkerText(id), ", which does not run"));
     return nullptr;
   }
   if (job->is_export() == is_export) return job;
-  membership_->Breach(p_.gang.worker().session, absl::InvalidArgumentError("the end of a job of another kind"));
+  membership_->Breach(p_.gang.worker(rank).session, absl::InvalidArgumentError("the end of a job of another kind"));
   return nullptr;
 }
 
-void JobRunner::OnLogProbDone(const internal::v1::LogProbDone& done) {
-  if (FindRunning(done.id(), /*is_export=*/false) == nullptr) return;
-  p_.jobs.FinishCallJob(done.id(), done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus());
+// The first failure ends the pass: the other ranks are told to stop, and what they still send is ignored.
+void JobRunner::OnLogProbDone(uint32_t rank, const internal::v1::LogProbDone& done) {
+  if (FindRunning(rank, done.id(), /*is_export=*/false) == nullptr) return;
+  const absl::Status failure = done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus();
+  const bool all = p_.jobs.running().AddDone(rank, failure, 0);
+  if (!all && failure.ok()) return;
+  if (!all) p_.jobs.AbortRunning();
+  p_.jobs.FinishCallJob(done.id(), failure);
 }
 
-void JobRunner::OnExportDone(const internal::v1::ExportDone& done) {
-  const CallJob* job = FindRunning(done.id(), /*is_export=*/true);
+void JobRunner::OnExportDone(uint32_t rank, const internal::v1::ExportDone& done) {
+  const CallJob* job = FindRunning(rank, done.id(), /*is_export=*/true);
   if (job == nullptr) return;
+  RunningJob& running = p_.jobs.running();
+  const absl::Status of_rank = done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus();
+  if (!running.AddDone(rank, of_rank, done.bytes())) return;
   const std::string path = ExportPath(p_.options.data_directory, std::get<ExportJob>(job->work).request.name());
-  if (done.has_failure()) {
-    const absl::Status failure = FailureOfWorker(done.failure());
+  if (const absl::Status failure = running.failure(); !failure.ok()) {
     return p_.jobs.FinishCallJob(done.id(), absl::IsAlreadyExists(failure) ? ExportExistsError(path) : failure);
   }
   v1::ExportWeightsResponse response;
@@ -100,7 +116,7 @@ void JobRunner::OnExportDone(const internal::v1::ExportDone& done) {
   response.set_step(p_.lineage.step());
   response.set_weight_version(p_.lineage.weight_version());
   response.set_lineage(p_.lineage.name());
-  response.set_bytes(done.bytes());
+  response.set_bytes(running.bytes());
   p_.jobs.FinishCallJob(done.id(), std::move(response));
 }
 

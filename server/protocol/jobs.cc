@@ -124,10 +124,12 @@ v1::RequestStatus Jobs::StatusOf(const UpdateRecord& record) const {
 
 void Jobs::EndRunning(const std::string& id, bool has_payload) {
   running_.End();
-  if (!gang_->present() || !has_payload) return;
-  internal::v1::DropPayload drop;
-  drop.set_id(id);
-  out_->Send(gang_->worker().session, std::move(drop));
+  if (!gang_->begun() || !has_payload) return;
+  for (const Gang::Worker& worker : gang_->workers()) {
+    internal::v1::DropPayload drop;
+    drop.set_id(id);
+    out_->Send(worker.session, std::move(drop));
+  }
 }
 
 void Jobs::FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure) {
@@ -162,7 +164,11 @@ void Jobs::FinishCallJob(const std::string& id, stemma::server::Reply reply) {
   if (job.call != 0) out_->Reply(job.call, std::move(reply));
 }
 
-void Jobs::AbortRunning() { out_->Send(gang_->worker().session, running_.AbortMessage()); }
+void Jobs::AbortRunning() {
+  for (uint32_t rank = 0; rank < gang_->num_ranks(); ++rank) {
+    out_->Send(gang_->worker(rank).session, running_.AbortMessage(rank));
+  }
+}
 
 void Jobs::FailAll(const absl::Status& status) {
   for (UpdateRecord* record : table_.Open()) FinishUpdate(*record, v1::FAILED, status);

@@ -52,7 +52,7 @@ class Jobs {
   void FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure);
   void CancelUpdate(UpdateRecord& record);
   void FinishCallJob(const std::string& id, Reply reply);
-  // Tells the worker to stop what runs; its job is still to be finished. REQUIRES: a worker, and nothing committed.
+  // Tells the ranks to stop what runs; its job is still to be finished. REQUIRES: a gang, and nothing committed.
   void AbortRunning();
   // Fails what is open: all of it, or what does not run.
   void FailAll(const absl::Status& status);

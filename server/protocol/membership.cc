@@ -13,9 +13,9 @@ namespace stemma::server {
 absl::Status DrainingError(const std::string& what) { return MakeError(Reason::kDraining, "the server stops" + what); }
 
 void Membership::Breach(SessionId session, const absl::Status& what) {
-  p_.out.Add(CloseSessionAction{session, what});
   const std::string reason = absl::StrCat("it broke the protocol: ", what.message());
-  if (p_.gang.Has(session)) return Lose(reason);
+  if (p_.gang.Has(session)) return Close(session, what, reason);
+  p_.out.Add(CloseSessionAction{session, what});
   p_.out.AddReason(absl::StrCat("the stream of a worker is closed: ", reason));
 }
 
@@ -26,56 +26,105 @@ void Membership::Refuse(SessionId session, const std::string& incarnation, const
 
 void Membership::OnRegister(SessionId session, const internal::v1::Register& message) {
   if (p_.gang.Has(session)) return Breach(session, absl::InvalidArgumentError("a second Register in one session"));
-  if (draining_ && !p_.gang.present()) {
+  if (draining_ && !p_.gang.begun()) {
     return Refuse(session, message.incarnation(), absl::FailedPreconditionError("the server drains"));
   }
-  absl::StatusOr<internal::v1::Configure> configure = p_.gang.Join(p_.out.now(), session, message, p_.lineage.step());
-  if (!configure.ok()) return Refuse(session, message.incarnation(), configure.status());
-  p_.out.Send(session, *std::move(configure));
-  p_.out.AddReason(absl::StrCat("worker ", message.incarnation(), " on ", p_.gang.worker().host, " pid ", message.pid(),
-                                " joins generation ", p_.gang.generation()));
+  if (absl::Status joined = p_.gang.Join(p_.out.now(), session, message); !joined.ok()) {
+    return Refuse(session, message.incarnation(), joined);
+  }
+  if (p_.gang.full()) return BeginGeneration();
+  p_.out.AddReason(absl::StrCat(p_.gang.TextOf(session), " waits: ", p_.gang.workers().size(), " of ",
+                                p_.gang.num_ranks(), " ranks of the mesh are there"));
 }
 
-void Membership::OnReady(const internal::v1::Ready& message) {
-  if (absl::Status status = p_.gang.BecomeReady(message); !status.ok()) {
-    return Breach(p_.gang.worker().session, status);
+void Membership::BeginGeneration() {
+  absl::StatusOr<internal::v1::Configure> first = p_.gang.Begin(p_.out.now(), p_.lineage.step());
+  if (!first.ok()) {  // of no use to any of them: it is the configuration that does not fit
+    for (const Gang::Worker& worker : p_.gang.workers()) Refuse(worker.session, worker.incarnation, first.status());
+    return p_.gang.Disband(p_.out.now());
   }
+  p_.out.Send(p_.gang.worker(0).session, *std::move(first));
+  for (const Gang::Worker& worker : p_.gang.workers()) {
+    p_.out.AddReason(absl::StrCat(p_.gang.TextOf(worker.session), " joins generation ", p_.gang.generation()));
+  }
+}
+
+void Membership::OnStoreOpened(SessionId session, const internal::v1::StoreOpened& opened) {
+  absl::StatusOr<std::vector<internal::v1::Configure>> others = p_.gang.OpenStore(session, opened.address());
+  if (!others.ok()) return Breach(session, others.status());
+  for (internal::v1::Configure& configure : *others) {
+    const uint32_t rank = configure.rank();
+    p_.out.Send(p_.gang.worker(rank).session, std::move(configure));
+  }
+}
+
+void Membership::OnReady(SessionId session, const internal::v1::Ready& message) {
+  const absl::Status ready = p_.gang.BecomeReady(session, message);
+  if (absl::IsFailedPrecondition(ready)) return Close(session, ready, std::string(ready.message()));
+  if (!ready.ok()) return Breach(session, ready);
+  p_.out.AddReason(absl::StrCat(p_.gang.TextOf(session), " is ready: state ", message.weights_bytes(), " bytes, free ",
+                                message.memory_free_bytes(), " bytes"));
+  if (p_.gang.serves()) BeginServing();
+}
+
+void Membership::BeginServing() {
   const v1::RunConfig& config = p_.gang.config();
-  p_.calibration.Start(p_.gang.worker().device, config);
+  p_.calibration.Start(p_.gang.worker(0).device.kind, config);
   p_.out.Add(ReadinessAction{true});
   p_.arrivals.Restart({config, p_.calibration.rates()});
-  p_.out.AddReason(absl::StrCat("worker ", p_.gang.worker().incarnation, " is ready: step ", p_.lineage.step(),
-                                " lineage ", p_.lineage.name(), " budget ", config.memory_budget_bytes(),
-                                " bytes, state ", message.weights_bytes(), " bytes, free ", message.memory_free_bytes(),
+  p_.out.AddReason(absl::StrCat("generation ", p_.gang.generation(), " serves: step ", p_.lineage.step(), " lineage ",
+                                p_.lineage.name(), ", budget of a rank ", config.memory_budget_bytes(),
                                 " bytes, optimizer states ",
                                 config.optimizer_residency() == v1::HOST ? "in host memory" : "on the device"));
   AcceptArrivals();  // an export needs no plan, and nothing may stand before it any more
 }
 
-void Membership::OnHeartbeat(const internal::v1::Heartbeat& heartbeat) { p_.jobs.running().Heard(heartbeat); }
+void Membership::OnHeartbeat(SessionId session, const internal::v1::Heartbeat& heartbeat) {
+  p_.gang.Heard(session, heartbeat);
+  p_.jobs.running().Heard(p_.gang.progress(), p_.gang.PhasesText());
+}
 
 void Membership::OnLost(const WorkerLostEvent& event) {
-  if (p_.gang.Has(event.session)) Lose(event.reason);
+  if (p_.gang.Has(event.session)) Lose(event.session, event.reason);
 }
 
-void Membership::OnRefusedConfigure(const std::string& why) {
-  Close(absl::AbortedError("it refused Configure"), absl::StrCat("it cannot load the model: ", why));
+void Membership::OnRefusedConfigure(SessionId session, const std::string& why) {
+  Close(session, absl::AbortedError("it refused Configure"), absl::StrCat("it cannot load the model: ", why));
 }
 
-void Membership::Close(const absl::Status& why, const std::string& reason) {
-  p_.out.Add(CloseSessionAction{p_.gang.worker().session, why});
-  Lose(reason);
+void Membership::Close(SessionId session, const absl::Status& why, const std::string& reason) {
+  p_.out.Add(CloseSessionAction{session, why});
+  Lose(session, reason);
 }
 
-void Membership::Lose(const std::string& reason) {
-  const Gang::Worker worker = p_.gang.worker();
-  p_.out.AddReason(
-      absl::StrCat("worker ", worker.incarnation, " (pid ", worker.pid, " on ", worker.host, ") left: ", reason));
-  if (worker.ready) p_.out.Add(ReadinessAction{false});
+// A worker that waits for others takes nothing with it; one of a generation takes the generation.
+void Membership::Lose(SessionId session, const std::string& reason) {
+  const std::string left = absl::StrCat(p_.gang.TextOf(session), " left: ", reason);
+  p_.out.AddReason(left);
+  if (!p_.gang.begun()) return p_.gang.Leave(p_.out.now(), session);
+  const absl::Status ended = absl::AbortedError(absl::StrCat("generation ", p_.gang.generation(), " ended: ", left));
+  for (const Gang::Worker& worker : p_.gang.workers()) {
+    if (worker.session != session) p_.out.Add(CloseSessionAction{worker.session, ended});
+  }
+  EndGeneration(p_.gang.num_ranks() == 1 ? reason : left);
+}
+
+// Nobody can say which rank hangs: the others wait for it.
+void Membership::GiveUp(const std::string& reason) {
+  p_.out.AddReason(absl::StrCat("generation ", p_.gang.generation(), " is given up: ", reason));
+  for (const Gang::Worker& worker : p_.gang.workers()) {
+    p_.out.Add(CloseSessionAction{worker.session, absl::DeadlineExceededError(reason)});
+  }
+  EndGeneration(reason);
+}
+
+void Membership::EndGeneration(const std::string& reason) {
+  const bool served = p_.gang.serves();
+  if (served) p_.out.Add(ReadinessAction{false});
   SaveCalibration();
-  p_.gang.Leave(p_.out.now());
+  p_.gang.Disband(p_.out.now());
   if (draining_) return FailEverything(DrainingError(", and its worker was lost"));
-  if (worker.ready && p_.lineage.EndsWithItsWorker()) return EndLineage();
+  if (served && p_.lineage.EndsWithItsWorker()) return EndLineage();
   if (p_.jobs.running().exists()) RetryRunning(reason);
 }
 
@@ -154,7 +203,7 @@ void Membership::FinishDrain() {
   if (!draining_ || drained_ || p_.jobs.running().exists()) return;
   drained_ = true;
   SaveCalibration();
-  if (p_.gang.present()) p_.out.Send(p_.gang.worker().session, internal::v1::Shutdown());
+  for (const Gang::Worker& worker : p_.gang.workers()) p_.out.Send(worker.session, internal::v1::Shutdown());
   p_.out.Add(DrainedAction{});
   p_.out.AddReason("drained");
 }
@@ -164,9 +213,10 @@ void Membership::Pass() { p_.jobs.running().Pass(p_.gang.Pass(p_.out.now())); }
 void Membership::Tick() {
   const absl::Time now = p_.out.now();
   p_.gang.Look(now);
-  std::string reason = p_.gang.Problem();
-  if (reason.empty() && p_.gang.present()) reason = p_.jobs.running().Problem();
-  if (!reason.empty()) Close(absl::DeadlineExceededError(reason), reason);
+  while (const std::optional<Gang::Problem> problem = p_.gang.FindProblem()) {
+    Close(problem->session, absl::DeadlineExceededError(problem->reason), problem->reason);
+  }
+  if (const std::string reason = p_.jobs.running().Problem(); p_.gang.begun() && !reason.empty()) GiveUp(reason);
   if (draining_ && !drained_ && now >= drain_deadline_) EndDrain();
   if (!draining_ && p_.gang.MissingTooLong(now)) {
     for (UpdateRecord* record : p_.jobs.table().Open()) record->resumable = true;

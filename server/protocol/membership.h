@@ -1,4 +1,4 @@
-// The worker's coming and going, the server's own end, and what either means for requests and weights.
+// The coming and going of workers, the server's own end, and what either means for requests and weights.
 //
 // Thread safety: none; owned by CoordinatorState. Called with events of the worker's stream, with ticks, and by the
 // classes that run jobs where a worker broke the protocol.
@@ -8,7 +8,9 @@
 //  (2) weights that are lost end their lineage: every open job, and every request that trained it, answers ROLLED_BACK
 //      from then on, never a silent rewind. Where they are the model directory's still, the running step is retried.
 //  (3) weights that a step made not finite serve nothing: every job answers NONFINITE_UPDATE until their worker goes.
-//  (4) a worker that is silent, or whose job stands still, is given up as one that died.
+//  (4) a worker that is silent is given up as one that died; so is one where their job stands still.
+//  (5) a generation that loses a worker is over: the streams of its other workers are closed, and the mesh gathers
+//  anew.
 //
 // Draining: what runs goes on to the end of its step, pass or export, at most until the deadline; what waits, and what
 // would follow, answers DRAINING.
@@ -27,14 +29,15 @@ class Membership {
   explicit Membership(const CoordinatorParts& parts) : p_(parts) {}
 
   void OnRegister(SessionId session, const internal::v1::Register& message);
-  void OnReady(const internal::v1::Ready& message);
-  void OnHeartbeat(const internal::v1::Heartbeat& heartbeat);
+  void OnStoreOpened(SessionId session, const internal::v1::StoreOpened& opened);
+  void OnReady(SessionId session, const internal::v1::Ready& message);
+  void OnHeartbeat(SessionId session, const internal::v1::Heartbeat& heartbeat);
   void OnLost(const WorkerLostEvent& event);
-  void OnRefusedConfigure(const std::string& why);
+  void OnRefusedConfigure(SessionId session, const std::string& why);
   // The session's stream is closed; the step of its worker, if it is one, gets another attempt, as after a crash.
   void Breach(SessionId session, const absl::Status& what);
-  // Gives the worker up. Where it said nothing wrong, `why` is what its stream is closed with.
-  void Close(const absl::Status& why, const std::string& reason);
+  // Gives a worker up. Where it said nothing wrong, `why` is what its stream is closed with.
+  void Close(SessionId session, const absl::Status& why, const std::string& reason);
   // The running step of this request wrote numbers that are not finite: the model stays with them, UNUSABLE, until that
   // worker is lost. The next one loads the model directory under a new lineage.
   void LoseWeights(const std::string& request_id, const std::string& parameter);
@@ -59,7 +62,11 @@ class Membership {
 
  private:
   void Refuse(SessionId session, const std::string& incarnation, const absl::Status& why);
-  void Lose(const std::string& reason);
+  void BeginGeneration();
+  void BeginServing();
+  void Lose(SessionId session, const std::string& reason);
+  void GiveUp(const std::string& reason);
+  void EndGeneration(const std::string& reason);
   void EndLineage();
   void RetryRunning(const std::string& reason);
   void FailEverything(const absl::Status& status);

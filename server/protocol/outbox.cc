@@ -13,6 +13,8 @@ void Outbox::Begin(absl::Time now) {
 
 Decision Outbox::Take() { return std::exchange(decision_, Decision()); }
 
+void Outbox::Add(Action action) { decision_.actions.push_back(std::move(action)); }
+
 void Outbox::Reply(CallId call, stemma::server::Reply reply) { Add(ReplyAction{call, std::move(reply)}); }
 
 void Outbox::AddReason(std::string_view reason) {

@@ -20,7 +20,7 @@ class Outbox {
   Decision Take();
   absl::Time now() const { return now_; }
 
-  void Add(Action action) { decision_.actions.push_back(std::move(action)); }
+  void Add(Action action);
   void Reply(CallId call, stemma::server::Reply reply);
   // Adds to the reason; "; " parts what several add.
   void AddReason(std::string_view reason);

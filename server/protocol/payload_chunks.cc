@@ -9,10 +9,11 @@ internal::v1::PayloadChunk PayloadChunks::Next() {
   internal::v1::PayloadChunk chunk;
   chunk.set_id(id_);
   uint64_t bytes = 0;
-  for (; group_ < request_->groups.size(); ++group_, rollout_ = 0, prompt_sent_ = false) {
-    const v1::PromptGroup& from = request_->groups[group_];
+  for (; next_ < groups_.size(); ++next_, rollout_ = 0, prompt_sent_ = false) {
+    const v1::PromptGroup& from = request_->groups.at(groups_[next_]);
     const uint64_t prompt_bytes = prompt_sent_ ? 0 : from.prompt_tokens().size();
     if (bytes > 0 && bytes + prompt_bytes > chunk_bytes_) return chunk;
+    chunk.add_group_indices(groups_[next_]);
     v1::PromptGroup* to = chunk.add_groups();
     to->set_uid(from.uid());
     if (!prompt_sent_) {

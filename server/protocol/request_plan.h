@@ -27,7 +27,8 @@ struct RequestPlan {
   uint32_t repeats = 1;  // epochs that run plan.steps
   v1::PlanReport report;
   std::vector<StepNumbers> steps;  // one per plan.steps
-  std::vector<PhaseWork> work;     // one per plan.steps: what its measured seconds are held against; may be empty
+  // By plan.steps and data-parallel rank: what measured seconds are held against; may be empty.
+  std::vector<std::vector<PhaseWork>> work;
 
   uint32_t num_steps() const { return static_cast<uint32_t>(plan.steps_size()) * repeats; }
   const v1::StepPlan& step(uint32_t k) const { return plan.steps(static_cast<int>(HeldIndex(k))); }
@@ -35,7 +36,9 @@ struct RequestPlan {
     return repeats > 1 ? k / static_cast<uint32_t>(plan.steps_size()) : step(k).epoch();
   }
   const StepNumbers& numbers(uint32_t k) const { return steps.at(HeldIndex(k)); }
-  const PhaseWork* phase_work(uint32_t k) const { return work.empty() ? nullptr : &work.at(HeldIndex(k)); }
+  const PhaseWork* phase_work(uint32_t k, size_t rank) const {
+    return work.empty() ? nullptr : &work.at(HeldIndex(k)).at(rank);
+  }
 
   size_t HeldIndex(uint32_t k) const { return k % static_cast<size_t>(plan.steps_size()); }  // into steps and work
 };

@@ -1,5 +1,6 @@
 #include "server/protocol/running_job.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,54 +22,102 @@ void RunningJob::BeginUpdate(const std::string& id, std::optional<ResultCheck> r
 }
 
 void RunningJob::BeginCallJob(const std::string& id, const std::string& what, const JobSeconds& predicted,
-                              std::optional<ResultCheck> results) {
+                              std::optional<ResultCheck> results, uint32_t num_ranks) {
   Begin(id, Phase::kCallJob, std::move(results));
+  AwaitAll(num_ranks);
+  failures_.assign(num_ranks, absl::OkStatus());
+  bytes_ = 0;
   watch_.emplace(what, predicted, stalled_after_);
 }
 
-void RunningJob::Prepare(absl::Time now, const internal::v1::StepKey& key, const JobSeconds& predicted) {
-  CHECK(is_update()) << id_;
+void RunningJob::Prepare(absl::Time now, std::vector<internal::v1::StepKey> keys, const JobSeconds& predicted) {
+  CHECK(is_update() && !keys.empty()) << id_;
   phase_ = Phase::kPreparing;
-  key_ = key;
+  keys_ = std::move(keys);
+  AwaitAll(keys_.size());
+  votes_.assign(keys_.size(), {});
+  applied_.assign(keys_.size(), {});
   prepared_at_ = now;
-  watch_.emplace(absl::StrCat("PREPARE of ", StepText(key)), predicted, stalled_after_);
+  watch_.emplace(absl::StrCat("PREPARE of ", StepText(key())), predicted, stalled_after_);
 }
 
 void RunningJob::Commit(const internal::v1::Vote& vote, v1::StepResult::Outcome outcome, const JobSeconds& predicted) {
   CHECK(phase_ == Phase::kPreparing) << id_;
   phase_ = Phase::kCommitted;
+  AwaitAll(keys_.size());
   vote_ = vote;
   outcome_ = outcome;
-  watch_.emplace(absl::StrCat("APPLY of ", StepText(key_)), predicted, stalled_after_);
+  watch_.emplace(absl::StrCat("APPLY of ", StepText(key())), predicted, stalled_after_);
 }
 
 void RunningJob::End() {
   phase_ = Phase::kNone;
   id_.clear();
-  key_.Clear();
+  keys_.clear();
+  answered_.clear();
+  votes_.clear();
+  applied_.clear();
+  failures_.clear();
   vote_.Clear();
   results_.reset();
   watch_.reset();
 }
 
-bool RunningJob::AwaitsVote(const internal::v1::StepKey& key) const {
-  return phase_ == Phase::kPreparing && SameStepKey(key_, key);
+void RunningJob::AwaitAll(size_t num_ranks) { answered_.assign(num_ranks, false); }
+
+bool RunningJob::Answered(uint32_t rank) {
+  CHECK(Awaits(rank)) << id_ << ": rank " << rank;
+  answered_[rank] = true;
+  return std::find(answered_.begin(), answered_.end(), false) == answered_.end();
 }
 
-bool RunningJob::AwaitsApplied(const internal::v1::StepKey& key) const {
-  return phase_ == Phase::kCommitted && SameStepKey(key_, key);
+bool RunningJob::Attempts(uint32_t rank, const internal::v1::StepKey& key) const {
+  return is_update() && rank < keys_.size() && SameStepKey(keys_[rank], key);
 }
 
-bool RunningJob::Attempts(const internal::v1::StepKey& key) const { return is_update() && SameStepKey(key_, key); }
+bool RunningJob::AwaitsVote(uint32_t rank, const internal::v1::StepKey& key) const {
+  return phase_ == Phase::kPreparing && Attempts(rank, key) && Awaits(rank);
+}
+
+bool RunningJob::AwaitsApplied(uint32_t rank, const internal::v1::StepKey& key) const {
+  return phase_ == Phase::kCommitted && Attempts(rank, key) && Awaits(rank);
+}
+
+bool RunningJob::AwaitsDone(uint32_t rank) const { return phase_ == Phase::kCallJob && Awaits(rank); }
+
+bool RunningJob::AddVote(uint32_t rank, internal::v1::Vote vote) {
+  votes_.at(rank) = std::move(vote);
+  return Answered(rank);
+}
+
+bool RunningJob::AddApplied(uint32_t rank, internal::v1::Applied applied) {
+  applied_.at(rank) = std::move(applied);
+  return Answered(rank);
+}
+
+bool RunningJob::AddDone(uint32_t rank, absl::Status failure, uint64_t bytes) {
+  failures_.at(rank) = std::move(failure);
+  bytes_ += bytes;
+  return Answered(rank);
+}
+
+// Aborted: it could, and another could not.
+absl::Status RunningJob::failure() const {
+  absl::Status failure;
+  for (const absl::Status& of_rank : failures_) {
+    if (failure.ok() || absl::IsAborted(failure)) failure = of_rank.ok() ? failure : of_rank;
+  }
+  return failure;
+}
 
 absl::Status RunningJob::AddResult(const v1::GroupResult& group) {
   return results_ ? results_->Add(group) : absl::InvalidArgumentError("results of a job that has none");
 }
 
-internal::v1::Abort RunningJob::AbortMessage() const {
+internal::v1::Abort RunningJob::AbortMessage(uint32_t rank) const {
   CHECK(exists() && !committed());
   internal::v1::Abort abort;
-  *abort.mutable_key() = key_;
+  if (is_update()) *abort.mutable_key() = keys_.at(rank);
   abort.mutable_key()->set_request_id(id_);
   return abort;
 }
@@ -77,8 +126,8 @@ void RunningJob::Pass(absl::Duration counted) {
   if (watch_) watch_->Pass(counted);
 }
 
-void RunningJob::Heard(const internal::v1::Heartbeat& heartbeat) {
-  if (watch_) watch_->Heard(heartbeat.progress(), WorkerText(heartbeat.phase()));
+void RunningJob::Heard(uint64_t progress, const std::string& phases) {
+  if (watch_) watch_->Heard(progress, phases);
 }
 
 std::string RunningJob::Problem() const { return watch_ ? watch_->Problem() : ""; }

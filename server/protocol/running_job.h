@@ -1,17 +1,22 @@
 // The job that runs: a step of an update between its Prepare and its Applied, a log-prob pass, or an export. Knows
-// which messages of the worker count, and gives the job up when it stands still.
+// which messages of the ranks count, has them all together before the job goes on, and gives it up when it stands
+// still.
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
 //  (1) at most one job runs; it is watched from its begin to its end.
-//  (2) a vote or Applied counts only in its phase and with all keys of the running attempt.
+//  (2) a vote or Applied counts only in its phase, once of each rank, and with all keys of the running attempt.
+//  (3) the job stands still when no rank moves: one that hangs is waited for by the others.
 //
 // None -> BeginUpdate -> (Prepare) preparing -> (Commit) committed -> (Prepare) the next step, or End.
-// None -> BeginCallJob -> End.
+// None -> BeginCallJob -> (Done of each rank) -> End.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -37,30 +42,44 @@ class RunningJob {
   // `results`: of those that the job may bring; nullopt: it brings none. REQUIRES: none runs. Prepare follows at once.
   void BeginUpdate(const std::string& id, std::optional<ResultCheck> results);
   void BeginCallJob(const std::string& id, const std::string& what, const JobSeconds& predicted,
-                    std::optional<ResultCheck> results);
-  void Prepare(absl::Time now, const internal::v1::StepKey& key, const JobSeconds& predicted);
+                    std::optional<ResultCheck> results, uint32_t num_ranks);
+  // `keys`: of the ranks, in their order.
+  void Prepare(absl::Time now, std::vector<internal::v1::StepKey> keys, const JobSeconds& predicted);
   void Commit(const internal::v1::Vote& vote, v1::StepResult::Outcome outcome, const JobSeconds& predicted);
   void End();
 
-  bool AwaitsVote(const internal::v1::StepKey& key) const;
-  bool AwaitsApplied(const internal::v1::StepKey& key) const;
-  // Whether the key is that of the attempt which prepares or is committed.
-  bool Attempts(const internal::v1::StepKey& key) const;
+  bool AwaitsVote(uint32_t rank, const internal::v1::StepKey& key) const;
+  bool AwaitsApplied(uint32_t rank, const internal::v1::StepKey& key) const;
+  // Whether the key is that of the rank in the attempt which prepares or is committed.
+  bool Attempts(uint32_t rank, const internal::v1::StepKey& key) const;
+  // Keep what one rank said; true: it was the last of all ranks. REQUIRES: it is awaited.
+  bool AddVote(uint32_t rank, internal::v1::Vote vote);
+  bool AddApplied(uint32_t rank, internal::v1::Applied applied);
+  // The same of a call job, with the rank's failure, or OK, and the bytes that it wrote. False where the rank has ended
+  // before.
+  bool AwaitsDone(uint32_t rank) const;
+  bool AddDone(uint32_t rank, absl::Status failure, uint64_t bytes);
   // Errors: InvalidArgument - the job has no results, or not these.
   absl::Status AddResult(const v1::GroupResult& group);
 
   // REQUIRES: is_update.
-  const internal::v1::StepKey& key() const { return key_; }
+  const internal::v1::StepKey& key() const { return keys_.front(); }  // rank 0's
   absl::Time prepared_at() const { return prepared_at_; }
+  std::span<const internal::v1::Vote> votes() const { return votes_; }         // those that came last, by rank
+  std::span<const internal::v1::Applied> applied() const { return applied_; }  // by rank
   // REQUIRES: committed.
-  const internal::v1::Vote& vote() const { return vote_; }
+  const internal::v1::Vote& vote() const { return vote_; }  // of all ranks together
   v1::StepResult::Outcome outcome() const { return outcome_; }
+  // REQUIRES: a call job all of whose ranks are done. Returns the first failure that is a rank's own.
+  absl::Status failure() const;
+  uint64_t bytes() const { return bytes_; }
 
   // Returns what stops the job before its end; late answers are ignored by their keys. REQUIRES: exists, not committed.
-  internal::v1::Abort AbortMessage() const;
+  internal::v1::Abort AbortMessage(uint32_t rank) const;
 
   void Pass(absl::Duration counted);
-  void Heard(const internal::v1::Heartbeat& heartbeat);
+  // Takes the counters of all ranks together, and what each one does.
+  void Heard(uint64_t progress, const std::string& phases);
   // "", or why its worker is given up.
   std::string Problem() const;
 
@@ -68,11 +87,20 @@ class RunningJob {
   enum class Phase { kNone, kPreparing, kCommitted, kCallJob };
 
   void Begin(const std::string& id, Phase phase, std::optional<ResultCheck> results);
+  // Makes room for an answer of each rank.
+  void AwaitAll(size_t num_ranks);
+  bool Awaits(uint32_t rank) const { return rank < answered_.size() && !answered_[rank]; }
+  bool Answered(uint32_t rank);
 
   const absl::Duration stalled_after_;
   Phase phase_ = Phase::kNone;
   std::string id_;
-  internal::v1::StepKey key_;
+  std::vector<internal::v1::StepKey> keys_;  // by rank
+  std::vector<bool> answered_;               // by rank: what the phase waits for
+  std::vector<internal::v1::Vote> votes_;
+  std::vector<internal::v1::Applied> applied_;
+  std::vector<absl::Status> failures_;  // of a call job
+  uint64_t bytes_ = 0;
   internal::v1::Vote vote_;
   v1::StepResult::Outcome outcome_ = v1::StepResult::APPLIED;
   absl::Time prepared_at_ = absl::InfinitePast();

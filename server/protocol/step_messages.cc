@@ -34,30 +34,6 @@ internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::Up
   return prepare;
 }
 
-internal::v1::Prepare PrepareOfRank(const internal::v1::Prepare& whole, v1::StepPlan step, v1::StepPlan entry_pass,
-                                    const std::vector<int64_t>& num_rollouts) {
-  internal::v1::Prepare prepare = whole;
-  if (whole.rollout_weights_size() > 1) {
-    prepare.clear_rollout_weights();
-    int next = 0;  // of the whole's weights
-    auto own = step.groups().begin();
-    for (const uint32_t group : whole.plan().groups()) {
-      const int end = next + static_cast<int>(num_rollouts.at(group));
-      const bool here = own != step.groups().end() && *own == group;
-      if (here) ++own;
-      for (; next < end; ++next) {
-        if (here) prepare.add_rollout_weights(whole.rollout_weights(next));
-      }
-    }
-    CHECK_EQ(next, whole.rollout_weights_size());
-    CHECK(own == step.groups().end()) << "a rank's groups are some of the step's, in their order";
-  }
-  *prepare.mutable_plan() = std::move(step);
-  prepare.mutable_plan()->set_epoch(whole.plan().epoch());
-  if (whole.has_log_prob_pass()) *prepare.mutable_log_prob_pass() = std::move(entry_pass);
-  return prepare;
-}
-
 double ClipFactor(const v1::AdamParams& adam, double grad_norm_squared) {
   if (adam.max_grad_norm() <= 0) return 1;
   return std::min(1.0, adam.max_grad_norm() / (std::sqrt(grad_norm_squared) + kClipEpsilon));

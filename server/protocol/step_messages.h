@@ -23,12 +23,6 @@ bool StepNeedsWorker(const RequestPlan& plan, uint32_t k);
 internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::UpdateHeader& header,
                                   const RequestPlan& plan);
 
-// Returns what one rank is sent of `whole`: its part of the step and of the entry pass, whose groups are some of the
-// whole one's, in their order, and the weights of its rollouts. D stays the mini-batch's. `num_rollouts`: of each group
-// of the payload.
-internal::v1::Prepare PrepareOfRank(const internal::v1::Prepare& whole, v1::StepPlan step, v1::StepPlan entry_pass,
-                                    const std::vector<int64_t>& num_rollouts);
-
 // Returns what the gradients are multiplied by: min(1, max_grad_norm / (norm + 1e-6)), as torch's clip_grad_norm_
 // does; 1 where max_grad_norm is 0. The norm may be large: its square was checked to be finite.
 double ClipFactor(const v1::AdamParams& adam, double grad_norm_squared);

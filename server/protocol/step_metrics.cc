@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
@@ -124,6 +125,33 @@ void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
   SetRates(metrics);
 }
 
+// What several ranks cost beside their own work, and how evenly that was dealt.
+void SetRankMetrics(const StepMetricsInput& input, Metrics& metrics) {
+  if (input.votes.size() < 2) return;
+  metrics["time/agree_s"] = input.vote.sums().agree_s();
+  metrics["time/reduce_s"] = input.vote.sums().reduce_s();
+  metrics["ranks/reduce_bytes"] = Number(input.vote.sums().reduce_bytes());
+  if (input.vote.sums().split_bytes() > 0) {
+    metrics["time/split_s"] = input.vote.sums().split_s();
+    metrics["ranks/split_bytes"] = Number(input.vote.sums().split_bytes());
+  }
+  double gather_s = 0, gather_bytes = 0;
+  for (const internal::v1::Applied& applied : input.applied) {
+    gather_s = std::max(gather_s, applied.gather_s());
+    gather_bytes += Number(applied.gather_bytes());
+  }
+  metrics["time/gather_s"] = gather_s;
+  metrics["ranks/gather_bytes"] = gather_bytes;
+  std::vector<double> phases_s;
+  for (const internal::v1::Vote& vote : input.votes) {
+    const StepSums& sums = vote.sums();
+    phases_s.push_back(sums.prefix_forward_s() + sums.suffix_s() + sums.prefix_backward_s());
+  }
+  const auto [fastest, slowest] = std::minmax_element(phases_s.begin(), phases_s.end());
+  metrics["time/fastest_rank_s"] = *fastest;
+  metrics["time/slowest_rank_s"] = *slowest;
+}
+
 bool IsSum(absl::string_view name) {
   return absl::StartsWith(name, "time/") || absl::EndsWith(name, "_s") || absl::StartsWith(name, "prefix/tokens_") ||
          absl::StartsWith(name, "offload/") || absl::StartsWith(name, "perf/actor/");
@@ -137,6 +165,7 @@ void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics) {
   SetActorMetrics(input, metrics);
   SetWorkMetrics(input, metrics);
   SetTimeMetrics(input, metrics);
+  SetRankMetrics(input, metrics);
 }
 
 internal::v1::Vote EmptyVote(const StepNumbers& numbers) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 
 #include "absl/time/time.h"
@@ -19,9 +20,12 @@ struct StepMetricsInput {
   const v1::StepReport& report;
   const v1::StateBytes& state;
   const StepNumbers& numbers;
-  const internal::v1::Vote& vote;
-  double apply_s = 0;
-  absl::Duration elapsed;  // from Prepare sent to Applied received
+  const internal::v1::Vote& vote;  // of all ranks together
+  double apply_s = 0;              // of the slowest rank
+  absl::Duration elapsed;          // from Prepare sent to Applied received
+  // By rank; fewer than two: nothing is said of ranks.
+  std::span<const internal::v1::Vote> votes = {};
+  std::span<const internal::v1::Applied> applied = {};
 };
 
 // Quotients whose denominator is zero are left out.

@@ -1,16 +1,20 @@
 #include "server/protocol/step_protocol.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/run_numbers.h"
 #include "common/base/error.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
+#include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/step_metrics.h"
+#include "server/protocol/vote_merge.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
@@ -63,34 +67,59 @@ void StepProtocol::Start(UpdateRecord& record) {
   std::optional<ResultCheck> results;
   if (record.request->update.return_log_probs()) results.emplace(record.request);
   p_.jobs.running().BeginUpdate(record.id, std::move(results));
-  p_.out.Add(SendPayloadAction{p_.gang.worker().session, record.id, record.request});
+  const auto num_groups = static_cast<uint32_t>(record.request->groups.size());
+  std::vector<std::vector<uint32_t>> groups = PayloadGroupsOfRanks(record.plan.plan, num_groups, p_.gang.num_ranks());
+  for (uint32_t rank = 0; rank < groups.size(); ++rank) {
+    p_.out.Add(SendPayloadAction{p_.gang.worker(rank).session, record.id, record.request, std::move(groups[rank])});
+  }
   PrepareNext(record);
 }
 
 void StepProtocol::PrepareNext(UpdateRecord& record) {
   for (; record.k < record.plan.num_steps(); ++record.k) {
     if (StepNeedsWorker(record.plan, record.k)) return SendPrepare(record);
-    AddResult(record, v1::StepResult::SKIPPED_EMPTY, nullptr);
+    AddResult(record, v1::StepResult::SKIPPED_EMPTY, std::nullopt);
   }
   p_.jobs.FinishUpdate(record, v1::DONE, absl::OkStatus());
 }
 
 void StepProtocol::SendPrepare(UpdateRecord& record) {
-  StepKey key = p_.gang.Key();
-  key.set_step(p_.lineage.step() + 1);
-  key.set_attempt(record.attempt);
-  key.set_request_id(record.id);
-  key.set_k(record.k);
-  p_.out.Send(p_.gang.worker().session, MakePrepare(key, record.request->update, record.plan));
-  p_.jobs.running().Prepare(p_.out.now(), key, PrepareSeconds(record.plan, record.k, record.request->bytes));
+  std::vector<StepKey> keys;
+  for (uint32_t rank = 0; rank < p_.gang.num_ranks(); ++rank) {
+    StepKey& key = keys.emplace_back(p_.gang.KeyOf(rank));
+    key.set_step(p_.lineage.step() + 1);
+    key.set_attempt(record.attempt);
+    key.set_request_id(record.id);
+    key.set_k(record.k);
+  }
+  std::vector<int64_t> num_rollouts;
+  for (const v1::PromptGroup& group : record.request->groups) num_rollouts.push_back(group.rollouts_size());
+  std::vector<internal::v1::Prepare> prepares = PreparesOfRanks(
+      MakePrepare(keys.front(), record.request->update, record.plan), p_.gang.num_ranks(), num_rollouts);
+  for (uint32_t rank = 0; rank < prepares.size(); ++rank) {
+    *prepares[rank].mutable_key() = keys[rank];
+    p_.out.Send(p_.gang.worker(rank).session, std::move(prepares[rank]));
+  }
+  p_.jobs.running().Prepare(p_.out.now(), std::move(keys),
+                            PrepareSeconds(record.plan, record.k, record.request->bytes));
   record.status.set_state(v1::PREPARING);
 }
 
-void StepProtocol::OnVote(const internal::v1::Vote& vote) {
-  if (!p_.jobs.running().AwaitsVote(vote.key())) {
+void StepProtocol::OnVote(uint32_t rank, const internal::v1::Vote& vote) {
+  RunningJob& running = p_.jobs.running();
+  if (!running.AwaitsVote(rank, vote.key())) {
     return Ignore(absl::StrCat("the worker's vote on ", StepText(vote.key()), ", which is over"));
   }
-  UpdateRecord& record = p_.jobs.RunningUpdate();
+  // An Abort ends the step here: no vote on it counts any more.
+  if (!vote.yes() && vote.no_reason() == internal::v1::CANCELLED) {
+    return membership_->Breach(p_.gang.worker(rank).session,
+                               absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED"));
+  }
+  if (running.AddVote(rank, vote)) Decide(p_.jobs.RunningUpdate(), MergeVotes(running.votes()));
+}
+
+// `vote`: of all ranks.
+void StepProtocol::Decide(UpdateRecord& record, const internal::v1::Vote& vote) {
   if (!vote.yes()) {
     return OnNoVote(record, vote, absl::StrCat("the gradient is not finite: ", WorkerText(vote.message())));
   }
@@ -103,11 +132,6 @@ void StepProtocol::OnVote(const internal::v1::Vote& vote) {
 
 // `problem`: of the gradient, where that is why the step is not applied.
 void StepProtocol::OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote, const std::string& problem) {
-  // An Abort ends the step here: no vote on it counts any more.
-  if (!vote.yes() && vote.no_reason() == internal::v1::CANCELLED) {
-    return membership_->Breach(p_.gang.worker().session,
-                               absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED"));
-  }
   const bool nonfinite = vote.yes() || vote.no_reason() == internal::v1::NONFINITE;
   if (nonfinite && record.request->header().on_nonfinite() == v1::SKIP) {
     return SendApply(record, vote, v1::StepResult::SKIPPED_NONFINITE);
@@ -118,28 +142,41 @@ void StepProtocol::OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote
 
 void StepProtocol::SendApply(UpdateRecord& record, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome) {
   RunningJob& running = p_.jobs.running();
-  p_.out.Send(p_.gang.worker().session,
-              MakeApply(running.key(), record.request->update.adam(), record.plan, vote, outcome));
+  internal::v1::Apply apply = MakeApply(running.key(), record.request->update.adam(), record.plan, vote, outcome);
+  for (uint32_t rank = 0; rank < p_.gang.num_ranks(); ++rank) {
+    *apply.mutable_key() = running.votes()[rank].key();
+    p_.out.Send(p_.gang.worker(rank).session, apply);
+  }
   running.Commit(vote, outcome, ApplySeconds(record.plan, record.k));
   record.status.set_state(v1::COMMITTED);
 }
 
-void StepProtocol::OnApplied(const internal::v1::Applied& applied) {
-  const RunningJob& running = p_.jobs.running();
-  if (!running.AwaitsApplied(applied.key())) {
+void StepProtocol::OnApplied(uint32_t rank, const internal::v1::Applied& applied) {
+  RunningJob& running = p_.jobs.running();
+  if (!running.AwaitsApplied(rank, applied.key())) {
     return Ignore(absl::StrCat("the worker's report that it applied ", StepText(applied.key()), ", which is over"));
   }
   UpdateRecord& record = p_.jobs.RunningUpdate();
+  // The other ranks have applied the step, or are about to: what one has ruined is of no use on any of them.
   if (!applied.nonfinite().empty()) return membership_->LoseWeights(record.id, WorkerText(applied.nonfinite()));
-  if (running.outcome() == v1::StepResult::APPLIED) {
+  if (running.AddApplied(rank, applied)) Complete(record);
+}
+
+// Counts the step that every rank has applied.
+void StepProtocol::Complete(UpdateRecord& record) {
+  const v1::StepResult::Outcome outcome = p_.jobs.running().outcome();
+  double apply_s = 0;
+  for (const internal::v1::Applied& applied : p_.jobs.running().applied())
+    apply_s = std::max(apply_s, applied.apply_s());
+  if (outcome == v1::StepResult::APPLIED) {
     p_.lineage.CountStep();
     record.status.set_steps_applied(record.status.steps_applied() + 1);
-    Measure(record, applied);
+    Measure(record);
   }
-  AddResult(record, running.outcome(), &applied);
+  AddResult(record, outcome, apply_s);
   record.status.set_state(v1::APPLIED);
   // A lost worker repeats the steps that were skipped before its own, so only an applied step renews the attempts.
-  if (running.outcome() == v1::StepResult::APPLIED) record.attempt = 1;
+  if (outcome == v1::StepResult::APPLIED) record.attempt = 1;
   ++record.k;
   GoOn(record);
 }
@@ -158,20 +195,23 @@ void StepProtocol::GoOn(UpdateRecord& record) {
   }
 }
 
-// The applied step's phases calibrate the plans of requests to come.
-void StepProtocol::Measure(const UpdateRecord& record, const internal::v1::Applied& applied) {
-  const PhaseWork* work = record.plan.phase_work(record.k);
-  if (work == nullptr) return;
-  const internal::v1::StepSums& sums = p_.jobs.running().vote().sums();
-  if (p_.calibration.Add({.work = *work,
-                          .seconds = {sums.prefix_forward_s(), sums.suffix_s(), sums.prefix_backward_s()},
-                          .apply_s = applied.apply_s()})) {
-    membership_->SaveCalibration();
+// The applied step's phases calibrate the plans of requests to come: each rank's, for each has done other work.
+void StepProtocol::Measure(const UpdateRecord& record) {
+  const RunningJob& running = p_.jobs.running();
+  bool save = false;
+  for (uint32_t rank = 0; rank < running.votes().size(); ++rank) {
+    const PhaseWork* work = record.plan.phase_work(record.k, rank);
+    if (work == nullptr) return;
+    const internal::v1::StepSums& sums = running.votes()[rank].sums();
+    save |= p_.calibration.Add({.work = *work,
+                                .seconds = {sums.prefix_forward_s(), sums.suffix_s(), sums.prefix_backward_s()},
+                                .apply_s = running.applied()[rank].apply_s()});
   }
+  if (save) membership_->SaveCalibration();
 }
 
-void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome,
-                             const internal::v1::Applied* applied) {
+// `apply_s`: of the slowest rank; absent where no rank was asked.
+void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, std::optional<double> apply_s) {
   v1::StepResult& result = *record.result.add_steps();
   result.set_step(p_.lineage.step());
   result.set_weight_version(p_.lineage.weight_version());
@@ -190,22 +230,29 @@ void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outco
                   .state = record.plan.report.state(),
                   .numbers = numbers,
                   .vote = vote,
-                  .apply_s = empty ? 0 : applied->apply_s(),
-                  .elapsed = applied == nullptr ? absl::ZeroDuration() : p_.out.now() - running.prepared_at()},
+                  .apply_s = empty ? 0 : apply_s.value(),
+                  .elapsed = apply_s ? p_.out.now() - running.prepared_at() : absl::ZeroDuration(),
+                  .votes = empty ? std::span<const internal::v1::Vote>() : running.votes(),
+                  .applied = empty ? std::span<const internal::v1::Applied>() : running.applied()},
                  *result.mutable_metrics());
 }
 
-void StepProtocol::OnRefused(const internal::v1::Refused& refused) {
+void StepProtocol::OnRefused(uint32_t rank, const internal::v1::Refused& refused) {
   const std::string why = WorkerText(refused.message());
   p_.out.AddReason(absl::StrCat("the worker refused ", StepText(refused.key()), ": ", why));
   const RunningJob& running = p_.jobs.running();
-  if (!running.Attempts(refused.key())) return;
+  if (!running.Attempts(rank, refused.key())) return;
+  const SessionId session = p_.gang.worker(rank).session;
   // We cannot know whether the step was applied, so we drop this worker and let recovery decide.
   if (running.committed()) {
-    return membership_->Close(absl::AbortedError("it refused an Apply"), absl::StrCat("it refused an Apply: ", why));
+    return membership_->Close(session, absl::AbortedError("it refused an Apply"),
+                              absl::StrCat("it refused an Apply: ", why));
   }
   p_.jobs.FinishUpdate(p_.jobs.RunningUpdate(), v1::FAILED,
                        MakeError(Reason::kInternal, absl::StrCat("the worker refused the step: ", why)));
+  // The other ranks wait for it in the step's first collective, and nothing but their end ends that.
+  if (p_.gang.num_ranks() == 1) return;
+  membership_->Close(session, absl::AbortedError("it refused a Prepare"), absl::StrCat("it refused a Prepare: ", why));
 }
 
 }  // namespace stemma::server

@@ -1,15 +1,16 @@
-// An update's optimizer steps, each by PREPARE, the vote, and APPLY.
+// An update's optimizer steps, each by PREPARE on all ranks, the votes of all, and APPLY on all.
 //
 // Thread safety: none; owned by CoordinatorState. JobRunner begins an update, the worker's stream brings the answers.
 // Invariants:
-//  (1) nothing runs between Prepare and Applied of a step.
-//  (2) a vote or Applied counts only if all its keys are those of the running attempt.
-//  (3) the model's step and weight version change when an Applied counts, and at no other time here.
+//  (1) nothing runs between Prepare and the last Applied of a step.
+//  (2) a vote or Applied counts only if all its keys are those of its rank in the running attempt.
+//  (3) the model's step and weight version change when the last rank's Applied counts, and at no other time here.
 //
-// Step: Prepare sent (PREPARING) -> Vote -> Apply sent (COMMITTED) -> Applied (APPLIED) -> the next k, or DONE.
+// Step: Prepare sent (PREPARING) -> Votes -> Apply sent (COMMITTED) -> Applied (APPLIED) -> the next k, or DONE.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "server/protocol/coordinator_parts.h"
@@ -25,19 +26,21 @@ class StepProtocol {
   // Begins an update that left the queue, or ends it where the weights are not what it expects or its plan does not
   // fit.
   void Start(UpdateRecord& record);
-  void OnVote(const internal::v1::Vote& vote);
-  void OnApplied(const internal::v1::Applied& applied);
-  void OnRefused(const internal::v1::Refused& refused);
+  void OnVote(uint32_t rank, const internal::v1::Vote& vote);
+  void OnApplied(uint32_t rank, const internal::v1::Applied& applied);
+  void OnRefused(uint32_t rank, const internal::v1::Refused& refused);
   // Counts a message of another attempt or job: late, and harmless.
   void Ignore(const std::string& what);
 
  private:
   void PrepareNext(UpdateRecord& record);
   void SendPrepare(UpdateRecord& record);
+  void Decide(UpdateRecord& record, const internal::v1::Vote& vote);
   void OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote, const std::string& problem);
   void SendApply(UpdateRecord& record, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome);
-  void Measure(const UpdateRecord& record, const internal::v1::Applied& applied);
-  void AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, const internal::v1::Applied* applied);
+  void Complete(UpdateRecord& record);
+  void Measure(const UpdateRecord& record);
+  void AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, std::optional<double> apply_s);
   void GoOn(UpdateRecord& record);
 
   const CoordinatorParts p_;

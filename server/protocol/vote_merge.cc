@@ -16,9 +16,12 @@ using internal::v1::StepSums;
 using internal::v1::Vote;
 
 // Ranks work side by side, each by its own clock and in its own memory.
-constexpr std::string_view kLargest[] = {"prefix_forward_s",     "suffix_s",     "prefix_backward_s",
-                                         "prefix_forward_bytes", "suffix_bytes", "prefix_backward_bytes",
-                                         "peak_bytes",           "state_bytes",  "host_bytes"};
+constexpr std::string_view kLargest[] = {"prefix_forward_s",  "suffix_s",
+                                         "prefix_backward_s", "prefix_forward_bytes",
+                                         "suffix_bytes",      "prefix_backward_bytes",
+                                         "peak_bytes",        "state_bytes",
+                                         "host_bytes",        "agree_s",
+                                         "reduce_s",          "split_s"};
 
 template <typename T>
 T Merged(bool largest, T a, T b) {

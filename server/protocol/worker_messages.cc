@@ -7,6 +7,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/address.h"
+#include "common/base/device_name.h"
 #include "common/base/error.h"
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
@@ -44,14 +46,27 @@ absl::Status Check(const internal::v1::Register& message) {
   RETURN_IF_ERROR(CheckName("register.incarnation", message.incarnation()));
   RETURN_IF_ERROR(CheckLength("register.host", message.host(), kHostBytesMax));
   RETURN_IF_ERROR(CheckLength("register.version", message.version(), kVersionBytesMax));
-  if (!message.device().empty()) RETURN_IF_ERROR(CheckName("register.device", message.device()));
+  RETURN_IF_ERROR(CheckLength("register.address", message.address(), kHostBytesMax));
+  if (message.cores() > kThreadsMax) return Wrong("register.cores", absl::StrCat("is ", message.cores()));
+  if (!message.device().empty() && !ParseDevice(message.device()).ok()) {
+    return Wrong("register.device", "is no device, as cpu:0");
+  }
   if (message.layouts_size() > kLayoutsMax) return Wrong("register.layouts", "is too long");
   RETURN_IF_ERROR(CheckMemory("register.memory_bytes", message.memory_bytes()));
   RETURN_IF_ERROR(CheckMemory("register.memory_free_bytes", message.memory_free_bytes()));
   return CheckMemory("register.host_free_bytes", message.host_free_bytes());
 }
 
+// What the other ranks dial: an address of one process, never a name to be looked up.
+absl::Status Check(const internal::v1::StoreOpened& message) {
+  RETURN_IF_ERROR(CheckLength("store_opened.address", message.address(), kHostBytesMax));
+  const absl::StatusOr<HostPort> address = ParseDialAddress(message.address());
+  if (!address.ok()) return Wrong("store_opened.address", std::string(address.status().message()));
+  return absl::OkStatus();
+}
+
 absl::Status Check(const internal::v1::Ready& message) {
+  RETURN_IF_ERROR(CheckLength("ready.model_digest", message.model_digest(), kReasonBytesMax));
   if (message.config().threads() <= kThreadsMax) return absl::OkStatus();
   return Wrong("ready.config.threads", absl::StrCat("is ", message.config().threads()));
 }
@@ -70,6 +85,9 @@ absl::Status Check(const internal::v1::StepSums& sums) {
   RETURN_IF_ERROR(CheckSeconds("vote.sums.prefix_forward_s", sums.prefix_forward_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.suffix_s", sums.suffix_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.prefix_backward_s", sums.prefix_backward_s()));
+  RETURN_IF_ERROR(CheckSeconds("vote.sums.agree_s", sums.agree_s()));
+  RETURN_IF_ERROR(CheckSeconds("vote.sums.reduce_s", sums.reduce_s()));
+  RETURN_IF_ERROR(CheckSeconds("vote.sums.split_s", sums.split_s()));
   RETURN_IF_ERROR(CheckMemory("vote.sums.prefix_forward_bytes", sums.prefix_forward_bytes()));
   RETURN_IF_ERROR(CheckMemory("vote.sums.suffix_bytes", sums.suffix_bytes()));
   RETURN_IF_ERROR(CheckMemory("vote.sums.prefix_backward_bytes", sums.prefix_backward_bytes()));
@@ -93,6 +111,7 @@ absl::Status Check(const internal::v1::Vote& vote) {
 absl::Status Check(const internal::v1::Applied& applied) {
   RETURN_IF_ERROR(Check(applied.key()));
   RETURN_IF_ERROR(CheckLength("applied.nonfinite", applied.nonfinite(), kTextBytesMax));
+  RETURN_IF_ERROR(CheckSeconds("applied.gather_s", applied.gather_s()));
   return CheckSeconds("applied.apply_s", applied.apply_s());
 }
 
@@ -128,6 +147,8 @@ absl::Status CheckWorkerMessage(const WorkerMessage& message) {
       return CheckLength("export_done.id", message.export_done().id(), kIdBytesMax);
     case WorkerMessage::kRefused:
       return Check(message.refused().key());
+    case WorkerMessage::kStoreOpened:
+      return Check(message.store_opened());
     case WorkerMessage::MESSAGE_NOT_SET:
       break;
   }

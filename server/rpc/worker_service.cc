@@ -70,9 +70,10 @@ void WorkerSession::Send(internal::v1::ServerMessage message) {
   WriteNext();
 }
 
-void WorkerSession::SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request) {
+void WorkerSession::SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request,
+                                std::vector<uint32_t> groups) {
   absl::MutexLock lock(&mutex_);
-  outgoing_.emplace_back(PayloadChunks(id, std::move(request)));
+  outgoing_.emplace_back(PayloadChunks(id, std::move(request), std::move(groups)));
   WriteNext();
 }
 

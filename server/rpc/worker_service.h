@@ -46,7 +46,8 @@ class WorkerSession final : public grpc::ServerBidiReactor<internal::v1::WorkerM
   void OnDone() override { self_.reset(); }
 
   void Send(internal::v1::ServerMessage message) override;
-  void SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request) override;
+  void SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request,
+                   std::vector<uint32_t> groups) override;
   void ReadNext() override;
   void Close(const absl::Status& status) override;
 

@@ -22,6 +22,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 import baselines  # noqa: E402
+import dp_bench  # noqa: E402
 import report  # noqa: E402
 import shapes  # noqa: E402
 from oracle import models  # noqa: E402
@@ -62,12 +63,14 @@ class StepBench:
 
 
 def measure_planner(build, quick):
-    """[{groups, rollouts, budget, schedule, clusters, seconds}], [{groups, ranks, seconds, imbalance, over_bound}]"""
+    """[{groups, rollouts, budget, schedule, clusters, seconds}], [{groups, ranks, seconds, imbalance, over_bound}],
+    [{groups, of_ranks, hot_rollouts, seconds, whole, split}]"""
     sizes = "256,1024,4096" if quick else "256,1024,4096,16384,62500"
     output = subprocess.run([os.path.join(build, "tests", "planner_bench"), "--groups", sizes], check=True, text=True,
                             stdout=subprocess.PIPE).stdout
     lines = [json.loads(line) for line in output.splitlines()]
-    return [line for line in lines if "budget" in line], [line for line in lines if "ranks" in line]
+    return [line for line in lines if "budget" in line], [line for line in lines if "ranks" in line], [
+        line for line in lines if "hot_rollouts" in line]
 
 
 MEASURED = "## Measured\n"  # what follows in docs/memory.md is memory_bench's
@@ -152,7 +155,9 @@ def main():
             results.mm_gflops.append(bench.ask("mm"))
             del contenders
         bench.close()
-        results.planner, results.placement = measure_planner(arguments.build, arguments.quick)
+        results.planner, results.placement, results.hot = measure_planner(arguments.build, arguments.quick)
+        results.ranks = dp_bench.measure(arguments.build, directory, 2 if arguments.quick else 5)
+        results.split = dp_bench.measure_split(arguments.build, directory, 2 if arguments.quick else 5)
         if arguments.output:
             write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"), arguments.memory_rounds)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"

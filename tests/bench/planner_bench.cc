@@ -1,6 +1,7 @@
 // How long planning takes, over the number of groups: one JSON line for each size, budget and schedule. Sizes are
 // drawn, so that no two groups have one shape and nothing is found among what was planned before. Then how long
-// placement takes, and how far the fullest rank is over the lower bound: one line for each number of groups and ranks.
+// placement takes, and how far the fullest rank is over the lower bound: one line for each number of groups and ranks;
+// and the same where one more group is as expensive as all others together, and is split.
 //
 //   planner_bench [--groups 256,1024,4096,16384,62500]
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include "server/planner/memory_division.h"
 #include "server/planner/placement.h"
 #include "server/planner/planner.h"
+#include "server/planner/split_cost.h"
 #include "tests/server/planner/cluster_shapes.h"
 #include "tests/server/planner/drawn_clusters.h"
 #include "tests/testing/namespaces.h"
@@ -122,6 +124,35 @@ void MeasurePlacement(int64_t count, int32_t ranks) {
   std::fflush(stdout);
 }
 
+// What a mini-batch takes to place in which one more group has as many tokens as all others together.
+void MeasureSplit(int64_t count, int32_t ranks) {
+  const PlannerModel model = Model(/*tight=*/false);
+  MemoryChooser chooser(MemoryOptionsOf(model.config, model.run, model.rates, /*forward_only=*/false));
+  std::vector<PlacementGroup> groups = PlacementGroups(count);
+  double others = 0;
+  for (const PlacementGroup& group : groups) others += group.total_s();
+  PackingGroup hot;
+  hot.prefix_rows = 1024;
+  hot.reuse = true;
+  hot.members.resize(64, {0, 400});
+  hot.members.resize(static_cast<size_t>(64 * others / PlacementGroupOf(chooser, hot).total_s()), {0, 400});
+  groups.push_back(PlacementGroupOf(chooser, hot));
+  SplitRequest request = {.groups = groups, .ranks = ranks, .mode = v1::SPLIT_AUTO};
+  request.may_split.resize(groups.size(), false);
+  request.may_split.back() = true;
+  request.costs = [&](size_t) { return SplitCostsOf(chooser, hot); };
+  const double begin_s = RealClock().MonotonicSeconds();
+  const SplitPlacement placement = PlaceAndSplit(request);
+  const nlohmann::json line = {{"hot_rollouts", hot.members.size()},
+                               {"groups", count},
+                               {"of_ranks", ranks},
+                               {"seconds", RealClock().MonotonicSeconds() - begin_s},
+                               {"whole", placement.imbalance_whole()},
+                               {"split", placement.imbalance()}};
+  std::printf("%s\n", line.dump().c_str());
+  std::fflush(stdout);
+}
+
 }  // namespace
 }  // namespace stemma::testing
 
@@ -139,6 +170,9 @@ int main(int argc, char** argv) {
   }
   for (const auto& [groups, ranks] : {std::pair{256, 8}, {1024, 64}, {4096, 64}, {16384, 64}}) {
     stemma::testing::MeasurePlacement(groups, ranks);
+  }
+  for (const auto& [groups, ranks] : {std::pair{48, 4}, {48, 8}, {1024, 64}, {16384, 64}}) {
+    stemma::testing::MeasureSplit(groups, ranks);
   }
   return 0;
 }

@@ -4,6 +4,7 @@ import os
 import platform
 import statistics
 
+import dp_bench
 import shapes
 
 
@@ -31,6 +32,9 @@ class Results:
         self.mm_gflops = []  # measured between the shapes
         self.planner = []    # planner_bench's lines, of plans
         self.placement = []  # and of placements
+        self.hot = []        # and of those with a hot group
+        self.ranks = {}      # dp_bench's result
+        self.split = {}      # its measure_split's
         self.rows = {}       # shape -> {"dense": [s], "reuse": [s], "transformers": [s], "prefix_grouper": [s]}
 
     def _row(self, shape):
@@ -68,7 +72,11 @@ class Results:
                 result.append((f"placing {line['groups']:,} groups on {line['ranks']} ranks takes {line['seconds'] * 1e3:.2f} ms "
                                f"(target {seconds * 1e3:.0f}), {line['over_bound']:.4%} over the lower bound (target {over:.1%})",
                                line["seconds"] <= seconds and line["over_bound"] <= over))
-        return result
+        for line in self.hot:
+            if line["of_ranks"] <= shapes.HOT_RANKS:
+                result.append((f"a hot group on {line['of_ranks']} ranks: the slowest takes {line['split']:.2f} of the mean, and "
+                               f"{line['whole']:.2f} if it is whole (target {shapes.HOT_SPLIT})", line["split"] <= shapes.HOT_SPLIT))
+        return result + dp_bench.verdicts(self.ranks)
 
     def _own_table(self):
         yield "| P/R/N | dense s | reuse s | ratio | FLOP ideal | of ideal | dense GFLOP/s (of mm) | reuse GFLOP/s |"
@@ -110,6 +118,13 @@ class Results:
         for line in self.placement:
             yield (f"| {line['groups']:,} × {line['ranks']} | {line['seconds'] * 1e3:.2f} | {line['imbalance']:.5f} | "
                    f"{line['over_bound']:.4%} |")
+
+    def _hot_table(self):
+        yield "| groups × ranks | rollouts of the hot group | ms | whole | split |"
+        yield "|---:|---:|---:|---:|---:|"
+        for line in self.hot:
+            yield (f"| {line['groups']:,} × {line['of_ranks']} | {line['hot_rollouts']:,} | {line['seconds'] * 1e3:.1f} | "
+                   f"{line['whole']:.3f} | {line['split']:.3f} |")
 
     def page(self, command, versions, op_shape):
         yield "# Benchmarks"
@@ -158,6 +173,22 @@ class Results:
             yield "512, response 400, sigma 1). No placement of whole groups is below the lower bound: the mean, or the largest group."
             yield ""
             yield from self._placement_table()
+            yield ""
+            yield "One more group has as many predicted seconds as all others together; the slowest rank over the mean, waiting and"
+            yield "sending counted, with whole groups and with the split that `auto` makes."
+            yield ""
+            yield from self._hot_table()
+        if self.ranks:
+            yield ""
+            yield "## Data parallelism"
+            yield ""
+            yield "One optimizer step through the server: two workers of one thread each, and one worker of two threads (in brackets"
+            yield "where both have a number), in turns. Phases are the slowest rank's; the wait is the fastest one's."
+            yield ""
+            yield from dp_bench.table(self.ranks)
+            if self.split:
+                yield ""
+                yield from dp_bench.split_table(self.split)
         yield ""
         yield "## Targets"
         yield ""

@@ -34,6 +34,7 @@ DENSE_OF_MM = 0.65            # at 1024/256
 DENSE_OVER_TRANSFORMERS = 1.15
 REUSE_OVER_PREFIX_GROUPER = 1.3
 PLANNER_SECONDS = {16384: 1, 62500: 5}  # groups of 16: at most so long
+HOT_SPLIT, HOT_RANKS = 1.15, 8  # the slowest rank over the mean with one group as expensive as all others, up to so many ranks
 PLACEMENT = {(16384, 64): (0.010, 0.001)}  # groups and ranks: at most so many seconds, and so far over the lower bound
 
 

@@ -114,8 +114,11 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   options.run.set_threads(c.value("threads", 1));
   options.cluster_per_group = c.value("clusters", "one") == "per_group";
   const char* ranks = std::getenv("STEMMA_TEST_RANKS");
-  options.ranks = c.value("ranks", ranks == nullptr ? 1 : std::atoi(ranks));
-  options.placement_seed = c.value("placement_seed", 1u);
+  options.run.mutable_mesh()->set_dp(c.value("ranks", ranks == nullptr ? 1u : static_cast<uint32_t>(std::atoi(ranks))));
+  options.placement_seed = c.value("placement_seed", 0u);
+  options.split = {.seed = c.value("split_seed", 0u),
+                   .ranks = c.value("split_ranks", 0u),
+                   .policies = c.value("split_policies", false)};
   const std::string rank_control = c.value("rank_control", "none");
   if (rank_control != "none") {
     if (MakeControlRank(rank_control, std::make_unique<LocalCommunicator>("dp")) == nullptr) {
@@ -127,7 +130,9 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   }
   const std::string control = c.at("control").get<std::string>();
   const std::string key = options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0") +
-                          std::to_string(options.ranks) + "," + std::to_string(options.placement_seed) + rank_control;
+                          std::to_string(options.placement_seed) + rank_control + " " +
+                          std::to_string(options.split.seed) + " " + std::to_string(options.split.ranks) +
+                          (options.split.policies ? "p" : "");
   if (!c.at("apply").get<bool>() && session.key == key) return session.engine.get();
   session.engine.reset();
   auto kernel = MakeControlKernel(control, c.value("rope_theta", 10000.0));
@@ -151,6 +156,10 @@ json Answer(const InProcess& engine, const internal::v1::Vote& vote, const v1::U
   for (const auto& [name, value] : SumsByName(sums)) answer["sums"][name] = value;
   answer["peak_bytes"] = sums.peak_bytes();
   answer["ranks"] = engine.votes().size();
+  answer["split_groups"] = 0;
+  for (const v1::Cluster& cluster : engine.plan().plan.steps(k % engine.plan().plan.steps_size()).clusters()) {
+    if (cluster.helper_ranks_size() > 0) answer["split_groups"] = answer["split_groups"].get<int>() + 1;
+  }
   const v1::PlanReport& report = engine.plan().report;
   answer["planned_bytes"] = StepReportOf(engine.plan(), static_cast<uint32_t>(k)).peak_bytes();
   answer["plan"] = {{"waves", report.num_waves()},

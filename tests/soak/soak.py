@@ -34,6 +34,15 @@ TABLE = (
     Entry("requests", "requests: trained as the oracle does",
           ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/golden/random_requests_test.py"),
           (("STEMMA_GOLDEN_SEED", "{seed}"), ("STEMMA_GOLDEN_COUNT", "36"))),
+    Entry("faults", "losses of a rank of two: the truth in time, and the gang serves again",
+          ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/e2e/gang/gang_faults_test.py"),
+          (("STEMMA_FAULTS_SEED", "{seed}"), ("STEMMA_FAULTS_COUNT", "10"))),
+    Entry("places", "losses of a rank at named places of a worker: likewise",
+          ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/e2e/gang/gang_places_test.py"),
+          (("STEMMA_FAULTS_SEED", "{seed}"),)),
+    Entry("cuts", "hosts that are cut off at such places: likewise; needs root, for network namespaces",
+          ("{python}", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/e2e/gang/gang_cut_test.py"),
+          (("STEMMA_FAULTS_SEED", "{seed}"),)),
 )
 
 

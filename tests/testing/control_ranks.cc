@@ -3,6 +3,8 @@
 #include <ATen/ops/roll.h>
 
 #include <functional>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "glog/logging.h"
@@ -34,6 +36,10 @@ class ControlRank final : public Communicator {
         return right_->AllGather(call.name, call.input, output);
       case CollectiveKind::kAgree:
         return right_->Agree(call.name, {output.data_ptr<int64_t>(), static_cast<size_t>(output.numel())});
+      case CollectiveKind::kSend:
+        return right_->Send(call.name, call.input, call.peer);
+      case CollectiveKind::kReceive:
+        return right_->Receive(call.name, output, call.peer);
       default:
         LOG(FATAL) << "a step makes no " << KindName(call.kind);
     }
@@ -62,12 +68,45 @@ void SwapWeights(const CollectiveCall& call, Communicator& right) {
   all.copy_(all.roll(all.numel() / right.size()));
 }
 
+bool ReceivesGradients(const CollectiveCall& call) {
+  return call.kind == CollectiveKind::kReceive && (call.name == "split.gk" || call.name == "split.gv");
+}
+
+void SplitWrongRows(const CollectiveCall& call, Communicator&) {
+  const at::Tensor values = call.output;
+  if (ReceivesGradients(call)) values.copy_(values.roll(1, 0));
+}
+
+void SplitDropped(const CollectiveCall& call, Communicator&) {
+  if (ReceivesGradients(call)) at::Tensor(call.output).zero_();
+}
+
+void SplitTwice(const CollectiveCall& call, Communicator&) {
+  if (ReceivesGradients(call)) at::Tensor(call.output).mul_(2);
+}
+
+// Keeps the K, and the V, that came last.
+ControlRank::Spoil SplitOtherLayer() {
+  return [last = std::map<std::string, at::Tensor>()](const CollectiveCall& call, Communicator&) mutable {
+    if (call.kind != CollectiveKind::kReceive) return;
+    if (call.name == "split.word") last.clear();
+    if (call.name != "split.k" && call.name != "split.v") return;
+    const at::Tensor now = call.output.clone();
+    if (last.contains(call.name)) at::Tensor(call.output).copy_(last[call.name]);
+    last[call.name] = now;
+  };
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> MakeControlRank(const std::string& name, std::unique_ptr<Communicator> right) {
   if (name == "skipped_reduction") return std::make_unique<ControlRank>(std::move(right), SkipReduction);
   if (name == "mean_for_sum") return std::make_unique<ControlRank>(std::move(right), MeanForSum);
   if (name == "swapped_weights") return std::make_unique<ControlRank>(std::move(right), SwapWeights);
+  if (name == "split_wrong_rows") return std::make_unique<ControlRank>(std::move(right), SplitWrongRows);
+  if (name == "split_dropped") return std::make_unique<ControlRank>(std::move(right), SplitDropped);
+  if (name == "split_twice") return std::make_unique<ControlRank>(std::move(right), SplitTwice);
+  if (name == "split_other_layer") return std::make_unique<ControlRank>(std::move(right), SplitOtherLayer());
   return nullptr;
 }
 

@@ -4,6 +4,13 @@
 //   skipped_reduction   a rank steps its own gradients and not the sums
 //   mean_for_sum        gradients are divided by the number of ranks
 //   swapped_weights     stepped weights come back in the places of another rank's
+//
+// And of split groups:
+//
+//   split_wrong_rows    gK/gV of a helper come back in the places of other rows
+//   split_dropped       gK/gV of a helper are not added
+//   split_twice         a helper runs Phase C of its gK/gV too: it is linear, so that is as if they came back doubled
+//   split_other_layer   a helper gets K/V of the layer before
 #pragma once
 
 #include <memory>

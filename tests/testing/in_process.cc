@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <random>
 #include <thread>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "common/model/model_directory.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
+#include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/vote_merge.h"
 #include "worker/parallel/thread_communicator.h"
@@ -22,36 +24,12 @@ constexpr char kIncarnation[] = "in-process";
 constexpr absl::Duration kRankWaitsAtMost = absl::Minutes(2);
 constexpr int64_t kMachineBytes = int64_t{64} << 30;  // that the planner believes in
 
-// One cluster for each key of groups: the same waves, cut where the key changes.
-void SplitClusters(v1::StepPlan& step, const std::function<int64_t(uint32_t group)>& key_of) {
-  v1::StepPlan split;
-  for (const v1::Cluster& cluster : step.clusters()) {
-    v1::Cluster policies = cluster;
-    policies.clear_prefix_groups();
-    policies.clear_waves();
-    std::map<int64_t, v1::Cluster> by_key;
-    for (const v1::Wave& wave : cluster.waves()) {
-      for (const v1::WaveMember& member : wave.members()) by_key[key_of(member.group())] = policies;
-    }
-    for (const uint32_t g : cluster.prefix_groups()) by_key[key_of(g)].add_prefix_groups(g);
-    for (const v1::Wave& wave : cluster.waves()) {
-      std::map<int64_t, v1::Wave> parts;
-      for (const v1::WaveMember& member : wave.members()) *parts[key_of(member.group())].add_members() = member;
-      for (auto& [key, part] : parts) {
-        part.set_layout(wave.layout());
-        *by_key[key].add_waves() = std::move(part);
-      }
-    }
-    for (auto& [key, part] : by_key) *split.add_clusters() = std::move(part);
-  }
-  step.mutable_clusters()->Swap(split.mutable_clusters());
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOptions& options, Backend backend,
                                                              std::unique_ptr<CopyEngine> copies) {
-  CHECK(options.ranks == 1 || copies == nullptr) << "a copy engine of its own is one rank's";
+  const int ranks = std::max(static_cast<int>(options.run.mesh().dp()), 1);
+  CHECK(ranks == 1 || copies == nullptr) << "a copy engine of its own is one rank's";
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
   InProcessOptions divided = options;
   ASSIGN_OR_RETURN(divided.run, DivideMemory(directory.config, {.device_free_bytes = kMachineBytes}, options.run));
@@ -60,7 +38,7 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   configure.set_generation(1);
   *configure.mutable_config() = divided.run;
   std::vector<std::unique_ptr<ModelEngine>> engines;
-  for (std::unique_ptr<Communicator>& dp : MakeThreadRanks(options.ranks, kRankWaitsAtMost)) {
+  for (std::unique_ptr<Communicator>& dp : MakeThreadRanks(ranks, kRankWaitsAtMost)) {
     if (options.edit_communicator) dp = options.edit_communicator(std::move(dp));
     ASSIGN_OR_RETURN(engines.emplace_back(),
                      ModelEngine::Create(configure, kIncarnation, backend, std::move(copies), std::move(dp)));
@@ -97,44 +75,49 @@ absl::Status InProcess::Load(TrainingRequest request) {
                    make_plan_(request, options_.run,
                               DefaultRates(RunDtypeOf(options_.run.dtype()), options_.run.threads(), "cpu"), {}));
   request.update.set_return_log_probs(true);  // after planning: what is run does not change
-  std::mt19937 random(options_.placement_seed);
-  rank_of_.clear();
   num_rollouts_.clear();
-  for (const v1::PromptGroup& group : request.groups) {
-    rank_of_.push_back(static_cast<int>(random() % engines_.size()));
-    num_rollouts_.push_back(group.rollouts_size());
-  }
+  for (const v1::PromptGroup& group : request.groups) num_rollouts_.push_back(group.rollouts_size());
   for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
     if (options_.cluster_per_group) SplitClusters(step, [](uint32_t group) { return group; });
+  }
+  if (options_.placement_seed != 0) DrawPlacement(request.groups.size());
+  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) DrawSplits(options_.split, num_ranks(), step);
+  if (plan_.plan.has_log_prob_pass()) DrawSplits(options_.split, num_ranks(), *plan_.plan.mutable_log_prob_pass());
+  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
     if (options_.edit_step) options_.edit_step(step);
   }
   if (options_.edit_entry_pass) options_.edit_entry_pass(*plan_.plan.mutable_log_prob_pass());
-  internal::v1::PayloadChunk chunk;
-  chunk.set_id(request.update.request().request_id());
-  for (v1::PromptGroup& group : request.groups) *chunk.add_groups() = std::move(group);
-  chunk.set_last(true);
-  request.groups.clear();
-  request_ = std::move(request);
+  const auto groups = PayloadGroupsOfRanks(plan_.plan, static_cast<uint32_t>(request.groups.size()),
+                                           static_cast<uint32_t>(engines_.size()));
   for (size_t rank = 0; rank < engines_.size(); ++rank) {
     engines_[rank]->DropPayload(last_id);
-    RETURN_IF_ERROR(engines_[rank]->AddPayload(rank + 1 < engines_.size() ? chunk : std::move(chunk)));
+    internal::v1::PayloadChunk chunk;
+    chunk.set_id(request.update.request().request_id());
+    for (const uint32_t group : groups[rank]) {
+      chunk.add_group_indices(group);
+      *chunk.add_groups() = request.groups[group];
+    }
+    chunk.set_last(true);
+    RETURN_IF_ERROR(engines_[rank]->AddPayload(std::move(chunk)));
   }
+  request_ = std::move(request);
+  request_.groups.clear();
   return absl::OkStatus();
 }
 
-// The groups of a rank, and their clusters.
-v1::StepPlan InProcess::PartOf(const v1::StepPlan& step, int rank) const {
-  if (engines_.size() == 1) return step;
-  const auto rank_of = [&](uint32_t group) { return rank_of_[group]; };
-  v1::StepPlan split = step, part;
-  SplitClusters(split, rank_of);
-  for (const uint32_t group : step.groups()) {
-    if (rank_of(group) == rank) part.add_groups(group);
-  }
-  for (v1::Cluster& cluster : *split.mutable_clusters()) {
-    if (rank_of(cluster.waves(0).members(0).group()) == rank) *part.add_clusters() = std::move(cluster);
-  }
-  return part;
+// The same waves in the same ways, cut where the rank changes.
+void InProcess::DrawPlacement(size_t num_groups) {
+  std::mt19937 random(options_.placement_seed);
+  std::vector<uint32_t> rank_of;
+  for (size_t i = 0; i < num_groups; ++i) rank_of.push_back(static_cast<uint32_t>(random() % engines_.size()));
+  const auto place = [&](v1::StepPlan& step) {
+    SplitClusters(step, [&](uint32_t group) { return rank_of[group]; });
+    for (v1::Cluster& cluster : *step.mutable_clusters()) {
+      cluster.set_dp_rank(rank_of[cluster.waves(0).members(0).group()]);
+    }
+  };
+  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) place(step);
+  if (plan_.plan.has_log_prob_pass()) place(*plan_.plan.mutable_log_prob_pass());
 }
 
 internal::v1::StepKey InProcess::Key(int k) const {
@@ -149,7 +132,7 @@ internal::v1::StepKey InProcess::Key(int k) const {
   return key;
 }
 
-EngineHooks InProcess::Hooks() {
+EngineHooks InProcess::Hooks(int rank) {
   EngineHooks hooks;
   hooks.progress = options_.progress;
   hooks.results = [this](internal::v1::ResultChunk chunk) {
@@ -158,18 +141,19 @@ EngineHooks InProcess::Hooks() {
       results_[rollout.rollout_id()] = std::move(rollout);
     }
   };
+  options_.edit_hooks(rank, hooks);
   return hooks;
 }
 
 absl::StatusOr<internal::v1::Vote> InProcess::Prepare(int k) {
   ++attempt_;
   results_.clear();
-  const internal::v1::Prepare whole = MakePrepare(Key(k), request_.update, plan_);
+  const std::vector<internal::v1::Prepare> prepares = PreparesOfRanks(
+      MakePrepare(Key(k), request_.update, plan_), static_cast<uint32_t>(engines_.size()), num_rollouts_);
   votes_.assign(engines_.size(), {});
   RETURN_IF_ERROR(OnEachRank([&](int rank) -> absl::Status {
-    const internal::v1::Prepare prepare =
-        PrepareOfRank(whole, PartOf(whole.plan(), rank), PartOf(whole.log_prob_pass(), rank), num_rollouts_);
-    ASSIGN_OR_RETURN(votes_[static_cast<size_t>(rank)], engines_[static_cast<size_t>(rank)]->Prepare(prepare, Hooks()));
+    const auto r = static_cast<size_t>(rank);
+    ASSIGN_OR_RETURN(votes_[r], engines_[r]->Prepare(prepares[r], Hooks(rank)));
     return absl::OkStatus();
   }));
   return MergeVotes(votes_);
@@ -184,9 +168,9 @@ absl::Status InProcess::Apply(int k, const internal::v1::Vote& vote) {
 }
 
 at::Tensor InProcess::Gradient(int parameter) const {
-  const OptimizerShards shards(ElementsOf(weights().parameters), options_.ranks);
+  const OptimizerShards shards(ElementsOf(weights().parameters), num_ranks());
   at::Tensor gradient = weights().at(parameter).grad.clone();
-  for (int rank = 0; rank < options_.ranks; ++rank) {
+  for (int rank = 0; rank < num_ranks(); ++rank) {
     for (const ParameterRange& r : shards.owned(rank)) {
       if (r.parameter != parameter) continue;
       Parameter::Elements(gradient, r.begin, r.count)

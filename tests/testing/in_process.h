@@ -1,8 +1,9 @@
 // The whole numeric path in one process, without gRPC: request -> plan (the server's planner) -> engine messages ->
-// vote. Used by the parity probe and the benchmarks. Several data-parallel ranks are threads, each with an engine;
-// which rank computes which group is drawn, so that some have much to do and some nothing.
+// vote. Used by the parity probe and the benchmarks. Several data-parallel ranks (run.mesh) are threads, each with an
+// engine.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/admission/training_request.h"
 #include "server/protocol/request_plan.h"
+#include "tests/testing/draw_splits.h"
 #include "tests/testing/namespaces.h"
 #include "worker/engine/model_engine.h"
 #include "worker/parallel/communicator.h"
@@ -25,8 +27,10 @@ struct InProcessOptions {
   bool cluster_per_group = false;
   std::function<void(v1::StepPlan&)> edit_step, edit_entry_pass;  // what the planner would not choose
   std::function<void(const internal::v1::Heartbeat&)> progress = [](const internal::v1::Heartbeat&) {};
-  int ranks = 1;
-  uint32_t placement_seed = 1;
+  uint32_t placement_seed = 0;  // draws which rank computes which group, some may have none; 0: the planner's
+  SplitDraw split;              // draws groups to be split over ranks, over the placement; seed 0: none
+  // Changes what a rank's engine calls between waves.
+  std::function<void(int rank, EngineHooks& hooks)> edit_hooks = [](int, EngineHooks&) {};
   // Replaces the communicator of each rank, by one with a known mistake.
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> edit_communicator;
 };
@@ -57,14 +61,14 @@ class InProcess {
   InProcess(const InProcessOptions& options, const ModelConfig& model,
             std::vector<std::unique_ptr<ModelEngine>> engines);
   internal::v1::StepKey Key(int k) const;
-  v1::StepPlan PartOf(const v1::StepPlan& step, int rank) const;
+  int num_ranks() const { return static_cast<int>(engines_.size()); }
+  void DrawPlacement(size_t num_groups);
   absl::Status OnEachRank(const std::function<absl::Status(int rank)>& run) const;
-  EngineHooks Hooks();
+  EngineHooks Hooks(int rank);
 
   const InProcessOptions options_;
   const PlanFunction make_plan_;
   std::vector<std::unique_ptr<ModelEngine>> engines_;  // by rank
-  std::vector<int> rank_of_;                           // by group of the request
   std::vector<int64_t> num_rollouts_;                  // by group of the request
   std::vector<internal::v1::Vote> votes_;              // by rank
   TrainingRequest request_;                            // without its groups, which the engine holds

@@ -44,7 +44,7 @@ def test_every_option_is_on_the_page(program):
 
 def test_defaults_are_those_of_the_program():
     text = help_of("stemma-server")
-    for option, default in (("--drain-timeout", "20"), ("--worker-lost-after", "15"), ("--worker-stalled-after", "300"),
+    for option, default in (("--drain-timeout", "20"), ("--worker-lost-after", "10"), ("--worker-stalled-after", "300"),
                             ("--data", "stemma-data")):
         assert re.search(rf"`{option}`[^.]*\(default `?{default}`?\)", PAGE), option
         assert re.search(rf"{option}\b(?:(?!\n  --).|\n)*?\(default: {default}\)", text), option

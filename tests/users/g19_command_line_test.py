@@ -12,7 +12,8 @@ from command_line import commands, options, output, run
 from e2e.errors.server import Cluster
 
 SEED = 5_519
-PLACEHOLDERS = {"FILE", "DIR", "MODEL", "HOST:PORT", "N", "X", "SECONDS", "BYTES", "ID", "NAME", "MODE", "LENGTHS"}
+PLACEHOLDERS = {"FILE", "DIR", "MODEL", "HOST:PORT", "N", "X", "SECONDS", "BYTES", "ID", "NAME", "MODE", "LENGTHS",
+                "MESH"}
 
 
 @pytest.fixture(scope="module")

@@ -42,13 +42,23 @@ class Engine {
   virtual absl::StatusOr<internal::v1::Applied> Apply(const internal::v1::Apply& apply) = 0;
   virtual void Abort(const internal::v1::StepKey& key) = 0;
 
-  // Forward-only; results through hooks.results.
+  // Forward-only; results through hooks.results. Errors: Unavailable - as of Prepare; any other - the answer.
   virtual absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) = 0;
-  virtual absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) = 0;  // bytes written
+  // Returns the bytes written. Errors: as of LogProb.
+  virtual absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) = 0;
 };
 
-// Loads the model of configure.config. `incarnation` is this process's.
-absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
-                                                     const std::string& incarnation);
+// What this process is to its server and to the other ranks.
+struct WorkerIdentity {
+  std::string incarnation;  // random for each process
+  std::string address;      // IP literal at which other ranks reach it; empty: not known
+};
+
+// Makes the engine of the rank that Configure names. Where the mesh has several, `tell` is called once by rank 0,
+// before it waits for the others. Errors: as of loading the model; Unavailable - the other ranks did not come, or have
+// gone: the generation is over.
+using TellStore = std::function<void(const internal::v1::StoreOpened&)>;
+using EngineFactory = std::function<absl::StatusOr<std::unique_ptr<Engine>>(
+    const internal::v1::Configure& configure, const WorkerIdentity& identity, const TellStore& tell)>;
 
 }  // namespace stemma::worker

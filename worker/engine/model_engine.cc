@@ -1,26 +1,25 @@
 #include "worker/engine/model_engine.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
 #include <glog/logging.h>
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <filesystem>
-#include <new>
 #include <optional>
 #include <utility>
 
 #include "common/base/clock.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/base/system_memory.h"
 #include "common/cost/state_bytes.h"
-#include "worker/backend/cpu/cpu_backend.h"
+#include "worker/engine/exceptions.h"
+#include "worker/engine/rank_export.h"
 #include "worker/engine/results.h"
 #include "worker/engine/step_line.h"
 #include "worker/engine/step_sums.h"
+#include "worker/model/weights_digest.h"
 #include "worker/model/weights_io.h"
 #include "worker/parallel/local_communicator.h"
 
@@ -30,28 +29,11 @@ namespace {
 using internal::v1::NoVoteReason;
 using internal::v1::Vote;
 
-// Exceptions end here: none crosses Prepare, LogProb, Export or loading, because the thread that calls them knows none
-// and would end the worker, and with it the lineage. Our own code reports by absl::Status and throws nothing. Below
-// this line LibTorch may throw c10::Error and the C++ library std::bad_alloc; they unwind through our code, which
-// leaves nothing half made that outlives the call: a step's gradients and a temporary folder are thrown away. Out of
-// memory, and any other failure of a pass, is the request's answer. Other exceptions of libraries (std::runtime_error,
-// or the JSON library's, whose throwing functions are called on checked values only) are not meant to come, and are
-// INTERNAL. Two calls end the worker instead: APPLY, which may have written half of the weights, and a payload that
-// there is no memory for, which would go on without its middle.
-template <typename Fn>
-absl::Status CatchExceptions(const Fn& fn) {
-  try {
-    const at::NoGradGuard no_grad;
-    return fn();
-  } catch (const c10::OutOfMemoryError& e) {
-    return absl::ResourceExhaustedError(e.what_without_backtrace());
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("out of memory");
-  } catch (const c10::Error& e) {
-    return absl::InternalError(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    return absl::InternalError(e.what());
-  }
+// By all collectives so far.
+uint64_t SentBytes(const Communicator& ranks) {
+  uint64_t bytes = 0;
+  for (const auto& [name, totals] : ranks.stats().Read()) bytes += static_cast<uint64_t>(totals.bytes);
+  return bytes;
 }
 
 NoVoteReason NoVoteReasonOf(const absl::Status& status) {
@@ -105,6 +87,7 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
   ready_.set_weights_bytes(static_cast<uint64_t>(backend_.memory_stats().current_bytes));
   ready_.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));
+  if (dp_->size() > 1) ready_.set_model_digest(WeightsDigest(weights_));  // alone there is nobody to differ from
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
@@ -112,7 +95,8 @@ PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
           .host = host_.get(),
           .copies = copies_.get(),
           .head_chunk_rows = configure_.config().head_chunk_tokens(),
-          .hooks = &hooks};
+          .hooks = &hooks,
+          .dp = dp_.get()};
 }
 
 absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare,
@@ -136,16 +120,30 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<LossPlan> ModelEngine::BeforePhases(Payload& payload, const internal::v1::Prepare& prepare,
+                                                   const EngineHooks& hooks) {
+  // First: it has exchanges of its own, which it walks whatever happens.
+  RETURN_IF_ERROR(ComputeEntryLogProbs(payload, prepare, hooks));
+  RETURN_IF_ERROR(PrepareOffload(prepare.plan()));
+  std::vector<int64_t> rollouts;
+  for (const v1::PromptGroup& group : payload.groups) rollouts.push_back(group.rollouts_size());
+  ASSIGN_OR_RETURN(LossPlan loss, MakeLossPlan(prepare, rollouts));
+  ZeroGradients(weights_.parameters);
+  return loss;
+}
+
 absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                             const EngineHooks& hooks) {
   Vote vote;
   const int64_t state_bytes = backend_.memory_stats().current_bytes;
-  RETURN_IF_ERROR(PrepareOffload(prepare.plan()));
-  RETURN_IF_ERROR(ComputeEntryLogProbs(payload, prepare, hooks));
-  std::vector<int64_t> rollouts;
-  for (const v1::PromptGroup& group : payload.groups) rollouts.push_back(group.rollouts_size());
-  ASSIGN_OR_RETURN(const LossPlan loss, MakeLossPlan(prepare, rollouts));
-  ZeroGradients(weights_.parameters);
+  LossPlan loss;
+  const absl::Status before = CatchExceptions([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(loss, BeforePhases(payload, prepare, hooks));
+    return absl::OkStatus();
+  });
+  if (!before.ok()) {
+    return AbandonPass(MakePassOptions(hooks), payload, prepare.plan(), /*forward_only=*/false, before);
+  }
 
   const bool report = prepare.header().return_log_probs() && prepare.plan().epoch() == 0;
   ResultSender sender(prepare.key().request_id(), weights_.run_dtype == at::kDouble, hooks.results);
@@ -163,6 +161,8 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   vote.set_empty(prepare.plan().clusters_size() == 0);
   return vote;
 }
+
+void ModelEngine::PassFailpoint(std::string_view place) const { Failpoint(place, static_cast<uint32_t>(dp_->rank())); }
 
 absl::StatusOr<bool> ModelEngine::AllRanksCan(bool this_one) {
   int64_t cannot = this_one ? 0 : 1;
@@ -192,9 +192,21 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
     exchange.emplace(*dp_, shards_, weights_.parameters);
     return absl::OkStatus();
   });
+  if (absl::IsUnavailable(status)) return status;
+  PassFailpoint("prepare.before_agree");
+  const double agree_start_s = RealClock().MonotonicSeconds();
   ASSIGN_OR_RETURN(const bool all_can, AllRanksCan(status.ok()));
   if (all_can) {
+    const double reduce_start_s = RealClock().MonotonicSeconds();
+    const uint64_t sent_before = SentBytes(*dp_);
+    PassFailpoint("prepare.in_reduce");
     RETURN_IF_ERROR(exchange->ReduceGradients());
+    if (dp_->size() > 1) {
+      internal::v1::StepSums& sums = *vote.mutable_sums();
+      sums.set_agree_s(reduce_start_s - agree_start_s);
+      sums.set_reduce_s(RealClock().MonotonicSeconds() - reduce_start_s);
+      sums.set_reduce_bytes(SentBytes(*dp_) - sent_before);
+    }
     status = CatchExceptions([&] {
       CheckGradients(vote);
       return absl::OkStatus();
@@ -217,11 +229,20 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   const double start_s = RealClock().MonotonicSeconds();
   internal::v1::Applied applied;
   if (!apply.discard()) {
-    const absl::Status status = CatchExceptions([&] {
+    PassFailpoint("apply.before_step");
+    const absl::Status status = CatchExceptions([&]() -> absl::Status {
       applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(dp_->rank()), apply.adam(),
                                       apply.clip(), static_cast<int64_t>(apply.key().step()),
                                       {.copies = copies_.get()}));
-      return ShardExchange(*dp_, shards_, weights_.parameters).GatherWeights();
+      const double gather_start_s = RealClock().MonotonicSeconds();
+      const uint64_t sent_before = SentBytes(*dp_);
+      PassFailpoint("apply.in_gather");
+      RETURN_IF_ERROR(ShardExchange(*dp_, shards_, weights_.parameters).GatherWeights());
+      if (dp_->size() > 1) {
+        applied.set_gather_s(RealClock().MonotonicSeconds() - gather_start_s);
+        applied.set_gather_bytes(SentBytes(*dp_) - sent_before);
+      }
+      return absl::OkStatus();
     });
     if (absl::IsUnavailable(status)) return status;
     // A step that is half applied has no way back: the weights are gone with this process.
@@ -256,20 +277,9 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
 }
 
 absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request) {
-  const std::filesystem::path target = std::filesystem::path(configure_.data_directory()) / "exports" / request.name();
-  std::optional<std::string> dtype;
-  if (request.has_dtype()) dtype = request.dtype();
-  uint64_t bytes = 0;
-  RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(bytes, ExportWeights(weights_, directory_, target.string(), dtype));
-    return absl::OkStatus();
-  }));
-  return bytes;
-}
-
-absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
-                                                     const std::string& incarnation) {
-  return ModelEngine::Create(configure, incarnation, MakeCpuBackend());
+  ExportTarget target{std::filesystem::path(configure_.data_directory()) / "exports" / request.name(), std::nullopt};
+  if (request.has_dtype()) target.dtype = request.dtype();
+  return ExportOnRanks(weights_, directory_, target, shards_, *dp_);
 }
 
 }  // namespace stemma::worker

@@ -4,11 +4,14 @@
 // With several data-parallel ranks each computes its groups of a step and owns a part of the optimizer's states
 // (worker/optim/shards.h). The collectives of a step are, in this order: in Prepare, after the phases, an agreement on
 // whether every rank could, then the reduction of gradients if so; in Apply, after AdamW, the gathering of weights.
-// There is none inside the phases, so a rank that fails there still comes to the agreement, and all of them vote no.
+// Between the phases there are the exchanges of split groups (worker/engine/split_exchange.h); a rank that fails there
+// walks those that are left, comes to the agreement, and all of them vote no.
+// Those of an export: worker/engine/rank_export.h.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "common/model/model_directory.h"
 #include "worker/engine/engine.h"
@@ -49,9 +52,13 @@ class ModelEngine final : public Engine {
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
   PassOptions MakePassOptions(const EngineHooks& hooks) const;
+  // Everything of a step before its phases, its entry pass too.
+  absl::StatusOr<LossPlan> BeforePhases(Payload& payload, const internal::v1::Prepare& prepare,
+                                        const EngineHooks& hooks);
   absl::Status ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare, const EngineHooks& hooks);
   absl::StatusOr<internal::v1::Vote> RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks);
+  void PassFailpoint(std::string_view place) const;
   // Whether all ranks could. Errors: Unavailable.
   absl::StatusOr<bool> AllRanksCan(bool this_one);
   // The gradient's norm and whether it is finite, of what this rank owns.

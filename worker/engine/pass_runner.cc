@@ -10,12 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/arrays.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "worker/engine/exceptions.h"
+#include "worker/engine/split_exchange.h"
 #include "worker/engine/wave_input.h"
 #include "worker/model/prefix.h"
 #include "worker/schedule/program.h"
+#include "worker/schedule/split_groups.h"
 
 namespace stemma::worker {
 namespace {
@@ -39,6 +43,21 @@ at::Tensor PackResults(const HeadOutput& head, const at::Tensor& sums) {
   return at::cat(parts, 0);
 }
 
+RankSizes SizesOf(const PassOptions& options, const Payload& payload) {
+  RankSizes sizes;
+  if (options.dp != nullptr) {
+    sizes.rank = options.dp->rank();
+    sizes.num_ranks = options.dp->size();
+  }
+  const Weights& weights = *options.context.weights;
+  const int64_t layer_elements = 2 * weights.config.num_kv_heads * weights.config.head_size;
+  const int64_t elements = weights.config.num_layers * layer_elements;
+  sizes.kv_row_bytes = elements * static_cast<int64_t>(c10::elementSize(weights.run_dtype));
+  sizes.gradient_row_bytes = elements * static_cast<int64_t>(c10::elementSize(weights.accumulate_dtype));
+  for (const GroupShape& shape : payload.shapes) sizes.prefix_rows.push_back(shape.prompt_tokens - 1);
+  return sizes;
+}
+
 // Interprets a step's program. Hot sets live in a table from Phase A to Phase C, waves from forward to backward, by
 // their indices in the plan: a program may hold several of each.
 class Pass {
@@ -46,27 +65,57 @@ class Pass {
   // loss: null for a forward-only pass.
   Pass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan, const LossPlan* loss,
        const HeadOptions& head, const MemberResult& results)
-      : options_(options), payload_(payload), plan_(plan), loss_(loss), head_(head), results_(results) {}
+      : options_(options), payload_(payload), plan_(plan), loss_(loss), head_(head), results_(results) {
+    if (options.dp != nullptr) split_.emplace(*options.dp, options.context);
+  }
 
   absl::StatusOr<PassSums> Run() {
-    const Backend& backend = *options_.context.backend;
-    const int64_t start_bytes = backend.memory_stats().current_bytes;
-    for (const Operation& operation : ExpandStep(plan_, forward_only())) {
-      if (options_.hooks->cancelled()) return absl::CancelledError("cancelled between waves");
-      const double start_s = RealClock().MonotonicSeconds();
-      backend.reset_peak_bytes();
-      RETURN_IF_ERROR(RunOperation(operation));
-      AddPhase(operation.kind, RealClock().MonotonicSeconds() - start_s,
-               backend.memory_stats().peak_bytes - start_bytes);
-      Progress(operation.kind);
+    const RankSizes sizes = SizesOf(options_, payload_);
+    absl::Status status = CheckSplitGroups(plan_, sizes);
+    start_bytes_ = options_.context.backend->memory_stats().current_bytes;
+    const Program program = ExpandStep(plan_, forward_only(), sizes);
+    auto next = program.begin();
+    for (; status.ok() && next != program.end(); ++next) {
+      bool ran = false;
+      status = CatchExceptions([&] { return RunMeasured(*next, ran); });
+      // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
+      if (!status.ok() && !ran && !absl::IsAborted(status)) break;
     }
-    return sums_;
+    if (split_.has_value()) sums_.split_bytes = split_->sent_bytes();
+    if (status.ok()) return sums_;
+    live_waves_.clear();  // the walk takes memory, too
+    hot_sets_.clear();
+    return Abandon({next, program.end()}, sizes, status);
+  }
+
+  // Walks the exchanges of operations that are not run, because of `cause`. Returns it, or Unavailable.
+  absl::Status Abandon(std::span<const Operation> rest, const RankSizes& sizes, const absl::Status& cause) {
+    for (const Operation& operation : rest) {
+      if (absl::IsUnavailable(cause)) break;
+      if (operation.part == PrefixPart::kNone) continue;
+      RETURN_IF_ERROR(WalkExchange(operation, sizes, cause));
+    }
+    return cause;
   }
 
  private:
   using WaveKey = std::pair<int, int>;  // cluster, wave
 
   bool forward_only() const { return loss_ == nullptr; }
+
+  // `ran`: the operation itself has succeeded, whatever comes of the rest.
+  absl::Status RunMeasured(const Operation& operation, bool& ran) {
+    if (options_.hooks->cancelled()) return absl::CancelledError("cancelled between waves");
+    const Backend& backend = *options_.context.backend;
+    const double start_s = RealClock().MonotonicSeconds();
+    backend.reset_peak_bytes();
+    RETURN_IF_ERROR(RunOperation(operation));
+    ran = true;
+    AddPhase(operation.kind, RealClock().MonotonicSeconds() - start_s,
+             backend.memory_stats().peak_bytes - start_bytes_);
+    Progress(operation.kind);
+    return absl::OkStatus();
+  }
 
   absl::Status RunOperation(const Operation& operation) {
     switch (operation.kind) {
@@ -80,9 +129,42 @@ class Pass {
       case OperationKind::kPrefixBackward:
         AddOffload(PrefixBackward(options_.context, TakePrefixes(operation.cluster)));
         return absl::OkStatus();
+      case OperationKind::kSend:
+      case OperationKind::kReceive:
+        return RunExchange(operation);
       default:
-        LOG(FATAL) << "no exchange with other ranks is built: " << OperationText(operation);
+        LOG(FATAL) << "no plan makes this: " << OperationText(operation);
     }
+  }
+
+  absl::Status RunExchange(const Operation& operation) {
+    const int cluster = operation.cluster, peer = operation.peer();
+    const bool sends = operation.kind == OperationKind::kSend;
+    if (operation.part == PrefixPart::kGradients) {
+      if (!sends) return split_->ReceiveGradients(peer, Prefixes(cluster).kv);
+      RETURN_IF_ERROR(split_->SendGradients(peer, Prefixes(cluster).kv));
+      TakePrefixes(cluster);
+      return absl::OkStatus();
+    }
+    if (sends) return split_->SendKv(peer, Prefixes(cluster).kv);
+    const uint32_t group = plan_.clusters(cluster).prefix_groups(0);
+    PrefixBatch borrowed = BorrowedPrefix(options_.context, payload_.shapes[group].prompt_tokens - 1, forward_only());
+    const auto [at, added] = hot_sets_.emplace(cluster, std::move(borrowed));
+    CHECK(added) << "cluster " << cluster << " has a hot set already";
+    return split_->ReceiveKv(peer, at->second.kv);
+  }
+
+  absl::Status WalkExchange(const Operation& operation, const RankSizes& sizes, const absl::Status& cause) {
+    const int peer = operation.peer();
+    if (operation.kind == OperationKind::kSend) return split_->GiveUp(peer, cause);
+    const v1::Cluster& cluster = plan_.clusters(operation.cluster);
+    const uint32_t group = cluster.prefix_groups_size() > 0 ? cluster.prefix_groups(0) : kGroupIndicesMax;
+    if (group >= sizes.prefix_rows.size() || sizes.prefix_rows[group] < 1) {
+      return absl::UnavailableError(absl::StrCat(
+          "rank ", peer, " sends the prefix of a group that is not in the payload: ", std::string(cause.message())));
+    }
+    return operation.part == PrefixPart::kKv ? split_->DropKv(peer, sizes.prefix_rows[group])
+                                             : split_->DropGradients(peer, sizes.prefix_rows[group]);
   }
 
   void AddPhase(OperationKind kind, double seconds, int64_t peak_bytes) {
@@ -94,6 +176,11 @@ class Pass {
       case OperationKind::kPrefixBackward:
         sums_.prefix_backward_s += seconds;
         sums_.prefix_backward_bytes = std::max(sums_.prefix_backward_bytes, peak_bytes);
+        break;
+      case OperationKind::kSend:
+      case OperationKind::kReceive:
+        sums_.split_s += seconds;
+        sums_.suffix_bytes = std::max(sums_.suffix_bytes, peak_bytes);
         break;
       default:
         sums_.suffix_s += seconds;
@@ -165,6 +252,7 @@ class Pass {
     if (is_last) prefixes.LastWave();
     LiveWave live;
     ASSIGN_OR_RETURN(live.members, WaveRows(payload_.shapes, cluster, wave));
+    RETURN_IF_ERROR(CheckEntryLogProbs(live.members));
     ASSIGN_OR_RETURN(WaveTensors tensors, MakeWaveTensors(options_.context, payload_, live.members, cluster, wave));
     live.input = std::move(tensors.input);
     WaveForwardResult forward =
@@ -178,6 +266,19 @@ class Pass {
     }
     Report(live);
     if (is_last) hot_sets_.erase(operation.cluster);
+    return absl::OkStatus();
+  }
+
+  // A plan may run a rollout on another rank than the pass before the step did.
+  absl::Status CheckEntryLogProbs(const std::vector<MemberRows>& members) const {
+    const auto needs = [](v1::LogProbSource::From from) { return from == v1::LogProbSource::WEIGHTS; };
+    if (forward_only() || !(needs(loss_->old_from) || needs(loss_->ref_from))) return absl::OkStatus();
+    for (const MemberRows& m : members) {
+      const auto rows = static_cast<size_t>(payload_.shapes[m.group].response_tokens[m.rollout]);
+      if (!payload_.entry_log_probs.empty() && payload_.entry_log_probs[m.group][m.rollout].size() == rows) continue;
+      return absl::InvalidArgumentError(absl::StrCat("the plan runs group ", m.group, " rollout ", m.rollout,
+                                                     ", whose log-probs of the entry weights this rank does not have"));
+    }
     return absl::OkStatus();
   }
 
@@ -258,6 +359,8 @@ class Pass {
   PrefixBatch no_prefixes_;
   std::map<int, PrefixBatch> hot_sets_;  // by cluster
   std::map<WaveKey, LiveWave> live_waves_;
+  std::optional<SplitExchange> split_;  // with several ranks
+  int64_t start_bytes_ = 0;             // of the device, when the pass began
   PassSums sums_;
 };
 
@@ -273,6 +376,15 @@ absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& p
                                     const LogProbOptions& log_prob, const MemberResult& results) {
   const HeadOptions head{log_prob.temperature, options.head_chunk_rows, log_prob.entropy};
   return Pass(options, payload, plan, nullptr, head, results).Run();
+}
+
+absl::Status AbandonPass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
+                         bool forward_only, const absl::Status& cause) {
+  CHECK(!cause.ok());
+  const RankSizes sizes = SizesOf(options, payload);
+  const MemberResult no_results;
+  return Pass(options, payload, plan, /*loss=*/nullptr, {}, no_results)
+      .Abandon(ExpandStep(plan, forward_only, sizes), sizes, cause);
 }
 
 }  // namespace stemma::worker

@@ -1,17 +1,29 @@
 #include "worker/engine/payload.h"
 
+#include <cstddef>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 
 namespace stemma::worker {
 namespace {
 
-absl::Status Append(Payload& payload, v1::PromptGroup group) {
+absl::Status Refuse(uint32_t index, const v1::PromptGroup& group, const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrCat("payload: group ", index, ", ", group.uid(), ", ", why));
+}
+
+absl::Status Append(Payload& payload, uint32_t index, v1::PromptGroup group) {
+  if (index >= kGroupIndicesMax) return Refuse(index, group, absl::StrCat("is not below ", kGroupIndicesMax));
+  const size_t held = payload.groups.size();  // the last one held is the last one that came
   if (!group.prompt_tokens().empty()) {
-    payload.groups.push_back(std::move(group));
+    if (index < held) return Refuse(index, group, absl::StrCat("comes after group ", held - 1));
+    payload.groups.resize(index + size_t{1});
+    payload.groups.back() = std::move(group);
     return absl::OkStatus();
   }
-  if (payload.groups.empty() || payload.groups.back().uid() != group.uid()) {
-    return absl::InvalidArgumentError("payload: group " + group.uid() + " is continued but was not begun");
+  if (index + size_t{1} != held || payload.groups.back().uid() != group.uid()) {
+    return Refuse(index, group, "is continued but was not begun");
   }
   for (v1::Rollout& rollout : *group.mutable_rollouts()) {
     *payload.groups.back().add_rollouts() = std::move(rollout);
@@ -31,19 +43,29 @@ void Complete(Payload& payload) {
   }
 }
 
+absl::Status AddChunk(Payload& payload, internal::v1::PayloadChunk& chunk) {
+  if (chunk.group_indices_size() != chunk.groups_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("payload ", chunk.id(), ": ", chunk.groups_size(), " groups with ",
+                                                   chunk.group_indices_size(), " indices"));
+  }
+  for (int i = 0; i < chunk.groups_size(); ++i) {
+    RETURN_IF_ERROR(Append(payload, chunk.group_indices(i), std::move(*chunk.mutable_groups(i))));
+  }
+  if (chunk.last()) Complete(payload);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status PayloadStore::Add(internal::v1::PayloadChunk chunk) {
   Payload& payload = payloads_[chunk.id()];
   if (payload.complete) return absl::InvalidArgumentError("payload " + chunk.id() + " is complete already");
-  for (v1::PromptGroup& group : *chunk.mutable_groups()) {
-    if (absl::Status status = Append(payload, std::move(group)); !status.ok()) {
-      Drop(chunk.id());
-      return status;
-    }
-  }
-  if (chunk.last()) Complete(payload);
-  return absl::OkStatus();
+  if (payload.refused) return absl::InvalidArgumentError("payload " + chunk.id() + " lacks a chunk that was refused");
+  absl::Status status = AddChunk(payload, chunk);
+  if (status.ok()) return status;
+  payload = Payload();
+  payload.refused = true;
+  return status;
 }
 
 Payload* PayloadStore::FindComplete(const std::string& id) {

@@ -1,5 +1,5 @@
-// Payloads in flight: a request's groups, held once, and what was computed about them before the first step (log-probs
-// of the entry weights for `old` and `ref`). Owned by the engine; not thread safe.
+// Payloads in flight: this rank's groups of a request, held once, and what was computed about them before the first
+// step (log-probs of the entry weights for `old` and `ref`). Owned by the engine; not thread safe.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,14 @@
 
 namespace stemma::worker {
 
+inline constexpr uint32_t kGroupIndicesMax = uint32_t{1} << 24;  // of a request
+
 struct Payload {
+  // By index in the request, up to the last one that this rank has; another rank's groups are empty: no tokens, no
+  // rollouts.
   std::vector<v1::PromptGroup> groups;
   bool complete = false;
+  bool refused = false;            // a chunk was: what follows is, until the payload is dropped
   std::vector<GroupShape> shapes;  // once complete
   // [group][rollout]: log-probs of the entry weights; empty where none were computed.
   std::vector<std::vector<std::vector<double>>> entry_log_probs;
@@ -23,7 +28,8 @@ struct Payload {
 
 class PayloadStore {
  public:
-  // Chunks of one id in order; a group without prompt_tokens continues the last one. Errors: InvalidArgument.
+  // Chunks of one id in order, group indices ascending; a group without prompt_tokens continues the last one, under its
+  // index and uid. Errors: InvalidArgument; the id is then never complete.
   absl::Status Add(internal::v1::PayloadChunk chunk);
   void Drop(const std::string& id) { payloads_.erase(id); }
   Payload* FindComplete(const std::string& id);  // null: unknown, or chunks are missing

@@ -28,6 +28,8 @@ internal::v1::StepSums StepSumsOf(const PassSums& sums) {
   out.set_suffix_bytes(Count(sums.suffix_bytes));
   out.set_prefix_backward_bytes(Count(sums.prefix_backward_bytes));
   out.set_peak_bytes(Count(sums.peak_bytes()));
+  out.set_split_s(sums.split_s);
+  out.set_split_bytes(Count(sums.split_bytes));
   out.set_host_bytes(Count(sums.offload.peak_host_bytes));
   out.set_offload_out_bytes(Count(sums.offload.bytes_out));
   out.set_offload_in_bytes(Count(sums.offload.bytes_in));

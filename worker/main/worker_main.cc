@@ -1,5 +1,5 @@
 // stemma-worker: one process per rank. Exit codes: worker_run.h.
-#include "worker/engine/engine.h"
+#include "worker/engine/rank_engine.h"
 #include "worker/main/worker_options.h"
 #include "worker/main/worker_run.h"
 
@@ -7,10 +7,12 @@ int main(int argc, char** argv) {
   stemma::worker::WorkerMainOptions options;
   int exit_code = 0;
   if (!stemma::worker::ReadWorkerOptions(argc, argv, options, exit_code)) return exit_code;
+  options.cores = stemma::worker::ComputeCores();
   return stemma::worker::RunWorker(
-      options, [&](const stemma::internal::v1::Configure& configure, const std::string& incarnation) {
+      options, [&](const stemma::internal::v1::Configure& configure, const stemma::worker::WorkerIdentity& identity,
+                   const stemma::worker::TellStore& tell) {
         stemma::internal::v1::Configure ours = configure;
         if (options.threads > 0) ours.mutable_config()->set_threads(options.threads);
-        return stemma::worker::CreateEngine(ours, incarnation);
+        return stemma::worker::CreateEngine(ours, identity, tell);
       });
 }

@@ -9,6 +9,7 @@
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
 #include "common/base/worker_secret.h"
+#include "worker/rpc/own_address.h"
 
 namespace stemma::worker {
 namespace {
@@ -24,12 +25,36 @@ absl::StatusOr<std::string> ReadSecret(const std::string& file) {
   return variable;
 }
 
+absl::Status OfOption(const char* option, const absl::Status& status) {
+  return absl::InvalidArgumentError(absl::StrCat(option, ": ", std::string(status.message())));
+}
+
+absl::StatusOr<DeviceName> ReadDevice(const std::string& text) {
+  ASSIGN_OR_RETURN(DeviceName device, ParseDevice(text));
+  if (device.kind == "cpu") return device;
+  return absl::InvalidArgumentError(
+      absl::StrCat("this worker has no kernels for a device of kind \"", device.kind, "\"; known: cpu, as cpu:0"));
+}
+
+// The options' texts.
+struct OptionTexts {
+  std::string server, secret_file, device = "cpu";
+};
+
 // Fills in what the text of the options says. Errors name the option.
-absl::Status Resolve(const std::string& server, const std::string& secret_file, WorkerMainOptions& options) {
-  const absl::StatusOr<HostPort> address = ParseDialAddress(server);
-  if (!address.ok()) return absl::InvalidArgumentError(absl::StrCat("--server: ", address.status().message()));
-  options.server = address->Text();
-  ASSIGN_OR_RETURN(options.secret, ReadSecret(secret_file));
+absl::Status Resolve(const OptionTexts& texts, WorkerMainOptions& options) {
+  const absl::StatusOr<HostPort> server = ParseDialAddress(texts.server);
+  if (!server.ok()) return OfOption("--server", server.status());
+  options.server = server->Text();
+  const absl::StatusOr<DeviceName> device = ReadDevice(texts.device);
+  if (!device.ok()) return OfOption("--device", device.status());
+  options.device = *device;
+  if (!options.address.empty()) {
+    absl::Status own = CheckOwnAddress(options.address);
+    if (own.ok()) own = CheckAddressIsHere(options.address);
+    if (!own.ok()) return OfOption("--address", own);
+  }
+  ASSIGN_OR_RETURN(options.secret, ReadSecret(texts.secret_file));
   return options.ready_file.empty() ? absl::OkStatus() : ReadyFile::Check(options.ready_file);
 }
 
@@ -39,10 +64,14 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
   CLI::App app("A worker of Stemma: holds the model, computes updates for one server.", "stemma-worker");
   SetHelpStyle(app);
   app.set_version_flag("--version", STEMMA_VERSION);
-  std::string server, secret_file;
-  app.add_option("--server", server, "host:port of stemma-server's --worker-listen")->required();
-  app.add_option("--worker-secret-file", secret_file,
+  OptionTexts texts;
+  app.add_option("--server", texts.server, "host:port of stemma-server's --worker-listen")->required();
+  app.add_option("--worker-secret-file", texts.secret_file,
                  "file of mode 0600 with the server's secret (default: $STEMMA_WORKER_SECRET)");
+  app.add_option("--device", texts.device, "cpu, or cpu:K for worker K of this host (default cpu:0)");
+  app.add_option("--address", options.address,
+                 "IP at which the other workers of the mesh reach this one; only they may be able to (default: the one "
+                 "that it reaches the server from)");
   app.add_option("--threads", options.threads, "of compute (default: as the server says)");
   app.add_option("--ready-file", options.ready_file, "written once the model is loaded: the server's address");
   app.add_flag("--once", options.once,
@@ -59,7 +88,7 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
   }
   StartLogging(kWorkerProgram, options.log);
   options.argv.assign(argv, argv + argc);
-  if (const absl::Status status = Resolve(server, secret_file, options); !status.ok()) {
+  if (const absl::Status status = Resolve(texts, options); !status.ok()) {
     Say(kWorkerProgram, options.log, LogLevel::kError, std::string(status.message()));
     exit_code = 2;
     return false;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/device_name.h"
 #include "common/base/logging.h"
 
 namespace stemma::worker {
@@ -14,7 +15,10 @@ inline constexpr char kWorkerProgram[] = "stemma-worker";
 struct WorkerMainOptions {
   std::string server;      // host:port
   std::string secret;      // admits this worker
+  DeviceName device;       // cpu
+  std::string address;     // at which other workers reach this one; empty: found
   uint32_t threads = 0;    // of compute; 0: as the server says
+  uint32_t cores = 0;      // that the compute may use; 0: not known; no option, main says it
   std::string ready_file;  // empty: none
   bool once = false;       // ends with its session
   LogOptions log;

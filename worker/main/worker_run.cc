@@ -68,6 +68,9 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   const SessionEnd end = RunSession({.server = options.server,
                                      .secret = options.secret,
                                      .incarnation = RandomIncarnation(),
+                                     .address = options.address,
+                                     .device = options.device.Text(),
+                                     .cores = options.cores,
                                      .on_ready = [&] { return WriteReadyFile(options, ready_file); }},
                                     std::move(factory));
   if (ready_file) ready_file->Remove();
@@ -78,7 +81,7 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   } else {
     Say(kWorkerProgram, options.log, LogLevel::kError, std::string(end.status.message()));
   }
-  if (end.mid_wave) _exit(ExitCodeOf(end.status));
+  if (end.engine_left) _exit(ExitCodeOf(end.status));
   return ExitCodeOf(end.status);
 }
 

@@ -150,6 +150,13 @@ PrefixBatch MakeBatch(const LayerContext& context, const std::vector<int64_t>& t
   return prefixes;
 }
 
+// Gives a hot set its gK/gV: zeros.
+void AddGradients(const LayerContext& context, int64_t rows, LocalPrefixKv& kv) {
+  for (int64_t l = 0; l <= LastLayer(context); ++l) {
+    for (auto* of_layer : {&kv.gk_TKE, &kv.gv_TKE}) of_layer->push_back(ZeroKv(context, rows));
+  }
+}
+
 void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock block) {
   const int64_t last = LastLayer(context);
   // Backward ends with the first block, so its inputs can be freed.
@@ -188,10 +195,21 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
   }
   for (PrefixBlock& block : prefixes.blocks) BlockForward(context, prefixes, block, options.policy).Run();
   if (prefixes.offload != nullptr) prefixes.offload->ProducingEnded();
-  for (int64_t l = 0; !options.forward_only && l <= LastLayer(context); ++l) {
-    prefixes.kv.gk_TKE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
-    prefixes.kv.gv_TKE.push_back(ZeroKv(context, static_cast<int64_t>(tokens.size())));
+  if (!options.forward_only) AddGradients(context, static_cast<int64_t>(tokens.size()), prefixes.kv);
+  return prefixes;
+}
+
+PrefixBatch BorrowedPrefix(const LayerContext& context, int64_t rows, bool forward_only) {
+  PrefixBatch prefixes;
+  prefixes.kv.spans.push_back({0, rows, -1});
+  const ModelConfig& config = context.weights->config;
+  const auto options = context.backend->options(context.weights->run_dtype);
+  for (int64_t l = 0; l <= LastLayer(context); ++l) {
+    for (auto* of_layer : {&prefixes.kv.k_TKE, &prefixes.kv.v_TKE}) {
+      of_layer->push_back(at::empty({rows, config.num_kv_heads, config.head_size}, options));
+    }
   }
+  if (!forward_only) AddGradients(context, rows, prefixes.kv);
   return prefixes;
 }
 

@@ -65,6 +65,10 @@ struct PrefixBatch {
 PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t>& tokens,
                           const std::vector<int64_t>& lengths, const PrefixOptions& options);
 
+// Makes the hot set, without a tape, of one prefix of so many rows that another rank computes: K/V are for the caller
+// to fill, gK/gV are zeros (none in a forward-only pass). It has no Phase C.
+PrefixBatch BorrowedPrefix(const LayerContext& context, int64_t rows, bool forward_only);
+
 // Consumes the batch; adds all parameters' gradients that come through the prefixes' K/V. Returns what its offload did.
 ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes);
 

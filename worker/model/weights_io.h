@@ -1,16 +1,13 @@
-// Weights from and to Hugging Face safetensors. Called by worker/engine on its thread.
-//
-// An export keeps names, files, order and, unless another is asked for, each tensor's dtype: before any step it is byte
-// for byte what was loaded. Config and tokenizer files are copied (with another dtype, the config's dtype is changed).
+// Weights from Hugging Face safetensors; back to them: weights_export.h. Called by worker/engine on its thread.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/model/model_directory.h"
+#include "common/model/safetensors.h"
 #include "stemma/v1/run_config.pb.h"
 #include "worker/model/weights.h"
 
@@ -22,6 +19,9 @@ struct StateOptions {
   int64_t rank = 0, ranks = 1;
 };
 
+// Errors: InvalidArgument - weights of that dtype are not supported.
+absl::StatusOr<at::ScalarType> TorchDtype(safetensors::Dtype dtype);
+
 // Takes what FindRunDtype knows (common/base/dtype_names.h). Errors: InvalidArgument.
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 
@@ -30,12 +30,5 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 // states. `shard`: of the directory's model.
 absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const ModelShard& shard, at::ScalarType run_dtype,
                                     at::Device device, const StateOptions& states);
-
-// Writes into a temporary directory beside `target` and renames it when complete; after an error nothing is left of it.
-// REQUIRES: the weights of the whole model. `dtype`: float32, float64, bfloat16, float16; absent: as loaded. Returns
-// the bytes of the safetensors files. Errors: AlreadyExists - `target` is there; InvalidArgument - unknown dtype, or
-// config or index are no objects any more; the file system's.
-absl::StatusOr<uint64_t> ExportWeights(const Weights& weights, const ModelDirectory& source, const std::string& target,
-                                       const std::optional<std::string>& dtype);
 
 }  // namespace stemma::worker

@@ -48,7 +48,7 @@ OptimizerShards::OptimizerShards(const std::vector<int64_t>& parameter_elements,
 }
 
 std::vector<ShardRound> OptimizerShards::Rounds(int64_t round_elements) const {
-  const int64_t part_elements = std::max(round_elements / ranks_ / kStateSlabUnit * kStateSlabUnit, kStateSlabUnit);
+  const int64_t part_elements = RoundPartElements(round_elements, ranks_);
   std::vector<ShardRound> rounds;
   for (const std::vector<ParameterRanges>& bucket : buckets_) {
     const size_t first = rounds.size();

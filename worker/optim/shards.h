@@ -14,13 +14,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/cost/state_shards.h"
 #include "worker/optim/ranges.h"
 #include "worker/optim/slab_order.h"
 
 namespace stemma::worker {
-
-// 64 MiB of fp32: a collective of this size is bound by its bytes and not by its start.
-inline constexpr int64_t kBucketElements = int64_t{16} << 20;
 
 // One collective: the part of each owner, in elements of a buffer that all parts share in length.
 struct ShardRound {

@@ -22,10 +22,12 @@ at::Tensor Bytes(const at::Tensor& tensor) { return Flat(tensor).view(at::kByte)
 std::string Explained(const std::string& text, absl::Duration timeout) {
   const std::string line = text.substr(0, std::min(text.find('\n'), kQuotedBytesMax));
   const std::string lower = absl::AsciiStrToLower(line);
+  const bool refused = absl::StrContains(lower, "connection refused");  // which Gloo calls a time out as well
   const bool late = absl::StrContains(lower, "timed out") || absl::StrContains(lower, "timeout");
-  return absl::StrCat(late ? absl::StrCat("timed out after ", absl::FormatDuration(timeout),
-                                          ": a peer hangs, is stopped or cannot be reached")
-                           : "a peer has ended, or was killed",
+  return absl::StrCat(refused ? "a peer refuses the connection: it has ended, or listens on another address"
+                      : late  ? absl::StrCat("timed out after ", absl::FormatDuration(timeout),
+                                             ": a peer hangs, is stopped or cannot be reached")
+                              : "a peer has ended, or was killed",
                       " (", line, ")");
 }
 

@@ -102,9 +102,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> Rendezvous::Connect(const std::str
   if (const absl::Status here = AwaitRanks(*store, rank, size, timeouts_.join); !here.ok()) return Prefixed(what, here);
   std::unique_ptr<Communicator> ranks;
   const absl::Status connected = CatchC10d(timeouts_.join, [&] {
-    auto options = ProcessGroupGloo::Options::create_default(absl::ToChronoMilliseconds(timeouts_.join));
-    // Without a device Gloo looks up this host's name, and listens on whatever address that has.
-    options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(own_host_));
+    // Not create_default: it looks up this host's name and puts a device of whatever address that has, often the
+    // loopback, before ours.
+    auto options = c10::make_intrusive<ProcessGroupGloo::Options>(absl::ToChronoMilliseconds(timeouts_.join));
+    options->devices = {ProcessGroupGloo::createDeviceForHostname(own_host_)};
     c10::intrusive_ptr<c10d::Backend> backend =
         c10::make_intrusive<ProcessGroupGloo>(store, rank, size, std::move(options));
     // Not every pair is connected when this rank's are, and the store must live until then.

@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/failpoint.h"
 #include "common/base/step_key.h"
 #include "glog/logging.h"
 
@@ -21,12 +23,9 @@ std::string PassText(const std::string& id) {
 
 }  // namespace
 
-EngineThread::EngineThread(std::string incarnation, EngineFactory factory, std::function<void(WorkerMessage)> send,
+EngineThread::EngineThread(WorkerIdentity identity, EngineFactory factory, std::function<void(WorkerMessage)> send,
                            std::function<void(const absl::Status&)> fail)
-    : incarnation_(std::move(incarnation)),
-      factory_(std::move(factory)),
-      send_(std::move(send)),
-      fail_(std::move(fail)) {
+    : identity_(std::move(identity)), factory_(std::move(factory)), send_(std::move(send)), fail_(std::move(fail)) {
   heartbeat_.set_phase("idle");
   thread_ = std::thread([this] { Run(); });
 }
@@ -39,7 +38,9 @@ EngineThread::~EngineThread() {
 bool EngineThread::Stop(absl::Duration timeout) {
   MutexLock lock(&mutex_);
   stopping_ = true;
-  return mutex_.AwaitWithTimeout([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_; }, timeout);
+  const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_ || generation_over_; };
+  mutex_.AwaitWithTimeout(over, timeout);
+  return ended_;
 }
 
 void EngineThread::Post(ServerMessage message) {
@@ -48,7 +49,7 @@ void EngineThread::Post(ServerMessage message) {
     aborted_.insert(StepKeyText(message.abort().key()));
   } else {
     const auto has_room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return stopping_ || messages_.size() < kMessagesMax;
+      return stopping_ || generation_over_ || messages_.size() < kMessagesMax;
     };
     mutex_.Await(has_room);
   }
@@ -68,27 +69,39 @@ bool EngineThread::Next(ServerMessage& message) {
 
 void EngineThread::Run() {
   ServerMessage message;
-  while (Next(message)) Dispatch(message);
+  while (Next(message)) {
+    const absl::Status status = Dispatch(message);
+    if (status.ok()) continue;
+    LOG(ERROR) << "the generation is over: " << status.message();
+    fail_(status);
+    MutexLock lock(&mutex_);
+    generation_over_ = true;
+    return;
+  }
   engine_.reset();  // where it was made
   MutexLock lock(&mutex_);
   ended_ = true;
 }
 
-void EngineThread::Dispatch(ServerMessage& message) {
-  if (message.has_configure()) return Configure(message.configure());
+absl::Status EngineThread::Dispatch(ServerMessage& message) {
+  if (message.has_configure()) {
+    Configure(message.configure());
+    return absl::OkStatus();
+  }
   if (engine_ == nullptr) {
     LOG(WARNING) << "ignored: a message before Configure";
-    return;
+    return absl::OkStatus();
   }
   switch (message.message_case()) {
     case ServerMessage::kPayload: {
       const std::string id = message.payload().id();
       const absl::Status status = engine_->AddPayload(std::move(*message.mutable_payload()));
       if (!status.ok()) LOG(ERROR) << "payload " << id << ": " << status.message();  // its Prepare will be refused
-      return;
+      return absl::OkStatus();
     }
     case ServerMessage::kDrop:
-      return engine_->DropPayload(message.drop().id());
+      engine_->DropPayload(message.drop().id());
+      return absl::OkStatus();
     case ServerMessage::kPrepare:
       return Prepare(message.prepare());
     case ServerMessage::kApply:
@@ -97,7 +110,7 @@ void EngineThread::Dispatch(ServerMessage& message) {
       engine_->Abort(message.abort().key());
       MutexLock lock(&mutex_);
       aborted_.erase(StepKeyText(message.abort().key()));
-      return;
+      return absl::OkStatus();
     }
     case ServerMessage::kLogProb:
       return LogProb(message.log_prob());
@@ -105,55 +118,73 @@ void EngineThread::Dispatch(ServerMessage& message) {
       return Export(message.export_());
     default:
       LOG(WARNING) << "ignored: a message of a kind that this worker does not know";
+      return absl::OkStatus();
   }
 }
 
 void EngineThread::Configure(const internal::v1::Configure& configure) {
   CHECK(engine_ == nullptr) << "a second Configure";
   SetPhase("loading");
-  absl::StatusOr<std::unique_ptr<Engine>> engine = factory_(configure, incarnation_);
+  rank_ = configure.rank();
+  Failpoint("load.begun", rank_);
+  const TellStore tell = [this](const internal::v1::StoreOpened& opened) {
+    WorkerMessage message;
+    *message.mutable_store_opened() = opened;
+    send_(std::move(message));
+  };
+  absl::StatusOr<std::unique_ptr<Engine>> engine = factory_(configure, identity_, tell);
   if (!engine.ok()) return fail_(engine.status());
   engine_ = *std::move(engine);
+  Failpoint("load.before_ready", rank_);
   SetPhase("idle");
   WorkerMessage message;
   *message.mutable_ready() = engine_->ready();
   send_(std::move(message));
 }
 
-void EngineThread::Prepare(const internal::v1::Prepare& prepare) {
+absl::Status EngineThread::Prepare(const internal::v1::Prepare& prepare) {
   SetRunning(StepKeyText(prepare.key()), "prepare");
   absl::StatusOr<internal::v1::Vote> vote = engine_->Prepare(prepare, Hooks());
   SetRunning("", "idle");
   if (!vote.ok()) return Refuse(prepare.key(), vote.status());
+  Failpoint("prepare.before_vote", rank_);
   WorkerMessage message;
   *message.mutable_vote() = *std::move(vote);
   send_(std::move(message));
+  return absl::OkStatus();
 }
 
-void EngineThread::Apply(const internal::v1::Apply& apply) {
+absl::Status EngineThread::Apply(const internal::v1::Apply& apply) {
   SetPhase("apply");
   absl::StatusOr<internal::v1::Applied> applied = engine_->Apply(apply);
   SetPhase("idle");
   if (!applied.ok()) return Refuse(apply.key(), applied.status());
+  Failpoint("apply.before_answer", rank_);
   WorkerMessage message;
   *message.mutable_applied() = *std::move(applied);
   send_(std::move(message));
+  return absl::OkStatus();
 }
 
-void EngineThread::LogProb(const internal::v1::LogProb& log_prob) {
+absl::Status EngineThread::LogProb(const internal::v1::LogProb& log_prob) {
   SetRunning(PassText(log_prob.id()), "log_prob");
   const absl::Status status = engine_->LogProb(log_prob, Hooks());
   SetRunning("", "idle");
+  if (absl::IsUnavailable(status)) return status;
+  Failpoint("log_prob.before_answer", rank_);
   WorkerMessage message;
   message.mutable_log_prob_done()->set_id(log_prob.id());
   if (!status.ok()) *message.mutable_log_prob_done()->mutable_failure() = ToFailure(status);
   send_(std::move(message));
+  return absl::OkStatus();
 }
 
-void EngineThread::Export(const internal::v1::Export& request) {
+absl::Status EngineThread::Export(const internal::v1::Export& request) {
   SetPhase("export");
   const absl::StatusOr<uint64_t> bytes = engine_->Export(request);
   SetPhase("idle");
+  if (absl::IsUnavailable(bytes.status())) return bytes.status();
+  Failpoint("export.before_answer", rank_);
   WorkerMessage message;
   message.mutable_export_done()->set_id(request.id());
   if (bytes.ok()) {
@@ -162,20 +193,24 @@ void EngineThread::Export(const internal::v1::Export& request) {
     *message.mutable_export_done()->mutable_failure() = ToFailure(bytes.status());
   }
   send_(std::move(message));
+  return absl::OkStatus();
 }
 
-void EngineThread::Refuse(const internal::v1::StepKey& key, const absl::Status& status) {
+absl::Status EngineThread::Refuse(const internal::v1::StepKey& key, const absl::Status& status) {
+  if (absl::IsUnavailable(status)) return status;
   LOG(ERROR) << "refused: " << status.message();
   WorkerMessage message;
   *message.mutable_refused()->mutable_key() = key;
   message.mutable_refused()->set_message(std::string(status.message()));
   send_(std::move(message));
+  return absl::OkStatus();
 }
 
 EngineHooks EngineThread::Hooks() {
   EngineHooks hooks;
   hooks.cancelled = [this] { return IsCancelled(); };
   hooks.progress = [this](const internal::v1::Heartbeat& heartbeat) {
+    Failpoint(absl::StrCat("pass.", heartbeat.phase()), rank_);
     MutexLock lock(&mutex_);
     heartbeat_.set_phase(heartbeat.phase());
     heartbeat_.set_progress(heartbeat_.progress() + 1);

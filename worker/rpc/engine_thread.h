@@ -1,6 +1,9 @@
 // The engine thread: creates the engine and makes every call to it, in the order the server sent the messages. Answers
 // leave through a sink.
 //
+// A call that ends with Unavailable ends the generation: another rank has gone. Nothing more is computed or answered,
+// and the engine is not destroyed, which could wait for the ranks that are left: the process ends instead.
+//
 // Thread safety: Post, Abort and Heartbeat may be called from any thread. Post blocks when kMessagesMax wait: the
 // stream is then not read, and the server is held back.
 // The heartbeat's progress grows with every message that the engine takes and every wave that it ends, over all jobs: a
@@ -24,44 +27,46 @@
 
 namespace stemma::worker {
 
-using EngineFactory = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const internal::v1::Configure& configure,
-                                                                            const std::string& incarnation)>;
-
 class EngineThread {
  public:
   static constexpr size_t kMessagesMax = 64;
 
-  // `send` may be called from the engine thread until Stop; `fail` once, when the engine cannot be created.
-  EngineThread(std::string incarnation, EngineFactory factory, std::function<void(internal::v1::WorkerMessage)> send,
+  // `send` may be called from the engine thread until Stop; `fail` once, when the engine cannot be created or its
+  // generation is over (Unavailable).
+  EngineThread(WorkerIdentity identity, EngineFactory factory, std::function<void(internal::v1::WorkerMessage)> send,
                std::function<void(const absl::Status&)> fail);
-  ~EngineThread();
+  ~EngineThread();  // REQUIRES: Stop was true, or can be
 
   void Post(internal::v1::ServerMessage message);
   internal::v1::Heartbeat Heartbeat();
-  // Cancels what runs; true once the thread has ended. False: it is still inside a wave after `timeout`.
+  // Cancels what runs; true once the thread has ended. False: it is still inside a wave after `timeout`, or the
+  // generation is over; this object is then left as it is until the process ends.
   bool Stop(absl::Duration timeout);
 
  private:
   void Run();
   bool Next(internal::v1::ServerMessage& message);
-  void Dispatch(internal::v1::ServerMessage& message);
+  // These end the generation where they return an error: Unavailable.
+  absl::Status Dispatch(internal::v1::ServerMessage& message);
+  absl::Status Prepare(const internal::v1::Prepare& prepare);
+  absl::Status Apply(const internal::v1::Apply& apply);
+  absl::Status LogProb(const internal::v1::LogProb& log_prob);
+  absl::Status Export(const internal::v1::Export& request);
   void Configure(const internal::v1::Configure& configure);
-  void Prepare(const internal::v1::Prepare& prepare);
-  void Apply(const internal::v1::Apply& apply);
-  void LogProb(const internal::v1::LogProb& log_prob);
-  void Export(const internal::v1::Export& request);
-  void Refuse(const internal::v1::StepKey& key, const absl::Status& status);
+  // Answers with a Refused, but for Unavailable.
+  absl::Status Refuse(const internal::v1::StepKey& key, const absl::Status& status);
   EngineHooks Hooks();
   // Sets what an Abort has to name to end the call that runs.
   void SetRunning(const std::string& what, const std::string& phase);
   bool IsCancelled();
   void SetPhase(const std::string& phase);
 
-  const std::string incarnation_;
+  const WorkerIdentity identity_;
   const EngineFactory factory_;
   const std::function<void(internal::v1::WorkerMessage)> send_;
   const std::function<void(const absl::Status&)> fail_;
-  std::unique_ptr<Engine> engine_;  // of the engine thread
+  std::unique_ptr<Engine> engine_;  // of the engine thread, as is the rank
+  uint32_t rank_ = 0;
 
   Mutex mutex_;
   std::deque<internal::v1::ServerMessage> messages_ ABSL_GUARDED_BY(mutex_);
@@ -70,6 +75,7 @@ class EngineThread {
   internal::v1::Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool generation_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -17,6 +17,7 @@
 #include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
 #include "stemma/internal/v1/worker.grpc.pb.h"
+#include "worker/rpc/own_address.h"
 
 namespace stemma::worker {
 namespace {
@@ -60,20 +61,32 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
   return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
 }
 
-WorkerMessage RegisterMessage(const std::string& incarnation) {
+WorkerMessage RegisterMessage(const SessionOptions& options, const std::string& address) {
   WorkerMessage message;
   internal::v1::Register& to = *message.mutable_register_();
-  to.set_incarnation(incarnation);
+  to.set_incarnation(options.incarnation);
   to.set_pid(getpid());
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
   to.set_host(host);
   to.set_version(STEMMA_VERSION);
-  to.set_device("cpu");
+  to.set_device(options.device);
+  to.set_address(address);
+  to.set_cores(options.cores);
   to.set_memory_bytes(static_cast<uint64_t>(MachineMemoryBytes()));
   to.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));  // the host's too: one memory
   for (v1::WaveLayout layout : {v1::ONE_BY_ONE, v1::PADDED, v1::PACKED}) to.add_layouts(layout);
   return message;
+}
+
+// Empty where it cannot be told: a worker that stands alone does not need it.
+std::string OwnAddress(const SessionOptions& options) {
+  if (!options.address.empty()) return options.address;
+  const absl::StatusOr<HostPort> server = ParseDialAddress(options.server);
+  const absl::StatusOr<std::string> own = server.ok() ? OwnAddressTowards(*server) : server.status();
+  if (own.ok()) return *own;
+  LOG(WARNING) << own.status().message();
+  return "";
 }
 
 // The stream's writing side: one writer at a time.
@@ -111,15 +124,18 @@ class Heartbeats {
   std::thread thread_;
 };
 
-// The engine's failure to start, told by its thread: to the server, which then closes the stream, and to us.
-class StartFailure {
+// Why the engine ends the session, told by its thread: that it could not be made, to the server too, which then closes
+// the stream; or that another rank has gone, of which the server is to hear from that rank's stream and from this one's
+// end.
+class EngineFailure {
  public:
-  StartFailure(grpc::ClientContext& context, Writer& writer) : context_(context), writer_(writer) {}
+  EngineFailure(grpc::ClientContext& context, Writer& writer) : context_(context), writer_(writer) {}
   void Set(const absl::Status& status) {
     {
       absl::MutexLock lock(&mutex_);
       status_ = status;
     }
+    if (absl::IsUnavailable(status)) return context_.TryCancel();
     WorkerMessage message;
     message.mutable_refused()->set_message(std::string(status.message()));
     writer_.Send(message);
@@ -193,7 +209,7 @@ struct Session {
   grpc::ClientContext context;
   std::unique_ptr<Stream> stream;
   std::optional<Writer> writer;
-  std::optional<StartFailure> failure;
+  std::optional<EngineFailure> failure;
   std::unique_ptr<EngineThread> engine;
 };
 
@@ -202,11 +218,12 @@ struct Session {
 SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
   auto session = std::make_unique<Session>(Dial(options.server));
   WaitForServer(*session->channel, options.server);
+  const std::string address = OwnAddress(options);
   LOG(INFO) << "registers at " << options.server << " as " << options.incarnation;
   session->Open(options.secret);
-  session->writer->Send(RegisterMessage(options.incarnation));
+  session->writer->Send(RegisterMessage(options, address));
   session->engine = std::make_unique<EngineThread>(
-      options.incarnation, std::move(factory),
+      WorkerIdentity{options.incarnation, address}, std::move(factory),
       [raw = session.get(), on_ready = options.on_ready](WorkerMessage message) {
         const absl::Status status = message.has_ready() ? on_ready() : absl::OkStatus();
         if (!status.ok()) return raw->failure->Set(status);
@@ -220,9 +237,11 @@ SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
   }
   session->failure->StreamClosed();
   SessionEnd end;
-  end.mid_wave = !session->engine->Stop(kEngineStopsWithin);
+  end.engine_left = !session->engine->Stop(kEngineStopsWithin);
   end.status = session->failure->Get();
-  if (end.mid_wave) {
+  // A rank that the server told to leave is missed by those that it has not told yet.
+  if (heard.shutdown && absl::IsUnavailable(end.status)) end.status = absl::OkStatus();
+  if (end.engine_left) {
     Session* const left = session.release();  // the engine's thread goes on using it until the process ends
     if (end.status.ok() && !heard.shutdown) end.status = absl::UnavailableError("the stream ended inside a wave");
     left->context.TryCancel();

@@ -2,6 +2,7 @@
 // every second. One stream is one incarnation: when it ends, so does the process.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -14,19 +15,21 @@ struct SessionOptions {
   std::string server;                      // host:port of the server's worker listener
   std::string secret;                      // the server's
   std::string incarnation;                 // random for each process
+  std::string address;                     // IP literal at which other ranks reach this one; empty: found
+  std::string device;                      // "cpu:0"
+  uint32_t cores = 0;                      // that the compute may use; 0: not known
   std::function<absl::Status()> on_ready;  // the model is loaded; an error ends the session with it
 };
 
 // Waits for the server, however long; a line in the log says so. Then blocks until the session ends. OK: the server
-// said Shutdown. Else why: Unavailable - the stream was lost, or the server has no place for this worker now; the
-// engine's status, where it could not be created (InvalidArgument, NotFound and ResourceExhausted are the
-// configuration's fault); the same codes where the server refused this worker for good.
-//
-// The engine may still be inside a wave when this returns: the process then has to end, or be replaced, without
-// unwinding (`mid_wave`).
+// said Shutdown. Else why: Unavailable - the stream was lost, the server has no place for this worker now, or another
+// rank has gone; the engine's status, where it could not be created (InvalidArgument, NotFound and ResourceExhausted
+// are the configuration's fault); the same codes where the server refused this worker for good.
 struct SessionEnd {
   absl::Status status;
-  bool mid_wave = false;
+  // The engine is inside a wave, or in a generation that lost a rank: the process has to end, or be replaced, without
+  // unwinding.
+  bool engine_left = false;
 };
 SessionEnd RunSession(const SessionOptions& options, EngineFactory factory);
 

@@ -13,6 +13,10 @@ namespace {
 bool IsExchange(OperationKind kind) { return kind >= OperationKind::kSend; }
 bool IsWave(OperationKind kind) { return kind == OperationKind::kWaveForward || kind == OperationKind::kWaveBackward; }
 
+bool BorrowsKv(const Operation& operation) {
+  return operation.kind == OperationKind::kReceive && operation.part == PrefixPart::kKv;
+}
+
 const char* KindText(OperationKind kind) {
   switch (kind) {
     case OperationKind::kPrefixForward:
@@ -41,7 +45,8 @@ class RankCheck {
   RankCheck(int rank, const Program& program, bool forward_only)
       : rank_(rank), program_(program), forward_only_(forward_only) {
     for (const Operation& operation : program) {
-      if (operation.kind == OperationKind::kPrefixForward) with_prefix_.insert(operation.cluster);
+      if (operation.kind == OperationKind::kPrefixForward || BorrowsKv(operation))
+        with_prefix_.insert(operation.cluster);
     }
   }
 
@@ -50,7 +55,12 @@ class RankCheck {
   const ProgramPeaks& peaks() const { return peaks_; }
 
   // Steps over the exchange that it waits at.
-  void Pass() { ++next_; }
+  absl::Status Pass() {
+    if (const std::string problem = Exchanged(current()); !problem.empty()) return Error(problem);
+    NotePeaks();
+    ++next_;
+    return absl::OkStatus();
+  }
 
   absl::Status Error(const std::string& what) const {
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank_, ", operation ", next_, ", ",
@@ -61,8 +71,7 @@ class RankCheck {
   absl::Status RunLocal() {
     for (; !done() && !IsExchange(current().kind); ++next_) {
       if (const std::string problem = Step(current()); !problem.empty()) return Error(problem);
-      peaks_.live_waves = std::max(peaks_.live_waves, static_cast<int>(live_waves_.size()));
-      peaks_.live_clusters = std::max(peaks_.live_clusters, static_cast<int>(live_clusters_.size()));
+      NotePeaks();
     }
     if (!done()) {
       const std::vector<int>& ranks = current().exchange.ranks;
@@ -77,6 +86,28 @@ class RankCheck {
  private:
   using WaveKey = std::pair<int, int>;
 
+  void NotePeaks() {
+    peaks_.live_waves = std::max(peaks_.live_waves, static_cast<int>(live_waves_.size()));
+    peaks_.live_clusters = std::max(peaks_.live_clusters, static_cast<int>(live_clusters_.size()));
+  }
+
+  // Returns what is wrong with what an exchange does to its cluster's hot set; empty: nothing.
+  std::string Exchanged(const Operation& operation) {
+    const int cluster = operation.cluster;
+    if (operation.part == PrefixPart::kNone) return "";
+    if (BorrowsKv(operation)) {
+      borrowed_.insert(cluster);
+      return live_clusters_.insert(cluster).second ? "" : "its cluster has a hot set already";
+    }
+    if (operation.part == PrefixPart::kGradients && forward_only_) return "a backward in a forward-only pass";
+    if (!live_clusters_.contains(cluster)) return "its cluster has no hot set now";
+    const bool helper = operation.part == PrefixPart::kGradients && operation.kind == OperationKind::kSend;
+    const bool borrowed = borrowed_.contains(cluster);
+    if (helper && !borrowed) return "its cluster's hot set is this rank's own: gK/gV stay";
+    if (!helper && borrowed) return "its cluster's hot set is another rank's: that one sends K/V and adds gK/gV";
+    return helper ? EndCluster(cluster) : "";
+  }
+
   // Returns what is wrong with running it now; empty: nothing.
   std::string Step(const Operation& operation) {
     if (forward_only_ &&
@@ -89,8 +120,7 @@ class RankCheck {
     const WaveKey wave = {operation.cluster, operation.wave};
     switch (operation.kind) {
       case OperationKind::kPrefixForward:
-        live_clusters_.insert(operation.cluster);
-        return "";
+        return live_clusters_.insert(operation.cluster).second ? "" : "its cluster has a hot set already";
       case OperationKind::kWaveForward:
         if (with_prefix_.contains(operation.cluster) && !live_clusters_.contains(operation.cluster)) {
           return "its cluster has no hot set now";
@@ -100,6 +130,8 @@ class RankCheck {
       case OperationKind::kWaveBackward:
         return live_waves_.erase(wave) == 1 ? "" : "its forward has left no tape";
       default:
+        if (borrowed_.contains(operation.cluster))
+          return "its cluster's hot set is another rank's: that one runs Phase C";
         return EndCluster(operation.cluster);
     }
   }
@@ -115,7 +147,7 @@ class RankCheck {
   const Program& program_;
   const bool forward_only_;
   size_t next_ = 0;
-  std::set<int> with_prefix_, live_clusters_;
+  std::set<int> with_prefix_, live_clusters_, borrowed_;
   std::set<WaveKey> live_waves_;
   std::set<std::tuple<OperationKind, int, int>> ran_;
   ProgramPeaks peaks_;
@@ -150,7 +182,9 @@ absl::StatusOr<bool> PassOne(std::vector<RankCheck>& ranks) {
     if (!complete.ok()) return complete.status();
     if (!*complete) continue;
     const std::vector<int> members = rank.current().exchange.ranks;
-    for (const int member : members) ranks[static_cast<size_t>(member)].Pass();
+    for (const int member : members) {
+      if (absl::Status status = ranks[static_cast<size_t>(member)].Pass(); !status.ok()) return status;
+    }
     return true;
   }
   return false;
@@ -166,19 +200,64 @@ absl::Status Deadlock(const std::vector<RankCheck>& ranks) {
   return absl::InvalidArgumentError("the ranks wait for each other for ever: " + absl::StrJoin(waits, "; "));
 }
 
+// The exchanges of one cluster, of one rank; none unless its group is split.
+class ClusterExchanges {
+ public:
+  ClusterExchanges(const v1::Cluster& cluster, int index, const RankSizes& sizes)
+      : cluster_(cluster), index_(index), sizes_(sizes) {
+    if (cluster.prefix_groups_size() == 0) return;
+    group_ = cluster.prefix_groups(0);
+    if (group_ < sizes.prefix_rows.size()) rows_ = sizes.prefix_rows[group_];
+  }
+
+  void AppendKv(Program& program) const { Append(PrefixPart::kKv, program); }
+  void AppendGradients(Program& program) const { Append(PrefixPart::kGradients, program); }
+
+ private:
+  void Append(PrefixPart part, Program& program) const {
+    if (cluster_.has_owner_rank()) AppendOne(part, cluster_.owner_rank(), /*sends=*/part != PrefixPart::kKv, program);
+    for (const uint32_t helper : cluster_.helper_ranks()) {
+      AppendOne(part, helper, /*sends=*/part == PrefixPart::kKv, program);
+    }
+  }
+
+  void AppendOne(PrefixPart part, uint32_t peer, bool sends, Program& program) const {
+    if (peer >= static_cast<uint32_t>(sizes_.num_ranks) || peer == static_cast<uint32_t>(sizes_.rank)) return;
+    const int other = static_cast<int>(peer);
+    const bool kv = part == PrefixPart::kKv;
+    program.push_back(
+        {.kind = sends ? OperationKind::kSend : OperationKind::kReceive,
+         .cluster = index_,
+         .exchange = {.ranks = sends ? std::vector<int>{sizes_.rank, other} : std::vector<int>{other, sizes_.rank},
+                      .tensor = absl::StrCat(kv ? "kv" : "gkv", " of group ", group_),
+                      .bytes = rows_ * (kv ? sizes_.kv_row_bytes : sizes_.gradient_row_bytes)},
+         .part = part});
+  }
+
+  const v1::Cluster& cluster_;
+  const int index_;
+  const RankSizes& sizes_;
+  uint32_t group_ = 0;
+  int64_t rows_ = 0;
+};
+
 }  // namespace
 
-Program ExpandStep(const v1::StepPlan& step, bool forward_only) {
+Program ExpandStep(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes) {
   Program program;
   for (int c = 0; c < step.clusters_size(); ++c) {
     const v1::Cluster& cluster = step.clusters(c);
-    const bool has_prefix = cluster.prefix_groups_size() > 0;
-    if (has_prefix) program.push_back({.kind = OperationKind::kPrefixForward, .cluster = c});
+    const bool own_prefix = cluster.prefix_groups_size() > 0 && !cluster.has_owner_rank();
+    const ClusterExchanges exchanges(cluster, c, sizes);
+    if (own_prefix) program.push_back({.kind = OperationKind::kPrefixForward, .cluster = c});
+    exchanges.AppendKv(program);
     for (int w = 0; w < cluster.waves_size(); ++w) {
       program.push_back({.kind = OperationKind::kWaveForward, .cluster = c, .wave = w});
       if (!forward_only) program.push_back({.kind = OperationKind::kWaveBackward, .cluster = c, .wave = w});
     }
-    if (has_prefix && !forward_only) program.push_back({.kind = OperationKind::kPrefixBackward, .cluster = c});
+    if (forward_only) continue;
+    exchanges.AppendGradients(program);
+    if (own_prefix) program.push_back({.kind = OperationKind::kPrefixBackward, .cluster = c});
   }
   return program;
 }

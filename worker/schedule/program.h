@@ -19,7 +19,7 @@ enum class OperationKind {
   kWaveForward,     // of one wave of Phase B, head and loss included
   kWaveBackward,    // of a wave whose forward ran
   kPrefixBackward,  // Phase C of a cluster
-  // Between ranks. No plan makes them yet: one rank computes a step alone.
+  // Between ranks. A plan makes the first two, for groups that are split over ranks.
   kSend,     // exchange.ranks = {from, to}
   kReceive,  // exchange.ranks = {from, to}
   kGather,   // of all exchange.ranks
@@ -35,18 +35,43 @@ struct Exchange {
   bool operator==(const Exchange&) const = default;
 };
 
+// What a kSend or kReceive carries of the prefix of a split group.
+enum class PrefixPart {
+  kNone,       // nothing of it
+  kKv,         // K/V of all layers, from the owner to a helper, whose hot set they become
+  kGradients,  // gK/gV of all layers, from a helper, whose hot set ends, to the owner, who adds them to its own
+};
+
 struct Operation {
   OperationKind kind = OperationKind::kPrefixForward;
   int cluster = 0;
   int wave = 0;            // of kWaveForward and kWaveBackward
   Exchange exchange = {};  // of kSend, kReceive, kGather, kReduce
+  PrefixPart part = PrefixPart::kNone;
+
+  // Returns the other rank of a kSend or kReceive.
+  int peer() const { return exchange.ranks[kind == OperationKind::kSend ? 1 : 0]; }
 };
 
 using Program = std::vector<Operation>;
 
+// What a rank knows of the groups that it shares with others.
+struct RankSizes {
+  int rank = 0, num_ranks = 1;
+  int64_t kv_row_bytes = 0;          // of one row's K and V in all layers
+  int64_t gradient_row_bytes = 0;    // of one row's gK and gV in all layers
+  std::vector<int64_t> prefix_rows;  // by group of the payload; beyond its end: 0
+};
+
 // Lists for each cluster: A if it has prefixes, forward and backward of its waves in order, C if it has prefixes. A
-// forward-only pass has neither backward nor C.
-Program ExpandStep(const v1::StepPlan& step, bool forward_only);
+// forward-only pass has neither backward nor C. Around the waves of a split group:
+//
+//   owner    A   Send K/V to each helper        waves   Receive gK/gV of each helper, helpers ascending   C
+//   helper       Receive K/V from the owner     waves   Send gK/gV to the owner
+//
+// Ranks that list their split groups in one order never wait for each other in a circle. An exchange with a rank that
+// there is not, or with itself, is left out: CheckSplitGroups (worker/schedule/split_groups.h) refuses such a plan.
+Program ExpandStep(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes = {});
 
 // "WaveForward(cluster 0, wave 2)", "Reduce(\"gk.3\", 4096 bytes, ranks 0 1)".
 std::string OperationText(const Operation& operation);
@@ -61,6 +86,9 @@ struct ProgramPeaks {
 //   order: a wave runs before its cluster's Phase A, a backward without its forward's tape, a Phase C before the last
 //     backward of its cluster, or an operation twice
 //   tapes: a forward whose tape nobody consumes, a Phase A without a Phase C (unless forward_only)
+//   split groups: a helper that runs Phase A or C of its cluster, K/V that are sent before they are there, gK/gV that
+//   are
+//     sent before the last backward, twice or never, or that come after Phase C
 //   exchanges: a rank that is in none of its ranks, ranks that meet with different tensors or bytes, or wait for ever
 // and names rank, place and operation.
 absl::StatusOr<std::vector<ProgramPeaks>> CheckPrograms(const std::vector<Program>& ranks, bool forward_only);

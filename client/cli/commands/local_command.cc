@@ -1,7 +1,8 @@
-// stemma local: a server and a worker on this machine, in the foreground.
+// stemma local: a server and its workers on this machine, in the foreground.
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -9,25 +10,29 @@
 #include "client/cli/commands/command.h"
 #include "client/cli/local/local_run.h"
 #include "client/cli/output/command_status.h"
+#include "common/base/mesh.h"
+#include "common/base/run_config.h"
 
 namespace stemma::cli {
 namespace {
 
-// An option that goes to the server as it is, and is checked there: run.yaml and flags are judged as a whole.
+// An option that goes to the server as it is, and is checked there: run.yaml and flags are judged as a whole. `kept`:
+// where its value stays here too.
 void PassOption(CLI::App* command, LocalOptions* options, const std::string& name, const std::string& type,
-                const std::string& help) {
+                const std::string& help, std::string* kept = nullptr) {
   command
       ->add_option_function<std::string>(
           name,
-          [options, name](const std::string& value) {
+          [options, name, kept](const std::string& value) {
             options->server_flags.push_back(name);
             options->server_flags.push_back(value);
+            if (kept != nullptr) *kept = value;
           },
           help)
       ->type_name(type);
 }
 
-// An option of the log: of this process, of the server and of the worker.
+// An option of the log: of this process, of the server and of the workers.
 template <typename Value>
 void PassLogOption(CLI::App* command, LocalOptions* options, const std::string& name, const std::string& type,
                    const std::map<std::string, Value>& words, Value* value, const std::string& help) {
@@ -46,9 +51,37 @@ void PassLogOption(CLI::App* command, LocalOptions* options, const std::string& 
       ->type_name(type);
 }
 
-absl::Status RunLocal(const LocalOptions& options) {
+// What says how many workers there are. Empty, or 0: not given.
+struct GangOptions {
+  std::string mesh, config_file;
+  uint32_t workers = 0;
+};
+
+// Returns as many as the mesh has ranks: the options', else run.yaml's. What cannot be read counts as one worker: the
+// server, which is told the same, refuses it with all other problems before a worker starts.
+uint32_t MeshRanks(const GangOptions& gang) {
+  if (!gang.mesh.empty()) {
+    const absl::StatusOr<v1::Mesh> mesh = ParseMesh(gang.mesh);
+    return mesh.ok() ? NumRanks(*mesh) : 1;
+  }
+  if (gang.workers > 0) return gang.workers;
+  if (gang.config_file.empty()) return 1;
+  const absl::StatusOr<ParsedRunConfig> parsed = ReadRunConfig(gang.config_file);
+  const uint32_t ranks = parsed.ok() ? NumRanks(parsed->config.mesh()) : 1;
+  return ranks <= kRanksMax ? ranks : 1;
+}
+
+absl::Status RunLocal(LocalOptions options, const GangOptions& gang) {
   if (options.server_flags.empty()) return UsageError("say what to run: --model DIR, or --config FILE that names one");
-  LocalRun run(options);
+  options.num_workers = MeshRanks(gang);
+  if (!gang.mesh.empty() && gang.workers > 0 && gang.workers != options.num_workers && ParseMesh(gang.mesh).ok()) {
+    return UsageError(absl::StrCat("--workers ", gang.workers, " and --mesh ", gang.mesh, " differ: the mesh has ",
+                                   options.num_workers, " ranks, and each is a worker; give one of the two"));
+  }
+  if (gang.mesh.empty() && gang.workers > 0) {
+    options.server_flags.insert(options.server_flags.end(), {"--mesh", absl::StrCat("dp=", gang.workers)});
+  }
+  LocalRun run(std::move(options));
   return run.Run();
 }
 
@@ -56,12 +89,22 @@ absl::Status RunLocal(const LocalOptions& options) {
 
 void AddLocalCommand(CLI::App& app, Runner& run) {
   auto options = std::make_shared<LocalOptions>();
+  auto gang = std::make_shared<GangOptions>();
   CLI::App* command = app.add_subcommand(
-      "local", "Run a server and a worker on this machine, in the foreground; prints the address once it serves");
+      "local", "Run a server and its workers on this machine, in the foreground; prints the address once it serves");
   PassOption(command, options.get(), "--model", "DIR", "Hugging Face directory: config.json and safetensors");
-  PassOption(command, options.get(), "--config", "FILE", "run.yaml; options given here override it");
+  PassOption(command, options.get(), "--config", "FILE", "run.yaml; options given here override it",
+             &gang->config_file);
   PassOption(command, options.get(), "--dtype", "fp32|fp64|bf16", "What to compute in");
   PassOption(command, options.get(), "--schedule", "auto|reuse|dense", "Prefix reuse, or every trajectory in full");
+  command
+      ->add_option("--workers", gang->workers,
+                   "So many workers, each a rank of data parallelism (default: by the mesh)")
+      ->check(CLI::Range(1u, kRanksMax).description(""))
+      ->type_name("N");
+  PassOption(command, options.get(), "--mesh", "MESH", "How many ranks each axis has, as dp=N; each rank is a worker",
+             &gang->mesh);
+  PassOption(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
   PassOption(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");
   PassOption(command, options.get(), "--ops-listen", "HOST:PORT", "Where to answer health checks");
   PassOption(command, options.get(), "--data", "DIR", "Where exports go");
@@ -76,10 +119,10 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--host-memory", "BYTES", "Host memory for what is moved off the device");
   PassOption(command, options.get(), "--optimizer-residency", "device|host", "Force where optimizer states live");
   PassOption(command, options.get(), "--worker-lost-after", "SECONDS",
-             "Silence after which the worker is replaced (default: 15)");
+             "Silence after which the worker is replaced (default: 10)");
   PassOption(command, options.get(), "--worker-stalled-after", "SECONDS",
              "Standstill of a job after which it is replaced (default: 300)");
-  PassOption(command, options.get(), "--threads", "N", "Threads that compute; 0: all cores");
+  PassOption(command, options.get(), "--threads", "N", "Threads of each worker; 0: all cores, divided evenly");
   command
       ->add_option_function<uint32_t>(
           "--drain-timeout",
@@ -102,8 +145,9 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   SetExamples(command,
               "  stemma local --model tiny --dtype fp32 --listen 127.0.0.1:7070\n"
               "  stemma local --config run.yaml --schedule dense --data out\n"
+              "  stemma local --model tiny --workers 2\n"
               "  stemma local --model tiny --ready-file address &   # then: --server $(cat address)");
-  command->callback([&run, options] { run = [options] { return RunLocal(*options); }; });
+  command->callback([&run, options, gang] { run = [options, gang] { return RunLocal(*options, *gang); }; });
 }
 
 }  // namespace stemma::cli

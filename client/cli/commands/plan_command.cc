@@ -36,6 +36,8 @@ void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan)
     }
     record["cluster_reports"] = clusters;
     record["group_costs"] = groups;
+    record["rank_reports"] = RankReportRecords(plan);
+    record["split_groups"] = SplitRecords(plan);
     return WriteFields(options.output, record, std::cout);
   }
   Record summary;
@@ -45,6 +47,14 @@ void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan)
   std::cout << "\n";
   if (clusters.empty()) std::cout << "nothing to compute: no rollout has a loss\n";
   WriteRecords(options.output, ClusterSummaryColumns(), ClusterSummaries(plan), std::cout);
+  if (const std::vector<Record> ranks = RankSummaries(plan); !ranks.empty()) {
+    std::cout << "\n";
+    WriteRecords(options.output, RankSummaryColumns(plan), ranks, std::cout);
+  }
+  if (const std::vector<Record> splits = SplitSummaries(plan); !splits.empty()) {
+    std::cout << "\n";
+    WriteRecords(options.output, SplitSummaryColumns(), splits, std::cout);
+  }
   if (!options.verbose) return;
   std::cout << "\n";
   WriteFields(options.output, record, std::cout);

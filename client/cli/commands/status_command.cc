@@ -1,4 +1,4 @@
-// stemma status: the server, its configuration and its model.
+// stemma status: the server, its workers, its configuration and its model.
 #include <iostream>
 #include <memory>
 
@@ -29,12 +29,18 @@ absl::Status RunStatus(const StatusOptions& options) {
   record["version"] = info.version();
   record["api"] = info.api();
   record["workers_connected"] = info.workers_connected();
+  record["generation"] = info.generation();
+  if (options.output.format == OutputFormat::kJson) record["ranks"] = RankRecords(info);
   record["model"] = MessageRecord(model);
   record["config"] = MessageRecord(info.config());
   record["loss_modes"] = std::vector<std::string>(info.loss_modes().begin(), info.loss_modes().end());
   record["loss_agg_modes"] = std::vector<std::string>(info.loss_agg_modes().begin(), info.loss_agg_modes().end());
   record["kl_loss_types"] = std::vector<std::string>(info.kl_loss_types().begin(), info.kl_loss_types().end());
   WriteFields(options.output, record, std::cout);
+  if (options.output.format == OutputFormat::kTable && info.ranks_size() > 0) {
+    std::cout << "\n";
+    WriteRecords(options.output, RankColumns(), RankRecords(info), std::cout);
+  }
   if (IsServing(model.state())) return absl::OkStatus();
   const std::string reason = model.state_reason().empty() ? "" : ": " + model.state_reason();
   return NotServingError("the server answers but does not serve: the model is " +
@@ -45,7 +51,7 @@ absl::Status RunStatus(const StatusOptions& options) {
 
 void AddStatusCommand(CLI::App& app, Runner& run) {
   auto options = std::make_shared<StatusOptions>();
-  CLI::App* command = app.add_subcommand("status", "Show the server, its configuration and its model");
+  CLI::App* command = app.add_subcommand("status", "Show the server, its workers, its configuration and its model");
   AddServerOptions(command, &options->server);
   AddOutputOption(command, &options->output);
   SetExamples(command,

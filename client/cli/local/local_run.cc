@@ -6,8 +6,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <utility>
 
@@ -47,13 +49,16 @@ int WaitSignal(int timeout_ms) {
   return signal_number > 0 ? signal_number : 0;
 }
 
-std::string WorkerReadyPath(const std::string& scratch_directory) { return scratch_directory + "/worker"; }
-
 std::string SecretPath(const std::string& scratch_directory) { return scratch_directory + "/worker-secret"; }
+
+bool HasWorker(const v1::ServerInfo& info, pid_t pid) {
+  return std::any_of(info.ranks().begin(), info.ranks().end(),
+                     [pid](const v1::RankInfo& rank) { return rank.pid() == static_cast<uint32_t>(pid); });
+}
 
 }  // namespace
 
-LocalRun::LocalRun(LocalOptions options) : options_(std::move(options)) {}
+LocalRun::LocalRun(LocalOptions options) : options_(std::move(options)), losses_(options_.num_workers) {}
 
 LocalRun::~LocalRun() {
   Stop();
@@ -88,7 +93,7 @@ absl::Status LocalRun::Start() {
   argv.insert(argv.end(), options_.log_flags.begin(), options_.log_flags.end());
   ASSIGN_OR_RETURN(server_pid_, StartChild({.argv = argv}));
   RETURN_IF_ERROR(WaitForAddress());
-  return stop_requested_ ? absl::OkStatus() : StartWorker();
+  return stop_requested_ ? absl::OkStatus() : StartWorkers();
 }
 
 bool LocalRun::ReadAddresses() {
@@ -110,19 +115,23 @@ absl::Status LocalRun::WaitForAddress() {
   return absl::InternalError("the server did not open its port");
 }
 
-absl::Status LocalRun::StartWorker() {
-  ASSIGN_OR_RETURN(const std::string worker, SiblingExecutable("stemma-worker"));
-  std::vector<std::string> argv = {worker,
-                                   "--server",
-                                   worker_address_,
-                                   "--worker-secret-file",
-                                   SecretPath(scratch_directory_),
-                                   "--ready-file",
-                                   WorkerReadyPath(scratch_directory_),
-                                   "--once"};
-  argv.insert(argv.end(), options_.worker_flags.begin(), options_.worker_flags.end());
-  ASSIGN_OR_RETURN(worker_pid_, StartChild({.argv = argv}));
-  watch_.Started();
+void LocalRun::MakeWorkers() {
+  for (uint32_t i = 0; i < options_.num_workers; ++i) {
+    std::vector<std::string> arguments = {"--server", worker_address_, "--worker-secret-file",
+                                          SecretPath(scratch_directory_), "--once"};
+    std::string name = "the worker";
+    if (options_.num_workers > 1) {
+      name = absl::StrCat("worker ", i, " of ", options_.num_workers);
+      arguments.insert(arguments.end(), {"--device", absl::StrCat("cpu:", i)});
+    }
+    arguments.insert(arguments.end(), options_.worker_flags.begin(), options_.worker_flags.end());
+    workers_.emplace_back(std::move(name), absl::StrCat(scratch_directory_, "/worker-", i), std::move(arguments));
+  }
+}
+
+absl::Status LocalRun::StartWorkers() {
+  MakeWorkers();
+  for (WorkerProcess& worker : workers_) RETURN_IF_ERROR(worker.Start());
   return absl::OkStatus();
 }
 
@@ -136,11 +145,9 @@ absl::Status LocalRun::Serve() {
       Say(absl::StrCat("stopping (", strsignal(signal_number), "); what runs has ",
                        absl::FormatDuration(options_.drain_within), " to end, another signal ends at once"));
       return absl::OkStatus();
-    } else if (worker_pid_ == -1) {
-      restart_in_ms_ -= tick_ms;
-      if (restart_in_ms_ <= 0) RETURN_IF_ERROR(StartWorker());
     } else {
-      RETURN_IF_ERROR(LookAtWorker(tick_ms));
+      RETURN_IF_ERROR(StartDueWorkers(tick_ms));
+      RETURN_IF_ERROR(LookAtWorkers(tick_ms));
     }
   }
 }
@@ -150,7 +157,9 @@ absl::Status LocalRun::HandleChildren() {
   while (true) {
     const pid_t pid = waitpid(-1, &wait_status, WNOHANG);
     if (pid <= 0) return absl::OkStatus();
-    if (pid == worker_pid_) RETURN_IF_ERROR(HandleWorkerEnd(wait_status));
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      if (pid == workers_[i].pid()) RETURN_IF_ERROR(HandleWorkerEnd(i, wait_status));
+    }
     if (pid != server_pid_) continue;
     server_pid_ = -1;
     const std::string text = absl::StrCat("the server ended with ", ExitText(wait_status));
@@ -160,41 +169,55 @@ absl::Status LocalRun::HandleChildren() {
   }
 }
 
-absl::Status LocalRun::HandleWorkerEnd(int wait_status) {
-  worker_pid_ = -1;
+absl::Status LocalRun::HandleWorkerEnd(size_t worker, int wait_status) {
+  workers_[worker].Ended();
   ready_ = false;
-  unlink(WorkerReadyPath(scratch_directory_).c_str());  // a worker that was killed leaves it
   const int exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
-  const RestartDecision decision = policy_.WorkerEnded(exit_code, ExitText(wait_status));
+  const std::string text = ExitText(wait_status), &name = workers_[worker].name();
+  const RestartDecision decision =
+      losses_.Ended(worker) ? policy_.WorkerEnded(exit_code, text, name) : policy_.FollowerEnded(exit_code, text, name);
   if (!decision.restart) {
     return exit_code == kConfigurationExit ? UsageError(decision.reason) : absl::InternalError(decision.reason);
   }
   Say(decision.reason);
-  restart_in_ms_ = decision.delay_ms;
+  workers_[worker].StartAfter(decision.delay_ms);
   return absl::OkStatus();
 }
 
-// Ready is what our worker says of itself; lost is what the server says of it.
-absl::Status LocalRun::LookAtWorker(int elapsed_ms) {
-  const std::optional<bool> connected = IsWorkerConnected();
-  if (connected && watch_.IsLost(*connected, elapsed_ms)) {
-    Say(absl::StrCat("worker ", worker_pid_, " no longer answers its server: it is killed"));
-    kill(worker_pid_, SIGKILL);
-    watch_.Started();
-    return absl::OkStatus();
+absl::Status LocalRun::StartDueWorkers(int elapsed_ms) {
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    if (!workers_[i].IsDue(elapsed_ms)) continue;
+    RETURN_IF_ERROR(workers_[i].Start());
+    losses_.Started(i);
   }
-  if (ready_ || !connected.value_or(false) || access(WorkerReadyPath(scratch_directory_).c_str(), F_OK) != 0) {
-    return absl::OkStatus();
+  return absl::OkStatus();
+}
+
+// Ready is what our workers say of themselves; lost is what the server says of them.
+absl::Status LocalRun::LookAtWorkers(int elapsed_ms) {
+  const bool none = std::none_of(workers_.begin(), workers_.end(), std::mem_fn(&WorkerProcess::is_running));
+  const std::optional<v1::ServerInfo> info = none ? std::nullopt : AskServer();
+  if (!info) return absl::OkStatus();
+  bool all_serve = true;
+  for (WorkerProcess& worker : workers_) {
+    const bool connected = worker.is_running() && HasWorker(*info, worker.pid());
+    all_serve = all_serve && connected && worker.IsReady();
+    if (!worker.is_running()) continue;
+    const pid_t pid = worker.pid();
+    if (!worker.KillIfLost(connected, elapsed_ms)) continue;
+    Say(absl::StrCat("worker ", pid, " no longer answers its server: it is killed"));
   }
+  if (ready_ || !all_serve) return absl::OkStatus();
   ready_ = true;
   policy_.WorkerIsReady();
+  losses_.AllServe();
   if (!announced_) return Announce();
-  Say("a new worker serves");
+  Say(workers_.size() == 1 ? "a new worker serves" : absl::StrCat("all ", workers_.size(), " workers serve again"));
   return absl::OkStatus();
 }
 
 // Nothing: the server did not answer.
-std::optional<bool> LocalRun::IsWorkerConnected() {
+std::optional<v1::ServerInfo> LocalRun::AskServer() {
   if (stub_ == nullptr) {
     stub_ = v1::TrainingService::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
   }
@@ -202,7 +225,7 @@ std::optional<bool> LocalRun::IsWorkerConnected() {
   SetTimeout(context, kPollTimeoutS);
   v1::ServerInfo info;
   if (!stub_->GetServerInfo(&context, v1::GetServerInfoRequest(), &info).ok()) return std::nullopt;
-  return info.workers_connected() > 0;
+  return info;
 }
 
 absl::Status LocalRun::Announce() {
@@ -220,17 +243,26 @@ absl::Duration LocalRun::ServerStop() const { return options_.drain_within + 2 *
 
 void LocalRun::Say(const std::string& text) const { stemma::Say("stemma local", options_.log, LogLevel::kInfo, text); }
 
-// The server first: it may finish a step with its worker.
+// The server first: it may finish a step with its workers.
 void LocalRun::Stop() {
   if (ready_file_) ready_file_->Remove();
+  // Nobody would read of the server's end on our connection, and the server would wait for it for kCloseWithin.
+  stub_.reset();
   if (server_pid_ != -1) kill(server_pid_, SIGTERM);
-  ReapUntil(server_pid_, static_cast<int>(absl::ToInt64Milliseconds(ServerStop())));
-  if (worker_pid_ != -1) kill(worker_pid_, SIGTERM);
-  ReapUntil(worker_pid_, kWorkerStopMs);
+  int server_left_ms = static_cast<int>(absl::ToInt64Milliseconds(ServerStop())), workers_left_ms = kWorkerStopMs;
+  ReapUntil(server_pid_, server_left_ms);
+  for (const WorkerProcess& worker : workers_) {
+    if (worker.is_running()) kill(worker.pid(), SIGTERM);
+  }
+  for (WorkerProcess& worker : workers_) {
+    pid_t pid = worker.pid();
+    ReapUntil(pid, workers_left_ms);
+    worker.Ended();
+  }
 }
 
-// Waits for `pid`, then kills it; a second SIGINT or SIGTERM kills it at once.
-void LocalRun::ReapUntil(pid_t& pid, int timeout_ms) {
+// Waits for `pid` for at most `left_ms`, which counts down, then kills it; a second SIGINT or SIGTERM leaves no time.
+void LocalRun::ReapUntil(pid_t& pid, int& left_ms) {
   while (pid != -1) {
     int wait_status = 0;
     if (waitpid(pid, &wait_status, WNOHANG) == pid) {
@@ -238,8 +270,8 @@ void LocalRun::ReapUntil(pid_t& pid, int timeout_ms) {
       return;
     }
     const int signal_number = WaitSignal(kTickMs);
-    timeout_ms -= kTickMs;
-    if (timeout_ms > 0 && (signal_number == 0 || signal_number == SIGCHLD)) continue;
+    left_ms = signal_number == 0 || signal_number == SIGCHLD ? left_ms - kTickMs : 0;
+    if (left_ms > 0) continue;
     kill(pid, SIGKILL);
     waitpid(pid, &wait_status, 0);
     pid = -1;

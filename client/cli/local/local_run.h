@@ -1,21 +1,24 @@
-// One server and one worker on this machine, run in the foreground: starts them, restarts a worker that died or
-// that no longer answers its server, passes signals on, leaves no process behind.
+// One server and its workers on this machine, run in the foreground: starts them, restarts workers that died or that no
+// longer answer their server, passes signals on, leaves no process behind. Several workers are one gang: it serves
+// while all of them do, and the loss of one ends its generation for all.
 //
 // Thread safety: none; call from the main thread, before any other thread exists (it blocks the signals it waits for).
 //
-//   starting server -> starting worker -> serving <-> worker lost (-> restart) ; any -> stopping -> done
+//   starting server -> starting workers -> serving <-> worker lost (-> restart) ; any -> stopping -> done
 #pragma once
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/cli/local/gang_losses.h"
 #include "client/cli/local/restart_policy.h"
-#include "client/cli/local/worker_watch.h"
+#include "client/cli/local/worker_process.h"
 #include "common/base/logging.h"
 #include "common/base/ready_file.h"
 #include "common/base/stop_times.h"
@@ -27,6 +30,7 @@ struct LocalOptions {
   std::vector<std::string> server_flags;  // passed to stemma-server as they are
   std::vector<std::string> log_flags;     // of the server too; apart, as they do not say what to run
   std::vector<std::string> worker_flags;
+  uint32_t num_workers = 1;                    // as many as the mesh has ranks
   std::string ready_file;                      // empty: none
   LogOptions log;                              // the children's too
   absl::Duration drain_within = kDrainWithin;  // as the server has it
@@ -37,37 +41,38 @@ class LocalRun {
   explicit LocalRun(LocalOptions options);
   ~LocalRun();
 
-  // Returns when told to stop by SIGINT, SIGTERM or SIGHUP (OK), or when the server or the worker cannot go on: exit
-  // code 2 if one refused its configuration, else 1.
+  // Returns when told to stop by SIGINT, SIGTERM or SIGHUP (OK), or when the server or a worker cannot go on: exit code
+  // 2 if one refused its configuration, else 1.
   absl::Status Run();
 
  private:
   absl::Status Start();
   absl::Status WaitForAddress();
   bool ReadAddresses();
-  absl::Status StartWorker();
+  void MakeWorkers();
+  absl::Status StartWorkers();
   absl::Status Serve();           // until a signal or a fault
   absl::Status HandleChildren();  // reaps whatever ended
-  absl::Status HandleWorkerEnd(int wait_status);
-  absl::Status LookAtWorker(int elapsed_ms);
-  std::optional<bool> IsWorkerConnected();
+  absl::Status HandleWorkerEnd(size_t worker, int wait_status);
+  absl::Status StartDueWorkers(int elapsed_ms);
+  absl::Status LookAtWorkers(int elapsed_ms);
+  std::optional<v1::ServerInfo> AskServer();
   absl::Status Announce();
   void Say(const std::string& text) const;
   absl::Duration ServerStop() const;  // longer than the server may take to drain
   void Stop();
-  void ReapUntil(pid_t& pid, int timeout_ms);
+  void ReapUntil(pid_t& pid, int& left_ms);
 
   LocalOptions options_;
   std::string scratch_directory_;
   std::string address_, worker_address_;
   pid_t server_pid_ = -1;  // -1: not running
-  pid_t worker_pid_ = -1;
-  bool ready_ = false;  // a worker serves
+  std::vector<WorkerProcess> workers_;
+  bool ready_ = false;  // all workers serve
   bool announced_ = false;
   bool stop_requested_ = false;
-  int restart_in_ms_ = 0;  // with worker_pid_ == -1
   RestartPolicy policy_;
-  WorkerWatch watch_;
+  GangLosses losses_;
   std::optional<ReadyFile> ready_file_;
   std::unique_ptr<v1::TrainingService::Stub> stub_;
 };

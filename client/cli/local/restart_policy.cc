@@ -1,5 +1,8 @@
 #include "client/cli/local/restart_policy.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 namespace stemma::cli {
@@ -9,20 +12,37 @@ constexpr int kConfigurationExit = 2;
 constexpr int kDoNotRestartExit = 93;
 constexpr int kFirstDelayMs = 200;
 
+// Returns why it must not start again, or "".
+std::string FinalReason(int exit_code, const std::string& ended) {
+  if (exit_code == kConfigurationExit) return absl::StrCat(ended, ": its configuration is refused");
+  if (exit_code == kDoNotRestartExit) return absl::StrCat(ended, ": it asks not to be restarted");
+  return "";
+}
+
+int DelayMs(int earlier_restarts) { return kFirstDelayMs << (2 * earlier_restarts); }  // 0.2, 0.8, 3.2 s
+
 }  // namespace
 
-RestartDecision RestartPolicy::WorkerEnded(int exit_code, const std::string& exit_text) {
-  const std::string ended = absl::StrCat("the worker ended with ", exit_text);
-  if (exit_code == kConfigurationExit) return {.reason = absl::StrCat(ended, ": its configuration is refused")};
-  if (exit_code == kDoNotRestartExit) return {.reason = absl::StrCat(ended, ": it asks not to be restarted")};
+RestartDecision RestartPolicy::WorkerEnded(int exit_code, const std::string& exit_text, const std::string& name) {
+  const std::string ended = absl::StrCat(name, " ended with ", exit_text);
+  if (std::string final = FinalReason(exit_code, ended); !final.empty()) return {.reason = std::move(final)};
   if (restarts_ == kRestartsMax) {
     return {.reason = absl::StrCat(ended, " and was not ready once in ", kRestartsMax, " restarts")};
   }
-  const int delay_ms = kFirstDelayMs << (2 * restarts_);  // 0.2, 0.8, 3.2 s
+  const int delay_ms = DelayMs(restarts_);
   ++restarts_;
   return {.restart = true,
           .delay_ms = delay_ms,
           .reason = absl::StrCat(ended, "; restart ", restarts_, " of ", kRestartsMax, " in ", delay_ms, " ms")};
+}
+
+RestartDecision RestartPolicy::FollowerEnded(int exit_code, const std::string& exit_text,
+                                             const std::string& name) const {
+  const std::string ended = absl::StrCat(name, " ended with ", exit_text);
+  if (std::string final = FinalReason(exit_code, ended); !final.empty()) return {.reason = std::move(final)};
+  return {.restart = true,
+          .delay_ms = DelayMs(std::max(restarts_ - 1, 0)),
+          .reason = absl::StrCat(ended, " as its gang was lost; it starts again")};
 }
 
 }  // namespace stemma::cli

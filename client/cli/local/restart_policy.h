@@ -1,6 +1,6 @@
-// When `stemma local` starts its worker again. A pure decision: no clock, no process.
+// When `stemma local` starts a worker again. A pure decision: no clock, no process.
 //
-// A worker that becomes ready forgets earlier failures. Exit code 2 (configuration) and 93 (do not restart) are final.
+// A gang that becomes ready forgets earlier failures. Exit code 2 (configuration) and 93 (do not restart) are final.
 #pragma once
 
 #include <string>
@@ -15,15 +15,18 @@ struct RestartDecision {
 
 class RestartPolicy {
  public:
-  static constexpr int kRestartsMax = 3;  // in a row, without a ready worker between them
+  static constexpr int kRestartsMax = 3;  // in a row, without a ready gang between them
 
   void WorkerIsReady() { restarts_ = 0; }
 
-  // `exit_code`: of an exit; -1 after a signal. `exit_text`: how it ended, for the reason.
-  RestartDecision WorkerEnded(int exit_code, const std::string& exit_text);
+  // `exit_code`: of an exit; -1 after a signal. `exit_text`: how it ended, and `name`: which worker, for the reason.
+  RestartDecision WorkerEnded(int exit_code, const std::string& exit_text, const std::string& name = "the worker");
+
+  // A worker ended because its generation did: not a failure of its own. It starts again when the lost one does.
+  RestartDecision FollowerEnded(int exit_code, const std::string& exit_text, const std::string& name) const;
 
  private:
-  int restarts_ = 0;  // since the last ready worker
+  int restarts_ = 0;  // since the last ready gang
 };
 
 }  // namespace stemma::cli

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/human.h"
 
@@ -41,6 +43,37 @@ std::string TimeText(const v1::PlanReport& plan) {
                       plan.rates().calibrated() ? "" : " (a guess: too few steps were measured on this machine)");
 }
 
+// Describes the worst of all steps: by how much the slowest rank is above the mean, and above what any placement of
+// whole groups needs.
+std::string RanksText(const v1::PlanReport& plan) {
+  int ranks = 0, split = 0;
+  double imbalance = 0, over_bound = 0, whole = 0;
+  uint64_t bytes = 0;
+  for (const v1::StepReport& step : plan.steps()) {
+    ranks = std::max(ranks, step.ranks_size());
+    imbalance = std::max(imbalance, step.imbalance());
+    over_bound = std::max(over_bound, step.over_bound());
+    whole = std::max(whole, step.imbalance_whole());
+    split += step.split_groups_size();
+    for (const v1::SplitGroup& group : step.split_groups()) bytes += group.bytes();
+  }
+  if (ranks == 0) return "";
+  std::string text = absl::StrCat(ranks, ": the slowest takes ", HumanRatio(imbalance), " the mean's time, ",
+                                  absl::StrFormat("%.1f%%", 100 * over_bound), " over the least that ");
+  if (split == 0) return absl::StrCat(text, "whole groups allow");
+  return absl::StrCat(text, "this split allows; ", Counted(static_cast<uint64_t>(split), "group"),
+                      " split: ", HumanRatio(whole), " without, ", HumanBytes(Number(bytes)), " between ranks");
+}
+
+// "0: 12, 3: 8", the rollouts of each rank, the owner first.
+std::string PartsText(const v1::SplitGroup& group) {
+  std::vector<std::string> parts;
+  for (int i = 0; i < std::min(group.ranks_size(), group.rollouts_size()); ++i) {
+    parts.push_back(absl::StrCat(group.ranks(i), ": ", group.rollouts(i)));
+  }
+  return absl::StrJoin(parts, ", ");
+}
+
 uint64_t PeakBytes(const v1::ClusterReport& cluster) {
   return std::max({cluster.prefix_forward().peak(), cluster.suffix().peak(), cluster.prefix_backward().peak()});
 }
@@ -76,6 +109,7 @@ Record PlanSummary(const v1::PlanReport& plan) {
   if (plan.state().host() > 0) {
     record["host memory"] = absl::StrCat("state ", HumanBytes(Number(plan.state().host())));
   }
+  if (std::string ranks = RanksText(plan); !ranks.empty()) record["ranks"] = std::move(ranks);
   return record;
 }
 
@@ -108,6 +142,59 @@ std::vector<Column> ClusterSummaryColumns() {
           {"peak", "peak"},
           {"time", "time"},
           {"reason", "why", 3, true}};
+}
+
+std::vector<Record> RankSummaries(const v1::PlanReport& plan) {
+  std::vector<Record> records;
+  for (int k = 0; k < plan.steps_size(); ++k) {
+    for (int rank = 0; rank < plan.steps(k).ranks_size(); ++rank) {
+      const v1::RankReport& report = plan.steps(k).ranks(rank);
+      Record record;
+      record["step"] = k;
+      record["rank"] = rank;
+      record["groups"] = report.groups();
+      record["tokens"] = HumanCount(Number(report.tokens_computed()));
+      record["peak"] = HumanBytes(Number(report.peak_bytes()));
+      record["time"] = HumanSeconds(Total(report.seconds()));
+      record["exchange"] = HumanSeconds(report.exchange_s());
+      records.push_back(std::move(record));
+    }
+  }
+  return records;
+}
+
+std::vector<Column> RankSummaryColumns(const v1::PlanReport& plan) {
+  std::vector<Column> columns = {{"step", "step"},     {"rank", "rank"}, {"groups", "groups"},
+                                 {"tokens", "tokens"}, {"peak", "peak"}, {"time", "time"}};
+  for (const v1::StepReport& step : plan.steps()) {
+    if (step.split_groups().empty()) continue;
+    columns.push_back({"exchange", "sends, waits"});
+    break;
+  }
+  return columns;
+}
+
+std::vector<Record> SplitSummaries(const v1::PlanReport& plan) {
+  std::vector<Record> records;
+  for (int k = 0; k < plan.steps_size(); ++k) {
+    for (const v1::SplitGroup& group : plan.steps(k).split_groups()) {
+      Record record;
+      record["step"] = k;
+      record["uid"] = group.uid();
+      record["owner"] = group.ranks_size() > 0 ? Record(group.ranks(0)) : Record();
+      record["rollouts"] = PartsText(group);
+      record["bytes"] = HumanBytes(Number(group.bytes()));
+      record["sending"] = HumanSeconds(group.seconds());
+      records.push_back(std::move(record));
+    }
+  }
+  return records;
+}
+
+std::vector<Column> SplitSummaryColumns() {
+  return {{"step", "step"},   {"uid", "split group", 11, true},
+          {"owner", "owner"}, {"rollouts", "rank: rollouts", 14, true},
+          {"bytes", "sent"},  {"sending", "sending"}};
 }
 
 }  // namespace stemma::cli

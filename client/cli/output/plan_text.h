@@ -1,4 +1,5 @@
-// A plan for people: sums in words with units, one line a cluster. Pure. The plan's every number: request_records.h.
+// A plan for people: sums in words with units, one line a cluster and a rank. Pure. The plan's every number:
+// request_records.h.
 #pragma once
 
 #include <vector>
@@ -8,12 +9,21 @@
 
 namespace stemma::cli {
 
-// request, tokens, FLOPs, time, memory, state.
+// request, tokens, FLOPs, time, memory, state, and with several ranks how evenly they are loaded.
 Record PlanSummary(const v1::PlanReport& plan);
 
 // step, groups, rollouts in waves, how prefix and suffixes are kept, peak, time, why.
 std::vector<Record> ClusterSummaries(const v1::PlanReport& plan);
 std::vector<Column> ClusterSummaryColumns();
+
+// step, rank, groups, tokens, peak, time, and where groups are split the time of sending and waiting; nothing where
+// there is one rank.
+std::vector<Record> RankSummaries(const v1::PlanReport& plan);
+std::vector<Column> RankSummaryColumns(const v1::PlanReport& plan);
+
+// step, uid, owner, rollouts of each rank, bytes and time of what travels; nothing where no group is split.
+std::vector<Record> SplitSummaries(const v1::PlanReport& plan);
+std::vector<Column> SplitSummaryColumns();
 
 // "S1", "S1 in blocks of 512, offloaded"
 std::string PrefixWay(const v1::ClusterReport& cluster);

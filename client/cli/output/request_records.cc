@@ -233,6 +233,47 @@ std::vector<Column> ClusterColumns() {
           {"memory_reason", "memory", 6, true}};
 }
 
+std::vector<Record> RankReportRecords(const v1::PlanReport& plan) {
+  std::vector<Record> records;
+  for (int k = 0; k < plan.steps_size(); ++k) {
+    const v1::StepReport& step = plan.steps(k);
+    for (int rank = 0; rank < step.ranks_size(); ++rank) {
+      const v1::RankReport& report = step.ranks(rank);
+      Record record;
+      record["k"] = k;
+      record["rank"] = rank;
+      record["groups"] = report.groups();
+      record["tokens_computed"] = report.tokens_computed();
+      record["peak_bytes"] = report.peak_bytes();
+      record["parts"] = report.parts();
+      record["seconds"] = SecondsRecord(report.seconds());
+      record["exchange_s"] = report.exchange_s();
+      record["imbalance"] = step.imbalance();
+      record["imbalance_whole"] = step.imbalance_whole();
+      record["over_bound"] = step.over_bound();
+      records.push_back(std::move(record));
+    }
+  }
+  return records;
+}
+
+std::vector<Record> SplitRecords(const v1::PlanReport& plan) {
+  std::vector<Record> records;
+  for (int k = 0; k < plan.steps_size(); ++k) {
+    for (const v1::SplitGroup& group : plan.steps(k).split_groups()) {
+      Record record;
+      record["k"] = k;
+      record["uid"] = group.uid();
+      record["ranks"] = group.ranks();
+      record["rollouts"] = group.rollouts();
+      record["bytes"] = group.bytes();
+      record["seconds"] = group.seconds();
+      records.push_back(std::move(record));
+    }
+  }
+  return records;
+}
+
 std::vector<Record> GroupRecords(const v1::PlanReport& plan) {
   std::vector<Record> records;
   for (int k = 0; k < plan.steps_size(); ++k) {
@@ -265,6 +306,28 @@ std::vector<Column> GroupColumns() {
           {"speedup", "S(N)"},
           {"seconds_reuse", "seconds reuse"},
           {"seconds_dense", "seconds dense"}};
+}
+
+std::vector<Record> RankRecords(const v1::ServerInfo& info) {
+  std::vector<Record> records;
+  for (const v1::RankInfo& rank : info.ranks()) {
+    Record record;
+    record["rank"] = rank.rank();
+    record["host"] = rank.host();
+    record["device"] = rank.device();
+    record["pid"] = rank.pid();
+    record["phase"] = rank.phase();
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+std::vector<Column> RankColumns() {
+  return {{"rank", "rank"},
+          {"host", "host", 4, true},
+          {"device", "device", 6, true},
+          {"pid", "pid"},
+          {"phase", "phase", 5, true}};
 }
 
 Record MessageRecord(const google::protobuf::Message& message) {

@@ -1,4 +1,4 @@
-// How requests, steps and plans of the API look as records. Field names are those of the proto.
+// How requests, steps, plans and ranks of the API look as records. Field names are those of the proto.
 #pragma once
 
 #include <string>
@@ -30,9 +30,18 @@ Record PlanRecord(const v1::PlanReport& plan);
 std::vector<Record> ClusterRecords(const v1::PlanReport& plan);
 std::vector<Column> ClusterColumns();
 
+// The split groups of each step.
+std::vector<Record> SplitRecords(const v1::PlanReport& plan);
+// The load of each rank of each step, with the step's imbalance and over_bound; empty where there is one rank.
+std::vector<Record> RankReportRecords(const v1::PlanReport& plan);
+
 // The cost model of each group with a prefix: S(N) = 1 / (rho / N + eta + epsilon), and the way it takes.
 std::vector<Record> GroupRecords(const v1::PlanReport& plan);
 std::vector<Column> GroupColumns();
+
+// The workers that are connected: rank, host, device, pid, phase.
+std::vector<Record> RankRecords(const v1::ServerInfo& info);
+std::vector<Column> RankColumns();
 
 // Any message by its proto field names, enums as strings, 64-bit integers as numbers.
 Record MessageRecord(const google::protobuf::Message& message);

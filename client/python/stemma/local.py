@@ -1,4 +1,4 @@
-"""A server and a worker on this machine, for scripts and notebooks: `stemma local` as a context manager.
+"""A server and its workers on this machine, for scripts and notebooks: `stemma local` as a context manager.
 
     with stemma.LocalServer("/models/tiny", binary="build/release/bin/stemma") as server:
         client = stemma.Client(server.address)
@@ -26,8 +26,8 @@ class LocalServer:
     """
 
     def __init__(self, model, binary="stemma", data=None, dtype=None, schedule=None, threads=None, config=None, log=None,
-                 start_timeout_s=120.0, drain_timeout_s=20):
-        """Starts a server with a worker, and returns once it serves.
+                 start_timeout_s=120.0, drain_timeout_s=20, workers=None):
+        """Starts a server with its workers, and returns once it serves.
 
         model       a Hugging Face model directory
         binary      the `stemma` program: a path, or a name on PATH
@@ -36,13 +36,14 @@ class LocalServer:
         log         a file for what the processes write; None: a temporary one, shown when the start fails
         start_timeout_s     how long loading the model may take
         drain_timeout_s     whole seconds that close() leaves to what runs
+        workers     how many share the work; None: as config says, else one
         """
         self._folder = tempfile.TemporaryDirectory(prefix="stemma-local-")
         folder = pathlib.Path(self._folder.name)
         self.data = pathlib.Path(data or folder / "data")
         self.log = pathlib.Path(log or folder / "log.txt")
         options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads,
-                   "--drain-timeout": drain_timeout_s}
+                   "--drain-timeout": drain_timeout_s, "--workers": workers}
         self._stop_s = drain_timeout_s + 40  # `stemma local` kills what does not end, some seconds before that
         ready = folder / "ready"
         command = [str(binary), "local", "--data", str(self.data), "--listen", "127.0.0.1:0", "--ready-file", str(ready)]

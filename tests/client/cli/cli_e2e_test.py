@@ -1,8 +1,10 @@
 """The CLI against a real server and worker: replay by both schedules, plan, log-probs, export, restart, nothing left."""
 
+import datetime
 import json
 import os
 import pathlib
+import re
 import signal
 import tempfile
 import unittest
@@ -81,6 +83,16 @@ class CliE2eTest(unittest.TestCase):
             reuse[1]["loss"] += 1e-9  # negative control: the tolerance sees it
             expected.write_text("".join(json.dumps(line) + "\n" for line in [tolerances, *reuse]))
             self.call(address, "replay", trace, "--verify", expected, code=1)
+
+    def test_a_server_does_not_wait_for_the_connection_of_stemma_local(self):
+        with self.local("idle") as local:
+            self.address("idle", local)
+            local.send(signal.SIGTERM)
+            code, _, text = local.finish()
+        self.assertEqual(code, 0, text)
+        begun, ended = (datetime.datetime.strptime(re.search(rf"(?m)^(\S+)Z INFO {word}", text)[1], "%Y-%m-%dT%H:%M:%S.%f")
+                        for word in ("stopping: ", "stopped$"))
+        self.assertLess((ended - begun).total_seconds(), 4, "it waits 5 s for a connection that nobody reads")
 
     def test_log_probs_of_a_made_trace_are_the_models(self):
         with self.local("logprob", "--dtype", "fp64") as local:

@@ -35,12 +35,25 @@ class CliLocalTest(unittest.TestCase):
     def mode(self, name, mode):
         (self.directory / f"{name}.mode").write_text(mode)
 
-    def serving(self, local):
+    def serving(self, local, workers=1):
         """The address and the children, once it serves."""
         address = wait_for(lambda: self.ready_file.exists() and self.ready_file.read_text(), "ready file")
         children = children_of(local.pid)
-        self.assertEqual(len(children), 2)
+        self.assertEqual(len(children), 1 + workers)
         return address, children
+
+    def gang(self):
+        """The pid of each device's last worker."""
+        return {path.name: int(path.read_text()) for path in self.directory.glob("worker-cpu*.pid")}
+
+    def server_arguments(self):
+        argv = json.loads((self.directory / "server.argv").read_text())
+        return argv[argv.index("--model"):]
+
+    def lines_until(self, local, word):
+        lines = []
+        wait_for(lambda: lines.append(local.process.stderr.readline()) or word in lines[-1], word)
+        return lines
 
     def assert_gone(self, pids):
         for pid in pids:
@@ -65,8 +78,7 @@ class CliLocalTest(unittest.TestCase):
     def test_options_reach_the_server_as_they_are(self):
         with self.local("--dtype", "fp64", "--listen", "127.0.0.1:0", "--wave-suffixes", "3") as local:
             self.serving(local)
-            argv = json.loads((self.directory / "server.argv").read_text())
-            self.assertEqual(argv[argv.index("--model"):],
+            self.assertEqual(self.server_arguments(),
                              ["--model", "m", "--dtype", "fp64", "--listen", "127.0.0.1:0", "--wave-suffixes", "3"])
 
     def test_sigkill_leaves_no_process(self):
@@ -205,6 +217,93 @@ class CliLocalTest(unittest.TestCase):
         lines = [json.loads(line) for line in err.splitlines()]
         self.assertEqual(lines[0]["message"], "serving; Ctrl-C stops")
         self.assertEqual((lines[0]["program"], lines[0]["level"]), ("stemma local", "info"))
+
+    def test_every_worker_of_a_gang_has_a_device_and_one_worker_has_none(self):
+        for arguments, workers in (((), 1), (("--workers", 3), 3),
+                                   (("--workers", 2, "--mesh", "dp=2"), 2)):
+            self.ready_file.unlink(missing_ok=True)
+            for path in self.directory.glob("*.pid"):
+                path.unlink()
+            with self.local(*arguments) as local:
+                _, children = self.serving(local, workers)
+                self.assertEqual(set(self.gang()), {f"worker-cpu:{i}.pid" for i in range(workers) if workers > 1})
+                self.assertEqual(self.server_arguments()[2:], ["--mesh", f"dp={workers}"] if arguments else [])
+                local.send(signal.SIGTERM)
+                self.assertEqual(local.finish()[0], 0)
+                self.assert_gone(children)
+
+    def test_run_yaml_says_how_many_workers_there_are_unless_an_option_does(self):
+        config = self.directory / "run.yaml"
+        config.write_text("mesh:\n  dp: 3\n")
+        for arguments, workers in (((), 3), (("--workers", 2), 2)):
+            self.ready_file.unlink(missing_ok=True)
+            with self.local("--config", config, *arguments) as local:
+                self.serving(local, workers)
+
+    def test_a_mesh_that_cannot_be_read_is_the_servers_to_refuse(self):
+        with self.local("--mesh", "dp=x") as local:
+            self.serving(local)
+            self.assertEqual(self.server_arguments(), ["--model", "m", "--mesh", "dp=x"])
+
+    def test_workers_and_a_mesh_that_differ_are_a_usage_error_that_names_both(self):
+        with self.local("--workers", 3, "--mesh", "dp=2") as local:
+            code, _, err = local.finish()
+        self.assertEqual(code, 2)
+        self.assertIn("--workers 3", err)
+        self.assertIn("--mesh dp=2", err)
+        self.assertFalse((self.directory / "server.argv").exists(), "nothing was started")
+
+    def test_one_loss_restarts_the_whole_gang_and_counts_once(self):
+        with self.local("--workers", 3) as local:
+            _, children = self.serving(local, 3)
+            for _ in range(4):  # more often than it may fail without serving between
+                first = self.gang()
+                os.kill(first["worker-cpu:1.pid"], signal.SIGKILL)
+                lines = self.lines_until(local, "all 3 workers serve again")
+                self.assertEqual(sum("restart 1 of 3" in line for line in lines), 1, lines)
+                self.assertEqual(sum("as its gang was lost" in line for line in lines), 2, lines)
+                second = self.gang()
+                self.assertFalse(set(first.values()) & set(second.values()))
+                self.assert_gone(first.values())
+            self.assertEqual(len(children_of(local.pid)), 4)
+            local.send(signal.SIGTERM)
+            code, out, _ = local.finish()
+            self.assert_gone([*children, *self.gang().values()])
+        self.assertEqual((code, len(out.splitlines())), (0, 1))
+
+    def test_a_gang_serves_when_all_of_it_is_ready(self):
+        self.mode("worker", "never")
+        with self.local("--workers", 2) as local:
+            wait_for(lambda: len(self.gang()) == 2, "the workers")
+            with self.assertRaises(AssertionError):
+                wait_for(self.ready_file.exists, "ready file", timeout=1)
+
+    def test_a_gang_that_never_serves_ends_after_three_restarts(self):
+        self.mode("worker", "fail")
+        with self.local("--workers", 2) as local:
+            code, _, err = local.finish()
+            self.assertEqual(children_of(local.pid), [])
+        self.assertEqual(code, 1)
+        self.assertIn("restart 3 of 3", err)
+
+    def test_the_worker_of_a_gang_that_its_server_dropped_is_the_one_that_is_killed(self):
+        with self.local("--workers", 2) as local:
+            self.serving(local, 2)
+            first = self.gang()
+            dropped = first["worker-cpu:1.pid"]
+            self.mode("server", "dropped")
+            lines = self.lines_until(local, "all 2 workers serve again")
+            self.assertIn(f"worker {dropped} no longer answers its server", "".join(lines))
+            self.assertNotIn(f"worker {first['worker-cpu:0.pid']} no longer", "".join(lines))
+            self.assert_gone(first.values())
+
+    def test_sigkill_leaves_no_worker_of_a_gang(self):
+        self.mode("worker", "stubborn")
+        with self.local("--workers", 2) as local:
+            _, children = self.serving(local, 2)
+            local.send(signal.SIGKILL)
+            local.process.wait()
+            self.assert_gone(children)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,10 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         self._server.stop(None)
 
     def GetServerInfo(self, request, context):
-        info = training_pb2.ServerInfo(version="0.0.0", api="stemma.v1", workers_connected=1, loss_modes=["vanilla"])
+        info = training_pb2.ServerInfo(version="0.0.0", api="stemma.v1", workers_connected=2, generation=3,
+                                       loss_modes=["vanilla"])
+        for rank in range(2):
+            info.ranks.add(rank=rank, host="node-7", device=f"cpu:{rank}", pid=4100 + rank, phase=["suffix", "waiting"][rank])
         info.config.model = "/models/tiny"
         info.config.dtype = "fp32"
         info.config.memory_budget_bytes = 1 << 33
@@ -177,6 +180,12 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
                                    flops=1e9, flops_dense=2.5e9, peak_bytes=1 << 20, budget_bytes=1 << 30)
         step = plan.steps.add(num_groups=len(groups))
         seconds = plan_pb2.PhaseSeconds(prefix_forward=0.25, suffix=1.5, prefix_backward=0.5)
+        for rank, share in enumerate((0.75, 0.25)):
+            step.ranks.add(groups=rank + 1, tokens_computed=int(300 * share), peak_bytes=(4 - rank) << 20,
+                           seconds=plan_pb2.PhaseSeconds(suffix=2 * share))
+        step.imbalance, step.over_bound, step.imbalance_whole = 1.5, 0.125, 2
+        step.ranks[1].exchange_s, step.ranks[1].parts = 0.25, 1
+        step.split_groups.add(uid="g0", ranks=[1, 0], rollouts=[3, 1], bytes=3 << 20, seconds=0.125)
         cluster = step.clusters.add(reuse_uids=["g0"], dense_uids=["g1"], wave_sizes=[4, 4], reason="reuse: saves 60%",
                                     prefix_policy=plan_pb2.S1, suffix_policy=plan_pb2.S0, prefix_block_rows=512,
                                     offload_prefix=True, memory_reason="keeping all needs 1.2 GiB of 1 GiB", seconds=seconds)

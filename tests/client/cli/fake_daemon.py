@@ -1,9 +1,10 @@
 """Plays stemma-server and stemma-worker for cli_local_test: copied under both names beside a copy of `stemma`.
 
-In the directory of the executable: server.argv, worker.argv and worker.pid are written; server.mode and worker.mode say how
-to behave: serve (default), refuse (exit 2), fail (exit 1), stubborn (ignores SIGTERM), dropped (the server says that it has
-no worker, until another one than the first is there), another (it says that it has one, whatever ours does), never (the
-worker never says that it is ready)."""
+In the directory of the executable: server.argv, worker.argv and worker.pid (of the one that started last; with --device
+worker-DEVICE.pid too) are written; server.mode and worker.mode say how to behave: serve (default), refuse (exit 2), fail
+(exit 1), stubborn (ignores SIGTERM), dropped (the server says that it does not have the worker, of a gang the last one,
+until another one than the first is there), another (it says that it has one, whatever ours does), never (the worker never
+says that it is ready). A worker with --device is of a gang: it fails once a peer that it saw is gone."""
 
 import json
 import os
@@ -39,6 +40,16 @@ def option(name):
     return sys.argv[sys.argv.index(name) + 1]
 
 
+def pids():
+    """Reads the pid of each device's last worker."""
+    files = sorted(HOME.glob("worker-*.pid")) or list(HOME.glob("worker.pid"))
+    return {path: int(path.read_text()) for path in files}
+
+
+def is_running(pid):
+    return pathlib.Path(f"/proc/{pid}").exists()
+
+
 def serve():
     (HOME / "server.argv").write_text(json.dumps(sys.argv[1:]))
     behave("server")
@@ -46,16 +57,22 @@ def serve():
     from cli_testing import FakeServer, is_alive, training_pb2
 
     class Server(FakeServer):
-        first = 0
+        seen = {}  # the pids before some were dropped
 
         def GetServerInfo(self, request, context):
-            file = HOME / "worker.pid"
-            pid = int(file.read_text()) if file.exists() else 0
-            self.first = self.first or pid
-            dropped = mode("server") == "dropped" and pid == self.first
-            # Another one answers, whatever our worker does.
-            connected = mode("server") == "another" or (pid and is_alive(pid) and not dropped)
-            return training_pb2.ServerInfo(workers_connected=1 if connected else 0)
+            if mode("server") == "another":  # whatever our worker does
+                info = training_pb2.ServerInfo(workers_connected=1)
+                info.ranks.add(pid=os.getpid())
+                return info
+            dropped = self.seen if mode("server") == "dropped" else {}
+            if not dropped:
+                self.seen = pids()
+            info = training_pb2.ServerInfo()
+            for rank, (path, pid) in enumerate(pids().items()):
+                if is_alive(pid) and (dropped.get(path) != pid or path != max(dropped)):
+                    info.ranks.add(rank=rank, pid=pid)
+            info.workers_connected = len(info.ranks)
+            return info
 
     server = Server()
     write_whole(option("--ready-file"), f"{server.address}\nworkers 127.0.0.1:1\nops 127.0.0.1:2\n")
@@ -66,9 +83,17 @@ def work():
     (HOME / "worker.argv").write_text(json.dumps(sys.argv[1:]))
     behave("worker")
     write_whole(HOME / "worker.pid", str(os.getpid()))
+    if "--device" in sys.argv:
+        write_whole(HOME / f"worker-{option('--device')}.pid", str(os.getpid()))
     if mode("worker") != "never":
         write_whole(option("--ready-file"), option("--server") + "\n")
-    signal.pause()
+    if "--device" not in sys.argv:
+        signal.pause()
+    peers = {}
+    while all(pids()[path] == pid and is_running(pid) for path, pid in peers.items()):
+        peers.update((path, pid) for path, pid in pids().items() if is_running(pid))
+        threading.Event().wait(0.02)
+    sys.exit(1)
 
 
 serve() if pathlib.Path(sys.argv[0]).name == "stemma-server" else work()

@@ -2,6 +2,7 @@
 
 import pathlib
 import queue
+import subprocess
 import tempfile
 import threading
 
@@ -9,11 +10,12 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
-from e2e.errors.server import wait_for
+from e2e.errors.server import BUILD, wait_for
 
 PROTO = pathlib.Path(__file__).resolve().parents[3] / "proto"
 SESSION = "/stemma.internal.v1.WorkerService/Session"
 PATIENCE_S = 60
+VERSION = subprocess.run([BUILD / "bin" / "stemma-server", "--version"], check=True, capture_output=True, text=True).stdout.strip()
 _POOL = descriptor_pool.DescriptorPool()
 
 
@@ -75,7 +77,7 @@ class PlayedWorker:
                 return message
 
     def register(self, **changes):
-        self.send(register={"incarnation": "played", "pid": 1, "host": "h", "version": "v", "device": "cpu",
+        self.send(register={"incarnation": "played", "pid": 1, "host": "h", "version": VERSION, "device": "cpu",
                             "memory_bytes": 1 << 34, "memory_free_bytes": 1 << 34, **changes})
 
     def join(self):

@@ -32,6 +32,18 @@ def test_three_mistakes_in_run_yaml_are_three_problems(tmp_path):
         assert word in text, text
 
 
+def test_a_mesh_overrides_run_yaml_and_is_judged_with_all_else(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(f"model: {MODEL}\nmesh:\n  dp: 5000\n")
+    code, text = start(tmp_path, "--config", str(config), "--check-config")
+    assert code == 2 and "mesh.dp" in text and "5000" in text, text
+    assert start(tmp_path, "--config", str(config), "--mesh", "dp=2", "--check-config") == (0, "")
+    code, text = start(tmp_path, "--config", str(config), "--mesh", "pp=2", "--dtype", "fp8", "--check-config")
+    assert code == 2, text
+    for word in ('--mesh: "pp=2" names no axis', "fp8"):
+        assert word in text, text
+
+
 def test_a_run_yaml_that_is_missing_is_named(tmp_path):
     code, text = start(tmp_path, "--config", str(tmp_path / "none.yaml"), "--model", str(MODEL))
     assert code == 2 and "none.yaml" in text

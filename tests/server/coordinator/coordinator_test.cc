@@ -142,10 +142,10 @@ class EchoWorker final : public WorkerLink {
     }
     if (!silent_ || message.has_configure()) coordinator_.WorkerMessage(session_, std::move(answer));
   }
-  void SendPayload(const std::string&, std::shared_ptr<const TrainingRequest>) override { ++payloads_; }
+  using Groups = std::vector<uint32_t>;
+  void SendPayload(const std::string&, std::shared_ptr<const TrainingRequest>, Groups) override { ++payloads_; }
   void ReadNext() override { ++reads_; }
   void Close(const absl::Status&) override {}
-
   int payloads() const { return payloads_; }
 
  private:
@@ -375,23 +375,23 @@ TEST_F(FloodTest, ALoopThatIsNeverEmptyMeetsItsDeadlinesAtTheirTime) {
   Submit("a");
   worker_->WaitForPrepare();
   auto waiting = std::make_shared<Waiting>();
-  coordinator_.Call(waiting, [](CallId call) { return GetRequestEvent{call, "a", absl::Seconds(10)}; });
-  EXPECT_LE(FloodUntil(absl::Seconds(1), [&] { return waiting->done(); }), 11);
+  coordinator_.Call(waiting, [](CallId call) { return GetRequestEvent{call, "a", absl::Seconds(8)}; });
+  EXPECT_LE(FloodUntil(absl::Seconds(1), [&] { return waiting->done(); }), 9);
   EXPECT_EQ(std::get<v1::RequestStatus>(waiting->Get()).state(), v1::PREPARING);
 }
 
 TEST_F(FloodTest, AWorkerThatIsSilentWhileEventsKeepComingIsLost) {
   StartWorker();
-  EXPECT_LE(FloodUntil(absl::Milliseconds(500), [&] { return lost_.load(); }), 34) << "worker_lost_after is 15 s";
+  EXPECT_LE(FloodUntil(absl::Milliseconds(500), [&] { return lost_.load(); }), 24) << "worker_lost_after is 10 s";
 }
 
-// Five calls of 10 s each wait at any time, so what the worker says every 10 s is handled 50 s later.
+// Four calls of 10 s each wait at any time, so what the worker says every 10 s is handled 40 s later.
 TEST_F(FloodTest, AWorkerWhoseMessagesWaitInTheQueueIsNotLost) {
   StartWorker();
   int turns = 0;
   const auto speaks = [&] { return worker_->Say(), ++turns == 50; };
   const auto flood = std::make_shared<Flood>(coordinator_, *clock_, absl::Seconds(10), speaks);
-  for (int i = 0; i < 5; ++i) flood->Next();
+  for (int i = 0; i < 4; ++i) flood->Next();
   flood->Wait();
   EXPECT_FALSE(lost_.load());
 }

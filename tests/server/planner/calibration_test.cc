@@ -131,6 +131,11 @@ TEST(CalibrationTest, AKeyHoldsWhatRatesDependOn) {
   run.set_optimizer_residency(v1::HOST);
   EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", optimizer states in host memory")
       << "an Apply with copies tells nothing of one without";
+  run.set_optimizer_residency(v1::DEVICE);
+  run.mutable_mesh()->set_dp(1);
+  EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key);
+  run.mutable_mesh()->set_dp(2);
+  EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", dp 2") << "a rank steps its share, and then gathers";
 }
 
 // Recorded on a real machine (tests/bench/record_phases.py): each shape is computed in several ways.

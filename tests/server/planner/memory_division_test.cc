@@ -167,6 +167,36 @@ TEST(PlanProblemTest, APlanFitsWhoeverHasWhatItNeeds) {
   EXPECT_THAT(problem(5000, 99), HasSubstr("needs 100 bytes of host memory for tapes; this worker has 99"));
 }
 
+// 16 ranks of 8 billion parameters each hold a sixteenth of the moments and masters, and exchange 64 MiB at a time.
+TEST(CheckMemoryTest, ARankOfAGangNeedsItsShareOfTheStates) {
+  v1::RunConfig run = Bf16();
+  run.set_optimizer_residency(v1::DEVICE);
+  run.mutable_mesh()->set_dp(16);
+  const StateBytes rank = StateBytesOf(Llama3_8B(), run);
+  EXPECT_NEAR(static_cast<double>(rank.optimizer), 12.0 * 8'030'261'248 / 16, 1e-4 * 8e9);
+  const int64_t least = rank.device_peak(v1::DEVICE);
+  EXPECT_EQ(least, rank.device(v1::DEVICE) + rank.exchange) << "more than a slab of clipped gradients";
+  run.set_memory_budget_bytes(static_cast<uint64_t>(least + 1));
+  EXPECT_TRUE(CheckMemory(Llama3_8B(), run).ok());
+  EXPECT_EQ(ActivationBytes(Llama3_8B(), run), rank.exchange + 1);
+  run.set_memory_budget_bytes(static_cast<uint64_t>(least));
+  EXPECT_THAT(Message(CheckMemory(Llama3_8B(), run)),
+              HasSubstr("optimizer states 5.61 GiB, exchange between ranks 132 MiB"));
+  run.clear_mesh();
+  run.set_memory_budget_bytes(static_cast<uint64_t>(least + 1));
+  EXPECT_FALSE(CheckMemory(Llama3_8B(), run).ok()) << "one rank holds them all";
+}
+
+TEST(DivideMemoryTest, ACardThatIsTooSmallForAllStatesTakesARanksShare) {
+  v1::RunConfig run = Bf16();
+  run.set_optimizer_residency(v1::DEVICE);
+  EXPECT_FALSE(DivideMemory(Llama3_8B(), {80 * kGiB, 1000 * kGiB}, run).ok());
+  run.mutable_mesh()->set_dp(8);
+  const auto divided = DivideMemory(Llama3_8B(), {80 * kGiB, 1000 * kGiB}, run);
+  ASSERT_TRUE(divided.ok()) << divided.status();
+  EXPECT_EQ(ActivationBytes(Llama3_8B(), *divided), 75 * kGiB - StateBytesOf(Llama3_8B(), run).device(v1::DEVICE));
+}
+
 TEST(CheckMemoryTest, ABudgetBelowTheStateNamesItsParts) {
   const int64_t least = StateBytesOf(Llama3_8B(), RunDtype::kBf16).device_peak(v1::HOST);
   EXPECT_TRUE(CheckMemory(Llama3_8B(), Bf16()).ok()) << "by the device";

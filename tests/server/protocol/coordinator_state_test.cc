@@ -36,6 +36,7 @@ TEST_P(CoordinatorStateTest, FollowsItsText) { EXPECT_EQ(RunScenario(GetParam().
 
 const auto kName = [](const auto& info) { return info.param.name; };
 INSTANTIATE_TEST_SUITE_P(Steps, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("steps")), kName);
+INSTANTIATE_TEST_SUITE_P(Gang, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("gang")), kName);
 INSTANTIATE_TEST_SUITE_P(Recovery, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("recovery")), kName);
 INSTANTIATE_TEST_SUITE_P(Breaches, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("breaches")), kName);
 INSTANTIATE_TEST_SUITE_P(Lineage, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("lineage")), kName);
@@ -45,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(Stalls, CoordinatorStateTest, ::testing::ValuesIn(ReadS
 INSTANTIATE_TEST_SUITE_P(Calls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("calls")), kName);
 
 TEST(ScenarioTest, EveryTopicHasScenarios) {
-  for (const char* topic : {"steps", "recovery", "lineage", "breaches", "arrivals", "calls", "stalls"})
+  for (const char* topic : {"steps", "gang", "recovery", "lineage", "breaches", "arrivals", "calls", "stalls"})
     EXPECT_GE(ReadScenarios(topic).size(), 10u) << topic;
 }
 

@@ -1,6 +1,9 @@
 // Payloads are cut and put together again without loss, whatever the sizes.
 #include "server/protocol/payload_chunks.h"
 
+#include <map>
+#include <numeric>
+
 #include "gtest/gtest.h"
 
 namespace stemma::server {
@@ -21,22 +24,31 @@ std::shared_ptr<const TrainingRequest> Request(const std::vector<std::vector<int
   return request;
 }
 
+std::vector<uint32_t> AllGroups(const TrainingRequest& request) {
+  std::vector<uint32_t> groups(request.groups.size());
+  std::iota(groups.begin(), groups.end(), 0);
+  return groups;
+}
+
 // Puts chunks together as a worker does; checks their sizes on the way.
-std::vector<v1::PromptGroup> Reassemble(PayloadChunks chunks, uint64_t chunk_bytes, int& count) {
-  std::vector<v1::PromptGroup> groups;
+// Returns them by their index in the request.
+std::map<uint32_t, v1::PromptGroup> Reassemble(PayloadChunks chunks, uint64_t chunk_bytes, int& count) {
+  std::map<uint32_t, v1::PromptGroup> groups;
   for (count = 0; !chunks.done() && count < 1000; ++count) {
     const internal::v1::PayloadChunk chunk = chunks.Next();
     EXPECT_EQ(chunk.id(), "id");
     EXPECT_EQ(chunk.last(), chunks.done());
     int rollouts = 0;
-    for (const v1::PromptGroup& group : chunk.groups()) {
+    EXPECT_EQ(chunk.group_indices_size(), chunk.groups_size());
+    for (int i = 0; i < chunk.groups_size(); ++i) {
+      const v1::PromptGroup& group = chunk.groups(i);
       rollouts += group.rollouts_size();
-      if (!groups.empty() && groups.back().uid() == group.uid()) {
-        EXPECT_TRUE(group.prompt_tokens().empty());
-        groups.back().mutable_rollouts()->MergeFrom(group.rollouts());
-      } else {
-        groups.push_back(group);
-      }
+      const auto [to, begins] = groups.try_emplace(chunk.group_indices(i), group);
+      if (begins) continue;
+      EXPECT_EQ(chunk.group_indices(i), groups.rbegin()->first) << "only the last one is continued";
+      EXPECT_TRUE(group.prompt_tokens().empty());
+      EXPECT_EQ(group.uid(), to->second.uid());
+      to->second.mutable_rollouts()->MergeFrom(group.rollouts());
     }
     if (rollouts > 1) {
       EXPECT_LE(chunk.ByteSizeLong(), chunk_bytes + 200) << "chunk " << count;
@@ -48,12 +60,24 @@ std::vector<v1::PromptGroup> Reassemble(PayloadChunks chunks, uint64_t chunk_byt
 void ExpectSame(const std::vector<std::vector<int>>& sizes, uint64_t chunk_bytes, int expected_chunks) {
   const auto request = Request(sizes);
   int count = 0;
-  const std::vector<v1::PromptGroup> groups = Reassemble(PayloadChunks("id", request, chunk_bytes), chunk_bytes, count);
+  const auto groups = Reassemble(PayloadChunks("id", request, AllGroups(*request), chunk_bytes), chunk_bytes, count);
   EXPECT_EQ(count, expected_chunks);
   ASSERT_EQ(groups.size(), request->groups.size());
-  for (size_t i = 0; i < groups.size(); ++i) {
-    EXPECT_EQ(groups[i].SerializeAsString(), request->groups[i].SerializeAsString());
+  for (const auto& [index, group] : groups) {
+    EXPECT_EQ(group.SerializeAsString(), request->groups[index].SerializeAsString());
   }
+}
+
+TEST(PayloadChunksTest, ARankIsSentItsGroupsOnly) {
+  const auto request = Request({{10}, {700, 700}, {20}, {30}});
+  int count = 0;
+  const auto groups = Reassemble(PayloadChunks("id", request, {1, 3}, 1000), 1000, count);
+  ASSERT_EQ(groups.size(), 2u);
+  for (const uint32_t index : {1u, 3u}) {
+    EXPECT_EQ(groups.at(index).SerializeAsString(), request->groups[index].SerializeAsString());
+  }
+  EXPECT_TRUE(Reassemble(PayloadChunks("id", request, {}, 1000), 1000, count).empty());
+  EXPECT_EQ(count, 1) << "a rank without groups is told that there are none";
 }
 
 TEST(PayloadChunksTest, SmallGroupsShareAChunk) { ExpectSame({{10, 10}, {10}, {}}, 1000, 1); }

@@ -21,52 +21,91 @@ internal::v1::StepKey Key(uint64_t step, uint32_t attempt) {
 TEST(RunningJobTest, AVoteCountsOnceAndAnAppliedAfterItOnly) {
   RunningJob job(kFloor);
   EXPECT_FALSE(job.exists());
-  EXPECT_FALSE(job.AwaitsVote({})) << "no job has no key";
+  EXPECT_FALSE(job.AwaitsVote(0, {})) << "no job has no key";
   job.BeginUpdate("r", std::nullopt);
-  job.Prepare(absl::UnixEpoch(), Key(1, 1), {});
+  job.Prepare(absl::UnixEpoch(), {Key(1, 1)}, {});
   EXPECT_TRUE(job.Is("r"));
   EXPECT_TRUE(job.is_update());
-  EXPECT_TRUE(job.AwaitsVote(Key(1, 1)));
-  EXPECT_FALSE(job.AwaitsVote(Key(1, 2))) << "another attempt";
-  EXPECT_FALSE(job.AwaitsVote(Key(2, 1))) << "another step";
-  EXPECT_FALSE(job.AwaitsApplied(Key(1, 1)));
-  EXPECT_TRUE(job.Attempts(Key(1, 1)));
+  EXPECT_TRUE(job.AwaitsVote(0, Key(1, 1)));
+  EXPECT_FALSE(job.AwaitsVote(0, Key(1, 2))) << "another attempt";
+  EXPECT_FALSE(job.AwaitsVote(0, Key(2, 1))) << "another step";
+  EXPECT_FALSE(job.AwaitsApplied(0, Key(1, 1)));
+  EXPECT_TRUE(job.Attempts(0, Key(1, 1)));
   job.Commit({}, v1::StepResult::SKIPPED_NONFINITE, {});
   EXPECT_TRUE(job.committed());
-  EXPECT_FALSE(job.AwaitsVote(Key(1, 1))) << "a second vote";
-  EXPECT_TRUE(job.AwaitsApplied(Key(1, 1)));
-  EXPECT_FALSE(job.AwaitsApplied(Key(1, 2)));
+  EXPECT_FALSE(job.AwaitsVote(0, Key(1, 1))) << "a second vote";
+  EXPECT_TRUE(job.AwaitsApplied(0, Key(1, 1)));
+  EXPECT_FALSE(job.AwaitsApplied(0, Key(1, 2)));
   EXPECT_EQ(job.outcome(), v1::StepResult::SKIPPED_NONFINITE);
-  job.Prepare(absl::UnixEpoch(), Key(2, 1), {});
+  job.Prepare(absl::UnixEpoch(), {Key(2, 1)}, {});
   EXPECT_FALSE(job.committed());
-  EXPECT_TRUE(job.AwaitsVote(Key(2, 1)));
+  EXPECT_TRUE(job.AwaitsVote(0, Key(2, 1)));
   job.End();
   EXPECT_FALSE(job.exists());
   EXPECT_FALSE(job.Is("r"));
-  EXPECT_FALSE(job.Attempts(Key(2, 1)));
+  EXPECT_FALSE(job.Attempts(0, Key(2, 1)));
+}
+
+TEST(RunningJobTest, AStepGoesOnWhenTheLastRankHasAnswered) {
+  RunningJob job(kFloor);
+  internal::v1::StepKey second = Key(1, 1);
+  second.set_incarnation("w2");
+  job.BeginUpdate("r", std::nullopt);
+  job.Prepare(absl::UnixEpoch(), {Key(1, 1), second}, {});
+  EXPECT_FALSE(job.AwaitsVote(0, second)) << "another rank's key";
+  EXPECT_FALSE(job.AwaitsVote(2, second)) << "no such rank";
+  internal::v1::Vote vote;
+  vote.set_message("of rank 1");
+  EXPECT_FALSE(job.AddVote(1, vote));
+  EXPECT_FALSE(job.AwaitsVote(1, second)) << "it has voted";
+  EXPECT_TRUE(job.AwaitsVote(0, Key(1, 1)));
+  EXPECT_TRUE(job.AddVote(0, {}));
+  EXPECT_EQ(job.votes()[1].message(), "of rank 1");
+  job.Commit({}, v1::StepResult::APPLIED, {});
+  EXPECT_TRUE(job.AwaitsApplied(1, second)) << "asked anew";
+  EXPECT_FALSE(job.AddApplied(0, {}));
+  EXPECT_FALSE(job.AwaitsApplied(0, Key(1, 1)));
+  EXPECT_TRUE(job.AddApplied(1, {}));
+  EXPECT_EQ(job.votes()[1].message(), "of rank 1") << "kept to the step's end";
+}
+
+TEST(RunningJobTest, ACallJobFailsAsTheRankThatCouldNot) {
+  RunningJob job(kFloor);
+  job.BeginCallJob("~export/1", "export x", {}, std::nullopt, /*num_ranks=*/3);
+  EXPECT_FALSE(job.AwaitsDone(3));
+  EXPECT_FALSE(job.AddDone(2, absl::AbortedError("another rank could not"), 0));
+  EXPECT_FALSE(job.AddDone(0, absl::OkStatus(), 5));
+  EXPECT_FALSE(job.AwaitsDone(0)) << "it has ended";
+  EXPECT_TRUE(job.AwaitsDone(1));
+  EXPECT_TRUE(job.AddDone(1, absl::ResourceExhaustedError("the disk is full"), 7));
+  EXPECT_EQ(job.failure(), absl::ResourceExhaustedError("the disk is full"));
+  EXPECT_EQ(job.bytes(), 12u);
+  job.End();
+  job.BeginCallJob("~export/2", "export x", {}, std::nullopt, /*num_ranks=*/1);
+  EXPECT_TRUE(job.AddDone(0, absl::OkStatus(), 3));
+  EXPECT_EQ(job.failure(), absl::OkStatus());
+  EXPECT_EQ(job.bytes(), 3u) << "of this job alone";
 }
 
 TEST(RunningJobTest, ACallJobHasNoStep) {
   RunningJob job(kFloor);
-  job.BeginCallJob("~export/1", "export x", {}, std::nullopt);
+  job.BeginCallJob("~export/1", "export x", {}, std::nullopt, /*num_ranks=*/1);
   EXPECT_TRUE(job.Is("~export/1"));
   EXPECT_FALSE(job.is_update());
-  EXPECT_FALSE(job.AwaitsVote({}));
-  EXPECT_FALSE(job.AwaitsApplied({}));
-  EXPECT_FALSE(job.Attempts({}));
-  EXPECT_EQ(job.AbortMessage().key().request_id(), "~export/1");
+  EXPECT_FALSE(job.AwaitsVote(0, {}));
+  EXPECT_FALSE(job.AwaitsApplied(0, {}));
+  EXPECT_FALSE(job.Attempts(0, {}));
+  EXPECT_EQ(job.AbortMessage(0).key().request_id(), "~export/1");
   EXPECT_THAT(job.AddResult({}), Invalid("a job that has none"));
 }
 
 TEST(RunningJobTest, EachPhaseIsWatchedByItselfAndNamed) {
   RunningJob job(kFloor);
   job.BeginUpdate("r", std::nullopt);
-  job.Prepare(absl::UnixEpoch(), Key(1, 1), {});
+  job.Prepare(absl::UnixEpoch(), {Key(1, 1)}, {});
   job.Pass(kFloor - absl::Seconds(1));
   EXPECT_EQ(job.Problem(), "");
-  internal::v1::Heartbeat heartbeat;
-  heartbeat.set_progress(1);
-  job.Heard(heartbeat);
+  job.Heard(/*progress=*/1, "suffix");
   job.Pass(kFloor - absl::Seconds(1));
   EXPECT_EQ(job.Problem(), "") << "it moved";
   job.Commit({}, v1::StepResult::APPLIED, {});
@@ -83,9 +122,9 @@ TEST(RunningJobDeathTest, TwoJobsNeverRun) {
   RunningJob job(kFloor);
   job.BeginUpdate("r", std::nullopt);
   EXPECT_DEATH(job.BeginUpdate("s", std::nullopt), "r runs, s cannot begin");
-  job.Prepare(absl::UnixEpoch(), Key(1, 1), {});
+  job.Prepare(absl::UnixEpoch(), {Key(1, 1)}, {});
   job.Commit({}, v1::StepResult::APPLIED, {});
-  EXPECT_DEATH(job.AbortMessage(), "") << "a committed step is not aborted";
+  EXPECT_DEATH(job.AbortMessage(0), "") << "a committed step is not aborted";
 }
 
 }  // namespace

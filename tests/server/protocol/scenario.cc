@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct Command {
   uint64_t Get(const std::string& name, uint64_t otherwise) const {
     return Has(name) ? Number(options.at(name)) : otherwise;
   }
+  std::string Text(const std::string& name) const { return Has(name) ? options.at(name) : ""; }
   uint64_t Id(size_t word) const { return Number(words.at(word)); }
 
   std::vector<std::string> words;
@@ -59,12 +61,25 @@ void FillReport(uint32_t k, uint64_t seconds, v1::StepReport& report) {
   report.mutable_seconds()->set_apply(predicted);
 }
 
+// One cluster that runs nothing of any group, or with several ranks one of each: rank r computes group r.
+void AddClusters(uint32_t num_ranks, v1::StepPlan& step) {
+  if (num_ranks == 1) {
+    step.add_clusters();
+    return;
+  }
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    v1::Cluster& cluster = *step.add_clusters();
+    cluster.set_dp_rank(rank);
+    cluster.add_waves()->add_members()->set_group(rank);
+  }
+}
+
 // K = ppo_epochs steps of two groups, each with numbers of its own, so that a number of another step shows: denominator
 // 8 + k, prompt-mean weights 1 / (8 + k) and 1 / (4 + k), predicted bytes 10 (k + 1). The step numbered `seed` has
 // nothing to run; ref WEIGHTS asks for the entry pass, whose row of the report predicts 999 bytes. Two clusters of
 // which one is predicted to take ppo_mini_batch_size seconds in Phase B; so does APPLY. It was made for a
 // budget of 500 bytes, of which it needs clip_ratio_c.
-absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
+absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, uint32_t num_ranks) {
   RequestPlan result;
   const v1::UpdateHeader& header = request.update;
   result.report.set_budget_bytes(500);
@@ -78,7 +93,7 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
     step.set_epoch(k);
     step.add_groups(0);
     step.add_groups(1);
-    if (!header.has_seed() || header.seed() != k) step.add_clusters();
+    if (!header.has_seed() || header.seed() != k) AddClusters(num_ranks, step);
     FillReport(k, header.ppo_mini_batch_size(), *result.report.add_steps());
     result.steps.push_back(
         {.denominator = 8.0 + k, .rollout_weights = {1 / (8.0 + k), 1 / (4.0 + k)}, .total_tokens = 100});
@@ -87,11 +102,11 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request) {
   return result;
 }
 
-// Uid g, rollout g/0, no response.
-v1::PromptGroup OneGroup() {
+// A group of one rollout without a response: g with g/0.
+v1::PromptGroup Group(const std::string& uid) {
   v1::PromptGroup group;
-  group.set_uid("g");
-  group.add_rollouts()->set_rollout_id("g/0");
+  group.set_uid(uid);
+  group.add_rollouts()->set_rollout_id(uid + "/0");
   return group;
 }
 
@@ -113,8 +128,8 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   if (command.Has("pass")) header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
   header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));
   header.set_return_log_probs(command.Has("results"));
-  request->groups.push_back(OneGroup());
-  request->num_rollouts = 1;
+  request->groups = {Group("g"), Group("h")};
+  request->num_rollouts = 2;
   request->bytes = command.Get("bytes", 10);
   request->digest = command.Has("payload") ? command.options.at("payload") : "p";
   return request;
@@ -122,12 +137,17 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
 
 class Scenario {
  public:
-  Scenario() : state_(Options()) {}
+  Scenario() : state_(std::make_unique<CoordinatorState>(Options(1))) {}
 
   void Run(const Command& command, std::string& out) {
     const std::string& name = command.words.at(0);
     if (name == "hold") {
       plans_held_ = true;
+      return;
+    }
+    if (name == "mesh") {  // first of all
+      num_ranks_ = static_cast<uint32_t>(command.Get("dp", 1));
+      state_ = std::make_unique<CoordinatorState>(Options(num_ranks_));
       return;
     }
     if (name == "asleep") {
@@ -136,30 +156,34 @@ class Scenario {
     }
     if (name == "advance") Advance(absl::Seconds(command.Id(1)), out);
     if (name == "beat") return Beat(command, out);
-    Show(state_.Handle(now_, EventOf(name, command)), out);
+    Show(state_->Handle(now_, EventOf(name, command)), out);
   }
 
  private:
   // Ticks whenever the state wants one, as the coordinator's thread does.
   void Advance(absl::Duration duration, std::string& out) {
     const absl::Time end = now_ + duration;
-    for (absl::Time next = state_.NextDeadline(); next < end; next = state_.NextDeadline()) {
+    for (absl::Time next = state_->NextDeadline(); next < end; next = state_->NextDeadline()) {
       now_ = std::max(now_, next);  // after a sleep a deadline may be past
-      Show(state_.Handle(now_, TickEvent{}), out);
+      Show(state_->Handle(now_, TickEvent{}), out);
     }
     now_ = end;
   }
 
-  // A heartbeat at the end of every second: a worker whose engine stands still, or moves.
+  // A heartbeat at the end of every second, of the worker that was named last or, in a mesh, of each one that is
+  // connected: engines that stand still, or of which one moves.
   void Beat(const Command& command, std::string& out) {
     for (uint64_t second = 0; second < command.Id(1); ++second) {
       Advance(absl::Seconds(1), out);
       if (command.Has("moving")) ++progress_;
-      WorkerMessageEvent event{.session = session_, .message = {}};
-      event.message.mutable_heartbeat()->set_phase("suffix");
-      event.message.mutable_heartbeat()->set_progress(progress_);
-      Show(state_.Handle(now_, event), out);
-      Show(state_.Handle(now_, TickEvent{}), out);
+      const std::set<SessionId> sessions = num_ranks_ == 1 ? std::set<SessionId>{session_} : connected_;
+      for (const SessionId session : sessions) {
+        WorkerMessageEvent event{.session = session, .message = {}};
+        event.message.mutable_heartbeat()->set_phase("suffix");
+        event.message.mutable_heartbeat()->set_progress(session == *sessions.begin() ? progress_ : 0);
+        Show(state_->Handle(now_, event), out);
+      }
+      Show(state_->Handle(now_, TickEvent{}), out);
     }
   }
 
@@ -172,23 +196,36 @@ class Scenario {
         if (!plans_held_) planned.push_back(Planned(plan->id, false));
         if (!plans_held_) continue;
       }
-      if (const auto* send = std::get_if<SendAction>(&action); send != nullptr && send->message.has_prepare()) {
-        key_ = send->message.prepare().key();
+      if (const auto* send = std::get_if<SendAction>(&action); send != nullptr && IsForAnother(*send)) {
+        absl::StrAppend(&out, "THE KEY OF ANOTHER WORKER: ");
       }
+      if (const auto* send = std::get_if<SendAction>(&action); send != nullptr && send->message.has_prepare()) {
+        key_ = keys_[send->session] = send->message.prepare().key();
+      }
+      if (const auto* close = std::get_if<CloseSessionAction>(&action)) connected_.erase(close->session);
       absl::StrAppend(&out, ActionText(action), "\n");
     }
     if (decision.reason.find("ignored: ") != std::string::npos) absl::StrAppend(&out, "ignored\n");
-    for (const PlannedEvent& event : planned) Show(state_.Handle(now_, event), out);
+    for (const PlannedEvent& event : planned) Show(state_->Handle(now_, event), out);
+  }
+
+  // A step's messages to a worker carry its own incarnation.
+  bool IsForAnother(const SendAction& send) const {
+    const internal::v1::ServerMessage& message = send.message;
+    const std::string& own = incarnations_.at(send.session);
+    return (message.has_prepare() && message.prepare().key().incarnation() != own) ||
+           (message.has_apply() && message.apply().key().incarnation() != own);
   }
 
   PlannedEvent Planned(PlanId id, bool fail) const {
-    absl::StatusOr<RequestPlan> plan = FakePlan(*requests_.at(id));
+    absl::StatusOr<RequestPlan> plan = FakePlan(*requests_.at(id), num_ranks_);
     if (fail) plan = MakeError(Reason::kGroupTooLarge, "x");
     return {.id = id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(std::move(plan))};
   }
 
-  static CoordinatorOptions Options() {
+  static CoordinatorOptions Options(uint32_t num_ranks) {
     CoordinatorOptions options;
+    options.config.mutable_mesh()->set_dp(num_ranks);
     options.epoch = 9;
     options.lineage_prefix = "L";
     options.data_directory = "data";
@@ -205,7 +242,10 @@ class Scenario {
   Event EventOf(const std::string& name, const Command& command) {
     if (name == "advance") return TickEvent{};
     if (name == "drain") return DrainEvent{absl::Seconds(command.Get("within", 20))};
-    if (name == "lose") return WorkerLostEvent{command.Id(1), "it died"};
+    if (name == "lose") {
+      connected_.erase(command.Id(1));
+      return WorkerLostEvent{command.Id(1), "it died"};
+    }
     if (name == "submit") return SubmitEvent{command.Id(1), MakeUpdate(command)};
     if (name == "log_prob") return SubmitEvent{command.Id(1), MakeLogProb(command)};
     if (name == "export") return MakeExport(command);
@@ -225,7 +265,7 @@ class Scenario {
     if (command.Has("expect")) header.set_expected_step(command.Get("expect", 0));
     if (command.Has("lineage")) header.set_expected_lineage(command.options.at("lineage"));
     request->kind = TrainingRequest::Kind::kLogProb;
-    request->groups.push_back(OneGroup());
+    request->groups = {Group("g"), Group("h")};
     request->bytes = 10;
     return request;
   }
@@ -250,14 +290,18 @@ class Scenario {
       session_ = event.session = command.Id(1);
       if (name == "register") {
         message.mutable_register_()->set_incarnation(command.words.at(2));
-        message.mutable_register_()->set_memory_free_bytes(command.Get("free", 1000));
+        FillRegister(command, *message.mutable_register_());
+        connected_.insert(session_);
+        incarnations_[session_] = command.words.at(2);
       }
-      if (name == "ready") message.mutable_ready();
+      if (name == "ready") message.mutable_ready()->set_model_digest(command.Text("weights"));
       if (name == "heartbeat") message.mutable_heartbeat();
       return event;
     }
     event.session = command.Get("session", session_);
-    if (name == "vote")
+    if (name == "store")
+      message.mutable_store_opened()->set_address(command.words.at(1));
+    else if (name == "vote")
       FillVote(command, *message.mutable_vote());
     else if (name == "applied") {
       *message.mutable_applied()->mutable_key() = KeyOf(command);
@@ -273,6 +317,15 @@ class Scenario {
     else
       LOG(FATAL) << "unknown event " << name;
     return event;
+  }
+
+  static void FillRegister(const Command& command, internal::v1::Register& message) {
+    message.set_memory_free_bytes(command.Get("free", 1000));
+    message.set_host(command.Text("host"));
+    message.set_device(command.Text("device"));
+    message.set_version(command.Text("version"));
+    message.set_address(command.Text("address"));
+    message.set_cores(static_cast<uint32_t>(command.Get("cores", 0)));
   }
 
   void FillVote(const Command& command, internal::v1::Vote& vote) {
@@ -291,7 +344,7 @@ class Scenario {
     chunk.set_id(command.words.at(1));
     chunk.mutable_group()->set_uid(command.words.at(2));
     chunk.mutable_group()->set_dtype(v1::FLOAT32);
-    chunk.mutable_group()->add_rollouts()->set_rollout_id("g/0");
+    chunk.mutable_group()->add_rollouts()->set_rollout_id(command.words.at(2) + "/0");
   }
 
   template <typename Done>
@@ -302,7 +355,8 @@ class Scenario {
   }
 
   StepKey KeyOf(const Command& command) const {
-    StepKey key = key_;
+    const auto sent = keys_.find(command.Get("session", session_));
+    StepKey key = sent == keys_.end() ? key_ : sent->second;
     key.set_step(command.Get("step", key.step()));
     key.set_attempt(static_cast<uint32_t>(command.Get("attempt", key.attempt())));
     key.set_k(static_cast<uint32_t>(command.Get("k", key.k())));
@@ -313,12 +367,16 @@ class Scenario {
     return key;
   }
 
-  CoordinatorState state_;
+  std::unique_ptr<CoordinatorState> state_;
+  uint32_t num_ranks_ = 1;
   bool plans_held_ = false;
   std::map<PlanId, std::shared_ptr<const TrainingRequest>> requests_;  // of the plans that were asked for
   absl::Time now_ = absl::FromUnixSeconds(1000);
-  StepKey key_;
+  StepKey key_;                        // sent last
+  std::map<SessionId, StepKey> keys_;  // sent last to each
   SessionId session_ = 0;
+  std::set<SessionId> connected_;
+  std::map<SessionId, std::string> incarnations_;
   uint64_t progress_ = 0;
 };
 

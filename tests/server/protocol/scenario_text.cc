@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/error.h"
 
 namespace stemma::server {
@@ -31,12 +32,21 @@ std::string PrepareText(const internal::v1::Prepare& prepare) {
                       " D=", Exact(prepare.denominator()), " w=", weights);
 }
 
+// A mesh of several ranks says more.
+std::string ConfigureText(const internal::v1::Configure& configure) {
+  const std::string text = absl::StrCat("configure generation=", configure.generation(), " step=", configure.step());
+  if (configure.config().mesh().dp() <= 1) return text;
+  const std::string store = configure.store().empty() ? "" : absl::StrCat(" store=", configure.store());
+  const std::string threads =
+      configure.config().threads() == 0 ? "" : absl::StrCat(" threads=", configure.config().threads());
+  return absl::StrCat(text, " rank=", configure.rank(), store, threads);
+}
+
 std::string MessageText(const internal::v1::ServerMessage& message) {
   using Message = internal::v1::ServerMessage;
   switch (message.message_case()) {
     case Message::kConfigure:
-      return absl::StrCat("configure generation=", message.configure().generation(),
-                          " step=", message.configure().step());
+      return ConfigureText(message.configure());
     case Message::kDrop:
       return absl::StrCat("drop ", message.drop().id());
     case Message::kPrepare:
@@ -112,7 +122,11 @@ struct TextOf {
   std::string operator()(const SendAction& a) const {
     return absl::StrCat("send ", a.session, " ", MessageText(a.message));
   }
-  std::string operator()(const SendPayloadAction& a) const { return absl::StrCat("payload ", a.session, " ", a.id); }
+  // A request has two groups; which ones are sent is said where it is not both.
+  std::string operator()(const SendPayloadAction& a) const {
+    const std::string groups = a.groups.size() == 2 ? "" : absl::StrCat(" groups=", absl::StrJoin(a.groups, ","));
+    return absl::StrCat("payload ", a.session, " ", a.id, groups);
+  }
   std::string operator()(const PlanAction& a) const {
     return absl::StrCat("plan ", a.id, " ", a.request->header().request_id(), " of a budget of ",
                         a.config.memory_budget_bytes());

@@ -47,48 +47,6 @@ v1::AdamParams Adam(double max_grad_norm) {
   return adam;
 }
 
-// Groups 4, 1 and 3 of a payload, with 2, 1 and 3 rollouts.
-internal::v1::Prepare WholePrepare() {
-  internal::v1::Prepare whole;
-  whole.set_denominator(12);
-  for (const uint32_t group : {4u, 1u, 3u}) whole.mutable_plan()->add_groups(group);
-  whole.mutable_plan()->set_epoch(2);
-  for (const double weight : {0.25, 0.5, 1.0, 2.0, 3.0, 4.0}) whole.add_rollout_weights(weight);
-  return whole;
-}
-const std::vector<int64_t> kNumRollouts = {9, 1, 9, 3, 2};
-
-v1::StepPlan PartOf(const std::vector<uint32_t>& groups) {
-  v1::StepPlan part;
-  for (const uint32_t group : groups) part.add_groups(group);
-  return part;
-}
-
-TEST(PrepareOfRankTest, HasItsGroupsTheirWeightsAndTheDenominatorOfAll) {
-  const internal::v1::Prepare rank = PrepareOfRank(WholePrepare(), PartOf({4, 3}), {}, kNumRollouts);
-  EXPECT_THAT(rank.plan().groups(), ElementsAre(4, 3));
-  EXPECT_THAT(rank.rollout_weights(), ElementsAre(0.25, 0.5, 2, 3, 4));
-  EXPECT_EQ(rank.denominator(), 12);
-  EXPECT_EQ(rank.plan().epoch(), 2u);
-  EXPECT_FALSE(rank.has_log_prob_pass()) << "only where the whole step has one";
-  EXPECT_THAT(PrepareOfRank(WholePrepare(), {}, {}, kNumRollouts).rollout_weights(), ElementsAre());
-}
-
-TEST(PrepareOfRankTest, OneWeightOfAllRolloutsIsEveryRanks) {
-  internal::v1::Prepare whole = WholePrepare();
-  whole.clear_rollout_weights();
-  whole.add_rollout_weights(0.75);
-  EXPECT_THAT(PrepareOfRank(whole, PartOf({1}), {}, kNumRollouts).rollout_weights(), ElementsAre(0.75));
-  EXPECT_THAT(PrepareOfRank(whole, {}, {}, kNumRollouts).rollout_weights(), ElementsAre(0.75));
-}
-
-TEST(PrepareOfRankTest, TheEntryPassIsTheRanks) {
-  internal::v1::Prepare whole = WholePrepare();
-  *whole.mutable_log_prob_pass() = PartOf({4, 1, 3});
-  const internal::v1::Prepare rank = PrepareOfRank(whole, PartOf({1}), PartOf({1}), kNumRollouts);
-  EXPECT_THAT(rank.log_prob_pass().groups(), ElementsAre(1));
-}
-
 TEST(MakePrepareTest, EachStepCarriesTheNumbersOfItsOwnMiniBatch) {
   v1::UpdateHeader header;
   header.mutable_loss()->set_loss_mode("gspo");

@@ -39,8 +39,13 @@ v1::UpdateHeader MakeHeader() {
   return header;
 }
 
+struct Ranks {
+  std::vector<internal::v1::Vote> votes = {};
+  std::vector<internal::v1::Applied> applied = {};
+};
+
 Metrics StepMetrics(const internal::v1::Vote& vote, absl::Duration elapsed = absl::Seconds(2),
-                    const v1::UpdateHeader& header = MakeHeader()) {
+                    const v1::UpdateHeader& header = MakeHeader(), const Ranks& ranks = {}) {
   v1::StepReport report;
   report.set_peak_bytes(5000);
   report.set_flops(4e12);
@@ -65,9 +70,37 @@ Metrics StepMetrics(const internal::v1::Vote& vote, absl::Duration elapsed = abs
                   .numbers = numbers,
                   .vote = vote,
                   .apply_s = 0.25,
-                  .elapsed = elapsed},
+                  .elapsed = elapsed,
+                  .votes = ranks.votes,
+                  .applied = ranks.applied},
                  metrics);
   return metrics;
+}
+
+TEST(StepMetricsTest, SeveralRanksSayWhatTheyCostAndHowEvenTheirWorkIs) {
+  EXPECT_FALSE(StepMetrics(MakeVote()).contains("time/agree_s")) << "one rank waits for nobody";
+  Ranks ranks = {.votes = std::vector(2, MakeVote()), .applied = std::vector<internal::v1::Applied>(2)};  // 3.5 s each
+  ranks.votes[1].mutable_sums()->set_suffix_s(0.5);
+  internal::v1::Vote merged = MakeVote();
+  merged.mutable_sums()->set_agree_s(1);
+  merged.mutable_sums()->set_reduce_s(0.25);
+  merged.mutable_sums()->set_reduce_bytes(1000);
+  merged.mutable_sums()->set_split_s(0.75);
+  merged.mutable_sums()->set_split_bytes(600);
+  ranks.applied[0].set_gather_s(0.125);
+  ranks.applied[1].set_gather_s(0.0625);
+  ranks.applied[0].set_gather_bytes(300);
+  ranks.applied[1].set_gather_bytes(400);
+  const Metrics metrics = StepMetrics(merged, absl::Seconds(2), MakeHeader(), ranks);
+  EXPECT_DOUBLE_EQ(metrics.at("time/agree_s"), 1);
+  EXPECT_DOUBLE_EQ(metrics.at("time/reduce_s"), 0.25);
+  EXPECT_DOUBLE_EQ(metrics.at("ranks/reduce_bytes"), 1000);
+  EXPECT_DOUBLE_EQ(metrics.at("time/split_s"), 0.75);
+  EXPECT_DOUBLE_EQ(metrics.at("ranks/split_bytes"), 600);
+  EXPECT_DOUBLE_EQ(metrics.at("time/gather_s"), 0.125);
+  EXPECT_DOUBLE_EQ(metrics.at("ranks/gather_bytes"), 700);
+  EXPECT_DOUBLE_EQ(metrics.at("time/slowest_rank_s"), 3.5);
+  EXPECT_DOUBLE_EQ(metrics.at("time/fastest_rank_s"), 2.5);
 }
 
 TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {

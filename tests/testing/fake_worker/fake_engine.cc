@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/arrays.h"
 #include "common/base/clock.h"
+#include "common/base/mesh.h"
 
 namespace stemma::testing {
 namespace {
@@ -29,8 +30,10 @@ v1::GroupResult ResultOf(const v1::PromptGroup& group) {
   return result;
 }
 
-void SendResults(const std::string& id, const std::vector<v1::PromptGroup>& groups, const EngineHooks& hooks) {
-  for (const v1::PromptGroup& group : groups) {
+absl::Status RankLost() { return absl::UnavailableError("told that rank 1 has gone"); }
+
+void SendResults(const std::string& id, const std::map<uint32_t, v1::PromptGroup>& groups, const EngineHooks& hooks) {
+  for (const auto& [index, group] : groups) {
     internal::v1::ResultChunk chunk;
     chunk.set_id(id);
     *chunk.mutable_group() = ResultOf(group);
@@ -67,15 +70,19 @@ FakeEngine::FakeEngine(const internal::v1::Configure& configure, const std::stri
               .step = configure.step()}),
       gate_(configure.data_directory() + "/gate") {
   *ready_.mutable_config() = configure.config();
+  ready_.set_model_digest("fake");
 }
 
 absl::Status FakeEngine::AddPayload(internal::v1::PayloadChunk chunk) {
   Payload& payload = payloads_[chunk.id()];
-  for (v1::PromptGroup& group : *chunk.mutable_groups()) {
-    if (!payload.groups.empty() && payload.groups.back().uid() == group.uid()) {
-      payload.groups.back().mutable_rollouts()->MergeFrom(group.rollouts());
+  if (chunk.group_indices_size() != chunk.groups_size()) return absl::InvalidArgumentError("groups without indices");
+  for (int i = 0; i < chunk.groups_size(); ++i) {
+    v1::PromptGroup& group = *chunk.mutable_groups(i);
+    const auto [place, begun] = payload.groups.try_emplace(chunk.group_indices(i));
+    if (begun) {
+      place->second = std::move(group);
     } else {
-      payload.groups.push_back(std::move(group));
+      place->second.mutable_rollouts()->MergeFrom(group.rollouts());
     }
   }
   payload.complete = chunk.last();
@@ -91,12 +98,15 @@ absl::StatusOr<internal::v1::Vote> FakeEngine::Prepare(const internal::v1::Prepa
   if (absl::Status status = fence_.CheckPrepare(prepare.key()); !status.ok()) return status;
   const Payload* payload = Find(prepare.key().request_id());
   if (payload == nullptr) return absl::NotFoundError("no payload");
-  const std::string& uid = payload->groups.at(prepare.plan().groups(0)).uid();
+  const bool any = prepare.plan().groups_size() > 0;  // a rank may have none
+  const std::string uid = any ? payload->groups.at(prepare.plan().groups(0)).uid() : "";
+  if (absl::StartsWith(uid, "lost")) return RankLost();
   if (absl::StartsWith(uid, "refuse")) return absl::InternalError("told to refuse");
   if (absl::StartsWith(uid, "crash")) _exit(kCrashExit);
   if (absl::StartsWith(uid, "stuck")) StandStill();
   crash_in_apply_ = absl::StartsWith(uid, "stay");
   ruin_in_apply_ = absl::StartsWith(uid, "ruin");
+  lose_in_apply_ = absl::StartsWith(uid, "parted");
   fence_.OnPrepare(prepare.key());
   internal::v1::Vote vote;
   *vote.mutable_key() = prepare.key();
@@ -124,6 +134,7 @@ absl::StatusOr<internal::v1::Vote> FakeEngine::Prepare(const internal::v1::Prepa
 absl::StatusOr<internal::v1::Applied> FakeEngine::Apply(const internal::v1::Apply& apply) {
   if (absl::Status status = fence_.CheckApply(apply.key()); !status.ok()) return status;
   if (crash_in_apply_) _exit(kCrashExit);
+  if (lose_in_apply_) return RankLost();
   fence_.OnApplied(apply.key(), apply.discard());
   internal::v1::Applied applied;
   *applied.mutable_key() = apply.key();
@@ -136,7 +147,9 @@ void FakeEngine::Abort(const internal::v1::StepKey& key) { fence_.OnAbort(key); 
 absl::Status FakeEngine::LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) {
   const Payload* payload = Find(log_prob.id());
   if (payload == nullptr) return absl::NotFoundError("no payload");
-  if (absl::StartsWith(payload->groups.at(0).uid(), "hang")) {
+  const std::string uid = payload->groups.empty() ? "" : payload->groups.begin()->second.uid();
+  if (absl::StartsWith(uid, "lost")) return RankLost();
+  if (absl::StartsWith(uid, "hang")) {
     WaitUntilCancelled(hooks);
     return absl::CancelledError("cancelled");
   }
@@ -146,13 +159,19 @@ absl::Status FakeEngine::LogProb(const internal::v1::LogProb& log_prob, const En
 
 absl::StatusOr<uint64_t> FakeEngine::Export(const internal::v1::Export& request) {
   if (request.name() == "stuck") StandStill();
+  if (request.name() == "lost") return RankLost();
   if (request.name() == "taken") return absl::AlreadyExistsError("taken exists: choose another name");
   return 7;
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const internal::v1::Configure& configure,
-                                                         const std::string& incarnation) {
-  return std::make_unique<FakeEngine>(configure, incarnation);
+                                                         const WorkerIdentity& identity, const TellStore& tell) {
+  if (NumRanks(configure.config().mesh()) > 1 && configure.rank() == 0) {
+    internal::v1::StoreOpened opened;
+    opened.set_address("127.0.0.1:1");
+    tell(opened);
+  }
+  return std::make_unique<FakeEngine>(configure, identity.incarnation);
 }
 
 }  // namespace stemma::testing

@@ -4,10 +4,13 @@
 //   "crash..."      the process ends in Prepare          "stay..."       the process ends in Apply
 //   "stuck..."      waits for ever, as a hung device does; so does an export of the name "stuck"
 //   "ruin..."       APPLY reports a weight that is not finite
+//   "lost..."       Prepare finds another rank gone; so does an export or a log-prob pass of this name
+//   "parted..."     Apply finds another rank gone
 //   "refuse..."     answers Prepare with an error        anything else   votes yes, gradient norm 1
-// Log-probs of token t are -t.
+// Log-probs of token t are -t. Rank 0 of several tells an address of a store that it never opened.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,7 +22,7 @@
 
 namespace stemma::testing {
 
-class FakeEngine final : public Engine {
+class FakeEngine : public Engine {
  public:
   FakeEngine(const internal::v1::Configure& configure, const std::string& incarnation);
 
@@ -36,7 +39,7 @@ class FakeEngine final : public Engine {
 
  private:
   struct Payload {
-    std::vector<v1::PromptGroup> groups;
+    std::map<uint32_t, v1::PromptGroup> groups;  // by index in the request
     bool complete = false;
   };
   const Payload* Find(const std::string& id) const;
@@ -46,10 +49,10 @@ class FakeEngine final : public Engine {
   StepFence fence_;
   const std::string gate_;  // a file: groups named "gate..." wait until it is there
   std::map<std::string, Payload> payloads_;
-  bool crash_in_apply_ = false, ruin_in_apply_ = false;
+  bool crash_in_apply_ = false, ruin_in_apply_ = false, lose_in_apply_ = false;
 };
 
 absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const internal::v1::Configure& configure,
-                                                         const std::string& incarnation);
+                                                         const WorkerIdentity& identity, const TellStore& tell);
 
 }  // namespace stemma::testing

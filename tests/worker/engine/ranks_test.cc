@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/cost/state_bytes.h"
 #include "tests/worker/engine/small_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
 
@@ -23,7 +24,8 @@ class RanksTest : public SmallEngineTest {
  protected:
   std::unique_ptr<InProcess> MakeRanks(int ranks = kRanks) const {
     InProcessOptions options;
-    options.ranks = ranks;
+    options.run.mutable_mesh()->set_dp(static_cast<uint32_t>(ranks));
+    options.placement_seed = 1;
     return MakeEngine(MakeCpuBackend(), options);
   }
 
@@ -124,14 +126,37 @@ TEST_F(RanksTest, RanksWithoutWorkJoin) {
   }
 }
 
+TEST_F(RanksTest, SayWhatTheReductionMovedAndTook) {
+  const auto engine = MakeRanks(), alone = MakeRanks(1);
+  ASSERT_TRUE(engine != nullptr && alone != nullptr);
+  for (InProcess* run : {engine.get(), alone.get()}) {
+    ASSERT_TRUE(run->Load(Request({16, 5})).ok());
+    const auto vote = run->Prepare(0);
+    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  }
+  double elements = 0;
+  for (const Parameter& p : engine->weights().parameters) elements += static_cast<double>(p.weight.numel());
+  for (const internal::v1::Vote& vote : engine->votes()) {
+    const double sent = elements * sizeof(float) * (kRanks - 1) / kRanks;
+    EXPECT_NEAR(static_cast<double>(vote.sums().reduce_bytes()) / sent, 1, 0.01) << "parts are padded to 16 elements";
+    EXPECT_GT(vote.sums().reduce_s(), 0);
+    EXPECT_GT(vote.sums().agree_s(), 0);
+  }
+  EXPECT_EQ(alone->votes()[0].sums().reduce_bytes(), 0u);
+  EXPECT_EQ(alone->votes()[0].sums().reduce_s(), 0) << "one rank reduces nothing";
+  EXPECT_EQ(alone->votes()[0].sums().agree_s(), 0);
+}
+
 TEST_F(RanksTest, OwnTheirShareOfTheStates) {
   const auto engine = MakeRanks(), alone = MakeRanks(1);
   ASSERT_TRUE(engine != nullptr && alone != nullptr);
   const int64_t whole = StateBytes(alone->weights());
+  const int64_t planned = stemma::StateBytesOf(engine->weights().config, RunDtype::kFp32, kRanks).optimizer;
   int64_t sum = 0;
   for (int rank = 0; rank < kRanks; ++rank) {
     const int64_t own = StateBytes(engine->weights(rank));
     EXPECT_NEAR(static_cast<double>(own) * kRanks / static_cast<double>(whole), 1, 0.01);
+    EXPECT_NEAR(static_cast<double>(own) / static_cast<double>(planned), 1, 0.01) << "as the server plans";
     sum += own;
   }
   EXPECT_EQ(sum, whole);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -19,8 +20,9 @@ namespace stemma::testing {
 class SmallEngineTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    directory_ =
-        ::testing::TempDir() + "/small_engine_" + ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::replace(name.begin(), name.end(), '/', '_');  // of a test with a parameter
+    directory_ = ::testing::TempDir() + "/small_engine_" + name;
     std::filesystem::remove_all(directory_);
     ASSERT_TRUE(WriteRandomModel(SyntheticModel({}), {}, directory_).ok());
   }
@@ -29,7 +31,7 @@ class SmallEngineTest : public ::testing::Test {
   // Null, and the test fails, where the engine cannot be made.
   std::unique_ptr<InProcess> MakeEngine(Backend backend, InProcessOptions options = {}) const {
     options.run.set_model(directory_);
-    options.run.set_dtype("fp32");
+    if (options.run.dtype().empty()) options.run.set_dtype("fp32");
     options.run.set_schedule(v1::REUSE);
     options.run.set_head_chunk_tokens(128);
     options.run.set_threads(1);

@@ -19,6 +19,8 @@ TEST(StepSumsTest, EveryNumberOfAPassTravelsUnderItsOwnName) {
   pass.prefix_forward_bytes = 14;
   pass.suffix_bytes = 17;
   pass.prefix_backward_bytes = 16;
+  pass.split_s = 27;
+  pass.split_bytes = 28;
   pass.offload.peak_host_bytes = 19;
   pass.offload.bytes_out = 20;
   pass.offload.bytes_in = 21;
@@ -35,7 +37,9 @@ TEST(StepSumsTest, EveryNumberOfAPassTravelsUnderItsOwnName) {
                                                   {"peak_bytes", 17},        {"state_bytes", 0},
                                                   {"host_bytes", 19},        {"offload_out_bytes", 20},
                                                   {"offload_in_bytes", 21},  {"offload_demand_loads", 22},
-                                                  {"offload_waits", 23}};
+                                                  {"offload_waits", 23},     {"agree_s", 0},
+                                                  {"reduce_s", 0},           {"reduce_bytes", 0},
+                                                  {"split_s", 27},           {"split_bytes", 28}};
   EXPECT_EQ(testing::SumsByName(StepSumsOf(pass)), expected) << "a field of StepSums is missing here, or is mixed up";
 }
 

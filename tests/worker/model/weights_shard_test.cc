@@ -13,6 +13,7 @@
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "tests/testing/tensors.h"
+#include "worker/model/weights_export.h"
 #include "worker/model/weights_io.h"
 #include "worker/optim/shards.h"
 
@@ -134,7 +135,7 @@ TEST_P(WeightsShardTest, RanksHaveTheMastersThatTheyOwn) {
 TEST_P(WeightsShardTest, AnExportOfAPartIsOurBug) {
   if (tp_ * pp_ == 1) return;
   const std::vector<Weights> shards = LoadShards();
-  EXPECT_DEATH((void)ExportWeights(shards.back(), directory_, path_ + "_export", std::nullopt), "an export takes");
+  EXPECT_DEATH((void)WeightsExport::Make(shards.back(), directory_, std::nullopt), "an export takes");
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, WeightsShardTest, ::testing::Range(1, 31));

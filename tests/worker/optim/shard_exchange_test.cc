@@ -3,13 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <thread>
 #include <tuple>
 
+#include "common/cost/state_shards.h"
 #include "tests/testing/namespaces.h"
 #include "tests/worker/optim/parameters.h"
+#include "worker/memory/cpu_allocator.h"
 #include "worker/parallel/collective.h"
 #include "worker/parallel/thread_communicator.h"
 
@@ -21,6 +24,7 @@ using ExchangeCase = std::tuple<int, at::ScalarType>;
 class ShardExchangeTest : public ::testing::TestWithParam<ExchangeCase> {
  protected:
   ShardExchangeTest() : random_(static_cast<uint32_t>(std::get<0>(GetParam()))) {
+    InstallCpuAllocator();
     for (int64_t i = Between(1, 6); i > 0; --i) sizes_.push_back({Between(1, 40), Between(1, 40)});
     ranks_ = static_cast<int>(Between(1, 4));
     bucket_elements_ = Between(1, 3000);
@@ -121,6 +125,21 @@ TEST_P(ShardExchangeTest, WeightsComeFromTheirOwners) {
     const int64_t element_bytes = static_cast<int64_t>(of_ranks_[0][0].weight.element_size());
     EXPECT_EQ(moved == totals[static_cast<size_t>(rank)].end() ? 0 : moved->second.bytes, PaddedBytes(element_bytes));
   }
+}
+
+// The plan counts all parts and the own one here, and all parts once more in the communicator.
+TEST_P(ShardExchangeTest, TakesTheBytesThatThePlanCounts) {
+  if (ranks_ == 1) return;
+  StateShare share;
+  for (const ShardRound& round : Shards().Rounds()) {
+    share.part_elements = std::max(share.part_elements, round.part_elements);
+  }
+  const int64_t element_bytes = static_cast<int64_t>(of_ranks_[0][0].grad.element_size());
+  std::vector<std::unique_ptr<Communicator>> ranks = MakeThreadRanks(ranks_, absl::Minutes(1));
+  const int64_t before = CpuMemoryStats().current_bytes;
+  const ShardExchange exchange(*ranks[0], Shards(), of_ranks_[0]);
+  const int64_t communicator = ranks_ * share.part_elements * element_bytes;
+  EXPECT_EQ(CpuMemoryStats().current_bytes - before, ExchangeBytes(share, ranks_, element_bytes) - communicator);
 }
 
 INSTANTIATE_TEST_SUITE_P(Drawn, ShardExchangeTest,

@@ -39,8 +39,8 @@ class _Rank:
 
 
 class _Gang:
-    def __init__(self, mode, size, started=None, **options):
-        self.ranks = [_Rank(mode, 0, size, "127.0.0.1:0", **options)]
+    def __init__(self, mode, size, started=None, host="127.0.0.1", **options):
+        self.ranks = [_Rank(mode, 0, size, f"{host}:0", **options)]
         self.store = self.ranks[0].line("store")
         self.ranks += [_Rank(mode, rank, size, self.store, **options) for rank in range(1, started or size)]
 
@@ -176,15 +176,16 @@ def _listeners(pid):
     return found
 
 
-def test_nothing_listens_beyond_loopback():
-    loopback = "0100007F"
+# 127.0.0.2 stands for a host's address on its network: this host's name may well stand for 127.0.0.1.
+@pytest.mark.parametrize("host,number", [("127.0.0.1", "0100007F"), ("127.0.0.2", "0200007F")])
+def test_ranks_listen_on_the_address_that_they_are_given_and_nowhere_else(host, number):
     with socket.socket() as everywhere:
         everywhere.bind(("", 0))
         everywhere.listen()
         assert ("00000000", everywhere.getsockname()[1]) in _listeners(os.getpid())  # the check sees one that does
-    with _Gang("reduce", 2) as gang:
+    with _Gang("reduce", 2, host=host) as gang:
         for rank in gang.ranks:
             rank.line("ready")
         sockets = [_listeners(rank.process.pid) for rank in gang.ranks]
-    assert (loopback, int(gang.store.split(":")[1])) in sockets[0]
-    assert all(listening and {host for host, _ in listening} == {loopback} for listening in sockets), sockets
+    assert (number, int(gang.store.split(":")[1])) in sockets[0]
+    assert all(listening and {at for at, _ in listening} == {number} for listening in sockets), sockets

@@ -1,10 +1,11 @@
-// The engine thread with the fake engine: order, answers, aborts that overtake, refusals.
+// The engine thread with the fake engine: order, answers, aborts that overtake, refusals, ranks that have gone.
 #include "worker/rpc/engine_thread.h"
 
 #include <deque>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "gtest/gtest.h"
@@ -33,6 +34,10 @@ class Sent {
     messages_.pop_front();
     return message;
   }
+  bool empty() {
+    MutexLock lock(&mutex_);
+    return messages_.empty();
+  }
 
  private:
   Mutex mutex_;
@@ -50,37 +55,48 @@ internal::v1::StepKey Key(const std::string& id, uint64_t step, uint32_t attempt
   return key;
 }
 
+ServerMessage ConfigureMessage() {
+  ServerMessage message;
+  message.mutable_configure()->set_epoch(3);
+  message.mutable_configure()->set_generation(1);
+  return message;
+}
+
+ServerMessage PayloadMessage(const std::string& id, const std::string& uid) {
+  ServerMessage message;
+  message.mutable_payload()->set_id(id);
+  message.mutable_payload()->add_groups()->set_uid(uid);
+  message.mutable_payload()->add_group_indices(0);
+  message.mutable_payload()->set_last(true);
+  return message;
+}
+
+ServerMessage PrepareMessage(const internal::v1::StepKey& key) {
+  ServerMessage message;
+  *message.mutable_prepare()->mutable_key() = key;
+  message.mutable_prepare()->mutable_plan()->add_groups(0);
+  return message;
+}
+
+ServerMessage ApplyMessage(const internal::v1::StepKey& key) {
+  ServerMessage message;
+  *message.mutable_apply()->mutable_key() = key;
+  return message;
+}
+
 class EngineThreadTest : public ::testing::Test {
  protected:
   explicit EngineThreadTest(EngineFactory factory = testing::CreateFakeEngine)
       : thread_(
-            "w1", std::move(factory), [this](WorkerMessage message) { sent_.Add(std::move(message)); },
+            {"w1", ""}, std::move(factory), [this](WorkerMessage message) { sent_.Add(std::move(message)); },
             [](const absl::Status&) {}) {
-    ServerMessage message;
-    message.mutable_configure()->set_epoch(3);
-    message.mutable_configure()->set_generation(1);
-    thread_.Post(message);
+    thread_.Post(ConfigureMessage());
     EXPECT_TRUE(sent_.Next().has_ready());
   }
 
-  void PostPayload(const std::string& id, const std::string& uid) {
-    ServerMessage message;
-    message.mutable_payload()->set_id(id);
-    message.mutable_payload()->add_groups()->set_uid(uid);
-    message.mutable_payload()->set_last(true);
-    thread_.Post(message);
-  }
-  void PostPrepare(const internal::v1::StepKey& key) {
-    ServerMessage message;
-    *message.mutable_prepare()->mutable_key() = key;
-    message.mutable_prepare()->mutable_plan()->add_groups(0);
-    thread_.Post(message);
-  }
-  void PostApply(const internal::v1::StepKey& key) {
-    ServerMessage message;
-    *message.mutable_apply()->mutable_key() = key;
-    thread_.Post(message);
-  }
+  void PostPayload(const std::string& id, const std::string& uid) { thread_.Post(PayloadMessage(id, uid)); }
+  void PostPrepare(const internal::v1::StepKey& key) { thread_.Post(PrepareMessage(key)); }
+  void PostApply(const internal::v1::StepKey& key) { thread_.Post(ApplyMessage(key)); }
   void PostAbort(const internal::v1::StepKey& key) {
     ServerMessage message;
     *message.mutable_abort()->mutable_key() = key;
@@ -172,10 +188,10 @@ class AskingEngine final : public Engine {
 class AskedThreadTest : public EngineThreadTest {
  protected:
   AskedThreadTest()
-      : EngineThreadTest(
-            [](const internal::v1::Configure&, const std::string&) -> absl::StatusOr<std::unique_ptr<Engine>> {
-              return std::make_unique<AskingEngine>();
-            }) {}
+      : EngineThreadTest([](const internal::v1::Configure&, const WorkerIdentity&,
+                            const TellStore&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+          return std::make_unique<AskingEngine>();
+        }) {}
 
   // Posts the Prepare and then the abort while another step runs, so that the abort is there before the Prepare begins.
   bool VoteWithAbort(const internal::v1::StepKey& prepared, const internal::v1::StepKey& aborted) {
@@ -237,25 +253,127 @@ TEST_F(EngineThreadTest, StopCancelsWhatRuns) {
   EXPECT_TRUE(thread_.Stop(kPatience));
 }
 
+// The one failure that the engine thread reported.
+class Failure {
+ public:
+  void Set(const absl::Status& status) {
+    MutexLock lock(&mutex_);
+    EXPECT_TRUE(status_.ok()) << "a second one";
+    status_ = status;
+  }
+  absl::Status Get() {
+    MutexLock lock(&mutex_);
+    const auto failed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !status_.ok(); };
+    mutex_.AwaitWithTimeout(failed, kPatience);
+    return status_;
+  }
+
+ private:
+  Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
 TEST(EngineThreadStartTest, AnEngineThatCannotBeMadeIsReported) {
-  Mutex mutex;
-  absl::Status failure;
+  Failure failure;
   EngineThread thread(
-      "w1",
-      [](const internal::v1::Configure&, const std::string&) -> absl::StatusOr<std::unique_ptr<Engine>> {
-        return absl::NotFoundError("no model");
+      {"w1", ""},
+      [](const internal::v1::Configure&, const WorkerIdentity&,
+         const TellStore&) -> absl::StatusOr<std::unique_ptr<Engine>> { return absl::NotFoundError("no model"); },
+      [](WorkerMessage) {}, [&](const absl::Status& status) { failure.Set(status); });
+  thread.Post(ConfigureMessage());
+  EXPECT_EQ(failure.Get(), absl::NotFoundError("no model"));
+}
+
+TEST(EngineThreadStartTest, TheStoreIsToldBeforeTheEngineIsReady) {
+  Sent sent;
+  EngineThread thread(
+      {"w1", "192.0.2.7"},
+      [](const internal::v1::Configure& configure, const WorkerIdentity& identity,
+         const TellStore& tell) -> absl::StatusOr<std::unique_ptr<Engine>> {
+        internal::v1::StoreOpened opened;
+        opened.set_address(identity.address + ":5");
+        tell(opened);
+        return std::make_unique<testing::FakeEngine>(configure, identity.incarnation);
       },
-      [](WorkerMessage) {},
-      [&](const absl::Status& status) {
-        MutexLock lock(&mutex);
-        failure = status;
-      });
+      [&](WorkerMessage message) { sent.Add(std::move(message)); }, [](const absl::Status&) {});
+  thread.Post(ConfigureMessage());
+  EXPECT_EQ(sent.Next().store_opened().address(), "192.0.2.7:5");
+  EXPECT_TRUE(sent.Next().has_ready());
+}
+
+// An engine whose end would wait for ranks that have gone.
+class LeftEngine final : public testing::FakeEngine {
+ public:
+  using FakeEngine::FakeEngine;
+  ~LeftEngine() override { ADD_FAILURE() << "destroyed"; }
+};
+
+// Where a rank has gone, the thread and what it uses are left as they are until the process ends.
+class LostRankTest : public ::testing::Test {
+ protected:
+  struct Left {
+    Sent sent;
+    Failure failure;
+    std::unique_ptr<EngineThread> thread;
+  };
+
+  LostRankTest() {
+    left_.thread = std::make_unique<EngineThread>(
+        WorkerIdentity{"w1", ""},
+        [](const internal::v1::Configure& configure, const WorkerIdentity& identity,
+           const TellStore&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+          return std::make_unique<LeftEngine>(configure, identity.incarnation);
+        },
+        [&left = left_](WorkerMessage message) { left.sent.Add(std::move(message)); },
+        [&left = left_](const absl::Status& status) { left.failure.Set(status); });
+    left_.thread->Post(ConfigureMessage());
+    EXPECT_TRUE(left_.sent.Next().has_ready());
+  }
+
+  // Nothing is answered, not even what comes afterwards, and the thread says that it is to be left.
+  void ExpectOver() {
+    EXPECT_EQ(left_.failure.Get().code(), absl::StatusCode::kUnavailable);
+    // The stream is read to its end, however much is on its way.
+    for (size_t i = 0; i <= EngineThread::kMessagesMax; ++i) left_.thread->Post(PayloadMessage("b", "g"));
+    left_.thread->Post(PrepareMessage(Key("b", 1)));
+    EXPECT_FALSE(left_.thread->Stop(absl::InfiniteDuration()));
+    EXPECT_TRUE(left_.sent.empty());
+  }
+
+  static std::vector<Left*>& Kept() {  // reachable: nothing is lost
+    static auto* const kept = new std::vector<Left*>;
+    return *kept;
+  }
+  Left& left_ = *Kept().emplace_back(new Left);
+};
+
+TEST_F(LostRankTest, FoundInAPrepareEndsTheGeneration) {
+  left_.thread->Post(PayloadMessage("a", "lost"));
+  left_.thread->Post(PrepareMessage(Key("a", 1)));
+  ExpectOver();
+}
+
+TEST_F(LostRankTest, FoundInAnApplyEndsTheGeneration) {
+  left_.thread->Post(PayloadMessage("a", "parted"));
+  left_.thread->Post(PrepareMessage(Key("a", 1)));
+  EXPECT_TRUE(left_.sent.Next().vote().yes());
+  left_.thread->Post(ApplyMessage(Key("a", 1)));
+  ExpectOver();
+}
+
+TEST_F(LostRankTest, FoundInALogProbPassEndsTheGeneration) {
+  left_.thread->Post(PayloadMessage("~log-prob/1", "lost"));
   ServerMessage message;
-  message.mutable_configure();
-  thread.Post(message);
-  MutexLock lock(&mutex);
-  const auto failed = [&] { return !failure.ok(); };
-  EXPECT_TRUE(mutex.AwaitWithTimeout(failed, kPatience));
+  message.mutable_log_prob()->set_id("~log-prob/1");
+  left_.thread->Post(message);
+  ExpectOver();
+}
+
+TEST_F(LostRankTest, FoundInAnExportEndsTheGeneration) {
+  ServerMessage message;
+  message.mutable_export_()->set_name("lost");
+  left_.thread->Post(message);
+  ExpectOver();
 }
 
 }  // namespace

@@ -8,16 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "tests/worker/schedule/programs.h"
+
 namespace stemma::worker {
 namespace {
 
 using enum OperationKind;
-
-std::string Text(const Program& program) {
-  std::string text;
-  for (const Operation& operation : program) text += (text.empty() ? "" : " ") + OperationText(operation);
-  return text;
-}
 
 v1::StepPlan PlanOf(const std::vector<std::pair<bool, int>>& clusters) {
   v1::StepPlan step;
@@ -58,9 +54,6 @@ TEST(CheckProgramsTest, WhatAPlanExpandsToPassesAndHoldsOneWaveAndOneHotSet) {
   }
 }
 
-Operation Of(OperationKind kind, int cluster = 0, int wave = 0) {
-  return {.kind = kind, .cluster = cluster, .wave = wave};
-}
 Operation Between(OperationKind kind, std::vector<int> ranks, std::string tensor, int64_t bytes = 64) {
   return {.kind = kind, .exchange = {std::move(ranks), std::move(tensor), bytes}};
 }
@@ -92,12 +85,6 @@ TEST(CheckProgramsTest, SeveralClustersMayBeLive) {
   ASSERT_TRUE(peaks.ok()) << peaks.status();
   EXPECT_EQ(peaks->front().live_waves, 2);
   EXPECT_EQ(peaks->front().live_clusters, 2);
-}
-
-void ExpectRefused(const std::vector<Program>& ranks, const std::string& what, bool forward_only = false) {
-  const absl::Status status = CheckPrograms(ranks, forward_only).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << what;
-  EXPECT_NE(status.message().find(what), std::string::npos) << status;
 }
 
 TEST(CheckProgramsTest, AWrongOrderOfOneRankIsRefused) {

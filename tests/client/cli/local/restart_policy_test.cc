@@ -1,5 +1,7 @@
 #include "client/cli/local/restart_policy.h"
 
+#include <string>
+
 #include "gtest/gtest.h"
 
 namespace stemma::cli {
@@ -29,6 +31,27 @@ TEST(RestartPolicyTest, AReadyWorkerForgetsEarlierFailures) {
 TEST(RestartPolicyTest, RefusedConfigurationIsNotTriedAgain) {
   EXPECT_FALSE(RestartPolicy().WorkerEnded(2, "exit code 2").restart);
   EXPECT_FALSE(RestartPolicy().WorkerEnded(93, "exit code 93").restart);
+}
+
+TEST(RestartPolicyTest, AFollowerStartsWithTheLostWorkerAndIsNotCounted) {
+  RestartPolicy policy;
+  for (int i = 0; i < RestartPolicy::kRestartsMax; ++i) {
+    const int delay_ms = policy.WorkerEnded(1, "exit code 1", "worker 0 of 9").delay_ms;
+    for (int follower = 1; follower < 9; ++follower) {
+      const RestartDecision decision = policy.FollowerEnded(1, "exit code 1", "worker 5 of 9");
+      EXPECT_TRUE(decision.restart);
+      EXPECT_EQ(decision.delay_ms, delay_ms);
+      EXPECT_NE(decision.reason.find("worker 5 of 9"), std::string::npos) << decision.reason;
+    }
+  }
+  EXPECT_FALSE(policy.WorkerEnded(1, "exit code 1", "worker 0 of 9").restart);
+}
+
+TEST(RestartPolicyTest, AFollowerWhoseConfigurationIsRefusedIsNotTriedAgain) {
+  RestartPolicy policy;
+  policy.WorkerEnded(-1, "signal 9 (Killed)");
+  EXPECT_FALSE(policy.FollowerEnded(2, "exit code 2", "worker 1 of 2").restart);
+  EXPECT_FALSE(policy.FollowerEnded(93, "exit code 93", "worker 1 of 2").restart);
 }
 
 }  // namespace

@@ -1,0 +1,68 @@
+#include "server/planner/split_cost.h"
+
+#include <memory>
+#include <numeric>
+
+namespace stemma::server {
+namespace {
+
+// The seconds of Phase B of one member alone, in so many waves.
+double MemberSeconds(const MemoryOptions& options, const PackingGroup& packing, const PackingMember& member,
+                     v1::TapePolicy policy, int64_t waves) {
+  const ClusterShape one = {.prefix_rows = {packing.prefix_rows},
+                            .members = {{.rows = member.rows, .prefix_rows = packing.prefix_rows}}};
+  const ClusterWorkSums sums(options.shape, one);
+  return Seconds(options.forward_only ? sums.SuffixForwardOnly(waves) : sums.Suffix(policy, waves), options.rates);
+}
+
+}  // namespace
+
+PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_only) {
+  const int64_t elements = 2 * shape.config.num_layers * prefix_rows * shape.config.kv_size();
+  return {.kv = elements * shape.run_bytes, .gradients = forward_only ? 0 : elements * shape.accumulate_bytes};
+}
+
+bool MaySplit(const PackingGroup& packing) {
+  return packing.reuse && packing.prefix_rows > 0 && packing.members.size() > 1;
+}
+
+SplitCosts SplitCostsOf(MemoryChooser& chooser, const PackingGroup& packing) {
+  const MemoryOptions& options = chooser.options();
+  const std::shared_ptr<const MemoryChoice> choice = chooser.Choose(GroupShape(packing, /*reuse=*/true));
+  SplitCosts costs;
+  if (choice == nullptr) {
+    costs.rollouts_s.resize(packing.members.size());
+    return costs;
+  }
+  costs.forward_s = choice->seconds.prefix_forward;
+  costs.backward_s = choice->seconds.prefix_backward;
+  const v1::TapePolicy policy = choice->way.suffix_policy;
+  for (const PackingMember& member : packing.members) {
+    costs.rollouts_s.push_back(MemberSeconds(options, packing, member, policy, /*waves=*/0));
+  }
+  // Waves are shared, so their seconds are everyone's in proportion.
+  const double alone = std::accumulate(costs.rollouts_s.begin(), costs.rollouts_s.end(), 0.0);
+  for (double& seconds : costs.rollouts_s) seconds *= choice->seconds.suffix / alone;
+  const PackingMember& first = packing.members[0];
+  costs.part_s = MemberSeconds(options, packing, first, policy, /*waves=*/1) -
+                 MemberSeconds(options, packing, first, policy, /*waves=*/0);
+  const PartBytes bytes = PartBytesOf(options.shape, packing.prefix_rows, options.forward_only);
+  // K and V of each layer, after a word that says whether they come.
+  const double messages_s = static_cast<double>(2 * options.shape.config.num_layers + 1) * kMessageSeconds;
+  costs.send_s = messages_s + static_cast<double>(bytes.kv) * options.rates[kCopy];
+  if (!options.forward_only) costs.return_s = messages_s + static_cast<double>(bytes.gradients) * options.rates[kCopy];
+  return costs;
+}
+
+PackingGroup PartOf(const PackingGroup& packing, const std::vector<uint32_t>& members, bool borrowed) {
+  PackingGroup part = {.group = packing.group,
+                       .uid = packing.uid,
+                       .prefix_rows = packing.prefix_rows,
+                       .reuse = true,
+                       .members = {},
+                       .borrowed = borrowed};
+  for (const uint32_t member : members) part.members.push_back(packing.members.at(member));
+  return part;
+}
+
+}  // namespace stemma::server

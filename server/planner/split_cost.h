@@ -1,0 +1,32 @@
+// What a group costs in parts, and what of it travels where ranks share it. Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "common/cost/cost.h"
+#include "server/planner/group_split.h"
+#include "server/planner/memory_chooser.h"
+#include "server/planner/wave_packing.h"
+
+namespace stemma::server {
+
+// Between the owner of a split group and one helper: K and V of all layers in the run's dtype, and their gradients in
+// their accumulators' dtype, which a forward-only pass does not have.
+struct PartBytes {
+  int64_t kv = 0, gradients = 0;
+};
+PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_only);
+
+// Whether ranks may share the group: it is computed with reuse, and has rollouts for two.
+bool MaySplit(const PackingGroup& packing);
+
+// REQUIRES: MaySplit. The network's rate is not measured: until it is, bytes travel as fast as between device and host
+// (Rates), and each message takes kMessageSeconds beside. A group that does not fit the budget costs nothing: packing
+// refuses it.
+inline constexpr double kMessageSeconds = 1e-4;
+SplitCosts SplitCostsOf(MemoryChooser& chooser, const PackingGroup& packing);
+
+// The part of the group that has these of its members.
+PackingGroup PartOf(const PackingGroup& packing, const std::vector<uint32_t>& members, bool borrowed);
+
+}  // namespace stemma::server

@@ -1,0 +1,167 @@
+#include "server/planner/split_parts.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <queue>
+#include <utility>
+
+namespace stemma::server {
+namespace {
+
+// Another helper must let the step end sooner by so much: what it receives is not free to others either.
+constexpr double kWorthAHelper = 5e-3;
+
+size_t Index(int32_t rank) { return static_cast<size_t>(rank); }
+
+// What splitting adds to the work of all ranks.
+double AddedSeconds(const SplitCosts& costs, size_t helpers) {
+  return static_cast<double>(helpers) * (2 * (costs.send_s + costs.return_s) + costs.part_s);
+}
+
+// The most expensive first, equally expensive ones in their order.
+std::vector<uint32_t> ByCost(const std::vector<double>& seconds) {
+  std::vector<uint32_t> order(seconds.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return seconds[a] > seconds[b]; });
+  return order;
+}
+
+}  // namespace
+
+SharedGroup SharedOf(const GroupSplit& split, const SplitCosts& costs) {
+  SharedGroup shared = {.ranks = split.ranks,
+                        .waves_s = std::vector<double>(split.ranks.size()),
+                        .forward_s = costs.forward_s,
+                        .backward_s = costs.backward_s,
+                        .send_s = costs.send_s,
+                        .return_s = costs.return_s};
+  for (size_t i = 0; i < split.ranks.size(); ++i) {
+    if (i > 0) shared.waves_s[i] = costs.part_s;
+    for (const uint32_t rollout : split.rollouts[i]) shared.waves_s[i] += costs.rollouts_s[rollout];
+  }
+  return shared;
+}
+
+PartsBuilder::PartsBuilder(size_t ranks, double work_s)
+    : pinned_s_(ranks), busy_s_(ranks), clock_s_(ranks), waiting_s_(ranks), work_s_(work_s) {}
+
+double PartsBuilder::Load(int32_t rank) const { return pinned_s_[Index(rank)] + busy_s_[Index(rank)]; }
+
+std::optional<GroupSplit> PartsBuilder::Cut(const SplitCosts& costs, bool most) const {
+  std::vector<int32_t> emptiest(busy_s_.size());
+  std::iota(emptiest.begin(), emptiest.end(), 0);
+  std::stable_sort(emptiest.begin(), emptiest.end(), [&](int32_t a, int32_t b) {
+    return std::pair(Load(a), clock_s_[Index(a)]) < std::pair(Load(b), clock_s_[Index(b)]);
+  });
+  const size_t parts_max = std::min(emptiest.size(), costs.rollouts_s.size());
+  if (parts_max < 2) return std::nullopt;
+  const std::vector<uint32_t> order = ByCost(costs.rollouts_s);
+  const auto deal = [&](size_t parts) {
+    return Deal(costs, order, {emptiest.begin(), emptiest.begin() + static_cast<ptrdiff_t>(parts)});
+  };
+  if (most) return deal(parts_max).split;
+  Dealt best = deal(2);
+  for (size_t parts = 3; parts <= parts_max;) {
+    // More helpers send more, so that no number of them ends below this.
+    const double least_s = (work_s_ + AddedSeconds(costs, parts - 1)) / static_cast<double>(busy_s_.size());
+    if (least_s >= (1 - kWorthAHelper) * best.end_s) break;
+    Dealt next = deal(parts);
+    if (next.end_s < (1 - kWorthAHelper) * best.end_s) best = std::move(next);
+    parts = parts == parts_max ? parts + 1 : std::min(parts_max, parts + 1 + parts / 4);
+  }
+  return std::move(best.split);
+}
+
+// The first of the ranks is the owner.
+PartsBuilder::Dealt PartsBuilder::Deal(const SplitCosts& costs, const std::vector<uint32_t>& order,
+                                       std::vector<int32_t> ranks) const {
+  std::sort(ranks.begin() + 1, ranks.end());
+  const size_t helpers = ranks.size() - 1;
+  // When each would end its part: the owner sends to one after the other, and a helper may come too late for its turn.
+  std::vector<double> end_s(ranks.size());
+  double sent_s = clock_s_[Index(ranks[0])] + costs.forward_s;
+  for (size_t i = 1; i <= helpers; ++i) {
+    sent_s = std::max(sent_s, clock_s_[Index(ranks[i])]) + costs.send_s;
+    end_s[i] = std::max(sent_s, Load(ranks[i]) - costs.backward_s) + costs.part_s;
+  }
+  end_s[0] = sent_s;
+
+  using Entry = std::pair<double, size_t>;
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> first;
+  for (size_t i = 0; i < ranks.size(); ++i) first.emplace(end_s[i], i);
+  Dealt dealt = {.split = {.ranks = std::move(ranks), .rollouts = std::vector<std::vector<uint32_t>>(helpers + 1)}};
+  size_t empty = helpers + 1, left = costs.rollouts_s.size();
+  for (const uint32_t rollout : order) {
+    while (left == empty && !dealt.split.rollouts[first.top().second].empty()) first.pop();  // one is left for each
+    const size_t i = first.top().second;
+    first.pop();
+    empty -= dealt.split.rollouts[i].empty() ? 1 : 0;
+    dealt.split.rollouts[i].push_back(rollout);
+    first.emplace(end_s[i] += costs.rollouts_s[rollout], i);
+    --left;
+  }
+  for (std::vector<uint32_t>& rollouts : dealt.split.rollouts) std::sort(rollouts.begin(), rollouts.end());
+  const double waves_end_s = *std::max_element(end_s.begin(), end_s.end());
+  dealt.end_s = std::max(waves_end_s + static_cast<double>(helpers) * costs.return_s + costs.backward_s,
+                         (work_s_ + AddedSeconds(costs, helpers)) / static_cast<double>(busy_s_.size()));
+  return dealt;
+}
+
+SharedGroup PartsBuilder::Add(const GroupSplit& split, const SplitCosts& costs) {
+  SharedGroup shared = SharedOf(split, costs);
+  const size_t helpers = split.ranks.size() - 1;
+  const double exchange_s = costs.send_s + costs.return_s;
+  work_s_ += AddedSeconds(costs, helpers);
+  for (size_t i = 0; i <= helpers; ++i) busy_s_[Index(split.ranks[i])] += shared.waves_s[i] + exchange_s;
+  busy_s_[Index(split.ranks[0])] +=
+      (static_cast<double>(helpers) - 1) * exchange_s + costs.forward_s + costs.backward_s;
+  RunShared(shared, clock_s_, waiting_s_);
+  return shared;
+}
+
+std::vector<std::vector<std::vector<size_t>>> OrderAround(std::span<const PlacementGroup> groups,
+                                                          std::span<const SharedGroup> shared,
+                                                          std::vector<std::vector<size_t>> of_ranks) {
+  std::vector<std::vector<std::vector<size_t>>> whole(of_ranks.size());
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    whole[rank].resize(shared.size() + 1);
+    std::stable_sort(of_ranks[rank].begin(), of_ranks[rank].end(),
+                     [&](size_t a, size_t b) { return groups[a].total_s() > groups[b].total_s(); });
+  }
+  std::vector<double> clock_s(of_ranks.size()), exchange_s(of_ranks.size());
+  for (size_t place = 0; place < shared.size(); ++place) {
+    const SharedGroup& group = shared[place];
+    double ready_s = clock_s[Index(group.ranks[0])] + group.forward_s;
+    for (size_t i = 1; i < group.ranks.size(); ++i) {
+      const size_t rank = Index(group.ranks[i]);
+      std::erase_if(of_ranks[rank], [&](size_t g) {
+        const bool fits = clock_s[rank] + groups[g].total_s() <= ready_s;
+        if (fits) clock_s[rank] += groups[g].total_s();
+        if (fits) whole[rank][place].push_back(g);
+        return fits;
+      });
+      ready_s = std::max(ready_s, clock_s[rank]) + group.send_s;
+    }
+    RunShared(group, clock_s, exchange_s);
+  }
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    whole[rank].back() = std::move(of_ranks[rank]);
+    for (std::vector<size_t>& place : whole[rank]) std::sort(place.begin(), place.end());
+  }
+  return whole;
+}
+
+std::vector<std::vector<double>> WholeSeconds(std::span<const PlacementGroup> groups,
+                                              const std::vector<std::vector<std::vector<size_t>>>& whole) {
+  std::vector<std::vector<double>> seconds(whole.size());
+  for (size_t rank = 0; rank < whole.size(); ++rank) {
+    for (const std::vector<size_t>& place : whole[rank]) {
+      double& sum = seconds[rank].emplace_back(0);
+      for (const size_t g : place) sum += groups[g].total_s();
+    }
+  }
+  return seconds;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,40 @@
+#include "server/protocol/host_shares.h"
+
+#include <algorithm>
+
+#include "glog/logging.h"
+
+namespace stemma::server {
+namespace {
+
+// 0: not known.
+int64_t Smaller(int64_t a, int64_t b) { return a == 0 || b == 0 ? std::max(a, b) : std::min(a, b); }
+
+}  // namespace
+
+WorkerMemory ShareOf(const WorkerMemory& reported, uint32_t workers_of_host) {
+  CHECK_GT(workers_of_host, 0u);
+  WorkerMemory share = reported;
+  share.host_free_bytes /= workers_of_host;
+  if (reported.host_free_bytes > 0) return share;
+  share.device_free_bytes /= workers_of_host;
+  share.device_bytes /= workers_of_host;
+  return share;
+}
+
+WorkerMemory SmallestOf(std::span<const WorkerMemory> workers) {
+  WorkerMemory smallest = workers.front();
+  for (const WorkerMemory& worker : workers) {
+    smallest.device_free_bytes = Smaller(smallest.device_free_bytes, worker.device_free_bytes);
+    smallest.host_free_bytes = Smaller(smallest.host_free_bytes, worker.host_free_bytes);
+    smallest.device_bytes = Smaller(smallest.device_bytes, worker.device_bytes);
+  }
+  return smallest;
+}
+
+uint32_t ThreadsOf(uint32_t cores, uint32_t workers_of_host) {
+  if (workers_of_host == 1 || cores == 0) return 0;
+  return std::max(cores / workers_of_host, 1u);
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,123 @@
+"""Groups that two real workers share: the losses, norms, log-probs and weights of one worker."""
+
+import contextlib
+import math
+import os
+import pathlib
+import random
+import subprocess
+
+import pytest
+from safetensors.numpy import load_file
+
+import stemma
+
+STEMMA = os.path.join(os.environ["STEMMA_BUILD_DIR"], "bin", "stemma")
+
+# In fp64, sums in another order differ by about 1e-15 of the value; 1e-11 leaves room for three AdamW steps.
+CLOSE = 1e-11
+ADAM = stemma.adamw(1e-3)
+
+
+def groups_of(seed, sizes):
+    rng = random.Random(seed)
+
+    def tokens(count):
+        return [rng.randrange(512) for _ in range(count)]
+
+    return [stemma.Group(f"g{i}", tokens(prompt), [
+        stemma.Rollout(tokens(rng.randint(1, 9)), advantage=rng.uniform(-1, 1), rollout_id=f"{i}/{n}") for n in range(count)])
+            for i, (prompt, count) in enumerate(sizes)]
+
+
+# One hot group; groups of one rollout and of a prompt of one token are never split.
+SIZES = ((24, 9), (12, 2), (17, 1), (1, 3))
+
+
+@contextlib.contextmanager
+def serving(model, folder, workers, split):
+    """A client of so many workers."""
+    config = folder / "run.yaml"
+    config.write_text(f"model: {model}\ndtype: fp64\nthreads: 1\nmemory_budget_bytes: 128MB\nhost_memory_bytes: 16MB\n"
+                      f"mesh: {{dp: {workers}}}\nsplit_groups: {split}\n")
+    with stemma.LocalServer(model, binary=STEMMA, config=config) as server:
+        yield stemma.Client(server.address)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "model"
+    subprocess.run([STEMMA, "model", "init", path, "--seed", "1", "--vocab", "512", "--hidden", "128", "--layers", "4",
+                    "--norm-std", "0.1"], check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture(scope="module", params=["on", "auto"])
+def pair(request, model, tmp_path_factory):
+    """Clients of one worker, and of two that split groups."""
+    with serving(model, tmp_path_factory.mktemp("one"), 1, "off") as one, \
+            serving(model, tmp_path_factory.mktemp("split"), 2, request.param) as two:
+        yield one, two
+
+
+def close(a, b):
+    return math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE)
+
+
+def assert_same_results(one, two, groups):
+    assert sorted(two) == sorted(one) == sorted(r.rollout_id for g in groups for r in g.rollouts)
+    for rollout_id, expected in one.items():
+        assert len(two[rollout_id].log_probs) == len(expected.log_probs) > 0, rollout_id
+        assert all(map(close, two[rollout_id].log_probs, expected.log_probs)), rollout_id
+
+
+def assert_same_steps(one, two):
+    assert len(one.steps) == len(two.steps)
+    for a, b in zip(one.steps, two.steps):
+        for name in ("actor/loss", "actor/grad_norm"):
+            assert close(a.metrics[name], b.metrics[name]), name
+
+
+def test_the_plan_says_which_rank_has_how_many_rollouts(model, tmp_path):
+    with serving(model, tmp_path, 2, "on") as client:
+        plan = client.plan(groups_of(1, SIZES), stemma.grpo(), ADAM, old="on_policy", schedule="reuse")
+    splits = {split["uid"]: split for split in plan["steps"][0]["split_groups"]}
+    assert sorted(splits) == ["g0", "g1"], "those with two rollouts or more behind a prefix"
+    assert sum(splits["g0"]["rollouts"]) == 9 and splits["g1"]["rollouts"] == [1, 1]
+    assert all(sorted(split["ranks"]) == [0, 1] for split in splits.values())
+
+
+def test_log_probs_of_a_split_group_are_those_of_one_worker(pair):
+    groups = groups_of(1, SIZES)
+    one, two = (client.log_probs(groups, schedule="reuse") for client in pair)
+    assert_same_results(one, two, groups)
+
+
+def test_three_steps_and_their_weights_are_those_of_one_worker(pair):
+    for step in range(3):
+        groups = groups_of(10 + step, SIZES)
+        one, two = (client.update_actor(groups, loss=stemma.grpo(), adam=ADAM, schedule="reuse", old="on_policy",
+                                        return_log_probs=True) for client in pair)
+        assert_same_steps(one, two)
+        assert_same_results(one.log_probs, two.log_probs, groups)
+    first, second = (pathlib.Path(client.export("three", dtype="float64")) for client in pair)
+    for file in first.glob("*.safetensors"):
+        expected, found = load_file(file), load_file(second / file.name)
+        assert sorted(expected) == sorted(found)
+        for name, values in expected.items():
+            assert abs(values - found[name]).max() <= CLOSE, name
+
+
+# A rollout's entry log-probs lie on the rank that computed them, in every mini-batch of every epoch.
+def test_entry_log_probs_of_a_split_group_are_found_in_later_steps(pair):
+    groups = groups_of(20, SIZES)
+    one, two = (client.update_actor(groups, loss=stemma.grpo(), adam=ADAM, schedule="reuse", old="policy", mini_batch=2, epochs=2,
+                                    shuffle=True, seed=3) for client in pair)
+    assert len(one.steps) == 4
+    assert_same_steps(one, two)
+
+
+def test_one_hot_group_alone_is_trained_by_both(pair):
+    groups = groups_of(30, ((40, 16),))
+    one, two = (client.update_actor(groups, loss=stemma.grpo(), adam=ADAM, schedule="reuse", old="on_policy") for client in pair)
+    assert_same_steps(one, two)

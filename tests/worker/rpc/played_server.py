@@ -1,0 +1,102 @@
+"""A server that the test plays to real workers: the real stream with the real messages."""
+
+import concurrent.futures
+import os
+import pathlib
+import queue
+import subprocess
+import tempfile
+import time
+
+import grpc
+
+from e2e.errors.played_worker import ServerMessage, WorkerMessage
+from e2e.errors.server import write_secret
+
+BUILD = pathlib.Path(os.environ["STEMMA_BUILD_DIR"])
+PATIENCE_S = 60
+STREAMS_MAX = 8
+
+
+class Session:
+    """The stream of one worker."""
+
+    def __init__(self):
+        self._outgoing, self._incoming = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def _run(self, messages):
+        """Yields what is sent until the session is closed; what comes is read beside it, to its end: None."""
+        def read():
+            try:
+                for message in messages:
+                    if not message.HasField("heartbeat"):
+                        self._incoming.put(message)
+            except grpc.RpcError:
+                pass
+            self._incoming.put(None)
+            self._outgoing.put(None)
+        self._readers.submit(read)
+        yield from iter(self._outgoing.get, None)
+
+    def send(self, **fields):
+        self._outgoing.put(ServerMessage(**fields))
+
+    def close(self):
+        self._outgoing.put(None)
+
+    def next(self):
+        """The next message that is no heartbeat; None: the worker has ended the stream."""
+        return self._incoming.get(timeout=PATIENCE_S)
+
+    def expect(self, field):
+        message = self.next()
+        assert message is not None and message.HasField(field), f"{field}: {message}"
+        return getattr(message, field)
+
+
+class PlayedServer:
+    def __enter__(self):
+        self._directory = tempfile.TemporaryDirectory(prefix="stemma-played-")
+        self.root = pathlib.Path(self._directory.name)
+        write_secret(self.root / "secret")
+        self._sessions, self._processes = queue.SimpleQueue(), []
+        self._threads = concurrent.futures.ThreadPoolExecutor(2 * STREAMS_MAX)
+        self._server = grpc.server(self._threads)
+        self._server.add_generic_rpc_handlers([self])
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+        return self
+
+    def __exit__(self, *_):
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        self._server.stop(0).wait()
+        self._directory.cleanup()
+
+    def service(self, _):
+        return grpc.stream_stream_rpc_method_handler(self._serve, request_deserializer=WorkerMessage.FromString,
+                                                     response_serializer=ServerMessage.SerializeToString)
+
+    def _serve(self, messages, _):
+        session = Session()
+        session._readers = self._threads
+        self._sessions.put(session)
+        return session._run(messages)
+
+    def start(self, *flags, program="bin/stemma-worker", env=None):
+        """(process, session, its Register) of a worker that ends with its session."""
+        process = subprocess.Popen(
+            [BUILD / program, "--server", self.address, "--worker-secret-file", self.root / "secret", "--once",
+             "--die-with-parent", *flags], stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+        self._processes.append(process)
+        session = self._sessions.get(timeout=PATIENCE_S)
+        return process, session, session.expect("register")
+
+
+def ended(process, within_s):
+    """(exit code, what it said) of a process that ends by itself in that time."""
+    start = time.monotonic()
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert time.monotonic() - start < within_s, said
+    return process.returncode, said

@@ -1,0 +1,123 @@
+"""Worker processes and a server that the test plays: what they register, how ranks meet, how a generation ends."""
+
+import os
+import pathlib
+import signal
+import subprocess
+
+import pytest
+
+from worker.rpc.played_server import BUILD, PATIENCE_S, PlayedServer, ended
+
+MODEL = pathlib.Path(__file__).resolve().parents[2] / "golden" / "llama_vanilla" / "model"
+ENDS_WITHIN_S = 15  # the bound by which a client hears the truth; far above what it takes
+
+
+@pytest.fixture(name="server")
+def _server():
+    with PlayedServer() as server:
+        yield server
+
+
+def configure(root, ranks=1, rank=0, store="", generation=1):
+    return {"epoch": 1, "generation": generation, "data_directory": str(root), "rank": rank, "store": store,
+            "config": {"model": str(MODEL), "dtype": "fp32", "threads": 1, "head_chunk_tokens": 128, "mesh": {"dp": ranks}}}
+
+
+def key(incarnation, step=1):
+    return {"epoch": 1, "incarnation": incarnation, "generation": 1, "step": step, "attempt": 1, "request_id": "a"}
+
+
+def test_a_worker_registers_where_it_is(server):
+    _, session, register = server.start(env={"OMP_NUM_THREADS": "1"})
+    assert (register.device, register.address, register.cores) == ("cpu:0", "127.0.0.1", 1)
+    session.close()
+    _, session, register = server.start("--device", "cpu:3", "--address", "127.0.0.7")
+    assert (register.device, register.address) == ("cpu:3", "127.0.0.7")
+    assert 1 <= register.cores <= len(os.sched_getaffinity(0))
+    fields = configure(server.root)
+    fields["config"]["threads"] = 0  # all cores
+    session.send(configure=fields)
+    assert session.expect("ready").config.threads == register.cores
+
+
+@pytest.mark.parametrize("option, value, said", [
+    ("--device", "cuda:0", 'no kernels for a device of kind "cuda"'), ("--device", "cpu:x", '"cpu:x" is no device'),
+    ("--address", "node-7", '"node-7" is no IP address'), ("--address", "0.0.0.0", '"0.0.0.0" is no IP address'),
+    ("--address", "192.0.2.7", "192.0.2.7 cannot be listened on: Cannot assign requested address")])
+def test_a_wrong_option_is_named(server, option, value, said):
+    result = subprocess.run([BUILD / "bin/stemma-worker", "--server", server.address, "--worker-secret-file",
+                             server.root / "secret", option, value], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"stemma-worker: {option}: ") and said in result.stderr, result.stderr
+
+
+class Gang:
+    """Two ranks that have met; rank 0 tells the store before it is ready, whoever else has come."""
+
+    def __init__(self, server):
+        self.workers = [server.start(env={"OMP_NUM_THREADS": "1"}) for _ in range(2)]
+        self.sessions = [session for _, session, _ in self.workers]
+        self.sessions[0].send(configure=configure(server.root, ranks=2))
+        store = self.sessions[0].expect("store_opened").address
+        host, port = store.split(":")
+        assert host == "127.0.0.1" and int(port) > 0
+        self.sessions[1].send(configure=configure(server.root, ranks=2, rank=1, store=store))
+        self.ready = [session.expect("ready") for session in self.sessions]
+        digests = {ready.model_digest for ready in self.ready}
+        assert len(digests) == 1 and all(digests), digests
+        self.processes = [process for process, _, _ in self.workers]
+
+
+def test_ranks_meet_and_leave_together(server):
+    gang = Gang(server)
+    for session in gang.sessions:
+        session.send(shutdown={})
+    for process in gang.processes:
+        assert ended(process, ENDS_WITHIN_S)[0] == 0
+
+
+def test_a_rank_whose_stream_closes_ends_at_once(server):
+    gang = Gang(server)
+    gang.processes[1].send_signal(signal.SIGSTOP)  # it answers no rank any more
+    gang.sessions[0].close()
+    code, said = ended(gang.processes[0], ENDS_WITHIN_S)
+    assert code == 1 and "the stream to" in said, said
+
+
+def test_a_rank_that_waits_for_another_ends_with_its_stream(server):
+    process, session, _ = server.start()
+    session.send(configure=configure(server.root, ranks=2))
+    assert session.expect("store_opened").address
+    session.close()  # it would wait for a minute
+    code, said = ended(process, ENDS_WITHIN_S)
+    assert code == 1 and "the stream ended inside a wave" in said, said
+
+
+def test_a_rank_that_misses_another_ends_its_session(server):
+    gang = Gang(server)
+    gang.processes[1].kill()
+    gang.processes[1].wait(PATIENCE_S)
+    incarnation = gang.workers[0][2].incarnation
+    session = gang.sessions[0]
+    session.send(payload={"id": "a", "last": True})
+    session.send(prepare={"key": key(incarnation), "plan": {}, "header": {"loss": {"loss_mode": "vanilla"}}, "denominator": 1})
+    assert session.next() is None, "an answer where there is none"
+    code, said = ended(gang.processes[0], ENDS_WITHIN_S)
+    assert code == 1 and "the generation is over: agreement step of axis dp, rank 0 of 2: a peer has ended" in said, said
+
+
+@pytest.mark.parametrize("uid", ["lost", "parted"])
+def test_a_lost_generation_is_the_sessions_end(server, uid):
+    process, session, register = server.start(program="tests/fake_worker")
+    session.send(configure=configure(server.root, ranks=2))
+    assert session.expect("store_opened").address
+    session.expect("ready")
+    session.send(payload={"id": "a", "groups": [{"uid": uid}], "group_indices": [4], "last": True})
+    session.send(prepare={"key": key(register.incarnation), "plan": {"groups": [4]}})
+    if uid == "parted":
+        assert session.expect("vote").yes
+        session.send(apply={"key": key(register.incarnation)})
+    assert session.next() is None, "an answer where there is none"
+    code, said = ended(process, ENDS_WITHIN_S)
+    assert code == 1 and said.rstrip().endswith("stemma-worker: told that rank 1 has gone"), said

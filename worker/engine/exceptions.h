@@ -1,0 +1,40 @@
+// Where exceptions end, and become an absl::Status.
+//
+// None crosses Prepare, LogProb, Export or loading, because the thread that calls them knows none and would end the
+// worker, and with it the lineage. Our own code reports by absl::Status and throws nothing. Below CatchExceptions
+// LibTorch may throw c10::Error and the C++ library std::bad_alloc; they unwind through our code, which leaves nothing
+// half made that outlives the call: a step's gradients and a temporary folder are thrown away. Out of memory, and any
+// other failure of a pass, is the request's answer. Other exceptions of libraries (std::runtime_error, or the JSON
+// library's, whose throwing functions are called on checked values only) are not meant to come, and are INTERNAL. Two
+// calls end the worker instead: APPLY, which may have written half of the weights, and a payload that there is no
+// memory for, which would go on without its middle. So does an exception between the collectives of several ranks,
+// outside of this.
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <new>
+
+#include "absl/status/status.h"
+
+namespace stemma::worker {
+
+template <typename Fn>
+absl::Status CatchExceptions(const Fn& fn) {
+  try {
+    const at::NoGradGuard no_grad;
+    return fn();
+  } catch (const c10::OutOfMemoryError& e) {
+    return absl::ResourceExhaustedError(e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory");
+  } catch (const c10::Error& e) {
+    return absl::InternalError(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    return absl::InternalError(e.what());
+  }
+}
+
+}  // namespace stemma::worker

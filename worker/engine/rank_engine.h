@@ -1,0 +1,21 @@
+// Makes the engine of stemma-worker: meets the other ranks of the mesh, then loads the model. The process's ranks and
+// its device come together here and nowhere else.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "worker/engine/engine.h"
+#include "worker/parallel/rendezvous.h"
+
+namespace stemma::worker {
+
+// An EngineFactory. The ranks meet before any of them loads, so that one that cannot be reached is found early.
+absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
+                                                     const WorkerIdentity& identity, const TellStore& tell,
+                                                     const RendezvousTimeouts& timeouts = {});
+
+// Returns how many threads compute where nobody says how many: one for each core that LibTorch finds.
+uint32_t ComputeCores();
+
+}  // namespace stemma::worker

@@ -1,0 +1,181 @@
+#include "worker/model/weights_export.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/json.h"
+#include "common/base/status_macros.h"
+#include "nlohmann/json.hpp"
+#include "worker/model/weights_io.h"
+
+namespace stemma::worker {
+namespace {
+
+namespace fs = std::filesystem;
+using safetensors::Dtype;
+using safetensors::TensorEntry;
+using TensorsByName = std::unordered_map<std::string, const HfTensor*>;
+
+constexpr int64_t kCopiedBytes = int64_t{64} << 20;  // at a time
+constexpr uint64_t kIndexBytesMax = uint64_t{256} << 20;
+
+struct ExportDtype {
+  const char* name;
+  Dtype dtype;
+};
+constexpr ExportDtype kExportDtypes[] = {
+    {"float32", Dtype::kF32}, {"float64", Dtype::kF64}, {"bfloat16", Dtype::kBF16}, {"float16", Dtype::kF16}};
+
+absl::StatusOr<Dtype> ParseExportDtype(const std::string& name) {
+  for (const ExportDtype& d : kExportDtypes) {
+    if (name == d.name) return d.dtype;
+  }
+  return absl::InvalidArgumentError("dtype: '" + name + "' is not one of float32, float64, bfloat16, float16");
+}
+
+// The object in a JSON file that is copied with changes, its keys in their order. It was checked when the model was
+// loaded, but files change: with the same bounds as then, so that neither reading nor writing it can throw.
+absl::StatusOr<nlohmann::ordered_json> ParseObject(const std::string& path, const std::string& content) {
+  const absl::StatusOr<nlohmann::json> checked = ParseJson(content);
+  const std::string problem = !checked.ok()           ? std::string(checked.status().message())
+                              : !checked->is_object() ? absl::StrCat("is ", JsonTypeName(*checked), ", not an object")
+                                                      : "";
+  if (!problem.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", problem, "; it has changed since the model was loaded"));
+  }
+  return nlohmann::ordered_json::parse(content, nullptr, /*allow_exceptions=*/false);
+}
+
+// The exporter copies what the weights do not name as the source has it: of a part it would write old weights.
+void CheckWhole(const Weights& weights, const ModelConfig& config) {
+  const std::vector<LocalTensor> whole = LocalTensors(WholeModel(config));
+  CHECK_EQ(weights.hf_tensors.size(), whole.size()) << "an export takes the weights of the whole model";
+  for (size_t i = 0; i < whole.size(); ++i) {
+    CHECK(weights.hf_tensors[i].box == whole[i].box) << whole[i].spec.name << ": an export takes the whole tensor";
+  }
+}
+
+TensorsByName ByName(const Weights& weights) {
+  TensorsByName by_name;
+  const std::optional<TensorSpec> tied_head = TiedHead(weights.config);
+  for (const HfTensor& t : weights.hf_tensors) {
+    by_name[t.name] = &t;
+    if (tied_head && t.parameter == weights.head) by_name[tied_head->name] = &t;
+  }
+  return by_name;
+}
+
+// Returns the header for these tensors, which are changed where their dtype is.
+std::string HeaderFor(std::vector<TensorEntry>& tensors, const safetensors::Header& loaded, const TensorsByName& held,
+                      std::optional<Dtype> dtype) {
+  bool changed = false;
+  for (TensorEntry& t : tensors) {
+    if (!dtype.has_value() || !held.contains(t.name)) continue;
+    changed |= t.dtype != *dtype;
+    t.dtype = *dtype;
+  }
+  if (changed) return safetensors::MakeHeader(tensors, {{"format", "pt"}});
+  const uint64_t size = loaded.raw.size();
+  std::string header(reinterpret_cast<const char*>(&size),
+                     sizeof(size));  // little-endian, as the format and x86 have it
+  return header + loaded.raw;
+}
+
+// Appends the pieces of a tensor: `all` elements, or bytes, beginning with `begin`.
+void AddPieces(ExportPiece piece, int64_t begin, int64_t all, int64_t at_most, std::vector<ExportPiece>& pieces) {
+  for (int64_t done = 0; done < all; done += at_most) {
+    piece.begin = begin + done;
+    piece.count = std::min(at_most, all - done);
+    pieces.push_back(piece);
+  }
+}
+
+void SetDtype(Dtype dtype, nlohmann::ordered_json& json) {
+  const auto* name = std::find_if(std::begin(kExportDtypes), std::end(kExportDtypes),
+                                  [&](const ExportDtype& d) { return d.dtype == dtype; });
+  const char* key = json.contains("dtype") ? "dtype" : "torch_dtype";
+  json[key] = name->name;
+}
+
+// A metadata that is no object, which nothing reads, gives way to one.
+void SetTotalSize(uint64_t bytes, nlohmann::ordered_json& json) {
+  nlohmann::ordered_json& metadata = json["metadata"];
+  if (!metadata.is_object()) metadata = nlohmann::ordered_json::object();
+  metadata["total_size"] = bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const ModelDirectory& source,
+                                                  const std::optional<std::string>& dtype) {
+  CheckWhole(weights, source.config);
+  std::optional<Dtype> export_dtype;
+  if (dtype.has_value()) {
+    ASSIGN_OR_RETURN(export_dtype, ParseExportDtype(*dtype));
+  }
+  const TensorsByName held = ByName(weights);
+  WeightsExport result(source, export_dtype);
+  for (const WeightFile& loaded : source.shards) {
+    std::vector<TensorEntry> tensors = loaded.header.tensors;
+    ExportFile& file = result.files_.emplace_back();
+    file.name = loaded.file_name;
+    file.source = loaded.path;
+    file.header = HeaderFor(tensors, loaded.header, held, export_dtype);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const auto bytes = static_cast<int64_t>(tensors[i].end - tensors[i].begin);
+      result.tensor_bytes_ += static_cast<uint64_t>(bytes);
+      if (const auto it = held.find(tensors[i].name); it != held.end()) {
+        ExportPiece piece{.tensor = it->second};
+        ASSIGN_OR_RETURN(piece.dtype, TorchDtype(tensors[i].dtype));
+        AddPieces(piece, 0, bytes / safetensors::DtypeBytes(tensors[i].dtype), kExportPieceElements, file.pieces);
+      } else {
+        AddPieces({}, static_cast<int64_t>(loaded.header.tensors[i].begin), bytes, kCopiedBytes, file.pieces);
+      }
+    }
+  }
+  return result;
+}
+
+absl::Status WeightsExport::WriteOtherFiles(const std::string& folder) const {
+  for (const auto& [name, path] : source_->other_files) {
+    ASSIGN_OR_RETURN(std::string content, ReadFile(path, kIndexBytesMax));
+    if (dtype_.has_value() && (name == "config.json" || name == "model.safetensors.index.json")) {
+      ASSIGN_OR_RETURN(nlohmann::ordered_json json, ParseObject(path, content));
+      name == "config.json" ? SetDtype(*dtype_, json) : SetTotalSize(tensor_bytes_, json);
+      content = json.dump(2) + "\n";
+    }
+    RETURN_IF_ERROR(WriteFile(fs::path(folder) / name, content));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ExportFileWriter> ExportFileWriter::Create(const ExportFile& file, const std::string& folder) {
+  ASSIGN_OR_RETURN(RegularFile source, RegularFile::Open(file.source));
+  ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(fs::path(folder) / file.name));
+  RETURN_IF_ERROR(writer.Write(file.header.data(), file.header.size()));
+  return ExportFileWriter(std::move(source), std::move(writer));
+}
+
+absl::Status ExportFileWriter::Write(const ExportPiece& piece, const at::Tensor& values) {
+  if (piece.tensor == nullptr) {
+    std::string bytes(static_cast<size_t>(piece.count), '\0');
+    RETURN_IF_ERROR(source_.ReadAt(static_cast<uint64_t>(piece.begin), bytes.data(), bytes.size()));
+    return writer_.Write(bytes.data(), bytes.size());
+  }
+  CHECK_EQ(values.numel(), piece.count);
+  const at::Tensor written = values.to(piece.dtype).to(at::kCPU).contiguous();
+  return writer_.Write(written.data_ptr(), written.nbytes());
+}
+
+absl::StatusOr<uint64_t> ExportFileWriter::Close() {
+  RETURN_IF_ERROR(writer_.Close());
+  return writer_.bytes_written();
+}
+
+}  // namespace stemma::worker
