@@ -15,6 +15,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -143,10 +144,9 @@ bool SetBudget(const Case& c, const TrainingRequest& request, v1::RunConfig& run
   return plan(request, run, rates, [] { return false; }).ok();
 }
 
-// Scratch that the library takes for a product of bf16 matrices, by the instructions that it finds. It is asked
-// here, on the machine where the test runs. 0 in fp32 and fp64, whose products take none.
-double ProductScratch(const ModelConfig& c, const std::string& dtype, int64_t rows) {
-  if (dtype != "bf16") return 0;
+// Scratch that the library takes for a product of bf16 matrices of so many rows, by the instructions that it finds. It
+// is asked here, on the machine where the test runs. 0 in fp32 and fp64, whose products take none.
+int64_t ProductScratch(const ModelConfig& c, int64_t rows) {
   const int64_t kv = 2 * c.kv_size(), d = c.hidden_size;
   const std::pair<int64_t, int64_t> weights[] = {
       {d, c.q_size() + kv}, {d, kv}, {c.q_size(), d}, {d, 2 * c.ffn_size}, {c.ffn_size, d}};
@@ -163,6 +163,35 @@ double ProductScratch(const ModelConfig& c, const std::string& dtype, int64_t ro
     };
     most = std::max({most, extra(x, weight.t()), extra(dy, weight)});
   }
+  return most;
+}
+
+// How many rows the products of a step have: those of each wave, and of the prefixes, at once or in blocks.
+std::set<int64_t> ProductRows(const Case& c, const v1::StepPlan& step) {
+  std::set<int64_t> counts;
+  for (const v1::Cluster& cluster : step.clusters()) {
+    int64_t prefix_rows = 0;
+    for (const uint32_t group : cluster.prefix_groups()) prefix_rows += c.prompts[group] - 1;
+    const int64_t block = cluster.prefix_block_rows();
+    counts.insert(prefix_rows);
+    if (block > 0) counts.insert({std::min(block, prefix_rows), prefix_rows % block});
+    for (const v1::Wave& wave : cluster.waves()) {
+      int64_t rows = 0;
+      for (const v1::WaveMember& member : wave.members()) {
+        rows += c.responses[member.rollout()] + (cluster.prefix_groups().empty() ? c.prompts[member.group()] - 1 : 0);
+      }
+      counts.insert(rows);
+    }
+  }
+  counts.erase(0);
+  return counts;
+}
+
+// The most of any product of the step; it is not monotonic in the rows.
+double ProductScratchOf(const Case& c, const v1::StepPlan& step) {
+  if (c.run.dtype() != "bf16") return 0;
+  int64_t most = 0;
+  for (const int64_t rows : ProductRows(c, step)) most = std::max(most, ProductScratch(c.model, rows));
   return static_cast<double>(most);
 }
 
@@ -225,10 +254,6 @@ LoadedCase Load(const Case& c, TrainingRequest request, const std::string& direc
   return {std::move(*engine), static_cast<double>(static_cast<int64_t>(options.run.memory_budget_bytes()) - state)};
 }
 
-double ProductScratchOf(const Case& c) {
-  return ProductScratch(c.model, c.run.dtype(), std::accumulate(c.prompts.begin(), c.prompts.end(), int64_t{0}));
-}
-
 bool HasPaddedWave(const v1::StepPlan& step) {
   for (const v1::Cluster& cluster : step.clusters()) {
     for (const v1::Wave& wave : cluster.waves()) {
@@ -244,7 +269,8 @@ void RunCase(const Case& c, const std::string& directory, Tally& tally) {
   if (engine == nullptr) return;
   const auto vote = engine->Prepare(0);
   ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status() << (vote.ok() ? vote->message() : "");
-  CheckRows(RowsOf(engine->plan().report.steps(0), *vote), activation_budget, ProductScratchOf(c), tally);
+  CheckRows(RowsOf(engine->plan().report.steps(0), *vote), activation_budget,
+            ProductScratchOf(c, engine->plan().plan.steps(0)), tally);
   tally.offloaded += vote->sums().host_bytes() > 0;
   tally.bounded += c.budget_of_ample > 0;
   tally.padded += HasPaddedWave(engine->plan().plan.steps(0));
@@ -297,7 +323,7 @@ void RunEntryPass(const Case& c, const std::string& directory, Tally& tally) {
   rows[0].measured = measured.prefix_forward;
   rows[1].measured = measured.suffix;
   for (PhaseRow& row : rows) row.most = row.least;
-  CheckRows(rows, activation_budget, ProductScratchOf(c), tally);
+  CheckRows(rows, activation_budget, ProductScratchOf(c, pass), tally);
   tally.bounded += c.budget_of_ample > 0;
   tally.padded += HasPaddedWave(pass);
   ++tally.run;
