@@ -17,7 +17,7 @@ _HOMES = (
     ("LibTorch", _TORCH, re.compile(r"(worker|tests)/")),
     ("gRPC", _GRPC, re.compile(r"(server|worker)/rpc/|client/|tests/")),
     ("CUDA or NCCL", _CUDA, re.compile(r"worker/(parallel|memory|backend)/|tests/")),
-    ("c10d or Gloo", _C10D, re.compile(r"worker/parallel/")),
+    ("c10d or Gloo", _C10D, re.compile(r"(tests/)?worker/parallel/")),
 )
 _PURE_FOLDERS = ("common/admission/", "common/cost/", "server/protocol/", "server/planner/", "worker/schedule/", "worker/memory/residency/")
 _NOT_PURE = (("LibTorch", _TORCH), ("gRPC", _GRPC), ("threads", _THREADS), ("a clock", _CLOCKS))

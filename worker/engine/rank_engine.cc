@@ -13,6 +13,7 @@
 #include "glog/logging.h"
 #include "worker/backend/cpu/cpu_backend.h"
 #include "worker/engine/model_engine.h"
+#include "worker/parallel/gloo_transport.h"
 
 namespace stemma::worker {
 namespace {
@@ -47,8 +48,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> Connect(const internal::v1::Config
         "with --address");
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Rendezvous> rendezvous, Meet(configure, address, tell, timeouts));
-  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> connected,
-                   rendezvous->Connect(kAxis, static_cast<int>(configure.rank()), static_cast<int>(ranks)));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<Communicator> connected,
+      rendezvous->Connect(kAxis, static_cast<int>(configure.rank()), static_cast<int>(ranks), *MakeGlooTransport()));
   LOG(INFO) << "rank " << configure.rank() << " of " << ranks << " has met the others";
   return connected;
 }

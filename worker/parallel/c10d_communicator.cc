@@ -49,12 +49,15 @@ absl::Status CatchC10d(absl::Duration timeout, const std::function<void()>& call
   return absl::OkStatus();
 }
 
-C10dCommunicator::C10dCommunicator(std::string axis, c10::intrusive_ptr<c10d::Backend> backend, absl::Duration timeout)
+C10dCommunicator::C10dCommunicator(std::string axis, c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
+                                   absl::Duration timeout)
     : Communicator(std::move(axis), backend->getRank(), backend->getSize()),
       backend_(std::move(backend)),
+      device_(device),
       timeout_(timeout) {}
 
 C10dCommunicator::~C10dCommunicator() {
+  if (backend_ != nullptr) backend_->shutdown();
   if (closing_.joinable()) closing_.join();
 }
 
@@ -62,6 +65,7 @@ std::function<absl::Status()> C10dCommunicator::Start(const CollectiveCall& call
   const at::Tensor& output = call.output;
   const bool empty = call.kind != CollectiveKind::kBarrier && (output.defined() ? output : call.input).numel() == 0;
   if (empty) return [] { return absl::OkStatus(); };  // on every rank: they agree on sizes
+  if (call.kind == CollectiveKind::kAgree && !device_.is_cpu()) return StartAgree(call);
   const bool adds = call.kind == CollectiveKind::kReduceScatterSum;
   const at::Tensor exchanged = adds ? at::empty_like(Flat(call.input)) : at::Tensor();
   Work work;
@@ -71,6 +75,22 @@ std::function<absl::Status()> C10dCommunicator::Start(const CollectiveCall& call
     absl::Status ended = CatchC10d(timeout_, [&] { work->wait(); });
     if (ended.ok() && exchanged.defined()) AddParts(exchanged, Flat(output));
     return ended;
+  };
+}
+
+std::function<absl::Status()> C10dCommunicator::StartAgree(const CollectiveCall& call) {
+  at::Tensor words;
+  Work work;
+  absl::Status status = CatchC10d(timeout_, [&] {
+    words = Flat(call.input).to(device_);
+    work = Reduce(words, c10d::ReduceOp::MAX);
+  });
+  if (!status.ok()) return [status] { return status; };
+  return [this, words, work, &output = call.output] {
+    return CatchC10d(timeout_, [&] {
+      work->wait();
+      Flat(output).copy_(words);
+    });
   };
 }
 
@@ -119,8 +139,11 @@ C10dCommunicator::Work C10dCommunicator::Reduce(const at::Tensor& values, c10d::
 }
 
 void C10dCommunicator::Break() {
-  // The backend's destructor waits for what is in flight, which another peer may hold up.
-  closing_ = std::thread([backend = std::move(backend_)]() mutable { backend.reset(); });
+  // The end of a backend waits for what is in flight, which another peer may hold up.
+  closing_ = std::thread([backend = std::move(backend_)]() mutable {
+    backend->abort();
+    backend.reset();
+  });
 }
 
 }  // namespace stemma::worker

@@ -2,7 +2,8 @@
 // since c10d's headers are expensive to compile.
 //
 // A reduce-scatter is an exchange of parts, which this rank adds in the order of the ranks: Gloo's own is an all-reduce
-// of the whole input, twice the bytes. What only moves travels as bytes, so that any dtype does.
+// of the whole input, twice the bytes; and the same order gives the same bits by whichever transport. What only moves
+// travels as bytes, so that any dtype does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +20,9 @@ namespace stemma::worker {
 
 class C10dCommunicator final : public Communicator {
  public:
-  C10dCommunicator(std::string axis, c10::intrusive_ptr<c10d::Backend> backend, absl::Duration timeout);
+  // `device`: of the tensors that the backend carries.
+  C10dCommunicator(std::string axis, c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
+                   absl::Duration timeout);
   ~C10dCommunicator() override;
 
  private:
@@ -30,10 +33,13 @@ class C10dCommunicator final : public Communicator {
   // flight any more and whatever is pending has been waited for.
   void Break() override;
 
+  // Agrees on words of the host, by way of the device.
+  std::function<absl::Status()> StartAgree(const CollectiveCall& call);
   Work StartWork(const CollectiveCall& call, const at::Tensor& exchanged);
   Work Reduce(const at::Tensor& values, c10d::ReduceOp op);
 
   c10::intrusive_ptr<c10d::Backend> backend_;  // null: broken
+  const at::Device device_;
   const absl::Duration timeout_;
   std::thread closing_;  // drops the backend after an error
 };

@@ -4,7 +4,6 @@
 #include <csignal>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
@@ -15,11 +14,10 @@
 #include "worker/parallel/c10d_communicator.h"
 #include "worker/parallel/listen_socket.h"
 #include "worker/parallel/local_communicator.h"
+#include "worker/parallel/transport.h"
 
 namespace stemma::worker {
 namespace {
-
-using c10d::ProcessGroupGloo;
 
 absl::Status Prefixed(const std::string& what, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", std::string(status.message())));
@@ -95,23 +93,21 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::Join(const HostPort& add
   return std::unique_ptr<Rendezvous>(new Rendezvous(std::move(store), address, std::move(own), timeouts));
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Rendezvous::Connect(const std::string& axis, int rank, int size) {
+absl::StatusOr<std::unique_ptr<Communicator>> Rendezvous::Connect(const std::string& axis, int rank, int size,
+                                                                  const Transport& transport) {
   if (size == 1) return std::make_unique<LocalCommunicator>(axis);
   const std::string what = absl::StrCat("rendezvous of axis ", axis, ", rank ", rank);
   const auto store = c10::make_intrusive<c10d::PrefixStore>(axis, store_->tcp);
   if (const absl::Status here = AwaitRanks(*store, rank, size, timeouts_.join); !here.ok()) return Prefixed(what, here);
   std::unique_ptr<Communicator> ranks;
   const absl::Status connected = CatchC10d(timeouts_.join, [&] {
-    // Not create_default: it looks up this host's name and puts a device of whatever address that has, often the
-    // loopback, before ours.
-    auto options = c10::make_intrusive<ProcessGroupGloo::Options>(absl::ToChronoMilliseconds(timeouts_.join));
-    options->devices = {ProcessGroupGloo::createDeviceForHostname(own_host_)};
-    c10::intrusive_ptr<c10d::Backend> backend =
-        c10::make_intrusive<ProcessGroupGloo>(store, rank, size, std::move(options));
-    // Not every pair is connected when this rank's are, and the store must live until then.
-    backend->barrier()->wait();
-    backend->setTimeout(absl::ToChronoMilliseconds(timeouts_.collective));
-    ranks = std::make_unique<C10dCommunicator>(axis, std::move(backend), timeouts_.collective);
+    auto backend = transport.Connect(store, {.axis = axis,
+                                             .rank = rank,
+                                             .size = size,
+                                             .own_host = own_host_,
+                                             .join_timeout = absl::ToChronoMilliseconds(timeouts_.join),
+                                             .collective_timeout = absl::ToChronoMilliseconds(timeouts_.collective)});
+    ranks = std::make_unique<C10dCommunicator>(axis, std::move(backend), transport.device(), timeouts_.collective);
   });
   if (!connected.ok()) return Prefixed(what, connected);
   return ranks;

@@ -1,7 +1,7 @@
 // Rendezvous: how the worker processes of one generation find each other, and where their communicators come from.
 //
 // Rank 0 opens the generation's store (c10d's TCPStore) and tells its address, the others join it; then all ranks
-// connect their axes in one order. Gloo carries CPU tensors. Called by worker/engine on the engine thread.
+// connect their axes in one order, by the transport of their device. Called by worker/engine on the engine thread.
 //
 // Opening or joining one makes the process ignore SIGPIPE: Gloo's writes raise it when a peer has just died.
 //
@@ -9,7 +9,8 @@
 // Gloo asks who calls: beyond loopback the address must lie in a network that only workers reach.
 //
 // A rendezvous outlives its communicators' Connect on every rank, and is of no use afterwards. Ranks end with a Barrier
-// before the first of them destroys a communicator. After an error, destroying the communicator may take as long as the
+// before the first of them destroys a communicator; one with several destroys them in one order on all ranks, none of
+// them in the destructor of a static object. After an error, destroying the communicator may take as long as the
 // timeout of what is in flight; a process that cannot wait for that exits without it.
 #pragma once
 
@@ -22,6 +23,8 @@
 #include "worker/parallel/communicator.h"
 
 namespace stemma::worker {
+
+class Transport;
 
 struct RendezvousTimeouts {
   absl::Duration join = absl::Minutes(1);         // for all ranks to have come, in Join and in each Connect
@@ -44,9 +47,11 @@ class Rendezvous {
   const HostPort& address() const { return address_; }  // the store's
 
   // Connects this rank to the others of an axis: returns when all are there. Where an axis has several sets of ranks
-  // each has a name of its own ("tp/3"), and no name is used twice. With one rank nothing is opened.
+  // each has a name of its own ("tp/3"), and no name is used twice. With one rank nothing is opened. The transport is
+  // not needed afterwards.
   // Errors: Unavailable - ranks that have not come in time, or have gone; names the axis.
-  absl::StatusOr<std::unique_ptr<Communicator>> Connect(const std::string& axis, int rank, int size);
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(const std::string& axis, int rank, int size,
+                                                        const Transport& transport);
 
  private:
   struct Store;  // hides c10d

@@ -17,7 +17,8 @@ using worker::Communicator;
 
 class RankProgram {
  public:
-  RankProgram(Communicator& ranks, uint64_t seed) : ranks_(ranks), seed_(seed), sizes_(seed) {}
+  RankProgram(Communicator& ranks, uint64_t seed, at::Device device)
+      : ranks_(ranks), seed_(seed), device_(device), sizes_(seed) {}
 
   ProgramResult Run() {
     for (const auto type : {at::kFloat, at::kDouble, at::kLong}) {
@@ -55,13 +56,17 @@ class RankProgram {
     std::uniform_int_distribution<int> whole(0, 255);
     const bool integral = at::isIntegralType(type, /*includeBool=*/true);
     for (int64_t i = 0; i < count; ++i) values.data_ptr<double>()[i] = integral ? whole(random) : normal(random);
-    return values.to(type);
+    return values.to(type).to(device_);
+  }
+
+  at::Tensor Full(int64_t count, double value, at::ScalarType type) const {
+    return at::full({count}, value, at::TensorOptions().dtype(type).device(device_));
   }
 
   // The float64 sum of the ranks' values.
   at::Tensor Sum(at::ScalarType type, int64_t count, uint64_t draw) const {
     at::Tensor sum = at::zeros({count}, at::kDouble);
-    for (int rank = 0; rank < ranks_.size(); ++rank) sum += Values(rank, type, count, draw).to(at::kDouble);
+    for (int rank = 0; rank < ranks_.size(); ++rank) sum += Values(rank, type, count, draw).cpu().to(at::kDouble);
     return sum;
   }
 
@@ -77,7 +82,7 @@ class RankProgram {
     const uint64_t draw = ++draws_;
     at::Tensor input = Values(ranks_.rank(), type, part * ranks_.size(), draw);
     const at::Tensor before = input.clone();
-    at::Tensor output = in_place ? input.narrow(0, ranks_.rank() * part, part) : at::full({part}, 77, type);
+    at::Tensor output = in_place ? input.narrow(0, ranks_.rank() * part, part) : Full(part, 77, type);
     Expect(ranks_.ReduceScatterSum("reduce_scatter", input, output), "reduce-scatter");
     if (!in_place && !input.equal(before)) Fail("reduce-scatter changed its input");
     ExpectSum(output, Sum(type, part * ranks_.size(), draw).narrow(0, ranks_.rank() * part, part), "reduce-scatter");
@@ -91,7 +96,7 @@ class RankProgram {
     at::Tensor first = Values(ranks_.rank(), type, part, draw), second = Values(ranks_.rank(), type, part, draw - 1);
     const at::Tensor input = Values(ranks_.rank(), type, part * ranks_.size(), draw - 2);
     const at::Tensor mine = Values(ranks_.rank(), type, part, draw - 3);
-    at::Tensor output = at::zeros({part}, type), whole = at::zeros({part * ranks_.size()}, type);
+    at::Tensor output = Full(part, 0, type), whole = Full(part * ranks_.size(), 0, type);
     const auto reduce_first = ranks_.StartAllReduceSum("first", first);
     const auto scatter = ranks_.StartReduceScatterSum("scatter", input, output);
     const auto gather = ranks_.StartAllGather("gather", mine, whole);
@@ -113,7 +118,7 @@ class RankProgram {
 
   void AllGather(at::ScalarType type, int64_t count, bool in_place) {
     const uint64_t draw = ++draws_;
-    at::Tensor output = at::full({count * ranks_.size()}, 77, type);
+    at::Tensor output = Full(count * ranks_.size(), 77, type);
     at::Tensor input = Values(ranks_.rank(), type, count, draw);
     if (in_place) {
       at::Tensor mine = output.narrow(0, ranks_.rank() * count, count);
@@ -139,7 +144,7 @@ class RankProgram {
     const uint64_t draw = ++draws_;
     const int next = (ranks_.rank() + 1) % ranks_.size(),
               previous = (ranks_.rank() + ranks_.size() - 1) % ranks_.size();
-    at::Tensor values = ranks_.rank() == 0 ? Values(0, type, count, draw) : at::full({count}, 77, type);
+    at::Tensor values = ranks_.rank() == 0 ? Values(0, type, count, draw) : Full(count, 77, type);
     if (ranks_.rank() == 0) {
       Expect(ranks_.Send("around", values, next), "send");
       values.fill_(78);
@@ -164,7 +169,7 @@ class RankProgram {
   // are exact.
   void ExpectSum(const at::Tensor& got, const at::Tensor& expected, const char* what) {
     const double tolerance = got.scalar_type() == at::kFloat ? 1e-5 : got.scalar_type() == at::kDouble ? 1e-14 : 0;
-    if (!at::allclose(got.to(at::kDouble), expected, /*rtol=*/0, tolerance)) {
+    if (!at::allclose(got.cpu().to(at::kDouble), expected, /*rtol=*/0, tolerance)) {
       Fail(absl::StrCat(what, " of ", got.numel(), " ", at::toString(got.scalar_type())));
     }
   }
@@ -178,12 +183,14 @@ class RankProgram {
         absl::StrCat("rank ", ranks_.rank(), " of ", ranks_.size(), ", seed ", seed_, ": ", what));
   }
 
-  static void Add(Sha256& digest, const at::Tensor& values) {
+  static void Add(Sha256& digest, const at::Tensor& device_values) {
+    const at::Tensor values = device_values.cpu();
     digest.Update({static_cast<const char*>(values.const_data_ptr()), values.nbytes()});
   }
 
   Communicator& ranks_;
   const uint64_t seed_;
+  const at::Device device_;
   std::mt19937_64 sizes_;
   uint64_t draws_ = 0;
   Sha256 common_, own_;
@@ -192,6 +199,8 @@ class RankProgram {
 
 }  // namespace
 
-ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed) { return RankProgram(ranks, seed).Run(); }
+ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed, at::Device device) {
+  return RankProgram(ranks, seed, device).Run();
+}
 
 }  // namespace stemma::testing

@@ -2,6 +2,8 @@
 // The same for ranks that are threads and for ranks that are processes.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,7 +18,7 @@ struct ProgramResult {
   std::string own_digest;     // over this rank's parts as well
 };
 
-// REQUIRES: every rank is given the same seed.
-ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed);
+// `device`: of the tensors that cross ranks. REQUIRES: every rank is given the same seed.
+ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed, at::Device device = at::kCPU);
 
 }  // namespace stemma::testing

@@ -20,6 +20,7 @@
 
 #include "common/base/clock.h"
 #include "tests/worker/parallel/rank_program.h"
+#include "worker/parallel/gloo_transport.h"
 #include "worker/parallel/rendezvous.h"
 #include "worker/parallel/thread_communicator.h"
 
@@ -123,10 +124,10 @@ int Run(const Arguments& arguments) {
                                         : Rendezvous::Join(arguments.store, arguments.store.host, arguments.timeouts);
   if (!rendezvous.ok()) return Failed(rendezvous.status());
   if (arguments.rank == 0) Print("store " + (*rendezvous)->address().Text());
-  auto ranks = (*rendezvous)->Connect("dp", arguments.rank, arguments.size);
+  auto ranks = (*rendezvous)->Connect("dp", arguments.rank, arguments.size, *worker::MakeGlooTransport());
   if (!ranks.ok()) return Failed(ranks.status());
   if (arguments.mode == "program") {
-    auto other_axis = (*rendezvous)->Connect("tp", arguments.rank, arguments.size);
+    auto other_axis = (*rendezvous)->Connect("tp", arguments.rank, arguments.size, *worker::MakeGlooTransport());
     return other_axis.ok() ? RunPrograms(**ranks, **other_axis, arguments.seed) : Failed(other_axis.status());
   }
   if (arguments.mode == "rounds") return RoundsUntilLost(**ranks, arguments.seed);

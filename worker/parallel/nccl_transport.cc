@@ -1,0 +1,62 @@
+#include "worker/parallel/nccl_transport.h"
+
+#include <ATen/ops/ones.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "worker/parallel/transport.h"
+
+namespace stemma::worker {
+namespace {
+
+// NCCL connects some pairs at their first collective only: here, and not in the middle of a step.
+void WarmUp(c10d::Backend& backend, at::Device device) {
+  std::vector<at::Tensor> ones{at::ones({1}, at::TensorOptions().dtype(at::kLong).device(device))};
+  backend.allreduce(ones)->wait();
+  const auto sum = ones[0].item<int64_t>();
+  TORCH_CHECK(sum == backend.getSize(), "the first all-reduce of ", backend.getSize(), " ranks gave ", sum);
+}
+
+class NcclTransport final : public Transport {
+ public:
+  explicit NcclTransport(at::Device device) : device_(device) {}
+
+  at::Device device() const override { return device_; }
+
+  c10::intrusive_ptr<c10d::Backend> Connect(const c10::intrusive_ptr<c10d::Store>& store,
+                                            const AxisRank& axis) const override {
+    const c10::DeviceGuard guard(device_);
+    auto options = c10d::ProcessGroupNCCL::Options::create();
+    options->timeout = axis.collective_timeout;
+    options->group_name = axis.axis;
+    c10::intrusive_ptr<c10d::Backend> backend =
+        c10::make_intrusive<c10d::ProcessGroupNCCL>(store, axis.rank, axis.size, std::move(options));
+    // Bound, so that a barrier need not guess the device from earlier tensors; connected now, while every rank is known
+    // to be there.
+    backend->setBoundDeviceId(device_);
+    backend->eagerConnectSingleDevice(device_);
+    WarmUp(*backend, device_);
+    return backend;
+  }
+
+ private:
+  const at::Device device_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Transport>> MakeNcclTransport(int cuda_device) {
+  const int devices = c10::cuda::device_count();  // 0 without a driver
+  if (cuda_device < 0 || cuda_device >= devices) {
+    return absl::InvalidArgumentError(absl::StrCat("no CUDA device ", cuda_device, ": this process sees ", devices,
+                                                   devices == 0 ? ", or has no driver" : ""));
+  }
+  return std::make_shared<NcclTransport>(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(cuda_device)));
+}
+
+}  // namespace stemma::worker

@@ -1,0 +1,23 @@
+// NCCL: carries tensors of one CUDA device per rank, over NVLink or the network. Compiled where the CUDA toolkit is
+// (CMake says so, with the reason where not), and linked by what runs on CUDA alone: it brings LibTorch's CUDA library.
+//
+// A collective is put on a stream: Wait returns when the device will have the result before anything that is put on the
+// current stream afterwards, not when it has it. So an error of a peer is not Wait's: NCCL's watchdog finds it and ends
+// the process, and the generation with it. Agree alone brings its words to the host, and waits for the device.
+//
+// The first NCCL transport of a process connects before that process starts threads that read its environment: NCCL's
+// set-up writes to it.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+namespace stemma::worker {
+
+class Transport;
+
+// Errors: InvalidArgument - this process sees no such device; says how many it sees.
+absl::StatusOr<std::shared_ptr<const Transport>> MakeNcclTransport(int cuda_device);
+
+}  // namespace stemma::worker
