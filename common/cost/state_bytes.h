@@ -3,7 +3,6 @@
 // bytes.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "common/base/dtype_names.h"
@@ -26,15 +25,12 @@ struct StateBytes {
   int64_t tables = 0;     // cosines and sines of RoPE
   int64_t clipped = 0;    // gradients of one slab times the clip, during APPLY
   int64_t slabs = 0;      // of optimizer states that come from host memory, during APPLY
-  // Buffers in which ranks exchange gradients, after the last phase, and weights, at the end of APPLY. 0: one rank.
-  int64_t exchange = 0;
-  int64_t total() const { return weights + gradients + optimizer + tables; }
+  int64_t exchange = 0;   // buffers in which ranks exchange gradients and weights; 0: one rank
+  int64_t total() const { return weights + gradients + optimizer + tables + exchange; }
   // An unspecified residency is the device's. Between steps; APPLY adds `apply`.
   int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }
   int64_t host(v1::OptimizerResidency residency) const { return residency == v1::HOST ? optimizer : 0; }
-  int64_t step(v1::OptimizerResidency residency) const { return clipped + (residency == v1::HOST ? slabs : 0); }
-  // The weights are exchanged once the step's own buffers are free.
-  int64_t apply(v1::OptimizerResidency residency) const { return std::max(step(residency), exchange); }
+  int64_t apply(v1::OptimizerResidency residency) const { return clipped + (residency == v1::HOST ? slabs : 0); }
   int64_t device_peak(v1::OptimizerResidency residency) const { return device(residency) + apply(residency); }
 };
 

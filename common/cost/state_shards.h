@@ -13,21 +13,27 @@ namespace stemma {
 // its bytes and not by its start.
 inline constexpr int64_t kBucketElements = int64_t{16} << 20;
 
+// Rounds of the exchange that are under way at once, each with buffers of its own: while one travels, the other is
+// packed or added. Together they are as large as a bucket.
+inline constexpr int64_t kRoundsInFlight = 2;
+inline constexpr int64_t kRoundElements = kBucketElements / kRoundsInFlight;
+
 // Returns the elements of the longest part of a round, in which at most `round_elements` of all `ranks` parts travel.
 int64_t RoundPartElements(int64_t round_elements, int64_t ranks);
 
 struct StateShare {
   int64_t elements = 0;       // of optimizer states that the rank owns
   int64_t part_elements = 0;  // of the longest round of the exchange, each rank's part; 0: one rank, nothing travels
+  int64_t in_flight = 0;      // rounds at once
 };
 
 // `ranks` >= 1.
 StateShare LargestShare(const ModelConfig& config, int64_t ranks);
 
-// Bytes of the buffers of one exchange: all ranks' parts and the own one (worker/optim/shard_exchange.h), and all parts
-// once more, in the communicator (worker/parallel/c10d_communicator.h).
+// Bytes of the buffers of the exchange (worker/optim/shard_exchange.h), for each round in flight: all ranks' parts as
+// they leave and as they come, and the own one.
 constexpr int64_t ExchangeBytes(const StateShare& share, int64_t ranks, int64_t element_bytes) {
-  return share.part_elements * (2 * ranks + 1) * element_bytes;
+  return share.in_flight * share.part_elements * (2 * ranks + 1) * element_bytes;
 }
 
 }  // namespace stemma

@@ -18,24 +18,17 @@ constexpr int64_t kSharedActivationParts = 2, kSharedHostParts = 4;
 
 int64_t Given(uint64_t bytes) { return static_cast<int64_t>(bytes); }
 
-// What APPLY takes beside the state: "slabs of optimizer states 3 MiB, clipped gradients 1 MiB", or where that is more
-// "exchange between ranks 130 MiB".
-std::string ApplyPartsText(const StateBytes& state, v1::OptimizerResidency residency) {
-  if (state.exchange > state.step(residency)) {
-    return absl::StrCat("exchange between ranks ", HumanBytes(state.exchange));
-  }
-  const std::string slabs =
-      residency == v1::HOST ? absl::StrCat("slabs of optimizer states ", HumanBytes(state.slabs), ", ") : "";
-  return absl::StrCat(slabs, "clipped gradients ", HumanBytes(state.clipped));
-}
-
-// What adds up to the device's peak: "weights 1.1 GiB, gradients 1.1 GiB, optimizer states 2.1 GiB, clipped gradients 1
-// MiB, RoPE tables 4 MiB"
+// What adds up to the device's peak: "weights 1.1 GiB, gradients 1.1 GiB, optimizer states 2.1 GiB, exchange between
+// ranks 130 MiB, clipped gradients 1 MiB, RoPE tables 4 MiB"
 std::string DevicePartsText(const StateBytes& state, v1::OptimizerResidency residency) {
-  const std::string optimizer =
-      residency == v1::HOST ? "" : absl::StrCat("optimizer states ", HumanBytes(state.optimizer), ", ");
+  const std::string optimizer = residency == v1::HOST
+                                    ? absl::StrCat("slabs of optimizer states ", HumanBytes(state.slabs), ", ")
+                                    : absl::StrCat("optimizer states ", HumanBytes(state.optimizer), ", ");
+  const std::string exchange =
+      state.exchange > 0 ? absl::StrCat("exchange between ranks ", HumanBytes(state.exchange), ", ") : "";
   return absl::StrCat("weights ", HumanBytes(state.weights), ", gradients ", HumanBytes(state.gradients), ", ",
-                      optimizer, ApplyPartsText(state, residency), ", RoPE tables ", HumanBytes(state.tables));
+                      optimizer, exchange, "clipped gradients ", HumanBytes(state.clipped), ", RoPE tables ",
+                      HumanBytes(state.tables));
 }
 
 absl::Status MachineTooSmall(const v1::RunConfig& run, const char* where, int64_t free_bytes, int64_t needed_bytes,

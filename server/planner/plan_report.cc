@@ -44,6 +44,7 @@ void DescribeState(const StateBytes& state, v1::OptimizerResidency residency, v1
   report.set_gradients(static_cast<uint64_t>(state.gradients));
   report.set_optimizer(static_cast<uint64_t>(state.optimizer));
   report.set_tables(static_cast<uint64_t>(state.tables));
+  report.set_exchange(static_cast<uint64_t>(state.exchange));
   report.set_device(static_cast<uint64_t>(state.device(residency)));
   report.set_host(static_cast<uint64_t>(state.host(residency)));
   report.set_apply(static_cast<uint64_t>(state.apply(residency)));

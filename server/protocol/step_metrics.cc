@@ -130,6 +130,7 @@ void SetRankMetrics(const StepMetricsInput& input, Metrics& metrics) {
   if (input.votes.size() < 2) return;
   metrics["time/agree_s"] = input.vote.sums().agree_s();
   metrics["time/reduce_s"] = input.vote.sums().reduce_s();
+  metrics["time/reduce_overlapped_s"] = input.vote.sums().reduce_overlapped_s();
   metrics["ranks/reduce_bytes"] = Number(input.vote.sums().reduce_bytes());
   if (input.vote.sums().split_bytes() > 0) {
     metrics["time/split_s"] = input.vote.sums().split_s();

@@ -21,24 +21,30 @@ constexpr std::string_view kLargest[] = {"prefix_forward_s",  "suffix_s",
                                          "suffix_bytes",      "prefix_backward_bytes",
                                          "peak_bytes",        "state_bytes",
                                          "host_bytes",        "agree_s",
-                                         "reduce_s",          "split_s"};
+                                         "split_s",           "reduce_overlapped_s"};
+// What the rank takes that ends its phases last: the others wait for it.
+constexpr std::string_view kSmallest[] = {"reduce_s"};
+
+bool IsIn(std::span<const std::string_view> names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 template <typename T>
-T Merged(bool largest, T a, T b) {
-  return largest ? std::max(a, b) : a + b;
+T Merged(std::string_view name, T a, T b) {
+  return IsIn(kLargest, name) ? std::max(a, b) : IsIn(kSmallest, name) ? std::min(a, b) : a + b;
 }
 
 void MergeInto(const StepSums& from, StepSums& to) {
   const google::protobuf::Reflection& reflection = *from.GetReflection();
   for (int i = 0; i < from.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor* field = from.GetDescriptor()->field(i);
-    const bool largest = std::find(std::begin(kLargest), std::end(kLargest), field->name()) != std::end(kLargest);
+    const std::string_view name = field->name();
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
       reflection.SetDouble(&to, field,
-                           Merged(largest, reflection.GetDouble(to, field), reflection.GetDouble(from, field)));
+                           Merged(name, reflection.GetDouble(to, field), reflection.GetDouble(from, field)));
     } else {
       reflection.SetUInt64(&to, field,
-                           Merged(largest, reflection.GetUInt64(to, field), reflection.GetUInt64(from, field)));
+                           Merged(name, reflection.GetUInt64(to, field), reflection.GetUInt64(from, field)));
     }
   }
 }

@@ -128,15 +128,16 @@ def speeds(times):
 
 
 def table(result):
-    yield "| groups × P/R/N | one worker s | two workers s | speed of one | phases s | APPLY s | fastest rank s | wait s | reduction s |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield "| groups × P/R/N | one worker s | two workers s | speed of one | phases s | APPLY s | fastest rank s | wait s | reduction s | beside the backward s |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     for name, times in result.items():
         two, ratios = times[RANKS], speeds(times)
         yield (f"| {name} | {median(times[1], step_s):.2f} | {median(two, step_s):.2f} | {statistics.median(ratios):.1%} "
                f"({min(ratios):.1%}–{max(ratios):.1%}) | {median(two, phases_s):.2f} ({median(times[1], phases_s):.2f}) | "
                f"{median(two, lambda m: m['time/apply_s']):.3f} ({median(times[1], lambda m: m['time/apply_s']):.3f}) | "
-               f"{median(two, lambda m: m['time/fastest_rank_s']):.2f} | {median(two, lambda m: m['time/agree_s']):.3f} | "
-               f"{median(two, lambda m: m['time/reduce_s']):.3f} |")
+               f"{median(two, lambda m: m['time/fastest_rank_s']):.2f} | "
+               f"{median(two, lambda m: m['time/slowest_rank_s'] - m['time/fastest_rank_s']):.3f} | "
+               f"{median(two, lambda m: m['time/reduce_s']):.3f} | {median(two, lambda m: m['time/reduce_overlapped_s']):.3f} |")
 
 
 def verdicts(result):

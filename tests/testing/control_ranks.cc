@@ -21,10 +21,10 @@ class ControlRank final : public Communicator {
       : Communicator(right->axis(), right->rank(), right->size()), right_(std::move(right)), spoil_(std::move(spoil)) {}
 
  private:
-  std::function<absl::Status()> Start(const CollectiveCall& call) override {
+  StartedCall Start(const CollectiveCall& call) override {
     const absl::Status status = Make(call);
     if (status.ok()) spoil_(call, *right_);
-    return [status] { return status; };
+    return {[status] { return status; }};
   }
 
   absl::Status Make(const CollectiveCall& call) {

@@ -40,8 +40,8 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   std::vector<std::unique_ptr<ModelEngine>> engines;
   for (std::unique_ptr<Communicator>& dp : MakeThreadRanks(ranks, kRankWaitsAtMost)) {
     if (options.edit_communicator) dp = options.edit_communicator(std::move(dp));
-    ASSIGN_OR_RETURN(engines.emplace_back(),
-                     ModelEngine::Create(configure, kIncarnation, backend, std::move(copies), std::move(dp)));
+    ASSIGN_OR_RETURN(engines.emplace_back(), ModelEngine::Create(configure, kIncarnation, backend, std::move(copies),
+                                                                 std::move(dp), options.bucket_elements));
   }
   const ModelConfig model = engines.front()->weights().config;
   return std::unique_ptr<InProcess>(new InProcess(divided, model, std::move(engines)));
@@ -168,7 +168,7 @@ absl::Status InProcess::Apply(int k, const internal::v1::Vote& vote) {
 }
 
 at::Tensor InProcess::Gradient(int parameter) const {
-  const OptimizerShards shards(ElementsOf(weights().parameters), num_ranks());
+  const OptimizerShards shards(ElementsOf(weights().parameters), num_ranks(), options_.bucket_elements);
   at::Tensor gradient = weights().at(parameter).grad.clone();
   for (int rank = 0; rank < num_ranks(); ++rank) {
     for (const ParameterRange& r : shards.owned(rank)) {

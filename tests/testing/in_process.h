@@ -28,7 +28,8 @@ struct InProcessOptions {
   std::function<void(v1::StepPlan&)> edit_step, edit_entry_pass;  // what the planner would not choose
   std::function<void(const internal::v1::Heartbeat&)> progress = [](const internal::v1::Heartbeat&) {};
   uint32_t placement_seed = 0;  // draws which rank computes which group, some may have none; 0: the planner's
-  SplitDraw split;              // draws groups to be split over ranks, over the placement; seed 0: none
+  int64_t bucket_elements = kBucketElements;  // of the reduction between ranks
+  SplitDraw split;                            // draws groups to be split over ranks, over the placement; seed 0: none
   // Changes what a rank's engine calls between waves.
   std::function<void(int rank, EngineHooks& hooks)> edit_hooks = [](int, EngineHooks&) {};
   // Replaces the communicator of each rank, by one with a known mistake.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <optional>
 #include <utility>
 
 #include "common/base/clock.h"
@@ -18,6 +17,7 @@
 #include "worker/engine/rank_export.h"
 #include "worker/engine/results.h"
 #include "worker/engine/step_line.h"
+#include "worker/engine/step_reduction.h"
 #include "worker/engine/step_sums.h"
 #include "worker/model/weights_digest.h"
 #include "worker/model/weights_io.h"
@@ -28,13 +28,6 @@ namespace {
 
 using internal::v1::NoVoteReason;
 using internal::v1::Vote;
-
-// By all collectives so far.
-uint64_t SentBytes(const Communicator& ranks) {
-  uint64_t bytes = 0;
-  for (const auto& [name, totals] : ranks.stats().Read()) bytes += static_cast<uint64_t>(totals.bytes);
-  return bytes;
-}
 
 NoVoteReason NoVoteReasonOf(const absl::Status& status) {
   switch (status.code()) {
@@ -54,7 +47,8 @@ NoVoteReason NoVoteReasonOf(const absl::Status& status) {
 absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal::v1::Configure& configure,
                                                                  const std::string& incarnation, Backend backend,
                                                                  std::unique_ptr<CopyEngine> copies,
-                                                                 std::unique_ptr<Communicator> dp) {
+                                                                 std::unique_ptr<Communicator> dp,
+                                                                 int64_t bucket_elements) {
   if (dp == nullptr) dp = std::make_unique<LocalCommunicator>("dp");
   if (configure.config().threads() > 0) at::set_num_threads(static_cast<int>(configure.config().threads()));
   ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
@@ -66,19 +60,25 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
     return absl::OkStatus();
   }));
   if (copies == nullptr) copies = backend.make_copy_engine();
-  return std::unique_ptr<ModelEngine>(new ModelEngine(configure, incarnation, std::move(backend), std::move(directory),
-                                                      std::move(weights), std::move(copies), std::move(dp)));
+  std::unique_ptr<ModelEngine> engine;
+  RETURN_IF_ERROR(CatchExceptions([&] {
+    engine.reset(new ModelEngine(configure, incarnation, std::move(backend), std::move(directory), std::move(weights),
+                                 std::move(copies), std::move(dp), bucket_elements));
+    return absl::OkStatus();
+  }));
+  return engine;
 }
 
 ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
                          ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies,
-                         std::unique_ptr<Communicator> dp)
+                         std::unique_ptr<Communicator> dp, int64_t bucket_elements)
     : configure_(configure),
       backend_(std::move(backend)),
       directory_(std::move(directory)),
       weights_(std::move(weights)),
       dp_(std::move(dp)),
-      shards_(ElementsOf(weights_.parameters), dp_->size()),
+      shards_(ElementsOf(weights_.parameters), dp_->size(), bucket_elements),
+      exchange_(*dp_, shards_, weights_.parameters),
       norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(dp_->rank()))),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),
       copies_(std::move(copies)),
@@ -133,7 +133,7 @@ absl::StatusOr<LossPlan> ModelEngine::BeforePhases(Payload& payload, const inter
 }
 
 absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
-                                            const EngineHooks& hooks) {
+                                            const EngineHooks& hooks, const LayerFinal& layer_final) {
   Vote vote;
   const int64_t state_bytes = backend_.memory_stats().current_bytes;
   LossPlan loss;
@@ -152,7 +152,9 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
     const v1::PromptGroup& group = payload.groups[m.group];
     if (report) sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_prob, entropy);
   };
-  ASSIGN_OR_RETURN(const PassSums sums, RunStep(MakePassOptions(hooks), payload, prepare.plan(), loss, results));
+  PassOptions options = MakePassOptions(hooks);
+  options.layer_final = layer_final;
+  ASSIGN_OR_RETURN(const PassSums sums, RunStep(options, payload, prepare.plan(), loss, results));
   *vote.mutable_sums() = StepSumsOf(sums);
   vote.mutable_sums()->set_state_bytes(static_cast<uint64_t>(state_bytes));
   LOG(INFO) << StepLine(prepare.key(), sums);
@@ -186,27 +188,21 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   }
   fence_.OnPrepare(prepare.key());
   Vote vote;
-  std::optional<ShardExchange> exchange;
+  StepReduction reduction(exchange_, weights_, *dp_);
   absl::Status status = CatchExceptions([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(vote, RunPhases(*payload, prepare, hooks));
-    exchange.emplace(*dp_, shards_, weights_.parameters);
+    ASSIGN_OR_RETURN(vote, RunPhases(*payload, prepare, hooks, reduction.layer_final()));
     return absl::OkStatus();
   });
   if (absl::IsUnavailable(status)) return status;
+  reduction.PassHasEnded();
+  PassFailpoint("prepare.in_reduce");
+  RETURN_IF_ERROR(reduction.Finish());
   PassFailpoint("prepare.before_agree");
   const double agree_start_s = RealClock().MonotonicSeconds();
   ASSIGN_OR_RETURN(const bool all_can, AllRanksCan(status.ok()));
   if (all_can) {
-    const double reduce_start_s = RealClock().MonotonicSeconds();
-    const uint64_t sent_before = SentBytes(*dp_);
-    PassFailpoint("prepare.in_reduce");
-    RETURN_IF_ERROR(exchange->ReduceGradients());
-    if (dp_->size() > 1) {
-      internal::v1::StepSums& sums = *vote.mutable_sums();
-      sums.set_agree_s(reduce_start_s - agree_start_s);
-      sums.set_reduce_s(RealClock().MonotonicSeconds() - reduce_start_s);
-      sums.set_reduce_bytes(SentBytes(*dp_) - sent_before);
-    }
+    reduction.Describe(*vote.mutable_sums());
+    if (dp_->size() > 1) vote.mutable_sums()->set_agree_s(RealClock().MonotonicSeconds() - agree_start_s);
     status = CatchExceptions([&] {
       CheckGradients(vote);
       return absl::OkStatus();
@@ -235,12 +231,12 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
                                       apply.clip(), static_cast<int64_t>(apply.key().step()),
                                       {.copies = copies_.get()}));
       const double gather_start_s = RealClock().MonotonicSeconds();
-      const uint64_t sent_before = SentBytes(*dp_);
+      const int64_t bytes_before = dp_->stats().BytesOf(kWeightsName);
       PassFailpoint("apply.in_gather");
-      RETURN_IF_ERROR(ShardExchange(*dp_, shards_, weights_.parameters).GatherWeights());
+      RETURN_IF_ERROR(exchange_.GatherWeights());
       if (dp_->size() > 1) {
         applied.set_gather_s(RealClock().MonotonicSeconds() - gather_start_s);
-        applied.set_gather_bytes(SentBytes(*dp_) - sent_before);
+        applied.set_gather_bytes(static_cast<uint64_t>(dp_->stats().BytesOf(kWeightsName) - bytes_before));
       }
       return absl::OkStatus();
     });

@@ -2,10 +2,11 @@
 // copy engine of their own (null: the backend's), and read its weights and gradients.
 //
 // With several data-parallel ranks each computes its groups of a step and owns a part of the optimizer's states
-// (worker/optim/shards.h). The collectives of a step are, in this order: in Prepare, after the phases, an agreement on
-// whether every rank could, then the reduction of gradients if so; in Apply, after AdamW, the gathering of weights.
-// Between the phases there are the exchanges of split groups (worker/engine/split_exchange.h); a rank that fails there
-// walks those that are left, comes to the agreement, and all of them vote no.
+// (worker/optim/shards.h). The collectives of a step are, in this order: in Prepare, the exchanges of split groups
+// between the phases (worker/engine/split_exchange.h); the reduction of gradients, from the last backward on; an
+// agreement on whether every rank could; in Apply, after AdamW, the gathering of weights. A rank that fails in a phase
+// walks the exchanges that are left and the reduction, comes to the agreement, and all of them vote no: what was summed
+// is dropped.
 // Those of an export: worker/engine/rank_export.h.
 #pragma once
 
@@ -31,7 +32,8 @@ class ModelEngine final : public Engine {
   static absl::StatusOr<std::unique_ptr<ModelEngine>> Create(const internal::v1::Configure& configure,
                                                              const std::string& incarnation, Backend backend,
                                                              std::unique_ptr<CopyEngine> copies = nullptr,
-                                                             std::unique_ptr<Communicator> dp = nullptr);
+                                                             std::unique_ptr<Communicator> dp = nullptr,
+                                                             int64_t bucket_elements = kBucketElements);
 
   const internal::v1::Ready& ready() const override { return ready_; }
   absl::Status AddPayload(internal::v1::PayloadChunk chunk) override { return payloads_.Add(std::move(chunk)); }
@@ -47,7 +49,7 @@ class ModelEngine final : public Engine {
  private:
   ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
               ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies,
-              std::unique_ptr<Communicator> dp);
+              std::unique_ptr<Communicator> dp, int64_t bucket_elements);
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
@@ -57,7 +59,7 @@ class ModelEngine final : public Engine {
                                         const EngineHooks& hooks);
   absl::Status ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare, const EngineHooks& hooks);
   absl::StatusOr<internal::v1::Vote> RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
-                                               const EngineHooks& hooks);
+                                               const EngineHooks& hooks, const LayerFinal& layer_final);
   void PassFailpoint(std::string_view place) const;
   // Whether all ranks could. Errors: Unavailable.
   absl::StatusOr<bool> AllRanksCan(bool this_one);
@@ -70,6 +72,7 @@ class ModelEngine final : public Engine {
   Weights weights_;
   const std::unique_ptr<Communicator> dp_;
   const OptimizerShards shards_;
+  ShardExchange exchange_;
   const ParameterRanges norm_ranges_;  // that this rank counts in the gradient norm, of what it owns
   RopeTable rope_;
   std::unique_ptr<HostArena> host_;

@@ -15,6 +15,7 @@
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "worker/engine/exceptions.h"
+#include "worker/engine/rank_sizes.h"
 #include "worker/engine/split_exchange.h"
 #include "worker/engine/wave_input.h"
 #include "worker/model/prefix.h"
@@ -43,21 +44,6 @@ at::Tensor PackResults(const HeadOutput& head, const at::Tensor& sums) {
   return at::cat(parts, 0);
 }
 
-RankSizes SizesOf(const PassOptions& options, const Payload& payload) {
-  RankSizes sizes;
-  if (options.dp != nullptr) {
-    sizes.rank = options.dp->rank();
-    sizes.num_ranks = options.dp->size();
-  }
-  const Weights& weights = *options.context.weights;
-  const int64_t layer_elements = 2 * weights.config.num_kv_heads * weights.config.head_size;
-  const int64_t elements = weights.config.num_layers * layer_elements;
-  sizes.kv_row_bytes = elements * static_cast<int64_t>(c10::elementSize(weights.run_dtype));
-  sizes.gradient_row_bytes = elements * static_cast<int64_t>(c10::elementSize(weights.accumulate_dtype));
-  for (const GroupShape& shape : payload.shapes) sizes.prefix_rows.push_back(shape.prompt_tokens - 1);
-  return sizes;
-}
-
 // Interprets a step's program. Hot sets live in a table from Phase A to Phase C, waves from forward to backward, by
 // their indices in the plan: a program may hold several of each.
 class Pass {
@@ -70,10 +56,11 @@ class Pass {
   }
 
   absl::StatusOr<PassSums> Run() {
-    const RankSizes sizes = SizesOf(options_, payload_);
+    const RankSizes sizes = RankSizesOf(*options_.context.weights, options_.dp, payload_);
     absl::Status status = CheckSplitGroups(plan_, sizes);
     start_bytes_ = options_.context.backend->memory_stats().current_bytes;
     const Program program = ExpandStep(plan_, forward_only(), sizes);
+    if (!program.empty()) last_operation_ = &program.back();
     auto next = program.begin();
     for (; status.ok() && next != program.end(); ++next) {
       bool ran = false;
@@ -124,10 +111,10 @@ class Pass {
       case OperationKind::kWaveForward:
         return RunWaveForward(operation);
       case OperationKind::kWaveBackward:
-        RunWaveBackward({operation.cluster, operation.wave});
+        RunWaveBackward({operation.cluster, operation.wave}, LayerFinalIn(operation));
         return absl::OkStatus();
       case OperationKind::kPrefixBackward:
-        AddOffload(PrefixBackward(options_.context, TakePrefixes(operation.cluster)));
+        AddOffload(PrefixBackward(options_.context, TakePrefixes(operation.cluster), LayerFinalIn(operation)));
         return absl::OkStatus();
       case OperationKind::kSend:
       case OperationKind::kReceive:
@@ -135,6 +122,16 @@ class Pass {
       default:
         LOG(FATAL) << "no plan makes this: " << OperationText(operation);
     }
+  }
+
+  // What it does is in none of the phases' seconds.
+  LayerFinal LayerFinalIn(const Operation& operation) {
+    if (&operation != last_operation_ || !options_.layer_final) return nullptr;
+    return [this, kind = operation.kind](int64_t layer) {
+      const double start_s = RealClock().MonotonicSeconds();
+      options_.layer_final(layer);
+      AddPhase(kind, start_s - RealClock().MonotonicSeconds(), 0);
+    };
   }
 
   absl::Status RunExchange(const Operation& operation) {
@@ -297,12 +294,12 @@ class Pass {
     live.results = PackResults(result.output, loss.sums());
   }
 
-  void RunWaveBackward(WaveKey key) {
+  void RunWaveBackward(WaveKey key, const LayerFinal& layer_final) {
     auto node = live_waves_.extract(key);
     CHECK(!node.empty()) << "wave " << key.second << " of cluster " << key.first << " has left no tape";
     LiveWave live = std::move(node.mapped());
     WaveBackward(options_.context, BehindWave(Prefixes(key.first)), live.input, std::move(live.tape),
-                 std::move(live.dhidden_BD));
+                 std::move(live.dhidden_BD), layer_final);
     Report(live);
   }
 
@@ -360,7 +357,8 @@ class Pass {
   std::map<int, PrefixBatch> hot_sets_;  // by cluster
   std::map<WaveKey, LiveWave> live_waves_;
   std::optional<SplitExchange> split_;  // with several ranks
-  int64_t start_bytes_ = 0;             // of the device, when the pass began
+  const Operation* last_operation_ = nullptr;
+  int64_t start_bytes_ = 0;  // of the device, when the pass began
   PassSums sums_;
 };
 
@@ -381,7 +379,7 @@ absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& p
 absl::Status AbandonPass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                          bool forward_only, const absl::Status& cause) {
   CHECK(!cause.ok());
-  const RankSizes sizes = SizesOf(options, payload);
+  const RankSizes sizes = RankSizesOf(*options.context.weights, options.dp, payload);
   const MemberResult no_results;
   return Pass(options, payload, plan, /*loss=*/nullptr, {}, no_results)
       .Abandon(ExpandStep(plan, forward_only, sizes), sizes, cause);

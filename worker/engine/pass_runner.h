@@ -16,6 +16,7 @@
 #include "worker/engine/payload.h"
 #include "worker/loss/wave_loss.h"
 #include "worker/memory/offload_store.h"
+#include "worker/model/layer_final.h"
 #include "worker/model/wave.h"
 #include "worker/parallel/communicator.h"
 #include "worker/schedule/wave_rows.h"
@@ -30,6 +31,9 @@ struct PassOptions {
   int64_t head_chunk_rows = 512;
   const EngineHooks* hooks = nullptr;
   Communicator* dp = nullptr;  // for split groups; null: one rank
+  // Hears of the layers in the last operation of a step, where that is a backward: then all exchanges of this rank are
+  // over, so what it starts on `dp` meets neither sends nor receives. Else it hears nothing.
+  LayerFinal layer_final = {};
 };
 
 // Log-probs (and entropies, when asked for) of one member of a wave.

@@ -157,10 +157,14 @@ void AddGradients(const LayerContext& context, int64_t rows, LocalPrefixKv& kv) 
   }
 }
 
-void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock block) {
+void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock block,
+                   const LayerFinal& layer_final) {
   const int64_t last = LastLayer(context);
-  // Backward ends with the first block, so its inputs can be freed.
+  // Backward ends with the first block, so its inputs can be freed, and its layers add to their gradients last.
   const bool release = block.begin == 0;
+  const auto layer_ended = [&](int64_t layer) {
+    if (release) Tell(layer_final, layer);
+  };
   ComeBack(context, prefixes, block, last, block.last);
   const at::Tensor positions_T = prefixes.positions_T.slice(0, block.begin, block.end);
   const auto gradient = [&](const std::vector<at::Tensor>& of_layer, int64_t layer) {
@@ -169,6 +173,7 @@ void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlo
   at::Tensor dx_TD =
       KvBlock(context, last, positions_T)
           .Backward(std::move(block.last), gradient(prefixes.kv.gk_TKE, last), gradient(prefixes.kv.gv_TKE, last));
+  layer_ended(last);
   for (int64_t l = last - 1; l >= 0; --l) {
     if (release) {
       for (auto* of_layer : {&prefixes.kv.k_TKE, &prefixes.kv.v_TKE, &prefixes.kv.gk_TKE, &prefixes.kv.gv_TKE})
@@ -179,6 +184,7 @@ void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlo
     ComeBack(context, prefixes, block, l, tape);
     dx_TD = LayerBackward(context, l, BatchOf(context, prefixes, block, l), positions_T, std::move(dx_TD),
                           std::move(tape), gradient(prefixes.kv.gk_TKE, l), gradient(prefixes.kv.gv_TKE, l));
+    layer_ended(l);
   }
   EmbeddingBackward(*context.backend, prefixes.tokens_T.slice(0, block.begin, block.end), dx_TD,
                     context.weights->at(context.weights->embedding).grad);
@@ -213,13 +219,13 @@ PrefixBatch BorrowedPrefix(const LayerContext& context, int64_t rows, bool forwa
   return prefixes;
 }
 
-ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes) {
+ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes, const LayerFinal& layer_final) {
   while (!prefixes.blocks.empty()) {
     PrefixBlock& block = prefixes.blocks.back();
     if (!KeepsInputs(prefixes.options.policy)) BlockForward(context, prefixes, block, v1::S0).RunAgain();
     PrefixBlock last = std::move(block);
     prefixes.blocks.pop_back();
-    BackwardBlock(context, prefixes, std::move(last));
+    BackwardBlock(context, prefixes, std::move(last), layer_final);
   }
   return prefixes.offload != nullptr ? prefixes.offload->stats() : ResidencyStats{};
 }

@@ -22,6 +22,7 @@
 #include "worker/memory/offload_store.h"
 #include "worker/model/kv_block.h"
 #include "worker/model/layer.h"
+#include "worker/model/layer_final.h"
 #include "worker/model/prefix_kv.h"
 
 namespace stemma::worker {
@@ -69,7 +70,8 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
 // to fill, gK/gV are zeros (none in a forward-only pass). It has no Phase C.
 PrefixBatch BorrowedPrefix(const LayerContext& context, int64_t rows, bool forward_only);
 
-// Consumes the batch; adds all parameters' gradients that come through the prefixes' K/V. Returns what its offload did.
-ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes);
+// Consumes the batch; adds all parameters' gradients that come through the prefixes' K/V. `layer_final`: given where it
+// is a step's last backward; with several blocks it hears of the last one that runs. Returns what its offload did.
+ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes, const LayerFinal& layer_final = {});
 
 }  // namespace stemma::worker

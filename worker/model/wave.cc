@@ -137,7 +137,7 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
 }
 
 void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
-                  at::Tensor dhidden_BD) {
+                  at::Tensor dhidden_BD, const LayerFinal& layer_final) {
   const WaveAttention attention(context, prefixes.kv, wave);
   const Weights& weights = *context.weights;
   const Parameter& final_norm = weights.at(weights.final_norm);
@@ -165,6 +165,7 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
     tape.last_gv_TKE.reset();
     dx_TD = InterleaveRows(dx_A, dx_TD, wave.segments);
   }
+  Tell(layer_final, last);
   for (int64_t l = last - 1; l >= 0; --l) {
     prefixes.between_layers();
     if (l > 0) prefixes.kv.Prefetch(l - 1);
@@ -173,6 +174,7 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
     dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape), {},
                           {});
     prefixes.kv.Reduce(l);
+    Tell(layer_final, l);
   }
   EmbeddingBackward(*context.backend, wave.tokens_T, dx_TD, weights.at(weights.embedding).grad);
 }

@@ -12,6 +12,7 @@
 
 #include "worker/model/kv_block.h"
 #include "worker/model/layer.h"
+#include "worker/model/layer_final.h"
 #include "worker/model/prefix_kv.h"
 
 namespace stemma::worker {
@@ -51,7 +52,8 @@ struct WavePrefixes {
 WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave,
                               bool keep_tape);
 
+// `layer_final`: given where it is a step's last backward.
 void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
-                  at::Tensor dhidden_BD);
+                  at::Tensor dhidden_BD, const LayerFinal& layer_final = {});
 
 }  // namespace stemma::worker

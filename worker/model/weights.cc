@@ -5,6 +5,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <tuple>
 
@@ -37,6 +38,14 @@ Parameter MakeParameter(const std::vector<const TensorSpec*>& tensors, const Wei
 }
 
 }  // namespace
+
+int LayerWeights::first() const {
+  int first = std::numeric_limits<int>::max();
+  for (const int index : indices_) {
+    if (index >= 0) first = std::min(first, index);
+  }
+  return first;
+}
 
 const HfTensor& Weights::hf(const std::string& name) const {
   const auto it = std::find_if(hf_tensors.begin(), hf_tensors.end(), [&](const HfTensor& t) { return t.name == name; });

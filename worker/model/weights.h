@@ -26,6 +26,7 @@ class LayerWeights {
   LayerWeights() { indices_.fill(-1); }
   int& operator[](TensorRole role) { return indices_[static_cast<size_t>(role)]; }
   int operator[](TensorRole role) const { return indices_[static_cast<size_t>(role)]; }
+  int first() const;  // the lowest of those that there are
 
  private:
   std::array<int, kNumTensorRoles> indices_;
@@ -42,8 +43,8 @@ struct HfTensor {
 struct Weights {
   ModelConfig config;  // ModelShard::LocalConfig
   at::ScalarType run_dtype = at::kFloat;
-  at::ScalarType accumulate_dtype = at::kFloat;  // of masters, gradients, gK/gV: fp64 in an fp64 run
-  std::vector<Parameter> parameters;
+  at::ScalarType accumulate_dtype = at::kFloat;    // of masters, gradients, gK/gV: fp64 in an fp64 run
+  std::vector<Parameter> parameters;               // the embedding, the layers one after the other, final norm and head
   std::vector<LayerWeights> layers;                // of this rank
   int embedding = -1, final_norm = -1, head = -1;  // head == embedding when tied; -1: another stage's
   std::vector<HfTensor> hf_tensors;                // in ModelTensors order

@@ -4,8 +4,9 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "common/base/status_macros.h"
+#include "common/cost/state_shards.h"
 
 namespace stemma::worker {
 namespace {
@@ -33,46 +34,122 @@ void ForAllPieces(const ShardRound& round, const at::Tensor& all_parts, const Co
 }  // namespace
 
 ShardExchange::ShardExchange(Communicator& ranks, const OptimizerShards& shards, std::vector<Parameter>& parameters)
-    : ranks_(ranks), parameters_(parameters), rounds_(ranks.size() > 1 ? shards.Rounds() : std::vector<ShardRound>{}) {
+    : ranks_(ranks),
+      parameters_(parameters),
+      rounds_(ranks.size() > 1 ? shards.Rounds() : std::vector<ShardRound>{}),
+      final_from_(static_cast<int64_t>(parameters.size())) {
   CHECK_EQ(static_cast<int64_t>(ranks.size()), shards.ranks());
+  if (rounds_.empty()) return;
   int64_t part_elements = 0;
   for (const ShardRound& round : rounds_) part_elements = std::max(part_elements, round.part_elements);
-  if (rounds_.empty()) return;
   const at::Tensor& grad = parameters.front().grad;  // no smaller than a weight's elements
   const int64_t part_bytes = part_elements * static_cast<int64_t>(grad.element_size());
-  all_parts_ = at::zeros({part_bytes * shards.ranks()}, grad.options().dtype(at::kByte));
-  own_part_ = at::zeros({part_bytes}, grad.options().dtype(at::kByte));
+  const auto take = [&](int64_t parts) { return at::zeros({parts * part_bytes}, grad.options().dtype(at::kByte)); };
+  flights_.resize(std::min(rounds_.size(), static_cast<size_t>(kRoundsInFlight)));
+  for (Flight& flight : flights_) flight = {take(ranks.size()), take(ranks.size()), take(1), nullptr};
 }
 
-absl::Status ShardExchange::ReduceGradients() {
-  const auto gradients = [&](const SlabPiece& piece) {
-    return Parameter::Elements(parameters_[static_cast<size_t>(piece.parameter)].grad, piece.begin, piece.count);
-  };
-  const at::ScalarType dtype = parameters_.front().grad.scalar_type();
-  for (const ShardRound& round : rounds_) {
-    at::Tensor all = Buffer(all_parts_, dtype, ranks_.size() * round.part_elements);
-    at::Tensor own = Buffer(own_part_, dtype, round.part_elements);
-    ForAllPieces(round, all, [&](const SlabPiece& p, const at::Tensor& to) { to.copy_(gradients(p)); });
-    RETURN_IF_ERROR(ranks_.ReduceScatterSum("gradients", all, own));
-    ForPieces(round.parts[static_cast<size_t>(ranks_.rank())], own,
-              [&](const SlabPiece& p, const at::Tensor& from) { gradients(p).copy_(from); });
+ShardExchange::~ShardExchange() {
+  for (Flight& flight : flights_) {
+    if (flight.pending != nullptr) flight.pending->Wait().IgnoreError();  // the generation has ended
   }
-  return absl::OkStatus();
+}
+
+at::Tensor ShardExchange::Gradients(const SlabPiece& piece) const {
+  return Parameter::Elements(parameters_[static_cast<size_t>(piece.parameter)].grad, piece.begin, piece.count);
+}
+
+at::Tensor ShardExchange::Weight(const SlabPiece& piece) const {
+  return Parameter::Elements(parameters_[static_cast<size_t>(piece.parameter)].weight, piece.begin, piece.count);
+}
+
+void ShardExchange::GradientsAreFinal(int64_t first) {
+  CHECK_LT(first, final_from_) << "gradients are final twice in a step";
+  final_from_ = first;
+  Advance();
+}
+
+void ShardExchange::AllGradientsAreFinal() {
+  final_from_ = 0;
+  Advance();
+}
+
+absl::Status ShardExchange::FinishReduction() {
+  CHECK_EQ(final_from_, 0) << "gradients are not final yet";
+  for (Advance(); ended_ < started_; Advance()) EndReduce();
+  final_from_ = static_cast<int64_t>(parameters_.size());
+  started_ = ended_ = 0;
+  return std::exchange(error_, absl::OkStatus());
+}
+
+bool ShardExchange::CanStart() const {
+  return error_.ok() && started_ < rounds_.size() && started_ - ended_ < flights_.size() &&
+         ReduceRound(started_).first_parameter() >= final_from_;
+}
+
+void ShardExchange::Advance() {
+  for (;;) {
+    if (ended_ < started_ && FlightOf(ended_).pending->Done()) {
+      EndReduce();
+    } else if (CanStart()) {
+      StartReduce();
+    } else {
+      return;
+    }
+  }
+}
+
+void ShardExchange::StartReduce() {
+  const ShardRound& round = ReduceRound(started_);
+  Flight& flight = FlightOf(started_++);
+  const at::ScalarType dtype = parameters_.front().grad.scalar_type();
+  const int64_t elements = ranks_.size() * round.part_elements;
+  const at::Tensor all = Buffer(flight.all_parts, dtype, elements);
+  at::Tensor own = Buffer(flight.own_part, dtype, round.part_elements);
+  ForAllPieces(round, all, [&](const SlabPiece& p, const at::Tensor& to) { to.copy_(Gradients(p)); });
+  flight.pending = ranks_.StartReduceScatterSum(kGradientsName, all, own, Buffer(flight.scratch, dtype, elements));
+}
+
+void ShardExchange::EndReduce() {
+  const ShardRound& round = ReduceRound(ended_);
+  Flight& flight = FlightOf(ended_++);
+  const absl::Status status = std::exchange(flight.pending, nullptr)->Wait();
+  error_.Update(status);
+  if (!status.ok()) return;
+  const at::Tensor own = Buffer(flight.own_part, parameters_.front().grad.scalar_type(), round.part_elements);
+  ForPieces(round.parts[static_cast<size_t>(ranks_.rank())], own,
+            [&](const SlabPiece& p, const at::Tensor& from) { Gradients(p).copy_(from); });
 }
 
 absl::Status ShardExchange::GatherWeights() {
-  const auto weights = [&](const SlabPiece& piece) {
-    return Parameter::Elements(parameters_[static_cast<size_t>(piece.parameter)].weight, piece.begin, piece.count);
-  };
-  const at::ScalarType dtype = parameters_.front().weight.scalar_type();
-  for (const ShardRound& round : rounds_) {
-    at::Tensor all = Buffer(all_parts_, dtype, ranks_.size() * round.part_elements);
-    at::Tensor own = Buffer(own_part_, dtype, round.part_elements);
-    ForPieces(round.parts[static_cast<size_t>(ranks_.rank())], own,
-              [&](const SlabPiece& p, const at::Tensor& to) { to.copy_(weights(p)); });
-    RETURN_IF_ERROR(ranks_.AllGather("weights", own, all));
-    ForAllPieces(round, all, [&](const SlabPiece& p, const at::Tensor& from) { weights(p).copy_(from); });
+  CHECK_EQ(started_, ended_) << "a reduction is in flight";
+  absl::Status status;
+  for (size_t i = 0; i < rounds_.size() + flights_.size(); ++i) {
+    if (i >= flights_.size()) status.Update(EndGather(i - flights_.size()));
+    if (i < rounds_.size() && status.ok()) StartGather(i);
   }
+  return status;
+}
+
+void ShardExchange::StartGather(size_t i) {
+  const ShardRound& round = rounds_[i];
+  Flight& flight = FlightOf(i);
+  const at::ScalarType dtype = parameters_.front().weight.scalar_type();
+  at::Tensor all = Buffer(flight.all_parts, dtype, ranks_.size() * round.part_elements);
+  const at::Tensor own = Buffer(flight.own_part, dtype, round.part_elements);
+  ForPieces(round.parts[static_cast<size_t>(ranks_.rank())], own,
+            [&](const SlabPiece& p, const at::Tensor& to) { to.copy_(Weight(p)); });
+  flight.pending = ranks_.StartAllGather(kWeightsName, own, all);
+}
+
+absl::Status ShardExchange::EndGather(size_t i) {
+  Flight& flight = FlightOf(i);
+  if (flight.pending == nullptr) return absl::OkStatus();  // an error came before it
+  if (absl::Status status = std::exchange(flight.pending, nullptr)->Wait(); !status.ok()) return status;
+  const ShardRound& round = rounds_[i];
+  const at::Tensor all =
+      Buffer(flight.all_parts, parameters_.front().weight.scalar_type(), ranks_.size() * round.part_elements);
+  ForAllPieces(round, all, [&](const SlabPiece& p, const at::Tensor& from) { Weight(p).copy_(from); });
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "common/base/round_up.h"
@@ -26,6 +27,14 @@ ParameterRanges Part(const std::vector<int64_t>& parameter_elements, int64_t fir
 }
 
 }  // namespace
+
+int64_t ShardRound::first_parameter() const {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for (const Slab& part : parts) {
+    if (!part.empty()) first = std::min(first, part.front().parameter);
+  }
+  return first;
+}
 
 OptimizerShards::OptimizerShards(const std::vector<int64_t>& parameter_elements, int64_t ranks, int64_t bucket_elements)
     : ranks_(ranks), owned_(static_cast<size_t>(ranks)) {

@@ -24,6 +24,9 @@ namespace stemma::worker {
 struct ShardRound {
   int64_t part_elements = 0;  // of each owner; the longest one's, the others are padded
   std::vector<Slab> parts;    // by owner; slab_begin counts from the begin of the part
+
+  // Returns the first parameter of which it brings elements.
+  int64_t first_parameter() const;
 };
 
 class OptimizerShards {
@@ -37,7 +40,7 @@ class OptimizerShards {
   const ParameterRanges& owned(int64_t rank) const { return owned_[static_cast<size_t>(rank)]; }
   // Returns all elements, once each, in rounds of at most round_elements (at least one slab unit of each rank) over all
   // parts; a round stays within a bucket.
-  std::vector<ShardRound> Rounds(int64_t round_elements = kBucketElements) const;
+  std::vector<ShardRound> Rounds(int64_t round_elements = kRoundElements) const;
 
  private:
   const int64_t ranks_;

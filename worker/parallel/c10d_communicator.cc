@@ -61,37 +61,41 @@ C10dCommunicator::~C10dCommunicator() {
   if (closing_.joinable()) closing_.join();
 }
 
-std::function<absl::Status()> C10dCommunicator::Start(const CollectiveCall& call) {
+StartedCall C10dCommunicator::Start(const CollectiveCall& call) {
   const at::Tensor& output = call.output;
   const bool empty = call.kind != CollectiveKind::kBarrier && (output.defined() ? output : call.input).numel() == 0;
-  if (empty) return [] { return absl::OkStatus(); };  // on every rank: they agree on sizes
+  if (empty) return {[] { return absl::OkStatus(); }};  // on every rank: they agree on sizes
   if (call.kind == CollectiveKind::kAgree && !device_.is_cpu()) return StartAgree(call);
   const bool adds = call.kind == CollectiveKind::kReduceScatterSum;
-  const at::Tensor exchanged = adds ? at::empty_like(Flat(call.input)) : at::Tensor();
+  const at::Tensor exchanged = !adds                    ? at::Tensor()
+                               : call.scratch.defined() ? Flat(call.scratch)
+                                                        : at::empty_like(Flat(call.input));
   Work work;
   absl::Status status = CatchC10d(timeout_, [&] { work = StartWork(call, exchanged); });
-  if (!status.ok()) return [status] { return status; };
-  return [this, work, exchanged, &output] {
+  if (!status.ok()) return {[status] { return status; }};
+  const auto wait = [this, work, exchanged, &output] {
     absl::Status ended = CatchC10d(timeout_, [&] { work->wait(); });
     if (ended.ok() && exchanged.defined()) AddParts(exchanged, Flat(output));
     return ended;
   };
+  return {wait, [work] { return work->isCompleted(); }};
 }
 
-std::function<absl::Status()> C10dCommunicator::StartAgree(const CollectiveCall& call) {
+StartedCall C10dCommunicator::StartAgree(const CollectiveCall& call) {
   at::Tensor words;
   Work work;
   absl::Status status = CatchC10d(timeout_, [&] {
     words = Flat(call.input).to(device_);
     work = Reduce(words, c10d::ReduceOp::MAX);
   });
-  if (!status.ok()) return [status] { return status; };
-  return [this, words, work, &output = call.output] {
+  if (!status.ok()) return {[status] { return status; }};
+  const auto wait = [this, words, work, &output = call.output] {
     return CatchC10d(timeout_, [&] {
       work->wait();
       Flat(output).copy_(words);
     });
   };
+  return {wait, [work] { return work->isCompleted(); }};
 }
 
 C10dCommunicator::Work C10dCommunicator::StartWork(const CollectiveCall& call, const at::Tensor& exchanged) {

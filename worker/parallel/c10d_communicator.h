@@ -28,13 +28,13 @@ class C10dCommunicator final : public Communicator {
  private:
   using Work = c10::intrusive_ptr<c10d::Work>;
 
-  std::function<absl::Status()> Start(const CollectiveCall& call) override;
+  StartedCall Start(const CollectiveCall& call) override;
   // Drops the connections, so that a peer that waits for this rank hears of the error too: as soon as nothing is in
   // flight any more and whatever is pending has been waited for.
   void Break() override;
 
   // Agrees on words of the host, by way of the device.
-  std::function<absl::Status()> StartAgree(const CollectiveCall& call);
+  StartedCall StartAgree(const CollectiveCall& call);
   Work StartWork(const CollectiveCall& call, const at::Tensor& exchanged);
   Work Reduce(const at::Tensor& values, c10d::ReduceOp op);
 

@@ -10,6 +10,12 @@ void CollectiveStats::Add(const std::string& name, int64_t bytes, double seconds
   totals.seconds += seconds;
 }
 
+int64_t CollectiveStats::BytesOf(const std::string& name) const {
+  MutexLock lock(&mutex_);
+  const auto found = totals_.find(name);
+  return found == totals_.end() ? 0 : found->second.bytes;
+}
+
 std::map<std::string, CollectiveTotals> CollectiveStats::Read() const {
   MutexLock lock(&mutex_);
   return totals_;

@@ -22,6 +22,7 @@ class CollectiveStats {
  public:
   void Add(const std::string& name, int64_t bytes, double seconds);
   std::map<std::string, CollectiveTotals> Read() const;
+  int64_t BytesOf(const std::string& name) const;
 
  private:
   mutable Mutex mutex_;

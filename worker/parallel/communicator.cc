@@ -38,10 +38,16 @@ CollectiveCall AllReduceCall(std::string_view name, const at::Tensor& values) {
   return {.kind = CollectiveKind::kAllReduceSum, .name = std::string(name), .input = values, .output = values};
 }
 
-CollectiveCall ReduceScatterCall(std::string_view name, const at::Tensor& input, const at::Tensor& output, int size) {
+CollectiveCall ReduceScatterCall(std::string_view name, const at::Tensor& input, const at::Tensor& output, int size,
+                                 const at::Tensor& scratch = {}) {
   CheckParts(name, output, input, size);
   CheckSummable(name, input);
-  return {.kind = CollectiveKind::kReduceScatterSum, .name = std::string(name), .input = input, .output = output};
+  if (scratch.defined()) CheckParts(name, output, scratch, size);
+  return {.kind = CollectiveKind::kReduceScatterSum,
+          .name = std::string(name),
+          .input = input,
+          .output = output,
+          .scratch = scratch};
 }
 
 CollectiveCall AllGatherCall(std::string_view name, const at::Tensor& input, const at::Tensor& output, int size) {
@@ -59,12 +65,17 @@ int64_t WholeBytes(const CollectiveCall& call) {
 }  // namespace
 
 PendingCollective::~PendingCollective() {
-  CHECK(wait_ == nullptr) << KindName(call_.kind) << " " << call_.name << " was started and not waited for";
+  CHECK(started_.wait == nullptr) << KindName(call_.kind) << " " << call_.name << " was started and not waited for";
 }
 
 absl::Status PendingCollective::Wait() {
-  CHECK(wait_ != nullptr) << KindName(call_.kind) << " " << call_.name << " was waited for already";
+  CHECK(started_.wait != nullptr) << KindName(call_.kind) << " " << call_.name << " was waited for already";
   return communicator_->End(*this);
+}
+
+bool PendingCollective::Done() const {
+  CHECK(started_.wait != nullptr) << KindName(call_.kind) << " " << call_.name << " was waited for already";
+  return !communicator_->error_.ok() || started_.done == nullptr || started_.done();
 }
 
 Communicator::Communicator(std::string axis, int rank, int size) : axis_(std::move(axis)), rank_(rank), size_(size) {
@@ -118,8 +129,8 @@ std::unique_ptr<PendingCollective> Communicator::StartAllReduceSum(std::string_v
 }
 
 std::unique_ptr<PendingCollective> Communicator::StartReduceScatterSum(std::string_view name, const at::Tensor& input,
-                                                                       at::Tensor& output) {
-  return Begin(ReduceScatterCall(name, input, output, size_));
+                                                                       at::Tensor& output, const at::Tensor& scratch) {
+  return Begin(ReduceScatterCall(name, input, output, size_, scratch));
 }
 
 std::unique_ptr<PendingCollective> Communicator::StartAllGather(std::string_view name, const at::Tensor& input,
@@ -135,13 +146,13 @@ std::unique_ptr<PendingCollective> Communicator::Begin(CollectiveCall call) {
   std::unique_ptr<PendingCollective> pending(new PendingCollective(this, std::move(call)));
   const double began = RealClock().MonotonicSeconds();
   ++pending_count_;
-  pending->wait_ = error_.ok() ? Start(pending->call_) : [] { return absl::OkStatus(); };
+  pending->started_ = error_.ok() ? Start(pending->call_) : StartedCall{[] { return absl::OkStatus(); }};
   pending->start_seconds_ = RealClock().MonotonicSeconds() - began;
   return pending;
 }
 
 absl::Status Communicator::End(PendingCollective& pending) {
-  const auto wait = std::exchange(pending.wait_, nullptr);
+  const auto wait = std::exchange(pending.started_, {}).wait;
   --pending_count_;
   if (!error_.ok()) return error_;
   const double began = RealClock().MonotonicSeconds();

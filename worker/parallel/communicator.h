@@ -37,9 +37,16 @@ class Communicator;
 struct CollectiveCall {
   CollectiveKind kind;
   std::string name;
-  at::Tensor input = {};   // undefined for a receive, a broadcast's values are its output
-  at::Tensor output = {};  // undefined for a send; the same tensor as input where the call is in place
-  int peer = -1;           // root, receiver or sender
+  at::Tensor input = {};    // undefined for a receive, a broadcast's values are its output
+  at::Tensor output = {};   // undefined for a send; the same tensor as input where the call is in place
+  int peer = -1;            // root, receiver or sender
+  at::Tensor scratch = {};  // of a reduce-scatter, as large as the input; undefined: the communicator takes its own
+};
+
+// A call that was begun, as an implementation answers it.
+struct StartedCall {
+  std::function<absl::Status()> wait;    // for its end: called once, or dropped when another call has failed meanwhile
+  std::function<bool()> done = nullptr;  // whether `wait` would return at once; null: it would
 };
 
 // A collective that was started. Its tensors are neither written nor read by others until it has been waited for.
@@ -51,6 +58,8 @@ class PendingCollective {
 
   // Called once. Pending collectives of one communicator are waited for in any order.
   absl::Status Wait();
+  // Returns whether Wait would return at once. Never waits.
+  bool Done() const;
 
  private:
   friend class Communicator;
@@ -59,8 +68,8 @@ class PendingCollective {
 
   Communicator* const communicator_;
   const CollectiveCall call_;
-  std::function<absl::Status()> wait_;  // null: ended
-  double start_seconds_ = 0;            // that the start held its caller
+  StartedCall started_;       // without `wait`: ended
+  double start_seconds_ = 0;  // that the start held its caller
 };
 
 class Communicator {
@@ -92,10 +101,11 @@ class Communicator {
   // Returns when every rank has come.
   absl::Status Barrier(std::string_view name);
 
-  // The same, begun: computing may go on beside it. An error is Wait's.
+  // The same, begun: computing may go on beside it. An error is Wait's. A reduce-scatter for which the caller has
+  // scratch of its own takes no memory, in the start or in the wait.
   std::unique_ptr<PendingCollective> StartAllReduceSum(std::string_view name, at::Tensor& values);
   std::unique_ptr<PendingCollective> StartReduceScatterSum(std::string_view name, const at::Tensor& input,
-                                                           at::Tensor& output);
+                                                           at::Tensor& output, const at::Tensor& scratch = {});
   std::unique_ptr<PendingCollective> StartAllGather(std::string_view name, const at::Tensor& input, at::Tensor& output);
 
  protected:
@@ -104,9 +114,9 @@ class Communicator {
  private:
   friend class PendingCollective;
 
-  // Begins the call, whose tensors have been checked, and returns what waits for its end: called once, or dropped when
-  // another call has failed meanwhile. Errors: Unavailable - what is known of the peer; the rest is added here.
-  virtual std::function<absl::Status()> Start(const CollectiveCall& call) = 0;
+  // Begins the call, whose tensors have been checked. Errors of its wait: Unavailable - what is known of the peer; the
+  // rest is added here.
+  virtual StartedCall Start(const CollectiveCall& call) = 0;
   // Lets go of the peers, so that they hear of the error; does not wait. Called once; no Start follows.
   virtual void Break() {}
 

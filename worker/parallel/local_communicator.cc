@@ -6,9 +6,9 @@ namespace stemma::worker {
 
 LocalCommunicator::LocalCommunicator(std::string axis) : Communicator(std::move(axis), /*rank=*/0, /*size=*/1) {}
 
-std::function<absl::Status()> LocalCommunicator::Start(const CollectiveCall& call) {
+StartedCall LocalCommunicator::Start(const CollectiveCall& call) {
   if (call.input.defined() && call.output.defined()) call.output.view(-1).copy_(call.input.view(-1));
-  return [] { return absl::OkStatus(); };
+  return {[] { return absl::OkStatus(); }};
 }
 
 }  // namespace stemma::worker

@@ -1,7 +1,6 @@
 // The communicator of an axis of size 1: every call is the identity, none can fail. So callers have one path.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "worker/parallel/communicator.h"
@@ -13,7 +12,7 @@ class LocalCommunicator final : public Communicator {
   explicit LocalCommunicator(std::string axis);
 
  private:
-  std::function<absl::Status()> Start(const CollectiveCall& call) override;
+  StartedCall Start(const CollectiveCall& call) override;
 };
 
 }  // namespace stemma::worker

@@ -76,6 +76,12 @@ class ThreadGroup {
     return index;
   }
 
+  // Whether Finish would return at once.
+  bool Finished(int64_t index) {
+    MutexLock lock(&mutex_);
+    return meetings_.at(index).here_count == size() || !ended_.empty();
+  }
+
   // Waits until every rank has joined the meeting, and takes the result.
   absl::Status Finish(const CollectiveCall& call, int64_t index, int rank) {
     std::vector<at::Tensor> from_ranks;
@@ -173,11 +179,12 @@ class ThreadCommunicator final : public Communicator {
   ~ThreadCommunicator() override { group_->Leave(rank()); }
 
  private:
-  std::function<absl::Status()> Start(const CollectiveCall& call) override {
-    if (call.kind == CollectiveKind::kSend) return [this, &call] { return group_->Send(call, rank()); };
-    if (call.kind == CollectiveKind::kReceive) return [this, &call] { return group_->Receive(call, rank()); };
+  StartedCall Start(const CollectiveCall& call) override {
+    if (call.kind == CollectiveKind::kSend) return {[this, &call] { return group_->Send(call, rank()); }};
+    if (call.kind == CollectiveKind::kReceive) return {[this, &call] { return group_->Receive(call, rank()); }};
     const int64_t meeting = group_->Join(call, rank());
-    return [this, &call, meeting] { return group_->Finish(call, meeting, rank()); };
+    return {[this, &call, meeting] { return group_->Finish(call, meeting, rank()); },
+            [this, meeting] { return group_->Finished(meeting); }};
   }
   void Break() override { group_->Leave(rank()); }
 

@@ -213,8 +213,9 @@ TEST_P(RankPlansTest, StateIsARanks) {
   // Rounded up to a unit in each of some forty tensors.
   EXPECT_NEAR(static_cast<double>(plan.report.state().optimizer()) * ranks / static_cast<double>(whole.optimizer), 1,
               1e-3);
-  EXPECT_EQ(plan.report.state().device(),
-            static_cast<uint64_t>(whole.device(v1::DEVICE) - whole.optimizer) + plan.report.state().optimizer());
+  EXPECT_EQ(plan.report.state().device(), static_cast<uint64_t>(whole.device(v1::DEVICE) - whole.optimizer) +
+                                              plan.report.state().optimizer() + plan.report.state().exchange());
+  EXPECT_EQ(plan.report.state().exchange(), static_cast<uint64_t>(StateBytesOf(model_.config, model_.run).exchange));
 }
 
 // Even groups divide evenly; a plan that gave all to one rank would have an imbalance of 4.

@@ -84,6 +84,7 @@ TEST(StepMetricsTest, SeveralRanksSayWhatTheyCostAndHowEvenTheirWorkIs) {
   internal::v1::Vote merged = MakeVote();
   merged.mutable_sums()->set_agree_s(1);
   merged.mutable_sums()->set_reduce_s(0.25);
+  merged.mutable_sums()->set_reduce_overlapped_s(0.375);
   merged.mutable_sums()->set_reduce_bytes(1000);
   merged.mutable_sums()->set_split_s(0.75);
   merged.mutable_sums()->set_split_bytes(600);
@@ -94,6 +95,7 @@ TEST(StepMetricsTest, SeveralRanksSayWhatTheyCostAndHowEvenTheirWorkIs) {
   const Metrics metrics = StepMetrics(merged, absl::Seconds(2), MakeHeader(), ranks);
   EXPECT_DOUBLE_EQ(metrics.at("time/agree_s"), 1);
   EXPECT_DOUBLE_EQ(metrics.at("time/reduce_s"), 0.25);
+  EXPECT_DOUBLE_EQ(metrics.at("time/reduce_overlapped_s"), 0.375);
   EXPECT_DOUBLE_EQ(metrics.at("ranks/reduce_bytes"), 1000);
   EXPECT_DOUBLE_EQ(metrics.at("time/split_s"), 0.75);
   EXPECT_DOUBLE_EQ(metrics.at("ranks/split_bytes"), 600);

@@ -42,10 +42,10 @@ Vote Yes(double scale) {
   return vote;
 }
 
-// By field, the rule that stands beside it: add, total or max.
+// By field, the rule that stands beside it: add, total, max or min.
 std::map<std::string, std::string> RulesInProto() {
   std::ifstream file(STEMMA_WORKER_PROTO);
-  const std::regex rule(R"(^  (?:double|uint64) (\w+) = \d+; +// (add|total|max)\b.*)");
+  const std::regex rule(R"(^  (?:double|uint64) (\w+) = \d+; +// (add|total|max|min)\b.*)");
   std::map<std::string, std::string> rules;
   std::smatch match;
   bool in_sums = false;
@@ -58,12 +58,12 @@ std::map<std::string, std::string> RulesInProto() {
 
 TEST(VoteMergeTest, EveryNumberFollowsTheRuleBesideItsField) {
   const std::map<std::string, double> merged =
-      SumsByName(MergeVotes(std::vector<Vote>{Yes(1), Yes(100), Yes(10)}).sums());
+      SumsByName(MergeVotes(std::vector<Vote>{Yes(10), Yes(1), Yes(100)}).sums());
   const std::map<std::string, double> one = SumsByName(Yes(1).sums());
   const std::map<std::string, std::string> rules = RulesInProto();
   ASSERT_THAT(rules, SizeIs(one.size())) << "each field of StepSums has its rule";
   for (const auto& [name, rule] : rules) {
-    EXPECT_EQ(merged.at(name), one.at(name) * (rule == "max" ? 100 : 111)) << name << ": " << rule;
+    EXPECT_EQ(merged.at(name), one.at(name) * (rule == "max" ? 100 : rule == "min" ? 1 : 111)) << name << ": " << rule;
   }
 }
 

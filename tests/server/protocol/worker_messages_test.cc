@@ -63,6 +63,7 @@ TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
       {"vote { yes: true sums { agree_s: -1 } }", "vote.sums.agree_s"},
       {"vote { yes: true sums { split_s: -1 } }", "vote.sums.split_s"},
       {"vote { yes: true sums { reduce_s: inf } }", "vote.sums.reduce_s"},
+      {"vote { yes: true sums { reduce_overlapped_s: -1 } }", "vote.sums.reduce_overlapped_s"},
       {"applied { gather_s: nan }", "applied.gather_s"},
       {"vote { sums { prefix_backward_s: inf } }", "vote.sums.prefix_backward_s"},
       {"vote { sums { prefix_forward_bytes: 18446744073709551615 } }", "vote.sums.prefix_forward_bytes"},

@@ -51,10 +51,10 @@ class HookedRank final : public Communicator {
         hook_(std::move(hook)) {}
 
  private:
-  std::function<absl::Status()> Start(const CollectiveCall& call) override {
+  StartedCall Start(const CollectiveCall& call) override {
     if (call.name == name_) hook_();
     const absl::Status status = Make(call);
-    return [status] { return status; };
+    return {[status] { return status; }};
   }
   absl::Status Make(const CollectiveCall& call) {
     at::Tensor output = call.output;

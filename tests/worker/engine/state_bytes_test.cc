@@ -70,6 +70,27 @@ TEST_P(StateBytesTest, AreThoseOfTheLoadedModelBeforeAndAfterAStep) {
   }
 }
 
+// Each rank's buffers of the exchange are there from the load on; rounding to 16 elements is less than 1 % here.
+TEST_P(StateBytesTest, OfRanksAreThoseOfTheLoadedModels) {
+  InstallCpuAllocator();
+  const auto others = static_cast<double>(CpuMemoryStats().current_bytes);
+  for (const uint32_t ranks : {2U, 3U}) {
+    InProcessOptions options;
+    options.run.set_model(directory_);
+    options.run.set_dtype(GetParam().dtype);
+    options.run.set_head_chunk_tokens(128);
+    options.run.set_threads(1);
+    options.run.set_optimizer_residency(GetParam().residency);
+    options.run.mutable_mesh()->set_dp(ranks);
+    auto engine = InProcess::Create(options, MakeCpuBackend());
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    const StateBytes state = StateBytesOf(Model(), options.run);
+    const auto planned = static_cast<double>(ranks * state.device(GetParam().residency));
+    EXPECT_NEAR(static_cast<double>(CpuMemoryStats().current_bytes) - others, planned, 0.01 * planned) << ranks;
+    EXPECT_GT(static_cast<double>(state.exchange), 0.1 * planned / ranks) << "control: it would be missed";
+  }
+}
+
 std::vector<Setting> Settings() {
   std::vector<Setting> settings;
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {

@@ -39,7 +39,8 @@ TEST(StepSumsTest, EveryNumberOfAPassTravelsUnderItsOwnName) {
                                                   {"offload_in_bytes", 21},  {"offload_demand_loads", 22},
                                                   {"offload_waits", 23},     {"agree_s", 0},
                                                   {"reduce_s", 0},           {"reduce_bytes", 0},
-                                                  {"split_s", 27},           {"split_bytes", 28}};
+                                                  {"split_s", 27},           {"split_bytes", 28},
+                                                  {"reduce_overlapped_s", 0}};
   EXPECT_EQ(testing::SumsByName(StepSumsOf(pass)), expected) << "a field of StepSums is missing here, or is mixed up";
 }
 

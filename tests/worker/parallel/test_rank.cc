@@ -50,9 +50,21 @@ void PrintDigests(const ProgramResult& result) {
   Print("digests " + result.common_digest + " " + result.own_digest);
 }
 
+// Processes add in the caller's scratch and take no memory of their own: there are then the parts as they came.
+void CheckScratch(Communicator& ranks) {
+  const at::Tensor input = at::full({8 * ranks.size()}, ranks.rank() + 1.0), scratch = at::zeros_like(input);
+  at::Tensor output = at::zeros({8});
+  const absl::Status status = ranks.StartReduceScatterSum("scratch", input, output, scratch)->Wait();
+  if (!status.ok()) Print("failure " + status.ToString());
+  for (int rank = 0; ranks.size() > 1 && rank < ranks.size(); ++rank) {
+    if (!scratch.narrow(0, 8 * rank, 8).eq(rank + 1.0).all().item<bool>()) Print("failure scratch is not used");
+  }
+}
+
 int RunPrograms(Communicator& ranks, Communicator& other_axis, uint64_t seed) {
   PrintDigests(RunRankProgram(ranks, seed));
   PrintDigests(RunRankProgram(other_axis, seed));
+  CheckScratch(ranks);
   const auto totals = ranks.stats().Read().at("all_reduce");
   Print("all_reduce " + std::to_string(totals.calls) + " " + std::to_string(totals.bytes));
   return 0;

@@ -1,0 +1,34 @@
+#include "worker/engine/step_reduction.h"
+
+#include "common/base/clock.h"
+
+namespace stemma::worker {
+
+StepReduction::StepReduction(ShardExchange& exchange, const Weights& weights, const Communicator& dp)
+    : exchange_(exchange), weights_(weights), dp_(dp), bytes_before_(dp.stats().BytesOf(kGradientsName)) {}
+
+void StepReduction::OnFinal(int64_t layer) {
+  const double now_s = RealClock().MonotonicSeconds();
+  exchange_.GradientsAreFinal(weights_.layers[static_cast<size_t>(layer)].first());
+  if (begin_s_ == 0 && exchange_.rounds_started() > 0) begin_s_ = now_s;
+}
+
+void StepReduction::PassHasEnded() noexcept {
+  pass_end_s_ = RealClock().MonotonicSeconds();
+  exchange_.AllGradientsAreFinal();
+}
+
+absl::Status StepReduction::Finish() noexcept {
+  absl::Status status = exchange_.FinishReduction();
+  end_s_ = RealClock().MonotonicSeconds();
+  return status;
+}
+
+void StepReduction::Describe(internal::v1::StepSums& sums) const {
+  if (dp_.size() == 1) return;
+  sums.set_reduce_s(end_s_ - pass_end_s_);
+  if (begin_s_ > 0) sums.set_reduce_overlapped_s(pass_end_s_ - begin_s_);
+  sums.set_reduce_bytes(static_cast<uint64_t>(dp_.stats().BytesOf(kGradientsName) - bytes_before_));
+}
+
+}  // namespace stemma::worker
