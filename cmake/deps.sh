@@ -4,6 +4,7 @@
 #   2. LibTorch 2.11.0 from its Python wheel, hash pinned, into third_party/site (or TORCH_ROOT: an installed torch 2.11)
 #   3. the CUDA libraries that the wheel's own libraries load and that neither the loader nor the wheel has, one by one
 #   4. third_party/venv: the Python oracle, the client's test environment; it sees the same torch
+#   5. clang-tidy from its wheel, hash pinned, into third_party/venv: Debian 12's reads all of the system's headers too
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf 'deps: %s\n' "$*"; }
@@ -12,7 +13,7 @@ apt_packages=(
   cmake ninja-build g++ ccache pkg-config git ca-certificates python3 python3-venv python3-pip
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libgoogle-glog-dev
   libgtest-dev libgmock-dev libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev libgloo-dev
-  clang-format clang-tidy
+  clang-format
 )
 missing=()
 for package in "${apt_packages[@]}"; do
@@ -104,6 +105,12 @@ PY
   touch "$stamp"
 else
   say "Python oracle and client: present"
+fi
+lint_stamp=third_party/venv/.lint-$(sha256sum cmake/requirements-lint.txt | cut -c1-16)
+if [ ! -e "$lint_stamp" ]; then
+  say "clang-tidy from its wheel"
+  "${pip[@]}" install -q --no-deps --require-hashes --only-binary=:all: -r cmake/requirements-lint.txt
+  touch "$lint_stamp"
 fi
 "$venv/bin/python" -c 'import torch; assert torch.__version__.startswith("2.11."), torch.__version__'
 say "done"

@@ -43,9 +43,9 @@ std::string NameOf(const CLI::App& app) {
 }
 
 // The last command of those that the line named.
-const CLI::App& Named(const CLI::App& app) {
-  const std::vector<CLI::App*> commands = app.get_subcommands();
-  return commands.empty() ? app : Named(*commands.back());
+const CLI::App* Named(const CLI::App* app) {
+  const std::vector<CLI::App*> commands = app->get_subcommands();
+  return commands.empty() ? app : Named(commands.back());
 }
 
 std::vector<std::string> CommandsOf(const CLI::App& app) {
@@ -78,7 +78,7 @@ std::string UnknownWord(const CLI::App& command, const std::string& word) {
 }
 
 std::string ErrorText(const CLI::App& app, const CLI::ParseError& error) {
-  const CLI::App& command = Named(app);
+  const CLI::App& command = *Named(&app);
   const std::string name = NameOf(command);
   const std::string help = absl::StrCat(" (`", name, " --help` lists what there is)");
   for (const CLI::App* at = &command; at != nullptr; at = at->get_parent()) {

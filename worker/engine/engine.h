@@ -19,7 +19,8 @@ namespace stemma::worker {
 struct EngineHooks {
   std::function<bool()> cancelled = [] { return false; };
   std::function<void(const internal::v1::Heartbeat&)> progress = [](const internal::v1::Heartbeat&) {};
-  std::function<void(internal::v1::ResultChunk)> results = [](internal::v1::ResultChunk) {};  // kResultChunkBytes each
+  std::function<void(internal::v1::ResultChunk)> results = [](const internal::v1::ResultChunk&) {
+  };  // kResultChunkBytes each
 };
 
 class Engine {

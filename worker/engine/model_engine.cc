@@ -226,7 +226,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   internal::v1::Applied applied;
   if (!apply.discard()) {
     PassFailpoint("apply.before_step");
-    const absl::Status status = CatchExceptions([&]() -> absl::Status {
+    absl::Status status = CatchExceptions([&]() -> absl::Status {
       applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(dp_->rank()), apply.adam(),
                                       apply.clip(), static_cast<int64_t>(apply.key().step()),
                                       {.copies = copies_.get()}));

@@ -51,7 +51,7 @@ class NcclTransport final : public Transport {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Transport>> MakeNcclTransport(int cuda_device) {
-  const int devices = c10::cuda::device_count();  // 0 without a driver
+  const auto devices = static_cast<int>(c10::cuda::device_count());  // 0 without a driver
   if (cuda_device < 0 || cuda_device >= devices) {
     return absl::InvalidArgumentError(absl::StrCat("no CUDA device ", cuda_device, ": this process sees ", devices,
                                                    devices == 0 ? ", or has no driver" : ""));

@@ -168,7 +168,7 @@ absl::Status EngineThread::Apply(const internal::v1::Apply& apply) {
 
 absl::Status EngineThread::LogProb(const internal::v1::LogProb& log_prob) {
   SetRunning(PassText(log_prob.id()), "log_prob");
-  const absl::Status status = engine_->LogProb(log_prob, Hooks());
+  absl::Status status = engine_->LogProb(log_prob, Hooks());
   SetRunning("", "idle");
   if (absl::IsUnavailable(status)) return status;
   Failpoint("log_prob.before_answer", rank_);

@@ -91,7 +91,7 @@ absl::StatusOr<std::string> OwnAddressTowards(const HostPort& server) {
   const Found found(list, &freeaddrinfo);
   std::string why = "no address of its can be used";
   for (const addrinfo* target = found.get(); target != nullptr; target = target->ai_next) {
-    const std::string own = SourceOf(*target);
+    std::string own = SourceOf(*target);
     if (!own.empty() && CheckOwnAddress(own).ok()) return own;
     if (own.empty()) why = std::strerror(errno);
   }

@@ -224,7 +224,7 @@ SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
   session->writer->Send(RegisterMessage(options, address));
   session->engine = std::make_unique<EngineThread>(
       WorkerIdentity{options.incarnation, address}, std::move(factory),
-      [raw = session.get(), on_ready = options.on_ready](WorkerMessage message) {
+      [raw = session.get(), on_ready = options.on_ready](const WorkerMessage& message) {
         const absl::Status status = message.has_ready() ? on_ready() : absl::OkStatus();
         if (!status.ok()) return raw->failure->Set(status);
         raw->writer->Send(message);

@@ -47,7 +47,7 @@ class Connection {
     grpc::ClientContext context;
     SetTimeout(context, timeout_s);
     Response response;
-    const absl::Status status = RpcStatus(((*stub_).*method)(&context, request, &response));
+    absl::Status status = RpcStatus(((*stub_).*method)(&context, request, &response));
     if (!status.ok()) return status;
     return response;
   }

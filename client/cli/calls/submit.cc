@@ -63,7 +63,7 @@ absl::StatusOr<v1::RequestStatus> UpdateActor(v1::TrainingService::Stub& stub, g
   SendParts(first, groups, kMessageBytesTarget, [&](const v1::GroupPart& part) { return writer->Write(part); });
   writer->WritesDone();
   // A broken stream shows here, with its reason.
-  const absl::Status status = RpcStatus(writer->Finish());
+  absl::Status status = RpcStatus(writer->Finish());
   if (!status.ok()) return status;
   return response;
 }

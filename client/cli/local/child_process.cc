@@ -55,7 +55,7 @@ std::string ExitText(int wait_status) {
 absl::StatusOr<std::string> SiblingExecutable(const std::string& name) {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::string path = (self.parent_path() / name).string();
+  std::string path = (self.parent_path() / name).string();
   if (error || access(path.c_str(), X_OK) != 0) {
     return absl::NotFoundError(
         absl::StrCat("no executable ", path, ": `", name, "` must lie in the directory of `stemma`"));
