@@ -235,6 +235,9 @@ RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, const RunNumbers&
   CheckSources(header, kl_is_right, check, needs);
   CheckAdam(header.adam(), check);
   CheckMiniBatches(header, check);
+  if (header.has_trace_step() && header.request().validate_only()) {
+    check.Add("update.trace_step", "is set, but validate_only runs no step");
+  }
   return needs;
 }
 

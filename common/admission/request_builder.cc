@@ -202,6 +202,12 @@ absl::Status RequestBuilder::CheckSteps() {
     return LimitExceeded("steps", limits_.steps());
   }
   request_.num_steps = steps_per_epoch * epochs;
+  if (header.has_trace_step() && header.trace_step() >= request_.num_steps) {
+    return MakeError(Reason::kInvalidRequest,
+                     absl::StrCat("update.trace_step is ", header.trace_step(), ": this request has ",
+                                  request_.num_steps, " steps, counted from 0"),
+                     {.field = "update.trace_step"});
+  }
   const uint64_t epochs_planned = header.shuffle() ? epochs : 1;
   if (groups * epochs_planned > limits_.planned_groups()) {
     return LimitExceeded("planned_groups", "groups over all steps of a plan", limits_.planned_groups());

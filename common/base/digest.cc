@@ -120,6 +120,7 @@ PayloadDigest::PayloadDigest(const v1::UpdateHeader& header) {
   walked.mutable_request()->clear_request_id();
   walked.mutable_request()->clear_wait_ms();
   walked.mutable_request()->clear_expected_lineage();
+  walked.clear_trace_step();
   Walk(walked, header_);
 }
 

@@ -4,8 +4,8 @@
 // then integers, booleans and enums as 8 bytes, floats by their bits, strings and bytes with a uint64 length before
 // them; messages recursively, closed by the number 0; repeated fields with a uint64 count before them. All
 // little-endian. A group is hashed apart (its own fields, then its rollouts in order), so the digest does not depend on
-// how a sender cuts groups into messages. Left out: request_id, wait_ms and expected_lineage, which do not say what
-// is computed.
+// how a sender cuts groups into messages. Left out: request_id, wait_ms, expected_lineage and trace_step, which do not
+// say what is computed.
 #pragma once
 
 #include <array>

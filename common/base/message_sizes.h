@@ -18,5 +18,11 @@ inline constexpr uint64_t kUncutBytesMax = 60 << 20;
 inline constexpr uint64_t kResultBytesPerToken = 16;
 // Results: as many rollouts of one group as fit, at least one. gRPC's own clients receive 4 MiB.
 inline constexpr uint64_t kResultChunkBytes = 2 << 20;
+// Spans of a step's trace: of one rank, which sends them with its vote, and of all ranks, which an answer holds.
+inline constexpr uint32_t kRankTraceSpansMax = 1 << 14;
+inline constexpr uint32_t kTraceSpansMax = 1 << 16;
+inline constexpr uint64_t kSpanNameBytesMax = 64;
+inline constexpr uint64_t kSpanBytesMax = 256;  // of a span in a message: two names and nine numbers
+static_assert(kTraceSpansMax * kSpanBytesMax <= kReceivedBytesMax / 4);
 
 }  // namespace stemma

@@ -34,6 +34,9 @@ void RequestTable::Finalize(UpdateRecord& record) {
   --open_count_;
   open_bytes_ -= record.bytes;
   for (const auto& result : record.results) record.result_bytes += result->ByteSizeLong();
+  for (const v1::StepResult& step : record.status.result().steps()) {
+    if (step.has_trace()) record.result_bytes += step.trace().ByteSizeLong();
+  }
   result_bytes_ += record.result_bytes;
   finals_.push_back(record.sequence);
   DropOldResults();
@@ -54,22 +57,25 @@ void RequestTable::Expire(uint64_t sequence) {
   }
 }
 
-void RequestTable::DropLogProbs(UpdateRecord& record) {
+void RequestTable::DropDetails(UpdateRecord& record) {
   result_bytes_ -= std::exchange(record.result_bytes, 0);
+  if (!record.results.empty()) record.results_dropped = true;
   record.results.clear();
-  record.results_dropped = true;
+  if (!record.status.has_result()) return;
+  for (v1::StepResult& step : *record.status.mutable_result()->mutable_steps()) step.clear_trace();
 }
 
 void RequestTable::DropResults(UpdateRecord& record) {
   CHECK(record.final()) << record.id;
-  DropLogProbs(record);
+  DropDetails(record);
+  record.results_dropped = true;
   record.status.clear_result();
 }
 
 void RequestTable::DropOldResults() {
-  for (auto it = finals_.begin(); it != finals_.end() && result_bytes_ > kResultBytesMax; ++it) {
+  for (auto it = finals_.begin(); it != finals_.end() && result_bytes_ > result_bytes_max_; ++it) {
     UpdateRecord& record = records_.at(*it);
-    if (!record.results.empty()) DropLogProbs(record);
+    if (record.result_bytes > 0) DropDetails(record);
   }
 }
 

@@ -5,7 +5,7 @@
 //  (1) an id names one record; a record without `request` is final.
 //  (2) at most `requests_kept` final records; an id that was dropped is remembered as expired, so that a late repeat is
 //      refused and never runs twice (the oldest of kExpiredIdsMax are forgotten).
-//  (3) log-probs of final records are at most kResultBytesMax together, oldest dropped first.
+//  (3) log-probs and traces of final records are at most `result_bytes_max` together, oldest dropped first.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ struct UpdateRecord {
   std::optional<uint64_t> lost_step;               // its lineage was lost at this step: ROLLED_BACK, whatever it was
   bool resumable = false;                          // final, but a repeat runs it again (ATTEMPTS_EXHAUSTED)
   std::vector<std::shared_ptr<const v1::GroupResult>> results;
-  uint64_t result_bytes = 0;
+  uint64_t result_bytes = 0;  // of log-probs and trace, once final
   bool results_dropped = false;
   uint32_t attempt = 1;  // of step k
   uint32_t k = 0;
@@ -61,7 +61,8 @@ struct UpdateRecord {
 
 class RequestTable {
  public:
-  explicit RequestTable(uint64_t requests_kept) : requests_kept_(requests_kept) {}
+  explicit RequestTable(uint64_t requests_kept, uint64_t result_bytes_max = kResultBytesMax)
+      : requests_kept_(requests_kept), result_bytes_max_(result_bytes_max) {}
 
   UpdateRecord* Find(const std::string& id);
   bool IsExpired(const std::string& id) const { return expired_.contains(id); }
@@ -80,9 +81,9 @@ class RequestTable {
  private:
   void Expire(uint64_t sequence);
   void DropOldResults();
-  void DropLogProbs(UpdateRecord& record);
+  void DropDetails(UpdateRecord& record);  // log-probs and trace
 
-  const uint64_t requests_kept_;
+  const uint64_t requests_kept_, result_bytes_max_;
   uint64_t next_sequence_ = 1;
   uint64_t open_count_ = 0, open_bytes_ = 0, result_bytes_ = 0;
   std::map<uint64_t, UpdateRecord> records_;  // by sequence

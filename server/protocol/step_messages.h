@@ -19,7 +19,8 @@ bool RunsEntryPass(const RequestPlan& plan, uint32_t k);
 bool StepNeedsWorker(const RequestPlan& plan, uint32_t k);
 
 // Fills the Prepare of the step that `key` names: key.k() is the step's index in its request, and denominator and
-// prompt-mean weights are those of that step's mini-batch. The entry log-prob pass goes with the first step.
+// prompt-mean weights are those of that step's mini-batch. The entry log-prob pass goes with the first step. What each
+// rank is to record of it is the caller's.
 internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::UpdateHeader& header,
                                   const RequestPlan& plan);
 

@@ -14,6 +14,7 @@
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/step_metrics.h"
+#include "server/protocol/step_trace.h"
 #include "server/protocol/vote_merge.h"
 #include "server/protocol/worker_messages.h"
 
@@ -94,8 +95,9 @@ void StepProtocol::SendPrepare(UpdateRecord& record) {
   }
   std::vector<int64_t> num_rollouts;
   for (const v1::PromptGroup& group : record.request->groups) num_rollouts.push_back(group.rollouts_size());
-  std::vector<internal::v1::Prepare> prepares = PreparesOfRanks(
-      MakePrepare(keys.front(), record.request->update, record.plan), p_.gang.num_ranks(), num_rollouts);
+  internal::v1::Prepare whole = MakePrepare(keys.front(), record.request->update, record.plan);
+  if (IsTraced(record.request->update, record.k)) whole.set_trace_spans_max(TraceSpansMax(p_.gang.num_ranks()));
+  std::vector<internal::v1::Prepare> prepares = PreparesOfRanks(std::move(whole), p_.gang.num_ranks(), num_rollouts);
   for (uint32_t rank = 0; rank < prepares.size(); ++rank) {
     *prepares[rank].mutable_key() = keys[rank];
     p_.out.Send(p_.gang.worker(rank).session, std::move(prepares[rank]));
@@ -115,7 +117,20 @@ void StepProtocol::OnVote(uint32_t rank, const internal::v1::Vote& vote) {
     return membership_->Breach(p_.gang.worker(rank).session,
                                absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED"));
   }
+  if (SendsTooManySpans(rank, vote.spans().spans_size())) return;
   if (running.AddVote(rank, vote)) Decide(p_.jobs.RunningUpdate(), MergeVotes(running.votes()));
+}
+
+uint32_t StepProtocol::SpansAsked() const {
+  const UpdateRecord& record = p_.jobs.RunningUpdate();
+  return IsTraced(record.request->update, record.k) ? TraceSpansMax(p_.gang.num_ranks()) : 0;
+}
+
+bool StepProtocol::SendsTooManySpans(uint32_t rank, int spans) {
+  if (spans <= static_cast<int>(SpansAsked())) return false;
+  membership_->Breach(p_.gang.worker(rank).session, absl::InvalidArgumentError(absl::StrCat(
+                                                        spans, " spans of a step, ", SpansAsked(), " were asked for")));
+  return true;
 }
 
 // `vote`: of all ranks.
@@ -156,6 +171,7 @@ void StepProtocol::OnApplied(uint32_t rank, const internal::v1::Applied& applied
   if (!running.AwaitsApplied(rank, applied.key())) {
     return Ignore(absl::StrCat("the worker's report that it applied ", StepText(applied.key()), ", which is over"));
   }
+  if (SendsTooManySpans(rank, running.votes()[rank].spans().spans_size() + applied.spans().spans_size())) return;
   UpdateRecord& record = p_.jobs.RunningUpdate();
   // The other ranks have applied the step, or are about to: what one has ruined is of no use on any of them.
   if (!applied.nonfinite().empty()) return membership_->LoseWeights(record.id, WorkerText(applied.nonfinite()));
@@ -221,6 +237,9 @@ void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outco
   result.set_num_groups(record.plan.step(record.k).groups_size());
   const StepNumbers& numbers = record.plan.numbers(record.k);
   result.mutable_warnings()->Add(numbers.empty.warnings.begin(), numbers.empty.warnings.end());
+  if (apply_s && SpansAsked() > 0) {
+    *result.mutable_trace() = MakeStepTrace(p_.gang, p_.jobs.running().votes(), p_.jobs.running().applied());
+  }
   if (outcome == v1::StepResult::SKIPPED_NONFINITE) return;
   const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY;
   const RunningJob& running = p_.jobs.running();

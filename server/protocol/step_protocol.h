@@ -34,6 +34,10 @@ class StepProtocol {
 
  private:
   void PrepareNext(UpdateRecord& record);
+  // How many spans the running step asks each rank for.
+  uint32_t SpansAsked() const;
+  // Breaks with a rank that sends more of them.
+  bool SendsTooManySpans(uint32_t rank, int spans);
   void SendPrepare(UpdateRecord& record);
   void Decide(UpdateRecord& record, const internal::v1::Vote& vote);
   void OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote, const std::string& problem);

@@ -62,6 +62,7 @@ size_t FirstReason(std::span<const Vote> votes) {
 Vote MergeVotes(std::span<const Vote> votes) {
   CHECK(!votes.empty());
   Vote merged = votes.front();
+  merged.clear_spans();  // each rank's own
   for (const Vote& vote : votes.subspan(1)) {
     merged.set_grad_norm_squared(merged.grad_norm_squared() + vote.grad_norm_squared());
     merged.set_empty(merged.empty() && vote.empty());

@@ -12,6 +12,7 @@
 #include "common/base/error.h"
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
+#include "server/protocol/step_trace.h"
 
 namespace stemma::server {
 namespace {
@@ -106,6 +107,7 @@ absl::Status Check(const internal::v1::Vote& vote) {
   if (vote.grad_norm_squared() < 0) {
     return Wrong("vote.grad_norm_squared", absl::StrCat("is ", vote.grad_norm_squared()));
   }
+  RETURN_IF_ERROR(CheckSpans("vote.spans", vote.spans()));
   return Check(vote.sums());
 }
 
@@ -113,6 +115,7 @@ absl::Status Check(const internal::v1::Applied& applied) {
   RETURN_IF_ERROR(Check(applied.key()));
   RETURN_IF_ERROR(CheckLength("applied.nonfinite", applied.nonfinite(), kTextBytesMax));
   RETURN_IF_ERROR(CheckSeconds("applied.gather_s", applied.gather_s()));
+  RETURN_IF_ERROR(CheckSpans("applied.spans", applied.spans()));
   return CheckSeconds("applied.apply_s", applied.apply_s());
 }
 

@@ -43,6 +43,7 @@ def digest(parts):
     header.request.SetInParent()
     header.request.ClearField("request_id")
     header.request.ClearField("wait_ms")
+    header.ClearField("trace_step")
     groups = {}  # by uid, in the order of coming
     for part in parts[1:-1]:
         source = part.group if part.HasField("group") else part.more

@@ -18,7 +18,7 @@ _CPP_STATEMENT = re.compile(
 _DIRECTORY = re.compile(r"(?<![\w.}\])>-])/(work|tmp|var/tmp|root|home|mnt|media|workspace|Users)/[\w.-]")
 # Hosts that may be named: those of the protocol, and names that lead nowhere.
 _HOST = re.compile(r"\b(?:[a-z0-9-]+\.)+(?:org|com|io|net|dev|ai|co|cn|edu)\b(?![\w(.]*\()", re.I)
-_HOSTS_ALLOWED = {"stemma.dev", "type.googleapis.com", "example.com", "example.org"}
+_HOSTS_ALLOWED = {"stemma.dev", "type.googleapis.com", "example.com", "example.org", "ui.perfetto.dev", "www.w3.org"}
 _INDEX = re.compile(r"--(extra-)?index-url|--find-links|--trusted-host|(?<![=\w.])\d{1,3}(?:\.\d{1,3}){3}\b")
 _ADDRESSES_ALLOWED = re.compile(r"^(127\.|0\.0\.0\.0|10\.0\.0\.|192\.0\.2\.|255\.)")
 _MAKING = re.compile(r"co-authored-by|\b(?:written|made|generated|authored|drafted)\s+(?:by|with)\s+(?:an?\s+)?"

@@ -14,6 +14,7 @@
 #include "common/base/system_memory.h"
 #include "common/cost/state_bytes.h"
 #include "worker/engine/exceptions.h"
+#include "worker/engine/observed_call.h"
 #include "worker/engine/rank_export.h"
 #include "worker/engine/results.h"
 #include "worker/engine/step_line.h"
@@ -99,6 +100,12 @@ PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
           .dp = dp_.get()};
 }
 
+PassOptions ModelEngine::StepOptions(const EngineHooks& hooks) const {
+  PassOptions options = MakePassOptions(hooks);
+  options.spans = spans_.get();
+  return options;
+}
+
 absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks) {
   if (!prepare.has_log_prob_pass()) return absl::OkStatus();
@@ -107,7 +114,7 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal:
   const MemberResult store = [&](const MemberRows& m, std::span<const double> log_prob, std::span<const double>) {
     payload.entry_log_probs[m.group][m.rollout].assign(log_prob.begin(), log_prob.end());
   };
-  return RunLogProb(MakePassOptions(hooks), payload, prepare.log_prob_pass(),
+  return RunLogProb(StepOptions(hooks), payload, prepare.log_prob_pass(),
                     {prepare.header().loss().temperature(), /*entropy=*/false}, store)
       .status();
 }
@@ -128,6 +135,7 @@ absl::StatusOr<LossPlan> ModelEngine::BeforePhases(Payload& payload, const inter
   std::vector<int64_t> rollouts;
   for (const v1::PromptGroup& group : payload.groups) rollouts.push_back(group.rollouts_size());
   ASSIGN_OR_RETURN(LossPlan loss, MakeLossPlan(prepare, rollouts));
+  const TimedSpan span(spans_.get(), v1::StepSpan::ZERO_GRADIENTS);
   ZeroGradients(weights_.parameters);
   return loss;
 }
@@ -152,7 +160,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
     const v1::PromptGroup& group = payload.groups[m.group];
     if (report) sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_prob, entropy);
   };
-  PassOptions options = MakePassOptions(hooks);
+  PassOptions options = StepOptions(hooks);
   options.layer_final = layer_final;
   ASSIGN_OR_RETURN(const PassSums sums, RunStep(options, payload, prepare.plan(), loss, results));
   *vote.mutable_sums() = StepSumsOf(sums);
@@ -173,6 +181,7 @@ absl::StatusOr<bool> ModelEngine::AllRanksCan(bool this_one) {
 }
 
 void ModelEngine::CheckGradients(Vote& vote) const {
+  const TimedSpan span(spans_.get(), v1::StepSpan::GRADIENT_NORM);
   vote.set_grad_norm_squared(GradNormSquared(weights_.parameters, norm_ranges_));
   vote.set_yes(std::isfinite(vote.grad_norm_squared()));
   if (vote.yes()) return;
@@ -187,6 +196,9 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
     return absl::NotFoundError("payload of request " + prepare.key().request_id() + " is not here, or not complete");
   }
   fence_.OnPrepare(prepare.key());
+  const double start_s = RealClock().MonotonicSeconds();
+  spans_ = prepare.trace_spans_max() > 0 ? std::make_shared<StepSpans>(start_s, prepare.trace_spans_max()) : nullptr;
+  const ObservedCall observed(spans_, *dp_, *copies_);
   Vote vote;
   StepReduction reduction(exchange_, weights_, *dp_);
   absl::Status status = CatchExceptions([&]() -> absl::Status {
@@ -201,8 +213,12 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   const double agree_start_s = RealClock().MonotonicSeconds();
   ASSIGN_OR_RETURN(const bool all_can, AllRanksCan(status.ok()));
   if (all_can) {
-    reduction.Describe(*vote.mutable_sums());
-    if (dp_->size() > 1) vote.mutable_sums()->set_agree_s(RealClock().MonotonicSeconds() - agree_start_s);
+    const double agree_end_s = RealClock().MonotonicSeconds();
+    reduction.Describe(*vote.mutable_sums(), spans_.get());
+    if (dp_->size() > 1) {
+      vote.mutable_sums()->set_agree_s(agree_end_s - agree_start_s);
+      if (spans_ != nullptr) spans_->AddAgreement(agree_start_s, agree_end_s);
+    }
     status = CatchExceptions([&] {
       CheckGradients(vote);
       return absl::OkStatus();
@@ -215,6 +231,10 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
     vote.set_no_reason(NoVoteReasonOf(status));
     vote.set_message(std::string(status.message()));
   }
+  if (spans_ != nullptr) {
+    spans_->Add(v1::StepSpan::PREPARE, start_s, RealClock().MonotonicSeconds());
+    *vote.mutable_spans() = spans_->Take();
+  }
   *vote.mutable_key() = prepare.key();
   fence_.OnVote(prepare.key());
   return vote;
@@ -223,6 +243,8 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
 absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::Apply& apply) {
   RETURN_IF_ERROR(fence_.CheckApply(apply.key()));
   const double start_s = RealClock().MonotonicSeconds();
+  const std::shared_ptr<StepSpans> spans = std::exchange(spans_, nullptr);
+  const ObservedCall observed(spans, *dp_, *copies_);
   internal::v1::Applied applied;
   if (!apply.discard()) {
     PassFailpoint("apply.before_step");
@@ -231,12 +253,15 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
                                       apply.clip(), static_cast<int64_t>(apply.key().step()),
                                       {.copies = copies_.get()}));
       const double gather_start_s = RealClock().MonotonicSeconds();
+      if (spans != nullptr) spans->Add(v1::StepSpan::ADAMW, start_s, gather_start_s);
       const int64_t bytes_before = dp_->stats().BytesOf(kWeightsName);
       PassFailpoint("apply.in_gather");
       RETURN_IF_ERROR(exchange_.GatherWeights());
       if (dp_->size() > 1) {
-        applied.set_gather_s(RealClock().MonotonicSeconds() - gather_start_s);
+        const double gather_end_s = RealClock().MonotonicSeconds();
+        applied.set_gather_s(gather_end_s - gather_start_s);
         applied.set_gather_bytes(static_cast<uint64_t>(dp_->stats().BytesOf(kWeightsName) - bytes_before));
+        if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
       }
       return absl::OkStatus();
     });
@@ -246,13 +271,21 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   }
   fence_.OnApplied(apply.key(), apply.discard());
   *applied.mutable_key() = apply.key();
-  applied.set_apply_s(RealClock().MonotonicSeconds() - start_s);
+  const double end_s = RealClock().MonotonicSeconds();
+  applied.set_apply_s(end_s - start_s);
+  if (spans != nullptr) {
+    spans->Add(v1::StepSpan::APPLY, start_s, end_s);
+    *applied.mutable_spans() = spans->Take();
+  }
   const std::string slow = SlowLine(apply.key(), "APPLY", applied.apply_s(), apply.predicted_s());
   LOG_IF(WARNING, !slow.empty()) << slow;
   return applied;
 }
 
-void ModelEngine::Abort(const internal::v1::StepKey& key) { fence_.OnAbort(key); }
+void ModelEngine::Abort(const internal::v1::StepKey& key) {
+  spans_ = nullptr;
+  fence_.OnAbort(key);
+}
 
 absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) {
   Payload* payload = payloads_.FindComplete(log_prob.id());

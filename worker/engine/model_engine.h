@@ -19,6 +19,7 @@
 #include "worker/engine/fence/step_fence.h"
 #include "worker/engine/pass_runner.h"
 #include "worker/engine/payload.h"
+#include "worker/engine/step_spans.h"
 #include "worker/memory/copy_engine.h"
 #include "worker/memory/host_arena.h"
 #include "worker/model/weights.h"
@@ -54,6 +55,7 @@ class ModelEngine final : public Engine {
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
   PassOptions MakePassOptions(const EngineHooks& hooks) const;
+  PassOptions StepOptions(const EngineHooks& hooks) const;  // records what the step asks for
   // Everything of a step before its phases, its entry pass too.
   absl::StatusOr<LossPlan> BeforePhases(Payload& payload, const internal::v1::Prepare& prepare,
                                         const EngineHooks& hooks);
@@ -79,6 +81,7 @@ class ModelEngine final : public Engine {
   std::unique_ptr<CopyEngine> copies_;
   StepFence fence_;
   PayloadStore payloads_;
+  std::shared_ptr<StepSpans> spans_;  // of the attempt that runs, from its Prepare to its Apply; null: not asked for
   internal::v1::Ready ready_;
 };
 

@@ -98,8 +98,9 @@ class Pass {
     backend.reset_peak_bytes();
     RETURN_IF_ERROR(RunOperation(operation));
     ran = true;
-    AddPhase(operation.kind, RealClock().MonotonicSeconds() - start_s,
-             backend.memory_stats().peak_bytes - start_bytes_);
+    const double end_s = RealClock().MonotonicSeconds();
+    AddPhase(operation.kind, end_s - start_s, backend.memory_stats().peak_bytes - start_bytes_);
+    if (options_.spans != nullptr) options_.spans->Add(SpanOf(operation, forward_only(), held_s_), start_s, end_s);
     Progress(operation.kind);
     return absl::OkStatus();
   }
@@ -130,7 +131,9 @@ class Pass {
     return [this, kind = operation.kind](int64_t layer) {
       const double start_s = RealClock().MonotonicSeconds();
       options_.layer_final(layer);
-      AddPhase(kind, start_s - RealClock().MonotonicSeconds(), 0);
+      const double seconds = RealClock().MonotonicSeconds() - start_s;
+      AddPhase(kind, -seconds, 0);
+      held_s_ += seconds;
     };
   }
 
@@ -359,6 +362,7 @@ class Pass {
   std::optional<SplitExchange> split_;  // with several ranks
   const Operation* last_operation_ = nullptr;
   int64_t start_bytes_ = 0;  // of the device, when the pass began
+  double held_s_ = 0;        // by layer_final, in the last operation
   PassSums sums_;
 };
 

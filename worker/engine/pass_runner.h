@@ -14,6 +14,7 @@
 #include "stemma/internal/v1/worker.pb.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/payload.h"
+#include "worker/engine/step_spans.h"
 #include "worker/loss/wave_loss.h"
 #include "worker/memory/offload_store.h"
 #include "worker/model/layer_final.h"
@@ -34,6 +35,7 @@ struct PassOptions {
   // Hears of the layers in the last operation of a step, where that is a backward: then all exchanges of this rank are
   // over, so what it starts on `dp` meets neither sends nor receives. Else it hears nothing.
   LayerFinal layer_final = {};
+  StepSpans* spans = nullptr;  // of a step that is traced, and of its entry pass; null: nothing is recorded
 };
 
 // Log-probs (and entropies, when asked for) of one member of a wave.

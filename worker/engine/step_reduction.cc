@@ -24,8 +24,9 @@ absl::Status StepReduction::Finish() noexcept {
   return status;
 }
 
-void StepReduction::Describe(internal::v1::StepSums& sums) const {
+void StepReduction::Describe(internal::v1::StepSums& sums, StepSpans* spans) const {
   if (dp_.size() == 1) return;
+  if (spans != nullptr) spans->Add(v1::StepSpan::REDUCE, pass_end_s_, end_s_);
   sums.set_reduce_s(end_s_ - pass_end_s_);
   if (begin_s_ > 0) sums.set_reduce_overlapped_s(pass_end_s_ - begin_s_);
   sums.set_reduce_bytes(static_cast<uint64_t>(dp_.stats().BytesOf(kGradientsName) - bytes_before_));

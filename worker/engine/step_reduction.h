@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "stemma/internal/v1/worker.pb.h"
+#include "worker/engine/step_spans.h"
 #include "worker/model/layer_final.h"
 #include "worker/model/weights.h"
 #include "worker/optim/shard_exchange.h"
@@ -32,8 +33,9 @@ class StepReduction {
   void PassHasEnded() noexcept;
   // Sums the rest. Errors: Unavailable.
   absl::Status Finish() noexcept;
-  // Sets what the reduction took and moved; nothing where there is one rank.
-  void Describe(internal::v1::StepSums& sums) const;
+  // Sets what the reduction took and moved, and adds its span where `spans` is not null; nothing where there is one
+  // rank.
+  void Describe(internal::v1::StepSums& sums, StepSpans* spans) const;
 
  private:
   void OnFinal(int64_t layer);

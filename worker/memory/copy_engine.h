@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,6 +23,14 @@ struct CopySpan {
   int64_t bytes;
 };
 
+// A copy as it ran, or a wait for one. Seconds of RealClock().
+struct CopyTimes {
+  enum class Kind { kOut, kIn, kWait } kind;
+  int64_t bytes;  // 0 of a wait
+  double begun_s, ended_s;
+};
+using CopyObserver = std::function<void(const CopyTimes&)>;
+
 class CopyEngine {
  public:
   virtual ~CopyEngine() = default;
@@ -36,6 +45,10 @@ class CopyEngine {
   virtual absl::Status Wait(CopyTicket ticket) = 0;
   // Afterwards neither end is touched any more; how much was copied is not known. May block.
   virtual void Cancel(CopyTicket ticket) = 0;
+
+  // Tells `observer` of the copies that end and of the waits from now on, on any thread and for a moment after it was
+  // replaced; empty: tells nobody. An engine that does not know when its copies ran tells nothing.
+  virtual void Observe(const CopyObserver& /*observer*/) {}
 };
 
 }  // namespace stemma::worker

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "common/base/clock.h"
+
 namespace stemma::worker {
 namespace {
 
@@ -24,9 +26,14 @@ ThreadCopyEngine::~ThreadCopyEngine() {
   thread_.join();
 }
 
-CopyTicket ThreadCopyEngine::Start(std::vector<CopySpan> spans) {
+void ThreadCopyEngine::Observe(const CopyObserver& observer) {
   MutexLock lock(&mutex_);
-  queue_.push_back({next_ticket_, std::move(spans)});
+  times_ = observer;
+}
+
+CopyTicket ThreadCopyEngine::Start(CopyTimes::Kind kind, std::vector<CopySpan> spans) {
+  MutexLock lock(&mutex_);
+  queue_.push_back({next_ticket_, kind, std::move(spans)});
   return next_ticket_++;
 }
 
@@ -40,7 +47,9 @@ absl::Status ThreadCopyEngine::Wait(CopyTicket ticket) {
   MutexLock lock(&mutex_);
   CheckKnown(ticket);
   if (const auto queued = Queued(ticket); queued != queue_.end()) std::rotate(queue_.begin(), queued, queued + 1);
+  const double begun_s = times_ ? RealClock().MonotonicSeconds() : 0;
   mutex_.Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done_.erase(ticket) > 0; });
+  if (times_) times_({CopyTimes::Kind::kWait, 0, begun_s, RealClock().MonotonicSeconds()});
   return absl::OkStatus();
 }
 
@@ -77,9 +86,10 @@ void ThreadCopyEngine::Run() {
     queue_.pop_front();
     current_ = job.ticket;
     cancel_current_ = false;
+    const CopyObserver times = times_;
     mutex_.Unlock();
     if (observer_) observer_(job.ticket, /*ended=*/false);
-    Copy(job);
+    CopyObserved(job, times);
     if (observer_) observer_(job.ticket, /*ended=*/true);
     mutex_.Lock();
     current_ = kNone;
@@ -96,6 +106,15 @@ void ThreadCopyEngine::Copy(const Job& job) {
                   static_cast<size_t>(std::min(kPieceBytes, span.bytes - begin)));
     }
   }
+}
+
+void ThreadCopyEngine::CopyObserved(const Job& job, const CopyObserver& times) {
+  if (!times) return Copy(job);
+  const double begun_s = RealClock().MonotonicSeconds();
+  Copy(job);
+  int64_t bytes = 0;
+  for (const CopySpan& span : job.spans) bytes += span.bytes;
+  times({job.kind, bytes, begun_s, RealClock().MonotonicSeconds()});
 }
 
 bool ThreadCopyEngine::CurrentIsCancelled() {

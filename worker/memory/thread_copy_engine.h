@@ -25,28 +25,34 @@ class ThreadCopyEngine final : public CopyEngine {
   // Drops what has not begun; CHECKs nothing: whoever holds a ticket must have ended it.
   ~ThreadCopyEngine() override;
 
-  CopyTicket StartCopyOut(std::vector<CopySpan> spans) override { return Start(std::move(spans)); }
-  CopyTicket StartCopyIn(std::vector<CopySpan> spans) override { return Start(std::move(spans)); }
+  CopyTicket StartCopyOut(std::vector<CopySpan> spans) override {
+    return Start(CopyTimes::Kind::kOut, std::move(spans));
+  }
+  CopyTicket StartCopyIn(std::vector<CopySpan> spans) override { return Start(CopyTimes::Kind::kIn, std::move(spans)); }
   absl::StatusOr<bool> Done(CopyTicket ticket) override;
   absl::Status Wait(CopyTicket ticket) override;
   void Cancel(CopyTicket ticket) override;
+  void Observe(const CopyObserver& observer) override;
 
  private:
   static constexpr CopyTicket kNone = -1;
   struct Job {
     CopyTicket ticket;
+    CopyTimes::Kind kind;
     std::vector<CopySpan> spans;
   };
 
-  CopyTicket Start(std::vector<CopySpan> spans);
+  CopyTicket Start(CopyTimes::Kind kind, std::vector<CopySpan> spans);
   void CheckKnown(CopyTicket ticket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::deque<Job>::iterator Queued(CopyTicket ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
   void Copy(const Job& job);
+  void CopyObserved(const Job& job, const CopyObserver& times);
   bool CurrentIsCancelled();
 
   const Observer observer_;
   Mutex mutex_;
+  CopyObserver times_ ABSL_GUARDED_BY(mutex_);
   std::deque<Job> queue_ ABSL_GUARDED_BY(mutex_);
   std::unordered_set<CopyTicket> done_ ABSL_GUARDED_BY(mutex_);
   CopyTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;

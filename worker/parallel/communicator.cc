@@ -144,10 +144,10 @@ void Communicator::CheckPeer(int peer) const {
 
 std::unique_ptr<PendingCollective> Communicator::Begin(CollectiveCall call) {
   std::unique_ptr<PendingCollective> pending(new PendingCollective(this, std::move(call)));
-  const double began = RealClock().MonotonicSeconds();
+  pending->begun_s_ = RealClock().MonotonicSeconds();
   ++pending_count_;
   pending->started_ = error_.ok() ? Start(pending->call_) : StartedCall{[] { return absl::OkStatus(); }};
-  pending->start_seconds_ = RealClock().MonotonicSeconds() - began;
+  pending->start_seconds_ = RealClock().MonotonicSeconds() - pending->begun_s_;
   return pending;
 }
 
@@ -161,8 +161,11 @@ absl::Status Communicator::End(PendingCollective& pending) {
     Break();
     return error_;
   }
-  const double seconds = pending.start_seconds_ + RealClock().MonotonicSeconds() - began;
-  stats_.Add(pending.call_.name, CollectiveBytes(pending.call_.kind, WholeBytes(pending.call_), size_), seconds);
+  const double ended = RealClock().MonotonicSeconds();
+  const CollectiveCall& call = pending.call_;
+  const int64_t bytes = CollectiveBytes(call.kind, WholeBytes(call), size_);
+  stats_.Add(call.name, bytes, pending.start_seconds_ + ended - began);
+  if (observer_) observer_({call.kind, call.name, call.peer, bytes, pending.begun_s_, began, ended});
   return absl::OkStatus();
 }
 

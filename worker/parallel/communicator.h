@@ -28,6 +28,7 @@
 
 #include "absl/status/status.h"
 #include "worker/parallel/collective.h"
+#include "worker/parallel/collective_record.h"
 #include "worker/parallel/collective_stats.h"
 
 namespace stemma::worker {
@@ -69,6 +70,7 @@ class PendingCollective {
   Communicator* const communicator_;
   const CollectiveCall call_;
   StartedCall started_;       // without `wait`: ended
+  double begun_s_ = 0;        // of RealClock()
   double start_seconds_ = 0;  // that the start held its caller
 };
 
@@ -82,6 +84,8 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const CollectiveStats& stats() const { return stats_; }
+  // Tells `observer` of every collective that ends well, on the engine thread; empty: tells nobody.
+  void Observe(CollectiveObserver observer) { observer_ = std::move(observer); }
 
   // Adds the ranks' values, in place. float32, float64 and int64 only: a narrow float would round at every hop.
   absl::Status AllReduceSum(std::string_view name, at::Tensor& values);
@@ -129,6 +133,7 @@ class Communicator {
   const int rank_;
   const int size_;
   CollectiveStats stats_;
+  CollectiveObserver observer_;
   absl::Status error_;
   int pending_count_ = 0;
 };

@@ -1,6 +1,9 @@
 // stemma replay TRACE: submits a trace line by line, prints every optimizer step, compares with expected values.
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -35,6 +38,16 @@ absl::StatusOr<std::optional<ReportFile>> OpenReport(const std::string& path) {
   return std::optional(*std::move(report));
 }
 
+absl::StatusOr<std::optional<StepTraceOut>> OpenTraceOut(const ReplayOptions& options) {
+  if (options.trace_out.empty()) return std::nullopt;
+  ASSIGN_OR_RETURN(TraceFile trace, TraceFile::Open(options.trace));
+  const int64_t count = trace.num_requests(), begin = options.start - 1;
+  const int64_t end = options.limit == 0 ? count : std::min(count, begin + options.limit);
+  ASSIGN_OR_RETURN(auto opened,
+                   StepTraceOut::Open(options.trace_out, options.trace_step, std::move(trace), begin, end));
+  return std::optional(std::move(opened));
+}
+
 absl::Status RunReplay(ReplayOptions options) {
   if (const absl::Status valid = options.lr_schedule.Validate(); !valid.ok())
     return UsageError(std::string(valid.message()));
@@ -48,8 +61,9 @@ absl::Status RunReplay(ReplayOptions options) {
     return UsageError(absl::StrCat("--start ", options.start, ": the trace holds ", trace.num_requests(), " requests"));
   }
   ASSIGN_OR_RETURN(auto report, OpenReport(options.report));
+  ASSIGN_OR_RETURN(auto trace_out, OpenTraceOut(options));
   options.progress = StderrIsTerminal();
-  ReplayRun replay(std::move(options), std::move(trace), std::move(expected), std::move(report));
+  ReplayRun replay(std::move(options), std::move(trace), std::move(expected), std::move(report), std::move(trace_out));
   return replay.Run();
 }
 
@@ -100,6 +114,15 @@ void AddReplayCommand(CLI::App& app, Runner& run) {
   command->add_option("--verify", options->verify, "Compare loss and grad_norm with this file's, within its tolerances")
       ->type_name("FILE");
   command->add_option("--report", options->report, "Write everything as one JSON object")->type_name("FILE");
+  CLI::Option* trace_out = command->add_option(
+      "--trace-out", options->trace_out,
+      "Write what each rank did when in one optimizer step, as a trace for ui.perfetto.dev or chrome://tracing");
+  trace_out->type_name("FILE");
+  command->add_option("--trace-step", options->trace_step, "The step to trace, counted from 1 over those submitted")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N")
+      ->capture_default_str()
+      ->needs(trace_out);
   AddOutputOption(command, &options->output);
   SetExamples(command,
               "  stemma replay trace.jsonl --server 127.0.0.1:7070\n"

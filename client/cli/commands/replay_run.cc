@@ -37,11 +37,12 @@ double Sum(const std::vector<Record>& records, const std::string& key) {
 }  // namespace
 
 ReplayRun::ReplayRun(ReplayOptions options, TraceFile trace, std::optional<ExpectedSteps> expected,
-                     std::optional<ReportFile> report)
+                     std::optional<ReportFile> report, std::optional<StepTraceOut> trace_out)
     : options_(std::move(options)),
       trace_(std::move(trace)),
       expected_(std::move(expected)),
       report_(std::move(report)),
+      trace_out_(std::move(trace_out)),
       progress_(EndIndex() - options_.start + 1, options_.progress),
       pin_(options_.follow_lineage) {}
 
@@ -63,6 +64,7 @@ absl::Status ReplayRun::Run() {
     status = absl::UnknownError(absl::StrCat(differences_.size(), " of ", steps_.size(), " steps differ from ",
                                              options_.verify, ":\n  ", absl::StrJoin(differences_, "\n  ")));
   }
+  if (status.ok() && trace_out_) status = trace_out_->CheckWritten();
   const absl::Status report_status = WriteReport(status);
   return status.ok() ? report_status : status;
 }
@@ -82,6 +84,7 @@ absl::Status ReplayRun::SubmitAll(Connection& connection, RecordWriter& writer) 
     if (!status) continue;
     Report(line, *status, writer);
     RETURN_IF_ERROR(OutcomeStatus(*status));
+    if (trace_out_) RETURN_IF_ERROR(trace_out_->Write(index, *status));
   }
   return absl::OkStatus();
 }
@@ -114,6 +117,8 @@ TraceLine ReplayRun::Prepared(TraceLine line, int64_t index) const {
   header.set_validate_only(false);
   header.clear_wait_ms();
   pin_.Set(header);
+  line.request.header.clear_trace_step();
+  if (trace_out_) trace_out_->Ask(index, line.request.header);
   v1::AdamParams& adam = *line.request.header.mutable_adam();
   if (adam.has_learning_rate()) adam.set_learning_rate(adam.learning_rate() * options_.lr_schedule.Factor(index));
   return line;
@@ -187,6 +192,7 @@ void ReplayRun::PrintSummary() const {
   if (expected_)
     std::cerr << absl::StrFormat(", %d of %d as expected", steps_.size() - differences_.size(), steps_.size());
   std::cerr << std::endl;
+  if (trace_out_ && !trace_out_->summary().empty()) std::cerr << trace_out_->summary() << std::endl;
 }
 
 }  // namespace stemma::cli

@@ -14,6 +14,7 @@
 #include "client/cli/commands/expected.h"
 #include "client/cli/commands/lineage_pin.h"
 #include "client/cli/commands/lr_schedule.h"
+#include "client/cli/commands/step_trace_out.h"
 #include "client/cli/output/progress.h"
 #include "client/cli/output/records.h"
 #include "client/cli/output/report_file.h"
@@ -28,21 +29,23 @@ struct ReplayOptions {
   std::string trace;
   LrSchedule lr_schedule;
   v1::Schedule schedule = v1::SCHEDULE_UNSPECIFIED;  // unspecified: each line's own
-  std::string run_id;  // not empty: ids are run_id/LINE, instead of the trace's own or those from its digest
-  int64_t start = 1;   // request of the trace, from 1
-  int64_t limit = 0;   // 0: all
-  int retries = 3;     // of one request, with its id, when the server is away
-  std::string verify;  // file of expected values; empty: none
-  std::string report;  // file; empty: none
+  std::string run_id;      // not empty: ids are run_id/LINE, instead of the trace's own or those from its digest
+  int64_t start = 1;       // request of the trace, from 1
+  int64_t limit = 0;       // 0: all
+  int retries = 3;         // of one request, with its id, when the server is away
+  std::string verify;      // file of expected values; empty: none
+  std::string report;      // file; empty: none
+  std::string trace_out;   // file; empty: none
+  int64_t trace_step = 1;  // of the replay, from 1
   bool progress = false;
   bool follow_lineage = false;  // go on when weights are lost
 };
 
 class ReplayRun {
  public:
-  // `report`: open where options.report names one.
+  // `report` and `trace_out`: open where options name one.
   ReplayRun(ReplayOptions options, TraceFile trace, std::optional<ExpectedSteps> expected,
-            std::optional<ReportFile> report);
+            std::optional<ReportFile> report, std::optional<StepTraceOut> trace_out);
 
   // Errors: kPartial when interrupted, kOther when expected values differ, else that of the request that failed.
   absl::Status Run();
@@ -64,6 +67,7 @@ class ReplayRun {
   TraceFile trace_;
   std::optional<ExpectedSteps> expected_;
   std::optional<ReportFile> report_;
+  std::optional<StepTraceOut> trace_out_;
   Progress progress_;
   LineagePin pin_;
   std::vector<Record> steps_;

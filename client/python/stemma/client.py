@@ -84,7 +84,7 @@ class Client:
 
     def submit(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
                seed=None, request_id=None, expected_step=None, schedule=None, on_nonfinite=None,
-               return_log_probs=False, cancel_on_interrupt=False):
+               return_log_probs=False, trace_step=None, cancel_on_interrupt=False):
         """Sends one request; returns a Future once the server has accepted it.
 
         groups      a list or iterator of stemma.Group objects, or dicts in the trace's field names
@@ -104,12 +104,14 @@ class Client:
         schedule    "auto", "reuse", "dense"; None: the server's
         on_nonfinite    "abort" (default) or "skip": what becomes of a step whose gradient is not finite
         return_log_probs    the result's log_probs are those of the first epoch
+        trace_step  the step of this request, from 0, of which every worker records what it does when: `trace` of its
+                    StepResult. None: nothing is recorded
         cancel_on_interrupt     Ctrl-C cancels the request at the server; else it goes on there, as the error says
         """
         parts = self._update_parts(groups, loss, adam, old, ref, {
             "request_id": request_id or _new_id(), "expected_step": expected_step, "schedule": schedule,
             "on_nonfinite": on_nonfinite, "wait_ms": 0
-        }, mini_batch, epochs, shuffle, seed, return_log_probs)
+        }, mini_batch, epochs, shuffle, seed, return_log_probs, trace_step)
         request = parts[0].update.request
         self._pin(request)
         with _interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
@@ -198,13 +200,14 @@ class Client:
 
     # --------------------------------------------------------------------------------------------------------- helpers
 
-    def _update_parts(self, groups, loss, adam, old, ref, request, mini_batch, epochs, shuffle, seed, return_log_probs):
+    def _update_parts(self, groups, loss, adam, old, ref, request, mini_batch, epochs, shuffle, seed, return_log_probs,
+                      trace_step=None):
         """The messages of an update: a header that says where log-probs come from once the groups are known."""
         loss, its_old = config.loss_fields(loss)
         header = config.fill_message(_proto.UpdateHeader(), _without_none({
             "request": _without_none(request), "loss": loss, "adam": config.adam_fields(adam),
             "ppo_mini_batch_size": mini_batch, "ppo_epochs": epochs if epochs != 1 else None, "shuffle": shuffle,
-            "seed": seed, "return_log_probs": return_log_probs}))
+            "seed": seed, "return_log_probs": return_log_probs, "trace_step": trace_step}))
         parts = encode("update", header, groups)
         header = parts[0].update
         header.num_groups = parts[-1].end.num_groups

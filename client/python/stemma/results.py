@@ -23,6 +23,8 @@ class StepResult:
     num_groups      of its mini-batch
     metrics         by name; docs/metrics.md lists them
     warnings        what of the mini-batch was not computed, and why
+    trace           what each worker did when, as a dict of docs/parallelism.md's spans, where trace_step names this step;
+                    else None
     """
 
     step: int
@@ -33,6 +35,7 @@ class StepResult:
     num_groups: int
     metrics: Dict[str, float]
     warnings: List[str] = dataclasses.field(default_factory=list)
+    trace: Optional[Dict[str, Any]] = None
 
     def __repr__(self):
         return f"StepResult(step {self.step} {self.outcome}, {self.num_groups} groups{_shown(self.metrics)})"

@@ -276,6 +276,11 @@ INSTANTIATE_TEST_SUITE_P(
                   [](Header& h) { h.mutable_request()->set_schedule(static_cast<v1::Schedule>(9)); }),
         BadHeader("UnknownOnNonfinite", "request.on_nonfinite",
                   [](Header& h) { h.mutable_request()->set_on_nonfinite(static_cast<v1::OnNonfinite>(9)); }),
+        BadHeader("TraceOfAPlan", "trace_step",
+                  [](Header& h) {
+                    h.mutable_request()->set_validate_only(true);
+                    h.set_trace_step(0);
+                  }),
         BadHeader("UnknownLoss", "loss.loss_mode", [](Header& h) { h.mutable_loss()->set_loss_mode("ppo"); }),
         BadHeader("UnknownAggregation", "loss.loss_agg_mode",
                   [](Header& h) { h.mutable_loss()->set_loss_agg_mode("mean"); }),

@@ -127,6 +127,19 @@ TEST(LimitEdgeTest, EqualEpochsCountOnceAmongThePlannedGroups) {
   EXPECT_EQ((*Build(stream))->num_steps, 9u);
 }
 
+TEST(LimitEdgeTest, TheTracedStepIsOneOfTheRequest) {
+  Stream stream;
+  SetGroups(stream, 3);
+  stream.header.set_ppo_mini_batch_size(2);
+  stream.header.set_ppo_epochs(2);
+  stream.header.set_trace_step(3);
+  EXPECT_TRUE(Build(stream).ok()) << Build(stream).status();
+  stream.header.set_trace_step(4);
+  const absl::Status status = Build(stream).status();
+  EXPECT_EQ(ErrorReason(status), "INVALID_REQUEST");
+  EXPECT_EQ(GetErrorDetails(status).field, "update.trace_step");
+}
+
 TEST(LimitEdgeTest, OnPolicyNeedsOneStepAndAShortLastMiniBatchIsASecond) {
   Stream stream;
   SetGroups(stream, 3);

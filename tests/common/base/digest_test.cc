@@ -73,11 +73,12 @@ TEST(PayloadDigestTest, HowAGroupIsCutIntoMessagesDoesNotMatter) {
   EXPECT_EQ(cut.FinishHex(), DigestOf(Header(), {a, b}));
 }
 
-TEST(PayloadDigestTest, IdWaitAndExpectedLineageAreLeftOut) {
+TEST(PayloadDigestTest, IdWaitExpectedLineageAndTraceAreLeftOut) {
   v1::UpdateHeader other = Header();
   other.mutable_request()->set_request_id("b");
   other.mutable_request()->set_wait_ms(5);
   other.mutable_request()->set_expected_lineage("a-1");
+  other.set_trace_step(0);
   EXPECT_EQ(DigestOf(other, {}), DigestOf(Header(), {}));
   other.clear_request();
   EXPECT_EQ(DigestOf(other, {}), DigestOf(Header(), {}));

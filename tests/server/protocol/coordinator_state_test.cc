@@ -43,6 +43,7 @@ INSTANTIATE_TEST_SUITE_P(Lineage, CoordinatorStateTest, ::testing::ValuesIn(Read
 INSTANTIATE_TEST_SUITE_P(Arrivals, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("arrivals")), kName);
 INSTANTIATE_TEST_SUITE_P(Numbers, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("numbers")), kName);
 INSTANTIATE_TEST_SUITE_P(Stalls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("stalls")), kName);
+INSTANTIATE_TEST_SUITE_P(Traces, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("traces")), kName);
 INSTANTIATE_TEST_SUITE_P(Calls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("calls")), kName);
 
 TEST(ScenarioTest, EveryTopicHasScenarios) {

@@ -1,6 +1,9 @@
 // What is kept of requests, and for how long.
 #include "server/protocol/request_table.h"
 
+#include <string>
+#include <utility>
+
 #include "gtest/gtest.h"
 
 namespace stemma::server {
@@ -59,6 +62,29 @@ TEST(RequestTableTest, ResultsThatAreDroppedAreCountedNoMore) {
   EXPECT_TRUE(kept.results_dropped);
   EXPECT_EQ(kept.result_bytes, 0u);
   EXPECT_FALSE(kept.status.has_result());
+}
+
+UpdateRecord Traced(const std::string& id) {
+  UpdateRecord record = Record(id);
+  v1::StepResult& step = *record.status.mutable_result()->add_steps();
+  step.set_step(7);
+  step.mutable_trace()->add_ranks()->mutable_spans()->add_spans()->set_name("gradients");
+  return record;
+}
+
+TEST(RequestTableTest, TracesCountAsResultsAndTheOldestAreDropped) {
+  const uint64_t bytes = Traced("a").status.result().steps(0).trace().ByteSizeLong();
+  RequestTable table(/*requests_kept=*/9, /*result_bytes_max=*/2 * bytes);
+  for (const char* id : {"a", "b", "c"}) table.Finalize(table.Insert(Traced(id)));
+  const UpdateRecord& oldest = *table.Find("a");
+  ASSERT_EQ(oldest.status.result().steps_size(), 1);
+  EXPECT_FALSE(oldest.status.result().steps(0).has_trace());
+  EXPECT_EQ(oldest.status.result().steps(0).step(), 7u) << "the rest of the step stays";
+  EXPECT_FALSE(oldest.results_dropped) << "it had no log-probs";
+  for (const char* id : {"b", "c"}) {
+    EXPECT_TRUE(table.Find(id)->status.result().steps(0).has_trace()) << id;
+    EXPECT_EQ(table.Find(id)->result_bytes, bytes) << id;
+  }
 }
 
 TEST(RequestTableTest, AFinishedIdMayBeTakenAgain) {

@@ -128,6 +128,7 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   if (command.Has("pass")) header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
   header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));
   header.set_return_log_probs(command.Has("results"));
+  if (command.Has("trace")) header.set_trace_step(static_cast<uint32_t>(command.Get("trace", 0)));
   request->groups = {Group("g"), Group("h")};
   request->num_rollouts = 2;
   request->bytes = command.Get("bytes", 10);
@@ -306,6 +307,7 @@ class Scenario {
     else if (name == "applied") {
       *message.mutable_applied()->mutable_key() = KeyOf(command);
       if (command.Has("nonfinite")) message.mutable_applied()->set_nonfinite(command.options.at("nonfinite"));
+      AddSpans(command.Get("spans", 0), *message.mutable_applied()->mutable_spans());
     } else if (name == "refused")
       *message.mutable_refused()->mutable_key() = KeyOf(command);
     else if (name == "result")
@@ -338,6 +340,7 @@ class Scenario {
     double norm2 = 4;
     if (command.Has("norm2")) CHECK(absl::SimpleAtod(command.options.at("norm2"), &norm2));
     vote.set_grad_norm_squared(norm2);
+    AddSpans(command.Get("spans", 0), *vote.mutable_spans());
   }
 
   static void FillResult(const Command& command, internal::v1::ResultChunk& chunk) {

@@ -29,7 +29,8 @@ std::string PrepareText(const internal::v1::Prepare& prepare) {
     absl::StrAppend(&weights, weights.empty() ? "" : ",", Exact(weight));
   }
   return absl::StrCat("prepare ", KeyText(prepare.key()), prepare.has_log_prob_pass() ? " pass" : "",
-                      " D=", Exact(prepare.denominator()), " w=", weights);
+                      " D=", Exact(prepare.denominator()), " w=", weights,
+                      prepare.trace_spans_max() > 0 ? absl::StrCat(" spans=", prepare.trace_spans_max()) : "");
 }
 
 // A mesh of several ranks says more.
@@ -83,6 +84,10 @@ std::string StatusText(const v1::RequestStatus& status) {
                     " version=", step.weight_version(), " attempts=", step.attempts());
     const auto predicted = step.metrics().find("plan/predicted_bytes");
     if (predicted != step.metrics().end()) absl::StrAppend(&text, " predicted=", Exact(predicted->second));
+    for (const v1::RankTrace& rank : step.trace().ranks()) {
+      absl::StrAppend(&text, " rank=", rank.rank(), ",", rank.host(), ",", rank.device(),
+                      ",spans=", rank.spans().spans_size());
+    }
     absl::StrAppend(&text, step.warnings().empty() ? "" : " warned", "]");
   }
   for (const std::string& warning : status.result().warnings()) absl::StrAppend(&text, " \"", warning, "\"");
@@ -147,6 +152,13 @@ struct TextOf {
 };
 
 }  // namespace
+
+void AddSpans(uint64_t count, v1::SpanList& list) {
+  for (uint64_t i = 0; i < count; ++i) {
+    list.add_spans()->set_kind(v1::StepSpan::WAVE_FORWARD);
+    list.mutable_spans()->rbegin()->set_start_ns(i);
+  }
+}
 
 std::string ActionText(const Action& action) { return std::visit(TextOf(), action); }
 

@@ -1,6 +1,8 @@
-// An action of the coordinator as a line of a scenario. scenario.h says the rest.
+// An action of the coordinator as a line of a scenario, and what an event's numbers stand for. scenario.h says the
+// rest.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "server/protocol/events.h"
@@ -8,5 +10,8 @@
 namespace stemma::server {
 
 std::string ActionText(const Action& action);
+
+// Adds so many spans, as a worker records them.
+void AddSpans(uint64_t count, v1::SpanList& list);
 
 }  // namespace stemma::server

@@ -67,6 +67,12 @@ TEST(VoteMergeTest, EveryNumberFollowsTheRuleBesideItsField) {
   }
 }
 
+TEST(VoteMergeTest, SpansStayWithTheirRanks) {
+  Vote first = Yes(1);
+  first.mutable_spans()->add_spans();
+  EXPECT_FALSE(MergeVotes(std::vector<Vote>{first, Yes(1)}).has_spans());
+}
+
 TEST(VoteMergeTest, NormsAreAdded) {
   const Vote merged = MergeVotes(std::vector<Vote>{Yes(1), Yes(4), Yes(0.5)});
   EXPECT_TRUE(merged.yes());

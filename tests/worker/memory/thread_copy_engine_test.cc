@@ -1,5 +1,11 @@
 #include "worker/memory/thread_copy_engine.h"
 
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "tests/testing/namespaces.h"
 #include "tests/worker/memory/copy_engine_suite.h"
 
@@ -26,6 +32,59 @@ struct ThreadSide {
 
   ThreadCopyEngine engine_;
 };
+
+// What an engine said. Its copying thread speaks, too.
+class Heard {
+ public:
+  CopyObserver observer() {
+    return [this](const CopyTimes& times) {
+      MutexLock lock(&mutex_);
+      times_.push_back(times);
+    };
+  }
+  std::vector<CopyTimes> Take() {
+    MutexLock lock(&mutex_);
+    return std::exchange(times_, {});
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<CopyTimes> times_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(ThreadCopyEngineTest, AnObserverHearsEveryCopyAndWait) {
+  using Kind = CopyTimes::Kind;
+  Bytes device = Pattern(100, 1), host(100);
+  ThreadCopyEngine engine;
+  Heard heard;
+  const auto copy = [&](Kind kind, int64_t bytes) {
+    const std::vector<CopySpan> spans = {{device.data(), host.data(), bytes}, {device.data(), host.data(), 1}};
+    const CopyTicket ticket = kind == Kind::kOut ? engine.StartCopyOut(spans) : engine.StartCopyIn(spans);
+    ASSERT_TRUE(engine.Wait(ticket).ok());
+  };
+  copy(Kind::kOut, 10);
+  EXPECT_TRUE(heard.Take().empty()) << "nobody asked";
+
+  const double before_s = RealClock().MonotonicSeconds();
+  engine.Observe(heard.observer());
+  copy(Kind::kOut, 20);
+  copy(Kind::kIn, 30);
+  const double after_s = RealClock().MonotonicSeconds();
+  const std::vector<CopyTimes> times = heard.Take();
+  ASSERT_EQ(times.size(), 4u);
+  // A copy is told before who waits for it can know of its end.
+  const std::pair<Kind, int64_t> expected[] = {{Kind::kOut, 21}, {Kind::kWait, 0}, {Kind::kIn, 31}, {Kind::kWait, 0}};
+  for (size_t i = 0; i < times.size(); ++i) {
+    EXPECT_EQ(times[i].kind, expected[i].first) << i;
+    EXPECT_EQ(times[i].bytes, expected[i].second) << i;
+    EXPECT_LE(before_s, times[i].begun_s) << i;
+    EXPECT_LE(times[i].begun_s, times[i].ended_s) << i;
+    EXPECT_LE(times[i].ended_s, after_s) << i;
+  }
+  engine.Observe({});
+  copy(Kind::kIn, 40);
+  EXPECT_TRUE(heard.Take().empty()) << "nobody asks any more";
+}
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Thread, CopyEngineTest, ThreadSide);
 INSTANTIATE_TYPED_TEST_SUITE_P(Thread, CopyEngineDeathTest, ThreadSide);

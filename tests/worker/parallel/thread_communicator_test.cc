@@ -5,8 +5,11 @@
 #include <array>
 #include <functional>
 #include <random>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include "common/base/clock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/worker/parallel/rank_program.h"
@@ -88,6 +91,45 @@ TEST(ThreadCommunicatorTest, CallsBytesAndSecondsAreCountedByName) {
     EXPECT_EQ(totals.at("parts").bytes, 300);
     EXPECT_EQ(totals.at("weights").bytes, 300);
     EXPECT_GT(totals.at("gradients").seconds, 0);
+  });
+}
+
+TEST(ThreadCommunicatorTest, AnObserverHearsEachCollectiveThatEnds) {
+  struct Heard {
+    std::string what;
+    CollectiveRecord record;
+  };
+  RunRanks(MakeThreadRanks(2, kTimeout), [](Communicator& rank) {
+    std::vector<Heard> heard;
+    at::Tensor values = at::ones({100}, at::kFloat), part = at::zeros({50}, at::kFloat);
+    ASSERT_THAT(rank.Barrier("before"), IsOk());
+    rank.Observe([&](const CollectiveRecord& record) {
+      heard.push_back({std::string(KindName(record.kind)) + " " + std::string(record.name), record});
+    });
+    const double before_s = RealClock().MonotonicSeconds();
+    const auto pending = rank.StartReduceScatterSum("gradients", values, part);
+    const double started_s = RealClock().MonotonicSeconds();
+    ASSERT_THAT(rank.rank() == 0 ? rank.Send("keys", part, 1) : rank.Receive("keys", part, 0), IsOk());
+    const double waiting_s = RealClock().MonotonicSeconds();
+    ASSERT_THAT(pending->Wait(), IsOk());
+    const double ended_s = RealClock().MonotonicSeconds();
+    rank.Observe({});
+    ASSERT_THAT(rank.Barrier("after"), IsOk());
+
+    ASSERT_EQ(heard.size(), 2u) << "in the order in which they ended";
+    EXPECT_EQ(heard[0].what, rank.rank() == 0 ? "send keys" : "receive keys");
+    EXPECT_EQ(heard[0].record.peer, 1 - rank.rank());
+    EXPECT_EQ(heard[0].record.bytes, 200);
+    const CollectiveRecord& scatter = heard[1].record;
+    EXPECT_EQ(heard[1].what, "reduce-scatter gradients");
+    EXPECT_EQ(scatter.peer, -1);
+    EXPECT_EQ(scatter.bytes, 200);
+    // It went on beside the other one: begun before it, waited for after it.
+    EXPECT_LE(before_s, scatter.started_s);
+    EXPECT_LE(scatter.started_s, started_s);
+    EXPECT_LE(waiting_s, scatter.awaited_s);
+    EXPECT_LE(scatter.awaited_s, scatter.ended_s);
+    EXPECT_LE(scatter.ended_s, ended_s);
   });
 }
 
