@@ -4,15 +4,18 @@ import contextlib
 import copy
 import json
 import os
+import pathlib
 import random
 import subprocess
+import sys
 
 import pytest
-from step_trace_check import Trace, check_seconds, check_trace, check_waves
+from step_trace_check import Trace, check_collectives, check_exchanges, check_lanes, check_once, check_seconds, check_trace, check_waves
 
 import stemma
 
 STEMMA = os.path.join(os.environ["STEMMA_BUILD_DIR"], "bin", "stemma")
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 ADAM = stemma.adamw(1e-3)
 OLD = {"ON_POLICY": {"from": "ON_POLICY"}, "WEIGHTS": {"from": "WEIGHTS", "weights": "policy"}}
 # Every group is split, into parts of different sizes: by its rollouts a cluster of the plan is known to be of a rank.
@@ -217,6 +220,18 @@ def test_the_copies_of_an_offloaded_tape(model, tmp_path, workers):
     # The metrics count what lies in host memory, each tensor on 64 bytes of its own.
     assert copied["copy out"] >= 0.99 * metrics[0]["offload/bytes_out"] > 0
     assert 1 >= copied["copy in"] / metrics[0]["offload/bytes_in"] > 0.99
+
+
+def test_the_picture_is_drawn_from_a_trace_in_which_all_holds(tmp_path):
+    drawn = tmp_path / "drawn.svg"
+    subprocess.run([sys.executable, DOCS / "make_step_trace_svg.py", DOCS / "step-trace.json", drawn], check=True)
+    assert drawn.read_text() == (DOCS / "step-trace.svg").read_text(), "run docs/make_step_trace_svg.py"
+    trace = Trace(json.loads((DOCS / "step-trace.json").read_text()))
+    assert len(trace.ranks) == 2
+    check_lanes(trace)
+    check_once(trace)
+    check_exchanges(trace)
+    assert check_collectives(trace) == 2, "both ranks send"
 
 
 def prepared(trace, rank):
