@@ -192,8 +192,8 @@ Record PlanRecord(const v1::PlanReport& plan) {
   record["budget_bytes"] = plan.budget_bytes();
   record["state_bytes"] = {{"weights", plan.state().weights()},     {"gradients", plan.state().gradients()},
                            {"optimizer", plan.state().optimizer()}, {"tables", plan.state().tables()},
-                           {"device", plan.state().device()},       {"host", plan.state().host()},
-                           {"apply", plan.state().apply()}};
+                           {"exchange", plan.state().exchange()},   {"device", plan.state().device()},
+                           {"host", plan.state().host()},           {"apply", plan.state().apply()}};
   record["seconds"] = SecondsRecord(plan.seconds());
   record["rates"] = RatesRecord(plan.rates());
   return record;

@@ -196,7 +196,7 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         plan.rates.samples = 3
         plan.rates.linear = 2.5e-12
         plan.state.CopyFrom(plan_pb2.StateBytes(weights=1 << 20, gradients=2 << 20, optimizer=6 << 20, tables=1 << 10,
-                                                device=3 << 20, host=6 << 20, apply=1 << 19))
+                                                exchange=1 << 11, device=3 << 20, host=6 << 20, apply=1 << 19))
         return plan
 
     def ComputeLogProb(self, request_iterator, context):
