@@ -51,9 +51,9 @@ class NcclTransport final : public Transport {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Transport>> MakeNcclTransport(int cuda_device) {
-  const auto devices = static_cast<int>(c10::cuda::device_count());  // 0 without a driver
+  const c10::DeviceIndex devices = c10::cuda::device_count();  // 0 without a driver
   if (cuda_device < 0 || cuda_device >= devices) {
-    return absl::InvalidArgumentError(absl::StrCat("no CUDA device ", cuda_device, ": this process sees ", devices,
+    return absl::InvalidArgumentError(absl::StrCat("no CUDA device ", cuda_device, ": this process sees ", +devices,
                                                    devices == 0 ? ", or has no driver" : ""));
   }
   return std::make_shared<NcclTransport>(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(cuda_device)));
