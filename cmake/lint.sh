@@ -16,7 +16,7 @@ files '*.h' '*.cc' | xargs -P2 -n40 clang-format --dry-run -Werror || failed+=(c
 # All that was compiled: CUDA's side is not, where its toolkit is missing.
 tidy_files() {
   files 'common/*.cc' 'server/*.cc' 'client/cli/*.cc' 'worker/*.cc' | while read -r file; do
-    grep -qF "/$file\"" "$build/compile_commands.json" && echo "$file"
+    if grep -qF "/$file\"" "$build/compile_commands.json"; then echo "$file"; fi
   done
 }
 echo "lint: clang-tidy, $(tidy_files | wc -l) files"

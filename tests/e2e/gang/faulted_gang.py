@@ -13,6 +13,7 @@ import pytest
 
 import stemma
 from e2e.errors.server import BUILD, wait_for
+from e2e.gang.small_groups import make_model
 
 LOST_AFTER_S = 4  # --worker-lost-after
 ANSWER_S = 15     # from the fault to the client's error; a request that is retried takes as long as the gang needs
@@ -20,11 +21,6 @@ STEPS = 3         # whose losses are known
 TOLERANCE = 1e-11  # in fp64 sums in another order differ by about 1e-15; a calibrated plan may cut other waves
 # What a fault may answer: the weights are gone, the pass or export was cut, or nothing serves at this moment.
 TRUTHS = {"ROLLED_BACK", "LINEAGE_MISMATCH", "ATTEMPTS_EXHAUSTED", "RECOVERING", "STARTING"}
-
-
-def make_model(folder):
-    subprocess.run([BUILD / "bin/stemma", "model", "init", folder, "--seed", "1", "--vocab", "512", "--hidden", "128", "--layers",
-                    "4", "--norm-std", "0.1"], check=True, capture_output=True)
 
 
 def groups_of(step):
@@ -52,6 +48,7 @@ def check_values(values, expected):
     assert values == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
 
 
+# Not cli_testing's: that brings stubs of its own, named as the client's package is.
 def is_alive(pid):
     try:
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

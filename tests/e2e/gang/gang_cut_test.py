@@ -11,7 +11,8 @@ import pytest
 
 from e2e.errors.server import BUILD, read_ready_file, wait_for, write_secret
 from e2e.gang import network
-from e2e.gang.faulted_gang import LOST_AFTER_S, Server, make_model
+from e2e.gang.faulted_gang import LOST_AFTER_S, Server
+from e2e.gang.small_groups import make_model
 
 SEED = int(os.environ.get("STEMMA_FAULTS_SEED", "1"))
 PLACES = [("update", "pass.prefix_forward"), ("update", "pass.suffix"), ("update", "pass.prefix_backward"),

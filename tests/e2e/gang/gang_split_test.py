@@ -2,32 +2,17 @@
 
 import contextlib
 import math
-import os
 import pathlib
-import random
-import subprocess
 
 import pytest
 from safetensors.numpy import load_file
 
 import stemma
-
-STEMMA = os.path.join(os.environ["STEMMA_BUILD_DIR"], "bin", "stemma")
+from e2e.gang.small_groups import STEMMA, groups_of, make_model
 
 # In fp64, sums in another order differ by about 1e-15 of the value; 1e-11 leaves room for three AdamW steps.
 CLOSE = 1e-11
 ADAM = stemma.adamw(1e-3)
-
-
-def groups_of(seed, sizes):
-    rng = random.Random(seed)
-
-    def tokens(count):
-        return [rng.randrange(512) for _ in range(count)]
-
-    return [stemma.Group(f"g{i}", tokens(prompt), [
-        stemma.Rollout(tokens(rng.randint(1, 9)), advantage=rng.uniform(-1, 1), rollout_id=f"{i}/{n}") for n in range(count)])
-            for i, (prompt, count) in enumerate(sizes)]
 
 
 # One hot group; groups of one rollout and of a prompt of one token are never split.
@@ -46,10 +31,7 @@ def serving(model, folder, workers, split):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "model"
-    subprocess.run([STEMMA, "model", "init", path, "--seed", "1", "--vocab", "512", "--hidden", "128", "--layers", "4",
-                    "--norm-std", "0.1"], check=True, capture_output=True)
-    return path
+    return make_model(tmp_path_factory.mktemp("model") / "model")
 
 
 @pytest.fixture(scope="module", params=["on", "auto"])

@@ -3,9 +3,7 @@
 import contextlib
 import copy
 import json
-import os
 import pathlib
-import random
 import subprocess
 import sys
 
@@ -13,8 +11,8 @@ import pytest
 from step_trace_check import Trace, check_collectives, check_exchanges, check_lanes, check_once, check_seconds, check_trace, check_waves
 
 import stemma
+from e2e.gang.small_groups import STEMMA, groups_of, make_model
 
-STEMMA = os.path.join(os.environ["STEMMA_BUILD_DIR"], "bin", "stemma")
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 ADAM = stemma.adamw(1e-3)
 OLD = {"ON_POLICY": {"from": "ON_POLICY"}, "WEIGHTS": {"from": "WEIGHTS", "weights": "policy"}}
@@ -22,23 +20,9 @@ OLD = {"ON_POLICY": {"from": "ON_POLICY"}, "WEIGHTS": {"from": "WEIGHTS", "weigh
 SIZES = ((24, 9), (12, 3))
 
 
-def groups_of(seed, sizes=SIZES):
-    rng = random.Random(seed)
-
-    def tokens(count):
-        return [rng.randrange(512) for _ in range(count)]
-
-    return [stemma.Group(f"g{i}", tokens(prompt), [
-        stemma.Rollout(tokens(rng.randint(1, 9)), advantage=rng.uniform(-1, 1), rollout_id=f"{i}/{n}") for n in range(count)])
-            for i, (prompt, count) in enumerate(sizes)]
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "model"
-    subprocess.run([STEMMA, "model", "init", path, "--seed", "1", "--vocab", "512", "--hidden", "128", "--layers", "4",
-                    "--norm-std", "0.1"], check=True, capture_output=True)
-    return path
+    return make_model(tmp_path_factory.mktemp("model") / "model")
 
 
 @contextlib.contextmanager
@@ -66,7 +50,7 @@ def call(*arguments, code=0):
 def write_trace(path, requests=1, old="ON_POLICY", **header):
     writer = stemma.trace.TraceWriter(path)
     for seed in range(requests):
-        writer.write(groups_of(seed), stemma.grpo(), ADAM, old=OLD[old], **header)
+        writer.write(groups_of(seed, SIZES), stemma.grpo(), ADAM, old=OLD[old], **header)
     writer.close()
     return path
 
@@ -153,7 +137,7 @@ def test_the_checks_see_what_is_wrong(split_step):
 
 
 def test_a_step_of_several_and_its_entry_pass(split, tmp_path):
-    groups = groups_of(7)
+    groups = groups_of(7, SIZES)
     with stemma.Client(split) as client:
         options = {"loss": stemma.grpo(), "adam": ADAM, "old": "policy", "mini_batch": 1, "epochs": 2, "schedule": "reuse"}
         first = client.update_actor(groups, trace_step=0, **options)
@@ -200,10 +184,10 @@ def test_a_step_that_there_is_not_and_an_answer_from_before(split, tmp_path):
 
 def test_nothing_is_recorded_unless_it_is_asked_for(split):
     with stemma.Client(split) as client:
-        result = client.update_actor(groups_of(9), loss=stemma.grpo(), adam=ADAM, old="on_policy")
+        result = client.update_actor(groups_of(9, SIZES), loss=stemma.grpo(), adam=ADAM, old="on_policy")
         assert [step.trace for step in result.steps] == [None]
         with pytest.raises(stemma.StemmaError, match="trace_step is 1"):
-            client.update_actor(groups_of(9), loss=stemma.grpo(), adam=ADAM, old="on_policy", trace_step=1)
+            client.update_actor(groups_of(9, SIZES), loss=stemma.grpo(), adam=ADAM, old="on_policy", trace_step=1)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
