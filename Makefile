@@ -2,7 +2,7 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: deps build test demo bench mutants soak dist format lint
+.PHONY: deps build test demo bench mutants soak fuzz sanitize dist format lint
 
 deps:
 	@./cmake/deps.sh
@@ -17,8 +17,9 @@ test: build
 demo: build
 	@third_party/venv/bin/python examples/demo.py --build $(BUILD)
 
+# All parts take over an hour of a quiet machine; make bench ARGS="--parts storage" measures one (ARGS="--help").
 bench: build
-	@third_party/venv/bin/python tests/bench/bench.py --build $(BUILD)
+	@third_party/venv/bin/python tests/bench/bench.py --build $(BUILD) $(ARGS)
 
 # Wrong changes that the tests must notice; make mutants ARGS="--help" says how to choose some.
 mutants: deps
@@ -27,6 +28,17 @@ mutants: deps
 # Tests that draw their cases, with fresh seeds; make soak ARGS="--help" says what can be chosen.
 soak: build
 	@third_party/venv/bin/python tests/soak/soak.py --build $(BUILD) $(ARGS)
+
+# Hostile inputs against their readers, by libFuzzer; make fuzz ARGS="--help" says what can be chosen.
+fuzz:
+	@./cmake/deps.sh fuzz
+	@cmake --preset fuzz
+	@cmake --build --preset fuzz
+	@third_party/venv/bin/python tests/fuzz/fuzz.py $(ARGS)
+
+# Tests of server, schedule and memory under ASan, UBSan and TSan; make sanitize ARGS="--help" says what can be chosen.
+sanitize: deps
+	@third_party/venv/bin/python tests/sanitize/sanitize.py $(ARGS)
 
 # The Python client's sdist and wheel, in build/dist.
 dist: deps

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what Stemma builds and tests with; run by `make deps`. Idempotent: what is there is left alone.
+# Installs what Stemma builds and tests with; run by `make deps`. Idempotent: what is there is left alone. With the word
+# `fuzz` also clang and its run-time libraries, which only `make fuzz` needs: 110 MB.
 #   1. Debian packages, through apt (as root, or through sudo)
 #   2. LibTorch 2.11.0 from its Python wheel, hash pinned, into third_party/site (or TORCH_ROOT: an installed torch 2.11)
 #   3. the CUDA libraries that the wheel's own libraries load and that neither the loader nor the wheel has, one by one
@@ -12,9 +13,10 @@ say() { printf 'deps: %s\n' "$*"; }
 apt_packages=(
   cmake ninja-build g++ ccache pkg-config git ca-certificates python3 python3-venv python3-pip
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libgoogle-glog-dev
-  libgtest-dev libgmock-dev libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev libgloo-dev
-  clang-format
+  libgtest-dev libgmock-dev libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev libsqlite3-dev libgloo-dev
+  clang-format spin
 )
+if [ "${1:-}" = fuzz ]; then apt_packages+=(clang libclang-rt-14-dev); fi
 missing=()
 for package in "${apt_packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")

@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
   stemma::cli::AddStatusCommand(app, run);
   stemma::cli::AddRequestsCommand(app, run);
   stemma::cli::AddExportCommand(app, run);
+  stemma::cli::AddCheckpointCommand(app, run);
   stemma::cli::AddLogprobCommand(app, run);
   stemma::cli::AddModelCommand(app, run);
   stemma::cli::AddTraceCommand(app, run);

@@ -22,7 +22,7 @@ SECTIONS = [
     ("Calling a server", ["Client", "Future", "LocalServer"]),
     ("What is sent", ["Group", "Rollout", "LossConfig", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "importance_sampling",
                       "reinforce", "cross_entropy", "AdamW", "adamw", "constant", "linear", "cosine"]),
-    ("What comes back", ["UpdateResult", "StepResult", "RolloutLogProbs"]),
+    ("What comes back", ["UpdateResult", "StepResult", "RolloutLogProbs", "Checkpoint", "LoadedCheckpoint"]),
     ("Errors", ["StemmaError", "LineageLostError", "RequestInterrupted"]),
     ("Before a server: what reuse would save", ["bound", "Bound"]),
     ("Traces: `stemma.trace`", ["trace.TraceWriter", "trace.read"]),
@@ -40,8 +40,9 @@ def resolve(name):
 
 
 def public_members(cls):
-    """(name, member) of a class's own public methods and properties, in the order of the source."""
-    for name, member in vars(cls).items():
+    """(name, member) of the public methods and properties of a class and its private bases, in the order of the source."""
+    bases = [base for base in cls.__mro__[1:] if base.__module__.startswith("stemma._")]
+    for name, member in [item for owner in (cls, *bases) for item in vars(owner).items()]:
         if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
             yield name, member
 

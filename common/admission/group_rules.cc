@@ -1,7 +1,9 @@
 #include "common/admission/group_rules.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -11,6 +13,23 @@
 
 namespace stemma {
 namespace {
+
+// Both look at every element without a branch, as all but a few arrays are good.
+bool AllWithin(const TokenArray& tokens, int64_t vocab_size) {
+  const auto vocab = static_cast<uint32_t>(std::min<int64_t>(vocab_size, int64_t{1} << 31));
+  uint32_t beyond = 0;
+  for (int64_t i = 0; i < tokens.size(); ++i) beyond |= static_cast<uint32_t>(tokens[i]) >= vocab ? 1 : 0;
+  return beyond == 0;
+}
+
+bool AllFinite(const FloatArray& numbers) {
+  constexpr uint32_t kExponent = 0x7f800000;
+  uint32_t not_finite = 0;
+  for (int64_t i = 0; i < numbers.size(); ++i) {
+    not_finite |= (std::bit_cast<uint32_t>(numbers[i]) & kExponent) == kExponent ? 1 : 0;
+  }
+  return not_finite == 0;
+}
 
 // Problems of one group, under its uid.
 class GroupCheck {
@@ -33,6 +52,7 @@ class GroupCheck {
       Add(field, absl::StrCat("has ", bytes.size(), " bytes, not a whole number of int32 tokens"));
     }
     const TokenArray tokens(bytes);
+    if (AllWithin(tokens, vocab_size)) return tokens.size();
     for (int64_t i = 0; i < tokens.size(); ++i) {
       const int32_t token = tokens[i];
       if (token >= 0 && token < vocab_size) continue;
@@ -53,6 +73,7 @@ class GroupCheck {
       return Add(field, std::string(status.message()));
     }
     const FloatArray numbers(bytes);
+    if (AllFinite(numbers)) return;
     for (int64_t i = 0; i < size; ++i) {
       if (!mask[i] || std::isfinite(numbers[i])) continue;
       return Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("is ", numbers[i], ", must be finite"));

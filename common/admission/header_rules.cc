@@ -150,7 +150,14 @@ bool CheckKl(const v1::UpdateHeader& header, HeaderCheck& check) {
   return header.has_ref();
 }
 
-// True if the source is one that this server has.
+// "", or what is wrong with the name of weights.
+std::string WeightsProblem(const std::string& name) {
+  const absl::Status status = CheckFileName(name);
+  if (status.ok()) return "";
+  return absl::StrCat(std::string(status.message()), "; it is \"policy\" or the name of a checkpoint");
+}
+
+// True if the source is one that a server can have.
 bool CheckSource(const std::string& field, const v1::LogProbSource& source, bool is_ref, HeaderCheck& check) {
   using Source = v1::LogProbSource;
   const bool known = Source::From_IsValid(source.from()) && source.from() != Source::FROM_UNSPECIFIED;
@@ -160,9 +167,9 @@ bool CheckSource(const std::string& field, const v1::LogProbSource& source, bool
     return false;
   }
   if (source.from() == Source::WEIGHTS) {
-    if (source.weights() == "policy") return true;
-    check.Add(field + ".weights", absl::StrCat("is \"", source.weights(), "\"; this server has \"policy\" only"));
-    return false;
+    const std::string problem = WeightsProblem(source.weights());
+    if (!problem.empty()) check.Add(field + ".weights", problem);
+    return problem.empty();
   }
   if (!source.weights().empty()) check.Add(field + ".weights", "is set, but only from WEIGHTS reads it");
   return true;
@@ -244,8 +251,8 @@ RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, const RunNumbers&
 void CheckLogProbHeader(const v1::LogProbHeader& header, const RunNumbers& numbers, Violations& violations) {
   HeaderCheck check(numbers, violations);
   CheckRequestHeader("log_prob.request", header.request(), /*update=*/false, check);
-  if (header.weights() != "policy") {
-    check.Add("log_prob.weights", absl::StrCat("is \"", header.weights(), "\"; this server has \"policy\" only"));
+  if (const std::string problem = WeightsProblem(header.weights()); !problem.empty()) {
+    check.Add("log_prob.weights", problem);
   }
   check.Positive({"log_prob.temperature", header.has_temperature(), header.temperature()}, Use::kRequired,
                  "ComputeLogProb");

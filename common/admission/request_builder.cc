@@ -7,6 +7,7 @@
 #include "common/admission/header_rules.h"
 #include "common/admission/known_fields.h"
 #include "common/admission/normalization.h"
+#include "common/base/digest.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 
@@ -94,7 +95,6 @@ absl::Status RequestBuilder::AddHeader(v1::GroupPart& part) {
     request_.log_prob = std::move(*part.mutable_log_prob());
     CheckLogProbHeader(request_.log_prob, group_limits_.numbers, violations_);
   }
-  digest_ = std::make_unique<PayloadDigest>(request_.update);
   return absl::OkStatus();
 }
 
@@ -117,9 +117,7 @@ absl::Status RequestBuilder::AddGroup(v1::PromptGroup& group) {
   CheckKnownFields(group, path, violations_);
   CheckGroup(path, group, group_limits_, violations_);
   const auto [same, added] = group_of_uid_.emplace(group.uid(), index);
-  if (added) {
-    digest_->AddGroup(group);
-  } else {
+  if (!added) {
     violations_.Add(absl::StrCat(path, ".uid"), absl::StrCat("is the uid of groups[", same->second, "] too"),
                     group.uid());
   }
@@ -146,7 +144,6 @@ absl::Status RequestBuilder::AddMore(v1::MoreRollouts& more) {
   }
   RETURN_IF_ERROR(CheckLimits(more.rollouts(), 0));
   CheckKnownFields(more, absl::StrCat("groups[", found->second, "].more"), violations_);
-  digest_->AddRollouts(more.uid(), more.rollouts());
   CheckRollouts(found->second, more.rollouts());
   CountBytes(more, more.rollouts_size(), 0);
   if (!violations_.empty()) return absl::OkStatus();
@@ -237,7 +234,7 @@ absl::StatusOr<std::shared_ptr<const TrainingRequest>> RequestBuilder::Finish() 
   }
   if (!violations_.empty()) return violations_.ToStatus();
   if (request_.kind == TrainingRequest::Kind::kUpdate) RETURN_IF_ERROR(CheckSteps());
-  request_.digest = digest_->FinishHex();  // of what was sent: before rewards become advantages
+  request_.digest = DigestOf(request_.update, request_.groups);  // of what was sent: before rewards become advantages
   if (request_.kind == TrainingRequest::Kind::kUpdate) {
     RETURN_IF_ERROR(FillAdvantages(request_.update.loss(), group_limits_.numbers, request_.groups));
   }

@@ -19,7 +19,6 @@
 #include "absl/status/statusor.h"
 #include "common/admission/group_rules.h"
 #include "common/admission/training_request.h"
-#include "common/base/digest.h"
 #include "common/model/model_config.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -64,7 +63,6 @@ class RequestBuilder {
   TrainingRequest request_;
   RolloutNeeds needs_;
   Violations violations_;
-  std::unique_ptr<PayloadDigest> digest_;  // once the header is in
   bool has_header_ = false;
   bool has_end_ = false;
   v1::StreamEnd end_;

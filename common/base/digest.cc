@@ -3,8 +3,11 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -14,6 +17,9 @@
 
 namespace stemma {
 namespace {
+
+constexpr size_t kThreadsMax = 4;
+constexpr size_t kBytesOfThread = 4 << 20;  // a thread takes less to start than a tenth of hashing them
 
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
@@ -78,6 +84,49 @@ void Walk(const Message& message, Sha256& sha) {
   UpdateNumber(0, sha);
 }
 
+void WalkHeader(const v1::UpdateHeader& header, Sha256& sha) {
+  v1::UpdateHeader walked = header;
+  walked.mutable_request()->clear_request_id();
+  walked.mutable_request()->clear_wait_ms();
+  walked.mutable_request()->clear_expected_lineage();
+  walked.clear_trace_step();
+  Walk(walked, sha);
+}
+
+Sha256Digest DigestOfGroup(const v1::PromptGroup& group) {
+  Sha256 sha;
+  UpdateText(group.uid(), sha);
+  UpdateText(group.prompt_tokens(), sha);
+  sha.UpdateInteger(group.has_stat_group() ? 1 : 0);
+  UpdateText(group.stat_group(), sha);
+  for (const v1::Rollout& rollout : group.rollouts()) Walk(rollout, sha);
+  return sha.Finish();
+}
+
+size_t ThreadsFor(const std::vector<v1::PromptGroup>& groups) {
+  size_t bytes = 0;
+  for (const v1::PromptGroup& group : groups) bytes += group.ByteSizeLong();
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  return std::min({kThreadsMax, cores, groups.size(), 1 + bytes / kBytesOfThread});
+}
+
+std::vector<Sha256Digest> DigestsOf(const std::vector<v1::PromptGroup>& groups) {
+  std::vector<Sha256Digest> digests(groups.size());
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < groups.size(); i = next++) digests[i] = DigestOfGroup(groups[i]);
+  };
+  std::vector<std::thread> others;
+  try {
+    while (others.size() + 1 < ThreadsFor(groups)) others.emplace_back(work);
+  } catch (const std::system_error& error) {  // the process may have no more of them: this one does it
+    LOG(WARNING) << "a request is hashed by " << others.size() + 1 << " threads: " << error.what();
+  }
+  work();
+  for (std::thread& other : others) other.join();
+  return digests;
+}
+
 }  // namespace
 
 struct Sha256::Context {
@@ -104,57 +153,25 @@ void Sha256::UpdateInteger(uint64_t value) {
   Update({bytes, 8});
 }
 
-std::array<uint8_t, 32> Sha256::Finish() {
-  std::array<uint8_t, 32> digest;
+Sha256Digest Sha256::Finish() {
+  Sha256Digest digest;
   CHECK_EQ(EVP_DigestFinal_ex(context_->evp, digest.data(), nullptr), 1);
   return digest;
 }
 
 std::string Sha256::FinishHex() {
-  const std::array<uint8_t, 32> digest = Finish();
+  const Sha256Digest digest = Finish();
   return absl::BytesToHexString(std::string(digest.begin(), digest.end()));
 }
 
-PayloadDigest::PayloadDigest(const v1::UpdateHeader& header) {
-  v1::UpdateHeader walked = header;
-  walked.mutable_request()->clear_request_id();
-  walked.mutable_request()->clear_wait_ms();
-  walked.mutable_request()->clear_expected_lineage();
-  walked.clear_trace_step();
-  Walk(walked, header_);
-}
-
-void PayloadDigest::AddGroup(const v1::PromptGroup& group) {
-  CHECK(group_of_uid_.emplace(group.uid(), groups_.size()).second) << group.uid() << " was added before";
-  Sha256& sha = groups_.emplace_back();
-  UpdateText(group.uid(), sha);
-  UpdateText(group.prompt_tokens(), sha);
-  sha.UpdateInteger(group.has_stat_group() ? 1 : 0);
-  UpdateText(group.stat_group(), sha);
-  AddRollouts(group.uid(), group.rollouts());
-}
-
-bool PayloadDigest::AddRollouts(const std::string& uid,
-                                const google::protobuf::RepeatedPtrField<v1::Rollout>& rollouts) {
-  const auto it = group_of_uid_.find(uid);
-  if (it == group_of_uid_.end()) return false;
-  for (const v1::Rollout& rollout : rollouts) Walk(rollout, groups_[it->second]);
-  return true;
-}
-
-std::string PayloadDigest::FinishHex() {
-  header_.UpdateInteger(groups_.size());
-  for (Sha256& group : groups_) {
-    const std::array<uint8_t, 32> digest = group.Finish();
-    header_.Update({reinterpret_cast<const char*>(digest.data()), digest.size()});
-  }
-  return header_.FinishHex();
-}
-
 std::string DigestOf(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups) {
-  PayloadDigest digest(header);
-  for (const v1::PromptGroup& group : groups) digest.AddGroup(group);
-  return digest.FinishHex();
+  Sha256 sha;
+  WalkHeader(header, sha);
+  sha.UpdateInteger(groups.size());
+  for (const Sha256Digest& digest : DigestsOf(groups)) {
+    sha.Update({reinterpret_cast<const char*>(digest.data()), digest.size()});
+  }
+  return sha.FinishHex();
 }
 
 }  // namespace stemma

@@ -16,6 +16,7 @@ constexpr auto kTable = std::to_array<ReasonRow>({
     {Reason::kShortStream, "SHORT_STREAM", StatusCode::kInvalidArgument, kUser},
     {Reason::kRequestIdReused, "REQUEST_ID_REUSED", StatusCode::kAlreadyExists, kUser},
     {Reason::kExportExists, "EXPORT_EXISTS", StatusCode::kAlreadyExists, kUser},
+    {Reason::kCheckpointExists, "CHECKPOINT_EXISTS", StatusCode::kAlreadyExists, kUser},
     {Reason::kLineageMismatch, "LINEAGE_MISMATCH", StatusCode::kAborted, kUser},
     {Reason::kStepMismatch, "STEP_MISMATCH", StatusCode::kAborted, kUser},
     {Reason::kUnsupported, "UNSUPPORTED", StatusCode::kFailedPrecondition, kUser},
@@ -23,6 +24,7 @@ constexpr auto kTable = std::to_array<ReasonRow>({
     {Reason::kNonfiniteUpdate, "NONFINITE_UPDATE", StatusCode::kFailedPrecondition, kUser},
     {Reason::kRequestOpen, "REQUEST_OPEN", StatusCode::kFailedPrecondition, kUser},
     {Reason::kRequestIdExpired, "REQUEST_ID_EXPIRED", StatusCode::kFailedPrecondition, kUser},
+    {Reason::kCheckpointInUse, "CHECKPOINT_IN_USE", StatusCode::kFailedPrecondition, kUser},
     {Reason::kRolledBack, "ROLLED_BACK", StatusCode::kFailedPrecondition, kServer},
     {Reason::kQueueFull, "QUEUE_FULL", StatusCode::kResourceExhausted, kServer, kRetry},
     {Reason::kGroupTooLarge, "GROUP_TOO_LARGE", StatusCode::kResourceExhausted, kUser},
@@ -38,6 +40,11 @@ constexpr auto kTable = std::to_array<ReasonRow>({
     {Reason::kAttemptsExhausted, "ATTEMPTS_EXHAUSTED", StatusCode::kUnavailable, kServer, kRetry},
     {Reason::kNotFound, "NOT_FOUND", StatusCode::kNotFound, kUser},
     {Reason::kCancelled, "CANCELLED", StatusCode::kCancelled, kUser},
+    {Reason::kJournalBehind, "JOURNAL_BEHIND", StatusCode::kDataLoss, kServer},
+    {Reason::kCorruptJournal, "CORRUPT_JOURNAL", StatusCode::kDataLoss, kServer},
+    {Reason::kDiverged, "DIVERGED", StatusCode::kDataLoss, kServer},
+    {Reason::kCorruptSpool, "CORRUPT_SPOOL", StatusCode::kDataLoss, kServer},
+    {Reason::kCorruptCheckpoint, "CORRUPT_CHECKPOINT", StatusCode::kDataLoss, kServer},
     {Reason::kInternal, "INTERNAL", StatusCode::kInternal, kServer},
 });
 

@@ -17,6 +17,7 @@ enum class Reason {
   kShortStream,
   kRequestIdReused,
   kExportExists,
+  kCheckpointExists,
   kLineageMismatch,
   kStepMismatch,
   kUnsupported,
@@ -24,6 +25,7 @@ enum class Reason {
   kNonfiniteUpdate,
   kRequestOpen,
   kRequestIdExpired,
+  kCheckpointInUse,
   kRolledBack,
   kQueueFull,
   kGroupTooLarge,
@@ -39,6 +41,11 @@ enum class Reason {
   kAttemptsExhausted,
   kNotFound,
   kCancelled,
+  kJournalBehind,
+  kCorruptJournal,
+  kDiverged,
+  kCorruptSpool,
+  kCorruptCheckpoint,
   kInternal,
 };
 

@@ -57,9 +57,11 @@ RegularFile::~RegularFile() {
   if (fd_ >= 0) close(fd_);
 }
 
-absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
+absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) { return OpenAt(AT_FDCWD, path, path); }
+
+absl::StatusOr<RegularFile> RegularFile::OpenAt(int folder_fd, const std::string& name, const std::string& path) {
   // O_NONBLOCK: a fifo must not hold us.
-  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  const int fd = openat(folder_fd, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ErrnoStatus("open", path, errno);
   RegularFile file(path, fd, 0);
   struct stat info;

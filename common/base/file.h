@@ -19,6 +19,8 @@ absl::Status ErrnoStatus(std::string_view what, const std::string& path, int err
 class RegularFile {
  public:
   static absl::StatusOr<RegularFile> Open(const std::string& path);
+  // Opens `name` in a folder that the caller holds open; `path` is for the errors.
+  static absl::StatusOr<RegularFile> OpenAt(int folder_fd, const std::string& name, const std::string& path);
   RegularFile(RegularFile&& other) noexcept;
   RegularFile& operator=(RegularFile&& other) noexcept;
   ~RegularFile();

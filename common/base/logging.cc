@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <deque>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
 
@@ -49,12 +52,39 @@ void WriteLine(std::string line) {
   }
 }
 
+// A ring of the lines that were written last. Never destroyed: threads log until the process ends.
+class LastLines {
+ public:
+  static LastLines& Get() {
+    static LastLines& lines = *new LastLines;
+    return lines;
+  }
+  void Add(std::string_view line) {
+    MutexLock lock(&mutex_);
+    lines_.emplace_back(line.substr(0, kKeptBytesOfLine));
+    if (lines_.size() > kLastLines) lines_.pop_front();
+  }
+  std::string Text() {
+    MutexLock lock(&mutex_);
+    std::string text;
+    for (const std::string& line : lines_) absl::StrAppend(&text, line, "\n");
+    return text;
+  }
+
+ private:
+  static constexpr size_t kKeptBytesOfLine = 4096;
+  Mutex mutex_;
+  std::deque<std::string> lines_ ABSL_GUARDED_BY(mutex_);
+};
+
 class StderrSink final : public google::LogSink {
  public:
   StderrSink(std::string program, LogFormat format) : program_(std::move(program)), format_(format) {}
   void send(google::LogSeverity severity, const char*, const char*, int, const google::LogMessageTime&,
             const char* message, size_t size) override {
-    WriteLine(LogLine(format_, RealClock().Now(), LevelOf(severity), program_, {message, size}));
+    std::string line = LogLine(format_, RealClock().Now(), LevelOf(severity), program_, {message, size});
+    LastLines::Get().Add(line);
+    WriteLine(std::move(line));
   }
 
  private:
@@ -99,6 +129,8 @@ void StartLogging(std::string_view program, const LogOptions& options) {
   }
   google::AddLogSink(new StderrSink(name, options.format));  // as long as the process: threads log until its end
 }
+
+std::string LastLogLines() { return LastLines::Get().Text(); }
 
 void Say(std::string_view program, const LogOptions& options, LogLevel level, std::string_view text) {
   if (level < options.level) return;

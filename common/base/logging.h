@@ -7,6 +7,7 @@
 //   ready"}
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <string>
 #include <string_view>
@@ -33,6 +34,11 @@ std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::stri
 
 // Sends what glog gets to stderr in that form, from now until the process ends. Call once, early in main.
 void StartLogging(std::string_view program, const LogOptions& options);
+
+// Returns the newest kLastLines lines of the log, as they were written, for who looks for the reason of a loss.
+// Thread-safe.
+inline constexpr size_t kLastLines = 200;
+std::string LastLogLines();
 
 // Tells whoever started the program, where there may be no log: "stemma-server: text" on stderr, or a JSON line.
 void Say(std::string_view program, const LogOptions& options, LogLevel level, std::string_view text);

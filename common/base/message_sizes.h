@@ -23,6 +23,8 @@ inline constexpr uint32_t kRankTraceSpansMax = 1 << 14;
 inline constexpr uint32_t kTraceSpansMax = 1 << 16;
 inline constexpr uint64_t kSpanNameBytesMax = 64;
 inline constexpr uint64_t kSpanBytesMax = 256;  // of a span in a message: two names and nine numbers
+// What a client keeps with a checkpoint, in the call and in its file.
+inline constexpr uint64_t kClientStateBytesMax = 1u << 20;
 static_assert(kTraceSpansMax * kSpanBytesMax <= kReceivedBytesMax / 4);
 
 }  // namespace stemma

@@ -82,6 +82,9 @@ class Reader {
         return reflection.SetString(&message, &field, text);
       case FieldDescriptor::CPPTYPE_ENUM:
         return ReadEnum(text, key, field, message);
+      case FieldDescriptor::CPPTYPE_BOOL:
+        if (text != "true" && text != "false") return Report(key, line, "is neither true nor false");
+        return reflection.SetBool(&message, &field, text == "true");
       case FieldDescriptor::CPPTYPE_UINT64:
       case FieldDescriptor::CPPTYPE_UINT32: {
         const bool narrow = field.cpp_type() == FieldDescriptor::CPPTYPE_UINT32;
@@ -131,12 +134,16 @@ struct Range {
 };
 
 std::vector<Range> Ranges(const v1::RunConfig& config) {
+  const v1::Checkpoints& checkpoints = config.checkpoints();
   const v1::Limits& limits = config.limits();
   return {{"head_chunk_tokens", config.head_chunk_tokens(), 1, 1 << 20},
           {"threads", config.threads(), 0, 4096},
           {"mesh.dp", config.mesh().dp(), 1, kRanksMax},
           {"prefix_block_rows", config.prefix_block_rows(), 0, 1 << 24},
           {"host_memory_bytes", config.host_memory_bytes(), 0, uint64_t{1} << 50},
+          {"checkpoints.every_steps", checkpoints.every_steps(), 0, uint64_t{1} << 40},
+          {"checkpoints.every_minutes", checkpoints.every_minutes(), 1, 365 * 24 * 60},
+          {"checkpoints.keep", checkpoints.keep(), 2, 1 << 16},
           {"limits.message_bytes", limits.message_bytes(), 1 << 16, kMaxMessageBytes},
           {"limits.groups", limits.groups(), 1, UINT32_MAX},
           {"limits.rollouts", limits.rollouts(), 1, UINT32_MAX},
@@ -215,6 +222,11 @@ void FillDefaults(v1::RunConfig& config) {
   if (config.head_chunk_tokens() == 0) config.set_head_chunk_tokens(512);
   if (config.mesh().dp() == 0) config.mutable_mesh()->set_dp(1);
   if (config.split_groups() == v1::SPLIT_UNSPECIFIED) config.set_split_groups(v1::SPLIT_AUTO);
+  if (config.durability() == v1::DURABILITY_UNSPECIFIED) config.set_durability(v1::REPLAY);
+  v1::Checkpoints& checkpoints = *config.mutable_checkpoints();
+  if (checkpoints.every_steps() == 0 && config.durability() == v1::REPLAY) checkpoints.set_every_steps(100);
+  if (checkpoints.every_minutes() == 0) checkpoints.set_every_minutes(60);
+  if (checkpoints.keep() == 0) checkpoints.set_keep(2);
   v1::Limits& limits = *config.mutable_limits();
   Fill(limits.message_bytes(), uint64_t{64} << 20, limits, &v1::Limits::set_message_bytes);
   Fill(limits.groups(), 65536, limits, &v1::Limits::set_groups);

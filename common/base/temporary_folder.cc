@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/file.h"
+#include "common/base/status_macros.h"
 
 namespace stemma {
 namespace {
@@ -46,12 +47,16 @@ TemporaryFolder::~TemporaryFolder() {
 }
 
 absl::Status TemporaryFolder::Commit() {
-  int failed = renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE);
-  // A file system without that flag: a plain rename replaces an empty folder, and nothing else.
-  if (failed != 0 && errno == EINVAL) failed = rename(path_.c_str(), target_.c_str());
-  if (failed != 0) return ErrnoStatus("create", target_, errno == ENOTEMPTY ? EEXIST : errno);
+  RETURN_IF_ERROR(RenameFolder(path_, target_));
   path_.clear();
   return absl::OkStatus();
+}
+
+absl::Status RenameFolder(const std::string& from, const std::string& to) {
+  int failed = renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
+  // A file system without that flag: a plain rename replaces an empty folder, and nothing else.
+  if (failed != 0 && errno == EINVAL) failed = rename(from.c_str(), to.c_str());
+  return failed == 0 ? absl::OkStatus() : ErrnoStatus("create", to, errno == ENOTEMPTY ? EEXIST : errno);
 }
 
 }  // namespace stemma

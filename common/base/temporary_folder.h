@@ -26,4 +26,7 @@ class TemporaryFolder {
   std::string target_, path_;  // path_ empty: committed
 };
 
+// Renames a folder to a name where nothing is. Errors: AlreadyExists - something is there; both stay as they are.
+absl::Status RenameFolder(const std::string& from, const std::string& to);
+
 }  // namespace stemma

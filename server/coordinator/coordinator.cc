@@ -5,18 +5,26 @@
 #include <variant>
 
 #include "common/base/error.h"
+#include "common/base/failpoint.h"
 #include "glog/logging.h"
 #include "server/coordinator/calibration_file.h"
+#include "server/coordinator/incident_files.h"
+#include "server/coordinator/lost_messages.h"
 
 namespace stemma::server {
 
-Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, const Clock& clock,
-                         std::function<void(bool)> on_readiness)
+Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, std::unique_ptr<Storage> storage,
+                         const Clock& clock, std::function<void(bool)> on_readiness)
     : clock_(clock),
       on_readiness_(std::move(on_readiness)),
       data_directory_(options.data_directory),
+      storage_(std::move(storage)),
       state_(std::move(options)),
-      planners_(std::move(plan), std::bind_front(&Coordinator::OnPlanned, this)) {
+      planners_(std::move(plan), storage_.get(), std::bind_front(&Coordinator::OnDone, this)) {
+  if (storage_ != nullptr) {
+    checkpoints_ =
+        std::make_unique<CheckpointThread>(&storage_->checkpoints(), std::bind_front(&Coordinator::OnDone, this));
+  }
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -29,6 +37,7 @@ void Coordinator::Stop() {
   }
   if (thread_.joinable()) thread_.join();
   planners_.Stop();
+  if (checkpoints_ != nullptr) checkpoints_->Stop();
 }
 
 CallId Coordinator::Call(std::shared_ptr<ClientCall> call, const std::function<Event(CallId)>& make_event) {
@@ -67,7 +76,7 @@ void Coordinator::WorkerLost(SessionId session, const std::string& reason) {
   if (links_.erase(session) > 0) Post(WorkerLostEvent{session, reason});
 }
 
-void Coordinator::OnPlanned(PlannedEvent event) {
+void Coordinator::OnDone(Event event) {
   MutexLock lock(&mutex_);
   Post(std::move(event));
 }
@@ -109,13 +118,14 @@ bool Coordinator::IsOfClosedSession(const Event& event) {
 }
 
 void Coordinator::Run() {
+  Execute(state_.Handle(clock_.Now(), StartEvent{}));
   Arrived next;
   while (NextEvent(next)) {
     if (IsOfClosedSession(next.event)) continue;
-    Execute(state_.Handle(next.at, next.event));
-    if (const auto* message = std::get_if<WorkerMessageEvent>(&next.event)) {
-      if (const auto link = FindLink(message->session)) link->ReadNext();
-    }
+    const auto* message = std::get_if<WorkerMessageEvent>(&next.event);
+    if (message == nullptr || !IsLost(message->message)) Execute(state_.Handle(next.at, next.event));
+    if (message == nullptr) continue;
+    if (const auto link = FindLink(message->session)) link->ReadNext();
   }
 }
 
@@ -127,7 +137,8 @@ void Coordinator::Execute(Decision decision) {
 }
 
 void Coordinator::Execute(SendAction& action) {
-  if (const auto link = FindLink(action.session)) link->Send(std::move(action.message));
+  const auto link = FindLink(action.session);
+  if (link != nullptr && !IsLost(action.message)) link->Send(std::move(action.message));
 }
 
 void Coordinator::Execute(SendPayloadAction& action) {
@@ -146,6 +157,7 @@ void Coordinator::Execute(CloseSessionAction& action) {
 }
 
 void Coordinator::Execute(ReplyAction& action) {
+  Failpoint("reply.before", /*rank=*/0);
   if (const auto call = FindCall(action.call, /*take=*/true)) call->OnReply(std::move(action.reply));
 }
 
@@ -159,6 +171,34 @@ void Coordinator::Execute(SaveCalibrationAction& action) {
   if (data_directory_.empty()) return;
   const absl::Status status = WriteCalibration(data_directory_, action.book);
   if (!status.ok()) LOG(WARNING) << "the calibration is not kept: " << status.message();
+}
+
+void Coordinator::Execute(IncidentAction& action) {
+  if (!data_directory_.empty()) WriteIncident(data_directory_, action.incident);
+}
+
+void Coordinator::Execute(RemoveSpoolAction& action) {
+  if (storage_ != nullptr) storage_->Remove(action.name);
+}
+
+void Coordinator::Execute(MakeCheckpointFolderAction& action) {
+  const absl::StatusOr<std::string> made = storage_->checkpoints().Begin(action.name);
+  if (!made.ok()) {  // its ranks will say so
+    LOG(WARNING) << "a checkpoint has no folder: " << made.status().message();
+    return;
+  }
+  CHECK_EQ(*made, TemporaryFolderOf(action.name));
+}
+
+void Coordinator::Execute(RemoveCheckpointAction& action) {
+  if (IsTemporaryFolder(action.folder)) return checkpoints_->Add(AbandonedFolder{action.folder});
+  absl::StatusOr<std::string> retired = storage_->checkpoints().Retire(action.folder);
+  if (retired.ok()) return checkpoints_->Add(AbandonedFolder{*std::move(retired)});
+  LOG(WARNING) << "checkpoint " << action.folder << " stays: " << retired.status().message();
+}
+
+void Coordinator::Execute(JournalAction& action) {
+  if (storage_ != nullptr) storage_->Append(action);
 }
 
 void Coordinator::Execute(DrainedAction&) {

@@ -25,7 +25,9 @@
 #include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "server/coordinator/checkpoint_thread.h"
 #include "server/coordinator/planner_threads.h"
+#include "server/coordinator/storage.h"
 #include "server/protocol/coordinator_state.h"
 #include "server/protocol/events.h"
 
@@ -55,8 +57,8 @@ class Coordinator {
  public:
   static constexpr size_t kEventsMax = 4096;
 
-  // `on_readiness` is called by the coordinator thread.
-  Coordinator(CoordinatorOptions options, PlanFunction plan, const Clock& clock,
+  // `on_readiness` is called by the coordinator thread. `storage` may be null: then nothing outlives the process.
+  Coordinator(CoordinatorOptions options, PlanFunction plan, std::unique_ptr<Storage> storage, const Clock& clock,
               std::function<void(bool)> on_readiness);
   ~Coordinator();
 
@@ -81,7 +83,7 @@ class Coordinator {
     Event event;
   };
   void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { events_.push_back({clock_.Now(), std::move(event)}); }
-  void OnPlanned(PlannedEvent event);
+  void OnDone(Event event);  // of the threads beside this one
   void Run();
   bool NextEvent(Arrived& next);
   bool IsOfClosedSession(const Event& event);
@@ -89,12 +91,20 @@ class Coordinator {
   void Execute(SendAction& action);
   void Execute(SendPayloadAction& action);
   void Execute(PlanAction& action) { planners_.Add(std::move(action)); }
+  void Execute(LoadAction& action) { planners_.Add(std::move(action)); }
+  void Execute(RemoveSpoolAction& action);
+  void Execute(JournalAction& action);
+  void Execute(MakeCheckpointFolderAction& action);
+  void Execute(CommitCheckpointAction& action) { checkpoints_->Add(std::move(action)); }
+  void Execute(ReadCheckpointAction& action) { checkpoints_->Add(std::move(action)); }
+  void Execute(RemoveCheckpointAction& action);
   void Execute(StopPlanAction& action) { planners_.Cancel(action.id); }
   void Execute(CloseSessionAction& action);
   void Execute(ReplyAction& action);
   void Execute(ChunkAction& action);
   void Execute(ReadinessAction& action);
   void Execute(SaveCalibrationAction& action);
+  void Execute(IncidentAction& action);
   void Execute(DrainedAction& action);
   std::shared_ptr<WorkerLink> FindLink(SessionId session);
   std::shared_ptr<ClientCall> FindCall(CallId call, bool take);
@@ -102,6 +112,7 @@ class Coordinator {
   const Clock& clock_;
   const std::function<void(bool)> on_readiness_;
   const std::string data_directory_;              // empty: nothing is kept
+  const std::unique_ptr<Storage> storage_;        // null: nothing is kept
   CoordinatorState state_;                        // of thread_
   absl::Time ticked_for_ = absl::InfinitePast();  // of thread_: the deadline of the tick that was the last event
 
@@ -113,6 +124,7 @@ class Coordinator {
   bool drained_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   PlannerThreads planners_;
+  std::unique_ptr<CheckpointThread> checkpoints_;  // null: nothing is kept
   std::thread thread_;
 };
 

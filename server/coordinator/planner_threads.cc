@@ -5,23 +5,33 @@
 #include <utility>
 
 #include "common/base/error.h"
+#include "common/base/mesh.h"
+#include "glog/logging.h"
 
 namespace stemma::server {
 
-PlannerThreads::PlannerThreads(PlanFunction plan, Done done) : plan_(std::move(plan)), done_(std::move(done)) {
+PlannerThreads::PlannerThreads(PlanFunction plan, const Storage* storage, Done done)
+    : plan_(std::move(plan)), storage_(storage), done_(std::move(done)) {
   for (Lane& lane : lanes_) lane.thread = std::thread([this, &lane] { Run(lane); });
 }
 
 void PlannerThreads::Add(PlanAction plan) {
   MutexLock lock(&mutex_);
   Lane& lane = lanes_[plan.request->header().validate_only() ? 1 : 0];
-  lane.jobs.push_back({.plan = std::move(plan)});
+  lane.jobs.push_back({.work = std::move(plan)});
+}
+
+void PlannerThreads::Add(LoadAction load) {
+  MutexLock lock(&mutex_);
+  lanes_[0].jobs.push_back({.work = std::move(load)});
 }
 
 void PlannerThreads::Cancel(PlanId id) {
   MutexLock lock(&mutex_);
   for (Lane& lane : lanes_) {
-    const auto job = std::find_if(lane.jobs.begin(), lane.jobs.end(), [&](const Job& j) { return j.plan.id == id; });
+    const auto job = std::find_if(lane.jobs.begin(), lane.jobs.end(), [&](const Job& j) {
+      return std::visit([](const auto& work) { return work.id; }, j.work) == id;
+    });
     if (job == lane.jobs.end()) continue;
     *job->stopped = true;
     if (job != lane.jobs.begin() || !lane.busy) lane.jobs.erase(job);
@@ -53,21 +63,40 @@ bool PlannerThreads::Next(Lane& lane, Job& job) {
 void PlannerThreads::Run(Lane& lane) {
   Job job;
   while (Next(lane, job)) {
-    auto plan = std::make_shared<absl::StatusOr<RequestPlan>>(Plan(job));
+    Event done = std::visit([&](const auto& work) { return Do(work, *job.stopped); }, job.work);
     {
       MutexLock lock(&mutex_);
       lane.busy = false;
       lane.jobs.pop_front();
     }
-    done_({.id = job.plan.id, .plan = std::move(plan)});
+    done_(std::move(done));
     job = {};
   }
 }
 
-absl::StatusOr<RequestPlan> PlannerThreads::Plan(const Job& job) const {
-  const PlanAction& plan = job.plan;
+// A plan that was stopped in vain, or too late, has its file too: who hears of it removes that.
+Event PlannerThreads::Do(const PlanAction& action, const std::atomic<bool>& stopped) const {
+  PlannedEvent event = {.id = action.id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(Plan(action, stopped))};
+  if (action.spool_name.empty() || !event.plan->ok() || storage_ == nullptr || stopped) return event;
+  absl::StatusOr<internal::v1::SpoolFile> kept =
+      storage_->Keep(action.spool_name, *action.request, **event.plan, NumRanks(action.config.mesh()));
+  if (kept.ok()) {
+    event.spool = *std::move(kept);
+  } else {
+    *event.plan = kept.status();
+  }
+  return event;
+}
+
+Event PlannerThreads::Do(const LoadAction& action, const std::atomic<bool>&) const {
+  CHECK(storage_ != nullptr);
+  return LoadedEvent{.id = action.id,
+                     .loaded = std::make_shared<absl::StatusOr<LoadedRequest>>(storage_->Load(action.file))};
+}
+
+absl::StatusOr<RequestPlan> PlannerThreads::Plan(const PlanAction& plan, const std::atomic<bool>& stopped) const {
   try {  // of a request that is within the limits, on a machine that has less memory than they need
-    return plan_(*plan.request, plan.config, plan.rates, [&job] { return job.stopped->load(); });
+    return plan_(*plan.request, plan.config, plan.rates, [&stopped] { return stopped.load(); });
   } catch (const std::bad_alloc&) {
     return MakeError(
         Reason::kServerMemory,

@@ -1,14 +1,13 @@
 // PlannerThreads: makes plans beside the coordinator, one at a time in each of two lanes: validate_only never holds up
-// work. A plan that is stopped ends within one cluster of the planner's search.
+// work. A plan that is stopped ends within one cluster of the planner's search. Keeps requests with their plans, and
+// reads them back, where there is a storage: gigabytes never stop the coordinator.
 //
 // Thread safety: safe. Nothing blocks but Stop.
 // Invariants:
-//  (1) every added plan is answered once by `done`, from a planner's thread, unless it was stopped before it began or
-//  the
-//      threads were.
-//  (2) a plan that runs out of memory is an error of its request (SERVER_MEMORY), the only place where bad_alloc is
-//  caught:
-//      limits bound what everything else allocates.
+//  (1) every added plan is answered once by `done`, from a planner's thread, unless it was stopped before it began
+//      or the threads were.
+//  (2) a plan that runs out of memory is an error of its request (SERVER_MEMORY), the only place where bad_alloc
+//      is caught: limits bound what everything else allocates.
 #pragma once
 
 #include <array>
@@ -17,28 +16,32 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <variant>
 
 #include "absl/base/thread_annotations.h"
 #include "common/base/mutex.h"
+#include "server/coordinator/storage.h"
 #include "server/protocol/events.h"
 
 namespace stemma::server {
 
 class PlannerThreads {
  public:
-  using Done = std::function<void(PlannedEvent)>;
+  using Done = std::function<void(Event)>;
 
-  PlannerThreads(PlanFunction plan, Done done);
+  // `storage` may be null, and outlives it: then nothing is kept, and nothing may be loaded.
+  PlannerThreads(PlanFunction plan, const Storage* storage, Done done);
   ~PlannerThreads() { Stop(); }
 
   void Add(PlanAction plan);
+  void Add(LoadAction load);
   void Cancel(PlanId id);
   // Ends the threads, and what they plan. Idempotent.
   void Stop();
 
  private:
   struct Job {
-    PlanAction plan;
+    std::variant<PlanAction, LoadAction> work;
     std::shared_ptr<std::atomic<bool>> stopped = std::make_shared<std::atomic<bool>>(false);
   };
   struct Lane {
@@ -49,9 +52,12 @@ class PlannerThreads {
 
   void Run(Lane& lane);
   bool Next(Lane& lane, Job& job);  // false: stopped
-  absl::StatusOr<RequestPlan> Plan(const Job& job) const;
+  Event Do(const PlanAction& action, const std::atomic<bool>& stopped) const;
+  Event Do(const LoadAction& action, const std::atomic<bool>& stopped) const;
+  absl::StatusOr<RequestPlan> Plan(const PlanAction& action, const std::atomic<bool>& stopped) const;
 
   const PlanFunction plan_;
+  const Storage* const storage_;
   const Done done_;
   Mutex mutex_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;

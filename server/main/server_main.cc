@@ -1,15 +1,18 @@
 // stemma-server: reads its options, serves until SIGTERM or SIGINT, drains; a second signal ends it at once.
 //
-// Exit: 0 clean, 1 fault or a second signal, 2 configuration.
+// Exit: 0 clean, 1 fault or a second signal, 2 configuration, 93 what is kept is damaged: starting again does not help.
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <random>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -29,6 +32,8 @@ namespace {
 // send in large messages would stay in the process's heap after it was dropped.
 constexpr int kReturnedBytes = 256 << 10;
 
+constexpr int kConfiguration = 2, kDoNotRestart = 93;
+
 // Nothing without a path.
 absl::StatusOr<std::optional<ReadyFile>> WriteReadyFile(const std::string& path, const Server& server) {
   if (path.empty()) return std::nullopt;
@@ -43,7 +48,28 @@ std::string RandomName() {
   return absl::StrFormat("%08x", random());
 }
 
-ServerOptions ServerOptionsOf(const ServerMainOptions& options) {
+// The checkpoint with which a new journal begins; empty: none. Errors: InvalidArgument - none has the name that was
+// given.
+absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Storage& storage) {
+  const std::vector<internal::v1::KnownCheckpoint>& found = storage.found();
+  const bool is_new = storage.state().lineage().empty();
+  if (resume == "none" || (resume == "auto" && !is_new)) return "";
+  const auto by_time = [](const auto& a, const auto& b) { return a.saved_at_s() < b.saved_at_s(); };
+  if (resume == "auto") return found.empty() ? "" : std::max_element(found.begin(), found.end(), by_time)->name();
+  const auto named =
+      std::find_if(found.begin(), found.end(), [&](const auto& known) { return known.name() == resume; });
+  if (named == found.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("--resume ", resume, ": there is no such checkpoint in --data"));
+  }
+  if (!is_new) {
+    LOG(WARNING) << "--resume " << resume << " is for a new --data directory; this one's journal goes on with lineage "
+                 << storage.state().lineage() << " (stemma checkpoint load goes back)";
+  }
+  return resume;
+}
+
+ServerOptions ServerOptionsOf(const ServerMainOptions& options, const std::string& resume,
+                              std::unique_ptr<Storage> storage) {
   ServerOptions result;
   result.listen = options.listen;
   result.worker_listen = options.worker_listen;
@@ -51,7 +77,13 @@ ServerOptions ServerOptionsOf(const ServerMainOptions& options) {
   result.worker_secret = options.worker_secret;
   result.limits = options.config.limits();
   result.model = options.model;
-  result.coordinator.epoch = static_cast<uint64_t>(absl::ToUnixMillis(RealClock().Now()));  // grows with each start
+  result.coordinator.epoch = storage->state().epoch() + 1;
+  result.coordinator.journal = storage->state();
+  result.coordinator.journal_rows = storage->last_row();
+  result.coordinator.checkpoints = storage->found();
+  result.coordinator.resume = resume;
+  result.coordinator.keeps_files = true;
+  result.storage = std::move(storage);
   result.coordinator.lineage_prefix = RandomName();
   result.coordinator.version = STEMMA_VERSION;
   result.coordinator.data_directory = options.data->path();
@@ -80,7 +112,11 @@ void EndAtNextSignal(const sigset_t& signals) {
 
 // Serves until a signal; the ready file is there meanwhile.
 absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(ServerOptionsOf(options), RealClock()));
+  ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
+                   Storage::Open(options.data->path(), options.config.limits().requests_kept()));
+  ASSIGN_OR_RETURN(const std::string resume, ChooseResumed(options.resume, *storage));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server,
+                   Server::Start(ServerOptionsOf(options, resume, std::move(storage)), RealClock()));
   RETURN_IF_ERROR(options.data->SetAddress(server->address()));
   ASSIGN_OR_RETURN(std::optional<ReadyFile> ready_file, WriteReadyFile(options.ready_file, *server));
   LOG(INFO) << "serving " << options.config.model() << " on " << server->address() << ", workers on "
@@ -116,7 +152,8 @@ int Main(int argc, char** argv) {
   const absl::Status status = Serve(options, signals);
   if (status.ok()) return 0;
   Say(kServerProgram, options.log, LogLevel::kError, std::string(status.message()));
-  return 1;
+  if (absl::IsInvalidArgument(status)) return kConfiguration;
+  return absl::IsDataLoss(status) ? kDoNotRestart : 1;
 }
 
 }  // namespace

@@ -29,8 +29,8 @@ struct Flags {
   std::string listen = "127.0.0.1:0", worker_listen = "127.0.0.1:0", ops_listen = "127.0.0.1:0";
   std::string worker_secret_file;
   std::string data = "stemma-data";
-  std::string ready_file;
-  std::string memory_budget, host_memory, mesh, split_groups;
+  std::string ready_file, resume = "auto";
+  std::string memory_budget, host_memory, mesh, split_groups, durability;
   double worker_lost_after_s = 10, worker_stalled_after_s = 300;
   uint32_t wave_suffixes = 0, threads = 0, prefix_block_rows = 0;
   uint32_t drain_timeout_s = static_cast<uint32_t>(absl::ToInt64Seconds(kDrainWithin));
@@ -50,6 +50,7 @@ const std::map<std::string, v1::Offload> kOffloads = {{"on", v1::OFFLOAD_ON}, {"
 const std::map<std::string, v1::OptimizerResidency> kResidencies = {{"device", v1::DEVICE}, {"host", v1::HOST}};
 const std::map<std::string, v1::Split> kSplits = {
     {"auto", v1::SPLIT_AUTO}, {"on", v1::SPLIT_ON}, {"off", v1::SPLIT_OFF}};
+const std::map<std::string, v1::Durability> kDurabilities = {{"rewind", v1::REWIND}, {"replay", v1::REPLAY}};
 
 template <typename Map>
 std::vector<std::string> KeysOf(const Map& map) {
@@ -91,6 +92,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--split-groups", flags.split_groups,
                  "whether several ranks may share one group's rollouts: auto (where that is faster), on, off")
       ->check(CLI::IsMember(KeysOf(kSplits)));
+  app.add_option(
+         "--durability", flags.durability,
+         "what a loss of workers or server leaves of the steps: replay (all: requests are kept under --data and "
+         "computed again), rewind (what a checkpoint holds, else the model directory; default replay)")
+      ->check(CLI::IsMember(KeysOf(kDurabilities)));
   app.add_option("--threads", flags.threads, "of the worker's compute (default: all cores)");
   app.add_option("--listen", flags.listen, "host:port for clients; port 0 takes a free one")->capture_default_str();
   app.add_option("--worker-listen", flags.worker_listen, "host:port for workers")->capture_default_str();
@@ -106,7 +112,13 @@ void AddFlags(CLI::App& app, Flags& flags) {
             "predicts is not more",
             {.min = kWorkerLostAfterMinS, .max = kWorkerStalledAfterMaxS})
       ->capture_default_str();
-  app.add_option("--data", flags.data, "directory for exports and measurements; one server at a time")
+  app.add_option(
+         "--data", flags.data,
+         "directory for the journal, kept requests, checkpoints, exports and measurements; one server at a time")
+      ->capture_default_str();
+  app.add_option("--resume", flags.resume,
+                 "with what a --data directory begins that has no journal: auto (the newest checkpoint in it, else the "
+                 "model directory), none, or a checkpoint's name")
       ->capture_default_str();
   app.add_option("--ready-file", flags.ready_file,
                  "written once all listeners serve: the clients' address, then `workers ADDRESS` and `ops ADDRESS`");
@@ -140,6 +152,7 @@ void Override(const Flags& flags, v1::RunConfig& config) {
     config.set_optimizer_residency(kResidencies.at(flags.optimizer_residency));
   }
   if (!flags.split_groups.empty()) config.set_split_groups(kSplits.at(flags.split_groups));
+  if (!flags.durability.empty()) config.set_durability(kDurabilities.at(flags.durability));
   if (flags.threads > 0) config.set_threads(flags.threads);
 }
 
@@ -278,6 +291,7 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
   CheckFiles(flags, problems);
   PrepareData(flags, options, problems);
   options.ready_file = flags.ready_file;
+  options.resume = flags.resume;
   options.drain_within = absl::Seconds(flags.drain_timeout_s);
   options.worker_lost_after = absl::Seconds(flags.worker_lost_after_s);
   options.worker_stalled_after = absl::Seconds(flags.worker_stalled_after_s);

@@ -24,6 +24,7 @@ struct ServerMainOptions {
   std::string worker_secret;
   std::optional<DataDirectory> data;  // held; none with check_config
   std::string ready_file;             // empty: none
+  std::string resume;                 // auto, none, or a checkpoint's name: with what a new journal begins
   absl::Duration worker_lost_after = absl::Seconds(10);
   absl::Duration worker_stalled_after = absl::Minutes(5);
   absl::Duration drain_within;

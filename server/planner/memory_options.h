@@ -17,6 +17,7 @@ inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 struct MemoryOptions {
   ByteShape shape;
   int64_t budget_bytes = 0;   // above weights, gradients and optimizer state (server/planner/memory_division.h)
+  int64_t held_bytes = 0;     // of the device, beside every cluster; budget_bytes is without them
   int64_t host_bytes = 0;     // of host memory for tapes; 0: not known, not a limit
   int64_t wave_suffixes = 0;  // forced; 0: by the budget
   v1::WaveLayout layout = v1::PACKED;

@@ -33,7 +33,7 @@ class Planner {
       if (chooser_.options().stopped()) return absl::CancelledError("planning was stopped");
     }
     costs_.resize(groups_.size());
-    if (request_.log_prob_pass) {
+    if (request_.log_prob_passes > 0) {
       PinGroups();
       std::vector<uint32_t> all(groups_.size());
       std::iota(all.begin(), all.end(), 0u);
@@ -57,7 +57,16 @@ class Planner {
   MemoryOptions Options(const StopCheck& stop, bool forward_only) const {
     MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
     options.stop = stop;
+    if (forward_only) {
+      options.held_bytes = CheckpointBytes();
+      options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes, 0);
+    }
     return options;
+  }
+
+  // Forward-only passes hold the weights that they read from a checkpoint beside the model's own.
+  int64_t CheckpointBytes() const {
+    return request_.reads_checkpoint ? StateBytesOf(model_.config, model_.run).weights : 0;
   }
 
   std::vector<std::vector<uint32_t>> Batches(int64_t epoch) const {
@@ -175,8 +184,10 @@ class Planner {
     for (PackedCluster& packed : clusters) {
       packed.cluster.set_dp_rank(static_cast<uint32_t>(rank));
       if (split != nullptr) SetSplit(*split, packed.cluster);
-      rank_report.set_peak_bytes(std::max(rank_report.peak_bytes(), static_cast<uint64_t>(packed.memory.peak_bytes)));
-      const auto with_headroom = static_cast<uint64_t>(PeaksWithHeadroom(memory, packed.memory).peak());
+      const auto peak = static_cast<uint64_t>(packed.memory.peak_bytes + memory.held_bytes);
+      rank_report.set_peak_bytes(std::max(rank_report.peak_bytes(), peak));
+      const auto with_headroom =
+          static_cast<uint64_t>(PeaksWithHeadroom(memory, packed.memory).peak() + memory.held_bytes);
       report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), with_headroom));
       report.set_num_waves(report.num_waves() + static_cast<uint32_t>(packed.cluster.waves_size()));
       if (!result_.work.empty()) result_.work.back()[rank] += packed.memory.work;  // not of the entry pass
@@ -268,11 +279,13 @@ class Planner {
       groups_[g].packing.reuse ? report.set_groups_reuse(report.groups_reuse() + 1)
                                : report.set_groups_dense(report.groups_dense() + 1);
     }
-    const int passes = request_.log_prob_pass ? 1 : 0;
-    if (passes > 0) AddToTotals(report.steps(0));
+    const int first_step = request_.log_prob_passes > 0 ? 1 : 0;
+    for (int pass = 0; pass < request_.log_prob_passes; ++pass) AddToTotals(report.steps(0));
     for (uint32_t repeat = 0; repeat < result_.repeats; ++repeat) {
-      for (int i = passes; i < report.steps_size(); ++i) AddToTotals(report.steps(i));
+      for (int i = first_step; i < report.steps_size(); ++i) AddToTotals(report.steps(i));
     }
+    report.set_log_prob_passes(static_cast<uint32_t>(request_.log_prob_passes));
+    report.set_checkpoint_weights_bytes(static_cast<uint64_t>(CheckpointBytes()));
     report.set_budget_bytes(model_.run.memory_budget_bytes());
     DescribeState(StateBytesOf(model_.config, model_.run), model_.run.optimizer_residency(), *report.mutable_state());
     DescribeRates(model_.rates, *report.mutable_rates());

@@ -36,9 +36,10 @@ struct PlannerRequest {
   int64_t epochs = 1;
   bool shuffle = false;
   uint64_t seed = 0;
-  std::string payload_digest;  // with seed and epoch, decides the order of a shuffle
-  bool log_prob_pass = false;  // old or ref from WEIGHTS
-  bool forward_only = false;   // ComputeLogProb: one step, no backward
+  std::string payload_digest;     // with seed and epoch, decides the order of a shuffle
+  int log_prob_passes = 0;        // old or ref from WEIGHTS: how many weights they name
+  bool reads_checkpoint = false;  // one of these, or what ComputeLogProb names: the passes run beside its weights
+  bool forward_only = false;      // ComputeLogProb: one step, no backward
   v1::Schedule schedule = v1::AUTO;
 };
 

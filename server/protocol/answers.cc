@@ -7,8 +7,10 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/admission/log_prob_sources.h"
 #include "common/base/dtype_names.h"
 #include "common/base/error.h"
+#include "common/base/message_sizes.h"
 #include "common/base/names.h"
 #include "common/trace/loss_names.h"
 
@@ -23,6 +25,7 @@ v1::ModelInfo::State StateOf(const CoordinatorParts& parts, bool draining) {
   if (draining) return v1::ModelInfo::DRAINING;
   if (!parts.gang.serves()) return parts.gang.ever_served() ? v1::ModelInfo::RECOVERING : v1::ModelInfo::LOADING;
   if (!parts.lineage.unusable().empty()) return v1::ModelInfo::UNUSABLE;
+  if (parts.lineage.behind()) return v1::ModelInfo::RECOVERING;
   return parts.jobs.running().is_update() ? v1::ModelInfo::STEPPING : v1::ModelInfo::IDLE;
 }
 
@@ -75,6 +78,28 @@ absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
   return InvalidField("dtype", absl::StrCat("dtype ", text), text);
 }
 
+absl::Status CheckCheckpointName(const std::string& name) {
+  const absl::Status status = CheckFileName(name);
+  if (status.ok()) return absl::OkStatus();
+  return InvalidField("name", absl::StrCat("name ", status.message()), std::string(status.message()));
+}
+
+absl::Status CheckSaveRequest(const v1::SaveCheckpointRequest& request) {
+  if (!request.name().empty()) {
+    if (absl::Status status = CheckCheckpointName(request.name()); !status.ok()) return status;
+    if (request.name() == kPolicyWeights) {
+      const std::string what = "is what requests call the model's own weights: choose another name";
+      return InvalidField("name", absl::StrCat("name ", request.name(), " ", what), what);
+    }
+  }
+  if (request.client_state().size() > kClientStateBytesMax) {
+    const std::string what = absl::StrCat("has ", request.client_state().size(), " bytes, at most ",
+                                          kClientStateBytesMax, " are kept with a checkpoint");
+    return InvalidField("client_state", absl::StrCat("client_state ", what), what);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckQueue(const v1::Limits& limits, uint64_t jobs, uint64_t queued_bytes, uint64_t bytes) {
   std::string what;
   if (jobs >= limits.requests_in_flight()) {
@@ -86,6 +111,19 @@ absl::Status CheckQueue(const v1::Limits& limits, uint64_t jobs, uint64_t queued
     return absl::OkStatus();
   }
   return MakeError(Reason::kQueueFull, what);
+}
+
+absl::Status DrainingError(const std::string& what) { return MakeError(Reason::kDraining, "the server stops" + what); }
+
+absl::Status ServingProblem(const CoordinatorParts& parts) {
+  if (!parts.lineage.unusable().empty()) return parts.lineage.UnusableError();
+  if (parts.lineage.behind() && parts.gang.serves()) {
+    return MakeError(Reason::kRecovering, absl::StrCat("the weights are computed again: step ",
+                                                       parts.lineage.weights_step(), " of ", parts.lineage.step()));
+  }
+  if (parts.gang.serves()) return absl::OkStatus();
+  if (!parts.gang.ever_served()) return MakeError(Reason::kStarting, "no worker has loaded the model yet");
+  return MakeError(Reason::kRecovering, "the worker was lost and no other has loaded the model yet");
 }
 
 v1::ModelInfo ModelInfoOf(const CoordinatorParts& parts, bool draining) {

@@ -20,8 +20,19 @@ absl::Status ExportExistsError(const std::string& path);
 // Errors: InvalidArgument, which names the field: name, expected_lineage, dtype.
 absl::Status CheckExport(const v1::ExportWeightsRequest& request);
 
+// Errors: InvalidArgument, which names the field: name, expected_lineage, client_state.
+absl::Status CheckSaveRequest(const v1::SaveCheckpointRequest& request);
+// Errors: InvalidArgument, which names the field `name`.
+absl::Status CheckCheckpointName(const std::string& name);
+
 // Errors: ResourceExhausted QUEUE_FULL - with `bytes` more there would be too many jobs, or too many bytes of them.
 absl::Status CheckQueue(const v1::Limits& limits, uint64_t jobs, uint64_t queued_bytes, uint64_t bytes);
+
+// `what`: how far the request came, " after ..."; empty: not begun.
+absl::Status DrainingError(const std::string& what = "");
+
+// OK, or why a server that does not drain accepts no job now.
+absl::Status ServingProblem(const CoordinatorParts& parts);
 
 v1::ModelInfo ModelInfoOf(const CoordinatorParts& parts, bool draining);
 v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/log_prob_sources.h"
 #include "common/base/error.h"
 #include "glog/logging.h"
 
@@ -17,8 +18,16 @@ void Arrivals::Add(Arrival arrival, const PlanInputs& inputs) {
 void Arrivals::StartPlan(Arrival& arrival, const PlanInputs& inputs) {
   arrival.plan.reset();
   arrival.plan_id = next_plan_++;
-  out_->Add(
-      PlanAction{.id = arrival.plan_id, .request = arrival.request, .config = inputs.config, .rates = inputs.rates});
+  const bool kept = arrival.is_update() && !spool_prefix_.empty();
+  out_->Add(PlanAction{.id = arrival.plan_id,
+                       .request = arrival.request,
+                       .config = inputs.config,
+                       .rates = inputs.rates,
+                       .spool_name = kept ? absl::StrCat(spool_prefix_, arrival.plan_id) : ""});
+}
+
+void Arrivals::DropSpool(const std::optional<internal::v1::SpoolFile>& spool) {
+  if (spool) out_->Add(RemoveSpoolAction{spool->name()});
 }
 
 void Arrivals::StopPlan(const Arrival& arrival) {
@@ -29,6 +38,7 @@ void Arrivals::Restart(const PlanInputs& inputs) {
   for (Arrival& arrival : arrivals_) {
     if (arrival.request == nullptr) continue;
     StopPlan(arrival);
+    DropSpool(std::exchange(arrival.spool, std::nullopt));
     StartPlan(arrival, inputs);
   }
 }
@@ -36,8 +46,9 @@ void Arrivals::Restart(const PlanInputs& inputs) {
 void Arrivals::OnPlanned(const PlannedEvent& event, const std::string& lineage) {
   const auto arrival = std::find_if(arrivals_.begin(), arrivals_.end(),
                                     [&](const Arrival& a) { return a.request != nullptr && a.plan_id == event.id; });
-  if (arrival == arrivals_.end()) return;  // its calls left, or it was planned anew
+  if (arrival == arrivals_.end()) return DropSpool(event.spool);  // its calls left, or it was planned anew
   arrival->plan = event.plan;
+  arrival->spool = event.spool;
   if (!event.plan->ok()) return End(*arrival, event.plan->status());
   if (!arrival->validate_only()) return;
   v1::RequestStatus status;
@@ -104,6 +115,7 @@ void Arrivals::Leave(CallId call) {
 void Arrivals::End(const Arrival& arrival, const absl::Status& status) { Refuse(Remove(arrival), status); }
 
 void Arrivals::Refuse(const Arrival& taken, const absl::Status& status) {
+  DropSpool(taken.spool);
   for (const Arrival::Sender& sender : taken.senders) out_->Reply(sender.call, status);
   for (const RequestWaiter& watcher : taken.watchers) out_->Reply(watcher.call, status);
 }
@@ -125,8 +137,25 @@ uint64_t Arrivals::num_steps() const {
 }
 
 bool Arrivals::HasExport(const std::string& name) const {
-  return std::any_of(arrivals_.begin(), arrivals_.end(),
-                     [&](const Arrival& a) { return a.request == nullptr && a.export_request.name() == name; });
+  return std::any_of(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) {
+    const auto* job = std::get_if<ExportJob>(&a.work);
+    return a.request == nullptr && job != nullptr && job->request.name() == name;
+  });
+}
+
+bool Arrivals::HasSave(const std::string& name) const {
+  return std::any_of(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) {
+    const auto* job = std::get_if<SaveJob>(&a.work);
+    return a.request == nullptr && job != nullptr && job->request.name() == name;
+  });
+}
+
+bool Arrivals::ReadsCheckpoint(const std::string& name) const {
+  return std::any_of(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) {
+    if (a.request == nullptr) return false;
+    const std::vector<std::string> read = CheckpointsReadBy(*a.request);
+    return std::find(read.begin(), read.end(), name) != read.end();
+  });
 }
 
 absl::Time Arrivals::NextDeadline() const {

@@ -1,22 +1,24 @@
 // The jobs that came and are not accepted yet, because their plans are being made: who waits for each, and which of
 // them may be accepted next.
 //
-// Jobs are accepted in the order in which they came, whatever the order in which their plans are made: an export, which
-// needs none, stands in the same line. validate_only is answered as soon as its plan is there.
+// Jobs are accepted in the order in which they came, whatever the order in which their plans are made: an export, or
+// what else needs none, stands in the same line. validate_only is answered as soon as its plan is there.
 // Thread safety: none; owned by CoordinatorState, whose Outbox it asks for plans and answers calls through.
 // Invariants:
-//  (1) every arrival but an export has a plan, or one is being made for it: for the worker that is there, or will be.
-//  (2) a plan that nobody waits for any more is stopped.
+//  (1) every arrival with groups has a plan, or one is being made for it: for the worker that is there, or will be.
+//  (2) a plan that nobody waits for any more is stopped, and what was spooled with it is removed.
 #pragma once
 
 #include <list>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "server/protocol/events.h"
+#include "server/protocol/job_queue.h"
 #include "server/protocol/outbox.h"
 #include "server/protocol/request_table.h"
 
@@ -29,12 +31,13 @@ struct Arrival {
     bool replayed = false;
   };
 
-  PlanId plan_id = 0;                              // 0: an export
-  std::shared_ptr<const TrainingRequest> request;  // null: an export
-  v1::ExportWeightsRequest export_request;
+  PlanId plan_id = 0;                              // 0: plain work
+  std::shared_ptr<const TrainingRequest> request;  // null: plain work
+  PlainWork work;                                  // where there is no request
   std::vector<Sender> senders;
   std::vector<RequestWaiter> watchers;                // GetRequest
   std::shared_ptr<absl::StatusOr<RequestPlan>> plan;  // null: not made yet
+  std::optional<internal::v1::SpoolFile> spool;       // that holds it with its plan
 
   bool validate_only() const { return request != nullptr && request->header().validate_only(); }
   bool is_update() const {
@@ -52,8 +55,9 @@ struct PlanInputs {
 
 class Arrivals {
  public:
+  // `spool_prefix`: of the names under which updates are kept with their plans, never used before; empty: they are not.
   // `out` outlives it.
-  explicit Arrivals(Outbox* out) : out_(out) {}
+  explicit Arrivals(Outbox* out, std::string spool_prefix = "") : out_(out), spool_prefix_(std::move(spool_prefix)) {}
 
   void Add(Arrival arrival, const PlanInputs& inputs);
   // Makes every plan again: one is made for a worker's memory and speed, so the next worker needs another.
@@ -71,7 +75,7 @@ class Arrivals {
   // Lets the call wait for the arrival's acceptance, or answers it where its deadline has come.
   void Watch(Arrival& arrival, const RequestWaiter& watcher);
   void AnswerDueWatchers();
-  // Forgets a call that left. A plan that no call waits for any more is not made; an export goes on: its files may be
+  // Forgets a call that left. A plan that no call waits for any more is not made; plain work goes on: its files may be
   // wanted.
   void Leave(CallId call);
   // Nothing of an arrival was accepted: every call that waits is told `status`, and the id is free.
@@ -85,13 +89,18 @@ class Arrivals {
   uint64_t bytes() const;
   uint64_t num_steps() const;  // of the updates
   bool HasExport(const std::string& name) const;
-  absl::Time NextDeadline() const;  // of a watcher
+  bool HasSave(const std::string& name) const;
+  bool ReadsCheckpoint(const std::string& name) const;  // a request does
+  absl::Time NextDeadline() const;                      // of a watcher
 
  private:
   void StartPlan(Arrival& arrival, const PlanInputs& inputs);
   void StopPlan(const Arrival& arrival);
 
+  void DropSpool(const std::optional<internal::v1::SpoolFile>& spool);
+
   Outbox* const out_;
+  const std::string spool_prefix_;
   std::list<Arrival> arrivals_;  // in the order in which they came
   PlanId next_plan_ = 1;
 };

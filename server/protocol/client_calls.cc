@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/log_prob_sources.h"
 #include "common/base/error.h"
 #include "server/protocol/answers.h"
+#include "server/protocol/checkpoint_rules.h"
 
 namespace stemma::server {
 
@@ -32,6 +34,7 @@ void ClientCalls::OnSubmit(const SubmitEvent& event) {
   const uint64_t step = p_.jobs.StepAfterOpen() + p_.arrivals.num_steps();
   absl::Status admitted = p_.lineage.CheckExpected(request.header(), step);
   if (admitted.ok()) admitted = membership_->NotServing();
+  if (admitted.ok()) admitted = CheckReadable(p_.history.state(), CheckpointsReadBy(request));
   if (admitted.ok()) admitted = AdmitJob(request.bytes);
   if (!admitted.ok()) return p_.out.Reply(event.call, admitted);
   Arrival arrival;
@@ -108,8 +111,9 @@ void ClientCalls::OnCancel(const CancelEvent& event) {
   }
   p_.jobs.Wait(*record, {.call = event.call, .failure_is_error = false});
   if (record->final()) return;
-  if (!p_.jobs.running().Is(record->id)) return p_.jobs.CancelUpdate(*record);
-  if (p_.jobs.running().committed()) {
+  const bool runs = p_.jobs.running().Is(record->id);
+  if (!runs && !membership_->IsDecided(*record)) return p_.jobs.CancelUpdate(*record);
+  if (!runs || p_.jobs.running().committed() || membership_->IsDecided(*record)) {
     record->cancel_requested = true;  // the step stays; no other follows
     return;
   }
@@ -165,7 +169,7 @@ void ClientCalls::OnExport(const ExportEvent& event) {
   if (admitted.ok()) admitted = AdmitJob(0);
   if (!admitted.ok()) return p_.out.Reply(event.call, admitted);
   Arrival arrival;
-  arrival.export_request = request;
+  arrival.work = ExportJob{request};
   arrival.senders.push_back({.call = event.call});
   Receive(std::move(arrival));
 }

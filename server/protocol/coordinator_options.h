@@ -3,16 +3,23 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "common/model/model_config.h"
 #include "server/planner/calibration.h"
+#include "stemma/internal/v1/journal.pb.h"
 #include "stemma/v1/run_config.pb.h"
 
 namespace stemma::server {
 
 struct CoordinatorOptions {
-  uint64_t epoch = 1;
+  uint64_t epoch = 1;                                      // of this start; the journal's is lower
+  internal::v1::JournalState journal;                      // of earlier starts
+  uint64_t journal_rows = 0;                               // the number of the last row
+  std::vector<internal::v1::KnownCheckpoint> checkpoints;  // that were found on the disk, in the order of their steps
+  std::string resume;          // the checkpoint with which a new journal begins; empty: the model directory
+  bool keeps_files = false;    // there is a disk: checkpoints can be saved
   std::string lineage_prefix;  // random for each start: lineages are "<prefix>-1", "<prefix>-2", ...
   std::string version;
   std::string data_directory;

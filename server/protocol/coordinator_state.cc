@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
@@ -19,19 +20,30 @@ GangOptions GangOptionsOf(const CoordinatorOptions& options) {
           .return_within = options.worker_return_within};
 }
 
+HistoryOptions HistoryOptionsOf(const CoordinatorOptions& options) {
+  return {.state = options.journal,
+          .last_row = options.journal_rows,
+          .replays = options.config.durability() == v1::REPLAY,
+          .requests_kept = options.config.limits().requests_kept()};
+}
+
 }  // namespace
 
 CoordinatorState::CoordinatorState(CoordinatorOptions options)
     : options_(std::move(options)),
-      lineage_(options_.lineage_prefix),
+      history_(HistoryOptionsOf(options_), &out_),
+      lineage_(options_.lineage_prefix, options_.journal),
+      base_(&out_, &history_),
       gang_(GangOptionsOf(options_)),
       calibration_(options_.model, options_.calibration, options_.config),
-      arrivals_(&out_),
-      jobs_(options_.config.limits().requests_kept(), options_.worker_stalled_after, &out_, &gang_, &lineage_),
-      parts_{options_, out_, lineage_, gang_, calibration_, arrivals_, jobs_},
+      arrivals_(&out_, history_.replays() ? absl::StrCat(options_.epoch, "-") : ""),
+      jobs_(options_.config.limits().requests_kept(), options_.worker_stalled_after, &out_, &history_, &gang_,
+            &lineage_),
+      parts_{options_, out_, history_, lineage_, base_, save_, gang_, calibration_, arrivals_, jobs_},
       membership_(parts_),
       steps_(parts_, &membership_),
-      runner_(parts_, &membership_, &steps_),
+      checkpoints_(parts_, &membership_),
+      runner_(parts_, &membership_, &steps_, &checkpoints_),
       calls_(parts_, &membership_) {}
 
 Decision CoordinatorState::Handle(absl::Time now, const Event& event) {
@@ -39,6 +51,7 @@ Decision CoordinatorState::Handle(absl::Time now, const Event& event) {
   membership_.Pass();
   std::visit([this](const auto& e) { On(e); }, event);
   runner_.StartNext();
+  checkpoints_.SaveBeforeLeaving();
   membership_.FinishDrain();
   return out_.Take();
 }
@@ -77,6 +90,10 @@ void CoordinatorState::OnRank(SessionId session, const internal::v1::WorkerMessa
       return runner_.OnLogProbDone(rank, message.log_prob_done());
     case internal::v1::WorkerMessage::kExportDone:
       return runner_.OnExportDone(rank, message.export_done());
+    case internal::v1::WorkerMessage::kSaveStaged:
+      return checkpoints_.OnSaveStaged(rank, message.save_staged());
+    case internal::v1::WorkerMessage::kSaveDone:
+      return checkpoints_.OnSaveDone(rank, message.save_done());
     case internal::v1::WorkerMessage::kRefused:
       if (!gang_.worker(rank).ready) {
         return membership_.OnRefusedConfigure(session, WorkerText(message.refused().message()));
@@ -89,6 +106,7 @@ void CoordinatorState::OnRank(SessionId session, const internal::v1::WorkerMessa
 
 void CoordinatorState::On(const TickEvent&) {
   membership_.Tick();
+  checkpoints_.GiveUpWhenStalled();
   arrivals_.AnswerDueWatchers();
   jobs_.AnswerDueWaiters();
 }

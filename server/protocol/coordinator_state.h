@@ -3,11 +3,15 @@
 //
 // This class says which part handles which event; coordinator_state.cc is the page to begin with. What is kept:
 //   Gang               the workers, their ranks and generation, the configuration in force
+//   History            what the journal holds, and its new rows
 //   Lineage            which weights the model has, and which were lost
+//   BaseKeeper         with which weights the next generation begins
+//   CheckpointSave     the save that runs
 //   CalibrationKeeper  the measured speed of the workers' machines
 //   Arrivals           jobs whose plans are being made
 //   Jobs               accepted jobs: RequestTable, JobQueue, RunningJob
-// What acts on it: ClientCalls, Membership, JobRunner, StepProtocol. Each decision is written into one Outbox.
+// What acts on it: ClientCalls, CheckpointCalls, Membership, JobRunner, StepProtocol. Each decision is written into one
+// Outbox.
 //
 // Thread safety: none; owned by the coordinator thread.
 // Invariants:
@@ -44,6 +48,14 @@ class CoordinatorState {
   void On(const WorkerLostEvent& event) { membership_.OnLost(event); }
   void On(const SubmitEvent& event) { calls_.OnSubmit(event); }
   void On(const ExportEvent& event) { calls_.OnExport(event); }
+  void On(const SaveCheckpointEvent& event) { checkpoints_.OnSave(event); }
+  void On(const LoadCheckpointEvent& event) { checkpoints_.OnLoad(event); }
+  void On(const ListCheckpointsEvent& event) { checkpoints_.OnList(event); }
+  void On(const VerifyCheckpointEvent& event) { checkpoints_.OnVerify(event); }
+  void On(const PinCheckpointEvent& event) { checkpoints_.OnPin(event); }
+  void On(const DeleteCheckpointEvent& event) { checkpoints_.OnDelete(event); }
+  void On(const CheckpointWrittenEvent& event) { checkpoints_.OnWritten(event); }
+  void On(const CheckpointReadEvent& event) { checkpoints_.OnRead(event); }
   void On(const GetRequestEvent& event) { calls_.OnGetRequest(event); }
   void On(const CancelEvent& event) { calls_.OnCancel(event); }
   void On(const ReadResultsEvent& event) { calls_.OnReadResults(event); }
@@ -51,7 +63,11 @@ class CoordinatorState {
   void On(const GetModelEvent& event) { calls_.OnGetModel(event); }
   void On(const GetServerInfoEvent& event) { calls_.OnGetServerInfo(event); }
   void On(const CallGoneEvent& event) { calls_.OnGone(event); }
-  void On(const PlannedEvent& event) { calls_.OnPlanned(event); }
+  void On(const PlannedEvent& event) {
+    if (!runner_.OnPlanned(event)) calls_.OnPlanned(event);
+  }
+  void On(const LoadedEvent& event) { runner_.OnLoaded(event); }
+  void On(const StartEvent&) { membership_.Start(); }
   void On(const DrainEvent& event) { membership_.Drain(event.within); }
   void On(const TickEvent&);
   // Handles what a worker of the generation says. REQUIRES: one has begun.
@@ -59,7 +75,10 @@ class CoordinatorState {
 
   const CoordinatorOptions options_;
   Outbox out_;
+  History history_;
   Lineage lineage_;
+  BaseKeeper base_;
+  CheckpointSave save_;
   Gang gang_;
   CalibrationKeeper calibration_;
   Arrivals arrivals_;
@@ -68,6 +87,7 @@ class CoordinatorState {
 
   Membership membership_;
   StepProtocol steps_;
+  CheckpointCalls checkpoints_;
   JobRunner runner_;
   ClientCalls calls_;
 };

@@ -13,7 +13,10 @@
 #include "absl/time/time.h"
 #include "common/admission/training_request.h"
 #include "server/planner/calibration.h"
+#include "server/protocol/incident.h"
 #include "server/protocol/request_plan.h"
+#include "stemma/internal/v1/checkpoint.pb.h"
+#include "stemma/internal/v1/journal.pb.h"
 #include "stemma/internal/v1/worker.pb.h"
 #include "stemma/v1/training.pb.h"
 
@@ -42,6 +45,30 @@ struct ExportEvent {
   CallId call = 0;
   v1::ExportWeightsRequest request;
 };
+struct SaveCheckpointEvent {
+  CallId call = 0;
+  v1::SaveCheckpointRequest request;
+};
+struct LoadCheckpointEvent {
+  CallId call = 0;
+  v1::LoadCheckpointRequest request;
+};
+struct ListCheckpointsEvent {
+  CallId call = 0;
+};
+struct VerifyCheckpointEvent {
+  CallId call = 0;
+  std::string name;
+};
+struct PinCheckpointEvent {
+  CallId call = 0;
+  std::string name;
+  bool pinned = false;
+};
+struct DeleteCheckpointEvent {
+  CallId call = 0;
+  std::string name;
+};
 struct GetRequestEvent {
   CallId call = 0;
   std::string request_id;
@@ -67,19 +94,39 @@ struct GetServerInfoEvent {
 struct CallGoneEvent {  // the client left; a training request goes on
   CallId call = 0;
 };
-// A plan was made, or not (Cancelled: whoever wanted it left).
+// A plan was made, and the request spooled where that was asked for, or not (Cancelled: whoever wanted it left).
 struct PlannedEvent {
   PlanId id = 0;
   std::shared_ptr<absl::StatusOr<RequestPlan>> plan;  // the event gives it away
+  std::optional<internal::v1::SpoolFile> spool = {};
 };
+// What LoadAction asked for was read from the spool, or could not be.
+struct LoadedEvent {
+  PlanId id = 0;
+  std::shared_ptr<absl::StatusOr<LoadedRequest>> loaded;  // the event gives it away
+};
+// The end of a CommitCheckpointAction.
+struct CheckpointWrittenEvent {
+  uint64_t id = 0;
+  absl::StatusOr<internal::v1::KnownCheckpoint> written;
+};
+// The end of a ReadCheckpointAction. Errors: CORRUPT_CHECKPOINT, NotFound.
+struct CheckpointReadEvent {
+  uint64_t id = 0;
+  absl::StatusOr<std::string> client_state;  // as it was saved
+};
+// The first event of a server.
+struct StartEvent {};
 struct DrainEvent {
   absl::Duration within;  // for what runs: a step, a log-prob pass, an export
 };
 struct TickEvent {};
 
-using Event = std::variant<WorkerMessageEvent, WorkerLostEvent, SubmitEvent, ExportEvent, GetRequestEvent, CancelEvent,
-                           ReadResultsEvent, ListRequestsEvent, GetModelEvent, GetServerInfoEvent, CallGoneEvent,
-                           PlannedEvent, DrainEvent, TickEvent>;
+using Event = std::variant<WorkerMessageEvent, WorkerLostEvent, SubmitEvent, ExportEvent, SaveCheckpointEvent,
+                           LoadCheckpointEvent, ListCheckpointsEvent, VerifyCheckpointEvent, PinCheckpointEvent,
+                           DeleteCheckpointEvent, GetRequestEvent, CancelEvent, ReadResultsEvent, ListRequestsEvent,
+                           GetModelEvent, GetServerInfoEvent, CallGoneEvent, PlannedEvent, LoadedEvent,
+                           CheckpointWrittenEvent, CheckpointReadEvent, StartEvent, DrainEvent, TickEvent>;
 
 // ---------------------------------------------------------------------------------------------------------------
 // actions
@@ -101,6 +148,44 @@ struct PlanAction {
   std::shared_ptr<const TrainingRequest> request;
   v1::RunConfig config;
   Rates rates;
+  std::string spool_name = "";  // the file that keeps the request with its plan; empty: none does
+};
+// Reads a request and its plan back. Answered by one LoadedEvent.
+struct LoadAction {
+  PlanId id = 0;
+  internal::v1::SpoolFile file;
+};
+struct RemoveSpoolAction {
+  std::string name;
+};
+// A row of the journal, durable before the next action is executed.
+struct JournalAction {
+  uint64_t n = 0;
+  std::string body;                                                                // a JournalRow
+  internal::v1::JournalRow::RowCase kind = internal::v1::JournalRow::ROW_NOT_SET;  // the body's
+  bool settles = false;   // all rows are moved out of the write-ahead log
+  bool replaces = false;  // a snapshot: the rows before it are dropped
+};
+// Makes the empty folder, TemporaryFolderOf(name), that the ranks of a save write into. Where that fails, so do they.
+struct MakeCheckpointFolderAction {
+  std::string name;  // never used before
+};
+// Ends a save: what the manifest says is read back, made durable and renamed. Answered by one CheckpointWrittenEvent.
+struct CommitCheckpointAction {
+  uint64_t id = 0;
+  std::string folder;
+  internal::v1::CheckpointManifest manifest;
+  std::string client_state;
+};
+// Reads every byte of a checkpoint. Answered by one CheckpointReadEvent.
+struct ReadCheckpointAction {
+  uint64_t id = 0;
+  std::string name;
+  std::string manifest_sha256;
+};
+// Makes a checkpoint none, or drops a save that failed; its files go beside other work.
+struct RemoveCheckpointAction {
+  std::string folder;
 };
 struct StopPlanAction {
   PlanId id = 0;
@@ -111,7 +196,8 @@ struct CloseSessionAction {
 };
 
 using Reply = std::variant<absl::Status, v1::RequestStatus, v1::ListRequestsResponse, v1::ModelInfo, v1::ServerInfo,
-                           v1::ExportWeightsResponse>;
+                           v1::ExportWeightsResponse, v1::Checkpoint, v1::LoadCheckpointResponse,
+                           v1::ListCheckpointsResponse, v1::DeleteCheckpointResponse>;
 // Ends the call; an OK Status ends a stream of chunks.
 struct ReplyAction {
   CallId call = 0;
@@ -128,10 +214,16 @@ struct ReadinessAction {
 struct SaveCalibrationAction {
   CalibrationBook book;
 };
+// Keeps what is known of a generation that was lost, beside what its ranks leave (common/base/incidents.h).
+struct IncidentAction {
+  Incident incident;
+};
 struct DrainedAction {};  // nothing runs any more; the worker was told to leave
 
-using Action = std::variant<SendAction, SendPayloadAction, PlanAction, StopPlanAction, CloseSessionAction, ReplyAction,
-                            ChunkAction, ReadinessAction, SaveCalibrationAction, DrainedAction>;
+using Action = std::variant<SendAction, SendPayloadAction, PlanAction, LoadAction, RemoveSpoolAction, JournalAction,
+                            MakeCheckpointFolderAction, CommitCheckpointAction, ReadCheckpointAction,
+                            RemoveCheckpointAction, StopPlanAction, CloseSessionAction, ReplyAction, ChunkAction,
+                            ReadinessAction, SaveCalibrationAction, IncidentAction, DrainedAction>;
 
 struct Decision {
   std::vector<Action> actions;

@@ -136,13 +136,13 @@ absl::StatusOr<v1::RunConfig> Gang::Divide() const {
   return DivideMemory(options_.model, SmallestOf(shares), options_.config);
 }
 
-absl::StatusOr<internal::v1::Configure> Gang::Begin(absl::Time now, uint64_t step) {
+absl::StatusOr<internal::v1::Configure> Gang::Begin(absl::Time now, const WeightsBase& base) {
   CHECK(full() && !begun_);
   std::sort(workers_.begin(), workers_.end(),
             [](const Worker& a, const Worker& b) { return std::tie(a.host, a.device) < std::tie(b.host, b.device); });
   ASSIGN_OR_RETURN(divided_, Divide());
   begun_ = true;
-  step_ = step;
+  base_ = base;
   store_.clear();
   ++generation_;
   for (Worker& worker : workers_) worker.phase = "loading";
@@ -162,7 +162,8 @@ internal::v1::Configure Gang::ConfigureOf(uint32_t rank) const {
     configure.mutable_config()->set_threads(ThreadsOf(of.cores, WorkersOfHost(workers_, of.host)));
   }
   configure.set_data_directory(options_.data_directory);
-  configure.set_step(step_);
+  configure.set_step(base_.step);
+  configure.set_checkpoint(base_.checkpoint);
   configure.set_rank(rank);
   configure.set_store(store_);
   return configure;

@@ -30,6 +30,7 @@
 #include "common/base/device_name.h"
 #include "common/model/model_config.h"
 #include "server/planner/memory_division.h"
+#include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/events.h"
 #include "server/protocol/job_watch.h"
 
@@ -92,10 +93,10 @@ class Gang {
   // InvalidArgument - it is of another version or kind of device, or reachable from its own host only while there are
   // others.
   absl::Status Join(absl::Time now, SessionId session, const internal::v1::Register& message);
-  // Begins a generation; the weights that it is to load are at `step`. Returns what rank 0 is sent, the only one that
+  // Begins a generation, which is to load these weights. Returns what rank 0 is sent, the only one that
   // can be sent something yet where there are several. REQUIRES: full, and none has begun. Errors: what DivideMemory
   // refuses, for each rank.
-  absl::StatusOr<internal::v1::Configure> Begin(absl::Time now, uint64_t step);
+  absl::StatusOr<internal::v1::Configure> Begin(absl::Time now, const WeightsBase& base);
   // Returns what ranks 1, 2, … are sent now that rank 0 has opened its store. Errors: InvalidArgument - another rank
   // opens one, or rank 0 a second one.
   absl::StatusOr<std::vector<internal::v1::Configure>> OpenStore(SessionId session, const std::string& address);
@@ -139,7 +140,7 @@ class Gang {
   std::vector<Worker> workers_;
   bool begun_ = false;
   v1::RunConfig divided_;            // for the workers' memory
-  uint64_t step_ = 0;                // of the weights that the generation loads
+  WeightsBase base_;                 // that the generation loads
   std::string store_;                // that rank 0 opened
   std::optional<JobWatch> loading_;  // until all are ready
   bool ever_served_ = false;

@@ -1,9 +1,11 @@
 #include "server/protocol/job_queue.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/log_prob_sources.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -14,13 +16,28 @@ uint64_t BytesOf(const CallJob& job) {
   return pass == nullptr ? 0 : pass->request->bytes;
 }
 
+// Whether the work is of this kind, and writes under the name.
+template <typename Job, typename Work>
+bool Writes(const Work& work, const std::string& name) {
+  const auto* job = std::get_if<Job>(&work);
+  return job != nullptr && job->request.name() == name;
+}
+
 }  // namespace
 
 std::string JobQueue::AddCallJob(CallJob job) {
-  std::string id = absl::StrCat(job.is_export() ? "~export/" : "~log-prob/", next_call_job_++);
+  static constexpr std::array kKinds = {"~log-prob/", "~export/", "~save/", "~load/"};  // in the order of the variant
+  std::string id = absl::StrCat(kKinds.at(job.work.index()), next_call_job_++);
   call_job_bytes_ += BytesOf(job);
   call_jobs_.emplace(id, std::move(job));
   order_.push_back(id);
+  return id;
+}
+
+std::string JobQueue::AddFirst(CallJob job) {
+  std::string id = AddCallJob(std::move(job));
+  order_.pop_back();
+  order_.push_front(id);
   return id;
 }
 
@@ -55,9 +72,19 @@ std::vector<std::string> JobQueue::CallJobIds() const {
 }
 
 bool JobQueue::HasExport(const std::string& name) const {
+  return std::any_of(call_jobs_.begin(), call_jobs_.end(),
+                     [&](const auto& job) { return Writes<ExportJob>(job.second.work, name); });
+}
+
+bool JobQueue::HasSave(const std::string& name) const {
+  return std::any_of(call_jobs_.begin(), call_jobs_.end(),
+                     [&](const auto& job) { return Writes<SaveJob>(job.second.work, name); });
+}
+
+bool JobQueue::ReadsCheckpoint(const std::string& name) const {
   return std::any_of(call_jobs_.begin(), call_jobs_.end(), [&](const auto& job) {
-    const auto* request = std::get_if<ExportJob>(&job.second.work);
-    return request != nullptr && request->request.name() == name;
+    const auto* log_prob = std::get_if<LogProbJob>(&job.second.work);
+    return log_prob != nullptr && name != kPolicyWeights && log_prob->request->log_prob.weights() == name;
   });
 }
 

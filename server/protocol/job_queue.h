@@ -1,5 +1,6 @@
 // The jobs that were accepted and not begun, in their order: updates, by the id of their record, and the jobs that end
-// with their call (log-prob passes and exports), which are held here until they have ended.
+// with their call (log-prob passes, exports, and what saves or loads a checkpoint), which are held here until they have
+// ended.
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
@@ -29,21 +30,32 @@ struct LogProbJob {
 struct ExportJob {
   v1::ExportWeightsRequest request;
 };
+struct SaveJob {
+  v1::SaveCheckpointRequest request;  // with its name
+};
+// The checkpoint was read back.
+struct LoadJob {
+  std::string name;
+  std::string client_state;
+};
+// What needs no groups, and no plan.
+using PlainWork = std::variant<ExportJob, SaveJob, LoadJob>;
 // A job that ends with its call.
 struct CallJob {
   CallId call = 0;  // 0: it left
-  std::variant<LogProbJob, ExportJob> work;
+  std::variant<LogProbJob, ExportJob, SaveJob, LoadJob> work;
 
-  bool is_export() const { return std::holds_alternative<ExportJob>(work); }
+  bool has_payload() const { return std::holds_alternative<LogProbJob>(work); }
 };
 
 class JobQueue {
  public:
   void AddUpdate(const std::string& request_id) { order_.push_back(request_id); }
-  // Puts an update back to the front: it is the next one to run.
-  void PutBack(const std::string& request_id) { order_.push_front(request_id); }
-  // Returns the id that was made for it.
+  // Puts a job back to the front: it is the next one to run.
+  void PutBack(const std::string& id) { order_.push_front(id); }
+  // Return the id that was made for it. AddFirst: it is the next one to run.
   std::string AddCallJob(CallJob job);
+  std::string AddFirst(CallJob job);
   // Returns the id of the next job to run, which leaves the queue.
   std::optional<std::string> TakeNext();
   // The place in the queue, from 1.
@@ -56,6 +68,8 @@ class JobQueue {
   std::string CallJobOf(CallId call) const;
   std::vector<std::string> CallJobIds() const;
   bool HasExport(const std::string& name) const;
+  bool HasSave(const std::string& name) const;
+  bool ReadsCheckpoint(const std::string& name) const;  // a log-prob pass does
   size_t num_call_jobs() const { return call_jobs_.size(); }
   uint64_t call_job_bytes() const { return call_job_bytes_; }
 

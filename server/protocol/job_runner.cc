@@ -6,27 +6,95 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/log_prob_sources.h"
 #include "common/base/dtype_names.h"
+#include "common/base/error.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
 #include "server/protocol/answers.h"
+#include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
 
 void JobRunner::StartNext() {
-  while (!p_.jobs.running().exists() && p_.gang.serves() && !membership_->draining()) {
-    const std::optional<std::string> id = p_.jobs.queue().TakeNext();
-    if (!id) return;
-    if (UpdateRecord* record = p_.jobs.table().Find(*id)) {
-      steps_->Start(*record);
-      continue;
-    }
-    const CallJob* job = p_.jobs.queue().FindCallJob(*id);
-    CHECK(job != nullptr) << *id;
-    std::visit([&](const auto& work) { Start(*id, work); }, job->work);
+  while (!p_.jobs.running().exists() && p_.gang.serves() && !membership_->draining() && p_.lineage.unusable().empty() &&
+         StartOne()) {
   }
+}
+
+bool JobRunner::StartOne() {
+  if (const internal::v1::KeptRequest* kept = p_.history.FindBehind(p_.lineage.weights_step()))
+    return StartAgain(*kept);
+  checkpoints_->AddWhenDue();
+  const std::optional<std::string> id = p_.jobs.queue().TakeNext();
+  if (!id) return false;
+  if (UpdateRecord* record = p_.jobs.table().Find(*id)) return StartUpdate(*record);
+  const CallJob* job = p_.jobs.queue().FindCallJob(*id);
+  CHECK(job != nullptr) << *id;
+  if (std::holds_alternative<SaveJob>(job->work) && !checkpoints_->can_save()) {
+    p_.jobs.queue().PutBack(*id);  // and what comes after it waits for the save that runs, as its client was told
+    return false;
+  }
+  std::visit([&](const auto& work) { Start(*id, work); }, job->work);
+  return true;
+}
+
+bool JobRunner::StartAgain(const internal::v1::KeptRequest& kept) {
+  const std::string& id = kept.request_id();
+  std::optional<LoadedRequest> loaded = TakeKept(kept);
+  if (!loaded) return false;
+  const absl::Status readable = CheckReadable(p_.history.state(), CheckpointsReadBy(loaded->request->update));
+  if (!readable.ok()) return CannotComputeAgain(id, readable);
+  steps_->Start(p_.jobs.HoldAgain(id, *std::move(loaded)));
+  return true;
+}
+
+// What was decided needs what is gone: an operator has to look.
+bool JobRunner::CannotComputeAgain(const std::string& id, const absl::Status& why) {
+  membership_->Stop(MakeError(Reason::kCorruptCheckpoint,
+                              absl::StrCat("request ", id, ", whose steps were decided, cannot be computed again: ",
+                                           std::string(why.message()))));
+  return false;
+}
+
+bool JobRunner::StartUpdate(UpdateRecord& record) {
+  const internal::v1::KeptRequest* kept = FindKept(p_.history.state(), record.id);
+  const bool here = record.request != nullptr &&
+                    (kept == nullptr || PlanProblem(record.plan.report, p_.options.model, p_.gang.config()).empty());
+  if (!here) {
+    CHECK(kept != nullptr) << record.id << " is open and not kept";
+    std::optional<LoadedRequest> loaded = TakeKept(*kept);
+    if (!loaded) {
+      if (!record.final()) p_.jobs.queue().PutBack(record.id);
+      return false;
+    }
+    record.request = std::move(loaded->request);
+    record.plan = std::move(loaded->plan);
+  }
+  const absl::Status readable = CheckReadable(p_.history.state(), CheckpointsReadBy(*record.request));
+  if (!readable.ok() && p_.history.FindDecision(record.id, 0) != nullptr) {
+    p_.jobs.queue().PutBack(record.id);
+    return CannotComputeAgain(record.id, readable);
+  }
+  if (!readable.ok()) {
+    p_.jobs.FinishUpdate(record, v1::FAILED, readable);
+  } else {
+    steps_->Start(record);
+  }
+  return true;
+}
+
+std::optional<LoadedRequest> JobRunner::TakeKept(const internal::v1::KeptRequest& kept) {
+  std::optional<absl::StatusOr<LoadedRequest>> taken =
+      reload_.Take(kept.spool(), p_.options.model, {p_.gang.config(), p_.calibration.rates()});
+  if (!taken) return std::nullopt;
+  if (taken->ok()) return **std::move(taken);
+  membership_->Stop(MakeError(Reason::kCorruptSpool, absl::StrCat("request ", kept.request_id(),
+                                                                  ", which is to be computed, cannot be read back: ",
+                                                                  std::string(taken->status().message()))));
+  return std::nullopt;
 }
 
 void JobRunner::Start(const std::string& id, const LogProbJob& job) {
@@ -35,6 +103,9 @@ void JobRunner::Start(const std::string& id, const LogProbJob& job) {
   }
   if (const std::string problem = PlanProblem(job.plan.report, p_.options.model, p_.gang.config()); !problem.empty()) {
     return p_.jobs.FinishCallJob(id, PlanMisfit(problem));
+  }
+  if (absl::Status status = CheckReadable(p_.history.state(), CheckpointsReadBy(*job.request)); !status.ok()) {
+    return p_.jobs.FinishCallJob(id, status);
   }
   const uint32_t num_ranks = p_.gang.num_ranks();
   p_.jobs.running().BeginCallJob(id, absl::StrCat("log-prob pass ", id), LogProbSeconds(job.plan, job.request->bytes),
@@ -49,6 +120,8 @@ void JobRunner::Start(const std::string& id, const LogProbJob& job) {
     message.set_id(id);
     *message.mutable_header() = job.request->log_prob;
     *message.mutable_plan() = std::move(plans[rank]);
+    *message.mutable_weights() =
+        PassWeightsOf(p_.history.state(), job.request->log_prob.weights(), p_.gang.config().dtype());
     p_.out.Send(session, std::move(message));
   }
 }
@@ -80,29 +153,30 @@ void JobRunner::OnResultChunk(uint32_t rank, const internal::v1::ResultChunk& ch
   }
 }
 
-const CallJob* JobRunner::FindRunning(uint32_t rank, const std::string& id, bool is_export) {
+template <typename Work>
+const CallJob* JobRunner::FindRunning(uint32_t rank, const std::string& id) {
   const CallJob* job = p_.jobs.queue().FindCallJob(id);
   if (!p_.jobs.running().Is(id) || job == nullptr || !p_.jobs.running().AwaitsDone(rank)) {
     steps_->Ignore(absl::StrCat("the end of ", WorkerText(id), ", which does not run"));
     return nullptr;
   }
-  if (job->is_export() == is_export) return job;
+  if (std::holds_alternative<Work>(job->work)) return job;
   membership_->Breach(p_.gang.worker(rank).session, absl::InvalidArgumentError("the end of a job of another kind"));
   return nullptr;
 }
 
 // The first failure ends the pass: the other ranks are told to stop, and what they still send is ignored.
 void JobRunner::OnLogProbDone(uint32_t rank, const internal::v1::LogProbDone& done) {
-  if (FindRunning(rank, done.id(), /*is_export=*/false) == nullptr) return;
+  if (FindRunning<LogProbJob>(rank, done.id()) == nullptr) return;
   const absl::Status failure = done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus();
   const bool all = p_.jobs.running().AddDone(rank, failure, 0);
   if (!all && failure.ok()) return;
   if (!all) p_.jobs.AbortRunning();
-  p_.jobs.FinishCallJob(done.id(), failure);
+  p_.jobs.FinishCallJob(done.id(), failure.ok() ? p_.jobs.running().CheckAllCame() : failure);
 }
 
 void JobRunner::OnExportDone(uint32_t rank, const internal::v1::ExportDone& done) {
-  const CallJob* job = FindRunning(rank, done.id(), /*is_export=*/true);
+  const CallJob* job = FindRunning<ExportJob>(rank, done.id());
   if (job == nullptr) return;
   RunningJob& running = p_.jobs.running();
   const absl::Status of_rank = done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus();

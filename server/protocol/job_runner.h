@@ -3,38 +3,57 @@
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
 //  (1) jobs run one at a time, in the order of the queue, on a gang that serves, and none begins while draining.
-//  (2) what a rank sends of a job reaches its client only while the job runs, and checked
+//  (2) before a job the weights are the lineage's: the steps of ended requests that they lack are computed again first.
+//  (3) what a rank sends of a job reaches its client only while the job runs, and checked
 //  (server/protocol/result_check.h).
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "server/protocol/checkpoint_calls.h"
 #include "server/protocol/coordinator_parts.h"
 #include "server/protocol/membership.h"
+#include "server/protocol/reload.h"
 #include "server/protocol/step_protocol.h"
 
 namespace stemma::server {
 
 class JobRunner {
  public:
-  // `membership` and `steps` outlive it.
-  JobRunner(const CoordinatorParts& parts, Membership* membership, StepProtocol* steps)
-      : p_(parts), membership_(membership), steps_(steps) {}
+  // `membership`, `steps` and `checkpoints` outlive it.
+  JobRunner(const CoordinatorParts& parts, Membership* membership, StepProtocol* steps, CheckpointCalls* checkpoints)
+      : p_(parts), membership_(membership), steps_(steps), checkpoints_(checkpoints), reload_(&parts.out) {}
 
   void StartNext();
+  void OnLoaded(const LoadedEvent& event) { reload_.OnLoaded(event); }
+  // False: the plan is for none of the requests that are read back.
+  bool OnPlanned(const PlannedEvent& event) { return reload_.OnPlanned(event); }
   void OnResultChunk(uint32_t rank, const internal::v1::ResultChunk& chunk);
   void OnLogProbDone(uint32_t rank, const internal::v1::LogProbDone& done);
   void OnExportDone(uint32_t rank, const internal::v1::ExportDone& done);
 
  private:
+  // Starts the next thing to run; false: there is none, or it is not there yet.
+  bool StartOne();
+  bool StartAgain(const internal::v1::KeptRequest& kept);
+  bool StartUpdate(UpdateRecord& record);
+  bool CannotComputeAgain(const std::string& id, const absl::Status& why);
+  // Nullopt: it is on its way, or the server has stopped because it cannot be read.
+  std::optional<LoadedRequest> TakeKept(const internal::v1::KeptRequest& kept);
   void Start(const std::string& id, const LogProbJob& job);
   void Start(const std::string& id, const ExportJob& job);
-  // Null: it does not run, its rank has ended it, or it is of the other kind; then the message is dealt with.
-  const CallJob* FindRunning(uint32_t rank, const std::string& id, bool is_export);
+  void Start(const std::string& id, const SaveJob& job) { checkpoints_->Start(id, job); }
+  void Start(const std::string& id, const LoadJob&) { checkpoints_->StartLoad(id); }
+  // Null: it does not run, its rank has ended it, or it is of another kind; then the message is dealt with.
+  template <typename Work>
+  const CallJob* FindRunning(uint32_t rank, const std::string& id);
 
   const CoordinatorParts p_;
   Membership* const membership_;
   StepProtocol* const steps_;
+  CheckpointCalls* const checkpoints_;
+  Reload reload_;
 };
 
 }  // namespace stemma::server

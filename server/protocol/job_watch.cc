@@ -21,6 +21,14 @@ void Add(const v1::StepReport& report, JobSeconds& seconds) {
   seconds.total += all.prefix_forward() + all.suffix() + all.prefix_backward();
 }
 
+// A checkpoint's weights are read in one piece, once for a pass at the most.
+JobSeconds AddReading(const RequestPlan& plan, JobSeconds seconds) {
+  const double read_s = static_cast<double>(plan.report.checkpoint_weights_bytes()) / kBytesPerSecond;
+  seconds.longest = std::max(seconds.longest, read_s);
+  seconds.total += read_s * std::max<uint32_t>(plan.report.log_prob_passes(), 1);
+  return seconds;
+}
+
 JobSeconds OnePiece(double seconds) { return {.longest = seconds, .total = seconds}; }
 
 }  // namespace
@@ -33,8 +41,9 @@ absl::Duration CountedTime::Until(absl::Time now) {
 JobSeconds PrepareSeconds(const RequestPlan& plan, uint32_t k, uint64_t payload_bytes) {
   JobSeconds seconds = {.total = static_cast<double>(payload_bytes) / kBytesPerSecond};
   Add(StepReportOf(plan, k), seconds);
-  if (RunsEntryPass(plan, k)) Add(plan.report.steps(0), seconds);
-  return seconds;
+  if (!RunsEntryPass(plan, k)) return seconds;
+  for (uint32_t pass = 0; pass < plan.report.log_prob_passes(); ++pass) Add(plan.report.steps(0), seconds);
+  return AddReading(plan, seconds);
 }
 
 JobSeconds ApplySeconds(const RequestPlan& plan, uint32_t k) {
@@ -42,11 +51,15 @@ JobSeconds ApplySeconds(const RequestPlan& plan, uint32_t k) {
 }
 
 JobSeconds LogProbSeconds(const RequestPlan& plan, uint64_t payload_bytes) {
-  return PrepareSeconds(plan, 0, payload_bytes);
+  return AddReading(plan, PrepareSeconds(plan, 0, payload_bytes));
 }
 
 JobSeconds ExportSeconds(const ModelConfig& model) {
   return OnePiece(static_cast<double>(StateBytesOf(model, RunDtype::kFp64).weights) / kBytesPerSecond);
+}
+
+JobSeconds SaveSeconds(const ModelConfig& model) {
+  return OnePiece(3 * static_cast<double>(StateBytesOf(model, RunDtype::kFp64).weights) / kBytesPerSecond);
 }
 
 JobSeconds LoadSeconds(const ModelConfig& model, RunDtype dtype) {

@@ -46,8 +46,10 @@ struct JobSeconds {
 JobSeconds PrepareSeconds(const RequestPlan& plan, uint32_t k, uint64_t payload_bytes);
 JobSeconds ApplySeconds(const RequestPlan& plan, uint32_t k);
 JobSeconds LogProbSeconds(const RequestPlan& plan, uint64_t payload_bytes);
-// Writing the model's weights, in the largest dtype; loading it, and making its gradients and optimizer states.
+// Writing the model's weights, in the largest dtype; staging or writing masters and moments; loading it, and making its
+// gradients and optimizer states.
 JobSeconds ExportSeconds(const ModelConfig& model);
+JobSeconds SaveSeconds(const ModelConfig& model);
 JobSeconds LoadSeconds(const ModelConfig& model, RunDtype dtype);
 
 class JobWatch {
@@ -58,6 +60,7 @@ class JobWatch {
   // Takes what the worker's counter says now, in a heartbeat of that phase.
   void Heard(uint64_t counter, const std::string& phase);
   void Moved() { still_ = absl::ZeroDuration(); }
+  const std::string& what() const { return what_; }
   // "", or why the worker is given up: what stood still, where and for how long, and the limit.
   std::string Problem() const;
 

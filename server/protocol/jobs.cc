@@ -5,13 +5,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/log_prob_sources.h"
 #include "common/base/error.h"
 #include "glog/logging.h"
-#include "server/protocol/step_metrics.h"
-#include "server/protocol/step_warnings.h"
 
 namespace stemma::server {
 namespace {
+
+// A larger report of a plan is not in the journal: the result of a request that is asked for after a restart lacks it.
+constexpr size_t kReportBytesMax = 64 << 10;
 
 UpdateRecord RecordOf(const TrainingRequest& request, const std::string& lineage) {
   UpdateRecord record;
@@ -34,6 +36,43 @@ UpdateRecord RecordOf(const TrainingRequest& request, const std::string& lineage
   return record;
 }
 
+// As an earlier server left it: its groups are in the spool, if anywhere, and its log-probs are gone.
+UpdateRecord RecordOf(const internal::v1::KnownRequest& known) {
+  UpdateRecord record;
+  record.id = known.request_id();
+  record.digest = known.digest();
+  record.lineage = known.lineage();
+  record.bytes = known.bytes();
+  record.status = known.status();
+  record.result = known.result();
+  record.ended = IsFinal(known.status().state());
+  if (known.status().has_failure()) record.failure = FromFailure(known.status().failure());
+  if (known.has_lost_step()) record.lost_step = known.lost_step();
+  record.resumable = known.resumable();
+  record.last_step = known.last_step();
+  record.results_dropped = record.ended;
+  return record;
+}
+
+void NameLineage(const std::string& name, UpdateRecord& record) {
+  record.lineage = name;
+  record.status.set_lineage(name);
+  record.result.set_lineage(name);
+  if (record.status.has_result()) record.status.mutable_result()->set_lineage(name);
+}
+
+internal::v1::RequestAccepted AcceptedRow(const UpdateRecord& record, const Arrival& arrival) {
+  internal::v1::RequestAccepted row;
+  row.set_request_id(record.id);
+  row.set_digest(record.digest);
+  row.set_bytes(record.bytes);
+  row.set_steps_total(record.status.steps_total());
+  *row.mutable_begun() = record.result;
+  if (row.begun().plan().ByteSizeLong() > kReportBytesMax) row.mutable_begun()->clear_plan();
+  if (arrival.spool) *row.mutable_spool() = *arrival.spool;
+  return row;
+}
+
 }  // namespace
 
 absl::Time WaitDeadline(absl::Time now, const v1::RequestHeader& header) {
@@ -41,7 +80,34 @@ absl::Time WaitDeadline(absl::Time now, const v1::RequestHeader& header) {
   return now + absl::Milliseconds(std::min<uint64_t>(header.wait_ms(), 1ull << 40));
 }
 
+void Jobs::Restore() {
+  for (const std::string& id : history_->state().expired_ids()) table_.RestoreExpired(id);
+  for (const internal::v1::KnownRequest& known : history_->state().requests()) {
+    UpdateRecord record = RecordOf(known);
+    if (!record.final()) queue_.AddUpdate(record.id);
+    table_.Restore(std::move(record));
+  }
+}
+
+UpdateRecord& Jobs::HoldAgain(const std::string& id, LoadedRequest loaded) {
+  CHECK(!running_.exists() && !again_) << id;
+  UpdateRecord& record = again_.emplace();
+  record.id = id;
+  record.lineage = lineage_->name();
+  record.request = std::move(loaded.request);
+  record.plan = std::move(loaded.plan);
+  record.again = true;
+  return record;
+}
+
+void Jobs::EndAgain() {
+  CHECK(again_ && running_.Is(again_->id));
+  EndRunning(again_->id, /*has_payload=*/true);
+  again_.reset();
+}
+
 UpdateRecord& Jobs::RunningUpdate() {
+  if (again_) return *again_;
   UpdateRecord* record = table_.Find(running_.id());
   CHECK(record != nullptr) << running_.id();
   return *record;
@@ -54,7 +120,7 @@ void Jobs::Accept(Arrival arrival) {
   }
   const CallId call = arrival.senders.empty() ? 0 : arrival.senders[0].call;
   if (arrival.request == nullptr) {
-    queue_.AddCallJob({.call = call, .work = ExportJob{std::move(arrival.export_request)}});
+    std::visit([&](auto& work) { queue_.AddCallJob({.call = call, .work = std::move(work)}); }, arrival.work);
     return;
   }
   const std::string id =
@@ -69,6 +135,7 @@ UpdateRecord& Jobs::AcceptUpdate(const Arrival& arrival, RequestPlan plan) {
   record.request = arrival.request;
   *record.result.mutable_plan() = plan.report;
   record.plan = std::move(plan);
+  history_->Accept(AcceptedRow(record, arrival));
   UpdateRecord& kept = table_.Insert(std::move(record));
   queue_.AddUpdate(kept.id);
   out_->AddReason(absl::StrCat("request ", kept.id, " accepted: ", request.groups.size(), " groups, ",
@@ -133,12 +200,21 @@ void Jobs::EndRunning(const std::string& id, bool has_payload) {
 }
 
 void Jobs::FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure) {
+  internal::v1::RequestFinished row;
+  row.set_request_id(record.id);
+  row.set_state(state);
+  if (!failure.ok()) *row.mutable_failure() = ToFailure(failure);
+  row.set_resumable(record.resumable);
+  history_->Finish(std::move(row));
+  End(record, state, failure);
+}
+
+void Jobs::End(UpdateRecord& record, v1::RequestState state, const absl::Status& failure) {
   record.status.set_state(state);
   record.failure = failure;
   if (!failure.ok()) *record.status.mutable_failure() = ToFailure(failure);
   if (state == v1::DONE) {
-    SetRequestMetrics(record.result, *record.result.mutable_metrics());
-    AddStepWarnings(record.result);
+    CompleteResult(record.result);
     *record.status.mutable_result() = std::move(record.result);
   }
   record.result = v1::UpdateResult();  // Clear would keep its memory
@@ -158,9 +234,14 @@ void Jobs::CancelUpdate(UpdateRecord& record) {
                                       " of ", record.status.steps_total(), " steps; those stay")));
 }
 
+CallJob Jobs::ReleaseCallJob(const std::string& id) {
+  CallJob job = queue_.RemoveCallJob(id);
+  if (running_.Is(id)) EndRunning(id, job.has_payload());
+  return job;
+}
+
 void Jobs::FinishCallJob(const std::string& id, stemma::server::Reply reply) {
-  const CallJob job = queue_.RemoveCallJob(id);
-  if (running_.Is(id)) EndRunning(id, /*has_payload=*/!job.is_export());
+  const CallJob job = ReleaseCallJob(id);
   if (job.call != 0) out_->Reply(job.call, std::move(reply));
 }
 
@@ -171,14 +252,49 @@ void Jobs::AbortRunning() {
 }
 
 void Jobs::FailAll(const absl::Status& status) {
+  if (again_) EndAgain();
   for (UpdateRecord* record : table_.Open()) FinishUpdate(*record, v1::FAILED, status);
   for (const std::string& id : queue_.CallJobIds()) FinishCallJob(id, status);
   CHECK(queue_.empty()) << "something is in the queue and not open";
 }
 
-void Jobs::FailWaiting(const absl::Status& status) {
+void Jobs::LeaveAll(const absl::Status& status) {
+  if (again_) EndAgain();
+  for (UpdateRecord* record : table_.Open()) End(*record, v1::FAILED, status);
+  for (const std::string& id : queue_.CallJobIds()) FinishCallJob(id, status);
+  CHECK(queue_.empty()) << "something is in the queue and not open";
+}
+
+void Jobs::AnswerAllWaiters(const absl::Status& status) {
   for (UpdateRecord* record : table_.Open()) {
-    if (!running_.Is(record->id)) FinishUpdate(*record, v1::FAILED, status);
+    for (const RequestWaiter& waiter : std::exchange(record->waiters, {})) {
+      if (waiter.failure_is_error) {
+        out_->Reply(waiter.call, status);
+      } else {
+        AnswerWaiter(*record, waiter);
+      }
+    }
+  }
+  for (const std::string& id : queue_.CallJobIds()) FinishCallJob(id, status);
+}
+
+bool Jobs::any_waiting() {
+  const std::vector<UpdateRecord*> open = table_.Open();
+  return queue_.num_call_jobs() > 0 ||
+         std::any_of(open.begin(), open.end(), [](const UpdateRecord* record) { return !record->waiters.empty(); });
+}
+
+bool Jobs::ReadsCheckpoint(const std::string& name) {
+  const std::vector<UpdateRecord*> open = table_.Open();
+  return queue_.ReadsCheckpoint(name) || std::any_of(open.begin(), open.end(), [&](const UpdateRecord* record) {
+           const std::vector<std::string> read = CheckpointsReadBy(record->result.effective());
+           return std::find(read.begin(), read.end(), name) != read.end();
+         });
+}
+
+void Jobs::LeaveWaiting(const absl::Status& status) {
+  for (UpdateRecord* record : table_.Open()) {
+    if (again_ || !running_.Is(record->id)) End(*record, v1::FAILED, status);
   }
   for (const std::string& id : queue_.CallJobIds()) {
     if (!running_.Is(id)) FinishCallJob(id, status);
@@ -188,10 +304,20 @@ void Jobs::FailWaiting(const absl::Status& status) {
 void Jobs::RollBack(const LostLineage& lost) {
   for (UpdateRecord* record : table_.InOrder()) {
     if (record->lineage != lost.name) continue;
+    if (SurvivesLoss(record->final(), record->last_step, lost.shared_step)) {
+      NameLineage(lineage_->name(), *record);
+      continue;
+    }
     record->lost_step = lost.step;
     if (record->final()) table_.DropResults(*record);
   }
-  for (UpdateRecord* record : table_.Open()) FinishUpdate(*record, v1::ROLLED_BACK, lineage_->RolledBackError(*record));
+  for (UpdateRecord* record : table_.Open()) End(*record, v1::ROLLED_BACK, lineage_->RolledBackError(*record));
+}
+
+void Jobs::RenameLineage(const std::string& before) {
+  for (UpdateRecord* record : table_.InOrder()) {
+    if (record->lineage == before) NameLineage(lineage_->name(), *record);
+  }
 }
 
 void Jobs::Leave(CallId call) {
@@ -202,7 +328,7 @@ void Jobs::Leave(CallId call) {
   if (id.empty()) return;
   CallJob& job = *queue_.FindCallJob(id);
   job.call = 0;
-  if (job.is_export()) return;
+  if (!job.has_payload()) return;
   if (running_.Is(id)) AbortRunning();
   FinishCallJob(id, absl::CancelledError("the client left"));
 }
@@ -210,7 +336,9 @@ void Jobs::Leave(CallId call) {
 uint64_t Jobs::StepAfterOpen() {
   uint64_t step = lineage_->step();
   for (const UpdateRecord* record : table_.Open()) {
-    step += record->status.steps_total() - std::min(record->k, record->status.steps_total());
+    const auto known =
+        static_cast<uint32_t>(record->result.steps_size());  // record->k is less while they are computed again
+    step += record->status.steps_total() - std::min(known, record->status.steps_total());
   }
   return step;
 }

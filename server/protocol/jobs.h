@@ -6,6 +6,7 @@
 //  (1) an update is open until FinishUpdate; a call job until FinishCallJob.
 //  (2) jobs run one at a time, in the order in which they were accepted.
 //  (3) an open update's lineage is the model's.
+//  (4) what clients are told of an update's begin and end is in the journal before.
 #pragma once
 
 #include <optional>
@@ -15,6 +16,7 @@
 #include "absl/time/time.h"
 #include "server/protocol/arrivals.h"
 #include "server/protocol/gang.h"
+#include "server/protocol/history.h"
 #include "server/protocol/job_queue.h"
 #include "server/protocol/lineage.h"
 #include "server/protocol/outbox.h"
@@ -26,8 +28,12 @@ namespace stemma::server {
 class Jobs {
  public:
   // The parts outlive it.
-  Jobs(uint64_t requests_kept, absl::Duration stalled_after, Outbox* out, const Gang* gang, const Lineage* lineage)
-      : out_(out), gang_(gang), lineage_(lineage), table_(requests_kept), running_(stalled_after) {}
+  Jobs(uint64_t requests_kept, absl::Duration stalled_after, Outbox* out, History* history, const Gang* gang,
+       const Lineage* lineage)
+      : out_(out), history_(history), gang_(gang), lineage_(lineage), table_(requests_kept), running_(stalled_after) {}
+
+  // Takes the requests of earlier servers, which the journal holds: open ones wait in the queue.
+  void Restore();
 
   RequestTable& table() { return table_; }
   const RequestTable& table() const { return table_; }
@@ -37,8 +43,13 @@ class Jobs {
   const RunningJob& running() const { return running_; }
   // REQUIRES: an update runs.
   UpdateRecord& RunningUpdate();
+  // Holds the ended request whose decided steps are computed again, while that runs. REQUIRES: nothing runs.
+  UpdateRecord& HoldAgain(const std::string& id, LoadedRequest loaded);
+  bool computes_again() const { return again_.has_value(); }
+  // Ends what is computed again, at its end or with its workers. REQUIRES: it runs.
+  void EndAgain();
 
-  // Takes an arrival whose plan is there, or an export.
+  // Takes an arrival whose plan is there, or that needs none.
   void Accept(Arrival arrival);
   UpdateRecord& AcceptUpdate(const Arrival& arrival, RequestPlan plan);
 
@@ -50,19 +61,32 @@ class Jobs {
   absl::Status FailureOf(const UpdateRecord& record) const;
 
   void FinishUpdate(UpdateRecord& record, v1::RequestState state, const absl::Status& failure);
+  // The server ends, or serves nothing any more: open updates are told so, and the journal is not. The next server goes
+  // on with them.
+  void LeaveAll(const absl::Status& status);
+  void LeaveUpdate(UpdateRecord& record, const absl::Status& status) { End(record, v1::FAILED, status); }
+  void LeaveWaiting(const absl::Status& status);  // what does not run
+  // The calls that wait are told to come again: updates stay open, jobs of calls end.
+  void AnswerAllWaiters(const absl::Status& status);
   void CancelUpdate(UpdateRecord& record);
   void FinishCallJob(const std::string& id, Reply reply);
+  // Ends the job; its call is whose that takes it.
+  CallJob ReleaseCallJob(const std::string& id);
   // Tells the ranks to stop what runs; its job is still to be finished. REQUIRES: a gang, and nothing committed.
   void AbortRunning();
-  // Fails what is open: all of it, or what does not run.
+  // Fails all that is open.
   void FailAll(const absl::Status& status);
-  void FailWaiting(const absl::Status& status);
   // Every request that trained the lost lineage is rolled back, whatever it was.
   void RollBack(const LostLineage& lost);
-  // Forgets a call that left. A log-prob pass ends with it; an export goes on: its files may be wanted.
+  // The requests of this lineage go on under its new name.
+  void RenameLineage(const std::string& before);
+  // Forgets a call that left. A log-prob pass ends with it; the others go on: their files may be wanted.
   void Leave(CallId call);
 
+  // Whether an open update or a log-prob pass reads the checkpoint's weights.
+  bool ReadsCheckpoint(const std::string& name);
   bool any_open() const { return table_.open_count() > 0 || queue_.num_call_jobs() > 0; }
+  bool any_waiting();  // a call, for the end of an update or of its own job
   uint64_t num_open() const { return table_.open_count() + queue_.num_call_jobs(); }
   uint64_t open_bytes() const { return table_.open_bytes() + queue_.call_job_bytes(); }
   // The step at which a request that is accepted now would start, if nothing before it is skipped or fails.
@@ -71,14 +95,17 @@ class Jobs {
 
  private:
   void AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter);
+  void End(UpdateRecord& record, v1::RequestState state, const absl::Status& failure);
   void EndRunning(const std::string& id, bool has_payload);
 
   Outbox* const out_;
+  History* const history_;
   const Gang* const gang_;
   const Lineage* const lineage_;
   RequestTable table_;
   JobQueue queue_;
   RunningJob running_;
+  std::optional<UpdateRecord> again_;
 };
 
 // When a call stops waiting that asked for so many milliseconds: unset waits for the end.

@@ -5,46 +5,86 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "glog/logging.h"
+#include "server/protocol/journal_fold.h"
 
 namespace stemma::server {
 namespace {
 
-constexpr size_t kLostLineagesMax = 64;
 constexpr char kDecide[] = "decide, then send new rollouts under a new request_id";
 
 }  // namespace
 
-Lineage::Lineage(std::string prefix) : prefix_(std::move(prefix)), name_(NextName()) {}
+Lineage::Lineage(std::string prefix, const internal::v1::JournalState& state) : prefix_(std::move(prefix)) {
+  name_ = state.lineage().empty() ? NextName() : state.lineage();
+  step_ = AppliedSteps(state);
+  weight_version_ = std::max<uint64_t>(1, state.weight_version());
+  for (const internal::v1::LostWeights& lost : state.lost())
+    lost_.push_back({lost.lineage(), lost.step(), {lost.checkpoint(), lost.checkpoint_step()}});
+}
 
 std::string Lineage::NextName() { return absl::StrCat(prefix_, "-", ++lineages_); }
 
+void Lineage::BeginWith(const internal::v1::KnownCheckpoint& checkpoint) {
+  CHECK_EQ(step_, 0u);
+  step_ = weights_step_ = checkpoint.step();
+  weight_version_ = std::max(weight_version_, checkpoint.weight_version()) + 1;
+}
+
 void Lineage::CountStep() {
-  ++step_;
+  CHECK(!behind()) << weights_step_ << " of " << step_;
+  weights_step_ = ++step_;
   ++weight_version_;
+}
+
+void Lineage::CountStepAgain() {
+  CHECK(behind()) << step_;
+  ++weights_step_;
+}
+
+const std::string& Lineage::Rename() {
+  name_ = NextName();
+  ++weight_version_;
+  return name_;
+}
+
+void Lineage::Stop(const absl::Status& why) {
+  unusable_reason_ = FindReason(ErrorReason(why)).value();
+  unusable_ = std::string(why.message());
 }
 
 void Lineage::Ruin(const std::string& request_id, const std::string& parameter) {
   ++weight_version_;
+  unusable_reason_ = Reason::kNonfiniteUpdate;
   unusable_ = absl::StrCat("step ", step_ + 1, " (request ", request_id, ") wrote numbers that are not finite into ",
                            parameter, " or its optimizer state: the weights of lineage ", name_,
                            " are lost; restart the worker, which loads the model directory again under a new lineage");
 }
 
-LostLineage Lineage::End() {
-  LostLineage lost = {.name = std::exchange(name_, NextName()), .step = std::exchange(step_, 0)};
+LostLineage Lineage::End(const WeightsBase& base) {
+  LostLineage lost = {
+      .name = std::exchange(name_, NextName()), .step = std::exchange(step_, base.step), .went_on = base};
+  weights_step_ = base.step;
   unusable_.clear();
   ++weight_version_;
   lost_.push_back(lost);
-  if (lost_.size() > kLostLineagesMax) lost_.pop_front();
+  if (lost_.size() > static_cast<size_t>(kLostLineagesMax)) lost_.pop_front();
   return lost;
 }
 
 std::string Lineage::LostText(const LostLineage& lost) const {
+  const std::string weights = absl::StrCat("the weights of lineage ", lost.name, " at step ", lost.step);
+  const std::string now = absl::StrCat("is at step ", step_, " of lineage ", name_);
+  const WeightsBase& base = lost.went_on;
+  if (!base.checkpoint.empty()) {
+    return absl::StrCat(weights, " are gone; the model, which went on from checkpoint ", base.checkpoint, " at step ",
+                        base.step, ", ", now);
+  }
   return absl::StrCat(
-      "the weights of lineage ", lost.name, " at step ", lost.step,
+      weights,
       " were lost with their worker, and there is no checkpoint; the model, which starts again from its "
-      "directory, is at step ",
-      step_, " of lineage ", name_);
+      "directory, ",
+      now);
 }
 
 std::map<std::string, std::string> Lineage::LostMetadata(const LostLineage& lost) const {
@@ -73,8 +113,7 @@ absl::Status Lineage::RolledBackError(const UpdateRecord& record) const {
 }
 
 absl::Status Lineage::UnusableError() const {
-  return MakeError(Reason::kNonfiniteUpdate, unusable_,
-                   {.metadata = {{"lineage", name_}, {"step", absl::StrCat(step_)}}});
+  return MakeError(unusable_reason_, unusable_, {.metadata = {{"lineage", name_}, {"step", absl::StrCat(step_)}}});
 }
 
 absl::Status Lineage::CheckName(const std::string& expected) const {
@@ -92,6 +131,11 @@ absl::Status Lineage::CheckName(const std::string& expected) const {
                    absl::StrCat("expected_lineage is ", expected, ": ", why,
                                 ": decide, then expect the lineage that is there, or none"),
                    {.metadata = std::move(metadata)});
+}
+
+bool Lineage::WentFrom(const std::string& lineage, const internal::v1::KnownCheckpoint& checkpoint) const {
+  return !lost_.empty() && lost_.back().name == lineage && lost_.back().went_on.checkpoint == checkpoint.name() &&
+         step_ == checkpoint.step();
 }
 
 absl::Status Lineage::CheckExpected(const v1::RequestHeader& header, uint64_t step) const {

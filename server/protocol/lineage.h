@@ -1,14 +1,20 @@
 // Which weights the model has: the name of their history, the step that they are at, and the histories that were lost.
 // Says what is told to requests whose weights are not those. Pure.
 //
+// Every generation of workers begins with the weights of a checkpoint or of the model directory (WeightsBase). Where
+// requests are kept, the steps since then are computed again, and until that is done the ranks' weights are behind the
+// lineage's step.
+//
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
-//  (1) the step grows by one with each step that is counted, and is 0 at the begin of a lineage.
+//  (1) the step grows by one with each step that is counted; a lineage begins at the step of its first weights.
 //  (2) weight_version never falls; it grows with each counted step, with ruined weights and with a new lineage.
 //  (3) a name is never used twice, and a lineage that has ended is remembered, the last 64 of them.
+//  (4) weights_step() <= step().
 //
 // Usable -> (a step wrote numbers that are not finite) unusable; either -> (its worker goes) the next lineage, usable.
-// Errors: Aborted LINEAGE_MISMATCH, STEP_MISMATCH; FailedPrecondition ROLLED_BACK, NONFINITE_UPDATE.
+// Usable -> (what is kept cannot be read, or computed again) unusable, until the server is started again.
+// Errors: Aborted LINEAGE_MISMATCH, STEP_MISMATCH; FailedPrecondition ROLLED_BACK, NONFINITE_UPDATE; DataLoss.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +23,28 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/base/error_reasons.h"
+#include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/request_table.h"
+#include "stemma/internal/v1/journal.pb.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma::server {
 
+inline constexpr int kLostLineagesMax = 64;
+
 struct LostLineage {
   std::string name;
-  uint64_t step = 0;  // that its weights had reached
+  uint64_t step = 0;         // that its weights had reached
+  WeightsBase went_on = {};  // with which the next lineage began
+  uint64_t shared_step = 0;  // up to which those weights came by the steps of this lineage
 };
 
 class Lineage {
  public:
   // `prefix`: random for each start of the server; lineages are "<prefix>-1", "<prefix>-2", ...
-  explicit Lineage(std::string prefix);
+  // `state`: of earlier servers; goes on with the lineage that is in it, if there is one.
+  explicit Lineage(std::string prefix, const internal::v1::JournalState& state = {});
 
   const std::string& name() const { return name_; }
   uint64_t step() const { return step_; }
@@ -38,14 +52,29 @@ class Lineage {
   // Why nothing is served though a worker is there; "": its weights are finite.
   const std::string& unusable() const { return unusable_; }
 
+  // The step of the weights that the ranks have.
+  uint64_t weights_step() const { return weights_step_; }
+  // Whether steps have to be computed again before the weights are the lineage's.
+  bool behind() const { return weights_step_ < step_; }
+  // A generation begins, with weights of this step.
+  void BeginGeneration(uint64_t step) { weights_step_ = step; }
+  // Begins the first lineage of a journal with an earlier one's weights. REQUIRES: nothing was counted.
+  void BeginWith(const internal::v1::KnownCheckpoint& checkpoint);
+
+  // REQUIRES: not behind.
   void CountStep();
+  // Counts a step that was computed again. REQUIRES: behind.
+  void CountStepAgain();
+  // The steps that were computed again have other bits than before: the lineage goes on under a new name, which is
+  // returned.
+  const std::string& Rename();
   // Marks the weights as unusable: the step being made, of this request, wrote numbers that are not finite into the
   // parameter.
   void Ruin(const std::string& request_id, const std::string& parameter);
-  // Returns whether the weights in the worker are others than the model directory's: its loss ends the lineage.
-  bool EndsWithItsWorker() const { return step_ > 0 || !unusable_.empty(); }
-  // Begins the next lineage at step 0; returns the one that is lost.
-  LostLineage End();
+  // Marks the weights as unusable, because of what cannot be read or computed again: an error of ours.
+  void Stop(const absl::Status& why);
+  // Begins the next lineage with these weights; returns the one that is lost.
+  LostLineage End(const WeightsBase& base);
 
   // Says what is lost and where the model is now.
   std::string LostText(const LostLineage& lost) const;
@@ -56,6 +85,8 @@ class Lineage {
   absl::Status UnusableError() const;
 
   absl::Status CheckName(const std::string& expected) const;
+  // Whether the model went from this lineage to that checkpoint and has made no step since: loading it is done.
+  bool WentFrom(const std::string& lineage, const internal::v1::KnownCheckpoint& checkpoint) const;
   // Checks what a request expects of the weights that it would start from, at `step`.
   absl::Status CheckExpected(const v1::RequestHeader& header, uint64_t step) const;
 
@@ -66,10 +97,11 @@ class Lineage {
   const std::string prefix_;
   uint64_t lineages_ = 0;
   std::string name_;
-  uint64_t step_ = 0;
+  uint64_t step_ = 0, weights_step_ = 0;
   uint64_t weight_version_ = 1;
   std::string unusable_;
-  std::deque<LostLineage> lost_;  // oldest first
+  Reason unusable_reason_ = Reason::kNonfiniteUpdate;  // while unusable_ says something
+  std::deque<LostLineage> lost_;                       // oldest first
 };
 
 }  // namespace stemma::server

@@ -6,11 +6,61 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "server/protocol/answers.h"
+#include "server/protocol/incident.h"
+#include "server/protocol/lineage_changes.h"
+#include "server/protocol/takeover.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
 
-absl::Status DrainingError(const std::string& what) { return MakeError(Reason::kDraining, "the server stops" + what); }
+void Membership::Start() {
+  const bool first = p_.history.state().lineage().empty();
+  p_.history.Start(p_.options.epoch);
+  TakeFoundCheckpoints(p_);
+  if (first) {
+    BeginFirstLineage(p_);
+    return FindBase();
+  }
+  p_.jobs.Restore();
+  const bool anything = p_.lineage.step() > 0 || p_.jobs.num_open() > 0;
+  if (!anything) return FindBase();
+  p_.out.AddReason(absl::StrCat("the journal is at step ", p_.lineage.step(), " of lineage ", p_.lineage.name(), ", ",
+                                p_.jobs.num_open(), " requests are open"));
+  FindBase();
+  EndWhatIsNotKept(p_);
+}
+
+// What the ranks computed since the base is computed again, or, where it is not kept, lost.
+void Membership::FindBase() {
+  const WeightsBase base = ChooseBase(p_.history.state(), p_.history.replays());
+  const bool kept = p_.history.replays() && CanRecompute(p_.history.state(), base.step);
+  if (base.step < p_.lineage.step() && !kept) EndLineage(p_, base);
+  p_.base.Choose();
+}
+
+void Membership::OnBaseRead(const absl::Status& read) {
+  if (absl::IsCancelled(read)) return;
+  if (!read.ok()) RefuseBase(read);
+  if (p_.base.ready() && p_.gang.full() && !p_.gang.begun()) BeginGeneration();
+}
+
+void Membership::RefuseBase(const absl::Status& why) {
+  const std::string name = p_.base.base().checkpoint;
+  if (!absl::IsDataLoss(why) && !absl::IsNotFound(why)) {
+    return Stop(MakeError(Reason::kInternal, absl::StrCat("checkpoint ", name, " cannot be read: ", why.message())));
+  }
+  p_.out.AddReason(absl::StrCat("checkpoint ", name, " is not used: ", why.message()));
+  p_.history.JudgeCheckpoint(name, std::string(why.message()));
+  FindBase();
+}
+
+void Membership::GoBack(const internal::v1::KnownCheckpoint& checkpoint) {
+  EndLineage(p_, {checkpoint.name(), checkpoint.step()});
+  const std::string reason = absl::StrCat("checkpoint ", checkpoint.name(), " is to be loaded");
+  if (p_.gang.begun()) return Dismiss(reason);
+  FindBase();
+}
 
 void Membership::Breach(SessionId session, const absl::Status& what) {
   const std::string reason = absl::StrCat("it broke the protocol: ", what.message());
@@ -38,7 +88,11 @@ void Membership::OnRegister(SessionId session, const internal::v1::Register& mes
 }
 
 void Membership::BeginGeneration() {
-  absl::StatusOr<internal::v1::Configure> first = p_.gang.Begin(p_.out.now(), p_.lineage.step());
+  if (!p_.base.ready())
+    return p_.out.AddReason(absl::StrCat("checkpoint ", p_.base.base().checkpoint, " is read back"));
+  p_.lineage.BeginGeneration(p_.base.base().step);
+  diverged_ = false;
+  absl::StatusOr<internal::v1::Configure> first = p_.gang.Begin(p_.out.now(), p_.base.base());
   if (!first.ok()) {  // of no use to any of them: it is the configuration that does not fit
     for (const Gang::Worker& worker : p_.gang.workers()) Refuse(worker.session, worker.incarnation, first.status());
     return p_.gang.Disband(p_.out.now());
@@ -59,7 +113,12 @@ void Membership::OnStoreOpened(SessionId session, const internal::v1::StoreOpene
 }
 
 void Membership::OnReady(SessionId session, const internal::v1::Ready& message) {
-  const absl::Status ready = p_.gang.BecomeReady(session, message);
+  absl::Status ready = p_.gang.BecomeReady(session, message);
+  if (ready.ok() && !p_.base.base().checkpoint.empty()) {
+    if (!CheckLoaded(message.model_digest())) return;
+  } else if (ready.ok()) {
+    ready = CheckModel(p_, message.model_digest());
+  }
   if (absl::IsFailedPrecondition(ready)) return Close(session, ready, std::string(ready.message()));
   if (!ready.ok()) return Breach(session, ready);
   p_.out.AddReason(absl::StrCat(p_.gang.TextOf(session), " is ready: state ", message.weights_bytes(), " bytes, free ",
@@ -67,12 +126,30 @@ void Membership::OnReady(SessionId session, const internal::v1::Ready& message) 
   if (p_.gang.serves()) BeginServing();
 }
 
+// False: the generation is given up, for its weights are not those that were saved.
+bool Membership::CheckLoaded(const std::string& weights_digest) {
+  const internal::v1::KnownCheckpoint& base = *p_.base.checkpoint();
+  if (base.weights_digest() == weights_digest) return true;
+  if (base.dtype() != p_.gang.config().dtype()) {
+    Diverge(absl::StrCat("checkpoint ", base.name(), ", saved in ", base.dtype(), " and loaded in ",
+                         p_.gang.config().dtype(), ","));
+    return true;
+  }
+  const absl::Status damage =
+      MakeError(Reason::kCorruptCheckpoint,
+                absl::StrCat("checkpoint ", base.name(), " holds other weights than were saved in it"));
+  p_.history.JudgeCheckpoint(base.name(), std::string(damage.message()));
+  GiveUp(std::string(damage.message()));
+  return false;
+}
+
 void Membership::BeginServing() {
   const v1::RunConfig& config = p_.gang.config();
   p_.calibration.Start(p_.gang.worker(0).device.kind, config);
-  p_.out.Add(ReadinessAction{true});
+  if (p_.lineage.unusable().empty() && !p_.lineage.behind()) p_.out.Add(ReadinessAction{true});
   p_.arrivals.Restart({config, p_.calibration.rates()});
-  p_.out.AddReason(absl::StrCat("generation ", p_.gang.generation(), " serves: step ", p_.lineage.step(), " lineage ",
+  p_.out.AddReason(absl::StrCat("generation ", p_.gang.generation(), " serves: step ", p_.lineage.weights_step(),
+                                p_.lineage.behind() ? absl::StrCat(" of ", p_.lineage.step()) : "", " lineage ",
                                 p_.lineage.name(), ", budget of a rank ", config.memory_budget_bytes(),
                                 " bytes, optimizer states ",
                                 config.optimizer_residency() == v1::HOST ? "in host memory" : "on the device"));
@@ -102,6 +179,7 @@ void Membership::Lose(SessionId session, const std::string& reason) {
   const std::string left = absl::StrCat(p_.gang.TextOf(session), " left: ", reason);
   p_.out.AddReason(left);
   if (!p_.gang.begun()) return p_.gang.Leave(p_.out.now(), session);
+  KeepIncident(left);
   const absl::Status ended = absl::AbortedError(absl::StrCat("generation ", p_.gang.generation(), " ended: ", left));
   for (const Gang::Worker& worker : p_.gang.workers()) {
     if (worker.session != session) p_.out.Add(CloseSessionAction{worker.session, ended});
@@ -111,6 +189,16 @@ void Membership::Lose(SessionId session, const std::string& reason) {
 
 // Nobody can say which rank hangs: the others wait for it.
 void Membership::GiveUp(const std::string& reason) {
+  KeepIncident(reason);
+  Dismiss(reason);
+}
+
+// Workers that leave because the server does are not lost.
+void Membership::KeepIncident(const std::string& reason) {
+  if (!drained_) p_.out.Add(IncidentAction{MakeIncident(p_, reason)});
+}
+
+void Membership::Dismiss(const std::string& reason) {
   p_.out.AddReason(absl::StrCat("generation ", p_.gang.generation(), " is given up: ", reason));
   for (const Gang::Worker& worker : p_.gang.workers()) {
     p_.out.Add(CloseSessionAction{worker.session, absl::DeadlineExceededError(reason)});
@@ -119,60 +207,99 @@ void Membership::GiveUp(const std::string& reason) {
 }
 
 void Membership::EndGeneration(const std::string& reason) {
-  const bool served = p_.gang.serves();
-  if (served) p_.out.Add(ReadinessAction{false});
+  if (p_.gang.serves()) p_.out.Add(ReadinessAction{false});
   SaveCalibration();
   p_.gang.Disband(p_.out.now());
-  if (draining_) return FailEverything(DrainingError(", and its worker was lost"));
-  if (served && p_.lineage.EndsWithItsWorker()) return EndLineage();
+  LoseSave(p_);
+  if (draining_) return LeaveEverything(p_, DrainingError(", and its worker was lost"));
+  if (!p_.history.replays() && !p_.lineage.unusable().empty()) {
+    EndLineage(p_, ChooseBase(p_.history.state(), false));
+  }
+  FindBase();
   if (p_.jobs.running().exists()) RetryRunning(reason);
 }
 
-void Membership::EndLineage() {
-  const LostLineage lost = p_.lineage.End();
-  p_.out.AddReason(p_.lineage.LostText(lost));
-  p_.jobs.RollBack(lost);
-  FailEverything(p_.lineage.LostError(lost));
-}
-
-// The weights are those of the model directory still: the next worker has the same.
+// The weights are those of the model directory still, or will be computed again: the next worker has the same.
 void Membership::RetryRunning(const std::string& reason) {
   const std::string id = p_.jobs.running().id();
+  if (p_.jobs.computes_again()) return p_.jobs.EndAgain();
   p_.jobs.running().End();
   UpdateRecord* record = p_.jobs.table().Find(id);
   if (record == nullptr) {
     return p_.jobs.FinishCallJob(id,
                                  MakeError(Reason::kAttemptsExhausted, absl::StrCat("the worker was lost: ", reason)));
   }
-  if (record->cancel_requested) return p_.jobs.CancelUpdate(*record);
-  if (record->attempt >= p_.options.attempts_max) {
-    record->resumable = true;
-    return p_.jobs.FinishUpdate(
-        *record, v1::FAILED,
-        MakeError(Reason::kAttemptsExhausted,
-                  absl::StrCat("the worker was lost in each of ", record->attempt, " attempts, the last time: ", reason,
-                               "; the weights did not change; the same request may be sent again")));
-  }
-  // From its first step: no weight has changed, and what the lost worker computed before it is gone.
+  const bool decided = IsDecided(*record);  // then it is carried out, however often ranks are lost in it
+  if (record->cancel_requested && !decided) return p_.jobs.CancelUpdate(*record);
+  if (record->attempt >= p_.options.attempts_max && !decided) return ExhaustAttempts(*record, reason);
+  // From its first step: the weights are the model directory's, and what the lost worker computed is gone.
   ++record->attempt;
   record->k = 0;
   record->results.clear();
   record->status.set_state(v1::ACCEPTED);
-  record->result.clear_steps();
+  if (!p_.history.replays()) record->result.clear_steps();
   p_.jobs.queue().PutBack(id);
   p_.out.AddReason(absl::StrCat("request ", id, ": attempt ", record->attempt, " waits for a worker"));
 }
 
-void Membership::LoseWeights(const std::string& request_id, const std::string& parameter) {
-  p_.lineage.Ruin(request_id, parameter);
-  p_.out.AddReason(p_.lineage.unusable());
-  p_.out.Add(ReadinessAction{false});
-  FailEverything(p_.lineage.UnusableError());
+bool Membership::IsDecided(const UpdateRecord& record) const {
+  const auto next = static_cast<uint32_t>(record.result.steps_size());
+  return p_.history.FindDecision(record.id, next) != nullptr;
 }
 
-void Membership::FailEverything(const absl::Status& status) {
-  p_.arrivals.EndAll(status);
-  p_.jobs.FailAll(status);
+// Where steps of it were applied, they stay, and the same id cannot run again.
+void Membership::ExhaustAttempts(UpdateRecord& record, const std::string& reason) {
+  const uint32_t applied = record.status.steps_applied();
+  record.resumable = applied == 0;
+  const std::string outcome = record.resumable
+                                  ? "the weights did not change; the same request may be sent again"
+                                  : absl::StrCat(applied, " of ", record.status.steps_total(),
+                                                 " steps are applied and stay; send the others under a new request_id");
+  p_.jobs.FinishUpdate(record, v1::FAILED,
+                       MakeError(record.resumable ? Reason::kAttemptsExhausted : Reason::kInternal,
+                                 absl::StrCat("the worker was lost in each of ", record.attempt,
+                                              " attempts, the last time: ", reason, "; ", outcome)));
+}
+
+void Membership::LoseWeights(UpdateRecord& record, const std::string& parameter) {
+  if (p_.history.replays()) return UndoStep(record, parameter);
+  p_.lineage.Ruin(record.id, parameter);
+  p_.out.AddReason(p_.lineage.unusable());
+  p_.out.Add(ReadinessAction{false});
+  FailEverything(p_, p_.lineage.UnusableError());
+}
+
+// A step that was computed again and ruins the weights now, which it did not before, is undone by nobody.
+void Membership::UndoStep(UpdateRecord& record, const std::string& parameter) {
+  const std::string what = absl::StrCat("step ", p_.lineage.step() + 1, " (request ", record.id,
+                                        ") wrote numbers that are not finite into ", parameter);
+  if (const internal::v1::KeptStep* step = p_.history.FindDecision(record.id, record.k); step->applied()) {
+    return Stop(MakeError(Reason::kDiverged, absl::StrCat("computed again, ", what)));
+  }
+  const std::string taken_back =
+      absl::StrCat(what, " or its optimizer state: it was taken back, and the weights of step ", p_.lineage.step(),
+                   " are computed again");
+  p_.history.Undo(record.id, record.k);
+  p_.jobs.FinishUpdate(record, v1::FAILED, MakeError(Reason::kNonfiniteUpdate, taken_back));
+  GiveUp(taken_back);
+}
+
+void Membership::Stop(const absl::Status& why) {
+  p_.lineage.Stop(why);
+  p_.out.AddReason(absl::StrCat("nothing is served any more: ", why.message()));
+  p_.out.Add(ReadinessAction{false});
+  LeaveEverything(p_, p_.lineage.UnusableError());
+}
+
+void Membership::Diverge(const std::string& what) {
+  if (!diverged_) RenameLineage(p_, what);
+  diverged_ = true;
+}
+
+void Membership::CatchUp() {
+  diverged_ = false;
+  p_.out.Add(ReadinessAction{true});
+  p_.out.AddReason(absl::StrCat("the weights are those of step ", p_.lineage.step(), " again"));
 }
 
 void Membership::SaveCalibration() {
@@ -189,18 +316,20 @@ void Membership::Drain(absl::Duration within) {
       "draining: ", running.exists() ? absl::StrCat("at most ", absl::FormatDuration(within), " for ", running.id())
                                      : "nothing runs"));
   p_.arrivals.EndAll(DrainingError());
-  p_.jobs.FailWaiting(DrainingError());
+  p_.jobs.LeaveWaiting(DrainingError());
 }
 
 // The time is over: what runs is dropped. A step that was committed may have been applied, to weights that end here.
 void Membership::EndDrain() {
   p_.out.AddReason("the time to drain is over");
   if (p_.jobs.running().exists() && !p_.jobs.running().committed()) p_.jobs.AbortRunning();
-  FailEverything(DrainingError(", and what ran did not end in time"));
+  LeaveEverything(p_, DrainingError(", and what ran did not end in time"));
+  LoseSave(p_);
 }
 
 void Membership::FinishDrain() {
   if (!draining_ || drained_ || p_.jobs.running().exists()) return;
+  if (p_.save.exists() && p_.out.now() < drain_deadline_) return;
   drained_ = true;
   SaveCalibration();
   for (const Gang::Worker& worker : p_.gang.workers()) p_.out.Send(worker.session, internal::v1::Shutdown());
@@ -208,7 +337,11 @@ void Membership::FinishDrain() {
   p_.out.AddReason("drained");
 }
 
-void Membership::Pass() { p_.jobs.running().Pass(p_.gang.Pass(p_.out.now())); }
+void Membership::Pass() {
+  const absl::Duration counted = p_.gang.Pass(p_.out.now());
+  p_.jobs.running().Pass(counted);
+  p_.save.Pass(counted);
+}
 
 void Membership::Tick() {
   const absl::Time now = p_.out.now();
@@ -218,15 +351,26 @@ void Membership::Tick() {
   }
   if (const std::string reason = p_.jobs.running().Problem(); p_.gang.begun() && !reason.empty()) GiveUp(reason);
   if (draining_ && !drained_ && now >= drain_deadline_) EndDrain();
-  if (!draining_ && p_.gang.MissingTooLong(now)) {
-    for (UpdateRecord* record : p_.jobs.table().Open()) record->resumable = true;
-    FailEverything(MakeError(Reason::kAttemptsExhausted, "no worker came back; the weights did not change"));
+  if (!draining_ && p_.gang.MissingTooLong(now)) CallAgain();
+}
+
+// Nobody is kept waiting without end for workers that do not come. Kept requests stay open all the same.
+void Membership::CallAgain() {
+  if (p_.history.replays()) {
+    const absl::Status status =
+        MakeError(Reason::kRecovering, "no worker came back; the request is kept, and runs when one comes");
+    p_.arrivals.EndAll(status);
+    p_.jobs.AnswerAllWaiters(status);
+    return;
   }
+  for (UpdateRecord* record : p_.jobs.table().Open()) record->resumable = true;
+  FailEverything(p_, MakeError(Reason::kAttemptsExhausted, "no worker came back; the weights did not change"));
 }
 
 absl::Time Membership::NextDeadline() const {
   absl::Time next = p_.gang.NextLook();
-  if (p_.jobs.any_open() || !p_.arrivals.empty()) next = std::min(next, p_.gang.ReturnDeadline());
+  const bool waits = p_.history.replays() ? p_.jobs.any_waiting() : p_.jobs.any_open();
+  if (waits || !p_.arrivals.empty()) next = std::min(next, p_.gang.ReturnDeadline());
   if (draining_ && !drained_) next = std::min(next, drain_deadline_);
   return next;
 }
@@ -249,10 +393,7 @@ void Membership::AcceptArrivals() {
 
 absl::Status Membership::NotServing() const {
   if (draining_) return DrainingError();
-  if (!p_.lineage.unusable().empty()) return p_.lineage.UnusableError();
-  if (p_.gang.serves()) return absl::OkStatus();
-  if (!p_.gang.ever_served()) return MakeError(Reason::kStarting, "no worker has loaded the model yet");
-  return MakeError(Reason::kRecovering, "the worker was lost and no other has loaded the model yet");
+  return ServingProblem(p_);
 }
 
 }  // namespace stemma::server

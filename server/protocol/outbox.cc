@@ -55,6 +55,10 @@ void Outbox::Send(SessionId session, internal::v1::Export message) {
   *AddMessage(session).mutable_export_() = std::move(message);
 }
 
+void Outbox::Send(SessionId session, internal::v1::Save message) {
+  *AddMessage(session).mutable_save() = std::move(message);
+}
+
 void Outbox::Send(SessionId session, internal::v1::Shutdown message) {
   *AddMessage(session).mutable_shutdown() = std::move(message);
 }

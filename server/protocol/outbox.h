@@ -32,6 +32,7 @@ class Outbox {
   void Send(SessionId session, internal::v1::Abort message);
   void Send(SessionId session, internal::v1::LogProb message);
   void Send(SessionId session, internal::v1::Export message);
+  void Send(SessionId session, internal::v1::Save message);
   void Send(SessionId session, internal::v1::Shutdown message);
 
  private:

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/admission/log_prob_sources.h"
 #include "common/admission/normalization.h"
 #include "common/base/status_macros.h"
 
@@ -9,10 +10,6 @@ namespace stemma::server {
 namespace {
 
 constexpr size_t kTokenBytes = sizeof(int32_t);
-
-bool NeedsEntryPass(const v1::UpdateHeader& header) {
-  return header.old().from() == v1::LogProbSource::WEIGHTS || header.ref().from() == v1::LogProbSource::WEIGHTS;
-}
 
 PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunConfig& run) {
   const bool update = request.kind == TrainingRequest::Kind::kUpdate;
@@ -32,13 +29,14 @@ PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunCon
   result.schedule = request.header().has_schedule() ? request.header().schedule() : run.schedule();
   if (result.schedule == v1::SCHEDULE_UNSPECIFIED) result.schedule = v1::AUTO;
   result.forward_only = !update;
+  result.reads_checkpoint = !CheckpointsReadBy(request).empty();
   if (!update) return result;
   result.mini_batch_groups = static_cast<int64_t>(header.ppo_mini_batch_size());
   result.epochs = header.has_ppo_epochs() ? header.ppo_epochs() : 1;
   result.shuffle = header.shuffle();
   result.seed = header.seed();
   result.payload_digest = request.digest;
-  result.log_prob_pass = NeedsEntryPass(header);
+  result.log_prob_passes = static_cast<int>(WeightsOfPasses(header).size());
   return result;
 }
 
@@ -54,6 +52,21 @@ uint64_t TotalTokens(const std::vector<v1::PromptGroup>& groups, const v1::StepP
 
 }  // namespace
 
+absl::Status AddStepNumbers(const TrainingRequest& request, const StopCheck& stop, RequestPlan& plan) {
+  const std::vector<GroupRuns> runs = FindGroupsThatRun(request.update, request.groups);
+  for (const v1::StepPlan& step : plan.plan.steps()) {
+    if (stop && stop()) return absl::CancelledError("planning was stopped");
+    const std::vector<uint32_t> mini_batch(step.groups().begin(), step.groups().end());
+    ASSIGN_OR_RETURN(StepNormalization normalization, NormalizeStep(request.update.loss(), request.groups, mini_batch));
+    plan.steps.push_back({.denominator = normalization.denominator,
+                          .rollout_weights = std::move(normalization.rollout_weights),
+                          .total_tokens = TotalTokens(request.groups, step),
+                          .loss_tokens = normalization.num_loss_tokens,
+                          .empty = CountEmptyGroups(request.update, request.groups, runs, mini_batch)});
+  }
+  return absl::OkStatus();
+}
+
 PlanFunction MakePlanFunction(const ModelConfig& model) {
   return [model](const TrainingRequest& request, const v1::RunConfig& run, const Rates& rates,
                  const StopCheck& stop) -> absl::StatusOr<RequestPlan> {
@@ -64,19 +77,7 @@ PlanFunction MakePlanFunction(const ModelConfig& model) {
     result.repeats = planned.repeats;
     result.report = std::move(planned.report);
     result.work = std::move(planned.work);
-    if (request.kind == TrainingRequest::Kind::kLogProb) return result;
-    const std::vector<GroupRuns> runs = FindGroupsThatRun(request.update, request.groups);
-    for (const v1::StepPlan& step : result.plan.steps()) {
-      if (stop && stop()) return absl::CancelledError("planning was stopped");
-      const std::vector<uint32_t> mini_batch(step.groups().begin(), step.groups().end());
-      ASSIGN_OR_RETURN(StepNormalization normalization,
-                       NormalizeStep(request.update.loss(), request.groups, mini_batch));
-      result.steps.push_back({.denominator = normalization.denominator,
-                              .rollout_weights = std::move(normalization.rollout_weights),
-                              .total_tokens = TotalTokens(request.groups, step),
-                              .loss_tokens = normalization.num_loss_tokens,
-                              .empty = CountEmptyGroups(request.update, request.groups, runs, mini_batch)});
-    }
+    if (request.kind == TrainingRequest::Kind::kUpdate) RETURN_IF_ERROR(AddStepNumbers(request, stop, result));
     return result;
   };
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -49,5 +50,16 @@ using PlanFunction = std::function<absl::StatusOr<RequestPlan>(const TrainingReq
                                                                const Rates& rates, const StopCheck& stop)>;
 
 PlanFunction MakePlanFunction(const ModelConfig& model);
+
+// A request that was kept, with the plan that was made for so many ranks. Its phases are measured no more (`work` is
+// empty).
+struct LoadedRequest {
+  std::shared_ptr<const TrainingRequest> request;
+  RequestPlan plan;
+  uint32_t num_ranks = 1;
+};
+
+// Adds what normalizes the loss of each step, which follows from the request and its plan. Errors: as PlanFunction.
+absl::Status AddStepNumbers(const TrainingRequest& request, const StopCheck& stop, RequestPlan& plan);
 
 }  // namespace stemma::server

@@ -19,16 +19,33 @@ UpdateRecord& RequestTable::Insert(UpdateRecord record) {
     std::erase(finals_, old->sequence);
     records_.erase(old->sequence);
   }
-  record.sequence = next_sequence_++;
-  sequence_of_[record.id] = record.sequence;
   ++open_count_;
   open_bytes_ += record.bytes;
+  return Add(std::move(record));
+}
+
+UpdateRecord& RequestTable::Add(UpdateRecord record) {
+  record.sequence = next_sequence_++;
+  sequence_of_[record.id] = record.sequence;
   return records_.emplace(record.sequence, std::move(record)).first->second;
+}
+
+void RequestTable::Restore(UpdateRecord record) {
+  if (!record.final()) {
+    Insert(std::move(record));
+  } else {
+    finals_.push_back(Add(std::move(record)).sequence);
+  }
+}
+
+void RequestTable::RestoreExpired(const std::string& id) {
+  if (expired_.insert(id).second) expired_order_.push_back(id);
 }
 
 void RequestTable::Finalize(UpdateRecord& record) {
   CHECK(!record.final()) << record.id;
   CHECK(record.waiters.empty()) << record.id << " still has waiting calls";
+  record.ended = true;
   record.request.reset();
   record.plan = RequestPlan();
   --open_count_;

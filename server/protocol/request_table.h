@@ -1,8 +1,9 @@
-// The requests of this server's life: running ones with their payload and plan, finished ones with their outcome.
+// The requests that clients may ask for: open ones with their payload and plan, finished ones with their outcome.
 //
 // Thread safety: none; owned by the coordinator thread.
 // Invariants:
-//  (1) an id names one record; a record without `request` is final.
+//  (1) an id names one record. A final one has no payload and no plan; an open one of an earlier server has none before
+//      they are read back.
 //  (2) at most `requests_kept` final records; an id that was dropped is remembered as expired, so that a late repeat is
 //      refused and never runs twice (the oldest of kExpiredIdsMax are forgotten).
 //  (3) log-probs and traces of final records are at most `result_bytes_max` together, oldest dropped first.
@@ -41,22 +42,25 @@ struct UpdateRecord {
   std::string lineage;  // whose weights it trains
   uint64_t sequence = 0;
   uint64_t bytes = 0;
-  std::shared_ptr<const TrainingRequest> request;  // null: final
-  RequestPlan plan;                                // emptied with it
-  v1::RequestStatus status;                        // without queue_position and replayed
-  v1::UpdateResult result;                         // of the steps so far; moves into status when DONE
-  absl::Status failure;                            // of FAILED and CANCELLED
-  std::optional<uint64_t> lost_step;               // its lineage was lost at this step: ROLLED_BACK, whatever it was
-  bool resumable = false;                          // final, but a repeat runs it again (ATTEMPTS_EXHAUSTED)
+  std::shared_ptr<const TrainingRequest> request;
+  RequestPlan plan;                   // null and empty together
+  v1::RequestStatus status;           // without queue_position and replayed
+  v1::UpdateResult result;            // of the steps so far; moves into status when DONE
+  absl::Status failure;               // of FAILED and CANCELLED
+  uint64_t last_step = 0;             // the model's, after the last step of it that was applied; 0: none was
+  std::optional<uint64_t> lost_step;  // its lineage was lost at this step: ROLLED_BACK, whatever it was
+  bool resumable = false;             // final, but a repeat runs it again (ATTEMPTS_EXHAUSTED)
   std::vector<std::shared_ptr<const v1::GroupResult>> results;
   uint64_t result_bytes = 0;  // of log-probs and trace, once final
   bool results_dropped = false;
+  bool ended = false;
+  bool again = false;    // it has ended: only what was decided about its steps is computed again
   uint32_t attempt = 1;  // of step k
   uint32_t k = 0;
   bool cancel_requested = false;
   std::vector<RequestWaiter> waiters;
 
-  bool final() const { return request == nullptr; }
+  bool final() const { return ended; }
 };
 
 class RequestTable {
@@ -68,6 +72,9 @@ class RequestTable {
   bool IsExpired(const std::string& id) const { return expired_.contains(id); }
   // Replaces a final record of the same id.
   UpdateRecord& Insert(UpdateRecord record);
+  // Takes the records of an earlier server: open ones, and final ones without payload.
+  void Restore(UpdateRecord record);
+  void RestoreExpired(const std::string& id);
   // Drops payload and plan, and what retention no longer covers.
   void Finalize(UpdateRecord& record);
   // Drops the log-probs and the result of a final record.
@@ -79,6 +86,7 @@ class RequestTable {
   uint64_t open_bytes() const { return open_bytes_; }
 
  private:
+  UpdateRecord& Add(UpdateRecord record);
   void Expire(uint64_t sequence);
   void DropOldResults();
   void DropDetails(UpdateRecord& record);  // log-probs and trace

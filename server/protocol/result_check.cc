@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "server/protocol/worker_messages.h"
 
@@ -45,8 +46,24 @@ absl::Status ResultCheck::Add(const v1::GroupResult& result) {
     }
     RETURN_IF_ERROR(CheckArray("log_probs", rollout.log_probs(), it->second.tokens, element_bytes));
     RETURN_IF_ERROR(CheckArray("entropy", rollout.entropy(), it->second.tokens, element_bytes));
+    it->second.has_log_probs = !rollout.log_probs().empty();
   }
   return absl::OkStatus();
+}
+
+absl::Status ResultCheck::CheckAllCame() const {
+  std::string first;
+  int64_t missing = 0;
+  for (const v1::PromptGroup& group : request_->groups) {
+    for (const v1::Rollout& rollout : group.rollouts()) {
+      const Expected& expected = rollouts_.at(rollout.rollout_id());
+      if (expected.tokens == 0 || expected.has_log_probs) continue;
+      if (missing++ == 0) first = rollout.rollout_id();
+    }
+  }
+  if (missing == 0) return absl::OkStatus();
+  return MakeError(Reason::kInternal, absl::StrCat("the workers ended the pass without the log-probs of ", missing,
+                                                   " rollouts, the first is ", first));
 }
 
 }  // namespace stemma::server

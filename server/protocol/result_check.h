@@ -22,11 +22,16 @@ class ResultCheck {
   // of log-probs or entropies that is neither none nor the response's, a dtype that is none.
   absl::Status Add(const v1::GroupResult& result);
 
+  // Whether each rollout that has response tokens has brought its log-probs, as all must in a log-prob pass. Errors:
+  // INTERNAL - the first one of the request that has not, and how many have not.
+  absl::Status CheckAllCame() const;
+
  private:
   struct Expected {
     const v1::PromptGroup* group = nullptr;
     size_t tokens = 0;
     bool seen = false;
+    bool has_log_probs = false;
   };
 
   std::shared_ptr<const TrainingRequest> request_;

@@ -114,6 +114,11 @@ absl::Status RunningJob::AddResult(const v1::GroupResult& group) {
   return results_ ? results_->Add(group) : absl::InvalidArgumentError("results of a job that has none");
 }
 
+absl::Status RunningJob::CheckAllCame() const {
+  CHECK(phase_ == Phase::kCallJob && results_) << id_;
+  return results_->CheckAllCame();
+}
+
 internal::v1::Abort RunningJob::AbortMessage(uint32_t rank) const {
   CHECK(exists() && !committed());
   internal::v1::Abort abort;

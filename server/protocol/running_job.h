@@ -38,6 +38,8 @@ class RunningJob {
   bool Is(const std::string& id) const { return exists() && id_ == id; }
   // REQUIRES: exists.
   const std::string& id() const { return id_; }
+  std::string what() const { return watch_ ? watch_->what() : ""; }  // in an operator's words
+  bool HasAnswered(uint32_t rank) const { return rank < answered_.size() && answered_[rank]; }
 
   // `results`: of those that the job may bring; nullopt: it brings none. REQUIRES: none runs. Prepare follows at once.
   void BeginUpdate(const std::string& id, std::optional<ResultCheck> results);
@@ -61,6 +63,8 @@ class RunningJob {
   bool AddDone(uint32_t rank, absl::Status failure, uint64_t bytes);
   // Errors: InvalidArgument - the job has no results, or not these.
   absl::Status AddResult(const v1::GroupResult& group);
+  // Tells whether all results came (ResultCheck). REQUIRES: a call job that brings some.
+  absl::Status CheckAllCame() const;
 
   // REQUIRES: is_update.
   const internal::v1::StepKey& key() const { return keys_.front(); }  // rank 0's

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "common/admission/log_prob_sources.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -27,7 +28,10 @@ internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::Up
   *prepare.mutable_header() = header;
   *prepare.mutable_plan() = plan.step(key.k());
   prepare.mutable_plan()->set_epoch(plan.epoch(key.k()));
-  if (RunsEntryPass(plan, key.k())) *prepare.mutable_log_prob_pass() = plan.plan.log_prob_pass();
+  if (RunsEntryPass(plan, key.k())) {
+    *prepare.mutable_log_prob_pass() = plan.plan.log_prob_pass();
+    for (std::string& name : WeightsOfPasses(header)) prepare.add_pass_weights()->set_name(std::move(name));
+  }
   prepare.set_denominator(numbers.denominator);
   prepare.mutable_rollout_weights()->Add(numbers.rollout_weights.begin(), numbers.rollout_weights.end());
   *prepare.mutable_predicted() = StepReportOf(plan, key.k()).seconds();
@@ -39,13 +43,18 @@ double ClipFactor(const v1::AdamParams& adam, double grad_norm_squared) {
   return std::min(1.0, adam.max_grad_norm() / (std::sqrt(grad_norm_squared) + kClipEpsilon));
 }
 
+StepDecision DecideStep(const v1::AdamParams& adam, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome) {
+  if (outcome != v1::StepResult::APPLIED) return {.outcome = outcome};
+  return {.outcome = outcome, .clip = ClipFactor(adam, vote.grad_norm_squared())};
+}
+
 internal::v1::Apply MakeApply(const internal::v1::StepKey& key, const v1::AdamParams& adam, const RequestPlan& plan,
-                              const internal::v1::Vote& vote, v1::StepResult::Outcome outcome) {
+                              const StepDecision& decision) {
   internal::v1::Apply apply;
   *apply.mutable_key() = key;
   *apply.mutable_adam() = adam;
-  if (outcome == v1::StepResult::APPLIED) {
-    apply.set_clip(ClipFactor(adam, vote.grad_norm_squared()));
+  if (decision.outcome == v1::StepResult::APPLIED) {
+    apply.set_clip(decision.clip);
     apply.set_predicted_s(StepReportOf(plan, key.k()).seconds().apply());
   } else {
     apply.set_discard(true);

@@ -19,8 +19,8 @@ bool RunsEntryPass(const RequestPlan& plan, uint32_t k);
 bool StepNeedsWorker(const RequestPlan& plan, uint32_t k);
 
 // Fills the Prepare of the step that `key` names: key.k() is the step's index in its request, and denominator and
-// prompt-mean weights are those of that step's mini-batch. The entry log-prob pass goes with the first step. What each
-// rank is to record of it is the caller's.
+// prompt-mean weights are those of that step's mini-batch. The entry log-prob pass goes with the first step. Where its
+// weights are read from, and what each rank is to record of the step, is the caller's.
 internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::UpdateHeader& header,
                                   const RequestPlan& plan);
 
@@ -28,10 +28,18 @@ internal::v1::Prepare MakePrepare(const internal::v1::StepKey& key, const v1::Up
 // does; 1 where max_grad_norm is 0. The norm may be large: its square was checked to be finite.
 double ClipFactor(const v1::AdamParams& adam, double grad_norm_squared);
 
-// Fills the Apply of a step whose vote led to `outcome`: APPLIED carries the clip factor and the predicted seconds,
-// every other outcome discards the gradients.
+// What is decided about a step, by the vote of all ranks.
+struct StepDecision {
+  v1::StepResult::Outcome outcome = v1::StepResult::APPLIED;
+  double clip = 1;  // of an APPLIED step
+};
+
+StepDecision DecideStep(const v1::AdamParams& adam, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome);
+
+// Fills the Apply of a step: APPLIED carries the clip factor and the predicted seconds, every other outcome discards
+// the gradients.
 internal::v1::Apply MakeApply(const internal::v1::StepKey& key, const v1::AdamParams& adam, const RequestPlan& plan,
-                              const internal::v1::Vote& vote, v1::StepResult::Outcome outcome);
+                              const StepDecision& decision);
 
 // Returns the report of step k. The report of the entry log-prob pass, if there is one, stands before those of the
 // steps.

@@ -11,6 +11,8 @@
 #include "common/base/error.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
+#include "server/protocol/answers.h"
+#include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/step_metrics.h"
@@ -57,15 +59,19 @@ void StepProtocol::Ignore(const std::string& what) {
 
 void StepProtocol::Start(UpdateRecord& record) {
   CHECK_EQ(record.lineage, p_.lineage.name()) << record.id;
-  if (absl::Status status = p_.lineage.CheckExpected(record.request->header(), p_.lineage.step()); !status.ok()) {
+  const bool begun = record.again || p_.history.FindDecision(record.id, 0) != nullptr;  // then it was as expected
+  if (absl::Status status = p_.lineage.CheckExpected(record.request->header(), p_.lineage.step());
+      !begun && !status.ok()) {
     return p_.jobs.FinishUpdate(record, v1::FAILED, status);
   }
   const std::string problem = PlanProblem(record.plan.report, p_.options.model, p_.gang.config());
   if (!problem.empty()) {
+    CHECK(!p_.history.replays()) << record.id << " was to be planned anew: " << problem;
     record.resumable = true;
     return p_.jobs.FinishUpdate(record, v1::FAILED, PlanMisfit(problem));
   }
   std::optional<ResultCheck> results;
+  record.results.clear();
   if (record.request->update.return_log_probs()) results.emplace(record.request);
   p_.jobs.running().BeginUpdate(record.id, std::move(results));
   const auto num_groups = static_cast<uint32_t>(record.request->groups.size());
@@ -79,8 +85,9 @@ void StepProtocol::Start(UpdateRecord& record) {
 void StepProtocol::PrepareNext(UpdateRecord& record) {
   for (; record.k < record.plan.num_steps(); ++record.k) {
     if (StepNeedsWorker(record.plan, record.k)) return SendPrepare(record);
-    AddResult(record, v1::StepResult::SKIPPED_EMPTY, std::nullopt);
+    AddResult(record, v1::StepResult::SKIPPED_EMPTY, std::nullopt, "");
   }
+  CHECK(!record.again) << record.id << " has no step that was decided";
   p_.jobs.FinishUpdate(record, v1::DONE, absl::OkStatus());
 }
 
@@ -88,7 +95,7 @@ void StepProtocol::SendPrepare(UpdateRecord& record) {
   std::vector<StepKey> keys;
   for (uint32_t rank = 0; rank < p_.gang.num_ranks(); ++rank) {
     StepKey& key = keys.emplace_back(p_.gang.KeyOf(rank));
-    key.set_step(p_.lineage.step() + 1);
+    key.set_step(p_.lineage.weights_step() + 1);
     key.set_attempt(record.attempt);
     key.set_request_id(record.id);
     key.set_k(record.k);
@@ -96,6 +103,9 @@ void StepProtocol::SendPrepare(UpdateRecord& record) {
   std::vector<int64_t> num_rollouts;
   for (const v1::PromptGroup& group : record.request->groups) num_rollouts.push_back(group.rollouts_size());
   internal::v1::Prepare whole = MakePrepare(keys.front(), record.request->update, record.plan);
+  for (internal::v1::PassWeights& weights : *whole.mutable_pass_weights()) {
+    weights = PassWeightsOf(p_.history.state(), weights.name(), p_.gang.config().dtype());
+  }
   if (IsTraced(record.request->update, record.k)) whole.set_trace_spans_max(TraceSpansMax(p_.gang.num_ranks()));
   std::vector<internal::v1::Prepare> prepares = PreparesOfRanks(std::move(whole), p_.gang.num_ranks(), num_rollouts);
   for (uint32_t rank = 0; rank < prepares.size(); ++rank) {
@@ -135,34 +145,72 @@ bool StepProtocol::SendsTooManySpans(uint32_t rank, int spans) {
 
 // `vote`: of all ranks.
 void StepProtocol::Decide(UpdateRecord& record, const internal::v1::Vote& vote) {
+  if (const internal::v1::KeptStep* step = p_.history.FindDecision(record.id, record.k)) {
+    return Repeat(record, vote, step->decision());
+  }
   if (!vote.yes()) {
     return OnNoVote(record, vote, absl::StrCat("the gradient is not finite: ", WorkerText(vote.message())));
   }
-  if (vote.empty()) return SendApply(record, vote, v1::StepResult::SKIPPED_EMPTY);
+  if (vote.empty()) return Commit(record, vote, v1::StepResult::SKIPPED_EMPTY);
   const std::string problem = NormProblem(record.request->update.adam(), vote.grad_norm_squared(),
                                           NumbersOfRun(RunDtypeOf(p_.gang.config().dtype())));
   if (!problem.empty()) return OnNoVote(record, vote, problem);
-  SendApply(record, vote, v1::StepResult::APPLIED);
+  Commit(record, vote, v1::StepResult::APPLIED);
 }
 
 // `problem`: of the gradient, where that is why the step is not applied.
 void StepProtocol::OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote, const std::string& problem) {
   const bool nonfinite = vote.yes() || vote.no_reason() == internal::v1::NONFINITE;
   if (nonfinite && record.request->header().on_nonfinite() == v1::SKIP) {
-    return SendApply(record, vote, v1::StepResult::SKIPPED_NONFINITE);
+    return Commit(record, vote, v1::StepResult::SKIPPED_NONFINITE);
   }
   p_.jobs.AbortRunning();
   p_.jobs.FinishUpdate(record, v1::FAILED, nonfinite ? NonfiniteError(problem) : NoVoteError(vote));
 }
 
-void StepProtocol::SendApply(UpdateRecord& record, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome) {
+// What was decided is applied, or the ranks' weights would not be the lineage's any more.
+void StepProtocol::Repeat(UpdateRecord& record, const internal::v1::Vote& vote,
+                          const internal::v1::StepCommitted& decided) {
+  if (vote.yes() || decided.outcome() != v1::StepResult::APPLIED) {
+    return SendApply(record, vote, {decided.outcome(), decided.clip()});
+  }
+  const std::string why = absl::StrCat("step ", decided.step(), " (request ", record.id, ", k ", decided.k(),
+                                       ") was decided and cannot be computed again: ", WorkerText(vote.message()));
+  FailAgain(why);
+}
+
+// Other workers may do what these could not. Where they cannot either, an operator has to look.
+void StepProtocol::FailAgain(const std::string& why) {
+  if (p_.history.replays() && ++failures_again_ >= p_.options.attempts_max) {
+    return membership_->Stop(MakeError(Reason::kDiverged, why));
+  }
+  membership_->GiveUp(why);
+}
+
+void StepProtocol::Commit(UpdateRecord& record, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome) {
+  const StepDecision decision = DecideStep(record.request->update.adam(), vote, outcome);
+  if (p_.history.replays()) {
+    internal::v1::StepCommitted row;
+    row.set_request_id(record.id);
+    row.set_k(record.k);
+    row.set_step(p_.lineage.step() + (outcome == v1::StepResult::APPLIED ? 1 : 0));
+    row.set_outcome(outcome);
+    row.set_clip(decision.clip);
+    p_.history.Commit(std::move(row));
+  }
+  SendApply(record, vote, decision);
+}
+
+void StepProtocol::SendApply(UpdateRecord& record, const internal::v1::Vote& vote, const StepDecision& decision) {
   RunningJob& running = p_.jobs.running();
-  internal::v1::Apply apply = MakeApply(running.key(), record.request->update.adam(), record.plan, vote, outcome);
+  internal::v1::Apply apply = MakeApply(running.key(), record.request->update.adam(), record.plan, decision);
+  const bool applies = decision.outcome == v1::StepResult::APPLIED;
+  apply.set_digest(applies && (p_.history.replays() || p_.gang.num_ranks() > 1));
   for (uint32_t rank = 0; rank < p_.gang.num_ranks(); ++rank) {
     *apply.mutable_key() = running.votes()[rank].key();
     p_.out.Send(p_.gang.worker(rank).session, apply);
   }
-  running.Commit(vote, outcome, ApplySeconds(record.plan, record.k));
+  running.Commit(vote, decision.outcome, ApplySeconds(record.plan, record.k));
   record.status.set_state(v1::COMMITTED);
 }
 
@@ -174,12 +222,57 @@ void StepProtocol::OnApplied(uint32_t rank, const internal::v1::Applied& applied
   if (SendsTooManySpans(rank, running.votes()[rank].spans().spans_size() + applied.spans().spans_size())) return;
   UpdateRecord& record = p_.jobs.RunningUpdate();
   // The other ranks have applied the step, or are about to: what one has ruined is of no use on any of them.
-  if (!applied.nonfinite().empty()) return membership_->LoseWeights(record.id, WorkerText(applied.nonfinite()));
+  if (!applied.nonfinite().empty()) return membership_->LoseWeights(record, WorkerText(applied.nonfinite()));
   if (running.AddApplied(rank, applied)) Complete(record);
 }
 
-// Counts the step that every rank has applied.
+std::optional<std::string> StepProtocol::DigestOfRanks() {
+  const std::span<const internal::v1::Applied> applied = p_.jobs.running().applied();
+  for (uint32_t rank = 1; rank < applied.size(); ++rank) {
+    if (applied[rank].weights_digest() == applied[0].weights_digest()) continue;
+    const std::string why = absl::StrCat("after ", StepText(p_.jobs.running().key()), " the weights of rank ", rank,
+                                         " are not those of rank 0");
+    FailAgain(why);
+    return std::nullopt;
+  }
+  return applied[0].weights_digest();
+}
+
+// Takes the step that every rank has applied.
 void StepProtocol::Complete(UpdateRecord& record) {
+  const std::optional<std::string> digest = DigestOfRanks();
+  if (!digest) return;
+  const internal::v1::KeptStep* before = p_.history.FindDecision(record.id, record.k);
+  if (before != nullptr && before->applied()) {
+    CompleteAgain(record, *before, *digest);
+  } else {
+    CompleteFirst(record, *digest);
+  }
+  record.status.set_state(v1::APPLIED);
+  ++record.k;
+  if (record.again) return GoOnAgain(record);
+  GoOn(record);
+}
+
+// Other bits than before, as of another mesh or device, are other weights: they get another name, and the journal their
+// digest.
+void StepProtocol::CompleteAgain(UpdateRecord& record, const internal::v1::KeptStep& before,
+                                 const std::string& digest) {
+  if (p_.jobs.running().outcome() != v1::StepResult::APPLIED) return;
+  p_.lineage.CountStepAgain();
+  if (before.weights_digest() != digest) {
+    internal::v1::StepApplied row;
+    row.set_request_id(record.id);
+    row.set_k(record.k);
+    row.set_weights_digest(digest);
+    membership_->Diverge(absl::StrCat("step ", p_.lineage.weights_step(), ", computed again,"));
+    p_.history.Apply(std::move(row));
+  }
+  if (!p_.lineage.behind()) membership_->CatchUp();
+}
+
+void StepProtocol::CompleteFirst(UpdateRecord& record, const std::string& digest) {
+  failures_again_ = 0;
   const v1::StepResult::Outcome outcome = p_.jobs.running().outcome();
   double apply_s = 0;
   for (const internal::v1::Applied& applied : p_.jobs.running().applied())
@@ -187,25 +280,31 @@ void StepProtocol::Complete(UpdateRecord& record) {
   if (outcome == v1::StepResult::APPLIED) {
     p_.lineage.CountStep();
     record.status.set_steps_applied(record.status.steps_applied() + 1);
+    record.last_step = p_.lineage.step();
     Measure(record);
   }
-  AddResult(record, outcome, apply_s);
-  record.status.set_state(v1::APPLIED);
+  AddResult(record, outcome, apply_s, digest);
   // A lost worker repeats the steps that were skipped before its own, so only an applied step renews the attempts.
   if (outcome == v1::StepResult::APPLIED) record.attempt = 1;
-  ++record.k;
-  GoOn(record);
+}
+
+// Ends with the last step that was decided.
+void StepProtocol::GoOnAgain(UpdateRecord& record) {
+  const internal::v1::KeptRequest* kept = FindKept(p_.history.state(), record.id);
+  CHECK(kept != nullptr) << record.id;
+  const bool more = !kept->steps().empty() && kept->steps().rbegin()->decision().k() >= record.k;
+  if (more && !membership_->draining()) return PrepareNext(record);
+  p_.jobs.EndAgain();
 }
 
 // Begins the next step, unless the request or the server is to end.
 void StepProtocol::GoOn(UpdateRecord& record) {
   const bool more = record.k < record.plan.num_steps();
-  if (more && record.cancel_requested) {
+  if (more && record.cancel_requested && !membership_->IsDecided(record)) {
     p_.jobs.CancelUpdate(record);
   } else if (more && membership_->draining()) {
-    p_.jobs.FinishUpdate(
-        record, v1::FAILED,
-        DrainingError(absl::StrCat(" after step ", record.k, " of ", record.plan.num_steps(), " of this request")));
+    p_.jobs.LeaveUpdate(record, DrainingError(absl::StrCat(" after step ", record.k, " of ", record.plan.num_steps(),
+                                                           " of this request")));
   } else {
     PrepareNext(record);
   }
@@ -227,8 +326,22 @@ void StepProtocol::Measure(const UpdateRecord& record) {
 }
 
 // `apply_s`: of the slowest rank; absent where no rank was asked.
-void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, std::optional<double> apply_s) {
+void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, std::optional<double> apply_s,
+                             const std::string& digest) {
+  if (record.again || static_cast<uint32_t>(record.result.steps_size()) > record.k) return;  // of an earlier attempt
   v1::StepResult& result = *record.result.add_steps();
+  FillResult(record, outcome, apply_s, result);
+  internal::v1::StepApplied row;
+  row.set_request_id(record.id);
+  row.set_k(record.k);
+  row.set_weights_digest(digest);
+  *row.mutable_result() = result;
+  row.mutable_result()->clear_trace();
+  p_.history.Apply(std::move(row));
+}
+
+void StepProtocol::FillResult(const UpdateRecord& record, v1::StepResult::Outcome outcome,
+                              std::optional<double> apply_s, v1::StepResult& result) const {
   result.set_step(p_.lineage.step());
   result.set_weight_version(p_.lineage.weight_version());
   result.set_attempts(record.attempt);
@@ -267,7 +380,11 @@ void StepProtocol::OnRefused(uint32_t rank, const internal::v1::Refused& refused
     return membership_->Close(session, absl::AbortedError("it refused an Apply"),
                               absl::StrCat("it refused an Apply: ", why));
   }
-  p_.jobs.FinishUpdate(p_.jobs.RunningUpdate(), v1::FAILED,
+  UpdateRecord& record = p_.jobs.RunningUpdate();
+  if (record.again || membership_->IsDecided(record) || p_.history.FindDecision(record.id, record.k) != nullptr) {
+    return FailAgain(absl::StrCat("a rank refuses a step that was decided: ", why));
+  }
+  p_.jobs.FinishUpdate(record, v1::FAILED,
                        MakeError(Reason::kInternal, absl::StrCat("the worker refused the step: ", why)));
   // The other ranks wait for it in the step's first collective, and nothing but their end ends that.
   if (p_.gang.num_ranks() == 1) return;

@@ -114,9 +114,26 @@ absl::Status Check(const internal::v1::Vote& vote) {
 absl::Status Check(const internal::v1::Applied& applied) {
   RETURN_IF_ERROR(Check(applied.key()));
   RETURN_IF_ERROR(CheckLength("applied.nonfinite", applied.nonfinite(), kTextBytesMax));
+  RETURN_IF_ERROR(CheckLength("applied.weights_digest", applied.weights_digest(), kReasonBytesMax));
   RETURN_IF_ERROR(CheckSeconds("applied.gather_s", applied.gather_s()));
   RETURN_IF_ERROR(CheckSpans("applied.spans", applied.spans()));
   return CheckSeconds("applied.apply_s", applied.apply_s());
+}
+
+absl::Status Check(const internal::v1::SaveStaged& staged) {
+  RETURN_IF_ERROR(CheckLength("save_staged.id", staged.id(), kIdBytesMax));
+  return CheckSeconds("save_staged.staged_s", staged.staged_s());
+}
+
+// What its parts say is checked against the files.
+absl::Status Check(const internal::v1::SaveDone& done) {
+  RETURN_IF_ERROR(CheckLength("save_done.id", done.id(), kIdBytesMax));
+  RETURN_IF_ERROR(CheckLength("save_done.weights_digest", done.weights_digest(), kReasonBytesMax));
+  for (const internal::v1::CheckpointPart& part : done.parts()) {
+    RETURN_IF_ERROR(CheckLength("save_done.parts.file", part.file(), kIdBytesMax));
+    RETURN_IF_ERROR(CheckLength("save_done.parts.sha256", part.sha256(), kReasonBytesMax));
+  }
+  return absl::OkStatus();
 }
 
 // Cut at a character's begin, so that the text stays UTF-8.
@@ -149,6 +166,10 @@ absl::Status CheckWorkerMessage(const WorkerMessage& message) {
       return CheckLength("log_prob_done.id", message.log_prob_done().id(), kIdBytesMax);
     case WorkerMessage::kExportDone:
       return CheckLength("export_done.id", message.export_done().id(), kIdBytesMax);
+    case WorkerMessage::kSaveStaged:
+      return Check(message.save_staged());
+    case WorkerMessage::kSaveDone:
+      return Check(message.save_done());
     case WorkerMessage::kRefused:
       return Check(message.refused().key());
     case WorkerMessage::kStoreOpened:

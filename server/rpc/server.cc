@@ -53,8 +53,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   PlanFunction plan = MakePlanFunction(options.model);
   const RunNumbers numbers = NumbersOfRun(RunDtypeOf(options.coordinator.config.dtype()));
   options.coordinator.calibration = ReadCalibration(options.coordinator.data_directory);
-  self->coordinator_ = std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), clock,
-                                                     [raw = self.get()](bool ready) { raw->SetReady(ready); });
+  self->coordinator_ =
+      std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), std::move(options.storage), clock,
+                                    [raw = self.get()](bool ready) { raw->SetReady(ready); });
   rpc.training =
       std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers, clock);
   rpc.worker = std::make_unique<WorkerServiceRpc>(*self->coordinator_, options.worker_secret);

@@ -26,6 +26,7 @@ struct ServerOptions {
   v1::Limits limits;
   ModelConfig model;
   CoordinatorOptions coordinator;
+  std::unique_ptr<Storage> storage = nullptr;  // null: nothing outlives the process
 };
 
 class Server {

@@ -85,4 +85,55 @@ grpc::ServerUnaryReactor* TrainingServiceRpc::ExportWeights(grpc::CallbackServer
   });
 }
 
+grpc::ServerUnaryReactor* TrainingServiceRpc::SaveCheckpoint(grpc::CallbackServerContext* context,
+                                                             const v1::SaveCheckpointRequest* request,
+                                                             v1::Checkpoint* response) {
+  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
+  return UnaryCall<v1::Checkpoint>::Start(coordinator_, response, [&](CallId call) {
+    return SaveCheckpointEvent{call, *request};
+  });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::LoadCheckpoint(grpc::CallbackServerContext* context,
+                                                             const v1::LoadCheckpointRequest* request,
+                                                             v1::LoadCheckpointResponse* response) {
+  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
+  return UnaryCall<v1::LoadCheckpointResponse>::Start(coordinator_, response, [&](CallId call) {
+    return LoadCheckpointEvent{call, *request};
+  });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::ListCheckpoints(grpc::CallbackServerContext*,
+                                                              const v1::ListCheckpointsRequest*,
+                                                              v1::ListCheckpointsResponse* response) {
+  return UnaryCall<v1::ListCheckpointsResponse>::Start(coordinator_, response,
+                                                       [&](CallId call) { return ListCheckpointsEvent{call}; });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::VerifyCheckpoint(grpc::CallbackServerContext*,
+                                                               const v1::VerifyCheckpointRequest* request,
+                                                               v1::Checkpoint* response) {
+  return UnaryCall<v1::Checkpoint>::Start(coordinator_, response, [&](CallId call) {
+    return VerifyCheckpointEvent{call, request->name()};
+  });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::PinCheckpoint(grpc::CallbackServerContext* context,
+                                                            const v1::PinCheckpointRequest* request,
+                                                            v1::Checkpoint* response) {
+  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
+  return UnaryCall<v1::Checkpoint>::Start(coordinator_, response, [&](CallId call) {
+    return PinCheckpointEvent{call, request->name(), request->pinned()};
+  });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::DeleteCheckpoint(grpc::CallbackServerContext* context,
+                                                               const v1::DeleteCheckpointRequest* request,
+                                                               v1::DeleteCheckpointResponse* response) {
+  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
+  return UnaryCall<v1::DeleteCheckpointResponse>::Start(coordinator_, response, [&](CallId call) {
+    return DeleteCheckpointEvent{call, request->name()};
+  });
+}
+
 }  // namespace stemma::server

@@ -38,6 +38,18 @@ class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
                                                          const v1::ReadResultsRequest* request) override;
   grpc::ServerUnaryReactor* ExportWeights(grpc::CallbackServerContext*, const v1::ExportWeightsRequest* request,
                                           v1::ExportWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* SaveCheckpoint(grpc::CallbackServerContext*, const v1::SaveCheckpointRequest* request,
+                                           v1::Checkpoint* response) override;
+  grpc::ServerUnaryReactor* LoadCheckpoint(grpc::CallbackServerContext*, const v1::LoadCheckpointRequest* request,
+                                           v1::LoadCheckpointResponse* response) override;
+  grpc::ServerUnaryReactor* ListCheckpoints(grpc::CallbackServerContext*, const v1::ListCheckpointsRequest*,
+                                            v1::ListCheckpointsResponse* response) override;
+  grpc::ServerUnaryReactor* VerifyCheckpoint(grpc::CallbackServerContext*, const v1::VerifyCheckpointRequest* request,
+                                             v1::Checkpoint* response) override;
+  grpc::ServerUnaryReactor* PinCheckpoint(grpc::CallbackServerContext*, const v1::PinCheckpointRequest* request,
+                                          v1::Checkpoint* response) override;
+  grpc::ServerUnaryReactor* DeleteCheckpoint(grpc::CallbackServerContext*, const v1::DeleteCheckpointRequest* request,
+                                             v1::DeleteCheckpointResponse* response) override;
 
  private:
   RequestRules rules() { return {limits_, model_, numbers_, clock_, receiving_}; }

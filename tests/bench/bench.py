@@ -1,17 +1,26 @@
-"""`make bench`: reuse and dense beside their FLOP ideal, and beside transformers and prefix_grouper; writes docs/benchmarks.md,
-and the measured part of docs/memory.md.
+"""`make bench`: measures all parts, or those that are named, and writes their sections of docs/benchmarks.md, and the measured
+part of docs/memory.md.
 
-    third_party/venv/bin/python tests/bench/bench.py --build build/release [--quick] [--output FILE]
+    third_party/venv/bin/python tests/bench/bench.py --build build/release [--parts NAME...] [--quick] [--output FILE]
 
-All contenders of a shape run in turns in one run, each round in another order. Needs a quiet machine.
+    shapes      reuse and dense beside their FLOP ideal
+    baselines   the same beside transformers and prefix_grouper
+    planner     plans and placements
+    ranks       two workers beside one, and a hot group split between them
+    storage     journal, spool, checkpoints, restart
+    memory      docs/memory.md: policies, offload, what fits
+
+All contenders of a shape run in turns in one run, each round in another order. Needs a quiet machine. A part is written
+as soon as it is measured.
 """
 
 import argparse
-import json
+import dataclasses
 import os
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests"))
@@ -23,60 +32,19 @@ import transformers  # noqa: E402
 
 import baselines  # noqa: E402
 import dp_bench  # noqa: E402
+import page  # noqa: E402
+import planner  # noqa: E402
 import report  # noqa: E402
 import shapes  # noqa: E402
+import storage  # noqa: E402
 from oracle import models  # noqa: E402
-
-
-class StepBench:
-    """The C++ side: the engine's own phases on a model directory."""
-
-    def __init__(self, build, directory):
-        self.command = [os.path.join(build, "tests", "step_bench"), "--model", directory, "--threads", str(THREADS)]
-        self.process = None
-
-    def profile(self, shape):
-        """One pair with its per-op times; FLOPs by the product's formula, which must be ours."""
-        output = subprocess.run(self.command + ["--shapes", str(shape), "--pairs", "1"], check=True, text=True,
-                                stdout=subprocess.PIPE).stdout
-        line = json.loads(output.strip().splitlines()[-1])
-        for name, ours in zip(("flops_dense", "flops_reuse"), shapes.flops(shapes.SPEC, shape)):
-            if abs(line[name] / ours - 1) > 1e-9:
-                raise SystemExit(f"{shape}: {name} is {line[name]:.6g} in step_bench, {ours:.6g} by the formula here")
-        return line
-
-    def serve(self):
-        self.process = subprocess.Popen(self.command + ["--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def ask(self, question):
-        """Seconds of "dense P/R/N" or "reuse P/R/N"; GFLOP/s of "mm"."""
-        self.process.stdin.write(question + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"step_bench ended with {self.process.wait()} on {question}")
-        return float(line)
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-
-
-def measure_planner(build, quick):
-    """[{groups, rollouts, budget, schedule, clusters, seconds}], [{groups, ranks, seconds, imbalance, over_bound}],
-    [{groups, of_ranks, hot_rollouts, seconds, whole, split}]"""
-    sizes = "256,1024,4096" if quick else "256,1024,4096,16384,62500"
-    output = subprocess.run([os.path.join(build, "tests", "planner_bench"), "--groups", sizes], check=True, text=True,
-                            stdout=subprocess.PIPE).stdout
-    lines = [json.loads(line) for line in output.splitlines()]
-    return [line for line in lines if "budget" in line], [line for line in lines if "ranks" in line], [
-        line for line in lines if "hot_rollouts" in line]
+from step_process import StepBench  # noqa: E402
 
 
 MEASURED = "## Measured\n"  # what follows in docs/memory.md is memory_bench's
 
 
-def write_memory_page(build, directory, path, rounds):
+def write_memory_page(build, directory, path, rounds, taken):
     """Policies, offload, capacity and the planner's choices, by the C++ side."""
     command = [os.path.join(build, "tests", "memory_bench"), "--model", directory, "--threads", str(THREADS),
                "--rounds", str(rounds)]
@@ -90,8 +58,8 @@ def write_memory_page(build, directory, path, rounds):
     with open(path) as file:
         text = file.read().split(MEASURED)[0]
     with open(path, "w") as file:
-        file.write(f"{text}{MEASURED}\n`make bench` wrote this part: {report.machine()}; fp32, {THREADS} threads, the model of "
-                   "docs/benchmarks.md.\nEach cell of seconds or of a ratio is a median (lower quartile–upper quartile) over "
+        file.write(f"{text}{MEASURED}\n{taken}\n\nfp32, {THREADS} threads, the model of docs/benchmarks.md.\nEach cell of seconds or "
+                   "of a ratio is a median (lower quartile–upper quartile) over "
                    f"runs in turns: {rounds} of each way,\n{4 * rounds} for offload's cost, {2 * rounds} for Apply.\n{tables}")
 
 
@@ -100,7 +68,7 @@ def contenders_of(shape, bench, directory, with_baselines):
     result = {name: (lambda name=name: bench.ask(f"{name} {shape}")) for name in ("dense", "reuse")}
     for run in result.values():
         run()
-    if with_baselines and shape.baselines:
+    if with_baselines:
         group = baselines.Group(shape.prompt, shape.response, shape.count, shapes.SPEC.vocab)
         dense, grouper = baselines.fastest_dense(directory, group), baselines.PrefixGrouperGroup(directory)
         grouper.run(group)
@@ -120,12 +88,75 @@ def measure(shape, contenders, repeats):
     return times
 
 
+def measure_shapes(run, chosen, with_baselines):
+    """report.Times of the shapes, and the seconds by op of the first."""
+    bench, times = StepBench(run.build, run.directory, THREADS), report.Times()
+    ops = bench.profile(shapes.SHAPES[0])["ops"]
+    bench.serve()
+    for shape in chosen:
+        print(f"{shape}:", flush=True)
+        contenders = contenders_of(shape, bench, run.directory, with_baselines)
+        times.mm_gflops.append(bench.ask("mm"))  # in turns with the rest: the machine's rate may move
+        times.rows[shape] = measure(shape, contenders, min(shape.repeats, 3) if run.quick else shape.repeats)
+        times.mm_gflops.append(bench.ask("mm"))
+        del contenders
+    bench.close()
+    return times, ops
+
+
+def shapes_of(run):
+    return [shape for shape in shapes.SHAPES if not run.quick or shape.prompt <= 1024]
+
+
+def shape_section(run):
+    times, ops = measure_shapes(run, shapes_of(run), with_baselines=False)
+    return times.own_section(ops, shapes.SHAPES[0])
+
+
+def baseline_section(run):
+    times, _ = measure_shapes(run, [shape for shape in shapes_of(run) if shape.baselines], with_baselines=True)
+    return times.baseline_section()
+
+
+# Part -> (its section's title, what measures it and returns the section's lines), in the page's order.
+PARTS = {
+    "shapes": ("Reuse against our own dense baseline", shape_section),
+    "baselines": ("Against what one would run instead", baseline_section),
+    "planner": (planner.TITLE, lambda run: planner.section(run.build, run.quick)),
+    "ranks": (dp_bench.TITLE, lambda run: dp_bench.section(run.build, run.directory, 2 if run.quick else 5)),
+    "storage": (storage.TITLE, lambda run: storage.section(run.build, run.directory, run.quick)),
+}
+MEMORY = "memory"  # its tables are in docs/memory.md
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    build: str
+    directory: str  # of the model
+    quick: bool
+
+
+def commit():
+    """What is measured: the commit, and whether anything but what this writes differs from it."""
+    def git(*arguments):
+        return subprocess.run(["git", "-C", ROOT, *arguments], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    return git("rev-parse", "--short=10", "HEAD") + (" with changes" if changed else "")
+
+
+def taken_line(part, quick):
+    command = f"make bench ARGS=\"--parts {part}{' --quick' if quick else ''}\""
+    return (f"Taken by `{command}` at commit {commit()}; {report.machine()}; torch {torch.__version__}, transformers "
+            f"{transformers.__version__}.")
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build/release")
-    parser.add_argument("--quick", action="store_true", help="the shapes that take seconds, fewer rounds; writes no page")
-    parser.add_argument("--no-baselines", action="store_true", help="leave transformers and prefix_grouper out")
-    parser.add_argument("--memory-only", action="store_true", help="only the measured part of docs/memory.md")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS, MEMORY], default=[*PARTS, MEMORY], metavar="NAME",
+                        help=f"of {', '.join([*PARTS, MEMORY])}; default: all")
+    parser.add_argument("--quick", action="store_true", help="what takes seconds, fewer rounds; writes no page")
     parser.add_argument("--memory-rounds", type=int, default=12)
     parser.add_argument("--output", help="the page to write (default: docs/benchmarks.md, with --quick none)")
     arguments = parser.parse_args()
@@ -135,37 +166,34 @@ def parse_arguments():
     return arguments
 
 
+def write_section(path, title, lines):
+    text = ""
+    if os.path.exists(path):
+        with open(path) as file:
+            text = file.read()
+    new = page.replaced(text, {title: lines}, [title for title, _ in PARTS.values()])
+    with open(path, "w") as file:
+        file.write(new)
+
+
 def main():
     arguments = parse_arguments()
     torch.set_num_threads(THREADS)
-    chosen = [shape for shape in shapes.SHAPES if not arguments.quick or shape.prompt <= 1024]
     with tempfile.TemporaryDirectory() as scratch:
-        directory = models.make(os.path.join(scratch, "model"), shapes.SPEC)
-        if arguments.memory_only:
-            return write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"), arguments.memory_rounds)
-        bench = StepBench(arguments.build, directory)
-        profile = bench.profile(shapes.SHAPES[0])
-        results = report.Results(profile["ops"])
-        bench.serve()
-        for shape in chosen:
-            print(f"{shape}:", flush=True)
-            contenders = contenders_of(shape, bench, directory, not arguments.no_baselines)
-            results.mm_gflops.append(bench.ask("mm"))  # in turns with the rest: the machine's rate may move
-            results.rows[shape] = measure(shape, contenders, min(shape.repeats, 3) if arguments.quick else shape.repeats)
-            results.mm_gflops.append(bench.ask("mm"))
-            del contenders
-        bench.close()
-        results.planner, results.placement, results.hot = measure_planner(arguments.build, arguments.quick)
-        results.ranks = dp_bench.measure(arguments.build, directory, 2 if arguments.quick else 5)
-        results.split = dp_bench.measure_split(arguments.build, directory, 2 if arguments.quick else 5)
-        if arguments.output:
-            write_memory_page(arguments.build, directory, os.path.join(ROOT, "docs", "memory.md"), arguments.memory_rounds)
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    page = list(results.page("make bench" if len(sys.argv) <= 3 else " ".join(sys.argv), versions, shapes.SHAPES[0]))
-    print("\n".join(page))
-    if arguments.output:
-        with open(arguments.output, "w") as file:
-            file.write("\n".join(page) + "\n")
+        run = Run(arguments.build, models.make(os.path.join(scratch, "model"), shapes.SPEC), arguments.quick)
+        for part in dict.fromkeys(arguments.parts):
+            begin, taken = time.monotonic(), taken_line(part, arguments.quick)
+            if part == MEMORY:
+                if not arguments.quick:
+                    write_memory_page(run.build, run.directory, os.path.join(ROOT, "docs", "memory.md"), arguments.memory_rounds,
+                                      taken)
+            else:
+                title, section = PARTS[part]
+                lines = [taken, "", *section(run)]
+                print("\n".join([f"## {title}", "", *lines]), flush=True)
+                if arguments.output:
+                    write_section(arguments.output, title, lines)
+            print(f"{part}: {time.monotonic() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client" / "python"), str(ROOT / "tests")]
 
+import page  # noqa: E402
 import shapes  # noqa: E402
 import stemma  # noqa: E402
 
+TITLE = "Data parallelism"
 RANKS = 2
 SPEED = 0.93  # of one worker with as many threads: the target
 
@@ -144,6 +146,18 @@ def verdicts(result):
     """[(text, met)]"""
     return [(f"{name}: two workers of one thread have {statistics.median(speeds(times)):.1%} of the speed of one worker of two "
              f"(target {SPEED:.0%})", statistics.median(speeds(times)) >= SPEED) for name, times in result.items()]
+
+
+def section(build, directory, rounds):
+    result, split = measure(build, directory, rounds), measure_split(build, directory, rounds)
+    yield "One optimizer step through the server: two workers of one thread each, and one worker of two threads (in brackets"
+    yield "where both have a number), in turns. Phases are the slowest rank's; the wait is the fastest one's."
+    yield ""
+    yield from table(result)
+    yield ""
+    yield from split_table(split)
+    yield ""
+    yield from page.verdict_lines(verdicts(result))
 
 
 def main():

@@ -1,10 +1,10 @@
-"""What the benchmark measured, as the page docs/benchmarks.md and as a verdict on each target."""
+"""Seconds of the shapes, as sections of docs/benchmarks.md with a verdict on each target; and how a number is written."""
 
 import os
 import platform
 import statistics
 
-import dp_bench
+import page
 import shapes
 
 
@@ -26,16 +26,12 @@ def machine():
     return f"{model}, {os.cpu_count()} cores, {', '.join(vectors) or 'no wide vectors'}, {memory:.0f} GiB; {system}"
 
 
-class Results:
-    def __init__(self, ops):
-        self.ops = ops       # op -> seconds of one reuse step
+class Times:
+    """What ran in turns. `rows`: {shape: {"dense": [s], "reuse": [s], "transformers": [s], "prefix_grouper": [s]}}"""
+
+    def __init__(self):
         self.mm_gflops = []  # measured between the shapes
-        self.planner = []    # planner_bench's lines, of plans
-        self.placement = []  # and of placements
-        self.hot = []        # and of those with a hot group
-        self.ranks = {}      # dp_bench's result
-        self.split = {}      # its measure_split's
-        self.rows = {}       # shape -> {"dense": [s], "reuse": [s], "transformers": [s], "prefix_grouper": [s]}
+        self.rows = {}
 
     def _row(self, shape):
         times = self.rows[shape]
@@ -46,37 +42,27 @@ class Results:
                 "reuse_rate": reuse_flops / statistics.median(times["reuse"]) / 1e9,
                 "of_mm": dense_rate / statistics.median(self.mm_gflops)}
 
-    def verdicts(self):
+    def own_verdicts(self):
         """[(text, met)]"""
         result = []
-        for shape, times in self.rows.items():
+        for shape in self.rows:
             row = self._row(shape)
             result.append((f"{shape}: reuse / dense reaches {row['fraction']:.1%} of the FLOP ideal (target "
                            f"{shape.target:.0%})", row["fraction"] >= shape.target))
             if (shape.prompt, shape.response) == (1024, 256):
                 result.append((f"{shape}: dense runs at {row['of_mm']:.0%} of the mm rate (target "
                                f"{shapes.DENSE_OF_MM:.0%})", row["of_mm"] >= shapes.DENSE_OF_MM))
+        return result
+
+    def baseline_verdicts(self):
+        """[(text, met)]"""
+        result = []
+        for shape, times in self.rows.items():
             for name, ours, target in (("transformers", "dense", shapes.DENSE_OVER_TRANSFORMERS),
                                        ("prefix_grouper", "reuse", shapes.REUSE_OVER_PREFIX_GROUPER)):
-                if times.get(name):
-                    faster = statistics.median(ratios(times[name], times[ours]))
-                    result.append((f"{shape}: {ours} is {faster:.2f} × as fast as {name} (target {target})",
-                                   faster >= target))
-        for line in self.planner:
-            if (target := shapes.PLANNER_SECONDS.get(line["groups"])) is not None:
-                result.append((f"planning {line['groups']:,} groups of 16 ({line['budget']} budget, {line['schedule']}) takes "
-                               f"{line['seconds']:.2f} s (target {target})", line["seconds"] <= target))
-        for line in self.placement:
-            if (target := shapes.PLACEMENT.get((line["groups"], line["ranks"]))) is not None:
-                seconds, over = target
-                result.append((f"placing {line['groups']:,} groups on {line['ranks']} ranks takes {line['seconds'] * 1e3:.2f} ms "
-                               f"(target {seconds * 1e3:.0f}), {line['over_bound']:.4%} over the lower bound (target {over:.1%})",
-                               line["seconds"] <= seconds and line["over_bound"] <= over))
-        for line in self.hot:
-            if line["of_ranks"] <= shapes.HOT_RANKS:
-                result.append((f"a hot group on {line['of_ranks']} ranks: the slowest takes {line['split']:.2f} of the mean, and "
-                               f"{line['whole']:.2f} if it is whole (target {shapes.HOT_SPLIT})", line["split"] <= shapes.HOT_SPLIT))
-        return result + dp_bench.verdicts(self.ranks)
+                faster = statistics.median(ratios(times[name], times[ours]))
+                result.append((f"{shape}: {ours} is {faster:.2f} × as fast as {name} (target {target})", faster >= target))
+        return result
 
     def _own_table(self):
         yield "| P/R/N | dense s | reuse s | ratio | FLOP ideal | of ideal | dense GFLOP/s (of mm) | reuse GFLOP/s |"
@@ -88,109 +74,40 @@ class Results:
                    f"{row['reuse_rate']:.0f} |")
 
     def _baseline_table(self):
-        yield "| P/R/N | transformers s | dense is faster by | prefix_grouper s | reuse is faster by |"
-        yield "|---|---:|---:|---:|---:|"
+        yield "| P/R/N | dense s | transformers s | dense is faster by | reuse s | prefix_grouper s | reuse is faster by |"
+        yield "|---|---:|---:|---:|---:|---:|---:|"
         for shape, times in self.rows.items():
-            if times.get("transformers"):
-                yield (f"| {shape} | {spread(times['transformers'])} | "
-                       f"{spread(ratios(times['transformers'], times['dense']))} × | {spread(times['prefix_grouper'])} | "
-                       f"{spread(ratios(times['prefix_grouper'], times['reuse']))} × |")
+            yield (f"| {shape} | {spread(times['dense'])} | {spread(times['transformers'])} | "
+                   f"{spread(ratios(times['transformers'], times['dense']))} × | {spread(times['reuse'])} | "
+                   f"{spread(times['prefix_grouper'])} | {spread(ratios(times['prefix_grouper'], times['reuse']))} × |")
 
-    def _op_table(self):
-        total = sum(self.ops.values())
-        yield "| op | s | share |"
-        yield "|---|---:|---:|"
-        for op, seconds in sorted(self.ops.items(), key=lambda item: -item[1]):
-            yield f"| {op} | {seconds:.3f} | {seconds / total:.1%} |"
-
-    def _planner_table(self):
-        ways = list(dict.fromkeys((line["budget"], line["schedule"]) for line in self.planner))
-        seconds = {(line["groups"], line["budget"], line["schedule"]): line["seconds"] for line in self.planner}
-        yield "| groups of 16 | " + " | ".join(f"{budget} budget, {schedule}: s (µs a rollout)" for budget, schedule in ways) + " |"
-        yield "|---:|" + "---:|" * len(ways)
-        for groups in dict.fromkeys(line["groups"] for line in self.planner):
-            cells = (seconds[groups, *way] for way in ways)
-            yield f"| {groups:,} | " + " | ".join(f"{s:.3f} ({s / groups / 16 * 1e6:.1f})" for s in cells) + " |"
-
-    def _placement_table(self):
-        yield "| groups × ranks | ms | fullest rank over the mean | over the lower bound |"
-        yield "|---:|---:|---:|---:|"
-        for line in self.placement:
-            yield (f"| {line['groups']:,} × {line['ranks']} | {line['seconds'] * 1e3:.2f} | {line['imbalance']:.5f} | "
-                   f"{line['over_bound']:.4%} |")
-
-    def _hot_table(self):
-        yield "| groups × ranks | rollouts of the hot group | ms | whole | split |"
-        yield "|---:|---:|---:|---:|---:|"
-        for line in self.hot:
-            yield (f"| {line['groups']:,} × {line['of_ranks']} | {line['hot_rollouts']:,} | {line['seconds'] * 1e3:.1f} | "
-                   f"{line['whole']:.3f} | {line['split']:.3f} |")
-
-    def page(self, command, versions, op_shape):
-        yield "# Benchmarks"
-        yield ""
-        yield "Forward and backward of one prompt group, without the optimizer; fp32, 2 threads; a Llama of 27.8 M parameters"
-        yield "(hidden 512, 8 layers, 8/4 heads of 64, FFN 1408, vocabulary 4096). P/R/N: prompt tokens, response tokens,"
-        yield "rollouts. What is compared ran in turns in one run; seconds and ratios are medians, with the range."
-        yield ""
-        yield f"* Machine: {machine()}."
-        yield f"* Command: `{command}`. {versions}."
-        yield f"* A plain `mm` of this machine: {spread(self.mm_gflops, 0)} GFLOP/s."
-        yield ""
-        yield "## Reuse against our own dense baseline"
-        yield ""
-        yield "The FLOP ideal is the ratio of exact FLOPs, both sides pruned alike: the last response token is not run, and in"
-        yield "the last layer the rows before the last prompt token compute K and V only."
+    def own_section(self, ops, op_shape):
+        """`ops`: {op: seconds of one reuse step of op_shape}"""
+        yield "Forward and backward of one prompt group, without the optimizer. The FLOP ideal is the ratio of exact FLOPs, both"
+        yield "sides pruned alike: the last response token is not run, and in the last layer the rows before the last prompt token"
+        yield f"compute K and V only. A plain `mm` between the shapes: {spread(self.mm_gflops, 0)} GFLOP/s."
         yield ""
         yield from self._own_table()
-        if any(times.get("transformers") for times in self.rows.values()):
-            yield ""
-            yield "## Against what one would run instead"
-            yield ""
-            yield "transformers: every trajectory in full, sdpa, logits at response positions only, at the micro-batch size and"
-            yield "K/V head handling that were fastest here. prefix_grouper: its own attention adapter with sdpa on 4-D masks."
-            yield "The same loss; the two baselines' losses are checked to agree."
-            yield ""
-            yield from self._baseline_table()
-        if self.ops:
-            yield ""
-            yield f"## Where the time goes ({op_shape}, one reuse step)"
-            yield ""
-            yield from self._op_table()
-        if self.planner:
-            yield ""
-            yield "## Planning"
-            yield ""
-            yield "One core; prompts of 128 to 2,048 and responses of 64 to 2,048 tokens, all drawn: no two groups have one shape. Loose:"
-            yield "everything fits. Tight: 1.5 times the fewest bytes in which the longest rollout can be trained."
-            yield ""
-            yield from self._planner_table()
-        if self.placement:
-            yield ""
-            yield "## Placement"
-            yield ""
-            yield "Groups of 16 on data-parallel ranks, by predicted seconds, the prefix charged once; lognormal lengths (median prompt"
-            yield "512, response 400, sigma 1). No placement of whole groups is below the lower bound: the mean, or the largest group."
-            yield ""
-            yield from self._placement_table()
-            yield ""
-            yield "One more group has as many predicted seconds as all others together; the slowest rank over the mean, waiting and"
-            yield "sending counted, with whole groups and with the split that `auto` makes."
-            yield ""
-            yield from self._hot_table()
-        if self.ranks:
-            yield ""
-            yield "## Data parallelism"
-            yield ""
-            yield "One optimizer step through the server: two workers of one thread each, and one worker of two threads (in brackets"
-            yield "where both have a number), in turns. Phases are the slowest rank's; the wait is the fastest one's."
-            yield ""
-            yield from dp_bench.table(self.ranks)
-            if self.split:
-                yield ""
-                yield from dp_bench.split_table(self.split)
         yield ""
-        yield "## Targets"
+        yield f"Where the time goes: {op_shape}, one reuse step."
         yield ""
-        for text, met in self.verdicts():
-            yield f"* {'met' if met else '**missed**'}: {text}"
+        yield from op_table(ops)
+        yield ""
+        yield from page.verdict_lines(self.own_verdicts())
+
+    def baseline_section(self):
+        yield "transformers: every trajectory in full, sdpa, logits at response positions only, at the micro-batch size and"
+        yield "K/V head handling that were fastest here. prefix_grouper: its own attention adapter with sdpa on 4-D masks."
+        yield "The same loss; the two baselines' losses are checked to agree."
+        yield ""
+        yield from self._baseline_table()
+        yield ""
+        yield from page.verdict_lines(self.baseline_verdicts())
+
+
+def op_table(ops):
+    total = sum(ops.values())
+    yield "| op | s | share |"
+    yield "|---|---:|---:|"
+    for op, seconds in sorted(ops.items(), key=lambda item: -item[1]):
+        yield f"| {op} | {seconds:.3f} | {seconds / total:.1%} |"

@@ -18,7 +18,8 @@ from liar import Liar
 
 CASES = int(os.environ.get("STEMMA_HOSTILE_CASES", "120"))  # of the random campaign
 SEED = int(os.environ.get("STEMMA_HOSTILE_SEED", "20"))
-LIMITS = "limits:\n  message_bytes: 65536\n"  # of clients; the workers' is another
+# The bytes are of clients' messages, not of workers'. A played worker has no weights that could be computed again.
+LIMITS = "durability: rewind\nlimits:\n  message_bytes: 65536\n"
 HUGE = "x" * (1 << 20)
 
 

@@ -3,12 +3,13 @@
 import os
 import pathlib
 import resource
+import shutil
 import subprocess
 
 import grpc
 import pytest
 
-from e2e.errors.good_request import refusal
+from e2e.errors.good_request import Request, refusal
 from e2e.errors.server import MODEL, Cluster, start
 from stemma import _proto
 
@@ -98,7 +99,7 @@ def leftovers(data):
 def test_d2_a_full_disk_is_an_error_with_a_reason_and_leaves_nothing(tmp_path):
     with Mount(tmp_path / "disk", 1 << 20) as disk:
         with Cluster(data=disk.path) as cluster:
-            (disk.path / "ballast").write_bytes(bytes((1 << 20) - (16 << 10)))
+            (disk.path / "ballast").write_bytes(bytes(shutil.disk_usage(disk.path).free - (16 << 10)))
             error = refusal(lambda: export(cluster, "full"))
             assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"), error
             assert "No space left on device" in error.message and leftovers(disk.path) == []
@@ -110,6 +111,18 @@ def test_d2_a_full_disk_is_an_error_with_a_reason_and_leaves_nothing(tmp_path):
             subprocess.run(["umount", "-l", disk.path / "exports"], check=True)
             assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "READ_ONLY"), error
             assert leftovers(disk.path) == ["full"] and cluster.server.poll() is None and cluster.worker.poll() is None
+
+
+def test_d2_a_request_whose_rows_might_find_no_room_is_refused_and_the_server_lives(tmp_path):
+    with Mount(tmp_path / "disk", 64 << 20) as disk, Cluster(data=disk.path) as cluster:
+        assert Request().send(cluster.stub).result.steps[0].step == 1
+        (disk.path / "ballast").write_bytes(bytes(shutil.disk_usage(disk.path).free - (24 << 20)))
+        error = refusal(lambda: Request().send(cluster.stub))
+        assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"), error
+        assert "room for the journal" in error.message
+        (disk.path / "ballast").unlink()
+        assert Request().send(cluster.stub).result.steps[0].step == 2
+        assert cluster.server.poll() is None
 
 
 def test_d2_a_file_size_limit_is_an_error_with_a_reason_and_ends_no_process(cluster):
@@ -133,4 +146,4 @@ def test_d2_what_killed_writers_left_goes_at_the_next_start(tmp_path):
     (tmp_path / "data" / "exports" / "kept").mkdir()
     with Cluster(data=tmp_path / "data", worker=False):
         assert leftovers(tmp_path / "data") == ["kept"]
-        assert sorted(p.name for p in (tmp_path / "data").iterdir()) == [".lock", "exports"]
+        assert sorted(p.name for p in (tmp_path / "data").iterdir()) == [".lock", "checkpoints", "exports", "journal", "spool"]

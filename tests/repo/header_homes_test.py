@@ -7,6 +7,7 @@ import source_tree
 _TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 _GRPC = re.compile(r"(grpc|grpcpp|grpc\+\+)/|.*\.grpc\.pb\.h$")
 _CUDA = re.compile(r"(cuda|cublas|cudnn|cufft|curand|cusolver|cusparse|nccl|nvml|nvtx)|.*/cuda/|.*/nccl")
+_SQLITE = re.compile(r"sqlite3(ext)?\.h$")
 _C10D = re.compile(r"torch/csrc/distributed/|gloo/")
 _THREADS = re.compile(r"(thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore|barrier|latch|stop_token|"
                       r"pthread\.h)$|absl/synchronization/")
@@ -17,6 +18,7 @@ _HOMES = (
     ("LibTorch", _TORCH, re.compile(r"(worker|tests)/")),
     ("gRPC", _GRPC, re.compile(r"(server|worker)/rpc/|client/|tests/")),
     ("CUDA or NCCL", _CUDA, re.compile(r"worker/(parallel|memory|backend)/|tests/")),
+    ("SQLite", _SQLITE, re.compile(r"(tests/)?server/store/")),
     ("c10d or Gloo", _C10D, re.compile(r"(tests/)?worker/parallel/")),
 )
 _PURE_FOLDERS = ("common/admission/", "common/cost/", "server/protocol/", "server/planner/", "worker/schedule/", "worker/memory/residency/")
@@ -58,10 +60,12 @@ def test_a_stray_header_is_noticed():
                            ("server/main/a.cc", "grpcpp/server.h"), ("worker/engine/a.h", "grpc/support/time.h"),
                            ("server/planner/a.h", "stemma/v1/training.grpc.pb.h"), ("worker/ops/a.cc", "cuda_runtime.h"),
                            ("worker/engine/a.cc", "ATen/cuda/CUDAContext.h"), ("client/cli/a.cc", "c10/util/Exception.h"),
-                           ("worker/engine/a.cc", "torch/csrc/distributed/c10d/TCPStore.hpp")):
+                           ("worker/engine/a.cc", "torch/csrc/distributed/c10d/TCPStore.hpp"),
+                           ("server/coordinator/a.cc", "sqlite3.h"), ("tests/server/coordinator/a.cc", "sqlite3.h")):
         assert len(strays({path: f"#include <{included}>\n"})) == 1, path
     for path, included in (("worker/ops/a.cc", "ATen/ops/mm.h"), ("server/rpc/a.cc", "grpcpp/server.h"),
                            ("client/cli/a.h", "stemma/v1/training.grpc.pb.h"), ("worker/backend/a.cc", "cuda_runtime.h"),
+                           ("server/store/a.cc", "sqlite3.h"), ("tests/server/store/a_test.cc", "sqlite3.h"),
                            ("worker/parallel/a.cc", "torch/csrc/distributed/c10d/TCPStore.hpp"),
                            ("server/planner/a.h", "stemma/v1/training.pb.h")):
         assert not strays({path: f"#include <{included}>\n"}), path

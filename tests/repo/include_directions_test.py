@@ -5,8 +5,8 @@ import source_tree
 _AREAS = {"proto": 0, "common": 1, "server": 2, "worker": 2, "client": 2, "tests": 3}
 # From the top down: a folder includes itself and what stands below it, never a neighbour of its own line.
 _ORDER = {
-    "server": [["main"], ["rpc"], ["coordinator"], ["protocol"], ["planner"]],
-    "worker": [["main"], ["rpc"], ["engine"], ["schedule", "loss", "model"], ["ops", "optim"], ["backend"], ["memory", "parallel"]],
+    "server": [["main"], ["rpc"], ["coordinator"], ["store"], ["protocol"], ["planner"]],
+    "worker": [["main"], ["rpc"], ["engine"], ["checkpoint"], ["schedule", "loss", "model"], ["ops", "optim"], ["backend"], ["memory", "parallel"]],
     "common": [["admission"], ["cost", "trace"], ["model"], ["base"]],
     "client/cli": [["main_command.cc"], ["commands"], ["local", "trace"], ["calls"], ["output"]],
 }
@@ -84,8 +84,9 @@ def test_an_upward_include_is_printed():
     for path, included in (("server/planner/a.cc", "worker/ops/head.h"), ("client/cli/calls/a.cc", "server/rpc/server.h"),
                            ("worker/ops/a.cc", "client/cli/calls/submit.h"), ("worker/engine/a.h", "tests/testing/tensors.h"),
                            ("server/protocol/a.h", "server/rpc/server.h"), ("server/planner/a.h", "server/protocol/a.h"), ("server/coordinator/a.h", "server/rpc/server.h"),
+                           ("server/store/a.h", "server/coordinator/a.h"), ("server/protocol/a.h", "server/store/a.h"),
                            ("server/rpc/a.h", "server/main/server_options.h"), ("worker/backend/cpu/a.h", "worker/ops/a.h"),
-                           ("worker/model/a.h", "worker/schedule/a.h"), ("worker/ops/a.h", "worker/optim/a.h"),
+                           ("worker/model/a.h", "worker/checkpoint/a.h"), ("worker/checkpoint/a.h", "worker/engine/a.h"), ("worker/model/a.h", "worker/schedule/a.h"), ("worker/ops/a.h", "worker/optim/a.h"),
                            ("worker/memory/a.h", "worker/backend/a.h"), ("worker/parallel/a.h", "worker/memory/a.h"), ("worker/ops/a.h", "worker/loss/a.h"), ("worker/model/a.h", "worker/engine/a.h"),
                            ("common/base/a.h", "common/model/a.h"), ("common/cost/a.h", "common/trace/a.h"),
                            ("client/cli/output/a.h", "client/cli/calls/a.h"), ("client/cli/trace/a.h", "client/cli/local/a.h")):
@@ -95,7 +96,7 @@ def test_an_upward_include_is_printed():
 
 def test_a_downward_include_passes():
     for path, included in (("tests/worker/ops/a.cc", "worker/ops/head.h"), ("worker/main/a.cc", "worker/backend/cpu/a.h"),
-                           ("server/main/a.cc", "server/planner/a.h"), ("common/base/a.h", "stemma/v1/training.pb.h"),
+                           ("server/main/a.cc", "server/planner/a.h"), ("server/store/a.h", "server/protocol/a.h"), ("common/base/a.h", "stemma/v1/training.pb.h"),
                            ("worker/engine/fence/a.h", "worker/engine/b.h"), ("worker/optim/a.h", "worker/parallel/a.h"), ("common/base/a.h", "absl/status/status.h"),
                            ("client/cli/main_command.cc", "client/cli/commands/command.h")):
         assert not _flagged(path, included), path

@@ -37,6 +37,9 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   configure.set_epoch(1);
   configure.set_generation(1);
   *configure.mutable_config() = divided.run;
+  configure.set_data_directory(options.data_directory);
+  configure.set_checkpoint(options.checkpoint);
+  configure.set_step(options.step);
   std::vector<std::unique_ptr<ModelEngine>> engines;
   for (std::unique_ptr<Communicator>& dp : MakeThreadRanks(ranks, kRankWaitsAtMost)) {
     if (options.edit_communicator) dp = options.edit_communicator(std::move(dp));
@@ -49,7 +52,7 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
 
 InProcess::InProcess(const InProcessOptions& options, const ModelConfig& model,
                      std::vector<std::unique_ptr<ModelEngine>> engines)
-    : options_(options), make_plan_(MakePlanFunction(model)), engines_(std::move(engines)) {}
+    : options_(options), make_plan_(MakePlanFunction(model)), engines_(std::move(engines)), step_(options.step) {}
 
 absl::Status InProcess::OnEachRank(const std::function<absl::Status(int rank)>& run) const {
   if (engines_.size() == 1) return run(0);
@@ -148,8 +151,9 @@ EngineHooks InProcess::Hooks(int rank) {
 absl::StatusOr<internal::v1::Vote> InProcess::Prepare(int k) {
   ++attempt_;
   results_.clear();
-  const std::vector<internal::v1::Prepare> prepares = PreparesOfRanks(
-      MakePrepare(Key(k), request_.update, plan_), static_cast<uint32_t>(engines_.size()), num_rollouts_);
+  std::vector<internal::v1::Prepare> prepares = PreparesOfRanks(MakePrepare(Key(k), request_.update, plan_),
+                                                                static_cast<uint32_t>(engines_.size()), num_rollouts_);
+  for (int rank = 0; rank < num_ranks(); ++rank) options_.edit_prepare(rank, prepares[static_cast<size_t>(rank)]);
   votes_.assign(engines_.size(), {});
   RETURN_IF_ERROR(OnEachRank([&](int rank) -> absl::Status {
     const auto r = static_cast<size_t>(rank);
@@ -161,7 +165,8 @@ absl::StatusOr<internal::v1::Vote> InProcess::Prepare(int k) {
 
 absl::Status InProcess::Apply(int k, const internal::v1::Vote& vote) {
   const v1::StepResult::Outcome outcome = vote.empty() ? v1::StepResult::SKIPPED_EMPTY : v1::StepResult::APPLIED;
-  const internal::v1::Apply apply = MakeApply(Key(k), request_.update.adam(), plan_, vote, outcome);
+  const internal::v1::Apply apply =
+      MakeApply(Key(k), request_.update.adam(), plan_, DecideStep(request_.update.adam(), vote, outcome));
   RETURN_IF_ERROR(OnEachRank([&](int rank) { return engines_[static_cast<size_t>(rank)]->Apply(apply).status(); }));
   if (!vote.empty()) ++step_;
   return absl::OkStatus();

@@ -27,11 +27,16 @@ struct InProcessOptions {
   bool cluster_per_group = false;
   std::function<void(v1::StepPlan&)> edit_step, edit_entry_pass;  // what the planner would not choose
   std::function<void(const internal::v1::Heartbeat&)> progress = [](const internal::v1::Heartbeat&) {};
+  std::string data_directory;   // of exports and checkpoints
+  std::string checkpoint;       // that is loaded; empty: the weights of the model
+  uint64_t step = 0;            // that the weights are at
   uint32_t placement_seed = 0;  // draws which rank computes which group, some may have none; 0: the planner's
   int64_t bucket_elements = kBucketElements;  // of the reduction between ranks
   SplitDraw split;                            // draws groups to be split over ranks, over the placement; seed 0: none
   // Changes what a rank's engine calls between waves.
   std::function<void(int rank, EngineHooks& hooks)> edit_hooks = [](int, EngineHooks&) {};
+  // Changes what a rank is sent of a step.
+  std::function<void(int rank, internal::v1::Prepare& prepare)> edit_prepare = [](int, internal::v1::Prepare&) {};
   // Replaces the communicator of each rank, by one with a known mistake.
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> edit_communicator;
 };
@@ -51,6 +56,7 @@ class InProcess {
   // Clip by the request's max_grad_norm, AdamW.
   absl::Status Apply(int k, const internal::v1::Vote& vote);
 
+  ModelEngine& engine(int rank = 0) const { return *engines_[static_cast<size_t>(rank)]; }
   const Weights& weights(int rank = 0) const { return engines_[static_cast<size_t>(rank)]->weights(); }
   // The step's gradient of a parameter, each element from the rank that owns it.
   at::Tensor Gradient(int parameter) const;

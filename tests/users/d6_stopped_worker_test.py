@@ -18,7 +18,7 @@ def test_d6_a_worker_that_is_stopped_is_killed_and_replaced(tmp_path):
                       if "stemma-worker" in pathlib.Path(f"/proc/{pid}/cmdline").read_text())
         os.kill(worker, signal.SIGSTOP)
         said = []
-        wait_for(lambda: said.append(local.process.stderr.readline()) or "a new worker serves" in said[-1], "another worker")
+        wait_for(lambda: said.append(local.process.stderr.readline()) or "a new worker has the model" in said[-1], "another worker")
         assert not is_alive(worker), "it was killed"
         assert any(f"worker {worker} no longer answers its server" in line for line in said), said
         assert any("left: no heartbeat for 4s" in line for line in said), said

@@ -28,7 +28,7 @@ NAMES = [name for _, names in reference.SECTIONS for name in names]
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster() as running:
+    with Cluster(worker_flags=()) as running:  # a worker that comes back: an example goes back to a checkpoint
         yield running
 
 

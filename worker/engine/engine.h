@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "stemma/internal/v1/worker.pb.h"
+#include "worker/checkpoint/save_answers.h"
 
 namespace stemma::worker {
 
@@ -47,6 +48,9 @@ class Engine {
   virtual absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) = 0;
   // Returns the bytes written. Errors: as of LogProb.
   virtual absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) = 0;
+  // OK: both answers were given or will be, the second one while the engine does other work. Else neither was: any
+  // error is the answer.
+  virtual absl::Status Save(const internal::v1::Save& request, const SaveAnswers& answers) = 0;
 };
 
 // What this process is to its server and to the other ranks.

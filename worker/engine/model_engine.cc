@@ -10,9 +10,11 @@
 
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/base/system_memory.h"
 #include "common/cost/state_bytes.h"
+#include "worker/checkpoint/checkpoint_loader.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/observed_call.h"
 #include "worker/engine/rank_export.h"
@@ -29,6 +31,21 @@ namespace {
 
 using internal::v1::NoVoteReason;
 using internal::v1::Vote;
+
+std::string CheckpointsFolder(const internal::v1::Configure& configure) {
+  return std::filesystem::path(configure.data_directory()) / "checkpoints";
+}
+
+// Loads the state that Configure names: a checkpoint's, or the model directory's weights with moments of zero.
+absl::StatusOr<Weights> LoadState(const internal::v1::Configure& configure, const ModelDirectory& directory,
+                                  at::ScalarType dtype, at::Device device, const StateOptions& states) {
+  if (configure.checkpoint().empty()) {
+    return LoadWeights(directory, WholeModel(directory.config), dtype, device, states);
+  }
+  RETURN_IF_ERROR(CheckFileName(configure.checkpoint()));
+  const std::string folder = std::filesystem::path(CheckpointsFolder(configure)) / configure.checkpoint();
+  return LoadCheckpoint(folder, directory.config, dtype, device, states);
+}
 
 NoVoteReason NoVoteReasonOf(const absl::Status& status) {
   switch (status.code()) {
@@ -57,7 +74,7 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
     const StateOptions states = {configure.config().optimizer_residency(), dp->rank(), dp->size()};
-    ASSIGN_OR_RETURN(weights, LoadWeights(directory, WholeModel(directory.config), dtype, backend.device, states));
+    ASSIGN_OR_RETURN(weights, LoadState(configure, directory, dtype, backend.device, states));
     return absl::OkStatus();
   }));
   if (copies == nullptr) copies = backend.make_copy_engine();
@@ -83,12 +100,17 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(dp_->rank()))),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),
       copies_(std::move(copies)),
-      fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}) {
+      fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}),
+      saver_(weights_, directory_, shards_.owned(dp_->rank()),
+             {.checkpoints = CheckpointsFolder(configure), .rank = static_cast<uint32_t>(dp_->rank())}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
   ready_.set_weights_bytes(static_cast<uint64_t>(backend_.memory_stats().current_bytes));
   ready_.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));
-  if (dp_->size() > 1) ready_.set_model_digest(WeightsDigest(weights_));  // alone there is nobody to differ from
+  // Alone, and with nothing kept, there is nobody to differ from.
+  const bool compared =
+      dp_->size() > 1 || configure.config().durability() == v1::REPLAY || !configure.checkpoint().empty();
+  if (compared) ready_.set_model_digest(WeightsDigest(weights_));
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
@@ -110,13 +132,39 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal:
                                                const EngineHooks& hooks) {
   if (!prepare.has_log_prob_pass()) return absl::OkStatus();
   payload.entry_log_probs.clear();
-  for (const GroupShape& shape : payload.shapes) payload.entry_log_probs.emplace_back(shape.response_tokens.size());
-  const MemberResult store = [&](const MemberRows& m, std::span<const double> log_prob, std::span<const double>) {
-    payload.entry_log_probs[m.group][m.rollout].assign(log_prob.begin(), log_prob.end());
-  };
-  return RunLogProb(StepOptions(hooks), payload, prepare.log_prob_pass(),
-                    {prepare.header().loss().temperature(), /*entropy=*/false}, store)
-      .status();
+  absl::Status status;
+  for (const internal::v1::PassWeights& weights : prepare.pass_weights()) {
+    EntryLogProbs& entry = payload.entry_log_probs[weights.name()];
+    for (const GroupShape& shape : payload.shapes) entry.emplace_back(shape.response_tokens.size());
+    const MemberResult store = [&](const MemberRows& m, std::span<const double> log_prob, std::span<const double>) {
+      entry[m.group][m.rollout].assign(log_prob.begin(), log_prob.end());
+    };
+    status = RunPass(status, weights, StepOptions(hooks), payload, prepare.log_prob_pass(),
+                     {prepare.header().loss().temperature(), /*entropy=*/false}, store);
+  }
+  return status;
+}
+
+absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassWeights& weights, PassOptions options,
+                                  const Payload& payload, const v1::StepPlan& plan, const LogProbOptions& log_prob,
+                                  const MemberResult& results) const {
+  Weights read;
+  if (before.ok() && !weights.checkpoint().empty()) {
+    before = CatchExceptions([&]() -> absl::Status {
+      ASSIGN_OR_RETURN(read, ReadCheckpointWeights(weights));
+      return absl::OkStatus();
+    });
+  }
+  if (!before.ok()) return AbandonPass(options, payload, plan, /*forward_only=*/true, before);
+  if (!weights.checkpoint().empty()) options.context.weights = &read;
+  return RunLogProb(options, payload, plan, log_prob, results).status();
+}
+
+absl::StatusOr<Weights> ModelEngine::ReadCheckpointWeights(const internal::v1::PassWeights& weights) const {
+  RETURN_IF_ERROR(CheckFileName(weights.checkpoint()));
+  const std::string folder = std::filesystem::path(CheckpointsFolder(configure_)) / weights.checkpoint();
+  return LoadCheckpointWeights(folder, directory_.config, weights_.run_dtype, backend_.device,
+                               weights.weights_digest());
 }
 
 absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
@@ -172,6 +220,11 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   return vote;
 }
 
+absl::Status ModelEngine::PassCollective(std::string_view place) const {
+  if (!FailpointFails(place, static_cast<uint32_t>(dp_->rank()))) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("a test lets ", std::string(place), " fail"));
+}
+
 void ModelEngine::PassFailpoint(std::string_view place) const { Failpoint(place, static_cast<uint32_t>(dp_->rank())); }
 
 absl::StatusOr<bool> ModelEngine::AllRanksCan(bool this_one) {
@@ -207,7 +260,7 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   });
   if (absl::IsUnavailable(status)) return status;
   reduction.PassHasEnded();
-  PassFailpoint("prepare.in_reduce");
+  RETURN_IF_ERROR(PassCollective("prepare.in_reduce"));
   RETURN_IF_ERROR(reduction.Finish());
   PassFailpoint("prepare.before_agree");
   const double agree_start_s = RealClock().MonotonicSeconds();
@@ -255,7 +308,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
       const double gather_start_s = RealClock().MonotonicSeconds();
       if (spans != nullptr) spans->Add(v1::StepSpan::ADAMW, start_s, gather_start_s);
       const int64_t bytes_before = dp_->stats().BytesOf(kWeightsName);
-      PassFailpoint("apply.in_gather");
+      RETURN_IF_ERROR(PassCollective("apply.in_gather"));
       RETURN_IF_ERROR(exchange_.GatherWeights());
       if (dp_->size() > 1) {
         const double gather_end_s = RealClock().MonotonicSeconds();
@@ -263,6 +316,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
         applied.set_gather_bytes(static_cast<uint64_t>(dp_->stats().BytesOf(kWeightsName) - bytes_before));
         if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
       }
+      if (apply.digest()) applied.set_weights_digest(WeightsDigest(weights_));
       return absl::OkStatus();
     });
     if (absl::IsUnavailable(status)) return status;
@@ -297,9 +351,8 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
     sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_probs, entropy);
   };
   return CatchExceptions([&]() -> absl::Status {
-    RETURN_IF_ERROR(RunLogProb(MakePassOptions(hooks), *payload, log_prob.plan(),
-                               {log_prob.header().temperature(), log_prob.header().entropy()}, results)
-                        .status());
+    RETURN_IF_ERROR(RunPass(absl::OkStatus(), log_prob.weights(), MakePassOptions(hooks), *payload, log_prob.plan(),
+                            {log_prob.header().temperature(), log_prob.header().entropy()}, results));
     sender.Flush();
     return absl::OkStatus();
   });
@@ -309,6 +362,10 @@ absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request
   ExportTarget target{std::filesystem::path(configure_.data_directory()) / "exports" / request.name(), std::nullopt};
   if (request.has_dtype()) target.dtype = request.dtype();
   return ExportOnRanks(weights_, directory_, target, shards_, *dp_);
+}
+
+absl::Status ModelEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {
+  return CatchExceptions([&] { return saver_.Save(request, answers); });
 }
 
 }  // namespace stemma::worker

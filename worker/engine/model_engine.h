@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "common/model/model_directory.h"
+#include "worker/checkpoint/checkpoint_saver.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/fence/step_fence.h"
 #include "worker/engine/pass_runner.h"
@@ -44,6 +45,7 @@ class ModelEngine final : public Engine {
   void Abort(const internal::v1::StepKey& key) override;
   absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) override;
   absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) override;
+  absl::Status Save(const internal::v1::Save& request, const SaveAnswers& answers) override;
 
   const Weights& weights() const { return weights_; }
 
@@ -60,9 +62,17 @@ class ModelEngine final : public Engine {
   absl::StatusOr<LossPlan> BeforePhases(Payload& payload, const internal::v1::Prepare& prepare,
                                         const EngineHooks& hooks);
   absl::Status ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare, const EngineHooks& hooks);
+  // A forward-only pass with the weights that it asks for, which are here while it runs. `before`: where it is not OK,
+  // the pass does not begin, and its exchanges are walked all the same, as they are where the weights cannot be read.
+  absl::Status RunPass(absl::Status before, const internal::v1::PassWeights& weights, PassOptions options,
+                       const Payload& payload, const v1::StepPlan& plan, const LogProbOptions& log_prob,
+                       const MemberResult& results) const;
+  // Errors: as of LoadCheckpointWeights; InvalidArgument - a name that is none.
+  absl::StatusOr<Weights> ReadCheckpointWeights(const internal::v1::PassWeights& weights) const;
   absl::StatusOr<internal::v1::Vote> RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks, const LayerFinal& layer_final);
   void PassFailpoint(std::string_view place) const;
+  absl::Status PassCollective(std::string_view place) const;  // Unavailable: a test lets it fail
   // Whether all ranks could. Errors: Unavailable.
   absl::StatusOr<bool> AllRanksCan(bool this_one);
   // The gradient's norm and whether it is finite, of what this rank owns.
@@ -83,6 +93,7 @@ class ModelEngine final : public Engine {
   PayloadStore payloads_;
   std::shared_ptr<StepSpans> spans_;  // of the attempt that runs, from its Prepare to its Apply; null: not asked for
   internal::v1::Ready ready_;
+  CheckpointSaver saver_;  // reads weights_ and directory_ until it has ended
 };
 
 }  // namespace stemma::worker

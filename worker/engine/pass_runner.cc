@@ -271,13 +271,17 @@ class Pass {
 
   // A plan may run a rollout on another rank than the pass before the step did.
   absl::Status CheckEntryLogProbs(const std::vector<MemberRows>& members) const {
-    const auto needs = [](v1::LogProbSource::From from) { return from == v1::LogProbSource::WEIGHTS; };
-    if (forward_only() || !(needs(loss_->old_from) || needs(loss_->ref_from))) return absl::OkStatus();
-    for (const MemberRows& m : members) {
-      const auto rows = static_cast<size_t>(payload_.shapes[m.group].response_tokens[m.rollout]);
-      if (!payload_.entry_log_probs.empty() && payload_.entry_log_probs[m.group][m.rollout].size() == rows) continue;
-      return absl::InvalidArgumentError(absl::StrCat("the plan runs group ", m.group, " rollout ", m.rollout,
-                                                     ", whose log-probs of the entry weights this rank does not have"));
+    if (forward_only()) return absl::OkStatus();
+    for (const std::string& weights : {loss_->old_weights, loss_->ref_weights}) {
+      if (weights.empty()) continue;
+      for (const MemberRows& m : members) {
+        const auto rows = static_cast<size_t>(payload_.shapes[m.group].response_tokens[m.rollout]);
+        const std::vector<double>* computed = payload_.FindEntryLogProbs(weights, m.group, m.rollout);
+        if (computed != nullptr && computed->size() == rows) continue;
+        return absl::InvalidArgumentError(absl::StrCat("the plan runs group ", m.group, " rollout ", m.rollout,
+                                                       ", whose log-probs under ", weights,
+                                                       " this rank does not have"));
+      }
     }
     return absl::OkStatus();
   }
@@ -309,10 +313,10 @@ class Pass {
   std::vector<LossMember> LossMembers(const std::vector<MemberRows>& members) const {
     std::vector<LossMember> loss_members;
     for (const MemberRows& m : members) {
-      const bool has_entry = !payload_.entry_log_probs.empty();
       loss_members.push_back({.rollout = &payload_.groups[m.group].rollouts(static_cast<int>(m.rollout)),
                               .weight = loss_->weights[m.group][m.rollout],
-                              .entry_log_probs = has_entry ? &payload_.entry_log_probs[m.group][m.rollout] : nullptr});
+                              .old_log_probs = payload_.FindEntryLogProbs(loss_->old_weights, m.group, m.rollout),
+                              .ref_log_probs = payload_.FindEntryLogProbs(loss_->ref_weights, m.group, m.rollout)});
     }
     return loss_members;
   }

@@ -57,6 +57,11 @@ absl::Status AddChunk(Payload& payload, internal::v1::PayloadChunk& chunk) {
 
 }  // namespace
 
+const std::vector<double>* Payload::FindEntryLogProbs(const std::string& weights, size_t group, size_t rollout) const {
+  const auto found = entry_log_probs.find(weights);
+  return found == entry_log_probs.end() ? nullptr : &found->second[group][rollout];
+}
+
 absl::Status PayloadStore::Add(internal::v1::PayloadChunk chunk) {
   Payload& payload = payloads_[chunk.id()];
   if (payload.complete) return absl::InvalidArgumentError("payload " + chunk.id() + " is complete already");

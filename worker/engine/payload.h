@@ -1,5 +1,5 @@
 // Payloads in flight: this rank's groups of a request, held once, and what was computed about them before the first
-// step (log-probs of the entry weights for `old` and `ref`). Owned by the engine; not thread safe.
+// step (log-probs for `old` and `ref`). Owned by the engine; not thread safe.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,20 @@ namespace stemma::worker {
 
 inline constexpr uint32_t kGroupIndicesMax = uint32_t{1} << 24;  // of a request
 
+// [group][rollout]: log-probs of the response's tokens; empty where the rollout did not run.
+using EntryLogProbs = std::vector<std::vector<std::vector<double>>>;
+
 struct Payload {
   // By index in the request, up to the last one that this rank has; another rank's groups are empty: no tokens, no
   // rollouts.
   std::vector<v1::PromptGroup> groups;
   bool complete = false;
-  bool refused = false;            // a chunk was: what follows is, until the payload is dropped
-  std::vector<GroupShape> shapes;  // once complete
-  // [group][rollout]: log-probs of the entry weights; empty where none were computed.
-  std::vector<std::vector<std::vector<double>>> entry_log_probs;
+  bool refused = false;                                  // a chunk was: what follows is, until the payload is dropped
+  std::vector<GroupShape> shapes;                        // once complete
+  std::map<std::string, EntryLogProbs> entry_log_probs;  // by the name of the weights (LogProbSource.weights)
+
+  // Null: none were computed with the weights of this name.
+  const std::vector<double>* FindEntryLogProbs(const std::string& weights, size_t group, size_t rollout) const;
 };
 
 class PayloadStore {

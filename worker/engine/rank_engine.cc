@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configu
                                                      const WorkerIdentity& identity, const TellStore& tell,
                                                      const RendezvousTimeouts& timeouts) {
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> dp, Connect(configure, identity.address, tell, timeouts));
-  Failpoint("load.met", configure.rank());
+  if (FailpointFails("load.met", configure.rank())) return absl::UnavailableError("a test lets the rendezvous fail");
   return ModelEngine::Create(configure, identity.incarnation, MakeCpuBackend(), /*copies=*/nullptr, std::move(dp));
 }
 

@@ -52,6 +52,10 @@ absl::StatusOr<std::vector<std::vector<double>>> WeightsOf(const internal::v1::P
   return weights;
 }
 
+std::string WeightsNamed(const v1::LogProbSource& source) {
+  return source.from() == v1::LogProbSource::WEIGHTS ? source.weights() : "";
+}
+
 }  // namespace
 
 absl::StatusOr<LossPlan> MakeLossPlan(const internal::v1::Prepare& prepare, const std::vector<int64_t>& rollouts) {
@@ -60,7 +64,11 @@ absl::StatusOr<LossPlan> MakeLossPlan(const internal::v1::Prepare& prepare, cons
   ASSIGN_OR_RETURN(plan.weights, WeightsOf(prepare, rollouts));
   plan.temperature = prepare.header().loss().temperature();
   plan.old_from = prepare.header().old().from();
-  if (plan.options.kl_type != KlType::kNone) plan.ref_from = prepare.header().ref().from();
+  plan.old_weights = WeightsNamed(prepare.header().old());
+  if (plan.options.kl_type != KlType::kNone) {
+    plan.ref_from = prepare.header().ref().from();
+    plan.ref_weights = WeightsNamed(prepare.header().ref());
+  }
   return plan;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,6 +16,7 @@ struct LossPlan {
   double temperature = 1;
   v1::LogProbSource::From old_from = v1::LogProbSource::FROM_UNSPECIFIED;
   v1::LogProbSource::From ref_from = v1::LogProbSource::FROM_UNSPECIFIED;
+  std::string old_weights = {}, ref_weights = {};  // by their name; empty: not from WEIGHTS
   // w / D of each rollout's unmasked tokens, by group index of the payload and rollout; empty for groups that are not
   // in the plan.
   std::vector<std::vector<double>> weights;

@@ -21,15 +21,16 @@ void Append(const FloatArray& values, std::vector<double>& out) {
 }
 
 // The log-probs that `from` names; nothing where none are read, or where they are the wave's own (ON_POLICY).
-void AppendSource(From from, const std::string& client, const LossMember& member, std::vector<double>& out) {
+void AppendSource(From from, const std::string& client, const LossMember& member, const std::vector<double>* computed,
+                  std::vector<double>& out) {
   switch (from) {
     case v1::LogProbSource::CLIENT:
       return Append(FloatArray(client), out);
     case v1::LogProbSource::ROLLOUT:
       return Append(FloatArray(member.rollout->rollout_log_probs()), out);
     case v1::LogProbSource::WEIGHTS:
-      CHECK(member.entry_log_probs != nullptr) << "the log-prob pass did not run";
-      out.insert(out.end(), member.entry_log_probs->begin(), member.entry_log_probs->end());
+      CHECK(computed != nullptr) << "the log-prob pass did not run";
+      out.insert(out.end(), computed->begin(), computed->end());
       return;
     default:
       return;
@@ -57,8 +58,10 @@ void AddMember(const LossPlan& plan, const LossModeRequirements& reads, bool imp
   const TokenArray response(rollout.response_tokens());
   const auto rows = static_cast<size_t>(response.size());
   host.rollout.insert(host.rollout.end(), rows, index);
-  if (reads.needs_old) AppendSource(plan.old_from, rollout.old_log_probs(), member, host.old_log_prob);
-  AppendSource(plan.ref_from, rollout.ref_log_prob(), member, host.ref_log_prob);
+  if (reads.needs_old) {
+    AppendSource(plan.old_from, rollout.old_log_probs(), member, member.old_log_probs, host.old_log_prob);
+  }
+  AppendSource(plan.ref_from, rollout.ref_log_prob(), member, member.ref_log_probs, host.ref_log_prob);
   if (reads.needs_advantage) {
     AppendOr(FloatArray(rollout.token_advantages()), rollout.advantage(), rows, host.advantage);
   }

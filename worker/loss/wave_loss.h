@@ -19,8 +19,10 @@ namespace stemma::worker {
 // A rollout of a wave; what it points to outlives the WaveLoss's constructor.
 struct LossMember {
   const v1::Rollout* rollout = nullptr;
-  double weight = 0;                                     // w / D of its unmasked tokens
-  const std::vector<double>* entry_log_probs = nullptr;  // of the entry weights; null: none were computed
+  double weight = 0;  // w / D of its unmasked tokens
+  // From the passes before the first step, where the plan's source is WEIGHTS; null: none were computed.
+  const std::vector<double>* old_log_probs = nullptr;
+  const std::vector<double>* ref_log_probs = nullptr;
 };
 
 // Sums over unmasked rows, in the host's memory. See LossSum for what each is.

@@ -24,7 +24,8 @@ Place PlaceOf(const TensorSpec& tensor) {
 }
 
 // A parameter whose rows are those of `tensors`, in their order.
-Parameter MakeParameter(const std::vector<const TensorSpec*>& tensors, const Weights& weights, at::Device device) {
+Parameter MakeParameter(const std::vector<const TensorSpec*>& tensors, const Weights& weights, at::Device device,
+                        Gradients gradients) {
   const TensorSpec& first = *tensors.front();
   std::vector<int64_t> shape = first.shape;
   for (size_t i = 1; i < tensors.size(); ++i) shape[0] += tensors[i]->shape[0];
@@ -33,7 +34,9 @@ Parameter MakeParameter(const std::vector<const TensorSpec*>& tensors, const Wei
                         std::string(TensorRoleName(first.role)));
   p.weight = at::empty(shape, at::TensorOptions(device).dtype(weights.run_dtype));
   if (weights.run_dtype == weights.accumulate_dtype) p.master = p.weight;
-  p.grad = at::zeros(shape, at::TensorOptions(device).dtype(weights.accumulate_dtype));
+  if (gradients == Gradients::kMade) {
+    p.grad = at::zeros(shape, at::TensorOptions(device).dtype(weights.accumulate_dtype));
+  }
   return p;
 }
 
@@ -64,7 +67,7 @@ void Weights::StoreRows(const HfTensor& tensor, int64_t begin, const at::Tensor&
   const at::Tensor exact = values.to(accumulate_dtype).contiguous().view(-1);
   const int64_t columns = tensor.box.columns(), first = (tensor.row_begin + begin) * columns;
   Parameter::Elements(p.weight, first, exact.numel()).copy_(exact);
-  if (p.master_is_weight()) return;
+  if (p.master_is_weight() || !p.master.defined()) return;
   const int64_t from = std::max(first, p.state_begin),
                 to = std::min(first + exact.numel(), p.state_begin + p.master.numel());
   if (from < to) p.MasterElements(from, to - from).copy_(exact.slice(0, from - first, to - first));
@@ -74,7 +77,7 @@ at::Tensor Weights::GradSlice(const HfTensor& tensor) const {
   return at(tensor.parameter).grad.slice(0, tensor.row_begin, tensor.row_end);
 }
 
-Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device) {
+Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device, Gradients gradients) {
   Weights weights;
   weights.config = shard.LocalConfig();
   weights.run_dtype = run_dtype;
@@ -89,7 +92,7 @@ Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Devic
   for (const LocalTensor& tensor : tensors) parameters[PlaceOf(tensor.spec)].push_back(&tensor.spec);
   for (const auto& [place, parts] : parameters) {
     index_of(*parts.front()) = static_cast<int>(weights.parameters.size());
-    weights.parameters.push_back(MakeParameter(parts, weights, device));
+    weights.parameters.push_back(MakeParameter(parts, weights, device, gradients));
   }
   weights.embedding = outside[TensorRole::kEmbedding];
   weights.final_norm = outside[TensorRole::kFinalNorm];

@@ -61,8 +61,12 @@ struct Weights {
   void StoreRows(const HfTensor& tensor, int64_t begin, const at::Tensor& values) const;
 };
 
+// Whether weights have gradients: those that are trained do.
+enum class Gradients { kMade, kNone };
+
 // Allocates everything but the optimizer's states (worker/optim/states.h); values are undefined until loaded.
-Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device);
+Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device,
+                    Gradients gradients = Gradients::kMade);
 
 // Returns what this rank counts in the gradient norm, so that the ranks' sums add up to the model's.
 ParameterRanges NormRanges(const Weights& weights);

@@ -4,15 +4,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iterator>
 #include <unordered_map>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "common/base/json.h"
 #include "common/base/status_macros.h"
-#include "nlohmann/json.hpp"
-#include "worker/model/weights_io.h"
+#include "worker/model/model_files.h"
+#include "worker/model/tensor_reader.h"
 
 namespace stemma::worker {
 namespace {
@@ -23,34 +20,6 @@ using safetensors::TensorEntry;
 using TensorsByName = std::unordered_map<std::string, const HfTensor*>;
 
 constexpr int64_t kCopiedBytes = int64_t{64} << 20;  // at a time
-constexpr uint64_t kIndexBytesMax = uint64_t{256} << 20;
-
-struct ExportDtype {
-  const char* name;
-  Dtype dtype;
-};
-constexpr ExportDtype kExportDtypes[] = {
-    {"float32", Dtype::kF32}, {"float64", Dtype::kF64}, {"bfloat16", Dtype::kBF16}, {"float16", Dtype::kF16}};
-
-absl::StatusOr<Dtype> ParseExportDtype(const std::string& name) {
-  for (const ExportDtype& d : kExportDtypes) {
-    if (name == d.name) return d.dtype;
-  }
-  return absl::InvalidArgumentError("dtype: '" + name + "' is not one of float32, float64, bfloat16, float16");
-}
-
-// The object in a JSON file that is copied with changes, its keys in their order. It was checked when the model was
-// loaded, but files change: with the same bounds as then, so that neither reading nor writing it can throw.
-absl::StatusOr<nlohmann::ordered_json> ParseObject(const std::string& path, const std::string& content) {
-  const absl::StatusOr<nlohmann::json> checked = ParseJson(content);
-  const std::string problem = !checked.ok()           ? std::string(checked.status().message())
-                              : !checked->is_object() ? absl::StrCat("is ", JsonTypeName(*checked), ", not an object")
-                                                      : "";
-  if (!problem.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", problem, "; it has changed since the model was loaded"));
-  }
-  return nlohmann::ordered_json::parse(content, nullptr, /*allow_exceptions=*/false);
-}
 
 // The exporter copies what the weights do not name as the source has it: of a part it would write old weights.
 void CheckWhole(const Weights& weights, const ModelConfig& config) {
@@ -96,20 +65,6 @@ void AddPieces(ExportPiece piece, int64_t begin, int64_t all, int64_t at_most, s
   }
 }
 
-void SetDtype(Dtype dtype, nlohmann::ordered_json& json) {
-  const auto* name = std::find_if(std::begin(kExportDtypes), std::end(kExportDtypes),
-                                  [&](const ExportDtype& d) { return d.dtype == dtype; });
-  const char* key = json.contains("dtype") ? "dtype" : "torch_dtype";
-  json[key] = name->name;
-}
-
-// A metadata that is no object, which nothing reads, gives way to one.
-void SetTotalSize(uint64_t bytes, nlohmann::ordered_json& json) {
-  nlohmann::ordered_json& metadata = json["metadata"];
-  if (!metadata.is_object()) metadata = nlohmann::ordered_json::object();
-  metadata["total_size"] = bytes;
-}
-
 }  // namespace
 
 absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const ModelDirectory& source,
@@ -117,7 +72,7 @@ absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const 
   CheckWhole(weights, source.config);
   std::optional<Dtype> export_dtype;
   if (dtype.has_value()) {
-    ASSIGN_OR_RETURN(export_dtype, ParseExportDtype(*dtype));
+    ASSIGN_OR_RETURN(export_dtype, ParseFileDtype(*dtype));
   }
   const TensorsByName held = ByName(weights);
   WeightsExport result(source, export_dtype);
@@ -144,11 +99,10 @@ absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const 
 
 absl::Status WeightsExport::WriteOtherFiles(const std::string& folder) const {
   for (const auto& [name, path] : source_->other_files) {
-    ASSIGN_OR_RETURN(std::string content, ReadFile(path, kIndexBytesMax));
+    ASSIGN_OR_RETURN(std::string content, ReadFile(path, kOtherFileBytesMax));
     if (dtype_.has_value() && (name == "config.json" || name == "model.safetensors.index.json")) {
-      ASSIGN_OR_RETURN(nlohmann::ordered_json json, ParseObject(path, content));
-      name == "config.json" ? SetDtype(*dtype_, json) : SetTotalSize(tensor_bytes_, json);
-      content = json.dump(2) + "\n";
+      ASSIGN_OR_RETURN(content, name == "config.json" ? ConfigWithDtype(path, content, *dtype_)
+                                                      : IndexWithTotalSize(path, content, tensor_bytes_));
     }
     RETURN_IF_ERROR(WriteFile(fs::path(folder) / name, content));
   }

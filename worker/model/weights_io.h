@@ -7,7 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/model/model_directory.h"
-#include "common/model/safetensors.h"
 #include "stemma/v1/run_config.pb.h"
 #include "worker/model/weights.h"
 
@@ -19,9 +18,6 @@ struct StateOptions {
   int64_t rank = 0, ranks = 1;
 };
 
-// Errors: InvalidArgument - weights of that dtype are not supported.
-absl::StatusOr<at::ScalarType> TorchDtype(safetensors::Dtype dtype);
-
 // Takes what FindRunDtype knows (common/base/dtype_names.h). Errors: InvalidArgument.
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 
@@ -30,5 +26,9 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 // states. `shard`: of the directory's model.
 absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const ModelShard& shard, at::ScalarType run_dtype,
                                     at::Device device, const StateOptions& states);
+
+// Loads weights that are read and never trained: without gradients, masters and moments. Errors: as of LoadWeights.
+absl::StatusOr<Weights> LoadFrozenWeights(const ModelDirectory& directory, const ModelShard& shard,
+                                          at::ScalarType run_dtype, at::Device device);
 
 }  // namespace stemma::worker

@@ -6,6 +6,7 @@
 #include "common/base/error.h"
 #include "common/base/failpoint.h"
 #include "common/base/step_key.h"
+#include "common/base/thread_stack.h"
 #include "glog/logging.h"
 
 namespace stemma::worker {
@@ -13,6 +14,8 @@ namespace {
 
 using internal::v1::ServerMessage;
 using internal::v1::WorkerMessage;
+
+constexpr absl::Duration kAnswersWithin = absl::Milliseconds(300);  // what waits for the worker's end kills it soon
 
 // A step and a log-prob pass are told apart by their keys; a pass has an id only.
 std::string PassText(const std::string& id) {
@@ -42,6 +45,8 @@ bool EngineThread::Stop(absl::Duration timeout) {
   mutex_.AwaitWithTimeout(over, timeout);
   return ended_;
 }
+
+std::string EngineThread::Stack() { return StackOf(thread_.native_handle(), kAnswersWithin); }
 
 void EngineThread::Post(ServerMessage message) {
   MutexLock lock(&mutex_);
@@ -116,6 +121,8 @@ absl::Status EngineThread::Dispatch(ServerMessage& message) {
       return LogProb(message.log_prob());
     case ServerMessage::kExport:
       return Export(message.export_());
+    case ServerMessage::kSave:
+      return Save(message.save());
     default:
       LOG(WARNING) << "ignored: a message of a kind that this worker does not know";
       return absl::OkStatus();
@@ -193,6 +200,29 @@ absl::Status EngineThread::Export(const internal::v1::Export& request) {
     *message.mutable_export_done()->mutable_failure() = ToFailure(bytes.status());
   }
   send_(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status EngineThread::Save(const internal::v1::Save& request) {
+  SaveAnswers answers;
+  answers.staged = [this](internal::v1::SaveStaged staged) {
+    WorkerMessage message;
+    *message.mutable_save_staged() = std::move(staged);
+    send_(std::move(message));
+  };
+  answers.done = [this](internal::v1::SaveDone done) {
+    WorkerMessage message;
+    *message.mutable_save_done() = std::move(done);
+    send_(std::move(message));
+  };
+  SetPhase("checkpoint");
+  absl::Status status = engine_->Save(request, answers);
+  SetPhase("idle");
+  if (status.ok() || absl::IsUnavailable(status)) return status;
+  internal::v1::SaveStaged failed;
+  failed.set_id(request.id());
+  *failed.mutable_failure() = ToFailure(status);
+  answers.staged(std::move(failed));
   return absl::OkStatus();
 }
 

@@ -31,8 +31,8 @@ class EngineThread {
  public:
   static constexpr size_t kMessagesMax = 64;
 
-  // `send` may be called from the engine thread until Stop; `fail` once, when the engine cannot be created or its
-  // generation is over (Unavailable).
+  // `send` may be called from the engine thread, and at the same time from that which writes a checkpoint, until Stop;
+  // `fail` once, when the engine cannot be created or its generation is over (Unavailable).
   EngineThread(WorkerIdentity identity, EngineFactory factory, std::function<void(internal::v1::WorkerMessage)> send,
                std::function<void(const absl::Status&)> fail);
   ~EngineThread();  // REQUIRES: Stop was true, or can be
@@ -42,6 +42,8 @@ class EngineThread {
   // Cancels what runs; true once the thread has ended. False: it is still inside a wave after `timeout`, or the
   // generation is over; this object is then left as it is until the process ends.
   bool Stop(absl::Duration timeout);
+  // Returns the functions that the thread is in; "" where it does not answer. REQUIRES: one thread asks.
+  std::string Stack();
 
  private:
   void Run();
@@ -52,6 +54,7 @@ class EngineThread {
   absl::Status Apply(const internal::v1::Apply& apply);
   absl::Status LogProb(const internal::v1::LogProb& log_prob);
   absl::Status Export(const internal::v1::Export& request);
+  absl::Status Save(const internal::v1::Save& request);
   void Configure(const internal::v1::Configure& configure);
   // Answers with a Refused, but for Unavailable.
   absl::Status Refuse(const internal::v1::StepKey& key, const absl::Status& status);

@@ -17,6 +17,7 @@
 #include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
 #include "stemma/internal/v1/worker.grpc.pb.h"
+#include "worker/rpc/evidence.h"
 #include "worker/rpc/own_address.h"
 
 namespace stemma::worker {
@@ -157,14 +158,15 @@ class EngineFailure {
 
 // What came over the stream until it ended.
 struct Heard {
-  bool configure = false, shutdown = false;
+  std::optional<internal::v1::Configure> configure;
+  bool shutdown = false;
 };
 
 Heard ReadUntilEnd(Stream& stream, EngineThread& engine) {
   Heard heard;
   ServerMessage message;
   while (!heard.shutdown && stream.Read(&message)) {
-    heard.configure |= message.has_configure();
+    if (message.has_configure()) heard.configure = message.configure();
     heard.shutdown = message.has_shutdown();
     if (!heard.shutdown) engine.Post(std::move(message));
     message.Clear();
@@ -236,6 +238,9 @@ SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
     heard = ReadUntilEnd(*session->stream, *session->engine);
   }
   session->failure->StreamClosed();
+  if (heard.configure && !heard.shutdown) {  // at once: who waits for this process kills it soon
+    LeaveEvidence(*heard.configure, {session->failure->Get(), session->engine->Heartbeat(), session->engine->Stack()});
+  }
   SessionEnd end;
   end.engine_left = !session->engine->Stop(kEngineStopsWithin);
   end.status = session->failure->Get();

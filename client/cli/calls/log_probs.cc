@@ -19,7 +19,7 @@ absl::StatusOr<std::map<std::string, RolloutLogProbs>> QueryLogProbs(Connection&
                                                                      const std::vector<v1::PromptGroup>& groups) {
   v1::LogProbHeader header;
   header.mutable_request()->set_request_id(query.request_id);
-  header.set_weights("policy");
+  header.set_weights(query.weights);
   header.set_temperature(query.temperature);
   header.set_entropy(query.entropy);
   std::map<std::string, RolloutLogProbs> results;

@@ -1,4 +1,4 @@
-// Log-probs of a trace line's responses under the server's current weights.
+// Log-probs of a trace line's responses under the server's current weights, or a checkpoint's.
 #pragma once
 
 #include <map>
@@ -19,6 +19,7 @@ struct RolloutLogProbs {
 
 struct LogProbQuery {
   std::string request_id;
+  std::string weights = "policy";  // or a checkpoint's name
   double temperature = 1;
   bool entropy = false;
 };

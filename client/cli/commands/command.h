@@ -21,6 +21,7 @@ void AddPlanCommand(CLI::App& app, Runner& run);
 void AddStatusCommand(CLI::App& app, Runner& run);
 void AddRequestsCommand(CLI::App& app, Runner& run);
 void AddExportCommand(CLI::App& app, Runner& run);
+void AddCheckpointCommand(CLI::App& app, Runner& run);
 void AddLogprobCommand(CLI::App& app, Runner& run);
 void AddModelCommand(CLI::App& app, Runner& run);
 void AddTraceCommand(CLI::App& app, Runner& run);

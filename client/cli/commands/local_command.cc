@@ -105,9 +105,13 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--mesh", "MESH", "How many ranks each axis has, as dp=N; each rank is a worker",
              &gang->mesh);
   PassOption(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
+  PassOption(command, options.get(), "--durability", "replay|rewind",
+             "What a loss leaves of the steps: all, computed again from --data, or a checkpoint's");
   PassOption(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");
   PassOption(command, options.get(), "--ops-listen", "HOST:PORT", "Where to answer health checks");
-  PassOption(command, options.get(), "--data", "DIR", "Where exports go");
+  PassOption(command, options.get(), "--data", "DIR", "Where the journal, kept requests, checkpoints and exports go");
+  PassOption(command, options.get(), "--resume", "NAME",
+             "Begin a new --data with this checkpoint, or none (default: auto, the newest)");
   PassOption(command, options.get(), "--memory-budget", "BYTES", "Device memory for state and activations, e.g. 20GB");
   PassOption(command, options.get(), "--wave-suffixes", "N", "Force so many suffixes per wave");
   PassOption(command, options.get(), "--layout", "one_by_one|padded|packed", "Force how a wave is laid out");

@@ -1,4 +1,4 @@
-// stemma logprob TRACE: log-probs of the trace's responses under the server's current weights.
+// stemma logprob TRACE: log-probs of the trace's responses under the server's current weights, or a checkpoint's.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -24,6 +24,7 @@ struct LogprobOptions {
   ServerOptions server;
   OutputOptions output;
   std::string trace;
+  std::string weights = "policy";
   int64_t line = 0;        // 0: every request
   double temperature = 0;  // 0: the line's own
   bool entropy = false;
@@ -64,7 +65,8 @@ std::vector<Column> Columns() {
 absl::Status PrintRequest(Connection& connection, const LogprobOptions& options, const std::string& id,
                           const TraceLine& line, RecordWriter& writer) {
   const double temperature = options.temperature > 0 ? options.temperature : line.request.header.loss().temperature();
-  ASSIGN_OR_RETURN(auto results, QueryLogProbs(connection, {id, temperature, options.entropy}, line.request.groups));
+  ASSIGN_OR_RETURN(auto results,
+                   QueryLogProbs(connection, {id, options.weights, temperature, options.entropy}, line.request.groups));
   for (const v1::PromptGroup& group : line.request.groups) {
     for (const v1::Rollout& rollout : group.rollouts()) {
       writer.Write(RolloutRecord(line.line, group.uid(), rollout, results[rollout.rollout_id()], options.entropy));
@@ -97,11 +99,14 @@ absl::Status RunLogprob(const LogprobOptions& options) {
 void AddLogprobCommand(CLI::App& app, Runner& run) {
   auto options = std::make_shared<LogprobOptions>();
   CLI::App* command =
-      app.add_subcommand("logprob", "Compute log-probs of a trace's responses under the server's current weights");
+      app.add_subcommand("logprob", "Compute log-probs of a trace's responses under the server's weights");
   command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
   command->add_option("--line", options->line, "Only the request on this line of the file")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
+  command->add_option("--weights", options->weights, "policy, the current ones, or the name of a checkpoint")
+      ->type_name("NAME")
+      ->capture_default_str();
   AddNumber(command, "--temperature", options->temperature,
             "Temperature of the logits (default: each line's loss.temperature)", kAboveZero)
       ->type_name("X");
@@ -110,7 +115,8 @@ void AddLogprobCommand(CLI::App& app, Runner& run) {
   AddOutputOption(command, &options->output);
   SetExamples(command,
               "  stemma logprob trace.jsonl --server 127.0.0.1:7070\n"
-              "  stemma logprob trace.jsonl --line 2 --entropy --server 127.0.0.1:7070 -o json");
+              "  stemma logprob trace.jsonl --line 2 --entropy --server 127.0.0.1:7070 -o json\n"
+              "  stemma logprob trace.jsonl --weights step-00000100 --server 127.0.0.1:7070");
   command->callback([&run, options] { run = [options] { return RunLogprob(*options); }; });
 }
 

@@ -18,7 +18,8 @@
 namespace stemma::cli {
 namespace {
 
-constexpr absl::Duration kRetryDelay = absl::Seconds(1);
+// 1, 2, 4, 8, 8, ... s: a server that is started again is there within the first.
+absl::Duration RetryDelay(int attempt) { return absl::Seconds(1 << std::clamp(attempt - 1, 0, 3)); }
 
 double NumberOrNan(const Record& record, const std::string& key) {
   const auto found = record.find(key);
@@ -124,16 +125,23 @@ TraceLine ReplayRun::Prepared(TraceLine line, int64_t index) const {
   return line;
 }
 
-// UNAVAILABLE is ambiguous for a write; the same id makes sending it again safe.
+// UNAVAILABLE is ambiguous for a write; the same id makes sending it again safe. A server that says that it recovers is
+// there, and will serve: that uses up no retry.
 absl::StatusOr<v1::RequestStatus> ReplayRun::Submit(Connection& connection, const TraceLine& line) {
-  for (int attempt = 0;; ++attempt) {
+  bool told = false;
+  for (int attempt = 0;;) {
     grpc::ClientContext context;
     auto status = UpdateActor(connection.stub(), context, line.request.header, line.request.groups);
-    if (status.ok() || !IsRetryable(status.status()) || attempt == options_.retries || Interrupted()) return status;
-    progress_.Clear();
-    std::cerr << ErrorText(status.status()) << "\nline " << line.line << ": sending it again with the same id ("
-              << attempt + 1 << " of " << options_.retries << ")" << std::endl;
-    RealClock().Sleep(std::max(kRetryDelay, GetErrorDetails(status.status()).retry_after));
+    if (status.ok() || !IsRetryable(status.status()) || Interrupted()) return status;
+    const bool recovers = HasReason(status.status(), Reason::kRecovering);
+    if (!recovers && attempt == options_.retries) return status;
+    attempt = recovers ? 0 : attempt + 1;
+    if (!recovers || !told) {
+      Tell(line, absl::StrCat(ErrorText(status.status()), "; sending it again with the same id",
+                              recovers ? "" : absl::StrCat(" (", attempt, " of ", options_.retries, ")")));
+    }
+    told = recovers;
+    RealClock().Sleep(std::max(RetryDelay(attempt), GetErrorDetails(status.status()).retry_after));
   }
 }
 

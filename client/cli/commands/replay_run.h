@@ -32,7 +32,7 @@ struct ReplayOptions {
   std::string run_id;      // not empty: ids are run_id/LINE, instead of the trace's own or those from its digest
   int64_t start = 1;       // request of the trace, from 1
   int64_t limit = 0;       // 0: all
-  int retries = 3;         // of one request, with its id, when the server is away
+  int retries = 6;         // of one request, with its id, when the server is away
   std::string verify;      // file of expected values; empty: none
   std::string report;      // file; empty: none
   std::string trace_out;   // file; empty: none

@@ -51,6 +51,18 @@ int WaitSignal(int timeout_ms) {
 
 std::string SecretPath(const std::string& scratch_directory) { return scratch_directory + "/worker-secret"; }
 
+std::string AddressPath(const std::string& scratch_directory) { return scratch_directory + "/address"; }
+
+// Gives the option this value, whatever it had.
+void SetOption(const std::string& name, const std::string& value, std::vector<std::string>& argv) {
+  const auto it = std::find(argv.begin(), argv.end(), name);
+  if (it == argv.end()) {
+    argv.insert(argv.end(), {name, value});
+  } else {
+    *std::next(it) = value;
+  }
+}
+
 bool HasWorker(const v1::ServerInfo& info, pid_t pid) {
   return std::any_of(info.ranks().begin(), info.ranks().end(),
                      [pid](const v1::RankInfo& rank) { return rank.pid() == static_cast<uint32_t>(pid); });
@@ -87,19 +99,23 @@ absl::Status LocalRun::Start() {
   if (mkdtemp(scratch.data()) == nullptr) return absl::InternalError(absl::StrCat("cannot create ", scratch));
   scratch_directory_ = scratch;
   RETURN_IF_ERROR(WriteWorkerSecret(SecretPath(scratch_directory_), NewWorkerSecret()));
-  std::vector<std::string> argv = {server, "--ready-file", scratch_directory_ + "/address", "--worker-secret-file",
-                                   SecretPath(scratch_directory_)};
-  argv.insert(argv.end(), options_.server_flags.begin(), options_.server_flags.end());
-  argv.insert(argv.end(), options_.log_flags.begin(), options_.log_flags.end());
-  ASSIGN_OR_RETURN(server_pid_, StartChild({.argv = argv}));
+  server_argv_ = {server, "--ready-file", AddressPath(scratch_directory_), "--worker-secret-file",
+                  SecretPath(scratch_directory_)};
+  server_argv_.insert(server_argv_.end(), options_.server_flags.begin(), options_.server_flags.end());
+  server_argv_.insert(server_argv_.end(), options_.log_flags.begin(), options_.log_flags.end());
+  ASSIGN_OR_RETURN(server_pid_, StartChild({.argv = server_argv_}));
   RETURN_IF_ERROR(WaitForAddress());
+  SetOption("--listen", address_, server_argv_);
+  SetOption("--worker-listen", worker_address_, server_argv_);
+  SetOption("--ops-listen", ops_address_, server_argv_);
   return stop_requested_ ? absl::OkStatus() : StartWorkers();
 }
 
 bool LocalRun::ReadAddresses() {
-  std::ifstream file(scratch_directory_ + "/address");
-  std::string word;
-  return std::getline(file, address_) && file >> word >> worker_address_ && word == "workers";
+  std::ifstream file(AddressPath(scratch_directory_));
+  std::string workers, ops;
+  return std::getline(file, address_) && file >> workers >> worker_address_ >> ops >> ops_address_ &&
+         workers == "workers" && ops == "ops";
 }
 
 absl::Status LocalRun::WaitForAddress() {
@@ -146,13 +162,20 @@ absl::Status LocalRun::Serve() {
                        absl::FormatDuration(options_.drain_within), " to end, another signal ends at once"));
       return absl::OkStatus();
     } else {
+      NoteReadiness();
+      RETURN_IF_ERROR(StartDueServer(tick_ms));
       RETURN_IF_ERROR(StartDueWorkers(tick_ms));
       RETURN_IF_ERROR(LookAtWorkers(tick_ms));
     }
   }
 }
 
+void LocalRun::NoteReadiness() {
+  if (std::all_of(workers_.begin(), workers_.end(), std::mem_fn(&WorkerProcess::HasServed))) policy_.GangIsReady();
+}
+
 absl::Status LocalRun::HandleChildren() {
+  NoteReadiness();  // of those that ended too: they leave their ready files
   int wait_status = 0;
   while (true) {
     const pid_t pid = waitpid(-1, &wait_status, WNOHANG);
@@ -162,11 +185,34 @@ absl::Status LocalRun::HandleChildren() {
     }
     if (pid != server_pid_) continue;
     server_pid_ = -1;
-    const std::string text = absl::StrCat("the server ended with ", ExitText(wait_status));
-    const bool refused = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == kConfigurationExit;
-    return refused ? UsageError(absl::StrCat(text, ": its configuration is refused, see above"))
-                   : absl::InternalError(text);
+    RETURN_IF_ERROR(HandleServerEnd(wait_status));
   }
+}
+
+// A server that has not served yet is not started again: what keeps it from serving is in its command line.
+absl::Status LocalRun::HandleServerEnd(int wait_status) {
+  const std::string text = ExitText(wait_status);
+  const int exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
+  if (exit_code == kConfigurationExit) {
+    return UsageError(absl::StrCat("the server ended with ", text, ": its configuration is refused, see above"));
+  }
+  if (workers_.empty()) return absl::InternalError(absl::StrCat("the server ended with ", text));
+  const RestartDecision decision = policy_.ProcessEnded(exit_code, text, "the server");
+  if (!decision.restart) return absl::InternalError(decision.reason);
+  Say(decision.reason);
+  ready_ = false;
+  losses_.ServerEnded();
+  for (WorkerProcess& worker : workers_) worker.ServerEnded();
+  server_starts_in_ms_ = decision.delay_ms;
+  return absl::OkStatus();
+}
+
+absl::Status LocalRun::StartDueServer(int elapsed_ms) {
+  if (server_pid_ != -1) return absl::OkStatus();
+  server_starts_in_ms_ -= elapsed_ms;
+  if (server_starts_in_ms_ > 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(server_pid_, StartChild({.argv = server_argv_}));
+  return absl::OkStatus();
 }
 
 absl::Status LocalRun::HandleWorkerEnd(size_t worker, int wait_status) {
@@ -174,8 +220,8 @@ absl::Status LocalRun::HandleWorkerEnd(size_t worker, int wait_status) {
   ready_ = false;
   const int exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
   const std::string text = ExitText(wait_status), &name = workers_[worker].name();
-  const RestartDecision decision =
-      losses_.Ended(worker) ? policy_.WorkerEnded(exit_code, text, name) : policy_.FollowerEnded(exit_code, text, name);
+  const RestartDecision decision = losses_.Ended(worker) ? policy_.ProcessEnded(exit_code, text, name)
+                                                         : policy_.FollowerEnded(exit_code, text, name);
   if (!decision.restart) {
     return exit_code == kConfigurationExit ? UsageError(decision.reason) : absl::InternalError(decision.reason);
   }
@@ -209,10 +255,11 @@ absl::Status LocalRun::LookAtWorkers(int elapsed_ms) {
   }
   if (ready_ || !all_serve) return absl::OkStatus();
   ready_ = true;
-  policy_.WorkerIsReady();
+  policy_.GangIsReady();
   losses_.AllServe();
   if (!announced_) return Announce();
-  Say(workers_.size() == 1 ? "a new worker serves" : absl::StrCat("all ", workers_.size(), " workers serve again"));
+  Say(workers_.size() == 1 ? "a new worker has the model"
+                           : absl::StrCat("all ", workers_.size(), " workers have the model again"));
   return absl::OkStatus();
 }
 

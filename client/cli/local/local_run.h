@@ -1,10 +1,11 @@
-// One server and its workers on this machine, run in the foreground: starts them, restarts workers that died or that no
-// longer answer their server, passes signals on, leaves no process behind. Several workers are one gang: it serves
-// while all of them do, and the loss of one ends its generation for all.
+// One server and its workers on this machine, run in the foreground: starts them, restarts what died, and workers that
+// no longer answer their server, passes signals on, leaves no process behind. Several workers are one gang: it serves
+// while all of them do, and the loss of one ends its generation for all. A server that is started again has the
+// addresses of before, so that clients find it.
 //
 // Thread safety: none; call from the main thread, before any other thread exists (it blocks the signals it waits for).
 //
-//   starting server -> starting workers -> serving <-> worker lost (-> restart) ; any -> stopping -> done
+//   starting server -> starting workers -> serving <-> server or worker lost (-> restart) ; any -> stopping -> done
 #pragma once
 
 #include <sys/types.h>
@@ -52,8 +53,11 @@ class LocalRun {
   void MakeWorkers();
   absl::Status StartWorkers();
   absl::Status Serve();           // until a signal or a fault
+  void NoteReadiness();           // by the workers' ready files: a gang that serves for an instant has served
   absl::Status HandleChildren();  // reaps whatever ended
+  absl::Status HandleServerEnd(int wait_status);
   absl::Status HandleWorkerEnd(size_t worker, int wait_status);
+  absl::Status StartDueServer(int elapsed_ms);
   absl::Status StartDueWorkers(int elapsed_ms);
   absl::Status LookAtWorkers(int elapsed_ms);
   std::optional<v1::ServerInfo> AskServer();
@@ -65,8 +69,10 @@ class LocalRun {
 
   LocalOptions options_;
   std::string scratch_directory_;
-  std::string address_, worker_address_;
-  pid_t server_pid_ = -1;  // -1: not running
+  std::string address_, worker_address_, ops_address_;
+  std::vector<std::string> server_argv_;
+  pid_t server_pid_ = -1;        // -1: not running
+  int server_starts_in_ms_ = 0;  // while it does not run
   std::vector<WorkerProcess> workers_;
   bool ready_ = false;  // all workers serve
   bool announced_ = false;

@@ -23,7 +23,7 @@ int DelayMs(int earlier_restarts) { return kFirstDelayMs << (2 * earlier_restart
 
 }  // namespace
 
-RestartDecision RestartPolicy::WorkerEnded(int exit_code, const std::string& exit_text, const std::string& name) {
+RestartDecision RestartPolicy::ProcessEnded(int exit_code, const std::string& exit_text, const std::string& name) {
   const std::string ended = absl::StrCat(name, " ended with ", exit_text);
   if (std::string final = FinalReason(exit_code, ended); !final.empty()) return {.reason = std::move(final)};
   if (restarts_ == kRestartsMax) {

@@ -1,4 +1,4 @@
-// When `stemma local` starts a worker again. A pure decision: no clock, no process.
+// When `stemma local` starts its server or a worker again. A pure decision: no clock, no process.
 //
 // A gang that becomes ready forgets earlier failures. Exit code 2 (configuration) and 93 (do not restart) are final.
 #pragma once
@@ -17,10 +17,11 @@ class RestartPolicy {
  public:
   static constexpr int kRestartsMax = 3;  // in a row, without a ready gang between them
 
-  void WorkerIsReady() { restarts_ = 0; }
+  void GangIsReady() { restarts_ = 0; }
 
-  // `exit_code`: of an exit; -1 after a signal. `exit_text`: how it ended, and `name`: which worker, for the reason.
-  RestartDecision WorkerEnded(int exit_code, const std::string& exit_text, const std::string& name = "the worker");
+  // A process ended by itself. `exit_code`: of an exit; -1 after a signal. `exit_text`: how it ended, and `name`: which
+  // process, for the reason.
+  RestartDecision ProcessEnded(int exit_code, const std::string& exit_text, const std::string& name = "the worker");
 
   // A worker ended because its generation did: not a failure of its own. It starts again when the lost one does.
   RestartDecision FollowerEnded(int exit_code, const std::string& exit_text, const std::string& name) const;

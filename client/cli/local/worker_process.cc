@@ -18,6 +18,7 @@ absl::Status WorkerProcess::Start() {
   std::vector<std::string> argv = {worker, "--ready-file", ready_path_};
   argv.insert(argv.end(), arguments_.begin(), arguments_.end());
   ASSIGN_OR_RETURN(pid_, StartChild({.argv = argv}));
+  of_earlier_server_ = false;
   watch_.Started();
   return absl::OkStatus();
 }

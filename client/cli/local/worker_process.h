@@ -35,8 +35,13 @@ class WorkerProcess {
   // The server was asked after `elapsed_ms` more: does it have this worker? True: it was lost, and is killed.
   bool KillIfLost(bool connected, int elapsed_ms);
 
+  // Its server was reaped.
+  void ServerEnded() { of_earlier_server_ = true; }
+
   // Whether it says that it has the model.
   bool IsReady() const;
+  // Whether it said so to the server that runs now. True also from its death by a signal until Ended.
+  bool HasServed() const { return IsReady() && !of_earlier_server_; }
 
   const std::string& name() const { return name_; }
   pid_t pid() const { return pid_; }
@@ -47,6 +52,7 @@ class WorkerProcess {
   std::vector<std::string> arguments_;
   pid_t pid_ = -1;
   int start_in_ms_ = 0;
+  bool of_earlier_server_ = false;
   WorkerWatch watch_;
 };
 

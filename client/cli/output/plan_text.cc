@@ -95,6 +95,17 @@ std::string ActivationsText(const v1::PlanReport& plan) {
   return absl::StrCat(least, " (at most ", HumanBytes(Number(plan.peak_bytes_with_headroom())), " with headroom)");
 }
 
+// Says what runs before the first step, and what it reads.
+std::string PassesText(const v1::PlanReport& plan) {
+  const uint32_t passes = plan.log_prob_passes();
+  const std::string before = passes == 0   ? ""
+                             : passes == 1 ? "one pass before the first step"
+                                           : absl::StrCat(passes, " passes before the first step");
+  if (plan.checkpoint_weights_bytes() == 0) return before;
+  return absl::StrCat(before, before.empty() ? "" : ", ", "beside ",
+                      HumanBytes(Number(plan.checkpoint_weights_bytes())), " of a checkpoint's weights");
+}
+
 Record PlanSummary(const v1::PlanReport& plan) {
   const auto logical = Number(plan.tokens_logical()), computed = Number(plan.tokens_computed());
   const uint64_t device = plan.state().device();
@@ -106,6 +117,9 @@ Record PlanSummary(const v1::PlanReport& plan) {
   record["time"] = TimeText(plan);
   record["memory"] = absl::StrCat("activations ", ActivationsText(plan), " and state ", HumanBytes(Number(device)),
                                   " of ", HumanBytes(Number(plan.budget_bytes())));
+  if (plan.log_prob_passes() > 0 || plan.checkpoint_weights_bytes() > 0) {
+    record["log-probs"] = PassesText(plan);
+  }
   if (plan.state().host() > 0) {
     record["host memory"] = absl::StrCat("state ", HumanBytes(Number(plan.state().host())));
   }

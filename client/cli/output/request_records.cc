@@ -187,6 +187,8 @@ Record PlanRecord(const v1::PlanReport& plan) {
   record["flops"] = plan.flops();
   record["flops_dense"] = plan.flops_dense();
   record["flops_ratio"] = plan.flops() > 0 ? Record(plan.flops_dense() / plan.flops()) : Record();
+  record["log_prob_passes"] = plan.log_prob_passes();
+  record["checkpoint_weights_bytes"] = plan.checkpoint_weights_bytes();
   record["peak_bytes"] = plan.peak_bytes();
   record["peak_bytes_with_headroom"] = plan.peak_bytes_with_headroom();
   record["budget_bytes"] = plan.budget_bytes();

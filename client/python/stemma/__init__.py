@@ -8,9 +8,9 @@ from .config import (AdamW, LossConfig, adamw, cispo, constant, cosine, cross_en
 from .errors import LineageLostError, RequestInterrupted, StemmaError
 from .groups import Group, Rollout
 from .local import LocalServer
-from .results import RolloutLogProbs, StepResult, UpdateResult
+from .results import Checkpoint, LoadedCheckpoint, RolloutLogProbs, StepResult, UpdateResult
 
-__all__ = ["AdamW", "Bound", "Client", "Future", "Group", "LineageLostError", "LocalServer", "LossConfig",
-           "RequestInterrupted", "Rollout", "RolloutLogProbs", "StemmaError", "StepResult", "UpdateResult", "adamw", "bound",
-           "cispo", "constant", "cosine", "cross_entropy", "dapo", "dr_grpo", "grpo", "gspo", "importance_sampling", "linear",
-           "reinforce", "trace"]
+__all__ = ["AdamW", "Bound", "Checkpoint", "Client", "Future", "Group", "LineageLostError", "LoadedCheckpoint",
+           "LocalServer", "LossConfig", "RequestInterrupted", "Rollout", "RolloutLogProbs", "StemmaError",
+           "StepResult", "UpdateResult", "adamw", "bound", "cispo", "constant", "cosine", "cross_entropy", "dapo",
+           "dr_grpo", "grpo", "gspo", "importance_sampling", "linear", "reinforce", "trace"]

@@ -12,8 +12,10 @@ from . import errors
 
 _RECEIVE_BYTES_MAX = 64 << 20
 _PROBE_S = 0.3
-_RECONNECT_MS = 100      # first pause between two tries of gRPC's own, so that a server that starts is found soon
+_RECONNECT_MS = 100       # first pause between two tries of gRPC's own, so that a server that starts is found soon
 _RECONNECT_MAX_MS = 1000
+_PING_MS = 30_000         # while a call waits; the server refuses more than one in 20 s
+_PING_ANSWER_MS = 10_000  # a server whose machine is gone, or that stands still, is lost after it
 
 # Parts of gRPC's texts, in the order in which they are looked for, and what they mean.
 _CAUSES = (
@@ -47,7 +49,10 @@ class Connection:
         self.channel = grpc.insecure_channel(address, options=[
             ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS), ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS),
-            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS)])
+            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS), ("grpc.keepalive_time_ms", _PING_MS),
+            # Which of the two counts differs between gRPC's versions.
+            ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS), ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),
+            ("grpc.http2.max_pings_without_data", 0)])
 
     def reach(self):
         """Returns once a server was reached, now or ever. Raises StemmaError UNAVAILABLE after connect_timeout_s."""

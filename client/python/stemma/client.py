@@ -20,6 +20,7 @@ import uuid
 import grpc
 
 from . import _proto, config, errors, results
+from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
 from ._stub import TrainingStub
 from .groups import any_sent, parts as encode
@@ -31,25 +32,29 @@ _RETRY_DELAY_MAX_S = 5.0
 _FINAL = ("DONE", "FAILED", "CANCELLED", "ROLLED_BACK")
 
 
-class Client:
+class Client(CheckpointCalls):
     """A connection to one server. Close it, or use it in a `with`."""
 
     def __init__(self, address, retries=6, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
-                 follow_lineage=False):
+                 follow_lineage=False, recovery_timeout_s=3600.0):
         """Makes a client; it connects at the first call.
 
         address         "host:port", or "unix:/path"
-        retries         how often a call is tried again while the server is away; it is, only once it was reached
+        retries         how often a call is tried again while the server is away; it is, only once it was reached. 0: never,
+                        whatever the server says
         retry_delay_s   the first pause between two tries; it doubles up to 5 s
         recorder        a stemma.trace.TraceWriter that keeps every update request sent
         connect_timeout_s   how long the first call waits for a server before it says that there is none
         follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
+        recovery_timeout_s  how long a call waits for a server that says it recovers: that computes its steps again, or
+                        waits for workers. Such answers use up no retries
         """
         self._connection = Connection(address, connect_timeout_s)
         self._stub = TrainingStub(self._connection.channel)
         self._retries, self._retry_delay_s = retries, retry_delay_s
         self._recorder = recorder
         self._follow_lineage = follow_lineage
+        self._recovery_timeout_s = recovery_timeout_s
         self._lineage, self._step = None, None  # those that _saw keeps
         self._lineage_lock = threading.Lock()
 
@@ -90,12 +95,13 @@ class Client:
         groups      a list or iterator of stemma.Group objects, or dicts in the trace's field names
         loss, adam  stemma.grpo() and the like, stemma.adamw(lr); dicts do as well
         old         where old log-probs come from: "client" (old_log_probs of the rollouts), "rollout" (rollout_log_probs),
-                    "policy" (computed once, on the weights before the first step), "on_policy" (the log-prob itself; one
-                    optimizer step only), None (the mode reads none). "auto" takes the loss's `old`; where that is "auto"
-                    too: None if the mode reads none, else "client" or "rollout" if the rollouts carry those log-probs,
-                    else "on_policy" for one step and "policy" for several. The result's `effective` says what was sent
-        ref         where reference log-probs come from: "client" (ref_log_prob of the rollouts), "policy", None.
-                    "auto": "client" if there is a KL term and the rollouts carry them, else None
+                    "policy" or "checkpoint:NAME" (computed once, on the weights before the first step or a checkpoint's),
+                    "on_policy" (the log-prob itself; one optimizer step only), None (the mode reads none). "auto" takes
+                    the loss's `old`; where that is "auto" too: None if the mode reads none, else "client" or "rollout" if
+                    the rollouts carry those log-probs, else "on_policy" for one step and "policy" for several. The
+                    result's `effective` says what was sent
+        ref         where reference log-probs come from: "client" (ref_log_prob of the rollouts), "policy", None,
+                    "checkpoint:NAME". "auto": "client" if there is a KL term and the rollouts carry them, else None
         mini_batch  groups per optimizer step; None: all, one step an epoch
         epochs      passes over the groups, each of its own optimizer steps
         shuffle, seed   whether each epoch orders the groups anew, by this seed
@@ -132,12 +138,12 @@ class Client:
         return _proto.to_dict(self._retrying(lambda: self._stub.UpdateActor(iter(parts))).plan)
 
     def log_probs(self, groups, temperature=1.0, entropy=False, weights="policy", schedule=None):
-        """{rollout_id: RolloutLogProbs} of the responses under the current weights.
+        """{rollout_id: RolloutLogProbs} of the responses under the current weights, or a checkpoint's.
 
         groups      as in submit; only tokens are read
         temperature     divides the logits
         entropy     whether entropies come too
-        weights     "policy", the only ones that there are
+        weights     "policy", or the name of a checkpoint
         schedule    "auto", "reuse", "dense"; None: the server's
         """
         header = config.fill_message(_proto.LogProbHeader(), {
@@ -184,8 +190,7 @@ class Client:
 
     def requests(self):
         """The requests that the server remembers, oldest first."""
-        reply = self._retrying(lambda: self._stub.ListRequests(_proto.ListRequestsRequest()))
-        return _proto.to_dict(reply)["requests"]
+        return _proto.to_dict(self._retrying(lambda: self._stub.ListRequests(_proto.ListRequestsRequest())))["requests"]
 
     def attach(self, request_id, log_probs=False):
         """A Future of a request that was sent before, by this process or another.
@@ -237,16 +242,20 @@ class Client:
         return _proto.to_dict(status)["state"]
 
     def _retrying(self, call):
-        """The call's answer; UNAVAILABLE is tried again, the same messages and so the same request_id."""
-        for attempt in range(self._retries + 1):
+        """The call's answer; UNAVAILABLE is tried again, the same messages and so the same request_id. A server that says
+        that it recovers is there: tries are counted anew after it."""
+        attempt, give_up = 0, time.monotonic() + self._recovery_timeout_s
+        while True:
             self._connection.reach()
             try:
                 return call()
             except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE or attempt == self._retries:
-                    raise self._explained(self._connection.explain(error)) from None
+                out = self._connection.explain(error)
+                recovers = self._retries > 0 and out.reason == "RECOVERING" and time.monotonic() < give_up
+                if error.code() != grpc.StatusCode.UNAVAILABLE or (attempt >= self._retries and not recovers):
+                    raise self._explained(out) from None
             time.sleep(min(_RETRY_DELAY_MAX_S, self._retry_delay_s * 2**attempt))
-        raise AssertionError("the loop returns or raises")
+            attempt = 0 if recovers else attempt + 1
 
     def _saw(self, lineage, step=None):
         """Pins the first lineage heard of, and keeps the highest step seen of it. Empty: the server says none."""

@@ -28,8 +28,8 @@ class LossConfig:
     kl_loss_type        "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", each also with a trailing "+"
     entropy_coeff       weight of an entropy bonus
     normalize_advantage_std     whether advantages made from rewards are divided by the group's deviation
-    old                 where old log-probs come from: "auto", "client", "rollout", "policy", "on_policy"; None: the mode
-                        reads none. See Client.submit
+    old                 where old log-probs come from: "auto", "client", "rollout", "policy", "checkpoint:NAME",
+                        "on_policy"; None: the mode reads none. See Client.submit
     """
 
     loss_mode: str
@@ -212,6 +212,7 @@ def _warmup(step, warmup_steps):
 # Into messages.
 
 _SOURCES = {"policy": "WEIGHTS", "client": "CLIENT", "rollout": "ROLLOUT", "on_policy": "ON_POLICY"}
+_CHECKPOINT = "checkpoint:"
 _MODES_WITHOUT_OLD = ("cross_entropy", "gpg")
 
 
@@ -288,9 +289,13 @@ def _set_scalar(message, field, value, path):
 
 
 def source(name):
-    """LogProbSource fields of "policy" (one pass of the entry weights), "client", "rollout", "on_policy"."""
+    """LogProbSource fields of "policy" (one pass of the entry weights), "checkpoint:NAME" (one of a checkpoint's),
+    "client", "rollout", "on_policy"."""
+    if isinstance(name, str) and name.startswith(_CHECKPOINT) and name != _CHECKPOINT:
+        return {"from": "WEIGHTS", "weights": name[len(_CHECKPOINT):]}
     if not isinstance(name, str) or name not in _SOURCES:
-        raise ValueError(f"log-probs come from {name!r}? one of {', '.join(map(repr, _SOURCES))}, or None")
+        known = [*_SOURCES, _CHECKPOINT + "NAME"]
+        raise ValueError(f"log-probs come from {name!r}? one of {', '.join(map(repr, known))}, or None")
     return {"from": _SOURCES[name], **({"weights": "policy"} if name == "policy" else {})}
 
 

@@ -26,7 +26,7 @@ class LocalServer:
     """
 
     def __init__(self, model, binary="stemma", data=None, dtype=None, schedule=None, threads=None, config=None, log=None,
-                 start_timeout_s=120.0, drain_timeout_s=20, workers=None):
+                 start_timeout_s=120.0, drain_timeout_s=20, workers=None, durability=None):
         """Starts a server with its workers, and returns once it serves.
 
         model       a Hugging Face model directory
@@ -37,13 +37,17 @@ class LocalServer:
         start_timeout_s     how long loading the model may take
         drain_timeout_s     whole seconds that close() leaves to what runs
         workers     how many share the work; None: as config says, else one
+        durability  "replay" or "rewind": what a loss of a worker leaves of the steps (docs/reliability.md). None: as config
+                    says, or with neither config nor data "rewind": nothing of a temporary directory outlives this server
         """
         self._folder = tempfile.TemporaryDirectory(prefix="stemma-local-")
         folder = pathlib.Path(self._folder.name)
         self.data = pathlib.Path(data or folder / "data")
         self.log = pathlib.Path(log or folder / "log.txt")
         options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads,
-                   "--drain-timeout": drain_timeout_s, "--workers": workers}
+                   "--drain-timeout": drain_timeout_s, "--workers": workers, "--durability": durability}
+        if config is None and data is None and durability is None:
+            options["--durability"] = "rewind"
         self._stop_s = drain_timeout_s + 40  # `stemma local` kills what does not end, some seconds before that
         ready = folder / "ready"
         command = [str(binary), "local", "--data", str(self.data), "--listen", "127.0.0.1:0", "--ready-file", str(ready)]

@@ -61,6 +61,59 @@ class RolloutLogProbs:
         return f"RolloutLogProbs({self.rollout_id!r}, {len(self.log_probs)} log-probs{mean})"
 
 
+@dataclasses.dataclass
+class Checkpoint:
+    """A saved training state.
+
+    name                its name
+    path                of its folder on the server's machine: a Hugging Face model, with optim/ beside it
+    lineage, step       of the weights
+    weight_version      of the weights
+    dtype               of the run that saved it
+    weights_digest      of the weights, as 64 hexadecimal digits
+    bytes               of all its files
+    saved_at_s          seconds since 1970, UTC, by the server's clock
+    pinned              whether it stays until it is deleted by name
+    damage              what was found wrong with it; "": nothing
+    client_state_bytes  of what the client saved with it
+    """
+
+    name: str
+    path: str
+    lineage: str
+    step: int
+    weight_version: int
+    dtype: str
+    weights_digest: str
+    bytes: int
+    saved_at_s: float
+    pinned: bool
+    damage: str
+    client_state_bytes: int
+
+
+@dataclasses.dataclass
+class LoadedCheckpoint:
+    """What load_checkpoint leads to.
+
+    checkpoint      the Checkpoint
+    client_state    bytes, as they were saved with it
+    lineage, step   of the model from now on
+    weight_version  of the model from now on
+    """
+
+    checkpoint: Checkpoint
+    client_state: bytes
+    lineage: str
+    step: int
+    weight_version: int
+
+
+def checkpoint(message):
+    """The Checkpoint of a message."""
+    return Checkpoint(**{field.name: getattr(message, field.name) for field in dataclasses.fields(Checkpoint)})
+
+
 @dataclasses.dataclass(repr=False)
 class UpdateResult:
     """The outcome of an update.

@@ -84,6 +84,37 @@ class CliE2eTest(unittest.TestCase):
             expected.write_text("".join(json.dumps(line) + "\n" for line in [tolerances, *reuse]))
             self.call(address, "replay", trace, "--verify", expected, code=1)
 
+    def test_checkpoints_are_saved_listed_loaded_and_deleted(self):
+        position, back = self.directory / "position", self.directory / "position-back"
+        position.write_bytes(b"where the loader stands")
+        with self.local("checkpoints") as local:
+            address = self.address("checkpoints", local)
+            self.assertEqual(self.call(address, "checkpoint", "list").stdout, "")
+            trace = self.trace(address, "checkpointed")
+            self.call(address, "checkpoint", "save", "--name", "begin", "--client-state", position)
+            self.records(address, "replay", trace)
+            saved = self.records(address, "checkpoint", "save", "--pinned")[0]
+            self.assertEqual((saved["name"], saved["step"], saved["pinned"]), ("step-00000003", 3, True))
+            listed = self.records(address, "checkpoint", "list")
+            self.assertEqual([(known["name"], known["base"]) for known in listed], [("begin", False), ("step-00000003", True)])
+            self.assertTrue(listed[0]["saved"].endswith("Z"))
+            self.assertIs(self.records(address, "checkpoint", "unpin", "step-00000003")[0]["pinned"], False)
+            self.assertIs(self.records(address, "checkpoint", "pin", "begin")[0]["pinned"], True)
+            self.call(address, "checkpoint", "delete", "step-00000003", code=64 + 9)  # recovery would begin with it
+            self.call(address, "checkpoint", "verify", "nothing", code=64 + 5)
+            weights = pathlib.Path(listed[0]["path"]) / "model.safetensors"
+            self.call(address, "checkpoint", "verify", "begin")
+            content = weights.read_bytes()
+            weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            self.assertIn("model.safetensors", self.call(address, "checkpoint", "verify", "begin", code=64 + 15).stdout)
+            self.call(address, "checkpoint", "load", "begin", code=64 + 15)
+            weights.write_bytes(content)
+            self.call(address, "checkpoint", "verify", "begin")
+            loaded = self.records(address, "checkpoint", "load", "begin", "--client-state-out", back)[0]
+            self.assertEqual((loaded["step"], back.read_bytes()), (0, position.read_bytes()))
+            self.call(address, "checkpoint", "delete", "step-00000003")
+            self.assertEqual([known["name"] for known in self.records(address, "checkpoint", "list")], ["begin"])
+
     def test_a_server_does_not_wait_for_the_connection_of_stemma_local(self):
         with self.local("idle") as local:
             self.address("idle", local)
@@ -120,7 +151,7 @@ class CliE2eTest(unittest.TestCase):
             worker = next(pid for pid in children_of(local.pid)
                           if "stemma-worker" in pathlib.Path(f"/proc/{pid}/cmdline").read_text())
             os.kill(worker, signal.SIGKILL)
-            wait_for(lambda: "a new worker serves" in local.process.stderr.readline(), "the message")
+            wait_for(lambda: "a new worker has the model" in local.process.stderr.readline(), "the message")
             self.call(address, "replay", trace, "--run-id", "after")
 
     def test_bad_requests_are_named_and_the_server_serves_on(self):

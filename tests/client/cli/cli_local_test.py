@@ -114,7 +114,7 @@ class CliLocalTest(unittest.TestCase):
                 first = self.worker_pid()
                 os.kill(first, signal.SIGKILL)
                 wait_for(lambda: self.worker_pid() not in (0, first), "another worker")
-                wait_for(lambda: "a new worker serves" in local.process.stderr.readline(), "the message")
+                wait_for(lambda: "a new worker has the model" in local.process.stderr.readline(), "the message")
             self.assertEqual(len(children_of(local.pid)), 2)
             local.send(signal.SIGTERM)
             code, out, _ = local.finish()
@@ -139,14 +139,42 @@ class CliLocalTest(unittest.TestCase):
         self.assertEqual(out, "")
         self.assertIn("model: no such directory", err)
 
-    def test_a_server_that_dies_takes_the_worker_along(self):
+    def server_pid(self, children):
+        return next(pid for pid in children if pid != self.worker_pid())
+
+    def test_a_dead_server_is_started_again_at_its_address(self):
+        with self.local("--listen", "127.0.0.1:0") as local:
+            address, children = self.serving(local)
+            os.kill(self.server_pid(children), signal.SIGKILL)
+            lines = self.lines_until(local, "has the model")
+            self.assertIn("the server ended with signal 9 (Killed); restart 1 of 3", "".join(lines))
+            argv = self.server_arguments()
+            self.assertEqual([argv[argv.index(option) + 1] for option in ("--listen", "--worker-listen", "--ops-listen")],
+                             [address.strip(), "127.0.0.1:1", "127.0.0.1:2"])
+            self.assertEqual(argv.count("--listen"), 1)
+            local.send(signal.SIGTERM)
+            code, out, _ = local.finish()
+        self.assertEqual(code, 0)
+        self.assertEqual(out, address)
+
+    def test_a_server_that_is_not_there_again_ends_it_after_three_restarts(self):
         with self.local() as local:
             _, children = self.serving(local)
-            server = next(pid for pid in children if pid != self.worker_pid())
-            os.kill(server, signal.SIGKILL)
+            self.mode("server", "fail")
+            os.kill(self.server_pid(children), signal.SIGKILL)
             code, _, err = local.finish()
         self.assertEqual(code, 1)
-        self.assertIn("signal 9", err)
+        self.assertIn("the server ended with exit code 1 and was not ready once in 3 restarts", err)
+        self.assert_gone(children)
+
+    def test_a_server_that_asks_not_to_be_restarted_is_not(self):
+        with self.local() as local:
+            _, children = self.serving(local)
+            self.mode("server", "damaged")
+            os.kill(self.server_pid(children), signal.SIGKILL)
+            code, _, err = local.finish()
+        self.assertEqual(code, 1)
+        self.assertIn("the server ended with exit code 93: it asks not to be restarted", err)
         self.assert_gone(children)
 
     def test_a_ready_file_that_a_killed_one_left_is_replaced_once_it_serves(self):
@@ -186,7 +214,7 @@ class CliLocalTest(unittest.TestCase):
             self.mode("server", "dropped")
             wait_for(lambda: self.worker_pid() not in (0, first), "another worker")
             self.assertFalse(is_alive(first))
-            wait_for(lambda: "a new worker serves" in local.process.stderr.readline(), "the message")
+            wait_for(lambda: "a new worker has the model" in local.process.stderr.readline(), "the message")
 
     def test_restarts_of_its_own_worker_count_whoever_else_answers(self):
         self.mode("worker", "fail")
@@ -259,7 +287,7 @@ class CliLocalTest(unittest.TestCase):
             for _ in range(4):  # more often than it may fail without serving between
                 first = self.gang()
                 os.kill(first["worker-cpu:1.pid"], signal.SIGKILL)
-                lines = self.lines_until(local, "all 3 workers serve again")
+                lines = self.lines_until(local, "all 3 workers have the model again")
                 self.assertEqual(sum("restart 1 of 3" in line for line in lines), 1, lines)
                 self.assertEqual(sum("as its gang was lost" in line for line in lines), 2, lines)
                 second = self.gang()
@@ -292,7 +320,7 @@ class CliLocalTest(unittest.TestCase):
             first = self.gang()
             dropped = first["worker-cpu:1.pid"]
             self.mode("server", "dropped")
-            lines = self.lines_until(local, "all 2 workers serve again")
+            lines = self.lines_until(local, "all 2 workers have the model again")
             self.assertIn(f"worker {dropped} no longer answers its server", "".join(lines))
             self.assertNotIn(f"worker {first['worker-cpu:0.pid']} no longer", "".join(lines))
             self.assert_gone(first.values())

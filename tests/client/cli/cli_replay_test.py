@@ -54,6 +54,11 @@ class CliReplayTest(unittest.TestCase):
         self.golden("request.txt", self.call("requests", "get", "again/2").stdout)
         self.golden("logprob.txt", self.call("logprob", self.trace, "--line", 2).stdout)
 
+    def test_log_probs_are_of_the_weights_that_are_named(self):
+        for weights, wanted in (("policy", -1.5), ("step-00000100", -2.5)):
+            rows = self.call("logprob", self.trace, "--line", 2, "--weights", weights, "-o", "json").stdout.splitlines()
+            self.assertEqual({json.loads(row)["mean_log_prob"] for row in rows}, {wanted})
+
     def test_a_rerun_sends_the_same_ids_and_steps_no_more(self):
         self.call("replay", self.trace)
         again = self.call("replay", self.trace, "-o", "json")

@@ -100,7 +100,7 @@ def error_details(code, message, reason, violations=(), retry_s=0, metadata=None
 class FakeServer(training_pb2_grpc.TrainingServiceServicer):
     """Answers as a server with one step per request would; `fail` is called first and may abort the call."""
 
-    def __init__(self):
+    def __init__(self, listen="127.0.0.1:0"):
         self.state = training_pb2.ModelInfo.IDLE
         self.step = 0
         self.lineage = "l1"
@@ -113,7 +113,7 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         self.proceed.set()
         self._server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", 64 << 20)])
         training_pb2_grpc.add_TrainingServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(listen)}"
         self._server.start()
 
     def stop(self):
@@ -177,7 +177,8 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
     def _plan(self, groups):
         plan = plan_pb2.PlanReport(num_steps=1, num_groups=len(groups), num_rollouts=8, rollouts_run=8, groups_reuse=1,
                                    groups_dense=1, num_clusters=1, num_waves=2, tokens_logical=1200, tokens_computed=300,
-                                   flops=1e9, flops_dense=2.5e9, peak_bytes=1 << 20, budget_bytes=1 << 30)
+                                   flops=1e9, flops_dense=2.5e9, peak_bytes=1 << 20, budget_bytes=1 << 30,
+                                   log_prob_passes=2, checkpoint_weights_bytes=1 << 20)
         step = plan.steps.add(num_groups=len(groups))
         seconds = plan_pb2.PhaseSeconds(prefix_forward=0.25, suffix=1.5, prefix_backward=0.5)
         for rank, share in enumerate((0.75, 0.25)):
@@ -206,7 +207,7 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         for group in groups:
             result = training_pb2.GroupResult(uid=group.uid, dtype=training_pb2.FLOAT64)
             for rollout in group.rollouts:
-                values = numpy.full(len(rollout.response_tokens) // 4, -1.5)
+                values = numpy.full(len(rollout.response_tokens) // 4, -1.5 if header.weights == "policy" else -2.5)
                 result.rollouts.add(rollout_id=rollout.rollout_id, log_probs=values.tobytes(),
                                     entropy=values.tobytes() if header.entropy else b"")
             yield result

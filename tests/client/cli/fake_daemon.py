@@ -2,8 +2,8 @@
 
 In the directory of the executable: server.argv, worker.argv and worker.pid (of the one that started last; with --device
 worker-DEVICE.pid too) are written; server.mode and worker.mode say how to behave: serve (default), refuse (exit 2), fail
-(exit 1), stubborn (ignores SIGTERM), dropped (the server says that it does not have the worker, of a gang the last one,
-until another one than the first is there), another (it says that it has one, whatever ours does), never (the worker never
+(exit 1), damaged (exit 93), stubborn (ignores SIGTERM), dropped (the server says that it does not have the worker, of a
+gang the last one, until another one than the first is there), another (it says that it has one, whatever ours does), never (the worker never
 says that it is ready). A worker with --device is of a gang: it fails once a peer that it saw is gone."""
 
 import json
@@ -27,11 +27,13 @@ def behave(name):
         sys.exit(2)
     if mode(name) == "fail":
         sys.exit(1)
+    if mode(name) == "damaged":
+        sys.exit(93)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if mode(name) == "stubborn" else lambda *_: os._exit(0))
 
 
 def write_whole(path, text):
-    temporary = pathlib.Path(f"{path}.tmp")
+    temporary = pathlib.Path(f"{path}.{os.getpid()}.tmp")  # the workers of a gang write the same file
     temporary.write_text(text)
     temporary.rename(path)
 
@@ -74,7 +76,7 @@ def serve():
             info.workers_connected = len(info.ranks)
             return info
 
-    server = Server()
+    server = Server(option("--listen") if "--listen" in sys.argv else "127.0.0.1:0")
     write_whole(option("--ready-file"), f"{server.address}\nworkers 127.0.0.1:1\nops 127.0.0.1:2\n")
     threading.Event().wait()
 

@@ -53,6 +53,15 @@ def test_log_probs_of_a_random_model_are_near_uniform(client):
         assert all(0.8 * math.log(VOCAB) < h <= math.log(VOCAB) + 1e-5 for h in rollout.entropy)
 
 
+@pytest.mark.parametrize("named, durability, kept", [(False, None, False), (False, "replay", True), (True, None, True),
+                                                     (True, "rewind", False)])
+def test_a_request_is_kept_where_something_may_go_on_with_it(model, tmp_path, named, durability, kept):
+    with stemma.LocalServer(model, binary=BIN / "stemma", threads=1, data=tmp_path if named else None,
+                            durability=durability) as server, stemma.Client(server.address) as client:
+        client.update_actor(some_groups(), loss=stemma.grpo(), adam=stemma.adamw(1e-2), old="on_policy")
+        assert any((server.data / "spool").iterdir()) == kept
+
+
 def test_mini_batches_and_epochs_are_steps_and_log_probs_come_back(client):
     groups = some_groups()
     result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-3), old="policy", mini_batch=1,

@@ -307,7 +307,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader("UnknownWeights", "ref.weights",
                   [](Header& h) {
                     h.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
-                    h.mutable_ref()->set_weights("ref");
+                    h.mutable_ref()->set_weights("../start");
                   }),
         BadHeader("WeightsThatAreNeverRead", "old.weights", [](Header& h) { h.mutable_old()->set_weights("policy"); }),
         BadHeader("MissingOld", "old", [](Header& h) { h.clear_old(); }),

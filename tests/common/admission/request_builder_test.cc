@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/arrays.h"
+#include "common/base/digest.h"
 #include "common/base/error.h"
 #include "gtest/gtest.h"
 #include "tests/common/admission/sent_stream.h"
@@ -266,7 +267,9 @@ TEST(RequestBuilderTest, ALogProbHeaderIsCheckedToo) {
   const auto field = [](const std::function<void(v1::LogProbHeader&)>& spoil) {
     return GetErrorDetails(BuildLogProb(spoil)).violations.at(0).field;
   };
-  EXPECT_EQ(field([](v1::LogProbHeader& h) { h.set_weights("ref"); }), "log_prob.weights");
+  EXPECT_EQ(field([](v1::LogProbHeader& h) { h.set_weights("../start"); }), "log_prob.weights");
+  EXPECT_EQ(field([](v1::LogProbHeader& h) { h.clear_weights(); }), "log_prob.weights");
+  EXPECT_TRUE(BuildLogProb([](v1::LogProbHeader& h) { h.set_weights("step-00000120"); }).ok());
   EXPECT_EQ(field([](v1::LogProbHeader& h) { h.clear_temperature(); }), "log_prob.temperature");
   EXPECT_EQ(field([](v1::LogProbHeader& h) { h.mutable_request()->set_expected_lineage("a b"); }),
             "log_prob.request.expected_lineage");

@@ -38,39 +38,44 @@ TEST(Sha256Test, KnownAnswers) {
   EXPECT_EQ(sha.FinishHex(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
-// The walk itself, written out byte by byte: a change of it would refuse every request that is repeated over an
-// upgrade.
-TEST(PayloadDigestTest, TheWalkIsTheOneDescribed) {
-  const auto u32 = [](uint32_t n) { return std::string(reinterpret_cast<const char*>(&n), 4); };
-  const auto u64 = [](uint64_t n) { return std::string(reinterpret_cast<const char*>(&n), 8); };
-  const auto text = [&](const std::string& s) { return u64(s.size()) + s; };
-  v1::PromptGroup group = Group("g", 1);
-  Sha256 group_sha;
-  group_sha.Update(text("g") + text(group.prompt_tokens()) + u64(0) + text(""));
-  group_sha.Update(u32(1) + text("g/0") + u32(2) + text(group.rollouts(0).response_tokens()) + u32(7) +
-                   u64(std::bit_cast<uint64_t>(0.5)) + u32(0));
+std::string U32(uint32_t n) { return {reinterpret_cast<const char*>(&n), 4}; }
+std::string U64(uint64_t n) { return {reinterpret_cast<const char*>(&n), 8}; }
+std::string Text(const std::string& text) { return U64(text.size()) + text; }
+
+// The walk itself, of Header() and of groups like Group()'s, byte by byte: a change of it would refuse every request
+// that is repeated over an upgrade.
+std::string WrittenOut(const std::vector<v1::PromptGroup>& groups) {
   Sha256 sha;
-  sha.Update(u32(1) + u32(0));                                                         // request, nothing that counts
-  sha.Update(u32(2) + u32(1) + text("vanilla") + u32(0));                              // loss
-  sha.Update(u32(3) + u32(1) + u64(std::bit_cast<uint64_t>(1e-6)) + u32(0) + u32(0));  // adam, end of header
-  sha.UpdateInteger(1);
-  const auto group_digest = group_sha.Finish();
-  sha.Update({reinterpret_cast<const char*>(group_digest.data()), group_digest.size()});
-  EXPECT_EQ(DigestOf(Header(), {group}), sha.FinishHex());
+  sha.Update(U32(1) + U32(0));                                                         // request, nothing that counts
+  sha.Update(U32(2) + U32(1) + Text("vanilla") + U32(0));                              // loss
+  sha.Update(U32(3) + U32(1) + U64(std::bit_cast<uint64_t>(1e-6)) + U32(0) + U32(0));  // adam, end of header
+  sha.UpdateInteger(groups.size());
+  for (const v1::PromptGroup& group : groups) {
+    Sha256 group_sha;
+    group_sha.Update(Text(group.uid()) + Text(group.prompt_tokens()) + U64(0) + Text(""));
+    for (const v1::Rollout& rollout : group.rollouts()) {
+      group_sha.Update(U32(1) + Text(rollout.rollout_id()) + U32(2) + Text(rollout.response_tokens()) + U32(7) +
+                       U64(std::bit_cast<uint64_t>(rollout.advantage())) + U32(0));
+    }
+    const Sha256Digest digest = group_sha.Finish();
+    sha.Update({reinterpret_cast<const char*>(digest.data()), digest.size()});
+  }
+  return sha.FinishHex();
 }
 
-TEST(PayloadDigestTest, HowAGroupIsCutIntoMessagesDoesNotMatter) {
-  const v1::PromptGroup a = Group("a", 4), b = Group("b", 2);
-  PayloadDigest cut(Header());
-  v1::PromptGroup head = a;
-  head.mutable_rollouts()->DeleteSubrange(1, 3);
-  v1::MoreRollouts tail;
-  for (int i = 1; i < 4; ++i) *tail.add_rollouts() = a.rollouts(i);
-  cut.AddGroup(head);
-  cut.AddGroup(b);
-  EXPECT_TRUE(cut.AddRollouts("a", tail.rollouts()));
-  EXPECT_FALSE(cut.AddRollouts("c", tail.rollouts()));
-  EXPECT_EQ(cut.FinishHex(), DigestOf(Header(), {a, b}));
+TEST(PayloadDigestTest, TheWalkIsTheOneDescribed) {
+  EXPECT_EQ(DigestOf(Header(), {}), WrittenOut({}));
+  EXPECT_EQ(DigestOf(Header(), {Group("g", 1)}), WrittenOut({Group("g", 1)}));
+}
+
+TEST(PayloadDigestTest, HowManyThreadsHashDoesNotMatter) {
+  std::vector<v1::PromptGroup> groups;
+  for (int i = 0; i < 40; ++i) {  // 30 MB: four threads, where there are as many cores
+    groups.push_back(Group(std::to_string(i), i % 3));
+    groups.back().mutable_prompt_tokens()->append(static_cast<size_t>(i % 7) << 18, static_cast<char>(i));
+  }
+  const std::string expected = WrittenOut(groups);
+  for (int round = 0; round < 10; ++round) EXPECT_EQ(DigestOf(Header(), groups), expected);
 }
 
 TEST(PayloadDigestTest, IdWaitExpectedLineageAndTraceAreLeftOut) {

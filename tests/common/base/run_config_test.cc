@@ -55,6 +55,31 @@ TEST(RunConfigTest, ReadsWhetherGroupsAreSplit) {
   EXPECT_THAT(Check("model: m\nsplit_groups: maybe\n"), Invalid("\"maybe\" is not one of auto, on, off"));
 }
 
+TEST(RunConfigTest, ReadsWhatALossLeaves) {
+  v1::RunConfig config;
+  FillDefaults(config);
+  EXPECT_EQ(config.durability(), v1::REPLAY);
+  EXPECT_EQ(ParseRunConfig("model: m\ndurability: rewind\n").config.durability(), v1::REWIND);
+  EXPECT_THAT(Check("model: m\ndurability: maybe\n"), Invalid("\"maybe\" is not one of rewind, replay"));
+}
+
+TEST(RunConfigTest, ReadsWhenTheStateIsSaved) {
+  v1::RunConfig config;
+  FillDefaults(config);
+  EXPECT_EQ(config.checkpoints().every_steps(), 100u) << "else what is kept of requests grows without end";
+  EXPECT_EQ(config.checkpoints().every_minutes(), 60u);
+  EXPECT_EQ(config.checkpoints().keep(), 2u);
+  config = {};
+  config.set_durability(v1::REWIND);
+  FillDefaults(config);
+  EXPECT_EQ(config.checkpoints().every_steps(), 0u) << "nothing else is kept either";
+  config = ParseRunConfig("model: m\ncheckpoints:\n  every_steps: 7\n  keep: 5\n  manual: true\n").config;
+  EXPECT_EQ(config.checkpoints().every_steps(), 7u);
+  EXPECT_EQ(config.checkpoints().keep(), 5u);
+  EXPECT_TRUE(config.checkpoints().manual());
+  EXPECT_THAT(Check("model: m\ncheckpoints:\n  keep: 1\n"), Invalid("1 is not from 2 to"));
+}
+
 TEST(RunConfigTest, ThreeMistakesAreReportedAsThreeWithKeyAndLine) {
   const absl::Status status = Check("model: m\ndtpe: fp32\nschedule: fast\nlimits:\n  groups: many\n");
   EXPECT_THAT(status, Invalid("run.yaml: 3 problems"));

@@ -212,9 +212,10 @@ def test_on_policy_with_several_steps_is_unsupported(cluster):
     assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "UNSUPPORTED"), error
 
 
-def test_log_probs_of_unknown_weights_are_refused(cluster):
+@pytest.mark.parametrize("weights", ["", "../start", "start/optim", "a" * 200])
+def test_weights_whose_name_is_none_are_refused(cluster, weights):
     parts = [_proto.GroupPart() for _ in range(2)]
-    parts[0].log_prob.weights = "ref"
+    parts[0].log_prob.weights = weights
     parts[0].log_prob.temperature = 1.0
     parts[1].end.num_groups = 0
     error = refusal(lambda: list(cluster.stub.ComputeLogProb(iter(parts))))

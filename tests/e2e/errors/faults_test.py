@@ -93,7 +93,7 @@ def test_a_request_of_several_steps_whose_worker_dies_between_them_is_rolled_bac
 
 
 def test_stemma_worker_killed_in_the_middle_of_many_steps_rolls_back_and_its_successor_serves():
-    with Cluster(flags=("--dtype", "fp64")) as cluster:
+    with Cluster(flags=("--dtype", "fp64", "--durability", "rewind")) as cluster:
         request = submit(cluster, ppo_epochs=4000)
         wait_for(lambda: get(cluster, request).steps_applied > 0, "a first step")
         cluster.worker.send_signal(signal.SIGKILL)

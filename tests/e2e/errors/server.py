@@ -68,6 +68,8 @@ class Cluster:
         self._argv = [*(["prlimit", *rlimits] if rlimits else []), str(BUILD / "bin/stemma-server"),
                       "--model", str(model), "--data", str(data or self.root / "data"), "--ready-file", str(self.root / "ready"), "--worker-secret-file", str(self.secret_file),
                       "--die-with-parent", *flags]
+        if fake:  # it has no weights that could be computed again
+            self._argv += ["--durability", "rewind"]
         if config is not None:
             (self.root / "run.yaml").write_text(config)
             self._argv += ["--config", str(self.root / "run.yaml")]

@@ -1,15 +1,17 @@
 """A worker that speaks but whose engine hangs: its heartbeats come, its progress stands still, and it is given up."""
 
+import concurrent.futures
 import re
 import signal
 import time
 
 import pytest
+import stemma
 
 from faults_test import submit, wait_until
 from good_request import Request, refusal
-from server import Cluster, start
-from stemma import _proto
+from server import PATIENCE_S, Cluster, start
+from stemma import _connection, _proto
 
 STALLED_AFTER_S = 5
 LOOK_EVERY_S = 1  # the server's; it counts at most twice as much from one look to the next
@@ -51,6 +53,24 @@ def test_processes_that_were_stopped_together_lose_nothing(cluster, who):
     (cluster.root / "data" / "gate").touch()
     assert wait_until(cluster, request, "DONE").result.steps[0].attempts == 1
     assert cluster.model().lineage == lineage and cluster.worker.poll() is None, cluster.said()
+
+
+def test_a_call_that_waits_for_a_server_that_stands_still_ends(cluster, monkeypatch):
+    monkeypatch.setattr(_connection, "_PING_MS", 3000)  # the first, before which the server is stopped
+    monkeypatch.setattr(_connection, "_PING_ANSWER_MS", 500)
+    request = submit(cluster, "gate")
+    wait_until(cluster, request, "PREPARING")
+    with stemma.Client(cluster.address, retries=0) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(client.attach(request.id).result)
+        cluster.server.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(stemma.StemmaError, match="connection to the server at .* was lost") as lost:
+                waits.result(timeout=PATIENCE_S)
+            assert lost.value.code == "UNAVAILABLE"
+        finally:
+            cluster.server.send_signal(signal.SIGCONT)
+        (cluster.root / "data" / "gate").touch()
+        assert len(client.attach(request.id).result().steps) == 1
 
 
 def test_the_order_of_the_times_is_checked_at_the_start(tmp_path):

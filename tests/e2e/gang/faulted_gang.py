@@ -1,10 +1,8 @@
 """A gang of two real workers that loses ranks, for tests: what its steps are without faults, what a client is told when
 one dies, and what must hold afterwards."""
 
-import os
 import pathlib
 import random
-import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +10,7 @@ import time
 import pytest
 
 import stemma
+from e2e.errors.failpoints import Failpoints
 from e2e.errors.server import BUILD, wait_for
 from e2e.gang.small_groups import make_model
 
@@ -19,6 +18,8 @@ LOST_AFTER_S = 4  # --worker-lost-after
 ANSWER_S = 15     # from the fault to the client's error; a request that is retried takes as long as the gang needs
 STEPS = 3         # whose losses are known
 TOLERANCE = 1e-11  # in fp64 sums in another order differ by about 1e-15; a calibrated plan may cut other waves
+# What is lost is not computed again, so that a loss shows in the lineage; tests/e2e/recovery has the other mode.
+REWIND = ("--durability", "rewind")
 # What a fault may answer: the weights are gone, the pass or export was cut, or nothing serves at this moment.
 TRUTHS = {"ROLLED_BACK", "LINEAGE_MISMATCH", "ATTEMPTS_EXHAUSTED", "RECOVERING", "STARTING"}
 
@@ -129,36 +130,21 @@ class Server:
 
 
 class LocalGang(Server):
-    """`stemma local` with two workers; with failpoints: arm() says what happens to a rank at a place. `flags`: more of
-    `stemma local`."""
+    """`stemma local` with two workers, with failpoints or without. `flags`: more of `stemma local`."""
 
     def __init__(self, folder, failpoints=False, flags=()):
         make_model(folder / "model")
-        ready, self.log, self._armed = folder / "ready", folder / "log", folder / "armed"
-        programs = BUILD / "bin"
-        if failpoints:
-            programs = folder / "bin"
-            programs.mkdir()
-            self._armed.mkdir()
-            for name in ("stemma", "stemma-server"):
-                shutil.copy2(BUILD / "bin" / name, programs / name)
-            shutil.copy2(BUILD / "tests/failpoint_worker", programs / "stemma-worker")
+        ready, self.log = folder / "ready", folder / "log"
+        self.failpoints = Failpoints(folder) if failpoints else None
         with open(self.log, "wb") as log:
             self._process = subprocess.Popen(
-                [programs / "stemma", "local", "--model", folder / "model", "--data", folder / "data", "--dtype", "fp64",
+                [self.failpoints.stemma if failpoints else BUILD / "bin/stemma", "local", "--model", folder / "model", "--data", folder / "data", "--dtype", "fp64",
                  "--threads", "1", "--workers", "2", "--worker-lost-after", str(LOST_AFTER_S), "--listen", "127.0.0.1:0",
-                 "--ready-file", ready, *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, "STEMMA_FAILPOINTS": str(self._armed)})
+                 "--ready-file", ready, *REWIND, *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+                env=self.failpoints.environment if failpoints else None)
         wait_for(lambda: ready.exists() or self._process.poll() is not None, "gang that serves")
         assert ready.exists(), self.log.read_text()
         super().__init__(ready.read_text().strip())
-
-    def arm(self, place, rank, action):
-        (self._armed / "next").write_text(action)
-        (self._armed / "next").rename(self._armed / f"{place}@{rank}")
-
-    def is_armed(self, place, rank):
-        return (self._armed / f"{place}@{rank}").exists()
 
     def stop(self):
         self._process.send_signal(signal.SIGTERM)

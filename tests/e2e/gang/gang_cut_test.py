@@ -11,7 +11,7 @@ import pytest
 
 from e2e.errors.server import BUILD, read_ready_file, wait_for, write_secret
 from e2e.gang import network
-from e2e.gang.faulted_gang import LOST_AFTER_S, Server
+from e2e.gang.faulted_gang import LOST_AFTER_S, REWIND, Server
 from e2e.gang.small_groups import make_model
 
 SEED = int(os.environ.get("STEMMA_FAULTS_SEED", "1"))
@@ -40,8 +40,8 @@ class HostsGang(Server):
         self._log = open(folder / "log", "w")
         self.log = folder / "log"
         self._server = subprocess.Popen(
-            [BUILD / "bin/stemma-server", "--model", folder / "model", "--data", folder / "data", "--dtype", "fp64", "--mesh",
-             "dp=2", "--threads", "1", "--worker-lost-after", str(LOST_AFTER_S), "--listen", "127.0.0.1:0", "--worker-listen",
+            [BUILD / "bin/stemma-server", "--model", folder / "model", "--data", folder / "data", "--dtype", "fp64",
+             *REWIND, "--mesh", "dp=2", "--threads", "1", "--worker-lost-after", str(LOST_AFTER_S), "--listen", "127.0.0.1:0", "--worker-listen",
              "0.0.0.0:0", "--ops-listen", "127.0.0.1:0", "--insecure", "--ready-file", self._ready, "--worker-secret-file",
              self._secret], stderr=self._log)
         wait_for(lambda: self._ready.exists() or self._server.poll() is not None, "the server's ready file")

@@ -47,10 +47,10 @@ def call(*arguments, code=0):
     return result.stdout if code == 0 else result.stderr
 
 
-def write_trace(path, requests=1, old="ON_POLICY", **header):
+def write_trace(path, requests=1, old="ON_POLICY", sizes=SIZES, **header):
     writer = stemma.trace.TraceWriter(path)
     for seed in range(requests):
-        writer.write(groups_of(seed, SIZES), stemma.grpo(), ADAM, old=OLD[old], **header)
+        writer.write(groups_of(seed, sizes), stemma.grpo(), ADAM, old=OLD[old], **header)
     writer.close()
     return path
 
@@ -190,11 +190,21 @@ def test_nothing_is_recorded_unless_it_is_asked_for(split):
             client.update_actor(groups_of(9, SIZES), loss=stemma.grpo(), adam=ADAM, old="on_policy", trace_step=1)
 
 
+def least_budget(model, folder, workers, path, keys):
+    """The bytes in which the trace's plan has no headroom: what leaves the device has left it before its phase ends."""
+    with serving(model, folder, workers, **keys) as address:
+        plan = json.loads(call("plan", path, "--server", address, "-o", "json").splitlines()[0])
+    return plan["state_bytes"]["device"] + plan["peak_bytes"]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_copies_of_an_offloaded_tape(model, tmp_path, workers):
-    keys = {"split_groups": "on"} if workers > 1 else {}
-    with serving(model, tmp_path, workers, offload="on", prefix_policy="s0", **keys) as address:
-        path = write_trace(tmp_path / "trace.jsonl")
+    keys = {"offload": "on", "prefix_policy": "s0", "optimizer_residency": "device", "host_memory_bytes": "64MB"}
+    if workers > 1:
+        keys["split_groups"] = "on"
+    path = write_trace(tmp_path / "trace.jsonl", sizes=((400, 3), (200, 3)))
+    budget = least_budget(model, tmp_path, workers, path, keys)
+    with serving(model, tmp_path, workers, memory_budget_bytes=budget, **keys) as address:
         expected = plan_of(address, path)
         document, metrics = replay(address, path, tmp_path)
     trace = check_trace(document, ranks=workers, metrics=metrics[0], **expected)

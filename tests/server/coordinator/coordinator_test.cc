@@ -220,7 +220,7 @@ class CoordinatorTest : public ::testing::Test {
             [this](const TrainingRequest& request, const v1::RunConfig&, const Rates&, const StopCheck& stop) {
               return gate_.Plan(request, stop);
             },
-            clock,
+            /*storage=*/nullptr, clock,
             [this](bool ready) {
               if (!ready && ready_.HasBeenNotified()) lost_.store(true);
               if (ready && !ready_.HasBeenNotified()) ready_.Notify();

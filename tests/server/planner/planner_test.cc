@@ -273,20 +273,20 @@ PlannerRequest RandomRequest(std::mt19937_64& random) {
   request.shuffle = below(2) == 0;
   request.seed = random();
   request.payload_digest = "d";
-  request.log_prob_pass = below(3) == 0;
+  request.log_prob_passes = below(3) == 0 ? 1 + below(2) : 0;
   return request;
 }
 
 // What a plan of all epochs, each step listed, sums up to; added in the order of the steps, so to the last bit.
 void AddUp(const PlanResult& plan, double& flops, double& suffix_s, uint64_t& waves) {
-  const int passes = plan.report.steps_size() - plan.plan.steps_size();
-  for (int i = 0; i < passes; ++i) {
-    flops += plan.report.steps(i).flops();
-    suffix_s += plan.report.steps(i).seconds().suffix();
-    waves += plan.report.steps(i).num_waves();
+  const int first_step = plan.report.steps_size() - plan.plan.steps_size();
+  for (uint32_t pass = 0; pass < plan.report.log_prob_passes(); ++pass) {
+    flops += plan.report.steps(0).flops();
+    suffix_s += plan.report.steps(0).seconds().suffix();
+    waves += plan.report.steps(0).num_waves();
   }
   for (uint32_t repeat = 0; repeat < plan.repeats; ++repeat) {
-    for (int i = passes; i < plan.report.steps_size(); ++i) {
+    for (int i = first_step; i < plan.report.steps_size(); ++i) {
       flops += plan.report.steps(i).flops();
       suffix_s += plan.report.steps(i).seconds().suffix();
       waves += plan.report.steps(i).num_waves();

@@ -50,7 +50,7 @@ class RankPlansTest : public ::testing::TestWithParam<uint32_t> {
     request_.epochs = Between(1, 3);
     request_.shuffle = Between(0, 1) == 1;
     request_.payload_digest = absl::StrCat(GetParam());
-    request_.log_prob_pass = Between(0, 1) == 1;
+    request_.log_prob_passes = Between(0, 2);
   }
 
   int64_t Between(int64_t low, int64_t high) {
@@ -105,7 +105,7 @@ TEST_P(RankPlansTest, EachGroupIsComputedOnceByOneRank) {
 
 // Entry log-probs are where the group is, in every epoch, shuffled ones too.
 TEST_P(RankPlansTest, AGroupWithEntryLogProbsStaysOnItsRank) {
-  request_.log_prob_pass = true;
+  request_.log_prob_passes = 1;
   const PlanResult result = Plan();
   const Computed entry = ComputedBy(result.plan.log_prob_pass());
   for (const v1::StepPlan& step : result.plan.steps()) {
@@ -115,7 +115,7 @@ TEST_P(RankPlansTest, AGroupWithEntryLogProbsStaysOnItsRank) {
 
 TEST_P(RankPlansTest, TheReportOfAStepIsMadeOfItsRanks) {
   const PlanResult result = Plan();
-  const int passes = request_.log_prob_pass ? 1 : 0;
+  const int passes = request_.log_prob_passes > 0 ? 1 : 0;
   ASSERT_EQ(result.report.steps_size(), result.plan.steps_size() + passes);
   for (const v1::StepReport& step : result.report.steps()) {
     ASSERT_EQ(step.ranks_size(), static_cast<int>(num_ranks()));
@@ -152,7 +152,7 @@ TEST_P(RankPlansTest, SplitGroupsAreInPartsThatAreEachRolloutOnce) {
     SCOPED_TRACE(v1::Split_Name(mode));
     model_.run.set_split_groups(mode);
     const PlanResult result = Plan();
-    const int passes = request_.log_prob_pass ? 1 : 0;
+    const int passes = request_.log_prob_passes > 0 ? 1 : 0;
     for (int i = 0; i < result.plan.steps_size(); ++i) {
       ExpectSplitsHold(result.plan.steps(i), request_);
       ExpectReportHolds(result.plan.steps(i), result.report.steps(passes + i), request_);
@@ -190,7 +190,7 @@ std::map<std::pair<uint32_t, uint32_t>, uint32_t> RanksOfRollouts(const v1::Step
 
 // Entry log-probs lie on the rank that ran the rollout, and the group is split in the same way ever after.
 TEST_P(RankPlansTest, ARolloutWithEntryLogProbsStaysOnItsRank) {
-  request_.log_prob_pass = true;
+  request_.log_prob_passes = 1;
   for (const v1::Split mode : {v1::SPLIT_ON, v1::SPLIT_AUTO}) {
     SCOPED_TRACE(v1::Split_Name(mode));
     model_.run.set_split_groups(mode);

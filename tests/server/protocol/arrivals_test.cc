@@ -26,7 +26,9 @@ Arrival Update(const std::string& id, CallId call, bool validate_only = false) {
 
 Arrival Export(const std::string& name, CallId call) {
   Arrival arrival;
-  arrival.export_request.set_name(name);
+  ExportJob job;
+  job.request.set_name(name);
+  arrival.work = job;
   arrival.senders.push_back({.call = call});
   return arrival;
 }
@@ -53,7 +55,8 @@ class ArrivalsTest : public ::testing::Test {
   std::string Next() {
     const std::optional<Arrival> next = arrivals_.TakeNext();
     if (!next) return "";
-    return next->request == nullptr ? next->export_request.name() : next->request->header().request_id();
+    return next->request == nullptr ? std::get<ExportJob>(next->work).request.name()
+                                    : next->request->header().request_id();
   }
 
   Outbox out_;

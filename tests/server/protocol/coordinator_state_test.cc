@@ -1,5 +1,6 @@
 // The server's decisions as texts, in scenarios/*.txt: an event, and the actions that must follow it. scenario.h has
 // the words. Each scenario is a test of its own, named by its heading.
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -46,8 +47,25 @@ INSTANTIATE_TEST_SUITE_P(Stalls, CoordinatorStateTest, ::testing::ValuesIn(ReadS
 INSTANTIATE_TEST_SUITE_P(Traces, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("traces")), kName);
 INSTANTIATE_TEST_SUITE_P(Calls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("calls")), kName);
 
+INSTANTIATE_TEST_SUITE_P(Checkpoints, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("checkpoints")), kName);
+INSTANTIATE_TEST_SUITE_P(Incidents, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("incidents")), kName);
+INSTANTIATE_TEST_SUITE_P(Replays, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("replays")), kName);
+
+// With STEMMA_UPDATE_GOLDEN=TOPIC the topic's texts are written anew, as they really go: to be read before they are
+// kept.
+TEST(ScenarioTest, TextsAreWrittenAnewWhereThatIsAskedFor) {
+  const char* topic = std::getenv("STEMMA_UPDATE_GOLDEN");
+  if (topic == nullptr) GTEST_SKIP() << "STEMMA_UPDATE_GOLDEN names no topic";
+  std::string text;
+  for (const NamedScenario& scenario : ReadScenarios(topic)) {
+    text += (text.empty() ? "# " : "\n# ") + scenario.name + RunScenario(scenario.text);
+  }
+  std::ofstream(STEMMA_SCENARIOS "/" + std::string(topic) + ".txt") << text;
+}
+
 TEST(ScenarioTest, EveryTopicHasScenarios) {
-  for (const char* topic : {"steps", "gang", "recovery", "lineage", "breaches", "arrivals", "calls", "stalls"})
+  for (const char* topic :
+       {"steps", "gang", "recovery", "lineage", "breaches", "arrivals", "calls", "stalls", "replays"})
     EXPECT_GE(ReadScenarios(topic).size(), 10u) << topic;
 }
 

@@ -47,7 +47,7 @@ void Wait(Gang& gang, absl::Time& now, int seconds) {
 absl::StatusOr<internal::v1::Configure> JoinAndBegin(Gang& gang, absl::Time now, SessionId session,
                                                      const internal::v1::Register& message, uint64_t step = 0) {
   if (const absl::Status joined = gang.Join(now, session, message); !joined.ok()) return joined;
-  return gang.Begin(now, step);
+  return gang.Begin(now, {.step = step});
 }
 
 std::string ProblemOf(const Gang& gang) {

@@ -46,7 +46,7 @@ TEST(JobQueueTest, ACallJobIsHeldUntilItIsRemovedWhereverItIs) {
   EXPECT_EQ(queue.call_job_bytes(), 15u);
   EXPECT_EQ(queue.TakeNext(), pass);
   ASSERT_NE(queue.FindCallJob(pass), nullptr) << "it runs";
-  EXPECT_FALSE(queue.FindCallJob(pass)->is_export());
+  EXPECT_TRUE(queue.FindCallJob(pass)->has_payload());
   EXPECT_EQ(queue.call_job_bytes(), 15u);
   EXPECT_EQ(queue.RemoveCallJob(pass).call, 1u);
   EXPECT_EQ(queue.FindCallJob(pass), nullptr);

@@ -18,17 +18,15 @@ TEST(LineageTest, AStepThatIsCountedMovesStepAndVersionTogether) {
   EXPECT_EQ(lineage.name(), "a-1");
   EXPECT_EQ(lineage.step(), 0u);
   EXPECT_EQ(lineage.weight_version(), 1u) << "what the model directory holds";
-  EXPECT_FALSE(lineage.EndsWithItsWorker()) << "the next worker loads the same weights";
   lineage.CountStep();
   EXPECT_EQ(lineage.step(), 1u);
   EXPECT_EQ(lineage.weight_version(), 2u);
-  EXPECT_TRUE(lineage.EndsWithItsWorker());
 }
 
 TEST(LineageTest, AnEndBeginsTheNextOneAtStepZeroUnderAnotherName) {
   Lineage lineage("a");
   lineage.CountStep();
-  const LostLineage lost = lineage.End();
+  const LostLineage lost = lineage.End({});
   EXPECT_EQ(lost.name, "a-1");
   EXPECT_EQ(lost.step, 1u);
   EXPECT_EQ(lineage.name(), "a-2");
@@ -40,6 +38,23 @@ TEST(LineageTest, AnEndBeginsTheNextOneAtStepZeroUnderAnotherName) {
   EXPECT_EQ(details.metadata.at("lineage"), "a-2");
 }
 
+TEST(LineageTest, ALineageCanBeginWithACheckpoint) {
+  Lineage lineage("a");
+  for (int i = 0; i < 5; ++i) lineage.CountStep();
+  const LostLineage lost = lineage.End({"c", 3});
+  EXPECT_EQ(lost.step, 5u);
+  EXPECT_EQ(lineage.step(), 3u);
+  EXPECT_FALSE(lineage.behind()) << "its generation is to load it";
+  const std::string text(lineage.LostError(lost).message());
+  EXPECT_NE(text.find("from checkpoint c at step 3"), std::string::npos) << text;
+  EXPECT_NE(text.find("lineage a-1 at step 5"), std::string::npos) << text;
+  lineage.CountStep();
+  lineage.BeginGeneration(3);
+  EXPECT_TRUE(lineage.behind());
+  lineage.CountStepAgain();
+  EXPECT_FALSE(lineage.behind());
+}
+
 TEST(LineageTest, RuinedWeightsAreOfNoUseUntilTheyEnd) {
   Lineage lineage("a");
   EXPECT_EQ(lineage.unusable(), "");
@@ -48,8 +63,7 @@ TEST(LineageTest, RuinedWeightsAreOfNoUseUntilTheyEnd) {
   EXPECT_NE(lineage.unusable().find("layers.0.qkv"), std::string::npos) << lineage.unusable();
   EXPECT_TRUE(HasReason(lineage.UnusableError(), Reason::kNonfiniteUpdate));
   EXPECT_EQ(lineage.weight_version(), 2u) << "others than before are in the worker";
-  EXPECT_TRUE(lineage.EndsWithItsWorker()) << "though no step was counted";
-  lineage.End();
+  lineage.End({});
   EXPECT_EQ(lineage.unusable(), "");
 }
 
@@ -61,13 +75,13 @@ TEST(LineageTest, WhatARequestExpectsIsHeldAgainstNameThenStep) {
   EXPECT_TRUE(HasReason(lineage.CheckExpected(Expecting("a-1", 6), 7), Reason::kStepMismatch));
   EXPECT_TRUE(HasReason(lineage.CheckExpected(Expecting("b-1", 6), 7), Reason::kLineageMismatch));
   EXPECT_FALSE(GetErrorDetails(lineage.CheckName("b-1")).metadata.contains("lost_step")) << "it was never ours";
-  lineage.End();
+  lineage.End({});
   EXPECT_EQ(GetErrorDetails(lineage.CheckName("a-1")).metadata.at("lost_step"), "1");
 }
 
 TEST(LineageTest, SixtyFourLostLineagesAreRemembered) {
   Lineage lineage("a");
-  for (int i = 0; i < 65; ++i) lineage.End();
+  for (int i = 0; i < 65; ++i) lineage.End({});
   EXPECT_FALSE(GetErrorDetails(lineage.CheckName("a-1")).metadata.contains("lost_step"));
   EXPECT_TRUE(GetErrorDetails(lineage.CheckName("a-2")).metadata.contains("lost_step"));
 }

@@ -58,10 +58,32 @@ TEST(RequestPlanTest, WeightsAsTheSourceOfEitherLogProbsNeedAnEntryPass) {
   request.update.mutable_ref()->set_from(v1::LogProbSource::CLIENT);
   EXPECT_FALSE(Planned(request).plan.has_log_prob_pass());
   request.update.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
+  request.update.mutable_ref()->set_weights("policy");
   EXPECT_TRUE(Planned(request).plan.has_log_prob_pass());
   request.update.clear_ref();
   request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+  request.update.mutable_old()->set_weights("policy");
   EXPECT_TRUE(Planned(request).plan.has_log_prob_pass());
+}
+
+TEST(RequestPlanTest, APassRunsForEachOfTheWeightsAndBesideThoseOfACheckpoint) {
+  TrainingRequest request = TwoGroups();
+  v1::LogProbSource &old = *request.update.mutable_old(), &ref = *request.update.mutable_ref();
+  for (v1::LogProbSource* source : {&old, &ref}) {
+    source->set_from(v1::LogProbSource::WEIGHTS);
+    source->set_weights("policy");
+  }
+  const v1::PlanReport once = Planned(request).report;
+  EXPECT_EQ(once.log_prob_passes(), 1u);
+  EXPECT_EQ(once.checkpoint_weights_bytes(), 0u);
+  ref.set_weights("start");
+  const v1::PlanReport twice = Planned(request).report;
+  EXPECT_EQ(twice.log_prob_passes(), 2u);
+  EXPECT_EQ(twice.checkpoint_weights_bytes(), twice.state().weights());
+  EXPECT_EQ(twice.steps(0).peak_bytes(), once.steps(0).peak_bytes() + twice.state().weights());
+  EXPECT_EQ(twice.steps(1).peak_bytes(), once.steps(1).peak_bytes()) << "they are gone before the first step";
+  EXPECT_EQ(twice.flops(), once.flops() + once.steps(0).flops());
+  EXPECT_GT(twice.seconds().suffix(), once.seconds().suffix());
 }
 
 TEST(RequestPlanTest, EpochsAndMiniBatchesAreStepsWithNumbersOfTheirOwn) {

@@ -13,6 +13,10 @@
 #include "common/base/error.h"
 #include "glog/logging.h"
 #include "server/protocol/coordinator_state.h"
+#include "server/protocol/journal_checks.h"
+#include "server/protocol/journal_fold.h"
+#include "tests/server/protocol/scenario_checkpoints.h"
+#include "tests/server/protocol/scenario_plans.h"
 #include "tests/server/protocol/scenario_text.h"
 
 namespace stemma::server {
@@ -20,125 +24,11 @@ namespace {
 
 using internal::v1::StepKey;
 
-uint64_t Number(const std::string& text) {
-  uint64_t value = 0;
-  CHECK(absl::SimpleAtoi(text, &value)) << text;
-  return value;
-}
-
-// "submit 1 a steps=2 skip" -> words {submit, 1, a}, options {steps: 2, skip: ""}.
-struct Command {
-  explicit Command(const std::string& line) {
-    for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
-      const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
-      const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "exists" ||
-                        word == "moving" || (word == "results" && !words.empty() && words[0] == "submit");
-      if (parts.size() == 2)
-        options[parts[0]] = parts[1];
-      else if (flag)
-        options[word] = "";
-      else
-        words.push_back(word);
-    }
-  }
-  bool Has(const std::string& name) const { return options.contains(name); }
-  uint64_t Get(const std::string& name, uint64_t otherwise) const {
-    return Has(name) ? Number(options.at(name)) : otherwise;
-  }
-  std::string Text(const std::string& name) const { return Has(name) ? options.at(name) : ""; }
-  uint64_t Id(size_t word) const { return Number(words.at(word)); }
-
-  std::vector<std::string> words;
-  std::map<std::string, std::string> options;
-};
-
-void FillReport(uint32_t k, uint64_t seconds, v1::StepReport& report) {
-  const auto predicted = static_cast<double>(seconds);
-  report.set_peak_bytes(10 * (k + 1));
-  report.add_clusters()->mutable_seconds()->set_suffix(predicted);
-  report.add_clusters()->mutable_seconds()->set_suffix(predicted / 2);
-  report.mutable_seconds()->set_suffix(1.5 * predicted);
-  report.mutable_seconds()->set_apply(predicted);
-}
-
-// One cluster that runs nothing of any group, or with several ranks one of each: rank r computes group r.
-void AddClusters(uint32_t num_ranks, v1::StepPlan& step) {
-  if (num_ranks == 1) {
-    step.add_clusters();
-    return;
-  }
-  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
-    v1::Cluster& cluster = *step.add_clusters();
-    cluster.set_dp_rank(rank);
-    cluster.add_waves()->add_members()->set_group(rank);
-  }
-}
-
-// K = ppo_epochs steps of two groups, each with numbers of its own, so that a number of another step shows: denominator
-// 8 + k, prompt-mean weights 1 / (8 + k) and 1 / (4 + k), predicted bytes 10 (k + 1). The step numbered `seed` has
-// nothing to run; ref WEIGHTS asks for the entry pass, whose row of the report predicts 999 bytes. Two clusters of
-// which one is predicted to take ppo_mini_batch_size seconds in Phase B; so does APPLY. It was made for a
-// budget of 500 bytes, of which it needs clip_ratio_c.
-absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, uint32_t num_ranks) {
-  RequestPlan result;
-  const v1::UpdateHeader& header = request.update;
-  result.report.set_budget_bytes(500);
-  result.report.set_peak_bytes(static_cast<uint64_t>(header.loss().clip_ratio_c()));
-  if (header.has_ref()) {
-    result.plan.mutable_log_prob_pass()->add_clusters();
-    result.report.add_steps()->set_peak_bytes(999);
-  }
-  for (uint32_t k = 0; k < std::max(1u, header.ppo_epochs()); ++k) {
-    v1::StepPlan& step = *result.plan.add_steps();
-    step.set_epoch(k);
-    step.add_groups(0);
-    step.add_groups(1);
-    if (!header.has_seed() || header.seed() != k) AddClusters(num_ranks, step);
-    FillReport(k, header.ppo_mini_batch_size(), *result.report.add_steps());
-    result.steps.push_back(
-        {.denominator = 8.0 + k, .rollout_weights = {1 / (8.0 + k), 1 / (4.0 + k)}, .total_tokens = 100});
-    if (step.clusters().empty()) result.steps.back().empty = {.count = 2, .warnings = {"nothing has a gradient"}};
-  }
-  return result;
-}
-
-// A group of one rollout without a response: g with g/0.
-v1::PromptGroup Group(const std::string& uid) {
-  v1::PromptGroup group;
-  group.set_uid(uid);
-  group.add_rollouts()->set_rollout_id(uid + "/0");
-  return group;
-}
-
-std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
-  auto request = std::make_shared<TrainingRequest>();
-  v1::UpdateHeader& header = request->update;
-  v1::RequestHeader& common = *header.mutable_request();
-  common.set_request_id(command.words.at(2));
-  if (command.Has("wait")) common.set_wait_ms(command.Get("wait", 0));
-  if (command.Has("expect")) common.set_expected_step(command.Get("expect", 0));
-  if (command.Has("lineage")) common.set_expected_lineage(command.options.at("lineage"));
-  if (command.Has("skip")) common.set_on_nonfinite(v1::SKIP);
-  common.set_validate_only(command.Has("validate"));
-  header.set_ppo_epochs(static_cast<uint32_t>(command.Get("steps", 1)));
-  request->num_steps = header.ppo_epochs();
-  if (command.Has("slow")) header.set_ppo_mini_batch_size(command.Get("slow", 0));
-  if (command.Has("needs")) header.mutable_loss()->set_clip_ratio_c(static_cast<double>(command.Get("needs", 0)));
-  if (command.Has("empty")) header.set_seed(command.Get("empty", 0));
-  if (command.Has("pass")) header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
-  header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));
-  header.set_return_log_probs(command.Has("results"));
-  if (command.Has("trace")) header.set_trace_step(static_cast<uint32_t>(command.Get("trace", 0)));
-  request->groups = {Group("g"), Group("h")};
-  request->num_rollouts = 2;
-  request->bytes = command.Get("bytes", 10);
-  request->digest = command.Has("payload") ? command.options.at("payload") : "p";
-  return request;
-}
+constexpr uint64_t kRequestsKept = 3;
 
 class Scenario {
  public:
-  Scenario() : state_(std::make_unique<CoordinatorState>(Options(1))) {}
+  Scenario() { Begin(); }
 
   void Run(const Command& command, std::string& out) {
     const std::string& name = command.words.at(0);
@@ -146,10 +36,38 @@ class Scenario {
       plans_held_ = true;
       return;
     }
-    if (name == "mesh") {  // first of all
-      num_ranks_ = static_cast<uint32_t>(command.Get("dp", 1));
-      state_ = std::make_unique<CoordinatorState>(Options(num_ranks_));
+    if (name == "mesh" || name == "replays") {  // first of all
+      num_ranks_ = static_cast<uint32_t>(command.Get("dp", num_ranks_));
+      replays_ |= name == "replays";
+      dtype_ = command.Text("dtype");
+      journal_.Clear();
+      num_rows_ = 0;
+      return Begin();
+    }
+    if (name == "rows" || name == "incidents") {
+      (name == "rows" ? shows_rows_ : shows_incidents_) = true;
       return;
+    }
+    if (name == "restart") {
+      if (command.words.size() > 1) replays_ = command.words[1] == "replays";
+      return Restart(out);
+    }
+    if (name == "damage") return DamageFiles(command);
+    if (name == "repair") return checkpoints_.Repair(command.words.at(1));
+    if (name == "forget") return checkpoints_.Forget(command.words.at(1));
+    if (name == "full") return checkpoints_.SetFull(!command.Has("off"));
+    if (name == "new") {  // another directory, with these checkpoints
+      journal_.Clear();
+      num_rows_ = 0;
+      resume_ = command.Text("resume");
+      if (command.Has("dtype")) dtype_ = command.Text("dtype");
+      prefix_ = "N";
+      return Restart(out);
+    }
+    if (name == "automatic") {  // first of all
+      every_steps_ = command.Get("every", 0);
+      every_minutes_ = command.Get("minutes", 60);
+      return Begin();
     }
     if (name == "asleep") {
       now_ += absl::Seconds(command.Id(1));
@@ -161,6 +79,23 @@ class Scenario {
   }
 
  private:
+  void Begin() {
+    std::string hidden;
+    Restart(hidden);
+  }
+
+  void DamageFiles(const Command& command) {
+    if (command.words.size() == 1) return spool_.clear();
+    checkpoints_.Damage(command.words[1]);
+  }
+
+  // Another process, with what the journal and the spool of the last one hold.
+  void Restart(std::string& out) {
+    connected_.clear();
+    state_ = std::make_unique<CoordinatorState>(Options());
+    Show(state_->Handle(now_, StartEvent{}), out);
+  }
+
   // Ticks whenever the state wants one, as the coordinator's thread does.
   void Advance(absl::Duration duration, std::string& out) {
     const absl::Time end = now_ + duration;
@@ -191,9 +126,12 @@ class Scenario {
   // Writes the actions down; a plan that is asked for is made at once, unless plans are held.
   void Show(const Decision& decision, std::string& out) {
     std::vector<PlannedEvent> planned;
+    std::vector<LoadedEvent> loaded;
+    std::vector<Event> of_disk;
     for (const Action& action : decision.actions) {
+      for (Event& event : checkpoints_.Execute(action)) of_disk.push_back(std::move(event));
       if (const auto* plan = std::get_if<PlanAction>(&action)) {
-        requests_[plan->id] = plan->request;
+        plans_[plan->id] = *plan;
         if (!plans_held_) planned.push_back(Planned(plan->id, false));
         if (!plans_held_) continue;
       }
@@ -204,10 +142,35 @@ class Scenario {
         key_ = keys_[send->session] = send->message.prepare().key();
       }
       if (const auto* close = std::get_if<CloseSessionAction>(&action)) connected_.erase(close->session);
-      absl::StrAppend(&out, ActionText(action), "\n");
+      if (const auto* load = std::get_if<LoadAction>(&action)) loaded.push_back(Loaded(*load));
+      if (const auto* remove = std::get_if<RemoveSpoolAction>(&action)) CHECK_EQ(spool_.erase(remove->name), 1u);
+      const auto* row = std::get_if<JournalAction>(&action);
+      if (row != nullptr) Write(*row);
+      const bool is_incident = std::holds_alternative<IncidentAction>(action);
+      if (is_incident ? shows_incidents_ : row == nullptr || shows_rows_)
+        absl::StrAppend(&out, ActionText(action), "\n");
     }
     if (decision.reason.find("ignored: ") != std::string::npos) absl::StrAppend(&out, "ignored\n");
     for (const PlannedEvent& event : planned) Show(state_->Handle(now_, event), out);
+    for (const LoadedEvent& event : loaded) Show(state_->Handle(now_, event), out);
+    for (const Event& event : of_disk) Show(state_->Handle(now_, event), out);
+  }
+
+  void Write(const JournalAction& action) {
+    CHECK_EQ(action.n, ++num_rows_);
+    internal::v1::JournalRow row;
+    CHECK(row.ParseFromString(action.body));
+    absl::Status folded = FoldRow(row, kRequestsKept, journal_);
+    folded.Update(CheckJournalState(journal_));  // the server may end behind any row
+    CHECK(folded.ok()) << folded;
+  }
+
+  LoadedEvent Loaded(const LoadAction& load) const {
+    auto loaded = std::make_shared<absl::StatusOr<LoadedRequest>>(absl::DataLossError("x"));
+    if (const auto request = spool_.find(load.file.name()); request != spool_.end()) {
+      *loaded = LoadedRequest{request->second, *FakePlan(*request->second, num_ranks_), num_ranks_};
+    }
+    return {.id = load.id, .loaded = std::move(loaded)};
   }
 
   // A step's messages to a worker carry its own incarnation.
@@ -218,17 +181,31 @@ class Scenario {
            (message.has_apply() && message.apply().key().incarnation() != own);
   }
 
-  PlannedEvent Planned(PlanId id, bool fail) const {
-    absl::StatusOr<RequestPlan> plan = FakePlan(*requests_.at(id), num_ranks_);
+  PlannedEvent Planned(PlanId id, bool fail) {
+    const PlanAction& action = plans_.at(id);
+    absl::StatusOr<RequestPlan> plan = FakePlan(*action.request, num_ranks_);
     if (fail) plan = MakeError(Reason::kGroupTooLarge, "x");
-    return {.id = id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(std::move(plan))};
+    PlannedEvent event = {.id = id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(std::move(plan))};
+    if (fail || action.spool_name.empty()) return event;
+    spool_[action.spool_name] = action.request;
+    event.spool.emplace().set_name(action.spool_name);
+    return event;
   }
 
-  static CoordinatorOptions Options(uint32_t num_ranks) {
+  CoordinatorOptions Options() const {
     CoordinatorOptions options;
-    options.config.mutable_mesh()->set_dp(num_ranks);
-    options.epoch = 9;
-    options.lineage_prefix = "L";
+    options.config.mutable_mesh()->set_dp(num_ranks_);
+    options.config.set_durability(replays_ ? v1::REPLAY : v1::REWIND);
+    options.config.set_dtype(dtype_);
+    options.config.mutable_checkpoints()->set_every_steps(every_steps_);
+    options.config.mutable_checkpoints()->set_every_minutes(every_minutes_);
+    options.checkpoints = checkpoints_.Found();
+    options.resume = resume_;
+    options.keeps_files = true;
+    options.epoch = std::max<uint64_t>(9, journal_.epoch() + 1);
+    options.journal = journal_;
+    options.journal_rows = num_rows_;
+    options.lineage_prefix = options.epoch == 9 ? prefix_ : absl::StrCat(prefix_, options.epoch);
     options.data_directory = "data";
     options.worker_lost_after = absl::Seconds(5);
     options.worker_stalled_after = absl::Seconds(30);
@@ -236,7 +213,7 @@ class Scenario {
     v1::Limits& limits = *options.config.mutable_limits();
     limits.set_requests_in_flight(3);
     limits.set_request_bytes_in_flight(100);
-    limits.set_requests_kept(3);
+    limits.set_requests_kept(kRequestsKept);
     return options;
   }
 
@@ -257,18 +234,8 @@ class Scenario {
     if (name == "model") return GetModelEvent{command.Id(1)};
     if (name == "gone") return CallGoneEvent{command.Id(1)};
     if (name == "planned") return Planned(command.Id(1), command.Has("fail"));
+    if (const auto call = CheckpointCallOf(name, command)) return *call;
     return WorkerEvent(name, command);
-  }
-
-  static std::shared_ptr<const TrainingRequest> MakeLogProb(const Command& command) {
-    auto request = std::make_shared<TrainingRequest>();
-    v1::RequestHeader& header = *request->log_prob.mutable_request();
-    if (command.Has("expect")) header.set_expected_step(command.Get("expect", 0));
-    if (command.Has("lineage")) header.set_expected_lineage(command.options.at("lineage"));
-    request->kind = TrainingRequest::Kind::kLogProb;
-    request->groups = {Group("g"), Group("h")};
-    request->bytes = 10;
-    return request;
   }
 
   static Event MakeExport(const Command& command) {
@@ -306,6 +273,7 @@ class Scenario {
       FillVote(command, *message.mutable_vote());
     else if (name == "applied") {
       *message.mutable_applied()->mutable_key() = KeyOf(command);
+      message.mutable_applied()->set_weights_digest(DigestOf(command));
       if (command.Has("nonfinite")) message.mutable_applied()->set_nonfinite(command.options.at("nonfinite"));
       AddSpans(command.Get("spans", 0), *message.mutable_applied()->mutable_spans());
     } else if (name == "refused")
@@ -314,11 +282,22 @@ class Scenario {
       FillResult(command, *message.mutable_results());
     else if (name == "log_prob_done")
       FillDone(command, *message.mutable_log_prob_done());
-    else if (name == "export_done")
+    else if (name == "staged")
+      FillDone(command, *message.mutable_save_staged());
+    else if (name == "saved") {
+      FillDone(command, *message.mutable_save_done());
+      message.mutable_save_done()->set_weights_digest(command.Text("weights"));
+      message.mutable_save_done()->add_parts()->set_file("f");
+    } else if (name == "export_done")
       FillDone(command, *message.mutable_export_done());
     else
       LOG(FATAL) << "unknown event " << name;
     return event;
+  }
+
+  // After a step the weights are told apart by its number, unless the line says otherwise.
+  std::string DigestOf(const Command& command) const {
+    return command.Has("weights") ? command.Text("weights") : absl::StrCat("w", KeyOf(command).step());
   }
 
   static void FillRegister(const Command& command, internal::v1::Register& message) {
@@ -347,7 +326,9 @@ class Scenario {
     chunk.set_id(command.words.at(1));
     chunk.mutable_group()->set_uid(command.words.at(2));
     chunk.mutable_group()->set_dtype(v1::FLOAT32);
-    chunk.mutable_group()->add_rollouts()->set_rollout_id(command.words.at(2) + "/0");
+    v1::RolloutResult& rollout = *chunk.mutable_group()->add_rollouts();
+    rollout.set_rollout_id(command.words.at(2) + "/0");
+    rollout.set_log_probs(std::string(command.Get("numbers", 0) * sizeof(float), '\0'));
   }
 
   template <typename Done>
@@ -373,7 +354,14 @@ class Scenario {
   std::unique_ptr<CoordinatorState> state_;
   uint32_t num_ranks_ = 1;
   bool plans_held_ = false;
-  std::map<PlanId, std::shared_ptr<const TrainingRequest>> requests_;  // of the plans that were asked for
+  bool replays_ = false, shows_rows_ = false, shows_incidents_ = false;
+  std::map<PlanId, PlanAction> plans_;  // that were asked for
+  internal::v1::JournalState journal_;  // the fold of all rows
+  uint64_t num_rows_ = 0;
+  std::map<std::string, std::shared_ptr<const TrainingRequest>> spool_;  // by name
+  FakeCheckpoints checkpoints_;
+  uint64_t every_steps_ = 0, every_minutes_ = 0;
+  std::string resume_, dtype_, prefix_ = "L";
   absl::Time now_ = absl::FromUnixSeconds(1000);
   StepKey key_;                        // sent last
   std::map<SessionId, StepKey> keys_;  // sent last to each

@@ -2,6 +2,17 @@
 // follow. RunScenario returns the text as it really went, so a test compares two texts.
 //
 //   > mesh dp=RANKS                           (first of all; else one rank)
+//   > replays [dp=RANKS]                      (first of all: requests are kept)
+//   > rows                                    (from now on rows of the journal are shown)
+//   > incidents                               (from now on incidents are shown)
+//   > damage                                  (no kept request can be read)
+//   > automatic [every=STEPS] [minutes=M]     (first of all: checkpoints are saved by themselves)
+//   > damage CHECKPOINT                       (what is read of it is wrong, until `repair CHECKPOINT`)
+//   > forget CHECKPOINT                       (its folder is removed by somebody)
+//   > full [off=1]                            (no checkpoint can be written, or again)
+//   > new [resume=CHECKPOINT] [dtype=D]       (a server with a new journal finds the checkpoints that there are)
+//   > restart [replays|rewinds]               (the server's process ends and another one starts, which keeps
+//                                             requests or does not; else as before)
 //   > register SESSION INCARNATION [host=H] [device=D] [address=A] [version=V] [cores=N] [free=BYTES]
 //   > store ADDRESS                           > ready SESSION [weights=DIGEST]        > lose SESSION
 //   > advance SECONDS                         (time passes, with every tick that is wanted; then a tick)
@@ -10,12 +21,15 @@
 //   > asleep SECONDS                          (the server does not run: time passes without a tick)
 //   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [max_norm=C] [skip] [validate] [pass]
 //            [bytes=N] [results] [trace=K] [slow=SECONDS] [needs=BYTES]
+//   > save CALL [NAME] [state=TEXT] [pinned] [lineage=L]   > load CALL [NAME] [lineage=L]   > checkpoints CALL
+//   > verify CALL NAME   > pin CALL NAME   > unpin CALL NAME   > delete CALL NAME
+//   > staged JOB [fail] [session=S]           > saved JOB [weights=DIGEST] [fail] [session=S]
 //   > log_prob CALL    > export CALL NAME     > get CALL ID [wait=MS]    > cancel CALL ID    > results CALL ID
 //   > list CALL        > model CALL           > gone CALL            > drain
 //   > hold                                    (from now on plans are made by `planned` only, else at once)
 //   > planned PLAN [fail]
 //   > vote yes|no|empty [norm2=X] [reason=R] [spans=N] [KEY=VALUE...]
-//   > applied [nonfinite=NAME] [spans=N] [KEY=VALUE...]
+//   > applied [nonfinite=NAME] [weights=DIGEST] [spans=N] [KEY=VALUE...]
 //   > refused [KEY=VALUE...]
 //            of the last Prepare's key to that session, changed by step=, attempt=, k=, epoch=, generation=,
 //            incarnation=, id=, session=

@@ -7,6 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
+#include "nlohmann/json.hpp"
+#include "server/protocol/incident.h"
+#include "tests/server/protocol/scenario_checkpoints.h"
 
 namespace stemma::server {
 namespace {
@@ -23,19 +26,36 @@ std::string KeyText(const StepKey& key) {
   return absl::StrCat(key.request_id(), " k=", key.k(), " step=", key.step(), " attempt=", key.attempt());
 }
 
+// Weights that are read from a checkpoint are named, with the digest that they must have.
+std::string WeightsText(const internal::v1::PassWeights& weights) {
+  return weights.checkpoint().empty() ? weights.name()
+                                      : absl::StrCat(weights.checkpoint(), "/", weights.weights_digest());
+}
+
+std::string PassText(const internal::v1::Prepare& prepare) {
+  if (!prepare.has_log_prob_pass()) return "";
+  std::string text;
+  for (const internal::v1::PassWeights& weights : prepare.pass_weights()) {
+    absl::StrAppend(&text, text.empty() ? "" : ",", WeightsText(weights));
+  }
+  return text == "policy" ? " pass" : absl::StrCat(" pass=", text);
+}
+
 std::string PrepareText(const internal::v1::Prepare& prepare) {
   std::string weights;
   for (const double weight : prepare.rollout_weights()) {
     absl::StrAppend(&weights, weights.empty() ? "" : ",", Exact(weight));
   }
-  return absl::StrCat("prepare ", KeyText(prepare.key()), prepare.has_log_prob_pass() ? " pass" : "",
-                      " D=", Exact(prepare.denominator()), " w=", weights,
+  return absl::StrCat("prepare ", KeyText(prepare.key()), PassText(prepare), " D=", Exact(prepare.denominator()),
+                      " w=", weights,
                       prepare.trace_spans_max() > 0 ? absl::StrCat(" spans=", prepare.trace_spans_max()) : "");
 }
 
 // A mesh of several ranks says more.
 std::string ConfigureText(const internal::v1::Configure& configure) {
-  const std::string text = absl::StrCat("configure generation=", configure.generation(), " step=", configure.step());
+  const std::string text =
+      absl::StrCat("configure generation=", configure.generation(), " step=", configure.step(),
+                   configure.checkpoint().empty() ? "" : absl::StrCat(" from=", configure.checkpoint()));
   if (configure.config().mesh().dp() <= 1) return text;
   const std::string store = configure.store().empty() ? "" : absl::StrCat(" store=", configure.store());
   const std::string threads =
@@ -59,7 +79,12 @@ std::string MessageText(const internal::v1::ServerMessage& message) {
     case Message::kAbort:
       return absl::StrCat("abort ", message.abort().key().request_id());
     case Message::kLogProb:
-      return absl::StrCat("log_prob ", message.log_prob().id());
+      return absl::StrCat("log_prob ", message.log_prob().id(),
+                          message.log_prob().weights().checkpoint().empty()
+                              ? ""
+                              : absl::StrCat(" weights=", WeightsText(message.log_prob().weights())));
+    case Message::kSave:
+      return absl::StrCat("save ", message.save().id(), " ", message.save().folder());
     case Message::kExport:
       return absl::StrCat("export ", message.export_().id(), " ", message.export_().name());
     default:
@@ -120,7 +145,43 @@ std::string ReplyText(const Reply& reply) {
     for (const v1::RequestStatus& status : list->requests()) absl::StrAppend(&text, " (", StatusText(status), ")");
     return text;
   }
-  return "info";
+  const std::string checkpoint = CheckpointReplyText(reply);
+  return checkpoint.empty() ? "info" : checkpoint;
+}
+
+std::string RowText(const JournalAction& action) {
+  internal::v1::JournalRow row;
+  if (!row.ParseFromString(action.body)) return "?";
+  const std::string settles = action.settles ? " settles" : "";
+  if (row.has_started()) return absl::StrCat("started ", row.started().epoch());
+  if (row.has_lineage_begun()) {
+    const auto& begun = row.lineage_begun();
+    const std::string& checkpoint = begun.has_lost() ? begun.lost().checkpoint() : begun.checkpoint();
+    return absl::StrCat("lineage ", begun.name(), begun.has_lost() ? absl::StrCat(" lost=", begun.lost().step()) : "",
+                        checkpoint.empty() ? "" : absl::StrCat(" from=", checkpoint));
+  }
+  if (row.has_model_loaded()) return absl::StrCat("model ", row.model_loaded().model_digest());
+  if (row.has_accepted()) {
+    const std::string& spool = row.accepted().spool().name();
+    return absl::StrCat("accepted ", row.accepted().request_id(), spool.empty() ? "" : " spool=", spool);
+  }
+  if (row.has_committed()) {
+    const auto& committed = row.committed();
+    return absl::StrCat("committed ", committed.request_id(), " k=", committed.k(), " step=", committed.step(), " ",
+                        v1::StepResult::Outcome_Name(committed.outcome()), " clip=", Exact(committed.clip()));
+  }
+  if (row.has_applied()) {
+    const auto& applied = row.applied();
+    return absl::StrCat("applied ", applied.request_id(), " k=", applied.k(), " weights=", applied.weights_digest(),
+                        applied.has_result() ? "" : " again", settles);
+  }
+  if (row.has_undone()) return absl::StrCat("undone ", row.undone().request_id(), " k=", row.undone().k());
+  if (row.has_finished()) {
+    return absl::StrCat("finished ", row.finished().request_id(), " ", v1::RequestState_Name(row.finished().state()),
+                        row.finished().resumable() ? " resumable" : "");
+  }
+  const std::string checkpoint = CheckpointRowText(row);
+  return checkpoint.empty() ? "snapshot" : checkpoint;
 }
 
 struct TextOf {
@@ -136,6 +197,13 @@ struct TextOf {
     return absl::StrCat("plan ", a.id, " ", a.request->header().request_id(), " of a budget of ",
                         a.config.memory_budget_bytes());
   }
+  std::string operator()(const LoadAction& a) const { return absl::StrCat("load ", a.file.name()); }
+  std::string operator()(const RemoveSpoolAction& a) const { return absl::StrCat("unspool ", a.name); }
+  std::string operator()(const JournalAction& a) const { return absl::StrCat("row ", RowText(a)); }
+  std::string operator()(const MakeCheckpointFolderAction& a) const { return CheckpointActionText(a); }
+  std::string operator()(const CommitCheckpointAction& a) const { return CheckpointActionText(a); }
+  std::string operator()(const ReadCheckpointAction& a) const { return CheckpointActionText(a); }
+  std::string operator()(const RemoveCheckpointAction& a) const { return CheckpointActionText(a); }
   std::string operator()(const StopPlanAction& a) const { return absl::StrCat("stop plan ", a.id); }
   std::string operator()(const CloseSessionAction& a) const {
     return absl::StrCat("close ", a.session, " ", absl::StatusCodeToString(a.status.code()));
@@ -147,6 +215,11 @@ struct TextOf {
   std::string operator()(const ReadinessAction& a) const { return a.ready ? "serving" : "not serving"; }
   std::string operator()(const SaveCalibrationAction& a) const {
     return absl::StrCat("save calibration of ", a.book.size());
+  }
+  std::string operator()(const IncidentAction& a) const {
+    const bool plan = a.incident.job && a.incident.job->plan;
+    return absl::StrCat("incident ", nlohmann::ordered_json::parse(IncidentText(a.incident)).dump(),
+                        plan ? " with its plan" : "");
   }
   std::string operator()(const DrainedAction&) const { return "drained"; }
 };

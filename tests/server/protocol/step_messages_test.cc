@@ -74,6 +74,22 @@ TEST(MakePrepareTest, TheEntryPassGoesWithTheFirstStepOnly) {
   EXPECT_FALSE(MakePrepare(Key(0), {}, plan).has_log_prob_pass());
 }
 
+TEST(MakePrepareTest, ThePassNamesTheWeightsOfOldAndThenOfRef) {
+  v1::UpdateHeader header;
+  EXPECT_TRUE(MakePrepare(Key(0), header, MakePlan()).pass_weights().empty());
+  header.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
+  header.mutable_ref()->set_weights("start");
+  header.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+  header.mutable_old()->set_weights("policy");
+  const internal::v1::Prepare first = MakePrepare(Key(0), header, MakePlan());
+  ASSERT_EQ(first.pass_weights_size(), 2);
+  EXPECT_EQ(first.pass_weights(0).name(), "policy");
+  EXPECT_EQ(first.pass_weights(1).name(), "start");
+  EXPECT_TRUE(MakePrepare(Key(1), header, MakePlan()).pass_weights().empty()) << "with the pass only";
+  header.mutable_old()->set_weights("start");
+  EXPECT_EQ(MakePrepare(Key(0), header, MakePlan()).pass_weights_size(), 1) << "once for both";
+}
+
 TEST(StepNeedsWorkerTest, AnEmptyStepRunsOnlyForTheEntryPass) {
   RequestPlan plan = MakePlan();
   EXPECT_TRUE(StepNeedsWorker(plan, 0));
@@ -101,7 +117,8 @@ TEST(ClipFactorTest, ZeroMeansNoClipping) {
 TEST(MakeApplyTest, AnAppliedStepCarriesTheClipAndAnyOtherDiscards) {
   internal::v1::Vote vote;
   vote.set_grad_norm_squared(4);
-  const internal::v1::Apply applied = MakeApply(Key(1), Adam(1), MakePlan(), vote, v1::StepResult::APPLIED);
+  const internal::v1::Apply applied =
+      MakeApply(Key(1), Adam(1), MakePlan(), DecideStep(Adam(1), vote, v1::StepResult::APPLIED));
   EXPECT_EQ(applied.key().k(), 1u);
   EXPECT_EQ(applied.adam().learning_rate(), 0.75);
   EXPECT_EQ(applied.clip(), 1 / (2 + 1e-6));
@@ -109,8 +126,9 @@ TEST(MakeApplyTest, AnAppliedStepCarriesTheClipAndAnyOtherDiscards) {
   EXPECT_FALSE(applied.discard());
   for (const auto outcome : {v1::StepResult::SKIPPED_EMPTY, v1::StepResult::SKIPPED_NONFINITE}) {
     vote.set_grad_norm_squared(std::numeric_limits<double>::quiet_NaN());
-    const internal::v1::Apply skipped = MakeApply(Key(1), Adam(1), MakePlan(), vote, outcome);
+    const internal::v1::Apply skipped = MakeApply(Key(1), Adam(1), MakePlan(), DecideStep(Adam(1), vote, outcome));
     EXPECT_TRUE(skipped.discard());
+    EXPECT_EQ(skipped.clip(), 0) << "it is not looked at";
     EXPECT_EQ(skipped.key().step(), 5u);
   }
 }

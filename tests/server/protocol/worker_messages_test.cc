@@ -152,6 +152,25 @@ TEST(ResultCheckTest, EachRolloutOfTheRequestMayComeOnceAtItsLength) {
   EXPECT_THAT(check.Add(Result("b", "b0", 5)), Invalid("log_probs has 5 bytes for 1 tokens of 4 bytes"));
 }
 
+TEST(ResultCheckTest, AllHaveComeWhenEachRolloutWithTokensBroughtItsLogProbs) {
+  ResultCheck check(TwoGroups());
+  const auto missing = [&check] { return std::string(check.CheckAllCame().message()); };
+  EXPECT_EQ(ErrorReason(check.CheckAllCame()), "INTERNAL");
+  EXPECT_EQ(missing(), "the workers ended the pass without the log-probs of 4 rollouts, the first is a0");
+  EXPECT_THAT(check.Add(Result("b", "b0", 4)), IsOk());
+  EXPECT_THAT(check.Add(Result("a", "a0", 4)), IsOk());
+  EXPECT_THAT(check.Add(Result("b", "b1", 0)), IsOk());
+  EXPECT_EQ(missing(), "the workers ended the pass without the log-probs of 2 rollouts, the first is a1")
+      << "one without numbers does not count";
+  ResultCheck whole(TwoGroups());
+  for (const char* uid : {"a", "b"}) {
+    EXPECT_THAT(whole.Add(Result(uid, absl::StrCat(uid, 0), 4)), IsOk());
+    EXPECT_FALSE(whole.CheckAllCame().ok()) << uid;
+    EXPECT_THAT(whole.Add(Result(uid, absl::StrCat(uid, 1), 8)), IsOk());
+  }
+  EXPECT_THAT(whole.CheckAllCame(), IsOk());
+}
+
 TEST(ResultCheckTest, WhatIsNoResultIsRefused) {
   ResultCheck check(TwoGroups());
   EXPECT_THAT(check.Add(v1::GroupResult()), Invalid("dtype 0"));

@@ -5,6 +5,8 @@
 //   stop   SIGSTOP
 //   exit   _exit(1): streams and sockets close, nothing else does
 //   hold   makes PLACE@RANK.held and waits until that is removed
+//   delay  sleeps 300 ms
+//   fail   lets what follows fail, where the place says that it can
 //
 // Without the folder nothing happens. A file that holds anything else ends the process by CHECK.
 #include <signal.h>
@@ -29,7 +31,8 @@ void Hold(const std::string& path) {
   while (access(held.c_str(), F_OK) == 0) RealClock().Sleep(absl::Milliseconds(10));
 }
 
-void Act(const std::string& action, const std::string& path) {
+// True: what follows is to fail.
+bool Act(const std::string& action, const std::string& path) {
   LOG(WARNING) << "failpoint " << path << ": " << action;
   if (action == "kill") {
     raise(SIGKILL);
@@ -37,22 +40,31 @@ void Act(const std::string& action, const std::string& path) {
     raise(SIGSTOP);
   } else if (action == "exit") {
     _exit(1);
-  } else {
-    CHECK_EQ(action, "hold") << path;
+  } else if (action == "delay") {
+    RealClock().Sleep(absl::Milliseconds(300));
+  } else if (action == "hold") {
     Hold(path);
+  } else {
+    CHECK_EQ(action, "fail") << path;
   }
+  return action == "fail";
 }
 
 }  // namespace
 
 void Failpoint(std::string_view place, uint32_t rank) {
+  CHECK(!FailpointFails(place, rank)) << place << " cannot fail";
+}
+
+bool FailpointFails(std::string_view place, uint32_t rank) {
   const char* folder = getenv("STEMMA_FAILPOINTS");
-  if (folder == nullptr) return;
+  if (folder == nullptr) return false;
   const std::string path = absl::StrCat(folder, "/", std::string(place), "@", rank);
   std::string action;
-  if (std::ifstream file(path); !(file >> action)) return;
+  if (std::ifstream file(path); !(file >> action)) return false;
   // Several processes may read it; the one that removes it acts.
-  if (std::error_code error; std::filesystem::remove(path, error)) Act(action, path);
+  std::error_code error;
+  return std::filesystem::remove(path, error) && Act(action, path);
 }
 
 }  // namespace stemma

@@ -164,6 +164,22 @@ absl::StatusOr<uint64_t> FakeEngine::Export(const internal::v1::Export& request)
   return 7;
 }
 
+absl::Status FakeEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {
+  if (request.folder() == "refuse") return absl::FailedPreconditionError("told to refuse");
+  internal::v1::SaveStaged staged;
+  staged.set_id(request.id());
+  staged.set_staged_bytes(7);
+  answers.staged(std::move(staged));
+  // As the real one: by another thread, while this one may do other work.
+  writer_ = std::make_unique<Writer>([done = answers.done, id = request.id()] {
+    internal::v1::SaveDone answer;
+    answer.set_id(id);
+    answer.set_weights_digest("fake");
+    done(std::move(answer));
+  });
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<Engine>> CreateFakeEngine(const internal::v1::Configure& configure,
                                                          const WorkerIdentity& identity, const TellStore& tell) {
   if (NumRanks(configure.config().mesh()) > 1 && configure.rank() == 0) {

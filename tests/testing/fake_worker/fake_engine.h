@@ -7,13 +7,17 @@
 //   "lost..."       Prepare finds another rank gone; so does an export or a log-prob pass of this name
 //   "parted..."     Apply finds another rank gone
 //   "refuse..."     answers Prepare with an error        anything else   votes yes, gradient norm 1
+// A save into the folder "refuse" is refused; any other is staged, and done by another thread.
 // Log-probs of token t are -t. Rank 0 of several tells an address of a store that it never opened.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/namespaces.h"
@@ -34,6 +38,7 @@ class FakeEngine : public Engine {
   void Abort(const internal::v1::StepKey& key) override;
   absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) override;
   absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) override;
+  absl::Status Save(const internal::v1::Save& request, const SaveAnswers& answers) override;
 
   size_t payload_count() const { return payloads_.size(); }
 
@@ -42,6 +47,12 @@ class FakeEngine : public Engine {
     std::map<uint32_t, v1::PromptGroup> groups;  // by index in the request
     bool complete = false;
   };
+  // A thread that is waited for.
+  struct Writer {
+    explicit Writer(std::function<void()> write) : thread(std::move(write)) {}
+    ~Writer() { thread.join(); }
+    std::thread thread;
+  };
   const Payload* Find(const std::string& id) const;
   void WaitForGate(const EngineHooks& hooks) const;
 
@@ -49,6 +60,7 @@ class FakeEngine : public Engine {
   StepFence fence_;
   const std::string gate_;  // a file: groups named "gate..." wait until it is there
   std::map<std::string, Payload> payloads_;
+  std::unique_ptr<Writer> writer_;  // of the last save
   bool crash_in_apply_ = false, ruin_in_apply_ = false, lose_in_apply_ = false;
 };
 

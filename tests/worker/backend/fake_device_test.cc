@@ -73,6 +73,7 @@ class FakeDeviceTest : public ::testing::TestWithParam<const char*> {
       loss.set_clip_ratio_low(0.2);
       loss.set_clip_ratio_high(0.28);
       request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+      request.update.mutable_old()->set_weights("policy");
     }
     if (absl::Status status = (*engine)->Load(std::move(request)); !status.ok()) return status;
     seen = NumSynchronizations();

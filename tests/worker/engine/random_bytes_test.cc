@@ -304,6 +304,7 @@ class EntryPassBytes {
 void RunEntryPass(const Case& c, const std::string& directory, Tally& tally) {
   TrainingRequest request = SyntheticRequest(c.prompts, c.responses, c.model.vocab_size);
   request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+  request.update.mutable_old()->set_weights("policy");
   EntryPassBytes measured;
   InProcessOptions options;
   options.progress = [&](const internal::v1::Heartbeat& heartbeat) { measured.OperationEnded(heartbeat.phase()); };

@@ -140,6 +140,48 @@ TEST_F(SplitRanksTest, ARankThatStopsAnywhereLeavesNobodyWaiting) {
   EXPECT_GE(stops, kRanks * 15) << "places to stop at";
 }
 
+// The first pass has other weights than the second one, which only one rank cannot read, or neither pass has.
+TEST_F(SplitRanksTest, ARankThatCannotReadTheWeightsOfAPassLeavesNobodyWaiting) {
+  int fails = -1, pass = 0;
+  InProcessOptions options;
+  options.edit_prepare = [&](int rank, internal::v1::Prepare& prepare) {
+    ASSERT_EQ(prepare.pass_weights_size(), 2);
+    if (rank == fails) prepare.mutable_pass_weights(pass)->set_checkpoint("nowhere");
+  };
+  const auto engine = MakeRanks(options);
+  ASSERT_NE(engine, nullptr);
+  TrainingRequest request = SplitRequest();
+  request.update.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
+  request.update.mutable_ref()->set_weights("start");
+  request.update.mutable_loss()->set_kl_loss_coef(0.5);
+  request.update.mutable_loss()->set_kl_loss_type("k3");
+  ASSERT_TRUE(engine->Load(std::move(request)).ok());
+  ASSERT_GE(SplitGroups(engine->plan().plan.log_prob_pass()), 3);
+  const auto vote = engine->Prepare(0);
+  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  const std::vector<at::Tensor> right = Gradients(*engine);
+  for (fails = 0; fails < kRanks; ++fails) {
+    for (pass = 0; pass < 2; ++pass) {
+      const std::string when = absl::StrCat("rank ", fails, ", pass ", pass);
+      const int failing = fails;
+      const auto no = engine->Prepare(0);
+      ASSERT_TRUE(no.ok()) << when << ": " << no.status();
+      EXPECT_THAT(no->message(), HasSubstr(absl::StrCat("rank ", failing, ": "))) << when;
+      EXPECT_THAT(no->message(), HasSubstr("nowhere")) << when;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        EXPECT_EQ(engine->votes()[static_cast<size_t>(rank)].no_reason(),
+                  rank == failing ? internal::v1::INTERNAL : internal::v1::PEER)
+            << "rank " << rank << ", " << when;
+      }
+      fails = -1;
+      const auto again = engine->Prepare(0);
+      ASSERT_TRUE(again.ok() && again->yes()) << when << ": " << again.status();
+      ExpectSame(Gradients(*engine), right, when);
+      fails = failing;
+    }
+  }
+}
+
 TEST_F(SplitRanksTest, ABadTokenOfASplitGroupIsTheAnswerOfTheRankThatReadsIt) {
   const auto engine = MakeRanks();
   ASSERT_NE(engine, nullptr);
@@ -206,7 +248,7 @@ TEST_F(SplitRanksTest, LogProbsThatAnotherRankHasAreMissedByName) {
   const auto no = engine->Prepare(0);
   ASSERT_TRUE(no.ok()) << no.status();
   EXPECT_FALSE(no->yes());
-  EXPECT_THAT(no->message(), HasSubstr("log-probs of the entry weights"));
+  EXPECT_THAT(no->message(), HasSubstr("log-probs under policy this rank does not have"));
 }
 
 class SplitBytesTest : public SplitRanksTest, public ::testing::WithParamInterface<std::string> {};

@@ -88,6 +88,7 @@ class TapePolicyTest : public ::testing::TestWithParam<ModelCase> {
     TrainingRequest request = SyntheticRequest({97, 1, 40}, {1}, kVocab);
     request.update.mutable_loss()->set_loss_mode("vanilla");
     request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+    request.update.mutable_old()->set_weights("policy");
     InProcessOptions options;
     options.run.set_model(directory_);
     options.run.set_dtype(GetParam().dtype);

@@ -65,12 +65,17 @@ TEST(WaveLossTest, EachMembersNumbersStandAtItsRows) {
 
 TEST(WaveLossTest, OnPolicyHasNoOldLogProbsAndEntryWeightsHaveTheirs) {
   const v1::Rollout rollout = RolloutOf({-1, -2}, 1);
-  const std::vector<double> entry = {-7, -8};
+  const std::vector<double> old = {-7, -8}, ref = {-9, -10};
+  const std::vector<LossMember> members = {{&rollout, 1, &old, &ref}};
   LossPlan plan;
   plan.old_from = v1::LogProbSource::ON_POLICY;
-  EXPECT_FALSE(RowsOf(plan, {{&rollout, 1, &entry}}, {0, 2}).old_log_prob_T.defined());
+  EXPECT_FALSE(RowsOf(plan, members, {0, 2}).old_log_prob_T.defined());
   plan.old_from = v1::LogProbSource::WEIGHTS;
-  EXPECT_TRUE(Holds(RowsOf(plan, {{&rollout, 1, &entry}}, {0, 2}).old_log_prob_T, {-7, -8}));
+  EXPECT_TRUE(Holds(RowsOf(plan, members, {0, 2}).old_log_prob_T, {-7, -8}));
+  EXPECT_FALSE(RowsOf(plan, members, {0, 2}).ref_log_prob_T.defined());
+  plan.ref_from = v1::LogProbSource::WEIGHTS;
+  EXPECT_TRUE(Holds(RowsOf(plan, members, {0, 2}).old_log_prob_T, {-7, -8}));
+  EXPECT_TRUE(Holds(RowsOf(plan, members, {0, 2}).ref_log_prob_T, {-9, -10}));
 }
 
 TEST(WaveLossTest, AMemberWithoutImportanceWeightsBesideOneThatSendsThemHasOnes) {

@@ -1,7 +1,6 @@
 // The engine thread with the fake engine: order, answers, aborts that overtake, refusals, ranks that have gone.
 #include "worker/rpc/engine_thread.h"
 
-#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,103 +8,10 @@
 
 #include "common/base/clock.h"
 #include "gtest/gtest.h"
-#include "tests/testing/fake_worker/fake_engine.h"
+#include "tests/worker/rpc/engine_thread_fixture.h"
 
 namespace stemma::worker {
 namespace {
-
-using internal::v1::ServerMessage;
-using internal::v1::WorkerMessage;
-
-constexpr absl::Duration kPatience = absl::Seconds(60);
-
-// What the engine thread sent, in order.
-class Sent {
- public:
-  void Add(WorkerMessage message) {
-    MutexLock lock(&mutex_);
-    messages_.push_back(std::move(message));
-  }
-  WorkerMessage Next() {
-    MutexLock lock(&mutex_);
-    const auto some = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !messages_.empty(); };
-    if (!mutex_.AwaitWithTimeout(some, kPatience)) return {};
-    WorkerMessage message = std::move(messages_.front());
-    messages_.pop_front();
-    return message;
-  }
-  bool empty() {
-    MutexLock lock(&mutex_);
-    return messages_.empty();
-  }
-
- private:
-  Mutex mutex_;
-  std::deque<WorkerMessage> messages_ ABSL_GUARDED_BY(mutex_);
-};
-
-internal::v1::StepKey Key(const std::string& id, uint64_t step, uint32_t attempt = 1) {
-  internal::v1::StepKey key;
-  key.set_epoch(3);
-  key.set_incarnation("w1");
-  key.set_generation(1);
-  key.set_step(step);
-  key.set_attempt(attempt);
-  key.set_request_id(id);
-  return key;
-}
-
-ServerMessage ConfigureMessage() {
-  ServerMessage message;
-  message.mutable_configure()->set_epoch(3);
-  message.mutable_configure()->set_generation(1);
-  return message;
-}
-
-ServerMessage PayloadMessage(const std::string& id, const std::string& uid) {
-  ServerMessage message;
-  message.mutable_payload()->set_id(id);
-  message.mutable_payload()->add_groups()->set_uid(uid);
-  message.mutable_payload()->add_group_indices(0);
-  message.mutable_payload()->set_last(true);
-  return message;
-}
-
-ServerMessage PrepareMessage(const internal::v1::StepKey& key) {
-  ServerMessage message;
-  *message.mutable_prepare()->mutable_key() = key;
-  message.mutable_prepare()->mutable_plan()->add_groups(0);
-  return message;
-}
-
-ServerMessage ApplyMessage(const internal::v1::StepKey& key) {
-  ServerMessage message;
-  *message.mutable_apply()->mutable_key() = key;
-  return message;
-}
-
-class EngineThreadTest : public ::testing::Test {
- protected:
-  explicit EngineThreadTest(EngineFactory factory = testing::CreateFakeEngine)
-      : thread_(
-            {"w1", ""}, std::move(factory), [this](WorkerMessage message) { sent_.Add(std::move(message)); },
-            [](const absl::Status&) {}) {
-    thread_.Post(ConfigureMessage());
-    EXPECT_TRUE(sent_.Next().has_ready());
-  }
-
-  void PostPayload(const std::string& id, const std::string& uid) { thread_.Post(PayloadMessage(id, uid)); }
-  void PostPrepare(const internal::v1::StepKey& key) { thread_.Post(PrepareMessage(key)); }
-  void PostApply(const internal::v1::StepKey& key) { thread_.Post(ApplyMessage(key)); }
-  void PostAbort(const internal::v1::StepKey& key) {
-    ServerMessage message;
-    *message.mutable_abort()->mutable_key() = key;
-    thread_.Post(message);
-  }
-
-  Sent sent_;
-  EngineThread thread_;
-};
 
 TEST_F(EngineThreadTest, AStepIsVotedAndApplied) {
   PostPayload("a", "g");
@@ -180,6 +86,7 @@ class AskingEngine final : public Engine {
     return absl::InternalError("none");
   }
   absl::StatusOr<uint64_t> Export(const internal::v1::Export&) override { return absl::InternalError("none"); }
+  absl::Status Save(const internal::v1::Save&, const SaveAnswers&) override { return absl::InternalError("none"); }
 
  private:
   internal::v1::Ready ready_;

@@ -11,32 +11,32 @@ TEST(RestartPolicyTest, ThreeRestartsWithoutAReadyWorkerAreTheLast) {
   RestartPolicy policy;
   int previous_delay_ms = 0;
   for (int i = 0; i < RestartPolicy::kRestartsMax; ++i) {
-    const RestartDecision decision = policy.WorkerEnded(1, "exit code 1");
+    const RestartDecision decision = policy.ProcessEnded(1, "exit code 1");
     EXPECT_TRUE(decision.restart);
     EXPECT_GT(decision.delay_ms, previous_delay_ms);
     previous_delay_ms = decision.delay_ms;
   }
-  EXPECT_FALSE(policy.WorkerEnded(1, "exit code 1").restart);
+  EXPECT_FALSE(policy.ProcessEnded(1, "exit code 1").restart);
 }
 
 TEST(RestartPolicyTest, AReadyWorkerForgetsEarlierFailures) {
   RestartPolicy policy;
   for (int i = 0; i < 10; ++i) {
-    EXPECT_TRUE(policy.WorkerEnded(-1, "signal 9 (Killed)").restart);
-    EXPECT_TRUE(policy.WorkerEnded(-1, "signal 9 (Killed)").restart);
-    policy.WorkerIsReady();
+    EXPECT_TRUE(policy.ProcessEnded(-1, "signal 9 (Killed)").restart);
+    EXPECT_TRUE(policy.ProcessEnded(-1, "signal 9 (Killed)").restart);
+    policy.GangIsReady();
   }
 }
 
 TEST(RestartPolicyTest, RefusedConfigurationIsNotTriedAgain) {
-  EXPECT_FALSE(RestartPolicy().WorkerEnded(2, "exit code 2").restart);
-  EXPECT_FALSE(RestartPolicy().WorkerEnded(93, "exit code 93").restart);
+  EXPECT_FALSE(RestartPolicy().ProcessEnded(2, "exit code 2").restart);
+  EXPECT_FALSE(RestartPolicy().ProcessEnded(93, "exit code 93").restart);
 }
 
 TEST(RestartPolicyTest, AFollowerStartsWithTheLostWorkerAndIsNotCounted) {
   RestartPolicy policy;
   for (int i = 0; i < RestartPolicy::kRestartsMax; ++i) {
-    const int delay_ms = policy.WorkerEnded(1, "exit code 1", "worker 0 of 9").delay_ms;
+    const int delay_ms = policy.ProcessEnded(1, "exit code 1", "worker 0 of 9").delay_ms;
     for (int follower = 1; follower < 9; ++follower) {
       const RestartDecision decision = policy.FollowerEnded(1, "exit code 1", "worker 5 of 9");
       EXPECT_TRUE(decision.restart);
@@ -44,12 +44,12 @@ TEST(RestartPolicyTest, AFollowerStartsWithTheLostWorkerAndIsNotCounted) {
       EXPECT_NE(decision.reason.find("worker 5 of 9"), std::string::npos) << decision.reason;
     }
   }
-  EXPECT_FALSE(policy.WorkerEnded(1, "exit code 1", "worker 0 of 9").restart);
+  EXPECT_FALSE(policy.ProcessEnded(1, "exit code 1", "worker 0 of 9").restart);
 }
 
 TEST(RestartPolicyTest, AFollowerWhoseConfigurationIsRefusedIsNotTriedAgain) {
   RestartPolicy policy;
-  policy.WorkerEnded(-1, "signal 9 (Killed)");
+  policy.ProcessEnded(-1, "signal 9 (Killed)");
   EXPECT_FALSE(policy.FollowerEnded(2, "exit code 2", "worker 1 of 2").restart);
   EXPECT_FALSE(policy.FollowerEnded(93, "exit code 93", "worker 1 of 2").restart);
 }

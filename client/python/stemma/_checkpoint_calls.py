@@ -1,0 +1,102 @@
+"""The calls of a Client about checkpoints."""
+
+import grpc
+
+from . import _proto, errors, results
+
+_CLIENT_STATE_BYTES_MAX = 1 << 20
+
+
+class CheckpointCalls:
+    """What Client inherits; its retries, its lineage and its stub are Client's."""
+
+    def save_checkpoint(self, name=None, *, pinned=False, client_state=b""):
+        """Saves the training state, after the requests that were accepted before; returns a Checkpoint once it is whole on
+        the server's disk and was read back. Requests that come meanwhile do not wait for that.
+
+        Where the connection is lost meanwhile, the call is repeated. A checkpoint of the name that is there by then is the
+        answer if it has the model's lineage and step, and was saved with as many bytes and the same pin; any other is the
+        error CHECKPOINT_EXISTS, as it is without a loss.
+
+        name          a name that no checkpoint has, no path; None: step-00000120, after the step
+        pinned        whether it stays until it is deleted by name; else the newest few are kept
+        client_state  bytes that load_checkpoint gives back, at most 1 MiB: where your data loader stands
+        """
+        if not isinstance(client_state, bytes) or len(client_state) > _CLIENT_STATE_BYTES_MAX:
+            raise ValueError(f"client_state must be bytes, at most {_CLIENT_STATE_BYTES_MAX} of them")
+        request = _proto.SaveCheckpointRequest(name=name or "", pinned=pinned, client_state=client_state)
+        self._pin(request)
+        lost = []  # the tries whose answer never came; a server that says it recovers has saved nothing
+
+        def save():
+            try:
+                return self._stub.SaveCheckpoint(request)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.explain(error).reason != "RECOVERING":
+                    lost.append(error)
+                raise
+
+        try:
+            reply = self._retrying(save)
+        except errors.StemmaError as error:
+            saved = self._saved_before(request, error) if error.reason == "CHECKPOINT_EXISTS" and lost else None
+            if saved is None:
+                raise
+            return saved
+        self._saw(reply.lineage, reply.step)
+        return results.checkpoint(reply)
+
+    def load_checkpoint(self, name=None):
+        """Makes a checkpoint's state the model's, after the requests that were accepted before; returns a LoadedCheckpoint.
+        Steps after it are given up, and their requests answer ROLLED_BACK. The next call waits until workers have loaded it.
+
+        name  the checkpoint's; None: the newest one of the model's lineage
+        """
+        request = _proto.LoadCheckpointRequest(name=name or "")
+        self._pin(request)
+        reply = self._retrying(lambda: self._stub.LoadCheckpoint(request))
+        with self._lineage_lock:  # what was asked for is no loss
+            self._lineage, self._step = reply.lineage, reply.step
+        return results.LoadedCheckpoint(checkpoint=results.checkpoint(reply.checkpoint), client_state=reply.client_state,
+                                        lineage=reply.lineage, step=reply.step, weight_version=reply.weight_version)
+
+    def list_checkpoints(self):
+        """The checkpoints that the server has, oldest first, as a list of Checkpoint."""
+        reply = self._retrying(lambda: self._stub.ListCheckpoints(_proto.ListCheckpointsRequest()))
+        return [results.checkpoint(known) for known in reply.checkpoints]
+
+    def verify_checkpoint(self, name):
+        """Reads every byte of a checkpoint; returns a Checkpoint, whose `damage` says what is wrong with it.
+
+        name  the checkpoint's
+        """
+        request = _proto.VerifyCheckpointRequest(name=name)
+        return results.checkpoint(self._retrying(lambda: self._stub.VerifyCheckpoint(request)))
+
+    def pin_checkpoint(self, name, pinned=True):
+        """Lets a checkpoint stay until it is deleted by name, or go when newer ones are there; returns a Checkpoint.
+
+        name    the checkpoint's
+        pinned  whether it stays
+        """
+        request = _proto.PinCheckpointRequest(name=name, pinned=pinned)
+        return results.checkpoint(self._retrying(lambda: self._stub.PinCheckpoint(request)))
+
+    def delete_checkpoint(self, name):
+        """Removes a checkpoint. Refused (CHECKPOINT_IN_USE) is the one with which recovery would begin, and one whose
+        weights a request reads that is open or may be computed again.
+
+        name  the checkpoint's
+        """
+        self._retrying(lambda: self._stub.DeleteCheckpoint(_proto.DeleteCheckpointRequest(name=name)))
+
+    def _saved_before(self, request, error):
+        """The checkpoint that a try of the same save left, or None where that cannot be told."""
+        name = request.name or error.metadata.get("name")
+        model = self._retrying(lambda: self._stub.GetModel(_proto.GetModelRequest()))
+        wanted = (name, model.lineage, model.step, request.pinned, len(request.client_state))
+        for known in self.list_checkpoints():
+            if (known.name, known.lineage, known.step, known.pinned, known.client_state_bytes) == wanted and not known.damage:
+                self._saw(known.lineage, known.step)
+                return known
+        return None

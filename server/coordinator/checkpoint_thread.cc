@@ -1,0 +1,52 @@
+#include "server/coordinator/checkpoint_thread.h"
+
+#include <utility>
+
+#include "common/base/failpoint.h"
+
+namespace stemma::server {
+
+CheckpointThread::CheckpointThread(const CheckpointStore* store, std::function<void(Event)> done)
+    : store_(store), done_(std::move(done)), thread_([this] { Run(); }) {}
+
+void CheckpointThread::Add(Work work) {
+  MutexLock lock(&mutex_);
+  works_.push_back(std::move(work));
+}
+
+void CheckpointThread::Stop() {
+  {
+    MutexLock lock(&mutex_);
+    stopped_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+bool CheckpointThread::Next(Work& work) {
+  MutexLock lock(&mutex_);
+  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !works_.empty(); });
+  if (stopped_) return false;
+  work = std::move(works_.front());
+  works_.pop_front();
+  return true;
+}
+
+void CheckpointThread::Run() {
+  Work work;
+  while (Next(work)) std::visit([this](const auto& w) { Do(w); }, work);
+}
+
+void CheckpointThread::Do(const CommitCheckpointAction& action) {
+  const absl::StatusOr<StoredCheckpoint> stored = store_->Commit(action.folder, action.manifest, action.client_state);
+  if (!stored.ok()) return done_(CheckpointWrittenEvent{.id = action.id, .written = stored.status()});
+  done_(CheckpointWrittenEvent{.id = action.id, .written = KnownOf(*stored)});
+}
+
+void CheckpointThread::Do(const ReadCheckpointAction& action) {
+  Failpoint("ckpt.before_read", /*rank=*/0);
+  absl::StatusOr<StoredCheckpoint> stored = store_->Verify(action.name, action.manifest_sha256);
+  if (!stored.ok()) return done_(CheckpointReadEvent{.id = action.id, .client_state = stored.status()});
+  done_(CheckpointReadEvent{.id = action.id, .client_state = std::move(stored->client_state)});
+}
+
+}  // namespace stemma::server

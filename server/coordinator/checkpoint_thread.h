@@ -1,0 +1,54 @@
+// CheckpointThread: commits checkpoints, reads them back and removes their files, one after the other, beside the
+// coordinator: gigabytes never stop it.
+//
+// Thread safety: safe. Nothing blocks but Stop, which waits for what is being done.
+// Invariant: every added commit and reading is answered once by `done`, from this thread, unless the thread was
+// stopped.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <thread>
+#include <variant>
+
+#include "absl/base/thread_annotations.h"
+#include "common/base/mutex.h"
+#include "server/protocol/events.h"
+#include "server/store/checkpoint_store.h"
+
+namespace stemma::server {
+
+// A folder whose files are to go.
+struct AbandonedFolder {
+  std::string folder;  // .tmp-...
+};
+
+class CheckpointThread {
+ public:
+  using Work = std::variant<CommitCheckpointAction, ReadCheckpointAction, AbandonedFolder>;
+
+  // `store` outlives it.
+  CheckpointThread(const CheckpointStore* store, std::function<void(Event)> done);
+  ~CheckpointThread() { Stop(); }
+
+  void Add(Work work);
+  // Idempotent.
+  void Stop();
+
+ private:
+  void Run();
+  bool Next(Work& work);  // false: stopped
+  void Do(const CommitCheckpointAction& action);
+  void Do(const ReadCheckpointAction& action);
+  void Do(const AbandonedFolder& abandoned) { store_->Abandon(abandoned.folder); }
+
+  const CheckpointStore* const store_;
+  const std::function<void(Event)> done_;
+  Mutex mutex_;
+  std::deque<Work> works_ ABSL_GUARDED_BY(mutex_);
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace stemma::server

@@ -1,0 +1,118 @@
+#include "server/coordinator/storage.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/failpoint.h"
+#include "common/base/file.h"
+#include "common/base/status_macros.h"
+#include "glog/logging.h"
+#include "server/protocol/journal_checks.h"
+#include "server/protocol/journal_fold.h"
+
+namespace stemma::server {
+namespace {
+
+constexpr uint32_t kServerRank = 0;  // at the failpoints
+// For the journal: two snapshots of 8 MiB, and their write-ahead log.
+constexpr uint64_t kReservedForRowsBytes = 32 << 20;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const std::string& data_directory, uint64_t requests_kept) {
+  ASSIGN_OR_RETURN(Journal journal, Journal::Open(data_directory));
+  ASSIGN_OR_RETURN(Spool spool, Spool::Open(data_directory));
+  ASSIGN_OR_RETURN(CheckpointStore checkpoints, CheckpointStore::Open(data_directory));
+  std::unique_ptr<Storage> storage(new Storage(std::move(journal), std::move(spool), std::move(checkpoints)));
+  RETURN_IF_ERROR(storage->FoldRows(data_directory, requests_kept));
+  RETURN_IF_ERROR(storage->FindCheckpoints());
+  return storage;
+}
+
+absl::Status Storage::FoldRows(const std::string& data_directory, uint64_t requests_kept) {
+  for (const JournalEntry& entry : journal_.TakeRows()) {
+    internal::v1::JournalRow row;
+    if (!row.ParseFromString(entry.body)) {
+      return MakeError(Reason::kCorruptJournal, absl::StrCat("row ", entry.n, " of the journal in ", data_directory,
+                                                             " is no row of this version"));
+    }
+    RETURN_IF_ERROR(FoldRow(row, requests_kept, state_));
+  }
+  RETURN_IF_ERROR(CheckJournalState(state_));
+  last_row_ = journal_.last_n();
+  std::set<std::string> names;
+  for (const internal::v1::KeptRequest& kept : state_.kept()) names.insert(kept.spool().name());
+  ASSIGN_OR_RETURN(const std::vector<std::string> removed, spool_.Sweep(names));
+  LOG_IF(INFO, !removed.empty()) << "removed " << removed.size() << " spooled requests that no row names, as "
+                                 << removed.front();
+  return absl::OkStatus();
+}
+
+// A checkpoint of the journal's own lineage was saved after a row that the journal holds, or it is an old copy.
+absl::Status Storage::FindCheckpoints() {
+  ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> stored, checkpoints_.Scan());
+  for (const StoredCheckpoint& checkpoint : stored) {
+    const internal::v1::CheckpointManifest& manifest = checkpoint.manifest;
+    if (manifest.lineage() == state_.lineage() && manifest.journal_row() > last_row_) {
+      return MakeError(Reason::kJournalBehind,
+                       absl::StrCat("checkpoint ", manifest.name(), " was saved after row ", manifest.journal_row(),
+                                    " of the journal, which ends with row ", last_row_,
+                                    ": it is an old copy; restore the newest, or give the server another --data"));
+    }
+    found_.push_back(KnownOf(checkpoint));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Storage::Write(const JournalAction& action) {
+  const google::protobuf::FieldDescriptor* kind =
+      internal::v1::JournalRow::descriptor()->FindFieldByNumber(static_cast<int>(action.kind));
+  CHECK(kind != nullptr) << action.n;
+  if (FailpointFails(absl::StrCat("row.", kind->name(), ".before"), kServerRank))
+    return absl::UnavailableError("as told");
+  RETURN_IF_ERROR(action.replaces ? journal_.Compact(action.n, action.body)
+                                  : journal_.Append(action.n, action.body, action.settles));
+  Failpoint(absl::StrCat("row.", kind->name(), ".after"), kServerRank);
+  return absl::OkStatus();
+}
+
+void Storage::Append(const JournalAction& action) {
+  const absl::Status status = Write(action);
+  if (status.ok()) return;
+  LOG(ERROR) << "leaves: the journal cannot be written: " << status.message();
+  google::FlushLogFiles(google::INFO);
+  _exit(1);
+}
+
+void Storage::Remove(const std::string& spool_name) {
+  const absl::Status status = spool_.Remove(spool_name);
+  if (!status.ok()) LOG(WARNING) << "a spooled request that is done with stays: " << status.message();
+}
+
+absl::StatusOr<internal::v1::SpoolFile> Storage::Keep(const std::string& name, const TrainingRequest& request,
+                                                      const RequestPlan& plan, uint32_t num_ranks) const {
+  if (FailpointFails("spool.before", kServerRank)) return ErrnoStatus("write", name, ENOSPC);
+  ASSIGN_OR_RETURN(internal::v1::SpoolFile file, spool_.Write(name, request, plan, num_ranks));
+  Failpoint("spool.after", kServerRank);
+  if (spool_.FreeBytes() >= kReservedForRowsBytes) return file;
+  RETURN_IF_ERROR(spool_.Remove(file.name()));
+  return ErrnoStatus("keep room for the journal beside", name, ENOSPC);
+}
+
+absl::StatusOr<LoadedRequest> Storage::Load(const internal::v1::SpoolFile& file) const {
+  ASSIGN_OR_RETURN(SpooledRequest spooled, spool_.Read(file));
+  LoadedRequest loaded = {.request = std::move(spooled.request), .plan = {}, .num_ranks = spooled.num_ranks};
+  loaded.plan.plan = std::move(spooled.plan);
+  loaded.plan.repeats = spooled.repeats;
+  loaded.plan.report = std::move(spooled.report);
+  RETURN_IF_ERROR(AddStepNumbers(*loaded.request, /*stop=*/nullptr, loaded.plan));
+  return loaded;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,61 @@
+// The journal, the spool and the checkpoints of one data directory, and what earlier servers left in them.
+//
+// Append, Remove and what makes or retires a checkpoint's folder: the coordinator thread. Keep and Load: a planner's
+// thread, beside it. checkpoints(): the checkpoints' thread.
+// Invariants:
+//  (1) what Append was given is on the disk when it returns. Where that fails the process ends: nobody may act on
+//      what is not kept, and a write that failed is not repeated.
+//  (2) files of the spool that no row names are removed by Open.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/protocol/events.h"
+#include "server/store/checkpoint_store.h"
+#include "server/store/journal.h"
+#include "server/store/spool.h"
+#include "stemma/internal/v1/journal.pb.h"
+
+namespace stemma::server {
+
+class Storage {
+ public:
+  // Errors: DataLoss - damage, which names the file and says what to do; what opening files leads to.
+  static absl::StatusOr<std::unique_ptr<Storage>> Open(const std::string& data_directory, uint64_t requests_kept);
+
+  const internal::v1::JournalState& state() const { return state_; }  // as Open found it
+  // The checkpoints that Open found, in the order of their steps.
+  const std::vector<internal::v1::KnownCheckpoint>& found() const { return found_; }
+  uint64_t last_row() const { return last_row_; }
+
+  const CheckpointStore& checkpoints() const { return checkpoints_; }
+  void Append(const JournalAction& action);
+  void Remove(const std::string& spool_name);
+  // Keeps the request with its plan for so many ranks. Errors: DISK_FULL, also where the rows of the request might find
+  // no room, and what writing files leads to.
+  absl::StatusOr<internal::v1::SpoolFile> Keep(const std::string& name, const TrainingRequest& request,
+                                               const RequestPlan& plan, uint32_t num_ranks) const;
+  // Errors: DataLoss - the file is not the one that was kept.
+  absl::StatusOr<LoadedRequest> Load(const internal::v1::SpoolFile& file) const;
+
+ private:
+  Storage(Journal journal, Spool spool, CheckpointStore checkpoints)
+      : journal_(std::move(journal)), spool_(std::move(spool)), checkpoints_(std::move(checkpoints)) {}
+
+  absl::Status FoldRows(const std::string& data_directory, uint64_t requests_kept);
+  absl::Status FindCheckpoints();
+  absl::Status Write(const JournalAction& action);
+
+  Journal journal_;
+  const Spool spool_;
+  const CheckpointStore checkpoints_;
+  std::vector<internal::v1::KnownCheckpoint> found_;
+  internal::v1::JournalState state_;
+  uint64_t last_row_ = 0;
+};
+
+}  // namespace stemma::server

@@ -1,0 +1,145 @@
+#include "server/protocol/checkpoint_rules.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/admission/log_prob_sources.h"
+#include "common/base/error.h"
+#include "glog/logging.h"
+
+namespace stemma::server {
+namespace {
+
+using internal::v1::JournalState;
+using internal::v1::KeptRequest;
+using internal::v1::KeptStep;
+using internal::v1::KnownCheckpoint;
+
+bool IsSound(const JournalState& state, const KnownCheckpoint& known) {
+  return known.lineage() == state.lineage() && known.damage().empty();
+}
+
+// The one that was saved last comes first among equal steps.
+std::vector<const KnownCheckpoint*> SoundNewestFirst(const JournalState& state) {
+  std::vector<const KnownCheckpoint*> sound;
+  for (auto it = state.checkpoints().rbegin(); it != state.checkpoints().rend(); ++it) {
+    if (IsSound(state, *it)) sound.push_back(&*it);
+  }
+  std::stable_sort(sound.begin(), sound.end(),
+                   [](const KnownCheckpoint* a, const KnownCheckpoint* b) { return a->step() > b->step(); });
+  return sound;
+}
+
+}  // namespace
+
+const KnownCheckpoint* FindCheckpoint(const JournalState& state, const std::string& name) {
+  const auto& all = state.checkpoints();
+  const auto it =
+      std::find_if(all.begin(), all.end(), [&](const KnownCheckpoint& known) { return known.name() == name; });
+  return it == all.end() ? nullptr : &*it;
+}
+
+const KnownCheckpoint* NewestSound(const JournalState& state) {
+  const std::vector<const KnownCheckpoint*> sound = SoundNewestFirst(state);
+  return sound.empty() ? nullptr : sound.front();
+}
+
+bool CanRecompute(const JournalState& state, uint64_t step) {
+  std::set<uint64_t> kept;
+  for (const KeptRequest& request : state.kept()) {
+    for (const KeptStep& decided : request.steps()) {
+      if (decided.decision().outcome() == v1::StepResult::APPLIED && decided.decision().step() > step)
+        kept.insert(decided.decision().step());
+    }
+  }
+  return step <= state.step() && kept.size() == state.step() - step;
+}
+
+WeightsBase ChooseBase(const JournalState& state, bool replays) {
+  const auto whole = [&](uint64_t step) { return step == state.step() || (replays && CanRecompute(state, step)); };
+  const std::vector<const KnownCheckpoint*> sound = SoundNewestFirst(state);
+  for (const KnownCheckpoint* known : sound) {
+    if (whole(known->step())) return {known->name(), known->step()};
+  }
+  if (sound.empty() || whole(0)) return {};
+  return {sound.front()->name(), sound.front()->step()};
+}
+
+uint64_t SharedSteps(const JournalState& state, const WeightsBase& base) {
+  const KnownCheckpoint* known = FindCheckpoint(state, base.checkpoint);
+  return known != nullptr && known->lineage() == state.lineage() ? base.step : 0;
+}
+
+bool SurvivesLoss(bool is_final, uint64_t last_step, uint64_t step) {
+  return is_final && last_step > 0 && last_step <= step;
+}
+
+std::vector<std::string> SurplusCheckpoints(const JournalState& state, uint32_t keep) {
+  std::set<std::string> stay;
+  const std::vector<const KnownCheckpoint*> sound = SoundNewestFirst(state);
+  for (size_t i = 0; i < std::min<size_t>(keep, sound.size()); ++i) stay.insert(sound[i]->name());
+  uint32_t newest = 0;
+  for (auto it = state.checkpoints().rbegin(); it != state.checkpoints().rend(); ++it) {
+    if (it->pinned() || newest++ < keep) stay.insert(it->name());
+  }
+  std::vector<std::string> surplus;
+  for (const KnownCheckpoint& known : state.checkpoints()) {
+    if (!stay.contains(known.name())) surplus.push_back(known.name());
+  }
+  return surplus;
+}
+
+bool IsReadByKept(const JournalState& state, const std::string& name) {
+  return std::any_of(state.kept().begin(), state.kept().end(), [&](const KeptRequest& kept) {
+    return std::find(kept.checkpoints().begin(), kept.checkpoints().end(), name) != kept.checkpoints().end();
+  });
+}
+
+absl::Status CheckReadable(const JournalState& state, const std::vector<std::string>& checkpoints) {
+  for (const std::string& name : checkpoints) {
+    const KnownCheckpoint* known = FindCheckpoint(state, name);
+    if (known == nullptr) {
+      return MakeError(Reason::kNotFound,
+                       absl::StrCat("there is no checkpoint ", name,
+                                    ", whose weights the request is to read: name one "
+                                    "that ListCheckpoints has, or \"policy\""),
+                       {.metadata = {{"name", name}}});
+    }
+    if (!known->damage().empty()) return DamagedError(*known);
+  }
+  return absl::OkStatus();
+}
+
+internal::v1::PassWeights PassWeightsOf(const JournalState& state, const std::string& name, const std::string& dtype) {
+  internal::v1::PassWeights weights;
+  weights.set_name(name);
+  if (name == kPolicyWeights) return weights;
+  const KnownCheckpoint* known = FindCheckpoint(state, name);
+  CHECK(known != nullptr) << name;
+  weights.set_checkpoint(name);
+  if (known->dtype() == dtype) weights.set_weights_digest(known->weights_digest());
+  return weights;
+}
+
+absl::Status DamagedError(const KnownCheckpoint& checkpoint) {
+  return MakeError(Reason::kCorruptCheckpoint,
+                   absl::StrCat("checkpoint ", checkpoint.name(), " is damaged: ", checkpoint.damage()));
+}
+
+std::string TemporaryFolderOf(const std::string& name) { return absl::StrCat(".tmp-", name); }
+
+bool IsTemporaryFolder(const std::string& folder) { return absl::StartsWith(folder, ".tmp-"); }
+
+std::string AutomaticName(const JournalState& state, uint64_t step) {
+  std::string name = absl::StrFormat("step-%08d", step);
+  if (FindCheckpoint(state, name) == nullptr) return name;
+  for (int i = 2;; ++i) {
+    std::string next = absl::StrCat(name, "-", i);
+    if (FindCheckpoint(state, next) == nullptr) return next;
+  }
+}
+
+}  // namespace stemma::server

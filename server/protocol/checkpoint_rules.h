@@ -1,0 +1,71 @@
+// Which checkpoint recovery begins with, which ones are kept, and what they are called. Pure: the journal's state in,
+// decisions out.
+//
+// A lineage's weights at a step are a checkpoint's, or the model directory's at step 0, and the steps after it. Where
+// requests are kept (durability REPLAY) those can be computed again; else they are lost with the ranks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "stemma/internal/v1/journal.pb.h"
+#include "stemma/internal/v1/worker.pb.h"
+
+namespace stemma::server {
+
+// Weights that a generation loads.
+struct WeightsBase {
+  std::string checkpoint = {};  // empty: the model directory's
+  uint64_t step = 0;
+  bool operator==(const WeightsBase&) const = default;
+};
+
+// Null: the journal does not know it.
+const internal::v1::KnownCheckpoint* FindCheckpoint(const internal::v1::JournalState& state, const std::string& name);
+
+// The newest of the lineage in which nothing wrong was found; null: there is none.
+const internal::v1::KnownCheckpoint* NewestSound(const internal::v1::JournalState& state);
+
+// Whether the decided steps after `step` are all kept.
+bool CanRecompute(const internal::v1::JournalState& state, uint64_t step);
+
+// Returns the newest sound checkpoint from which the lineage's weights can be had; where that is true of none, the
+// newest one. `replays`: decided steps are computed again.
+WeightsBase ChooseBase(const internal::v1::JournalState& state, bool replays);
+
+// Returns the step up to which the lineage's weights are also those of a lineage that begins with the base: its step
+// where it is the lineage's own, else 0.
+uint64_t SharedSteps(const internal::v1::JournalState& state, const WeightsBase& base);
+
+// Whether a request whose last applied step is `last_step` (0: none) stays what it is when its lineage's weights go
+// back to `step`.
+bool SurvivesLoss(bool is_final, uint64_t last_step, uint64_t step);
+
+// Returns the names of those that may go, oldest first: all but the pinned ones, the newest `keep` of the others, and
+// the newest `keep` sound ones of the lineage.
+std::vector<std::string> SurplusCheckpoints(const internal::v1::JournalState& state, uint32_t keep);
+
+// Whether a request that is open, or whose steps may be computed again, reads the checkpoint's weights.
+bool IsReadByKept(const internal::v1::JournalState& state, const std::string& name);
+
+// Whether the weights that a request reads can be read. Errors: NOT_FOUND - there is no such checkpoint;
+// CORRUPT_CHECKPOINT - it is known to be damaged.
+absl::Status CheckReadable(const internal::v1::JournalState& state, const std::vector<std::string>& checkpoints);
+
+// Returns what the ranks of a run in `dtype` are told of weights that a request names. REQUIRES: they can be read.
+internal::v1::PassWeights PassWeightsOf(const internal::v1::JournalState& state, const std::string& name,
+                                        const std::string& dtype);
+
+// The error of a checkpoint in which something wrong was found.
+absl::Status DamagedError(const internal::v1::KnownCheckpoint& checkpoint);
+
+// The folder of a save that is not whole yet, or of a checkpoint that is being removed.
+std::string TemporaryFolderOf(const std::string& name);
+bool IsTemporaryFolder(const std::string& folder);
+
+// Returns step-00000120, or step-00000120-2, ..., the first that no checkpoint has.
+std::string AutomaticName(const internal::v1::JournalState& state, uint64_t step);
+
+}  // namespace stemma::server

@@ -1,0 +1,147 @@
+#include "server/protocol/history.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "glog/logging.h"
+
+namespace stemma::server {
+namespace {
+
+using internal::v1::JournalRow;
+using internal::v1::JournalState;
+using internal::v1::KeptRequest;
+using internal::v1::KeptStep;
+
+std::set<std::string> SpoolNames(const JournalState& state) {
+  std::set<std::string> names;
+  for (const KeptRequest& kept : state.kept()) names.insert(kept.spool().name());
+  return names;
+}
+
+bool IsBeyond(const KeptRequest& kept, uint64_t step) {
+  return std::any_of(kept.steps().begin(), kept.steps().end(), [&](const KeptStep& s) {
+    return s.decision().outcome() == v1::StepResult::APPLIED && s.decision().step() > step;
+  });
+}
+
+}  // namespace
+
+History::History(HistoryOptions options, Outbox* out)
+    : options_(std::move(options)), out_(out), state_(options_.state), last_row_(options_.last_row) {}
+
+const KeptStep* History::FindDecision(const std::string& request_id, uint32_t k) const {
+  const KeptRequest* kept = FindKept(state_, request_id);
+  return kept == nullptr ? nullptr : FindStep(*kept, k);
+}
+
+const KeptRequest* History::FindBehind(uint64_t step) const {
+  const auto& kept = state_.kept();
+  const auto it = std::find_if(kept.begin(), kept.end(), [&](const KeptRequest& k) { return IsBeyond(k, step); });
+  return it == kept.end() || it->open() ? nullptr : &*it;
+}
+
+void History::Start(uint64_t epoch) {
+  JournalRow row;
+  row.mutable_started()->set_epoch(epoch);
+  Add(row);
+}
+
+void History::BeginLineage(internal::v1::LineageBegun begun) {
+  JournalRow row;
+  *row.mutable_lineage_begun() = std::move(begun);
+  Add(row);
+}
+
+void History::LoadModel(const std::string& model_digest) {
+  JournalRow row;
+  row.mutable_model_loaded()->set_model_digest(model_digest);
+  Add(row);
+}
+
+void History::Accept(internal::v1::RequestAccepted accepted) {
+  JournalRow row;
+  *row.mutable_accepted() = std::move(accepted);
+  Add(row);
+}
+
+void History::Commit(internal::v1::StepCommitted committed) {
+  JournalRow row;
+  *row.mutable_committed() = std::move(committed);
+  Add(row);
+}
+
+void History::Apply(internal::v1::StepApplied applied) {
+  JournalRow row;
+  *row.mutable_applied() = std::move(applied);
+  Add(row, /*settles=*/true);
+  AddSnapshotWhenDue();
+}
+
+void History::Undo(const std::string& request_id, uint32_t k) {
+  JournalRow row;
+  row.mutable_undone()->set_request_id(request_id);
+  row.mutable_undone()->set_k(k);
+  Add(row);
+}
+
+void History::Finish(internal::v1::RequestFinished finished) {
+  JournalRow row;
+  *row.mutable_finished() = std::move(finished);
+  Add(row);
+}
+
+void History::SaveCheckpoint(internal::v1::KnownCheckpoint checkpoint) {
+  JournalRow row;
+  *row.mutable_checkpoint_saved()->mutable_checkpoint() = std::move(checkpoint);
+  Add(row, /*settles=*/true);
+}
+
+void History::PinCheckpoint(const std::string& name, bool pinned) {
+  JournalRow row;
+  row.mutable_checkpoint_changed()->set_name(name);
+  row.mutable_checkpoint_changed()->set_pinned(pinned);
+  Add(row);
+}
+
+void History::JudgeCheckpoint(const std::string& name, const std::string& damage) {
+  JournalRow row;
+  row.mutable_checkpoint_changed()->set_name(name);
+  row.mutable_checkpoint_changed()->set_damage(damage);
+  Add(row);
+}
+
+void History::DropCheckpoint(const std::string& name) {
+  JournalRow row;
+  row.mutable_checkpoint_dropped()->set_name(name);
+  Add(row);
+}
+
+void History::Add(const JournalRow& row, bool settles) {
+  const std::set<std::string> before = SpoolNames(state_);
+  const absl::Status folded = FoldRow(row, options_.requests_kept, state_);
+  CHECK(folded.ok()) << folded.message();
+  std::string body = row.SerializeAsString();
+  bytes_since_snapshot_ += body.size();
+  out_->Add(JournalAction{.n = ++last_row_, .body = std::move(body), .kind = row.row_case(), .settles = settles});
+  const std::set<std::string> after = SpoolNames(state_);
+  for (const std::string& name : before) {
+    if (!after.contains(name)) out_->Add(RemoveSpoolAction{name});
+  }
+}
+
+// A snapshot costs its bytes once for at least as many bytes of rows, so the journal stays within twice of what is
+// known.
+void History::AddSnapshotWhenDue() {
+  if (bytes_since_snapshot_ < std::max(options_.snapshot_after_bytes, snapshot_bytes_)) return;
+  JournalRow row;
+  *row.mutable_snapshot() = state_;
+  std::string body = row.SerializeAsString();
+  snapshot_bytes_ = body.size();
+  bytes_since_snapshot_ = 0;
+  out_->Add(JournalAction{
+      .n = ++last_row_, .body = std::move(body), .kind = row.row_case(), .settles = true, .replaces = true});
+}
+
+}  // namespace stemma::server

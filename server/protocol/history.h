@@ -1,0 +1,72 @@
+// What a restart must not forget: the journal's rows, folded, and the rows that this server adds. Each row is an action
+// that is executed, and durable, before the actions after it; so what is told to a rank or a client after a row is
+// never more than the disk holds.
+//
+// Thread safety: none; owned by CoordinatorState, whose Outbox its rows go through.
+// Invariants:
+//  (1) state() is the fold of all rows, those of earlier servers too; that each can be folded is CHECKed.
+//  (2) rows are numbered without a gap.
+//  (3) a file of the spool is removed in the decision whose row makes it useless, and no sooner.
+//  (4) where requests are kept (durability REPLAY), a step has its decision here before any rank applies it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "server/protocol/journal_fold.h"
+#include "server/protocol/outbox.h"
+#include "stemma/internal/v1/journal.pb.h"
+
+namespace stemma::server {
+
+struct HistoryOptions {
+  internal::v1::JournalState state = {};  // of earlier servers
+  uint64_t last_row = 0;                  // the number of the last one
+  bool replays = false;                   // durability REPLAY
+  uint64_t requests_kept = 0;
+  uint64_t snapshot_after_bytes = 8u << 20;  // of rows, at the least
+};
+
+class History {
+ public:
+  // `out` outlives it.
+  History(HistoryOptions options, Outbox* out);
+
+  const internal::v1::JournalState& state() const { return state_; }
+  bool replays() const { return options_.replays; }
+  uint64_t last_row() const { return last_row_; }
+
+  // Null: nothing was decided about this step, or decisions are not kept.
+  const internal::v1::KeptStep* FindDecision(const std::string& request_id, uint32_t k) const;
+  // The ended request whose steps have to be computed again next, for weights that are at `step`; null: none, or an
+  // open one comes first.
+  const internal::v1::KeptRequest* FindBehind(uint64_t step) const;
+
+  void Start(uint64_t epoch);
+  void BeginLineage(internal::v1::LineageBegun row);
+  void LoadModel(const std::string& model_digest);
+  void Accept(internal::v1::RequestAccepted row);
+  void Commit(internal::v1::StepCommitted row);
+  // Settles: the rows before it are moved out of the write-ahead log.
+  void Apply(internal::v1::StepApplied row);
+  void Undo(const std::string& request_id, uint32_t k);
+  void Finish(internal::v1::RequestFinished row);
+  void SaveCheckpoint(internal::v1::KnownCheckpoint checkpoint);
+  void PinCheckpoint(const std::string& name, bool pinned);
+  // `damage`: what was found; empty: it is sound again.
+  void JudgeCheckpoint(const std::string& name, const std::string& damage);
+  void DropCheckpoint(const std::string& name);
+
+ private:
+  // Adds the row that was filled in, and what it makes useless or due.
+  void Add(const internal::v1::JournalRow& row, bool settles = false);
+  void AddSnapshotWhenDue();
+
+  const HistoryOptions options_;
+  Outbox* const out_;
+  internal::v1::JournalState state_;
+  uint64_t last_row_ = 0;
+  uint64_t bytes_since_snapshot_ = 0, snapshot_bytes_ = 0;
+};
+
+}  // namespace stemma::server

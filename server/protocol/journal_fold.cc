@@ -1,0 +1,347 @@
+#include "server/protocol/journal_fold.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/admission/log_prob_sources.h"
+#include "common/base/status_macros.h"
+#include "server/protocol/checkpoint_rules.h"
+#include "server/protocol/lineage.h"
+#include "server/protocol/request_table.h"
+#include "server/protocol/step_metrics.h"
+#include "server/protocol/step_warnings.h"
+
+namespace stemma::server {
+namespace {
+
+using internal::v1::JournalRow;
+using internal::v1::JournalState;
+using internal::v1::KeptRequest;
+using internal::v1::KeptStep;
+using internal::v1::KnownCheckpoint;
+using internal::v1::KnownRequest;
+
+absl::Status Wrong(const std::string& why) {
+  return absl::DataLossError(absl::StrCat("the journal contradicts itself: ", why));
+}
+
+template <typename List>
+auto* FindLast(List& list, const std::string& id) {
+  const auto it = std::find_if(list.rbegin(), list.rend(), [&](const auto& r) { return r.request_id() == id; });
+  return it == list.rend() ? nullptr : &*it;
+}
+
+KnownRequest* FindOpen(JournalState& state, const std::string& id) {
+  KnownRequest* request = FindLast(*state.mutable_requests(), id);
+  return request == nullptr || IsFinal(request->status().state()) ? nullptr : request;
+}
+
+void DropOldest(JournalState& state, uint64_t requests_kept) {
+  const auto& requests = state.requests();
+  auto finals = static_cast<uint64_t>(std::count_if(requests.begin(), requests.end(),
+                                                    [](const KnownRequest& r) { return IsFinal(r.status().state()); }));
+  for (int i = 0; finals > requests_kept && i < state.requests_size();) {
+    if (!IsFinal(state.requests(i).status().state())) {
+      ++i;
+      continue;
+    }
+    state.add_expired_ids(state.requests(i).request_id());
+    state.mutable_requests()->DeleteSubrange(i, 1);
+    --finals;
+  }
+  const int too_many = state.expired_ids_size() - static_cast<int>(kExpiredIdsMax);
+  if (too_many > 0) state.mutable_expired_ids()->DeleteSubrange(0, too_many);
+}
+
+// What is kept of a request that ended without a step is of no use to anybody.
+void CloseKept(JournalState& state, const std::string& id) {
+  for (int i = state.kept_size() - 1; i >= 0; --i) {
+    KeptRequest& kept = *state.mutable_kept(i);
+    if (kept.request_id() != id || !kept.open()) continue;
+    kept.set_open(false);
+    if (LastStep(kept) == 0) state.mutable_kept()->DeleteSubrange(i, 1);
+    return;
+  }
+}
+
+absl::Status Fold(const internal::v1::ServerStarted& row, JournalState& state) {
+  if (row.epoch() <= state.epoch()) return Wrong(absl::StrCat("epoch ", row.epoch(), " follows ", state.epoch()));
+  state.set_epoch(row.epoch());
+  return absl::OkStatus();
+}
+
+void NameLineage(const std::string& name, KnownRequest& request) {
+  request.set_lineage(name);
+  request.mutable_status()->set_lineage(name);
+  if (request.has_result()) request.mutable_result()->set_lineage(name);
+  if (request.status().has_result()) request.mutable_status()->mutable_result()->set_lineage(name);
+}
+
+void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next, JournalState& state) {
+  const uint64_t shared = SharedSteps(state, {lost.checkpoint(), lost.checkpoint_step()});
+  for (KnownRequest& request : *state.mutable_requests()) {
+    if (request.lineage() != lost.lineage()) continue;
+    if (SurvivesLoss(IsFinal(request.status().state()), request.last_step(), shared)) {
+      NameLineage(next, request);
+      continue;
+    }
+    request.set_lost_step(lost.step());
+    if (!IsFinal(request.status().state())) request.mutable_status()->set_state(v1::ROLLED_BACK);
+    request.mutable_status()->clear_result();
+    request.clear_result();
+  }
+  *state.add_lost() = lost;
+  if (state.lost_size() > kLostLineagesMax) state.mutable_lost()->DeleteSubrange(0, 1);
+  for (int i = state.kept_size() - 1; i >= 0; --i) {
+    const KeptRequest& kept = state.kept(i);
+    if (kept.open() || LastStep(kept) > shared) state.mutable_kept()->DeleteSubrange(i, 1);
+  }
+}
+
+// The checkpoint, and those that led to it, are the new lineage's.
+absl::Status BeginWith(const std::string& checkpoint, uint64_t step, const std::string& lineage, JournalState& state) {
+  state.set_step(step);
+  if (checkpoint.empty()) {
+    state.clear_model_digest();
+    return absl::OkStatus();
+  }
+  const KnownCheckpoint* base = FindCheckpoint(state, checkpoint);
+  if (base == nullptr || base->step() != step)
+    return Wrong(absl::StrCat("a lineage begins with checkpoint ", checkpoint, ", which is not there"));
+  const std::string before = base->lineage();
+  for (KnownCheckpoint& known : *state.mutable_checkpoints()) {
+    if (known.lineage() == before && known.step() <= step) known.set_lineage(lineage);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state) {
+  if (row.has_lost()) {
+    if (row.lost().lineage() != state.lineage())
+      return Wrong(absl::StrCat("lineage ", row.lost().lineage(), " is lost, and was not there"));
+    LoseRequests(row.lost(), row.name(), state);
+    RETURN_IF_ERROR(BeginWith(row.lost().checkpoint(), row.lost().checkpoint_step(), row.name(), state));
+  } else if (state.lineage().empty()) {
+    RETURN_IF_ERROR(BeginWith(row.checkpoint(), row.step(), row.name(), state));
+  } else {
+    for (KnownRequest& request : *state.mutable_requests()) {
+      if (request.lineage() == state.lineage()) NameLineage(row.name(), request);
+    }
+    for (KnownCheckpoint& known : *state.mutable_checkpoints()) {
+      if (known.lineage() == state.lineage()) known.set_lineage(row.name());
+    }
+  }
+  state.set_lineage(row.name());
+  state.set_weight_version(row.weight_version());
+  return absl::OkStatus();
+}
+
+absl::Status Fold(const internal::v1::RequestAccepted& row, JournalState& state) {
+  if (FindOpen(state, row.request_id()) != nullptr)
+    return Wrong(absl::StrCat("request ", row.request_id(), " is accepted twice"));
+  for (int i = 0; i < state.requests_size(); ++i) {  // its earlier, resumable end
+    if (state.requests(i).request_id() != row.request_id()) continue;
+    state.mutable_requests()->DeleteSubrange(i, 1);
+    break;
+  }
+  KnownRequest& request = *state.add_requests();
+  request.set_request_id(row.request_id());
+  request.set_digest(row.digest());
+  request.set_lineage(state.lineage());
+  request.set_bytes(row.bytes());
+  v1::RequestStatus& status = *request.mutable_status();
+  status.set_request_id(row.request_id());
+  status.set_state(v1::ACCEPTED);
+  status.set_steps_total(row.steps_total());
+  status.set_lineage(state.lineage());
+  *request.mutable_result() = row.begun();
+  if (!row.has_spool()) return absl::OkStatus();
+  KeptRequest& kept = *state.add_kept();
+  kept.set_request_id(row.request_id());
+  *kept.mutable_spool() = row.spool();
+  kept.set_open(true);
+  for (std::string& name : CheckpointsReadBy(row.begun().effective())) *kept.add_checkpoints() = std::move(name);
+  return absl::OkStatus();
+}
+
+absl::Status Fold(const internal::v1::StepCommitted& row, JournalState& state) {
+  KeptRequest* kept = FindLast(*state.mutable_kept(), row.request_id());
+  if (kept == nullptr || !kept->open())
+    return Wrong(absl::StrCat("a step of ", row.request_id(), " is committed, which is not open"));
+  const bool applies = row.outcome() == v1::StepResult::APPLIED;
+  if (row.step() != state.step() + (applies ? 1 : 0)) {
+    return Wrong(absl::StrCat("step ", row.step(), " is committed after step ", state.step()));
+  }
+  state.set_step(row.step());
+  *kept->add_steps()->mutable_decision() = row;
+  return absl::OkStatus();
+}
+
+// The step counts when it is committed; without spool, where nothing is committed, when it is applied.
+absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
+  KeptRequest* kept = FindLast(*state.mutable_kept(), row.request_id());
+  KeptStep* step = kept == nullptr ? nullptr : FindStep(*kept, row.k());
+  if (step != nullptr) {
+    step->set_applied(true);
+    step->set_weights_digest(row.weights_digest());
+  }
+  if (!row.has_result()) return absl::OkStatus();
+  KnownRequest* request = FindOpen(state, row.request_id());
+  if (request == nullptr) return Wrong(absl::StrCat("a step of ", row.request_id(), " is applied, which is not open"));
+  const v1::StepResult& result = row.result();
+  if (result.outcome() == v1::StepResult::APPLIED) {
+    if (kept != nullptr && step == nullptr)
+      return Wrong(absl::StrCat("a step of ", row.request_id(), " is applied, which was not committed"));
+    request->mutable_status()->set_steps_applied(request->status().steps_applied() + 1);
+    if (step == nullptr) state.set_step(state.step() + 1);
+    request->set_last_step(state.step());
+    state.set_weight_version(result.weight_version());
+  }
+  request->mutable_status()->set_state(v1::APPLIED);
+  *request->mutable_result()->add_steps() = result;
+  return absl::OkStatus();
+}
+
+absl::Status Fold(const internal::v1::StepUndone& row, JournalState& state) {
+  KeptRequest* kept = FindLast(*state.mutable_kept(), row.request_id());
+  const bool last = kept != nullptr && kept->steps_size() > 0 && !kept->steps().rbegin()->applied() &&
+                    kept->steps().rbegin()->decision().k() == row.k();
+  if (!last) return Wrong(absl::StrCat("a step of ", row.request_id(), " is undone, which is not the last one"));
+  if (kept->steps().rbegin()->decision().outcome() == v1::StepResult::APPLIED) state.set_step(state.step() - 1);
+  kept->mutable_steps()->RemoveLast();
+  return absl::OkStatus();
+}
+
+absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state) {
+  KnownRequest* request = FindOpen(state, row.request_id());
+  if (request == nullptr) return Wrong(absl::StrCat("request ", row.request_id(), " ends, which is not open"));
+  v1::RequestStatus& status = *request->mutable_status();
+  status.set_state(row.state());
+  if (row.has_failure()) *status.mutable_failure() = row.failure();
+  if (row.state() == v1::DONE) {
+    CompleteResult(*request->mutable_result());
+    *status.mutable_result() = std::move(*request->mutable_result());
+  }
+  request->clear_result();
+  request->set_resumable(row.resumable());
+  CloseKept(state, row.request_id());
+  return absl::OkStatus();
+}
+
+// Kept requests are of use back to the checkpoint before the newest: where the newest is found damaged, nothing is
+// lost.
+absl::Status Fold(const internal::v1::CheckpointSaved& row, JournalState& state) {
+  const KnownCheckpoint& saved = row.checkpoint();
+  if (FindCheckpoint(state, saved.name()) != nullptr)
+    return Wrong(absl::StrCat("checkpoint ", saved.name(), " is saved twice"));
+  const KnownCheckpoint* before = NewestSound(state);
+  const uint64_t needless = saved.lineage() == state.lineage() && before != nullptr ? before->step() : 0;
+  for (int i = state.kept_size() - 1; i >= 0; --i) {
+    const KeptRequest& kept = state.kept(i);
+    if (!kept.open() && LastStep(kept) <= needless) state.mutable_kept()->DeleteSubrange(i, 1);
+  }
+  *state.add_checkpoints() = saved;
+  return absl::OkStatus();
+}
+
+KnownCheckpoint* FindKnownCheckpoint(JournalState& state, const std::string& name) {
+  return const_cast<KnownCheckpoint*>(FindCheckpoint(std::as_const(state), name));
+}
+
+absl::Status Fold(const internal::v1::CheckpointChanged& row, JournalState& state) {
+  KnownCheckpoint* known = FindKnownCheckpoint(state, row.name());
+  if (known == nullptr) return Wrong(absl::StrCat("checkpoint ", row.name(), " changes, which is not there"));
+  if (row.has_pinned()) known->set_pinned(row.pinned());
+  if (row.has_damage()) known->set_damage(row.damage());
+  return absl::OkStatus();
+}
+
+absl::Status Fold(const internal::v1::CheckpointDropped& row, JournalState& state) {
+  for (int i = 0; i < state.checkpoints_size(); ++i) {
+    if (state.checkpoints(i).name() != row.name()) continue;
+    state.mutable_checkpoints()->DeleteSubrange(i, 1);
+    return absl::OkStatus();
+  }
+  return Wrong(absl::StrCat("checkpoint ", row.name(), " is dropped, which is not there"));
+}
+
+}  // namespace
+
+absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState& state) {
+  switch (row.row_case()) {
+    case JournalRow::kStarted:
+      return Fold(row.started(), state);
+    case JournalRow::kLineageBegun:
+      return Fold(row.lineage_begun(), state);
+    case JournalRow::kModelLoaded:
+      state.set_model_digest(row.model_loaded().model_digest());
+      return absl::OkStatus();
+    case JournalRow::kAccepted:
+      return Fold(row.accepted(), state);
+    case JournalRow::kCommitted:
+      return Fold(row.committed(), state);
+    case JournalRow::kApplied:
+      return Fold(row.applied(), state);
+    case JournalRow::kUndone:
+      return Fold(row.undone(), state);
+    case JournalRow::kFinished:
+      RETURN_IF_ERROR(Fold(row.finished(), state));
+      DropOldest(state, requests_kept);
+      return absl::OkStatus();
+    case JournalRow::kSnapshot:
+      state = row.snapshot();
+      return absl::OkStatus();
+    case JournalRow::kCheckpointSaved:
+      return Fold(row.checkpoint_saved(), state);
+    case JournalRow::kCheckpointChanged:
+      return Fold(row.checkpoint_changed(), state);
+    case JournalRow::kCheckpointDropped:
+      return Fold(row.checkpoint_dropped(), state);
+    case JournalRow::ROW_NOT_SET:
+      break;
+  }
+  return Wrong("a row is of a kind that this version does not know: start the version that wrote it");
+}
+
+bool IsFinal(v1::RequestState state) {
+  return state == v1::DONE || state == v1::FAILED || state == v1::CANCELLED || state == v1::ROLLED_BACK;
+}
+
+uint64_t AppliedSteps(const JournalState& state) {
+  uint64_t decided = 0;
+  for (const KeptRequest& kept : state.kept()) {
+    for (const KeptStep& step : kept.steps())
+      decided += !step.applied() && step.decision().outcome() == v1::StepResult::APPLIED;
+  }
+  return state.step() - decided;
+}
+
+const KnownRequest* FindKnown(const JournalState& state, const std::string& id) {
+  return FindLast(state.requests(), id);
+}
+
+const KeptRequest* FindKept(const JournalState& state, const std::string& id) { return FindLast(state.kept(), id); }
+
+const KeptStep* FindStep(const KeptRequest& kept, uint32_t k) {
+  const auto& steps = kept.steps();
+  const auto it = std::find_if(steps.begin(), steps.end(), [&](const KeptStep& s) { return s.decision().k() == k; });
+  return it == steps.end() ? nullptr : &*it;
+}
+
+KeptStep* FindStep(KeptRequest& kept, uint32_t k) { return const_cast<KeptStep*>(FindStep(std::as_const(kept), k)); }
+
+uint64_t LastStep(const KeptRequest& kept) {
+  uint64_t last = 0;
+  for (const KeptStep& step : kept.steps()) {
+    if (step.decision().outcome() == v1::StepResult::APPLIED) last = std::max(last, step.decision().step());
+  }
+  return last;
+}
+
+void CompleteResult(v1::UpdateResult& result) {
+  SetRequestMetrics(result, *result.mutable_metrics());
+  AddStepWarnings(result);
+}
+
+}  // namespace stemma::server

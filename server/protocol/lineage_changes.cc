@@ -1,0 +1,72 @@
+#include "server/protocol/lineage_changes.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+
+namespace stemma::server {
+
+void FailEverything(const CoordinatorParts& parts, const absl::Status& status) {
+  parts.arrivals.EndAll(status);
+  parts.jobs.FailAll(status);
+}
+
+void LeaveEverything(const CoordinatorParts& parts, const absl::Status& status) {
+  parts.arrivals.EndAll(status);
+  parts.jobs.LeaveAll(status);
+}
+
+void EndLineage(const CoordinatorParts& parts, const WeightsBase& base) {
+  LostLineage lost = parts.lineage.End(base);
+  lost.shared_step = SharedSteps(parts.history.state(), base);
+  internal::v1::LineageBegun row;
+  row.set_name(parts.lineage.name());
+  row.set_weight_version(parts.lineage.weight_version());
+  row.mutable_lost()->set_lineage(lost.name);
+  row.mutable_lost()->set_step(lost.step);
+  row.mutable_lost()->set_checkpoint(base.checkpoint);
+  row.mutable_lost()->set_checkpoint_step(base.step);
+  parts.history.BeginLineage(std::move(row));
+  parts.out.AddReason(parts.lineage.LostText(lost));
+  parts.jobs.RollBack(lost);
+  FailEverything(parts, parts.lineage.LostError(lost));
+}
+
+void RenameLineage(const CoordinatorParts& parts, const std::string& what) {
+  const std::string before = parts.lineage.name();
+  parts.lineage.Rename();
+  parts.jobs.RenameLineage(before);
+  internal::v1::LineageBegun row;
+  row.set_name(parts.lineage.name());
+  row.set_weight_version(parts.lineage.weight_version());
+  parts.history.BeginLineage(std::move(row));
+  parts.out.AddReason(
+      absl::StrCat(what, " has other bits than before: lineage ", before, " goes on as ", parts.lineage.name()));
+}
+
+absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_digest) {
+  if (!parts.history.replays() || model_digest.empty()) return absl::OkStatus();
+  const std::string before = parts.history.state().model_digest();
+  if (before.empty()) parts.history.LoadModel(model_digest);
+  if (before.empty() || before == model_digest) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the model directory holds other weights than those that lineage ", parts.lineage.name(),
+                   " began with: give the server the directory that it began with, or a --data directory of its own"));
+}
+
+// A save needs its ranks until all of them have written.
+void LoseSave(const CoordinatorParts& parts) {
+  for (const std::string& folder : parts.save.TakeGivenUp()) parts.out.Add(RemoveCheckpointAction{folder});
+  if (!parts.save.exists() || parts.save.commits()) return;
+  const CheckpointSave::Order order = parts.save.End();
+  parts.out.Add(RemoveCheckpointAction{order.folder});
+  const absl::Status lost =
+      MakeError(Reason::kAttemptsExhausted,
+                absl::StrCat("the workers were lost, or told to leave, before checkpoint ", order.manifest.name(),
+                             " was written; nothing is left of it; save again"));
+  parts.out.AddReason(std::string(lost.message()));
+  if (order.call != 0) parts.out.Reply(order.call, lost);
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,28 @@
+// What it means for jobs, and for the journal, that the weights are gone, or have another name. Called by Membership.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/protocol/coordinator_parts.h"
+
+namespace stemma::server {
+
+// Ends everything that is open, by `status`.
+void FailEverything(const CoordinatorParts& parts, const absl::Status& status);
+// Answers everything that is open by `status`; the next server goes on with the updates.
+void LeaveEverything(const CoordinatorParts& parts, const absl::Status& status);
+
+// Ends the lineage: the next one begins with these weights, and requests that trained others are rolled back.
+void EndLineage(const CoordinatorParts& parts, const WeightsBase& base);
+// Lets the lineage go on under a new name. `what`: begins the sentence that says why.
+void RenameLineage(const CoordinatorParts& parts, const std::string& what);
+
+// Compares the model directory's weights, which a generation has loaded, with those that the lineage began with.
+// Errors: FailedPrecondition - the steps that are to be computed again began with others.
+absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_digest);
+
+// Drops the save that runs, which needs its ranks until all of them have written.
+void LoseSave(const CoordinatorParts& parts);
+
+}  // namespace stemma::server

@@ -1,0 +1,60 @@
+#include "server/protocol/takeover.h"
+
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+
+namespace stemma::server {
+
+// The disk says which checkpoints there are: one may have been copied here, or removed, or its save have ended without
+// a row.
+void TakeFoundCheckpoints(const CoordinatorParts& parts) {
+  std::set<std::string> found, known;
+  for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) found.insert(checkpoint.name());
+  for (const internal::v1::KnownCheckpoint& checkpoint : parts.history.state().checkpoints())
+    known.insert(checkpoint.name());
+  for (const std::string& name : known) {
+    if (found.contains(name)) continue;
+    parts.history.DropCheckpoint(name);
+    parts.out.AddReason(absl::StrCat("checkpoint ", name, " is not there any more"));
+  }
+  for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) {
+    if (known.contains(checkpoint.name())) continue;
+    parts.history.SaveCheckpoint(checkpoint);
+    parts.out.AddReason(absl::StrCat("checkpoint ", checkpoint.name(), " was found: step ", checkpoint.step(),
+                                     " of lineage ", checkpoint.lineage()));
+  }
+}
+
+// A new journal beside checkpoints goes on from one of them.
+void BeginFirstLineage(const CoordinatorParts& parts) {
+  internal::v1::LineageBegun row;
+  if (const auto* resumed = FindCheckpoint(parts.history.state(), parts.options.resume); resumed != nullptr) {
+    parts.lineage.BeginWith(*resumed);
+    row.set_checkpoint(resumed->name());
+    row.set_step(resumed->step());
+    parts.out.AddReason(absl::StrCat("lineage ", parts.lineage.name(), " begins with checkpoint ", resumed->name(),
+                                     " at step ", resumed->step()));
+  }
+  row.set_name(parts.lineage.name());
+  row.set_weight_version(parts.lineage.weight_version());
+  parts.history.BeginLineage(std::move(row));
+}
+
+void EndWhatIsNotKept(const CoordinatorParts& parts) {
+  for (UpdateRecord* record : parts.jobs.table().Open()) {
+    const internal::v1::KeptRequest* kept = FindKept(parts.history.state(), record->id);
+    if (parts.history.replays() && kept != nullptr && kept->open()) continue;
+    record->resumable = true;
+    parts.jobs.FinishUpdate(
+        *record, v1::FAILED,
+        MakeError(Reason::kAttemptsExhausted,
+                  "the server was started again, and the request was not kept (durability: rewind); the "
+                  "weights did not change; the same request may be sent again"));
+  }
+}
+
+}  // namespace stemma::server

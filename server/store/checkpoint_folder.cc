@@ -1,0 +1,202 @@
+#include "server/store/checkpoint_folder.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/digest.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+
+namespace stemma::server {
+namespace {
+
+constexpr uint64_t kReadBytes = 4u << 20;
+constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+
+// Errors: NotFound; InvalidArgument - what is there is a link, or no folder.
+absl::StatusOr<int> OpenFolderAt(int fd, const std::string& name, const std::string& path) {
+  const int opened = openat(fd, name.c_str(), kFolderFlags);
+  if (opened >= 0) return opened;
+  // O_DIRECTORY with O_NOFOLLOW answers ENOTDIR for a link, which ErrnoStatus takes for a missing one.
+  if (errno == ENOTDIR) return absl::InvalidArgumentError(absl::StrCat(path, ": is a link, or not a directory"));
+  return ErrnoStatus("open", path, errno);
+}
+
+absl::Status SyncFd(int fd, const std::string& path) {
+  return fsync(fd) == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path, errno);
+}
+
+// Compares the contents of one file with its parts' digests.
+class FileCheck {
+ public:
+  FileCheck(const std::string& path, const CheckpointParts& parts) : path_(path), parts_(parts) {}
+
+  absl::Status Run(const std::string& name, const FileOfParts& contents, const RegularFile& file, std::string& buffer) {
+    for (const int part : contents.parts) digests_.try_emplace(part);
+    // Writing back left the pages in memory, where a device's error does not show: they are dropped, so that reading
+    // asks the device. It is advice: the kernel keeps pages that are in use, and the device has a cache too.
+    posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
+    posix_fadvise(file.fd(), 0, 0, POSIX_FADV_SEQUENTIAL);
+    auto piece = contents.pieces.begin();
+    uint64_t piece_end = piece == contents.pieces.end() ? 0 : piece->bytes;
+    for (uint64_t offset = 0; offset < contents.bytes;) {
+      const uint64_t bytes = std::min<uint64_t>(kReadBytes, contents.bytes - offset);
+      if (const absl::Status read = file.ReadAt(offset, buffer.data(), bytes); !read.ok()) {
+        return CorruptCheckpoint(path_, absl::StrCat(name, ": ", std::string(read.message())));
+      }
+      for (std::string_view rest(buffer.data(), bytes); !rest.empty();) {
+        if (offset == piece_end) piece_end += (++piece)->bytes;
+        const uint64_t taken = std::min<uint64_t>(rest.size(), piece_end - offset);
+        digests_[piece->part].Update(rest.substr(0, taken));
+        rest.remove_prefix(taken);
+        offset += taken;
+      }
+    }
+    return Compare(name);
+  }
+
+ private:
+  absl::Status Compare(const std::string& name) {
+    for (auto& [index, sha] : digests_) {
+      const internal::v1::CheckpointPart& part = parts_[index];
+      const std::string digest = sha.FinishHex();
+      if (digest == part.sha256()) continue;
+      const std::string writer = name == kClientStateFile ? "the server" : absl::StrCat("rank ", part.rank());
+      return CorruptCheckpoint(
+          path_, absl::StrCat(name, ": what ", writer, " wrote", ExtentOf(part), " has the digest ", digest, ", not ",
+                              part.sha256(), " as when it was written"));
+    }
+    return absl::OkStatus();
+  }
+
+  static std::string ExtentOf(const internal::v1::CheckpointPart& part) {
+    if (part.ranges().empty()) return "";
+    const internal::v1::ByteRange& last = *part.ranges().rbegin();
+    return absl::StrCat(" between bytes ", part.ranges(0).begin(), " and ", last.begin() + last.bytes());
+  }
+
+  const std::string& path_;
+  const CheckpointParts& parts_;
+  std::map<int, Sha256> digests_;
+};
+
+}  // namespace
+
+absl::Status CorruptCheckpoint(const std::string& path, std::string_view what) {
+  return MakeError(
+      Reason::kCorruptCheckpoint,
+      absl::StrCat(path, "/", std::string(what), "; restore the checkpoint from a backup, or load another one"));
+}
+
+absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(const std::string& path) {
+  CheckpointFolder folder(path);
+  ASSIGN_OR_RETURN(folder.fd_, OpenFolderAt(AT_FDCWD, path, path));
+  const std::string optim(kOptimFolder);
+  absl::StatusOr<int> optim_fd = OpenFolderAt(folder.fd_, optim, absl::StrCat(path, "/", optim));
+  // A copy may have left out a folder without a file; something else in its place is found by BytesOfFiles.
+  if (!optim_fd.ok() && !absl::IsNotFound(optim_fd.status()) && !absl::IsInvalidArgument(optim_fd.status())) {
+    return optim_fd.status();
+  }
+  if (optim_fd.ok()) folder.optim_fd_ = *optim_fd;
+  return folder;
+}
+
+CheckpointFolder::CheckpointFolder(CheckpointFolder&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), optim_fd_(std::exchange(other.optim_fd_, -1)) {}
+
+CheckpointFolder::~CheckpointFolder() {
+  if (fd_ >= 0) close(fd_);
+  if (optim_fd_ >= 0) close(optim_fd_);
+}
+
+absl::StatusOr<std::map<std::string, uint64_t>> CheckpointFolder::BytesOfFiles() const {
+  std::map<std::string, uint64_t> bytes;
+  RETURN_IF_ERROR(AddFiles(fd_, "", bytes));
+  if (optim_fd_ >= 0) RETURN_IF_ERROR(AddFiles(optim_fd_, absl::StrCat(std::string(kOptimFolder), "/"), bytes));
+  return bytes;
+}
+
+absl::Status CheckpointFolder::AddFiles(int fd, const std::string& prefix,
+                                        std::map<std::string, uint64_t>& bytes) const {
+  // closedir closes its descriptor, and a duplicate would share the position in the folder.
+  ASSIGN_OR_RETURN(const int listed, OpenFolderAt(fd, ".", path_));
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(listed), closedir);
+  if (entries == nullptr) {
+    const int error = errno;
+    close(listed);
+    return ErrnoStatus("read", path_, error);
+  }
+  while (true) {
+    errno = 0;
+    const dirent* entry = readdir(entries.get());
+    if (entry == nullptr) return errno == 0 ? absl::OkStatus() : ErrnoStatus("read", path_, errno);
+    const std::string_view name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    if (prefix.empty() && (name == kManifestFile || (name == kOptimFolder && optim_fd_ >= 0))) continue;
+    const std::string file = absl::StrCat(prefix, std::string(name));
+    struct stat info;
+    if (fstatat(fd, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      return ErrnoStatus("stat", absl::StrCat(path_, "/", file), errno);
+    }
+    if (!S_ISREG(info.st_mode)) {
+      return CorruptCheckpoint(path_, absl::StrCat(absl::CEscape(file), ": is not a regular file"));
+    }
+    bytes[file] = static_cast<uint64_t>(info.st_size);
+  }
+}
+
+absl::StatusOr<RegularFile> CheckpointFolder::OpenFile(const std::string& file) const {
+  const size_t slash = file.find('/');
+  const bool in_optim = slash != std::string::npos;
+  if (in_optim && optim_fd_ < 0) return CorruptCheckpoint(path_, absl::StrCat(file, ": is missing"));
+  absl::StatusOr<RegularFile> opened = RegularFile::OpenAt(
+      in_optim ? optim_fd_ : fd_, in_optim ? file.substr(slash + 1) : file, absl::StrCat(path_, "/", file));
+  if (absl::IsNotFound(opened.status())) return CorruptCheckpoint(path_, absl::StrCat(file, ": is missing"));
+  if (absl::IsInvalidArgument(opened.status())) {
+    return CorruptCheckpoint(path_, absl::StrCat(file, ": is not a regular file"));
+  }
+  return opened;
+}
+
+absl::StatusOr<std::string> CheckpointFolder::Read(const std::string& file, uint64_t bytes_max) const {
+  const absl::StatusOr<RegularFile> opened = OpenFile(file);
+  RETURN_IF_ERROR(opened.status());
+  if (opened->bytes() > bytes_max) {
+    return CorruptCheckpoint(path_, absl::StrCat(file, ": has ", opened->bytes(), " bytes, the limit is ", bytes_max));
+  }
+  std::string content(opened->bytes(), '\0');
+  if (const absl::Status read = opened->ReadAt(0, content.data(), content.size()); !read.ok()) {
+    return CorruptCheckpoint(path_, absl::StrCat(file, ": ", std::string(read.message())));
+  }
+  return content;
+}
+
+absl::Status CheckpointFolder::Sync(const FilesOfParts& files) const {
+  for (const auto& [name, contents] : files) {
+    ASSIGN_OR_RETURN(const RegularFile file, OpenFile(name));
+    RETURN_IF_ERROR(SyncFd(file.fd(), absl::StrCat(path_, "/", name)));
+  }
+  if (optim_fd_ >= 0) RETURN_IF_ERROR(SyncFd(optim_fd_, absl::StrCat(path_, "/", std::string(kOptimFolder))));
+  return SyncFd(fd_, path_);
+}
+
+absl::Status CheckpointFolder::CheckDigests(const FilesOfParts& files, const CheckpointParts& parts) const {
+  std::string buffer(kReadBytes, '\0');
+  for (const auto& [name, contents] : files) {
+    ASSIGN_OR_RETURN(const RegularFile file, OpenFile(name));
+    RETURN_IF_ERROR(FileCheck(path_, parts).Run(name, contents, file, buffer));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,53 @@
+// The files of one checkpoint's folder: what is there, and whether it is what the parts say. The folder and its optim/
+// are held open, so that what is listed and what is read lie in the same folders; links are not followed.
+//
+// Thread safety: none. Errors: those of the disk (common/base/file.h); CORRUPT_CHECKPOINT, which names the file and
+// says what to do.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/file.h"
+#include "server/store/checkpoint_parts.h"
+
+namespace stemma::server {
+
+// Makes the error about the folder at `path`, or a file of it; `what` names the file.
+absl::Status CorruptCheckpoint(const std::string& path, std::string_view what);
+
+class CheckpointFolder {
+ public:
+  // Errors: NotFound - there is none; InvalidArgument - it is a link or no folder.
+  static absl::StatusOr<CheckpointFolder> Open(const std::string& path);
+  CheckpointFolder(CheckpointFolder&& other) noexcept;
+  CheckpointFolder& operator=(CheckpointFolder&&) = delete;
+  ~CheckpointFolder();
+
+  const std::string& path() const { return path_; }
+  // Returns the bytes of every file but the manifest, by the name that parts give it. Errors: CORRUPT_CHECKPOINT -
+  // something is there that is no regular file.
+  absl::StatusOr<std::map<std::string, uint64_t>> BytesOfFiles() const;
+  // `file`: as parts name it, or the manifest. Errors: CORRUPT_CHECKPOINT - it is missing, or no regular file.
+  absl::StatusOr<RegularFile> OpenFile(const std::string& file) const;
+  // Returns the whole file. Errors: CORRUPT_CHECKPOINT - as OpenFile, or it is longer.
+  absl::StatusOr<std::string> Read(const std::string& file, uint64_t bytes_max) const;
+  // Makes the contents of all these files durable, then the names in optim/ and in the folder.
+  absl::Status Sync(const FilesOfParts& files) const;
+  // Reads every file once, and compares with the digests of its parts. REQUIRES: CheckFiles found nothing.
+  absl::Status CheckDigests(const FilesOfParts& files, const CheckpointParts& parts) const;
+
+ private:
+  explicit CheckpointFolder(std::string path) : path_(std::move(path)) {}
+
+  absl::Status AddFiles(int fd, const std::string& prefix, std::map<std::string, uint64_t>& bytes) const;
+
+  std::string path_;
+  int fd_ = -1, optim_fd_ = -1;  // optim_fd_ < 0: there is none
+};
+
+}  // namespace stemma::server

@@ -1,0 +1,123 @@
+#include "server/store/checkpoint_parts.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <tuple>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/names.h"
+#include "common/base/status_macros.h"
+
+namespace stemma::server {
+namespace {
+
+using internal::v1::ByteRange;
+using internal::v1::CheckpointPart;
+
+constexpr size_t kDigestDigits = 64;
+constexpr size_t kRanksShown = 8;
+constexpr uint64_t kFileBytesMax = std::numeric_limits<int64_t>::max();  // off_t ends here
+
+bool IsDigest(const std::string& text) {
+  return text.size() == kDigestDigits &&
+         std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+}
+
+absl::Status Wrong(const CheckpointPart& part, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat(part.file(), ": the part of rank ", part.rank(), " ", what));
+}
+
+absl::Status CheckPart(const CheckpointPart& part) {
+  RETURN_IF_ERROR(CheckPartName(part.file()));
+  if (!IsDigest(part.sha256())) return Wrong(part, "has a digest that is not 64 hexadecimal digits");
+  uint64_t begin_min = 0;
+  for (const ByteRange& range : part.ranges()) {
+    const std::string text = absl::StrCat("a range of ", range.bytes(), " bytes at byte ", range.begin());
+    if (range.bytes() == 0) return Wrong(part, absl::StrCat("has ", text, ", which is empty"));
+    if (range.begin() > kFileBytesMax || range.bytes() > kFileBytesMax - range.begin()) {
+      return Wrong(part, absl::StrCat("has ", text, ", which no file can hold"));
+    }
+    if (range.begin() < begin_min) return Wrong(part, absl::StrCat("has ", text, ", which touches the one before"));
+    begin_min = range.begin() + range.bytes() + 1;
+  }
+  return absl::OkStatus();
+}
+
+// Orders the pieces and checks that each begins where the one before ends.
+absl::Status Join(const std::string& name, const CheckpointParts& parts, FileOfParts& file) {
+  std::sort(file.pieces.begin(), file.pieces.end(), [](const FilePiece& a, const FilePiece& b) {
+    return std::tie(a.begin, a.bytes, a.part) < std::tie(b.begin, b.bytes, b.part);
+  });
+  for (const FilePiece& piece : file.pieces) {
+    if (piece.begin != file.bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": the part of rank ", parts[piece.part].rank(), " has bytes from ", piece.begin,
+                       ", those before end at ", file.bytes,
+                       piece.begin < file.bytes ? ": some are written twice" : ": nobody wrote those between"));
+    }
+    file.bytes += piece.bytes;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckPartName(std::string_view file) {
+  std::string_view name = file;
+  const std::string folder = absl::StrCat(std::string(kOptimFolder), "/");
+  if (name.substr(0, folder.size()) == folder) {
+    name.remove_prefix(folder.size());
+  } else if (name == kManifestFile || name == kOptimFolder) {
+    return absl::InvalidArgumentError(absl::StrCat("no part of a checkpoint may be named \"", std::string(file), "\""));
+  }
+  return CheckFileName(name);
+}
+
+absl::StatusOr<FilesOfParts> ArrangeParts(const CheckpointParts& parts) {
+  FilesOfParts files;
+  for (int i = 0; i < parts.size(); ++i) {
+    RETURN_IF_ERROR(CheckPart(parts[i]));
+    FileOfParts& file = files[parts[i].file()];
+    file.parts.push_back(i);
+    for (const ByteRange& range : parts[i].ranges()) file.pieces.push_back({range.begin(), range.bytes(), i});
+  }
+  for (auto& [name, file] : files) RETURN_IF_ERROR(Join(name, parts, file));
+  return files;
+}
+
+absl::Status CheckFiles(const FilesOfParts& files, const CheckpointParts& parts,
+                        const std::map<std::string, uint64_t>& bytes_of_file) {
+  for (const auto& [name, file] : files) {
+    const auto found = bytes_of_file.find(name);
+    if (found != bytes_of_file.end() && found->second == file.bytes) continue;
+    const std::string said = absl::StrCat(file.bytes, " bytes were written by ", WritersOf(name, file, parts));
+    return absl::InvalidArgumentError(found == bytes_of_file.end()
+                                          ? absl::StrCat(name, ": is missing; its ", said)
+                                          : absl::StrCat(name, ": has ", found->second, " bytes; ", said));
+  }
+  for (const auto& [name, bytes] : bytes_of_file) {
+    if (!files.contains(name)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          absl::CEscape(name), ": is no file of the checkpoint, nobody says that it wrote its ", bytes, " bytes"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string WritersOf(const std::string& name, const FileOfParts& file, const CheckpointParts& parts) {
+  if (name == kClientStateFile) return "the server";
+  std::set<uint32_t> ranks;
+  for (const int part : file.parts) ranks.insert(parts[part].rank());
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  size_t shown = 0;
+  for (const uint32_t rank : ranks) {
+    if (shown == kRanksShown) return absl::StrCat(text, " and ", ranks.size() - shown, " more");
+    absl::StrAppend(&text, shown++ == 0 ? " " : ", ", rank);
+  }
+  return text;
+}
+
+}  // namespace stemma::server

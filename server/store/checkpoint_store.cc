@@ -1,0 +1,315 @@
+#include "server/store/checkpoint_store.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/digest.h"
+#include "common/base/error.h"
+#include "common/base/failpoint.h"
+#include "common/base/file.h"
+#include "common/base/file_writer.h"
+#include "common/base/message_sizes.h"
+#include "common/base/names.h"
+#include "common/base/status_macros.h"
+#include "common/base/temporary_file.h"
+#include "common/base/temporary_folder.h"
+#include "glog/logging.h"
+#include "server/store/checkpoint_folder.h"
+#include "server/store/checkpoint_manifest.h"
+#include "server/store/folder.h"
+
+namespace stemma::server {
+namespace {
+
+namespace fs = std::filesystem;
+using internal::v1::CheckpointManifest;
+
+constexpr std::string_view kTemporary = ".tmp-";
+constexpr char kRetired = '~';  // no name holds it: a save and a removal of one name never share a folder
+constexpr mode_t kMode = 0755;
+constexpr uint32_t kServerRank = 0;  // what the failpoints are passed as, and who wrote client_state
+
+std::string Sha256Of(std::string_view bytes) {
+  Sha256 sha;
+  sha.Update(bytes);
+  return sha.FinishHex();
+}
+
+absl::Status CheckTemporary(const std::string& temporary) {
+  std::string_view name = temporary;
+  if (!absl::StartsWith(temporary, std::string(kTemporary))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", absl::CEscape(temporary), "\" is not the name of a temporary checkpoint"));
+  }
+  name.remove_prefix(kTemporary.size());
+  if (!name.empty() && name.back() == kRetired) name.remove_suffix(1);
+  return CheckFileName(name);
+}
+
+absl::Status RemoveTree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);  // removes links, not what they lead to
+  return error ? ErrnoStatus("remove", path, error.value()) : absl::OkStatus();
+}
+
+// mkdir's mode is cut by the umask, which is the user's: ranks of the same user write into it.
+absl::Status MakeOpenFolder(const std::string& path) {
+  if (mkdir(path.c_str(), kMode) != 0) return ErrnoStatus("create", path, errno);
+  return chmod(path.c_str(), kMode) == 0 ? absl::OkStatus() : ErrnoStatus("chmod", path, errno);
+}
+
+// Checks what the caller says, before anything is opened.
+absl::Status CheckSave(const CheckpointManifest& manifest, const std::string& client_state) {
+  RETURN_IF_ERROR(CheckFileName(manifest.name()));
+  if (client_state.size() > kClientStateBytesMax) {
+    return MakeError(Reason::kLimitExceeded, absl::StrCat("client_state has ", client_state.size(),
+                                                          " bytes, the limit is ", kClientStateBytesMax));
+  }
+  for (const internal::v1::CheckpointPart& part : manifest.parts()) {
+    RETURN_IF_ERROR(CheckPartName(part.file()));
+    if (part.file() == kClientStateFile) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", part.rank(), " says that it wrote ", part.file()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Adds the server's own file and its part.
+absl::Status AddClientState(const std::string& path, const std::string& client_state, CheckpointManifest& manifest) {
+  if (client_state.empty()) return absl::OkStatus();
+  const std::string file(kClientStateFile);
+  absl::StatusOr<FileWriter> writer = FileWriter::Create(absl::StrCat(path, "/", file));
+  if (absl::IsAlreadyExists(writer.status())) {
+    return CorruptCheckpoint(path, absl::StrCat(file, ": is there already; no rank may write it"));
+  }
+  RETURN_IF_ERROR(writer.status());
+  RETURN_IF_ERROR(writer->Write(client_state.data(), client_state.size()));
+  RETURN_IF_ERROR(writer->Close());
+  internal::v1::CheckpointPart& part = *manifest.add_parts();
+  part.set_file(file);
+  part.add_ranges()->set_bytes(client_state.size());
+  part.set_sha256(Sha256Of(client_state));
+  part.set_rank(kServerRank);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FilesOfParts> CheckedFiles(const CheckpointFolder& folder, const CheckpointParts& parts) {
+  absl::StatusOr<FilesOfParts> files = ArrangeParts(parts);
+  if (!files.ok()) return CorruptCheckpoint(folder.path(), std::string(files.status().message()));
+  ASSIGN_OR_RETURN(const auto bytes_of_file, folder.BytesOfFiles());
+  if (const absl::Status same = CheckFiles(*files, parts, bytes_of_file); !same.ok()) {
+    return CorruptCheckpoint(folder.path(), std::string(same.message()));
+  }
+  return files;
+}
+
+StoredCheckpoint Stored(CheckpointManifest manifest, const FilesOfParts& files, std::string_view text) {
+  StoredCheckpoint stored;
+  stored.manifest_sha256 = Sha256Of(text);
+  stored.bytes = text.size();
+  for (const auto& [name, file] : files) stored.bytes += file.bytes;
+  const auto state = files.find(std::string(kClientStateFile));
+  stored.client_state_bytes = state == files.end() ? 0 : state->second.bytes;
+  manifest.clear_parts();
+  stored.manifest = std::move(manifest);
+  return stored;
+}
+
+// Returns the manifest that a folder of that name must have. Errors: CORRUPT_CHECKPOINT.
+absl::StatusOr<CheckpointManifest> ManifestOf(const CheckpointFolder& folder, const std::string& name,
+                                              std::string_view text) {
+  absl::StatusOr<CheckpointManifest> manifest = DecodeManifest(text);
+  const std::string file(kManifestFile);
+  if (!manifest.ok()) {
+    return CorruptCheckpoint(folder.path(), absl::StrCat(file, ": ", std::string(manifest.status().message())));
+  }
+  if (manifest->name() == name) return manifest;
+  return CorruptCheckpoint(folder.path(), absl::StrCat(file, ": is the manifest of \"",
+                                                       absl::CEscape(Shortened(manifest->name(), 80)), "\""));
+}
+
+// Writes the rest of a save whose ranks are done, up to the rename.
+absl::StatusOr<StoredCheckpoint> Finish(const std::string& path, CheckpointManifest manifest,
+                                        const std::string& client_state) {
+  RETURN_IF_ERROR(AddClientState(path, client_state, manifest));
+  ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(path));
+  ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts()));
+  RETURN_IF_ERROR(folder.Sync(files));
+  RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts()));
+  ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
+  if (FailpointFails("ckpt.before_manifest", kServerRank)) return ErrnoStatus("write", path, EIO);
+  RETURN_IF_ERROR(ReplaceFile(absl::StrCat(path, "/", std::string(kManifestFile)), text));
+  Failpoint("ckpt.after_manifest", kServerRank);
+  RETURN_IF_ERROR(SyncFolder(path));
+  StoredCheckpoint stored = Stored(std::move(manifest), files, text);
+  stored.client_state = client_state;
+  return stored;
+}
+
+// Gives a finished save its name. After an error it has the temporary one.
+absl::Status Publish(const std::string& parent, const std::string& path, const std::string& name) {
+  const std::string target = absl::StrCat(parent, "/", name);
+  const absl::Status renamed =
+      FailpointFails("ckpt.before_rename", kServerRank) ? ErrnoStatus("rename", path, EIO) : RenameFolder(path, target);
+  if (absl::IsAlreadyExists(renamed)) {
+    return MakeError(Reason::kCheckpointExists,
+                     absl::StrCat("there is a checkpoint \"", name, "\" already; choose another name, or delete it"),
+                     {.metadata = {{"name", name}}});
+  }
+  RETURN_IF_ERROR(renamed);
+  Failpoint("ckpt.after_rename", kServerRank);
+  absl::Status synced = SyncFolder(parent);
+  if (!synced.ok()) LOG_IF(ERROR, rename(target.c_str(), path.c_str()) != 0) << target << " stays, though " << synced;
+  return synced;
+}
+
+absl::StatusOr<StoredCheckpoint> Save(const std::string& parent, const std::string& path, CheckpointManifest manifest,
+                                      const std::string& client_state) {
+  RETURN_IF_ERROR(CheckSave(manifest, client_state));
+  manifest.set_version(kManifestVersion);
+  ASSIGN_OR_RETURN(StoredCheckpoint stored, Finish(path, std::move(manifest), client_state));
+  RETURN_IF_ERROR(Publish(parent, path, stored.manifest.name()));
+  return stored;
+}
+
+// Reads a folder's manifest and nothing else.
+absl::StatusOr<StoredCheckpoint> ReadManifest(const std::string& path, const std::string& name) {
+  ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(path));
+  ASSIGN_OR_RETURN(const std::string text, folder.Read(std::string(kManifestFile), kManifestBytesMax));
+  ASSIGN_OR_RETURN(CheckpointManifest manifest, ManifestOf(folder, name, text));
+  const absl::StatusOr<FilesOfParts> files = ArrangeParts(manifest.parts());
+  if (!files.ok()) return CorruptCheckpoint(path, std::string(files.status().message()));
+  return Stored(std::move(manifest), *files, text);
+}
+
+}  // namespace
+
+internal::v1::KnownCheckpoint KnownOf(const StoredCheckpoint& stored) {
+  const CheckpointManifest& manifest = stored.manifest;
+  internal::v1::KnownCheckpoint known;
+  known.set_name(manifest.name());
+  known.set_lineage(manifest.lineage());
+  known.set_step(manifest.step());
+  known.set_weight_version(manifest.weight_version());
+  known.set_dtype(manifest.config().dtype());
+  known.set_weights_digest(manifest.weights_digest());
+  known.set_manifest_sha256(stored.manifest_sha256);
+  known.set_bytes(stored.bytes);
+  known.set_saved_at_s(manifest.saved_at_s());
+  known.set_pinned(manifest.pinned());
+  known.set_client_state_bytes(stored.client_state_bytes);
+  return known;
+}
+
+absl::StatusOr<CheckpointStore> CheckpointStore::Open(const std::string& directory) {
+  ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
+  CheckpointStore store(absl::StrCat(root, "/checkpoints"));
+  RETURN_IF_ERROR(MakeFolder(store.folder_, kMode));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(store.folder_));
+  for (const std::string& name : names) {
+    if (!absl::StartsWith(name, std::string(kTemporary))) continue;
+    RETURN_IF_ERROR(RemoveTree(absl::StrCat(store.folder_, "/", name)));
+    LOG(INFO) << "removed " << store.folder_ << "/" << name << ", which a process that ended left unfinished";
+  }
+  return store;
+}
+
+absl::StatusOr<std::string> CheckpointStore::Begin(const std::string& name) const {
+  RETURN_IF_ERROR(CheckFileName(name));
+  std::string temporary = absl::StrCat(std::string(kTemporary), name);
+  const std::string path = absl::StrCat(folder_, "/", temporary);
+  RETURN_IF_ERROR(RemoveTree(path));
+  RETURN_IF_ERROR(MakeOpenFolder(path));
+  if (absl::Status made = MakeOpenFolder(absl::StrCat(path, "/", std::string(kOptimFolder))); !made.ok()) {
+    Abandon(temporary);
+    return made;
+  }
+  return temporary;
+}
+
+absl::StatusOr<StoredCheckpoint> CheckpointStore::Commit(const std::string& temporary, CheckpointManifest manifest,
+                                                         const std::string& client_state) const {
+  RETURN_IF_ERROR(CheckTemporary(temporary));
+  const std::string path = absl::StrCat(folder_, "/", temporary);
+  absl::StatusOr<StoredCheckpoint> stored = Save(folder_, path, std::move(manifest), client_state);
+  if (!stored.ok()) Abandon(temporary);
+  return stored;
+}
+
+void CheckpointStore::Abandon(const std::string& temporary) const {
+  absl::Status removed = CheckTemporary(temporary);
+  if (removed.ok()) removed = RemoveTree(absl::StrCat(folder_, "/", temporary));
+  // The next start removes it.
+  LOG_IF(WARNING, !removed.ok()) << "a checkpoint's temporary folder stays: " << removed;
+}
+
+absl::StatusOr<StoredCheckpoint> CheckpointStore::Verify(const std::string& name,
+                                                         const std::string& manifest_sha256) const {
+  RETURN_IF_ERROR(CheckFileName(name));
+  const absl::StatusOr<CheckpointFolder> opened = CheckpointFolder::Open(absl::StrCat(folder_, "/", name));
+  if (absl::IsInvalidArgument(opened.status())) {
+    return CorruptCheckpoint(folder_, absl::StrCat(name, ": is a link, or not a directory"));
+  }
+  RETURN_IF_ERROR(opened.status());
+  const CheckpointFolder& folder = *opened;
+  const std::string manifest_file(kManifestFile), state_file(kClientStateFile);
+  ASSIGN_OR_RETURN(const std::string text, folder.Read(manifest_file, kManifestBytesMax));
+  if (const std::string digest = Sha256Of(text); !manifest_sha256.empty() && digest != manifest_sha256) {
+    return CorruptCheckpoint(folder.path(), absl::StrCat(manifest_file, ": has the digest ", digest, ", not ",
+                                                         manifest_sha256, " as when it was saved"));
+  }
+  ASSIGN_OR_RETURN(CheckpointManifest manifest, ManifestOf(folder, name, text));
+  ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts()));
+  RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts()));
+  std::string client_state;
+  if (files.contains(state_file)) {
+    ASSIGN_OR_RETURN(client_state, folder.Read(state_file, kClientStateBytesMax));
+  }
+  StoredCheckpoint stored = Stored(std::move(manifest), files, text);
+  stored.client_state = std::move(client_state);
+  return stored;
+}
+
+absl::StatusOr<std::vector<StoredCheckpoint>> CheckpointStore::Scan() const {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder_));
+  std::vector<StoredCheckpoint> checkpoints;
+  for (const std::string& name : names) {
+    if (!CheckFileName(name).ok()) continue;
+    absl::StatusOr<StoredCheckpoint> stored = ReadManifest(absl::StrCat(folder_, "/", name), name);
+    if (stored.ok()) {
+      checkpoints.push_back(*std::move(stored));
+    } else {
+      LOG(WARNING) << "left out of the checkpoints: " << stored.status();
+    }
+  }
+  std::sort(checkpoints.begin(), checkpoints.end(), [](const StoredCheckpoint& a, const StoredCheckpoint& b) {
+    return std::forward_as_tuple(a.manifest.step(), a.manifest.name()) <
+           std::forward_as_tuple(b.manifest.step(), b.manifest.name());
+  });
+  return checkpoints;
+}
+
+absl::StatusOr<std::string> CheckpointStore::Retire(const std::string& name) const {
+  RETURN_IF_ERROR(CheckFileName(name));
+  std::string temporary = absl::StrCat(std::string(kTemporary), name, std::string(1, kRetired));
+  const std::string from = absl::StrCat(folder_, "/", name), to = absl::StrCat(folder_, "/", temporary);
+  struct stat info;
+  if (lstat(from.c_str(), &info) != 0) return ErrnoStatus("remove", from, errno);
+  if (!S_ISDIR(info.st_mode)) return absl::NotFoundError(absl::StrCat(from, ": is not a checkpoint's directory"));
+  RETURN_IF_ERROR(RemoveTree(to));  // an earlier one of that name, whose removal failed
+  RETURN_IF_ERROR(RenameFolder(from, to));
+  RETURN_IF_ERROR(SyncFolder(folder_));
+  return temporary;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,50 @@
+#include "server/store/folder.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/file.h"
+
+namespace stemma::server {
+
+absl::Status MakeFolder(const std::string& path, mode_t mode) {
+  if (mkdir(path.c_str(), mode) != 0) {
+    if (errno != EEXIST) return ErrnoStatus("create", path, errno);
+    struct stat info;
+    if (lstat(path.c_str(), &info) != 0) return ErrnoStatus("stat", path, errno);
+    if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": is not a directory"));
+  }
+  // A server that was killed may have made it and not come to this point, so that it is done for one that is there too.
+  return SyncFolder(std::filesystem::path(path).parent_path().string());
+}
+
+absl::Status MakePrivateFolder(const std::string& path) { return MakeFolder(path, 0700); }
+
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (error) return ErrnoStatus("read", folder, error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::Status SyncFolder(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus("open", path, errno);
+  const int error = fsync(fd) == 0 ? 0 : errno;
+  close(fd);
+  return error == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path, error);
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,119 @@
+#include "server/store/spool.h"
+
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/file.h"
+#include "common/base/status_macros.h"
+#include "common/base/temporary_file.h"
+#include "glog/logging.h"
+#include "server/store/folder.h"
+
+namespace stemma::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kNameBytesMax = 128;
+constexpr size_t kRandomBytes = 6;  // TemporaryFile writes to .NAME.RANDOM
+
+bool IsName(const std::string& name) {
+  const auto allowed = [](char c) { return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-'; };
+  return !name.empty() && name.size() <= kNameBytesMax && absl::ascii_isalnum(name[0]) &&
+         std::all_of(name.begin(), name.end(), allowed);
+}
+
+bool IsUnfinished(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  return name[0] == '.' && dot > 0 && name.size() == dot + 1 + kRandomBytes && IsName(name.substr(1, dot - 1));
+}
+
+absl::Status RemoveFile(const std::string& path) {
+  return unlink(path.c_str()) == 0 || errno == ENOENT ? absl::OkStatus() : ErrnoStatus("remove", path, errno);
+}
+
+}  // namespace
+
+absl::StatusOr<Spool> Spool::Open(const std::string& directory, uint64_t message_bytes_max) {
+  CHECK_LE(message_bytes_max, kSpoolMessageBytesMax);
+  ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
+  Spool spool(absl::StrCat(root, "/spool"), message_bytes_max);
+  RETURN_IF_ERROR(MakePrivateFolder(spool.folder_));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(spool.folder_));
+  for (const std::string& name : names) {
+    if (!IsUnfinished(name)) continue;
+    RETURN_IF_ERROR(RemoveFile(absl::StrCat(spool.folder_, "/", name)));
+    LOG(INFO) << "removed " << spool.folder_ << "/" << name << ", which a process that ended left unfinished";
+  }
+  return spool;
+}
+
+absl::StatusOr<std::string> Spool::PathOf(const std::string& name) const {
+  if (IsName(name)) return absl::StrCat(folder_, "/", name);
+  return absl::InvalidArgumentError(absl::StrCat("\"", Shortened(name, kNameBytesMax),
+                                                 "\" cannot name a file of the spool: up to ", kNameBytesMax,
+                                                 " letters, digits and ._-, a letter or digit first"));
+}
+
+absl::StatusOr<internal::v1::SpoolFile> Spool::Write(const std::string& name, const TrainingRequest& request,
+                                                     const RequestPlan& plan, uint32_t num_ranks) const {
+  ASSIGN_OR_RETURN(const std::string path, PathOf(name));
+  ASSIGN_OR_RETURN(TemporaryFile temporary, TemporaryFile::Create(path));
+  ASSIGN_OR_RETURN(internal::v1::SpoolFile file,
+                   WriteSpooled(temporary.fd(), path, request, plan, num_ranks, message_bytes_max_));
+  RETURN_IF_ERROR(temporary.Commit());
+  if (absl::Status synced = SyncFolder(folder_); !synced.ok()) {
+    unlink(path.c_str());
+    return synced;
+  }
+  file.set_name(name);
+  return file;
+}
+
+absl::StatusOr<SpooledRequest> Spool::Read(const internal::v1::SpoolFile& file) const {
+  ASSIGN_OR_RETURN(const std::string path, PathOf(file.name()));
+  const absl::StatusOr<RegularFile> opened = RegularFile::Open(path);
+  if (absl::IsNotFound(opened.status()) || absl::IsInvalidArgument(opened.status())) {
+    return MakeError(Reason::kCorruptSpool,
+                     absl::StrCat(std::string(opened.status().message()),
+                                  "; restore the file from a backup, or go on from a later checkpoint"));
+  }
+  RETURN_IF_ERROR(opened.status());
+  return ReadSpooled(*opened, path, file, message_bytes_max_);
+}
+
+absl::Status Spool::Remove(const std::string& name) const {
+  ASSIGN_OR_RETURN(const std::string path, PathOf(name));
+  return RemoveFile(path);
+}
+
+absl::StatusOr<std::vector<std::string>> Spool::Sweep(const std::set<std::string>& keep) const {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder_));
+  std::vector<std::string> removed;
+  for (const std::string& name : names) {
+    if (!IsName(name) || keep.contains(name)) continue;
+    const std::string path = absl::StrCat(folder_, "/", name);
+    const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
+    if (!file.ok() || !IsSpooled(*file)) continue;
+    RETURN_IF_ERROR(RemoveFile(path));
+    removed.push_back(name);
+  }
+  return removed;
+}
+
+uint64_t Spool::FreeBytes() const {
+  struct statvfs info;
+  if (statvfs(folder_.c_str(), &info) == 0) return info.f_bavail * info.f_frsize;
+  PLOG(WARNING) << "statvfs " << folder_;
+  return 0;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,158 @@
+"""The client's calls about checkpoints, against a server in this process."""
+
+import pathlib
+import sys
+
+import grpc
+import pytest
+import stemma
+from stemma import _proto
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from fake_server import FakeServer, abort  # noqa: E402
+
+Checkpoint, Loaded, Listed, Model, Deleted = (_proto.message_class(f"stemma.v1.{name}") for name in (
+    "Checkpoint", "LoadCheckpointResponse", "ListCheckpointsResponse", "ModelInfo", "DeleteCheckpointResponse"))
+
+
+def saved_as(request, name=None, **fields):
+    return Checkpoint(**{"name": name or request.name, "lineage": "L1", "step": 3, "pinned": request.pinned,
+                         "client_state_bytes": len(request.client_state), **fields})
+
+
+def client_of(server):
+    return stemma.Client(server.address, retry_delay_s=0.0)
+
+
+def run(handlers, call):
+    with FakeServer(handlers) as server, client_of(server) as client:
+        return call(client)
+
+
+class Losing:
+    """A server that refuses the first save with `reason`, and then knows `checkpoints` and the name that is asked for."""
+
+    def __init__(self, checkpoints, reason=""):
+        self.saves = []
+        self._checkpoints, self._reason = checkpoints, reason
+
+    def handlers(self):
+        return {"SaveCheckpoint": self._save, "ListCheckpoints": lambda *_: Listed(checkpoints=self._checkpoints),
+                "GetModel": lambda *_: Model(lineage="L1", step=3)}
+
+    def _save(self, request, context):
+        self.saves.append(request)
+        if len(self.saves) == 1:
+            abort(context, grpc.StatusCode.UNAVAILABLE, "gone", self._reason)
+        abort(context, grpc.StatusCode.ALREADY_EXISTS, "there", "CHECKPOINT_EXISTS", metadata={"name": "step-00000003"})
+
+
+def test_a_save_sends_what_was_asked_for_and_pins_its_lineage():
+    sent = []
+
+    def save(request, _):
+        sent.append(request)
+        return saved_as(request, weights_digest="ab", bytes=7)
+
+    def call(client):
+        first = client.save_checkpoint("a", pinned=True, client_state=b"\0x")
+        client.save_checkpoint()
+        return first, client.lineage
+
+    first, lineage = run({"SaveCheckpoint": save}, call)
+    assert (first.name, first.lineage, first.step, first.weights_digest, first.bytes) == ("a", "L1", 3, "ab", 7)
+    assert (sent[0].name, sent[0].pinned, sent[0].client_state) == ("a", True, b"\0x")
+    assert not sent[0].HasField("expected_lineage")
+    assert (sent[1].name, sent[1].pinned, sent[1].client_state, sent[1].expected_lineage) == ("", False, b"", "L1")
+    assert lineage == "L1"
+
+
+@pytest.mark.parametrize("state", ["text", None, b"x" * ((1 << 20) + 1)])
+def test_a_state_that_cannot_be_sent_is_refused_before_it_is(state):
+    sent = []
+    with pytest.raises(ValueError, match="client_state"):
+        run({"SaveCheckpoint": lambda request, _: sent.append(request)}, lambda c: c.save_checkpoint(client_state=state))
+    assert not sent
+
+
+def test_a_state_of_the_largest_size_is_sent():
+    out = run({"SaveCheckpoint": lambda request, _: saved_as(request, name="a")},
+              lambda c: c.save_checkpoint(client_state=b"x" * (1 << 20)))
+    assert out.client_state_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("name", ["a", None])
+def test_a_save_whose_answer_was_lost_is_found(name):
+    there = Checkpoint(name=name or "step-00000003", lineage="L1", step=3, client_state_bytes=2)
+    server = Losing([Checkpoint(name="b", lineage="L1", step=3, client_state_bytes=2), there])
+    out = run(server.handlers(), lambda c: c.save_checkpoint(name, client_state=b"xy"))
+    assert out.name == there.name and len(server.saves) == 2
+
+
+@pytest.mark.parametrize("other", [{"lineage": "L0"}, {"step": 2}, {"pinned": True}, {"client_state_bytes": 1},
+                                   {"name": "b"}, {"damage": "a file is missing"}])
+def test_another_checkpoint_of_the_name_is_no_answer(other):
+    there = Checkpoint(**{"name": "a", "lineage": "L1", "step": 3, **other})
+    with pytest.raises(stemma.StemmaError) as error:
+        run(Losing([there]).handlers(), lambda c: c.save_checkpoint("a"))
+    assert error.value.reason == "CHECKPOINT_EXISTS"
+
+
+def test_a_server_that_recovered_has_saved_nothing():
+    server = Losing([Checkpoint(name="a", lineage="L1", step=3)], reason="RECOVERING")
+    with pytest.raises(stemma.StemmaError) as error:
+        run(server.handlers(), lambda c: c.save_checkpoint("a"))
+    assert error.value.reason == "CHECKPOINT_EXISTS" and len(server.saves) == 2
+
+
+def test_a_load_gives_the_state_back_and_moves_the_client_to_its_lineage():
+    sent = []
+
+    def load(request, _):
+        sent.append(request)
+        return Loaded(checkpoint=Checkpoint(name="a", step=3), client_state=b"\0p", lineage="L2", step=3, weight_version=4)
+
+    def call(client):
+        client.model()
+        return client.load_checkpoint("a"), client.load_checkpoint(), client.lineage
+
+    first, _, lineage = run({"GetModel": lambda *_: Model(lineage="L1", step=9), "LoadCheckpoint": load}, call)
+    assert (first.checkpoint.name, first.client_state, first.lineage, first.step, first.weight_version) == (
+        "a", b"\0p", "L2", 3, 4)
+    assert [(r.name, r.expected_lineage) for r in sent] == [("a", "L1"), ("", "L2")] and lineage == "L2"
+
+
+def test_the_other_calls_name_their_checkpoint():
+    deleted = []
+
+    def delete(request, _):
+        deleted.append(request.name)
+        return Deleted()
+
+    handlers = {"ListCheckpoints": lambda *_: Listed(checkpoints=[Checkpoint(name="a"), Checkpoint(name="b")]),
+                "VerifyCheckpoint": lambda request, _: Checkpoint(name=request.name, damage="bad"),
+                "PinCheckpoint": lambda request, _: Checkpoint(name=request.name, pinned=request.pinned),
+                "DeleteCheckpoint": delete}
+    assert [c.name for c in run(handlers, lambda c: c.list_checkpoints())] == ["a", "b"]
+    out = run(handlers, lambda c: c.verify_checkpoint("b"))
+    assert (out.name, out.damage) == ("b", "bad")
+    assert run(handlers, lambda c: (c.pin_checkpoint("b").pinned, c.pin_checkpoint("b", False).pinned)) == (True, False)
+    assert run(handlers, lambda c: c.delete_checkpoint("a")) is None and deleted == ["a"]
+
+
+def test_an_update_after_a_load_waits_until_workers_have_loaded():
+    updates = []
+
+    def update(parts, context):
+        updates.append(list(parts)[0].update.request)
+        if len(updates) < 10:  # more than there are retries
+            abort(context, grpc.StatusCode.UNAVAILABLE, "loading", "RECOVERING")
+        return _proto.message_class("stemma.v1.RequestStatus")(request_id=updates[0].request_id, lineage="L2")
+
+    def call(client):
+        client.load_checkpoint("a")
+        group = stemma.Group("g", [5], [stemma.Rollout([8], reward=1.0)])
+        return client.submit([group], loss=stemma.grpo(), adam=stemma.adamw(1e-6))
+
+    run({"LoadCheckpoint": lambda *_: Loaded(lineage="L2", step=3), "UpdateActor": update}, call)
+    assert len(updates) == 10 and {request.expected_lineage for request in updates} == {"L2"}

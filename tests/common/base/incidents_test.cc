@@ -1,0 +1,82 @@
+#include "common/base/incidents.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "common/base/temporary_folder.h"
+#include "gtest/gtest.h"
+
+namespace stemma {
+namespace {
+
+namespace fs = std::filesystem;
+
+class IncidentsTest : public ::testing::Test {
+ protected:
+  IncidentsTest() : folder_(TemporaryFolder::Create(::testing::TempDir() + "/incidents").value()) {}
+  std::string Data() const { return folder_.path(); }
+  std::string Text(const std::string& file) const {
+    std::ostringstream text;
+    text << std::ifstream(Data() + "/incidents/" + file).rdbuf();
+    return text.str();
+  }
+  std::set<std::string> Names() const {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(Data() + "/incidents")) names.insert(entry.path().filename());
+    return names;
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+TEST_F(IncidentsTest, EachProcessAddsItsFile) {
+  ASSERT_TRUE(WriteIncidentFile(Data(), IncidentName(12, 3), "rank-1.txt", "one").ok());
+  ASSERT_TRUE(WriteIncidentFile(Data(), IncidentName(12, 3), "server.json", "longer").ok());
+  ASSERT_TRUE(WriteIncidentFile(Data(), IncidentName(12, 3), "server.json", "two").ok());
+  EXPECT_EQ(Text("000012-0003/rank-1.txt"), "one");
+  EXPECT_EQ(Text("000012-0003/server.json"), "two");
+}
+
+TEST_F(IncidentsTest, AHostWithoutTheDataDirectoryGetsNone) {
+  const std::string elsewhere = Data() + "/elsewhere";
+  EXPECT_FALSE(WriteIncidentFile(elsewhere, IncidentName(1, 1), "rank-1.txt", "one").ok());
+  EXPECT_FALSE(fs::exists(elsewhere));
+}
+
+TEST_F(IncidentsTest, ALinkIsNotFollowed) {
+  const std::string other = Data() + "/other";
+  std::ofstream(other) << "kept";
+  ASSERT_TRUE(WriteIncidentFile(Data(), IncidentName(1, 1), "a", "").ok());
+  fs::create_symlink(other, Data() + "/incidents/000001-0001/b");
+  EXPECT_FALSE(WriteIncidentFile(Data(), IncidentName(1, 1), "b", "x").ok());
+  EXPECT_EQ(Text("../other"), "kept");
+}
+
+TEST_F(IncidentsTest, TheNewestStayByEpochAndGeneration) {
+  for (uint64_t i = 0; i < kIncidentsMax; ++i) {
+    ASSERT_TRUE(WriteIncidentFile(Data(), IncidentName(9 + i % 2, 1 + i), "a", "").ok());
+  }
+  RemoveOldIncidents(Data());
+  EXPECT_EQ(Names().size(), kIncidentsMax);
+  fs::create_directory(Data() + "/incidents/000000-notes");
+  for (uint64_t i = 0; i < 2; ++i) ASSERT_TRUE(WriteIncidentFile(Data(), IncidentName(1'000'000, i), "a", "").ok());
+  RemoveOldIncidents(Data());
+  EXPECT_TRUE(Names().contains("1000000-0001"));
+  EXPECT_TRUE(Names().contains("000000-notes"));
+  EXPECT_FALSE(Names().contains("000009-0001"));
+  EXPECT_EQ(Names().size(), kIncidentsMax + 1);
+}
+
+TEST_F(IncidentsTest, WithoutAnyNothingIsRemoved) {
+  RemoveOldIncidents(Data());
+  EXPECT_TRUE(fs::is_empty(Data()));
+}
+
+}  // namespace
+}  // namespace stemma

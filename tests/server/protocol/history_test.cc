@@ -1,0 +1,279 @@
+// The journal's rows and their fold: what a restart finds is what the running server held; what no server wrote is
+// refused.
+#include "server/protocol/history.h"
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+
+namespace stemma::server {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+using internal::v1::JournalRow;
+using internal::v1::JournalState;
+
+constexpr uint64_t kRequestsKept = 4;
+
+std::vector<JournalAction> RowsOf(Outbox& out) {
+  std::vector<JournalAction> rows;
+  for (const Action& action : out.Take().actions) {
+    if (const auto* row = std::get_if<JournalAction>(&action)) rows.push_back(*row);
+  }
+  return rows;
+}
+
+JournalState FoldOf(const std::vector<JournalAction>& rows) {
+  JournalState state;
+  for (const JournalAction& action : rows) {
+    JournalRow row;
+    EXPECT_TRUE(row.ParseFromString(action.body));
+    const absl::Status folded = FoldRow(row, kRequestsKept, state);
+    EXPECT_TRUE(folded.ok()) << folded;
+  }
+  return state;
+}
+
+internal::v1::LineageBegun Begun(const std::string& name, uint64_t weight_version) {
+  internal::v1::LineageBegun row;
+  row.set_name(name);
+  row.set_weight_version(weight_version);
+  return row;
+}
+
+internal::v1::RequestAccepted Accepted(const std::string& id, bool kept) {
+  internal::v1::RequestAccepted row;
+  row.set_request_id(id);
+  row.set_steps_total(3);
+  if (kept) row.mutable_spool()->set_name("spool-" + id);
+  return row;
+}
+
+internal::v1::StepCommitted Committed(const std::string& id, uint32_t k, uint64_t step) {
+  internal::v1::StepCommitted row;
+  row.set_request_id(id);
+  row.set_k(k);
+  row.set_step(step);
+  row.set_outcome(v1::StepResult::APPLIED);
+  return row;
+}
+
+internal::v1::StepApplied Applied(const std::string& id, uint32_t k, uint64_t step) {
+  internal::v1::StepApplied row;
+  row.set_request_id(id);
+  row.set_k(k);
+  row.set_weights_digest("w" + std::to_string(step));
+  row.mutable_result()->set_outcome(v1::StepResult::APPLIED);
+  row.mutable_result()->set_step(step);
+  row.mutable_result()->set_weight_version(step + 1);
+  return row;
+}
+
+internal::v1::RequestFinished Finished(const std::string& id, v1::RequestState state) {
+  internal::v1::RequestFinished row;
+  row.set_request_id(id);
+  row.set_state(state);
+  return row;
+}
+
+// Requests of one to three steps, some of which end early, are cancelled or lose their last step; a lineage that ends.
+void Live(std::mt19937& random, History& history, int requests) {
+  uint64_t step = 0;
+  history.Start(1);
+  history.BeginLineage(Begun("L", 1));
+  for (int i = 0; i < requests; ++i) {
+    const std::string id = "r" + std::to_string(i);
+    history.Accept(Accepted(id, /*kept=*/true));
+    const uint32_t steps = random() % 4;
+    for (uint32_t k = 0; k < steps; ++k) {
+      history.Commit(Committed(id, k, step + 1));
+      if (random() % 8 == 0) {
+        history.Undo(id, k);
+        break;
+      }
+      history.Apply(Applied(id, k, ++step));
+    }
+    history.Finish(Finished(id, random() % 4 == 0 ? v1::CANCELLED : v1::DONE));
+    if (random() % 40 == 0) {
+      internal::v1::LostWeights lost;
+      lost.set_lineage(history.state().lineage());
+      lost.set_step(step);
+      internal::v1::LineageBegun begun = Begun("L" + std::to_string(i), step + 2);
+      *begun.mutable_lost() = lost;
+      history.BeginLineage(begun);
+      step = 0;
+    }
+  }
+}
+
+TEST(HistoryTest, TheFoldOfTheRowsIsWhatTheServerHolds) {
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    Outbox out;
+    out.Begin(absl::UnixEpoch());
+    History history({.replays = true, .requests_kept = kRequestsKept, .snapshot_after_bytes = 2000}, &out);
+    Live(random, history, 60);
+    const std::vector<JournalAction> rows = RowsOf(out);
+    for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(rows[i].n, i + 1);
+    EXPECT_TRUE(MessageDifferencer::Equals(FoldOf(rows), history.state()));
+    EXPECT_LE(history.state().requests_size(), static_cast<int>(kRequestsKept));
+  }
+}
+
+// What the journal holds after a snapshot is the rows from it on.
+TEST(HistoryTest, ASnapshotStandsForAllRowsBeforeIt) {
+  std::mt19937 random(1);
+  Outbox out;
+  out.Begin(absl::UnixEpoch());
+  History history({.replays = true, .requests_kept = kRequestsKept, .snapshot_after_bytes = 2000}, &out);
+  Live(random, history, 200);
+  std::vector<JournalAction> held;
+  size_t snapshots = 0, bytes = 0, most_bytes = 0, largest = 2000;
+  for (JournalAction& row : RowsOf(out)) {
+    if (row.replaces) {
+      ++snapshots;
+      held.clear();
+      bytes = 0;
+      EXPECT_TRUE(row.settles);
+      largest = std::max(largest, row.body.size());
+    }
+    bytes += row.body.size();
+    most_bytes = std::max(most_bytes, bytes);
+    held.push_back(std::move(row));
+  }
+  EXPECT_GT(snapshots, 3u);
+  EXPECT_TRUE(MessageDifferencer::Equals(FoldOf(held), history.state()));
+  EXPECT_LT(most_bytes, 3 * largest) << "a snapshot, as many bytes of rows, and those of one request";
+}
+
+internal::v1::KnownCheckpoint Saved(const std::string& lineage, uint64_t step) {
+  internal::v1::KnownCheckpoint checkpoint;
+  checkpoint.set_name("step-" + std::to_string(step));
+  checkpoint.set_lineage(lineage);
+  checkpoint.set_step(step);
+  return checkpoint;
+}
+
+// A long run: four steps a request, a checkpoint every hundred steps, two of them kept, numbers as of a real step.
+TEST(HistoryTest, AHundredThousandStepsStayBounded) {
+  constexpr uint64_t kSteps = 100'000, kStepsOfRequest = 4, kCheckpointEvery = 100, kSnapshotAfter = 8u << 20;
+  Outbox out;
+  History history({.replays = true, .requests_kept = 1000, .snapshot_after_bytes = kSnapshotAfter}, &out);
+  history.Start(1);
+  history.BeginLineage(Begun("L", 1));
+  size_t held_bytes = 0, most_bytes = 0, largest_snapshot = 0;
+  int most_kept = 0, most_files = 0, files = 0;
+  for (uint64_t step = 0; step < kSteps;) {
+    out.Begin(absl::UnixEpoch());
+    const std::string id = "run-0123456789abcdef/" + std::to_string(step);
+    history.Accept(Accepted(id, /*kept=*/true));
+    ++files;
+    for (uint32_t k = 0; k < kStepsOfRequest; ++k) {
+      ++step;
+      history.Commit(Committed(id, k, step));
+      internal::v1::StepApplied applied = Applied(id, k, step);
+      for (int i = 0; i < 40; ++i)
+        (*applied.mutable_result()->mutable_metrics())["metric/" + std::to_string(i)] = 0.5 * i;
+      history.Apply(std::move(applied));
+    }
+    history.Finish(Finished(id, v1::DONE));
+    if (step % kCheckpointEvery == 0) {
+      history.SaveCheckpoint(Saved("L", step));
+      if (step > 2 * kCheckpointEvery) history.DropCheckpoint("step-" + std::to_string(step - 2 * kCheckpointEvery));
+    }
+    for (const Action& action : out.Take().actions) {
+      if (std::holds_alternative<RemoveSpoolAction>(action)) --files;
+      const auto* row = std::get_if<JournalAction>(&action);
+      if (row == nullptr) continue;
+      if (row->replaces) held_bytes = 0;
+      if (row->replaces) largest_snapshot = std::max(largest_snapshot, row->body.size());
+      held_bytes += row->body.size();
+      most_bytes = std::max(most_bytes, held_bytes);
+    }
+    most_kept = std::max(most_kept, history.state().kept_size());
+    most_files = std::max(most_files, files);
+  }
+  EXPECT_EQ(history.state().step(), kSteps);
+  EXPECT_LE(most_kept, static_cast<int>(2 * kCheckpointEvery / kStepsOfRequest)) << "back to the checkpoint before";
+  EXPECT_EQ(most_files, most_kept) << "of the spool";
+  EXPECT_GT(largest_snapshot, 0u);
+  EXPECT_LT(most_bytes, largest_snapshot + std::max<size_t>(kSnapshotAfter, largest_snapshot) + (64u << 10));
+  EXPECT_LT(largest_snapshot, 16u << 20) << "requests that are remembered, and ids of those that are not";
+  RecordProperty("largest_snapshot", std::to_string(largest_snapshot));
+}
+
+TEST(HistoryTest, AFileOfTheSpoolGoesWithTheRowThatMakesItUseless) {
+  Outbox out;
+  out.Begin(absl::UnixEpoch());
+  History history({.replays = true, .requests_kept = kRequestsKept}, &out);
+  history.BeginLineage(Begun("L", 1));
+  const auto removed = [&out] {
+    std::vector<std::string> names;
+    for (const Action& action : out.Take().actions) {
+      if (const auto* remove = std::get_if<RemoveSpoolAction>(&action)) names.push_back(remove->name);
+    }
+    return names;
+  };
+  history.Accept(Accepted("a", true));
+  history.Commit(Committed("a", 0, 1));
+  history.Apply(Applied("a", 0, 1));
+  history.Finish(Finished("a", v1::DONE));
+  history.Accept(Accepted("b", true));
+  EXPECT_TRUE(removed().empty()) << "a's step may have to be computed again";
+  history.Finish(Finished("b", v1::FAILED));
+  EXPECT_EQ(removed(), std::vector<std::string>{"spool-b"});
+  internal::v1::LostWeights lost;
+  lost.set_lineage("L");
+  lost.set_step(1);
+  internal::v1::LineageBegun begun = Begun("M", 3);
+  *begun.mutable_lost() = lost;
+  history.BeginLineage(begun);
+  EXPECT_EQ(removed(), std::vector<std::string>{"spool-a"});
+}
+
+TEST(JournalFoldTest, RowsThatNoServerWroteAreRefused) {
+  JournalRow begun, accepted, committed, applied, finished, undone, started;
+  begun.mutable_lineage_begun()->set_name("L");
+  *begun.mutable_lineage_begun() = begun.lineage_begun();
+  *accepted.mutable_accepted() = Accepted("a", true);
+  *committed.mutable_committed() = Committed("a", 0, 1);
+  *applied.mutable_applied() = Applied("a", 0, 1);
+  *finished.mutable_finished() = Finished("a", v1::DONE);
+  undone.mutable_undone()->set_request_id("a");
+  started.mutable_started()->set_epoch(0);
+  JournalRow later = committed;
+  later.mutable_committed()->set_step(2);
+  JournalRow lost = begun;
+  lost.mutable_lineage_begun()->mutable_lost()->set_lineage("other");
+  const std::vector<std::vector<JournalRow>> wrong = {
+      {started},
+      {begun, JournalRow()},
+      {begun, lost},
+      {begun, committed},
+      {begun, applied},
+      {begun, finished},
+      {begun, accepted, accepted},
+      {begun, accepted, later},
+      {begun, accepted, applied},
+      {begun, accepted, committed, committed},
+      {begun, accepted, committed, applied, undone},
+      {begun, accepted, committed, applied, finished, finished},
+      {begun, accepted, committed, applied, finished, committed},
+  };
+  for (size_t i = 0; i < wrong.size(); ++i) {
+    JournalState state;
+    absl::Status folded;
+    for (size_t n = 0; n < wrong[i].size(); ++n) {
+      ASSERT_TRUE(folded.ok()) << "case " << i << ", row " << n << ": " << folded;
+      folded = FoldRow(wrong[i][n], kRequestsKept, state);
+    }
+    EXPECT_TRUE(absl::IsDataLoss(folded)) << "case " << i << ": " << folded;
+  }
+}
+
+}  // namespace
+}  // namespace stemma::server

@@ -1,0 +1,122 @@
+#include "tests/server/protocol/scenario_checkpoints.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+
+namespace stemma::server {
+namespace {
+
+std::string Text(const v1::Checkpoint& checkpoint) {
+  return absl::StrCat(checkpoint.name(), " step=", checkpoint.step(), " of ", checkpoint.lineage(),
+                      " weights=", checkpoint.weights_digest(), checkpoint.pinned() ? " pinned" : "",
+                      checkpoint.damage().empty() ? "" : " damaged");
+}
+
+std::string NameOf(const Command& command) { return command.words.size() > 2 ? command.words[2] : ""; }
+
+}  // namespace
+
+CheckpointWrittenEvent FakeCheckpoints::Commit(const CommitCheckpointAction& action) {
+  if (full_) return {.id = action.id, .written = MakeError(Reason::kDiskFull, "x")};
+  const internal::v1::CheckpointManifest& manifest = action.manifest;
+  internal::v1::KnownCheckpoint& known = known_[manifest.name()];
+  known.set_name(manifest.name());
+  known.set_lineage(manifest.lineage());
+  known.set_step(manifest.step());
+  known.set_weight_version(manifest.weight_version());
+  known.set_weights_digest(manifest.weights_digest());
+  known.set_dtype(manifest.config().dtype());
+  known.set_pinned(manifest.pinned());
+  known.set_saved_at_s(manifest.saved_at_s());
+  known.set_manifest_sha256(absl::StrCat("sha-", manifest.name()));
+  client_states_[manifest.name()] = action.client_state;
+  return {.id = action.id, .written = known};
+}
+
+std::vector<Event> FakeCheckpoints::Execute(const Action& action) {
+  if (const auto* commit = std::get_if<CommitCheckpointAction>(&action)) return {Commit(*commit)};
+  if (const auto* remove = std::get_if<RemoveCheckpointAction>(&action)) known_.erase(remove->folder);
+  const auto* read = std::get_if<ReadCheckpointAction>(&action);
+  if (read == nullptr) return {};
+  CheckpointReadEvent event = {.id = read->id, .client_state = client_states_[read->name]};
+  if (!known_.contains(read->name)) event.client_state = MakeError(Reason::kNotFound, "x");
+  if (damaged_.contains(read->name)) event.client_state = MakeError(Reason::kCorruptCheckpoint, "x");
+  return {event};
+}
+
+std::vector<internal::v1::KnownCheckpoint> FakeCheckpoints::Found() const {
+  std::vector<internal::v1::KnownCheckpoint> found;
+  for (const auto& [name, known] : known_) found.push_back(known);
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step() < b.step(); });
+  return found;
+}
+
+std::optional<Event> CheckpointCallOf(const std::string& name, const Command& command) {
+  if (name == "save") {
+    SaveCheckpointEvent event = {.call = command.Id(1), .request = {}};
+    event.request.set_name(NameOf(command));
+    event.request.set_client_state(command.Text("state"));
+    event.request.set_pinned(command.Has("pinned"));
+    if (command.Has("lineage")) event.request.set_expected_lineage(command.options.at("lineage"));
+    return event;
+  }
+  if (name == "load") {
+    LoadCheckpointEvent event = {.call = command.Id(1), .request = {}};
+    event.request.set_name(NameOf(command));
+    if (command.Has("lineage")) event.request.set_expected_lineage(command.options.at("lineage"));
+    return event;
+  }
+  if (name == "checkpoints") return ListCheckpointsEvent{command.Id(1)};
+  if (name == "verify") return VerifyCheckpointEvent{command.Id(1), NameOf(command)};
+  if (name == "pin") return PinCheckpointEvent{command.Id(1), NameOf(command), true};
+  if (name == "unpin") return PinCheckpointEvent{command.Id(1), NameOf(command), false};
+  if (name == "delete") return DeleteCheckpointEvent{command.Id(1), NameOf(command)};
+  return std::nullopt;
+}
+
+std::string CheckpointActionText(const Action& action) {
+  if (const auto* make = std::get_if<MakeCheckpointFolderAction>(&action)) return absl::StrCat("make ", make->name);
+  if (const auto* commit = std::get_if<CommitCheckpointAction>(&action)) {
+    const auto& manifest = commit->manifest;
+    std::string text = absl::StrCat("commit ", manifest.name(), " step=", manifest.step(), " of ", manifest.lineage(),
+                                    " row=", manifest.journal_row(), " weights=", manifest.weights_digest());
+    for (const auto& part : manifest.parts()) absl::StrAppend(&text, " ", part.file(), "@", part.rank());
+    return text;
+  }
+  if (const auto* read = std::get_if<ReadCheckpointAction>(&action)) {
+    return absl::StrCat("read ", read->name, " ", read->manifest_sha256);
+  }
+  const auto* remove = std::get_if<RemoveCheckpointAction>(&action);
+  return remove == nullptr ? "" : absl::StrCat("remove ", remove->folder);
+}
+
+std::string CheckpointReplyText(const Reply& reply) {
+  if (const auto* checkpoint = std::get_if<v1::Checkpoint>(&reply)) return Text(*checkpoint);
+  if (const auto* loaded = std::get_if<v1::LoadCheckpointResponse>(&reply)) {
+    return absl::StrCat("loaded ", Text(loaded->checkpoint()), " state=", loaded->client_state(),
+                        " now step=", loaded->step(), " of ", loaded->lineage());
+  }
+  if (const auto* list = std::get_if<v1::ListCheckpointsResponse>(&reply)) {
+    std::string text = absl::StrCat("checkpoints base=", list->base());
+    for (const v1::Checkpoint& checkpoint : list->checkpoints()) absl::StrAppend(&text, " (", Text(checkpoint), ")");
+    return text;
+  }
+  return std::holds_alternative<v1::DeleteCheckpointResponse>(reply) ? "deleted" : "";
+}
+
+std::string CheckpointRowText(const internal::v1::JournalRow& row) {
+  if (row.has_checkpoint_saved()) {
+    const auto& saved = row.checkpoint_saved().checkpoint();
+    return absl::StrCat("checkpoint ", saved.name(), " step=", saved.step(), " of ", saved.lineage());
+  }
+  if (row.has_checkpoint_changed()) {
+    const auto& changed = row.checkpoint_changed();
+    return absl::StrCat("checkpoint ", changed.name(), changed.has_pinned() ? " pinned=" : " damage=",
+                        changed.has_pinned() ? (changed.pinned() ? "yes" : "no") : changed.damage());
+  }
+  return row.has_checkpoint_dropped() ? absl::StrCat("checkpoint ", row.checkpoint_dropped().name(), " dropped") : "";
+}
+
+}  // namespace stemma::server

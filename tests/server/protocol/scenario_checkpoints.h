@@ -1,0 +1,43 @@
+// The disk of a scenario's checkpoints, and the words about them. scenario.h says what they mean.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/protocol/events.h"
+#include "tests/server/protocol/scenario_plans.h"
+
+namespace stemma::server {
+
+class FakeCheckpoints {
+ public:
+  // Returns what an action of this kind leads to, in the order in which the disk ends them; empty where it leads to no
+  // event.
+  std::vector<Event> Execute(const Action& action);
+  // Returns what a server finds at its start.
+  std::vector<internal::v1::KnownCheckpoint> Found() const;
+  void Damage(const std::string& name) { damaged_.insert(name); }
+  void Repair(const std::string& name) { damaged_.erase(name); }
+  void SetFull(bool full) { full_ = full; }
+  void Forget(const std::string& name) { known_.erase(name); }
+
+ private:
+  CheckpointWrittenEvent Commit(const CommitCheckpointAction& action);
+
+  std::map<std::string, internal::v1::KnownCheckpoint> known_;
+  std::map<std::string, std::string> client_states_;
+  std::set<std::string> damaged_;
+  bool full_ = false;
+};
+
+// The client's call that a line is, if it is one about checkpoints.
+std::optional<Event> CheckpointCallOf(const std::string& name, const Command& command);
+
+// The line of an action or reply about checkpoints; empty: it is none.
+std::string CheckpointActionText(const Action& action);
+std::string CheckpointReplyText(const Reply& reply);
+std::string CheckpointRowText(const internal::v1::JournalRow& row);
+
+}  // namespace stemma::server

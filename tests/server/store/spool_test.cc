@@ -1,0 +1,181 @@
+// A spooled request comes back as it was, or leaves nothing when it cannot be written.
+#include "server/store/spool.h"
+
+#include <sys/stat.h>
+
+#include "common/base/error.h"
+#include "tests/server/store/drawn_requests.h"
+#include "tests/server/store/store_files.h"
+#include "tests/testing/status_matchers.h"
+
+namespace stemma::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::Invalid;
+using testing::IsOk;
+using testing::TempFolder;
+
+Spool Opened(const std::string& directory) {
+  absl::StatusOr<Spool> spool = Spool::Open(directory);
+  EXPECT_THAT(spool, IsOk());
+  return *std::move(spool);
+}
+
+TEST(SpoolTest, ARequestComesBackAsItWas) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const int num_groups = static_cast<int>(seed == 1 ? 0 : SplitMix64(seed).Next() % 40);
+    const TrainingRequest request = DrawnRequest(seed, num_groups, seed % 2 == 0 ? 50 : 20000);
+    const RequestPlan plan = DrawnPlan(seed, num_groups);
+    const absl::StatusOr<internal::v1::SpoolFile> file = spool.Write("a.req", request, plan, 3);
+    ASSERT_THAT(file, IsOk());
+    EXPECT_EQ(file->name(), "a.req");
+    EXPECT_EQ(file->bytes(), std::filesystem::file_size(folder / "spool/a.req"));
+    EXPECT_EQ(file->sha256().size(), 64u);
+    const absl::StatusOr<SpooledRequest> spooled = Opened(folder.path()).Read(*file);
+    ASSERT_THAT(spooled, IsOk());
+    ExpectSpooled(*spooled, request, plan, 3);
+  }
+}
+
+// Chunks end inside groups, and a rollout alone is larger than a chunk.
+TEST(SpoolTest, GroupsThatDoNotFitAChunkAreJoinedAgain) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  TrainingRequest request = DrawnRequest(3, 4, 100);
+  SplitMix64 random(3);
+  for (int i = 0; i < 12; ++i) *request.groups[1].add_rollouts() = DrawnRollout(random, 2 << 20, i);
+  request.groups[2].add_rollouts()->set_response_tokens(DrawnBytes(random, 5 << 20));
+  request.groups[2].add_rollouts()->set_response_tokens("end");
+  const absl::StatusOr<internal::v1::SpoolFile> file = spool.Write("a", request, DrawnPlan(3, 4), 1);
+  ASSERT_THAT(file, IsOk());
+  EXPECT_GT(file->bytes(), 10u << 20);
+  const absl::StatusOr<SpooledRequest> spooled = spool.Read(*file);
+  ASSERT_THAT(spooled, IsOk());
+  ExpectSpooled(*spooled, request, DrawnPlan(3, 4), 1);
+}
+
+TEST(SpoolTest, TheFolderIsTheUsersAlone) {
+  const TempFolder folder;
+  Opened(folder.path());
+  struct stat info;
+  ASSERT_EQ(stat((folder / "spool").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+}
+
+TEST(SpoolTest, ANameIsNeverAPath) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  internal::v1::SpoolFile file;
+  for (const std::string& name :
+       {std::string(), std::string("."), std::string(".."), std::string("../a"), std::string("a/b"), std::string("-a"),
+        std::string(".a"), std::string("a\0b", 3), std::string("a b"), std::string("/a"), std::string(129, 'a'),
+        std::string("\xc3\xa4")}) {
+    EXPECT_THAT(spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), Invalid("cannot name")) << name;
+    EXPECT_THAT(spool.Remove(name), Invalid("cannot name")) << name;
+    file.set_name(name);
+    EXPECT_THAT(spool.Read(file), Invalid("cannot name")) << name;
+  }
+  EXPECT_TRUE(FilesOf(folder / "spool").empty());
+  for (const std::string& name : {std::string("a"), std::string("0a.b_c-D..req"), std::string(128, 'a')}) {
+    EXPECT_THAT(spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk()) << name;
+  }
+}
+
+TEST(SpoolTest, AFullDiskLeavesNothing) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  const TrainingRequest request = DrawnRequest(2, 200, 100000);
+  const RequestPlan plan = DrawnPlan(2, 200);
+  const absl::StatusOr<internal::v1::SpoolFile> whole = spool.Write("whole", request, plan, 1);
+  ASSERT_THAT(whole, IsOk());
+  ASSERT_GT(whole->bytes(), 8u << 20);
+  for (const uint64_t left : {uint64_t{0}, uint64_t{10}, uint64_t{3} << 20, whole->bytes() - 40, whole->bytes() - 33,
+                              whole->bytes() - 32, whole->bytes() - 1}) {
+    absl::Status status;
+    {
+      const FileSizeLimit limit(left);
+      status = spool.Write("a", request, plan, 1).status();
+    }
+    EXPECT_EQ(ErrorReason(status), "FILE_TOO_LARGE") << left << ": " << status;
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("spool/a"));
+    EXPECT_EQ(FilesOf(folder / "spool").size(), 1u) << left;
+  }
+  const FileSizeLimit limit(whole->bytes());
+  EXPECT_THAT(spool.Write("a", request, plan, 1), IsOk()) << "control: it fits exactly";
+}
+
+TEST(SpoolTest, AMessageAboveTheLimitIsAnErrorAndLeavesNothing) {
+  const TempFolder folder;
+  const absl::StatusOr<Spool> small = Spool::Open(folder.path(), 2000);
+  ASSERT_THAT(small, IsOk());
+  const absl::Status plan = small->Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1000), 1).status();
+  EXPECT_EQ(ErrorReason(plan), "LIMIT_EXCEEDED") << plan;
+  EXPECT_THAT(std::string(plan.message()), HasSubstr("the limit is 2000"));
+  TrainingRequest request = DrawnRequest(1, 1, 10);
+  request.groups[0].add_rollouts()->set_response_tokens(std::string(3000, 'x'));
+  EXPECT_EQ(ErrorReason(small->Write("a", request, DrawnPlan(1, 1), 1).status()), "LIMIT_EXCEEDED");
+  EXPECT_TRUE(FilesOf(folder / "spool").empty());
+  EXPECT_THAT(Opened(folder.path()).Write("a", request, DrawnPlan(1, 1000), 1), IsOk()) << "control";
+}
+
+TEST(SpoolTest, WhatAKilledWriterLeftIsRemovedAtTheNextStart) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  ASSERT_THAT(spool.Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk());
+  SetBytes(folder / "spool/.b.req.Xy12Za", "half");
+  SetBytes(folder / "spool/.hidden", "someone's");
+  SetBytes(folder / "spool/notes", "someone's");
+  Opened(folder.path());
+  const Files files = FilesOf(folder / "spool");
+  EXPECT_EQ(files.size(), 3u);
+  EXPECT_FALSE(files.contains(".b.req.Xy12Za"));
+}
+
+TEST(SpoolTest, SweepRemovesRequestsThatNobodyKeepsAndNothingElse) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  for (const char* name : {"d", "a", "b", "c"}) {
+    ASSERT_THAT(spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk());
+  }
+  SetBytes(folder / "spool/notes", "someone's, and longer than the magic of a spooled request");
+  SetBytes(folder / "spool/short", "s");
+  std::filesystem::create_symlink(folder / "spool/a", folder / "spool/link");
+  std::filesystem::create_directory(folder / "spool/folder");
+  const absl::StatusOr<std::vector<std::string>> removed = spool.Sweep({"b", "c", "gone"});
+  ASSERT_THAT(removed, IsOk());
+  EXPECT_THAT(*removed, ElementsAre("a", "d"));
+  std::vector<std::string> left;
+  for (const auto& [name, bytes] : FilesOf(folder / "spool")) left.push_back(name);
+  EXPECT_THAT(left, ElementsAre("b", "c", "notes", "short"));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "spool/link"));
+}
+
+TEST(SpoolTest, RemoveMayBeRepeated) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  ASSERT_THAT(spool.Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk());
+  EXPECT_THAT(spool.Remove("a"), IsOk());
+  EXPECT_THAT(spool.Remove("a"), IsOk());
+  EXPECT_TRUE(FilesOf(folder / "spool").empty());
+  std::filesystem::create_directory(folder / "spool/b");
+  EXPECT_FALSE(spool.Remove("b").ok()) << "a folder is no spooled request";
+}
+
+TEST(SpoolTest, FreeBytesAreThoseOfTheFileSystem) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  const double free_bytes = static_cast<double>(spool.FreeBytes());
+  const double expected = static_cast<double>(std::filesystem::space(folder.path()).available);
+  EXPECT_NEAR(free_bytes, expected, 0.05 * expected + (1 << 28)) << "others write too";
+  std::filesystem::remove_all(folder / "spool");
+  EXPECT_EQ(spool.FreeBytes(), 0u);
+}
+
+}  // namespace
+}  // namespace stemma::server

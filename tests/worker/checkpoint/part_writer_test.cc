@@ -1,0 +1,125 @@
+// The writer of parts of a file: what it says it wrote, and disks that fail.
+#include "worker/checkpoint/part_writer.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/error.h"
+#include "common/base/file.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/worker/checkpoint/file_calls.h"
+
+namespace stemma::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+std::vector<std::pair<uint64_t, uint64_t>> RangesOf(const internal::v1::CheckpointPart& part) {
+  std::vector<std::pair<uint64_t, uint64_t>> ranges;
+  for (const internal::v1::ByteRange& range : part.ranges()) ranges.emplace_back(range.begin(), range.bytes());
+  return ranges;
+}
+
+std::string DigestOfBytes(const std::string& bytes) {
+  Sha256 digest;
+  digest.Update(bytes);
+  return digest.FinishHex();
+}
+
+class PartWriterTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<PartWriter> Open(uint32_t rank = 3) const { return PartWriter::Open(folder_.path(), "file", rank); }
+  std::string Content() const { return ReadFile(folder_ / "file", 1 << 20).value(); }
+
+  const FileCallsGuard guard_;
+  const TempFolder folder_;
+};
+
+TEST_F(PartWriterTest, TellsItsRangesMergedWhereTheyTouch) {
+  auto writer = Open();
+  ASSERT_THAT(writer, IsOk());
+  TakeSyncedFiles();
+  for (const auto& [offset, bytes] :
+       std::vector<std::pair<uint64_t, std::string>>{{0, "abc"}, {3, "de"}, {7, ""}, {9, "x"}, {10, "yz"}, {14, "!"}}) {
+    ASSERT_THAT(writer->Write(offset, bytes), IsOk());
+  }
+  EXPECT_THAT(TakeSyncedFiles(), IsEmpty());
+  const auto part = writer->Close();
+  ASSERT_THAT(part, IsOk());
+  EXPECT_THAT(TakeSyncedFiles(), ElementsAre("file")) << "on the disk before it is told";
+  EXPECT_EQ(part->file(), "file");
+  EXPECT_EQ(part->rank(), 3u);
+  EXPECT_THAT(RangesOf(*part), ElementsAre(Pair(0u, 5u), Pair(9u, 3u), Pair(14u, 1u)));
+  EXPECT_EQ(part->sha256(), DigestOfBytes("abcdexyz!"));
+  EXPECT_EQ(Content(), std::string("abcde\0\0\0\0xyz\0\0!", 15));
+}
+
+TEST_F(PartWriterTest, TwoWriteOneFileWithoutCuttingIt) {
+  auto first = Open(0);
+  ASSERT_THAT(first, IsOk());
+  ASSERT_THAT(first->Write(4, "late"), IsOk());
+  auto second = Open(1);
+  ASSERT_THAT(second, IsOk());
+  ASSERT_THAT(second->Write(0, "four"), IsOk());
+  ASSERT_THAT(second->Close(), IsOk());
+  ASSERT_THAT(first->Close(), IsOk());
+  EXPECT_EQ(Content(), "fourlate");
+}
+
+TEST_F(PartWriterTest, AnEmptyFileIsAPartWithoutRanges) {
+  auto writer = Open();
+  ASSERT_THAT(writer, IsOk());
+  const auto part = writer->Close();
+  ASSERT_THAT(part, IsOk());
+  EXPECT_THAT(RangesOf(*part), IsEmpty());
+  EXPECT_EQ(part->sha256(), DigestOfBytes(""));
+  EXPECT_EQ(Content(), "");
+}
+
+TEST_F(PartWriterTest, ADiskThatTakesLittleAtATimeGetsEverything) {
+  CutWrites(3);
+  auto writer = Open();
+  ASSERT_THAT(writer, IsOk());
+  ASSERT_THAT(writer->Write(2, "0123456789"), IsOk());
+  ASSERT_THAT(writer->Close(), IsOk());
+  EXPECT_EQ(Content(), std::string("\0\0", 2) + "0123456789");
+}
+
+TEST_F(PartWriterTest, AFullDiskKeepsItsReason) {
+  auto writer = Open();
+  ASSERT_THAT(writer, IsOk());
+  FailWritesOf("/file", ENOSPC, /*bytes_before=*/4);
+  const absl::Status status = writer->Write(0, "0123456789");
+  EXPECT_TRUE(HasReason(status, Reason::kDiskFull)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(folder_ / "file"));
+  FailSyncsOf("/file", EIO);
+  EXPECT_THAT(writer->Close(), StatusIs(absl::StatusCode::kInternal, HasSubstr("fsync")));
+}
+
+TEST_F(PartWriterTest, OnlyARegularFileIsWritten) {
+  std::filesystem::create_symlink(folder_ / "elsewhere", folder_ / "file");
+  EXPECT_THAT(Open(), Invalid("it is a link"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "elsewhere"));
+  std::filesystem::remove(folder_ / "file");
+  ASSERT_EQ(mkfifo((folder_ / "file").c_str(), 0600), 0);
+  const int reader = open((folder_ / "file").c_str(), O_RDONLY | O_NONBLOCK);
+  EXPECT_THAT(Open(), Invalid("not a regular file"));
+  close(reader);
+  EXPECT_FALSE(Open().ok()) << "and one that nobody reads does not hold us";
+  EXPECT_THAT(PartWriter::Open(folder_ / "none", "file", 0), StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
+}
+
+}  // namespace
+}  // namespace stemma::testing

@@ -1,0 +1,80 @@
+// Which files a checkpoint has and which of their bytes each rank writes. Pure: headers and sizes in, lists out; reads
+// no tensor and no file.
+//
+// The weights are a Hugging Face model: the source model's files by name, with the tensors that the model uses, holding
+// the masters in the run's accumulate dtype. Beside them lie, for each of those files NAME, optim/exp_avg-NAME and
+// optim/exp_avg_sq-NAME with the moments under the same tensor names. What a file is does not depend on the mesh, so a
+// checkpoint is loaded by any number of ranks.
+// Invariants: every rank computes the same files and headers; together the shares of all ranks hold every byte of every
+// file once.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/model/model_directory.h"
+#include "common/model/safetensors.h"
+#include "worker/model/weights.h"
+#include "worker/optim/ranges.h"
+
+namespace stemma::worker {
+
+inline constexpr char kMomentsFolder[] = "optim";
+
+enum class StateKind { kMaster, kExpAvg, kExpAvgSq };
+inline constexpr StateKind kStateKinds[] = {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq};
+
+// Returns the name in the checkpoint's folder: of a master's file its own, of a moment's "optim/exp_avg-NAME".
+std::string StateFileName(StateKind kind, const std::string& weight_file);
+
+// One safetensors file.
+struct StateFile {
+  std::string name;  // in the checkpoint's folder
+  StateKind kind = StateKind::kMaster;
+  std::string header;
+  std::vector<safetensors::TensorEntry> tensors;  // their places in the file
+
+  uint64_t bytes() const { return tensors.back().end; }
+};
+
+// Returns the files, masters before moments. A source's file that holds no tensor of the model has none here.
+std::vector<StateFile> StateFiles(const ModelDirectory& source, safetensors::Dtype dtype);
+
+// Returns the content of the index that goes with the files.
+std::string CheckpointIndex(const std::vector<StateFile>& files);
+
+// The elements of a Hugging Face tensor that a range of its parameter holds.
+struct OwnedPart {
+  int64_t tensor_begin = 0;      // of the whole tensor, row by row
+  int64_t begin = 0, count = 0;  // of the parameter
+};
+// `owned`: at most one range of a parameter, as OptimizerShards::owned. Returns nullopt where it holds nothing of the
+// tensor. CHECKs that the tensor is cut by rows, if at all.
+std::optional<OwnedPart> OwnedPartOf(const HfTensor& tensor, const Weights& weights, int64_t columns,
+                                     const ParameterRanges& owned);
+
+// Elements [begin, begin + count) of a parameter's state, from byte `offset` of a file on.
+struct StatePiece {
+  uint64_t offset = 0;
+  int64_t parameter = 0, begin = 0, count = 0;
+  int64_t bytes_before = 0;  // in all pieces that this rank writes before this one
+};
+
+// What one rank writes of one file.
+struct FileShare {
+  std::string name;
+  StateKind kind = StateKind::kMaster;
+  std::string front;               // the file's first bytes: its header; empty: another rank's
+  std::vector<StatePiece> pieces;  // ascending, none overlaps another
+};
+
+// Returns the shares that hold something. `first`: whether this rank writes the headers.
+std::vector<FileShare> MakeShares(const std::vector<StateFile>& files, const Weights& weights,
+                                  const ParameterRanges& owned, bool first);
+
+// Returns the bytes of all pieces, without the fronts.
+int64_t PieceBytes(const std::vector<FileShare>& shares, int64_t element_bytes);
+
+}  // namespace stemma::worker

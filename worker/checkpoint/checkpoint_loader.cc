@@ -1,0 +1,165 @@
+#include "worker/checkpoint/checkpoint_loader.h"
+
+#include <glog/logging.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/error.h"
+#include "common/base/file.h"
+#include "common/base/status_macros.h"
+#include "common/model/model_directory.h"
+#include "worker/checkpoint/checkpoint_layout.h"
+#include "worker/checkpoint/config_difference.h"
+#include "worker/model/tensor_reader.h"
+#include "worker/model/weights_digest.h"
+#include "worker/optim/shards.h"
+
+namespace stemma::worker {
+namespace {
+
+using safetensors::Dtype;
+using safetensors::TensorEntry;
+
+constexpr char kAdvice[] = "optimizer states must be finite: load an older checkpoint";
+
+absl::Status CheckFolder(const std::string& path) {
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) return ErrnoStatus("open checkpoint", path, errno);
+  if (S_ISLNK(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": it is a link"));
+  if (!S_ISDIR(info.st_mode)) return absl::NotFoundError(absl::StrCat(path, ": not a directory"));
+  return absl::OkStatus();
+}
+
+// OpenModelDirectory resolves links: a file that lies elsewhere was one.
+absl::Status CheckNoLinks(const ModelDirectory& directory) {
+  const auto check = [&](const std::string& name, const std::string& path) {
+    const std::string own = absl::StrCat(directory.path, "/", name);
+    return path == own ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrCat(own, ": it is a link"));
+  };
+  for (const WeightFile& file : directory.shards) RETURN_IF_ERROR(check(file.file_name, file.path));
+  for (const auto& [name, path] : directory.other_files) RETURN_IF_ERROR(check(name, path));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelDirectory> OpenCheckpoint(const std::string& folder, const ModelConfig& config) {
+  RETURN_IF_ERROR(CheckFolder(folder));
+  RETURN_IF_ERROR(CheckFolder(absl::StrCat(folder, "/", kMomentsFolder)));
+  ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(folder));
+  RETURN_IF_ERROR(CheckNoLinks(directory));
+  const std::string difference = FirstDifference(directory.config, config);
+  if (!difference.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(folder, "/config.json: ", difference,
+                                                   " is not that of the run's model: start the run with the "
+                                                   "checkpoint's model, or give another model a --data of its own"));
+  }
+  return directory;
+}
+
+// The moments of one rank, file by file.
+class MomentsLoader {
+ public:
+  MomentsLoader(const ModelDirectory& directory, Weights& weights, const ParameterRanges& owned)
+      : directory_(directory), weights_(weights), owned_(owned) {
+    for (const HfTensor& tensor : weights.hf_tensors) held_[tensor.name] = &tensor;
+  }
+
+  absl::Status Load() {
+    for (const StateKind kind : {StateKind::kExpAvg, StateKind::kExpAvgSq}) {
+      for (const WeightFile& file : directory_.shards) RETURN_IF_ERROR(LoadFile(kind, file));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // Loads what goes with the tensors of a weight file: the same ones, no more.
+  absl::Status LoadFile(StateKind kind, const WeightFile& weight_file) {
+    std::unordered_map<std::string, const TensorEntry*> wanted;
+    for (const TensorEntry& entry : weight_file.header.tensors) {
+      if (held_.contains(entry.name)) wanted[entry.name] = &entry;
+    }
+    if (wanted.empty()) return absl::OkStatus();
+    const std::string path = absl::StrCat(directory_.path, "/", StateFileName(kind, weight_file.file_name));
+    ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(path));
+    ASSIGN_OR_RETURN(const safetensors::Header header, safetensors::ReadHeader(path));
+    for (const TensorEntry& entry : header.tensors) {
+      const FileTensor tensor = {path, file, entry};
+      const auto it = wanted.find(entry.name);
+      if (it == wanted.end()) {
+        return TensorError(tensor, absl::StrCat("does not belong to ", weight_file.file_name));
+      }
+      RETURN_IF_ERROR(CheckEntry(tensor, *it->second));
+      RETURN_IF_ERROR(LoadTensor(kind, tensor, *held_.at(entry.name)));
+      wanted.erase(it);
+    }
+    if (wanted.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(path, ": tensor \"", wanted.begin()->first, "\" is missing"));
+  }
+
+  absl::Status CheckEntry(const FileTensor& tensor, const TensorEntry& weight) {
+    const TensorEntry& entry = tensor.entry;
+    if (entry.shape != weight.shape) {
+      return TensorError(tensor, absl::StrCat("has shape [", absl::StrJoin(entry.shape, ","), "], the weight's is [",
+                                              absl::StrJoin(weight.shape, ","), "]"));
+    }
+    if (entry.dtype != Dtype::kF32 && entry.dtype != Dtype::kF64) {
+      return TensorError(tensor, absl::StrCat("has dtype ", std::string(safetensors::DtypeName(entry.dtype)),
+                                              "; optimizer states are F32 or F64"));
+    }
+    const bool held_in_f64 = weights_.accumulate_dtype == at::kDouble;
+    if ((entry.dtype == Dtype::kF64) != held_in_f64 && !told_of_conversion_) {
+      told_of_conversion_ = true;
+      LOG(WARNING) << tensor.path << ": optimizer states in " << safetensors::DtypeName(entry.dtype)
+                   << " are converted to the run's " << (held_in_f64 ? "F64" : "F32");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadTensor(StateKind kind, const FileTensor& tensor, const HfTensor& place) {
+    const std::optional<OwnedPart> part = OwnedPartOf(place, weights_, tensor.columns(), owned_);
+    if (!part.has_value()) return absl::OkStatus();
+    const ReadRange range = {
+        .begin = part->tensor_begin, .count = part->count, .held = weights_.accumulate_dtype, .advice = kAdvice};
+    Parameter& p = weights_.at(place.parameter);
+    const at::Tensor& state = kind == StateKind::kExpAvg ? p.exp_avg : p.exp_avg_sq;
+    return ReadTensor(tensor, range, [&](int64_t first, const at::Tensor& values) {
+      p.StateElements(state, part->begin + first - part->tensor_begin, values.numel()).copy_(values);
+    });
+  }
+
+  const ModelDirectory& directory_;
+  Weights& weights_;
+  const ParameterRanges& owned_;
+  std::unordered_map<std::string, const HfTensor*> held_;
+  bool told_of_conversion_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<Weights> LoadCheckpoint(const std::string& folder, const ModelConfig& config, at::ScalarType run_dtype,
+                                       at::Device device, const StateOptions& states) {
+  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenCheckpoint(folder, config));
+  ASSIGN_OR_RETURN(Weights weights, LoadWeights(directory, WholeModel(config), run_dtype, device, states));
+  const OptimizerShards shards(ElementsOf(weights.parameters), states.ranks);
+  RETURN_IF_ERROR(MomentsLoader(directory, weights, shards.owned(states.rank)).Load());
+  return weights;
+}
+
+absl::StatusOr<Weights> LoadCheckpointWeights(const std::string& folder, const ModelConfig& config,
+                                              at::ScalarType run_dtype, at::Device device,
+                                              const std::string& weights_digest) {
+  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenCheckpoint(folder, config));
+  ASSIGN_OR_RETURN(Weights weights, LoadFrozenWeights(directory, WholeModel(config), run_dtype, device));
+  if (weights_digest.empty() || WeightsDigest(weights) == weights_digest) return weights;
+  return MakeError(Reason::kCorruptCheckpoint,
+                   absl::StrCat(folder,
+                                ": its weights are not those that were saved: `stemma checkpoint verify` says "
+                                "which file changed"));
+}
+
+}  // namespace stemma::worker

@@ -1,0 +1,134 @@
+#include "worker/checkpoint/checkpoint_writer.h"
+
+#include <glog/logging.h>
+
+#include <cerrno>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/failpoint.h"
+#include "common/base/file.h"
+#include "common/base/status_macros.h"
+#include "worker/checkpoint/config_difference.h"
+#include "worker/checkpoint/part_writer.h"
+#include "worker/model/model_files.h"
+
+namespace stemma::worker {
+namespace {
+
+// Hashed and written at a time, so that the second of the two finds it in the caches.
+constexpr size_t kWriteBytes = size_t{1} << 20;
+constexpr char kConfig[] = "config.json";
+constexpr char kIndex[] = "model.safetensors.index.json";
+
+absl::Status WriteBytes(PartWriter& writer, uint64_t offset, std::string_view bytes,
+                        const std::atomic<bool>& cancelled) {
+  for (size_t done = 0; done < bytes.size(); done += kWriteBytes) {
+    if (cancelled) return absl::CancelledError("the worker ends before its part of the checkpoint is written");
+    RETURN_IF_ERROR(writer.Write(offset + done, bytes.substr(done, kWriteBytes)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<internal::v1::CheckpointPart> WriteShare(const CheckpointFiles& files, const FileShare& share,
+                                                        const PieceReader& read, const std::atomic<bool>& cancelled) {
+  ASSIGN_OR_RETURN(PartWriter writer, PartWriter::Open(files.folder, share.name, files.rank));
+  RETURN_IF_ERROR(WriteBytes(writer, 0, share.front, cancelled));
+  for (const StatePiece& piece : share.pieces) {
+    uint64_t offset = piece.offset;
+    RETURN_IF_ERROR(read(share.kind, piece, [&](std::string_view bytes) {
+      const absl::Status status = WriteBytes(writer, offset, bytes, cancelled);
+      offset += bytes.size();
+      return status;
+    }));
+  }
+  return writer.Close();
+}
+
+// The config that was loaded, in the dtype of the files: one that differs would make a checkpoint that nothing loads.
+absl::StatusOr<std::string> CheckpointConfig(const CheckpointFiles& files, const std::string& path,
+                                             const std::string& content) {
+  ASSIGN_OR_RETURN(std::string changed, ConfigWithDtype(path, content, files.dtype));
+  ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(changed));
+  const std::string difference = FirstDifference(config, files.source->config);
+  if (!difference.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": has changed since the model was loaded: ", difference, " is another one"));
+  }
+  return changed;
+}
+
+// A file without tensors as a share: all of it is its front.
+absl::StatusOr<FileShare> OtherFile(const CheckpointFiles& files, const std::string& name, const std::string& path) {
+  FileShare share = {.name = name, .kind = StateKind::kMaster, .front = files.index, .pieces = {}};
+  if (name == kIndex) return share;
+  ASSIGN_OR_RETURN(share.front, ReadFile(path, kOtherFileBytesMax));
+  if (name == kConfig) {
+    ASSIGN_OR_RETURN(share.front, CheckpointConfig(files, path, share.front));
+  }
+  return share;
+}
+
+}  // namespace
+
+absl::StatusOr<CheckpointParts> WriteCheckpointFiles(const CheckpointFiles& files, const PieceReader& read,
+                                                     const std::atomic<bool>& cancelled) {
+  CheckpointParts parts;
+  const auto write = [&](const FileShare& share) -> absl::Status {
+    ASSIGN_OR_RETURN(parts.emplace_back(), WriteShare(files, share, read, cancelled));
+    if (FailpointFails("checkpoint.part_written", files.rank)) return ErrnoStatus("write", share.name, ENOSPC);
+    return absl::OkStatus();
+  };
+  for (const FileShare& share : files.shares) RETURN_IF_ERROR(write(share));
+  if (files.source == nullptr) return parts;
+  for (const auto& [name, path] : files.source->other_files) {
+    ASSIGN_OR_RETURN(const FileShare share, OtherFile(files, name, path));
+    RETURN_IF_ERROR(write(share));
+  }
+  return parts;
+}
+
+CheckpointThread::~CheckpointThread() {
+  cancelled_ = true;
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+bool CheckpointThread::Reserve() {
+  MutexLock lock(&mutex_);
+  if (reserved_) return false;
+  if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
+  reserved_ = true;
+  return true;
+}
+
+void CheckpointThread::Release() {
+  MutexLock lock(&mutex_);
+  reserved_ = false;
+}
+
+void CheckpointThread::Run(Job job) {
+  MutexLock lock(&mutex_);
+  CHECK(reserved_ && job_ == nullptr);
+  job_ = std::move(job);
+}
+
+void CheckpointThread::Loop() {
+  const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || job_ != nullptr; };
+  while (true) {
+    Job job;
+    {
+      MutexLock lock(&mutex_);
+      mutex_.Await(awake);
+      if (job_ == nullptr) return;
+      job = std::exchange(job_, nullptr);
+    }
+    job(cancelled_);
+  }
+}
+
+}  // namespace stemma::worker

@@ -1,0 +1,69 @@
+// Writes what a rank owns of a checkpoint's files. One that is cancelled, or fails, leaves files in its folder: the
+// server, which made that, removes it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/model/model_directory.h"
+#include "common/model/safetensors.h"
+#include "stemma/internal/v1/checkpoint.pb.h"
+#include "worker/checkpoint/checkpoint_layout.h"
+#include "worker/checkpoint/staged_states.h"
+
+namespace stemma::worker {
+
+using CheckpointParts = std::vector<internal::v1::CheckpointPart>;
+
+struct CheckpointFiles {
+  std::string folder;  // is there, with its folder kMomentsFolder
+  uint32_t rank = 0;
+  std::vector<FileShare> shares;
+  // Config, tokenizer and index are made from it; null: another rank writes them.
+  const ModelDirectory* source = nullptr;
+  safetensors::Dtype dtype = safetensors::Dtype::kF32;
+  std::string index;  // its content; written where the source has one
+};
+
+// Returns a part for each file that it wrote; all are on the disk. Errors: Cancelled - `cancelled` was true;
+// InvalidArgument - the source's config has changed since it was loaded; the file system's.
+absl::StatusOr<CheckpointParts> WriteCheckpointFiles(const CheckpointFiles& files, const PieceReader& read,
+                                                     const std::atomic<bool>& cancelled);
+
+// Does one job at a time on a thread of its own, which it keeps. Owned by the engine thread.
+class CheckpointThread {
+ public:
+  // Is true once the object is being destroyed: the job is to end.
+  using Job = std::function<void(const std::atomic<bool>& cancelled)>;
+
+  CheckpointThread() = default;
+  CheckpointThread(const CheckpointThread&) = delete;
+  CheckpointThread& operator=(const CheckpointThread&) = delete;
+  ~CheckpointThread();  // waits for the job
+
+  // Takes the thread for one job, which Run then begins. False: it is taken.
+  bool Reserve();
+  void Run(Job job);
+  // Lets another job be taken: called by the job at its end, or instead of Run.
+  void Release();
+
+ private:
+  void Loop();
+
+  Mutex mutex_;
+  bool reserved_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Job job_ ABSL_GUARDED_BY(mutex_);  // that has not begun
+  std::atomic<bool> cancelled_ = false;
+  std::thread thread_;
+};
+
+}  // namespace stemma::worker

@@ -1,0 +1,29 @@
+// The small files of a Hugging Face model that is written: config.json in the dtype of its tensors, and what an index
+// says. Called by worker/model's export and by worker/checkpoint, on any thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/model/safetensors.h"
+
+namespace stemma::worker {
+
+// A tokenizer of a large vocabulary has some 20 MB; nothing that is copied is larger than this.
+inline constexpr uint64_t kOtherFileBytesMax = uint64_t{256} << 20;
+
+// Takes float32, float64, bfloat16, float16. Errors: InvalidArgument.
+absl::StatusOr<safetensors::Dtype> ParseFileDtype(const std::string& name);
+
+// Both take the content of the file `path` and keep what they do not change, in its order. They were checked when the
+// model was loaded, but files change. Errors: InvalidArgument - it is no object any more.
+absl::StatusOr<std::string> ConfigWithDtype(const std::string& path, const std::string& content,
+                                            safetensors::Dtype dtype);
+absl::StatusOr<std::string> IndexWithTotalSize(const std::string& path, const std::string& content, uint64_t bytes);
+
+// Returns a new index: which file each tensor is in, and the bytes of all of them.
+std::string MakeIndex(const std::map<std::string, std::string>& file_of_tensor, uint64_t bytes);
+
+}  // namespace stemma::worker
