@@ -12,7 +12,7 @@ build: deps
 	@cmake --build --preset $(PRESET)
 
 test: build
-	@ctest --preset $(PRESET)
+	@ctest --preset $(PRESET) || { third_party/venv/bin/python tests/last_failures.py $(BUILD); exit 1; }
 
 demo: build
 	@third_party/venv/bin/python examples/demo.py --build $(BUILD)

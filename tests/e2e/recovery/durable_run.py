@@ -12,6 +12,7 @@ from e2e.gang.small_groups import groups_of
 
 REQUESTS = 6  # of the fixed run
 STEPS_OF_REQUEST = 4
+RETRIES = 12  # of a client while a server starts again: 40 s in all
 # What the planner would choose by the machine's speed: other waves are other sums, and so other bits.
 _PLANNED = ["--schedule", "reuse", "--wave-suffixes", "2", "--split-groups", "off", "--threads", "1"]
 
@@ -60,7 +61,7 @@ class DurableRun:
         for pid in children:
             wait_for(lambda pid=pid: not pathlib.Path(f"/proc/{pid}").exists(), "end of a process")
 
-    def client(self, retries=60):
+    def client(self, retries=RETRIES):
         return stemma.Client(self.address, retries=retries)
 
     def children(self):
