@@ -11,6 +11,7 @@ import pytest
 from e2e.errors.good_request import Request, refusal
 from e2e.errors.model_files import read_parts, write_parts
 from e2e.errors.server import BUILD, MODEL, PATIENCE_S, Cluster
+from e2e.file_digest import weights_digest
 from stemma import _proto
 
 STEMMA = BUILD / "bin/stemma"
@@ -24,8 +25,7 @@ def cluster(request):
 
 def exported(cluster, name, dtype="float64"):
     cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name=name, dtype=dtype), timeout=60)
-    folder = cluster.root / "data" / "exports" / name
-    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.safetensors")))
+    return weights_digest(cluster.root / "data" / "exports" / name)
 
 
 def with_header(**sections):

@@ -8,6 +8,7 @@ import random
 import pytest
 from e2e.errors.good_request import Request
 from e2e.errors.server import Cluster
+from e2e.file_digest import weights_digest
 from stemma import _proto
 
 ARRAYS = ("old_log_probs", "rollout_log_probs", "ref_log_prob", "token_advantages", "rollout_is_weights", "loss_weights")
@@ -50,7 +51,7 @@ def request_of(mode, old, under_mask):
 
 def exported(cluster, name):
     cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name=name), timeout=60)
-    return b"".join(path.read_bytes() for path in sorted((cluster.root / "data/exports" / name).glob("*.safetensors")))
+    return weights_digest(cluster.root / "data/exports" / name)
 
 
 CASES = [(mode, old) for mode in MODES for old in (("CLIENT", "ROLLOUT") if MODES[mode][1] else ("",))]

@@ -8,6 +8,7 @@ import subprocess
 
 import stemma
 from e2e.errors.server import BUILD, wait_for
+from e2e.file_digest import weights_digest
 from e2e.gang.small_groups import groups_of
 
 REQUESTS = 6  # of the fixed run
@@ -101,7 +102,6 @@ def send_and_forgive_lost_log_probs(client, number, ranks):
 
 
 def weights_after(run, name):
-    """The bytes of an export."""
+    """The digest of an export's weights."""
     with run.client() as client:
-        folder = pathlib.Path(client.export(name))
-        return b"".join(file.read_bytes() for file in sorted(folder.glob("*.safetensors")))
+        return weights_digest(pathlib.Path(client.export(name)))
