@@ -17,20 +17,23 @@ function(stemma_binary name)
   target_link_libraries(${name} PRIVATE stdc++ ${A_LINK})
 endfunction()
 
+# Only ends a test that hangs: the longest takes a minute, and five times that on a machine which others use too.
+set(STEMMA_TEST_TIMEOUT_S 900)
+
 # stemma_test(name LABEL label SOURCES a_test.cc ... LINK dep ...): one GoogleTest binary, one ctest entry.
 function(stemma_test name)
   cmake_parse_arguments(A "" "LABEL" "SOURCES;LINK" ${ARGN})
   stemma_binary(${name} SOURCES ${A_SOURCES} LINK ${A_LINK} GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT 300)
+  set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${STEMMA_TEST_TIMEOUT_S})
 endfunction()
 
 # stemma_also_composed(name): runs that test's binary once more, on kernels of plain ATen ops (tests/testing/backends.h).
 function(stemma_also_composed name)
   get_test_property(${name} LABELS _labels)
   add_test(NAME ${name}_composed COMMAND ${name})
-  set_tests_properties(${name}_composed PROPERTIES LABELS "${_labels}" TIMEOUT 300
+  set_tests_properties(${name}_composed PROPERTIES LABELS "${_labels}" TIMEOUT ${STEMMA_TEST_TIMEOUT_S}
     ENVIRONMENT "OMP_NUM_THREADS=2;OMP_WAIT_POLICY=passive;STEMMA_TEST_BACKEND=composed")
 endfunction()
 
@@ -39,7 +42,7 @@ set(STEMMA_PYTHON ${CMAKE_SOURCE_DIR}/third_party/venv/bin/python CACHE FILEPATH
 function(stemma_python_test name)
   cmake_parse_arguments(A "" "LABEL;TIMEOUT" "COMMAND" ${ARGN})
   if(NOT A_TIMEOUT)
-    set(A_TIMEOUT 900)
+    set(A_TIMEOUT ${STEMMA_TEST_TIMEOUT_S})
   endif()
   add_test(NAME ${name} COMMAND ${STEMMA_PYTHON} ${A_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${A_TIMEOUT}
