@@ -98,7 +98,7 @@ std::string ActivationsText(const v1::PlanReport& plan) {
 // Says what runs before the first step, and what it reads.
 std::string PassesText(const v1::PlanReport& plan) {
   const uint32_t passes = plan.log_prob_passes();
-  const std::string before = passes == 0   ? ""
+  std::string before = passes == 0   ? ""
                              : passes == 1 ? "one pass before the first step"
                                            : absl::StrCat(passes, " passes before the first step");
   if (plan.checkpoint_weights_bytes() == 0) return before;
