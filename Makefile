@@ -27,7 +27,7 @@ mutants: deps
 
 # Tests that draw their cases, with fresh seeds; make soak ARGS="--help" says what can be chosen.
 soak: build
-	@third_party/venv/bin/python tests/soak/soak.py --build $(BUILD) $(ARGS)
+	@third_party/venv/bin/python tests/soak/soak.py --build $(BUILD) $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Hostile inputs against their readers, by libFuzzer; make fuzz ARGS="--help" says what can be chosen.
 fuzz:

@@ -1,5 +1,6 @@
 """make soak (tests/soak): its table names what exists, and a failure says how to see it again."""
 
+import dataclasses
 import re
 import sys
 
@@ -55,7 +56,20 @@ def test_rounds_draw_fresh_seeds(capfd):
     assert len(set(re.findall(r"seed (\d+):", capfd.readouterr().out))) > 1
 
 
-@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--seed", "3"], ["--only", "fine", "--seed", "0"], ["--rounds", "0"]])
+def test_faults_are_struck_until_there_are_enough_and_a_failure_says_its_seed(capfd):
+    fine, odd = (dataclasses.replace(entry, faults=10) for entry in (_PASSES, _FAILS))
+    assert soak.main(["--faults", "25", "--seed", str(soak.SEEDS[-1])], (_FAILS, fine)) == 0
+    said = capfd.readouterr().out
+    assert re.findall(r"seed (\d+):", said) == [str(soak.SEEDS[-1]), "1", "2"]
+    assert re.findall(r"^(\d+) faults in", said, re.MULTILINE) == ["10", "20", "30"]
+    assert soak.main(["--faults", "1000", "--seed", "7"], (odd,)) == 1
+    said = capfd.readouterr().out
+    failed = int(re.search(r'again: make soak ARGS="--only odd --seed (\d+)"', said)[1])
+    assert failed in (7, 8) and f"{10 * (failed - 7)} faults in" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--seed", "3"], ["--only", "fine", "--seed", "0"], ["--rounds", "0"],
+                                       ["--faults", "0"], ["--faults", "9", "--only", "fine"], ["--faults", "9", "--rounds", "2"]])
 def test_wrong_use_is_refused(arguments):
     with pytest.raises(SystemExit) as refused:
         soak.main(arguments, (_PASSES,))

@@ -3,6 +3,7 @@
 make soak                                       20 rounds of each
 make soak ARGS="--only bytes --rounds 100"      one of them
 make soak ARGS="--only bytes --seed 7"          one round of that one with this seed: what a failure says to type
+make soak FAULTS=1000 SEED=7                    so many faults that strike server and ranks, from this seed on; SEED may be left out
 
 Exit status: 0 if all passed, 1 if one failed, 2 for wrong use."""
 
@@ -13,6 +14,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEEDS = range(1, 100_000)  # googletest takes no others
@@ -24,6 +26,7 @@ class Entry:
     draws: str  # what
     command: tuple  # {seed}, {build} and {python} stand for theirs
     environment: tuple = ()  # (name, value), likewise
+    faults: int = 0  # that a round strikes; 0: another kind of test
 
 
 TABLE = (
@@ -45,7 +48,7 @@ TABLE = (
           (("STEMMA_FAULTS_SEED", "{seed}"), ("STEMMA_FAULTS_COUNT", "20"))),
     Entry("table", "server and ranks that are struck at named places, kept requests: likewise",
           ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/e2e/recovery/places_test.py", "-k", "case"),
-          (("STEMMA_FAULTS_SEED", "{seed}"), ("STEMMA_FAULTS_COUNT", "50"))),
+          (("STEMMA_FAULTS_SEED", "{seed}"), ("STEMMA_FAULTS_COUNT", "50")), faults=100),  # 50 each of one rank and of two
     Entry("cuts", "hosts that are cut off at such places: likewise; needs root, for network namespaces",
           ("{python}", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/e2e/gang/gang_cut_test.py"),
           (("STEMMA_FAULTS_SEED", "{seed}"),)),
@@ -75,20 +78,40 @@ def soak(entries, rounds, seeds, build):
     return True
 
 
+def strike(entry, faults, seed, build):
+    """Rounds of an entry, each with the seed after the one before, until at least so many faults were struck. True if all passed."""
+    begun, struck = time.monotonic(), 0
+    while struck < faults:
+        passed = soak([entry], 1, lambda: seed, build)
+        if passed:
+            struck += entry.faults
+        seed = seed % SEEDS[-1] + 1
+        print(f"{struck} faults in {time.monotonic() - begun:.0f} s: no step was lost and none was made twice", flush=True)
+        if not passed:
+            return False
+    return True
+
+
 def main(arguments, table=TABLE):
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter,
                                      epilog="\n".join(f"{entry.name:10} {entry.draws}" for entry in table))
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     parser.add_argument("--rounds", type=int, default=None, help="of each; 20, with --seed 1")
     parser.add_argument("--only", choices=[entry.name for entry in table], help="this one alone")
-    parser.add_argument("--seed", type=int, default=None, help=f"{SEEDS[0]} to {SEEDS[-1]}, for every round; needs --only")
+    parser.add_argument("--seed", type=int, default=None, help=f"{SEEDS[0]} to {SEEDS[-1]}, for every round; needs --only, or --faults")
+    parser.add_argument("--faults", type=int, default=None, help="instead of rounds: so many at least, struck by `table`")
     options = parser.parse_args(arguments)
-    if options.seed is not None and (options.only is None or options.seed not in SEEDS):
-        parser.error(f"--seed {options.seed}: give --only NAME too, and a seed from {SEEDS[0]} to {SEEDS[-1]}")
+    if options.seed is not None and ((options.only or options.faults) is None or options.seed not in SEEDS):
+        parser.error(f"--seed {options.seed}: give --only NAME or --faults too, and a seed from {SEEDS[0]} to {SEEDS[-1]}")
+    if options.faults is not None and (options.faults < 1 or options.only or options.rounds is not None):
+        parser.error(f"--faults {options.faults}: give at least 1, and neither --only nor --rounds")
     rounds = options.rounds if options.rounds is not None else 20 if options.seed is None else 1
     if rounds < 1:
         parser.error(f"--rounds {rounds}: give at least 1")
     draw = random.SystemRandom()
+    if options.faults is not None:
+        (entry,) = (entry for entry in table if entry.faults)
+        return 0 if strike(entry, options.faults, options.seed or draw.choice(SEEDS), options.build.resolve()) else 1
     passed = soak([entry for entry in table if options.only in (None, entry.name)], rounds,
                   lambda: options.seed or draw.choice(SEEDS), options.build.resolve())
     print(f"{rounds} rounds passed" if passed else "stopped")
