@@ -11,7 +11,8 @@ CheckpointThread::CheckpointThread(const CheckpointStore* store, std::function<v
 
 void CheckpointThread::Add(Work work) {
   MutexLock lock(&mutex_);
-  works_.push_back(std::move(work));
+  const auto* reading = std::get_if<ReadCheckpointAction>(&work);
+  (reading != nullptr && !reading->for_recovery ? client_readings_ : works_).push_back(std::move(work));
 }
 
 void CheckpointThread::Stop() {
@@ -24,10 +25,13 @@ void CheckpointThread::Stop() {
 
 bool CheckpointThread::Next(Work& work) {
   MutexLock lock(&mutex_);
-  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !works_.empty(); });
+  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { 
+    return stopped_ || !works_.empty() || !client_readings_.empty();
+  });
   if (stopped_) return false;
-  work = std::move(works_.front());
-  works_.pop_front();
+  std::deque<Work>& next = works_.empty() ? client_readings_ : works_;
+  work = std::move(next.front());
+  next.pop_front();
   return true;
 }
 

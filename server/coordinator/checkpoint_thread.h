@@ -1,5 +1,6 @@
 // CheckpointThread: commits checkpoints, reads them back and removes their files, one after the other, beside the
-// coordinator: gigabytes never stop it.
+// coordinator: gigabytes never stop it. Readings that clients ask for come last: a recovery, a save or a full disk does
+// not wait for more than the one that is going on.
 //
 // Thread safety: safe. Nothing blocks but Stop, which waits for what is being done.
 // Invariant: every added commit and reading is answered once by `done`, from this thread, unless the thread was
@@ -47,6 +48,7 @@ class CheckpointThread {
   const std::function<void(Event)> done_;
   Mutex mutex_;
   std::deque<Work> works_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Work> client_readings_ ABSL_GUARDED_BY(mutex_);  // done when there is no other work
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

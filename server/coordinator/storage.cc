@@ -26,12 +26,16 @@ constexpr uint64_t kReservedForRowsBytes = 32 << 20;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const std::string& data_directory, uint64_t requests_kept) {
-  ASSIGN_OR_RETURN(Journal journal, Journal::Open(data_directory));
+  // What a server before left unfinished goes first: on a full disk the journal, which empties its write-ahead log,
+  // finds no other room.
   ASSIGN_OR_RETURN(Spool spool, Spool::Open(data_directory));
   ASSIGN_OR_RETURN(CheckpointStore checkpoints, CheckpointStore::Open(data_directory));
+  ASSIGN_OR_RETURN(Journal journal, Journal::Open(data_directory));
   std::unique_ptr<Storage> storage(new Storage(std::move(journal), std::move(spool), std::move(checkpoints)));
   RETURN_IF_ERROR(storage->FoldRows(data_directory, requests_kept));
   RETURN_IF_ERROR(storage->FindCheckpoints());
+  // An old journal is refused by now, whose rows name none of the requests that the newest one needs.
+  RETURN_IF_ERROR(storage->SweepSpool());
   return storage;
 }
 
@@ -46,6 +50,10 @@ absl::Status Storage::FoldRows(const std::string& data_directory, uint64_t reque
   }
   RETURN_IF_ERROR(CheckJournalState(state_));
   last_row_ = journal_.last_n();
+  return absl::OkStatus();
+}
+
+absl::Status Storage::SweepSpool() const {
   std::set<std::string> names;
   for (const internal::v1::KeptRequest& kept : state_.kept()) names.insert(kept.spool().name());
   ASSIGN_OR_RETURN(const std::vector<std::string> removed, spool_.Sweep(names));
@@ -98,6 +106,10 @@ void Storage::Remove(const std::string& spool_name) {
 absl::StatusOr<internal::v1::SpoolFile> Storage::Keep(const std::string& name, const TrainingRequest& request,
                                                       const RequestPlan& plan, uint32_t num_ranks) const {
   if (FailpointFails("spool.before", kServerRank)) return ErrnoStatus("write", name, ENOSPC);
+  // Before and after: rows are written beside it.
+  if (spool_.FreeBytes() < kReservedForRowsBytes + request.bytes) {
+    return ErrnoStatus("keep room for the journal beside", name, ENOSPC);
+  }
   ASSIGN_OR_RETURN(internal::v1::SpoolFile file, spool_.Write(name, request, plan, num_ranks));
   Failpoint("spool.after", kServerRank);
   if (spool_.FreeBytes() >= kReservedForRowsBytes) return file;

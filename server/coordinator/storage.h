@@ -48,6 +48,7 @@ class Storage {
 
   absl::Status FoldRows(const std::string& data_directory, uint64_t requests_kept);
   absl::Status FindCheckpoints();
+  absl::Status SweepSpool() const;  // removes what no row names
   absl::Status Write(const JournalAction& action);
 
   Journal journal_;

@@ -7,8 +7,10 @@ void BaseKeeper::Choose() {
   ready_ = base_.checkpoint.empty();
   if (ready_) return;
   id_ = next_id_++;
-  out_->Add(
-      ReadCheckpointAction{.id = id_, .name = base_.checkpoint, .manifest_sha256 = checkpoint()->manifest_sha256()});
+  out_->Add(ReadCheckpointAction{.id = id_,
+                                 .name = base_.checkpoint,
+                                 .manifest_sha256 = checkpoint()->manifest_sha256(),
+                                 .for_recovery = true});
 }
 
 std::optional<absl::Status> BaseKeeper::OnRead(const CheckpointReadEvent& event) {

@@ -97,6 +97,8 @@ void CheckpointCalls::SaveBeforeLeaving() {
   if (!membership_->draining() || saved_before_leaving_ || p_.jobs.running().exists() || !can_save()) return;
   saved_before_leaving_ = true;
   if (rules.manual() || rules.every_steps() == 0 || !p_.gang.serves() || !IsNew()) return;
+  // A request whose other steps are left to the next server: it is computed again from its first one.
+  if (IsInsideKept(p_.history.state(), p_.lineage.step())) return;
   const std::string job = p_.jobs.queue().AddFirst({.call = 0, .work = SaveJob{}});
   CHECK_EQ(p_.jobs.queue().TakeNext().value_or(""), job);
   Start(job, SaveJob{});

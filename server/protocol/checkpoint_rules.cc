@@ -9,6 +9,7 @@
 #include "common/admission/log_prob_sources.h"
 #include "common/base/error.h"
 #include "glog/logging.h"
+#include "server/protocol/journal_fold.h"
 
 namespace stemma::server {
 namespace {
@@ -58,14 +59,28 @@ bool CanRecompute(const JournalState& state, uint64_t step) {
   return step <= state.step() && kept.size() == state.step() - step;
 }
 
+bool IsInsideKept(const JournalState& state, uint64_t step) {
+  return std::any_of(state.kept().begin(), state.kept().end(), [&](const KeptRequest& kept) {
+    const bool begun = std::any_of(kept.steps().begin(), kept.steps().end(), [&](const KeptStep& decided) {
+      return decided.decision().outcome() == v1::StepResult::APPLIED && decided.decision().step() <= step;
+    });
+    return begun && (kept.open() || LastStep(kept) > step);
+  });
+}
+
 WeightsBase ChooseBase(const JournalState& state, bool replays) {
-  const auto whole = [&](uint64_t step) { return step == state.step() || (replays && CanRecompute(state, step)); };
+  const auto whole = [&](uint64_t step) { return !GivesUpSteps(state, {.step = step}, state.step(), replays); };
   const std::vector<const KnownCheckpoint*> sound = SoundNewestFirst(state);
   for (const KnownCheckpoint* known : sound) {
     if (whole(known->step())) return {known->name(), known->step()};
   }
   if (sound.empty() || whole(0)) return {};
   return {sound.front()->name(), sound.front()->step()};
+}
+
+bool GivesUpSteps(const JournalState& state, const WeightsBase& base, uint64_t step, bool replays) {
+  if (!replays) return base.step != step;
+  return IsInsideKept(state, base.step) || !CanRecompute(state, base.step);
 }
 
 uint64_t SharedSteps(const JournalState& state, const WeightsBase& base) {

@@ -31,9 +31,17 @@ const internal::v1::KnownCheckpoint* NewestSound(const internal::v1::JournalStat
 // Whether the decided steps after `step` are all kept.
 bool CanRecompute(const internal::v1::JournalState& state, uint64_t step);
 
+// Whether weights at `step` are in the middle of a kept request: some of its steps are in them, and others are not, or
+// may still come. Recovery begins at a request's first step.
+bool IsInsideKept(const internal::v1::JournalState& state, uint64_t step);
+
 // Returns the newest sound checkpoint from which the lineage's weights can be had; where that is true of none, the
 // newest one. `replays`: decided steps are computed again.
 WeightsBase ChooseBase(const internal::v1::JournalState& state, bool replays);
+
+// Whether a recovery that begins with `base` cannot bring the weights back to `step`, where the ranks were: the lineage
+// ends.
+bool GivesUpSteps(const internal::v1::JournalState& state, const WeightsBase& base, uint64_t step, bool replays);
 
 // Returns the step up to which the lineage's weights are also those of a lineage that begins with the base: its step
 // where it is the lineage's own, else 0.

@@ -113,8 +113,10 @@ void ClientCalls::OnCancel(const CancelEvent& event) {
   if (record->final()) return;
   const bool runs = p_.jobs.running().Is(record->id);
   if (!runs && !membership_->IsDecided(*record)) return p_.jobs.CancelUpdate(*record);
-  if (!runs || p_.jobs.running().committed() || membership_->IsDecided(*record)) {
-    record->cancel_requested = true;  // the step stays; no other follows
+  // What was decided stays, and no other step follows. Steps that are computed again are computed to their end: the
+  // weights would be left in the middle of the request, and nothing begins there.
+  if (!runs || p_.jobs.running().committed() || membership_->IsDecided(*record) || record->computes_again()) {
+    record->cancel_requested = true;
     return;
   }
   p_.jobs.AbortRunning();

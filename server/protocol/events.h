@@ -182,6 +182,7 @@ struct ReadCheckpointAction {
   uint64_t id = 0;
   std::string name;
   std::string manifest_sha256;
+  bool for_recovery = false;  // goes before those that clients ask for
 };
 // Makes a checkpoint none, or drops a save that failed; its files go beside other work.
 struct RemoveCheckpointAction {

@@ -166,6 +166,7 @@ internal::v1::Configure Gang::ConfigureOf(uint32_t rank) const {
   configure.set_checkpoint(base_.checkpoint);
   configure.set_rank(rank);
   configure.set_store(store_);
+  configure.set_ranks_of_host(WorkersOfHost(workers_, of.host));
   return configure;
 }
 

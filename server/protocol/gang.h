@@ -122,6 +122,8 @@ class Gang {
   // Why a worker is given up, if one is.
   std::optional<Problem> FindProblem() const;
   // Whether no worker was there, or none that got ready, for return_within.
+  // Workers are to come from now on, if they are not there.
+  void Expect(absl::Time now) { MissFrom(now); }
   bool MissingTooLong(absl::Time now) const { return now >= ReturnDeadline(); }
   absl::Time ReturnDeadline() const { return missing_since_ + options_.return_within; }
   absl::Time NextLook() const { return next_look_; }

@@ -37,6 +37,7 @@ const KeptStep* History::FindDecision(const std::string& request_id, uint32_t k)
 }
 
 const KeptRequest* History::FindBehind(uint64_t step) const {
+  if (!options_.replays) return nullptr;
   const auto& kept = state_.kept();
   const auto it = std::find_if(kept.begin(), kept.end(), [&](const KeptRequest& k) { return IsBeyond(k, step); });
   return it == kept.end() || it->open() ? nullptr : &*it;
@@ -90,6 +91,7 @@ void History::Finish(internal::v1::RequestFinished finished) {
   JournalRow row;
   *row.mutable_finished() = std::move(finished);
   Add(row);
+  AddSnapshotWhenDue();
 }
 
 void History::SaveCheckpoint(internal::v1::KnownCheckpoint checkpoint) {
@@ -103,6 +105,7 @@ void History::PinCheckpoint(const std::string& name, bool pinned) {
   row.mutable_checkpoint_changed()->set_name(name);
   row.mutable_checkpoint_changed()->set_pinned(pinned);
   Add(row);
+  AddSnapshotWhenDue();
 }
 
 void History::JudgeCheckpoint(const std::string& name, const std::string& damage) {
@@ -110,6 +113,7 @@ void History::JudgeCheckpoint(const std::string& name, const std::string& damage
   row.mutable_checkpoint_changed()->set_name(name);
   row.mutable_checkpoint_changed()->set_damage(damage);
   Add(row);
+  AddSnapshotWhenDue();
 }
 
 void History::DropCheckpoint(const std::string& name) {

@@ -38,8 +38,8 @@ class History {
 
   // Null: nothing was decided about this step, or decisions are not kept.
   const internal::v1::KeptStep* FindDecision(const std::string& request_id, uint32_t k) const;
-  // The ended request whose steps have to be computed again next, for weights that are at `step`; null: none, or an
-  // open one comes first.
+  // The ended request whose steps have to be computed again next, for weights that are at `step`; null: none, an
+  // open one comes first, or requests are not kept.
   const internal::v1::KeptRequest* FindBehind(uint64_t step) const;
 
   void Start(uint64_t epoch);

@@ -68,7 +68,7 @@ bool JobRunner::StartUpdate(UpdateRecord& record) {
     std::optional<LoadedRequest> loaded = TakeKept(*kept);
     if (!loaded) {
       if (!record.final()) p_.jobs.queue().PutBack(record.id);
-      return false;
+      return record.final();
     }
     record.request = std::move(loaded->request);
     record.plan = std::move(loaded->plan);
@@ -91,9 +91,17 @@ std::optional<LoadedRequest> JobRunner::TakeKept(const internal::v1::KeptRequest
       reload_.Take(kept.spool(), p_.options.model, {p_.gang.config(), p_.calibration.rates()});
   if (!taken) return std::nullopt;
   if (taken->ok()) return **std::move(taken);
-  membership_->Stop(MakeError(Reason::kCorruptSpool, absl::StrCat("request ", kept.request_id(),
-                                                                  ", which is to be computed, cannot be read back: ",
-                                                                  std::string(taken->status().message()))));
+  const absl::Status why = taken->status();
+  const std::string text = absl::StrCat("request ", kept.request_id(), ", which is to be computed, cannot be ");
+  if (!absl::IsResourceExhausted(why)) {
+    membership_->Stop(MakeError(Reason::kCorruptSpool, absl::StrCat(text, "read back: ", std::string(why.message()))));
+  } else if (kept.steps().empty()) {  // it was read, and a plan for these workers finds no room
+    UpdateRecord& record = *p_.jobs.table().Find(kept.request_id());
+    record.resumable = true;
+    p_.jobs.FinishUpdate(record, v1::FAILED, why);
+  } else {  // some of its steps are in the weights: other workers may have the memory that these lack
+    steps_->FailAgain(absl::StrCat(text, "planned for these workers: ", std::string(why.message())));
+  }
   return std::nullopt;
 }
 

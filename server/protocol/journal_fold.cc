@@ -65,6 +65,13 @@ void CloseKept(JournalState& state, const std::string& id) {
   }
 }
 
+// Steps that are counted and not kept cannot be computed again, nor can those before them be brought up to them.
+void DropEndedKept(JournalState& state) {
+  for (int i = state.kept_size() - 1; i >= 0; --i) {
+    if (!state.kept(i).open()) state.mutable_kept()->DeleteSubrange(i, 1);
+  }
+}
+
 absl::Status Fold(const internal::v1::ServerStarted& row, JournalState& state) {
   if (row.epoch() <= state.epoch()) return Wrong(absl::StrCat("epoch ", row.epoch(), " follows ", state.epoch()));
   state.set_epoch(row.epoch());
@@ -194,10 +201,16 @@ absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
     if (kept != nullptr && step == nullptr)
       return Wrong(absl::StrCat("a step of ", row.request_id(), " is applied, which was not committed"));
     request->mutable_status()->set_steps_applied(request->status().steps_applied() + 1);
-    if (step == nullptr) state.set_step(state.step() + 1);
+    if (step == nullptr) {
+      state.set_step(state.step() + 1);
+      DropEndedKept(state);
+    }
     request->set_last_step(state.step());
     state.set_weight_version(result.weight_version());
   }
+  // A step that was skipped is skipped again after a loss.
+  auto& steps = *request->mutable_result()->mutable_steps();
+  while (steps.size() > static_cast<int>(row.k())) steps.RemoveLast();
   request->mutable_status()->set_state(v1::APPLIED);
   *request->mutable_result()->add_steps() = result;
   return absl::OkStatus();
@@ -230,13 +243,13 @@ absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state)
 }
 
 // Kept requests are of use back to the checkpoint before the newest: where the newest is found damaged, nothing is
-// lost.
+// lost. An older one may be added, too: found on the disk where it was copied to.
 absl::Status Fold(const internal::v1::CheckpointSaved& row, JournalState& state) {
   const KnownCheckpoint& saved = row.checkpoint();
   if (FindCheckpoint(state, saved.name()) != nullptr)
     return Wrong(absl::StrCat("checkpoint ", saved.name(), " is saved twice"));
   const KnownCheckpoint* before = NewestSound(state);
-  const uint64_t needless = saved.lineage() == state.lineage() && before != nullptr ? before->step() : 0;
+  const uint64_t needless = saved.lineage() == state.lineage() && before != nullptr ? std::min(before->step(), saved.step()) : 0;
   for (int i = state.kept_size() - 1; i >= 0; --i) {
     const KeptRequest& kept = state.kept(i);
     if (!kept.open() && LastStep(kept) <= needless) state.mutable_kept()->DeleteSubrange(i, 1);

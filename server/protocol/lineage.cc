@@ -99,7 +99,13 @@ absl::Status Lineage::LostError(const LostLineage& lost) const {
 }
 
 absl::Status Lineage::RolledBackError(const UpdateRecord& record) const {
-  const LostLineage lost = {.name = record.lineage, .step = record.lost_step.value()};
+  LostLineage lost = {.name = record.lineage, .step = record.lost_step.value()};
+  const auto known = std::find_if(lost_.begin(), lost_.end(), [&](const LostLineage& l) { return l.name == lost.name; });
+  if (known != lost_.end()) lost.went_on = known->went_on;
+  const std::string gone =
+      known != lost_.end() ? LostText(lost)
+                           : absl::StrCat("the weights of lineage ", lost.name, " at step ", lost.step,
+                                          " are gone; the model is at step ", step_, " of lineage ", name_);
   std::string before;
   if (record.final() && record.status.state() != v1::ROLLED_BACK) {
     absl::StrAppend(&before, ", was ", v1::RequestState_Name(record.status.state()),
@@ -108,7 +114,7 @@ absl::Status Lineage::RolledBackError(const UpdateRecord& record) const {
   return MakeError(
       Reason::kRolledBack,
       absl::StrCat("request ", record.id, ", with ", record.status.steps_applied(), " of ", record.status.steps_total(),
-                   " steps applied", before, ", is rolled back: ", LostText(lost), ": ", kDecide),
+                   " steps applied", before, ", is rolled back: ", gone, ": ", kDecide),
       {.metadata = LostMetadata(lost)});
 }
 

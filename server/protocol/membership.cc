@@ -16,12 +16,14 @@ namespace stemma::server {
 
 void Membership::Start() {
   const bool first = p_.history.state().lineage().empty();
+  p_.gang.Expect(p_.out.now());
   p_.history.Start(p_.options.epoch);
   TakeFoundCheckpoints(p_);
   if (first) {
     BeginFirstLineage(p_);
     return FindBase();
   }
+  UndoWhatIsNotKept(p_);
   p_.jobs.Restore();
   const bool anything = p_.lineage.step() > 0 || p_.jobs.num_open() > 0;
   if (!anything) return FindBase();
@@ -34,8 +36,7 @@ void Membership::Start() {
 // What the ranks computed since the base is computed again, or, where it is not kept, lost.
 void Membership::FindBase() {
   const WeightsBase base = ChooseBase(p_.history.state(), p_.history.replays());
-  const bool kept = p_.history.replays() && CanRecompute(p_.history.state(), base.step);
-  if (base.step < p_.lineage.step() && !kept) EndLineage(p_, base);
+  if (GivesUpSteps(p_.history.state(), base, p_.lineage.step(), p_.history.replays())) EndLineage(p_, base);
   p_.base.Choose();
 }
 

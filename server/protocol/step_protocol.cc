@@ -59,7 +59,9 @@ void StepProtocol::Ignore(const std::string& what) {
 
 void StepProtocol::Start(UpdateRecord& record) {
   CHECK_EQ(record.lineage, p_.lineage.name()) << record.id;
-  const bool begun = record.again || p_.history.FindDecision(record.id, 0) != nullptr;  // then it was as expected
+  // Then it was as expected. A step that needs no rank has a result and no decision.
+  const bool begun =
+      record.again || record.result.steps_size() > 0 || p_.history.FindDecision(record.id, 0) != nullptr;
   if (absl::Status status = p_.lineage.CheckExpected(record.request->header(), p_.lineage.step());
       !begun && !status.ok()) {
     return p_.jobs.FinishUpdate(record, v1::FAILED, status);
@@ -300,7 +302,7 @@ void StepProtocol::GoOnAgain(UpdateRecord& record) {
 // Begins the next step, unless the request or the server is to end.
 void StepProtocol::GoOn(UpdateRecord& record) {
   const bool more = record.k < record.plan.num_steps();
-  if (more && record.cancel_requested && !membership_->IsDecided(record)) {
+  if (more && record.cancel_requested && !membership_->IsDecided(record) && !record.computes_again()) {
     p_.jobs.CancelUpdate(record);
   } else if (more && membership_->draining()) {
     p_.jobs.LeaveUpdate(record, DrainingError(absl::StrCat(" after step ", record.k, " of ", record.plan.num_steps(),

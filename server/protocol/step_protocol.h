@@ -38,6 +38,8 @@ class StepProtocol {
   void OnRefused(uint32_t rank, const internal::v1::Refused& refused);
   // Counts a message of another attempt or job: late, and harmless.
   void Ignore(const std::string& what);
+  // A step that was decided cannot be done by these workers: the next ones try.
+  void FailAgain(const std::string& why);
 
  private:
   void PrepareNext(UpdateRecord& record);
@@ -51,8 +53,6 @@ class StepProtocol {
   // Decides once: what the journal knows of the step is carried out as it is.
   void Commit(UpdateRecord& record, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome);
   void Repeat(UpdateRecord& record, const internal::v1::Vote& vote, const internal::v1::StepCommitted& decided);
-  // A step that was decided cannot be done by these workers: the next ones try.
-  void FailAgain(const std::string& why);
   void SendApply(UpdateRecord& record, const internal::v1::Vote& vote, const StepDecision& decision);
   void Complete(UpdateRecord& record);
   void CompleteAgain(UpdateRecord& record, const internal::v1::KeptStep& before, const std::string& digest);

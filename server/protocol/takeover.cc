@@ -3,6 +3,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
@@ -44,16 +45,31 @@ void BeginFirstLineage(const CoordinatorParts& parts) {
   parts.history.BeginLineage(std::move(row));
 }
 
+void UndoWhatIsNotKept(const CoordinatorParts& parts) {
+  if (parts.history.replays()) return;
+  std::vector<std::pair<std::string, uint32_t>> undone;
+  for (const internal::v1::KeptRequest& kept : parts.history.state().kept()) {
+    if (kept.steps().empty() || kept.steps().rbegin()->applied()) continue;
+    undone.emplace_back(kept.request_id(), kept.steps().rbegin()->decision().k());
+  }
+  for (const auto& [id, k] : undone) parts.history.Undo(id, k);
+}
+
 void EndWhatIsNotKept(const CoordinatorParts& parts) {
   for (UpdateRecord* record : parts.jobs.table().Open()) {
     const internal::v1::KeptRequest* kept = FindKept(parts.history.state(), record->id);
     if (parts.history.replays() && kept != nullptr && kept->open()) continue;
-    record->resumable = true;
+    const uint32_t applied = record->status.steps_applied();
+    record->resumable = applied == 0;
+    const std::string outcome =
+        record->resumable ? "the weights did not change; the same request may be sent again"
+                          : absl::StrCat(applied, " of ", record->status.steps_total(),
+                                         " steps are applied and stay; send the others under a new request_id");
     parts.jobs.FinishUpdate(
         *record, v1::FAILED,
-        MakeError(Reason::kAttemptsExhausted,
-                  "the server was started again, and the request was not kept (durability: rewind); the "
-                  "weights did not change; the same request may be sent again"));
+        MakeError(record->resumable ? Reason::kAttemptsExhausted : Reason::kInternal,
+                  absl::StrCat("the server was started again, and the request was not kept (durability: rewind); ",
+                               outcome)));
   }
 }
 

@@ -182,6 +182,12 @@ absl::StatusOr<StoredCheckpoint> Save(const std::string& parent, const std::stri
   return stored;
 }
 
+// Whether a folder is no checkpoint, or a damaged one, and so is at the next start; other errors are the disk's or the
+// system's.
+bool SaysItIsNone(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status);
+}
+
 // Reads a folder's manifest and nothing else.
 absl::StatusOr<StoredCheckpoint> ReadManifest(const std::string& path, const std::string& name) {
   ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(path));
@@ -288,8 +294,10 @@ absl::StatusOr<std::vector<StoredCheckpoint>> CheckpointStore::Scan() const {
     absl::StatusOr<StoredCheckpoint> stored = ReadManifest(absl::StrCat(folder_, "/", name), name);
     if (stored.ok()) {
       checkpoints.push_back(*std::move(stored));
-    } else {
+    } else if (SaysItIsNone(stored.status())) {
       LOG(WARNING) << "left out of the checkpoints: " << stored.status();
+    } else {
+      return stored.status();
     }
   }
   std::sort(checkpoints.begin(), checkpoints.end(), [](const StoredCheckpoint& a, const StoredCheckpoint& b) {

@@ -57,6 +57,7 @@ class CheckpointStore {
   absl::StatusOr<StoredCheckpoint> Verify(const std::string& name, const std::string& manifest_sha256) const;
   // Returns the folders that have a manifest of their name that can be read, by step and then name; reads nothing else
   // of them: `client_state` is empty, and files may be damaged. A folder whose manifest is damaged is logged and left.
+  // Errors: the file system's, where a folder cannot be read today: it is not known whether a checkpoint is there.
   absl::StatusOr<std::vector<StoredCheckpoint>> Scan() const;
   // Renames it to a temporary name, another than Begin's of the same name, durably: from then on it is no checkpoint.
   // Returns that name, for Abandon. Errors: NotFound; those of the disk, after which it may have either name.

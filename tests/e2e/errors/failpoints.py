@@ -33,6 +33,12 @@ class Failpoints:
         (self._armed / "next").write_text(action)
         (self._armed / "next").rename(self._armed / f"{place}@{rank}")
 
+    def hold(self, place, rank):
+        """Holds the next process that passes the place as that rank: the file that is there while it is held. Unlink it to let
+        the process go on."""
+        self.arm(place, rank, "hold")
+        return self._armed / f"{place}@{rank}.held"
+
     def disarm(self):
         for path in self._armed.iterdir():
             path.unlink()

@@ -3,15 +3,18 @@ passed over; whenever a process is killed, there is the checkpoint before or the
 
 STEMMA_FAULTS_SEED chooses where files are damaged and when processes are killed; a failure prints it."""
 
+import concurrent.futures
 import os
 import pathlib
 import random
 import shutil
+import signal
 import time
 
 import pytest
 
 import stemma
+from e2e.errors.failpoints import Failpoints
 from e2e.errors.server import wait_for
 from e2e.file_digest import digest_of
 from e2e.gang.small_groups import make_model
@@ -78,6 +81,35 @@ def test_the_state_is_the_same_on_another_mesh(model, tmp_path, before, after):
     for file in ("model.safetensors", "optim/exp_avg-model.safetensors", "optim/exp_avg_sq-model.safetensors"):
         here, there = (digest_of([checkpoints_of(tmp_path) / name / file]) for name in ("here", "there"))
         assert here == there, file
+
+
+@pytest.mark.parametrize("durability", ["replay", "rewind"])
+def test_a_server_that_is_stopped_inside_a_request_says_what_became_of_it(model, undisturbed, tmp_path, durability):
+    """A checkpoint between two steps of a kept request would be one that its first step is applied to a second time."""
+    config = tmp_path / "run.yaml"
+    config.write_text(f"model: {model}\ncheckpoints:\n  every_steps: 100\n")
+    flags = ("--config", config, "--durability", durability)
+    failpoints = Failpoints(tmp_path / "programs")
+    run = DurableRun(model, tmp_path / "run", flags=flags, failpoints=failpoints)
+    held = failpoints.hold("prepare.before_vote", 0)
+    with run.client(retries=0) as client, concurrent.futures.ThreadPoolExecutor() as pool:
+        sent = pool.submit(send, client, 0)
+        wait_for(held.exists, "a step that is held")
+        run.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "stopping: Terminated" in run.log.read_text(), "server that drains")
+        held.unlink()
+        assert sent.exception().reason == "DRAINING"
+        run.process.wait(60)
+    with DurableRun(model, tmp_path / "run", flags=flags) as run, run.client() as client:
+        if durability == "rewind":
+            with pytest.raises(stemma.StemmaError, match="1 of 4 steps are applied and stay"):
+                client.attach("request-0").result()
+            assert client.model()["step"] == 1
+            return
+        assert client.attach("request-0").result().steps[-1].step == STEPS_OF_REQUEST
+        for number in range(1, REQUESTS):
+            send(client, number)
+        assert weights_after(run, "end") == undisturbed(1)
 
 
 def test_what_went_on_without_saving_is_computed_again_from_the_checkpoint(model, undisturbed, tmp_path):

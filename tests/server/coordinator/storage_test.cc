@@ -7,6 +7,8 @@
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
+#include "tests/server/store/checkpoint_files.h"
+#include "tests/server/store/drawn_requests.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
@@ -58,6 +60,33 @@ TEST(StorageTest, RowsThatMakeNoSenseAreRefused) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << what << ": " << status;
     EXPECT_TRUE(absl::StrContains(status.message(), what)) << what << ": " << status;
   }
+}
+
+// A journal that is an old copy names none of the newest requests; they are there when the newest comes back.
+TEST(StorageTest, ARefusedJournalLeavesTheRequestsThatItDoesNotName) {
+  const TempFolder folder;
+  JournalRow begun;
+  begun.mutable_lineage_begun()->set_name("L");
+  ASSERT_THAT(OpenWith(folder.path(), {Started(1).SerializeAsString(), begun.SerializeAsString()}), IsOk());
+  const std::string kept = folder / "spool/1-1";
+  {
+    const auto spool = Spool::Open(folder.path());
+    ASSERT_THAT(spool, IsOk());
+    ASSERT_THAT(spool->Write("1-1", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk());
+    const auto store = CheckpointStore::Open(folder.path());
+    ASSERT_THAT(store, IsOk());
+    DrawnSave save = MakeSave("ahead", 1, 1);
+    save.manifest.set_lineage("L");
+    save.manifest.set_journal_row(3);
+    ASSERT_THAT(CommitSave(*store, folder.path(), save, ""), IsOk());
+  }
+  const absl::Status status = Storage::Open(folder.path(), kRequestsKept).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "old copy")) << status;
+  EXPECT_TRUE(std::filesystem::exists(kept));
+  std::filesystem::remove_all(folder / "checkpoints/ahead");
+  ASSERT_THAT(Storage::Open(folder.path(), kRequestsKept), IsOk());
+  EXPECT_FALSE(std::filesystem::exists(kept)) << "control: no row of a journal that is taken names it";
 }
 
 }  // namespace

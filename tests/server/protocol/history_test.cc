@@ -206,6 +206,59 @@ TEST(HistoryTest, AHundredThousandStepsStayBounded) {
   RecordProperty("largest_snapshot", std::to_string(largest_snapshot));
 }
 
+// Rows of requests that never make a step, of pins and of findings are bounded too.
+TEST(HistoryTest, WithoutAnyStepTheJournalStaysBounded) {
+  constexpr size_t kSnapshotAfter = 64u << 10;
+  Outbox out;
+  out.Begin(absl::UnixEpoch());
+  History history({.replays = true, .requests_kept = kRequestsKept, .snapshot_after_bytes = kSnapshotAfter}, &out);
+  history.BeginLineage(Begun("L", 1));
+  history.SaveCheckpoint(Saved("L", 0));
+  for (const bool calls : {false, true}) {
+    size_t held_bytes = 0, most_bytes = 0, rows = 0;
+    for (int i = 0; i < 4000; ++i) {
+      const std::string id = "run-0123456789abcdef/" + std::to_string(i);
+      if (calls) {
+        history.PinCheckpoint("step-0", i % 2 == 0);
+        history.JudgeCheckpoint("step-0", i % 2 == 0 ? "it is damaged" : "");
+      } else {
+        history.Accept(Accepted(id, /*kept=*/true));
+        history.Finish(Finished(id, v1::FAILED));
+      }
+      for (const JournalAction& row : RowsOf(out)) {
+        if (row.replaces) held_bytes = 0;
+        held_bytes += row.body.size();
+        most_bytes = std::max(most_bytes, held_bytes);
+        ++rows;
+      }
+    }
+    EXPECT_GT(rows, 8000u) << "with snapshots among them";
+    EXPECT_LT(most_bytes, 4 * kSnapshotAfter) << calls;
+  }
+}
+
+// One that was copied back beside the journal's own takes nothing from them.
+TEST(HistoryTest, AnOlderCheckpointThatIsFoundLeavesWhatIsKept) {
+  Outbox out;
+  out.Begin(absl::UnixEpoch());
+  History history({.replays = true, .requests_kept = kRequestsKept}, &out);
+  history.BeginLineage(Begun("L", 1));
+  for (uint64_t step = 1; step <= 3; ++step) {
+    const std::string id = std::to_string(step);
+    history.Accept(Accepted(id, /*kept=*/true));
+    history.Commit(Committed(id, 0, step));
+    history.Apply(Applied(id, 0, step));
+    history.Finish(Finished(id, v1::DONE));
+    history.SaveCheckpoint(Saved("L", step));
+  }
+  ASSERT_EQ(history.state().kept_size(), 1) << "the step between the newest two";
+  history.DropCheckpoint("step-1");
+  history.SaveCheckpoint(Saved("L", 1));
+  EXPECT_EQ(history.state().kept_size(), 1);
+  history.SaveCheckpoint(Saved("L", 4));  // control: a newer one does
+  EXPECT_EQ(history.state().kept_size(), 0);
+}
+
 TEST(HistoryTest, AFileOfTheSpoolGoesWithTheRowThatMakesItUseless) {
   Outbox out;
   out.Begin(absl::UnixEpoch());

@@ -1,7 +1,12 @@
 // A checkpoint is found whole under its name, or not at all; what cannot be saved leaves nothing.
 #include "server/store/checkpoint_store.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include <vector>
 
 #include "common/base/error.h"
 #include "common/base/message_sizes.h"
@@ -108,6 +113,24 @@ TEST_F(CheckpointStoreTest, ScanOrdersByStepAndNameAndLeavesOutWhatIsDamaged) {
   for (const StoredCheckpoint& stored : *found) names.push_back(stored.manifest.name());
   EXPECT_THAT(names, ::testing::ElementsAre("z", "a", "b", "c"));
   EXPECT_TRUE(fs::exists(Path("hurt"))) << "it is left for the operator";
+}
+
+// A checkpoint that cannot be read today is not gone: who took it for that would drop it for good.
+TEST_F(CheckpointStoreTest, AScanThatTheSystemRefusesIsNoAnswer) {
+  ASSERT_THAT(CommitSave(store_, folder_.path(), MakeSave("whole", 1, 1), ""), IsOk());
+  struct rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<int> taken;  // all descriptors but one, which the list of names needs
+  const struct rlimit few = {.rlim_cur = 64, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  for (int fd = open("/dev/null", O_RDONLY); fd >= 0; fd = open("/dev/null", O_RDONLY)) taken.push_back(fd);
+  close(taken.back());
+  taken.pop_back();
+  const absl::Status status = store_.Scan().status();
+  for (const int fd : taken) close(fd);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal, HasSubstr("whole")));
+  EXPECT_EQ(store_.Scan()->size(), 1u);
 }
 
 TEST_F(CheckpointStoreTest, OpenRemovesWhatWasLeftUnfinishedAndNothingElse) {
