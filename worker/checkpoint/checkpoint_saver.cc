@@ -67,7 +67,8 @@ absl::Status CheckpointSaver::SaveReserved(const internal::v1::Save& request, co
                            .dtype = dtype,
                            .index = CheckpointIndex(state_files)};
   std::string digest = WeightsDigest(weights_);
-  std::shared_ptr<StagedStates> staged = StagedStates::Copy(weights_, files.shares, options_.available_bytes());
+  std::shared_ptr<StagedStates> staged =
+      StagedStates::Copy(weights_, files.shares, options_.available_bytes() / options_.ranks_of_host);
   absl::StatusOr<CheckpointParts> written;
   if (staged == nullptr) {
     const std::atomic<bool> never = false;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <glog/logging.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +13,13 @@
 #include "common/base/file.h"
 
 namespace stemma::worker {
+namespace {
+
+// The journal lies beside the checkpoints, and a row that finds no room ends the server: twice what the server keeps for
+// its rows (server/coordinator/storage.cc).
+constexpr uint64_t kLeftFreeBytes = 64 << 20;
+
+}  // namespace
 
 absl::StatusOr<PartWriter> PartWriter::Open(const std::string& folder, const std::string& name, uint32_t rank) {
   const std::string path = absl::StrCat(folder, "/", name);
@@ -51,6 +59,10 @@ absl::Status PartWriter::Write(uint64_t offset, std::string_view bytes) {
     range.set_bytes(bytes.size());
   }
   end_ = offset + bytes.size();
+  struct statvfs disk;
+  if (fstatvfs(fd_, &disk) == 0 && uint64_t{disk.f_bavail} * disk.f_frsize < kLeftFreeBytes + bytes.size()) {
+    return ErrnoStatus("keep room for the journal beside", path_, ENOSPC);
+  }
   while (!bytes.empty()) {
     const ssize_t count = pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;

@@ -22,7 +22,8 @@ class PartWriter {
   PartWriter& operator=(PartWriter&&) = delete;
   ~PartWriter();
 
-  // `offset` >= the end of what was written before. Errors: the file system's.
+  // `offset` >= the end of what was written before. Errors: the file system's; DISK_FULL - the rest of the disk is kept
+  // for the journal.
   absl::Status Write(uint64_t offset, std::string_view bytes);
   // Returns the part once its bytes are on the disk. Errors: the file system's.
   absl::StatusOr<internal::v1::CheckpointPart> Close();

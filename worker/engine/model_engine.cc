@@ -102,7 +102,9 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       copies_(std::move(copies)),
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}),
       saver_(weights_, directory_, shards_.owned(dp_->rank()),
-             {.checkpoints = CheckpointsFolder(configure), .rank = static_cast<uint32_t>(dp_->rank())}) {
+             {.checkpoints = CheckpointsFolder(configure),
+              .rank = static_cast<uint32_t>(dp_->rank()),
+              .ranks_of_host = std::max<int64_t>(configure.ranks_of_host(), 1)}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
   ready_.set_weights_bytes(static_cast<uint64_t>(backend_.memory_stats().current_bytes));

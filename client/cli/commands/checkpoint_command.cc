@@ -1,6 +1,7 @@
 // stemma checkpoint save|load|list|verify|pin|unpin|delete: the server's checkpoints.
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -63,11 +64,19 @@ absl::Status RunSave(const CheckpointOptions& options) {
 }
 
 absl::Status RunLoad(const CheckpointOptions& options) {
+  std::optional<TemporaryFile> client_state;  // first: a load is not taken back for a folder that is not there
+  if (!options.client_state.empty()) {
+    ASSIGN_OR_RETURN(TemporaryFile file, TemporaryFile::Create(options.client_state));
+    client_state.emplace(std::move(file));
+  }
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
   v1::LoadCheckpointRequest request;
   request.set_name(options.name);
   ASSIGN_OR_RETURN(const auto loaded, connection->CallFor(options.disk_timeout_s, &Stub::LoadCheckpoint, request));
-  if (!options.client_state.empty()) RETURN_IF_ERROR(ReplaceFile(options.client_state, loaded.client_state()));
+  if (client_state) {
+    RETURN_IF_ERROR(client_state->Write(loaded.client_state()));
+    RETURN_IF_ERROR(client_state->Commit());
+  }
   Record record;
   record["name"] = loaded.checkpoint().name();
   record["lineage"] = loaded.lineage();

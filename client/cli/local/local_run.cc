@@ -2,11 +2,13 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -18,6 +20,7 @@
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/local/child_process.h"
 #include "client/cli/output/command_status.h"
+#include "common/base/file.h"
 #include "common/base/status_macros.h"
 #include "common/base/worker_secret.h"
 #include "grpcpp/create_channel.h"
@@ -63,6 +66,11 @@ void SetOption(const std::string& name, const std::string& value, std::vector<st
   }
 }
 
+// Says that a process will not start again.
+absl::Status FinalError(int exit_code, const std::string& reason) {
+  return exit_code == kConfigurationExit ? UsageError(reason) : absl::InternalError(reason);
+}
+
 bool HasWorker(const v1::ServerInfo& info, pid_t pid) {
   return std::any_of(info.ranks().begin(), info.ranks().end(),
                      [pid](const v1::RankInfo& rank) { return rank.pid() == static_cast<uint32_t>(pid); });
@@ -98,7 +106,8 @@ absl::Status LocalRun::Start() {
   std::string scratch = absl::StrCat(TemporaryRoot(), "/stemma-local-XXXXXX");
   if (mkdtemp(scratch.data()) == nullptr) return absl::InternalError(absl::StrCat("cannot create ", scratch));
   scratch_directory_ = scratch;
-  RETURN_IF_ERROR(WriteWorkerSecret(SecretPath(scratch_directory_), NewWorkerSecret()));
+  secret_ = NewWorkerSecret();
+  RETURN_IF_ERROR(EnsureSecret());
   server_argv_ = {server, "--ready-file", AddressPath(scratch_directory_), "--worker-secret-file",
                   SecretPath(scratch_directory_)};
   server_argv_.insert(server_argv_.end(), options_.server_flags.begin(), options_.server_flags.end());
@@ -109,6 +118,21 @@ absl::Status LocalRun::Start() {
   SetOption("--worker-listen", worker_address_, server_argv_);
   SetOption("--ops-listen", ops_address_, server_argv_);
   return stop_requested_ ? absl::OkStatus() : StartWorkers();
+}
+
+// The folder lies where what is old may be cleaned away; one that another user has put in its place is not ours.
+absl::Status LocalRun::EnsureSecret() const {
+  const std::string path = SecretPath(scratch_directory_);
+  if (access(path.c_str(), F_OK) == 0) return absl::OkStatus();
+  if (mkdir(scratch_directory_.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
+    return ErrnoStatus("create", scratch_directory_, errno);
+  }
+  struct stat info;
+  if (lstat(scratch_directory_.c_str(), &info) != 0) return ErrnoStatus("stat", scratch_directory_, errno);
+  if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(scratch_directory_, " is no folder of this user's alone"));
+  }
+  return WriteWorkerSecret(path, secret_);
 }
 
 bool LocalRun::ReadAddresses() {
@@ -193,12 +217,12 @@ absl::Status LocalRun::HandleChildren() {
 absl::Status LocalRun::HandleServerEnd(int wait_status) {
   const std::string text = ExitText(wait_status);
   const int exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
-  if (exit_code == kConfigurationExit) {
+  if (workers_.empty() && exit_code == kConfigurationExit) {
     return UsageError(absl::StrCat("the server ended with ", text, ": its configuration is refused, see above"));
   }
   if (workers_.empty()) return absl::InternalError(absl::StrCat("the server ended with ", text));
   const RestartDecision decision = policy_.ProcessEnded(exit_code, text, "the server");
-  if (!decision.restart) return absl::InternalError(decision.reason);
+  if (!decision.restart) return FinalError(exit_code, decision.reason);
   Say(decision.reason);
   ready_ = false;
   losses_.ServerEnded();
@@ -211,6 +235,7 @@ absl::Status LocalRun::StartDueServer(int elapsed_ms) {
   if (server_pid_ != -1) return absl::OkStatus();
   server_starts_in_ms_ -= elapsed_ms;
   if (server_starts_in_ms_ > 0) return absl::OkStatus();
+  RETURN_IF_ERROR(EnsureSecret());
   ASSIGN_OR_RETURN(server_pid_, StartChild({.argv = server_argv_}));
   return absl::OkStatus();
 }
@@ -222,9 +247,7 @@ absl::Status LocalRun::HandleWorkerEnd(size_t worker, int wait_status) {
   const std::string text = ExitText(wait_status), &name = workers_[worker].name();
   const RestartDecision decision = losses_.Ended(worker) ? policy_.ProcessEnded(exit_code, text, name)
                                                          : policy_.FollowerEnded(exit_code, text, name);
-  if (!decision.restart) {
-    return exit_code == kConfigurationExit ? UsageError(decision.reason) : absl::InternalError(decision.reason);
-  }
+  if (!decision.restart) return FinalError(exit_code, decision.reason);
   Say(decision.reason);
   workers_[worker].StartAfter(decision.delay_ms);
   return absl::OkStatus();
@@ -233,6 +256,7 @@ absl::Status LocalRun::HandleWorkerEnd(size_t worker, int wait_status) {
 absl::Status LocalRun::StartDueWorkers(int elapsed_ms) {
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (!workers_[i].IsDue(elapsed_ms)) continue;
+    RETURN_IF_ERROR(EnsureSecret());
     RETURN_IF_ERROR(workers_[i].Start());
     losses_.Started(i);
   }

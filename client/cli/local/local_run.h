@@ -48,6 +48,8 @@ class LocalRun {
 
  private:
   absl::Status Start();
+  // Writes the workers' secret where it is missing: every process that starts reads it.
+  absl::Status EnsureSecret() const;
   absl::Status WaitForAddress();
   bool ReadAddresses();
   void MakeWorkers();
@@ -68,7 +70,7 @@ class LocalRun {
   void ReapUntil(pid_t& pid, int& left_ms);
 
   LocalOptions options_;
-  std::string scratch_directory_;
+  std::string scratch_directory_, secret_;
   std::string address_, worker_address_, ops_address_;
   std::vector<std::string> server_argv_;
   pid_t server_pid_ = -1;        // -1: not running

@@ -12,16 +12,15 @@ constexpr int kConfigurationExit = 2;
 constexpr int kDoNotRestartExit = 93;
 constexpr int kFirstDelayMs = 200;
 
-// Returns why it must not start again, or "".
-std::string FinalReason(int exit_code, const std::string& ended) {
-  if (exit_code == kConfigurationExit) return absl::StrCat(ended, ": its configuration is refused");
-  if (exit_code == kDoNotRestartExit) return absl::StrCat(ended, ": it asks not to be restarted");
-  return "";
-}
-
 int DelayMs(int earlier_restarts) { return kFirstDelayMs << (2 * earlier_restarts); }  // 0.2, 0.8, 3.2 s
 
 }  // namespace
+
+std::string RestartPolicy::FinalReason(int exit_code, const std::string& ended) const {
+  if (exit_code == kConfigurationExit && !was_ready_) return absl::StrCat(ended, ": its configuration is refused");
+  if (exit_code == kDoNotRestartExit) return absl::StrCat(ended, ": it asks not to be restarted");
+  return "";
+}
 
 RestartDecision RestartPolicy::ProcessEnded(int exit_code, const std::string& exit_text, const std::string& name) {
   const std::string ended = absl::StrCat(name, " ended with ", exit_text);

@@ -1,6 +1,8 @@
 // When `stemma local` starts its server or a worker again. A pure decision: no clock, no process.
 //
-// A gang that becomes ready forgets earlier failures. Exit code 2 (configuration) and 93 (do not restart) are final.
+// A gang that becomes ready forgets earlier failures. Exit code 93 (do not restart) is final. So is 2 (configuration)
+// until a gang was ready: what was good enough to serve is refused later for what has changed around it, such as memory
+// that a process still holds which is about to end.
 #pragma once
 
 #include <string>
@@ -17,7 +19,10 @@ class RestartPolicy {
  public:
   static constexpr int kRestartsMax = 3;  // in a row, without a ready gang between them
 
-  void GangIsReady() { restarts_ = 0; }
+  void GangIsReady() {
+    restarts_ = 0;
+    was_ready_ = true;
+  }
 
   // A process ended by itself. `exit_code`: of an exit; -1 after a signal. `exit_text`: how it ended, and `name`: which
   // process, for the reason.
@@ -27,7 +32,11 @@ class RestartPolicy {
   RestartDecision FollowerEnded(int exit_code, const std::string& exit_text, const std::string& name) const;
 
  private:
-  int restarts_ = 0;  // since the last ready gang
+  // Returns why it must not start again, or "".
+  std::string FinalReason(int exit_code, const std::string& ended) const;
+
+  int restarts_ = 0;        // since the last ready gang
+  bool was_ready_ = false;  // a gang, ever
 };
 
 }  // namespace stemma::cli

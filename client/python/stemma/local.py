@@ -61,7 +61,11 @@ class LocalServer:
                 raise StemmaError("UNAVAILABLE", "", f"cannot run {binary}: {error.strerror}. Pass binary=, the path of the "
                                   "`stemma` program (build/release/bin/stemma after `make build`)") from None
         atexit.register(self.close)
-        self.address = self._wait_until_ready(ready, start_timeout_s)
+        try:
+            self.address = self._wait_until_ready(ready, start_timeout_s)
+        except BaseException:  # nobody has the object that could close it
+            self.close()
+            raise
 
     def _wait_until_ready(self, ready, timeout_s):
         deadline = time.monotonic() + timeout_s
@@ -74,7 +78,6 @@ class LocalServer:
             time.sleep(_POLL_S)
         text = self.log.read_text(errors="replace")[-4000:]
         exit_code = self.process.poll()
-        self.close()
         why = f"within {timeout_s:g} s" if exit_code is None else f"(exit code {exit_code})"
         raise StemmaError("UNAVAILABLE", "", f"`stemma local` did not start {why}:\n{text}")
 

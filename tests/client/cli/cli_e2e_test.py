@@ -110,6 +110,9 @@ class CliE2eTest(unittest.TestCase):
             self.call(address, "checkpoint", "load", "begin", code=64 + 15)
             weights.write_bytes(content)
             self.call(address, "checkpoint", "verify", "begin")
+            # What cannot be written is found before the steps are given up.
+            self.call(address, "checkpoint", "load", "begin", "--client-state-out", back / "no" / "folder", code=1)
+            self.assertTrue(self.records(address, "checkpoint", "list")[1]["base"])
             loaded = self.records(address, "checkpoint", "load", "begin", "--client-state-out", back)[0]
             self.assertEqual((loaded["step"], back.read_bytes()), (0, position.read_bytes()))
             self.call(address, "checkpoint", "delete", "step-00000003")

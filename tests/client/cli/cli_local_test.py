@@ -207,6 +207,37 @@ class CliLocalTest(unittest.TestCase):
             local.finish()
             self.assertFalse(secret.exists())
 
+    def test_a_secret_that_was_cleaned_away_is_there_again_for_the_next_worker(self):
+        with self.local() as local:
+            self.serving(local)
+            (folder,) = (self.directory / "tmp").glob("stemma-local-*")
+            secret = (folder / "worker-secret").read_text()
+            shutil.rmtree(folder)
+            os.kill(self.worker_pid(), signal.SIGKILL)
+            wait_for(lambda: "a new worker has the model" in local.process.stderr.readline(), "the message")
+            self.assertEqual((folder / "worker-secret").read_text(), secret)
+            self.assertEqual([(folder / name).stat().st_mode & 0o777 for name in (".", "worker-secret")], [0o700, 0o600])
+
+    def test_a_folder_that_another_could_read_gets_no_secret(self):
+        with self.local() as local:
+            self.serving(local)
+            (folder,) = (self.directory / "tmp").glob("stemma-local-*")
+            shutil.rmtree(folder)
+            folder.mkdir(mode=0o755)
+            os.kill(self.worker_pid(), signal.SIGKILL)
+            code, _, err = local.finish()
+        self.assertEqual(code, 1)
+        self.assertIn(f"{folder} is no folder of this user's alone", err)
+
+    def test_a_worker_that_is_refused_after_it_has_served_is_started_again(self):
+        with self.local() as local:
+            self.serving(local)
+            self.mode("worker", "refuse")
+            os.kill(self.worker_pid(), signal.SIGKILL)
+            self.lines_until(local, "the worker ended with exit code 2; restart 2 of 3")
+            (self.directory / "worker.mode").unlink()
+            self.lines_until(local, "a new worker has the model")
+
     def test_a_worker_that_its_server_dropped_is_killed_and_replaced(self):
         with self.local() as local:
             self.serving(local)

@@ -53,6 +53,18 @@ def test_log_probs_of_a_random_model_are_near_uniform(client):
         assert all(0.8 * math.log(VOCAB) < h <= math.log(VOCAB) + 1e-5 for h in rollout.entropy)
 
 
+def test_what_ends_the_wait_for_a_server_ends_the_server(model, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    begun, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: begun.append(popen(*args, **options)) or begun[-1])
+    monkeypatch.setattr(stemma.LocalServer, "_wait_until_ready", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stemma.LocalServer(model, binary=BIN / "stemma", threads=1)
+    assert begun[0].poll() is not None
+
+
 @pytest.mark.parametrize("named, durability, kept", [(False, None, False), (False, "replay", True), (True, None, True),
                                                      (True, "rewind", False)])
 def test_a_request_is_kept_where_something_may_go_on_with_it(model, tmp_path, named, durability, kept):

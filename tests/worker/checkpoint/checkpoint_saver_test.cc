@@ -65,11 +65,12 @@ class CheckpointSaverTest : public ::testing::Test {
     }
   }
 
-  std::unique_ptr<CheckpointSaver> MakeSaver(int64_t available_bytes = kPlenty) {
-    return std::make_unique<CheckpointSaver>(
-        weights_, directory_, AllRanges(weights_.parameters),
-        SaverOptions{
-            .checkpoints = folder_ / "checkpoints", .rank = 0, .available_bytes = [=] { return available_bytes; }});
+  std::unique_ptr<CheckpointSaver> MakeSaver(int64_t available_bytes = kPlenty, int64_t ranks_of_host = 1) {
+    return std::make_unique<CheckpointSaver>(weights_, directory_, AllRanges(weights_.parameters),
+                                             SaverOptions{.checkpoints = folder_ / "checkpoints",
+                                                          .rank = 0,
+                                                          .ranks_of_host = ranks_of_host,
+                                                          .available_bytes = [=] { return available_bytes; }});
   }
   std::string Target(const std::string& folder) const {
     fs::create_directories(folder_ / "checkpoints/" + folder + "/optim");
@@ -103,6 +104,8 @@ TEST_F(CheckpointSaverTest, WithoutRoomForTheCopyTheFilesAreTheSame) {
   const auto just_enough = static_cast<int64_t>(static_cast<double>(StateBytes()) * 1.1);
   EXPECT_TRUE(Saved(*MakeSaver(just_enough + 1), "enough", StateBytes()) == staged);
   EXPECT_TRUE(Saved(*MakeSaver(just_enough - 1), "direct", 0) == staged) << "megabytes, which nobody wants printed";
+  EXPECT_TRUE(Saved(*MakeSaver(2 * just_enough + 2, 2), "both", StateBytes()) == staged);
+  EXPECT_TRUE(Saved(*MakeSaver(2 * just_enough - 2, 2), "shared", 0) == staged) << "the other rank copies as much";
 }
 
 // The writer reads host memory only; the states of a device come there as a copy, or piece by piece.

@@ -108,6 +108,20 @@ TEST_F(PartWriterTest, AFullDiskKeepsItsReason) {
   EXPECT_THAT(writer->Close(), StatusIs(absl::StatusCode::kInternal, HasSubstr("fsync")));
 }
 
+// The server ends where a row of the journal finds no room.
+TEST_F(PartWriterTest, TheLastOfTheDiskIsLeftForTheJournal) {
+  constexpr int64_t kLeft = 64 << 20;
+  auto writer = Open();
+  ASSERT_THAT(writer, IsOk());
+  SetFreeBytes(kLeft + 3);
+  EXPECT_THAT(writer->Write(0, "abc"), IsOk());
+  const absl::Status status = writer->Write(3, "defg");
+  EXPECT_TRUE(HasReason(status, Reason::kDiskFull)) << status;
+  EXPECT_EQ(Content(), "abc");
+  SetFreeBytes(-1);
+  EXPECT_THAT(writer->Write(7, "defg"), IsOk());
+}
+
 TEST_F(PartWriterTest, OnlyARegularFileIsWritten) {
   std::filesystem::create_symlink(folder_ / "elsewhere", folder_ / "file");
   EXPECT_THAT(Open(), Invalid("it is a link"));

@@ -54,5 +54,16 @@ TEST(RestartPolicyTest, AFollowerWhoseConfigurationIsRefusedIsNotTriedAgain) {
   EXPECT_FALSE(policy.FollowerEnded(93, "exit code 93", "worker 1 of 2").restart);
 }
 
+TEST(RestartPolicyTest, WhatHasServedIsNotRefusedForGood) {
+  RestartPolicy policy;
+  policy.GangIsReady();
+  EXPECT_TRUE(policy.FollowerEnded(2, "exit code 2", "worker 1 of 2").restart);
+  for (int i = 0; i < RestartPolicy::kRestartsMax; ++i) {
+    EXPECT_TRUE(policy.ProcessEnded(2, "exit code 2").restart);
+  }
+  EXPECT_FALSE(policy.ProcessEnded(2, "exit code 2").restart) << "it stays refused";
+  EXPECT_FALSE(policy.ProcessEnded(93, "exit code 93").restart);
+}
+
 }  // namespace
 }  // namespace stemma::cli
