@@ -80,6 +80,7 @@ bit serves;         /* a generation is there */
 byte generation;
 byte weights_step;  /* of the ranks, as the server knows */
 byte entry, step_k; /* that run, unless IDLE */
+byte running = ENTRIES, next_k; /* the entry whose steps follow one another, and the next of them */
 byte answered;      /* by rank: a bit each */
 bit voted_no;
 bit clip;           /* of the step that is decided */

@@ -25,12 +25,18 @@ CONTROLS = {
     "REPLAY_CLIPS_ANEW": "ONE_ORDER",
     "DECIDED_IS_ABORTED": "CLIENT_TOLD_THE_TRUTH",
     "CANCEL_FORGETS_THE_DECISION": "CLIENT_TOLD_THE_TRUTH",
+    "CANCEL_STOPS_HALFWAY": "ONE_ORDER",
     "ONE_VOTE_IS_ENOUGH": "NO_VOTE_IS_NEVER_APPLIED",
     "ONE_APPLIED_IS_ENOUGH": "SERVED_WEIGHTS_ARE_THE_LINEAGES",
 }
 
-# Lines that no run of the model comes to, beside those that report a violation: each with its reason.
-UNREACHED = ()
+# Lines that no run of the model comes to, beside those that report a violation: no rank has to refuse what a server without a
+# mistake asks. Two controls come to them.
+UNREACHED = (
+    ":: kind == REFUSED -> phase = GIVING_UP",
+    ":: kind == PREPARE && m_work == last_work[r] -> answer = REFUSED; m_value = 0",
+    ":: kind == APPLY && !(vote[r] != NONE && m_work == last_work[r]) -> answer = REFUSED; m_value = 0",
+)
 
 
 def flat(path):
@@ -94,9 +100,10 @@ def test_every_run_ends(tmp_path):
 
 
 def test_a_run_without_end_is_found(tmp_path):
-    macros = [*bounds(1, 1), "REFUSED_IS_ASKED_AGAIN"]
+    # No rank refuses what a server without a mistake asks.
+    macros = [*bounds(1, 1), "REFUSED_IS_ASKED_AGAIN", "CANCEL_STOPS_HALFWAY"]
     make(tmp_path, macros, options=("-O0", "-DNP"))
-    said = search(tmp_path, "-l")[2]
+    said = search(tmp_path, "-l", "-A")[2]  # whatever properties it breaks before
     assert "non-progress cycle (" in said, said
 
 
@@ -129,7 +136,8 @@ def test_every_line_is_reached(tmp_path):
     reached = {line for step, line in steps.items() if step not in unreached}
     text = (tmp_path / "model.pml").read_text().split("\n")
     dead = [text[line - 1].strip() for line in sorted(set(steps.values()) - reached)]
-    assert len(reached) > 100 and [line for line in dead if "VIOLATED" not in line] == list(UNREACHED)
+    dead = [line for line in dead if "VIOLATED" not in line]
+    assert len(reached) > 100 and dead == list(UNREACHED), dead
 
 
 @pytest.mark.parametrize("mistake", CONTROLS)

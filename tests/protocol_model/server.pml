@@ -4,6 +4,12 @@
 #define NEXT_UNDECIDED(e) ((decision[AT(e, 0)] != 0) + (decision[AT(e, 1)] != 0))
 #define APPLIED_STEPS(e) (applied[AT(e, 0)] + applied[AT(e, 1)])
 #define HAS_UNAPPLIED(e) (NEXT_UNDECIDED(e) != APPLIED_STEPS(e))
+/* Steps of it that were applied are not in the ranks' weights yet, and those before them are. */
+#ifdef CANCEL_STOPS_HALFWAY
+#define COMPUTES_AGAIN(e) false
+#else
+#define COMPUTES_AGAIN(e) (running == (e) && next_k < APPLIED_STEPS(e))
+#endif
 
 /* Ends a request in the journal. */
 inline Finish(which, how) {
@@ -11,10 +17,17 @@ inline Finish(which, how) {
   state[which] = how;
   num_open--;
   if
+  :: running == which -> Leave()
+  :: else
+  fi;
+  if
   :: request_of[which] == 0 -> cancel = 0
   :: else
   fi
 }
+
+/* No request's steps follow one another any more. */
+inline Leave() { running = ENTRIES; next_k = 0 }
 
 /* Ends a generation: whoever is in it starts again. What it ran waits for the next one. */
 inline EndGeneration() {
@@ -23,6 +36,7 @@ inline EndGeneration() {
   Disconnect(1);
   serves = 0;
   weights_step = 0;
+  Leave();
   Stop()
 }
 
@@ -90,7 +104,7 @@ inline OnCancel() {
 #else
   :: else ->
     if
-    :: HAS_UNAPPLIED(e) || (phase == APPLYING && entry == e) -> cancel = 1
+    :: HAS_UNAPPLIED(e) || (phase == APPLYING && entry == e) || COMPUTES_AGAIN(e) -> cancel = 1
     :: else -> Abort(); Finish(e, CANCELLED)
     fi
 #endif
@@ -107,23 +121,25 @@ inline Abort() {
 }
 
 #define ENTRY_0 (num_entries > 0 && request_of[0] == 0 -> 0 : 1)
-#define CANCELS_NOW (cancel && phase == IDLE && state[ENTRY_0] == OPEN && !HAS_UNAPPLIED(ENTRY_0))
+#define CANCELS_NOW (cancel && phase == IDLE && state[ENTRY_0] == OPEN && !HAS_UNAPPLIED(ENTRY_0) && \
+                     !COMPUTES_AGAIN(ENTRY_0))
 
-/* Sends PREPARE of the next step: one that was decided and that these ranks do not have, else the next one of the first
- * open request. A request without a next step is DONE. */
+/* Sends PREPARE of the next step: of the request that was decided next and that these ranks do not have, else of the
+ * first open one. A request begins with its first step, whichever was decided: what it needs is made there. A request
+ * without a next step is DONE. */
 inline GoOn() {
   n = 0;
   e = ENTRIES;
   for (i : 0 .. 2 * ENTRIES - 1) { /* entries, and their steps, in the order in which they were decided */
     if
-    :: decision[i] != 0 && n == weights_step && e == ENTRIES -> e = i / 2; step_k = i % 2
+    :: decision[i] != 0 && n == weights_step && e == ENTRIES -> e = i / 2
     :: else
     fi;
     n = n + (decision[i] != 0)
   }
   for (i : 0 .. ENTRIES - 1) {
     if
-    :: e == ENTRIES && state[i] == OPEN -> e = i; step_k = NEXT_UNDECIDED(i)
+    :: e == ENTRIES && state[i] == OPEN -> e = i
     :: else
     fi
   }
@@ -131,6 +147,11 @@ inline GoOn() {
   n = 0;
   entry = e;
   e = 0;
+  if
+  :: running != entry -> running = entry; next_k = 0
+  :: else
+  fi;
+  step_k = next_k;
   if
   :: step_k == STEPS_OF(request_of[entry]) -> Finish(entry, DONE); Stop()
   :: else ->
@@ -207,6 +228,7 @@ inline Complete() {
   :: else
   fi;
   weights_step++;
+  next_k = step_k + 1;
   Stop();
   CheckServed()
 }
