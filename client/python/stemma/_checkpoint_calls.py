@@ -1,5 +1,8 @@
 """The calls of a Client about checkpoints."""
 
+import re
+import time
+
 import grpc
 
 from . import _proto, errors, results
@@ -14,9 +17,10 @@ class CheckpointCalls:
         """Saves the training state, after the requests that were accepted before; returns a Checkpoint once it is whole on
         the server's disk and was read back. Requests that come meanwhile do not wait for that.
 
-        Where the connection is lost meanwhile, the call is repeated. A checkpoint of the name that is there by then is the
-        answer if it has the model's lineage and step, and was saved with as many bytes and the same pin; any other is the
-        error CHECKPOINT_EXISTS, as it is without a loss.
+        Where the connection is lost meanwhile, the call is repeated. A checkpoint of the name, or without one of a name that
+        the server gives, that is there by then is the answer if it has the model's lineage and step, and was saved with as many
+        bytes and the same pin; one that is still being written is waited for. Any other of the name is the error
+        CHECKPOINT_EXISTS, as it is without a loss.
 
         name          a name that no checkpoint has, no path; None: step-00000120, after the step
         pinned        whether it stays until it is deleted by name; else the newest few are kept
@@ -29,22 +33,30 @@ class CheckpointCalls:
         lost = []  # the tries whose answer never came; a server that says it recovers has saved nothing
 
         def save():
+            if lost and not request.name and (saved := self._saved_before(request)):
+                return saved  # by its next name the server would save it twice
             try:
-                return self._stub.SaveCheckpoint(request)
+                reply = self._stub.SaveCheckpoint(request)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.explain(error).reason != "RECOVERING":
                     lost.append(error)
                 raise
+            self._saw(reply.lineage, reply.step)
+            return results.checkpoint(reply)
 
-        try:
-            reply = self._retrying(save)
-        except errors.StemmaError as error:
-            saved = self._saved_before(request, error) if error.reason == "CHECKPOINT_EXISTS" and lost else None
-            if saved is None:
-                raise
-            return saved
-        self._saw(reply.lineage, reply.step)
-        return results.checkpoint(reply)
+        give_up = time.monotonic() + self._recovery_timeout_s
+        while True:
+            try:
+                return self._retrying(save)
+            except errors.StemmaError as error:
+                if error.reason != "CHECKPOINT_EXISTS" or not lost:
+                    raise
+                if saved := self._saved_before(request):
+                    return saved
+                listed = any(known.name == request.name for known in self.list_checkpoints())
+                if listed or time.monotonic() >= give_up:
+                    raise
+            time.sleep(self._retry_delay_s)  # it is being written, or that has failed just now
 
     def load_checkpoint(self, name=None):
         """Makes a checkpoint's state the model's, after the requests that were accepted before; returns a LoadedCheckpoint.
@@ -90,13 +102,14 @@ class CheckpointCalls:
         """
         self._retrying(lambda: self._stub.DeleteCheckpoint(_proto.DeleteCheckpointRequest(name=name)))
 
-    def _saved_before(self, request, error):
+    def _saved_before(self, request):
         """The checkpoint that a try of the same save left, or None where that cannot be told."""
-        name = request.name or error.metadata.get("name")
         model = self._retrying(lambda: self._stub.GetModel(_proto.GetModelRequest()))
-        wanted = (name, model.lineage, model.step, request.pinned, len(request.client_state))
-        for known in self.list_checkpoints():
-            if (known.name, known.lineage, known.step, known.pinned, known.client_state_bytes) == wanted and not known.damage:
+        names = re.compile(re.escape(request.name) if request.name else rf"step-{model.step:08d}(-\d+)?")
+        wanted = (model.lineage, model.step, request.pinned, len(request.client_state))
+        for known in reversed(self.list_checkpoints()):
+            same = (known.lineage, known.step, known.pinned, known.client_state_bytes) == wanted
+            if same and names.fullmatch(known.name) and not known.damage:
                 self._saw(known.lineage, known.step)
                 return known
         return None

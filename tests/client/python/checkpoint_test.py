@@ -21,7 +21,7 @@ def saved_as(request, name=None, **fields):
 
 
 def client_of(server):
-    return stemma.Client(server.address, retry_delay_s=0.0)
+    return stemma.Client(server.address, retry_delay_s=0.01, recovery_timeout_s=2)
 
 
 def run(handlers, call):
@@ -30,20 +30,26 @@ def run(handlers, call):
 
 
 class Losing:
-    """A server that refuses the first save with `reason`, and then knows `checkpoints` and the name that is asked for."""
+    """A server that refuses the first save with `reason`, and then knows `checkpoints`, from the list `listed_after` on, and the
+    name that is asked for. It gives a save without a name the next one that is free."""
 
-    def __init__(self, checkpoints, reason=""):
-        self.saves = []
-        self._checkpoints, self._reason = checkpoints, reason
+    def __init__(self, checkpoints, reason="", listed_after=0):
+        self.saves, self.lists = [], 0
+        self._checkpoints, self._reason, self._listed_after = checkpoints, reason, listed_after
 
     def handlers(self):
-        return {"SaveCheckpoint": self._save, "ListCheckpoints": lambda *_: Listed(checkpoints=self._checkpoints),
-                "GetModel": lambda *_: Model(lineage="L1", step=3)}
+        return {"SaveCheckpoint": self._save, "ListCheckpoints": self._list, "GetModel": lambda *_: Model(lineage="L1", step=3)}
+
+    def _list(self, *_):
+        self.lists += 1
+        return Listed(checkpoints=self._checkpoints if self.lists > self._listed_after else [])
 
     def _save(self, request, context):
         self.saves.append(request)
         if len(self.saves) == 1:
             abort(context, grpc.StatusCode.UNAVAILABLE, "gone", self._reason)
+        if not request.name:
+            return saved_as(request, name="step-00000003-2")
         abort(context, grpc.StatusCode.ALREADY_EXISTS, "there", "CHECKPOINT_EXISTS", metadata={"name": "step-00000003"})
 
 
@@ -81,12 +87,26 @@ def test_a_state_of_the_largest_size_is_sent():
     assert out.client_state_bytes == 1 << 20
 
 
-@pytest.mark.parametrize("name", ["a", None])
-def test_a_save_whose_answer_was_lost_is_found(name):
+@pytest.mark.parametrize("name, tries", [("a", 2), (None, 1)])
+def test_a_save_whose_answer_was_lost_is_found(name, tries):
     there = Checkpoint(name=name or "step-00000003", lineage="L1", step=3, client_state_bytes=2)
     server = Losing([Checkpoint(name="b", lineage="L1", step=3, client_state_bytes=2), there])
     out = run(server.handlers(), lambda c: c.save_checkpoint(name, client_state=b"xy"))
-    assert out.name == there.name and len(server.saves) == 2
+    assert out.name == there.name and len(server.saves) == tries
+
+
+def test_a_save_that_is_still_written_when_it_is_repeated_is_waited_for():
+    server = Losing([Checkpoint(name="a", lineage="L1", step=3)], listed_after=4)
+    assert run(server.handlers(), lambda c: c.save_checkpoint("a")).name == "a"
+    assert len(server.saves) > 2
+
+
+@pytest.mark.parametrize("other", [{"name": "step-00000004"}, {"name": "mine"}, {"step": 2}, {"lineage": "L0"}, {"pinned": True}])
+def test_a_save_without_a_name_takes_no_other_for_its_own(other):
+    there = Checkpoint(**{"name": "step-00000003", "lineage": "L1", "step": 3, **other})
+    server = Losing([there])
+    assert run(server.handlers(), lambda c: c.save_checkpoint()).name == "step-00000003-2"
+    assert len(server.saves) == 2
 
 
 @pytest.mark.parametrize("other", [{"lineage": "L0"}, {"step": 2}, {"pinned": True}, {"client_state_bytes": 1},
