@@ -25,7 +25,7 @@ void CheckpointThread::Stop() {
 
 bool CheckpointThread::Next(Work& work) {
   MutexLock lock(&mutex_);
-  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { 
+  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return stopped_ || !works_.empty() || !client_readings_.empty();
   });
   if (stopped_) return false;

@@ -7,10 +7,8 @@ void BaseKeeper::Choose() {
   ready_ = base_.checkpoint.empty();
   if (ready_) return;
   id_ = next_id_++;
-  out_->Add(ReadCheckpointAction{.id = id_,
-                                 .name = base_.checkpoint,
-                                 .manifest_sha256 = checkpoint()->manifest_sha256(),
-                                 .for_recovery = true});
+  out_->Add(ReadCheckpointAction{
+      .id = id_, .name = base_.checkpoint, .manifest_sha256 = checkpoint()->manifest_sha256(), .for_recovery = true});
 }
 
 std::optional<absl::Status> BaseKeeper::OnRead(const CheckpointReadEvent& event) {

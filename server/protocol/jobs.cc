@@ -227,6 +227,18 @@ void Jobs::End(UpdateRecord& record, v1::RequestState state, const absl::Status&
   table_.Finalize(record);
 }
 
+void Jobs::GiveUpUpdate(UpdateRecord& record, const std::string& why) {
+  const uint32_t applied = record.status.steps_applied();
+  record.resumable = applied == 0;
+  const std::string outcome = record.resumable
+                                  ? "the weights did not change; the same request may be sent again"
+                                  : absl::StrCat(applied, " of ", record.status.steps_total(),
+                                                 " steps are applied and stay; send the others under a new request_id");
+  FinishUpdate(
+      record, v1::FAILED,
+      MakeError(record.resumable ? Reason::kAttemptsExhausted : Reason::kInternal, absl::StrCat(why, "; ", outcome)));
+}
+
 void Jobs::CancelUpdate(UpdateRecord& record) {
   FinishUpdate(record, v1::CANCELLED,
                MakeError(Reason::kCancelled,

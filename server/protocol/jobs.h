@@ -68,6 +68,9 @@ class Jobs {
   void LeaveWaiting(const absl::Status& status);  // what does not run
   // The calls that wait are told to come again: updates stay open, jobs of calls end.
   void AnswerAllWaiters(const absl::Status& status);
+  // Ends it without its own fault. Where steps of it were applied they stay, and the same id cannot run again; else it
+  // may be sent again.
+  void GiveUpUpdate(UpdateRecord& record, const std::string& why);
   void CancelUpdate(UpdateRecord& record);
   void FinishCallJob(const std::string& id, Reply reply);
   // Ends the job; its call is whose that takes it.

@@ -249,7 +249,8 @@ absl::Status Fold(const internal::v1::CheckpointSaved& row, JournalState& state)
   if (FindCheckpoint(state, saved.name()) != nullptr)
     return Wrong(absl::StrCat("checkpoint ", saved.name(), " is saved twice"));
   const KnownCheckpoint* before = NewestSound(state);
-  const uint64_t needless = saved.lineage() == state.lineage() && before != nullptr ? std::min(before->step(), saved.step()) : 0;
+  const uint64_t needless =
+      saved.lineage() == state.lineage() && before != nullptr ? std::min(before->step(), saved.step()) : 0;
   for (int i = state.kept_size() - 1; i >= 0; --i) {
     const KeptRequest& kept = state.kept(i);
     if (!kept.open() && LastStep(kept) <= needless) state.mutable_kept()->DeleteSubrange(i, 1);

@@ -100,12 +100,13 @@ absl::Status Lineage::LostError(const LostLineage& lost) const {
 
 absl::Status Lineage::RolledBackError(const UpdateRecord& record) const {
   LostLineage lost = {.name = record.lineage, .step = record.lost_step.value()};
-  const auto known = std::find_if(lost_.begin(), lost_.end(), [&](const LostLineage& l) { return l.name == lost.name; });
+  const auto known =
+      std::find_if(lost_.begin(), lost_.end(), [&](const LostLineage& l) { return l.name == lost.name; });
   if (known != lost_.end()) lost.went_on = known->went_on;
-  const std::string gone =
-      known != lost_.end() ? LostText(lost)
-                           : absl::StrCat("the weights of lineage ", lost.name, " at step ", lost.step,
-                                          " are gone; the model is at step ", step_, " of lineage ", name_);
+  const std::string gone = known != lost_.end()
+                               ? LostText(lost)
+                               : absl::StrCat("the weights of lineage ", lost.name, " at step ", lost.step,
+                                              " are gone; the model is at step ", step_, " of lineage ", name_);
   std::string before;
   if (record.final() && record.status.state() != v1::ROLLED_BACK) {
     absl::StrAppend(&before, ", was ", v1::RequestState_Name(record.status.state()),

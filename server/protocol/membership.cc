@@ -248,18 +248,9 @@ bool Membership::IsDecided(const UpdateRecord& record) const {
   return p_.history.FindDecision(record.id, next) != nullptr;
 }
 
-// Where steps of it were applied, they stay, and the same id cannot run again.
 void Membership::ExhaustAttempts(UpdateRecord& record, const std::string& reason) {
-  const uint32_t applied = record.status.steps_applied();
-  record.resumable = applied == 0;
-  const std::string outcome = record.resumable
-                                  ? "the weights did not change; the same request may be sent again"
-                                  : absl::StrCat(applied, " of ", record.status.steps_total(),
-                                                 " steps are applied and stay; send the others under a new request_id");
-  p_.jobs.FinishUpdate(record, v1::FAILED,
-                       MakeError(record.resumable ? Reason::kAttemptsExhausted : Reason::kInternal,
-                                 absl::StrCat("the worker was lost in each of ", record.attempt,
-                                              " attempts, the last time: ", reason, "; ", outcome)));
+  p_.jobs.GiveUpUpdate(
+      record, absl::StrCat("the worker was lost in each of ", record.attempt, " attempts, the last time: ", reason));
 }
 
 void Membership::LoseWeights(UpdateRecord& record, const std::string& parameter) {

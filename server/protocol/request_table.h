@@ -61,7 +61,8 @@ struct UpdateRecord {
   std::vector<RequestWaiter> waiters;
 
   bool final() const { return ended; }
-  // Step k is one whose result stands already: the weights are behind it, and are being brought back to where they were.
+  // Step k is one whose result stands already: the weights are behind it, and are being brought back to where they
+  // were.
   bool computes_again() const { return k < static_cast<uint32_t>(result.steps_size()); }
 };
 

@@ -60,8 +60,7 @@ void StepProtocol::Ignore(const std::string& what) {
 void StepProtocol::Start(UpdateRecord& record) {
   CHECK_EQ(record.lineage, p_.lineage.name()) << record.id;
   // Then it was as expected. A step that needs no rank has a result and no decision.
-  const bool begun =
-      record.again || record.result.steps_size() > 0 || p_.history.FindDecision(record.id, 0) != nullptr;
+  const bool begun = record.again || record.result.steps_size() > 0 || p_.history.FindDecision(record.id, 0) != nullptr;
   if (absl::Status status = p_.lineage.CheckExpected(record.request->header(), p_.lineage.step());
       !begun && !status.ok()) {
     return p_.jobs.FinishUpdate(record, v1::FAILED, status);

@@ -59,17 +59,7 @@ void EndWhatIsNotKept(const CoordinatorParts& parts) {
   for (UpdateRecord* record : parts.jobs.table().Open()) {
     const internal::v1::KeptRequest* kept = FindKept(parts.history.state(), record->id);
     if (parts.history.replays() && kept != nullptr && kept->open()) continue;
-    const uint32_t applied = record->status.steps_applied();
-    record->resumable = applied == 0;
-    const std::string outcome =
-        record->resumable ? "the weights did not change; the same request may be sent again"
-                          : absl::StrCat(applied, " of ", record->status.steps_total(),
-                                         " steps are applied and stay; send the others under a new request_id");
-    parts.jobs.FinishUpdate(
-        *record, v1::FAILED,
-        MakeError(record->resumable ? Reason::kAttemptsExhausted : Reason::kInternal,
-                  absl::StrCat("the server was started again, and the request was not kept (durability: rewind); ",
-                               outcome)));
+    parts.jobs.GiveUpUpdate(*record, "the server was started again, and the request was not kept (durability: rewind)");
   }
 }
 

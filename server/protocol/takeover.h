@@ -12,8 +12,8 @@ void TakeFoundCheckpoints(const CoordinatorParts& parts);
 // Begins the lineage of a new journal, with the checkpoint that is to be resumed, or the model directory.
 void BeginFirstLineage(const CoordinatorParts& parts);
 
-// Where requests are not kept any more (durability REWIND), takes back a decision that no rank is known to have applied:
-// nobody will carry it out.
+// Where requests are not kept any more (durability REWIND), takes back a decision that no rank is known to have
+// applied: nobody will carry it out.
 void UndoWhatIsNotKept(const CoordinatorParts& parts);
 
 // Ends the open requests whose groups no earlier server kept: they may be sent again.

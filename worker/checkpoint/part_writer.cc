@@ -15,8 +15,8 @@
 namespace stemma::worker {
 namespace {
 
-// The journal lies beside the checkpoints, and a row that finds no room ends the server: twice what the server keeps for
-// its rows (server/coordinator/storage.cc).
+// The journal lies beside the checkpoints, and a row that finds no room ends the server: twice what the server keeps
+// for its rows (server/coordinator/storage.cc).
 constexpr uint64_t kLeftFreeBytes = 64 << 20;
 
 }  // namespace

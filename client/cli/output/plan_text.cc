@@ -99,8 +99,8 @@ std::string ActivationsText(const v1::PlanReport& plan) {
 std::string PassesText(const v1::PlanReport& plan) {
   const uint32_t passes = plan.log_prob_passes();
   std::string before = passes == 0   ? ""
-                             : passes == 1 ? "one pass before the first step"
-                                           : absl::StrCat(passes, " passes before the first step");
+                       : passes == 1 ? "one pass before the first step"
+                                     : absl::StrCat(passes, " passes before the first step");
   if (plan.checkpoint_weights_bytes() == 0) return before;
   return absl::StrCat(before, before.empty() ? "" : ", ", "beside ",
                       HumanBytes(Number(plan.checkpoint_weights_bytes())), " of a checkpoint's weights");
