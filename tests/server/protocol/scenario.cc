@@ -50,6 +50,7 @@ class Scenario {
     }
     if (name == "restart") {
       if (command.words.size() > 1) replays_ = command.words[1] == "replays";
+      num_ranks_ = static_cast<uint32_t>(command.Get("dp", num_ranks_));
       return Restart(out);
     }
     if (name == "damage") return DamageFiles(command);
@@ -168,7 +169,8 @@ class Scenario {
   LoadedEvent Loaded(const LoadAction& load) const {
     auto loaded = std::make_shared<absl::StatusOr<LoadedRequest>>(absl::DataLossError("x"));
     if (const auto request = spool_.find(load.file.name()); request != spool_.end()) {
-      *loaded = LoadedRequest{request->second, *FakePlan(*request->second, num_ranks_), num_ranks_};
+      const auto& [kept, ranks] = request->second;
+      *loaded = LoadedRequest{kept, *FakePlan(*kept, ranks), ranks};
     }
     return {.id = load.id, .loaded = std::move(loaded)};
   }
@@ -187,7 +189,7 @@ class Scenario {
     if (fail) plan = MakeError(Reason::kGroupTooLarge, "x");
     PlannedEvent event = {.id = id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(std::move(plan))};
     if (fail || action.spool_name.empty()) return event;
-    spool_[action.spool_name] = action.request;
+    spool_[action.spool_name] = {action.request, num_ranks_};
     event.spool.emplace().set_name(action.spool_name);
     return event;
   }
@@ -358,7 +360,8 @@ class Scenario {
   std::map<PlanId, PlanAction> plans_;  // that were asked for
   internal::v1::JournalState journal_;  // the fold of all rows
   uint64_t num_rows_ = 0;
-  std::map<std::string, std::shared_ptr<const TrainingRequest>> spool_;  // by name
+  // By name: the request, and how many ranks its plan was made for.
+  std::map<std::string, std::pair<std::shared_ptr<const TrainingRequest>, uint32_t>> spool_;
   FakeCheckpoints checkpoints_;
   uint64_t every_steps_ = 0, every_minutes_ = 0;
   std::string resume_, dtype_, prefix_ = "L";
