@@ -38,6 +38,23 @@ TEST(LineageTest, AnEndBeginsTheNextOneAtStepZeroUnderAnotherName) {
   EXPECT_EQ(details.metadata.at("lineage"), "a-2");
 }
 
+TEST(LineageTest, ARolledBackRequestIsToldWhatTheModelWentOnFrom) {
+  Lineage lineage("a");
+  for (int i = 0; i < 5; ++i) lineage.CountStep();
+  lineage.End({"c", 3});
+  UpdateRecord record;
+  record.id = "r";
+  record.lineage = "a-1";
+  record.lost_step = 5;
+  const std::string text(lineage.RolledBackError(record).message());
+  EXPECT_NE(text.find("went on from checkpoint c at step 3"), std::string::npos) << text;
+  EXPECT_EQ(text.find("no checkpoint"), std::string::npos) << text;
+  record.lineage = "before-1";  // no longer remembered
+  const std::string neutral(lineage.RolledBackError(record).message());
+  EXPECT_NE(neutral.find("lineage before-1 at step 5 are gone"), std::string::npos) << neutral;
+  EXPECT_EQ(neutral.find("checkpoint"), std::string::npos) << neutral;
+}
+
 TEST(LineageTest, ALineageCanBeginWithACheckpoint) {
   Lineage lineage("a");
   for (int i = 0; i < 5; ++i) lineage.CountStep();
