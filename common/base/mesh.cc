@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "glog/logging.h"
 
 namespace stemma {
 
@@ -21,18 +22,32 @@ absl::StatusOr<v1::Mesh> ParseMesh(std::string_view text) {
     const std::string axis = part.substr(0, equal);
     uint32_t size = 0;
     const bool number = equal != std::string::npos && absl::SimpleAtoi(part.substr(equal + 1), &size);
-    if (axis != "dp") {
-      return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" names no axis; known: dp, as dp=2"));
+    if (axis != "dp" && axis != "tp") {
+      return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" names no axis; known: dp and tp, as dp=2,tp=2"));
     }
     if (!seen.insert(axis).second) return absl::InvalidArgumentError(absl::StrCat(axis, " is named twice"));
     if (!number || size < 1 || size > kRanksMax) {
       return absl::InvalidArgumentError(absl::StrCat("\"", part, "\": a size is a number from 1 to ", kRanksMax));
     }
-    mesh.set_dp(size);
+    axis == "dp" ? mesh.set_dp(size) : mesh.set_tp(size);
   }
   return mesh;
 }
 
-uint32_t NumRanks(const v1::Mesh& mesh) { return std::max(mesh.dp(), 1u); }
+uint32_t DpSize(const v1::Mesh& mesh) { return std::max(mesh.dp(), 1u); }
+uint32_t TpSize(const v1::Mesh& mesh) { return std::max(mesh.tp(), 1u); }
+
+uint32_t NumRanks(const v1::Mesh& mesh) { return DpSize(mesh) * TpSize(mesh); }
+
+MeshPlace PlaceOf(const v1::Mesh& mesh, uint32_t rank) {
+  CHECK_LT(rank, NumRanks(mesh));
+  return {rank / TpSize(mesh), rank % TpSize(mesh)};
+}
+
+std::string MeshText(const v1::Mesh& mesh) {
+  const std::string tp = absl::StrCat("tp=", TpSize(mesh));
+  if (TpSize(mesh) == 1) return absl::StrCat("dp=", DpSize(mesh));
+  return DpSize(mesh) == 1 ? tp : absl::StrCat("dp=", DpSize(mesh), ",", tp);
+}
 
 }  // namespace stemma

@@ -1,5 +1,5 @@
-// The mesh: how many ranks each axis has, as the command line writes it ("dp=2"). Used by the server's and the CLI's
-// options. Pure.
+// The mesh: how many ranks each axis has, as the command line writes it ("dp=2,tp=2"), and where a rank stands in it.
+// Used by the server's and the CLI's options, by the server's protocol and by the worker. Pure.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,22 @@ inline constexpr uint32_t kRanksMax = 4096;  // of a mesh
 // size that is no number from 1 to kRanksMax.
 absl::StatusOr<v1::Mesh> ParseMesh(std::string_view text);
 
+// Returns how many ranks an axis has: 1 where the mesh does not say.
+uint32_t DpSize(const v1::Mesh& mesh);
+uint32_t TpSize(const v1::Mesh& mesh);
+
 // Returns how many ranks the mesh has: the product of its axes.
 uint32_t NumRanks(const v1::Mesh& mesh);
+
+// A rank's coordinates. tp is the inner axis: neighbours in it have neighbouring ranks, hence a host where they can.
+struct MeshPlace {
+  uint32_t dp_rank = 0, tp_rank = 0;
+  bool operator==(const MeshPlace&) const = default;
+};
+// REQUIRES: rank < NumRanks(mesh).
+MeshPlace PlaceOf(const v1::Mesh& mesh, uint32_t rank);
+
+// Returns `dp=2,tp=4`; axes of one rank are left out, and a mesh of one rank is `dp=1`.
+std::string MeshText(const v1::Mesh& mesh);
 
 }  // namespace stemma

@@ -1,5 +1,6 @@
 #include "common/model/model_shard.h"
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -22,6 +23,8 @@ absl::Status CheckAxis(const char* axis, int64_t rank, int64_t size) {
   return absl::OkStatus();
 }
 
+bool DivideOneAnother(int64_t a, int64_t b) { return a % b == 0 || b % a == 0; }
+
 absl::Status CheckDivides(int64_t tp_size, const char* what, int64_t number) {
   if (number % tp_size == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("tp: ", tp_size, " ranks cannot share the model's ", number, " ", what,
@@ -36,11 +39,13 @@ bool IsOnStage(const TensorSpec& tensor, const ModelShard& shard) {
 
 }  // namespace
 
+int64_t ModelShard::kv_replicas() const { return std::max<int64_t>(place.tp_size / config.num_kv_heads, 1); }
+
 ModelConfig ModelShard::LocalConfig() const {
   ModelConfig local = config;
   local.num_layers = layer_end - layer_begin;
   local.num_heads /= place.tp_size;
-  local.num_kv_heads /= place.tp_size;
+  local.num_kv_heads = std::max<int64_t>(config.num_kv_heads / place.tp_size, 1);
   local.ffn_size /= place.tp_size;
   return local;
 }
@@ -53,9 +58,14 @@ absl::StatusOr<ModelShard> MakeModelShard(const ModelConfig& config, const Shard
     if (!status.ok()) return status;
   }
   for (const absl::Status& status : {CheckDivides(place.tp_size, "attention heads", config.num_heads),
-                                     CheckDivides(place.tp_size, "K/V heads", config.num_kv_heads),
                                      CheckDivides(place.tp_size, "FFN columns", config.ffn_size)}) {
     if (!status.ok()) return status;
+  }
+  if (!DivideOneAnother(config.num_kv_heads, place.tp_size)) {
+    return absl::InvalidArgumentError(absl::StrCat("tp: the model's ", config.num_kv_heads, " K/V heads and ",
+                                                   place.tp_size,
+                                                   " ranks do not divide one another; choose a divisor of ",
+                                                   config.num_kv_heads, ", or a multiple"));
   }
   if (config.vocab_size < place.tp_size) {
     return absl::InvalidArgumentError(
@@ -81,6 +91,11 @@ std::optional<TensorBox> BoxOf(const TensorSpec& tensor, const ModelShard& shard
     case TensorCut::kVocabulary:
       std::tie(box.row_begin, box.row_end) = PartOf(tensor.shape[0], rank, ranks);
       break;
+    case TensorCut::kKvColumn: {
+      const int64_t replicas = shard.kv_replicas();
+      std::tie(box.row_begin, box.row_end) = PartOf(tensor.shape[0], rank / replicas, ranks / replicas);
+      break;
+    }
     case TensorCut::kRow:
       CHECK(!is_vector) << tensor.name;
       std::tie(box.column_begin, box.column_end) = PartOf(tensor.shape[1], rank, ranks);
@@ -106,7 +121,9 @@ Placement PlacementOf(const TensorSpec& tensor, const ModelShard& shard) {
   placement.partial_over_tp = shard.place.tp_size > 1 && tensor.cut == TensorCut::kReplicated;
   placement.partial_over_first_and_last_stage =
       shard.place.pp_size > 1 && shard.config.tie_word_embeddings && tensor.role == TensorRole::kEmbedding;
+  placement.partial_over_kv_replicas = tensor.cut == TensorCut::kKvColumn && shard.kv_replicas() > 1;
   placement.counts_in_norm = (!placement.partial_over_tp || shard.place.tp_rank == 0) &&
+                             (!placement.partial_over_kv_replicas || shard.place.tp_rank % shard.kv_replicas() == 0) &&
                              (!placement.partial_over_first_and_last_stage || shard.is_first());
   return placement;
 }

@@ -26,6 +26,10 @@ struct ModelShard {
   ShardPlace place;
   int64_t layer_begin = 0, layer_end = 0;
 
+  // Returns how many neighbouring tensor-parallel ranks hold the same K/V head, each for query heads of its own; 1:
+  // every rank has K/V heads that no other has.
+  int64_t kv_replicas() const;
+
   bool is_first() const { return layer_begin == 0; }
   bool is_last() const { return layer_end == config.num_layers; }
   // Returns what the layers of this rank compute with: its heads, its FFN columns, its layers. The vocabulary stays
@@ -35,7 +39,9 @@ struct ModelShard {
 
 ModelShard WholeModel(const ModelConfig& config);
 
-// Errors: InvalidArgument - the axis cannot cut this model evenly; names the axis and the model's number.
+// Attention heads and FFN columns are cut evenly. K/V heads are, too, or each is held by the same number of ranks; the
+// vocabulary and the layers as evenly as they go.
+// Errors: InvalidArgument - the axis cannot cut this model so; names the axis and the model's number.
 absl::StatusOr<ModelShard> MakeModelShard(const ModelConfig& config, const ShardPlace& place);
 
 // Rows and columns of a tensor; a vector has one column.
@@ -64,6 +70,8 @@ struct Placement {
   // Every tensor-parallel rank computed the gradient from a part of the rows or of the heads: their sum is the
   // gradient.
   bool partial_over_tp = false;
+  // K/V heads that several tensor-parallel ranks hold: the sum over ModelShard::kv_replicas() neighbours.
+  bool partial_over_kv_replicas = false;
   // A tied embedding: the first stage has the gradient of the lookup, the last one that of the head.
   bool partial_over_first_and_last_stage = false;
   // One of the ranks that hold the same box counts it in the gradient norm.

@@ -45,6 +45,7 @@ enum class TensorKind { kMatrix, kBias, kNorm };
 enum class TensorCut {
   kReplicated,  // every rank has the whole tensor
   kColumn,      // dimension 0: a rank computes some outputs of the product
+  kKvColumn,    // as kColumn, by K/V heads: where there are fewer than ranks, neighbours have the same head
   kRow,         // dimension 1: a rank reads some inputs, and the ranks' products are summed
   kVocabulary   // dimension 0: a rank has some tokens' rows
 };

@@ -109,12 +109,18 @@ Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Devic
 }
 
 ParameterRanges NormRanges(const Weights& weights) {
-  // Tensors of one parameter have one role, hence one placement.
-  std::vector<bool> counts(weights.parameters.size());
-  for (const HfTensor& tensor : weights.hf_tensors)
-    counts[static_cast<size_t>(tensor.parameter)] = tensor.counts_in_norm;
-  ParameterRanges ranges = AllRanges(weights.parameters);
-  std::erase_if(ranges, [&](const ParameterRange& range) { return !counts[static_cast<size_t>(range.parameter)]; });
+  // The tensors of a parameter are its rows in their order, so neighbours that count are one range.
+  std::vector<ParameterRanges> of_parameter(weights.parameters.size());
+  for (const HfTensor& tensor : weights.hf_tensors) {
+    if (!tensor.counts_in_norm) continue;
+    const int64_t columns = tensor.box.columns(), begin = tensor.row_begin * columns;
+    ParameterRanges& ranges = of_parameter[static_cast<size_t>(tensor.parameter)];
+    const bool joins = !ranges.empty() && ranges.back().begin + ranges.back().count == begin;
+    if (!joins) ranges.push_back({tensor.parameter, begin, 0});
+    ranges.back().count += (tensor.row_end - tensor.row_begin) * columns;
+  }
+  ParameterRanges ranges;
+  for (const ParameterRanges& some : of_parameter) ranges.insert(ranges.end(), some.begin(), some.end());
   return ranges;
 }
 

@@ -201,4 +201,25 @@ std::vector<std::unique_ptr<Communicator>> MakeThreadRanks(int size, absl::Durat
   return ranks;
 }
 
+std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas, absl::Duration timeout) {
+  const int dp = static_cast<int>(DpSize(mesh)), tp = static_cast<int>(TpSize(mesh));
+  const int replicas = static_cast<int>(kv_replicas);
+  std::vector<MeshRanks> ranks(static_cast<size_t>(dp * tp));
+  const auto deal = [&](std::unique_ptr<Communicator> MeshRanks::*axis, int first, int stride, int size,
+                        const std::string& name) {
+    auto connected = MakeThreadRanks(size, timeout, name);
+    for (int i = 0; i < size; ++i) {
+      ranks[static_cast<size_t>(first + i * stride)].*axis = std::move(connected[static_cast<size_t>(i)]);
+    }
+  };
+  for (int t = 0; t < tp; ++t) deal(&MeshRanks::dp, t, tp, dp, absl::StrCat("dp/", t));
+  for (int d = 0; d < dp; ++d) {
+    deal(&MeshRanks::tp, d * tp, 1, tp, absl::StrCat("tp/", d));
+    for (int g = 0; g < tp / replicas; ++g) {
+      deal(&MeshRanks::kv, d * tp + g * replicas, 1, replicas, absl::StrCat("kv/", d, "/", g));
+    }
+  }
+  return ranks;
+}
+
 }  // namespace stemma::worker

@@ -14,11 +14,15 @@
 
 #include "absl/time/time.h"
 #include "worker/parallel/communicator.h"
+#include "worker/parallel/mesh_ranks.h"
 
 namespace stemma::worker {
 
 // One communicator for each rank, in order; each may move to a thread of its own. `timeout`: of one wait.
 std::vector<std::unique_ptr<Communicator>> MakeThreadRanks(int size, absl::Duration timeout,
                                                            const std::string& axis = "dp");
+
+// The communicators of each rank of a mesh, by its number. `kv_replicas`: ModelShard::kv_replicas().
+std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas, absl::Duration timeout);
 
 }  // namespace stemma::worker
