@@ -21,7 +21,8 @@ constexpr std::string_view kLargest[] = {"prefix_forward_s",  "suffix_s",
                                          "suffix_bytes",      "prefix_backward_bytes",
                                          "peak_bytes",        "state_bytes",
                                          "host_bytes",        "agree_s",
-                                         "split_s",           "reduce_overlapped_s"};
+                                         "split_s",           "reduce_overlapped_s",
+                                         "tensor_parallel_s"};
 // What the rank takes that ends its phases last: the others wait for it.
 constexpr std::string_view kSmallest[] = {"reduce_s"};
 

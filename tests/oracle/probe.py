@@ -1,6 +1,7 @@
 """The engine in process, one JSON line a case: the wrapper of the numerics_probe binary."""
 
 import json
+import math
 import os
 import subprocess
 
@@ -33,8 +34,9 @@ class Probe:
         answer = json.loads(line)
         if not answer["ok"]:
             raise ProbeError(f"{answer['code']}: {answer['message']}")
-        ranks = more.get("ranks", int(os.environ.get("STEMMA_TEST_RANKS", "1")))
-        assert answer["ranks"] == ranks, f"asked for {ranks} ranks, {answer['ranks']} voted"
+        mesh = more.get("mesh", os.environ.get("STEMMA_TEST_MESH", "dp=1"))
+        ranks = math.prod(int(axis.split("=")[1]) for axis in mesh.split(","))
+        assert answer["ranks"] == ranks, f"asked for {mesh}, {answer['ranks']} voted"
         tensors = load_file(out)
         os.remove(out)
         return answer, tensors

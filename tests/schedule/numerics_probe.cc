@@ -10,6 +10,7 @@
 #include <string>
 
 #include "common/base/file_writer.h"
+#include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "common/model/safetensors.h"
 #include "common/trace/trace_json.h"
@@ -18,6 +19,7 @@
 #include "tests/testing/backends.h"
 #include "tests/testing/control_kernels.h"
 #include "tests/testing/control_ranks.h"
+#include "tests/testing/control_tensor_parallel.h"
 #include "tests/testing/fake_device.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
@@ -95,6 +97,32 @@ struct Session {
   std::unique_ptr<InProcess> engine;
 };
 
+// Sets ranks with known mistakes: `rank_control` of a communicator of the dp axis, `tp_control` of tp.
+absl::Status SetControls(const std::string& rank_control, const std::string& tp_control, InProcessOptions& options) {
+  const auto knows = [](const std::string& name) {
+    return MakeControlRank(name, std::make_unique<LocalCommunicator>("dp")) != nullptr;
+  };
+  const auto edit = [](const std::string& name) {
+    return [name](std::unique_ptr<Communicator> right) { return MakeControlRank(name, std::move(right)); };
+  };
+  if (rank_control != "none" && !knows(rank_control)) {
+    return absl::InvalidArgumentError("rank_control: unknown name " + rank_control);
+  }
+  if (rank_control != "none") options.edit_communicator = edit(rank_control);
+  if (tp_control == "none") return absl::OkStatus();
+  LocalCommunicator alone("tp");
+  if (tp_control == "vocabulary_off_by_one") {
+    options.vocabulary_shift = 1;
+  } else if (knows(tp_control)) {
+    options.edit_tp_communicator = edit(tp_control);
+  } else if (MakeControlTensorParallel(tp_control, alone) != nullptr) {
+    options.make_tensor_parallel = [tp_control](Communicator& tp) { return MakeControlTensorParallel(tp_control, tp); };
+  } else {
+    return absl::InvalidArgumentError("tp_control: unknown name " + tp_control);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   InProcessOptions options;
   options.run.set_model(c.at("model").get<std::string>());
@@ -113,24 +141,17 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   RETURN_IF_ERROR(ReadMemory(c, options.run));
   options.run.set_threads(c.value("threads", 1));
   options.cluster_per_group = c.value("clusters", "one") == "per_group";
-  const char* ranks = std::getenv("STEMMA_TEST_RANKS");
-  options.run.mutable_mesh()->set_dp(c.value("ranks", ranks == nullptr ? 1u : static_cast<uint32_t>(std::atoi(ranks))));
+  const char* mesh = std::getenv("STEMMA_TEST_MESH");
+  ASSIGN_OR_RETURN(*options.run.mutable_mesh(), ParseMesh(c.value("mesh", mesh == nullptr ? "dp=1" : mesh)));
   options.placement_seed = c.value("placement_seed", 0u);
   options.split = {.seed = c.value("split_seed", 0u),
                    .ranks = c.value("split_ranks", 0u),
                    .policies = c.value("split_policies", false)};
-  const std::string rank_control = c.value("rank_control", "none");
-  if (rank_control != "none") {
-    if (MakeControlRank(rank_control, std::make_unique<LocalCommunicator>("dp")) == nullptr) {
-      return absl::InvalidArgumentError("rank_control: unknown name " + rank_control);
-    }
-    options.edit_communicator = [rank_control](std::unique_ptr<Communicator> right) {
-      return MakeControlRank(rank_control, std::move(right));
-    };
-  }
+  const std::string rank_control = c.value("rank_control", "none"), tp_control = c.value("tp_control", "none");
+  RETURN_IF_ERROR(SetControls(rank_control, tp_control, options));
   const std::string control = c.at("control").get<std::string>();
   const std::string key = options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0") +
-                          std::to_string(options.placement_seed) + rank_control + " " +
+                          std::to_string(options.placement_seed) + rank_control + " " + tp_control + " " +
                           std::to_string(options.split.seed) + " " + std::to_string(options.split.ranks) +
                           (options.split.policies ? "p" : "");
   if (!c.at("apply").get<bool>() && session.key == key) return session.engine.get();
@@ -198,10 +219,9 @@ absl::StatusOr<json> RunCase(const json& c, Session& session) {
   answer["steps"] = steps;
 
   std::vector<NamedValues> out;
-  for (const HfTensor& tensor : engine->weights().hf_tensors) {
-    out.push_back(apply ? FromTensor("weight." + tensor.name, engine->weights().MasterSlice(tensor))
-                        : FromTensor("grad." + tensor.name,
-                                     engine->Gradient(tensor.parameter).slice(0, tensor.row_begin, tensor.row_end)));
+  for (const TensorSpec& tensor : ModelTensors(engine->model())) {
+    ASSIGN_OR_RETURN(const at::Tensor values, apply ? engine->HfMaster(tensor) : engine->HfGradient(tensor));
+    out.push_back(FromTensor((apply ? "weight." : "grad.") + tensor.name, values));
   }
   for (const auto& [id, result] : engine->results()) {
     out.push_back(FromResult("log_prob." + id, result.log_probs(), float64));

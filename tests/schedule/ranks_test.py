@@ -41,7 +41,7 @@ def test_ranks_have_the_gradients_of_transformers(seed, model_table, probe):
     request = make(oracle)
     expected = step.run(oracle, request)
     for schedule in ("REUSE", "DENSE"):
-        answer, tensors = probe.run(model_table.directory(model), request, schedule, waves=3, ranks=ranks,
+        answer, tensors = probe.run(model_table.directory(model), request, schedule, waves=3, mesh=f"dp={ranks}",
                                     placement_seed=placement_seed)
         errors = compare.step_errors(answer, tensors, expected)
         assert errors.worst <= 1, f"STEMMA_SEED={seed}, {ranks} ranks, {schedule}: {errors.report()}"
@@ -58,7 +58,7 @@ def setting(model_table):
 
 def test_the_same_ranks_twice_have_the_same_bits(setting, probe):
     directory, request, _ = setting
-    first, second = (probe.run(directory, request, ranks=3, dtype="fp32", apply=True)[1] for _ in range(2))
+    first, second = (probe.run(directory, request, mesh="dp=3", dtype="fp32", apply=True)[1] for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -69,7 +69,7 @@ def test_ten_steps_of_ranks_are_those_of_one(ranks, model_table, probe):
                             adam={"max_grad_norm": 1.0})
     request = requests.with_fields(request, ppo_mini_batch_size=2, ppo_epochs=5)
     directory = model_table.directory("llama_tied")
-    one, several = (probe.run(directory, request, ranks=n, apply=True)[1] for n in (1, ranks))
+    one, several = (probe.run(directory, request, mesh=f"dp={n}", apply=True)[1] for n in (1, ranks))
     unit = 10 * request["header"]["adam"]["learning_rate"]
     for name, weight in one.items():
         if name.startswith("weight."):
@@ -80,7 +80,7 @@ def test_ten_steps_of_ranks_are_those_of_one(ranks, model_table, probe):
 @pytest.mark.parametrize("control", ("skipped_reduction", "mean_for_sum"))
 def test_a_wrong_sum_fails(control, setting, probe):
     directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, ranks=2, rank_control=control)
+    answer, tensors = probe.run(directory, request, mesh="dp=2", rank_control=control)
     errors = compare.step_errors(answer, tensors, expected)
     assert errors.log_prob <= 1 and errors.loss <= 1, f"the forward is exact: {errors.report()}"
     assert min(errors.gradients.values()) > LARGE, "every gradient is off"
@@ -90,6 +90,6 @@ def test_a_wrong_sum_fails(control, setting, probe):
 
 def test_weights_that_come_back_in_wrong_places_fail(setting, probe):
     directory, request, _ = setting
-    right, wrong = (probe.run(directory, request, ranks=2, rank_control=control, apply=True)[1]
+    right, wrong = (probe.run(directory, request, mesh="dp=2", rank_control=control, apply=True)[1]
                     for control in ("none", "swapped_weights"))
     assert any((right[name] - wrong[name]).abs().max().item() > 1e-3 for name in right if name.startswith("weight."))

@@ -27,7 +27,7 @@ def drawn(seed):
     shape.append((rng.randint(2, 30), [rng.randint(1, 9) for _ in range(rng.randint(2, 4))]))  # one at least can be split
     old_from = rng.choice(["CLIENT", "WEIGHTS"])
     loss = requests.LOSSES[rng.choice(_LOSSES)]
-    options = {"ranks": rng.randint(2, 4), "placement_seed": rng.randrange(1, 2**31), "split_seed": seed,
+    options = {"mesh": f"dp={rng.randint(2, 4)}", "placement_seed": rng.randrange(1, 2**31), "split_seed": seed,
                "split_ranks": rng.choice([0, 2, 3]), "waves": rng.choice([1, 2, 3, 0]),
                "layout": rng.choice(["PACKED", "PADDED"]), "split_policies": True}
     return options, lambda oracle: requests.make(oracle, shape, loss, seed=seed, old_from=old_from)
@@ -64,7 +64,7 @@ def setting(model_table):
 @pytest.mark.parametrize("ranks, shared_by", ((2, 2), (3, 2), (3, 3), (4, 3)))
 def test_one_two_and_more_helpers(ranks, shared_by, setting, probe):
     directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, ranks=ranks, split_seed=1, split_ranks=shared_by, waves=2)
+    answer, tensors = probe.run(directory, request, mesh=f"dp={ranks}", split_seed=1, split_ranks=shared_by, waves=2)
     assert answer["split_groups"] == 3
     errors = compare.step_errors(answer, tensors, expected)
     assert errors.worst <= 1, errors.report()
@@ -74,14 +74,14 @@ def test_a_rank_may_be_left_without_work(model_table, probe):
     """Two rollouts, three ranks: one owner, one helper, one that only joins the reduction."""
     oracle = model_table.oracle("llama_tied")
     request = requests.make(oracle, [(11, [4, 7])], requests.LOSSES["gpg"], masks="none")
-    answer, tensors = probe.run(model_table.directory("llama_tied"), request, ranks=3, split_seed=3, split_ranks=3)
+    answer, tensors = probe.run(model_table.directory("llama_tied"), request, mesh="dp=3", split_seed=3, split_ranks=3)
     assert answer["split_groups"] == 1
     assert compare.step_errors(answer, tensors, step.run(oracle, request)).worst <= 1
 
 
 def test_the_same_plan_twice_has_the_same_bits(setting, probe):
     directory, request, _ = setting
-    first, second = (probe.run(directory, request, ranks=3, split_seed=1, split_ranks=3, dtype="fp32", apply=True)[1]
+    first, second = (probe.run(directory, request, mesh="dp=3", split_seed=1, split_ranks=3, dtype="fp32", apply=True)[1]
                      for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -92,8 +92,8 @@ def test_steps_with_split_groups_are_those_of_one_rank(model, model_table, probe
     request = requests.make(oracle, SHAPE, requests.LOSSES["vanilla"], masks="none", old_from="WEIGHTS",
                             adam={"max_grad_norm": 1.0})
     directory = model_table.directory(model)
-    one = probe.run(directory, request, ranks=1, apply=True)[1]
-    split_answer, several = probe.run(directory, request, ranks=3, split_seed=2, split_ranks=3, split_policies=True, apply=True)
+    one = probe.run(directory, request, mesh="dp=1", apply=True)[1]
+    split_answer, several = probe.run(directory, request, mesh="dp=3", split_seed=2, split_ranks=3, split_policies=True, apply=True)
     assert split_answer["split_groups"] == 3
     for name, weight in one.items():
         if name.startswith("weight."):
@@ -111,13 +111,13 @@ def test_bf16_is_as_near_to_the_truth_as_on_one_rank(setting, probe):
         return (sum(squares) / len(squares))**0.5
 
     # Both round everywhere; K/V travel as they lie and gK/gV in fp32, so nothing but the order of sums differs.
-    assert error(ranks=3, split_seed=1, split_ranks=3) <= 1.05 * error(ranks=1)
+    assert error(mesh="dp=3", split_seed=1, split_ranks=3) <= 1.05 * error(mesh="dp=1")
 
 
 @pytest.mark.parametrize("control", ("split_wrong_rows", "split_dropped", "split_twice", "split_other_layer"))
 def test_a_wrong_exchange_fails(control, setting, probe):
     directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, ranks=3, split_seed=1, split_ranks=3, waves=2, rank_control=control)
+    answer, tensors = probe.run(directory, request, mesh="dp=3", split_seed=1, split_ranks=3, waves=2, rank_control=control)
     errors = compare.step_errors(answer, tensors, expected)
     if control == "split_other_layer":
         assert errors.log_prob > LARGE and errors.loss > LARGE, errors.report()

@@ -22,8 +22,10 @@ class ControlRank final : public Communicator {
 
  private:
   StartedCall Start(const CollectiveCall& call) override {
+    CollectiveCall made = call;
+    if (call.input.defined() && call.output.defined()) made.input = call.input.clone();  // an output may overwrite it
     const absl::Status status = Make(call);
-    if (status.ok()) spoil_(call, *right_);
+    if (status.ok()) spoil_(made, *right_);
     return {[status] { return status; }};
   }
 
@@ -32,6 +34,8 @@ class ControlRank final : public Communicator {
     switch (call.kind) {
       case CollectiveKind::kReduceScatterSum:
         return right_->ReduceScatterSum(call.name, call.input, output);
+      case CollectiveKind::kAllReduceSum:
+        return right_->AllReduceSum(call.name, output);
       case CollectiveKind::kAllGather:
         return right_->AllGather(call.name, call.input, output);
       case CollectiveKind::kAgree:
@@ -51,15 +55,19 @@ class ControlRank final : public Communicator {
 
 at::Tensor OwnPart(const at::Tensor& all, const Communicator& rank) {
   const int64_t part = all.numel() / rank.size();
-  return all.narrow(0, rank.rank() * part, part);
+  return all.view(-1).narrow(0, rank.rank() * part, part);
 }
 
 void SkipReduction(const CollectiveCall& call, Communicator& right) {
-  if (call.kind == CollectiveKind::kReduceScatterSum) at::Tensor(call.output).copy_(OwnPart(call.input, right));
+  if (call.kind == CollectiveKind::kReduceScatterSum) call.output.view(-1).copy_(OwnPart(call.input, right));
 }
 
 void MeanForSum(const CollectiveCall& call, Communicator& right) {
   if (call.kind == CollectiveKind::kReduceScatterSum) at::Tensor(call.output).div_(right.size());
+}
+
+void SkipPartial(const CollectiveCall& call, Communicator&) {
+  if (call.kind == CollectiveKind::kAllReduceSum) at::Tensor(call.output).copy_(call.input);
 }
 
 void SwapWeights(const CollectiveCall& call, Communicator& right) {
@@ -102,6 +110,7 @@ ControlRank::Spoil SplitOtherLayer() {
 std::unique_ptr<Communicator> MakeControlRank(const std::string& name, std::unique_ptr<Communicator> right) {
   if (name == "skipped_reduction") return std::make_unique<ControlRank>(std::move(right), SkipReduction);
   if (name == "mean_for_sum") return std::make_unique<ControlRank>(std::move(right), MeanForSum);
+  if (name == "skipped_partial") return std::make_unique<ControlRank>(std::move(right), SkipPartial);
   if (name == "swapped_weights") return std::make_unique<ControlRank>(std::move(right), SwapWeights);
   if (name == "split_wrong_rows") return std::make_unique<ControlRank>(std::move(right), SplitWrongRows);
   if (name == "split_dropped") return std::make_unique<ControlRank>(std::move(right), SplitDropped);

@@ -1,8 +1,9 @@
-// Data-parallel ranks with one known mistake, by name, for the probe: a comparison that the right ranks pass must fail
-// on them.
+// Ranks of an axis with one known mistake, by name, for the probe: a comparison that the right ranks pass must fail on
+// them.
 //
-//   skipped_reduction   a rank steps its own gradients and not the sums
-//   mean_for_sum        gradients are divided by the number of ranks
+//   skipped_reduction   a rank goes on with its own values and not the sums: of gradients over dp, of rows over tp
+//   mean_for_sum        the sums are divided by the number of ranks
+//   skipped_partial     partial gradients of tensor-parallel ranks, of norms and of shared K/V heads, are not summed
 //   swapped_weights     stepped weights come back in the places of another rank's
 //
 // And of split groups:

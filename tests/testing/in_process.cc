@@ -1,12 +1,14 @@
 #include "tests/testing/in_process.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <random>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/admission/normalization.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_directory.h"
@@ -24,11 +26,41 @@ constexpr char kIncarnation[] = "in-process";
 constexpr absl::Duration kRankWaitsAtMost = absl::Minutes(2);
 constexpr int64_t kMachineBytes = int64_t{64} << 30;  // that the planner believes in
 
+// Runs each rank on a thread of its own; a single one on the caller's.
+absl::Status OnRanks(const InProcessOptions& options, size_t ranks, const std::function<absl::Status(size_t)>& run) {
+  if (ranks == 1) return run(0);
+  std::vector<absl::Status> statuses(ranks);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      if (options.run.threads() > 0) at::set_num_threads(static_cast<int>(options.run.threads()));  // a thread's own
+      statuses[rank] = run(rank);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+EngineParts PartsOf(const InProcessOptions& options, MeshRanks ranks, std::unique_ptr<CopyEngine> copies) {
+  if (options.edit_communicator) ranks.dp = options.edit_communicator(std::move(ranks.dp));
+  if (options.edit_tp_communicator) {
+    for (std::unique_ptr<Communicator>* axis : {&ranks.tp, &ranks.kv}) {
+      if ((*axis)->size() > 1) *axis = options.edit_tp_communicator(std::move(*axis));
+    }
+  }
+  EngineParts parts = {.copies = std::move(copies), .ranks = std::move(ranks)};
+  if (options.make_tensor_parallel) parts.tensor_parallel = options.make_tensor_parallel(*parts.ranks.tp);
+  parts.bucket_elements = options.bucket_elements;
+  return parts;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOptions& options, Backend backend,
                                                              std::unique_ptr<CopyEngine> copies) {
-  const int ranks = std::max(static_cast<int>(options.run.mesh().dp()), 1);
+  const v1::Mesh& mesh = options.run.mesh();
+  const size_t ranks = NumRanks(mesh);
   CHECK(ranks == 1 || copies == nullptr) << "a copy engine of its own is one rank's";
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
   InProcessOptions divided = options;
@@ -40,33 +72,31 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   configure.set_data_directory(options.data_directory);
   configure.set_checkpoint(options.checkpoint);
   configure.set_step(options.step);
-  std::vector<std::unique_ptr<ModelEngine>> engines;
-  for (std::unique_ptr<Communicator>& dp : MakeThreadRanks(ranks, kRankWaitsAtMost)) {
-    if (options.edit_communicator) dp = options.edit_communicator(std::move(dp));
-    ASSIGN_OR_RETURN(engines.emplace_back(), ModelEngine::Create(configure, kIncarnation, backend, std::move(copies),
-                                                                 std::move(dp), options.bucket_elements));
-  }
-  const ModelConfig model = engines.front()->weights().config;
-  return std::unique_ptr<InProcess>(new InProcess(divided, model, std::move(engines)));
+  ASSIGN_OR_RETURN(const ModelShard shard, MakeModelShard(directory.config, {.tp_size = TpSize(mesh)}));
+  std::vector<MeshRanks> mesh_ranks = MakeThreadMesh(mesh, shard.kv_replicas(), kRankWaitsAtMost);
+  std::vector<std::unique_ptr<ModelEngine>> engines(ranks);
+  RETURN_IF_ERROR(OnRanks(options, ranks, [&](size_t rank) -> absl::Status {
+    internal::v1::Configure of_rank = configure;
+    of_rank.set_rank(static_cast<uint32_t>(rank));
+    ASSIGN_OR_RETURN(engines[rank], ModelEngine::Create(of_rank, kIncarnation, backend,
+                                                        PartsOf(options, std::move(mesh_ranks[rank]),
+                                                                ranks == 1 ? std::move(copies) : nullptr)));
+    const_cast<Weights&>(engines[rank]->weights()).vocabulary_begin += options.vocabulary_shift;
+    return absl::OkStatus();
+  }));
+  return std::unique_ptr<InProcess>(new InProcess(divided, directory.config, std::move(engines)));
 }
 
 InProcess::InProcess(const InProcessOptions& options, const ModelConfig& model,
                      std::vector<std::unique_ptr<ModelEngine>> engines)
-    : options_(options), make_plan_(MakePlanFunction(model)), engines_(std::move(engines)), step_(options.step) {}
+    : options_(options),
+      model_(model),
+      make_plan_(MakePlanFunction(model)),
+      engines_(std::move(engines)),
+      step_(options.step) {}
 
 absl::Status InProcess::OnEachRank(const std::function<absl::Status(int rank)>& run) const {
-  if (engines_.size() == 1) return run(0);
-  std::vector<absl::Status> statuses(engines_.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < engines_.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      if (options_.run.threads() > 0) at::set_num_threads(static_cast<int>(options_.run.threads()));  // a thread's own
-      statuses[rank] = run(static_cast<int>(rank));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
-  return absl::OkStatus();
+  return OnRanks(options_, engines_.size(), [&](size_t rank) { return run(static_cast<int>(rank)); });
 }
 
 absl::Status InProcess::Load(TrainingRequest request) {
@@ -84,19 +114,19 @@ absl::Status InProcess::Load(TrainingRequest request) {
     if (options_.cluster_per_group) SplitClusters(step, [](uint32_t group) { return group; });
   }
   if (options_.placement_seed != 0) DrawPlacement(request.groups.size());
-  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) DrawSplits(options_.split, num_ranks(), step);
-  if (plan_.plan.has_log_prob_pass()) DrawSplits(options_.split, num_ranks(), *plan_.plan.mutable_log_prob_pass());
+  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) DrawSplits(options_.split, num_copies(), step);
+  if (plan_.plan.has_log_prob_pass()) DrawSplits(options_.split, num_copies(), *plan_.plan.mutable_log_prob_pass());
   for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
     if (options_.edit_step) options_.edit_step(step);
   }
   if (options_.edit_entry_pass) options_.edit_entry_pass(*plan_.plan.mutable_log_prob_pass());
   const auto groups = PayloadGroupsOfRanks(plan_.plan, static_cast<uint32_t>(request.groups.size()),
-                                           static_cast<uint32_t>(engines_.size()));
+                                           static_cast<uint32_t>(num_copies()));
   for (size_t rank = 0; rank < engines_.size(); ++rank) {
     engines_[rank]->DropPayload(last_id);
     internal::v1::PayloadChunk chunk;
     chunk.set_id(request.update.request().request_id());
-    for (const uint32_t group : groups[rank]) {
+    for (const uint32_t group : groups[rank / static_cast<size_t>(tp_size())]) {
       chunk.add_group_indices(group);
       *chunk.add_groups() = request.groups[group];
     }
@@ -112,7 +142,8 @@ absl::Status InProcess::Load(TrainingRequest request) {
 void InProcess::DrawPlacement(size_t num_groups) {
   std::mt19937 random(options_.placement_seed);
   std::vector<uint32_t> rank_of;
-  for (size_t i = 0; i < num_groups; ++i) rank_of.push_back(static_cast<uint32_t>(random() % engines_.size()));
+  for (size_t i = 0; i < num_groups; ++i)
+    rank_of.push_back(static_cast<uint32_t>(random() % static_cast<size_t>(num_copies())));
   const auto place = [&](v1::StepPlan& step) {
     SplitClusters(step, [&](uint32_t group) { return rank_of[group]; });
     for (v1::Cluster& cluster : *step.mutable_clusters()) {
@@ -151,14 +182,19 @@ EngineHooks InProcess::Hooks(int rank) {
 absl::StatusOr<internal::v1::Vote> InProcess::Prepare(int k) {
   ++attempt_;
   results_.clear();
-  std::vector<internal::v1::Prepare> prepares = PreparesOfRanks(MakePrepare(Key(k), request_.update, plan_),
-                                                                static_cast<uint32_t>(engines_.size()), num_rollouts_);
+  std::vector<internal::v1::Prepare> prepares;
+  for (const internal::v1::Prepare& of_copy : PreparesOfRanks(MakePrepare(Key(k), request_.update, plan_),
+                                                              static_cast<uint32_t>(num_copies()), num_rollouts_)) {
+    prepares.insert(prepares.end(), static_cast<size_t>(tp_size()), of_copy);
+  }
   for (int rank = 0; rank < num_ranks(); ++rank) options_.edit_prepare(rank, prepares[static_cast<size_t>(rank)]);
   votes_.assign(engines_.size(), {});
   RETURN_IF_ERROR(OnEachRank([&](int rank) -> absl::Status {
     const auto r = static_cast<size_t>(rank);
-    ASSIGN_OR_RETURN(votes_[r], engines_[r]->Prepare(prepares[r], Hooks(rank)));
-    return absl::OkStatus();
+    absl::StatusOr<internal::v1::Vote> vote = engines_[r]->Prepare(prepares[r], Hooks(rank));
+    if (absl::IsUnavailable(vote.status())) engines_[r].reset();  // as its process ends
+    if (vote.ok()) votes_[r] = *std::move(vote);
+    return vote.status();
   }));
   return MergeVotes(votes_);
 }
@@ -172,17 +208,48 @@ absl::Status InProcess::Apply(int k, const internal::v1::Vote& vote) {
   return absl::OkStatus();
 }
 
-at::Tensor InProcess::Gradient(int parameter) const {
-  const OptimizerShards shards(ElementsOf(weights().parameters), num_ranks(), options_.bucket_elements);
-  at::Tensor gradient = weights().at(parameter).grad.clone();
-  for (int rank = 0; rank < num_ranks(); ++rank) {
-    for (const ParameterRange& r : shards.owned(rank)) {
+at::Tensor InProcess::Gradient(int parameter, int tp_rank) const {
+  const OptimizerShards shards(ElementsOf(weights(tp_rank).parameters), num_copies(), options_.bucket_elements);
+  at::Tensor gradient = weights(tp_rank).at(parameter).grad.clone();
+  for (int copy = 0; copy < num_copies(); ++copy) {
+    for (const ParameterRange& r : shards.owned(copy)) {
       if (r.parameter != parameter) continue;
-      Parameter::Elements(gradient, r.begin, r.count)
-          .copy_(Parameter::Elements(weights(rank).at(parameter).grad, r.begin, r.count));
+      const Parameter& of_owner = weights(copy * tp_size() + tp_rank).at(parameter);
+      Parameter::Elements(gradient, r.begin, r.count).copy_(Parameter::Elements(of_owner.grad, r.begin, r.count));
     }
   }
   return gradient;
+}
+
+absl::StatusOr<at::Tensor> InProcess::Assemble(
+    const TensorSpec& tensor, const std::function<at::Tensor(int tp_rank, const HfTensor& of)>& box_of) const {
+  at::Tensor whole = at::zeros(tensor.shape, weights().parameters.front().grad.options());
+  at::Tensor held = at::zeros(tensor.shape, at::kBool);
+  for (int tp_rank = 0; tp_rank < tp_size(); ++tp_rank) {
+    const HfTensor& of = weights(tp_rank).hf(tensor.name);
+    const auto place = [&](const at::Tensor& x) {
+      const at::Tensor rows = x.slice(0, of.box.row_begin, of.box.row_end);
+      return x.dim() > 1 ? rows.slice(1, of.box.column_begin, of.box.column_end) : rows;
+    };
+    const at::Tensor box = box_of(tp_rank, of).to(whole.scalar_type());
+    if (place(held).any().item<bool>() && !place(whole).equal(box)) {
+      return absl::InternalError(absl::StrCat(tensor.name, ": rank ", tp_rank, " of tp has other bits than another"));
+    }
+    place(whole).copy_(box);
+    place(held).fill_(true);
+  }
+  CHECK(held.all().item<bool>()) << tensor.name;
+  return whole;
+}
+
+absl::StatusOr<at::Tensor> InProcess::HfGradient(const TensorSpec& tensor) const {
+  return Assemble(tensor, [&](int tp_rank, const HfTensor& of) {
+    return Gradient(of.parameter, tp_rank).slice(0, of.row_begin, of.row_end);
+  });
+}
+
+absl::StatusOr<at::Tensor> InProcess::HfMaster(const TensorSpec& tensor) const {
+  return Assemble(tensor, [&](int tp_rank, const HfTensor& of) { return weights(tp_rank).MasterSlice(of); });
 }
 
 }  // namespace stemma::testing

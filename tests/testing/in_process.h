@@ -1,6 +1,5 @@
 // The whole numeric path in one process, without gRPC: request -> plan (the server's planner) -> engine messages ->
-// vote. Used by the parity probe and the benchmarks. Several data-parallel ranks (run.mesh) are threads, each with an
-// engine.
+// vote. Used by the parity probe and the benchmarks. The ranks of a mesh (run.mesh) are threads, each with an engine.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/admission/training_request.h"
+#include "common/base/mesh.h"
+#include "common/model/model_tensors.h"
 #include "server/protocol/request_plan.h"
 #include "tests/testing/draw_splits.h"
 #include "tests/testing/namespaces.h"
@@ -37,8 +38,12 @@ struct InProcessOptions {
   std::function<void(int rank, EngineHooks& hooks)> edit_hooks = [](int, EngineHooks&) {};
   // Changes what a rank is sent of a step.
   std::function<void(int rank, internal::v1::Prepare& prepare)> edit_prepare = [](int, internal::v1::Prepare&) {};
-  // Replaces the communicator of each rank, by one with a known mistake.
-  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> edit_communicator;
+  // Replaces the communicators of each rank's dp axis, or of tp and kv, by ones with a known mistake.
+  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> edit_communicator, edit_tp_communicator;
+  // Adds to the first token of each rank's part of the vocabulary.
+  int64_t vocabulary_shift = 0;
+  // Makes what a rank's layers exchange, with a known mistake.
+  std::function<std::unique_ptr<TensorParallel>(Communicator& tp)> make_tensor_parallel;
 };
 
 class InProcess {
@@ -58,8 +63,13 @@ class InProcess {
 
   ModelEngine& engine(int rank = 0) const { return *engines_[static_cast<size_t>(rank)]; }
   const Weights& weights(int rank = 0) const { return engines_[static_cast<size_t>(rank)]->weights(); }
-  // The step's gradient of a parameter, each element from the rank that owns it.
-  at::Tensor Gradient(int parameter) const;
+  // The step's gradient of a parameter of a tensor-parallel rank, each element from the rank that owns it.
+  at::Tensor Gradient(int parameter, int tp_rank = 0) const;
+  // A whole Hugging Face tensor, put together from the ranks' boxes: the step's gradient, or the master of the first
+  // copy. Errors: Internal - ranks that hold the same box have other bits.
+  absl::StatusOr<at::Tensor> HfGradient(const TensorSpec& tensor) const;
+  absl::StatusOr<at::Tensor> HfMaster(const TensorSpec& tensor) const;
+  const ModelConfig& model() const { return model_; }  // the whole one
   // The votes behind the last Prepare.
   const std::vector<internal::v1::Vote>& votes() const { return votes_; }
   const std::map<std::string, v1::RolloutResult>& results() const { return results_; }
@@ -69,11 +79,16 @@ class InProcess {
             std::vector<std::unique_ptr<ModelEngine>> engines);
   internal::v1::StepKey Key(int k) const;
   int num_ranks() const { return static_cast<int>(engines_.size()); }
+  int num_copies() const { return static_cast<int>(DpSize(options_.run.mesh())); }
+  int tp_size() const { return static_cast<int>(TpSize(options_.run.mesh())); }
+  absl::StatusOr<at::Tensor> Assemble(const TensorSpec& tensor,
+                                      const std::function<at::Tensor(int tp_rank, const HfTensor& of)>& box_of) const;
   void DrawPlacement(size_t num_groups);
   absl::Status OnEachRank(const std::function<absl::Status(int rank)>& run) const;
   EngineHooks Hooks(int rank);
 
   const InProcessOptions options_;
+  const ModelConfig model_;
   const PlanFunction make_plan_;
   std::vector<std::unique_ptr<ModelEngine>> engines_;  // by rank
   std::vector<int64_t> num_rollouts_;                  // by group of the request

@@ -72,6 +72,7 @@ struct EmbeddingBackwardOperands {
 
 // u = z · inverse_temperature, p = softmax(u), y the target, H = -Σ p log p:
 //   log_prob = log p_y,   softmax = (max z, log Σ e^(u - max u))
+// A target of -1 is none of these V tokens: its u counts as 0 in log p_y, and it is no v in the backward.
 struct HeadForwardOperands {
   const at::Tensor& logits_TV;   // Acc
   const at::Tensor& targets_T;   // int64

@@ -1,7 +1,8 @@
 // Where exceptions end, and become an absl::Status.
 //
 // None crosses Prepare, LogProb, Export or loading, because the thread that calls them knows none and would end the
-// worker, and with it the lineage. Our own code reports by absl::Status and throws nothing. Below CatchExceptions
+// worker, and with it the lineage. Our own code reports by absl::Status and throws nothing but CollectiveError, where a
+// collective fails inside of a layer. Below CatchExceptions
 // LibTorch may throw c10::Error and the C++ library std::bad_alloc; they unwind through our code, which leaves nothing
 // half made that outlives the call: a step's gradients and a temporary folder are thrown away. Out of memory, and any
 // other failure of a pass, is the request's answer. Other exceptions of libraries (std::runtime_error, or the JSON
@@ -18,6 +19,7 @@
 #include <new>
 
 #include "absl/status/status.h"
+#include "worker/parallel/collective_error.h"
 
 namespace stemma::worker {
 
@@ -26,6 +28,8 @@ absl::Status CatchExceptions(const Fn& fn) {
   try {
     const at::NoGradGuard no_grad;
     return fn();
+  } catch (const CollectiveError& e) {
+    return e.status();
   } catch (const c10::OutOfMemoryError& e) {
     return absl::ResourceExhaustedError(e.what_without_backtrace());
   } catch (const std::bad_alloc&) {

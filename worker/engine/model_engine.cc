@@ -15,6 +15,7 @@
 #include "common/base/system_memory.h"
 #include "common/cost/state_bytes.h"
 #include "worker/checkpoint/checkpoint_loader.h"
+#include "worker/engine/copy_agreement.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/observed_call.h"
 #include "worker/engine/rank_export.h"
@@ -22,9 +23,9 @@
 #include "worker/engine/step_line.h"
 #include "worker/engine/step_reduction.h"
 #include "worker/engine/step_sums.h"
+#include "worker/engine/tensor_parallel_totals.h"
 #include "worker/model/weights_digest.h"
 #include "worker/model/weights_io.h"
-#include "worker/parallel/local_communicator.h"
 
 namespace stemma::worker {
 namespace {
@@ -38,9 +39,10 @@ std::string CheckpointsFolder(const internal::v1::Configure& configure) {
 
 // Loads the state that Configure names: a checkpoint's, or the model directory's weights with moments of zero.
 absl::StatusOr<Weights> LoadState(const internal::v1::Configure& configure, const ModelDirectory& directory,
-                                  at::ScalarType dtype, at::Device device, const StateOptions& states) {
+                                  const ModelShard& shard, at::ScalarType dtype, at::Device device,
+                                  const StateOptions& states) {
   if (configure.checkpoint().empty()) {
-    return LoadWeights(directory, WholeModel(directory.config), dtype, device, states);
+    return LoadWeights(directory, shard, dtype, device, states);
   }
   RETURN_IF_ERROR(CheckFileName(configure.checkpoint()));
   const std::string folder = std::filesystem::path(CheckpointsFolder(configure)) / configure.checkpoint();
@@ -64,46 +66,51 @@ NoVoteReason NoVoteReasonOf(const absl::Status& status) {
 
 absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal::v1::Configure& configure,
                                                                  const std::string& incarnation, Backend backend,
-                                                                 std::unique_ptr<CopyEngine> copies,
-                                                                 std::unique_ptr<Communicator> dp,
-                                                                 int64_t bucket_elements) {
-  if (dp == nullptr) dp = std::make_unique<LocalCommunicator>("dp");
+                                                                 EngineParts parts) {
   if (configure.config().threads() > 0) at::set_num_threads(static_cast<int>(configure.config().threads()));
   ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
+  ASSIGN_OR_RETURN(ModelShard shard, MakeModelShard(directory.config, {.tp_rank = parts.ranks.tp->rank(),
+                                                                       .tp_size = parts.ranks.tp->size()}));
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
-    const StateOptions states = {configure.config().optimizer_residency(), dp->rank(), dp->size()};
-    ASSIGN_OR_RETURN(weights, LoadState(configure, directory, dtype, backend.device, states));
+    const StateOptions states = {configure.config().optimizer_residency(), parts.ranks.dp->rank(),
+                                 parts.ranks.dp->size()};
+    ASSIGN_OR_RETURN(weights, LoadState(configure, directory, shard, dtype, backend.device, states));
     return absl::OkStatus();
   }));
-  if (copies == nullptr) copies = backend.make_copy_engine();
+  if (parts.copies == nullptr) parts.copies = backend.make_copy_engine();
+  if (parts.tensor_parallel == nullptr && parts.ranks.tp->size() > 1) {
+    parts.tensor_parallel = std::make_unique<RankTensorParallel>(*parts.ranks.tp);
+  }
   std::unique_ptr<ModelEngine> engine;
   RETURN_IF_ERROR(CatchExceptions([&] {
-    engine.reset(new ModelEngine(configure, incarnation, std::move(backend), std::move(directory), std::move(weights),
-                                 std::move(copies), std::move(dp), bucket_elements));
+    engine.reset(new ModelEngine(configure, incarnation, std::move(backend), std::move(directory), std::move(shard),
+                                 std::move(weights), std::move(parts)));
     return absl::OkStatus();
   }));
   return engine;
 }
 
 ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
-                         ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies,
-                         std::unique_ptr<Communicator> dp, int64_t bucket_elements)
+                         ModelDirectory directory, ModelShard shard, Weights weights, EngineParts parts)
     : configure_(configure),
       backend_(std::move(backend)),
       directory_(std::move(directory)),
+      shard_(std::move(shard)),
       weights_(std::move(weights)),
-      dp_(std::move(dp)),
-      shards_(ElementsOf(weights_.parameters), dp_->size(), bucket_elements),
-      exchange_(*dp_, shards_, weights_.parameters),
-      norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(dp_->rank()))),
+      ranks_(std::move(parts.ranks)),
+      tensor_parallel_(std::move(parts.tensor_parallel)),
+      shards_(ElementsOf(weights_.parameters), ranks_.dp->size(), parts.bucket_elements),
+      partial_(weights_, ranks_),
+      exchange_(*ranks_.dp, shards_, weights_.parameters),
+      norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(ranks_.dp->rank()))),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),
-      copies_(std::move(copies)),
+      copies_(std::move(parts.copies)),
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}),
-      saver_(weights_, directory_, shards_.owned(dp_->rank()),
+      saver_(weights_, directory_, shards_.owned(ranks_.dp->rank()),
              {.checkpoints = CheckpointsFolder(configure),
-              .rank = static_cast<uint32_t>(dp_->rank()),
+              .rank = static_cast<uint32_t>(ranks_.rank()),
               .ranks_of_host = std::max<int64_t>(configure.ranks_of_host(), 1)}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
@@ -111,17 +118,19 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
   ready_.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));
   // Alone, and with nothing kept, there is nobody to differ from.
   const bool compared =
-      dp_->size() > 1 || configure.config().durability() == v1::REPLAY || !configure.checkpoint().empty();
+      ranks_.size() > 1 || configure.config().durability() == v1::REPLAY || !configure.checkpoint().empty();
   if (compared) ready_.set_model_digest(WeightsDigest(weights_));
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
-  return {.context = {&backend_, &weights_, &rope_},
+  const TensorParallel& tensor_parallel = tensor_parallel_ != nullptr ? *tensor_parallel_ : WholeLayers();
+  return {.context = {&backend_, &weights_, &rope_, &tensor_parallel},
           .host = host_.get(),
           .copies = copies_.get(),
           .head_chunk_rows = configure_.config().head_chunk_tokens(),
           .hooks = &hooks,
-          .dp = dp_.get()};
+          .dp = ranks_.dp.get(),
+          .tp = ranks_.tp.get()};
 }
 
 PassOptions ModelEngine::StepOptions(const EngineHooks& hooks) const {
@@ -157,6 +166,7 @@ absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassW
       return absl::OkStatus();
     });
   }
+  before = AgreeInCopy(*ranks_.tp, "pass", before);
   if (!before.ok()) return AbandonPass(options, payload, plan, /*forward_only=*/true, before);
   if (!weights.checkpoint().empty()) options.context.weights = &read;
   return RunLogProb(options, payload, plan, log_prob, results).status();
@@ -195,15 +205,16 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   Vote vote;
   const int64_t state_bytes = backend_.memory_stats().current_bytes;
   LossPlan loss;
-  const absl::Status before = CatchExceptions([&]() -> absl::Status {
+  absl::Status before = CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(loss, BeforePhases(payload, prepare, hooks));
     return absl::OkStatus();
   });
+  before = AgreeInCopy(*ranks_.tp, "phases", before);
   if (!before.ok()) {
     return AbandonPass(MakePassOptions(hooks), payload, prepare.plan(), /*forward_only=*/false, before);
   }
 
-  const bool report = prepare.header().return_log_probs() && prepare.plan().epoch() == 0;
+  const bool report = speaks() && prepare.header().return_log_probs() && prepare.plan().epoch() == 0;
   ResultSender sender(prepare.key().request_id(), weights_.run_dtype == at::kDouble, hooks.results);
   const MemberResult results = [&](const MemberRows& m, std::span<const double> log_prob,
                                    std::span<const double> entropy) {
@@ -223,15 +234,17 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
 }
 
 absl::Status ModelEngine::PassCollective(std::string_view place) const {
-  if (!FailpointFails(place, static_cast<uint32_t>(dp_->rank()))) return absl::OkStatus();
+  if (!FailpointFails(place, static_cast<uint32_t>(ranks_.rank()))) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("a test lets ", std::string(place), " fail"));
 }
 
-void ModelEngine::PassFailpoint(std::string_view place) const { Failpoint(place, static_cast<uint32_t>(dp_->rank())); }
+void ModelEngine::PassFailpoint(std::string_view place) const {
+  Failpoint(place, static_cast<uint32_t>(ranks_.rank()));
+}
 
 absl::StatusOr<bool> ModelEngine::AllRanksCan(bool this_one) {
   int64_t cannot = this_one ? 0 : 1;
-  RETURN_IF_ERROR(dp_->Agree("step", {&cannot, 1}));
+  RETURN_IF_ERROR(ranks_.Agree("step", {&cannot, 1}));
   return cannot == 0;
 }
 
@@ -253,9 +266,10 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   fence_.OnPrepare(prepare.key());
   const double start_s = RealClock().MonotonicSeconds();
   spans_ = prepare.trace_spans_max() > 0 ? std::make_shared<StepSpans>(start_s, prepare.trace_spans_max()) : nullptr;
-  const ObservedCall observed(spans_, *dp_, *copies_);
+  const ObservedCall observed(spans_, *ranks_.dp, *copies_);
   Vote vote;
-  StepReduction reduction(exchange_, weights_, *dp_);
+  const CollectiveTotals exchanged_before = TensorParallelTotals(ranks_);
+  StepReduction reduction(exchange_, partial_, weights_, *ranks_.dp);
   absl::Status status = CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(vote, RunPhases(*payload, prepare, hooks, reduction.layer_final()));
     return absl::OkStatus();
@@ -270,7 +284,10 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   if (all_can) {
     const double agree_end_s = RealClock().MonotonicSeconds();
     reduction.Describe(*vote.mutable_sums(), spans_.get());
-    if (dp_->size() > 1) {
+    const CollectiveTotals exchanged = TensorParallelTotals(ranks_);
+    vote.mutable_sums()->set_tensor_parallel_s(exchanged.seconds - exchanged_before.seconds);
+    vote.mutable_sums()->set_tensor_parallel_bytes(static_cast<uint64_t>(exchanged.bytes - exchanged_before.bytes));
+    if (ranks_.size() > 1) {
       vote.mutable_sums()->set_agree_s(agree_end_s - agree_start_s);
       if (spans_ != nullptr) spans_->AddAgreement(agree_start_s, agree_end_s);
     }
@@ -299,23 +316,23 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   RETURN_IF_ERROR(fence_.CheckApply(apply.key()));
   const double start_s = RealClock().MonotonicSeconds();
   const std::shared_ptr<StepSpans> spans = std::exchange(spans_, nullptr);
-  const ObservedCall observed(spans, *dp_, *copies_);
+  const ObservedCall observed(spans, *ranks_.dp, *copies_);
   internal::v1::Applied applied;
   if (!apply.discard()) {
     PassFailpoint("apply.before_step");
     absl::Status status = CatchExceptions([&]() -> absl::Status {
-      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(dp_->rank()), apply.adam(),
+      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(ranks_.dp->rank()), apply.adam(),
                                       apply.clip(), static_cast<int64_t>(apply.key().step()),
                                       {.copies = copies_.get()}));
       const double gather_start_s = RealClock().MonotonicSeconds();
       if (spans != nullptr) spans->Add(v1::StepSpan::ADAMW, start_s, gather_start_s);
-      const int64_t bytes_before = dp_->stats().BytesOf(kWeightsName);
+      const int64_t bytes_before = ranks_.dp->stats().BytesOf(kWeightsName);
       RETURN_IF_ERROR(PassCollective("apply.in_gather"));
       RETURN_IF_ERROR(exchange_.GatherWeights());
-      if (dp_->size() > 1) {
+      if (ranks_.dp->size() > 1) {
         const double gather_end_s = RealClock().MonotonicSeconds();
         applied.set_gather_s(gather_end_s - gather_start_s);
-        applied.set_gather_bytes(static_cast<uint64_t>(dp_->stats().BytesOf(kWeightsName) - bytes_before));
+        applied.set_gather_bytes(static_cast<uint64_t>(ranks_.dp->stats().BytesOf(kWeightsName) - bytes_before));
         if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
       }
       if (apply.digest()) applied.set_weights_digest(WeightsDigest(weights_));
@@ -350,7 +367,7 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
   const MemberResult results = [&](const MemberRows& m, std::span<const double> log_probs,
                                    std::span<const double> entropy) {
     const v1::PromptGroup& group = payload->groups[m.group];
-    sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_probs, entropy);
+    if (speaks()) sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_probs, entropy);
   };
   return CatchExceptions([&]() -> absl::Status {
     RETURN_IF_ERROR(RunPass(absl::OkStatus(), log_prob.weights(), MakePassOptions(hooks), *payload, log_prob.plan(),
@@ -363,7 +380,7 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
 absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request) {
   ExportTarget target{std::filesystem::path(configure_.data_directory()) / "exports" / request.name(), std::nullopt};
   if (request.has_dtype()) target.dtype = request.dtype();
-  return ExportOnRanks(weights_, directory_, target, shards_, *dp_);
+  return ExportOnRanks(weights_, directory_, target, shards_, *ranks_.dp);
 }
 
 absl::Status ModelEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {

@@ -2,7 +2,9 @@
 // copy engine of their own (null: the backend's), and read its weights and gradients.
 //
 // With several data-parallel ranks each computes its groups of a step and owns a part of the optimizer's states
-// (worker/optim/shards.h). The collectives of a step are, in this order: in Prepare, the exchanges of split groups
+// (worker/optim/shards.h). Those of a tensor-parallel axis hold one copy of the model together and compute the same
+// groups; the first of them speaks for the copy. The collectives of a step are, in this order: in Prepare, the copy's
+// agreement to begin; those inside of the layers (worker/ops/tensor_parallel.h); the exchanges of split groups
 // between the phases (worker/engine/split_exchange.h); the reduction of gradients, from the last backward on; an
 // agreement on whether every rank could; in Apply, after AdamW, the gathering of weights. A rank that fails in a phase
 // walks the exchanges that are left and the reduction, comes to the agreement, and all of them vote no: what was summed
@@ -18,6 +20,7 @@
 #include "worker/checkpoint/checkpoint_saver.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/fence/step_fence.h"
+#include "worker/engine/partial_gradients.h"
 #include "worker/engine/pass_runner.h"
 #include "worker/engine/payload.h"
 #include "worker/engine/step_spans.h"
@@ -25,17 +28,24 @@
 #include "worker/memory/host_arena.h"
 #include "worker/model/weights.h"
 #include "worker/optim/shard_exchange.h"
-#include "worker/parallel/communicator.h"
+#include "worker/parallel/mesh_ranks.h"
 
 namespace stemma::worker {
+
+// What an engine is made with beside its backend.
+struct EngineParts {
+  std::unique_ptr<CopyEngine> copies = nullptr;  // null: the backend's
+  MeshRanks ranks = OnlyRank();
+  // Null: over ranks.tp. Tests give one with a known mistake.
+  std::unique_ptr<TensorParallel> tensor_parallel = nullptr;
+  int64_t bucket_elements = kBucketElements;
+};
 
 class ModelEngine final : public Engine {
  public:
   static absl::StatusOr<std::unique_ptr<ModelEngine>> Create(const internal::v1::Configure& configure,
                                                              const std::string& incarnation, Backend backend,
-                                                             std::unique_ptr<CopyEngine> copies = nullptr,
-                                                             std::unique_ptr<Communicator> dp = nullptr,
-                                                             int64_t bucket_elements = kBucketElements);
+                                                             EngineParts parts = {});
 
   const internal::v1::Ready& ready() const override { return ready_; }
   absl::Status AddPayload(internal::v1::PayloadChunk chunk) override { return payloads_.Add(std::move(chunk)); }
@@ -51,8 +61,7 @@ class ModelEngine final : public Engine {
 
  private:
   ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
-              ModelDirectory directory, Weights weights, std::unique_ptr<CopyEngine> copies,
-              std::unique_ptr<Communicator> dp, int64_t bucket_elements);
+              ModelDirectory directory, ModelShard shard, Weights weights, EngineParts parts);
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
@@ -73,7 +82,9 @@ class ModelEngine final : public Engine {
                                                const EngineHooks& hooks, const LayerFinal& layer_final);
   void PassFailpoint(std::string_view place) const;
   absl::Status PassCollective(std::string_view place) const;  // Unavailable: a test lets it fail
-  // Whether all ranks could. Errors: Unavailable.
+  // Whether this rank speaks for its copy of the model: results, and sums over rollouts.
+  bool speaks() const { return ranks_.tp->rank() == 0; }
+  // Whether all ranks of the mesh could. Errors: Unavailable.
   absl::StatusOr<bool> AllRanksCan(bool this_one);
   // The gradient's norm and whether it is finite, of what this rank owns.
   void CheckGradients(internal::v1::Vote& vote) const;
@@ -81,9 +92,12 @@ class ModelEngine final : public Engine {
   const internal::v1::Configure configure_;
   const Backend backend_;
   const ModelDirectory directory_;
+  const ModelShard shard_;
   Weights weights_;
-  const std::unique_ptr<Communicator> dp_;
+  const MeshRanks ranks_;
+  const std::unique_ptr<TensorParallel> tensor_parallel_;  // null: this rank holds whole layers
   const OptimizerShards shards_;
+  PartialGradients partial_;
   ShardExchange exchange_;
   const ParameterRanges norm_ranges_;  // that this rank counts in the gradient norm, of what it owns
   RopeTable rope_;

@@ -14,6 +14,7 @@
 #include "common/base/arrays.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "worker/engine/copy_agreement.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/rank_sizes.h"
 #include "worker/engine/split_exchange.h"
@@ -63,8 +64,11 @@ class Pass {
     if (!program.empty()) last_operation_ = &program.back();
     auto next = program.begin();
     for (; status.ok() && next != program.end(); ++next) {
+      status = AgreeToGoOn(*next);
+      if (!status.ok()) break;
       bool ran = false;
       status = CatchExceptions([&] { return RunMeasured(*next, ran); });
+      if (options_.tp != nullptr) status = InsideCopy(*options_.tp, status);
       // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
       if (!status.ok() && !ran && !absl::IsAborted(status)) break;
     }
@@ -90,9 +94,21 @@ class Pass {
 
   bool forward_only() const { return loss_ == nullptr; }
 
+  // Polls whether the pass is cancelled: between operations, and with several ranks of a copy where a cluster begins.
+  absl::Status AgreeToGoOn(const Operation& operation) {
+    const bool begins = std::exchange(cluster_, operation.cluster) != operation.cluster;
+    const bool several = options_.tp != nullptr && options_.tp->size() > 1;
+    if (several && !begins) return absl::OkStatus();
+    const absl::Status own =
+        options_.hooks->cancelled() ? absl::CancelledError("cancelled between waves") : absl::OkStatus();
+    return several ? AgreeInCopy(*options_.tp, "cluster", own) : own;
+  }
+
+  // Whether this rank counts what its copy computes.
+  bool counts() const { return options_.tp == nullptr || options_.tp->rank() == 0; }
+
   // `ran`: the operation itself has succeeded, whatever comes of the rest.
   absl::Status RunMeasured(const Operation& operation, bool& ran) {
-    if (options_.hooks->cancelled()) return absl::CancelledError("cancelled between waves");
     const Backend& backend = *options_.context.backend;
     const double start_s = RealClock().MonotonicSeconds();
     backend.reset_peak_bytes();
@@ -221,7 +237,7 @@ class Pass {
                        .host = offload ? options_.host : nullptr,
                        .copies = offload ? options_.copies : nullptr,
                        .offload_headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes())});
-    sums_.tokens_computed += static_cast<int64_t>(tokens.size());
+    if (counts()) sums_.tokens_computed += static_cast<int64_t>(tokens.size());
     CHECK(hot_sets_.emplace(index, std::move(prefixes)).second) << "Phase A of cluster " << index << " ran before";
     return absl::OkStatus();
   }
@@ -323,6 +339,7 @@ class Pass {
 
   void CountTokens(const std::vector<MemberRows>& members) {
     ++sums_.waves;
+    if (!counts()) return;
     for (const MemberRows& m : members) {
       const GroupShape& shape = payload_.shapes[m.group];
       sums_.tokens_computed += m.end - m.begin;
@@ -336,7 +353,7 @@ class Pass {
     const MemberRows& last = live.members.back();
     const int64_t rows = last.head_begin + payload_.shapes[last.group].response_tokens[last.rollout];
     const auto* numbers = results.const_data_ptr<double>();
-    if (!forward_only()) sums_.loss += LossSumsOf(numbers + results.numel() - kNumLossSums);
+    if (!forward_only() && counts()) sums_.loss += LossSumsOf(numbers + results.numel() - kNumLossSums);
     for (const MemberRows& m : live.members) {
       const auto count = static_cast<size_t>(payload_.shapes[m.group].response_tokens[m.rollout]);
       const std::span<const double> log_prob(numbers + m.head_begin, count);
@@ -365,6 +382,7 @@ class Pass {
   std::map<WaveKey, LiveWave> live_waves_;
   std::optional<SplitExchange> split_;  // with several ranks
   const Operation* last_operation_ = nullptr;
+  int cluster_ = -1;         // that the pass is at
   int64_t start_bytes_ = 0;  // of the device, when the pass began
   double held_s_ = 0;        // by layer_final, in the last operation
   PassSums sums_;
@@ -374,13 +392,14 @@ class Pass {
 
 absl::StatusOr<PassSums> RunStep(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                                  const LossPlan& loss, const MemberResult& results) {
-  const HeadOptions head{loss.temperature, options.head_chunk_rows, /*need_entropy=*/true};
+  const HeadOptions head{loss.temperature, options.head_chunk_rows, /*need_entropy=*/true,
+                         options.context.vocabulary()};
   return Pass(options, payload, plan, &loss, head, results).Run();
 }
 
 absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                                     const LogProbOptions& log_prob, const MemberResult& results) {
-  const HeadOptions head{log_prob.temperature, options.head_chunk_rows, log_prob.entropy};
+  const HeadOptions head{log_prob.temperature, options.head_chunk_rows, log_prob.entropy, options.context.vocabulary()};
   return Pass(options, payload, plan, nullptr, head, results).Run();
 }
 

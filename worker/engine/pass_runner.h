@@ -4,6 +4,9 @@
 // A rank that shares split groups with others makes exchanges with them between its phases, in the order of its plan.
 // One that has to stop (cancelled, out of memory, a bad plan) still walks its remaining exchanges, and says in them
 // that it has stopped, so that no other rank waits for it: worker/engine/split_exchange.h.
+//
+// The ranks that hold one copy of the model run the same program, and stop together where a cluster begins:
+// worker/engine/copy_agreement.h. The first of them alone counts rows and losses; all hear of the members' results.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +35,7 @@ struct PassOptions {
   int64_t head_chunk_rows = 512;
   const EngineHooks* hooks = nullptr;
   Communicator* dp = nullptr;  // for split groups; null: one rank
+  Communicator* tp = nullptr;  // of `context`; null: one rank, which holds whole layers
   // Hears of the layers in the last operation of a step, where that is a backward: then all exchanges of this rank are
   // over, so what it starts on `dp` meets neither sends nor receives. Else it hears nothing.
   LayerFinal layer_final = {};

@@ -18,7 +18,16 @@
 namespace stemma::worker {
 namespace {
 
-constexpr char kAxis[] = "dp";
+// How many ranks hold the same K/V heads is the model's to say, where ranks share its heads at all.
+absl::StatusOr<int64_t> KvReplicas(const internal::v1::Configure& configure) {
+  if (TpSize(configure.config().mesh()) == 1) return 1;
+  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(configure.config().model()));
+  const v1::Mesh& mesh = configure.config().mesh();
+  ASSIGN_OR_RETURN(const ModelShard shard,
+                   MakeModelShard(directory.config, {.tp_rank = PlaceOf(mesh, configure.rank()).tp_rank,
+                                                     .tp_size = static_cast<int64_t>(TpSize(mesh))}));
+  return shard.kv_replicas();
+}
 
 absl::StatusOr<std::unique_ptr<Rendezvous>> Meet(const internal::v1::Configure& configure, const std::string& address,
                                                  const TellStore& tell, const RendezvousTimeouts& timeouts) {
@@ -33,24 +42,23 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Meet(const internal::v1::Configure& 
   return opened;
 }
 
-// The rendezvous ends here: its store lives on in the communicator for as long as that needs it.
-absl::StatusOr<std::unique_ptr<Communicator>> Connect(const internal::v1::Configure& configure,
-                                                      const std::string& address, const TellStore& tell,
-                                                      const RendezvousTimeouts& timeouts) {
+// The rendezvous ends here: its store lives on in the communicators for as long as they need it.
+absl::StatusOr<MeshRanks> Connect(const internal::v1::Configure& configure, const std::string& address,
+                                  const TellStore& tell, const RendezvousTimeouts& timeouts) {
   const uint32_t ranks = NumRanks(configure.config().mesh());
   if (configure.rank() >= ranks) {
     return absl::InvalidArgumentError(absl::StrCat("the server's mesh of ", ranks, " has no rank ", configure.rank()));
   }
-  if (ranks == 1) return nullptr;
+  if (ranks == 1) return OnlyRank();
   if (address.empty()) {
     return absl::InvalidArgumentError(
         "no address of this host is known at which the other workers reach it: give it "
         "with --address");
   }
+  ASSIGN_OR_RETURN(const int64_t kv_replicas, KvReplicas(configure));
   ASSIGN_OR_RETURN(const std::unique_ptr<Rendezvous> rendezvous, Meet(configure, address, tell, timeouts));
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<Communicator> connected,
-      rendezvous->Connect(kAxis, static_cast<int>(configure.rank()), static_cast<int>(ranks), *MakeGlooTransport()));
+  ASSIGN_OR_RETURN(MeshRanks connected, ConnectMesh(*rendezvous, configure.config().mesh(), configure.rank(),
+                                                    kv_replicas, *MakeGlooTransport()));
   LOG(INFO) << "rank " << configure.rank() << " of " << ranks << " has met the others";
   return connected;
 }
@@ -60,9 +68,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> Connect(const internal::v1::Config
 absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
                                                      const WorkerIdentity& identity, const TellStore& tell,
                                                      const RendezvousTimeouts& timeouts) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> dp, Connect(configure, identity.address, tell, timeouts));
+  ASSIGN_OR_RETURN(MeshRanks ranks, Connect(configure, identity.address, tell, timeouts));
   if (FailpointFails("load.met", configure.rank())) return absl::UnavailableError("a test lets the rendezvous fail");
-  return ModelEngine::Create(configure, identity.incarnation, MakeCpuBackend(), /*copies=*/nullptr, std::move(dp));
+  return ModelEngine::Create(configure, identity.incarnation, MakeCpuBackend(), {.ranks = std::move(ranks)});
 }
 
 uint32_t ComputeCores() { return static_cast<uint32_t>(at::get_num_threads()); }

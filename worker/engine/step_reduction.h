@@ -1,6 +1,9 @@
 // The reduction of one step's gradients, from its begin in the last backward to the vote. Made by ModelEngine::Prepare
 // for each step; engine thread only.
 //
+// Gradients of which the tensor-parallel ranks of a copy have parts each are summed first, layer by layer, as the
+// backward says that they are final; then the copies' gradients are.
+//
 // Every rank walks all rounds of worker/optim/shard_exchange.h, one that could not compute its part too, with whatever
 // its gradients are: so no rank waits for one that has stopped, and whether all could is agreed afterwards. Rounds
 // begin when the rank has no exchange of a split group before it (PassOptions::layer_final): a rank that waits in an
@@ -11,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "stemma/internal/v1/worker.pb.h"
+#include "worker/engine/partial_gradients.h"
 #include "worker/engine/step_spans.h"
 #include "worker/model/layer_final.h"
 #include "worker/model/weights.h"
@@ -22,7 +26,7 @@ namespace stemma::worker {
 class StepReduction {
  public:
   // All outlive it.
-  StepReduction(ShardExchange& exchange, const Weights& weights, const Communicator& dp);
+  StepReduction(ShardExchange& exchange, PartialGradients& partial, const Weights& weights, const Communicator& dp);
 
   // Returns what the step's pass calls. It never throws: a rank that stopped between two rounds would leave the others
   // in one.
@@ -41,6 +45,8 @@ class StepReduction {
   void OnFinal(int64_t layer);
 
   ShardExchange& exchange_;
+  PartialGradients& partial_;
+  absl::Status partial_status_;
   const Weights& weights_;
   const Communicator& dp_;
   const int64_t bytes_before_;

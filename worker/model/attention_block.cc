@@ -40,7 +40,7 @@ AttentionBlock::AttentionBlock(const LayerContext& context, int64_t layer, const
 void AttentionBlock::Norm(AttentionTape& tape) const {
   auto norm = RmsNormForward(*context_.backend, tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
   tape.rstd_T = norm.rstd_T;
-  tape.h_TD = norm.y_TD;
+  tape.h_TD = context_.tp->GatherRows(norm.y_TD, rows());
 }
 
 QkvHeads AttentionBlock::Qkv(AttentionTape& tape) const {
@@ -55,7 +55,7 @@ QkvHeads AttentionBlock::Qkv(AttentionTape& tape) const {
 
 at::Tensor AttentionBlock::Attend(const QkvHeads& heads, AttentionTape& tape) const {
   tape.saved = context_.backend->attention->Forward(batch_, heads.q_HTE, heads.k_TKE, heads.v_TKE);
-  return LinearForwardAdd(tape.saved.o_TD, p_.o().weight, tape.x_TD);
+  return context_.tp->ForwardSum(tape.saved.o_TD, p_.o().weight, tape.x_TD);
 }
 
 at::Tensor AttentionBlock::Forward(const at::Tensor& x_TD, v1::TapePolicy policy, AttentionTape& tape) const {
@@ -84,9 +84,12 @@ at::Tensor AttentionBlock::RestoreOutput(AttentionTape& tape) const {
 at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_TKE,
                                     const at::Tensor& gv_TKE) const {
   RestoreQueries(tape);
-  LinearBackwardWeight(*context_.backend, dy_TD, tape.saved.o_TD, p_.o().grad, {});
-  AttentionGradients grads =
-      context_.backend->attention->Backward(batch_, LinearBackwardInput(dy_TD, p_.o().weight), tape.saved);
+  at::Tensor dsum_TD = context_.tp->GatherRows(dy_TD, rows());
+  LinearBackwardWeight(*context_.backend, dsum_TD, tape.saved.o_TD, p_.o().grad, {});
+  at::Tensor do_TD = LinearBackwardInput(dsum_TD, p_.o().weight);
+  dsum_TD.reset();
+  AttentionGradients grads = context_.backend->attention->Backward(batch_, do_TD, tape.saved);
+  do_TD.reset();
   tape.saved = {};
   const at::Tensor dk_TKE = AddGradient(grads.dk_TKE, gk_TKE), dv_TKE = AddGradient(grads.dv_TKE, gv_TKE);
   const at::Tensor dqkv_TJ = QkvBackward(*context_.backend,
@@ -101,7 +104,7 @@ at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape,
   grads = {};
   if (!tape.h_TD.defined()) Norm(tape);
   LinearBackwardWeight(*context_.backend, dqkv_TJ, tape.h_TD, p_.qkv().grad, p_.qkv_bias_grad());
-  const at::Tensor dh_TD = LinearBackwardInput(dqkv_TJ, p_.qkv().weight);
+  const at::Tensor dh_TD = context_.tp->SumRows(LinearBackwardInput(dqkv_TJ, p_.qkv().weight));
   return RmsNormBackward(*context_.backend, dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, dy_TD, p_.norm1().grad);
 }
 

@@ -1,6 +1,9 @@
 // The attention block of a layer: y = x + o(attention(qkv(norm(x)))), for segments: rows that attend causally to
 // themselves and to all K/V of their ancestor.
 //
+// x, y and their gradients are this rank's rows, norm(x) and all between are this rank's heads of all rows:
+// worker/ops/tensor_parallel.h.
+//
 // Called by worker/model/layer.h. A block owns its tape: Forward keeps what the policy says, Backward recomputes the
 // rest with the same ops on the same shapes, hence the same bits, and frees what it does not need any more on the way.
 #pragma once
@@ -47,6 +50,7 @@ class AttentionBlock {
   void Norm(AttentionTape& tape) const;
   QkvHeads Qkv(AttentionTape& tape) const;
   at::Tensor Attend(const QkvHeads& heads, AttentionTape& tape) const;
+  int64_t rows() const { return positions_T_.numel(); }  // of all ranks
   void RestoreQueries(AttentionTape& tape) const;
 
   const LayerContext& context_;

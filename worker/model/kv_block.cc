@@ -29,7 +29,7 @@ KvBlock::KvBlock(const LayerContext& context, int64_t layer, const at::Tensor& p
 void KvBlock::Norm(KvTape& tape) const {
   auto norm = RmsNormForward(*context_.backend, tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
   tape.rstd_T = norm.rstd_T;
-  tape.h_TD = norm.y_TD;
+  tape.h_TD = context_.tp->GatherRows(norm.y_TD, positions_T_.numel());
 }
 
 QkvHeads KvBlock::Kv(KvTape& tape) const {
@@ -67,7 +67,7 @@ at::Tensor KvBlock::Backward(KvTape tape, const at::Tensor& gk_TKE, const at::Te
                                         positions_T_, *context_.rope, p_.qk_norm(), context_.weights->run_dtype);
   LinearBackwardWeight(*context_.backend, dkv_TJ, tape.h_TD, KvRows(p_.qkv().grad, config_),
                        KvRows(p_.qkv_bias_grad(), config_));
-  const at::Tensor dh_TD = LinearBackwardInput(dkv_TJ, KvRows(p_.qkv().weight, config_));
+  const at::Tensor dh_TD = context_.tp->SumRows(LinearBackwardInput(dkv_TJ, KvRows(p_.qkv().weight, config_)));
   return RmsNormBackward(*context_.backend, dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, /*residual_TD=*/{},
                          p_.norm1().grad);
 }

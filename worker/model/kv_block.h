@@ -1,5 +1,5 @@
 // The part of an attention block that makes K and V: all that is wanted, in the last layer, of rows before the last
-// prompt token.
+// prompt token. The input is this rank's rows, K and V are this rank's heads of all rows.
 //
 // Called by worker/model/{prefix,wave}.cc. It owns its tape as the other blocks do.
 #pragma once

@@ -14,7 +14,7 @@ LayerResult LayerForward(const LayerContext& context, int64_t layer, const Atten
                          const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy) {
   LayerTape tape;
   at::Tensor middle_TD = AttentionBlock(context, layer, batch, positions_T).Forward(x_TD, policy, tape.attention);
-  at::Tensor y_TD = MlpBlock(context, layer).Forward(std::move(middle_TD), policy, tape.mlp);
+  at::Tensor y_TD = MlpBlock(context, layer, positions_T.numel()).Forward(std::move(middle_TD), policy, tape.mlp);
   return {std::move(y_TD), std::move(tape)};
 }
 
@@ -23,7 +23,8 @@ at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const Atten
                          const at::Tensor& gv_TKE) {
   const AttentionBlock attention(context, layer, batch, positions_T);
   if (!tape.mlp.x_TD.defined()) tape.mlp.x_TD = attention.RestoreOutput(tape.attention);
-  const at::Tensor dmiddle_TD = MlpBlock(context, layer).Backward(std::move(dy_TD), std::move(tape.mlp));
+  const at::Tensor dmiddle_TD =
+      MlpBlock(context, layer, positions_T.numel()).Backward(std::move(dy_TD), std::move(tape.mlp));
   return attention.Backward(dmiddle_TD, std::move(tape.attention), gk_TKE, gv_TKE);
 }
 

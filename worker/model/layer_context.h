@@ -4,6 +4,8 @@
 #include "worker/backend/backend.h"
 #include "worker/model/weights.h"
 #include "worker/ops/qkv.h"
+#include "worker/ops/tensor_parallel.h"
+#include "worker/ops/vocabulary.h"
 
 namespace stemma::worker {
 
@@ -11,6 +13,9 @@ struct LayerContext {
   const Backend* backend = nullptr;
   const Weights* weights = nullptr;
   const RopeTable* rope = nullptr;
+  const TensorParallel* tp = &WholeLayers();  // of the ranks that hold these layers together
+
+  VocabularyShard vocabulary() const { return {tp, weights->vocabulary_begin}; }
 };
 
 }  // namespace stemma::worker

@@ -16,13 +16,17 @@ std::vector<TapeEntry> MlpTape::Entries() {
           {TapeTensor::kActivation, &act_TF}};
 }
 
-MlpBlock::MlpBlock(const LayerContext& context, int64_t layer)
-    : backend_(*context.backend), rms_norm_eps_(context.weights->config.rms_norm_eps), p_(*context.weights, layer) {}
+MlpBlock::MlpBlock(const LayerContext& context, int64_t layer, int64_t rows)
+    : backend_(*context.backend),
+      tp_(*context.tp),
+      rows_(rows),
+      rms_norm_eps_(context.weights->config.rms_norm_eps),
+      p_(*context.weights, layer) {}
 
 void MlpBlock::Norm(MlpTape& tape) const {
   auto norm = RmsNormForward(backend_, tape.x_TD, p_.norm2().weight, rms_norm_eps_);
   tape.rstd_T = norm.rstd_T;
-  tape.h_TD = norm.y_TD;
+  tape.h_TD = tp_.GatherRows(norm.y_TD, rows_);
 }
 
 void MlpBlock::GateUp(MlpTape& tape) const { tape.gate_up_TJ = LinearForward(tape.h_TD, p_.gate_up().weight, {}); }
@@ -34,7 +38,7 @@ at::Tensor MlpBlock::Forward(at::Tensor x_TD, v1::TapePolicy policy, MlpTape& ta
   DropUnlessKept(tape, TapeTensor::kNormed, policy);
   tape.act_TF = SwigluForward(backend_, tape.gate_up_TJ);
   DropUnlessKept(tape, TapeTensor::kGateUp, policy);
-  at::Tensor y_TD = LinearForwardAdd(tape.act_TF, p_.down().weight, tape.x_TD);
+  at::Tensor y_TD = tp_.ForwardSum(tape.act_TF, p_.down().weight, tape.x_TD);
   for (const TapeTensor name : {TapeTensor::kActivation, TapeTensor::kResidual, TapeTensor::kStatistic}) {
     DropUnlessKept(tape, name, policy);
   }
@@ -49,14 +53,20 @@ void MlpBlock::Restore(MlpTape& tape) const {
 
 at::Tensor MlpBlock::Backward(at::Tensor dy_TD, MlpTape tape) const {
   Restore(tape);
-  LinearBackwardWeight(backend_, dy_TD, tape.act_TF, p_.down().grad, {});
+  at::Tensor dsum_TD = tp_.GatherRows(dy_TD, rows_);
+  LinearBackwardWeight(backend_, dsum_TD, tape.act_TF, p_.down().grad, {});
   tape.act_TF.reset();
-  at::Tensor dgate_up_TJ = SwigluBackward(backend_, LinearBackwardInput(dy_TD, p_.down().weight), tape.gate_up_TJ);
+  at::Tensor dact_TF = LinearBackwardInput(dsum_TD, p_.down().weight);
+  dsum_TD.reset();
+  at::Tensor dgate_up_TJ = SwigluBackward(backend_, dact_TF, tape.gate_up_TJ);
+  dact_TF.reset();
   tape.gate_up_TJ.reset();
   LinearBackwardWeight(backend_, dgate_up_TJ, tape.h_TD, p_.gate_up().grad, {});
   tape.h_TD.reset();
-  const at::Tensor dh_TD = LinearBackwardInput(dgate_up_TJ, p_.gate_up().weight);
+  at::Tensor dpartial_TD = LinearBackwardInput(dgate_up_TJ, p_.gate_up().weight);
   dgate_up_TJ.reset();
+  const at::Tensor dh_TD = tp_.SumRows(dpartial_TD);
+  dpartial_TD.reset();
   return RmsNormBackward(backend_, dh_TD, tape.x_TD, tape.rstd_T, p_.norm2().weight, /*residual_TD=*/dy_TD,
                          p_.norm2().grad);
 }

@@ -1,5 +1,8 @@
 // The MLP block of a layer: y = x + down(silu(gate(norm(x))) · up(norm(x))).
 //
+// x, y and their gradients are this rank's rows, norm(x) and all between are this rank's columns of all rows:
+// worker/ops/tensor_parallel.h.
+//
 // Called by worker/model/layer.h. As worker/model/attention_block.h, it owns its tape: Forward keeps what the policy
 // says, Backward recomputes the rest with the same ops, and frees on the way.
 #pragma once
@@ -25,7 +28,8 @@ struct MlpTape {
 
 class MlpBlock {
  public:
-  MlpBlock(const LayerContext& context, int64_t layer);  // the context outlives the block
+  // `rows`: of all ranks. The context outlives the block.
+  MlpBlock(const LayerContext& context, int64_t layer, int64_t rows);
 
   // Returns y; fills the tape, which is empty. Where the policy does not keep the input, whoever made it has to give it
   // back before Backward.
@@ -40,6 +44,8 @@ class MlpBlock {
   void Restore(MlpTape& tape) const;
 
   const Backend& backend_;
+  const TensorParallel& tp_;
+  const int64_t rows_;
   const double rms_norm_eps_;
   const LayerParameters p_;
 };

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "worker/ops/linear.h"
+#include "worker/ops/vocabulary.h"
 
 namespace stemma::worker {
 
@@ -17,7 +17,12 @@ at::Tensor ZeroKv(const LayerContext& context, int64_t rows) {
 }
 
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {
-  return EmbeddingForward(tokens_T, context.weights->at(context.weights->embedding).weight);
+  return EmbeddingForward(context.vocabulary(), tokens_T, context.weights->at(context.weights->embedding).weight);
+}
+
+void EmbedBackward(const LayerContext& context, const at::Tensor& tokens_T, const at::Tensor& dx_TD) {
+  EmbeddingBackward(*context.backend, context.vocabulary(), tokens_T, dx_TD,
+                    context.weights->at(context.weights->embedding).grad);
 }
 
 }  // namespace stemma::worker

@@ -11,6 +11,8 @@ namespace stemma::worker {
 
 double AttentionScale(const ModelConfig& config);
 at::Tensor ZeroKv(const LayerContext& context, int64_t rows);  // [rows, K, E] of the accumulate dtype
+// This rank's rows of the tokens' embeddings; adds to the embedding's gradient.
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T);
+void EmbedBackward(const LayerContext& context, const at::Tensor& tokens_T, const at::Tensor& dx_TD);
 
 }  // namespace stemma::worker

@@ -11,7 +11,6 @@
 
 #include "common/cost/tape_policy.h"
 #include "worker/model/phase_parts.h"
-#include "worker/ops/linear.h"
 
 namespace stemma::worker {
 namespace {
@@ -186,8 +185,7 @@ void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlo
                           std::move(tape), gradient(prefixes.kv.gk_TKE, l), gradient(prefixes.kv.gv_TKE, l));
     layer_ended(l);
   }
-  EmbeddingBackward(*context.backend, prefixes.tokens_T.slice(0, block.begin, block.end), dx_TD,
-                    context.weights->at(context.weights->embedding).grad);
+  EmbedBackward(context, prefixes.tokens_T.slice(0, block.begin, block.end), dx_TD);
 }
 
 }  // namespace

@@ -5,14 +5,13 @@
 #include <utility>
 
 #include "worker/model/phase_parts.h"
-#include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
 
 namespace stemma::worker {
 namespace {
 
 // Rows of x that `segments` keep: their kv_only part, or the rest, in segment order.
-at::Tensor GatherRows(const at::Tensor& x, const std::vector<WaveSegment>& segments, bool kv_only) {
+at::Tensor SelectRows(const at::Tensor& x, const std::vector<WaveSegment>& segments, bool kv_only) {
   std::vector<at::Tensor> parts;
   for (const WaveSegment& s : segments) {
     const int64_t middle = s.begin + s.kv_only_rows;
@@ -21,7 +20,7 @@ at::Tensor GatherRows(const at::Tensor& x, const std::vector<WaveSegment>& segme
   return at::cat(parts, 0);
 }
 
-// The inverse of both gathers.
+// The inverse of both selections.
 at::Tensor InterleaveRows(const at::Tensor& kv_only, const at::Tensor& rest, const std::vector<WaveSegment>& segments) {
   std::vector<at::Tensor> parts;
   int64_t a = 0, b = 0;
@@ -113,15 +112,18 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
   }
   at::Tensor positions_B = wave.positions_T;
   if (attention.kv_only_rows() > 0) {
-    const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
+    const at::Tensor positions_A = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/true);
+    at::Tensor all_TD = context.tp->GatherRows(x_TD, wave.tokens_T.numel());
+    x_TD.reset();
     tape.last_kv =
-        KvBlock(context, last, positions_A).Forward(GatherRows(x_TD, wave.segments, /*kv_only=*/true), wave.policy);
+        KvBlock(context, last, positions_A)
+            .Forward(context.tp->LocalPart(SelectRows(all_TD, wave.segments, /*kv_only=*/true)), wave.policy);
     if (keep_tape) {
       tape.last_gk_TKE = ZeroKv(context, attention.kv_only_rows());
       tape.last_gv_TKE = ZeroKv(context, attention.kv_only_rows());
     }
-    positions_B = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/false);
-    x_TD = GatherRows(x_TD, wave.segments, /*kv_only=*/false);
+    positions_B = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/false);
+    x_TD = context.tp->LocalPart(SelectRows(all_TD, wave.segments, /*kv_only=*/false));
   }
   LayerResult result =
       LayerForward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE), positions_B,
@@ -150,7 +152,7 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
 
   const bool split = attention.kv_only_rows() > 0;
   const at::Tensor positions_B =
-      split ? GatherRows(wave.positions_T, wave.segments, /*kv_only=*/false) : wave.positions_T;
+      split ? SelectRows(wave.positions_T, wave.segments, /*kv_only=*/false) : wave.positions_T;
   LayerTape top = std::move(tape.layers.back());
   tape.layers.pop_back();
   if (last > 0) prefixes.kv.Prefetch(last - 1);
@@ -158,12 +160,13 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
                         positions_B, std::move(dx_TD), std::move(top), {}, {});
   prefixes.kv.Reduce(last);
   if (split) {
-    const at::Tensor positions_A = GatherRows(wave.positions_T, wave.segments, /*kv_only=*/true);
+    const at::Tensor positions_A = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/true);
     const at::Tensor dx_A =
         KvBlock(context, last, positions_A).Backward(std::move(tape.last_kv), tape.last_gk_TKE, tape.last_gv_TKE);
     tape.last_gk_TKE.reset();
     tape.last_gv_TKE.reset();
-    dx_TD = InterleaveRows(dx_A, dx_TD, wave.segments);
+    dx_TD = context.tp->LocalPart(InterleaveRows(context.tp->GatherRows(dx_A, positions_A.numel()),
+                                                 context.tp->GatherRows(dx_TD, positions_B.numel()), wave.segments));
   }
   Tell(layer_final, last);
   for (int64_t l = last - 1; l >= 0; --l) {
@@ -176,7 +179,7 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
     prefixes.kv.Reduce(l);
     Tell(layer_final, l);
   }
-  EmbeddingBackward(*context.backend, wave.tokens_T, dx_TD, weights.at(weights.embedding).grad);
+  EmbedBackward(context, wave.tokens_T, dx_TD);
 }
 
 }  // namespace stemma::worker

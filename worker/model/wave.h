@@ -34,11 +34,12 @@ struct WaveTape {
   std::vector<LayerTape> layers;
   KvTape last_kv;  // of kv_only rows; undefined tensors when there are none
   at::Tensor last_gk_TKE, last_gv_TKE;
-  at::Tensor y_BD, rstd_B;  // last layer's output at the B head rows, the final norm's statistic
+  at::Tensor y_BD,
+      rstd_B;  // this rank's rows of the last layer's output at the B head rows, the final norm's statistic
 };
 
 struct WaveForwardResult {
-  at::Tensor hidden_BD;  // normed, at the rows that predict a response token, in segment order
+  at::Tensor hidden_BD;  // this rank's of the rows that predict a response token, normed, in segment order
   WaveTape tape;         // empty in a forward-only pass
 };
 

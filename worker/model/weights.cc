@@ -101,9 +101,11 @@ Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Devic
   for (const auto& [spec, box] : tensors) {
     const int index = index_of(spec);
     int64_t& row = rows[static_cast<size_t>(index)];
-    weights.hf_tensors.push_back(
-        {spec.name, index, row, row + box.rows(), box, PlacementOf(spec, shard).counts_in_norm});
+    const Placement placement = PlacementOf(spec, shard);
+    weights.hf_tensors.push_back({spec.name, index, row, row + box.rows(), box, placement.counts_in_norm,
+                                  placement.partial_over_tp, placement.partial_over_kv_replicas});
     row += box.rows();
+    if (spec.cut == TensorCut::kVocabulary) weights.vocabulary_begin = box.row_begin;
   }
   return weights;
 }

@@ -38,6 +38,8 @@ struct HfTensor {
   int64_t row_begin = 0, row_end = 0;  // of the parameter's dim 0
   TensorBox box;                       // of the whole tensor, that these rows are
   bool counts_in_norm = true;          // else another rank counts the same box
+  // Whose gradients add up to this tensor's: Placement.
+  bool partial_over_tp = false, partial_over_kv_replicas = false;
 };
 
 struct Weights {
@@ -47,6 +49,7 @@ struct Weights {
   std::vector<Parameter> parameters;               // the embedding, the layers one after the other, final norm and head
   std::vector<LayerWeights> layers;                // of this rank
   int embedding = -1, final_norm = -1, head = -1;  // head == embedding when tied; -1: another stage's
+  int64_t vocabulary_begin = 0;                    // the first token of which this rank has the rows
   std::vector<HfTensor> hf_tensors;                // in ModelTensors order
 
   Parameter& at(int index) { return parameters[static_cast<size_t>(index)]; }

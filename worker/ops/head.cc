@@ -1,18 +1,26 @@
 #include "worker/ops/head.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/stack.h>
 #include <ATen/record_function.h>
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "worker/backend/accumulate_type.h"
 #include "worker/ops/linear.h"
 
 namespace stemma::worker {
 namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Undefined stays undefined.
 at::Tensor Rows(const at::Tensor& x, RowRange range) {
@@ -33,12 +41,16 @@ class HeadPass {
 
   // Fills the logits buffer, and log-prob, entropy and softmax of these rows. At most chunk_rows rows.
   void Forward(RowRange range);
+  // Fills the logits buffer again, for rows whose Forward was before.
+  void Recompute(RowRange range);
   // `range` is that of the last Forward. Adds to dweight_VD, writes these rows of dhidden_TD. Destroys the logits.
   void Backward(RowRange range, const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T,
                 const at::Tensor& dhidden_TD, const at::Tensor& dweight_VD);
 
  private:
   at::Tensor Logits(RowRange range) const { return logits_CV_.narrow(0, 0, range.rows()); }
+  // Makes log-prob, entropy and softmax of these rows, which are of this rank's tokens, those of the whole vocabulary.
+  void CombineShards(RowRange range);
 
   const Backend& backend_;
   const at::Tensor hidden_TD_, weight_VD_, targets_T_;
@@ -51,15 +63,14 @@ class HeadPass {
 HeadPass::HeadPass(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
                    const at::Tensor& targets_T, const HeadOptions& options)
     : backend_(backend),
-      hidden_TD_(hidden_TD),
+      hidden_TD_(options.vocabulary.tp->GatherRows(hidden_TD, targets_T.numel())),
       weight_VD_(weight_VD),
-      targets_T_(targets_T),
+      targets_T_(OwnTokens(options.vocabulary, targets_T, weight_VD.size(0))),
       options_(options),
-      chunk_rows_(std::min(options.chunk_rows, hidden_TD.size(0))) {
+      chunk_rows_(std::min(options.chunk_rows, targets_T.numel())) {
   CHECK_GT(options.chunk_rows, 0);
   CHECK_GT(options.temperature, 0);
   CHECK_EQ(hidden_TD.size(1), weight_VD.size(1));
-  CHECK_EQ(targets_T.numel(), rows());
   CHECK(hidden_TD.scalar_type() == weight_VD.scalar_type());
   const auto options_of = [&](at::ScalarType dtype) { return hidden_TD.options().dtype(dtype); };
   logits_CV_ = at::empty({chunk_rows_, weight_VD.size(0)}, options_of(AccType(hidden_TD.scalar_type())));
@@ -68,15 +79,39 @@ HeadPass::HeadPass(const Backend& backend, const at::Tensor& hidden_TD, const at
   if (options.need_entropy) output_.entropy_T = at::empty({rows()}, options_of(kRowType));
 }
 
+void HeadPass::Recompute(RowRange range) {
+  backend_.kernels.logits({.hidden_TD = Rows(hidden_TD_, range), .weight_VD = weight_VD_, .logits_TV = Logits(range)});
+}
+
 void HeadPass::Forward(RowRange range) {
+  Recompute(range);
   const at::Tensor logits_TV = Logits(range);
-  backend_.kernels.logits({.hidden_TD = Rows(hidden_TD_, range), .weight_VD = weight_VD_, .logits_TV = logits_TV});
   backend_.kernels.head_forward({.logits_TV = logits_TV,
                                  .targets_T = Rows(targets_T_, range),
                                  .softmax_T2 = Rows(softmax_T2_, range),
                                  .log_prob_T = Rows(output_.log_prob_T, range),
                                  .entropy_T = Rows(output_.entropy_T, range),
                                  .inverse_temperature = 1 / options_.temperature});
+  if (options_.vocabulary.tp->size() > 1) CombineShards(range);
+}
+
+void HeadPass::CombineShards(RowRange range) {
+  const at::Tensor log_prob_T = Rows(output_.log_prob_T, range), entropy_T = Rows(output_.entropy_T, range);
+  const at::Tensor max_T = Rows(softmax_T2_, range).select(1, 0) * (1 / options_.temperature);
+  const at::Tensor log_sum_T = Rows(softmax_T2_, range).select(1, 1);
+  // Of this rank's tokens: max u; log Σ e^(u - max); u - max of the target, or -∞; the entropy. Relative to a maximum
+  // nothing cancels, however large u is.
+  const at::Tensor is_others = Rows(targets_T_, range) < 0;
+  std::vector<at::Tensor> numbers = {max_T, log_sum_T, (log_prob_T + log_sum_T).masked_fill(is_others, -kInfinity)};
+  if (entropy_T.defined()) numbers.push_back(entropy_T);
+  const at::Tensor all = options_.vocabulary.tp->Gather(at::stack(numbers));  // [ranks, numbers, rows]
+  const at::Tensor whole_max_T = all.select(1, 0).amax(0), shifts = all.select(1, 0) - whole_max_T;
+  const at::Tensor log_sums = all.select(1, 1) + shifts, whole_T = at::logsumexp(log_sums, {0});
+  log_prob_T.copy_((all.select(1, 2) + shifts).amax(0) - whole_T);
+  log_sum_T.copy_(whole_T + whole_max_T - max_T);
+  if (!entropy_T.defined()) return;
+  const at::Tensor log_weights = log_sums - whole_T;
+  entropy_T.copy_((at::exp(log_weights) * (all.select(1, 3) - log_weights)).sum(0));
 }
 
 void HeadPass::Backward(RowRange range, const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T,
@@ -130,7 +165,7 @@ class HeadBackwardPass {
     AskGradient(rollout);
     for (int64_t begin = last; begin >= rollout.begin; begin -= step) {
       const RowRange chunk = Chunk(begin, rollout);
-      if (begin != last && !IsKnownZero(chunk)) pass_.Forward(chunk);
+      if (begin != last && !IsKnownZero(chunk)) pass_.Recompute(chunk);
       Backward(chunk);
     }
   }
@@ -212,7 +247,7 @@ HeadBackwardResult HeadForwardBackward(const Backend& backend, const at::Tensor&
   RECORD_USER_SCOPE("HeadForwardBackward");
   HeadPass pass(backend, hidden_TD, weight_VD, targets_T, options);
   CHECK(dweight_VD.sizes() == weight_VD.sizes());
-  at::Tensor dhidden_TD = at::empty(hidden_TD.sizes(), hidden_TD.options());
+  at::Tensor dhidden_TD = at::empty({pass.rows(), hidden_TD.size(1)}, hidden_TD.options());
   HeadBackwardPass backward(backend, pass, loss, dhidden_TD, dweight_VD);
   if (loss.whole_rollouts) {
     CheckCover(loss.rollouts, pass.rows());
@@ -222,7 +257,7 @@ HeadBackwardResult HeadForwardBackward(const Backend& backend, const at::Tensor&
       backward.RunChunk({begin, std::min(pass.rows(), begin + pass.chunk_rows())});
     }
   }
-  return {std::move(pass.output()), dhidden_TD};
+  return {std::move(pass.output()), options.vocabulary.tp->SumRows(dhidden_TD)};
 }
 
 }  // namespace stemma::worker

@@ -3,6 +3,10 @@
 //
 //   d lp / dz_v = (1[v = target] - p_v) / temperature        dH / dz_v = -p_v (log p_v + H) / temperature
 //
+// Where tensor-parallel ranks have some tokens of the vocabulary each, a rank computes its own columns of the logits.
+// Of each row it then has their maximum and log-sum-exp, the target's logit if the target is its own, and their entropy;
+// the ranks exchange these numbers, so that every rank has the same log-probs and the same loss, and no logits travel.
+//
 // Everything stays on the backend's device: nothing here waits for it.
 #pragma once
 
@@ -13,6 +17,7 @@
 #include <span>
 
 #include "worker/backend/backend.h"
+#include "worker/ops/vocabulary.h"
 
 namespace stemma::worker {
 
@@ -20,6 +25,7 @@ struct HeadOptions {
   double temperature = 1;
   int64_t chunk_rows = 512;
   bool need_entropy = false;
+  VocabularyShard vocabulary = {};
 };
 
 struct HeadOutput {
@@ -27,7 +33,8 @@ struct HeadOutput {
   at::Tensor entropy_T;   // fp64 when needed, else undefined
 };
 
-// targets_T: int64, each in [0, V).
+// hidden_TD: this rank's rows (worker/ops/tensor_parallel.h) of the T that the targets say; weight_VD: its tokens'.
+// targets_T: int64, of the whole vocabulary.
 HeadOutput HeadForward(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
                        const at::Tensor& targets_T, const HeadOptions& options);
 
@@ -53,7 +60,7 @@ struct HeadLoss {
 
 struct HeadBackwardResult {
   HeadOutput output;
-  at::Tensor dhidden_TD;  // run dtype
+  at::Tensor dhidden_TD;  // this rank's rows; run dtype
 };
 
 // Forward and backward in one pass per chunk; adds to dweight_VD (fp32; fp64 in fp64).

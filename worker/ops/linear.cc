@@ -1,7 +1,6 @@
 #include "worker/ops/linear.h"
 
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 #include <ATen/record_function.h>
@@ -31,20 +30,6 @@ void LinearBackwardWeight(const Backend& backend, const at::Tensor& dy_TO, const
   if (x_TI.size(0) == 0) return;
   if (dbias_O.defined()) dbias_O.add_(at::sum(dy_TO, {0}, /*keepdim=*/false, dbias_O.scalar_type()));
   backend.kernels.add_weight_gradient({.dy_TO = dy_TO, .x_TI = x_TI, .dweight_OI = dweight_OI});
-}
-
-at::Tensor EmbeddingForward(const at::Tensor& tokens_T, const at::Tensor& weight_VD) {
-  RECORD_USER_SCOPE("EmbeddingForward");
-  return at::index_select(weight_VD, 0, tokens_T);
-}
-
-void EmbeddingBackward(const Backend& backend, const at::Tensor& tokens_T, const at::Tensor& dx_TD,
-                       const at::Tensor& dweight_VD) {
-  RECORD_USER_SCOPE("EmbeddingBackward");
-  CHECK_EQ(tokens_T.numel(), dx_TD.size(0));
-  CHECK_EQ(dx_TD.size(1), dweight_VD.size(1));
-  CHECK(tokens_T.scalar_type() == at::kLong && tokens_T.is_contiguous());
-  backend.kernels.embedding_backward({.tokens_T = tokens_T, .dx_TD = dx_TD, .dweight_VD = dweight_VD});
 }
 
 }  // namespace stemma::worker

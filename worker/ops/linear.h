@@ -1,4 +1,4 @@
-// y = x Wᵀ (+ bias) (+ residual), its gradients, and the embedding. Weight gradients accumulate in place: in fp32 (fp64
+// y = x Wᵀ (+ bias) (+ residual), and its gradients. Weight gradients accumulate in place: in fp32 (fp64
 // in fp64), inside the GEMM where the backend can.
 #pragma once
 
@@ -18,11 +18,5 @@ at::Tensor LinearBackwardInput(const at::Tensor& dy_TO, const at::Tensor& weight
 // dweight_OI += dyᵀ x; dbias_O += column sums of dy, where defined.
 void LinearBackwardWeight(const Backend& backend, const at::Tensor& dy_TO, const at::Tensor& x_TI,
                           const at::Tensor& dweight_OI, const at::Tensor& dbias_O);
-
-at::Tensor EmbeddingForward(const at::Tensor& tokens_T, const at::Tensor& weight_VD);
-
-// dweight_VD[token] += dx; deterministic: adds in row order.
-void EmbeddingBackward(const Backend& backend, const at::Tensor& tokens_T, const at::Tensor& dx_TD,
-                       const at::Tensor& dweight_VD);
 
 }  // namespace stemma::worker

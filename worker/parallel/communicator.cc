@@ -145,8 +145,8 @@ void Communicator::CheckPeer(int peer) const {
 std::unique_ptr<PendingCollective> Communicator::Begin(CollectiveCall call) {
   std::unique_ptr<PendingCollective> pending(new PendingCollective(this, std::move(call)));
   pending->begun_s_ = RealClock().MonotonicSeconds();
-  ++pending_count_;
   pending->started_ = error_.ok() ? Start(pending->call_) : StartedCall{[] { return absl::OkStatus(); }};
+  ++pending_count_;  // Start may throw: then nothing is pending
   pending->start_seconds_ = RealClock().MonotonicSeconds() - pending->begun_s_;
   return pending;
 }

@@ -1,4 +1,4 @@
-"""The trace that `make demo` replays, on `stemma local --workers 2` and 4: the losses of one worker."""
+"""The trace that `make demo` replays, on `stemma local` with several workers, on every kind of mesh: the losses of one worker."""
 
 import json
 import pathlib
@@ -45,9 +45,10 @@ def expected(model, tmp_path_factory):
     return files
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_the_losses_of_the_demo_are_those_of_one_worker(model, expected, tmp_path, workers):
-    with Local(tmp_path, model, "--workers", workers) as local:
+@pytest.mark.parametrize("workers, mesh", [(2, ("--workers", 2)), (4, ("--workers", 4)), (2, ("--mesh", "tp=2")),
+                                           (4, ("--mesh", "dp=2,tp=2"))], ids=str)
+def test_the_losses_of_the_demo_are_those_of_one_worker(model, expected, tmp_path, workers, mesh):
+    with Local(tmp_path, model, *mesh) as local:
         assert len(local.workers()) == workers
         for line in LINES:
             replay(local, line, "--verify", expected[line])

@@ -88,6 +88,8 @@ TEST(StepMetricsTest, SeveralRanksSayWhatTheyCostAndHowEvenTheirWorkIs) {
   merged.mutable_sums()->set_reduce_bytes(1000);
   merged.mutable_sums()->set_split_s(0.75);
   merged.mutable_sums()->set_split_bytes(600);
+  merged.mutable_sums()->set_tensor_parallel_s(0.875);
+  merged.mutable_sums()->set_tensor_parallel_bytes(800);
   ranks.applied[0].set_gather_s(0.125);
   ranks.applied[1].set_gather_s(0.0625);
   ranks.applied[0].set_gather_bytes(300);
@@ -99,6 +101,8 @@ TEST(StepMetricsTest, SeveralRanksSayWhatTheyCostAndHowEvenTheirWorkIs) {
   EXPECT_DOUBLE_EQ(metrics.at("ranks/reduce_bytes"), 1000);
   EXPECT_DOUBLE_EQ(metrics.at("time/split_s"), 0.75);
   EXPECT_DOUBLE_EQ(metrics.at("ranks/split_bytes"), 600);
+  EXPECT_DOUBLE_EQ(metrics.at("time/tensor_parallel_s"), 0.875);
+  EXPECT_DOUBLE_EQ(metrics.at("ranks/tensor_parallel_bytes"), 800);
   EXPECT_DOUBLE_EQ(metrics.at("time/gather_s"), 0.125);
   EXPECT_DOUBLE_EQ(metrics.at("ranks/gather_bytes"), 700);
   EXPECT_DOUBLE_EQ(metrics.at("time/slowest_rank_s"), 3.5);

@@ -1,4 +1,4 @@
-// Linear and embedding against fp64 autograd of the plain formula.
+// Linear layers against fp64 autograd of the plain formula.
 #include "worker/ops/linear.h"
 
 #include <gtest/gtest.h>
@@ -81,42 +81,6 @@ TEST(LinearTest, Bfloat16WeightGradientsCountEveryRow) {
     LinearBackwardWeight(testing::TestBackend(), dy, x, dweight, {});
     EXPECT_LT(RelativeError(dweight, at::matmul(dy.to(at::kDouble).t(), x.to(at::kDouble))), 1e-5) << rows;
   }
-}
-
-TEST(EmbeddingTest, AgreesWithAutogradForRepeatedTokens) {
-  Random random(23);
-  for (const int64_t rows : {0, 1, 200}) {
-    const at::Tensor tokens = random.Integers(13, rows), weight = Leaf(random.Normal({13, 50}));
-    const at::Tensor dx = random.Normal({rows, 50});
-    const at::Tensor expected = AutogradOf({weight.index_select(0, tokens)}, {dx}, {weight})[0];
-    const at::Tensor dweight = at::ones({13, 50}, at::kDouble);
-    EmbeddingBackward(testing::TestBackend(), tokens, dx, dweight);
-    EXPECT_LT(RelativeError(dweight - 1, expected), kExact);
-    EXPECT_TRUE(EmbeddingForward(tokens, weight.detach()).equal(weight.detach().index_select(0, tokens)));
-  }
-}
-
-// A token that occurs twice must be added twice.
-TEST(EmbeddingControlTest, AssigningInsteadOfAddingFails) {
-  Random random(24);
-  const at::Tensor tokens = random.Integers(3, 20), dx = random.Normal({20, 8});
-  const at::Tensor right = at::zeros({3, 8}, at::kDouble), wrong = at::zeros({3, 8}, at::kDouble);
-  EmbeddingBackward(testing::TestBackend(), tokens, dx, right);
-  for (int64_t t = 0; t < 20; ++t) wrong[tokens[t].item<int64_t>()].copy_(dx[t]);
-  EXPECT_GT(RelativeError(wrong, right), 1e-1);
-}
-
-TEST(EmbeddingTest, GivesTheSameBitsOnAnyNumberOfThreads) {
-  Random random(25);
-  const at::Tensor tokens = random.Integers(5, 900), dx = random.Normal({900, 64}, at::kFloat);
-  std::vector<at::Tensor> sums;
-  for (const int threads : {1, 3}) {
-    at::set_num_threads(threads);
-    sums.push_back(at::zeros({5, 64}));
-    EmbeddingBackward(testing::TestBackend(), tokens, dx, sums.back());
-  }
-  at::set_num_threads(1);
-  EXPECT_TRUE(sums[0].equal(sums[1]));
 }
 
 }  // namespace

@@ -7,11 +7,13 @@ namespace stemma::worker::composed {
 
 void HeadForward(const HeadForwardOperands& args) {
   const at::Tensor u = args.logits_TV * args.inverse_temperature;
-  const at::Tensor shifted = u - u.amax(-1, /*keepdim=*/true);
+  const at::Tensor max = u.amax(-1);
+  const at::Tensor shifted = u - max.unsqueeze(1);
   const at::Tensor log_sum = shifted.exp().sum(-1).log();
   args.softmax_T2.select(1, 0).copy_(args.logits_TV.amax(-1));
   args.softmax_T2.select(1, 1).copy_(log_sum);
-  args.log_prob_T.copy_(shifted.gather(1, args.targets_T.unsqueeze(1)).squeeze(1) - log_sum);
+  const at::Tensor target_u = u.gather(1, args.targets_T.clamp_min(0).unsqueeze(1)).squeeze(1);
+  args.log_prob_T.copy_(target_u.masked_fill(args.targets_T < 0, 0) - max - log_sum);
   if (!args.entropy_T.defined()) return;
   const at::Tensor log_p = shifted - log_sum.unsqueeze(1);
   args.entropy_T.copy_(-(log_p.exp() * log_p).sum(-1));
@@ -29,7 +31,8 @@ void HeadBackward(const HeadBackwardOperands& args) {
     dz = dz - column(args.dentropy_T) * p * (log_p + column(args.entropy_T));
     is_zero = at::logical_and(is_zero, args.dentropy_T == 0);
   }
-  dz.scatter_add_(1, args.targets_T.unsqueeze(1), column(args.dlog_prob_T));
+  const at::Tensor own_dlog_prob_T = args.dlog_prob_T.masked_fill(args.targets_T < 0, 0);
+  dz.scatter_add_(1, args.targets_T.clamp_min(0).unsqueeze(1), column(own_dlog_prob_T));
   dz = dz * args.inverse_temperature;
   args.logits_TV.copy_(at::where(is_zero.unsqueeze(1), at::zeros_like(dz), dz));
 }

@@ -4,6 +4,7 @@
 // u = z · inverse_temperature; p = softmax(u); y the target; H = -Σ p log p.
 //   forward   log_prob = u_y - max(u) - log_sum, one read of the row: running maximum, Σ e^(u-max), Σ (u-max) e^(u-max)
 //   backward  dz_v = inverse_temperature · (g (1[v=y] - p_v) - h p_v (log p_v + H)), one read and one write
+// A target of -1 counts as u_y = 0 and is none of the v (worker/backend/kernels.h).
 // Always holds: arithmetic on elements in T, sums of blocks in double; a row's result depends on that row only; a NaN
 // or infinity in a row gives NaN in its results. A row with g = h = 0 gives zeros without reading it.
 #pragma once

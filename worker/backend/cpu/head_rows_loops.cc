@@ -61,7 +61,9 @@ void ForwardRow(const HeadForwardArgs<T>& a, int64_t t) {
   }
   const double log_sum = __builtin_log(sums.sum);
   a.softmax_T[t] = {.max = max, .log_sum = log_sum};
-  a.log_prob_T[t] = (static_cast<double>(z[a.targets_T[t]]) - max) * a.inverse_temperature - log_sum;
+  const int64_t target = a.targets_T[t];
+  const double target_z = target < 0 ? 0 : static_cast<double>(z[target]);
+  a.log_prob_T[t] = (target_z - max) * a.inverse_temperature - log_sum;
   if (kEntropy) a.entropy_T[t] = log_sum - sums.weighted / sums.sum;
 }
 
@@ -90,7 +92,7 @@ void BackwardRow(const HeadBackwardArgs<T>& a, int64_t t) {
     const T p = VectorExp(log_p);
     z[i] = kEntropy ? -p * (g + h * (log_p + entropy)) : -p * g;
   }
-  z[a.targets_T[t]] += g;
+  if (a.targets_T[t] >= 0) z[a.targets_T[t]] += g;
 }
 
 template <typename T>

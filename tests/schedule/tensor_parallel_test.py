@@ -1,0 +1,147 @@
+"""Tensor-parallel ranks against transformers in float64: heads, FFN columns and the vocabulary cut over ranks, rows between.
+
+Models, meshes, requests, memory policies and placements are drawn; the ranks are threads with an engine each, and whole tensors
+are put together from their boxes, which have to agree where ranks hold the same one. STEMMA_SEED draws other cases.
+"""
+
+import dataclasses
+import os
+import random
+
+import pytest
+import torch
+
+from oracle import compare, hf64, models, requests, step
+
+_SEED = int(os.environ.get("STEMMA_SEED", "60"))
+_LOSSES = sorted(requests.LOSSES)
+LARGE = 1e6  # tolerances: a relative error of 1e-6
+
+SHAPE = [(9, [4, 1, 6]), (1, [2, 5]), (14, [3, 3]), (6, [7])]
+POLICIES = ("S0", "S1", "S2", "S3", "S4")
+
+
+def drawn_model(rng):
+    """A model, and the sizes of tp that can cut it: whole heads, K/V heads or their copies, a vocabulary that need not divide."""
+    family = rng.choice(["llama", "qwen2", "qwen3", "mistral"])
+    heads, kv_heads, sizes = rng.choice([(4, 2, (2, 4)), (4, 1, (2, 4)), (4, 4, (2, 4)), (6, 3, (3, 6)), (2, 2, (2,))])
+    head_size = 8 if family == "qwen2" else rng.choice([8, 16])
+    return models.Spec(family, hidden=8 * heads if family == "qwen2" else rng.choice([24, 32]), layers=rng.choice([1, 2, 3]),
+                       heads=heads, kv_heads=kv_heads, head_size=head_size, ffn=12 * rng.randint(2, 5),
+                       vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5, seed=rng.randrange(2**31)), sizes
+
+
+def drawn(seed):
+    """(model, options of the probe, oracle -> request)."""
+    rng = random.Random(seed)
+    spec, sizes = drawn_model(rng)
+    shape = [(rng.choice([1, 2, rng.randint(3, 40)]), [rng.randint(1, 12) for _ in range(rng.choice([1, rng.randint(2, 6)]))])
+             for _ in range(rng.randint(1, 5))]
+    dp = rng.choice([1, 2])
+    options = {"mesh": f"dp={dp},tp={rng.choice(sizes)}", "schedule": rng.choice(["REUSE", "REUSE", "DENSE"]),
+               "layout": rng.choice(["PACKED", "PADDED"]), "waves": rng.choice([0, 1, 2, 3]),
+               "head_chunk": rng.choice([0, 3, 5]), "placement_seed": rng.randrange(1, 2**31)}
+    if options["schedule"] == "REUSE" and dp == 2 and rng.random() < 0.6:
+        options |= {"split_seed": seed, "split_policies": True}
+    else:
+        options |= {"prefix_policy": rng.choice([*POLICIES, "S5"]), "suffix_policy": rng.choice(POLICIES),
+                    "prefix_block_rows": rng.choice([0, 3, 7])}
+        options["offload"] = options["prefix_policy"] != "S5" and rng.random() < 0.5
+    loss, mode = requests.LOSSES[rng.choice(_LOSSES)], rng.choice(["token-mean", "seq-mean-token-sum", "prompt-mean"])
+    old_from = rng.choice(["CLIENT", "WEIGHTS"])
+    return spec, options, lambda oracle: requests.make(oracle, shape, loss, seed=seed, loss_agg_mode=mode, old_from=old_from)
+
+
+@pytest.mark.parametrize("seed", range(_SEED, _SEED + 40))
+def test_ranks_of_one_copy_have_the_gradients_of_transformers(seed, tmp_path, probe):
+    spec, options, make = drawn(seed)
+    directory = models.make(str(tmp_path / "model"), spec)
+    oracle = hf64.Hf64(directory)
+    request = make(oracle)
+    expected = step.run(oracle, request)
+    answer, tensors = probe.run(directory, request, **options)
+    errors = compare.step_errors(answer, tensors, expected)
+    assert errors.worst <= 1, f"STEMMA_SEED={seed}: {spec}, {options}: {errors.report()}"
+    norm = sum(value.square().sum().item() for value in expected.gradients.values()) ** 0.5
+    assert abs(answer["grad_norm"] - norm) <= compare.GRADIENT * norm, f"STEMMA_SEED={seed}: the norm"
+
+
+def test_the_drawn_cases_reach_everything():
+    cases = [drawn(seed)[:2] for seed in range(_SEED, _SEED + 40)]
+    tp = [int(options["mesh"].split("tp=")[1]) for _, options in cases]
+    assert {2, 3, 4} <= set(tp)
+    assert any(size > spec.kv_heads for size, (spec, _) in zip(tp, cases)), "K/V heads that several ranks hold"
+    assert any(spec.vocab % size for size, (spec, _) in zip(tp, cases)), "a vocabulary that does not divide"
+    assert any("split_seed" in options for _, options in cases), "a hot group inside the mesh"
+    assert {"REUSE", "DENSE"} == {options["schedule"] for _, options in cases}
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    """K/V heads that two of four ranks hold, biases or QK-norms, and a vocabulary that does not divide."""
+    directory = models.make(str(tmp_path_factory.mktemp("tp") / "qwen3"),
+                            dataclasses.replace(models.PARITY["qwen3"], vocab=97, layers=3))
+    oracle = hf64.Hf64(directory)
+    request = requests.make(oracle, SHAPE, requests.LOSSES["vanilla"], masks="none", adam={"max_grad_norm": 0.5})
+    return directory, request, step.run(oracle, request)
+
+
+@pytest.mark.parametrize("mesh", ("tp=2", "tp=4", "dp=2,tp=2"))
+def test_the_same_ranks_twice_have_the_same_bits(mesh, setting, probe):
+    directory, request, _ = setting
+    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True)[1] for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("mesh", ("tp=2", "tp=4", "dp=2,tp=2"))
+def test_the_policies_of_one_mesh_have_the_same_bits(mesh, setting, probe):
+    directory, request, _ = setting
+    kept, *recomputed = (probe.run(directory, request, mesh=mesh, dtype="fp32", prefix_policy=policy, suffix_policy=policy)[1]
+                         for policy in POLICIES)
+    for policy, tensors in zip(POLICIES[1:], recomputed):
+        assert all(torch.equal(kept[name], tensors[name]) for name in kept), policy
+
+
+@pytest.mark.parametrize("mesh", ("tp=2", "tp=4", "dp=2,tp=2"))
+def test_ten_steps_of_a_mesh_are_those_of_one_rank(mesh, setting, probe):
+    directory, request, _ = setting
+    request = requests.with_fields(request, ppo_mini_batch_size=2, ppo_epochs=5)
+    one, several = (probe.run(directory, request, mesh=m, apply=True)[1] for m in ("dp=1", mesh))
+    unit = 10 * request["header"]["adam"]["learning_rate"]
+    for name, weight in one.items():
+        if name.startswith("weight."):
+            # AdamW's first steps divide by the gradient's own size: a relative error of 1e-16 / eps = 1e-8 of lr.
+            assert (several[name] - weight).abs().max().item() < 1e-6 * unit, name
+
+
+@pytest.mark.parametrize("mesh", ("tp=2", "tp=4"))
+def test_bf16_is_as_near_to_the_truth_as_on_one_rank(mesh, setting, probe):
+    directory, request, expected = setting
+
+    def error(mesh):
+        _, tensors = probe.run(directory, request, mesh=mesh, dtype="bf16")
+        errors = [((tensors[f"grad.{name}"] - value).norm() / value.norm()).item() ** 2
+                  for name, value in expected.gradients.items()]
+        return (sum(errors) / len(errors)) ** 0.5
+
+    assert error(mesh) <= 1.2 * error("dp=1")  # both round everywhere, and their errors differ by chance
+
+
+# What each mistake spoils: everything, or in the forward nothing and of the gradients those of norms and K/V heads.
+@pytest.mark.parametrize("control", ("skipped_reduction", "mean_for_sum", "residual_of_every_rank", "rows_of_others",
+                                     "row_sums_of_others", "own_vocabulary", "vocabulary_off_by_one"))
+@pytest.mark.parametrize("mesh", ("tp=2", "dp=2,tp=2"))
+def test_a_mistake_inside_of_a_copy_fails(control, mesh, setting, probe):
+    directory, request, expected = setting
+    answer, tensors = probe.run(directory, request, mesh=mesh, tp_control=control)
+    errors = compare.step_errors(answer, tensors, expected)
+    assert errors.log_prob > LARGE, errors.report()
+    assert max(errors.gradients.values()) > LARGE, errors.report()
+
+
+def test_partial_gradients_that_are_not_summed_fail(setting, probe):
+    directory, request, expected = setting
+    with pytest.raises(Exception, match="has other bits than another"):  # ranks that should hold the same sum
+        probe.run(directory, request, mesh="tp=4", tp_control="skipped_partial")
+    answer, _ = probe.run(directory, request, mesh="tp=4")
+    assert answer["loss"] == pytest.approx(expected.loss, abs=1e-12), "the right ranks pass"

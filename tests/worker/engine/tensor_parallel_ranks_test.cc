@@ -1,0 +1,173 @@
+// How the ranks that hold one copy of the model begin, stop and fail together, who of them speaks, and what a step of
+// them moves. The numbers of a step are tests/schedule/tensor_parallel_test.py's.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/testing/status_matchers.h"
+#include "tests/worker/engine/small_engine.h"
+#include "worker/backend/cpu/cpu_backend.h"
+#include "worker/engine/copy_agreement.h"
+#include "worker/parallel/thread_communicator.h"
+
+namespace stemma::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using worker::AgreeInCopy;
+using worker::InsideCopy;
+
+class TensorParallelRanksTest : public SmallEngineTest {
+ protected:
+  static InProcessOptions Options(uint32_t dp, uint32_t tp) {
+    InProcessOptions options;
+    options.run.mutable_mesh()->set_dp(dp);
+    options.run.mutable_mesh()->set_tp(tp);
+    options.cluster_per_group = true;
+    return options;
+  }
+  std::unique_ptr<InProcess> Make(const InProcessOptions& options) const {
+    return MakeEngine(MakeCpuBackend(), options);
+  }
+
+  static void Step(InProcess& engine) {
+    ASSERT_TRUE(engine.Load(Request({16, 5, 9, 30})).ok());
+    const auto vote = engine.Prepare(0);
+    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+    ASSERT_TRUE(engine.Apply(0, *vote).ok());
+  }
+
+  static void ExpectSameWeights(const InProcess& a, const InProcess& b, int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (size_t i = 0; i < a.weights(rank).parameters.size(); ++i) {
+        EXPECT_TRUE(a.weights(rank).parameters[i].weight.equal(b.weights(rank).parameters[i].weight));
+      }
+    }
+  }
+};
+
+// Every rank has the loss, but one of a copy tells it; each element of the gradient is counted by one rank.
+TEST_F(TensorParallelRanksTest, OneRankOfACopySpeaks) {
+  const auto engine = Make(Options(2, 2)), alone = Make(Options(1, 1));
+  ASSERT_TRUE(engine != nullptr && alone != nullptr);
+  for (InProcess* run : {engine.get(), alone.get()}) {
+    ASSERT_TRUE(run->Load(Request({16, 5, 9, 30})).ok());
+    const auto vote = run->Prepare(0);
+    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  }
+  const internal::v1::StepSums& whole = alone->votes()[0].sums();
+  uint64_t rows = 0, tokens = 0;
+  for (size_t rank = 0; rank < 4; ++rank) {
+    const internal::v1::StepSums& sums = engine->votes()[rank].sums();
+    EXPECT_EQ(sums.computed_rows() > 0, rank % 2 == 0) << rank;
+    EXPECT_EQ(sums.loss_tokens() > 0, rank % 2 == 0) << rank;
+    EXPECT_TRUE(rank % 2 == 0 || sums.policy_loss() == 0) << rank;
+    EXPECT_GT(engine->votes()[rank].grad_norm_squared(), 0) << rank;
+    rows += sums.computed_rows();
+    tokens += sums.loss_tokens();
+  }
+  EXPECT_EQ(rows, whole.computed_rows());
+  EXPECT_EQ(tokens, whole.loss_tokens());
+}
+
+// A cancel that one rank alone has heard of stops all of its copy where a cluster begins, and leaves nothing behind.
+TEST_F(TensorParallelRanksTest, ACancelOfOneRankIsTheCopys) {
+  for (const int cancelled_rank : {0, 1, 3}) {
+    std::atomic<bool> cancel = false;
+    InProcessOptions options = Options(2, 2);
+    options.edit_hooks = [&](int rank, EngineHooks& hooks) {
+      if (rank == cancelled_rank) hooks.cancelled = [&cancel] { return cancel.load(); };
+    };
+    const auto engine = Make(options), undisturbed = Make(Options(2, 2));
+    ASSERT_TRUE(engine != nullptr && undisturbed != nullptr);
+    ASSERT_TRUE(engine->Load(Request({16, 5, 9, 30})).ok());
+    cancel = true;
+    const auto no = engine->Prepare(0);
+    ASSERT_TRUE(no.ok()) << no.status();
+    EXPECT_FALSE(no->yes());
+    EXPECT_EQ(no->no_reason(), internal::v1::CANCELLED);
+    for (int rank = 0; rank < 4; ++rank) {
+      const internal::v1::Vote& vote = engine->votes()[static_cast<size_t>(rank)];
+      EXPECT_EQ(vote.no_reason(), rank == cancelled_rank ? internal::v1::CANCELLED : internal::v1::PEER) << rank;
+    }
+    cancel = false;
+    Step(*engine);
+    Step(*undisturbed);
+    ExpectSameWeights(*engine, *undisturbed, 4);
+  }
+}
+
+// Bad tokens are seen by all ranks of a copy alike; the other copy's step is refused with it.
+TEST_F(TensorParallelRanksTest, ABadPayloadIsANoOfEveryRank) {
+  const auto engine = Make(Options(2, 2));
+  ASSERT_NE(engine, nullptr);
+  TrainingRequest bad = Request({16, 5, 9, 30});
+  const auto token = static_cast<int32_t>(vocab());
+  bad.groups[2].mutable_prompt_tokens()->replace(0, sizeof(token), reinterpret_cast<const char*>(&token),
+                                                 sizeof(token));
+  ASSERT_TRUE(engine->Load(std::move(bad)).ok());
+  const auto no = engine->Prepare(0);
+  ASSERT_TRUE(no.ok()) << no.status();
+  EXPECT_THAT(no->message(), HasSubstr("holds token"));
+  Step(*engine);
+}
+
+// Out of memory in the middle of a layer, where the other rank waits: both end, as their processes would.
+TEST_F(TensorParallelRanksTest, ARankThatFailsInsideALayerEndsTheGeneration) {
+  class FailsOnce final : public worker::RankTensorParallel {
+   public:
+    using RankTensorParallel::RankTensorParallel;
+    at::Tensor SumRows(const at::Tensor& partial_TD) const override {
+      if (rank() == 1 && ++calls_ == 3) throw c10::OutOfMemoryError({"test", "here", 0}, "no memory");
+      return RankTensorParallel::SumRows(partial_TD);
+    }
+
+   private:
+    mutable int calls_ = 0;
+  };
+  InProcessOptions options = Options(1, 2);
+  options.make_tensor_parallel = [](Communicator& tp) { return std::make_unique<FailsOnce>(tp); };
+  const auto engine = Make(options);
+  ASSERT_NE(engine, nullptr);
+  ASSERT_TRUE(engine->Load(Request({16, 5})).ok());
+  const auto vote = engine->Prepare(0);
+  EXPECT_THAT(vote.status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("tp/0")));
+}
+
+TEST(CopyAgreementTest, OneRanksErrorIsEverybodys) {
+  auto ranks = MakeThreadRanks(3, absl::Minutes(1), "tp/0");
+  std::vector<absl::Status> ended(3);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const absl::Status own = rank == 1 ? absl::NotFoundError("no such checkpoint") : absl::OkStatus();
+      ended[rank] = AgreeInCopy(*ranks[rank], "pass", own);
+      EXPECT_EQ(AgreeInCopy(*ranks[rank], "pass", absl::OkStatus()), absl::OkStatus());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(ended[1].code(), absl::StatusCode::kNotFound);
+  for (const size_t rank : {0, 2}) EXPECT_EQ(ended[rank].code(), absl::StatusCode::kAborted);
+}
+
+TEST(CopyAgreementTest, WhatARankFailsInAloneIsUnavailable) {
+  auto ranks = MakeThreadRanks(2, absl::Minutes(1), "tp/0"), one = MakeThreadRanks(1, absl::Minutes(1), "tp/0");
+  for (const absl::Status& alone : {absl::ResourceExhaustedError("no memory"), absl::InternalError("a bug")}) {
+    EXPECT_THAT(InsideCopy(*ranks[0], alone),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr(alone.message().data())));
+    EXPECT_EQ(InsideCopy(*one[0], alone), alone);
+  }
+  for (const absl::Status& common :
+       {absl::OkStatus(), absl::InvalidArgumentError("the plan"), absl::AbortedError("x")}) {
+    EXPECT_EQ(InsideCopy(*ranks[0], common), common);
+  }
+}
+
+}  // namespace
+}  // namespace stemma::testing

@@ -1,0 +1,65 @@
+#include "worker/engine/partial_gradients.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include "common/base/status_macros.h"
+
+namespace stemma::worker {
+namespace {
+
+int64_t Elements(const std::vector<at::Tensor>& tensors) {
+  int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
+  return elements;
+}
+
+}  // namespace
+
+PartialGradients::PartialGradients(const Weights& weights, const MeshRanks& ranks) : ranks_(ranks) {
+  std::vector<int64_t> begins = {0};  // of the parts, in parameters
+  for (const LayerWeights& layer : weights.layers) begins.push_back(layer.first());
+  begins.push_back(weights.final_norm);
+  std::map<int64_t, Part> parts;
+  for (const HfTensor& tensor : weights.hf_tensors) {
+    if (!tensor.partial_over_tp && !tensor.partial_over_kv_replicas) continue;
+    Part& part = parts[*std::prev(std::upper_bound(begins.begin(), begins.end(), tensor.parameter))];
+    (tensor.partial_over_tp ? part.of_all : part.of_kv).push_back(weights.GradSlice(tensor).view(-1));
+  }
+  int64_t largest = 0;
+  for (auto& [first, part] : parts) {
+    part.first_parameter = first;
+    largest = std::max(largest, Elements(part.of_all));
+    parts_.push_back(std::move(part));
+  }
+  if (largest > 0) buffer_ = at::empty({largest}, weights.parameters.front().grad.options());
+  Begin();
+}
+
+absl::Status PartialGradients::Sum(int64_t first) {
+  for (; next_ > 0 && parts_[next_ - 1].first_parameter >= first; --next_) RETURN_IF_ERROR(SumPart(parts_[next_ - 1]));
+  return absl::OkStatus();
+}
+
+absl::Status PartialGradients::SumPart(const Part& part) {
+  for (at::Tensor values : part.of_kv) RETURN_IF_ERROR(ranks_.kv->AllReduceSum(kPartialGradientsName, values));
+  if (part.of_all.empty()) return absl::OkStatus();
+  at::Tensor values = buffer_.narrow(0, 0, Elements(part.of_all));
+  const auto for_each = [&](const auto& copy) {
+    int64_t begin = 0;
+    for (const at::Tensor& gradient : part.of_all) {
+      copy(gradient, values.narrow(0, begin, gradient.numel()));
+      begin += gradient.numel();
+    }
+  };
+  for_each([](const at::Tensor& gradient, const at::Tensor& place) { place.copy_(gradient); });
+  RETURN_IF_ERROR(ranks_.tp->AllReduceSum(kPartialGradientsName, values));
+  for_each([](const at::Tensor& gradient, const at::Tensor& place) { gradient.copy_(place); });
+  return absl::OkStatus();
+}
+
+}  // namespace stemma::worker

@@ -1,0 +1,103 @@
+#include "worker/ops/tensor_parallel.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "worker/backend/accumulate_type.h"
+#include "worker/ops/linear.h"
+#include "worker/parallel/collective_error.h"
+
+namespace stemma::worker {
+namespace {
+
+void ThrowUnlessOk(absl::Status status) {
+  if (!status.ok()) throw CollectiveError(std::move(status));
+}
+
+class OneRank final : public TensorParallel {
+ public:
+  int64_t rank() const override { return 0; }
+  int64_t size() const override { return 1; }
+  at::Tensor GatherRows(const at::Tensor& local_TD, int64_t /*rows*/) const override { return local_TD; }
+  at::Tensor LocalPart(const at::Tensor& all_TD) const override { return all_TD; }
+  at::Tensor ForwardSum(const at::Tensor& x_TI, const at::Tensor& weight_OI,
+                        const at::Tensor& residual_TO) const override {
+    return LinearForwardAdd(x_TI, weight_OI, residual_TO);
+  }
+  at::Tensor SumRows(const at::Tensor& partial_TD) const override { return partial_TD; }
+  at::Tensor Gather(const at::Tensor& values) const override { return values.unsqueeze(0); }
+};
+
+}  // namespace
+
+const TensorParallel& WholeLayers() {
+  static const OneRank one_rank;
+  return one_rank;
+}
+
+at::Tensor RankTensorParallel::GatherRows(const at::Tensor& local_TD, int64_t rows) const {
+  RECORD_USER_SCOPE("GatherRows");
+  const int64_t local_rows = LocalRows(rows);
+  CHECK_EQ(local_TD.size(0), local_rows) << "of " << rows << " rows";
+  at::Tensor all_TD = at::empty({size() * local_rows, local_TD.size(1)}, local_TD.options());
+  ThrowUnlessOk(ranks_.AllGather(kRowsName, local_TD, all_TD));
+  return all_TD.narrow(0, 0, rows);
+}
+
+at::Tensor RankTensorParallel::LocalPart(const at::Tensor& all_TD) const {
+  const int64_t rows = all_TD.size(0), local_rows = LocalRows(rows);
+  const int64_t begin = std::min(rank() * local_rows, rows), end = std::min(begin + local_rows, rows);
+  at::Tensor local_TD = at::zeros({local_rows, all_TD.size(1)}, all_TD.options());
+  local_TD.narrow(0, 0, end - begin).copy_(all_TD.slice(0, begin, end));
+  return local_TD;
+}
+
+at::Tensor RankTensorParallel::ScatterSum(const at::Tensor& padded_TD) const {
+  at::Tensor own_TD = padded_TD.narrow(0, rank() * padded_TD.size(0) / size(), padded_TD.size(0) / size());
+  ThrowUnlessOk(ranks_.ReduceScatterSum(kRowSumsName, padded_TD, own_TD));
+  return own_TD;
+}
+
+at::Tensor RankTensorParallel::ForwardSum(const at::Tensor& x_TI, const at::Tensor& weight_OI,
+                                          const at::Tensor& residual_TO) const {
+  RECORD_USER_SCOPE("ForwardSum");
+  const int64_t rows = x_TI.size(0), columns = weight_OI.size(0);
+  const at::ScalarType sum_dtype = AccType(x_TI.scalar_type());
+  at::Tensor padded = at::empty({size() * LocalRows(rows), columns}, x_TI.options().dtype(sum_dtype));
+  at::Tensor own_rows = padded.narrow(0, 0, rows);
+  if (sum_dtype == x_TI.scalar_type()) {
+    at::mm_out(own_rows, x_TI, weight_OI.t());
+  } else {
+    own_rows.copy_(at::mm(x_TI, weight_OI.t()));
+  }
+  padded.slice(0, rows).zero_();
+  return at::add(ScatterSum(padded), residual_TO).to(x_TI.scalar_type());
+}
+
+at::Tensor RankTensorParallel::SumRows(const at::Tensor& partial_TD) const {
+  RECORD_USER_SCOPE("SumRows");
+  const int64_t rows = partial_TD.size(0);
+  const at::ScalarType sum_dtype = AccType(partial_TD.scalar_type());
+  const at::Tensor padded =
+      at::empty({size() * LocalRows(rows), partial_TD.size(1)}, partial_TD.options().dtype(sum_dtype));
+  padded.narrow(0, 0, rows).copy_(partial_TD);
+  padded.slice(0, rows).zero_();
+  return ScatterSum(padded).to(partial_TD.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+at::Tensor RankTensorParallel::Gather(const at::Tensor& values) const {
+  std::vector<int64_t> shape = {size()};
+  shape.insert(shape.end(), values.sizes().begin(), values.sizes().end());
+  at::Tensor all = at::empty(shape, values.options());
+  ThrowUnlessOk(ranks_.AllGather(kVocabularyName, values, all));
+  return all;
+}
+
+}  // namespace stemma::worker
