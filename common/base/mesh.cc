@@ -37,6 +37,15 @@ absl::StatusOr<v1::Mesh> ParseMesh(std::string_view text) {
 uint32_t DpSize(const v1::Mesh& mesh) { return std::max(mesh.dp(), 1u); }
 uint32_t TpSize(const v1::Mesh& mesh) { return std::max(mesh.tp(), 1u); }
 
+v1::Mesh MakeMesh(const MeshSizes& sizes) {
+  v1::Mesh mesh;
+  mesh.set_dp(sizes.dp);
+  mesh.set_tp(sizes.tp);
+  return mesh;
+}
+
+bool SameMesh(const v1::Mesh& a, const v1::Mesh& b) { return DpSize(a) == DpSize(b) && TpSize(a) == TpSize(b); }
+
 uint32_t NumRanks(const v1::Mesh& mesh) { return DpSize(mesh) * TpSize(mesh); }
 
 MeshPlace PlaceOf(const v1::Mesh& mesh, uint32_t rank) {

@@ -21,6 +21,13 @@ absl::StatusOr<v1::Mesh> ParseMesh(std::string_view text);
 uint32_t DpSize(const v1::Mesh& mesh);
 uint32_t TpSize(const v1::Mesh& mesh);
 
+struct MeshSizes {
+  uint32_t dp = 1, tp = 1;
+};
+v1::Mesh MakeMesh(const MeshSizes& sizes);
+// Tells whether both have as many ranks on every axis.
+bool SameMesh(const v1::Mesh& a, const v1::Mesh& b);
+
 // Returns how many ranks the mesh has: the product of its axes.
 uint32_t NumRanks(const v1::Mesh& mesh);
 

@@ -6,6 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/model/mesh_rules.h"
 #include "glog/logging.h"
 
 namespace stemma {
@@ -21,14 +23,6 @@ absl::Status CheckAxis(const char* axis, int64_t rank, int64_t size) {
     return absl::InvalidArgumentError(absl::StrCat(axis, ": rank ", rank, " of ", size));
   }
   return absl::OkStatus();
-}
-
-bool DivideOneAnother(int64_t a, int64_t b) { return a % b == 0 || b % a == 0; }
-
-absl::Status CheckDivides(int64_t tp_size, const char* what, int64_t number) {
-  if (number % tp_size == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("tp: ", tp_size, " ranks cannot share the model's ", number, " ", what,
-                                                 " evenly; choose a divisor of ", number));
 }
 
 bool IsOnStage(const TensorSpec& tensor, const ModelShard& shard) {
@@ -57,19 +51,8 @@ absl::StatusOr<ModelShard> MakeModelShard(const ModelConfig& config, const Shard
        {CheckAxis("tp", place.tp_rank, place.tp_size), CheckAxis("pp", place.pp_rank, place.pp_size)}) {
     if (!status.ok()) return status;
   }
-  for (const absl::Status& status : {CheckDivides(place.tp_size, "attention heads", config.num_heads),
-                                     CheckDivides(place.tp_size, "FFN columns", config.ffn_size)}) {
-    if (!status.ok()) return status;
-  }
-  if (!DivideOneAnother(config.num_kv_heads, place.tp_size)) {
-    return absl::InvalidArgumentError(absl::StrCat("tp: the model's ", config.num_kv_heads, " K/V heads and ",
-                                                   place.tp_size,
-                                                   " ranks do not divide one another; choose a divisor of ",
-                                                   config.num_kv_heads, ", or a multiple"));
-  }
-  if (config.vocab_size < place.tp_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tp: ", place.tp_size, " ranks are more than the model's ", config.vocab_size, " tokens"));
+  if (const auto problems = TensorParallelProblems(config, place.tp_size); !problems.empty()) {
+    return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
   }
   if (config.num_layers < place.pp_size) {
     return absl::InvalidArgumentError(

@@ -39,9 +39,8 @@ struct ModelShard {
 
 ModelShard WholeModel(const ModelConfig& config);
 
-// Attention heads and FFN columns are cut evenly. K/V heads are, too, or each is held by the same number of ranks; the
-// vocabulary and the layers as evenly as they go.
-// Errors: InvalidArgument - the axis cannot cut this model so; names the axis and the model's number.
+// Cuts layers as common/model/mesh_rules.h says; the vocabulary, and layers over stages, as evenly as they go.
+// Errors: InvalidArgument - an axis cannot cut this model so; names the axis and the model's numbers.
 absl::StatusOr<ModelShard> MakeModelShard(const ModelConfig& config, const ShardPlace& place);
 
 // Rows and columns of a tensor; a vector has one column.

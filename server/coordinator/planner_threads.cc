@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "common/base/error.h"
-#include "common/base/mesh.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -79,7 +78,7 @@ Event PlannerThreads::Do(const PlanAction& action, const std::atomic<bool>& stop
   PlannedEvent event = {.id = action.id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(Plan(action, stopped))};
   if (action.spool_name.empty() || !event.plan->ok() || storage_ == nullptr || stopped) return event;
   absl::StatusOr<internal::v1::SpoolFile> kept =
-      storage_->Keep(action.spool_name, *action.request, **event.plan, NumRanks(action.config.mesh()));
+      storage_->Keep(action.spool_name, *action.request, **event.plan, action.config.mesh());
   if (kept.ok()) {
     event.spool = *std::move(kept);
   } else {

@@ -104,13 +104,13 @@ void Storage::Remove(const std::string& spool_name) {
 }
 
 absl::StatusOr<internal::v1::SpoolFile> Storage::Keep(const std::string& name, const TrainingRequest& request,
-                                                      const RequestPlan& plan, uint32_t num_ranks) const {
+                                                      const RequestPlan& plan, const v1::Mesh& mesh) const {
   if (FailpointFails("spool.before", kServerRank)) return ErrnoStatus("write", name, ENOSPC);
   // Before and after: rows are written beside it.
   if (spool_.FreeBytes() < kReservedForRowsBytes + request.bytes) {
     return ErrnoStatus("keep room for the journal beside", name, ENOSPC);
   }
-  ASSIGN_OR_RETURN(internal::v1::SpoolFile file, spool_.Write(name, request, plan, num_ranks));
+  ASSIGN_OR_RETURN(internal::v1::SpoolFile file, spool_.Write(name, request, plan, mesh));
   Failpoint("spool.after", kServerRank);
   if (spool_.FreeBytes() >= kReservedForRowsBytes) return file;
   RETURN_IF_ERROR(spool_.Remove(file.name()));
@@ -119,7 +119,7 @@ absl::StatusOr<internal::v1::SpoolFile> Storage::Keep(const std::string& name, c
 
 absl::StatusOr<LoadedRequest> Storage::Load(const internal::v1::SpoolFile& file) const {
   ASSIGN_OR_RETURN(SpooledRequest spooled, spool_.Read(file));
-  LoadedRequest loaded = {.request = std::move(spooled.request), .plan = {}, .num_ranks = spooled.num_ranks};
+  LoadedRequest loaded = {.request = std::move(spooled.request), .plan = {}, .mesh = spooled.mesh};
   loaded.plan.plan = std::move(spooled.plan);
   loaded.plan.repeats = spooled.repeats;
   loaded.plan.report = std::move(spooled.report);

@@ -38,7 +38,7 @@ class Storage {
   // Keeps the request with its plan for so many ranks. Errors: DISK_FULL, also where the rows of the request might find
   // no room, and what writing files leads to.
   absl::StatusOr<internal::v1::SpoolFile> Keep(const std::string& name, const TrainingRequest& request,
-                                               const RequestPlan& plan, uint32_t num_ranks) const;
+                                               const RequestPlan& plan, const v1::Mesh& mesh) const;
   // Errors: DataLoss - the file is not the one that was kept.
   absl::StatusOr<LoadedRequest> Load(const internal::v1::SpoolFile& file) const;
 

@@ -16,6 +16,7 @@
 #include "common/base/run_config.h"
 #include "common/base/stop_times.h"
 #include "common/base/worker_secret.h"
+#include "common/model/mesh_rules.h"
 #include "server/planner/memory_division.h"
 
 namespace stemma::server {
@@ -88,7 +89,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
       ->check(CLI::IsMember(KeysOf(kLayouts)));
   app.add_option("--wave-suffixes", flags.wave_suffixes, "forces so many suffixes per wave");
   AddMemoryFlags(app, flags);
-  app.add_option("--mesh", flags.mesh, "how many ranks an axis has, e.g. dp=2; each is a worker (default: one rank)");
+  app.add_option("--mesh", flags.mesh,
+                 "how many ranks each axis has, e.g. dp=2,tp=2; each is a worker (default: one rank)");
   app.add_option("--split-groups", flags.split_groups,
                  "whether several ranks may share one group's rollouts: auto (where that is faster), on, off")
       ->check(CLI::IsMember(KeysOf(kSplits)));
@@ -233,7 +235,9 @@ void OpenModel(ServerMainOptions& options, std::vector<std::string>& problems) {
     return;
   }
   options.model = directory->config;
-  if (FindRunDtype(options.config.dtype())) {  // another one is reported already
+  const absl::Status mesh = CheckMesh(options.model, options.config.mesh());
+  if (!mesh.ok()) problems.emplace_back(mesh.message());
+  if (mesh.ok() && FindRunDtype(options.config.dtype())) {  // another one is reported already
     const absl::Status memory = CheckMemory(options.model, options.config);
     if (!memory.ok()) problems.emplace_back(memory.message());
   }

@@ -51,7 +51,7 @@ uint32_t WorkersOfHost(std::span<const Gang::Worker> workers, const std::string&
 
 Gang::Gang(GangOptions options) : options_(std::move(options)), config_(options_.config) {}
 
-uint32_t Gang::num_ranks() const { return NumRanks(options_.config.mesh()); }
+uint32_t Gang::num_ranks() const { return NumRanks(mesh()); }
 
 bool Gang::serves() const {
   return begun_ && std::all_of(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.ready; });

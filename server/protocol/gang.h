@@ -73,6 +73,7 @@ class Gang {
   explicit Gang(GangOptions options);
 
   uint32_t num_ranks() const;
+  const v1::Mesh& mesh() const { return options_.config.mesh(); }
   // Returns them by rank once a generation has begun, else as they came.
   std::span<const Worker> workers() const { return workers_; }
   bool full() const { return workers_.size() == num_ranks(); }

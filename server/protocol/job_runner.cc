@@ -119,8 +119,10 @@ void JobRunner::Start(const std::string& id, const LogProbJob& job) {
   p_.jobs.running().BeginCallJob(id, absl::StrCat("log-prob pass ", id), LogProbSeconds(job.plan, job.request->bytes),
                                  ResultCheck(job.request), num_ranks);
   const auto num_groups = static_cast<uint32_t>(job.request->groups.size());
-  std::vector<std::vector<uint32_t>> groups = PayloadGroupsOfRanks(job.plan.plan, num_groups, num_ranks);
-  std::vector<v1::StepPlan> plans = PlansOfRanks(job.plan.step(0), num_ranks);
+  const v1::Mesh& mesh = p_.gang.mesh();
+  std::vector<std::vector<uint32_t>> groups =
+      ForRanks(PayloadGroupsOfRanks(job.plan.plan, num_groups, DpSize(mesh)), mesh);
+  std::vector<v1::StepPlan> plans = ForRanks(PlansOfRanks(job.plan.step(0), DpSize(mesh)), mesh);
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     const SessionId session = p_.gang.worker(rank).session;
     p_.out.Add(SendPayloadAction{session, id, job.request, std::move(groups[rank])});

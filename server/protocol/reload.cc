@@ -14,7 +14,7 @@ std::optional<absl::StatusOr<LoadedRequest>> Reload::Take(const internal::v1::Sp
     Read(file);
     return std::nullopt;
   }
-  const bool fits = !loaded_.ok() || (loaded_->num_ranks == NumRanks(inputs.config.mesh()) &&
+  const bool fits = !loaded_.ok() || (SameMesh(loaded_->mesh, inputs.config.mesh()) &&
                                       PlanProblem(loaded_->plan.report, model, inputs.config).empty());
   if (!fits) {
     Plan(inputs);
@@ -34,7 +34,7 @@ void Reload::Read(const internal::v1::SpoolFile& file) {
 void Reload::Plan(const PlanInputs& inputs) {
   state_ = State::kPlanning;
   id_ = next_id_++;
-  loaded_->num_ranks = NumRanks(inputs.config.mesh());
+  loaded_->mesh = inputs.config.mesh();
   out_->Add(PlanAction{.id = id_, .request = loaded_->request, .config = inputs.config, .rates = inputs.rates});
 }
 

@@ -51,12 +51,12 @@ using PlanFunction = std::function<absl::StatusOr<RequestPlan>(const TrainingReq
 
 PlanFunction MakePlanFunction(const ModelConfig& model);
 
-// A request that was kept, with the plan that was made for so many ranks. Its phases are measured no more (`work` is
+// A request that was kept, with the plan that was made for a mesh. Its phases are measured no more (`work` is
 // empty).
 struct LoadedRequest {
   std::shared_ptr<const TrainingRequest> request;
   RequestPlan plan;
-  uint32_t num_ranks = 1;
+  v1::Mesh mesh;
 };
 
 // Adds what normalizes the loss of each step, which follows from the request and its plan. Errors: as PlanFunction.

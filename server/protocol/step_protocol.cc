@@ -76,7 +76,9 @@ void StepProtocol::Start(UpdateRecord& record) {
   if (record.request->update.return_log_probs()) results.emplace(record.request);
   p_.jobs.running().BeginUpdate(record.id, std::move(results));
   const auto num_groups = static_cast<uint32_t>(record.request->groups.size());
-  std::vector<std::vector<uint32_t>> groups = PayloadGroupsOfRanks(record.plan.plan, num_groups, p_.gang.num_ranks());
+  const v1::Mesh& mesh = p_.gang.mesh();
+  std::vector<std::vector<uint32_t>> groups =
+      ForRanks(PayloadGroupsOfRanks(record.plan.plan, num_groups, DpSize(mesh)), mesh);
   for (uint32_t rank = 0; rank < groups.size(); ++rank) {
     p_.out.Add(SendPayloadAction{p_.gang.worker(rank).session, record.id, record.request, std::move(groups[rank])});
   }
@@ -108,7 +110,9 @@ void StepProtocol::SendPrepare(UpdateRecord& record) {
     weights = PassWeightsOf(p_.history.state(), weights.name(), p_.gang.config().dtype());
   }
   if (IsTraced(record.request->update, record.k)) whole.set_trace_spans_max(TraceSpansMax(p_.gang.num_ranks()));
-  std::vector<internal::v1::Prepare> prepares = PreparesOfRanks(std::move(whole), p_.gang.num_ranks(), num_rollouts);
+  const v1::Mesh& mesh = p_.gang.mesh();
+  std::vector<internal::v1::Prepare> prepares =
+      ForRanks(PreparesOfRanks(std::move(whole), DpSize(mesh), num_rollouts), mesh);
   for (uint32_t rank = 0; rank < prepares.size(); ++rank) {
     *prepares[rank].mutable_key() = keys[rank];
     p_.out.Send(p_.gang.worker(rank).session, std::move(prepares[rank]));

@@ -64,11 +64,11 @@ absl::StatusOr<std::string> Spool::PathOf(const std::string& name) const {
 }
 
 absl::StatusOr<internal::v1::SpoolFile> Spool::Write(const std::string& name, const TrainingRequest& request,
-                                                     const RequestPlan& plan, uint32_t num_ranks) const {
+                                                     const RequestPlan& plan, const v1::Mesh& mesh) const {
   ASSIGN_OR_RETURN(const std::string path, PathOf(name));
   ASSIGN_OR_RETURN(TemporaryFile temporary, TemporaryFile::Create(path));
   ASSIGN_OR_RETURN(internal::v1::SpoolFile file,
-                   WriteSpooled(temporary.fd(), path, request, plan, num_ranks, message_bytes_max_));
+                   WriteSpooled(temporary.fd(), path, request, plan, mesh, message_bytes_max_));
   RETURN_IF_ERROR(temporary.Commit());
   if (absl::Status synced = SyncFolder(folder_); !synced.ok()) {
     unlink(path.c_str());

@@ -31,7 +31,7 @@ class Spool {
   // Replaces a file of that name. After an error nothing is left of it. Errors: DISK_FULL, FILE_TOO_LARGE;
   // LIMIT_EXCEEDED - the plan or a rollout is too long for protobuf; InvalidArgument - the name. REQUIRES: an update.
   absl::StatusOr<internal::v1::SpoolFile> Write(const std::string& name, const TrainingRequest& request,
-                                                const RequestPlan& plan, uint32_t num_ranks) const;
+                                                const RequestPlan& plan, const v1::Mesh& mesh) const;
   // Errors: CORRUPT_SPOOL - the file is damaged, missing, or another one; names it.
   absl::StatusOr<SpooledRequest> Read(const internal::v1::SpoolFile& file) const;
   // Returns OK too when there is no such file.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/digest.h"
 #include "common/base/error.h"
+#include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "server/store/spool_writer.h"
 #include "stemma/internal/v1/worker.pb.h"
@@ -100,7 +101,7 @@ void TakeHead(internal::v1::SpooledHead& head, TrainingRequest& request, Spooled
   spooled.plan.Swap(head.mutable_plan());
   spooled.repeats = head.repeats();
   spooled.report.Swap(head.mutable_report());
-  spooled.num_ranks = head.num_ranks();
+  spooled.mesh = head.has_mesh() ? head.mesh() : MakeMesh({.dp = head.num_ranks()});
 }
 
 // Reads all messages, and the end mark.

@@ -18,7 +18,7 @@ struct SpooledRequest {
   v1::Plan plan;
   uint32_t repeats = 1;
   v1::PlanReport report;
-  uint32_t num_ranks = 1;  // for which the plan was made
+  v1::Mesh mesh;  // for which the plan was made
 };
 
 // `row`: bytes and digest that the journal has of it. Errors: CORRUPT_SPOOL - anything differs; those of the disk.

@@ -86,7 +86,7 @@ class MessageWriter {
   google::protobuf::io::CodedOutputStream coded_;
 };
 
-internal::v1::SpooledHead HeadOf(const TrainingRequest& request, const RequestPlan& plan, uint32_t num_ranks) {
+internal::v1::SpooledHead HeadOf(const TrainingRequest& request, const RequestPlan& plan, const v1::Mesh& mesh) {
   internal::v1::SpooledHead head;
   *head.mutable_header() = request.update;
   head.set_digest(request.digest);
@@ -97,20 +97,20 @@ internal::v1::SpooledHead HeadOf(const TrainingRequest& request, const RequestPl
   *head.mutable_plan() = plan.plan;
   head.set_repeats(plan.repeats);
   *head.mutable_report() = plan.report;
-  head.set_num_ranks(num_ranks);
+  *head.mutable_mesh() = mesh;
   return head;
 }
 
 }  // namespace
 
 absl::StatusOr<internal::v1::SpoolFile> WriteSpooled(int fd, const std::string& path, const TrainingRequest& request,
-                                                     const RequestPlan& plan, uint32_t num_ranks,
+                                                     const RequestPlan& plan, const v1::Mesh& mesh,
                                                      uint64_t message_bytes_max) {
   CHECK(request.kind == TrainingRequest::Kind::kUpdate) << "only updates are spooled";
   HashedFile file(fd, path);
   MessageWriter writer(file, message_bytes_max);
   writer.WriteRaw(kSpoolMagic);
-  RETURN_IF_ERROR(writer.WriteMessage(HeadOf(request, plan, num_ranks), "the plan of the request"));
+  RETURN_IF_ERROR(writer.WriteMessage(HeadOf(request, plan, mesh), "the plan of the request"));
   std::vector<uint32_t> groups(request.groups.size());
   std::iota(groups.begin(), groups.end(), 0);
   // The request lives as long as this call, which is all that the chunks need of it.

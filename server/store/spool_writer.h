@@ -25,7 +25,7 @@ inline constexpr uint64_t kSpoolMessageBytesMax = std::numeric_limits<int32_t>::
 // Returns bytes and digest of what it wrote; its name is the caller's. The payload is not copied but for one chunk.
 // Errors: LIMIT_EXCEEDED - a message is longer than `message_bytes_max`; those of the disk (common/base/file.h).
 absl::StatusOr<internal::v1::SpoolFile> WriteSpooled(int fd, const std::string& path, const TrainingRequest& request,
-                                                     const RequestPlan& plan, uint32_t num_ranks,
+                                                     const RequestPlan& plan, const v1::Mesh& mesh,
                                                      uint64_t message_bytes_max);
 
 }  // namespace stemma::server

@@ -18,6 +18,7 @@
 #include "common/base/clock.h"
 #include "common/base/digest.h"
 #include "common/base/file.h"
+#include "common/base/mesh.h"
 #include "common/base/split_mix.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
@@ -146,7 +147,7 @@ void BenchSpool(const std::string& subject, const std::string& directory, uint64
       CHECK_EQ(sha.FinishHex().size(), 64u);
     }));
     absl::StatusOr<internal::v1::SpoolFile> file = absl::UnknownError("not written");
-    written.push_back(Seconds([&] { file = spool->Write("bench.req", request, RequestPlan(), 1); }));
+    written.push_back(Seconds([&] { file = spool->Write("bench.req", request, RequestPlan(), MakeMesh({.dp = 1})); }));
     CheckOk(file.status());
     file_bytes = file->bytes();
     read.push_back(Seconds([&] { CheckOk(spool->Read(*file).status()); }));

@@ -125,7 +125,7 @@ class Life {
     auto loaded = std::make_shared<absl::StatusOr<LoadedRequest>>(absl::DataLossError("damaged"));
     if (life_.reads_spool) {
       const auto request = MakeUpdate(Command(absl::StrCat("submit 1 kept steps=", life_.steps)));
-      *loaded = LoadedRequest{request, *FakePlan(*request, 1), 1};
+      *loaded = LoadedRequest{request, *FakePlan(*request, 1), {}};
     }
     events_.emplace_front(LoadedEvent{.id = action.id, .loaded = std::move(loaded)});
   }

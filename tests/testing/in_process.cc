@@ -120,13 +120,14 @@ absl::Status InProcess::Load(TrainingRequest request) {
     if (options_.edit_step) options_.edit_step(step);
   }
   if (options_.edit_entry_pass) options_.edit_entry_pass(*plan_.plan.mutable_log_prob_pass());
-  const auto groups = PayloadGroupsOfRanks(plan_.plan, static_cast<uint32_t>(request.groups.size()),
-                                           static_cast<uint32_t>(num_copies()));
+  const auto groups = ForRanks(PayloadGroupsOfRanks(plan_.plan, static_cast<uint32_t>(request.groups.size()),
+                                                    static_cast<uint32_t>(num_copies())),
+                               options_.run.mesh());
   for (size_t rank = 0; rank < engines_.size(); ++rank) {
     engines_[rank]->DropPayload(last_id);
     internal::v1::PayloadChunk chunk;
     chunk.set_id(request.update.request().request_id());
-    for (const uint32_t group : groups[rank / static_cast<size_t>(tp_size())]) {
+    for (const uint32_t group : groups[rank]) {
       chunk.add_group_indices(group);
       *chunk.add_groups() = request.groups[group];
     }
@@ -182,11 +183,9 @@ EngineHooks InProcess::Hooks(int rank) {
 absl::StatusOr<internal::v1::Vote> InProcess::Prepare(int k) {
   ++attempt_;
   results_.clear();
-  std::vector<internal::v1::Prepare> prepares;
-  for (const internal::v1::Prepare& of_copy : PreparesOfRanks(MakePrepare(Key(k), request_.update, plan_),
-                                                              static_cast<uint32_t>(num_copies()), num_rollouts_)) {
-    prepares.insert(prepares.end(), static_cast<size_t>(tp_size()), of_copy);
-  }
+  std::vector<internal::v1::Prepare> prepares = ForRanks(
+      PreparesOfRanks(MakePrepare(Key(k), request_.update, plan_), static_cast<uint32_t>(num_copies()), num_rollouts_),
+      options_.run.mesh());
   for (int rank = 0; rank < num_ranks(); ++rank) options_.edit_prepare(rank, prepares[static_cast<size_t>(rank)]);
   votes_.assign(engines_.size(), {});
   RETURN_IF_ERROR(OnEachRank([&](int rank) -> absl::Status {

@@ -87,7 +87,7 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   RETURN_IF_ERROR(CatchExceptions([&] {
     engine.reset(new ModelEngine(configure, incarnation, std::move(backend), std::move(directory), std::move(shard),
                                  std::move(weights), std::move(parts)));
-    return absl::OkStatus();
+    return engine->TellDigest();
   }));
   return engine;
 }
@@ -116,10 +116,15 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
   ready_.set_weights_bytes(static_cast<uint64_t>(backend_.memory_stats().current_bytes));
   ready_.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));
+}
+
+absl::Status ModelEngine::TellDigest() {
   // Alone, and with nothing kept, there is nobody to differ from.
-  const bool compared =
-      ranks_.size() > 1 || configure.config().durability() == v1::REPLAY || !configure.checkpoint().empty();
-  if (compared) ready_.set_model_digest(WeightsDigest(weights_));
+  const bool compared = ranks_.size() > 1 || configure_.config().durability() == v1::REPLAY ||
+                        !configure_.checkpoint().empty();
+  if (!compared) return absl::OkStatus();
+  ASSIGN_OR_RETURN(*ready_.mutable_model_digest(), MeshDigest(weights_, *ranks_.tp));
+  return absl::OkStatus();
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
@@ -335,7 +340,8 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
         applied.set_gather_bytes(static_cast<uint64_t>(ranks_.dp->stats().BytesOf(kWeightsName) - bytes_before));
         if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
       }
-      if (apply.digest()) applied.set_weights_digest(WeightsDigest(weights_));
+      if (!apply.digest()) return absl::OkStatus();
+      ASSIGN_OR_RETURN(*applied.mutable_weights_digest(), MeshDigest(weights_, *ranks_.tp));
       return absl::OkStatus();
     });
     if (absl::IsUnavailable(status)) return status;

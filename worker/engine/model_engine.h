@@ -65,6 +65,8 @@ class ModelEngine final : public Engine {
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
+  // Puts the weights' digest into Ready where it is compared with another.
+  absl::Status TellDigest();
   PassOptions MakePassOptions(const EngineHooks& hooks) const;
   PassOptions StepOptions(const EngineHooks& hooks) const;  // records what the step asks for
   // Everything of a step before its phases, its entry pass too.

@@ -1,6 +1,7 @@
 #include "worker/model/weights_digest.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "common/base/digest.h"
+#include "common/base/status_macros.h"
 
 namespace stemma::worker {
 namespace {
@@ -65,6 +67,19 @@ std::string WeightsDigest(const Weights& weights) {
     const at::Tensor values = p.weight.cpu().contiguous();
     digest.UpdateInteger(MixTensor(values));
   }
+  return digest.FinishHex();
+}
+
+absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp) {
+  std::string own = WeightsDigest(weights);
+  if (tp.size() == 1) return own;
+  const auto digits = static_cast<int64_t>(own.size());
+  const at::Tensor input = at::empty({digits}, at::kByte);
+  at::Tensor output = at::empty({tp.size() * digits}, at::kByte);
+  std::memcpy(input.data_ptr(), own.data(), own.size());
+  RETURN_IF_ERROR(tp.AllGather("weights digest", input, output));
+  Sha256 digest;
+  digest.Update({static_cast<const char*>(output.data_ptr()), output.nbytes()});
   return digest.FinishHex();
 }
 

@@ -102,8 +102,8 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
                    "So many workers, each a rank of data parallelism (default: by the mesh)")
       ->check(CLI::Range(1u, kRanksMax).description(""))
       ->type_name("N");
-  PassOption(command, options.get(), "--mesh", "MESH", "How many ranks each axis has, as dp=N; each rank is a worker",
-             &gang->mesh);
+  PassOption(command, options.get(), "--mesh", "MESH",
+             "How many ranks each axis has, as dp=N,tp=M; each rank is a worker", &gang->mesh);
   PassOption(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
   PassOption(command, options.get(), "--durability", "replay|rewind",
              "What a loss leaves of the steps: all, computed again from --data, or a checkpoint's");

@@ -8,6 +8,7 @@
 #include "client/cli/output/plan_text.h"
 #include "common/base/error.h"
 #include "common/base/human.h"
+#include "common/base/mesh.h"
 #include "google/protobuf/util/json_util.h"
 
 namespace stemma::cli {
@@ -315,6 +316,9 @@ std::vector<Record> RankRecords(const v1::ServerInfo& info) {
   for (const v1::RankInfo& rank : info.ranks()) {
     Record record;
     record["rank"] = rank.rank();
+    const bool in_mesh = rank.rank() < NumRanks(info.config().mesh());  // else the server is none of ours
+    record["dp"] = in_mesh ? Record(PlaceOf(info.config().mesh(), rank.rank()).dp_rank) : Record();
+    record["tp"] = in_mesh ? Record(PlaceOf(info.config().mesh(), rank.rank()).tp_rank) : Record();
     record["host"] = rank.host();
     record["device"] = rank.device();
     record["pid"] = rank.pid();
@@ -326,6 +330,8 @@ std::vector<Record> RankRecords(const v1::ServerInfo& info) {
 
 std::vector<Column> RankColumns() {
   return {{"rank", "rank"},
+          {"dp", "dp"},
+          {"tp", "tp"},
           {"host", "host", 4, true},
           {"device", "device", 6, true},
           {"pid", "pid"},

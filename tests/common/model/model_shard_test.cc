@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -30,7 +31,9 @@ class ModelShardTest : public ::testing::TestWithParam<int> {
     const std::vector<Family> families(Families().begin(), Families().end());
     config_.SetFamily(families[static_cast<size_t>(Draw(0, static_cast<int64_t>(families.size()) - 1))]);
     config_.num_kv_heads = mesh_.tp * Draw(1, 2);
-    config_.num_heads = config_.num_kv_heads * Draw(1, 3);
+    // Of three and four ranks, or two, some hold the same K/V head.
+    if (Draw(0, 2) == 0) config_.num_kv_heads = mesh_.tp % 2 == 0 ? mesh_.tp / 2 : 1;
+    config_.num_heads = std::lcm(config_.num_kv_heads, mesh_.tp) * Draw(1, 3);
     config_.head_size = 2 * Draw(1, 8);
     config_.hidden_size = Draw(3, 40);
     config_.ffn_size = mesh_.tp * Draw(1, 20);
@@ -82,7 +85,10 @@ TEST_P(ModelShardTest, EveryElementIsHeldAndCountedAsItsCutSays) {
       }
     }
     const bool on_two_stages = tensor.role == TensorRole::kEmbedding && config_.tie_word_embeddings && mesh_.pp > 1;
-    const int copies = static_cast<int>(tensor.cut == TensorCut::kReplicated ? mesh_.tp : 1) * (on_two_stages ? 2 : 1);
+    const int64_t of_tp = tensor.cut == TensorCut::kReplicated ? mesh_.tp
+                          : tensor.cut == TensorCut::kKvColumn ? shards.front().kv_replicas()
+                                                               : 1;
+    const int copies = static_cast<int>(of_tp) * (on_two_stages ? 2 : 1);
     EXPECT_THAT(counts.held, ::testing::Each(copies)) << tensor.name;
     EXPECT_THAT(counts.counted, ::testing::Each(1)) << tensor.name;
   }
@@ -125,7 +131,12 @@ TEST(ModelShardErrorTest, WhatCannotBeCutIsRefusedByName) {
     return std::string(shard.status().message());
   };
   EXPECT_THAT(problem(EightHeads(), {0, 3}), HasSubstr("tp: 3 ranks cannot share the model's 8 attention heads"));
-  EXPECT_THAT(problem(EightHeads(), {0, 8}), HasSubstr("tp: 8 ranks cannot share the model's 4 K/V heads"));
+  ModelConfig few = EightHeads();
+  few.num_kv_heads = 3;
+  few.num_heads = 6;
+  EXPECT_THAT(problem(few, {0, 2}), HasSubstr("tp: the model's 3 K/V heads and 2 ranks do not divide one another"));
+  few.rms_norm_eps = 0;
+  EXPECT_THAT(problem(few, {0, 3}), HasSubstr("rms_norm_eps is 0"));
   ModelConfig narrow = EightHeads();
   narrow.ffn_size = 97;
   EXPECT_THAT(problem(narrow, {0, 2}), HasSubstr("97 FFN columns"));

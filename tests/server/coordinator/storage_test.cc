@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "common/base/mesh.h"
 #include "gtest/gtest.h"
 #include "tests/server/store/checkpoint_files.h"
 #include "tests/server/store/drawn_requests.h"
@@ -72,7 +73,7 @@ TEST(StorageTest, ARefusedJournalLeavesTheRequestsThatItDoesNotName) {
   {
     const auto spool = Spool::Open(folder.path());
     ASSERT_THAT(spool, IsOk());
-    ASSERT_THAT(spool->Write("1-1", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk());
+    ASSERT_THAT(spool->Write("1-1", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), IsOk());
     const auto store = CheckpointStore::Open(folder.path());
     ASSERT_THAT(store, IsOk());
     DrawnSave save = MakeSave("ahead", 1, 1);

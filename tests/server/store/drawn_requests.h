@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/admission/training_request.h"
+#include "common/base/mesh.h"
 #include "common/base/split_mix.h"
 #include "gtest/gtest.h"
 #include "server/protocol/request_plan.h"
@@ -68,7 +69,7 @@ inline RequestPlan DrawnPlan(uint64_t seed, int num_groups) {
 
 // Expects what was read to be what was written, byte by byte.
 inline void ExpectSpooled(const SpooledRequest& spooled, const TrainingRequest& request, const RequestPlan& plan,
-                          uint32_t num_ranks) {
+                          const v1::Mesh& mesh) {
   const TrainingRequest& read = *spooled.request;
   EXPECT_EQ(read.kind, TrainingRequest::Kind::kUpdate);
   EXPECT_EQ(read.update.SerializeAsString(), request.update.SerializeAsString());
@@ -84,7 +85,7 @@ inline void ExpectSpooled(const SpooledRequest& spooled, const TrainingRequest& 
   EXPECT_EQ(spooled.plan.SerializeAsString(), plan.plan.SerializeAsString());
   EXPECT_EQ(spooled.repeats, plan.repeats);
   EXPECT_EQ(spooled.report.SerializeAsString(), plan.report.SerializeAsString());
-  EXPECT_EQ(spooled.num_ranks, num_ranks);
+  EXPECT_TRUE(SameMesh(spooled.mesh, mesh)) << spooled.mesh.ShortDebugString();
 }
 
 }  // namespace stemma::server

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/digest.h"
 #include "common/base/error.h"
+#include "common/base/mesh.h"
 #include "google/protobuf/stubs/logging.h"
 #include "server/store/spool.h"
 #include "stemma/internal/v1/worker.pb.h"
@@ -40,7 +41,7 @@ std::string MessageText(const google::protobuf::Message& message) {
 class SpoolDamageTest : public ::testing::Test {
  protected:
   SpoolDamageTest() : spool_(*Spool::Open(folder_.path())), path_(folder_ / "spool/a.req") {
-    const absl::StatusOr<internal::v1::SpoolFile> file = spool_.Write("a.req", request_, plan_, 2);
+    const absl::StatusOr<internal::v1::SpoolFile> file = spool_.Write("a.req", request_, plan_, MakeMesh({.dp = 2}));
     EXPECT_THAT(file, IsOk());
     row_ = *file;
     whole_ = BytesOf(path_);
@@ -119,7 +120,7 @@ TEST_F(SpoolDamageTest, AnExchangedFileIsRefused) {
   TrainingRequest other = request_;
   std::string& token = *other.groups[0].mutable_prompt_tokens();
   token[0] = static_cast<char>(token[0] ^ 1);
-  const absl::StatusOr<internal::v1::SpoolFile> row = spool_.Write("b.req", other, plan_, 2);
+  const absl::StatusOr<internal::v1::SpoolFile> row = spool_.Write("b.req", other, plan_, MakeMesh({.dp = 2}));
   ASSERT_THAT(row, IsOk());
   ASSERT_EQ(row->bytes(), row_.bytes());
   std::filesystem::rename(folder_ / "spool/b.req", path_);

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "common/base/error.h"
+#include "common/base/mesh.h"
 #include "tests/server/store/drawn_requests.h"
 #include "tests/server/store/store_files.h"
 #include "tests/testing/status_matchers.h"
@@ -31,14 +32,14 @@ TEST(SpoolTest, ARequestComesBackAsItWas) {
     const int num_groups = static_cast<int>(seed == 1 ? 0 : SplitMix64(seed).Next() % 40);
     const TrainingRequest request = DrawnRequest(seed, num_groups, seed % 2 == 0 ? 50 : 20000);
     const RequestPlan plan = DrawnPlan(seed, num_groups);
-    const absl::StatusOr<internal::v1::SpoolFile> file = spool.Write("a.req", request, plan, 3);
+    const absl::StatusOr<internal::v1::SpoolFile> file = spool.Write("a.req", request, plan, MakeMesh({.dp = 3}));
     ASSERT_THAT(file, IsOk());
     EXPECT_EQ(file->name(), "a.req");
     EXPECT_EQ(file->bytes(), std::filesystem::file_size(folder / "spool/a.req"));
     EXPECT_EQ(file->sha256().size(), 64u);
     const absl::StatusOr<SpooledRequest> spooled = Opened(folder.path()).Read(*file);
     ASSERT_THAT(spooled, IsOk());
-    ExpectSpooled(*spooled, request, plan, 3);
+    ExpectSpooled(*spooled, request, plan, MakeMesh({.dp = 3}));
   }
 }
 
@@ -51,12 +52,12 @@ TEST(SpoolTest, GroupsThatDoNotFitAChunkAreJoinedAgain) {
   for (int i = 0; i < 12; ++i) *request.groups[1].add_rollouts() = DrawnRollout(random, 2 << 20, i);
   request.groups[2].add_rollouts()->set_response_tokens(DrawnBytes(random, 5 << 20));
   request.groups[2].add_rollouts()->set_response_tokens("end");
-  const absl::StatusOr<internal::v1::SpoolFile> file = spool.Write("a", request, DrawnPlan(3, 4), 1);
+  const absl::StatusOr<internal::v1::SpoolFile> file = spool.Write("a", request, DrawnPlan(3, 4), MakeMesh({.dp = 1}));
   ASSERT_THAT(file, IsOk());
   EXPECT_GT(file->bytes(), 10u << 20);
   const absl::StatusOr<SpooledRequest> spooled = spool.Read(*file);
   ASSERT_THAT(spooled, IsOk());
-  ExpectSpooled(*spooled, request, DrawnPlan(3, 4), 1);
+  ExpectSpooled(*spooled, request, DrawnPlan(3, 4), MakeMesh({.dp = 1}));
 }
 
 TEST(SpoolTest, TheFolderIsTheUsersAlone) {
@@ -75,14 +76,15 @@ TEST(SpoolTest, ANameIsNeverAPath) {
        {std::string(), std::string("."), std::string(".."), std::string("../a"), std::string("a/b"), std::string("-a"),
         std::string(".a"), std::string("a\0b", 3), std::string("a b"), std::string("/a"), std::string(129, 'a'),
         std::string("\xc3\xa4")}) {
-    EXPECT_THAT(spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), Invalid("cannot name")) << name;
+    EXPECT_THAT(spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), Invalid("cannot name"))
+        << name;
     EXPECT_THAT(spool.Remove(name), Invalid("cannot name")) << name;
     file.set_name(name);
     EXPECT_THAT(spool.Read(file), Invalid("cannot name")) << name;
   }
   EXPECT_TRUE(FilesOf(folder / "spool").empty());
   for (const std::string& name : {std::string("a"), std::string("0a.b_c-D..req"), std::string(128, 'a')}) {
-    EXPECT_THAT(spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk()) << name;
+    EXPECT_THAT(spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), IsOk()) << name;
   }
 }
 
@@ -91,7 +93,7 @@ TEST(SpoolTest, AFullDiskLeavesNothing) {
   const Spool spool = Opened(folder.path());
   const TrainingRequest request = DrawnRequest(2, 200, 100000);
   const RequestPlan plan = DrawnPlan(2, 200);
-  const absl::StatusOr<internal::v1::SpoolFile> whole = spool.Write("whole", request, plan, 1);
+  const absl::StatusOr<internal::v1::SpoolFile> whole = spool.Write("whole", request, plan, MakeMesh({.dp = 1}));
   ASSERT_THAT(whole, IsOk());
   ASSERT_GT(whole->bytes(), 8u << 20);
   for (const uint64_t left : {uint64_t{0}, uint64_t{10}, uint64_t{3} << 20, whole->bytes() - 40, whole->bytes() - 33,
@@ -107,7 +109,7 @@ TEST(SpoolTest, AFullDiskLeavesNothing) {
     EXPECT_EQ(FilesOf(folder / "spool").size(), 1u) << left;
   }
   const FileSizeLimit limit(whole->bytes());
-  EXPECT_THAT(spool.Write("a", request, plan, 1), IsOk()) << "control: it fits exactly";
+  EXPECT_THAT(spool.Write("a", request, plan, MakeMesh({.dp = 1})), IsOk()) << "control: it fits exactly";
 }
 
 TEST(SpoolTest, AMessageAboveTheLimitIsAnErrorAndLeavesNothing) {
@@ -119,15 +121,15 @@ TEST(SpoolTest, AMessageAboveTheLimitIsAnErrorAndLeavesNothing) {
   EXPECT_THAT(std::string(plan.message()), HasSubstr("the limit is 2000"));
   TrainingRequest request = DrawnRequest(1, 1, 10);
   request.groups[0].add_rollouts()->set_response_tokens(std::string(3000, 'x'));
-  EXPECT_EQ(ErrorReason(small->Write("a", request, DrawnPlan(1, 1), 1).status()), "LIMIT_EXCEEDED");
+  EXPECT_EQ(ErrorReason(small->Write("a", request, DrawnPlan(1, 1), MakeMesh({.dp = 1})).status()), "LIMIT_EXCEEDED");
   EXPECT_TRUE(FilesOf(folder / "spool").empty());
-  EXPECT_THAT(Opened(folder.path()).Write("a", request, DrawnPlan(1, 1000), 1), IsOk()) << "control";
+  EXPECT_THAT(Opened(folder.path()).Write("a", request, DrawnPlan(1, 1000), MakeMesh({.dp = 1})), IsOk()) << "control";
 }
 
 TEST(SpoolTest, WhatAKilledWriterLeftIsRemovedAtTheNextStart) {
   const TempFolder folder;
   const Spool spool = Opened(folder.path());
-  ASSERT_THAT(spool.Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk());
+  ASSERT_THAT(spool.Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), IsOk());
   SetBytes(folder / "spool/.b.req.Xy12Za", "half");
   SetBytes(folder / "spool/.hidden", "someone's");
   SetBytes(folder / "spool/notes", "someone's");
@@ -141,7 +143,7 @@ TEST(SpoolTest, SweepRemovesRequestsThatNobodyKeepsAndNothingElse) {
   const TempFolder folder;
   const Spool spool = Opened(folder.path());
   for (const char* name : {"d", "a", "b", "c"}) {
-    ASSERT_THAT(spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk());
+    ASSERT_THAT(spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), IsOk());
   }
   SetBytes(folder / "spool/notes", "someone's, and longer than the magic of a spooled request");
   SetBytes(folder / "spool/short", "s");
@@ -159,7 +161,7 @@ TEST(SpoolTest, SweepRemovesRequestsThatNobodyKeepsAndNothingElse) {
 TEST(SpoolTest, RemoveMayBeRepeated) {
   const TempFolder folder;
   const Spool spool = Opened(folder.path());
-  ASSERT_THAT(spool.Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), 1), IsOk());
+  ASSERT_THAT(spool.Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), IsOk());
   EXPECT_THAT(spool.Remove("a"), IsOk());
   EXPECT_THAT(spool.Remove("a"), IsOk());
   EXPECT_TRUE(FilesOf(folder / "spool").empty());

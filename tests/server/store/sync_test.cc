@@ -1,5 +1,6 @@
 // What is durable was synced, in the right order; a sync that failed is an error, and is not tried again.
 #include "common/base/error.h"
+#include "common/base/mesh.h"
 #include "server/store/spool.h"
 #include "tests/server/store/drawn_requests.h"
 #include "tests/server/store/store_files.h"
@@ -122,7 +123,7 @@ TEST_F(SyncTest, ASpooledRequestIsSyncedBeforeItsFolder) {
   const absl::StatusOr<Spool> spool = Spool::Open(folder_.path());
   ASSERT_THAT(spool, IsOk());
   TakeSyncedFiles();
-  ASSERT_THAT(spool->Write("a", DrawnRequest(1, 3, 100), DrawnPlan(1, 3), 1), IsOk());
+  ASSERT_THAT(spool->Write("a", DrawnRequest(1, 3, 100), DrawnPlan(1, 3), MakeMesh({.dp = 1})), IsOk());
   EXPECT_THAT(TakeSyncedFiles(), ElementsAre(StartsWith(".a."), "spool"));
 }
 
@@ -130,7 +131,7 @@ TEST_F(SyncTest, ASpooledRequestThatIsNotDurableIsNotLeft) {
   const absl::StatusOr<Spool> spool = Spool::Open(folder_.path());
   ASSERT_THAT(spool, IsOk());
   FailSyncsOf("/spool", EIO);
-  EXPECT_FALSE(spool->Write("a", DrawnRequest(1, 3, 100), DrawnPlan(1, 3), 1).ok());
+  EXPECT_FALSE(spool->Write("a", DrawnRequest(1, 3, 100), DrawnPlan(1, 3), MakeMesh({.dp = 1})).ok());
   EXPECT_TRUE(FilesOf(folder_ / "spool").empty());
 }
 

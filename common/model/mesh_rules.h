@@ -1,0 +1,27 @@
+// Which meshes can hold a model: how its heads, FFN columns and vocabulary can be cut over ranks. Pure. Used by the
+// server before it starts, and by MakeModelShard().
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/model/model_config.h"
+#include "stemma/v1/run_config.pb.h"
+
+namespace stemma {
+
+// Returns every reason why so many tensor-parallel ranks cannot share the model's layers, each with the axis, the
+// model's number and what to do; none: they can. Attention heads and FFN columns are cut evenly. K/V heads are, too, or
+// each is held by the same number of ranks; of the vocabulary every rank has a token at least.
+std::vector<std::string> TensorParallelProblems(const ModelConfig& config, int64_t tp_size);
+
+// Returns, of the meshes that can hold the model and have no more ranks than this one, that of most ranks; of several
+// such that whose tp is nearest, or the smaller of two.
+v1::Mesh NearestMesh(const ModelConfig& config, const v1::Mesh& mesh);
+
+// Errors: InvalidArgument - the mesh cannot hold the model: every reason, and the nearest mesh that can.
+absl::Status CheckMesh(const ModelConfig& config, const v1::Mesh& mesh);
+
+}  // namespace stemma

@@ -1,0 +1,91 @@
+// What a mesh asks of a model: refused with every reason, and the nearest one that is allowed, against brute force.
+#include "common/model/mesh_rules.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <tuple>
+
+#include "common/base/mesh.h"
+#include "common/model/families.h"
+#include "common/model/model_shard.h"
+
+namespace stemma {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+ModelConfig DrawModel(std::mt19937& random) {
+  const auto draw = [&](int64_t low, int64_t high) { return low + static_cast<int64_t>(random() % (high - low + 1)); };
+  ModelConfig config;
+  config.SetFamily(*FindFamily("qwen3"));
+  config.num_kv_heads = draw(1, 8);
+  config.num_heads = config.num_kv_heads * draw(1, 4);
+  config.head_size = 8;
+  config.hidden_size = 16;
+  config.ffn_size = draw(1, 4) * (draw(0, 1) == 1 ? 24 : 7);
+  config.num_layers = 2;
+  config.vocab_size = draw(2, 40);
+  return config;
+}
+
+// Every rank has whole heads, as many FFN columns as the others, and a token.
+bool CanHold(const ModelConfig& c, int64_t tp) {
+  const bool heads = c.num_heads % tp == 0 && (c.num_kv_heads % tp == 0 || tp % c.num_kv_heads == 0);
+  return heads && c.ffn_size % tp == 0 && c.vocab_size >= tp;
+}
+
+class MeshRulesTest : public ::testing::TestWithParam<uint32_t> {};
+
+TEST_P(MeshRulesTest, ProblemsAreThereWhereARankHasNoShardAndTheNearestMeshIsTheBest) {
+  std::mt19937 random(GetParam());
+  const auto draw = [&](uint32_t most) { return 1 + static_cast<uint32_t>(random() % most); };
+  for (int i = 0; i < 20; ++i) {
+    const ModelConfig config = DrawModel(random);
+    const v1::Mesh mesh = MakeMesh({.dp = draw(5), .tp = draw(12)});
+    EXPECT_EQ(TensorParallelProblems(config, TpSize(mesh)).empty(), CanHold(config, TpSize(mesh)));
+    EXPECT_EQ(CheckMesh(config, mesh).ok(), CanHold(config, TpSize(mesh)));
+    auto best = std::tuple(int64_t{0}, int64_t{0}, int64_t{0});
+    for (int64_t tp = 1; tp <= NumRanks(mesh); ++tp) {
+      if (!CanHold(config, tp)) continue;
+      const auto found = std::tuple(NumRanks(mesh) / tp * tp, -std::abs(tp - int64_t{TpSize(mesh)}), -tp);
+      best = std::max(best, found);
+    }
+    const v1::Mesh nearest = NearestMesh(config, mesh);
+    EXPECT_EQ(int64_t{TpSize(nearest)}, -std::get<2>(best)) << MeshText(mesh);
+    EXPECT_EQ(NumRanks(nearest), std::get<0>(best)) << MeshText(mesh);
+    EXPECT_EQ(SameMesh(nearest, mesh), CanHold(config, TpSize(mesh)));
+    EXPECT_EQ(MakeModelShard(config, {.tp_rank = TpSize(mesh) - 1, .tp_size = TpSize(mesh)}).ok(),
+              CanHold(config, TpSize(mesh)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, MeshRulesTest, ::testing::Range(1u, 11u));
+
+TEST(MeshRulesErrorTest, EveryProblemIsSaidWithTheNearestMesh) {
+  ModelConfig config;
+  config.SetFamily(*FindFamily("llama"));
+  config.num_heads = 8;
+  config.num_kv_heads = 2;
+  config.head_size = 16;
+  config.hidden_size = 64;
+  config.ffn_size = 100;
+  config.num_layers = 3;
+  config.vocab_size = 4;
+  const std::string text(CheckMesh(config, MakeMesh({.dp = 2, .tp = 7})).message());
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("mesh dp=2,tp=7"), HasSubstr("8 attention heads"), HasSubstr("100 FFN columns"),
+                    HasSubstr("2 K/V heads"), HasSubstr("4 tokens"), HasSubstr("nearest"), HasSubstr("dp=7,tp=2")));
+  EXPECT_THAT(std::string(CheckMesh(config, MakeMesh({.dp = 4096, .tp = 4})).message()),
+              AllOf(HasSubstr("16384 ranks is larger than 4096"), HasSubstr("dp=1024,tp=4")));
+  EXPECT_TRUE(CheckMesh(config, MakeMesh({.dp = 2, .tp = 4})).ok()) << "two ranks hold each K/V head";
+}
+
+}  // namespace
+}  // namespace stemma
