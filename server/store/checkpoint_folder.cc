@@ -47,17 +47,17 @@ class FileCheck {
     // asks the device. It is advice: the kernel keeps pages that are in use, and the device has a cache too.
     posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
     posix_fadvise(file.fd(), 0, 0, POSIX_FADV_SEQUENTIAL);
-    auto piece = contents.pieces.begin();
-    uint64_t piece_end = piece == contents.pieces.end() ? 0 : piece->bytes;
+    PieceOrder order(contents.ranges);
+    FilePiece piece;  // that holds the bytes at `offset`, once it has been taken
     for (uint64_t offset = 0; offset < contents.bytes;) {
       const uint64_t bytes = std::min<uint64_t>(kReadBytes, contents.bytes - offset);
       if (const absl::Status read = file.ReadAt(offset, buffer.data(), bytes); !read.ok()) {
         return CorruptCheckpoint(path_, absl::StrCat(name, ": ", std::string(read.message())));
       }
       for (std::string_view rest(buffer.data(), bytes); !rest.empty();) {
-        if (offset == piece_end) piece_end += (++piece)->bytes;
-        const uint64_t taken = std::min<uint64_t>(rest.size(), piece_end - offset);
-        digests_[piece->part].Update(rest.substr(0, taken));
+        if (offset == piece.begin + piece.bytes) piece = order.Take();
+        const uint64_t taken = std::min<uint64_t>(rest.size(), piece.begin + piece.bytes - offset);
+        digests_[piece.part].Update(rest.substr(0, taken));
         rest.remove_prefix(taken);
         offset += taken;
       }
@@ -81,8 +81,7 @@ class FileCheck {
 
   static std::string ExtentOf(const internal::v1::CheckpointPart& part) {
     if (part.ranges().empty()) return "";
-    const internal::v1::ByteRange& last = *part.ranges().rbegin();
-    return absl::StrCat(" between bytes ", part.ranges(0).begin(), " and ", last.begin() + last.bytes());
+    return absl::StrCat(" between bytes ", part.ranges(0).begin(), " and ", RunsOf(*part.ranges().rbegin()).end());
   }
 
   const std::string& path_;

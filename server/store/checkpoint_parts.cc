@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <set>
-#include <tuple>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -30,28 +29,40 @@ absl::Status Wrong(const CheckpointPart& part, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(part.file(), ": the part of rank ", part.rank(), " ", what));
 }
 
+// Checks that the range has bytes, of which none is there twice, and that a file can hold them.
+absl::Status CheckRange(const CheckpointPart& part, const ByteRange& range) {
+  const std::string text = absl::StrCat("a range of ", range.runs() == 0 ? "" : absl::StrCat(range.runs(), " x "),
+                                        range.bytes(), " bytes at byte ", range.begin());
+  if (range.bytes() == 0) return Wrong(part, absl::StrCat("has ", text, ", which is empty"));
+  const uint64_t runs_after = range.runs() == 0 ? 0 : range.runs() - 1;
+  if (range.runs() == 1 || (range.runs() == 0 ? range.stride() != 0 : range.stride() <= range.bytes())) {
+    return Wrong(part, absl::StrCat("has ", text, ", ", range.stride(), " apart, which are no runs"));
+  }
+  const bool fits = range.begin() <= kFileBytesMax && range.bytes() <= kFileBytesMax - range.begin() &&
+                    (runs_after == 0 || range.stride() <= (kFileBytesMax - range.begin() - range.bytes()) / runs_after);
+  return fits ? absl::OkStatus() : Wrong(part, absl::StrCat("has ", text, ", which no file can hold"));
+}
+
 absl::Status CheckPart(const CheckpointPart& part) {
   RETURN_IF_ERROR(CheckPartName(part.file()));
   if (!IsDigest(part.sha256())) return Wrong(part, "has a digest that is not 64 hexadecimal digits");
-  uint64_t begin_min = 0;
+  const ByteRange* before = nullptr;
   for (const ByteRange& range : part.ranges()) {
-    const std::string text = absl::StrCat("a range of ", range.bytes(), " bytes at byte ", range.begin());
-    if (range.bytes() == 0) return Wrong(part, absl::StrCat("has ", text, ", which is empty"));
-    if (range.begin() > kFileBytesMax || range.bytes() > kFileBytesMax - range.begin()) {
-      return Wrong(part, absl::StrCat("has ", text, ", which no file can hold"));
+    RETURN_IF_ERROR(CheckRange(part, range));
+    // Two ranges without runs that touch are one.
+    const uint64_t apart = before != nullptr && before->runs() == 0 && range.runs() == 0 ? 1 : 0;
+    if (before != nullptr && range.begin() < RunsOf(*before).end() + apart) {
+      return Wrong(part, absl::StrCat("has a range at byte ", range.begin(), ", which touches the one before"));
     }
-    if (range.begin() < begin_min) return Wrong(part, absl::StrCat("has ", text, ", which touches the one before"));
-    begin_min = range.begin() + range.bytes() + 1;
+    before = &range;
   }
   return absl::OkStatus();
 }
 
-// Orders the pieces and checks that each begins where the one before ends.
+// Checks that each piece begins where the one before ends.
 absl::Status Join(const std::string& name, const CheckpointParts& parts, FileOfParts& file) {
-  std::sort(file.pieces.begin(), file.pieces.end(), [](const FilePiece& a, const FilePiece& b) {
-    return std::tie(a.begin, a.bytes, a.part) < std::tie(b.begin, b.bytes, b.part);
-  });
-  for (const FilePiece& piece : file.pieces) {
+  for (PieceOrder order(file.ranges); !order.done();) {
+    const FilePiece piece = order.Take();
     if (piece.begin != file.bytes) {
       return absl::InvalidArgumentError(
           absl::StrCat(name, ": the part of rank ", parts[piece.part].rank(), " has bytes from ", piece.begin,
@@ -76,13 +87,39 @@ absl::Status CheckPartName(std::string_view file) {
   return CheckFileName(name);
 }
 
+ByteRuns RunsOf(const ByteRange& range) {
+  return {.begin = range.begin(),
+          .length = range.bytes(),
+          .runs = std::max<uint64_t>(range.runs(), 1),
+          .stride = range.stride()};
+}
+
+PieceOrder::PieceOrder(const std::vector<PartRuns>& ranges) : ranges_(ranges) {
+  for (size_t i = 0; i < ranges.size(); ++i) next_.emplace(ranges[i].runs.begin, 0, i);
+}
+
+FilePiece PieceOrder::Take() {
+  const auto [begin, run, index] = next_.top();
+  next_.pop();
+  const PartRuns& range = ranges_[index];
+  if (run + 1 < range.runs.runs) next_.emplace(begin + range.runs.stride, run + 1, index);
+  return {begin, range.runs.length, range.part};
+}
+
 absl::StatusOr<FilesOfParts> ArrangeParts(const CheckpointParts& parts) {
   FilesOfParts files;
+  uint64_t pieces = 0;
   for (int i = 0; i < parts.size(); ++i) {
     RETURN_IF_ERROR(CheckPart(parts[i]));
     FileOfParts& file = files[parts[i].file()];
     file.parts.push_back(i);
-    for (const ByteRange& range : parts[i].ranges()) file.pieces.push_back({range.begin(), range.bytes(), i});
+    for (const ByteRange& range : parts[i].ranges()) {
+      const PartRuns& added = file.ranges.emplace_back(PartRuns{RunsOf(range), i});
+      if (added.runs.runs > kPiecesMax - pieces) {
+        return Wrong(parts[i], absl::StrCat("makes more than the ", kPiecesMax, " pieces that a checkpoint may have"));
+      }
+      pieces += added.runs.runs;
+    }
   }
   for (auto& [name, file] : files) RETURN_IF_ERROR(Join(name, parts, file));
   return files;

@@ -2,14 +2,19 @@
 // byte of every file once. Pure; any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <queue>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/byte_runs.h"
 #include "google/protobuf/repeated_field.h"
 #include "stemma/internal/v1/checkpoint.pb.h"
 
@@ -21,16 +26,41 @@ inline constexpr std::string_view kOptimFolder = "optim";
 
 using CheckpointParts = google::protobuf::RepeatedPtrField<internal::v1::CheckpointPart>;
 
-struct FilePiece {
-  uint64_t begin = 0, bytes = 0;
+// Limits how many pieces a checkpoint has: a manifest says in a few bytes that there are very many.
+inline constexpr uint64_t kPiecesMax = uint64_t{1} << 27;
+
+// What a part says in one of its ranges.
+struct PartRuns {
+  ByteRuns runs;
   int part = 0;  // index among all parts
 };
 
-// A file as its parts say it is: the pieces ascend from byte 0 to its end, without hole or overlap.
+// A file as its parts say it is: together they have every byte from 0 to its end once.
 struct FileOfParts {
   uint64_t bytes = 0;
-  std::vector<FilePiece> pieces;  // none when the file is empty
-  std::vector<int> parts;         // ascending, those without a byte too
+  std::vector<PartRuns> ranges;  // none when the file is empty
+  std::vector<int> parts;        // ascending, those without a byte too
+};
+
+struct FilePiece {
+  uint64_t begin = 0, bytes = 0;
+  int part = 0;
+};
+
+// Gives the pieces of a file in the order of their bytes, each run of a range as one. Holds a word for each range, not
+// for each run. The ranges outlive it.
+class PieceOrder {
+ public:
+  explicit PieceOrder(const std::vector<PartRuns>& ranges);
+
+  bool done() const { return next_.empty(); }
+  FilePiece Take();  // REQUIRES: !done()
+
+ private:
+  using Next = std::tuple<uint64_t, uint64_t, size_t>;  // begin and number of a run, index of its range
+
+  const std::vector<PartRuns>& ranges_;
+  std::priority_queue<Next, std::vector<Next>, std::greater<>> next_;  // the run that comes first on top
 };
 
 using FilesOfParts = std::map<std::string, FileOfParts>;  // by name: NAME or optim/NAME
@@ -39,8 +69,11 @@ using FilesOfParts = std::map<std::string, FileOfParts>;  // by name: NAME or op
 // InvalidArgument, with the name and the rule.
 absl::Status CheckPartName(std::string_view file);
 
-// Errors: InvalidArgument - a name, a digest that is none, a range that is empty or out of order, a hole, an overlap,
-// ranges whose end no 63 bits hold; names the file and the ranks.
+// Returns a range of a part that ArrangeParts took.
+ByteRuns RunsOf(const internal::v1::ByteRange& range);
+
+// Errors: InvalidArgument - a name, a digest that is none, a range that is empty or out of order, runs that overlap, a
+// hole, an overlap, ranges whose end no 63 bits hold, more than kPiecesMax pieces; names the file and the ranks.
 absl::StatusOr<FilesOfParts> ArrangeParts(const CheckpointParts& parts);
 
 // Compares with the files that there are, by name. Errors: InvalidArgument - a file is missing, has another size, or is

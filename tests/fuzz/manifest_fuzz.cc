@@ -23,6 +23,13 @@ std::vector<std::string> Seeds() {
     part.add_ranges()->set_bytes(16);
     part.mutable_ranges(0)->set_begin(16 * rank);
   }
+  for (uint32_t rank = 0; rank < 2; ++rank) {  // columns of a matrix
+    internal::v1::ByteRange& columns = *manifest.mutable_parts(static_cast<int>(rank))->add_ranges();
+    columns.set_begin(32 + 4 * rank);
+    columns.set_bytes(4);
+    columns.set_runs(3);
+    columns.set_stride(8);
+  }
   const std::string short_one = R"({"version":2,"name":"a","parts":[{"file":"config.json"}],"seal":")";
   return {server::EncodeManifest(manifest).value(), short_one + std::string(64, '0') + "\"}"};
 }
@@ -44,7 +51,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const auto& [name, file] : *files) {
     CHECK(server::CheckPartName(name).ok()) << name;
     uint64_t end = 0;
-    for (const server::FilePiece& piece : file.pieces) {
+    for (server::PieceOrder order(file.ranges); !order.done();) {
+      const server::FilePiece piece = order.Take();
       CHECK_EQ(piece.begin, end) << name;
       end += piece.bytes;
     }

@@ -59,6 +59,33 @@ inline void AddPart(DrawnSave& save, const std::string& file, uint32_t rank,
   part.set_sha256(DigestOfBytes(bytes));
 }
 
+// Adds a part of a matrix that lies in the file row by row: some of its columns, after what precedes it where `front`.
+inline void AddColumns(DrawnSave& save, const std::string& file, uint32_t rank, bool front,
+                       const internal::v1::ByteRange& columns) {
+  internal::v1::CheckpointPart& part = *save.manifest.add_parts();
+  part.set_file(file);
+  part.set_rank(rank);
+  std::string bytes;
+  if (front) {
+    part.add_ranges()->set_bytes(columns.begin());
+    bytes = save.contents[file].substr(0, columns.begin());
+  }
+  *part.add_ranges() = columns;
+  for (uint64_t run = 0; run < columns.runs(); ++run) {
+    bytes += save.contents[file].substr(columns.begin() + run * columns.stride(), columns.bytes());
+  }
+  part.set_sha256(DigestOfBytes(bytes));
+}
+
+inline internal::v1::ByteRange Columns(uint64_t begin, uint64_t bytes, uint64_t runs, uint64_t stride) {
+  internal::v1::ByteRange columns;
+  columns.set_begin(begin);
+  columns.set_bytes(bytes);
+  columns.set_runs(runs);
+  columns.set_stride(stride);
+  return columns;
+}
+
 // Two ranks wrote the weights in turns, each its own moments, rank 0 an empty file too.
 inline DrawnSave MakeSave(const std::string& name, uint64_t seed, uint64_t step, uint64_t weight_bytes = 10000) {
   DrawnSave save;

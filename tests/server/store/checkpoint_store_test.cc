@@ -11,6 +11,7 @@
 #include "common/base/error.h"
 #include "common/base/message_sizes.h"
 #include "server/store/checkpoint_manifest.h"
+#include "server/store/checkpoint_parts.h"
 #include "tests/server/store/checkpoint_files.h"
 #include "tests/testing/status_matchers.h"
 
@@ -282,6 +283,61 @@ TEST_F(CheckpointStoreTest, RangesThatTouchAreRefused) {
     range.set_bytes(2000);
   }
   ExpectRefused(save, WriteSave(store_, folder_.path(), save), "CORRUPT_CHECKPOINT", "touches the one before");
+}
+
+// A matrix of 500,000 rows, each of them of three ranks, behind 40 bytes of rank 2: longer than what is read at a time.
+DrawnSave SaveOfColumns() {
+  DrawnSave save = MakeSave("a", 1, 1);
+  constexpr uint64_t kRows = 500'000;
+  save.contents["columns"] = DrawnContent(9, 40 + kRows * 10);
+  AddColumns(save, "columns", 2, /*front=*/true, Columns(40, 3, kRows, 10));
+  AddColumns(save, "columns", 1, /*front=*/false, Columns(43, 5, kRows, 10));
+  AddColumns(save, "columns", 0, /*front=*/false, Columns(48, 2, kRows, 10));
+  return save;
+}
+
+TEST_F(CheckpointStoreTest, ColumnsOfAMatrixAreOneRange) {
+  const DrawnSave save = SaveOfColumns();
+  ASSERT_THAT(CommitSave(store_, folder_.path(), save, ""), IsOk());
+  ASSERT_THAT(store_.Verify("a", "").status(), IsOk());
+  EXPECT_LT(BytesOf(Path("a/manifest.json")).size(), 4000u) << "whatever rows it has";
+  std::string damaged = save.contents.at("columns");
+  damaged[40 + 499'999 * 10 + 4] ^= 1;
+  SetBytes(Path("a/columns"), damaged);
+  const absl::Status status = store_.Verify("a", "").status();
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("what rank 1 wrote between bytes 43 and 5000038"));
+}
+
+TEST_F(CheckpointStoreTest, ColumnsThatAreNotEveryByteOnceAreRefused) {
+  using Change = void (*)(internal::v1::ByteRange&);
+  const std::vector<std::pair<std::string, Change>> cases = {
+      {"nobody wrote", [](auto& r) { r.set_begin(r.begin() + 1); }},
+      {"written twice", [](auto& r) { r.set_begin(r.begin() - 1); }},
+      {"written twice", [](auto& r) { r.set_bytes(r.bytes() + 1); }},
+      {"nobody wrote", [](auto& r) { r.set_bytes(r.bytes() - 1); }},
+      {"nobody wrote", [](auto& r) { r.set_runs(r.runs() - 1); }},
+      {"those before end at", [](auto& r) { r.set_stride(r.stride() + 1); }},
+      {"which are no runs", [](auto& r) { r.set_runs(1); }},
+      {"which are no runs", [](auto& r) { r.set_runs(0); }},
+      {"which are no runs", [](auto& r) { r.set_stride(0); }},
+      {"which are no runs", [](auto& r) { r.set_bytes(r.stride()); }},
+      {"which is empty", [](auto& r) { r.set_bytes(0); }},
+      {"no file can hold", [](auto& r) { r.set_stride(uint64_t{1} << 62); }},
+      {"no file can hold", [](auto& r) { r.set_runs(~uint64_t{0}); }},
+      {"more than the 134217728 pieces", [](auto& r) { r.set_runs(kPiecesMax - 10); }},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE("case " + std::to_string(i));
+    DrawnSave save = SaveOfColumns();
+    const std::string temporary = WriteSave(store_, folder_.path(), save);
+    auto& parts = *save.manifest.mutable_parts();
+    cases[i].second(*parts[parts.size() - 2].mutable_ranges(0));
+    ExpectRefused(save, temporary, "CORRUPT_CHECKPOINT", cases[i].first);
+  }
+  DrawnSave save = SaveOfColumns();
+  const std::string temporary = WriteSave(store_, folder_.path(), save);
+  save.manifest.mutable_parts(save.manifest.parts_size() - 3)->mutable_ranges(1)->set_begin(39);
+  ExpectRefused(save, temporary, "CORRUPT_CHECKPOINT", "touches the one before");
 }
 
 TEST_F(CheckpointStoreTest, AClientStateThatIsTooLongOrThereAlreadyIsRefused) {
