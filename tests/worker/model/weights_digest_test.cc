@@ -9,10 +9,12 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/testing/synthetic.h"
+#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::worker {
 namespace {
@@ -74,6 +76,42 @@ TEST(WeightsDigestTest, PlaceNameShapeAndDtypeCount) {
   EXPECT_NE(WeightsDigest(reshaped), digest);
   EXPECT_NE(WeightsDigest(SomeWeights(at::kDouble)), digest);
   EXPECT_NE(WeightsDigest(SomeWeights(at::kFloat, /*layers=*/1)), digest);
+}
+
+// Digests of the ranks of one copy, each with its own weights, as all of them tell.
+std::vector<std::string> DigestsOf(const std::vector<Weights>& weights) {
+  auto ranks = MakeThreadRanks(static_cast<int>(weights.size()), absl::Minutes(2), "tp");
+  std::vector<std::string> digests(weights.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < weights.size(); ++rank) {
+    threads.emplace_back([&, rank] { digests[rank] = MeshDigest(weights[rank], *ranks[rank]).value(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return digests;
+}
+
+TEST(MeshDigestTest, AllRanksTellOneDigestOfAllParts) {
+  const auto parts = [](int first, int second) {
+    std::vector<Weights> weights;
+    for (const int seed : {first, second, 3}) {
+      weights.push_back(SomeWeights());
+      weights.back().parameters[0].weight.fill_(seed);
+    }
+    return weights;
+  };
+  const std::vector<std::string> digests = DigestsOf(parts(1, 2));
+  EXPECT_EQ(std::set<std::string>(digests.begin(), digests.end()).size(), 1u);
+  EXPECT_EQ(digests[0].size(), 64u);
+  EXPECT_EQ(DigestsOf(parts(1, 2))[0], digests[0]);
+  EXPECT_NE(DigestsOf(parts(2, 1))[0], digests[0]) << "parts that changed their ranks";
+  EXPECT_NE(DigestsOf(parts(1, 1))[0], digests[0]);
+  EXPECT_NE(DigestsOf(parts(1, 4))[2], digests[0]) << "a part of another rank";
+}
+
+TEST(MeshDigestTest, WithOneRankItIsItsOwn) {
+  std::vector<Weights> weights;
+  weights.push_back(SomeWeights());
+  EXPECT_EQ(DigestsOf(weights)[0], WeightsDigest(weights[0]));
 }
 
 // Bytes of every length around a block, each position.
