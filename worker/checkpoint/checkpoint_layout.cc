@@ -1,8 +1,5 @@
 #include "worker/checkpoint/checkpoint_layout.h"
 
-#include <glog/logging.h>
-
-#include <algorithm>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -18,8 +15,6 @@ namespace {
 using safetensors::TensorEntry;
 
 const char* MomentName(StateKind kind) { return kind == StateKind::kExpAvg ? "exp_avg-" : "exp_avg_sq-"; }
-
-int64_t Columns(const TensorEntry& tensor) { return tensor.shape.size() > 1 ? tensor.shape[1] : 1; }
 
 }  // namespace
 
@@ -59,19 +54,6 @@ std::string CheckpointIndex(const std::vector<StateFile>& files) {
   return MakeIndex(file_of_tensor, bytes);
 }
 
-std::optional<OwnedPart> OwnedPartOf(const HfTensor& tensor, const Weights& weights, int64_t columns,
-                                     const ParameterRanges& owned) {
-  CHECK(tensor.box.column_begin == 0 && tensor.box.column_end == columns) << tensor.name << ": is cut by columns";
-  CHECK_EQ(weights.at(tensor.parameter).weight.numel(), weights.at(tensor.parameter).weight.size(0) * columns);
-  const auto range = std::lower_bound(owned.begin(), owned.end(), tensor.parameter,
-                                      [](const ParameterRange& r, int parameter) { return r.parameter < parameter; });
-  if (range == owned.end() || range->parameter != tensor.parameter) return std::nullopt;
-  const int64_t tensor_first = tensor.row_begin * columns;
-  const int64_t begin = std::max(tensor_first, range->begin), end = std::min(tensor.row_end * columns, range->end());
-  if (begin >= end) return std::nullopt;
-  return OwnedPart{tensor.box.row_begin * columns + begin - tensor_first, begin, end - begin};
-}
-
 std::vector<FileShare> MakeShares(const std::vector<StateFile>& files, const Weights& weights,
                                   const ParameterRanges& owned, bool first) {
   std::unordered_map<std::string, const HfTensor*> held;
@@ -85,22 +67,20 @@ std::vector<FileShare> MakeShares(const std::vector<StateFile>& files, const Wei
     for (const TensorEntry& entry : file.tensors) {
       const auto it = held.find(entry.name);
       if (it == held.end()) continue;
-      const std::optional<OwnedPart> part = OwnedPartOf(*it->second, weights, Columns(entry), owned);
-      if (!part.has_value()) continue;
-      const int64_t element_bytes = safetensors::DtypeBytes(entry.dtype);
-      share.pieces.push_back({entry.begin + static_cast<uint64_t>(part->tensor_begin * element_bytes),
-                              it->second->parameter, part->begin, part->count, bytes_before});
-      bytes_before += part->count * element_bytes;
+      for (FilePiece& piece : FilePieces(*it->second, entry, owned)) {
+        share.pieces.push_back({std::move(piece), bytes_before});
+        bytes_before += static_cast<int64_t>(share.pieces.back().bytes.bytes());
+      }
     }
     if (!share.front.empty() || !share.pieces.empty()) shares.push_back(std::move(share));
   }
   return shares;
 }
 
-int64_t PieceBytes(const std::vector<FileShare>& shares, int64_t element_bytes) {
+int64_t PieceBytes(const std::vector<FileShare>& shares) {
   int64_t bytes = 0;
   for (const FileShare& share : shares) {
-    for (const StatePiece& piece : share.pieces) bytes += piece.count * element_bytes;
+    for (const StatePiece& piece : share.pieces) bytes += static_cast<int64_t>(piece.bytes.bytes());
   }
   return bytes;
 }

@@ -10,12 +10,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/model/model_directory.h"
 #include "common/model/safetensors.h"
+#include "worker/model/file_pieces.h"
 #include "worker/model/weights.h"
 #include "worker/optim/ranges.h"
 
@@ -45,20 +45,8 @@ std::vector<StateFile> StateFiles(const ModelDirectory& source, safetensors::Dty
 // Returns the content of the index that goes with the files.
 std::string CheckpointIndex(const std::vector<StateFile>& files);
 
-// The elements of a Hugging Face tensor that a range of its parameter holds.
-struct OwnedPart {
-  int64_t tensor_begin = 0;      // of the whole tensor, row by row
-  int64_t begin = 0, count = 0;  // of the parameter
-};
-// `owned`: at most one range of a parameter, as OptimizerShards::owned. Returns nullopt where it holds nothing of the
-// tensor. CHECKs that the tensor is cut by rows, if at all.
-std::optional<OwnedPart> OwnedPartOf(const HfTensor& tensor, const Weights& weights, int64_t columns,
-                                     const ParameterRanges& owned);
-
-// Elements [begin, begin + count) of a parameter's state, from byte `offset` of a file on.
-struct StatePiece {
-  uint64_t offset = 0;
-  int64_t parameter = 0, begin = 0, count = 0;
+// What a rank writes of one tensor's state.
+struct StatePiece : FilePiece {
   int64_t bytes_before = 0;  // in all pieces that this rank writes before this one
 };
 
@@ -67,14 +55,15 @@ struct FileShare {
   std::string name;
   StateKind kind = StateKind::kMaster;
   std::string front;               // the file's first bytes: its header; empty: another rank's
-  std::vector<StatePiece> pieces;  // ascending, none overlaps another
+  std::vector<StatePiece> pieces;  // ascending: each begins at or behind the end of the one before
 };
 
-// Returns the shares that hold something. `first`: whether this rank writes the headers.
+// Returns the shares that hold something. `owned`: of this rank's parameters, as OptimizerShards::owned; a box that
+// several ranks hold is in the shares of the one that counts it. `first`: whether this rank writes the headers.
 std::vector<FileShare> MakeShares(const std::vector<StateFile>& files, const Weights& weights,
                                   const ParameterRanges& owned, bool first);
 
 // Returns the bytes of all pieces, without the fronts.
-int64_t PieceBytes(const std::vector<FileShare>& shares, int64_t element_bytes);
+int64_t PieceBytes(const std::vector<FileShare>& shares);
 
 }  // namespace stemma::worker

@@ -4,8 +4,8 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,10 +14,11 @@
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_directory.h"
+#include "common/model/model_tensors.h"
 #include "worker/checkpoint/checkpoint_layout.h"
 #include "worker/checkpoint/config_difference.h"
+#include "worker/model/file_pieces.h"
 #include "worker/model/tensor_reader.h"
-#include "worker/model/weights_digest.h"
 #include "worker/optim/shards.h"
 
 namespace stemma::worker {
@@ -67,6 +68,7 @@ class MomentsLoader {
   MomentsLoader(const ModelDirectory& directory, Weights& weights, const ParameterRanges& owned)
       : directory_(directory), weights_(weights), owned_(owned) {
     for (const HfTensor& tensor : weights.hf_tensors) held_[tensor.name] = &tensor;
+    for (const TensorSpec& spec : ModelTensors(directory.config)) used_.insert(spec.name);
   }
 
   absl::Status Load() {
@@ -81,7 +83,7 @@ class MomentsLoader {
   absl::Status LoadFile(StateKind kind, const WeightFile& weight_file) {
     std::unordered_map<std::string, const TensorEntry*> wanted;
     for (const TensorEntry& entry : weight_file.header.tensors) {
-      if (held_.contains(entry.name)) wanted[entry.name] = &entry;
+      if (used_.contains(entry.name)) wanted[entry.name] = &entry;
     }
     if (wanted.empty()) return absl::OkStatus();
     const std::string path = absl::StrCat(directory_.path, "/", StateFileName(kind, weight_file.file_name));
@@ -94,7 +96,9 @@ class MomentsLoader {
         return TensorError(tensor, absl::StrCat("does not belong to ", weight_file.file_name));
       }
       RETURN_IF_ERROR(CheckEntry(tensor, *it->second));
-      RETURN_IF_ERROR(LoadTensor(kind, tensor, *held_.at(entry.name)));
+      if (const auto held = held_.find(entry.name); held != held_.end()) {
+        RETURN_IF_ERROR(LoadTensor(kind, tensor, *held->second));
+      }
       wanted.erase(it);
     }
     if (wanted.empty()) return absl::OkStatus();
@@ -121,41 +125,44 @@ class MomentsLoader {
   }
 
   absl::Status LoadTensor(StateKind kind, const FileTensor& tensor, const HfTensor& place) {
-    const std::optional<OwnedPart> part = OwnedPartOf(place, weights_, tensor.columns(), owned_);
-    if (!part.has_value()) return absl::OkStatus();
-    const ReadRange range = {
-        .begin = part->tensor_begin, .count = part->count, .held = weights_.accumulate_dtype, .advice = kAdvice};
     Parameter& p = weights_.at(place.parameter);
     const at::Tensor& state = kind == StateKind::kExpAvg ? p.exp_avg : p.exp_avg_sq;
-    return ReadTensor(tensor, range, [&](int64_t first, const at::Tensor& values) {
-      p.StateElements(state, part->begin + first - part->tensor_begin, values.numel()).copy_(values);
-    });
+    const auto store = [&](int64_t first, const at::Tensor& values) {
+      p.StateElements(state, first, values.numel()).copy_(values);
+    };
+    for (const FilePiece& piece : FilePieces(place, tensor.entry, owned_)) {
+      RETURN_IF_ERROR(ReadTensor(tensor, piece, {.held = weights_.accumulate_dtype, .advice = kAdvice}, store));
+    }
+    return absl::OkStatus();
   }
 
   const ModelDirectory& directory_;
   Weights& weights_;
   const ParameterRanges& owned_;
-  std::unordered_map<std::string, const HfTensor*> held_;
+  std::unordered_map<std::string, const HfTensor*> held_;  // by this rank
+  std::unordered_set<std::string> used_;                   // by the model
   bool told_of_conversion_ = false;
 };
 
 }  // namespace
 
-absl::StatusOr<Weights> LoadCheckpoint(const std::string& folder, const ModelConfig& config, at::ScalarType run_dtype,
+absl::StatusOr<Weights> LoadCheckpoint(const std::string& folder, const ModelShard& shard, at::ScalarType run_dtype,
                                        at::Device device, const StateOptions& states) {
-  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenCheckpoint(folder, config));
-  ASSIGN_OR_RETURN(Weights weights, LoadWeights(directory, WholeModel(config), run_dtype, device, states));
+  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenCheckpoint(folder, shard.config));
+  ASSIGN_OR_RETURN(Weights weights, LoadWeights(directory, shard, run_dtype, device, states));
   const OptimizerShards shards(ElementsOf(weights.parameters), states.ranks);
   RETURN_IF_ERROR(MomentsLoader(directory, weights, shards.owned(states.rank)).Load());
   return weights;
 }
 
-absl::StatusOr<Weights> LoadCheckpointWeights(const std::string& folder, const ModelConfig& config,
-                                              at::ScalarType run_dtype, at::Device device,
-                                              const std::string& weights_digest) {
-  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenCheckpoint(folder, config));
-  ASSIGN_OR_RETURN(Weights weights, LoadFrozenWeights(directory, WholeModel(config), run_dtype, device));
-  if (weights_digest.empty() || WeightsDigest(weights) == weights_digest) return weights;
+absl::StatusOr<Weights> LoadCheckpointWeights(const std::string& folder, const ModelShard& shard,
+                                              at::ScalarType run_dtype, at::Device device) {
+  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenCheckpoint(folder, shard.config));
+  return LoadFrozenWeights(directory, shard, run_dtype, device);
+}
+
+absl::Status CheckWeightsDigest(const std::string& folder, const std::string& found, const std::string& saved) {
+  if (saved.empty() || found == saved) return absl::OkStatus();
   return MakeError(Reason::kCorruptCheckpoint,
                    absl::StrCat(folder,
                                 ": its weights are not those that were saved: `stemma checkpoint verify` says "

@@ -7,27 +7,29 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/model/model_config.h"
+#include "common/model/model_shard.h"
 #include "worker/model/weights.h"
 #include "worker/model/weights_io.h"
 
 namespace stemma::worker {
 
-// `config`: of the run's model, which the checkpoint's must equal in everything but the dtype of its files. Reads all
-// masters, which are the weights of every rank, and of the moments the bytes that `states` says this rank owns. Numbers
-// in F32 or F64 that the run holds in the other one are converted, which a line of the log says. Errors name the file,
-// the tensor and the element: InvalidArgument - a link, another config (names the first field), a tensor that is
-// missing, does not belong, has another shape or dtype, or holds a number that is not finite; NotFound - no such folder
-// or file; those of LoadWeights.
-absl::StatusOr<Weights> LoadCheckpoint(const std::string& folder, const ModelConfig& config, at::ScalarType run_dtype,
+// `shard`: what this rank holds of the run's model, which the checkpoint's must equal in everything but the dtype of
+// its files. Reads the masters of all that it holds, which are its weights, and of the moments the bytes that `states`
+// says it owns, whatever ranks wrote them. Numbers in F32 or F64 that the run holds in the other one are converted,
+// which a line of the log says. Errors name the file, the tensor and the element: InvalidArgument - a link, another
+// config (names the first field), a tensor that is missing, does not belong, has another shape or dtype, or holds a
+// number that is not finite; NotFound - no such folder or file; those of LoadWeights.
+absl::StatusOr<Weights> LoadCheckpoint(const std::string& folder, const ModelShard& shard, at::ScalarType run_dtype,
                                        at::Device device, const StateOptions& states);
 
-// Loads its weights alone, without gradients, masters and moments. `weights_digest`: that they must have
-// (worker/model/weights_digest.h); empty: any. Errors: as of LoadCheckpoint; CORRUPT_CHECKPOINT - the weights have
-// another digest.
-absl::StatusOr<Weights> LoadCheckpointWeights(const std::string& folder, const ModelConfig& config,
-                                              at::ScalarType run_dtype, at::Device device,
-                                              const std::string& weights_digest);
+// Loads its weights alone, without gradients, masters and moments. Errors: as of LoadCheckpoint.
+absl::StatusOr<Weights> LoadCheckpointWeights(const std::string& folder, const ModelShard& shard,
+                                              at::ScalarType run_dtype, at::Device device);
+
+// Returns whether weights that were loaded are those that were saved. `found`: their MeshDigest
+// (worker/model/weights_digest.h); `saved`: the one that the checkpoint says, empty: any. Errors: CORRUPT_CHECKPOINT.
+absl::Status CheckWeightsDigest(const std::string& folder, const std::string& found, const std::string& saved);
 
 }  // namespace stemma::worker

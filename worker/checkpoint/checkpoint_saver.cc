@@ -15,7 +15,6 @@
 #include "common/base/status_macros.h"
 #include "worker/checkpoint/checkpoint_layout.h"
 #include "worker/checkpoint/staged_states.h"
-#include "worker/model/weights_digest.h"
 
 namespace stemma::worker {
 namespace {
@@ -39,7 +38,8 @@ CheckpointSaver::CheckpointSaver(const Weights& weights, const ModelDirectory& s
                                  SaverOptions options)
     : weights_(weights), source_(source), owned_(std::move(owned)), options_(std::move(options)) {}
 
-absl::Status CheckpointSaver::Save(const internal::v1::Save& request, const SaveAnswers& answers) {
+absl::Status CheckpointSaver::Save(const internal::v1::Save& request, const std::string& weights_digest,
+                                   const SaveAnswers& answers) {
   // A folder that is not whole yet is hidden.
   const std::string& folder = request.folder();
   RETURN_IF_ERROR(CheckFileName(folder.starts_with('.') ? std::string_view(folder).substr(1) : folder));
@@ -49,12 +49,13 @@ absl::Status CheckpointSaver::Save(const internal::v1::Save& request, const Save
   }
   absl::Cleanup release = [this] { thread_.Release(); };
   folder_ = request.folder();
-  RETURN_IF_ERROR(SaveReserved(request, answers));
+  RETURN_IF_ERROR(SaveReserved(request, weights_digest, answers));
   std::move(release).Cancel();
   return absl::OkStatus();
 }
 
-absl::Status CheckpointSaver::SaveReserved(const internal::v1::Save& request, const SaveAnswers& answers) {
+absl::Status CheckpointSaver::SaveReserved(const internal::v1::Save& request, const std::string& weights_digest,
+                                           const SaveAnswers& answers) {
   const double start_s = RealClock().MonotonicSeconds();
   const safetensors::Dtype dtype =
       weights_.accumulate_dtype == at::kDouble ? safetensors::Dtype::kF64 : safetensors::Dtype::kF32;
@@ -66,7 +67,6 @@ absl::Status CheckpointSaver::SaveReserved(const internal::v1::Save& request, co
                            .source = first ? &source_ : nullptr,
                            .dtype = dtype,
                            .index = CheckpointIndex(state_files)};
-  std::string digest = WeightsDigest(weights_);
   std::shared_ptr<StagedStates> staged =
       StagedStates::Copy(weights_, files.shares, options_.available_bytes() / options_.ranks_of_host);
   absl::StatusOr<CheckpointParts> written;
@@ -82,7 +82,7 @@ absl::Status CheckpointSaver::SaveReserved(const internal::v1::Save& request, co
   answer.set_staged_s(RealClock().MonotonicSeconds() - start_s);
   answers.staged(std::move(answer));
   thread_.Run([this, files = std::move(files), staged = std::move(staged), written = std::move(written),
-               digest = std::move(digest), id = request.id(),
+               digest = weights_digest, id = request.id(),
                done = answers.done](const std::atomic<bool>& cancelled) mutable {
     if (staged != nullptr) written = WriteCheckpointFiles(files, staged->Reader(), cancelled);
     staged = nullptr;  // its memory, before the server hears that it is done

@@ -21,8 +21,8 @@
 namespace stemma::worker {
 
 struct SaverOptions {
-  std::string checkpoints;  // the folder of all of them
-  uint32_t rank = 0;
+  std::string checkpoints;    // the folder of all of them
+  uint32_t rank = 0;          // in the mesh; rank 0 writes headers and what is no tensor
   int64_t ranks_of_host = 1;  // that share the host's memory: all of them save at the same time
   std::function<int64_t()> available_bytes = AvailableMemoryBytes;  // of the host
 };
@@ -33,13 +33,15 @@ class CheckpointSaver {
   // OptimizerShards::owned.
   CheckpointSaver(const Weights& weights, const ModelDirectory& source, ParameterRanges owned, SaverOptions options);
 
-  // OK: both answers were given, or will be. Errors, then none is: FailedPrecondition - the last one is still being
+  // `weights_digest`: that all ranks tell, MeshDigest of the weights as they are. OK: both answers were given, or will
+  // be. Errors, then none is: FailedPrecondition - the last one is still being
   // written; InvalidArgument - the folder is no name; where the files were written here, WriteCheckpointFiles's.
   // Throws as LibTorch does, with no answer given.
-  absl::Status Save(const internal::v1::Save& request, const SaveAnswers& answers);
+  absl::Status Save(const internal::v1::Save& request, const std::string& weights_digest, const SaveAnswers& answers);
 
  private:
-  absl::Status SaveReserved(const internal::v1::Save& request, const SaveAnswers& answers);
+  absl::Status SaveReserved(const internal::v1::Save& request, const std::string& weights_digest,
+                            const SaveAnswers& answers);
 
   const Weights& weights_;
   const ModelDirectory& source_;

@@ -22,11 +22,11 @@ constexpr size_t kWriteBytes = size_t{1} << 20;
 constexpr char kConfig[] = "config.json";
 constexpr char kIndex[] = "model.safetensors.index.json";
 
-absl::Status WriteBytes(PartWriter& writer, uint64_t offset, std::string_view bytes,
-                        const std::atomic<bool>& cancelled) {
+// Appends the next bytes of what was begun.
+absl::Status AppendBytes(PartWriter& writer, std::string_view bytes, const std::atomic<bool>& cancelled) {
   for (size_t done = 0; done < bytes.size(); done += kWriteBytes) {
     if (cancelled) return absl::CancelledError("the worker ends before its part of the checkpoint is written");
-    RETURN_IF_ERROR(writer.Write(offset + done, bytes.substr(done, kWriteBytes)));
+    RETURN_IF_ERROR(writer.Append(bytes.substr(done, kWriteBytes)));
   }
   return absl::OkStatus();
 }
@@ -34,14 +34,14 @@ absl::Status WriteBytes(PartWriter& writer, uint64_t offset, std::string_view by
 absl::StatusOr<internal::v1::CheckpointPart> WriteShare(const CheckpointFiles& files, const FileShare& share,
                                                         const PieceReader& read, const std::atomic<bool>& cancelled) {
   ASSIGN_OR_RETURN(PartWriter writer, PartWriter::Open(files.folder, share.name, files.rank));
-  RETURN_IF_ERROR(WriteBytes(writer, 0, share.front, cancelled));
+  if (!share.front.empty()) {
+    writer.Begin({.length = share.front.size()});
+    RETURN_IF_ERROR(AppendBytes(writer, share.front, cancelled));
+  }
   for (const StatePiece& piece : share.pieces) {
-    uint64_t offset = piece.offset;
-    RETURN_IF_ERROR(read(share.kind, piece, [&](std::string_view bytes) {
-      const absl::Status status = WriteBytes(writer, offset, bytes, cancelled);
-      offset += bytes.size();
-      return status;
-    }));
+    writer.Begin(piece.bytes);
+    RETURN_IF_ERROR(
+        read(share.kind, piece, [&](std::string_view bytes) { return AppendBytes(writer, bytes, cancelled); }));
   }
   return writer.Close();
 }

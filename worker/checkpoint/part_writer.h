@@ -8,32 +8,33 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/byte_runs.h"
 #include "common/base/digest.h"
+#include "common/base/shared_file.h"
 #include "stemma/internal/v1/checkpoint.pb.h"
 
 namespace stemma::worker {
 
 class PartWriter {
  public:
-  // Opens folder/name, or makes it; never cuts it, and never follows a link at its last part. Errors: the file
-  // system's, DISK_FULL and the like among them; InvalidArgument - it is a link, or no regular file.
+  // Opens folder/name, or makes it. Errors: as of SharedFile::Open.
   static absl::StatusOr<PartWriter> Open(const std::string& folder, const std::string& name, uint32_t rank);
-  PartWriter(PartWriter&& other) noexcept;
-  PartWriter& operator=(PartWriter&&) = delete;
-  ~PartWriter();
 
-  // `offset` >= the end of what was written before. Errors: the file system's; DISK_FULL - the rest of the disk is kept
-  // for the journal.
-  absl::Status Write(uint64_t offset, std::string_view bytes);
+  // Says where the next bytes go. REQUIRES: runs with bytes, which begin at or behind the end of those before; that
+  // all bytes of those were appended.
+  void Begin(const ByteRuns& runs);
+  // Writes the next bytes of the runs. Errors: the file system's; DISK_FULL - the rest of the disk is kept for the
+  // journal.
+  absl::Status Append(std::string_view bytes);
   // Returns the part once its bytes are on the disk. Errors: the file system's.
   absl::StatusOr<internal::v1::CheckpointPart> Close();
 
  private:
-  PartWriter(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  explicit PartWriter(SharedFile file) : file_(std::move(file)) {}
 
-  std::string path_;
-  int fd_ = -1;
-  uint64_t end_ = 0;  // of what was written
+  SharedFile file_;
+  ByteRuns runs_ = {};     // that are being written
+  uint64_t appended_ = 0;  // of their bytes
   Sha256 digest_;
   internal::v1::CheckpointPart part_;
 };

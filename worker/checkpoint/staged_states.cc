@@ -18,8 +18,8 @@ constexpr int64_t kThreadBytes = int64_t{1} << 20;       // copied by one thread
 // What the copy leaves free: other processes take memory meanwhile.
 constexpr double kRoom = 1.1;
 
-at::Tensor Elements(const Weights& weights, StateKind kind, int64_t parameter, int64_t begin, int64_t count) {
-  const Parameter& p = weights.parameters[static_cast<size_t>(parameter)];
+at::Tensor Elements(const Weights& weights, StateKind kind, int parameter, int64_t begin, int64_t count) {
+  const Parameter& p = weights.at(parameter);
   if (kind == StateKind::kMaster) return p.MasterElements(begin, count);
   return p.StateElements(kind == StateKind::kExpAvg ? p.exp_avg : p.exp_avg_sq, begin, count);
 }
@@ -58,14 +58,13 @@ PieceReader DirectReader(const Weights& weights) {
 
 std::unique_ptr<StagedStates> StagedStates::Copy(const Weights& weights, const std::vector<FileShare>& shares,
                                                  int64_t available_bytes) {
-  const auto element_bytes = static_cast<int64_t>(c10::elementSize(weights.accumulate_dtype));
-  const int64_t bytes = PieceBytes(shares, element_bytes);
+  const int64_t bytes = PieceBytes(shares);
   if (static_cast<double>(available_bytes) < static_cast<double>(bytes) * kRoom) return nullptr;
   absl::StatusOr<std::unique_ptr<HostArena>> arena = HostArena::Create(bytes);
   if (!arena.ok()) return nullptr;
   char* block = bytes > 0 ? static_cast<char*>((*arena)->Take(bytes)) : nullptr;
   CHECK(bytes == 0 || block != nullptr) << "the arena was made for all pieces";
-  std::unique_ptr<StagedStates> staged(new StagedStates(*std::move(arena), block, bytes, element_bytes));
+  std::unique_ptr<StagedStates> staged(new StagedStates(*std::move(arena), block, bytes));
   std::vector<HostCopy> copies;
   for (const FileShare& share : shares) {
     for (const StatePiece& piece : share.pieces) {
@@ -76,8 +75,9 @@ std::unique_ptr<StagedStates> StagedStates::Copy(const Weights& weights, const s
         continue;
       }
       const char* from = static_cast<const char*>(values.data_ptr());
-      for (int64_t done = 0; done < piece.count * element_bytes; done += kThreadBytes) {
-        copies.push_back({to + done, from + done, std::min(kThreadBytes, piece.count * element_bytes - done)});
+      const auto piece_bytes = static_cast<int64_t>(piece.bytes.bytes());
+      for (int64_t done = 0; done < piece_bytes; done += kThreadBytes) {
+        copies.push_back({to + done, from + done, std::min(kThreadBytes, piece_bytes - done)});
       }
     }
   }
@@ -91,7 +91,7 @@ StagedStates::~StagedStates() {
 
 PieceReader StagedStates::Reader() const {
   return [this](StateKind, const StatePiece& piece, const ByteSink& sink) {
-    return sink({block_ + piece.bytes_before, static_cast<size_t>(piece.count * element_bytes_)});
+    return sink({block_ + piece.bytes_before, piece.bytes.bytes()});
   };
 }
 

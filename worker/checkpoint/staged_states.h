@@ -39,12 +39,12 @@ class StagedStates {
   PieceReader Reader() const;
 
  private:
-  StagedStates(std::unique_ptr<HostArena> arena, char* block, int64_t bytes, int64_t element_bytes)
-      : arena_(std::move(arena)), block_(block), bytes_(bytes), element_bytes_(element_bytes) {}
+  StagedStates(std::unique_ptr<HostArena> arena, char* block, int64_t bytes)
+      : arena_(std::move(arena)), block_(block), bytes_(bytes) {}
 
   const std::unique_ptr<HostArena> arena_;
   char* const block_;
-  const int64_t bytes_, element_bytes_;
+  const int64_t bytes_;
 };
 
 }  // namespace stemma::worker

@@ -46,7 +46,7 @@ absl::StatusOr<Weights> LoadState(const internal::v1::Configure& configure, cons
   }
   RETURN_IF_ERROR(CheckFileName(configure.checkpoint()));
   const std::string folder = std::filesystem::path(CheckpointsFolder(configure)) / configure.checkpoint();
-  return LoadCheckpoint(folder, directory.config, dtype, device, states);
+  return LoadCheckpoint(folder, shard, dtype, device, states);
 }
 
 NoVoteReason NoVoteReasonOf(const absl::Status& status) {
@@ -172,6 +172,7 @@ absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassW
     });
   }
   before = AgreeInCopy(*ranks_.tp, "pass", before);
+  if (before.ok()) before = CheckDigest(weights, read);  // the same answer on every rank of the copy
   if (!before.ok()) return AbandonPass(options, payload, plan, /*forward_only=*/true, before);
   if (!weights.checkpoint().empty()) options.context.weights = &read;
   return RunLogProb(options, payload, plan, log_prob, results).status();
@@ -180,8 +181,13 @@ absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassW
 absl::StatusOr<Weights> ModelEngine::ReadCheckpointWeights(const internal::v1::PassWeights& weights) const {
   RETURN_IF_ERROR(CheckFileName(weights.checkpoint()));
   const std::string folder = std::filesystem::path(CheckpointsFolder(configure_)) / weights.checkpoint();
-  return LoadCheckpointWeights(folder, directory_.config, weights_.run_dtype, backend_.device,
-                               weights.weights_digest());
+  return LoadCheckpointWeights(folder, shard_, weights_.run_dtype, backend_.device);
+}
+
+absl::Status ModelEngine::CheckDigest(const internal::v1::PassWeights& weights, const Weights& read) const {
+  if (weights.checkpoint().empty() || weights.weights_digest().empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::string digest, MeshDigest(read, *ranks_.tp));
+  return CheckWeightsDigest(weights.checkpoint(), digest, weights.weights_digest());
 }
 
 absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
@@ -390,7 +396,11 @@ absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request
 }
 
 absl::Status ModelEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {
-  return CatchExceptions([&] { return saver_.Save(request, answers); });
+  return CatchExceptions([&]() -> absl::Status {
+    // First: it is a collective, and what refuses a save is one rank's own.
+    ASSIGN_OR_RETURN(const std::string digest, MeshDigest(weights_, *ranks_.tp));
+    return saver_.Save(request, digest, answers);
+  });
 }
 
 }  // namespace stemma::worker

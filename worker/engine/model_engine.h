@@ -80,6 +80,9 @@ class ModelEngine final : public Engine {
                        const MemberResult& results) const;
   // Errors: as of LoadCheckpointWeights; InvalidArgument - a name that is none.
   absl::StatusOr<Weights> ReadCheckpointWeights(const internal::v1::PassWeights& weights) const;
+  // Whether the weights that were read have the digest that they must have. All ranks of the copy come to it. Errors:
+  // CORRUPT_CHECKPOINT; Unavailable.
+  absl::Status CheckDigest(const internal::v1::PassWeights& weights, const Weights& read) const;
   absl::StatusOr<internal::v1::Vote> RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks, const LayerFinal& layer_final);
   void PassFailpoint(std::string_view place) const;

@@ -17,7 +17,7 @@ namespace {
 
 using safetensors::Dtype;
 
-constexpr int64_t kPieceBytes = int64_t{64} << 20;  // read and converted at a time
+constexpr int64_t kPartBytes = int64_t{64} << 20;  // read and converted at a time
 
 // Element `index` of a tensor as [row, column], the way its shape counts.
 std::string ElementText(const safetensors::TensorEntry& entry, int64_t index) {
@@ -26,14 +26,18 @@ std::string ElementText(const safetensors::TensorEntry& entry, int64_t index) {
   return absl::StrCat("[", absl::StrJoin(place, ", "), "]");
 }
 
-// Checks elements from `first` on: finite as the file has them (`read`) and as the run holds them.
-absl::Status CheckFinite(const FileTensor& tensor, const ReadRange& range, int64_t first, const at::Tensor& read) {
-  const int64_t bad = kernels::FirstNonfinite(read.to(AccType(range.held)).to(range.held));
+// Checks the piece's elements from number `done` on: finite as the file has them (`read`) and as the run holds them.
+absl::Status CheckFinite(const FileTensor& tensor, const FilePiece& piece, const ReadOptions& options, int64_t done,
+                         const at::Tensor& read) {
+  const int64_t bad = kernels::FirstNonfinite(read.to(AccType(options.held)).to(options.held));
   if (bad < 0) return absl::OkStatus();
+  const auto element_bytes = static_cast<uint64_t>(safetensors::DtypeBytes(tensor.entry.dtype));
+  const uint64_t place = piece.bytes.PlaceOf(static_cast<uint64_t>(done + bad) * element_bytes);
+  const auto element = static_cast<int64_t>((place - tensor.entry.begin) / element_bytes);
   const double value = read[bad].item<double>();
   return TensorError(
-      tensor, absl::StrCat("element ", ElementText(tensor.entry, first + bad), " is ", value,
-                           std::isfinite(value) ? ", which overflows in the run's dtype" : "", "; ", range.advice));
+      tensor, absl::StrCat("element ", ElementText(tensor.entry, element), " is ", value,
+                           std::isfinite(value) ? ", which overflows in the run's dtype" : "", "; ", options.advice));
 }
 
 }  // namespace
@@ -58,19 +62,20 @@ absl::Status TensorError(const FileTensor& tensor, const std::string& text) {
   return absl::InvalidArgumentError(absl::StrCat(tensor.path, ": tensor \"", tensor.entry.name, "\": ", text));
 }
 
-absl::Status ReadTensor(const FileTensor& tensor, const ReadRange& range,
+absl::Status ReadTensor(const FileTensor& tensor, const FilePiece& piece, const ReadOptions& options,
                         const std::function<void(int64_t first, const at::Tensor& values)>& store) {
   const absl::StatusOr<at::ScalarType> dtype = TorchDtype(tensor.entry.dtype);
   if (!dtype.ok()) return TensorError(tensor, std::string(dtype.status().message()));
-  const int64_t element_bytes = safetensors::DtypeBytes(tensor.entry.dtype);
-  const int64_t step = std::max<int64_t>(kPieceBytes / (range.unit * element_bytes), 1) * range.unit;
-  for (int64_t done = 0; done < range.count; done += step) {
-    const int64_t first = range.begin + done, count = std::min(step, range.count - done);
-    const at::Tensor values = at::empty({count}, at::TensorOptions(at::kCPU).dtype(*dtype));
-    RETURN_IF_ERROR(tensor.file.ReadAt(tensor.entry.begin + static_cast<uint64_t>(first * element_bytes),
-                                       values.data_ptr(), static_cast<uint64_t>(count * element_bytes)));
-    store(first, values);
-    RETURN_IF_ERROR(CheckFinite(tensor, range, first, values));
+  const int64_t element_bytes = safetensors::DtypeBytes(tensor.entry.dtype), step = kPartBytes / element_bytes;
+  for (int64_t done = 0; done < piece.count; done += step) {
+    const at::Tensor values =
+        at::empty({std::min(step, piece.count - done)}, at::TensorOptions(at::kCPU).dtype(*dtype));
+    char* to = static_cast<char*>(values.data_ptr());
+    RETURN_IF_ERROR(ForEachRun(
+        piece.bytes, static_cast<uint64_t>(done * element_bytes), values.nbytes(),
+        [&](uint64_t place, uint64_t read, uint64_t bytes) { return tensor.file.ReadAt(place, to + read, bytes); }));
+    store(piece.begin + done, values);
+    RETURN_IF_ERROR(CheckFinite(tensor, piece, options, done, values));
   }
   return absl::OkStatus();
 }

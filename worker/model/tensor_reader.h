@@ -1,4 +1,4 @@
-// Reads elements of one tensor of a safetensors file, piece by piece, and checks that each is finite. Called on the
+// Reads elements of one tensor of a safetensors file, part by part, and checks that each is finite. Called on the
 // engine thread where weights and optimizer states are loaded.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/file.h"
 #include "common/model/safetensors.h"
+#include "worker/model/file_pieces.h"
 
 namespace stemma::worker {
 
@@ -20,9 +21,6 @@ struct FileTensor {
   const std::string& path;
   const RegularFile& file;
   const safetensors::TensorEntry& entry;
-
-  // Returns the elements of one row; a vector's rows have one.
-  int64_t columns() const { return entry.shape.size() > 1 ? entry.shape[1] : 1; }
 };
 
 // Errors: InvalidArgument - tensors of that dtype are not read.
@@ -31,17 +29,16 @@ absl::StatusOr<at::ScalarType> TorchDtype(safetensors::Dtype dtype);
 // InvalidArgument with the file, the tensor and `text`.
 absl::Status TensorError(const FileTensor& tensor, const std::string& text);
 
-struct ReadRange {
-  int64_t begin = 0, count = 0;      // elements of the tensor, row by row
-  int64_t unit = 1;                  // each piece but the last one is a multiple of it
+struct ReadOptions {
   at::ScalarType held = at::kFloat;  // the run's dtype for these numbers, in which they must be finite as well
   const char* advice = "";           // ends the error where one is not: what they are, and what to do
 };
 
-// Calls store(first, values) with consecutive pieces: host tensors in the file's dtype, flat, from element `first` on.
-// A piece is stored before it is checked. Errors: InvalidArgument - a number is not finite, the dtype cannot be read,
-// or the file is cut; the file system's.
-absl::Status ReadTensor(const FileTensor& tensor, const ReadRange& range,
+// Calls store(first, values) with the elements of a piece, one part of at most 64 MiB after the other: host tensors in
+// the file's dtype, flat, from element `first` of the parameter on. Only bytes of the piece are read. A part is stored
+// before it is checked. Errors: InvalidArgument - a number is not finite, the dtype cannot be read, or the file is cut;
+// the file system's.
+absl::Status ReadTensor(const FileTensor& tensor, const FilePiece& piece, const ReadOptions& options,
                         const std::function<void(int64_t first, const at::Tensor& values)>& store);
 
 }  // namespace stemma::worker

@@ -62,15 +62,14 @@ at::Tensor Weights::MasterSlice(const HfTensor& tensor) const {
   return p.master.slice(0, tensor.row_begin, tensor.row_end);
 }
 
-void Weights::StoreRows(const HfTensor& tensor, int64_t begin, const at::Tensor& values) const {
-  const Parameter& p = at(tensor.parameter);
-  const at::Tensor exact = values.to(accumulate_dtype).contiguous().view(-1);
-  const int64_t columns = tensor.box.columns(), first = (tensor.row_begin + begin) * columns;
-  Parameter::Elements(p.weight, first, exact.numel()).copy_(exact);
+void Weights::StoreElements(int parameter, int64_t begin, const at::Tensor& values) const {
+  const Parameter& p = at(parameter);
+  const at::Tensor exact = values.to(accumulate_dtype);
+  Parameter::Elements(p.weight, begin, exact.numel()).copy_(exact);
   if (p.master_is_weight() || !p.master.defined()) return;
-  const int64_t from = std::max(first, p.state_begin),
-                to = std::min(first + exact.numel(), p.state_begin + p.master.numel());
-  if (from < to) p.MasterElements(from, to - from).copy_(exact.slice(0, from - first, to - first));
+  const int64_t from = std::max(begin, p.state_begin),
+                to = std::min(begin + exact.numel(), p.state_begin + p.master.numel());
+  if (from < to) p.MasterElements(from, to - from).copy_(exact.slice(0, from - begin, to - begin));
 }
 
 at::Tensor Weights::GradSlice(const HfTensor& tensor) const {

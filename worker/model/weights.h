@@ -37,7 +37,7 @@ struct HfTensor {
   int parameter = -1;
   int64_t row_begin = 0, row_end = 0;  // of the parameter's dim 0
   TensorBox box;                       // of the whole tensor, that these rows are
-  bool counts_in_norm = true;          // else another rank counts the same box
+  bool counts_in_norm = true;          // and is written by this rank; else another one has the same box, and does
   // Whose gradients add up to this tensor's: Placement.
   bool partial_over_tp = false, partial_over_kv_replicas = false;
 };
@@ -59,9 +59,9 @@ struct Weights {
   // The rows of a Hugging Face tensor in its parameter's master, which this rank has as a whole, or gradient.
   at::Tensor MasterSlice(const HfTensor& tensor) const;
   at::Tensor GradSlice(const HfTensor& tensor) const;
-  // Writes `values`, rows of the tensor's box from its row `begin` on, into the weight, and into the master what this
-  // rank owns of it.
-  void StoreRows(const HfTensor& tensor, int64_t begin, const at::Tensor& values) const;
+  // Writes `values` into the parameter's weight from its element `begin` on, and into the master what this rank owns of
+  // it.
+  void StoreElements(int parameter, int64_t begin, const at::Tensor& values) const;
 };
 
 // Whether weights have gradients: those that are trained do.

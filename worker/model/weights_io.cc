@@ -7,31 +7,21 @@
 #include "common/base/dtype_names.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
+#include "worker/model/file_pieces.h"
 #include "worker/model/tensor_reader.h"
+#include "worker/optim/adamw.h"
 #include "worker/optim/shards.h"
 #include "worker/optim/states.h"
 
 namespace stemma::worker {
 namespace {
 
-// Reads a tensor into its place in the weights. Whole rows are read, also where the box has some of their columns only:
-// one read a piece.
-absl::Status LoadTensor(const FileTensor& tensor, const HfTensor& place, const Weights& weights) {
-  const int64_t columns = tensor.columns();
-  const TensorBox& box = place.box;
-  const ReadRange range = {.begin = box.row_begin * columns,
-                           .count = box.rows() * columns,
-                           .unit = columns,
-                           .held = weights.run_dtype,
-                           .advice = "weights must be finite: write the model again from a checkpoint that is sound"};
-  return ReadTensor(tensor, range, [&](int64_t first, const at::Tensor& values) {
-    const at::Tensor rows = values.view({-1, columns});
-    weights.StoreRows(place, first / columns - box.row_begin, rows.slice(1, box.column_begin, box.column_end));
-  });
-}
+constexpr char kAdvice[] = "weights must be finite: write the model again from a checkpoint that is sound";
 
 // Reads every tensor of `weights` from the directory's files.
 absl::Status ReadWeights(const ModelDirectory& directory, const Weights& weights) {
+  const ParameterRanges everything = AllRanges(weights.parameters);
+  const ReadOptions options = {.held = weights.run_dtype, .advice = kAdvice};
   std::unordered_map<std::string, const HfTensor*> wanted;
   for (const HfTensor& t : weights.hf_tensors) wanted[t.name] = &t;
   for (const WeightFile& weight_file : directory.shards) {
@@ -39,8 +29,12 @@ absl::Status ReadWeights(const ModelDirectory& directory, const Weights& weights
     for (const safetensors::TensorEntry& entry : weight_file.header.tensors) {
       const auto it = wanted.find(entry.name);
       if (it == wanted.end()) continue;
-      const HfTensor& tensor = *it->second;
-      RETURN_IF_ERROR(LoadTensor({weight_file.path, file, entry}, tensor, weights));
+      for (const FilePiece& piece : FilePieces(*it->second, entry, everything)) {
+        const auto store = [&](int64_t first, const at::Tensor& values) {
+          weights.StoreElements(piece.parameter, first, values);
+        };
+        RETURN_IF_ERROR(ReadTensor({weight_file.path, file, entry}, piece, options, store));
+      }
       wanted.erase(it);
     }
   }

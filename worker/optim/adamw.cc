@@ -29,7 +29,7 @@ at::Tensor Gradients(const std::vector<Parameter>& parameters, const ParameterRa
 
 std::vector<int64_t> ElementsOf(const std::vector<Parameter>& parameters) {
   std::vector<int64_t> elements;
-  for (const Parameter& p : parameters) elements.push_back(p.grad.numel());
+  for (const Parameter& p : parameters) elements.push_back(p.weight.numel());
   return elements;
 }
 

@@ -50,12 +50,12 @@ class CheckpointLoaderTest : public ::testing::Test {
     internal::v1::Save save;
     save.set_folder("c");
     SavedAnswers answers;
-    ASSERT_THAT(saver.Save(save, answers.Functions()), IsOk());
+    ASSERT_THAT(saver.Save(save, WeightsDigest(*weights), answers.Functions()), IsOk());
     ASSERT_FALSE(answers.WaitForDone().has_failure());
   }
 
   absl::StatusOr<Weights> Load(const StateOptions& states = {}) const {
-    return LoadCheckpoint(path_, config_, at::kBFloat16, at::kCPU, states);
+    return LoadCheckpoint(path_, WholeModel(config_), at::kBFloat16, at::kCPU, states);
   }
   // Changes a file of the checkpoint: its tensors, and the data that comes after the header.
   using Edit = std::function<void(std::vector<TensorEntry>& tensors, std::string& data)>;
@@ -99,10 +99,10 @@ TEST_F(CheckpointLoaderTest, LoadsWhatWasSaved) { EXPECT_THAT(Load(), IsOk()); }
 
 TEST_F(CheckpointLoaderTest, WeightsAloneAreThoseOfTheStateWithoutWhatTrainsThem) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
-    const auto state = LoadCheckpoint(path_, config_, dtype, at::kCPU, {});
+    const auto state = LoadCheckpoint(path_, WholeModel(config_), dtype, at::kCPU, {});
     ASSERT_THAT(state, IsOk());
     const std::string digest = WeightsDigest(*state);
-    const auto weights = LoadCheckpointWeights(path_, config_, dtype, at::kCPU, digest);
+    const auto weights = LoadCheckpointWeights(path_, WholeModel(config_), dtype, at::kCPU);
     ASSERT_THAT(weights, IsOk());
     EXPECT_EQ(WeightsDigest(*weights), digest);
     ASSERT_EQ(weights->parameters.size(), state->parameters.size());
@@ -120,17 +120,21 @@ TEST_F(CheckpointLoaderTest, WeightsAloneAreThoseOfTheStateWithoutWhatTrainsThem
 }
 
 TEST_F(CheckpointLoaderTest, WeightsOfAnotherDigestAreRefused) {
-  const std::string digest = WeightsDigest(*LoadCheckpoint(path_, config_, at::kFloat, at::kCPU, {}));
+  const ModelShard whole = WholeModel(config_);
+  const std::string digest = WeightsDigest(*LoadCheckpoint(path_, whole, at::kFloat, at::kCPU, {}));
   SetElement("model.safetensors", kQ, 24 * 3 + 5, 1.0f);
-  const auto refused = LoadCheckpointWeights(path_, config_, at::kFloat, at::kCPU, digest);
-  EXPECT_EQ(ErrorReason(refused.status()), "CORRUPT_CHECKPOINT");
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("its weights are not those that were saved"));
-  EXPECT_THAT(LoadCheckpointWeights(path_, config_, at::kFloat, at::kCPU, ""), IsOk()) << "where none is known";
-  EXPECT_EQ(LoadCheckpointWeights(folder_ / "checkpoints/d", config_, at::kFloat, at::kCPU, "").status().code(),
+  const auto changed = LoadCheckpointWeights(path_, whole, at::kFloat, at::kCPU);
+  ASSERT_THAT(changed, IsOk());
+  const absl::Status refused = CheckWeightsDigest(path_, WeightsDigest(*changed), digest);
+  EXPECT_EQ(ErrorReason(refused), "CORRUPT_CHECKPOINT");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("its weights are not those that were saved"));
+  EXPECT_THAT(CheckWeightsDigest(path_, digest, digest), IsOk());
+  EXPECT_THAT(CheckWeightsDigest(path_, WeightsDigest(*changed), ""), IsOk()) << "where none is known";
+  EXPECT_EQ(LoadCheckpointWeights(folder_ / "checkpoints/d", whole, at::kFloat, at::kCPU).status().code(),
             absl::StatusCode::kNotFound);
   ModelConfig other = config_;
   other.rms_norm_eps *= 2;
-  EXPECT_THAT(LoadCheckpointWeights(path_, other, at::kFloat, at::kCPU, ""),
+  EXPECT_THAT(LoadCheckpointWeights(path_, WholeModel(other), at::kFloat, at::kCPU),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is not that of the run's model")));
 }
 
@@ -149,15 +153,37 @@ TEST_F(CheckpointLoaderTest, ANumberThatIsNotFiniteIsNamed) {
   }
 }
 
-// A rank reads what it owns, and no other rank's: of several, exactly one finds the number.
+// A rank reads what it owns, and no other rank's: of several, exactly one finds the number; a number of a K/V head, or
+// of a norm, each of those that hold it.
 TEST_F(CheckpointLoaderTest, ARankReadsTheMomentsThatItOwns) {
-  constexpr int kRanks = 4;
-  for (const auto& [tensor, index] : {std::pair("model.embed_tokens.weight", 0), {kQ, 100}, {"lm_head.weight", 1439}}) {
-    SetElement(kMoments[1], tensor, index, std::nanf(""));
-    int found = 0;
-    for (int rank = 0; rank < kRanks; ++rank) found += Load({.rank = rank, .ranks = kRanks}).ok() ? 0 : 1;
-    EXPECT_EQ(found, 1) << tensor;
-    SetElement(kMoments[1], tensor, index, 0.0f);
+  struct Place {
+    const char* tensor;
+    int index;
+    int holders;  // of two tensor-parallel ranks
+  };
+  const Place places[] = {{"model.embed_tokens.weight", 0, 1},
+                          {kQ, 100, 1},
+                          {"lm_head.weight", 1439, 1},
+                          {"model.layers.1.self_attn.k_proj.weight", 7, 2},
+                          {"model.layers.0.self_attn.o_proj.weight", 8 * 11 + 3, 1},
+                          {"model.layers.0.self_attn.o_proj.weight", 8 * 11 + 4, 1},
+                          {"model.layers.1.mlp.down_proj.weight", 20 * 23 + 19, 1},
+                          {"model.norm.weight", 23, 2}};
+  for (const Place& place : places) {
+    SetElement(kMoments[1], place.tensor, place.index, std::nanf(""));
+    for (const auto& [dp, tp] : {std::pair(4, 1), {1, 2}, {2, 2}, {3, 2}}) {
+      int found = 0;
+      for (int rank = 0; rank < dp * tp; ++rank) {
+        const auto shard = MakeModelShard(config_, {.tp_rank = rank % tp, .tp_size = tp});
+        ASSERT_THAT(shard, IsOk());
+        const auto loaded = LoadCheckpoint(path_, *shard, at::kFloat, at::kCPU, {.rank = rank / tp, .ranks = dp});
+        if (loaded.ok()) continue;
+        ++found;
+        EXPECT_THAT(std::string(loaded.status().message()), HasSubstr(place.tensor));
+      }
+      EXPECT_EQ(found, tp == 1 ? 1 : place.holders) << place.tensor << ", dp=" << dp << ", tp=" << tp;
+    }
+    SetElement(kMoments[1], place.tensor, place.index, 0.0f);
   }
 }
 

@@ -80,7 +80,7 @@ class CheckpointSaverTest : public ::testing::Test {
   std::map<std::string, std::string> Saved(CheckpointSaver& saver, const std::string& folder, uint64_t staged_bytes) {
     const std::string target = Target(folder);
     SavedAnswers answers;
-    EXPECT_THAT(saver.Save(SaveOf(folder), answers.Functions()), IsOk());
+    EXPECT_THAT(saver.Save(SaveOf(folder), WeightsDigest(weights_), answers.Functions()), IsOk());
     EXPECT_EQ(answers.staged().staged_bytes(), staged_bytes);
     EXPECT_EQ(answers.staged().id(), "id-" + folder);
     const internal::v1::SaveDone done = answers.WaitForDone();
@@ -132,9 +132,9 @@ TEST_F(CheckpointSaverTest, ASecondSaveIsRefusedUntilTheFirstIsDone) {
   for (const char* place : {"checkpoint.part_written", "checkpoint.before_done"}) {
     const HeldPlace held(folder_ / "failpoints", place, 0);
     SavedAnswers answers;
-    ASSERT_THAT(saver->Save(SaveOf("first"), answers.Functions()), IsOk());
+    ASSERT_THAT(saver->Save(SaveOf("first"), WeightsDigest(weights_), answers.Functions()), IsOk());
     held.WaitUntilReached();
-    EXPECT_THAT(saver->Save(SaveOf("second"), second.Functions()),
+    EXPECT_THAT(saver->Save(SaveOf("second"), WeightsDigest(weights_), second.Functions()),
                 StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("checkpoint first is still being written")));
     EXPECT_EQ(answers.done_count(), 0u);
     held.LetGo();
@@ -144,10 +144,10 @@ TEST_F(CheckpointSaverTest, ASecondSaveIsRefusedUntilTheFirstIsDone) {
   SaveAnswers functions = first.Functions();
   absl::Status from_done = absl::UnknownError("not asked");
   functions.done = [&](const internal::v1::SaveDone& done) {
-    from_done = saver->Save(SaveOf("second"), second.Functions());
+    from_done = saver->Save(SaveOf("second"), WeightsDigest(weights_), second.Functions());
     first.Functions().done(done);
   };
-  ASSERT_THAT(saver->Save(SaveOf("first"), functions), IsOk());
+  ASSERT_THAT(saver->Save(SaveOf("first"), WeightsDigest(weights_), functions), IsOk());
   first.WaitForDone();
   ASSERT_THAT(from_done, IsOk());
   EXPECT_FALSE(second.WaitForDone().has_failure());
@@ -163,7 +163,7 @@ TEST_F(CheckpointSaverTest, AFullDiskFailsTheSaveAndNothingElse) {
     const std::string name = "f" + std::to_string(error), path = Target(name);
     FailWritesOf(file, error, /*bytes_before=*/100);
     SavedAnswers answers;
-    ASSERT_THAT(saver->Save(SaveOf(name), answers.Functions()), IsOk());
+    ASSERT_THAT(saver->Save(SaveOf(name), WeightsDigest(weights_), answers.Functions()), IsOk());
     const internal::v1::SaveDone done = answers.WaitForDone();
     EXPECT_EQ(done.id(), "id-" + name);
     EXPECT_TRUE(HasReason(FromFailure(done.failure()), reason)) << done.failure().ShortDebugString();
@@ -171,14 +171,14 @@ TEST_F(CheckpointSaverTest, AFullDiskFailsTheSaveAndNothingElse) {
     EXPECT_EQ(done.parts_size(), 0);
     SavedAnswers none;
     FailWritesOf(file, error, /*bytes_before=*/100);
-    EXPECT_TRUE(HasReason(direct->Save(SaveOf(name), none.Functions()), reason));
+    EXPECT_TRUE(HasReason(direct->Save(SaveOf(name), WeightsDigest(weights_), none.Functions()), reason));
     EXPECT_EQ(none.done_count(), 0u) << "neither answer is given where Save itself failed";
     FailWritesOf("", 0);
   }
   FailSyncsOf("model.safetensors.index.json", EIO);
   SavedAnswers answers;
   Target("synced");
-  ASSERT_THAT(saver->Save(SaveOf("synced"), answers.Functions()), IsOk());
+  ASSERT_THAT(saver->Save(SaveOf("synced"), WeightsDigest(weights_), answers.Functions()), IsOk());
   EXPECT_THAT(answers.WaitForDone().failure().message(), HasSubstr("fsync"));
   FailSyncsOf("", 0);
   EXPECT_EQ(WeightsDigest(weights_), digest);
@@ -190,10 +190,11 @@ TEST_F(CheckpointSaverTest, AFolderIsANameAndIsThere) {
   const auto saver = MakeSaver();
   SavedAnswers answers;
   for (const char* name : {"", "../model", "a/b", ".", "/etc"}) {
-    EXPECT_THAT(saver->Save(SaveOf(name), answers.Functions()), Invalid("is not a valid name")) << name;
+    EXPECT_THAT(saver->Save(SaveOf(name), WeightsDigest(weights_), answers.Functions()), Invalid("is not a valid name"))
+        << name;
   }
   SavedAnswers missing;
-  ASSERT_THAT(saver->Save(SaveOf("missing"), missing.Functions()), IsOk());
+  ASSERT_THAT(saver->Save(SaveOf("missing"), WeightsDigest(weights_), missing.Functions()), IsOk());
   EXPECT_THAT(FromFailure(missing.WaitForDone().failure()),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("checkpoints/missing/model-00001")));
 }
@@ -208,7 +209,7 @@ TEST_F(CheckpointSaverTest, ASourceThatChangedMakesNoCheckpoint) {
     SavedAnswers answers;
     Target("c");
     const auto saver = MakeSaver();
-    ASSERT_THAT(saver->Save(SaveOf("c"), answers.Functions()), IsOk());
+    ASSERT_THAT(saver->Save(SaveOf("c"), WeightsDigest(weights_), answers.Functions()), IsOk());
     EXPECT_THAT(FromFailure(answers.WaitForDone().failure()), Invalid(why));
   }
 }
@@ -219,7 +220,7 @@ TEST_F(CheckpointSaverTest, AnEngineThatEndsGivesTheSaveUp) {
   Target("c");
   CutWrites(1);
   SavedAnswers answers;
-  ASSERT_THAT(saver->Save(SaveOf("c"), answers.Functions()), IsOk());
+  ASSERT_THAT(saver->Save(SaveOf("c"), WeightsDigest(weights_), answers.Functions()), IsOk());
   saver = nullptr;
   ASSERT_EQ(answers.done_count(), 1u) << "the thread has ended with its saver";
   EXPECT_THAT(FromFailure(answers.WaitForDone().failure()),

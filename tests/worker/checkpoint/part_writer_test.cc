@@ -38,6 +38,11 @@ std::string DigestOfBytes(const std::string& bytes) {
   return digest.FinishHex();
 }
 
+absl::Status Write(PartWriter& writer, uint64_t offset, const std::string& bytes) {
+  writer.Begin({.begin = offset, .length = bytes.size()});
+  return writer.Append(bytes);
+}
+
 class PartWriterTest : public ::testing::Test {
  protected:
   absl::StatusOr<PartWriter> Open(uint32_t rank = 3) const { return PartWriter::Open(folder_.path(), "file", rank); }
@@ -52,8 +57,8 @@ TEST_F(PartWriterTest, TellsItsRangesMergedWhereTheyTouch) {
   ASSERT_THAT(writer, IsOk());
   TakeSyncedFiles();
   for (const auto& [offset, bytes] :
-       std::vector<std::pair<uint64_t, std::string>>{{0, "abc"}, {3, "de"}, {7, ""}, {9, "x"}, {10, "yz"}, {14, "!"}}) {
-    ASSERT_THAT(writer->Write(offset, bytes), IsOk());
+       std::vector<std::pair<uint64_t, std::string>>{{0, "abc"}, {3, "de"}, {9, "x"}, {10, "yz"}, {14, "!"}}) {
+    ASSERT_THAT(Write(*writer, offset, bytes), IsOk());
   }
   EXPECT_THAT(TakeSyncedFiles(), IsEmpty());
   const auto part = writer->Close();
@@ -66,13 +71,45 @@ TEST_F(PartWriterTest, TellsItsRangesMergedWhereTheyTouch) {
   EXPECT_EQ(Content(), std::string("abcde\0\0\0\0xyz\0\0!", 15));
 }
 
+std::string RunsText(const internal::v1::CheckpointPart& part) {
+  std::string text;
+  for (const internal::v1::ByteRange& range : part.ranges()) text += "{ " + range.ShortDebugString() + " }";
+  return text;
+}
+
+// Two columns of three of a matrix, handed over in whatever pieces, between what lies before and behind it.
+TEST_F(PartWriterTest, ColumnsAreOneRange) {
+  auto writer = Open();
+  ASSERT_THAT(writer, IsOk());
+  ASSERT_THAT(Write(*writer, 0, "head"), IsOk());
+  writer->Begin({.begin = 5, .length = 4, .runs = 3, .stride = 6});
+  for (const char* bytes : {"a", "bcdA", "BC", "D0123"}) ASSERT_THAT(writer->Append(bytes), IsOk());
+  ASSERT_THAT(Write(*writer, 21, "after"), IsOk());
+  const auto part = writer->Close();
+  ASSERT_THAT(part, IsOk());
+  EXPECT_EQ(RunsText(*part), "{ bytes: 4 }{ begin: 5 bytes: 4 runs: 3 stride: 6 }{ begin: 21 bytes: 5 }");
+  EXPECT_EQ(part->sha256(), DigestOfBytes("headabcdABCD0123after")) << "in the order of the ranges, run by run";
+  EXPECT_EQ(Content(), std::string("head\0abcd\0\0ABCD\0\0", 17) + "0123after");
+}
+
+TEST_F(PartWriterTest, WhatIsWrittenTwiceIsOurBug) {
+  auto writer = Open();
+  ASSERT_THAT(writer, IsOk());
+  writer->Begin({.begin = 5, .length = 4, .runs = 2, .stride = 6});
+  EXPECT_DEATH(writer->Begin({.begin = 15, .length = 1}), "the bytes before are whole");
+  ASSERT_THAT(writer->Append("abcdefgh"), IsOk());
+  EXPECT_DEATH((void)writer->Append("i"), "file");
+  EXPECT_DEATH(writer->Begin({.begin = 14, .length = 1}), "ranges ascend");
+  ASSERT_THAT(Write(*writer, 15, "i"), IsOk());
+}
+
 TEST_F(PartWriterTest, TwoWriteOneFileWithoutCuttingIt) {
   auto first = Open(0);
   ASSERT_THAT(first, IsOk());
-  ASSERT_THAT(first->Write(4, "late"), IsOk());
+  ASSERT_THAT(Write(*first, 4, "late"), IsOk());
   auto second = Open(1);
   ASSERT_THAT(second, IsOk());
-  ASSERT_THAT(second->Write(0, "four"), IsOk());
+  ASSERT_THAT(Write(*second, 0, "four"), IsOk());
   ASSERT_THAT(second->Close(), IsOk());
   ASSERT_THAT(first->Close(), IsOk());
   EXPECT_EQ(Content(), "fourlate");
@@ -92,7 +129,7 @@ TEST_F(PartWriterTest, ADiskThatTakesLittleAtATimeGetsEverything) {
   CutWrites(3);
   auto writer = Open();
   ASSERT_THAT(writer, IsOk());
-  ASSERT_THAT(writer->Write(2, "0123456789"), IsOk());
+  ASSERT_THAT(Write(*writer, 2, "0123456789"), IsOk());
   ASSERT_THAT(writer->Close(), IsOk());
   EXPECT_EQ(Content(), std::string("\0\0", 2) + "0123456789");
 }
@@ -101,7 +138,7 @@ TEST_F(PartWriterTest, AFullDiskKeepsItsReason) {
   auto writer = Open();
   ASSERT_THAT(writer, IsOk());
   FailWritesOf("/file", ENOSPC, /*bytes_before=*/4);
-  const absl::Status status = writer->Write(0, "0123456789");
+  const absl::Status status = Write(*writer, 0, "0123456789");
   EXPECT_TRUE(HasReason(status, Reason::kDiskFull)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(folder_ / "file"));
   FailSyncsOf("/file", EIO);
@@ -114,12 +151,12 @@ TEST_F(PartWriterTest, TheLastOfTheDiskIsLeftForTheJournal) {
   auto writer = Open();
   ASSERT_THAT(writer, IsOk());
   SetFreeBytes(kLeft + 3);
-  EXPECT_THAT(writer->Write(0, "abc"), IsOk());
-  const absl::Status status = writer->Write(3, "defg");
+  EXPECT_THAT(Write(*writer, 0, "abc"), IsOk());
+  const absl::Status status = Write(*writer, 3, "defg");
   EXPECT_TRUE(HasReason(status, Reason::kDiskFull)) << status;
   EXPECT_EQ(Content(), "abc");
   SetFreeBytes(-1);
-  EXPECT_THAT(writer->Write(7, "defg"), IsOk());
+  EXPECT_THAT(Write(*writer, 7, "defg"), IsOk());
 }
 
 TEST_F(PartWriterTest, OnlyARegularFileIsWritten) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <random>
@@ -38,16 +39,17 @@ class Draws {
   std::mt19937 random_;
 };
 
-// A model of any family and shape, tied or not, as one file or several.
-inline ModelConfig DrawModel(Draws& draw) {
-  const int64_t kv_heads = draw(1, 2);
+// A model of any family and shape, tied or not, as one file or several; of a shape that `tp` ranks can share, K/V heads
+// that several of them hold among them.
+inline ModelConfig DrawModel(Draws& draw, int64_t tp = 1) {
+  const int64_t kv_heads = tp % 2 == 0 && draw(0, 1) == 1 ? draw(1, 2) : tp * draw(1, 2);
   ModelConfig config = SyntheticModel({.hidden = 2 * draw(2, 20),
                                        .layers = draw(1, 3),
-                                       .heads = kv_heads * draw(1, 2),
+                                       .heads = std::max(kv_heads, tp) * draw(1, 2),
                                        .kv_heads = kv_heads,
                                        .head_size = 4,
-                                       .ffn = draw(1, 30),
-                                       .vocab = draw(2, 90)});
+                                       .ffn = tp * draw(1, 30 / tp),
+                                       .vocab = draw(tp + 1, 90)});
   config.SetFamily(Families()[static_cast<size_t>(draw(0, static_cast<int64_t>(Families().size()) - 1))]);
   config.tie_word_embeddings = draw(0, 1) == 1;
   return config;
@@ -134,12 +136,19 @@ inline void ExpectWholeParts(const std::filesystem::path& folder, const Checkpoi
     EXPECT_TRUE(writers.emplace(part.file(), part.rank()).second) << "two parts of rank " << part.rank();
     Sha256 digest;
     uint64_t end = 0;
+    bool had_runs = false;
     for (const internal::v1::ByteRange& range : part.ranges()) {
-      EXPECT_TRUE(end == 0 || range.begin() > end) << part.file() << ": ranges ascend, and touching ones are merged";
-      end = range.begin() + range.bytes();
-      ASSERT_LE(end, contents.at(part.file()).size()) << part.file();
-      digest.Update(std::string_view(contents.at(part.file())).substr(range.begin(), range.bytes()));
-      for (uint64_t i = range.begin(); i < end; ++i) ++seen[part.file()][i];
+      const bool has_runs = range.runs() > 0;
+      EXPECT_TRUE(end == 0 || range.begin() > end || (range.begin() == end && (had_runs || has_runs)))
+          << part.file() << ": ranges ascend, and touching ones are merged";
+      had_runs = has_runs;
+      for (uint64_t run = 0; run < std::max<uint64_t>(range.runs(), 1); ++run) {
+        const uint64_t begin = range.begin() + run * range.stride();
+        end = begin + range.bytes();
+        ASSERT_LE(end, contents.at(part.file()).size()) << part.file();
+        digest.Update(std::string_view(contents.at(part.file())).substr(begin, range.bytes()));
+        for (uint64_t i = begin; i < end; ++i) ++seen[part.file()][i];
+      }
     }
     EXPECT_EQ(part.sha256(), digest.FinishHex()) << part.file() << " of rank " << part.rank();
   }
