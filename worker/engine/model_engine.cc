@@ -37,6 +37,10 @@ std::string CheckpointsFolder(const internal::v1::Configure& configure) {
   return std::filesystem::path(configure.data_directory()) / "checkpoints";
 }
 
+std::string CheckpointFolder(const internal::v1::Configure& configure, const std::string& name) {
+  return std::filesystem::path(CheckpointsFolder(configure)) / name;
+}
+
 // Loads the state that Configure names: a checkpoint's, or the model directory's weights with moments of zero.
 absl::StatusOr<Weights> LoadState(const internal::v1::Configure& configure, const ModelDirectory& directory,
                                   const ModelShard& shard, at::ScalarType dtype, at::Device device,
@@ -45,8 +49,7 @@ absl::StatusOr<Weights> LoadState(const internal::v1::Configure& configure, cons
     return LoadWeights(directory, shard, dtype, device, states);
   }
   RETURN_IF_ERROR(CheckFileName(configure.checkpoint()));
-  const std::string folder = std::filesystem::path(CheckpointsFolder(configure)) / configure.checkpoint();
-  return LoadCheckpoint(folder, shard, dtype, device, states);
+  return LoadCheckpoint(CheckpointFolder(configure, configure.checkpoint()), shard, dtype, device, states);
 }
 
 NoVoteReason NoVoteReasonOf(const absl::Status& status) {
@@ -120,8 +123,8 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
 
 absl::Status ModelEngine::TellDigest() {
   // Alone, and with nothing kept, there is nobody to differ from.
-  const bool compared = ranks_.size() > 1 || configure_.config().durability() == v1::REPLAY ||
-                        !configure_.checkpoint().empty();
+  const bool compared =
+      ranks_.size() > 1 || configure_.config().durability() == v1::REPLAY || !configure_.checkpoint().empty();
   if (!compared) return absl::OkStatus();
   ASSIGN_OR_RETURN(*ready_.mutable_model_digest(), MeshDigest(weights_, *ranks_.tp));
   return absl::OkStatus();
@@ -180,14 +183,14 @@ absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassW
 
 absl::StatusOr<Weights> ModelEngine::ReadCheckpointWeights(const internal::v1::PassWeights& weights) const {
   RETURN_IF_ERROR(CheckFileName(weights.checkpoint()));
-  const std::string folder = std::filesystem::path(CheckpointsFolder(configure_)) / weights.checkpoint();
-  return LoadCheckpointWeights(folder, shard_, weights_.run_dtype, backend_.device);
+  return LoadCheckpointWeights(CheckpointFolder(configure_, weights.checkpoint()), shard_, weights_.run_dtype,
+                               backend_.device);
 }
 
 absl::Status ModelEngine::CheckDigest(const internal::v1::PassWeights& weights, const Weights& read) const {
   if (weights.checkpoint().empty() || weights.weights_digest().empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::string digest, MeshDigest(read, *ranks_.tp));
-  return CheckWeightsDigest(weights.checkpoint(), digest, weights.weights_digest());
+  return CheckWeightsDigest(CheckpointFolder(configure_, weights.checkpoint()), digest, weights.weights_digest());
 }
 
 absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
@@ -392,7 +395,7 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
 absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request) {
   ExportTarget target{std::filesystem::path(configure_.data_directory()) / "exports" / request.name(), std::nullopt};
   if (request.has_dtype()) target.dtype = request.dtype();
-  return ExportOnRanks(weights_, directory_, target, shards_, *ranks_.dp);
+  return ExportOnRanks(weights_, directory_, target, shards_.owned(ranks_.dp->rank()), ranks_);
 }
 
 absl::Status ModelEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {

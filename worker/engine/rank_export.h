@@ -1,14 +1,11 @@
-// An export by all data-parallel ranks: one directory, the bytes that one rank would write. Called on the engine
-// thread.
+// An export by all ranks of a mesh: one directory, the bytes that one rank would write. Called on the engine thread.
 //
-// Files are dealt to the ranks in turn; all write into one temporary folder, which rank 0 makes beside the target and
-// renames when every rank says that its files are there. A rank that cannot still takes part to the next agreement, so
-// that a full disk of one is an error of all, and leaves nothing.
+// Every rank writes what it owns straight into the files of one temporary folder (worker/model/weights_export.h), which
+// rank 0 makes beside the target and renames when every rank says that its bytes are there. A rank that cannot still
+// takes part to the next agreement, so that a full disk of one is an error of all, and leaves nothing.
 //
-// The collectives, in their order: "export begun", an agreement; "export folder", its path from rank 0; for each piece
-// of a tensor whose master is in parts, in the order of the files, "masters" from each other owner to the file's
-// writer; "export written" and "export renamed", agreements. Masters travel once at most: those that the writer has do
-// not.
+// The collectives, in their order: "export begun", an agreement; "export folder", its path from rank 0; "export
+// written" and "export renamed", agreements. No weights travel.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +15,8 @@
 #include "absl/status/statusor.h"
 #include "common/model/model_directory.h"
 #include "worker/model/weights.h"
-#include "worker/optim/shards.h"
-#include "worker/parallel/communicator.h"
+#include "worker/optim/ranges.h"
+#include "worker/parallel/mesh_ranks.h"
 
 namespace stemma::worker {
 
@@ -28,9 +25,10 @@ struct ExportTarget {
   std::optional<std::string> dtype;  // as of WeightsExport
 };
 
-// Returns the bytes of the safetensors files that this rank wrote. Errors: AlreadyExists - the target is there; those
-// of WeightsExport and ExportFileWriter; Aborted - another rank could not; Unavailable - another rank has gone.
+// Returns the bytes of the safetensors files that this rank wrote: those of all ranks are the files'. `owned`: of this
+// rank's parameters, as OptimizerShards::owned. Errors: AlreadyExists - the target is there; those of WeightsExport;
+// Aborted - another rank could not; Unavailable - another rank has gone.
 absl::StatusOr<uint64_t> ExportOnRanks(const Weights& weights, const ModelDirectory& source, const ExportTarget& target,
-                                       const OptimizerShards& shards, Communicator& ranks);
+                                       const ParameterRanges& owned, const MeshRanks& ranks);
 
 }  // namespace stemma::worker

@@ -1,13 +1,14 @@
 #include "worker/model/weights_export.h"
 
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <unordered_map>
 #include <utility>
 
+#include "common/base/file.h"
+#include "common/base/shared_file.h"
 #include "common/base/status_macros.h"
+#include "common/model/model_tensors.h"
 #include "worker/model/model_files.h"
 #include "worker/model/tensor_reader.h"
 
@@ -17,35 +18,33 @@ namespace {
 namespace fs = std::filesystem;
 using safetensors::Dtype;
 using safetensors::TensorEntry;
+
+constexpr int64_t kWrittenElements = int64_t{8} << 20;  // converted and written at a time
+constexpr uint64_t kCopiedBytes = uint64_t{64} << 20;   // copied at a time
+
+// The tensors that the model uses, and the box of each that this rank writes; null: another rank writes it.
 using TensorsByName = std::unordered_map<std::string, const HfTensor*>;
 
-constexpr int64_t kCopiedBytes = int64_t{64} << 20;  // at a time
-
-// The exporter copies what the weights do not name as the source has it: of a part it would write old weights.
-void CheckWhole(const Weights& weights, const ModelConfig& config) {
-  const std::vector<LocalTensor> whole = LocalTensors(WholeModel(config));
-  CHECK_EQ(weights.hf_tensors.size(), whole.size()) << "an export takes the weights of the whole model";
-  for (size_t i = 0; i < whole.size(); ++i) {
-    CHECK(weights.hf_tensors[i].box == whole[i].box) << whole[i].spec.name << ": an export takes the whole tensor";
-  }
-}
-
-TensorsByName ByName(const Weights& weights) {
+// A tied model's head, where its files have one, is the embedding.
+TensorsByName ByName(const Weights& weights, const ModelConfig& config) {
   TensorsByName by_name;
-  const std::optional<TensorSpec> tied_head = TiedHead(weights.config);
+  for (const TensorSpec& spec : ModelTensors(config)) by_name[spec.name] = nullptr;
+  const std::optional<TensorSpec> tied_head = TiedHead(config);
+  if (tied_head) by_name[tied_head->name] = nullptr;
   for (const HfTensor& t : weights.hf_tensors) {
+    if (!t.counts_in_norm) continue;
     by_name[t.name] = &t;
-    if (tied_head && t.parameter == weights.head) by_name[tied_head->name] = &t;
+    if (tied_head && t.parameter == weights.embedding) by_name[tied_head->name] = &t;
   }
   return by_name;
 }
 
 // Returns the header for these tensors, which are changed where their dtype is.
-std::string HeaderFor(std::vector<TensorEntry>& tensors, const safetensors::Header& loaded, const TensorsByName& held,
+std::string HeaderFor(std::vector<TensorEntry>& tensors, const safetensors::Header& loaded, const TensorsByName& used,
                       std::optional<Dtype> dtype) {
   bool changed = false;
   for (TensorEntry& t : tensors) {
-    if (!dtype.has_value() || !held.contains(t.name)) continue;
+    if (!dtype.has_value() || !used.contains(t.name)) continue;
     changed |= t.dtype != *dtype;
     t.dtype = *dtype;
   }
@@ -56,45 +55,86 @@ std::string HeaderFor(std::vector<TensorEntry>& tensors, const safetensors::Head
   return header + loaded.raw;
 }
 
-// Appends the pieces of a tensor: `all` elements, or bytes, beginning with `begin`.
-void AddPieces(ExportPiece piece, int64_t begin, int64_t all, int64_t at_most, std::vector<ExportPiece>& pieces) {
-  for (int64_t done = 0; done < all; done += at_most) {
-    piece.begin = begin + done;
-    piece.count = std::min(at_most, all - done);
-    pieces.push_back(piece);
+absl::Status WritePiece(const Weights& weights, const ExportPiece& piece, SharedFile& file) {
+  const FilePiece& elements = piece.elements;
+  uint64_t written = 0;
+  for (int64_t done = 0; done < elements.count; done += kWrittenElements) {
+    const int64_t count = std::min(kWrittenElements, elements.count - done);
+    const at::Tensor values = weights.at(elements.parameter)
+                                  .MasterElements(elements.begin + done, count)
+                                  .to(piece.dtype)
+                                  .to(at::kCPU)
+                                  .contiguous();
+    RETURN_IF_ERROR(
+        file.Write(elements.bytes, written, {static_cast<const char*>(values.data_ptr()), values.nbytes()}));
+    written += values.nbytes();
   }
+  return absl::OkStatus();
+}
+
+absl::Status Copy(const RegularFile& source, const CopiedBytes& copied, SharedFile& file) {
+  const ByteRuns to = {.begin = copied.to, .length = copied.bytes};
+  for (uint64_t done = 0; done < copied.bytes; done += kCopiedBytes) {
+    std::string bytes(std::min(kCopiedBytes, copied.bytes - done), '\0');
+    RETURN_IF_ERROR(source.ReadAt(copied.from + done, bytes.data(), bytes.size()));
+    RETURN_IF_ERROR(file.Write(to, done, bytes));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const ModelDirectory& source,
-                                                  const std::optional<std::string>& dtype) {
-  CheckWhole(weights, source.config);
+                                                  const std::optional<std::string>& dtype, const ExportShare& share) {
   std::optional<Dtype> export_dtype;
   if (dtype.has_value()) {
     ASSIGN_OR_RETURN(export_dtype, ParseFileDtype(*dtype));
   }
-  const TensorsByName held = ByName(weights);
-  WeightsExport result(source, export_dtype);
+  const TensorsByName used = ByName(weights, source.config);
+  WeightsExport result(weights, source, export_dtype);
   for (const WeightFile& loaded : source.shards) {
     std::vector<TensorEntry> tensors = loaded.header.tensors;
     ExportFile& file = result.files_.emplace_back();
     file.name = loaded.file_name;
     file.source = loaded.path;
-    file.header = HeaderFor(tensors, loaded.header, held, export_dtype);
+    std::string header = HeaderFor(tensors, loaded.header, used, export_dtype);
+    if (share.first) file.header = std::move(header);
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const auto bytes = static_cast<int64_t>(tensors[i].end - tensors[i].begin);
-      result.tensor_bytes_ += static_cast<uint64_t>(bytes);
-      if (const auto it = held.find(tensors[i].name); it != held.end()) {
-        ExportPiece piece{.tensor = it->second};
-        ASSIGN_OR_RETURN(piece.dtype, TorchDtype(tensors[i].dtype));
-        AddPieces(piece, 0, bytes / safetensors::DtypeBytes(tensors[i].dtype), kExportPieceElements, file.pieces);
-      } else {
-        AddPieces({}, static_cast<int64_t>(loaded.header.tensors[i].begin), bytes, kCopiedBytes, file.pieces);
+      const uint64_t bytes = tensors[i].end - tensors[i].begin;
+      result.tensor_bytes_ += bytes;
+      const auto it = used.find(tensors[i].name);
+      if (it == used.end()) {
+        if (share.first) file.copied.push_back({loaded.header.tensors[i].begin, tensors[i].begin, bytes});
+        continue;
+      }
+      ASSIGN_OR_RETURN(const at::ScalarType written_dtype, TorchDtype(tensors[i].dtype));
+      if (it->second == nullptr) continue;
+      for (FilePiece& piece : FilePieces(*it->second, tensors[i], share.owned)) {
+        file.pieces.push_back({std::move(piece), written_dtype});
       }
     }
   }
   return result;
+}
+
+absl::StatusOr<uint64_t> WeightsExport::Write(const ExportFile& file, const std::string& folder) const {
+  if (file.empty()) return 0;
+  ASSIGN_OR_RETURN(SharedFile to, SharedFile::Open(fs::path(folder) / file.name));
+  uint64_t bytes = file.header.size();
+  RETURN_IF_ERROR(to.Write({.length = bytes}, 0, file.header));
+  for (const ExportPiece& piece : file.pieces) {
+    RETURN_IF_ERROR(WritePiece(*weights_, piece, to));
+    bytes += piece.elements.bytes.bytes();
+  }
+  if (!file.copied.empty()) {
+    ASSIGN_OR_RETURN(const RegularFile source, RegularFile::Open(file.source));
+    for (const CopiedBytes& copied : file.copied) {
+      RETURN_IF_ERROR(Copy(source, copied, to));
+      bytes += copied.bytes;
+    }
+  }
+  RETURN_IF_ERROR(to.Close());
+  return bytes;
 }
 
 absl::Status WeightsExport::WriteOtherFiles(const std::string& folder) const {
@@ -107,29 +147,6 @@ absl::Status WeightsExport::WriteOtherFiles(const std::string& folder) const {
     RETURN_IF_ERROR(WriteFile(fs::path(folder) / name, content));
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<ExportFileWriter> ExportFileWriter::Create(const ExportFile& file, const std::string& folder) {
-  ASSIGN_OR_RETURN(RegularFile source, RegularFile::Open(file.source));
-  ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(fs::path(folder) / file.name));
-  RETURN_IF_ERROR(writer.Write(file.header.data(), file.header.size()));
-  return ExportFileWriter(std::move(source), std::move(writer));
-}
-
-absl::Status ExportFileWriter::Write(const ExportPiece& piece, const at::Tensor& values) {
-  if (piece.tensor == nullptr) {
-    std::string bytes(static_cast<size_t>(piece.count), '\0');
-    RETURN_IF_ERROR(source_.ReadAt(static_cast<uint64_t>(piece.begin), bytes.data(), bytes.size()));
-    return writer_.Write(bytes.data(), bytes.size());
-  }
-  CHECK_EQ(values.numel(), piece.count);
-  const at::Tensor written = values.to(piece.dtype).to(at::kCPU).contiguous();
-  return writer_.Write(written.data_ptr(), written.nbytes());
-}
-
-absl::StatusOr<uint64_t> ExportFileWriter::Close() {
-  RETURN_IF_ERROR(writer_.Close());
-  return writer_.bytes_written();
 }
 
 }  // namespace stemma::worker

@@ -30,6 +30,8 @@ struct MeshRanks {
   int rank() const { return dp->rank() * tp->size() + tp->rank(); }
   // Replaces each word by the largest of all ranks of the mesh. Errors: Unavailable.
   absl::Status Agree(std::string_view name, std::span<int64_t> words) const;
+  // Puts the values of the mesh's rank 0 into everyone's. Any dtype. Errors: Unavailable.
+  absl::Status BroadcastFromFirst(std::string_view name, at::Tensor& values) const;
 };
 
 // Returns the only rank of a mesh of one.

@@ -16,11 +16,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/file.h"
 #include "common/model/model_init.h"
+#include "common/model/model_shard.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/synthetic.h"
+#include "tests/worker/checkpoint/saved_checkpoint.h"
 #include "worker/model/weights_io.h"
+#include "worker/optim/adamw.h"
+#include "worker/optim/shards.h"
 #include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
@@ -61,10 +66,6 @@ class HookedRank final : public Communicator {
     switch (call.kind) {
       case CollectiveKind::kBroadcast:
         return right_->Broadcast(call.name, output, call.peer);
-      case CollectiveKind::kSend:
-        return right_->Send(call.name, call.input, call.peer);
-      case CollectiveKind::kReceive:
-        return right_->Receive(call.name, output, call.peer);
       default:
         return right_->Agree(call.name, {output.data_ptr<int64_t>(), static_cast<size_t>(output.numel())});
     }
@@ -76,26 +77,26 @@ class HookedRank final : public Communicator {
 };
 
 struct Case {
-  int ranks = 1;
+  int dp = 1;
+  int tp = 1;
   at::ScalarType run_dtype = at::kFloat;
   std::optional<std::string> dtype = std::nullopt;
   v1::OptimizerResidency residency = v1::DEVICE;
   std::string name = "out";
+
+  int ranks() const { return dp * tp; }
 };
 
-struct Exported {
-  std::vector<absl::StatusOr<uint64_t>> answers;  // by rank
-  int64_t master_bytes = 0;                       // of all ranks, counted where they leave and where they arrive
-};
+using Answers = std::vector<absl::StatusOr<uint64_t>>;  // by rank
 
 class RankExportTest : public ::testing::Test {
  protected:
-  using Edit = std::function<void(int rank, ModelDirectory& source, std::unique_ptr<Communicator>& dp)>;
+  using Edit = std::function<void(int rank, ModelDirectory& source, MeshRanks& ranks)>;
 
   // Several files with tensors of uneven sizes, and an index.
   void SetUp() override {
-    ModelConfig config = SyntheticModel(
-        {.hidden = 36, .layers = 3, .heads = 3, .kv_heads = 1, .head_size = 12, .ffn = 50, .vocab = 211});
+    ModelConfig config =
+        SyntheticModel({.hidden = 36, .layers = 3, .heads = 8, .kv_heads = 2, .head_size = 6, .ffn = 48, .vocab = 211});
     ASSERT_TRUE(WriteRandomModel(config, {.norm_std = 0.1, .max_shard_bytes = 20'000}, model_.string()).ok());
     auto directory = OpenModelDirectory(model_.string());
     ASSERT_TRUE(directory.ok()) << directory.status();
@@ -105,39 +106,40 @@ class RankExportTest : public ::testing::Test {
 
   fs::path Target(const Case& c) const { return root_ / "exports" / c.name; }
 
-  Exported Export(
-      const Case& c, const Edit& edit = [](int, ModelDirectory&, std::unique_ptr<Communicator>&) {}) const {
-    Exported exported;
-    exported.answers.assign(static_cast<size_t>(c.ranks), absl::InternalError("not run"));
-    std::vector<std::unique_ptr<Communicator>> dps = MakeThreadRanks(c.ranks, kRankWaitsAtMost);
-    std::vector<std::map<std::string, CollectiveTotals>> totals(dps.size());
+  Answers Export(
+      const Case& c, const Edit& edit = [](int, ModelDirectory&, MeshRanks&) {}) const {
+    Answers answers(static_cast<size_t>(c.ranks()), absl::InternalError("not run"));
+    v1::Mesh mesh;
+    mesh.set_dp(static_cast<uint32_t>(c.dp));
+    mesh.set_tp(static_cast<uint32_t>(c.tp));
+    const auto shard_of = [&](int tp_rank) {
+      return MakeModelShard(directory_.config, {.tp_rank = tp_rank, .tp_size = c.tp}).value();
+    };
+    std::vector<MeshRanks> meshed = MakeThreadMesh(mesh, shard_of(0).kv_replicas(), kRankWaitsAtMost);
     std::vector<std::thread> threads;
-    for (int rank = 0; rank < c.ranks; ++rank) {
+    for (int rank = 0; rank < c.ranks(); ++rank) {
       const auto i = static_cast<size_t>(rank);
-      threads.emplace_back([&, rank, i, dp = std::move(dps[i])]() mutable {
+      threads.emplace_back([&, rank, i, ranks = std::move(meshed[i])]() mutable {
         at::set_num_threads(1);
         ModelDirectory source = directory_;
+        const int dp_rank = ranks.dp->rank();
         const auto weights =
-            LoadWeights(source, WholeModel(source.config), c.run_dtype, at::kCPU, {c.residency, rank, c.ranks});
-        edit(rank, source, dp);
-        if (!weights.ok() || dp == nullptr) return;
-        const OptimizerShards shards(ElementsOf(weights->parameters), c.ranks);
-        exported.answers[i] = ExportOnRanks(*weights, source, {Target(c).string(), c.dtype}, shards, *dp);
-        totals[i] = dp->stats().Read();
+            LoadWeights(source, shard_of(ranks.tp->rank()), c.run_dtype, at::kCPU, {c.residency, dp_rank, c.dp});
+        edit(rank, source, ranks);
+        if (!weights.ok() || ranks.dp == nullptr) return;
+        const OptimizerShards shards(ElementsOf(weights->parameters), c.dp);
+        answers[i] = ExportOnRanks(*weights, source, {Target(c).string(), c.dtype}, shards.owned(dp_rank), ranks);
       });
     }
     for (std::thread& thread : threads) thread.join();
-    for (const auto& total : totals) {
-      if (const auto it = total.find("masters"); it != total.end()) exported.master_bytes += it->second.bytes;
-    }
-    return exported;
+    return answers;
   }
 
   // Every rank says no, the guilty one why, and nothing is there but what was.
-  void ExpectNothing(const Case& c, const Exported& exported, int guilty, absl::StatusCode code, const char* why,
+  void ExpectNothing(const Case& c, const Answers& answers, int guilty, absl::StatusCode code, const char* why,
                      const std::vector<std::string>& there = {}) const {
-    for (int rank = 0; rank < c.ranks; ++rank) {
-      const auto& answer = exported.answers[static_cast<size_t>(rank)];
+    for (int rank = 0; rank < c.ranks(); ++rank) {
+      const auto& answer = answers[static_cast<size_t>(rank)];
       if (rank == guilty) {
         EXPECT_THAT(answer, StatusIs(code, HasSubstr(why))) << "rank " << rank;
       } else {
@@ -156,108 +158,163 @@ class RankExportTest : public ::testing::Test {
   ModelDirectory directory_;
 };
 
-// The owner of a master is drawn by its place, the writer of a file by its number: all pairs occur.
+// Every mesh writes the bytes of one rank, and every byte once.
 TEST_F(RankExportTest, HasTheBytesOfOneRanks) {
   const std::optional<std::string> dtypes[] = {std::nullopt, "float32", "float64", "bfloat16", "float16"};
+  const std::pair<int, int> meshes[] = {{2, 1}, {1, 2}, {3, 1}, {2, 2}, {1, 4}, {4, 1}, {3, 2}, {2, 4}, {1, 8}, {5, 1}};
   int number = 0;
   for (const at::ScalarType run_dtype : {at::kBFloat16, at::kFloat, at::kDouble}) {
     for (const auto& dtype : dtypes) {
       const std::string alone = "alone" + std::to_string(++number);
-      const Exported one = Export({.run_dtype = run_dtype, .dtype = dtype, .name = alone});
-      ASSERT_TRUE(one.answers[0].ok()) << one.answers[0].status();
+      const Answers one = Export({.run_dtype = run_dtype, .dtype = dtype, .name = alone});
+      ASSERT_THAT(one[0], IsOk());
       const auto expected = Contents(root_ / "exports" / alone);
-      const int ranks = 2 + number % 3;
-      const Case c{ranks, run_dtype, dtype, number % 2 == 0 ? v1::HOST : v1::DEVICE, "ranks" + std::to_string(number)};
-      const Exported several = Export(c);
-      uint64_t bytes = 0;
-      for (const auto& answer : several.answers) {
-        ASSERT_TRUE(answer.ok()) << answer.status();
-        EXPECT_GT(*answer, 0u) << "files are dealt to all of " << ranks;
-        bytes += *answer;
+      for (const int turn : {0, 1}) {
+        const auto [dp, tp] = meshes[static_cast<size_t>(2 * number + turn) % std::size(meshes)];
+        Case c{dp, tp, run_dtype, dtype, number % 2 == 0 ? v1::HOST : v1::DEVICE};
+        c.name = "mesh" + std::to_string(number) + "-" + std::to_string(turn);
+        uint64_t bytes = 0;
+        for (const auto& answer : Export(c)) {
+          ASSERT_THAT(answer, IsOk());
+          EXPECT_GT(*answer, 0u) << "all ranks write";
+          bytes += *answer;
+        }
+        EXPECT_EQ(bytes, *one[0]) << "what the server adds up";
+        EXPECT_TRUE(Contents(Target(c)) == expected) << "dp=" << dp << ", tp=" << tp << ", number " << number;
       }
-      EXPECT_EQ(bytes, *one.answers[0]);
-      EXPECT_TRUE(Contents(Target(c)) == expected) << "run " << number;
-      EXPECT_EQ(several.master_bytes > 0, run_dtype == at::kBFloat16) << "only masters in parts travel";
     }
   }
   EXPECT_EQ(Contents(root_ / "exports" / "alone6"), Contents(model_)) << "fp32 as loaded, in an fp32 run";
   EXPECT_EQ(Contents(root_ / "exports" / "alone1"), Contents(model_)) << "by its masters in a bf16 run";
 }
 
-TEST_F(RankExportTest, MoreRanksThanFiles) {
+// What old programs leave: a tied head that is stored as well, and tensors that the model does not use.
+TEST_F(RankExportTest, WhatIsCopiedAndWhatIsStoredTwice) {
   fs::remove_all(model_);
-  ASSERT_TRUE(WriteRandomModel(SyntheticModel({.hidden = 36, .layers = 1, .vocab = 101}), {}, model_.string()).ok());
+  ModelConfig config =
+      SyntheticModel({.hidden = 36, .layers = 1, .heads = 4, .kv_heads = 2, .head_size = 4, .ffn = 8, .vocab = 101});
+  config.tie_word_embeddings = true;
+  ASSERT_THAT(WriteRandomModel(config, {}, model_.string()), IsOk());
+  const std::string file = model_ / "model.safetensors";
+  AddTensor(file, {"model.layers.0.self_attn.rotary_emb.inv_freq", safetensors::Dtype::kF32, {3}});
+  AddTensor(file, {"lm_head.weight", safetensors::Dtype::kBF16, {101, 36}});
   directory_ = OpenModelDirectory(model_.string()).value();
-  const Case c{4, at::kBFloat16};
-  const Exported exported = Export(c);
-  for (const auto& answer : exported.answers) ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_EQ(Contents(Target(c)), Contents(model_));
-  // One file of rank 0's: the others send what they own, each element once.
-  const auto weights = LoadWeights(directory_, WholeModel(directory_.config), at::kBFloat16, at::kCPU, {});
-  const OptimizerShards shards(ElementsOf(weights->parameters), 4);
-  int64_t elements = 0;
-  for (int rank = 1; rank < 4; ++rank) {
-    for (const ParameterRange& range : shards.owned(rank)) elements += range.count;
+  for (const std::optional<std::string>& dtype :
+       {std::optional<std::string>(), std::optional<std::string>("float16")}) {
+    const std::string alone = "alone" + dtype.value_or("");
+    const Answers one = Export({.run_dtype = at::kBFloat16, .dtype = dtype, .name = alone});
+    ASSERT_THAT(one[0], IsOk());
+    const auto expected = Contents(root_ / "exports" / alone);
+    for (const auto& [dp, tp] : {std::pair(2, 2), {1, 4}, {3, 1}}) {
+      Case c{dp, tp, at::kBFloat16, dtype};
+      c.name = absl::StrCat("mesh", dp, tp, dtype.value_or(""));
+      uint64_t bytes = 0;
+      for (const auto& answer : Export(c)) bytes += answer.value();
+      EXPECT_EQ(bytes, *one[0]);
+      EXPECT_TRUE(Contents(Target(c)) == expected) << c.name;
+    }
+    // The head that is stored is the embedding, whatever it was when it was loaded.
+    const std::string path = root_ / "exports" / alone / "model.safetensors";
+    const std::string content = ReadFile(path, kFileBytesMax).value();
+    const safetensors::Header header = safetensors::ReadHeader(path).value();
+    const safetensors::TensorEntry* embedding = nullptr;
+    for (const safetensors::TensorEntry& t : header.tensors) {
+      if (t.name == "model.embed_tokens.weight") embedding = &t;
+      if (t.name != "lm_head.weight" || !dtype.has_value()) continue;
+      ASSERT_NE(embedding, nullptr);
+      EXPECT_EQ(content.substr(t.begin, t.end - t.begin),
+                content.substr(embedding->begin, embedding->end - embedding->begin));
+    }
   }
-  EXPECT_EQ(exported.master_bytes, 2 * elements * static_cast<int64_t>(sizeof(float)));
+}
+
+// An embedding of more elements than are converted at a time.
+TEST_F(RankExportTest, ALargeTensorIsWrittenInParts) {
+  fs::remove_all(model_);
+  ModelConfig config = SyntheticModel(
+      {.hidden = 512, .layers = 1, .heads = 2, .kv_heads = 2, .head_size = 4, .ffn = 4, .vocab = 16'400});
+  config.tie_word_embeddings = true;
+  ASSERT_THAT(WriteRandomModel(config, {}, model_.string()), IsOk());
+  directory_ = OpenModelDirectory(model_.string()).value();
+  const Case c{1, 1, at::kBFloat16};
+  ASSERT_THAT(Export(c)[0], IsOk());
+  EXPECT_TRUE(Contents(Target(c)) == Contents(model_)) << "megabytes, which nobody wants printed";
+}
+
+TEST_F(RankExportTest, MoreRanksThanElementsToWrite) {
+  fs::remove_all(model_);
+  ASSERT_TRUE(
+      WriteRandomModel(
+          SyntheticModel({.hidden = 4, .layers = 1, .heads = 2, .kv_heads = 1, .head_size = 2, .ffn = 2, .vocab = 6}),
+          {}, model_.string())
+          .ok());
+  directory_ = OpenModelDirectory(model_.string()).value();
+  const Case c{16, 2, at::kBFloat16};
+  bool nothing = false;
+  for (const auto& answer : Export(c)) {
+    ASSERT_THAT(answer, IsOk());
+    nothing |= *answer == 0;
+  }
+  EXPECT_TRUE(nothing);
+  EXPECT_EQ(Contents(Target(c)), Contents(model_));
 }
 
 TEST_F(RankExportTest, ATargetThatExistsStays) {
-  const Case c{3, at::kBFloat16};
+  const Case c{3, 1, at::kBFloat16};
   fs::create_directories(Target(c) / "kept");
   ExpectNothing(c, Export(c), 0, absl::StatusCode::kAlreadyExists, "exists: choose another name", {"out"});
   EXPECT_TRUE(fs::exists(Target(c) / "kept"));
 }
 
 TEST_F(RankExportTest, ARankThatCannotWriteIsEveryRanksAnswer) {
-  for (const int guilty : {0, 1, 2}) {
-    const Case c{3, at::kBFloat16};
-    const Exported exported = Export(c, [&](int rank, ModelDirectory& source, auto&) {
-      if (rank == guilty) source.shards[static_cast<size_t>(3 + guilty)].path = "/no/such/file";
+  for (const int guilty : {0, 1, 2, 3}) {
+    const Case c{2, 2, at::kBFloat16};
+    const Answers answers = Export(c, [&](int rank, ModelDirectory& source, MeshRanks&) {
+      if (rank == guilty) source.shards.back().file_name = source.shards.front().file_name = "no/such/folder";
     });
-    ExpectNothing(c, exported, guilty, absl::StatusCode::kNotFound, "/no/such/file");
+    ExpectNothing(c, answers, guilty, absl::StatusCode::kNotFound, "no/such/folder");
   }
-  EXPECT_TRUE(Export({3, at::kBFloat16}).answers[0].ok()) << "the next one is made";
+  EXPECT_TRUE(Export({3, 1, at::kBFloat16})[0].ok()) << "the next one is made";
 }
 
 // The folder goes while the ranks write: what the second rank meets, the third too.
 TEST_F(RankExportTest, AFolderThatVanishesIsAnAnswer) {
-  const Case c{3, at::kFloat};
-  const Exported exported = Export(c, [&](int rank, ModelDirectory&, std::unique_ptr<Communicator>& dp) {
+  const Case c{3, 1, at::kFloat};
+  const Answers answers = Export(c, [&](int rank, ModelDirectory&, MeshRanks& ranks) {
     if (rank != 0) return;
-    dp = std::make_unique<HookedRank>(std::move(dp), "export folder", [&] {
+    ranks.dp = std::make_unique<HookedRank>(std::move(ranks.dp), "export folder", [&] {
       for (const auto& entry : fs::directory_iterator(root_ / "exports")) fs::remove_all(entry.path());
     });
   });
-  for (const auto& answer : exported.answers) EXPECT_THAT(answer, StatusIs(absl::StatusCode::kNotFound, HasSubstr("")));
+  for (const auto& answer : answers) EXPECT_THAT(answer, StatusIs(absl::StatusCode::kNotFound, HasSubstr("")));
   EXPECT_TRUE(fs::is_empty(root_ / "exports"));
 }
 
 // Another writer takes the name while the ranks write: its directory stays, ours goes.
 TEST_F(RankExportTest, ATargetThatAppearsStays) {
-  const Case c{3, at::kFloat};
-  const Exported exported = Export(c, [&](int rank, ModelDirectory&, std::unique_ptr<Communicator>& dp) {
+  const Case c{3, 1, at::kFloat};
+  const Answers answers = Export(c, [&](int rank, ModelDirectory&, MeshRanks& ranks) {
     if (rank != 2) return;
-    dp = std::make_unique<HookedRank>(std::move(dp), "export written",
-                                      [&] { fs::create_directories(Target(c) / "theirs"); });
+    ranks.dp = std::make_unique<HookedRank>(std::move(ranks.dp), "export written",
+                                            [&] { fs::create_directories(Target(c) / "theirs"); });
   });
-  ExpectNothing(c, exported, 0, absl::StatusCode::kAlreadyExists, "out", {"out"});
+  ExpectNothing(c, answers, 0, absl::StatusCode::kAlreadyExists, "out", {"out"});
   EXPECT_TRUE(fs::exists(Target(c) / "theirs"));
 }
 
 TEST_F(RankExportTest, AnUnknownDtypeIsRefused) {
-  const Case c{2, at::kFloat, "half"};
-  for (const auto& answer : Export(c).answers) EXPECT_THAT(answer, Invalid("dtype: 'half'"));
+  const Case c{2, 1, at::kFloat, "half"};
+  for (const auto& answer : Export(c)) EXPECT_THAT(answer, Invalid("dtype: 'half'"));
   EXPECT_FALSE(fs::exists(Target(c)));
 }
 
 TEST_F(RankExportTest, ARankThatHasGoneEndsTheGeneration) {
-  const Case c{3, at::kBFloat16};
-  const Exported exported = Export(c, [&](int rank, ModelDirectory&, std::unique_ptr<Communicator>& dp) {
-    if (rank == 1) dp.reset();
+  const Case c{3, 1, at::kBFloat16};
+  const Answers answers = Export(c, [&](int rank, ModelDirectory&, MeshRanks& ranks) {
+    if (rank == 1) ranks = {};
   });
   for (const int rank : {0, 2}) {
-    EXPECT_THAT(exported.answers[static_cast<size_t>(rank)], StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
+    EXPECT_THAT(answers[static_cast<size_t>(rank)], StatusIs(absl::StatusCode::kUnavailable, HasSubstr("")));
   }
   EXPECT_FALSE(fs::exists(Target(c)));
 }
