@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/weights_digest_text.h"
 
 namespace stemma::server {
 
@@ -49,7 +50,7 @@ absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_
   if (!parts.history.replays() || model_digest.empty()) return absl::OkStatus();
   const std::string before = parts.history.state().model_digest();
   if (before.empty()) parts.history.LoadModel(model_digest);
-  if (before.empty() || before == model_digest) return absl::OkStatus();
+  if (!WeightsDiffer(before, model_digest)) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the model directory holds other weights than those that lineage ", parts.lineage.name(),
                    " began with: give the server the directory that it began with, or a --data directory of its own"));

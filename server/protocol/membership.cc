@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/weights_digest_text.h"
 #include "server/protocol/answers.h"
 #include "server/protocol/incident.h"
 #include "server/protocol/lineage_changes.h"
@@ -130,8 +131,9 @@ void Membership::OnReady(SessionId session, const internal::v1::Ready& message) 
 // False: the generation is given up, for its weights are not those that were saved.
 bool Membership::CheckLoaded(const std::string& weights_digest) {
   const internal::v1::KnownCheckpoint& base = *p_.base.checkpoint();
-  if (base.weights_digest() == weights_digest) return true;
-  if (base.dtype() != p_.gang.config().dtype()) {
+  const bool same_dtype = base.dtype() == p_.gang.config().dtype();
+  if (same_dtype && !WeightsDiffer(base.weights_digest(), weights_digest)) return true;
+  if (!same_dtype) {
     Diverge(absl::StrCat("checkpoint ", base.name(), ", saved in ", base.dtype(), " and loaded in ",
                          p_.gang.config().dtype(), ","));
     return true;

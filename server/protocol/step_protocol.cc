@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/admission/run_numbers.h"
 #include "common/base/error.h"
+#include "common/base/weights_digest_text.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
 #include "server/protocol/answers.h"
@@ -265,7 +266,7 @@ void StepProtocol::CompleteAgain(UpdateRecord& record, const internal::v1::KeptS
                                  const std::string& digest) {
   if (p_.jobs.running().outcome() != v1::StepResult::APPLIED) return;
   p_.lineage.CountStepAgain();
-  if (before.weights_digest() != digest) {
+  if (WeightsDiffer(before.weights_digest(), digest)) {
     internal::v1::StepApplied row;
     row.set_request_id(record.id);
     row.set_k(record.k);

@@ -13,6 +13,7 @@
 #include "common/base/error.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
+#include "common/base/weights_digest_text.h"
 #include "common/model/model_directory.h"
 #include "common/model/model_tensors.h"
 #include "worker/checkpoint/checkpoint_layout.h"
@@ -162,7 +163,7 @@ absl::StatusOr<Weights> LoadCheckpointWeights(const std::string& folder, const M
 }
 
 absl::Status CheckWeightsDigest(const std::string& folder, const std::string& found, const std::string& saved) {
-  if (saved.empty() || found == saved) return absl::OkStatus();
+  if (!WeightsDiffer(saved, found)) return absl::OkStatus();
   return MakeError(Reason::kCorruptCheckpoint,
                    absl::StrCat(folder,
                                 ": its weights are not those that were saved: `stemma checkpoint verify` says "

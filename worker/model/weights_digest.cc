@@ -1,86 +1,89 @@
 #include "worker/model/weights_digest.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <glog/logging.h>
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "common/base/digest.h"
+#include "common/base/split_mix.h"
 #include "common/base/status_macros.h"
+#include "common/base/weights_digest_text.h"
+#include "worker/parallel/local_communicator.h"
 
 namespace stemma::worker {
 namespace {
 
-constexpr size_t kPartBytes = size_t{1} << 20;
-constexpr size_t kLanes = 8;  // that do not wait for each other
-constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
-constexpr int kTurn = 29;
-using Block = std::array<uint64_t, kLanes>;
+// Rows and columns have factors of their own, all odd.
+constexpr uint64_t kRowSeed = 0x2545f4914f6cdd1d, kColumnSeed = 0x9e3779b97f4a7c15;
+uint64_t Factor(uint64_t seed, int64_t index) { return MixedBits(seed + static_cast<uint64_t>(index)) | 1; }
 
-// One to one in each argument: a word that differs leaves a state that differs, whatever follows.
-uint64_t Mix(uint64_t state, uint64_t word) { return std::rotl((state ^ word) * kOdd, kTurn); }
-
-// In parts, side by side: the result is the same with any number of threads.
-uint64_t MixTensor(const at::Tensor& values) {
-  const size_t bytes = values.nbytes();
-  std::vector<uint64_t> parts((bytes + kPartBytes - 1) / kPartBytes);
-  at::parallel_for(0, static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      const char* from = static_cast<const char*>(values.data_ptr()) + i * kPartBytes;
-      parts[i] = MixBytes(from, std::min(kPartBytes, bytes - i * kPartBytes));
+template <typename Word>
+uint64_t SumOfRows(const Word* words, const TensorBox& box) {
+  std::vector<uint64_t> columns(static_cast<size_t>(box.columns()));
+  for (size_t i = 0; i < columns.size(); ++i) {
+    columns[i] = Factor(kColumnSeed, box.column_begin + static_cast<int64_t>(i));
+  }
+  std::vector<uint64_t> rows(static_cast<size_t>(box.rows()));  // apart, so that threads share nothing
+  at::parallel_for(0, box.rows(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const Word* of_row = words + row * box.columns();
+      uint64_t sum = 0;
+      for (size_t i = 0; i < columns.size(); ++i) sum += columns[i] * of_row[i];
+      rows[static_cast<size_t>(row)] = sum * Factor(kRowSeed, box.row_begin + row);
     }
   });
-  return MixBytes(parts.data(), parts.size() * sizeof(uint64_t));
+  return std::accumulate(rows.begin(), rows.end(), uint64_t{0});
+}
+
+uint64_t SumOf(const at::Tensor& values, const TensorBox& box) {
+  CHECK_EQ(values.numel(), box.rows() * box.columns());
+  const at::Tensor on_host = values.cpu().contiguous();
+  const void* data = on_host.data_ptr();
+  switch (on_host.element_size()) {
+    case sizeof(uint16_t):
+      return SumOfRows(static_cast<const uint16_t*>(data), box);
+    case sizeof(uint32_t):
+      return SumOfRows(static_cast<const uint32_t*>(data), box);
+    case sizeof(uint64_t):
+      return SumOfRows(static_cast<const uint64_t*>(data), box);
+    default:
+      LOG(FATAL) << "no run has elements of " << on_host.element_size() << " bytes";
+  }
 }
 
 }  // namespace
 
-uint64_t MixBytes(const void* bytes, size_t count) {
-  Block state, block;
-  for (size_t lane = 0; lane < kLanes; ++lane) state[lane] = lane + 1;
-  const char* from = static_cast<const char*>(bytes);
-  const char* const end = from + count;
-  for (; from < end; from += sizeof(block)) {
-    const auto left = static_cast<size_t>(end - from);
-    if (left < sizeof(block)) block = {};
-    std::memcpy(block.data(), from, left < sizeof(block) ? left : sizeof(block));
-    for (size_t lane = 0; lane < kLanes; ++lane) state[lane] = Mix(state[lane], block[lane]);
-    if (left < sizeof(block)) break;
+absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp) {
+  const auto count = static_cast<int64_t>(weights.hf_tensors.size());
+  at::Tensor numbers = at::zeros({count, 2}, at::kLong);  // of each tensor: its sum, its elements
+  auto* number = numbers.mutable_data_ptr<int64_t>();
+  for (const HfTensor& tensor : weights.hf_tensors) {
+    if (tensor.counts_in_norm) {  // else another rank has the same box
+      const at::Tensor values = weights.at(tensor.parameter).weight.slice(0, tensor.row_begin, tensor.row_end);
+      number[0] = static_cast<int64_t>(SumOf(values, tensor.box));
+      number[1] = values.numel();
+    }
+    number += 2;
   }
-  uint64_t all = count;
-  for (const uint64_t lane : state) all = Mix(all, lane);
-  return all;
+  if (tp.size() > 1) RETURN_IF_ERROR(tp.AllReduceSum("weights digest", numbers));
+  Sha256 digest;
+  digest.UpdateInteger(static_cast<uint64_t>(weights.run_dtype));
+  number = numbers.mutable_data_ptr<int64_t>();
+  for (const HfTensor& tensor : weights.hf_tensors) {
+    digest.UpdateInteger(tensor.name.size());
+    digest.Update(tensor.name);
+    digest.UpdateInteger(static_cast<uint64_t>(*number++));
+    digest.UpdateInteger(static_cast<uint64_t>(*number++));
+  }
+  return WeightsDigestText(digest.FinishHex());
 }
 
 std::string WeightsDigest(const Weights& weights) {
-  Sha256 digest;
-  for (const Parameter& p : weights.parameters) {
-    digest.UpdateInteger(p.name.size());
-    digest.Update(p.name);
-    digest.UpdateInteger(static_cast<uint64_t>(p.weight.dim()));
-    for (const int64_t size : p.weight.sizes()) digest.UpdateInteger(static_cast<uint64_t>(size));
-    digest.UpdateInteger(static_cast<uint64_t>(p.weight.scalar_type()));
-    const at::Tensor values = p.weight.cpu().contiguous();
-    digest.UpdateInteger(MixTensor(values));
-  }
-  return digest.FinishHex();
-}
-
-absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp) {
-  std::string own = WeightsDigest(weights);
-  if (tp.size() == 1) return own;
-  const auto digits = static_cast<int64_t>(own.size());
-  const at::Tensor input = at::empty({digits}, at::kByte);
-  at::Tensor output = at::empty({tp.size() * digits}, at::kByte);
-  std::memcpy(input.data_ptr(), own.data(), own.size());
-  RETURN_IF_ERROR(tp.AllGather("weights digest", input, output));
-  Sha256 digest;
-  digest.Update({static_cast<const char*>(output.data_ptr()), output.nbytes()});
-  return digest.FinishHex();
+  LocalCommunicator alone("tp");
+  return *MeshDigest(weights, alone);
 }
 
 }  // namespace stemma::worker

@@ -1,7 +1,12 @@
-// Tells whether two ranks loaded the same weights. Called by worker/engine on its thread.
+// Tells whether two ranks loaded the same weights, and whether weights are those that were saved. Called by
+// worker/engine on its thread.
+//
+// A digest is of the model, and not of a mesh: every rank adds what it holds, each element once, times factors of its
+// row and column in its tensor, so that the sum of all ranks does not depend on how tensors are cut. Factors are odd:
+// an element that changes alone always changes the sum. Found by it are mistakes (another model directory, a file that
+// was changed), not forgeries.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -11,17 +16,12 @@
 
 namespace stemma::worker {
 
-// Returns 64 hex digits, of the names, shapes, dtypes and bytes of all parameters in the run's dtype, as this rank
-// holds them. Found by it are mistakes (another model directory, a file that was changed), not forgeries. Costs one
-// read of the weights.
-std::string WeightsDigest(const Weights& weights);
-
-// Returns the digest of a copy of the model, the same on every rank of the mesh: of the digests of the ranks that hold
-// the copy together, in their order, and with one of them its own. The collective is "weights digest", which all ranks
-// of `tp` have to come to: a rank that has no weights agrees with the others beforehand. Errors: Unavailable.
+// Returns the digest (common/base/weights_digest_text.h) of the names, sizes, dtypes and bytes of all tensors in the
+// run's dtype. It is the same on every rank of `tp`, all of which come to it: a rank that has no weights agrees with
+// the others beforehand. The collective is "weights digest". Costs one read of the weights. Errors: Unavailable.
 absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp);
 
-// Mixes bytes, in their order, into 64 bits: one that changes always changes the result.
-uint64_t MixBytes(const void* bytes, size_t count);
+// Of a rank that holds the whole model.
+std::string WeightsDigest(const Weights& weights);
 
 }  // namespace stemma::worker

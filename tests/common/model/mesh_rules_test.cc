@@ -32,6 +32,7 @@ ModelConfig DrawModel(std::mt19937& random) {
   config.ffn_size = draw(1, 4) * (draw(0, 1) == 1 ? 24 : 7);
   config.num_layers = 2;
   config.vocab_size = draw(2, 40);
+  config.rms_norm_eps = 1e-6;
   return config;
 }
 
@@ -78,6 +79,8 @@ TEST(MeshRulesErrorTest, EveryProblemIsSaidWithTheNearestMesh) {
   config.ffn_size = 100;
   config.num_layers = 3;
   config.vocab_size = 4;
+  EXPECT_THAT(std::string(CheckMesh(config, MakeMesh({.dp = 1, .tp = 2})).message()), HasSubstr("rms_norm_eps is 0"));
+  config.rms_norm_eps = 1e-6;
   const std::string text(CheckMesh(config, MakeMesh({.dp = 2, .tp = 7})).message());
   EXPECT_THAT(text,
               AllOf(HasSubstr("mesh dp=2,tp=7"), HasSubstr("8 attention heads"), HasSubstr("100 FFN columns"),

@@ -38,6 +38,7 @@ class ModelShardTest : public ::testing::TestWithParam<int> {
     config_.hidden_size = Draw(3, 40);
     config_.ffn_size = mesh_.tp * Draw(1, 20);
     config_.num_layers = mesh_.pp + Draw(0, 5);
+    config_.rms_norm_eps = 1e-6;
     config_.vocab_size = mesh_.tp + Draw(0, 50);  // a vocabulary need not divide
     config_.tie_word_embeddings = Draw(0, 1) == 1;
   }
@@ -114,6 +115,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, ModelShardTest, ::testing::Range(1, 41));
 ModelConfig EightHeads() {
   ModelConfig config;
   config.SetFamily(*FindFamily("llama"));
+  config.rms_norm_eps = 1e-6;
   config.num_heads = 8;
   config.num_kv_heads = 4;
   config.head_size = 16;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/error.h"
+#include "common/base/mesh.h"
 #include "glog/logging.h"
 #include "server/protocol/coordinator_state.h"
 #include "server/protocol/journal_checks.h"
@@ -37,7 +38,7 @@ class Scenario {
       return;
     }
     if (name == "mesh" || name == "replays") {  // first of all
-      num_ranks_ = static_cast<uint32_t>(command.Get("dp", num_ranks_));
+      SetMesh(command);
       replays_ |= name == "replays";
       dtype_ = command.Text("dtype");
       journal_.Clear();
@@ -50,7 +51,7 @@ class Scenario {
     }
     if (name == "restart") {
       if (command.words.size() > 1) replays_ = command.words[1] == "replays";
-      num_ranks_ = static_cast<uint32_t>(command.Get("dp", num_ranks_));
+      SetMesh(command);
       return Restart(out);
     }
     if (name == "damage") return DamageFiles(command);
@@ -107,13 +108,18 @@ class Scenario {
     now_ = end;
   }
 
+  void SetMesh(const Command& command) {
+    mesh_ = MakeMesh({.dp = static_cast<uint32_t>(command.Get("dp", DpSize(mesh_))),
+                      .tp = static_cast<uint32_t>(command.Get("tp", TpSize(mesh_)))});
+  }
+
   // A heartbeat at the end of every second, of the worker that was named last or, in a mesh, of each one that is
   // connected: engines that stand still, or of which one moves.
   void Beat(const Command& command, std::string& out) {
     for (uint64_t second = 0; second < command.Id(1); ++second) {
       Advance(absl::Seconds(1), out);
       if (command.Has("moving")) ++progress_;
-      const std::set<SessionId> sessions = num_ranks_ == 1 ? std::set<SessionId>{session_} : connected_;
+      const std::set<SessionId> sessions = NumRanks(mesh_) == 1 ? std::set<SessionId>{session_} : connected_;
       for (const SessionId session : sessions) {
         WorkerMessageEvent event{.session = session, .message = {}};
         event.message.mutable_heartbeat()->set_phase("suffix");
@@ -169,8 +175,8 @@ class Scenario {
   LoadedEvent Loaded(const LoadAction& load) const {
     auto loaded = std::make_shared<absl::StatusOr<LoadedRequest>>(absl::DataLossError("x"));
     if (const auto request = spool_.find(load.file.name()); request != spool_.end()) {
-      const auto& [kept, ranks] = request->second;
-      *loaded = LoadedRequest{kept, *FakePlan(*kept, ranks), ranks};
+      const auto& [kept, mesh] = request->second;
+      *loaded = LoadedRequest{kept, *FakePlan(*kept, DpSize(mesh)), mesh};
     }
     return {.id = load.id, .loaded = std::move(loaded)};
   }
@@ -185,18 +191,18 @@ class Scenario {
 
   PlannedEvent Planned(PlanId id, bool fail) {
     const PlanAction& action = plans_.at(id);
-    absl::StatusOr<RequestPlan> plan = FakePlan(*action.request, num_ranks_);
+    absl::StatusOr<RequestPlan> plan = FakePlan(*action.request, DpSize(mesh_));
     if (fail) plan = MakeError(Reason::kGroupTooLarge, "x");
     PlannedEvent event = {.id = id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(std::move(plan))};
     if (fail || action.spool_name.empty()) return event;
-    spool_[action.spool_name] = {action.request, num_ranks_};
+    spool_[action.spool_name] = {action.request, mesh_};
     event.spool.emplace().set_name(action.spool_name);
     return event;
   }
 
   CoordinatorOptions Options() const {
     CoordinatorOptions options;
-    options.config.mutable_mesh()->set_dp(num_ranks_);
+    *options.config.mutable_mesh() = mesh_;
     options.config.set_durability(replays_ ? v1::REPLAY : v1::REWIND);
     options.config.set_dtype(dtype_);
     options.config.mutable_checkpoints()->set_every_steps(every_steps_);
@@ -354,14 +360,14 @@ class Scenario {
   }
 
   std::unique_ptr<CoordinatorState> state_;
-  uint32_t num_ranks_ = 1;
+  v1::Mesh mesh_;
   bool plans_held_ = false;
   bool replays_ = false, shows_rows_ = false, shows_incidents_ = false;
   std::map<PlanId, PlanAction> plans_;  // that were asked for
   internal::v1::JournalState journal_;  // the fold of all rows
   uint64_t num_rows_ = 0;
-  // By name: the request, and how many ranks its plan was made for.
-  std::map<std::string, std::pair<std::shared_ptr<const TrainingRequest>, uint32_t>> spool_;
+  // By name: the request, and the mesh that its plan was made for.
+  std::map<std::string, std::pair<std::shared_ptr<const TrainingRequest>, v1::Mesh>> spool_;
   FakeCheckpoints checkpoints_;
   uint64_t every_steps_ = 0, every_minutes_ = 0;
   std::string resume_, dtype_, prefix_ = "L";

@@ -1,8 +1,8 @@
 // Runs CoordinatorState on a text: lines that start with '>' are events, the lines below each are the actions that must
 // follow. RunScenario returns the text as it really went, so a test compares two texts.
 //
-//   > mesh dp=RANKS                           (first of all; else one rank)
-//   > replays [dp=RANKS]                      (first of all: requests are kept)
+//   > mesh [dp=COPIES] [tp=RANKS]             (first of all; else one rank)
+//   > replays [dp=COPIES] [tp=RANKS]          (first of all: requests are kept)
 //   > rows                                    (from now on rows of the journal are shown)
 //   > incidents                               (from now on incidents are shown)
 //   > damage                                  (no kept request can be read)

@@ -38,7 +38,7 @@ void FlipBit(const at::Tensor& weight, size_t bit) {
 
 TEST(WeightsDigestTest, TheSameWeightsHaveTheSameDigest) {
   EXPECT_EQ(WeightsDigest(SomeWeights()), WeightsDigest(SomeWeights()));
-  EXPECT_EQ(WeightsDigest(SomeWeights()).size(), 64u);
+  EXPECT_EQ(WeightsDigest(SomeWeights()).size(), 66u);
   Weights other_gradients = SomeWeights();
   other_gradients.parameters[0].grad.fill_(3);
   EXPECT_EQ(WeightsDigest(other_gradients), WeightsDigest(SomeWeights()));
@@ -60,7 +60,7 @@ TEST(WeightsDigestTest, AnyBitOfAnyParameterChangesIt) {
   }
 }
 
-TEST(WeightsDigestTest, PlaceNameShapeAndDtypeCount) {
+TEST(WeightsDigestTest, PlaceNameAndDtypeCount) {
   const std::string digest = WeightsDigest(SomeWeights());
   Weights exchanged = SomeWeights();
   Parameter &a = exchanged.at(exchanged.layers[0][TensorRole::kNorm1]),
@@ -68,14 +68,36 @@ TEST(WeightsDigestTest, PlaceNameShapeAndDtypeCount) {
   std::swap(a.weight, b.weight);
   EXPECT_NE(WeightsDigest(exchanged), digest);
   Weights renamed = SomeWeights();
-  renamed.parameters[0].name.back() = 'x';
+  renamed.hf_tensors[0].name.back() = 'x';
   EXPECT_NE(WeightsDigest(renamed), digest);
-  Weights reshaped = SomeWeights();
-  at::Tensor& weight = reshaped.at(reshaped.layers[0][TensorRole::kGateUp]).weight;
-  weight = weight.view({weight.size(1), weight.size(0)});
-  EXPECT_NE(WeightsDigest(reshaped), digest);
   EXPECT_NE(WeightsDigest(SomeWeights(at::kDouble)), digest);
   EXPECT_NE(WeightsDigest(SomeWeights(at::kFloat, /*layers=*/1)), digest);
+}
+
+// Elements that change places within a row, and rows that do, within a tensor and from one fused tensor to the next.
+TEST(WeightsDigestTest, ElementsThatChangePlacesAreSeen) {
+  const Weights weights = SomeWeights();
+  const std::string digest = WeightsDigest(weights);
+  std::mt19937 random(9);
+  for (const TensorRole role : {TensorRole::kQkv, TensorRole::kDown, TensorRole::kNorm1}) {
+    const at::Tensor weight = weights.at(weights.layers[1][role]).weight;
+    const at::Tensor before = weight.clone();
+    for (int dim = 0; dim < weight.dim(); ++dim) {
+      weight.copy_(before.roll(1, dim));
+      EXPECT_NE(WeightsDigest(weights), digest) << "dimension " << dim;
+    }
+    for (int i = 0; i < 20; ++i) {
+      const at::Tensor flat = weight.copy_(before).view(-1);
+      const auto x = static_cast<int64_t>(random() % static_cast<size_t>(flat.numel()));
+      const int64_t y = (x + 1 + static_cast<int64_t>(random() % static_cast<size_t>(flat.numel() - 1))) % flat.numel();
+      const at::Tensor kept = flat[x].clone();
+      flat[x].copy_(flat[y]);
+      flat[y].copy_(kept);
+      EXPECT_NE(WeightsDigest(weights), digest) << x << " and " << y;
+    }
+    weight.copy_(before);
+  }
+  EXPECT_EQ(WeightsDigest(weights), digest);
 }
 
 // Digests of the ranks of one copy, each with its own weights, as all of them tell.
@@ -90,57 +112,45 @@ std::vector<std::string> DigestsOf(const std::vector<Weights>& weights) {
   return digests;
 }
 
-TEST(MeshDigestTest, AllRanksTellOneDigestOfAllParts) {
-  const auto parts = [](int first, int second) {
-    std::vector<Weights> weights;
-    for (const int seed : {first, second, 3}) {
-      weights.push_back(SomeWeights());
-      weights.back().parameters[0].weight.fill_(seed);
+// The boxes that each of so many ranks has of the whole weights.
+std::vector<Weights> PartsOf(const Weights& whole, int64_t ranks) {
+  std::vector<Weights> parts;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    parts.push_back(
+        MakeWeights(*MakeModelShard(whole.config, {.tp_rank = rank, .tp_size = ranks}), whole.run_dtype, at::kCPU));
+    for (const HfTensor& tensor : parts.back().hf_tensors) {
+      const HfTensor& from = whole.hf(tensor.name);
+      at::Tensor box = whole.at(from.parameter)
+                           .weight.slice(0, from.row_begin + tensor.box.row_begin, from.row_begin + tensor.box.row_end);
+      if (box.dim() > 1) box = box.slice(1, tensor.box.column_begin, tensor.box.column_end);
+      parts.back().at(tensor.parameter).weight.slice(0, tensor.row_begin, tensor.row_end).copy_(box);
     }
-    return weights;
-  };
-  const std::vector<std::string> digests = DigestsOf(parts(1, 2));
-  EXPECT_EQ(std::set<std::string>(digests.begin(), digests.end()).size(), 1u);
-  EXPECT_EQ(digests[0].size(), 64u);
-  EXPECT_EQ(DigestsOf(parts(1, 2))[0], digests[0]);
-  EXPECT_NE(DigestsOf(parts(2, 1))[0], digests[0]) << "parts that changed their ranks";
-  EXPECT_NE(DigestsOf(parts(1, 1))[0], digests[0]);
-  EXPECT_NE(DigestsOf(parts(1, 4))[2], digests[0]) << "a part of another rank";
+  }
+  return parts;
 }
 
-TEST(MeshDigestTest, WithOneRankItIsItsOwn) {
-  std::vector<Weights> weights;
-  weights.push_back(SomeWeights());
-  EXPECT_EQ(DigestsOf(weights)[0], WeightsDigest(weights[0]));
-}
-
-// Bytes of every length around a block, each position.
-TEST(MixBytesTest, OneByteThatDiffersIsSeen) {
-  std::mt19937 random(11);
-  for (size_t count = 0; count <= 200; ++count) {
-    std::vector<uint8_t> bytes(count);
-    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-    std::set<uint64_t> seen = {MixBytes(bytes.data(), count)};
-    for (uint8_t& byte : bytes) {
-      byte ^= 0x10;
-      EXPECT_TRUE(seen.insert(MixBytes(bytes.data(), count)).second) << count;
-      byte ^= 0x10;
+// So a run goes on, and a checkpoint is loaded, on another mesh.
+TEST(MeshDigestTest, IsTheModelsOnEveryMesh) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const Weights whole = SomeWeights(dtype);
+    for (const int64_t ranks : {1, 2, 4}) {  // of two K/V heads, four ranks hold each twice
+      for (const std::string& digest : DigestsOf(PartsOf(whole, ranks))) {
+        EXPECT_EQ(digest, WeightsDigest(whole)) << ranks << " ranks";
+      }
     }
-    bytes.push_back(0);  // a zero more is not nothing
-    EXPECT_TRUE(seen.insert(MixBytes(bytes.data(), count + 1)).second) << count;
   }
 }
 
-TEST(MixBytesTest, WordsThatChangePlacesAreSeen) {
-  std::vector<uint64_t> words(64);
-  std::mt19937_64 random(13);
-  for (uint64_t& word : words) word = random();
-  const size_t bytes = words.size() * sizeof(uint64_t);
-  std::set<uint64_t> seen = {MixBytes(words.data(), bytes)};
-  for (size_t i = 1; i < words.size(); ++i) {
-    std::swap(words[0], words[i]);
-    EXPECT_TRUE(seen.insert(MixBytes(words.data(), bytes)).second) << i;
-    std::swap(words[0], words[i]);
+TEST(MeshDigestTest, ABitOfAnyRanksPartChangesIt) {
+  const std::vector<Weights> parts = PartsOf(SomeWeights(), 2);
+  std::set<std::string> seen = {DigestsOf(parts)[0]};
+  for (const Weights& part : parts) {
+    for (const HfTensor& tensor : part.hf_tensors) {
+      if (!tensor.counts_in_norm) continue;  // the other rank has it too, and tells it
+      FlipBit(part.at(tensor.parameter).weight.slice(0, tensor.row_begin, tensor.row_end), 3);
+      EXPECT_TRUE(seen.insert(DigestsOf(parts)[1]).second) << tensor.name;
+      FlipBit(part.at(tensor.parameter).weight.slice(0, tensor.row_begin, tensor.row_end), 3);
+    }
   }
 }
 
