@@ -1,6 +1,8 @@
 #include "common/cost/cost.h"
 
+#include "common/base/round_up.h"
 #include "common/cost/block_cost.h"
+#include "common/cost/kernel_blocks.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma {
@@ -73,6 +75,33 @@ Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix)
 
 Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy) {
   return {0, SuffixRecomputeParts(config, One(prefix_rows, rows), policy).total()};
+}
+
+double CausalScoreBlocks(int64_t rows) {
+  // So many query blocks in a row see the same number of key blocks.
+  const int64_t step = AttentionQueryBlock(rows, /*causal=*/true), steps = kAttentionKeyBlock / step;
+  const int64_t whole = rows / step, keys = whole / steps;
+  int64_t blocks = steps * keys * (keys + 1) / 2 + (whole - steps * keys) * (keys + 1);
+  if (rows % step > 0) blocks += DivideUp(rows, kAttentionKeyBlock);
+  return static_cast<double>(blocks);
+}
+
+double AncestorScoreBlocks(int64_t rows, int64_t keys) {
+  const int64_t key_blocks = DivideUp(keys, kAttentionKeyBlock);
+  return static_cast<double>(rows) / static_cast<double>(AttentionQueryBlock(rows, /*causal=*/false)) *
+         static_cast<double>(key_blocks);
+}
+
+void PhaseBytes::RaiseTo(const PhaseBytes& moment) {
+  if (moment.peak() > peak()) *this = moment;
+}
+
+PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave) {
+  const PhaseBytes kept = PrefixKeptBytes(shape, prefix), added = WaveBytes(shape, wave);
+  return {.hot_set = kept.hot_set,
+          .dormant_set = kept.dormant_set,
+          .wave_tape = added.wave_tape,
+          .working_set = added.working_set};
 }
 
 }  // namespace stemma

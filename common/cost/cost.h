@@ -57,9 +57,11 @@ FlopParts SuffixParts(const ModelConfig& config, const SegmentSums& suffixes);
 FlopParts PrefixRecomputeParts(const ModelConfig& config, const SegmentSums& prefixes, v1::TapePolicy policy);
 FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suffixes, v1::TapePolicy policy);
 
-// What bytes depend on beside the model's shape.
+// What bytes depend on beside the model's shape. Of one of several tensor-parallel ranks: RankShape() in
+// common/cost/rank_shape.h.
 struct ByteShape {
-  ModelConfig config;
+  ModelConfig config;            // what the rank computes with: its heads, FFN columns and tokens of the vocabulary
+  int64_t tp = 1;                // ranks that hold a copy of the model together, and have some of its rows each
   int64_t run_bytes = 4;         // of an element: weights and activations (bf16 2, fp32 4, fp64 8)
   int64_t accumulate_bytes = 4;  // of statistics, gradients, gK/gV (fp64 8, else 4)
   int64_t head_chunk_rows = 512;
@@ -106,6 +108,7 @@ struct PhaseBytes {
   int64_t wave_tape = 0;
   int64_t working_set = 0;  // of the layer or head chunk at work
   int64_t peak() const { return hot_set + dormant_set + wave_tape + working_set; }
+  void RaiseTo(const PhaseBytes& moment);  // becomes the higher of the two
 };
 
 PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix);                  // Phase A

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 
+#include "common/base/round_up.h"
 #include "common/cost/kernel_blocks.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma {
 namespace {
+
+constexpr int64_t kOwnTokenBytes = 2 * 8;  // a token's place among the rank's own, twice
 
 bool Upcasts(const ByteShape& s) { return s.run_bytes != s.accumulate_bytes; }
 
@@ -15,8 +18,11 @@ int64_t GradientOperands(const ByteShape& s, int64_t rows, int64_t elements) {
   return Upcasts(s) ? std::min(rows, kUpcastRows) * s.accumulate_bytes * elements : 0;
 }
 
-// Bytes per row of `elements` that attention computes in fp32 in a bf16 run.
-int64_t UpcastRow(const ByteShape& s, int64_t elements) { return Upcasts(s) ? s.accumulate_bytes * elements : 0; }
+// What attention computes in fp32 in a bf16 run: so many tensors as large as q.
+int64_t UpcastQueries(const TensorBytes& t, int64_t tensors) {
+  const ByteShape& s = t.shape;
+  return Upcasts(s) ? t.rows * s.accumulate_bytes * tensors * s.config.q_size() : 0;
+}
 
 // Scratch of one attention call for each thread: blocks of scores, as many blocks of widened keys or values, and
 // `row_elements` of each query.
@@ -44,9 +50,9 @@ int64_t RunBytes(const ByteShape& s, const LayerRun& run, const AttentionCalls& 
 }
 
 // One run after the other.
-int64_t AttentionBytes(const ByteShape& s, const LayerRows& l, const AttentionCalls& calls) {
+int64_t AttentionBytes(const ByteShape& s, const LayerRuns& runs, const AttentionCalls& calls) {
   int64_t bytes = 0;
-  for (const LayerRun& run : l.runs) bytes = std::max(bytes, RunBytes(s, run, calls));
+  for (const LayerRun& run : runs) bytes = std::max(bytes, RunBytes(s, run, calls));
   return bytes;
 }
 
@@ -54,34 +60,35 @@ int64_t AttentionBytes(const ByteShape& s, const LayerRows& l, const AttentionCa
 int64_t PaddedKv(const ByteShape& s) { return s.run_bytes * 2 * s.config.kv_size(); }
 
 // Outputs and log-sum-exps. Padded: q, k, v.
-int64_t AttentionForwardBytes(const ByteShape& s, const LayerRows& l) {
+int64_t AttentionForwardBytes(const ByteShape& s, const LayerRuns& runs) {
   const int64_t q = s.accumulate_bytes * s.config.q_size(), part = q + s.accumulate_bytes * s.config.num_heads;
-  return AttentionBytes(s, l,
+  return AttentionBytes(s, runs,
                         {.kept = part, .own = part, .padded = part + q + PaddedKv(s), .blocks = 1, .row_elements = 0});
 }
 
 // dq of either; dk and dv of a span; scratch holds the scores' gradients too, and a delta of each query. Padded: q, k,
 // v, the output, its gradient and its log-sum-exps.
-int64_t AttentionBackwardBytes(const ByteShape& s, const LayerRows& l) {
+int64_t AttentionBackwardBytes(const ByteShape& s, const LayerRuns& runs) {
   const int64_t dq = s.accumulate_bytes * s.config.q_size(), dkv = s.accumulate_bytes * 2 * s.config.kv_size();
   const int64_t operands = 3 * dq + PaddedKv(s) + s.accumulate_bytes * s.config.num_heads;
-  return AttentionBytes(s, l,
+  return AttentionBytes(s, runs,
                         {.kept = dq, .own = dq + dkv, .padded = dq + dkv + operands, .blocks = 2, .row_elements = 1});
 }
 
-// A layer's backward, part by part. Sums per row name what is there beside what the step itself makes.
+// A layer's backward, part by part. Sums name what is there beside what the step itself makes. Of several ranks each
+// part gathers rows before its first product, and sums rows after its last one.
 class BackwardMoments {
  public:
-  BackwardMoments(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy, KvOwner owner)
-      : s_(row.shape),
-        l_(l),
+  BackwardMoments(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner)
+      : s_(t.shape),
+        t_(t),
+        runs_(runs),
         policy_(policy),
         owner_(owner),
-        row_(row),
-        d_(row_.input),
-        f_(row_.ffn),
-        qkv_(row_.q + row_.kv),
-        kv_(owner == KvOwner::kWave ? row_.kv : 0) {}
+        d_(t.input),
+        f_(t.ffn),
+        qkv_(t.q + t.kv),
+        kv_(owner == KvOwner::kWave ? t.kv : 0) {}
 
   int64_t Peak() const {
     int64_t peak = std::max({Mlp(), AttentionItself(), Inputs()});
@@ -91,52 +98,61 @@ class BackwardMoments {
   }
 
  private:
-  // Policy S4: the norm, the QKV product with K and V once more, attention.
+  // Rows that a norm makes, gathered.
+  int64_t Normed() const { return t_.normed + (t_.gathered > 0 ? d_ + t_.gather_scratch : 0); }
+
+  // Policy S4: the norm, the QKV product with K and V once more, attention and its output.
   int64_t AttentionAgain() const {
-    const int64_t there = d_ + kv_ + d_ + row_.statistic + d_;  // x, norm1; dy
-    const int64_t products = l_.rows * (there + 2 * qkv_ + row_.qk_statistics);
-    const int64_t attention = l_.rows * (there + row_.q + row_.qk_norm + row_.attended + UpcastRow(s_, Queries())) +
-                              AttentionForwardBytes(s_, l_);
-    return std::max(products, attention);
+    const int64_t inputs = d_ + kv_ + t_.statistic + d_, there = inputs + t_.normed;  // x, norm1; dy
+    const int64_t products = there + 2 * qkv_ + t_.qk_statistics;
+    const int64_t heads = there + t_.q + t_.qk_norm + t_.attended;
+    const int64_t attention = heads + UpcastQueries(t_, 1) + AttentionForwardBytes(s_, runs_);
+    return std::max({inputs + Normed(), products, attention, heads + t_.sums});
   }
 
   int64_t Mlp() const {
     const bool again = !KeepsAttention(policy_);
-    int64_t there = d_ + 2 * row_.statistic + kv_ + row_.attended + d_ + d_;  // x, x2, dy
-    if (KeepsElementwise(policy_) || again) there += d_;                      // norm1
-    if (KeepsQueries(policy_) || again) there += row_.q + row_.qk_norm;
-    const int64_t down = l_.rows * (there + d_ + 3 * f_) + GradientOperands(s_, l_.rows, Hidden() + Ffn());
-    const int64_t act = l_.rows * (there + d_ + 5 * f_);  // norm2, gate and up, d(act), d(gate and up)
-    const int64_t gate_up = l_.rows * (there + d_ + 2 * f_) + GradientOperands(s_, l_.rows, Hidden() + 2 * Ffn());
-    const int64_t norm = l_.rows * (there + d_ + std::max(d_, 2 * f_));  // d(norm2); dx2, or d(gate and up)
-    return std::max({down, act, gate_up, norm});
+    int64_t there = d_ + 2 * t_.statistic + kv_ + t_.attended + d_ + d_;  // x, x2, dy
+    if (KeepsElementwise(policy_) || again) there += t_.normed;           // norm1
+    if (KeepsQueries(policy_) || again) there += t_.q + t_.qk_norm;
+    const int64_t norm2 = KeepsElementwise(policy_) ? 0 : Normed() + (KeepsGateUp(policy_) ? 2 * f_ : 0);
+    const int64_t gathered = t_.normed + 3 * f_ + t_.gathered;
+    const int64_t down =
+        there + gathered + std::max(t_.gather_scratch, GradientOperands(s_, t_.rows, Hidden() + Ffn()));
+    const int64_t act = there + t_.normed + 5 * f_;  // norm2, gate and up, d(act), d(gate and up)
+    const int64_t gate_up = there + t_.normed + 2 * f_ + GradientOperands(s_, t_.rows, Hidden() + 2 * Ffn());
+    const int64_t norm = there + t_.product + std::max({d_, 2 * f_, t_.sums});  // d(norm2); dx2, or d(gate and up)
+    return std::max({there + norm2, down, act, gate_up, norm});
   }
+
+  bool KeepsNormed() const { return KeepsElementwise(policy_) || !KeepsQueries(policy_); }
 
   // x, both statistics, norm1 where it is there, dx2.
-  int64_t Residual() const {
-    const bool norm1 = KeepsElementwise(policy_) || !KeepsQueries(policy_);
-    return d_ + 2 * row_.statistic + (norm1 ? d_ : 0) + d_;
-  }
+  int64_t Residual() const { return d_ + 2 * t_.statistic + (KeepsNormed() ? t_.normed : 0) + d_; }
 
   // Policy S3: the QKV product, with K and V once more.
-  int64_t QueriesAgain() const { return l_.rows * (Residual() + kv_ + row_.attended + 2 * qkv_ + row_.qk_statistics); }
+  int64_t QueriesAgain() const {
+    const int64_t there = Residual() + kv_ + t_.attended;
+    return std::max(there - t_.normed + Normed(), there + 2 * qkv_ + t_.qk_statistics);
+  }
 
   int64_t AttentionItself() const {
-    const int64_t there = Residual() + kv_ + row_.q + row_.qk_norm + row_.attended;
-    const int64_t product = l_.rows * there + GradientOperands(s_, l_.rows, Hidden() + Queries());
-    const int64_t gradients = row_.q + qkv_ + UpcastRow(s_, 3 * Queries());  // do; dq, dk, dv; q, do and o in fp32
-    return std::max(product, l_.rows * (there + gradients) + AttentionBackwardBytes(s_, l_));
+    const int64_t there = Residual() + kv_ + t_.q + t_.qk_norm + t_.attended;
+    const int64_t operands = GradientOperands(s_, t_.rows, Hidden() + Queries());
+    const int64_t product = there + t_.gathered + std::max({t_.gather_scratch, operands, t_.gathered > 0 ? t_.q : 0});
+    const int64_t gradients = t_.q + qkv_ + UpcastQueries(t_, 3);  // do; dq, dk, dv; q, do and o in fp32
+    return std::max(product, there + gradients + AttentionBackwardBytes(s_, runs_));
   }
 
   // What remains when attention's tensors are freed.
   int64_t Inputs() const {
-    const int64_t there = Residual() + row_.qk_norm + qkv_;  // d(qkv)
-    const int64_t norm1 = KeepsElementwise(policy_) || !KeepsQueries(policy_) ? 0 : d_;
-    const int64_t added = owner_ == KvOwner::kPrefix ? row_.gradient_kv : 0;
-    const int64_t heads = l_.rows * (there + qkv_ + added);  // dq, dk, dv
-    const int64_t product =
-        l_.rows * (there + norm1) + GradientOperands(s_, l_.rows, Hidden() + Queries() + 2 * s_.config.kv_size());
-    return std::max({heads, product, l_.rows * (there + norm1 + 2 * d_)});  // d(norm1), dx
+    const int64_t there = Residual() + t_.qk_norm + qkv_;  // d(qkv)
+    const int64_t norm1 = KeepsNormed() ? 0 : t_.normed;
+    const int64_t added = owner_ == KvOwner::kPrefix ? t_.gradient_kv : 0;
+    const int64_t heads = there + qkv_ + added;  // dq, dk, dv
+    const int64_t operands = GradientOperands(s_, t_.rows, Hidden() + Queries() + 2 * s_.config.kv_size());
+    const int64_t sums = t_.product + std::max(d_, t_.sums);  // d(norm1), dx
+    return std::max({heads, there + (norm1 > 0 ? Normed() : 0), there + norm1 + std::max(operands, sums)});
   }
 
   int64_t Hidden() const { return s_.config.hidden_size; }
@@ -144,92 +160,111 @@ class BackwardMoments {
   int64_t Queries() const { return s_.config.q_size(); }
 
   const ByteShape& s_;
-  const LayerRows& l_;
+  const TensorBytes& t_;
+  const LayerRuns& runs_;
   const v1::TapePolicy policy_;
   const KvOwner owner_;
-  const RowBytes& row_;
   const int64_t d_, f_, qkv_;
   const int64_t kv_;  // own K and V
 };
 
 }  // namespace
 
-RowBytes::RowBytes(const ByteShape& s)
+TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows)
     : shape(s),
-      input(s.run_bytes * s.config.hidden_size),
-      q(s.run_bytes * s.config.q_size()),
-      kv(s.run_bytes * 2 * s.config.kv_size()),
-      gradient_kv(s.accumulate_bytes * 2 * s.config.kv_size()),
-      ffn(s.run_bytes * s.config.ffn_size),
-      statistic(s.accumulate_bytes),
-      attended(q + s.accumulate_bytes * s.config.num_heads),
-      qk_statistics(s.config.qk_norm ? s.accumulate_bytes * (s.config.num_heads + s.config.num_kv_heads) : 0),
-      k_statistics(s.config.qk_norm ? s.accumulate_bytes * s.config.num_kv_heads : 0) {
+      rows(num_rows),
+      q(rows * s.run_bytes * s.config.q_size()),
+      kv(rows * s.run_bytes * 2 * s.config.kv_size()),
+      gradient_kv(rows * s.accumulate_bytes * 2 * s.config.kv_size()),
+      ffn(rows * s.run_bytes * s.config.ffn_size),
+      attended(q + rows * s.accumulate_bytes * s.config.num_heads),
+      qk_statistics(s.config.qk_norm ? rows * s.accumulate_bytes * (s.config.num_heads + s.config.num_kv_heads) : 0),
+      k_statistics(s.config.qk_norm ? rows * s.accumulate_bytes * s.config.num_kv_heads : 0) {
   qk_norm = s.config.qk_norm ? q + kv + qk_statistics : 0;
   k_norm = s.config.qk_norm ? kv + k_statistics : 0;
+  const int64_t own_rows = DivideUp(rows, s.tp);
+  input = own_rows * s.run_bytes * s.config.hidden_size;
+  statistic = own_rows * s.accumulate_bytes;
+  normed = s.tp * input;
+  product = rows * s.run_bytes * s.config.hidden_size;
+  gathered = s.tp > 1 ? normed : 0;
+  gather_scratch = gathered;
+  sums = s.tp > 1 ? 2 * s.tp * own_rows * s.accumulate_bytes * s.config.hidden_size : 0;
 }
 
-int64_t RowBytes::tape(v1::TapePolicy policy) const {
+int64_t TensorBytes::tape(v1::TapePolicy policy) const {
   if (!KeepsInputs(policy)) return 0;
   int64_t bytes = input;
-  if (KeepsElementwise(policy)) bytes += 2 * input + ffn;
+  if (KeepsElementwise(policy)) bytes += 2 * normed + ffn;
   if (KeepsGateUp(policy)) bytes += 2 * ffn;
   if (KeepsQueries(policy)) bytes += q + qk_norm;
   if (KeepsAttention(policy)) bytes += attended + input + 2 * statistic;
   return bytes;
 }
 
-int64_t RowBytes::kv_only_tape(v1::TapePolicy policy) const {
+int64_t TensorBytes::kv_only_tape(v1::TapePolicy policy) const {
   if (!KeepsInputs(policy)) return 0;
   int64_t bytes = input + statistic;
-  if (KeepsElementwise(policy)) bytes += input;
+  if (KeepsElementwise(policy)) bytes += normed;
   if (KeepsQueries(policy)) bytes += k_norm;
   return bytes;
 }
 
-int64_t LayerForwardBytes(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy) {
-  const ByteShape& s = row.shape;
-  const int64_t d = row.input, f = row.ffn, qkv = row.q + row.kv;
-  const int64_t norm1 = 2 * d + row.statistic;  // with x
-  const int64_t products = l.rows * (norm1 + 2 * qkv + row.qk_statistics);
-  const int64_t heads = norm1 + qkv + row.qk_norm + row.attended;
-  const int64_t attention = l.rows * (heads + UpcastRow(s, s.config.q_size())) + AttentionForwardBytes(s, l);
-  const int64_t output = l.rows * (heads + d);
+int64_t EmbeddingBytes(const TensorBytes& t) {
+  if (t.shape.tp == 1) return 0;
+  // Rows that were looked up, and the same without other ranks' tokens.
+  return 2 * t.product + t.rows * kOwnTokenBytes + t.sums;
+}
+
+int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy) {
+  const ByteShape& s = t.shape;
+  const int64_t d = t.input, h = t.normed, f = t.ffn, qkv = t.q + t.kv;
+  const int64_t gather = h + (t.gathered > 0 ? d + t.gather_scratch : 0);  // of rows that a norm makes
+  const int64_t sums = std::max(d, t.sums);
+  const int64_t input = d + t.statistic;
+  const int64_t products = input + h + 2 * qkv + t.qk_statistics;
+  const int64_t heads = input + h + qkv + t.qk_norm + t.attended;
+  const int64_t attention = heads + UpcastQueries(t, 1) + AttentionForwardBytes(s, runs);
   // The MLP runs beside x, x2, K/V, the norms' statistics and what the policy keeps.
-  int64_t there = 2 * d + 2 * row.statistic + row.kv;
-  if (KeepsElementwise(policy)) there += d;  // norm1
-  if (KeepsQueries(policy)) there += row.q + row.qk_norm;
-  if (KeepsAttention(policy)) there += row.attended;
-  const int64_t norm2 = KeepsElementwise(policy) ? d : 0;
-  const int64_t gate_up = l.rows * (there + d + 2 * f);
-  const int64_t act = l.rows * (there + norm2 + 3 * f);
-  const int64_t down = l.rows * (there + norm2 + (KeepsGateUp(policy) ? 3 * f : f) + d);
-  return std::max({products, attention, output, gate_up, act, down});
+  int64_t there = 2 * d + 2 * t.statistic + t.kv;
+  if (KeepsElementwise(policy)) there += h;  // norm1
+  if (KeepsQueries(policy)) there += t.q + t.qk_norm;
+  if (KeepsAttention(policy)) there += t.attended;
+  const int64_t norm2 = KeepsElementwise(policy) ? h : 0;
+  const int64_t gate_up = there + h + 2 * f;
+  const int64_t act = there + norm2 + 3 * f;
+  const int64_t down = there + norm2 + (KeepsGateUp(policy) ? 3 * f : f) + sums;
+  return std::max({input + gather, products, attention, heads + sums, there + gather, gate_up, act, down});
 }
 
-int64_t LayerCopyBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy) {
-  return rows * (std::max(row.tape(policy), row.input) + row.input + row.kv / 2);  // x stays until then; y; V
+int64_t LayerCopyBytes(const TensorBytes& t, v1::TapePolicy policy) {
+  return std::max(t.tape(policy), t.input) + t.input + t.kv / 2;  // x stays until then; y; V
 }
 
-int64_t LayerBackwardBytes(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy, KvOwner owner) {
-  return BackwardMoments(row, l, policy, owner).Peak();
+int64_t LayerBackwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner) {
+  return BackwardMoments(t, runs, policy, owner).Peak();
 }
 
-int64_t KvOnlyForwardBytes(const RowBytes& row, int64_t rows) {
-  return rows * (2 * row.input + row.statistic + 2 * row.kv + row.k_statistics);
+int64_t KvOnlyForwardBytes(const TensorBytes& t) {
+  const int64_t there = t.input + t.statistic + t.normed;
+  return there + std::max(2 * t.kv + t.k_statistics, t.gathered > 0 ? t.input + t.gather_scratch : 0);
 }
 
-int64_t KvOnlyCopyBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy) {
-  return rows * (std::max(row.kv_only_tape(policy), row.input + row.statistic) + row.kv / 2);
+int64_t KvOnlyCopyBytes(const TensorBytes& t, v1::TapePolicy policy) {
+  return std::max(t.kv_only_tape(policy), t.input + t.statistic) + t.kv / 2;
 }
 
-int64_t KvOnlyBackwardBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy, KvOwner owner) {
-  const ByteShape& s = row.shape;
-  const int64_t there = 2 * row.input + row.statistic + (owner == KvOwner::kWave ? row.kv : 0);   // x, norm1
-  const int64_t again = KeepsQueries(policy) ? 0 : row.k_norm + (s.config.qk_norm ? row.kv : 0);  // K and V once more
-  const int64_t gradients = there + row.k_norm + row.kv;                                          // dk and dv, fused
-  const int64_t product = rows * gradients + GradientOperands(s, rows, s.config.hidden_size + 2 * s.config.kv_size());
-  return std::max({rows * (there + again), product, rows * (gradients + 2 * row.input)});  // d(norm1), dx
+int64_t KvOnlyBackwardBytes(const TensorBytes& t, v1::TapePolicy policy, KvOwner owner) {
+  const ByteShape& s = t.shape;
+  const int64_t there = t.input + t.normed + t.statistic + (owner == KvOwner::kWave ? t.kv : 0);  // x, norm1
+  const int64_t again = KeepsQueries(policy) ? 0 : t.k_norm + (s.config.qk_norm ? t.kv : 0);      // K and V once more
+  const int64_t gather = t.gathered > 0 && !KeepsElementwise(policy)
+                             ? t.input + t.gather_scratch + (KeepsQueries(policy) ? t.k_norm : 0)
+                             : 0;
+  const int64_t gradients = there + t.k_norm + t.kv;  // dk and dv, fused
+  const int64_t operands = GradientOperands(s, t.rows, s.config.hidden_size + 2 * s.config.kv_size());
+  return std::max({there + std::max(again, gather), gradients + operands,
+                   gradients + t.product + std::max(t.input, t.sums)});  // d(norm1), dx
 }
 
 }  // namespace stemma

@@ -1,8 +1,8 @@
-// The bytes of one layer at its highest moment. Internal to common/cost/cost_bytes.cc.
+// The bytes of one layer at its highest moment. Internal to common/cost/{prefix,wave}_bytes.cc.
 //
 // The moments stand in the order in which worker/model/layer.cc comes to them: each says which tensors of the layer are
-// there at the same time, in bytes per row, and what does not grow with the rows (scratch of attention, widened
-// operands). Left out: the rounding of each tensor to 64 bytes.
+// there at the same time, and what does not grow with the rows (scratch of attention, widened operands). Left out: the
+// rounding of each tensor to 64 bytes.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,8 @@
 
 namespace stemma {
 
+inline constexpr int64_t kIndexBytes = 16;  // token and position of a row of a phase
+
 // Spans that attend to one ancestor in one call, or to none; each also to itself.
 struct LayerRun {
   int64_t rows = 0;
@@ -21,45 +23,54 @@ struct LayerRun {
   int64_t padded_spans = 0;   // more than one: padded to the longest for one call
 };
 
-// Rows that one layer works on, and how they attend; of the runs those that may need most.
-struct LayerRows {
-  int64_t rows = 0;
-  absl::InlinedVector<LayerRun, 4> runs = {};
-};
+// How the rows that one layer works on attend; of the runs those that may need most.
+using LayerRuns = absl::InlinedVector<LayerRun, 4>;
 
-// Bytes per row of a layer's tensors. The shape outlives it.
-struct RowBytes {
-  explicit RowBytes(const ByteShape& byte_shape);
+// Bytes of a layer's tensors over so many rows. A tensor-parallel rank has some rows of what is between the blocks,
+// which is as wide as the model, and all rows of its heads and columns: worker/ops/tensor_parallel.h. The shape
+// outlives it.
+struct TensorBytes {
+  TensorBytes(const ByteShape& byte_shape, int64_t num_rows);
 
   const ByteShape& shape;
-  int64_t input, q, kv, gradient_kv, ffn;
-  int64_t statistic;  // of a norm
-  int64_t attended;   // the output of attention and its log-sum-exp
+  int64_t rows;
+  int64_t input;      // of the layer; its output, and what is as large: the rank's own rows
+  int64_t statistic;  // of a norm of own rows
+  int64_t normed;     // rows of all ranks, as blocks read them, padded
+  int64_t product;    // of the width of the model: all rows, of which the rank has a part of the sum
+  int64_t q, kv, gradient_kv, ffn;
+  int64_t attended;  // the output of attention and its log-sum-exp
   // With QK-norm: what comes before it, kept with its statistics; those alone.
   int64_t qk_norm, qk_statistics, k_norm, k_statistics;
+  // What ranks exchange; 0 where there is one: rows of all ranks that a gather makes of own ones, and its scratch; a
+  // sum of products, padded, and its scratch.
+  int64_t gathered, gather_scratch, sums;
 
   // Tapes without K and V: of a full layer; of rows of which only K and V are computed.
   int64_t tape(v1::TapePolicy policy) const;
   int64_t kv_only_tape(v1::TapePolicy policy) const;
 };
 
+// Counts the embedding at its highest moment: 0 with one rank, where the first layer's moments are higher.
+int64_t EmbeddingBytes(const TensorBytes& t);
+
 // Its input and own K/V included.
-int64_t LayerForwardBytes(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy);
+int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy);
 
 // Counts what a layer holds when it ends and its V is copied into a buffer that several blocks share: K, copied before,
 // is a part of such a buffer already. The buffers are not counted.
-int64_t LayerCopyBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy);
+int64_t LayerCopyBytes(const TensorBytes& t, v1::TapePolicy policy);
 
 // Whose rows they are: those of a wave hold their K/V themselves. A prefix's K/V and the gradients that others
 // accumulated on them are counted apart; the latter are added to its own.
 enum class KvOwner { kWave, kPrefix };
 
 // Its tape and the gradient of its output included.
-int64_t LayerBackwardBytes(const RowBytes& row, const LayerRows& l, v1::TapePolicy policy, KvOwner owner);
+int64_t LayerBackwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner);
 
 // The same of rows of which only K and V are computed. Their gradients are not counted, and K/V as `owner` says.
-int64_t KvOnlyForwardBytes(const RowBytes& row, int64_t rows);
-int64_t KvOnlyCopyBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy);
-int64_t KvOnlyBackwardBytes(const RowBytes& row, int64_t rows, v1::TapePolicy policy, KvOwner owner);
+int64_t KvOnlyForwardBytes(const TensorBytes& t);
+int64_t KvOnlyCopyBytes(const TensorBytes& t, v1::TapePolicy policy);
+int64_t KvOnlyBackwardBytes(const TensorBytes& t, v1::TapePolicy policy, KvOwner owner);
 
 }  // namespace stemma

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/mesh.h"
+#include "common/cost/rank_shape.h"
 #include "common/cost/state_shards.h"
 #include "common/cost/state_slabs.h"
 
@@ -19,9 +21,11 @@ int64_t OptimizerStates(RunDtype dtype) { return RunBytes(dtype) == AccumulateBy
 
 int64_t OptimizerBytes(RunDtype dtype) { return OptimizerStates(dtype) * AccumulateBytes(dtype); }
 
-StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, int64_t ranks) {
-  const int64_t count = config.num_parameters(), run = RunBytes(dtype), accumulate = AccumulateBytes(dtype);
-  const StateShare share = LargestShare(config, ranks);
+StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mesh& mesh) {
+  const ModelShard shard = LargestShard(config, mesh);
+  const int64_t ranks = DpSize(mesh);
+  const int64_t count = NumParameters(shard), run = RunBytes(dtype), accumulate = AccumulateBytes(dtype);
+  const StateShare share = LargestShare(shard, ranks);
   StateBytes bytes;
   bytes.weights = count * run;
   bytes.gradients = count * accumulate;
@@ -29,13 +33,13 @@ StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, int64_t ranks
   const StateSlabShape slabs{.elements = share.elements, .states = OptimizerStates(dtype), .element_bytes = accumulate};
   bytes.clipped = ClippedSlabBytes(slabs);
   bytes.slabs = StateSlabBytes(slabs);
-  bytes.exchange = ExchangeBytes(share, ranks, accumulate);
+  bytes.exchange = ExchangeBytes(share, ranks, accumulate) + PartialGradientElements(shard) * accumulate;
   bytes.tables = config.max_positions * config.head_size * accumulate;
   return bytes;
 }
 
 StateBytes StateBytesOf(const ModelConfig& config, const v1::RunConfig& run) {
-  return StateBytesOf(config, RunDtypeOf(run.dtype()), std::max(run.mesh().dp(), 1U));
+  return StateBytesOf(config, RunDtypeOf(run.dtype()), run.mesh());
 }
 
 int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run) {

@@ -34,8 +34,9 @@ struct StateBytes {
   int64_t device_peak(v1::OptimizerResidency residency) const { return device(residency) + apply(residency); }
 };
 
-// Returns the bytes where `ranks` data-parallel ranks divide the optimizer's states.
-StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, int64_t ranks = 1);
+// Returns the bytes of a rank of the mesh: of what a tensor-parallel rank holds of the model
+// (common/model/model_shard.h) the data-parallel ranks divide the optimizer's states. `config` is the whole model's.
+StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mesh& mesh = {});
 
 // Returns the bytes of a run's dtype and mesh.
 StateBytes StateBytesOf(const ModelConfig& config, const v1::RunConfig& run);

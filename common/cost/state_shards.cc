@@ -1,21 +1,42 @@
 #include "common/cost/state_shards.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
+#include <map>
 
 #include "common/base/round_up.h"
 #include "common/cost/state_slabs.h"
-#include "common/model/model_tensors.h"
 
 namespace stemma {
+namespace {
+
+int64_t NumElements(const LocalTensor& tensor) { return tensor.box.rows() * tensor.box.columns(); }
+
+}  // namespace
 
 int64_t RoundPartElements(int64_t round_elements, int64_t ranks) {
   return std::max(round_elements / ranks / kStateSlabUnit * kStateSlabUnit, kStateSlabUnit);
 }
 
-StateShare LargestShare(const ModelConfig& config, int64_t ranks) {
-  if (ranks == 1) return {.elements = config.num_parameters()};
+int64_t NumParameters(const ModelShard& shard) {
+  if (shard.place.tp_size == 1) return shard.config.num_parameters();
+  int64_t parameters = 0;
+  for (const LocalTensor& tensor : LocalTensors(shard)) parameters += NumElements(tensor);
+  return parameters;
+}
+
+int64_t PartialGradientElements(const ModelShard& shard) {
+  if (shard.place.tp_size == 1) return 0;
+  std::map<int64_t, int64_t> of_layers;  // what follows the layers is -1's
+  for (const LocalTensor& tensor : LocalTensors(shard)) {
+    if (PlacementOf(tensor.spec, shard).partial_over_tp) of_layers[tensor.spec.layer] += NumElements(tensor);
+  }
+  int64_t largest = 0;
+  for (const auto& [layer, elements] : of_layers) largest = std::max(largest, elements);
+  return largest;
+}
+
+StateShare LargestShare(const ModelShard& shard, int64_t ranks) {
+  if (ranks == 1) return {.elements = NumParameters(shard)};
   const int64_t part_max = RoundPartElements(kRoundElements, ranks);
   StateShare share;
   int64_t bucket = 0, rounds = 0;
@@ -26,9 +47,8 @@ StateShare LargestShare(const ModelConfig& config, int64_t ranks) {
     rounds += DivideUp(part, part_max);
     bucket = 0;
   };
-  for (const TensorSpec& tensor : ModelTensors(config)) {
-    bucket += RoundUpToSlabUnit(
-        std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<int64_t>()));
+  for (const LocalTensor& tensor : LocalTensors(shard)) {
+    bucket += RoundUpToSlabUnit(NumElements(tensor));
     if (bucket >= kBucketElements) close_bucket();
   }
   if (bucket > 0) close_bucket();

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "common/model/model_config.h"
+#include "common/model/model_shard.h"
 
 namespace stemma {
 
@@ -27,8 +27,15 @@ struct StateShare {
   int64_t in_flight = 0;      // rounds at once
 };
 
-// `ranks` >= 1.
-StateShare LargestShare(const ModelConfig& config, int64_t ranks);
+// Returns the share where `ranks` (>= 1) divide what each of them holds of the model.
+StateShare LargestShare(const ModelShard& shard, int64_t ranks);
+
+// Returns the parameters that a rank holds.
+int64_t NumParameters(const ModelShard& shard);
+
+// Returns the elements of the buffer in which tensor-parallel ranks add up gradients that each of them has a part of
+// (worker/engine/partial_gradients.h): those of one layer. 0: one rank.
+int64_t PartialGradientElements(const ModelShard& shard);
 
 // Bytes of the buffers of the exchange (worker/optim/shard_exchange.h), for each round in flight: all ranks' parts as
 // they leave and as they come, and the own one.

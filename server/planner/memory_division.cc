@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/human.h"
 #include "common/base/status_macros.h"
+#include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 
 namespace stemma::server {
@@ -190,11 +191,7 @@ std::string PlanProblem(const v1::PlanReport& report, const ModelConfig& model, 
 MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run, const Rates& rates,
                               bool forward_only) {
   MemoryOptions options;
-  options.shape.config = model;
-  options.shape.run_bytes = RunBytes(RunDtypeOf(run.dtype()));
-  options.shape.accumulate_bytes = AccumulateBytes(RunDtypeOf(run.dtype()));
-  options.shape.head_chunk_rows = run.head_chunk_tokens();
-  options.shape.threads = std::max<int64_t>(1, run.threads());
+  options.shape = RankShape(model, run);
   options.budget_bytes = ActivationBytes(model, run);
   options.host_bytes = run.host_memory_bytes() > 0 ? std::max<int64_t>(1, HostTapeBytesMax(model, run)) : 0;
   options.wave_suffixes = run.wave_suffixes();

@@ -17,6 +17,7 @@
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/vote_merge.h"
+#include "tests/testing/lone_rank.h"
 #include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
@@ -60,7 +61,7 @@ EngineParts PartsOf(const InProcessOptions& options, MeshRanks ranks, std::uniqu
 absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOptions& options, Backend backend,
                                                              std::unique_ptr<CopyEngine> copies) {
   const v1::Mesh& mesh = options.run.mesh();
-  const size_t ranks = NumRanks(mesh);
+  const size_t ranks = options.lone_rank ? 1 : NumRanks(mesh);
   CHECK(ranks == 1 || copies == nullptr) << "a copy engine of its own is one rank's";
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
   InProcessOptions divided = options;
@@ -73,7 +74,12 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   configure.set_checkpoint(options.checkpoint);
   configure.set_step(options.step);
   ASSIGN_OR_RETURN(const ModelShard shard, MakeModelShard(directory.config, {.tp_size = TpSize(mesh)}));
-  std::vector<MeshRanks> mesh_ranks = MakeThreadMesh(mesh, shard.kv_replicas(), kRankWaitsAtMost);
+  std::vector<MeshRanks> mesh_ranks;
+  if (options.lone_rank) {
+    mesh_ranks.push_back(MakeLoneRank(mesh, shard.kv_replicas()));
+  } else {
+    mesh_ranks = MakeThreadMesh(mesh, shard.kv_replicas(), kRankWaitsAtMost);
+  }
   std::vector<std::unique_ptr<ModelEngine>> engines(ranks);
   RETURN_IF_ERROR(OnRanks(options, ranks, [&](size_t rank) -> absl::Status {
     internal::v1::Configure of_rank = configure;

@@ -40,6 +40,7 @@ struct InProcessOptions {
   std::function<void(int rank, internal::v1::Prepare& prepare)> edit_prepare = [](int, internal::v1::Prepare&) {};
   // Replaces the communicators of each rank's dp axis, or of tp and kv, by ones with a known mistake.
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> edit_communicator, edit_tp_communicator;
+  bool lone_rank = false;  // of the mesh's tp axis one rank is made, which hears no other: tests/testing/lone_rank.h
   // Adds to the first token of each rank's part of the vocabulary.
   int64_t vocabulary_shift = 0;
   // Makes what a rank's layers exchange, with a known mistake.

@@ -197,7 +197,7 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
   const bool offloads = std::any_of(plan.clusters().begin(), plan.clusters().end(),
                                     [](const v1::Cluster& cluster) { return cluster.offload_prefix(); });
   if (!offloads || host_ != nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(host_, HostArena::Create(HostTapeBytesMax(weights_.config, configure_.config())));
+  ASSIGN_OR_RETURN(host_, HostArena::Create(HostTapeBytesMax(directory_.config, configure_.config())));
   return absl::OkStatus();
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/cost/cost.h"
+#include "common/cost/rank_shape.h"
 #include "common/model/model_init.h"
 #include "glog/logging.h"
 #include "tests/testing/in_process.h"
@@ -31,6 +32,7 @@ struct Setting {
   v1::TapePolicy prefix_policy = v1::S0, suffix_policy = v1::S0;
   int64_t block_rows = 0;
   bool offload = false;
+  uint32_t tp = 1;  // more: the last of so many tensor-parallel ranks
 };
 
 constexpr int64_t kWaveSuffixes = 2, kHeadChunkRows = 128;
@@ -39,13 +41,16 @@ constexpr int64_t kRollouts = 4;
 
 ModelConfig ModelOf(const Setting& setting) { return SyntheticModel({.qk_norm = setting.qk_norm}); }
 
-ByteShape ShapeOf(const Setting& setting) {
-  const int64_t accumulate = setting.dtype == "fp64" ? 8 : 4;
-  return {.config = ModelOf(setting),
-          .run_bytes = setting.dtype == "bf16" ? 2 : accumulate,
-          .accumulate_bytes = accumulate,
-          .head_chunk_rows = kHeadChunkRows};
+v1::RunConfig RunOf(const Setting& setting) {
+  v1::RunConfig run;
+  run.set_dtype(setting.dtype);
+  run.set_head_chunk_tokens(kHeadChunkRows);
+  run.set_threads(1);
+  if (setting.tp > 1) run.mutable_mesh()->set_tp(setting.tp);
+  return run;
 }
+
+ByteShape ShapeOf(const Setting& setting) { return RankShape(ModelOf(setting), RunOf(setting)); }
 
 // One forward and backward of one group.
 internal::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts) {
@@ -53,13 +58,12 @@ internal::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts)
   std::filesystem::remove_all(directory);
   CHECK(WriteRandomModel(ModelOf(setting), {}, directory).ok());
   InProcessOptions options;
+  options.run = RunOf(setting);
   options.run.set_model(directory);
-  options.run.set_dtype(setting.dtype);
+  options.lone_rank = setting.tp > 1;
   options.run.set_schedule(setting.dense ? v1::DENSE : v1::REUSE);
   options.run.set_wave_suffixes(kWaveSuffixes);
-  options.run.set_head_chunk_tokens(kHeadChunkRows);
   options.run.set_memory_budget_bytes(uint64_t{4} << 30);
-  options.run.set_threads(1);
   options.run.set_host_memory_bytes(uint64_t{256} << 20);
   options.edit_step = [&](v1::StepPlan& step) {
     for (v1::Cluster& cluster : *step.mutable_clusters()) {
@@ -140,6 +144,23 @@ TEST(PhaseBytesFlatTest, PhaseBGrowsNeitherWithRolloutsNorBeyondKvWithThePrompt)
   }
 }
 
+// Tensor-parallel ranks; of four, two have the same K/V head. Rows that are no multiple of them are padded.
+void AddRankSettings(std::vector<Setting>& settings) {
+  for (const char* dtype : {"fp32", "bf16", "fp64"}) {
+    const bool qk_norm = std::string(dtype) == "bf16";
+    for (const uint32_t tp : {2U, 4U}) {
+      const std::string family = std::string(dtype) + (qk_norm ? "_qwen3_tp" : "_llama_tp") + std::to_string(tp);
+      for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}) {
+        const std::string name = family + "_" + v1::TapePolicy_Name(policy);
+        settings.push_back({name + "_long_prefix", dtype, qk_norm, false, 1200, 101, policy, policy, 0, false, tp});
+        settings.push_back({name + "_dense", dtype, qk_norm, true, 500, 201, v1::S0, policy, 0, false, tp});
+      }
+      settings.push_back({family + "_S1_blocks", dtype, qk_norm, false, 1200, 100, v1::S1, v1::S0, 401, true, tp});
+      settings.push_back({family + "_S5_blocks", dtype, qk_norm, false, 1200, 100, v1::S5, v1::S1, 301, false, tp});
+    }
+  }
+}
+
 std::vector<Setting> Settings() {
   std::vector<Setting> settings;
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
@@ -157,6 +178,7 @@ std::vector<Setting> Settings() {
       settings.push_back({family + "_S5_blocks", dtype, qk_norm, false, 1200, 100, v1::S5, v1::S1, 300});
     }
   }
+  AddRankSettings(settings);
   return settings;
 }
 

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/model/model_init.h"
 #include "glog/logging.h"
@@ -129,7 +130,7 @@ Case DrawCase(Draw& draw) {
 
 // The budget that leaves so much of what an ample one would use; false: no plan fits it.
 bool SetBudget(const Case& c, const TrainingRequest& request, v1::RunConfig& run) {
-  const StateBytes state = StateBytesOf(c.model, RunDtypeOf(run.dtype()));
+  const StateBytes state = StateBytesOf(c.model, run);
   const auto kept =
       static_cast<uint64_t>(state.device(run.optimizer_residency()) + state.apply(run.optimizer_residency()));
   run.set_memory_budget_bytes(kept + (uint64_t{2} << 30));
@@ -191,7 +192,8 @@ std::set<int64_t> ProductRows(const Case& c, const v1::StepPlan& step) {
 double ProductScratchOf(const Case& c, const v1::StepPlan& step) {
   if (c.run.dtype() != "bf16") return 0;
   int64_t most = 0;
-  for (const int64_t rows : ProductRows(c, step)) most = std::max(most, ProductScratch(c.model, rows));
+  for (const int64_t rows : ProductRows(c, step))
+    most = std::max(most, ProductScratch(RankShape(c.model, c.run).config, rows));
   return static_cast<double>(most);
 }
 
@@ -242,6 +244,7 @@ struct LoadedCase {
 LoadedCase Load(const Case& c, TrainingRequest request, const std::string& directory, InProcessOptions options) {
   options.run = c.run;
   options.run.set_model(directory);
+  options.lone_rank = c.run.mesh().tp() > 1;
   if (!SetBudget(c, request, options.run)) return {};
   std::filesystem::remove_all(directory);
   CHECK(WriteRandomModel(c.model, {}, directory).ok());
@@ -367,6 +370,29 @@ Tally RunDrawnCases(const std::string& name, const DrawOne& draw_one, const RunO
 TEST(RandomBytesTest, EveryPhaseTakesWhatItsPlanSays) {
   const Tally tally = RunDrawnCases("random-bytes", DrawCase, RunCase);
   EXPECT_GT(tally.offloaded, tally.run / 20);
+}
+
+// Makes the case one of a tensor-parallel rank: sizes that ranks can share, K/V heads that several of them hold.
+Case DrawRankCase(Draw& draw) {
+  Case c = DrawCase(draw);
+  const int64_t tp = draw.Between(2, 4);
+  c.run.mutable_mesh()->set_tp(static_cast<uint32_t>(tp));
+  ModelConfig& m = c.model;
+  m.num_kv_heads = tp == 4 ? draw.Of<int64_t>({1, 2, 4, 8}) : draw.Of<int64_t>({1, tp, 2 * tp});
+  m.num_heads = std::lcm(m.num_kv_heads, tp) * draw.Of<int64_t>({1, 2});
+  m.ffn_size = tp * 8 * draw.Between(2, 24);
+  if (m.num_heads > 4) m.head_size = 16;
+  if (m.model_type != "qwen3") m.hidden_size = m.num_heads * m.head_size;
+  return c;
+}
+
+TEST(RandomBytesTest, ATensorParallelRankTakesWhatItsPlanSays) {
+  const Tally tally = RunDrawnCases("random-rank-bytes", DrawRankCase, RunCase);
+  EXPECT_GT(tally.offloaded, tally.run / 20);
+}
+
+TEST(RandomBytesTest, AForwardOnlyPassOfATensorParallelRankTakesWhatItsPlanSays) {
+  RunDrawnCases("random-rank-forward-bytes", DrawRankCase, RunEntryPass);
 }
 
 // Nothing is kept for a backward; what Phase A makes and frees is predicted, at once and in blocks, of which two make

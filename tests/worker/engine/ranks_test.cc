@@ -151,7 +151,9 @@ TEST_F(RanksTest, OwnTheirShareOfTheStates) {
   const auto engine = MakeRanks(), alone = MakeRanks(1);
   ASSERT_TRUE(engine != nullptr && alone != nullptr);
   const int64_t whole = StateBytes(alone->weights());
-  const int64_t planned = stemma::StateBytesOf(engine->weights().config, RunDtype::kFp32, kRanks).optimizer;
+  v1::Mesh mesh;
+  mesh.set_dp(kRanks);
+  const int64_t planned = stemma::StateBytesOf(engine->model(), RunDtype::kFp32, mesh).optimizer;
   int64_t sum = 0;
   for (int rank = 0; rank < kRanks; ++rank) {
     const int64_t own = StateBytes(engine->weights(rank));

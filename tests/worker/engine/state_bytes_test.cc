@@ -4,11 +4,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <filesystem>
+#include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "common/base/mesh.h"
 #include "common/model/model_init.h"
+#include "glog/logging.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
@@ -89,6 +97,77 @@ TEST_P(StateBytesTest, OfRanksAreThoseOfTheLoadedModels) {
     EXPECT_NEAR(static_cast<double>(CpuMemoryStats().current_bytes) - others, planned, 0.01 * planned) << ranks;
     EXPECT_GT(static_cast<double>(state.exchange), 0.1 * planned / ranks) << "control: it would be missed";
   }
+}
+
+// Models and meshes that are drawn: sizes that ranks share evenly, vocabularies that they do not, K/V heads that
+// several of them hold.
+struct DrawnRank {
+  ModelConfig model;
+  v1::RunConfig run;
+
+  std::string text() const {
+    return absl::StrCat(model.model_type, " D ", model.hidden_size, " L ", model.num_layers, " H ", model.num_heads,
+                        " K ", model.num_kv_heads, " F ", model.ffn_size, " V ", model.vocab_size, " ",
+                        run.ShortDebugString());
+  }
+};
+
+DrawnRank DrawRank(std::mt19937& random, const std::vector<uint32_t>& dp_sizes) {
+  const auto of = [&]<typename T>(const std::vector<T>& values) { return values[random() % values.size()]; };
+  const auto tp = of(std::vector<uint32_t>{2, 3, 4});
+  const int64_t kv_heads = of(std::vector<int64_t>{1, tp, 2 * tp}), heads = std::lcm(kv_heads, int64_t{tp});
+  DrawnRank drawn;
+  drawn.model = SyntheticModel({.hidden = of(std::vector<int64_t>{64, 128, 192}),
+                                .layers = of(std::vector<int64_t>{1, 3, 5}),
+                                .heads = heads * of(std::vector<int64_t>{1, 2}),
+                                .kv_heads = kv_heads,
+                                .head_size = 16,
+                                .ffn = 48 * of(std::vector<int64_t>{2, 5}),
+                                .vocab = of(std::vector<int64_t>{1001, 1002, 5003}),
+                                .qk_norm = random() % 2 == 0});
+  drawn.model.tie_word_embeddings = random() % 2 == 0;
+  drawn.model.max_positions = 512;
+  drawn.run.set_dtype(of(std::vector<std::string>{"fp32", "bf16", "fp64"}));
+  drawn.run.set_threads(1);
+  drawn.run.set_head_chunk_tokens(128);
+  drawn.run.set_optimizer_residency(random() % 2 == 0 ? v1::DEVICE : v1::HOST);
+  drawn.run.mutable_mesh()->set_tp(tp);
+  drawn.run.mutable_mesh()->set_dp(of(dp_sizes));
+  return drawn;
+}
+
+// The bytes that the ranks of a drawn run take; one that plays alone is the largest.
+double MeasuredBytes(const DrawnRank& drawn, bool lone_rank) {
+  const std::string directory = ::testing::TempDir() + "/state-drawn";
+  std::filesystem::remove_all(directory);
+  CHECK(WriteRandomModel(drawn.model, {}, directory).ok());
+  const int64_t others = CpuMemoryStats().current_bytes;
+  InProcessOptions options;
+  options.run = drawn.run;
+  options.run.set_model(directory);
+  options.lone_rank = lone_rank;
+  const auto engine = InProcess::Create(options, MakeCpuBackend());
+  CHECK(engine.ok()) << engine.status();
+  std::filesystem::remove_all(directory);
+  return static_cast<double>(CpuMemoryStats().current_bytes - others);
+}
+
+TEST(StateBytesOfDrawnRanksTest, AreThoseOfTheLoadedModel) {
+  InstallCpuAllocator();
+  const uint32_t seed = GTEST_FLAG_GET(random_seed) > 0 ? static_cast<uint32_t>(GTEST_FLAG_GET(random_seed)) : 1;
+  std::mt19937 random(seed);
+  double worst = 0;
+  for (int i = 0; i < 20; ++i) {
+    const bool lone_rank = i % 2 == 0;
+    const DrawnRank drawn = DrawRank(random, lone_rank ? std::vector<uint32_t>{1} : std::vector<uint32_t>{1, 2, 3});
+    SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", drawn.text()));
+    const auto rank = static_cast<double>(StateBytesOf(drawn.model, drawn.run).device(drawn.run.optimizer_residency()));
+    const double planned = lone_rank ? rank : NumRanks(drawn.run.mesh()) * rank;
+    const double measured = MeasuredBytes(drawn, lone_rank);
+    EXPECT_NEAR(measured / planned, 1, 0.01) << measured;
+    worst = std::max(worst, std::abs(measured / planned - 1));
+  }
+  std::printf("state bytes of drawn ranks: %.2f %% off at most\n", 100 * worst);
 }
 
 std::vector<Setting> Settings() {

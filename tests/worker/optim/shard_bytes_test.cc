@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/state_shards.h"
 #include "common/cost/state_slabs.h"
@@ -18,6 +19,12 @@
 
 namespace stemma::testing {
 namespace {
+
+v1::Mesh DpMesh(int64_t ranks) {
+  v1::Mesh mesh;
+  mesh.set_dp(static_cast<uint32_t>(ranks));
+  return mesh;
+}
 
 class ShardBytesTest : public ::testing::TestWithParam<uint32_t> {
  protected:
@@ -76,7 +83,7 @@ class ShardBytesTest : public ::testing::TestWithParam<uint32_t> {
 };
 
 TEST_P(ShardBytesTest, ARankOwnsNoMoreThanThePlanCounts) {
-  const StateShare share = LargestShare(model_, ranks_);
+  const StateShare share = LargestShare(WholeModel(model_), ranks_);
   for (const bool fused : {false, true}) {
     SCOPED_TRACE(::testing::Message() << "seed " << GetParam() << ", ranks " << ranks_ << ", fused " << fused);
     const std::vector<int64_t> elements = Elements(fused);
@@ -97,8 +104,8 @@ TEST_P(ShardBytesTest, ARankOwnsNoMoreThanThePlanCounts) {
 TEST_P(ShardBytesTest, StatesAreDividedAndNothingElseIs) {
   for (const RunDtype dtype : {RunDtype::kFp32, RunDtype::kBf16, RunDtype::kFp64}) {
     SCOPED_TRACE(::testing::Message() << "seed " << GetParam());
-    const StateBytes one = StateBytesOf(model_, dtype), rank = StateBytesOf(model_, dtype, ranks_);
-    EXPECT_EQ(rank.optimizer, LargestShare(model_, ranks_).elements * OptimizerBytes(dtype));
+    const StateBytes one = StateBytesOf(model_, dtype), rank = StateBytesOf(model_, dtype, DpMesh(ranks_));
+    EXPECT_EQ(rank.optimizer, LargestShare(WholeModel(model_), ranks_).elements * OptimizerBytes(dtype));
     EXPECT_EQ(rank.weights, one.weights);
     EXPECT_EQ(rank.gradients, one.gradients);
     EXPECT_EQ(rank.tables, one.tables);
@@ -107,6 +114,35 @@ TEST_P(ShardBytesTest, StatesAreDividedAndNothingElseIs) {
     EXPECT_EQ(one.exchange, 0);
     EXPECT_GT(rank.exchange, 0);
   }
+}
+
+TEST_P(ShardBytesTest, ATensorParallelRankHoldsNoMoreThanThePlanCounts) {
+  v1::Mesh mesh;
+  mesh.set_tp(static_cast<uint32_t>(ranks_));
+  model_.num_heads *= ranks_;
+  model_.num_kv_heads *= Between(0, 1) == 1 ? ranks_ : 1;
+  if (model_.num_kv_heads % ranks_ != 0) model_.num_kv_heads = 1;  // which all ranks hold
+  model_.ffn_size *= ranks_;
+  SCOPED_TRACE(::testing::Message() << "seed " << GetParam() << ", ranks " << ranks_);
+  int64_t most = 0;
+  for (int64_t rank = 0; rank < ranks_; ++rank) {
+    const auto shard = MakeModelShard(model_, {.tp_rank = rank, .tp_size = ranks_});
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    int64_t elements = 0;
+    for (const LocalTensor& tensor : LocalTensors(*shard)) elements += tensor.box.rows() * tensor.box.columns();
+    most = std::max(most, elements);
+  }
+  const ModelShard largest = LargestShard(model_, mesh);
+  EXPECT_EQ(NumParameters(largest), most);
+  // Both norms of a layer, and of its queries and keys.
+  const int64_t partial = 2 * model_.hidden_size + (model_.qk_norm ? 2 * model_.head_size : 0);
+  EXPECT_EQ(PartialGradientElements(largest), partial);
+  EXPECT_EQ(PartialGradientElements(WholeModel(model_)), 0);
+  const StateBytes state = StateBytesOf(model_, RunDtype::kBf16, mesh);
+  EXPECT_EQ(state.weights, most * 2);
+  EXPECT_EQ(state.optimizer, most * 12);
+  EXPECT_EQ(state.exchange, partial * 4);
+  EXPECT_EQ(state.tables, StateBytesOf(model_, RunDtype::kBf16).tables) << "of all positions on every rank";
 }
 
 INSTANTIATE_TEST_SUITE_P(Drawn, ShardBytesTest, ::testing::Range(0U, 60U));

@@ -1,0 +1,207 @@
+#include <algorithm>
+
+#include "common/cost/cost.h"
+#include "common/cost/cost_layer.h"
+#include "common/cost/tape_policy.h"
+
+namespace stemma {
+namespace {
+
+// A block of the prefixes at work, behind the rows before it.
+struct Block {
+  int64_t rows = 0, before = 0;
+};
+
+// The prefixes of a cluster in Phases A and C: what is on the device beside the layer at work.
+class Prefixes {
+ public:
+  Prefixes(const ByteShape& shape, const PrefixShape& prefix)
+      : s_(shape),
+        p_(prefix),
+        layers_(shape.config.num_layers),
+        block_rows_(p_.block_rows > 0 ? std::min(p_.block_rows, p_.rows) : p_.rows),
+        all_(shape, prefix.rows),
+        block_(shape, block_rows_) {}
+
+  // Those that may be the highest: beside the last block, which may be short, and the one before it is the most tape;
+  // and a prefix has its longest ancestor in the block where it ends, or, of a whole block's rows, in the one before.
+  template <typename F>
+  void ForHighestBlocks(const F& f) const {
+    if (p_.rows == 0) return;
+    int64_t end = 0, next = 0;  // blocks from `next` on are not asked yet
+    for (size_t i = 0; i < std::max<size_t>(p_.lengths.size(), 1); ++i) {
+      end = p_.lengths.empty() ? p_.rows : end + p_.lengths[i];
+      const int64_t block = (end - 1) / block_rows_;
+      for (next = std::max(next, block - 1); next <= block; ++next) {
+        const int64_t before = next * block_rows_;
+        f(Block{std::min(block_rows_, p_.rows - before), before});
+      }
+    }
+  }
+
+  int64_t layers() const { return layers_; }
+
+  // The tensors of a block's layers.
+  TensorBytes Tensors(const Block& block) const {
+    return block.rows == block_rows_ ? block_ : TensorBytes(s_, block.rows);
+  }
+
+  int64_t Kv() const { return layers_ * all_.kv + p_.rows * kIndexBytes; }
+  int64_t GradientKv() const { return layers_ * all_.gradient_kv; }
+
+  // Tape of all layers of the blocks in the first `rows`, K/V apart.
+  int64_t Tape(int64_t rows, v1::TapePolicy policy) const {
+    if (rows == 0) return 0;
+    const int64_t whole = rows / block_rows_ * TapeOf(block_, policy);
+    return rows % block_rows_ == 0 ? whole : whole + TapeOf(TensorBytes(s_, rows % block_rows_), policy);
+  }
+
+  // What is on the device when layer `layer` of a block is at work in Phase A. Blocks share one buffer a layer, which
+  // the first block makes; one block's K/V are the layers' own.
+  PhaseBytes Forward(const Block& block, int64_t layer) const {
+    const int64_t kv_layers = block.before > 0 ? layers_ : layer;
+    return {.hot_set = kv_layers * all_.kv + p_.rows * kIndexBytes,
+            .dormant_set = OnDevice(Tape(block.before, p_.policy) + layer * Tensors(block).tape(p_.policy))};
+  }
+
+  // Whether the layers' K/V are copied into buffers that this block makes. Later blocks have those of all layers.
+  bool MakesBuffers(const Block& block) const { return block.before == 0 && block.rows < p_.rows; }
+
+  // The same as Forward when the layer ends and such a block has made its buffers.
+  PhaseBytes BuffersMade(const Block& block, int64_t layer) const {
+    PhaseBytes bytes = Forward(block, layer);
+    bytes.hot_set += all_.kv;
+    return bytes;
+  }
+
+  // The same in Phase C, by the tape of `policy`. The first block frees the K/V and accumulators of layers above.
+  PhaseBytes Backward(const Block& block, int64_t layer) const {
+    const int64_t freed = block.before == 0 ? layers_ - 1 - layer : 0;
+    PhaseBytes bytes{.hot_set = Kv() + GradientKv() - freed * (all_.kv + all_.gradient_kv)};
+    bytes.dormant_set = KeepsInputs(p_.policy)
+                            ? OnDevice(Tape(block.before, p_.policy) + layer * Tensors(block).tape(p_.policy))
+                            : layer * Tensors(block).tape(v1::S0);
+    return bytes;
+  }
+
+  // The same when Phase C makes a block's tape again: all K/V and accumulators are there.
+  PhaseBytes ForwardAgain(const Block& block, int64_t layer, int64_t working_set) const {
+    return {
+        .hot_set = Kv() + GradientKv(), .dormant_set = layer * Tensors(block).tape(v1::S0), .working_set = working_set};
+  }
+
+  // A block's first piece of a prefix may be behind earlier rows of that prefix.
+  LayerRuns Runs(const Block& block) const {
+    LayerRuns runs;
+    int64_t begin = 0, longest = 0;
+    for (size_t i = 0; i < std::max<size_t>(p_.lengths.size(), 1); ++i) {
+      const int64_t end = p_.lengths.empty() ? p_.rows : begin + p_.lengths[i];
+      const int64_t piece = std::min(end, block.before + block.rows) - std::max(begin, block.before);
+      if (piece > 0 && begin < block.before) {
+        runs.push_back({piece, piece, block.before - begin});
+      } else {
+        longest = std::max(longest, piece);
+      }
+      begin = end;
+    }
+    if (longest > 0) runs.push_back({longest, longest, 0});
+    return runs;
+  }
+
+  // What a tape of `bytes` takes on the device beside the layer at work.
+  int64_t OnDevice(int64_t bytes) const { return p_.offload ? std::min(bytes, p_.headroom_bytes) : bytes; }
+
+ private:
+  int64_t TapeOf(const TensorBytes& t, v1::TapePolicy policy) const {
+    return (layers_ - 1) * t.tape(policy) + t.kv_only_tape(policy);
+  }
+
+  const ByteShape& s_;
+  const PrefixShape& p_;
+  const int64_t layers_;
+  const int64_t block_rows_;
+  const TensorBytes all_, block_;  // of all rows; of a block that is not the last one, or the only one
+};
+
+// The layers at work in Phase A; `policy`: what a layer keeps while it runs.
+void RaiseForward(const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
+  const int64_t last = prefixes.layers() - 1;
+  prefixes.ForHighestBlocks([&](const Block& block) {
+    const TensorBytes tensors = prefixes.Tensors(block);
+    const auto raise = [&](PhaseBytes moment, int64_t working_set) {
+      moment.working_set = working_set;
+      highest.RaiseTo(moment);
+    };
+    const bool makes_buffers = prefixes.MakesBuffers(block);
+    raise(prefixes.Forward(block, 0), EmbeddingBytes(tensors));
+    raise(prefixes.Forward(block, last), KvOnlyForwardBytes(tensors));
+    if (makes_buffers) raise(prefixes.BuffersMade(block, last), KvOnlyCopyBytes(tensors, policy));
+    if (last == 0) return;
+    raise(prefixes.Forward(block, last - 1), LayerForwardBytes(tensors, prefixes.Runs(block), policy));
+    if (makes_buffers) raise(prefixes.BuffersMade(block, last - 1), LayerCopyBytes(tensors, policy));
+  });
+}
+
+}  // namespace
+
+int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  return prefix.offload ? Prefixes(shape, prefix).Tape(prefix.rows, prefix.policy) : 0;
+}
+
+PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  const Prefixes prefixes(shape, prefix);
+  // The end: all tape is kept, the accumulators are made.
+  PhaseBytes highest{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
+                     .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
+  RaiseForward(prefixes, prefix.policy, highest);
+  return highest;
+}
+
+PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  const Prefixes prefixes(shape, prefix);
+  return {.hot_set = prefixes.Kv() + prefixes.GradientKv(),
+          .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
+}
+
+PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  const Prefixes prefixes(shape, prefix);
+  const bool again = !KeepsInputs(prefix.policy);
+  const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
+  const int64_t last = prefixes.layers() - 1;
+  PhaseBytes highest;
+  prefixes.ForHighestBlocks([&](const Block& block) {
+    const TensorBytes tensors = prefixes.Tensors(block);
+    const auto raise = [&](int64_t layer, int64_t working_set) {
+      PhaseBytes moment = prefixes.Backward(block, layer);
+      moment.working_set += working_set;
+      highest.RaiseTo(moment);
+    };
+    raise(last, KvOnlyBackwardBytes(tensors, policy, KvOwner::kPrefix));
+    if (again) {
+      highest.RaiseTo(prefixes.ForwardAgain(block, 0, EmbeddingBytes(tensors)));
+      highest.RaiseTo(prefixes.ForwardAgain(block, last, KvOnlyForwardBytes(tensors)));
+      if (last > 0) {
+        const int64_t layer = LayerForwardBytes(tensors, prefixes.Runs(block), policy);
+        highest.RaiseTo(prefixes.ForwardAgain(block, last - 1, layer));
+      }
+    }
+    if (last > 0) raise(last - 1, LayerBackwardBytes(tensors, prefixes.Runs(block), policy, KvOwner::kPrefix));
+  });
+  return highest;
+}
+
+PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  PrefixShape without_tape = prefix;
+  without_tape.policy = v1::S5;
+  const Prefixes prefixes(shape, without_tape);
+  PhaseBytes highest{.hot_set = prefixes.Kv()};
+  RaiseForward(prefixes, v1::S0, highest);
+  return highest;
+}
+
+int64_t ForwardKeptBytes(const ByteShape& shape, int64_t prefix_rows) {
+  const PrefixShape prefix{.rows = prefix_rows};
+  return Prefixes(shape, prefix).Kv();
+}
+
+}  // namespace stemma

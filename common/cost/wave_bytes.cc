@@ -1,0 +1,203 @@
+#include <algorithm>
+
+#include "common/cost/cost.h"
+#include "common/cost/cost_layer.h"
+#include "common/cost/kernel_blocks.h"
+
+namespace stemma {
+namespace {
+
+constexpr int64_t kPositionBytes = 8;  // its position once more
+constexpr int64_t kTargetBytes = 8;    // a row's target
+constexpr int64_t kResultBytes = 16;   // its log-prob and entropy, kept until its wave's end
+// What the head and the loss hold of a row: log-prob, entropy and their gradients, two numbers of its softmax; and what
+// most losses read of it: log-prob by `old`, advantage, weight, mask.
+constexpr int64_t kHeadRowBytes = 6 * 8 + 4 * 8;
+constexpr int64_t kForwardHeadRowBytes = 4 * 8;  // in a forward-only pass: log-prob, entropy, the softmax's numbers
+// Numbers that tensor-parallel ranks exchange of a row of logits, in fp64, and what is made of them.
+constexpr int64_t kRowNumberBytes = 8, kOwnRowNumbers = 9, kRowNumbersOfRank = 6;
+
+// One chunk of logits.
+int64_t LogitsBytes(const ByteShape& s, int64_t rows) {
+  return std::min(rows, s.head_chunk_rows) * s.config.vocab_size * s.accumulate_bytes;
+}
+
+// With a chunk of logits, what is there while it is at work. In bf16 what is upcast for their product: the chunk's
+// hidden rows (in backward as many rows of their gradient) and a slice of the weight. Of several ranks, then, the
+// numbers of the chunk's rows that they exchange: three of each rank, and about as many made of them.
+int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
+  const int64_t chunk = std::min(rows, s.head_chunk_rows);
+  const bool upcasts = s.run_bytes != s.accumulate_bytes;
+  const int64_t upcast =
+      upcasts ? (chunk + std::min(kUpcastVocabulary, s.config.vocab_size)) * s.config.hidden_size : 0;
+  const int64_t numbers = s.tp > 1 ? chunk * kRowNumberBytes * (kOwnRowNumbers + kRowNumbersOfRank * s.tp) : 0;
+  return LogitsBytes(s, rows) + std::max(upcast * s.accumulate_bytes, numbers);
+}
+
+// A wave's layers: all rows in those below the last; there dense trajectories' rows before the last prompt token apart.
+class Wave {
+ public:
+  Wave(const ByteShape& shape, const WaveShape& wave)
+      : s_(shape),
+        w_(wave),
+        layers_(shape.config.num_layers),
+        all_(shape, wave.rows),
+        head_(shape, wave.rows - wave.kv_only_rows),
+        apart_(shape, wave.kv_only_rows) {}
+
+  // The tape of so many layers below the last.
+  int64_t Below(int64_t layers) const { return layers * (all_.tape(w_.policy) + all_.kv); }
+  // What the last layer's rows before the last prompt token keep, with their K/V and the gradients of those.
+  int64_t KvOnly() const { return apart_.kv_only_tape(w_.policy) + apart_.kv + apart_.gradient_kv; }
+  int64_t Last() const { return head_.tape(w_.policy) + head_.kv; }
+  int64_t Index() const { return w_.rows * kIndexBytes; }
+  int64_t Targets() const { return head_.rows * kTargetBytes; }  // in the forward
+  int64_t Results() const { return head_.rows * kResultBytes; }  // in the backward
+  int64_t HeadPositions() const { return split() ? head_.rows * kPositionBytes : 0; }
+
+  LayerRuns RunsBelow() const {
+    LayerRuns runs;
+    for (const WaveRun& run : w_.runs) {
+      runs.push_back({run.rows, run.longest_rows, run.ancestor_rows, run.padded_members});
+    }
+    if (w_.runs.empty()) runs.push_back({w_.rows, w_.rows, 0});
+    return runs;
+  }
+
+  // A trajectory's own rows before the last prompt token are its ancestor.
+  LayerRuns RunsOfLast() const {
+    LayerRuns runs;
+    for (const WaveRun& run : w_.runs) {
+      if (run.only_below) continue;
+      const int64_t apart = run.kv_only_rows, ancestor = apart > 0 ? apart : run.ancestor_rows;
+      runs.push_back({run.rows - apart, run.longest_rows - apart, ancestor, run.padded_members});
+    }
+    if (w_.runs.empty()) runs.push_back({head_.rows, head_.rows, w_.kv_only_rows});
+    return runs;
+  }
+
+  // Calls f(bytes) at each moment of a forward-only pass that may be the highest. What a layer makes is there until
+  // the next one begins, as with S0.
+  template <typename F>
+  void ForForwardMoments(const F& f) const {
+    const v1::TapePolicy policy = v1::S0;
+    const int64_t d = head_.input, always = Index() + Targets();
+    f(always + EmbeddingBytes(all_));
+    if (layers_ > 1) f(always + LayerForwardBytes(all_, RunsBelow(), policy));
+    const int64_t kv_only = apart_.kv_only_tape(policy) + apart_.kv;
+    if (split()) {
+      f(always + GatherAll());
+      f(always + all_.normed + SelectedRows(apart_) + apart_.rows * kPositionBytes + KvOnlyForwardBytes(apart_));
+      f(always + kv_only + all_.normed + w_.rows * kPositionBytes + SelectedRows(head_) + d);
+    }
+    const int64_t last = always + HeadPositions() + kv_only;
+    f(last + LayerForwardBytes(head_, RunsOfLast(), policy));
+    // The last layer's tensors are there until its output is normed.
+    f(last + head_.tape(policy) + head_.kv + 2 * d + head_.statistic);
+    const int64_t chunk =
+        std::max(head_.gather_scratch, HeadRows(kForwardHeadRowBytes) + HeadChunkBytes(s_, head_.rows));
+    f(always + d + head_.gathered + chunk);
+  }
+
+  // Calls f(tape, working set) at each moment that may be the highest.
+  template <typename F>
+  void ForMoments(const F& f) const {
+    const int64_t all = layers_ - 1;
+    const LayerPeaks last = PeaksOf(head_, RunsOfLast());
+    f(Index() + Targets(), EmbeddingBytes(all_));
+    if (layers_ > 1) {
+      // Where no rows are set apart, the last layer's are those of the layers below.
+      const LayerPeaks below = split() ? PeaksOf(all_, RunsBelow()) : last;
+      f(Index() + Targets() + Below(layers_ - 2), below.forward);
+      f(Index() + Results() + Below(layers_ - 2), HeadPositions() + below.backward);
+    }
+    if (split()) ForSplitMoments(f);
+    const int64_t kept = Index() + HeadPositions() + Below(all) + KvOnly();
+    f(kept + Targets(), last.forward);
+    f(kept + Results(), head_.statistic + last.backward);
+    f(Index() + Targets() + Below(all) + KvOnly() + Last(), Head());
+  }
+
+ private:
+  struct LayerPeaks {
+    int64_t forward = 0, backward = 0;
+  };
+
+  bool split() const { return w_.kv_only_rows > 0; }
+
+  LayerPeaks PeaksOf(const TensorBytes& t, const LayerRuns& runs) const {
+    return {LayerForwardBytes(t, runs, w_.policy), LayerBackwardBytes(t, runs, w_.policy, KvOwner::kWave)};
+  }
+
+  // Of the head's rows, in head and loss; of several ranks also their targets among the own tokens.
+  int64_t HeadRows(int64_t row_bytes) const { return head_.rows * (row_bytes + (s_.tp > 1 ? kTargetBytes : 0)); }
+
+  // The last layer's output, its norm, gathered, and its gradient; the rows of head and loss; one chunk of logits,
+  // which is there while the ranks' gradients are summed.
+  int64_t Head() const {
+    const int64_t there = 2 * head_.input + head_.statistic + head_.gathered;
+    const int64_t rows = head_.product + HeadRows(kHeadRowBytes);
+    const int64_t chunk = std::max(HeadChunkBytes(s_, head_.rows), LogitsBytes(s_, head_.rows) + head_.sums);
+    return there + std::max(head_.gather_scratch, rows + chunk);
+  }
+
+  // Of several ranks, rows are selected among those of all, and a rank takes its own of them.
+  int64_t SelectedRows(const TensorBytes& t) const { return s_.tp > 1 ? t.product : 0; }
+  int64_t GatherAll() const { return all_.input + all_.gathered + all_.gather_scratch; }
+
+  // Where rows are set apart and put together again.
+  template <typename F>
+  void ForSplitMoments(const F& f) const {
+    const int64_t tape = Index() + Below(layers_ - 1), positions = w_.rows * kPositionBytes;
+    f(tape + Targets(), GatherAll());
+    f(tape + Targets(), all_.normed + SelectedRows(apart_) + apart_.rows * kPositionBytes + KvOnlyForwardBytes(apart_));
+    f(tape + Targets() + KvOnly(), all_.normed + positions + SelectedRows(head_) + head_.input);
+    f(tape + Results(),
+      head_.input + positions + apart_.gradient_kv + KvOnlyBackwardBytes(apart_, w_.policy, KvOwner::kWave));
+    f(tape + Results(), positions + Interleaved());
+  }
+
+  // The gradients of both kinds of rows, gathered, and put together; a rank takes its own of them.
+  int64_t Interleaved() const {
+    if (s_.tp == 1) return 2 * all_.input;
+    const int64_t parts = apart_.input + head_.input, gathered = apart_.gathered + head_.gathered;
+    return parts + gathered + std::max({apart_.gather_scratch, head_.gather_scratch, all_.product + all_.input});
+  }
+
+  const ByteShape& s_;
+  const WaveShape& w_;
+  const int64_t layers_;
+  const TensorBytes all_, head_, apart_;
+};
+
+bool Covers(const WaveRun& a, const WaveRun& b) {
+  return a.rows >= b.rows && a.longest_rows >= b.longest_rows && a.ancestor_rows >= b.ancestor_rows &&
+         a.padded_members >= b.padded_members && a.kv_only_rows == b.kv_only_rows && a.only_below == b.only_below;
+}
+
+}  // namespace
+
+void AddRun(const WaveRun& run, WaveShape& wave) {
+  for (const WaveRun& other : wave.runs) {
+    if (Covers(other, run)) return;
+  }
+  const auto covered = [&](const WaveRun& other) { return Covers(run, other); };
+  wave.runs.erase(std::remove_if(wave.runs.begin(), wave.runs.end(), covered), wave.runs.end());
+  wave.runs.push_back(run);
+}
+
+PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave) {
+  PhaseBytes highest;
+  Wave(shape, wave).ForMoments([&](int64_t tape, int64_t working_set) {
+    highest.RaiseTo({.wave_tape = tape, .working_set = working_set});
+  });
+  return highest;
+}
+
+int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave) {
+  int64_t highest = 0;
+  Wave(shape, wave).ForForwardMoments([&](int64_t bytes) { highest = std::max(highest, bytes); });
+  return highest;
+}
+
+}  // namespace stemma
