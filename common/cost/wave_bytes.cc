@@ -15,7 +15,7 @@ constexpr int64_t kResultBytes = 16;   // its log-prob and entropy, kept until i
 constexpr int64_t kHeadRowBytes = 6 * 8 + 4 * 8;
 constexpr int64_t kForwardHeadRowBytes = 4 * 8;  // in a forward-only pass: log-prob, entropy, the softmax's numbers
 // Numbers that tensor-parallel ranks exchange of a row of logits, in fp64, and what is made of them.
-constexpr int64_t kRowNumberBytes = 8, kOwnRowNumbers = 9, kRowNumbersOfRank = 6;
+constexpr int64_t kRowNumberBytes = 8, kOwnRowNumbers = 9, kRowNumbersOfRank = 8;
 
 // One chunk of logits.
 int64_t LogitsBytes(const ByteShape& s, int64_t rows) {
@@ -24,7 +24,7 @@ int64_t LogitsBytes(const ByteShape& s, int64_t rows) {
 
 // With a chunk of logits, what is there while it is at work. In bf16 what is upcast for their product: the chunk's
 // hidden rows (in backward as many rows of their gradient) and a slice of the weight. Of several ranks, then, the
-// numbers of the chunk's rows that they exchange: three of each rank, and about as many made of them.
+// numbers of the chunk's rows that they exchange: four of each rank, and as many made of them.
 int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
   const int64_t chunk = std::min(rows, s.head_chunk_rows);
   const bool upcasts = s.run_bytes != s.accumulate_bytes;
@@ -154,14 +154,8 @@ class Wave {
     f(tape + Targets() + KvOnly(), all_.normed + positions + SelectedRows(head_) + head_.input);
     f(tape + Results(),
       head_.input + positions + apart_.gradient_kv + KvOnlyBackwardBytes(apart_, w_.policy, KvOwner::kWave));
-    f(tape + Results(), positions + Interleaved());
-  }
-
-  // The gradients of both kinds of rows, gathered, and put together; a rank takes its own of them.
-  int64_t Interleaved() const {
-    if (s_.tp == 1) return 2 * all_.input;
-    const int64_t parts = apart_.input + head_.input, gathered = apart_.gathered + head_.gathered;
-    return parts + gathered + std::max({apart_.gather_scratch, head_.gather_scratch, all_.product + all_.input});
+    // Both kinds of rows, gathered; together; the own ones of them.
+    f(tape + Results(), positions + all_.gathered + all_.product + all_.input);
   }
 
   const ByteShape& s_;

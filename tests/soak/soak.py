@@ -32,6 +32,11 @@ class Entry:
 TABLE = (
     Entry("bytes", "models, requests and memory settings: predicted against measured bytes",
           ("{build}/tests/random_bytes_test", "--gtest_brief=1", "--gtest_random_seed={seed}")),
+    Entry("state", "models and meshes: predicted against measured bytes of their state",
+          ("{build}/tests/phase_bytes_test", "--gtest_brief=1", "--gtest_filter=StateBytesOfDrawnRanksTest.*",
+           "--gtest_random_seed={seed}")),
+    Entry("sent", "tensor-parallel ranks: predicted against counted bytes that they send, to the byte",
+          ("{build}/tests/sent_bytes_test", "--gtest_brief=1", "--gtest_random_seed={seed}")),
     Entry("streams", "spoiled request streams: each is answered as it deserves",
           ("{python}", "tests/hostile/fuzz_streams.py", "--streams", "20000", "--seed", "{seed}")),
     Entry("requests", "requests: trained as the oracle does",

@@ -1,0 +1,122 @@
+#include "common/cost/tensor_parallel_cost.h"
+
+#include <map>
+
+#include "common/base/round_up.h"
+#include "common/cost/tape_policy.h"
+
+namespace stemma {
+namespace {
+
+// In fp64, of a row of logits: the largest, the log of their sum, the target's; the entropy.
+constexpr int64_t kRowNumberBytes = 8, kRowNumbers = 3, kRowNumbersWithEntropy = 4;
+
+// Collectives of so many rows each.
+struct RowExchanges {
+  int64_t gathers = 0, sums = 0;
+
+  RowExchanges operator+(const RowExchanges& o) const { return {gathers + o.gathers, sums + o.sums}; }
+  RowExchanges operator*(int64_t times) const { return {gathers * times, sums * times}; }
+};
+
+constexpr RowExchanges kGather = {.gathers = 1, .sums = 0};
+constexpr RowExchanges kEmbed = {.gathers = 0, .sums = 1}, kEmbedBackward = kGather;
+// Each block gathers what its norm makes, and sums what it adds to the residual.
+constexpr RowExchanges kLayerForward = {.gathers = 2, .sums = 2};
+constexpr RowExchanges kKvForward = kGather;
+
+// A norm's output that was dropped is gathered again; so is attention's output summed.
+RowExchanges LayerBackward(v1::TapePolicy policy) {
+  return {.gathers = 2 + (KeepsElementwise(policy) ? 0 : 2), .sums = 2 + (KeepsAttention(policy) ? 0 : 1)};
+}
+
+RowExchanges KvBackward(v1::TapePolicy policy) { return {.gathers = KeepsElementwise(policy) ? 0 : 1, .sums = 1}; }
+
+SentBytes Of(const ByteShape& s, int64_t rows, const RowExchanges& exchanges) {
+  const int64_t others = (s.tp - 1) * DivideUp(rows, s.tp) * s.config.hidden_size;
+  return {.rows = exchanges.gathers * others * s.run_bytes,
+          .row_sums = exchanges.sums * others * s.accumulate_bytes,
+          .row_collectives = exchanges.gathers + exchanges.sums};
+}
+
+SentBytes OfBlocks(const ByteShape& s, const PrefixShape& prefix, const RowExchanges& exchanges) {
+  if (s.tp == 1 || prefix.rows == 0) return {};
+  const int64_t block = prefix.block_rows > 0 ? prefix.block_rows : prefix.rows;
+  SentBytes sent = Of(s, block, exchanges * (prefix.rows / block));
+  // Rows are rounded block by block.
+  if (const int64_t rest = prefix.rows % block; rest > 0) sent += Of(s, rest, exchanges);
+  return sent;
+}
+
+RowExchanges PrefixForwardExchanges(const ByteShape& s) {
+  return kEmbed + kLayerForward * (s.config.num_layers - 1) + kKvForward;
+}
+
+// Of a sum over all ranks, in a ring, each sends all parts but one, twice.
+int64_t AllReduceBytes(int64_t whole_bytes, int64_t ranks) { return 2 * whole_bytes * (ranks - 1) / ranks; }
+
+}  // namespace
+
+SentBytes& SentBytes::operator+=(const SentBytes& other) {
+  rows += other.rows;
+  row_sums += other.row_sums;
+  vocabulary += other.vocabulary;
+  row_collectives += other.row_collectives;
+  head_collectives += other.head_collectives;
+  return *this;
+}
+
+SentBytes PrefixForwardSent(const ByteShape& shape, const PrefixShape& prefix) {
+  return OfBlocks(shape, prefix, PrefixForwardExchanges(shape));
+}
+
+SentBytes PrefixBackwardSent(const ByteShape& shape, const PrefixShape& prefix) {
+  const bool again = !KeepsInputs(prefix.policy);
+  const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
+  const RowExchanges backward =
+      KvBackward(policy) + LayerBackward(policy) * (shape.config.num_layers - 1) + kEmbedBackward;
+  return OfBlocks(shape, prefix, again ? PrefixForwardExchanges(shape) + backward : backward);
+}
+
+SentBytes WaveForwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, bool entropy) {
+  if (shape.tp == 1) return {};
+  const int64_t head_rows = rows - kv_only_rows;
+  SentBytes sent = Of(shape, rows, kEmbed + kLayerForward * (shape.config.num_layers - 1));
+  if (kv_only_rows > 0) {  // rows are set apart among those of all ranks
+    sent += Of(shape, rows, kGather);
+    sent += Of(shape, kv_only_rows, kKvForward);
+  }
+  sent += Of(shape, head_rows, kLayerForward + kGather);  // which the head reads
+  sent.vocabulary = (shape.tp - 1) * head_rows * kRowNumberBytes * (entropy ? kRowNumbersWithEntropy : kRowNumbers);
+  sent.head_collectives = DivideUp(head_rows, shape.head_chunk_rows);
+  return sent;
+}
+
+SentBytes WaveBackwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, v1::TapePolicy policy) {
+  if (shape.tp == 1) return {};
+  const int64_t head_rows = rows - kv_only_rows;
+  constexpr RowExchanges kHead = {.gathers = 0, .sums = 1};
+  SentBytes sent = Of(shape, head_rows, kHead + LayerBackward(policy));
+  if (kv_only_rows > 0) {  // and put together again
+    sent += Of(shape, kv_only_rows, KvBackward(policy) + kGather);
+    sent += Of(shape, head_rows, kGather);
+  }
+  return sent += Of(shape, rows, LayerBackward(policy) * (shape.config.num_layers - 1) + kEmbedBackward);
+}
+
+PartialGradientBytes PartialGradientsSent(const ModelShard& shard, int64_t accumulate_bytes) {
+  PartialGradientBytes sent;
+  std::map<int64_t, int64_t> of_layers;  // elements that travel together; what follows the layers is -1's
+  for (const LocalTensor& tensor : LocalTensors(shard)) {
+    const Placement placement = PlacementOf(tensor.spec, shard);
+    const int64_t elements = tensor.box.rows() * tensor.box.columns();
+    if (placement.partial_over_tp) of_layers[tensor.spec.layer] += elements;
+    if (placement.partial_over_kv_replicas) sent.kv += AllReduceBytes(elements * accumulate_bytes, shard.kv_replicas());
+  }
+  for (const auto& [layer, elements] : of_layers) {
+    sent.all += AllReduceBytes(elements * accumulate_bytes, shard.place.tp_size);
+  }
+  return sent;
+}
+
+}  // namespace stemma

@@ -1,0 +1,219 @@
+// The bytes that common/cost/tensor_parallel_cost.h says that a tensor-parallel rank sends, against those that its
+// communicators count: drawn models, meshes, requests and memory settings, to the byte.
+//
+// CI runs fixed seeds, `--gtest_random_seed=N` others.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/cost/rank_shape.h"
+#include "common/cost/tensor_parallel_cost.h"
+#include "common/model/model_init.h"
+#include "glog/logging.h"
+#include "tests/testing/in_process.h"
+#include "tests/testing/namespaces.h"
+#include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
+#include "worker/engine/partial_gradients.h"
+#include "worker/ops/tensor_parallel.h"
+
+namespace stemma::testing {
+namespace {
+
+constexpr int kCasesPerSeed = 60;
+
+struct Case {
+  ModelConfig model;
+  v1::RunConfig run;
+  std::vector<int64_t> prompts, responses;
+  bool entry_pass = false, whole_rollouts = false;
+
+  std::string text() const {
+    return absl::StrCat(model.model_type, " D ", model.hidden_size, " L ", model.num_layers, " H ", model.num_heads,
+                        " K ", model.num_kv_heads, " V ", model.vocab_size, entry_pass ? " entry pass " : " ",
+                        run.ShortDebugString());
+  }
+};
+
+class Draw {
+ public:
+  explicit Draw(uint32_t seed) : random_(seed) {}
+
+  int64_t Between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random_() % static_cast<uint32_t>(high - low + 1));
+  }
+  template <typename T>
+  T Of(const std::vector<T>& values) {
+    return values[static_cast<size_t>(Between(0, static_cast<int64_t>(values.size()) - 1))];
+  }
+
+  Case One() {
+    Case c;
+    const int64_t tp = Between(2, 4), kv_heads = Of<int64_t>({1, tp, 2 * tp});
+    c.model = SyntheticModel({.hidden = 8 * Between(2, 6),
+                              .layers = Between(1, 3),
+                              .heads = std::lcm(kv_heads, tp),
+                              .kv_heads = kv_heads,
+                              .head_size = 8,
+                              .ffn = 8 * tp,
+                              .vocab = Between(50, 90),
+                              .qk_norm = true});
+    if (Between(0, 1) == 1) {
+      c.model.SetFamily(*FindFamily("qwen2"));
+      c.model.hidden_size = c.model.num_heads * c.model.head_size;
+    }
+    c.model.max_positions = 512;
+    c.run.set_dtype(Of<std::string>({"fp32", "bf16", "fp64"}));
+    c.run.set_threads(1);
+    c.run.set_schedule(Of<v1::Schedule>({v1::REUSE, v1::REUSE, v1::DENSE}));
+    c.run.set_head_chunk_tokens(static_cast<uint32_t>(Between(5, 40)));
+    c.run.set_wave_suffixes(static_cast<uint32_t>(Between(1, 3)));
+    c.run.set_prefix_policy(Of<v1::TapePolicy>({v1::S0, v1::S1, v1::S2, v1::S3, v1::S4, v1::S5}));
+    c.run.set_suffix_policy(Of<v1::TapePolicy>({v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}));
+    if (Between(0, 1) == 1) c.run.set_prefix_block_rows(static_cast<uint32_t>(Between(5, 30)));
+    c.run.set_memory_budget_bytes(uint64_t{1} << 30);
+    c.run.set_split_groups(v1::SPLIT_OFF);
+    c.run.mutable_mesh()->set_tp(static_cast<uint32_t>(tp));
+    c.run.mutable_mesh()->set_dp(tp == 2 ? static_cast<uint32_t>(Between(1, 2)) : 1);
+    for (int64_t i = Between(1, 3); i > 0; --i) c.prompts.push_back(Between(1, 40));
+    for (int64_t i = Between(1, 4); i > 0; --i) c.responses.push_back(Between(1, 25));
+    c.entry_pass = Between(0, 1) == 1;
+    c.whole_rollouts = Between(0, 1) == 1;
+    return c;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+// The tp and kv communicators of all ranks of a run; the engines own them.
+class Communicators {
+ public:
+  std::unique_ptr<Communicator> Add(std::unique_ptr<Communicator> made) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(made.get());
+    return made;
+  }
+  // Returns what each rank has sent on the axis under a name, in order of size.
+  std::vector<int64_t> Sent(const std::string& axis, const std::string& name) const {
+    std::vector<int64_t> sent;
+    for (const Communicator* one : all_) {
+      if (one->axis().starts_with(axis)) sent.push_back(one->stats().BytesOf(name));
+    }
+    std::sort(sent.begin(), sent.end());
+    return sent;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<const Communicator*> all_;
+};
+
+// What the waves and prefixes of one data-parallel rank send.
+SentBytes SentIn(const Case& c, const v1::StepPlan& plan, uint32_t dp_rank, bool forward_only) {
+  const ByteShape shape = RankShape(c.model, c.run);
+  SentBytes sent;
+  for (const v1::Cluster& cluster : plan.clusters()) {
+    if (cluster.dp_rank() != dp_rank) continue;
+    PrefixShape prefix = {.block_rows = cluster.prefix_block_rows(), .policy = cluster.prefix_policy()};
+    for (const uint32_t group : cluster.prefix_groups()) prefix.rows += c.prompts[group] - 1;
+    sent += PrefixForwardSent(shape, prefix);
+    if (!forward_only) sent += PrefixBackwardSent(shape, prefix);
+    for (const v1::Wave& wave : cluster.waves()) {
+      int64_t rows = 0, kv_only = 0;
+      for (const v1::WaveMember& member : wave.members()) {
+        if (cluster.prefix_groups().empty()) kv_only += c.prompts[member.group()] - 1;
+        rows += c.responses[member.rollout()];
+      }
+      sent += WaveForwardSent(shape, rows + kv_only, kv_only, /*entropy=*/!forward_only);
+      if (!forward_only) sent += WaveBackwardSent(shape, rows + kv_only, kv_only, cluster.suffix_policy());
+    }
+  }
+  return sent;
+}
+
+// The planned bytes of each rank, in order of size.
+std::vector<int64_t> OfRanks(const Case& c, const RequestPlan& plan, int64_t SentBytes::*part) {
+  std::vector<int64_t> bytes;
+  for (uint32_t dp = 0; dp < DpSize(c.run.mesh()); ++dp) {
+    SentBytes sent = SentIn(c, plan.plan.steps(0), dp, /*forward_only=*/false);
+    if (c.entry_pass) sent += SentIn(c, plan.plan.log_prob_pass(), dp, /*forward_only=*/true);
+    bytes.insert(bytes.end(), TpSize(c.run.mesh()), sent.*part);
+  }
+  std::sort(bytes.begin(), bytes.end());
+  return bytes;
+}
+
+void RunCase(const Case& c, const std::string& directory) {
+  std::filesystem::remove_all(directory);
+  ASSERT_TRUE(WriteRandomModel(c.model, {}, directory).ok());
+  Communicators communicators;
+  InProcessOptions options;
+  options.run = c.run;
+  options.run.set_model(directory);
+  options.edit_tp_communicator = [&](std::unique_ptr<Communicator> made) { return communicators.Add(std::move(made)); };
+  const auto engine = InProcess::Create(options, MakeCpuBackend());
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  TrainingRequest request = SyntheticRequest(c.prompts, c.responses, c.model.vocab_size);
+  if (c.whole_rollouts) request.update.mutable_loss()->set_loss_mode("gspo");
+  if (c.entry_pass || c.whole_rollouts) {
+    request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+    request.update.mutable_old()->set_weights("policy");
+  }
+  ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
+  Case ran = c;
+  ran.entry_pass = (*engine)->plan().plan.has_log_prob_pass();
+  const auto vote = (*engine)->Prepare(0);
+  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+
+  EXPECT_EQ(communicators.Sent("tp", worker::kRowsName), OfRanks(ran, (*engine)->plan(), &SentBytes::rows));
+  EXPECT_EQ(communicators.Sent("tp", worker::kRowSumsName), OfRanks(ran, (*engine)->plan(), &SentBytes::row_sums));
+  EXPECT_EQ(communicators.Sent("tp", worker::kVocabularyName), OfRanks(ran, (*engine)->plan(), &SentBytes::vocabulary));
+  const ByteShape shape = RankShape(c.model, c.run);
+  const PartialGradientBytes partial =
+      PartialGradientsSent(LargestShard(c.model, c.run.mesh()), shape.accumulate_bytes);
+  for (const int64_t bytes : communicators.Sent("tp", worker::kPartialGradientsName)) EXPECT_EQ(bytes, partial.all);
+  for (const int64_t bytes : communicators.Sent("kv", worker::kPartialGradientsName)) EXPECT_EQ(bytes, partial.kv);
+  EXPECT_EQ(communicators.Sent("tp", worker::kPartialGradientsName).size(), NumRanks(c.run.mesh()));
+  EXPECT_GT(partial.all, 0);
+}
+
+TEST(SentBytesTest, AreThoseThatCommunicatorsCount) {
+  const int flag = GTEST_FLAG_GET(random_seed);
+  const uint32_t seed = flag > 0 ? static_cast<uint32_t>(flag) : 1;
+  const std::string directory = ::testing::TempDir() + "/sent-bytes-" + std::to_string(seed);
+  Draw draw(seed);
+  for (int i = 0; i < kCasesPerSeed; ++i) {
+    const Case c = draw.One();
+    SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", c.text()));
+    RunCase(c, directory);
+  }
+  std::filesystem::remove_all(directory);
+}
+
+TEST(SentBytesTest, OneRankSendsNothing) {
+  const ModelConfig model = SyntheticModel({});
+  v1::RunConfig run;
+  run.set_dtype("fp32");
+  run.set_head_chunk_tokens(128);
+  const ByteShape shape = RankShape(model, run);
+  SentBytes sent = PrefixForwardSent(shape, {.rows = 100, .policy = v1::S5});
+  sent += PrefixBackwardSent(shape, {.rows = 100, .policy = v1::S5});
+  sent += WaveForwardSent(shape, 50, 20, /*entropy=*/true);
+  sent += WaveBackwardSent(shape, 50, 20, v1::S4);
+  EXPECT_EQ(sent.total(), 0);
+  EXPECT_EQ(sent.row_collectives + sent.head_collectives, 0);
+  EXPECT_EQ(PartialGradientsSent(WholeModel(model), 4).all, 0);
+}
+
+}  // namespace
+}  // namespace stemma::testing
