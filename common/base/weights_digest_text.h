@@ -7,7 +7,8 @@
 
 namespace stemma {
 
-// Returns the text of 64 hex digits that were made as worker/model/weights_digest.h does now.
+// Returns the text, 64 characters, of 64 hex digits that were made as worker/model/weights_digest.h does now. The last
+// ones give way to a mark.
 std::string WeightsDigestText(std::string_view hex);
 
 // Tells whether two digests are of different weights. Of digests that were made in different ways, or are empty, that

@@ -129,7 +129,7 @@ class Wave {
     return {LayerForwardBytes(t, runs, w_.policy), LayerBackwardBytes(t, runs, w_.policy, KvOwner::kWave)};
   }
 
-  // Of the head's rows, in head and loss; of several ranks also their targets among the own tokens.
+  // What head and loss hold for each row; with several ranks also its target among the own tokens.
   int64_t HeadRows(int64_t row_bytes) const { return head_.rows * (row_bytes + (s_.tp > 1 ? kTargetBytes : 0)); }
 
   // The last layer's output, its norm, gathered, and its gradient; the rows of head and loss; one chunk of logits,
@@ -141,7 +141,7 @@ class Wave {
     return there + std::max(head_.gather_scratch, rows + chunk);
   }
 
-  // Of several ranks, rows are selected among those of all, and a rank takes its own of them.
+  // With several ranks, rows are selected among those of all, and a rank takes its own of them.
   int64_t SelectedRows(const TensorBytes& t) const { return s_.tp > 1 ? t.product : 0; }
   int64_t GatherAll() const { return all_.input + all_.gathered + all_.gather_scratch; }
 

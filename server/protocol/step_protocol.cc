@@ -128,10 +128,8 @@ void StepProtocol::OnVote(uint32_t rank, const internal::v1::Vote& vote) {
   if (!running.AwaitsVote(rank, vote.key())) {
     return Ignore(absl::StrCat("the worker's vote on ", StepText(vote.key()), ", which is over"));
   }
-  // An Abort ends the step here: no vote on it counts any more.
-  if (!vote.yes() && vote.no_reason() == internal::v1::CANCELLED) {
-    return membership_->Breach(p_.gang.worker(rank).session,
-                               absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED"));
+  if (const absl::Status checked = CheckVote(p_.gang.mesh(), rank, vote); !checked.ok()) {
+    return membership_->Breach(p_.gang.worker(rank).session, checked);
   }
   if (SendsTooManySpans(rank, vote.spans().spans_size())) return;
   if (running.AddVote(rank, vote)) Decide(p_.jobs.RunningUpdate(), MergeVotes(running.votes()));

@@ -33,6 +33,7 @@ absl::Status CheckSpan(const StepSpan& span) {
   if (span.held_ns() > span.duration_ns()) return wrong("held_ns", span.held_ns());
   if (span.bytes() > kBytesMax) return wrong("bytes", span.bytes());
   if (!is_name(span.collective())) return absl::InvalidArgumentError("collective is no name");
+  if (!is_name(span.axis())) return absl::InvalidArgumentError("axis is no name");
   if (!is_name(span.name())) return absl::InvalidArgumentError("name is no name");
   return absl::OkStatus();
 }

@@ -26,6 +26,11 @@ constexpr std::string_view kLargest[] = {"prefix_forward_s",  "suffix_s",
 // What the rank takes that ends its phases last: the others wait for it.
 constexpr std::string_view kSmallest[] = {"reduce_s"};
 
+// Sums over all ranks, whatever they run. All other sums are over the copies of the model.
+constexpr std::string_view kTotals[] = {"offload_out_bytes",    "offload_in_bytes", "offload_demand_loads",
+                                        "offload_waits",        "reduce_bytes",     "split_bytes",
+                                        "tensor_parallel_bytes"};
+
 bool IsIn(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -58,7 +63,30 @@ size_t FirstReason(std::span<const Vote> votes) {
   return static_cast<size_t>((with_reason != votes.end() ? with_reason : first_no) - votes.begin());
 }
 
+double ValueOf(const StepSums& sums, const FieldDescriptor* field) {
+  const google::protobuf::Reflection& reflection = *sums.GetReflection();
+  return field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE ? reflection.GetDouble(sums, field)
+                                                              : static_cast<double>(reflection.GetUInt64(sums, field));
+}
+
 }  // namespace
+
+absl::Status CheckVote(const v1::Mesh& mesh, uint32_t rank, const Vote& vote) {
+  if (!vote.yes() && vote.no_reason() == internal::v1::CANCELLED) {
+    return absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED");
+  }
+  if (PlaceOf(mesh, rank).tp_rank == 0) return absl::OkStatus();
+  const StepSums& sums = vote.sums();
+  for (int i = 0; i < sums.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = sums.GetDescriptor()->field(i);
+    const bool of_copy =
+        !IsIn(kLargest, field->name()) && !IsIn(kSmallest, field->name()) && !IsIn(kTotals, field->name());
+    if (!of_copy || ValueOf(sums, field) == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("vote.sums.", field->name(), " is told by rank ", rank,
+                                                   ", and another rank speaks for its copy of the model"));
+  }
+  return absl::OkStatus();
+}
 
 Vote MergeVotes(std::span<const Vote> votes) {
   CHECK(!votes.empty());

@@ -7,6 +7,7 @@ part of docs/memory.md.
     baselines   the same beside transformers and prefix_grouper
     planner     plans and placements
     ranks       two workers beside one, and a hot group split between them
+    tp          two workers that hold one copy of the model beside one
     storage     journal, spool, checkpoints, restart
     memory      docs/memory.md: policies, offload, what fits
 
@@ -37,6 +38,7 @@ import planner  # noqa: E402
 import report  # noqa: E402
 import shapes  # noqa: E402
 import storage  # noqa: E402
+import tp_bench  # noqa: E402
 from oracle import models  # noqa: E402
 from step_process import StepBench  # noqa: E402
 
@@ -124,6 +126,7 @@ PARTS = {
     "baselines": ("Against what one would run instead", baseline_section),
     "planner": (planner.TITLE, lambda run: planner.section(run.build, run.quick)),
     "ranks": (dp_bench.TITLE, lambda run: dp_bench.section(run.build, run.directory, 2 if run.quick else 5)),
+    "tp": (tp_bench.TITLE, lambda run: tp_bench.section(run.build, run.directory, 2 if run.quick else 5)),
     "storage": (storage.TITLE, lambda run: storage.section(run.build, run.directory, run.quick)),
 }
 MEMORY = "memory"  # its tables are in docs/memory.md

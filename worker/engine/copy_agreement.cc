@@ -1,6 +1,7 @@
 #include "worker/engine/copy_agreement.h"
 
 #include <cstdint>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
@@ -21,6 +22,14 @@ absl::Status InsideCopy(const Communicator& tp, const absl::Status& status) {
   return absl::UnavailableError(
       absl::StrCat("rank ", tp.rank(), " of ", tp.size(), " of axis ", tp.axis(),
                    " failed where the others of its copy wait for it: ", std::string(status.message())));
+}
+
+absl::Status CancelPoll::Poll(int cluster) {
+  const bool begins = std::exchange(cluster_, cluster) != cluster;
+  const bool several = tp_ != nullptr && tp_->size() > 1;
+  if (several && !begins) return absl::OkStatus();
+  const absl::Status own = hooks_.cancelled() ? absl::CancelledError("cancelled between waves") : absl::OkStatus();
+  return several ? AgreeInCopy(*tp_, "cluster", own) : own;
 }
 
 }  // namespace stemma::worker

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "worker/engine/engine.h"
 #include "worker/parallel/communicator.h"
 
 namespace stemma::worker {
@@ -18,5 +19,19 @@ absl::Status AgreeInCopy(Communicator& tp, std::string_view point, const absl::S
 // Returns what `status`, of an operation with collectives inside, means to the rank: where it was this rank alone that
 // failed (out of memory, an exception), the others wait for it in the middle of a layer, and it is Unavailable.
 absl::Status InsideCopy(const Communicator& tp, const absl::Status& status);
+
+// Tells between the operations of a pass whether it is cancelled; the ranks of a copy hear it together.
+class CancelPoll {
+ public:
+  CancelPoll(Communicator* tp, const EngineHooks& hooks) : tp_(tp), hooks_(hooks) {}  // tp null: one rank
+  // Called before each operation with the cluster that it is of. With one rank each call asks; several ask where a
+  // cluster begins. Errors: Cancelled; Aborted - another rank is cancelled; Unavailable.
+  absl::Status Poll(int cluster);
+
+ private:
+  Communicator* const tp_;
+  const EngineHooks& hooks_;
+  int cluster_ = -1;  // of the last call
+};
 
 }  // namespace stemma::worker

@@ -17,6 +17,7 @@
 #include "worker/checkpoint/checkpoint_loader.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/exceptions.h"
+#include "worker/engine/load_state.h"
 #include "worker/engine/observed_call.h"
 #include "worker/engine/rank_export.h"
 #include "worker/engine/results.h"
@@ -32,25 +33,6 @@ namespace {
 
 using internal::v1::NoVoteReason;
 using internal::v1::Vote;
-
-std::string CheckpointsFolder(const internal::v1::Configure& configure) {
-  return std::filesystem::path(configure.data_directory()) / "checkpoints";
-}
-
-std::string CheckpointFolder(const internal::v1::Configure& configure, const std::string& name) {
-  return std::filesystem::path(CheckpointsFolder(configure)) / name;
-}
-
-// Loads the state that Configure names: a checkpoint's, or the model directory's weights with moments of zero.
-absl::StatusOr<Weights> LoadState(const internal::v1::Configure& configure, const ModelDirectory& directory,
-                                  const ModelShard& shard, at::ScalarType dtype, at::Device device,
-                                  const StateOptions& states) {
-  if (configure.checkpoint().empty()) {
-    return LoadWeights(directory, shard, dtype, device, states);
-  }
-  RETURN_IF_ERROR(CheckFileName(configure.checkpoint()));
-  return LoadCheckpoint(CheckpointFolder(configure, configure.checkpoint()), shard, dtype, device, states);
-}
 
 NoVoteReason NoVoteReasonOf(const absl::Status& status) {
   switch (status.code()) {
@@ -280,7 +262,7 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   fence_.OnPrepare(prepare.key());
   const double start_s = RealClock().MonotonicSeconds();
   spans_ = prepare.trace_spans_max() > 0 ? std::make_shared<StepSpans>(start_s, prepare.trace_spans_max()) : nullptr;
-  const ObservedCall observed(spans_, *ranks_.dp, *copies_);
+  const ObservedCall observed(spans_, ranks_, *copies_);
   Vote vote;
   const CollectiveTotals exchanged_before = TensorParallelTotals(ranks_);
   StepReduction reduction(exchange_, partial_, weights_, *ranks_.dp);
@@ -330,7 +312,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   RETURN_IF_ERROR(fence_.CheckApply(apply.key()));
   const double start_s = RealClock().MonotonicSeconds();
   const std::shared_ptr<StepSpans> spans = std::exchange(spans_, nullptr);
-  const ObservedCall observed(spans, *ranks_.dp, *copies_);
+  const ObservedCall observed(spans, ranks_, *copies_);
   internal::v1::Applied applied;
   if (!apply.discard()) {
     PassFailpoint("apply.before_step");

@@ -1,4 +1,5 @@
-// Has the collectives and copies of one call of the engine recorded, while it lives. Engine thread only.
+// Has the collectives, of all axes, and the copies of one call of the engine recorded, while it lives. Engine thread
+// only.
 #pragma once
 
 #include <memory>
@@ -6,30 +7,40 @@
 
 #include "worker/engine/step_spans.h"
 #include "worker/memory/copy_engine.h"
-#include "worker/parallel/communicator.h"
+#include "worker/parallel/mesh_ranks.h"
 
 namespace stemma::worker {
 
 class ObservedCall {
  public:
   // `spans` null: nothing is recorded. The other two outlive it. With one rank there are no collectives.
-  ObservedCall(const std::shared_ptr<StepSpans>& spans, Communicator& dp, CopyEngine& copies)
-      : dp_(dp), copies_(copies) {
+  ObservedCall(const std::shared_ptr<StepSpans>& spans, const MeshRanks& ranks, CopyEngine& copies)
+      : ranks_(ranks), copies_(copies) {
     if (spans == nullptr) return;
-    if (dp_.size() > 1) dp_.Observe([spans](const CollectiveRecord& collective) { spans->Add(collective); });
-    copies_.Observe([spans](const CopyTimes& copy) { spans->Add(copy); });
     observing_ = true;
+    // A peer is told by its rank in the mesh; over tp and kv none is named.
+    ObserveRanks([spans, &ranks](CollectiveRecord collective) {
+      if (collective.peer >= 0) collective.peer = ranks.RankOfCopy(collective.peer);
+      spans->Add(collective);
+    });
+    copies_.Observe([spans](const CopyTimes& copy) { spans->Add(copy); });
   }
   ~ObservedCall() {
     if (!observing_) return;
-    dp_.Observe({});
+    ObserveRanks({});
     copies_.Observe({});
   }
   ObservedCall(const ObservedCall&) = delete;
   ObservedCall& operator=(const ObservedCall&) = delete;
 
  private:
-  Communicator& dp_;
+  void ObserveRanks(const CollectiveObserver& observer) const {
+    for (Communicator* axis : {ranks_.dp.get(), ranks_.tp.get(), ranks_.kv.get()}) {
+      if (axis->size() > 1) axis->Observe(observer);
+    }
+  }
+
+  const MeshRanks& ranks_;
   CopyEngine& copies_;
   bool observing_ = false;
 };

@@ -1,6 +1,5 @@
 #include "worker/engine/pass_runner.h"
 
-#include <ATen/ops/cat.h>
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/rank_sizes.h"
+#include "worker/engine/results.h"
 #include "worker/engine/split_exchange.h"
 #include "worker/engine/wave_input.h"
 #include "worker/model/prefix.h"
@@ -35,16 +35,6 @@ struct LiveWave {
   at::Tensor results;  // of the head and the loss, still on the device
 };
 
-// The numbers of a wave that leave the device, in one tensor: log-probs, entropies (may be undefined), loss sums (may
-// be undefined).
-at::Tensor PackResults(const HeadOutput& head, const at::Tensor& sums) {
-  std::vector<at::Tensor> parts = {head.log_prob_T};
-  for (const at::Tensor& part : {head.entropy_T, sums}) {
-    if (part.defined()) parts.push_back(part);
-  }
-  return at::cat(parts, 0);
-}
-
 // Interprets a step's program. Hot sets live in a table from Phase A to Phase C, waves from forward to backward, by
 // their indices in the plan: a program may hold several of each.
 class Pass {
@@ -62,9 +52,10 @@ class Pass {
     start_bytes_ = options_.context.backend->memory_stats().current_bytes;
     const Program program = ExpandStep(plan_, forward_only(), sizes);
     if (!program.empty()) last_operation_ = &program.back();
+    CancelPoll cancel(options_.tp, *options_.hooks);
     auto next = program.begin();
     for (; status.ok() && next != program.end(); ++next) {
-      status = AgreeToGoOn(*next);
+      status = cancel.Poll(next->cluster);
       if (!status.ok()) break;
       bool ran = false;
       status = CatchExceptions([&] { return RunMeasured(*next, ran); });
@@ -94,16 +85,6 @@ class Pass {
 
   bool forward_only() const { return loss_ == nullptr; }
 
-  // Polls whether the pass is cancelled: between operations, and with several ranks of a copy where a cluster begins.
-  absl::Status AgreeToGoOn(const Operation& operation) {
-    const bool begins = std::exchange(cluster_, operation.cluster) != operation.cluster;
-    const bool several = options_.tp != nullptr && options_.tp->size() > 1;
-    if (several && !begins) return absl::OkStatus();
-    const absl::Status own =
-        options_.hooks->cancelled() ? absl::CancelledError("cancelled between waves") : absl::OkStatus();
-    return several ? AgreeInCopy(*options_.tp, "cluster", own) : own;
-  }
-
   // Whether this rank counts what its copy computes.
   bool counts() const { return options_.tp == nullptr || options_.tp->rank() == 0; }
 
@@ -116,7 +97,9 @@ class Pass {
     ran = true;
     const double end_s = RealClock().MonotonicSeconds();
     AddPhase(operation.kind, end_s - start_s, backend.memory_stats().peak_bytes - start_bytes_);
-    if (options_.spans != nullptr) options_.spans->Add(SpanOf(operation, forward_only(), held_s_), start_s, end_s);
+    if (options_.spans != nullptr) {
+      options_.spans->Add(SpanOf(operation, forward_only(), held_s_, options_.tp), start_s, end_s);
+    }
     Progress(operation.kind);
     return absl::OkStatus();
   }
@@ -382,7 +365,6 @@ class Pass {
   std::map<WaveKey, LiveWave> live_waves_;
   std::optional<SplitExchange> split_;  // with several ranks
   const Operation* last_operation_ = nullptr;
-  int cluster_ = -1;         // that the pass is at
   int64_t start_bytes_ = 0;  // of the device, when the pass began
   double held_s_ = 0;        // by layer_final, in the last operation
   PassSums sums_;

@@ -1,6 +1,9 @@
 #include "worker/engine/results.h"
 
+#include <ATen/ops/cat.h>
+
 #include <utility>
+#include <vector>
 
 #include "common/base/message_sizes.h"
 
@@ -37,6 +40,14 @@ void ResultSender::Flush() {
   if (chunk_.group().rollouts_size() > 0) send_(std::move(chunk_));
   chunk_ = {};
   chunk_bytes_ = 0;
+}
+
+at::Tensor PackResults(const HeadOutput& head, const at::Tensor& sums) {
+  std::vector<at::Tensor> parts = {head.log_prob_T};
+  for (const at::Tensor& part : {head.entropy_T, sums}) {
+    if (part.defined()) parts.push_back(part);
+  }
+  return at::cat(parts, 0);
 }
 
 }  // namespace stemma::worker

@@ -2,11 +2,14 @@
 // kResultChunkBytes (common/base/message_sizes.h); one rollout's result that is larger has a message of its own.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <span>
 #include <string>
 
 #include "stemma/internal/v1/worker.pb.h"
+#include "worker/ops/head.h"
 
 namespace stemma::worker {
 
@@ -30,5 +33,9 @@ class ResultSender {
   internal::v1::ResultChunk chunk_;
   size_t chunk_bytes_ = 0;
 };
+
+// Packs the numbers of a wave that leave the device into one tensor: log-probs, entropies (may be undefined), loss sums
+// (may be undefined).
+at::Tensor PackResults(const HeadOutput& head, const at::Tensor& sums);
 
 }  // namespace stemma::worker

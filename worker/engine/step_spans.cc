@@ -62,6 +62,7 @@ void StepSpans::Add(const CollectiveRecord& collective) {
   span.set_kind(StepSpan::COLLECTIVE);
   span.set_collective(std::string(KindName(collective.kind)));
   span.set_name(std::string(collective.name));
+  span.set_axis(std::string(collective.axis));
   if (collective.peer >= 0) span.set_peer(static_cast<uint32_t>(collective.peer));
   span.set_bytes(static_cast<uint64_t>(collective.bytes));
   span.set_held_ns(Nanoseconds(collective.ended_s) - Nanoseconds(collective.awaited_s));
@@ -94,14 +95,16 @@ v1::SpanList StepSpans::Take() {
   return list;
 }
 
-StepSpan SpanOf(const Operation& operation, bool entry, double held_s) {
+StepSpan SpanOf(const Operation& operation, bool entry, double held_s, const Communicator* tp) {
   StepSpan span;
   span.set_kind(KindOf(operation));
   span.set_cluster(static_cast<uint32_t>(operation.cluster));
   span.set_wave(static_cast<uint32_t>(operation.wave));
   span.set_entry(entry);
   span.set_held_ns(static_cast<uint64_t>(std::llround(held_s * 1e9)));
-  if (operation.part != PrefixPart::kNone) span.set_peer(static_cast<uint32_t>(operation.peer()));
+  if (operation.part == PrefixPart::kNone) return span;
+  const int peer = tp == nullptr ? operation.peer() : operation.peer() * tp->size() + tp->rank();
+  span.set_peer(static_cast<uint32_t>(peer));
   return span;
 }
 

@@ -21,7 +21,7 @@ namespace stemma::worker {
 // the others beforehand. The collective is "weights digest". Costs one read of the weights. Errors: Unavailable.
 absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp);
 
-// Of a rank that holds the whole model.
+// Returns the same for a rank that holds the whole model.
 std::string WeightsDigest(const Weights& weights);
 
 }  // namespace stemma::worker

@@ -99,7 +99,7 @@ void HeadPass::CombineShards(RowRange range) {
   const at::Tensor log_prob_T = Rows(output_.log_prob_T, range), entropy_T = Rows(output_.entropy_T, range);
   const at::Tensor max_T = Rows(softmax_T2_, range).select(1, 0) * (1 / options_.temperature);
   const at::Tensor log_sum_T = Rows(softmax_T2_, range).select(1, 1);
-  // Of this rank's tokens: max u; log Σ e^(u - max); u - max of the target, or -∞; the entropy. Relative to a maximum
+  // This rank's tokens have: max u; log Σ e^(u - max); u - max of the target, or -∞; the entropy. Relative to a maximum
   // nothing cancels, however large u is.
   const at::Tensor is_others = Rows(targets_T_, range) < 0;
   std::vector<at::Tensor> numbers = {max_T, log_sum_T, (log_prob_T + log_sum_T).masked_fill(is_others, -kInfinity)};

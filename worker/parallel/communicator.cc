@@ -165,7 +165,7 @@ absl::Status Communicator::End(PendingCollective& pending) {
   const CollectiveCall& call = pending.call_;
   const int64_t bytes = CollectiveBytes(call.kind, WholeBytes(call), size_);
   stats_.Add(call.name, bytes, pending.start_seconds_ + ended - began);
-  if (observer_) observer_({call.kind, call.name, call.peer, bytes, pending.begun_s_, began, ended});
+  if (observer_) observer_({call.kind, axis_, call.name, call.peer, bytes, pending.begun_s_, began, ended});
   return absl::OkStatus();
 }
 

@@ -27,7 +27,9 @@ struct MeshRanks {
 
   int size() const { return dp->size() * tp->size(); }
   // Returns the rank's number in the mesh, as PlaceOf() in common/base/mesh.h reads it.
-  int rank() const { return dp->rank() * tp->size() + tp->rank(); }
+  int rank() const { return RankOfCopy(dp->rank()); }
+  // Returns the number of the rank that holds the same part of another copy.
+  int RankOfCopy(int dp_rank) const { return dp_rank * tp->size() + tp->rank(); }
   // Replaces each word by the largest of all ranks of the mesh. Errors: Unavailable.
   absl::Status Agree(std::string_view name, std::span<int64_t> words) const;
   // Puts the values of the mesh's rank 0 into everyone's. Any dtype. Errors: Unavailable.

@@ -212,11 +212,11 @@ std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas,
       ranks[static_cast<size_t>(first + i * stride)].*axis = std::move(connected[static_cast<size_t>(i)]);
     }
   };
-  for (int t = 0; t < tp; ++t) deal(&MeshRanks::dp, t, tp, dp, absl::StrCat("dp/", t));
+  for (int t = 0; t < tp; ++t) deal(&MeshRanks::dp, t, tp, dp, absl::StrCat("dp.", t));
   for (int d = 0; d < dp; ++d) {
-    deal(&MeshRanks::tp, d * tp, 1, tp, absl::StrCat("tp/", d));
+    deal(&MeshRanks::tp, d * tp, 1, tp, absl::StrCat("tp.", d));
     for (int g = 0; g < tp / replicas; ++g) {
-      deal(&MeshRanks::kv, d * tp + g * replicas, 1, replicas, absl::StrCat("kv/", d, "/", g));
+      deal(&MeshRanks::kv, d * tp + g * replicas, 1, replicas, absl::StrCat("kv.", d, ".", g));
     }
   }
   return ranks;

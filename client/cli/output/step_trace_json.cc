@@ -105,6 +105,21 @@ std::optional<uint64_t> ClockError(const v1::StepTrace& trace) {
   return shortest;
 }
 
+// How many ranks have recorded a collective of an axis: all of those that it has. The axis without a name is all
+// ranks'.
+std::map<std::string, uint32_t> RanksOfAxes(const v1::StepTrace& trace) {
+  std::map<std::string, uint32_t> ranks;
+  for (const RankTrace& rank : trace.ranks()) {
+    std::set<std::string> axes;
+    for (const StepSpan& span : rank.spans().spans()) {
+      if (span.kind() == StepSpan::COLLECTIVE) axes.insert(span.axis());
+    }
+    for (const std::string& axis : axes) ++ranks[axis];
+  }
+  ranks[""] = static_cast<uint32_t>(trace.ranks_size());
+  return ranks;
+}
+
 // When the last of its ranks came to each collective, and which one that was.
 class Arrivals {
  public:
@@ -115,6 +130,7 @@ class Arrivals {
 
   Arrivals(const v1::StepTrace& trace, const std::vector<uint64_t>& shifts) {
     const auto num_ranks = static_cast<uint32_t>(trace.ranks_size());
+    const std::map<std::string, uint32_t> ranks_of_axis = RanksOfAxes(trace);
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
       if (trace.ranks(static_cast<int>(rank)).spans().dropped() > 0) complete_ = false;
       std::map<Key, uint32_t> counts;
@@ -124,7 +140,7 @@ class Arrivals {
         Met& met = met_[{key, counts[key]++}];
         const uint64_t at_ns = span.start_ns() + shifts[rank];
         if (met.ranks++ == 0 || at_ns > met.last.at_ns) met.last = {at_ns, rank};
-        met.expected = IsPair(span) ? 2 : num_ranks;
+        met.expected = IsPair(span) ? 2 : ranks_of_axis.at(span.axis());
       }
     }
   }
@@ -138,7 +154,7 @@ class Arrivals {
   }
 
  private:
-  // Names those that meet: kind and name; for a send and its receive the sender, the receiver and the name.
+  // Names those that meet: axis, kind and name; for a send and its receive the sender, the receiver and the name.
   using Key = std::tuple<std::string, std::string, int64_t, int64_t>;
   struct Met {
     uint32_t ranks = 0, expected = 0;
@@ -148,7 +164,7 @@ class Arrivals {
   static bool IsPair(const StepSpan& span) { return span.collective() == "send" || span.collective() == "receive"; }
 
   static Key KeyOf(uint32_t rank, const StepSpan& span) {
-    if (!IsPair(span)) return {span.collective(), span.name(), -1, -1};
+    if (!IsPair(span)) return {absl::StrCat(span.axis(), " ", span.collective()), span.name(), -1, -1};
     const bool sends = span.collective() == "send";
     return {"pair", span.name(), sends ? rank : span.peer(), sends ? span.peer() : rank};
   }

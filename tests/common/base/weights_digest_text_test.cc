@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace stemma {
 namespace {
 
@@ -9,6 +11,11 @@ TEST(WeightsDigestTextTest, DigestsOfOneKindAreCompared) {
   EXPECT_TRUE(WeightsDiffer(WeightsDigestText("aa"), WeightsDigestText("ab")));
   EXPECT_FALSE(WeightsDiffer(WeightsDigestText("aa"), WeightsDigestText("aa")));
   EXPECT_TRUE(WeightsDiffer("aa", "ab")) << "both of an earlier version";
+}
+
+TEST(WeightsDigestTextTest, HasALengthOfItsOwn) {
+  const std::string hex(64, 'a');
+  EXPECT_EQ(WeightsDigestText(hex), "2:" + hex.substr(2));
 }
 
 TEST(WeightsDigestTextTest, WhatCannotBeComparedDoesNotDiffer) {

@@ -31,7 +31,7 @@ class ModelShardTest : public ::testing::TestWithParam<int> {
     const std::vector<Family> families(Families().begin(), Families().end());
     config_.SetFamily(families[static_cast<size_t>(Draw(0, static_cast<int64_t>(families.size()) - 1))]);
     config_.num_kv_heads = mesh_.tp * Draw(1, 2);
-    // Of three and four ranks, or two, some hold the same K/V head.
+    // Where there are fewer K/V heads than ranks, some ranks hold the same one.
     if (Draw(0, 2) == 0) config_.num_kv_heads = mesh_.tp % 2 == 0 ? mesh_.tp / 2 : 1;
     config_.num_heads = std::lcm(config_.num_kv_heads, mesh_.tp) * Draw(1, 3);
     config_.head_size = 2 * Draw(1, 8);

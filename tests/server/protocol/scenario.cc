@@ -327,6 +327,7 @@ class Scenario {
     double norm2 = 4;
     if (command.Has("norm2")) CHECK(absl::SimpleAtod(command.options.at("norm2"), &norm2));
     vote.set_grad_norm_squared(norm2);
+    if (command.Has("rows")) vote.mutable_sums()->set_computed_rows(command.Get("rows", 0));
     AddSpans(command.Get("spans", 0), *vote.mutable_spans());
   }
 

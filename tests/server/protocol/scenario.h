@@ -28,7 +28,7 @@
 //   > list CALL        > model CALL           > gone CALL            > drain
 //   > hold                                    (from now on plans are made by `planned` only, else at once)
 //   > planned PLAN [fail]
-//   > vote yes|no|empty [norm2=X] [reason=R] [spans=N] [KEY=VALUE...]
+//   > vote yes|no|empty [norm2=X] [reason=R] [spans=N] [rows=N] [KEY=VALUE...]
 //   > applied [nonfinite=NAME] [weights=DIGEST] [spans=N] [KEY=VALUE...]
 //   > refused [KEY=VALUE...]
 //            of the last Prepare's key to that session, changed by step=, attempt=, k=, epoch=, generation=,

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "common/base/mesh.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/namespaces.h"
@@ -65,6 +67,30 @@ TEST(VoteMergeTest, EveryNumberFollowsTheRuleBesideItsField) {
   for (const auto& [name, rule] : rules) {
     EXPECT_EQ(merged.at(name), one.at(name) * (rule == "max" ? 100 : rule == "min" ? 1 : 111)) << name << ": " << rule;
   }
+}
+
+// The first rank of a copy alone tells what is added.
+TEST(VoteMergeTest, NumbersOfACopyAreThoseThatAreAdded) {
+  const v1::Mesh mesh = MakeMesh({.dp = 2, .tp = 2});
+  for (const auto& [name, rule] : RulesInProto()) {
+    Vote vote;
+    internal::v1::StepSums& one = *vote.mutable_sums();
+    const auto* field = one.GetDescriptor()->FindFieldByName(name);
+    if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) {
+      one.GetReflection()->SetDouble(&one, field, -0.5);
+    } else {
+      one.GetReflection()->SetUInt64(&one, field, 1);
+    }
+    for (const uint32_t silent : {1, 3}) {
+      const absl::Status told = CheckVote(mesh, silent, vote);
+      EXPECT_EQ(told.ok(), rule != "add") << name;
+      const bool named = absl::StrContains(std::string(told.message()), "vote.sums." + name + " is told by rank");
+      EXPECT_EQ(named, !told.ok()) << told;
+    }
+    for (const uint32_t speaker : {0, 2}) EXPECT_TRUE(CheckVote(mesh, speaker, vote).ok()) << name;
+  }
+  EXPECT_TRUE(CheckVote(mesh, 1, Vote()).ok());
+  EXPECT_TRUE(CheckVote(MakeMesh({.dp = 4}), 1, Yes(1)).ok()) << "each rank is a copy";
 }
 
 TEST(VoteMergeTest, SpansStayWithTheirRanks) {

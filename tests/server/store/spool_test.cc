@@ -101,7 +101,7 @@ TEST(SpoolTest, AFullDiskLeavesNothing) {
     absl::Status status;
     {
       const FileSizeLimit limit(left);
-      status = spool.Write("a", request, plan, 1).status();
+      status = spool.Write("a", request, plan, MakeMesh({.dp = 1})).status();
     }
     EXPECT_EQ(ErrorReason(status), "FILE_TOO_LARGE") << left << ": " << status;
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
@@ -116,7 +116,7 @@ TEST(SpoolTest, AMessageAboveTheLimitIsAnErrorAndLeavesNothing) {
   const TempFolder folder;
   const absl::StatusOr<Spool> small = Spool::Open(folder.path(), 2000);
   ASSERT_THAT(small, IsOk());
-  const absl::Status plan = small->Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1000), 1).status();
+  const absl::Status plan = small->Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1000), MakeMesh({.dp = 1})).status();
   EXPECT_EQ(ErrorReason(plan), "LIMIT_EXCEEDED") << plan;
   EXPECT_THAT(std::string(plan.message()), HasSubstr("the limit is 2000"));
   TrainingRequest request = DrawnRequest(1, 1, 10);

@@ -25,6 +25,7 @@
 #include "common/model/model_init.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
+#include "tests/testing/draw.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/step_sums.h"
@@ -60,27 +61,6 @@ struct Case {
     out << "\n" << run.ShortDebugString();
     return out.str();
   }
-};
-
-class Draw {
- public:
-  explicit Draw(uint64_t seed) : random_(seed) {}
-
-  int64_t Between(int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(random_() % static_cast<uint64_t>(high - low + 1));
-  }
-  bool Chance(int percent) { return Between(1, 100) <= percent; }
-  template <typename T>
-  T Of(const std::vector<T>& values) {
-    return values[static_cast<size_t>(Between(0, static_cast<int64_t>(values.size()) - 1))];
-  }
-  int64_t LogBetween(double low, double high) {
-    const double u = static_cast<double>(random_() % 1'000'000) / 1e6;
-    return static_cast<int64_t>(std::lround(low * std::pow(high / low, u)));
-  }
-
- private:
-  std::mt19937_64 random_;
 };
 
 ModelConfig DrawModel(Draw& draw) {

@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "common/cost/tensor_parallel_cost.h"
 #include "common/model/model_init.h"
 #include "glog/logging.h"
+#include "tests/testing/draw.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
@@ -44,17 +44,9 @@ struct Case {
   }
 };
 
-class Draw {
+class CaseDraw : public Draw {
  public:
-  explicit Draw(uint32_t seed) : random_(seed) {}
-
-  int64_t Between(int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(random_() % static_cast<uint32_t>(high - low + 1));
-  }
-  template <typename T>
-  T Of(const std::vector<T>& values) {
-    return values[static_cast<size_t>(Between(0, static_cast<int64_t>(values.size()) - 1))];
-  }
+  using Draw::Draw;
 
   Case One() {
     Case c;
@@ -90,9 +82,6 @@ class Draw {
     c.whole_rollouts = Between(0, 1) == 1;
     return c;
   }
-
- private:
-  std::mt19937 random_;
 };
 
 // The tp and kv communicators of all ranks of a run; the engines own them.
@@ -191,7 +180,7 @@ TEST(SentBytesTest, AreThoseThatCommunicatorsCount) {
   const int flag = GTEST_FLAG_GET(random_seed);
   const uint32_t seed = flag > 0 ? static_cast<uint32_t>(flag) : 1;
   const std::string directory = ::testing::TempDir() + "/sent-bytes-" + std::to_string(seed);
-  Draw draw(seed);
+  CaseDraw draw(seed);
   for (int i = 0; i < kCasesPerSeed; ++i) {
     const Case c = draw.One();
     SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", c.text()));

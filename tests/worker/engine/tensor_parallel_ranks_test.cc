@@ -137,11 +137,11 @@ TEST_F(TensorParallelRanksTest, ARankThatFailsInsideALayerEndsTheGeneration) {
   ASSERT_NE(engine, nullptr);
   ASSERT_TRUE(engine->Load(Request({16, 5})).ok());
   const auto vote = engine->Prepare(0);
-  EXPECT_THAT(vote.status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("tp/0")));
+  EXPECT_THAT(vote.status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("tp.0")));
 }
 
 TEST(CopyAgreementTest, OneRanksErrorIsEverybodys) {
-  auto ranks = MakeThreadRanks(3, absl::Minutes(1), "tp/0");
+  auto ranks = MakeThreadRanks(3, absl::Minutes(1), "tp.0");
   std::vector<absl::Status> ended(3);
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < 3; ++rank) {
@@ -157,7 +157,7 @@ TEST(CopyAgreementTest, OneRanksErrorIsEverybodys) {
 }
 
 TEST(CopyAgreementTest, WhatARankFailsInAloneIsUnavailable) {
-  auto ranks = MakeThreadRanks(2, absl::Minutes(1), "tp/0"), one = MakeThreadRanks(1, absl::Minutes(1), "tp/0");
+  auto ranks = MakeThreadRanks(2, absl::Minutes(1), "tp.0"), one = MakeThreadRanks(1, absl::Minutes(1), "tp.0");
   for (const absl::Status& alone : {absl::ResourceExhaustedError("no memory"), absl::InternalError("a bug")}) {
     EXPECT_THAT(InsideCopy(*ranks[0], alone),
                 StatusIs(absl::StatusCode::kUnavailable, HasSubstr(alone.message().data())));

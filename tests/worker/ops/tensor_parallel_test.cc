@@ -87,7 +87,7 @@ TEST(TensorParallelTest, OneRankMovesNothing) {
 }
 
 TEST(TensorParallelTest, ARankThatHasGoneIsAnException) {
-  auto ranks = MakeThreadRanks(2, absl::Seconds(60), "tp/0");
+  auto ranks = MakeThreadRanks(2, absl::Seconds(60), "tp.0");
   ranks[1].reset();
   const RankTensorParallel tp(*ranks[0]);
   try {

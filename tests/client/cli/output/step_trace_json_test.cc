@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/json.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
@@ -140,6 +141,22 @@ TEST(StepTraceJsonTest, ASendMeetsItsReceiveByTheirPairAndOrder) {
     sends.emplace_back(span.at("args").at("waiting_us"), span.at("args").at("moving_us"));
   }
   EXPECT_EQ(sends, (std::vector<std::pair<double, double>>{{0, 0.005}, {0, 0.005}, {0, 0.005}, {0.015, 0.005}}));
+}
+
+// Of two copies on two ranks each, a rank is waited for by its own copy only.
+TEST(StepTraceJsonTest, ACollectiveIsOfTheRanksOfItsAxis) {
+  const auto rank = [](int number, int at_ns, const std::string& axis) {
+    return absl::StrCat("ranks { rank: ", number, " spans { agreed_ns: 100 spans { kind: COLLECTIVE start_ns: ", at_ns,
+                        " duration_ns: ", 60 - at_ns, " held_ns: ", 60 - at_ns,
+                        " collective: 'all-gather' name: 'rows' axis: '", axis, "' } } }");
+  };
+  const nlohmann::json json =
+      Parsed(Trace(rank(0, 10, "tp.0") + rank(1, 40, "tp.0") + rank(2, 20, "tp.1") + rank(3, 25, "tp.1")));
+  std::vector<double> waiting_us;
+  for (const nlohmann::json& span : Spans(json)) {
+    if (span.at("name") == "all-gather rows") waiting_us.push_back(span.at("args").at("waiting_us"));
+  }
+  EXPECT_EQ(waiting_us, (std::vector<double>{0.03, 0, 0.005, 0}));
 }
 
 TEST(StepTraceJsonTest, WhereSpansAreMissingNobodyIsSaidToHaveBeenWaitedFor) {
