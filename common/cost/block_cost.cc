@@ -7,14 +7,17 @@ namespace {
 
 // The sizes of a model as what costs are made of.
 struct Sizes {
-  explicit Sizes(const ModelConfig& c)
+  Sizes(const ModelConfig& c, int64_t tp)
       : hidden(static_cast<double>(c.hidden_size)),
+        normed(hidden / static_cast<double>(tp)),
         q(static_cast<double>(c.q_size())),
         kv(2.0 * static_cast<double>(c.kv_size())),
         ffn(static_cast<double>(c.ffn_size)),
         vocabulary(static_cast<double>(c.vocab_size)) {}
 
-  double hidden, q, kv, ffn, vocabulary;  // kv: both
+  double hidden;
+  double normed;                  // elements of a row that norms and residuals touch here
+  double q, kv, ffn, vocabulary;  // kv: both
 };
 
 }  // namespace
@@ -26,43 +29,43 @@ BlockCost& BlockCost::operator+=(const BlockCost& other) {
   return *this;
 }
 
-BlockCost ForwardCost(const ModelConfig& config, Block block) {
-  const Sizes s(config);
+BlockCost ForwardCost(const ModelConfig& config, Block block, int64_t tp) {
+  const Sizes s(config, tp);
   switch (block) {
     case Block::kAttention:
-      return {.weights = s.hidden * (s.q + s.kv) + s.q * s.hidden, .pairs = s.q, .elements = 2 * s.hidden + 2 * s.q};
+      return {.weights = s.hidden * (s.q + s.kv) + s.q * s.hidden, .pairs = s.q, .elements = 2 * s.normed + 2 * s.q};
     case Block::kKeyValue:
       return {.weights = s.hidden * s.kv};
     case Block::kMlp:
-      return {.weights = 3 * s.hidden * s.ffn, .elements = 2 * s.hidden + 3 * s.ffn};
+      return {.weights = 3 * s.hidden * s.ffn, .elements = 2 * s.normed + 3 * s.ffn};
     case Block::kHead:
       return {.weights = s.hidden * s.vocabulary};
   }
   return {};
 }
 
-BlockCost RecomputedCost(const ModelConfig& config, Block block, v1::TapePolicy policy) {
+BlockCost RecomputedCost(const ModelConfig& config, Block block, v1::TapePolicy policy, int64_t tp) {
   if (KeepsElementwise(policy)) return {};
-  const Sizes s(config);
+  const Sizes s(config, tp);
   if (block == Block::kMlp) {
-    BlockCost cost = {.elements = ForwardCost(config, block).elements};
+    BlockCost cost = {.elements = ForwardCost(config, block, tp).elements};
     if (!KeepsGateUp(policy)) cost.weights = 2 * s.hidden * s.ffn;
     return cost;
   }
   if (block != Block::kAttention) return {};
-  if (!KeepsAttention(policy)) return ForwardCost(config, block);
-  if (!KeepsQueries(policy)) return {.weights = s.hidden * (s.q + s.kv), .elements = 2 * s.hidden + 2 * s.q};
-  return {.elements = 2 * s.hidden};
+  if (!KeepsAttention(policy)) return ForwardCost(config, block, tp);
+  if (!KeepsQueries(policy)) return {.weights = s.hidden * (s.q + s.kv), .elements = 2 * s.normed + 2 * s.q};
+  return {.elements = 2 * s.normed};
 }
 
-BlockCost LayerForwardCost(const ModelConfig& config) {
-  BlockCost cost = ForwardCost(config, Block::kAttention);
-  return cost += ForwardCost(config, Block::kMlp);
+BlockCost LayerForwardCost(const ModelConfig& config, int64_t tp) {
+  BlockCost cost = ForwardCost(config, Block::kAttention, tp);
+  return cost += ForwardCost(config, Block::kMlp, tp);
 }
 
-BlockCost LayerRecomputedCost(const ModelConfig& config, v1::TapePolicy policy) {
-  BlockCost cost = RecomputedCost(config, Block::kAttention, policy);
-  return cost += RecomputedCost(config, Block::kMlp, policy);
+BlockCost LayerRecomputedCost(const ModelConfig& config, v1::TapePolicy policy, int64_t tp) {
+  BlockCost cost = RecomputedCost(config, Block::kAttention, policy, tp);
+  return cost += RecomputedCost(config, Block::kMlp, policy, tp);
 }
 
 }  // namespace stemma

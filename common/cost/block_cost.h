@@ -25,13 +25,15 @@ struct BlockCost {
   BlockCost& operator+=(const BlockCost& other);
 };
 
-BlockCost ForwardCost(const ModelConfig& config, Block block);
+// `tp`: of several tensor-parallel ranks, each has a part of the rows whose width is the model's; `config` is then what
+// one of them computes with (common/cost/rank_shape.h).
+BlockCost ForwardCost(const ModelConfig& config, Block block, int64_t tp = 1);
 
 // Says what the block's backward recomputes because the policy dropped it.
-BlockCost RecomputedCost(const ModelConfig& config, Block block, v1::TapePolicy policy);
+BlockCost RecomputedCost(const ModelConfig& config, Block block, v1::TapePolicy policy, int64_t tp = 1);
 
 // Both blocks of a full layer.
-BlockCost LayerForwardCost(const ModelConfig& config);
-BlockCost LayerRecomputedCost(const ModelConfig& config, v1::TapePolicy policy);
+BlockCost LayerForwardCost(const ModelConfig& config, int64_t tp = 1);
+BlockCost LayerRecomputedCost(const ModelConfig& config, v1::TapePolicy policy, int64_t tp = 1);
 
 }  // namespace stemma

@@ -182,7 +182,7 @@ TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows)
       k_statistics(s.config.qk_norm ? rows * s.accumulate_bytes * s.config.num_kv_heads : 0) {
   qk_norm = s.config.qk_norm ? q + kv + qk_statistics : 0;
   k_norm = s.config.qk_norm ? kv + k_statistics : 0;
-  const int64_t own_rows = DivideUp(rows, s.tp);
+  const int64_t own_rows = s.tp == 1 ? rows : DivideUp(rows, s.tp);
   input = own_rows * s.run_bytes * s.config.hidden_size;
   statistic = own_rows * s.accumulate_bytes;
   normed = s.tp * input;

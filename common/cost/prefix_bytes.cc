@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "common/cost/cost.h"
 #include "common/cost/cost_layer.h"
@@ -16,12 +17,14 @@ struct Block {
 class Prefixes {
  public:
   Prefixes(const ByteShape& shape, const PrefixShape& prefix)
-      : s_(shape),
-        p_(prefix),
+      : p_(prefix),
         layers_(shape.config.num_layers),
         block_rows_(p_.block_rows > 0 ? std::min(p_.block_rows, p_.rows) : p_.rows),
-        all_(shape, prefix.rows),
-        block_(shape, block_rows_) {}
+        kv_(p_.rows * shape.run_bytes * 2 * shape.config.kv_size()),
+        gradient_kv_(p_.rows * shape.accumulate_bytes * 2 * shape.config.kv_size()),
+        block_(shape, block_rows_) {
+    if (block_rows_ > 0 && p_.rows % block_rows_ > 0) rest_.emplace(shape, p_.rows % block_rows_);
+  }
 
   // Those that may be the highest: beside the last block, which may be short, and the one before it is the most tape;
   // and a prefix has its longest ancestor in the block where it ends, or, of a whole block's rows, in the one before.
@@ -42,25 +45,23 @@ class Prefixes {
   int64_t layers() const { return layers_; }
 
   // The tensors of a block's layers.
-  TensorBytes Tensors(const Block& block) const {
-    return block.rows == block_rows_ ? block_ : TensorBytes(s_, block.rows);
-  }
+  const TensorBytes& Tensors(const Block& block) const { return block.rows == block_rows_ ? block_ : *rest_; }
 
-  int64_t Kv() const { return layers_ * all_.kv + p_.rows * kIndexBytes; }
-  int64_t GradientKv() const { return layers_ * all_.gradient_kv; }
+  int64_t Kv() const { return layers_ * kv_ + p_.rows * kIndexBytes; }
+  int64_t GradientKv() const { return layers_ * gradient_kv_; }
 
   // Tape of all layers of the blocks in the first `rows`, K/V apart.
   int64_t Tape(int64_t rows, v1::TapePolicy policy) const {
     if (rows == 0) return 0;
     const int64_t whole = rows / block_rows_ * TapeOf(block_, policy);
-    return rows % block_rows_ == 0 ? whole : whole + TapeOf(TensorBytes(s_, rows % block_rows_), policy);
+    return rows % block_rows_ == 0 ? whole : whole + TapeOf(*rest_, policy);
   }
 
   // What is on the device when layer `layer` of a block is at work in Phase A. Blocks share one buffer a layer, which
   // the first block makes; one block's K/V are the layers' own.
   PhaseBytes Forward(const Block& block, int64_t layer) const {
     const int64_t kv_layers = block.before > 0 ? layers_ : layer;
-    return {.hot_set = kv_layers * all_.kv + p_.rows * kIndexBytes,
+    return {.hot_set = kv_layers * kv_ + p_.rows * kIndexBytes,
             .dormant_set = OnDevice(Tape(block.before, p_.policy) + layer * Tensors(block).tape(p_.policy))};
   }
 
@@ -70,14 +71,14 @@ class Prefixes {
   // The same as Forward when the layer ends and such a block has made its buffers.
   PhaseBytes BuffersMade(const Block& block, int64_t layer) const {
     PhaseBytes bytes = Forward(block, layer);
-    bytes.hot_set += all_.kv;
+    bytes.hot_set += kv_;
     return bytes;
   }
 
   // The same in Phase C, by the tape of `policy`. The first block frees the K/V and accumulators of layers above.
   PhaseBytes Backward(const Block& block, int64_t layer) const {
     const int64_t freed = block.before == 0 ? layers_ - 1 - layer : 0;
-    PhaseBytes bytes{.hot_set = Kv() + GradientKv() - freed * (all_.kv + all_.gradient_kv)};
+    PhaseBytes bytes{.hot_set = Kv() + GradientKv() - freed * (kv_ + gradient_kv_)};
     bytes.dormant_set = KeepsInputs(p_.policy)
                             ? OnDevice(Tape(block.before, p_.policy) + layer * Tensors(block).tape(p_.policy))
                             : layer * Tensors(block).tape(v1::S0);
@@ -116,18 +117,19 @@ class Prefixes {
     return (layers_ - 1) * t.tape(policy) + t.kv_only_tape(policy);
   }
 
-  const ByteShape& s_;
   const PrefixShape& p_;
   const int64_t layers_;
   const int64_t block_rows_;
-  const TensorBytes all_, block_;  // of all rows; of a block that is not the last one, or the only one
+  const int64_t kv_, gradient_kv_;   // of all rows in one layer
+  const TensorBytes block_;          // of a whole block
+  std::optional<TensorBytes> rest_;  // of the last one where it is shorter
 };
 
 // The layers at work in Phase A; `policy`: what a layer keeps while it runs.
 void RaiseForward(const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
   const int64_t last = prefixes.layers() - 1;
   prefixes.ForHighestBlocks([&](const Block& block) {
-    const TensorBytes tensors = prefixes.Tensors(block);
+    const TensorBytes& tensors = prefixes.Tensors(block);
     const auto raise = [&](PhaseBytes moment, int64_t working_set) {
       moment.working_set = working_set;
       highest.RaiseTo(moment);
@@ -170,7 +172,7 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
   const int64_t last = prefixes.layers() - 1;
   PhaseBytes highest;
   prefixes.ForHighestBlocks([&](const Block& block) {
-    const TensorBytes tensors = prefixes.Tensors(block);
+    const TensorBytes& tensors = prefixes.Tensors(block);
     const auto raise = [&](int64_t layer, int64_t working_set) {
       PhaseBytes moment = prefixes.Backward(block, layer);
       moment.working_set += working_set;

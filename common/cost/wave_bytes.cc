@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "common/cost/cost.h"
 #include "common/cost/cost_layer.h"
@@ -38,22 +39,21 @@ int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
 class Wave {
  public:
   Wave(const ByteShape& shape, const WaveShape& wave)
-      : s_(shape),
-        w_(wave),
-        layers_(shape.config.num_layers),
-        all_(shape, wave.rows),
-        head_(shape, wave.rows - wave.kv_only_rows),
-        apart_(shape, wave.kv_only_rows) {}
+      : s_(shape), w_(wave), layers_(shape.config.num_layers), all_(shape, wave.rows) {
+    if (wave.kv_only_rows == 0) return;
+    apart_.emplace(shape, wave.kv_only_rows);
+    beside_.emplace(shape, wave.rows - wave.kv_only_rows);
+  }
 
   // The tape of so many layers below the last.
   int64_t Below(int64_t layers) const { return layers * (all_.tape(w_.policy) + all_.kv); }
   // What the last layer's rows before the last prompt token keep, with their K/V and the gradients of those.
-  int64_t KvOnly() const { return apart_.kv_only_tape(w_.policy) + apart_.kv + apart_.gradient_kv; }
-  int64_t Last() const { return head_.tape(w_.policy) + head_.kv; }
+  int64_t KvOnly() const { return split() ? apart_->kv_only_tape(w_.policy) + apart_->kv + apart_->gradient_kv : 0; }
+  int64_t Last() const { return head().tape(w_.policy) + head().kv; }
   int64_t Index() const { return w_.rows * kIndexBytes; }
-  int64_t Targets() const { return head_.rows * kTargetBytes; }  // in the forward
-  int64_t Results() const { return head_.rows * kResultBytes; }  // in the backward
-  int64_t HeadPositions() const { return split() ? head_.rows * kPositionBytes : 0; }
+  int64_t Targets() const { return head().rows * kTargetBytes; }  // in the forward
+  int64_t Results() const { return head().rows * kResultBytes; }  // in the backward
+  int64_t HeadPositions() const { return split() ? head().rows * kPositionBytes : 0; }
 
   LayerRuns RunsBelow() const {
     LayerRuns runs;
@@ -72,7 +72,7 @@ class Wave {
       const int64_t apart = run.kv_only_rows, ancestor = apart > 0 ? apart : run.ancestor_rows;
       runs.push_back({run.rows - apart, run.longest_rows - apart, ancestor, run.padded_members});
     }
-    if (w_.runs.empty()) runs.push_back({head_.rows, head_.rows, w_.kv_only_rows});
+    if (w_.runs.empty()) runs.push_back({head().rows, head().rows, w_.kv_only_rows});
     return runs;
   }
 
@@ -81,30 +81,30 @@ class Wave {
   template <typename F>
   void ForForwardMoments(const F& f) const {
     const v1::TapePolicy policy = v1::S0;
-    const int64_t d = head_.input, always = Index() + Targets();
-    f(always + EmbeddingBytes(all_));
+    const int64_t d = head().input, always = Index() + Targets();
+    if (s_.tp > 1) f(always + EmbeddingBytes(all_));
     if (layers_ > 1) f(always + LayerForwardBytes(all_, RunsBelow(), policy));
-    const int64_t kv_only = apart_.kv_only_tape(policy) + apart_.kv;
+    const int64_t kv_only = split() ? apart_->kv_only_tape(policy) + apart_->kv : 0;
     if (split()) {
       f(always + GatherAll());
-      f(always + all_.normed + SelectedRows(apart_) + apart_.rows * kPositionBytes + KvOnlyForwardBytes(apart_));
-      f(always + kv_only + all_.normed + w_.rows * kPositionBytes + SelectedRows(head_) + d);
+      f(always + all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));
+      f(always + kv_only + all_.normed + w_.rows * kPositionBytes + SelectedRows(head()) + d);
     }
     const int64_t last = always + HeadPositions() + kv_only;
-    f(last + LayerForwardBytes(head_, RunsOfLast(), policy));
+    f(last + LayerForwardBytes(head(), RunsOfLast(), policy));
     // The last layer's tensors are there until its output is normed.
-    f(last + head_.tape(policy) + head_.kv + 2 * d + head_.statistic);
+    f(last + head().tape(policy) + head().kv + 2 * d + head().statistic);
     const int64_t chunk =
-        std::max(head_.gather_scratch, HeadRows(kForwardHeadRowBytes) + HeadChunkBytes(s_, head_.rows));
-    f(always + d + head_.gathered + chunk);
+        std::max(head().gather_scratch, HeadRows(kForwardHeadRowBytes) + HeadChunkBytes(s_, head().rows));
+    f(always + d + head().gathered + chunk);
   }
 
   // Calls f(tape, working set) at each moment that may be the highest.
   template <typename F>
   void ForMoments(const F& f) const {
     const int64_t all = layers_ - 1;
-    const LayerPeaks last = PeaksOf(head_, RunsOfLast());
-    f(Index() + Targets(), EmbeddingBytes(all_));
+    const LayerPeaks last = PeaksOf(head(), RunsOfLast());
+    if (s_.tp > 1) f(Index() + Targets(), EmbeddingBytes(all_));
     if (layers_ > 1) {
       // Where no rows are set apart, the last layer's are those of the layers below.
       const LayerPeaks below = split() ? PeaksOf(all_, RunsBelow()) : last;
@@ -114,7 +114,7 @@ class Wave {
     if (split()) ForSplitMoments(f);
     const int64_t kept = Index() + HeadPositions() + Below(all) + KvOnly();
     f(kept + Targets(), last.forward);
-    f(kept + Results(), head_.statistic + last.backward);
+    f(kept + Results(), head().statistic + last.backward);
     f(Index() + Targets() + Below(all) + KvOnly() + Last(), Head());
   }
 
@@ -123,25 +123,27 @@ class Wave {
     int64_t forward = 0, backward = 0;
   };
 
-  bool split() const { return w_.kv_only_rows > 0; }
+  // Of the rows that the head reads, in the last layer.
+  const TensorBytes& head() const { return beside_.has_value() ? *beside_ : all_; }
+  bool split() const { return apart_.has_value(); }
 
   LayerPeaks PeaksOf(const TensorBytes& t, const LayerRuns& runs) const {
     return {LayerForwardBytes(t, runs, w_.policy), LayerBackwardBytes(t, runs, w_.policy, KvOwner::kWave)};
   }
 
-  // What head and loss hold for each row; with several ranks also its target among the own tokens.
-  int64_t HeadRows(int64_t row_bytes) const { return head_.rows * (row_bytes + (s_.tp > 1 ? kTargetBytes : 0)); }
+  // Of the head's rows, in head and loss; of several ranks also their targets among the own tokens.
+  int64_t HeadRows(int64_t row_bytes) const { return head().rows * (row_bytes + (s_.tp > 1 ? kTargetBytes : 0)); }
 
   // The last layer's output, its norm, gathered, and its gradient; the rows of head and loss; one chunk of logits,
   // which is there while the ranks' gradients are summed.
   int64_t Head() const {
-    const int64_t there = 2 * head_.input + head_.statistic + head_.gathered;
-    const int64_t rows = head_.product + HeadRows(kHeadRowBytes);
-    const int64_t chunk = std::max(HeadChunkBytes(s_, head_.rows), LogitsBytes(s_, head_.rows) + head_.sums);
-    return there + std::max(head_.gather_scratch, rows + chunk);
+    const int64_t there = 2 * head().input + head().statistic + head().gathered;
+    const int64_t rows = head().product + HeadRows(kHeadRowBytes);
+    const int64_t chunk = std::max(HeadChunkBytes(s_, head().rows), LogitsBytes(s_, head().rows) + head().sums);
+    return there + std::max(head().gather_scratch, rows + chunk);
   }
 
-  // With several ranks, rows are selected among those of all, and a rank takes its own of them.
+  // Of several ranks, rows are selected among those of all, and a rank takes its own of them.
   int64_t SelectedRows(const TensorBytes& t) const { return s_.tp > 1 ? t.product : 0; }
   int64_t GatherAll() const { return all_.input + all_.gathered + all_.gather_scratch; }
 
@@ -150,10 +152,11 @@ class Wave {
   void ForSplitMoments(const F& f) const {
     const int64_t tape = Index() + Below(layers_ - 1), positions = w_.rows * kPositionBytes;
     f(tape + Targets(), GatherAll());
-    f(tape + Targets(), all_.normed + SelectedRows(apart_) + apart_.rows * kPositionBytes + KvOnlyForwardBytes(apart_));
-    f(tape + Targets() + KvOnly(), all_.normed + positions + SelectedRows(head_) + head_.input);
+    f(tape + Targets(),
+      all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));
+    f(tape + Targets() + KvOnly(), all_.normed + positions + SelectedRows(head()) + head().input);
     f(tape + Results(),
-      head_.input + positions + apart_.gradient_kv + KvOnlyBackwardBytes(apart_, w_.policy, KvOwner::kWave));
+      head().input + positions + apart_->gradient_kv + KvOnlyBackwardBytes(*apart_, w_.policy, KvOwner::kWave));
     // Both kinds of rows, gathered; together; the own ones of them.
     f(tape + Results(), positions + all_.gathered + all_.product + all_.input);
   }
@@ -161,7 +164,8 @@ class Wave {
   const ByteShape& s_;
   const WaveShape& w_;
   const int64_t layers_;
-  const TensorBytes all_, head_, apart_;
+  const TensorBytes all_;
+  std::optional<TensorBytes> apart_, beside_;  // of rows that are set apart, and of the others; neither where none are
 };
 
 bool Covers(const WaveRun& a, const WaveRun& b) {

@@ -8,6 +8,7 @@
 #include "common/cost/block_cost.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tape_policy.h"
+#include "common/cost/tensor_parallel_cost.h"
 
 namespace stemma::server {
 namespace {
@@ -25,6 +26,12 @@ void AddBackward(const FlopParts& parts, Work& work) {
   work[kLinear] += 2 * parts.linear;
   work[kAttentionBackward] += 2 * parts.attention;
   work[kHead] += 2 * parts.head;
+}
+
+// What is sent in `passes` like this one, which together have its rows: the rounding of each is left out.
+void AddSent(const SentBytes& sent, int64_t passes, Work& work) {
+  work[kSent] += static_cast<double>(sent.total());
+  work[kCollective] += static_cast<double>(passes * sent.row_collectives + sent.head_collectives);
 }
 
 // The last layer of a prefix has only K/V.
@@ -107,8 +114,8 @@ Rates DeviceRates(RunDtype dtype, int64_t threads, const std::string& device) {
 }  // namespace
 
 const std::array<const char*, kNumRates> kRateNames = {
-    "linear", "attention_forward", "attention_backward", "head", "element", "merge", "wave", "parameter",
-    "copy",   "wave_backward",     "score_block"};
+    "linear", "attention_forward", "attention_backward", "head", "element",   "merge", "wave", "parameter",
+    "copy",   "wave_backward",     "score_block",        "sent", "collective"};
 
 Work& Work::operator+=(const Work& other) {
   for (size_t i = 0; i < units.size(); ++i) units[i] += other.units[i];
@@ -131,6 +138,8 @@ PredictedSeconds& PredictedSeconds::operator+=(const PredictedSeconds& other) {
 
 Rates DefaultRates(RunDtype dtype, int64_t threads, const std::string& device, v1::OptimizerResidency residency) {
   Rates rates = DeviceRates(dtype, threads, device);
+  rates[kSent] = rates[kCopy];
+  rates[kCollective] = kMessageSeconds;
   if (residency != v1::HOST) return rates;
   // Each parameter's states come in and go out, beside their update where copies run beside compute.
   const double copies_s = 2.0 * static_cast<double>(OptimizerBytes(dtype)) * rates[kCopy];
@@ -165,7 +174,7 @@ int64_t PackedPrefixRows(const ClusterShape& cluster) {
 ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& cluster)
     : shape_(shape),
       cluster_(cluster),
-      layer_(LayerForwardCost(shape.config)),
+      layer_(LayerForwardCost(shape.config, shape.tp)),
       prefix_weights_(FullLayers(shape.config) * layer_.weights + ForwardCost(shape.config, Block::kKeyValue).weights),
       wave_weights_(AllLayers(shape.config) * layer_.weights + ForwardCost(shape.config, Block::kHead).weights) {
   for (const int64_t rows : cluster.prefix_rows) prefixes_.Add(0, rows);
@@ -211,6 +220,7 @@ Work ClusterWorkSums::PrefixForward(const PrefixShape& prefix) const {
   work[kScoreBlock] = PrefixScoreBlocks(prefix.block_rows);
   work[kWave] = static_cast<double>(Blocks(prefix)) * prefix_weights_;
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
+  AddSent(PrefixForwardSent(shape_, prefix), 1, work);
   return work;
 }
 
@@ -219,7 +229,7 @@ Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
   Work work;
   AddBackward(prefix_parts_, work);
   AddForward(PrefixRecomputeParts(c, prefixes_, prefix.policy), work);
-  const double elements = 2 * layer_.elements + LayerRecomputedCost(c, prefix.policy).elements;
+  const double elements = 2 * layer_.elements + LayerRecomputedCost(c, prefix.policy, shape_.tp).elements;
   work[kElement] = prefixes_.rows * FullLayers(c) * elements;
   work[kMerge] = MergedElements(c, prefix);
   const double forwards = KeepsAttention(prefix.policy) ? 0 : 1;
@@ -227,10 +237,13 @@ Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
   work[kWaveBackward] = static_cast<double>(Blocks(prefix)) * prefix_weights_;
   if (!KeepsInputs(prefix.policy)) work[kWave] = work[kWaveBackward];
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
+  AddSent(PrefixBackwardSent(shape_, prefix), 1, work);
   return work;
 }
 
-Work ClusterWorkSums::SuffixForwardOnly(int64_t waves) const {
+Work ClusterWorkSums::SuffixForwardOnly(int64_t waves) const { return SuffixForward(waves, /*entropy=*/false); }
+
+Work ClusterWorkSums::SuffixForward(int64_t waves, bool entropy) const {
   const ModelConfig& c = shape_.config;
   Work work;
   AddForward(suffix_parts_, work);
@@ -238,19 +251,28 @@ Work ClusterWorkSums::SuffixForwardOnly(int64_t waves) const {
   work[kMerge] = merged_rows_ * AllLayers(c) * static_cast<double>(c.q_size());
   work[kScoreBlock] = score_blocks_;
   work[kWave] = static_cast<double>(waves) * wave_weights_;
+  if (shape_.tp > 1) {
+    const auto apart = static_cast<int64_t>(own_prefixes_.rows);
+    AddSent(WaveForwardSent(shape_, static_cast<int64_t>(suffixes_.rows) + apart, apart, entropy), waves, work);
+  }
   return work;
 }
 
 Work ClusterWorkSums::Suffix(v1::TapePolicy policy, int64_t waves) const {
   const ModelConfig& c = shape_.config;
-  Work work = SuffixForwardOnly(waves);
+  Work work = SuffixForward(waves, /*entropy=*/true);
   AddBackward(suffix_parts_, work);
   const double attention = KeepsAttention(policy) ? 0 : suffix_parts_.attention;
   work[kAttentionForward] += attention;
   work[kLinear] += SuffixRecomputeParts(c, recomputed_, policy).total() - attention;
-  work[kElement] += 2 * suffix_elements_ + recomputed_.rows * AllLayers(c) * LayerRecomputedCost(c, policy).elements;
+  work[kElement] +=
+      2 * suffix_elements_ + recomputed_.rows * AllLayers(c) * LayerRecomputedCost(c, policy, shape_.tp).elements;
   work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * score_blocks_;
   work[kWaveBackward] = work[kWave];
+  if (shape_.tp > 1) {
+    const auto apart = static_cast<int64_t>(own_prefixes_.rows);
+    AddSent(WaveBackwardSent(shape_, static_cast<int64_t>(suffixes_.rows) + apart, apart, policy), waves, work);
+  }
   return work;
 }
 

@@ -37,10 +37,16 @@ enum Rate {
   // A block of attention scores: what its small products cost beyond their FLOPs. A causal span of 64 rows runs at a
   // quarter of the rate of 2,048 rows (ops_bench); of a whole step it moves the prediction by less than a percent.
   kScoreBlock,
+  kSent,        // bytes that a tensor-parallel rank sends to the others, inside of layers
+  kCollective,  // of those ranks, by itself
 };
-inline constexpr int kNumRates = 11;
+inline constexpr int kNumRates = 13;
 // As in the Rates message and the calibration's file.
 extern const std::array<const char*, kNumRates> kRateNames;
+
+// How fast ranks' network is, nobody has measured before a run: until samples of tensor-parallel ranks say it, bytes
+// travel as fast as between device and host, and each message takes so many seconds beside.
+inline constexpr double kMessageSeconds = 1e-4;
 
 struct Work {
   std::array<double, kNumRates> units = {};
@@ -122,6 +128,7 @@ class ClusterWorkSums {
 
  private:
   double PrefixScoreBlocks(int64_t block_rows) const;
+  Work SuffixForward(int64_t waves, bool entropy) const;
 
   const ByteShape& shape_;
   const ClusterShape& cluster_;

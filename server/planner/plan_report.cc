@@ -62,6 +62,8 @@ void DescribeRates(const Rates& rates, v1::Rates& report) {
   report.set_copy(rates[kCopy]);
   report.set_wave_backward(rates[kWaveBackward]);
   report.set_score_block(rates[kScoreBlock]);
+  report.set_sent(rates[kSent]);
+  report.set_collective(rates[kCollective]);
   report.set_samples(static_cast<uint32_t>(rates.samples));
   report.set_calibrated(rates.calibrated);
 }
@@ -93,7 +95,8 @@ void DescribeSplit(const MemoryOptions& options, const PackingGroup& group, cons
   for (const std::vector<uint32_t>& rollouts : split.rollouts) {
     report.add_rollouts(static_cast<uint32_t>(rollouts.size()));
   }
-  report.set_bytes(helpers * static_cast<uint64_t>(bytes.kv + bytes.gradients));
+  // Each tensor-parallel rank sends those of its own heads.
+  report.set_bytes(helpers * static_cast<uint64_t>(options.shape.tp * (bytes.kv + bytes.gradients)));
   report.set_seconds(static_cast<double>(helpers) * (shared.send_s + shared.return_s));
 }
 

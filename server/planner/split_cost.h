@@ -20,10 +20,9 @@ PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_
 // Whether ranks may share the group: it is computed with reuse, and has rollouts for two.
 bool MaySplit(const PackingGroup& packing);
 
-// REQUIRES: MaySplit. The network's rate is not measured: until it is, bytes travel as fast as between device and host
-// (Rates), and each message takes kMessageSeconds beside. A group that does not fit the budget costs nothing: packing
-// refuses it.
-inline constexpr double kMessageSeconds = 1e-4;
+// REQUIRES: MaySplit. How fast the ranks' network is, is not measured here: bytes travel as fast as between device and
+// host (Rates), and each message takes kMessageSeconds beside. A group that does not fit the budget costs nothing:
+// packing refuses it.
 SplitCosts SplitCostsOf(MemoryChooser& chooser, const PackingGroup& packing);
 
 // The part of the group that has these of its members.

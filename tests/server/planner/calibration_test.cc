@@ -136,6 +136,9 @@ TEST(CalibrationTest, AKeyHoldsWhatRatesDependOn) {
   EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key);
   run.mutable_mesh()->set_dp(2);
   EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", dp 2") << "a rank steps its share, and then gathers";
+  run.mutable_mesh()->set_dp(1);
+  run.mutable_mesh()->set_tp(2);
+  EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", tp 2") << "a rank has a part of each layer";
 }
 
 // Recorded on a real machine (tests/bench/record_phases.py): each shape is computed in several ways.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "common/cost/rank_shape.h"
+#include "common/cost/tensor_parallel_cost.h"
 #include "gtest/gtest.h"
 #include "server/planner/group_cost.h"
 #include "tests/server/planner/cluster_shapes.h"
@@ -63,6 +65,64 @@ TEST(CostModelTest, APolicyAddsTheFlopsThatItMakesAgain) {
   again.policy = v1::S5;
   EXPECT_NEAR(FlopUnits(ClusterWork(shape, cluster, again, v1::S0, 1)) - base, PrefixFlops(shape.config, 1023).forward,
               1e-9 * base);
+}
+
+ByteShape RankOf(uint32_t tp) {
+  v1::RunConfig run;
+  run.set_dtype("fp32");
+  run.set_head_chunk_tokens(512);
+  run.mutable_mesh()->set_tp(tp);
+  return RankShape(BenchModel(), run);
+}
+
+TEST(CostModelTest, RanksOfACopyShareItsWork) {
+  const ByteShape whole = RankOf(1), rank = RankOf(2);
+  const ClusterShape cluster = OneGroup(1024, 256, 4);
+  for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S4}) {
+    const PrefixShape prefix = {.rows = 1024, .block_rows = 512, .policy = policy};
+    const PhaseWork all = ClusterWork(whole, cluster, prefix, policy, 2),
+                    half = ClusterWork(rank, cluster, prefix, policy, 2);
+    for (const auto phase : {&PhaseWork::prefix_forward, &PhaseWork::suffix, &PhaseWork::prefix_backward}) {
+      for (const Rate rate : {kLinear, kAttentionForward, kAttentionBackward, kHead, kElement, kMerge, kScoreBlock,
+                              kWave, kWaveBackward}) {
+        const double units = (all.*phase)[rate];
+        EXPECT_NEAR(2 * (half.*phase)[rate], units, 1e-9 * units) << kRateNames[rate];
+      }
+      EXPECT_EQ((all.*phase)[kSent], 0);
+      EXPECT_EQ((all.*phase)[kCollective], 0);
+    }
+  }
+}
+
+TEST(CostModelTest, WhatARankSendsCostsSeconds) {
+  const ByteShape rank = RankOf(2);
+  const ClusterShape cluster = OneGroup(1024, 256, 4), dense = OneGroup(1024, 256, 4, /*reuse=*/false);
+  const PrefixShape prefix = {.rows = 1024, .block_rows = 512, .policy = v1::S2};
+  const PhaseWork work = ClusterWork(rank, cluster, prefix, v1::S4, 2);
+  EXPECT_EQ(work.prefix_forward[kSent], static_cast<double>(PrefixForwardSent(rank, prefix).total()));
+  EXPECT_EQ(work.prefix_backward[kSent], static_cast<double>(PrefixBackwardSent(rank, prefix).total()));
+  const auto both_ways = [&](int64_t rows, int64_t kv_only, v1::TapePolicy policy) {
+    SentBytes sent = WaveForwardSent(rank, rows, kv_only, /*entropy=*/true);
+    return sent += WaveBackwardSent(rank, rows, kv_only, policy);
+  };
+  const SentBytes wave = both_ways(512, 0, v1::S4);
+  EXPECT_EQ(work.suffix[kSent], static_cast<double>(2 * wave.total()));
+  EXPECT_EQ(work.suffix[kCollective], static_cast<double>(2 * wave.row_collectives + 2 * wave.head_collectives));
+  EXPECT_EQ(ClusterWork(rank, dense, {}, v1::S1, 4).suffix[kSent],
+            static_cast<double>(4 * both_ways(1280, 1024, v1::S1).total()));
+  EXPECT_EQ(ForwardClusterWork(rank, cluster, 2).suffix[kSent],
+            static_cast<double>(2 * WaveForwardSent(rank, 512, 0, /*entropy=*/false).total()));
+  // What a policy gathers again costs more where the network is slow.
+  Rates rates = DefaultRates(RunDtype::kFp32, 2, "cpu");
+  EXPECT_EQ(rates[kSent], rates[kCopy]) << "until it is measured";
+  EXPECT_EQ(rates[kCollective], kMessageSeconds);
+  const auto added_s = [&] {
+    return Seconds(ClusterWork(rank, cluster, prefix, v1::S1, 2).suffix, rates) -
+           Seconds(ClusterWork(rank, cluster, prefix, v1::S0, 2).suffix, rates);
+  };
+  const double fast = added_s();
+  rates[kSent] *= 10;
+  EXPECT_GT(added_s(), 1.5 * fast);
 }
 
 TEST(CostModelTest, LessOnTheTapeNeverCostsLessWork) {
