@@ -52,7 +52,7 @@ RowExchanges PrefixForwardExchanges(const ByteShape& s) {
   return kEmbed + kLayerForward * (s.config.num_layers - 1) + kKvForward;
 }
 
-// In a ring each rank sends all parts of a sum but one, twice.
+// The ranks add up in a ring: each sends all parts but one, twice.
 int64_t AllReduceBytes(int64_t whole_bytes, int64_t ranks) { return 2 * whole_bytes * (ranks - 1) / ranks; }
 
 }  // namespace

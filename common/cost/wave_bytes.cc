@@ -123,7 +123,7 @@ class Wave {
     int64_t forward = 0, backward = 0;
   };
 
-  // Of the rows that the head reads, in the last layer.
+  // The tensors of the rows that the head reads, in the last layer.
   const TensorBytes& head() const { return beside_.has_value() ? *beside_ : all_; }
   bool split() const { return apart_.has_value(); }
 
@@ -131,7 +131,7 @@ class Wave {
     return {LayerForwardBytes(t, runs, w_.policy), LayerBackwardBytes(t, runs, w_.policy, KvOwner::kWave)};
   }
 
-  // Of the head's rows, in head and loss; of several ranks also their targets among the own tokens.
+  // What head and loss hold of their rows; with several ranks also the targets among the own tokens.
   int64_t HeadRows(int64_t row_bytes) const { return head().rows * (row_bytes + (s_.tp > 1 ? kTargetBytes : 0)); }
 
   // The last layer's output, its norm, gathered, and its gradient; the rows of head and loss; one chunk of logits,
@@ -143,7 +143,7 @@ class Wave {
     return there + std::max(head().gather_scratch, rows + chunk);
   }
 
-  // Of several ranks, rows are selected among those of all, and a rank takes its own of them.
+  // Several ranks select rows among those of all, and each takes its own of them.
   int64_t SelectedRows(const TensorBytes& t) const { return s_.tp > 1 ? t.product : 0; }
   int64_t GatherAll() const { return all_.input + all_.gathered + all_.gather_scratch; }
 

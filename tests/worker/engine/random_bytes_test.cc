@@ -3,8 +3,6 @@
 //
 // CI runs fixed seeds. `--gtest_random_seed=N` (1 to 99999) runs others: make soak draws fresh ones. A failure prints
 // its seed and configuration.
-#include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,6 +28,7 @@
 #include "tests/testing/namespaces.h"
 #include "tests/testing/step_sums.h"
 #include "tests/testing/synthetic.h"
+#include "tests/worker/engine/product_scratch.h"
 #include "tests/worker/memory/fake_copy_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
 #include "worker/memory/cpu_allocator.h"
@@ -123,28 +122,6 @@ bool SetBudget(const Case& c, const TrainingRequest& request, v1::RunConfig& run
         kept + static_cast<uint64_t>(c.budget_of_ample * static_cast<double>(ample->report.peak_bytes())));
   }
   return plan(request, run, rates, [] { return false; }).ok();
-}
-
-// Scratch that the library takes for a product of bf16 matrices of so many rows, by the instructions that it finds. It
-// is asked here, on the machine where the test runs. 0 in fp32 and fp64, whose products take none.
-int64_t ProductScratch(const ModelConfig& c, int64_t rows) {
-  const int64_t kv = 2 * c.kv_size(), d = c.hidden_size;
-  const std::pair<int64_t, int64_t> weights[] = {
-      {d, c.q_size() + kv}, {d, kv}, {c.q_size(), d}, {d, 2 * c.ffn_size}, {c.ffn_size, d}};
-  int64_t most = 0;
-  for (const auto& [inputs, outputs] : weights) {
-    const auto ones = [](int64_t n, int64_t m) { return at::ones({n, m}, at::TensorOptions().dtype(at::kBFloat16)); };
-    const at::Tensor x = ones(rows, inputs), weight = ones(outputs, inputs), dy = ones(rows, outputs);
-    const auto extra = [&](const at::Tensor& a, const at::Tensor& b) {
-      ResetPeakBytes();
-      const int64_t before = CpuMemoryStats().current_bytes;
-      const at::Tensor product = at::mm(a, b);
-      const MemoryStats stats = CpuMemoryStats();
-      return stats.peak_bytes - before - (stats.current_bytes - before);
-    };
-    most = std::max({most, extra(x, weight.t()), extra(dy, weight)});
-  }
-  return most;
 }
 
 // How many rows the products of a step have: those of each wave, and of the prefixes, at once or in blocks.
