@@ -26,7 +26,7 @@ def drawn_model(rng):
     family = rng.choice(["llama", "qwen2", "qwen3", "mistral"])
     heads, kv_heads, sizes = rng.choice([(4, 2, (2, 4)), (4, 1, (2, 4)), (4, 4, (2, 4)), (6, 3, (3, 6)), (2, 2, (2,))])
     head_size = 8 if family == "qwen2" else rng.choice([8, 16])
-    return models.Spec(family, hidden=8 * heads if family == "qwen2" else rng.choice([24, 32]), layers=rng.choice([1, 2, 3]),
+    return models.Spec(family, hidden=8 * heads if family == "qwen2" else rng.choice([24, 48]), layers=rng.choice([1, 2, 3]),
                        heads=heads, kv_heads=kv_heads, head_size=head_size, ffn=12 * rng.randint(2, 5),
                        vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5, seed=rng.randrange(2**31)), sizes
 

@@ -67,8 +67,8 @@ std::vector<FileShare> MakeShares(const std::vector<StateFile>& files, const Wei
     for (const TensorEntry& entry : file.tensors) {
       const auto it = held.find(entry.name);
       if (it == held.end()) continue;
-      for (FilePiece& piece : FilePieces(*it->second, entry, owned)) {
-        share.pieces.push_back({std::move(piece), bytes_before});
+      for (const FilePiece& piece : FilePieces(*it->second, entry, owned)) {
+        share.pieces.push_back({piece, bytes_before});
         bytes_before += static_cast<int64_t>(share.pieces.back().bytes.bytes());
       }
     }

@@ -55,11 +55,14 @@ class Pass {
     CancelPoll cancel(options_.tp, *options_.hooks);
     auto next = program.begin();
     for (; status.ok() && next != program.end(); ++next) {
-      status = cancel.Poll(next->cluster);
-      if (!status.ok()) break;
-      bool ran = false;
-      status = CatchExceptions([&] { return RunMeasured(*next, ran); });
+      bool polled = false, ran = false;
+      status = CatchExceptions([&]() -> absl::Status {
+        RETURN_IF_ERROR(cancel.Poll(next->cluster));
+        polled = true;
+        return RunMeasured(*next, ran);
+      });
       if (options_.tp != nullptr) status = InsideCopy(*options_.tp, status);
+      if (!polled) break;
       // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
       if (!status.ok() && !ran && !absl::IsAborted(status)) break;
     }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
+#include "common/base/mesh.h"
 #include "nlohmann/json.hpp"
 #include "server/protocol/incident.h"
 #include "tests/server/protocol/scenario_checkpoints.h"
@@ -56,7 +57,7 @@ std::string ConfigureText(const internal::v1::Configure& configure) {
   const std::string text =
       absl::StrCat("configure generation=", configure.generation(), " step=", configure.step(),
                    configure.checkpoint().empty() ? "" : absl::StrCat(" from=", configure.checkpoint()));
-  if (configure.config().mesh().dp() <= 1) return text;
+  if (NumRanks(configure.config().mesh()) == 1) return text;
   const std::string store = configure.store().empty() ? "" : absl::StrCat(" store=", configure.store());
   const std::string threads =
       configure.config().threads() == 0 ? "" : absl::StrCat(" threads=", configure.config().threads());

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::worker {
 namespace {
@@ -60,23 +61,35 @@ TEST(StepSpansTest, SpansComeByTheirStart) {
 TEST(StepSpansTest, ACollectiveSaysWhatItMovedAndHowLongItHeldTheEngine) {
   StepSpans spans(kOrigin, 9);
   spans.Add(CollectiveRecord{.kind = CollectiveKind::kReduceScatterSum,
+                             .axis = "dp.1",
                              .name = "gradients",
                              .bytes = 77,
                              .started_s = kOrigin + 1,
                              .awaited_s = kOrigin + 3,
                              .ended_s = kOrigin + 3.5});
-  spans.Add(CollectiveRecord{.kind = CollectiveKind::kSend, .name = "split.k", .peer = 0, .started_s = kOrigin + 2});
+  spans.Add(CollectiveRecord{
+      .kind = CollectiveKind::kSend, .axis = "dp.1", .name = "split.k", .peer = 0, .started_s = kOrigin + 2});
   const v1::SpanList list = spans.Take();
   const StepSpan& scatter = list.spans(0);
   EXPECT_EQ(scatter.kind(), StepSpan::COLLECTIVE);
   EXPECT_EQ(scatter.collective(), "reduce-scatter");
   EXPECT_EQ(scatter.name(), "gradients");
+  EXPECT_EQ(scatter.axis(), "dp.1");
   EXPECT_EQ(scatter.bytes(), 77u);
   EXPECT_EQ(scatter.start_ns(), 1'000'000'000u);
   EXPECT_EQ(scatter.duration_ns(), 2'500'000'000u);
   EXPECT_EQ(scatter.held_ns(), 500'000'000u);
   EXPECT_FALSE(scatter.has_peer());
   EXPECT_TRUE(list.spans(1).has_peer()) << "rank 0 is a peer";
+}
+
+// An operation names the other copy of the model; a span the rank that holds there what this one holds here.
+TEST(StepSpansTest, APeerIsToldByItsRankInTheMesh) {
+  const Operation send = {
+      .kind = OperationKind::kSend, .exchange = {.ranks = {0, 2}, .tensor = "kv", .bytes = 1}, .part = PrefixPart::kKv};
+  auto tp = MakeThreadRanks(3, absl::Minutes(1), "tp.0");
+  EXPECT_EQ(SpanOf(send, /*entry=*/false).peer(), 2u);
+  EXPECT_EQ(SpanOf(send, /*entry=*/false, 0, tp[1].get()).peer(), 7u);
 }
 
 TEST(StepSpansTest, CopiesKeepTheirDirection) {

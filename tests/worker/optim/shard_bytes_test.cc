@@ -119,6 +119,7 @@ TEST_P(ShardBytesTest, StatesAreDividedAndNothingElseIs) {
 TEST_P(ShardBytesTest, ATensorParallelRankHoldsNoMoreThanThePlanCounts) {
   v1::Mesh mesh;
   mesh.set_tp(static_cast<uint32_t>(ranks_));
+  model_.rms_norm_eps = 1e-6;
   model_.num_heads *= ranks_;
   model_.num_kv_heads *= Between(0, 1) == 1 ? ranks_ : 1;
   if (model_.num_kv_heads % ranks_ != 0) model_.num_kv_heads = 1;  // which all ranks hold

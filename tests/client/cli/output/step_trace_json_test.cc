@@ -143,7 +143,7 @@ TEST(StepTraceJsonTest, ASendMeetsItsReceiveByTheirPairAndOrder) {
   EXPECT_EQ(sends, (std::vector<std::pair<double, double>>{{0, 0.005}, {0, 0.005}, {0, 0.005}, {0.015, 0.005}}));
 }
 
-// Of two copies on two ranks each, a rank is waited for by its own copy only.
+// Where two ranks each hold a copy, a rank is waited for by its own copy only.
 TEST(StepTraceJsonTest, ACollectiveIsOfTheRanksOfItsAxis) {
   const auto rank = [](int number, int at_ns, const std::string& axis) {
     return absl::StrCat("ranks { rank: ", number, " spans { agreed_ns: 100 spans { kind: COLLECTIVE start_ns: ", at_ns,

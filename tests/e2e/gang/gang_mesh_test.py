@@ -1,0 +1,44 @@
+"""Workers that hold one copy of the model together, with real processes: what they load and export, and what is
+refused. What they keep: tests/e2e/recovery/mesh_test.py."""
+
+import pathlib
+
+import pytest
+
+from client.cli.cli_testing import run
+from e2e.gang.gang_export_test import contents
+from e2e.gang.gang_test import Local
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Two K/V heads, of which four ranks hold each twice, a vocabulary that does not divide, several files."""
+    path = tmp_path_factory.mktemp("mesh") / "model"
+    result = run("model", "init", path, "--family", "qwen3", "--seed", 1, "--vocab", 519, "--hidden", 64, "--layers", 3, "--heads", 4,
+                 "--kv-heads", 2, "--norm-std", 0.1, "--shard-bytes", "200KB")
+    assert result.returncode == 0, result.stderr
+    return path
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2"])
+def test_every_mesh_exports_the_files_that_were_loaded(model, tmp_path, mesh):
+    loaded = contents(model)
+    assert sum(name.endswith(".safetensors") for name in loaded) >= 3
+    with Local(tmp_path, model, "--mesh", mesh, dtype="bf16") as local:
+        exported = contents(local.call("export", "first").strip())
+        assert sorted(exported) == sorted(loaded)
+        assert [name for name in loaded if exported[name] != loaded[name]] == []
+        places = [(rank["dp"], rank["tp"]) for rank in local.status()["ranks"]]
+        assert places == {"tp=2": [(0, 0), (0, 1)], "tp=4": [(0, 0), (0, 1), (0, 2), (0, 3)],
+                          "dp=2,tp=2": [(0, 0), (0, 1), (1, 0), (1, 1)]}[mesh]
+        local.stop()
+
+
+@pytest.mark.parametrize("mesh, words", [("tp=3", ["4 attention heads", "2 K/V heads", "nearest mesh", "dp=3"]),
+                                         ("dp=4096,tp=4", ["16384 ranks", "dp=1024,tp=4"]), ("pp=2", ["names no axis"])])
+def test_a_mesh_that_cannot_hold_the_model_is_refused(model, tmp_path, mesh, words):
+    result = run("local", "--model", model, "--data", tmp_path / "data", "--mesh", mesh)
+    assert result.returncode != 0
+    said = result.stdout + result.stderr
+    assert [word for word in words if word not in said] == [], said
+    assert not pathlib.Path(tmp_path / "data").exists(), "nothing is left behind"
