@@ -157,7 +157,9 @@ absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassW
     });
   }
   before = AgreeInCopy(*ranks_.tp, "pass", before);
-  if (before.ok()) before = CheckDigest(weights, read);  // the same answer on every rank of the copy
+  if (before.ok()) {  // the same answer on every rank of the copy
+    before = InsideCopy(*ranks_.tp, CatchExceptions([&] { return CheckDigest(weights, read); }));
+  }
   if (!before.ok()) return AbandonPass(options, payload, plan, /*forward_only=*/true, before);
   if (!weights.checkpoint().empty()) options.context.weights = &read;
   return RunLogProb(options, payload, plan, log_prob, results).status();

@@ -109,8 +109,8 @@ absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const 
       }
       ASSIGN_OR_RETURN(const at::ScalarType written_dtype, TorchDtype(tensors[i].dtype));
       if (it->second == nullptr) continue;
-      for (FilePiece& piece : FilePieces(*it->second, tensors[i], share.owned)) {
-        file.pieces.push_back({std::move(piece), written_dtype});
+      for (const FilePiece& piece : FilePieces(*it->second, tensors[i], share.owned)) {
+        file.pieces.push_back({piece, written_dtype});
       }
     }
   }

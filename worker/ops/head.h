@@ -4,8 +4,9 @@
 //   d lp / dz_v = (1[v = target] - p_v) / temperature        dH / dz_v = -p_v (log p_v + H) / temperature
 //
 // Where tensor-parallel ranks have some tokens of the vocabulary each, a rank computes its own columns of the logits.
-// Of each row it then has their maximum and log-sum-exp, the target's logit if the target is its own, and their entropy;
-// the ranks exchange these numbers, so that every rank has the same log-probs and the same loss, and no logits travel.
+// Of each row it then has their maximum and log-sum-exp, the target's logit if the target is its own, and their
+// entropy; the ranks exchange these numbers, so that every rank has the same log-probs and the same loss, and no logits
+// travel.
 //
 // Everything stays on the backend's device: nothing here waits for it.
 #pragma once

@@ -208,8 +208,10 @@ std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas,
   const auto deal = [&](std::unique_ptr<Communicator> MeshRanks::*axis, int first, int stride, int size,
                         const std::string& name) {
     auto connected = MakeThreadRanks(size, timeout, name);
-    for (int i = 0; i < size; ++i) {
-      ranks[static_cast<size_t>(first + i * stride)].*axis = std::move(connected[static_cast<size_t>(i)]);
+    auto at = static_cast<size_t>(first);
+    for (auto& communicator : connected) {
+      ranks[at].*axis = std::move(communicator);
+      at += static_cast<size_t>(stride);
     }
   };
   for (int t = 0; t < tp; ++t) deal(&MeshRanks::dp, t, tp, dp, absl::StrCat("dp.", t));
