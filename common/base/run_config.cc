@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "common/base/byte_size.h"
 #include "common/base/dtype_names.h"
 #include "common/base/file.h"
@@ -114,7 +115,9 @@ class Reader {
 
   void ReadEnum(const std::string& text, const std::string& key, const FieldDescriptor& field, Message& message) {
     const EnumDescriptor& words = *field.enum_type();
-    const std::string prefix = absl::StrCat(absl::AsciiStrToLower(words.name()), "_");  // offload_on is written "on"
+    // offload_on is written "on", as its zero is offload_unspecified.
+    const std::string zero = absl::AsciiStrToLower(words.FindValueByNumber(0)->name());
+    const std::string prefix(absl::StripSuffix(zero, "unspecified"));
     std::vector<std::string> known;
     for (int i = 0; i < words.value_count(); ++i) {
       if (words.value(i)->number() == 0) continue;
@@ -139,6 +142,7 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
   return {{"head_chunk_tokens", config.head_chunk_tokens(), 1, 1 << 20},
           {"threads", config.threads(), 0, 4096},
           {"mesh.dp", config.mesh().dp(), 1, kRanksMax},
+          {"mesh.cp", config.mesh().cp(), 1, kRanksMax},
           {"mesh.tp", config.mesh().tp(), 1, kRanksMax},
           {"prefix_block_rows", config.prefix_block_rows(), 0, 1 << 24},
           {"host_memory_bytes", config.host_memory_bytes(), 0, uint64_t{1} << 50},
@@ -221,8 +225,10 @@ void FillDefaults(v1::RunConfig& config) {
   config.set_dtype(config.dtype().empty() ? "fp32" : ShortDtypeName(config.dtype()));
   if (config.schedule() == v1::SCHEDULE_UNSPECIFIED) config.set_schedule(v1::AUTO);
   if (config.head_chunk_tokens() == 0) config.set_head_chunk_tokens(512);
-  *config.mutable_mesh() = MakeMesh({.dp = DpSize(config.mesh()), .tp = TpSize(config.mesh())});
+  *config.mutable_mesh() =
+      MakeMesh({.dp = DpSize(config.mesh()), .cp = CpSize(config.mesh()), .tp = TpSize(config.mesh())});
   if (config.split_groups() == v1::SPLIT_UNSPECIFIED) config.set_split_groups(v1::SPLIT_AUTO);
+  if (config.prefix_kv() == v1::PREFIX_KV_UNSPECIFIED) config.set_prefix_kv(v1::PREFIX_KV_AUTO);
   if (config.durability() == v1::DURABILITY_UNSPECIFIED) config.set_durability(v1::REPLAY);
   v1::Checkpoints& checkpoints = *config.mutable_checkpoints();
   if (checkpoints.every_steps() == 0 && config.durability() == v1::REPLAY) checkpoints.set_every_steps(100);

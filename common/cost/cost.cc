@@ -97,7 +97,8 @@ void PhaseBytes::RaiseTo(const PhaseBytes& moment) {
 }
 
 PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave) {
-  const PhaseBytes kept = PrefixKeptBytes(shape, prefix), added = WaveBytes(shape, wave);
+  const PhaseBytes kept = PrefixKeptBytes(shape, prefix);
+  const PhaseBytes added = WaveBytes(shape, wave, RegatherBytes(shape, prefix));
   return {.hot_set = kept.hot_set,
           .dormant_set = kept.dormant_set,
           .wave_tape = added.wave_tape,

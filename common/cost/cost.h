@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -57,16 +58,19 @@ FlopParts SuffixParts(const ModelConfig& config, const SegmentSums& suffixes);
 FlopParts PrefixRecomputeParts(const ModelConfig& config, const SegmentSums& prefixes, v1::TapePolicy policy);
 FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suffixes, v1::TapePolicy policy);
 
-// What bytes depend on beside the model's shape. Of one of several tensor-parallel ranks: RankShape() in
+// What bytes depend on beside the model's shape, of the rank of a mesh that holds most: RankShape() in
 // common/cost/rank_shape.h.
 struct ByteShape {
-  ModelConfig config;            // what the rank computes with: its heads, FFN columns and tokens of the vocabulary
-  int64_t tp = 1;                // ranks that hold a copy of the model together, and have some of its rows each
-  int64_t run_bytes = 4;         // of an element: weights and activations (bf16 2, fp32 4, fp64 8)
+  ModelConfig config;     // what the rank computes with: its heads, FFN columns and tokens of the vocabulary
+  int64_t tp = 1;         // ranks that hold a copy of the model together, and have some of its rows each
+  int64_t cp = 1;         // ranks that share the rows of a cluster's prefixes, and compute some of its waves each
+  int64_t run_bytes = 4;  // of an element: weights and activations (bf16 2, fp32 4, fp64 8)
   int64_t accumulate_bytes = 4;  // of statistics, gradients, gK/gV (fp64 8, else 4)
   int64_t head_chunk_rows = 512;
   int64_t threads = 1;  // each has scratch in the attention kernel
 };
+
+class ContextShare;  // common/cost/context_share.h
 
 // The prefixes of a cluster.
 struct PrefixShape {
@@ -76,6 +80,12 @@ struct PrefixShape {
   v1::TapePolicy policy = v1::S0;
   bool offload = false;  // the tape is in host memory, but for
   int64_t headroom_bytes = 0;
+  // Where context-parallel ranks share the rows: each keeps K/V and gK/gV of its own ones, and all are gathered again,
+  // layer by layer, wherever they are read. Else each rank holds those of all rows.
+  bool regather = false;
+  // How ranks share these lengths in these blocks, where a caller has counted it before; null: it is counted when asked
+  // for.
+  std::shared_ptr<const ContextShare> share = nullptr;
 };
 
 // A part of a wave: neighbours behind one prefix, or a trajectory that computes its prefix itself.
@@ -101,6 +111,15 @@ struct WaveShape {
 // Adds a run to those of a wave, whose sums are the caller's.
 void AddRun(const WaveRun& run, WaveShape& wave);
 
+// Bytes beside each layer of a wave where the prefixes' K/V are gathered again and gK/gV are sent to their owners.
+struct BesideLayer {
+  int64_t forward = 0, backward = 0;            // of the layers below the last
+  int64_t forward_last = 0, backward_last = 0;  // of the last one, after which, and before which, nothing travels
+  bool operator==(const BesideLayer&) const = default;
+};
+// Returns 0 where each rank holds them all.
+BesideLayer RegatherBytes(const ByteShape& shape, const PrefixShape& prefix);
+
 // A phase at its highest moment, by what it is made of: device bytes above weights, gradients and optimizer state.
 struct PhaseBytes {
   int64_t hot_set = 0;      // K/V, gK/gV of all layers
@@ -116,7 +135,7 @@ PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const 
 PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix);                 // Phase C
 // The two halves of Phase B's: what the prefixes keep on the device, whatever the wave, and what the wave adds.
 PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix);
-PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave);
+PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside = {});
 // Counts the bytes of the prefixes' tape in host memory, where it is offloaded.
 int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix);
 // FLOPs that the policy adds to a backward: forward products that are recomputed.
@@ -131,7 +150,7 @@ double AncestorScoreBlocks(int64_t rows, int64_t keys);
 // A forward-only pass keeps no tape and no gradients: what the layer at work made is dropped with it, whatever the
 // policy. Phase A; the K/V that it leaves to Phase B; and what one wave adds to those.
 PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix);
-int64_t ForwardKeptBytes(const ByteShape& shape, int64_t prefix_rows);
-int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave);
+int64_t ForwardKeptBytes(const ByteShape& shape, const PrefixShape& prefix);
+int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside = {});
 
 }  // namespace stemma

@@ -79,22 +79,24 @@ int64_t AttentionBackwardBytes(const ByteShape& s, const LayerRuns& runs) {
 // part gathers rows before its first product, and sums rows after its last one.
 class BackwardMoments {
  public:
-  BackwardMoments(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner)
+  BackwardMoments(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner,
+                  const SharedKv& shared)
       : s_(t.shape),
         t_(t),
         runs_(runs),
         policy_(policy),
         owner_(owner),
+        shared_(shared),
         d_(t.input),
         f_(t.ffn),
         qkv_(t.q + t.kv),
-        kv_(owner == KvOwner::kWave ? t.kv : 0) {}
+        kv_(owner == KvOwner::kPrefix ? 0 : t.kv) {}
 
   int64_t Peak() const {
-    int64_t peak = std::max({Mlp(), AttentionItself(), Inputs()});
-    if (!KeepsAttention(policy_)) peak = std::max(peak, AttentionAgain());
-    if (KeepsAttention(policy_) && !KeepsQueries(policy_)) peak = std::max(peak, QueriesAgain());
-    return peak;
+    int64_t attending = std::max(Mlp(), AttentionItself());
+    if (!KeepsAttention(policy_)) attending = std::max(attending, AttentionAgain());
+    if (KeepsAttention(policy_) && !KeepsQueries(policy_)) attending = std::max(attending, QueriesAgain());
+    return std::max(attending + shared_.gathered, Inputs());
   }
 
  private:
@@ -148,11 +150,12 @@ class BackwardMoments {
   int64_t Inputs() const {
     const int64_t there = Residual() + t_.qk_norm + qkv_;  // d(qkv)
     const int64_t norm1 = KeepsNormed() ? 0 : t_.normed;
-    const int64_t added = owner_ == KvOwner::kPrefix ? t_.gradient_kv : 0;
-    const int64_t heads = there + qkv_ + added;  // dq, dk, dv
+    const int64_t reducing = Residual() + t_.qk_norm + qkv_ + shared_.reducing;  // dq, dk, dv
+    const int64_t added = owner_ == KvOwner::kWave ? 0 : t_.gradient_kv;
+    const int64_t heads = there + qkv_ + added + shared_.reduced;  // the same, and d(qkv)
     const int64_t operands = GradientOperands(s_, t_.rows, Hidden() + Queries() + 2 * s_.config.kv_size());
     const int64_t sums = t_.product + std::max(d_, t_.sums);  // d(norm1), dx
-    return std::max({heads, there + (norm1 > 0 ? Normed() : 0), there + norm1 + std::max(operands, sums)});
+    return std::max({reducing, heads, there + (norm1 > 0 ? Normed() : 0), there + norm1 + std::max(operands, sums)});
   }
 
   int64_t Hidden() const { return s_.config.hidden_size; }
@@ -164,6 +167,7 @@ class BackwardMoments {
   const LayerRuns& runs_;
   const v1::TapePolicy policy_;
   const KvOwner owner_;
+  const SharedKv shared_;
   const int64_t d_, f_, qkv_;
   const int64_t kv_;  // own K and V
 };
@@ -171,6 +175,9 @@ class BackwardMoments {
 }  // namespace
 
 TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows)
+    : TensorBytes(s, num_rows, s.tp == 1 ? num_rows : DivideUp(num_rows, s.tp)) {}
+
+TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows, int64_t row_parts)
     : shape(s),
       rows(num_rows),
       q(rows * s.run_bytes * s.config.q_size()),
@@ -182,14 +189,13 @@ TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows)
       k_statistics(s.config.qk_norm ? rows * s.accumulate_bytes * s.config.num_kv_heads : 0) {
   qk_norm = s.config.qk_norm ? q + kv + qk_statistics : 0;
   k_norm = s.config.qk_norm ? kv + k_statistics : 0;
-  const int64_t own_rows = s.tp == 1 ? rows : DivideUp(rows, s.tp);
-  input = own_rows * s.run_bytes * s.config.hidden_size;
-  statistic = own_rows * s.accumulate_bytes;
+  input = row_parts * s.run_bytes * s.config.hidden_size;
+  statistic = row_parts * s.accumulate_bytes;
   normed = s.tp * input;
   product = rows * s.run_bytes * s.config.hidden_size;
   gathered = s.tp > 1 ? normed : 0;
   gather_scratch = gathered;
-  sums = s.tp > 1 ? 2 * s.tp * own_rows * s.accumulate_bytes * s.config.hidden_size : 0;
+  sums = s.tp > 1 ? 2 * s.tp * row_parts * s.accumulate_bytes * s.config.hidden_size : 0;
 }
 
 int64_t TensorBytes::tape(v1::TapePolicy policy) const {
@@ -216,17 +222,18 @@ int64_t EmbeddingBytes(const TensorBytes& t) {
   return 2 * t.product + t.rows * kOwnTokenBytes + t.sums;
 }
 
-int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy) {
+int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, const SharedKv& shared) {
   const ByteShape& s = t.shape;
   const int64_t d = t.input, h = t.normed, f = t.ffn, qkv = t.q + t.kv;
   const int64_t gather = h + (t.gathered > 0 ? d + t.gather_scratch : 0);  // of rows that a norm makes
   const int64_t sums = std::max(d, t.sums);
   const int64_t input = d + t.statistic;
   const int64_t products = input + h + 2 * qkv + t.qk_statistics;
-  const int64_t heads = input + h + qkv + t.qk_norm + t.attended;
+  const int64_t gathering = input + h + qkv + t.qk_norm + shared.held + shared.gathering;
+  const int64_t heads = input + h + qkv + t.qk_norm + t.attended + shared.held;
   const int64_t attention = heads + UpcastQueries(t, 1) + AttentionForwardBytes(s, runs);
   // The MLP runs beside x, x2, K/V, the norms' statistics and what the policy keeps.
-  int64_t there = 2 * d + 2 * t.statistic + t.kv;
+  int64_t there = 2 * d + 2 * t.statistic + t.kv + shared.held;
   if (KeepsElementwise(policy)) there += h;  // norm1
   if (KeepsQueries(policy)) there += t.q + t.qk_norm;
   if (KeepsAttention(policy)) there += t.attended;
@@ -234,36 +241,38 @@ int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapeP
   const int64_t gate_up = there + h + 2 * f;
   const int64_t act = there + norm2 + 3 * f;
   const int64_t down = there + norm2 + (KeepsGateUp(policy) ? 3 * f : f) + sums;
-  return std::max({input + gather, products, attention, heads + sums, there + gather, gate_up, act, down});
+  return std::max({input + gather, products, gathering, attention, heads + sums, there + gather, gate_up, act, down});
 }
 
 int64_t LayerCopyBytes(const TensorBytes& t, v1::TapePolicy policy) {
   return std::max(t.tape(policy), t.input) + t.input + t.kv / 2;  // x stays until then; y; V
 }
 
-int64_t LayerBackwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner) {
-  return BackwardMoments(t, runs, policy, owner).Peak();
+int64_t LayerBackwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner,
+                           const SharedKv& shared) {
+  return BackwardMoments(t, runs, policy, owner, shared).Peak();
 }
 
-int64_t KvOnlyForwardBytes(const TensorBytes& t) {
+int64_t KvOnlyForwardBytes(const TensorBytes& t, const SharedKv& shared) {
   const int64_t there = t.input + t.statistic + t.normed;
-  return there + std::max(2 * t.kv + t.k_statistics, t.gathered > 0 ? t.input + t.gather_scratch : 0);
+  return there + std::max({2 * t.kv + t.k_statistics, t.gathered > 0 ? t.input + t.gather_scratch : 0,
+                           t.kv + t.k_norm + shared.held + shared.gathering});
 }
 
 int64_t KvOnlyCopyBytes(const TensorBytes& t, v1::TapePolicy policy) {
   return std::max(t.kv_only_tape(policy), t.input + t.statistic) + t.kv / 2;
 }
 
-int64_t KvOnlyBackwardBytes(const TensorBytes& t, v1::TapePolicy policy, KvOwner owner) {
+int64_t KvOnlyBackwardBytes(const TensorBytes& t, v1::TapePolicy policy, KvOwner owner, const SharedKv& shared) {
   const ByteShape& s = t.shape;
   const int64_t there = t.input + t.normed + t.statistic + (owner == KvOwner::kWave ? t.kv : 0);  // x, norm1
   const int64_t again = KeepsQueries(policy) ? 0 : t.k_norm + (s.config.qk_norm ? t.kv : 0);      // K and V once more
   const int64_t gather = t.gathered > 0 && !KeepsElementwise(policy)
                              ? t.input + t.gather_scratch + (KeepsQueries(policy) ? t.k_norm : 0)
                              : 0;
-  const int64_t gradients = there + t.k_norm + t.kv;  // dk and dv, fused
+  const int64_t gradients = there + t.k_norm + t.kv + shared.reduced;  // dk and dv, fused
   const int64_t operands = GradientOperands(s, t.rows, s.config.hidden_size + 2 * s.config.kv_size());
-  return std::max({there + std::max(again, gather), gradients + operands,
+  return std::max({there + std::max(again, gather), t.kv_only_tape(policy) + shared.reducing, gradients + operands,
                    gradients + t.product + std::max(t.input, t.sums)});  // d(norm1), dx
 }
 

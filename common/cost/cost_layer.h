@@ -1,4 +1,4 @@
-// The bytes of one layer at its highest moment. Internal to common/cost/{prefix,wave}_bytes.cc.
+// The bytes of one layer at its highest moment. Internal to common/cost/*_bytes.cc.
 //
 // The moments stand in the order in which worker/model/layer.cc comes to them: each says which tensors of the layer are
 // there at the same time, and what does not grow with the rows (scratch of attention, widened operands). Left out: the
@@ -31,6 +31,8 @@ using LayerRuns = absl::InlinedVector<LayerRun, 4>;
 // outlives it.
 struct TensorBytes {
   TensorBytes(const ByteShape& byte_shape, int64_t num_rows);
+  // `row_parts`: of what is cut by rows over tensor-parallel ranks, the rows of one; for sums over several blocks.
+  TensorBytes(const ByteShape& byte_shape, int64_t num_rows, int64_t row_parts);
 
   const ByteShape& shape;
   int64_t rows;
@@ -54,23 +56,35 @@ struct TensorBytes {
 // Counts the embedding at its highest moment: 0 with one rank, where the first layer's moments are higher.
 int64_t EmbeddingBytes(const TensorBytes& t);
 
+// What a layer holds beside its tensors over own rows where context-parallel ranks share a prefix's rows.
+struct SharedKv {
+  int64_t held = 0;       // from the gathering of K and V to the layer's end
+  int64_t gathering = 0;  // while K and V travel
+  int64_t gathered = 0;   // in backward: until gK and gV travel
+  int64_t reducing = 0;   // while gK and gV travel, after attention's backward
+  int64_t reduced = 0;    // of those, until they are added to the layer's own
+};
+
 // Its input and own K/V included.
-int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy);
+int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy,
+                          const SharedKv& shared = {});
 
 // Counts what a layer holds when it ends and its V is copied into a buffer that several blocks share: K, copied before,
 // is a part of such a buffer already. The buffers are not counted.
 int64_t LayerCopyBytes(const TensorBytes& t, v1::TapePolicy policy);
 
 // Whose rows they are: those of a wave hold their K/V themselves. A prefix's K/V and the gradients that others
-// accumulated on them are counted apart; the latter are added to its own.
-enum class KvOwner { kWave, kPrefix };
+// accumulated on them are counted apart; the latter are added to its own. Of a prefix whose rows ranks share, a rank
+// has its own K/V beside those that it holds for attention, where there is attention.
+enum class KvOwner { kWave, kPrefix, kSharedPrefix };
 
 // Its tape and the gradient of its output included.
-int64_t LayerBackwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner);
+int64_t LayerBackwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner,
+                           const SharedKv& shared = {});
 
 // The same of rows of which only K and V are computed. Their gradients are not counted, and K/V as `owner` says.
-int64_t KvOnlyForwardBytes(const TensorBytes& t);
+int64_t KvOnlyForwardBytes(const TensorBytes& t, const SharedKv& shared = {});
 int64_t KvOnlyCopyBytes(const TensorBytes& t, v1::TapePolicy policy);
-int64_t KvOnlyBackwardBytes(const TensorBytes& t, v1::TapePolicy policy, KvOwner owner);
+int64_t KvOnlyBackwardBytes(const TensorBytes& t, v1::TapePolicy policy, KvOwner owner, const SharedKv& shared = {});
 
 }  // namespace stemma

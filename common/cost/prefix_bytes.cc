@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "common/cost/context_prefix_bytes.h"
 #include "common/cost/cost.h"
 #include "common/cost/cost_layer.h"
 #include "common/cost/tape_policy.h"
@@ -147,10 +148,13 @@ void RaiseForward(const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& h
 }  // namespace
 
 int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix) {
-  return prefix.offload ? Prefixes(shape, prefix).Tape(prefix.rows, prefix.policy) : 0;
+  if (!prefix.offload) return 0;
+  if (SharesRows(shape, prefix)) return context::HostTapeBytes(shape, prefix);
+  return Prefixes(shape, prefix).Tape(prefix.rows, prefix.policy);
 }
 
 PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  if (SharesRows(shape, prefix)) return context::PrefixForwardBytes(shape, prefix);
   const Prefixes prefixes(shape, prefix);
   // The end: all tape is kept, the accumulators are made.
   PhaseBytes highest{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
@@ -160,12 +164,14 @@ PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix)
 }
 
 PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  if (SharesRows(shape, prefix)) return context::PrefixKeptBytes(shape, prefix);
   const Prefixes prefixes(shape, prefix);
   return {.hot_set = prefixes.Kv() + prefixes.GradientKv(),
           .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
 }
 
 PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  if (SharesRows(shape, prefix)) return context::PrefixBackwardBytes(shape, prefix);
   const Prefixes prefixes(shape, prefix);
   const bool again = !KeepsInputs(prefix.policy);
   const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
@@ -193,6 +199,7 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
 }
 
 PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  if (SharesRows(shape, prefix)) return context::ForwardPrefixBytes(shape, prefix);
   PrefixShape without_tape = prefix;
   without_tape.policy = v1::S5;
   const Prefixes prefixes(shape, without_tape);
@@ -201,8 +208,8 @@ PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix)
   return highest;
 }
 
-int64_t ForwardKeptBytes(const ByteShape& shape, int64_t prefix_rows) {
-  const PrefixShape prefix{.rows = prefix_rows};
+int64_t ForwardKeptBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  if (SharesRows(shape, prefix)) return context::ForwardKeptBytes(shape, prefix);
   return Prefixes(shape, prefix).Kv();
 }
 

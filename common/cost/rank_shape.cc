@@ -17,6 +17,7 @@ ByteShape RankShape(const ModelConfig& model, const v1::RunConfig& run) {
   ByteShape shape;
   shape.config = model;
   shape.tp = TpSize(run.mesh());
+  shape.cp = CpSize(run.mesh());
   if (shape.tp > 1) {
     shape.config = LargestShard(model, run.mesh()).LocalConfig();
     shape.config.vocab_size = DivideUp(model.vocab_size, shape.tp);

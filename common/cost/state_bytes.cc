@@ -23,7 +23,7 @@ int64_t OptimizerBytes(RunDtype dtype) { return OptimizerStates(dtype) * Accumul
 
 StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mesh& mesh) {
   const ModelShard shard = LargestShard(config, mesh);
-  const int64_t ranks = DpSize(mesh);
+  const int64_t ranks = DataRanks(mesh);
   const int64_t count = NumParameters(shard), run = RunBytes(dtype), accumulate = AccumulateBytes(dtype);
   const StateShare share = LargestShare(shard, ranks);
   StateBytes bytes;

@@ -1,6 +1,7 @@
-// How much of a model's state the rank of a data-parallel gang holds that holds most (ZeRO-1: the optimizer's states
-// are divided), and what the exchange between ranks takes. Pure arithmetic: worker/optim/shards.h divides by the same
-// rule, over the same bytes in fewer, fused parameters; the worker's tests hold one to the other.
+// How much of a model's state the rank holds that holds most, of those that hold the same part of it, over dp and cp
+// (ZeRO-1: the optimizer's states are divided), and what the exchange between ranks takes. Pure arithmetic:
+// worker/optim/shards.h divides by the same rule, over the same bytes in fewer, fused parameters; the worker's tests
+// hold one to the other.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "common/base/round_up.h"
+#include "common/cost/context_share.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma {
@@ -32,15 +33,34 @@ RowExchanges LayerBackward(v1::TapePolicy policy) {
 
 RowExchanges KvBackward(v1::TapePolicy policy) { return {.gathers = KeepsElementwise(policy) ? 0 : 1, .sums = 1}; }
 
-SentBytes Of(const ByteShape& s, int64_t rows, const RowExchanges& exchanges) {
-  const int64_t others = (s.tp - 1) * DivideUp(rows, s.tp) * s.config.hidden_size;
+// `row_parts`: rows of one rank, in all exchanges of one kind together.
+SentBytes OfParts(const ByteShape& s, int64_t row_parts, const RowExchanges& exchanges) {
+  const int64_t others = (s.tp - 1) * row_parts * s.config.hidden_size;
   return {.rows = exchanges.gathers * others * s.run_bytes,
           .row_sums = exchanges.sums * others * s.accumulate_bytes,
           .row_collectives = exchanges.gathers + exchanges.sums};
 }
 
-SentBytes OfBlocks(const ByteShape& s, const PrefixShape& prefix, const RowExchanges& exchanges) {
+SentBytes Of(const ByteShape& s, int64_t rows, const RowExchanges& exchanges) {
+  return OfParts(s, DivideUp(rows, s.tp), exchanges);
+}
+
+// Blocks of which a context-parallel rank has some rows. It takes part in each block's exchanges.
+SentBytes OfOwnRows(const ByteShape& s, const PrefixShape& prefix, int64_t cp_rank, const RowExchanges& exchanges) {
+  const std::shared_ptr<const ContextShare> share = ShareOf(s, prefix);
+  int64_t row_parts = share->largest().row_parts;
+  if (cp_rank != kLargestCpRank) {
+    row_parts = 0;
+    for (size_t b = 0; b < share->blocks().size(); ++b) row_parts += DivideUp(share->RowsOf(b, cp_rank), s.tp);
+  }
+  SentBytes sent = OfParts(s, row_parts, exchanges);
+  sent.row_collectives *= static_cast<int64_t>(share->blocks().size());
+  return sent;
+}
+
+SentBytes OfBlocks(const ByteShape& s, const PrefixShape& prefix, int64_t cp_rank, const RowExchanges& exchanges) {
   if (s.tp == 1 || prefix.rows == 0) return {};
+  if (SharesRows(s, prefix)) return OfOwnRows(s, prefix, cp_rank, exchanges);
   const int64_t block = prefix.block_rows > 0 ? prefix.block_rows : prefix.rows;
   SentBytes sent = Of(s, block, exchanges * (prefix.rows / block));
   // Rows are rounded block by block.
@@ -66,16 +86,16 @@ SentBytes& SentBytes::operator+=(const SentBytes& other) {
   return *this;
 }
 
-SentBytes PrefixForwardSent(const ByteShape& shape, const PrefixShape& prefix) {
-  return OfBlocks(shape, prefix, PrefixForwardExchanges(shape));
+SentBytes PrefixForwardSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank) {
+  return OfBlocks(shape, prefix, cp_rank, PrefixForwardExchanges(shape));
 }
 
-SentBytes PrefixBackwardSent(const ByteShape& shape, const PrefixShape& prefix) {
+SentBytes PrefixBackwardSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank) {
   const bool again = !KeepsInputs(prefix.policy);
   const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
   const RowExchanges backward =
       KvBackward(policy) + LayerBackward(policy) * (shape.config.num_layers - 1) + kEmbedBackward;
-  return OfBlocks(shape, prefix, again ? PrefixForwardExchanges(shape) + backward : backward);
+  return OfBlocks(shape, prefix, cp_rank, again ? PrefixForwardExchanges(shape) + backward : backward);
 }
 
 SentBytes WaveForwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, bool entropy) {

@@ -27,9 +27,13 @@ struct SentBytes {
   SentBytes& operator+=(const SentBytes& other);
 };
 
-// Phases A and C. `prefix.policy` is what Phase A keeps.
-SentBytes PrefixForwardSent(const ByteShape& shape, const PrefixShape& prefix);
-SentBytes PrefixBackwardSent(const ByteShape& shape, const PrefixShape& prefix);
+// The context-parallel rank that has most of the prefixes' rows.
+inline constexpr int64_t kLargestCpRank = -1;
+
+// Phases A and C. `prefix.policy` is what Phase A keeps. `cp_rank`: with its own rows of the prefixes; of several ranks
+// those with fewer send less.
+SentBytes PrefixForwardSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank = kLargestCpRank);
+SentBytes PrefixBackwardSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank = kLargestCpRank);
 
 // One wave's forward, with the head: that of a step asks for entropies, a forward-only pass may.
 SentBytes WaveForwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, bool entropy);

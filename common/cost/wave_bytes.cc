@@ -38,8 +38,8 @@ int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
 // A wave's layers: all rows in those below the last; there dense trajectories' rows before the last prompt token apart.
 class Wave {
  public:
-  Wave(const ByteShape& shape, const WaveShape& wave)
-      : s_(shape), w_(wave), layers_(shape.config.num_layers), all_(shape, wave.rows) {
+  Wave(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside)
+      : s_(shape), w_(wave), beside_layer_(beside), layers_(shape.config.num_layers), all_(shape, wave.rows) {
     if (wave.kv_only_rows == 0) return;
     apart_.emplace(shape, wave.kv_only_rows);
     beside_.emplace(shape, wave.rows - wave.kv_only_rows);
@@ -82,16 +82,17 @@ class Wave {
   void ForForwardMoments(const F& f) const {
     const v1::TapePolicy policy = v1::S0;
     const int64_t d = head().input, always = Index() + Targets();
-    if (s_.tp > 1) f(always + EmbeddingBytes(all_));
-    if (layers_ > 1) f(always + LayerForwardBytes(all_, RunsBelow(), policy));
+    if (s_.tp > 1) f(always + beside_layer_.forward + EmbeddingBytes(all_));
+    if (layers_ > 1) f(always + beside_layer_.forward + LayerForwardBytes(all_, RunsBelow(), policy));
     const int64_t kv_only = split() ? apart_->kv_only_tape(policy) + apart_->kv : 0;
     if (split()) {
-      f(always + GatherAll());
-      f(always + all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));
-      f(always + kv_only + all_.normed + w_.rows * kPositionBytes + SelectedRows(head()) + d);
+      const int64_t there = always + beside_layer_.forward;
+      f(there + GatherAll());
+      f(there + all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));
+      f(there + kv_only + all_.normed + w_.rows * kPositionBytes + SelectedRows(head()) + d);
     }
     const int64_t last = always + HeadPositions() + kv_only;
-    f(last + LayerForwardBytes(head(), RunsOfLast(), policy));
+    f(last + beside_layer_.forward_last + LayerForwardBytes(head(), RunsOfLast(), policy));
     // The last layer's tensors are there until its output is normed.
     f(last + head().tape(policy) + head().kv + 2 * d + head().statistic);
     const int64_t chunk =
@@ -104,17 +105,18 @@ class Wave {
   void ForMoments(const F& f) const {
     const int64_t all = layers_ - 1;
     const LayerPeaks last = PeaksOf(head(), RunsOfLast());
-    if (s_.tp > 1) f(Index() + Targets(), EmbeddingBytes(all_));
+    const BesideLayer& beside = beside_layer_;
+    if (s_.tp > 1) f(Index() + Targets(), beside_layer_.forward + EmbeddingBytes(all_));
     if (layers_ > 1) {
       // Where no rows are set apart, the last layer's are those of the layers below.
       const LayerPeaks below = split() ? PeaksOf(all_, RunsBelow()) : last;
-      f(Index() + Targets() + Below(layers_ - 2), below.forward);
-      f(Index() + Results() + Below(layers_ - 2), HeadPositions() + below.backward);
+      f(Index() + Targets() + Below(layers_ - 2), beside.forward + below.forward);
+      f(Index() + Results() + Below(layers_ - 2), beside.backward + HeadPositions() + below.backward);
     }
     if (split()) ForSplitMoments(f);
     const int64_t kept = Index() + HeadPositions() + Below(all) + KvOnly();
-    f(kept + Targets(), last.forward);
-    f(kept + Results(), head().statistic + last.backward);
+    f(kept + Targets(), beside.forward_last + last.forward);
+    f(kept + Results(), beside.backward_last + head().statistic + last.backward);
     f(Index() + Targets() + Below(all) + KvOnly() + Last(), Head());
   }
 
@@ -151,18 +153,20 @@ class Wave {
   template <typename F>
   void ForSplitMoments(const F& f) const {
     const int64_t tape = Index() + Below(layers_ - 1), positions = w_.rows * kPositionBytes;
-    f(tape + Targets(), GatherAll());
+    const int64_t forward = beside_layer_.forward, backward = beside_layer_.backward;
+    f(tape + Targets(), forward + GatherAll());
     f(tape + Targets(),
-      all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));
-    f(tape + Targets() + KvOnly(), all_.normed + positions + SelectedRows(head()) + head().input);
-    f(tape + Results(),
-      head().input + positions + apart_->gradient_kv + KvOnlyBackwardBytes(*apart_, w_.policy, KvOwner::kWave));
+      forward + all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));
+    f(tape + Targets() + KvOnly(), forward + all_.normed + positions + SelectedRows(head()) + head().input);
+    f(tape + Results(), backward + head().input + positions + apart_->gradient_kv +
+                            KvOnlyBackwardBytes(*apart_, w_.policy, KvOwner::kWave));
     // Both kinds of rows, gathered; together; the own ones of them.
-    f(tape + Results(), positions + all_.gathered + all_.product + all_.input);
+    f(tape + Results(), backward + positions + all_.gathered + all_.product + all_.input);
   }
 
   const ByteShape& s_;
   const WaveShape& w_;
+  const BesideLayer beside_layer_;
   const int64_t layers_;
   const TensorBytes all_;
   std::optional<TensorBytes> apart_, beside_;  // of rows that are set apart, and of the others; neither where none are
@@ -184,17 +188,17 @@ void AddRun(const WaveRun& run, WaveShape& wave) {
   wave.runs.push_back(run);
 }
 
-PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave) {
+PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside) {
   PhaseBytes highest;
-  Wave(shape, wave).ForMoments([&](int64_t tape, int64_t working_set) {
+  Wave(shape, wave, beside).ForMoments([&](int64_t tape, int64_t working_set) {
     highest.RaiseTo({.wave_tape = tape, .working_set = working_set});
   });
   return highest;
 }
 
-int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave) {
+int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside) {
   int64_t highest = 0;
-  Wave(shape, wave).ForForwardMoments([&](int64_t bytes) { highest = std::max(highest, bytes); });
+  Wave(shape, wave, beside).ForForwardMoments([&](int64_t bytes) { highest = std::max(highest, bytes); });
   return highest;
 }
 

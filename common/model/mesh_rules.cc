@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -36,7 +37,7 @@ std::vector<std::string> TensorParallelProblems(const ModelConfig& config, int64
 }
 
 v1::Mesh NearestMesh(const ModelConfig& config, const v1::Mesh& mesh) {
-  const int64_t asked = TpSize(mesh), most = std::min(DpSize(mesh) * asked, int64_t{kRanksMax});
+  const int64_t asked = TpSize(mesh), most = std::min(int64_t{DpSize(mesh)} * CpSize(mesh) * asked, int64_t{kRanksMax});
   const auto rank_of = [&](int64_t tp) {
     return std::tuple(-(most / tp) * tp, std::abs(tp - asked), tp);  // the smallest is best
   };
@@ -44,15 +45,18 @@ v1::Mesh NearestMesh(const ModelConfig& config, const v1::Mesh& mesh) {
   for (int64_t tp = 2; tp <= most; ++tp) {
     if (rank_of(tp) < rank_of(best) && TensorParallelProblems(config, tp).empty()) best = tp;
   }
-  return MakeMesh({.dp = static_cast<uint32_t>(most / best), .tp = static_cast<uint32_t>(best)});
+  const int64_t data_ranks = most / best, cp = std::gcd(data_ranks, int64_t{CpSize(mesh)});
+  return MakeMesh({.dp = static_cast<uint32_t>(data_ranks / cp),
+                   .cp = static_cast<uint32_t>(cp),
+                   .tp = static_cast<uint32_t>(best)});
 }
 
 absl::Status CheckMesh(const ModelConfig& config, const v1::Mesh& mesh) {
   std::vector<std::string> problems = TensorParallelProblems(config, TpSize(mesh));
-  const int64_t ranks = int64_t{DpSize(mesh)} * TpSize(mesh);
+  // Each axis is at most kRanksMax, so the product does not overflow.
+  const int64_t ranks = int64_t{DpSize(mesh)} * CpSize(mesh) * TpSize(mesh);
   if (ranks > kRanksMax) {
-    problems.push_back(absl::StrCat("a mesh of ", DpSize(mesh), " x ", TpSize(mesh), " = ", ranks,
-                                    " ranks is larger than ", kRanksMax));
+    problems.push_back(absl::StrCat("a mesh of ", MeshText(mesh), " has ", ranks, " ranks, more than ", kRanksMax));
   }
   if (problems.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(

@@ -18,7 +18,8 @@ namespace stemma {
 std::vector<std::string> TensorParallelProblems(const ModelConfig& config, int64_t tp_size);
 
 // Returns, of the meshes that can hold the model and have no more ranks than this one, that of most ranks; of several
-// such that whose tp is nearest, or the smaller of two.
+// such that whose tp is nearest, or the smaller of two. Its cp is the largest that the other ranks and what was asked
+// for have in common.
 v1::Mesh NearestMesh(const ModelConfig& config, const v1::Mesh& mesh);
 
 // Errors: InvalidArgument - the mesh cannot hold the model: every reason, and the nearest mesh that can.

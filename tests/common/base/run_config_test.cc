@@ -42,6 +42,7 @@ TEST(RunConfigTest, DefaultsFillWhatIsAbsentAndNothingElse) {
   EXPECT_EQ(config.schedule(), v1::AUTO);
   EXPECT_EQ(config.head_chunk_tokens(), 512u);
   EXPECT_EQ(config.split_groups(), v1::SPLIT_AUTO);
+  EXPECT_EQ(config.prefix_kv(), v1::PREFIX_KV_AUTO);
   EXPECT_EQ(config.limits().message_bytes(), 64u << 20);
   ParsedRunConfig parsed{.config = config, .line_of_key = {}, .problems = {}};
   parsed.config.set_model("m");
@@ -53,6 +54,9 @@ TEST(RunConfigTest, ReadsWhetherGroupsAreSplit) {
   EXPECT_EQ(ParseRunConfig("model: m\nsplit_groups: on\n").config.split_groups(), v1::SPLIT_ON);
   EXPECT_EQ(ParseRunConfig("model: m\nsplit_groups: off\n").config.split_groups(), v1::SPLIT_OFF);
   EXPECT_THAT(Check("model: m\nsplit_groups: maybe\n"), Invalid("\"maybe\" is not one of auto, on, off"));
+  EXPECT_EQ(ParseRunConfig("model: m\nprefix_kv: hold\n").config.prefix_kv(), v1::PREFIX_KV_HOLD);
+  EXPECT_EQ(ParseRunConfig("model: m\nprefix_kv: regather\n").config.prefix_kv(), v1::PREFIX_KV_REGATHER);
+  EXPECT_THAT(Check("model: m\nprefix_kv: keep\n"), Invalid("\"keep\" is not one of auto, hold, regather"));
 }
 
 TEST(RunConfigTest, ReadsWhatALossLeaves) {

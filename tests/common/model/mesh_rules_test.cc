@@ -49,7 +49,7 @@ TEST_P(MeshRulesTest, ProblemsAreThereWhereARankHasNoShardAndTheNearestMeshIsThe
   const auto draw = [&](uint32_t most) { return 1 + static_cast<uint32_t>(random() % most); };
   for (int i = 0; i < 20; ++i) {
     const ModelConfig config = DrawModel(random);
-    const v1::Mesh mesh = MakeMesh({.dp = draw(5), .tp = draw(12)});
+    const v1::Mesh mesh = MakeMesh({.dp = draw(5), .cp = draw(3), .tp = draw(12)});
     EXPECT_EQ(TensorParallelProblems(config, TpSize(mesh)).empty(), CanHold(config, TpSize(mesh)));
     EXPECT_EQ(CheckMesh(config, mesh).ok(), CanHold(config, TpSize(mesh)));
     auto best = std::tuple(int64_t{0}, int64_t{0}, int64_t{0});
@@ -61,6 +61,7 @@ TEST_P(MeshRulesTest, ProblemsAreThereWhereARankHasNoShardAndTheNearestMeshIsThe
     const v1::Mesh nearest = NearestMesh(config, mesh);
     EXPECT_EQ(int64_t{TpSize(nearest)}, -std::get<2>(best)) << MeshText(mesh);
     EXPECT_EQ(NumRanks(nearest), std::get<0>(best)) << MeshText(mesh);
+    EXPECT_EQ(CpSize(mesh) % CpSize(nearest), 0U) << MeshText(mesh);
     EXPECT_EQ(SameMesh(nearest, mesh), CanHold(config, TpSize(mesh)));
     EXPECT_EQ(MakeModelShard(config, {.tp_rank = TpSize(mesh) - 1, .tp_size = TpSize(mesh)}).ok(),
               CanHold(config, TpSize(mesh)));
@@ -86,7 +87,7 @@ TEST(MeshRulesErrorTest, EveryProblemIsSaidWithTheNearestMesh) {
               AllOf(HasSubstr("mesh dp=2,tp=7"), HasSubstr("8 attention heads"), HasSubstr("100 FFN columns"),
                     HasSubstr("2 K/V heads"), HasSubstr("4 tokens"), HasSubstr("nearest"), HasSubstr("dp=7,tp=2")));
   EXPECT_THAT(std::string(CheckMesh(config, MakeMesh({.dp = 4096, .tp = 4})).message()),
-              AllOf(HasSubstr("16384 ranks is larger than 4096"), HasSubstr("dp=1024,tp=4")));
+              AllOf(HasSubstr("16384 ranks, more than 4096"), HasSubstr("dp=1024,tp=4")));
   EXPECT_TRUE(CheckMesh(config, MakeMesh({.dp = 2, .tp = 4})).ok()) << "two ranks hold each K/V head";
 }
 

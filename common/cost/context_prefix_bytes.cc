@@ -1,0 +1,233 @@
+#include "common/cost/context_prefix_bytes.h"
+
+#include <algorithm>
+
+#include "common/cost/cost_layer.h"
+#include "common/cost/tape_policy.h"
+
+namespace stemma {
+namespace context {
+namespace {
+
+constexpr int64_t kGatherIndexBytes = 2 * 8;  // of a row of the cluster: its place in what ranks exchange, both ways
+constexpr int64_t kOwnIndexBytes = 8;         // of an own row: its place among all
+
+// K/V and gK/gV of rows in one layer.
+struct KvRows {
+  explicit KvRows(const ByteShape& shape)
+      : kv(shape.run_bytes * 2 * shape.config.kv_size()),
+        gradient(shape.accumulate_bytes * 2 * shape.config.kv_size()) {}
+  int64_t kv, gradient;  // of a row
+};
+
+// Counts the buffers of a gathering, and of its transport: every rank's part, as long as the largest.
+int64_t GatherBytes(const ByteShape& shape, int64_t part) { return 2 * shape.cp * part * KvRows(shape).kv; }
+
+// Counts the same of a reduction's input.
+int64_t ReduceBytes(const ByteShape& shape, int64_t part) { return 2 * shape.cp * part * KvRows(shape).gradient; }
+
+// Counts what is beside the layers of a wave where K/V are gathered again: those of all rows, and the next layer's on
+// their way; in backward gK/gV of all rows, and those of the layer before on their way. Of the layers below the last
+// the one before it counts, which has most tape: in a backward of two layers nothing is left to gather there.
+BesideLayer RegatherBeside(const ByteShape& shape, int64_t rows, int64_t part) {
+  const KvRows row(shape);
+  const int64_t all = rows * row.kv, coming = GatherBytes(shape, part), layers = shape.config.num_layers;
+  const int64_t leaving = ReduceBytes(shape, part) + part * row.gradient;
+  return {.forward = all + coming,
+          .backward = all + rows * row.gradient + (layers > 2 ? coming : 0) + leaving,
+          .forward_last = all,
+          .backward_last = all + rows * row.gradient + (layers > 1 ? coming : 0)};
+}
+
+// The prefixes of a cluster in Phases A and C, on the rank that has most of their rows.
+class SharedPrefixes {
+ public:
+  SharedPrefixes(const ByteShape& shape, const PrefixShape& prefix)
+      : s_(shape),
+        p_(prefix),
+        share_(ShareOf(shape, prefix)),
+        layers_(shape.config.num_layers),
+        row_(shape),
+        part_(share_->largest().rows),
+        held_rows_(prefix.regather ? part_ : prefix.rows) {}
+
+  const std::vector<ContextBlock>& blocks() const { return share_->blocks(); }
+  int64_t layers() const { return layers_; }
+
+  int64_t Index() const { return part_ * (kIndexBytes + kOwnIndexBytes) + p_.rows * kGatherIndexBytes; }
+  int64_t Kv() const { return layers_ * held_rows_ * row_.kv + Index(); }
+  int64_t GradientKv() const { return layers_ * held_rows_ * row_.gradient; }
+
+  TensorBytes Tensors(const ContextBlock& block) const { return {s_, block.part}; }
+
+  // Counts the tape of all layers over so many rows.
+  int64_t Tape(const ContextRows& rows, v1::TapePolicy policy) const {
+    const TensorBytes t(s_, rows.rows, rows.row_parts);
+    return (layers_ - 1) * t.tape(policy) + t.kv_only_tape(policy);
+  }
+  int64_t Tape(v1::TapePolicy policy) const { return Tape(share_->largest(), policy); }
+
+  // Counts what a tape of so many bytes takes on the device beside the layer at work.
+  int64_t OnDevice(int64_t bytes) const { return p_.offload ? std::min(bytes, p_.headroom_bytes) : bytes; }
+
+  // Counts what is there when layer `layer` of a block is at work in Phase A. The first block makes each layer's
+  // buffers when it comes to its gathering.
+  PhaseBytes Forward(const ContextBlock& block, int64_t layer, int64_t working_set) const {
+    const int64_t made = block.begin > 0 ? layers_ : layer;
+    const int64_t tape = Tape(block.before, p_.policy) + layer * Tensors(block).tape(p_.policy);
+    return {
+        .hot_set = made * held_rows_ * row_.kv + Index(), .dormant_set = OnDevice(tape), .working_set = working_set};
+  }
+
+  // What that layer adds from its gathering on.
+  SharedKv Gather(const ContextBlock& block) const {
+    const int64_t made = block.begin > 0 ? 0 : held_rows_ * row_.kv;
+    if (p_.regather) return {.held = made + p_.rows * row_.kv, .gathering = GatherBytes(s_, part_)};
+    return {.held = made, .gathering = block.part * row_.kv + GatherBytes(s_, block.part)};
+  }
+
+  // What the last layer adds, whose rows attend to nothing: where K/V are gathered again, they are not there.
+  SharedKv LastGather(const ContextBlock& block) const {
+    if (!p_.regather) return Gather(block);
+    SharedKv own;
+    own.held = block.begin > 0 ? 0 : part_ * row_.kv;
+    return own;
+  }
+
+  // Counts the same in Phase C. The first block frees K/V and accumulators of the layers above.
+  PhaseBytes Backward(const ContextBlock& block, int64_t layer, int64_t working_set) const {
+    const int64_t freed = block.begin == 0 ? layers_ - 1 - layer : 0;
+    const TensorBytes t = Tensors(block);
+    const int64_t dormant = KeepsInputs(p_.policy) ? OnDevice(Tape(block.before, p_.policy) + layer * t.tape(p_.policy))
+                                                   : layer * t.tape(v1::S0);
+    return {.hot_set = Kv() + GradientKv() - freed * held_rows_ * (row_.kv + row_.gradient),
+            .dormant_set = dormant,
+            .working_set = Coming(layer - 1) + working_set};
+  }
+
+  // Counts the same when Phase C makes a block's tape again.
+  PhaseBytes ForwardAgain(const ContextBlock& block, int64_t layer, int64_t working_set) const {
+    return {
+        .hot_set = Kv() + GradientKv(), .dormant_set = layer * Tensors(block).tape(v1::S0), .working_set = working_set};
+  }
+
+  // What a layer of Phase C holds until each rank has received the sum of what all ranks have for its rows. Where K/V
+  // are gathered again, those of all rows are freed before, and gK/gV of all rows when they have been packed.
+  SharedKv Reduce(const ContextBlock& block) const {
+    SharedKv shared;
+    const int64_t part = p_.regather ? part_ : block.part, output = part * row_.gradient;
+    shared.reducing = ReduceBytes(s_, part) + output;
+    if (p_.regather) {
+      shared.gathered = p_.rows * (row_.kv + row_.gradient);
+      shared.reducing = std::max(shared.reducing, p_.rows * row_.gradient + ReduceBytes(s_, part) / 2);
+    } else {
+      shared.reduced = output;
+    }
+    return shared;
+  }
+
+  // The same of the last layer: where K/V are gathered again, the sums are with the rows' owners.
+  SharedKv LastReduce(const ContextBlock& block) const { return p_.regather ? SharedKv{} : Reduce(block); }
+
+  // What a layer that runs again needs of all rows.
+  int64_t AllRows() const { return p_.regather ? p_.rows * row_.kv : 0; }
+
+ private:
+  // Counts a layer's K/V on their way here, of those whose rows attend to others.
+  int64_t Coming(int64_t layer) const {
+    return p_.regather && layer >= 0 && layer < layers_ - 1 ? GatherBytes(s_, part_) : 0;
+  }
+
+  const ByteShape& s_;
+  const PrefixShape& p_;
+  const std::shared_ptr<const ContextShare> share_;
+  const int64_t layers_;
+  const KvRows row_;
+  const int64_t part_;       // own rows in all blocks
+  const int64_t held_rows_;  // whose K/V and gK/gV stay from Phase A to Phase C
+};
+
+// The layers at work in Phase A; `policy`: what a layer keeps while it runs.
+void RaiseForward(const SharedPrefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
+  const int64_t last = prefixes.layers() - 1;
+  for (const ContextBlock& block : prefixes.blocks()) {
+    const TensorBytes t = prefixes.Tensors(block);
+    const SharedKv gather = prefixes.Gather(block);
+    highest.RaiseTo(prefixes.Forward(block, 0, EmbeddingBytes(t)));
+    highest.RaiseTo(prefixes.Forward(block, last, KvOnlyForwardBytes(t, prefixes.LastGather(block))));
+    if (last == 0) continue;
+    highest.RaiseTo(prefixes.Forward(block, last - 1, LayerForwardBytes(t, block.runs, policy, gather)));
+  }
+}
+
+void RaiseForwardAgain(const SharedPrefixes& prefixes, const ContextBlock& block, PhaseBytes& highest) {
+  const int64_t last = prefixes.layers() - 1;
+  const TensorBytes t = prefixes.Tensors(block);
+  highest.RaiseTo(prefixes.ForwardAgain(block, 0, EmbeddingBytes(t)));
+  highest.RaiseTo(prefixes.ForwardAgain(block, last, KvOnlyForwardBytes(t)));
+  if (last == 0) return;
+  const int64_t again = prefixes.AllRows() + LayerForwardBytes(t, block.runs, v1::S0);
+  highest.RaiseTo(prefixes.ForwardAgain(block, last - 1, again));
+}
+
+}  // namespace
+
+int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  return SharedPrefixes(shape, prefix).Tape(prefix.policy);
+}
+
+PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  const SharedPrefixes prefixes(shape, prefix);
+  return {.hot_set = prefixes.Kv() + prefixes.GradientKv(),
+          .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.policy))};
+}
+
+PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  const SharedPrefixes prefixes(shape, prefix);
+  // The end: all tape is kept, the accumulators are made.
+  PhaseBytes highest{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
+                     .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.policy))};
+  RaiseForward(prefixes, prefix.policy, highest);
+  return highest;
+}
+
+PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  const SharedPrefixes prefixes(shape, prefix);
+  const bool again = !KeepsInputs(prefix.policy);
+  const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
+  const int64_t last = prefixes.layers() - 1;
+  PhaseBytes highest;
+  for (const ContextBlock& block : prefixes.blocks()) {
+    const TensorBytes t = prefixes.Tensors(block);
+    const SharedKv reduce = prefixes.Reduce(block);
+    const int64_t kv_only = KvOnlyBackwardBytes(t, policy, KvOwner::kSharedPrefix, prefixes.LastReduce(block));
+    highest.RaiseTo(prefixes.Backward(block, last, kv_only));
+    if (again) RaiseForwardAgain(prefixes, block, highest);
+    if (last == 0) continue;
+    const int64_t layer = LayerBackwardBytes(t, block.runs, policy, KvOwner::kSharedPrefix, reduce);
+    highest.RaiseTo(prefixes.Backward(block, last - 1, layer));
+  }
+  return highest;
+}
+
+PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  PrefixShape without_tape = prefix;
+  without_tape.policy = v1::S5;
+  const SharedPrefixes prefixes(shape, without_tape);
+  PhaseBytes highest{.hot_set = prefixes.Kv()};
+  RaiseForward(prefixes, v1::S0, highest);
+  return highest;
+}
+
+int64_t ForwardKeptBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  return SharedPrefixes(shape, prefix).Kv();
+}
+
+}  // namespace context
+
+BesideLayer RegatherBytes(const ByteShape& shape, const PrefixShape& prefix) {
+  if (!prefix.regather || !SharesRows(shape, prefix)) return {};
+  return context::RegatherBeside(shape, prefix.rows, ShareOf(shape, prefix)->largest().rows);
+}
+
+}  // namespace stemma
