@@ -97,8 +97,10 @@ struct Session {
   std::unique_ptr<InProcess> engine;
 };
 
-// Sets ranks with known mistakes: `rank_control` of a communicator of the dp axis, `tp_control` of tp.
-absl::Status SetControls(const std::string& rank_control, const std::string& tp_control, InProcessOptions& options) {
+// Sets ranks with known mistakes: `rank_control` of a communicator of the dp axis, `cp_control` of cp, `tp_control` of
+// tp.
+absl::Status SetControls(const std::string& rank_control, const std::string& cp_control, const std::string& tp_control,
+                         InProcessOptions& options) {
   const auto knows = [](const std::string& name) {
     return MakeControlRank(name, std::make_unique<LocalCommunicator>("dp")) != nullptr;
   };
@@ -109,6 +111,10 @@ absl::Status SetControls(const std::string& rank_control, const std::string& tp_
     return absl::InvalidArgumentError("rank_control: unknown name " + rank_control);
   }
   if (rank_control != "none") options.edit_communicator = edit(rank_control);
+  if (cp_control != "none" && !knows(cp_control)) {
+    return absl::InvalidArgumentError("cp_control: unknown name " + cp_control);
+  }
+  if (cp_control != "none") options.edit_cp_communicator = edit(cp_control);
   if (tp_control == "none") return absl::OkStatus();
   LocalCommunicator alone("tp");
   if (tp_control == "vocabulary_off_by_one") {
@@ -147,13 +153,15 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   options.split = {.seed = c.value("split_seed", 0u),
                    .ranks = c.value("split_ranks", 0u),
                    .policies = c.value("split_policies", false)};
+  options.context = {.seed = c.value("context_seed", 0u)};
   const std::string rank_control = c.value("rank_control", "none"), tp_control = c.value("tp_control", "none");
-  RETURN_IF_ERROR(SetControls(rank_control, tp_control, options));
+  const std::string cp_control = c.value("cp_control", "none");
+  RETURN_IF_ERROR(SetControls(rank_control, cp_control, tp_control, options));
   const std::string control = c.at("control").get<std::string>();
   const std::string key = options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0") +
-                          std::to_string(options.placement_seed) + rank_control + " " + tp_control + " " +
-                          std::to_string(options.split.seed) + " " + std::to_string(options.split.ranks) +
-                          (options.split.policies ? "p" : "");
+                          std::to_string(options.placement_seed) + rank_control + " " + cp_control + " " + tp_control +
+                          " " + std::to_string(options.context.seed) + " " + std::to_string(options.split.seed) + " " +
+                          std::to_string(options.split.ranks) + (options.split.policies ? "p" : "");
   if (!c.at("apply").get<bool>() && session.key == key) return session.engine.get();
   session.engine.reset();
   auto kernel = MakeControlKernel(control, c.value("rope_theta", 10000.0));

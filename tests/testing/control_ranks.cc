@@ -76,6 +76,17 @@ void SwapWeights(const CollectiveCall& call, Communicator& right) {
   all.copy_(all.roll(all.numel() / right.size()));
 }
 
+// Gives each rank the part of the sum that is its neighbour's.
+void GradientsOfOthers(const CollectiveCall& call, Communicator& right) {
+  if (call.kind != CollectiveKind::kReduceScatterSum) return;
+  at::Tensor all = call.output.new_empty({right.size() * call.output.numel()});
+  at::Tensor own = call.output.contiguous();
+  CHECK(right.AllGather("control", own.view(-1), all).ok());
+  at::Tensor(call.output)
+      .view(-1)
+      .copy_(all.roll(call.output.numel()).narrow(0, right.rank() * own.numel(), own.numel()));
+}
+
 bool ReceivesGradients(const CollectiveCall& call) {
   return call.kind == CollectiveKind::kReceive && (call.name == "split.gk" || call.name == "split.gv");
 }
@@ -112,6 +123,8 @@ std::unique_ptr<Communicator> MakeControlRank(const std::string& name, std::uniq
   if (name == "mean_for_sum") return std::make_unique<ControlRank>(std::move(right), MeanForSum);
   if (name == "skipped_partial") return std::make_unique<ControlRank>(std::move(right), SkipPartial);
   if (name == "swapped_weights") return std::make_unique<ControlRank>(std::move(right), SwapWeights);
+  if (name == "gradients_of_others") return std::make_unique<ControlRank>(std::move(right), GradientsOfOthers);
+  if (name == "kv_of_others") return std::make_unique<ControlRank>(std::move(right), SwapWeights);
   if (name == "split_wrong_rows") return std::make_unique<ControlRank>(std::move(right), SplitWrongRows);
   if (name == "split_dropped") return std::make_unique<ControlRank>(std::move(right), SplitDropped);
   if (name == "split_twice") return std::make_unique<ControlRank>(std::move(right), SplitTwice);

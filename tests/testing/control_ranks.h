@@ -6,6 +6,11 @@
 //   skipped_partial     partial gradients of tensor-parallel ranks, of norms and of shared K/V heads, are not summed
 //   swapped_weights     stepped weights come back in the places of another rank's
 //
+// And of context-parallel ranks:
+//
+//   gradients_of_others   a rank gets the gK/gV of another rank's rows
+//   kv_of_others          K/V of a prefix stand in the places of another rank's rows
+//
 // And of split groups:
 //
 //   split_wrong_rows    gK/gV of a helper come back in the places of other rows

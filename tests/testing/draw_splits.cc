@@ -38,6 +38,7 @@ std::vector<v1::Cluster> SplitOne(const SplitDraw& draw, int num_ranks, const v1
   for (size_t i = 0; i < parts.size(); ++i) {
     parts[i].clear_waves();
     parts[i].set_dp_rank(ranks[i]);
+    parts[i].clear_regather_prefix();
     if (draw.policies) parts[i].set_suffix_policy(DrawPolicy(random, 5));
     if (i > 0) {
       parts[i].clear_prefix_policy();

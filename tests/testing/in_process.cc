@@ -44,7 +44,8 @@ absl::Status OnRanks(const InProcessOptions& options, size_t ranks, const std::f
 }
 
 EngineParts PartsOf(const InProcessOptions& options, MeshRanks ranks, std::unique_ptr<CopyEngine> copies) {
-  if (options.edit_communicator) ranks.dp = options.edit_communicator(std::move(ranks.dp));
+  if (options.edit_communicator) ranks.data = options.edit_communicator(std::move(ranks.data));
+  if (options.edit_cp_communicator) ranks.cp = options.edit_cp_communicator(std::move(ranks.cp));
   if (options.edit_tp_communicator) {
     for (std::unique_ptr<Communicator>* axis : {&ranks.tp, &ranks.kv}) {
       if ((*axis)->size() > 1) *axis = options.edit_tp_communicator(std::move(*axis));
@@ -76,7 +77,7 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   ASSIGN_OR_RETURN(const ModelShard shard, MakeModelShard(directory.config, {.tp_size = TpSize(mesh)}));
   std::vector<MeshRanks> mesh_ranks;
   if (options.lone_rank) {
-    mesh_ranks.push_back(MakeLoneRank(mesh, shard.kv_replicas()));
+    mesh_ranks.push_back(MakeLoneRank(mesh, shard.kv_replicas(), options.lone_cp_rank));
   } else {
     mesh_ranks = MakeThreadMesh(mesh, shard.kv_replicas(), kRankWaitsAtMost);
   }
@@ -122,6 +123,9 @@ absl::Status InProcess::Load(TrainingRequest request) {
   if (options_.placement_seed != 0) DrawPlacement(request.groups.size());
   for (v1::StepPlan& step : *plan_.plan.mutable_steps()) DrawSplits(options_.split, num_copies(), step);
   if (plan_.plan.has_log_prob_pass()) DrawSplits(options_.split, num_copies(), *plan_.plan.mutable_log_prob_pass());
+  const auto cp = static_cast<int>(CpSize(options_.run.mesh()));
+  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) DrawContext(options_.context, cp, step);
+  if (plan_.plan.has_log_prob_pass()) DrawContext(options_.context, cp, *plan_.plan.mutable_log_prob_pass());
   for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
     if (options_.edit_step) options_.edit_step(step);
   }
@@ -214,12 +218,12 @@ absl::Status InProcess::Apply(int k, const internal::v1::Vote& vote) {
 }
 
 at::Tensor InProcess::Gradient(int parameter, int tp_rank) const {
-  const OptimizerShards shards(ElementsOf(weights(tp_rank).parameters), num_copies(), options_.bucket_elements);
+  const OptimizerShards shards(ElementsOf(weights(tp_rank).parameters), data_ranks(), options_.bucket_elements);
   at::Tensor gradient = weights(tp_rank).at(parameter).grad.clone();
-  for (int copy = 0; copy < num_copies(); ++copy) {
-    for (const ParameterRange& r : shards.owned(copy)) {
+  for (int data_rank = 0; data_rank < data_ranks(); ++data_rank) {
+    for (const ParameterRange& r : shards.owned(data_rank)) {
       if (r.parameter != parameter) continue;
-      const Parameter& of_owner = weights(copy * tp_size() + tp_rank).at(parameter);
+      const Parameter& of_owner = weights(data_rank * tp_size() + tp_rank).at(parameter);
       Parameter::Elements(gradient, r.begin, r.count).copy_(Parameter::Elements(of_owner.grad, r.begin, r.count));
     }
   }

@@ -16,6 +16,7 @@
 #include "common/base/mesh.h"
 #include "common/model/model_tensors.h"
 #include "server/protocol/request_plan.h"
+#include "tests/testing/draw_context.h"
 #include "tests/testing/draw_splits.h"
 #include "tests/testing/namespaces.h"
 #include "worker/engine/model_engine.h"
@@ -34,13 +35,17 @@ struct InProcessOptions {
   uint32_t placement_seed = 0;  // draws which rank computes which group, some may have none; 0: the planner's
   int64_t bucket_elements = kBucketElements;  // of the reduction between ranks
   SplitDraw split;                            // draws groups to be split over ranks, over the placement; seed 0: none
+  ContextDraw context;  // draws what context-parallel ranks run, after that; seed 0: the planner's
   // Changes what a rank's engine calls between waves.
   std::function<void(int rank, EngineHooks& hooks)> edit_hooks = [](int, EngineHooks&) {};
   // Changes what a rank is sent of a step.
   std::function<void(int rank, internal::v1::Prepare& prepare)> edit_prepare = [](int, internal::v1::Prepare&) {};
-  // Replaces the communicators of each rank's dp axis, or of tp and kv, by ones with a known mistake.
-  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> edit_communicator, edit_tp_communicator;
-  bool lone_rank = false;  // of the mesh's tp axis one rank is made, which hears no other: tests/testing/lone_rank.h
+  // Replaces the communicators of each rank's dp axis, of cp, or of tp and kv, by ones with a known mistake.
+  using EditCommunicator = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>;
+  EditCommunicator edit_communicator, edit_cp_communicator, edit_tp_communicator;
+  // One rank of the mesh's cp and tp axes is made, which hears no other: tests/testing/lone_rank.h.
+  bool lone_rank = false;
+  int lone_cp_rank = 0;
   // Adds to the first token of each rank's part of the vocabulary.
   int64_t vocabulary_shift = 0;
   // Makes what a rank's layers exchange, with a known mistake.
@@ -81,6 +86,7 @@ class InProcess {
   internal::v1::StepKey Key(int k) const;
   int num_ranks() const { return static_cast<int>(engines_.size()); }
   int num_copies() const { return static_cast<int>(DpSize(options_.run.mesh())); }
+  int data_ranks() const { return static_cast<int>(DataRanks(options_.run.mesh())); }
   int tp_size() const { return static_cast<int>(TpSize(options_.run.mesh())); }
   absl::StatusOr<at::Tensor> Assemble(const TensorSpec& tensor,
                                       const std::function<at::Tensor(int tp_rank, const HfTensor& of)>& box_of) const;

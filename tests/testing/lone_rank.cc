@@ -13,7 +13,7 @@ namespace {
 
 class LoneRank final : public worker::Communicator {
  public:
-  LoneRank(std::string axis, int size) : Communicator(std::move(axis), size - 1, size) {}
+  LoneRank(std::string axis, int rank, int size) : Communicator(std::move(axis), rank, size) {}
 
  private:
   worker::StartedCall Start(const worker::CollectiveCall& call) override {
@@ -48,16 +48,18 @@ class LoneRank final : public worker::Communicator {
   }
 };
 
-std::unique_ptr<worker::Communicator> MakeAxis(const std::string& axis, int64_t size) {
+std::unique_ptr<worker::Communicator> MakeAxis(const std::string& axis, int64_t rank, int64_t size) {
   if (size == 1) return std::make_unique<worker::LocalCommunicator>(axis);
-  return std::make_unique<LoneRank>(axis, static_cast<int>(size));
+  return std::make_unique<LoneRank>(axis, static_cast<int>(rank), static_cast<int>(size));
 }
 
 }  // namespace
 
-worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas) {
+worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank) {
   CHECK_EQ(DpSize(mesh), 1U) << "copies of the model would be in the process";
-  return {MakeAxis("dp", 1), MakeAxis("tp", TpSize(mesh)), MakeAxis("kv", kv_replicas)};
+  const int64_t cp = CpSize(mesh), tp = TpSize(mesh);
+  return {MakeAxis("dp", cp_rank, cp), MakeAxis("cp", cp_rank, cp), MakeAxis("tp", tp - 1, tp),
+          MakeAxis("kv", kv_replicas - 1, kv_replicas)};
 }
 
 }  // namespace stemma::testing

@@ -1,6 +1,6 @@
-// A tensor-parallel rank that plays alone, for tests of bytes: peaks are a process's, so that the other ranks must not
-// be in it. What it is given of the others is its own, so its values are wrong; the memory that it takes, and what it
-// counts as sent, are those of a rank among others.
+// A tensor- or context-parallel rank that plays alone, for tests of bytes: peaks are a process's, so that the other
+// ranks must not be in it. What it is given of the others is its own, so its values are wrong; the memory that it
+// takes, and what it counts as sent, are those of a rank among others.
 #pragma once
 
 #include "tests/testing/namespaces.h"
@@ -8,9 +8,9 @@
 
 namespace stemma::testing {
 
-// The last rank of the mesh's tp axis, which has no fewer tokens of the vocabulary than another; alone in dp. Its
-// collectives take the scratch that those of worker/parallel/c10d_communicator.h take over Gloo. `kv_replicas`:
-// ModelShard::kv_replicas().
-worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas);
+// The last rank of the mesh's tp axis, which has no fewer tokens of the vocabulary than another, and the rank
+// `cp_rank` of cp; in a mesh whose dp is 1. Its collectives take the scratch that those of
+// worker/parallel/c10d_communicator.h take over Gloo. `kv_replicas`: ModelShard::kv_replicas().
+worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank = 0);
 
 }  // namespace stemma::testing

@@ -7,31 +7,34 @@
 
 #include "absl/status/status.h"
 #include "worker/engine/engine.h"
-#include "worker/parallel/communicator.h"
+#include "worker/parallel/mesh_ranks.h"
 
 namespace stemma::worker {
 
-// Returns `own` where it is an error, else whether the other ranks could. Every rank of `tp` calls it at the same
+// Returns `own` where it is an error, else whether the other ranks could. Every rank of the copy calls it at the same
 // point, `point`, but one whose `own` is Unavailable: the generation is over. Errors: Aborted - another rank could not;
 // Unavailable - a rank is gone.
-absl::Status AgreeInCopy(Communicator& tp, std::string_view point, const absl::Status& own);
+absl::Status AgreeInCopy(const CopyRanks& copy, std::string_view point, const absl::Status& own);
 
 // Returns what `status`, of an operation with collectives inside, means to the rank: where it was this rank alone that
 // failed (out of memory, an exception), the others wait for it in the middle of a layer, and it is Unavailable.
-absl::Status InsideCopy(const Communicator& tp, const absl::Status& status);
+absl::Status InsideCopy(const CopyRanks& copy, const absl::Status& status);
 
 // Tells between the operations of a pass whether it is cancelled; the ranks of a copy hear it together.
 class CancelPoll {
  public:
-  CancelPoll(Communicator* tp, const EngineHooks& hooks) : tp_(tp), hooks_(hooks) {}  // tp null: one rank
-  // Called before each operation with the cluster that it is of. With one rank each call asks; several ask where a
-  // cluster begins. Errors: Cancelled; Aborted - another rank is cancelled; Unavailable.
+  CancelPoll(const CopyRanks& copy, const EngineHooks& hooks) : copy_(copy), hooks_(hooks) {}
+  // Called before each operation with the cluster that it is of, and at the end with the last cluster of the pass. With
+  // one rank each call asks; several ask once for each cluster, those too in which this rank runs nothing. Errors:
+  // Cancelled; Aborted - another rank is cancelled; Unavailable.
   absl::Status Poll(int cluster);
 
  private:
-  Communicator* const tp_;
+  absl::Status Own() const;
+
+  const CopyRanks copy_;
   const EngineHooks& hooks_;
-  int cluster_ = -1;  // of the last call
+  int cluster_ = -1;  // the last that was asked for
 };
 
 }  // namespace stemma::worker

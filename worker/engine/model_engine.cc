@@ -16,6 +16,8 @@
 #include "common/cost/state_bytes.h"
 #include "worker/checkpoint/checkpoint_loader.h"
 #include "worker/engine/copy_agreement.h"
+#include "worker/engine/copy_totals.h"
+#include "worker/engine/entry_log_probs.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/load_state.h"
 #include "worker/engine/observed_call.h"
@@ -24,7 +26,6 @@
 #include "worker/engine/step_line.h"
 #include "worker/engine/step_reduction.h"
 #include "worker/engine/step_sums.h"
-#include "worker/engine/tensor_parallel_totals.h"
 #include "worker/model/weights_digest.h"
 #include "worker/model/weights_io.h"
 
@@ -59,8 +60,8 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
                                                                        .tp_size = parts.ranks.tp->size()}));
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
-    const StateOptions states = {configure.config().optimizer_residency(), parts.ranks.dp->rank(),
-                                 parts.ranks.dp->size()};
+    const StateOptions states = {configure.config().optimizer_residency(), parts.ranks.data->rank(),
+                                 parts.ranks.data->size()};
     ASSIGN_OR_RETURN(weights, LoadState(configure, directory, shard, dtype, backend.device, states));
     return absl::OkStatus();
   }));
@@ -86,14 +87,14 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       weights_(std::move(weights)),
       ranks_(std::move(parts.ranks)),
       tensor_parallel_(std::move(parts.tensor_parallel)),
-      shards_(ElementsOf(weights_.parameters), ranks_.dp->size(), parts.bucket_elements),
+      shards_(ElementsOf(weights_.parameters), ranks_.data->size(), parts.bucket_elements),
       partial_(weights_, ranks_),
-      exchange_(*ranks_.dp, shards_, weights_.parameters),
-      norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(ranks_.dp->rank()))),
+      exchange_(*ranks_.data, shards_, weights_.parameters),
+      norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(ranks_.data->rank()))),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),
       copies_(std::move(parts.copies)),
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}),
-      saver_(weights_, directory_, shards_.owned(ranks_.dp->rank()),
+      saver_(weights_, directory_, shards_.owned(ranks_.data->rank()),
              {.checkpoints = CheckpointsFolder(configure),
               .rank = static_cast<uint32_t>(ranks_.rank()),
               .ranks_of_host = std::max<int64_t>(configure.ranks_of_host(), 1)}) {
@@ -114,13 +115,14 @@ absl::Status ModelEngine::TellDigest() {
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
   const TensorParallel& tensor_parallel = tensor_parallel_ != nullptr ? *tensor_parallel_ : WholeLayers();
-  return {.context = {&backend_, &weights_, &rope_, &tensor_parallel},
+  Communicator* const cp = ranks_.cp->size() > 1 ? ranks_.cp.get() : nullptr;
+  return {.context = {&backend_, &weights_, &rope_, &tensor_parallel, cp},
           .host = host_.get(),
           .copies = copies_.get(),
           .head_chunk_rows = configure_.config().head_chunk_tokens(),
           .hooks = &hooks,
-          .dp = ranks_.dp.get(),
-          .tp = ranks_.tp.get()};
+          .data = ranks_.data.get(),
+          .copy = ranks_.copy()};
 }
 
 PassOptions ModelEngine::StepOptions(const EngineHooks& hooks) const {
@@ -142,6 +144,8 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal:
     };
     status = RunPass(status, weights, StepOptions(hooks), payload, prepare.log_prob_pass(),
                      {prepare.header().loss().temperature(), /*entropy=*/false}, store);
+    if (!status.ok()) continue;
+    status = InsideCopy(ranks_.copy(), ShareEntryLogProbs(*ranks_.cp, payload.shapes, prepare.log_prob_pass(), entry));
   }
   return status;
 }
@@ -156,9 +160,9 @@ absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassW
       return absl::OkStatus();
     });
   }
-  before = AgreeInCopy(*ranks_.tp, "pass", before);
+  before = AgreeInCopy(ranks_.copy(), "pass", before);
   if (before.ok()) {  // the same answer on every rank of the copy
-    before = InsideCopy(*ranks_.tp, CatchExceptions([&] { return CheckDigest(weights, read); }));
+    before = InsideCopy(ranks_.copy(), CatchExceptions([&] { return CheckDigest(weights, read); }));
   }
   if (!before.ok()) return AbandonPass(options, payload, plan, /*forward_only=*/true, before);
   if (!weights.checkpoint().empty()) options.context.weights = &read;
@@ -207,7 +211,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
     ASSIGN_OR_RETURN(loss, BeforePhases(payload, prepare, hooks));
     return absl::OkStatus();
   });
-  before = AgreeInCopy(*ranks_.tp, "phases", before);
+  before = AgreeInCopy(ranks_.copy(), "phases", before);
   if (!before.ok()) {
     return AbandonPass(MakePassOptions(hooks), payload, prepare.plan(), /*forward_only=*/false, before);
   }
@@ -266,8 +270,8 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   spans_ = prepare.trace_spans_max() > 0 ? std::make_shared<StepSpans>(start_s, prepare.trace_spans_max()) : nullptr;
   const ObservedCall observed(spans_, ranks_, *copies_);
   Vote vote;
-  const CollectiveTotals exchanged_before = TensorParallelTotals(ranks_);
-  StepReduction reduction(exchange_, partial_, weights_, *ranks_.dp);
+  const CopyTotals exchanged_before = ReadCopyTotals(ranks_);
+  StepReduction reduction(exchange_, partial_, weights_, *ranks_.data);
   absl::Status status = CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(vote, RunPhases(*payload, prepare, hooks, reduction.layer_final()));
     return absl::OkStatus();
@@ -282,9 +286,7 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   if (all_can) {
     const double agree_end_s = RealClock().MonotonicSeconds();
     reduction.Describe(*vote.mutable_sums(), spans_.get());
-    const CollectiveTotals exchanged = TensorParallelTotals(ranks_);
-    vote.mutable_sums()->set_tensor_parallel_s(exchanged.seconds - exchanged_before.seconds);
-    vote.mutable_sums()->set_tensor_parallel_bytes(static_cast<uint64_t>(exchanged.bytes - exchanged_before.bytes));
+    SetExchanged(exchanged_before, ReadCopyTotals(ranks_), *vote.mutable_sums());
     if (ranks_.size() > 1) {
       vote.mutable_sums()->set_agree_s(agree_end_s - agree_start_s);
       if (spans_ != nullptr) spans_->AddAgreement(agree_start_s, agree_end_s);
@@ -319,18 +321,18 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   if (!apply.discard()) {
     PassFailpoint("apply.before_step");
     absl::Status status = CatchExceptions([&]() -> absl::Status {
-      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(ranks_.dp->rank()), apply.adam(),
+      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(ranks_.data->rank()), apply.adam(),
                                       apply.clip(), static_cast<int64_t>(apply.key().step()),
                                       {.copies = copies_.get()}));
       const double gather_start_s = RealClock().MonotonicSeconds();
       if (spans != nullptr) spans->Add(v1::StepSpan::ADAMW, start_s, gather_start_s);
-      const int64_t bytes_before = ranks_.dp->stats().BytesOf(kWeightsName);
+      const int64_t bytes_before = ranks_.data->stats().BytesOf(kWeightsName);
       RETURN_IF_ERROR(PassCollective("apply.in_gather"));
       RETURN_IF_ERROR(exchange_.GatherWeights());
-      if (ranks_.dp->size() > 1) {
+      if (ranks_.data->size() > 1) {
         const double gather_end_s = RealClock().MonotonicSeconds();
         applied.set_gather_s(gather_end_s - gather_start_s);
-        applied.set_gather_bytes(static_cast<uint64_t>(ranks_.dp->stats().BytesOf(kWeightsName) - bytes_before));
+        applied.set_gather_bytes(static_cast<uint64_t>(ranks_.data->stats().BytesOf(kWeightsName) - bytes_before));
         if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
       }
       if (!apply.digest()) return absl::OkStatus();
@@ -379,7 +381,7 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
 absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request) {
   ExportTarget target{std::filesystem::path(configure_.data_directory()) / "exports" / request.name(), std::nullopt};
   if (request.has_dtype()) target.dtype = request.dtype();
-  return ExportOnRanks(weights_, directory_, target, shards_.owned(ranks_.dp->rank()), ranks_);
+  return ExportOnRanks(weights_, directory_, target, shards_.owned(ranks_.data->rank()), ranks_);
 }
 
 absl::Status ModelEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {

@@ -3,13 +3,14 @@
 //
 // With several data-parallel ranks each computes its groups of a step and owns a part of the optimizer's states
 // (worker/optim/shards.h). Those of a tensor-parallel axis hold one copy of the model together and compute the same
-// groups; the first of them speaks for the copy. The collectives of a step are, in this order: in Prepare, the copy's
-// agreement to begin; those inside of the layers (worker/ops/tensor_parallel.h); the exchanges of split groups
-// between the phases (worker/engine/split_exchange.h); the reduction of gradients, from the last backward on; an
-// agreement on whether every rank could; in Apply, after AdamW, the gathering of weights. A rank that fails in a phase
-// walks the exchanges that are left and the reduction, comes to the agreement, and all of them vote no: what was summed
-// is dropped.
-// Those of an export: worker/engine/rank_export.h.
+// groups; the first of them speaks for the copy. Those of a context-parallel axis compute the same groups, too, each
+// some rows of their prefixes and some of their rollouts, for which it speaks. The collectives of a step are, in this
+// order: in Prepare, the copy's agreement to begin; those inside of the layers (worker/ops/tensor_parallel.h,
+// worker/model/context_hot_sets.h); the exchanges of split groups between the phases (worker/engine/split_exchange.h);
+// the reduction of gradients, from the last backward on; an agreement on whether every rank could; in Apply, after
+// AdamW, the gathering of weights. A rank that fails in a phase walks the exchanges that are left and the reduction,
+// comes to the agreement, and all of them vote no: what was summed is dropped. Those of an export:
+// worker/engine/rank_export.h.
 #pragma once
 
 #include <memory>

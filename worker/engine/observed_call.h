@@ -18,9 +18,9 @@ class ObservedCall {
       : ranks_(ranks), copies_(copies) {
     if (spans == nullptr) return;
     observing_ = true;
-    // A peer is told by its rank in the mesh; over tp and kv none is named.
+    // A peer is told by its rank in the mesh; over cp, tp and kv none is named.
     ObserveRanks([spans, &ranks](CollectiveRecord collective) {
-      if (collective.peer >= 0) collective.peer = ranks.RankOfCopy(collective.peer);
+      if (collective.peer >= 0) collective.peer = ranks.RankOfData(collective.peer);
       spans->Add(collective);
     });
     copies_.Observe([spans](const CopyTimes& copy) { spans->Add(copy); });
@@ -35,7 +35,7 @@ class ObservedCall {
 
  private:
   void ObserveRanks(const CollectiveObserver& observer) const {
-    for (Communicator* axis : {ranks_.dp.get(), ranks_.tp.get(), ranks_.kv.get()}) {
+    for (Communicator* axis : {ranks_.data.get(), ranks_.cp.get(), ranks_.tp.get(), ranks_.kv.get()}) {
       if (axis->size() > 1) axis->Observe(observer);
     }
   }

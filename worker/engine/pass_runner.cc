@@ -15,13 +15,13 @@
 #include "common/base/status_macros.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/exceptions.h"
+#include "worker/engine/pass_plan.h"
 #include "worker/engine/rank_sizes.h"
 #include "worker/engine/results.h"
 #include "worker/engine/split_exchange.h"
 #include "worker/engine/wave_input.h"
 #include "worker/model/prefix.h"
 #include "worker/schedule/program.h"
-#include "worker/schedule/split_groups.h"
 
 namespace stemma::worker {
 namespace {
@@ -43,16 +43,22 @@ class Pass {
   Pass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan, const LossPlan* loss,
        const HeadOptions& head, const MemberResult& results)
       : options_(options), payload_(payload), plan_(plan), loss_(loss), head_(head), results_(results) {
-    if (options.dp != nullptr) split_.emplace(*options.dp, options.context);
+    if (options.data != nullptr) split_.emplace(*options.data, options.context);
+    no_prefixes_.kv = std::make_unique<LocalHotSet>(PrefixRows{});
   }
 
   absl::StatusOr<PassSums> Run() {
-    const RankSizes sizes = RankSizesOf(*options_.context.weights, options_.dp, payload_);
-    absl::Status status = CheckSplitGroups(plan_, sizes);
     start_bytes_ = options_.context.backend->memory_stats().current_bytes;
-    const Program program = ExpandStep(plan_, forward_only(), sizes);
-    if (!program.empty()) last_operation_ = &program.back();
-    CancelPoll cancel(options_.tp, *options_.hooks);
+    RankSizes sizes;
+    Program program;
+    absl::Status status =
+        InsideCopy(options_.copy, CatchExceptions([&] {
+                     sizes = RankSizesOf(*options_.context.weights, options_.data, options_.copy, payload_);
+                     program = ExpandStep(plan_, forward_only(), sizes);
+                     return CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size());
+                   }));
+    program_ = program;
+    CancelPoll cancel(options_.copy, *options_.hooks);
     auto next = program.begin();
     for (; status.ok() && next != program.end(); ++next) {
       bool polled = false, ran = false;
@@ -61,11 +67,12 @@ class Pass {
         polled = true;
         return RunMeasured(*next, ran);
       });
-      if (options_.tp != nullptr) status = InsideCopy(*options_.tp, status);
+      status = InsideCopy(options_.copy, status);
       if (!polled) break;
       // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
       if (!status.ok() && !ran && !absl::IsAborted(status)) break;
     }
+    if (status.ok() && options_.copy.size() > 1) status = cancel.Poll(plan_.clusters_size() - 1);
     if (split_.has_value()) sums_.split_bytes = split_->sent_bytes();
     if (status.ok()) return sums_;
     live_waves_.clear();  // the walk takes memory, too
@@ -88,36 +95,55 @@ class Pass {
 
   bool forward_only() const { return loss_ == nullptr; }
 
-  // Whether this rank counts what its copy computes.
-  bool counts() const { return options_.tp == nullptr || options_.tp->rank() == 0; }
+  int64_t vocab_size() const { return options_.context.weights->config.vocab_size; }
+
+  // Whether this rank counts what it computes, and not another that runs the same rows.
+  bool counts() const { return options_.copy.tp_rank() == 0; }
 
   // `ran`: the operation itself has succeeded, whatever comes of the rest.
   absl::Status RunMeasured(const Operation& operation, bool& ran) {
     const Backend& backend = *options_.context.backend;
+    RETURN_IF_ERROR(MeetBefore(operation));
     const double start_s = RealClock().MonotonicSeconds();
     backend.reset_peak_bytes();
     RETURN_IF_ERROR(RunOperation(operation));
     ran = true;
+    EndForwardOnly(operation);
     const double end_s = RealClock().MonotonicSeconds();
-    AddPhase(operation.kind, end_s - start_s, backend.memory_stats().peak_bytes - start_bytes_);
+    sums_.AddPhase(operation.kind, end_s - start_s, backend.memory_stats().peak_bytes - start_bytes_);
     if (options_.spans != nullptr) {
-      options_.spans->Add(SpanOf(operation, forward_only(), held_s_, options_.tp), start_s, end_s);
+      options_.spans->Add(SpanOf(operation, forward_only(), held_s_, options_.copy.tp), start_s, end_s);
     }
     Progress(operation.kind);
     return absl::OkStatus();
   }
 
+  // Waits, before Phase C, until all context-parallel ranks have ended their waves: Phase C begins with an exchange,
+  // and what a rank waits there for others' waves is no part of it.
+  absl::Status MeetBefore(const Operation& operation) const {
+    if (operation.kind != OperationKind::kPrefixBackward || options_.copy.cp_size() == 1) return absl::OkStatus();
+    int64_t word = 0;
+    return options_.copy.cp->Agree(kWavesEndedName, {&word, 1});
+  }
+
   absl::Status RunOperation(const Operation& operation) {
     switch (operation.kind) {
       case OperationKind::kPrefixForward:
-        return RunPrefixForward(operation.cluster);
+        return RunPrefixForward(operation);
       case OperationKind::kWaveForward:
         return RunWaveForward(operation);
       case OperationKind::kWaveBackward:
         RunWaveBackward({operation.cluster, operation.wave}, LayerFinalIn(operation));
         return absl::OkStatus();
       case OperationKind::kPrefixBackward:
-        AddOffload(PrefixBackward(options_.context, TakePrefixes(operation.cluster), LayerFinalIn(operation)));
+        sums_.AddOffload(PrefixBackward(options_.context, TakePrefixes(operation.cluster), LayerFinalIn(operation)));
+        return absl::OkStatus();
+      case OperationKind::kJoinForward:
+        if (IsLastForward(operation)) Prefixes(operation.cluster).LastWave();
+        JoinWaveForward(options_.context, *Prefixes(operation.cluster).kv);
+        return absl::OkStatus();
+      case OperationKind::kJoinBackward:
+        JoinWaveBackward(options_.context, *Prefixes(operation.cluster).kv);
         return absl::OkStatus();
       case OperationKind::kSend:
       case OperationKind::kReceive:
@@ -129,12 +155,12 @@ class Pass {
 
   // What it does is in none of the phases' seconds.
   LayerFinal LayerFinalIn(const Operation& operation) {
-    if (&operation != last_operation_ || !options_.layer_final) return nullptr;
+    if (&operation != &program_.back() || !options_.layer_final) return nullptr;
     return [this, kind = operation.kind](int64_t layer) {
       const double start_s = RealClock().MonotonicSeconds();
       options_.layer_final(layer);
       const double seconds = RealClock().MonotonicSeconds() - start_s;
-      AddPhase(kind, -seconds, 0);
+      sums_.AddPhase(kind, -seconds, 0);
       held_s_ += seconds;
     };
   }
@@ -143,17 +169,17 @@ class Pass {
     const int cluster = operation.cluster, peer = operation.peer();
     const bool sends = operation.kind == OperationKind::kSend;
     if (operation.part == PrefixPart::kGradients) {
-      if (!sends) return split_->ReceiveGradients(peer, Prefixes(cluster).kv);
-      RETURN_IF_ERROR(split_->SendGradients(peer, Prefixes(cluster).kv));
+      if (!sends) return split_->ReceiveGradients(peer, Prefixes(cluster).all_rows());
+      RETURN_IF_ERROR(split_->SendGradients(peer, Prefixes(cluster).all_rows()));
       TakePrefixes(cluster);
       return absl::OkStatus();
     }
-    if (sends) return split_->SendKv(peer, Prefixes(cluster).kv);
+    if (sends) return split_->SendKv(peer, Prefixes(cluster).all_rows());
     const uint32_t group = plan_.clusters(cluster).prefix_groups(0);
     PrefixBatch borrowed = BorrowedPrefix(options_.context, payload_.shapes[group].prompt_tokens - 1, forward_only());
     const auto [at, added] = hot_sets_.emplace(cluster, std::move(borrowed));
     CHECK(added) << "cluster " << cluster << " has a hot set already";
-    return split_->ReceiveKv(peer, at->second.kv);
+    return split_->ReceiveKv(peer, at->second.all_rows());
   }
 
   absl::Status WalkExchange(const Operation& operation, const RankSizes& sizes, const absl::Status& cause) {
@@ -169,39 +195,8 @@ class Pass {
                                              : split_->DropGradients(peer, sizes.prefix_rows[group]);
   }
 
-  void AddPhase(OperationKind kind, double seconds, int64_t peak_bytes) {
-    switch (kind) {
-      case OperationKind::kPrefixForward:
-        sums_.prefix_forward_s += seconds;
-        sums_.prefix_forward_bytes = std::max(sums_.prefix_forward_bytes, peak_bytes);
-        break;
-      case OperationKind::kPrefixBackward:
-        sums_.prefix_backward_s += seconds;
-        sums_.prefix_backward_bytes = std::max(sums_.prefix_backward_bytes, peak_bytes);
-        break;
-      case OperationKind::kSend:
-      case OperationKind::kReceive:
-        sums_.split_s += seconds;
-        sums_.suffix_bytes = std::max(sums_.suffix_bytes, peak_bytes);
-        break;
-      default:
-        sums_.suffix_s += seconds;
-        sums_.suffix_bytes = std::max(sums_.suffix_bytes, peak_bytes);
-        break;
-    }
-  }
-
-  void AddOffload(const ResidencyStats& stats) {
-    ResidencyStats& sums = sums_.offload;
-    sums.bytes_out += stats.bytes_out;
-    sums.bytes_in += stats.bytes_in;
-    sums.demand_loads += stats.demand_loads;
-    sums.waits += stats.waits;
-    sums.kept += stats.kept;
-    sums.peak_host_bytes = std::max(sums.peak_host_bytes, stats.peak_host_bytes);
-  }
-
-  absl::Status RunPrefixForward(int index) {
+  absl::Status RunPrefixForward(const Operation& operation) {
+    const int index = operation.cluster;
     const v1::Cluster& cluster = plan_.clusters(index);
     std::vector<int64_t> tokens, lengths;
     for (const uint32_t g : cluster.prefix_groups()) {
@@ -213,18 +208,21 @@ class Pass {
       const TokenArray prompt(payload_.groups[g].prompt_tokens());
       for (int64_t i = 0; i < lengths.back(); ++i) tokens.push_back(prompt[i]);
     }
-    RETURN_IF_ERROR(CheckTokens(tokens, options_.context.weights->config.vocab_size));
+    RETURN_IF_ERROR(CheckTokens(tokens, vocab_size()));
     const bool offload = cluster.offload_prefix();
     PrefixBatch prefixes =
         PrefixForward(options_.context, tokens, lengths,
                       {.forward_only = forward_only(),
                        .policy = PolicyOf(cluster.prefix_policy()),
                        .block_rows = cluster.prefix_block_rows(),
+                       .regather = cluster.regather_prefix(),
                        .host = offload ? options_.host : nullptr,
                        .copies = offload ? options_.copies : nullptr,
                        .offload_headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes())});
-    if (counts()) sums_.tokens_computed += static_cast<int64_t>(tokens.size());
-    CHECK(hot_sets_.emplace(index, std::move(prefixes)).second) << "Phase A of cluster " << index << " ran before";
+    if (counts()) sums_.tokens_computed += prefixes.own_rows();
+    const auto [at, added] = hot_sets_.emplace(index, std::move(prefixes));
+    CHECK(added) << "Phase A of cluster " << index << " ran before";
+    if (IsLastForward(operation)) at->second.LastWave();  // a context-parallel rank without a wave
     return absl::OkStatus();
   }
 
@@ -237,7 +235,7 @@ class Pass {
   }
 
   static WavePrefixes BehindWave(PrefixBatch& prefixes) {
-    return {prefixes.kv, [&prefixes] { prefixes.Poll(); }};
+    return {*prefixes.kv, [&prefixes] { prefixes.Poll(); }};
   }
 
   PrefixBatch TakePrefixes(int cluster) {
@@ -250,11 +248,10 @@ class Pass {
     const v1::Cluster& cluster = plan_.clusters(operation.cluster);
     const v1::Wave& wave = cluster.waves(operation.wave);
     PrefixBatch& prefixes = Prefixes(operation.cluster);
-    const bool is_last = operation.wave + 1 == cluster.waves_size();
-    if (is_last) prefixes.LastWave();
+    if (IsLastForward(operation)) prefixes.LastWave();
     LiveWave live;
     ASSIGN_OR_RETURN(live.members, WaveRows(payload_.shapes, cluster, wave));
-    RETURN_IF_ERROR(CheckEntryLogProbs(live.members));
+    RETURN_IF_ERROR(CheckEntryLogProbs(payload_, live.members, loss_));
     ASSIGN_OR_RETURN(WaveTensors tensors, MakeWaveTensors(options_.context, payload_, live.members, cluster, wave));
     live.input = std::move(tensors.input);
     WaveForwardResult forward =
@@ -267,25 +264,24 @@ class Pass {
       return absl::OkStatus();
     }
     Report(live);
-    if (is_last) hot_sets_.erase(operation.cluster);
     return absl::OkStatus();
   }
 
-  // A plan may run a rollout on another rank than the pass before the step did.
-  absl::Status CheckEntryLogProbs(const std::vector<MemberRows>& members) const {
-    if (forward_only()) return absl::OkStatus();
-    for (const std::string& weights : {loss_->old_weights, loss_->ref_weights}) {
-      if (weights.empty()) continue;
-      for (const MemberRows& m : members) {
-        const auto rows = static_cast<size_t>(payload_.shapes[m.group].response_tokens[m.rollout]);
-        const std::vector<double>* computed = payload_.FindEntryLogProbs(weights, m.group, m.rollout);
-        if (computed != nullptr && computed->size() == rows) continue;
-        return absl::InvalidArgumentError(absl::StrCat("the plan runs group ", m.group, " rollout ", m.rollout,
-                                                       ", whose log-probs under ", weights,
-                                                       " this rank does not have"));
-      }
+  // Whether no wave of the cluster begins after this operation.
+  bool IsLastForward(const Operation& operation) const {
+    for (auto next = program_.begin() + (&operation - program_.data()) + 1; next != program_.end(); ++next) {
+      if (next->cluster != operation.cluster) return true;
+      if (next->kind == OperationKind::kWaveForward || next->kind == OperationKind::kJoinForward) return false;
     }
-    return absl::OkStatus();
+    return true;
+  }
+
+  // Ends the hot set with the last operation of its cluster in a pass that has no Phase C: a context-parallel rank may
+  // have no wave of it.
+  void EndForwardOnly(const Operation& operation) {
+    const auto next = program_.begin() + (&operation - program_.data()) + 1;
+    const bool is_last = next == program_.end() || next->cluster != operation.cluster;
+    if (forward_only() && is_last) hot_sets_.erase(operation.cluster);
   }
 
   void RunHead(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& live) {
@@ -367,7 +363,7 @@ class Pass {
   std::map<int, PrefixBatch> hot_sets_;  // by cluster
   std::map<WaveKey, LiveWave> live_waves_;
   std::optional<SplitExchange> split_;  // with several ranks
-  const Operation* last_operation_ = nullptr;
+  std::span<const Operation> program_;
   int64_t start_bytes_ = 0;  // of the device, when the pass began
   double held_s_ = 0;        // by layer_final, in the last operation
   PassSums sums_;
@@ -391,7 +387,7 @@ absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& p
 absl::Status AbandonPass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                          bool forward_only, const absl::Status& cause) {
   CHECK(!cause.ok());
-  const RankSizes sizes = RankSizesOf(*options.context.weights, options.dp, payload);
+  const RankSizes sizes = RankSizesOf(*options.context.weights, options.data, options.copy, payload);
   const MemberResult no_results;
   return Pass(options, payload, plan, /*loss=*/nullptr, {}, no_results)
       .Abandon(ExpandStep(plan, forward_only, sizes), sizes, cause);

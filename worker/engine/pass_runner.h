@@ -6,7 +6,8 @@
 // that it has stopped, so that no other rank waits for it: worker/engine/split_exchange.h.
 //
 // The ranks that hold one copy of the model run the same program, and stop together where a cluster begins:
-// worker/engine/copy_agreement.h. The first of them alone counts rows and losses; all hear of the members' results.
+// worker/engine/copy_agreement.h. Of those that run the same rows (tp) the first alone counts rows and losses, and all
+// hear of the members' results. Those that run other rows (cp) count their own, and hear of their own members.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +17,20 @@
 #include "absl/status/status.h"
 #include "stemma/internal/v1/worker.pb.h"
 #include "worker/engine/engine.h"
+#include "worker/engine/pass_sums.h"
 #include "worker/engine/payload.h"
 #include "worker/engine/step_spans.h"
 #include "worker/loss/wave_loss.h"
 #include "worker/memory/offload_store.h"
 #include "worker/model/layer_final.h"
 #include "worker/model/wave.h"
-#include "worker/parallel/communicator.h"
+#include "worker/parallel/mesh_ranks.h"
 #include "worker/schedule/wave_rows.h"
 
 namespace stemma::worker {
+
+// The name of the collective in which context-parallel ranks wait for each other's waves.
+inline constexpr char kWavesEndedName[] = "waves_ended";
 
 struct PassOptions {
   LayerContext context;
@@ -34,10 +39,11 @@ struct PassOptions {
   CopyEngine* copies = nullptr;
   int64_t head_chunk_rows = 512;
   const EngineHooks* hooks = nullptr;
-  Communicator* dp = nullptr;  // for split groups; null: one rank
-  Communicator* tp = nullptr;  // of `context`; null: one rank, which holds whole layers
-  // Hears of the layers in the last operation of a step, where that is a backward: then all exchanges of this rank are
-  // over, so what it starts on `dp` meets neither sends nor receives. Else it hears nothing.
+  Communicator* data = nullptr;  // of MeshRanks, for split groups; null: one rank
+  CopyRanks copy = {};           // of `context`
+  // Hears of the layers in the last operation of a step, where that is a backward: then all exchanges of split groups
+  // are over, so what it starts on `data` meets neither sends nor receives. Else it hears nothing. It must not wait for
+  // other copies or context-parallel ranks: those of a copy may be in different operations, and wait for this one.
   LayerFinal layer_final = {};
   StepSpans* spans = nullptr;  // of a step that is traced, and of its entry pass; null: nothing is recorded
 };
@@ -45,23 +51,6 @@ struct PassOptions {
 // Log-probs (and entropies, when asked for) of one member of a wave.
 using MemberResult =
     std::function<void(const MemberRows& member, std::span<const double> log_prob, std::span<const double> entropy)>;
-
-struct PassSums {
-  LossSums loss;
-  int64_t tokens_computed = 0;  // rows that layers ran
-  int64_t tokens_logical = 0;   // rows that a dense schedule would run
-  int64_t waves = 0;
-  double prefix_forward_s = 0, suffix_s = 0, prefix_backward_s = 0;
-  // Highest device bytes in each phase, above those at the start of the pass.
-  int64_t prefix_forward_bytes = 0, suffix_bytes = 0, prefix_backward_bytes = 0;
-  // In exchanges of split groups, waiting for the other ranks included: in none of the phases' seconds. K/V and gK/gV
-  // that this rank sent.
-  double split_s = 0;
-  int64_t split_bytes = 0;
-  ResidencyStats offload;  // sums over the clusters; peaks are their highest
-
-  int64_t peak_bytes() const { return std::max({prefix_forward_bytes, suffix_bytes, prefix_backward_bytes}); }
-};
 
 // Forward and backward: adds to the parameters' gradients. Errors: Cancelled; InvalidArgument - plan and payload
 // disagree, or the plan splits a group as none is split; Aborted - another rank of a split group has given up; as of

@@ -27,13 +27,13 @@ class RankExport {
       : weights_(weights), owned_(owned), ranks_(ranks) {}
 
   absl::StatusOr<uint64_t> Run(const ModelDirectory& source, const ExportTarget& target) {
-    RETURN_IF_ERROR(Agree("export begun", CatchExceptions([&] { return Begin(source, target); })));
-    RETURN_IF_ERROR(ranks_.BroadcastFromFirst("export folder", path_));
+    RETURN_IF_ERROR(Agree("export_begun", CatchExceptions([&] { return Begin(source, target); })));
+    RETURN_IF_ERROR(ranks_.BroadcastFromFirst("export_folder", path_));
     PassFailpoint("export.begun");
     const absl::Status written = CatchExceptions([&] { return Write(static_cast<const char*>(path_.data_ptr())); });
     PassFailpoint("export.written");
-    RETURN_IF_ERROR(Agree("export written", written));
-    RETURN_IF_ERROR(Agree("export renamed", folder_.has_value() ? folder_->Commit() : absl::OkStatus()));
+    RETURN_IF_ERROR(Agree("export_written", written));
+    RETURN_IF_ERROR(Agree("export_renamed", folder_.has_value() ? folder_->Commit() : absl::OkStatus()));
     return bytes_;
   }
 

@@ -4,8 +4,8 @@
 // rank 0 makes beside the target and renames when every rank says that its bytes are there. A rank that cannot still
 // takes part to the next agreement, so that a full disk of one is an error of all, and leaves nothing.
 //
-// The collectives, in their order: "export begun", an agreement; "export folder", its path from rank 0; "export
-// written" and "export renamed", agreements. No weights travel.
+// The collectives, in their order: "export_begun", an agreement; "export_folder", its path from rank 0;
+// "export_written" and "export_renamed", agreements. No weights travel.
 #pragma once
 
 #include <cstdint>

@@ -2,11 +2,13 @@
 
 namespace stemma::worker {
 
-RankSizes RankSizesOf(const Weights& weights, const Communicator* dp, const Payload& payload) {
+RankSizes RankSizesOf(const Weights& weights, const Communicator* data, const CopyRanks& copy, const Payload& payload) {
   RankSizes sizes;
-  if (dp != nullptr) {
-    sizes.rank = dp->rank();
-    sizes.num_ranks = dp->size();
+  sizes.cp_rank = copy.cp_rank();
+  sizes.cp_ranks = copy.cp_size();
+  if (data != nullptr) {
+    sizes.rank = data->rank() / sizes.cp_ranks;
+    sizes.num_ranks = data->size() / sizes.cp_ranks;
   }
   const int64_t layer_elements = 2 * weights.config.num_kv_heads * weights.config.head_size;
   const int64_t elements = weights.config.num_layers * layer_elements;

@@ -3,12 +3,12 @@
 
 #include "worker/engine/payload.h"
 #include "worker/model/weights.h"
-#include "worker/parallel/communicator.h"
+#include "worker/parallel/mesh_ranks.h"
 #include "worker/schedule/program.h"
 
 namespace stemma::worker {
 
-// `dp` null: one rank.
-RankSizes RankSizesOf(const Weights& weights, const Communicator* dp, const Payload& payload);
+// `data`: of MeshRanks; null: one rank.
+RankSizes RankSizesOf(const Weights& weights, const Communicator* data, const CopyRanks& copy, const Payload& payload);
 
 }  // namespace stemma::worker

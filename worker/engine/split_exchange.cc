@@ -34,7 +34,7 @@ std::vector<at::Tensor> Contiguous(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-absl::Status SplitExchange::SendKv(int to, const LocalPrefixKv& kv) {
+absl::Status SplitExchange::SendKv(int to, const LocalHotSet& kv) {
   const std::vector<at::Tensor> k = Contiguous(kv.k_TKE), v = Contiguous(kv.v_TKE);
   return Exchange([&]() -> absl::Status {
     RETURN_IF_ERROR(SendWord(to, kValuesFollow));
@@ -46,18 +46,18 @@ absl::Status SplitExchange::SendKv(int to, const LocalPrefixKv& kv) {
   });
 }
 
-absl::Status SplitExchange::ReceiveKv(int from, LocalPrefixKv& kv) {
+absl::Status SplitExchange::ReceiveKv(int from, LocalHotSet& kv) {
   return Exchange([&]() -> absl::Status {
     RETURN_IF_ERROR(ReceiveWord(from));
     for (size_t l = 0; l < kv.k_TKE.size(); ++l) {
-      RETURN_IF_ERROR(dp_.Receive(kK, kv.k_TKE[l], from));
-      RETURN_IF_ERROR(dp_.Receive(kV, kv.v_TKE[l], from));
+      RETURN_IF_ERROR(data_.Receive(kK, kv.k_TKE[l], from));
+      RETURN_IF_ERROR(data_.Receive(kV, kv.v_TKE[l], from));
     }
     return absl::OkStatus();
   });
 }
 
-absl::Status SplitExchange::SendGradients(int to, const LocalPrefixKv& kv) {
+absl::Status SplitExchange::SendGradients(int to, const LocalHotSet& kv) {
   return Exchange([&]() -> absl::Status {
     RETURN_IF_ERROR(SendWord(to, kValuesFollow));
     for (size_t l = kv.gk_TKE.size(); l-- > 0;) {
@@ -68,10 +68,10 @@ absl::Status SplitExchange::SendGradients(int to, const LocalPrefixKv& kv) {
   });
 }
 
-absl::Status SplitExchange::ReceiveGradients(int from, LocalPrefixKv& kv) {
-  at::Tensor scratch = Scratch(kv.spans.front().end, context_.weights->accumulate_dtype);
+absl::Status SplitExchange::ReceiveGradients(int from, LocalHotSet& kv) {
+  at::Tensor scratch = Scratch(kv.rows(), context_.weights->accumulate_dtype);
   const auto receive_and_add = [&](const char* name, at::Tensor& gradient) -> absl::Status {
-    RETURN_IF_ERROR(dp_.Receive(name, scratch, from));
+    RETURN_IF_ERROR(data_.Receive(name, scratch, from));
     gradient.add_(scratch);
     return absl::OkStatus();
   };
@@ -99,20 +99,20 @@ absl::Status SplitExchange::DropGradients(int from, int64_t rows) {
 
 absl::Status SplitExchange::SendWord(int to, int64_t word) {
   const at::Tensor value = at::from_blob(&word, {1}, at::kLong);
-  return dp_.Send(kWord, value, to);
+  return data_.Send(kWord, value, to);
 }
 
 absl::Status SplitExchange::ReceiveWord(int from) {
   int64_t word = kValuesFollow;
   at::Tensor value = at::from_blob(&word, {1}, at::kLong);
-  RETURN_IF_ERROR(dp_.Receive(kWord, value, from));
+  RETURN_IF_ERROR(data_.Receive(kWord, value, from));
   if (word == kValuesFollow) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat(
       "rank ", from, " gave its part of the pass up: ", absl::StatusCodeToString(static_cast<absl::StatusCode>(word))));
 }
 
 absl::Status SplitExchange::Send(const char* name, const at::Tensor& values, int to) {
-  RETURN_IF_ERROR(dp_.Send(name, values, to));
+  RETURN_IF_ERROR(data_.Send(name, values, to));
   sent_bytes_ += static_cast<int64_t>(values.nbytes());
   return absl::OkStatus();
 }
@@ -120,8 +120,8 @@ absl::Status SplitExchange::Send(const char* name, const at::Tensor& values, int
 absl::Status SplitExchange::Drop(const char* first, const char* second, int from, at::Tensor scratch) {
   if (absl::Status word = ReceiveWord(from); !word.ok()) return absl::IsAborted(word) ? absl::OkStatus() : word;
   for (int64_t l = 0; l < context_.weights->config.num_layers; ++l) {
-    RETURN_IF_ERROR(dp_.Receive(first, scratch, from));
-    RETURN_IF_ERROR(dp_.Receive(second, scratch, from));
+    RETURN_IF_ERROR(data_.Receive(first, scratch, from));
+    RETURN_IF_ERROR(data_.Receive(second, scratch, from));
   }
   return absl::OkStatus();
 }

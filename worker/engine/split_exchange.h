@@ -14,23 +14,23 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "worker/model/hot_set.h"
 #include "worker/model/layer_context.h"
-#include "worker/model/prefix_kv.h"
 #include "worker/parallel/communicator.h"
 
 namespace stemma::worker {
 
 class SplitExchange {
  public:
-  SplitExchange(Communicator& dp, const LayerContext& context) : dp_(dp), context_(context) {}
+  SplitExchange(Communicator& data, const LayerContext& context) : data_(data), context_(context) {}
 
-  absl::Status SendKv(int to, const LocalPrefixKv& kv);
+  absl::Status SendKv(int to, const LocalHotSet& kv);
   // Fills the tensors of `kv`.
-  absl::Status ReceiveKv(int from, LocalPrefixKv& kv);
+  absl::Status ReceiveKv(int from, LocalHotSet& kv);
   // Goes from the last layer to the first, as Phase C reads them.
-  absl::Status SendGradients(int to, const LocalPrefixKv& kv);
+  absl::Status SendGradients(int to, const LocalHotSet& kv);
   // Adds to the gradients of `kv`, one layer at a time.
-  absl::Status ReceiveGradients(int from, LocalPrefixKv& kv);
+  absl::Status ReceiveGradients(int from, LocalHotSet& kv);
 
   // Tells the receiver that this rank has given its pass up, because of `cause`.
   absl::Status GiveUp(int to, const absl::Status& cause);
@@ -48,7 +48,7 @@ class SplitExchange {
   // Memory for one tensor of a layer.
   at::Tensor Scratch(int64_t rows, at::ScalarType dtype) const;
 
-  Communicator& dp_;
+  Communicator& data_;
   const LayerContext& context_;
   int64_t sent_bytes_ = 0;
 };

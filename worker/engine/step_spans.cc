@@ -24,6 +24,10 @@ StepSpan::Kind KindOf(const Operation& operation) {
       return StepSpan::WAVE_BACKWARD;
     case OperationKind::kPrefixBackward:
       return StepSpan::PREFIX_BACKWARD;
+    case OperationKind::kJoinForward:
+      return StepSpan::JOIN_FORWARD;
+    case OperationKind::kJoinBackward:
+      return StepSpan::JOIN_BACKWARD;
     case OperationKind::kSend:
       return kv ? StepSpan::SEND_KV : StepSpan::SEND_GRADIENTS;
     case OperationKind::kReceive:

@@ -49,8 +49,8 @@ class StepSpans {
 };
 
 // Returns the span of an operation of a step's program, or of one of the pass before the step. `held_s`: what held the
-// engine in it and is no part of its phase. `tp`: of the rank, null: whole layers; an operation names the copies of the
-// model, a span the rank that holds the same part of one.
+// engine in it and is no part of its phase. `tp`: of the rank, null: whole layers; an operation names the ranks that
+// hold the same part of the model, a span those of the mesh.
 v1::StepSpan SpanOf(const Operation& operation, bool entry, double held_s = 0, const Communicator* tp = nullptr);
 
 // Adds a span from its construction to its destruction; does nothing where `spans` is null.

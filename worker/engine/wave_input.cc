@@ -31,6 +31,19 @@ absl::Status CheckTokens(const std::vector<int64_t>& tokens, int64_t vocab) {
   return absl::OkStatus();
 }
 
+absl::Status CheckMemberTokens(const Payload& payload, const std::vector<MemberRows>& members, int64_t vocab) {
+  for (const MemberRows& m : members) {
+    const v1::PromptGroup& group = payload.groups[m.group];
+    const TokenArray prompt(group.prompt_tokens());
+    const TokenArray response(group.rollouts(static_cast<int>(m.rollout)).response_tokens());
+    std::vector<int64_t> tokens;
+    AppendTokens(prompt, m.first_position, prompt.size(), tokens);
+    AppendTokens(response, 0, response.size(), tokens);
+    RETURN_IF_ERROR(CheckTokens(tokens, vocab));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const Payload& payload,
                                             const std::vector<MemberRows>& members, const v1::Cluster& cluster,
                                             const v1::Wave& wave) {

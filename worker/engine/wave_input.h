@@ -23,6 +23,9 @@ struct WaveTensors {
 // a tensor of a payload's tokens asks this first.
 absl::Status CheckTokens(const std::vector<int64_t>& tokens, int64_t vocab);
 
+// Errors: as of CheckTokens, of all tokens of the members.
+absl::Status CheckMemberTokens(const Payload& payload, const std::vector<MemberRows>& members, int64_t vocab);
+
 // `wave`: rows of `members` (worker/schedule/wave_rows.h), run with its cluster's suffix policy. Errors:
 // those of CheckTokens.
 absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const Payload& payload,

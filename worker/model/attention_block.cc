@@ -30,12 +30,13 @@ std::vector<TapeEntry> AttentionTape::Entries() {
 }
 
 AttentionBlock::AttentionBlock(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
-                               const at::Tensor& positions_T)
+                               const at::Tensor& positions_T, const SegmentKv& kv)
     : context_(context),
       config_(context.weights->config),
       p_(*context.weights, layer),
       batch_(batch),
-      positions_T_(positions_T) {}
+      positions_T_(positions_T),
+      kv_(kv) {}
 
 void AttentionBlock::Norm(AttentionTape& tape) const {
   auto norm = RmsNormForward(*context_.backend, tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
@@ -61,7 +62,9 @@ at::Tensor AttentionBlock::Attend(const QkvHeads& heads, AttentionTape& tape) co
 at::Tensor AttentionBlock::Forward(const at::Tensor& x_TD, v1::TapePolicy policy, AttentionTape& tape) const {
   tape.x_TD = x_TD;
   Norm(tape);
-  at::Tensor y_TD = Attend(Qkv(tape), tape);
+  const QkvHeads heads = Qkv(tape);
+  kv_.Made(heads.k_TKE, heads.v_TKE);
+  at::Tensor y_TD = Attend(heads, tape);
   for (const TapeTensor name : {TapeTensor::kStatistic, TapeTensor::kNormed, TapeTensor::kBeforeQkNorm,
                                 TapeTensor::kQueries, TapeTensor::kAttended}) {
     DropUnlessKept(tape, name, policy);
@@ -81,8 +84,7 @@ at::Tensor AttentionBlock::RestoreOutput(AttentionTape& tape) const {
   return Attend({kept.q_HTE, kept.k_TKE, kept.v_TKE, {}}, tape);
 }
 
-at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_TKE,
-                                    const at::Tensor& gv_TKE) const {
+at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape) const {
   RestoreQueries(tape);
   at::Tensor dsum_TD = context_.tp->GatherRows(dy_TD, rows());
   LinearBackwardWeight(*context_.backend, dsum_TD, tape.saved.o_TD, p_.o().grad, {});
@@ -91,7 +93,12 @@ at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape,
   AttentionGradients grads = context_.backend->attention->Backward(batch_, do_TD, tape.saved);
   do_TD.reset();
   tape.saved = {};
-  const at::Tensor dk_TKE = AddGradient(grads.dk_TKE, gk_TKE), dv_TKE = AddGradient(grads.dv_TKE, gv_TKE);
+  at::Tensor dk_TKE, dv_TKE;
+  {
+    const KvGradients others = kv_.Gradients();
+    dk_TKE = AddGradient(grads.dk_TKE, others.gk_TKE);
+    dv_TKE = AddGradient(grads.dv_TKE, others.gv_TKE);
+  }
   const at::Tensor dqkv_TJ = QkvBackward(*context_.backend,
                                          {.dq_HTE = grads.dq_HTE,
                                           .dk_TKE = dk_TKE,

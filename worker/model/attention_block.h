@@ -17,6 +17,7 @@
 #include "worker/backend/attention.h"
 #include "worker/model/layer_context.h"
 #include "worker/model/layer_parameters.h"
+#include "worker/model/segment_kv.h"
 #include "worker/model/tape_entries.h"
 
 namespace stemma::worker {
@@ -32,8 +33,8 @@ struct AttentionTape {
 class AttentionBlock {
  public:
   // The arguments outlive the block.
-  AttentionBlock(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
-                 const at::Tensor& positions_T);
+  AttentionBlock(const LayerContext& context, int64_t layer, const AttentionBatch& batch, const at::Tensor& positions_T,
+                 const SegmentKv& kv = NobodyElse());
 
   // Returns y; fills the tape, which is empty.
   at::Tensor Forward(const at::Tensor& x_TD, v1::TapePolicy policy, AttentionTape& tape) const;
@@ -41,10 +42,8 @@ class AttentionBlock {
   // Recomputes y, and what Backward reads, from the input and K/V.
   at::Tensor RestoreOutput(AttentionTape& tape) const;
 
-  // gk_TKE, gv_TKE: gradients that other segments accumulated on this segment's K/V (undefined: none). Adds weight
-  // gradients; adds to the ancestors' gK/gV. Returns dx.
-  at::Tensor Backward(const at::Tensor& dy_TD, AttentionTape tape, const at::Tensor& gk_TKE,
-                      const at::Tensor& gv_TKE) const;
+  // Adds weight gradients; adds to the ancestors' gK/gV. Returns dx.
+  at::Tensor Backward(const at::Tensor& dy_TD, AttentionTape tape) const;
 
  private:
   void Norm(AttentionTape& tape) const;
@@ -58,6 +57,7 @@ class AttentionBlock {
   const LayerParameters p_;
   const AttentionBatch& batch_;
   const at::Tensor& positions_T_;
+  const SegmentKv& kv_;
 };
 
 }  // namespace stemma::worker

@@ -11,21 +11,21 @@ std::vector<TapeEntry> LayerTape::Entries() {
 }
 
 LayerResult LayerForward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
-                         const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy) {
+                         const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy,
+                         const SegmentKv& kv) {
   LayerTape tape;
-  at::Tensor middle_TD = AttentionBlock(context, layer, batch, positions_T).Forward(x_TD, policy, tape.attention);
+  at::Tensor middle_TD = AttentionBlock(context, layer, batch, positions_T, kv).Forward(x_TD, policy, tape.attention);
   at::Tensor y_TD = MlpBlock(context, layer, positions_T.numel()).Forward(std::move(middle_TD), policy, tape.mlp);
   return {std::move(y_TD), std::move(tape)};
 }
 
 at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
-                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const at::Tensor& gk_TKE,
-                         const at::Tensor& gv_TKE) {
-  const AttentionBlock attention(context, layer, batch, positions_T);
+                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const SegmentKv& kv) {
+  const AttentionBlock attention(context, layer, batch, positions_T, kv);
   if (!tape.mlp.x_TD.defined()) tape.mlp.x_TD = attention.RestoreOutput(tape.attention);
   const at::Tensor dmiddle_TD =
       MlpBlock(context, layer, positions_T.numel()).Backward(std::move(dy_TD), std::move(tape.mlp));
-  return attention.Backward(dmiddle_TD, std::move(tape.attention), gk_TKE, gv_TKE);
+  return attention.Backward(dmiddle_TD, std::move(tape.attention));
 }
 
 }  // namespace stemma::worker

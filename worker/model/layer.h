@@ -14,6 +14,7 @@
 #include "worker/model/attention_block.h"
 #include "worker/model/layer_context.h"
 #include "worker/model/mlp_block.h"
+#include "worker/model/segment_kv.h"
 
 namespace stemma::worker {
 
@@ -31,12 +32,12 @@ struct LayerResult {
 };
 
 LayerResult LayerForward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
-                         const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy);
+                         const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy,
+                         const SegmentKv& kv = NobodyElse());
 
-// gk_TKE, gv_TKE: gradients that other segments accumulated on this segment's K/V (undefined: none). Adds weight
-// gradients; adds to the ancestors' gK/gV. Returns dx.
+// Adds weight gradients; adds to the ancestors' gK/gV. Returns dx.
 at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
-                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const at::Tensor& gk_TKE,
-                         const at::Tensor& gv_TKE);
+                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape,
+                         const SegmentKv& kv = NobodyElse());
 
 }  // namespace stemma::worker

@@ -14,7 +14,10 @@ struct LayerContext {
   const Weights* weights = nullptr;
   const RopeTable* rope = nullptr;
   const TensorParallel* tp = &WholeLayers();  // of the ranks that hold these layers together
+  Communicator* cp = nullptr;                 // of the ranks that share the rows of prefixes; null: this one has all
 
+  int64_t cp_rank() const { return cp == nullptr ? 0 : cp->rank(); }
+  int64_t cp_size() const { return cp == nullptr ? 1 : cp->size(); }
   VocabularyShard vocabulary() const { return {tp, weights->vocabulary_begin}; }
 };
 

@@ -1,5 +1,6 @@
 #include "worker/model/phase_parts.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
@@ -14,6 +15,12 @@ at::Tensor ZeroKv(const LayerContext& context, int64_t rows) {
   const Weights& weights = *context.weights;
   return at::zeros({rows, weights.config.num_kv_heads, weights.config.head_size},
                    context.backend->options(weights.accumulate_dtype));
+}
+
+at::Tensor EmptyKv(const LayerContext& context, int64_t rows) {
+  const Weights& weights = *context.weights;
+  return at::empty({rows, weights.config.num_kv_heads, weights.config.head_size},
+                   context.backend->options(weights.run_dtype));
 }
 
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {

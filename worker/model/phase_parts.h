@@ -10,7 +10,9 @@
 namespace stemma::worker {
 
 double AttentionScale(const ModelConfig& config);
-at::Tensor ZeroKv(const LayerContext& context, int64_t rows);  // [rows, K, E] of the accumulate dtype
+// [rows, K, E]: zeros of the accumulate dtype; room for K or V.
+at::Tensor ZeroKv(const LayerContext& context, int64_t rows);
+at::Tensor EmptyKv(const LayerContext& context, int64_t rows);
 // This rank's rows of the tokens' embeddings; adds to the embedding's gradient.
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T);
 void EmbedBackward(const LayerContext& context, const at::Tensor& tokens_T, const at::Tensor& dx_TD);

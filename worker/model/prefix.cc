@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/cost/tape_policy.h"
+#include "worker/model/context_hot_sets.h"
 #include "worker/model/phase_parts.h"
 
 namespace stemma::worker {
@@ -17,23 +18,21 @@ namespace {
 
 int64_t LastLayer(const LayerContext& context) { return context.weights->config.num_layers - 1; }
 
-at::Tensor Rows(const at::Tensor& x_TKE, const PrefixBlock& block) { return x_TKE.slice(0, block.begin, block.end); }
-
-// The spans of a block: its part of each prefix, behind the K/V of that prefix's earlier rows.
-AttentionBatch BatchOf(const LayerContext& context, PrefixBatch& prefixes, const PrefixBlock& block, int64_t layer) {
+// The spans of a block: its pieces of each prefix, behind the K/V of that prefix's earlier rows.
+AttentionBatch BatchOf(const LayerContext& context, HotSet& kv, const PrefixBlockRows& block, int64_t layer,
+                       PrefixUse use) {
   AttentionBatch batch;
   batch.scale = AttentionScale(context.weights->config);
-  for (size_t p = 0; p < prefixes.kv.spans.size(); ++p) {
-    const int64_t begin = std::max(prefixes.kv.spans[p].begin, block.begin);
-    const int64_t end = std::min(prefixes.kv.spans[p].end, block.end);
-    if (begin >= end) continue;
-    AttentionSpan span{begin - block.begin, end - block.begin, -1};
-    const int64_t earlier = begin - prefixes.kv.spans[p].begin;
+  int64_t row = 0;
+  for (const ContextPiece& piece : block.pieces) {
+    AttentionSpan span{row, row + piece.rows(), -1};
+    const int64_t earlier = piece.begin - piece.prefix_begin;
     if (earlier > 0) {
-      batch.ancestors.push_back(prefixes.kv.Get(layer, static_cast<int64_t>(p)).Rows(0, earlier));
+      batch.ancestors.push_back(kv.Get(layer, piece.prefix, use).Rows(0, earlier));
       span.ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
     }
     batch.spans.push_back(span);
+    row = span.end;
   }
   return batch;
 }
@@ -41,7 +40,7 @@ AttentionBatch BatchOf(const LayerContext& context, PrefixBatch& prefixes, const
 // The store's name of a block's tape in a layer.
 int64_t EntryOf(const LayerContext& context, const PrefixBatch& prefixes, const PrefixBlock& block, int64_t layer) {
   const int64_t block_rows = prefixes.options.block_rows;
-  return (block_rows > 0 ? block.begin / block_rows : 0) * context.weights->config.num_layers + layer;
+  return (block_rows > 0 ? block.rows.begin / block_rows : 0) * context.weights->config.num_layers + layer;
 }
 
 template <typename Tape>
@@ -50,50 +49,79 @@ void ComeBack(const LayerContext& context, PrefixBatch& prefixes, const PrefixBl
   PutTensors(tape, prefixes.offload->Take(EntryOf(context, prefixes, block, layer)));
 }
 
-// One block through all layers. keep_kv(layer, k, v) may replace K and V by views.
-class BlockForward {
+at::Tensor OwnRows(const at::Tensor& x_T, const PrefixBlockRows& block) {
+  return x_T.slice(0, block.own_begin, block.own_end);
+}
+
+// One layer of a block, as its attention meets the hot set.
+class BlockKv final : public SegmentKv {
  public:
-  BlockForward(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock& block, v1::TapePolicy policy)
-      : context_(context), prefixes_(prefixes), block_(block), policy_(policy) {}
+  BlockKv(HotSet& kv, const PrefixBlockRows& block, int64_t layer, PrefixPass pass)
+      : kv_(kv), block_(block), layer_(layer), pass_(pass) {}
 
-  // Phase A.
-  void Run() {
-    RunLayers([&](int64_t layer, at::Tensor& k_TKE, at::Tensor& v_TKE) {
-      Store(prefixes_.kv.k_TKE, layer, k_TKE);
-      Store(prefixes_.kv.v_TKE, layer, v_TKE);
-    });
-    if (prefixes_.options.forward_only || !KeepsInputs(policy_)) Forget();
+  void Made(const at::Tensor& k_TKE, const at::Tensor& v_TKE) const override {
+    if (pass_ == PrefixPass::kForward) kv_.Share(block_, layer_, k_TKE, v_TKE);
   }
-
-  // Phase C, policy S5: the tape that Phase A did not keep.
-  void RunAgain() {
-    RunLayers([&](int64_t layer, at::Tensor& k_TKE, at::Tensor& v_TKE) {
-      k_TKE = Rows(prefixes_.kv.k_TKE[static_cast<size_t>(layer)], block_);
-      v_TKE = Rows(prefixes_.kv.v_TKE[static_cast<size_t>(layer)], block_);
-    });
-  }
+  KvGradients Gradients() const override { return kv_.Gradients(block_, layer_); }
 
  private:
-  template <typename KeepKv>
-  void RunLayers(const KeepKv& keep_kv) {
-    const at::Tensor positions_T = prefixes_.positions_T.slice(0, block_.begin, block_.end);
+  HotSet& kv_;
+  const PrefixBlockRows& block_;
+  const int64_t layer_;
+  const PrefixPass pass_;
+};
+
+// One block through all layers: Phase A; in Phase C again, where Phase A has kept no tape.
+class BlockForward {
+ public:
+  BlockForward(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock& block, v1::TapePolicy policy,
+               PrefixPass pass)
+      : context_(context),
+        prefixes_(prefixes),
+        kv_(*prefixes.kv),
+        block_(block),
+        rows_(block.rows),
+        policy_(policy),
+        pass_(pass),
+        keep_(!prefixes.options.forward_only && KeepsInputs(policy)) {}
+
+  void Run() {
+    if (rows_.own_rows() == 0) return RunWithoutRows();
+    const at::Tensor positions_T = OwnRows(prefixes_.positions_T, rows_);
     const int64_t last = LastLayer(context_);
-    at::Tensor x_TD = Embed(context_, prefixes_.tokens_T.slice(0, block_.begin, block_.end));
-    const bool keep = !prefixes_.options.forward_only;
+    at::Tensor x_TD = Embed(context_, OwnRows(prefixes_.tokens_T, rows_));
     for (int64_t l = 0; l < last; ++l) {
-      LayerResult result =
-          LayerForward(context_, l, BatchOf(context_, prefixes_, block_, l), positions_T, x_TD, policy_);
+      kv_.Begin(rows_, l, pass_);
+      LayerResult result = LayerForward(context_, l, BatchOf(context_, kv_, rows_, l, PrefixUse::kRead), positions_T,
+                                        x_TD, policy_, BlockKv(kv_, rows_, l, pass_));
       x_TD = std::move(result.y_TD);
-      keep_kv(l, result.tape.attention.saved.k_TKE, result.tape.attention.saved.v_TKE);
-      if (keep && KeepsInputs(policy_)) {
+      kv_.Keep(rows_, l, pass_, result.tape.attention.saved.k_TKE, result.tape.attention.saved.v_TKE);
+      if (keep_) {
         Leave(l, result.tape);
         block_.tape.push_back(std::move(result.tape));
       }
     }
+    kv_.Begin(rows_, last, pass_);
     block_.last = KvBlock(context_, last, positions_T).Forward(x_TD, policy_);
-    keep_kv(last, block_.last.k_TKE, block_.last.v_TKE);
+    if (pass_ == PrefixPass::kForward) kv_.Share(rows_, last, block_.last.k_TKE, block_.last.v_TKE);
+    kv_.Keep(rows_, last, pass_, block_.last.k_TKE, block_.last.v_TKE);
     x_TD.reset();
-    if (keep && KeepsInputs(policy_)) Leave(last, block_.last);
+    if (keep_) {
+      Leave(last, block_.last);
+    } else {
+      block_.last = {};
+    }
+  }
+
+ private:
+  // Takes part in what the other ranks exchange.
+  void RunWithoutRows() {
+    for (int64_t l = 0; l <= LastLayer(context_); ++l) {
+      at::Tensor k_TKE = EmptyKv(context_, 0), v_TKE = k_TKE;
+      kv_.Begin(rows_, l, pass_);
+      if (pass_ == PrefixPass::kForward) kv_.Share(rows_, l, k_TKE, v_TKE);
+      kv_.Keep(rows_, l, pass_, k_TKE, v_TKE);
+    }
   }
 
   template <typename Tape>
@@ -103,90 +131,106 @@ class BlockForward {
     prefixes_.offload->DrainTo(prefixes_.options.offload_headroom_bytes);
   }
 
-  // With one block, keeps the op's tensor. With several, copies it into their shared buffer; `kv` becomes a view of it.
-  void Store(std::vector<at::Tensor>& buffers, int64_t layer, at::Tensor& kv_TKE) {
-    if (prefixes_.blocks.size() == 1) {
-      buffers.push_back(kv_TKE);
-      return;
-    }
-    if (&block_ == &prefixes_.blocks.front()) {
-      buffers.push_back(at::empty({prefixes_.blocks.back().end, kv_TKE.size(1), kv_TKE.size(2)}, kv_TKE.options()));
-    }
-    const at::Tensor rows = Rows(buffers[static_cast<size_t>(layer)], block_);
-    rows.copy_(kv_TKE);
-    kv_TKE = rows;
-  }
-
-  void Forget() {
-    block_.tape.clear();
-    block_.last = {};
-  }
-
   const LayerContext& context_;
   PrefixBatch& prefixes_;
+  HotSet& kv_;
   PrefixBlock& block_;
+  const PrefixBlockRows& rows_;
   const v1::TapePolicy policy_;
+  const PrefixPass pass_;
+  const bool keep_;  // the tape
 };
+
+std::unique_ptr<HotSet> MakeHotSet(const LayerContext& context, PrefixRows rows, bool regather) {
+  if (context.cp_size() == 1) return std::make_unique<LocalHotSet>(std::move(rows));
+  if (regather) return std::make_unique<GatheredHotSet>(context, std::move(rows));
+  return std::make_unique<HeldHotSet>(context, std::move(rows));
+}
 
 PrefixBatch MakeBatch(const LayerContext& context, const std::vector<int64_t>& tokens,
                       const std::vector<int64_t>& lengths, const PrefixOptions& options) {
   PrefixBatch prefixes;
   prefixes.options = options;
-  prefixes.tokens_T = at::tensor(tokens, at::kLong).to(context.backend->device);
-  std::vector<at::Tensor> positions;
-  int64_t rows = 0;
-  for (const int64_t length : lengths) {
-    CHECK_GT(length, 0) << "an empty prefix has no Phase A";
-    prefixes.kv.spans.push_back({rows, rows + length, -1});
-    positions.push_back(at::arange(length, context.backend->options(at::kLong)));
-    rows += length;
+  PrefixRows rows = MakePrefixRows(lengths, options.block_rows, context.cp_rank(), context.cp_size());
+  std::vector<int64_t> own_tokens;
+  std::vector<at::Tensor> positions = {at::empty({0}, context.backend->options(at::kLong))};
+  for (const PrefixBlockRows& block : rows.blocks) {
+    for (const ContextPiece& piece : block.pieces) {
+      own_tokens.insert(own_tokens.end(), tokens.begin() + piece.begin, tokens.begin() + piece.end);
+      positions.push_back(at::arange(piece.begin - piece.prefix_begin, piece.end - piece.prefix_begin,
+                                     context.backend->options(at::kLong)));
+    }
+    prefixes.blocks.push_back({block, {}, {}});
   }
+  prefixes.tokens_T = at::tensor(own_tokens, at::kLong).to(context.backend->device);
   prefixes.positions_T = at::cat(positions, 0);
-  const int64_t block_rows = options.block_rows > 0 ? options.block_rows : rows;
-  for (int64_t begin = 0; begin < rows; begin += block_rows) {
-    prefixes.blocks.push_back({begin, std::min(begin + block_rows, rows), {}, {}});
-  }
+  prefixes.kv = MakeHotSet(context, std::move(rows), options.regather);
   return prefixes;
 }
 
-// Gives a hot set its gK/gV: zeros.
-void AddGradients(const LayerContext& context, int64_t rows, LocalPrefixKv& kv) {
-  for (int64_t l = 0; l <= LastLayer(context); ++l) {
-    for (auto* of_layer : {&kv.gk_TKE, &kv.gv_TKE}) of_layer->push_back(ZeroKv(context, rows));
-  }
-}
+// The backward of one block, from the last layer to the first.
+class BlockBackward {
+ public:
+  BlockBackward(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock block, const LayerFinal& layer_final)
+      : context_(context),
+        prefixes_(prefixes),
+        kv_(*prefixes.kv),
+        block_(std::move(block)),
+        rows_(block_.rows),
+        layer_final_(layer_final) {}
 
-void BackwardBlock(const LayerContext& context, PrefixBatch& prefixes, PrefixBlock block,
-                   const LayerFinal& layer_final) {
-  const int64_t last = LastLayer(context);
-  // Backward ends with the first block, so its inputs can be freed, and its layers add to their gradients last.
-  const bool release = block.begin == 0;
-  const auto layer_ended = [&](int64_t layer) {
-    if (release) Tell(layer_final, layer);
-  };
-  ComeBack(context, prefixes, block, last, block.last);
-  const at::Tensor positions_T = prefixes.positions_T.slice(0, block.begin, block.end);
-  const auto gradient = [&](const std::vector<at::Tensor>& of_layer, int64_t layer) {
-    return Rows(of_layer[static_cast<size_t>(layer)], block);
-  };
-  at::Tensor dx_TD =
-      KvBlock(context, last, positions_T)
-          .Backward(std::move(block.last), gradient(prefixes.kv.gk_TKE, last), gradient(prefixes.kv.gv_TKE, last));
-  layer_ended(last);
-  for (int64_t l = last - 1; l >= 0; --l) {
-    if (release) {
-      for (auto* of_layer : {&prefixes.kv.k_TKE, &prefixes.kv.v_TKE, &prefixes.kv.gk_TKE, &prefixes.kv.gv_TKE})
-        of_layer->pop_back();
+  void Run() {
+    const int64_t last = LastLayer(context_);
+    const at::Tensor positions_T = OwnRows(prefixes_.positions_T, rows_);
+    at::Tensor dx_TD = RunLast(positions_T);
+    LayerEnded(last);
+    for (int64_t l = last - 1; l >= 0; --l) {
+      if (is_first()) kv_.Free(l + 1);
+      kv_.Begin(rows_, l, PrefixPass::kBackward);
+      if (has_rows()) {
+        dx_TD = RunLayer(l, positions_T, std::move(dx_TD));
+      } else {
+        kv_.Gradients(rows_, l);
+      }
+      LayerEnded(l);
     }
-    LayerTape tape = std::move(block.tape.back());
-    block.tape.pop_back();
-    ComeBack(context, prefixes, block, l, tape);
-    dx_TD = LayerBackward(context, l, BatchOf(context, prefixes, block, l), positions_T, std::move(dx_TD),
-                          std::move(tape), gradient(prefixes.kv.gk_TKE, l), gradient(prefixes.kv.gv_TKE, l));
-    layer_ended(l);
+    if (has_rows()) EmbedBackward(context_, OwnRows(prefixes_.tokens_T, rows_), dx_TD);
   }
-  EmbedBackward(context, prefixes.tokens_T.slice(0, block.begin, block.end), dx_TD);
-}
+
+ private:
+  // Backward ends with the first block, so its inputs can be freed, and its layers add to their gradients last.
+  bool is_first() const { return rows_.begin == 0; }
+  bool has_rows() const { return rows_.own_rows() > 0; }
+
+  void LayerEnded(int64_t layer) const {
+    if (is_first()) Tell(layer_final_, layer);
+  }
+
+  at::Tensor RunLast(const at::Tensor& positions_T) {
+    const int64_t last = LastLayer(context_);
+    if (has_rows()) ComeBack(context_, prefixes_, block_, last, block_.last);
+    kv_.Begin(rows_, last, PrefixPass::kBackward);
+    const KvGradients gradients = kv_.Gradients(rows_, last);
+    if (!has_rows()) return {};
+    return KvBlock(context_, last, positions_T).Backward(std::move(block_.last), gradients.gk_TKE, gradients.gv_TKE);
+  }
+
+  at::Tensor RunLayer(int64_t layer, const at::Tensor& positions_T, at::Tensor dx_TD) {
+    LayerTape tape = std::move(block_.tape.back());
+    block_.tape.pop_back();
+    ComeBack(context_, prefixes_, block_, layer, tape);
+    kv_.Restore(rows_, layer, tape.attention.saved.k_TKE, tape.attention.saved.v_TKE);
+    return LayerBackward(context_, layer, BatchOf(context_, kv_, rows_, layer, PrefixUse::kAddGradients), positions_T,
+                         std::move(dx_TD), std::move(tape), BlockKv(kv_, rows_, layer, PrefixPass::kBackward));
+  }
+
+  const LayerContext& context_;
+  PrefixBatch& prefixes_;
+  HotSet& kv_;
+  PrefixBlock block_;
+  const PrefixBlockRows& rows_;
+  const LayerFinal& layer_final_;
+};
 
 }  // namespace
 
@@ -197,33 +241,40 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
     prefixes.offload = std::make_unique<OffloadStore>(OffloadOptions{.headroom_bytes = options.offload_headroom_bytes},
                                                       *options.host, *options.copies);
   }
-  for (PrefixBlock& block : prefixes.blocks) BlockForward(context, prefixes, block, options.policy).Run();
+  for (PrefixBlock& block : prefixes.blocks) {
+    BlockForward(context, prefixes, block, options.policy, PrefixPass::kForward).Run();
+  }
   if (prefixes.offload != nullptr) prefixes.offload->ProducingEnded();
-  if (!options.forward_only) AddGradients(context, static_cast<int64_t>(tokens.size()), prefixes.kv);
+  if (!options.forward_only) prefixes.kv->MakeGradients(context);
   return prefixes;
+}
+
+LocalHotSet& PrefixBatch::all_rows() const {
+  auto* all = dynamic_cast<LocalHotSet*>(kv.get());
+  CHECK(all != nullptr) << "a hot set of this rank's rows alone";
+  return *all;
 }
 
 PrefixBatch BorrowedPrefix(const LayerContext& context, int64_t rows, bool forward_only) {
   PrefixBatch prefixes;
-  prefixes.kv.spans.push_back({0, rows, -1});
-  const ModelConfig& config = context.weights->config;
-  const auto options = context.backend->options(context.weights->run_dtype);
+  auto kv = std::make_unique<LocalHotSet>(MakePrefixRows({rows}, /*block_rows=*/0, /*rank=*/0, /*ranks=*/1));
   for (int64_t l = 0; l <= LastLayer(context); ++l) {
-    for (auto* of_layer : {&prefixes.kv.k_TKE, &prefixes.kv.v_TKE}) {
-      of_layer->push_back(at::empty({rows, config.num_kv_heads, config.head_size}, options));
-    }
+    for (auto* of_layers : {&kv->k_TKE, &kv->v_TKE}) of_layers->push_back(EmptyKv(context, rows));
   }
-  if (!forward_only) AddGradients(context, rows, prefixes.kv);
+  if (!forward_only) kv->MakeGradients(context);
+  prefixes.kv = std::move(kv);
   return prefixes;
 }
 
 ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes, const LayerFinal& layer_final) {
   while (!prefixes.blocks.empty()) {
     PrefixBlock& block = prefixes.blocks.back();
-    if (!KeepsInputs(prefixes.options.policy)) BlockForward(context, prefixes, block, v1::S0).RunAgain();
+    if (!KeepsInputs(prefixes.options.policy)) {
+      BlockForward(context, prefixes, block, v1::S0, PrefixPass::kAgain).Run();
+    }
     PrefixBlock last = std::move(block);
     prefixes.blocks.pop_back();
-    BackwardBlock(context, prefixes, std::move(last), layer_final);
+    BlockBackward(context, prefixes, std::move(last), layer_final).Run();
   }
   return prefixes.offload != nullptr ? prefixes.offload->stats() : ResidencyStats{};
 }

@@ -7,6 +7,9 @@
 // to its prefix. Phase A runs them in order, Phase C in reverse, so that only one block's working set exists at a time;
 // with policy S5 only one block's tape, recomputed in Phase C. In the last layer only K and V are computed.
 //
+// With context parallelism each rank runs pieces of every block, behind the K/V of all ranks' earlier rows. All of them
+// make the same calls; what they exchange is the hot set's business (worker/model/hot_set.h).
+//
 // The tape may leave the device layer by layer, right after its layer made it, and come back before its layer's
 // backward reads it; K/V and gK/gV never leave.
 //
@@ -20,10 +23,11 @@
 #include <vector>
 
 #include "worker/memory/offload_store.h"
+#include "worker/model/hot_set.h"
 #include "worker/model/kv_block.h"
 #include "worker/model/layer.h"
 #include "worker/model/layer_final.h"
-#include "worker/model/prefix_kv.h"
+#include "worker/model/prefix_rows.h"
 
 namespace stemma::worker {
 
@@ -31,27 +35,33 @@ struct PrefixOptions {
   bool forward_only = false;  // K/V only: no tape, no gK/gV
   v1::TapePolicy policy = v1::S0;
   int64_t block_rows = 0;  // 0: all rows at once
+  bool regather = false;   // where context-parallel ranks share the rows: each holds the K/V of its own alone
   // Where the tape goes; null: it stays. They outlive the batch.
   HostArena* host = nullptr;
   CopyEngine* copies = nullptr;
   int64_t offload_headroom_bytes = 0;  // of the tape that may be on the device beside the layer at work
 };
 
-// Rows [begin, end) of the packed prefixes.
+// A block, and what it keeps until Phase C.
 struct PrefixBlock {
-  int64_t begin = 0, end = 0;
-  std::vector<LayerTape> tape;  // layers 0 .. L-2
+  PrefixBlockRows rows;
+  std::vector<LayerTape> tape;  // layers 0 .. L-2; none of a rank without rows in the block
   KvTape last;                  // layer L-1
 };
 
 // The hot set and, until Phase C, the dormant tape.
 struct PrefixBatch {
   PrefixOptions options;
-  at::Tensor tokens_T, positions_T;
+  at::Tensor tokens_T, positions_T;       // of this rank's rows
   std::vector<PrefixBlock> blocks;        // in order
-  LocalPrefixKv kv;                       // the hot set
+  std::unique_ptr<HotSet> kv;             // null: there are no prefixes
   std::unique_ptr<OffloadStore> offload;  // of the tensors of the blocks' tapes; null: they are in the blocks
 
+  // Returns how many rows this rank runs.
+  int64_t own_rows() const { return tokens_T.defined() ? tokens_T.numel() : 0; }
+  // Returns the hot set where it is one of all rows. CHECKs that it is: groups are not split where K/V are gathered
+  // again.
+  LocalHotSet& all_rows() const;
   // Lets copies go on; called between the layers of a wave.
   void Poll() const {
     if (offload != nullptr) offload->Poll();
@@ -66,8 +76,8 @@ struct PrefixBatch {
 PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t>& tokens,
                           const std::vector<int64_t>& lengths, const PrefixOptions& options);
 
-// Makes the hot set, without a tape, of one prefix of so many rows that another rank computes: K/V are for the caller
-// to fill, gK/gV are zeros (none in a forward-only pass). It has no Phase C.
+// Makes the hot set of all rows, without a tape, of one prefix of so many rows that another rank computes: K/V are for
+// the caller to fill, gK/gV are zeros (none in a forward-only pass). It has no Phase C.
 PrefixBatch BorrowedPrefix(const LayerContext& context, int64_t rows, bool forward_only);
 
 // Consumes the batch; adds all parameters' gradients that come through the prefixes' K/V. `layer_final`: given where it

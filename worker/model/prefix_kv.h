@@ -3,8 +3,8 @@
 //
 // A wave calls it layer by layer, in forward and in backward:
 //
-//   forward    Prefetch(0);  for l ascending:   Prefetch(l + 1)   Get(l, prefix)... layer l runs
-//   backward   Prefetch(L-1); for l descending: Prefetch(l - 1)   Get(l, prefix)... layer l runs   Reduce(l)
+//   forward    Prefetch(0);  for l ascending:   Prefetch(l + 1)   Get(l, prefix)... layer l runs;   Rest
+//   backward   Prefetch(L-1); for l descending: Prefetch(l - 1)   Get(l, prefix)... layer l runs   Reduce(l);   Rest
 //
 // A layer is prefetched once before it is got, one layer ahead of the one at work. A wave prefetches every layer, and
 // reduces every layer in backward, also where none of its segments has a prefix: these are the places of collectives.
@@ -20,6 +20,12 @@
 
 namespace stemma::worker {
 
+// What rows of a prefix are wanted for.
+enum class PrefixUse {
+  kRead,          // K and V, in a forward
+  kAddGradients,  // gK and gV beside, in a backward
+};
+
 class PrefixKv {
  public:
   virtual ~PrefixKv() = default;
@@ -27,24 +33,15 @@ class PrefixKv {
   // Starts to bring a layer's K/V here.
   virtual void Prefetch(int64_t layer) = 0;
 
-  // All rows of a prefix in a layer, with accumulators of their gradients but in a forward-only pass.
-  virtual AncestorKv Get(int64_t layer, int64_t prefix) = 0;
+  // Returns all rows of a prefix in a layer. Accumulators of their gradients are there where they are wanted, and may
+  // be where they are not.
+  virtual AncestorKv Get(int64_t layer, int64_t prefix, PrefixUse use) = 0;
 
   // Takes a wave's gradients of a layer to the owners of the rows.
   virtual void Reduce(int64_t layer) = 0;
-};
 
-// All rows are this rank's own, and gradients are added in place: the hot set itself. Phase A fills it, Phase C empties
-// it (worker/model/prefix.h).
-class LocalPrefixKv final : public PrefixKv {
- public:
-  void Prefetch(int64_t /*layer*/) override {}
-  AncestorKv Get(int64_t layer, int64_t prefix) override;
-  void Reduce(int64_t /*layer*/) override {}
-
-  std::vector<AttentionSpan> spans;        // rows of each prefix among the packed ones; none empty
-  std::vector<at::Tensor> k_TKE, v_TKE;    // per layer; the tape holds views of them
-  std::vector<at::Tensor> gk_TKE, gv_TKE;  // per layer; empty in a forward-only pass
+  // Frees what was brought here, when what was begun has ended.
+  virtual void Rest() = 0;
 };
 
 }  // namespace stemma::worker

@@ -37,8 +37,8 @@ at::Tensor InterleaveRows(const at::Tensor& kv_only, const at::Tensor& rest, con
 // A wave's attention in one layer, and in the last layer with the kv-only rows set apart.
 class WaveAttention {
  public:
-  WaveAttention(const LayerContext& context, PrefixKv& kv, const WaveInput& wave)
-      : context_(context), kv_(kv), wave_(wave) {
+  WaveAttention(const LayerContext& context, PrefixKv& kv, const WaveInput& wave, PrefixUse use)
+      : context_(context), kv_(kv), wave_(wave), use_(use) {
     for (const WaveSegment& s : wave.segments) kv_only_rows_ += s.kv_only_rows;
   }
 
@@ -49,7 +49,7 @@ class WaveAttention {
     AttentionBatch batch = Empty();
     int64_t current = -1;
     for (const WaveSegment& s : wave_.segments) {
-      if (s.prefix >= 0 && s.prefix != current) batch.ancestors.push_back(kv_.Get(layer, s.prefix));
+      if (s.prefix >= 0 && s.prefix != current) batch.ancestors.push_back(kv_.Get(layer, s.prefix, use_));
       current = s.prefix;
       batch.spans.push_back({s.begin, s.end, s.prefix < 0 ? -1 : static_cast<int64_t>(batch.ancestors.size()) - 1});
     }
@@ -63,7 +63,7 @@ class WaveAttention {
     for (const WaveSegment& s : wave_.segments) {
       int64_t ancestor = -1;
       if (s.prefix >= 0) {
-        if (s.prefix != current) batch.ancestors.push_back(kv_.Get(last_layer(), s.prefix));
+        if (s.prefix != current) batch.ancestors.push_back(kv_.Get(last_layer(), s.prefix, use_));
         ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
       } else if (s.kv_only_rows > 0) {
         const AncestorKv apart{kv.k_TKE, kv.v_TKE, gk_TKE, gv_TKE};
@@ -90,6 +90,7 @@ class WaveAttention {
   const LayerContext& context_;
   PrefixKv& kv_;
   const WaveInput& wave_;
+  const PrefixUse use_;
   int64_t kv_only_rows_ = 0;
 };
 
@@ -97,7 +98,7 @@ class WaveAttention {
 
 WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave,
                               bool keep_tape) {
-  const WaveAttention attention(context, prefixes.kv, wave);
+  const WaveAttention attention(context, prefixes.kv, wave, PrefixUse::kRead);
   const Weights& weights = *context.weights;
   const int64_t last = attention.last_layer();
   WaveTape tape;
@@ -129,6 +130,7 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
       LayerForward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE), positions_B,
                    x_TD, wave.policy);
   x_TD.reset();
+  prefixes.kv.Rest();
   const RmsNormResult norm =
       RmsNormForward(*context.backend, result.y_TD, weights.at(weights.final_norm).weight, weights.config.rms_norm_eps);
   if (!keep_tape) return {norm.y_TD, {}};
@@ -140,7 +142,7 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
 
 void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
                   at::Tensor dhidden_BD, const LayerFinal& layer_final) {
-  const WaveAttention attention(context, prefixes.kv, wave);
+  const WaveAttention attention(context, prefixes.kv, wave, PrefixUse::kAddGradients);
   const Weights& weights = *context.weights;
   const Parameter& final_norm = weights.at(weights.final_norm);
   const int64_t last = attention.last_layer();
@@ -157,7 +159,7 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
   tape.layers.pop_back();
   if (last > 0) prefixes.kv.Prefetch(last - 1);
   dx_TD = LayerBackward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE),
-                        positions_B, std::move(dx_TD), std::move(top), {}, {});
+                        positions_B, std::move(dx_TD), std::move(top));
   prefixes.kv.Reduce(last);
   if (split) {
     const at::Tensor positions_A = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/true);
@@ -174,12 +176,27 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
     if (l > 0) prefixes.kv.Prefetch(l - 1);
     LayerTape layer_tape = std::move(tape.layers.back());
     tape.layers.pop_back();
-    dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape), {},
-                          {});
+    dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape));
     prefixes.kv.Reduce(l);
     Tell(layer_final, l);
   }
   EmbedBackward(context, wave.tokens_T, dx_TD);
+  prefixes.kv.Rest();
+}
+
+void JoinWaveForward(const LayerContext& context, PrefixKv& kv) {
+  for (int64_t l = 0; l < context.weights->config.num_layers; ++l) kv.Prefetch(l);
+  kv.Rest();
+}
+
+void JoinWaveBackward(const LayerContext& context, PrefixKv& kv) {
+  const int64_t last = context.weights->config.num_layers - 1;
+  kv.Prefetch(last);
+  for (int64_t l = last; l >= 0; --l) {
+    if (l > 0) kv.Prefetch(l - 1);
+    kv.Reduce(l);
+  }
+  kv.Rest();
 }
 
 }  // namespace stemma::worker

@@ -57,4 +57,8 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
 void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
                   at::Tensor dhidden_BD, const LayerFinal& layer_final = {});
 
+// Make the calls of a wave that another rank runs, so that this one takes part in the exchanges behind `kv`.
+void JoinWaveForward(const LayerContext& context, PrefixKv& kv);
+void JoinWaveBackward(const LayerContext& context, PrefixKv& kv);
+
 }  // namespace stemma::worker

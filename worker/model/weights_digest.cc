@@ -68,7 +68,7 @@ absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp)
     }
     number += 2;
   }
-  if (tp.size() > 1) RETURN_IF_ERROR(tp.AllReduceSum("weights digest", numbers));
+  if (tp.size() > 1) RETURN_IF_ERROR(tp.AllReduceSum("weights_digest", numbers));
   Sha256 digest;
   digest.UpdateInteger(static_cast<uint64_t>(weights.run_dtype));
   number = numbers.mutable_data_ptr<int64_t>();

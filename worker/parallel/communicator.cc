@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/names.h"
 
 namespace stemma::worker {
 namespace {
@@ -143,6 +144,7 @@ void Communicator::CheckPeer(int peer) const {
 }
 
 std::unique_ptr<PendingCollective> Communicator::Begin(CollectiveCall call) {
+  CHECK(CheckFileName(call.name).ok()) << "\"" << call.name << "\" cannot stand in a trace";
   std::unique_ptr<PendingCollective> pending(new PendingCollective(this, std::move(call)));
   pending->begun_s_ = RealClock().MonotonicSeconds();
   pending->started_ = error_.ok() ? Start(pending->call_) : StartedCall{[] { return absl::OkStatus(); }};

@@ -12,6 +12,8 @@
 //  (3) After an error the communicator is broken: every later call, and every Wait, returns that error at once. The
 //      values of the calls concerned are undefined. The generation has ended: the process exits and rejoins.
 //
+// A call is named as a file may be (common/base/names.h): traces carry the name, and the server reads no other.
+//
 // Errors: Unavailable - a peer has gone or has not come in time; names the collective, axis and rank. What a program
 // alone can get wrong is CHECKed: a dtype, a size, a tensor that is not contiguous, a pending collective that no one
 // has waited for. Ranks that meet in different calls die by CHECK on threads; c10d cannot tell, and may hang or abort.

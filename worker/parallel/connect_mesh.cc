@@ -16,9 +16,12 @@ absl::StatusOr<MeshRanks> ConnectMesh(Rendezvous& rendezvous, const v1::Mesh& me
     return rendezvous.Connect(axis, static_cast<int>(own), static_cast<int>(size), transport);
   };
   MeshRanks ranks;
-  ASSIGN_OR_RETURN(ranks.dp, connect(absl::StrCat("dp.", place.tp_rank), place.dp_rank, DpSize(mesh)));
-  ASSIGN_OR_RETURN(ranks.tp, connect(absl::StrCat("tp.", place.dp_rank), place.tp_rank, TpSize(mesh)));
-  ASSIGN_OR_RETURN(ranks.kv, connect(absl::StrCat("kv.", place.dp_rank, ".", place.tp_rank / replicas),
+  const uint32_t data_rank = place.dp_rank * CpSize(mesh) + place.cp_rank;
+  ASSIGN_OR_RETURN(ranks.data, connect(absl::StrCat("dp.", place.tp_rank), data_rank, DataRanks(mesh)));
+  ASSIGN_OR_RETURN(ranks.cp,
+                   connect(absl::StrCat("cp.", place.dp_rank, ".", place.tp_rank), place.cp_rank, CpSize(mesh)));
+  ASSIGN_OR_RETURN(ranks.tp, connect(absl::StrCat("tp.", data_rank), place.tp_rank, TpSize(mesh)));
+  ASSIGN_OR_RETURN(ranks.kv, connect(absl::StrCat("kv.", data_rank, ".", place.tp_rank / replicas),
                                      place.tp_rank % replicas, replicas));
   return ranks;
 }

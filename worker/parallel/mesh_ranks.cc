@@ -5,20 +5,25 @@
 
 namespace stemma::worker {
 
+absl::Status CopyRanks::Agree(std::string_view name, std::span<int64_t> words) const {
+  if (tp != nullptr) RETURN_IF_ERROR(tp->Agree(name, words));
+  return cp != nullptr ? cp->Agree(name, words) : absl::OkStatus();
+}
+
 absl::Status MeshRanks::Agree(std::string_view name, std::span<int64_t> words) const {
   RETURN_IF_ERROR(tp->Agree(name, words));
-  return dp->Agree(name, words);
+  return data->Agree(name, words);
 }
 
 absl::Status MeshRanks::BroadcastFromFirst(std::string_view name, at::Tensor& values) const {
-  // The first copy's ranks have rank 0's values, which then go to the ranks of equal place in the other copies.
+  // The ranks of the first tp axis have rank 0's values, which then go to those of equal place in the others.
   RETURN_IF_ERROR(tp->Broadcast(name, values, /*root=*/0));
-  return dp->Broadcast(name, values, /*root=*/0);
+  return data->Broadcast(name, values, /*root=*/0);
 }
 
 MeshRanks OnlyRank() {
-  return {std::make_unique<LocalCommunicator>("dp"), std::make_unique<LocalCommunicator>("tp"),
-          std::make_unique<LocalCommunicator>("kv")};
+  return {std::make_unique<LocalCommunicator>("dp"), std::make_unique<LocalCommunicator>("cp"),
+          std::make_unique<LocalCommunicator>("tp"), std::make_unique<LocalCommunicator>("kv")};
 }
 
 }  // namespace stemma::worker

@@ -2,7 +2,7 @@
 // path.
 //
 // Called by worker/engine on the engine thread. All ranks of an axis make the same calls in the same order; what
-// concerns the whole mesh goes over its axes one after the other, tp before dp, on every rank.
+// concerns the whole mesh goes over its axes one after the other, tp before data, on every rank.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,37 @@ namespace stemma::worker {
 class Rendezvous;
 class Transport;
 
+// The ranks that hold one copy of the model together and compute its groups: those of tp and cp. Both outlive it; null:
+// the axis has one rank.
+struct CopyRanks {
+  Communicator* tp = nullptr;
+  Communicator* cp = nullptr;
+
+  int tp_rank() const { return tp == nullptr ? 0 : tp->rank(); }
+  int tp_size() const { return tp == nullptr ? 1 : tp->size(); }
+  int cp_rank() const { return cp == nullptr ? 0 : cp->rank(); }
+  int cp_size() const { return cp == nullptr ? 1 : cp->size(); }
+  int size() const { return tp_size() * cp_size(); }
+  // Returns the number of the rank in the mesh that has this one's place in copy `dp_rank`.
+  int RankInCopy(int dp_rank) const { return (dp_rank * cp_size() + cp_rank()) * tp_size() + tp_rank(); }
+  // Replaces each word by the largest of all ranks of the copy. Errors: Unavailable.
+  absl::Status Agree(std::string_view name, std::span<int64_t> words) const;
+};
+
 struct MeshRanks {
-  std::unique_ptr<Communicator> dp;  // the ranks that hold the same part of the model: one of each copy
-  std::unique_ptr<Communicator> tp;  // the ranks that hold one copy together
+  // The ranks that hold the same part of the model, dp · cp of them: they share its gradients and optimizer states.
+  // Those of one copy are neighbours.
+  std::unique_ptr<Communicator> data;
+  std::unique_ptr<Communicator> cp;  // those of them that compute the groups of one copy
+  std::unique_ptr<Communicator> tp;  // the ranks that hold the parts of one model
   std::unique_ptr<Communicator> kv;  // neighbours in tp that hold the same K/V heads
 
-  int size() const { return dp->size() * tp->size(); }
+  int size() const { return data->size() * tp->size(); }
   // Returns the rank's number in the mesh, as PlaceOf() in common/base/mesh.h reads it.
-  int rank() const { return RankOfCopy(dp->rank()); }
-  // Returns the number of the rank that holds the same part of another copy.
-  int RankOfCopy(int dp_rank) const { return dp_rank * tp->size() + tp->rank(); }
+  int rank() const { return RankOfData(data->rank()); }
+  // Returns the number of the rank that holds the same part of the model and has this rank in `data`.
+  int RankOfData(int data_rank) const { return data_rank * tp->size() + tp->rank(); }
+  CopyRanks copy() const { return {tp.get(), cp.get()}; }
   // Replaces each word by the largest of all ranks of the mesh. Errors: Unavailable.
   absl::Status Agree(std::string_view name, std::span<int64_t> words) const;
   // Puts the values of the mesh's rank 0 into everyone's. Any dtype. Errors: Unavailable.

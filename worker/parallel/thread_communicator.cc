@@ -202,9 +202,9 @@ std::vector<std::unique_ptr<Communicator>> MakeThreadRanks(int size, absl::Durat
 }
 
 std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas, absl::Duration timeout) {
-  const int dp = static_cast<int>(DpSize(mesh)), tp = static_cast<int>(TpSize(mesh));
-  const int replicas = static_cast<int>(kv_replicas);
-  std::vector<MeshRanks> ranks(static_cast<size_t>(dp * tp));
+  const int cp = static_cast<int>(CpSize(mesh)), tp = static_cast<int>(TpSize(mesh));
+  const int data = static_cast<int>(DataRanks(mesh)), replicas = static_cast<int>(kv_replicas);
+  std::vector<MeshRanks> ranks(static_cast<size_t>(data * tp));
   const auto deal = [&](std::unique_ptr<Communicator> MeshRanks::*axis, int first, int stride, int size,
                         const std::string& name) {
     auto connected = MakeThreadRanks(size, timeout, name);
@@ -214,8 +214,11 @@ std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas,
       at += static_cast<size_t>(stride);
     }
   };
-  for (int t = 0; t < tp; ++t) deal(&MeshRanks::dp, t, tp, dp, absl::StrCat("dp.", t));
-  for (int d = 0; d < dp; ++d) {
+  for (int t = 0; t < tp; ++t) deal(&MeshRanks::data, t, tp, data, absl::StrCat("dp.", t));
+  for (int first = 0; first < data; first += cp) {
+    for (int t = 0; t < tp; ++t) deal(&MeshRanks::cp, first * tp + t, tp, cp, absl::StrCat("cp.", first / cp, ".", t));
+  }
+  for (int d = 0; d < data; ++d) {
     deal(&MeshRanks::tp, d * tp, 1, tp, absl::StrCat("tp.", d));
     for (int g = 0; g < tp / replicas; ++g) {
       deal(&MeshRanks::kv, d * tp + g * replicas, 1, replicas, absl::StrCat("kv.", d, ".", g));

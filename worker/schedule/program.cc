@@ -11,7 +11,11 @@ namespace stemma::worker {
 namespace {
 
 bool IsExchange(OperationKind kind) { return kind >= OperationKind::kSend; }
-bool IsWave(OperationKind kind) { return kind == OperationKind::kWaveForward || kind == OperationKind::kWaveBackward; }
+bool IsJoin(OperationKind kind) { return kind == OperationKind::kJoinForward || kind == OperationKind::kJoinBackward; }
+bool IsWave(OperationKind kind) {
+  return kind == OperationKind::kWaveForward || kind == OperationKind::kWaveBackward || IsJoin(kind);
+}
+bool NeedsOthers(const Operation& operation) { return !operation.exchange.ranks.empty(); }
 
 bool BorrowsKv(const Operation& operation) {
   return operation.kind == OperationKind::kReceive && operation.part == PrefixPart::kKv;
@@ -27,6 +31,10 @@ const char* KindText(OperationKind kind) {
       return "WaveBackward";
     case OperationKind::kPrefixBackward:
       return "PrefixBackward";
+    case OperationKind::kJoinForward:
+      return "JoinForward";
+    case OperationKind::kJoinBackward:
+      return "JoinBackward";
     case OperationKind::kSend:
       return "Send";
     case OperationKind::kReceive:
@@ -54,9 +62,10 @@ class RankCheck {
   const Operation& current() const { return program_[next_]; }
   const ProgramPeaks& peaks() const { return peaks_; }
 
-  // Steps over the exchange that it waits at.
+  // Steps over the operation with others that it waits at.
   absl::Status Pass() {
-    if (const std::string problem = Exchanged(current()); !problem.empty()) return Error(problem);
+    const std::string problem = IsExchange(current().kind) ? Exchanged(current()) : Step(current());
+    if (!problem.empty()) return Error(problem);
     NotePeaks();
     ++next_;
     return absl::OkStatus();
@@ -67,9 +76,9 @@ class RankCheck {
                                                    done() ? "end of program" : OperationText(current()), ": ", what));
   }
 
-  // Runs what needs no other rank, up to the next exchange or the end.
+  // Runs what needs no other rank, up to the next operation with others or the end.
   absl::Status RunLocal() {
-    for (; !done() && !IsExchange(current().kind); ++next_) {
+    for (; !done() && !NeedsOthers(current()); ++next_) {
       if (const std::string problem = Step(current()); !problem.empty()) return Error(problem);
       NotePeaks();
     }
@@ -111,7 +120,8 @@ class RankCheck {
   // Returns what is wrong with running it now; empty: nothing.
   std::string Step(const Operation& operation) {
     if (forward_only_ &&
-        (operation.kind == OperationKind::kWaveBackward || operation.kind == OperationKind::kPrefixBackward)) {
+        (operation.kind == OperationKind::kWaveBackward || operation.kind == OperationKind::kJoinBackward ||
+         operation.kind == OperationKind::kPrefixBackward)) {
       return "a backward in a forward-only pass";
     }
     if (!ran_.insert({operation.kind, operation.cluster, IsWave(operation.kind) ? operation.wave : 0}).second) {
@@ -129,6 +139,9 @@ class RankCheck {
         return "";
       case OperationKind::kWaveBackward:
         return live_waves_.erase(wave) == 1 ? "" : "its forward has left no tape";
+      case OperationKind::kJoinForward:
+      case OperationKind::kJoinBackward:
+        return live_clusters_.contains(operation.cluster) ? "" : "its cluster has no hot set now";
       default:
         if (borrowed_.contains(operation.cluster))
           return "its cluster's hot set is another rank's: that one runs Phase C";
@@ -158,10 +171,11 @@ bool Meets(const Operation& a, const Operation& b) {
   const bool pair = (a.kind == OperationKind::kSend && b.kind == OperationKind::kReceive) ||
                     (a.kind == OperationKind::kReceive && b.kind == OperationKind::kSend);
   const bool same = a.kind == b.kind && (a.kind == OperationKind::kGather || a.kind == OperationKind::kReduce);
-  return (pair || same) && a.exchange == b.exchange;
+  const bool together = !IsExchange(a.kind) && !IsExchange(b.kind);
+  return (pair || same || together) && a.exchange == b.exchange;
 }
 
-bool AtExchange(const RankCheck& rank) { return !rank.done() && IsExchange(rank.current().kind); }
+bool AtExchange(const RankCheck& rank) { return !rank.done() && NeedsOthers(rank.current()); }
 
 // Whether all ranks of the exchange that `rank` waits at are there too.
 absl::StatusOr<bool> IsComplete(const std::vector<RankCheck>& ranks, const RankCheck& rank) {
@@ -223,15 +237,14 @@ class ClusterExchanges {
 
   void AppendOne(PrefixPart part, uint32_t peer, bool sends, Program& program) const {
     if (peer >= static_cast<uint32_t>(sizes_.num_ranks) || peer == static_cast<uint32_t>(sizes_.rank)) return;
-    const int other = static_cast<int>(peer);
+    const int own = sizes_.RankInCopy(sizes_.rank), other = sizes_.RankInCopy(static_cast<int>(peer));
     const bool kv = part == PrefixPart::kKv;
-    program.push_back(
-        {.kind = sends ? OperationKind::kSend : OperationKind::kReceive,
-         .cluster = index_,
-         .exchange = {.ranks = sends ? std::vector<int>{sizes_.rank, other} : std::vector<int>{other, sizes_.rank},
-                      .tensor = absl::StrCat(kv ? "kv" : "gkv", " of group ", group_),
-                      .bytes = rows_ * (kv ? sizes_.kv_row_bytes : sizes_.gradient_row_bytes)},
-         .part = part});
+    program.push_back({.kind = sends ? OperationKind::kSend : OperationKind::kReceive,
+                       .cluster = index_,
+                       .exchange = {.ranks = sends ? std::vector<int>{own, other} : std::vector<int>{other, own},
+                                    .tensor = absl::StrCat(kv ? "kv" : "gkv", " of group ", group_),
+                                    .bytes = rows_ * (kv ? sizes_.kv_row_bytes : sizes_.gradient_row_bytes)},
+                       .part = part});
   }
 
   const v1::Cluster& cluster_;
@@ -241,23 +254,88 @@ class ClusterExchanges {
   int64_t rows_ = 0;
 };
 
+// What one rank runs of one cluster, beside the exchanges of a split group.
+class ClusterOperations {
+ public:
+  ClusterOperations(const v1::Cluster& cluster, int index, const RankSizes& sizes, bool forward_only)
+      : cluster_(cluster), index_(index), sizes_(sizes), forward_only_(forward_only) {}
+
+  bool own_prefix() const { return cluster_.prefix_groups_size() > 0 && !cluster_.has_owner_rank(); }
+
+  void AppendPrefix(OperationKind kind, Program& program) const {
+    program.push_back({.kind = kind, .cluster = index_, .exchange = Together(KindText(kind), 0)});
+  }
+
+  void AppendWaves(Program& program) const {
+    const std::vector<std::vector<int>> waves = WavesOfRanks();
+    const std::vector<int>& own = waves[static_cast<size_t>(sizes_.cp_rank)];
+    if (!regathers()) {
+      for (const int wave : own) AppendWave(wave, {}, {}, program);
+      return;
+    }
+    size_t rounds = 0;
+    for (const std::vector<int>& of_rank : waves) rounds = std::max(rounds, of_rank.size());
+    for (size_t round = 0; round < rounds; ++round) {
+      const int number = static_cast<int>(round);
+      const Exchange forward = Together("round forward", number), backward = Together("round backward", number);
+      round < own.size()
+          ? AppendWave(own[round], forward, backward, program)
+          : AppendPair(OperationKind::kJoinForward, OperationKind::kJoinBackward, number, forward, backward, program);
+    }
+  }
+
+ private:
+  bool regathers() const { return own_prefix() && sizes_.cp_ranks > 1 && cluster_.regather_prefix(); }
+
+  // A wave of a rank that there is not is nobody's: CheckContextRanks() refuses such a plan.
+  std::vector<std::vector<int>> WavesOfRanks() const {
+    std::vector<std::vector<int>> waves(static_cast<size_t>(sizes_.cp_ranks));
+    for (int w = 0; w < cluster_.waves_size(); ++w) {
+      if (cluster_.waves(w).cp_rank() < waves.size()) waves[cluster_.waves(w).cp_rank()].push_back(w);
+    }
+    return waves;
+  }
+
+  void AppendWave(int wave, const Exchange& forward, const Exchange& backward, Program& program) const {
+    AppendPair(OperationKind::kWaveForward, OperationKind::kWaveBackward, wave, forward, backward, program);
+  }
+
+  void AppendPair(OperationKind forward_kind, OperationKind backward_kind, int wave, const Exchange& forward,
+                  const Exchange& backward, Program& program) const {
+    program.push_back({.kind = forward_kind, .cluster = index_, .wave = wave, .exchange = forward});
+    if (forward_only_) return;
+    program.push_back({.kind = backward_kind, .cluster = index_, .wave = wave, .exchange = backward});
+  }
+
+  // Names what the ranks of a copy run together.
+  Exchange Together(const char* what, int round) const {
+    if (sizes_.cp_ranks == 1) return {};
+    Exchange exchange;
+    exchange.tensor = absl::StrCat(what, " ", round, " of cluster ", index_);
+    for (int rank = 0; rank < sizes_.cp_ranks; ++rank) exchange.ranks.push_back(sizes_.rank * sizes_.cp_ranks + rank);
+    return exchange;
+  }
+
+  const v1::Cluster& cluster_;
+  const int index_;
+  const RankSizes& sizes_;
+  const bool forward_only_;
+};
+
 }  // namespace
 
 Program ExpandStep(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes) {
   Program program;
   for (int c = 0; c < step.clusters_size(); ++c) {
     const v1::Cluster& cluster = step.clusters(c);
-    const bool own_prefix = cluster.prefix_groups_size() > 0 && !cluster.has_owner_rank();
+    const ClusterOperations operations(cluster, c, sizes, forward_only);
     const ClusterExchanges exchanges(cluster, c, sizes);
-    if (own_prefix) program.push_back({.kind = OperationKind::kPrefixForward, .cluster = c});
+    if (operations.own_prefix()) operations.AppendPrefix(OperationKind::kPrefixForward, program);
     exchanges.AppendKv(program);
-    for (int w = 0; w < cluster.waves_size(); ++w) {
-      program.push_back({.kind = OperationKind::kWaveForward, .cluster = c, .wave = w});
-      if (!forward_only) program.push_back({.kind = OperationKind::kWaveBackward, .cluster = c, .wave = w});
-    }
+    operations.AppendWaves(program);
     if (forward_only) continue;
     exchanges.AppendGradients(program);
-    if (own_prefix) program.push_back({.kind = OperationKind::kPrefixBackward, .cluster = c});
+    if (operations.own_prefix()) operations.AppendPrefix(OperationKind::kPrefixBackward, program);
   }
   return program;
 }

@@ -19,6 +19,9 @@ enum class OperationKind {
   kWaveForward,     // of one wave of Phase B, head and loss included
   kWaveBackward,    // of a wave whose forward ran
   kPrefixBackward,  // Phase C of a cluster
+  // The exchanges of a wave that another context-parallel rank runs, where this one has none in the round.
+  kJoinForward,
+  kJoinBackward,
   // Between ranks. A plan makes the first two, for groups that are split over ranks.
   kSend,     // exchange.ranks = {from, to}
   kReceive,  // exchange.ranks = {from, to}
@@ -45,8 +48,10 @@ enum class PrefixPart {
 struct Operation {
   OperationKind kind = OperationKind::kPrefixForward;
   int cluster = 0;
-  int wave = 0;            // of kWaveForward and kWaveBackward
-  Exchange exchange = {};  // of kSend, kReceive, kGather, kReduce
+  int wave = 0;  // of kWaveForward and kWaveBackward; of kJoinForward and kJoinBackward the round
+  // What kSend, kReceive, kGather and kReduce carry; and of an operation that context-parallel ranks run together, with
+  // exchanges inside of its layers, who they are, and which operation of theirs it is.
+  Exchange exchange = {};
   PrefixPart part = PrefixPart::kNone;
 
   // Returns the other rank of a kSend or kReceive.
@@ -55,12 +60,17 @@ struct Operation {
 
 using Program = std::vector<Operation>;
 
-// What a rank knows of the groups that it shares with others.
+// What a rank knows of the groups that it shares with others. `rank` is the one of its copy of the model, as a plan
+// names it; an exchange names the ranks that hold the same part of the model, those of a copy next to one another.
 struct RankSizes {
   int rank = 0, num_ranks = 1;
+  int cp_rank = 0, cp_ranks = 1;     // that share the copy's clusters
   int64_t kv_row_bytes = 0;          // of one row's K and V in all layers
   int64_t gradient_row_bytes = 0;    // of one row's gK and gV in all layers
   std::vector<int64_t> prefix_rows;  // by group of the payload; beyond its end: 0
+
+  // Returns the rank that has this one's place in copy `copy`.
+  int RankInCopy(int copy) const { return copy * cp_ranks + cp_rank; }
 };
 
 // Lists for each cluster: A if it has prefixes, forward and backward of its waves in order, C if it has prefixes. A
@@ -68,6 +78,10 @@ struct RankSizes {
 //
 //   owner    A   Send K/V to each helper        waves   Receive gK/gV of each helper, helpers ascending   C
 //   helper       Receive K/V from the owner     waves   Send gK/gV to the owner
+//
+// Context-parallel ranks run A and C together, and each the waves that are its own. Where K/V are gathered again they
+// run their first waves side by side, then their second ones, and so on: a rank without a wave in such a round joins
+// in.
 //
 // Ranks that list their split groups in one order never wait for each other in a circle. An exchange with a rank that
 // there is not, or with itself, is left out: CheckSplitGroups (worker/schedule/split_groups.h) refuses such a plan.
@@ -90,7 +104,8 @@ struct ProgramPeaks {
 //   are
 //     sent before the last backward, twice or never, or that come after Phase C
 //   exchanges: a rank that is in none of its ranks, ranks that meet with different tensors or bytes, or wait for ever
-// and names rank, place and operation.
+//   together: context-parallel ranks that meet in different operations
+// and names rank, place and operation. `ranks`: by the numbers that exchanges name.
 absl::StatusOr<std::vector<ProgramPeaks>> CheckPrograms(const std::vector<Program>& ranks, bool forward_only);
 
 }  // namespace stemma::worker

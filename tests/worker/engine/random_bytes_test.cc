@@ -14,20 +14,20 @@
 #include <optional>
 #include <random>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
+#include "common/cost/context_rows.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/model/model_init.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
-#include "tests/testing/draw.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/step_sums.h"
 #include "tests/testing/synthetic.h"
+#include "tests/worker/engine/bytes_cases.h"
 #include "tests/worker/engine/product_scratch.h"
 #include "tests/worker/memory/fake_copy_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
@@ -40,72 +40,6 @@ constexpr double kTolerance = 0.03;  // what is promised; of some 20 seeds one p
 constexpr double kSmallestBytes = 1e5;  // below it the rounding of some 70 tensors to 64 bytes may be more
 constexpr int kCasesPerSeed = 25;
 constexpr int kSeedsInCi = 2;
-
-struct Case {
-  ModelConfig model;
-  v1::RunConfig run;
-  std::vector<int64_t> prompts, responses;
-  double budget_of_ample = 0;  // of what the plan without a limit needs; 0: no limit
-  bool lazy_copies = false;    // copies end only where they are waited for
-
-  std::string text() const {
-    std::ostringstream out;
-    out << model.model_type << (model.tie_word_embeddings ? " tied" : "") << " D " << model.hidden_size << " L "
-        << model.num_layers << " H " << model.num_heads << " K " << model.num_kv_heads << " E " << model.head_size
-        << " F " << model.ffn_size << " V " << model.vocab_size << " budget of ample " << budget_of_ample
-        << (lazy_copies ? " lazy copies" : "") << " prompts";
-    for (const int64_t prompt : prompts) out << " " << prompt;
-    out << " responses";
-    for (const int64_t response : responses) out << " " << response;
-    out << "\n" << run.ShortDebugString();
-    return out.str();
-  }
-};
-
-ModelConfig DrawModel(Draw& draw) {
-  const int64_t kv_heads = draw.Of<int64_t>({1, 2, 4});
-  ModelConfig model = SyntheticModel({.hidden = 8 * draw.Between(4, 24),
-                                      .layers = draw.Between(1, 5),
-                                      .heads = kv_heads * draw.Of<int64_t>({1, 2, 3}),
-                                      .kv_heads = kv_heads,
-                                      .head_size = draw.Of<int64_t>({16, 32, 64}),
-                                      .ffn = 8 * draw.Between(4, 60),
-                                      .vocab = draw.LogBetween(60, 12000)});
-  model.SetFamily(draw.Of<Family>({Families().begin(), Families().end()}));
-  if (model.num_heads > 4) model.head_size = 16;
-  if (model.model_type != "qwen3") model.hidden_size = model.num_heads * model.head_size;
-  model.tie_word_embeddings = draw.Chance(50);
-  return model;
-}
-
-Case DrawCase(Draw& draw) {
-  Case c;
-  c.model = DrawModel(draw);
-  c.run.set_dtype(draw.Of<std::string>({"fp32", "bf16", "bf16", "fp64"}));
-  c.run.set_threads(static_cast<uint32_t>(draw.Between(1, 2)));
-  c.run.set_schedule(draw.Of<v1::Schedule>({v1::AUTO, v1::REUSE, v1::REUSE, v1::DENSE}));
-  c.run.set_head_chunk_tokens(static_cast<uint32_t>(draw.LogBetween(16, 512)));
-  c.run.set_wave_suffixes(static_cast<uint32_t>(draw.Chance(50) ? 0 : draw.Between(1, 4)));
-  if (draw.Chance(60))
-    c.run.set_prefix_policy(draw.Of<v1::TapePolicy>({v1::S0, v1::S1, v1::S2, v1::S3, v1::S4, v1::S5}));
-  if (draw.Chance(60)) c.run.set_suffix_policy(draw.Of<v1::TapePolicy>({v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}));
-  if (draw.Chance(30)) c.run.set_prefix_block_rows(static_cast<uint32_t>(draw.LogBetween(32, 400)));
-  if (draw.Chance(60) && c.run.prefix_policy() != v1::S5) {
-    c.run.set_offload(draw.Of<v1::Offload>({v1::OFFLOAD_ON, v1::OFFLOAD_ON, v1::OFFLOAD_OFF}));
-  }
-  c.run.set_host_memory_bytes(uint64_t{512} << 20);
-  c.run.set_optimizer_residency(draw.Of<v1::OptimizerResidency>({v1::DEVICE, v1::HOST}));
-  for (int64_t i = draw.Between(1, 3); i > 0; --i) c.prompts.push_back(draw.LogBetween(1, 900));
-  for (int64_t i = draw.Between(1, 4); i > 0; --i) c.responses.push_back(draw.LogBetween(1, 250));
-  if (draw.Chance(60)) c.budget_of_ample = static_cast<double>(draw.Between(20, 160)) / 100;
-  c.lazy_copies = draw.Chance(50);
-  if (c.run.wave_suffixes() <= 1 && draw.Chance(10)) {
-    c.run.set_layout(v1::ONE_BY_ONE);
-  } else if (draw.Chance(50)) {
-    c.run.set_layout(v1::PADDED);
-  }
-  return c;
-}
 
 // The budget that leaves so much of what an ample one would use; false: no plan fits it.
 bool SetBudget(const Case& c, const TrainingRequest& request, v1::RunConfig& run) {
@@ -124,6 +58,24 @@ bool SetBudget(const Case& c, const TrainingRequest& request, v1::RunConfig& run
   return plan(request, run, rates, [] { return false; }).ok();
 }
 
+// How many rows of the cluster's prefixes any rank runs at once, of several that share them.
+std::set<int64_t> ContextRowCounts(const Case& c, const v1::Cluster& cluster) {
+  std::vector<int64_t> lengths;
+  int64_t rows = 0;
+  for (const uint32_t group : cluster.prefix_groups()) {
+    lengths.push_back(c.prompts[group] - 1);
+    rows += lengths.back();
+  }
+  const int64_t ranks = c.run.mesh().cp(), block = cluster.prefix_block_rows() > 0 ? cluster.prefix_block_rows() : rows;
+  const std::vector<ContextPiece> pieces = DealContextRows(lengths, cluster.prefix_block_rows(), ranks);
+  std::set<int64_t> counts;
+  for (int64_t begin = 0; begin < rows; begin += block) {
+    for (const int64_t part : ContextRowsOfRanks(pieces, begin, std::min(begin + block, rows), ranks))
+      counts.insert(part);
+  }
+  return counts;
+}
+
 // How many rows the products of a step have: those of each wave, and of the prefixes, at once or in blocks.
 std::set<int64_t> ProductRows(const Case& c, const v1::StepPlan& step) {
   std::set<int64_t> counts;
@@ -131,6 +83,7 @@ std::set<int64_t> ProductRows(const Case& c, const v1::StepPlan& step) {
     int64_t prefix_rows = 0;
     for (const uint32_t group : cluster.prefix_groups()) prefix_rows += c.prompts[group] - 1;
     const int64_t block = cluster.prefix_block_rows();
+    if (c.run.mesh().cp() > 1) counts.merge(ContextRowCounts(c, cluster));
     counts.insert(prefix_rows);
     if (block > 0) counts.insert({std::min(block, prefix_rows), prefix_rows % block});
     for (const v1::Wave& wave : cluster.waves()) {
@@ -201,7 +154,15 @@ struct LoadedCase {
 LoadedCase Load(const Case& c, TrainingRequest request, const std::string& directory, InProcessOptions options) {
   options.run = c.run;
   options.run.set_model(directory);
-  options.lone_rank = c.run.mesh().tp() > 1;
+  options.lone_rank = c.run.mesh().tp() > 1 || c.run.mesh().cp() > 1;
+  // The one rank that is here runs all waves, so that the largest is among them.
+  if (c.run.mesh().cp() > 1) {
+    options.edit_step = options.edit_entry_pass = [rank = options.lone_cp_rank](v1::StepPlan& step) {
+      for (v1::Cluster& cluster : *step.mutable_clusters()) {
+        for (v1::Wave& wave : *cluster.mutable_waves()) wave.set_cp_rank(static_cast<uint32_t>(rank));
+      }
+    };
+  }
   if (!SetBudget(c, request, options.run)) return {};
   std::filesystem::remove_all(directory);
   CHECK(WriteRandomModel(c.model, {}, directory).ok());
@@ -223,14 +184,39 @@ bool HasPaddedWave(const v1::StepPlan& step) {
   return false;
 }
 
+// A plan is for the context-parallel rank that takes most: calls run(rank, rows) for one after the other, which adds
+// what the rank takes to the rows.
+template <typename RunRank>
+std::vector<PhaseRow> HighestOfRanks(const Case& c, const RunRank& run) {
+  std::vector<PhaseRow> highest;
+  for (int rank = 0; rank < static_cast<int>(CpSize(c.run.mesh())); ++rank) {
+    std::vector<PhaseRow> rows = run(rank);
+    for (size_t i = 0; i < highest.size() && i < rows.size(); ++i) {
+      rows[i].measured = std::max(rows[i].measured, highest[i].measured);
+    }
+    highest = std::move(rows);
+  }
+  return highest;
+}
+
 void RunCase(const Case& c, const std::string& directory, Tally& tally) {
-  const auto [engine, activation_budget] =
-      Load(c, SyntheticRequest(c.prompts, c.responses, c.model.vocab_size), directory, {});
-  if (engine == nullptr) return;
-  const auto vote = engine->Prepare(0);
-  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status() << (vote.ok() ? vote->message() : "");
-  CheckRows(RowsOf(engine->plan().report.steps(0), *vote), activation_budget,
-            ProductScratchOf(c, engine->plan().plan.steps(0)), tally);
+  LoadedCase loaded;
+  std::optional<internal::v1::Vote> last;
+  const std::vector<PhaseRow> rows = HighestOfRanks(c, [&](int rank) -> std::vector<PhaseRow> {
+    InProcessOptions options;
+    options.lone_cp_rank = rank;
+    loaded = {};
+    loaded = Load(c, SyntheticRequest(c.prompts, c.responses, c.model.vocab_size), directory, options);
+    if (loaded.engine == nullptr) return {};
+    const auto vote = loaded.engine->Prepare(0);
+    CHECK(vote.ok() && vote->yes()) << vote.status() << (vote.ok() ? vote->message() : "");
+    last = *vote;
+    return RowsOf(loaded.engine->plan().report.steps(0), *vote);
+  });
+  if (loaded.engine == nullptr) return;
+  const std::unique_ptr<InProcess>& engine = loaded.engine;
+  const internal::v1::Vote* vote = &*last;
+  CheckRows(rows, loaded.activation_budget, ProductScratchOf(c, engine->plan().plan.steps(0)), tally);
   tally.offloaded += vote->sums().host_bytes() > 0;
   tally.bounded += c.budget_of_ample > 0;
   tally.padded += HasPaddedWave(engine->plan().plan.steps(0));
@@ -265,24 +251,30 @@ void RunEntryPass(const Case& c, const std::string& directory, Tally& tally) {
   TrainingRequest request = SyntheticRequest(c.prompts, c.responses, c.model.vocab_size);
   request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
   request.update.mutable_old()->set_weights("policy");
-  EntryPassBytes measured;
-  InProcessOptions options;
-  options.progress = [&](const internal::v1::Heartbeat& heartbeat) { measured.OperationEnded(heartbeat.phase()); };
-  const auto [engine, activation_budget] = Load(c, std::move(request), directory, options);
-  if (engine == nullptr) return;
+  LoadedCase loaded;
+  std::vector<PhaseRow> rows = HighestOfRanks(c, [&](int rank) -> std::vector<PhaseRow> {
+    EntryPassBytes measured;
+    InProcessOptions options;
+    options.lone_cp_rank = rank;
+    options.progress = [&](const internal::v1::Heartbeat& heartbeat) { measured.OperationEnded(heartbeat.phase()); };
+    loaded = {};
+    loaded = Load(c, request, directory, options);
+    if (loaded.engine == nullptr) return {};
+    measured.Begin(loaded.engine->plan().plan.log_prob_pass());
+    const auto vote = loaded.engine->Prepare(0);
+    CHECK(vote.ok() && vote->yes()) << vote.status() << (vote.ok() ? vote->message() : "");
+    EXPECT_TRUE(measured.complete());
+    return {{"prefix_forward", 0, 0, measured.prefix_forward}, {"suffix", 0, 0, measured.suffix}};
+  });
+  if (loaded.engine == nullptr) return;
+  const std::unique_ptr<InProcess>& engine = loaded.engine;
+  const double activation_budget = loaded.activation_budget;
   const v1::StepPlan& pass = engine->plan().plan.log_prob_pass();
-  measured.Begin(pass);
-  const auto vote = engine->Prepare(0);
-  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status() << (vote.ok() ? vote->message() : "");
-  EXPECT_TRUE(measured.complete());
-  std::vector<PhaseRow> rows = {{"prefix_forward"}, {"suffix"}};
   for (const v1::ClusterReport& cluster : engine->plan().report.steps(0).clusters()) {  // the pass's
     rows[0].least = std::max(rows[0].least, static_cast<double>(cluster.prefix_forward().peak()));
     rows[1].least = std::max(rows[1].least, static_cast<double>(cluster.suffix().peak()));
     tally.in_blocks += cluster.prefix_block_rows() > 0;
   }
-  rows[0].measured = measured.prefix_forward;
-  rows[1].measured = measured.suffix;
   for (PhaseRow& row : rows) row.most = row.least;
   CheckRows(rows, activation_budget, ProductScratchOf(c, pass), tally);
   tally.bounded += c.budget_of_ample > 0;
@@ -329,20 +321,6 @@ TEST(RandomBytesTest, EveryPhaseTakesWhatItsPlanSays) {
   EXPECT_GT(tally.offloaded, tally.run / 20);
 }
 
-// Makes the case one of a tensor-parallel rank: sizes that ranks can share, K/V heads that several of them hold.
-Case DrawRankCase(Draw& draw) {
-  Case c = DrawCase(draw);
-  const int64_t tp = draw.Between(2, 4);
-  c.run.mutable_mesh()->set_tp(static_cast<uint32_t>(tp));
-  ModelConfig& m = c.model;
-  m.num_kv_heads = tp == 4 ? draw.Of<int64_t>({1, 2, 4, 8}) : draw.Of<int64_t>({1, tp, 2 * tp});
-  m.num_heads = std::lcm(m.num_kv_heads, tp) * draw.Of<int64_t>({1, 2});
-  m.ffn_size = tp * 8 * draw.Between(2, 24);
-  if (m.num_heads > 4) m.head_size = 16;
-  if (m.model_type != "qwen3") m.hidden_size = m.num_heads * m.head_size;
-  return c;
-}
-
 TEST(RandomBytesTest, ATensorParallelRankTakesWhatItsPlanSays) {
   const Tally tally = RunDrawnCases("random-rank-bytes", DrawRankCase, RunCase);
   EXPECT_GT(tally.offloaded, tally.run / 20);
@@ -350,6 +328,15 @@ TEST(RandomBytesTest, ATensorParallelRankTakesWhatItsPlanSays) {
 
 TEST(RandomBytesTest, AForwardOnlyPassOfATensorParallelRankTakesWhatItsPlanSays) {
   RunDrawnCases("random-rank-forward-bytes", DrawRankCase, RunEntryPass);
+}
+
+TEST(RandomBytesTest, AContextParallelRankTakesWhatItsPlanSays) {
+  const Tally tally = RunDrawnCases("random-context-bytes", DrawContextCase, RunCase);
+  EXPECT_GT(tally.offloaded, tally.run / 20);
+}
+
+TEST(RandomBytesTest, AForwardOnlyPassOfAContextParallelRankTakesWhatItsPlanSays) {
+  RunDrawnCases("random-context-forward-bytes", DrawContextCase, RunEntryPass);
 }
 
 // Nothing is kept for a backward; what Phase A makes and frees is predicted, at once and in blocks, of which two make

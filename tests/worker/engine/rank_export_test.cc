@@ -122,11 +122,11 @@ class RankExportTest : public ::testing::Test {
       threads.emplace_back([&, rank, i, ranks = std::move(meshed[i])]() mutable {
         at::set_num_threads(1);
         ModelDirectory source = directory_;
-        const int dp_rank = ranks.dp->rank();
+        const int dp_rank = ranks.data->rank();
         const auto weights =
             LoadWeights(source, shard_of(ranks.tp->rank()), c.run_dtype, at::kCPU, {c.residency, dp_rank, c.dp});
         edit(rank, source, ranks);
-        if (!weights.ok() || ranks.dp == nullptr) return;
+        if (!weights.ok() || ranks.data == nullptr) return;
         const OptimizerShards shards(ElementsOf(weights->parameters), c.dp);
         answers[i] = ExportOnRanks(*weights, source, {Target(c).string(), c.dtype}, shards.owned(dp_rank), ranks);
       });
@@ -282,7 +282,7 @@ TEST_F(RankExportTest, AFolderThatVanishesIsAnAnswer) {
   const Case c{3, 1, at::kFloat};
   const Answers answers = Export(c, [&](int rank, ModelDirectory&, MeshRanks& ranks) {
     if (rank != 0) return;
-    ranks.dp = std::make_unique<HookedRank>(std::move(ranks.dp), "export folder", [&] {
+    ranks.data = std::make_unique<HookedRank>(std::move(ranks.data), "export_folder", [&] {
       for (const auto& entry : fs::directory_iterator(root_ / "exports")) fs::remove_all(entry.path());
     });
   });
@@ -295,8 +295,8 @@ TEST_F(RankExportTest, ATargetThatAppearsStays) {
   const Case c{3, 1, at::kFloat};
   const Answers answers = Export(c, [&](int rank, ModelDirectory&, MeshRanks& ranks) {
     if (rank != 2) return;
-    ranks.dp = std::make_unique<HookedRank>(std::move(ranks.dp), "export written",
-                                            [&] { fs::create_directories(Target(c) / "theirs"); });
+    ranks.data = std::make_unique<HookedRank>(std::move(ranks.data), "export_written",
+                                              [&] { fs::create_directories(Target(c) / "theirs"); });
   });
   ExpectNothing(c, answers, 0, absl::StatusCode::kAlreadyExists, "out", {"out"});
   EXPECT_TRUE(fs::exists(Target(c) / "theirs"));

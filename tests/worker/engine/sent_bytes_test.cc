@@ -1,5 +1,5 @@
-// The bytes that common/cost/tensor_parallel_cost.h says that a tensor-parallel rank sends, against those that its
-// communicators count: drawn models, meshes, requests and memory settings, to the byte.
+// The bytes that common/cost/tensor_parallel_cost.h and context_parallel_cost.h say that a rank sends to those of its
+// copy, against those that its communicators count: drawn models, meshes, requests and memory settings, to the byte.
 //
 // CI runs fixed seeds, `--gtest_random_seed=N` others.
 #include <gtest/gtest.h>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/cost/context_parallel_cost.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/tensor_parallel_cost.h"
 #include "common/model/model_init.h"
@@ -24,6 +25,7 @@
 #include "tests/testing/synthetic.h"
 #include "worker/backend/cpu/cpu_backend.h"
 #include "worker/engine/partial_gradients.h"
+#include "worker/model/context_exchange.h"
 #include "worker/ops/tensor_parallel.h"
 
 namespace stemma::testing {
@@ -185,6 +187,73 @@ TEST(SentBytesTest, AreThoseThatCommunicatorsCount) {
     const Case c = draw.One();
     SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", c.text()));
     RunCase(c, directory);
+  }
+  std::filesystem::remove_all(directory);
+}
+
+// What each context-parallel rank of a copy sends in a step or pass, in so many collectives.
+ContextSentBytes ContextSentIn(const Case& c, const v1::StepPlan& plan, bool forward_only) {
+  const ByteShape shape = RankShape(c.model, c.run);
+  ContextSentBytes sent;
+  for (const v1::Cluster& cluster : plan.clusters()) {
+    PrefixShape prefix = {.block_rows = cluster.prefix_block_rows(),
+                          .policy = cluster.prefix_policy(),
+                          .regather = cluster.regather_prefix()};
+    for (const uint32_t group : cluster.prefix_groups()) {
+      prefix.lengths.push_back(c.prompts[group] - 1);
+      prefix.rows += prefix.lengths.back();
+    }
+    sent += PrefixForwardContextSent(shape, prefix);
+    if (!forward_only) sent += PrefixBackwardContextSent(shape, prefix);
+    std::map<uint32_t, int64_t> waves_of_ranks;
+    int64_t rounds = 0;
+    for (const v1::Wave& wave : cluster.waves()) rounds = std::max(rounds, ++waves_of_ranks[wave.cp_rank()]);
+    for (int64_t round = 0; round < rounds; ++round) {
+      sent += RoundForwardContextSent(shape, prefix);
+      if (!forward_only) sent += RoundBackwardContextSent(shape, prefix);
+    }
+  }
+  return sent;
+}
+
+void RunContextCase(const Case& c, const std::string& directory) {
+  std::filesystem::remove_all(directory);
+  ASSERT_TRUE(WriteRandomModel(c.model, {}, directory).ok());
+  Communicators communicators;
+  InProcessOptions options;
+  options.run = c.run;
+  options.run.set_model(directory);
+  options.edit_cp_communicator = [&](std::unique_ptr<Communicator> made) { return communicators.Add(std::move(made)); };
+  const auto engine = InProcess::Create(options, MakeCpuBackend());
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  TrainingRequest request = SyntheticRequest(c.prompts, c.responses, c.model.vocab_size);
+  if (c.entry_pass) {
+    request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+    request.update.mutable_old()->set_weights("policy");
+  }
+  ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
+  const v1::Plan& plan = (*engine)->plan().plan;
+  const auto vote = (*engine)->Prepare(0);
+  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  ContextSentBytes sent = ContextSentIn(c, plan.steps(0), /*forward_only=*/false);
+  if (plan.has_log_prob_pass()) sent += ContextSentIn(c, plan.log_prob_pass(), /*forward_only=*/true);
+  const size_t ranks = NumRanks(c.run.mesh());
+  EXPECT_EQ(communicators.Sent("cp", worker::kPrefixKvName), std::vector(ranks, sent.prefix_kv));
+  EXPECT_EQ(communicators.Sent("cp", worker::kPrefixGradientsName), std::vector(ranks, sent.prefix_gradients));
+}
+
+TEST(SentBytesTest, ContextParallelRanksSendWhatTheFormulaSays) {
+  const int flag = GTEST_FLAG_GET(random_seed);
+  const uint32_t seed = flag > 0 ? static_cast<uint32_t>(flag) : 1;
+  const std::string directory = ::testing::TempDir() + "/context-sent-bytes-" + std::to_string(seed);
+  CaseDraw draw(seed);
+  for (int i = 0; i < kCasesPerSeed; ++i) {
+    Case c = draw.One();
+    *c.run.mutable_mesh() = MakeMesh(
+        {.cp = static_cast<uint32_t>(draw.Between(2, 4)), .tp = draw.Between(0, 3) == 0 ? c.run.mesh().tp() : 1});
+    c.run.set_prefix_kv(draw.Of<v1::PrefixKv>({v1::PREFIX_KV_HOLD, v1::PREFIX_KV_REGATHER}));
+    SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", c.text()));
+    RunContextCase(c, directory);
   }
   std::filesystem::remove_all(directory);
 }

@@ -56,7 +56,9 @@ TEST(StepSumsTest, EveryNumberOfAPassTravelsUnderItsOwnName) {
                                                   {"split_bytes", 28},
                                                   {"reduce_overlapped_s", 0},
                                                   {"tensor_parallel_s", 0},
-                                                  {"tensor_parallel_bytes", 0}};
+                                                  {"tensor_parallel_bytes", 0},
+                                                  {"context_parallel_s", 0},
+                                                  {"context_parallel_bytes", 0}};
   EXPECT_EQ(testing::SumsByName(StepSumsOf(pass)), expected) << "a field of StepSums is missing here, or is mixed up";
 }
 

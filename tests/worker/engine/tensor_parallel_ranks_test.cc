@@ -147,8 +147,8 @@ TEST(CopyAgreementTest, OneRanksErrorIsEverybodys) {
   for (size_t rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
       const absl::Status own = rank == 1 ? absl::NotFoundError("no such checkpoint") : absl::OkStatus();
-      ended[rank] = AgreeInCopy(*ranks[rank], "pass", own);
-      EXPECT_EQ(AgreeInCopy(*ranks[rank], "pass", absl::OkStatus()), absl::OkStatus());
+      ended[rank] = AgreeInCopy({.tp = ranks[rank].get()}, "pass", own);
+      EXPECT_EQ(AgreeInCopy({.tp = ranks[rank].get()}, "pass", absl::OkStatus()), absl::OkStatus());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -159,13 +159,13 @@ TEST(CopyAgreementTest, OneRanksErrorIsEverybodys) {
 TEST(CopyAgreementTest, WhatARankFailsInAloneIsUnavailable) {
   auto ranks = MakeThreadRanks(2, absl::Minutes(1), "tp.0"), one = MakeThreadRanks(1, absl::Minutes(1), "tp.0");
   for (const absl::Status& alone : {absl::ResourceExhaustedError("no memory"), absl::InternalError("a bug")}) {
-    EXPECT_THAT(InsideCopy(*ranks[0], alone),
+    EXPECT_THAT(InsideCopy({.tp = ranks[0].get()}, alone),
                 StatusIs(absl::StatusCode::kUnavailable, HasSubstr(alone.message().data())));
-    EXPECT_EQ(InsideCopy(*one[0], alone), alone);
+    EXPECT_EQ(InsideCopy({.tp = one[0].get()}, alone), alone);
   }
   for (const absl::Status& common :
        {absl::OkStatus(), absl::InvalidArgumentError("the plan"), absl::AbortedError("x")}) {
-    EXPECT_EQ(InsideCopy(*ranks[0], common), common);
+    EXPECT_EQ(InsideCopy({.tp = ranks[0].get()}, common), common);
   }
 }
 

@@ -19,6 +19,16 @@
 namespace stemma::testing {
 namespace {
 
+// Gradients that other segments have accumulated: ones on K, twos on V.
+class ReadByOthers final : public SegmentKv {
+ public:
+  explicit ReadByOthers(at::Tensor gk_TKE) : gk_TKE_(std::move(gk_TKE)) {}
+  KvGradients Gradients() const override { return {gk_TKE_, 2 * gk_TKE_}; }
+
+ private:
+  const at::Tensor gk_TKE_;
+};
+
 constexpr v1::TapePolicy kPolicies[] = {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4};
 
 // A model of one layer with random weights and zero gradients, and rows to run: two spans, the first behind an
@@ -72,7 +82,7 @@ class BlocksTest : public ::testing::TestWithParam<int> {
     LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, policy);
     const at::Tensor gk_TKE = at::ones_like(result.tape.attention.saved.k_TKE, accumulate);
     const at::Tensor dx_TD =
-        LayerBackward(context_, 0, batch_, positions_T_, dy_TD_.clone(), std::move(result.tape), gk_TKE, 2 * gk_TKE);
+        LayerBackward(context_, 0, batch_, positions_T_, dy_TD_.clone(), std::move(result.tape), ReadByOthers(gk_TKE));
     std::vector<at::Tensor> made = {result.y_TD, dx_TD, batch_.ancestors[0].gk_CKE, batch_.ancestors[0].gv_CKE};
     for (const Parameter& p : weights_.parameters) made.push_back(p.grad.clone());
     return made;

@@ -30,7 +30,12 @@ namespace {
 class DealtPrefixKv final : public PrefixKv {
  public:
   // ends: of each owner's rows.
-  DealtPrefixKv(const LocalPrefixKv& whole, std::vector<int64_t> ends) : spans_(whole.spans), ends_(std::move(ends)) {
+  DealtPrefixKv(const LocalHotSet& whole, const std::vector<int64_t>& lengths, std::vector<int64_t> ends)
+      : ends_(std::move(ends)) {
+    for (const int64_t length : lengths) {
+      const int64_t begin = spans_.empty() ? 0 : spans_.back().end;
+      spans_.push_back({begin, begin + length, -1});
+    }
     for (size_t l = 0; l < whole.k_TKE.size(); ++l) {
       owners_.push_back({Deal(whole.k_TKE[l]), Deal(whole.v_TKE[l]), {}, {}});
       if (whole.gk_TKE.empty()) continue;
@@ -53,7 +58,7 @@ class DealtPrefixKv final : public PrefixKv {
     most_layers_here = std::max(most_layers_here, here_.size());
   }
 
-  AncestorKv Get(int64_t layer, int64_t prefix) override {
+  AncestorKv Get(int64_t layer, int64_t prefix, PrefixUse /*use*/) override {
     if (got_.insert(layer).second) calls += "G" + std::to_string(layer) + " ";
     const AttentionSpan& span = spans_[static_cast<size_t>(prefix)];
     return here_.at(layer).Rows(span.begin, span.end);
@@ -75,8 +80,14 @@ class DealtPrefixKv final : public PrefixKv {
     got_.erase(layer);
   }
 
+  void Rest() override {
+    calls += "- ";
+    here_.clear();
+    got_.clear();
+  }
+
   // Into the hot set, as Phase C reads it.
-  void GiveBack(LocalPrefixKv& whole) const {
+  void GiveBack(LocalHotSet& whole) const {
     for (size_t l = 0; l < owners_.size(); ++l) {
       whole.gk_TKE[l].copy_(at::cat(owners_[l].gk, 0));
       whole.gv_TKE[l].copy_(at::cat(owners_[l].gv, 0));
@@ -102,7 +113,7 @@ class DealtPrefixKv final : public PrefixKv {
     return dealt;
   }
 
-  const std::vector<AttentionSpan> spans_;
+  std::vector<AttentionSpan> spans_;
   const std::vector<int64_t> ends_;
   std::vector<Owners> owners_;          // by layer
   std::map<int64_t, AncestorKv> here_;  // by layer
@@ -163,10 +174,10 @@ class PrefixKvTest : public ::testing::TestWithParam<int> {
   std::vector<at::Tensor> Step(bool deal, bool forget_first_owner = false, DealtPrefixKv** seen = nullptr) {
     for (Parameter& p : weights_.parameters) p.grad.zero_();
     PrefixBatch prefixes = PrefixForward(context_, tokens_, lengths_, {});
-    dealt_ = std::make_unique<DealtPrefixKv>(prefixes.kv, ends_);
+    dealt_ = std::make_unique<DealtPrefixKv>(prefixes.all_rows(), lengths_, ends_);
     dealt_->forget_first_owner = forget_first_owner;
     if (seen != nullptr) *seen = dealt_.get();
-    PrefixKv& kv = deal ? static_cast<PrefixKv&>(*dealt_) : prefixes.kv;
+    PrefixKv& kv = deal ? static_cast<PrefixKv&>(*dealt_) : *prefixes.kv;
     const WavePrefixes behind{kv, [] {}};
     std::vector<at::Tensor> made;
     for (const WaveInput& wave : waves_) {
@@ -174,7 +185,7 @@ class PrefixKvTest : public ::testing::TestWithParam<int> {
       made.push_back(forward.hidden_BD);
       WaveBackward(context_, behind, wave, std::move(forward.tape), at::ones_like(forward.hidden_BD));
     }
-    if (deal) dealt_->GiveBack(prefixes.kv);
+    if (deal) dealt_->GiveBack(prefixes.all_rows());
     PrefixBackward(context_, std::move(prefixes));
     for (const Parameter& p : weights_.parameters) made.push_back(p.grad.clone());
     return made;
@@ -216,11 +227,12 @@ TEST_P(PrefixKvTest, LayersArePrefetchedOneAheadAndReducedOnce) {
       if (l + 1 < layers) expected += "P" + std::to_string(l + 1) + " ";
       expected += "G" + std::to_string(l) + " ";
     }
-    expected += "P" + std::to_string(layers - 1) + " ";
+    expected += "- P" + std::to_string(layers - 1) + " ";
     for (int64_t l = layers - 1; l >= 0; --l) {
       if (l > 0) expected += "P" + std::to_string(l - 1) + " ";
       expected += "G" + std::to_string(l) + " R" + std::to_string(l) + " ";
     }
+    expected += "- ";
   }
   EXPECT_EQ(dealt->calls, expected);
   EXPECT_LE(dealt->most_layers_here, 2U) << "the layer at work and the next";

@@ -1,0 +1,144 @@
+"""Context-parallel ranks against transformers in float64: rows of prefixes dealt in pieces, suffixes dealt whole.
+
+Models, meshes, requests, memory policies, placements and who runs which rollout are drawn; the ranks are threads with an engine
+each. STEMMA_SEED draws other cases.
+"""
+
+import dataclasses
+import os
+import random
+
+import pytest
+import torch
+
+from oracle import compare, hf64, models, requests, step
+
+_SEED = int(os.environ.get("STEMMA_SEED", "70"))
+_LOSSES = sorted(requests.LOSSES)
+LARGE = 1e6  # tolerances: a relative error of 1e-6
+
+SHAPE = [(9, [4, 1, 6]), (1, [2, 5]), (14, [3, 3]), (6, [7])]
+POLICIES = ("S0", "S1", "S2", "S3", "S4")
+MESHES = ("cp=2", "cp=4", "cp=2,tp=2", "dp=2,cp=2")
+
+
+def drawn(seed):
+    """(model, options of the probe, oracle -> request)."""
+    rng = random.Random(seed)
+    family, (heads, kv_heads) = rng.choice(["llama", "qwen2", "qwen3", "mistral"]), rng.choice([(4, 2), (4, 1), (4, 4), (6, 3)])
+    spec = models.Spec(family, hidden=8 * heads if family == "qwen2" else rng.choice([24, 48]), layers=rng.choice([1, 2, 3]),
+                       heads=heads, kv_heads=kv_heads, head_size=8 if family == "qwen2" else rng.choice([8, 16]),
+                       ffn=12 * rng.randint(2, 5), vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5,
+                       seed=rng.randrange(2**31))
+    # Also prefixes of fewer rows than there are ranks, and none.
+    shape = [(rng.choice([1, 2, 3, rng.randint(3, 40)]), [rng.randint(1, 12) for _ in range(rng.choice([1, rng.randint(2, 6)]))])
+             for _ in range(rng.randint(1, 5))]
+    dp, tp = rng.choice([1, 1, 2]), rng.choice([1, 1, 2 if heads % 4 == 0 else 3])
+    options = {"mesh": f"dp={dp},cp={rng.choice([2, 2, 3, 4])},tp={tp}", "schedule": rng.choice(["REUSE", "REUSE", "REUSE", "DENSE"]),
+               "layout": rng.choice(["PACKED", "PADDED"]), "waves": rng.choice([0, 1, 2, 3]),
+               "head_chunk": rng.choice([0, 3, 5]), "placement_seed": rng.randrange(1, 2**31),
+               "context_seed": rng.choice([0, *[rng.randrange(1, 2**31)] * 3])}
+    if options["schedule"] == "REUSE" and dp == 2 and rng.random() < 0.6:
+        options |= {"split_seed": seed, "split_policies": True}
+    else:
+        options |= {"prefix_policy": rng.choice([*POLICIES, "S5"]), "suffix_policy": rng.choice(POLICIES),
+                    "prefix_block_rows": rng.choice([0, 3, 7])}
+        options["offload"] = options["prefix_policy"] != "S5" and rng.random() < 0.5
+    loss, mode = requests.LOSSES[rng.choice(_LOSSES)], rng.choice(["token-mean", "seq-mean-token-sum", "prompt-mean"])
+    old_from = rng.choice(["CLIENT", "WEIGHTS"])
+    return spec, options, lambda oracle: requests.make(oracle, shape, loss, seed=seed, loss_agg_mode=mode, old_from=old_from)
+
+
+@pytest.mark.parametrize("seed", range(_SEED, _SEED + 40))
+def test_ranks_that_share_rows_have_the_gradients_of_transformers(seed, tmp_path, probe):
+    spec, options, make = drawn(seed)
+    directory = models.make(str(tmp_path / "model"), spec)
+    oracle = hf64.Hf64(directory)
+    request = make(oracle)
+    expected = step.run(oracle, request)
+    answer, tensors = probe.run(directory, request, **options)
+    errors = compare.step_errors(answer, tensors, expected)
+    assert errors.worst <= 1, f"STEMMA_SEED={seed}: {spec}, {options}: {errors.report()}"
+    norm = sum(value.square().sum().item() for value in expected.gradients.values()) ** 0.5
+    assert abs(answer["grad_norm"] - norm) <= compare.GRADIENT * norm, f"STEMMA_SEED={seed}: the norm"
+
+
+def test_the_drawn_cases_reach_everything():
+    cases = [drawn(seed)[1] for seed in range(_SEED, _SEED + 40)]
+    sizes = [dict(axis.split("=") for axis in options["mesh"].split(",")) for options in cases]
+    assert {"2", "3", "4"} == {size["cp"] for size in sizes}
+    assert any(size["tp"] != "1" for size in sizes) and any(size["dp"] != "1" for size in sizes)
+    assert any("split_seed" in options for options in cases), "a hot group inside the mesh"
+    assert {"REUSE", "DENSE"} == {options["schedule"] for options in cases}
+    assert any(options.get("prefix_block_rows") and options["prefix_policy"] == "S5" for options in cases)
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    directory = models.make(str(tmp_path_factory.mktemp("cp") / "qwen3"),
+                            dataclasses.replace(models.PARITY["qwen3"], vocab=97, layers=3))
+    oracle = hf64.Hf64(directory)
+    request = requests.make(oracle, SHAPE, requests.LOSSES["vanilla"], masks="none", adam={"max_grad_norm": 0.5})
+    return directory, request, step.run(oracle, request)
+
+
+@pytest.mark.parametrize("seed", (0, 3))
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_same_ranks_twice_have_the_same_bits(mesh, seed, setting, probe):
+    directory, request, _ = setting
+    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True, context_seed=seed)[1] for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("seed", (0, 3))
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_policies_of_one_mesh_have_the_same_bits(mesh, seed, setting, probe):
+    directory, request, _ = setting
+    kept, *recomputed = (probe.run(directory, request, mesh=mesh, dtype="fp32", prefix_policy=policy, suffix_policy=policy,
+                                   context_seed=seed)[1] for policy in POLICIES)
+    for policy, tensors in zip(POLICIES[1:], recomputed):
+        assert all(torch.equal(kept[name], tensors[name]) for name in kept), policy
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_ten_steps_of_a_mesh_are_those_of_one_rank(mesh, setting, probe):
+    directory, request, _ = setting
+    request = requests.with_fields(request, ppo_mini_batch_size=2, ppo_epochs=5)
+    one, several = (probe.run(directory, request, mesh=m, apply=True, context_seed=11)[1] for m in ("dp=1", mesh))
+    unit = 10 * request["header"]["adam"]["learning_rate"]
+    for name, weight in one.items():
+        if name.startswith("weight."):
+            # AdamW's first steps divide by the gradient's own size: a relative error of 1e-16 / eps = 1e-8 of lr.
+            assert (several[name] - weight).abs().max().item() < 1e-6 * unit, name
+
+
+@pytest.mark.parametrize("mesh", ("cp=2", "cp=4"))
+def test_bf16_is_as_near_to_the_truth_as_on_one_rank(mesh, setting, probe):
+    directory, request, expected = setting
+
+    def error(mesh):
+        _, tensors = probe.run(directory, request, mesh=mesh, dtype="bf16", context_seed=5)
+        errors = [((tensors[f"grad.{name}"] - value).norm() / value.norm()).item() ** 2
+                  for name, value in expected.gradients.items()]
+        return (sum(errors) / len(errors)) ** 0.5
+
+    assert error(mesh) <= 1.2 * error("dp=1")  # both round everywhere, and their errors differ by chance
+
+
+# Each spoils gradients; K/V in the places of others spoil the forward, too.
+@pytest.mark.parametrize("control", ("skipped_reduction", "mean_for_sum", "gradients_of_others", "kv_of_others"))
+@pytest.mark.parametrize("seed", (0, 3))
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mistake_between_the_ranks_fails(control, seed, mesh, setting, probe):
+    directory, request, expected = setting
+    answer, tensors = probe.run(directory, request, mesh=mesh, cp_control=control, context_seed=seed)
+    errors = compare.step_errors(answer, tensors, expected)
+    assert max(errors.gradients.values()) > LARGE, errors.report()
+    assert (errors.log_prob > LARGE) == (control == "kv_of_others"), errors.report()
+
+
+def test_data_ranks_that_do_not_sum_their_gradients_fail(setting, probe):
+    directory, request, expected = setting
+    answer, tensors = probe.run(directory, request, mesh="cp=2", rank_control="skipped_reduction")
+    errors = compare.step_errors(answer, tensors, expected)
+    assert max(errors.gradients.values()) > LARGE, errors.report()

@@ -1,0 +1,169 @@
+// Programs of context-parallel ranks, expanded from plans that are drawn, against each other; and what a plan of such
+// ranks must not say.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/worker/schedule/programs.h"
+#include "worker/schedule/context_ranks.h"
+#include "worker/schedule/program.h"
+
+namespace stemma::worker {
+namespace {
+
+using enum OperationKind;
+
+RankSizes SizesOf(int copy, int copies, int cp_rank, int cp_ranks) {
+  return {.rank = copy,
+          .num_ranks = copies,
+          .cp_rank = cp_rank,
+          .cp_ranks = cp_ranks,
+          .kv_row_bytes = 64,
+          .gradient_row_bytes = 128,
+          .prefix_rows = {10, 20, 30, 40, 50}};
+}
+
+// One copy's clusters, each of one group: with a prefix that is held or gathered again, or dense.
+v1::StepPlan DrawPlan(std::mt19937& random, uint32_t cp_ranks) {
+  v1::StepPlan plan;
+  for (uint32_t group = 0; group < 5; ++group) {
+    v1::Cluster& cluster = *plan.add_clusters();
+    if (random() % 3 > 0) cluster.add_prefix_groups(group);
+    cluster.set_regather_prefix(random() % 2 == 0);
+    for (uint32_t w = 0; w < 1 + random() % 5; ++w) {
+      v1::Wave& wave = *cluster.add_waves();
+      wave.set_cp_rank(random() % cp_ranks);
+      wave.add_members()->set_group(group);
+    }
+  }
+  return plan;
+}
+
+std::vector<Program> Expand(const v1::StepPlan& plan, int cp_ranks, bool forward_only) {
+  std::vector<Program> programs;
+  for (int rank = 0; rank < cp_ranks; ++rank) {
+    programs.push_back(ExpandStep(plan, forward_only, SizesOf(0, 1, rank, cp_ranks)));
+  }
+  return programs;
+}
+
+// Rank 0 has two waves and rank 1 has one.
+v1::StepPlan TwoAndOne(bool regather) {
+  v1::StepPlan plan;
+  v1::Cluster& cluster = *plan.add_clusters();
+  cluster.add_prefix_groups(0);
+  cluster.set_regather_prefix(regather);
+  for (const uint32_t rank : {0, 0, 1}) cluster.add_waves()->set_cp_rank(rank);
+  return plan;
+}
+
+std::vector<OperationKind> KindsOf(const Program& program) {
+  std::vector<OperationKind> kinds;
+  for (const Operation& operation : program) kinds.push_back(operation.kind);
+  return kinds;
+}
+
+TEST(ContextProgramTest, DrawnPlansRunEachWaveOnceAndNobodyWaitsForEver) {
+  for (uint32_t seed = 1; seed <= 300; ++seed) {
+    std::mt19937 random(seed);
+    const int cp_ranks = 2 + static_cast<int>(random() % 4);
+    const v1::StepPlan plan = DrawPlan(random, static_cast<uint32_t>(cp_ranks));
+    for (const bool forward_only : {false, true}) {
+      const std::vector<Program> programs = Expand(plan, cp_ranks, forward_only);
+      const auto peaks = CheckPrograms(programs, forward_only);
+      ASSERT_TRUE(peaks.ok()) << "seed " << seed << ": " << peaks.status();
+      std::map<std::pair<int, int>, int> ran;
+      for (const Program& program : programs) {
+        for (const Operation& operation : program) {
+          if (operation.kind == kWaveForward) ++ran[{operation.cluster, operation.wave}];
+        }
+      }
+      for (int c = 0; c < plan.clusters_size(); ++c) {
+        for (int w = 0; w < plan.clusters(c).waves_size(); ++w) {
+          EXPECT_EQ((ran[{c, w}]), 1) << "seed " << seed << ", cluster " << c << ", wave " << w;
+        }
+      }
+    }
+  }
+}
+
+TEST(ContextProgramTest, RanksThatHoldAllRowsRunTheirWavesAlone) {
+  const std::vector<Program> both = Expand(TwoAndOne(/*regather=*/false), 2, false);
+  EXPECT_EQ(KindsOf(both[0]),
+            (std::vector{kPrefixForward, kWaveForward, kWaveBackward, kWaveForward, kWaveBackward, kPrefixBackward}));
+  EXPECT_EQ(KindsOf(both[1]), (std::vector{kPrefixForward, kWaveForward, kWaveBackward, kPrefixBackward}));
+  EXPECT_TRUE(both[0][1].exchange.ranks.empty()) << "nothing is exchanged in a wave";
+}
+
+TEST(ContextProgramTest, WhereRowsAreGatheredAgainARankWithoutAWaveJoinsIn) {
+  const std::vector<Program> both = Expand(TwoAndOne(/*regather=*/true), 2, false);
+  EXPECT_EQ(KindsOf(both[0]),
+            (std::vector{kPrefixForward, kWaveForward, kWaveBackward, kWaveForward, kWaveBackward, kPrefixBackward}));
+  EXPECT_EQ(KindsOf(both[1]),
+            (std::vector{kPrefixForward, kWaveForward, kWaveBackward, kJoinForward, kJoinBackward, kPrefixBackward}));
+  EXPECT_EQ(OperationText(both[1][3]), "JoinForward(cluster 0, wave 1)");
+  EXPECT_EQ(both[0][3].exchange.tensor, "round forward 1 of cluster 0");
+  EXPECT_EQ(both[1][3].exchange, both[0][3].exchange);
+}
+
+TEST(ContextProgramTest, ARankThatDoesNotJoinIsFound) {
+  std::vector<Program> both = Expand(TwoAndOne(/*regather=*/true), 2, false);
+  std::erase_if(both[1], [](const Operation& operation) { return operation.kind == kJoinBackward; });
+  const auto peaks = CheckPrograms(both, false);
+  ASSERT_FALSE(peaks.ok());
+  EXPECT_NE(peaks.status().message().find("wait for each other for ever"), std::string::npos) << peaks.status();
+}
+
+TEST(ContextProgramTest, PhaseCBeforeTheLastWaveIsFound) {
+  std::vector<Program> both = Expand(TwoAndOne(/*regather=*/true), 2, false);
+  for (Program& program : both) std::swap(program[program.size() - 1], program[program.size() - 2]);
+  const auto peaks = CheckPrograms(both, false);
+  ASSERT_FALSE(peaks.ok());
+  EXPECT_NE(peaks.status().message().find("still waits for its backward"), std::string::npos) << peaks.status();
+}
+
+TEST(ContextProgramTest, SplitGroupsAreExchangedByRanksOfEqualPlace) {
+  std::vector<v1::StepPlan> plans(2);
+  for (uint32_t copy = 0; copy < 2; ++copy) {
+    v1::Cluster& cluster = *plans[copy].add_clusters();
+    cluster.set_dp_rank(copy);
+    cluster.add_prefix_groups(2);
+    for (const uint32_t rank : {0, 1, 2}) cluster.add_waves()->set_cp_rank(rank);
+  }
+  plans[0].mutable_clusters(0)->add_helper_ranks(1);
+  plans[1].mutable_clusters(0)->set_owner_rank(0);
+  std::vector<Program> programs;
+  for (int copy = 0; copy < 2; ++copy) {
+    for (int rank = 0; rank < 3; ++rank) {
+      programs.push_back(ExpandStep(plans[static_cast<size_t>(copy)], false, SizesOf(copy, 2, rank, 3)));
+    }
+  }
+  EXPECT_EQ(programs[1][1].exchange.ranks, (std::vector{1, 4}));
+  EXPECT_EQ(programs[1][1].peer(), 4);
+  const auto peaks = CheckPrograms(programs, false);
+  EXPECT_TRUE(peaks.ok()) << peaks.status();
+}
+
+TEST(ContextRanksTest, WhatAPlanMustNotSay) {
+  const auto problem = [](const v1::StepPlan& plan, const RankSizes& sizes) {
+    return std::string(CheckContextRanks(plan, sizes).message());
+  };
+  v1::StepPlan plan = TwoAndOne(/*regather=*/true);
+  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)), "");
+  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 1)), "cluster 0, wave 2: cp_rank is 1: there are 1 ranks");
+  plan.mutable_clusters(0)->add_helper_ranks(1);
+  EXPECT_EQ(problem(plan, SizesOf(0, 2, 0, 2)),
+            "cluster 0: regather_prefix is set: the ranks of a split group hold all K/V");
+  plan = TwoAndOne(/*regather=*/false);
+  plan.mutable_clusters(0)->set_prefix_groups(0, 9);
+  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)),
+            "cluster 0: prefix_groups has group 9: not in the payload, or without a prefix");
+}
+
+}  // namespace
+}  // namespace stemma::worker

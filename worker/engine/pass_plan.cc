@@ -1,0 +1,43 @@
+#include "worker/engine/pass_plan.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "worker/engine/wave_input.h"
+#include "worker/schedule/context_ranks.h"
+#include "worker/schedule/split_groups.h"
+
+namespace stemma::worker {
+
+absl::Status CheckPassPlan(const v1::StepPlan& plan, const Payload& payload, const RankSizes& sizes,
+                           const LossPlan* loss, int64_t vocab_size) {
+  RETURN_IF_ERROR(CheckContextRanks(plan, sizes));
+  RETURN_IF_ERROR(CheckSplitGroups(plan, sizes));
+  if (sizes.cp_ranks == 1) return absl::OkStatus();
+  for (const v1::Cluster& cluster : plan.clusters()) {
+    for (const v1::Wave& wave : cluster.waves()) {
+      ASSIGN_OR_RETURN(const std::vector<MemberRows> members, WaveRows(payload.shapes, cluster, wave));
+      RETURN_IF_ERROR(CheckEntryLogProbs(payload, members, loss));
+      RETURN_IF_ERROR(CheckMemberTokens(payload, members, vocab_size));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEntryLogProbs(const Payload& payload, const std::vector<MemberRows>& members, const LossPlan* loss) {
+  if (loss == nullptr) return absl::OkStatus();
+  for (const std::string& weights : {loss->old_weights, loss->ref_weights}) {
+    if (weights.empty()) continue;
+    for (const MemberRows& m : members) {
+      const auto rows = static_cast<size_t>(payload.shapes[m.group].response_tokens[m.rollout]);
+      const std::vector<double>* computed = payload.FindEntryLogProbs(weights, m.group, m.rollout);
+      if (computed != nullptr && computed->size() == rows) continue;
+      return absl::InvalidArgumentError(absl::StrCat("the plan runs group ", m.group, " rollout ", m.rollout,
+                                                     ", whose log-probs under ", weights, " this rank does not have"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace stemma::worker

@@ -1,0 +1,33 @@
+// What a rank's operations of a pass add up to. Filled by the pass runner, read by ModelEngine.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "worker/loss/wave_loss.h"
+#include "worker/memory/residency/residency.h"
+#include "worker/schedule/program.h"
+
+namespace stemma::worker {
+
+struct PassSums {
+  LossSums loss;
+  int64_t tokens_computed = 0;  // rows that layers ran
+  int64_t tokens_logical = 0;   // rows that a dense schedule would run
+  int64_t waves = 0;
+  double prefix_forward_s = 0, suffix_s = 0, prefix_backward_s = 0;
+  // Highest device bytes in each phase, above those at the start of the pass.
+  int64_t prefix_forward_bytes = 0, suffix_bytes = 0, prefix_backward_bytes = 0;
+  // In exchanges of split groups, waiting for the other ranks included: in none of the phases' seconds. K/V and gK/gV
+  // that this rank sent.
+  double split_s = 0;
+  int64_t split_bytes = 0;
+  ResidencyStats offload;  // sums over the clusters; peaks are their highest
+
+  // Adds what an operation took; the highest bytes are kept.
+  void AddPhase(OperationKind kind, double seconds, int64_t peak_bytes);
+  void AddOffload(const ResidencyStats& stats);
+  int64_t peak_bytes() const { return std::max({prefix_forward_bytes, suffix_bytes, prefix_backward_bytes}); }
+};
+
+}  // namespace stemma::worker

@@ -1,0 +1,42 @@
+#include "worker/model/context_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <glog/logging.h>
+
+#include <utility>
+#include <vector>
+
+#include "worker/parallel/collective_error.h"
+
+namespace stemma::worker {
+
+PendingExchange PendingExchange::Gather(Communicator& cp, const at::Tensor& part) {
+  std::vector<int64_t> shape = {cp.size()};
+  shape.insert(shape.end(), part.sizes().begin(), part.sizes().end());
+  PendingExchange pending(part, at::empty(shape, part.options()));
+  pending.collective_ = cp.StartAllGather(kPrefixKvName, pending.input_, pending.output_);
+  return pending;
+}
+
+PendingExchange PendingExchange::Sum(Communicator& cp, const at::Tensor& parts) {
+  CHECK_EQ(parts.size(0), cp.size());
+  PendingExchange pending(parts, at::empty(parts.sizes().slice(1), parts.options()));
+  pending.collective_ = cp.StartReduceScatterSum(kPrefixGradientsName, pending.input_, pending.output_);
+  return pending;
+}
+
+PendingExchange::~PendingExchange() {
+  if (collective_ == nullptr) return;
+  const absl::Status status = collective_->Wait();
+  LOG_IF(WARNING, !status.ok()) << "an exchange that nobody reads: " << status;
+}
+
+at::Tensor PendingExchange::Wait() {
+  CHECK(collective_ != nullptr) << "waited for already";
+  absl::Status status = std::exchange(collective_, nullptr)->Wait();
+  if (!status.ok()) throw CollectiveError(std::move(status));
+  input_.reset();
+  return std::move(output_);
+}
+
+}  // namespace stemma::worker
