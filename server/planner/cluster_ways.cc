@@ -4,7 +4,9 @@
 #include <functional>
 #include <utility>
 
+#include "common/cost/context_share.h"
 #include "common/cost/tape_policy.h"
+#include "server/planner/member_dealing.h"
 
 namespace stemma::server {
 namespace {
@@ -13,7 +15,7 @@ constexpr int64_t kBlockRows[] = {8192, 4096, 2048, 1024, 512, 256, 128};
 
 using PrefixWayList = absl::InlinedVector<PrefixWay, 11 * 8>;
 
-PrefixWayList PrefixWays(const MemoryOptions& options, int64_t rows) {
+PrefixWayList WaysOfOneRank(const MemoryOptions& options, int64_t rows) {
   if (rows == 0) return {PrefixWay{}};
   absl::InlinedVector<int64_t, 8> blocks = {options.prefix_block_rows < rows ? options.prefix_block_rows : 0};
   if (options.prefix_block_rows == 0) {
@@ -37,6 +39,25 @@ PrefixWayList PrefixWays(const MemoryOptions& options, int64_t rows) {
   return ways;
 }
 
+// What context-parallel ranks hold, copies of the model can send each other; what is gathered again they cannot.
+PrefixWayList PrefixWays(const MemoryOptions& options, int64_t rows, bool split) {
+  const PrefixWayList held = WaysOfOneRank(options, rows);
+  const bool may_regather = options.shape.cp > 1 && rows > 0 && !split;
+  if (!may_regather || options.prefix_kv == v1::PREFIX_KV_HOLD) return held;
+  PrefixWayList ways;
+  if (options.prefix_kv != v1::PREFIX_KV_REGATHER) ways = held;
+  for (const PrefixWay& way : held) {
+    ways.push_back(way);
+    ways.back().regather = true;
+  }
+  return ways;
+}
+
+std::vector<uint32_t> Deal(const ByteShape& shape, const ClusterShape& cluster) {
+  if (shape.cp == 1) return {};
+  return DealMembers(shape.config, cluster.members, shape.cp);
+}
+
 absl::InlinedVector<v1::TapePolicy, 5> SuffixPolicies(const MemoryOptions& options) {
   if (options.forward_only) return {v1::S0};
   if (options.suffix_policy != v1::TAPE_POLICY_UNSPECIFIED) return {options.suffix_policy};
@@ -50,14 +71,15 @@ double CopySeconds(const Work& work, const Rates& rates) { return work[kCopy] * 
 ClusterWays::ClusterWays(const MemoryOptions& options, const ClusterShape& cluster)
     : options_(options),
       borrowed_(cluster.borrowed),
-      sums_(options.shape, cluster),
-      cuts_(options, cluster),
+      dealt_(Deal(options.shape, cluster)),
+      sums_(options.shape, cluster, dealt_),
+      cuts_(options, cluster, dealt_),
       shape_{.rows = PackedPrefixRows(cluster), .lengths = cluster.prefix_rows},
       suffix_policies_(SuffixPolicies(options)) {
-  const PrefixWayList ways = PrefixWays(options, borrowed_ ? 0 : shape_.rows);
+  const PrefixWayList ways = PrefixWays(options, borrowed_ ? 0 : shape_.rows, cluster.split);
   for (const PrefixWay& way : ways) {
     const PrefixWay* before = prefixes_.empty() ? nullptr : &prefixes_.back().way;
-    if (before == nullptr || before->policy != way.policy || before->offload != way.offload) {
+    if (before == nullptr || before->policy != way.policy || before->offload != way.offload || options.shape.cp > 1) {
       kept_.push_back(KeptBy(way));
     }
     prefixes_.push_back({.way = way, .kept = kept_.size() - 1});
@@ -68,14 +90,34 @@ const PrefixShape& ClusterWays::ShapeOf(const PrefixWay& way) {
   shape_.policy = way.policy;
   shape_.offload = way.offload;
   shape_.block_rows = way.block_rows;
+  shape_.regather = way.regather;
+  if (!SharesRows(options_.shape, shape_)) return shape_;
+  const auto known =
+      std::find_if(shares_.begin(), shares_.end(), [&](const auto& share) { return share.first == way.block_rows; });
+  if (known != shares_.end()) {
+    shape_.share = known->second;
+    return shape_;
+  }
+  shape_.share = std::make_shared<const ContextShare>(options_.shape, shape_);
+  shares_.emplace_back(way.block_rows, shape_.share);
   return shape_;
 }
 
+// The same for others, who may change it.
+PrefixShape ClusterWays::AnsweredShape(const PrefixWay& way) {
+  PrefixShape shape = ShapeOf(way);
+  shape.share = nullptr;
+  return shape;
+}
+
 ClusterWays::Kept ClusterWays::KeptBy(const PrefixWay& way) {
-  if (options_.forward_only) return {.device = {.hot_set = ForwardKeptBytes(options_.shape, shape_.rows)}};
   const PrefixShape& shape = ShapeOf(way);
-  if (borrowed_) return {.device = {.hot_set = PrefixKeptBytes(options_.shape, shape).hot_set}};  // and no tape
-  return {PrefixKeptBytes(options_.shape, shape), HostTapeBytes(options_.shape, shape)};
+  const BesideLayer beside = RegatherBytes(options_.shape, shape);
+  if (options_.forward_only) {
+    return {{.hot_set = ForwardKeptBytes(options_.shape, shape)}, 0, beside};
+  }
+  if (borrowed_) return {{.hot_set = PrefixKeptBytes(options_.shape, shape).hot_set}, 0, {}};  // and no tape
+  return {PrefixKeptBytes(options_.shape, shape), HostTapeBytes(options_.shape, shape), beside};
 }
 
 const ClusterWays::PhasePair& ClusterWays::BytesOf(Prefix& prefix) {
@@ -94,11 +136,12 @@ int64_t ClusterWays::LeftToWaves(const Prefix& prefix) const {
   return options_.budget_bytes - kept_[prefix.kept].device.peak();
 }
 
-PhaseWork ClusterWays::WorkOf(size_t index, int64_t waves) {
+PhaseWork ClusterWays::WorkOf(size_t index, const WavesOfRanks& waves) {
   PhaseWork work;
-  work.suffix = options_.forward_only ? sums_.SuffixForwardOnly(waves) : sums_.Suffix(SuffixPolicyOf(index), waves);
+  work.suffix = SlowestSuffix(SuffixPolicyOf(index), waves);
   if (!computes_prefixes()) return work;
   const PrefixShape& shape = ShapeOf(PrefixOf(index).way);
+  if (shape.regather) work.suffix += sums_.Regather(shape, Rounds(waves), options_.forward_only);
   work.prefix_forward = sums_.PrefixForward(shape);
   if (!options_.forward_only) work.prefix_backward = sums_.PrefixBackward(shape);
   return work;
@@ -111,6 +154,9 @@ void ClusterWays::PricePrefixes() {
     const Work forward = sums_.PrefixForward(ShapeOf(prefix.way));
     prefix.forward_s = Seconds(forward, options_.rates);
     prefix.copy_out_s = CopySeconds(forward, options_.rates);
+    if (shape_.regather) {
+      prefix.round_s = Seconds(sums_.Regather(shape_, /*rounds=*/1, options_.forward_only), options_.rates);
+    }
     if (options_.forward_only) continue;
     const Work backward = sums_.PrefixBackward(shape_);
     prefix.backward_s = Seconds(backward, options_.rates);
@@ -118,42 +164,58 @@ void ClusterWays::PricePrefixes() {
   }
 }
 
-double ClusterWays::SuffixSeconds(v1::TapePolicy policy, int64_t waves) const {
-  return Seconds(options_.forward_only ? sums_.SuffixForwardOnly(waves) : sums_.Suffix(policy, waves), options_.rates);
+// Phase B of the rank that takes longest, of equally slow ones of the first.
+Work ClusterWays::SlowestSuffix(v1::TapePolicy policy, const WavesOfRanks& waves) const {
+  Work slowest;
+  double slowest_s = -1;
+  for (size_t rank = 0; rank < waves.size(); ++rank) {
+    const Work work =
+        options_.forward_only ? sums_.SuffixForwardOnly(waves[rank], rank) : sums_.Suffix(policy, waves[rank], rank);
+    const double seconds = Seconds(work, options_.rates);
+    if (seconds <= slowest_s) continue;
+    slowest = work;
+    slowest_s = seconds;
+  }
+  return slowest;
 }
 
-double ClusterWays::TotalSeconds(const Prefix& prefix, double suffix_s) const {
+double ClusterWays::SuffixSeconds(v1::TapePolicy policy, const WavesOfRanks& waves) const {
+  return Seconds(SlowestSuffix(policy, waves), options_.rates);
+}
+
+// `suffix_s`: Phase B's without gathering the prefixes again.
+double ClusterWays::TotalSeconds(const Prefix& prefix, double suffix_s, const WavesOfRanks& waves) const {
+  if (prefix.way.regather) suffix_s += static_cast<double>(Rounds(waves)) * prefix.round_s;
   return HideCopies({prefix.forward_s, suffix_s, prefix.backward_s}, prefix.copy_out_s, prefix.copy_in_s,
                     options_.rates)
       .total();
 }
 
-// Its waves; null: it does not fit.
-const WaveCut* ClusterWays::Fit(size_t index) {
+// Its waves; nullopt: it does not fit.
+std::optional<RankCut> ClusterWays::Fit(size_t index) {
   ++ways_evaluated_;
   Prefix& prefix = PrefixOf(index);
-  if (kept_[prefix.kept].host > options_.host_bytes_max()) return nullptr;
+  if (kept_[prefix.kept].host > options_.host_bytes_max()) return std::nullopt;
   const PhasePair& bytes = BytesOf(prefix);
-  if (std::max(bytes.forward.peak(), bytes.backward.peak()) > options_.budget_bytes) return nullptr;
+  if (std::max(bytes.forward.peak(), bytes.backward.peak()) > options_.budget_bytes) return std::nullopt;
   const int64_t left = LeftToWaves(prefix);
-  const WaveCut& cut = cuts_.Cut(SuffixPolicyOf(index), left);
-  return cut.largest.peak() <= left ? &cut : nullptr;
+  RankCut cut = cuts_.Cut(SuffixPolicyOf(index), left, kept_[prefix.kept].beside);
+  if (cut.largest().peak() > left) return std::nullopt;
+  return cut;
 }
 
-ClusterWays::Evaluated ClusterWays::Priced(size_t index, const WaveCut& cut) {
+ClusterWays::Evaluated ClusterWays::Priced(size_t index, RankCut cut) {
   PricePrefixes();
-  return {index, &cut, TotalSeconds(PrefixOf(index), SuffixSeconds(SuffixPolicyOf(index), cut.waves()))};
+  const WavesOfRanks waves = cut.waves();
+  const double suffix_s = SuffixSeconds(SuffixPolicyOf(index), waves);
+  return {index, std::move(cut), TotalSeconds(PrefixOf(index), suffix_s, waves)};
 }
 
 // All that may fit, and the fastest of all if bytes were no limit.
 ClusterWays::Candidates ClusterWays::CandidatesThatMayFit(Candidate& fastest) {
   PricePrefixes();
   absl::InlinedVector<double, kSuffixPolicies> suffix_s;
-  absl::InlinedVector<int64_t, kSuffixPolicies> least_bytes;
-  for (const v1::TapePolicy policy : suffix_policies_) {
-    suffix_s.push_back(SuffixSeconds(policy, cuts_.fewest_waves()));
-    least_bytes.push_back(cuts_.LeastBytes(policy));
-  }
+  for (const v1::TapePolicy policy : suffix_policies_) suffix_s.push_back(SuffixSeconds(policy, cuts_.fewest_waves()));
   Candidates candidates;
   fastest = {std::numeric_limits<double>::infinity(), 0};
   size_t index = 0;
@@ -161,9 +223,11 @@ ClusterWays::Candidates ClusterWays::CandidatesThatMayFit(Candidate& fastest) {
     const bool host_takes = kept_[prefix.kept].host <= options_.host_bytes_max();
     const int64_t left = LeftToWaves(prefix);
     for (size_t i = 0; i < suffix_s.size(); ++i, ++index) {
-      const Candidate candidate = {TotalSeconds(prefix, suffix_s[i]), index};
+      const Candidate candidate = {TotalSeconds(prefix, suffix_s[i], cuts_.fewest_waves()), index};
       if (fastest > candidate) fastest = candidate;
-      if (host_takes && least_bytes[i] <= left) candidates.push_back(candidate);
+      if (!host_takes) continue;
+      const int64_t least_bytes = cuts_.LeastBytes(suffix_policies_[i], kept_[prefix.kept].beside);
+      if (least_bytes <= left) candidates.push_back(candidate);
     }
   }
   return candidates;
@@ -172,7 +236,7 @@ ClusterWays::Candidates ClusterWays::CandidatesThatMayFit(Candidate& fastest) {
 std::optional<MemoryChoice> ClusterWays::Fastest() {
   // The first keeps most: no work is made twice. Copies may make it slower than another.
   std::optional<Evaluated> best;
-  if (const WaveCut* cut = Fit(0); cut != nullptr) {
+  if (const std::optional<RankCut> cut = Fit(0)) {
     if (cut->waves() == cuts_.fewest_waves() && !prefixes_[0].way.offload) {
       MemoryChoice choice = Choice(0, *cut);
       choice.cheapest = true;
@@ -188,28 +252,37 @@ std::optional<MemoryChoice> ClusterWays::Fastest() {
     if (best && next.seconds >= best->seconds) break;  // in more waves it is slower still
     std::pop_heap(candidates.begin(), candidates.end(), std::greater<>());
     candidates.pop_back();
-    const WaveCut* cut = Fit(next.index);
-    if (cut == nullptr) continue;
-    const Evaluated evaluated = Priced(next.index, *cut);
-    if (!best || evaluated.seconds < best->seconds) best = evaluated;
+    const std::optional<RankCut> cut = Fit(next.index);
+    if (!cut) continue;
+    Evaluated evaluated = Priced(next.index, *cut);
+    if (!best || evaluated.seconds < best->seconds) best = std::move(evaluated);
   }
   if (!best) return std::nullopt;
-  MemoryChoice choice = Choice(best->index, *best->cut);
+  MemoryChoice choice = Choice(best->index, best->cut);
   choice.cheapest = best->seconds <= fastest.seconds;
   if (!choice.cheapest) choice.wanted = Needs(fastest.index);
   return choice;
 }
 
-MemoryChoice ClusterWays::Choice(size_t index, const WaveCut& cut) {
+void ClusterWays::SetWaves(const RankCut& cut, MemoryChoice& choice) const {
+  for (size_t rank = 0; rank < cut.of_ranks.size(); ++rank) {
+    const std::vector<uint32_t>& sizes = cut.of_ranks[rank]->sizes;
+    choice.wave_sizes.insert(choice.wave_sizes.end(), sizes.begin(), sizes.end());
+    if (cut.of_ranks.size() > 1) choice.wave_ranks.insert(choice.wave_ranks.end(), sizes.size(), rank);
+  }
+  choice.member_order = cuts_.MemberOrder();
+}
+
+MemoryChoice ClusterWays::Choice(size_t index, const RankCut& cut) {
   Prefix& prefix = PrefixOf(index);
   const PhasePair& bytes = BytesOf(prefix);
   const Kept& kept = kept_[prefix.kept];
   MemoryChoice choice;
-  choice.way = {.prefix = ShapeOf(prefix.way), .suffix_policy = SuffixPolicyOf(index)};
+  choice.way = {.prefix = AnsweredShape(prefix.way), .suffix_policy = SuffixPolicyOf(index)};
   if (borrowed_) choice.way.prefix = {};
-  choice.wave_sizes = cut.sizes;
+  SetWaves(cut, choice);
   choice.prefix_forward = bytes.forward;
-  choice.suffix = cut.largest;
+  choice.suffix = cut.largest();
   choice.suffix.hot_set = kept.device.hot_set;
   choice.suffix.dormant_set = kept.device.dormant_set;
   choice.prefix_backward = bytes.backward;
@@ -226,11 +299,11 @@ WayNeeds ClusterWays::Needs(size_t index) {
   Prefix& prefix = PrefixOf(index);
   const PhasePair& bytes = BytesOf(prefix);
   const Kept& kept = kept_[prefix.kept];
-  const WaveCut& cut = cuts_.Cut(SuffixPolicyOf(index), kNoLimit);
-  const int64_t suffix = kept.device.peak() + cut.largest.peak();
+  const RankCut cut = cuts_.Cut(SuffixPolicyOf(index), kNoLimit, kept.beside);
+  const int64_t suffix = kept.device.peak() + cut.largest().peak();
   return {.prefix = prefix.way,
           .suffix_policy = SuffixPolicyOf(index),
-          .waves = cut.waves(),
+          .waves = cut.num_waves(),
           .peak_bytes = std::max({bytes.forward.peak(), suffix, bytes.backward.peak()}),
           .host_bytes = kept.host};
 }
@@ -238,29 +311,29 @@ WayNeeds ClusterWays::Needs(size_t index) {
 std::vector<MemoryAlternative> ClusterWays::All() {
   std::vector<MemoryAlternative> ways;
   for (const Prefix& prefix : prefixes_) {
-    for (const v1::TapePolicy policy : suffix_policies_) ways.push_back({ShapeOf(prefix.way), policy});
+    for (const v1::TapePolicy policy : suffix_policies_) ways.push_back({AnsweredShape(prefix.way), policy});
   }
   return ways;
 }
 
 std::optional<MemoryChoice> ClusterWays::Evaluate(const MemoryAlternative& way) {
   const PrefixShape& asked = way.prefix;
-  prefixes_ = {{.way = {asked.policy, asked.offload, asked.block_rows}}};
+  prefixes_ = {{.way = {asked.policy, asked.offload, asked.block_rows, asked.regather}}};
   kept_ = {KeptBy(prefixes_[0].way)};
   suffix_policies_ = {way.suffix_policy};
   priced_ = false;
-  const WaveCut* cut = Fit(0);
-  if (cut == nullptr) return std::nullopt;
+  const std::optional<RankCut> cut = Fit(0);
+  if (!cut) return std::nullopt;
   return Choice(0, *cut);
 }
 
 ClusterWays::Fewest ClusterWays::FewestBytes() {
   Fewest fewest;
-  int64_t wave = kNoLimit;
-  for (const v1::TapePolicy policy : suffix_policies_) wave = std::min(wave, cuts_.LeastBytes(policy));
   for (Prefix& prefix : prefixes_) {
     const PhasePair& bytes = BytesOf(prefix);
     const Kept& kept = kept_[prefix.kept];
+    int64_t wave = kNoLimit;
+    for (const v1::TapePolicy policy : suffix_policies_) wave = std::min(wave, cuts_.LeastBytes(policy, kept.beside));
     const int64_t peak = std::max({bytes.forward.peak(), kept.device.peak() + wave, bytes.backward.peak()});
     fewest.of_device = std::min(fewest.of_device, peak);
     if (kept.host <= options_.host_bytes_max()) {

@@ -1,6 +1,7 @@
 // All ways of computing one cluster that the run configuration allows, and the fastest of them that fits. Pure.
 //
-// A way is a prefix way (policy, offload, block rows) with a suffix policy: some 440 of them. What they are made of is
+// A way is a prefix way (policy, offload, block rows; of context-parallel ranks also how they keep K/V) with a suffix
+// policy: some 440 of them, and twice as many where ranks share the prefix. What they are made of is
 // computed once, and only when asked for: seconds and bytes of the prefixes' phases once per prefix way, cuts into
 // waves once per suffix policy and range of bytes, everything else in closed form (ClusterWorkSums).
 //
@@ -8,13 +9,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/memory_choice.h"
-#include "server/planner/wave_cuts.h"
+#include "server/planner/rank_cuts.h"
 
 namespace stemma::server {
 
@@ -43,13 +46,14 @@ class ClusterWays {
 
  private:
   // Counts the policies with and without offload, each with every number of block rows and none. Lists of this size
-  // need no memory of the heap.
+  // need no memory of the heap; those of context-parallel ranks are twice as long.
   static constexpr size_t kPrefixWays = 11 * 8, kSuffixPolicies = 5;
 
-  // Bytes that do not depend on how the prefixes are cut into blocks.
+  // Bytes that stay during Phase B. On one rank they do not depend on how the prefixes are cut into blocks.
   struct Kept {
-    PhaseBytes device;  // during Phase B
+    PhaseBytes device;
     int64_t host = 0;
+    BesideLayer beside;  // of each wave, what gathering the prefixes again takes
   };
   struct PhasePair {
     PhaseBytes forward, backward;  // Phases A and C
@@ -60,6 +64,7 @@ class ClusterWays {
     std::optional<PhasePair> bytes = {};   // made when asked for
     double forward_s = 0, backward_s = 0;  // known once prices_ is
     double copy_out_s = 0, copy_in_s = 0;  // part of those: what compute hides is taken off in a sum of all phases
+    double round_s = 0;                    // what gathering the prefixes again adds to a round of waves
   };
   // Way `index` is prefixes_[index / policies] with suffix_policies_[index % policies]: those that keep more first.
   struct Candidate {
@@ -72,33 +77,38 @@ class ClusterWays {
   using Candidates = absl::InlinedVector<Candidate, kPrefixWays * kSuffixPolicies>;
   struct Evaluated {
     size_t index = 0;
-    const WaveCut* cut = nullptr;
+    RankCut cut;
     double seconds = 0;
   };
 
   Prefix& PrefixOf(size_t index) { return prefixes_[index / suffix_policies_.size()]; }
   v1::TapePolicy SuffixPolicyOf(size_t index) const { return suffix_policies_[index % suffix_policies_.size()]; }
   const PrefixShape& ShapeOf(const PrefixWay& way);
+  PrefixShape AnsweredShape(const PrefixWay& way);
   Kept KeptBy(const PrefixWay& way);
   const PhasePair& BytesOf(Prefix& prefix);
   int64_t LeftToWaves(const Prefix& prefix) const;
-  PhaseWork WorkOf(size_t index, int64_t waves);
+  PhaseWork WorkOf(size_t index, const WavesOfRanks& waves);
   void PricePrefixes();
-  double SuffixSeconds(v1::TapePolicy policy, int64_t waves) const;
-  double TotalSeconds(const Prefix& prefix, double suffix_s) const;
-  const WaveCut* Fit(size_t index);
-  Evaluated Priced(size_t index, const WaveCut& cut);
+  Work SlowestSuffix(v1::TapePolicy policy, const WavesOfRanks& waves) const;
+  double SuffixSeconds(v1::TapePolicy policy, const WavesOfRanks& waves) const;
+  double TotalSeconds(const Prefix& prefix, double suffix_s, const WavesOfRanks& waves) const;
+  std::optional<RankCut> Fit(size_t index);
+  Evaluated Priced(size_t index, RankCut cut);
   Candidates CandidatesThatMayFit(Candidate& fastest);
-  MemoryChoice Choice(size_t index, const WaveCut& cut);
+  MemoryChoice Choice(size_t index, const RankCut& cut);
+  void SetWaves(const RankCut& cut, MemoryChoice& choice) const;
   WayNeeds Needs(size_t index);
 
   bool computes_prefixes() const { return shape_.rows > 0 && !borrowed_; }
 
   const MemoryOptions& options_;
   const bool borrowed_;
+  const std::vector<uint32_t> dealt_;  // the context-parallel rank of each member; empty: there is one
   const ClusterWorkSums sums_;
-  WaveCuts cuts_;
+  RankCuts cuts_;
   PrefixShape shape_;  // of the prefix way that was asked for last
+  std::vector<std::pair<int64_t, std::shared_ptr<const ContextShare>>> shares_;  // those asked for, by block rows
   absl::InlinedVector<Kept, 11> kept_;
   absl::InlinedVector<Prefix, kPrefixWays> prefixes_;
   absl::InlinedVector<v1::TapePolicy, kSuffixPolicies> suffix_policies_;

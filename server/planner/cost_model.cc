@@ -6,6 +6,8 @@
 #include "absl/strings/match.h"
 #include "common/base/round_up.h"
 #include "common/cost/block_cost.h"
+#include "common/cost/context_parallel_cost.h"
+#include "common/cost/context_share.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tape_policy.h"
 #include "common/cost/tensor_parallel_cost.h"
@@ -34,6 +36,11 @@ void AddSent(const SentBytes& sent, int64_t passes, Work& work) {
   work[kCollective] += static_cast<double>(passes * sent.row_collectives + sent.head_collectives);
 }
 
+void AddSent(const ContextSentBytes& sent, int64_t rounds, Work& work) {
+  work[kSent] += static_cast<double>(rounds * sent.total());
+  work[kCollective] += static_cast<double>(rounds * sent.collectives);
+}
+
 // The last layer of a prefix has only K/V.
 double FullLayers(const ModelConfig& c) { return static_cast<double>(c.num_layers - 1); }
 double AllLayers(const ModelConfig& c) { return static_cast<double>(c.num_layers); }
@@ -43,11 +50,9 @@ int64_t Blocks(const PrefixShape& prefix) {
   return prefix.block_rows == 0 ? 1 : DivideUp(prefix.rows, prefix.block_rows);
 }
 
-// Elements merged where rows' attention is of two parts, themselves and earlier blocks.
-double MergedElements(const ModelConfig& c, const PrefixShape& prefix) {
-  if (prefix.block_rows == 0) return 0;
-  return static_cast<double>(std::max<int64_t>(0, prefix.rows - prefix.block_rows)) *
-         static_cast<double>((c.num_layers - 1) * c.q_size());
+// Elements merged of so many rows, whose attention is of two parts, themselves and earlier rows.
+double MergedElements(const ModelConfig& c, int64_t rows) {
+  return static_cast<double>(rows) * static_cast<double>((c.num_layers - 1) * c.q_size());
 }
 
 double HeadLayers(const ModelConfig& c, int64_t layers) {
@@ -172,106 +177,170 @@ int64_t PackedPrefixRows(const ClusterShape& cluster) {
 }
 
 ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& cluster)
+    : ClusterWorkSums(shape, cluster, {}) {}
+
+ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& cluster,
+                                 const std::vector<uint32_t>& dealt)
     : shape_(shape),
       cluster_(cluster),
       layer_(LayerForwardCost(shape.config, shape.tp)),
       prefix_weights_(FullLayers(shape.config) * layer_.weights + ForwardCost(shape.config, Block::kKeyValue).weights),
       wave_weights_(AllLayers(shape.config) * layer_.weights + ForwardCost(shape.config, Block::kHead).weights) {
-  for (const int64_t rows : cluster.prefix_rows) prefixes_.Add(0, rows);
-  for (const MemberShape& member : cluster.members) {
-    suffixes_.Add(member.prefix_rows, member.rows);
-    // A dense trajectory is its prefix and its suffix: nothing else is shared, and the same rows are pruned.
-    if (member.dense) own_prefixes_.Add(0, member.prefix_rows);
-    const int64_t own_prefix = member.dense ? member.prefix_rows : 0;
-    recomputed_.Add(member.prefix_rows - own_prefix, own_prefix + member.rows);
-    if (!member.dense && member.prefix_rows > 0) merged_rows_ += static_cast<double>(member.rows);
-    score_blocks_ += MemberScoreBlocks(shape.config, member);
+  ranks_.resize(dealt.empty() ? 1 : static_cast<size_t>(shape.cp));
+  for (size_t i = 0; i < cluster.members.size(); ++i) {
+    AddMember(cluster.members[i], ranks_[dealt.empty() ? 0 : dealt[i]]);
   }
-  const ModelConfig& c = shape.config;
-  prefix_parts_ = PrefixParts(c, prefixes_);
-  suffix_parts_ = SuffixParts(c, suffixes_);
-  const FlopParts own = PrefixParts(c, own_prefixes_);
-  suffix_parts_.linear += own.linear;
-  suffix_parts_.attention += own.attention;
-  suffix_elements_ = (suffixes_.rows * AllLayers(c) + own_prefixes_.rows * FullLayers(c)) * layer_.elements;
+  for (Members& members : ranks_) CloseMembers(members);
 }
 
-double ClusterWorkSums::PrefixScoreBlocks(int64_t block_rows) const {
-  for (const auto& [known, blocks] : prefix_score_blocks_) {
-    if (known == block_rows) return blocks;
+void ClusterWorkSums::AddMember(const MemberShape& member, Members& members) const {
+  members.suffixes.Add(member.prefix_rows, member.rows);
+  // A dense trajectory is its prefix and its suffix: nothing else is shared, and the same rows are pruned.
+  if (member.dense) members.own_prefixes.Add(0, member.prefix_rows);
+  const int64_t own_prefix = member.dense ? member.prefix_rows : 0;
+  members.recomputed.Add(member.prefix_rows - own_prefix, own_prefix + member.rows);
+  if (!member.dense && member.prefix_rows > 0) members.merged_rows += static_cast<double>(member.rows);
+  members.score_blocks += MemberScoreBlocks(shape_.config, member);
+}
+
+void ClusterWorkSums::CloseMembers(Members& members) const {
+  const ModelConfig& c = shape_.config;
+  members.parts = SuffixParts(c, members.suffixes);
+  const FlopParts own = PrefixParts(c, members.own_prefixes);
+  members.parts.linear += own.linear;
+  members.parts.attention += own.attention;
+  members.elements =
+      (members.suffixes.rows * AllLayers(c) + members.own_prefixes.rows * FullLayers(c)) * layer_.elements;
+}
+
+const ClusterWorkSums::OwnRows& ClusterWorkSums::OwnRowsOf(const PrefixShape& prefix) const {
+  for (const OwnRows& known : own_rows_) {
+    if (known.block_rows == prefix.block_rows) return known;
   }
-  double blocks = 0;
+  OwnRows& rows = own_rows_.emplace_back(SharesRows(shape_, prefix) ? SharedRows(prefix) : AllRows(prefix));
+  rows.block_rows = prefix.block_rows;
+  rows.parts = PrefixParts(shape_.config, rows.segments);
+  rows.score_blocks *= HeadLayers(shape_.config, shape_.config.num_layers - 1);
+  return rows;
+}
+
+ClusterWorkSums::OwnRows ClusterWorkSums::AllRows(const PrefixShape& prefix) const {
+  OwnRows all;
   int64_t begin = 0;
   for (const int64_t rows : cluster_.prefix_rows) {
-    blocks += ScoreBlocksOf(begin, rows, block_rows);
+    all.segments.Add(0, rows);
+    all.score_blocks += ScoreBlocksOf(begin, rows, prefix.block_rows);
     begin += rows;
   }
-  blocks *= HeadLayers(shape_.config, shape_.config.num_layers - 1);
-  prefix_score_blocks_.emplace_back(block_rows, blocks);
-  return blocks;
+  if (prefix.block_rows > 0) {
+    all.merged_elements = MergedElements(shape_.config, std::max<int64_t>(0, prefix.rows - prefix.block_rows));
+  }
+  return all;
+}
+
+// Ranks' rows and pairs differ little, so each number is that of the rank where it is largest.
+ClusterWorkSums::OwnRows ClusterWorkSums::SharedRows(const PrefixShape& prefix) const {
+  struct Rank {
+    SegmentSums segments;
+    int64_t merged_rows = 0;
+    double score_blocks = 0;
+  };
+  const std::shared_ptr<const ContextShare> share = ShareOf(shape_, prefix);
+  std::vector<Rank> ranks(static_cast<size_t>(shape_.cp));
+  for (const ContextPiece& piece : share->pieces()) {
+    Rank& rank = ranks[static_cast<size_t>(piece.rank)];
+    const int64_t earlier = piece.begin - piece.prefix_begin;
+    rank.segments.Add(earlier, piece.rows());
+    rank.merged_rows += earlier > 0 ? piece.rows() : 0;
+    rank.score_blocks += CausalScoreBlocks(piece.rows()) + AncestorScoreBlocks(piece.rows(), earlier);
+  }
+  OwnRows most;
+  for (const Rank& rank : ranks) {
+    most.segments.rows = std::max(most.segments.rows, rank.segments.rows);
+    most.segments.pairs = std::max(most.segments.pairs, rank.segments.pairs);
+    most.merged_elements = std::max(most.merged_elements, MergedElements(shape_.config, rank.merged_rows));
+    most.score_blocks = std::max(most.score_blocks, rank.score_blocks);
+  }
+  return most;
+}
+
+Work ClusterWorkSums::Regather(const PrefixShape& prefix, int64_t rounds, bool forward_only) const {
+  Work work;
+  AddSent(RoundForwardContextSent(shape_, prefix), rounds, work);
+  if (!forward_only) AddSent(RoundBackwardContextSent(shape_, prefix), rounds, work);
+  return work;
 }
 
 Work ClusterWorkSums::PrefixForward(const PrefixShape& prefix) const {
   const ModelConfig& c = shape_.config;
+  const OwnRows& own = OwnRowsOf(prefix);
   Work work;
-  AddForward(prefix_parts_, work);
-  work[kElement] = prefixes_.rows * FullLayers(c) * layer_.elements;
-  work[kMerge] = MergedElements(c, prefix);
-  work[kScoreBlock] = PrefixScoreBlocks(prefix.block_rows);
+  AddForward(own.parts, work);
+  work[kElement] = own.segments.rows * FullLayers(c) * layer_.elements;
+  work[kMerge] = own.merged_elements;
+  work[kScoreBlock] = own.score_blocks;
   work[kWave] = static_cast<double>(Blocks(prefix)) * prefix_weights_;
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
   AddSent(PrefixForwardSent(shape_, prefix), 1, work);
+  AddSent(PrefixForwardContextSent(shape_, prefix), 1, work);
   return work;
 }
 
 Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
   const ModelConfig& c = shape_.config;
+  const OwnRows& own = OwnRowsOf(prefix);
   Work work;
-  AddBackward(prefix_parts_, work);
-  AddForward(PrefixRecomputeParts(c, prefixes_, prefix.policy), work);
+  AddBackward(own.parts, work);
+  AddForward(PrefixRecomputeParts(c, own.segments, prefix.policy), work);
   const double elements = 2 * layer_.elements + LayerRecomputedCost(c, prefix.policy, shape_.tp).elements;
-  work[kElement] = prefixes_.rows * FullLayers(c) * elements;
-  work[kMerge] = MergedElements(c, prefix);
+  work[kElement] = own.segments.rows * FullLayers(c) * elements;
+  work[kMerge] = own.merged_elements;
   const double forwards = KeepsAttention(prefix.policy) ? 0 : 1;
-  work[kScoreBlock] = (kBackwardScoreBlock + forwards) * PrefixScoreBlocks(prefix.block_rows);
+  work[kScoreBlock] = (kBackwardScoreBlock + forwards) * own.score_blocks;
   work[kWaveBackward] = static_cast<double>(Blocks(prefix)) * prefix_weights_;
   if (!KeepsInputs(prefix.policy)) work[kWave] = work[kWaveBackward];
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
   AddSent(PrefixBackwardSent(shape_, prefix), 1, work);
+  AddSent(PrefixBackwardContextSent(shape_, prefix), 1, work);
   return work;
 }
 
-Work ClusterWorkSums::SuffixForwardOnly(int64_t waves) const { return SuffixForward(waves, /*entropy=*/false); }
+Work ClusterWorkSums::SuffixForwardOnly(int64_t waves, size_t rank) const {
+  return SuffixForward(waves, /*entropy=*/false, ranks_[rank]);
+}
 
-Work ClusterWorkSums::SuffixForward(int64_t waves, bool entropy) const {
+Work ClusterWorkSums::SuffixForward(int64_t waves, bool entropy, const Members& members) const {
   const ModelConfig& c = shape_.config;
   Work work;
-  AddForward(suffix_parts_, work);
-  work[kElement] = suffix_elements_;
-  work[kMerge] = merged_rows_ * AllLayers(c) * static_cast<double>(c.q_size());
-  work[kScoreBlock] = score_blocks_;
+  AddForward(members.parts, work);
+  work[kElement] = members.elements;
+  work[kMerge] = members.merged_rows * AllLayers(c) * static_cast<double>(c.q_size());
+  work[kScoreBlock] = members.score_blocks;
   work[kWave] = static_cast<double>(waves) * wave_weights_;
   if (shape_.tp > 1) {
-    const auto apart = static_cast<int64_t>(own_prefixes_.rows);
-    AddSent(WaveForwardSent(shape_, static_cast<int64_t>(suffixes_.rows) + apart, apart, entropy), waves, work);
+    const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
+    const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
+    AddSent(WaveForwardSent(shape_, rows, apart, entropy), waves, work);
   }
   return work;
 }
 
-Work ClusterWorkSums::Suffix(v1::TapePolicy policy, int64_t waves) const {
+Work ClusterWorkSums::Suffix(v1::TapePolicy policy, int64_t waves, size_t rank) const {
   const ModelConfig& c = shape_.config;
-  Work work = SuffixForward(waves, /*entropy=*/true);
-  AddBackward(suffix_parts_, work);
-  const double attention = KeepsAttention(policy) ? 0 : suffix_parts_.attention;
+  const Members& members = ranks_[rank];
+  Work work = SuffixForward(waves, /*entropy=*/true, members);
+  AddBackward(members.parts, work);
+  const double attention = KeepsAttention(policy) ? 0 : members.parts.attention;
   work[kAttentionForward] += attention;
-  work[kLinear] += SuffixRecomputeParts(c, recomputed_, policy).total() - attention;
-  work[kElement] +=
-      2 * suffix_elements_ + recomputed_.rows * AllLayers(c) * LayerRecomputedCost(c, policy, shape_.tp).elements;
-  work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * score_blocks_;
+  work[kLinear] += SuffixRecomputeParts(c, members.recomputed, policy).total() - attention;
+  work[kElement] += 2 * members.elements +
+                    members.recomputed.rows * AllLayers(c) * LayerRecomputedCost(c, policy, shape_.tp).elements;
+  work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * members.score_blocks;
   work[kWaveBackward] = work[kWave];
   if (shape_.tp > 1) {
-    const auto apart = static_cast<int64_t>(own_prefixes_.rows);
-    AddSent(WaveBackwardSent(shape_, static_cast<int64_t>(suffixes_.rows) + apart, apart, policy), waves, work);
+    const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
+    const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
+    AddSent(WaveBackwardSent(shape_, rows, apart, policy), waves, work);
   }
   return work;
 }

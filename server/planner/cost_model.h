@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "common/base/dtype_names.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/cost.h"
@@ -37,7 +38,7 @@ enum Rate {
   // A block of attention scores: what its small products cost beyond their FLOPs. A causal span of 64 rows runs at a
   // quarter of the rate of 2,048 rows (ops_bench); of a whole step it moves the prediction by less than a percent.
   kScoreBlock,
-  kSent,        // bytes that a tensor-parallel rank sends to the others, inside of layers
+  kSent,        // bytes that a tensor- or context-parallel rank sends to the others, inside of layers
   kCollective,  // of those ranks, by itself
 };
 inline constexpr int kNumRates = 13;
@@ -103,51 +104,78 @@ struct MemberShape {
 struct ClusterShape {
   std::vector<int64_t> prefix_rows;  // of the groups computed with reuse
   std::vector<MemberShape> members;  // in the waves' order
-  bool borrowed =
-      false;  // another rank computes the prefixes: K/V come from there, and neither Phase A nor C runs here
+  // Another copy of the model computes the prefixes: K/V come from there, and neither Phase A nor C runs here.
+  bool borrowed = false;
+  // Copies share the group: what travels between them is held by each of their ranks.
+  bool split = false;
 
   bool operator==(const ClusterShape&) const = default;
   template <typename H>
   friend H AbslHashValue(H h, const ClusterShape& c) {
-    return H::combine(std::move(h), c.prefix_rows, c.members, c.borrowed);
+    return H::combine(std::move(h), c.prefix_rows, c.members, c.borrowed, c.split);
   }
 };
 
 int64_t PackedPrefixRows(const ClusterShape& cluster);
 
 // A cluster's work in closed form: its members are added up once, and each way of computing them then takes a few
-// products, however many they are. `prefix.rows` is that of PackedPrefixRows. The shape and the cluster outlive it.
+// products, however many they are. `prefix.rows` is that of PackedPrefixRows. Where context-parallel ranks share the
+// prefixes' rows, Phases A and C are those of a rank that has the most of each kind of work. The shape and the cluster
+// outlive it.
 class ClusterWorkSums {
  public:
+  // One rank computes all members.
   ClusterWorkSums(const ByteShape& shape, const ClusterShape& cluster);
+  // `dealt`: the rank of each member; empty: as above.
+  ClusterWorkSums(const ByteShape& shape, const ClusterShape& cluster, const std::vector<uint32_t>& dealt);
 
   Work PrefixForward(const PrefixShape& prefix) const;
   Work PrefixBackward(const PrefixShape& prefix) const;
-  Work Suffix(v1::TapePolicy policy, int64_t waves) const;
-  Work SuffixForwardOnly(int64_t waves) const;
+  // Phase B of one rank's members, without what ranks exchange.
+  size_t num_ranks() const { return ranks_.size(); }
+  Work Suffix(v1::TapePolicy policy, int64_t waves, size_t rank = 0) const;
+  Work SuffixForwardOnly(int64_t waves, size_t rank = 0) const;
+  // Counts what gathering the prefixes again sends in so many rounds of waves, from every rank.
+  Work Regather(const PrefixShape& prefix, int64_t rounds, bool forward_only) const;
 
  private:
-  double PrefixScoreBlocks(int64_t block_rows) const;
-  Work SuffixForward(int64_t waves, bool entropy) const;
+  // A rank's members.
+  struct Members {
+    SegmentSums suffixes;      // behind their prefixes
+    SegmentSums own_prefixes;  // of dense members
+    SegmentSums recomputed;    // what a suffix policy restores: a dense member's own prefix is part of it
+    double merged_rows = 0;    // of suffixes behind a shared prefix
+    double score_blocks = 0;   // of all heads and layers, forward
+    FlopParts parts;
+    double elements = 0;
+  };
+  // The prefixes' rows in blocks, of the rank that has most; all of them where there is one.
+  struct OwnRows {
+    int64_t block_rows = 0;
+    SegmentSums segments;
+    FlopParts parts;
+    double merged_elements = 0;  // where rows' attention is of two parts, themselves and earlier rows
+    double score_blocks = 0;
+  };
+
+  void AddMember(const MemberShape& member, Members& members) const;
+  void CloseMembers(Members& members) const;
+  const OwnRows& OwnRowsOf(const PrefixShape& prefix) const;
+  OwnRows AllRows(const PrefixShape& prefix) const;
+  OwnRows SharedRows(const PrefixShape& prefix) const;
+  Work SuffixForward(int64_t waves, bool entropy, const Members& members) const;
 
   const ByteShape& shape_;
   const ClusterShape& cluster_;
   const BlockCost layer_;
   const double prefix_weights_,
-      wave_weights_;          // of the products that a block of a prefix, and a wave, runs through once
-  SegmentSums prefixes_;      // shared ones
-  SegmentSums suffixes_;      // of all members, behind their prefixes
-  SegmentSums own_prefixes_;  // of dense members
-  SegmentSums recomputed_;    // what a suffix policy restores: a dense member's own prefix is part of it
-  double merged_rows_ = 0;    // of suffixes behind a shared prefix
-  double score_blocks_ = 0;   // of all members, heads and layers, forward
-  FlopParts prefix_parts_, suffix_parts_;
-  double suffix_elements_ = 0;
-  // By block rows, those asked for so far: most ways of computing a cluster differ in their policy alone.
-  mutable std::vector<std::pair<int64_t, double>> prefix_score_blocks_;
+      wave_weights_;  // of the products that a block of a prefix, and a wave, runs through once
+  absl::InlinedVector<Members, 1> ranks_;
+  // Those asked for so far: most ways of computing a cluster differ in their policy alone.
+  mutable std::vector<OwnRows> own_rows_;
 };
 
-// The work of one cluster in so many waves.
+// The work of one cluster in so many waves of one rank, which computes all members.
 PhaseWork ClusterWork(const ByteShape& shape, const ClusterShape& cluster, const PrefixShape& prefix,
                       v1::TapePolicy suffix_policy, int64_t waves);
 // Phases A and B without backward.

@@ -8,13 +8,14 @@
 namespace stemma::server {
 namespace {
 
-// What one suffix costs without merge, recomputation and waves of its own.
+// What one suffix costs without merge, recomputation and waves of its own, where ranks share them evenly.
 double PlainSuffixSeconds(const MemoryOptions& options, const PackingGroup& packing) {
   const ClusterShape cluster = GroupShape(packing, /*reuse=*/true);
   Work work = options.forward_only ? ForwardClusterWork(options.shape, cluster, 0).suffix
                                    : ClusterWork(options.shape, cluster, {}, v1::S0, 0).suffix;
   work[kMerge] = 0;
-  return Seconds(work, options.rates) / static_cast<double>(packing.members.size());
+  const auto members = static_cast<int64_t>(packing.members.size());
+  return Seconds(work, options.rates) / static_cast<double>(options.shape.cp * members);
 }
 
 std::string Compared(double reuse, double dense) {

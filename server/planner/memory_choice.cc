@@ -6,17 +6,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/human.h"
+#include "common/cost/context_share.h"
 #include "server/planner/cluster_ways.h"
 
 namespace stemma::server {
 namespace {
 
-std::string WayText(bool has_prefix, const PrefixWay& prefix, v1::TapePolicy suffix_policy) {
+std::string WayText(bool has_prefix, const PrefixWay& prefix, v1::TapePolicy suffix_policy, bool shared) {
   std::string text;
   if (has_prefix) {
     absl::StrAppend(&text, "prefix ", v1::TapePolicy_Name(prefix.policy), prefix.offload ? " offloaded" : "");
     if (prefix.block_rows > 0) absl::StrAppend(&text, " in blocks of ", prefix.block_rows, " rows");
-    absl::StrAppend(&text, ", ");
+    absl::StrAppend(&text, ", ", shared ? absl::StrCat(KvText(prefix.regather), ", ") : "");
   }
   return absl::StrCat(text, "suffixes ", v1::TapePolicy_Name(suffix_policy));
 }
@@ -43,17 +44,19 @@ MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& clus
 }
 
 std::string MemoryReason(const MemoryOptions& options, const MemoryChoice& choice) {
+  const bool shared = SharesRows(options.shape, choice.way.prefix);
   if (options.forward_only) {
     const int64_t block = choice.way.prefix.block_rows;
-    return absl::StrCat("no tape: forward only",
+    return absl::StrCat("no tape: forward only", shared ? absl::StrCat(", ", KvText(choice.way.prefix.regather)) : "",
                         block > 0 ? absl::StrCat(", prefix in blocks of ", block, " rows") : "", ", needs ",
                         HumanBytes(choice.peak_bytes), " of ", HumanBytes(options.budget_bytes));
   }
-  const std::string way = WayText(choice.way), budget = HumanBytes(options.budget_bytes);
+  const std::string way = WayText(choice.way, shared), budget = HumanBytes(options.budget_bytes);
   if (!choice.wanted) return absl::StrCat(way, ": needs ", HumanBytes(choice.peak_bytes), " of ", budget);
   const WayNeeds& wanted = *choice.wanted;
-  std::string text = absl::StrCat(way, ": ", WayText(choice.way.prefix.rows > 0, wanted.prefix, wanted.suffix_policy),
-                                  " in ", wanted.waves, " waves needs ", HumanBytes(wanted.peak_bytes), " of ", budget);
+  std::string text =
+      absl::StrCat(way, ": ", WayText(choice.way.prefix.rows > 0, wanted.prefix, wanted.suffix_policy, shared), " in ",
+                   wanted.waves, " waves needs ", HumanBytes(wanted.peak_bytes), " of ", budget);
   if (wanted.host_bytes > options.host_bytes_max()) {
     absl::StrAppend(&text, " and ", HumanBytes(wanted.host_bytes), " of the host's ", HumanBytes(options.host_bytes));
   }
@@ -78,9 +81,12 @@ int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster) {
   return ClusterWays(options, cluster).FewestBytes().of_device_within_host;
 }
 
-std::string WayText(const MemoryAlternative& way) {
+std::string WayText(const MemoryAlternative& way, bool shared) {
   const PrefixShape& prefix = way.prefix;
-  return WayText(prefix.rows > 0, {prefix.policy, prefix.offload, prefix.block_rows}, way.suffix_policy);
+  return WayText(prefix.rows > 0, {prefix.policy, prefix.offload, prefix.block_rows, prefix.regather},
+                 way.suffix_policy, shared);
 }
+
+std::string KvText(bool regather) { return regather ? "K/V gathered again" : "K/V held"; }
 
 }  // namespace stemma::server

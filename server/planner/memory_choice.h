@@ -1,4 +1,5 @@
-// How a cluster lives in its memory: tape policies of prefix and suffixes, offload, blocks, suffixes per wave. Pure.
+// How a cluster lives in its memory: tape policies of prefix and suffixes, offload, blocks, suffixes per wave; and
+// where context-parallel ranks share it, how they keep the prefixes' K/V. Pure.
 //
 // Every way that the run configuration allows is looked at, though few are evaluated (server/planner/cluster_ways.h);
 // the fastest of those that fit the budget is taken, of equal ones the one that keeps more. Keeping everything is the
@@ -26,6 +27,7 @@ struct PrefixWay {
   v1::TapePolicy policy = v1::S0;
   bool offload = false;
   int64_t block_rows = 0;  // 0: at once
+  bool regather = false;   // see PrefixShape
 };
 
 // One way; prefix.rows is 0 where no group is computed with reuse.
@@ -45,7 +47,9 @@ struct WayNeeds {
 
 struct MemoryChoice {
   MemoryAlternative way;
-  std::vector<uint32_t> wave_sizes;                    // members of each wave, in order
+  std::vector<uint32_t> wave_sizes;                    // members of each wave, in order; one rank's before the next's
+  std::vector<uint32_t> wave_ranks;                    // of each wave, the context-parallel rank; empty: there is one
+  std::vector<uint32_t> member_order;                  // indices of members in the waves' order; empty: their own
   PhaseBytes prefix_forward, suffix, prefix_backward;  // at least: every copy of an offloaded tape is waited for
   int64_t host_bytes = 0;
   int64_t peak_bytes = 0;
@@ -87,7 +91,11 @@ HeadroomPeaks PeaksWithHeadroom(const MemoryOptions& options, const MemoryChoice
 // The fewest bytes of the device that any way needs, with as much of the host as there is.
 int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster);
 
-// "prefix S1 offloaded in blocks of 512 rows, suffixes S0".
-std::string WayText(const MemoryAlternative& way);
+// "prefix S1 offloaded in blocks of 512 rows, suffixes S0"; `shared`: context-parallel ranks share the prefix, so that
+// "K/V held" or "K/V gathered again" is said too.
+std::string WayText(const MemoryAlternative& way, bool shared = false);
+
+// "K/V held", "K/V gathered again".
+std::string KvText(bool regather);
 
 }  // namespace stemma::server

@@ -202,6 +202,7 @@ MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run
   options.suffix_policy = run.suffix_policy();
   options.prefix_block_rows = run.prefix_block_rows();
   options.offload = run.offload();
+  options.prefix_kv = run.prefix_kv();
   return options;
 }
 

@@ -28,6 +28,7 @@ struct MemoryOptions {
   v1::TapePolicy suffix_policy = v1::TAPE_POLICY_UNSPECIFIED;
   int64_t prefix_block_rows = 0;
   v1::Offload offload = v1::OFFLOAD_UNSPECIFIED;
+  v1::PrefixKv prefix_kv = v1::PREFIX_KV_UNSPECIFIED;  // of context-parallel ranks; groups that are split are held
 
   StopCheck stop;  // asked before each cluster
   bool stopped() const { return stop && stop(); }

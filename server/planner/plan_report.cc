@@ -95,8 +95,9 @@ void DescribeSplit(const MemoryOptions& options, const PackingGroup& group, cons
   for (const std::vector<uint32_t>& rollouts : split.rollouts) {
     report.add_rollouts(static_cast<uint32_t>(rollouts.size()));
   }
-  // Each tensor-parallel rank sends those of its own heads.
-  report.set_bytes(helpers * static_cast<uint64_t>(options.shape.tp * (bytes.kv + bytes.gradients)));
+  // Each tensor-parallel rank sends those of its own heads, each context-parallel one those of all rows.
+  const int64_t ranks = options.shape.tp * options.shape.cp;
+  report.set_bytes(helpers * static_cast<uint64_t>(ranks * (bytes.kv + bytes.gradients)));
   report.set_seconds(static_cast<double>(helpers) * (shared.send_s + shared.return_s));
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "common/admission/mini_batches.h"
 #include "common/base/status_macros.h"
@@ -227,14 +228,14 @@ class Planner {
   }
 
   void Describe(MemoryChooser& chooser, const v1::Cluster& cluster, v1::ClusterReport& report) {
-    std::vector<uint32_t> seen;
+    std::vector<uint32_t> seen;  // each once, in the order of the waves, which several ranks may have of a group
+    absl::flat_hash_set<uint32_t> known;
     for (const v1::Wave& wave : cluster.waves()) {
       report.add_wave_sizes(static_cast<uint32_t>(wave.members_size()));
       for (const v1::WaveMember& member : wave.members()) {
-        if (seen.empty() || seen.back() != member.group()) seen.push_back(member.group());
+        if (known.insert(member.group()).second) seen.push_back(member.group());
       }
     }
-    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
     for (const uint32_t g : seen) {
       const GroupPlan& group = groups_[g];
       if (group.packing.prefix_rows > 0 && !cluster.has_owner_rank()) *report.add_groups() = CostOf(chooser, g);
@@ -245,6 +246,9 @@ class Planner {
     }
     if (const std::string split = SplitReason(cluster); !split.empty()) {
       report.set_reason(absl::StrCat(report.reason(), "; ", split));
+    }
+    if (chooser.options().shape.cp > 1 && !cluster.prefix_groups().empty()) {
+      report.set_reason(absl::StrCat(report.reason(), "; ", KvText(cluster.regather_prefix())));
     }
   }
 

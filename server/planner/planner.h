@@ -57,7 +57,7 @@ struct PlanResult {
   v1::Plan plan;
   uint32_t repeats = 1;
   v1::PlanReport report;
-  std::vector<std::vector<PhaseWork>> work;  // by plan.steps and data-parallel rank
+  std::vector<std::vector<PhaseWork>> work;  // by plan.steps and copy of the model
 };
 
 // Errors: ResourceExhausted GROUP_TOO_LARGE - a group does not fit the budget (or the host's memory) in any way that

@@ -6,6 +6,13 @@
 namespace stemma::server {
 namespace {
 
+// The group as copies of the model may share it. One rank's copies keep K/V in one way anyhow.
+ClusterShape SplitShape(const MemoryOptions& options, const PackingGroup& packing) {
+  ClusterShape cluster = GroupShape(packing, /*reuse=*/true);
+  cluster.split = options.shape.cp > 1;
+  return cluster;
+}
+
 // The seconds of Phase B of one member alone, in so many waves.
 double MemberSeconds(const MemoryOptions& options, const PackingGroup& packing, const PackingMember& member,
                      v1::TapePolicy policy, int64_t waves) {
@@ -22,13 +29,14 @@ PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_
   return {.kv = elements * shape.run_bytes, .gradients = forward_only ? 0 : elements * shape.accumulate_bytes};
 }
 
-bool MaySplit(const PackingGroup& packing) {
-  return packing.reuse && packing.prefix_rows > 0 && packing.members.size() > 1;
+bool MaySplit(MemoryChooser& chooser, const PackingGroup& packing) {
+  if (!packing.reuse || packing.prefix_rows == 0 || packing.members.size() < 2) return false;
+  return chooser.options().shape.cp == 1 || chooser.Choose(SplitShape(chooser.options(), packing)) != nullptr;
 }
 
 SplitCosts SplitCostsOf(MemoryChooser& chooser, const PackingGroup& packing) {
   const MemoryOptions& options = chooser.options();
-  const std::shared_ptr<const MemoryChoice> choice = chooser.Choose(GroupShape(packing, /*reuse=*/true));
+  const std::shared_ptr<const MemoryChoice> choice = chooser.Choose(SplitShape(options, packing));
   SplitCosts costs;
   if (choice == nullptr) {
     costs.rollouts_s.resize(packing.members.size());
@@ -60,7 +68,8 @@ PackingGroup PartOf(const PackingGroup& packing, const std::vector<uint32_t>& me
                        .prefix_rows = packing.prefix_rows,
                        .reuse = true,
                        .members = {},
-                       .borrowed = borrowed};
+                       .borrowed = borrowed,
+                       .split = true};
   for (const uint32_t member : members) part.members.push_back(packing.members.at(member));
   return part;
 }

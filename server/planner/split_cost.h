@@ -17,8 +17,9 @@ struct PartBytes {
 };
 PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_only);
 
-// Whether ranks may share the group: it is computed with reuse, and has rollouts for two.
-bool MaySplit(const PackingGroup& packing);
+// Whether copies of the model may share the group: it is computed with reuse, and has rollouts for two; and it fits
+// where each of context-parallel ranks holds its K/V.
+bool MaySplit(MemoryChooser& chooser, const PackingGroup& packing);
 
 // REQUIRES: MaySplit. How fast the ranks' network is, is not measured here: bytes travel as fast as between device and
 // host (Rates), and each message takes kMessageSeconds beside. A group that does not fit the budget costs nothing:

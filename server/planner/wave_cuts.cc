@@ -43,7 +43,8 @@ bool AreAlike(const MemberShape& a, const MemberShape& b) {
 
 }  // namespace
 
-WaveCuts::WaveCuts(const MemoryOptions& options, const ClusterShape& cluster) : options_(options), cluster_(cluster) {
+WaveCuts::WaveCuts(const MemoryOptions& options, const ClusterShape& cluster, const BesideLayer& beside)
+    : options_(options), cluster_(cluster), beside_(beside) {
   const std::vector<MemberShape>& members = cluster.members;
   for (size_t begin = 0; begin < members.size(); begin += CountWorthPacking(begin)) ++fewest_waves_;
   for (size_t i = 0; i < members.size(); ++i) {
@@ -91,8 +92,8 @@ WaveShape WaveCuts::Wave(size_t begin, size_t count, v1::TapePolicy policy) cons
 PhaseBytes WaveCuts::BytesOf(size_t begin, size_t count, v1::TapePolicy policy) {
   ++waves_priced_;
   const WaveShape wave = Wave(begin, count, policy);
-  if (!options_.forward_only) return WaveBytes(options_.shape, wave);
-  return {.working_set = ForwardWaveBytes(options_.shape, wave)};
+  if (!options_.forward_only) return WaveBytes(options_.shape, wave, beside_);
+  return {.working_set = ForwardWaveBytes(options_.shape, wave, beside_)};
 }
 
 size_t WaveCuts::CountWorthPacking(size_t begin) const {

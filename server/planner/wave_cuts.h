@@ -28,8 +28,8 @@ struct WaveCut {
 
 class WaveCuts {
  public:
-  // Both outlive it.
-  WaveCuts(const MemoryOptions& options, const ClusterShape& cluster);
+  // Options and cluster outlive it. `beside`: bytes that are there beside each layer of a wave.
+  WaveCuts(const MemoryOptions& options, const ClusterShape& cluster, const BesideLayer& beside = {});
 
   // The number of waves where bytes are no limit.
   int64_t fewest_waves() const { return fewest_waves_; }
@@ -60,6 +60,7 @@ class WaveCuts {
 
   const MemoryOptions& options_;
   const ClusterShape& cluster_;
+  const BesideLayer beside_;
   std::vector<size_t> largest_members_;  // one of them needs most alone, whatever the policy
   int64_t fewest_waves_ = 0;
   int64_t waves_priced_ = 0;

@@ -22,6 +22,7 @@ using Groups = std::span<const PackingGroup>;
 void AddGroup(const PackingGroup& group, bool reuse, ClusterShape& cluster) {
   const bool shares = reuse && group.prefix_rows > 0;
   cluster.borrowed = group.borrowed;
+  cluster.split = group.split;
   if (shares) cluster.prefix_rows.push_back(group.prefix_rows);
   const int64_t prefix = shares ? static_cast<int64_t>(cluster.prefix_rows.size()) - 1 : 0;
   cluster.members.reserve(cluster.members.size() + group.members.size());
@@ -72,20 +73,16 @@ class Cutter {
   Cut Of(Groups groups, const MemoryChoice& choice) const {
     PackedCluster packed;
     v1::Cluster& cluster = packed.cluster;
-    size_t wave = 0;
+    std::vector<v1::WaveMember> members;
     for (const PackingGroup& group : groups) {
       if (group.reuse && group.prefix_rows > 0) cluster.add_prefix_groups(group.group);
       for (const PackingMember& member : group.members) {
-        if (cluster.waves_size() == 0 ||
-            cluster.waves(static_cast<int>(wave)).members_size() == static_cast<int>(choice.wave_sizes[wave])) {
-          wave = static_cast<size_t>(cluster.waves_size());
-          cluster.add_waves()->set_layout(options_.layout);
-        }
-        v1::WaveMember& added = *cluster.mutable_waves(static_cast<int>(wave))->add_members();
+        v1::WaveMember& added = members.emplace_back();
         added.set_group(group.group);
         added.set_rollout(member.rollout);
       }
     }
+    AddWaves(members, choice, cluster);
     SetWay(choice, cluster);
     packed.memory = choice;
     Cut cut;
@@ -94,10 +91,23 @@ class Cutter {
     return cut;
   }
 
+  void AddWaves(const std::vector<v1::WaveMember>& members, const MemoryChoice& choice, v1::Cluster& cluster) const {
+    size_t next = 0;
+    for (size_t i = 0; i < choice.wave_sizes.size(); ++i) {
+      v1::Wave& wave = *cluster.add_waves();
+      wave.set_layout(options_.layout);
+      if (!choice.wave_ranks.empty()) wave.set_cp_rank(choice.wave_ranks[i]);
+      for (uint32_t count = 0; count < choice.wave_sizes[i]; ++count, ++next) {
+        *wave.add_members() = members[choice.member_order.empty() ? next : choice.member_order[next]];
+      }
+    }
+  }
+
   // A forward-only pass has blocks and no policies.
   void SetWay(const MemoryChoice& choice, v1::Cluster& cluster) const {
     const MemoryAlternative& way = choice.way;
     cluster.set_prefix_block_rows(static_cast<uint32_t>(way.prefix.block_rows));
+    cluster.set_regather_prefix(way.prefix.regather);
     if (options_.forward_only) return;
     cluster.set_suffix_policy(way.suffix_policy);
     if (way.prefix.rows == 0) return;
@@ -122,6 +132,9 @@ std::vector<std::string> ForcedFields(const MemoryOptions& options) {
     add("wave_suffixes", absl::StrCat(options.wave_suffixes));
   }
   if (options.prefix_block_rows > 0) add("prefix_block_rows", absl::StrCat(options.prefix_block_rows));
+  const bool shared = options.shape.cp > 1;
+  if (shared && options.prefix_kv == v1::PREFIX_KV_HOLD) add("prefix_kv", "hold");
+  if (shared && options.prefix_kv == v1::PREFIX_KV_REGATHER) add("prefix_kv", "regather");
   if (options.forward_only) return fields;
   if (options.prefix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("prefix_policy", policy(options.prefix_policy));
   if (options.suffix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("suffix_policy", policy(options.suffix_policy));

@@ -28,6 +28,7 @@ struct PackingGroup {
   bool reuse = false;
   std::vector<PackingMember> members;  // not empty
   bool borrowed = false;               // a part of a split group whose prefix another rank computes: packed alone
+  bool split = false;                  // a part of a split group, borrowed or not
 };
 
 struct PackedCluster {

@@ -1,5 +1,6 @@
 #include "server/protocol/calibration_keeper.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace stemma::server {
@@ -12,6 +13,20 @@ Calibration NewCalibration(const ModelConfig& model, const v1::RunConfig& run, c
 }
 
 }  // namespace
+
+CalibrationSample SampleOfCopy(const PhaseWork& work, std::span<const internal::v1::Vote> votes,
+                               std::span<const internal::v1::Applied> applied) {
+  CalibrationSample sample;
+  sample.work = work;
+  PredictedSeconds& slowest = sample.seconds;
+  for (const internal::v1::Vote& vote : votes) {
+    slowest.prefix_forward = std::max(slowest.prefix_forward, vote.sums().prefix_forward_s());
+    slowest.suffix = std::max(slowest.suffix, vote.sums().suffix_s());
+    slowest.prefix_backward = std::max(slowest.prefix_backward, vote.sums().prefix_backward_s());
+  }
+  for (const internal::v1::Applied& one : applied) sample.apply_s = std::max(sample.apply_s, one.apply_s());
+  return sample;
+}
 
 CalibrationKeeper::CalibrationKeeper(const ModelConfig& model, CalibrationBook book, const v1::RunConfig& run)
     : model_(model), book_(std::move(book)), calibration_(NewCalibration(model, run, "cpu")) {}

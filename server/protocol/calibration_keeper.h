@@ -5,13 +5,19 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 
 #include "common/model/model_config.h"
 #include "server/planner/calibration.h"
+#include "stemma/internal/v1/worker.pb.h"
 #include "stemma/v1/run_config.pb.h"
 
 namespace stemma::server {
+
+// Returns what the ranks of one copy of the model took, of which the slowest one's work is planned.
+CalibrationSample SampleOfCopy(const PhaseWork& work, std::span<const internal::v1::Vote> votes,
+                               std::span<const internal::v1::Applied> applied);
 
 class CalibrationKeeper {
  public:

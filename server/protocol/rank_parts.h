@@ -1,8 +1,8 @@
 // What each data-parallel rank is given of a step that was made for all: its clusters and their groups, the weights of
-// its rollouts, its groups of the payload. Where several ranks hold one copy of the model together (tp), each of them
-// is given what is its copy's: the rank here is the copy, MeshPlace::dp_rank of common/base/mesh.h. Pure. Each function
-// deals to all ranks in one walk over the plan, because a plan holds up to millions of rollouts; with one rank it gives
-// everything as it is. Used by the coordinator, and by tests that run the engine without one.
+// its rollouts, its groups of the payload. Where several ranks hold one copy of the model together (tp, cp), each of
+// them is given what is its copy's: the rank here is the copy, MeshPlace::dp_rank of common/base/mesh.h. Pure. Each
+// function deals to all ranks in one walk over the plan, because a plan holds up to millions of rollouts; with one rank
+// it gives everything as it is. Used by the coordinator, and by tests that run the engine without one.
 //
 // A group runs on one rank of a step, and a split one on several: each of those is dealt the whole group, the weights
 // of all its rollouts too, because its plan's waves name rollouts by their place in it. Groups in which nothing runs
@@ -39,10 +39,11 @@ std::vector<internal::v1::Prepare> PreparesOfRanks(internal::v1::Prepare whole, 
 template <typename T>
 std::vector<T> ForRanks(std::vector<T> of_copies, const v1::Mesh& mesh) {
   CHECK_EQ(of_copies.size(), DpSize(mesh));
-  if (TpSize(mesh) == 1) return of_copies;
+  const uint32_t ranks_of_copy = RanksOfCopy(mesh);
+  if (ranks_of_copy == 1) return of_copies;
   std::vector<T> of_ranks;
   for (T& of_copy : of_copies) {
-    of_ranks.insert(of_ranks.end(), TpSize(mesh) - 1, of_copy);
+    of_ranks.insert(of_ranks.end(), ranks_of_copy - 1, of_copy);
     of_ranks.push_back(std::move(of_copy));
   }
   return of_ranks;

@@ -28,7 +28,8 @@ struct RequestPlan {
   uint32_t repeats = 1;  // epochs that run plan.steps
   v1::PlanReport report;
   std::vector<StepNumbers> steps;  // one per plan.steps
-  // By plan.steps and data-parallel rank: what measured seconds are held against; may be empty.
+  // By plan.steps and copy of the model (MeshPlace::dp_rank): what measured seconds are held against, those of the
+  // copy's slowest rank; may be empty.
   std::vector<std::vector<PhaseWork>> work;
 
   uint32_t num_steps() const { return static_cast<uint32_t>(plan.steps_size()) * repeats; }
@@ -37,12 +38,16 @@ struct RequestPlan {
     return repeats > 1 ? k / static_cast<uint32_t>(plan.steps_size()) : step(k).epoch();
   }
   const StepNumbers& numbers(uint32_t k) const { return steps.at(HeldIndex(k)); }
-  const PhaseWork* phase_work(uint32_t k, size_t rank) const {
-    return work.empty() ? nullptr : &work.at(HeldIndex(k)).at(rank);
+  const PhaseWork* phase_work(uint32_t k, size_t copy) const {
+    return work.empty() ? nullptr : &work.at(HeldIndex(k)).at(copy);
   }
 
   size_t HeldIndex(uint32_t k) const { return k % static_cast<size_t>(plan.steps_size()); }  // into steps and work
 };
+
+// Returns what the planner reads of a request: the sizes of its groups, and its schedule, which is the run's where the
+// request names none.
+PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunConfig& run);
 
 // `run` is divided (server/planner/memory_division.h). Errors: ResourceExhausted GROUP_TOO_LARGE, and what
 // normalization refuses; Cancelled - `stop` said so. Thread safety: safe.

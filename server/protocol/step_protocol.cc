@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/run_numbers.h"
 #include "common/base/error.h"
+#include "common/base/mesh.h"
 #include "common/base/weights_digest_text.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
@@ -314,17 +316,17 @@ void StepProtocol::GoOn(UpdateRecord& record) {
   }
 }
 
-// The applied step's phases calibrate the plans of requests to come: each rank's, for each has done other work.
+// The applied step's phases calibrate the plans of requests to come: each copy's, for each has done other work.
 void StepProtocol::Measure(const UpdateRecord& record) {
   const RunningJob& running = p_.jobs.running();
+  const size_t ranks_of_copy = RanksOfCopy(p_.gang.mesh());
   bool save = false;
-  for (uint32_t rank = 0; rank < running.votes().size(); ++rank) {
-    const PhaseWork* work = record.plan.phase_work(record.k, rank);
+  for (size_t copy = 0; copy * ranks_of_copy < running.votes().size(); ++copy) {
+    const PhaseWork* work = record.plan.phase_work(record.k, copy);
     if (work == nullptr) return;
-    const internal::v1::StepSums& sums = running.votes()[rank].sums();
-    save |= p_.calibration.Add({.work = *work,
-                                .seconds = {sums.prefix_forward_s(), sums.suffix_s(), sums.prefix_backward_s()},
-                                .apply_s = running.applied()[rank].apply_s()});
+    const size_t first = copy * ranks_of_copy;
+    save |= p_.calibration.Add(SampleOfCopy(*work, std::span(running.votes()).subspan(first, ranks_of_copy),
+                                            std::span(running.applied()).subspan(first, ranks_of_copy)));
   }
   if (save) membership_->SaveCalibration();
 }

@@ -22,14 +22,15 @@ constexpr std::string_view kLargest[] = {"prefix_forward_s",  "suffix_s",
                                          "peak_bytes",        "state_bytes",
                                          "host_bytes",        "agree_s",
                                          "split_s",           "reduce_overlapped_s",
-                                         "tensor_parallel_s"};
+                                         "tensor_parallel_s", "context_parallel_s"};
 // What the rank takes that ends its phases last: the others wait for it.
 constexpr std::string_view kSmallest[] = {"reduce_s"};
 
-// Sums over all ranks, whatever they run. All other sums are over the copies of the model.
-constexpr std::string_view kTotals[] = {"offload_out_bytes",    "offload_in_bytes", "offload_demand_loads",
-                                        "offload_waits",        "reduce_bytes",     "split_bytes",
-                                        "tensor_parallel_bytes"};
+// Sums over all ranks, whatever they run. All other sums are over what ranks have
+// computed, of which one of each tp axis tells.
+constexpr std::string_view kTotals[] = {"offload_out_bytes",     "offload_in_bytes",      "offload_demand_loads",
+                                        "offload_waits",         "reduce_bytes",          "split_bytes",
+                                        "tensor_parallel_bytes", "context_parallel_bytes"};
 
 bool IsIn(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();

@@ -3,7 +3,7 @@
 // placement takes, and how far the fullest rank is over the lower bound: one line for each number of groups and ranks;
 // and the same where one more group is as expensive as all others together, and is split.
 //
-//   planner_bench [--groups 256,1024,4096,16384,62500]
+//   planner_bench [--groups 256,1024,4096,16384,62500] [--cp 1]
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -15,6 +15,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/mesh.h"
 #include "common/cost/state_bytes.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
@@ -35,7 +36,7 @@ constexpr int64_t kPromptMin = 128, kPromptMax = 2048, kResponseMin = 64, kRespo
 // In parts of the fewest bytes in which the longest rollout can be trained: nearly every cluster gives something up.
 constexpr double kTightBudget = 1.5;
 
-PlannerModel Model(bool tight) {
+PlannerModel Model(bool tight, uint32_t cp = 1) {
   PlannerModel model;
   model.config = BenchModel();
   model.rates = BenchRates();
@@ -43,13 +44,14 @@ PlannerModel Model(bool tight) {
   model.run.set_threads(2);
   model.run.set_head_chunk_tokens(512);
   model.run.set_optimizer_residency(v1::DEVICE);
+  *model.run.mutable_mesh() = MakeMesh({.cp = cp});
   if (!tight) {
     model.run.set_memory_budget_bytes(uint64_t{1} << 50);
     return model;
   }
   const MemoryOptions options = MemoryOptionsOf(model.config, model.run, model.rates, /*forward_only=*/false);
   const auto fewest = static_cast<double>(FewestBytes(options, OneGroup(kPromptMax - 1, kResponseMax, 1)));
-  const int64_t state = StateBytesOf(model.config, RunDtypeOf(model.run.dtype())).device(v1::DEVICE);
+  const int64_t state = StateBytesOf(model.config, model.run).device(v1::DEVICE);
   model.run.set_memory_budget_bytes(static_cast<uint64_t>(state + static_cast<int64_t>(kTightBudget * fewest)));
   return model;
 }
@@ -70,8 +72,8 @@ PlannerRequest Request(int64_t groups, v1::Schedule schedule) {
   return request;
 }
 
-void Measure(int64_t groups, bool tight, v1::Schedule schedule) {
-  const PlannerModel model = Model(tight);
+void Measure(int64_t groups, bool tight, v1::Schedule schedule, uint32_t cp) {
+  const PlannerModel model = Model(tight, cp);
   const PlannerRequest request = Request(groups, schedule);
   const double begin_s = RealClock().MonotonicSeconds();
   const auto plan = MakePlan(model, request);
@@ -79,6 +81,7 @@ void Measure(int64_t groups, bool tight, v1::Schedule schedule) {
   CHECK(plan.ok()) << plan.status();
   const nlohmann::json line = {{"groups", groups},
                                {"rollouts", groups * kRollouts},
+                               {"cp", cp},
                                {"budget", tight ? "tight" : "loose"},
                                {"schedule", schedule == v1::AUTO ? "auto" : "reuse"},
                                {"clusters", plan->report.num_clusters()},
@@ -162,10 +165,12 @@ int main(int argc, char** argv) {
   app.add_option("--groups", sizes, "numbers of groups, of 16 rollouts each")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
+  uint32_t cp = 1;
+  app.add_option("--cp", cp, "context-parallel ranks that requests are planned for")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   for (const bool tight : {false, true}) {
     for (const stemma::v1::Schedule schedule : {stemma::v1::AUTO, stemma::v1::REUSE}) {
-      for (const int64_t groups : sizes) stemma::testing::Measure(groups, tight, schedule);
+      for (const int64_t groups : sizes) stemma::testing::Measure(groups, tight, schedule, cp);
     }
   }
   for (const auto& [groups, ranks] : {std::pair{256, 8}, {1024, 64}, {4096, 64}, {16384, 64}}) {

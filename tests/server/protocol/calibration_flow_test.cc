@@ -1,6 +1,9 @@
 // Measured steps and plans: a calibration changes the plans of requests to come, never one that was accepted.
 #include <memory>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "common/base/mesh.h"
 #include "glog/logging.h"
 #include "gtest/gtest.h"
 #include "server/protocol/coordinator_state.h"
@@ -51,15 +54,25 @@ CoordinatorOptions Options() {
 
 class Flow {
  public:
-  explicit Flow(CoordinatorOptions options) : state_(std::move(options)), plan_(MakePlanFunction(BenchModel())) {
-    WorkerMessageEvent registered{.session = 1, .message = {}};
-    registered.message.mutable_register_()->set_incarnation("w");
-    registered.message.mutable_register_()->set_device(kDevice);
-    registered.message.mutable_register_()->set_memory_free_bytes(uint64_t{8} << 30);
-    Handle(registered);
-    WorkerMessageEvent ready{.session = 1, .message = {}};
-    ready.message.mutable_ready()->mutable_config()->set_threads(2);
-    Handle(ready);
+  explicit Flow(CoordinatorOptions options)
+      : ranks_(NumRanks(options.config.mesh())), state_(std::move(options)), plan_(MakePlanFunction(BenchModel())) {
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      WorkerMessageEvent registered{.session = rank + 1, .message = {}};
+      registered.message.mutable_register_()->set_incarnation(absl::StrCat("w", rank));
+      registered.message.mutable_register_()->set_device(ranks_ == 1 ? kDevice : absl::StrCat(kDevice, ":", rank));
+      registered.message.mutable_register_()->set_memory_free_bytes(uint64_t{8} << 30);
+      Handle(registered);
+    }
+    if (ranks_ > 1) {
+      WorkerMessageEvent opened{.session = 1, .message = {}};
+      opened.message.mutable_store_opened()->set_address("127.0.0.1:1");
+      Handle(opened);
+    }
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      WorkerMessageEvent ready{.session = rank + 1, .message = {}};
+      ready.message.mutable_ready()->mutable_config()->set_threads(2);
+      Handle(ready);
+    }
   }
 
   void Submit(const std::string& id, uint32_t epochs) { Handle(SubmitEvent{++call_, Request(id, epochs, false)}); }
@@ -74,42 +87,52 @@ class Flow {
     LOG(FATAL) << "no answer";
   }
 
-  // Votes and applies the prepared step as a machine of such speed.
+  // Votes and applies the prepared step as a machine of such speed; each rank after the first takes a second more.
   void Step(double suffix_s) {
-    WorkerMessageEvent vote{.session = 1, .message = {}};
-    *vote.message.mutable_vote()->mutable_key() = prepare_.key();
-    vote.message.mutable_vote()->set_yes(true);
-    vote.message.mutable_vote()->set_grad_norm_squared(1);
-    internal::v1::StepSums& sums = *vote.message.mutable_vote()->mutable_sums();
-    sums.set_prefix_forward_s(suffix_s / 10);
-    sums.set_suffix_s(suffix_s);
-    sums.set_prefix_backward_s(suffix_s / 5);
-    Handle(vote);
-    WorkerMessageEvent applied{.session = 1, .message = {}};
-    *applied.message.mutable_applied()->mutable_key() = prepare_.key();
-    applied.message.mutable_applied()->set_apply_s(0.5);
-    Handle(applied);
+    std::vector<internal::v1::StepKey> keys;
+    for (const internal::v1::Prepare& prepare : prepares_) keys.push_back(prepare.key());
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      WorkerMessageEvent vote{.session = rank + 1, .message = {}};
+      *vote.message.mutable_vote()->mutable_key() = keys[rank];
+      vote.message.mutable_vote()->set_yes(true);
+      vote.message.mutable_vote()->set_grad_norm_squared(1);
+      internal::v1::StepSums& sums = *vote.message.mutable_vote()->mutable_sums();
+      sums.set_prefix_forward_s(suffix_s / 10);
+      sums.set_suffix_s(suffix_s + rank);
+      sums.set_prefix_backward_s(suffix_s / 5);
+      Handle(vote);
+    }
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      WorkerMessageEvent applied{.session = rank + 1, .message = {}};
+      *applied.message.mutable_applied()->mutable_key() = keys[rank];
+      applied.message.mutable_applied()->set_apply_s(0.5);
+      Handle(applied);
+    }
   }
 
   Decision Handle(const Event& event) {
     Decision decision = testing::HandleAndPlan(state_, plan_, absl::FromUnixSeconds(1000), event);
     for (const Action& action : decision.actions) {
       if (const auto* send = std::get_if<SendAction>(&action)) {
-        if (send->message.has_prepare()) prepare_ = send->message.prepare();
+        if (send->message.has_prepare()) {
+          prepares_.resize(ranks_);
+          prepares_[send->session - 1] = send->message.prepare();
+        }
       }
       if (const auto* save = std::get_if<SaveCalibrationAction>(&action)) saved_.push_back(save->book);
     }
     return decision;
   }
 
-  const internal::v1::Prepare& prepare() const { return prepare_; }
+  const internal::v1::Prepare& prepare() const { return prepares_.front(); }
   const std::vector<CalibrationBook>& saved() const { return saved_; }
 
  private:
+  const uint32_t ranks_;
   CoordinatorState state_;
   const PlanFunction plan_;
   CallId call_ = 0;
-  internal::v1::Prepare prepare_;
+  std::vector<internal::v1::Prepare> prepares_;  // the last of each rank
   std::vector<CalibrationBook> saved_;
 };
 
@@ -147,6 +170,23 @@ TEST(CalibrationFlowTest, AnAcceptedPlanStaysWhileNewPlansFollowTheMeasurements)
   EXPECT_EQ(flow.Planned().rates().samples(), 7u);
   EXPECT_FALSE(flow.Planned().rates().calibrated()) << "one shape";
   EXPECT_EQ(flow.Planned().seconds().suffix(), before);
+}
+
+// A copy's work is planned for its slowest rank, whose seconds it is held against: one sample for each copy.
+TEST(CalibrationFlowTest, TheRanksOfACopyAreOneSample) {
+  for (const v1::Mesh& mesh : {MakeMesh({.tp = 2}), MakeMesh({.cp = 2}), MakeMesh({.cp = 2, .tp = 2})}) {
+    CoordinatorOptions options = Options();
+    *options.config.mutable_mesh() = mesh;
+    Flow flow(options);
+    flow.Submit("r", /*epochs=*/100);
+    flow.Step(/*suffix_s=*/100);
+    EXPECT_EQ(flow.Planned().rates().samples(), 1u) << MeshText(mesh);
+    for (int k = 1; k < 99 && flow.saved().empty(); ++k) flow.Step(/*suffix_s=*/100);
+    ASSERT_FALSE(flow.saved().empty()) << MeshText(mesh);
+    const CalibrationSample& sample = flow.saved().back().begin()->second.front();
+    EXPECT_EQ(sample.seconds.suffix, 99 + NumRanks(mesh)) << MeshText(mesh);
+    EXPECT_EQ(sample.seconds.prefix_forward, 10) << MeshText(mesh);
+  }
 }
 
 TEST(CalibrationFlowTest, APlanCountsTheCopiesOfStatesInHostMemory) {

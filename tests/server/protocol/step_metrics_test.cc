@@ -90,6 +90,8 @@ TEST(StepMetricsTest, SeveralRanksSayWhatTheyCostAndHowEvenTheirWorkIs) {
   merged.mutable_sums()->set_split_bytes(600);
   merged.mutable_sums()->set_tensor_parallel_s(0.875);
   merged.mutable_sums()->set_tensor_parallel_bytes(800);
+  merged.mutable_sums()->set_context_parallel_s(0.8125);
+  merged.mutable_sums()->set_context_parallel_bytes(900);
   ranks.applied[0].set_gather_s(0.125);
   ranks.applied[1].set_gather_s(0.0625);
   ranks.applied[0].set_gather_bytes(300);
@@ -103,6 +105,8 @@ TEST(StepMetricsTest, SeveralRanksSayWhatTheyCostAndHowEvenTheirWorkIs) {
   EXPECT_DOUBLE_EQ(metrics.at("ranks/split_bytes"), 600);
   EXPECT_DOUBLE_EQ(metrics.at("time/tensor_parallel_s"), 0.875);
   EXPECT_DOUBLE_EQ(metrics.at("ranks/tensor_parallel_bytes"), 800);
+  EXPECT_DOUBLE_EQ(metrics.at("time/context_parallel_s"), 0.8125);
+  EXPECT_DOUBLE_EQ(metrics.at("ranks/context_parallel_bytes"), 900);
   EXPECT_DOUBLE_EQ(metrics.at("time/gather_s"), 0.125);
   EXPECT_DOUBLE_EQ(metrics.at("ranks/gather_bytes"), 700);
   EXPECT_DOUBLE_EQ(metrics.at("time/slowest_rank_s"), 3.5);

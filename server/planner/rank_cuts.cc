@@ -1,0 +1,73 @@
+#include "server/planner/rank_cuts.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace stemma::server {
+
+int64_t Rounds(const WavesOfRanks& waves) { return *std::max_element(waves.begin(), waves.end()); }
+
+WavesOfRanks RankCut::waves() const {
+  WavesOfRanks waves;
+  for (const WaveCut* cut : of_ranks) waves.push_back(cut->waves());
+  return waves;
+}
+
+int64_t RankCut::num_waves() const {
+  const WavesOfRanks of_each = waves();
+  return std::accumulate(of_each.begin(), of_each.end(), int64_t{0});
+}
+
+const PhaseBytes& RankCut::largest() const {
+  const auto smaller = [](const WaveCut* a, const WaveCut* b) { return a->largest.peak() < b->largest.peak(); };
+  return (*std::max_element(of_ranks.begin(), of_ranks.end(), smaller))->largest;
+}
+
+RankCuts::RankCuts(const MemoryOptions& options, const ClusterShape& cluster, const std::vector<uint32_t>& dealt)
+    : options_(options), cluster_(cluster), dealt_(dealt) {
+  if (!dealt.empty()) {
+    of_ranks_.resize(static_cast<size_t>(options.shape.cp));
+    for (size_t i = 0; i < dealt.size(); ++i) of_ranks_[dealt[i]].members.push_back(cluster.members[i]);
+  }
+  for (const WaveCuts& cuts : Of({}).ranks) fewest_waves_.push_back(cuts.fewest_waves());
+}
+
+RankCuts::OfBeside& RankCuts::Of(const BesideLayer& beside) {
+  for (OfBeside& known : cuts_) {
+    if (known.beside == beside) return known;
+  }
+  OfBeside& made = cuts_.emplace_back();
+  made.beside = beside;
+  if (of_ranks_.empty()) made.ranks.emplace_back(options_, cluster_, beside);
+  for (const ClusterShape& members : of_ranks_) made.ranks.emplace_back(options_, members, beside);
+  return made;
+}
+
+RankCut RankCuts::Cut(v1::TapePolicy policy, int64_t bytes, const BesideLayer& beside) {
+  RankCut cut;
+  for (WaveCuts& cuts : Of(beside).ranks) cut.of_ranks.push_back(&cuts.Cut(policy, bytes));
+  return cut;
+}
+
+int64_t RankCuts::LeastBytes(v1::TapePolicy policy, const BesideLayer& beside) {
+  int64_t least = 0;
+  for (WaveCuts& cuts : Of(beside).ranks) least = std::max(least, cuts.LeastBytes(policy));
+  return least;
+}
+
+std::vector<uint32_t> RankCuts::MemberOrder() const {
+  std::vector<uint32_t> order(dealt_.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return dealt_[a] < dealt_[b]; });
+  return order;
+}
+
+int64_t RankCuts::waves_priced() const {
+  int64_t waves = 0;
+  for (const OfBeside& of_beside : cuts_) {
+    for (const WaveCuts& cuts : of_beside.ranks) waves += cuts.waves_priced();
+  }
+  return waves;
+}
+
+}  // namespace stemma::server

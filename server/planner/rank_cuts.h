@@ -1,0 +1,63 @@
+// Cuts a cluster's members into waves, those of each context-parallel rank by themselves: no wave crosses ranks. With
+// one rank it is server/planner/wave_cuts.h. Pure; not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "common/cost/cost.h"
+#include "server/planner/wave_cuts.h"
+
+namespace stemma::server {
+
+// Numbers of waves, one for each rank.
+using WavesOfRanks = absl::InlinedVector<int64_t, 1>;
+
+// Returns the rounds of waves: the most that any rank has.
+int64_t Rounds(const WavesOfRanks& waves);
+
+// The cut of each rank; references last as long as the cuts that they are of.
+struct RankCut {
+  absl::InlinedVector<const WaveCut*, 1> of_ranks;
+
+  WavesOfRanks waves() const;
+  int64_t num_waves() const;
+  // The largest wave of all ranks; of equally large ones the first rank's.
+  const PhaseBytes& largest() const;
+};
+
+class RankCuts {
+ public:
+  // `dealt`: the rank of each member; empty: there is one rank. All outlive it.
+  RankCuts(const MemoryOptions& options, const ClusterShape& cluster, const std::vector<uint32_t>& dealt);
+
+  // The numbers of waves where bytes are no limit.
+  const WavesOfRanks& fewest_waves() const { return fewest_waves_; }
+
+  // See WaveCuts. `beside`: what is there beside each layer of a wave.
+  RankCut Cut(v1::TapePolicy policy, int64_t bytes, const BesideLayer& beside);
+  int64_t LeastBytes(v1::TapePolicy policy, const BesideLayer& beside);
+
+  // Returns the indices of the members in the order of the waves; empty: their own.
+  std::vector<uint32_t> MemberOrder() const;
+
+  int64_t waves_priced() const;
+
+ private:
+  struct OfBeside {
+    BesideLayer beside;
+    std::list<WaveCuts> ranks;
+  };
+  OfBeside& Of(const BesideLayer& beside);
+
+  const MemoryOptions& options_;
+  const ClusterShape& cluster_;
+  const std::vector<uint32_t>& dealt_;
+  std::vector<ClusterShape> of_ranks_;  // members of each rank; none where there is one
+  std::list<OfBeside> cuts_;            // the first is that of nothing beside
+  WavesOfRanks fewest_waves_;
+};
+
+}  // namespace stemma::server
