@@ -55,13 +55,6 @@ bool Exists(const std::string& path) {
   return lstat(path.c_str(), &info) == 0;
 }
 
-absl::StatusOr<ModelConfig> ReadConfig(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(path));
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(resolved, kMaxConfigBytes));
-  absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
-  return config.ok() ? std::move(config) : Prefixed(path, config.status());
-}
-
 // Tensor name -> shard file name.
 using WeightMap = std::map<std::string, std::string>;
 
@@ -203,6 +196,16 @@ absl::Status CheckTensors(const ModelDirectory& directory) {
 
 }  // namespace
 
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path) {
+  struct stat info;
+  const bool is_directory = stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+  const std::string file = is_directory ? absl::StrCat(path, "/", kConfig) : path;
+  ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(file));
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(resolved, kMaxConfigBytes));
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
+  return config.ok() ? std::move(config) : Prefixed(file, config.status());
+}
+
 absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path) {
   struct stat info;
   if (stat(path.c_str(), &info) != 0) return ErrnoStatus("open model directory", path, errno);
@@ -210,7 +213,7 @@ absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path) {
   ModelDirectory directory;
   ASSIGN_OR_RETURN(directory.path, ResolvePath(path));
   const auto in = [&](const std::string& name) { return absl::StrCat(directory.path, "/", name); };
-  ASSIGN_OR_RETURN(directory.config, ReadConfig(in(kConfig)));
+  ASSIGN_OR_RETURN(directory.config, ReadModelConfig(in(kConfig)));
   directory.has_index = !Exists(in(kSingleShard)) && Exists(in(kIndex));
   if (!directory.has_index && !Exists(in(kSingleShard))) {
     return absl::NotFoundError(absl::StrCat(directory.path, ": has neither ", kSingleShard, " nor ", kIndex));

@@ -30,6 +30,9 @@ struct ModelDirectory {
   std::map<std::string, std::string> other_files;
 };
 
+// Reads config.json: the file itself, or that of a directory. Weights are not looked at. Errors: as OpenModelDirectory.
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path);
+
 // Errors name the file and the field: NotFound (no such directory or file), InvalidArgument (content). Every tensor of
 // the config must be there exactly once with its shape and a float dtype, and no other, except what is known to be
 // safely ignored (lm_head.weight of a tied model, rotary inv_freq buffers).

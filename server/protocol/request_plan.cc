@@ -11,6 +11,18 @@ namespace {
 
 constexpr size_t kTokenBytes = sizeof(int32_t);
 
+uint64_t TotalTokens(const std::vector<v1::PromptGroup>& groups, const v1::StepPlan& step) {
+  uint64_t tokens = 0;
+  for (uint32_t index : step.groups()) {
+    const v1::PromptGroup& group = groups.at(index);
+    tokens += group.rollouts_size() * (group.prompt_tokens().size() / kTokenBytes);
+    for (const v1::Rollout& rollout : group.rollouts()) tokens += rollout.response_tokens().size() / kTokenBytes;
+  }
+  return tokens;
+}
+
+}  // namespace
+
 PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunConfig& run) {
   const bool update = request.kind == TrainingRequest::Kind::kUpdate;
   const v1::UpdateHeader& header = request.update;
@@ -39,18 +51,6 @@ PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunCon
   result.log_prob_passes = static_cast<int>(WeightsOfPasses(header).size());
   return result;
 }
-
-uint64_t TotalTokens(const std::vector<v1::PromptGroup>& groups, const v1::StepPlan& step) {
-  uint64_t tokens = 0;
-  for (uint32_t index : step.groups()) {
-    const v1::PromptGroup& group = groups.at(index);
-    tokens += group.rollouts_size() * (group.prompt_tokens().size() / kTokenBytes);
-    for (const v1::Rollout& rollout : group.rollouts()) tokens += rollout.response_tokens().size() / kTokenBytes;
-  }
-  return tokens;
-}
-
-}  // namespace
 
 absl::Status AddStepNumbers(const TrainingRequest& request, const StopCheck& stop, RequestPlan& plan) {
   const std::vector<GroupRuns> runs = FindGroupsThatRun(request.update, request.groups);

@@ -103,8 +103,10 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
       ->check(CLI::Range(1u, kRanksMax).description(""))
       ->type_name("N");
   PassOption(command, options.get(), "--mesh", "MESH",
-             "How many ranks each axis has, as dp=N,tp=M; each rank is a worker", &gang->mesh);
+             "How many ranks each axis has, as dp=2,cp=2,tp=4; each rank is a worker", &gang->mesh);
   PassOption(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
+  PassOption(command, options.get(), "--prefix-kv", "auto|hold|regather",
+             "How context-parallel ranks keep a prefix's K/V");
   PassOption(command, options.get(), "--durability", "replay|rewind",
              "What a loss leaves of the steps: all, computed again from --data, or a checkpoint's");
   PassOption(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");

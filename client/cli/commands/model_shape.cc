@@ -6,16 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/output/command_status.h"
-#include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/nearest.h"
-#include "common/base/status_macros.h"
+#include "common/model/model_directory.h"
 #include "glog/logging.h"
 
 namespace stemma::cli {
 namespace {
-
-constexpr uint64_t kConfigBytesMax = 1 << 20;
 
 constexpr char kSizes[] =
 #include "client/cli/commands/model_sizes.inc"
@@ -28,14 +25,6 @@ const nlohmann::json& Sizes() {
     return *parsed;
   }();
   return sizes;
-}
-
-absl::StatusOr<ModelConfig> ReadConfig(const std::filesystem::path& path) {
-  ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(path.string()));
-  ASSIGN_OR_RETURN(const std::string json, ReadFile(resolved, kConfigBytesMax));
-  absl::StatusOr<ModelConfig> config = ParseModelConfig(json);
-  if (config.ok()) return config;
-  return absl::InvalidArgumentError(absl::StrCat(path.string(), ": ", config.status().message()));
 }
 
 absl::StatusOr<ModelConfig> NamedShape(const std::string& text) {
@@ -52,10 +41,8 @@ absl::StatusOr<ModelConfig> NamedShape(const std::string& text) {
 
 absl::StatusOr<ModelConfig> ReadModelShape(const std::string& text) {
   std::error_code error;
-  const std::filesystem::path path = text;
-  const bool directory = std::filesystem::is_directory(path, error);
-  const bool exists = std::filesystem::exists(path, error);
-  absl::StatusOr<ModelConfig> config = exists ? ReadConfig(directory ? path / "config.json" : path) : NamedShape(text);
+  const bool exists = std::filesystem::exists(text, error);
+  absl::StatusOr<ModelConfig> config = exists ? ReadModelConfig(text) : NamedShape(text);
   if (!config.ok()) return UsageError(std::string(config.status().message()));
   return config;
 }

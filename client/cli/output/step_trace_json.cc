@@ -43,6 +43,10 @@ KindLook LookOf(StepSpan::Kind kind) {
       return {Lane::kCompute, "phase", "B: wave backward"};
     case StepSpan::PREFIX_BACKWARD:
       return {Lane::kCompute, "phase", "C: prefix backward"};
+    case StepSpan::JOIN_FORWARD:
+      return {Lane::kCompute, "exchange", "join wave forward"};
+    case StepSpan::JOIN_BACKWARD:
+      return {Lane::kCompute, "exchange", "join wave backward"};
     case StepSpan::SEND_KV:
       return {Lane::kCompute, "exchange", "send K/V"};
     case StepSpan::RECEIVE_KV:

@@ -40,10 +40,10 @@ from google.rpc import error_details_pb2, status_pb2  # noqa: E402
 from stemma.v1 import plan_pb2, training_pb2, training_pb2_grpc  # noqa: E402
 
 
-def run(*arguments, timeout=DEADLINE_S, **kwargs):
+def run(*arguments, timeout=DEADLINE_S, binary=BIN / "stemma", **kwargs):
     environment = {**os.environ, **kwargs.pop("env", {})}
     environment.pop("STEMMA_SERVER", None)
-    return subprocess.run([str(BIN / "stemma"), *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
+    return subprocess.run([str(binary), *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
                           env=environment, **kwargs)
 
 

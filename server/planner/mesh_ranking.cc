@@ -1,0 +1,104 @@
+#include "server/planner/mesh_ranking.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/mesh.h"
+#include "common/base/status_macros.h"
+#include "common/cost/state_bytes.h"
+#include "common/model/mesh_rules.h"
+#include "glog/logging.h"
+#include "server/planner/plan_report.h"
+
+namespace stemma::server {
+namespace {
+
+using Axis = uint32_t MeshSizes::*;
+
+// Returns the axes to which ranks are dealt, the outermost first. An axis joins here once plans count what it costs.
+std::span<const Axis> AxesThatThePlannerKnows() {
+  static constexpr std::array<Axis, 3> kAxes = {&MeshSizes::dp, &MeshSizes::cp, &MeshSizes::tp};
+  return kAxes;
+}
+
+// Adds every way to deal `ranks` to these axes.
+void AddMeshes(std::span<const Axis> axes, uint32_t ranks, MeshSizes sizes, std::vector<v1::Mesh>& meshes) {
+  if (axes.size() == 1) {
+    sizes.*axes.front() = ranks;
+    meshes.push_back(MakeMesh(sizes));
+    return;
+  }
+  for (uint32_t size = ranks; size > 0; --size) {
+    if (ranks % size != 0) continue;
+    sizes.*axes.front() = size;
+    AddMeshes(axes.subspan(1), ranks / size, sizes, meshes);
+  }
+}
+
+void AddReport(const v1::PlanReport& report, MeshAnswer& answer) {
+  answer.plan_s += Total(report.seconds());
+  answer.tokens += static_cast<double>(report.tokens_logical());
+  answer.steps += report.num_steps();
+  answer.step_bytes = std::max(answer.step_bytes, report.peak_bytes());
+  for (const v1::StepReport& step : report.steps()) answer.imbalance = std::max(answer.imbalance, step.imbalance());
+}
+
+void AddState(const ModelConfig& config, const v1::RunConfig& run, MeshAnswer& answer) {
+  const StateBytes state = StateBytesOf(config, run);
+  const v1::OptimizerResidency residency = run.optimizer_residency();
+  answer.state_bytes = static_cast<uint64_t>(state.device(residency));
+  answer.host_bytes = static_cast<uint64_t>(state.host(residency));
+  answer.step_bytes = static_cast<uint64_t>(state.apply(residency));
+  answer.budget_bytes = run.memory_budget_bytes();
+}
+
+// Returns the seconds of one step: a reduce-scatter of gradients and an all-gather of weights (docs/parallelism.md).
+double ExchangeSeconds(const ModelConfig& config, const v1::RunConfig& run, const Rates& rates) {
+  const StateBytes state = StateBytesOf(config, run);
+  const double ranks = DataRanks(run.mesh());
+  return (ranks - 1) / ranks * static_cast<double>(state.gradients + state.weights) * rates[kSent];
+}
+
+// Errors: why the mesh is impossible.
+absl::Status Predict(const MeshQuestion& question, MeshAnswer& answer) {
+  RETURN_IF_ERROR(CheckMesh(question.config, answer.mesh));
+  PlannerModel model = {.config = question.config, .run = question.run, .rates = {}};
+  *model.run.mutable_mesh() = answer.mesh;
+  ASSIGN_OR_RETURN(model.run, DivideMemory(question.config, question.memory, model.run));
+  model.rates = question.rates(model.run.optimizer_residency());
+  AddState(question.config, model.run, answer);
+  for (const NamedRequest& named : question.requests) {
+    const absl::StatusOr<PlanResult> plan = MakePlan(model, named.request);
+    if (!plan.ok()) return absl::Status(plan.status().code(), absl::StrCat(named.name, ": ", plan.status().message()));
+    AddReport(plan->report, answer);
+  }
+  answer.exchange_s = static_cast<double>(answer.steps) * ExchangeSeconds(question.config, model.run, model.rates);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<v1::Mesh> MeshesOf(uint32_t ranks) {
+  CHECK(ranks >= 1 && ranks <= kRanksMax) << ranks;
+  std::vector<v1::Mesh> meshes;
+  AddMeshes(AxesThatThePlannerKnows(), ranks, {}, meshes);
+  return meshes;
+}
+
+std::vector<MeshAnswer> RankMeshes(const MeshQuestion& question) {
+  std::vector<MeshAnswer> answers;
+  for (const v1::Mesh& mesh : MeshesOf(question.ranks)) {
+    MeshAnswer& answer = answers.emplace_back();
+    answer.mesh = mesh;
+    const absl::Status status = Predict(question, answer);
+    if (!status.ok()) answer = {.mesh = mesh, .problem = std::string(status.message())};
+  }
+  std::stable_sort(answers.begin(), answers.end(), [](const MeshAnswer& a, const MeshAnswer& b) {
+    return a.possible() && (!b.possible() || a.seconds() < b.seconds());
+  });
+  return answers;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,238 @@
+// Which meshes there are, in which order, by which numbers. Models, requests and ranks are drawn; STEMMA_SEED draws
+// others. Every answer is held to the rules of meshes and to the planner, asked again for that mesh alone.
+#include "server/planner/mesh_ranking.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/mesh.h"
+#include "common/cost/state_bytes.h"
+#include "common/model/mesh_rules.h"
+#include "server/planner/plan_report.h"
+#include "tests/testing/namespaces.h"
+#include "tests/testing/synthetic.h"
+
+namespace stemma::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::vector<std::string> TextsOf(const std::vector<v1::Mesh>& meshes) {
+  std::vector<std::string> texts;
+  std::transform(meshes.begin(), meshes.end(), std::back_inserter(texts), MeshText);
+  return texts;
+}
+
+std::set<std::string> AllMeshes(uint32_t ranks) {
+  std::set<std::string> texts;
+  for (uint32_t dp = 1; dp <= ranks; ++dp) {
+    if (ranks % dp != 0) continue;
+    for (uint32_t cp = 1; cp <= ranks / dp; ++cp) {
+      const uint32_t tp = ranks / dp / cp;
+      if (dp * cp * tp == ranks) texts.insert(MeshText(MakeMesh({.dp = dp, .cp = cp, .tp = tp})));
+    }
+  }
+  return texts;
+}
+
+TEST(MeshesOfTest, HasEveryMeshOfTheRanksOnceAndThoseOfMostDataParallelRanksFirst) {
+  EXPECT_THAT(TextsOf(MeshesOf(1)), ElementsAre("dp=1"));
+  EXPECT_THAT(TextsOf(MeshesOf(8)), ElementsAre("dp=8", "dp=4,cp=2", "dp=4,tp=2", "dp=2,cp=4", "dp=2,cp=2,tp=2",
+                                                "dp=2,tp=4", "cp=8", "cp=4,tp=2", "cp=2,tp=4", "tp=8"));
+  for (const uint32_t ranks : {2u, 6u, 7u, 12u, 97u, 360u, 1024u, kRanksMax}) {
+    const std::vector<std::string> texts = TextsOf(MeshesOf(ranks));
+    EXPECT_EQ(std::set<std::string>(texts.begin(), texts.end()), AllMeshes(ranks)) << ranks;
+    EXPECT_EQ(texts.size(), AllMeshes(ranks).size()) << ranks;
+  }
+}
+
+Rates TestRates(v1::OptimizerResidency residency) { return DefaultRates(RunDtype::kFp32, 1, "cpu", residency); }
+
+MeshQuestion Question(const SyntheticShape& shape, uint32_t ranks) {
+  MeshQuestion question;
+  question.config = SyntheticModel(shape);
+  question.run.set_dtype("fp32");
+  question.run.set_head_chunk_tokens(512);
+  question.run.set_split_groups(v1::SPLIT_AUTO);
+  question.ranks = ranks;
+  question.memory = {.device_free_bytes = int64_t{16} << 30, .device_bytes = int64_t{16} << 30};
+  question.rates = TestRates;
+  return question;
+}
+
+PlannerRequest RequestOf(const std::vector<int64_t>& prompts, int64_t rollouts, int64_t response) {
+  PlannerRequest request;
+  for (const int64_t prompt : prompts) {
+    PlannerGroup& group = request.groups.emplace_back();
+    group.uid = absl::StrCat("g", request.groups.size());
+    group.prompt_tokens = prompt;
+    for (int64_t i = 0; i < rollouts; ++i) group.rollouts.push_back({absl::StrCat(group.uid, "/", i), response});
+  }
+  return request;
+}
+
+const MeshAnswer& AnswerOf(const std::vector<MeshAnswer>& answers, const std::string& mesh) {
+  const auto found = std::find_if(answers.begin(), answers.end(),
+                                  [&](const MeshAnswer& answer) { return MeshText(answer.mesh) == mesh; });
+  EXPECT_NE(found, answers.end()) << mesh;
+  return *found;
+}
+
+class DrawnRankingTest : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  DrawnRankingTest() : random_(FirstSeed() + GetParam()) {
+    const int64_t kv_heads = int64_t{1} << Between(0, 2), heads = kv_heads * Between(1, 3);
+    question_ = Question({.hidden = 64 * heads,
+                          .layers = Between(1, 4),
+                          .heads = heads,
+                          .kv_heads = kv_heads,
+                          .head_size = 64,
+                          .ffn = 96 * Between(1, 12)},
+                         static_cast<uint32_t>(Between(1, 24)));
+    if (Between(0, 1) == 1) question_.memory.host_free_bytes = int64_t{4} << 30;
+    for (int64_t i = Between(1, 3); i > 0; --i) {
+      std::vector<int64_t> prompts;
+      for (int64_t g = Between(1, 6); g > 0; --g) prompts.push_back(Between(1, 700));
+      PlannerRequest request = RequestOf(prompts, Between(1, 8), Between(1, 200));
+      request.mini_batch_groups = Between(0, 3);
+      request.epochs = Between(1, 2);
+      request.log_prob_passes = static_cast<int>(Between(0, 1));
+      question_.requests.push_back({absl::StrCat("request ", i), std::move(request)});
+    }
+  }
+
+  static uint32_t FirstSeed() {
+    const char* seed = std::getenv("STEMMA_SEED");
+    return seed == nullptr ? 0 : static_cast<uint32_t>(std::atoi(seed));
+  }
+  int64_t Between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random_() % static_cast<uint32_t>(high - low + 1));
+  }
+
+  std::mt19937 random_;
+  MeshQuestion question_;
+};
+
+TEST_P(DrawnRankingTest, EveryMeshIsAnsweredOnceAndTheFastestFirst) {
+  const std::vector<MeshAnswer> answers = RankMeshes(question_);
+  std::set<std::string> texts;
+  for (const MeshAnswer& answer : answers) {
+    texts.insert(MeshText(answer.mesh));
+    EXPECT_EQ(NumRanks(answer.mesh), question_.ranks);
+  }
+  EXPECT_EQ(texts, AllMeshes(question_.ranks));
+  EXPECT_EQ(answers.size(), texts.size());
+  for (size_t i = 1; i < answers.size(); ++i) {
+    if (!answers[i].possible()) continue;
+    EXPECT_TRUE(answers[i - 1].possible());
+    EXPECT_LE(answers[i - 1].seconds(), answers[i].seconds());
+  }
+}
+
+TEST_P(DrawnRankingTest, WhatCannotHoldTheModelHasTheReasonsOfTheMeshRules) {
+  for (const MeshAnswer& answer : RankMeshes(question_)) {
+    const absl::Status status = CheckMesh(question_.config, answer.mesh);
+    EXPECT_EQ(answer.possible(), status.ok()) << answer.problem;
+    EXPECT_EQ(answer.problem, status.message());
+  }
+}
+
+TEST_P(DrawnRankingTest, NumbersAreThoseOfThePlansForThatMesh) {
+  for (const MeshAnswer& answer : RankMeshes(question_)) {
+    if (!answer.possible()) continue;
+    v1::RunConfig run = question_.run;
+    *run.mutable_mesh() = answer.mesh;
+    const auto divided = DivideMemory(question_.config, question_.memory, run);
+    ASSERT_TRUE(divided.ok()) << divided.status();
+    const PlannerModel model = {question_.config, *divided, TestRates(divided->optimizer_residency())};
+    double seconds = 0, tokens = 0;
+    uint64_t peak = 0, state = 0;
+    for (const NamedRequest& named : question_.requests) {
+      const auto plan = MakePlan(model, named.request);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      seconds += Total(plan->report.seconds());
+      tokens += static_cast<double>(plan->report.tokens_logical());
+      peak = std::max({peak, plan->report.peak_bytes(), plan->report.state().apply()});
+      state = plan->report.state().device();
+    }
+    EXPECT_DOUBLE_EQ(answer.plan_s, seconds);
+    EXPECT_DOUBLE_EQ(answer.tokens_per_s(), tokens / answer.seconds());
+    EXPECT_EQ(answer.bytes(), state + peak);
+    EXPECT_EQ(answer.budget_bytes, divided->memory_budget_bytes());
+    EXPECT_EQ(answer.imbalance > 0, DpSize(answer.mesh) > 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DrawnRankingTest, ::testing::Range(0u, 12u));
+
+TEST(MeshRankingTest, GradientsAndWeightsCostTimeBetweenRanksThatShareThem) {
+  MeshQuestion question = Question({}, 2);
+  question.requests = {{"request", RequestOf({64, 64, 64}, 4, 32)}};
+  question.requests.front().request.mini_batch_groups = 1;  // three steps
+  const std::vector<MeshAnswer> answers = RankMeshes(question);
+  const double bytes = static_cast<double>(question.config.num_parameters()) * (4 + 4) / 2;
+  EXPECT_DOUBLE_EQ(AnswerOf(answers, "dp=2").exchange_s, 3 * bytes * TestRates(v1::DEVICE)[kSent]);
+  EXPECT_DOUBLE_EQ(AnswerOf(answers, "dp=2").seconds(),
+                   AnswerOf(answers, "dp=2").plan_s + AnswerOf(answers, "dp=2").exchange_s);
+  EXPECT_EQ(AnswerOf(answers, "tp=2").exchange_s, 0);
+}
+
+TEST(MeshRankingTest, ADeviceThatIsTooSmallForTheWholeModelHoldsAPartOfIt) {
+  MeshQuestion question = Question({.hidden = 512, .heads = 8, .kv_heads = 4, .head_size = 64, .ffn = 2048}, 2);
+  question.requests = {{"request", RequestOf({8}, 2, 4)}};
+  v1::RunConfig run = question.run;
+  *run.mutable_mesh() = MakeMesh({.dp = 2});
+  run.set_optimizer_residency(v1::DEVICE);
+  const int64_t whole = StateBytesOf(question.config, run).total();
+  question.memory = {.device_free_bytes = whole, .device_bytes = whole};
+  const std::vector<MeshAnswer> answers = RankMeshes(question);
+  const MeshAnswer &part = AnswerOf(answers, "tp=2"), &all = AnswerOf(answers, "dp=2");
+  EXPECT_EQ(MeshText(answers.front().mesh), "tp=2");
+  EXPECT_TRUE(part.possible()) << part.problem;
+  EXPECT_LE(part.bytes(), static_cast<uint64_t>(whole));
+  EXPECT_THAT(all.problem, HasSubstr(absl::StrCat("has ", whole, " bytes free")));
+  EXPECT_THAT(all.problem, HasSubstr("the state of this model in fp32 needs"));
+  EXPECT_EQ(all.seconds(), 0);
+}
+
+TEST(MeshRankingTest, BytesOfAStepAreThoseOfApplyWhereThatTakesMost) {
+  MeshQuestion question = Question({.hidden = 512, .heads = 8, .kv_heads = 4, .head_size = 64, .ffn = 2048}, 1);
+  question.requests = {{"request", RequestOf({2}, 1, 1)}};
+  const StateBytes state = StateBytesOf(question.config, question.run);
+  const MeshAnswer answer = RankMeshes(question).front();
+  ASSERT_TRUE(answer.possible()) << answer.problem;
+  EXPECT_EQ(answer.step_bytes, static_cast<uint64_t>(state.apply(v1::DEVICE)));
+  EXPECT_EQ(answer.bytes(), static_cast<uint64_t>(state.device_peak(v1::DEVICE)));
+}
+
+TEST(MeshRankingTest, AGroupThatFitsNoWayNamesItselfAndItsRequest) {
+  MeshQuestion question = Question({}, 1);
+  question.requests = {{"the request on line 2", RequestOf({64}, 2, 32)},
+                       {"the request on line 3", RequestOf({3000}, 2, 900)}};
+  question.run.set_optimizer_residency(v1::DEVICE);
+  const int64_t state = StateBytesOf(question.config, question.run).device(v1::DEVICE);
+  question.run.set_memory_budget_bytes(static_cast<uint64_t>(state) + (4 << 20));
+  const std::vector<MeshAnswer> answers = RankMeshes(question);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_THAT(answers[0].problem, StartsWith("the request on line 3: "));
+  EXPECT_THAT(answers[0].problem, HasSubstr("g1"));
+}
+
+TEST(MeshRankingTest, EquallyFastMeshesStayInTheirOrder) {
+  std::vector<v1::Mesh> meshes;
+  for (const MeshAnswer& answer : RankMeshes(Question({}, 4))) meshes.push_back(answer.mesh);  // nothing to compute
+  EXPECT_EQ(TextsOf(meshes), TextsOf(MeshesOf(4)));
+}
+
+}  // namespace
+}  // namespace stemma::testing
