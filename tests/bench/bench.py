@@ -32,13 +32,13 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 import baselines  # noqa: E402
+import copy_bench  # noqa: E402
 import dp_bench  # noqa: E402
 import page  # noqa: E402
 import planner  # noqa: E402
 import report  # noqa: E402
 import shapes  # noqa: E402
 import storage  # noqa: E402
-import tp_bench  # noqa: E402
 from oracle import models  # noqa: E402
 from step_process import StepBench  # noqa: E402
 
@@ -126,7 +126,7 @@ PARTS = {
     "baselines": ("Against what one would run instead", baseline_section),
     "planner": (planner.TITLE, lambda run: planner.section(run.build, run.quick)),
     "ranks": (dp_bench.TITLE, lambda run: dp_bench.section(run.build, run.directory, 2 if run.quick else 5)),
-    "tp": (tp_bench.TITLE, lambda run: tp_bench.section(run.build, run.directory, 2 if run.quick else 5)),
+    "copy": (copy_bench.TITLE, lambda run: copy_bench.section(run.build, run.directory, 2 if run.quick else 5)),
     "storage": (storage.TITLE, lambda run: storage.section(run.build, run.directory, run.quick)),
 }
 MEMORY = "memory"  # its tables are in docs/memory.md

@@ -20,7 +20,7 @@ def model(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2", "cp=2,tp=2"])
 def test_every_mesh_exports_the_files_that_were_loaded(model, tmp_path, mesh):
     loaded = contents(model)
     assert sum(name.endswith(".safetensors") for name in loaded) >= 3
@@ -28,9 +28,10 @@ def test_every_mesh_exports_the_files_that_were_loaded(model, tmp_path, mesh):
         exported = contents(local.call("export", "first").strip())
         assert sorted(exported) == sorted(loaded)
         assert [name for name in loaded if exported[name] != loaded[name]] == []
-        places = [(rank["dp"], rank["tp"]) for rank in local.status()["ranks"]]
-        assert places == {"tp=2": [(0, 0), (0, 1)], "tp=4": [(0, 0), (0, 1), (0, 2), (0, 3)],
-                          "dp=2,tp=2": [(0, 0), (0, 1), (1, 0), (1, 1)]}[mesh]
+        places = [(rank["dp"], rank["cp"], rank["tp"]) for rank in local.status()["ranks"]]
+        assert places == {"tp=2": [(0, 0, 0), (0, 0, 1)], "tp=4": [(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3)],
+                          "dp=2,tp=2": [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)],
+                          "cp=2,tp=2": [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]}[mesh]
         local.stop()
 
 

@@ -95,6 +95,20 @@ def test_two_ranks_that_split_their_groups(split_step):
     assert all(e["args"]["last_rank"] in (0, 1) for rank in (0, 1) for e in trace.collectives(rank))
 
 
+def test_ranks_that_hold_a_copy_together(model, tmp_path):
+    """A copy of four ranks, which tell what they exchange inside of it, in the step and around it; nobody is lost over it."""
+    path = write_trace(tmp_path / "trace.jsonl", requests=2)
+    with serving(model, tmp_path, 1, mesh="{cp: 2, tp: 2}", prefix_kv="regather") as address:
+        document, metrics = replay(address, path, tmp_path)
+        generation = json.loads(call("status", "--server", address, "-o", "json").splitlines()[0])["generation"]
+    assert len(metrics) == 2 and generation == 1, "no rank was lost over what it told"
+    trace = Trace(document)
+    for rank in range(4):
+        names = {event["name"] for event in trace.collectives(rank)}
+        assert {"prefix_kv", "prefix_gradients", "waves_ended", "rows", "row_sums", "weights_digest"} <= {
+            name.split()[-1] for name in names}, names
+
+
 def spoiled(document):
     """The document with one thing wrong with it, in each of many ways."""
     events = document["traceEvents"]
