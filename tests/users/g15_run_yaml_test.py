@@ -52,7 +52,8 @@ def test_the_values_are_the_defaults(defaults):
         field = defaults.DESCRIPTOR.fields_by_name[key]
         default = getattr(defaults, key)
         if field.enum_type is not None:
-            default = field.enum_type.values_by_number[default].name.lower().removeprefix(f"{field.enum_type.name.lower()}_")
+            names = {number: value.name.lower() for number, value in field.enum_type.values_by_number.items()}
+            default = names[default].removeprefix(names[0].removesuffix("unspecified"))
         assert default == value, key
 
 

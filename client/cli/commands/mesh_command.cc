@@ -18,6 +18,7 @@
 #include "client/cli/local/child_process.h"
 #include "client/cli/output/command_status.h"
 #include "client/cli/output/mesh_text.h"
+#include "common/base/byte_size.h"
 #include "common/base/command_line_options.h"
 #include "common/base/dtype_names.h"
 #include "common/base/file.h"
@@ -110,6 +111,15 @@ CLI::Option* Pass(CLI::App* command, MeshOptions* options, const std::string& na
       ->type_name(type);
 }
 
+// The same of a number of bytes, which is read here only to say what is wrong with it.
+void PassBytes(CLI::App* command, MeshOptions* options, const std::string& name, const std::string& help) {
+  const auto problem = [](const std::string& text) {
+    const absl::StatusOr<uint64_t> bytes = ParseByteSize(text);
+    return bytes.ok() ? std::string() : std::string(bytes.status().message());
+  };
+  Pass(command, options, name, "BYTES", help)->check(CLI::Validator(problem, "", ""));
+}
+
 void AddModelOptions(CLI::App* command, MeshOptions* options) {
   command
       ->add_option("--model", options->model,
@@ -134,10 +144,10 @@ void AddDeviceOptions(CLI::App* command, MeshOptions* options) {
   Pass(command, options, "--device", "cpu|h100|h200",
        "What each rank has: its part of this machine, or a GPU as published (default: cpu)")
       ->check(CLI::IsMember({"cpu", "h100", "h200"}).description(""));
-  Pass(command, options, "--device-memory", "BYTES", "Memory of each rank's device, e.g. 80GB (default: by --device)");
-  Pass(command, options, "--memory-budget", "BYTES",
-       "Part of it for state and activations (default: as a server would divide it)");
-  Pass(command, options, "--host-memory", "BYTES", "Each rank's host memory for what leaves the device");
+  PassBytes(command, options, "--device-memory", "Memory of each rank's device, e.g. 80GB (default: by --device)");
+  PassBytes(command, options, "--memory-budget",
+            "Part of it for state and activations (default: as a server would divide it)");
+  PassBytes(command, options, "--host-memory", "Each rank's host memory for what leaves the device");
   Pass(command, options, "--threads", "N", "Threads of each rank on cpu (default: this machine's, divided)")
       ->check(CLI::Range(1, 4096).description(""));
 }

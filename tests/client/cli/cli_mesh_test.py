@@ -149,9 +149,10 @@ class CliMeshTest(unittest.TestCase):
                 self.assertIn(text, result.stderr)
 
     def test_several_problems_are_said_at_once(self):
-        result = self.mesh("--device-memory", "much", "--host-memory", "more")
-        self.assertIn("--device-memory", result.stderr)
-        self.assertIn("--host-memory", result.stderr)
+        (self.directory / "odd.yaml").write_text("dtype: fp8\nthreads: -1\n")
+        result = self.mesh("--config", "odd.yaml")
+        self.assertIn("dtype", result.stderr)
+        self.assertIn("threads", result.stderr)
 
     def test_the_servers_binary_has_to_lie_beside_it(self):
         alone = self.directory / "alone"

@@ -78,7 +78,9 @@ TEST(RankCutsTest, WavesDoNotCrossRanksAndFitTheirBytes) {
     options.shape.cp = 2 + static_cast<int64_t>(random() % 3);
     const std::vector<uint32_t> dealt = DealMembers(options.shape.config, cluster.members, options.shape.cp);
     RankCuts cuts(options, cluster, dealt);
-    const BesideLayer beside = {.forward = 1 << 20, .backward = 3 << 20};
+    constexpr int64_t kMuch = int64_t{1} << 30;  // so that layers, and not the head, decide
+    const BesideLayer beside = {
+        .forward = kMuch, .backward = 3 * kMuch, .forward_last = kMuch, .backward_last = 3 * kMuch};
     const std::vector<uint32_t> order = cuts.MemberOrder();
     ASSERT_EQ(order.size(), cluster.members.size());
     EXPECT_GT(cuts.LeastBytes(v1::S0, beside), cuts.LeastBytes(v1::S0, {}));

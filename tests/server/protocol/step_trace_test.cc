@@ -37,7 +37,7 @@ TEST(StepTraceTest, ASpanOutsideItsRangesIsRefusedByItsField) {
   const std::string name(65, 'a');
   const std::pair<std::string, const char*> cases[] = {
       {"spans { }", "x.spans[0].kind"},
-      {"spans { kind: 21 }", "x.spans[0].kind"},
+      {"spans { kind: 23 }", "x.spans[0].kind"},
       {"spans { kind: APPLY start_ns: 9007199254740993 }", "x.spans[0].start_ns"},
       {"spans { kind: APPLY } spans { kind: APPLY duration_ns: 9007199254740993 }", "x.spans[1].duration_ns"},
       {"spans { kind: COLLECTIVE duration_ns: 4 held_ns: 5 }", "x.spans[0].held_ns"},

@@ -13,7 +13,6 @@
 
 #include "tests/testing/status_matchers.h"
 #include "tests/worker/engine/small_engine.h"
-#include "worker/backend/cpu/cpu_backend.h"
 #include "worker/engine/entry_log_probs.h"
 #include "worker/memory/cpu_allocator.h"
 #include "worker/model/context_exchange.h"
@@ -24,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class ContextParallelRanksTest : public SmallEngineTest {
+class ContextParallelRanksTest : public CopyRanksTest {
  protected:
   static InProcessOptions Options(uint32_t dp, uint32_t cp, uint32_t tp) {
     InProcessOptions options;
@@ -32,24 +31,6 @@ class ContextParallelRanksTest : public SmallEngineTest {
     options.cluster_per_group = true;
     options.context.seed = 3;
     return options;
-  }
-  std::unique_ptr<InProcess> Make(const InProcessOptions& options) const {
-    return MakeEngine(MakeCpuBackend(), options);
-  }
-
-  static void Step(InProcess& engine) {
-    ASSERT_TRUE(engine.Load(Request({16, 5, 9, 30})).ok());
-    const auto vote = engine.Prepare(0);
-    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
-    ASSERT_TRUE(engine.Apply(0, *vote).ok());
-  }
-
-  static void ExpectSameWeights(const InProcess& a, const InProcess& b, int ranks) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      for (size_t i = 0; i < a.weights(rank).parameters.size(); ++i) {
-        EXPECT_TRUE(a.weights(rank).parameters[i].weight.equal(b.weights(rank).parameters[i].weight)) << rank;
-      }
-    }
   }
 };
 

@@ -14,6 +14,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 
@@ -52,6 +53,29 @@ class SmallEngineTest : public ::testing::Test {
 
  private:
   std::string directory_;
+};
+
+// What tests of the ranks of one copy share: groups of several sizes, and steps of them.
+class CopyRanksTest : public SmallEngineTest {
+ protected:
+  std::unique_ptr<InProcess> Make(const InProcessOptions& options) const {
+    return MakeEngine(MakeCpuBackend(), options);
+  }
+
+  static void Step(InProcess& engine) {
+    ASSERT_TRUE(engine.Load(Request({16, 5, 9, 30})).ok());
+    const auto vote = engine.Prepare(0);
+    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+    ASSERT_TRUE(engine.Apply(0, *vote).ok());
+  }
+
+  static void ExpectSameWeights(const InProcess& a, const InProcess& b, int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (size_t i = 0; i < a.weights(rank).parameters.size(); ++i) {
+        EXPECT_TRUE(a.weights(rank).parameters[i].weight.equal(b.weights(rank).parameters[i].weight)) << rank;
+      }
+    }
+  }
 };
 
 }  // namespace stemma::testing

@@ -12,7 +12,6 @@
 
 #include "tests/testing/status_matchers.h"
 #include "tests/worker/engine/small_engine.h"
-#include "worker/backend/cpu/cpu_backend.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/parallel/thread_communicator.h"
 
@@ -23,7 +22,7 @@ using ::testing::HasSubstr;
 using worker::AgreeInCopy;
 using worker::InsideCopy;
 
-class TensorParallelRanksTest : public SmallEngineTest {
+class TensorParallelRanksTest : public CopyRanksTest {
  protected:
   static InProcessOptions Options(uint32_t dp, uint32_t tp) {
     InProcessOptions options;
@@ -31,24 +30,6 @@ class TensorParallelRanksTest : public SmallEngineTest {
     options.run.mutable_mesh()->set_tp(tp);
     options.cluster_per_group = true;
     return options;
-  }
-  std::unique_ptr<InProcess> Make(const InProcessOptions& options) const {
-    return MakeEngine(MakeCpuBackend(), options);
-  }
-
-  static void Step(InProcess& engine) {
-    ASSERT_TRUE(engine.Load(Request({16, 5, 9, 30})).ok());
-    const auto vote = engine.Prepare(0);
-    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
-    ASSERT_TRUE(engine.Apply(0, *vote).ok());
-  }
-
-  static void ExpectSameWeights(const InProcess& a, const InProcess& b, int ranks) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      for (size_t i = 0; i < a.weights(rank).parameters.size(); ++i) {
-        EXPECT_TRUE(a.weights(rank).parameters[i].weight.equal(b.weights(rank).parameters[i].weight));
-      }
-    }
   }
 };
 
