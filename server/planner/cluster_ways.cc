@@ -41,7 +41,7 @@ PrefixWayList WaysOfOneRank(const MemoryOptions& options, int64_t rows) {
 
 // What context-parallel ranks hold, copies of the model can send each other; what is gathered again they cannot.
 PrefixWayList PrefixWays(const MemoryOptions& options, int64_t rows, bool split) {
-  const PrefixWayList held = WaysOfOneRank(options, rows);
+  PrefixWayList held = WaysOfOneRank(options, rows);
   const bool may_regather = options.shape.cp > 1 && rows > 0 && !split;
   if (!may_regather || options.prefix_kv == v1::PREFIX_KV_HOLD) return held;
   PrefixWayList ways;

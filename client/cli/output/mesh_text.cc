@@ -51,7 +51,8 @@ Record Assumptions(const Record& answer) {
   record["network"] = absl::StrFormat("%.4g GB/s and %.4g us a message between ranks",
                                       Number(answer, "link_bytes_per_s") / 1e9, Number(answer, "link_latency_us"));
   record["time"] =
-      "of all these steps, by default rates; with the exchange of gradients and weights between ranks, as if nothing hid it";
+      "of all these steps, by default rates; with the exchange of gradients and weights between ranks, as if nothing "
+      "hid it";
   return record;
 }
 
