@@ -10,15 +10,11 @@ import random
 
 import pytest
 import torch
+from drawn_steps import LARGE, POLICIES, SHAPE, assert_the_oracles, drawn_options, drawn_request
 
 from oracle import compare, hf64, models, requests, step
 
 _SEED = int(os.environ.get("STEMMA_SEED", "60"))
-_LOSSES = sorted(requests.LOSSES)
-LARGE = 1e6  # tolerances: a relative error of 1e-6
-
-SHAPE = [(9, [4, 1, 6]), (1, [2, 5]), (14, [3, 3]), (6, [7])]
-POLICIES = ("S0", "S1", "S2", "S3", "S4")
 
 
 def drawn_model(rng):
@@ -38,32 +34,14 @@ def drawn(seed):
     shape = [(rng.choice([1, 2, rng.randint(3, 40)]), [rng.randint(1, 12) for _ in range(rng.choice([1, rng.randint(2, 6)]))])
              for _ in range(rng.randint(1, 5))]
     dp = rng.choice([1, 2])
-    options = {"mesh": f"dp={dp},tp={rng.choice(sizes)}", "schedule": rng.choice(["REUSE", "REUSE", "DENSE"]),
-               "layout": rng.choice(["PACKED", "PADDED"]), "waves": rng.choice([0, 1, 2, 3]),
-               "head_chunk": rng.choice([0, 3, 5]), "placement_seed": rng.randrange(1, 2**31)}
-    if options["schedule"] == "REUSE" and dp == 2 and rng.random() < 0.6:
-        options |= {"split_seed": seed, "split_policies": True}
-    else:
-        options |= {"prefix_policy": rng.choice([*POLICIES, "S5"]), "suffix_policy": rng.choice(POLICIES),
-                    "prefix_block_rows": rng.choice([0, 3, 7])}
-        options["offload"] = options["prefix_policy"] != "S5" and rng.random() < 0.5
-    loss, mode = requests.LOSSES[rng.choice(_LOSSES)], rng.choice(["token-mean", "seq-mean-token-sum", "prompt-mean"])
-    old_from = rng.choice(["CLIENT", "WEIGHTS"])
-    return spec, options, lambda oracle: requests.make(oracle, shape, loss, seed=seed, loss_agg_mode=mode, old_from=old_from)
+    mesh = f"dp={dp},tp={rng.choice(sizes)}"
+    options = drawn_options(rng, mesh, dp, ["REUSE", "REUSE", "DENSE"], seed)
+    return spec, options, drawn_request(rng, shape, seed)
 
 
 @pytest.mark.parametrize("seed", range(_SEED, _SEED + 40))
 def test_ranks_of_one_copy_have_the_gradients_of_transformers(seed, tmp_path, probe):
-    spec, options, make = drawn(seed)
-    directory = models.make(str(tmp_path / "model"), spec)
-    oracle = hf64.Hf64(directory)
-    request = make(oracle)
-    expected = step.run(oracle, request)
-    answer, tensors = probe.run(directory, request, **options)
-    errors = compare.step_errors(answer, tensors, expected)
-    assert errors.worst <= 1, f"STEMMA_SEED={seed}: {spec}, {options}: {errors.report()}"
-    norm = sum(value.square().sum().item() for value in expected.gradients.values()) ** 0.5
-    assert abs(answer["grad_norm"] - norm) <= compare.GRADIENT * norm, f"STEMMA_SEED={seed}: the norm"
+    assert_the_oracles(drawn(seed), tmp_path, probe, seed)
 
 
 def test_the_drawn_cases_reach_everything():

@@ -11,6 +11,9 @@
 
 namespace stemma::worker {
 
+// The name of the agreement in which context-parallel ranks wait for each other's waves.
+inline constexpr char kWavesEndedName[] = "waves_ended";
+
 // Returns `own` where it is an error, else whether the other ranks could. Every rank of the copy calls it at the same
 // point, `point`, but one whose `own` is Unavailable: the generation is over. Errors: Aborted - another rank could not;
 // Unavailable - a rank is gone.

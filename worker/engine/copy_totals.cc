@@ -4,9 +4,9 @@
 #include <map>
 #include <string>
 
+#include "worker/engine/copy_agreement.h"
 #include "worker/engine/entry_log_probs.h"
 #include "worker/engine/partial_gradients.h"
-#include "worker/engine/pass_runner.h"
 #include "worker/model/context_exchange.h"
 #include "worker/ops/tensor_parallel.h"
 

@@ -29,9 +29,6 @@
 
 namespace stemma::worker {
 
-// The name of the collective in which context-parallel ranks wait for each other's waves.
-inline constexpr char kWavesEndedName[] = "waves_ended";
-
 struct PassOptions {
   LayerContext context;
   // For plans that offload.

@@ -10,6 +10,7 @@
 #include "worker/model/phase_parts.h"
 
 namespace stemma::worker {
+
 HeldHotSet::HeldHotSet(const LayerContext& context, PrefixRows rows) : LocalHotSet(std::move(rows)), context_(context) {
   for (const PrefixBlockRows& block : rows_.blocks) {
     indices_.emplace_back(rows_, block.begin, block.end, context.backend->device);

@@ -59,30 +59,7 @@ TEST_F(ContextParallelRanksTest, EveryRankSpeaksForItsOwnRows) {
 }
 
 // A cancel that one rank alone has heard of stops its copy where a cluster begins, those too that run nothing of it.
-TEST_F(ContextParallelRanksTest, ACancelOfOneRankIsTheCopys) {
-  for (const int cancelled_rank : {0, 1, 3}) {
-    std::atomic<bool> cancel = false;
-    InProcessOptions options = Options(1, 2, 2);
-    options.edit_hooks = [&](int rank, EngineHooks& hooks) {
-      if (rank == cancelled_rank) hooks.cancelled = [&cancel] { return cancel.load(); };
-    };
-    const auto engine = Make(options), undisturbed = Make(Options(1, 2, 2));
-    ASSERT_TRUE(engine != nullptr && undisturbed != nullptr);
-    ASSERT_TRUE(engine->Load(Request({16, 5, 9, 30})).ok());
-    cancel = true;
-    const auto no = engine->Prepare(0);
-    ASSERT_TRUE(no.ok()) << no.status();
-    EXPECT_EQ(no->no_reason(), internal::v1::CANCELLED);
-    for (int rank = 0; rank < 4; ++rank) {
-      const internal::v1::Vote& vote = engine->votes()[static_cast<size_t>(rank)];
-      EXPECT_EQ(vote.no_reason(), rank == cancelled_rank ? internal::v1::CANCELLED : internal::v1::PEER) << rank;
-    }
-    cancel = false;
-    Step(*engine);
-    Step(*undisturbed);
-    ExpectSameWeights(*engine, *undisturbed, 4);
-  }
-}
+TEST_F(ContextParallelRanksTest, ACancelOfOneRankIsTheCopys) { ExpectACancelOfOneRankIsEveryRanksNo(Options(1, 2, 2)); }
 
 // A cancel while the last cluster runs, of which a rank has no waves: it comes to the same end.
 TEST_F(ContextParallelRanksTest, ACancelAtAnyPollLeavesNobodyWaiting) {
@@ -140,17 +117,11 @@ TEST_F(ContextParallelRanksTest, AHotSetWithoutWavesEndsWithItsCluster) {
 
 // A token that no model has, in a rollout that one rank alone would run, is found by all of them.
 TEST_F(ContextParallelRanksTest, ABadPayloadIsANoOfEveryRank) {
-  const auto engine = Make(Options(2, 2, 1));
-  ASSERT_NE(engine, nullptr);
   TrainingRequest bad = Request({16, 5, 9, 30});
   const auto token = static_cast<int32_t>(vocab());
   bad.groups[2].mutable_rollouts(1)->mutable_response_tokens()->replace(
       4 * sizeof(token), sizeof(token), reinterpret_cast<const char*>(&token), sizeof(token));
-  ASSERT_TRUE(engine->Load(std::move(bad)).ok());
-  const auto no = engine->Prepare(0);
-  ASSERT_TRUE(no.ok()) << no.status();
-  EXPECT_THAT(no->message(), HasSubstr("holds token"));
-  Step(*engine);
+  ExpectABadTokenIsEveryRanksNo(Options(2, 2, 1), std::move(bad));
 }
 
 // So is a plan that names a rank that there is not.

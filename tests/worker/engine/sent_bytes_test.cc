@@ -86,7 +86,7 @@ class CaseDraw : public Draw {
   }
 };
 
-// The tp and kv communicators of all ranks of a run; the engines own them.
+// The cp, tp and kv communicators of all ranks of a run; the engines own them.
 class Communicators {
  public:
   std::unique_ptr<Communicator> Add(std::unique_ptr<Communicator> made) {
@@ -109,17 +109,28 @@ class Communicators {
   std::vector<const Communicator*> all_;
 };
 
-// What the waves and prefixes of one data-parallel rank send.
-SentBytes SentIn(const Case& c, const v1::StepPlan& plan, uint32_t dp_rank, bool forward_only) {
+PrefixShape PrefixOf(const Case& c, const v1::Cluster& cluster) {
+  PrefixShape prefix = {.block_rows = cluster.prefix_block_rows(),
+                        .policy = cluster.prefix_policy(),
+                        .regather = cluster.regather_prefix()};
+  for (const uint32_t group : cluster.prefix_groups()) {
+    prefix.lengths.push_back(c.prompts[group] - 1);
+    prefix.rows += prefix.lengths.back();
+  }
+  return prefix;
+}
+
+// What the waves and prefixes of one rank of a copy send over tp.
+SentBytes SentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place, bool forward_only) {
   const ByteShape shape = RankShape(c.model, c.run);
   SentBytes sent;
   for (const v1::Cluster& cluster : plan.clusters()) {
-    if (cluster.dp_rank() != dp_rank) continue;
-    PrefixShape prefix = {.block_rows = cluster.prefix_block_rows(), .policy = cluster.prefix_policy()};
-    for (const uint32_t group : cluster.prefix_groups()) prefix.rows += c.prompts[group] - 1;
-    sent += PrefixForwardSent(shape, prefix);
-    if (!forward_only) sent += PrefixBackwardSent(shape, prefix);
+    if (cluster.dp_rank() != place.dp_rank) continue;
+    const PrefixShape prefix = PrefixOf(c, cluster);
+    sent += PrefixForwardSent(shape, prefix, place.cp_rank);
+    if (!forward_only) sent += PrefixBackwardSent(shape, prefix, place.cp_rank);
     for (const v1::Wave& wave : cluster.waves()) {
+      if (wave.cp_rank() != place.cp_rank) continue;
       int64_t rows = 0, kv_only = 0;
       for (const v1::WaveMember& member : wave.members()) {
         if (cluster.prefix_groups().empty()) kv_only += c.prompts[member.group()] - 1;
@@ -132,16 +143,52 @@ SentBytes SentIn(const Case& c, const v1::StepPlan& plan, uint32_t dp_rank, bool
   return sent;
 }
 
-// The planned bytes of each rank, in order of size.
-std::vector<int64_t> OfRanks(const Case& c, const RequestPlan& plan, int64_t SentBytes::*part) {
+// What each context-parallel rank of a copy sends over cp.
+ContextSentBytes ContextSentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place, bool forward_only) {
+  const ByteShape shape = RankShape(c.model, c.run);
+  ContextSentBytes sent;
+  for (const v1::Cluster& cluster : plan.clusters()) {
+    if (cluster.dp_rank() != place.dp_rank) continue;
+    const PrefixShape prefix = PrefixOf(c, cluster);
+    sent += PrefixForwardContextSent(shape, prefix);
+    if (!forward_only) sent += PrefixBackwardContextSent(shape, prefix);
+    std::map<uint32_t, int64_t> waves_of_ranks;
+    int64_t rounds = 0;
+    for (const v1::Wave& wave : cluster.waves()) rounds = std::max(rounds, ++waves_of_ranks[wave.cp_rank()]);
+    for (int64_t round = 0; round < rounds; ++round) {
+      sent += RoundForwardContextSent(shape, prefix);
+      if (!forward_only) sent += RoundBackwardContextSent(shape, prefix);
+    }
+  }
+  return sent;
+}
+
+// The planned bytes of each rank, in order of size. sent_in: one of the two above.
+template <typename Sent>
+std::vector<int64_t> OfRanks(const Case& c, const v1::Plan& plan,
+                             Sent (*sent_in)(const Case&, const v1::StepPlan&, const MeshPlace&, bool),
+                             int64_t Sent::*part) {
   std::vector<int64_t> bytes;
-  for (uint32_t dp = 0; dp < DpSize(c.run.mesh()); ++dp) {
-    SentBytes sent = SentIn(c, plan.plan.steps(0), dp, /*forward_only=*/false);
-    if (c.entry_pass) sent += SentIn(c, plan.plan.log_prob_pass(), dp, /*forward_only=*/true);
-    bytes.insert(bytes.end(), TpSize(c.run.mesh()), sent.*part);
+  for (uint32_t rank = 0; rank < NumRanks(c.run.mesh()); ++rank) {
+    const MeshPlace place = PlaceOf(c.run.mesh(), rank);
+    Sent sent = sent_in(c, plan.steps(0), place, /*forward_only=*/false);
+    if (plan.has_log_prob_pass()) sent += sent_in(c, plan.log_prob_pass(), place, /*forward_only=*/true);
+    bytes.push_back(sent.*part);
   }
   std::sort(bytes.begin(), bytes.end());
   return bytes;
+}
+
+void ExpectTensorParallelBytes(const Case& c, const v1::Plan& plan, const Communicators& communicators) {
+  EXPECT_EQ(communicators.Sent("tp", worker::kRowsName), OfRanks(c, plan, SentIn, &SentBytes::rows));
+  EXPECT_EQ(communicators.Sent("tp", worker::kRowSumsName), OfRanks(c, plan, SentIn, &SentBytes::row_sums));
+  EXPECT_EQ(communicators.Sent("tp", worker::kVocabularyName), OfRanks(c, plan, SentIn, &SentBytes::vocabulary));
+  const PartialGradientBytes partial =
+      PartialGradientsSent(LargestShard(c.model, c.run.mesh()), RankShape(c.model, c.run).accumulate_bytes);
+  for (const int64_t bytes : communicators.Sent("tp", worker::kPartialGradientsName)) EXPECT_EQ(bytes, partial.all);
+  for (const int64_t bytes : communicators.Sent("kv", worker::kPartialGradientsName)) EXPECT_EQ(bytes, partial.kv);
+  EXPECT_EQ(communicators.Sent("tp", worker::kPartialGradientsName).size(), NumRanks(c.run.mesh()));
+  EXPECT_GT(partial.all, 0);
 }
 
 void RunCase(const Case& c, const std::string& directory) {
@@ -151,7 +198,9 @@ void RunCase(const Case& c, const std::string& directory) {
   InProcessOptions options;
   options.run = c.run;
   options.run.set_model(directory);
-  options.edit_tp_communicator = [&](std::unique_ptr<Communicator> made) { return communicators.Add(std::move(made)); };
+  options.edit_cp_communicator = options.edit_tp_communicator = [&](std::unique_ptr<Communicator> made) {
+    return communicators.Add(std::move(made));
+  };
   const auto engine = InProcess::Create(options, MakeCpuBackend());
   ASSERT_TRUE(engine.ok()) << engine.status();
   TrainingRequest request = SyntheticRequest(c.prompts, c.responses, c.model.vocab_size);
@@ -161,21 +210,14 @@ void RunCase(const Case& c, const std::string& directory) {
     request.update.mutable_old()->set_weights("policy");
   }
   ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
-  Case ran = c;
-  ran.entry_pass = (*engine)->plan().plan.has_log_prob_pass();
+  const v1::Plan& plan = (*engine)->plan().plan;
   const auto vote = (*engine)->Prepare(0);
   ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
-
-  EXPECT_EQ(communicators.Sent("tp", worker::kRowsName), OfRanks(ran, (*engine)->plan(), &SentBytes::rows));
-  EXPECT_EQ(communicators.Sent("tp", worker::kRowSumsName), OfRanks(ran, (*engine)->plan(), &SentBytes::row_sums));
-  EXPECT_EQ(communicators.Sent("tp", worker::kVocabularyName), OfRanks(ran, (*engine)->plan(), &SentBytes::vocabulary));
-  const ByteShape shape = RankShape(c.model, c.run);
-  const PartialGradientBytes partial =
-      PartialGradientsSent(LargestShard(c.model, c.run.mesh()), shape.accumulate_bytes);
-  for (const int64_t bytes : communicators.Sent("tp", worker::kPartialGradientsName)) EXPECT_EQ(bytes, partial.all);
-  for (const int64_t bytes : communicators.Sent("kv", worker::kPartialGradientsName)) EXPECT_EQ(bytes, partial.kv);
-  EXPECT_EQ(communicators.Sent("tp", worker::kPartialGradientsName).size(), NumRanks(c.run.mesh()));
-  EXPECT_GT(partial.all, 0);
+  if (TpSize(c.run.mesh()) > 1) ExpectTensorParallelBytes(c, plan, communicators);
+  EXPECT_EQ(communicators.Sent("cp", worker::kPrefixKvName),
+            OfRanks(c, plan, ContextSentIn, &ContextSentBytes::prefix_kv));
+  EXPECT_EQ(communicators.Sent("cp", worker::kPrefixGradientsName),
+            OfRanks(c, plan, ContextSentIn, &ContextSentBytes::prefix_gradients));
 }
 
 TEST(SentBytesTest, AreThoseThatCommunicatorsCount) {
@@ -191,57 +233,6 @@ TEST(SentBytesTest, AreThoseThatCommunicatorsCount) {
   std::filesystem::remove_all(directory);
 }
 
-// What each context-parallel rank of a copy sends in a step or pass, in so many collectives.
-ContextSentBytes ContextSentIn(const Case& c, const v1::StepPlan& plan, bool forward_only) {
-  const ByteShape shape = RankShape(c.model, c.run);
-  ContextSentBytes sent;
-  for (const v1::Cluster& cluster : plan.clusters()) {
-    PrefixShape prefix = {.block_rows = cluster.prefix_block_rows(),
-                          .policy = cluster.prefix_policy(),
-                          .regather = cluster.regather_prefix()};
-    for (const uint32_t group : cluster.prefix_groups()) {
-      prefix.lengths.push_back(c.prompts[group] - 1);
-      prefix.rows += prefix.lengths.back();
-    }
-    sent += PrefixForwardContextSent(shape, prefix);
-    if (!forward_only) sent += PrefixBackwardContextSent(shape, prefix);
-    std::map<uint32_t, int64_t> waves_of_ranks;
-    int64_t rounds = 0;
-    for (const v1::Wave& wave : cluster.waves()) rounds = std::max(rounds, ++waves_of_ranks[wave.cp_rank()]);
-    for (int64_t round = 0; round < rounds; ++round) {
-      sent += RoundForwardContextSent(shape, prefix);
-      if (!forward_only) sent += RoundBackwardContextSent(shape, prefix);
-    }
-  }
-  return sent;
-}
-
-void RunContextCase(const Case& c, const std::string& directory) {
-  std::filesystem::remove_all(directory);
-  ASSERT_TRUE(WriteRandomModel(c.model, {}, directory).ok());
-  Communicators communicators;
-  InProcessOptions options;
-  options.run = c.run;
-  options.run.set_model(directory);
-  options.edit_cp_communicator = [&](std::unique_ptr<Communicator> made) { return communicators.Add(std::move(made)); };
-  const auto engine = InProcess::Create(options, MakeCpuBackend());
-  ASSERT_TRUE(engine.ok()) << engine.status();
-  TrainingRequest request = SyntheticRequest(c.prompts, c.responses, c.model.vocab_size);
-  if (c.entry_pass) {
-    request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
-    request.update.mutable_old()->set_weights("policy");
-  }
-  ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
-  const v1::Plan& plan = (*engine)->plan().plan;
-  const auto vote = (*engine)->Prepare(0);
-  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
-  ContextSentBytes sent = ContextSentIn(c, plan.steps(0), /*forward_only=*/false);
-  if (plan.has_log_prob_pass()) sent += ContextSentIn(c, plan.log_prob_pass(), /*forward_only=*/true);
-  const size_t ranks = NumRanks(c.run.mesh());
-  EXPECT_EQ(communicators.Sent("cp", worker::kPrefixKvName), std::vector(ranks, sent.prefix_kv));
-  EXPECT_EQ(communicators.Sent("cp", worker::kPrefixGradientsName), std::vector(ranks, sent.prefix_gradients));
-}
-
 TEST(SentBytesTest, ContextParallelRanksSendWhatTheFormulaSays) {
   const int flag = GTEST_FLAG_GET(random_seed);
   const uint32_t seed = flag > 0 ? static_cast<uint32_t>(flag) : 1;
@@ -253,7 +244,7 @@ TEST(SentBytesTest, ContextParallelRanksSendWhatTheFormulaSays) {
         {.cp = static_cast<uint32_t>(draw.Between(2, 4)), .tp = draw.Between(0, 3) == 0 ? c.run.mesh().tp() : 1});
     c.run.set_prefix_kv(draw.Of<v1::PrefixKv>({v1::PREFIX_KV_HOLD, v1::PREFIX_KV_REGATHER}));
     SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", c.text()));
-    RunContextCase(c, directory);
+    RunCase(c, directory);
   }
   std::filesystem::remove_all(directory);
 }

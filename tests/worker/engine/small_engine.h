@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -67,6 +68,44 @@ class CopyRanksTest : public SmallEngineTest {
     const auto vote = engine.Prepare(0);
     ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
     ASSERT_TRUE(engine.Apply(0, *vote).ok());
+  }
+
+  // A rank alone has heard of a cancel: its copy stops, every rank says no, and nothing is left behind. Ranks: 4.
+  void ExpectACancelOfOneRankIsEveryRanksNo(const InProcessOptions& options) const {
+    for (const int cancelled_rank : {0, 1, 3}) {
+      std::atomic<bool> cancel = false;
+      InProcessOptions cancelled = options;
+      cancelled.edit_hooks = [&](int rank, EngineHooks& hooks) {
+        if (rank == cancelled_rank) hooks.cancelled = [&cancel] { return cancel.load(); };
+      };
+      const auto engine = Make(cancelled), undisturbed = Make(options);
+      ASSERT_TRUE(engine != nullptr && undisturbed != nullptr);
+      ASSERT_TRUE(engine->Load(Request({16, 5, 9, 30})).ok());
+      cancel = true;
+      const auto no = engine->Prepare(0);
+      ASSERT_TRUE(no.ok()) << no.status();
+      EXPECT_FALSE(no->yes());
+      EXPECT_EQ(no->no_reason(), internal::v1::CANCELLED);
+      for (int rank = 0; rank < 4; ++rank) {
+        const internal::v1::Vote& vote = engine->votes()[static_cast<size_t>(rank)];
+        EXPECT_EQ(vote.no_reason(), rank == cancelled_rank ? internal::v1::CANCELLED : internal::v1::PEER) << rank;
+      }
+      cancel = false;
+      Step(*engine);
+      Step(*undisturbed);
+      ExpectSameWeights(*engine, *undisturbed, 4);
+    }
+  }
+
+  // A payload with a token that no model has is every rank's no, and the next one is trained.
+  void ExpectABadTokenIsEveryRanksNo(const InProcessOptions& options, TrainingRequest bad) const {
+    const auto engine = Make(options);
+    ASSERT_NE(engine, nullptr);
+    ASSERT_TRUE(engine->Load(std::move(bad)).ok());
+    const auto no = engine->Prepare(0);
+    ASSERT_TRUE(no.ok()) << no.status();
+    EXPECT_NE(no->message().find("holds token"), std::string::npos) << no->message();
+    Step(*engine);
   }
 
   static void ExpectSameWeights(const InProcess& a, const InProcess& b, int ranks) {

@@ -58,45 +58,15 @@ TEST_F(TensorParallelRanksTest, OneRankOfACopySpeaks) {
 }
 
 // A cancel that one rank alone has heard of stops all of its copy where a cluster begins, and leaves nothing behind.
-TEST_F(TensorParallelRanksTest, ACancelOfOneRankIsTheCopys) {
-  for (const int cancelled_rank : {0, 1, 3}) {
-    std::atomic<bool> cancel = false;
-    InProcessOptions options = Options(2, 2);
-    options.edit_hooks = [&](int rank, EngineHooks& hooks) {
-      if (rank == cancelled_rank) hooks.cancelled = [&cancel] { return cancel.load(); };
-    };
-    const auto engine = Make(options), undisturbed = Make(Options(2, 2));
-    ASSERT_TRUE(engine != nullptr && undisturbed != nullptr);
-    ASSERT_TRUE(engine->Load(Request({16, 5, 9, 30})).ok());
-    cancel = true;
-    const auto no = engine->Prepare(0);
-    ASSERT_TRUE(no.ok()) << no.status();
-    EXPECT_FALSE(no->yes());
-    EXPECT_EQ(no->no_reason(), internal::v1::CANCELLED);
-    for (int rank = 0; rank < 4; ++rank) {
-      const internal::v1::Vote& vote = engine->votes()[static_cast<size_t>(rank)];
-      EXPECT_EQ(vote.no_reason(), rank == cancelled_rank ? internal::v1::CANCELLED : internal::v1::PEER) << rank;
-    }
-    cancel = false;
-    Step(*engine);
-    Step(*undisturbed);
-    ExpectSameWeights(*engine, *undisturbed, 4);
-  }
-}
+TEST_F(TensorParallelRanksTest, ACancelOfOneRankIsTheCopys) { ExpectACancelOfOneRankIsEveryRanksNo(Options(2, 2)); }
 
 // Bad tokens are seen by all ranks of a copy alike; the other copy's step is refused with it.
 TEST_F(TensorParallelRanksTest, ABadPayloadIsANoOfEveryRank) {
-  const auto engine = Make(Options(2, 2));
-  ASSERT_NE(engine, nullptr);
   TrainingRequest bad = Request({16, 5, 9, 30});
   const auto token = static_cast<int32_t>(vocab());
   bad.groups[2].mutable_prompt_tokens()->replace(0, sizeof(token), reinterpret_cast<const char*>(&token),
                                                  sizeof(token));
-  ASSERT_TRUE(engine->Load(std::move(bad)).ok());
-  const auto no = engine->Prepare(0);
-  ASSERT_TRUE(no.ok()) << no.status();
-  EXPECT_THAT(no->message(), HasSubstr("holds token"));
-  Step(*engine);
+  ExpectABadTokenIsEveryRanksNo(Options(2, 2), std::move(bad));
 }
 
 // Out of memory in the middle of a layer, where the other rank waits: both end, as their processes would.

@@ -1,0 +1,39 @@
+"""What draws of several ranks share: how a step is planned and what is asked of it, and that it is the oracle's."""
+
+from oracle import compare, hf64, models, requests, step
+
+POLICIES = ("S0", "S1", "S2", "S3", "S4")
+LARGE = 1e6  # tolerances: a relative error of 1e-6
+SHAPE = [(9, [4, 1, 6]), (1, [2, 5]), (14, [3, 3]), (6, [7])]
+
+
+def drawn_options(rng, mesh, copies, schedules, seed):
+    """Options of the probe: waves, placement, and the policies of all clusters or, with copies that split groups, of each."""
+    options = {"mesh": mesh, "schedule": rng.choice(schedules), "layout": rng.choice(["PACKED", "PADDED"]),
+               "waves": rng.choice([0, 1, 2, 3]), "head_chunk": rng.choice([0, 3, 5]), "placement_seed": rng.randrange(1, 2**31)}
+    if options["schedule"] == "REUSE" and copies == 2 and rng.random() < 0.6:
+        return options | {"split_seed": seed, "split_policies": True}
+    options |= {"prefix_policy": rng.choice([*POLICIES, "S5"]), "suffix_policy": rng.choice(POLICIES),
+                "prefix_block_rows": rng.choice([0, 3, 7])}
+    return options | {"offload": options["prefix_policy"] != "S5" and rng.random() < 0.5}
+
+
+def drawn_request(rng, shape, seed):
+    """oracle -> request, of any loss."""
+    loss = requests.LOSSES[rng.choice(sorted(requests.LOSSES))]
+    mode, old_from = rng.choice(["token-mean", "seq-mean-token-sum", "prompt-mean"]), rng.choice(["CLIENT", "WEIGHTS"])
+    return lambda oracle: requests.make(oracle, shape, loss, seed=seed, loss_agg_mode=mode, old_from=old_from)
+
+
+def assert_the_oracles(case, folder, probe, seed):
+    """The case is (model, options of the probe, oracle -> request)."""
+    spec, options, make = case
+    directory = models.make(str(folder / "model"), spec)
+    oracle = hf64.Hf64(directory)
+    request = make(oracle)
+    expected = step.run(oracle, request)
+    answer, tensors = probe.run(directory, request, **options)
+    errors = compare.step_errors(answer, tensors, expected)
+    assert errors.worst <= 1, f"STEMMA_SEED={seed}: {spec}, {options}: {errors.report()}"
+    norm = sum(value.square().sum().item() for value in expected.gradients.values()) ** 0.5
+    assert abs(answer["grad_norm"] - norm) <= compare.GRADIENT * norm, f"STEMMA_SEED={seed}: the norm"
