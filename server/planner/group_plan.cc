@@ -44,7 +44,7 @@ SplitPlacement PlaceMiniBatch(MemoryChooser& chooser, std::span<const GroupPlan>
     const GroupPlan& group = groups[batch[i]];
     costs[i] = PlacementGroupOf(chooser, group.packing);
     costs[i].pinned_rank = group.pinned_rank;
-    request.may_split[i] = MaySplit(chooser, group.packing);
+    request.may_split[i] = !group.stays_whole && MaySplit(chooser, group.packing);
     if (!group.pinned_split) continue;
     request.pinned.push_back(*group.pinned_split);
     request.pinned.back().group = i;

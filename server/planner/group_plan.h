@@ -23,6 +23,7 @@ struct GroupPlan {
   Flops flops, flops_dense;
   int64_t tokens_logical = 0, tokens_computed = 0;
   int64_t rollouts_run = 0;
+  bool stays_whole = false;  // a pass before the step could not hold it as copies that share it do
   int32_t pinned_rank = kNotPinned;
   std::optional<GroupSplit> pinned_split = std::nullopt;  // its group is not filled
 };

@@ -35,10 +35,10 @@ class Planner {
     }
     costs_.resize(groups_.size());
     if (request_.log_prob_passes > 0) {
-      PinGroups();
+      MemoryChooser entry(Options(chooser_.options().stop, /*forward_only=*/true));
+      PinGroups(entry);
       std::vector<uint32_t> all(groups_.size());
       std::iota(all.begin(), all.end(), 0u);
-      MemoryChooser entry(Options(chooser_.options().stop, /*forward_only=*/true));
       ASSIGN_OR_RETURN(*result_.plan.mutable_log_prob_pass(), PlanStep(0, all, entry));
     }
     const int64_t epochs_listed = request_.shuffle ? request_.epochs : 1;
@@ -83,8 +83,9 @@ class Planner {
   }
 
   // Entry log-probs lie where they were computed, so the ranks of a group's first mini-batch compute them, and the
-  // group in all epochs.
-  void PinGroups() {
+  // group in all epochs. A group that is split is so in that pass, too, whose memory may be less.
+  void PinGroups(MemoryChooser& entry) {
+    for (GroupPlan& group : groups_) group.stays_whole = !MaySplit(entry, group.packing);
     for (const std::vector<uint32_t>& batch : Batches(0)) PinMiniBatch(Place(batch, chooser_), batch, groups_);
   }
 
@@ -233,6 +234,7 @@ class Planner {
     for (const v1::Wave& wave : cluster.waves()) {
       report.add_wave_sizes(static_cast<uint32_t>(wave.members_size()));
       for (const v1::WaveMember& member : wave.members()) {
+        if (!seen.empty() && seen.back() == member.group()) continue;
         if (known.insert(member.group()).second) seen.push_back(member.group());
       }
     }

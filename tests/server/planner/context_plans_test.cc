@@ -106,6 +106,18 @@ class ContextPlansTest : public ::testing::TestWithParam<uint32_t> {
   PlannerRequest request_;
 };
 
+// Several ranks may have waves of a group, which is one group all the same.
+TEST_P(ContextPlansTest, AReportNamesEachGroupOfAClusterOnce) {
+  const PlanResult result = Plan();
+  for (const v1::StepReport& step : result.report.steps()) {
+    for (const v1::ClusterReport& cluster : step.clusters()) {
+      std::multiset<std::string> uids(cluster.reuse_uids().begin(), cluster.reuse_uids().end());
+      uids.insert(cluster.dense_uids().begin(), cluster.dense_uids().end());
+      EXPECT_EQ(std::set<std::string>(uids.begin(), uids.end()).size(), uids.size()) << FirstSeed() + GetParam();
+    }
+  }
+}
+
 TEST_P(ContextPlansTest, EachRolloutIsInOneWaveAndWavesStandRankByRank) {
   for (const v1::StepPlan& step : Steps(Plan())) {
     std::set<std::pair<uint32_t, uint32_t>> seen;
@@ -267,6 +279,38 @@ TEST(PrefixKvTest, AreHeldWhereTheyFitAndGatheredAgainBelow) {
   ClusterShape split = cluster;
   split.split = true;
   EXPECT_FALSE(server::ChooseMemory(options, split).choice.has_value()) << "copies send each other what ranks hold";
+}
+
+// Copies that split a group hold its K/V in the pass before the step, too, which has a checkpoint's weights beside it
+// and so less memory: a group that they cannot hold there stays whole, and is gathered again.
+TEST(PrefixKvTest, AGroupIsSplitOnlyWhereThePassBeforeTheStepHoldsIt) {
+  PlannerModel model;
+  model.config = BenchModel();
+  model.config.max_positions = 16384;
+  model.run.set_dtype("fp32");
+  model.run.set_head_chunk_tokens(64);
+  *model.run.mutable_mesh() = MakeMesh({.dp = 2, .cp = 2});
+  PlannerRequest request;
+  PlannerGroup& group = request.groups.emplace_back();
+  group.uid = "hot";
+  group.prompt_tokens = 3000;
+  for (int i = 0; i < 8; ++i) group.rollouts.push_back({absl::StrCat("hot/", i), 40, true});
+  request.log_prob_passes = 1;
+  request.reads_checkpoint = true;
+  const StateBytes state = StateBytesOf(model.config, model.run);
+  int planned = 0, split = 0;
+  for (int64_t left = 0; left <= int64_t{200} << 20; left += int64_t{1} << 19) {
+    model.run.set_memory_budget_bytes(static_cast<uint64_t>(state.device(v1::DEVICE) + state.weights + left));
+    model.run.set_split_groups(v1::SPLIT_OFF);
+    if (!MakePlan(model, request).ok()) continue;
+    ++planned;
+    model.run.set_split_groups(v1::SPLIT_ON);
+    const auto plan = MakePlan(model, request);
+    EXPECT_TRUE(plan.ok()) << left << " bytes beside the checkpoint: " << plan.status();
+    split += plan.ok() && plan->report.steps(0).split_groups_size() > 0;
+  }
+  EXPECT_GT(split, 0) << "control: with more memory it is split";
+  EXPECT_LT(split, planned);
 }
 
 TEST(PrefixKvTest, IsNotAskedWhereThereIsNoPrefix) {
