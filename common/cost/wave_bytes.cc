@@ -106,7 +106,7 @@ class Wave {
     const int64_t all = layers_ - 1;
     const LayerPeaks last = PeaksOf(head(), RunsOfLast());
     const BesideLayer& beside = beside_layer_;
-    if (s_.tp > 1) f(Index() + Targets(), beside_layer_.forward + EmbeddingBytes(all_));
+    if (s_.tp > 1) f(Index() + Targets(), beside.forward + EmbeddingBytes(all_));
     if (layers_ > 1) {
       // Where no rows are set apart, the last layer's are those of the layers below.
       const LayerPeaks below = split() ? PeaksOf(all_, RunsBelow()) : last;

@@ -217,24 +217,25 @@ TEST(ContextParallelCostTest, PhasesHaveWhatTravels) {
 }
 
 TEST(ContextParallelCostTest, AWaveHasWhatIsBesideItsLayers) {
-  const Drawn drawn = Draw(3);
-  const WaveShape wave = {.rows = 100, .policy = v1::S0};
-  const auto peak = [&](int64_t forward, int64_t backward) {
-    return WaveBytes(drawn.shape, wave,
-                     {.forward = forward, .backward = backward, .forward_last = forward, .backward_last = backward})
-        .peak();
-  };
-  // One that is so much larger than the wave decides which moment is the highest.
+  // A number that is so much larger than the wave decides which moment is the highest.
   constexpr int64_t kMuch = int64_t{1} << 30;
-  EXPECT_EQ(peak(0, kMuch + 5) - peak(0, kMuch), 5);
-  EXPECT_EQ(peak(kMuch + 5, 0) - peak(kMuch, 0), 5);
-  EXPECT_EQ(peak(0, 0), WaveBytes(drawn.shape, wave).peak());
-  const auto forward_peak = [&](int64_t forward) {
-    return ForwardWaveBytes(drawn.shape, wave,
-                            {.forward = forward, .backward = 2 * kMuch, .forward_last = 0, .backward_last = 0});
-  };
-  EXPECT_EQ(forward_peak(kMuch + 5) - forward_peak(kMuch), 5);
-  EXPECT_EQ(forward_peak(0), ForwardWaveBytes(drawn.shape, wave));
+  const ByteShape shape = Draw(3).shape;
+  for (const int64_t kv_only_rows : {0, 30}) {
+    const WaveShape wave = {.rows = 100, .kv_only_rows = kv_only_rows, .policy = v1::S0};
+    const auto peak = [&](const BesideLayer& beside) { return WaveBytes(shape, wave, beside).peak(); };
+    const auto forward_peak = [&](const BesideLayer& beside) { return ForwardWaveBytes(shape, wave, beside); };
+    for (int64_t BesideLayer::*moment :
+         {&BesideLayer::forward, &BesideLayer::backward, &BesideLayer::forward_last, &BesideLayer::backward_last}) {
+      BesideLayer much, more;
+      much.*moment = kMuch;
+      more.*moment = kMuch + 5;
+      EXPECT_EQ(peak(more) - peak(much), 5);
+      const bool in_forward = moment == &BesideLayer::forward || moment == &BesideLayer::forward_last;
+      EXPECT_EQ(forward_peak(more) - forward_peak(much), in_forward ? 5 : 0);
+    }
+    EXPECT_EQ(peak({}), WaveBytes(shape, wave).peak());
+    EXPECT_EQ(forward_peak({.backward = kMuch, .backward_last = kMuch}), ForwardWaveBytes(shape, wave));
+  }
 }
 
 TEST(ContextParallelCostTest, OneRankIsAsWithoutContextParallelism) {

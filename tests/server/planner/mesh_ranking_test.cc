@@ -6,8 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,6 +15,7 @@
 #include "common/cost/state_bytes.h"
 #include "common/model/mesh_rules.h"
 #include "server/planner/plan_report.h"
+#include "tests/testing/draw.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 
@@ -90,36 +89,28 @@ const MeshAnswer& AnswerOf(const std::vector<MeshAnswer>& answers, const std::st
 
 class DrawnRankingTest : public ::testing::TestWithParam<uint32_t> {
  protected:
-  DrawnRankingTest() : random_(FirstSeed() + GetParam()) {
-    const int64_t kv_heads = int64_t{1} << Between(0, 2), heads = kv_heads * Between(1, 3);
+  DrawnRankingTest() : draw_(FirstSeed() + GetParam()) {
+    const int64_t kv_heads = int64_t{1} << draw_.Between(0, 2), heads = kv_heads * draw_.Between(1, 3);
     question_ = Question({.hidden = 64 * heads,
-                          .layers = Between(1, 4),
+                          .layers = draw_.Between(1, 4),
                           .heads = heads,
                           .kv_heads = kv_heads,
                           .head_size = 64,
-                          .ffn = 96 * Between(1, 12)},
-                         static_cast<uint32_t>(Between(1, 24)));
-    if (Between(0, 1) == 1) question_.memory.host_free_bytes = int64_t{4} << 30;
-    for (int64_t i = Between(1, 3); i > 0; --i) {
+                          .ffn = 96 * draw_.Between(1, 12)},
+                         static_cast<uint32_t>(draw_.Between(1, 24)));
+    if (draw_.Between(0, 1) == 1) question_.memory.host_free_bytes = int64_t{4} << 30;
+    for (int64_t i = draw_.Between(1, 3); i > 0; --i) {
       std::vector<int64_t> prompts;
-      for (int64_t g = Between(1, 6); g > 0; --g) prompts.push_back(Between(1, 700));
-      PlannerRequest request = RequestOf(prompts, Between(1, 8), Between(1, 200));
-      request.mini_batch_groups = Between(0, 3);
-      request.epochs = Between(1, 2);
-      request.log_prob_passes = static_cast<int>(Between(0, 1));
+      for (int64_t g = draw_.Between(1, 6); g > 0; --g) prompts.push_back(draw_.Between(1, 700));
+      PlannerRequest request = RequestOf(prompts, draw_.Between(1, 8), draw_.Between(1, 200));
+      request.mini_batch_groups = draw_.Between(0, 3);
+      request.epochs = draw_.Between(1, 2);
+      request.log_prob_passes = static_cast<int>(draw_.Between(0, 1));
       question_.requests.push_back({absl::StrCat("request ", i), std::move(request)});
     }
   }
 
-  static uint32_t FirstSeed() {
-    const char* seed = std::getenv("STEMMA_SEED");
-    return seed == nullptr ? 0 : static_cast<uint32_t>(std::atoi(seed));
-  }
-  int64_t Between(int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(random_() % static_cast<uint32_t>(high - low + 1));
-  }
-
-  std::mt19937 random_;
+  Draw draw_;
   MeshQuestion question_;
 };
 

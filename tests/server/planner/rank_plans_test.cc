@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <random>
@@ -16,16 +15,12 @@
 #include "common/cost/state_bytes.h"
 #include "server/planner/planner.h"
 #include "tests/server/planner/split_plans.h"
+#include "tests/testing/draw.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 
 namespace stemma::testing {
 namespace {
-
-uint32_t FirstSeed() {
-  const char* seed = std::getenv("STEMMA_SEED");
-  return seed == nullptr ? 0 : static_cast<uint32_t>(std::atoi(seed));
-}
 
 class RankPlansTest : public ::testing::TestWithParam<uint32_t> {
  protected:

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <map>
 #include <new>
 #include <random>
@@ -15,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "tests/testing/draw.h"
 #include "tests/testing/recording_rank.h"
 #include "tests/worker/engine/small_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
@@ -28,11 +28,6 @@ using ::testing::StartsWith;
 
 constexpr int kRanksMax = 3;
 constexpr int64_t kOneBucket = kBucketElements;  // of the whole model: its gradients are final at the very end
-
-uint32_t FirstSeed() {
-  const char* seed = std::getenv("STEMMA_SEED");
-  return seed == nullptr ? 0 : static_cast<uint32_t>(std::atoi(seed));
-}
 
 // Stops one rank in one place of its step.
 struct Stop {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <random>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "tests/testing/draw.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/recording_rank.h"
 #include "tests/worker/optim/parameters.h"
@@ -27,11 +27,6 @@ namespace {
 constexpr int64_t kAtOnce = 2;        // rounds
 constexpr double kNotFinal = 1.0e30;  // where a gradient is not there yet
 constexpr absl::Duration kAtMost = absl::Minutes(1);
-
-uint32_t FirstSeed() {
-  const char* seed = std::getenv("STEMMA_SEED");
-  return seed == nullptr ? 0 : static_cast<uint32_t>(std::atoi(seed));
-}
 
 // What one rank's communicator was asked for.
 struct Flights {
