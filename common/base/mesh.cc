@@ -19,6 +19,7 @@ using Setter = void (v1::Mesh::*)(uint32_t);
 
 Setter SetterOf(std::string_view axis) {
   if (axis == "dp") return &v1::Mesh::set_dp;
+  if (axis == "pp") return &v1::Mesh::set_pp;
   if (axis == "cp") return &v1::Mesh::set_cp;
   return axis == "tp" ? &v1::Mesh::set_tp : nullptr;
 }
@@ -37,7 +38,7 @@ absl::StatusOr<v1::Mesh> ParseMesh(std::string_view text) {
     const auto setter = SetterOf(axis);
     if (setter == nullptr) {
       return absl::InvalidArgumentError(
-          absl::StrCat("\"", part, "\" names no axis; known: dp, cp and tp, as dp=2,tp=2"));
+          absl::StrCat("\"", part, "\" names no axis; known: dp, pp, cp and tp, as dp=2,tp=2"));
     }
     if (!seen.insert(axis).second) return absl::InvalidArgumentError(absl::StrCat(axis, " is named twice"));
     if (!number || size < 1 || size > kRanksMax) {
@@ -49,21 +50,23 @@ absl::StatusOr<v1::Mesh> ParseMesh(std::string_view text) {
 }
 
 uint32_t DpSize(const v1::Mesh& mesh) { return std::max(mesh.dp(), 1u); }
+uint32_t PpSize(const v1::Mesh& mesh) { return std::max(mesh.pp(), 1u); }
 uint32_t CpSize(const v1::Mesh& mesh) { return std::max(mesh.cp(), 1u); }
 uint32_t TpSize(const v1::Mesh& mesh) { return std::max(mesh.tp(), 1u); }
 uint32_t DataRanks(const v1::Mesh& mesh) { return DpSize(mesh) * CpSize(mesh); }
-uint32_t RanksOfCopy(const v1::Mesh& mesh) { return CpSize(mesh) * TpSize(mesh); }
+uint32_t RanksOfCopy(const v1::Mesh& mesh) { return PpSize(mesh) * CpSize(mesh) * TpSize(mesh); }
 
 v1::Mesh MakeMesh(const MeshSizes& sizes) {
   v1::Mesh mesh;
   mesh.set_dp(sizes.dp);
+  mesh.set_pp(sizes.pp);
   mesh.set_cp(sizes.cp);
   mesh.set_tp(sizes.tp);
   return mesh;
 }
 
 bool SameMesh(const v1::Mesh& a, const v1::Mesh& b) {
-  return DpSize(a) == DpSize(b) && CpSize(a) == CpSize(b) && TpSize(a) == TpSize(b);
+  return DpSize(a) == DpSize(b) && PpSize(a) == PpSize(b) && CpSize(a) == CpSize(b) && TpSize(a) == TpSize(b);
 }
 
 uint32_t NumRanks(const v1::Mesh& mesh) { return DpSize(mesh) * RanksOfCopy(mesh); }
@@ -71,6 +74,7 @@ uint32_t NumRanks(const v1::Mesh& mesh) { return DpSize(mesh) * RanksOfCopy(mesh
 MeshPlace PlaceOf(const v1::Mesh& mesh, uint32_t rank) {
   CHECK_LT(rank, NumRanks(mesh));
   return {.dp_rank = rank / RanksOfCopy(mesh),
+          .pp_rank = rank / (CpSize(mesh) * TpSize(mesh)) % PpSize(mesh),
           .cp_rank = rank / TpSize(mesh) % CpSize(mesh),
           .tp_rank = rank % TpSize(mesh)};
 }
@@ -81,6 +85,7 @@ std::string MeshText(const v1::Mesh& mesh) {
     if (size > 1) axes.push_back(absl::StrCat(axis, "=", size));
   };
   add("dp", DpSize(mesh));
+  add("pp", PpSize(mesh));
   add("cp", CpSize(mesh));
   add("tp", TpSize(mesh));
   return axes.empty() ? "dp=1" : absl::StrJoin(axes, ",");

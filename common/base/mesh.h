@@ -19,6 +19,7 @@ absl::StatusOr<v1::Mesh> ParseMesh(std::string_view text);
 
 // Returns how many ranks an axis has: 1 where the mesh does not say.
 uint32_t DpSize(const v1::Mesh& mesh);
+uint32_t PpSize(const v1::Mesh& mesh);
 uint32_t CpSize(const v1::Mesh& mesh);
 uint32_t TpSize(const v1::Mesh& mesh);
 // Returns how many ranks hold the same part of the model: they share its gradients and optimizer states.
@@ -27,7 +28,7 @@ uint32_t DataRanks(const v1::Mesh& mesh);
 uint32_t RanksOfCopy(const v1::Mesh& mesh);
 
 struct MeshSizes {
-  uint32_t dp = 1, cp = 1, tp = 1;
+  uint32_t dp = 1, pp = 1, cp = 1, tp = 1;
 };
 v1::Mesh MakeMesh(const MeshSizes& sizes);
 // Tells whether both have as many ranks on every axis.
@@ -36,16 +37,16 @@ bool SameMesh(const v1::Mesh& a, const v1::Mesh& b);
 // Returns how many ranks the mesh has: the product of its axes.
 uint32_t NumRanks(const v1::Mesh& mesh);
 
-// A rank's coordinates. tp is the inner axis, cp the next: neighbours in them have neighbouring ranks, hence a host
-// where they can.
+// A rank's coordinates. tp is the inner axis, cp the next, then pp: neighbours in them have neighbouring ranks, hence a
+// host where they can.
 struct MeshPlace {
-  uint32_t dp_rank = 0, cp_rank = 0, tp_rank = 0;
+  uint32_t dp_rank = 0, pp_rank = 0, cp_rank = 0, tp_rank = 0;
   bool operator==(const MeshPlace&) const = default;
 };
 // REQUIRES: rank < NumRanks(mesh).
 MeshPlace PlaceOf(const v1::Mesh& mesh, uint32_t rank);
 
-// Returns `dp=2,cp=2,tp=4`; axes of one rank are left out, and a mesh of one rank is `dp=1`.
+// Returns `dp=2,pp=2,cp=2,tp=4`; axes of one rank are left out, and a mesh of one rank is `dp=1`.
 std::string MeshText(const v1::Mesh& mesh);
 
 }  // namespace stemma

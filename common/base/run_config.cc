@@ -142,6 +142,7 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
   return {{"head_chunk_tokens", config.head_chunk_tokens(), 1, 1 << 20},
           {"threads", config.threads(), 0, 4096},
           {"mesh.dp", config.mesh().dp(), 1, kRanksMax},
+          {"mesh.pp", config.mesh().pp(), 1, kRanksMax},
           {"mesh.cp", config.mesh().cp(), 1, kRanksMax},
           {"mesh.tp", config.mesh().tp(), 1, kRanksMax},
           {"prefix_block_rows", config.prefix_block_rows(), 0, 1 << 24},
@@ -225,8 +226,10 @@ void FillDefaults(v1::RunConfig& config) {
   config.set_dtype(config.dtype().empty() ? "fp32" : ShortDtypeName(config.dtype()));
   if (config.schedule() == v1::SCHEDULE_UNSPECIFIED) config.set_schedule(v1::AUTO);
   if (config.head_chunk_tokens() == 0) config.set_head_chunk_tokens(512);
-  *config.mutable_mesh() =
-      MakeMesh({.dp = DpSize(config.mesh()), .cp = CpSize(config.mesh()), .tp = TpSize(config.mesh())});
+  *config.mutable_mesh() = MakeMesh({.dp = DpSize(config.mesh()),
+                                     .pp = PpSize(config.mesh()),
+                                     .cp = CpSize(config.mesh()),
+                                     .tp = TpSize(config.mesh())});
   if (config.split_groups() == v1::SPLIT_UNSPECIFIED) config.set_split_groups(v1::SPLIT_AUTO);
   if (config.prefix_kv() == v1::PREFIX_KV_UNSPECIFIED) config.set_prefix_kv(v1::PREFIX_KV_AUTO);
   if (config.durability() == v1::DURABILITY_UNSPECIFIED) config.set_durability(v1::REPLAY);

@@ -4,12 +4,19 @@
 #include <cstdlib>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/mesh.h"
 
 namespace stemma {
+namespace {
+
+// Each axis is at most kRanksMax, so the product does not overflow.
+int64_t RanksAsked(const v1::Mesh& mesh) { return int64_t{DpSize(mesh)} * PpSize(mesh) * CpSize(mesh) * TpSize(mesh); }
+
+}  // namespace
 
 std::vector<std::string> TensorParallelProblems(const ModelConfig& config, int64_t tp_size) {
   std::vector<std::string> problems;
@@ -36,25 +43,39 @@ std::vector<std::string> TensorParallelProblems(const ModelConfig& config, int64
   return problems;
 }
 
+std::vector<std::string> PipelineProblems(const ModelConfig& config, int64_t pp_size) {
+  if (pp_size <= config.num_layers) return {};
+  return {absl::StrCat("pp: ", pp_size, " stages are more than the model's ", config.num_layers,
+                       " layers; choose at most ", config.num_layers)};
+}
+
 v1::Mesh NearestMesh(const ModelConfig& config, const v1::Mesh& mesh) {
-  const int64_t asked = TpSize(mesh), most = std::min(int64_t{DpSize(mesh)} * CpSize(mesh) * asked, int64_t{kRanksMax});
-  const auto rank_of = [&](int64_t tp) {
-    return std::tuple(-(most / tp) * tp, std::abs(tp - asked), tp);  // the smallest is best
-  };
-  int64_t best = 1;
+  const int64_t asked = TpSize(mesh), most = std::min(RanksAsked(mesh), int64_t{kRanksMax});
+  std::vector<int64_t> tp_sizes = {1};
   for (int64_t tp = 2; tp <= most; ++tp) {
-    if (rank_of(tp) < rank_of(best) && TensorParallelProblems(config, tp).empty()) best = tp;
+    if (TensorParallelProblems(config, tp).empty()) tp_sizes.push_back(tp);
   }
-  const int64_t data_ranks = most / best, cp = std::gcd(data_ranks, int64_t{CpSize(mesh)});
+  const auto rank_of = [&](int64_t pp, int64_t tp) {
+    return std::tuple(-(most / (pp * tp)) * pp * tp, std::abs(tp - asked), -pp, tp);  // the smallest is best
+  };
+  std::pair<int64_t, int64_t> best = {1, 1};
+  for (int64_t pp = 1; pp <= std::min(int64_t{PpSize(mesh)}, config.num_layers); ++pp) {
+    for (const int64_t tp : tp_sizes) {
+      if (pp * tp <= most && rank_of(pp, tp) < rank_of(best.first, best.second)) best = {pp, tp};
+    }
+  }
+  const auto [pp, tp] = best;
+  const int64_t data_ranks = most / (pp * tp), cp = std::gcd(data_ranks, int64_t{CpSize(mesh)});
   return MakeMesh({.dp = static_cast<uint32_t>(data_ranks / cp),
+                   .pp = static_cast<uint32_t>(pp),
                    .cp = static_cast<uint32_t>(cp),
-                   .tp = static_cast<uint32_t>(best)});
+                   .tp = static_cast<uint32_t>(tp)});
 }
 
 absl::Status CheckMesh(const ModelConfig& config, const v1::Mesh& mesh) {
   std::vector<std::string> problems = TensorParallelProblems(config, TpSize(mesh));
-  // Each axis is at most kRanksMax, so the product does not overflow.
-  const int64_t ranks = int64_t{DpSize(mesh)} * CpSize(mesh) * TpSize(mesh);
+  for (std::string& problem : PipelineProblems(config, PpSize(mesh))) problems.push_back(std::move(problem));
+  const int64_t ranks = RanksAsked(mesh);
   if (ranks > kRanksMax) {
     problems.push_back(absl::StrCat("a mesh of ", MeshText(mesh), " has ", ranks, " ranks, more than ", kRanksMax));
   }

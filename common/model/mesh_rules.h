@@ -17,9 +17,13 @@ namespace stemma {
 // each is held by the same number of ranks; of the vocabulary every rank has a token at least.
 std::vector<std::string> TensorParallelProblems(const ModelConfig& config, int64_t tp_size);
 
-// Returns, of the meshes that can hold the model and have no more ranks than this one, that of most ranks; of several
-// such that whose tp is nearest, or the smaller of two. Its cp is the largest that the other ranks and what was asked
-// for have in common.
+// Returns every reason why the model's layers cannot be dealt to so many stages; none: they can. Every stage has a
+// layer.
+std::vector<std::string> PipelineProblems(const ModelConfig& config, int64_t pp_size);
+
+// Returns, of the meshes that can hold the model, have no more ranks than this one and no more stages, that of most
+// ranks; of several such that whose tp is nearest, then that of most stages, or of the smaller tp. Its cp is the
+// largest that the other ranks and what was asked for have in common.
 v1::Mesh NearestMesh(const ModelConfig& config, const v1::Mesh& mesh);
 
 // Errors: InvalidArgument - the mesh cannot hold the model: every reason, and the nearest mesh that can.

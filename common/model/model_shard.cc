@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/model/mesh_rules.h"
+#include "common/model/stage_layers.h"
 #include "glog/logging.h"
 
 namespace stemma {
@@ -54,12 +55,12 @@ absl::StatusOr<ModelShard> MakeModelShard(const ModelConfig& config, const Shard
   if (const auto problems = TensorParallelProblems(config, place.tp_size); !problems.empty()) {
     return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
   }
-  if (config.num_layers < place.pp_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("pp: ", place.pp_size, " stages are more than the model's ", config.num_layers, " layers"));
+  if (const auto problems = PipelineProblems(config, place.pp_size); !problems.empty()) {
+    return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
   }
-  const auto [begin, end] = PartOf(config.num_layers, place.pp_rank, place.pp_size);
-  return ModelShard{config, place, begin, end};
+  const std::vector<int64_t> begins = StageBegins(config, place.pp_size);
+  const auto stage = static_cast<size_t>(place.pp_rank);
+  return ModelShard{config, place, begins[stage], begins[stage + 1]};
 }
 
 std::optional<TensorBox> BoxOf(const TensorSpec& tensor, const ModelShard& shard) {

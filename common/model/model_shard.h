@@ -39,7 +39,8 @@ struct ModelShard {
 
 ModelShard WholeModel(const ModelConfig& config);
 
-// Cuts layers as common/model/mesh_rules.h says; the vocabulary, and layers over stages, as evenly as they go.
+// Cuts layers as common/model/mesh_rules.h says, and the vocabulary as evenly as it goes; stages have the layers of
+// common/model/stage_layers.h.
 // Errors: InvalidArgument - an axis cannot cut this model so; names the axis and the model's numbers.
 absl::StatusOr<ModelShard> MakeModelShard(const ModelConfig& config, const ShardPlace& place);
 

@@ -17,34 +17,39 @@ TEST(Mesh, ReadsAxes) {
   EXPECT_TRUE(SameMesh(*ParseMesh("cp=4,dp=2"), MakeMesh({.dp = 2, .cp = 4})));
   EXPECT_EQ(NumRanks(MakeMesh({.dp = 2, .tp = 4})), 8);
   EXPECT_EQ(NumRanks(MakeMesh({.dp = 2, .cp = 3, .tp = 4})), 24);
+  EXPECT_EQ(NumRanks(MakeMesh({.dp = 2, .pp = 5, .cp = 3, .tp = 4})), 120);
   EXPECT_EQ(DataRanks(MakeMesh({.dp = 2, .cp = 3, .tp = 4})), 6) << "the ranks that hold the same part of the model";
-  EXPECT_EQ(RanksOfCopy(MakeMesh({.dp = 2, .cp = 3, .tp = 4})), 12);
+  EXPECT_EQ(DataRanks(MakeMesh({.dp = 2, .pp = 5, .cp = 3, .tp = 4})), 6);
+  EXPECT_EQ(RanksOfCopy(MakeMesh({.dp = 2, .pp = 5, .cp = 3, .tp = 4})), 60);
 }
 
-// tp is the inner axis and cp the next; two meshes of as many ranks are two.
+// tp is the inner axis, cp the next, then pp; two meshes of as many ranks are two.
 TEST(Mesh, SaysWhereARankStands) {
   const v1::Mesh mesh = MakeMesh({.dp = 2, .tp = 3});
-  for (uint32_t rank = 0; rank < 6; ++rank) EXPECT_EQ(PlaceOf(mesh, rank), (MeshPlace{rank / 3, 0, rank % 3}));
-  const v1::Mesh cube = MakeMesh({.dp = 2, .cp = 2, .tp = 3});
-  for (uint32_t rank = 0; rank < 12; ++rank) {
-    EXPECT_EQ(PlaceOf(cube, rank), (MeshPlace{rank / 6, rank / 3 % 2, rank % 3}));
+  for (uint32_t rank = 0; rank < 6; ++rank) EXPECT_EQ(PlaceOf(mesh, rank), (MeshPlace{rank / 3, 0, 0, rank % 3}));
+  const v1::Mesh all = MakeMesh({.dp = 2, .pp = 2, .cp = 2, .tp = 3});
+  for (uint32_t rank = 0; rank < 24; ++rank) {
+    EXPECT_EQ(PlaceOf(all, rank), (MeshPlace{rank / 12, rank / 6 % 2, rank / 3 % 2, rank % 3}));
   }
   EXPECT_DEATH(PlaceOf(mesh, 6), "");
   EXPECT_FALSE(SameMesh(mesh, MakeMesh({.dp = 3, .tp = 2})));
   EXPECT_FALSE(SameMesh(MakeMesh({.dp = 2}), MakeMesh({.cp = 2})));
+  EXPECT_FALSE(SameMesh(MakeMesh({.pp = 2}), MakeMesh({.cp = 2})));
+  EXPECT_FALSE(SameMesh(MakeMesh({.pp = 2}), MakeMesh({})));
   EXPECT_TRUE(SameMesh(v1::Mesh(), MakeMesh({})));
 }
 
 TEST(Mesh, IsReadAsItIsWritten) {
-  for (const std::string text : {"dp=1", "dp=3", "tp=2", "cp=2", "dp=2,tp=4", "dp=2,cp=3,tp=4"})
+  for (const std::string text : {"dp=1", "dp=3", "tp=2", "cp=2", "dp=2,tp=4", "pp=2", "dp=2,pp=5,cp=3,tp=4"})
     EXPECT_EQ(MeshText(*ParseMesh(text)), text);
   EXPECT_EQ(MeshText(*ParseMesh("dp=1,tp=2")), "tp=2");
 }
 
 TEST(Mesh, RefusesWhatIsNoMesh) {
   for (const std::string text :
-       {"", "2", "dp", "dp=", "dp=0", "dp=-1", "dp=4097", "dp=4294967298", "dp=2,dp=2", "dp=2,", "pp=2", "tp=0",
-        "tp=4097", "tp=2,tp=2", "cp=0", "cp=2,cp=2", "DP=2", "dp=2x"}) {
+       {"",          "2",         "dp",   "dp=",  "dp=0",    "dp=-1",     "dp=4097", "dp=4294967298",
+        "dp=2,dp=2", "dp=2,",     "ep=2", "tp=0", "tp=4097", "tp=2,tp=2", "cp=0",    "cp=2,cp=2",
+        "pp=0",      "pp=2,pp=2", "DP=2", "dp=2x"}) {
     const auto mesh = ParseMesh(text);
     EXPECT_FALSE(mesh.ok()) << text;
     EXPECT_EQ(mesh.status().code(), absl::StatusCode::kInvalidArgument) << text;

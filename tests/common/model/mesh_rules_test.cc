@@ -30,16 +30,16 @@ ModelConfig DrawModel(std::mt19937& random) {
   config.head_size = 8;
   config.hidden_size = 16;
   config.ffn_size = draw(1, 4) * (draw(0, 1) == 1 ? 24 : 7);
-  config.num_layers = 2;
+  config.num_layers = draw(1, 4);
   config.vocab_size = draw(2, 40);
   config.rms_norm_eps = 1e-6;
   return config;
 }
 
-// Every rank has whole heads, as many FFN columns as the others, and a token.
-bool CanHold(const ModelConfig& c, int64_t tp) {
+// Every rank has whole heads, as many FFN columns as the others, a token and a layer.
+bool CanHold(const ModelConfig& c, int64_t tp, int64_t pp) {
   const bool heads = c.num_heads % tp == 0 && (c.num_kv_heads % tp == 0 || tp % c.num_kv_heads == 0);
-  return heads && c.ffn_size % tp == 0 && c.vocab_size >= tp;
+  return heads && c.ffn_size % tp == 0 && c.vocab_size >= tp && c.num_layers >= pp;
 }
 
 class MeshRulesTest : public ::testing::TestWithParam<uint32_t> {};
@@ -49,22 +49,29 @@ TEST_P(MeshRulesTest, ProblemsAreThereWhereARankHasNoShardAndTheNearestMeshIsThe
   const auto draw = [&](uint32_t most) { return 1 + static_cast<uint32_t>(random() % most); };
   for (int i = 0; i < 20; ++i) {
     const ModelConfig config = DrawModel(random);
-    const v1::Mesh mesh = MakeMesh({.dp = draw(5), .cp = draw(3), .tp = draw(12)});
-    EXPECT_EQ(TensorParallelProblems(config, TpSize(mesh)).empty(), CanHold(config, TpSize(mesh)));
-    EXPECT_EQ(CheckMesh(config, mesh).ok(), CanHold(config, TpSize(mesh)));
-    auto best = std::tuple(int64_t{0}, int64_t{0}, int64_t{0});
-    for (int64_t tp = 1; tp <= NumRanks(mesh); ++tp) {
-      if (!CanHold(config, tp)) continue;
-      const auto found = std::tuple(NumRanks(mesh) / tp * tp, -std::abs(tp - int64_t{TpSize(mesh)}), -tp);
-      best = std::max(best, found);
+    const v1::Mesh mesh = MakeMesh({.dp = draw(5), .pp = draw(5), .cp = draw(3), .tp = draw(12)});
+    const bool can_hold = CanHold(config, TpSize(mesh), PpSize(mesh));
+    EXPECT_EQ(TensorParallelProblems(config, TpSize(mesh)).empty(), CanHold(config, TpSize(mesh), 1));
+    EXPECT_EQ(PipelineProblems(config, PpSize(mesh)).empty(), CanHold(config, 1, PpSize(mesh)));
+    EXPECT_EQ(CheckMesh(config, mesh).ok(), can_hold);
+    auto best = std::tuple(int64_t{0}, int64_t{0}, int64_t{0}, int64_t{0});
+    for (int64_t pp = 1; pp <= PpSize(mesh); ++pp) {
+      for (int64_t tp = 1; pp * tp <= NumRanks(mesh); ++tp) {
+        if (!CanHold(config, tp, pp)) continue;
+        const auto found =
+            std::tuple(NumRanks(mesh) / (pp * tp) * pp * tp, -std::abs(tp - int64_t{TpSize(mesh)}), pp, -tp);
+        best = std::max(best, found);
+      }
     }
     const v1::Mesh nearest = NearestMesh(config, mesh);
-    EXPECT_EQ(int64_t{TpSize(nearest)}, -std::get<2>(best)) << MeshText(mesh);
+    EXPECT_EQ(int64_t{TpSize(nearest)}, -std::get<3>(best)) << MeshText(mesh);
+    EXPECT_EQ(int64_t{PpSize(nearest)}, std::get<2>(best)) << MeshText(mesh);
     EXPECT_EQ(NumRanks(nearest), std::get<0>(best)) << MeshText(mesh);
     EXPECT_EQ(CpSize(mesh) % CpSize(nearest), 0U) << MeshText(mesh);
-    EXPECT_EQ(SameMesh(nearest, mesh), CanHold(config, TpSize(mesh)));
-    EXPECT_EQ(MakeModelShard(config, {.tp_rank = TpSize(mesh) - 1, .tp_size = TpSize(mesh)}).ok(),
-              CanHold(config, TpSize(mesh)));
+    EXPECT_EQ(SameMesh(nearest, mesh), can_hold);
+    const ShardPlace last = {
+        .tp_rank = TpSize(mesh) - 1, .tp_size = TpSize(mesh), .pp_rank = PpSize(mesh) - 1, .pp_size = PpSize(mesh)};
+    EXPECT_EQ(MakeModelShard(config, last).ok(), can_hold);
   }
 }
 
@@ -88,6 +95,8 @@ TEST(MeshRulesErrorTest, EveryProblemIsSaidWithTheNearestMesh) {
                     HasSubstr("2 K/V heads"), HasSubstr("4 tokens"), HasSubstr("nearest"), HasSubstr("dp=7,tp=2")));
   EXPECT_THAT(std::string(CheckMesh(config, MakeMesh({.dp = 4096, .tp = 4})).message()),
               AllOf(HasSubstr("16384 ranks, more than 4096"), HasSubstr("dp=1024,tp=4")));
+  EXPECT_THAT(std::string(CheckMesh(config, MakeMesh({.pp = 4, .tp = 2})).message()),
+              AllOf(HasSubstr("pp: 4 stages are more than the model's 3 layers"), HasSubstr("dp=2,pp=2,tp=2")));
   EXPECT_TRUE(CheckMesh(config, MakeMesh({.dp = 2, .tp = 4})).ok()) << "two ranks hold each K/V head";
 }
 
