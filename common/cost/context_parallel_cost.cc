@@ -19,8 +19,8 @@ ContextSentBytes Reductions(const ByteShape& s, int64_t part, int64_t count) {
   return {.prefix_gradients = count * (s.cp - 1) * part * KvElements(s) * s.accumulate_bytes, .collectives = count};
 }
 
-// Layers in which rows of a prefix attend to earlier ones: all but the last.
-int64_t AttendingLayers(const ByteShape& s) { return s.config.num_layers - 1; }
+// Layers in which rows of a prefix attend to earlier ones: all but the model's last.
+int64_t AttendingLayers(const ByteShape& s) { return s.full_layers(); }
 
 }  // namespace
 

@@ -42,17 +42,27 @@ BesideLayer RegatherBeside(const ByteShape& shape, int64_t rows, int64_t part) {
 // The prefixes of a cluster in Phases A and C, on the rank that has most of their rows.
 class SharedPrefixes {
  public:
-  SharedPrefixes(const ByteShape& shape, const PrefixShape& prefix)
+  SharedPrefixes(const ByteShape& shape, const PrefixShape& prefix, bool forward_only = false)
       : s_(shape),
         p_(prefix),
         share_(ShareOf(shape, prefix)),
         layers_(shape.config.num_layers),
         row_(shape),
         part_(share_->largest().rows),
-        held_rows_(prefix.regather ? part_ : prefix.rows) {}
+        held_rows_(prefix.regather ? part_ : prefix.rows),
+        keeps_blocks_inputs_(!shape.first_stage && !forward_only && !KeepsInputs(prefix.policy)) {}
 
   const std::vector<ContextBlock>& blocks() const { return share_->blocks(); }
-  int64_t layers() const { return layers_; }
+
+  // See prefix_bytes.cc.
+  template <typename F>
+  void ForHighestLayers(const F& f) const {
+    if (s_.full_layers() < layers_) f(layers_ - 1, /*full=*/false);
+    if (s_.full_layers() > 0) f(s_.full_layers() - 1, /*full=*/true);
+  }
+  int64_t InputBytes(const TensorBytes& t) const { return s_.first_stage ? EmbeddingBytes(t) : t.input; }
+  int64_t Outputs(const ContextRows& rows) const { return s_.last_stage ? 0 : RowsOfModel(rows); }
+  int64_t KeptInputs(const ContextRows& rows) const { return keeps_blocks_inputs_ ? RowsOfModel(rows) : 0; }
 
   int64_t Index() const { return part_ * (kIndexBytes + kOwnIndexBytes) + p_.rows * kGatherIndexBytes; }
   int64_t Kv() const { return layers_ * held_rows_ * row_.kv + Index(); }
@@ -63,9 +73,18 @@ class SharedPrefixes {
   // Counts the tape of all layers over so many rows.
   int64_t Tape(const ContextRows& rows, v1::TapePolicy policy) const {
     const TensorBytes t(s_, rows.rows, rows.row_parts);
-    return (layers_ - 1) * t.tape(policy) + t.kv_only_tape(policy);
+    return s_.full_layers() * t.tape(policy) + (layers_ - s_.full_layers()) * t.kv_only_tape(policy);
   }
   int64_t Tape(v1::TapePolicy policy) const { return Tape(share_->largest(), policy); }
+
+  int64_t AllOutputs() const { return Outputs(share_->largest()); }
+
+  // What stays on the device from Phase A to Phase C.
+  PhaseBytes Kept() const {
+    const ContextRows& rows = share_->largest();
+    return {.hot_set = Kv() + GradientKv(),
+            .dormant_set = OnDevice(Tape(p_.policy)) + Outputs(rows) + KeptInputs(rows)};
+  }
 
   // Counts what a tape of so many bytes takes on the device beside the layer at work.
   int64_t OnDevice(int64_t bytes) const { return p_.offload ? std::min(bytes, p_.headroom_bytes) : bytes; }
@@ -75,8 +94,10 @@ class SharedPrefixes {
   PhaseBytes Forward(const ContextBlock& block, int64_t layer, int64_t working_set) const {
     const int64_t made = block.begin > 0 ? layers_ : layer;
     const int64_t tape = Tape(block.before, p_.policy) + layer * Tensors(block).tape(p_.policy);
-    return {
-        .hot_set = made * held_rows_ * row_.kv + Index(), .dormant_set = OnDevice(tape), .working_set = working_set};
+    const int64_t inputs = KeptInputs(block.before) + (keeps_blocks_inputs_ && layer > 0 ? Tensors(block).input : 0);
+    return {.hot_set = made * held_rows_ * row_.kv + Index(),
+            .dormant_set = OnDevice(tape) + Outputs(block.before) + inputs,
+            .working_set = working_set};
   }
 
   // What that layer adds from its gathering on.
@@ -99,7 +120,7 @@ class SharedPrefixes {
     const int64_t freed = block.begin == 0 ? layers_ - 1 - layer : 0;
     const TensorBytes t = Tensors(block);
     const int64_t dormant = KeepsInputs(p_.policy) ? OnDevice(Tape(block.before, p_.policy) + layer * t.tape(p_.policy))
-                                                   : layer * t.tape(v1::S0);
+                                                   : layer * t.tape(v1::S0) + KeptInputs(block.before);
     return {.hot_set = Kv() + GradientKv() - freed * held_rows_ * (row_.kv + row_.gradient),
             .dormant_set = dormant,
             .working_set = Coming(layer - 1) + working_set};
@@ -107,8 +128,10 @@ class SharedPrefixes {
 
   // Counts the same when Phase C makes a block's tape again.
   PhaseBytes ForwardAgain(const ContextBlock& block, int64_t layer, int64_t working_set) const {
-    return {
-        .hot_set = Kv() + GradientKv(), .dormant_set = layer * Tensors(block).tape(v1::S0), .working_set = working_set};
+    const TensorBytes t = Tensors(block);
+    return {.hot_set = Kv() + GradientKv(),
+            .dormant_set = layer * t.tape(v1::S0) + KeptInputs(block.before),
+            .working_set = working_set + (s_.last_stage ? 0 : t.input)};
   }
 
   // What a layer of Phase C holds until each rank has received the sum of what all ranks have for its rows. Where K/V
@@ -135,8 +158,10 @@ class SharedPrefixes {
  private:
   // Counts a layer's K/V on their way here, of those whose rows attend to others.
   int64_t Coming(int64_t layer) const {
-    return p_.regather && layer >= 0 && layer < layers_ - 1 ? GatherBytes(s_, part_) : 0;
+    return p_.regather && layer >= 0 && layer < s_.full_layers() ? GatherBytes(s_, part_) : 0;
   }
+
+  int64_t RowsOfModel(const ContextRows& rows) const { return TensorBytes(s_, rows.rows, rows.row_parts).input; }
 
   const ByteShape& s_;
   const PrefixShape& p_;
@@ -145,29 +170,29 @@ class SharedPrefixes {
   const KvRows row_;
   const int64_t part_;       // own rows in all blocks
   const int64_t held_rows_;  // whose K/V and gK/gV stay from Phase A to Phase C
+  const bool keeps_blocks_inputs_;
 };
 
 // The layers at work in Phase A; `policy`: what a layer keeps while it runs.
 void RaiseForward(const SharedPrefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
-  const int64_t last = prefixes.layers() - 1;
   for (const ContextBlock& block : prefixes.blocks()) {
     const TensorBytes t = prefixes.Tensors(block);
-    const SharedKv gather = prefixes.Gather(block);
-    highest.RaiseTo(prefixes.Forward(block, 0, EmbeddingBytes(t)));
-    highest.RaiseTo(prefixes.Forward(block, last, KvOnlyForwardBytes(t, prefixes.LastGather(block))));
-    if (last == 0) continue;
-    highest.RaiseTo(prefixes.Forward(block, last - 1, LayerForwardBytes(t, block.runs, policy, gather)));
+    highest.RaiseTo(prefixes.Forward(block, 0, prefixes.InputBytes(t)));
+    prefixes.ForHighestLayers([&](int64_t layer, bool full) {
+      const int64_t bytes = full ? LayerForwardBytes(t, block.runs, policy, prefixes.Gather(block))
+                                 : KvOnlyForwardBytes(t, prefixes.LastGather(block));
+      highest.RaiseTo(prefixes.Forward(block, layer, bytes));
+    });
   }
 }
 
 void RaiseForwardAgain(const SharedPrefixes& prefixes, const ContextBlock& block, PhaseBytes& highest) {
-  const int64_t last = prefixes.layers() - 1;
   const TensorBytes t = prefixes.Tensors(block);
-  highest.RaiseTo(prefixes.ForwardAgain(block, 0, EmbeddingBytes(t)));
-  highest.RaiseTo(prefixes.ForwardAgain(block, last, KvOnlyForwardBytes(t)));
-  if (last == 0) return;
-  const int64_t again = prefixes.AllRows() + LayerForwardBytes(t, block.runs, v1::S0);
-  highest.RaiseTo(prefixes.ForwardAgain(block, last - 1, again));
+  highest.RaiseTo(prefixes.ForwardAgain(block, 0, prefixes.InputBytes(t)));
+  prefixes.ForHighestLayers([&](int64_t layer, bool full) {
+    const int64_t bytes = full ? prefixes.AllRows() + LayerForwardBytes(t, block.runs, v1::S0) : KvOnlyForwardBytes(t);
+    highest.RaiseTo(prefixes.ForwardAgain(block, layer, bytes));
+  });
 }
 
 }  // namespace
@@ -177,16 +202,12 @@ int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix) {
 }
 
 PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix) {
-  const SharedPrefixes prefixes(shape, prefix);
-  return {.hot_set = prefixes.Kv() + prefixes.GradientKv(),
-          .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.policy))};
+  return SharedPrefixes(shape, prefix).Kept();
 }
 
 PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
   const SharedPrefixes prefixes(shape, prefix);
-  // The end: all tape is kept, the accumulators are made.
-  PhaseBytes highest{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
-                     .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.policy))};
+  PhaseBytes highest = prefixes.Kept();  // the end: all tape is kept, the accumulators are made
   RaiseForward(prefixes, prefix.policy, highest);
   return highest;
 }
@@ -195,17 +216,16 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
   const SharedPrefixes prefixes(shape, prefix);
   const bool again = !KeepsInputs(prefix.policy);
   const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
-  const int64_t last = prefixes.layers() - 1;
   PhaseBytes highest;
   for (const ContextBlock& block : prefixes.blocks()) {
     const TensorBytes t = prefixes.Tensors(block);
-    const SharedKv reduce = prefixes.Reduce(block);
-    const int64_t kv_only = KvOnlyBackwardBytes(t, policy, KvOwner::kSharedPrefix, prefixes.LastReduce(block));
-    highest.RaiseTo(prefixes.Backward(block, last, kv_only));
     if (again) RaiseForwardAgain(prefixes, block, highest);
-    if (last == 0) continue;
-    const int64_t layer = LayerBackwardBytes(t, block.runs, policy, KvOwner::kSharedPrefix, reduce);
-    highest.RaiseTo(prefixes.Backward(block, last - 1, layer));
+    prefixes.ForHighestLayers([&](int64_t layer, bool full) {
+      const SharedKv shared = full ? prefixes.Reduce(block) : prefixes.LastReduce(block);
+      const int64_t bytes = full ? LayerBackwardBytes(t, block.runs, policy, KvOwner::kSharedPrefix, shared)
+                                 : KvOnlyBackwardBytes(t, policy, KvOwner::kSharedPrefix, shared);
+      highest.RaiseTo(prefixes.Backward(block, layer, bytes));
+    });
   }
   return highest;
 }
@@ -213,8 +233,8 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
 PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix) {
   PrefixShape without_tape = prefix;
   without_tape.policy = v1::S5;
-  const SharedPrefixes prefixes(shape, without_tape);
-  PhaseBytes highest{.hot_set = prefixes.Kv()};
+  const SharedPrefixes prefixes(shape, without_tape, /*forward_only=*/true);
+  PhaseBytes highest{.hot_set = prefixes.Kv(), .dormant_set = prefixes.AllOutputs()};
   RaiseForward(prefixes, v1::S0, highest);
   return highest;
 }

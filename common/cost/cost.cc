@@ -22,6 +22,31 @@ SegmentSums One(int64_t ancestor_rows, int64_t rows) {
 
 Flops BothWays(const FlopParts& parts) { return {parts.total(), 2 * parts.total()}; }
 
+// The layers that prefixes run through: full ones, and after them, where it is the model's last, one of which only K
+// and V are wanted.
+struct PrefixLayers {
+  int64_t full = 0;
+  bool last = true;
+};
+
+FlopParts PrefixParts(const ModelConfig& config, const PrefixLayers& layers, const SegmentSums& prefixes) {
+  FlopParts parts = Parts(LayerForwardCost(config), static_cast<double>(layers.full), prefixes);
+  if (layers.last) parts.linear += 2 * ForwardCost(config, Block::kKeyValue).weights * prefixes.rows;
+  return parts;
+}
+
+FlopParts SuffixParts(const ModelConfig& config, bool last, const SegmentSums& suffixes) {
+  FlopParts parts = Parts(LayerForwardCost(config), static_cast<double>(config.num_layers), suffixes);
+  if (last) parts.head = 2 * ForwardCost(config, Block::kHead).weights * suffixes.rows;
+  return parts;
+}
+
+FlopParts PrefixRecomputeParts(const ModelConfig& config, const PrefixLayers& layers, const SegmentSums& prefixes,
+                               v1::TapePolicy policy) {
+  if (!KeepsInputs(policy)) return PrefixParts(config, layers, prefixes);
+  return Parts(LayerRecomputedCost(config, policy), static_cast<double>(layers.full), prefixes);
+}
+
 }  // namespace
 
 Flops& Flops::operator+=(const Flops& other) {
@@ -37,20 +62,27 @@ void SegmentSums::Add(int64_t ancestor_rows, int64_t segment_rows) {
 }
 
 FlopParts PrefixParts(const ModelConfig& config, const SegmentSums& prefixes) {
-  FlopParts parts = Parts(LayerForwardCost(config), static_cast<double>(config.num_layers - 1), prefixes);
-  parts.linear += 2 * ForwardCost(config, Block::kKeyValue).weights * prefixes.rows;
-  return parts;
+  return PrefixParts(config, {config.num_layers - 1, /*last=*/true}, prefixes);
+}
+
+FlopParts PrefixParts(const ByteShape& shape, const SegmentSums& prefixes) {
+  return PrefixParts(shape.config, {shape.full_layers(), shape.last_stage}, prefixes);
 }
 
 FlopParts SuffixParts(const ModelConfig& config, const SegmentSums& suffixes) {
-  FlopParts parts = Parts(LayerForwardCost(config), static_cast<double>(config.num_layers), suffixes);
-  parts.head = 2 * ForwardCost(config, Block::kHead).weights * suffixes.rows;
-  return parts;
+  return SuffixParts(config, /*last=*/true, suffixes);
+}
+
+FlopParts SuffixParts(const ByteShape& shape, const SegmentSums& suffixes) {
+  return SuffixParts(shape.config, shape.last_stage, suffixes);
 }
 
 FlopParts PrefixRecomputeParts(const ModelConfig& config, const SegmentSums& prefixes, v1::TapePolicy policy) {
-  if (!KeepsInputs(policy)) return PrefixParts(config, prefixes);
-  return Parts(LayerRecomputedCost(config, policy), static_cast<double>(config.num_layers - 1), prefixes);
+  return PrefixRecomputeParts(config, {config.num_layers - 1, /*last=*/true}, prefixes, policy);
+}
+
+FlopParts PrefixRecomputeParts(const ByteShape& shape, const SegmentSums& prefixes, v1::TapePolicy policy) {
+  return PrefixRecomputeParts(shape.config, {shape.full_layers(), shape.last_stage}, prefixes, policy);
 }
 
 FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suffixes, v1::TapePolicy policy) {

@@ -44,20 +44,6 @@ struct SegmentSums {
   void Add(int64_t ancestor_rows, int64_t rows);
 };
 
-// Forward FLOPs in the parts that run at rates of their own; backward takes twice as many of each.
-struct FlopParts {
-  double linear = 0, attention = 0, head = 0;
-  double total() const { return linear + attention + head; }
-};
-
-FlopParts PrefixParts(const ModelConfig& config, const SegmentSums& prefixes);
-FlopParts SuffixParts(const ModelConfig& config, const SegmentSums& suffixes);
-
-// Forward FLOPs that a policy adds to the backward of so many segments: in all layers of suffixes, and of the layers of
-// prefixes that are full ones. S5, of prefixes only, runs all of their forward again.
-FlopParts PrefixRecomputeParts(const ModelConfig& config, const SegmentSums& prefixes, v1::TapePolicy policy);
-FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suffixes, v1::TapePolicy policy);
-
 // What bytes depend on beside the model's shape, of the rank of a mesh that holds most: RankShape() in
 // common/cost/rank_shape.h.
 struct ByteShape {
@@ -68,7 +54,31 @@ struct ByteShape {
   int64_t accumulate_bytes = 4;  // of statistics, gradients, gK/gV (fp64 8, else 4)
   int64_t head_chunk_rows = 512;
   int64_t threads = 1;  // each has scratch in the attention kernel
+  // The place of a pipeline stage, whose layers `config` then has: only the first one looks tokens up, and all but the
+  // last run every layer in full, for the stage after them.
+  bool first_stage = true, last_stage = true;
+
+  // Layers of which a prefix's rows need more than K and V.
+  int64_t full_layers() const { return last_stage ? config.num_layers - 1 : config.num_layers; }
 };
+
+// Forward FLOPs in the parts that run at rates of their own; backward takes twice as many of each.
+struct FlopParts {
+  double linear = 0, attention = 0, head = 0;
+  double total() const { return linear + attention + head; }
+};
+
+FlopParts PrefixParts(const ModelConfig& config, const SegmentSums& prefixes);
+FlopParts SuffixParts(const ModelConfig& config, const SegmentSums& suffixes);
+// The same of what one rank computes with; stages add up to the whole.
+FlopParts PrefixParts(const ByteShape& shape, const SegmentSums& prefixes);
+FlopParts SuffixParts(const ByteShape& shape, const SegmentSums& suffixes);
+
+// Forward FLOPs that a policy adds to the backward of so many segments: in all layers of suffixes, and of the layers of
+// prefixes that are full ones. S5, of prefixes only, runs all of their forward again.
+FlopParts PrefixRecomputeParts(const ModelConfig& config, const SegmentSums& prefixes, v1::TapePolicy policy);
+FlopParts PrefixRecomputeParts(const ByteShape& shape, const SegmentSums& prefixes, v1::TapePolicy policy);
+FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suffixes, v1::TapePolicy policy);
 
 class ContextShare;  // common/cost/context_share.h
 
@@ -126,6 +136,7 @@ struct PhaseBytes {
   int64_t dormant_set = 0;  // the prefixes' tape on the device
   int64_t wave_tape = 0;
   int64_t working_set = 0;  // of the layer or head chunk at work
+  bool operator==(const PhaseBytes&) const = default;
   int64_t peak() const { return hot_set + dormant_set + wave_tape + working_set; }
   void RaiseTo(const PhaseBytes& moment);  // becomes the higher of the two
 };
@@ -136,6 +147,9 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
 // The two halves of Phase B's: what the prefixes keep on the device, whatever the wave, and what the wave adds.
 PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix);
 PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside = {});
+// Counts what a wave keeps between its forward and its backward on a pipeline stage that runs other operations
+// meanwhile.
+int64_t WaveKeptBytes(const ByteShape& shape, const WaveShape& wave);
 // Counts the bytes of the prefixes' tape in host memory, where it is offloaded.
 int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix);
 // FLOPs that the policy adds to a backward: forward products that are recomputed.

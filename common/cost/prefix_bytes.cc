@@ -17,9 +17,11 @@ struct Block {
 // The prefixes of a cluster in Phases A and C: what is on the device beside the layer at work.
 class Prefixes {
  public:
-  Prefixes(const ByteShape& shape, const PrefixShape& prefix)
-      : p_(prefix),
+  Prefixes(const ByteShape& shape, const PrefixShape& prefix, bool forward_only = false)
+      : s_(shape),
+        p_(prefix),
         layers_(shape.config.num_layers),
+        keeps_blocks_inputs_(!shape.first_stage && !forward_only && !KeepsInputs(prefix.policy)),
         block_rows_(p_.block_rows > 0 ? std::min(p_.block_rows, p_.rows) : p_.rows),
         kv_(p_.rows * shape.run_bytes * 2 * shape.config.kv_size()),
         gradient_kv_(p_.rows * shape.accumulate_bytes * 2 * shape.config.kv_size()),
@@ -43,7 +45,13 @@ class Prefixes {
     }
   }
 
-  int64_t layers() const { return layers_; }
+  // Calls f(layer, whether it is full) for the layers at whose work most may be there: the last one of those of which
+  // only K and V are wanted, and of the full ones.
+  template <typename F>
+  void ForHighestLayers(const F& f) const {
+    if (s_.full_layers() < layers_) f(layers_ - 1, /*full=*/false);
+    if (s_.full_layers() > 0) f(s_.full_layers() - 1, /*full=*/true);
+  }
 
   // The tensors of a block's layers.
   const TensorBytes& Tensors(const Block& block) const { return block.rows == block_rows_ ? block_ : *rest_; }
@@ -58,12 +66,27 @@ class Prefixes {
     return rows % block_rows_ == 0 ? whole : whole + TapeOf(*rest_, policy);
   }
 
+  // What a stage begins a block with: the rows that it looks up; else they are its first layer's input.
+  int64_t InputBytes(const TensorBytes& t) const { return s_.first_stage ? EmbeddingBytes(t) : t.input; }
+
+  // What travels between stages, of the first `rows`: the last layer's outputs, until the next stage has taken them;
+  // and, where Phase C runs the blocks again, their inputs, which the stage before sent once.
+  int64_t Outputs(int64_t rows) const { return s_.last_stage ? 0 : RowsOfModel(rows); }
+  int64_t KeptInputs(int64_t rows) const { return keeps_blocks_inputs_ ? RowsOfModel(rows) : 0; }
+
+  // What stays on the device from Phase A to Phase C.
+  PhaseBytes Kept() const {
+    const int64_t tape = OnDevice(Tape(p_.rows, p_.policy));
+    return {.hot_set = Kv() + GradientKv(), .dormant_set = tape + Outputs(p_.rows) + KeptInputs(p_.rows)};
+  }
+
   // What is on the device when layer `layer` of a block is at work in Phase A. Blocks share one buffer a layer, which
   // the first block makes; one block's K/V are the layers' own.
   PhaseBytes Forward(const Block& block, int64_t layer) const {
     const int64_t kv_layers = block.before > 0 ? layers_ : layer;
     return {.hot_set = kv_layers * kv_ + p_.rows * kIndexBytes,
-            .dormant_set = OnDevice(Tape(block.before, p_.policy) + layer * Tensors(block).tape(p_.policy))};
+            .dormant_set = OnDevice(Tape(block.before, p_.policy) + layer * Tensors(block).tape(p_.policy)) +
+                           Outputs(block.before) + KeptInputs(layer > 0 ? block.before + block.rows : block.before)};
   }
 
   // Whether the layers' K/V are copied into buffers that this block makes. Later blocks have those of all layers.
@@ -82,14 +105,16 @@ class Prefixes {
     PhaseBytes bytes{.hot_set = Kv() + GradientKv() - freed * (kv_ + gradient_kv_)};
     bytes.dormant_set = KeepsInputs(p_.policy)
                             ? OnDevice(Tape(block.before, p_.policy) + layer * Tensors(block).tape(p_.policy))
-                            : layer * Tensors(block).tape(v1::S0);
+                            : layer * Tensors(block).tape(v1::S0) + KeptInputs(block.before);
     return bytes;
   }
 
-  // The same when Phase C makes a block's tape again: all K/V and accumulators are there.
+  // The same when Phase C makes a block's tape again: all K/V and accumulators are there, and what the next stage sent.
   PhaseBytes ForwardAgain(const Block& block, int64_t layer, int64_t working_set) const {
-    return {
-        .hot_set = Kv() + GradientKv(), .dormant_set = layer * Tensors(block).tape(v1::S0), .working_set = working_set};
+    const TensorBytes& tensors = Tensors(block);
+    return {.hot_set = Kv() + GradientKv(),
+            .dormant_set = layer * tensors.tape(v1::S0) + KeptInputs(block.before),
+            .working_set = working_set + (s_.last_stage ? 0 : tensors.input)};
   }
 
   // A block's first piece of a prefix may be behind earlier rows of that prefix.
@@ -115,11 +140,21 @@ class Prefixes {
 
  private:
   int64_t TapeOf(const TensorBytes& t, v1::TapePolicy policy) const {
-    return (layers_ - 1) * t.tape(policy) + t.kv_only_tape(policy);
+    const int64_t kv_only = (layers_ - s_.full_layers()) * t.kv_only_tape(policy);
+    return s_.full_layers() * t.tape(policy) + kv_only;
   }
 
+  // Rows as wide as the model, rounded block by block.
+  int64_t RowsOfModel(int64_t rows) const {
+    if (rows == 0) return 0;
+    const int64_t whole = rows / block_rows_ * block_.input;
+    return rows % block_rows_ == 0 ? whole : whole + rest_->input;
+  }
+
+  const ByteShape& s_;
   const PrefixShape& p_;
   const int64_t layers_;
+  const bool keeps_blocks_inputs_;
   const int64_t block_rows_;
   const int64_t kv_, gradient_kv_;   // of all rows in one layer
   const TensorBytes block_;          // of a whole block
@@ -128,7 +163,6 @@ class Prefixes {
 
 // The layers at work in Phase A; `policy`: what a layer keeps while it runs.
 void RaiseForward(const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
-  const int64_t last = prefixes.layers() - 1;
   prefixes.ForHighestBlocks([&](const Block& block) {
     const TensorBytes& tensors = prefixes.Tensors(block);
     const auto raise = [&](PhaseBytes moment, int64_t working_set) {
@@ -136,12 +170,14 @@ void RaiseForward(const Prefixes& prefixes, v1::TapePolicy policy, PhaseBytes& h
       highest.RaiseTo(moment);
     };
     const bool makes_buffers = prefixes.MakesBuffers(block);
-    raise(prefixes.Forward(block, 0), EmbeddingBytes(tensors));
-    raise(prefixes.Forward(block, last), KvOnlyForwardBytes(tensors));
-    if (makes_buffers) raise(prefixes.BuffersMade(block, last), KvOnlyCopyBytes(tensors, policy));
-    if (last == 0) return;
-    raise(prefixes.Forward(block, last - 1), LayerForwardBytes(tensors, prefixes.Runs(block), policy));
-    if (makes_buffers) raise(prefixes.BuffersMade(block, last - 1), LayerCopyBytes(tensors, policy));
+    raise(prefixes.Forward(block, 0), prefixes.InputBytes(tensors));
+    prefixes.ForHighestLayers([&](int64_t layer, bool full) {
+      raise(prefixes.Forward(block, layer),
+            full ? LayerForwardBytes(tensors, prefixes.Runs(block), policy) : KvOnlyForwardBytes(tensors));
+      if (!makes_buffers) return;
+      raise(prefixes.BuffersMade(block, layer),
+            full ? LayerCopyBytes(tensors, policy) : KvOnlyCopyBytes(tensors, policy));
+    });
   });
 }
 
@@ -156,18 +192,14 @@ int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix) {
 PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
   if (SharesRows(shape, prefix)) return context::PrefixForwardBytes(shape, prefix);
   const Prefixes prefixes(shape, prefix);
-  // The end: all tape is kept, the accumulators are made.
-  PhaseBytes highest{.hot_set = prefixes.Kv() + prefixes.GradientKv(),
-                     .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
+  PhaseBytes highest = prefixes.Kept();  // the end: all tape is kept, the accumulators are made
   RaiseForward(prefixes, prefix.policy, highest);
   return highest;
 }
 
 PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix) {
   if (SharesRows(shape, prefix)) return context::PrefixKeptBytes(shape, prefix);
-  const Prefixes prefixes(shape, prefix);
-  return {.hot_set = prefixes.Kv() + prefixes.GradientKv(),
-          .dormant_set = prefixes.OnDevice(prefixes.Tape(prefix.rows, prefix.policy))};
+  return Prefixes(shape, prefix).Kept();
 }
 
 PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
@@ -175,25 +207,21 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
   const Prefixes prefixes(shape, prefix);
   const bool again = !KeepsInputs(prefix.policy);
   const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
-  const int64_t last = prefixes.layers() - 1;
   PhaseBytes highest;
   prefixes.ForHighestBlocks([&](const Block& block) {
     const TensorBytes& tensors = prefixes.Tensors(block);
-    const auto raise = [&](int64_t layer, int64_t working_set) {
-      PhaseBytes moment = prefixes.Backward(block, layer);
-      moment.working_set += working_set;
-      highest.RaiseTo(moment);
-    };
-    raise(last, KvOnlyBackwardBytes(tensors, policy, KvOwner::kPrefix));
-    if (again) {
-      highest.RaiseTo(prefixes.ForwardAgain(block, 0, EmbeddingBytes(tensors)));
-      highest.RaiseTo(prefixes.ForwardAgain(block, last, KvOnlyForwardBytes(tensors)));
-      if (last > 0) {
-        const int64_t layer = LayerForwardBytes(tensors, prefixes.Runs(block), policy);
-        highest.RaiseTo(prefixes.ForwardAgain(block, last - 1, layer));
+    if (again) highest.RaiseTo(prefixes.ForwardAgain(block, 0, prefixes.InputBytes(tensors)));
+    prefixes.ForHighestLayers([&](int64_t layer, bool full) {
+      const LayerRuns runs = full ? prefixes.Runs(block) : LayerRuns{};
+      if (again) {
+        const int64_t forward = full ? LayerForwardBytes(tensors, runs, policy) : KvOnlyForwardBytes(tensors);
+        highest.RaiseTo(prefixes.ForwardAgain(block, layer, forward));
       }
-    }
-    if (last > 0) raise(last - 1, LayerBackwardBytes(tensors, prefixes.Runs(block), policy, KvOwner::kPrefix));
+      PhaseBytes moment = prefixes.Backward(block, layer);
+      moment.working_set += full ? LayerBackwardBytes(tensors, runs, policy, KvOwner::kPrefix)
+                                 : KvOnlyBackwardBytes(tensors, policy, KvOwner::kPrefix);
+      highest.RaiseTo(moment);
+    });
   });
   return highest;
 }
@@ -202,8 +230,8 @@ PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix)
   if (SharesRows(shape, prefix)) return context::ForwardPrefixBytes(shape, prefix);
   PrefixShape without_tape = prefix;
   without_tape.policy = v1::S5;
-  const Prefixes prefixes(shape, without_tape);
-  PhaseBytes highest{.hot_set = prefixes.Kv()};
+  const Prefixes prefixes(shape, without_tape, /*forward_only=*/true);
+  PhaseBytes highest{.hot_set = prefixes.Kv(), .dormant_set = prefixes.Outputs(prefix.rows)};
   RaiseForward(prefixes, v1::S0, highest);
   return highest;
 }

@@ -33,7 +33,8 @@ StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mes
   const StateSlabShape slabs{.elements = share.elements, .states = OptimizerStates(dtype), .element_bytes = accumulate};
   bytes.clipped = ClippedSlabBytes(slabs);
   bytes.slabs = StateSlabBytes(slabs);
-  bytes.exchange = ExchangeBytes(share, ranks, accumulate) + PartialGradientElements(shard) * accumulate;
+  bytes.exchange = ExchangeBytes(share, ranks, accumulate) +
+                   (PartialGradientElements(shard) + StageGradientElements(shard)) * accumulate;
   bytes.tables = config.max_positions * config.head_size * accumulate;
   return bytes;
 }

@@ -34,9 +34,9 @@ struct StateBytes {
   int64_t device_peak(v1::OptimizerResidency residency) const { return device(residency) + apply(residency); }
 };
 
-// Returns the bytes of a rank of the mesh: of what a tensor-parallel rank holds of the model
-// (common/model/model_shard.h) the data- and context-parallel ranks, which hold the same, divide the optimizer's
-// states. `config` is the whole model's.
+// Returns the bytes of a rank of the mesh, of the pipeline stage that holds most: of what a tensor-parallel rank holds
+// of the model (common/model/model_shard.h) the data- and context-parallel ranks, which hold the same, divide the
+// optimizer's states. `config` is the whole model's.
 StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mesh& mesh = {});
 
 // Returns the bytes of a run's dtype and mesh.

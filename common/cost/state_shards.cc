@@ -18,7 +18,7 @@ int64_t RoundPartElements(int64_t round_elements, int64_t ranks) {
 }
 
 int64_t NumParameters(const ModelShard& shard) {
-  if (shard.place.tp_size == 1) return shard.config.num_parameters();
+  if (shard.place.tp_size == 1 && shard.place.pp_size == 1) return shard.config.num_parameters();
   int64_t parameters = 0;
   for (const LocalTensor& tensor : LocalTensors(shard)) parameters += NumElements(tensor);
   return parameters;
@@ -32,6 +32,16 @@ int64_t PartialGradientElements(const ModelShard& shard) {
   }
   int64_t largest = 0;
   for (const auto& [layer, elements] : of_layers) largest = std::max(largest, elements);
+  return largest;
+}
+
+int64_t StageGradientElements(const ModelShard& shard) {
+  if (shard.place.pp_size == 1) return 0;
+  int64_t largest = 0;
+  for (const LocalTensor& tensor : LocalTensors(shard)) {
+    if (!PlacementOf(tensor.spec, shard).partial_over_first_and_last_stage) continue;
+    largest = std::max(largest, std::min(NumElements(tensor), kStageGradientElements));
+  }
   return largest;
 }
 

@@ -38,6 +38,12 @@ int64_t NumParameters(const ModelShard& shard);
 // (worker/engine/partial_gradients.h): those of one layer. 0: one rank.
 int64_t PartialGradientElements(const ModelShard& shard);
 
+// The first and the last pipeline stage exchange a tied embedding's gradient so many elements at a time.
+inline constexpr int64_t kStageGradientElements = int64_t{1} << 20;
+
+// Returns the elements of the buffer into which they come. 0: the rank adds up nothing with another stage.
+int64_t StageGradientElements(const ModelShard& shard);
+
 // Bytes of the buffers of the exchange (worker/optim/shard_exchange.h), for each round in flight: all ranks' parts as
 // they leave and as they come, and the own one.
 constexpr int64_t ExchangeBytes(const StateShare& share, int64_t ranks, int64_t element_bytes) {

@@ -68,8 +68,12 @@ SentBytes OfBlocks(const ByteShape& s, const PrefixShape& prefix, int64_t cp_ran
   return sent;
 }
 
+// What only the first one of several stages does; what only the last one does.
+RowExchanges IfFirst(const ByteShape& s, const RowExchanges& exchanges) { return exchanges * (s.first_stage ? 1 : 0); }
+RowExchanges IfLast(const ByteShape& s, const RowExchanges& exchanges) { return exchanges * (s.last_stage ? 1 : 0); }
+
 RowExchanges PrefixForwardExchanges(const ByteShape& s) {
-  return kEmbed + kLayerForward * (s.config.num_layers - 1) + kKvForward;
+  return IfFirst(s, kEmbed) + kLayerForward * s.full_layers() + IfLast(s, kKvForward);
 }
 
 // The ranks add up in a ring: each sends all parts but one, twice.
@@ -94,14 +98,15 @@ SentBytes PrefixBackwardSent(const ByteShape& shape, const PrefixShape& prefix, 
   const bool again = !KeepsInputs(prefix.policy);
   const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
   const RowExchanges backward =
-      KvBackward(policy) + LayerBackward(policy) * (shape.config.num_layers - 1) + kEmbedBackward;
+      IfLast(shape, KvBackward(policy)) + LayerBackward(policy) * shape.full_layers() + IfFirst(shape, kEmbedBackward);
   return OfBlocks(shape, prefix, cp_rank, again ? PrefixForwardExchanges(shape) + backward : backward);
 }
 
 SentBytes WaveForwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, bool entropy) {
   if (shape.tp == 1) return {};
+  SentBytes sent = Of(shape, rows, IfFirst(shape, kEmbed) + kLayerForward * shape.full_layers());
+  if (!shape.last_stage) return sent;
   const int64_t head_rows = rows - kv_only_rows;
-  SentBytes sent = Of(shape, rows, kEmbed + kLayerForward * (shape.config.num_layers - 1));
   if (kv_only_rows > 0) {  // rows are set apart among those of all ranks
     sent += Of(shape, rows, kGather);
     sent += Of(shape, kv_only_rows, kKvForward);
@@ -114,14 +119,16 @@ SentBytes WaveForwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_
 
 SentBytes WaveBackwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, v1::TapePolicy policy) {
   if (shape.tp == 1) return {};
+  SentBytes sent = Of(shape, rows, LayerBackward(policy) * shape.full_layers() + IfFirst(shape, kEmbedBackward));
+  if (!shape.last_stage) return sent;
   const int64_t head_rows = rows - kv_only_rows;
   constexpr RowExchanges kHead = {.gathers = 0, .sums = 1};
-  SentBytes sent = Of(shape, head_rows, kHead + LayerBackward(policy));
+  sent += Of(shape, head_rows, kHead + LayerBackward(policy));
   if (kv_only_rows > 0) {  // and put together again
     sent += Of(shape, kv_only_rows, KvBackward(policy) + kGather);
     sent += Of(shape, head_rows, kGather);
   }
-  return sent += Of(shape, rows, LayerBackward(policy) * (shape.config.num_layers - 1) + kEmbedBackward);
+  return sent;
 }
 
 PartialGradientBytes PartialGradientsSent(const ModelShard& shard, int64_t accumulate_bytes) {
@@ -131,6 +138,7 @@ PartialGradientBytes PartialGradientsSent(const ModelShard& shard, int64_t accum
     const Placement placement = PlacementOf(tensor.spec, shard);
     const int64_t elements = tensor.box.rows() * tensor.box.columns();
     if (placement.partial_over_tp) of_layers[tensor.spec.layer] += elements;
+    if (placement.partial_over_first_and_last_stage) sent.stages += elements * accumulate_bytes;
     if (placement.partial_over_kv_replicas) sent.kv += AllReduceBytes(elements * accumulate_bytes, shard.kv_replicas());
   }
   for (const auto& [layer, elements] : of_layers) {

@@ -40,10 +40,11 @@ SentBytes WaveForwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_
 // One wave's backward, with the head's.
 SentBytes WaveBackwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, v1::TapePolicy policy);
 
-// Once a step: gradients that each rank has a part of, which all ranks of a copy add up; and those of K/V heads, which
-// the neighbours that hold the same ones do.
+// Once a step: gradients that each rank has a part of, which all tensor-parallel ranks add up; those of K/V heads,
+// which the neighbours that hold the same ones do; and that of a tied embedding, which the first and the last pipeline
+// stage do.
 struct PartialGradientBytes {
-  int64_t all = 0, kv = 0;
+  int64_t all = 0, kv = 0, stages = 0;
 };
 PartialGradientBytes PartialGradientsSent(const ModelShard& shard, int64_t accumulate_bytes);
 

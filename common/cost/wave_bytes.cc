@@ -35,12 +35,13 @@ int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
   return LogitsBytes(s, rows) + std::max(upcast * s.accumulate_bytes, numbers);
 }
 
-// A wave's layers: all rows in those below the last; there dense trajectories' rows before the last prompt token apart.
+// A wave's layers: all rows in those below the last; there dense trajectories' rows before the last prompt token apart,
+// and after it the head. On a pipeline stage that is not the last one, all rows in all layers.
 class Wave {
  public:
   Wave(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside)
       : s_(shape), w_(wave), beside_layer_(beside), layers_(shape.config.num_layers), all_(shape, wave.rows) {
-    if (wave.kv_only_rows == 0) return;
+    if (wave.kv_only_rows == 0 || !shape.last_stage) return;
     apart_.emplace(shape, wave.kv_only_rows);
     beside_.emplace(shape, wave.rows - wave.kv_only_rows);
   }
@@ -51,8 +52,8 @@ class Wave {
   int64_t KvOnly() const { return split() ? apart_->kv_only_tape(w_.policy) + apart_->kv + apart_->gradient_kv : 0; }
   int64_t Last() const { return head().tape(w_.policy) + head().kv; }
   int64_t Index() const { return w_.rows * kIndexBytes; }
-  int64_t Targets() const { return head().rows * kTargetBytes; }  // in the forward
-  int64_t Results() const { return head().rows * kResultBytes; }  // in the backward
+  int64_t Targets() const { return s_.last_stage ? head().rows * kTargetBytes : 0; }  // in the forward
+  int64_t Results() const { return s_.last_stage ? head().rows * kResultBytes : 0; }  // in the backward
   int64_t HeadPositions() const { return split() ? head().rows * kPositionBytes : 0; }
 
   LayerRuns RunsBelow() const {
@@ -76,14 +77,26 @@ class Wave {
     return runs;
   }
 
+  // What stays between the wave's forward and its backward, where other operations run: on the last stage the head has
+  // run, and left the gradient of what it read; the others keep what they send to the next stage.
+  int64_t Kept() const {
+    const int64_t all = Index() + Below(s_.last_stage ? layers_ - 1 : layers_);
+    if (!s_.last_stage) return all + all_.input;
+    return all + HeadPositions() + KvOnly() + Last() + Results() + head().input + head().statistic;
+  }
+
   // Calls f(bytes) at each moment of a forward-only pass that may be the highest. What a layer makes is there until
   // the next one begins, as with S0.
   template <typename F>
   void ForForwardMoments(const F& f) const {
     const v1::TapePolicy policy = v1::S0;
     const int64_t d = head().input, always = Index() + Targets();
-    if (s_.tp > 1) f(always + beside_layer_.forward + EmbeddingBytes(all_));
+    if (looks_up()) f(always + beside_layer_.forward + EmbeddingBytes(all_));
+    if (!s_.last_stage) {
+      f(always + beside_layer_.forward_last + LayerForwardBytes(all_, RunsBelow(), policy));
+    }
     if (layers_ > 1) f(always + beside_layer_.forward + LayerForwardBytes(all_, RunsBelow(), policy));
+    if (!s_.last_stage) return;
     const int64_t kv_only = split() ? apart_->kv_only_tape(policy) + apart_->kv : 0;
     if (split()) {
       const int64_t there = always + beside_layer_.forward;
@@ -104,9 +117,9 @@ class Wave {
   template <typename F>
   void ForMoments(const F& f) const {
     const int64_t all = layers_ - 1;
-    const LayerPeaks last = PeaksOf(head(), RunsOfLast());
+    const LayerPeaks last = PeaksOf(head(), s_.last_stage ? RunsOfLast() : RunsBelow());
     const BesideLayer& beside = beside_layer_;
-    if (s_.tp > 1) f(Index() + Targets(), beside.forward + EmbeddingBytes(all_));
+    if (looks_up()) f(Index() + Targets(), beside.forward + EmbeddingBytes(all_));
     if (layers_ > 1) {
       // Where no rows are set apart, the last layer's are those of the layers below.
       const LayerPeaks below = split() ? PeaksOf(all_, RunsBelow()) : last;
@@ -116,7 +129,8 @@ class Wave {
     if (split()) ForSplitMoments(f);
     const int64_t kept = Index() + HeadPositions() + Below(all) + KvOnly();
     f(kept + Targets(), beside.forward_last + last.forward);
-    f(kept + Results(), beside.backward_last + head().statistic + last.backward);
+    f(kept + Results(), beside.backward_last + (s_.last_stage ? head().statistic : 0) + last.backward);
+    if (!s_.last_stage) return f(Kept(), 0);
     f(Index() + Targets() + Below(all) + KvOnly() + Last(), Head());
   }
 
@@ -128,6 +142,7 @@ class Wave {
   // The tensors of the rows that the head reads, in the last layer.
   const TensorBytes& head() const { return beside_.has_value() ? *beside_ : all_; }
   bool split() const { return apart_.has_value(); }
+  bool looks_up() const { return s_.first_stage && s_.tp > 1; }
 
   LayerPeaks PeaksOf(const TensorBytes& t, const LayerRuns& runs) const {
     return {LayerForwardBytes(t, runs, w_.policy), LayerBackwardBytes(t, runs, w_.policy, KvOwner::kWave)};
@@ -195,6 +210,8 @@ PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave, const Beside
   });
   return highest;
 }
+
+int64_t WaveKeptBytes(const ByteShape& shape, const WaveShape& wave) { return Wave(shape, wave, {}).Kept(); }
 
 int64_t ForwardWaveBytes(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside) {
   int64_t highest = 0;
