@@ -121,6 +121,7 @@ Json AnswerJson(const MeshAnswer& answer, int64_t device_bytes) {
   Json json;
   json["mesh"] = MeshText(answer.mesh);
   json["dp"] = DpSize(answer.mesh);
+  json["pp"] = PpSize(answer.mesh);
   json["cp"] = CpSize(answer.mesh);
   json["tp"] = TpSize(answer.mesh);
   json["possible"] = answer.possible();

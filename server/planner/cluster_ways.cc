@@ -79,7 +79,8 @@ ClusterWays::ClusterWays(const MemoryOptions& options, const ClusterShape& clust
   const PrefixWayList ways = PrefixWays(options, borrowed_ ? 0 : shape_.rows, cluster.split);
   for (const PrefixWay& way : ways) {
     const PrefixWay* before = prefixes_.empty() ? nullptr : &prefixes_.back().way;
-    if (before == nullptr || before->policy != way.policy || before->offload != way.offload || options.shape.cp > 1) {
+    const bool blocks_differ = options.shape.cp > 1 || !options.stages.empty();
+    if (before == nullptr || before->policy != way.policy || before->offload != way.offload || blocks_differ) {
       kept_.push_back(KeptBy(way));
     }
     prefixes_.push_back({.way = way, .kept = kept_.size() - 1});
@@ -110,14 +111,21 @@ PrefixShape ClusterWays::AnsweredShape(const PrefixWay& way) {
   return shape;
 }
 
+PhaseBytes ClusterWays::KeptOnStage(const ByteShape& stage, const PrefixShape& shape) const {
+  if (options_.forward_only) return {.hot_set = ForwardKeptBytes(stage, shape)};
+  const PhaseBytes kept = PrefixKeptBytes(stage, shape);
+  return borrowed_ ? PhaseBytes{.hot_set = kept.hot_set} : kept;  // and no tape
+}
+
 ClusterWays::Kept ClusterWays::KeptBy(const PrefixWay& way) {
   const PrefixShape& shape = ShapeOf(way);
-  const BesideLayer beside = RegatherBytes(options_.shape, shape);
-  if (options_.forward_only) {
-    return {{.hot_set = ForwardKeptBytes(options_.shape, shape)}, 0, beside};
+  Kept kept;
+  for (const ByteShape& stage : options_.all_stages()) {
+    kept.beside.stages.push_back({borrowed_ ? BesideLayer{} : RegatherBytes(stage, shape), KeptOnStage(stage, shape)});
+    if (!options_.forward_only && !borrowed_) kept.host = std::max(kept.host, HostTapeBytes(stage, shape));
   }
-  if (borrowed_) return {{.hot_set = PrefixKeptBytes(options_.shape, shape).hot_set}, 0, {}};  // and no tape
-  return {PrefixKeptBytes(options_.shape, shape), HostTapeBytes(options_.shape, shape), beside};
+  if (options_.stages.empty()) kept.device = std::exchange(kept.beside.stages[0].kept, {});
+  return kept;
 }
 
 const ClusterWays::PhasePair& ClusterWays::BytesOf(Prefix& prefix) {
@@ -125,11 +133,21 @@ const ClusterWays::PhasePair& ClusterWays::BytesOf(Prefix& prefix) {
     prefix.bytes.emplace();
     const PrefixShape& shape = ShapeOf(prefix.way);
     if (!computes_prefixes()) return *prefix.bytes;
-    prefix.bytes->forward =
-        options_.forward_only ? ForwardPrefixBytes(options_.shape, shape) : PrefixForwardBytes(options_.shape, shape);
-    if (!options_.forward_only) prefix.bytes->backward = PrefixBackwardBytes(options_.shape, shape);
+    for (const ByteShape& stage : options_.all_stages()) {
+      prefix.bytes->forward.RaiseTo(options_.forward_only ? ForwardPrefixBytes(stage, shape)
+                                                          : PrefixForwardBytes(stage, shape));
+      if (!options_.forward_only) prefix.bytes->backward.RaiseTo(PrefixBackwardBytes(stage, shape));
+    }
   }
   return *prefix.bytes;
+}
+
+PhaseBytes ClusterWays::PhaseB(const Prefix& prefix, const RankCut& cut) const {
+  const PhaseBytes& kept = kept_[prefix.kept].device;
+  PhaseBytes bytes = cut.largest();
+  bytes.hot_set += kept.hot_set;
+  bytes.dormant_set += kept.dormant_set;
+  return bytes;
 }
 
 int64_t ClusterWays::LeftToWaves(const Prefix& prefix) const {
@@ -282,13 +300,13 @@ MemoryChoice ClusterWays::Choice(size_t index, const RankCut& cut) {
   if (borrowed_) choice.way.prefix = {};
   SetWaves(cut, choice);
   choice.prefix_forward = bytes.forward;
-  choice.suffix = cut.largest();
-  choice.suffix.hot_set = kept.device.hot_set;
-  choice.suffix.dormant_set = kept.device.dormant_set;
+  choice.suffix = PhaseB(prefix, cut);
   choice.prefix_backward = bytes.backward;
   choice.host_bytes = kept.host;
   choice.peak_bytes = std::max({choice.prefix_forward.peak(), choice.suffix.peak(), choice.prefix_backward.peak()});
-  if (prefix.way.offload) choice.headroom_bytes = options_.budget_bytes - choice.peak_bytes;
+  // With pipeline stages what the budget leaves is other rounds' and clusters', and copies are waited for.
+  if (prefix.way.offload && options_.stages.empty()) choice.headroom_bytes = options_.budget_bytes - choice.peak_bytes;
+  choice.rounds_in_flight = options_.rounds_in_flight;
   choice.work = WorkOf(index, cut.waves());
   choice.seconds = Seconds(choice.work, options_.rates);
   choice.others = prefixes_.size() * suffix_policies_.size() > 1;
@@ -300,7 +318,7 @@ WayNeeds ClusterWays::Needs(size_t index) {
   const PhasePair& bytes = BytesOf(prefix);
   const Kept& kept = kept_[prefix.kept];
   const RankCut cut = cuts_.Cut(SuffixPolicyOf(index), kNoLimit, kept.beside);
-  const int64_t suffix = kept.device.peak() + cut.largest().peak();
+  const int64_t suffix = PhaseB(prefix, cut).peak();
   return {.prefix = prefix.way,
           .suffix_policy = SuffixPolicyOf(index),
           .waves = cut.num_waves(),

@@ -51,9 +51,9 @@ class ClusterWays {
 
   // Bytes that stay during Phase B. On one rank they do not depend on how the prefixes are cut into blocks.
   struct Kept {
-    PhaseBytes device;
+    PhaseBytes device;  // of several pipeline stages none: each stage's are beside the waves
     int64_t host = 0;
-    BesideLayer beside;  // of each wave, what gathering the prefixes again takes
+    BesideWave beside;
   };
   struct PhasePair {
     PhaseBytes forward, backward;  // Phases A and C
@@ -85,9 +85,11 @@ class ClusterWays {
   v1::TapePolicy SuffixPolicyOf(size_t index) const { return suffix_policies_[index % suffix_policies_.size()]; }
   const PrefixShape& ShapeOf(const PrefixWay& way);
   PrefixShape AnsweredShape(const PrefixWay& way);
+  PhaseBytes KeptOnStage(const ByteShape& stage, const PrefixShape& shape) const;
   Kept KeptBy(const PrefixWay& way);
   const PhasePair& BytesOf(Prefix& prefix);
   int64_t LeftToWaves(const Prefix& prefix) const;
+  PhaseBytes PhaseB(const Prefix& prefix, const RankCut& cut) const;
   PhaseWork WorkOf(size_t index, const WavesOfRanks& waves);
   void PricePrefixes();
   Work SlowestSuffix(v1::TapePolicy policy, const WavesOfRanks& waves) const;

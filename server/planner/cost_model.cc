@@ -8,6 +8,7 @@
 #include "common/cost/block_cost.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/context_share.h"
+#include "common/cost/pipeline_cost.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tape_policy.h"
 #include "common/cost/tensor_parallel_cost.h"
@@ -41,9 +42,21 @@ void AddSent(const ContextSentBytes& sent, int64_t rounds, Work& work) {
   work[kCollective] += static_cast<double>(rounds * sent.collectives);
 }
 
-// The last layer of a prefix has only K/V.
-double FullLayers(const ModelConfig& c) { return static_cast<double>(c.num_layers - 1); }
+// What goes to the next stage, and back to the one before.
+void AddForwardSent(const PipelineSentBytes& sent, int64_t passes, Work& work) {
+  work[kSent] += static_cast<double>(sent.forward);
+  work[kCollective] += static_cast<double>(passes * sent.forward_messages);
+}
+void AddBackwardSent(const PipelineSentBytes& sent, int64_t passes, Work& work) {
+  work[kSent] += static_cast<double>(sent.backward);
+  work[kCollective] += static_cast<double>(passes * sent.backward_messages);
+}
+
+// The model's last layer has only K/V of a prefix.
+double FullLayers(const ByteShape& s) { return static_cast<double>(s.full_layers()); }
 double AllLayers(const ModelConfig& c) { return static_cast<double>(c.num_layers); }
+
+double OfLastStage(const ByteShape& s, Block block) { return s.last_stage ? ForwardCost(s.config, block).weights : 0; }
 
 int64_t Blocks(const PrefixShape& prefix) {
   if (prefix.rows == 0) return 0;
@@ -51,8 +64,8 @@ int64_t Blocks(const PrefixShape& prefix) {
 }
 
 // Elements merged of so many rows, whose attention is of two parts, themselves and earlier rows.
-double MergedElements(const ModelConfig& c, int64_t rows) {
-  return static_cast<double>(rows) * static_cast<double>((c.num_layers - 1) * c.q_size());
+double MergedElements(const ByteShape& s, int64_t rows) {
+  return static_cast<double>(rows) * static_cast<double>(s.full_layers() * s.config.q_size());
 }
 
 double HeadLayers(const ModelConfig& c, int64_t layers) {
@@ -71,12 +84,13 @@ double ScoreBlocksOf(int64_t begin, int64_t rows, int64_t block_rows) {
   return blocks;
 }
 
-double MemberScoreBlocks(const ModelConfig& c, const MemberShape& member) {
+double MemberScoreBlocks(const ByteShape& s, const MemberShape& member) {
+  const ModelConfig& c = s.config;
   const double split = CausalScoreBlocks(member.rows) + AncestorScoreBlocks(member.rows, member.prefix_rows);
   if (!member.dense) return split * HeadLayers(c, c.num_layers);
   // In the last layer the rows before the last prompt token are a trajectory's own ancestor.
-  return CausalScoreBlocks(member.prefix_rows + member.rows) * HeadLayers(c, c.num_layers - 1) +
-         split * HeadLayers(c, 1);
+  return CausalScoreBlocks(member.prefix_rows + member.rows) * HeadLayers(c, s.full_layers()) +
+         split * HeadLayers(c, c.num_layers - s.full_layers());
 }
 
 // With optimizer states on the device.
@@ -184,8 +198,8 @@ ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& clu
     : shape_(shape),
       cluster_(cluster),
       layer_(LayerForwardCost(shape.config, shape.tp)),
-      prefix_weights_(FullLayers(shape.config) * layer_.weights + ForwardCost(shape.config, Block::kKeyValue).weights),
-      wave_weights_(AllLayers(shape.config) * layer_.weights + ForwardCost(shape.config, Block::kHead).weights) {
+      prefix_weights_(FullLayers(shape) * layer_.weights + OfLastStage(shape, Block::kKeyValue)),
+      wave_weights_(AllLayers(shape.config) * layer_.weights + OfLastStage(shape, Block::kHead)) {
   ranks_.resize(dealt.empty() ? 1 : static_cast<size_t>(shape.cp));
   for (size_t i = 0; i < cluster.members.size(); ++i) {
     AddMember(cluster.members[i], ranks_[dealt.empty() ? 0 : dealt[i]]);
@@ -200,17 +214,17 @@ void ClusterWorkSums::AddMember(const MemberShape& member, Members& members) con
   const int64_t own_prefix = member.dense ? member.prefix_rows : 0;
   members.recomputed.Add(member.prefix_rows - own_prefix, own_prefix + member.rows);
   if (!member.dense && member.prefix_rows > 0) members.merged_rows += static_cast<double>(member.rows);
-  members.score_blocks += MemberScoreBlocks(shape_.config, member);
+  members.score_blocks += MemberScoreBlocks(shape_, member);
 }
 
 void ClusterWorkSums::CloseMembers(Members& members) const {
   const ModelConfig& c = shape_.config;
-  members.parts = SuffixParts(c, members.suffixes);
-  const FlopParts own = PrefixParts(c, members.own_prefixes);
+  members.parts = SuffixParts(shape_, members.suffixes);
+  const FlopParts own = PrefixParts(shape_, members.own_prefixes);
   members.parts.linear += own.linear;
   members.parts.attention += own.attention;
   members.elements =
-      (members.suffixes.rows * AllLayers(c) + members.own_prefixes.rows * FullLayers(c)) * layer_.elements;
+      (members.suffixes.rows * AllLayers(c) + members.own_prefixes.rows * FullLayers(shape_)) * layer_.elements;
 }
 
 const ClusterWorkSums::OwnRows& ClusterWorkSums::OwnRowsOf(const PrefixShape& prefix) const {
@@ -219,8 +233,8 @@ const ClusterWorkSums::OwnRows& ClusterWorkSums::OwnRowsOf(const PrefixShape& pr
   }
   OwnRows& rows = own_rows_.emplace_back(SharesRows(shape_, prefix) ? SharedRows(prefix) : AllRows(prefix));
   rows.block_rows = prefix.block_rows;
-  rows.parts = PrefixParts(shape_.config, rows.segments);
-  rows.score_blocks *= HeadLayers(shape_.config, shape_.config.num_layers - 1);
+  rows.parts = PrefixParts(shape_, rows.segments);
+  rows.score_blocks *= HeadLayers(shape_.config, shape_.full_layers());
   return rows;
 }
 
@@ -233,7 +247,7 @@ ClusterWorkSums::OwnRows ClusterWorkSums::AllRows(const PrefixShape& prefix) con
     begin += rows;
   }
   if (prefix.block_rows > 0) {
-    all.merged_elements = MergedElements(shape_.config, std::max<int64_t>(0, prefix.rows - prefix.block_rows));
+    all.merged_elements = MergedElements(shape_, std::max<int64_t>(0, prefix.rows - prefix.block_rows));
   }
   return all;
 }
@@ -258,7 +272,7 @@ ClusterWorkSums::OwnRows ClusterWorkSums::SharedRows(const PrefixShape& prefix) 
   for (const Rank& rank : ranks) {
     most.segments.rows = std::max(most.segments.rows, rank.segments.rows);
     most.segments.pairs = std::max(most.segments.pairs, rank.segments.pairs);
-    most.merged_elements = std::max(most.merged_elements, MergedElements(shape_.config, rank.merged_rows));
+    most.merged_elements = std::max(most.merged_elements, MergedElements(shape_, rank.merged_rows));
     most.score_blocks = std::max(most.score_blocks, rank.score_blocks);
   }
   return most;
@@ -272,17 +286,17 @@ Work ClusterWorkSums::Regather(const PrefixShape& prefix, int64_t rounds, bool f
 }
 
 Work ClusterWorkSums::PrefixForward(const PrefixShape& prefix) const {
-  const ModelConfig& c = shape_.config;
   const OwnRows& own = OwnRowsOf(prefix);
   Work work;
   AddForward(own.parts, work);
-  work[kElement] = own.segments.rows * FullLayers(c) * layer_.elements;
+  work[kElement] = own.segments.rows * FullLayers(shape_) * layer_.elements;
   work[kMerge] = own.merged_elements;
   work[kScoreBlock] = own.score_blocks;
   work[kWave] = static_cast<double>(Blocks(prefix)) * prefix_weights_;
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
   AddSent(PrefixForwardSent(shape_, prefix), 1, work);
   AddSent(PrefixForwardContextSent(shape_, prefix), 1, work);
+  AddForwardSent(PrefixPipelineSent(shape_, prefix), 1, work);
   return work;
 }
 
@@ -291,9 +305,9 @@ Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
   const OwnRows& own = OwnRowsOf(prefix);
   Work work;
   AddBackward(own.parts, work);
-  AddForward(PrefixRecomputeParts(c, own.segments, prefix.policy), work);
+  AddForward(PrefixRecomputeParts(shape_, own.segments, prefix.policy), work);
   const double elements = 2 * layer_.elements + LayerRecomputedCost(c, prefix.policy, shape_.tp).elements;
-  work[kElement] = own.segments.rows * FullLayers(c) * elements;
+  work[kElement] = own.segments.rows * FullLayers(shape_) * elements;
   work[kMerge] = own.merged_elements;
   const double forwards = KeepsAttention(prefix.policy) ? 0 : 1;
   work[kScoreBlock] = (kBackwardScoreBlock + forwards) * own.score_blocks;
@@ -302,11 +316,16 @@ Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
   AddSent(PrefixBackwardSent(shape_, prefix), 1, work);
   AddSent(PrefixBackwardContextSent(shape_, prefix), 1, work);
+  AddBackwardSent(PrefixPipelineSent(shape_, prefix), 1, work);
   return work;
 }
 
 Work ClusterWorkSums::SuffixForwardOnly(int64_t waves, size_t rank) const {
   return SuffixForward(waves, /*entropy=*/false, ranks_[rank]);
+}
+
+Work ClusterWorkSums::SuffixForwardOfStep(int64_t waves, size_t rank) const {
+  return SuffixForward(waves, /*entropy=*/true, ranks_[rank]);
 }
 
 Work ClusterWorkSums::SuffixForward(int64_t waves, bool entropy, const Members& members) const {
@@ -317,11 +336,10 @@ Work ClusterWorkSums::SuffixForward(int64_t waves, bool entropy, const Members& 
   work[kMerge] = members.merged_rows * AllLayers(c) * static_cast<double>(c.q_size());
   work[kScoreBlock] = members.score_blocks;
   work[kWave] = static_cast<double>(waves) * wave_weights_;
-  if (shape_.tp > 1) {
-    const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
-    const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
-    AddSent(WaveForwardSent(shape_, rows, apart, entropy), waves, work);
-  }
+  const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
+  const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
+  if (shape_.tp > 1) AddSent(WaveForwardSent(shape_, rows, apart, entropy), waves, work);
+  AddForwardSent(WavePipelineSent(shape_, rows), waves, work);
   return work;
 }
 
@@ -337,11 +355,10 @@ Work ClusterWorkSums::Suffix(v1::TapePolicy policy, int64_t waves, size_t rank) 
                     members.recomputed.rows * AllLayers(c) * LayerRecomputedCost(c, policy, shape_.tp).elements;
   work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * members.score_blocks;
   work[kWaveBackward] = work[kWave];
-  if (shape_.tp > 1) {
-    const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
-    const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
-    AddSent(WaveBackwardSent(shape_, rows, apart, policy), waves, work);
-  }
+  const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
+  const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
+  if (shape_.tp > 1) AddSent(WaveBackwardSent(shape_, rows, apart, policy), waves, work);
+  AddBackwardSent(WavePipelineSent(shape_, rows), waves, work);
   return work;
 }
 

@@ -38,8 +38,9 @@ enum Rate {
   // A block of attention scores: what its small products cost beyond their FLOPs. A causal span of 64 rows runs at a
   // quarter of the rate of 2,048 rows (ops_bench); of a whole step it moves the prediction by less than a percent.
   kScoreBlock,
-  kSent,        // bytes that a tensor- or context-parallel rank sends to the others, inside of layers
-  kCollective,  // of those ranks, by itself
+  kSent,  // bytes that a tensor- or context-parallel rank sends to the others inside of layers, and a stage to its
+          // neighbours
+  kCollective,  // of those ranks, and a message between stages, by itself
 };
 inline constexpr int kNumRates = 13;
 // As in the Rates message and the calibration's file.
@@ -120,8 +121,8 @@ int64_t PackedPrefixRows(const ClusterShape& cluster);
 
 // A cluster's work in closed form: its members are added up once, and each way of computing them then takes a few
 // products, however many they are. `prefix.rows` is that of PackedPrefixRows. Where context-parallel ranks share the
-// prefixes' rows, Phases A and C are those of a rank that has the most of each kind of work. The shape and the cluster
-// outlive it.
+// prefixes' rows, Phases A and C are those of a rank that has the most of each kind of work. Of a pipeline stage it is
+// that stage's work, with what it sends to its neighbours. The shape and the cluster outlive it.
 class ClusterWorkSums {
  public:
   // One rank computes all members.
@@ -135,6 +136,8 @@ class ClusterWorkSums {
   size_t num_ranks() const { return ranks_.size(); }
   Work Suffix(v1::TapePolicy policy, int64_t waves, size_t rank = 0) const;
   Work SuffixForwardOnly(int64_t waves, size_t rank = 0) const;
+  // The forward alone of what Suffix counts.
+  Work SuffixForwardOfStep(int64_t waves, size_t rank = 0) const;
   // Counts what gathering the prefixes again sends in so many rounds of waves, from every rank.
   Work Regather(const PrefixShape& prefix, int64_t rounds, bool forward_only) const;
 

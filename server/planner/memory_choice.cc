@@ -33,10 +33,22 @@ std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const Cluster
   return ClusterWays(options, cluster).Evaluate(way);
 }
 
+std::optional<MemoryOptions> WithFewerRounds(const MemoryOptions& options) {
+  if (options.rounds_in_flight <= 1) return std::nullopt;
+  MemoryOptions fewer = options;
+  fewer.rounds_in_flight -= std::max<int64_t>(options.rounds_in_flight / 4, 1);
+  return fewer;
+}
+
 MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& cluster) {
   ClusterWays ways(options, cluster);
   MemoryAnswer answer = {.choice = ways.Fastest()};
   if (answer.choice) return answer;
+  if (const std::optional<MemoryOptions> fewer = WithFewerRounds(options)) {
+    answer = ChooseMemory(*fewer, cluster);
+    if (answer.choice) answer.choice->cheapest = false;
+    return answer;
+  }
   const ClusterWays::Fewest fewest = ways.FewestBytes();
   answer.bytes_needed = fewest.of_device;
   if (fewest.of_host != kNoLimit) answer.host_bytes_needed = fewest.of_host;
@@ -51,7 +63,9 @@ std::string MemoryReason(const MemoryOptions& options, const MemoryChoice& choic
                         block > 0 ? absl::StrCat(", prefix in blocks of ", block, " rows") : "", ", needs ",
                         HumanBytes(choice.peak_bytes), " of ", HumanBytes(options.budget_bytes));
   }
-  const std::string way = WayText(choice.way, shared), budget = HumanBytes(options.budget_bytes);
+  const std::string rounds =
+      options.stages.empty() ? "" : absl::StrCat(" with ", choice.rounds_in_flight, " rounds in flight");
+  const std::string way = absl::StrCat(WayText(choice.way, shared), rounds), budget = HumanBytes(options.budget_bytes);
   if (!choice.wanted) return absl::StrCat(way, ": needs ", HumanBytes(choice.peak_bytes), " of ", budget);
   const WayNeeds& wanted = *choice.wanted;
   std::string text =
@@ -78,7 +92,9 @@ HeadroomPeaks PeaksWithHeadroom(const MemoryOptions& options, const MemoryChoice
 }
 
 int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster) {
-  return ClusterWays(options, cluster).FewestBytes().of_device_within_host;
+  MemoryOptions one_round = options;
+  one_round.rounds_in_flight = 1;
+  return ClusterWays(one_round, cluster).FewestBytes().of_device_within_host;
 }
 
 std::string WayText(const MemoryAlternative& way, bool shared) {

@@ -7,7 +7,7 @@
 // Invariants:
 //  (1) a choice's peak is at most the budget, its host bytes at most the host's.
 //  (2) a larger budget never gives a choice of more seconds: the ways do not depend on the budget, and each has as few
-//      waves as the budget allows.
+//      waves as the budget allows. With pipeline stages that is so for one number of rounds in flight.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,8 @@ struct MemoryChoice {
   PhaseBytes prefix_forward, suffix, prefix_backward;  // at least: every copy of an offloaded tape is waited for
   int64_t host_bytes = 0;
   int64_t peak_bytes = 0;
-  int64_t headroom_bytes = 0;  // that copies of an offloaded tape may take beside: what the budget leaves
+  int64_t rounds_in_flight = 1;  // see MemoryOptions
+  int64_t headroom_bytes = 0;    // that copies of an offloaded tape may take beside: what the budget leaves
   PhaseWork work;
   PredictedSeconds seconds;
   bool cheapest = false;           // no other way and no budget would be faster
@@ -75,8 +76,12 @@ std::vector<MemoryAlternative> Alternatives(const MemoryOptions& options, const 
 std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const ClusterShape& cluster,
                                      const MemoryAlternative& way);
 
-// Chooses for one cluster; for many see MemoryChooser.
+// Chooses for one cluster; for many see MemoryChooser. Where several rounds should be in flight and no way has room for
+// so many, it is chosen for fewer.
 MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& cluster);
+
+// Returns the options with the next smaller number of rounds in flight; nullopt: there is none.
+std::optional<MemoryOptions> WithFewerRounds(const MemoryOptions& options);
 
 // Why this way, in one line.
 std::string MemoryReason(const MemoryOptions& options, const MemoryChoice& choice);

@@ -10,11 +10,13 @@ namespace stemma::server {
 std::shared_ptr<const MemoryChoice> MemoryChooser::Choose(const ClusterShape& cluster) {
   const auto [known, is_new] = known_.try_emplace(cluster);
   if (!is_new) return known->second;
-  ClusterWays ways(options_, cluster);
-  std::optional<MemoryChoice> fastest = ways.Fastest();
+  std::optional<MemoryChoice> fastest = FastestOf(options_, cluster);
+  for (std::optional<MemoryOptions> fewer = WithFewerRounds(options_); fewer && !fastest;
+       fewer = WithFewerRounds(*fewer)) {
+    fastest = FastestOf(*fewer, cluster);
+    if (fastest) fastest->cheapest = false;
+  }
   ++counts_.shapes;
-  counts_.ways += ways.ways_evaluated();
-  counts_.waves += ways.waves_priced();
   std::shared_ptr<const MemoryChoice> choice;
   if (fastest) choice = std::make_shared<const MemoryChoice>(*std::move(fastest));
   known->second = choice;
@@ -24,6 +26,14 @@ std::shared_ptr<const MemoryChoice> MemoryChooser::Choose(const ClusterShape& cl
     members_ = 0;
   }
   return choice;
+}
+
+std::optional<MemoryChoice> MemoryChooser::FastestOf(const MemoryOptions& options, const ClusterShape& cluster) {
+  ClusterWays ways(options, cluster);
+  std::optional<MemoryChoice> fastest = ways.Fastest();
+  counts_.ways += ways.ways_evaluated();
+  counts_.waves += ways.waves_priced();
+  return fastest;
 }
 
 }  // namespace stemma::server

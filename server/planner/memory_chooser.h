@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/container/flat_hash_map.h"
 #include "server/planner/memory_choice.h"
@@ -33,6 +34,8 @@ class MemoryChooser {
   const Counts& counts() const { return counts_; }
 
  private:
+  std::optional<MemoryChoice> FastestOf(const MemoryOptions& options, const ClusterShape& cluster);
+
   const MemoryOptions options_;
   absl::flat_hash_map<ClusterShape, std::shared_ptr<const MemoryChoice>> known_;
   int64_t members_ = 0;  // of known_

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/human.h"
+#include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
@@ -181,6 +182,9 @@ std::string PlanProblem(const v1::PlanReport& report, const ModelConfig& model, 
       host_needed = std::max(host_needed, Given(std::max({cluster.prefix_forward().host(), cluster.suffix().host(),
                                                           cluster.prefix_backward().host()})));
     }
+    for (const v1::RankReport& rank : step.ranks()) {  // of stages, which may have several clusters at once
+      for (const v1::StageReport& stage : rank.stages()) host_needed = std::max(host_needed, Given(stage.host_bytes()));
+    }
   }
   if (const int64_t host = HostTapeBytesMax(model, run); host_needed > host) {
     return absl::StrCat("its plan needs ", host_needed, " bytes of host memory for tapes; this worker has ", host);
@@ -192,12 +196,15 @@ MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run
                               bool forward_only) {
   MemoryOptions options;
   options.shape = RankShape(model, run);
+  if (PpSize(run.mesh()) > 1) options.stages = StageShapes(model, run);
   options.budget_bytes = ActivationBytes(model, run);
   options.host_bytes = run.host_memory_bytes() > 0 ? std::max<int64_t>(1, HostTapeBytesMax(model, run)) : 0;
   options.wave_suffixes = run.wave_suffixes();
   options.layout = run.layout() == v1::WAVE_LAYOUT_UNSPECIFIED ? v1::PACKED : run.layout();
   options.forward_only = forward_only;
   options.rates = rates;
+  // An offloaded tape has no headroom then, so every copy is waited for (server/planner/cluster_ways.cc).
+  if (!options.stages.empty()) options.rates.copies_overlap = false;
   options.prefix_policy = run.prefix_policy();
   options.suffix_policy = run.suffix_policy();
   options.prefix_block_rows = run.prefix_block_rows();

@@ -1,8 +1,11 @@
 // How clusters may be computed: the model's shape, what memory there is, and what the run configuration forces.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <span>
+#include <vector>
 
 #include "common/cost/cost.h"
 #include "server/planner/cost_model.h"
@@ -15,7 +18,11 @@ namespace stemma::server {
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 struct MemoryOptions {
-  ByteShape shape;
+  ByteShape shape;                // of all layers
+  std::vector<ByteShape> stages;  // of each pipeline stage, where there are several
+  // Rounds of waves that are between their forward and their backward on the first stage while a cluster is computed;
+  // on each later stage one fewer, but one at least.
+  int64_t rounds_in_flight = 1;
   int64_t budget_bytes = 0;   // above weights, gradients and optimizer state (server/planner/memory_division.h)
   int64_t held_bytes = 0;     // of the device, beside every cluster; budget_bytes is without them
   int64_t host_bytes = 0;     // of host memory for tapes; 0: not known, not a limit
@@ -32,6 +39,12 @@ struct MemoryOptions {
 
   StopCheck stop;  // asked before each cluster
   bool stopped() const { return stop && stop(); }
+  std::span<const ByteShape> all_stages() const {
+    return stages.empty() ? std::span<const ByteShape>(&shape, 1) : std::span<const ByteShape>(stages);
+  }
+  int64_t rounds_in_flight_on(size_t stage) const {
+    return std::max<int64_t>(rounds_in_flight - static_cast<int64_t>(stage), 1);
+  }
   int64_t host_bytes_max() const { return host_bytes > 0 ? host_bytes : kNoLimit; }
 };
 

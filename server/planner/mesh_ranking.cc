@@ -7,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
+#include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
+#include "common/cost/tensor_parallel_cost.h"
 #include "common/model/mesh_rules.h"
 #include "glog/logging.h"
 #include "server/planner/plan_report.h"
@@ -19,7 +21,7 @@ using Axis = uint32_t MeshSizes::*;
 
 // Returns the axes to which ranks are dealt, the outermost first. An axis joins here once plans count what it costs.
 std::span<const Axis> AxesThatThePlannerKnows() {
-  static constexpr std::array<Axis, 3> kAxes = {&MeshSizes::dp, &MeshSizes::cp, &MeshSizes::tp};
+  static constexpr std::array<Axis, 4> kAxes = {&MeshSizes::dp, &MeshSizes::pp, &MeshSizes::cp, &MeshSizes::tp};
   return kAxes;
 }
 
@@ -38,7 +40,7 @@ void AddMeshes(std::span<const Axis> axes, uint32_t ranks, MeshSizes sizes, std:
 }
 
 void AddReport(const v1::PlanReport& report, MeshAnswer& answer) {
-  answer.plan_s += Total(report.seconds());
+  answer.plan_s += PlanSeconds(report);
   answer.tokens += static_cast<double>(report.tokens_logical());
   answer.steps += report.num_steps();
   answer.step_bytes = std::max(answer.step_bytes, report.peak_bytes());
@@ -54,11 +56,15 @@ void AddState(const ModelConfig& config, const v1::RunConfig& run, MeshAnswer& a
   answer.budget_bytes = run.memory_budget_bytes();
 }
 
-// Returns the seconds of one step: a reduce-scatter of gradients and an all-gather of weights (docs/parallelism.md).
+// Returns the seconds of one step: a reduce-scatter of gradients and an all-gather of weights; before them, the sum of
+// a tied embedding's gradient over two pipeline stages (docs/parallelism.md).
 double ExchangeSeconds(const ModelConfig& config, const v1::RunConfig& run, const Rates& rates) {
   const StateBytes state = StateBytesOf(config, run);
   const double ranks = DataRanks(run.mesh());
-  return (ranks - 1) / ranks * static_cast<double>(state.gradients + state.weights) * rates[kSent];
+  const double shared = (ranks - 1) / ranks * static_cast<double>(state.gradients + state.weights);
+  const ModelShard first = StageShards(config, run.mesh()).front();
+  const int64_t tied = PartialGradientsSent(first, AccumulateBytes(RunDtypeOf(run.dtype()))).stages;
+  return (shared + static_cast<double>(tied)) * rates[kSent];
 }
 
 // Errors: why the mesh is impossible.

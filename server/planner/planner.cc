@@ -16,6 +16,7 @@
 #include "server/planner/memory_division.h"
 #include "server/planner/plan_report.h"
 #include "server/planner/split_cost.h"
+#include "server/planner/stage_plan.h"
 #include "server/planner/wave_packing.h"
 
 namespace stemma::server {
@@ -58,10 +59,11 @@ class Planner {
   MemoryOptions Options(const StopCheck& stop, bool forward_only) const {
     MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
     options.stop = stop;
-    if (forward_only) {
-      options.held_bytes = CheckpointBytes();
-      options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes, 0);
-    }
+    const bool staged = !options.stages.empty();
+    if (forward_only) options.held_bytes = CheckpointBytes();
+    if (staged) options.held_bytes += RowsInFlightBytes(options, request_);
+    if (staged && !forward_only) options.rounds_in_flight = static_cast<int64_t>(options.stages.size());
+    if (staged || forward_only) options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes, 0);
     return options;
   }
 
@@ -79,7 +81,9 @@ class Planner {
   }
 
   SplitPlacement Place(const std::vector<uint32_t>& batch, MemoryChooser& chooser) {
-    return PlaceMiniBatch(chooser, groups_, batch, model_.dp_ranks(), model_.run.split_groups());
+    // With pipeline stages groups stay whole, whatever split_groups asks for: a copy's stages would wait for another's.
+    const v1::Split mode = chooser.options().stages.empty() ? model_.run.split_groups() : v1::SPLIT_OFF;
+    return PlaceMiniBatch(chooser, groups_, batch, model_.dp_ranks(), mode);
   }
 
   // Entry log-probs lie where they were computed, so the ranks of a group's first mini-batch compute them, and the
@@ -108,12 +112,15 @@ class Planner {
     RanksOfStep ranks(placement);
     for (size_t rank = 0; rank < placement.whole.size(); ++rank) {
       RETURN_IF_ERROR(PlanRank(rank, batch, placement, chooser, step, report, ranks));
+      if (!chooser.options().stages.empty()) OrderStagesOf(rank, chooser.options(), step, report, ranks.reports[rank]);
     }
     for (const v1::RankReport& rank : ranks.reports) MaxSeconds(rank.seconds(), *report.mutable_seconds());
     if (!forward_only && step.clusters_size() > 0) {
       report.mutable_seconds()->set_apply(Seconds(ApplyWork(model_.config), model_.rates));
     }
-    if (ranks.reports.size() > 1) DescribeRanks(batch, placement, chooser, std::move(ranks), report);
+    if (ranks.reports.size() > 1 || !chooser.options().stages.empty()) {
+      DescribeRanks(batch, placement, chooser, std::move(ranks), report);
+    }
     return step;
   }
 
@@ -170,6 +177,23 @@ class Planner {
     return absl::OkStatus();
   }
 
+  // Adds how a copy's stages run its clusters, which are known.
+  void OrderStagesOf(size_t rank, const MemoryOptions& memory, v1::StepPlan& step, v1::StepReport& report,
+                     v1::RankReport& rank_report) const {
+    std::vector<const v1::Cluster*> clusters;
+    for (const v1::Cluster& cluster : step.clusters()) {
+      if (cluster.dp_rank() == rank) clusters.push_back(&cluster);
+    }
+    if (clusters.empty()) return;
+    const StageOrders orders = OrderCopy(memory, request_.groups, clusters);
+    if (!memory.forward_only) AddCopyStages(static_cast<uint32_t>(rank), orders, step);
+    DescribeStages(memory, orders, rank_report);
+    report.set_pipeline_s(std::max(report.pipeline_s(), orders.end_s));
+    for (const StageRun& run : orders.stages) {
+      RaisePeaks(run.peak_bytes, run.peak_bytes, memory, report, rank_report);
+    }
+  }
+
   static void CountGroup(int64_t rows, bool is_part, v1::RankReport& report) {
     report.set_groups(report.groups() + 1);
     report.set_parts(report.parts() + (is_part ? 1 : 0));
@@ -186,11 +210,10 @@ class Planner {
     for (PackedCluster& packed : clusters) {
       packed.cluster.set_dp_rank(static_cast<uint32_t>(rank));
       if (split != nullptr) SetSplit(*split, packed.cluster);
-      const auto peak = static_cast<uint64_t>(packed.memory.peak_bytes + memory.held_bytes);
-      rank_report.set_peak_bytes(std::max(rank_report.peak_bytes(), peak));
-      const auto with_headroom =
-          static_cast<uint64_t>(PeaksWithHeadroom(memory, packed.memory).peak() + memory.held_bytes);
-      report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), with_headroom));
+      if (memory.stages.empty()) {  // else it depends on what lives beside it
+        RaisePeaks(packed.memory.peak_bytes, PeaksWithHeadroom(memory, packed.memory).peak(), memory, report,
+                   rank_report);
+      }
       report.set_num_waves(report.num_waves() + static_cast<uint32_t>(packed.cluster.waves_size()));
       if (!result_.work.empty()) result_.work.back()[rank] += packed.memory.work;  // not of the entry pass
       v1::ClusterReport& cluster = *report.add_clusters();
@@ -200,8 +223,16 @@ class Planner {
       *step.add_clusters() = std::move(packed.cluster);
     }
     AddSeconds(seconds, *rank_report.mutable_seconds());
-    report.set_peak_bytes(std::max(report.peak_bytes(), rank_report.peak_bytes()));
     return seconds;
+  }
+
+  static void RaisePeaks(int64_t peak_bytes, int64_t with_headroom_bytes, const MemoryOptions& memory,
+                         v1::StepReport& report, v1::RankReport& rank_report) {
+    const auto peak = static_cast<uint64_t>(peak_bytes + memory.held_bytes);
+    const auto with_headroom = static_cast<uint64_t>(with_headroom_bytes + memory.held_bytes);
+    rank_report.set_peak_bytes(std::max(rank_report.peak_bytes(), peak));
+    report.set_peak_bytes(std::max(report.peak_bytes(), peak));
+    report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), with_headroom));
   }
 
   // The cluster's rank is known.
@@ -218,6 +249,7 @@ class Planner {
       ranks.reports[rank].set_exchange_s(timeline.exchange_s[rank]);
       *report.add_ranks() = std::move(ranks.reports[rank]);
     }
+    if (report.ranks_size() == 1) return;
     report.set_imbalance(placement.imbalance());
     report.set_imbalance_whole(placement.imbalance_whole());
     report.set_over_bound(placement.over_bound());
@@ -272,6 +304,7 @@ class Planner {
     report.set_peak_bytes(std::max(report.peak_bytes(), step.peak_bytes()));
     report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), step.peak_bytes_with_headroom()));
     AddSeconds(step.seconds(), *report.mutable_seconds());
+    report.set_pipeline_s(report.pipeline_s() + step.pipeline_s());
   }
 
   void Totals() {

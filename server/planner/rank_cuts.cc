@@ -32,7 +32,7 @@ RankCuts::RankCuts(const MemoryOptions& options, const ClusterShape& cluster, co
   for (const WaveCuts& cuts : Of({}).ranks) fewest_waves_.push_back(cuts.fewest_waves());
 }
 
-RankCuts::OfBeside& RankCuts::Of(const BesideLayer& beside) {
+RankCuts::OfBeside& RankCuts::Of(const BesideWave& beside) {
   for (OfBeside& known : cuts_) {
     if (known.beside == beside) return known;
   }
@@ -43,13 +43,13 @@ RankCuts::OfBeside& RankCuts::Of(const BesideLayer& beside) {
   return made;
 }
 
-RankCut RankCuts::Cut(v1::TapePolicy policy, int64_t bytes, const BesideLayer& beside) {
+RankCut RankCuts::Cut(v1::TapePolicy policy, int64_t bytes, const BesideWave& beside) {
   RankCut cut;
   for (WaveCuts& cuts : Of(beside).ranks) cut.of_ranks.push_back(&cuts.Cut(policy, bytes));
   return cut;
 }
 
-int64_t RankCuts::LeastBytes(v1::TapePolicy policy, const BesideLayer& beside) {
+int64_t RankCuts::LeastBytes(v1::TapePolicy policy, const BesideWave& beside) {
   int64_t least = 0;
   for (WaveCuts& cuts : Of(beside).ranks) least = std::max(least, cuts.LeastBytes(policy));
   return least;

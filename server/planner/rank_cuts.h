@@ -37,8 +37,8 @@ class RankCuts {
   const WavesOfRanks& fewest_waves() const { return fewest_waves_; }
 
   // See WaveCuts. `beside`: what is there beside each layer of a wave.
-  RankCut Cut(v1::TapePolicy policy, int64_t bytes, const BesideLayer& beside);
-  int64_t LeastBytes(v1::TapePolicy policy, const BesideLayer& beside);
+  RankCut Cut(v1::TapePolicy policy, int64_t bytes, const BesideWave& beside);
+  int64_t LeastBytes(v1::TapePolicy policy, const BesideWave& beside);
 
   // Returns the indices of the members in the order of the waves; empty: their own.
   std::vector<uint32_t> MemberOrder() const;
@@ -47,10 +47,10 @@ class RankCuts {
 
  private:
   struct OfBeside {
-    BesideLayer beside;
+    BesideWave beside;
     std::list<WaveCuts> ranks;
   };
-  OfBeside& Of(const BesideLayer& beside);
+  OfBeside& Of(const BesideWave& beside);
 
   const MemoryOptions& options_;
   const ClusterShape& cluster_;

@@ -7,10 +7,6 @@
 namespace stemma::server {
 namespace {
 
-// GEMMs do not get faster beyond so many rows, and a wave's activations leave the caches (make bench: one trajectory of
-// 1,279 rows a wave runs 10 to 15 % faster than three); smaller waves leave memory to longer prompts.
-constexpr int64_t kWaveRows = 2048;
-
 WaveRun RunOf(const MemberShape& member) {
   const int64_t own_prefix = member.dense ? member.prefix_rows : 0, rows = own_prefix + member.rows;
   return {.rows = rows,
@@ -43,31 +39,17 @@ bool AreAlike(const MemberShape& a, const MemberShape& b) {
 
 }  // namespace
 
-WaveCuts::WaveCuts(const MemoryOptions& options, const ClusterShape& cluster, const BesideLayer& beside)
-    : options_(options), cluster_(cluster), beside_(beside) {
-  const std::vector<MemberShape>& members = cluster.members;
-  for (size_t begin = 0; begin < members.size(); begin += CountWorthPacking(begin)) ++fewest_waves_;
-  for (size_t i = 0; i < members.size(); ++i) {
-    const auto covered = [&](size_t other) { return NeedsAtLeast(members[other], members[i]); };
-    if (std::any_of(largest_members_.begin(), largest_members_.end(), covered)) continue;
-    std::erase_if(largest_members_, [&](size_t other) { return NeedsAtLeast(members[i], members[other]); });
-    largest_members_.push_back(i);
-  }
-}
-
-bool WaveCuts::bytes_decide() const { return options_.layout != v1::ONE_BY_ONE && options_.wave_suffixes == 0; }
-
-WaveShape WaveCuts::Wave(size_t begin, size_t count, v1::TapePolicy policy) const {
+WaveShape WaveOf(std::span<const MemberShape> members, v1::WaveLayout layout, v1::TapePolicy policy) {
   WaveShape wave = {.policy = policy};
-  const bool padded = options_.layout == v1::PADDED;
+  const bool padded = layout == v1::PADDED;
   WaveRun run, below;
-  for (size_t i = begin; i < begin + count; ++i) {
-    const MemberShape& member = cluster_.members[i];
+  for (size_t i = 0; i < members.size(); ++i) {
+    const MemberShape& member = members[i];
     WaveRun one = RunOf(member);
     one.padded_members = padded ? 1 : 0;
     wave.rows += one.rows;
     wave.kv_only_rows += one.kv_only_rows;
-    const MemberShape* before = i > begin ? &cluster_.members[i - 1] : nullptr;
+    const MemberShape* before = i > 0 ? &members[i - 1] : nullptr;
     if (before != nullptr && ShareACall(*before, member)) {
       Join(one, run);
     } else {
@@ -89,11 +71,45 @@ WaveShape WaveCuts::Wave(size_t begin, size_t count, v1::TapePolicy policy) cons
   return wave;
 }
 
+WaveCuts::WaveCuts(const MemoryOptions& options, const ClusterShape& cluster, const BesideWave& beside)
+    : options_(options), cluster_(cluster), beside_(beside) {
+  beside_.stages.resize(options.all_stages().size());
+  const std::vector<MemberShape>& members = cluster.members;
+  for (size_t begin = 0; begin < members.size(); begin += CountWorthPacking(begin)) ++fewest_waves_;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto covered = [&](size_t other) { return NeedsAtLeast(members[other], members[i]); };
+    if (std::any_of(largest_members_.begin(), largest_members_.end(), covered)) continue;
+    std::erase_if(largest_members_, [&](size_t other) { return NeedsAtLeast(members[i], members[other]); });
+    largest_members_.push_back(i);
+  }
+}
+
+bool WaveCuts::bytes_decide() const { return options_.layout != v1::ONE_BY_ONE && options_.wave_suffixes == 0; }
+
+// Counts a wave on one stage; where there are several, with what the prefixes and the other waves in flight keep. Those
+// are as large at most.
+PhaseBytes WaveCuts::OnStage(size_t stage, const WaveShape& wave) const {
+  const ByteShape& shape = options_.all_stages()[stage];
+  const auto& [layer, kept] = beside_.stages[stage];
+  PhaseBytes bytes = kept;
+  if (options_.forward_only) {
+    bytes.working_set = ForwardWaveBytes(shape, wave, layer);
+    return bytes;
+  }
+  const PhaseBytes of_wave = WaveBytes(shape, wave, layer);
+  bytes.wave_tape = of_wave.wave_tape;
+  bytes.working_set = of_wave.working_set;
+  const int64_t others = options_.rounds_in_flight_on(stage) - 1;
+  if (others > 0) bytes.wave_tape += others * WaveKeptBytes(shape, wave);
+  return bytes;
+}
+
 PhaseBytes WaveCuts::BytesOf(size_t begin, size_t count, v1::TapePolicy policy) {
   ++waves_priced_;
-  const WaveShape wave = Wave(begin, count, policy);
-  if (!options_.forward_only) return WaveBytes(options_.shape, wave, beside_);
-  return {.working_set = ForwardWaveBytes(options_.shape, wave, beside_)};
+  const WaveShape wave = WaveOf(std::span(cluster_.members).subspan(begin, count), options_.layout, policy);
+  PhaseBytes highest;
+  for (size_t stage = 0; stage < beside_.stages.size(); ++stage) highest.RaiseTo(OnStage(stage, wave));
+  return highest;
 }
 
 size_t WaveCuts::CountWorthPacking(size_t begin) const {

@@ -15,8 +15,6 @@
 namespace stemma::server {
 namespace {
 
-constexpr int64_t kClusterPrefixRows = 2048;  // beyond, GEMMs of packed prefixes do not get faster
-
 using Groups = std::span<const PackingGroup>;
 
 void AddGroup(const PackingGroup& group, bool reuse, ClusterShape& cluster) {
@@ -43,6 +41,14 @@ struct Cut {
   double seconds = 0;
 };
 
+// Seconds by which clusters are compared. Where no room is left to as many rounds in flight as there are pipeline
+// stages, some stages wait in Phase B.
+double ComparedSeconds(const MemoryOptions& options, const MemoryChoice& choice) {
+  const double waiting =
+      static_cast<double>(options.rounds_in_flight) / static_cast<double>(choice.rounds_in_flight) - 1;
+  return choice.seconds.total() + waiting * choice.seconds.suffix;
+}
+
 class Cutter {
  public:
   explicit Cutter(MemoryChooser& chooser) : chooser_(chooser), options_(chooser.options()) {}
@@ -55,7 +61,7 @@ class Cutter {
     }
     if (groups.size() == 1 || (together != nullptr && together->cheapest)) return Of(groups, *together);
     absl::StatusOr<Cut> apart = SolveHalves(groups);
-    if (together != nullptr && (!apart.ok() || together->seconds.total() <= apart->seconds))
+    if (together != nullptr && (!apart.ok() || ComparedSeconds(options_, *together) <= apart->seconds))
       return Of(groups, *together);
     return apart;
   }
@@ -86,7 +92,7 @@ class Cutter {
     SetWay(choice, cluster);
     packed.memory = choice;
     Cut cut;
-    cut.seconds = choice.seconds.total();
+    cut.seconds = ComparedSeconds(options_, choice);
     cut.clusters.push_back(std::move(packed));
     return cut;
   }

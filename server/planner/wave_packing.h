@@ -16,6 +16,8 @@
 
 namespace stemma::server {
 
+inline constexpr int64_t kClusterPrefixRows = 2048;  // beyond, GEMMs of packed prefixes do not get faster
+
 struct PackingMember {
   uint32_t rollout = 0;  // index in its group
   int64_t rows = 0;      // R

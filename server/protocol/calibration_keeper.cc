@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "glog/logging.h"
+
 namespace stemma::server {
 namespace {
 
@@ -12,18 +14,25 @@ Calibration NewCalibration(const ModelConfig& model, const v1::RunConfig& run, c
   return {DefaultRates(RunDtypeOf(run.dtype()), run.threads(), device, run.optimizer_residency()), model};
 }
 
-}  // namespace
-
-CalibrationSample SampleOfCopy(const PhaseWork& work, std::span<const internal::v1::Vote> votes,
-                               std::span<const internal::v1::Applied> applied) {
-  CalibrationSample sample;
-  sample.work = work;
-  PredictedSeconds& slowest = sample.seconds;
+PredictedSeconds SlowestOf(std::span<const internal::v1::Vote> votes) {
+  PredictedSeconds slowest;
   for (const internal::v1::Vote& vote : votes) {
     slowest.prefix_forward = std::max(slowest.prefix_forward, vote.sums().prefix_forward_s());
     slowest.suffix = std::max(slowest.suffix, vote.sums().suffix_s());
     slowest.prefix_backward = std::max(slowest.prefix_backward, vote.sums().prefix_backward_s());
   }
+  return slowest;
+}
+
+}  // namespace
+
+CalibrationSample SampleOfCopy(const PhaseWork& work, size_t stages, std::span<const internal::v1::Vote> votes,
+                               std::span<const internal::v1::Applied> applied) {
+  CHECK(stages > 0 && votes.size() % stages == 0) << votes.size() << " ranks of " << stages << " stages";
+  CalibrationSample sample;
+  sample.work = work;
+  const size_t ranks = votes.size() / stages;
+  for (size_t stage = 0; stage < stages; ++stage) sample.seconds += SlowestOf(votes.subspan(stage * ranks, ranks));
   for (const internal::v1::Applied& one : applied) sample.apply_s = std::max(sample.apply_s, one.apply_s());
   return sample;
 }

@@ -15,8 +15,10 @@
 
 namespace stemma::server {
 
-// Returns what the ranks of one copy of the model took, of which the slowest one's work is planned.
-CalibrationSample SampleOfCopy(const PhaseWork& work, std::span<const internal::v1::Vote> votes,
+// Returns what the ranks of one copy of the model took, in their order. Each of its pipeline stages has done a part of
+// the work, so of each phase stages add up; within a stage the slowest rank's work is planned.
+// REQUIRES: each stage has as many ranks.
+CalibrationSample SampleOfCopy(const PhaseWork& work, size_t stages, std::span<const internal::v1::Vote> votes,
                                std::span<const internal::v1::Applied> applied);
 
 class CalibrationKeeper {

@@ -50,6 +50,7 @@ std::vector<v1::StepPlan> DealPlan(v1::StepPlan step, const RanksOfGroups& ranks
     const uint32_t rank = cluster.dp_rank();
     *parts.at(rank).add_clusters() = std::move(cluster);
   }
+  for (v1::CopyStages& copy : *step.mutable_copies()) *parts.at(copy.dp_rank()).add_copies() = std::move(copy);
   for (const uint32_t group : step.groups()) {
     for (const uint32_t rank : ranks[group]) parts[rank].add_groups(group);
   }

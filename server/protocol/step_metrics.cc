@@ -144,6 +144,10 @@ void SetRankMetrics(const StepMetricsInput& input, Metrics& metrics) {
     metrics["time/context_parallel_s"] = input.vote.sums().context_parallel_s();
     metrics["ranks/context_parallel_bytes"] = Number(input.vote.sums().context_parallel_bytes());
   }
+  if (input.vote.sums().pipeline_bytes() > 0) {
+    metrics["time/pipeline_s"] = input.vote.sums().pipeline_s();
+    metrics["ranks/pipeline_bytes"] = Number(input.vote.sums().pipeline_bytes());
+  }
   double gather_s = 0, gather_bytes = 0;
   for (const internal::v1::Applied& applied : input.applied) {
     gather_s = std::max(gather_s, applied.gather_s());

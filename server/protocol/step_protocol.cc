@@ -319,14 +319,13 @@ void StepProtocol::GoOn(UpdateRecord& record) {
 // The applied step's phases calibrate the plans of requests to come: each copy's, for each has done other work.
 void StepProtocol::Measure(const UpdateRecord& record) {
   const RunningJob& running = p_.jobs.running();
-  const size_t ranks_of_copy = RanksOfCopy(p_.gang.mesh());
+  const size_t ranks = RanksOfCopy(p_.gang.mesh()), stages = PpSize(p_.gang.mesh());
   bool save = false;
-  for (size_t copy = 0; copy * ranks_of_copy < running.votes().size(); ++copy) {
-    const PhaseWork* work = record.plan.phase_work(record.k, copy);
+  for (size_t first = 0; first < running.votes().size(); first += ranks) {
+    const PhaseWork* work = record.plan.phase_work(record.k, first / ranks);
     if (work == nullptr) return;
-    const size_t first = copy * ranks_of_copy;
-    save |= p_.calibration.Add(SampleOfCopy(*work, std::span(running.votes()).subspan(first, ranks_of_copy),
-                                            std::span(running.applied()).subspan(first, ranks_of_copy)));
+    save |= p_.calibration.Add(SampleOfCopy(*work, stages, std::span(running.votes()).subspan(first, ranks),
+                                            std::span(running.applied()).subspan(first, ranks)));
   }
   if (save) membership_->SaveCalibration();
 }

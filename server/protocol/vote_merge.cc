@@ -22,15 +22,16 @@ constexpr std::string_view kLargest[] = {"prefix_forward_s",  "suffix_s",
                                          "peak_bytes",        "state_bytes",
                                          "host_bytes",        "agree_s",
                                          "split_s",           "reduce_overlapped_s",
-                                         "tensor_parallel_s", "context_parallel_s"};
+                                         "tensor_parallel_s", "context_parallel_s",
+                                         "pipeline_s"};
 // What the rank takes that ends its phases last: the others wait for it.
 constexpr std::string_view kSmallest[] = {"reduce_s"};
 
 // Sums over all ranks, whatever they run. All other sums are over what ranks have
-// computed, of which one of each tp axis tells.
-constexpr std::string_view kTotals[] = {"offload_out_bytes",     "offload_in_bytes",      "offload_demand_loads",
-                                        "offload_waits",         "reduce_bytes",          "split_bytes",
-                                        "tensor_parallel_bytes", "context_parallel_bytes"};
+// computed, of which one of each tp axis of the last stage tells.
+constexpr std::string_view kTotals[] = {"offload_out_bytes",     "offload_in_bytes",       "offload_demand_loads",
+                                        "offload_waits",         "reduce_bytes",           "split_bytes",
+                                        "tensor_parallel_bytes", "context_parallel_bytes", "pipeline_bytes"};
 
 bool IsIn(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -76,7 +77,8 @@ absl::Status CheckVote(const v1::Mesh& mesh, uint32_t rank, const Vote& vote) {
   if (!vote.yes() && vote.no_reason() == internal::v1::CANCELLED) {
     return absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED");
   }
-  if (PlaceOf(mesh, rank).tp_rank == 0) return absl::OkStatus();
+  const MeshPlace place = PlaceOf(mesh, rank);
+  if (place.tp_rank == 0 && place.pp_rank == PpSize(mesh) - 1) return absl::OkStatus();
   const StepSums& sums = vote.sums();
   for (int i = 0; i < sums.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor* field = sums.GetDescriptor()->field(i);

@@ -79,8 +79,10 @@ TEST(RankCutsTest, WavesDoNotCrossRanksAndFitTheirBytes) {
     const std::vector<uint32_t> dealt = DealMembers(options.shape.config, cluster.members, options.shape.cp);
     RankCuts cuts(options, cluster, dealt);
     constexpr int64_t kMuch = int64_t{1} << 30;  // so that layers, and not the head, decide
-    const BesideLayer beside = {
+    const BesideLayer layer = {
         .forward = kMuch, .backward = 3 * kMuch, .forward_last = kMuch, .backward_last = 3 * kMuch};
+    server::BesideWave beside;
+    beside.stages.push_back({.layer = layer, .kept = {}});
     const std::vector<uint32_t> order = cuts.MemberOrder();
     ASSERT_EQ(order.size(), cluster.members.size());
     EXPECT_GT(cuts.LeastBytes(v1::S0, beside), cuts.LeastBytes(v1::S0, {}));

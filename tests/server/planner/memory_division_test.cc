@@ -165,6 +165,9 @@ TEST(PlanProblemTest, APlanFitsWhoeverHasWhatItNeeds) {
               HasSubstr("needs 1000 bytes for activations; the worker that it was made for had 5000, "
                         "this one has 999"));
   EXPECT_THAT(problem(5000, 99), HasSubstr("needs 100 bytes of host memory for tapes; this worker has 99"));
+  report.mutable_steps(0)->add_ranks()->add_stages()->set_host_bytes(101);  // two clusters of a stage at once
+  EXPECT_THAT(problem(5000, 100), HasSubstr("needs 101 bytes of host memory for tapes; this worker has 100"));
+  EXPECT_EQ(problem(5000, 101), "");
 }
 
 // 16 ranks of 8 billion parameters each hold a sixteenth of the moments and masters, and exchange 64 MiB at a time.

@@ -36,9 +36,11 @@ std::set<std::string> AllMeshes(uint32_t ranks) {
   std::set<std::string> texts;
   for (uint32_t dp = 1; dp <= ranks; ++dp) {
     if (ranks % dp != 0) continue;
-    for (uint32_t cp = 1; cp <= ranks / dp; ++cp) {
-      const uint32_t tp = ranks / dp / cp;
-      if (dp * cp * tp == ranks) texts.insert(MeshText(MakeMesh({.dp = dp, .cp = cp, .tp = tp})));
+    for (uint32_t pp = 1; pp <= ranks / dp; ++pp) {
+      for (uint32_t cp = 1; cp <= ranks / dp / pp; ++cp) {
+        const uint32_t tp = ranks / dp / pp / cp;
+        if (dp * pp * cp * tp == ranks) texts.insert(MeshText(MakeMesh({.dp = dp, .pp = pp, .cp = cp, .tp = tp})));
+      }
     }
   }
   return texts;
@@ -46,8 +48,8 @@ std::set<std::string> AllMeshes(uint32_t ranks) {
 
 TEST(MeshesOfTest, HasEveryMeshOfTheRanksOnceAndThoseOfMostDataParallelRanksFirst) {
   EXPECT_THAT(TextsOf(MeshesOf(1)), ElementsAre("dp=1"));
-  EXPECT_THAT(TextsOf(MeshesOf(8)), ElementsAre("dp=8", "dp=4,cp=2", "dp=4,tp=2", "dp=2,cp=4", "dp=2,cp=2,tp=2",
-                                                "dp=2,tp=4", "cp=8", "cp=4,tp=2", "cp=2,tp=4", "tp=8"));
+  EXPECT_THAT(TextsOf(MeshesOf(4)), ElementsAre("dp=4", "dp=2,pp=2", "dp=2,cp=2", "dp=2,tp=2", "pp=4", "pp=2,cp=2",
+                                                "pp=2,tp=2", "cp=4", "cp=2,tp=2", "tp=4"));
   for (const uint32_t ranks : {2u, 6u, 7u, 12u, 97u, 360u, 1024u, kRanksMax}) {
     const std::vector<std::string> texts = TextsOf(MeshesOf(ranks));
     EXPECT_EQ(std::set<std::string>(texts.begin(), texts.end()), AllMeshes(ranks)) << ranks;
@@ -151,7 +153,10 @@ TEST_P(DrawnRankingTest, NumbersAreThoseOfThePlansForThatMesh) {
     for (const NamedRequest& named : question_.requests) {
       const auto plan = MakePlan(model, named.request);
       ASSERT_TRUE(plan.ok()) << plan.status();
-      seconds += Total(plan->report.seconds());
+      const v1::PlanReport& report = plan->report;
+      // Stages run side by side, and APPLY after them.
+      EXPECT_EQ(report.pipeline_s() > 0, PpSize(answer.mesh) > 1);
+      seconds += report.pipeline_s() > 0 ? report.pipeline_s() + report.seconds().apply() : Total(report.seconds());
       tokens += static_cast<double>(plan->report.tokens_logical());
       peak = std::max({peak, plan->report.peak_bytes(), plan->report.state().apply()});
       state = plan->report.state().device();
@@ -176,6 +181,18 @@ TEST(MeshRankingTest, GradientsAndWeightsCostTimeBetweenRanksThatShareThem) {
   EXPECT_DOUBLE_EQ(AnswerOf(answers, "dp=2").seconds(),
                    AnswerOf(answers, "dp=2").plan_s + AnswerOf(answers, "dp=2").exchange_s);
   EXPECT_EQ(AnswerOf(answers, "tp=2").exchange_s, 0);
+}
+
+TEST(MeshRankingTest, TwoStagesAddUpATiedEmbeddingOnceAStep) {
+  MeshQuestion question = Question({}, 2);
+  question.requests = {{"request", RequestOf({64, 64, 64}, 4, 32)}};
+  question.requests.front().request.mini_batch_groups = 1;  // three steps
+  const auto exchange_s = [&] { return AnswerOf(RankMeshes(question), "pp=2").exchange_s; };
+  question.config.tie_word_embeddings = true;
+  const auto bytes = static_cast<double>(question.config.vocab_size * question.config.hidden_size * 4);
+  EXPECT_DOUBLE_EQ(exchange_s(), 3 * bytes * TestRates(v1::DEVICE)[kSent]);
+  question.config.tie_word_embeddings = false;
+  EXPECT_EQ(exchange_s(), 0);
 }
 
 TEST(MeshRankingTest, ADeviceThatIsTooSmallForTheWholeModelHoldsAPartOfIt) {

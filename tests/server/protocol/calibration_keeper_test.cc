@@ -1,5 +1,7 @@
 #include "server/protocol/calibration_keeper.h"
 
+#include <vector>
+
 #include "gtest/gtest.h"
 #include "tests/server/planner/cluster_shapes.h"
 
@@ -50,6 +52,35 @@ TEST(CalibrationKeeperTest, WhatEarlierRunsTaughtIsGoneOnWith) {
   EXPECT_EQ(keeper.TakeUnsaved(), std::nullopt) << "nothing is new";
   keeper.Add(Sample(4));
   EXPECT_EQ(keeper.TakeUnsaved()->at(CalibrationKey(BenchModel(), RunWith(2), "cpu")).size(), 4u);
+}
+
+internal::v1::Vote VoteOf(double prefix_forward_s, double suffix_s, double prefix_backward_s) {
+  internal::v1::Vote vote;
+  vote.mutable_sums()->set_prefix_forward_s(prefix_forward_s);
+  vote.mutable_sums()->set_suffix_s(suffix_s);
+  vote.mutable_sums()->set_prefix_backward_s(prefix_backward_s);
+  return vote;
+}
+
+TEST(CalibrationKeeperTest, OfRanksTheSlowestCountsAndStagesAddUp) {
+  const std::vector<internal::v1::Vote> votes = {VoteOf(1, 20, 5), VoteOf(2, 10, 4), VoteOf(8, 40, 16),
+                                                 VoteOf(4, 80, 32)};
+  std::vector<internal::v1::Applied> applied(4);
+  applied[2].set_apply_s(3);
+  PhaseWork work;
+  work.suffix[kLinear] = 7;
+  const CalibrationSample one = SampleOfCopy(work, 1, votes, applied), two = SampleOfCopy(work, 2, votes, applied),
+                          four = SampleOfCopy(work, 4, votes, applied);
+  const auto expect = [&](const CalibrationSample& sample, double forward, double suffix, double backward) {
+    EXPECT_EQ(sample.seconds.prefix_forward, forward);
+    EXPECT_EQ(sample.seconds.suffix, suffix);
+    EXPECT_EQ(sample.seconds.prefix_backward, backward);
+    EXPECT_EQ(sample.apply_s, 3) << "stages apply side by side";
+    EXPECT_EQ(sample.work.suffix[kLinear], 7);
+  };
+  expect(one, 8, 80, 32);
+  expect(two, 2 + 8, 20 + 80, 5 + 32);
+  expect(four, 1 + 2 + 8 + 4, 20 + 10 + 40 + 80, 5 + 4 + 16 + 32);
 }
 
 TEST(CalibrationKeeperTest, AMachineOfItsOwnHasAPageOfItsOwn) {

@@ -113,6 +113,17 @@ TEST(StepMetricsTest, SeveralRanksSayWhatTheyCostAndHowEvenTheirWorkIs) {
   EXPECT_DOUBLE_EQ(metrics.at("time/fastest_rank_s"), 2.5);
 }
 
+TEST(StepMetricsTest, StagesSayWhatTheyHandedToEachOther) {
+  EXPECT_FALSE(StepMetrics(MakeVote()).contains("time/pipeline_s"));
+  internal::v1::Vote merged = MakeVote();
+  merged.mutable_sums()->set_pipeline_s(0.4375);
+  merged.mutable_sums()->set_pipeline_bytes(700);
+  const Ranks ranks = {.votes = std::vector(2, MakeVote()), .applied = std::vector<internal::v1::Applied>(2)};
+  const Metrics metrics = StepMetrics(merged, absl::Seconds(2), MakeHeader(), ranks);
+  EXPECT_DOUBLE_EQ(metrics.at("time/pipeline_s"), 0.4375);
+  EXPECT_DOUBLE_EQ(metrics.at("ranks/pipeline_bytes"), 700);
+}
+
 TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
   Metrics metrics = StepMetrics(MakeVote());
   EXPECT_DOUBLE_EQ(metrics.at("actor/pg_loss"), 0.5);

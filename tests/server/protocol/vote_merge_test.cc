@@ -69,9 +69,9 @@ TEST(VoteMergeTest, EveryNumberFollowsTheRuleBesideItsField) {
   }
 }
 
-// The first rank of a copy alone tells what is added.
+// The first rank of a copy's last stage alone tells what is added.
 TEST(VoteMergeTest, NumbersOfACopyAreThoseThatAreAdded) {
-  const v1::Mesh mesh = MakeMesh({.dp = 2, .tp = 2});
+  const v1::Mesh mesh = MakeMesh({.dp = 2, .pp = 2, .tp = 2});
   for (const auto& [name, rule] : RulesInProto()) {
     Vote vote;
     internal::v1::StepSums& one = *vote.mutable_sums();
@@ -81,13 +81,13 @@ TEST(VoteMergeTest, NumbersOfACopyAreThoseThatAreAdded) {
     } else {
       one.GetReflection()->SetUInt64(&one, field, 1);
     }
-    for (const uint32_t silent : {1, 3}) {
+    for (const uint32_t silent : {0, 1, 3, 4, 5, 7}) {
       const absl::Status told = CheckVote(mesh, silent, vote);
       EXPECT_EQ(told.ok(), rule != "add") << name;
       const bool named = absl::StrContains(std::string(told.message()), "vote.sums." + name + " is told by rank");
       EXPECT_EQ(named, !told.ok()) << told;
     }
-    for (const uint32_t speaker : {0, 2}) EXPECT_TRUE(CheckVote(mesh, speaker, vote).ok()) << name;
+    for (const uint32_t speaker : {2, 6}) EXPECT_TRUE(CheckVote(mesh, speaker, vote).ok()) << name;
   }
   EXPECT_TRUE(CheckVote(mesh, 1, Vote()).ok());
   EXPECT_TRUE(CheckVote(MakeMesh({.dp = 4}), 1, Yes(1)).ok()) << "each rank is a copy";

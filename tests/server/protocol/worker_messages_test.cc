@@ -66,6 +66,7 @@ TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
       {"vote { yes: true sums { reduce_overlapped_s: -1 } }", "vote.sums.reduce_overlapped_s"},
       {"vote { yes: true sums { tensor_parallel_s: -1 } }", "vote.sums.tensor_parallel_s"},
       {"vote { yes: true sums { context_parallel_s: -1 } }", "vote.sums.context_parallel_s"},
+      {"vote { yes: true sums { pipeline_s: -1 } }", "vote.sums.pipeline_s"},
       {"applied { gather_s: nan }", "applied.gather_s"},
       {"vote { sums { prefix_backward_s: inf } }", "vote.sums.prefix_backward_s"},
       {"vote { sums { prefix_forward_bytes: 18446744073709551615 } }", "vote.sums.prefix_forward_bytes"},

@@ -1,0 +1,38 @@
+// The pipeline stages' part of a plan: what each operation of a copy's clusters costs on each stage, and in which order
+// the stages run them. Pure; used by the planner once the clusters of a copy are known.
+//
+// It reads clusters as the worker gets them: whatever the planner chose by is in them.
+#pragma once
+
+#include <vector>
+
+#include "server/planner/memory_options.h"
+#include "server/planner/planner.h"
+#include "server/planner/stage_orders.h"
+#include "stemma/v1/plan.pb.h"
+
+namespace stemma::server {
+
+// Returns the clusters of one copy of the model, in their order, as stages run them. Where context-parallel ranks share
+// the copy, a round is the i-th wave of each of them, and costs what the longest of them does.
+// REQUIRES: options.stages are several; each group is computed whole.
+StageQuestion StagesOf(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
+                       const std::vector<const v1::Cluster*>& clusters);
+
+// Returns how the stages run them: by orders that are found, or in a pass without backward one after the other.
+StageOrders OrderCopy(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
+                      const std::vector<const v1::Cluster*>& clusters);
+
+// Returns the idle seconds of the stage that has most to do.
+double BubbleSeconds(const StageOrders& orders);
+
+void DescribeStages(const MemoryOptions& options, const StageOrders& orders, v1::RankReport& report);
+
+// Adds the orders to a step.
+void AddCopyStages(uint32_t dp_rank, const StageOrders& orders, v1::StepPlan& step);
+
+// Returns what rows take, at most, that a stage has sent to another one and holds until they are there: gradients to
+// the stage before, and in a pass without backward outputs to the next one.
+int64_t RowsInFlightBytes(const MemoryOptions& options, const PlannerRequest& request);
+
+}  // namespace stemma::server

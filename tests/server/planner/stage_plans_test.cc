@@ -1,0 +1,269 @@
+// Plans for pipeline stages: which orders a step has, and what it is promised to take. Requests and meshes are drawn;
+// STEMMA_SEED draws others.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/mesh.h"
+#include "common/cost/rank_shape.h"
+#include "common/cost/state_bytes.h"
+#include "server/planner/memory_division.h"
+#include "server/planner/planner.h"
+#include "server/planner/wave_cuts.h"
+#include "tests/server/planner/cluster_shapes.h"
+#include "tests/server/planner/drawn_stages.h"
+#include "tests/testing/draw.h"
+#include "tests/testing/namespaces.h"
+
+namespace stemma::testing {
+namespace {
+
+class StagePlansTest : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  StagePlansTest() : draw_(FirstSeed() + GetParam()) {
+    model_.config = BenchModel();
+    model_.config.max_positions = 4096;
+    model_.run.set_dtype(draw_.Between(0, 1) == 0 ? "fp32" : "bf16");
+    model_.run.set_head_chunk_tokens(512);
+    *model_.run.mutable_mesh() = MakeMesh({.dp = static_cast<uint32_t>(draw_.Between(1, 3)),
+                                           .pp = static_cast<uint32_t>(draw_.Between(2, 4)),
+                                           .cp = static_cast<uint32_t>(draw_.Between(1, 2)),
+                                           .tp = static_cast<uint32_t>(draw_.Between(1, 2))});
+    model_.run.set_split_groups(static_cast<v1::Split>(draw_.Between(v1::SPLIT_AUTO, v1::SPLIT_OFF)));
+    left_bytes_ = draw_.Between(80, 300) * (1 << 20);
+    SetBudget();
+    for (int64_t g = draw_.Between(1, 12); g > 0; --g) {
+      PlannerGroup& group = request_.groups.emplace_back();
+      group.uid = absl::StrCat("g", request_.groups.size());
+      group.prompt_tokens = draw_.Between(1, 1500);
+      for (int64_t i = draw_.Between(1, 12); i > 0; --i) {
+        group.rollouts.push_back({absl::StrCat(group.uid, "/", i), draw_.Between(1, 500), draw_.Between(0, 9) > 0});
+      }
+    }
+    request_.mini_batch_groups = draw_.Between(0, 1) * draw_.Between(1, 8);
+    request_.payload_digest = absl::StrCat(GetParam());
+    request_.log_prob_passes = static_cast<int>(draw_.Between(0, 1));
+  }
+
+  // The mesh decides what the state takes.
+  void SetBudget() {
+    const int64_t state = StateBytesOf(model_.config, model_.run).device(v1::DEVICE);
+    model_.run.set_memory_budget_bytes(static_cast<uint64_t>(state + left_bytes_));
+  }
+  PlanResult Plan() const {
+    auto plan = MakePlan(model_, request_);
+    EXPECT_TRUE(plan.ok()) << "STEMMA_SEED " << FirstSeed() + GetParam() << ": " << plan.status();
+    return plan.ok() ? *std::move(plan) : PlanResult{};
+  }
+
+  // Returns a copy's clusters as stages run them, of one second and one byte each.
+  StageQuestion Operations(const v1::StepPlan& step, uint32_t dp_rank) const {
+    const size_t stages = PpSize(model_.run.mesh());
+    const StageCosts one(stages, {.forward_s = 1, .backward_s = 1});
+    StageQuestion question = {.stages = stages, .clusters = {}};
+    for (const v1::Cluster& cluster : step.clusters()) {
+      if (cluster.dp_rank() != dp_rank) continue;
+      std::map<uint32_t, size_t> waves;  // of each context-parallel rank
+      size_t rounds = 0;
+      for (const v1::Wave& wave : cluster.waves()) rounds = std::max(rounds, ++waves[wave.cp_rank()]);
+      StageCluster& stage_cluster = question.clusters.emplace_back();
+      if (!cluster.prefix_groups().empty()) stage_cluster.prefixes = one;
+      stage_cluster.rounds.assign(rounds, one);
+    }
+    return question;
+  }
+
+  // Returns the same with the bytes that each operation takes, from the plan alone.
+  StageQuestion OperationBytes(const v1::StepPlan& step, uint32_t dp_rank) const {
+    StageQuestion question = Operations(step, dp_rank);
+    const std::vector<ByteShape> stages = StageShapes(model_.config, model_.run);
+    size_t c = 0;
+    for (const v1::Cluster& cluster : step.clusters()) {
+      if (cluster.dp_rank() != dp_rank) continue;
+      const PrefixShape prefix = PrefixOf(cluster);
+      StageCluster& operations = question.clusters[c++];
+      std::map<uint32_t, size_t> rounds;
+      for (size_t s = 0; s < stages.size(); ++s) {
+        if (!operations.prefixes.empty()) {
+          StageCost& cost = operations.prefixes[s];
+          cost.forward_bytes = PrefixForwardBytes(stages[s], prefix).peak();
+          cost.kept_bytes = PrefixKeptBytes(stages[s], prefix).peak();
+          cost.backward_bytes = PrefixBackwardBytes(stages[s], prefix).peak();
+        }
+        rounds.clear();
+        for (const v1::Wave& wave : cluster.waves()) {
+          StageCost& cost = operations.rounds[rounds[wave.cp_rank()]++][s];
+          const WaveShape shape = WaveOf(cluster, wave);
+          const int64_t bytes = WaveBytes(stages[s], shape, RegatherBytes(stages[s], prefix)).peak();
+          cost.forward_bytes = cost.backward_bytes = std::max(cost.forward_bytes, bytes);
+          cost.kept_bytes = std::max(cost.kept_bytes, WaveKeptBytes(stages[s], shape));
+        }
+      }
+    }
+    return question;
+  }
+
+  // Returns what the two newest gradients take that went to the stage before: of as many rows as a wave or a cluster's
+  // prefixes may have.
+  int64_t HeldBytes() const {
+    int64_t longest = 0, all = 0;
+    for (const PlannerGroup& group : request_.groups) {
+      for (const server::PlannerRollout& rollout : group.rollouts) {
+        const int64_t rows = rollout.run ? group.prompt_tokens - 1 + rollout.response_tokens : 0;
+        longest = std::max(longest, rows);
+        all += rows;
+      }
+    }
+    const int64_t tp = TpSize(model_.run.mesh()), rows = std::min(all, std::max<int64_t>(longest, 2048));
+    return 2 * ((rows + tp - 1) / tp) * model_.config.hidden_size * (model_.run.dtype() == "bf16" ? 2 : 4);
+  }
+
+  PrefixShape PrefixOf(const v1::Cluster& cluster) const {
+    PrefixShape prefix = {.block_rows = cluster.prefix_block_rows(),
+                          .policy = cluster.prefix_policy(),
+                          .offload = cluster.offload_prefix(),
+                          .regather = cluster.regather_prefix()};
+    for (const uint32_t g : cluster.prefix_groups()) {
+      prefix.lengths.push_back(request_.groups[g].prompt_tokens - 1);
+      prefix.rows += prefix.lengths.back();
+    }
+    return prefix;
+  }
+
+  WaveShape WaveOf(const v1::Cluster& cluster, const v1::Wave& wave) const {
+    std::vector<server::MemberShape> members;
+    for (const v1::WaveMember& member : wave.members()) {
+      const auto& shared = cluster.prefix_groups();
+      const PlannerGroup& group = request_.groups[member.group()];
+      const auto at = std::find(shared.begin(), shared.end(), member.group());
+      members.push_back({.rows = group.rollouts[member.rollout()].response_tokens,
+                         .prefix_rows = group.prompt_tokens - 1,
+                         .dense = at == shared.end(),
+                         .prefix = at == shared.end() ? 0 : at - shared.begin()});
+    }
+    return server::WaveOf(members, wave.layout(), cluster.suffix_policy());
+  }
+
+  Draw draw_;
+  int64_t left_bytes_ = 0;  // to activations
+  PlannerModel model_;
+  PlannerRequest request_;
+};
+
+TEST_P(StagePlansTest, EveryCopyWithClustersHasLegalOrdersOfItsOperations) {
+  const PlanResult result = Plan();
+  for (const v1::StepPlan& step : result.plan.steps()) {
+    std::map<uint32_t, const v1::CopyStages*> copies;
+    for (const v1::CopyStages& copy : step.copies()) EXPECT_TRUE(copies.emplace(copy.dp_rank(), &copy).second);
+    for (uint32_t dp = 0; dp < DpSize(model_.run.mesh()); ++dp) {
+      SCOPED_TRACE(absl::StrCat("STEMMA_SEED ", FirstSeed() + GetParam(), ", copy ", dp));
+      const StageQuestion question = Operations(step, dp);
+      ASSERT_EQ(copies.contains(dp), !question.clusters.empty());
+      if (question.clusters.empty()) continue;
+      const auto& orders = copies[dp]->orders();
+      EXPECT_EQ(Replay(question).Run({orders.begin(), orders.end()}).problem, "");
+    }
+  }
+}
+
+TEST_P(StagePlansTest, PeaksAreThoseOfTheOrdersAndFitTheBudget) {
+  const PlanResult result = Plan();
+  const int64_t budget = ActivationBytes(model_.config, model_.run);
+  const int passes = request_.log_prob_passes > 0 ? 1 : 0;
+  for (int i = 0; i < result.plan.steps_size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("STEMMA_SEED ", FirstSeed() + GetParam(), ", step ", i));
+    const v1::StepPlan& step = result.plan.steps(i);
+    int64_t peak = 0;
+    for (const v1::CopyStages& copy : step.copies()) {
+      const StageQuestion question = OperationBytes(step, copy.dp_rank());
+      const Replayed replayed = Replay(question).Run({copy.orders().begin(), copy.orders().end()});
+      peak = std::max(peak, *std::max_element(replayed.peak_bytes.begin(), replayed.peak_bytes.end()));
+    }
+    const int64_t held = HeldBytes();
+    EXPECT_EQ(result.report.steps(passes + i).peak_bytes(), peak > 0 ? static_cast<uint64_t>(peak + held) : 0);
+    EXPECT_LE(peak + held, budget);
+  }
+}
+
+// The longest of the copies' pipelines is the step's, and each stage works or idles all the while.
+TEST_P(StagePlansTest, SecondsAreThoseOfTheOrders) {
+  const PlanResult result = Plan();
+  const int passes = request_.log_prob_passes > 0 ? 1 : 0;
+  double all_s = 0;
+  for (int i = 0; i < result.report.steps_size(); ++i) {
+    const v1::StepReport& report = result.report.steps(i);
+    ASSERT_EQ(report.ranks_size(), static_cast<int>(DpSize(model_.run.mesh())));
+    double longest_s = 0;
+    for (const v1::RankReport& rank : report.ranks()) {
+      longest_s = std::max(longest_s, rank.pipeline_s());
+      if (rank.stages().empty()) continue;
+      ASSERT_EQ(rank.stages_size(), static_cast<int>(PpSize(model_.run.mesh())));
+      double busiest_s = 0;
+      int64_t layers = 0;
+      for (const v1::StageReport& stage : rank.stages()) {
+        EXPECT_DOUBLE_EQ(stage.seconds() + stage.idle_s(), rank.pipeline_s());
+        EXPECT_LE(stage.peak_bytes(), rank.peak_bytes());
+        busiest_s = std::max(busiest_s, stage.seconds());
+        layers += stage.layers();
+      }
+      EXPECT_EQ(layers, model_.config.num_layers);
+      EXPECT_NEAR(rank.bubble_s(), rank.pipeline_s() - busiest_s, 1e-9 * busiest_s);
+      // One after the other they would take as long as the phases of a whole model, and what travels.
+      const v1::PhaseSeconds& s = rank.seconds();
+      EXPECT_LT(busiest_s, s.prefix_forward() + s.suffix() + s.prefix_backward());
+    }
+    EXPECT_EQ(report.pipeline_s(), longest_s);
+    all_s += longest_s * (i < passes ? request_.log_prob_passes : static_cast<int>(result.repeats));
+    if (i < passes) continue;
+    for (const v1::CopyStages& copy : result.plan.steps(i - passes).copies()) {
+      EXPECT_GT(report.ranks(static_cast<int>(copy.dp_rank())).pipeline_s(), 0);
+    }
+  }
+  EXPECT_NEAR(result.report.pipeline_s(), all_s, 1e-9 * all_s);
+}
+
+TEST_P(StagePlansTest, APassWithoutBackwardHasNoOrders) {
+  EXPECT_EQ(Plan().plan.log_prob_pass().copies_size(), 0);
+  request_.forward_only = true;
+  request_.log_prob_passes = 0;
+  const PlanResult result = Plan();
+  for (const v1::StepPlan& step : result.plan.steps()) EXPECT_EQ(step.copies_size(), 0);
+}
+
+TEST_P(StagePlansTest, NoGroupIsSplitWhateverIsForced) {
+  model_.run.set_split_groups(v1::SPLIT_ON);
+  const PlanResult result = Plan();
+  for (const v1::StepPlan& step : result.plan.steps()) {
+    for (const v1::Cluster& cluster : step.clusters()) {
+      EXPECT_FALSE(cluster.has_owner_rank());
+      EXPECT_EQ(cluster.helper_ranks_size(), 0);
+    }
+  }
+}
+
+TEST_P(StagePlansTest, TheSamePlanAgain) {
+  const PlanResult one = Plan(), two = Plan();
+  EXPECT_EQ(one.plan.SerializeAsString(), two.plan.SerializeAsString());
+  EXPECT_EQ(one.report.SerializeAsString(), two.report.SerializeAsString());
+}
+
+TEST_P(StagePlansTest, OneStageHasThePlanOfARunWithout) {
+  model_.run.mutable_mesh()->set_pp(1);
+  SetBudget();
+  const PlanResult one = Plan();
+  model_.run.mutable_mesh()->clear_pp();
+  const PlanResult none = Plan();
+  EXPECT_EQ(one.plan.SerializeAsString(), none.plan.SerializeAsString());
+  EXPECT_EQ(one.report.SerializeAsString(), none.report.SerializeAsString());
+  for (const v1::StepPlan& step : one.plan.steps()) EXPECT_EQ(step.copies_size(), 0);
+  EXPECT_EQ(one.report.pipeline_s(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Drawn, StagePlansTest, ::testing::Range(0U, 30U));
+
+}  // namespace
+}  // namespace stemma::testing
