@@ -97,10 +97,11 @@ struct Session {
   std::unique_ptr<InProcess> engine;
 };
 
-// Sets ranks with known mistakes: `rank_control` of a communicator of the dp axis, `cp_control` of cp, `tp_control` of
-// tp.
-absl::Status SetControls(const std::string& rank_control, const std::string& cp_control, const std::string& tp_control,
-                         InProcessOptions& options) {
+// Sets ranks with known mistakes: `rank_control` of a communicator of the dp axis, `cp_control` of cp, `pp_control` of
+// pp, `tp_control` of tp.
+absl::Status SetControls(const json& c, InProcessOptions& options) {
+  const std::string rank_control = c.value("rank_control", "none"), tp_control = c.value("tp_control", "none");
+  const std::string cp_control = c.value("cp_control", "none"), pp_control = c.value("pp_control", "none");
   const auto knows = [](const std::string& name) {
     return MakeControlRank(name, std::make_unique<LocalCommunicator>("dp")) != nullptr;
   };
@@ -115,6 +116,10 @@ absl::Status SetControls(const std::string& rank_control, const std::string& cp_
     return absl::InvalidArgumentError("cp_control: unknown name " + cp_control);
   }
   if (cp_control != "none") options.edit_cp_communicator = edit(cp_control);
+  if (pp_control != "none" && !knows(pp_control)) {
+    return absl::InvalidArgumentError("pp_control: unknown name " + pp_control);
+  }
+  if (pp_control != "none") options.edit_pp_communicator = edit(pp_control);
   if (tp_control == "none") return absl::OkStatus();
   LocalCommunicator alone("tp");
   if (tp_control == "vocabulary_off_by_one") {
@@ -127,6 +132,13 @@ absl::Status SetControls(const std::string& rank_control, const std::string& cp_
     return absl::InvalidArgumentError("tp_control: unknown name " + tp_control);
   }
   return absl::OkStatus();
+}
+
+std::string ControlsOf(const json& c) {
+  std::string names;
+  for (const char* axis : {"rank_control", "cp_control", "pp_control", "tp_control"})
+    names += c.value(axis, "none") + " ";
+  return names;
 }
 
 absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
@@ -154,14 +166,14 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
                    .ranks = c.value("split_ranks", 0u),
                    .policies = c.value("split_policies", false)};
   options.context = {.seed = c.value("context_seed", 0u)};
-  const std::string rank_control = c.value("rank_control", "none"), tp_control = c.value("tp_control", "none");
-  const std::string cp_control = c.value("cp_control", "none");
-  RETURN_IF_ERROR(SetControls(rank_control, cp_control, tp_control, options));
+  options.stage_seed = c.value("stage_seed", 0u);
+  RETURN_IF_ERROR(SetControls(c, options));
   const std::string control = c.at("control").get<std::string>();
   const std::string key = options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0") +
-                          std::to_string(options.placement_seed) + rank_control + " " + cp_control + " " + tp_control +
-                          " " + std::to_string(options.context.seed) + " " + std::to_string(options.split.seed) + " " +
-                          std::to_string(options.split.ranks) + (options.split.policies ? "p" : "");
+                          std::to_string(options.placement_seed) + ControlsOf(c) + " " +
+                          std::to_string(options.stage_seed) + " " + std::to_string(options.context.seed) + " " +
+                          std::to_string(options.split.seed) + " " + std::to_string(options.split.ranks) +
+                          (options.split.policies ? "p" : "");
   if (!c.at("apply").get<bool>() && session.key == key) return session.engine.get();
   session.engine.reset();
   auto kernel = MakeControlKernel(control, c.value("rope_theta", 10000.0));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "glog/logging.h"
+#include "tests/testing/passed_send.h"
 
 namespace stemma::testing {
 namespace {
@@ -22,6 +23,7 @@ class ControlRank final : public Communicator {
 
  private:
   StartedCall Start(const CollectiveCall& call) override {
+    if (call.kind == CollectiveKind::kSend) return PassSend(*right_, call);
     CollectiveCall made = call;
     if (call.input.defined() && call.output.defined()) made.input = call.input.clone();  // an output may overwrite it
     const absl::Status status = Make(call);
@@ -40,8 +42,6 @@ class ControlRank final : public Communicator {
         return right_->AllGather(call.name, call.input, output);
       case CollectiveKind::kAgree:
         return right_->Agree(call.name, {output.data_ptr<int64_t>(), static_cast<size_t>(output.numel())});
-      case CollectiveKind::kSend:
-        return right_->Send(call.name, call.input, call.peer);
       case CollectiveKind::kReceive:
         return right_->Receive(call.name, output, call.peer);
       default:
@@ -87,6 +87,19 @@ void GradientsOfOthers(const CollectiveCall& call, Communicator& right) {
       .copy_(all.roll(call.output.numel()).narrow(0, right.rank() * own.numel(), own.numel()));
 }
 
+void HiddenOfOthers(const CollectiveCall& call, Communicator&) {
+  const at::Tensor values = call.output;
+  if (call.kind == CollectiveKind::kReceive && call.name == "hidden") values.copy_(values.roll(1, 0));
+}
+
+void HiddenGradientsDropped(const CollectiveCall& call, Communicator&) {
+  if (call.kind == CollectiveKind::kReceive && call.name == "hidden_gradients") at::Tensor(call.output).zero_();
+}
+
+void TiedGradientsApart(const CollectiveCall& call, Communicator&) {
+  if (call.kind == CollectiveKind::kReceive && call.name == "partial_gradients") at::Tensor(call.output).zero_();
+}
+
 bool ReceivesGradients(const CollectiveCall& call) {
   return call.kind == CollectiveKind::kReceive && (call.name == "split.gk" || call.name == "split.gv");
 }
@@ -125,6 +138,10 @@ std::unique_ptr<Communicator> MakeControlRank(const std::string& name, std::uniq
   if (name == "swapped_weights") return std::make_unique<ControlRank>(std::move(right), SwapWeights);
   if (name == "gradients_of_others") return std::make_unique<ControlRank>(std::move(right), GradientsOfOthers);
   if (name == "kv_of_others") return std::make_unique<ControlRank>(std::move(right), SwapWeights);
+  if (name == "hidden_of_others") return std::make_unique<ControlRank>(std::move(right), HiddenOfOthers);
+  if (name == "hidden_gradients_dropped")
+    return std::make_unique<ControlRank>(std::move(right), HiddenGradientsDropped);
+  if (name == "tied_gradients_apart") return std::make_unique<ControlRank>(std::move(right), TiedGradientsApart);
   if (name == "split_wrong_rows") return std::make_unique<ControlRank>(std::move(right), SplitWrongRows);
   if (name == "split_dropped") return std::make_unique<ControlRank>(std::move(right), SplitDropped);
   if (name == "split_twice") return std::make_unique<ControlRank>(std::move(right), SplitTwice);

@@ -11,6 +11,12 @@
 //   gradients_of_others   a rank gets the gK/gV of another rank's rows
 //   kv_of_others          K/V of a prefix stand in the places of another rank's rows
 //
+// And of the stages of a pipeline:
+//
+//   hidden_of_others          hidden states come in the places of other rows
+//   hidden_gradients_dropped  their gradients are not handed on
+//   tied_gradients_apart      the first and the last stage do not add up the gradients of a tied embedding
+//
 // And of split groups:
 //
 //   split_wrong_rows    gK/gV of a helper come back in the places of other rows

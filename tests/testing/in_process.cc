@@ -17,6 +17,7 @@
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/vote_merge.h"
+#include "tests/testing/draw_stages.h"
 #include "tests/testing/lone_rank.h"
 #include "worker/parallel/thread_communicator.h"
 
@@ -46,6 +47,7 @@ absl::Status OnRanks(const InProcessOptions& options, size_t ranks, const std::f
 EngineParts PartsOf(const InProcessOptions& options, MeshRanks ranks, std::unique_ptr<CopyEngine> copies) {
   if (options.edit_communicator) ranks.data = options.edit_communicator(std::move(ranks.data));
   if (options.edit_cp_communicator) ranks.cp = options.edit_cp_communicator(std::move(ranks.cp));
+  if (options.edit_pp_communicator) ranks.pp = options.edit_pp_communicator(std::move(ranks.pp));
   if (options.edit_tp_communicator) {
     for (std::unique_ptr<Communicator>* axis : {&ranks.tp, &ranks.kv}) {
       if ((*axis)->size() > 1) *axis = options.edit_tp_communicator(std::move(*axis));
@@ -77,7 +79,7 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   ASSIGN_OR_RETURN(const ModelShard shard, MakeModelShard(directory.config, {.tp_size = TpSize(mesh)}));
   std::vector<MeshRanks> mesh_ranks;
   if (options.lone_rank) {
-    mesh_ranks.push_back(MakeLoneRank(mesh, shard.kv_replicas(), options.lone_cp_rank));
+    mesh_ranks.push_back(MakeLoneRank(mesh, shard.kv_replicas(), options.lone_cp_rank, options.lone_pp_rank));
   } else {
     mesh_ranks = MakeThreadMesh(mesh, shard.kv_replicas(), kRankWaitsAtMost);
   }
@@ -117,19 +119,7 @@ absl::Status InProcess::Load(TrainingRequest request) {
   request.update.set_return_log_probs(true);  // after planning: what is run does not change
   num_rollouts_.clear();
   for (const v1::PromptGroup& group : request.groups) num_rollouts_.push_back(group.rollouts_size());
-  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
-    if (options_.cluster_per_group) SplitClusters(step, [](uint32_t group) { return group; });
-  }
-  if (options_.placement_seed != 0) DrawPlacement(request.groups.size());
-  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) DrawSplits(options_.split, num_copies(), step);
-  if (plan_.plan.has_log_prob_pass()) DrawSplits(options_.split, num_copies(), *plan_.plan.mutable_log_prob_pass());
-  const auto cp = static_cast<int>(CpSize(options_.run.mesh()));
-  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) DrawContext(options_.context, cp, step);
-  if (plan_.plan.has_log_prob_pass()) DrawContext(options_.context, cp, *plan_.plan.mutable_log_prob_pass());
-  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
-    if (options_.edit_step) options_.edit_step(step);
-  }
-  if (options_.edit_entry_pass) options_.edit_entry_pass(*plan_.plan.mutable_log_prob_pass());
+  EditPlan(request.groups.size());
   const auto groups = ForRanks(PayloadGroupsOfRanks(plan_.plan, static_cast<uint32_t>(request.groups.size()),
                                                     static_cast<uint32_t>(num_copies())),
                                options_.run.mesh());
@@ -147,6 +137,27 @@ absl::Status InProcess::Load(TrainingRequest request) {
   request_ = std::move(request);
   request_.groups.clear();
   return absl::OkStatus();
+}
+
+void InProcess::EditPlan(size_t num_groups) {
+  const v1::Mesh& mesh = options_.run.mesh();
+  const auto cp = static_cast<int>(CpSize(mesh));
+  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
+    if (options_.cluster_per_group) SplitClusters(step, [](uint32_t group) { return group; });
+  }
+  if (options_.placement_seed != 0) DrawPlacement(num_groups);
+  for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
+    DrawSplits(options_.split, num_copies(), step);
+    DrawContext(options_.context, cp, step);
+    const bool planned = !options_.cluster_per_group && options_.placement_seed == 0 && options_.context.seed == 0;
+    if (options_.stage_seed != 0 || !planned) DrawStages(options_.stage_seed, mesh, step);
+    if (options_.edit_step) options_.edit_step(step);
+  }
+  if (!plan_.plan.has_log_prob_pass()) return;
+  v1::StepPlan& pass = *plan_.plan.mutable_log_prob_pass();
+  DrawSplits(options_.split, num_copies(), pass);
+  DrawContext(options_.context, cp, pass);
+  if (options_.edit_entry_pass) options_.edit_entry_pass(pass);
 }
 
 // The same waves in the same ways, cut where the rank changes.
@@ -217,13 +228,21 @@ absl::Status InProcess::Apply(int k, const internal::v1::Vote& vote) {
   return absl::OkStatus();
 }
 
-at::Tensor InProcess::Gradient(int parameter, int tp_rank) const {
-  const OptimizerShards shards(ElementsOf(weights(tp_rank).parameters), data_ranks(), options_.bucket_elements);
-  at::Tensor gradient = weights(tp_rank).at(parameter).grad.clone();
+int InProcess::RankOf(int part, int data_rank) const {
+  const v1::Mesh& mesh = options_.run.mesh();
+  const int tp = static_cast<int>(TpSize(mesh)), cp = static_cast<int>(CpSize(mesh)),
+            pp = static_cast<int>(PpSize(mesh));
+  return ((data_rank / cp * pp + part / tp) * cp + data_rank % cp) * tp + part % tp;
+}
+
+at::Tensor InProcess::Gradient(int parameter, int part) const {
+  const Weights& own = weights(RankOf(part));
+  const OptimizerShards shards(ElementsOf(own.parameters), data_ranks(), options_.bucket_elements);
+  at::Tensor gradient = own.at(parameter).grad.clone();
   for (int data_rank = 0; data_rank < data_ranks(); ++data_rank) {
     for (const ParameterRange& r : shards.owned(data_rank)) {
       if (r.parameter != parameter) continue;
-      const Parameter& of_owner = weights(data_rank * tp_size() + tp_rank).at(parameter);
+      const Parameter& of_owner = weights(RankOf(part, data_rank)).at(parameter);
       Parameter::Elements(gradient, r.begin, r.count).copy_(Parameter::Elements(of_owner.grad, r.begin, r.count));
     }
   }
@@ -231,18 +250,22 @@ at::Tensor InProcess::Gradient(int parameter, int tp_rank) const {
 }
 
 absl::StatusOr<at::Tensor> InProcess::Assemble(
-    const TensorSpec& tensor, const std::function<at::Tensor(int tp_rank, const HfTensor& of)>& box_of) const {
+    const TensorSpec& tensor, const std::function<at::Tensor(int part, const HfTensor& of)>& box_of) const {
   at::Tensor whole = at::zeros(tensor.shape, weights().parameters.front().grad.options());
   at::Tensor held = at::zeros(tensor.shape, at::kBool);
-  for (int tp_rank = 0; tp_rank < tp_size(); ++tp_rank) {
-    const HfTensor& of = weights(tp_rank).hf(tensor.name);
+  for (int part = 0; part < num_parts(); ++part) {
+    const std::vector<HfTensor>& tensors = weights(RankOf(part)).hf_tensors;
+    const auto found =
+        std::find_if(tensors.begin(), tensors.end(), [&](const HfTensor& t) { return t.name == tensor.name; });
+    if (found == tensors.end()) continue;  // another stage's
+    const HfTensor& of = *found;
     const auto place = [&](const at::Tensor& x) {
       const at::Tensor rows = x.slice(0, of.box.row_begin, of.box.row_end);
       return x.dim() > 1 ? rows.slice(1, of.box.column_begin, of.box.column_end) : rows;
     };
-    const at::Tensor box = box_of(tp_rank, of).to(whole.scalar_type());
+    const at::Tensor box = box_of(part, of).to(whole.scalar_type());
     if (place(held).any().item<bool>() && !place(whole).equal(box)) {
-      return absl::InternalError(absl::StrCat(tensor.name, ": rank ", tp_rank, " of tp has other bits than another"));
+      return absl::InternalError(absl::StrCat(tensor.name, ": rank ", RankOf(part), " has other bits than another"));
     }
     place(whole).copy_(box);
     place(held).fill_(true);
@@ -252,13 +275,13 @@ absl::StatusOr<at::Tensor> InProcess::Assemble(
 }
 
 absl::StatusOr<at::Tensor> InProcess::HfGradient(const TensorSpec& tensor) const {
-  return Assemble(tensor, [&](int tp_rank, const HfTensor& of) {
-    return Gradient(of.parameter, tp_rank).slice(0, of.row_begin, of.row_end);
+  return Assemble(tensor, [&](int part, const HfTensor& of) {
+    return Gradient(of.parameter, part).slice(0, of.row_begin, of.row_end);
   });
 }
 
 absl::StatusOr<at::Tensor> InProcess::HfMaster(const TensorSpec& tensor) const {
-  return Assemble(tensor, [&](int tp_rank, const HfTensor& of) { return weights(tp_rank).MasterSlice(of); });
+  return Assemble(tensor, [&](int part, const HfTensor& of) { return weights(RankOf(part)).MasterSlice(of); });
 }
 
 }  // namespace stemma::testing

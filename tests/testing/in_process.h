@@ -36,16 +36,18 @@ struct InProcessOptions {
   int64_t bucket_elements = kBucketElements;  // of the reduction between ranks
   SplitDraw split;                            // draws groups to be split over ranks, over the placement; seed 0: none
   ContextDraw context;  // draws what context-parallel ranks run, after that; seed 0: the planner's
+  uint32_t stage_seed =
+      0;  // draws the orders of a pipeline's stages, after that; 0: the planner's where its plan is kept
   // Changes what a rank's engine calls between waves.
   std::function<void(int rank, EngineHooks& hooks)> edit_hooks = [](int, EngineHooks&) {};
   // Changes what a rank is sent of a step.
   std::function<void(int rank, internal::v1::Prepare& prepare)> edit_prepare = [](int, internal::v1::Prepare&) {};
-  // Replaces the communicators of each rank's dp axis, of cp, or of tp and kv, by ones with a known mistake.
+  // Replaces the communicators of each rank's dp axis, of cp, of pp, or of tp and kv, by ones with a known mistake.
   using EditCommunicator = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>;
-  EditCommunicator edit_communicator, edit_cp_communicator, edit_tp_communicator;
-  // One rank of the mesh's cp and tp axes is made, which hears no other: tests/testing/lone_rank.h.
+  EditCommunicator edit_communicator, edit_cp_communicator, edit_pp_communicator, edit_tp_communicator;
+  // One rank of the mesh's pp, cp and tp axes is made, which hears no other: tests/testing/lone_rank.h.
   bool lone_rank = false;
-  int lone_cp_rank = 0;
+  int lone_cp_rank = 0, lone_pp_rank = 0;
   // Adds to the first token of each rank's part of the vocabulary.
   int64_t vocabulary_shift = 0;
   // Makes what a rank's layers exchange, with a known mistake.
@@ -69,8 +71,9 @@ class InProcess {
 
   ModelEngine& engine(int rank = 0) const { return *engines_[static_cast<size_t>(rank)]; }
   const Weights& weights(int rank = 0) const { return engines_[static_cast<size_t>(rank)]->weights(); }
-  // The step's gradient of a parameter of a tensor-parallel rank, each element from the rank that owns it.
-  at::Tensor Gradient(int parameter, int tp_rank = 0) const;
+  // The step's gradient of a parameter of a rank of the first copy, each element from the rank that owns it. `part`: of
+  // the parts that its model is cut into, stage by stage those of the tensor-parallel ranks.
+  at::Tensor Gradient(int parameter, int part = 0) const;
   // A whole Hugging Face tensor, put together from the ranks' boxes: the step's gradient, or the master of the first
   // copy. Errors: Internal - ranks that hold the same box have other bits.
   absl::StatusOr<at::Tensor> HfGradient(const TensorSpec& tensor) const;
@@ -87,9 +90,12 @@ class InProcess {
   int num_ranks() const { return static_cast<int>(engines_.size()); }
   int num_copies() const { return static_cast<int>(DpSize(options_.run.mesh())); }
   int data_ranks() const { return static_cast<int>(DataRanks(options_.run.mesh())); }
-  int tp_size() const { return static_cast<int>(TpSize(options_.run.mesh())); }
+  int num_parts() const { return static_cast<int>(TpSize(options_.run.mesh()) * PpSize(options_.run.mesh())); }
+  // Returns the rank that has a part, and of the ranks that hold it the one with this rank among them.
+  int RankOf(int part, int data_rank = 0) const;
   absl::StatusOr<at::Tensor> Assemble(const TensorSpec& tensor,
-                                      const std::function<at::Tensor(int tp_rank, const HfTensor& of)>& box_of) const;
+                                      const std::function<at::Tensor(int part, const HfTensor& of)>& box_of) const;
+  void EditPlan(size_t num_groups);
   void DrawPlacement(size_t num_groups);
   absl::Status OnEachRank(const std::function<absl::Status(int rank)>& run) const;
   EngineHooks Hooks(int rank);

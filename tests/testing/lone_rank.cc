@@ -39,6 +39,8 @@ class LoneRank final : public worker::Communicator {
     if (call.kind == worker::CollectiveKind::kAllGather) {
       const at::Tensor own = call.input.view(-1), all = call.output.view(-1);
       for (int rank = 0; rank < size(); ++rank) all.narrow(0, rank * own.numel(), own.numel()).copy_(own);
+    } else if (call.kind == worker::CollectiveKind::kReceive) {
+      at::Tensor(call.output).zero_();
     } else if (call.kind == worker::CollectiveKind::kReduceScatterSum) {
       const int64_t part = call.output.numel();
       const at::Tensor own = scratch.view(-1).narrow(0, rank() * part, part);
@@ -55,11 +57,11 @@ std::unique_ptr<worker::Communicator> MakeAxis(const std::string& axis, int64_t 
 
 }  // namespace
 
-worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank) {
+worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank, int pp_rank) {
   CHECK_EQ(DpSize(mesh), 1U) << "copies of the model would be in the process";
   const int64_t cp = CpSize(mesh), tp = TpSize(mesh);
   return {MakeAxis("dp", cp_rank, cp), MakeAxis("cp", cp_rank, cp), MakeAxis("tp", tp - 1, tp),
-          MakeAxis("kv", kv_replicas - 1, kv_replicas)};
+          MakeAxis("kv", kv_replicas - 1, kv_replicas), MakeAxis("pp", pp_rank, PpSize(mesh))};
 }
 
 }  // namespace stemma::testing

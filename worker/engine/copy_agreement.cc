@@ -18,7 +18,7 @@ absl::Status AgreeInCopy(const CopyRanks& copy, std::string_view point, const ab
 absl::Status InsideCopy(const CopyRanks& copy, const absl::Status& status) {
   const bool alone = absl::IsResourceExhausted(status) || absl::IsInternal(status);
   if (copy.size() == 1 || !alone) return status;
-  const Communicator& axis = copy.tp_size() > 1 ? *copy.tp : *copy.cp;
+  const Communicator& axis = copy.tp_size() > 1 ? *copy.tp : copy.cp_size() > 1 ? *copy.cp : *copy.pp;
   return absl::UnavailableError(
       absl::StrCat("rank ", axis.rank(), " of ", axis.size(), " of axis ", axis.axis(),
                    " failed where the others of its copy wait for it: ", std::string(status.message())));
@@ -30,8 +30,19 @@ absl::Status CancelPoll::Own() const {
 
 absl::Status CancelPoll::Poll(int cluster) {
   if (copy_.size() == 1) return Own();
-  for (; cluster_ < cluster; ++cluster_) RETURN_IF_ERROR(AgreeInCopy(copy_, "cluster", Own()));
+  for (; cluster_ < cluster; ++cluster_) RETURN_IF_ERROR(PollOne());
   return absl::OkStatus();
+}
+
+absl::Status CancelPoll::PollOne() const {
+  absl::Status status;
+  if (stages_.is_first()) {
+    status = AgreeInCopy(copy_.stage(), "cluster", Own());
+  } else if (stages_.ReceiveWord() != 0) {
+    status = Own().ok() ? absl::AbortedError("the stage before this one is cancelled") : Own();
+  }
+  if (!stages_.is_last() && !absl::IsUnavailable(status)) stages_.SendWord(status.ok() ? 0 : 1);
+  return status;
 }
 
 }  // namespace stemma::worker

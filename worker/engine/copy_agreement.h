@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "worker/engine/engine.h"
+#include "worker/model/stage_links.h"
 #include "worker/parallel/mesh_ranks.h"
 
 namespace stemma::worker {
@@ -23,19 +24,23 @@ absl::Status AgreeInCopy(const CopyRanks& copy, std::string_view point, const ab
 // failed (out of memory, an exception), the others wait for it in the middle of a layer, and it is Unavailable.
 absl::Status InsideCopy(const CopyRanks& copy, const absl::Status& status);
 
-// Tells between the operations of a pass whether it is cancelled; the ranks of a copy hear it together.
+// Tells between the operations of a pass whether it is cancelled; the ranks of a copy hear it together. Of a pipeline's
+// stages, which reach a cluster one after the other, the first decides, and each tells the next.
 class CancelPoll {
  public:
-  CancelPoll(const CopyRanks& copy, const EngineHooks& hooks) : copy_(copy), hooks_(hooks) {}
+  CancelPoll(const CopyRanks& copy, StageLinks& stages, const EngineHooks& hooks)
+      : copy_(copy), stages_(stages), hooks_(hooks) {}
   // Called before each operation with the cluster that it is of, and at the end with the last cluster of the pass. With
   // one rank each call asks; several ask once for each cluster, those too in which this rank runs nothing. Errors:
-  // Cancelled; Aborted - another rank is cancelled; Unavailable.
+  // Cancelled; Aborted - another rank is cancelled; Unavailable. Throws as StageLinks does.
   absl::Status Poll(int cluster);
 
  private:
   absl::Status Own() const;
+  absl::Status PollOne() const;
 
   const CopyRanks copy_;
+  StageLinks& stages_;
   const EngineHooks& hooks_;
   int cluster_ = -1;  // the last that was asked for
 };

@@ -8,6 +8,7 @@
 #include "worker/engine/entry_log_probs.h"
 #include "worker/engine/partial_gradients.h"
 #include "worker/model/context_exchange.h"
+#include "worker/model/stage_links.h"
 #include "worker/ops/tensor_parallel.h"
 
 namespace stemma::worker {
@@ -20,6 +21,7 @@ void AddTotals(const Communicator& axis, std::initializer_list<const char*> name
     if (found == totals.end()) continue;
     sums.calls += found->second.calls;
     sums.bytes += found->second.bytes;
+    sums.sent += found->second.sent;
     sums.seconds += found->second.seconds;
   }
 }
@@ -32,6 +34,7 @@ CopyTotals ReadCopyTotals(const MeshRanks& ranks) {
     AddTotals(*axis, {kRowsName, kRowSumsName, kVocabularyName, kPartialGradientsName}, totals.tensor_parallel);
   }
   AddTotals(*ranks.cp, {kPrefixKvName, kPrefixGradientsName, kEntryLogProbsName}, totals.context_parallel);
+  AddTotals(*ranks.pp, {kHiddenName, kHiddenGradientsName, kWordName, kPartialGradientsName}, totals.pipeline);
   CollectiveTotals waiting;
   AddTotals(*ranks.cp, {kWavesEndedName}, waiting);
   totals.context_parallel.seconds += waiting.seconds;
@@ -43,6 +46,8 @@ void SetExchanged(const CopyTotals& before, const CopyTotals& after, internal::v
   sums.set_tensor_parallel_bytes(static_cast<uint64_t>(after.tensor_parallel.bytes - before.tensor_parallel.bytes));
   sums.set_context_parallel_s(after.context_parallel.seconds - before.context_parallel.seconds);
   sums.set_context_parallel_bytes(static_cast<uint64_t>(after.context_parallel.bytes - before.context_parallel.bytes));
+  sums.set_pipeline_s(after.pipeline.seconds - before.pipeline.seconds);
+  sums.set_pipeline_bytes(static_cast<uint64_t>(after.pipeline.sent - before.pipeline.sent));
 }
 
 }  // namespace stemma::worker

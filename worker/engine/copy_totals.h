@@ -12,6 +12,7 @@ struct CopyTotals {
   CollectiveTotals tensor_parallel;  // worker/ops/tensor_parallel.h, and partial gradients
   // worker/model/context_hot_sets.h, and log-probs of the pass before a step; of waiting for others' waves the seconds.
   CollectiveTotals context_parallel;
+  CollectiveTotals pipeline;  // worker/model/stage_links.h, and a tied embedding's gradients
 };
 CopyTotals ReadCopyTotals(const MeshRanks& ranks);
 

@@ -56,8 +56,8 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   if (configure.config().threads() > 0) at::set_num_threads(static_cast<int>(configure.config().threads()));
   ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
-  ASSIGN_OR_RETURN(ModelShard shard, MakeModelShard(directory.config, {.tp_rank = parts.ranks.tp->rank(),
-                                                                       .tp_size = parts.ranks.tp->size()}));
+  const Communicator &tp = *parts.ranks.tp, &pp = *parts.ranks.pp;
+  ASSIGN_OR_RETURN(ModelShard shard, MakeModelShard(directory.config, {tp.rank(), tp.size(), pp.rank(), pp.size()}));
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
     const StateOptions states = {configure.config().optimizer_residency(), parts.ranks.data->rank(),
@@ -66,9 +66,10 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
     return absl::OkStatus();
   }));
   if (parts.copies == nullptr) parts.copies = backend.make_copy_engine();
-  if (parts.tensor_parallel == nullptr && parts.ranks.tp->size() > 1) {
+  if (parts.tensor_parallel == nullptr && tp.size() > 1) {
     parts.tensor_parallel = std::make_unique<RankTensorParallel>(*parts.ranks.tp);
   }
+  if (parts.stages == nullptr && pp.size() > 1) parts.stages = std::make_unique<RankStageLinks>(*parts.ranks.pp);
   std::unique_ptr<ModelEngine> engine;
   RETURN_IF_ERROR(CatchExceptions([&] {
     engine.reset(new ModelEngine(configure, incarnation, std::move(backend), std::move(directory), std::move(shard),
@@ -87,6 +88,7 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       weights_(std::move(weights)),
       ranks_(std::move(parts.ranks)),
       tensor_parallel_(std::move(parts.tensor_parallel)),
+      stages_(std::move(parts.stages)),
       shards_(ElementsOf(weights_.parameters), ranks_.data->size(), parts.bucket_elements),
       partial_(weights_, ranks_),
       exchange_(*ranks_.data, shards_, weights_.parameters),
@@ -109,14 +111,15 @@ absl::Status ModelEngine::TellDigest() {
   const bool compared =
       ranks_.size() > 1 || configure_.config().durability() == v1::REPLAY || !configure_.checkpoint().empty();
   if (!compared) return absl::OkStatus();
-  ASSIGN_OR_RETURN(*ready_.mutable_model_digest(), MeshDigest(weights_, *ranks_.tp));
+  ASSIGN_OR_RETURN(*ready_.mutable_model_digest(), MeshDigest(weights_, *ranks_.tp, *ranks_.pp));
   return absl::OkStatus();
 }
 
 PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
   const TensorParallel& tensor_parallel = tensor_parallel_ != nullptr ? *tensor_parallel_ : WholeLayers();
   Communicator* const cp = ranks_.cp->size() > 1 ? ranks_.cp.get() : nullptr;
-  return {.context = {&backend_, &weights_, &rope_, &tensor_parallel, cp},
+  StageLinks* const stages = stages_ != nullptr ? stages_.get() : &OnlyStage();
+  return {.context = {&backend_, &weights_, &rope_, &tensor_parallel, cp, stages},
           .host = host_.get(),
           .copies = copies_.get(),
           .head_chunk_rows = configure_.config().head_chunk_tokens(),
@@ -144,7 +147,7 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal:
     };
     status = RunPass(status, weights, StepOptions(hooks), payload, prepare.log_prob_pass(),
                      {prepare.header().loss().temperature(), /*entropy=*/false}, store);
-    if (!status.ok()) continue;
+    if (!status.ok() || !ranks_.copy().is_last_stage()) continue;
     status = InsideCopy(ranks_.copy(), ShareEntryLogProbs(*ranks_.cp, payload.shapes, prepare.log_prob_pass(), entry));
   }
   return status;
@@ -177,7 +180,7 @@ absl::StatusOr<Weights> ModelEngine::ReadCheckpointWeights(const internal::v1::P
 
 absl::Status ModelEngine::CheckDigest(const internal::v1::PassWeights& weights, const Weights& read) const {
   if (weights.checkpoint().empty() || weights.weights_digest().empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::string digest, MeshDigest(read, *ranks_.tp));
+  ASSIGN_OR_RETURN(const std::string digest, MeshDigest(read, *ranks_.tp, *ranks_.pp));
   return CheckWeightsDigest(CheckpointFolder(configure_, weights.checkpoint()), digest, weights.weights_digest());
 }
 
@@ -336,7 +339,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
         if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
       }
       if (!apply.digest()) return absl::OkStatus();
-      ASSIGN_OR_RETURN(*applied.mutable_weights_digest(), MeshDigest(weights_, *ranks_.tp));
+      ASSIGN_OR_RETURN(*applied.mutable_weights_digest(), MeshDigest(weights_, *ranks_.tp, *ranks_.pp));
       return absl::OkStatus();
     });
     if (absl::IsUnavailable(status)) return status;
@@ -387,7 +390,7 @@ absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request
 absl::Status ModelEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {
   return CatchExceptions([&]() -> absl::Status {
     // First: it is a collective, and what refuses a save is one rank's own.
-    ASSIGN_OR_RETURN(const std::string digest, MeshDigest(weights_, *ranks_.tp));
+    ASSIGN_OR_RETURN(const std::string digest, MeshDigest(weights_, *ranks_.tp, *ranks_.pp));
     return saver_.Save(request, digest, answers);
   });
 }

@@ -3,14 +3,14 @@
 //
 // With several data-parallel ranks each computes its groups of a step and owns a part of the optimizer's states
 // (worker/optim/shards.h). Those of a tensor-parallel axis hold one copy of the model together and compute the same
-// groups; the first of them speaks for the copy. Those of a context-parallel axis compute the same groups, too, each
-// some rows of their prefixes and some of their rollouts, for which it speaks. The collectives of a step are, in this
-// order: in Prepare, the copy's agreement to begin; those inside of the layers (worker/ops/tensor_parallel.h,
-// worker/model/context_hot_sets.h); the exchanges of split groups between the phases (worker/engine/split_exchange.h);
-// the reduction of gradients, from the last backward on; an agreement on whether every rank could; in Apply, after
-// AdamW, the gathering of weights. A rank that fails in a phase walks the exchanges that are left and the reduction,
-// comes to the agreement, and all of them vote no: what was summed is dropped. Those of an export:
-// worker/engine/rank_export.h.
+// groups; the first of them speaks for the copy. The stages of a pipeline hold some of its layers each; the last of
+// them speaks. Those of a context-parallel axis compute the same groups, too, each some rows of their prefixes and some
+// of their rollouts, for which it speaks. The collectives of a step are, in this order: in Prepare, the copy's
+// agreement to begin; those inside of the layers (worker/ops/tensor_parallel.h, worker/model/context_hot_sets.h); the
+// exchanges of split groups between the phases (worker/engine/split_exchange.h); the reduction of gradients, from the
+// last backward on; an agreement on whether every rank could; in Apply, after AdamW, the gathering of weights. A rank
+// that fails in a phase walks the exchanges that are left and the reduction, comes to the agreement, and all of them
+// vote no: what was summed is dropped. Those of an export: worker/engine/rank_export.h.
 #pragma once
 
 #include <memory>
@@ -39,6 +39,7 @@ struct EngineParts {
   MeshRanks ranks = OnlyRank();
   // Null: over ranks.tp. Tests give one with a known mistake.
   std::unique_ptr<TensorParallel> tensor_parallel = nullptr;
+  std::unique_ptr<StageLinks> stages = nullptr;  // the same, over ranks.pp
   int64_t bucket_elements = kBucketElements;
 };
 
@@ -89,7 +90,7 @@ class ModelEngine final : public Engine {
   void PassFailpoint(std::string_view place) const;
   absl::Status PassCollective(std::string_view place) const;  // Unavailable: a test lets it fail
   // Whether this rank speaks for its copy of the model: results, and sums over rollouts.
-  bool speaks() const { return ranks_.tp->rank() == 0; }
+  bool speaks() const { return ranks_.tp->rank() == 0 && ranks_.copy().is_last_stage(); }
   // Whether all ranks of the mesh could. Errors: Unavailable.
   absl::StatusOr<bool> AllRanksCan(bool this_one);
   // The gradient's norm and whether it is finite, of what this rank owns.
@@ -102,6 +103,7 @@ class ModelEngine final : public Engine {
   Weights weights_;
   const MeshRanks ranks_;
   const std::unique_ptr<TensorParallel> tensor_parallel_;  // null: this rank holds whole layers
+  const std::unique_ptr<StageLinks> stages_;               // null: it holds all of them
   const OptimizerShards shards_;
   PartialGradients partial_;
   ShardExchange exchange_;

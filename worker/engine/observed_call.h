@@ -23,11 +23,18 @@ class ObservedCall {
       if (collective.peer >= 0) collective.peer = ranks.RankOfData(collective.peer);
       spans->Add(collective);
     });
+    if (ranks.pp->size() > 1) {
+      ranks.pp->Observe([spans, &ranks](CollectiveRecord collective) {
+        if (collective.peer >= 0) collective.peer = ranks.RankOfStage(collective.peer);
+        spans->Add(collective);
+      });
+    }
     copies_.Observe([spans](const CopyTimes& copy) { spans->Add(copy); });
   }
   ~ObservedCall() {
     if (!observing_) return;
     ObserveRanks({});
+    ranks_.pp->Observe({});
     copies_.Observe({});
   }
   ObservedCall(const ObservedCall&) = delete;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
+#include "common/cost/state_shards.h"
 
 namespace stemma::worker {
 namespace {
@@ -23,17 +24,26 @@ int64_t Elements(const std::vector<at::Tensor>& tensors) {
 PartialGradients::PartialGradients(const Weights& weights, const MeshRanks& ranks) : ranks_(ranks) {
   std::vector<int64_t> begins = {0};  // of the parts, in parameters
   for (const LayerWeights& layer : weights.layers) begins.push_back(layer.first());
-  begins.push_back(weights.final_norm);
+  if (weights.final_norm >= 0) begins.push_back(weights.final_norm);
   std::map<int64_t, Part> parts;
   for (const HfTensor& tensor : weights.hf_tensors) {
-    if (!tensor.partial_over_tp && !tensor.partial_over_kv_replicas) continue;
-    Part& part = parts[*std::prev(std::upper_bound(begins.begin(), begins.end(), tensor.parameter))];
-    (tensor.partial_over_tp ? part.of_all : part.of_kv).push_back(weights.GradSlice(tensor).view(-1));
+    const std::pair<bool, std::vector<at::Tensor> Part::*> kinds[] = {
+        {tensor.partial_over_tp, &Part::of_all},
+        {tensor.partial_over_kv_replicas, &Part::of_kv},
+        {tensor.partial_over_first_and_last_stage, &Part::of_stages}};
+    for (const auto& [is_partial, list] : kinds) {
+      if (!is_partial) continue;
+      Part& part = parts[*std::prev(std::upper_bound(begins.begin(), begins.end(), tensor.parameter))];
+      (part.*list).push_back(weights.GradSlice(tensor).view(-1));
+    }
   }
   int64_t largest = 0;
   for (auto& [first, part] : parts) {
     part.first_parameter = first;
     largest = std::max(largest, Elements(part.of_all));
+    for (const at::Tensor& values : part.of_stages) {
+      from_stage_ = at::empty({std::min(values.numel(), kStageGradientElements)}, values.options());
+    }
     parts_.push_back(std::move(part));
   }
   if (largest > 0) buffer_ = at::empty({largest}, weights.parameters.front().grad.options());
@@ -47,6 +57,7 @@ absl::Status PartialGradients::Sum(int64_t first) {
 
 absl::Status PartialGradients::SumPart(const Part& part) {
   for (at::Tensor values : part.of_kv) RETURN_IF_ERROR(ranks_.kv->AllReduceSum(kPartialGradientsName, values));
+  for (const at::Tensor& values : part.of_stages) RETURN_IF_ERROR(SumOverStages(values));
   if (part.of_all.empty()) return absl::OkStatus();
   at::Tensor values = buffer_.narrow(0, 0, Elements(part.of_all));
   const auto for_each = [&](const auto& copy) {
@@ -59,6 +70,21 @@ absl::Status PartialGradients::SumPart(const Part& part) {
   for_each([](const at::Tensor& gradient, const at::Tensor& place) { place.copy_(gradient); });
   RETURN_IF_ERROR(ranks_.tp->AllReduceSum(kPartialGradientsName, values));
   for_each([](const at::Tensor& gradient, const at::Tensor& place) { gradient.copy_(place); });
+  return absl::OkStatus();
+}
+
+absl::Status PartialGradients::SumOverStages(const at::Tensor& values) {
+  Communicator& stages = *ranks_.pp;
+  const int other = stages.rank() == 0 ? stages.size() - 1 : 0;
+  for (int64_t begin = 0; begin < values.numel(); begin += kStageGradientElements) {
+    const at::Tensor own = values.slice(0, begin, begin + kStageGradientElements);
+    at::Tensor from = from_stage_.narrow(0, 0, own.numel());
+    const std::unique_ptr<PendingCollective> sent = stages.StartSend(kPartialGradientsName, own, other);
+    const absl::Status received = stages.Receive(kPartialGradientsName, from, other);
+    RETURN_IF_ERROR(sent->Wait());
+    RETURN_IF_ERROR(received);
+    own.add_(from);  // in either order the same bits
+  }
   return absl::OkStatus();
 }
 

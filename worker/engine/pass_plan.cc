@@ -7,6 +7,7 @@
 #include "worker/engine/wave_input.h"
 #include "worker/schedule/context_ranks.h"
 #include "worker/schedule/split_groups.h"
+#include "worker/schedule/stage_orders.h"
 
 namespace stemma::worker {
 
@@ -14,11 +15,13 @@ absl::Status CheckPassPlan(const v1::StepPlan& plan, const Payload& payload, con
                            const LossPlan* loss, int64_t vocab_size) {
   RETURN_IF_ERROR(CheckContextRanks(plan, sizes));
   RETURN_IF_ERROR(CheckSplitGroups(plan, sizes));
-  if (sizes.cp_ranks == 1) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckStageOrders(plan, /*forward_only=*/loss == nullptr, sizes));
+  if (sizes.cp_ranks == 1 && sizes.stages == 1) return absl::OkStatus();
+  const bool has_head = sizes.stage == sizes.stages - 1;
   for (const v1::Cluster& cluster : plan.clusters()) {
     for (const v1::Wave& wave : cluster.waves()) {
       ASSIGN_OR_RETURN(const std::vector<MemberRows> members, WaveRows(payload.shapes, cluster, wave));
-      RETURN_IF_ERROR(CheckEntryLogProbs(payload, members, loss));
+      if (has_head) RETURN_IF_ERROR(CheckEntryLogProbs(payload, members, loss));
       RETURN_IF_ERROR(CheckMemberTokens(payload, members, vocab_size));
     }
   }

@@ -3,6 +3,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -26,14 +27,8 @@
 namespace stemma::worker {
 namespace {
 
-// A wave between its forward and its backward.
-struct LiveWave {
-  std::vector<MemberRows> members;
-  WaveInput input;
-  WaveTape tape;
-  at::Tensor dhidden_BD;
-  at::Tensor results;  // of the head and the loss, still on the device
-};
+// Hidden states that a stage may have sent in a forward-only pass and the next one has not taken.
+constexpr int64_t kHiddenAheadMax = 2;
 
 // Interprets a step's program. Hot sets live in a table from Phase A to Phase C, waves from forward to backward, by
 // their indices in the plan: a program may hold several of each.
@@ -42,7 +37,11 @@ class Pass {
   // loss: null for a forward-only pass.
   Pass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan, const LossPlan* loss,
        const HeadOptions& head, const MemberResult& results)
-      : options_(options), payload_(payload), plan_(plan), loss_(loss), head_(head), results_(results) {
+      : options_(options),
+        payload_(payload),
+        plan_(plan),
+        loss_(loss),
+        wave_head_(options.context, payload, loss, head, results) {
     if (options.data != nullptr) split_.emplace(*options.data, options.context);
     no_prefixes_.kv = std::make_unique<LocalHotSet>(PrefixRows{});
   }
@@ -57,10 +56,14 @@ class Pass {
                      program = ExpandStep(plan_, forward_only(), sizes);
                      return CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size());
                    }));
+    // The last stage alone knows the log-probs of the pass before.
+    if (sizes.stages > 1) status = AgreeInCopy(options_.copy, "plan", status);
     program_ = program;
-    CancelPoll cancel(options_.copy, *options_.hooks);
+    NoteLastOperations();
+    CancelPoll cancel(options_.copy, *options_.context.stages, *options_.hooks);
     auto next = program.begin();
     for (; status.ok() && next != program.end(); ++next) {
+      if (next->cluster >= stop_before_) continue;
       bool polled = false, ran = false;
       status = CatchExceptions([&]() -> absl::Status {
         RETURN_IF_ERROR(cancel.Poll(next->cluster));
@@ -68,11 +71,12 @@ class Pass {
         return RunMeasured(*next, ran);
       });
       status = InsideCopy(options_.copy, status);
-      if (!polled) break;
+      if (!polled && DrainsStages(*next, status)) status = absl::OkStatus();
       // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
       if (!status.ok() && !ran && !absl::IsAborted(status)) break;
+      if (!status.ok() && !polled) break;
     }
-    if (status.ok() && options_.copy.size() > 1) status = cancel.Poll(plan_.clusters_size() - 1);
+    if (status.ok()) status = CatchExceptions([&] { return EndPass(cancel); });
     if (split_.has_value()) sums_.split_bytes = split_->sent_bytes();
     if (status.ok()) return sums_;
     live_waves_.clear();  // the walk takes memory, too
@@ -97,20 +101,51 @@ class Pass {
 
   int64_t vocab_size() const { return options_.context.weights->config.vocab_size; }
 
+  bool has_head() const { return options_.context.stages->is_last(); }
+
   // Whether this rank counts what it computes, and not another that runs the same rows.
-  bool counts() const { return options_.copy.tp_rank() == 0; }
+  bool counts() const { return options_.copy.tp_rank() == 0 && has_head(); }
+
+  // Notes of each cluster which operation is its last, and which the last forward of it.
+  void NoteLastOperations() {
+    for (const Operation& operation : program_) {
+      last_of_cluster_[operation.cluster] = &operation;
+      const OperationKind kind = operation.kind;
+      const bool forward = kind == OperationKind::kPrefixForward || kind == OperationKind::kWaveForward ||
+                           kind == OperationKind::kJoinForward;
+      if (forward) last_forward_[operation.cluster] = &operation;
+    }
+  }
+
+  // Whether a pipeline that was cancelled before this operation's cluster ends those that were begun: other stages wait
+  // for what they have of them.
+  bool DrainsStages(const Operation& operation, const absl::Status& status) {
+    if (options_.copy.pp_size() == 1 || status.ok() || absl::IsUnavailable(status)) return false;
+    stop_before_ = operation.cluster;
+    stopped_ = status;
+    return true;
+  }
+
+  absl::Status EndPass(CancelPoll& cancel) {
+    if (stopped_.ok() && options_.copy.size() > 1) RETURN_IF_ERROR(cancel.Poll(plan_.clusters_size() - 1));
+    options_.context.stages->EndPass();
+    return stopped_;
+  }
 
   // `ran`: the operation itself has succeeded, whatever comes of the rest.
   absl::Status RunMeasured(const Operation& operation, bool& ran) {
     const Backend& backend = *options_.context.backend;
+    if (operation.kind == OperationKind::kIdle) return absl::OkStatus();
     RETURN_IF_ERROR(MeetBefore(operation));
-    const double start_s = RealClock().MonotonicSeconds();
+    const double start_s = RealClock().MonotonicSeconds(), waited_before_s = options_.context.stages->waited_s();
     backend.reset_peak_bytes();
     RETURN_IF_ERROR(RunOperation(operation));
     ran = true;
     EndForwardOnly(operation);
     const double end_s = RealClock().MonotonicSeconds();
-    sums_.AddPhase(operation.kind, end_s - start_s, backend.memory_stats().peak_bytes - start_bytes_);
+    // What other stages are waited for is in none of the phases' seconds.
+    const double waited_s = options_.context.stages->waited_s() - waited_before_s;
+    sums_.AddPhase(operation.kind, end_s - start_s - waited_s, backend.memory_stats().peak_bytes - start_bytes_);
     if (options_.spans != nullptr) {
       options_.spans->Add(SpanOf(operation, forward_only(), held_s_, options_.copy.tp), start_s, end_s);
     }
@@ -251,52 +286,32 @@ class Pass {
     if (IsLastForward(operation)) prefixes.LastWave();
     LiveWave live;
     ASSIGN_OR_RETURN(live.members, WaveRows(payload_.shapes, cluster, wave));
-    RETURN_IF_ERROR(CheckEntryLogProbs(payload_, live.members, loss_));
+    if (has_head()) RETURN_IF_ERROR(CheckEntryLogProbs(payload_, live.members, loss_));
     ASSIGN_OR_RETURN(WaveTensors tensors, MakeWaveTensors(options_.context, payload_, live.members, cluster, wave));
     live.input = std::move(tensors.input);
     WaveForwardResult forward =
         WaveForward(options_.context, BehindWave(prefixes), live.input, /*keep_tape=*/!forward_only());
     live.tape = std::move(forward.tape);
-    RunHead(std::move(forward.hidden_BD), tensors.targets_B, live);
+    if (has_head()) wave_head_.Run(std::move(forward.hidden_BD), tensors.targets_B, live);
     CountTokens(live.members);
     if (!forward_only()) {
       CHECK(live_waves_.emplace(WaveKey{operation.cluster, operation.wave}, std::move(live)).second);
       return absl::OkStatus();
     }
-    Report(live);
+    if (has_head()) Report(live);
     return absl::OkStatus();
   }
 
   // Whether no wave of the cluster begins after this operation.
-  bool IsLastForward(const Operation& operation) const {
-    for (auto next = program_.begin() + (&operation - program_.data()) + 1; next != program_.end(); ++next) {
-      if (next->cluster != operation.cluster) return true;
-      if (next->kind == OperationKind::kWaveForward || next->kind == OperationKind::kJoinForward) return false;
-    }
-    return true;
-  }
+  bool IsLastForward(const Operation& operation) const { return last_forward_.at(operation.cluster) == &operation; }
 
   // Ends the hot set with the last operation of its cluster in a pass that has no Phase C: a context-parallel rank may
   // have no wave of it.
   void EndForwardOnly(const Operation& operation) {
-    const auto next = program_.begin() + (&operation - program_.data()) + 1;
-    const bool is_last = next == program_.end() || next->cluster != operation.cluster;
-    if (forward_only() && is_last) hot_sets_.erase(operation.cluster);
-  }
-
-  void RunHead(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& live) {
-    const Backend& backend = *options_.context.backend;
-    const Weights& weights = *options_.context.weights;
-    const Parameter& head = weights.at(weights.head);
-    if (forward_only()) {
-      live.results = PackResults(HeadForward(backend, hidden_BD, head.weight, targets_B, head_), {});
-      return;
-    }
-    WaveLoss loss(*loss_, backend, LossMembers(live.members));
-    HeadBackwardResult result =
-        HeadForwardBackward(backend, hidden_BD, head.weight, targets_B, head_, loss.head_loss(), head.grad);
-    live.dhidden_BD = std::move(result.dhidden_TD);
-    live.results = PackResults(result.output, loss.sums());
+    if (!forward_only()) return;
+    StageLinks& stages = *options_.context.stages;  // no gradient ever says that what was sent has been taken
+    stages.RetireHidden(std::max<int64_t>(stages.hidden_sent() - kHiddenAheadMax, 0));
+    if (last_of_cluster_.at(operation.cluster) == &operation) hot_sets_.erase(operation.cluster);
   }
 
   void RunWaveBackward(WaveKey key, const LayerFinal& layer_final) {
@@ -305,18 +320,7 @@ class Pass {
     LiveWave live = std::move(node.mapped());
     WaveBackward(options_.context, BehindWave(Prefixes(key.first)), live.input, std::move(live.tape),
                  std::move(live.dhidden_BD), layer_final);
-    Report(live);
-  }
-
-  std::vector<LossMember> LossMembers(const std::vector<MemberRows>& members) const {
-    std::vector<LossMember> loss_members;
-    for (const MemberRows& m : members) {
-      loss_members.push_back({.rollout = &payload_.groups[m.group].rollouts(static_cast<int>(m.rollout)),
-                              .weight = loss_->weights[m.group][m.rollout],
-                              .old_log_probs = payload_.FindEntryLogProbs(loss_->old_weights, m.group, m.rollout),
-                              .ref_log_probs = payload_.FindEntryLogProbs(loss_->ref_weights, m.group, m.rollout)});
-    }
-    return loss_members;
+    if (has_head()) Report(live);
   }
 
   void CountTokens(const std::vector<MemberRows>& members) {
@@ -329,20 +333,9 @@ class Pass {
     }
   }
 
-  // Waits for the wave's numbers, adds its sums, and hands out each member's rows at the head: its response tokens.
   void Report(const LiveWave& live) {
-    const at::Tensor results = live.results.to(at::kCPU);
-    const MemberRows& last = live.members.back();
-    const int64_t rows = last.head_begin + payload_.shapes[last.group].response_tokens[last.rollout];
-    const auto* numbers = results.const_data_ptr<double>();
-    if (!forward_only() && counts()) sums_.loss += LossSumsOf(numbers + results.numel() - kNumLossSums);
-    for (const MemberRows& m : live.members) {
-      const auto count = static_cast<size_t>(payload_.shapes[m.group].response_tokens[m.rollout]);
-      const std::span<const double> log_prob(numbers + m.head_begin, count);
-      results_(m, log_prob,
-               head_.need_entropy ? std::span<const double>(numbers + rows + m.head_begin, count)
-                                  : std::span<const double>());
-    }
+    const LossSums sums = wave_head_.Report(live);
+    if (!forward_only() && counts()) sums_.loss += sums;
   }
 
   void Progress(OperationKind kind) {
@@ -357,15 +350,17 @@ class Pass {
   const Payload& payload_;
   const v1::StepPlan& plan_;
   const LossPlan* loss_;
-  const HeadOptions head_;
-  const MemberResult& results_;
+  const WaveHead wave_head_;
   PrefixBatch no_prefixes_;
   std::map<int, PrefixBatch> hot_sets_;  // by cluster
   std::map<WaveKey, LiveWave> live_waves_;
   std::optional<SplitExchange> split_;  // with several ranks
   std::span<const Operation> program_;
-  int64_t start_bytes_ = 0;  // of the device, when the pass began
-  double held_s_ = 0;        // by layer_final, in the last operation
+  std::map<int, const Operation*> last_of_cluster_, last_forward_;
+  int stop_before_ = std::numeric_limits<int>::max();  // the first cluster that does not run
+  absl::Status stopped_;                               // why
+  int64_t start_bytes_ = 0;                            // of the device, when the pass began
+  double held_s_ = 0;                                  // by layer_final, in the last operation
   PassSums sums_;
 };
 

@@ -7,7 +7,8 @@
 //
 // The ranks that hold one copy of the model run the same program, and stop together where a cluster begins:
 // worker/engine/copy_agreement.h. Of those that run the same rows (tp) the first alone counts rows and losses, and all
-// hear of the members' results. Those that run other rows (cp) count their own, and hear of their own members.
+// hear of the members' results. Those that run other rows (cp) count their own, and hear of their own members. Of a
+// pipeline's stages, which run the same rows through other layers, the last one counts and hears.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "absl/status/status.h"
 #include "stemma/internal/v1/worker.pb.h"
 #include "worker/engine/engine.h"
+#include "worker/engine/live_wave.h"
 #include "worker/engine/pass_sums.h"
 #include "worker/engine/payload.h"
 #include "worker/engine/step_spans.h"
@@ -44,10 +46,6 @@ struct PassOptions {
   LayerFinal layer_final = {};
   StepSpans* spans = nullptr;  // of a step that is traced, and of its entry pass; null: nothing is recorded
 };
-
-// Log-probs (and entropies, when asked for) of one member of a wave.
-using MemberResult =
-    std::function<void(const MemberRows& member, std::span<const double> log_prob, std::span<const double> entropy)>;
 
 // Forward and backward: adds to the parameters' gradients. Errors: Cancelled; InvalidArgument - plan and payload
 // disagree, or the plan splits a group as none is split; Aborted - another rank of a split group has given up; as of

@@ -6,6 +6,8 @@ RankSizes RankSizesOf(const Weights& weights, const Communicator* data, const Co
   RankSizes sizes;
   sizes.cp_rank = copy.cp_rank();
   sizes.cp_ranks = copy.cp_size();
+  sizes.stage = copy.pp_rank();
+  sizes.stages = copy.pp_size();
   if (data != nullptr) {
     sizes.rank = data->rank() / sizes.cp_ranks;
     sizes.num_ranks = data->size() / sizes.cp_ranks;

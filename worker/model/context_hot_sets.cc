@@ -114,7 +114,7 @@ void GatheredHotSet::Rest() {
 }
 
 void GatheredHotSet::Begin(const PrefixBlockRows& /*block*/, int64_t layer, PrefixPass pass) {
-  if (layer == last_layer()) {
+  if (is_kv_only(layer)) {
     if (pass == PrefixPass::kBackward && layer > 0) Prefetch(layer - 1);
     return;
   }
@@ -126,7 +126,7 @@ void GatheredHotSet::Begin(const PrefixBlockRows& /*block*/, int64_t layer, Pref
   }
   if (!here_.contains(layer)) Prefetch(layer);
   const int64_t next = pass == PrefixPass::kBackward ? layer - 1 : layer + 1;
-  if (next >= 0 && next < last_layer()) Prefetch(next);
+  if (next >= 0 && !is_kv_only(next)) Prefetch(next);
 }
 
 void GatheredHotSet::Share(const PrefixBlockRows& block, int64_t layer, const at::Tensor& k, const at::Tensor& v) {
@@ -136,7 +136,7 @@ void GatheredHotSet::Share(const PrefixBlockRows& block, int64_t layer, const at
   const at::Tensor& own = own_[static_cast<size_t>(layer)];
   own[0].slice(0, block.own_begin, block.own_end).copy_(k);
   own[1].slice(0, block.own_begin, block.own_end).copy_(v);
-  if (layer == last_layer()) return;
+  if (is_kv_only(layer)) return;
   const Layer& here = here_.at(layer);
   index_.Unpack(PendingExchange::Gather(*context_.cp, own).Wait(), here.k_TKE, here.v_TKE);
 }
@@ -155,7 +155,7 @@ void GatheredHotSet::Restore(const PrefixBlockRows& block, int64_t layer, at::Te
 }
 
 KvGradients GatheredHotSet::Gradients(const PrefixBlockRows& block, int64_t layer) {
-  if (layer < last_layer()) {
+  if (!is_kv_only(layer)) {
     Reduce(layer);
     TakeSum();
   }

@@ -75,7 +75,8 @@ class GatheredHotSet final : public HotSet {
     PendingExchange coming;
   };
 
-  int64_t last_layer() const { return context_.weights->config.num_layers - 1; }
+  // Whether prefixes compute K and V only there, and read none.
+  bool is_kv_only(int64_t layer) const { return layer >= context_.full_layers(); }
   // Makes sure that K/V of all rows are here.
   Layer& Here(int64_t layer);
   // Waits for the sum that was begun, if one was, and adds it to the own rows'.

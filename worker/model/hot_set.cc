@@ -59,7 +59,7 @@ void LocalHotSet::Free(int64_t layer) {
 }
 
 void LocalHotSet::MakeGradients(const LayerContext& context) {
-  for (int64_t l = 0; l < context.weights->config.num_layers; ++l) {
+  for (int64_t l = 0; l < context.layers(); ++l) {
     for (auto* of_layers : {&gk_TKE, &gv_TKE}) of_layers->push_back(ZeroKv(context, rows_.rows));
   }
 }

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <utility>
 
 #include "worker/ops/vocabulary.h"
 
@@ -30,6 +31,35 @@ at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {
 void EmbedBackward(const LayerContext& context, const at::Tensor& tokens_T, const at::Tensor& dx_TD) {
   EmbeddingBackward(*context.backend, context.vocabulary(), tokens_T, dx_TD,
                     context.weights->at(context.weights->embedding).grad);
+}
+
+namespace {
+
+// Room for this rank's part of so many rows of hidden states.
+at::Tensor EmptyHidden(const LayerContext& context, int64_t rows) {
+  const Weights& weights = *context.weights;
+  return at::empty({context.tp->LocalRows(rows), weights.config.hidden_size},
+                   context.backend->options(weights.run_dtype));
+}
+
+}  // namespace
+
+at::Tensor SegmentInput(const LayerContext& context, const at::Tensor& tokens_T) {
+  if (context.stages->is_first()) return Embed(context, tokens_T);
+  at::Tensor x_TD = EmptyHidden(context, tokens_T.numel());
+  context.stages->ReceiveHidden(x_TD);
+  return x_TD;
+}
+
+at::Tensor OutputGradient(const LayerContext& context, int64_t rows) {
+  at::Tensor dx_TD = EmptyHidden(context, rows);
+  context.stages->ReceiveGradient(dx_TD);
+  return dx_TD;
+}
+
+void SegmentInputBackward(const LayerContext& context, const at::Tensor& tokens_T, at::Tensor dx_TD) {
+  if (context.stages->is_first()) return EmbedBackward(context, tokens_T, dx_TD);
+  context.stages->SendGradient(std::move(dx_TD));
 }
 
 }  // namespace stemma::worker

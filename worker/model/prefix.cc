@@ -16,8 +16,6 @@
 namespace stemma::worker {
 namespace {
 
-int64_t LastLayer(const LayerContext& context) { return context.weights->config.num_layers - 1; }
-
 // The spans of a block: its pieces of each prefix, behind the K/V of that prefix's earlier rows.
 AttentionBatch BatchOf(const LayerContext& context, HotSet& kv, const PrefixBlockRows& block, int64_t layer,
                        PrefixUse use) {
@@ -40,7 +38,7 @@ AttentionBatch BatchOf(const LayerContext& context, HotSet& kv, const PrefixBloc
 // The store's name of a block's tape in a layer.
 int64_t EntryOf(const LayerContext& context, const PrefixBatch& prefixes, const PrefixBlock& block, int64_t layer) {
   const int64_t block_rows = prefixes.options.block_rows;
-  return (block_rows > 0 ? block.rows.begin / block_rows : 0) * context.weights->config.num_layers + layer;
+  return (block_rows > 0 ? block.rows.begin / block_rows : 0) * context.layers() + layer;
 }
 
 template <typename Tape>
@@ -88,9 +86,8 @@ class BlockForward {
   void Run() {
     if (rows_.own_rows() == 0) return RunWithoutRows();
     const at::Tensor positions_T = OwnRows(prefixes_.positions_T, rows_);
-    const int64_t last = LastLayer(context_);
-    at::Tensor x_TD = Embed(context_, OwnRows(prefixes_.tokens_T, rows_));
-    for (int64_t l = 0; l < last; ++l) {
+    at::Tensor x_TD = Input();
+    for (int64_t l = 0; l < context_.full_layers(); ++l) {
       kv_.Begin(rows_, l, pass_);
       LayerResult result = LayerForward(context_, l, BatchOf(context_, kv_, rows_, l, PrefixUse::kRead), positions_T,
                                         x_TD, policy_, BlockKv(kv_, rows_, l, pass_));
@@ -101,6 +98,23 @@ class BlockForward {
         block_.tape.push_back(std::move(result.tape));
       }
     }
+    if (context_.stages->is_last()) return RunLast(positions_T, std::move(x_TD));
+    if (pass_ == PrefixPass::kForward) context_.stages->SendHidden(std::move(x_TD));
+  }
+
+ private:
+  at::Tensor Input() {
+    if (block_.input_TD.defined()) return std::move(block_.input_TD);
+    at::Tensor x_TD = SegmentInput(context_, OwnRows(prefixes_.tokens_T, rows_));
+    if (runs_again() && !context_.stages->is_first()) block_.input_TD = x_TD;
+    return x_TD;
+  }
+
+  bool runs_again() const { return !keep_ && !prefixes_.options.forward_only && pass_ == PrefixPass::kForward; }
+
+  // The model's last layer, where a prefix makes K and V only.
+  void RunLast(const at::Tensor& positions_T, at::Tensor x_TD) {
+    const int64_t last = context_.full_layers();
     kv_.Begin(rows_, last, pass_);
     block_.last = KvBlock(context_, last, positions_T).Forward(x_TD, policy_);
     if (pass_ == PrefixPass::kForward) kv_.Share(rows_, last, block_.last.k_TKE, block_.last.v_TKE);
@@ -113,10 +127,9 @@ class BlockForward {
     }
   }
 
- private:
   // Takes part in what the other ranks exchange.
   void RunWithoutRows() {
-    for (int64_t l = 0; l <= LastLayer(context_); ++l) {
+    for (int64_t l = 0; l < context_.layers(); ++l) {
       at::Tensor k_TKE = EmptyKv(context_, 0), v_TKE = k_TKE;
       kv_.Begin(rows_, l, pass_);
       if (pass_ == PrefixPass::kForward) kv_.Share(rows_, l, k_TKE, v_TKE);
@@ -180,12 +193,10 @@ class BlockBackward {
         layer_final_(layer_final) {}
 
   void Run() {
-    const int64_t last = LastLayer(context_);
     const at::Tensor positions_T = OwnRows(prefixes_.positions_T, rows_);
-    at::Tensor dx_TD = RunLast(positions_T);
-    LayerEnded(last);
-    for (int64_t l = last - 1; l >= 0; --l) {
-      if (is_first()) kv_.Free(l + 1);
+    at::Tensor dx_TD = context_.stages->is_last() ? RunLast(positions_T) : ReceiveGradient();
+    for (int64_t l = context_.full_layers() - 1; l >= 0; --l) {
+      if (is_first() && l + 1 < context_.layers()) kv_.Free(l + 1);
       kv_.Begin(rows_, l, PrefixPass::kBackward);
       if (has_rows()) {
         dx_TD = RunLayer(l, positions_T, std::move(dx_TD));
@@ -194,7 +205,7 @@ class BlockBackward {
       }
       LayerEnded(l);
     }
-    if (has_rows()) EmbedBackward(context_, OwnRows(prefixes_.tokens_T, rows_), dx_TD);
+    if (has_rows()) SegmentInputBackward(context_, OwnRows(prefixes_.tokens_T, rows_), std::move(dx_TD));
   }
 
  private:
@@ -206,13 +217,19 @@ class BlockBackward {
     if (is_first()) Tell(layer_final_, layer);
   }
 
+  at::Tensor ReceiveGradient() { return has_rows() ? OutputGradient(context_, rows_.own_rows()) : at::Tensor(); }
+
   at::Tensor RunLast(const at::Tensor& positions_T) {
-    const int64_t last = LastLayer(context_);
+    const int64_t last = context_.full_layers();
     if (has_rows()) ComeBack(context_, prefixes_, block_, last, block_.last);
     kv_.Begin(rows_, last, PrefixPass::kBackward);
     const KvGradients gradients = kv_.Gradients(rows_, last);
-    if (!has_rows()) return {};
-    return KvBlock(context_, last, positions_T).Backward(std::move(block_.last), gradients.gk_TKE, gradients.gv_TKE);
+    at::Tensor dx_TD;
+    if (has_rows()) {
+      dx_TD = KvBlock(context_, last, positions_T).Backward(std::move(block_.last), gradients.gk_TKE, gradients.gv_TKE);
+    }
+    LayerEnded(last);
+    return dx_TD;
   }
 
   at::Tensor RunLayer(int64_t layer, const at::Tensor& positions_T, at::Tensor dx_TD) {
@@ -244,6 +261,7 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
   for (PrefixBlock& block : prefixes.blocks) {
     BlockForward(context, prefixes, block, options.policy, PrefixPass::kForward).Run();
   }
+  prefixes.hidden_sent = context.stages->hidden_sent();
   if (prefixes.offload != nullptr) prefixes.offload->ProducingEnded();
   if (!options.forward_only) prefixes.kv->MakeGradients(context);
   return prefixes;
@@ -258,7 +276,7 @@ LocalHotSet& PrefixBatch::all_rows() const {
 PrefixBatch BorrowedPrefix(const LayerContext& context, int64_t rows, bool forward_only) {
   PrefixBatch prefixes;
   auto kv = std::make_unique<LocalHotSet>(MakePrefixRows({rows}, /*block_rows=*/0, /*rank=*/0, /*ranks=*/1));
-  for (int64_t l = 0; l <= LastLayer(context); ++l) {
+  for (int64_t l = 0; l < context.layers(); ++l) {
     for (auto* of_layers : {&kv->k_TKE, &kv->v_TKE}) of_layers->push_back(EmptyKv(context, rows));
   }
   if (!forward_only) kv->MakeGradients(context);
@@ -267,6 +285,7 @@ PrefixBatch BorrowedPrefix(const LayerContext& context, int64_t rows, bool forwa
 }
 
 ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes, const LayerFinal& layer_final) {
+  context.stages->RetireHidden(prefixes.hidden_sent);
   while (!prefixes.blocks.empty()) {
     PrefixBlock& block = prefixes.blocks.back();
     if (!KeepsInputs(prefixes.options.policy)) {

@@ -7,6 +7,9 @@
 // to its prefix. Phase A runs them in order, Phase C in reverse, so that only one block's working set exists at a time;
 // with policy S5 only one block's tape, recomputed in Phase C. In the last layer only K and V are computed.
 //
+// A pipeline's stage runs its own layers, all in full but for the model's last one, and hands block by block to the
+// next stage in Phase A, and to the one before in Phase C.
+//
 // With context parallelism each rank runs pieces of every block, behind the K/V of all ranks' earlier rows. All of them
 // make the same calls; what they exchange is the hot set's business (worker/model/hot_set.h).
 //
@@ -45,8 +48,9 @@ struct PrefixOptions {
 // A block, and what it keeps until Phase C.
 struct PrefixBlock {
   PrefixBlockRows rows;
-  std::vector<LayerTape> tape;  // layers 0 .. L-2; none of a rank without rows in the block
-  KvTape last;                  // layer L-1
+  std::vector<LayerTape> tape;  // of the layers that run in full; none of a rank without rows in the block
+  KvTape last;                  // of the model's last layer, on the stage that has it
+  at::Tensor input_TD = {};     // that another stage has made, where the block is to run again (S5)
 };
 
 // The hot set and, until Phase C, the dormant tape.
@@ -56,6 +60,7 @@ struct PrefixBatch {
   std::vector<PrefixBlock> blocks;        // in order
   std::unique_ptr<HotSet> kv;             // null: there are no prefixes
   std::unique_ptr<OffloadStore> offload;  // of the tensors of the blocks' tapes; null: they are in the blocks
+  int64_t hidden_sent = 0;                // of StageLinks, when Phase A had ended
 
   // Returns how many rows this rank runs.
   int64_t own_rows() const { return tokens_T.defined() ? tokens_T.numel() : 0; }

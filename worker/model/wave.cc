@@ -42,7 +42,7 @@ class WaveAttention {
     for (const WaveSegment& s : wave.segments) kv_only_rows_ += s.kv_only_rows;
   }
 
-  int64_t last_layer() const { return context_.weights->config.num_layers - 1; }
+  int64_t last_layer() const { return context_.layers() - 1; }  // of this rank
   int64_t kv_only_rows() const { return kv_only_rows_; }
 
   AttentionBatch Layer(int64_t layer) const {
@@ -94,23 +94,11 @@ class WaveAttention {
   int64_t kv_only_rows_ = 0;
 };
 
-}  // namespace
-
-WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave,
-                              bool keep_tape) {
-  const WaveAttention attention(context, prefixes.kv, wave, PrefixUse::kRead);
+// The model's last layer, which splits off what its trajectories' earlier rows need, and the final norm.
+WaveForwardResult LastLayerForward(const LayerContext& context, const WaveAttention& attention, const WaveInput& wave,
+                                   at::Tensor x_TD, WaveTape tape, PrefixKv& kv, bool keep_tape) {
   const Weights& weights = *context.weights;
   const int64_t last = attention.last_layer();
-  WaveTape tape;
-  prefixes.kv.Prefetch(0);
-  at::Tensor x_TD = Embed(context, wave.tokens_T);
-  for (int64_t l = 0; l < last; ++l) {
-    prefixes.kv.Prefetch(l + 1);
-    LayerResult result = LayerForward(context, l, attention.Layer(l), wave.positions_T, x_TD, wave.policy);
-    x_TD = std::move(result.y_TD);
-    if (keep_tape) tape.layers.push_back(std::move(result.tape));
-    prefixes.between_layers();
-  }
   at::Tensor positions_B = wave.positions_T;
   if (attention.kv_only_rows() > 0) {
     const at::Tensor positions_A = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/true);
@@ -130,7 +118,7 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
       LayerForward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE), positions_B,
                    x_TD, wave.policy);
   x_TD.reset();
-  prefixes.kv.Rest();
+  kv.Rest();
   const RmsNormResult norm =
       RmsNormForward(*context.backend, result.y_TD, weights.at(weights.final_norm).weight, weights.config.rms_norm_eps);
   if (!keep_tape) return {norm.y_TD, {}};
@@ -140,38 +128,72 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
   return {norm.y_TD, std::move(tape)};
 }
 
-void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
-                  at::Tensor dhidden_BD, const LayerFinal& layer_final) {
-  const WaveAttention attention(context, prefixes.kv, wave, PrefixUse::kAddGradients);
+// Returns the gradient of the model's last layer's input, of all rows.
+at::Tensor LastLayerBackward(const LayerContext& context, const WaveAttention& attention, const WaveInput& wave,
+                             WaveTape& tape, at::Tensor dhidden_BD, PrefixKv& kv) {
   const Weights& weights = *context.weights;
   const Parameter& final_norm = weights.at(weights.final_norm);
   const int64_t last = attention.last_layer();
-  prefixes.kv.Prefetch(last);
   at::Tensor dx_TD = RmsNormBackward(*context.backend, dhidden_BD, tape.y_BD, tape.rstd_B, final_norm.weight,
                                      /*residual_TD=*/{}, final_norm.grad);
   dhidden_BD.reset();
   tape.y_BD.reset();
-
   const bool split = attention.kv_only_rows() > 0;
   const at::Tensor positions_B =
       split ? SelectRows(wave.positions_T, wave.segments, /*kv_only=*/false) : wave.positions_T;
   LayerTape top = std::move(tape.layers.back());
   tape.layers.pop_back();
-  if (last > 0) prefixes.kv.Prefetch(last - 1);
+  if (last > 0) kv.Prefetch(last - 1);
   dx_TD = LayerBackward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE),
                         positions_B, std::move(dx_TD), std::move(top));
-  prefixes.kv.Reduce(last);
-  if (split) {
-    const at::Tensor positions_A = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/true);
-    const at::Tensor dx_A =
-        KvBlock(context, last, positions_A).Backward(std::move(tape.last_kv), tape.last_gk_TKE, tape.last_gv_TKE);
-    tape.last_gk_TKE.reset();
-    tape.last_gv_TKE.reset();
-    dx_TD = context.tp->LocalPart(InterleaveRows(context.tp->GatherRows(dx_A, positions_A.numel()),
-                                                 context.tp->GatherRows(dx_TD, positions_B.numel()), wave.segments));
+  kv.Reduce(last);
+  if (!split) return dx_TD;
+  const at::Tensor positions_A = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/true);
+  const at::Tensor dx_A =
+      KvBlock(context, last, positions_A).Backward(std::move(tape.last_kv), tape.last_gk_TKE, tape.last_gv_TKE);
+  tape.last_gk_TKE.reset();
+  tape.last_gv_TKE.reset();
+  return context.tp->LocalPart(InterleaveRows(context.tp->GatherRows(dx_A, positions_A.numel()),
+                                              context.tp->GatherRows(dx_TD, positions_B.numel()), wave.segments));
+}
+
+}  // namespace
+
+WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave,
+                              bool keep_tape) {
+  const WaveAttention attention(context, prefixes.kv, wave, PrefixUse::kRead);
+  WaveTape tape;
+  prefixes.kv.Prefetch(0);
+  at::Tensor x_TD = SegmentInput(context, wave.tokens_T);
+  for (int64_t l = 0; l < context.full_layers(); ++l) {
+    if (l + 1 < context.layers()) prefixes.kv.Prefetch(l + 1);
+    LayerResult result = LayerForward(context, l, attention.Layer(l), wave.positions_T, x_TD, wave.policy);
+    x_TD = std::move(result.y_TD);
+    if (keep_tape) tape.layers.push_back(std::move(result.tape));
+    prefixes.between_layers();
   }
-  Tell(layer_final, last);
-  for (int64_t l = last - 1; l >= 0; --l) {
+  if (context.stages->is_last()) {
+    return LastLayerForward(context, attention, wave, std::move(x_TD), std::move(tape), prefixes.kv, keep_tape);
+  }
+  prefixes.kv.Rest();
+  context.stages->SendHidden(std::move(x_TD));
+  tape.hidden_sent = context.stages->hidden_sent();
+  return {{}, std::move(tape)};
+}
+
+void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
+                  at::Tensor dhidden_BD, const LayerFinal& layer_final) {
+  const WaveAttention attention(context, prefixes.kv, wave, PrefixUse::kAddGradients);
+  prefixes.kv.Prefetch(attention.last_layer());
+  at::Tensor dx_TD;
+  if (context.stages->is_last()) {
+    dx_TD = LastLayerBackward(context, attention, wave, tape, std::move(dhidden_BD), prefixes.kv);
+    Tell(layer_final, attention.last_layer());
+  } else {
+    dx_TD = OutputGradient(context, wave.tokens_T.numel());
+    context.stages->RetireHidden(tape.hidden_sent);
+  }
+  for (int64_t l = context.full_layers() - 1; l >= 0; --l) {
     prefixes.between_layers();
     if (l > 0) prefixes.kv.Prefetch(l - 1);
     LayerTape layer_tape = std::move(tape.layers.back());
@@ -180,17 +202,17 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
     prefixes.kv.Reduce(l);
     Tell(layer_final, l);
   }
-  EmbedBackward(context, wave.tokens_T, dx_TD);
+  SegmentInputBackward(context, wave.tokens_T, std::move(dx_TD));
   prefixes.kv.Rest();
 }
 
 void JoinWaveForward(const LayerContext& context, PrefixKv& kv) {
-  for (int64_t l = 0; l < context.weights->config.num_layers; ++l) kv.Prefetch(l);
+  for (int64_t l = 0; l < context.layers(); ++l) kv.Prefetch(l);
   kv.Rest();
 }
 
 void JoinWaveBackward(const LayerContext& context, PrefixKv& kv) {
-  const int64_t last = context.weights->config.num_layers - 1;
+  const int64_t last = context.layers() - 1;
   kv.Prefetch(last);
   for (int64_t l = last; l >= 0; --l) {
     if (l > 0) kv.Prefetch(l - 1);

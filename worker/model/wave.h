@@ -1,7 +1,7 @@
 // Phase B: waves of segments behind their prefix's K/V (the paper, Section 3.2). Backward adds to gK_l, gV_l.
 //
 // Called by worker/engine on the engine thread. In the last layer, a dense trajectory's rows before the last prompt
-// token compute K and V only, as a prefix does.
+// token compute K and V only, as a prefix does. A pipeline's stage before the last runs all rows in all its layers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,10 +36,12 @@ struct WaveTape {
   at::Tensor last_gk_TKE, last_gv_TKE;
   at::Tensor y_BD,
       rstd_B;  // this rank's rows of the last layer's output at the B head rows, the final norm's statistic
+  int64_t hidden_sent = 0;  // of StageLinks, when the wave's forward had ended
 };
 
 struct WaveForwardResult {
-  at::Tensor hidden_BD;  // this rank's of the rows that predict a response token, normed, in segment order
+  at::Tensor hidden_BD;  // this rank's of the rows that predict a response token, normed, in segment order; on the
+                         // model's last stage
   WaveTape tape;         // empty in a forward-only pass
 };
 
@@ -53,7 +55,8 @@ struct WavePrefixes {
 WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave,
                               bool keep_tape);
 
-// `layer_final`: given where it is a step's last backward.
+// `dhidden_BD`: undefined on a stage before the last, which is sent its output's gradient. `layer_final`: given where
+// it is a step's last backward.
 void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
                   at::Tensor dhidden_BD, const LayerFinal& layer_final = {});
 

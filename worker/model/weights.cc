@@ -78,6 +78,7 @@ at::Tensor Weights::GradSlice(const HfTensor& tensor) const {
 
 Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device, Gradients gradients) {
   Weights weights;
+  weights.shard = shard;
   weights.config = shard.LocalConfig();
   weights.run_dtype = run_dtype;
   weights.accumulate_dtype = run_dtype == at::kDouble ? at::kDouble : at::kFloat;
@@ -95,14 +96,16 @@ Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Devic
   }
   weights.embedding = outside[TensorRole::kEmbedding];
   weights.final_norm = outside[TensorRole::kFinalNorm];
-  weights.head = weights.config.tie_word_embeddings ? weights.embedding : outside[TensorRole::kHead];
+  const bool ties_here = weights.config.tie_word_embeddings && shard.is_last();
+  weights.head = ties_here ? weights.embedding : outside[TensorRole::kHead];
   std::vector<int64_t> rows(weights.parameters.size());  // that have a name already
   for (const auto& [spec, box] : tensors) {
     const int index = index_of(spec);
     int64_t& row = rows[static_cast<size_t>(index)];
     const Placement placement = PlacementOf(spec, shard);
     weights.hf_tensors.push_back({spec.name, index, row, row + box.rows(), box, placement.counts_in_norm,
-                                  placement.partial_over_tp, placement.partial_over_kv_replicas});
+                                  placement.partial_over_tp, placement.partial_over_kv_replicas,
+                                  placement.partial_over_first_and_last_stage});
     row += box.rows();
     if (spec.cut == TensorCut::kVocabulary) weights.vocabulary_begin = box.row_begin;
   }

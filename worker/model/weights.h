@@ -39,16 +39,17 @@ struct HfTensor {
   TensorBox box;                       // of the whole tensor, that these rows are
   bool counts_in_norm = true;          // and is written by this rank; else another one has the same box, and does
   // Whose gradients add up to this tensor's: Placement.
-  bool partial_over_tp = false, partial_over_kv_replicas = false;
+  bool partial_over_tp = false, partial_over_kv_replicas = false, partial_over_first_and_last_stage = false;
 };
 
 struct Weights {
-  ModelConfig config;  // ModelShard::LocalConfig
+  ModelShard shard;
+  ModelConfig config;  // of `shard`: LocalConfig
   at::ScalarType run_dtype = at::kFloat;
   at::ScalarType accumulate_dtype = at::kFloat;    // of masters, gradients, gK/gV: fp64 in an fp64 run
   std::vector<Parameter> parameters;               // the embedding, the layers one after the other, final norm and head
   std::vector<LayerWeights> layers;                // of this rank
-  int embedding = -1, final_norm = -1, head = -1;  // head == embedding when tied; -1: another stage's
+  int embedding = -1, final_norm = -1, head = -1;  // head == embedding when tied; -1: on other stages only
   int64_t vocabulary_begin = 0;                    // the first token of which this rank has the rows
   std::vector<HfTensor> hf_tensors;                // in ModelTensors order
 

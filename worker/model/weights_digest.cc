@@ -11,6 +11,7 @@
 #include "common/base/split_mix.h"
 #include "common/base/status_macros.h"
 #include "common/base/weights_digest_text.h"
+#include "common/model/model_tensors.h"
 #include "worker/parallel/local_communicator.h"
 
 namespace stemma::worker {
@@ -56,23 +57,31 @@ uint64_t SumOf(const at::Tensor& values, const TensorBox& box) {
 
 }  // namespace
 
-absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp) {
-  const auto count = static_cast<int64_t>(weights.hf_tensors.size());
-  at::Tensor numbers = at::zeros({count, 2}, at::kLong);  // of each tensor: its sum, its elements
+absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp, Communicator& pp) {
+  const std::vector<TensorSpec> tensors = ModelTensors(weights.shard.config);
+  at::Tensor numbers =
+      at::zeros({static_cast<int64_t>(tensors.size()), 2}, at::kLong);  // of each: its sum, its elements
   auto* number = numbers.mutable_data_ptr<int64_t>();
-  for (const HfTensor& tensor : weights.hf_tensors) {
-    if (tensor.counts_in_norm) {  // else another rank has the same box
-      const at::Tensor values = weights.at(tensor.parameter).weight.slice(0, tensor.row_begin, tensor.row_end);
-      number[0] = static_cast<int64_t>(SumOf(values, tensor.box));
-      number[1] = values.numel();
+  auto own = weights.hf_tensors.begin();  // in the model's order, too
+  for (const TensorSpec& tensor : tensors) {
+    if (own != weights.hf_tensors.end() && own->name == tensor.name) {
+      if (own->counts_in_norm) {  // else another rank has the same box
+        const at::Tensor values = weights.at(own->parameter).weight.slice(0, own->row_begin, own->row_end);
+        number[0] = static_cast<int64_t>(SumOf(values, own->box));
+        number[1] = values.numel();
+      }
+      ++own;
     }
     number += 2;
   }
-  if (tp.size() > 1) RETURN_IF_ERROR(tp.AllReduceSum("weights_digest", numbers));
+  CHECK(own == weights.hf_tensors.end()) << own->name << " is none of the model's tensors";
+  for (Communicator* const axis : {&tp, &pp}) {
+    if (axis->size() > 1) RETURN_IF_ERROR(axis->AllReduceSum("weights_digest", numbers));
+  }
   Sha256 digest;
   digest.UpdateInteger(static_cast<uint64_t>(weights.run_dtype));
   number = numbers.mutable_data_ptr<int64_t>();
-  for (const HfTensor& tensor : weights.hf_tensors) {
+  for (const TensorSpec& tensor : tensors) {
     digest.UpdateInteger(tensor.name.size());
     digest.Update(tensor.name);
     digest.UpdateInteger(static_cast<uint64_t>(*number++));
@@ -83,7 +92,7 @@ absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp)
 
 std::string WeightsDigest(const Weights& weights) {
   LocalCommunicator alone("tp");
-  return *MeshDigest(weights, alone);
+  return *MeshDigest(weights, alone, alone);
 }
 
 }  // namespace stemma::worker

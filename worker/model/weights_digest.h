@@ -17,9 +17,10 @@
 namespace stemma::worker {
 
 // Returns the digest (common/base/weights_digest_text.h) of the names, sizes, dtypes and bytes of all tensors in the
-// run's dtype. It is the same on every rank of `tp`, all of which come to it: a rank that has no weights agrees with
-// the others beforehand. The collective is "weights_digest". Costs one read of the weights. Errors: Unavailable.
-absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp);
+// run's dtype. It is the same on every rank of `tp` and `pp`, which hold one model together and all come to it: a rank
+// that has no weights agrees with the others beforehand. The collective is "weights_digest". Costs one read of the
+// weights. Errors: Unavailable.
+absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp, Communicator& pp);
 
 // Returns the same for a rank that holds the whole model.
 std::string WeightsDigest(const Weights& weights);

@@ -2,11 +2,12 @@
 
 namespace stemma::worker {
 
-void CollectiveStats::Add(const std::string& name, int64_t bytes, double seconds) {
+void CollectiveStats::Add(const std::string& name, int64_t bytes, double seconds, bool came) {
   MutexLock lock(&mutex_);
   CollectiveTotals& totals = totals_[name];
   ++totals.calls;
   totals.bytes += bytes;
+  if (!came) totals.sent += bytes;
   totals.seconds += seconds;
 }
 

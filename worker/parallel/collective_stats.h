@@ -15,12 +15,14 @@ namespace stemma::worker {
 struct CollectiveTotals {
   int64_t calls = 0;   // that succeeded
   int64_t bytes = 0;   // by CollectiveBytes
+  int64_t sent = 0;    // of these, without what only came: a send and its receive are one message
   double seconds = 0;  // that the caller was held, in the start and in the wait; what ran beside compute is not in it
 };
 
 class CollectiveStats {
  public:
-  void Add(const std::string& name, int64_t bytes, double seconds);
+  // `came`: the call was a receive.
+  void Add(const std::string& name, int64_t bytes, double seconds, bool came = false);
   std::map<std::string, CollectiveTotals> Read() const;
   int64_t BytesOf(const std::string& name) const;
 

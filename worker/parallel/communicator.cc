@@ -105,9 +105,7 @@ absl::Status Communicator::Broadcast(std::string_view name, at::Tensor& values, 
 }
 
 absl::Status Communicator::Send(std::string_view name, const at::Tensor& values, int to) {
-  CheckTensor(name, values);
-  CheckPeer(to);
-  return Begin({.kind = CollectiveKind::kSend, .name = std::string(name), .input = values, .peer = to})->Wait();
+  return StartSend(name, values, to)->Wait();
 }
 
 absl::Status Communicator::Receive(std::string_view name, at::Tensor& values, int from) {
@@ -125,6 +123,13 @@ absl::Status Communicator::Barrier(std::string_view name) {
   return Begin({.kind = CollectiveKind::kBarrier, .name = std::string(name)})->Wait();
 }
 
+void Communicator::GiveUp() {
+  if (!error_.ok()) return;
+  error_ = absl::UnavailableError(absl::StrCat("rank ", rank_, " of ", size_, " of axis ", axis_,
+                                               " has given up; this generation of the gang has ended"));
+  Break();
+}
+
 std::unique_ptr<PendingCollective> Communicator::StartAllReduceSum(std::string_view name, at::Tensor& values) {
   return Begin(AllReduceCall(name, values));
 }
@@ -137,6 +142,12 @@ std::unique_ptr<PendingCollective> Communicator::StartReduceScatterSum(std::stri
 std::unique_ptr<PendingCollective> Communicator::StartAllGather(std::string_view name, const at::Tensor& input,
                                                                 at::Tensor& output) {
   return Begin(AllGatherCall(name, input, output, size_));
+}
+
+std::unique_ptr<PendingCollective> Communicator::StartSend(std::string_view name, const at::Tensor& values, int to) {
+  CheckTensor(name, values);
+  CheckPeer(to);
+  return Begin({.kind = CollectiveKind::kSend, .name = std::string(name), .input = values, .peer = to});
 }
 
 void Communicator::CheckPeer(int peer) const {
@@ -166,7 +177,7 @@ absl::Status Communicator::End(PendingCollective& pending) {
   const double ended = RealClock().MonotonicSeconds();
   const CollectiveCall& call = pending.call_;
   const int64_t bytes = CollectiveBytes(call.kind, WholeBytes(call), size_);
-  stats_.Add(call.name, bytes, pending.start_seconds_ + ended - began);
+  stats_.Add(call.name, bytes, pending.start_seconds_ + ended - began, call.kind == CollectiveKind::kReceive);
   if (observer_) observer_({call.kind, axis_, call.name, call.peer, bytes, pending.begun_s_, began, ended});
   return absl::OkStatus();
 }

@@ -106,6 +106,8 @@ class Communicator {
   absl::Status Agree(std::string_view name, std::span<int64_t> words);
   // Returns when every rank has come.
   absl::Status Barrier(std::string_view name);
+  // Breaks the communicator, so that what is pending ends here, and the peers hear of it: of a rank that cannot go on.
+  void GiveUp();
 
   // The same, begun: computing may go on beside it. An error is Wait's. A reduce-scatter for which the caller has
   // scratch of its own takes no memory, in the start or in the wait.
@@ -113,6 +115,7 @@ class Communicator {
   std::unique_ptr<PendingCollective> StartReduceScatterSum(std::string_view name, const at::Tensor& input,
                                                            at::Tensor& output, const at::Tensor& scratch = {});
   std::unique_ptr<PendingCollective> StartAllGather(std::string_view name, const at::Tensor& input, at::Tensor& output);
+  std::unique_ptr<PendingCollective> StartSend(std::string_view name, const at::Tensor& values, int to);
 
  protected:
   Communicator(std::string axis, int rank, int size);

@@ -6,24 +6,29 @@
 namespace stemma::worker {
 
 absl::Status CopyRanks::Agree(std::string_view name, std::span<int64_t> words) const {
-  if (tp != nullptr) RETURN_IF_ERROR(tp->Agree(name, words));
-  return cp != nullptr ? cp->Agree(name, words) : absl::OkStatus();
+  for (Communicator* const axis : {tp, cp, pp}) {
+    if (axis != nullptr) RETURN_IF_ERROR(axis->Agree(name, words));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status MeshRanks::Agree(std::string_view name, std::span<int64_t> words) const {
   RETURN_IF_ERROR(tp->Agree(name, words));
+  RETURN_IF_ERROR(pp->Agree(name, words));
   return data->Agree(name, words);
 }
 
 absl::Status MeshRanks::BroadcastFromFirst(std::string_view name, at::Tensor& values) const {
   // The ranks of the first tp axis have rank 0's values, which then go to those of equal place in the others.
   RETURN_IF_ERROR(tp->Broadcast(name, values, /*root=*/0));
+  RETURN_IF_ERROR(pp->Broadcast(name, values, /*root=*/0));
   return data->Broadcast(name, values, /*root=*/0);
 }
 
 MeshRanks OnlyRank() {
   return {std::make_unique<LocalCommunicator>("dp"), std::make_unique<LocalCommunicator>("cp"),
-          std::make_unique<LocalCommunicator>("tp"), std::make_unique<LocalCommunicator>("kv")};
+          std::make_unique<LocalCommunicator>("tp"), std::make_unique<LocalCommunicator>("kv"),
+          std::make_unique<LocalCommunicator>("pp")};
 }
 
 }  // namespace stemma::worker

@@ -2,7 +2,7 @@
 // path.
 //
 // Called by worker/engine on the engine thread. All ranks of an axis make the same calls in the same order; what
-// concerns the whole mesh goes over its axes one after the other, tp before data, on every rank.
+// concerns the whole mesh goes over its axes one after the other, tp, pp, data, on every rank.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,27 @@ namespace stemma::worker {
 class Rendezvous;
 class Transport;
 
-// The ranks that hold one copy of the model together and compute its groups: those of tp and cp. Both outlive it; null:
-// the axis has one rank.
+// The ranks that hold one copy of the model together and compute its groups: those of tp, cp and pp. All outlive it;
+// null: the axis has one rank.
 struct CopyRanks {
   Communicator* tp = nullptr;
   Communicator* cp = nullptr;
+  Communicator* pp = nullptr;
 
   int tp_rank() const { return tp == nullptr ? 0 : tp->rank(); }
   int tp_size() const { return tp == nullptr ? 1 : tp->size(); }
   int cp_rank() const { return cp == nullptr ? 0 : cp->rank(); }
   int cp_size() const { return cp == nullptr ? 1 : cp->size(); }
-  int size() const { return tp_size() * cp_size(); }
+  int pp_rank() const { return pp == nullptr ? 0 : pp->rank(); }
+  int pp_size() const { return pp == nullptr ? 1 : pp->size(); }
+  bool is_last_stage() const { return pp_rank() == pp_size() - 1; }
+  int size() const { return tp_size() * cp_size() * pp_size(); }
+  // Returns those of this rank's stage.
+  CopyRanks stage() const { return {tp, cp}; }
   // Returns the number of the rank in the mesh that has this one's place in copy `dp_rank`.
-  int RankInCopy(int dp_rank) const { return (dp_rank * cp_size() + cp_rank()) * tp_size() + tp_rank(); }
+  int RankInCopy(int dp_rank) const {
+    return ((dp_rank * pp_size() + pp_rank()) * cp_size() + cp_rank()) * tp_size() + tp_rank();
+  }
   // Replaces each word by the largest of all ranks of the copy. Errors: Unavailable.
   absl::Status Agree(std::string_view name, std::span<int64_t> words) const;
 };
@@ -42,15 +50,23 @@ struct MeshRanks {
   // Those of one copy are neighbours.
   std::unique_ptr<Communicator> data;
   std::unique_ptr<Communicator> cp;  // those of them that compute the groups of one copy
-  std::unique_ptr<Communicator> tp;  // the ranks that hold the parts of one model
+  std::unique_ptr<Communicator> tp;  // the ranks that hold the parts of one stage's layers
   std::unique_ptr<Communicator> kv;  // neighbours in tp that hold the same K/V heads
+  std::unique_ptr<Communicator> pp;  // the stages of one copy: ranks of equal place in tp and cp
 
-  int size() const { return data->size() * tp->size(); }
+  int size() const { return data->size() * pp->size() * tp->size(); }
   // Returns the rank's number in the mesh, as PlaceOf() in common/base/mesh.h reads it.
   int rank() const { return RankOfData(data->rank()); }
   // Returns the number of the rank that holds the same part of the model and has this rank in `data`.
-  int RankOfData(int data_rank) const { return data_rank * tp->size() + tp->rank(); }
-  CopyRanks copy() const { return {tp.get(), cp.get()}; }
+  int RankOfData(int data_rank) const { return RankOf(data_rank, pp->rank()); }
+  // Returns the number of the rank of this copy that has this one's place in another stage.
+  int RankOfStage(int stage) const { return RankOf(data->rank(), stage); }
+  int RankOf(int data_rank, int stage) const {
+    const int of_stage = cp->size();
+    const int in_stage = (data_rank / of_stage * pp->size() + stage) * of_stage + data_rank % of_stage;
+    return in_stage * tp->size() + tp->rank();
+  }
+  CopyRanks copy() const { return {tp.get(), cp.get(), pp.get()}; }
   // Replaces each word by the largest of all ranks of the mesh. Errors: Unavailable.
   absl::Status Agree(std::string_view name, std::span<int64_t> words) const;
   // Puts the values of the mesh's rank 0 into everyone's. Any dtype. Errors: Unavailable.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/mutex.h"
+#include "worker/parallel/axis_groups.h"
 
 namespace stemma::worker {
 namespace {
@@ -49,6 +50,13 @@ void Combine(const CollectiveCall& call, const std::vector<at::Tensor>& from_ran
     }
   }
 }
+
+// What one rank sends another. Guarded by the mutex of their group, but for what it is made with.
+struct Message {
+  std::string description;
+  at::Tensor values;
+  bool taken = false;
+};
 
 // What the ranks share. A meeting is one collective; the n-th of each rank is the same one.
 class ThreadGroup {
@@ -99,15 +107,25 @@ class ThreadGroup {
     return absl::OkStatus();
   }
 
-  absl::Status Send(const CollectiveCall& call, int rank) {
-    Message message{Described(call), Copied(call.input)};
+  // Puts the values where their receiver finds them. Never waits.
+  std::shared_ptr<Message> Post(const CollectiveCall& call, int rank) {
+    auto message = std::make_shared<Message>(Message{Described(call), Copied(call.input)});
     MutexLock lock(&mutex_);
-    auto& queue = messages_[{rank, call.peer}];
-    queue.push_back(&message);
-    mutex_.AwaitWithTimeout([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return message.taken || !ended_.empty(); },
+    messages_[{rank, call.peer}].push_back(message);
+    return message;
+  }
+
+  bool Taken(const Message& message) {
+    MutexLock lock(&mutex_);
+    return message.taken || !ended_.empty();
+  }
+
+  absl::Status AwaitTaken(const CollectiveCall& call, const std::shared_ptr<Message>& message, int rank) {
+    MutexLock lock(&mutex_);
+    mutex_.AwaitWithTimeout([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return message->taken || !ended_.empty(); },
                             timeout_);
-    if (message.taken) return absl::OkStatus();
-    std::erase(queue, &message);
+    if (message->taken) return absl::OkStatus();
+    std::erase(messages_[{rank, call.peer}], message);
     return Ended(absl::StrCat("waited for rank ", call.peer));
   }
 
@@ -117,13 +135,13 @@ class ThreadGroup {
     mutex_.AwaitWithTimeout([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !queue.empty() || !ended_.empty(); },
                             timeout_);
     if (queue.empty()) return Ended(absl::StrCat("waited for rank ", call.peer));
-    Message& message = *queue.front();
+    const std::shared_ptr<Message> message = queue.front();
     CollectiveCall expected = call;
     expected.kind = CollectiveKind::kSend;
-    CHECK_EQ(message.description, Described(expected))
+    CHECK_EQ(message->description, Described(expected))
         << "rank " << call.peer << " sends one thing and rank " << rank << " receives another";
-    call.output.view(-1).copy_(message.values);
-    message.taken = true;
+    call.output.view(-1).copy_(message->values);
+    message->taken = true;
     queue.pop_front();
     return absl::OkStatus();
   }
@@ -142,12 +160,6 @@ class ThreadGroup {
     std::vector<bool> here;
     int here_count = 0, finished_count = 0;
   };
-  struct Message {
-    std::string description;
-    at::Tensor values;
-    bool taken = false;
-  };
-
   int size() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return static_cast<int>(next_meeting_.size()); }
 
   static std::string Missing(const Meeting& meeting) {
@@ -168,8 +180,9 @@ class ThreadGroup {
   Mutex mutex_;
   std::vector<int64_t> next_meeting_ ABSL_GUARDED_BY(mutex_);  // by rank
   std::map<int64_t, Meeting> meetings_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::pair<int, int>, std::deque<Message*>> messages_ ABSL_GUARDED_BY(mutex_);  // by sender and receiver
-  std::string ended_ ABSL_GUARDED_BY(mutex_);                                             // why; empty: not
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> messages_
+      ABSL_GUARDED_BY(mutex_);                 // by sender and receiver
+  std::string ended_ ABSL_GUARDED_BY(mutex_);  // why; empty: not
 };
 
 class ThreadCommunicator final : public Communicator {
@@ -180,7 +193,11 @@ class ThreadCommunicator final : public Communicator {
 
  private:
   StartedCall Start(const CollectiveCall& call) override {
-    if (call.kind == CollectiveKind::kSend) return {[this, &call] { return group_->Send(call, rank()); }};
+    if (call.kind == CollectiveKind::kSend) {
+      const std::shared_ptr<Message> message = group_->Post(call, rank());
+      return {[this, &call, message] { return group_->AwaitTaken(call, message, rank()); },
+              [this, message] { return group_->Taken(*message); }};
+    }
     if (call.kind == CollectiveKind::kReceive) return {[this, &call] { return group_->Receive(call, rank()); }};
     const int64_t meeting = group_->Join(call, rank());
     return {[this, &call, meeting] { return group_->Finish(call, meeting, rank()); },
@@ -202,26 +219,13 @@ std::vector<std::unique_ptr<Communicator>> MakeThreadRanks(int size, absl::Durat
 }
 
 std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas, absl::Duration timeout) {
-  const int cp = static_cast<int>(CpSize(mesh)), tp = static_cast<int>(TpSize(mesh));
-  const int data = static_cast<int>(DataRanks(mesh)), replicas = static_cast<int>(kv_replicas);
-  std::vector<MeshRanks> ranks(static_cast<size_t>(data * tp));
-  const auto deal = [&](std::unique_ptr<Communicator> MeshRanks::*axis, int first, int stride, int size,
-                        const std::string& name) {
-    auto connected = MakeThreadRanks(size, timeout, name);
-    auto at = static_cast<size_t>(first);
-    for (auto& communicator : connected) {
-      ranks[at].*axis = std::move(communicator);
-      at += static_cast<size_t>(stride);
-    }
-  };
-  for (int t = 0; t < tp; ++t) deal(&MeshRanks::data, t, tp, data, absl::StrCat("dp.", t));
-  for (int first = 0; first < data; first += cp) {
-    for (int t = 0; t < tp; ++t) deal(&MeshRanks::cp, first * tp + t, tp, cp, absl::StrCat("cp.", first / cp, ".", t));
-  }
-  for (int d = 0; d < data; ++d) {
-    deal(&MeshRanks::tp, d * tp, 1, tp, absl::StrCat("tp.", d));
-    for (int g = 0; g < tp / replicas; ++g) {
-      deal(&MeshRanks::kv, d * tp + g * replicas, 1, replicas, absl::StrCat("kv.", d, ".", g));
+  std::vector<MeshRanks> ranks(NumRanks(mesh));
+  std::map<std::string, std::vector<std::unique_ptr<Communicator>>> groups;  // by name
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const AxisGroup& own : GroupsOf(mesh, PlaceOf(mesh, rank), static_cast<uint32_t>(kv_replicas))) {
+      auto& group = groups[own.name];
+      if (group.empty()) group = MakeThreadRanks(static_cast<int>(own.size), timeout, own.name);
+      ranks[rank].*own.communicator = std::move(group[own.rank]);
     }
   }
   return ranks;

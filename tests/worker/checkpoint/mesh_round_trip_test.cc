@@ -25,8 +25,9 @@ namespace stemma::testing {
 namespace {
 
 struct Mesh {
-  int64_t dp = 1, tp = 1;
-  int64_t ranks() const { return dp * tp; }
+  int64_t dp = 1, tp = 1, pp = 1;
+  int64_t ranks() const { return dp * pp * tp; }
+  int64_t dp_rank(int64_t rank) const { return rank / (pp * tp); }
 };
 
 // A number that only this element of this state has, or nearly so; exact in fp32.
@@ -45,6 +46,8 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
     from_ = {draw(1, 3), from_tp};
     to_ = {draw(1, 3), to_tp};
     config_ = DrawModel(draw, std::max(from_tp, to_tp));
+    from_.pp = draw(1, static_cast<int>(std::min<int64_t>(3, config_.num_layers)));
+    to_.pp = draw(1, static_cast<int>(std::min<int64_t>(3, config_.num_layers)));
     ASSERT_THAT(WriteRandomModel(config_, DrawInit(draw), folder_ / "model"), IsOk());
     auto directory = OpenModelDirectory(folder_ / "model");
     ASSERT_THAT(directory, IsOk());
@@ -57,10 +60,13 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
   }
 
   ModelShard ShardOf(const Mesh& mesh, int64_t rank) const {
-    return MakeModelShard(config_, {.tp_rank = rank % mesh.tp, .tp_size = mesh.tp}).value();
+    return MakeModelShard(
+               config_,
+               {.tp_rank = rank % mesh.tp, .tp_size = mesh.tp, .pp_rank = rank / mesh.tp % mesh.pp, .pp_size = mesh.pp})
+        .value();
   }
   static StateOptions StatesOf(const Mesh& mesh, int64_t rank) {
-    return {rank % 2 == 0 ? v1::DEVICE : v1::HOST, rank / mesh.tp, mesh.dp};
+    return {rank % 2 == 0 ? v1::DEVICE : v1::HOST, mesh.dp_rank(rank), mesh.dp};
   }
 
   // Calls fn(values, first, name, element) for what a rank has of a state: host tensors, flat, of one row of a box, and
@@ -100,7 +106,7 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
     for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
       const Weights& own = weights[static_cast<size_t>(rank)];
       const OptimizerShards shards(ElementsOf(own.parameters), mesh.dp);
-      CheckpointSaver saver(own, directory_, shards.owned(rank / mesh.tp),
+      CheckpointSaver saver(own, directory_, shards.owned(mesh.dp_rank(rank)),
                             {.checkpoints = folder_ / "checkpoints", .rank = static_cast<uint32_t>(rank)});
       internal::v1::Save save;
       save.set_folder(name);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/cost/cost.h"
+#include "common/cost/pipeline_cost.h"
 #include "common/cost/rank_shape.h"
 #include "common/model/model_init.h"
 #include "glog/logging.h"
@@ -16,6 +17,7 @@
 #include "tests/testing/namespaces.h"
 #include "tests/testing/step_sums.h"
 #include "tests/testing/synthetic.h"
+#include "tests/worker/engine/product_scratch.h"
 #include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
@@ -24,7 +26,7 @@ namespace {
 constexpr double kTolerance = 0.03;  // the issue's; what the formulas leave out is below 1 % of these shapes
 
 struct Setting {
-  std::string name;
+  std::string name = {};
   std::string dtype = "fp32";
   bool qk_norm = false;
   bool dense = false;
@@ -33,6 +35,7 @@ struct Setting {
   int64_t block_rows = 0;
   bool offload = false;
   uint32_t tp = 1;  // more: the last of so many tensor-parallel ranks
+  uint32_t pp = 1, stage = 0;
 };
 
 constexpr int64_t kWaveSuffixes = 2, kHeadChunkRows = 128;
@@ -47,10 +50,25 @@ v1::RunConfig RunOf(const Setting& setting) {
   run.set_head_chunk_tokens(kHeadChunkRows);
   run.set_threads(1);
   if (setting.tp > 1) run.mutable_mesh()->set_tp(setting.tp);
+  if (setting.pp > 1) run.mutable_mesh()->set_pp(setting.pp);
   return run;
 }
 
-ByteShape ShapeOf(const Setting& setting) { return RankShape(ModelOf(setting), RunOf(setting)); }
+ByteShape ShapeOf(const Setting& setting) { return StageShapes(ModelOf(setting), RunOf(setting))[setting.stage]; }
+
+// One wave after the other, on every stage: so that a phase has nothing of another beside it.
+void RunOneByOne(v1::StepPlan& step) {
+  std::string order;
+  for (const v1::Cluster& cluster : step.clusters()) {
+    const bool has_prefix = cluster.prefix_groups_size() > 0;
+    if (has_prefix) order += "A";
+    for (int wave = 0; wave < cluster.waves_size(); ++wave) order += "FB";
+    if (has_prefix) order += "C";
+  }
+  for (v1::CopyStages& copy : *step.mutable_copies()) {
+    for (std::string& stage : *copy.mutable_orders()) stage = order;
+  }
+}
 
 // One forward and backward of one group.
 internal::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts) {
@@ -60,7 +78,8 @@ internal::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts)
   InProcessOptions options;
   options.run = RunOf(setting);
   options.run.set_model(directory);
-  options.lone_rank = setting.tp > 1;
+  options.lone_rank = setting.tp > 1 || setting.pp > 1;
+  options.lone_pp_rank = static_cast<int>(setting.stage);
   options.run.set_schedule(setting.dense ? v1::DENSE : v1::REUSE);
   options.run.set_wave_suffixes(kWaveSuffixes);
   options.run.set_memory_budget_bytes(uint64_t{4} << 30);
@@ -72,6 +91,7 @@ internal::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts)
       cluster.set_prefix_block_rows(static_cast<uint32_t>(setting.block_rows));
       cluster.set_offload_prefix(setting.offload);
     }
+    RunOneByOne(step);
   };
   auto engine = InProcess::Create(options, MakeCpuBackend());
   CHECK(engine.ok()) << engine.status();
@@ -96,9 +116,36 @@ WaveShape WaveOf(const Setting& s) {
 
 class PhaseBytesTest : public ::testing::TestWithParam<Setting> {};
 
-void ExpectNear(const internal::v1::Vote& vote, const std::string& phase, const PhaseBytes& planned) {
-  const double measured = SumsByName(vote.sums()).at(phase + "_bytes"), peak = static_cast<double>(planned.peak());
-  EXPECT_NEAR(peak / measured, 1, kTolerance)
+// What stages send each other is held until it has been taken, and the newest gradients longer: so much may be there
+// beside a phase, and of what the phase is predicted to send so much may be gone.
+struct InTransit {
+  int64_t sent = 0, held = 0;
+  int64_t scratch = 0;  // of the library's products in bf16, which a whole model's bytes hide and a stage's do not
+};
+
+InTransit InTransitOf(const Setting& s, int64_t prefix_rows, int64_t wave_rows) {
+  const ByteShape shape = ShapeOf(s);
+  InTransit transit;
+  const int64_t rows = prefix_rows + wave_rows;
+  if (!shape.last_stage) transit.sent = RowsBetweenStagesBytes(shape, rows);
+  if (s.pp > 1 && s.dtype == "bf16") {
+    const int64_t block = s.block_rows > 0 ? s.block_rows : rows;
+    for (const int64_t of_product : {prefix_rows, wave_rows, block, prefix_rows % block}) {
+      if (of_product > 0) transit.scratch = std::max(transit.scratch, ProductScratch(shape.config, of_product));
+    }
+  }
+  if (!shape.first_stage) transit.held = 2 * RowsBetweenStagesBytes(shape, std::max(prefix_rows, wave_rows));
+  return transit;
+}
+
+void ExpectNear(const internal::v1::Vote& vote, const std::string& phase, const PhaseBytes& planned,
+                const InTransit& transit) {
+  const double measured = SumsByName(vote.sums()).at(phase + "_bytes");
+  const auto most = static_cast<double>(planned.peak() + transit.held + transit.scratch),
+             least = static_cast<double>(planned.peak() - transit.sent);
+  EXPECT_LE(measured / most, 1 + kTolerance)
+      << phase << ": planned " << planned.peak() << ", and " << transit.held << " in transit, measured " << measured;
+  EXPECT_GE(measured / least, 1 - kTolerance)
       << phase << ": planned " << planned.peak() << " = hot " << planned.hot_set << " + dormant " << planned.dormant_set
       << " + wave " << planned.wave_tape << " + working " << planned.working_set << ", measured "
       << static_cast<int64_t>(measured);
@@ -114,12 +161,13 @@ TEST_P(PhaseBytesTest, EachPhaseTakesItsPlannedBytes) {
                          .kv_only_rows = kWaveSuffixes * prefix_rows,
                          .runs = {{rows, rows, 0, prefix_rows}},
                          .policy = s.suffix_policy};
-    ExpectNear(vote, "suffix", SuffixBytes(ShapeOf(s), {}, wave));
+    ExpectNear(vote, "suffix", SuffixBytes(ShapeOf(s), {}, wave), InTransitOf(s, 0, wave.rows));
     return;
   }
-  ExpectNear(vote, "prefix_forward", PrefixForwardBytes(ShapeOf(s), PrefixOf(s)));
-  ExpectNear(vote, "suffix", SuffixBytes(ShapeOf(s), PrefixOf(s), WaveOf(s)));
-  ExpectNear(vote, "prefix_backward", PrefixBackwardBytes(ShapeOf(s), PrefixOf(s)));
+  const InTransit transit = InTransitOf(s, s.prompt - 1, WaveOf(s).rows);
+  ExpectNear(vote, "prefix_forward", PrefixForwardBytes(ShapeOf(s), PrefixOf(s)), transit);
+  ExpectNear(vote, "suffix", SuffixBytes(ShapeOf(s), PrefixOf(s), WaveOf(s)), transit);
+  ExpectNear(vote, "prefix_backward", PrefixBackwardBytes(ShapeOf(s), PrefixOf(s)), transit);
   const auto host = static_cast<double>(HostTapeBytes(ShapeOf(s), PrefixOf(s)));
   EXPECT_NEAR(static_cast<double>(vote.sums().host_bytes()), host, kTolerance * host);
 }
@@ -161,6 +209,32 @@ void AddRankSettings(std::vector<Setting>& settings) {
   }
 }
 
+// Stages of a pipeline: the first, one with neighbours on both sides, and the last.
+void AddStageSettings(std::vector<Setting>& settings) {
+  for (const uint32_t stage : {0U, 1U, 2U}) {
+    for (const char* dtype : {"fp32", "bf16"}) {
+      const auto add = [&](const std::string& name, Setting setting) {
+        setting.name = std::string(dtype) + "_stage" + std::to_string(stage) + "_" + name;
+        setting.dtype = dtype;
+        setting.pp = 3;
+        setting.stage = stage;
+        settings.push_back(setting);
+      };
+      for (const v1::TapePolicy policy : {v1::S0, v1::S2, v1::S4}) {
+        const std::string name = v1::TapePolicy_Name(policy);
+        add(name + "_long_prefix", {.prompt = 1200, .response = 100, .prefix_policy = policy, .suffix_policy = policy});
+        add(name + "_long_suffix", {.prompt = 200, .response = 600, .prefix_policy = policy, .suffix_policy = policy});
+        add(name + "_dense", {.dense = true, .prompt = 500, .response = 200, .suffix_policy = policy});
+      }
+      add("S1_offload_blocks",
+          {.prompt = 1200, .response = 100, .prefix_policy = v1::S1, .block_rows = 401, .offload = true});
+      add("S5_blocks",
+          {.prompt = 1200, .response = 100, .prefix_policy = v1::S5, .suffix_policy = v1::S1, .block_rows = 301});
+      add("S3_tp2", {.prompt = 1200, .response = 101, .prefix_policy = v1::S3, .suffix_policy = v1::S3, .tp = 2});
+    }
+  }
+}
+
 std::vector<Setting> Settings() {
   std::vector<Setting> settings;
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
@@ -179,6 +253,7 @@ std::vector<Setting> Settings() {
     }
   }
   AddRankSettings(settings);
+  AddStageSettings(settings);
   return settings;
 }
 

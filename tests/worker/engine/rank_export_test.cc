@@ -83,8 +83,9 @@ struct Case {
   std::optional<std::string> dtype = std::nullopt;
   v1::OptimizerResidency residency = v1::DEVICE;
   std::string name = "out";
+  int pp = 1;
 
-  int ranks() const { return dp * tp; }
+  int ranks() const { return dp * pp * tp; }
 };
 
 using Answers = std::vector<absl::StatusOr<uint64_t>>;  // by rank
@@ -109,13 +110,13 @@ class RankExportTest : public ::testing::Test {
   Answers Export(
       const Case& c, const Edit& edit = [](int, ModelDirectory&, MeshRanks&) {}) const {
     Answers answers(static_cast<size_t>(c.ranks()), absl::InternalError("not run"));
-    v1::Mesh mesh;
-    mesh.set_dp(static_cast<uint32_t>(c.dp));
-    mesh.set_tp(static_cast<uint32_t>(c.tp));
-    const auto shard_of = [&](int tp_rank) {
-      return MakeModelShard(directory_.config, {.tp_rank = tp_rank, .tp_size = c.tp}).value();
+    const v1::Mesh mesh = MakeMesh(
+        {.dp = static_cast<uint32_t>(c.dp), .pp = static_cast<uint32_t>(c.pp), .tp = static_cast<uint32_t>(c.tp)});
+    const auto shard_of = [&](int tp_rank, int pp_rank) {
+      const ShardPlace place = {.tp_rank = tp_rank, .tp_size = c.tp, .pp_rank = pp_rank, .pp_size = c.pp};
+      return MakeModelShard(directory_.config, place).value();
     };
-    std::vector<MeshRanks> meshed = MakeThreadMesh(mesh, shard_of(0).kv_replicas(), kRankWaitsAtMost);
+    std::vector<MeshRanks> meshed = MakeThreadMesh(mesh, shard_of(0, 0).kv_replicas(), kRankWaitsAtMost);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < c.ranks(); ++rank) {
       const auto i = static_cast<size_t>(rank);
@@ -123,8 +124,8 @@ class RankExportTest : public ::testing::Test {
         at::set_num_threads(1);
         ModelDirectory source = directory_;
         const int dp_rank = ranks.data->rank();
-        const auto weights =
-            LoadWeights(source, shard_of(ranks.tp->rank()), c.run_dtype, at::kCPU, {c.residency, dp_rank, c.dp});
+        const auto weights = LoadWeights(source, shard_of(ranks.tp->rank(), ranks.pp->rank()), c.run_dtype, at::kCPU,
+                                         {c.residency, dp_rank, c.dp});
         edit(rank, source, ranks);
         if (!weights.ok() || ranks.data == nullptr) return;
         const OptimizerShards shards(ElementsOf(weights->parameters), c.dp);
@@ -173,6 +174,7 @@ TEST_F(RankExportTest, HasTheBytesOfOneRanks) {
         const auto [dp, tp] = meshes[static_cast<size_t>(2 * number + turn) % std::size(meshes)];
         Case c{dp, tp, run_dtype, dtype, number % 2 == 0 ? v1::HOST : v1::DEVICE};
         c.name = "mesh" + std::to_string(number) + "-" + std::to_string(turn);
+        c.pp = 1 + (number + turn) % 3;
         uint64_t bytes = 0;
         for (const auto& answer : Export(c)) {
           ASSERT_THAT(answer, IsOk());
@@ -180,7 +182,8 @@ TEST_F(RankExportTest, HasTheBytesOfOneRanks) {
           bytes += *answer;
         }
         EXPECT_EQ(bytes, *one[0]) << "what the server adds up";
-        EXPECT_TRUE(Contents(Target(c)) == expected) << "dp=" << dp << ", tp=" << tp << ", number " << number;
+        EXPECT_TRUE(Contents(Target(c)) == expected)
+            << "dp=" << dp << ", pp=" << c.pp << ", tp=" << tp << ", number " << number;
       }
     }
   }
@@ -192,7 +195,7 @@ TEST_F(RankExportTest, HasTheBytesOfOneRanks) {
 TEST_F(RankExportTest, WhatIsCopiedAndWhatIsStoredTwice) {
   fs::remove_all(model_);
   ModelConfig config =
-      SyntheticModel({.hidden = 36, .layers = 1, .heads = 4, .kv_heads = 2, .head_size = 4, .ffn = 8, .vocab = 101});
+      SyntheticModel({.hidden = 36, .layers = 2, .heads = 4, .kv_heads = 2, .head_size = 4, .ffn = 8, .vocab = 101});
   config.tie_word_embeddings = true;
   ASSERT_THAT(WriteRandomModel(config, {}, model_.string()), IsOk());
   const std::string file = model_ / "model.safetensors";
@@ -205,9 +208,10 @@ TEST_F(RankExportTest, WhatIsCopiedAndWhatIsStoredTwice) {
     const Answers one = Export({.run_dtype = at::kBFloat16, .dtype = dtype, .name = alone});
     ASSERT_THAT(one[0], IsOk());
     const auto expected = Contents(root_ / "exports" / alone);
-    for (const auto& [dp, tp] : {std::pair(2, 2), {1, 4}, {3, 1}}) {
+    for (const auto& [dp, tp, pp] : {std::tuple(2, 2, 1), {1, 4, 2}, {3, 1, 1}, {2, 1, 2}}) {
       Case c{dp, tp, at::kBFloat16, dtype};
-      c.name = absl::StrCat("mesh", dp, tp, dtype.value_or(""));
+      c.pp = pp;
+      c.name = absl::StrCat("mesh", dp, tp, pp, dtype.value_or(""));
       uint64_t bytes = 0;
       for (const auto& answer : Export(c)) bytes += answer.value();
       EXPECT_EQ(bytes, *one[0]);

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/cost/context_parallel_cost.h"
+#include "common/cost/pipeline_cost.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/tensor_parallel_cost.h"
 #include "common/model/model_init.h"
@@ -26,6 +27,7 @@
 #include "worker/backend/cpu/cpu_backend.h"
 #include "worker/engine/partial_gradients.h"
 #include "worker/model/context_exchange.h"
+#include "worker/model/stage_links.h"
 #include "worker/ops/tensor_parallel.h"
 
 namespace stemma::testing {
@@ -86,7 +88,7 @@ class CaseDraw : public Draw {
   }
 };
 
-// The cp, tp and kv communicators of all ranks of a run; the engines own them.
+// The cp, pp, tp and kv communicators of all ranks of a run; the engines own them.
 class Communicators {
  public:
   std::unique_ptr<Communicator> Add(std::unique_ptr<Communicator> made) {
@@ -98,7 +100,10 @@ class Communicators {
   std::vector<int64_t> Sent(const std::string& axis, const std::string& name) const {
     std::vector<int64_t> sent;
     for (const Communicator* one : all_) {
-      if (one->axis().starts_with(axis)) sent.push_back(one->stats().BytesOf(name));
+      if (!one->axis().starts_with(axis)) continue;
+      const auto totals = one->stats().Read();
+      const auto found = totals.find(name);
+      sent.push_back(found == totals.end() ? 0 : found->second.sent);
     }
     std::sort(sent.begin(), sent.end());
     return sent;
@@ -122,7 +127,7 @@ PrefixShape PrefixOf(const Case& c, const v1::Cluster& cluster) {
 
 // What the waves and prefixes of one rank of a copy send over tp.
 SentBytes SentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place, bool forward_only) {
-  const ByteShape shape = RankShape(c.model, c.run);
+  const ByteShape shape = StageShapes(c.model, c.run)[place.pp_rank];
   SentBytes sent;
   for (const v1::Cluster& cluster : plan.clusters()) {
     if (cluster.dp_rank() != place.dp_rank) continue;
@@ -145,7 +150,7 @@ SentBytes SentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place
 
 // What each context-parallel rank of a copy sends over cp.
 ContextSentBytes ContextSentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place, bool forward_only) {
-  const ByteShape shape = RankShape(c.model, c.run);
+  const ByteShape shape = StageShapes(c.model, c.run)[place.pp_rank];
   ContextSentBytes sent;
   for (const v1::Cluster& cluster : plan.clusters()) {
     if (cluster.dp_rank() != place.dp_rank) continue;
@@ -163,7 +168,27 @@ ContextSentBytes ContextSentIn(const Case& c, const v1::StepPlan& plan, const Me
   return sent;
 }
 
-// The planned bytes of each rank, in order of size. sent_in: one of the two above.
+// What one rank of a stage sends to the stages beside it.
+PipelineSentBytes PipelineSentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place, bool forward_only) {
+  const ByteShape shape = StageShapes(c.model, c.run)[place.pp_rank];
+  PipelineSentBytes sent;
+  for (const v1::Cluster& cluster : plan.clusters()) {
+    if (cluster.dp_rank() != place.dp_rank) continue;
+    sent += PrefixPipelineSent(shape, PrefixOf(c, cluster), place.cp_rank);
+    for (const v1::Wave& wave : cluster.waves()) {
+      if (wave.cp_rank() != place.cp_rank) continue;
+      int64_t rows = 0;
+      for (const v1::WaveMember& member : wave.members()) {
+        rows += c.responses[member.rollout()] + (cluster.prefix_groups().empty() ? c.prompts[member.group()] - 1 : 0);
+      }
+      sent += WavePipelineSent(shape, rows);
+    }
+  }
+  if (forward_only) sent.backward = sent.backward_messages = 0;
+  return sent;
+}
+
+// The planned bytes of each rank, in order of size. sent_in: one of the three above.
 template <typename Sent>
 std::vector<int64_t> OfRanks(const Case& c, const v1::Plan& plan,
                              Sent (*sent_in)(const Case&, const v1::StepPlan&, const MeshPlace&, bool),
@@ -179,16 +204,30 @@ std::vector<int64_t> OfRanks(const Case& c, const v1::Plan& plan,
   return bytes;
 }
 
+// The gradients that each rank sends because others have parts of them, in order of size.
+std::vector<int64_t> PartialOfRanks(const Case& c, int64_t PartialGradientBytes::*part) {
+  const v1::Mesh& mesh = c.run.mesh();
+  std::vector<int64_t> bytes;
+  for (uint32_t rank = 0; rank < NumRanks(mesh); ++rank) {
+    const MeshPlace place = PlaceOf(mesh, rank);
+    const auto shard = MakeModelShard(
+        c.model,
+        {.tp_rank = place.tp_rank, .tp_size = TpSize(mesh), .pp_rank = place.pp_rank, .pp_size = PpSize(mesh)});
+    bytes.push_back(PartialGradientsSent(*shard, RankShape(c.model, c.run).accumulate_bytes).*part);
+  }
+  std::sort(bytes.begin(), bytes.end());
+  return bytes;
+}
+
 void ExpectTensorParallelBytes(const Case& c, const v1::Plan& plan, const Communicators& communicators) {
   EXPECT_EQ(communicators.Sent("tp", worker::kRowsName), OfRanks(c, plan, SentIn, &SentBytes::rows));
   EXPECT_EQ(communicators.Sent("tp", worker::kRowSumsName), OfRanks(c, plan, SentIn, &SentBytes::row_sums));
   EXPECT_EQ(communicators.Sent("tp", worker::kVocabularyName), OfRanks(c, plan, SentIn, &SentBytes::vocabulary));
-  const PartialGradientBytes partial =
-      PartialGradientsSent(LargestShard(c.model, c.run.mesh()), RankShape(c.model, c.run).accumulate_bytes);
-  for (const int64_t bytes : communicators.Sent("tp", worker::kPartialGradientsName)) EXPECT_EQ(bytes, partial.all);
-  for (const int64_t bytes : communicators.Sent("kv", worker::kPartialGradientsName)) EXPECT_EQ(bytes, partial.kv);
-  EXPECT_EQ(communicators.Sent("tp", worker::kPartialGradientsName).size(), NumRanks(c.run.mesh()));
-  EXPECT_GT(partial.all, 0);
+  EXPECT_EQ(communicators.Sent("tp", worker::kPartialGradientsName), PartialOfRanks(c, &PartialGradientBytes::all));
+  EXPECT_GT(communicators.Sent("tp", worker::kPartialGradientsName).front(), 0);
+  const auto of_kv = communicators.Sent("kv", worker::kPartialGradientsName);
+  if (of_kv.empty()) return;
+  EXPECT_EQ(of_kv, PartialOfRanks(c, &PartialGradientBytes::kv));
 }
 
 void RunCase(const Case& c, const std::string& directory) {
@@ -198,9 +237,8 @@ void RunCase(const Case& c, const std::string& directory) {
   InProcessOptions options;
   options.run = c.run;
   options.run.set_model(directory);
-  options.edit_cp_communicator = options.edit_tp_communicator = [&](std::unique_ptr<Communicator> made) {
-    return communicators.Add(std::move(made));
-  };
+  options.edit_cp_communicator = options.edit_pp_communicator = options.edit_tp_communicator =
+      [&](std::unique_ptr<Communicator> made) { return communicators.Add(std::move(made)); };
   const auto engine = InProcess::Create(options, MakeCpuBackend());
   ASSERT_TRUE(engine.ok()) << engine.status();
   TrainingRequest request = SyntheticRequest(c.prompts, c.responses, c.model.vocab_size);
@@ -218,6 +256,11 @@ void RunCase(const Case& c, const std::string& directory) {
             OfRanks(c, plan, ContextSentIn, &ContextSentBytes::prefix_kv));
   EXPECT_EQ(communicators.Sent("cp", worker::kPrefixGradientsName),
             OfRanks(c, plan, ContextSentIn, &ContextSentBytes::prefix_gradients));
+  EXPECT_EQ(communicators.Sent("pp", worker::kHiddenName),
+            OfRanks(c, plan, PipelineSentIn, &PipelineSentBytes::forward));
+  EXPECT_EQ(communicators.Sent("pp", worker::kHiddenGradientsName),
+            OfRanks(c, plan, PipelineSentIn, &PipelineSentBytes::backward));
+  EXPECT_EQ(communicators.Sent("pp", worker::kPartialGradientsName), PartialOfRanks(c, &PartialGradientBytes::stages));
 }
 
 TEST(SentBytesTest, AreThoseThatCommunicatorsCount) {
@@ -243,6 +286,26 @@ TEST(SentBytesTest, ContextParallelRanksSendWhatTheFormulaSays) {
     *c.run.mutable_mesh() = MakeMesh(
         {.cp = static_cast<uint32_t>(draw.Between(2, 4)), .tp = draw.Between(0, 3) == 0 ? c.run.mesh().tp() : 1});
     c.run.set_prefix_kv(draw.Of<v1::PrefixKv>({v1::PREFIX_KV_HOLD, v1::PREFIX_KV_REGATHER}));
+    SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", c.text()));
+    RunCase(c, directory);
+  }
+  std::filesystem::remove_all(directory);
+}
+
+TEST(SentBytesTest, StagesSendWhatTheFormulaSays) {
+  const int flag = GTEST_FLAG_GET(random_seed);
+  const uint32_t seed = flag > 0 ? static_cast<uint32_t>(flag) : 1;
+  const std::string directory = ::testing::TempDir() + "/stage-sent-bytes-" + std::to_string(seed);
+  CaseDraw draw(seed);
+  for (int i = 0; i < kCasesPerSeed; ++i) {
+    Case c = draw.One();
+    c.model.num_layers = draw.Between(2, 5);
+    c.model.tie_word_embeddings = draw.Chance(50);
+    *c.run.mutable_mesh() =
+        MakeMesh({.dp = static_cast<uint32_t>(draw.Between(1, 2)),
+                  .pp = static_cast<uint32_t>(draw.Between(2, std::min<int64_t>(3, c.model.num_layers))),
+                  .cp = static_cast<uint32_t>(draw.Between(1, 2)),
+                  .tp = draw.Chance(30) ? c.run.mesh().tp() : 1});
     SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", c.text()));
     RunCase(c, directory);
   }

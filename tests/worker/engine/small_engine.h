@@ -22,8 +22,10 @@ namespace stemma::testing {
 class SmallEngineTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::replace(name.begin(), name.end(), '/', '_');  // of a test with a parameter
+    const auto& test = *::testing::UnitTest::GetInstance()->current_test_info();
+    std::string name =
+        std::string(test.test_suite_name()) + "_" + test.name();  // tests of several binaries run at once
+    std::replace(name.begin(), name.end(), '/', '_');             // of a test with a parameter
     directory_ = ::testing::TempDir() + "/small_engine_" + name;
     std::filesystem::remove_all(directory_);
     ASSERT_TRUE(WriteRandomModel(SyntheticModel({}), {}, directory_).ok());

@@ -58,7 +58,9 @@ TEST(StepSumsTest, EveryNumberOfAPassTravelsUnderItsOwnName) {
                                                   {"tensor_parallel_s", 0},
                                                   {"tensor_parallel_bytes", 0},
                                                   {"context_parallel_s", 0},
-                                                  {"context_parallel_bytes", 0}};
+                                                  {"context_parallel_bytes", 0},
+                                                  {"pipeline_s", 0},
+                                                  {"pipeline_bytes", 0}};
   EXPECT_EQ(testing::SumsByName(StepSumsOf(pass)), expected) << "a field of StepSums is missing here, or is mixed up";
 }
 

@@ -14,14 +14,16 @@
 #include <vector>
 
 #include "tests/testing/synthetic.h"
+#include "worker/parallel/local_communicator.h"
 #include "worker/parallel/thread_communicator.h"
 
 namespace stemma::worker {
 namespace {
 
-Weights SomeWeights(at::ScalarType dtype = at::kFloat, int64_t layers = 2) {
-  const ModelConfig config =
+Weights SomeWeights(at::ScalarType dtype = at::kFloat, int64_t layers = 2, bool tied = false) {
+  ModelConfig config =
       testing::SyntheticModel({.hidden = 24, .layers = layers, .head_size = 6, .ffn = 20, .vocab = 30});
+  config.tie_word_embeddings = tied;
   Weights weights = MakeWeights(WholeModel(config), dtype, at::kCPU);
   double begin = 0;
   for (const Parameter& p : weights.parameters) {
@@ -60,18 +62,22 @@ TEST(WeightsDigestTest, AnyBitOfAnyParameterChangesIt) {
   }
 }
 
-TEST(WeightsDigestTest, PlaceNameAndDtypeCount) {
+TEST(WeightsDigestTest, PlaceAndDtypeCount) {
   const std::string digest = WeightsDigest(SomeWeights());
   Weights exchanged = SomeWeights();
   Parameter &a = exchanged.at(exchanged.layers[0][TensorRole::kNorm1]),
             &b = exchanged.at(exchanged.layers[1][TensorRole::kNorm1]);
   std::swap(a.weight, b.weight);
   EXPECT_NE(WeightsDigest(exchanged), digest);
-  Weights renamed = SomeWeights();
-  renamed.hf_tensors[0].name.back() = 'x';
-  EXPECT_NE(WeightsDigest(renamed), digest);
   EXPECT_NE(WeightsDigest(SomeWeights(at::kDouble)), digest);
   EXPECT_NE(WeightsDigest(SomeWeights(at::kFloat, /*layers=*/1)), digest);
+}
+
+// Names are the model's, in its order: ranks that hold other tensors add theirs in their places.
+TEST(WeightsDigestTest, ATensorThatIsNoneOfTheModelsIsABug) {
+  Weights renamed = SomeWeights();
+  renamed.hf_tensors[0].name.back() = 'x';
+  EXPECT_DEATH(WeightsDigest(renamed), "is none of the model's tensors");
 }
 
 // Elements that change places within a row, and rows that do, within a tensor and from one fused tensor to the next.
@@ -102,22 +108,26 @@ TEST(WeightsDigestTest, ElementsThatChangePlacesAreSeen) {
 
 // Digests of the ranks of one copy, each with its own weights, as all of them tell.
 std::vector<std::string> DigestsOf(const std::vector<Weights>& weights) {
-  auto ranks = MakeThreadRanks(static_cast<int>(weights.size()), absl::Minutes(2), "tp");
+  const ShardPlace& place = weights.front().shard.place;
+  const v1::Mesh mesh =
+      MakeMesh({.pp = static_cast<uint32_t>(place.pp_size), .tp = static_cast<uint32_t>(place.tp_size)});
+  const std::vector<MeshRanks> ranks = MakeThreadMesh(mesh, weights.front().shard.kv_replicas(), absl::Minutes(2));
   std::vector<std::string> digests(weights.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < weights.size(); ++rank) {
-    threads.emplace_back([&, rank] { digests[rank] = MeshDigest(weights[rank], *ranks[rank]).value(); });
+    threads.emplace_back(
+        [&, rank] { digests[rank] = MeshDigest(weights[rank], *ranks[rank].tp, *ranks[rank].pp).value(); });
   }
   for (std::thread& thread : threads) thread.join();
   return digests;
 }
 
-// The boxes that each of so many ranks has of the whole weights.
-std::vector<Weights> PartsOf(const Weights& whole, int64_t ranks) {
+// The boxes that each of so many ranks has of the whole weights, stage by stage.
+std::vector<Weights> PartsOf(const Weights& whole, int64_t tp, int64_t pp = 1) {
   std::vector<Weights> parts;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    parts.push_back(
-        MakeWeights(*MakeModelShard(whole.config, {.tp_rank = rank, .tp_size = ranks}), whole.run_dtype, at::kCPU));
+  for (int64_t rank = 0; rank < tp * pp; ++rank) {
+    const ShardPlace place = {.tp_rank = rank % tp, .tp_size = tp, .pp_rank = rank / tp, .pp_size = pp};
+    parts.push_back(MakeWeights(*MakeModelShard(whole.config, place), whole.run_dtype, at::kCPU));
     for (const HfTensor& tensor : parts.back().hf_tensors) {
       const HfTensor& from = whole.hf(tensor.name);
       at::Tensor box = whole.at(from.parameter)
@@ -132,17 +142,19 @@ std::vector<Weights> PartsOf(const Weights& whole, int64_t ranks) {
 // So a run goes on, and a checkpoint is loaded, on another mesh.
 TEST(MeshDigestTest, IsTheModelsOnEveryMesh) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
-    const Weights whole = SomeWeights(dtype);
-    for (const int64_t ranks : {1, 2, 4}) {  // of two K/V heads, four ranks hold each twice
-      for (const std::string& digest : DigestsOf(PartsOf(whole, ranks))) {
-        EXPECT_EQ(digest, WeightsDigest(whole)) << ranks << " ranks";
+    const Weights whole = SomeWeights(dtype, /*layers=*/3, /*tied=*/dtype == at::kFloat);
+    for (const int64_t tp : {1, 2, 4}) {  // of two K/V heads, four ranks hold each twice
+      for (int64_t pp = 1; pp <= whole.config.num_layers; ++pp) {
+        for (const std::string& digest : DigestsOf(PartsOf(whole, tp, pp))) {
+          EXPECT_EQ(digest, WeightsDigest(whole)) << "tp " << tp << ", pp " << pp;
+        }
       }
     }
   }
 }
 
 TEST(MeshDigestTest, ABitOfAnyRanksPartChangesIt) {
-  const std::vector<Weights> parts = PartsOf(SomeWeights(), 2);
+  const std::vector<Weights> parts = PartsOf(SomeWeights(), 2, 2);
   std::set<std::string> seen = {DigestsOf(parts)[0]};
   for (const Weights& part : parts) {
     for (const HfTensor& tensor : part.hf_tensors) {

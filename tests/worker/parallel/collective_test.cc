@@ -29,11 +29,12 @@ TEST(CollectiveStatsTest, TotalsAreKeptByName) {
   CollectiveStats stats;
   stats.Add("gradients", 100, 0.5);
   stats.Add("weights", 7, 0.25);
-  stats.Add("gradients", 30, 0.25);
+  stats.Add("gradients", 30, 0.25, /*came=*/true);
   const auto totals = stats.Read();
   ASSERT_EQ(totals.size(), 2u);
   EXPECT_EQ(totals.at("gradients").calls, 2);
   EXPECT_EQ(totals.at("gradients").bytes, 130);
+  EXPECT_EQ(totals.at("gradients").sent, 100);
   EXPECT_EQ(totals.at("gradients").seconds, 0.75);
   EXPECT_EQ(totals.at("weights").calls, 1);
 }

@@ -104,7 +104,7 @@ def test_a_rank_that_misses_another_ends_its_session(server):
     session.send(prepare={"key": key(incarnation), "plan": {}, "header": {"loss": {"loss_mode": "vanilla"}}, "denominator": 1})
     assert session.next() is None, "an answer where there is none"
     code, said = ended(gang.processes[0], ENDS_WITHIN_S)
-    assert code == 1 and "the generation is over: reduce-scatter gradients of axis dp.0, rank 0 of 2: a peer has ended" in said, said
+    assert code == 1 and "the generation is over: reduce-scatter gradients of axis dp.0.0, rank 0 of 2: a peer has ended" in said, said
 
 
 @pytest.mark.parametrize("uid", ["lost", "parted"])

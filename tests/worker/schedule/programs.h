@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "worker/schedule/program.h"
+#include "worker/schedule/program_check.h"
 
 namespace stemma::worker {
 

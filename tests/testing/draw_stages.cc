@@ -1,0 +1,101 @@
+#include "tests/testing/draw_stages.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/mesh.h"
+#include "glog/logging.h"
+
+namespace stemma::testing {
+namespace {
+
+struct Sequences {
+  std::string forward, backward;
+};
+
+Sequences SequencesOf(const v1::StepPlan& step, uint32_t copy, uint32_t cp_ranks) {
+  Sequences sequences;
+  for (const v1::Cluster& cluster : step.clusters()) {
+    if (cluster.dp_rank() != copy) continue;
+    std::vector<size_t> waves(cp_ranks);
+    for (const v1::Wave& wave : cluster.waves()) ++waves.at(wave.cp_rank());
+    const size_t rounds = *std::max_element(waves.begin(), waves.end());
+    const bool has_prefix = cluster.prefix_groups_size() > 0;
+    sequences.forward += (has_prefix ? "A" : "") + std::string(rounds, 'F');
+    sequences.backward += std::string(rounds, 'B') + (has_prefix ? "C" : "");
+  }
+  return sequences;
+}
+
+// Runs the stages beside each other, one operation at a time of one that can.
+class StagesDrawn {
+ public:
+  StagesDrawn(const Sequences& sequences, size_t stages, uint32_t seed)
+      : sequences_(sequences),
+        random_(seed),
+        first_(seed == 0),
+        forwards_(stages),
+        backwards_(stages),
+        orders_(stages) {}
+
+  std::vector<std::string> Run() {
+    for (;;) {
+      std::vector<std::pair<size_t, bool>> ready;  // stage, whether it is a backward
+      for (size_t stage = 0; stage < orders_.size(); ++stage) {
+        if (CanRunBackward(stage)) ready.emplace_back(stage, true);
+        if (CanRunForward(stage)) ready.emplace_back(stage, false);
+      }
+      if (ready.empty()) break;
+      const auto [stage, backward] = ready[first_ ? 0 : random_() % ready.size()];
+      const std::string& sequence = backward ? sequences_.backward : sequences_.forward;
+      orders_[stage] += sequence[(backward ? backwards_ : forwards_)[stage]++];
+    }
+    for (const size_t ran : backwards_) CHECK_EQ(ran, sequences_.backward.size());
+    return orders_;
+  }
+
+ private:
+  static size_t Waves(const std::string& sequence, size_t ran) {
+    return static_cast<size_t>(std::count_if(sequence.begin(), sequence.begin() + static_cast<std::ptrdiff_t>(ran),
+                                             [](char letter) { return letter == 'F' || letter == 'B'; }));
+  }
+
+  bool CanRunForward(size_t stage) const {
+    const size_t next = forwards_[stage];
+    return next < sequences_.forward.size() && (stage == 0 || forwards_[stage - 1] > next);
+  }
+
+  bool CanRunBackward(size_t stage) const {
+    const size_t next = backwards_[stage];
+    if (next == sequences_.backward.size()) return false;
+    if (stage + 1 < orders_.size() && backwards_[stage + 1] <= next) return false;
+    const bool is_wave = sequences_.backward[next] == 'B';
+    return !is_wave || Waves(sequences_.forward, forwards_[stage]) > Waves(sequences_.backward, next);
+  }
+
+  const Sequences& sequences_;
+  std::mt19937 random_;
+  const bool first_;
+  std::vector<size_t> forwards_, backwards_;  // that each stage has run
+  std::vector<std::string> orders_;
+};
+
+}  // namespace
+
+void DrawStages(uint32_t seed, const v1::Mesh& mesh, v1::StepPlan& step) {
+  if (PpSize(mesh) == 1) return;
+  step.clear_copies();
+  for (uint32_t copy = 0; copy < DpSize(mesh); ++copy) {
+    const Sequences sequences = SequencesOf(step, copy, CpSize(mesh));
+    if (sequences.forward.empty()) continue;
+    v1::CopyStages& stages = *step.add_copies();
+    stages.set_dp_rank(copy);
+    const uint32_t own_seed = seed == 0 ? 0 : seed * 7919 + copy;
+    for (std::string& order : StagesDrawn(sequences, PpSize(mesh), own_seed).Run()) stages.add_orders(std::move(order));
+  }
+}
+
+}  // namespace stemma::testing
