@@ -1,5 +1,6 @@
 """Two workers that compute one copy's groups together, one thread each, against one worker of two threads, through the server:
-seconds of an update, in turns, and what the two exchange inside of the layers. They are tensor- or context-parallel.
+seconds of an update, in turns, and what the two exchange inside of the layers. They are tensor- or context-parallel, or stages of a
+pipeline.
 
     third_party/venv/bin/python tests/bench/copy_bench.py --build build/release [--rounds 5]
 
@@ -21,12 +22,13 @@ import shapes  # noqa: E402
 import stemma  # noqa: E402
 from dp_bench import Case, median, phases_s, step_s  # noqa: E402
 
-TITLE = "Tensor and context parallelism"
-# run.yaml's keys, and the axis whose exchanges count.
+TITLE = "Tensor, context and pipeline parallelism"
+# run.yaml's keys, and what the metrics of the exchanges are named after.
 ALONE = "one worker"
-WAYS = {ALONE: ("threads: 2", None), "tp=2": ("mesh: {tp: 2}\nthreads: 1", "tensor"),
-        "cp=2, hold": ("mesh: {cp: 2}\nprefix_kv: hold\nthreads: 1", "context"),
-        "cp=2, regather": ("mesh: {cp: 2}\nprefix_kv: regather\nthreads: 1", "context")}
+WAYS = {ALONE: ("threads: 2", None), "tp=2": ("mesh: {tp: 2}\nthreads: 1", "tensor_parallel"),
+        "cp=2, hold": ("mesh: {cp: 2}\nprefix_kv: hold\nthreads: 1", "context_parallel"),
+        "cp=2, regather": ("mesh: {cp: 2}\nprefix_kv: regather\nthreads: 1", "context_parallel"),
+        "pp=2": ("mesh: {pp: 2}\nthreads: 1", "pipeline")}
 # One group: what data parallelism could only split, and these divide as any other.
 CASES = (Case("1 × 1024/256/8", ((1024, 256, 8),)), Case("1 × 2048/128/16", ((2048, 128, 16),)),
          Case("4 × 512/512/4", ((512, 512, 4),) * 4))
@@ -67,13 +69,13 @@ def row(name, way, axis, one, two):
 
     return (f"| {name} | {way} | {median(one, step_s):.2f} | {median(two, step_s):.2f} | {statistics.median(ratios):.1%} "
             f"({min(ratios):.1%}–{max(ratios):.1%}) | {median(two, phases_s):.2f} ({median(one, phases_s):.2f}) | "
-            f"{median(two, lambda m: m.get(f'time/{axis}_parallel_s', 0)):.2f} | {megabytes(two, f'ranks/{axis}_parallel_bytes'):.1f} | "
+            f"{median(two, lambda m: m.get(f'time/{axis}_s', 0)):.2f} | {megabytes(two, f'ranks/{axis}_bytes'):.1f} | "
             f"{megabytes(two, 'plan/measured_bytes'):.0f} ({megabytes(one, 'plan/measured_bytes'):.0f}) | "
             f"{megabytes(two, 'measured/state_bytes'):.0f} ({megabytes(one, 'measured/state_bytes'):.0f}) |")
 
 
 def section(build, directory, rounds):
-    yield "One optimizer step through the server: two ranks of one copy, one thread each, by tp or by cp, and one worker of two threads (in"
+    yield "One optimizer step through the server: two ranks of one copy, one thread each, by tp, cp or pp, and one worker of two threads (in"
     yield "brackets where both have a number), in turns. The ranks are processes on one machine: what they exchange goes"
     yield "through its memory."
     yield ""

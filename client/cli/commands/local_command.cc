@@ -103,7 +103,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
       ->check(CLI::Range(1u, kRanksMax).description(""))
       ->type_name("N");
   PassOption(command, options.get(), "--mesh", "MESH",
-             "How many ranks each axis has, as dp=N,cp=M,tp=K; each rank is a worker", &gang->mesh);
+             "How many ranks each axis has, as dp=N,pp=S,cp=M,tp=K; each rank is a worker", &gang->mesh);
   PassOption(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
   PassOption(command, options.get(), "--prefix-kv", "auto|hold|regather",
              "How context-parallel ranks keep a prefix's K/V");

@@ -10,6 +10,7 @@
 #include "client/cli/commands/command.h"
 #include "client/cli/output/plan_text.h"
 #include "client/cli/output/request_records.h"
+#include "client/cli/output/stage_text.h"
 #include "client/cli/trace/trace_file.h"
 #include "common/base/status_macros.h"
 
@@ -38,6 +39,7 @@ void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan)
     record["group_costs"] = groups;
     record["rank_reports"] = RankReportRecords(plan);
     record["split_groups"] = SplitRecords(plan);
+    record["stages"] = StageRecords(plan);
     return WriteFields(options.output, record, std::cout);
   }
   Record summary;
@@ -50,6 +52,10 @@ void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan)
   if (const std::vector<Record> ranks = RankSummaries(plan); !ranks.empty()) {
     std::cout << "\n";
     WriteRecords(options.output, RankSummaryColumns(plan), ranks, std::cout);
+  }
+  if (const std::vector<Record> stages = StageSummaries(plan); !stages.empty()) {
+    std::cout << "\n";
+    WriteRecords(options.output, StageSummaryColumns(), stages, std::cout);
   }
   if (const std::vector<Record> splits = SplitSummaries(plan); !splits.empty()) {
     std::cout << "\n";

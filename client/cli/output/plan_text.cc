@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/output/stage_text.h"
 #include "common/base/human.h"
 
 namespace stemma::cli {
@@ -37,9 +38,13 @@ std::string RequestText(const v1::PlanReport& plan) {
 
 std::string TimeText(const v1::PlanReport& plan) {
   const v1::PhaseSeconds& seconds = plan.seconds();
-  return absl::StrCat(HumanSeconds(Total(seconds)), ": prefixes forward ", HumanSeconds(seconds.prefix_forward()),
-                      ", suffixes ", HumanSeconds(seconds.suffix()), ", prefixes backward ",
-                      HumanSeconds(seconds.prefix_backward()), ", optimizer ", HumanSeconds(seconds.apply()),
+  // Stages run side by side, so that phases add up to more than all takes.
+  const bool staged = plan.pipeline_s() > 0;
+  const double total_s = staged ? plan.pipeline_s() + seconds.apply() : Total(seconds);
+  return absl::StrCat(HumanSeconds(total_s), staged ? "; of all stages together" : ":", " prefixes forward ",
+                      HumanSeconds(seconds.prefix_forward()), ", suffixes ", HumanSeconds(seconds.suffix()),
+                      ", prefixes backward ", HumanSeconds(seconds.prefix_backward()), ", optimizer ",
+                      HumanSeconds(seconds.apply()),
                       plan.rates().calibrated() ? "" : " (a guess: too few steps were measured on this machine)");
 }
 
@@ -57,7 +62,7 @@ std::string RanksText(const v1::PlanReport& plan) {
     split += step.split_groups_size();
     for (const v1::SplitGroup& group : step.split_groups()) bytes += group.bytes();
   }
-  if (ranks == 0) return "";
+  if (ranks < 2) return "";
   std::string text = absl::StrCat(ranks, ": the slowest takes ", HumanRatio(imbalance), " the mean's time, ",
                                   absl::StrFormat("%.1f%%", 100 * over_bound), " over the least that ");
   if (split == 0) return absl::StrCat(text, "whole groups allow");
@@ -124,6 +129,7 @@ Record PlanSummary(const v1::PlanReport& plan) {
     record["host memory"] = absl::StrCat("state ", HumanBytes(Number(plan.state().host())));
   }
   if (std::string ranks = RanksText(plan); !ranks.empty()) record["ranks"] = std::move(ranks);
+  if (std::string stages = PipelineText(plan); !stages.empty()) record["pipeline"] = std::move(stages);
   return record;
 }
 
@@ -169,7 +175,7 @@ std::vector<Record> RankSummaries(const v1::PlanReport& plan) {
       record["groups"] = report.groups();
       record["tokens"] = HumanCount(Number(report.tokens_computed()));
       record["peak"] = HumanBytes(Number(report.peak_bytes()));
-      record["time"] = HumanSeconds(Total(report.seconds()));
+      record["time"] = HumanSeconds(report.pipeline_s() > 0 ? report.pipeline_s() : Total(report.seconds()));
       record["exchange"] = HumanSeconds(report.exchange_s());
       records.push_back(std::move(record));
     }

@@ -9,7 +9,8 @@
 
 namespace stemma::cli {
 
-// request, tokens, FLOPs, time, memory, state, and with several ranks how evenly they are loaded.
+// request, tokens, FLOPs, time, memory, state; with several ranks how evenly they are loaded, and with pipeline stages
+// how long they wait.
 Record PlanSummary(const v1::PlanReport& plan);
 
 // step, groups, rollouts in waves, how prefix and suffixes are kept, peak, time, why.

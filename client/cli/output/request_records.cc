@@ -318,6 +318,7 @@ std::vector<Record> RankRecords(const v1::ServerInfo& info) {
     record["rank"] = rank.rank();
     const bool in_mesh = rank.rank() < NumRanks(info.config().mesh());  // else the server is none of ours
     record["dp"] = in_mesh ? Record(PlaceOf(info.config().mesh(), rank.rank()).dp_rank) : Record();
+    record["pp"] = in_mesh ? Record(PlaceOf(info.config().mesh(), rank.rank()).pp_rank) : Record();
     record["cp"] = in_mesh ? Record(PlaceOf(info.config().mesh(), rank.rank()).cp_rank) : Record();
     record["tp"] = in_mesh ? Record(PlaceOf(info.config().mesh(), rank.rank()).tp_rank) : Record();
     record["host"] = rank.host();
@@ -332,6 +333,7 @@ std::vector<Record> RankRecords(const v1::ServerInfo& info) {
 std::vector<Column> RankColumns() {
   return {{"rank", "rank"},
           {"dp", "dp"},
+          {"pp", "pp"},
           {"cp", "cp"},
           {"tp", "tp"},
           {"host", "host", 4, true},

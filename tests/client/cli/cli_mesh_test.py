@@ -59,17 +59,24 @@ class CliMeshTest(unittest.TestCase):
         self.assertEqual(answer["tokens"], 3 * 4 * 8 * (1023 + 256))
         self.assertEqual((answer["link_bytes_per_s"], answer["link_latency_us"]), (55e9, 100))
         meshes = answer["meshes"]
-        self.assertEqual({mesh["mesh"] for mesh in meshes if mesh["cp"] == 1}, {"dp=2,tp=4", "dp=4,tp=2", "dp=8", "tp=8"})
-        possible = meshes[:-1]
-        self.assertEqual([mesh["rank"] for mesh in meshes], [*range(1, len(meshes)), None])
-        self.assertEqual([mesh["possible"] for mesh in meshes], [True] * len(possible) + [False])
+        self.assertEqual({mesh["mesh"] for mesh in meshes if mesh["cp"] == mesh["pp"] == 1},
+                         {"dp=2,tp=4", "dp=4,tp=2", "dp=8", "tp=8"})
+        # Two layers make two stages at most, and four heads four parts.
+        impossible = {mesh["mesh"] for mesh in meshes if mesh["pp"] > 2 or mesh["tp"] > 4}
+        self.assertIn("pp=8", impossible)
+        possible = meshes[:-len(impossible)]
+        self.assertEqual({mesh["mesh"] for mesh in meshes[-len(impossible):]}, impossible)
+        self.assertEqual([mesh["rank"] for mesh in meshes], [*range(1, len(possible) + 1), *[None] * len(impossible)])
+        self.assertEqual([mesh["possible"] for mesh in meshes], [True] * len(possible) + [False] * len(impossible))
         self.assertEqual([mesh["seconds"] for mesh in possible], sorted(mesh["seconds"] for mesh in possible))
         for mesh in possible:
-            self.assertEqual(mesh["dp"] * mesh["cp"] * mesh["tp"], 8)
+            self.assertEqual(mesh["dp"] * mesh["pp"] * mesh["cp"] * mesh["tp"], 8)
             self.assertAlmostEqual(mesh["tokens_per_s"] * mesh["seconds"], answer["tokens"], places=3)
             self.assertEqual(mesh["bytes"], mesh["state_bytes"] + mesh["step_bytes"])
             self.assertAlmostEqual(mesh["device_share"], mesh["bytes"] / 141e9)
-        self.assertIn("8 ranks cannot share the model's 4 attention heads evenly", meshes[-1]["reason"])
+        reasons = {mesh["mesh"]: mesh.get("reason") for mesh in meshes}
+        self.assertIn("8 ranks cannot share the model's 4 attention heads evenly", reasons["tp=8"])
+        self.assertIn("4 stages are more than the model's 2 layers", reasons["dp=2,pp=4"])
 
     def test_only_the_first_requests_are_planned(self):
         answer = self.answer("--requests", "2")

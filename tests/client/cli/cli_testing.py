@@ -187,6 +187,13 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         step.imbalance, step.over_bound, step.imbalance_whole = 1.5, 0.125, 2
         step.ranks[1].exchange_s, step.ranks[1].parts = 0.25, 1
         step.split_groups.add(uid="g0", ranks=[1, 0], rollouts=[3, 1], bytes=3 << 20, seconds=0.125)
+        for rank, pipeline_s in enumerate((1.25, 0.5)):
+            step.ranks[rank].pipeline_s, step.ranks[rank].bubble_s = pipeline_s, pipeline_s / 5
+            for stage in range(2):
+                step.ranks[rank].stages.add(layers=3 - stage, seconds=pipeline_s * (0.8 - stage / 4),
+                                            idle_s=pipeline_s * (0.2 + stage / 4), peak_bytes=(4 - stage) << 20,
+                                            host_bytes=stage << 20)
+        step.pipeline_s = plan.pipeline_s = 1.25
         cluster = step.clusters.add(reuse_uids=["g0"], dense_uids=["g1"], wave_sizes=[4, 4], reason="reuse: saves 60%",
                                     prefix_policy=plan_pb2.S1, suffix_policy=plan_pb2.S0, prefix_block_rows=512,
                                     offload_prefix=True, memory_reason="keeping all needs 1.2 GiB of 1 GiB", seconds=seconds)

@@ -1,6 +1,7 @@
 """Workers that hold one copy of the model together, with real processes: what they load and export, and what is
 refused. What they keep: tests/e2e/recovery/mesh_test.py."""
 
+import itertools
 import pathlib
 
 import pytest
@@ -20,7 +21,7 @@ def model(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2", "cp=2,tp=2"])
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2", "cp=2,tp=2", "pp=3", "pp=2,tp=2"])
 def test_every_mesh_exports_the_files_that_were_loaded(model, tmp_path, mesh):
     loaded = contents(model)
     assert sum(name.endswith(".safetensors") for name in loaded) >= 3
@@ -28,15 +29,15 @@ def test_every_mesh_exports_the_files_that_were_loaded(model, tmp_path, mesh):
         exported = contents(local.call("export", "first").strip())
         assert sorted(exported) == sorted(loaded)
         assert [name for name in loaded if exported[name] != loaded[name]] == []
-        places = [(rank["dp"], rank["cp"], rank["tp"]) for rank in local.status()["ranks"]]
-        assert places == {"tp=2": [(0, 0, 0), (0, 0, 1)], "tp=4": [(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3)],
-                          "dp=2,tp=2": [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)],
-                          "cp=2,tp=2": [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]}[mesh]
+        sizes = {"dp": 1, "pp": 1, "cp": 1, "tp": 1} | {axis: int(size) for axis, size in (part.split("=") for part in mesh.split(","))}
+        places = [tuple(rank[axis] for axis in sizes) for rank in local.status()["ranks"]]
+        assert places == list(itertools.product(*(range(size) for size in sizes.values()))), "tp is the inner axis"
         local.stop()
 
 
 @pytest.mark.parametrize("mesh, words", [("tp=3", ["4 attention heads", "2 K/V heads", "nearest mesh", "dp=3"]),
-                                         ("dp=4096,tp=4", ["16384 ranks", "dp=1024,tp=4"]), ("pp=2", ["names no axis"])])
+                                         ("dp=4096,tp=4", ["16384 ranks", "dp=1024,tp=4"]), ("ep=2", ["names no axis"]),
+                                         ("pp=4", ["4 stages", "3 layers", "dp=2,pp=2"])])
 def test_a_mesh_that_cannot_hold_the_model_is_refused(model, tmp_path, mesh, words):
     result = run("local", "--model", model, "--data", tmp_path / "data", "--mesh", mesh)
     assert result.returncode != 0

@@ -109,6 +109,23 @@ def test_ranks_that_hold_a_copy_together(model, tmp_path):
             name.split()[-1] for name in names}, names
 
 
+def test_stages_of_a_pipeline(model, tmp_path):
+    """What stages hand to each other is told by both, in the order of the ranks, and they wait for each other there."""
+    path = write_trace(tmp_path / "trace.jsonl", requests=2)
+    with serving(model, tmp_path, 1, mesh="{pp: 2, tp: 2}") as address:
+        document, metrics = replay(address, path, tmp_path)
+        generation = json.loads(call("status", "--server", address, "-o", "json").splitlines()[0])["generation"]
+    assert len(metrics) == 2 and generation == 1, "no rank was lost over what it told"
+    assert metrics[0]["time/pipeline_s"] > 0 and metrics[0]["ranks/pipeline_bytes"] > 0
+    trace = Trace(document)
+    for rank in range(4):
+        told = {(event["name"], event["args"].get("peer")) for event in trace.collectives(rank)}
+        first, other = rank < 2, (rank + 2) % 4
+        for name in ("hidden", "cluster"):
+            assert (f"{'send' if first else 'receive'} {name}", other) in told, told
+        assert (f"{'receive' if first else 'send'} hidden_gradients", other) in told, told
+
+
 def spoiled(document):
     """The document with one thing wrong with it, in each of many ways."""
     events = document["traceEvents"]

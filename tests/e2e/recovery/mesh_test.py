@@ -22,7 +22,7 @@ def kill_one(durable, number):
     wait_for(lambda: durable.times_served() > served, "ranks that have the model again")
 
 
-@pytest.mark.parametrize("mesh", ("tp=2", "cp=2"))
+@pytest.mark.parametrize("mesh", ("tp=2", "cp=2", "pp=2"))
 def test_a_rank_that_is_killed_costs_nothing(model, tmp_path, mesh):
     with DurableRun(model, tmp_path / "still", ranks=2, flags=("--mesh", mesh)) as still, still.client() as client:
         expected = [facts(send(client, number)) for number in range(3)]
@@ -40,7 +40,7 @@ def test_a_rank_that_is_killed_costs_nothing(model, tmp_path, mesh):
 def test_a_run_goes_on_on_another_mesh(model, tmp_path):
     """What is saved on one mesh is what another loads, byte by byte; the steps after it are its own sums."""
     steps = []
-    for mesh, ranks in (("tp=2", 2), ("cp=2", 2), ("dp=2", 2), ("dp=2,tp=2", 4), ("dp=1", 1)):
+    for mesh, ranks in (("tp=2", 2), ("cp=2", 2), ("pp=2", 2), ("dp=2", 2), ("dp=2,tp=2", 4), ("dp=1", 1)):
         with DurableRun(model, tmp_path / "run", ranks=ranks, flags=("--mesh", mesh)) as durable, durable.client() as client:
             if steps:
                 assert weights_after(durable, f"begin-{len(steps)}") == weights, mesh
