@@ -1,5 +1,7 @@
 """What draws of several ranks share: how a step is planned and what is asked of it, and that it is the oracle's."""
 
+import torch
+
 from oracle import compare, hf64, models, requests, step
 
 POLICIES = ("S0", "S1", "S2", "S3", "S4")
@@ -37,3 +39,34 @@ def assert_the_oracles(case, folder, probe, seed):
     assert errors.worst <= 1, f"STEMMA_SEED={seed}: {spec}, {options}: {errors.report()}"
     norm = sum(value.square().sum().item() for value in expected.gradients.values()) ** 0.5
     assert abs(answer["grad_norm"] - norm) <= compare.GRADIENT * norm, f"STEMMA_SEED={seed}: the norm"
+
+
+def assert_policies_have_the_same_bits(probe, setting, mesh, **options):
+    directory, request, _ = setting
+    kept, *recomputed = (probe.run(directory, request, mesh=mesh, dtype="fp32", prefix_policy=policy, suffix_policy=policy,
+                                   **options)[1] for policy in POLICIES)
+    for policy, tensors in zip(POLICIES[1:], recomputed):
+        assert all(torch.equal(kept[name], tensors[name]) for name in kept), policy
+
+
+def assert_ten_steps_are_one_ranks(probe, setting, mesh, **options):
+    directory, request, _ = setting
+    request = requests.with_fields(request, ppo_mini_batch_size=2, ppo_epochs=5)
+    one, several = (probe.run(directory, request, mesh=m, apply=True, **options)[1] for m in ("dp=1", mesh))
+    unit = 10 * request["header"]["adam"]["learning_rate"]
+    for name, weight in one.items():
+        if name.startswith("weight."):
+            # AdamW's first steps divide by the gradient's own size: a relative error of 1e-16 / eps = 1e-8 of lr.
+            assert (several[name] - weight).abs().max().item() < 1e-6 * unit, name
+
+
+def assert_bf16_is_as_near_as_one_ranks(probe, setting, mesh, **options):
+    directory, request, expected = setting
+
+    def error(mesh):
+        _, tensors = probe.run(directory, request, mesh=mesh, dtype="bf16", **options)
+        errors = [((tensors[f"grad.{name}"] - value).norm() / value.norm()).item() ** 2
+                  for name, value in expected.gradients.items()]
+        return (sum(errors) / len(errors)) ** 0.5
+
+    assert error(mesh) <= 1.2 * error("dp=1")  # both round everywhere, and their errors differ by chance

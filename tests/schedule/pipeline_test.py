@@ -10,7 +10,8 @@ import random
 
 import pytest
 import torch
-from drawn_steps import LARGE, POLICIES, SHAPE, assert_the_oracles, drawn_options, drawn_request
+from drawn_steps import (LARGE, SHAPE, assert_bf16_is_as_near_as_one_ranks, assert_policies_have_the_same_bits,
+                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request)
 
 from oracle import compare, hf64, models, requests, step
 from oracle.probe import ProbeError
@@ -84,36 +85,17 @@ def test_the_order_of_the_stages_does_not_change_a_bit(mesh, setting, probe):
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_policies_of_one_mesh_have_the_same_bits(mesh, setting, probe):
-    directory, request, _ = setting
-    kept, *recomputed = (probe.run(directory, request, mesh=mesh, dtype="fp32", prefix_policy=policy, suffix_policy=policy,
-                                   stage_seed=7)[1] for policy in POLICIES)
-    for policy, tensors in zip(POLICIES[1:], recomputed):
-        assert all(torch.equal(kept[name], tensors[name]) for name in kept), policy
+    assert_policies_have_the_same_bits(probe, setting, mesh, stage_seed=7)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_ten_steps_of_a_mesh_are_those_of_one_rank(mesh, setting, probe):
-    directory, request, _ = setting
-    request = requests.with_fields(request, ppo_mini_batch_size=2, ppo_epochs=5)
-    one, several = (probe.run(directory, request, mesh=m, apply=True, stage_seed=11)[1] for m in ("dp=1", mesh))
-    unit = 10 * request["header"]["adam"]["learning_rate"]
-    for name, weight in one.items():
-        if name.startswith("weight."):
-            # AdamW's first steps divide by the gradient's own size: a relative error of 1e-16 / eps = 1e-8 of lr.
-            assert (several[name] - weight).abs().max().item() < 1e-6 * unit, name
+    assert_ten_steps_are_one_ranks(probe, setting, mesh, stage_seed=11)
 
 
 @pytest.mark.parametrize("mesh", ("pp=2", "pp=4"))
 def test_bf16_is_as_near_to_the_truth_as_on_one_rank(mesh, setting, probe):
-    directory, request, expected = setting
-
-    def error(mesh):
-        _, tensors = probe.run(directory, request, mesh=mesh, dtype="bf16", stage_seed=5)
-        errors = [((tensors[f"grad.{name}"] - value).norm() / value.norm()).item() ** 2
-                  for name, value in expected.gradients.items()]
-        return (sum(errors) / len(errors)) ** 0.5
-
-    assert error(mesh) <= 1.2 * error("dp=1")  # both round everywhere, and their errors differ by chance
+    assert_bf16_is_as_near_as_one_ranks(probe, setting, mesh, stage_seed=5)
 
 
 @pytest.mark.parametrize("control", ("hidden_of_others", "hidden_gradients_dropped"))
