@@ -307,6 +307,7 @@ MemoryChoice ClusterWays::Choice(size_t index, const RankCut& cut) {
   // With pipeline stages what the budget leaves is other rounds' and clusters', and copies are waited for.
   if (prefix.way.offload && options_.stages.empty()) choice.headroom_bytes = options_.budget_bytes - choice.peak_bytes;
   choice.rounds_in_flight = options_.rounds_in_flight;
+  choice.wave_rows = options_.wave_rows;
   choice.work = WorkOf(index, cut.waves());
   choice.seconds = Seconds(choice.work, options_.rates);
   choice.others = prefixes_.size() * suffix_policies_.size() > 1;

@@ -22,6 +22,12 @@ std::string WayText(bool has_prefix, const PrefixWay& prefix, v1::TapePolicy suf
   return absl::StrCat(text, "suffixes ", v1::TapePolicy_Name(suffix_policy));
 }
 
+// Says that waves are smaller than memory asks for, so that stages wait less for each other.
+std::string SmallerWavesText(const MemoryOptions& options, const MemoryChoice& choice) {
+  if (choice.wave_rows >= options.wave_rows) return "";
+  return absl::StrCat(", waves of up to ", choice.wave_rows, " rows so that stages wait less");
+}
+
 }  // namespace
 
 std::vector<MemoryAlternative> Alternatives(const MemoryOptions& options, const ClusterShape& cluster) {
@@ -60,11 +66,14 @@ std::string MemoryReason(const MemoryOptions& options, const MemoryChoice& choic
   if (options.forward_only) {
     const int64_t block = choice.way.prefix.block_rows;
     return absl::StrCat("no tape: forward only", shared ? absl::StrCat(", ", KvText(choice.way.prefix.regather)) : "",
-                        block > 0 ? absl::StrCat(", prefix in blocks of ", block, " rows") : "", ", needs ",
-                        HumanBytes(choice.peak_bytes), " of ", HumanBytes(options.budget_bytes));
+                        block > 0 ? absl::StrCat(", prefix in blocks of ", block, " rows") : "",
+                        SmallerWavesText(options, choice), ", needs ", HumanBytes(choice.peak_bytes), " of ",
+                        HumanBytes(options.budget_bytes));
   }
   const std::string rounds =
-      options.stages.empty() ? "" : absl::StrCat(" with ", choice.rounds_in_flight, " rounds in flight");
+      options.stages.empty()
+          ? ""
+          : absl::StrCat(" with ", choice.rounds_in_flight, " rounds in flight", SmallerWavesText(options, choice));
   const std::string way = absl::StrCat(WayText(choice.way, shared), rounds), budget = HumanBytes(options.budget_bytes);
   if (!choice.wanted) return absl::StrCat(way, ": needs ", HumanBytes(choice.peak_bytes), " of ", budget);
   const WayNeeds& wanted = *choice.wanted;

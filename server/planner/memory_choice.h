@@ -54,6 +54,7 @@ struct MemoryChoice {
   int64_t host_bytes = 0;
   int64_t peak_bytes = 0;
   int64_t rounds_in_flight = 1;  // see MemoryOptions
+  int64_t wave_rows = 0;         // likewise
   int64_t headroom_bytes = 0;    // that copies of an offloaded tape may take beside: what the budget leaves
   PhaseWork work;
   PredictedSeconds seconds;

@@ -16,6 +16,7 @@
 #include "server/planner/memory_division.h"
 #include "server/planner/plan_report.h"
 #include "server/planner/split_cost.h"
+#include "server/planner/stage_packing.h"
 #include "server/planner/stage_plan.h"
 #include "server/planner/wave_packing.h"
 
@@ -112,7 +113,6 @@ class Planner {
     RanksOfStep ranks(placement);
     for (size_t rank = 0; rank < placement.whole.size(); ++rank) {
       RETURN_IF_ERROR(PlanRank(rank, batch, placement, chooser, step, report, ranks));
-      if (!chooser.options().stages.empty()) OrderStagesOf(rank, chooser.options(), step, report, ranks.reports[rank]);
     }
     for (const v1::RankReport& rank : ranks.reports) MaxSeconds(rank.seconds(), *report.mutable_seconds());
     if (!forward_only && step.clusters_size() > 0) {
@@ -147,9 +147,10 @@ class Planner {
         running.push_back(group.packing);
         CountGroup(group.tokens_computed, /*is_part=*/false, rank_report);
       }
-      ASSIGN_OR_RETURN(const v1::PhaseSeconds seconds,
-                       AddClusters(rank, running, nullptr, chooser, step, report, rank_report));
-      ranks.whole_s[rank][place] = Total(seconds);
+      ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters,
+                       PackWhole(rank, running, chooser, step, report, rank_report));
+      ranks.whole_s[rank][place] =
+          Total(AddClusters(rank, std::move(clusters), nullptr, chooser, step, report, rank_report));
       if (place == placement.splits.size()) break;
       RETURN_IF_ERROR(
           AddPart(rank, batch, placement.splits[place], chooser, step, report, rank_report, ranks.shared[place]));
@@ -168,8 +169,8 @@ class Planner {
     int64_t rows = helps ? 0 : part.prefix_rows;
     for (const PackingMember& member : part.members) rows += member.rows;
     CountGroup(rows, /*is_part=*/true, rank_report);
-    ASSIGN_OR_RETURN(const v1::PhaseSeconds seconds,
-                     AddClusters(rank, {part}, &split, chooser, step, report, rank_report));
+    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(chooser, {part}));
+    const v1::PhaseSeconds seconds = AddClusters(rank, std::move(clusters), &split, chooser, step, report, rank_report);
     shared.waves_s[index] = seconds.suffix();
     if (helps) return absl::OkStatus();
     shared.forward_s = seconds.prefix_forward();
@@ -177,21 +178,21 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Adds how a copy's stages run its clusters, which are known.
-  void OrderStagesOf(size_t rank, const MemoryOptions& memory, v1::StepPlan& step, v1::StepReport& report,
-                     v1::RankReport& rank_report) const {
-    std::vector<const v1::Cluster*> clusters;
-    for (const v1::Cluster& cluster : step.clusters()) {
-      if (cluster.dp_rank() == rank) clusters.push_back(&cluster);
-    }
-    if (clusters.empty()) return;
-    const StageOrders orders = OrderCopy(memory, request_.groups, clusters);
-    if (!memory.forward_only) AddCopyStages(static_cast<uint32_t>(rank), orders, step);
-    DescribeStages(memory, orders, rank_report);
-    report.set_pipeline_s(std::max(report.pipeline_s(), orders.end_s));
-    for (const StageRun& run : orders.stages) {
+  // Packs groups that the rank computes whole. Where several stages run them, adds the stages' orders.
+  absl::StatusOr<std::vector<PackedCluster>> PackWhole(size_t rank, const std::vector<PackingGroup>& groups,
+                                                       MemoryChooser& chooser, v1::StepPlan& step,
+                                                       v1::StepReport& report, v1::RankReport& rank_report) const {
+    const MemoryOptions& memory = chooser.options();
+    if (memory.stages.empty()) return PackClusters(chooser, groups);
+    ASSIGN_OR_RETURN(StagedClusters staged, PackForStages(chooser, request_.groups, groups));
+    if (staged.clusters.empty()) return std::move(staged.clusters);
+    if (!memory.forward_only) AddCopyStages(static_cast<uint32_t>(rank), staged.orders, step);
+    DescribeStages(memory, staged.orders, rank_report);
+    report.set_pipeline_s(std::max(report.pipeline_s(), staged.orders.end_s));
+    for (const StageRun& run : staged.orders.stages) {
       RaisePeaks(run.peak_bytes, run.peak_bytes, memory, report, rank_report);
     }
+    return std::move(staged.clusters);
   }
 
   static void CountGroup(int64_t rows, bool is_part, v1::RankReport& report) {
@@ -200,13 +201,12 @@ class Planner {
     report.set_tokens_computed(report.tokens_computed() + static_cast<uint64_t>(rows));
   }
 
-  // Packs groups of one rank, or its part of the group that `split` splits; answers what they take.
-  absl::StatusOr<v1::PhaseSeconds> AddClusters(size_t rank, const std::vector<PackingGroup>& groups,
-                                               const GroupSplit* split, MemoryChooser& chooser, v1::StepPlan& step,
-                                               v1::StepReport& report, v1::RankReport& rank_report) {
+  // Adds clusters of one rank, or of its part of the group that `split` splits; answers what they take.
+  v1::PhaseSeconds AddClusters(size_t rank, std::vector<PackedCluster> clusters, const GroupSplit* split,
+                               MemoryChooser& chooser, v1::StepPlan& step, v1::StepReport& report,
+                               v1::RankReport& rank_report) {
     const MemoryOptions& memory = chooser.options();
     v1::PhaseSeconds seconds;
-    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(chooser, groups));
     for (PackedCluster& packed : clusters) {
       packed.cluster.set_dp_rank(static_cast<uint32_t>(rank));
       if (split != nullptr) SetSplit(*split, packed.cluster);

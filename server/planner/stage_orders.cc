@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "absl/container/inlined_vector.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -16,7 +17,8 @@ struct Item {
   const StageCosts* costs = nullptr;
   bool is_round = false;
   size_t cluster = 0;
-  std::vector<double> forward_end_s, backward_end_s;  // kNotYet: it has not been given a time
+  // An item has one time for each stage; kNotYet: it has not been given a time.
+  absl::InlinedVector<double, 4> forward_end_s, backward_end_s;
 
   double Seconds(size_t stage, bool forward) const {
     return forward ? (*costs)[stage].forward_s : (*costs)[stage].backward_s;
@@ -51,7 +53,7 @@ struct Sequences {
 
   void Add(size_t stages, const StageCosts& costs, bool is_round, size_t cluster) {
     CHECK_EQ(costs.size(), stages);
-    const std::vector<double> not_yet(stages, kNotYet);
+    const absl::InlinedVector<double, 4> not_yet(stages, kNotYet);
     items.push_back({&costs, is_round, cluster, not_yet, not_yet});
   }
 };
@@ -62,13 +64,20 @@ struct Stage {
   double free_s = 0;
   size_t rounds_in_flight = 0;
   int64_t kept_bytes = 0, host_bytes = 0;  // of all items in flight
+  int64_t most_backward_bytes = 0;         // of any item
   StageRun run;
 };
 
 class Scheduler {
  public:
   Scheduler(const StageQuestion& question, const StageRule& rule)
-      : question_(question), rule_(rule), steps_(question), stages_(question.stages) {}
+      : question_(question), rule_(rule), steps_(question), stages_(question.stages) {
+    for (const Item& item : steps_.items) {
+      for (size_t s = 0; s < stages_.size(); ++s) {
+        stages_[s].most_backward_bytes = std::max(stages_[s].most_backward_bytes, (*item.costs)[s].backward_bytes);
+      }
+    }
+  }
 
   StageOrders Run() {
     while (const std::optional<Next> next = Earliest()) Start(*next);
@@ -150,6 +159,8 @@ class Scheduler {
     if (stage.kept_bytes + cost.forward_bytes > question_.budget_bytes) return false;
     if (stage.host_bytes + cost.host_bytes > question_.host_budget_bytes) return false;
     int64_t kept = stage.kept_bytes + cost.kept_bytes;
+    // Where memory is ample many are in flight, and need not be looked at one by one.
+    if (kept + stage.most_backward_bytes <= question_.budget_bytes) return true;
     const auto runs_backward = [&](const Item& other) {
       const StageCost& later = (*other.costs)[s];
       kept -= later.kept_bytes;

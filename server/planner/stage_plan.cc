@@ -146,12 +146,6 @@ int64_t RowsInFlightBytes(const MemoryOptions& options, const PlannerRequest& re
   return kMessagesInFlight * RowsBetweenStagesBytes(options.shape, std::min(all, std::max(longest, packed)));
 }
 
-StageOrders OrderCopy(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
-                      const std::vector<const v1::Cluster*>& clusters) {
-  const StageQuestion question = StagesOf(options, groups, clusters);
-  return options.forward_only ? OrderForwards(question) : OrderStages(question);
-}
-
 double BubbleSeconds(const StageOrders& orders) {
   double least_s = orders.end_s;
   for (const StageRun& run : orders.stages) least_s = std::min(least_s, run.idle_s);

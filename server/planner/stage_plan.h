@@ -1,5 +1,5 @@
-// The pipeline stages' part of a plan: what each operation of a copy's clusters costs on each stage, and in which order
-// the stages run them. Pure; used by the planner once the clusters of a copy are known.
+// The pipeline stages' part of a plan: what each operation of a copy's clusters costs on each stage, and how the orders
+// in which stages run them are written down. Pure.
 //
 // It reads clusters as the worker gets them: whatever the planner chose by is in them.
 #pragma once
@@ -18,10 +18,6 @@ namespace stemma::server {
 // REQUIRES: options.stages are several; each group is computed whole.
 StageQuestion StagesOf(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
                        const std::vector<const v1::Cluster*>& clusters);
-
-// Returns how the stages run them: by orders that are found, or in a pass without backward one after the other.
-StageOrders OrderCopy(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
-                      const std::vector<const v1::Cluster*>& clusters);
 
 // Returns the idle seconds of the stage that has most to do.
 double BubbleSeconds(const StageOrders& orders);

@@ -120,7 +120,7 @@ size_t WaveCuts::CountWorthPacking(size_t begin) const {
   size_t count = 0;
   for (; count < left; ++count) {
     rows += RunOf(cluster_.members[begin + count]).rows;
-    if (count > 0 && rows > kWaveRows) break;
+    if (count > 0 && rows > options_.wave_rows) break;
   }
   return count;
 }

@@ -35,10 +35,6 @@ struct BesideWave {
 // Returns the shape of a wave of these members.
 WaveShape WaveOf(std::span<const MemberShape> members, v1::WaveLayout layout, v1::TapePolicy policy);
 
-// GEMMs do not get faster beyond so many rows, and a wave's activations leave the caches (make bench: one trajectory of
-// 1,279 rows a wave runs 10 to 15 % faster than three); smaller waves leave memory to longer prompts.
-inline constexpr int64_t kWaveRows = 2048;
-
 struct WaveCut {
   std::vector<uint32_t> sizes;  // members of each wave, in order
   PhaseBytes largest;           // of its largest wave, without what the prefixes of one stage keep beside it

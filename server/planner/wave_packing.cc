@@ -185,7 +185,7 @@ absl::StatusOr<std::vector<PackedCluster>> PackClusters(MemoryChooser& chooser,
     size_t end = begin;
     while (end < groups.size()) {
       rows += groups[end].reuse ? groups[end].prefix_rows : 0;
-      if (end > begin && rows > kClusterPrefixRows) break;
+      if (end > begin && rows > chooser.options().cluster_prefix_rows) break;
       ++end;
     }
     ASSIGN_OR_RETURN(Cut cut, cutter.Solve(Groups(groups).subspan(begin, end - begin)));

@@ -1,8 +1,9 @@
 // Cuts the groups of one optimizer step into clusters and waves under the byte budget. Pure.
 //
-// Groups join a cluster, in their order, while its prefixes have at most one wave's worth of rows. Where the budget
-// keeps such a cluster from its fastest way, its halves are tried too, and theirs, down to single groups: the cut that
-// is predicted to be the fastest is taken. The cuts do not depend on the budget, so a larger one never costs seconds.
+// Groups join a cluster, in their order, while its prefixes have no more rows than are worth packing. Where the
+// budget keeps such a cluster from its fastest way, its halves are tried too, and theirs, down to single groups: the
+// cut that is predicted to be the fastest is taken. The cuts do not depend on the budget, so a larger one never costs
+// seconds.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,6 @@
 #include "stemma/v1/plan.pb.h"
 
 namespace stemma::server {
-
-inline constexpr int64_t kClusterPrefixRows = 2048;  // beyond, GEMMs of packed prefixes do not get faster
 
 struct PackingMember {
   uint32_t rollout = 0;  // index in its group

@@ -3,7 +3,7 @@
 // placement takes, and how far the fullest rank is over the lower bound: one line for each number of groups and ranks;
 // and the same where one more group is as expensive as all others together, and is split.
 //
-//   planner_bench [--groups 256,1024,4096,16384,62500] [--cp 1]
+//   planner_bench [--groups 256,1024,4096,16384,62500] [--mini-batch-groups 0] [--cp 1] [--pp 1]
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -36,7 +36,7 @@ constexpr int64_t kPromptMin = 128, kPromptMax = 2048, kResponseMin = 64, kRespo
 // In parts of the fewest bytes in which the longest rollout can be trained: nearly every cluster gives something up.
 constexpr double kTightBudget = 1.5;
 
-PlannerModel Model(bool tight, uint32_t cp = 1) {
+PlannerModel Model(bool tight, const MeshSizes& mesh = {}) {
   PlannerModel model;
   model.config = BenchModel();
   model.rates = BenchRates();
@@ -44,7 +44,7 @@ PlannerModel Model(bool tight, uint32_t cp = 1) {
   model.run.set_threads(2);
   model.run.set_head_chunk_tokens(512);
   model.run.set_optimizer_residency(v1::DEVICE);
-  *model.run.mutable_mesh() = MakeMesh({.cp = cp});
+  *model.run.mutable_mesh() = MakeMesh(mesh);
   if (!tight) {
     model.run.set_memory_budget_bytes(uint64_t{1} << 50);
     return model;
@@ -56,9 +56,10 @@ PlannerModel Model(bool tight, uint32_t cp = 1) {
   return model;
 }
 
-PlannerRequest Request(int64_t groups, v1::Schedule schedule) {
+PlannerRequest Request(int64_t groups, int64_t mini_batch_groups, v1::Schedule schedule) {
   PlannerRequest request;
   request.schedule = schedule;
+  request.mini_batch_groups = mini_batch_groups;
   std::mt19937_64 random(7);
   for (int64_t g = 0; g < groups; ++g) {
     PlannerGroup group;
@@ -72,19 +73,22 @@ PlannerRequest Request(int64_t groups, v1::Schedule schedule) {
   return request;
 }
 
-void Measure(int64_t groups, bool tight, v1::Schedule schedule, uint32_t cp) {
-  const PlannerModel model = Model(tight, cp);
-  const PlannerRequest request = Request(groups, schedule);
+void Measure(const PlannerRequest& request, bool tight, const MeshSizes& mesh) {
+  const PlannerModel model = Model(tight, mesh);
   const double begin_s = RealClock().MonotonicSeconds();
   const auto plan = MakePlan(model, request);
   const double seconds = RealClock().MonotonicSeconds() - begin_s;
   CHECK(plan.ok()) << plan.status();
-  const nlohmann::json line = {{"groups", groups},
-                               {"rollouts", groups * kRollouts},
-                               {"cp", cp},
+  const nlohmann::json line = {{"groups", request.groups.size()},
+                               {"rollouts", static_cast<int64_t>(request.groups.size()) * kRollouts},
+                               {"mini_batch_groups", request.mini_batch_groups},
+                               {"cp", mesh.cp},
+                               {"pp", mesh.pp},
                                {"budget", tight ? "tight" : "loose"},
-                               {"schedule", schedule == v1::AUTO ? "auto" : "reuse"},
+                               {"schedule", request.schedule == v1::AUTO ? "auto" : "reuse"},
                                {"clusters", plan->report.num_clusters()},
+                               {"waves", plan->report.num_waves()},
+                               {"pipeline_s", plan->report.pipeline_s()},
                                {"seconds", seconds}};
   std::printf("%s\n", line.dump().c_str());
   std::fflush(stdout);
@@ -165,12 +169,17 @@ int main(int argc, char** argv) {
   app.add_option("--groups", sizes, "numbers of groups, of 16 rollouts each")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  uint32_t cp = 1;
-  app.add_option("--cp", cp, "context-parallel ranks that requests are planned for")->check(CLI::PositiveNumber);
+  int64_t mini_batch_groups = 0;
+  app.add_option("--mini-batch-groups", mini_batch_groups, "groups of an optimizer step; 0: all");
+  stemma::MeshSizes mesh;
+  app.add_option("--cp", mesh.cp, "context-parallel ranks that requests are planned for")->check(CLI::PositiveNumber);
+  app.add_option("--pp", mesh.pp, "pipeline stages that requests are planned for")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   for (const bool tight : {false, true}) {
     for (const stemma::v1::Schedule schedule : {stemma::v1::AUTO, stemma::v1::REUSE}) {
-      for (const int64_t groups : sizes) stemma::testing::Measure(groups, tight, schedule, cp);
+      for (const int64_t groups : sizes) {
+        stemma::testing::Measure(stemma::testing::Request(groups, mini_batch_groups, schedule), tight, mesh);
+      }
     }
   }
   for (const auto& [groups, ranks] : {std::pair{256, 8}, {1024, 64}, {4096, 64}, {16384, 64}}) {
