@@ -25,7 +25,7 @@ std::string WayText(bool has_prefix, const PrefixWay& prefix, v1::TapePolicy suf
 // Says that waves are smaller than memory asks for, so that stages wait less for each other.
 std::string SmallerWavesText(const MemoryOptions& options, const MemoryChoice& choice) {
   if (choice.wave_rows >= options.wave_rows) return "";
-  return absl::StrCat(", waves of up to ", choice.wave_rows, " rows so that stages wait less");
+  return absl::StrCat(", waves of up to ", choice.wave_rows, " rows, or of one suffix, so that stages wait less");
 }
 
 }  // namespace

@@ -35,9 +35,8 @@ class StagePacker {
     const int tries = memory_is_waited_for ? 1 : std::numeric_limits<int>::max();
     const auto joins_groups = [](const PackedCluster& packed) { return packed.cluster.prefix_groups_size() > 1; };
     const bool groups_are_joined = std::any_of(staged.clusters.begin(), staged.clusters.end(), joins_groups);
-    const bool waves_are_forced = options_.layout == v1::ONE_BY_ONE || options_.wave_suffixes > 0;
     std::optional<Candidate> best;
-    if (!waves_are_forced) TrySmaller(/*clusters=*/false, tries, best);
+    if (!waves_are_forced()) TrySmaller(/*clusters=*/false, tries, best);
     if (groups_are_joined && !memory_is_waited_for) TrySmaller(/*clusters=*/true, tries, best);
     if (!best || best->least_s >= end_s) return staged;
     StagedClusters smaller = Ordered(*std::move(best));
@@ -50,6 +49,8 @@ class StagePacker {
     StageQuestion question;
     double least_s = 0;
   };
+
+  bool waves_are_forced() const { return options_.layout == v1::ONE_BY_ONE || options_.wave_suffixes > 0; }
 
   absl::StatusOr<Candidate> Pack(MemoryChooser& chooser) const {
     Candidate candidate;
@@ -72,10 +73,11 @@ class StagePacker {
   void TrySmaller(bool clusters, int tries, std::optional<Candidate>& best) const {
     double before_s = std::numeric_limits<double>::infinity();
     for (int64_t waves = 2; waves < 2 * members_ && tries > 0; waves *= 2) {
-      MemoryOptions smaller = options_;
-      smaller.wave_rows = DivideUp(rows_, waves * options_.shape.cp);
-      if (smaller.wave_rows >= options_.wave_rows) continue;
+      const int64_t wave_rows = DivideUp(rows_, waves * options_.shape.cp);
+      if (wave_rows >= options_.wave_rows) continue;
       --tries;
+      MemoryOptions smaller = options_;
+      if (!waves_are_forced()) smaller.wave_rows = wave_rows;
       if (clusters) smaller.cluster_prefix_rows = std::min(DivideUp(rows_, waves), options_.cluster_prefix_rows);
       MemoryChooser chooser(std::move(smaller));
       absl::StatusOr<Candidate> candidate = Pack(chooser);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -183,12 +184,25 @@ TEST(StagePackingOfGroupsTest, ClustersAreMadeSmallerToo) {
   EXPECT_LT(PartOfTheEndByMemory(copy), 0.55);
 }
 
+TEST(StagePackingOfGroupsTest, ForcedWavesAreNotCalledSmaller) {
+  Copy copy(4, /*cp=*/1, kPlenty);
+  for (int i = 0; i < 4; ++i) copy.Add(/*prompt_tokens=*/501, std::vector<int64_t>(2, 32), /*reuse=*/true);
+  copy.options.wave_suffixes = 2;
+  const auto staged = copy.Staged();
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_GT(staged->clusters.size(), 1U);
+  for (const PackedCluster& packed : staged->clusters) {
+    const std::string reason = MemoryReason(copy.options, packed.memory);
+    EXPECT_EQ(reason.find("stages wait less"), std::string::npos) << reason;
+  }
+}
+
 TEST(StagePackingOfGroupsTest, TheReasonSaysWhyWavesAreSmall) {
   Copy copy = OneWave(2);
   const auto staged = copy.Staged();
   ASSERT_TRUE(staged.ok()) << staged.status();
   const std::string reason = MemoryReason(copy.options, staged->clusters.front().memory);
-  EXPECT_NE(reason.find("rows so that stages wait less"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("rows, or of one suffix, so that stages wait less"), std::string::npos) << reason;
 }
 
 }  // namespace
