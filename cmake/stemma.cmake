@@ -19,6 +19,8 @@ endfunction()
 
 # Only ends a test that hangs: the longest takes a minute, and five times that on a machine which others use too.
 set(STEMMA_TEST_TIMEOUT_S 900)
+# After so long in one case of a pytest, the test prints where each of its threads stands, and goes on.
+set(STEMMA_STANDING_CASE_S 300)
 
 # stemma_test(name LABEL label SOURCES a_test.cc ... LINK dep ...): one GoogleTest binary, one ctest entry.
 function(stemma_test name)
@@ -46,7 +48,7 @@ function(stemma_python_test name)
   endif()
   add_test(NAME ${name} COMMAND ${STEMMA_PYTHON} ${A_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${A_TIMEOUT}
-    ENVIRONMENT "STEMMA_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONPATH=${CMAKE_SOURCE_DIR}/client/python:${CMAKE_SOURCE_DIR}/tests;PYTHONDONTWRITEBYTECODE=1;PYTHONUNBUFFERED=1"
+    ENVIRONMENT "STEMMA_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONPATH=${CMAKE_SOURCE_DIR}/client/python:${CMAKE_SOURCE_DIR}/tests;PYTHONDONTWRITEBYTECODE=1;PYTHONUNBUFFERED=1;PYTEST_ADDOPTS=-o faulthandler_timeout=${STEMMA_STANDING_CASE_S}"
     # With one of them set pytest explains failures in full, however long that takes: here it is as for a person.
     ENVIRONMENT_MODIFICATION "CI=unset:;BUILD_NUMBER=unset:")
 endfunction()

@@ -179,16 +179,12 @@ def test_a_kill_while_it_saves_leaves_the_checkpoint_before_or_the_new_one(model
             for number in range(HALF, REQUESTS):
                 send(client, number)
         seconds = draw.uniform(0, 0.15)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                with run.client(retries=0) as client:
-                    client.save_checkpoint("new")
-            finally:
-                os._exit(0)
-        time.sleep(seconds)
-        run.kill()
-        os.waitpid(pid, 0)
+        with run.client(retries=0) as client, concurrent.futures.ThreadPoolExecutor() as pool:
+            saving = pool.submit(client.save_checkpoint, "new")
+            time.sleep(seconds)
+            run.kill()
+            answer = saving.exception(60)
+        assert answer is None or isinstance(answer, stemma.StemmaError), answer
         with DurableRun(model, data) as run, run.client() as client:
             wait_for(lambda: client.model()["state"] == "IDLE", "weights that are those of the end again")
             names = [checkpoint.name for checkpoint in client.list_checkpoints()]
