@@ -18,7 +18,7 @@ namespace stemma::server {
 namespace {
 
 constexpr uint64_t kMaxFileBytes = 64 << 20;
-constexpr int64_t kVersion = 2;  // of the units of work; another one is measured anew
+constexpr int64_t kVersion = 3;  // of the units of work; another one is measured anew
 constexpr const char* kPhases[] = {"prefix_forward", "suffix", "prefix_backward"};
 
 std::string PathIn(const std::string& data_directory) { return absl::StrCat(data_directory, "/calibration.json"); }

@@ -101,8 +101,10 @@ Rates RatesOf(const MeshRankingOptions& options, v1::OptimizerResidency residenc
   const RunDtype dtype = RunDtypeOf(options.config.dtype());
   Rates rates = options.published == nullptr ? DefaultRates(dtype, options.config.threads(), options.device, residency)
                                              : RatesOf(*options.published, dtype, residency);
-  if (options.link_bytes_per_s > 0) rates[kSent] = 1 / options.link_bytes_per_s;
-  if (options.link_latency_us >= 0) rates[kCollective] = options.link_latency_us / kMicrosecondsOfSecond;
+  for (const LinkRates& link : kLinkRates) {
+    if (options.link_bytes_per_s > 0) rates[link.byte] = 1 / options.link_bytes_per_s;
+    if (options.link_latency_us >= 0) rates[link.message] = options.link_latency_us / kMicrosecondsOfSecond;
+  }
   // Whatever the mesh, each parameter's states are one rank's, and all ranks update theirs at the same time.
   rates[kParameter] /= options.ranks;
   return rates;
@@ -154,8 +156,8 @@ Json AnswersJson(const MeshRankingOptions& options, const TraceRequests& read, c
   json["device"] = options.device;
   json["device_bytes"] = question.memory.device_free_bytes;
   json["threads"] = options.published == nullptr ? Json(options.config.threads()) : Json();
-  json["link_bytes_per_s"] = options.link_bytes_per_s > 0 ? options.link_bytes_per_s : std::round(1 / rates[kSent]);
-  json["link_latency_us"] = rates[kCollective] * kMicrosecondsOfSecond;
+  json["link_bytes_per_s"] = options.link_bytes_per_s > 0 ? options.link_bytes_per_s : std::round(1 / rates[kDataByte]);
+  json["link_latency_us"] = rates[kDataCollective] * kMicrosecondsOfSecond;
   json["requests"] = question.requests.size();
   json["more_requests"] = read.more;
   json["steps"] = answers.front().steps;

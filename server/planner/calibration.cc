@@ -106,6 +106,11 @@ void Calibration::Fit() {
   Rates scaled = defaults_;
   const double factor = Median(factors);
   for (double& seconds : scaled.seconds) seconds *= factor;
+  // A device that computes slower than by the defaults says nothing of its network.
+  for (const LinkRates& link : kLinkRates) {
+    scaled[link.byte] = defaults_[link.byte];
+    scaled[link.message] = defaults_[link.message];
+  }
   if (scaled.copies_overlap) scaled[kCopy] = 0;  // hidden copies are not in the phases' seconds
   std::vector<Equation> equations;
   for (const CalibrationSample& sample : samples_) {

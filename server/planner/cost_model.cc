@@ -33,23 +33,23 @@ void AddBackward(const FlopParts& parts, Work& work) {
 
 // What is sent in `passes` like this one, which together have its rows: the rounding of each is left out.
 void AddSent(const SentBytes& sent, int64_t passes, Work& work) {
-  work[kSent] += static_cast<double>(sent.total());
-  work[kCollective] += static_cast<double>(passes * sent.row_collectives + sent.head_collectives);
+  work[kTensorByte] += static_cast<double>(sent.total());
+  work[kTensorCollective] += static_cast<double>(passes * sent.row_collectives + sent.head_collectives);
 }
 
 void AddSent(const ContextSentBytes& sent, int64_t rounds, Work& work) {
-  work[kSent] += static_cast<double>(rounds * sent.total());
-  work[kCollective] += static_cast<double>(rounds * sent.collectives);
+  work[kContextByte] += static_cast<double>(rounds * sent.total());
+  work[kContextCollective] += static_cast<double>(rounds * sent.collectives);
 }
 
 // What goes to the next stage, and back to the one before.
 void AddForwardSent(const PipelineSentBytes& sent, int64_t passes, Work& work) {
-  work[kSent] += static_cast<double>(sent.forward);
-  work[kCollective] += static_cast<double>(passes * sent.forward_messages);
+  work[kStageByte] += static_cast<double>(sent.forward);
+  work[kStageMessage] += static_cast<double>(passes * sent.forward_messages);
 }
 void AddBackwardSent(const PipelineSentBytes& sent, int64_t passes, Work& work) {
-  work[kSent] += static_cast<double>(sent.backward);
-  work[kCollective] += static_cast<double>(passes * sent.backward_messages);
+  work[kStageByte] += static_cast<double>(sent.backward);
+  work[kStageMessage] += static_cast<double>(passes * sent.backward_messages);
 }
 
 // The model's last layer has only K/V of a prefix.
@@ -133,8 +133,11 @@ Rates DeviceRates(RunDtype dtype, int64_t threads, const std::string& device) {
 }  // namespace
 
 const std::array<const char*, kNumRates> kRateNames = {
-    "linear", "attention_forward", "attention_backward", "head", "element",   "merge", "wave", "parameter",
-    "copy",   "wave_backward",     "score_block",        "sent", "collective"};
+    "linear",       "attention_forward",  "attention_backward", "head", "element",    "merge", "wave", "parameter",
+    "copy",         "wave_backward",      "score_block",        "sent", "collective",  // over tp
+    "sent_context", "collective_context",                                              // over cp
+    "sent_stage",   "message_stage",                                                   // over pp
+    "sent_data",    "collective_data"};                                                // over dp
 
 Work& Work::operator+=(const Work& other) {
   for (size_t i = 0; i < units.size(); ++i) units[i] += other.units[i];
@@ -157,8 +160,10 @@ PredictedSeconds& PredictedSeconds::operator+=(const PredictedSeconds& other) {
 
 Rates DefaultRates(RunDtype dtype, int64_t threads, const std::string& device, v1::OptimizerResidency residency) {
   Rates rates = DeviceRates(dtype, threads, device);
-  rates[kSent] = rates[kCopy];
-  rates[kCollective] = kMessageSeconds;
+  for (const LinkRates& link : kLinkRates) {
+    rates[link.byte] = rates[kCopy];
+    rates[link.message] = kMessageSeconds;
+  }
   if (residency != v1::HOST) return rates;
   // Each parameter's states come in and go out, beside their update where copies run beside compute.
   const double copies_s = 2.0 * static_cast<double>(OptimizerBytes(dtype)) * rates[kCopy];

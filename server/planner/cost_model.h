@@ -38,16 +38,30 @@ enum Rate {
   // A block of attention scores: what its small products cost beyond their FLOPs. A causal span of 64 rows runs at a
   // quarter of the rate of 2,048 rows (ops_bench); of a whole step it moves the prediction by less than a percent.
   kScoreBlock,
-  kSent,  // bytes that a tensor- or context-parallel rank sends to the others inside of layers, and a stage to its
-          // neighbours
-  kCollective,  // of those ranks, and a message between stages, by itself
+  // Bytes that a rank sends to the others of an axis, and each collective or message of it by itself.
+  kTensorByte,
+  kTensorCollective,
+  kContextByte,
+  kContextCollective,
+  kStageByte,  // to a neighbour
+  kStageMessage,
+  kDataByte,  // to ranks that hold the same part of the model, once a step, or of a divided group: in no phase's work
+  kDataCollective,
 };
-inline constexpr int kNumRates = 13;
+inline constexpr int kNumRates = 19;
 // As in the Rates message and the calibration's file.
 extern const std::array<const char*, kNumRates> kRateNames;
 
-// How fast ranks' network is, nobody has measured before a run: until samples of tensor-parallel ranks say it, bytes
-// travel as fast as between device and host, and each message takes so many seconds beside.
+// The rates of an axis's network.
+struct LinkRates {
+  Rate byte, message;
+};
+inline constexpr LinkRates kTensorLink = {kTensorByte, kTensorCollective},
+                           kContextLink = {kContextByte, kContextCollective}, kStageLink = {kStageByte, kStageMessage},
+                           kDataLink = {kDataByte, kDataCollective};
+inline constexpr std::array<LinkRates, 4> kLinkRates = {kTensorLink, kContextLink, kStageLink, kDataLink};
+
+// By default bytes travel as fast as between device and host, and each message takes so many seconds beside.
 inline constexpr double kMessageSeconds = 1e-4;
 
 struct Work {

@@ -64,7 +64,7 @@ double ExchangeSeconds(const ModelConfig& config, const v1::RunConfig& run, cons
   const double shared = (ranks - 1) / ranks * static_cast<double>(state.gradients + state.weights);
   const ModelShard first = StageShards(config, run.mesh()).front();
   const int64_t tied = PartialGradientsSent(first, AccumulateBytes(RunDtypeOf(run.dtype()))).stages;
-  return (shared + static_cast<double>(tied)) * rates[kSent];
+  return shared * rates[kDataByte] + static_cast<double>(tied) * rates[kStageByte];
 }
 
 // Errors: why the mesh is impossible.

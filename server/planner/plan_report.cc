@@ -62,8 +62,14 @@ void DescribeRates(const Rates& rates, v1::Rates& report) {
   report.set_copy(rates[kCopy]);
   report.set_wave_backward(rates[kWaveBackward]);
   report.set_score_block(rates[kScoreBlock]);
-  report.set_sent(rates[kSent]);
-  report.set_collective(rates[kCollective]);
+  report.set_sent(rates[kTensorByte]);
+  report.set_collective(rates[kTensorCollective]);
+  report.set_sent_context(rates[kContextByte]);
+  report.set_collective_context(rates[kContextCollective]);
+  report.set_sent_stage(rates[kStageByte]);
+  report.set_message_stage(rates[kStageMessage]);
+  report.set_sent_data(rates[kDataByte]);
+  report.set_collective_data(rates[kDataCollective]);
   report.set_samples(static_cast<uint32_t>(rates.samples));
   report.set_calibrated(rates.calibrated);
 }

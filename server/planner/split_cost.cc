@@ -56,9 +56,12 @@ SplitCosts SplitCostsOf(MemoryChooser& chooser, const PackingGroup& packing) {
                  MemberSeconds(options, packing, first, policy, /*waves=*/0);
   const PartBytes bytes = PartBytesOf(options.shape, packing.prefix_rows, options.forward_only);
   // K and V of each layer, after a word that says whether they come.
-  const double messages_s = static_cast<double>(2 * options.shape.config.num_layers + 1) * kMessageSeconds;
-  costs.send_s = messages_s + static_cast<double>(bytes.kv) * options.rates[kCopy];
-  if (!options.forward_only) costs.return_s = messages_s + static_cast<double>(bytes.gradients) * options.rates[kCopy];
+  const double messages_s =
+      static_cast<double>(2 * options.shape.config.num_layers + 1) * options.rates[kDataCollective];
+  costs.send_s = messages_s + static_cast<double>(bytes.kv) * options.rates[kDataByte];
+  if (!options.forward_only) {
+    costs.return_s = messages_s + static_cast<double>(bytes.gradients) * options.rates[kDataByte];
+  }
   return costs;
 }
 

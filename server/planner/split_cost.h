@@ -21,9 +21,8 @@ PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_
 // where each of context-parallel ranks holds its K/V.
 bool MaySplit(MemoryChooser& chooser, const PackingGroup& packing);
 
-// REQUIRES: MaySplit. How fast the ranks' network is, is not measured here: bytes travel as fast as between device and
-// host (Rates), and each message takes kMessageSeconds beside. A group that does not fit the budget costs nothing:
-// packing refuses it.
+// REQUIRES: MaySplit. What travels takes as long as over the data axis. A group that does not fit the budget costs
+// nothing: packing refuses it.
 SplitCosts SplitCostsOf(MemoryChooser& chooser, const PackingGroup& packing);
 
 // The part of the group that has these of its members.

@@ -58,8 +58,8 @@ TEST_F(CalibrationFileTest, ABrokenFileIsIgnoredAndReplacedByTheNextWrite) {
   const std::string whole = CalibrationText(Book());
   for (const std::string& text :
        {std::string(), std::string("{"), whole.substr(0, whole.size() / 2), std::string("[]"),
-        std::string(R"({"version": 1, "machines": {}})"), std::string(R"({"version": 2, "machines": {"a": 3}})"),
-        std::string(R"({"version": 2, "machines": {"a": [{"apply_s": "x"}]}})")}) {
+        std::string(R"({"version": 1, "machines": {}})"), std::string(R"({"version": 3, "machines": {"a": 3}})"),
+        std::string(R"({"version": 3, "machines": {"a": [{"apply_s": "x"}]}})")}) {
     Write(text);
     EXPECT_TRUE(ReadCalibration(folder_.string()).empty()) << text;
   }
@@ -69,9 +69,9 @@ TEST_F(CalibrationFileTest, ABrokenFileIsIgnoredAndReplacedByTheNextWrite) {
 
 // Seconds of other units of work would be read as these units' rates.
 TEST_F(CalibrationFileTest, AWholeFileOfAnotherVersionIsIgnored) {
-  const std::string whole = CalibrationText(Book()), version = "\"version\": 2";
+  const std::string whole = CalibrationText(Book()), version = "\"version\": 3";
   ASSERT_NE(whole.find(version), std::string::npos) << whole.substr(0, 200);
-  for (const char* other : {"0", "1", "3", "-2", "\"2\"", "2.5"}) {
+  for (const char* other : {"0", "2", "4", "-3", "\"3\"", "3.5"}) {
     std::string text = whole;
     text.replace(text.find(version), version.size(), std::string("\"version\": ") + other);
     Write(text);

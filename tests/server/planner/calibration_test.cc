@@ -91,6 +91,20 @@ TEST(CalibrationTest, ASlowStepAmongManyHardlyMatters) {
   EXPECT_NEAR(Seconds(other.work, calibration.rates()).total() / other.seconds.total(), 1, 0.05);
 }
 
+TEST(CalibrationTest, ASlowDeviceSaysNothingOfItsNetwork) {
+  Rates truth = BenchRates();
+  for (double& seconds : truth.seconds) seconds *= 10;
+  const Rates defaults = DefaultRates(RunDtype::kFp32, 2, "cpu");
+  Calibration calibration(defaults, BenchModel());
+  for (const ClusterShape& cluster : Shapes()) calibration.Add(Made(cluster, truth));
+  ASSERT_TRUE(calibration.rates().calibrated);
+  for (const LinkRates& link : kLinkRates) {
+    EXPECT_DOUBLE_EQ(calibration.rates()[link.byte], defaults[link.byte]) << kRateNames[link.byte];
+    EXPECT_DOUBLE_EQ(calibration.rates()[link.message], defaults[link.message]) << kRateNames[link.message];
+  }
+  EXPECT_GT(calibration.rates()[kLinear], 2 * defaults[kLinear]) << "control";
+}
+
 TEST(CalibrationTest, FewSamplesOrOneShapeLeaveTheDefaults) {
   const Rates defaults = DefaultRates(RunDtype::kFp32, 2, "cpu");
   Calibration calibration(defaults, BenchModel());

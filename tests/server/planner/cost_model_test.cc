@@ -88,8 +88,13 @@ TEST(CostModelTest, RanksOfACopyShareItsWork) {
         const double units = (all.*phase)[rate];
         EXPECT_NEAR(2 * (half.*phase)[rate], units, 1e-9 * units) << kRateNames[rate];
       }
-      EXPECT_EQ((all.*phase)[kSent], 0);
-      EXPECT_EQ((all.*phase)[kCollective], 0);
+      for (const LinkRates& link : kLinkRates) {
+        EXPECT_EQ((all.*phase)[link.byte], 0) << kRateNames[link.byte];
+        EXPECT_EQ((all.*phase)[link.message], 0) << kRateNames[link.message];
+        if (link.byte == kTensorByte) continue;
+        EXPECT_EQ((half.*phase)[link.byte], 0) << kRateNames[link.byte];
+        EXPECT_EQ((half.*phase)[link.message], 0) << kRateNames[link.message];
+      }
     }
   }
 }
@@ -99,29 +104,31 @@ TEST(CostModelTest, WhatARankSendsCostsSeconds) {
   const ClusterShape cluster = OneGroup(1024, 256, 4), dense = OneGroup(1024, 256, 4, /*reuse=*/false);
   const PrefixShape prefix = {.rows = 1024, .block_rows = 512, .policy = v1::S2};
   const PhaseWork work = ClusterWork(rank, cluster, prefix, v1::S4, 2);
-  EXPECT_EQ(work.prefix_forward[kSent], static_cast<double>(PrefixForwardSent(rank, prefix).total()));
-  EXPECT_EQ(work.prefix_backward[kSent], static_cast<double>(PrefixBackwardSent(rank, prefix).total()));
+  EXPECT_EQ(work.prefix_forward[kTensorByte], static_cast<double>(PrefixForwardSent(rank, prefix).total()));
+  EXPECT_EQ(work.prefix_backward[kTensorByte], static_cast<double>(PrefixBackwardSent(rank, prefix).total()));
   const auto both_ways = [&](int64_t rows, int64_t kv_only, v1::TapePolicy policy) {
     SentBytes sent = WaveForwardSent(rank, rows, kv_only, /*entropy=*/true);
     return sent += WaveBackwardSent(rank, rows, kv_only, policy);
   };
   const SentBytes wave = both_ways(512, 0, v1::S4);
-  EXPECT_EQ(work.suffix[kSent], static_cast<double>(2 * wave.total()));
-  EXPECT_EQ(work.suffix[kCollective], static_cast<double>(2 * wave.row_collectives + 2 * wave.head_collectives));
-  EXPECT_EQ(ClusterWork(rank, dense, {}, v1::S1, 4).suffix[kSent],
+  EXPECT_EQ(work.suffix[kTensorByte], static_cast<double>(2 * wave.total()));
+  EXPECT_EQ(work.suffix[kTensorCollective], static_cast<double>(2 * wave.row_collectives + 2 * wave.head_collectives));
+  EXPECT_EQ(ClusterWork(rank, dense, {}, v1::S1, 4).suffix[kTensorByte],
             static_cast<double>(4 * both_ways(1280, 1024, v1::S1).total()));
-  EXPECT_EQ(ForwardClusterWork(rank, cluster, 2).suffix[kSent],
+  EXPECT_EQ(ForwardClusterWork(rank, cluster, 2).suffix[kTensorByte],
             static_cast<double>(2 * WaveForwardSent(rank, 512, 0, /*entropy=*/false).total()));
   // What a policy gathers again costs more where the network is slow.
   Rates rates = DefaultRates(RunDtype::kFp32, 2, "cpu");
-  EXPECT_EQ(rates[kSent], rates[kCopy]) << "until it is measured";
-  EXPECT_EQ(rates[kCollective], kMessageSeconds);
+  for (const LinkRates& link : kLinkRates) {
+    EXPECT_EQ(rates[link.byte], rates[kCopy]) << "until it is measured";
+    EXPECT_EQ(rates[link.message], kMessageSeconds);
+  }
   const auto added_s = [&] {
     return Seconds(ClusterWork(rank, cluster, prefix, v1::S1, 2).suffix, rates) -
            Seconds(ClusterWork(rank, cluster, prefix, v1::S0, 2).suffix, rates);
   };
   const double fast = added_s();
-  rates[kSent] *= 10;
+  rates[kTensorByte] *= 10;
   EXPECT_GT(added_s(), 1.5 * fast);
 }
 

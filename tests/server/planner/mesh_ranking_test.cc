@@ -177,7 +177,7 @@ TEST(MeshRankingTest, GradientsAndWeightsCostTimeBetweenRanksThatShareThem) {
   question.requests.front().request.mini_batch_groups = 1;  // three steps
   const std::vector<MeshAnswer> answers = RankMeshes(question);
   const double bytes = static_cast<double>(question.config.num_parameters()) * (4 + 4) / 2;
-  EXPECT_DOUBLE_EQ(AnswerOf(answers, "dp=2").exchange_s, 3 * bytes * TestRates(v1::DEVICE)[kSent]);
+  EXPECT_DOUBLE_EQ(AnswerOf(answers, "dp=2").exchange_s, 3 * bytes * TestRates(v1::DEVICE)[kDataByte]);
   EXPECT_DOUBLE_EQ(AnswerOf(answers, "dp=2").seconds(),
                    AnswerOf(answers, "dp=2").plan_s + AnswerOf(answers, "dp=2").exchange_s);
   EXPECT_EQ(AnswerOf(answers, "tp=2").exchange_s, 0);
@@ -190,7 +190,12 @@ TEST(MeshRankingTest, TwoStagesAddUpATiedEmbeddingOnceAStep) {
   const auto exchange_s = [&] { return AnswerOf(RankMeshes(question), "pp=2").exchange_s; };
   question.config.tie_word_embeddings = true;
   const auto bytes = static_cast<double>(question.config.vocab_size * question.config.hidden_size * 4);
-  EXPECT_DOUBLE_EQ(exchange_s(), 3 * bytes * TestRates(v1::DEVICE)[kSent]);
+  question.rates = [](v1::OptimizerResidency residency) {
+    Rates rates = TestRates(residency);
+    rates[kDataByte] = 1;  // stages send it, not the ranks that share gradients
+    return rates;
+  };
+  EXPECT_DOUBLE_EQ(exchange_s(), 3 * bytes * TestRates(v1::DEVICE)[kStageByte]);
   question.config.tie_word_embeddings = false;
   EXPECT_EQ(exchange_s(), 0);
 }

@@ -21,9 +21,9 @@
 namespace stemma::testing {
 namespace {
 
-using server::kCollective;
+using server::kContextByte;
+using server::kContextCollective;
 using server::kLinear;
-using server::kSent;
 using ::testing::HasSubstr;
 
 MemoryOptions SharedMemory(int64_t cp, int64_t budget_bytes = server::kNoLimit) {
@@ -163,12 +163,12 @@ TEST(PrefixKvTest, SecondsAreTheSlowestRanksWithItsRounds) {
     round += RoundBackwardContextSent(options.shape, prefix);
     EXPECT_EQ(round.total() > 0, regather);
     const double wire_s =
-        static_cast<double>(rounds) * (static_cast<double>(round.total()) * options.rates[kSent] +
-                                       static_cast<double>(round.collectives) * options.rates[kCollective]);
+        static_cast<double>(rounds) * (static_cast<double>(round.total()) * options.rates[kContextByte] +
+                                       static_cast<double>(round.collectives) * options.rates[kContextCollective]);
     EXPECT_NEAR(choice->seconds.suffix, slowest_s + wire_s, 1e-9 * choice->seconds.suffix);
     const ContextSentBytes forward = PrefixForwardContextSent(options.shape, prefix);
-    EXPECT_EQ(choice->work.prefix_forward[kSent], static_cast<double>(forward.total()));
-    EXPECT_EQ(choice->work.prefix_forward[kCollective], static_cast<double>(forward.collectives));
+    EXPECT_EQ(choice->work.prefix_forward[kContextByte], static_cast<double>(forward.total()));
+    EXPECT_EQ(choice->work.prefix_forward[kContextCollective], static_cast<double>(forward.collectives));
     // Two rows of each prefix are what a rank may have more than another.
     const server::PhaseWork whole = server::ClusterWork(alone, cluster, prefix, v1::S1, 1);
     const double part = choice->work.prefix_backward[kLinear] / whole.prefix_backward[kLinear];

@@ -41,7 +41,8 @@ TEST(PublishedDevicesTest, AnH100IsSlowerWhereMemoryDecides) {
       EXPECT_DOUBLE_EQ(h100[rate], h200[rate] * 4.8 / 3.35) << kRateNames[rate];
     }
     EXPECT_DOUBLE_EQ(h100[kParameter], h200[kParameter] * (residency == v1::HOST ? 1 : 4.8 / 3.35));
-    for (const Rate rate : {kLinear, kAttentionForward, kAttentionBackward, kHead, kCopy, kSent, kCollective}) {
+    for (const Rate rate :
+         {kLinear, kAttentionForward, kAttentionBackward, kHead, kCopy, kTensorByte, kDataCollective}) {
       EXPECT_EQ(h100[rate], h200[rate]) << kRateNames[rate];
     }
   }

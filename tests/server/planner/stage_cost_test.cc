@@ -67,8 +67,8 @@ Drawn DrawWork(uint32_t seed) {
 
 // Takes off what a stage sends to its neighbours.
 void TakeOff(int64_t bytes, int64_t messages, Work& work) {
-  work[server::kSent] -= static_cast<double>(bytes);
-  work[server::kCollective] -= static_cast<double>(messages);
+  work[server::kStageByte] -= static_cast<double>(bytes);
+  work[server::kStageMessage] -= static_cast<double>(messages);
 }
 
 void ExpectSame(const Work& stages, const Work& whole, const char* what) {
@@ -122,8 +122,8 @@ TEST(StageCostTest, OperationsOfACopyCostWhatTheirStagesDo) {
   *run.mutable_mesh() = MakeMesh({.pp = 2});
   options.shape = RankShape(BenchModel(), run);
   options.stages = StageShapes(BenchModel(), run);
-  options.rates[server::kSent] = 1e-9;
-  options.rates[server::kCollective] = 1e-3;
+  options.rates[server::kStageByte] = 1e-9;
+  options.rates[server::kStageMessage] = 1e-3;
   std::vector<server::PlannerGroup> groups = {{.uid = "g", .prompt_tokens = 101, .rollouts = {{"a", 30}, {"b", 70}}}};
   v1::Cluster cluster;
   cluster.add_prefix_groups(0);
@@ -151,7 +151,7 @@ TEST(StageCostTest, OperationsOfACopyCostWhatTheirStagesDo) {
     EXPECT_DOUBLE_EQ(own.backward_s, server::Seconds(of_prefix.PrefixBackward(prefix), options.rates));
     // What travels is a part of them: 70 rows of 512 numbers in one message.
     server::MemoryOptions free = options;
-    free.rates[server::kSent] = free.rates[server::kCollective] = 0;
+    free.rates[server::kStageByte] = free.rates[server::kStageMessage] = 0;
     const StageQuestion without = server::StagesOf(free, groups, {&cluster});
     const double message_s = 1e-3 + 70 * 512 * 4 * 1e-9;
     const server::StageCost& silent = without.clusters[0].rounds[1][s];

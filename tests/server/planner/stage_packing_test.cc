@@ -158,7 +158,7 @@ TEST(StagePackingOfOneWaveTest, IsCutSoThatStagesWorkAtTheSameTime) {
 
 TEST(StagePackingOfOneWaveTest, IsLeftWhereAFurtherWaveCostsMoreThanItGains) {
   Copy copy = OneWave(2);
-  copy.options.rates[server::kCollective] = 10;  // seconds a message
+  copy.options.rates[server::kStageMessage] = 10;  // seconds a message
   const auto staged = copy.Staged();
   ASSERT_TRUE(staged.ok()) << staged.status();
   EXPECT_EQ(NumWaves(*staged), 1);
