@@ -7,8 +7,8 @@
 
 namespace stemma::server {
 
-GroupPlan PlanGroup(MemoryChooser& chooser, v1::Schedule schedule, uint32_t index, const PlannerGroup& group) {
-  const ModelConfig& config = chooser.options().shape.config;
+GroupPlan PlanGroup(MemoryChooser& chooser, const ModelConfig& model, v1::Schedule schedule, uint32_t index,
+                    const PlannerGroup& group) {
   GroupPlan plan;
   plan.packing.group = index;
   plan.packing.uid = group.uid;
@@ -19,14 +19,14 @@ GroupPlan PlanGroup(MemoryChooser& chooser, v1::Schedule schedule, uint32_t inde
     const PlannerRollout& rollout = group.rollouts[i];
     if (!rollout.run) continue;
     plan.packing.members.push_back({i, rollout.response_tokens});
-    plan.flops += SuffixFlops(config, prefix, rollout.response_tokens);
-    plan.flops_dense += DenseFlops(config, prefix, rollout.response_tokens);
+    plan.flops += SuffixFlops(model, prefix, rollout.response_tokens);
+    plan.flops_dense += DenseFlops(model, prefix, rollout.response_tokens);
     suffix_rows += rollout.response_tokens;
   }
   plan.rollouts_run = static_cast<int64_t>(plan.packing.members.size());
   plan.runs = plan.rollouts_run > 0;
   if (!plan.runs) return plan;
-  plan.flops += PrefixFlops(config, prefix);
+  plan.flops += PrefixFlops(model, prefix);
   plan.reason = ChooseReuse(chooser, schedule, 1 - plan.flops.total() / plan.flops_dense.total(), plan.packing);
   plan.tokens_logical = plan.rollouts_run * prefix + suffix_rows;
   plan.tokens_computed = plan.packing.reuse ? prefix + suffix_rows : plan.tokens_logical;

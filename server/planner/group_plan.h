@@ -28,7 +28,9 @@ struct GroupPlan {
   std::optional<GroupSplit> pinned_split = std::nullopt;  // its group is not filled
 };
 
-GroupPlan PlanGroup(MemoryChooser& chooser, v1::Schedule schedule, uint32_t index, const PlannerGroup& group);
+// `model`: the whole one, whose FLOPs are counted; the chooser's options are of the rank that has most of it.
+GroupPlan PlanGroup(MemoryChooser& chooser, const ModelConfig& model, v1::Schedule schedule, uint32_t index,
+                    const PlannerGroup& group);
 
 // Places a mini-batch, given by its groups' indices, on so many ranks: of the placement, groups are places in `batch`,
 // and rollouts are places in packing.members. `chooser`: of the pass that is placed.

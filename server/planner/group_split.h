@@ -34,6 +34,7 @@ struct SplitCosts {
   std::vector<double> rollouts_s = {};   // Phase B of each
   double part_s = 0;                     // what Phase B takes more for each part but one: waves that are less full
   double send_s = 0, return_s = 0;       // K/V to one helper, and its gK/gV back
+  bool returns = true;                   // gK/gV come back; in a pass without backward nothing does
 };
 
 struct GroupSplit {

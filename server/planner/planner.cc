@@ -32,7 +32,7 @@ class Planner {
 
   absl::StatusOr<PlanResult> Run() {
     for (uint32_t i = 0; i < request_.groups.size(); ++i) {
-      groups_.push_back(PlanGroup(chooser_, request_.schedule, i, request_.groups[i]));
+      groups_.push_back(PlanGroup(chooser_, model_.config, request_.schedule, i, request_.groups[i]));
       if (chooser_.options().stopped()) return absl::CancelledError("planning was stopped");
     }
     costs_.resize(groups_.size());

@@ -29,6 +29,17 @@ PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_
   return {.kv = elements * shape.run_bytes, .gradients = forward_only ? 0 : elements * shape.accumulate_bytes};
 }
 
+PartSeconds PartSecondsOf(const MemoryOptions& options, int64_t prefix_rows) {
+  const PartBytes bytes = PartBytesOf(options.shape, prefix_rows, options.forward_only);
+  const double messages_s =
+      static_cast<double>(2 * options.shape.config.num_layers + 1) * options.rates[kDataCollective];
+  PartSeconds seconds = {.send_s = messages_s + static_cast<double>(bytes.kv) * options.rates[kDataByte]};
+  if (!options.forward_only) {
+    seconds.return_s = messages_s + static_cast<double>(bytes.gradients) * options.rates[kDataByte];
+  }
+  return seconds;
+}
+
 bool MaySplit(MemoryChooser& chooser, const PackingGroup& packing) {
   if (!packing.reuse || packing.prefix_rows == 0 || packing.members.size() < 2) return false;
   return chooser.options().shape.cp == 1 || chooser.Choose(SplitShape(chooser.options(), packing)) != nullptr;
@@ -54,14 +65,10 @@ SplitCosts SplitCostsOf(MemoryChooser& chooser, const PackingGroup& packing) {
   const PackingMember& first = packing.members[0];
   costs.part_s = MemberSeconds(options, packing, first, policy, /*waves=*/1) -
                  MemberSeconds(options, packing, first, policy, /*waves=*/0);
-  const PartBytes bytes = PartBytesOf(options.shape, packing.prefix_rows, options.forward_only);
-  // K and V of each layer, after a word that says whether they come.
-  const double messages_s =
-      static_cast<double>(2 * options.shape.config.num_layers + 1) * options.rates[kDataCollective];
-  costs.send_s = messages_s + static_cast<double>(bytes.kv) * options.rates[kDataByte];
-  if (!options.forward_only) {
-    costs.return_s = messages_s + static_cast<double>(bytes.gradients) * options.rates[kDataByte];
-  }
+  const PartSeconds part = PartSecondsOf(options, packing.prefix_rows);
+  costs.send_s = part.send_s;
+  costs.return_s = part.return_s;
+  costs.returns = !options.forward_only;
   return costs;
 }
 

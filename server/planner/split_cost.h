@@ -17,6 +17,13 @@ struct PartBytes {
 };
 PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_only);
 
+// What they take over the data axis: a message for K and one for V of each layer, after a word that says whether they
+// come. Returns 0 for gradients in a forward-only pass.
+struct PartSeconds {
+  double send_s = 0, return_s = 0;
+};
+PartSeconds PartSecondsOf(const MemoryOptions& options, int64_t prefix_rows);
+
 // Whether copies of the model may share the group: it is computed with reuse, and has rollouts for two; and it fits
 // where each of context-parallel ranks holds its K/V.
 bool MaySplit(MemoryChooser& chooser, const PackingGroup& packing);

@@ -35,7 +35,8 @@ SharedGroup SharedOf(const GroupSplit& split, const SplitCosts& costs) {
                         .forward_s = costs.forward_s,
                         .backward_s = costs.backward_s,
                         .send_s = costs.send_s,
-                        .return_s = costs.return_s};
+                        .return_s = costs.return_s,
+                        .returns = costs.returns};
   for (size_t i = 0; i < split.ranks.size(); ++i) {
     if (i > 0) shared.waves_s[i] = costs.part_s;
     for (const uint32_t rollout : split.rollouts[i]) shared.waves_s[i] += costs.rollouts_s[rollout];

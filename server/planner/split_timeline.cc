@@ -26,7 +26,9 @@ void RunShared(const SharedGroup& group, std::vector<double>& clock_s, std::vect
   clock_s[owner] += group.forward_s;
   for (size_t i = 1; i < group.ranks.size(); ++i) Meet(owner, rank(i), group.send_s, clock_s, exchange_s);
   for (size_t i = 0; i < group.ranks.size(); ++i) clock_s[rank(i)] += group.waves_s[i];
-  for (size_t i = 1; i < group.ranks.size(); ++i) Meet(owner, rank(i), group.return_s, clock_s, exchange_s);
+  for (size_t i = 1; i < group.ranks.size() && group.returns; ++i) {
+    Meet(owner, rank(i), group.return_s, clock_s, exchange_s);
+  }
   clock_s[owner] += group.backward_s;
 }
 

@@ -20,6 +20,7 @@ struct SharedGroup {
   double backward_s = 0;        // Phase C
   double send_s = 0;            // K and V to one helper
   double return_s = 0;          // gK and gV of one helper
+  bool returns = true;          // they come; in a pass without backward nobody waits for them
 };
 
 // By rank.

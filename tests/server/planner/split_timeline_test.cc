@@ -18,5 +18,14 @@ TEST(SplitTimelineTest, RanksWaitForEachOtherAndForNobodyElse) {
   EXPECT_EQ(t.max_s(), 31);
 }
 
+// In a pass without backward a helper goes on when its waves have ended, whatever the owner still does.
+TEST(SplitTimelineTest, WhereNothingComesBackNobodyWaitsForIt) {
+  const SharedGroup group = {
+      .ranks = {0, 1}, .waves_s = {9, 1}, .forward_s = 2, .send_s = 1, .return_s = 0, .returns = false};
+  const Timeline t = RunTimeline({{group}}, {{0, 0}, {0, 4}});
+  EXPECT_EQ(t.finish_s, (std::vector<double>{12, 8}));
+  EXPECT_EQ(t.exchange_s, (std::vector<double>{1, 3}));
+}
+
 }  // namespace
 }  // namespace stemma::server
