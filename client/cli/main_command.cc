@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   stemma::cli::AddCheckpointCommand(app, run);
   stemma::cli::AddLogprobCommand(app, run);
   stemma::cli::AddMeshCommand(app, run);
+  stemma::cli::AddSimulateCommand(app, run);
   stemma::cli::AddModelCommand(app, run);
   stemma::cli::AddTraceCommand(app, run);
   stemma::cli::AddBoundCommand(app, run);

@@ -23,9 +23,9 @@
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
-#include "server/main/mesh_ranking_options.h"
 #include "server/main/rank_meshes.h"
 #include "server/main/server_options.h"
+#include "server/main/simulate.h"
 #include "server/rpc/server.h"
 
 namespace stemma::server {
@@ -137,6 +137,7 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
 
 int Main(int argc, char** argv) {
   if (argc > 1 && std::string_view(argv[1]) == kRankMeshes) return RankMeshesMain(argc - 1, argv + 1);
+  if (argc > 1 && std::string_view(argv[1]) == kSimulate) return SimulateMain(argc - 1, argv + 1);
   IgnoreFileSizeSignal();
   ServerMainOptions options;
   int exit_code = 0;

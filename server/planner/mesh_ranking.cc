@@ -69,11 +69,7 @@ double ExchangeSeconds(const ModelConfig& config, const v1::RunConfig& run, cons
 
 // Errors: why the mesh is impossible.
 absl::Status Predict(const MeshQuestion& question, MeshAnswer& answer) {
-  RETURN_IF_ERROR(CheckMesh(question.config, answer.mesh));
-  PlannerModel model = {.config = question.config, .run = question.run, .rates = {}};
-  *model.run.mutable_mesh() = answer.mesh;
-  ASSIGN_OR_RETURN(model.run, DivideMemory(question.config, question.memory, model.run));
-  model.rates = question.rates(model.run.optimizer_residency());
+  ASSIGN_OR_RETURN(const PlannerModel model, ModelOnMesh(question, answer.mesh));
   AddState(question.config, model.run, answer);
   for (const NamedRequest& named : question.requests) {
     const absl::StatusOr<PlanResult> plan = MakePlan(model, named.request);
@@ -91,6 +87,15 @@ std::vector<v1::Mesh> MeshesOf(uint32_t ranks) {
   std::vector<v1::Mesh> meshes;
   AddMeshes(AxesThatThePlannerKnows(), ranks, {}, meshes);
   return meshes;
+}
+
+absl::StatusOr<PlannerModel> ModelOnMesh(const MeshQuestion& question, const v1::Mesh& mesh) {
+  RETURN_IF_ERROR(CheckMesh(question.config, mesh));
+  PlannerModel model = {.config = question.config, .run = question.run, .rates = {}};
+  *model.run.mutable_mesh() = mesh;
+  ASSIGN_OR_RETURN(model.run, DivideMemory(question.config, question.memory, model.run));
+  model.rates = question.rates(model.run.optimizer_residency());
+  return model;
 }
 
 std::vector<MeshAnswer> RankMeshes(const MeshQuestion& question) {

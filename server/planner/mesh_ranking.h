@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/model/model_config.h"
 #include "server/planner/memory_division.h"
 #include "server/planner/planner.h"
@@ -53,6 +54,9 @@ struct MeshAnswer {
 // Returns every mesh of so many ranks once, those of most data-parallel ranks first. Axes that the planner does not
 // know have one rank. REQUIRES: 1 <= ranks <= kRanksMax.
 std::vector<v1::Mesh> MeshesOf(uint32_t ranks);
+
+// Returns what the planner plans by on one mesh, its memory divided. Errors: why the mesh is impossible.
+absl::StatusOr<PlannerModel> ModelOnMesh(const MeshQuestion& question, const v1::Mesh& mesh);
 
 // Returns an answer for each of these meshes: possible ones first, the fastest before the others; of equally fast ones,
 // and of those that are impossible, as MeshesOf has them.

@@ -17,6 +17,7 @@ struct PublishedDevice {
   std::string_view name;  // as an option has it
   WorkerMemory memory;    // of a rank that has the device to itself
   double memory_bytes_per_s = 0;
+  double flops_per_s = 0;  // of matrix products in bf16, dense
 };
 
 // Returns nothing for a name that is not known.
@@ -24,7 +25,8 @@ const PublishedDevice* FindPublishedDevice(std::string_view name);
 
 std::vector<std::string> PublishedDeviceNames();
 
-// Returns the default rates of an H200, with those that follow the memory's speed moved to this device's.
+// Returns the default rates of an H200, with those that follow the memory's speed, and those of products, moved to this
+// device's.
 Rates RatesOf(const PublishedDevice& device, RunDtype dtype, v1::OptimizerResidency residency);
 
 }  // namespace stemma::server

@@ -7,7 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/cost/pipeline_cost.h"
 #include "server/planner/cost_model.h"
-#include "server/planner/wave_cuts.h"
+#include "server/planner/operation_work.h"
 #include "server/planner/wave_packing.h"
 
 namespace stemma::server {
@@ -17,22 +17,13 @@ namespace {
 class ClusterStages {
  public:
   ClusterStages(const MemoryOptions& options, const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster)
-      : options_(options), groups_(groups), cluster_(cluster) {
-    prefix_ = {.block_rows = cluster.prefix_block_rows(),
-               .policy = cluster.prefix_policy(),
-               .offload = cluster.offload_prefix(),
-               .regather = cluster.regather_prefix()};
-    for (const uint32_t g : cluster.prefix_groups()) {
-      places_[g] = static_cast<int64_t>(shape_.prefix_rows.size());
-      shape_.prefix_rows.push_back(groups[g].prompt_tokens - 1);
-    }
-    prefix_.lengths = shape_.prefix_rows;
-    prefix_.rows = PackedPrefixRows(shape_);
+      : options_(options), cluster_(cluster), operations_(groups, cluster, options.forward_only) {
+    for (const ByteShape& stage : options.stages) regathers_.push_back(operations_.Regather(stage));
   }
 
   StageCluster Run() {
     StageCluster stages;
-    if (prefix_.rows > 0) {
+    if (operations_.prefix().rows > 0) {
       for (const ByteShape& stage : options_.stages) stages.prefixes.push_back(PrefixCost(stage));
     }
     for (const v1::Wave& wave : cluster_.waves()) {
@@ -46,56 +37,44 @@ class ClusterStages {
 
  private:
   StageCost PrefixCost(const ByteShape& stage) const {
-    const ClusterWorkSums sums(stage, shape_);
-    StageCost cost = {.forward_s = Seconds(sums.PrefixForward(prefix_), options_.rates)};
+    const PrefixShape& prefix = operations_.prefix();
+    const PrefixWork work = operations_.Prefixes(stage);
+    StageCost cost = {.forward_s = Seconds(work.forward, options_.rates)};
     if (options_.forward_only) {
-      cost.forward_bytes = ForwardPrefixBytes(stage, prefix_).peak();
-      cost.kept_bytes = ForwardKeptBytes(stage, prefix_);
+      cost.forward_bytes = ForwardPrefixBytes(stage, prefix).peak();
+      cost.kept_bytes = ForwardKeptBytes(stage, prefix);
       return cost;
     }
-    cost.backward_s = Seconds(sums.PrefixBackward(prefix_), options_.rates);
-    cost.forward_bytes = PrefixForwardBytes(stage, prefix_).peak();
-    cost.backward_bytes = PrefixBackwardBytes(stage, prefix_).peak();
-    cost.kept_bytes = PrefixKeptBytes(stage, prefix_).peak();
-    cost.host_bytes = HostTapeBytes(stage, prefix_);
+    cost.backward_s = Seconds(work.backward, options_.rates);
+    cost.forward_bytes = PrefixForwardBytes(stage, prefix).peak();
+    cost.backward_bytes = PrefixBackwardBytes(stage, prefix).peak();
+    cost.kept_bytes = PrefixKeptBytes(stage, prefix).peak();
+    cost.host_bytes = HostTapeBytes(stage, prefix);
     return cost;
   }
 
   void AddWave(const v1::Wave& wave, StageCosts& round) const {
-    ClusterShape members;
-    for (const v1::WaveMember& member : wave.members()) members.members.push_back(ShapeOf(member));
-    const WaveShape shape = WaveOf(members.members, wave.layout(), cluster_.suffix_policy());
-    for (size_t s = 0; s < round.size(); ++s) RaiseTo(WaveCost(options_.stages[s], members, shape), round[s]);
+    const ClusterShape members = operations_.MembersOf(wave);
+    const WaveShape shape = operations_.ShapeOf(wave, members);
+    for (size_t s = 0; s < round.size(); ++s) RaiseTo(WaveCost(s, members, shape), round[s]);
   }
 
-  StageCost WaveCost(const ByteShape& stage, const ClusterShape& members, const WaveShape& wave) const {
-    const ClusterWorkSums sums(stage, members);
-    const BesideLayer beside = RegatherBytes(stage, prefix_);
+  StageCost WaveCost(size_t s, const ClusterShape& members, const WaveShape& wave) const {
+    const ByteShape& stage = options_.stages[s];
+    const BesideLayer beside = RegatherBytes(stage, operations_.prefix());
+    WaveWork work = operations_.Wave(stage, members);
+    // What gathering the prefixes again takes in a round.
+    work.forward += regathers_[s].forward;
+    StageCost cost = {.forward_s = Seconds(work.forward, options_.rates)};
     if (options_.forward_only) {
-      return {.forward_s = RoundSeconds(sums, sums.SuffixForwardOnly(1), /*forward_only=*/true),
-              .forward_bytes = ForwardWaveBytes(stage, wave, beside)};
+      cost.forward_bytes = ForwardWaveBytes(stage, wave, beside);
+      return cost;
     }
-    StageCost cost = {.forward_s = RoundSeconds(sums, sums.SuffixForwardOfStep(1), /*forward_only=*/true)};
-    cost.backward_s =
-        RoundSeconds(sums, sums.Suffix(cluster_.suffix_policy(), 1), /*forward_only=*/false) - cost.forward_s;
+    work.both += regathers_[s].both;
+    cost.backward_s = Seconds(work.both, options_.rates) - cost.forward_s;
     cost.forward_bytes = cost.backward_bytes = WaveBytes(stage, wave, beside).peak();
     cost.kept_bytes = WaveKeptBytes(stage, wave);
     return cost;
-  }
-
-  // Adds what gathering the prefixes again takes in a round.
-  double RoundSeconds(const ClusterWorkSums& sums, Work work, bool forward_only) const {
-    if (prefix_.regather) work += sums.Regather(prefix_, /*rounds=*/1, forward_only);
-    return Seconds(work, options_.rates);
-  }
-
-  MemberShape ShapeOf(const v1::WaveMember& member) const {
-    const PlannerGroup& group = groups_[member.group()];
-    const auto place = places_.find(member.group());
-    return {.rows = group.rollouts[member.rollout()].response_tokens,
-            .prefix_rows = group.prompt_tokens - 1,
-            .dense = place == places_.end(),
-            .prefix = place == places_.end() ? 0 : place->second};
   }
 
   static void RaiseTo(const StageCost& cost, StageCost& most) {
@@ -108,11 +87,9 @@ class ClusterStages {
   }
 
   const MemoryOptions& options_;
-  const std::vector<PlannerGroup>& groups_;
   const v1::Cluster& cluster_;
-  ClusterShape shape_;  // its prefixes
-  PrefixShape prefix_;
-  absl::flat_hash_map<uint32_t, int64_t> places_;          // of groups among the prefixes
+  const ClusterOperations operations_;
+  std::vector<WaveWork> regathers_;                        // of each stage
   absl::flat_hash_map<uint32_t, size_t> rounds_of_ranks_;  // waves so far of each context-parallel rank
 };
 

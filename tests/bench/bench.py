@@ -7,7 +7,8 @@ part of docs/memory.md.
     baselines   the same beside transformers and prefix_grouper
     planner     plans and placements
     ranks       two workers beside one, and a hot group split between them
-    tp          two workers that hold one copy of the model beside one
+    copy        two workers that hold one copy of the model beside one
+    simulation  the simulator beside measured steps of 4 and 8 workers
     storage     journal, spool, checkpoints, restart
     memory      docs/memory.md: policies, offload, what fits
 
@@ -38,6 +39,7 @@ import page  # noqa: E402
 import planner  # noqa: E402
 import report  # noqa: E402
 import shapes  # noqa: E402
+import simulation_bench  # noqa: E402
 import storage  # noqa: E402
 from oracle import models  # noqa: E402
 from step_process import StepBench  # noqa: E402
@@ -127,6 +129,7 @@ PARTS = {
     "planner": (planner.TITLE, lambda run: planner.section(run.build, run.quick)),
     "ranks": (dp_bench.TITLE, lambda run: dp_bench.section(run.build, run.directory, 2 if run.quick else 5)),
     "copy": (copy_bench.TITLE, lambda run: copy_bench.section(run.build, run.directory, 2 if run.quick else 5)),
+    "simulation": (simulation_bench.TITLE, lambda run: simulation_bench.section(run.build, run.directory, 1 if run.quick else 3)),
     "storage": (storage.TITLE, lambda run: storage.section(run.build, run.directory, run.quick)),
 }
 MEMORY = "memory"  # its tables are in docs/memory.md

@@ -5,7 +5,7 @@ import source_tree
 _AREAS = {"proto": 0, "common": 1, "server": 2, "worker": 2, "client": 2, "tests": 3}
 # From the top down: a folder includes itself and what stands below it, never a neighbour of its own line.
 _ORDER = {
-    "server": [["main"], ["rpc"], ["coordinator"], ["store"], ["protocol"], ["planner"]],
+    "server": [["main"], ["rpc"], ["coordinator"], ["store"], ["protocol", "simulation"], ["planner"]],
     "worker": [["main"], ["rpc"], ["engine"], ["checkpoint"], ["schedule", "loss", "model"], ["ops", "optim"], ["backend"], ["memory", "parallel"]],
     "common": [["admission"], ["cost", "trace"], ["model"], ["base"]],
     "client/cli": [["main_command.cc"], ["commands"], ["local", "trace"], ["calls"], ["output"]],

@@ -24,6 +24,7 @@ void AddExportCommand(CLI::App& app, Runner& run);
 void AddCheckpointCommand(CLI::App& app, Runner& run);
 void AddLogprobCommand(CLI::App& app, Runner& run);
 void AddMeshCommand(CLI::App& app, Runner& run);
+void AddSimulateCommand(CLI::App& app, Runner& run);
 void AddModelCommand(CLI::App& app, Runner& run);
 void AddTraceCommand(CLI::App& app, Runner& run);
 void AddBoundCommand(CLI::App& app, Runner& run);

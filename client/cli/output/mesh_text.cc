@@ -6,50 +6,28 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/cli/output/answer_fields.h"
 #include "common/base/human.h"
 
 namespace stemma::cli {
 namespace {
 
-// 0 where there is none, or null.
-double Number(const Record& record, const char* key) {
-  const auto found = record.find(key);
-  return found != record.end() && found->is_number() ? found->get<double>() : 0;
-}
-
-std::string Counted(double count, const char* what) {
-  return absl::StrFormat("%.0f %s%s", count, what, count == 1 ? "" : "s");
-}
-
-// "trace.jsonl: the first 8 requests, 88 steps, 279k tokens"
-std::string TraceText(const Record& answer) {
-  const std::string requests = Counted(Number(answer, "requests"), "request");
-  const bool more = answer.value("more_requests", false);
-  std::string text = absl::StrCat(answer.value("trace", ""), ": ",
-                                  !more                             ? requests
-                                  : Number(answer, "requests") == 1 ? "the first request"
-                                                                    : absl::StrCat("the first ", requests));
-  if (Number(answer, "steps") == 0) return text;
-  return absl::StrCat(text, ", ", Counted(Number(answer, "steps"), "step"), ", ", HumanCount(Number(answer, "tokens")),
-                      " tokens");
-}
-
 std::string DeviceText(const Record& answer) {
-  const double threads = Number(answer, "threads");
-  return absl::StrCat(answer.value("device", ""), " with ", HumanBytes(Number(answer, "device_bytes")),
+  const double threads = NumberIn(answer, "threads");
+  return absl::StrCat(answer.value("device", ""), " with ", HumanBytes(NumberIn(answer, "device_bytes")),
                       threads > 0 ? absl::StrCat(" and ", Counted(threads, "thread")) : "",
-                      Number(answer, "ranks") == 1 ? " for " : " for each of ",
-                      Counted(Number(answer, "ranks"), "rank"));
+                      NumberIn(answer, "ranks") == 1 ? " for " : " for each of ",
+                      Counted(NumberIn(answer, "ranks"), "rank"));
 }
 
 Record Assumptions(const Record& answer) {
   Record record;
-  record["model"] = absl::StrCat(answer.value("model", ""), ": ", HumanCount(Number(answer, "parameters")),
+  record["model"] = absl::StrCat(answer.value("model", ""), ": ", HumanCount(NumberIn(answer, "parameters")),
                                  " parameters, ", answer.value("dtype", ""));
   record["trace"] = TraceText(answer);
   record["device"] = DeviceText(answer);
   record["network"] = absl::StrFormat("%.4g GB/s and %.4g us a message between ranks",
-                                      Number(answer, "link_bytes_per_s") / 1e9, Number(answer, "link_latency_us"));
+                                      NumberIn(answer, "link_bytes_per_s") / 1e9, NumberIn(answer, "link_latency_us"));
   record["time"] =
       "of all these steps, by default rates; with the exchange of gradients and weights between ranks, as if nothing "
       "hid it";
@@ -60,13 +38,13 @@ Record Cells(const Record& mesh) {
   Record record;
   record["rank"] = mesh.value("rank", Record());
   record["mesh"] = mesh.value("mesh", "");
-  record["time"] = HumanSeconds(Number(mesh, "seconds"));
-  record["exchange_s"] = HumanSeconds(Number(mesh, "exchange_s"));
-  record["tokens_per_s"] = HumanCount(Number(mesh, "tokens_per_s"));
-  record["bytes"] = HumanBytes(Number(mesh, "bytes"));
-  record["device_share"] = absl::StrFormat("%.1f%%", 100 * Number(mesh, "device_share"));
+  record["time"] = HumanSeconds(NumberIn(mesh, "seconds"));
+  record["exchange_s"] = HumanSeconds(NumberIn(mesh, "exchange_s"));
+  record["tokens_per_s"] = HumanCount(NumberIn(mesh, "tokens_per_s"));
+  record["bytes"] = HumanBytes(NumberIn(mesh, "bytes"));
+  record["device_share"] = absl::StrFormat("%.1f%%", 100 * NumberIn(mesh, "device_share"));
   record["optimizer"] = mesh.value("optimizer", "");
-  record["imbalance"] = Number(mesh, "imbalance") > 0 ? Record(HumanRatio(Number(mesh, "imbalance"))) : Record();
+  record["imbalance"] = NumberIn(mesh, "imbalance") > 0 ? Record(HumanRatio(NumberIn(mesh, "imbalance"))) : Record();
   return record;
 }
 

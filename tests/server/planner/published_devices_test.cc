@@ -10,7 +10,7 @@ namespace stemma::testing {
 namespace {
 
 TEST(PublishedDevicesTest, AreFoundByTheNamesThatAreListed) {
-  EXPECT_THAT(PublishedDeviceNames(), ::testing::ElementsAre("h100", "h200"));
+  EXPECT_THAT(PublishedDeviceNames(), ::testing::ElementsAre("h100", "h200", "h20"));
   for (const std::string& name : PublishedDeviceNames()) {
     ASSERT_NE(FindPublishedDevice(name), nullptr) << name;
     EXPECT_EQ(FindPublishedDevice(name)->name, name);
@@ -46,6 +46,16 @@ TEST(PublishedDevicesTest, AnH100IsSlowerWhereMemoryDecides) {
       EXPECT_EQ(h100[rate], h200[rate]) << kRateNames[rate];
     }
   }
+}
+
+TEST(PublishedDevicesTest, AnH20IsSlowerWhereProductsDecide) {
+  const Rates h20 = RatesOf(*FindPublishedDevice("h20"), RunDtype::kBf16, v1::DEVICE);
+  const Rates h200 = RatesOf(*FindPublishedDevice("h200"), RunDtype::kBf16, v1::DEVICE);
+  for (const Rate rate : {kLinear, kHead, kAttentionForward, kAttentionBackward}) {
+    EXPECT_DOUBLE_EQ(h20[rate], h200[rate] * 989 / 148) << kRateNames[rate];
+  }
+  EXPECT_DOUBLE_EQ(h20[kElement], h200[kElement] * 4.8 / 4.0);
+  EXPECT_EQ(h20[kCopy], h200[kCopy]);
 }
 
 }  // namespace

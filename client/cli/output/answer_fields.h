@@ -1,0 +1,19 @@
+// Fields of what the server's binary answers to commands that plan without a server.
+#pragma once
+
+#include <string>
+
+#include "client/cli/output/records.h"
+
+namespace stemma::cli {
+
+// Returns a number; 0 where there is none, or null.
+double NumberIn(const Record& record, const char* key);
+
+// Returns "1 request", "3 steps".
+std::string Counted(double count, const char* what);
+
+// Returns "trace.jsonl: the first 8 requests, 88 steps, 279k tokens".
+std::string TraceText(const Record& answer);
+
+}  // namespace stemma::cli

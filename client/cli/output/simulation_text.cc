@@ -1,0 +1,116 @@
+#include "client/cli/output/simulation_text.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/output/answer_fields.h"
+#include "common/base/human.h"
+
+namespace stemma::cli {
+namespace {
+
+constexpr const char* kAxes[] = {"tp", "cp", "pp", "dp"};
+
+std::string Percent(double part, double whole) {
+  return whole > 0 ? absl::StrFormat("%.1f%%", 100 * part / whole) : "-";
+}
+
+// The sum over an object's numbers.
+double Sum(const Record& record) {
+  double sum = 0;
+  for (const auto& [axis, value] : record.items()) sum += value.is_number() ? value.get<double>() : 0;
+  return sum;
+}
+
+// "tp nvlink4, dp ib-ndr"; empty: the rates have them.
+std::string NetworksText(const Record& mesh) {
+  const Record networks = mesh.value("networks", Record());
+  if (!networks.is_object()) return "";
+  std::vector<std::string> words;
+  for (const char* const axis : kAxes) {
+    if (networks.contains(axis)) words.push_back(absl::StrCat(axis, " ", networks.value(axis, "")));
+  }
+  return absl::StrJoin(words, ", ");
+}
+
+Record Assumptions(const Record& answer) {
+  Record record;
+  record["model"] = absl::StrCat(answer.value("model", ""), ": ", HumanCount(NumberIn(answer, "parameters")),
+                                 " parameters, ", answer.value("dtype", ""));
+  record["trace"] = TraceText(answer);
+  record["device"] = answer.value("device", "");
+  record["rates"] =
+      answer.value("rates", "") == "measured" ? "as they were measured" : "default: compare, do not promise";
+  record["time"] = "of all steps; its parts are means over all ranks";
+  return record;
+}
+
+Record Cells(const Record& mesh) {
+  const Record parts = mesh.value("parts_s", Record::object());
+  const Record wire = parts.value("wire", Record::object()), wait = parts.value("wait", Record::object());
+  const double total = NumberIn(mesh, "seconds");
+  const auto axis = [&](const char* name) { return NumberIn(wire, name) + NumberIn(wait, name); };
+  const double shared = NumberIn(parts, "reduction") + NumberIn(parts, "agreement") + NumberIn(parts, "gathering");
+  const double hidden = Sum(mesh.value("hidden_s", Record::object()));
+  Record record;
+  record["mesh"] = mesh.value("mesh", "");
+  record["ranks"] = mesh.value("ranks", 0);
+  record["time"] = HumanSeconds(total);
+  record["tokens_per_s"] = HumanCount(NumberIn(mesh, "tokens_per_s"));
+  record["flops"] = absl::StrFormat("%.4g", NumberIn(mesh, "flops_per_s_of_rank") / 1e12);
+  record["compute"] = Percent(NumberIn(parts, "compute"), total);
+  record["tp"] = Percent(axis("tp"), total);
+  record["cp"] = Percent(axis("cp"), total);
+  record["pp"] = Percent(axis("pp"), total);
+  record["dp"] = Percent(axis("dp") + shared, total);
+  record["imbalance"] = Percent(NumberIn(parts, "imbalance"), total);
+  record["apply"] = Percent(NumberIn(parts, "apply"), total);
+  record["hidden"] = Percent(hidden, hidden + Sum(wire) + NumberIn(parts, "reduction") + NumberIn(parts, "gathering"));
+  record["bytes"] = HumanBytes(NumberIn(mesh, "bytes"));
+  record["share"] = Percent(NumberIn(mesh, "bytes"), NumberIn(mesh, "device_bytes"));
+  record["networks"] = NetworksText(mesh);
+  return record;
+}
+
+}  // namespace
+
+void WriteSimulation(const OutputOptions& options, const Record& answer, std::ostream& out) {
+  std::vector<Record> possible, impossible;
+  for (const Record& mesh : answer.value("meshes", Record::array())) {
+    if (mesh.value("possible", false)) {
+      possible.push_back(Cells(mesh));
+    } else {
+      impossible.push_back(mesh);
+    }
+  }
+  WriteFields(options, Assumptions(answer), out);
+  if (!possible.empty()) {
+    out << "\n";
+    WriteRecords(options,
+                 {{"mesh", "mesh", 4, true},
+                  {"ranks", "ranks"},
+                  {"time", "time"},
+                  {"tokens_per_s", "tokens/s"},
+                  {"flops", "TFLOP/s a rank"},
+                  {"compute", "compute"},
+                  {"tp", "tp"},
+                  {"cp", "cp"},
+                  {"pp", "bubble"},
+                  {"dp", "dp"},
+                  {"imbalance", "imbalance"},
+                  {"apply", "apply"},
+                  {"hidden", "wires hidden"},
+                  {"bytes", "bytes a rank"},
+                  {"share", "of device"},
+                  {"networks", "networks", 8, true}},
+                 possible, out);
+  }
+  if (impossible.empty()) return;
+  out << "\n";
+  WriteRecords(options, {{"mesh", "impossible", 10, true}, {"reason", "why", 3, true}}, impossible, out);
+}
+
+}  // namespace stemma::cli

@@ -1,0 +1,162 @@
+#include "server/main/simulate.h"
+
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/logging.h"
+#include "common/base/mesh.h"
+#include "nlohmann/json.hpp"
+#include "server/main/planning_options.h"
+#include "server/main/server_options.h"
+#include "server/main/simulation_options.h"
+#include "server/simulation/simulation.h"
+
+namespace stemma::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<const char*, kNumAxes> kAxisNames = {"tp", "cp", "pp", "dp"};
+
+// Gives a request so many groups in one step: its own ones, as often as it takes.
+PlannerRequest WithGroups(const PlannerRequest& request, uint64_t count) {
+  PlannerRequest scaled = request;
+  scaled.mini_batch_groups = 0;
+  scaled.groups.clear();
+  for (uint64_t i = 0; i < count; ++i) {
+    PlannerGroup group = request.groups[i % request.groups.size()];
+    group.uid = absl::StrCat(group.uid, "/", i / request.groups.size());
+    scaled.groups.push_back(std::move(group));
+  }
+  return scaled;
+}
+
+Rates RatesOnMesh(const SimulationOptions& options, const v1::Mesh& mesh, v1::OptimizerResidency residency) {
+  Rates rates = RatesOf(options, residency);
+  if (options.rates) rates.seconds = options.rates->seconds;
+  if (options.networks) SetNetworks(mesh, *options.networks, rates);
+  return rates;
+}
+
+SimulationQuestion QuestionOf(const SimulationOptions& options, const std::vector<NamedRequest>& requests,
+                              const v1::Mesh& mesh) {
+  const uint32_t ranks = NumRanks(mesh);
+  // Each mesh divides this machine's threads by its own ranks.
+  PlanningOptions divided = options;
+  DivideThreads(ranks, divided);
+  SimulationQuestion question = {.mesh_question = {.config = options.model,
+                                                   .run = divided.config,
+                                                   .requests = requests,
+                                                   .ranks = ranks,
+                                                   .memory = MemoryOf(options, ranks),
+                                                   .rates = {}},
+                                 .mesh = mesh,
+                                 .cores = {}};
+  SimulationOptions given = options;
+  given.config = divided.config;
+  question.mesh_question.rates = [given, mesh](v1::OptimizerResidency residency) {
+    return RatesOnMesh(given, mesh, residency);
+  };
+  if (options.groups_per_copy > 0) {
+    for (NamedRequest& named : question.mesh_question.requests) {
+      named.request = WithGroups(named.request, options.groups_per_copy * DpSize(mesh));
+    }
+  }
+  if (options.cores > 0) {
+    question.cores = {.cores = options.cores,
+                      .threads_per_rank = static_cast<double>(divided.config.threads()) * TpSize(mesh)};
+  }
+  return question;
+}
+
+// By the axes of the mesh that have several ranks.
+template <typename Value>
+Json ByAxis(const v1::Mesh& mesh, const std::array<Value, kNumAxes>& values) {
+  const std::array<uint32_t, kNumAxes> ranks = {TpSize(mesh), CpSize(mesh), PpSize(mesh), DataRanks(mesh)};
+  Json json = Json::object();
+  for (size_t axis = 0; axis < kNumAxes; ++axis) {
+    if (ranks[axis] > 1) json[kAxisNames[axis]] = values[axis];
+  }
+  return json;
+}
+
+Json SecondsJson(const v1::Mesh& mesh, const StepSeconds& seconds) {
+  Json json;
+  json["compute"] = seconds.compute_s;
+  json["wire"] = ByAxis(mesh, seconds.wire_s);
+  json["wait"] = ByAxis(mesh, seconds.wait_s);
+  json["imbalance"] = seconds.imbalance_s;
+  json["reduction"] = seconds.reduction_s;
+  json["agreement"] = seconds.agreement_s;
+  json["apply"] = seconds.apply_s;
+  json["gathering"] = seconds.gathering_s;
+  return json;
+}
+
+Json NetworksJson(const SimulationOptions& options, const v1::Mesh& mesh) {
+  if (!options.networks) return {};
+  Rates rates;
+  const AxisNetworks networks = SetNetworks(mesh, *options.networks, rates);
+  return ByAxis(mesh, std::array<std::string, kNumAxes>{std::string(networks.tp), std::string(networks.cp),
+                                                        std::string(networks.pp), std::string(networks.dp)});
+}
+
+Json MeshJson(const SimulationOptions& options, const std::vector<NamedRequest>& requests, const v1::Mesh& mesh) {
+  Json json;
+  json["mesh"] = MeshText(mesh);
+  json["ranks"] = NumRanks(mesh);
+  const SimulationQuestion question = QuestionOf(options, requests, mesh);
+  const absl::StatusOr<SimulationAnswer> answer = Simulate(question);
+  json["possible"] = answer.ok();
+  if (!answer.ok()) {
+    json["reason"] = std::string(answer.status().message());
+    return json;
+  }
+  const StepSeconds& seconds = answer->seconds;
+  json["steps"] = answer->steps;
+  json["tokens"] = answer->tokens;
+  json["seconds"] = seconds.total_s;
+  json["pass_s"] = seconds.pass_s;
+  json["phases_s"] = {{"A", seconds.phase_s[0]}, {"B", seconds.phase_s[1]}, {"C", seconds.phase_s[2]}};
+  json["tokens_per_s"] = answer->tokens_per_s();
+  json["flops_per_s_of_rank"] = answer->flops / seconds.total_s / NumRanks(mesh);
+  json["parts_s"] = SecondsJson(mesh, seconds);
+  json["hidden_s"] = ByAxis(mesh, seconds.hidden_s);
+  json["sent_bytes"] = ByAxis(mesh, answer->sent_bytes);
+  json["networks"] = NetworksJson(options, mesh);
+  json["state_bytes"] = answer->state_bytes;
+  json["step_bytes"] = answer->step_bytes;
+  json["bytes"] = answer->state_bytes + answer->step_bytes;
+  json["device_bytes"] = question.mesh_question.memory.device_free_bytes;
+  json["host_bytes"] = answer->host_bytes;
+  json["optimizer"] = answer->host_bytes > 0 ? "host" : "device";
+  return json;
+}
+
+}  // namespace
+
+int SimulateMain(int argc, char** argv) {
+  SimulationOptions options;
+  std::vector<std::string> problems;
+  int exit_code = 0;
+  if (!ReadSimulationOptions(argc, argv, options, problems, exit_code)) return exit_code;
+  StartLogging(kServerProgram, {});
+  if (!problems.empty()) return Refuse(problems);
+  const absl::StatusOr<TraceRequests> read = ReadTrace(options);
+  if (!read.ok()) return Refuse({std::string(read.status().message())});
+  Json json;
+  json["parameters"] = options.model.num_parameters();
+  json["dtype"] = options.config.dtype();
+  json["device"] = options.device;
+  json["rates"] = options.rates ? "measured" : "default";
+  json["requests"] = read->requests.size();
+  json["more_requests"] = read->more;
+  for (const v1::Mesh& mesh : options.meshes) json["meshes"].push_back(MeshJson(options, read->requests, mesh));
+  std::cout << json.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+  return 0;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,303 @@
+#include "server/simulation/step_programs.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "common/base/mesh.h"
+#include "common/cost/context_parallel_cost.h"
+#include "glog/logging.h"
+#include "server/planner/operation_work.h"
+#include "server/planner/split_cost.h"
+#include "server/simulation/operation_seconds.h"
+
+namespace stemma::server {
+namespace {
+
+// What a round costs one context-parallel rank; `has_wave` false: the rank has no wave in it.
+struct RoundSeconds {
+  bool has_wave = false;
+  OperationSeconds forward, backward;
+};
+
+// One cluster on one stage.
+struct StageSeconds {
+  OperationSeconds prefix_forward, prefix_backward;
+  std::vector<std::vector<RoundSeconds>> rounds;  // by round and context-parallel rank
+};
+
+// Numbers messages and meetings: the same key has the same number.
+template <typename... Parts>
+class Numbers {
+ public:
+  int32_t Of(Parts... parts) {
+    return numbers_.try_emplace({parts...}, static_cast<int32_t>(numbers_.size())).first->second;
+  }
+
+ private:
+  std::map<std::tuple<Parts...>, int32_t> numbers_;
+};
+
+Work Less(Work work, const Work& other) {
+  for (size_t i = 0; i < work.units.size(); ++i) work.units[i] -= other.units[i];
+  return work;
+}
+
+// What the stages of one cluster's copy take for its operations.
+class ClusterSeconds {
+ public:
+  ClusterSeconds(const MemoryOptions& options, const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster)
+      : options_(options), cluster_(cluster), operations_(groups, cluster, options.forward_only) {}
+
+  bool has_prefixes() const { return operations_.has_prefixes(); }
+  // Tells whether context-parallel ranks meet in each round of waves.
+  bool regathers() const { return operations_.prefix().regather && options_.shape.cp > 1; }
+
+  StageSeconds On(const ByteShape& stage) const {
+    StageSeconds seconds;
+    const auto cp = static_cast<size_t>(stage.cp);
+    std::vector<size_t> rounds_of_ranks(cp);
+    const WaveWork regather = operations_.Regather(stage);
+    for (const v1::Wave& wave : cluster_.waves()) {
+      const size_t round = rounds_of_ranks[wave.cp_rank()]++;
+      if (round == seconds.rounds.size()) seconds.rounds.emplace_back(cp);
+      const WaveWork work = operations_.Wave(stage, operations_.MembersOf(wave));
+      seconds.rounds[round][wave.cp_rank()] = {true, SecondsOf(work.forward, options_.rates),
+                                               SecondsOf(Less(work.both, work.forward), options_.rates)};
+    }
+    for (std::vector<RoundSeconds>& round : seconds.rounds) {
+      for (RoundSeconds& rank : round) AddRegather(regather, stage, rank);
+    }
+    if (!has_prefixes()) return seconds;
+    const PrefixWork work = operations_.Prefixes(stage);
+    seconds.prefix_forward = SecondsOf(work.forward, options_.rates);
+    seconds.prefix_backward = SecondsOf(work.backward, options_.rates);
+    if (regathers()) HideBesideLayers(Axis::kContext, GatheredShare(stage), Layers(stage), seconds.prefix_backward);
+    return seconds;
+  }
+
+ private:
+  static int64_t Layers(const ByteShape& stage) { return stage.config.num_layers; }
+
+  // Returns which part of what Phase C sends over cp is K/V that it gathers again.
+  double GatheredShare(const ByteShape& stage) const {
+    const ContextSentBytes sent = PrefixBackwardContextSent(stage, operations_.prefix());
+    return sent.total() > 0 ? static_cast<double>(sent.prefix_kv) / static_cast<double>(sent.total()) : 0;
+  }
+
+  // A rank without a wave takes part in the others' exchanges, too.
+  void AddRegather(const WaveWork& regather, const ByteShape& stage, RoundSeconds& rank) const {
+    if (!regathers()) return;
+    const auto add = [&](const Work& work, OperationSeconds& seconds) {
+      const OperationSeconds wire = SecondsOf(work, options_.rates);
+      const auto at = static_cast<size_t>(Axis::kContext);
+      seconds.wire_s[at] += wire.wire_s[at];
+      seconds.sent_bytes[at] += wire.sent_bytes[at];
+      HideBesideLayers(Axis::kContext, /*share=*/1, Layers(stage), seconds);
+    };
+    add(regather.forward, rank.forward);
+    add(Less(regather.both, regather.forward), rank.backward);
+  }
+
+  const MemoryOptions& options_;
+  const v1::Cluster& cluster_;
+  const ClusterOperations operations_;
+};
+
+class Programs {
+ public:
+  Programs(const MemoryOptions& options, const v1::Mesh& mesh, const std::vector<PlannerGroup>& groups)
+      : options_(options), groups_(groups), pp_(PpSize(mesh)), cp_(CpSize(mesh)) {
+    const size_t programs = static_cast<size_t>(DpSize(mesh)) * pp_ * cp_;
+    made_.programs.resize(programs);
+    made_.hidden_s.resize(programs);
+    made_.sent_bytes.resize(programs);
+    made_.message_s.resize(programs);
+  }
+
+  StepPrograms Of(const v1::StepPlan& step) {
+    std::map<uint32_t, std::vector<const v1::Cluster*>> copies;
+    for (const v1::Cluster& cluster : step.clusters()) copies[cluster.dp_rank()].push_back(&cluster);
+    std::map<uint32_t, const v1::CopyStages*> orders;
+    for (const v1::CopyStages& copy : step.copies()) orders[copy.dp_rank()] = &copy;
+    for (const auto& [copy, clusters] : copies) {
+      const auto ordered = orders.find(copy);
+      AddCopy(copy, clusters, ordered == orders.end() ? nullptr : ordered->second);
+    }
+    return std::move(made_);
+  }
+
+ private:
+  // A cluster of the copy at work.
+  struct CopyCluster {
+    const v1::Cluster* cluster = nullptr;
+    bool has_prefixes = false, regathers = false;
+    std::vector<StageSeconds> stages;
+    size_t rounds() const { return stages[0].rounds.size(); }
+  };
+
+  void AddCopy(uint32_t copy, const std::vector<const v1::Cluster*>& clusters, const v1::CopyStages* orders) {
+    copy_ = copy;
+    clusters_.clear();
+    for (const v1::Cluster* cluster : clusters) {
+      const ClusterSeconds seconds(options_, groups_, *cluster);
+      CopyCluster& added = clusters_.emplace_back();
+      added = {cluster, seconds.has_prefixes(), seconds.regathers(), {}};
+      for (const ByteShape& stage : options_.all_stages()) added.stages.push_back(seconds.On(stage));
+    }
+    for (stage_ = 0; stage_ < pp_; ++stage_) {
+      orders == nullptr ? AddInTurn() : AddByOrder(orders->orders(static_cast<int>(stage_)));
+    }
+  }
+
+  // One cluster after the other, and each wave's backward after its forward.
+  void AddInTurn() {
+    for (size_t k = 0; k < clusters_.size(); ++k) {
+      const v1::Cluster& cluster = *clusters_[k].cluster;
+      if (clusters_[k].has_prefixes) AddPrefix(k, 'A');
+      AddExchange(cluster, "K/V");
+      for (size_t round = 0; round < clusters_[k].rounds(); ++round) {
+        AddRound(k, round, 'F');
+        if (!options_.forward_only) AddRound(k, round, 'B');
+      }
+      if (options_.forward_only) continue;
+      AddExchange(cluster, "gK/gV");
+      if (clusters_[k].has_prefixes) AddPrefix(k, 'C');
+    }
+  }
+
+  // As the letters say: forwards and backwards each go through the clusters by themselves.
+  void AddByOrder(const std::string& letters) {
+    struct Place {
+      size_t cluster = 0, round = 0;
+    } forward, backward;
+    const auto next_round = [&](Place& place) {
+      while (place.round == clusters_[place.cluster].rounds()) place = {place.cluster + 1, 0};
+      return place.round++;
+    };
+    for (const char letter : letters) {
+      if (letter == 'A') {
+        // The cluster's forwards follow; those of the one before have ended.
+        if (forward.round > 0) forward = {forward.cluster + 1, 0};
+        AddPrefix(forward.cluster, 'A');
+      } else if (letter == 'F') {
+        const size_t round = next_round(forward);
+        AddRound(forward.cluster, round, 'F');
+      } else if (letter == 'B') {
+        const size_t round = next_round(backward);
+        AddRound(backward.cluster, round, 'B');
+      } else {
+        CHECK_EQ(letter, 'C');
+        AddPrefix(backward.cluster, 'C');
+      }
+    }
+  }
+
+  void AddPrefix(size_t k, char letter) {
+    const StageSeconds& stage = clusters_[k].stages[stage_];
+    for (size_t rank = 0; rank < cp_; ++rank) {
+      OperationSeconds seconds = letter == 'A' ? stage.prefix_forward : stage.prefix_backward;
+      HideCopy(stage, rank, seconds);
+      SimulatedOperation operation = Begin(letter, seconds);
+      if (cp_ > 1) operation.meeting = meetings_.Of(copy_, stage_, k, 0, letter, uint32_t{0});
+      Connect(k, /*round=*/0, letter, rank, seconds.message_s, operation);
+      Append(std::move(operation), seconds, rank);
+    }
+  }
+
+  void AddRound(size_t k, size_t round, char letter) {
+    const CopyCluster& cluster = clusters_[k];
+    for (size_t rank = 0; rank < cp_; ++rank) {
+      const RoundSeconds& of_rank = cluster.stages[stage_].rounds[round][rank];
+      if (!of_rank.has_wave && !cluster.regathers) continue;
+      const OperationSeconds& seconds = letter == 'F' ? of_rank.forward : of_rank.backward;
+      SimulatedOperation operation = Begin(letter, seconds);
+      if (cluster.regathers) operation.meeting = meetings_.Of(copy_, stage_, k, round, letter, uint32_t{0});
+      if (of_rank.has_wave) Connect(k, round, letter, rank, seconds.message_s, operation);
+      Append(std::move(operation), seconds, rank);
+    }
+  }
+
+  // K/V to the helpers of a group that copies share, and gK/gV back: the ranks of equal place meet, helper by helper.
+  void AddExchange(const v1::Cluster& cluster, const char* name) {
+    std::vector<uint32_t> helpers(cluster.helper_ranks().begin(), cluster.helper_ranks().end());
+    if (cluster.has_owner_rank()) helpers = {copy_};
+    if (helpers.empty()) return;
+    const uint32_t group = cluster.prefix_groups(0);
+    const int64_t prefix_rows = groups_[group].prompt_tokens - 1;
+    const PartSeconds part = PartSecondsOf(options_, prefix_rows);
+    const PartBytes bytes = PartBytesOf(options_.shape, prefix_rows, options_.forward_only);
+    const bool gradients = name[0] == 'g', sends = gradients == cluster.has_owner_rank();
+    for (const uint32_t helper : helpers) {
+      for (size_t rank = 0; rank < cp_; ++rank) {
+        OperationSeconds seconds;
+        seconds.wire_s[static_cast<size_t>(Axis::kData)] = gradients ? part.return_s : part.send_s;
+        seconds.sent_bytes[static_cast<size_t>(Axis::kData)] =
+            sends ? static_cast<double>(gradients ? bytes.gradients : bytes.kv) : 0;
+        SimulatedOperation operation = {.name = name, .wire_s = seconds.Exposed()};
+        // The group is one step's once, so group and helper name the meeting.
+        operation.meeting = meetings_.Of(group, helper, size_t{0}, rank, gradients ? 'g' : 'k', uint32_t{1});
+        operation.meeting_axis = Axis::kData;
+        Append(std::move(operation), seconds, rank);
+      }
+    }
+  }
+
+  // Copies run beside Phase A and half of the waves, and beside the other half and Phase C, where the device can.
+  void HideCopy(const StageSeconds& stage, size_t rank, OperationSeconds& seconds) const {
+    if (!options_.rates.copies_overlap) return;
+    double waves_s = 0;
+    for (const std::vector<RoundSeconds>& round : stage.rounds) {
+      waves_s += round[rank].forward.compute_s + round[rank].backward.compute_s;
+    }
+    seconds.copy_s -= std::min(seconds.copy_s, seconds.compute_s + waves_s / 2);
+  }
+
+  static SimulatedOperation Begin(char letter, const OperationSeconds& seconds) {
+    return {
+        .name = std::string(1, letter), .compute_s = seconds.compute_s + seconds.copy_s, .wire_s = seconds.Exposed()};
+  }
+
+  // Forwards come from the stage above and go to the one below; backwards the other way.
+  void Connect(size_t k, size_t round, char letter, size_t rank, double message_s, SimulatedOperation& operation) {
+    const bool forward = letter == 'A' || letter == 'F';
+    // Number of what crosses the border above stage `below`.
+    const auto message = [&](size_t below) { return messages_.Of(copy_, below, k, round, letter, rank); };
+    const bool from = forward ? stage_ > 0 : stage_ + 1 < pp_;
+    const bool to = forward ? stage_ + 1 < pp_ : stage_ > 0;
+    if (from) operation.needs = message(forward ? stage_ : stage_ + 1);
+    if (to) operation.sends = {message(forward ? stage_ + 1 : stage_), message_s, forward};
+  }
+
+  void Append(SimulatedOperation operation, const OperationSeconds& seconds, size_t rank) {
+    const size_t program = (copy_ * pp_ + stage_) * cp_ + rank;
+    for (size_t axis = 0; axis < kNumAxes; ++axis) {
+      made_.hidden_s[program][axis] += seconds.hidden_s[axis];
+      made_.sent_bytes[program][axis] += seconds.sent_bytes[axis];
+    }
+    made_.message_s[program] += seconds.message_s;
+    made_.programs[program].push_back(std::move(operation));
+  }
+
+  const MemoryOptions& options_;
+  const std::vector<PlannerGroup>& groups_;
+  const size_t pp_, cp_;
+  StepPrograms made_;
+  Numbers<uint32_t, size_t, size_t, size_t, char, size_t> messages_;
+  // Those of context-parallel ranks, by copy, stage, cluster, round and letter; of copies that share a group.
+  Numbers<uint32_t, size_t, size_t, size_t, char, uint32_t> meetings_;
+  uint32_t copy_ = 0;
+  size_t stage_ = 0;
+  std::vector<CopyCluster> clusters_;
+};
+
+}  // namespace
+
+StepPrograms ProgramsOf(const MemoryOptions& options, const v1::Mesh& mesh, const std::vector<PlannerGroup>& groups,
+                        const v1::StepPlan& step) {
+  return Programs(options, mesh, groups).Of(step);
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,308 @@
+// The simulator against other words for the same: the planner's seconds and its timeline of shared groups, where wires
+// take no time; the workers' own rounds of the exchange; and what must hold of every run. Models, requests and meshes
+// are drawn; STEMMA_SEED draws others.
+#include "server/simulation/simulation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/mesh.h"
+#include "common/cost/rank_shape.h"
+#include "common/cost/state_bytes.h"
+#include "server/planner/memory_division.h"
+#include "server/planner/plan_report.h"
+#include "server/simulation/state_exchange.h"
+#include "server/simulation/step_programs.h"
+#include "tests/server/planner/cluster_shapes.h"
+#include "tests/testing/draw.h"
+#include "tests/testing/namespaces.h"
+
+namespace stemma::testing {
+namespace {
+
+constexpr auto kStageAt = static_cast<size_t>(Axis::kStage), kDataAt = static_cast<size_t>(Axis::kData);
+constexpr double kSame = 1e-9;  // sums of the same numbers in another order
+
+double SumOf(const AxisSeconds& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
+
+void SetLinks(double byte_s, double message_s, Rates& rates) {
+  for (const LinkRates& link : kLinkRates) {
+    rates[link.byte] = byte_s;
+    rates[link.message] = message_s;
+  }
+}
+
+PlannerRequest DrawRequest(Draw& draw, int64_t groups) {
+  PlannerRequest request;
+  for (int64_t g = 0; g < groups; ++g) {
+    PlannerGroup& group = request.groups.emplace_back();
+    group.uid = absl::StrCat("g", g);
+    group.prompt_tokens = draw.Between(1, 1500);
+    for (int64_t i = draw.Between(1, 12); i > 0; --i) {
+      group.rollouts.push_back({absl::StrCat(group.uid, "/", i), draw.Between(1, 500), draw.Between(0, 9) > 0});
+    }
+  }
+  request.mini_batch_groups = draw.Between(0, 1) * draw.Between(1, 8);
+  request.epochs = draw.Between(1, 2);
+  request.log_prob_passes = static_cast<int>(draw.Between(0, 2));
+  return request;
+}
+
+class DrawnSimulationTest : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  DrawnSimulationTest() : draw_(FirstSeed() + GetParam()) {
+    MeshQuestion& asked = question_.mesh_question;
+    asked.config = BenchModel();
+    asked.config.max_positions = 4096;
+    asked.config.rms_norm_eps = 1e-6;
+    asked.run.set_dtype(draw_.Chance(50) ? "fp32" : "bf16");
+    asked.run.set_head_chunk_tokens(512);
+    asked.run.set_split_groups(v1::SPLIT_AUTO);
+    asked.memory = {.device_free_bytes = int64_t{4} << 30, .device_bytes = int64_t{4} << 30};
+    asked.rates = [this](v1::OptimizerResidency) { return rates_; };
+    asked.requests = {{"the request", DrawRequest(draw_, draw_.Between(1, 12))}};
+    rates_ = BenchRates();
+    SetMesh({.dp = static_cast<uint32_t>(draw_.Between(1, 3)),
+             .pp = static_cast<uint32_t>(draw_.Between(1, 3)),
+             .cp = static_cast<uint32_t>(draw_.Between(1, 2)),
+             .tp = static_cast<uint32_t>(draw_.Between(1, 2))});
+  }
+
+  void SetMesh(const MeshSizes& sizes) {
+    question_.mesh = MakeMesh(sizes);
+    question_.mesh_question.ranks = NumRanks(question_.mesh);
+  }
+
+  SimulationAnswer Answer() const {
+    const auto answer = Simulate(question_);
+    EXPECT_TRUE(answer.ok()) << Where() << answer.status();
+    return answer.ok() ? *answer : SimulationAnswer{};
+  }
+
+  // The plan that the simulator runs.
+  PlanResult Plan(PlannerModel* used = nullptr) const {
+    const auto model = ModelOnMesh(question_.mesh_question, question_.mesh);
+    EXPECT_TRUE(model.ok()) << Where() << model.status();
+    if (used != nullptr) *used = *model;
+    auto plan = MakePlan(*model, question_.mesh_question.requests.front().request);
+    EXPECT_TRUE(plan.ok()) << Where() << plan.status();
+    return *std::move(plan);
+  }
+
+  std::string Where() const {
+    return absl::StrCat("STEMMA_SEED ", FirstSeed() + GetParam(), ", ", MeshText(question_.mesh), ": ");
+  }
+
+  Draw draw_;
+  Rates rates_;
+  SimulationQuestion question_;
+};
+
+TEST_P(DrawnSimulationTest, TheSecondsOfARankAreAllOfOneKind) {
+  SetLinks(1e-9, 1e-4, rates_);
+  const SimulationAnswer answer = Answer();
+  const StepSeconds& s = answer.seconds;
+  const double pass_s = s.compute_s + SumOf(s.wire_s) + SumOf(s.wait_s) + s.imbalance_s;
+  EXPECT_NEAR(pass_s, s.pass_s, kSame * s.pass_s) << Where();
+  EXPECT_NEAR(pass_s + s.reduction_s + s.agreement_s + s.apply_s + s.gathering_s, s.total_s, kSame * s.total_s);
+  for (size_t axis = 0; axis < kNumAxes; ++axis) {
+    EXPECT_GE(s.hidden_s[axis], 0);
+    EXPECT_GE(s.wait_s[axis], 0);
+  }
+  const PlanResult plan = Plan();
+  EXPECT_EQ(answer.steps, plan.report.num_steps());
+  EXPECT_EQ(answer.tokens, static_cast<double>(plan.report.tokens_logical()));
+  EXPECT_EQ(answer.flops, plan.report.flops());
+  EXPECT_GE(answer.step_bytes, plan.report.peak_bytes());
+}
+
+// Copies that share nothing: the slowest takes what the planner says of it, groups that copies share included. Where
+// messages cost nothing, copies of one stage and of several run as planned.
+TEST_P(DrawnSimulationTest, WithoutWiresCopiesTakeWhatTheyArePlannedToTake) {
+  SetLinks(0, 0, rates_);
+  SetMesh({.dp = DpSize(question_.mesh), .pp = PpSize(question_.mesh), .tp = TpSize(question_.mesh)});
+  PlannerModel model;
+  const PlanResult plan = Plan(&model);
+  const PlannerRequest& request = question_.mesh_question.requests.front().request;
+  const int passes = request.log_prob_passes > 0 ? 1 : 0;
+  for (int i = 0; i < plan.report.steps_size(); ++i) {
+    const bool forward_only = i < passes;
+    const v1::StepPlan& step = forward_only ? plan.plan.log_prob_pass() : plan.plan.steps(i - passes);
+    const MemoryOptions options = MemoryOptionsOf(model.config, model.run, model.rates, forward_only);
+    const auto programs = server::ProgramsOf(options, question_.mesh, request.groups, step);
+    const v1::StepReport& report = plan.report.steps(i);
+    double end_s = 0, planned_s = report.pipeline_s();
+    for (const SimulatedRank& rank : RunPrograms(programs.programs)) end_s = std::max(end_s, rank.end_s);
+    if (PpSize(question_.mesh) == 1) {
+      planned_s = report.ranks().empty() ? Total(report.seconds()) - report.seconds().apply() : 0;
+      for (const v1::RankReport& rank : report.ranks()) {
+        planned_s = std::max(planned_s, Total(rank.seconds()) + rank.exchange_s());
+      }
+    }
+    EXPECT_NEAR(end_s, planned_s, kSame * planned_s) << Where() << "step " << i;
+  }
+}
+
+// The same with a wire between the copies alone: what they send each other is in the planner's timeline.
+TEST_P(DrawnSimulationTest, AGroupThatCopiesShareTakesWhatItsTimelineSays) {
+  SetLinks(0, 0, rates_);
+  rates_[kDataByte] = 1e-10;
+  rates_[kDataCollective] = 1e-5;
+  SetMesh({.dp = 3});
+  MeshQuestion& asked = question_.mesh_question;
+  asked.run.set_split_groups(v1::SPLIT_ON);
+  asked.requests.front().request = DrawRequest(draw_, 4);
+  asked.requests.front().request.log_prob_passes = 0;
+  PlannerModel model;
+  const PlanResult plan = Plan(&model);
+  const MemoryOptions options = MemoryOptionsOf(model.config, model.run, model.rates, /*forward_only=*/false);
+  for (int i = 0; i < plan.plan.steps_size(); ++i) {
+    const auto programs =
+        server::ProgramsOf(options, question_.mesh, asked.requests.front().request.groups, plan.plan.steps(i));
+    const auto ranks = RunPrograms(programs.programs);
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const v1::RankReport& report = plan.report.steps(i).ranks(static_cast<int>(rank));
+      const double exchange_s = ranks[rank].wire_s[kDataAt] + ranks[rank].wait_s[kDataAt];
+      EXPECT_NEAR(exchange_s, report.exchange_s(), kSame * (1 + report.exchange_s())) << Where() << "rank " << rank;
+      EXPECT_NEAR(ranks[rank].end_s, Total(report.seconds()) + report.exchange_s(), kSame * (1 + ranks[rank].end_s));
+    }
+  }
+}
+
+TEST_P(DrawnSimulationTest, SlowerWiresNeverMakeARunShorter) {
+  double before_s = 0;
+  SetLinks(0, 0, rates_);
+  PlannerModel model;
+  const PlanResult plan = Plan(&model);
+  const PlannerRequest& request = question_.mesh_question.requests.front().request;
+  for (const double slower : {0.0, 1.0, 10.0}) {
+    SetLinks(slower * 1e-10, slower * 1e-5, model.rates);
+    const MemoryOptions options = MemoryOptionsOf(model.config, model.run, model.rates, /*forward_only=*/false);
+    const auto programs = server::ProgramsOf(options, question_.mesh, request.groups, plan.plan.steps(0));
+    double end_s = 0;
+    for (const SimulatedRank& rank : RunPrograms(programs.programs)) end_s = std::max(end_s, rank.end_s);
+    EXPECT_GE(end_s, before_s) << Where() << slower;
+    before_s = end_s;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DrawnSimulationTest, ::testing::Range(0u, 24u));
+
+SimulationQuestion BenchQuestion(const MeshSizes& sizes, const Rates& rates) {
+  SimulationQuestion question = {
+      .mesh_question = {.config = BenchModel(), .run = {}, .requests = {}, .memory = {}, .rates = {}},
+      .mesh = MakeMesh(sizes),
+      .cores = {}};
+  MeshQuestion& asked = question.mesh_question;
+  asked.config.rms_norm_eps = 1e-6;
+  asked.run.set_dtype("fp32");
+  asked.run.set_head_chunk_tokens(512);
+  asked.ranks = NumRanks(question.mesh);
+  asked.memory = {.device_free_bytes = int64_t{4} << 30, .device_bytes = int64_t{4} << 30};
+  asked.rates = [rates](v1::OptimizerResidency) { return rates; };
+  PlannerRequest request;
+  for (int g = 0; g < 4; ++g) {
+    request.groups.push_back({.uid = absl::StrCat("g", g), .prompt_tokens = 513, .rollouts = {}});
+    for (int i = 0; i < 8; ++i) request.groups.back().rollouts.push_back({absl::StrCat(g, "/", i), 128});
+  }
+  asked.requests = {{"the request", std::move(request)}};
+  return question;
+}
+
+StepSeconds SecondsOf(const SimulationQuestion& question) {
+  const auto answer = Simulate(question);
+  EXPECT_TRUE(answer.ok()) << answer.status();
+  return answer->seconds;
+}
+
+// The bench model has 1.7 buckets. Two ranks send half of all gradients and half of all weights.
+TEST(SimulationTest, WhatRanksShareOnceAStepIsSentOnceAndHiddenAsFarAsTheBackwardLasts) {
+  Rates rates = BenchRates();
+  SetLinks(1e-9, 0, rates);
+  const auto answer = Simulate(BenchQuestion({.dp = 2}, rates));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  const auto parameters = static_cast<double>(BenchModel().num_parameters());
+  EXPECT_NEAR(answer->sent_bytes[kDataAt], parameters / 2 * (4 + 4), 4 * 256.0) << "parts are rounded";
+  const StepSeconds& s = answer->seconds;
+  EXPECT_NEAR(s.gathering_s, parameters / 2 * 4 * 1e-9, 1e-6);
+  EXPECT_NEAR(s.hidden_s[kDataAt] + s.reduction_s, parameters / 2 * 4 * 1e-9, 1e-6);
+  EXPECT_GT(s.hidden_s[kDataAt], 0);
+  EXPECT_GT(s.reduction_s, 0) << "the embedding's gradient is final at the end";
+  EXPECT_NEAR(s.apply_s, parameters / 2 * rates[kParameter], 1e-6);
+  EXPECT_EQ(SecondsOf(BenchQuestion({.tp = 2}, rates)).gathering_s, 0) << "control: nobody holds the same";
+}
+
+TEST(SimulationTest, PhasesAreThoseOfThePlan) {
+  Rates rates = BenchRates();
+  SetLinks(0, 0, rates);
+  const SimulationQuestion question = BenchQuestion({}, rates);
+  const auto model = ModelOnMesh(question.mesh_question, question.mesh);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto plan = MakePlan(*model, question.mesh_question.requests.front().request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const v1::PhaseSeconds& planned = plan->report.seconds();
+  const StepSeconds seconds = SecondsOf(question);
+  EXPECT_NEAR(seconds.phase_s[0], planned.prefix_forward(), kSame);
+  EXPECT_NEAR(seconds.phase_s[1], planned.suffix(), kSame);
+  EXPECT_NEAR(seconds.phase_s[2], planned.prefix_backward(), kSame);
+  EXPECT_GT(seconds.phase_s[2], seconds.phase_s[0]);
+  EXPECT_NEAR(seconds.apply_s, planned.apply(), kSame);
+}
+
+TEST(SimulationTest, CoresThatAreSharedMakeRanksOneWorkerAgain) {
+  Rates rates = BenchRates();
+  SetLinks(0, 0, rates);
+  const double one_s = SecondsOf(BenchQuestion({}, rates)).total_s;
+  SimulationQuestion two = BenchQuestion({.dp = 2}, rates);
+  EXPECT_NEAR(SecondsOf(two).total_s, one_s / 2, 0.02 * one_s) << "control: each has cores of its own";
+  two.cores = {.cores = 2, .threads_per_rank = 2};
+  EXPECT_NEAR(SecondsOf(two).total_s, one_s, 0.02 * one_s);
+}
+
+// The planner counts a message as its sender's work; in simulated time it holds nobody but the next stage's first.
+TEST(SimulationTest, MessagesBetweenStagesRunBesideCompute) {
+  Rates rates = BenchRates();
+  SetLinks(0, 0, rates);
+  const StepSeconds silent = SecondsOf(BenchQuestion({.pp = 2}, rates));
+  EXPECT_GT(silent.wait_s[kStageAt], 0) << "the bubble";
+  rates[kStageByte] = 1e-9;
+  const StepSeconds sent = SecondsOf(BenchQuestion({.pp = 2}, rates));
+  EXPECT_GT(sent.hidden_s[kStageAt], 0);
+  EXPECT_GT(sent.total_s, silent.total_s);
+  EXPECT_LT(sent.total_s - silent.total_s, sent.hidden_s[kStageAt]);
+}
+
+// What is computed is the same on every mesh.
+TEST(SimulationTest, FlopsAreThoseOfTheWholeModel) {
+  const auto flops = [](const MeshSizes& sizes) { return Simulate(BenchQuestion(sizes, BenchRates()))->flops; };
+  for (const MeshSizes& sizes :
+       {MeshSizes{.dp = 2}, MeshSizes{.pp = 2}, MeshSizes{.cp = 2}, MeshSizes{.tp = 2}, MeshSizes{.tp = 8}}) {
+    EXPECT_EQ(flops(sizes), flops({})) << MeshText(MakeMesh(sizes));
+  }
+}
+
+TEST(SimulationTest, AMeshThatCannotBeHasTheReasonOfTheMeshRules) {
+  const auto answer = Simulate(BenchQuestion({.tp = 3}, BenchRates()));
+  ASSERT_FALSE(answer.ok());
+  EXPECT_THAT(answer.status().message(), ::testing::HasSubstr("3 ranks cannot share the model's 8 attention heads"));
+}
+
+TEST(SimulationTest, ALogProbPassRunsBeforeTheSteps) {
+  const Rates rates = BenchRates();
+  SimulationQuestion question = BenchQuestion({.dp = 2}, rates);
+  const double without_s = SecondsOf(question).total_s;
+  question.mesh_question.requests.front().request.log_prob_passes = 2;
+  const double twice_s = SecondsOf(question).total_s - without_s;
+  question.mesh_question.requests.front().request.log_prob_passes = 1;
+  EXPECT_NEAR(SecondsOf(question).total_s - without_s, twice_s / 2, kSame);
+  EXPECT_GT(twice_s, 0.3 * without_s) << "two forwards of a step that has one, and a backward";
+}
+
+}  // namespace
+}  // namespace stemma::testing
