@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/logging.h"
 #include "common/base/mesh.h"
+#include "common/base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "server/main/planning_options.h"
 #include "server/main/server_options.h"
@@ -21,8 +22,19 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::array<const char*, kNumAxes> kAxisNames = {"tp", "cp", "pp", "dp"};
 
-// Gives a request so many groups in one step: its own ones, as often as it takes.
-PlannerRequest WithGroups(const PlannerRequest& request, uint64_t count) {
+// More take minutes and gigabytes to plan.
+constexpr uint64_t kRolloutsMax = uint64_t{1} << 21;
+
+// Gives a request so many groups in one step: its own ones, as often as it takes. Errors: ResourceExhausted - they have
+// more rollouts than can be planned.
+absl::StatusOr<PlannerRequest> WithGroups(const PlannerRequest& request, uint64_t count) {
+  uint64_t rollouts = 0;
+  for (const PlannerGroup& group : request.groups) rollouts += group.rollouts.size();
+  if (static_cast<double>(rollouts) * static_cast<double>(count) / static_cast<double>(request.groups.size()) >
+      static_cast<double>(kRolloutsMax)) {
+    return absl::ResourceExhaustedError(absl::StrCat(count, " groups of this trace have more than ", kRolloutsMax,
+                                                     " rollouts: give fewer --groups-per-copy"));
+  }
   PlannerRequest scaled = request;
   scaled.mini_batch_groups = 0;
   scaled.groups.clear();
@@ -41,8 +53,8 @@ Rates RatesOnMesh(const SimulationOptions& options, const v1::Mesh& mesh, v1::Op
   return rates;
 }
 
-SimulationQuestion QuestionOf(const SimulationOptions& options, const std::vector<NamedRequest>& requests,
-                              const v1::Mesh& mesh) {
+absl::StatusOr<SimulationQuestion> QuestionOf(const SimulationOptions& options,
+                                              const std::vector<NamedRequest>& requests, const v1::Mesh& mesh) {
   const uint32_t ranks = NumRanks(mesh);
   // Each mesh divides this machine's threads by its own ranks.
   PlanningOptions divided = options;
@@ -62,7 +74,7 @@ SimulationQuestion QuestionOf(const SimulationOptions& options, const std::vecto
   };
   if (options.groups_per_copy > 0) {
     for (NamedRequest& named : question.mesh_question.requests) {
-      named.request = WithGroups(named.request, options.groups_per_copy * DpSize(mesh));
+      ASSIGN_OR_RETURN(named.request, WithGroups(named.request, options.groups_per_copy * DpSize(mesh)));
     }
   }
   if (options.cores > 0) {
@@ -108,8 +120,8 @@ Json MeshJson(const SimulationOptions& options, const std::vector<NamedRequest>&
   Json json;
   json["mesh"] = MeshText(mesh);
   json["ranks"] = NumRanks(mesh);
-  const SimulationQuestion question = QuestionOf(options, requests, mesh);
-  const absl::StatusOr<SimulationAnswer> answer = Simulate(question);
+  const absl::StatusOr<SimulationQuestion> question = QuestionOf(options, requests, mesh);
+  const absl::StatusOr<SimulationAnswer> answer = question.ok() ? Simulate(*question) : question.status();
   json["possible"] = answer.ok();
   if (!answer.ok()) {
     json["reason"] = std::string(answer.status().message());
@@ -130,7 +142,7 @@ Json MeshJson(const SimulationOptions& options, const std::vector<NamedRequest>&
   json["state_bytes"] = answer->state_bytes;
   json["step_bytes"] = answer->step_bytes;
   json["bytes"] = answer->state_bytes + answer->step_bytes;
-  json["device_bytes"] = question.mesh_question.memory.device_free_bytes;
+  json["device_bytes"] = question->mesh_question.memory.device_free_bytes;
   json["host_bytes"] = answer->host_bytes;
   json["optimizer"] = answer->host_bytes > 0 ? "host" : "device";
   return json;

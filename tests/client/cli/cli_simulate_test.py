@@ -117,6 +117,13 @@ class CliSimulateTest(unittest.TestCase):
                          model="llama3.1-70b")
         self.assertEqual((mesh["ranks"], mesh["possible"]), (4096, True))
 
+    def test_more_groups_than_can_be_planned_are_refused_before_they_are_made(self):
+        answer = self.answer("--groups-per-copy", "65536", "--requests", "1", meshes=("dp=2", "dp=4096"))
+        few, many = answer["meshes"]
+        self.assertTrue(few["possible"])
+        self.assertIn("268435456 groups", many["reason"])
+        self.assertIn("fewer --groups-per-copy", many["reason"])
+
     def test_no_mesh_at_all_is_refused_after_the_reasons(self):
         result = self.simulate(meshes=("tp=3", "pp=9"))
         self.assertEqual(result.returncode, _REFUSED, result.stderr)
