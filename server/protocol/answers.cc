@@ -159,6 +159,7 @@ v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts) {
     rank.set_pid(worker.pid);
     rank.set_phase(worker.phase);
   }
+  if (parts.gang.serves()) info.mutable_links()->Add(parts.gang.links().begin(), parts.gang.links().end());
   return info;
 }
 

@@ -4,14 +4,17 @@
 #include <utility>
 
 #include "glog/logging.h"
+#include "server/protocol/link_reports.h"
 
 namespace stemma::server {
 namespace {
 
 constexpr int kUnsavedMax = 8;
 
-Calibration NewCalibration(const ModelConfig& model, const v1::RunConfig& run, const std::string& device) {
-  return {DefaultRates(RunDtypeOf(run.dtype()), run.threads(), device, run.optimizer_residency()), model};
+Calibration NewCalibration(const ModelConfig& model, const v1::RunConfig& run, const std::string& device,
+                           std::span<const v1::LinkInfo> links) {
+  const Rates rates = DefaultRates(RunDtypeOf(run.dtype()), run.threads(), device, run.optimizer_residency());
+  return {WithLinks(rates, links), model};
 }
 
 PredictedSeconds SlowestOf(std::span<const internal::v1::Vote> votes) {
@@ -38,12 +41,13 @@ CalibrationSample SampleOfCopy(const PhaseWork& work, size_t stages, std::span<c
 }
 
 CalibrationKeeper::CalibrationKeeper(const ModelConfig& model, CalibrationBook book, const v1::RunConfig& run)
-    : model_(model), book_(std::move(book)), calibration_(NewCalibration(model, run, "cpu")) {}
+    : model_(model), book_(std::move(book)), calibration_(NewCalibration(model, run, "cpu", {})) {}
 
-void CalibrationKeeper::Start(const std::string& device, const v1::RunConfig& run) {
+void CalibrationKeeper::Start(const std::string& device, const v1::RunConfig& run,
+                              std::span<const v1::LinkInfo> links) {
   const std::string name = device.empty() ? "cpu" : device;
   key_ = CalibrationKey(model_, run, name);
-  calibration_ = NewCalibration(model_, run, name);
+  calibration_ = NewCalibration(model_, run, name, links);
   if (const auto it = book_.find(key_); it != book_.end()) calibration_.AddAll(it->second);
 }
 

@@ -12,6 +12,7 @@
 #include "server/planner/calibration.h"
 #include "stemma/internal/v1/worker.pb.h"
 #include "stemma/v1/run_config.pb.h"
+#include "stemma/v1/training.pb.h"
 
 namespace stemma::server {
 
@@ -26,8 +27,9 @@ class CalibrationKeeper {
   // `run`: the configuration until a worker comes.
   CalibrationKeeper(const ModelConfig& model, CalibrationBook book, const v1::RunConfig& run);
 
-  // Begins with what the book has of such a device ("": "cpu") under this configuration.
-  void Start(const std::string& device, const v1::RunConfig& run);
+  // Begins with what the book has of such a device ("": "cpu") under this configuration. `links`: that were measured
+  // between the ranks of this generation; they take the place of the default rates, from which fits depart.
+  void Start(const std::string& device, const v1::RunConfig& run, std::span<const v1::LinkInfo> links = {});
   const Rates& rates() const { return calibration_.rates(); }
   // Returns whether the book should be saved now.
   bool Add(const CalibrationSample& sample);

@@ -11,6 +11,7 @@
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
 #include "server/protocol/host_shares.h"
+#include "server/protocol/link_reports.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
@@ -187,6 +188,7 @@ absl::Status Gang::BecomeReady(SessionId session, const internal::v1::Ready& mes
   if (!begun_ || (num_ranks() > 1 && store_.empty())) {
     return absl::InvalidArgumentError("a Ready before it was told what to load");
   }
+  RETURN_IF_ERROR(CheckLinksOfMesh(mesh(), message.links()));
   for (const Worker& other : workers_) {
     if (!other.ready || other.model_digest == message.model_digest()) continue;
     return absl::FailedPreconditionError(absl::StrCat(TextOf(session), " has loaded other weights than ",
@@ -197,6 +199,7 @@ absl::Status Gang::BecomeReady(SessionId session, const internal::v1::Ready& mes
   worker->phase = "idle";
   worker->model_digest = message.model_digest();
   worker->threads = message.config().threads();
+  MergeLinks(message.links(), links_);
   if (serves()) Serve();
   return absl::OkStatus();
 }
@@ -222,6 +225,7 @@ void Gang::Leave(absl::Time now, SessionId session) {
 
 void Gang::Disband(absl::Time now) {
   workers_.clear();
+  links_.clear();
   begun_ = false;
   loading_.reset();
   MissFrom(now);

@@ -87,6 +87,8 @@ class Gang {
   const Worker& worker(uint32_t rank) const;
   uint64_t generation() const { return generation_; }
   const v1::RunConfig& config() const { return config_; }
+  // Returns the links that the ready ranks of this generation measured; all of them once it serves.
+  const std::vector<v1::LinkInfo>& links() const { return links_; }
   // A worker in an operator's words: its rank, once it has one, device and host.
   std::string TextOf(SessionId session) const;
 
@@ -101,8 +103,8 @@ class Gang {
   // Returns what ranks 1, 2, … are sent now that rank 0 has opened its store. Errors: InvalidArgument - another rank
   // opens one, or rank 0 a second one.
   absl::StatusOr<std::vector<internal::v1::Configure>> OpenStore(SessionId session, const std::string& address);
-  // Errors: InvalidArgument - it was ready before, or was not told yet what to load; FailedPrecondition - it has loaded
-  // other weights than another rank.
+  // Errors: InvalidArgument - it was ready before, was not told yet what to load, or says that it measured links that
+  // the mesh does not have; FailedPrecondition - it has loaded other weights than another rank.
   absl::Status BecomeReady(SessionId session, const internal::v1::Ready& message);
   // Forgets a worker that waits for others. REQUIRES: no generation has begun.
   void Leave(absl::Time now, SessionId session);
@@ -145,6 +147,7 @@ class Gang {
   v1::RunConfig divided_;            // for the workers' memory
   WeightsBase base_;                 // that the generation loads
   std::string store_;                // that rank 0 opened
+  std::vector<v1::LinkInfo> links_;  // of the generation, each axis's slowest
   std::optional<JobWatch> loading_;  // until all are ready
   bool ever_served_ = false;
   CountedTime counted_;

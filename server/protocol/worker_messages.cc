@@ -12,6 +12,7 @@
 #include "common/base/error.h"
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
+#include "server/protocol/link_reports.h"
 #include "server/protocol/step_trace.h"
 
 namespace stemma::server {
@@ -68,6 +69,7 @@ absl::Status Check(const internal::v1::StoreOpened& message) {
 
 absl::Status Check(const internal::v1::Ready& message) {
   RETURN_IF_ERROR(CheckLength("ready.model_digest", message.model_digest(), kReasonBytesMax));
+  RETURN_IF_ERROR(CheckLinks(message.links()));
   if (message.config().threads() <= kThreadsMax) return absl::OkStatus();
   return Wrong("ready.config.threads", absl::StrCat("is ", message.config().threads()));
 }

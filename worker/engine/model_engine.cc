@@ -104,6 +104,7 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
   ready_.set_weights_bytes(static_cast<uint64_t>(backend_.memory_stats().current_bytes));
   ready_.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));
+  *ready_.mutable_links() = std::move(parts.links);
 }
 
 absl::Status ModelEngine::TellDigest() {

@@ -37,6 +37,7 @@ namespace stemma::worker {
 struct EngineParts {
   std::unique_ptr<CopyEngine> copies = nullptr;  // null: the backend's
   MeshRanks ranks = OnlyRank();
+  google::protobuf::RepeatedPtrField<v1::LinkInfo> links = {};  // that were measured between them, for Ready
   // Null: over ranks.tp. Tests give one with a known mistake.
   std::unique_ptr<TensorParallel> tensor_parallel = nullptr;
   std::unique_ptr<StageLinks> stages = nullptr;  // the same, over ranks.pp

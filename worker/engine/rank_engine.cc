@@ -4,16 +4,20 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/address.h"
+#include "common/base/clock.h"
 #include "common/base/failpoint.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
 #include "worker/backend/cpu/cpu_backend.h"
+#include "worker/engine/exceptions.h"
 #include "worker/engine/model_engine.h"
 #include "worker/parallel/gloo_transport.h"
+#include "worker/parallel/link_probe.h"
 
 namespace stemma::worker {
 namespace {
@@ -63,6 +67,27 @@ absl::StatusOr<MeshRanks> Connect(const internal::v1::Configure& configure, cons
   return connected;
 }
 
+// Computes with as many threads as the model will: sums are a part of what a collective takes.
+absl::StatusOr<EngineParts> PartsOf(const internal::v1::Configure& configure, MeshRanks ranks, at::Device device) {
+  if (configure.config().threads() > 0) at::set_num_threads(static_cast<int>(configure.config().threads()));
+  EngineParts parts;
+  RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::vector<AxisLink> links, ProbeLinks(ranks, device, RealClock()));
+    for (const AxisLink& link : links) {
+      v1::LinkInfo& told = *parts.links.Add();
+      told.set_axis(link.axis);
+      told.set_ranks(static_cast<uint32_t>(link.ranks));
+      told.set_message_s(link.message_s);
+      told.set_byte_s(link.byte_s);
+      LOG(INFO) << "link " << link.axis << ", " << link.ranks << " ranks: " << link.message_s << " s a message, "
+                << link.byte_s << " s a byte";
+    }
+    return absl::OkStatus();
+  }));
+  parts.ranks = std::move(ranks);
+  return parts;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
@@ -70,7 +95,9 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configu
                                                      const RendezvousTimeouts& timeouts) {
   ASSIGN_OR_RETURN(MeshRanks ranks, Connect(configure, identity.address, tell, timeouts));
   if (FailpointFails("load.met", configure.rank())) return absl::UnavailableError("a test lets the rendezvous fail");
-  return ModelEngine::Create(configure, identity.incarnation, MakeCpuBackend(), {.ranks = std::move(ranks)});
+  Backend backend = MakeCpuBackend();
+  ASSIGN_OR_RETURN(EngineParts parts, PartsOf(configure, std::move(ranks), backend.device));
+  return ModelEngine::Create(configure, identity.incarnation, std::move(backend), std::move(parts));
 }
 
 uint32_t ComputeCores() { return static_cast<uint32_t>(at::get_num_threads()); }

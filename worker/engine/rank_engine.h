@@ -1,5 +1,5 @@
-// Makes the engine of stemma-worker: meets the other ranks of the mesh, then loads the model. The process's ranks and
-// its device come together here and nowhere else.
+// Makes the engine of stemma-worker: meets the other ranks of the mesh, measures the links to them, then loads the
+// model. The process's ranks and its device come together here and nowhere else.
 #pragma once
 
 #include <cstdint>

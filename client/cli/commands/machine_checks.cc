@@ -95,6 +95,7 @@ Record CheckRecord(const Check& check) {
   record["check"] = check.name;
   record["state"] = check.state == CheckState::kOk ? "ok" : check.state == CheckState::kWarning ? "warning" : "FAILED";
   record["detail"] = check.detail;
+  for (const auto& [name, number] : check.numbers.items()) record[name] = number;
   return record;
 }
 

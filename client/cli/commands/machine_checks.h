@@ -13,7 +13,8 @@ enum class CheckState { kOk, kWarning, kFailed };
 struct Check {
   std::string name;
   CheckState state = CheckState::kOk;
-  std::string detail;  // what was found; what to do when it is not ok
+  std::string detail;   // what was found; what to do when it is not ok
+  Record numbers = {};  // of the detail, by name, for `-o json`
 };
 
 // `data_directory`: where exports would go; "." when empty.

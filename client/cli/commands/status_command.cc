@@ -30,7 +30,10 @@ absl::Status RunStatus(const StatusOptions& options) {
   record["api"] = info.api();
   record["workers_connected"] = info.workers_connected();
   record["generation"] = info.generation();
-  if (options.output.format == OutputFormat::kJson) record["ranks"] = RankRecords(info);
+  if (options.output.format == OutputFormat::kJson) {
+    record["ranks"] = RankRecords(info);
+    record["links"] = LinkRecords(info);
+  }
   record["model"] = MessageRecord(model);
   record["config"] = MessageRecord(info.config());
   record["loss_modes"] = std::vector<std::string>(info.loss_modes().begin(), info.loss_modes().end());
@@ -40,6 +43,10 @@ absl::Status RunStatus(const StatusOptions& options) {
   if (options.output.format == OutputFormat::kTable && info.ranks_size() > 0) {
     std::cout << "\n";
     WriteRecords(options.output, RankColumns(), RankRecords(info), std::cout);
+  }
+  if (options.output.format == OutputFormat::kTable && info.links_size() > 0) {
+    std::cout << "\n";
+    WriteRecords(options.output, LinkColumns(), LinkRecords(info), std::cout);
   }
   if (IsServing(model.state())) return absl::OkStatus();
   const std::string reason = model.state_reason().empty() ? "" : ": " + model.state_reason();

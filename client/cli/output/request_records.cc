@@ -342,6 +342,24 @@ std::vector<Column> RankColumns() {
           {"phase", "phase", 5, true}};
 }
 
+std::vector<Record> LinkRecords(const v1::ServerInfo& info) {
+  constexpr double kMicrosecondsOfSecond = 1e6, kBytesOfGigabyte = 1e9;
+  std::vector<Record> records;
+  for (const v1::LinkInfo& link : info.links()) {
+    Record record;
+    record["axis"] = link.axis();
+    record["ranks"] = link.ranks();
+    record["gb_per_s"] = link.byte_s() > 0 ? Record(1 / (link.byte_s() * kBytesOfGigabyte)) : Record();
+    record["message_us"] = link.message_s() * kMicrosecondsOfSecond;
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+std::vector<Column> LinkColumns() {
+  return {{"axis", "link", 4, true}, {"ranks", "ranks"}, {"gb_per_s", "GB/s"}, {"message_us", "us a message"}};
+}
+
 Record MessageRecord(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;

@@ -43,6 +43,11 @@ std::vector<Column> GroupColumns();
 std::vector<Record> RankRecords(const v1::ServerInfo& info);
 std::vector<Column> RankColumns();
 
+// The links that ranks measured: axis, ranks, gb_per_s that a rank sends, message_us that each call takes
+// beside.
+std::vector<Record> LinkRecords(const v1::ServerInfo& info);
+std::vector<Column> LinkColumns();
+
 // Any message by its proto field names, enums as strings, 64-bit integers as numbers.
 Record MessageRecord(const google::protobuf::Message& message);
 

@@ -130,6 +130,18 @@ class CliBinaryTest(unittest.TestCase):
             result = run(*arguments, cwd=self.directory, env={"TERM": "xterm"})
             self.assertFalse(has_escape(result.stdout + result.stderr))
 
+    def test_doctor_says_which_meshes_it_cannot_run(self):
+        for arguments, words in ((["--mesh", "tp=3"], ["tp=3", "tiny model", "4 attention heads", "nearest mesh"]),
+                                 (["--mesh", "pp=5"], ["5 stages", "4 layers"]),
+                                 (["--mesh", "dp=17"], ["17 ranks", "at most 16", "smaller mesh"]),
+                                 (["--mesh", "dp=4096,pp=4,cp=4096,tp=4"], ["ranks, more than 4096"]),
+                                 (["--mesh", "ep=2"], ["--mesh ep=2", "axis"]), (["--mesh", "dp=0"], ["--mesh dp=0", "from 1"]),
+                                 (["--mesh", ""], ["--mesh"]),
+                                 (["--mesh", "dp=2", "--no-self-check"], ["--mesh", "--no-self-check", "one of the two"])):
+            result = run("doctor", *arguments, cwd=self.directory)
+            self.assertEqual((result.returncode, result.stdout), (2, ""), f"{arguments}: {result.stderr}")
+            self.assertEqual([word for word in words if word not in result.stderr], [], result.stderr)
+
     def on_terminal(self, environment):
         """`doctor --no-self-check` with a terminal as stdout and stderr."""
         leader, follower = pty.openpty()

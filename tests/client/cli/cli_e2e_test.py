@@ -185,6 +185,37 @@ class CliE2eTest(unittest.TestCase):
         checks = {record["check"]: record for record in map(json.loads, result.stdout.splitlines())}
         self.assertEqual(checks["self check"]["state"], "ok", result.stdout + result.stderr)
         self.assertEqual(result.returncode, 0)
+        self.assertFalse([name for name in checks if name.startswith("link ")], "one rank has no links")
+
+    def doctor_in_a_folder(self, *arguments):
+        """Its records, and what it left: files in its temporary folder, and processes that name it."""
+        folder = self.directory / "doctor"
+        folder.mkdir()
+        result = run("doctor", *arguments, timeout=300, env={"TMPDIR": str(folder)})
+        left = sorted(map(str, folder.iterdir()))
+        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = path.read_bytes()
+            except OSError:  # it has ended
+                continue
+            if str(folder).encode() in command:
+                left.append(command.decode())
+        self.assertEqual(left, [])
+        folder.rmdir()
+        return result
+
+    def test_doctor_measures_the_links_of_a_mesh_and_leaves_nothing(self):
+        for mesh, links in (("dp=2,tp=2", {"data": 2, "tp": 2}), ("pp=2,cp=2", {"data": 2, "cp": 2, "pp": 2})):
+            result = self.doctor_in_a_folder("--mesh", mesh, "-o", "json")
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            checks = {record["check"]: record for record in map(json.loads, result.stdout.splitlines())}
+            self.assertIn("4 ranks", checks["self check"]["detail"])
+            measured = {name.removeprefix("link "): check for name, check in checks.items() if name.startswith("link ")}
+            self.assertEqual({axis: check["ranks"] for axis, check in measured.items()}, links)
+            for check in measured.values():
+                self.assertEqual(check["state"], "ok")
+                self.assertRegex(check["detail"], r"^2 ranks: \S+ GB/s, \S+ us a message$")
+                self.assertTrue(1e3 <= check["bytes_per_s"] <= 1e13 and 1e-7 <= check["message_s"] <= 60, check)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 // Measured steps and plans: a calibration changes the plans of requests to come, never one that was accepted.
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -52,27 +53,55 @@ CoordinatorOptions Options() {
   return options;
 }
 
+v1::LinkInfo Link(const std::string& axis, uint32_t ranks, double message_s, double byte_s) {
+  v1::LinkInfo link;
+  link.set_axis(axis);
+  link.set_ranks(ranks);
+  link.set_message_s(message_s);
+  link.set_byte_s(byte_s);
+  return link;
+}
+
 class Flow {
  public:
-  explicit Flow(CoordinatorOptions options)
+  explicit Flow(CoordinatorOptions options, const std::vector<v1::LinkInfo>& links = {})
       : ranks_(NumRanks(options.config.mesh())), state_(std::move(options)), plan_(MakePlanFunction(BenchModel())) {
+    Gather(links);
+  }
+
+  // All workers come, and say what they measured; the last of them half as fast.
+  void Gather(const std::vector<v1::LinkInfo>& links) {
     for (uint32_t rank = 0; rank < ranks_; ++rank) {
-      WorkerMessageEvent registered{.session = rank + 1, .message = {}};
+      WorkerMessageEvent registered{.session = first_session_ + rank, .message = {}};
       registered.message.mutable_register_()->set_incarnation(absl::StrCat("w", rank));
       registered.message.mutable_register_()->set_device(ranks_ == 1 ? kDevice : absl::StrCat(kDevice, ":", rank));
       registered.message.mutable_register_()->set_memory_free_bytes(uint64_t{8} << 30);
       Handle(registered);
     }
     if (ranks_ > 1) {
-      WorkerMessageEvent opened{.session = 1, .message = {}};
+      WorkerMessageEvent opened{.session = first_session_, .message = {}};
       opened.message.mutable_store_opened()->set_address("127.0.0.1:1");
       Handle(opened);
     }
     for (uint32_t rank = 0; rank < ranks_; ++rank) {
-      WorkerMessageEvent ready{.session = rank + 1, .message = {}};
+      WorkerMessageEvent ready{.session = first_session_ + rank, .message = {}};
       ready.message.mutable_ready()->mutable_config()->set_threads(2);
+      for (v1::LinkInfo link : links) {
+        const double factor = rank + 1 == ranks_ ? 2 : 1;
+        link.set_message_s(factor * link.message_s());
+        link.set_byte_s(factor * link.byte_s());
+        *ready.message.mutable_ready()->add_links() = link;
+      }
       Handle(ready);
     }
+  }
+
+  // The last worker is lost, and with it the generation; another one gathers, which measures other links.
+  void GatherAnew(const std::vector<v1::LinkInfo>& links) {
+    Handle(WorkerLostEvent{first_session_ + ranks_ - 1, "killed"});
+    first_session_ += ranks_;
+    prepares_.clear();
+    Gather(links);
   }
 
   void Submit(const std::string& id, uint32_t epochs) { Handle(SubmitEvent{++call_, Request(id, epochs, false)}); }
@@ -92,7 +121,7 @@ class Flow {
     std::vector<internal::v1::StepKey> keys;
     for (const internal::v1::Prepare& prepare : prepares_) keys.push_back(prepare.key());
     for (uint32_t rank = 0; rank < ranks_; ++rank) {
-      WorkerMessageEvent vote{.session = rank + 1, .message = {}};
+      WorkerMessageEvent vote{.session = first_session_ + rank, .message = {}};
       *vote.message.mutable_vote()->mutable_key() = keys[rank];
       vote.message.mutable_vote()->set_yes(true);
       vote.message.mutable_vote()->set_grad_norm_squared(1);
@@ -103,7 +132,7 @@ class Flow {
       Handle(vote);
     }
     for (uint32_t rank = 0; rank < ranks_; ++rank) {
-      WorkerMessageEvent applied{.session = rank + 1, .message = {}};
+      WorkerMessageEvent applied{.session = first_session_ + rank, .message = {}};
       *applied.message.mutable_applied()->mutable_key() = keys[rank];
       applied.message.mutable_applied()->set_apply_s(0.5);
       Handle(applied);
@@ -116,7 +145,7 @@ class Flow {
       if (const auto* send = std::get_if<SendAction>(&action)) {
         if (send->message.has_prepare()) {
           prepares_.resize(ranks_);
-          prepares_[send->session - 1] = send->message.prepare();
+          prepares_[send->session - first_session_] = send->message.prepare();
         }
       }
       if (const auto* save = std::get_if<SaveCalibrationAction>(&action)) saved_.push_back(save->book);
@@ -131,6 +160,7 @@ class Flow {
   const uint32_t ranks_;
   CoordinatorState state_;
   const PlanFunction plan_;
+  SessionId first_session_ = 1;  // of the generation
   CallId call_ = 0;
   std::vector<internal::v1::Prepare> prepares_;  // the last of each rank
   std::vector<CalibrationBook> saved_;
@@ -187,6 +217,36 @@ TEST(CalibrationFlowTest, TheRanksOfACopyAreOneSample) {
     EXPECT_EQ(sample.seconds.suffix, 99 + NumRanks(mesh)) << MeshText(mesh);
     EXPECT_EQ(sample.seconds.prefix_forward, 10) << MeshText(mesh);
   }
+}
+
+// 2^-12 s a message, 2^-30 s a byte; half as fast at the slowest rank.
+TEST(CalibrationFlowTest, PlansCountTheLinksThatWereMeasuredBeforeAnyStep) {
+  const double message_s = std::exp2(-12), byte_s = std::exp2(-30);
+  CoordinatorOptions options = Options();
+  *options.config.mutable_mesh() = MakeMesh({.tp = 2});
+  Flow guessed(options), flow(options, {Link("tp", 2, message_s, byte_s)});
+  const v1::PlanReport planned = flow.Planned(), without = guessed.Planned();
+  EXPECT_EQ(planned.rates().collective(), 2 * message_s);
+  EXPECT_EQ(planned.rates().sent(), 2 * byte_s);
+  EXPECT_EQ(planned.rates().collective_context(), without.rates().collective_context());
+  EXPECT_EQ(without.rates().collective(), kMessageSeconds);
+  EXPECT_FALSE(planned.rates().calibrated());
+  // A wave has some messages in each layer, each of them slower than was guessed.
+  EXPECT_GT(planned.seconds().suffix(), without.seconds().suffix() + 10 * (2 * message_s - kMessageSeconds));
+}
+
+TEST(CalibrationFlowTest, AnotherGenerationMeasuresAnewAndAnAcceptedPlanStays) {
+  CoordinatorOptions options = Options();
+  *options.config.mutable_mesh() = MakeMesh({.tp = 2});
+  Flow flow(options, {Link("tp", 2, std::exp2(-12), std::exp2(-30))});
+  flow.Submit("r", /*epochs=*/1);
+  const std::string accepted = flow.prepare().plan().SerializeAsString();
+  flow.GatherAnew({Link("tp", 2, std::exp2(-8), std::exp2(-24))});
+  EXPECT_EQ(flow.Planned().rates().collective(), std::exp2(-7));
+  EXPECT_EQ(flow.Planned().rates().sent(), std::exp2(-23));
+  EXPECT_EQ(flow.prepare().plan().SerializeAsString(), accepted);
+  flow.GatherAnew({});
+  EXPECT_EQ(flow.Planned().rates().collective(), kMessageSeconds) << "nothing is left of an earlier generation's";
 }
 
 TEST(CalibrationFlowTest, APlanCountsTheCopiesOfStatesInHostMemory) {

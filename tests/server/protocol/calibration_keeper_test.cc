@@ -1,5 +1,6 @@
 #include "server/protocol/calibration_keeper.h"
 
+#include <cmath>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -81,6 +82,54 @@ TEST(CalibrationKeeperTest, OfRanksTheSlowestCountsAndStagesAddUp) {
   expect(one, 8, 80, 32);
   expect(two, 2 + 8, 20 + 80, 5 + 32);
   expect(four, 1 + 2 + 8 + 4, 20 + 10 + 40 + 80, 5 + 4 + 16 + 32);
+}
+
+// tp: 2^-9 s a message, 2^-20 s a byte; and of pp the same halved.
+std::vector<v1::LinkInfo> MeasuredLinks() {
+  std::vector<v1::LinkInfo> links(2);
+  links[0].set_axis("tp");
+  links[0].set_message_s(std::exp2(-9));
+  links[0].set_byte_s(std::exp2(-20));
+  links[1].set_axis("pp");
+  links[1].set_message_s(std::exp2(-10));
+  links[1].set_byte_s(std::exp2(-21));
+  return links;
+}
+
+TEST(CalibrationKeeperTest, MeasuredLinksTakeThePlaceOfGuesses) {
+  CalibrationKeeper keeper(BenchModel(), {}, RunWith(2));
+  keeper.Start("cpu", RunWith(2));
+  const Rates guessed = keeper.rates();
+  keeper.Start("cpu", RunWith(2), MeasuredLinks());
+  EXPECT_EQ(keeper.rates()[kTensorCollective], std::exp2(-9));
+  EXPECT_EQ(keeper.rates()[kTensorByte], std::exp2(-20));
+  EXPECT_EQ(keeper.rates()[kStageMessage], std::exp2(-10));
+  EXPECT_EQ(keeper.rates()[kStageByte], std::exp2(-21));
+  EXPECT_EQ(keeper.rates()[kContextByte], guessed[kContextByte]) << "was not measured";
+  EXPECT_EQ(keeper.rates()[kLinear], guessed[kLinear]);
+  EXPECT_FALSE(keeper.rates().calibrated);
+  keeper.Start("cpu", RunWith(2));
+  EXPECT_EQ(keeper.rates().seconds, guessed.seconds) << "another generation measures anew";
+}
+
+// Steps that sent nothing teach nothing about a network, and a machine that computes slower is no slower network.
+TEST(CalibrationKeeperTest, AFitDepartsFromMeasuredLinks) {
+  CalibrationKeeper keeper(BenchModel(), {}, RunWith(2));
+  keeper.Start("cpu", RunWith(2), MeasuredLinks());
+  Rates slow = keeper.rates();
+  for (double& seconds : slow.seconds) seconds *= 5;
+  ByteShape shape;
+  shape.config = BenchModel();
+  for (const int64_t prefix : {100, 300, 700, 1100, 1500, 2000, 2500}) {
+    CalibrationSample sample;
+    sample.work = ClusterWork(shape, testing::OneGroup(prefix, 400, 4), {.rows = prefix}, v1::S0, 1);
+    sample.seconds = Seconds(sample.work, slow);
+    keeper.Add(sample);
+  }
+  ASSERT_TRUE(keeper.rates().calibrated);
+  EXPECT_GT(keeper.rates()[kLinear], 3 * slow[kLinear] / 5);
+  EXPECT_NEAR(keeper.rates()[kTensorCollective] / std::exp2(-9), 1, 1e-6);
+  EXPECT_NEAR(keeper.rates()[kStageByte] / std::exp2(-21), 1, 1e-6);
 }
 
 TEST(CalibrationKeeperTest, AMachineOfItsOwnHasAPageOfItsOwn) {

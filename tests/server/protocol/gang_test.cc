@@ -1,5 +1,6 @@
 #include "server/protocol/gang.h"
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/server/planner/cluster_shapes.h"
 #include "tests/testing/status_matchers.h"
@@ -166,6 +167,40 @@ TEST(GangTest, RanksThatLoadedOtherWeightsDoNotServe) {
   const absl::Status status = gang.BecomeReady(2, ready);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_FALSE(gang.serves());
+}
+
+internal::v1::Ready Measured(const std::string& axis, uint32_t ranks, double message_s) {
+  internal::v1::Ready ready = Loaded();
+  v1::LinkInfo& link = *ready.add_links();
+  link.set_axis(axis);
+  link.set_ranks(ranks);
+  link.set_message_s(message_s);
+  link.set_byte_s(1e-9);
+  return ready;
+}
+
+TEST(GangTest, LinksAreThoseOfTheGenerationAndOfItsSlowestRank) {
+  GangOptions options = Options();
+  options.config.mutable_mesh()->set_tp(2);
+  Gang gang(options);
+  for (const double slowest_s : {3e-4, 2e-4}) {
+    for (const SessionId session : {SessionId{1}, SessionId{2}}) {
+      internal::v1::Register message = Worker(absl::StrCat("w", session));
+      message.set_device(absl::StrCat("cpu:", session));
+      ASSERT_THAT(gang.Join(kStart, session, message), IsOk());
+    }
+    ASSERT_THAT(gang.Begin(kStart, {}).status(), IsOk());
+    ASSERT_THAT(gang.OpenStore(1, "127.0.0.1:1").status(), IsOk());
+    EXPECT_TRUE(gang.links().empty()) << "those of the generation before have ended with it";
+    EXPECT_THAT(gang.BecomeReady(1, Measured("tp", 3, 1e-4)), Invalid("ready.links.ranks of tp is 3"));
+    EXPECT_THAT(gang.BecomeReady(1, Measured("pp", 2, 1e-4)), Invalid("ready.links.ranks of pp is 2"));
+    EXPECT_THAT(gang.BecomeReady(1, Measured("tp", 2, slowest_s)), IsOk());
+    EXPECT_THAT(gang.BecomeReady(2, Measured("tp", 2, 1e-4)), IsOk());
+    ASSERT_EQ(gang.links().size(), 1u);
+    EXPECT_EQ(gang.links()[0].message_s(), slowest_s);
+    gang.Disband(kStart);
+    EXPECT_TRUE(gang.links().empty());
+  }
 }
 
 TEST(GangTest, WhoHasNoPlaceInTheMeshDoesNotJoin) {

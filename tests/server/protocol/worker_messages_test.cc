@@ -30,7 +30,8 @@ TEST(WorkerMessagesTest, WhatAnHonestWorkerSaysPasses) {
   for (
       const char* text :
       {R"(register { incarnation: "00ff" host: "gpu-1" version: "0.1" device: "cpu" memory_free_bytes: 1099511627776 })",
-       "ready { config { threads: 4096 } }", R"(heartbeat { phase: "prefix_backward" progress: 9 })",
+       "ready { config { threads: 4096 } }", "ready { links { axis: 'tp' ranks: 2 message_s: 1e-4 byte_s: 1e-9 } }",
+       R"(heartbeat { phase: "prefix_backward" progress: 9 })",
        R"(vote { key { request_id: "a/b" } yes: true grad_norm_squared: nan sums { policy_loss: inf entropy_nats: nan } })",
        R"(vote { no_reason: NONFINITE message: "wave 3" })", "vote { no_reason: 77 }", "vote { }",
        "applied { apply_s: 0 }", R"(results { id: "a" })", R"(log_prob_done { id: "~log-prob/1" })",
@@ -53,6 +54,9 @@ TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
       {"register { incarnation: 'a' memory_free_bytes: 9223372036854775808 }", "register.memory_free_bytes"},
       {"register { incarnation: 'a' host_free_bytes: 9223372036854775808 }", "register.host_free_bytes"},
       {"ready { config { threads: 4097 } }", "ready.config.threads"},
+      {"ready { links { axis: 'ep' ranks: 2 message_s: 1e-4 byte_s: 1e-9 } }", "ready.links.axis"},
+      {"ready { links { axis: 'tp' ranks: 2 message_s: nan byte_s: 1e-9 } }", "ready.links.message_s"},
+      {"ready { links { axis: 'tp' ranks: 2 message_s: 1e-4 byte_s: -1e-9 } }", "ready.links.byte_s"},
       {absl::StrCat("heartbeat { phase: '", text, "' }"), "heartbeat.phase"},
       {"vote { grad_norm_squared: -1e-300 }", "vote.grad_norm_squared"},
       {"vote { grad_norm_squared: -inf }", "vote.grad_norm_squared"},

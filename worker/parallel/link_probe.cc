@@ -1,0 +1,198 @@
+#include "worker/parallel/link_probe.h"
+
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "common/base/mesh_links.h"
+#include "common/base/round_up.h"
+#include "common/base/status_macros.h"
+
+namespace stemma::worker {
+namespace {
+
+constexpr int kMessages = 2;                             // of an exchange
+constexpr int kSmallExchanges = 7, kLargeExchanges = 3;  // that are counted
+constexpr double kSmallShare = 1.0 / 3;                  // of the time
+constexpr int64_t kSmallBytes = 4;
+// The larger ones are for fast links alone, where bytes are few beside the message.
+constexpr std::array<int64_t, 3> kLargeBytes = {64 << 10, 512 << 10, 4 << 20};
+constexpr double kNanosecondsOfSecond = 1e9;
+
+int64_t Nanoseconds(double seconds) { return std::llround(seconds * kNanosecondsOfSecond); }
+double SecondsOf(int64_t nanoseconds) { return static_cast<double>(nanoseconds) / kNanosecondsOfSecond; }
+
+// Two messages of one size between the ranks of an axis, made again and again with the same tensors.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  virtual int64_t bytes() const = 0;  // that a rank sends, or receives, in both messages
+  // Returns the seconds that this rank needed; 0 where others measure.
+  virtual absl::StatusOr<double> Run(const Clock& clock) = 0;
+};
+
+// A device may go on computing after a call has returned: what reads the values waits for it.
+void AwaitValues(const at::Tensor& values) { values.view(-1).select(0, 0).item<float>(); }
+
+class GatherAndScatter final : public Exchange {
+ public:
+  GatherAndScatter(Communicator& axis, int64_t bytes, at::Device device)
+      : axis_(axis),
+        part_(at::zeros({DivideUp(bytes / int64_t{sizeof(float)}, int64_t{axis.size()})},
+                        at::TensorOptions().dtype(at::kFloat).device(device))),
+        whole_(at::zeros({part_.numel() * axis.size()}, part_.options())),
+        scratch_(at::zeros_like(whole_)) {}
+
+  int64_t bytes() const override {
+    const auto whole_bytes = static_cast<int64_t>(whole_.nbytes());
+    return CollectiveBytes(CollectiveKind::kAllGather, whole_bytes, axis_.size()) +
+           CollectiveBytes(CollectiveKind::kReduceScatterSum, whole_bytes, axis_.size());
+  }
+
+  absl::StatusOr<double> Run(const Clock& clock) override {
+    const double begun_s = clock.MonotonicSeconds();
+    RETURN_IF_ERROR(axis_.AllGather(kLinkProbeName, part_, whole_));
+    RETURN_IF_ERROR(axis_.StartReduceScatterSum(kLinkProbeName, whole_, part_, scratch_)->Wait());
+    AwaitValues(part_);
+    return clock.MonotonicSeconds() - begun_s;
+  }
+
+ private:
+  Communicator& axis_;
+  at::Tensor part_, whole_, scratch_;
+};
+
+// A message to the next stage and one back. First the pairs (0, 1), (2, 3), … speak, then (1, 2), (3, 4), …: each stage
+// is in one pair at a time, in which the earlier stage begins, so nobody waits in a circle.
+class ThereAndBack final : public Exchange {
+ public:
+  ThereAndBack(Communicator& axis, int64_t bytes, at::Device device)
+      : axis_(axis),
+        values_(at::zeros({bytes / int64_t{sizeof(float)}}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
+
+  int64_t bytes() const override {
+    const auto bytes = static_cast<int64_t>(values_.nbytes());
+    return CollectiveBytes(CollectiveKind::kSend, bytes, axis_.size()) +
+           CollectiveBytes(CollectiveKind::kReceive, bytes, axis_.size());
+  }
+
+  absl::StatusOr<double> Run(const Clock& clock) override {
+    const int stage = axis_.rank();
+    double seconds = 0;
+    for (const int first : {0, 1}) {
+      if (stage % 2 == first && stage + 1 < axis_.size()) {
+        const double begun_s = clock.MonotonicSeconds();
+        RETURN_IF_ERROR(axis_.Send(kLinkProbeName, values_, stage + 1));
+        RETURN_IF_ERROR(axis_.Receive(kLinkProbeName, values_, stage + 1));
+        AwaitValues(values_);
+        seconds = clock.MonotonicSeconds() - begun_s;
+      } else if (stage % 2 != first && stage > 0) {
+        RETURN_IF_ERROR(axis_.Receive(kLinkProbeName, values_, stage - 1));
+        RETURN_IF_ERROR(axis_.Send(kLinkProbeName, values_, stage - 1));
+      }
+    }
+    return seconds;
+  }
+
+ private:
+  Communicator& axis_;
+  at::Tensor values_;
+};
+
+class AxisProbe {
+ public:
+  AxisProbe(Communicator& axis, bool stages, at::Device device, const Clock& clock)
+      : axis_(axis), stages_(stages), device_(device), clock_(clock), begun_s_(clock.MonotonicSeconds()) {}
+
+  absl::StatusOr<AxisLink> Run() {
+    ASSIGN_OR_RETURN(const ExchangeTime small,
+                     Measure(kSmallBytes * axis_.size(), kSmallExchanges, kLinkProbeSeconds * kSmallShare));
+    ASSIGN_OR_RETURN(ExchangeTime large, Measure(kLargeBytes[0], kLargeExchanges, kLinkProbeSeconds));
+    for (size_t size = 1; size < kLargeBytes.size() && Affords(small, large, size); ++size) {
+      ASSIGN_OR_RETURN(large, Measure(kLargeBytes[size], kLargeExchanges, kLinkProbeSeconds));
+    }
+    return FitLink(small, large);
+  }
+
+ private:
+  // Whether exchanges of this size fit into what is left of the time, by what the size before it took.
+  bool Affords(const ExchangeTime& small, const ExchangeTime& large, size_t size) const {
+    const double times = static_cast<double>(kLargeBytes[size]) / static_cast<double>(kLargeBytes[size - 1]);
+    const double of_bytes_s = std::max(0.0, large.fastest_s - small.fastest_s) * times;
+    return spent_s_ + (1 + kLargeExchanges) * (small.median_s + of_bytes_s) <= kLinkProbeSeconds;
+  }
+
+  std::unique_ptr<Exchange> Make(int64_t bytes) const {
+    if (stages_) return std::make_unique<ThereAndBack>(axis_, bytes, device_);
+    return std::make_unique<GatherAndScatter>(axis_, bytes, device_);
+  }
+
+  // The first exchange is not counted: it opens connections and touches memory for the first time. Ends early, but with
+  // one that is counted, once the probe of this axis has lasted for `until_s`.
+  absl::StatusOr<ExchangeTime> Measure(int64_t bytes, int exchanges, double until_s) {
+    const std::unique_ptr<Exchange> exchange = Make(bytes);
+    std::vector<double> seconds;
+    for (int i = 0; i <= exchanges; ++i) {
+      ASSIGN_OR_RETURN(const double own_s, exchange->Run(clock_));
+      std::array<int64_t, 2> slowest = {Nanoseconds(own_s), Nanoseconds(clock_.MonotonicSeconds() - begun_s_)};
+      RETURN_IF_ERROR(axis_.Agree(kLinkProbeName, slowest));
+      spent_s_ = SecondsOf(slowest[1]);
+      if (i > 0) seconds.push_back(SecondsOf(slowest[0]));
+      if (spent_s_ > until_s && !seconds.empty()) break;
+    }
+    const double fastest_s = *std::min_element(seconds.begin(), seconds.end());
+    return ExchangeTime{exchange->bytes(), fastest_s, MedianSeconds(std::move(seconds))};
+  }
+
+  Communicator& axis_;
+  const bool stages_;
+  const at::Device device_;
+  const Clock& clock_;
+  const double begun_s_;
+  double spent_s_ = 0;  // by the slowest clock, as agreed
+};
+
+}  // namespace
+
+AxisLink FitLink(const ExchangeTime& small, const ExchangeTime& large) {
+  CHECK_LT(small.bytes, large.bytes);
+  AxisLink link;
+  link.byte_s = std::clamp((large.fastest_s - small.fastest_s) / static_cast<double>(large.bytes - small.bytes),
+                           kLinkByteSecondsMin, kLinkByteSecondsMax);
+  const double of_bytes_s = link.byte_s * static_cast<double>(small.bytes);
+  link.message_s =
+      std::clamp((small.median_s - of_bytes_s) / kMessages, kLinkMessageSecondsMin, kLinkMessageSecondsMax);
+  return link;
+}
+
+double MedianSeconds(std::vector<double> seconds) {
+  CHECK(!seconds.empty());
+  const auto middle = seconds.begin() + static_cast<int64_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
+}
+
+absl::StatusOr<std::vector<AxisLink>> ProbeLinks(const MeshRanks& ranks, at::Device device, const Clock& clock) {
+  const std::array<std::pair<const char*, Communicator*>, kLinksMax> axes = {
+      {{"data", ranks.data.get()}, {"cp", ranks.cp.get()}, {"tp", ranks.tp.get()}, {"pp", ranks.pp.get()}}};
+  std::vector<AxisLink> links;
+  for (const auto& [name, axis] : axes) {
+    // All groups begin an axis together: none measures while the others do something else.
+    int64_t begins = 0;
+    RETURN_IF_ERROR(ranks.Agree(kLinkProbeName, {&begins, 1}));
+    if (axis->size() == 1) continue;
+    ASSIGN_OR_RETURN(AxisLink link, AxisProbe(*axis, axis == ranks.pp.get(), device, clock).Run());
+    link.axis = name;
+    link.ranks = axis->size();
+    links.push_back(std::move(link));
+  }
+  return links;
+}
+
+}  // namespace stemma::worker
