@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Draws docs/step-trace.svg from docs/step-trace.json, a trace that `stemma replay --trace-out` wrote.
+"""Draws docs/step-trace.svg from docs/step-trace.json, and docs/pipeline-trace.svg from docs/pipeline-trace.json: traces that `stemma
+replay --trace-out` wrote.
 
-    docs/make_step_trace_svg.py [TRACE.json [OUT.svg]]
+    docs/make_step_trace_svg.py [TRACE.json OUT.svg]
 
 How the step was recorded stands in the trace: otherData.recorded.
 """
@@ -24,6 +25,7 @@ LOOKS = (
     ("receive K/V", None, "#7a5195", ""),
     ("send gK/gV", None, "#7a5195", ""),
     ("receive gK/gV", None, "#7a5195", ""),
+    ("hidden", "hidden states and their gradients between stages", "#7a5195", ""),
     ("reduce gradients", "gradients to their owners", "#4f8a5b", "reduce"),
     ("agree", "agreement", "#b8b03c", ""),
     ("zero gradients", "norm, AdamW", "#5a9aa8", ""),
@@ -33,7 +35,8 @@ LOOKS = (
     ("wait for", "waits for the other rank", "#d0453e", ""),
     ("transfer", "held by bytes that move", "#8a949e", ""),
 )
-COLLECTIVE = {"split.": "#7a5195", "gradients": "#4f8a5b", "weights": "#8fbf97", "step": "#b8b03c"}
+COLLECTIVE = {"split.": "#7a5195", "hidden": "#7a5195", "gradients": "#4f8a5b", "weights_digest": "#b8b03c", "weights": "#8fbf97", "step": "#b8b03c",
+              "plan": "#b8b03c", "phases": "#b8b03c", "cluster": "#b8b03c"}
 STYLE = """text { font-family: Helvetica, Arial, sans-serif; fill: #24292f; font-size: 11px; }
 .h { font-size: 13px; font-weight: 600; } .in { fill: #fff; text-anchor: middle; font-size: 10px; } .lane { text-anchor: end; }
 .tick { text-anchor: middle; fill: #57606a; } .grid { stroke: #d8dee4; stroke-width: 1; }
@@ -84,11 +87,14 @@ def ticks(end_ms):
     return range(0, int(end_ms) + 1, step)
 
 
-def legend(y):
-    """Its elements, and the y of their last line."""
+def legend(y, names):
+    """What explains the spans of these names: its elements, and the y of their last line."""
+    def there(start):
+        return any(name.startswith(start) or name.split(" ", 1)[-1].startswith(start) for name in names)
+
     x, out = LEFT, []
-    for _, label, color, _ in LOOKS:
-        if label is None:
+    for start, label, color, _ in LOOKS:
+        if label is None or not there(start):
             continue
         width = 34 + 6 * len(label)
         if x + width > WIDTH - RIGHT:
@@ -117,7 +123,7 @@ def draw(document):
     for ms in ticks(end_ms):
         out.append(f'<path class="grid" d="M{x_of(ms):.1f} 16 V{y}"/><text class="tick" x="{x_of(ms):.1f}" y="{y + 12}">{ms} ms</text>')
     out += boxes(events, x_of, top_of)
-    explained, y = legend(y + 34)
+    explained, y = legend(y + 34, {name for *_, name in events})
     out += explained
     height = y + 12
     label = "One optimizer step on two workers: phases, waits and collectives of each over time"
@@ -127,9 +133,10 @@ def draw(document):
 
 
 def main():
-    arguments = [pathlib.Path(a) for a in sys.argv[1:]]
-    source, target = (arguments + [DOCS / "step-trace.json", DOCS / "step-trace.svg"][len(arguments):])[:2]
-    target.write_text(draw(json.loads(source.read_text())))
+    pairs = [tuple(map(pathlib.Path, sys.argv[1:]))] if len(sys.argv) > 1 else [
+        (DOCS / f"{name}.json", DOCS / f"{name}.svg") for name in ("step-trace",)]
+    for source, target in pairs:
+        target.write_text(draw(json.loads(source.read_text())))
 
 
 if __name__ == "__main__":

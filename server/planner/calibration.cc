@@ -59,6 +59,7 @@ std::string CalibrationKey(const ModelConfig& model, const v1::RunConfig& run, c
                       model.num_kv_heads, "x", model.head_size, " ffn ", model.ffn_size, " vocabulary ",
                       model.vocab_size, ", ", run.dtype(), ", ", run.threads(), " threads, ", device,
                       run.mesh().dp() > 1 ? absl::StrCat(", dp ", run.mesh().dp()) : "",
+                      run.mesh().pp() > 1 ? absl::StrCat(", pp ", run.mesh().pp()) : "",
                       run.mesh().cp() > 1 ? absl::StrCat(", cp ", run.mesh().cp()) : "",
                       run.mesh().tp() > 1 ? absl::StrCat(", tp ", run.mesh().tp()) : "",
                       run.optimizer_residency() == v1::HOST ? ", optimizer states in host memory" : "");

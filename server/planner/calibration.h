@@ -29,8 +29,8 @@ struct CalibrationSample {
 using CalibrationBook = std::map<std::string, std::vector<CalibrationSample>>;
 
 // "llama 8x512 heads 8/4x64 ffn 1408 vocabulary 4096, fp32, 2 threads, cpu": what rates depend on; then ", dp 2" where
-// an optimizer step is divided among ranks, ", tp 2" where layers are, and ", optimizer states in host memory" where
-// they are.
+// an optimizer step is divided among ranks, likewise ", pp 2", ", cp 2" and ", tp 2", and ", optimizer states in host
+// memory" where they are.
 std::string CalibrationKey(const ModelConfig& model, const v1::RunConfig& run, const std::string& device);
 
 class Calibration {

@@ -129,7 +129,7 @@ PARTS = {
     "planner": (planner.TITLE, lambda run: planner.section(run.build, run.quick)),
     "ranks": (dp_bench.TITLE, lambda run: dp_bench.section(run.build, run.directory, 2 if run.quick else 5)),
     "copy": (copy_bench.TITLE, lambda run: copy_bench.section(run.build, run.directory, 2 if run.quick else 5)),
-    "simulation": (simulation_bench.TITLE, lambda run: simulation_bench.section(run.build, run.directory, 1 if run.quick else 3)),
+    "simulation": (simulation_bench.TITLE, lambda run: simulation_bench.section(run.build, run.directory, 1 if run.quick else 2)),
     "storage": (storage.TITLE, lambda run: storage.section(run.build, run.directory, run.quick)),
 }
 MEMORY = "memory"  # its tables are in docs/memory.md

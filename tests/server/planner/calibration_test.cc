@@ -153,6 +153,10 @@ TEST(CalibrationTest, AKeyHoldsWhatRatesDependOn) {
   run.mutable_mesh()->set_dp(1);
   run.mutable_mesh()->set_tp(2);
   EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", tp 2") << "a rank has a part of each layer";
+  run.mutable_mesh()->set_pp(2);
+  run.mutable_mesh()->set_cp(3);
+  EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", pp 2, cp 3, tp 2")
+      << "a rank's phases run beside those of other stages";
 }
 
 // Recorded on a real machine (tests/bench/record_phases.py): each shape is computed in several ways.
