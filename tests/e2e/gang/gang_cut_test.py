@@ -41,7 +41,7 @@ class HostsGang(Server):
         self.log = folder / "log"
         self._server = subprocess.Popen(
             [BUILD / "bin/stemma-server", "--model", folder / "model", "--data", folder / "data", "--dtype", "fp64",
-             *REWIND, "--mesh", "dp=2", "--threads", "1", "--worker-lost-after", str(LOST_AFTER_S), "--listen", "127.0.0.1:0", "--worker-listen",
+             *REWIND, "--mesh", "dp=2", "--split-groups", "on", "--threads", "1", "--worker-lost-after", str(LOST_AFTER_S), "--listen", "127.0.0.1:0", "--worker-listen",
              "0.0.0.0:0", "--ops-listen", "127.0.0.1:0", "--insecure", "--ready-file", self._ready, "--worker-secret-file",
              self._secret], stderr=self._log)
         wait_for(lambda: self._ready.exists() or self._server.poll() is not None, "the server's ready file")

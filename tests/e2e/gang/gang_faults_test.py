@@ -35,7 +35,8 @@ def draw_cases():
 
 @pytest.fixture(scope="module")
 def gang(tmp_path_factory):
-    gang = LocalGang(tmp_path_factory.mktemp("faults"))
+    # Whether groups are divided would follow the links, which each generation measures anew.
+    gang = LocalGang(tmp_path_factory.mktemp("faults"), flags=("--split-groups", "on"))
     try:
         gang.learn()
         yield gang

@@ -83,7 +83,9 @@ def one_worker(model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def gang(model, tmp_path_factory):
     # After a loss the start's weights are wanted again, whose losses are known.
-    with Local(tmp_path_factory.mktemp("two"), model, "--workers", 2, "--worker-lost-after", 4, "--durability", "rewind") as local:
+    # No group is divided, however fast the links are.
+    with Local(tmp_path_factory.mktemp("two"), model, "--workers", 2, "--worker-lost-after", 4, "--durability", "rewind", "--split-groups",
+               "off") as local:
         yield local
 
 
