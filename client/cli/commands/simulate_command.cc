@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
@@ -46,10 +47,14 @@ absl::Status RunSimulate(const SimulateOptions& options) {
 }
 
 void AddNetworkOptions(CLI::App* command, PlanningOptions* options) {
-  const CLI::Validator known = CLI::IsMember(std::vector<std::string>(std::begin(kNetworks), std::end(kNetworks)));
-  const std::string names = absl::StrJoin(kNetworks, "|");
-  PassOption(command, options, "--inside", names, "Network between the ranks of a host (GPUs: nvlink4)")->check(known);
-  PassOption(command, options, "--between", names, "Network between hosts (GPUs: ib-ndr)")->check(known);
+  const CLI::Validator known =
+      CLI::IsMember(std::vector<std::string>(std::begin(kNetworks), std::end(kNetworks))).description("");
+  const std::string names = absl::StrJoin(kNetworks, ", ");
+  PassOption(command, options, "--inside", "NAME",
+             absl::StrCat("Network between the ranks of a host: ", names, " (GPUs: nvlink4)"))
+      ->check(known);
+  PassOption(command, options, "--between", "NAME", "Network between hosts, one of the same (GPUs: ib-ndr)")
+      ->check(known);
   PassOption(command, options, "--ranks-per-host", "N", "Ranks that share a host (default: 8)")
       ->check(CLI::Range(1u, kRanksMax).description(""));
   PassOption(command, options, "--rates", "FILE",
