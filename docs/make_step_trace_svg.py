@@ -134,7 +134,7 @@ def draw(document):
 
 def main():
     pairs = [tuple(map(pathlib.Path, sys.argv[1:]))] if len(sys.argv) > 1 else [
-        (DOCS / f"{name}.json", DOCS / f"{name}.svg") for name in ("step-trace",)]
+        (DOCS / f"{name}.json", DOCS / f"{name}.svg") for name in ("step-trace", "pipeline-trace")]
     for source, target in pairs:
         target.write_text(draw(json.loads(source.read_text())))
 

@@ -247,16 +247,31 @@ def test_the_copies_of_an_offloaded_tape(model, tmp_path, workers):
     assert 1 >= copied["copy in"] / metrics[0]["offload/bytes_in"] > 0.99
 
 
-def test_the_picture_is_drawn_from_a_trace_in_which_all_holds(tmp_path):
+def drawn_trace(tmp_path, name):
+    """A trace of docs, whose picture there is what is drawn from it."""
     drawn = tmp_path / "drawn.svg"
-    subprocess.run([sys.executable, DOCS / "make_step_trace_svg.py", DOCS / "step-trace.json", drawn], check=True)
-    assert drawn.read_text() == (DOCS / "step-trace.svg").read_text(), "run docs/make_step_trace_svg.py"
-    trace = Trace(json.loads((DOCS / "step-trace.json").read_text()))
+    subprocess.run([sys.executable, DOCS / "make_step_trace_svg.py", DOCS / f"{name}.json", drawn], check=True)
+    assert drawn.read_text() == (DOCS / f"{name}.svg").read_text(), "run docs/make_step_trace_svg.py"
+    trace = Trace(json.loads((DOCS / f"{name}.json").read_text()))
     assert len(trace.ranks) == 2
+    return trace
+
+
+def test_the_picture_is_drawn_from_a_trace_in_which_all_holds(tmp_path):
+    trace = drawn_trace(tmp_path, "step-trace")
     check_lanes(trace)
     check_once(trace)
     check_exchanges(trace)
     assert check_collectives(trace) == 2, "both ranks send"
+
+
+def test_the_picture_of_a_pipeline_has_all_phases_and_no_gap_between_clusters(tmp_path):
+    trace = drawn_trace(tmp_path, "pipeline-trace")
+    for rank in trace.ranks:
+        phases = [e for e in trace.of(rank, "compute") if e["name"][:2] in ("A:", "B:", "C:")]
+        assert sorted(e["name"][0] for e in phases) == list("A" * 4 + "B" * 16 + "C" * 4)
+        gaps = [after["ts"] - before["ts"] - before["dur"] for before, after in zip(phases, phases[1:])]
+        assert max(gaps) < 0.01 * phases[-1]["ts"]
 
 
 def prepared(trace, rank):
