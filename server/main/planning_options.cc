@@ -26,6 +26,7 @@
 namespace stemma::server {
 namespace {
 
+constexpr int kWrongConfiguration = 2;  // the exit code
 constexpr uint32_t kRequestsMax = 4096;
 constexpr uint64_t kBytesMax = uint64_t{1} << 50;
 

@@ -19,8 +19,6 @@ class App;
 
 namespace stemma::server {
 
-inline constexpr int kWrongConfiguration = 2;  // the exit code
-
 struct PlanningOptions {
   v1::RunConfig config;  // file, flags over it, defaults; checked
   ModelConfig model;

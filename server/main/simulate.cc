@@ -56,19 +56,16 @@ Rates RatesOnMesh(const SimulationOptions& options, const v1::Mesh& mesh, v1::Op
 absl::StatusOr<SimulationQuestion> QuestionOf(const SimulationOptions& options,
                                               const std::vector<NamedRequest>& requests, const v1::Mesh& mesh) {
   const uint32_t ranks = NumRanks(mesh);
-  // Each mesh divides this machine's threads by its own ranks.
-  PlanningOptions divided = options;
-  DivideThreads(ranks, divided);
+  SimulationOptions given = options;
+  DivideThreads(ranks, given);
   SimulationQuestion question = {.mesh_question = {.config = options.model,
-                                                   .run = divided.config,
+                                                   .run = given.config,
                                                    .requests = requests,
                                                    .ranks = ranks,
                                                    .memory = MemoryOf(options, ranks),
                                                    .rates = {}},
                                  .mesh = mesh,
                                  .cores = {}};
-  SimulationOptions given = options;
-  given.config = divided.config;
   question.mesh_question.rates = [given, mesh](v1::OptimizerResidency residency) {
     return RatesOnMesh(given, mesh, residency);
   };
@@ -79,7 +76,7 @@ absl::StatusOr<SimulationQuestion> QuestionOf(const SimulationOptions& options,
   }
   if (options.cores > 0) {
     question.cores = {.cores = options.cores,
-                      .threads_per_rank = static_cast<double>(divided.config.threads()) * TpSize(mesh)};
+                      .threads_per_rank = static_cast<double>(given.config.threads()) * TpSize(mesh)};
   }
   return question;
 }

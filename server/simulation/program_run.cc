@@ -21,6 +21,7 @@ struct Meeting {
 
 struct Message {
   size_t receiver = 0;
+  double begin_s = 0;  // on the link
   bool there = false;
 };
 
@@ -118,7 +119,13 @@ class Run {
 
   void Begin(size_t rank) {
     RankState& state = states_[rank];
-    ranks_[rank].wait_s[static_cast<size_t>(Axis::kStage)] += now_s_ - state.since_s;
+    if (const int32_t needs = Operation(rank).needs; needs != kNone) {
+      // First for the stage that sends it, and then for the message on its way.
+      constexpr auto kAt = static_cast<size_t>(Axis::kStage);
+      const double on_wire_s = now_s_ - std::max(state.since_s, messages_[static_cast<size_t>(needs)].begin_s);
+      ranks_[rank].wire_s[kAt] += std::max(on_wire_s, 0.0);
+      ranks_[rank].wait_s[kAt] += now_s_ - state.since_s - std::max(on_wire_s, 0.0);
+    }
     ranks_[rank].spans[state.at].begin_s = now_s_;
     state.since_s = now_s_;
     state.state = State::kComputing;
@@ -156,7 +163,10 @@ class Run {
     ranks_[rank].spans[state.at].end_s = now_s_;
     if (message.number != kNone) {
       double& free_s = state.link_free_s[message.forward ? 1 : 0];
-      free_s = std::max(free_s, now_s_) + message.seconds;
+      const double begin_s = std::max(free_s, now_s_);
+      CHECK_LT(static_cast<size_t>(message.number), messages_.size()) << "nobody needs message " << message.number;
+      messages_[static_cast<size_t>(message.number)].begin_s = begin_s;
+      free_s = begin_s + message.seconds;
       timed_.push({.at = free_s, .rank = rank, .message = message.number});
     }
     ++state.at;
@@ -164,7 +174,6 @@ class Run {
   }
 
   void Arrive(size_t number) {
-    CHECK_LT(number, messages_.size()) << "nobody needs message " << number;
     Message& message = messages_[number];
     message.there = true;
     const RankState& receiver = states_[message.receiver];

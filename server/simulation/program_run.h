@@ -56,8 +56,8 @@ struct SimulatedSpan {
 struct SimulatedRank {
   std::vector<SimulatedSpan> spans;  // of its operations
   double compute_s = 0;              // as long as it took, on shared cores
-  AxisSeconds wire_s = {};
-  AxisSeconds wait_s = {};  // for messages of other stages, and for the others of a meeting
+  AxisSeconds wire_s = {};           // that held it; of kStage while a message that it needed was on its way
+  AxisSeconds wait_s = {};           // for other stages, before they sent, and for the others of a meeting
   double end_s = 0;
 };
 

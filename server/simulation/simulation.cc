@@ -25,6 +25,9 @@ void Add(const AxisSeconds& seconds, AxisSeconds& sum, double times = 1) {
   for (size_t axis = 0; axis < kNumAxes; ++axis) sum[axis] += times * seconds[axis];
 }
 
+// Returns what is left of a sum without a part of it, which rounding may make larger than the sum.
+double Left(double sum, double part) { return std::max(sum - part, 0.0); }
+
 // What a stage's ranks do with their state once a step, whatever they compute.
 struct StageState {
   std::vector<StateRound> rounds;
@@ -102,6 +105,7 @@ class Simulator {
     for (const double message_s : programs.message_s) {
       seconds.hidden_s[kStageAt] += message_s / static_cast<double>(ranks.size());
     }
+    seconds.hidden_s[kStageAt] = Left(seconds.hidden_s[kStageAt], seconds.wire_s[kStageAt]);
     std::array<double, kNumAxes> sent = MostSent(programs.sent_bytes);
     if (!options.forward_only && step.clusters_size() > 0) AddState(programs.programs, ranks, seconds, sent);
     for (uint64_t i = 0; i < times; ++i) answer_.seconds += seconds;
@@ -165,7 +169,7 @@ class Simulator {
   void AddState(const std::vector<SimulatedProgram>& programs, const std::vector<SimulatedRank>& ranks,
                 StepSeconds& seconds, std::array<double, kNumAxes>& sent) const {
     const Rates& rates = model_.rates;
-    double end_s = seconds.pass_s, wire_s = 0, apply_s = 0, gathering_s = 0;
+    double end_s = seconds.pass_s, apply_s = 0, gathering_s = 0;
     std::array<double, kNumAxes> most = {};
     for (size_t s = 0; s < Stages(); ++s) {
       const StageState& stage = stages_[s];
@@ -173,8 +177,9 @@ class Simulator {
       if (Shares() > 1) {
         reduction = ReduceGradients(stage.rounds, LastBackwards(programs, ranks, s), AccumulateBytes(Dtype()), rates);
       }
-      end_s = std::max(end_s, std::max(reduction.end_s, seconds.pass_s) + stage.partial_s);
-      wire_s = std::max(wire_s, reduction.wire_s);
+      const double exposed_s = std::max(reduction.end_s - seconds.pass_s, 0.0);
+      end_s = std::max(end_s, seconds.pass_s + exposed_s + stage.partial_s);
+      seconds.hidden_s[kDataAt] += Left(reduction.wire_s, exposed_s) / static_cast<double>(Stages());
       const Reduction gathering = GatherWeights(stage.rounds, Shares(), RunBytes(Dtype()), rates);
       apply_s = std::max(apply_s, static_cast<double>(stage.owned_elements) * rates[kParameter]);
       gathering_s = std::max(gathering_s, gathering.end_s);
@@ -184,7 +189,6 @@ class Simulator {
     }
     for (size_t axis = 0; axis < kNumAxes; ++axis) sent[axis] += most[axis];
     seconds.reduction_s = end_s - seconds.pass_s;
-    seconds.hidden_s[kDataAt] += std::max(wire_s - seconds.reduction_s, 0.0);
     // A word over each axis; where ranks share cores, APPLY does, too.
     seconds.agreement_s = (TpSize(mesh_) > 1 ? rates[kTensorCollective] : 0) +
                           (Stages() > 1 ? rates[kStageMessage] : 0) + (Shares() > 1 ? rates[kDataCollective] : 0);

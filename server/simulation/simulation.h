@@ -25,7 +25,7 @@ struct SimulationQuestion {
 struct StepSeconds {
   double total_s = 0;
   double compute_s = 0;
-  AxisSeconds wire_s = {};  // that held ranks inside of a pass; of kStage 0, whose bytes hold nobody
+  AxisSeconds wire_s = {};  // that held ranks inside of a pass; of kStage those that wait for a message on its way
   AxisSeconds wait_s = {};  // kStage: the bubble; kContext, kData: for ranks of the same copy, of others
   double imbalance_s = 0;   // from the end of a copy's pass to that of the slowest one
   double reduction_s = 0;   // after the slowest pass
@@ -34,7 +34,7 @@ struct StepSeconds {
   double gathering_s = 0;
 
   // Beside them:
-  AxisSeconds hidden_s = {};  // wires beside compute; of kStage all of its messages
+  AxisSeconds hidden_s = {};  // wires that held nobody
   double pass_s = 0;          // of the slowest rank: without what comes after the phases
   // Phases A, B and C, each of the rank that spends most in it, with its wires and the meetings inside of it.
   std::array<double, 3> phase_s = {};

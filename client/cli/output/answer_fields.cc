@@ -27,4 +27,18 @@ std::string TraceText(const Record& answer) {
                       HumanCount(NumberIn(answer, "tokens")), " tokens");
 }
 
+AnsweredMeshes MeshesOf(const Record& answer) {
+  AnsweredMeshes meshes;
+  for (const Record& mesh : answer.value("meshes", Record::array())) {
+    (mesh.value("possible", false) ? meshes.possible : meshes.impossible).push_back(mesh);
+  }
+  return meshes;
+}
+
+void WriteImpossible(const OutputOptions& options, const std::vector<Record>& meshes, std::ostream& out) {
+  if (meshes.empty()) return;
+  out << "\n";
+  WriteRecords(options, {{"mesh", "impossible", 10, true}, {"reason", "why", 3, true}}, meshes, out);
+}
+
 }  // namespace stemma::cli

@@ -1,7 +1,9 @@
 // Fields of what the server's binary answers to commands that plan without a server.
 #pragma once
 
+#include <ostream>
 #include <string>
+#include <vector>
 
 #include "client/cli/output/records.h"
 
@@ -15,5 +17,14 @@ std::string Counted(double count, const char* what);
 
 // Returns "trace.jsonl: the first 8 requests, 88 steps, 279k tokens".
 std::string TraceText(const Record& answer);
+
+// An answer's meshes, in its order.
+struct AnsweredMeshes {
+  std::vector<Record> possible, impossible;
+};
+AnsweredMeshes MeshesOf(const Record& answer);
+
+// Prints meshes with their reasons; nothing where there are none.
+void WriteImpossible(const OutputOptions& options, const std::vector<Record>& meshes, std::ostream& out);
 
 }  // namespace stemma::cli

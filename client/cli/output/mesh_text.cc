@@ -1,5 +1,7 @@
 #include "client/cli/output/mesh_text.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,14 +53,9 @@ Record Cells(const Record& mesh) {
 }  // namespace
 
 void WriteMeshes(const OutputOptions& options, const Record& answer, std::ostream& out) {
-  std::vector<Record> possible, impossible;
-  for (const Record& mesh : answer.value("meshes", Record::array())) {
-    if (mesh.value("possible", false)) {
-      possible.push_back(Cells(mesh));
-    } else {
-      impossible.push_back(mesh);
-    }
-  }
+  const AnsweredMeshes meshes = MeshesOf(answer);
+  std::vector<Record> possible;
+  std::transform(meshes.possible.begin(), meshes.possible.end(), std::back_inserter(possible), Cells);
   WriteFields(options, Assumptions(answer), out);
   if (!possible.empty()) {
     out << "\n";
@@ -74,9 +71,7 @@ void WriteMeshes(const OutputOptions& options, const Record& answer, std::ostrea
                   {"imbalance", "imbalance"}},
                  possible, out);
   }
-  if (impossible.empty()) return;
-  out << "\n";
-  WriteRecords(options, {{"mesh", "impossible", 10, true}, {"reason", "why", 3, true}}, impossible, out);
+  WriteImpossible(options, meshes.impossible, out);
 }
 
 }  // namespace stemma::cli

@@ -1,5 +1,7 @@
 #include "client/cli/output/simulation_text.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -78,14 +80,9 @@ Record Cells(const Record& mesh) {
 }  // namespace
 
 void WriteSimulation(const OutputOptions& options, const Record& answer, std::ostream& out) {
-  std::vector<Record> possible, impossible;
-  for (const Record& mesh : answer.value("meshes", Record::array())) {
-    if (mesh.value("possible", false)) {
-      possible.push_back(Cells(mesh));
-    } else {
-      impossible.push_back(mesh);
-    }
-  }
+  const AnsweredMeshes meshes = MeshesOf(answer);
+  std::vector<Record> possible;
+  std::transform(meshes.possible.begin(), meshes.possible.end(), std::back_inserter(possible), Cells);
   WriteFields(options, Assumptions(answer), out);
   if (!possible.empty()) {
     out << "\n";
@@ -108,9 +105,7 @@ void WriteSimulation(const OutputOptions& options, const Record& answer, std::os
                   {"networks", "networks", 8, true}},
                  possible, out);
   }
-  if (impossible.empty()) return;
-  out << "\n";
-  WriteRecords(options, {{"mesh", "impossible", 10, true}, {"reason", "why", 3, true}}, impossible, out);
+  WriteImpossible(options, meshes.impossible, out);
 }
 
 }  // namespace stemma::cli

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import unittest
 
-from cli_testing import BIN, GOLDEN, run
+from cli_testing import BIN, GOLDEN, make_model_and_trace, run
 
 _REFUSED = 64 + 8  # RESOURCE_EXHAUSTED
 
@@ -20,11 +20,7 @@ class CliMeshTest(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(directory.cleanup)
         cls.directory = pathlib.Path(directory.name)
-        for arguments in (("model", "init", "tiny", "--hidden", 64, "--layers", 2, "--heads", 4, "--kv-heads", 2),
-                          ("trace", "make", "trace.jsonl", "--vocab", 64, "--prompt-len", "fixed:1024", "--n", 8,
-                           "--response-len", "fixed:256", "--groups", 4, "--steps", 3)):
-            result = run(*arguments, cwd=cls.directory)
-            assert result.returncode == 0, result.stderr
+        make_model_and_trace(cls.directory)
 
     def mesh(self, *arguments, ranks=8, model="tiny", trace="trace.jsonl", device="h200"):
         given = [("--ranks", ranks), ("--model", model), ("--trace", trace), ("--device", device)]

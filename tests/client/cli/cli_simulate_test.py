@@ -8,7 +8,7 @@ import pathlib
 import tempfile
 import unittest
 
-from cli_testing import GOLDEN, run
+from cli_testing import GOLDEN, make_model_and_trace, run
 
 _REFUSED = 64 + 8  # RESOURCE_EXHAUSTED
 _RATES = ("linear attention_forward attention_backward head element merge wave parameter copy wave_backward score_block sent "
@@ -21,11 +21,7 @@ class CliSimulateTest(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(directory.cleanup)
         cls.directory = pathlib.Path(directory.name)
-        for arguments in (("model", "init", "tiny", "--hidden", 64, "--layers", 2, "--heads", 4, "--kv-heads", 2),
-                          ("trace", "make", "trace.jsonl", "--vocab", 64, "--prompt-len", "fixed:1024", "--n", 8,
-                           "--response-len", "fixed:256", "--groups", 4, "--steps", 3)):
-            result = run(*arguments, cwd=cls.directory)
-            assert result.returncode == 0, result.stderr
+        make_model_and_trace(cls.directory)
 
     def simulate(self, *arguments, meshes=("dp=8",), model="tiny", trace="trace.jsonl", device="h200"):
         given = [("--model", model), ("--trace", trace), ("--device", device), *(("--mesh", mesh) for mesh in meshes)]
@@ -107,6 +103,15 @@ class CliSimulateTest(unittest.TestCase):
         flat = self.directory / "flat.json"
         flat.write_text(json.dumps(json.loads((self.directory / "rates.json").read_text())["rates"]))
         self.assertEqual(self.mesh("dp=8", "--rates", flat)["seconds"], seconds)
+
+    def test_rates_are_read_as_stemma_plan_prints_them(self):
+        """Its golden file, of a server that a test plays: all rates but that of products are 0."""
+        printed = json.loads((GOLDEN / "plan.json").read_text())["rates"]
+        self.assertEqual(sorted(set(printed) - {"from"}), sorted(_RATES))
+        answer = self.answer("--rates", GOLDEN / "plan.json")
+        parts = answer["meshes"][0]["parts_s"]
+        self.assertEqual((answer["rates"], parts["reduction"], parts["apply"]), ("measured", 0, 0))
+        self.assertGreater(parts["compute"], 0)
 
     def test_ranks_that_share_cores_are_slower(self):
         own, shared = (self.mesh("dp=2", "--threads", "2", *cores, device="cpu") for cores in ((), ("--cores", "2")))

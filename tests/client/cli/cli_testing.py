@@ -47,6 +47,15 @@ def run(*arguments, timeout=DEADLINE_S, binary=BIN / "stemma", **kwargs):
                           env=environment, **kwargs)
 
 
+def make_model_and_trace(directory):
+    """A model `tiny`, and `trace.jsonl` of three requests of four groups for it."""
+    for arguments in (("model", "init", "tiny", "--hidden", 64, "--layers", 2, "--heads", 4, "--kv-heads", 2),
+                      ("trace", "make", "trace.jsonl", "--vocab", 64, "--prompt-len", "fixed:1024", "--n", 8,
+                       "--response-len", "fixed:256", "--groups", 4, "--steps", 3)):
+        result = run(*arguments, cwd=directory)
+        assert result.returncode == 0, result.stderr
+
+
 def wait_for(condition, what, timeout=DEADLINE_S):
     """Polls: the processes under test have no channel to tell us."""
     end = time.monotonic() + timeout

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/protocol/coordinator_state.h"
 #include "tests/server/planner/cluster_shapes.h"
+#include "tests/server/protocol/link_info.h"
 #include "tests/server/protocol/made_plans.h"
 
 namespace stemma::server {
@@ -16,6 +17,7 @@ namespace {
 
 using testing::BenchModel;
 using testing::BenchRates;
+using testing::Link;
 
 constexpr char kDevice[] = "cpu";
 
@@ -51,15 +53,6 @@ CoordinatorOptions Options() {
   limits.set_request_bytes_in_flight(1 << 20);
   limits.set_requests_kept(100);
   return options;
-}
-
-v1::LinkInfo Link(const std::string& axis, uint32_t ranks, double message_s, double byte_s) {
-  v1::LinkInfo link;
-  link.set_axis(axis);
-  link.set_ranks(ranks);
-  link.set_message_s(message_s);
-  link.set_byte_s(byte_s);
-  return link;
 }
 
 class Flow {

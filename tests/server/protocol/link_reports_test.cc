@@ -8,6 +8,7 @@
 #include "common/base/mesh.h"
 #include "common/base/mesh_links.h"
 #include "gtest/gtest.h"
+#include "tests/server/protocol/link_info.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
@@ -15,15 +16,7 @@ namespace {
 
 using testing::Invalid;
 using testing::IsOk;
-
-v1::LinkInfo Link(const std::string& axis, uint32_t ranks, double message_s, double byte_s) {
-  v1::LinkInfo link;
-  link.set_axis(axis);
-  link.set_ranks(ranks);
-  link.set_message_s(message_s);
-  link.set_byte_s(byte_s);
-  return link;
-}
+using testing::Link;
 
 LinkReports Reports(const std::vector<v1::LinkInfo>& links) { return {links.begin(), links.end()}; }
 

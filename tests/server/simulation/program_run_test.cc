@@ -113,7 +113,8 @@ TEST(ProgramRunTest, AMessageTravelsWhileItsSenderGoesOn) {
   const auto ranks = RunPrograms(programs);
   EXPECT_EQ(ranks[0].end_s, 7);
   EXPECT_EQ(ranks[1].end_s, 6);
-  EXPECT_EQ(ranks[1].wait_s[kStageAt], 5);
+  EXPECT_EQ(ranks[1].wait_s[kStageAt], 2) << "for the stage that sends it";
+  EXPECT_EQ(ranks[1].wire_s[kStageAt], 3) << "for the message on its way";
   EXPECT_EQ(ranks[1].spans[0].begin_s, 5);
 }
 
@@ -130,6 +131,19 @@ TEST(ProgramRunTest, MessagesOfOneDirectionTravelOneBehindTheOther) {
   EXPECT_EQ(ranks[1].spans[0].begin_s, 13) << "the other direction, sent at 3";
   EXPECT_EQ(ranks[1].spans[1].begin_s, 13) << "sent at 1, there at 11";
   EXPECT_EQ(ranks[1].spans[2].begin_s, 21) << "sent at 2, behind the first";
+}
+
+TEST(ProgramRunTest, AMessageThatIsThereInTimeHoldsNobody) {
+  std::vector<SimulatedProgram> programs(2);
+  programs[0] = {Computes(1)};
+  programs[0][0].sends = {.number = 0, .seconds = 3, .forward = true};
+  programs[1] = {Computes(2), Computes(1)};
+  programs[1][1].needs = 0;
+  const auto ranks = RunPrograms(programs);
+  EXPECT_EQ(ranks[1].wire_s[kStageAt], 2) << "it comes at 4, and is wanted at 2";
+  EXPECT_EQ(ranks[1].wait_s[kStageAt], 0);
+  programs[1][0].compute_s = 5;
+  EXPECT_EQ(RunPrograms(programs)[1].wire_s[kStageAt], 0);
 }
 
 TEST(ProgramRunTest, AMeetingWaitsForTheLastAndThenItsWireHoldsAll) {
