@@ -62,10 +62,18 @@ def test_the_problems_of_parts_that_are_dropped_are_still_reported(cluster):
 
 
 def test_bytes_of_all_streams_are_bounded_together(cluster):
-    holding = Held(cluster.stub, [header_part(), large(24, "a"), large(24, "b")])
-    wait_for(lambda: holding.sent == 3, "two parts to be sent")
+    def hold():
+        stream = Held(cluster.stub, [header_part(), large(24, "a"), large(24, "b")])
+        wait_for(lambda: stream.sent == 3, "two parts to be sent")
+        return stream
+
+    holding = hold()
 
     def next_one():
+        nonlocal holding
+        if holding.call.done():  # one that came between its parts had taken the room of its second, which was refused
+            assert refusal(holding.call.result).reason == "QUEUE_FULL"
+            holding = hold()
         refused = refusal(lambda: cluster.stub.UpdateActor(iter([header_part(), large(24)]), timeout=60))
         return refused if refused.reason == "QUEUE_FULL" else None
 

@@ -5,6 +5,7 @@ No network: grpcio and protobuf are linked from the environment that runs the te
 
 import importlib.metadata
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
@@ -37,5 +38,7 @@ def dist(out):
 
 def install(python, file):
     """Installs a wheel, an sdist or a source tree by pip, without network, dependencies or an isolated build."""
+    # The tests' path has the client's sources: with what an earlier `pip install` has left in them, pip would take it for installed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q", "--no-deps",
-                    "--no-index", "--no-build-isolation", file], check=True)
+                    "--no-index", "--no-build-isolation", file], check=True, env=environment)
