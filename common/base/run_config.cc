@@ -231,6 +231,9 @@ void FillDefaults(v1::RunConfig& config) {
                                      .cp = CpSize(config.mesh()),
                                      .tp = TpSize(config.mesh())});
   if (config.split_groups() == v1::SPLIT_UNSPECIFIED) config.set_split_groups(v1::SPLIT_AUTO);
+  if (config.shard_parameters() == v1::SHARD_PARAMETERS_UNSPECIFIED) {
+    config.set_shard_parameters(v1::SHARD_PARAMETERS_AUTO);
+  }
   if (config.prefix_kv() == v1::PREFIX_KV_UNSPECIFIED) config.set_prefix_kv(v1::PREFIX_KV_AUTO);
   if (config.durability() == v1::DURABILITY_UNSPECIFIED) config.set_durability(v1::REPLAY);
   v1::Checkpoints& checkpoints = *config.mutable_checkpoints();

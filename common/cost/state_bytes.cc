@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/mesh.h"
+#include "common/cost/parameter_units.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_shards.h"
 #include "common/cost/state_slabs.h"
@@ -21,26 +22,77 @@ int64_t OptimizerStates(RunDtype dtype) { return RunBytes(dtype) == AccumulateBy
 
 int64_t OptimizerBytes(RunDtype dtype) { return OptimizerStates(dtype) * AccumulateBytes(dtype); }
 
-StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mesh& mesh) {
-  const ModelShard shard = LargestShard(config, mesh);
-  const int64_t ranks = DataRanks(mesh);
-  const int64_t count = NumParameters(shard), run = RunBytes(dtype), accumulate = AccumulateBytes(dtype);
-  const StateShare share = LargestShare(shard, ranks);
-  StateBytes bytes;
-  bytes.weights = count * run;
-  bytes.gradients = count * accumulate;
-  bytes.optimizer = share.elements * OptimizerBytes(dtype);
-  const StateSlabShape slabs{.elements = share.elements, .states = OptimizerStates(dtype), .element_bytes = accumulate};
+namespace {
+
+// What APPLY streams, of so many elements that a rank owns.
+void SetSlabs(int64_t elements, RunDtype dtype, StateBytes& bytes) {
+  const StateSlabShape slabs{
+      .elements = elements, .states = OptimizerStates(dtype), .element_bytes = AccumulateBytes(dtype)};
   bytes.clipped = ClippedSlabBytes(slabs);
   bytes.slabs = StateSlabBytes(slabs);
-  bytes.exchange = ExchangeBytes(share, ranks, accumulate) +
-                   (PartialGradientElements(shard) + StageGradientElements(shard)) * accumulate;
-  bytes.tables = config.max_positions * config.head_size * accumulate;
+}
+
+int64_t PartialBytes(const ModelShard& shard, RunDtype dtype) {
+  return (PartialGradientElements(shard) + StageGradientElements(shard)) * AccumulateBytes(dtype);
+}
+
+StateBytes WholeBytes(const ModelShard& shard, RunDtype dtype, int64_t ranks) {
+  const int64_t count = NumParameters(shard);
+  const StateShare share = LargestShare(shard, ranks);
+  StateBytes bytes;
+  bytes.weights = count * RunBytes(dtype);
+  bytes.gradients = count * AccumulateBytes(dtype);
+  bytes.optimizer = share.elements * OptimizerBytes(dtype);
+  bytes.exchange = ExchangeBytes(share, ranks, AccumulateBytes(dtype)) + PartialBytes(shard, dtype);
+  SetSlabs(share.elements, dtype, bytes);
+  return bytes;
+}
+
+// A rank holds its parts, and the slots into which units are gathered; a reduction takes as much as the largest unit
+// beside.
+StateBytes ShardedBytes(const ModelShard& shard, RunDtype dtype, int64_t ranks) {
+  const ParameterUnits units = ParameterUnitsOf(shard, ranks);
+  StateBytes bytes;
+  bytes.weights = (units.part() + units.all_slots_elements()) * RunBytes(dtype);
+  bytes.gradients = (units.part() + units.all_slots_elements()) * AccumulateBytes(dtype);
+  bytes.optimizer = units.part() * OptimizerBytes(dtype);
+  bytes.exchange = ranks * units.largest_part() * AccumulateBytes(dtype) + PartialBytes(shard, dtype);
+  SetSlabs(units.part(), dtype, bytes);
+  return bytes;
+}
+
+}  // namespace
+
+StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mesh& mesh, bool sharded) {
+  const int64_t ranks = DataRanks(mesh);
+  StateBytes bytes;
+  if (sharded) {
+    for (const ModelShard& shard : StageShards(config, mesh)) {
+      const StateBytes of_stage = ShardedBytes(shard, dtype, ranks);
+      if (of_stage.total() > bytes.total()) bytes = of_stage;
+    }
+  } else {
+    bytes = WholeBytes(LargestShard(config, mesh), dtype, ranks);
+  }
+  bytes.tables = config.max_positions * config.head_size * AccumulateBytes(dtype);
   return bytes;
 }
 
 StateBytes StateBytesOf(const ModelConfig& config, const v1::RunConfig& run) {
-  return StateBytesOf(config, RunDtypeOf(run.dtype()), run.mesh());
+  return StateBytesOf(config, RunDtypeOf(run.dtype()), run.mesh(), ShardsParameters(run));
+}
+
+bool ShardsParameters(const v1::RunConfig& run) {
+  return run.shard_parameters() == v1::SHARD_PARAMETERS_ON && DataRanks(run.mesh()) > 1;
+}
+
+int64_t GatheringBytes(const ModelConfig& config, const v1::RunConfig& run) {
+  const int64_t ranks = DataRanks(run.mesh());
+  int64_t elements = 0;
+  for (const ModelShard& shard : StageShards(config, run.mesh())) {
+    elements = std::max(elements, ranks * ParameterUnitsOf(shard, ranks).largest_part());
+  }
+  return elements * RunBytes(RunDtypeOf(run.dtype()));
 }
 
 int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run) {

@@ -19,7 +19,7 @@ int64_t AccumulateBytes(RunDtype dtype);
 int64_t OptimizerBytes(RunDtype dtype);
 
 struct StateBytes {
-  int64_t weights = 0;  // tied embeddings once
+  int64_t weights = 0;  // tied embeddings once; sharded: the rank's part, and the slots of gathered ones
   int64_t gradients = 0;
   int64_t optimizer = 0;  // of the elements that the rank owns
   int64_t tables = 0;     // cosines and sines of RoPE
@@ -36,11 +36,18 @@ struct StateBytes {
 
 // Returns the bytes of a rank of the mesh, of the pipeline stage that holds most: of what a tensor-parallel rank holds
 // of the model (common/model/model_shard.h) the data- and context-parallel ranks, which hold the same, divide the
-// optimizer's states. `config` is the whole model's.
-StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mesh& mesh = {});
+// optimizer's states, and where they are `sharded` its parameters and gradients too. `config` is the whole model's.
+StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mesh& mesh = {}, bool sharded = false);
 
-// Returns the bytes of a run's dtype and mesh.
+// Tells whether ranks divide the parameters, in a run that says on or off: one rank alone never does.
+bool ShardsParameters(const v1::RunConfig& run);
+
+// Returns the bytes of a run's dtype, mesh and sharding.
 StateBytes StateBytesOf(const ModelConfig& config, const v1::RunConfig& run);
+
+// Returns what a gathering of sharded parameters takes on the device beside its slot, while it is under way: as much as
+// the largest unit.
+int64_t GatheringBytes(const ModelConfig& config, const v1::RunConfig& run);
 
 // Returns the host memory that optimizer states leave to tapes, in a run whose memory is divided. The server plans by
 // it, and it is the size of the worker's arena.

@@ -31,7 +31,7 @@ struct Flags {
   std::string worker_secret_file;
   std::string data = "stemma-data";
   std::string ready_file, resume = "auto";
-  std::string memory_budget, host_memory, mesh, split_groups, prefix_kv, durability;
+  std::string memory_budget, host_memory, mesh, split_groups, shard_parameters, prefix_kv, durability;
   double worker_lost_after_s = 10, worker_stalled_after_s = 300;
   uint32_t wave_suffixes = 0, threads = 0, prefix_block_rows = 0;
   uint32_t drain_timeout_s = static_cast<uint32_t>(absl::ToInt64Seconds(kDrainWithin));
@@ -51,6 +51,8 @@ const std::map<std::string, v1::Offload> kOffloads = {{"on", v1::OFFLOAD_ON}, {"
 const std::map<std::string, v1::OptimizerResidency> kResidencies = {{"device", v1::DEVICE}, {"host", v1::HOST}};
 const std::map<std::string, v1::Split> kSplits = {
     {"auto", v1::SPLIT_AUTO}, {"on", v1::SPLIT_ON}, {"off", v1::SPLIT_OFF}};
+const std::map<std::string, v1::ShardParameters> kShardings = {
+    {"auto", v1::SHARD_PARAMETERS_AUTO}, {"on", v1::SHARD_PARAMETERS_ON}, {"off", v1::SHARD_PARAMETERS_OFF}};
 const std::map<std::string, v1::PrefixKv> kPrefixKvs = {
     {"auto", v1::PREFIX_KV_AUTO}, {"hold", v1::PREFIX_KV_HOLD}, {"regather", v1::PREFIX_KV_REGATHER}};
 const std::map<std::string, v1::Durability> kDurabilities = {{"rewind", v1::REWIND}, {"replay", v1::REPLAY}};
@@ -96,6 +98,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--split-groups", flags.split_groups,
                  "whether several ranks may share one group's rollouts: auto (where that is faster), on, off")
       ->check(CLI::IsMember(KeysOf(kSplits)));
+  app.add_option(
+         "--shard-parameters", flags.shard_parameters,
+         "whether ranks divide parameters and gradients too, and gather each layer when it runs: auto (where the "
+         "longest context would not fit else), on, off")
+      ->check(CLI::IsMember(KeysOf(kShardings)));
   app.add_option("--prefix-kv", flags.prefix_kv,
                  "how context-parallel ranks keep a prefix's K/V: hold (each those of all rows), regather (each its "
                  "own, and gathers the others layer by layer), auto (the faster that fits)")
@@ -160,6 +167,7 @@ void Override(const Flags& flags, v1::RunConfig& config) {
     config.set_optimizer_residency(kResidencies.at(flags.optimizer_residency));
   }
   if (!flags.split_groups.empty()) config.set_split_groups(kSplits.at(flags.split_groups));
+  if (!flags.shard_parameters.empty()) config.set_shard_parameters(kShardings.at(flags.shard_parameters));
   if (!flags.prefix_kv.empty()) config.set_prefix_kv(kPrefixKvs.at(flags.prefix_kv));
   if (!flags.durability.empty()) config.set_durability(kDurabilities.at(flags.durability));
   if (flags.threads > 0) config.set_threads(flags.threads);

@@ -40,6 +40,11 @@ absl::Status MachineTooSmall(const v1::RunConfig& run, const char* where, int64_
       " needs ", needed_bytes, " there (", parts, "): take a larger machine, a smaller model or a smaller dtype"));
 }
 
+// Whether the run can shard its parameters, if nothing else fits.
+bool MayShard(const v1::RunConfig& run) {
+  return ShardsParameters(run) || (run.shard_parameters() == v1::SHARD_PARAMETERS_AUTO && DataRanks(run.mesh()) > 1);
+}
+
 // The fewest bytes in which one rollout of the longest context can be trained.
 int64_t LongestContextBytes(const ModelConfig& model, const v1::RunConfig& run) {
   const int64_t rows = std::max<int64_t>(1, model.max_positions / 2);
@@ -56,6 +61,7 @@ class Division {
   absl::StatusOr<v1::RunConfig> Run() {
     RETURN_IF_ERROR(CheckMemory(model_, run_));
     RETURN_IF_ERROR(CheckGiven());
+    ChooseSharding();
     RETURN_IF_ERROR(OneMemory() ? DivideOne() : DivideTwo());
     RETURN_IF_ERROR(CheckMemory(model_, run_));
     return run_;
@@ -117,6 +123,28 @@ class Division {
     return absl::OkStatus();
   }
 
+  // See the header. What optimizer states in host memory would leave is not looked at: they cost more than gathering.
+  void ChooseSharding() {
+    if (run_.shard_parameters() != v1::SHARD_PARAMETERS_AUTO) return;
+    SetSharding(v1::SHARD_PARAMETERS_OFF);
+    if (DataRanks(run_.mesh()) == 1 || LongestContextFits()) return;
+    SetSharding(v1::SHARD_PARAMETERS_ON);
+  }
+
+  void SetSharding(v1::ShardParameters sharding) {
+    run_.set_shard_parameters(sharding);
+    state_ = StateBytesOf(model_, run_);
+  }
+
+  // Whether one rollout of the longest context can be trained beside the state as it is.
+  bool LongestContextFits() const {
+    const int64_t state = state_.device(run_.optimizer_residency()), free_bytes = memory_.device_free_bytes;
+    const int64_t left = HasBudget()   ? Given(run_.memory_budget_bytes()) - state
+                         : OneMemory() ? (free_bytes - state_.total()) / kSharedActivationParts
+                                       : free_bytes - free_bytes / kDeviceReserveParts - state;
+    return left > 0 && left >= LongestContextBytes(model_, run_);
+  }
+
   // See the header. What the host cannot hold stays, and CheckMemory has the last word.
   void ChooseResidency() {
     if (run_.optimizer_residency() != v1::OPTIMIZER_RESIDENCY_UNSPECIFIED) return;
@@ -133,14 +161,14 @@ class Division {
 
   const ModelConfig& model_;
   const WorkerMemory& memory_;
-  const StateBytes state_;
+  StateBytes state_;
   v1::RunConfig run_;
 };
 
 }  // namespace
 
 absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run) {
-  const StateBytes state = StateBytesOf(model, run);
+  const StateBytes state = StateBytesOf(model, RunDtypeOf(run.dtype()), run.mesh(), MayShard(run));
   const int64_t budget = Given(run.memory_budget_bytes()), host = Given(run.host_memory_bytes());
   const bool host_takes_states = host == 0 || host >= state.host(v1::HOST);
   if (run.optimizer_residency() == v1::HOST && !host_takes_states) {
@@ -170,6 +198,10 @@ int64_t ActivationBytes(const ModelConfig& model, const v1::RunConfig& run) {
 }
 
 std::string PlanProblem(const v1::PlanReport& report, const ModelConfig& model, const v1::RunConfig& run) {
+  if (report.shards_parameters() != ShardsParameters(run)) {
+    return absl::StrCat("its plan is for ", report.shards_parameters() ? "sharded" : "whole",
+                        " parameters; these workers have ", ShardsParameters(run) ? "sharded" : "whole", " ones");
+  }
   const int64_t made_for = Given(report.budget_bytes()) - Given(report.state().device());
   const int64_t needed = Given(std::max(report.peak_bytes(), report.peak_bytes_with_headroom()));
   if (const int64_t left = ActivationBytes(model, run); left < made_for && needed > left) {

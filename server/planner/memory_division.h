@@ -1,8 +1,10 @@
 // How a worker's memory is divided before it loads anything: what the model's state takes, what is left to activations
-// and to tapes in host memory, and where the optimizer's states live. Pure.
+// and to tapes in host memory, whether parameters are sharded, and where the optimizer's states live. Pure.
 //
-// Under a budget the optimizer's states stay on the device as long as one rollout of the model's longest context, half
-// prompt and half response, can still be trained beside them; else they go to host memory, if that has room.
+// Where the run leaves it open (shard_parameters: auto), parameters are sharded if one rollout of the model's longest
+// context, half prompt and half response, could not be trained beside whole ones.
+// Under a budget the optimizer's states stay on the device as long as such a rollout can be trained beside them; else
+// they go to host memory, if that has room.
 // Where host and device are one memory and no budget is given, moving them gains nothing, so they stay.
 #pragma once
 
@@ -29,7 +31,8 @@ struct WorkerMemory {
 // the state of this model that must lie there, naming field and bytes.
 absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run);
 
-// `run` with memory_budget_bytes, host_memory_bytes and optimizer_residency filled in where they are not given.
+// `run` with memory_budget_bytes, host_memory_bytes, shard_parameters and optimizer_residency filled in where they are
+// not given.
 // Errors: ResourceExhausted - the worker's memory is too small for the model, naming the bytes; InvalidArgument - what
 // is given is more than the worker's device has, naming both; CheckMemory's.
 absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const WorkerMemory& memory,

@@ -93,7 +93,9 @@ double Total(const v1::PhaseSeconds& seconds) {
 }
 
 double PlanSeconds(const v1::PlanReport& report) {
-  return report.pipeline_s() > 0 ? report.pipeline_s() + report.seconds().apply() : Total(report.seconds());
+  const double computed_s =
+      report.pipeline_s() > 0 ? report.pipeline_s() + report.seconds().apply() : Total(report.seconds());
+  return computed_s + report.parameters_s();
 }
 
 void DescribeSplit(const MemoryOptions& options, const PackingGroup& group, const GroupSplit& split,

@@ -15,6 +15,7 @@
 #include "server/planner/group_plan.h"
 #include "server/planner/memory_division.h"
 #include "server/planner/plan_report.h"
+#include "server/planner/sharded_step.h"
 #include "server/planner/split_cost.h"
 #include "server/planner/stage_packing.h"
 #include "server/planner/stage_plan.h"
@@ -63,8 +64,12 @@ class Planner {
     const bool staged = !options.stages.empty();
     if (forward_only) options.held_bytes = CheckpointBytes();
     if (staged) options.held_bytes += RowsInFlightBytes(options, request_);
+    const bool sharded = ShardsParameters(model_.run);
+    if (sharded) options.held_bytes += GatheringBytes(model_.config, model_.run);
     if (staged && !forward_only) options.rounds_in_flight = static_cast<int64_t>(options.stages.size());
-    if (staged || forward_only) options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes, 0);
+    if (staged || forward_only || sharded) {
+      options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes, 0);
+    }
     return options;
   }
 
@@ -121,6 +126,7 @@ class Planner {
     if (ranks.reports.size() > 1 || !chooser.options().stages.empty()) {
       DescribeRanks(batch, placement, chooser, std::move(ranks), report);
     }
+    if (ShardsParameters(model_.run)) ShardStep(model_, chooser.options(), request_.groups, step, report);
     return step;
   }
 
@@ -305,6 +311,8 @@ class Planner {
     report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), step.peak_bytes_with_headroom()));
     AddSeconds(step.seconds(), *report.mutable_seconds());
     report.set_pipeline_s(report.pipeline_s() + step.pipeline_s());
+    report.set_parameters_bytes(report.parameters_bytes() + step.parameters_bytes());
+    report.set_parameters_s(report.parameters_s() + step.parameters_s());
   }
 
   void Totals() {
@@ -325,6 +333,7 @@ class Planner {
     }
     report.set_log_prob_passes(static_cast<uint32_t>(request_.log_prob_passes));
     report.set_checkpoint_weights_bytes(static_cast<uint64_t>(CheckpointBytes()));
+    report.set_shards_parameters(ShardsParameters(model_.run));
     report.set_budget_bytes(model_.run.memory_budget_bytes());
     DescribeState(StateBytesOf(model_.config, model_.run), model_.run.optimizer_residency(), *report.mutable_state());
     DescribeRates(model_.rates, *report.mutable_rates());

@@ -56,7 +56,9 @@ class ClusterStages {
   void AddWave(const v1::Wave& wave, StageCosts& round) const {
     const ClusterShape members = operations_.MembersOf(wave);
     const WaveShape shape = operations_.ShapeOf(wave, members);
-    for (size_t s = 0; s < round.size(); ++s) RaiseTo(WaveCost(s, members, shape), round[s]);
+    StageCosts costs;
+    for (size_t s = 0; s < round.size(); ++s) costs.push_back(WaveCost(s, members, shape));
+    RaiseStageCosts(costs, round);
   }
 
   StageCost WaveCost(size_t s, const ClusterShape& members, const WaveShape& wave) const {
@@ -77,15 +79,6 @@ class ClusterStages {
     return cost;
   }
 
-  static void RaiseTo(const StageCost& cost, StageCost& most) {
-    const auto raise = [](auto& number, auto other) { number = std::max(number, other); };
-    raise(most.forward_s, cost.forward_s);
-    raise(most.backward_s, cost.backward_s);
-    raise(most.forward_bytes, cost.forward_bytes);
-    raise(most.backward_bytes, cost.backward_bytes);
-    raise(most.kept_bytes, cost.kept_bytes);
-  }
-
   const MemoryOptions& options_;
   const v1::Cluster& cluster_;
   const ClusterOperations operations_;
@@ -94,6 +87,19 @@ class ClusterStages {
 };
 
 }  // namespace
+
+void RaiseStageCosts(const StageCosts& costs, StageCosts& most) {
+  most.resize(costs.size());
+  const auto raise = [](auto& number, auto other) { number = std::max(number, other); };
+  for (size_t s = 0; s < costs.size(); ++s) {
+    raise(most[s].forward_s, costs[s].forward_s);
+    raise(most[s].backward_s, costs[s].backward_s);
+    raise(most[s].forward_bytes, costs[s].forward_bytes);
+    raise(most[s].backward_bytes, costs[s].backward_bytes);
+    raise(most[s].kept_bytes, costs[s].kept_bytes);
+    raise(most[s].host_bytes, costs[s].host_bytes);
+  }
+}
 
 StageQuestion StagesOf(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
                        const std::vector<const v1::Cluster*>& clusters) {

@@ -19,6 +19,9 @@ namespace stemma::server {
 StageQuestion StagesOf(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
                        const std::vector<const v1::Cluster*>& clusters);
 
+// Raises each stage's costs to what they are at most. `most`: empty, or of as many stages.
+void RaiseStageCosts(const StageCosts& costs, StageCosts& most);
+
 // Returns the idle seconds of the stage that has most to do.
 double BubbleSeconds(const StageOrders& orders);
 

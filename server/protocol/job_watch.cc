@@ -18,7 +18,7 @@ void Add(const v1::StepReport& report, JobSeconds& seconds) {
     seconds.longest = std::max({seconds.longest, of.prefix_forward(), of.suffix(), of.prefix_backward()});
   }
   const v1::PhaseSeconds& all = report.seconds();
-  seconds.total += all.prefix_forward() + all.suffix() + all.prefix_backward();
+  seconds.total += all.prefix_forward() + all.suffix() + all.prefix_backward() + report.parameters_s();
 }
 
 // A checkpoint's weights are read in one piece, once for a pass at the most.

@@ -148,6 +148,10 @@ void SetRankMetrics(const StepMetricsInput& input, Metrics& metrics) {
     metrics["time/pipeline_s"] = input.vote.sums().pipeline_s();
     metrics["ranks/pipeline_bytes"] = Number(input.vote.sums().pipeline_bytes());
   }
+  if (input.vote.sums().parameters_bytes() > 0) {
+    metrics["time/parameters_s"] = input.vote.sums().parameters_s();
+    metrics["ranks/parameters_bytes"] = Number(input.vote.sums().parameters_bytes());
+  }
   double gather_s = 0, gather_bytes = 0;
   for (const internal::v1::Applied& applied : input.applied) {
     gather_s = std::max(gather_s, applied.gather_s());

@@ -23,15 +23,15 @@ constexpr std::string_view kLargest[] = {"prefix_forward_s",  "suffix_s",
                                          "host_bytes",        "agree_s",
                                          "split_s",           "reduce_overlapped_s",
                                          "tensor_parallel_s", "context_parallel_s",
-                                         "pipeline_s"};
+                                         "pipeline_s",        "parameters_s"};
 // What the rank takes that ends its phases last: the others wait for it.
 constexpr std::string_view kSmallest[] = {"reduce_s"};
 
 // Sums over all ranks, whatever they run. All other sums are over what ranks have
 // computed, of which one of each tp axis of the last stage tells.
-constexpr std::string_view kTotals[] = {"offload_out_bytes",     "offload_in_bytes",       "offload_demand_loads",
-                                        "offload_waits",         "reduce_bytes",           "split_bytes",
-                                        "tensor_parallel_bytes", "context_parallel_bytes", "pipeline_bytes"};
+constexpr std::string_view kTotals[] = {
+    "offload_out_bytes", "offload_in_bytes",      "offload_demand_loads",   "offload_waits",  "reduce_bytes",
+    "split_bytes",       "tensor_parallel_bytes", "context_parallel_bytes", "pipeline_bytes", "parameters_bytes"};
 
 bool IsIn(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();

@@ -95,6 +95,7 @@ absl::Status Check(const internal::v1::StepSums& sums) {
   RETURN_IF_ERROR(CheckSeconds("vote.sums.tensor_parallel_s", sums.tensor_parallel_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.context_parallel_s", sums.context_parallel_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.pipeline_s", sums.pipeline_s()));
+  RETURN_IF_ERROR(CheckSeconds("vote.sums.parameters_s", sums.parameters_s()));
   RETURN_IF_ERROR(CheckMemory("vote.sums.prefix_forward_bytes", sums.prefix_forward_bytes()));
   RETURN_IF_ERROR(CheckMemory("vote.sums.suffix_bytes", sums.suffix_bytes()));
   RETURN_IF_ERROR(CheckMemory("vote.sums.prefix_backward_bytes", sums.prefix_backward_bytes()));

@@ -161,6 +161,7 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   options.cluster_per_group = c.value("clusters", "one") == "per_group";
   const char* mesh = std::getenv("STEMMA_TEST_MESH");
   ASSIGN_OR_RETURN(*options.run.mutable_mesh(), ParseMesh(c.value("mesh", mesh == nullptr ? "dp=1" : mesh)));
+  options.run.set_shard_parameters(c.value("shard", false) ? v1::SHARD_PARAMETERS_ON : v1::SHARD_PARAMETERS_OFF);
   options.placement_seed = c.value("placement_seed", 0u);
   options.split = {.seed = c.value("split_seed", 0u),
                    .ranks = c.value("split_ranks", 0u),

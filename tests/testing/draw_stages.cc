@@ -22,8 +22,8 @@ Sequences SequencesOf(const v1::StepPlan& step, uint32_t copy, uint32_t cp_ranks
     if (cluster.dp_rank() != copy) continue;
     std::vector<size_t> waves(cp_ranks);
     for (const v1::Wave& wave : cluster.waves()) ++waves.at(wave.cp_rank());
-    const size_t rounds = *std::max_element(waves.begin(), waves.end());
-    const bool has_prefix = cluster.prefix_groups_size() > 0;
+    const size_t rounds = std::max<size_t>(*std::max_element(waves.begin(), waves.end()), cluster.sweeps().rounds());
+    const bool has_prefix = cluster.prefix_groups_size() > 0 || cluster.sweeps().prefix_blocks() > 0;
     sequences.forward += (has_prefix ? "A" : "") + std::string(rounds, 'F');
     sequences.backward += std::string(rounds, 'B') + (has_prefix ? "C" : "");
   }
@@ -93,7 +93,9 @@ void DrawStages(uint32_t seed, const v1::Mesh& mesh, v1::StepPlan& step) {
     if (sequences.forward.empty()) continue;
     v1::CopyStages& stages = *step.add_copies();
     stages.set_dp_rank(copy);
-    const uint32_t own_seed = seed == 0 ? 0 : seed * 7919 + copy;
+    // Copies that share their sweeps have one order.
+    const bool shared = step.clusters(0).has_sweeps();
+    const uint32_t own_seed = seed == 0 ? 0 : seed * 7919 + (shared ? 0 : copy);
     for (std::string& order : StagesDrawn(sequences, PpSize(mesh), own_seed).Run()) stages.add_orders(std::move(order));
   }
 }

@@ -10,10 +10,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/normalization.h"
+#include "common/base/arrays.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_directory.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
+#include "server/planner/parameter_sweeps.h"
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/vote_merge.h"
@@ -119,7 +121,7 @@ absl::Status InProcess::Load(TrainingRequest request) {
   request.update.set_return_log_probs(true);  // after planning: what is run does not change
   num_rollouts_.clear();
   for (const v1::PromptGroup& group : request.groups) num_rollouts_.push_back(group.rollouts_size());
-  EditPlan(request.groups.size());
+  EditPlan(request);
   const auto groups = ForRanks(PayloadGroupsOfRanks(plan_.plan, static_cast<uint32_t>(request.groups.size()),
                                                     static_cast<uint32_t>(num_copies())),
                                options_.run.mesh());
@@ -139,25 +141,35 @@ absl::Status InProcess::Load(TrainingRequest request) {
   return absl::OkStatus();
 }
 
-void InProcess::EditPlan(size_t num_groups) {
-  const v1::Mesh& mesh = options_.run.mesh();
-  const auto cp = static_cast<int>(CpSize(mesh));
+void InProcess::EditPlan(const TrainingRequest& request) {
+  // Edits are made as if parameters were whole; in the end all copies share their sweeps.
   for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
+    if (sharded()) ClearSweeps(step);
     if (options_.cluster_per_group) SplitClusters(step, [](uint32_t group) { return group; });
   }
-  if (options_.placement_seed != 0) DrawPlacement(num_groups);
+  v1::StepPlan* const pass = plan_.plan.has_log_prob_pass() ? plan_.plan.mutable_log_prob_pass() : nullptr;
+  if (pass != nullptr && sharded()) ClearSweeps(*pass);
+  if (options_.placement_seed != 0) DrawPlacement(request.groups.size());
   for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
-    DrawSplits(options_.split, num_copies(), step);
-    DrawContext(options_.context, cp, step);
+    EditStep(request, step);
     const bool planned = !options_.cluster_per_group && options_.placement_seed == 0 && options_.context.seed == 0;
-    if (options_.stage_seed != 0 || !planned) DrawStages(options_.stage_seed, mesh, step);
+    if (options_.stage_seed != 0 || !planned) DrawStages(options_.stage_seed, options_.run.mesh(), step);
     if (options_.edit_step) options_.edit_step(step);
   }
-  if (!plan_.plan.has_log_prob_pass()) return;
-  v1::StepPlan& pass = *plan_.plan.mutable_log_prob_pass();
-  DrawSplits(options_.split, num_copies(), pass);
-  DrawContext(options_.context, cp, pass);
-  if (options_.edit_entry_pass) options_.edit_entry_pass(pass);
+  if (pass == nullptr) return;
+  EditStep(request, *pass);
+  if (options_.edit_entry_pass) options_.edit_entry_pass(*pass);
+}
+
+void InProcess::EditStep(const TrainingRequest& request, v1::StepPlan& step) const {
+  const v1::Mesh& mesh = options_.run.mesh();
+  DrawSplits(options_.split, num_copies(), step);
+  DrawContext(options_.context, static_cast<int>(CpSize(mesh)), step);
+  if (!sharded()) return;
+  std::vector<int64_t> prefix_rows;
+  for (const v1::PromptGroup& group : request.groups)
+    prefix_rows.push_back(static_cast<int64_t>(TokenArray(group.prompt_tokens()).size()) - 1);
+  server::ShareSweeps(prefix_rows, {DpSize(mesh), CpSize(mesh)}, step);
 }
 
 // The same waves in the same ways, cut where the rank changes.
@@ -237,16 +249,31 @@ int InProcess::RankOf(int part, int data_rank) const {
 
 at::Tensor InProcess::Gradient(int parameter, int part) const {
   const Weights& own = weights(RankOf(part));
-  const OptimizerShards shards(ElementsOf(own.parameters), data_ranks(), options_.bucket_elements);
+  const OptimizerShards shards = ShardsOf(own, data_ranks(), options_.bucket_elements);
   at::Tensor gradient = own.at(parameter).grad.clone();
   for (int data_rank = 0; data_rank < data_ranks(); ++data_rank) {
     for (const ParameterRange& r : shards.owned(data_rank)) {
       if (r.parameter != parameter) continue;
       const Parameter& of_owner = weights(RankOf(part, data_rank)).at(parameter);
-      Parameter::Elements(gradient, r.begin, r.count).copy_(Parameter::Elements(of_owner.grad, r.begin, r.count));
+      Parameter::Elements(gradient, r.begin, r.count).copy_(of_owner.GradElements(r.begin, r.count));
     }
   }
   return gradient;
+}
+
+at::Tensor InProcess::Master(int parameter, int part) const {
+  const Weights& own = weights(RankOf(part));
+  if (!own.is_sharded()) return own.at(parameter).master;
+  const OptimizerShards shards = ShardsOf(own, data_ranks());
+  at::Tensor master = at::zeros(own.at(parameter).weight.sizes(), own.accumulate_dtype);
+  for (int data_rank = 0; data_rank < data_ranks(); ++data_rank) {
+    for (const ParameterRange& r : shards.owned(data_rank)) {
+      if (r.parameter != parameter) continue;
+      const Parameter& of_owner = weights(RankOf(part, data_rank)).at(parameter);
+      Parameter::Elements(master, r.begin, r.count).copy_(of_owner.MasterElements(r.begin, r.count));
+    }
+  }
+  return master;
 }
 
 absl::StatusOr<at::Tensor> InProcess::Assemble(
@@ -281,7 +308,9 @@ absl::StatusOr<at::Tensor> InProcess::HfGradient(const TensorSpec& tensor) const
 }
 
 absl::StatusOr<at::Tensor> InProcess::HfMaster(const TensorSpec& tensor) const {
-  return Assemble(tensor, [&](int part, const HfTensor& of) { return weights(RankOf(part)).MasterSlice(of); });
+  return Assemble(tensor, [&](int part, const HfTensor& of) {
+    return Master(of.parameter, part).slice(0, of.row_begin, of.row_end);
+  });
 }
 
 }  // namespace stemma::testing

@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/admission/training_request.h"
 #include "common/base/mesh.h"
+#include "common/cost/state_bytes.h"
 #include "common/model/model_tensors.h"
 #include "server/protocol/request_plan.h"
 #include "tests/testing/draw_context.h"
@@ -62,6 +63,7 @@ class InProcess {
   // Plans a request and hands its payload to the engine; replaces the last one.
   absl::Status Load(TrainingRequest request);
   const RequestPlan& plan() const { return plan_; }
+  const v1::RunConfig& run() const { return options_.run; }  // divided
 
   // Phases A, B, C of step k of the loaded request; log-probs and entropies are kept.
   // Returns what all ranks say together.
@@ -74,6 +76,8 @@ class InProcess {
   // The step's gradient of a parameter of a rank of the first copy, each element from the rank that owns it. `part`: of
   // the parts that its model is cut into, stage by stage those of the tensor-parallel ranks.
   at::Tensor Gradient(int parameter, int part = 0) const;
+  // Its master, of the first copy; of sharded parameters, each element from the rank that owns it.
+  at::Tensor Master(int parameter, int part = 0) const;
   // A whole Hugging Face tensor, put together from the ranks' boxes: the step's gradient, or the master of the first
   // copy. Errors: Internal - ranks that hold the same box have other bits.
   absl::StatusOr<at::Tensor> HfGradient(const TensorSpec& tensor) const;
@@ -90,12 +94,14 @@ class InProcess {
   int num_ranks() const { return static_cast<int>(engines_.size()); }
   int num_copies() const { return static_cast<int>(DpSize(options_.run.mesh())); }
   int data_ranks() const { return static_cast<int>(DataRanks(options_.run.mesh())); }
+  bool sharded() const { return ShardsParameters(options_.run); }
   int num_parts() const { return static_cast<int>(TpSize(options_.run.mesh()) * PpSize(options_.run.mesh())); }
   // Returns the rank that has a part, and of the ranks that hold it the one with this rank among them.
   int RankOf(int part, int data_rank = 0) const;
   absl::StatusOr<at::Tensor> Assemble(const TensorSpec& tensor,
                                       const std::function<at::Tensor(int part, const HfTensor& of)>& box_of) const;
-  void EditPlan(size_t num_groups);
+  void EditPlan(const TrainingRequest& request);
+  void EditStep(const TrainingRequest& request, v1::StepPlan& step) const;
   void DrawPlacement(size_t num_groups);
   absl::Status OnEachRank(const std::function<absl::Status(int rank)>& run) const;
   EngineHooks Hooks(int rank);

@@ -151,15 +151,16 @@ absl::StatusOr<Weights> LoadCheckpoint(const std::string& folder, const ModelSha
                                        at::Device device, const StateOptions& states) {
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenCheckpoint(folder, shard.config));
   ASSIGN_OR_RETURN(Weights weights, LoadWeights(directory, shard, run_dtype, device, states));
-  const OptimizerShards shards(ElementsOf(weights.parameters), states.ranks);
+  const OptimizerShards shards = ShardsOf(weights, states.ranks);
   RETURN_IF_ERROR(MomentsLoader(directory, weights, shards.owned(states.rank)).Load());
   return weights;
 }
 
 absl::StatusOr<Weights> LoadCheckpointWeights(const std::string& folder, const ModelShard& shard,
-                                              at::ScalarType run_dtype, at::Device device) {
+                                              at::ScalarType run_dtype, at::Device device,
+                                              const ParameterOwners& owners) {
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenCheckpoint(folder, shard.config));
-  return LoadFrozenWeights(directory, shard, run_dtype, device);
+  return LoadFrozenWeights(directory, shard, run_dtype, device, owners);
 }
 
 absl::Status CheckWeightsDigest(const std::string& folder, const std::string& found, const std::string& saved) {

@@ -26,7 +26,8 @@ absl::StatusOr<Weights> LoadCheckpoint(const std::string& folder, const ModelSha
 
 // Loads its weights alone, without gradients, masters and moments. Errors: as of LoadCheckpoint.
 absl::StatusOr<Weights> LoadCheckpointWeights(const std::string& folder, const ModelShard& shard,
-                                              at::ScalarType run_dtype, at::Device device);
+                                              at::ScalarType run_dtype, at::Device device,
+                                              const ParameterOwners& owners = {});
 
 // Returns whether weights that were loaded are those that were saved. `found`: their MeshDigest
 // (worker/model/weights_digest.h); `saved`: the one that the checkpoint says, empty: any. Errors: CORRUPT_CHECKPOINT.

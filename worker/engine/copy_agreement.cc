@@ -8,20 +8,23 @@
 namespace stemma::worker {
 
 absl::Status AgreeInCopy(const CopyRanks& copy, std::string_view point, const absl::Status& own) {
-  if (copy.size() == 1 || absl::IsUnavailable(own)) return own;
+  if (copy.alone() || absl::IsUnavailable(own)) return own;
   int64_t cannot = own.ok() ? 0 : 1;
   RETURN_IF_ERROR(copy.Agree(point, {&cannot, 1}));
   if (!own.ok() || cannot == 0) return own;
-  return absl::AbortedError("another rank that holds this copy of the model could not go on");
+  return absl::AbortedError(copy.shards == nullptr ? "another rank that holds this copy of the model could not go on"
+                                                   : "another rank of the mesh could not go on");
 }
 
 absl::Status InsideCopy(const CopyRanks& copy, const absl::Status& status) {
   const bool alone = absl::IsResourceExhausted(status) || absl::IsInternal(status);
-  if (copy.size() == 1 || !alone) return status;
-  const Communicator& axis = copy.tp_size() > 1 ? *copy.tp : copy.cp_size() > 1 ? *copy.cp : *copy.pp;
-  return absl::UnavailableError(
-      absl::StrCat("rank ", axis.rank(), " of ", axis.size(), " of axis ", axis.axis(),
-                   " failed where the others of its copy wait for it: ", std::string(status.message())));
+  if (copy.alone() || !alone) return status;
+  const Communicator& axis = copy.shards != nullptr ? *copy.shards
+                             : copy.tp_size() > 1   ? *copy.tp
+                             : copy.cp_size() > 1   ? *copy.cp
+                                                    : *copy.pp;
+  return absl::UnavailableError(absl::StrCat("rank ", axis.rank(), " of ", axis.size(), " of axis ", axis.axis(),
+                                             " failed where others wait for it: ", std::string(status.message())));
 }
 
 absl::Status CancelPoll::Own() const {
@@ -29,7 +32,7 @@ absl::Status CancelPoll::Own() const {
 }
 
 absl::Status CancelPoll::Poll(int cluster) {
-  if (copy_.size() == 1) return Own();
+  if (copy_.alone()) return Own();
   for (; cluster_ < cluster; ++cluster_) RETURN_IF_ERROR(PollOne());
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
-// Whether the ranks that hold one copy of the model together can go on. Inside of a layer they wait for each other, so
-// they begin and stop together: at the begin of a pass, and where a cluster begins. What happens to one of them between
-// those points ends the generation. With one rank there is nothing to agree on. Engine thread only.
+// Whether the ranks that hold one copy of the model together can go on; where parameters are sharded, the ranks of all
+// copies. Inside of a layer they wait for each other, so they begin and stop together: at the begin of a pass, and
+// where a cluster begins. What happens to one of them between those points ends the generation. With one rank there is
+// nothing to agree on. Engine thread only.
 #pragma once
 
 #include <string_view>

@@ -8,6 +8,7 @@
 #include "worker/engine/entry_log_probs.h"
 #include "worker/engine/partial_gradients.h"
 #include "worker/model/context_exchange.h"
+#include "worker/model/sharded_units.h"
 #include "worker/model/stage_links.h"
 #include "worker/ops/tensor_parallel.h"
 
@@ -34,6 +35,7 @@ CopyTotals ReadCopyTotals(const MeshRanks& ranks) {
     AddTotals(*axis, {kRowsName, kRowSumsName, kVocabularyName, kPartialGradientsName}, totals.tensor_parallel);
   }
   AddTotals(*ranks.cp, {kPrefixKvName, kPrefixGradientsName, kEntryLogProbsName}, totals.context_parallel);
+  AddTotals(*ranks.data, {kUnitName, kUnitGradientsName}, totals.parameters);
   AddTotals(*ranks.pp, {kHiddenName, kHiddenGradientsName, kWordName, kPartialGradientsName}, totals.pipeline);
   CollectiveTotals waiting;
   AddTotals(*ranks.cp, {kWavesEndedName}, waiting);
@@ -47,6 +49,8 @@ void SetExchanged(const CopyTotals& before, const CopyTotals& after, internal::v
   sums.set_context_parallel_s(after.context_parallel.seconds - before.context_parallel.seconds);
   sums.set_context_parallel_bytes(static_cast<uint64_t>(after.context_parallel.bytes - before.context_parallel.bytes));
   sums.set_pipeline_s(after.pipeline.seconds - before.pipeline.seconds);
+  sums.set_parameters_s(after.parameters.seconds - before.parameters.seconds);
+  sums.set_parameters_bytes(static_cast<uint64_t>(after.parameters.bytes - before.parameters.bytes));
   sums.set_pipeline_bytes(static_cast<uint64_t>(after.pipeline.sent - before.pipeline.sent));
 }
 

@@ -1,4 +1,5 @@
-// What the ranks of one copy of the model have exchanged inside of its layers, and of partial gradients.
+// What the ranks of one copy of the model have exchanged inside of its layers, and of partial gradients; and sharded
+// parameters with all copies.
 #pragma once
 
 #include "stemma/internal/v1/worker.pb.h"
@@ -12,7 +13,8 @@ struct CopyTotals {
   CollectiveTotals tensor_parallel;  // worker/ops/tensor_parallel.h, and partial gradients
   // worker/model/context_hot_sets.h, and log-probs of the pass before a step; of waiting for others' waves the seconds.
   CollectiveTotals context_parallel;
-  CollectiveTotals pipeline;  // worker/model/stage_links.h, and a tied embedding's gradients
+  CollectiveTotals parameters;  // worker/model/sharded_units.h
+  CollectiveTotals pipeline;    // worker/model/stage_links.h, and a tied embedding's gradients
 };
 CopyTotals ReadCopyTotals(const MeshRanks& ranks);
 

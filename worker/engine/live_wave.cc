@@ -9,6 +9,7 @@ namespace stemma::worker {
 void WaveHead::Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& live) const {
   const Backend& backend = *context_.backend;
   const Parameter& head = context_.weights->at(context_.weights->head);
+  context_.parameters->Head(head_use());
   if (loss_ == nullptr) {
     live.results = PackResults(HeadForward(backend, hidden_BD, head.weight, targets_B, head_), {});
     return;

@@ -37,6 +37,8 @@ class WaveHead {
            const MemberResult& results)
       : context_(context), payload_(payload), loss_(loss), head_(head), results_(results) {}
 
+  // Returns what a wave does with the head.
+  UnitUse head_use() const { return loss_ == nullptr ? UnitUse::kRead : UnitUse::kTrain; }
   // Fills the wave's results and, unless it is forward only, the gradient of what the head reads.
   void Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& live) const;
   // Waits for the wave's numbers and hands out each member's rows at the head: its response tokens. Returns the sums of

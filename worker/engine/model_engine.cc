@@ -10,11 +10,9 @@
 
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
-#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/base/system_memory.h"
 #include "common/cost/state_bytes.h"
-#include "worker/checkpoint/checkpoint_loader.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/copy_totals.h"
 #include "worker/engine/entry_log_probs.h"
@@ -26,6 +24,7 @@
 #include "worker/engine/step_line.h"
 #include "worker/engine/step_reduction.h"
 #include "worker/engine/step_sums.h"
+#include "worker/engine/weights_of_pass.h"
 #include "worker/model/weights_digest.h"
 #include "worker/model/weights_io.h"
 
@@ -48,6 +47,12 @@ NoVoteReason NoVoteReasonOf(const absl::Status& status) {
   }
 }
 
+// Where parameters are sharded, a rank has clusters of which it runs nothing.
+bool RunsNothing(const v1::StepPlan& plan) {
+  return std::all_of(plan.clusters().begin(), plan.clusters().end(),
+                     [](const v1::Cluster& cluster) { return cluster.waves().empty(); });
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal::v1::Configure& configure,
@@ -61,7 +66,7 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
     const StateOptions states = {configure.config().optimizer_residency(), parts.ranks.data->rank(),
-                                 parts.ranks.data->size()};
+                                 parts.ranks.data->size(), ShardsParameters(configure.config())};
     ASSIGN_OR_RETURN(weights, LoadState(configure, directory, shard, dtype, backend.device, states));
     return absl::OkStatus();
   }));
@@ -89,9 +94,11 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       ranks_(std::move(parts.ranks)),
       tensor_parallel_(std::move(parts.tensor_parallel)),
       stages_(std::move(parts.stages)),
-      shards_(ElementsOf(weights_.parameters), ranks_.data->size(), parts.bucket_elements),
+      shards_(ShardsOf(weights_, ranks_.data->size(), parts.bucket_elements)),
       partial_(weights_, ranks_),
-      exchange_(*ranks_.data, shards_, weights_.parameters),
+      exchange_(weights_.is_sharded() ? nullptr
+                                      : std::make_unique<ShardExchange>(*ranks_.data, shards_, weights_.parameters)),
+      units_(weights_.is_sharded() ? std::make_unique<ShardedUnits>(*ranks_.data, weights_) : nullptr),
       norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(ranks_.data->rank()))),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),
       copies_(std::move(parts.copies)),
@@ -107,12 +114,18 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
   *ready_.mutable_links() = std::move(parts.links);
 }
 
+CopyRanks ModelEngine::together() const {
+  CopyRanks ranks = ranks_.copy();
+  if (units_ != nullptr) ranks.shards = ranks_.data.get();
+  return ranks;
+}
+
 absl::Status ModelEngine::TellDigest() {
   // Alone, and with nothing kept, there is nobody to differ from.
   const bool compared =
       ranks_.size() > 1 || configure_.config().durability() == v1::REPLAY || !configure_.checkpoint().empty();
   if (!compared) return absl::OkStatus();
-  ASSIGN_OR_RETURN(*ready_.mutable_model_digest(), MeshDigest(weights_, *ranks_.tp, *ranks_.pp));
+  ASSIGN_OR_RETURN(*ready_.mutable_model_digest(), MeshDigest(weights_, digest_ranks()));
   return absl::OkStatus();
 }
 
@@ -120,13 +133,15 @@ PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
   const TensorParallel& tensor_parallel = tensor_parallel_ != nullptr ? *tensor_parallel_ : WholeLayers();
   Communicator* const cp = ranks_.cp->size() > 1 ? ranks_.cp.get() : nullptr;
   StageLinks* const stages = stages_ != nullptr ? stages_.get() : &OnlyStage();
-  return {.context = {&backend_, &weights_, &rope_, &tensor_parallel, cp, stages},
-          .host = host_.get(),
-          .copies = copies_.get(),
-          .head_chunk_rows = configure_.config().head_chunk_tokens(),
-          .hooks = &hooks,
-          .data = ranks_.data.get(),
-          .copy = ranks_.copy()};
+  PassOptions options = {.context = {&backend_, &weights_, &rope_, &tensor_parallel, cp, stages},
+                         .host = host_.get(),
+                         .copies = copies_.get(),
+                         .head_chunk_rows = configure_.config().head_chunk_tokens(),
+                         .hooks = &hooks,
+                         .data = ranks_.data.get(),
+                         .copy = together()};
+  options.UseUnits(units_.get());
+  return options;
 }
 
 PassOptions ModelEngine::StepOptions(const EngineHooks& hooks) const {
@@ -149,7 +164,7 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal:
     status = RunPass(status, weights, StepOptions(hooks), payload, prepare.log_prob_pass(),
                      {prepare.header().loss().temperature(), /*entropy=*/false}, store);
     if (!status.ok() || !ranks_.copy().is_last_stage()) continue;
-    status = InsideCopy(ranks_.copy(), ShareEntryLogProbs(*ranks_.cp, payload.shapes, prepare.log_prob_pass(), entry));
+    status = InsideCopy(together(), ShareEntryLogProbs(*ranks_.cp, payload.shapes, prepare.log_prob_pass(), entry));
   }
   return status;
 }
@@ -157,32 +172,15 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal:
 absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassWeights& weights, PassOptions options,
                                   const Payload& payload, const v1::StepPlan& plan, const LogProbOptions& log_prob,
                                   const MemberResult& results) const {
-  Weights read;
-  if (before.ok() && !weights.checkpoint().empty()) {
-    before = CatchExceptions([&]() -> absl::Status {
-      ASSIGN_OR_RETURN(read, ReadCheckpointWeights(weights));
-      return absl::OkStatus();
-    });
-  }
-  before = AgreeInCopy(ranks_.copy(), "pass", before);
+  WeightsOfPass of_pass(configure_, weights, weights_, backend_.device, ranks_);
+  if (before.ok()) before = CatchExceptions([&] { return of_pass.Read(); });
+  before = AgreeInCopy(together(), "pass", before);
   if (before.ok()) {  // the same answer on every rank of the copy
-    before = InsideCopy(ranks_.copy(), CatchExceptions([&] { return CheckDigest(weights, read); }));
+    before = InsideCopy(together(), CatchExceptions([&] { return of_pass.CheckDigest(); }));
   }
   if (!before.ok()) return AbandonPass(options, payload, plan, /*forward_only=*/true, before);
-  if (!weights.checkpoint().empty()) options.context.weights = &read;
+  of_pass.Use(options);
   return RunLogProb(options, payload, plan, log_prob, results).status();
-}
-
-absl::StatusOr<Weights> ModelEngine::ReadCheckpointWeights(const internal::v1::PassWeights& weights) const {
-  RETURN_IF_ERROR(CheckFileName(weights.checkpoint()));
-  return LoadCheckpointWeights(CheckpointFolder(configure_, weights.checkpoint()), shard_, weights_.run_dtype,
-                               backend_.device);
-}
-
-absl::Status ModelEngine::CheckDigest(const internal::v1::PassWeights& weights, const Weights& read) const {
-  if (weights.checkpoint().empty() || weights.weights_digest().empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::string digest, MeshDigest(read, *ranks_.tp, *ranks_.pp));
-  return CheckWeightsDigest(CheckpointFolder(configure_, weights.checkpoint()), digest, weights.weights_digest());
 }
 
 absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
@@ -215,7 +213,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
     ASSIGN_OR_RETURN(loss, BeforePhases(payload, prepare, hooks));
     return absl::OkStatus();
   });
-  before = AgreeInCopy(ranks_.copy(), "phases", before);
+  before = AgreeInCopy(together(), "phases", before);
   if (!before.ok()) {
     return AbandonPass(MakePassOptions(hooks), payload, prepare.plan(), /*forward_only=*/false, before);
   }
@@ -235,7 +233,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   LOG(INFO) << StepLine(prepare.key(), sums);
   for (const std::string& line : SlowPhases(prepare.key(), sums, prepare.predicted())) LOG(WARNING) << line;
   sender.Flush();
-  vote.set_empty(prepare.plan().clusters_size() == 0);
+  vote.set_empty(RunsNothing(prepare.plan()));
   return vote;
 }
 
@@ -275,7 +273,7 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   const ObservedCall observed(spans_, ranks_, *copies_);
   Vote vote;
   const CopyTotals exchanged_before = ReadCopyTotals(ranks_);
-  StepReduction reduction(exchange_, partial_, weights_, *ranks_.data);
+  StepReduction reduction(exchange_.get(), partial_, weights_, *ranks_.data);
   absl::Status status = CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(vote, RunPhases(*payload, prepare, hooks, reduction.layer_final()));
     return absl::OkStatus();
@@ -332,7 +330,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
       if (spans != nullptr) spans->Add(v1::StepSpan::ADAMW, start_s, gather_start_s);
       const int64_t bytes_before = ranks_.data->stats().BytesOf(kWeightsName);
       RETURN_IF_ERROR(PassCollective("apply.in_gather"));
-      RETURN_IF_ERROR(exchange_.GatherWeights());
+      if (exchange_ != nullptr) RETURN_IF_ERROR(exchange_->GatherWeights());
       if (ranks_.data->size() > 1) {
         const double gather_end_s = RealClock().MonotonicSeconds();
         applied.set_gather_s(gather_end_s - gather_start_s);
@@ -340,7 +338,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
         if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
       }
       if (!apply.digest()) return absl::OkStatus();
-      ASSIGN_OR_RETURN(*applied.mutable_weights_digest(), MeshDigest(weights_, *ranks_.tp, *ranks_.pp));
+      ASSIGN_OR_RETURN(*applied.mutable_weights_digest(), MeshDigest(weights_, digest_ranks()));
       return absl::OkStatus();
     });
     if (absl::IsUnavailable(status)) return status;
@@ -391,7 +389,7 @@ absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request
 absl::Status ModelEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {
   return CatchExceptions([&]() -> absl::Status {
     // First: it is a collective, and what refuses a save is one rank's own.
-    ASSIGN_OR_RETURN(const std::string digest, MeshDigest(weights_, *ranks_.tp, *ranks_.pp));
+    ASSIGN_OR_RETURN(const std::string digest, MeshDigest(weights_, digest_ranks()));
     return saver_.Save(request, digest, answers);
   });
 }

@@ -27,7 +27,9 @@
 #include "worker/engine/step_spans.h"
 #include "worker/memory/copy_engine.h"
 #include "worker/memory/host_arena.h"
+#include "worker/model/sharded_units.h"
 #include "worker/model/weights.h"
+#include "worker/model/weights_digest.h"
 #include "worker/optim/shard_exchange.h"
 #include "worker/parallel/mesh_ranks.h"
 
@@ -81,17 +83,15 @@ class ModelEngine final : public Engine {
   absl::Status RunPass(absl::Status before, const internal::v1::PassWeights& weights, PassOptions options,
                        const Payload& payload, const v1::StepPlan& plan, const LogProbOptions& log_prob,
                        const MemberResult& results) const;
-  // Errors: as of LoadCheckpointWeights; InvalidArgument - a name that is none.
-  absl::StatusOr<Weights> ReadCheckpointWeights(const internal::v1::PassWeights& weights) const;
-  // Whether the weights that were read have the digest that they must have. All ranks of the copy come to it. Errors:
-  // CORRUPT_CHECKPOINT; Unavailable.
-  absl::Status CheckDigest(const internal::v1::PassWeights& weights, const Weights& read) const;
   absl::StatusOr<internal::v1::Vote> RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks, const LayerFinal& layer_final);
   void PassFailpoint(std::string_view place) const;
   absl::Status PassCollective(std::string_view place) const;  // Unavailable: a test lets it fail
   // Whether this rank speaks for its copy of the model: results, and sums over rollouts.
   bool speaks() const { return ranks_.tp->rank() == 0 && ranks_.copy().is_last_stage(); }
+  // The ranks that begin and stop together.
+  CopyRanks together() const;
+  DigestRanks digest_ranks() const { return {*ranks_.tp, *ranks_.pp, *ranks_.data}; }
   // Whether all ranks of the mesh could. Errors: Unavailable.
   absl::StatusOr<bool> AllRanksCan(bool this_one);
   // The gradient's norm and whether it is finite, of what this rank owns.
@@ -107,8 +107,9 @@ class ModelEngine final : public Engine {
   const std::unique_ptr<StageLinks> stages_;               // null: it holds all of them
   const OptimizerShards shards_;
   PartialGradients partial_;
-  ShardExchange exchange_;
-  const ParameterRanges norm_ranges_;  // that this rank counts in the gradient norm, of what it owns
+  std::unique_ptr<ShardExchange> exchange_;  // null: parameters are sharded, or there is one rank
+  std::unique_ptr<ShardedUnits> units_;      // null: they are whole
+  const ParameterRanges norm_ranges_;        // that this rank counts in the gradient norm, of what it owns
   RopeTable rope_;
   std::unique_ptr<HostArena> host_;
   std::unique_ptr<CopyEngine> copies_;

@@ -6,17 +6,19 @@
 #include "common/base/status_macros.h"
 #include "worker/engine/wave_input.h"
 #include "worker/schedule/context_ranks.h"
+#include "worker/schedule/parameter_sweeps.h"
 #include "worker/schedule/split_groups.h"
 #include "worker/schedule/stage_orders.h"
 
 namespace stemma::worker {
 
 absl::Status CheckPassPlan(const v1::StepPlan& plan, const Payload& payload, const RankSizes& sizes,
-                           const LossPlan* loss, int64_t vocab_size) {
+                           const LossPlan* loss, int64_t vocab_size, bool sharded) {
+  RETURN_IF_ERROR(CheckParameterSweeps(plan, sizes, sharded));
   RETURN_IF_ERROR(CheckContextRanks(plan, sizes));
   RETURN_IF_ERROR(CheckSplitGroups(plan, sizes));
   RETURN_IF_ERROR(CheckStageOrders(plan, /*forward_only=*/loss == nullptr, sizes));
-  if (sizes.cp_ranks == 1 && sizes.stages == 1) return absl::OkStatus();
+  if (sizes.cp_ranks == 1 && sizes.stages == 1 && !sharded) return absl::OkStatus();
   const bool has_head = sizes.stage == sizes.stages - 1;
   for (const v1::Cluster& cluster : plan.clusters()) {
     for (const v1::Wave& wave : cluster.waves()) {

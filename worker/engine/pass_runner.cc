@@ -17,11 +17,13 @@
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/pass_plan.h"
+#include "worker/engine/pass_visits.h"
 #include "worker/engine/rank_sizes.h"
 #include "worker/engine/results.h"
 #include "worker/engine/split_exchange.h"
 #include "worker/engine/wave_input.h"
 #include "worker/model/prefix.h"
+#include "worker/schedule/last_operations.h"
 #include "worker/schedule/program.h"
 
 namespace stemma::worker {
@@ -41,7 +43,8 @@ class Pass {
         payload_(payload),
         plan_(plan),
         loss_(loss),
-        wave_head_(options.context, payload, loss, head, results) {
+        wave_head_(options.context, payload, loss, head, results),
+        visits_(options.units, *options.context.weights) {
     if (options.data != nullptr) split_.emplace(*options.data, options.context);
     no_prefixes_.kv = std::make_unique<LocalHotSet>(PrefixRows{});
   }
@@ -54,12 +57,13 @@ class Pass {
         InsideCopy(options_.copy, CatchExceptions([&] {
                      sizes = RankSizesOf(*options_.context.weights, options_.data, options_.copy, payload_);
                      program = ExpandStep(plan_, forward_only(), sizes);
-                     return CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size());
+                     return CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size(), visits_.sharded());
                    }));
-    // The last stage alone knows the log-probs of the pass before.
-    if (sizes.stages > 1) status = AgreeInCopy(options_.copy, "plan", status);
+    // The last stage alone knows the log-probs of the pass before; and a plan of another copy may be a wrong one.
+    if (sizes.stages > 1 || visits_.sharded()) status = AgreeInCopy(options_.copy, "plan", status);
     program_ = program;
-    NoteLastOperations();
+    if (status.ok()) visits_.Begin(program_, plan_, sizes, forward_only());
+    last_ = LastOperations(program_);
     CancelPoll cancel(options_.copy, *options_.context.stages, *options_.hooks);
     auto next = program.begin();
     for (; status.ok() && next != program.end(); ++next) {
@@ -68,15 +72,17 @@ class Pass {
       status = CatchExceptions([&]() -> absl::Status {
         RETURN_IF_ERROR(cancel.Poll(next->cluster));
         polled = true;
+        visits_.BeginOperation(*next);
         return RunMeasured(*next, ran);
       });
-      status = InsideCopy(options_.copy, status);
+      status = InsideCopy(options_.copy, polled ? visits_.InsideOperation(status) : status);
       if (!polled && DrainsStages(*next, status)) status = absl::OkStatus();
       // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
       if (!status.ok() && !ran && !absl::IsAborted(status)) break;
       if (!status.ok() && !polled) break;
     }
     if (status.ok()) status = CatchExceptions([&] { return EndPass(cancel); });
+    if (!status.ok()) visits_.Stop(status);
     if (split_.has_value()) sums_.split_bytes = split_->sent_bytes();
     if (status.ok()) return sums_;
     live_waves_.clear();  // the walk takes memory, too
@@ -106,17 +112,6 @@ class Pass {
   // Whether this rank counts what it computes, and not another that runs the same rows.
   bool counts() const { return options_.copy.tp_rank() == 0 && has_head(); }
 
-  // Notes of each cluster which operation is its last, and which the last forward of it.
-  void NoteLastOperations() {
-    for (const Operation& operation : program_) {
-      last_of_cluster_[operation.cluster] = &operation;
-      const OperationKind kind = operation.kind;
-      const bool forward = kind == OperationKind::kPrefixForward || kind == OperationKind::kWaveForward ||
-                           kind == OperationKind::kJoinForward;
-      if (forward) last_forward_[operation.cluster] = &operation;
-    }
-  }
-
   // Whether a pipeline that was cancelled before this operation's cluster ends those that were begun: other stages wait
   // for what they have of them.
   bool DrainsStages(const Operation& operation, const absl::Status& status) {
@@ -127,8 +122,9 @@ class Pass {
   }
 
   absl::Status EndPass(CancelPoll& cancel) {
-    if (stopped_.ok() && options_.copy.size() > 1) RETURN_IF_ERROR(cancel.Poll(plan_.clusters_size() - 1));
+    if (stopped_.ok() && !options_.copy.alone()) RETURN_IF_ERROR(cancel.Poll(plan_.clusters_size() - 1));
     options_.context.stages->EndPass();
+    visits_.End();
     return stopped_;
   }
 
@@ -137,14 +133,14 @@ class Pass {
     const Backend& backend = *options_.context.backend;
     if (operation.kind == OperationKind::kIdle) return absl::OkStatus();
     RETURN_IF_ERROR(MeetBefore(operation));
-    const double start_s = RealClock().MonotonicSeconds(), waited_before_s = options_.context.stages->waited_s();
+    const double start_s = RealClock().MonotonicSeconds(), waited_before_s = WaitedSeconds();
     backend.reset_peak_bytes();
     RETURN_IF_ERROR(RunOperation(operation));
     ran = true;
     EndForwardOnly(operation);
     const double end_s = RealClock().MonotonicSeconds();
-    // What other stages are waited for is in none of the phases' seconds.
-    const double waited_s = options_.context.stages->waited_s() - waited_before_s;
+    // What other stages and parameters are waited for is in none of the phases' seconds.
+    const double waited_s = WaitedSeconds() - waited_before_s;
     sums_.AddPhase(operation.kind, end_s - start_s - waited_s, backend.memory_stats().peak_bytes - start_bytes_);
     if (options_.spans != nullptr) {
       options_.spans->Add(SpanOf(operation, forward_only(), held_s_, options_.copy.tp), start_s, end_s);
@@ -152,6 +148,8 @@ class Pass {
     Progress(operation.kind);
     return absl::OkStatus();
   }
+
+  double WaitedSeconds() const { return options_.context.stages->waited_s() + options_.context.parameters->waited_s(); }
 
   // Waits, before Phase C, until all context-parallel ranks have ended their waves: Phase C begins with an exchange,
   // and what a rank waits there for others' waves is no part of it.
@@ -174,11 +172,17 @@ class Pass {
         sums_.AddOffload(PrefixBackward(options_.context, TakePrefixes(operation.cluster), LayerFinalIn(operation)));
         return absl::OkStatus();
       case OperationKind::kJoinForward:
-        if (IsLastForward(operation)) Prefixes(operation.cluster).LastWave();
-        JoinWaveForward(options_.context, *Prefixes(operation.cluster).kv);
+        if (last_.IsLastForward(operation)) Prefixes(operation.cluster).LastWave();
+        JoinWaveForward(options_.context, JoinedKv(operation), wave_head_.head_use());
         return absl::OkStatus();
       case OperationKind::kJoinBackward:
-        JoinWaveBackward(options_.context, *Prefixes(operation.cluster).kv);
+        JoinWaveBackward(options_.context, JoinedKv(operation));
+        return absl::OkStatus();
+      case OperationKind::kJoinPrefixForward:
+        JoinPrefixForward(options_.context);
+        return absl::OkStatus();
+      case OperationKind::kJoinPrefixBackward:
+        JoinWaveBackward(options_.context, /*kv=*/nullptr);
         return absl::OkStatus();
       case OperationKind::kSend:
       case OperationKind::kReceive:
@@ -186,6 +190,10 @@ class Pass {
       default:
         LOG(FATAL) << "no plan makes this: " << OperationText(operation);
     }
+  }
+
+  PrefixKv* JoinedKv(const Operation& operation) {
+    return JoinsCopy(operation) ? Prefixes(operation.cluster).kv.get() : nullptr;
   }
 
   // What it does is in none of the phases' seconds.
@@ -251,13 +259,14 @@ class Pass {
                        .policy = PolicyOf(cluster.prefix_policy()),
                        .block_rows = cluster.prefix_block_rows(),
                        .regather = cluster.regather_prefix(),
+                       .others_run_again = cluster.sweeps().prefix_again(),
                        .host = offload ? options_.host : nullptr,
                        .copies = offload ? options_.copies : nullptr,
                        .offload_headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes())});
     if (counts()) sums_.tokens_computed += prefixes.own_rows();
     const auto [at, added] = hot_sets_.emplace(index, std::move(prefixes));
     CHECK(added) << "Phase A of cluster " << index << " ran before";
-    if (IsLastForward(operation)) at->second.LastWave();  // a context-parallel rank without a wave
+    if (last_.IsLastForward(operation)) at->second.LastWave();  // a context-parallel rank without a wave
     return absl::OkStatus();
   }
 
@@ -283,7 +292,7 @@ class Pass {
     const v1::Cluster& cluster = plan_.clusters(operation.cluster);
     const v1::Wave& wave = cluster.waves(operation.wave);
     PrefixBatch& prefixes = Prefixes(operation.cluster);
-    if (IsLastForward(operation)) prefixes.LastWave();
+    if (last_.IsLastForward(operation)) prefixes.LastWave();
     LiveWave live;
     ASSIGN_OR_RETURN(live.members, WaveRows(payload_.shapes, cluster, wave));
     if (has_head()) RETURN_IF_ERROR(CheckEntryLogProbs(payload_, live.members, loss_));
@@ -302,16 +311,13 @@ class Pass {
     return absl::OkStatus();
   }
 
-  // Whether no wave of the cluster begins after this operation.
-  bool IsLastForward(const Operation& operation) const { return last_forward_.at(operation.cluster) == &operation; }
-
   // Ends the hot set with the last operation of its cluster in a pass that has no Phase C: a context-parallel rank may
   // have no wave of it.
   void EndForwardOnly(const Operation& operation) {
     if (!forward_only()) return;
     StageLinks& stages = *options_.context.stages;  // no gradient ever says that what was sent has been taken
     stages.RetireHidden(std::max<int64_t>(stages.hidden_sent() - kHiddenAheadMax, 0));
-    if (last_of_cluster_.at(operation.cluster) == &operation) hot_sets_.erase(operation.cluster);
+    if (last_.IsLast(operation)) hot_sets_.erase(operation.cluster);
   }
 
   void RunWaveBackward(WaveKey key, const LayerFinal& layer_final) {
@@ -351,12 +357,13 @@ class Pass {
   const v1::StepPlan& plan_;
   const LossPlan* loss_;
   const WaveHead wave_head_;
+  PassVisits visits_;
   PrefixBatch no_prefixes_;
   std::map<int, PrefixBatch> hot_sets_;  // by cluster
   std::map<WaveKey, LiveWave> live_waves_;
   std::optional<SplitExchange> split_;  // with several ranks
   std::span<const Operation> program_;
-  std::map<int, const Operation*> last_of_cluster_, last_forward_;
+  LastOperations last_;
   int stop_before_ = std::numeric_limits<int>::max();  // the first cluster that does not run
   absl::Status stopped_;                               // why
   int64_t start_bytes_ = 0;                            // of the device, when the pass began

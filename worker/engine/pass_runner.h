@@ -5,6 +5,8 @@
 // One that has to stop (cancelled, out of memory, a bad plan) still walks its remaining exchanges, and says in them
 // that it has stopped, so that no other rank waits for it: worker/engine/split_exchange.h.
 //
+// Where parameters are sharded, operations gather them from all copies, and all of these make the same visits.
+//
 // The ranks that hold one copy of the model run the same program, and stop together where a cluster begins:
 // worker/engine/copy_agreement.h. Of those that run the same rows (tp) the first alone counts rows and losses, and all
 // hear of the members' results. Those that run other rows (cp) count their own, and hear of their own members. Of a
@@ -25,6 +27,7 @@
 #include "worker/loss/wave_loss.h"
 #include "worker/memory/offload_store.h"
 #include "worker/model/layer_final.h"
+#include "worker/model/sharded_units.h"
 #include "worker/model/wave.h"
 #include "worker/parallel/mesh_ranks.h"
 #include "worker/schedule/wave_rows.h"
@@ -44,7 +47,15 @@ struct PassOptions {
   // are over, so what it starts on `data` meets neither sends nor receives. Else it hears nothing. It must not wait for
   // other copies or context-parallel ranks: those of a copy may be in different operations, and wait for this one.
   LayerFinal layer_final = {};
-  StepSpans* spans = nullptr;  // of a step that is traced, and of its entry pass; null: nothing is recorded
+  ShardedUnits* units = nullptr;  // `context.parameters`, where they are sharded; null: they are whole
+  StepSpans* spans = nullptr;     // of a step that is traced, and of its entry pass; null: nothing is recorded
+
+  // Lets the pass gather the parameters of its weights; null: they are whole.
+  void UseUnits(ShardedUnits* of_weights) {
+    units = of_weights;
+    context.parameters = &WholeParameters();
+    if (of_weights != nullptr) context.parameters = of_weights;
+  }
 };
 
 // Forward and backward: adds to the parameters' gradients. Errors: Cancelled; InvalidArgument - plan and payload

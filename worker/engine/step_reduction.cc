@@ -4,7 +4,7 @@
 
 namespace stemma::worker {
 
-StepReduction::StepReduction(ShardExchange& exchange, PartialGradients& partial, const Weights& weights,
+StepReduction::StepReduction(ShardExchange* exchange, PartialGradients& partial, const Weights& weights,
                              const Communicator& dp)
     : exchange_(exchange),
       partial_(partial),
@@ -18,18 +18,18 @@ void StepReduction::OnFinal(int64_t layer) {
   const double now_s = RealClock().MonotonicSeconds();
   const int first = weights_.layers[static_cast<size_t>(layer)].first();
   partial_status_.Update(partial_.Sum(first));
-  exchange_.GradientsAreFinal(first);
-  if (begin_s_ == 0 && exchange_.rounds_started() > 0) begin_s_ = now_s;
+  exchange_->GradientsAreFinal(first);
+  if (begin_s_ == 0 && exchange_->rounds_started() > 0) begin_s_ = now_s;
 }
 
 void StepReduction::PassHasEnded() noexcept {
   pass_end_s_ = RealClock().MonotonicSeconds();
   partial_status_.Update(partial_.Sum(/*first=*/0));
-  exchange_.AllGradientsAreFinal();
+  if (exchange_ != nullptr) exchange_->AllGradientsAreFinal();
 }
 
 absl::Status StepReduction::Finish() noexcept {
-  absl::Status status = exchange_.FinishReduction();
+  absl::Status status = exchange_ == nullptr ? absl::OkStatus() : exchange_->FinishReduction();
   status.Update(partial_status_);
   end_s_ = RealClock().MonotonicSeconds();
   return status;

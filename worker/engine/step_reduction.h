@@ -25,12 +25,13 @@ namespace stemma::worker {
 
 class StepReduction {
  public:
-  // All outlive it.
-  StepReduction(ShardExchange& exchange, PartialGradients& partial, const Weights& weights, const Communicator& dp);
+  // All outlive it. `exchange`: null where the pass itself brings gradients to their owners, as parameters are sharded.
+  StepReduction(ShardExchange* exchange, PartialGradients& partial, const Weights& weights, const Communicator& dp);
 
-  // Returns what the step's pass calls. It never throws: a rank that stopped between two rounds would leave the others
-  // in one.
+  // Returns what the step's pass calls; null: nothing. It never throws: a rank that stopped between two rounds would
+  // leave the others in one.
   LayerFinal layer_final() {
+    if (exchange_ == nullptr) return nullptr;
     return [this](int64_t layer) noexcept { OnFinal(layer); };
   }
   // Once the pass has ended, in whatever way: starts what can be started.
@@ -44,7 +45,7 @@ class StepReduction {
  private:
   void OnFinal(int64_t layer);
 
-  ShardExchange& exchange_;
+  ShardExchange* const exchange_;
   PartialGradients& partial_;
   absl::Status partial_status_;
   const Weights& weights_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "worker/backend/backend.h"
+#include "worker/model/parameter_access.h"
 #include "worker/model/stage_links.h"
 #include "worker/model/weights.h"
 #include "worker/ops/qkv.h"
@@ -17,6 +18,7 @@ struct LayerContext {
   const TensorParallel* tp = &WholeLayers();  // of the ranks that hold these layers together
   Communicator* cp = nullptr;                 // of the ranks that share the rows of prefixes; null: this one has all
   StageLinks* stages = &OnlyStage();          // to the ranks that have the layers before and after these
+  ParameterAccess* parameters = &WholeParameters();  // of `weights`
 
   int64_t cp_rank() const { return cp == nullptr ? 0 : cp->rank(); }
   int64_t cp_size() const { return cp == nullptr ? 1 : cp->size(); }

@@ -25,10 +25,12 @@ at::Tensor EmptyKv(const LayerContext& context, int64_t rows) {
 }
 
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {
+  context.parameters->Embedding(UnitUse::kRead);
   return EmbeddingForward(context.vocabulary(), tokens_T, context.weights->at(context.weights->embedding).weight);
 }
 
 void EmbedBackward(const LayerContext& context, const at::Tensor& tokens_T, const at::Tensor& dx_TD) {
+  context.parameters->Embedding(UnitUse::kGradient);
   EmbeddingBackward(*context.backend, context.vocabulary(), tokens_T, dx_TD,
                     context.weights->at(context.weights->embedding).grad);
 }

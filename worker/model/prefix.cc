@@ -88,6 +88,7 @@ class BlockForward {
     const at::Tensor positions_T = OwnRows(prefixes_.positions_T, rows_);
     at::Tensor x_TD = Input();
     for (int64_t l = 0; l < context_.full_layers(); ++l) {
+      context_.parameters->Layer(l, UnitUse::kRead);
       kv_.Begin(rows_, l, pass_);
       LayerResult result = LayerForward(context_, l, BatchOf(context_, kv_, rows_, l, PrefixUse::kRead), positions_T,
                                         x_TD, policy_, BlockKv(kv_, rows_, l, pass_));
@@ -115,6 +116,7 @@ class BlockForward {
   // The model's last layer, where a prefix makes K and V only.
   void RunLast(const at::Tensor& positions_T, at::Tensor x_TD) {
     const int64_t last = context_.full_layers();
+    context_.parameters->Layer(last, UnitUse::kRead);
     kv_.Begin(rows_, last, pass_);
     block_.last = KvBlock(context_, last, positions_T).Forward(x_TD, policy_);
     if (pass_ == PrefixPass::kForward) kv_.Share(rows_, last, block_.last.k_TKE, block_.last.v_TKE);
@@ -129,7 +131,9 @@ class BlockForward {
 
   // Takes part in what the other ranks exchange.
   void RunWithoutRows() {
+    if (context_.stages->is_first()) context_.parameters->Embedding(UnitUse::kRead);
     for (int64_t l = 0; l < context_.layers(); ++l) {
+      context_.parameters->Layer(l, UnitUse::kRead);
       at::Tensor k_TKE = EmptyKv(context_, 0), v_TKE = k_TKE;
       kv_.Begin(rows_, l, pass_);
       if (pass_ == PrefixPass::kForward) kv_.Share(rows_, l, k_TKE, v_TKE);
@@ -197,6 +201,7 @@ class BlockBackward {
     at::Tensor dx_TD = context_.stages->is_last() ? RunLast(positions_T) : ReceiveGradient();
     for (int64_t l = context_.full_layers() - 1; l >= 0; --l) {
       if (is_first() && l + 1 < context_.layers()) kv_.Free(l + 1);
+      context_.parameters->Layer(l, UnitUse::kTrain);
       kv_.Begin(rows_, l, PrefixPass::kBackward);
       if (has_rows()) {
         dx_TD = RunLayer(l, positions_T, std::move(dx_TD));
@@ -205,7 +210,8 @@ class BlockBackward {
       }
       LayerEnded(l);
     }
-    if (has_rows()) SegmentInputBackward(context_, OwnRows(prefixes_.tokens_T, rows_), std::move(dx_TD));
+    if (has_rows()) return SegmentInputBackward(context_, OwnRows(prefixes_.tokens_T, rows_), std::move(dx_TD));
+    if (context_.stages->is_first()) context_.parameters->Embedding(UnitUse::kGradient);
   }
 
  private:
@@ -222,6 +228,7 @@ class BlockBackward {
   at::Tensor RunLast(const at::Tensor& positions_T) {
     const int64_t last = context_.full_layers();
     if (has_rows()) ComeBack(context_, prefixes_, block_, last, block_.last);
+    context_.parameters->Layer(last, UnitUse::kTrain);
     kv_.Begin(rows_, last, PrefixPass::kBackward);
     const KvGradients gradients = kv_.Gradients(rows_, last);
     at::Tensor dx_TD;
@@ -267,6 +274,11 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
   return prefixes;
 }
 
+void JoinPrefixForward(const LayerContext& context) {
+  if (context.stages->is_first()) context.parameters->Embedding(UnitUse::kRead);
+  for (int64_t l = 0; l < context.layers(); ++l) context.parameters->Layer(l, UnitUse::kRead);
+}
+
 LocalHotSet& PrefixBatch::all_rows() const {
   auto* all = dynamic_cast<LocalHotSet*>(kv.get());
   CHECK(all != nullptr) << "a hot set of this rank's rows alone";
@@ -290,6 +302,8 @@ ResidencyStats PrefixBackward(const LayerContext& context, PrefixBatch prefixes,
     PrefixBlock& block = prefixes.blocks.back();
     if (!KeepsInputs(prefixes.options.policy)) {
       BlockForward(context, prefixes, block, v1::S0, PrefixPass::kAgain).Run();
+    } else if (prefixes.options.others_run_again) {
+      JoinPrefixForward(context);
     }
     PrefixBlock last = std::move(block);
     prefixes.blocks.pop_back();

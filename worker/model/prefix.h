@@ -37,8 +37,9 @@ namespace stemma::worker {
 struct PrefixOptions {
   bool forward_only = false;  // K/V only: no tape, no gK/gV
   v1::TapePolicy policy = v1::S0;
-  int64_t block_rows = 0;  // 0: all rows at once
-  bool regather = false;   // where context-parallel ranks share the rows: each holds the K/V of its own alone
+  int64_t block_rows = 0;         // 0: all rows at once
+  bool regather = false;          // where context-parallel ranks share the rows: each holds the K/V of its own alone
+  bool others_run_again = false;  // where parameters are sharded: other copies run blocks forward again in Phase C
   // Where the tape goes; null: it stays. They outlive the batch.
   HostArena* host = nullptr;
   CopyEngine* copies = nullptr;
@@ -80,6 +81,9 @@ struct PrefixBatch {
 // tokens: the prefixes' tokens, one after the other; lengths: of each, > 0.
 PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t>& tokens,
                           const std::vector<int64_t>& lengths, const PrefixOptions& options);
+
+// Makes the visits to parameters of a block's forward, which other copies of the model run.
+void JoinPrefixForward(const LayerContext& context);
 
 // Makes the hot set of all rows, without a tape, of one prefix of so many rows that another rank computes: K/V are for
 // the caller to fill, gK/gV are zeros (none in a forward-only pass). It has no Phase C.

@@ -99,6 +99,7 @@ WaveForwardResult LastLayerForward(const LayerContext& context, const WaveAttent
                                    at::Tensor x_TD, WaveTape tape, PrefixKv& kv, bool keep_tape) {
   const Weights& weights = *context.weights;
   const int64_t last = attention.last_layer();
+  context.parameters->Layer(last, UnitUse::kRead);
   at::Tensor positions_B = wave.positions_T;
   if (attention.kv_only_rows() > 0) {
     const at::Tensor positions_A = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/true);
@@ -134,6 +135,7 @@ at::Tensor LastLayerBackward(const LayerContext& context, const WaveAttention& a
   const Weights& weights = *context.weights;
   const Parameter& final_norm = weights.at(weights.final_norm);
   const int64_t last = attention.last_layer();
+  context.parameters->Layer(last, UnitUse::kTrain);
   at::Tensor dx_TD = RmsNormBackward(*context.backend, dhidden_BD, tape.y_BD, tape.rstd_B, final_norm.weight,
                                      /*residual_TD=*/{}, final_norm.grad);
   dhidden_BD.reset();
@@ -166,6 +168,7 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
   prefixes.kv.Prefetch(0);
   at::Tensor x_TD = SegmentInput(context, wave.tokens_T);
   for (int64_t l = 0; l < context.full_layers(); ++l) {
+    context.parameters->Layer(l, UnitUse::kRead);
     if (l + 1 < context.layers()) prefixes.kv.Prefetch(l + 1);
     LayerResult result = LayerForward(context, l, attention.Layer(l), wave.positions_T, x_TD, wave.policy);
     x_TD = std::move(result.y_TD);
@@ -195,6 +198,7 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
   }
   for (int64_t l = context.full_layers() - 1; l >= 0; --l) {
     prefixes.between_layers();
+    context.parameters->Layer(l, UnitUse::kTrain);
     if (l > 0) prefixes.kv.Prefetch(l - 1);
     LayerTape layer_tape = std::move(tape.layers.back());
     tape.layers.pop_back();
@@ -206,19 +210,29 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
   prefixes.kv.Rest();
 }
 
-void JoinWaveForward(const LayerContext& context, PrefixKv& kv) {
-  for (int64_t l = 0; l < context.layers(); ++l) kv.Prefetch(l);
-  kv.Rest();
+// The calls are in the order of the waves': ranks would wait for each other in a circle else.
+
+void JoinWaveForward(const LayerContext& context, PrefixKv* kv, UnitUse head) {
+  if (kv != nullptr) kv->Prefetch(0);
+  if (context.stages->is_first()) context.parameters->Embedding(UnitUse::kRead);
+  for (int64_t l = 0; l < context.layers(); ++l) {
+    context.parameters->Layer(l, UnitUse::kRead);
+    if (kv != nullptr && l + 1 < context.layers()) kv->Prefetch(l + 1);
+  }
+  if (kv != nullptr) kv->Rest();
+  if (context.stages->is_last()) context.parameters->Head(head);
 }
 
-void JoinWaveBackward(const LayerContext& context, PrefixKv& kv) {
+void JoinWaveBackward(const LayerContext& context, PrefixKv* kv) {
   const int64_t last = context.layers() - 1;
-  kv.Prefetch(last);
+  if (kv != nullptr) kv->Prefetch(last);
   for (int64_t l = last; l >= 0; --l) {
-    if (l > 0) kv.Prefetch(l - 1);
-    kv.Reduce(l);
+    context.parameters->Layer(l, UnitUse::kTrain);
+    if (kv != nullptr && l > 0) kv->Prefetch(l - 1);
+    if (kv != nullptr) kv->Reduce(l);
   }
-  kv.Rest();
+  if (context.stages->is_first()) context.parameters->Embedding(UnitUse::kGradient);
+  if (kv != nullptr) kv->Rest();
 }
 
 }  // namespace stemma::worker

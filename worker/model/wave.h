@@ -60,8 +60,9 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
 void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, const WaveInput& wave, WaveTape tape,
                   at::Tensor dhidden_BD, const LayerFinal& layer_final = {});
 
-// Make the calls of a wave that another rank runs, so that this one takes part in the exchanges behind `kv`.
-void JoinWaveForward(const LayerContext& context, PrefixKv& kv);
-void JoinWaveBackward(const LayerContext& context, PrefixKv& kv);
+// Make the calls of a wave that other ranks run, so that this one takes part in the exchanges behind `kv`, and in those
+// of parameters. `kv`: null where those ranks have other prefixes. `head`: what they do with the head.
+void JoinWaveForward(const LayerContext& context, PrefixKv* kv, UnitUse head);
+void JoinWaveBackward(const LayerContext& context, PrefixKv* kv);
 
 }  // namespace stemma::worker

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "worker/model/sharded_weights.h"
 
 namespace stemma::worker {
 namespace {
@@ -33,7 +34,6 @@ Parameter MakeParameter(const std::vector<const TensorSpec*>& tensors, const Wei
   p.name = absl::StrCat(first.layer < 0 ? "" : absl::StrCat("layers.", first.layer, "."),
                         std::string(TensorRoleName(first.role)));
   p.weight = at::empty(shape, at::TensorOptions(device).dtype(weights.run_dtype));
-  if (weights.run_dtype == weights.accumulate_dtype) p.master = p.weight;
   if (gradients == Gradients::kMade) {
     p.grad = at::zeros(shape, at::TensorOptions(device).dtype(weights.accumulate_dtype));
   }
@@ -65,18 +65,35 @@ at::Tensor Weights::MasterSlice(const HfTensor& tensor) const {
 void Weights::StoreElements(int parameter, int64_t begin, const at::Tensor& values) const {
   const Parameter& p = at(parameter);
   const at::Tensor exact = values.to(accumulate_dtype);
-  Parameter::Elements(p.weight, begin, exact.numel()).copy_(exact);
+  // Stores what lies in a tensor of so many elements from the first owned one on.
+  const auto store_owned = [&](int64_t owned, const auto& elements) {
+    const int64_t from = std::max(begin, p.state_begin), to = std::min(begin + exact.numel(), p.state_begin + owned);
+    if (from < to) elements(from, to - from).copy_(exact.slice(0, from - begin, to - begin));
+  };
+  if (p.is_sharded()) {
+    store_owned(p.weight_shard.numel(), [&](int64_t at, int64_t count) { return p.WeightElements(at, count); });
+  } else {
+    Parameter::Elements(p.weight, begin, exact.numel()).copy_(exact);
+  }
   if (p.master_is_weight() || !p.master.defined()) return;
-  const int64_t from = std::max(begin, p.state_begin),
-                to = std::min(begin + exact.numel(), p.state_begin + p.master.numel());
-  if (from < to) p.MasterElements(from, to - from).copy_(exact.slice(0, from - begin, to - begin));
+  store_owned(p.master.numel(), [&](int64_t at, int64_t count) { return p.MasterElements(at, count); });
+}
+
+at::Tensor Weights::KeptGradient(const HfTensor& tensor) const {
+  const Parameter& p = at(tensor.parameter);
+  if (!p.is_sharded()) return GradSlice(tensor).view(-1);
+  const int64_t columns = tensor.box.columns();
+  const int64_t begin = std::max(tensor.row_begin * columns, p.state_begin);
+  const int64_t end = std::min(tensor.row_end * columns, p.state_begin + p.grad_shard.numel());
+  return begin < end ? p.GradElements(begin, end - begin) : p.grad_shard.narrow(0, 0, 0);
 }
 
 at::Tensor Weights::GradSlice(const HfTensor& tensor) const {
   return at(tensor.parameter).grad.slice(0, tensor.row_begin, tensor.row_end);
 }
 
-Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device, Gradients gradients) {
+Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device, Gradients gradients,
+                    const ParameterOwners& owners) {
   Weights weights;
   weights.shard = shard;
   weights.config = shard.LocalConfig();
@@ -92,7 +109,9 @@ Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Devic
   for (const LocalTensor& tensor : tensors) parameters[PlaceOf(tensor.spec)].push_back(&tensor.spec);
   for (const auto& [place, parts] : parameters) {
     index_of(*parts.front()) = static_cast<int>(weights.parameters.size());
-    weights.parameters.push_back(MakeParameter(parts, weights, device, gradients));
+    // Sharded ones get their places in buffers below.
+    weights.parameters.push_back(
+        MakeParameter(parts, weights, owners.shard_parameters ? at::kMeta : device, gradients));
   }
   weights.embedding = outside[TensorRole::kEmbedding];
   weights.final_norm = outside[TensorRole::kFinalNorm];
@@ -109,7 +128,17 @@ Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Devic
     row += box.rows();
     if (spec.cut == TensorCut::kVocabulary) weights.vocabulary_begin = box.row_begin;
   }
+  if (owners.shard_parameters) ShardParameters(owners.rank, owners.ranks, device, weights);
+  if (run_dtype == weights.accumulate_dtype) {
+    for (Parameter& p : weights.parameters) p.master = p.weight;
+  }
   return weights;
+}
+
+OptimizerShards ShardsOf(const Weights& weights, int64_t ranks, int64_t bucket_elements) {
+  const std::vector<int64_t> elements = ElementsOf(weights.parameters);
+  return weights.is_sharded() ? OptimizerShards(elements, ranks, weights.unit_begins)
+                              : OptimizerShards(elements, ranks, bucket_elements);
 }
 
 ParameterRanges NormRanges(const Weights& weights) {

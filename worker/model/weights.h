@@ -13,10 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "common/cost/parameter_units.h"
 #include "common/model/model_config.h"
 #include "common/model/model_shard.h"
 #include "common/model/model_tensors.h"
 #include "worker/optim/adamw.h"
+#include "worker/optim/shards.h"
 
 namespace stemma::worker {
 
@@ -42,6 +44,20 @@ struct HfTensor {
   bool partial_over_tp = false, partial_over_kv_replicas = false, partial_over_first_and_last_stage = false;
 };
 
+// The ranks that hold the same part of the model, and whether they divide its parameters (ZeRO-3). The optimizer's
+// states they divide always.
+struct ParameterOwners {
+  int64_t rank = 0, ranks = 1;
+  bool shard_parameters = false;
+};
+
+// A unit of sharded parameters. Gathered it is all ranks' parts one after the other, in a slot that it shares with
+// other units; each parameter stands at a multiple of kStateSlabUnit in it. Gradients are absent where none are made.
+struct UnitBuffers {
+  at::Tensor weights = {}, gradients = {};          // the slot's, flat
+  at::Tensor own_weights = {}, own_gradients = {};  // this rank's part, flat
+};
+
 struct Weights {
   ModelShard shard;
   ModelConfig config;  // of `shard`: LocalConfig
@@ -52,7 +68,12 @@ struct Weights {
   int embedding = -1, final_norm = -1, head = -1;  // head == embedding when tied; -1: on other stages only
   int64_t vocabulary_begin = 0;                    // the first token of which this rank has the rows
   std::vector<HfTensor> hf_tensors;                // in ModelTensors order
+  // What sharded parameters have beside (worker/model/sharded_weights.h); else empty.
+  ParameterUnits units;
+  std::vector<int64_t> unit_begins;       // of each unit the first parameter
+  std::vector<UnitBuffers> unit_buffers;  // of each unit
 
+  bool is_sharded() const { return !unit_buffers.empty(); }
   Parameter& at(int index) { return parameters[static_cast<size_t>(index)]; }
   const Parameter& at(int index) const { return parameters[static_cast<size_t>(index)]; }
   const HfTensor& hf(const std::string& name) const;  // CHECKs that it exists
@@ -60,8 +81,11 @@ struct Weights {
   // The rows of a Hugging Face tensor in its parameter's master, which this rank has as a whole, or gradient.
   at::Tensor MasterSlice(const HfTensor& tensor) const;
   at::Tensor GradSlice(const HfTensor& tensor) const;
+  // Returns what this rank keeps of the tensor's gradient from step to step, flat: all of it, or of sharded parameters
+  // the elements that it owns, which may be none.
+  at::Tensor KeptGradient(const HfTensor& tensor) const;
   // Writes `values` into the parameter's weight from its element `begin` on, and into the master what this rank owns of
-  // it.
+  // it. Of sharded parameters both take only that.
   void StoreElements(int parameter, int64_t begin, const at::Tensor& values) const;
 };
 
@@ -70,7 +94,10 @@ enum class Gradients { kMade, kNone };
 
 // Allocates everything but the optimizer's states (worker/optim/states.h); values are undefined until loaded.
 Weights MakeWeights(const ModelShard& shard, at::ScalarType run_dtype, at::Device device,
-                    Gradients gradients = Gradients::kMade);
+                    Gradients gradients = Gradients::kMade, const ParameterOwners& owners = {});
+
+// Returns which elements each of so many ranks owns: of sharded parameters a part of each unit.
+OptimizerShards ShardsOf(const Weights& weights, int64_t ranks, int64_t bucket_elements = kBucketElements);
 
 // Returns what this rank counts in the gradient norm, so that the ranks' sums add up to the model's.
 ParameterRanges NormRanges(const Weights& weights);

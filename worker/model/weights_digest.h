@@ -16,11 +16,15 @@
 
 namespace stemma::worker {
 
+// The ranks that hold one model together: of tp and pp, and where parameters are sharded those that divide them.
+struct DigestRanks {
+  Communicator &tp, &pp, &data;
+};
+
 // Returns the digest (common/base/weights_digest_text.h) of the names, sizes, dtypes and bytes of all tensors in the
-// run's dtype. It is the same on every rank of `tp` and `pp`, which hold one model together and all come to it: a rank
-// that has no weights agrees with the others beforehand. The collective is "weights_digest". Costs one read of the
-// weights. Errors: Unavailable.
-absl::StatusOr<std::string> MeshDigest(const Weights& weights, Communicator& tp, Communicator& pp);
+// run's dtype. It is the same on every one of `ranks`, which all come to it: a rank that has no weights agrees with the
+// others beforehand. The collective is "weights_digest". Costs one read of the weights. Errors: Unavailable.
+absl::StatusOr<std::string> MeshDigest(const Weights& weights, const DigestRanks& ranks);
 
 // Returns the same for a rank that holds the whole model.
 std::string WeightsDigest(const Weights& weights);

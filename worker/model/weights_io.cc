@@ -18,9 +18,10 @@ namespace {
 
 constexpr char kAdvice[] = "weights must be finite: write the model again from a checkpoint that is sound";
 
-// Reads every tensor of `weights` from the directory's files.
-absl::Status ReadWeights(const ModelDirectory& directory, const Weights& weights) {
-  const ParameterRanges everything = AllRanges(weights.parameters);
+// Reads every tensor of `weights` from the directory's files; of sharded ones what this rank owns.
+absl::Status ReadWeights(const ModelDirectory& directory, const Weights& weights, const ParameterOwners& owners) {
+  const ParameterRanges read =
+      weights.is_sharded() ? ShardsOf(weights, owners.ranks).owned(owners.rank) : AllRanges(weights.parameters);
   const ReadOptions options = {.held = weights.run_dtype, .advice = kAdvice};
   std::unordered_map<std::string, const HfTensor*> wanted;
   for (const HfTensor& t : weights.hf_tensors) wanted[t.name] = &t;
@@ -29,7 +30,7 @@ absl::Status ReadWeights(const ModelDirectory& directory, const Weights& weights
     for (const safetensors::TensorEntry& entry : weight_file.header.tensors) {
       const auto it = wanted.find(entry.name);
       if (it == wanted.end()) continue;
-      for (const FilePiece& piece : FilePieces(*it->second, entry, everything)) {
+      for (const FilePiece& piece : FilePieces(*it->second, entry, read)) {
         const auto store = [&](int64_t first, const at::Tensor& values) {
           weights.StoreElements(piece.parameter, first, values);
         };
@@ -54,17 +55,17 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name) {
 
 absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const ModelShard& shard, at::ScalarType run_dtype,
                                     at::Device device, const StateOptions& states) {
-  Weights weights = MakeWeights(shard, run_dtype, device);
-  const OptimizerShards shards(ElementsOf(weights.parameters), states.ranks);
+  Weights weights = MakeWeights(shard, run_dtype, device, Gradients::kMade, states.owners());
+  const OptimizerShards shards = ShardsOf(weights, states.ranks);
   RETURN_IF_ERROR(MakeStates(weights.parameters, states.residency, shards.owned(states.rank)));
-  RETURN_IF_ERROR(ReadWeights(directory, weights));
+  RETURN_IF_ERROR(ReadWeights(directory, weights, states.owners()));
   return weights;
 }
 
 absl::StatusOr<Weights> LoadFrozenWeights(const ModelDirectory& directory, const ModelShard& shard,
-                                          at::ScalarType run_dtype, at::Device device) {
-  Weights weights = MakeWeights(shard, run_dtype, device, Gradients::kNone);
-  RETURN_IF_ERROR(ReadWeights(directory, weights));
+                                          at::ScalarType run_dtype, at::Device device, const ParameterOwners& owners) {
+  Weights weights = MakeWeights(shard, run_dtype, device, Gradients::kNone, owners);
+  RETURN_IF_ERROR(ReadWeights(directory, weights, owners));
   return weights;
 }
 

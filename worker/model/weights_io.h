@@ -12,10 +12,13 @@
 
 namespace stemma::worker {
 
-// Which optimizer states are made, and where: those of a rank of the data-parallel axis.
+// Which optimizer states are made, and where: those of one of the ranks that hold the same part of the model.
 struct StateOptions {
   v1::OptimizerResidency residency = v1::DEVICE;
   int64_t rank = 0, ranks = 1;
+  bool shard_parameters = false;  // parameters are divided, too
+
+  ParameterOwners owners() const { return {rank, ranks, shard_parameters}; }
 };
 
 // Takes what FindRunDtype knows (common/base/dtype_names.h). Errors: InvalidArgument.
@@ -29,6 +32,7 @@ absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const Model
 
 // Loads weights that are read and never trained: without gradients, masters and moments. Errors: as of LoadWeights.
 absl::StatusOr<Weights> LoadFrozenWeights(const ModelDirectory& directory, const ModelShard& shard,
-                                          at::ScalarType run_dtype, at::Device device);
+                                          at::ScalarType run_dtype, at::Device device,
+                                          const ParameterOwners& owners = {});
 
 }  // namespace stemma::worker

@@ -22,7 +22,7 @@ const Parameter& ParameterOf(const std::vector<Parameter>& parameters, const Par
 }
 
 at::Tensor Gradients(const std::vector<Parameter>& parameters, const ParameterRange& range) {
-  return Parameter::Elements(ParameterOf(parameters, range).grad, range.begin, range.count);
+  return ParameterOf(parameters, range).GradElements(range.begin, range.count);
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ std::string FirstNonfinite(const Backend& backend, const std::vector<Parameter>&
 }
 
 void ZeroGradients(std::vector<Parameter>& parameters) {
-  for (Parameter& p : parameters) p.grad.zero_();
+  for (Parameter& p : parameters) (p.is_sharded() ? p.grad_shard : p.grad).zero_();
 }
 
 namespace {
@@ -136,10 +136,10 @@ void StepOnDevice(const std::vector<Parameter>& parameters, const ParameterRange
     std::vector<StatePart> parts;
     for (const SlabPiece& piece : slab) {
       const Parameter& p = parameters[static_cast<size_t>(piece.parameter)];
-      const auto of = [&](const at::Tensor& x) { return Parameter::Elements(x, piece.begin, piece.count); };
       const auto state = [&](const at::Tensor& x) { return p.StateElements(x, piece.begin, piece.count); };
-      parts.push_back({&p, of(p.weight), of(p.grad), p.MasterElements(piece.begin, piece.count), state(p.exp_avg),
-                       state(p.exp_avg_sq), piece.slab_begin});
+      parts.push_back({&p, p.WeightElements(piece.begin, piece.count), p.GradElements(piece.begin, piece.count),
+                       p.MasterElements(piece.begin, piece.count), state(p.exp_avg), state(p.exp_avg_sq),
+                       piece.slab_begin});
     }
     step.Run(parts);
   }

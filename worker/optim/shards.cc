@@ -46,13 +46,32 @@ OptimizerShards::OptimizerShards(const std::vector<int64_t>& parameter_elements,
     while (last < count && elements < bucket_elements) {
       elements += RoundUpToSlabUnit(parameter_elements[static_cast<size_t>(last++)]);
     }
-    const int64_t part = RoundUpToSlabUnit(DivideUp(elements, ranks));
-    std::vector<ParameterRanges>& parts = buckets_.emplace_back();
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      parts.push_back(Part(parameter_elements, first, last, rank * part, (rank + 1) * part));
-      ParameterRanges& owned = owned_[static_cast<size_t>(rank)];
-      owned.insert(owned.end(), parts.back().begin(), parts.back().end());
-    }
+    AddBucket(parameter_elements, first, last);
+  }
+}
+
+OptimizerShards::OptimizerShards(const std::vector<int64_t>& parameter_elements, int64_t ranks,
+                                 const std::vector<int64_t>& bucket_begins)
+    : ranks_(ranks), owned_(static_cast<size_t>(ranks)) {
+  CHECK_GE(ranks, 1);
+  CHECK(!bucket_begins.empty() && bucket_begins.front() == 0) << "the first bucket begins with the first parameter";
+  for (size_t i = 0; i < bucket_begins.size(); ++i) {
+    const bool is_last = i + 1 == bucket_begins.size();
+    const int64_t last = is_last ? static_cast<int64_t>(parameter_elements.size()) : bucket_begins[i + 1];
+    CHECK_LT(bucket_begins[i], last) << "a bucket without parameters";
+    AddBucket(parameter_elements, bucket_begins[i], last);
+  }
+}
+
+void OptimizerShards::AddBucket(const std::vector<int64_t>& parameter_elements, int64_t first, int64_t last) {
+  int64_t elements = 0;
+  for (int64_t p = first; p < last; ++p) elements += RoundUpToSlabUnit(parameter_elements[static_cast<size_t>(p)]);
+  const int64_t part = RoundUpToSlabUnit(DivideUp(elements, ranks_));
+  std::vector<ParameterRanges>& parts = buckets_.emplace_back();
+  for (int64_t rank = 0; rank < ranks_; ++rank) {
+    parts.push_back(Part(parameter_elements, first, last, rank * part, (rank + 1) * part));
+    ParameterRanges& owned = owned_[static_cast<size_t>(rank)];
+    owned.insert(owned.end(), parts.back().begin(), parts.back().end());
   }
 }
 

@@ -34,6 +34,9 @@ class OptimizerShards {
   // `parameter_elements`: of each parameter; `ranks` >= 1; `bucket_elements` >= 1.
   OptimizerShards(const std::vector<int64_t>& parameter_elements, int64_t ranks,
                   int64_t bucket_elements = kBucketElements);
+  // Deals by the buckets that are given, as the first parameter of each, in order and from 0 on.
+  OptimizerShards(const std::vector<int64_t>& parameter_elements, int64_t ranks,
+                  const std::vector<int64_t>& bucket_begins);
 
   int64_t ranks() const { return ranks_; }
   // Returns what the rank owns; it may be nothing where there are fewer slab units than ranks.
@@ -43,6 +46,8 @@ class OptimizerShards {
   std::vector<ShardRound> Rounds(int64_t round_elements = kRoundElements) const;
 
  private:
+  void AddBucket(const std::vector<int64_t>& parameter_elements, int64_t first, int64_t last);
+
   const int64_t ranks_;
   std::vector<std::vector<ParameterRanges>> buckets_;  // by bucket and rank
   std::vector<ParameterRanges> owned_;                 // by rank

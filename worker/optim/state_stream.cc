@@ -84,13 +84,18 @@ class StateStream {
     buffer = {};
     for (const SlabPiece& piece : slabs_[static_cast<size_t>(action.slab)]) {
       const Parameter& p = parameters_[static_cast<size_t>(piece.parameter)];
-      const auto of = [&](const at::Tensor& x) { return Parameter::Elements(x, piece.begin, piece.count); };
       int64_t state = 0;
       const auto moved = [&](const at::Tensor& host) {
         buffer.moved.push_back({p.StateElements(host, piece.begin, piece.count), Place(action.buffer, state++, piece)});
         return buffer.moved.back().device;
       };
-      StatePart part{&p, of(p.weight), of(p.grad), {}, moved(p.exp_avg), moved(p.exp_avg_sq), piece.slab_begin};
+      StatePart part{&p,
+                     p.WeightElements(piece.begin, piece.count),
+                     p.GradElements(piece.begin, piece.count),
+                     {},
+                     moved(p.exp_avg),
+                     moved(p.exp_avg_sq),
+                     piece.slab_begin};
       part.master = p.master_is_weight() ? part.weight : moved(p.master);
       buffer.parts.push_back(std::move(part));
     }

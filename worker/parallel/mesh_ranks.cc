@@ -6,7 +6,7 @@
 namespace stemma::worker {
 
 absl::Status CopyRanks::Agree(std::string_view name, std::span<int64_t> words) const {
-  for (Communicator* const axis : {tp, cp, pp}) {
+  for (Communicator* const axis : {tp, shards == nullptr ? cp : shards, pp}) {
     if (axis != nullptr) RETURN_IF_ERROR(axis->Agree(name, words));
   }
   return absl::OkStatus();

@@ -26,6 +26,9 @@ struct CopyRanks {
   Communicator* tp = nullptr;
   Communicator* cp = nullptr;
   Communicator* pp = nullptr;
+  // The ranks that divide this part of the model's parameters, over all copies; null: parameters are whole. They gather
+  // them from each other while they compute, and so begin and stop together as those of a copy do.
+  Communicator* shards = nullptr;
 
   int tp_rank() const { return tp == nullptr ? 0 : tp->rank(); }
   int tp_size() const { return tp == nullptr ? 1 : tp->size(); }
@@ -35,13 +38,16 @@ struct CopyRanks {
   int pp_size() const { return pp == nullptr ? 1 : pp->size(); }
   bool is_last_stage() const { return pp_rank() == pp_size() - 1; }
   int size() const { return tp_size() * cp_size() * pp_size(); }
+  // Tells whether no other rank waits for this one inside of a pass's operations.
+  bool alone() const { return size() == 1 && shards == nullptr; }
   // Returns those of this rank's stage.
-  CopyRanks stage() const { return {tp, cp}; }
+  CopyRanks stage() const { return {tp, cp, nullptr, shards}; }
   // Returns the number of the rank in the mesh that has this one's place in copy `dp_rank`.
   int RankInCopy(int dp_rank) const {
     return ((dp_rank * pp_size() + pp_rank()) * cp_size() + cp_rank()) * tp_size() + tp_rank();
   }
-  // Replaces each word by the largest of all ranks of the copy. Errors: Unavailable.
+  // Replaces each word by the largest of all ranks of the copy; where parameters are sharded, of all copies. Errors:
+  // Unavailable.
   absl::Status Agree(std::string_view name, std::span<int64_t> words) const;
 };
 

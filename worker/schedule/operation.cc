@@ -6,8 +6,10 @@
 namespace stemma::worker {
 
 bool IsExchange(OperationKind kind) { return kind >= OperationKind::kSend; }
-bool IsJoin(OperationKind kind) { return kind == OperationKind::kJoinForward || kind == OperationKind::kJoinBackward; }
-bool IsWave(OperationKind kind) {
+bool IsJoin(OperationKind kind) {
+  return kind >= OperationKind::kJoinForward && kind <= OperationKind::kJoinPrefixBackward;
+}
+bool IsNumbered(OperationKind kind) {
   return kind == OperationKind::kWaveForward || kind == OperationKind::kWaveBackward || IsJoin(kind) ||
          kind == OperationKind::kIdle;
 }
@@ -26,6 +28,10 @@ const char* KindText(OperationKind kind) {
       return "JoinForward";
     case OperationKind::kJoinBackward:
       return "JoinBackward";
+    case OperationKind::kJoinPrefixForward:
+      return "JoinPrefixForward";
+    case OperationKind::kJoinPrefixBackward:
+      return "JoinPrefixBackward";
     case OperationKind::kIdle:
       return "Idle";
     case OperationKind::kSend:
@@ -46,7 +52,7 @@ std::string OperationText(const Operation& operation) {
                         " bytes, ranks ", absl::StrJoin(operation.exchange.ranks, " "), ")");
   }
   return absl::StrCat(KindText(operation.kind), "(cluster ", operation.cluster,
-                      IsWave(operation.kind) ? absl::StrCat(", wave ", operation.wave) : "", ")");
+                      IsNumbered(operation.kind) ? absl::StrCat(", wave ", operation.wave) : "", ")");
 }
 
 }  // namespace stemma::worker

@@ -13,9 +13,13 @@ enum class OperationKind {
   kWaveForward,     // of one wave of Phase B, head and loss included
   kWaveBackward,    // of a wave whose forward ran
   kPrefixBackward,  // Phase C of a cluster
-  // The exchanges of a wave that another context-parallel rank runs, where this one has none in the round.
+  // The exchanges of a wave that other ranks run, where this one has none in the round: of context-parallel ranks,
+  // which exchange.ranks names; and where parameters are sharded, of other copies of the model.
   kJoinForward,
   kJoinBackward,
+  // The same of a block of prefixes that other copies run, where parameters are sharded.
+  kJoinPrefixForward,
+  kJoinPrefixBackward,
   // A round of waves in which a context-parallel rank of a pipeline has none: where its cluster begins, it hears so.
   kIdle,
   // Between ranks. A plan makes the first two, for groups that are split over ranks.
@@ -53,7 +57,9 @@ struct StageMessage {
 struct Operation {
   OperationKind kind = OperationKind::kPrefixForward;
   int cluster = 0;
-  int wave = 0;  // of kWaveForward and kWaveBackward; of kJoinForward and kJoinBackward the round
+  // The number of kWaveForward and kWaveBackward; of kJoinForward and kJoinBackward the round; of kJoinPrefixForward
+  // and kJoinPrefixBackward the block, counted on from Phase A's in Phase C.
+  int wave = 0;
   // What kSend, kReceive, kGather and kReduce carry; and of an operation that context-parallel ranks run together, with
   // exchanges inside of its layers, who they are, and which operation of theirs it is.
   Exchange exchange = {};
@@ -66,11 +72,14 @@ struct Operation {
 
 using Program = std::vector<Operation>;
 
-// Tell what kind an operation is of: an exchange between ranks and nothing else; the part of another rank's wave that a
-// context-parallel rank takes; a wave, or a part of one.
+// Tell what kind an operation is of: an exchange between ranks and nothing else; the part that a rank takes in what
+// others run; one that its cluster has several of, each with its number.
 bool IsExchange(OperationKind kind);
 bool IsJoin(OperationKind kind);
-bool IsWave(OperationKind kind);
+bool IsNumbered(OperationKind kind);
+
+// Tells whether a wave that is joined is one of this copy's, whose K/V its context-parallel ranks gather together.
+inline bool JoinsCopy(const Operation& operation) { return !operation.exchange.ranks.empty(); }
 
 const char* KindText(OperationKind kind);
 // "WaveForward(cluster 0, wave 2)", "Reduce(\"gk.3\", 4096 bytes, ranks 0 1)".

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 
 namespace stemma::worker {
 namespace {
@@ -55,35 +56,50 @@ class ClusterOperations {
   ClusterOperations(const v1::Cluster& cluster, int index, const RankSizes& sizes)
       : cluster_(cluster), index_(index), sizes_(sizes), waves_(WavesOfRanks(cluster, sizes.cp_ranks)) {}
 
-  bool own_prefix() const { return cluster_.prefix_groups_size() > 0 && !cluster_.has_owner_rank(); }
-
-  // Lists A, or C.
-  Program Prefix(OperationKind kind) const {
-    return {WithMessages({.kind = kind, .cluster = index_, .exchange = Together(KindText(kind), 0)})};
+  // Lists A: the copy's own prefixes, and what other copies run beyond.
+  Program PrefixForward() const {
+    Program program;
+    if (HasOwnPrefix(cluster_)) program.push_back(Prefix(OperationKind::kPrefixForward));
+    for (int block = OwnBlocks(cluster_, sizes_); block < joined_blocks(); ++block) {
+      program.push_back(JoinPrefix(OperationKind::kJoinPrefixForward, block));
+    }
+    return program;
   }
 
-  // Returns how many rounds of waves there are: the most that any context-parallel rank has.
-  size_t rounds() const {
-    size_t most = 0;
-    for (const std::vector<int>& of_rank : waves_) most = std::max(most, of_rank.size());
-    return most;
+  // Lists C. What other copies run beyond comes first: own blocks end with the first, whose layers are then final.
+  Program PrefixBackward() const {
+    Program program;
+    for (int block = OwnBlocks(cluster_, sizes_); block < joined_blocks(); ++block) {
+      const int number = joined_blocks() + block;
+      if (cluster_.sweeps().prefix_again()) {
+        program.push_back(JoinPrefix(OperationKind::kJoinPrefixForward, number));
+      }
+      program.push_back(JoinPrefix(OperationKind::kJoinPrefixBackward, number));
+    }
+    if (HasOwnPrefix(cluster_)) program.push_back(Prefix(OperationKind::kPrefixBackward));
+    return program;
   }
+
+  // Returns how many rounds of waves there are: the most that any context-parallel rank has, or any copy.
+  size_t rounds() const { return std::max<size_t>(own_rounds(), std::min(cluster_.sweeps().rounds(), kSweepsMax)); }
 
   // Lists the forward, or the backward, of this rank's wave in a round. Where it has none it joins in, or does nothing.
   Program Round(size_t round, bool forward) const {
     const std::vector<int>& own = waves_[static_cast<size_t>(sizes_.cp_rank)];
     const int number = static_cast<int>(round);
-    const Exchange together = regathers() ? Together(forward ? "round forward" : "round backward", number) : Exchange{};
+    const bool regathered = regathers() && round < own_rounds();
+    const Exchange together = regathered ? Together(forward ? "round forward" : "round backward", number) : Exchange{};
     if (round < own.size()) {
       return {WithMessages({.kind = forward ? OperationKind::kWaveForward : OperationKind::kWaveBackward,
                             .cluster = index_,
                             .wave = own[round],
                             .exchange = together})};
     }
-    if (!regathers() && forward && sizes_.stages > 1) {
+    const bool joins = regathered || cluster_.has_sweeps();
+    if (!joins && forward && sizes_.stages > 1) {
       return {{.kind = OperationKind::kIdle, .cluster = index_, .wave = number}};
     }
-    if (!regathers()) return {};
+    if (!joins) return {};
     return {{.kind = forward ? OperationKind::kJoinForward : OperationKind::kJoinBackward,
              .cluster = index_,
              .wave = number,
@@ -91,7 +107,22 @@ class ClusterOperations {
   }
 
  private:
-  bool regathers() const { return own_prefix() && sizes_.cp_ranks > 1 && cluster_.regather_prefix(); }
+  bool regathers() const { return HasOwnPrefix(cluster_) && sizes_.cp_ranks > 1 && cluster_.regather_prefix(); }
+  int joined_blocks() const { return static_cast<int>(std::min(cluster_.sweeps().prefix_blocks(), kSweepsMax)); }
+
+  size_t own_rounds() const {
+    size_t most = 0;
+    for (const std::vector<int>& of_rank : waves_) most = std::max(most, of_rank.size());
+    return most;
+  }
+
+  Operation Prefix(OperationKind kind) const {
+    return WithMessages({.kind = kind, .cluster = index_, .exchange = Together(KindText(kind), 0)});
+  }
+
+  Operation JoinPrefix(OperationKind kind, int number) const {
+    return {.kind = kind, .cluster = index_, .wave = number};
+  }
 
   // A wave of a rank that there is not is nobody's: CheckContextRanks() refuses such a plan.
   static std::vector<std::vector<int>> WavesOfRanks(const v1::Cluster& cluster, int cp_ranks) {
@@ -120,7 +151,7 @@ class ClusterOperations {
     const int from = sizes_.stage + (forward ? -1 : 1), to = sizes_.stage + (forward ? 1 : -1);
     const auto message = [&](int stage) {
       if (stage < 0 || stage >= sizes_.stages) return StageMessage{};
-      const bool wave = IsWave(operation.kind);
+      const bool wave = IsNumbered(operation.kind);
       return StageMessage{sizes_.RankInStage(stage),
                           absl::StrCat(forward ? "hidden" : "gradient", " of cluster ", index_,
                                        wave ? absl::StrCat(", wave ", operation.wave) : "")};
@@ -174,17 +205,28 @@ std::string PlannedOrder(const v1::StepPlan& step, const RankSizes& sizes) {
 
 }  // namespace
 
+bool HasOwnPrefix(const v1::Cluster& cluster) { return cluster.prefix_groups_size() > 0 && !cluster.has_owner_rank(); }
+
+int OwnBlocks(const v1::Cluster& cluster, const RankSizes& sizes) {
+  if (!HasOwnPrefix(cluster)) return 0;
+  if (cluster.prefix_block_rows() == 0) return 1;
+  int64_t rows = 0;
+  for (const uint32_t group : cluster.prefix_groups()) {
+    if (group < sizes.prefix_rows.size()) rows += sizes.prefix_rows[group];
+  }
+  return static_cast<int>(DivideUp<int64_t>(rows, cluster.prefix_block_rows()));
+}
+
 Program ExpandStep(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes) {
   Sequences sequences;
   std::string order;  // cluster by cluster: all stages have it in a forward-only pass
   for (int c = 0; c < step.clusters_size(); ++c) {
     const ClusterOperations operations(step.clusters(c), c, sizes);
     const ClusterExchanges exchanges(step.clusters(c), c, sizes);
-    Program before, after;  // the waves
-    if (operations.own_prefix()) before = operations.Prefix(OperationKind::kPrefixForward);
+    Program before = operations.PrefixForward(), after;  // the waves
     exchanges.AppendKv(before);
     exchanges.AppendGradients(after);
-    if (operations.own_prefix()) after.push_back(operations.Prefix(OperationKind::kPrefixBackward).front());
+    for (Operation& operation : operations.PrefixBackward()) after.push_back(std::move(operation));
     const bool has_prefix = !before.empty();
     if (has_prefix) {
       order += 'A';

@@ -18,11 +18,11 @@ namespace stemma::worker {
 // one another, and of them those of a copy.
 struct RankSizes {
   int rank = 0, num_ranks = 1;
-  int cp_rank = 0, cp_ranks = 1;     // that share the copy's clusters
-  int stage = 0, stages = 1;         // of the copy's pipeline
-  int64_t kv_row_bytes = 0;          // of one row's K and V in all layers
-  int64_t gradient_row_bytes = 0;    // of one row's gK and gV in all layers
-  std::vector<int64_t> prefix_rows;  // by group of the payload; beyond its end: 0
+  int cp_rank = 0, cp_ranks = 1;          // that share the copy's clusters
+  int stage = 0, stages = 1;              // of the copy's pipeline
+  int64_t kv_row_bytes = 0;               // of one row's K and V in all layers
+  int64_t gradient_row_bytes = 0;         // of one row's gK and gV in all layers
+  std::vector<int64_t> prefix_rows = {};  // by group of the payload; beyond its end: 0
 
   // Returns the rank that has this one's place in copy `copy`.
   int RankInCopy(int copy) const { return RankOf(stage, copy, cp_rank); }
@@ -46,8 +46,20 @@ struct RankSizes {
 // of all context-parallel ranks. Each operation receives what the stage before, or the next one, has made of it. What
 // is not in the plan's order is left out: CheckStageOrders (worker/schedule/stage_orders.h) refuses such a plan.
 //
+// Where parameters are sharded, all copies walk the same sweeps in each place of their cluster lists
+// (ParameterSweeps): a rank that has less to run there joins in what others run. The checks of
+// worker/schedule/parameter_sweeps.h refuse a plan that has more to run than its sweeps say.
+//
 // Ranks that list their split groups in one order never wait for each other in a circle. An exchange with a rank that
 // there is not, or with itself, is left out: CheckSplitGroups (worker/schedule/split_groups.h) refuses such a plan.
 Program ExpandStep(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes = {});
+
+// No more of a cluster's sweeps of one kind are run: CheckParameterSweeps refuses such a plan.
+inline constexpr uint32_t kSweepsMax = 1 << 20;
+
+// Tells whether this copy of the model runs Phases A and C of a cluster.
+bool HasOwnPrefix(const v1::Cluster& cluster);
+// Returns in how many blocks it does; 0: it does not.
+int OwnBlocks(const v1::Cluster& cluster, const RankSizes& sizes);
 
 }  // namespace stemma::worker

@@ -117,10 +117,10 @@ class RankCheck {
     if (operation.output.exists()) messages_[{rank_, operation.output.rank}].push_back(operation.output.tensor);
     if (forward_only_ &&
         (operation.kind == OperationKind::kWaveBackward || operation.kind == OperationKind::kJoinBackward ||
-         operation.kind == OperationKind::kPrefixBackward)) {
+         operation.kind == OperationKind::kJoinPrefixBackward || operation.kind == OperationKind::kPrefixBackward)) {
       return "a backward in a forward-only pass";
     }
-    if (!ran_.insert({operation.kind, operation.cluster, IsWave(operation.kind) ? operation.wave : 0}).second) {
+    if (!ran_.insert({operation.kind, operation.cluster, IsNumbered(operation.kind) ? operation.wave : 0}).second) {
       return "it ran before";
     }
     const WaveKey wave = {operation.cluster, operation.wave};
@@ -139,7 +139,11 @@ class RankCheck {
         return "";
       case OperationKind::kJoinForward:
       case OperationKind::kJoinBackward:
+        if (operation.exchange.ranks.empty()) return "";  // of other copies
         return live_clusters_.contains(operation.cluster) ? "" : "its cluster has no hot set now";
+      case OperationKind::kJoinPrefixForward:
+      case OperationKind::kJoinPrefixBackward:
+        return "";
       default:
         if (borrowed_.contains(operation.cluster))
           return "its cluster's hot set is another rank's: that one runs Phase C";

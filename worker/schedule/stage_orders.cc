@@ -21,8 +21,9 @@ CopySequences SequencesOf(const v1::StepPlan& step, const RankSizes& sizes) {
     for (const v1::Wave& wave : cluster.waves()) {
       if (wave.cp_rank() < waves.size()) ++waves[wave.cp_rank()];
     }
-    const size_t rounds = *std::max_element(waves.begin(), waves.end());
-    const bool has_prefix = cluster.prefix_groups_size() > 0;
+    const size_t rounds =
+        std::max(*std::max_element(waves.begin(), waves.end()), static_cast<size_t>(cluster.sweeps().rounds()));
+    const bool has_prefix = cluster.prefix_groups_size() > 0 || cluster.sweeps().prefix_blocks() > 0;
     if (has_prefix) sequences.forward += 'A';
     sequences.forward.append(rounds, 'F');
     sequences.backward.append(rounds, 'B');

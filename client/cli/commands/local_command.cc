@@ -105,6 +105,8 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--mesh", "MESH",
              "How many ranks each axis has, as dp=N,pp=S,cp=M,tp=K; each rank is a worker", &gang->mesh);
   PassOption(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
+  PassOption(command, options.get(), "--shard-parameters", "auto|on|off",
+             "Divide parameters and gradients over ranks too, and gather each layer when it runs");
   PassOption(command, options.get(), "--prefix-kv", "auto|hold|regather",
              "How context-parallel ranks keep a prefix's K/V");
   PassOption(command, options.get(), "--durability", "replay|rewind",

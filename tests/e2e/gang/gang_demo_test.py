@@ -47,7 +47,9 @@ def expected(model, tmp_path_factory):
 
 @pytest.mark.parametrize("workers, mesh", [(2, ("--workers", 2)), (4, ("--workers", 4)), (2, ("--mesh", "tp=2")),
                                            (4, ("--mesh", "dp=2,tp=2")), (2, ("--mesh", "cp=2", "--prefix-kv", "regather")),
-                                           (4, ("--mesh", "cp=2,dp=2")), (4, ("--mesh", "tp=2,pp=2"))], ids=str)
+                                           (4, ("--mesh", "cp=2,dp=2")), (4, ("--mesh", "tp=2,pp=2")),
+                                           (2, ("--mesh", "dp=2", "--shard-parameters", "on")),
+                                           (4, ("--mesh", "dp=2,tp=2", "--shard-parameters", "on"))], ids=str)
 def test_the_losses_of_the_demo_are_those_of_one_worker(model, expected, tmp_path, workers, mesh):
     with Local(tmp_path, model, *mesh) as local:
         assert len(local.workers()) == workers

@@ -22,9 +22,9 @@ def kill_one(durable, number):
     wait_for(lambda: durable.times_served() > served, "ranks that have the model again")
 
 
-@pytest.mark.parametrize("mesh", ("tp=2", "cp=2", "pp=2"))
-def test_a_rank_that_is_killed_costs_nothing(model, tmp_path, mesh):
-    flags = ("--mesh", mesh, "--prefix-kv", "regather")  # else how K/V are kept would follow the links that each server measures
+@pytest.mark.parametrize("mesh, shard", (("tp=2", "off"), ("cp=2", "off"), ("pp=2", "off"), ("dp=2", "on")))
+def test_a_rank_that_is_killed_costs_nothing(model, tmp_path, mesh, shard):
+    flags = ("--mesh", mesh, "--shard-parameters", shard, "--split-groups", "off", "--prefix-kv", "regather")  # else how K/V are kept would follow the links that each server measures
     with DurableRun(model, tmp_path / "still", ranks=2, flags=flags) as still, still.client() as client:
         expected = [facts(send(client, number)) for number in range(3)]
         weights = weights_after(still, "end")
@@ -41,10 +41,12 @@ def test_a_rank_that_is_killed_costs_nothing(model, tmp_path, mesh):
 def test_a_run_goes_on_on_another_mesh(model, tmp_path):
     """What is saved on one mesh is what another loads, byte by byte; the steps after it are its own sums."""
     steps = []
-    for mesh, ranks in (("tp=2", 2), ("cp=2", 2), ("pp=2", 2), ("dp=2", 2), ("dp=2,tp=2", 4), ("dp=1", 1)):
-        with DurableRun(model, tmp_path / "run", ranks=ranks, flags=("--mesh", mesh)) as durable, durable.client() as client:
+    for mesh, ranks, shard in (("tp=2", 2, "off"), ("cp=2", 2, "on"), ("pp=2", 2, "off"), ("dp=2", 2, "on"), ("dp=2", 2, "off"),
+                               ("dp=2,tp=2", 4, "on"), ("dp=1", 1, "off")):
+        flags = ("--mesh", mesh, "--shard-parameters", shard)
+        with DurableRun(model, tmp_path / "run", ranks=ranks, flags=flags) as durable, durable.client() as client:
             if steps:
-                assert weights_after(durable, f"begin-{len(steps)}") == weights, mesh
+                assert weights_after(durable, f"begin-{len(steps)}") == weights, (mesh, shard)
             steps += [step.step for step in send(client, len(steps)).steps]
             weights = weights_after(durable, f"end-{len(steps)}")
     assert steps == list(range(1, len(steps) + 1)), "no step was lost or made twice"

@@ -201,6 +201,77 @@ TEST(DivideMemoryTest, ACardThatIsTooSmallForAllStatesTakesARanksShare) {
   EXPECT_EQ(ActivationBytes(Llama3_8B(), *divided), 75 * kGiB - StateBytesOf(Llama3_8B(), run).device(v1::DEVICE));
 }
 
+// By hand: 8 ranks own 1 / 8 of 18 bytes a parameter; beside them slots of two layers and of the embedding, of 2 and of
+// 4 bytes an element, and a reduction of the embedding.
+TEST(StateBytesTest, ShardedParametersTakeTheirPartAndTheSlots) {
+  const ModelConfig config = Llama3_8B();
+  const int64_t embedding = 128256 * 4096, layer = 218'112'000;
+  ASSERT_EQ(config.num_parameters(), 32 * layer + 2 * embedding + 4096);
+  v1::RunConfig run = Bf16();
+  run.mutable_mesh()->set_dp(8);
+  run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
+  const StateBytes state = StateBytesOf(config, run);
+  const double part = static_cast<double>(config.num_parameters()) / 8, slots = 2.0 * (layer + 4096) + embedding;
+  EXPECT_NEAR(static_cast<double>(state.weights), 2 * (part + slots), 1e-6 * 18e9);  // parts are rounded to 16 elements
+  EXPECT_NEAR(static_cast<double>(state.gradients), 4 * (part + slots), 1e-6 * 18e9);
+  EXPECT_NEAR(static_cast<double>(state.optimizer), 12 * part, 1e-6 * 18e9);
+  EXPECT_EQ(state.exchange, 4 * embedding);
+  EXPECT_EQ(GatheringBytes(config, run), 2 * embedding);
+  run.mutable_mesh()->set_dp(1);
+  EXPECT_EQ(StateBytesOf(config, run).total(), StateBytesOf(config, RunDtype::kBf16).total()) << "one rank has nobody";
+}
+
+TEST(DivideMemoryTest, ParametersAreShardedWhereTheLongestContextDoesNotFitElse) {
+  v1::RunConfig run = Bf16();
+  run.mutable_mesh()->set_dp(8);
+  run.set_shard_parameters(v1::SHARD_PARAMETERS_AUTO);
+  const auto divided = [&](int64_t card) {
+    const auto answer = DivideMemory(Llama3_8B(), {card, 1000 * kGiB}, run);
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    return *answer;
+  };
+  EXPECT_EQ(divided(139 * kGiB).shard_parameters(), v1::SHARD_PARAMETERS_OFF);
+  EXPECT_EQ(divided(40 * kGiB).shard_parameters(), v1::SHARD_PARAMETERS_ON);
+  EXPECT_EQ(divided(40 * kGiB).optimizer_residency(), v1::DEVICE) << "they are divided, and fit";
+  // The border is where states are sent to host memory if nothing else is left.
+  run.set_shard_parameters(v1::SHARD_PARAMETERS_OFF);
+  int64_t low = 60 * kGiB, high = 139 * kGiB;
+  while (high - low > kGiB / 16) {
+    const int64_t middle = (low + high) / 2;
+    (divided(middle).optimizer_residency() == v1::DEVICE ? high : low) = middle;
+  }
+  run.set_shard_parameters(v1::SHARD_PARAMETERS_AUTO);
+  EXPECT_EQ(divided(high).shard_parameters(), v1::SHARD_PARAMETERS_OFF);
+  EXPECT_EQ(divided(low).shard_parameters(), v1::SHARD_PARAMETERS_ON);
+  run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
+  EXPECT_EQ(divided(139 * kGiB).shard_parameters(), v1::SHARD_PARAMETERS_ON) << "who asks for it gets it";
+  run.set_shard_parameters(v1::SHARD_PARAMETERS_AUTO);
+  run.mutable_mesh()->set_dp(1);
+  EXPECT_EQ(divided(60 * kGiB).shard_parameters(), v1::SHARD_PARAMETERS_OFF) << "one rank has nobody";
+}
+
+// What only sharding makes fit is not refused before the workers are there, unless it is off.
+TEST(CheckMemoryTest, ABudgetThatTakesShardedParametersIsEnough) {
+  v1::RunConfig run = Bf16(30 * kGiB);
+  run.mutable_mesh()->set_dp(8);
+  for (const auto& [sharding, fits] : {std::pair(v1::SHARD_PARAMETERS_AUTO, true),
+                                       {v1::SHARD_PARAMETERS_ON, true},
+                                       {v1::SHARD_PARAMETERS_OFF, false}}) {
+    run.set_shard_parameters(sharding);
+    EXPECT_EQ(CheckMemory(Llama3_8B(), run).ok(), fits) << v1::ShardParameters_Name(sharding);
+    const auto divided = DivideMemory(Llama3_8B(), {80 * kGiB, 1000 * kGiB}, run);
+    EXPECT_EQ(divided.ok(), fits) << v1::ShardParameters_Name(sharding);
+    if (fits) {
+      EXPECT_EQ(divided->shard_parameters(), v1::SHARD_PARAMETERS_ON);
+    }
+  }
+  v1::PlanReport report;
+  report.set_shards_parameters(false);
+  run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
+  EXPECT_THAT(PlanProblem(report, Llama3_8B(), run),
+              HasSubstr("for whole parameters; these workers have sharded ones"));
+}
+
 TEST(CheckMemoryTest, ABudgetBelowTheStateNamesItsParts) {
   const int64_t least = StateBytesOf(Llama3_8B(), RunDtype::kBf16).device_peak(v1::HOST);
   EXPECT_TRUE(CheckMemory(Llama3_8B(), Bf16()).ok()) << "by the device";

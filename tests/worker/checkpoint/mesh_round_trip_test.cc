@@ -26,6 +26,7 @@ namespace {
 
 struct Mesh {
   int64_t dp = 1, tp = 1, pp = 1;
+  bool shard = false;  // its dp ranks divide parameters, too
   int64_t ranks() const { return dp * pp * tp; }
   int64_t dp_rank(int64_t rank) const { return rank / (pp * tp); }
 };
@@ -46,6 +47,8 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
     from_ = {draw(1, 3), from_tp};
     to_ = {draw(1, 3), to_tp};
     config_ = DrawModel(draw, std::max(from_tp, to_tp));
+    from_.shard = draw(0, 1) == 1;
+    to_.shard = draw(0, 1) == 1;
     from_.pp = draw(1, static_cast<int>(std::min<int64_t>(3, config_.num_layers)));
     to_.pp = draw(1, static_cast<int>(std::min<int64_t>(3, config_.num_layers)));
     ASSERT_THAT(WriteRandomModel(config_, DrawInit(draw), folder_ / "model"), IsOk());
@@ -66,7 +69,7 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
         .value();
   }
   static StateOptions StatesOf(const Mesh& mesh, int64_t rank) {
-    return {rank % 2 == 0 ? v1::DEVICE : v1::HOST, mesh.dp_rank(rank), mesh.dp};
+    return {rank % 2 == 0 ? v1::DEVICE : v1::HOST, mesh.dp_rank(rank), mesh.dp, mesh.shard};
   }
 
   // Calls fn(values, first, name, element) for what a rank has of a state: host tensors, flat, of one row of a box, and
@@ -75,13 +78,15 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
   void ForEachRow(const Weights& weights, at::Tensor Parameter::*state, const Function& fn) const {
     for (const HfTensor& tensor : weights.hf_tensors) {
       const Parameter& p = weights.at(tensor.parameter);
-      const bool whole = (p.*state).is_same(p.weight);
-      const int64_t held_begin = whole ? 0 : p.state_begin, held_end = held_begin + (p.*state).numel();
+      const bool is_weight = (p.*state).is_same(p.weight);
+      const at::Tensor held = is_weight && p.is_sharded() ? p.weight_shard : p.*state;
+      const int64_t held_begin = is_weight && !p.is_sharded() ? 0 : p.state_begin;
+      const int64_t held_end = held_begin + held.numel();
       for (int64_t row = 0; row < tensor.box.rows(); ++row) {
         const int64_t first = (tensor.row_begin + row) * tensor.box.columns();
         const int64_t begin = std::max(first, held_begin), end = std::min(first + tensor.box.columns(), held_end);
         if (begin >= end) continue;
-        at::Tensor values = Parameter::Elements(p.*state, begin - held_begin, end - begin);
+        at::Tensor values = Parameter::Elements(held, begin - held_begin, end - begin);
         fn(values, tensor.name,
            (tensor.box.row_begin + row) * columns_.at(tensor.name) + tensor.box.column_begin + begin - first);
       }
@@ -105,7 +110,7 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
     CheckpointParts parts;
     for (int64_t rank = 0; rank < mesh.ranks(); ++rank) {
       const Weights& own = weights[static_cast<size_t>(rank)];
-      const OptimizerShards shards(ElementsOf(own.parameters), mesh.dp);
+      const OptimizerShards shards = ShardsOf(own, mesh.dp);
       CheckpointSaver saver(own, directory_, shards.owned(mesh.dp_rank(rank)),
                             {.checkpoints = folder_ / "checkpoints", .rank = static_cast<uint32_t>(rank)});
       internal::v1::Save save;
@@ -153,16 +158,12 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
                          << kind << " of " << tensor << " from element " << element << " on, rank " << rank;
                    });
       }
-      // The weights of all ranks, whoever owns their masters.
-      for (const HfTensor& tensor : loaded.back().hf_tensors) {
-        const at::Tensor weight = loaded.back().at(tensor.parameter).weight.slice(0, tensor.row_begin, tensor.row_end);
-        for (int64_t row = 0; row < tensor.box.rows(); ++row) {
-          const at::Tensor values = weight[row].reshape({-1});
-          const int64_t element = (tensor.box.row_begin + row) * columns_.at(tensor.name) + tensor.box.column_begin;
-          const at::Tensor exact = Expected("master", tensor.name, element, values.to(at::kDouble));
-          EXPECT_TRUE(values.equal(exact.to(loaded.back().accumulate_dtype).to(run_dtype_))) << tensor.name;
-        }
-      }
+      // The weights that a rank holds: all, whoever owns their masters, or where they are sharded its own.
+      ForEachRow(loaded.back(), &Parameter::weight,
+                 [&](const at::Tensor& values, const std::string& tensor, int64_t element) {
+                   const at::Tensor exact = Expected("master", tensor, element, values.to(at::kDouble));
+                   EXPECT_TRUE(values.equal(exact.to(loaded.back().accumulate_dtype).to(run_dtype_))) << tensor;
+                 });
     }
     return loaded;
   }

@@ -133,6 +133,7 @@ DrawnRank DrawRank(std::mt19937& random, const std::vector<uint32_t>& dp_sizes) 
   drawn.run.set_optimizer_residency(random() % 2 == 0 ? v1::DEVICE : v1::HOST);
   drawn.run.mutable_mesh()->set_tp(tp);
   drawn.run.mutable_mesh()->set_dp(of(dp_sizes));
+  if (random() % 2 == 0) drawn.run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
   return drawn;
 }
 

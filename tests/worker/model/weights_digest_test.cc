@@ -109,31 +109,36 @@ TEST(WeightsDigestTest, ElementsThatChangePlacesAreSeen) {
 // Digests of the ranks of one copy, each with its own weights, as all of them tell.
 std::vector<std::string> DigestsOf(const std::vector<Weights>& weights) {
   const ShardPlace& place = weights.front().shard.place;
+  const auto copies = static_cast<uint32_t>(weights.size()) / static_cast<uint32_t>(place.pp_size * place.tp_size);
   const v1::Mesh mesh =
-      MakeMesh({.pp = static_cast<uint32_t>(place.pp_size), .tp = static_cast<uint32_t>(place.tp_size)});
+      MakeMesh({.dp = copies, .pp = static_cast<uint32_t>(place.pp_size), .tp = static_cast<uint32_t>(place.tp_size)});
   const std::vector<MeshRanks> ranks = MakeThreadMesh(mesh, weights.front().shard.kv_replicas(), absl::Minutes(2));
   std::vector<std::string> digests(weights.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < weights.size(); ++rank) {
-    threads.emplace_back(
-        [&, rank] { digests[rank] = MeshDigest(weights[rank], *ranks[rank].tp, *ranks[rank].pp).value(); });
+    threads.emplace_back([&, rank] {
+      const MeshRanks& own = ranks[rank];
+      digests[rank] = MeshDigest(weights[rank], {*own.tp, *own.pp, *own.data}).value();
+    });
   }
   for (std::thread& thread : threads) thread.join();
   return digests;
 }
 
-// The boxes that each of so many ranks has of the whole weights, stage by stage.
-std::vector<Weights> PartsOf(const Weights& whole, int64_t tp, int64_t pp = 1) {
+// The boxes that each of so many ranks has of the whole weights, stage by stage; with `dp` above 1, of sharded
+// parameters the part that it owns.
+std::vector<Weights> PartsOf(const Weights& whole, int64_t tp, int64_t pp = 1, int64_t dp = 1) {
   std::vector<Weights> parts;
-  for (int64_t rank = 0; rank < tp * pp; ++rank) {
-    const ShardPlace place = {.tp_rank = rank % tp, .tp_size = tp, .pp_rank = rank / tp, .pp_size = pp};
-    parts.push_back(MakeWeights(*MakeModelShard(whole.config, place), whole.run_dtype, at::kCPU));
+  for (int64_t rank = 0; rank < tp * pp * dp; ++rank) {
+    const ShardPlace place = {.tp_rank = rank % tp, .tp_size = tp, .pp_rank = rank / tp % pp, .pp_size = pp};
+    parts.push_back(MakeWeights(*MakeModelShard(whole.config, place), whole.run_dtype, at::kCPU, Gradients::kMade,
+                                {rank / (tp * pp), dp, /*shard_parameters=*/dp > 1}));
     for (const HfTensor& tensor : parts.back().hf_tensors) {
       const HfTensor& from = whole.hf(tensor.name);
       at::Tensor box = whole.at(from.parameter)
                            .weight.slice(0, from.row_begin + tensor.box.row_begin, from.row_begin + tensor.box.row_end);
       if (box.dim() > 1) box = box.slice(1, tensor.box.column_begin, tensor.box.column_end);
-      parts.back().at(tensor.parameter).weight.slice(0, tensor.row_begin, tensor.row_end).copy_(box);
+      parts.back().StoreElements(tensor.parameter, tensor.row_begin * tensor.box.columns(), box.reshape({-1}));
     }
   }
   return parts;
@@ -145,8 +150,10 @@ TEST(MeshDigestTest, IsTheModelsOnEveryMesh) {
     const Weights whole = SomeWeights(dtype, /*layers=*/3, /*tied=*/dtype == at::kFloat);
     for (const int64_t tp : {1, 2, 4}) {  // of two K/V heads, four ranks hold each twice
       for (int64_t pp = 1; pp <= whole.config.num_layers; ++pp) {
-        for (const std::string& digest : DigestsOf(PartsOf(whole, tp, pp))) {
-          EXPECT_EQ(digest, WeightsDigest(whole)) << "tp " << tp << ", pp " << pp;
+        for (const int64_t dp : {1, 3}) {
+          for (const std::string& digest : DigestsOf(PartsOf(whole, tp, pp, dp))) {
+            EXPECT_EQ(digest, WeightsDigest(whole)) << "tp " << tp << ", pp " << pp << ", dp " << dp;
+          }
         }
       }
     }

@@ -1,0 +1,227 @@
+#include "server/planner/sharded_step.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "common/base/mesh.h"
+#include "common/cost/parameter_units.h"
+#include "common/cost/rank_shape.h"
+#include "common/cost/state_bytes.h"
+#include "glog/logging.h"
+#include "server/planner/parameter_sweeps.h"
+#include "server/planner/plan_report.h"
+#include "server/planner/stage_plan.h"
+
+namespace stemma::server {
+namespace {
+
+// The sweeps of one letter of a stage's order (CopyStages of stemma/v1/plan.proto), in a place.
+std::vector<UnitVisit> VisitsOfLetter(char letter, const v1::ParameterSweeps& sweeps, const ParameterUnits& units,
+                                      bool forward_only) {
+  std::vector<UnitVisit> visits;
+  const auto add = [&](Sweep sweep) {
+    for (const UnitVisit& visit : VisitsOf(units, sweep, forward_only)) visits.push_back(visit);
+  };
+  const uint32_t blocks = letter == 'A' || letter == 'C' ? sweeps.prefix_blocks() : 1;
+  for (uint32_t block = 0; block < blocks; ++block) {
+    if (letter == 'A' || (letter == 'C' && sweeps.prefix_again())) add(Sweep::kPrefix);
+    if (letter == 'F') add(Sweep::kWave);
+    if (letter == 'B' || letter == 'C') add(Sweep::kBackward);
+  }
+  return visits;
+}
+
+// What gathering takes and moves on the ranks of one stage.
+class StageTraffic {
+ public:
+  StageTraffic(const ModelShard& shard, const PlannerModel& model, bool forward_only)
+      : units_(ParameterUnitsOf(shard, DataRanks(model.run.mesh()))), model_(model), forward_only_(forward_only) {}
+
+  // Returns the seconds of each letter of an order. `places`: the sweeps of the step's places.
+  std::vector<double> Seconds(const std::string& order, const std::vector<v1::ParameterSweeps>& places) {
+    std::vector<std::vector<UnitVisit>> visits;
+    std::map<char, size_t> place;    // of each letter's next
+    std::map<char, uint32_t> round;  // that it has in that place
+    for (const char letter : order) {
+      size_t& at = place[letter];
+      const bool is_wave = letter == 'F' || letter == 'B';
+      while (is_wave ? round[letter] == places[at].rounds() : places[at].prefix_blocks() == 0) {
+        ++at;
+        round[letter] = 0;
+        CHECK_LT(at, places.size());
+      }
+      visits.push_back(VisitsOfLetter(letter, places[at], units_, forward_only_));
+      is_wave ? ++round[letter] : ++at;
+    }
+    std::vector<double> seconds;
+    for (const UnitTraffic& traffic : TrafficOf(units_, visits)) {
+      total_ += traffic;
+      seconds.push_back(SecondsOf(traffic));
+    }
+    return seconds;
+  }
+
+  // Returns what one rank has sent.
+  int64_t bytes() const { return total_.weight_elements * run_bytes() + total_.gradient_elements * accumulate_bytes(); }
+
+ private:
+  int64_t run_bytes() const { return RunBytes(RunDtypeOf(model_.run.dtype())); }
+  int64_t accumulate_bytes() const { return AccumulateBytes(RunDtypeOf(model_.run.dtype())); }
+
+  double SecondsOf(const UnitTraffic& traffic) const {
+    const auto bytes =
+        static_cast<double>(traffic.weight_elements * run_bytes() + traffic.gradient_elements * accumulate_bytes());
+    const auto collectives = static_cast<double>(traffic.weight_collectives + traffic.gradient_collectives);
+    return bytes * model_.rates[kDataByte] + collectives * model_.rates[kDataCollective];
+  }
+
+  const ParameterUnits units_;
+  const PlannerModel& model_;
+  const bool forward_only_;
+  UnitTraffic total_;
+};
+
+class ShardedStep {
+ public:
+  ShardedStep(const PlannerModel& model, const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
+              v1::StepPlan& step, v1::StepReport& report)
+      : model_(model), options_(options), groups_(groups), step_(step), report_(report) {
+    for (const ModelShard& shard : StageShards(model.config, model.run.mesh())) {
+      traffic_.emplace_back(shard, model, options.forward_only);
+    }
+  }
+
+  void Run() {
+    if (step_.clusters().empty()) return;
+    KeepSeconds();
+    std::vector<int64_t> prefix_rows;
+    for (const PlannerGroup& group : groups_) prefix_rows.push_back(group.prompt_tokens - 1);
+    ShareSweeps(prefix_rows, {DpSize(model_.run.mesh()), CpSize(model_.run.mesh())}, step_);
+    for (const v1::Cluster& cluster : step_.clusters()) {
+      if (cluster.dp_rank() == 0) places_.push_back(cluster.sweeps());
+    }
+    options_.stages.empty() ? AddPhases() : OrderAllStages();
+    // Ranks of one place in tp and cp send alike.
+    const auto ranks = static_cast<int64_t>(DataRanks(model_.run.mesh()) * TpSize(model_.run.mesh()));
+    int64_t bytes = 0;
+    for (const StageTraffic& stage : traffic_) bytes += ranks * stage.bytes();
+    report_.set_parameters_bytes(static_cast<uint64_t>(bytes));
+  }
+
+ private:
+  // Keeps what each copy's clusters take, in their order, before they move.
+  void KeepSeconds() {
+    seconds_.resize(DpSize(model_.run.mesh()));
+    CHECK_EQ(report_.clusters_size(), step_.clusters_size());
+    for (int c = 0; c < step_.clusters_size(); ++c) {
+      seconds_[step_.clusters(c).dp_rank()].push_back(report_.clusters(c).seconds());
+    }
+  }
+
+  // Returns the seconds of the copy that has most to compute in a place, phase by phase.
+  std::vector<v1::PhaseSeconds> MostOfPlaces() const {
+    std::vector<v1::PhaseSeconds> most(places_.size());
+    std::vector<size_t> next(seconds_.size()), place(seconds_.size());
+    for (const v1::Cluster& cluster : step_.clusters()) {
+      const size_t copy = cluster.dp_rank(), at = place[copy]++;
+      if (!cluster.waves().empty()) MaxSeconds(seconds_[copy][next[copy]++], most[at]);
+    }
+    return most;
+  }
+
+  void AddPhases() {
+    std::string order;
+    for (const v1::ParameterSweeps& place : places_) order += OrderOf(place);
+    const std::vector<double> gathering = traffic_.front().Seconds(order, places_);
+    double step_s = 0;
+    auto letter = gathering.begin();
+    const std::vector<v1::PhaseSeconds> most = MostOfPlaces();
+    for (size_t place = 0; place < places_.size(); ++place) {
+      double forward = 0, waves = 0, backward = 0;
+      for (const char kind : OrderOf(places_[place])) {
+        (kind == 'A' ? forward : kind == 'C' ? backward : waves) += *letter++;
+      }
+      step_s += std::max(most[place].prefix_forward(), forward) + std::max(most[place].suffix(), waves) +
+                std::max(most[place].prefix_backward(), backward);
+    }
+    double slowest_s = 0;
+    for (const std::vector<v1::PhaseSeconds>& copy : seconds_) {
+      double copy_s = 0;
+      for (const v1::PhaseSeconds& cluster : copy) copy_s += Total(cluster);
+      slowest_s = std::max(slowest_s, copy_s);
+    }
+    report_.set_parameters_s(std::max(step_s - slowest_s, 0.0));
+  }
+
+  std::string OrderOf(const v1::ParameterSweeps& place) const {
+    std::string order = place.prefix_blocks() > 0 ? "A" : "";
+    for (uint32_t round = 0; round < place.rounds(); ++round) order += options_.forward_only ? "F" : "FB";
+    return order + (place.prefix_blocks() > 0 && !options_.forward_only ? "C" : "");
+  }
+
+  // All copies run one order: that of what the copy that has most of each operation would run alone.
+  void OrderAllStages() {
+    const StageQuestion question = MostOfCopies();
+    StageOrders orders = options_.forward_only ? OrderForwards(question) : OrderStages(question);
+    for (size_t s = 0; s < traffic_.size(); ++s) traffic_[s].Seconds(orders.stages[s].Letters(), places_);
+    report_.set_parameters_s(std::max(orders.end_s - report_.pipeline_s(), 0.0));
+    step_.clear_copies();
+    if (options_.forward_only) return;
+    for (uint32_t copy = 0; copy < DpSize(model_.run.mesh()); ++copy) AddCopyStages(copy, orders, step_);
+  }
+
+  StageQuestion MostOfCopies() {
+    StageQuestion most = {.stages = options_.stages.size(),
+                          .clusters = std::vector<StageCluster>(places_.size()),
+                          .budget_bytes = options_.budget_bytes,
+                          .host_budget_bytes = options_.host_bytes_max()};
+    std::vector<size_t> place(seconds_.size());
+    for (const v1::Cluster& cluster : step_.clusters()) {
+      const size_t at = place[cluster.dp_rank()]++;
+      if (!cluster.waves().empty()) Raise(StagesOf(options_, groups_, {&cluster}).clusters.front(), most.clusters[at]);
+    }
+    for (size_t at = 0; at < places_.size(); ++at) AddGathering(places_[at], most.clusters[at]);
+    return most;
+  }
+
+  static void Raise(const StageCluster& cluster, StageCluster& most) {
+    if (!cluster.prefixes.empty()) RaiseStageCosts(cluster.prefixes, most.prefixes);
+    if (most.rounds.size() < cluster.rounds.size()) most.rounds.resize(cluster.rounds.size());
+    for (size_t r = 0; r < cluster.rounds.size(); ++r) RaiseStageCosts(cluster.rounds[r], most.rounds[r]);
+  }
+
+  // An operation takes no less than its gathering, as if nothing of it were here yet.
+  void AddGathering(const v1::ParameterSweeps& sweeps, StageCluster& cluster) {
+    for (size_t s = 0; s < traffic_.size(); ++s) {
+      StageTraffic alone = traffic_[s];
+      const auto seconds = [&](const char* letter) { return alone.Seconds(letter, {sweeps}).front(); };
+      const auto raise = [&](StageCosts& costs, const char* forward, const char* backward) {
+        costs[s].forward_s = std::max(costs[s].forward_s, seconds(forward));
+        if (!options_.forward_only) costs[s].backward_s = std::max(costs[s].backward_s, seconds(backward));
+      };
+      if (!cluster.prefixes.empty()) raise(cluster.prefixes, "A", "C");
+      for (StageCosts& round : cluster.rounds) raise(round, "F", "B");
+    }
+  }
+
+  const PlannerModel& model_;
+  const MemoryOptions& options_;
+  const std::vector<PlannerGroup>& groups_;
+  v1::StepPlan& step_;
+  v1::StepReport& report_;
+  std::vector<StageTraffic> traffic_;                   // of each stage
+  std::vector<std::vector<v1::PhaseSeconds>> seconds_;  // of each copy's clusters
+  std::vector<v1::ParameterSweeps> places_;
+};
+
+}  // namespace
+
+void ShardStep(const PlannerModel& model, const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
+               v1::StepPlan& step, v1::StepReport& report) {
+  ShardedStep(model, options, groups, step, report).Run();
+}
+
+}  // namespace stemma::server

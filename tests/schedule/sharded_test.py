@@ -1,0 +1,108 @@
+"""Sharded parameters (ZeRO-3) against transformers in float64: each rank keeps a part of every layer, gathers it where it
+runs, and hands its gradients to their owners.
+
+Models, meshes, requests, memory policies and placements are drawn; the ranks are threads with an engine each. STEMMA_SEED
+draws other cases.
+"""
+
+import dataclasses
+import os
+import random
+
+import pytest
+import torch
+from drawn_steps import (LARGE, SHAPE, assert_bf16_is_as_near_as_one_ranks, assert_policies_have_the_same_bits,
+                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request)
+
+from oracle import compare, hf64, models, requests, step
+from oracle.probe import ProbeError
+
+_SEED = int(os.environ.get("STEMMA_SEED", "130"))
+MESHES = ("dp=2", "dp=3", "cp=2", "dp=2,cp=2", "dp=2,tp=2", "dp=2,pp=2", "dp=2,pp=2,tp=2", "dp=2,pp=2,cp=2")
+
+
+def drawn(seed):
+    """(model, options of the probe, oracle -> request)."""
+    rng = random.Random(seed)
+    family, (heads, kv_heads) = rng.choice(["llama", "qwen2", "qwen3", "mistral"]), rng.choice([(4, 2), (4, 1), (4, 4)])
+    sizes = dict(axis.split("=") for axis in rng.choice(MESHES).split(","))
+    pp = int(sizes.get("pp", "1"))
+    spec = models.Spec(family, hidden=8 * heads if family == "qwen2" else rng.choice([24, 48]), layers=rng.choice([pp, pp + 1, 4, 5]),
+                       heads=heads, kv_heads=kv_heads, head_size=8 if family == "qwen2" else rng.choice([8, 16]),
+                       ffn=12 * rng.randint(2, 5), vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5,
+                       seed=rng.randrange(2**31))
+    shape = [(rng.choice([1, 2, 3, rng.randint(3, 40)]), [rng.randint(1, 12) for _ in range(rng.choice([1, rng.randint(2, 6)]))])
+             for _ in range(rng.randint(1, 5))]
+    mesh = ",".join(f"{axis}={size}" for axis, size in sizes.items())
+    options = drawn_options(rng, mesh, int(sizes.get("dp", "1")), ["REUSE", "REUSE", "REUSE", "DENSE"], seed, splits=pp == 1)
+    options |= {"shard": True, "context_seed": rng.choice([0, rng.randrange(1, 2**31)]),
+                "stage_seed": rng.choice([0, rng.randrange(1, 2**31)]), "clusters": rng.choice(["one", "per_group"])}
+    return spec, options, drawn_request(rng, shape, seed)
+
+
+@pytest.mark.parametrize("seed", range(_SEED, _SEED + 48))
+def test_sharded_parameters_have_the_gradients_of_transformers(seed, tmp_path, probe):
+    assert_the_oracles(drawn(seed), tmp_path, probe, seed)
+
+
+def test_the_drawn_cases_reach_everything():
+    cases = [drawn(seed)[:2] for seed in range(_SEED, _SEED + 48)]
+    assert set(MESHES) == {options["mesh"] for _, options in cases}
+    assert {True, False} == {spec.tied for spec, _ in cases}
+    assert {"REUSE", "DENSE"} == {options["schedule"] for _, options in cases}
+    assert any(options.get("split_seed") for _, options in cases), "a group that copies share"
+    assert any(options.get("prefix_block_rows") and options["prefix_policy"] == "S5" for _, options in cases)
+    assert any(spec.layers == 1 or spec.layers == int(dict(a.split("=") for a in options["mesh"].split(",")).get("pp", "1"))
+               for spec, options in cases), "a stage of one layer"
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    directory = models.make(str(tmp_path_factory.mktemp("sharded") / "qwen3"),
+                            dataclasses.replace(models.PARITY["qwen3"], vocab=97, layers=4, tied=True))
+    oracle = hf64.Hf64(directory)
+    request = requests.make(oracle, SHAPE, requests.LOSSES["vanilla"], masks="none", adam={"max_grad_norm": 0.5})
+    return directory, request, step.run(oracle, request)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_same_ranks_twice_have_the_same_bits(mesh, setting, probe):
+    directory, request, _ = setting
+    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True, shard=True)[1] for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_policies_of_one_mesh_have_the_same_bits(mesh, setting, probe):
+    assert_policies_have_the_same_bits(probe, setting, mesh, shard=True, stage_seed=7, placement_seed=4, waves=64,
+                                       clusters="per_group")
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_ten_steps_of_a_mesh_are_those_of_one_rank(mesh, setting, probe):
+    assert_ten_steps_are_one_ranks(probe, setting, mesh, shard=True)
+
+
+@pytest.mark.parametrize("mesh", ("dp=2", "dp=4"))
+def test_bf16_is_as_near_to_the_truth_as_on_one_rank(mesh, setting, probe):
+    assert_bf16_is_as_near_as_one_ranks(probe, setting, mesh, shard=True)
+
+
+@pytest.mark.parametrize("control", ("skipped_reduction", "mean_for_sum", "swapped_weights"))
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mistake_between_the_owners_fails(control, mesh, setting, probe):
+    """Gradients that are not summed or averaged; layers whose parts stand in the places of other ranks'."""
+    directory, request, expected = setting
+    answer, tensors = probe.run(directory, request, mesh=mesh, rank_control=control, shard=True)
+    errors = compare.step_errors(answer, tensors, expected)
+    assert max(errors.gradients.values()) > LARGE, errors.report()
+    assert (errors.log_prob > LARGE) == (control == "swapped_weights"), errors.report()
+
+
+@pytest.mark.parametrize("mesh", ("dp=2,tp=2", "dp=2,pp=2"))
+def test_partial_gradients_that_are_not_summed_fail(mesh, setting, probe):
+    """Norm weights have parts of theirs on the tensor-parallel ranks, a tied embedding on the first and the last stage."""
+    directory, request, _ = setting
+    control = {"tp_control": "skipped_partial"} if "tp" in mesh else {"pp_control": "tied_gradients_apart"}
+    with pytest.raises(ProbeError, match="rank .* has other bits"):
+        probe.run(directory, request, mesh=mesh, shard=True, **control)

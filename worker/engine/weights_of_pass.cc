@@ -1,0 +1,35 @@
+#include "worker/engine/weights_of_pass.h"
+
+#include <string>
+#include <utility>
+
+#include "common/base/names.h"
+#include "common/base/status_macros.h"
+#include "worker/checkpoint/checkpoint_loader.h"
+#include "worker/engine/load_state.h"
+#include "worker/model/weights_digest.h"
+
+namespace stemma::worker {
+
+absl::Status WeightsOfPass::Read() {
+  if (!of_checkpoint()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckFileName(wanted_.checkpoint()));
+  const ParameterOwners owners = {ranks_.data->rank(), ranks_.data->size(), own_.is_sharded()};
+  ASSIGN_OR_RETURN(read_, LoadCheckpointWeights(CheckpointFolder(configure_, wanted_.checkpoint()), own_.shard,
+                                                own_.run_dtype, device_, owners));
+  return absl::OkStatus();
+}
+
+absl::Status WeightsOfPass::CheckDigest() const {
+  if (!of_checkpoint() || wanted_.weights_digest().empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::string digest, MeshDigest(read_, {*ranks_.tp, *ranks_.pp, *ranks_.data}));
+  return CheckWeightsDigest(CheckpointFolder(configure_, wanted_.checkpoint()), digest, wanted_.weights_digest());
+}
+
+void WeightsOfPass::Use(PassOptions& options) {
+  if (!of_checkpoint()) return;
+  options.context.weights = &read_;
+  if (read_.is_sharded()) options.UseUnits(&units_.emplace(*ranks_.data, read_));
+}
+
+}  // namespace stemma::worker

@@ -1,0 +1,32 @@
+// Which operations of a rank's program are the last of their cluster: where a hot set ends in a pass without backward,
+// and where its tape may start to come back. Pure; used by the pass runner.
+#pragma once
+
+#include <map>
+#include <span>
+
+#include "worker/schedule/operation.h"
+
+namespace stemma::worker {
+
+class LastOperations {
+ public:
+  LastOperations() = default;
+  // The program outlives this.
+  explicit LastOperations(std::span<const Operation> program);
+
+  bool IsLast(const Operation& operation) const { return Is(operation, last_); }
+  // Tells whether no wave of its cluster that this copy of the model runs begins after this operation.
+  bool IsLastForward(const Operation& operation) const { return Is(operation, last_forward_); }
+
+ private:
+  using ByCluster = std::map<int, const Operation*>;
+  static bool Is(const Operation& operation, const ByCluster& last) {
+    const auto found = last.find(operation.cluster);
+    return found != last.end() && found->second == &operation;
+  }
+
+  ByCluster last_, last_forward_;
+};
+
+}  // namespace stemma::worker
