@@ -99,6 +99,15 @@ def large(simulator):
                                                 "--groups-per-copy", 8)))
 
 
+def sharded(simulator):
+    meshes = ["dp=8,tp=8", "dp=32,tp=2", "dp=8,cp=8", "dp=64", "dp=64,tp=8", "dp=512"]
+    answers = simulator.meshes("llama3.1-70b", simulator.trace(4096, 2048, 16, groups=8), meshes, "--device", "h200",
+                               "--groups-per-copy", 8)
+    rows = [[*row[:2], "sharded" if answer["shard_parameters"] else "whole", *row[2:]]
+            for row, answer in zip(rows_of(answers), answers)]
+    return table([*HEAD[:2], "parameters", *HEAD[2:]], rows)
+
+
 def paper(simulator):
     rows = []
     for (prompt, response), measured in PAPER.items():
@@ -120,7 +129,7 @@ def stages(simulator):
     return table(["groups a step", "a step", *PARTS, "wires hidden", "bytes a rank"], rows)
 
 
-TABLES = {"weak": weak, "large": large, "paper": paper, "stages": stages}
+TABLES = {"weak": weak, "large": large, "sharded": sharded, "paper": paper, "stages": stages}
 
 
 def replaced(page, name, text):

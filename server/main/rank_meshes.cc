@@ -62,6 +62,7 @@ Json AnswerJson(const MeshAnswer& answer, int64_t device_bytes) {
   json["device_share"] =
       device_bytes > 0 ? Json(static_cast<double>(answer.bytes()) / static_cast<double>(device_bytes)) : Json();
   json["optimizer"] = answer.host_bytes > 0 ? "host" : "device";
+  json["shard_parameters"] = answer.shards_parameters;
   json["host_bytes"] = answer.host_bytes;
   json["imbalance"] = answer.imbalance > 0 ? Json(answer.imbalance) : Json();
   return json;

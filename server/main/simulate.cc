@@ -9,6 +9,7 @@
 #include "common/base/logging.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
+#include "common/cost/state_bytes.h"
 #include "nlohmann/json.hpp"
 #include "server/main/planning_options.h"
 #include "server/main/server_options.h"
@@ -125,6 +126,7 @@ Json MeshJson(const SimulationOptions& options, const std::vector<NamedRequest>&
     return json;
   }
   const StepSeconds& seconds = answer->seconds;
+  json["shard_parameters"] = ShardsParameters(answer->run);
   json["steps"] = answer->steps;
   json["tokens"] = answer->tokens;
   json["seconds"] = seconds.total_s;

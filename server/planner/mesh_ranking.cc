@@ -54,17 +54,20 @@ void AddState(const ModelConfig& config, const v1::RunConfig& run, MeshAnswer& a
   answer.host_bytes = static_cast<uint64_t>(state.host(residency));
   answer.step_bytes = static_cast<uint64_t>(state.apply(residency));
   answer.budget_bytes = run.memory_budget_bytes();
+  answer.shards_parameters = ShardsParameters(run);
 }
 
-// Returns the seconds of one step: a reduce-scatter of gradients and an all-gather of weights; before them, the sum of
-// a tied embedding's gradient over two pipeline stages (docs/parallelism.md).
+// Returns the seconds of one step: a reduce-scatter of gradients and an all-gather of weights, unless parameters are
+// sharded; before them, the sum of a tied embedding's gradient over two pipeline stages (docs/parallelism.md).
 double ExchangeSeconds(const ModelConfig& config, const v1::RunConfig& run, const Rates& rates) {
+  const ModelShard first = StageShards(config, run.mesh()).front();
+  const int64_t tied = PartialGradientsSent(first, AccumulateBytes(RunDtypeOf(run.dtype()))).stages;
+  const double tied_s = static_cast<double>(tied) * rates[kStageByte];
+  if (ShardsParameters(run)) return tied_s;
   const StateBytes state = StateBytesOf(config, run);
   const double ranks = DataRanks(run.mesh());
   const double shared = (ranks - 1) / ranks * static_cast<double>(state.gradients + state.weights);
-  const ModelShard first = StageShards(config, run.mesh()).front();
-  const int64_t tied = PartialGradientsSent(first, AccumulateBytes(RunDtypeOf(run.dtype()))).stages;
-  return shared * rates[kDataByte] + static_cast<double>(tied) * rates[kStageByte];
+  return shared * rates[kDataByte] + tied_s;
 }
 
 // Errors: why the mesh is impossible.

@@ -35,8 +35,9 @@ struct MeshAnswer {
   std::string problem;  // why it is impossible; "": it is possible, and the rest is filled
   double plan_s = 0;    // as the plans say of all steps of all requests, with APPLY and log-prob passes
   // What gradients and weights take between the ranks that share them, once a step; plans do not have it. It is the
-  // most: what the last backward hides of it is not taken off.
+  // most: what the last backward hides of it is not taken off. Where parameters are sharded, plans have it.
   double exchange_s = 0;
+  bool shards_parameters = false;
   double tokens = 0;  // prefix and response of every rollout that runs, in these steps
   uint64_t steps = 0;
   // On the device of the rank that holds most: the state, and the most that a step adds to it.

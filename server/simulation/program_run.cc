@@ -64,7 +64,7 @@ class Run {
         timed_.pop();
         if (!computing_.empty()) done_s_ += (timed_at - now_s_) * Speed();
         now_s_ = timed_at;
-        moment.message == kNone ? End(moment.rank) : Arrive(static_cast<size_t>(moment.message));
+        moment.message == kNone ? HasHeld(moment.rank) : Arrive(static_cast<size_t>(moment.message));
       }
     }
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -137,24 +137,35 @@ class Run {
     ranks_[rank].compute_s += now_s_ - state.since_s;
     state.since_s = now_s_;
     const SimulatedOperation& operation = Operation(rank);
-    if (operation.meeting == kNone) return Hold(rank);
-    state.state = State::kMeeting;
-    Meeting& meeting = meetings_[static_cast<size_t>(operation.meeting)];
+    operation.meeting == kNone || operation.meets_last ? Hold(rank) : Meet(rank);
+  }
+
+  // Goes on with all members of the meeting when the last of them has come.
+  void Meet(size_t rank) {
+    states_[rank].state = State::kMeeting;
+    states_[rank].since_s = now_s_;
+    Meeting& meeting = meetings_[static_cast<size_t>(Operation(rank).meeting)];
     if (++meeting.come < meeting.members.size()) return;
-    for (const size_t member : meeting.members) Hold(member);
+    for (const size_t member : meeting.members) {
+      const SimulatedOperation& operation = Operation(member);
+      ranks_[member].wait_s[static_cast<size_t>(operation.meeting_axis)] += now_s_ - states_[member].since_s;
+      operation.meets_last ? End(member) : Hold(member);
+    }
   }
 
   // The bytes of the operation travel.
   void Hold(size_t rank) {
     RankState& state = states_[rank];
     const SimulatedOperation& operation = Operation(rank);
-    if (operation.meeting != kNone) {
-      ranks_[rank].wait_s[static_cast<size_t>(operation.meeting_axis)] += now_s_ - state.since_s;
-    }
     state.since_s = now_s_;
     state.state = State::kHeld;
     for (size_t axis = 0; axis < kNumAxes; ++axis) ranks_[rank].wire_s[axis] += operation.wire_s[axis];
     timed_.push({.at = now_s_ + operation.held_s(), .rank = rank});
+  }
+
+  void HasHeld(size_t rank) {
+    const SimulatedOperation& operation = Operation(rank);
+    operation.meeting == kNone || !operation.meets_last ? End(rank) : Meet(rank);
   }
 
   void End(size_t rank) {

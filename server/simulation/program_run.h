@@ -2,8 +2,9 @@
 // Pure: programs in, times out; the same programs give the same times, bit for bit.
 //
 // An operation waits for the message that it needs, computes, meets the others of its meeting where it has one, and
-// then holds its rank for the seconds that its bytes travel unhidden. What it sends leaves at its end, behind what the
-// rank has sent before to the same neighbour, and holds nobody.
+// then holds its rank for the seconds that its bytes travel unhidden. Where they travel while others compute, it meets
+// them at its end. What it sends leaves at its end, behind what the rank has sent before to the same neighbour, and
+// holds nobody.
 //
 // Ranks may share cores: while more threads compute than there are cores, all of them are slower alike.
 //
@@ -42,6 +43,7 @@ struct SimulatedOperation {
   SimulatedMessage sends = {};
   int32_t meeting = kNone;  // all its members have computed before any of them goes on
   Axis meeting_axis = Axis::kContext;
+  bool meets_last = false;  // after its own bytes have travelled; all members have the same
 
   double held_s() const;
 };

@@ -7,6 +7,7 @@
 #include "common/base/dtype_names.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
+#include "common/cost/parameter_units.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tensor_parallel_cost.h"
@@ -30,8 +31,8 @@ double Left(double sum, double part) { return std::max(sum - part, 0.0); }
 
 // What a stage's ranks do with their state once a step, whatever they compute.
 struct StageState {
-  std::vector<StateRound> rounds;
-  int64_t owned_elements = 0;  // of optimizer states
+  std::vector<StateRound> rounds;  // none: parameters are sharded, and are exchanged while the phases run
+  int64_t owned_elements = 0;      // of optimizer states
   // Gradients of which tensor-parallel ranks have a part each, and those of a tied embedding.
   double partial_s = 0;
   std::array<double, kNumAxes> partial_bytes = {};
@@ -58,11 +59,17 @@ class Simulator {
  private:
   int64_t Shares() const { return DataRanks(mesh_); }
   size_t Stages() const { return PpSize(mesh_); }
+  bool IsSharded() const { return ShardsParameters(model_.run); }
   RunDtype Dtype() const { return RunDtypeOf(model_.run.dtype()); }
 
   StageState StateOf(const ModelShard& shard) const {
-    StageState state = {.rounds = StateRoundsOf(shard, Shares()),
-                        .owned_elements = LargestShare(shard, Shares()).elements};
+    StageState state;
+    if (IsSharded()) {
+      state.owned_elements = ParameterUnitsOf(shard, Shares()).part();
+    } else {
+      state.rounds = StateRoundsOf(shard, Shares());
+      state.owned_elements = LargestShare(shard, Shares()).elements;
+    }
     const PartialGradientBytes bytes = PartialGradientsSent(shard, AccumulateBytes(Dtype()));
     const Rates& rates = model_.rates;
     if (TpSize(mesh_) > 1) {
@@ -95,7 +102,7 @@ class Simulator {
   }
 
   void AddStep(const MemoryOptions& options, const PlannerRequest& request, const v1::StepPlan& step, uint64_t times) {
-    const StepPrograms programs = ProgramsOf(options, mesh_, request.groups, step);
+    const StepPrograms programs = ProgramsOf(options, model_, request.groups, step);
     const std::vector<SimulatedRank> ranks = RunPrograms(programs.programs, question_.cores);
     StepSeconds seconds = PassSeconds(ranks);
     seconds.phase_s = LongestPhases(programs.programs, ranks);
@@ -174,7 +181,7 @@ class Simulator {
     for (size_t s = 0; s < Stages(); ++s) {
       const StageState& stage = stages_[s];
       Reduction reduction;
-      if (Shares() > 1) {
+      if (!stage.rounds.empty()) {
         reduction = ReduceGradients(stage.rounds, LastBackwards(programs, ranks, s), AccumulateBytes(Dtype()), rates);
       }
       const double exposed_s = std::max(reduction.end_s - seconds.pass_s, 0.0);

@@ -31,7 +31,7 @@ struct StepSeconds {
   double reduction_s = 0;   // after the slowest pass
   double agreement_s = 0;
   double apply_s = 0;
-  double gathering_s = 0;
+  double gathering_s = 0;  // of stepped weights; sharded ones stay where they are
 
   // Beside them:
   AxisSeconds hidden_s = {};  // wires that held nobody

@@ -8,10 +8,12 @@
 
 #include "common/base/mesh.h"
 #include "common/cost/context_parallel_cost.h"
+#include "common/cost/rank_shape.h"
 #include "glog/logging.h"
 #include "server/planner/operation_work.h"
 #include "server/planner/split_cost.h"
 #include "server/simulation/operation_seconds.h"
+#include "server/simulation/parameter_wires.h"
 
 namespace stemma::server {
 namespace {
@@ -108,9 +110,14 @@ class ClusterSeconds {
 
 class Programs {
  public:
-  Programs(const MemoryOptions& options, const v1::Mesh& mesh, const std::vector<PlannerGroup>& groups)
-      : options_(options), groups_(groups), pp_(PpSize(mesh)), cp_(CpSize(mesh)) {
-    const size_t programs = static_cast<size_t>(DpSize(mesh)) * pp_ * cp_;
+  Programs(const MemoryOptions& options, const PlannerModel& model, const std::vector<PlannerGroup>& groups)
+      : options_(options),
+        model_(model),
+        groups_(groups),
+        pp_(PpSize(model.run.mesh())),
+        cp_(CpSize(model.run.mesh())),
+        shards_(StageShards(model.config, model.run.mesh())) {
+    const size_t programs = static_cast<size_t>(DpSize(model.run.mesh())) * pp_ * cp_;
     made_.programs.resize(programs);
     made_.hidden_s.resize(programs);
     made_.sent_bytes.resize(programs);
@@ -130,13 +137,25 @@ class Programs {
   }
 
  private:
-  // A cluster of the copy at work.
+  // A cluster of the copy at work. Where parameters are sharded, all copies run what stands in its sweeps.
   struct CopyCluster {
     const v1::Cluster* cluster = nullptr;
     bool has_prefixes = false, regathers = false;
     std::vector<StageSeconds> stages;
-    size_t rounds() const { return stages[0].rounds.size(); }
+
+    bool is_sharded() const { return cluster->has_sweeps(); }
+    size_t own_rounds() const { return stages[0].rounds.size(); }
+    size_t rounds() const { return is_sharded() ? cluster->sweeps().rounds() : own_rounds(); }
+    bool runs_prefixes() const { return is_sharded() ? cluster->sweeps().prefix_blocks() > 0 : has_prefixes; }
   };
+
+  // What a stage runs next: a letter of its order, or the exchange of a group that copies share.
+  struct Turn {
+    char letter = 'A';
+    size_t cluster = 0, round = 0;
+    bool is_exchange() const { return letter == kSendKv || letter == kReturnGradients; }
+  };
+  static constexpr char kSendKv = 'k', kReturnGradients = 'g';
 
   void AddCopy(uint32_t copy, const std::vector<const v1::Cluster*>& clusters, const v1::CopyStages* orders) {
     copy_ = copy;
@@ -148,76 +167,121 @@ class Programs {
       for (const ByteShape& stage : options_.all_stages()) added.stages.push_back(seconds.On(stage));
     }
     for (stage_ = 0; stage_ < pp_; ++stage_) {
-      orders == nullptr ? AddInTurn() : AddByOrder(orders->orders(static_cast<int>(stage_)));
+      AddTurns(orders == nullptr ? InTurn() : ByOrder(orders->orders(static_cast<int>(stage_))));
     }
   }
 
-  // One cluster after the other, and each wave's backward after its forward.
-  void AddInTurn() {
+  // Lists one cluster after the other, and each wave's backward after its forward.
+  std::vector<Turn> InTurn() const {
+    std::vector<Turn> turns;
     for (size_t k = 0; k < clusters_.size(); ++k) {
-      const v1::Cluster& cluster = *clusters_[k].cluster;
-      if (clusters_[k].has_prefixes) AddPrefix(k, 'A');
-      AddExchange(cluster, "K/V");
+      if (clusters_[k].runs_prefixes()) turns.push_back({'A', k});
+      turns.push_back({kSendKv, k});
       for (size_t round = 0; round < clusters_[k].rounds(); ++round) {
-        AddRound(k, round, 'F');
-        if (!options_.forward_only) AddRound(k, round, 'B');
+        turns.push_back({'F', k, round});
+        if (!options_.forward_only) turns.push_back({'B', k, round});
       }
       if (options_.forward_only) continue;
-      AddExchange(cluster, "gK/gV");
-      if (clusters_[k].has_prefixes) AddPrefix(k, 'C');
+      turns.push_back({kReturnGradients, k});
+      if (clusters_[k].runs_prefixes()) turns.push_back({'C', k});
     }
+    return turns;
   }
 
-  // As the letters say: forwards and backwards each go through the clusters by themselves.
-  void AddByOrder(const std::string& letters) {
+  // Lists what the letters say: forwards and backwards each go through the clusters by themselves.
+  std::vector<Turn> ByOrder(const std::string& letters) const {
+    std::vector<Turn> turns;
     struct Place {
       size_t cluster = 0, round = 0;
     } forward, backward;
-    const auto next_round = [&](Place& place) {
+    const auto add_round = [&](char letter, Place& place) {
       while (place.round == clusters_[place.cluster].rounds()) place = {place.cluster + 1, 0};
-      return place.round++;
+      turns.push_back({letter, place.cluster, place.round++});
     };
     for (const char letter : letters) {
       if (letter == 'A') {
         // The cluster's forwards follow; those of the one before have ended.
         if (forward.round > 0) forward = {forward.cluster + 1, 0};
-        AddPrefix(forward.cluster, 'A');
+        turns.push_back({'A', forward.cluster});
       } else if (letter == 'F') {
-        const size_t round = next_round(forward);
-        AddRound(forward.cluster, round, 'F');
+        add_round('F', forward);
       } else if (letter == 'B') {
-        const size_t round = next_round(backward);
-        AddRound(backward.cluster, round, 'B');
+        add_round('B', backward);
       } else {
         CHECK_EQ(letter, 'C');
-        AddPrefix(backward.cluster, 'C');
+        turns.push_back({'C', backward.cluster});
       }
     }
+    return turns;
   }
 
-  void AddPrefix(size_t k, char letter) {
-    const StageSeconds& stage = clusters_[k].stages[stage_];
+  void AddTurns(const std::vector<Turn>& turns) {
+    const bool sharded = clusters_.front().is_sharded();
+    // All copies run a stage's operations in one order, so what it sends is that of the first.
+    if (sharded && parameter_wires_.size() == stage_) parameter_wires_.push_back(ParameterWires(turns));
+    size_t operation = 0;
+    for (const Turn& turn : turns) {
+      if (turn.is_exchange()) {
+        AddExchange(*clusters_[turn.cluster].cluster, turn.letter == kSendKv ? "K/V" : "gK/gV");
+        continue;
+      }
+      const OperationSeconds* wire = sharded ? &parameter_wires_[stage_].at(operation++) : nullptr;
+      turn.letter == 'A' || turn.letter == 'C' ? AddPrefix(turn, wire) : AddRound(turn, wire);
+    }
+  }
+
+  std::vector<OperationSeconds> ParameterWires(const std::vector<Turn>& turns) const {
+    std::vector<SweptOperation> operations;
+    for (const Turn& turn : turns) {
+      if (!turn.is_exchange()) operations.push_back({turn.letter, clusters_[turn.cluster].cluster->sweeps()});
+    }
+    const ParameterUnits units = ParameterUnitsOf(shards_[stage_], DataRanks(model_.run.mesh()));
+    return ParameterWiresOf(units, Stage(), options_.rates, options_.forward_only, operations);
+  }
+
+  const ByteShape& Stage() const { return options_.all_stages()[stage_]; }
+
+  // `wire`: what ranks that share parameters send in it; null: they are whole.
+  void AddPrefix(const Turn& turn, const OperationSeconds* wire) {
+    const CopyCluster& cluster = clusters_[turn.cluster];
+    const StageSeconds& stage = cluster.stages[stage_];
     for (size_t rank = 0; rank < cp_; ++rank) {
-      OperationSeconds seconds = letter == 'A' ? stage.prefix_forward : stage.prefix_backward;
-      HideCopy(stage, rank, seconds);
-      SimulatedOperation operation = Begin(letter, seconds);
-      if (cp_ > 1) operation.meeting = meetings_.Of(copy_, stage_, k, 0, letter, uint32_t{0});
-      Connect(k, /*round=*/0, letter, rank, seconds.message_s, operation);
+      OperationSeconds seconds;
+      if (cluster.has_prefixes) {
+        seconds = turn.letter == 'A' ? stage.prefix_forward : stage.prefix_backward;
+        HideCopy(stage, rank, seconds);
+      }
+      if (wire != nullptr) AddParameterWire(*wire, Stage().config.num_layers, seconds);
+      SimulatedOperation operation = Begin(turn.letter, seconds);
+      if (wire != nullptr || cp_ > 1) Meet(turn, wire != nullptr, operation);
+      if (cluster.has_prefixes) Connect(turn, rank, seconds.message_s, operation);
       Append(std::move(operation), seconds, rank);
     }
   }
 
-  void AddRound(size_t k, size_t round, char letter) {
-    const CopyCluster& cluster = clusters_[k];
+  void AddRound(const Turn& turn, const OperationSeconds* wire) {
+    const CopyCluster& cluster = clusters_[turn.cluster];
+    const bool own = turn.round < cluster.own_rounds();
     for (size_t rank = 0; rank < cp_; ++rank) {
-      const RoundSeconds& of_rank = cluster.stages[stage_].rounds[round][rank];
-      if (!of_rank.has_wave && !cluster.regathers) continue;
-      const OperationSeconds& seconds = letter == 'F' ? of_rank.forward : of_rank.backward;
-      SimulatedOperation operation = Begin(letter, seconds);
-      if (cluster.regathers) operation.meeting = meetings_.Of(copy_, stage_, k, round, letter, uint32_t{0});
-      if (of_rank.has_wave) Connect(k, round, letter, rank, seconds.message_s, operation);
+      const RoundSeconds of_rank = own ? cluster.stages[stage_].rounds[turn.round][rank] : RoundSeconds{};
+      if (!of_rank.has_wave && !cluster.regathers && wire == nullptr) continue;
+      OperationSeconds seconds = turn.letter == 'F' ? of_rank.forward : of_rank.backward;
+      if (wire != nullptr) AddParameterWire(*wire, Stage().config.num_layers, seconds);
+      SimulatedOperation operation = Begin(turn.letter, seconds);
+      if (wire != nullptr || cluster.regathers) Meet(turn, wire != nullptr, operation);
+      if (of_rank.has_wave) Connect(turn, rank, seconds.message_s, operation);
       Append(std::move(operation), seconds, rank);
     }
+  }
+
+  // The context-parallel ranks of a copy meet; where parameters are sharded, those of all copies, which gather from
+  // each other while they compute.
+  void Meet(const Turn& turn, bool sharded, SimulatedOperation& operation) {
+    operation.meeting = sharded ? meetings_.Of(0, stage_, turn.cluster, turn.round, turn.letter, kAllCopies)
+                                : meetings_.Of(copy_, stage_, turn.cluster, turn.round, turn.letter, kOneCopy);
+    if (!sharded) return;
+    operation.meeting_axis = Axis::kData;
+    operation.meets_last = true;
   }
 
   // K/V to the helpers of a group that copies share, and gK/gV back: the ranks of equal place meet, helper by helper.
@@ -238,7 +302,7 @@ class Programs {
             sends ? static_cast<double>(gradients ? bytes.gradients : bytes.kv) : 0;
         SimulatedOperation operation = {.name = name, .wire_s = seconds.Exposed()};
         // The group is one step's once, so group and helper name the meeting.
-        operation.meeting = meetings_.Of(group, helper, size_t{0}, rank, gradients ? 'g' : 'k', uint32_t{1});
+        operation.meeting = meetings_.Of(group, helper, size_t{0}, rank, gradients ? 'g' : 'k', kSharedGroup);
         operation.meeting_axis = Axis::kData;
         Append(std::move(operation), seconds, rank);
       }
@@ -261,10 +325,12 @@ class Programs {
   }
 
   // Forwards come from the stage above and go to the one below; backwards the other way.
-  void Connect(size_t k, size_t round, char letter, size_t rank, double message_s, SimulatedOperation& operation) {
-    const bool forward = letter == 'A' || letter == 'F';
+  void Connect(const Turn& turn, size_t rank, double message_s, SimulatedOperation& operation) {
+    const bool forward = turn.letter == 'A' || turn.letter == 'F';
     // Number of what crosses the border above stage `below`.
-    const auto message = [&](size_t below) { return messages_.Of(copy_, below, k, round, letter, rank); };
+    const auto message = [&](size_t below) {
+      return messages_.Of(copy_, below, turn.cluster, turn.round, turn.letter, rank);
+    };
     const bool from = forward ? stage_ > 0 : stage_ + 1 < pp_;
     const bool to = forward ? stage_ + 1 < pp_ : stage_ > 0;
     if (from) operation.needs = message(forward ? stage_ : stage_ + 1);
@@ -282,11 +348,15 @@ class Programs {
   }
 
   const MemoryOptions& options_;
+  const PlannerModel& model_;
   const std::vector<PlannerGroup>& groups_;
   const size_t pp_, cp_;
+  const std::vector<ModelShard> shards_;                        // of each stage
+  std::vector<std::vector<OperationSeconds>> parameter_wires_;  // of each stage's operations; none: they are whole
   StepPrograms made_;
   Numbers<uint32_t, size_t, size_t, size_t, char, size_t> messages_;
-  // Those of context-parallel ranks, by copy, stage, cluster, round and letter; of copies that share a group.
+  // By copy, stage, cluster, round and letter; of copies that share a group by the group and the helper.
+  enum Kind : uint32_t { kOneCopy, kSharedGroup, kAllCopies };
   Numbers<uint32_t, size_t, size_t, size_t, char, uint32_t> meetings_;
   uint32_t copy_ = 0;
   size_t stage_ = 0;
@@ -295,9 +365,9 @@ class Programs {
 
 }  // namespace
 
-StepPrograms ProgramsOf(const MemoryOptions& options, const v1::Mesh& mesh, const std::vector<PlannerGroup>& groups,
-                        const v1::StepPlan& step) {
-  return Programs(options, mesh, groups).Of(step);
+StepPrograms ProgramsOf(const MemoryOptions& options, const PlannerModel& model,
+                        const std::vector<PlannerGroup>& groups, const v1::StepPlan& step) {
+  return Programs(options, model, groups).Of(step);
 }
 
 }  // namespace stemma::server

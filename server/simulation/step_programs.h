@@ -4,6 +4,9 @@
 // plan: clusters and waves in their order, of pipeline stages in the orders that the plan has for them. What travels
 // inside of layers holds a rank, but for what the worker sends beside compute (docs/parallelism.md): prefixes that
 // context-parallel ranks gather again for each wave, and their gK/gV; in Phase C the gathering alone.
+//
+// Where parameters are sharded, the ranks of all copies that hold the same part of the model meet in each operation of
+// a place's sweeps, and gather and hand out its units beside what each computes in it, which may be nothing.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +16,6 @@
 #include "server/planner/planner.h"
 #include "server/simulation/program_run.h"
 #include "stemma/v1/plan.pb.h"
-#include "stemma/v1/run_config.pb.h"
 
 namespace stemma::server {
 
@@ -25,8 +27,8 @@ struct StepPrograms {
   std::vector<double> message_s;  // of each: what it sends to its neighbours takes on the link
 };
 
-// `options`: the planner's of this run, forward_only as the step is. `groups`: the request's.
-StepPrograms ProgramsOf(const MemoryOptions& options, const v1::Mesh& mesh, const std::vector<PlannerGroup>& groups,
-                        const v1::StepPlan& step);
+// `options`: those of `model`, forward_only as the step is. `groups`: the request's.
+StepPrograms ProgramsOf(const MemoryOptions& options, const PlannerModel& model,
+                        const std::vector<PlannerGroup>& groups, const v1::StepPlan& step);
 
 }  // namespace stemma::server

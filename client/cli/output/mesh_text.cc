@@ -46,8 +46,25 @@ Record Cells(const Record& mesh) {
   record["bytes"] = HumanBytes(NumberIn(mesh, "bytes"));
   record["device_share"] = absl::StrFormat("%.1f%%", 100 * NumberIn(mesh, "device_share"));
   record["optimizer"] = mesh.value("optimizer", "");
+  record["sharded"] = mesh.value("shard_parameters", false) ? Record("yes") : Record();
   record["imbalance"] = NumberIn(mesh, "imbalance") > 0 ? Record(HumanRatio(NumberIn(mesh, "imbalance"))) : Record();
   return record;
+}
+
+// Returns the table's columns. One says which meshes shard parameters, where any does.
+std::vector<Column> Columns(const std::vector<Record>& meshes) {
+  std::vector<Column> columns = {{"rank", "rank"},
+                                 {"mesh", "mesh", 4, true},
+                                 {"time", "time"},
+                                 {"exchange_s", "exchange"},
+                                 {"tokens_per_s", "tokens/s"},
+                                 {"bytes", "bytes a rank"},
+                                 {"device_share", "of device"},
+                                 {"optimizer", "optimizer on", 12, true},
+                                 {"imbalance", "imbalance"}};
+  const auto sharded = [](const Record& mesh) { return mesh.value("shard_parameters", false); };
+  if (std::any_of(meshes.begin(), meshes.end(), sharded)) columns.push_back({"sharded", "sharded", 7, true});
+  return columns;
 }
 
 }  // namespace
@@ -59,17 +76,7 @@ void WriteMeshes(const OutputOptions& options, const Record& answer, std::ostrea
   WriteFields(options, Assumptions(answer), out);
   if (!possible.empty()) {
     out << "\n";
-    WriteRecords(options,
-                 {{"rank", "rank"},
-                  {"mesh", "mesh", 4, true},
-                  {"time", "time"},
-                  {"exchange_s", "exchange"},
-                  {"tokens_per_s", "tokens/s"},
-                  {"bytes", "bytes a rank"},
-                  {"device_share", "of device"},
-                  {"optimizer", "optimizer on", 12, true},
-                  {"imbalance", "imbalance"}},
-                 possible, out);
+    WriteRecords(options, Columns(meshes.possible), possible, out);
   }
   WriteImpossible(options, meshes.impossible, out);
 }

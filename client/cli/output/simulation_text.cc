@@ -38,6 +38,15 @@ std::string NetworksText(const Record& mesh) {
   return absl::StrJoin(words, ", ");
 }
 
+// "parameters of dp=64; dp=32,tp=2"; empty: no mesh shards them.
+std::string ShardedText(const Record& answer) {
+  std::vector<std::string> meshes;
+  for (const Record& mesh : MeshesOf(answer).possible) {
+    if (mesh.value("shard_parameters", false)) meshes.push_back(mesh.value("mesh", ""));
+  }
+  return meshes.empty() ? "" : absl::StrCat("parameters of ", absl::StrJoin(meshes, "; "));
+}
+
 Record Assumptions(const Record& answer) {
   Record record;
   record["model"] = absl::StrCat(answer.value("model", ""), ": ", HumanCount(NumberIn(answer, "parameters")),
@@ -47,6 +56,7 @@ Record Assumptions(const Record& answer) {
   record["rates"] =
       answer.value("rates", "") == "measured" ? "as they were measured" : "default: compare, do not promise";
   record["time"] = "of all steps; its parts are means over all ranks";
+  if (const std::string sharded = ShardedText(answer); !sharded.empty()) record["sharded"] = sharded;
   return record;
 }
 

@@ -111,6 +111,22 @@ class CliMeshTest(unittest.TestCase):
         self.assertEqual({mesh["mesh"] for mesh in answer["meshes"]}, {mesh["mesh"] for mesh in self.answer()["meshes"]})
         self.assertEqual(self.answer("--config", "run.yaml", "--dtype", "fp64")["dtype"], "fp64")
 
+    def test_run_yaml_says_whether_parameters_are_sharded(self):
+        """Half of the weights and gradients of 70B parameters are more than an H100 has."""
+        def answered(sharding):
+            (self.directory / "shard.yaml").write_text(f"model: llama3.1-70b\nshard_parameters: {sharding}\n")
+            answer = self.answer("--config", "shard.yaml", "--dtype", "bf16", "--requests", "1", model="llama3.1-70b",
+                                 device="h100")
+            return {mesh["mesh"]: mesh for mesh in answer["meshes"]}
+
+        auto, never, always = (answered(sharding) for sharding in ("auto", "off", "on"))
+        self.assertTrue(auto["dp=4,tp=2"]["shard_parameters"])
+        self.assertEqual(auto["dp=4,tp=2"]["exchange_s"], 0)
+        self.assertEqual([mesh["shard_parameters"] for mesh in (auto["tp=8"], always["tp=8"])], [False, False])
+        self.assertIn("the state of this model in bf16 needs", never["dp=4,tp=2"]["reason"])
+        self.assertTrue(never["tp=8"]["possible"])
+        self.assertEqual(always["dp=4,tp=2"], auto["dp=4,tp=2"])
+
     def test_a_model_by_its_name_leaves_no_file(self):
         self.assertEqual(self.answer(model="Qwen/Qwen3-8B")["parameters"], 8190735360)
         self.assertEqual([path for path in self.directory.iterdir() if path.name.startswith(".tmp")], [])

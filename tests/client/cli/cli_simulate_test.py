@@ -84,6 +84,28 @@ class CliSimulateTest(unittest.TestCase):
         self.assertEqual(exchange("--ranks-per-host", "4", "--between", "nvlink4"), near)
         self.assertGreater(exchange("--inside", "ethernet-100g"), far)
 
+    def test_sharded_parameters_are_gathered_while_the_phases_run(self):
+        def simulate(sharding, output):
+            (self.directory / "shard.yaml").write_text(f"model: tiny\nshard_parameters: {sharding}\n")
+            result = self.simulate("--config", "shard.yaml", "-o", output, meshes=("dp=4,tp=2", "tp=2", "dp=8"))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            return result.stdout
+
+        whole, sharded = (json.loads(simulate(sharding, "json"))["meshes"] for sharding in ("auto", "on"))
+        self.assertEqual([mesh["shard_parameters"] for mesh in whole], [False, False, False])
+        self.assertEqual([mesh["shard_parameters"] for mesh in sharded], [True, False, True])
+        for before, mesh in ((whole[0], sharded[0]), (whole[2], sharded[2])):
+            self.assertGreater(before["parts_s"]["gathering"], 0)
+            self.assertEqual(mesh["parts_s"]["gathering"], 0)
+            self.assertGreater(mesh["parts_s"]["wire"]["dp"], 0)
+        self.assertGreater(whole[2]["parts_s"]["reduction"], 0)
+        self.assertEqual(sharded[2]["parts_s"]["reduction"], 0)
+        self.assertGreater(sharded[0]["parts_s"]["reduction"], 0, "what tensor-parallel ranks add up")
+        self.assertLess(sharded[2]["state_bytes"], whole[2]["state_bytes"])
+        self.assertEqual(sharded[1], whole[1])
+        self.assertIn("sharded  parameters of dp=4,tp=2; dp=8\n", simulate("on", "table"))
+        self.assertNotIn("sharded", simulate("off", "table"))
+
     def test_each_copy_gets_so_many_groups(self):
         small, large = (self.mesh(f"dp={dp}", "--groups-per-copy", "4", "--requests", "1") for dp in (2, 512))
         self.assertEqual((small["steps"], large["steps"]), (1, 1))

@@ -187,7 +187,7 @@ TEST(MeshRankingTest, TwoStagesAddUpATiedEmbeddingOnceAStep) {
   MeshQuestion question = Question({}, 2);
   question.requests = {{"request", RequestOf({64, 64, 64}, 4, 32)}};
   question.requests.front().request.mini_batch_groups = 1;  // three steps
-  const auto exchange_s = [&] { return AnswerOf(RankMeshes(question), "pp=2").exchange_s; };
+  const auto exchange_s = [&](const char* mesh) { return AnswerOf(RankMeshes(question), mesh).exchange_s; };
   question.config.tie_word_embeddings = true;
   const auto bytes = static_cast<double>(question.config.vocab_size * question.config.hidden_size * 4);
   question.rates = [](v1::OptimizerResidency residency) {
@@ -195,9 +195,13 @@ TEST(MeshRankingTest, TwoStagesAddUpATiedEmbeddingOnceAStep) {
     rates[kDataByte] = 1;  // stages send it, not the ranks that share gradients
     return rates;
   };
-  EXPECT_DOUBLE_EQ(exchange_s(), 3 * bytes * TestRates(v1::DEVICE)[kStageByte]);
+  EXPECT_DOUBLE_EQ(exchange_s("pp=2"), 3 * bytes * TestRates(v1::DEVICE)[kStageByte]);
+  question.ranks = 4;
+  EXPECT_GT(exchange_s("dp=2,pp=2"), bytes) << "control: the ranks that share parameters exchange them";
+  question.run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
+  EXPECT_DOUBLE_EQ(exchange_s("dp=2,pp=2"), 3 * bytes * TestRates(v1::DEVICE)[kStageByte]);
   question.config.tie_word_embeddings = false;
-  EXPECT_EQ(exchange_s(), 0);
+  EXPECT_EQ(exchange_s("dp=2,pp=2"), 0);
 }
 
 TEST(MeshRankingTest, ADeviceThatIsTooSmallForTheWholeModelHoldsAPartOfIt) {
@@ -216,6 +220,45 @@ TEST(MeshRankingTest, ADeviceThatIsTooSmallForTheWholeModelHoldsAPartOfIt) {
   EXPECT_THAT(all.problem, HasSubstr(absl::StrCat("has ", whole, " bytes free")));
   EXPECT_THAT(all.problem, HasSubstr("the state of this model in fp32 needs"));
   EXPECT_EQ(all.seconds(), 0);
+}
+
+// Seven ranks can be neither stages of six layers nor parts of eight heads: every mesh holds the whole model.
+TEST(MeshRankingTest, AModelThatFitsNoWholeMeshIsShardedUnlessTheRunSaysNo) {
+  MeshQuestion question =
+      Question({.hidden = 512, .layers = 6, .heads = 8, .kv_heads = 4, .head_size = 64, .ffn = 2048}, 7);
+  question.requests = {{"request", RequestOf({8}, 2, 4)}};
+  question.run.set_shard_parameters(v1::SHARD_PARAMETERS_AUTO);
+  for (const MeshAnswer& answer : RankMeshes(question)) {
+    EXPECT_FALSE(answer.shards_parameters) << "control: there is room for it";
+  }
+  v1::RunConfig whole = question.run;
+  *whole.mutable_mesh() = MakeMesh({.dp = 7});
+  const int64_t state = StateBytesOf(question.config, whole).total();
+  question.memory = {.device_free_bytes = state, .device_bytes = state};
+  for (const MeshAnswer& answer : RankMeshes(question)) {
+    const bool shares = DataRanks(answer.mesh) == 7;
+    EXPECT_EQ(answer.possible(), shares) << MeshText(answer.mesh) << ": " << answer.problem;
+    EXPECT_EQ(answer.shards_parameters, shares);
+    EXPECT_EQ(answer.exchange_s, 0) << "plans have it";
+    EXPECT_LT(answer.bytes(), static_cast<uint64_t>(state));
+  }
+  question.run.set_shard_parameters(v1::SHARD_PARAMETERS_OFF);
+  for (const MeshAnswer& answer : RankMeshes(question)) EXPECT_FALSE(answer.possible()) << MeshText(answer.mesh);
+}
+
+TEST(MeshRankingTest, GatheringShardedParametersIsInThePlansSeconds) {
+  MeshQuestion question = Question({}, 2);
+  question.requests = {{"request", RequestOf({64, 64, 64}, 4, 32)}};
+  question.run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
+  const auto plan_s = [&](double byte_s) {
+    question.rates = [=](v1::OptimizerResidency residency) {
+      Rates rates = TestRates(residency);
+      rates[kDataByte] = byte_s;
+      return rates;
+    };
+    return AnswerOf(RankMeshes(question), "dp=2").plan_s;
+  };
+  EXPECT_GT(plan_s(1e-3), 100 * plan_s(0));
 }
 
 TEST(MeshRankingTest, BytesOfAStepAreThoseOfApplyWhereThatTakesMost) {

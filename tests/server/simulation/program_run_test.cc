@@ -163,6 +163,26 @@ TEST(ProgramRunTest, AMeetingWaitsForTheLastAndThenItsWireHoldsAll) {
   }
 }
 
+// What a rank sends while another one computes holds nobody beyond that.
+TEST(ProgramRunTest, BytesThatTravelBesideOthersComputeAreSentBeforeTheMeeting) {
+  std::vector<SimulatedProgram> programs(2);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    SimulatedOperation operation = Computes(rank == 0 ? 5 : 0);
+    operation.wire_s[kDataAt] = rank == 0 ? 1 : 3;
+    operation.meeting = 0;
+    operation.meeting_axis = Axis::kData;
+    operation.meets_last = true;
+    programs[rank] = {operation, Computes(1)};
+  }
+  const auto ranks = RunPrograms(programs);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(ranks[rank].spans[0].end_s, 6);
+    EXPECT_EQ(ranks[rank].end_s, 7);
+    EXPECT_EQ(ranks[rank].wire_s[kDataAt], rank == 0 ? 1 : 3);
+    EXPECT_EQ(ranks[rank].wait_s[kDataAt], rank == 0 ? 0 : 3);
+  }
+}
+
 // Two ranks of two threads on two cores: half as fast together, and at full speed when one is alone.
 TEST(ProgramRunTest, RanksThatShareCoresAreSlowerWhileOthersCompute) {
   const auto ranks = RunPrograms({{Computes(1)}, {Computes(3)}}, {.cores = 2, .threads_per_rank = 2});

@@ -20,101 +20,18 @@
 #include "server/simulation/state_exchange.h"
 #include "server/simulation/step_programs.h"
 #include "tests/server/planner/cluster_shapes.h"
-#include "tests/testing/draw.h"
+#include "tests/server/simulation/drawn_simulations.h"
 #include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 namespace {
 
 constexpr auto kStageAt = static_cast<size_t>(Axis::kStage), kDataAt = static_cast<size_t>(Axis::kData);
-constexpr double kSame = 1e-9;  // sums of the same numbers in another order
-
-double SumOf(const AxisSeconds& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
-
-void SetLinks(double byte_s, double message_s, Rates& rates) {
-  for (const LinkRates& link : kLinkRates) {
-    rates[link.byte] = byte_s;
-    rates[link.message] = message_s;
-  }
-}
-
-PlannerRequest DrawRequest(Draw& draw, int64_t groups) {
-  PlannerRequest request;
-  for (int64_t g = 0; g < groups; ++g) {
-    PlannerGroup& group = request.groups.emplace_back();
-    group.uid = absl::StrCat("g", g);
-    group.prompt_tokens = draw.Between(1, 1500);
-    for (int64_t i = draw.Between(1, 12); i > 0; --i) {
-      group.rollouts.push_back({absl::StrCat(group.uid, "/", i), draw.Between(1, 500), draw.Between(0, 9) > 0});
-    }
-  }
-  request.mini_batch_groups = draw.Between(0, 1) * draw.Between(1, 8);
-  request.epochs = draw.Between(1, 2);
-  request.log_prob_passes = static_cast<int>(draw.Between(0, 2));
-  return request;
-}
-
-class DrawnSimulationTest : public ::testing::TestWithParam<uint32_t> {
- protected:
-  DrawnSimulationTest() : draw_(FirstSeed() + GetParam()) {
-    MeshQuestion& asked = question_.mesh_question;
-    asked.config = BenchModel();
-    asked.config.max_positions = 4096;
-    asked.config.rms_norm_eps = 1e-6;
-    asked.run.set_dtype(draw_.Chance(50) ? "fp32" : "bf16");
-    asked.run.set_head_chunk_tokens(512);
-    asked.run.set_split_groups(v1::SPLIT_AUTO);
-    asked.memory = {.device_free_bytes = int64_t{4} << 30, .device_bytes = int64_t{4} << 30};
-    asked.rates = [this](v1::OptimizerResidency) { return rates_; };
-    asked.requests = {{"the request", DrawRequest(draw_, draw_.Between(1, 12))}};
-    rates_ = BenchRates();
-    SetMesh({.dp = static_cast<uint32_t>(draw_.Between(1, 3)),
-             .pp = static_cast<uint32_t>(draw_.Between(1, 3)),
-             .cp = static_cast<uint32_t>(draw_.Between(1, 2)),
-             .tp = static_cast<uint32_t>(draw_.Between(1, 2))});
-  }
-
-  void SetMesh(const MeshSizes& sizes) {
-    question_.mesh = MakeMesh(sizes);
-    question_.mesh_question.ranks = NumRanks(question_.mesh);
-  }
-
-  SimulationAnswer Answer() const {
-    const auto answer = Simulate(question_);
-    EXPECT_TRUE(answer.ok()) << Where() << answer.status();
-    return answer.ok() ? *answer : SimulationAnswer{};
-  }
-
-  // The plan that the simulator runs.
-  PlanResult Plan(PlannerModel* used = nullptr) const {
-    const auto model = ModelOnMesh(question_.mesh_question, question_.mesh);
-    EXPECT_TRUE(model.ok()) << Where() << model.status();
-    if (used != nullptr) *used = *model;
-    auto plan = MakePlan(*model, question_.mesh_question.requests.front().request);
-    EXPECT_TRUE(plan.ok()) << Where() << plan.status();
-    return *std::move(plan);
-  }
-
-  std::string Where() const {
-    return absl::StrCat("STEMMA_SEED ", FirstSeed() + GetParam(), ", ", MeshText(question_.mesh), ": ");
-  }
-
-  Draw draw_;
-  Rates rates_;
-  SimulationQuestion question_;
-};
 
 TEST_P(DrawnSimulationTest, TheSecondsOfARankAreAllOfOneKind) {
   SetLinks(1e-9, 1e-4, rates_);
   const SimulationAnswer answer = Answer();
-  const StepSeconds& s = answer.seconds;
-  const double pass_s = s.compute_s + SumOf(s.wire_s) + SumOf(s.wait_s) + s.imbalance_s;
-  EXPECT_NEAR(pass_s, s.pass_s, kSame * s.pass_s) << Where();
-  EXPECT_NEAR(pass_s + s.reduction_s + s.agreement_s + s.apply_s + s.gathering_s, s.total_s, kSame * s.total_s);
-  for (size_t axis = 0; axis < kNumAxes; ++axis) {
-    EXPECT_GE(s.hidden_s[axis], 0);
-    EXPECT_GE(s.wait_s[axis], 0);
-  }
+  ExpectParts(answer);
   const PlanResult plan = Plan();
   EXPECT_EQ(answer.steps, plan.report.num_steps());
   EXPECT_EQ(answer.tokens, static_cast<double>(plan.report.tokens_logical()));
@@ -129,23 +46,16 @@ TEST_P(DrawnSimulationTest, WithoutWiresCopiesTakeWhatTheyArePlannedToTake) {
   SetMesh({.dp = DpSize(question_.mesh), .pp = PpSize(question_.mesh), .tp = TpSize(question_.mesh)});
   PlannerModel model;
   const PlanResult plan = Plan(&model);
-  const PlannerRequest& request = question_.mesh_question.requests.front().request;
-  const int passes = request.log_prob_passes > 0 ? 1 : 0;
-  for (int i = 0; i < plan.report.steps_size(); ++i) {
-    const bool forward_only = i < passes;
-    const v1::StepPlan& step = forward_only ? plan.plan.log_prob_pass() : plan.plan.steps(i - passes);
-    const MemoryOptions options = MemoryOptionsOf(model.config, model.run, model.rates, forward_only);
-    const auto programs = server::ProgramsOf(options, question_.mesh, request.groups, step);
-    const v1::StepReport& report = plan.report.steps(i);
-    double end_s = 0, planned_s = report.pipeline_s();
-    for (const SimulatedRank& rank : RunPrograms(programs.programs)) end_s = std::max(end_s, rank.end_s);
+  for (const PlannedStep& planned : StepsOf(model, plan)) {
+    const v1::StepReport& report = planned.report;
+    double planned_s = report.pipeline_s();
     if (PpSize(question_.mesh) == 1) {
       planned_s = report.ranks().empty() ? Total(report.seconds()) - report.seconds().apply() : 0;
       for (const v1::RankReport& rank : report.ranks()) {
         planned_s = std::max(planned_s, Total(rank.seconds()) + rank.exchange_s());
       }
     }
-    EXPECT_NEAR(end_s, planned_s, kSame * planned_s) << Where() << "step " << i;
+    EXPECT_NEAR(EndSeconds(model, planned), planned_s, kSame * planned_s) << Where();
   }
 }
 
@@ -161,13 +71,10 @@ TEST_P(DrawnSimulationTest, AGroupThatCopiesShareTakesWhatItsTimelineSays) {
   asked.requests.front().request.log_prob_passes = 0;
   PlannerModel model;
   const PlanResult plan = Plan(&model);
-  const MemoryOptions options = MemoryOptionsOf(model.config, model.run, model.rates, /*forward_only=*/false);
-  for (int i = 0; i < plan.plan.steps_size(); ++i) {
-    const auto programs =
-        server::ProgramsOf(options, question_.mesh, asked.requests.front().request.groups, plan.plan.steps(i));
-    const auto ranks = RunPrograms(programs.programs);
+  for (const PlannedStep& planned : StepsOf(model, plan)) {
+    const auto ranks = RunPrograms(Programs(model, planned).programs);
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      const v1::RankReport& report = plan.report.steps(i).ranks(static_cast<int>(rank));
+      const v1::RankReport& report = planned.report.ranks(static_cast<int>(rank));
       const double exchange_s = ranks[rank].wire_s[kDataAt] + ranks[rank].wait_s[kDataAt];
       EXPECT_NEAR(exchange_s, report.exchange_s(), kSame * (1 + report.exchange_s())) << Where() << "rank " << rank;
       EXPECT_NEAR(ranks[rank].end_s, Total(report.seconds()) + report.exchange_s(), kSame * (1 + ranks[rank].end_s));
@@ -180,13 +87,9 @@ TEST_P(DrawnSimulationTest, SlowerWiresNeverMakeARunShorter) {
   SetLinks(0, 0, rates_);
   PlannerModel model;
   const PlanResult plan = Plan(&model);
-  const PlannerRequest& request = question_.mesh_question.requests.front().request;
   for (const double slower : {0.0, 1.0, 10.0}) {
     SetLinks(slower * 1e-10, slower * 1e-5, model.rates);
-    const MemoryOptions options = MemoryOptionsOf(model.config, model.run, model.rates, /*forward_only=*/false);
-    const auto programs = server::ProgramsOf(options, question_.mesh, request.groups, plan.plan.steps(0));
-    double end_s = 0;
-    for (const SimulatedRank& rank : RunPrograms(programs.programs)) end_s = std::max(end_s, rank.end_s);
+    const double end_s = EndSeconds(model, StepsOf(model, plan).back());
     EXPECT_GE(end_s, before_s) << Where() << slower;
     before_s = end_s;
   }
@@ -236,6 +139,53 @@ TEST(SimulationTest, WhatRanksShareOnceAStepIsSentOnceAndHiddenAsFarAsTheBackwar
   EXPECT_GT(s.reduction_s, 0) << "the embedding's gradient is final at the end";
   EXPECT_NEAR(s.apply_s, parameters / 2 * rates[kParameter], 1e-6);
   EXPECT_EQ(SecondsOf(BenchQuestion({.tp = 2}, rates)).gathering_s, 0) << "control: nobody holds the same";
+}
+
+// Two ranks gather the weights of two sweeps forward and two backward at most, and hand out half of the gradients of
+// two backwards; of stepped weights each keeps its part.
+TEST(SimulationTest, ShardedParametersAreSentWhileThePhasesRun) {
+  Rates rates = BenchRates();
+  SetLinks(1e-9, 0, rates);
+  SimulationQuestion question = BenchQuestion({.dp = 2}, rates);
+  const auto whole = Simulate(question);
+  question.mesh_question.run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
+  const auto sharded = Simulate(question);
+  ASSERT_TRUE(whole.ok() && sharded.ok()) << whole.status() << sharded.status();
+  const StepSeconds& s = sharded->seconds;
+  EXPECT_EQ(s.reduction_s, 0);
+  EXPECT_EQ(s.gathering_s, 0);
+  EXPECT_EQ(s.agreement_s, whole->seconds.agreement_s);
+  EXPECT_NEAR(s.apply_s, whole->seconds.apply_s, 1e-5);
+  EXPECT_LT(sharded->state_bytes, whole->state_bytes);
+  EXPECT_NEAR(s.wire_s[kDataAt] + s.hidden_s[kDataAt], sharded->sent_bytes[kDataAt] * 1e-9, kSame);
+  EXPECT_GT(s.hidden_s[kDataAt], s.wire_s[kDataAt]) << "all layers but the first";
+  EXPECT_GT(sharded->sent_bytes[kDataAt], whole->sent_bytes[kDataAt]) << "control: forward and backward gather both";
+  rates[kDataByte] = 0;
+  question.mesh_question.rates = [rates](v1::OptimizerResidency) { return rates; };
+  EXPECT_LT(Simulate(question)->seconds.pass_s, s.pass_s);
+}
+
+// A copy without anything to compute gathers with the other one, and waits for it and not for its own wires after it.
+TEST(SimulationTest, ACopyThatOnlyGathersHoldsNobodyBeyondTheOnesThatCompute) {
+  Rates rates = BenchRates();
+  SetLinks(1e-9, 0, rates);
+  SimulationQuestion question = BenchQuestion({.dp = 2}, rates);
+  question.mesh_question.run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
+  question.mesh_question.run.set_split_groups(v1::SPLIT_OFF);
+  question.mesh_question.requests.front().request.groups.resize(1);
+  const auto wired = Simulate(question);
+  SetLinks(0, 0, rates);
+  question.mesh_question.rates = [rates](v1::OptimizerResidency) { return rates; };
+  const auto silent = Simulate(question);
+  ASSERT_TRUE(wired.ok() && silent.ok()) << wired.status() << silent.status();
+  const double wire_s = wired->sent_bytes[kDataAt] * 1e-9;
+  // The copy without compute is held by all of its wires; the rest is what the other one does not hide.
+  const double exposed_s = 2 * wired->seconds.wire_s[kDataAt] - wire_s;
+  EXPECT_GT(exposed_s, 0);
+  EXPECT_LT(exposed_s, wire_s / 4);
+  EXPECT_NEAR(wired->seconds.pass_s, silent->seconds.pass_s + exposed_s, kSame);
+  EXPECT_NEAR(silent->seconds.wait_s[kDataAt], silent->seconds.pass_s / 2, kSame) << "the mean of all and nothing";
+  EXPECT_NEAR(silent->seconds.compute_s, silent->seconds.pass_s / 2, kSame);
 }
 
 TEST(SimulationTest, PhasesAreThoseOfThePlan) {

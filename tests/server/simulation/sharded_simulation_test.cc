@@ -1,0 +1,198 @@
+// Steps with sharded parameters in simulated time: against the planner's seconds where wires take no time, against the
+// bytes that it counts, and against the same steps without gathering. Requests and meshes are drawn; STEMMA_SEED draws
+// others.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+#include <vector>
+
+#include "common/base/mesh.h"
+#include "common/cost/state_bytes.h"
+#include "server/planner/parameter_sweeps.h"
+#include "server/planner/plan_report.h"
+#include "server/planner/stage_plan.h"
+#include "server/simulation/simulation.h"
+#include "tests/server/simulation/drawn_simulations.h"
+#include "tests/testing/namespaces.h"
+
+namespace stemma::testing {
+namespace {
+
+constexpr auto kDataAt = static_cast<size_t>(Axis::kData);
+
+class DrawnShardedSimulationTest : public DrawnSimulationTest {
+ protected:
+  DrawnShardedSimulationTest() {
+    v1::RunConfig& run = question_.mesh_question.run;
+    run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
+    if (draw_.Chance(30)) run.set_prefix_block_rows(static_cast<uint32_t>(draw_.Between(100, 700)));
+    if (draw_.Chance(30)) run.set_prefix_policy(draw_.Of<v1::TapePolicy>({v1::S0, v1::S5}));
+    const v1::Mesh drawn = question_.mesh;
+    if (DataRanks(drawn) == 1) SetMesh({.dp = 2, .pp = PpSize(drawn), .tp = TpSize(drawn)});
+  }
+
+  void SetOneCopyPerGroup() { question_.mesh_question.run.set_split_groups(v1::SPLIT_OFF); }
+
+  static double PlannedSeconds(const v1::StepReport& report) {
+    double slowest_s = 0;
+    for (const v1::RankReport& rank : report.ranks()) slowest_s = std::max(slowest_s, Total(rank.seconds()));
+    return slowest_s + report.parameters_s();
+  }
+
+  // Returns the sum over a step's operations of what each takes on the copy where it takes longest, as the planner
+  // costs them for pipeline stages: here of one.
+  double MostOfOperations(const PlannedStep& planned) const {
+    MemoryOptions options = planned.options;
+    options.stages = {options.shape};
+    std::map<std::tuple<size_t, size_t, char>, double> most_s;  // by place, round and letter
+    std::map<uint32_t, size_t> places;
+    for (const v1::Cluster& cluster : planned.step.clusters()) {
+      const size_t place = places[cluster.dp_rank()]++;
+      const auto raise = [&](size_t round, char letter, double seconds) {
+        double& most = most_s[{place, round, letter}];
+        most = std::max(most, seconds);
+      };
+      const std::vector<PlannerGroup>& groups = question_.mesh_question.requests.front().request.groups;
+      const server::StageCluster costs = server::StagesOf(options, groups, {&cluster}).clusters.front();
+      for (const server::StageCost& cost : costs.prefixes) {
+        raise(0, 'A', cost.forward_s);
+        raise(0, 'C', cost.backward_s);
+      }
+      for (size_t round = 0; round < costs.rounds.size(); ++round) {
+        raise(round, 'F', costs.rounds[round].front().forward_s);
+        raise(round, 'B', costs.rounds[round].front().backward_s);
+      }
+    }
+    return std::accumulate(most_s.begin(), most_s.end(), 0.0,
+                           [](double sum, const auto& most) { return sum + most.second; });
+  }
+
+  // Returns the plan, which is sharded, and what it was made by.
+  PlanResult ShardedPlan(PlannerModel& model) const {
+    PlanResult plan = Plan(&model);
+    EXPECT_TRUE(plan.report.shards_parameters()) << Where();
+    return plan;
+  }
+};
+
+// Every operation is a meeting of all copies there, so no order of theirs may wait for itself.
+TEST_P(DrawnShardedSimulationTest, EveryStepEndsAndItsSecondsAreAllOfOneKind) {
+  SetLinks(1e-9, 1e-5, rates_);
+  if (draw_.Chance(50)) question_.mesh_question.run.set_split_groups(v1::SPLIT_ON);
+  const SimulationAnswer answer = Answer();
+  ExpectParts(answer);
+  EXPECT_TRUE(ShardsParameters(answer.run)) << Where();
+  EXPECT_EQ(answer.steps, Plan().report.num_steps());
+  EXPECT_EQ(answer.seconds.gathering_s, 0) << "stepped weights stay where they are";
+  EXPECT_EQ(answer.sent_bytes[kDataAt] > 0, answer.seconds.compute_s > 0) << Where();
+}
+
+// Pipeline stages: all copies wait in each operation for the one that has most to compute in it.
+TEST_P(DrawnShardedSimulationTest, WithoutWiresAPipelineTakesWhatItIsPlannedToTake) {
+  SetLinks(0, 0, rates_);
+  const v1::Mesh mesh = question_.mesh;
+  SetMesh({.dp = DpSize(mesh), .pp = std::max(PpSize(mesh), 2u), .cp = CpSize(mesh), .tp = TpSize(mesh)});
+  PlannerModel model;
+  const PlanResult plan = ShardedPlan(model);
+  for (const PlannedStep& planned : StepsOf(model, plan)) {
+    const double planned_s = planned.report.pipeline_s() + planned.report.parameters_s();
+    const double end_s = EndSeconds(model, planned);
+    if (planned.report.parameters_s() > 0) {
+      EXPECT_NEAR(end_s, planned_s, kSame * planned_s) << Where();
+    } else {
+      EXPECT_LE(end_s, planned_s * (1 + kSame)) << Where();
+    }
+  }
+}
+
+// One stage: the planner's costs of each operation, of the copy that has most of it, one after the other. The planner
+// itself adds up whole phases, of which a copy that has most has not most of each operation.
+TEST_P(DrawnShardedSimulationTest, WithoutWiresOneStageTakesTheMostOfEachOperation) {
+  SetLinks(0, 0, rates_);
+  SetOneCopyPerGroup();
+  SetMesh({.dp = std::max(DpSize(question_.mesh), 2u), .cp = CpSize(question_.mesh), .tp = TpSize(question_.mesh)});
+  PlannerModel model;
+  const PlanResult plan = ShardedPlan(model);
+  for (const PlannedStep& planned : StepsOf(model, plan)) {
+    const double end_s = EndSeconds(model, planned);
+    EXPECT_NEAR(end_s, MostOfOperations(planned), kSame * end_s) << Where();
+    EXPECT_GE(end_s, PlannedSeconds(planned.report) * (1 - kSame)) << Where();
+  }
+}
+
+// Where each phase of a place is one operation, the planner's own seconds.
+TEST_P(DrawnShardedSimulationTest, WithoutWiresForwardsOfOneWaveTakeWhatTheyArePlannedToTake) {
+  SetLinks(0, 0, rates_);
+  SetOneCopyPerGroup();
+  SetMesh({.dp = std::max(DpSize(question_.mesh), 2u), .tp = TpSize(question_.mesh)});
+  question_.mesh_question.run.set_wave_suffixes(1000);
+  question_.mesh_question.requests.front().request.log_prob_passes = 1;
+  PlannerModel model;
+  const PlanResult plan = ShardedPlan(model);
+  const PlannedStep planned = StepsOf(model, plan).front();
+  for (const v1::Cluster& cluster : planned.step.clusters()) ASSERT_EQ(cluster.sweeps().rounds(), 1u) << Where();
+  const double planned_s = PlannedSeconds(planned.report);
+  EXPECT_NEAR(EndSeconds(model, planned), planned_s, kSame * planned_s) << Where();
+}
+
+// With several waves they meet in each of them, so they take what they would take alone, or longer.
+TEST_P(DrawnShardedSimulationTest, CopiesThatMeetAreNoFasterThanCopiesThatDoNot) {
+  SetLinks(0, 0, rates_);
+  SetMesh({.dp = std::max(DpSize(question_.mesh), 2u), .cp = CpSize(question_.mesh), .tp = TpSize(question_.mesh)});
+  PlannerModel model;
+  const PlanResult plan = ShardedPlan(model);
+  for (const PlannedStep& planned : StepsOf(model, plan)) {
+    v1::StepPlan whole = planned.step;
+    server::ClearSweeps(whole);
+    const double alone_s = EndSeconds(model, {planned.options, whole, planned.report});
+    EXPECT_GE(EndSeconds(model, planned), alone_s * (1 - kSame)) << Where();
+  }
+}
+
+// What gathering takes is never less than nothing, and never more than if nothing hid it.
+TEST_P(DrawnShardedSimulationTest, GatheringOnlyTakesTime) {
+  SetLinks(0, 0, rates_);
+  SetOneCopyPerGroup();
+  PlannerModel model;
+  const PlanResult plan = ShardedPlan(model);
+  double before_s = EndSeconds(model, StepsOf(model, plan).back());
+  const double computed_s = before_s;
+  for (const double slower : {0.1, 1.0, 10.0}) {
+    model.rates[kDataByte] = slower * 1e-9;
+    model.rates[kDataCollective] = slower * 1e-5;
+    const PlannedStep planned = StepsOf(model, plan).back();
+    const auto programs = Programs(model, planned);
+    const double end_s = EndSeconds(RunPrograms(programs.programs));
+    EXPECT_GE(end_s, before_s) << Where() << slower;
+    double wires_s = 0;  // of all stages, one behind the other
+    for (size_t stage = 0; stage < PpSize(question_.mesh); ++stage) {
+      const size_t program = stage * CpSize(question_.mesh);
+      wires_s += programs.hidden_s[program][kDataAt];
+      for (const SimulatedOperation& operation : programs.programs[program]) wires_s += operation.wire_s[kDataAt];
+    }
+    EXPECT_LE(end_s, computed_s + wires_s * (1 + kSame)) << Where() << slower;
+    before_s = end_s;
+  }
+  EXPECT_EQ(before_s > computed_s, computed_s > 0) << Where();
+}
+
+TEST_P(DrawnShardedSimulationTest, AllRanksSendTheBytesOfThePlan) {
+  SetOneCopyPerGroup();
+  PlannerModel model;
+  const PlanResult plan = ShardedPlan(model);
+  for (const PlannedStep& planned : StepsOf(model, plan)) {
+    double sent = 0;
+    for (const auto& program : Programs(model, planned).sent_bytes) sent += program[kDataAt];
+    EXPECT_EQ(sent * TpSize(question_.mesh), static_cast<double>(planned.report.parameters_bytes())) << Where();
+    EXPECT_EQ(sent > 0, !planned.step.clusters().empty()) << Where();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DrawnShardedSimulationTest, ::testing::Range(0u, 24u));
+
+}  // namespace
+}  // namespace stemma::testing
