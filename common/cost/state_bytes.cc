@@ -57,6 +57,7 @@ StateBytes ShardedBytes(const ModelShard& shard, RunDtype dtype, int64_t ranks) 
   bytes.gradients = (units.part() + units.all_slots_elements()) * AccumulateBytes(dtype);
   bytes.optimizer = units.part() * OptimizerBytes(dtype);
   bytes.exchange = ranks * units.largest_part() * AccumulateBytes(dtype) + PartialBytes(shard, dtype);
+  bytes.gathering = ranks * units.largest_part() * RunBytes(dtype);
   SetSlabs(units.part(), dtype, bytes);
   return bytes;
 }
@@ -84,15 +85,6 @@ StateBytes StateBytesOf(const ModelConfig& config, const v1::RunConfig& run) {
 
 bool ShardsParameters(const v1::RunConfig& run) {
   return run.shard_parameters() == v1::SHARD_PARAMETERS_ON && DataRanks(run.mesh()) > 1;
-}
-
-int64_t GatheringBytes(const ModelConfig& config, const v1::RunConfig& run) {
-  const int64_t ranks = DataRanks(run.mesh());
-  int64_t elements = 0;
-  for (const ModelShard& shard : StageShards(config, run.mesh())) {
-    elements = std::max(elements, ranks * ParameterUnitsOf(shard, ranks).largest_part());
-  }
-  return elements * RunBytes(RunDtypeOf(run.dtype()));
 }
 
 int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run) {

@@ -3,6 +3,7 @@
 // bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/base/dtype_names.h"
@@ -26,12 +27,15 @@ struct StateBytes {
   int64_t clipped = 0;    // gradients of one slab times the clip, during APPLY
   int64_t slabs = 0;      // of optimizer states that come from host memory, during APPLY
   int64_t exchange = 0;   // buffers in which ranks exchange gradients and weights; 0: one rank
+  int64_t gathering = 0;  // of sharded parameters beside their slot, in a pass: as much as the largest unit
   int64_t total() const { return weights + gradients + optimizer + tables + exchange; }
   // An unspecified residency is the device's. Between steps; APPLY adds `apply`.
   int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }
   int64_t host(v1::OptimizerResidency residency) const { return residency == v1::HOST ? optimizer : 0; }
   int64_t apply(v1::OptimizerResidency residency) const { return clipped + (residency == v1::HOST ? slabs : 0); }
-  int64_t device_peak(v1::OptimizerResidency residency) const { return device(residency) + apply(residency); }
+  int64_t device_peak(v1::OptimizerResidency residency) const {
+    return device(residency) + std::max(apply(residency), gathering);
+  }
 };
 
 // Returns the bytes of a rank of the mesh, of the pipeline stage that holds most: of what a tensor-parallel rank holds
@@ -44,10 +48,6 @@ bool ShardsParameters(const v1::RunConfig& run);
 
 // Returns the bytes of a run's dtype, mesh and sharding.
 StateBytes StateBytesOf(const ModelConfig& config, const v1::RunConfig& run);
-
-// Returns what a gathering of sharded parameters takes on the device beside its slot, while it is under way: as much as
-// the largest unit.
-int64_t GatheringBytes(const ModelConfig& config, const v1::RunConfig& run);
 
 // Returns the host memory that optimizer states leave to tapes, in a run whose memory is divided. The server plans by
 // it, and it is the size of the worker's arena.

@@ -15,6 +15,8 @@ namespace {
 
 // Share of a dedicated device that is reserved for its runtime and for fragmentation.
 constexpr int64_t kDeviceReserveParts = 16;
+// Share of the budget that sharding must free to be chosen: it costs links in every sweep.
+constexpr int64_t kWorthShardingParts = 8;
 // Shares of what is free on a machine whose memory is host and device in one; other programs keep the rest.
 constexpr int64_t kSharedActivationParts = 2, kSharedHostParts = 4;
 
@@ -28,8 +30,10 @@ std::string DevicePartsText(const StateBytes& state, v1::OptimizerResidency resi
                                     : absl::StrCat("optimizer states ", HumanBytes(state.optimizer), ", ");
   const std::string exchange =
       state.exchange > 0 ? absl::StrCat("exchange between ranks ", HumanBytes(state.exchange), ", ") : "";
+  const std::string gathering =
+      state.gathering > 0 ? absl::StrCat("gathering of parameters ", HumanBytes(state.gathering), ", ") : "";
   return absl::StrCat("weights ", HumanBytes(state.weights), ", gradients ", HumanBytes(state.gradients), ", ",
-                      optimizer, exchange, "clipped gradients ", HumanBytes(state.clipped), ", RoPE tables ",
+                      optimizer, exchange, gathering, "clipped gradients ", HumanBytes(state.clipped), ", RoPE tables ",
                       HumanBytes(state.tables));
 }
 
@@ -50,7 +54,7 @@ int64_t LongestContextBytes(const ModelConfig& model, const v1::RunConfig& run) 
   const int64_t rows = std::max<int64_t>(1, model.max_positions / 2);
   const MemoryOptions options = MemoryOptionsOf(model, run, Rates{}, /*forward_only=*/false);
   const ClusterShape longest = {.prefix_rows = {rows}, .members = {{.rows = rows, .prefix_rows = rows}}};
-  return FewestBytes(options, longest);
+  return FewestBytes(options, longest) + StateBytesOf(model, run).gathering;
 }
 
 class Division {
@@ -108,12 +112,16 @@ class Division {
   }
 
   absl::Status DivideTwo() {
-    if (!HasBudget()) SetBudget(memory_.device_free_bytes - memory_.device_free_bytes / kDeviceReserveParts);
+    const bool given = HasBudget();
+    if (!given) SetBudget(memory_.device_free_bytes - memory_.device_free_bytes / kDeviceReserveParts);
     ChooseResidency();
     const v1::OptimizerResidency residency = run_.optimizer_residency();
-    if (state_.device_peak(residency) >= memory_.device_free_bytes) {
-      return MachineTooSmall(run_, "device", memory_.device_free_bytes, state_.device_peak(residency),
-                             DevicePartsText(state_, residency));
+    // A budget that nobody gave is the most of what is free that a run may take.
+    const int64_t peak = state_.device_peak(residency);
+    const bool has_none = given || peak >= memory_.device_free_bytes;
+    const int64_t usable = has_none ? memory_.device_free_bytes : Given(run_.memory_budget_bytes());
+    if (peak >= usable) {
+      return MachineTooSmall(run_, "device", usable, state_.device_peak(residency), DevicePartsText(state_, residency));
     }
     if (state_.host(residency) >= memory_.host_free_bytes) {
       return MachineTooSmall(run_, "host", memory_.host_free_bytes, state_.host(residency), "optimizer states");
@@ -125,10 +133,14 @@ class Division {
 
   // See the header. What optimizer states in host memory would leave is not looked at: they cost more than gathering.
   void ChooseSharding() {
-    if (run_.shard_parameters() != v1::SHARD_PARAMETERS_AUTO) return;
+    if (run_.shard_parameters() != v1::SHARD_PARAMETERS_AUTO || DataRanks(run_.mesh()) == 1) return;
     SetSharding(v1::SHARD_PARAMETERS_OFF);
-    if (DataRanks(run_.mesh()) == 1 || LongestContextFits()) return;
+    if (LongestContextFits()) return;
+    const int64_t whole = state_.device(run_.optimizer_residency());
     SetSharding(v1::SHARD_PARAMETERS_ON);
+    const int64_t freed = whole - state_.device(run_.optimizer_residency()) - state_.gathering;
+    const int64_t budget = HasBudget() ? Given(run_.memory_budget_bytes()) : memory_.device_free_bytes;
+    if (freed * kWorthShardingParts < budget) SetSharding(v1::SHARD_PARAMETERS_OFF);
   }
 
   void SetSharding(v1::ShardParameters sharding) {

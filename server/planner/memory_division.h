@@ -2,7 +2,8 @@
 // and to tapes in host memory, whether parameters are sharded, and where the optimizer's states live. Pure.
 //
 // Where the run leaves it open (shard_parameters: auto), parameters are sharded if one rollout of the model's longest
-// context, half prompt and half response, could not be trained beside whole ones.
+// context, half prompt and half response, could not be trained beside whole ones, and sharding frees an eighth of the
+// budget or more.
 // Under a budget the optimizer's states stay on the device as long as such a rollout can be trained beside them; else
 // they go to host memory, if that has room.
 // Where host and device are one memory and no budget is given, moving them gains nothing, so they stay.

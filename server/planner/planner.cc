@@ -61,11 +61,11 @@ class Planner {
   MemoryOptions Options(const StopCheck& stop, bool forward_only) const {
     MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
     options.stop = stop;
-    const bool staged = !options.stages.empty();
+    const bool staged = !options.stages.empty(), sharded = ShardsParameters(model_.run);
+    if (sharded) options.wave_rows = options.cluster_prefix_rows = RowsWorthGathering(model_);
     if (forward_only) options.held_bytes = CheckpointBytes();
     if (staged) options.held_bytes += RowsInFlightBytes(options, request_);
-    const bool sharded = ShardsParameters(model_.run);
-    if (sharded) options.held_bytes += GatheringBytes(model_.config, model_.run);
+    if (sharded) options.held_bytes += StateBytesOf(model_.config, model_.run).gathering;
     if (staged && !forward_only) options.rounds_in_flight = static_cast<int64_t>(options.stages.size());
     if (staged || forward_only || sharded) {
       options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes, 0);

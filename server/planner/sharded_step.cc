@@ -12,7 +12,6 @@
 #include "common/cost/state_bytes.h"
 #include "glog/logging.h"
 #include "server/planner/parameter_sweeps.h"
-#include "server/planner/plan_report.h"
 #include "server/planner/stage_plan.h"
 
 namespace stemma::server {
@@ -37,8 +36,8 @@ std::vector<UnitVisit> VisitsOfLetter(char letter, const v1::ParameterSweeps& sw
 // What gathering takes and moves on the ranks of one stage.
 class StageTraffic {
  public:
-  StageTraffic(const ModelShard& shard, const PlannerModel& model, bool forward_only)
-      : units_(ParameterUnitsOf(shard, DataRanks(model.run.mesh()))), model_(model), forward_only_(forward_only) {}
+  StageTraffic(ParameterUnits units, const PlannerModel& model, bool forward_only)
+      : units_(std::move(units)), model_(model), forward_only_(forward_only) {}
 
   // Returns the seconds of each letter of an order. `places`: the sweeps of the step's places.
   std::vector<double> Seconds(const std::string& order, const std::vector<v1::ParameterSweeps>& places) {
@@ -90,13 +89,12 @@ class ShardedStep {
               v1::StepPlan& step, v1::StepReport& report)
       : model_(model), options_(options), groups_(groups), step_(step), report_(report) {
     for (const ModelShard& shard : StageShards(model.config, model.run.mesh())) {
-      traffic_.emplace_back(shard, model, options.forward_only);
+      traffic_.emplace_back(ParameterUnitsOf(shard, DataRanks(model.run.mesh())), model, options.forward_only);
     }
   }
 
   void Run() {
     if (step_.clusters().empty()) return;
-    KeepSeconds();
     std::vector<int64_t> prefix_rows;
     for (const PlannerGroup& group : groups_) prefix_rows.push_back(group.prompt_tokens - 1);
     ShareSweeps(prefix_rows, {DpSize(model_.run.mesh()), CpSize(model_.run.mesh())}, step_);
@@ -112,48 +110,28 @@ class ShardedStep {
   }
 
  private:
-  // Keeps what each copy's clusters take, in their order, before they move.
-  void KeepSeconds() {
-    seconds_.resize(DpSize(model_.run.mesh()));
-    CHECK_EQ(report_.clusters_size(), step_.clusters_size());
-    for (int c = 0; c < step_.clusters_size(); ++c) {
-      seconds_[step_.clusters(c).dp_rank()].push_back(report_.clusters(c).seconds());
-    }
-  }
-
-  // Returns the seconds of the copy that has most to compute in a place, phase by phase.
-  std::vector<v1::PhaseSeconds> MostOfPlaces() const {
-    std::vector<v1::PhaseSeconds> most(places_.size());
-    std::vector<size_t> next(seconds_.size()), place(seconds_.size());
-    for (const v1::Cluster& cluster : step_.clusters()) {
-      const size_t copy = cluster.dp_rank(), at = place[copy]++;
-      if (!cluster.waves().empty()) MaxSeconds(seconds_[copy][next[copy]++], most[at]);
-    }
-    return most;
-  }
-
+  // One stage runs one operation after the other, each as long as its computing or its gathering, whichever is more.
   void AddPhases() {
     std::string order;
     for (const v1::ParameterSweeps& place : places_) order += OrderOf(place);
     const std::vector<double> gathering = traffic_.front().Seconds(order, places_);
+    const StageQuestion most = MostOfCopies();
     double step_s = 0;
-    auto letter = gathering.begin();
-    const std::vector<v1::PhaseSeconds> most = MostOfPlaces();
-    for (size_t place = 0; place < places_.size(); ++place) {
-      double forward = 0, waves = 0, backward = 0;
-      for (const char kind : OrderOf(places_[place])) {
-        (kind == 'A' ? forward : kind == 'C' ? backward : waves) += *letter++;
+    auto letter_s = gathering.begin();
+    for (size_t at = 0; at < places_.size(); ++at) {
+      const StageCluster& cluster = most.clusters[at];
+      size_t round = 0;
+      for (const char letter : OrderOf(places_[at])) {
+        const bool is_wave = letter == 'F' || letter == 'B', is_forward = letter == 'A' || letter == 'F';
+        const StageCost& cost = is_wave ? cluster.rounds[round].front() : cluster.prefixes.front();
+        step_s += std::max(is_forward ? cost.forward_s : cost.backward_s, *letter_s++);
+        const bool ends_round = options_.forward_only ? letter == 'F' : letter == 'B';
+        round += ends_round ? 1 : 0;
       }
-      step_s += std::max(most[place].prefix_forward(), forward) + std::max(most[place].suffix(), waves) +
-                std::max(most[place].prefix_backward(), backward);
     }
-    double slowest_s = 0;
-    for (const std::vector<v1::PhaseSeconds>& copy : seconds_) {
-      double copy_s = 0;
-      for (const v1::PhaseSeconds& cluster : copy) copy_s += Total(cluster);
-      slowest_s = std::max(slowest_s, copy_s);
-    }
-    report_.set_parameters_s(std::max(step_s - slowest_s, 0.0));
+    const v1::PhaseSeconds& phases = report_.seconds();
+    const double phases_s = phases.prefix_forward() + phases.suffix() + phases.prefix_backward();
+    report_.set_parameters_s(std::max(step_s - phases_s, 0.0));
   }
 
   std::string OrderOf(const v1::ParameterSweeps& place) const {
@@ -164,7 +142,8 @@ class ShardedStep {
 
   // All copies run one order: that of what the copy that has most of each operation would run alone.
   void OrderAllStages() {
-    const StageQuestion question = MostOfCopies();
+    StageQuestion question = MostOfCopies();
+    for (size_t at = 0; at < places_.size(); ++at) AddGathering(places_[at], question.clusters[at]);
     StageOrders orders = options_.forward_only ? OrderForwards(question) : OrderStages(question);
     for (size_t s = 0; s < traffic_.size(); ++s) traffic_[s].Seconds(orders.stages[s].Letters(), places_);
     report_.set_parameters_s(std::max(orders.end_s - report_.pipeline_s(), 0.0));
@@ -174,16 +153,15 @@ class ShardedStep {
   }
 
   StageQuestion MostOfCopies() {
-    StageQuestion most = {.stages = options_.stages.size(),
+    StageQuestion most = {.stages = options_.all_stages().size(),
                           .clusters = std::vector<StageCluster>(places_.size()),
                           .budget_bytes = options_.budget_bytes,
                           .host_budget_bytes = options_.host_bytes_max()};
-    std::vector<size_t> place(seconds_.size());
+    std::vector<size_t> place(DpSize(model_.run.mesh()));
     for (const v1::Cluster& cluster : step_.clusters()) {
       const size_t at = place[cluster.dp_rank()]++;
       if (!cluster.waves().empty()) Raise(StagesOf(options_, groups_, {&cluster}).clusters.front(), most.clusters[at]);
     }
-    for (size_t at = 0; at < places_.size(); ++at) AddGathering(places_[at], most.clusters[at]);
     return most;
   }
 
@@ -212,12 +190,29 @@ class ShardedStep {
   const std::vector<PlannerGroup>& groups_;
   v1::StepPlan& step_;
   v1::StepReport& report_;
-  std::vector<StageTraffic> traffic_;                   // of each stage
-  std::vector<std::vector<v1::PhaseSeconds>> seconds_;  // of each copy's clusters
+  std::vector<StageTraffic> traffic_;  // of each stage
   std::vector<v1::ParameterSweeps> places_;
 };
 
 }  // namespace
+
+int64_t RowsWorthGathering(const PlannerModel& model) {
+  constexpr int64_t kRowsMax = 16 * kWaveRows;
+  int64_t rows = kWaveRows;
+  for (const ModelShard& shard : StageShards(model.config, model.run.mesh())) {
+    const ParameterUnits units = ParameterUnitsOf(shard, DataRanks(model.run.mesh()));
+    StageTraffic traffic(units, model, /*forward_only=*/false);
+    v1::ParameterSweeps wave;
+    wave.set_rounds(1);
+    double gathering_s = 0;
+    for (const double seconds : traffic.Seconds("FB", {wave})) gathering_s += seconds;
+    // Forward is two FLOPs of each weight and row, backward four.
+    const double row_s = 6 * static_cast<double>(units.ranks * units.part()) * model.rates[kLinear];
+    if (row_s * static_cast<double>(kRowsMax) <= gathering_s) return kRowsMax;
+    rows = std::max(rows, static_cast<int64_t>(gathering_s / row_s));
+  }
+  return rows;
+}
 
 void ShardStep(const PlannerModel& model, const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
                v1::StepPlan& step, v1::StepReport& report) {

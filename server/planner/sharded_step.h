@@ -1,10 +1,11 @@
 // A step whose parameters are sharded: its clusters laid side by side (server/planner/parameter_sweeps.h), the orders
 // of pipeline stages, which all copies then share, and what gathering costs. Pure.
 //
-// In a place all copies run the same sweeps, so it takes as long as the copy that has most to compute there, or as the
-// gathering, whichever is more: a unit is gathered while another one runs.
+// All copies run the same sweeps side by side, so an operation takes as long as the copy that has most to compute in
+// it, or as its gathering, whichever is more: a unit is gathered while another one runs.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "server/planner/memory_options.h"
@@ -13,8 +14,11 @@
 
 namespace stemma::server {
 
-// Shares the sweeps of a step that is planned, and says in its report what that adds to it. `report.clusters` are those
-// of the step, in their order.
+// Returns how many rows a wave, or a cluster's prefixes, should have where memory allows: with fewer, forward and
+// backward of them take less time than gathering for them. At least kWaveRows, and no more than 16 times as many.
+int64_t RowsWorthGathering(const PlannerModel& model);
+
+// Shares the sweeps of a step that is planned, and says in its report, whose phases are known, what that adds to it.
 void ShardStep(const PlannerModel& model, const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
                v1::StepPlan& step, v1::StepReport& report);
 

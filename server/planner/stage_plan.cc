@@ -18,18 +18,18 @@ class ClusterStages {
  public:
   ClusterStages(const MemoryOptions& options, const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster)
       : options_(options), cluster_(cluster), operations_(groups, cluster, options.forward_only) {
-    for (const ByteShape& stage : options.stages) regathers_.push_back(operations_.Regather(stage));
+    for (const ByteShape& stage : options.all_stages()) regathers_.push_back(operations_.Regather(stage));
   }
 
   StageCluster Run() {
     StageCluster stages;
-    if (operations_.prefix().rows > 0) {
-      for (const ByteShape& stage : options_.stages) stages.prefixes.push_back(PrefixCost(stage));
+    if (operations_.has_prefixes()) {
+      for (const ByteShape& stage : options_.all_stages()) stages.prefixes.push_back(PrefixCost(stage));
     }
     for (const v1::Wave& wave : cluster_.waves()) {
       // The waves of a rank stand in the order of their rounds.
       const size_t round = rounds_of_ranks_[wave.cp_rank()]++;
-      if (round == stages.rounds.size()) stages.rounds.emplace_back(options_.stages.size());
+      if (round == stages.rounds.size()) stages.rounds.emplace_back(options_.all_stages().size());
       AddWave(wave, stages.rounds[round]);
     }
     return stages;
@@ -62,7 +62,7 @@ class ClusterStages {
   }
 
   StageCost WaveCost(size_t s, const ClusterShape& members, const WaveShape& wave) const {
-    const ByteShape& stage = options_.stages[s];
+    const ByteShape& stage = options_.all_stages()[s];
     const BesideLayer beside = RegatherBytes(stage, operations_.prefix());
     WaveWork work = operations_.Wave(stage, members);
     // What gathering the prefixes again takes in a round.
@@ -103,7 +103,7 @@ void RaiseStageCosts(const StageCosts& costs, StageCosts& most) {
 
 StageQuestion StagesOf(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
                        const std::vector<const v1::Cluster*>& clusters) {
-  StageQuestion question = {.stages = options.stages.size(),
+  StageQuestion question = {.stages = options.all_stages().size(),
                             .clusters = {},
                             .budget_bytes = options.budget_bytes,
                             .host_budget_bytes = options.host_bytes_max()};
@@ -125,7 +125,7 @@ int64_t RowsInFlightBytes(const MemoryOptions& options, const PlannerRequest& re
       all += rows;
     }
   }
-  const int64_t packed = std::max({kWaveRows, kClusterPrefixRows, options.wave_suffixes * longest});
+  const int64_t packed = std::max({options.wave_rows, options.cluster_prefix_rows, options.wave_suffixes * longest});
   return kMessagesInFlight * RowsBetweenStagesBytes(options.shape, std::min(all, std::max(longest, packed)));
 }
 

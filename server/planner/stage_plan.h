@@ -15,7 +15,7 @@ namespace stemma::server {
 
 // Returns the clusters of one copy of the model, in their order, as stages run them. Where context-parallel ranks share
 // the copy, a round is the i-th wave of each of them, and costs what the longest of them does.
-// REQUIRES: options.stages are several; each group is computed whole.
+// A helper's part of a group has no prefixes. With one stage it is what that stage does.
 StageQuestion StagesOf(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
                        const std::vector<const v1::Cluster*>& clusters);
 

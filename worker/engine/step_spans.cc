@@ -25,8 +25,10 @@ StepSpan::Kind KindOf(const Operation& operation) {
     case OperationKind::kPrefixBackward:
       return StepSpan::PREFIX_BACKWARD;
     case OperationKind::kJoinForward:
+    case OperationKind::kJoinPrefixForward:
       return StepSpan::JOIN_FORWARD;
     case OperationKind::kJoinBackward:
+    case OperationKind::kJoinPrefixBackward:
       return StepSpan::JOIN_BACKWARD;
     case OperationKind::kSend:
       return kv ? StepSpan::SEND_KV : StepSpan::SEND_GRADIENTS;

@@ -30,7 +30,7 @@ def serving(model, folder, workers, **keys):
     config = folder / "run.yaml"
     config.write_text("".join(f"{key}: {value}\n" for key, value in {
         "model": model, "dtype": "fp32", "threads": 1, "memory_budget_bytes": "128MB", "host_memory_bytes": "16MB",
-        "schedule": "reuse", "wave_suffixes": 2, "mesh": f"{{dp: {workers}}}", **keys}.items()))
+        "schedule": "reuse", "wave_suffixes": 2, "shard_parameters": "off", "mesh": f"{{dp: {workers}}}", **keys}.items()))
     with stemma.LocalServer(model, binary=STEMMA, config=config) as server:
         yield server.address
 
@@ -124,6 +124,20 @@ def test_stages_of_a_pipeline(model, tmp_path):
         for name in ("hidden", "cluster"):
             assert (f"{'send' if first else 'receive'} {name}", other) in told, told
         assert (f"{'receive' if first else 'send'} hidden_gradients", other) in told, told
+
+
+def test_sharded_parameters_travel_beside_the_layers(model, tmp_path):
+    path = write_trace(tmp_path / "trace.jsonl", requests=2)
+    with serving(model, tmp_path, 1, mesh="{dp: 2, tp: 2}", shard_parameters="on") as address:
+        document, metrics = replay(address, path, tmp_path)
+        generation = json.loads(call("status", "--server", address, "-o", "json").splitlines()[0])["generation"]
+    assert len(metrics) == 2 and generation == 1, "no rank was lost over what it told"
+    assert metrics[0]["time/parameters_s"] > 0 and metrics[0]["ranks/parameters_bytes"] > 0
+    trace = Trace(document)
+    for rank in range(4):
+        names = [event["name"].split()[-1] for event in trace.collectives(rank)]
+        assert names.count("parameters") > 4 and names.count("parameter_gradients") > 4, names
+        assert "gradients" not in names and "weights" not in names, "nothing is reduced or gathered once more"
 
 
 def spoiled(document):

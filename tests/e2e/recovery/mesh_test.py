@@ -24,7 +24,8 @@ def kill_one(durable, number):
 
 @pytest.mark.parametrize("mesh, shard", (("tp=2", "off"), ("cp=2", "off"), ("pp=2", "off"), ("dp=2", "on")))
 def test_a_rank_that_is_killed_costs_nothing(model, tmp_path, mesh, shard):
-    flags = ("--mesh", mesh, "--shard-parameters", shard, "--split-groups", "off", "--prefix-kv", "regather")  # else how K/V are kept would follow the links that each server measures
+    # How K/V are kept would follow the links that each server measures.
+    flags = ("--mesh", mesh, "--shard-parameters", shard, "--prefix-kv", "regather")
     with DurableRun(model, tmp_path / "still", ranks=2, flags=flags) as still, still.client() as client:
         expected = [facts(send(client, number)) for number in range(3)]
         weights = weights_after(still, "end")

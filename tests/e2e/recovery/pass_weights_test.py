@@ -40,10 +40,10 @@ def reference(folder, group, rollout):
     return torch.log_softmax(logits, -1).gather(-1, torch.tensor(rollout.tokens)[:, None])[:, 0].tolist()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_log_probs_of_a_checkpoint_are_those_of_transformers(model, tmp_path, ranks):
+@pytest.mark.parametrize("ranks, shard", [(1, "off"), (2, "off"), (2, "on")])
+def test_log_probs_of_a_checkpoint_are_those_of_transformers(model, tmp_path, ranks, shard):
     groups = some_groups(ranks)
-    with DurableRun(model, tmp_path, ranks, dtype="fp64") as run, run.client() as client:
+    with DurableRun(model, tmp_path, ranks, dtype="fp64", flags=("--shard-parameters", shard)) as run, run.client() as client:
         send(client, 0, ranks)
         folder = client.save_checkpoint("start").path
         for number in (1, 2):

@@ -216,7 +216,8 @@ TEST(StateBytesTest, ShardedParametersTakeTheirPartAndTheSlots) {
   EXPECT_NEAR(static_cast<double>(state.gradients), 4 * (part + slots), 1e-6 * 18e9);
   EXPECT_NEAR(static_cast<double>(state.optimizer), 12 * part, 1e-6 * 18e9);
   EXPECT_EQ(state.exchange, 4 * embedding);
-  EXPECT_EQ(GatheringBytes(config, run), 2 * embedding);
+  EXPECT_EQ(state.gathering, 2 * embedding);
+  EXPECT_EQ(state.device_peak(v1::DEVICE), state.device(v1::DEVICE) + state.gathering) << "more than APPLY's slab";
   run.mutable_mesh()->set_dp(1);
   EXPECT_EQ(StateBytesOf(config, run).total(), StateBytesOf(config, RunDtype::kBf16).total()) << "one rank has nobody";
 }
@@ -247,7 +248,18 @@ TEST(DivideMemoryTest, ParametersAreShardedWhereTheLongestContextDoesNotFitElse)
   EXPECT_EQ(divided(139 * kGiB).shard_parameters(), v1::SHARD_PARAMETERS_ON) << "who asks for it gets it";
   run.set_shard_parameters(v1::SHARD_PARAMETERS_AUTO);
   run.mutable_mesh()->set_dp(1);
-  EXPECT_EQ(divided(60 * kGiB).shard_parameters(), v1::SHARD_PARAMETERS_OFF) << "one rank has nobody";
+  EXPECT_FALSE(ShardsParameters(divided(60 * kGiB))) << "one rank has nobody";
+  // A small model whose longest context does not fit in any way: its parameters are not what is in the way.
+  ModelConfig small = Llama3_8B();
+  small.hidden_size = 64;
+  small.ffn_size = 128;
+  small.num_layers = 2;
+  small.vocab_size = 128;
+  small.max_positions = 1 << 20;
+  run.mutable_mesh()->set_dp(8);
+  const auto answer = DivideMemory(small, {kGiB, 1000 * kGiB}, run);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->shard_parameters(), v1::SHARD_PARAMETERS_OFF);
 }
 
 // What only sharding makes fit is not refused before the workers are there, unless it is off.

@@ -124,6 +124,17 @@ TEST(StepMetricsTest, StagesSayWhatTheyHandedToEachOther) {
   EXPECT_DOUBLE_EQ(metrics.at("ranks/pipeline_bytes"), 700);
 }
 
+TEST(StepMetricsTest, ShardedParametersSayWhatTheyTook) {
+  EXPECT_FALSE(StepMetrics(MakeVote()).contains("time/parameters_s"));
+  internal::v1::Vote merged = MakeVote();
+  merged.mutable_sums()->set_parameters_s(0.375);
+  merged.mutable_sums()->set_parameters_bytes(1100);
+  const Ranks ranks = {.votes = std::vector(2, MakeVote()), .applied = std::vector<internal::v1::Applied>(2)};
+  const Metrics metrics = StepMetrics(merged, absl::Seconds(2), MakeHeader(), ranks);
+  EXPECT_DOUBLE_EQ(metrics.at("time/parameters_s"), 0.375);
+  EXPECT_DOUBLE_EQ(metrics.at("ranks/parameters_bytes"), 1100);
+}
+
 TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {
   Metrics metrics = StepMetrics(MakeVote());
   EXPECT_DOUBLE_EQ(metrics.at("actor/pg_loss"), 0.5);

@@ -60,7 +60,9 @@ TEST(StepSumsTest, EveryNumberOfAPassTravelsUnderItsOwnName) {
                                                   {"context_parallel_s", 0},
                                                   {"context_parallel_bytes", 0},
                                                   {"pipeline_s", 0},
-                                                  {"pipeline_bytes", 0}};
+                                                  {"pipeline_bytes", 0},
+                                                  {"parameters_s", 0},
+                                                  {"parameters_bytes", 0}};
   EXPECT_EQ(testing::SumsByName(StepSumsOf(pass)), expected) << "a field of StepSums is missing here, or is mixed up";
 }
 
