@@ -103,7 +103,8 @@ class ShardedStep {
     }
     options_.stages.empty() ? AddPhases() : OrderAllStages();
     // Ranks of one place in tp and cp send alike.
-    const auto ranks = static_cast<int64_t>(DataRanks(model_.run.mesh()) * TpSize(model_.run.mesh()));
+    const auto ranks =
+        static_cast<int64_t>(DataRanks(model_.run.mesh())) * static_cast<int64_t>(TpSize(model_.run.mesh()));
     int64_t bytes = 0;
     for (const StageTraffic& stage : traffic_) bytes += ranks * stage.bytes();
     report_.set_parameters_bytes(static_cast<uint64_t>(bytes));

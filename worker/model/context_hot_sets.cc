@@ -62,6 +62,8 @@ GatheredHotSet::GatheredHotSet(const LayerContext& context, PrefixRows rows)
 void GatheredHotSet::Prefetch(int64_t layer) {
   // What was got before is not valid any more.
   std::erase_if(here_, [&](const auto& other) { return std::abs(other.first - layer) != 1; });
+  // The neighbour's is read next, so waiting for it here costs nothing, and one gathering takes memory at a time.
+  for (const auto& [neighbour, unused] : here_) Here(neighbour);
   here_[layer].coming.emplace(PendingExchange::Gather(*context_.cp, own_[static_cast<size_t>(layer)]));
 }
 

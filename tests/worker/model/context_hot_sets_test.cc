@@ -141,7 +141,7 @@ TEST_F(ContextHotSetsTest, RanksRunEqualParts) {
 
 std::string LayerRan(int number) { return "layer " + std::to_string(number); }
 
-// A wave gathers a layer while the one before it runs, and takes gradients back while the next one runs.
+// A wave gathers a layer while the one before it runs, one at a time, and takes gradients back while the next one runs.
 TEST_F(ContextHotSetsTest, ExchangesAreInFlightWhileALayerRuns) {
   MakeModel({.hidden = 16, .layers = 3, .heads = 2, .kv_heads = 1, .head_size = 8, .ffn = 16, .vocab = 20},
             at::kDouble);
@@ -160,13 +160,13 @@ TEST_F(ContextHotSetsTest, ExchangesAreInFlightWhileALayerRuns) {
   const WaveInput wave = Wave({10}, 4);
   events.clear();
   WaveForwardResult forward = WaveForward(context, prefixes, wave, /*keep_tape=*/true);
-  EXPECT_THAT(events, ElementsAre("kv begins", "kv begins", "kv ends", "layer 0", "kv begins", "kv ends", "layer 1",
+  EXPECT_THAT(events, ElementsAre("kv begins", "kv ends", "kv begins", "layer 0", "kv ends", "kv begins", "layer 1",
                                   "kv ends"));
   events.clear();
   layers = 0;
   WaveBackward(context, prefixes, wave, std::move(forward.tape), at::ones_like(forward.hidden_BD));
   EXPECT_THAT(events,
-              ElementsAre("kv begins", "kv begins", "kv ends", "sum begins", "layer 0", "kv begins", "kv ends",
+              ElementsAre("kv begins", "kv ends", "kv begins", "sum begins", "layer 0", "kv ends", "kv begins",
                           "sum ends", "sum begins", "layer 1", "kv ends", "sum ends", "sum begins", "sum ends"));
 }
 
