@@ -148,9 +148,19 @@ class ShardedStep {
     StageOrders orders = options_.forward_only ? OrderForwards(question) : OrderStages(question);
     for (size_t s = 0; s < traffic_.size(); ++s) traffic_[s].Seconds(orders.stages[s].Letters(), places_);
     report_.set_parameters_s(std::max(orders.end_s - report_.pipeline_s(), 0.0));
+    RaisePeaks(orders);
     step_.clear_copies();
     if (options_.forward_only) return;
     for (uint32_t copy = 0; copy < DpSize(model_.run.mesh()); ++copy) AddCopyStages(copy, orders, step_);
+  }
+
+  // A copy may have more in flight in the order of all copies than in its own.
+  void RaisePeaks(const StageOrders& orders) {
+    for (const StageRun& run : orders.stages) {
+      const auto peak = static_cast<uint64_t>(run.peak_bytes + options_.held_bytes);
+      report_.set_peak_bytes(std::max(report_.peak_bytes(), peak));
+      report_.set_peak_bytes_with_headroom(std::max(report_.peak_bytes_with_headroom(), peak));
+    }
   }
 
   StageQuestion MostOfCopies() {

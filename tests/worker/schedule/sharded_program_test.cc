@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -14,9 +15,12 @@
 #include "common/base/mesh.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
+#include "server/planner/memory_division.h"
 #include "server/planner/parameter_sweeps.h"
 #include "server/planner/plan_report.h"
 #include "server/planner/planner.h"
+#include "server/planner/sharded_step.h"
+#include "server/planner/stage_plan.h"
 #include "tests/testing/draw.h"
 #include "tests/testing/synthetic.h"
 #include "tests/worker/schedule/programs.h"
@@ -140,6 +144,31 @@ class ShardedProgramTest : public ::testing::TestWithParam<uint32_t> {
                                                      traffic.gradient_elements * AccumulateBytes(dtype)));
   }
 
+  // Returns what a copy takes at most on a stage, in the order that all copies share: its own clusters, place by place.
+  static int64_t PeakOf(const std::string& order, const std::vector<v1::ParameterSweeps>& places,
+                        const std::vector<server::StageCluster>& own, size_t stage) {
+    std::map<char, size_t> place;
+    std::map<char, uint32_t> round;
+    int64_t kept = 0, peak = 0;
+    for (const char letter : order) {
+      size_t& at = place[letter];
+      const bool is_wave = letter == 'F' || letter == 'B', is_forward = letter == 'A' || letter == 'F';
+      while (is_wave ? round[letter] == places[at].rounds() : places[at].prefix_blocks() == 0) {
+        ++at;
+        round[letter] = 0;
+      }
+      const server::StageCluster& cluster = own[at];
+      const size_t number = is_wave ? round[letter]++ : at++;
+      const bool runs = is_wave ? number < cluster.rounds.size() : !cluster.prefixes.empty();
+      if (!runs) continue;
+      const server::StageCost& cost = (is_wave ? cluster.rounds[number] : cluster.prefixes)[stage];
+      if (!is_forward) kept -= cost.kept_bytes;
+      peak = std::max(peak, kept + (is_forward ? cost.forward_bytes : cost.backward_bytes));
+      if (is_forward) kept += cost.kept_bytes;
+    }
+    return peak;
+  }
+
   Draw draw_;
   server::PlannerModel model_;
   server::PlannerRequest request_;
@@ -205,6 +234,35 @@ TEST_P(ShardedProgramTest, PredictedSecondsHaveTheGathering) {
   EXPECT_EQ(whole.report.parameters_bytes(), 0U);
   for (const v1::StepPlan& step : whole.plan.steps()) {
     for (const v1::Cluster& cluster : step.clusters()) EXPECT_FALSE(cluster.has_sweeps());
+  }
+}
+
+// Copies that share an order may have more in flight than each would have in its own.
+TEST_P(ShardedProgramTest, NoCopyTakesMoreInTheSharedOrderThanThePlanSays) {
+  if (PpSize(mesh()) == 1) GTEST_SKIP() << "one stage runs one operation after the other";
+  const PlanResult result = Plan();
+  server::MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, /*forward_only=*/false);
+  options.wave_rows = options.cluster_prefix_rows = server::RowsWorthGathering(model_);
+  const int64_t held = StateBytesOf(model_.config, model_.run).gathering + server::RowsInFlightBytes(options, request_);
+  for (int k = 0; k < result.plan.steps_size(); ++k) {
+    const v1::StepPlan& step = result.plan.steps(k);
+    for (const v1::CopyStages& copy : step.copies()) {
+      std::vector<v1::ParameterSweeps> places;
+      std::vector<server::StageCluster> own;
+      for (const v1::Cluster& cluster : step.clusters()) {
+        if (cluster.dp_rank() != copy.dp_rank()) continue;
+        places.push_back(cluster.sweeps());
+        own.emplace_back();
+        if (!cluster.waves().empty()) {
+          own.back() = server::StagesOf(options, request_.groups, {&cluster}).clusters.front();
+        }
+      }
+      for (int s = 0; s < copy.orders_size(); ++s) {
+        const int64_t peak = PeakOf(copy.orders(s), places, own, static_cast<size_t>(s));
+        const auto said = static_cast<int64_t>(result.report.steps(k + request_.log_prob_passes).peak_bytes());
+        EXPECT_LE(peak + held, said) << "copy " << copy.dp_rank() << ", stage " << s << ", seed " << seed();
+      }
+    }
   }
 }
 
