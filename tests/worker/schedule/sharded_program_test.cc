@@ -212,6 +212,26 @@ TEST_P(ShardedProgramTest, SharedSweepsAreThePlannersClusters) {
   }
 }
 
+// A place has one split group at most, and all copies that share the group have it there: a copy that waits for
+// another's K/V in one place would else be waited for in a gathering of another.
+TEST_P(ShardedProgramTest, ASplitGroupHasOnePlaceOfItsOwn) {
+  const PlanResult result = Plan();
+  for (const v1::StepPlan& step : result.plan.steps()) {
+    std::map<uint32_t, size_t> next;                 // place of each copy
+    std::map<size_t, uint32_t> group_of;             // of a place
+    std::map<uint32_t, std::set<size_t>> places_of;  // of a split group
+    for (const v1::Cluster& cluster : step.clusters()) {
+      const size_t place = next[cluster.dp_rank()]++;
+      if (cluster.helper_ranks().empty() && !cluster.has_owner_rank()) continue;
+      const uint32_t group = cluster.prefix_groups(0);
+      places_of[group].insert(place);
+      EXPECT_EQ(group_of.try_emplace(place, group).first->second, group) << "place " << place << ", seed " << seed();
+    }
+    for (const auto& [group, places] : places_of)
+      EXPECT_EQ(places.size(), 1U) << "group " << group << ", seed " << seed();
+  }
+}
+
 // What it takes is never less than what the copies compute, and nothing is exchanged where parameters are whole.
 TEST_P(ShardedProgramTest, PredictedSecondsHaveTheGathering) {
   const PlanResult sharded = Plan();
