@@ -28,7 +28,9 @@ from dp_bench import Case, median, step_s  # noqa: E402
 TITLE = "The simulator against measured steps"
 OFF = 0.20  # of the measured seconds: the target
 CORES = len(os.sched_getaffinity(0))
-MESHES = ("dp=4", "cp=4", "tp=4", "pp=4", "dp=2,tp=2", "dp=8", "dp=2,pp=2,tp=2", "pp=2,cp=2,tp=2")
+# A mesh, and whether its parameters are sharded.
+MESHES = ("dp=4", "cp=4", "tp=4", "pp=4", "dp=2,tp=2", "dp=8", "dp=2,pp=2,tp=2", "pp=2,cp=2,tp=2", "dp=4 sharded", "dp=2,tp=2 sharded",
+          "dp=2,pp=2 sharded")
 CASES = (Case("4 × 512/128/8", ((512, 128, 8),) * 4), Case("2 × 1024/256/8", ((1024, 256, 8),) * 2))
 # Shapes that tell rates apart; none of them is a case.
 KNOWN = (Case("", ((256, 64, 4),)), Case("", ((1024, 128, 4),)), Case("", ((128, 256, 6),)), Case("", ((2048, 64, 2),)),
@@ -74,10 +76,10 @@ def traces_of(build, folder):
     return paths
 
 
-def simulated(build, directory, mesh, trace, rates, folder):
+def simulated(build, config, mesh, trace, rates, folder):
     path = folder / "rates.json"
     path.write_text(json.dumps({"rates": rates}))
-    out = subprocess.run([pathlib.Path(build) / "bin" / "stemma", "simulate", "--model", directory, "--trace", trace, "--mesh", mesh,
+    out = subprocess.run([pathlib.Path(build) / "bin" / "stemma", "simulate", "--config", config, "--trace", trace, "--mesh", mesh,
                           "--threads", "1", "--cores", str(CORES), "--rates", path, "-o", "json"], check=True, text=True,
                          stdout=subprocess.PIPE).stdout
     return json.loads(out)["meshes"][0]
@@ -91,14 +93,15 @@ def measure(build, directory, rounds, meshes=MESHES, cases=CASES):
         traces = traces_of(build, folder)
         for mesh in meshes:
             config = folder / "run.yaml"
-            axes = ", ".join(axis.replace("=", ": ") for axis in mesh.split(","))
-            config.write_text(f"model: {directory}\nmesh: {{{axes}}}\nthreads: 1\n")
+            sizes, _, sharded = mesh.partition(" ")
+            axes = ", ".join(axis.replace("=", ": ") for axis in sizes.split(","))
+            config.write_text(f"model: {directory}\nmesh: {{{axes}}}\nthreads: 1\nshard_parameters: {'on' if sharded else 'off'}\n")
             with stemma.LocalServer(directory, binary=pathlib.Path(build) / "bin" / "stemma", config=config) as server, \
                     stemma.Client(server.address) as client:
                 networks = {name: seconds for name, seconds in rates_of(client).items() if name.startswith(("sent", "collective", "message"))}
                 for case in cases:
                     steps = dp_bench.in_turns({mesh: client}, dp_bench.groups_of(case), rounds)[mesh]
-                    answer = simulated(build, directory, mesh, traces[case.name], {**computing, **networks}, folder)
+                    answer = simulated(build, config, sizes, traces[case.name], {**computing, **networks}, folder)
                     print(f"{mesh} {case.name}: simulated {answer['seconds']:.2f} s, measured {[round(step_s(m), 2) for m in steps]} s", flush=True)
                     yield mesh, case.name, steps, answer
 
