@@ -98,17 +98,21 @@ UnitTraffic& UnitTraffic::operator+=(const UnitTraffic& other) {
   return *this;
 }
 
-std::vector<UnitTraffic> TrafficOf(const ParameterUnits& units, const std::vector<std::vector<UnitVisit>>& sweeps) {
+const UnitVisit* VisitAfter(const OperationVisits& visits, size_t operation, size_t made) {
+  for (; operation < visits.size(); ++operation, made = 0) {
+    if (made < visits[operation].size()) return &visits[operation][made];
+  }
+  return nullptr;
+}
+
+std::vector<UnitTraffic> TrafficOf(const ParameterUnits& units, const OperationVisits& visits) {
   UnitWalk walk(units);
-  std::vector<UnitTraffic> traffic(sweeps.size());
-  for (size_t s = 0; s < sweeps.size(); ++s) {
-    for (size_t v = 0; v < sweeps[s].size(); ++v) {
-      const UnitVisit& visit = sweeps[s][v];
-      const UnitVisit* next = v + 1 < sweeps[s].size()                          ? &sweeps[s][v + 1]
-                              : s + 1 < sweeps.size() && !sweeps[s + 1].empty() ? &sweeps[s + 1].front()
-                                                                                : nullptr;
-      const UnitWalk::Gathers gathers = walk.Visit(visit, next);
-      UnitTraffic& own = traffic[s];
+  std::vector<UnitTraffic> traffic(visits.size());
+  for (size_t operation = 0; operation < visits.size(); ++operation) {
+    UnitTraffic& own = traffic[operation];
+    for (size_t v = 0; v < visits[operation].size(); ++v) {
+      const UnitVisit& visit = visits[operation][v];
+      const UnitWalk::Gathers gathers = walk.Visit(visit, VisitAfter(visits, operation, v + 1));
       if (gathers.own) Count(units, visit.unit, own.weight_elements, own.weight_collectives);
       if (gathers.next >= 0) Count(units, gathers.next, own.weight_elements, own.weight_collectives);
       if (visit.gradients) Count(units, visit.unit, own.gradient_elements, own.gradient_collectives);

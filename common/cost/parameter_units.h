@@ -56,6 +56,12 @@ enum class Sweep {
 };
 std::vector<UnitVisit> VisitsOf(const ParameterUnits& units, Sweep sweep, bool forward_only);
 
+// The visits of a pass, operation by operation; an operation may make none.
+using OperationVisits = std::vector<std::vector<UnitVisit>>;
+
+// Returns the visit that comes after so many of an operation's, whichever operation makes it; null: none does.
+const UnitVisit* VisitAfter(const OperationVisits& visits, size_t operation, size_t made);
+
 // What the slots hold while visits are walked. A pass begins with empty ones.
 class UnitWalk {
  public:
@@ -84,7 +90,7 @@ struct UnitTraffic {
   UnitTraffic& operator+=(const UnitTraffic& other);
 };
 
-// Returns what so many walks of visits after each other exchange, each by itself, in their order.
-std::vector<UnitTraffic> TrafficOf(const ParameterUnits& units, const std::vector<std::vector<UnitVisit>>& sweeps);
+// Returns what each operation of a pass exchanges.
+std::vector<UnitTraffic> TrafficOf(const ParameterUnits& units, const OperationVisits& visits);
 
 }  // namespace stemma

@@ -41,7 +41,7 @@ class StageTraffic {
 
   // Returns the seconds of each letter of an order. `places`: the sweeps of the step's places.
   std::vector<double> Seconds(const std::string& order, const std::vector<v1::ParameterSweeps>& places) {
-    std::vector<std::vector<UnitVisit>> visits;
+    OperationVisits visits;
     std::map<char, size_t> place;    // of each letter's next
     std::map<char, uint32_t> round;  // that it has in that place
     for (const char letter : order) {

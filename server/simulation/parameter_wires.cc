@@ -27,7 +27,7 @@ std::vector<Sweep> SweepsOf(const SweptOperation& operation) {
 
 std::vector<OperationSeconds> ParameterWiresOf(const ParameterUnits& units, const ByteShape& stage, const Rates& rates,
                                                bool forward_only, const std::vector<SweptOperation>& operations) {
-  std::vector<std::vector<UnitVisit>> visits(operations.size());
+  OperationVisits visits(operations.size());
   for (size_t i = 0; i < operations.size(); ++i) {
     CHECK(std::string_view("AFBC").find(operations[i].letter) != std::string_view::npos);
     for (const Sweep sweep : SweepsOf(operations[i])) {

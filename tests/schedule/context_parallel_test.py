@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 from drawn_steps import (LARGE, SHAPE, assert_bf16_is_as_near_as_one_ranks, assert_policies_have_the_same_bits,
-                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request)
+                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request, drawn_shape)
 
 from oracle import compare, hf64, models, requests, step
 
@@ -28,8 +28,7 @@ def drawn(seed):
                        ffn=12 * rng.randint(2, 5), vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5,
                        seed=rng.randrange(2**31))
     # Also prefixes of fewer rows than there are ranks, and none.
-    shape = [(rng.choice([1, 2, 3, rng.randint(3, 40)]), [rng.randint(1, 12) for _ in range(rng.choice([1, rng.randint(2, 6)]))])
-             for _ in range(rng.randint(1, 5))]
+    shape = drawn_shape(rng)
     dp, tp = rng.choice([1, 1, 2]), rng.choice([1, 1, 2 if heads % 4 == 0 else 3])
     mesh = f"dp={dp},cp={rng.choice([2, 2, 3, 4])},tp={tp}"
     options = drawn_options(rng, mesh, dp, ["REUSE", "REUSE", "REUSE", "DENSE"], seed)

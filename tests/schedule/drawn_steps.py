@@ -20,6 +20,12 @@ def drawn_options(rng, mesh, copies, schedules, seed, *, splits=True):
     return options | {"offload": options["prefix_policy"] != "S5" and rng.random() < 0.5}
 
 
+def drawn_shape(rng):
+    """Prompt tokens and response lengths of each group: some without a prefix, or of one rollout."""
+    return [(rng.choice([1, 2, 3, rng.randint(3, 40)]), [rng.randint(1, 12) for _ in range(rng.choice([1, rng.randint(2, 6)]))])
+            for _ in range(rng.randint(1, 5))]
+
+
 def drawn_request(rng, shape, seed):
     """oracle -> request, of any loss."""
     loss = requests.LOSSES[rng.choice(sorted(requests.LOSSES))]

@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 from drawn_steps import (LARGE, SHAPE, assert_bf16_is_as_near_as_one_ranks, assert_policies_have_the_same_bits,
-                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request)
+                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request, drawn_shape)
 
 from oracle import compare, hf64, models, requests, step
 from oracle.probe import ProbeError
@@ -29,8 +29,7 @@ def drawn(seed):
                        heads=heads, kv_heads=kv_heads, head_size=8 if family == "qwen2" else rng.choice([8, 16]),
                        ffn=12 * rng.randint(2, 5), vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5,
                        seed=rng.randrange(2**31))
-    shape = [(rng.choice([1, 2, 3, rng.randint(3, 40)]), [rng.randint(1, 12) for _ in range(rng.choice([1, rng.randint(2, 6)]))])
-             for _ in range(rng.randint(1, 5))]
+    shape = drawn_shape(rng)
     dp, cp, tp = rng.choice([1, 1, 2]), rng.choice([1, 1, 2]), rng.choice([1, 1, 2 if heads % 4 == 0 else 3])
     options = drawn_options(rng, f"dp={dp},pp={pp},cp={cp},tp={tp}", dp, ["REUSE", "REUSE", "REUSE", "DENSE"], seed, splits=False)
     options["context_seed"] = rng.choice([0, rng.randrange(1, 2**31)])

@@ -247,33 +247,27 @@ int InProcess::RankOf(int part, int data_rank) const {
   return ((data_rank / cp * pp + part / tp) * cp + data_rank % cp) * tp + part % tp;
 }
 
-at::Tensor InProcess::Gradient(int parameter, int part) const {
+at::Tensor InProcess::FromOwners(int parameter, int part, ElementsOfParameter elements) const {
   const Weights& own = weights(RankOf(part));
   const OptimizerShards shards = ShardsOf(own, data_ranks(), options_.bucket_elements);
-  at::Tensor gradient = own.at(parameter).grad.clone();
+  at::Tensor values = at::zeros(own.at(parameter).weight.sizes(), own.accumulate_dtype);
   for (int data_rank = 0; data_rank < data_ranks(); ++data_rank) {
     for (const ParameterRange& r : shards.owned(data_rank)) {
       if (r.parameter != parameter) continue;
       const Parameter& of_owner = weights(RankOf(part, data_rank)).at(parameter);
-      Parameter::Elements(gradient, r.begin, r.count).copy_(of_owner.GradElements(r.begin, r.count));
+      Parameter::Elements(values, r.begin, r.count).copy_((of_owner.*elements)(r.begin, r.count));
     }
   }
-  return gradient;
+  return values;
+}
+
+at::Tensor InProcess::Gradient(int parameter, int part) const {
+  return FromOwners(parameter, part, &Parameter::GradElements);
 }
 
 at::Tensor InProcess::Master(int parameter, int part) const {
   const Weights& own = weights(RankOf(part));
-  if (!own.is_sharded()) return own.at(parameter).master;
-  const OptimizerShards shards = ShardsOf(own, data_ranks());
-  at::Tensor master = at::zeros(own.at(parameter).weight.sizes(), own.accumulate_dtype);
-  for (int data_rank = 0; data_rank < data_ranks(); ++data_rank) {
-    for (const ParameterRange& r : shards.owned(data_rank)) {
-      if (r.parameter != parameter) continue;
-      const Parameter& of_owner = weights(RankOf(part, data_rank)).at(parameter);
-      Parameter::Elements(master, r.begin, r.count).copy_(of_owner.MasterElements(r.begin, r.count));
-    }
-  }
-  return master;
+  return own.is_sharded() ? FromOwners(parameter, part, &Parameter::MasterElements) : own.at(parameter).master;
 }
 
 absl::StatusOr<at::Tensor> InProcess::Assemble(

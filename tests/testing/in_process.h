@@ -98,6 +98,9 @@ class InProcess {
   int num_parts() const { return static_cast<int>(TpSize(options_.run.mesh()) * PpSize(options_.run.mesh())); }
   // Returns the rank that has a part, and of the ranks that hold it the one with this rank among them.
   int RankOf(int part, int data_rank = 0) const;
+  // Puts a parameter together, each element from the rank that owns it.
+  using ElementsOfParameter = at::Tensor (Parameter::*)(int64_t begin, int64_t count) const;
+  at::Tensor FromOwners(int parameter, int part, ElementsOfParameter elements) const;
   absl::StatusOr<at::Tensor> Assemble(const TensorSpec& tensor,
                                       const std::function<at::Tensor(int part, const HfTensor& of)>& box_of) const;
   void EditPlan(const TrainingRequest& request);

@@ -45,24 +45,29 @@ bool ShardedUnits::IsIdle() const {
          std::all_of(gathers_.begin(), gathers_.end(), [](const auto& g) { return g == nullptr; });
 }
 
-void ShardedUnits::BeginPass(std::vector<std::vector<UnitVisit>> visits) {
+void ShardedUnits::BeginPass(OperationVisits visits) {
   CHECK(!open_.has_value() && !reduction_.has_value()) << "a pass has not ended";
   visits_ = std::move(visits);
   operation_ = visit_ = 0;
+  begun_ = false;
   walk_.emplace(weights_.units);
 }
 
 void ShardedUnits::BeginOperation(size_t operation) {
-  CHECK(visit_ == 0 || visit_ == visits_[operation_].size()) << "operation " << operation_ << " has left out visits";
+  CheckAllWereMade();
   CHECK_LT(operation, visits_.size());
-  CHECK(operation >= operation_) << "operations go on";
+  CHECK(!begun_ || operation > operation_) << "operations go on";
+  begun_ = true;
   operation_ = operation;
   visit_ = 0;
 }
 
+void ShardedUnits::CheckAllWereMade() const {
+  if (begun_) CHECK_EQ(visit_, visits_[operation_].size()) << "operation " << operation_ << " has left out visits";
+}
+
 void ShardedUnits::EndPass() {
-  CHECK(visits_.empty() || visit_ == 0 || visit_ == visits_[operation_].size())
-      << "the last operation has left out visits";
+  CheckAllWereMade();
   CloseGradients();
   FinishReduction();
   for (size_t slot = 0; slot < gathers_.size(); ++slot) FinishGather(slot);
@@ -86,21 +91,13 @@ at::Tensor ShardedUnits::OwnPart(const at::Tensor& gathered, int unit) const {
   return gathered.narrow(0, data_.rank() * part, part);
 }
 
-const UnitVisit* ShardedUnits::NextVisit() const {
-  if (visit_ < visits_[operation_].size()) return &visits_[operation_][visit_];
-  for (size_t next = operation_ + 1; next < visits_.size(); ++next) {
-    if (!visits_[next].empty()) return &visits_[next].front();
-  }
-  return nullptr;
-}
-
 void ShardedUnits::Visit(int unit, UnitUse use) {
   const UnitVisit visit = {unit, /*weights=*/use != UnitUse::kGradient, /*gradients=*/use != UnitUse::kRead};
   CHECK(visit_ < visits_[operation_].size() && visits_[operation_][visit_] == visit)
       << "unit " << unit << " is no visit of operation " << operation_ << " now";
   ++visit_;
   CloseGradients();
-  const UnitWalk::Gathers gathers = walk_->Visit(visit, NextVisit());
+  const UnitWalk::Gathers gathers = walk_->Visit(visit, VisitAfter(visits_, operation_, visit_));
   if (gathers.own) StartGather(unit);
   if (visit.weights) FinishGather(SlotOf(unit));
   if (gathers.next >= 0) StartGather(gathers.next);

@@ -37,7 +37,7 @@ class ShardedUnits final : public ParameterAccess {
   ShardedUnits& operator=(const ShardedUnits&) = delete;
 
   // `visits`: of each operation of the pass.
-  void BeginPass(std::vector<std::vector<UnitVisit>> visits);
+  void BeginPass(OperationVisits visits);
   // Says which operation's visits come next. Those between are left out: by every rank. CHECKs that the visits of the
   // one before were made.
   void BeginOperation(size_t operation);
@@ -65,7 +65,7 @@ class ShardedUnits final : public ParameterAccess {
 
   bool IsIdle() const;
   void Visit(int unit, UnitUse use);
-  const UnitVisit* NextVisit() const;
+  void CheckAllWereMade() const;  // of the operation at work
   void StartGather(int unit);
   void FinishGather(size_t slot);
   void OpenGradients(int unit);
@@ -76,8 +76,9 @@ class ShardedUnits final : public ParameterAccess {
   Communicator& data_;
   const Weights& weights_;
   at::Tensor scratch_;  // of a reduction
-  std::vector<std::vector<UnitVisit>> visits_;
-  size_t operation_ = 0, visit_ = 0;  // that comes next
+  OperationVisits visits_;
+  size_t operation_ = 0, visit_ = 0;  // the operation at work, and its visit that comes next
+  bool begun_ = false;                // there is one
   std::optional<UnitWalk> walk_;
   std::array<std::unique_ptr<PendingCollective>, ParameterUnits::kSlots> gathers_;
   std::optional<int> open_;  // the unit whose gradients are being made

@@ -95,11 +95,10 @@ absl::Status CheckParameterSweeps(const v1::StepPlan& step, const RankSizes& siz
   return absl::OkStatus();
 }
 
-std::vector<std::vector<UnitVisit>> ProgramVisits(const Program& program, const v1::StepPlan& step,
-                                                  const RankSizes& sizes, const ParameterUnits& units,
-                                                  bool forward_only) {
+OperationVisits ProgramVisits(const Program& program, const v1::StepPlan& step, const RankSizes& sizes,
+                              const ParameterUnits& units, bool forward_only) {
   const Visits visits(step, sizes, units, forward_only);
-  std::vector<std::vector<UnitVisit>> of_operations;
+  OperationVisits of_operations;
   for (const Operation& operation : program) of_operations.push_back(visits.Of(operation));
   return of_operations;
 }

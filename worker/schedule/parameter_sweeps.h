@@ -18,8 +18,7 @@ absl::Status CheckParameterSweeps(const v1::StepPlan& step, const RankSizes& siz
 
 // Returns the visits of each operation of `program`, which ExpandStep has made of the step. REQUIRES:
 // CheckParameterSweeps accepts it.
-std::vector<std::vector<UnitVisit>> ProgramVisits(const Program& program, const v1::StepPlan& step,
-                                                  const RankSizes& sizes, const ParameterUnits& units,
-                                                  bool forward_only);
+OperationVisits ProgramVisits(const Program& program, const v1::StepPlan& step, const RankSizes& sizes,
+                              const ParameterUnits& units, bool forward_only);
 
 }  // namespace stemma::worker
