@@ -158,6 +158,8 @@ v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts) {
     rank.set_device(worker.device.Text());
     rank.set_pid(worker.pid);
     rank.set_phase(worker.phase);
+    rank.set_device_name(worker.device_name);
+    rank.mutable_kernels_off()->Add(worker.kernels_off.begin(), worker.kernels_off.end());
   }
   if (parts.gang.serves()) info.mutable_links()->Add(parts.gang.links().begin(), parts.gang.links().end());
   return info;

@@ -35,6 +35,12 @@ Gang::Worker WorkerOf(SessionId session, const internal::v1::Register& message) 
           .phase = "waiting"};
 }
 
+std::vector<v1::KernelOff> KernelsOffOf(const internal::v1::Ready& message) {
+  std::vector<v1::KernelOff> kernels(message.kernels_off().begin(), message.kernels_off().end());
+  for (v1::KernelOff& off : kernels) off.set_reason(WorkerText(off.reason()));
+  return kernels;
+}
+
 std::string PlaceText(const Gang::Worker& worker) {
   return absl::StrCat(worker.device.Text(), " of host ", worker.host.empty() ? "?" : worker.host);
 }
@@ -75,6 +81,14 @@ uint32_t Gang::RankOf(SessionId session) const {
 const Gang::Worker& Gang::worker(uint32_t rank) const {
   CHECK(begun_);
   return workers_.at(rank);
+}
+
+std::optional<size_t> Gang::KernelsOff() const {
+  std::optional<size_t> most;
+  for (const Worker& worker : workers_) {
+    if (!worker.device_name.empty()) most = std::max(most.value_or(0), worker.kernels_off.size());
+  }
+  return most;
 }
 
 std::string Gang::TextOf(SessionId session) const {
@@ -199,6 +213,8 @@ absl::Status Gang::BecomeReady(SessionId session, const internal::v1::Ready& mes
   worker->phase = "idle";
   worker->model_digest = message.model_digest();
   worker->threads = message.config().threads();
+  worker->device_name = WorkerText(message.device_name());
+  worker->kernels_off = KernelsOffOf(message);
   MergeLinks(message.links(), links_);
   if (serves()) Serve();
   return absl::OkStatus();

@@ -61,9 +61,11 @@ class Gang {
     std::string phase;    // that it said last
     uint64_t progress = 0;
     bool ready = false;
-    uint32_t threads = 0;            // of its compute, once ready
-    std::string model_digest = {};   // once ready
-    absl::Duration silent_for = {};  // counted
+    uint32_t threads = 0;                         // of its compute, once ready
+    std::string model_digest = {};                // once ready
+    std::string device_name = {};                 // of the hardware, once ready; empty: a CPU
+    std::vector<v1::KernelOff> kernels_off = {};  // that it refused at its start, once ready
+    absl::Duration silent_for = {};               // counted
   };
   struct Problem {
     SessionId session = 0;
@@ -89,6 +91,9 @@ class Gang {
   const v1::RunConfig& config() const { return config_; }
   // Returns the links that the ready ranks of this generation measured; all of them once it serves.
   const std::vector<v1::LinkInfo>& links() const { return links_; }
+  // Returns how many kernels the worker with the most of them refused at its start; nothing where none of the workers
+  // checks its kernels, as on CPUs.
+  std::optional<size_t> KernelsOff() const;
   // A worker in an operator's words: its rank, once it has one, device and host.
   std::string TextOf(SessionId session) const;
 

@@ -174,7 +174,7 @@ bool IsSum(absl::string_view name) {
          absl::StartsWith(name, "offload/") || absl::StartsWith(name, "perf/actor/");
 }
 
-bool IsMaximum(absl::string_view name) { return absl::EndsWith(name, "_bytes"); }
+bool IsMaximum(absl::string_view name) { return absl::EndsWith(name, "_bytes") || absl::EndsWith(name, "_off"); }
 
 }  // namespace
 
@@ -183,6 +183,7 @@ void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics) {
   SetWorkMetrics(input, metrics);
   SetTimeMetrics(input, metrics);
   SetRankMetrics(input, metrics);
+  if (input.kernels_off) metrics["ranks/kernels_off"] = Number(*input.kernels_off);
 }
 
 internal::v1::Vote EmptyVote(const StepNumbers& numbers) {

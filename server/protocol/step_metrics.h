@@ -1,7 +1,9 @@
 // The metrics of a step and of a request, under the names that rollout frameworks plot. docs/metrics.md lists them.
 #pragma once
 
+#include <cstddef>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -26,6 +28,8 @@ struct StepMetricsInput {
   // By rank; fewer than two: nothing is said of ranks.
   std::span<const internal::v1::Vote> votes = {};
   std::span<const internal::v1::Applied> applied = {};
+  // The most that the check at the start refused on any rank; absent: none of them checks its kernels.
+  std::optional<size_t> kernels_off = {};
 };
 
 // Quotients whose denominator is zero are left out.

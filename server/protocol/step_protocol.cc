@@ -370,7 +370,8 @@ void StepProtocol::FillResult(const UpdateRecord& record, v1::StepResult::Outcom
                   .apply_s = empty ? 0 : apply_s.value(),
                   .elapsed = apply_s ? p_.out.now() - running.prepared_at() : absl::ZeroDuration(),
                   .votes = empty ? std::span<const internal::v1::Vote>() : running.votes(),
-                  .applied = empty ? std::span<const internal::v1::Applied>() : running.applied()},
+                  .applied = empty ? std::span<const internal::v1::Applied>() : running.applied(),
+                  .kernels_off = p_.gang.KernelsOff()},
                  *result.mutable_metrics());
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -23,7 +24,7 @@ using internal::v1::WorkerMessage;
 constexpr size_t kTextBytesMax = 1000, kReasonBytesMax = 64;
 constexpr size_t kIdBytesMax = 256;  // a request id, or one that the server made
 constexpr size_t kHostBytesMax = 256, kVersionBytesMax = 64;
-constexpr int kLayoutsMax = 16, kMetadataMax = 8;
+constexpr int kLayoutsMax = 16, kMetadataMax = 8, kKernelsOffMax = 64;
 constexpr uint64_t kMemoryBytesMax = uint64_t{1} << 60;
 constexpr uint32_t kThreadsMax = 4096;
 
@@ -67,8 +68,23 @@ absl::Status Check(const internal::v1::StoreOpened& message) {
   return absl::OkStatus();
 }
 
+absl::Status CheckKernelsOff(const internal::v1::Ready& message) {
+  if (message.kernels_off_size() > kKernelsOffMax) return Wrong("ready.kernels_off", "is too long");
+  std::set<std::string_view> names;
+  for (const v1::KernelOff& off : message.kernels_off()) {
+    RETURN_IF_ERROR(CheckName("ready.kernels_off.kernel", off.kernel()));
+    if (!names.insert(off.kernel()).second) {
+      return Wrong("ready.kernels_off.kernel", absl::StrCat("has ", off.kernel(), " twice"));
+    }
+    RETURN_IF_ERROR(CheckLength("ready.kernels_off.reason", off.reason(), kTextBytesMax));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const internal::v1::Ready& message) {
   RETURN_IF_ERROR(CheckLength("ready.model_digest", message.model_digest(), kReasonBytesMax));
+  RETURN_IF_ERROR(CheckLength("ready.device_name", message.device_name(), kHostBytesMax));
+  RETURN_IF_ERROR(CheckKernelsOff(message));
   RETURN_IF_ERROR(CheckLinks(message.links()));
   if (message.config().threads() <= kThreadsMax) return absl::OkStatus();
   return Wrong("ready.config.threads", absl::StrCat("is ", message.config().threads()));

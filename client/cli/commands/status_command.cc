@@ -6,6 +6,7 @@
 #include "client/cli/calls/connection.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
+#include "client/cli/output/kernel_records.h"
 #include "client/cli/output/request_records.h"
 #include "common/base/status_macros.h"
 
@@ -24,6 +25,7 @@ absl::Status RunStatus(const StatusOptions& options) {
   using Stub = v1::TrainingService::Stub;
   ASSIGN_OR_RETURN(const auto info, connection->Call(&Stub::GetServerInfo, v1::GetServerInfoRequest()));
   ASSIGN_OR_RETURN(const auto model, connection->Call(&Stub::GetModel, v1::GetModelRequest()));
+  const std::vector<Record> kernels_off = KernelOffRecords(info);
   Record record;
   record["server"] = options.server.address;
   record["version"] = info.version();
@@ -32,6 +34,7 @@ absl::Status RunStatus(const StatusOptions& options) {
   record["generation"] = info.generation();
   if (options.output.format == OutputFormat::kJson) {
     record["ranks"] = RankRecords(info);
+    record["kernels_off"] = kernels_off;
     record["links"] = LinkRecords(info);
   }
   record["model"] = MessageRecord(model);
@@ -43,6 +46,10 @@ absl::Status RunStatus(const StatusOptions& options) {
   if (options.output.format == OutputFormat::kTable && info.ranks_size() > 0) {
     std::cout << "\n";
     WriteRecords(options.output, RankColumns(), RankRecords(info), std::cout);
+  }
+  if (options.output.format == OutputFormat::kTable && !kernels_off.empty()) {
+    std::cout << "\n";
+    WriteRecords(options.output, KernelOffColumns(), kernels_off, std::cout);
   }
   if (options.output.format == OutputFormat::kTable && info.links_size() > 0) {
     std::cout << "\n";

@@ -323,6 +323,7 @@ std::vector<Record> RankRecords(const v1::ServerInfo& info) {
     record["tp"] = in_mesh ? Record(PlaceOf(info.config().mesh(), rank.rank()).tp_rank) : Record();
     record["host"] = rank.host();
     record["device"] = rank.device();
+    record["device_name"] = rank.device_name().empty() ? Record() : Record(rank.device_name());
     record["pid"] = rank.pid();
     record["phase"] = rank.phase();
     records.push_back(std::move(record));
@@ -338,6 +339,7 @@ std::vector<Column> RankColumns() {
           {"tp", "tp"},
           {"host", "host", 4, true},
           {"device", "device", 6, true},
+          {"device_name", "hardware", 8, true},
           {"pid", "pid"},
           {"phase", "phase", 5, true}};
 }

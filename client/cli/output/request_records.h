@@ -39,7 +39,7 @@ std::vector<Record> RankReportRecords(const v1::PlanReport& plan);
 std::vector<Record> GroupRecords(const v1::PlanReport& plan);
 std::vector<Column> GroupColumns();
 
-// The workers that are connected: rank, host, device, pid, phase.
+// The workers that are connected: rank, host, device, device_name, pid, phase.
 std::vector<Record> RankRecords(const v1::ServerInfo& info);
 std::vector<Column> RankColumns();
 

@@ -54,6 +54,12 @@ class CliReplayTest(unittest.TestCase):
         self.golden("request.txt", self.call("requests", "get", "again/2").stdout)
         self.golden("logprob.txt", self.call("logprob", self.trace, "--line", 2).stdout)
 
+    def test_status_in_json_has_the_hardware_and_the_kernels_that_are_off(self):
+        status = json.loads(self.call("status", "-o", "json").stdout)
+        self.assertEqual([rank["device_name"] for rank in status["ranks"]], ["NVIDIA H200", None])
+        self.assertEqual(status["kernels_off"],
+                         [{"rank": 0, "kernel": "attention", "reason": "dq_HTE: error 0.4, at most 0.03"}])
+
     def test_log_probs_are_of_the_weights_that_are_named(self):
         for weights, wanted in (("policy", -1.5), ("step-00000100", -2.5)):
             rows = self.call("logprob", self.trace, "--line", 2, "--weights", weights, "-o", "json").stdout.splitlines()

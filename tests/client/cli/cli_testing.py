@@ -132,7 +132,9 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         info = training_pb2.ServerInfo(version="0.0.0", api="stemma.v1", workers_connected=2, generation=3,
                                        loss_modes=["vanilla"])
         for rank in range(2):
-            info.ranks.add(rank=rank, host="node-7", device=f"cpu:{rank}", pid=4100 + rank, phase=["suffix", "waiting"][rank])
+            info.ranks.add(rank=rank, host="node-7", device=f"cuda:{rank}", pid=4100 + rank, phase=["suffix", "waiting"][rank],
+                           device_name=["NVIDIA H200", ""][rank])
+        info.ranks[0].kernels_off.add(kernel="attention", reason="dq_HTE: error 0.4, at most 0.03")
         info.config.model = "/models/tiny"
         info.config.dtype = "fp32"
         info.config.memory_budget_bytes = 1 << 33

@@ -203,6 +203,41 @@ TEST(GangTest, LinksAreThoseOfTheGenerationAndOfItsSlowestRank) {
   }
 }
 
+internal::v1::Ready LoadedOn(const std::string& device_name, const std::vector<std::string>& kernels_off) {
+  internal::v1::Ready ready = Loaded();
+  ready.set_device_name(device_name);
+  for (const std::string& kernel : kernels_off) {
+    ready.add_kernels_off()->set_kernel(kernel);
+    ready.mutable_kernels_off()->rbegin()->set_reason("NaN\nin y_TD");
+  }
+  return ready;
+}
+
+TEST(GangTest, KernelsThatAreOffAreThoseOfEachReadyWorkerAndTheMostOfAnyIsCounted) {
+  Gang gang(MeshOf(2));
+  ASSERT_THAT(gang.Join(kStart, 1, WorkerAt("a", "cpu:0")), IsOk());
+  ASSERT_THAT(JoinAndBegin(gang, kStart, 2, WorkerAt("a", "cpu:1")).status(), IsOk());
+  ASSERT_THAT(gang.OpenStore(1, "127.0.0.1:9").status(), IsOk());
+  EXPECT_EQ(gang.KernelsOff(), std::nullopt);
+  ASSERT_THAT(gang.BecomeReady(1, LoadedOn("NVIDIA H200", {})), IsOk());
+  EXPECT_EQ(gang.KernelsOff(), 0u) << "it checked them";
+  ASSERT_THAT(gang.BecomeReady(2, LoadedOn("NVIDIA H200", {"loss", "logits"})), IsOk());
+  EXPECT_EQ(gang.KernelsOff(), 2u);
+  EXPECT_EQ(gang.worker(0).device_name, "NVIDIA H200");
+  EXPECT_TRUE(gang.worker(0).kernels_off.empty());
+  ASSERT_EQ(gang.worker(1).kernels_off.size(), 2u);
+  EXPECT_EQ(gang.worker(1).kernels_off[1].kernel(), "logits");
+  EXPECT_EQ(gang.worker(1).kernels_off[1].reason(), "NaN in y_TD") << "one line";
+}
+
+TEST(GangTest, NoKernelsAreCountedOnDevicesThatCheckNone) {
+  Gang gang(Options());
+  ASSERT_THAT(JoinAndBegin(gang, kStart, 1, Worker("w")).status(), IsOk());
+  ASSERT_THAT(gang.BecomeReady(1, Loaded()), IsOk());
+  EXPECT_EQ(gang.KernelsOff(), std::nullopt);
+  EXPECT_EQ(gang.worker(0).device_name, "");
+}
+
 TEST(GangTest, WhoHasNoPlaceInTheMeshDoesNotJoin) {
   Gang gang(MeshOf(3));
   ASSERT_THAT(gang.Join(kStart, 1, WorkerAt("a", "cpu")), IsOk());

@@ -240,6 +240,7 @@ class Scenario {
     if (name == "results") return ReadResultsEvent{command.Id(1), command.words.at(2)};
     if (name == "list") return ListRequestsEvent{command.Id(1)};
     if (name == "model") return GetModelEvent{command.Id(1)};
+    if (name == "info") return GetServerInfoEvent{command.Id(1)};
     if (name == "gone") return CallGoneEvent{command.Id(1)};
     if (name == "planned") return Planned(command.Id(1), command.Has("fail"));
     if (const auto call = CheckpointCallOf(name, command)) return *call;
@@ -270,7 +271,7 @@ class Scenario {
         connected_.insert(session_);
         incarnations_[session_] = command.words.at(2);
       }
-      if (name == "ready") message.mutable_ready()->set_model_digest(command.Text("weights"));
+      if (name == "ready") FillReady(command.options, *message.mutable_ready());
       if (name == "heartbeat") message.mutable_heartbeat();
       return event;
     }

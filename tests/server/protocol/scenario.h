@@ -14,7 +14,8 @@
 //   > restart [replays|rewinds]               (the server's process ends and another one starts, which keeps
 //                                             requests or does not; else as before)
 //   > register SESSION INCARNATION [host=H] [device=D] [address=A] [version=V] [cores=N] [free=BYTES]
-//   > store ADDRESS                           > ready SESSION [weights=DIGEST]        > lose SESSION
+//   > store ADDRESS                           > lose SESSION
+//   > ready SESSION [weights=DIGEST] [hardware=NAME] [off=KERNEL]
 //   > advance SECONDS                         (time passes, with every tick that is wanted; then a tick)
 //   > beat SECONDS [moving]                   (so does it, and each second the worker's heartbeat says that its engine
 //                                             moves, or not; in a mesh each worker's, and one moves)
@@ -25,7 +26,7 @@
 //   > verify CALL NAME   > pin CALL NAME   > unpin CALL NAME   > delete CALL NAME
 //   > staged JOB [fail] [session=S]           > saved JOB [weights=DIGEST] [fail] [session=S]
 //   > log_prob CALL    > export CALL NAME     > get CALL ID [wait=MS]    > cancel CALL ID    > results CALL ID
-//   > list CALL        > model CALL           > gone CALL            > drain
+//   > list CALL        > model CALL           > info CALL            > gone CALL        > drain
 //   > hold                                    (from now on plans are made by `planned` only, else at once)
 //   > planned PLAN [fail]
 //   > vote yes|no|empty [norm2=X] [reason=R] [spans=N] [rows=N] [KEY=VALUE...]
@@ -37,7 +38,8 @@
 //
 // A Prepare shows its denominator and prompt-mean weights, an Apply its clip factor, all with the digits that give the
 // double back; an applied step shows the bytes that its row of the plan's report predicts. A Prepare that asks for
-// spans shows how many, a step that has a trace shows each rank's host, device and how many it recorded.
+// spans shows how many, an info the hardware and kernels of ranks that have any, a step that has a trace shows each
+// rank's host, device and how many it recorded.
 #pragma once
 
 #include <string>

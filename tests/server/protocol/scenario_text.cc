@@ -129,6 +129,17 @@ std::string ErrorLine(const absl::Status& status) {
   return text;
 }
 
+std::string InfoText(const v1::ServerInfo& info) {
+  std::string text = "info";
+  for (const v1::RankInfo& rank : info.ranks()) {
+    if (rank.device_name().empty()) continue;
+    absl::StrAppend(&text, " rank=", rank.rank(), ",", rank.device_name());
+    for (const v1::KernelOff& off : rank.kernels_off())
+      absl::StrAppend(&text, ",", off.kernel(), "(", off.reason(), ")");
+  }
+  return text;
+}
+
 std::string ReplyText(const Reply& reply) {
   if (const auto* status = std::get_if<absl::Status>(&reply)) {
     return status->ok() ? "ok" : ErrorLine(*status);
@@ -146,8 +157,8 @@ std::string ReplyText(const Reply& reply) {
     for (const v1::RequestStatus& status : list->requests()) absl::StrAppend(&text, " (", StatusText(status), ")");
     return text;
   }
-  const std::string checkpoint = CheckpointReplyText(reply);
-  return checkpoint.empty() ? "info" : checkpoint;
+  if (const auto* info = std::get_if<v1::ServerInfo>(&reply)) return InfoText(*info);
+  return CheckpointReplyText(reply);
 }
 
 std::string RowText(const JournalAction& action) {
@@ -226,6 +237,15 @@ struct TextOf {
 };
 
 }  // namespace
+
+void FillReady(const std::map<std::string, std::string>& options, internal::v1::Ready& ready) {
+  const auto text = [&](const char* key) { return options.contains(key) ? options.at(key) : ""; };
+  ready.set_model_digest(text("weights"));
+  ready.set_device_name(text("hardware"));
+  if (!options.contains("off")) return;
+  ready.add_kernels_off()->set_kernel(text("off"));
+  ready.mutable_kernels_off(0)->set_reason("why");
+}
 
 void AddSpans(uint64_t count, v1::SpanList& list) {
   for (uint64_t i = 0; i < count; ++i) {

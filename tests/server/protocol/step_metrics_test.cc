@@ -42,6 +42,7 @@ v1::UpdateHeader MakeHeader() {
 struct Ranks {
   std::vector<internal::v1::Vote> votes = {};
   std::vector<internal::v1::Applied> applied = {};
+  std::optional<size_t> kernels_off = {};
 };
 
 Metrics StepMetrics(const internal::v1::Vote& vote, absl::Duration elapsed = absl::Seconds(2),
@@ -72,7 +73,8 @@ Metrics StepMetrics(const internal::v1::Vote& vote, absl::Duration elapsed = abs
                   .apply_s = 0.25,
                   .elapsed = elapsed,
                   .votes = ranks.votes,
-                  .applied = ranks.applied},
+                  .applied = ranks.applied,
+                  .kernels_off = ranks.kernels_off},
                  metrics);
   return metrics;
 }
@@ -133,6 +135,23 @@ TEST(StepMetricsTest, ShardedParametersSayWhatTheyTook) {
   const Metrics metrics = StepMetrics(merged, absl::Seconds(2), MakeHeader(), ranks);
   EXPECT_DOUBLE_EQ(metrics.at("time/parameters_s"), 0.375);
   EXPECT_DOUBLE_EQ(metrics.at("ranks/parameters_bytes"), 1100);
+}
+
+TEST(StepMetricsTest, KernelsThatAreOffAreCountedWhereTheyAreChecked) {
+  EXPECT_FALSE(StepMetrics(MakeVote()).contains("ranks/kernels_off"));
+  for (const size_t off : {0, 3}) {
+    const Metrics metrics = StepMetrics(MakeVote(), absl::Seconds(2), MakeHeader(), {.kernels_off = off});
+    EXPECT_DOUBLE_EQ(metrics.at("ranks/kernels_off"), static_cast<double>(off));
+  }
+  v1::UpdateResult result;
+  for (const double off : {1, 2, 0}) {
+    v1::StepResult& step = *result.add_steps();
+    step.set_outcome(v1::StepResult::APPLIED);
+    (*step.mutable_metrics())["ranks/kernels_off"] = off;
+  }
+  Metrics metrics;
+  SetRequestMetrics(result, metrics);
+  EXPECT_DOUBLE_EQ(metrics.at("ranks/kernels_off"), 2) << "a worker may have been replaced between steps";
 }
 
 TEST(StepMetricsTest, NamesAreThoseThatRolloutFrameworksPlot) {

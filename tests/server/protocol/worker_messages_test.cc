@@ -30,7 +30,9 @@ TEST(WorkerMessagesTest, WhatAnHonestWorkerSaysPasses) {
   for (
       const char* text :
       {R"(register { incarnation: "00ff" host: "gpu-1" version: "0.1" device: "cpu" memory_free_bytes: 1099511627776 })",
-       "ready { config { threads: 4096 } }", "ready { links { axis: 'tp' ranks: 2 message_s: 1e-4 byte_s: 1e-9 } }",
+       "ready { config { threads: 4096 } }",
+       R"(ready { device_name: "NVIDIA H200" kernels_off { kernel: "loss" reason: "NaN" } kernels_off { kernel: "logits" } })",
+       "ready { links { axis: 'tp' ranks: 2 message_s: 1e-4 byte_s: 1e-9 } }",
        R"(heartbeat { phase: "prefix_backward" progress: 9 })",
        R"(vote { key { request_id: "a/b" } yes: true grad_norm_squared: nan sums { policy_loss: inf entropy_nats: nan } })",
        R"(vote { no_reason: NONFINITE message: "wave 3" })", "vote { no_reason: 77 }", "vote { }",
@@ -42,6 +44,8 @@ TEST(WorkerMessagesTest, WhatAnHonestWorkerSaysPasses) {
 
 TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
   const std::string name = Long(200), text = Long(2000);
+  std::string many;
+  for (int i = 0; i < 65; ++i) absl::StrAppend(&many, "kernels_off { kernel: 'k", i, "' } ");
   const std::pair<std::string, const char*> cases[] = {
       {"", "of a kind"},
       {"register { }", "register.incarnation"},
@@ -57,6 +61,11 @@ TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
       {"ready { links { axis: 'ep' ranks: 2 message_s: 1e-4 byte_s: 1e-9 } }", "ready.links.axis"},
       {"ready { links { axis: 'tp' ranks: 2 message_s: nan byte_s: 1e-9 } }", "ready.links.message_s"},
       {"ready { links { axis: 'tp' ranks: 2 message_s: 1e-4 byte_s: -1e-9 } }", "ready.links.byte_s"},
+      {absl::StrCat("ready { device_name: '", text, "' }"), "ready.device_name"},
+      {"ready { kernels_off { reason: 'no name' } }", "ready.kernels_off.kernel is no name"},
+      {"ready { kernels_off { kernel: 'a' } kernels_off { kernel: 'a' } }", "ready.kernels_off.kernel has a twice"},
+      {absl::StrCat("ready { kernels_off { kernel: 'a' reason: '", text, "' } }"), "ready.kernels_off.reason"},
+      {absl::StrCat("ready { ", many, " }"), "ready.kernels_off is too long"},
       {absl::StrCat("heartbeat { phase: '", text, "' }"), "heartbeat.phase"},
       {"vote { grad_norm_squared: -1e-300 }", "vote.grad_norm_squared"},
       {"vote { grad_norm_squared: -inf }", "vote.grad_norm_squared"},
