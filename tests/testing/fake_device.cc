@@ -22,6 +22,7 @@
 #include <mutex>
 #include <vector>
 
+#include "tests/testing/late_copies.h"
 #include "worker/backend/composed/composed_backend.h"
 
 namespace stemma::testing {
@@ -103,12 +104,6 @@ class DeviceMemory {
   int depth_ = 0;  // one engine thread makes all ops
 };
 
-class OpenMemory {
- public:
-  OpenMemory() { DeviceMemory::Get().Open(); }
-  ~OpenMemory() { DeviceMemory::Get().Close(); }
-};
-
 class FakeAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -118,7 +113,7 @@ class FakeAllocator final : public c10::Allocator {
     return {block, block, [](void* p) { DeviceMemory::Get().Give(p); }, device};
   }
   void copy_data(void* to, const void* from, size_t count) const override {
-    const OpenMemory open;
+    const OpenFakeMemory open;
     std::memcpy(to, from, count);
   }
 };
@@ -156,7 +151,7 @@ at::Tensor EmptyStrided(at::IntArrayRef size, at::IntArrayRef stride, std::optio
 at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to, bool) {
   // Inside of an op it is the fallback that moves operands.
   if (!DeviceMemory::Get().is_open() && from.is_privateuseone() && to.is_cpu()) ++num_synchronizations;
-  const OpenMemory open;
+  const OpenFakeMemory open;
   OnHost(to).copy_(OnHost(from));
   return to;
 }
@@ -175,6 +170,15 @@ const at::Tensor& Resize(const at::Tensor& self, at::IntArrayRef size, std::opti
   return self;
 }
 
+at::Tensor& SetStorage(at::Tensor& self, at::Storage storage, int64_t offset, at::IntArrayRef size,
+                       at::IntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(storage));
+  impl->set_storage_offset(offset);
+  impl->set_sizes_and_strides(size, stride);
+  return self;
+}
+
 at::Tensor CopyFromAndResize(const at::Tensor& from, const at::Tensor& to) {
   if (from.sizes() != to.sizes()) Resize(to, from.sizes(), {});
   return CopyFrom(from, to, false);
@@ -182,7 +186,7 @@ at::Tensor CopyFromAndResize(const at::Tensor& from, const at::Tensor& to) {
 
 at::Scalar LocalScalar(const at::Tensor& self) {
   if (!DeviceMemory::Get().is_open()) ++num_synchronizations;
-  const OpenMemory open;
+  const OpenFakeMemory open;
   return OnHost(self).item();
 }
 
@@ -211,7 +215,7 @@ void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   TORCH_CHECK(!(operands.device && operands.host), op.schema().operator_name(),
               ": a tensor of the host meets one of the device");
-  const OpenMemory open;
+  const OpenFakeMemory open;
   at::native::cpu_fallback(op, stack);
 }
 
@@ -220,8 +224,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", TORCH_FN(EmptyStrided));
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   m.impl("view", TORCH_FN(at::native::view));
+  m.impl("view.dtype", TORCH_FN(at::native::view_dtype));
   m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
   m.impl("resize_", TORCH_FN(Resize));
+  m.impl("set_.source_Storage_storage_offset", TORCH_FN(SetStorage));
   m.impl("_copy_from", TORCH_FN(CopyFrom));
   m.impl("_copy_from_and_resize", TORCH_FN(CopyFromAndResize));
   m.impl("_local_scalar_dense", TORCH_FN(LocalScalar));
@@ -243,9 +249,16 @@ void ResetPeak() { DeviceMemory::Get().ResetPeak(); }
 
 }  // namespace
 
+OpenFakeMemory::OpenFakeMemory() { DeviceMemory::Get().Open(); }
+OpenFakeMemory::~OpenFakeMemory() { DeviceMemory::Get().Close(); }
+
 Backend MakeFakeDeviceBackend() {
   Register();
-  return MakeComposedBackend(c10::Device(kFake, 0), Stats, ResetPeak);
+  Backend backend = MakeComposedBackend(c10::Device(kFake, 0), Stats, ResetPeak);
+  backend.make_copy_engine = [] { return std::unique_ptr<CopyEngine>(std::make_unique<LateCopyEngine>()); };
+  backend.queries_by_token = true;
+  backend.dlogits_in_run_dtype = true;
+  return backend;
 }
 
 int64_t NumSynchronizations() { return num_synchronizations; }

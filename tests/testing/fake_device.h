@@ -13,8 +13,18 @@
 
 namespace stemma::testing {
 
-// The composed backend on the fake device. Offload is not possible there: copy engines move host memory only.
+// The composed backend on the fake device, with what the layout of a CUDA device asks of the engine: queries by token,
+// gradients of logits in the run dtype. Its copies are late: they run when the computation is told to wait for them.
 Backend MakeFakeDeviceBackend();
+
+// The device's memory is open while one lives: for what stands for the device in tests.
+class OpenFakeMemory {
+ public:
+  OpenFakeMemory();
+  ~OpenFakeMemory();
+  OpenFakeMemory(const OpenFakeMemory&) = delete;
+  OpenFakeMemory& operator=(const OpenFakeMemory&) = delete;
+};
 
 // Waits of the host for the device since the process began: numbers read (`item`) and copies to the host.
 int64_t NumSynchronizations();

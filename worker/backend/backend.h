@@ -1,34 +1,68 @@
 // What one kind of device brings to the engine: attention, fused kernels, mixed-precision products, memory statistics.
 //
 // Chosen once per process by its device and carried in LayerContext; ops, model and engine never ask which it is.
-// Backends: cpu (worker/backend/cpu/cpu_backend.h), composed of plain ATen ops for any device
-// (worker/backend/composed/composed_backend.h): the reference of every fused kernel.
+// Backends: cpu (worker/backend/cpu/cpu_backend.h); composed of plain ATen ops for any device
+// (worker/backend/composed/composed_backend.h), the reference of every fused kernel; cuda, in a library of its own that
+// the worker loads where --device says so (worker/backend/cuda/cuda_backend.h).
 #pragma once
 
 #include <c10/core/Device.h>
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "worker/backend/attention.h"
+#include "worker/backend/device_clock.h"
+#include "worker/backend/host_transfer.h"
 #include "worker/backend/kernels.h"
 #include "worker/memory/copy_engine.h"
 #include "worker/memory/memory_stats.h"
+#include "worker/memory/page_lock.h"
 
 namespace stemma::worker {
+
+// An entry of the table that the start-up self-check refused (worker/backend/self_check/self_check.h); the composed one
+// runs in its place.
+struct KernelOff {
+  std::string kernel;  // its name in docs/gpu.md
+  std::string reason;  // what the check saw
+};
+
+// A way to compute attention that is faster where it is right, for the shapes that it takes.
+struct AttentionStrategy {
+  std::string name;  // in docs/gpu.md
+  std::shared_ptr<const AttentionOp> op;
+};
 
 struct Backend {
   std::string name;
   at::Device device;
   Kernels kernels;
   std::shared_ptr<const AttentionOp> attention;
+  // Best first. The first that the self-check admits takes the place of `attention`; without a check none does.
+  std::vector<AttentionStrategy> faster_attention = {};
+  std::vector<KernelOff> kernels_off = {};
   // What the device's allocator has given out.
   MemoryStats (*memory_stats)();
   void (*reset_peak_bytes)();
   // Copies between this device and host memory.
   std::unique_ptr<CopyEngine> (*make_copy_engine)();
+  // What host memory needs before copies reach it; null: nothing.
+  std::unique_ptr<PageLock> (*make_page_lock)() = nullptr;
+  // Device memory that no one holds: the budget of a run that is given none.
+  int64_t (*free_bytes)() = HostFreeBytes;
+  // Small tensors to the device, and numbers back from it, without holding up the thread that computes.
+  at::Tensor (*send)(const at::Tensor& host, at::Device device) = SendBlocking;
+  std::unique_ptr<HostRead> (*start_read)(const at::Tensor& device) = StartBlockingRead;
+  // When the device reached points of its queue of work.
+  std::unique_ptr<DeviceClock> (*make_clock)() = MakeHostClock;
   // Whether numbers of a tensor can be looked at without waiting for a device.
   bool host_reads_are_free = false;
+  // Whether the heads of a token lie together in memory, so that [H, T, E] queries are a view of [T, H, E] ones.
+  bool queries_by_token = false;
+  // Whether gradients of logits are in the run dtype, in the memory of the logits; else they replace the logits.
+  bool dlogits_in_run_dtype = false;
 
   at::TensorOptions options(at::ScalarType dtype) const { return at::TensorOptions().dtype(dtype).device(device); }
 };

@@ -49,8 +49,9 @@ struct QkvForwardOperands {
   const at::Tensor &cos_PE, &sin_PE;          // [P, E/2]; Acc
   const at::Tensor &q_weight_E, &k_weight_E;  // QK-norm; undefined: none
   double eps;
-  const at::Tensor &q_HTE, &k_TKE, &v_TKE;  // written; q undefined: the product holds k and v columns only
-  const at::Tensor& rstd_TJ;                // written with QK-norm: [T, H + K]; Acc
+  // Written. q: any strides, last dim contiguous; undefined: the product holds k and v columns only.
+  const at::Tensor &q_HTE, &k_TKE, &v_TKE;
+  const at::Tensor& rstd_TJ;  // written with QK-norm: [T, H + K]; Acc
 };
 
 struct QkvBackwardOperands {
@@ -82,10 +83,12 @@ struct HeadForwardOperands {
   double inverse_temperature;
 };
 
-// z becomes dL/dz = inverse_temperature · (g (1[v=y] - p_v) - h p_v (log p_v + H)). A row with g = h = 0 gives zeros
-// whatever its logits are.
+// dL/dz = inverse_temperature · (g (1[v=y] - p_v) - h p_v (log p_v + H)). A row with g = h = 0 gives zeros whatever its
+// logits are. dlogits is either logits itself, or of the run dtype and in the same memory: row t begins where the
+// logits' row t does. Both have contiguous columns.
 struct HeadBackwardOperands {
-  const at::Tensor& logits_TV;  // replaced; Acc
+  const at::Tensor& logits_TV;   // Acc; undefined afterwards, but for dlogits
+  const at::Tensor& dlogits_TV;  // written; Acc, or run dtype
   const at::Tensor &targets_T, &softmax_T2;
   const at::Tensor& dlog_prob_T;             // g; fp64
   const at::Tensor &entropy_T, &dentropy_T;  // H and h; undefined: no gradient of the entropy
@@ -140,7 +143,7 @@ struct LossOperands {
 };
 
 // The products whose operands are in the run dtype and whose sums are in Acc. Where both are one dtype they are plain.
-struct WeightGradientOperands {  // dweight += dyᵀ x
+struct WeightGradientOperands {  // dweight += dyᵀ x; rows of dy may lie apart
   const at::Tensor &dy_TO, &x_TI;
   const at::Tensor& dweight_OI;  // Acc
 };
@@ -149,7 +152,7 @@ struct LogitsOperands {  // logits = hidden weightᵀ
   const at::Tensor& logits_TV;  // written; Acc
 };
 struct LogitsBackwardOperands {  // dhidden = dlogits weight, summed in Acc
-  const at::Tensor& dlogits_TV;  // Acc
+  const at::Tensor& dlogits_TV;  // as the head's backward wrote them
   const at::Tensor& weight_VD;
   const at::Tensor& dhidden_TD;  // written; run dtype
 };

@@ -4,10 +4,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <deque>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "worker/backend/backend.h"
+#include "worker/backend/host_transfer.h"
 #include "worker/engine/payload.h"
 #include "worker/loss/wave_loss.h"
 #include "worker/model/layer_context.h"
@@ -21,13 +25,19 @@ namespace stemma::worker {
 using MemberResult =
     std::function<void(const MemberRows& member, std::span<const double> log_prob, std::span<const double> entropy)>;
 
+// What the head and the loss say of a wave's members, on its way to the host.
+struct WaveResults {
+  std::vector<MemberRows> members;
+  std::unique_ptr<HostRead> numbers;
+};
+
 struct LiveWave {
   std::vector<MemberRows> members;
   WaveInput input;
   WaveTape tape;
   // Where the head is.
   at::Tensor dhidden_BD;
-  at::Tensor results;  // of the head and the loss, still on the device
+  WaveResults results;
 };
 
 // All that it is made of outlives it. loss: null for a forward-only pass.
@@ -43,9 +53,10 @@ class WaveHead {
   void Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& live) const;
   // Waits for the wave's numbers and hands out each member's rows at the head: its response tokens. Returns the sums of
   // its loss; of a forward-only pass zeros.
-  LossSums Report(const LiveWave& live) const;
+  LossSums Report(WaveResults& wave) const;
 
  private:
+  void StartRead(LiveWave& live, const at::Tensor& numbers) const;
   std::vector<LossMember> LossMembers(const std::vector<MemberRows>& members) const;
 
   const LayerContext& context_;
@@ -53,6 +64,27 @@ class WaveHead {
   const LossPlan* const loss_;
   const HeadOptions head_;
   const MemberResult& results_;
+};
+
+// Reads the numbers of waves, each when the next one's are on their way, so that a device that runs behind its host
+// never waits for work meanwhile.
+class WaveReports {
+ public:
+  // `head` outlives it.
+  WaveReports(const Backend& backend, const WaveHead& head)
+      : unread_max_(backend.host_reads_are_free ? 0 : 1), head_(head) {}
+
+  // Takes a wave that has just run. Returns the sums of the losses that it read.
+  LossSums Add(WaveResults wave);
+  // The same, of all waves that are left.
+  LossSums End() { return Read(0); }
+
+ private:
+  LossSums Read(size_t unread_max);
+
+  const size_t unread_max_;
+  const WaveHead& head_;
+  std::deque<WaveResults> unread_;
 };
 
 }  // namespace stemma::worker

@@ -17,6 +17,7 @@
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/pass_plan.h"
+#include "worker/engine/pass_times.h"
 #include "worker/engine/pass_visits.h"
 #include "worker/engine/rank_sizes.h"
 #include "worker/engine/results.h"
@@ -44,7 +45,9 @@ class Pass {
         plan_(plan),
         loss_(loss),
         wave_head_(options.context, payload, loss, head, results),
-        visits_(options.units, *options.context.weights) {
+        visits_(options.units, *options.context.weights),
+        times_(*options.context.backend, options.spans, /*entry=*/loss == nullptr, options.copy.tp),
+        reports_(*options.context.backend, wave_head_) {
     if (options.data != nullptr) split_.emplace(*options.data, options.context);
     no_prefixes_.kv = std::make_unique<LocalHotSet>(PrefixRows{});
   }
@@ -125,6 +128,8 @@ class Pass {
     if (stopped_.ok() && !options_.copy.alone()) RETURN_IF_ERROR(cancel.Poll(plan_.clusters_size() - 1));
     options_.context.stages->EndPass();
     visits_.End();
+    CountLoss(reports_.End());
+    times_.Settle(sums_);
     return stopped_;
   }
 
@@ -133,23 +138,22 @@ class Pass {
     const Backend& backend = *options_.context.backend;
     if (operation.kind == OperationKind::kIdle) return absl::OkStatus();
     RETURN_IF_ERROR(MeetBefore(operation));
-    const double start_s = RealClock().MonotonicSeconds(), waited_before_s = WaitedSeconds();
+    const double apart_before_s = SecondsApart();
+    times_.Begin();
     backend.reset_peak_bytes();
     RETURN_IF_ERROR(RunOperation(operation));
     ran = true;
     EndForwardOnly(operation);
-    const double end_s = RealClock().MonotonicSeconds();
-    // What other stages and parameters are waited for is in none of the phases' seconds.
-    const double waited_s = WaitedSeconds() - waited_before_s;
-    sums_.AddPhase(operation.kind, end_s - start_s - waited_s, backend.memory_stats().peak_bytes - start_bytes_);
-    if (options_.spans != nullptr) {
-      options_.spans->Add(SpanOf(operation, forward_only(), held_s_, options_.copy.tp), start_s, end_s);
-    }
+    times_.End(operation, SecondsApart() - apart_before_s, held_s_, sums_);
+    sums_.AddPeak(operation.kind, backend.memory_stats().peak_bytes - start_bytes_);
     Progress(operation.kind);
     return absl::OkStatus();
   }
 
-  double WaitedSeconds() const { return options_.context.stages->waited_s() + options_.context.parameters->waited_s(); }
+  // What is in none of the phases' seconds: what other stages and parameters are waited for, and what holds the engine.
+  double SecondsApart() const {
+    return options_.context.stages->waited_s() + options_.context.parameters->waited_s() + held_s_;
+  }
 
   // Waits, before Phase C, until all context-parallel ranks have ended their waves: Phase C begins with an exchange,
   // and what a rank waits there for others' waves is no part of it.
@@ -196,15 +200,12 @@ class Pass {
     return JoinsCopy(operation) ? Prefixes(operation.cluster).kv.get() : nullptr;
   }
 
-  // What it does is in none of the phases' seconds.
   LayerFinal LayerFinalIn(const Operation& operation) {
     if (&operation != &program_.back() || !options_.layer_final) return nullptr;
-    return [this, kind = operation.kind](int64_t layer) {
+    return [this](int64_t layer) {
       const double start_s = RealClock().MonotonicSeconds();
       options_.layer_final(layer);
-      const double seconds = RealClock().MonotonicSeconds() - start_s;
-      sums_.AddPhase(kind, -seconds, 0);
-      held_s_ += seconds;
+      held_s_ += RealClock().MonotonicSeconds() - start_s;
     };
   }
 
@@ -307,7 +308,7 @@ class Pass {
       CHECK(live_waves_.emplace(WaveKey{operation.cluster, operation.wave}, std::move(live)).second);
       return absl::OkStatus();
     }
-    if (has_head()) Report(live);
+    if (has_head()) CountLoss(reports_.Add(std::move(live.results)));
     return absl::OkStatus();
   }
 
@@ -326,7 +327,7 @@ class Pass {
     LiveWave live = std::move(node.mapped());
     WaveBackward(options_.context, BehindWave(Prefixes(key.first)), live.input, std::move(live.tape),
                  std::move(live.dhidden_BD), layer_final);
-    if (has_head()) Report(live);
+    if (has_head()) CountLoss(reports_.Add(std::move(live.results)));
   }
 
   void CountTokens(const std::vector<MemberRows>& members) {
@@ -339,8 +340,7 @@ class Pass {
     }
   }
 
-  void Report(const LiveWave& live) {
-    const LossSums sums = wave_head_.Report(live);
+  void CountLoss(const LossSums& sums) {
     if (!forward_only() && counts()) sums_.loss += sums;
   }
 
@@ -358,6 +358,8 @@ class Pass {
   const LossPlan* loss_;
   const WaveHead wave_head_;
   PassVisits visits_;
+  PassTimes times_;
+  WaveReports reports_;
   PrefixBatch no_prefixes_;
   std::map<int, PrefixBatch> hot_sets_;  // by cluster
   std::map<WaveKey, LiveWave> live_waves_;

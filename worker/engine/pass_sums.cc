@@ -2,26 +2,29 @@
 
 namespace stemma::worker {
 
-void PassSums::AddPhase(OperationKind kind, double seconds, int64_t peak_bytes) {
+void PassSums::AddSeconds(OperationKind kind, double seconds) {
   switch (kind) {
     case OperationKind::kPrefixForward:
       prefix_forward_s += seconds;
-      prefix_forward_bytes = std::max(prefix_forward_bytes, peak_bytes);
       break;
     case OperationKind::kPrefixBackward:
       prefix_backward_s += seconds;
-      prefix_backward_bytes = std::max(prefix_backward_bytes, peak_bytes);
       break;
     case OperationKind::kSend:
     case OperationKind::kReceive:
       split_s += seconds;
-      suffix_bytes = std::max(suffix_bytes, peak_bytes);
       break;
     default:
       suffix_s += seconds;
-      suffix_bytes = std::max(suffix_bytes, peak_bytes);
       break;
   }
+}
+
+void PassSums::AddPeak(OperationKind kind, int64_t peak_bytes) {
+  int64_t& bytes = kind == OperationKind::kPrefixForward    ? prefix_forward_bytes
+                   : kind == OperationKind::kPrefixBackward ? prefix_backward_bytes
+                                                            : suffix_bytes;
+  bytes = std::max(bytes, peak_bytes);
 }
 
 void PassSums::AddOffload(const ResidencyStats& stats) {

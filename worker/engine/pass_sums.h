@@ -24,8 +24,10 @@ struct PassSums {
   int64_t split_bytes = 0;
   ResidencyStats offload;  // sums over the clusters; peaks are their highest
 
-  // Adds what an operation took; the highest bytes are kept.
-  void AddPhase(OperationKind kind, double seconds, int64_t peak_bytes);
+  // Adds what an operation took.
+  void AddSeconds(OperationKind kind, double seconds);
+  // Keeps the highest.
+  void AddPeak(OperationKind kind, int64_t peak_bytes);
   void AddOffload(const ResidencyStats& stats);
   int64_t peak_bytes() const { return std::max({prefix_forward_bytes, suffix_bytes, prefix_backward_bytes}); }
 };

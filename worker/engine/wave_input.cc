@@ -16,7 +16,7 @@ void AppendTokens(const TokenArray& tokens, int64_t begin, int64_t end, std::vec
 }
 
 at::Tensor OnDevice(const Backend& backend, const std::vector<int64_t>& values) {
-  return at::tensor(values, at::TensorOptions(at::kCPU).dtype(at::kLong)).to(backend.device);
+  return backend.send(at::tensor(values, at::TensorOptions(at::kCPU).dtype(at::kLong)), backend.device);
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ void Send(const Backend& backend, at::ScalarType dtype,
     CHECK_EQ(static_cast<int64_t>(values->size()), rows);
     out = std::copy(values->begin(), values->end(), out);
   }
-  const at::Tensor device = host.to(backend.device);
+  const at::Tensor device = backend.send(host, backend.device);
   for (size_t i = 0; i < sent.size(); ++i) *sent[i].second = device.select(0, static_cast<int64_t>(i));
 }
 

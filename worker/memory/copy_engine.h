@@ -3,7 +3,7 @@
 //
 // Called by worker/memory/offload_store.h and worker/optim/state_stream.h on the engine thread. Raw pointers only: an
 // engine makes no ATen call. Both ends of a copy stay valid, and the source unchanged, until its ticket is done, waited
-// for or cancelled; each of the three ends the ticket, an error too.
+// for or cancelled; each of these ends the ticket, an error too.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,11 @@ class CopyEngine {
   virtual absl::StatusOr<bool> Done(CopyTicket ticket) = 0;
   // Ok: the bytes are there. May overtake copies that have not begun.
   virtual absl::Status Wait(CopyTicket ticket) = 0;
+  // Lets what the calling thread computes from now on, and copies that are started from now on, come after this copy.
+  // The thread itself goes on where a device has a queue of its own: it must not look at the bytes. Either end may be
+  // given away, if what takes it is queued in the same way. An error of the copy itself may show later, as the
+  // device's.
+  virtual absl::Status ComputeWaits(CopyTicket ticket) { return Wait(ticket); }
   // Afterwards neither end is touched any more; how much was copied is not known. May block.
   virtual void Cancel(CopyTicket ticket) = 0;
 

@@ -87,6 +87,15 @@ absl::Status CudaCopyEngine::Wait(CopyTicket ticket) {
   return status;
 }
 
+absl::Status CudaCopyEngine::ComputeWaits(CopyTicket ticket) {
+  const Copy& copy = At(ticket);
+  absl::Status status = copy.start;
+  if (status.ok()) status = CudaStatus(cudaStreamWaitEvent(compute_, copy.ended, /*flags=*/0), "cudaStreamWaitEvent");
+  // The event may be recorded anew at once: the wait is for the record that it found.
+  End(ticket);
+  return status;
+}
+
 // A device that failed touches neither end any more, so an error is as good an end.
 void CudaCopyEngine::Cancel(CopyTicket ticket) {
   const absl::Status status = Wait(ticket);

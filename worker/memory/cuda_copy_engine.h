@@ -1,11 +1,13 @@
 // The copy engine of a CUDA device: one stream for each direction, an event for each ticket. CUDA's runtime API only.
-// Built where the CUDA toolkit is; not wired into the engine, which has no CUDA compute yet.
+// Built where the CUDA toolkit is.
 //
 // A copy starts after what the compute stream was given before: out, because that work makes the bytes; in, because the
 // device memory it fills may still be read by queued work of an owner that has freed it (a caching allocator gives
-// memory away in the order of its stream, not of the device). The compute stream never waits for a copy: Wait blocks
-// the host instead, and Done is asked by the host, so what is queued afterwards comes after the copy on every stream,
-// and the caller may reuse or free either end, host memory too. Work that is queued already goes on meanwhile.
+// memory away in the order of its stream, not of the device). Wait blocks the host, and Done is asked by the host, so
+// what is queued afterwards comes after the copy on every stream, and the caller may reuse or free either end, host
+// memory too. ComputeWaits blocks the compute stream instead. Device memory that is freed then is used again by work
+// that is queued on it later; a block of host memory is written again by a copy that starts later, and so behind a
+// point of the compute stream that lies behind this copy. Work that is queued already goes on meanwhile.
 //
 // Copies of one direction run in the order they were started: Wait waits for those before it, nothing is overtaken.
 // Cancel waits too, since a copy that CUDA was given cannot be taken back.
@@ -46,6 +48,7 @@ class CudaCopyEngine final : public CopyEngine {
   }
   absl::StatusOr<bool> Done(CopyTicket ticket) override;
   absl::Status Wait(CopyTicket ticket) override;
+  absl::Status ComputeWaits(CopyTicket ticket) override;
   void Cancel(CopyTicket ticket) override;
 
  private:

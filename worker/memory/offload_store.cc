@@ -52,7 +52,7 @@ void OffloadStore::DrainTo(int64_t device_bytes_max) {
     const auto oldest = std::find_if(moving_.begin(), moving_.end(), leaves);
     if (oldest == moving_.end()) return;
     const int64_t entry = *oldest;
-    CheckCopied(entry, engine_.Wait(At(entry).ticket));
+    CheckCopied(entry, engine_.ComputeWaits(At(entry).ticket));
     Finish(entry);
   }
 }
@@ -105,7 +105,7 @@ void OffloadStore::Execute(const Action& action) {
       FreeHost(record);
       return residency_.HostFreed(action.entry);
     case ActionKind::kWaitFor:
-      CheckCopied(action.entry, engine_.Wait(record.ticket));
+      CheckCopied(action.entry, engine_.ComputeWaits(record.ticket));
       return Finish(action.entry);
   }
 }

@@ -3,10 +3,11 @@
 //
 // Engine thread only. One store per dormant set: Put entries, Poll between layers, ProducingEnded, ConsumeSoon, Take
 // them. Arena and copy engine outlive it.
-// Invariants: device memory of an entry is dropped only after its copy has ended; Take returns the bits that were Put.
-// Where other owners hold the same storage, their share of the device memory stays of course.
-// Errors: a copy that fails throws c10::Error, naming the entry; so does every later call. The store can then only be
-// destroyed, which is safe at any time: copies in flight are cancelled first.
+// Invariants: device memory of an entry is dropped only after its copy has ended, or where what the engine thread
+// computes next comes after it; Take returns the bits that were Put. Where other owners hold the same storage, their
+// share of the device memory stays of course. Errors: a copy that fails throws c10::Error, naming the entry; so does
+// every later call. The store can then only be destroyed, which is safe at any time: copies in flight are cancelled
+// first.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,13 +41,14 @@ class OffloadStore {
   void Put(int64_t entry, std::vector<at::Tensor> tensors);
   // Ends what has been copied, starts what may start.
   void Poll();
-  // Waits until the entries take no more than device_bytes_max on the device, or none is leaving any more. Makes the
-  // device memory of a phase independent of the speed of the copies.
+  // Lets the computation wait until the entries take no more than device_bytes_max on the device, or none is leaving
+  // any more. Makes the device memory of a phase independent of the speed of the copies.
   void DrainTo(int64_t device_bytes_max);
   void ProducingEnded();
   // The last wave begins; after ProducingEnded.
   void ConsumeSoon();
-  // Waits if it must; the entry is gone afterwards. Best in the reverse order of Put, any order works.
+  // Lets the computation wait if it must; the entry is gone afterwards. Best in the reverse order of Put, any order
+  // works.
   std::vector<at::Tensor> Take(int64_t entry);
 
   const ResidencyStats& stats() const { return residency_.stats(); }

@@ -179,7 +179,7 @@ PrefixBatch MakeBatch(const LayerContext& context, const std::vector<int64_t>& t
     }
     prefixes.blocks.push_back({block, {}, {}});
   }
-  prefixes.tokens_T = at::tensor(own_tokens, at::kLong).to(context.backend->device);
+  prefixes.tokens_T = context.backend->send(at::tensor(own_tokens, at::kLong), context.backend->device);
   prefixes.positions_T = at::cat(positions, 0);
   prefixes.kv = MakeHotSet(context, std::move(rows), options.regather);
   return prefixes;

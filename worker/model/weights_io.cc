@@ -57,7 +57,7 @@ absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const Model
                                     at::Device device, const StateOptions& states) {
   Weights weights = MakeWeights(shard, run_dtype, device, Gradients::kMade, states.owners());
   const OptimizerShards shards = ShardsOf(weights, states.ranks);
-  RETURN_IF_ERROR(MakeStates(weights.parameters, states.residency, shards.owned(states.rank)));
+  RETURN_IF_ERROR(MakeStates(weights.parameters, states.residency, shards.owned(states.rank), states.page_lock));
   RETURN_IF_ERROR(ReadWeights(directory, weights, states.owners()));
   return weights;
 }

@@ -17,6 +17,7 @@ struct StateOptions {
   v1::OptimizerResidency residency = v1::DEVICE;
   int64_t rank = 0, ranks = 1;
   bool shard_parameters = false;  // parameters are divided, too
+  PageLock* page_lock = nullptr;  // of states in host memory, which they outlive; null: none
 
   ParameterOwners owners() const { return {rank, ranks, shard_parameters}; }
 };

@@ -49,6 +49,12 @@ class HeadPass {
 
  private:
   at::Tensor Logits(RowRange range) const { return logits_CV_.narrow(0, 0, range.rows()); }
+  // Returns where the gradients of these logits lie: in their place or, where products take them in the run dtype, in
+  // the first part of each row's memory.
+  at::Tensor DlogitsIn(const at::Tensor& logits_TV) const {
+    if (!backend_.dlogits_in_run_dtype) return logits_TV;
+    return logits_TV.view(hidden_TD_.scalar_type()).narrow(1, 0, logits_TV.size(1));
+  }
   // Makes log-prob, entropy and softmax of these rows, which are of this rank's tokens, those of the whole vocabulary.
   void CombineShards(RowRange range);
 
@@ -116,16 +122,17 @@ void HeadPass::CombineShards(RowRange range) {
 
 void HeadPass::Backward(RowRange range, const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T,
                         const at::Tensor& dhidden_TD, const at::Tensor& dweight_VD) {
-  const at::Tensor logits_TV = Logits(range), dhidden = Rows(dhidden_TD, range);
+  const at::Tensor logits_TV = Logits(range), dlogits_TV = DlogitsIn(logits_TV), dhidden = Rows(dhidden_TD, range);
   backend_.kernels.head_backward({.logits_TV = logits_TV,
+                                  .dlogits_TV = dlogits_TV,
                                   .targets_T = Rows(targets_T_, range),
                                   .softmax_T2 = Rows(softmax_T2_, range),
                                   .dlog_prob_T = dlog_prob_T,
                                   .entropy_T = Rows(output_.entropy_T, range),
                                   .dentropy_T = dentropy_T,
                                   .inverse_temperature = 1 / options_.temperature});
-  LinearBackwardWeight(backend_, logits_TV, Rows(hidden_TD_, range), dweight_VD, /*dbias_O=*/{});
-  backend_.kernels.logits_backward({.dlogits_TV = logits_TV, .weight_VD = weight_VD_, .dhidden_TD = dhidden});
+  LinearBackwardWeight(backend_, dlogits_TV, Rows(hidden_TD_, range), dweight_VD, /*dbias_O=*/{});
+  backend_.kernels.logits_backward({.dlogits_TV = dlogits_TV, .weight_VD = weight_VD_, .dhidden_TD = dhidden});
 }
 
 // A pass with the loss's gradient and where it goes.

@@ -58,7 +58,11 @@ QkvHeads QkvForward(const Backend& backend, const at::Tensor& qkv_TJ, const at::
   CheckPositions(positions_T, rows);
   QkvHeads heads;
   const auto options = qkv_TJ.options();
-  if (shape.num_heads > 0) heads.q_HTE = at::empty({shape.num_heads, rows, shape.head_size}, options);
+  if (shape.num_heads > 0) {
+    heads.q_HTE = backend.queries_by_token
+                      ? at::empty({rows, shape.num_heads, shape.head_size}, options).transpose(0, 1)
+                      : at::empty({shape.num_heads, rows, shape.head_size}, options);
+  }
   heads.k_TKE = at::empty({rows, shape.num_kv_heads, shape.head_size}, options);
   heads.v_TKE = at::empty({rows, shape.num_kv_heads, shape.head_size}, options);
   if (norm.k_weight_E.defined()) {

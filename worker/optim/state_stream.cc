@@ -118,7 +118,7 @@ class StateStream {
 
   void Wait(const SlabAction& action, const char* direction) {
     const CopyTicket ticket = *std::exchange(in_buffer_[action.buffer].ticket, std::nullopt);
-    const absl::Status status = copies_.Wait(ticket);
+    const absl::Status status = copies_.ComputeWaits(ticket);
     const SlabPiece& first = slabs_[static_cast<size_t>(action.slab)].front();
     TORCH_CHECK(status.ok(), "optimizer states from element ", first.begin, " of ",
                 parameters_[static_cast<size_t>(first.parameter)].name, " on could not be copied ", direction, ": ",

@@ -42,7 +42,7 @@ at::Tensor OnHost(const std::shared_ptr<HostArena>& arena, const OwnedStates& st
   void* block = arena->Take(states.bytes());
   CHECK(block != nullptr) << "the arena was made for all states";
   return at::from_blob(
-      block, states.sizes, [arena](void* p) { arena->Give(p); }, states.parameter.grad.options());
+      block, states.sizes, [arena](void* p) { arena->Give(p); }, states.parameter.grad.options().device(at::kCPU));
 }
 
 void MakeOnDevice(const std::vector<OwnedStates>& owned) {
@@ -53,12 +53,12 @@ void MakeOnDevice(const std::vector<OwnedStates>& owned) {
   }
 }
 
-absl::Status MakeOnHost(const std::vector<OwnedStates>& owned) {
+absl::Status MakeOnHost(const std::vector<OwnedStates>& owned, PageLock* page_lock) {
   int64_t bytes = 0;
   for (const OwnedStates& states : owned) {
     bytes += (states.parameter.master_is_weight() ? 2 : 3) * RoundUp(states.bytes(), HostArena::kAlignment);
   }
-  absl::StatusOr<std::unique_ptr<HostArena>> made = HostArena::Create(bytes);
+  absl::StatusOr<std::unique_ptr<HostArena>> made = HostArena::Create(bytes, page_lock);
   if (!made.ok()) return made.status();
   const std::shared_ptr<HostArena> arena = std::move(made).value();
   for (const OwnedStates& states : owned) {
@@ -74,9 +74,9 @@ absl::Status MakeOnHost(const std::vector<OwnedStates>& owned) {
 }  // namespace
 
 absl::Status MakeStates(std::vector<Parameter>& parameters, v1::OptimizerResidency residency,
-                        const ParameterRanges& owned) {
+                        const ParameterRanges& owned, PageLock* page_lock) {
   const std::vector<OwnedStates> states = Owned(parameters, owned);
-  if (residency == v1::HOST) return MakeOnHost(states);
+  if (residency == v1::HOST) return MakeOnHost(states, page_lock);
   MakeOnDevice(states);
   return absl::OkStatus();
 }

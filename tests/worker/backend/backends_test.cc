@@ -165,6 +165,7 @@ Outputs Head(const Kernels& kernels, at::ScalarType dtype, Drawn drawn) {
   dlog_prob[0] = 0;
   dentropy[0] = 0;
   kernels.head_backward({.logits_TV = logits,
+                         .dlogits_TV = logits,
                          .targets_T = targets,
                          .softmax_T2 = softmax,
                          .dlog_prob_T = dlog_prob,

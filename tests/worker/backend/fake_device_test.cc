@@ -8,12 +8,14 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "common/model/model_init.h"
 #include "tests/testing/in_process.h"
+#include "tests/testing/late_copies.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "worker/backend/composed/composed_backend.h"
@@ -37,6 +39,27 @@ struct StepRun {
   int64_t waits_of_prepare = 0;
 };
 
+// What a step is run with beside its loss.
+struct StepSetting {
+  v1::Schedule schedule = v1::REUSE;
+  bool offload = false;  // tapes of prefixes and optimizer states in host memory
+};
+
+// Each start and end of a read of a wave's numbers, since the last clear: 's' and 'r'.
+std::string reads;
+
+class NotedRead final : public HostRead {
+ public:
+  explicit NotedRead(const at::Tensor& device) : read_(StartBlockingRead(device)) { reads += 's'; }
+  const at::Tensor& Get() override {
+    reads += 'r';
+    return read_->Get();
+  }
+
+ private:
+  const std::unique_ptr<HostRead> read_;
+};
+
 class FakeDeviceTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -49,11 +72,18 @@ class FakeDeviceTest : public ::testing::TestWithParam<const char*> {
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
   // A step on `backend`; in chunks and waves, so that there are several of each.
-  absl::StatusOr<StepRun> RunOn(Backend backend, const std::string& loss_mode, v1::Schedule schedule = v1::REUSE) {
+  absl::StatusOr<StepRun> RunOn(Backend backend, const std::string& loss_mode, const StepSetting& setting = {}) {
     InProcessOptions options;
+    if (setting.offload) {
+      options.run.set_host_memory_bytes(uint64_t{16} << 20);
+      options.run.set_optimizer_residency(v1::HOST);
+      options.edit_step = [](v1::StepPlan& step) {
+        for (v1::Cluster& cluster : *step.mutable_clusters()) cluster.set_offload_prefix(true);
+      };
+    }
     options.run.set_model(directory_);
     options.run.set_dtype("fp64");
-    options.run.set_schedule(schedule);
+    options.run.set_schedule(setting.schedule);
     options.run.set_wave_suffixes(2);
     options.run.set_head_chunk_tokens(10);
     options.run.set_memory_budget_bytes(uint64_t{1} << 30);
@@ -67,6 +97,10 @@ class FakeDeviceTest : public ::testing::TestWithParam<const char*> {
     auto engine = InProcess::Create(options, std::move(backend));
     if (!engine.ok()) return engine.status();
     TrainingRequest request = SyntheticRequest({17, 1}, {9, 1, 13}, kVocab);
+    request.update.mutable_adam()->set_learning_rate(1e-3);
+    request.update.mutable_adam()->set_beta1(0.9);
+    request.update.mutable_adam()->set_beta2(0.999);
+    request.update.mutable_adam()->set_eps(1e-8);
     v1::LossConfig& loss = *request.update.mutable_loss();
     loss.set_loss_mode(loss_mode);
     if (loss_mode == "gspo") {  // with a log-prob pass before, and whole rollouts at the head
@@ -96,29 +130,59 @@ double WorstError(const std::vector<at::Tensor>& actual, const std::vector<at::T
   double worst = actual.size() == expected.size() ? 0 : INFINITY;
   for (size_t i = 0; i < actual.size(); ++i) {
     const double scale = std::max(expected[i].abs().max().item<double>(), 1e-300);
-    worst = std::max(worst, (actual[i] - expected[i]).abs().max().item<double>() / scale);
+    const double error = (actual[i] - expected[i]).abs().max().item<double>() / scale;
+    worst = std::isnan(error) ? INFINITY : std::max(worst, error);
   }
   return worst;
 }
 
 TEST_P(FakeDeviceTest, AStepIsTheCpusAndWaitsOncePerWave) {
   for (const v1::Schedule schedule : {v1::REUSE, v1::DENSE}) {
-    const auto cpu = RunOn(MakeCpuBackend(), GetParam(), schedule);
+    const auto cpu = RunOn(MakeCpuBackend(), GetParam(), {schedule});
     ASSERT_TRUE(cpu.ok()) << cpu.status();
-    const auto fake = RunOn(MakeFakeDeviceBackend(), GetParam(), schedule);
+    const auto fake = RunOn(MakeFakeDeviceBackend(), GetParam(), {schedule});
     ASSERT_TRUE(fake.ok()) << fake.status();
     // fp64: sums of some hundred terms in another order.
     EXPECT_LE(WorstError(fake->gradients, cpu->gradients), 1e-12);
     EXPECT_LE(WorstError(fake->weights, cpu->weights), 1e-12);
-    int64_t waits = 0;
+    // A pass ends with a read of its last wave, which counts to the operation after it: gspo's step has a pass before.
+    const int64_t passes = GetParam() == std::string("gspo") ? 2 : 1;
+    int64_t waits = 0, waits_of_prefixes = 0;
     for (const Waits& operation : fake->waits) {
-      EXPECT_LE(operation.count, operation.phase == "suffix" ? 1 : 0) << operation.phase;
+      EXPECT_LE(operation.count, 1) << operation.phase;
       waits += operation.count;
+      if (operation.phase != "suffix") waits_of_prefixes += operation.count;
     }
+    EXPECT_LE(waits_of_prefixes, passes - 1);
     EXPECT_GT(waits, 1) << "several waves";
-    // Beside the waves', one for the gradient norm.
-    EXPECT_LE(fake->waits_of_prepare, waits + 1);
+    // Beside them, one at the end of the step's pass, and one for the gradient norm.
+    EXPECT_LE(fake->waits_of_prepare, waits + 2);
   }
+}
+
+TEST_P(FakeDeviceTest, AWavesNumbersAreReadWhenTheNextWavesAreOnTheirWay) {
+  Backend backend = MakeFakeDeviceBackend();
+  backend.start_read = [](const at::Tensor& device) {
+    return std::unique_ptr<HostRead>(std::make_unique<NotedRead>(device));
+  };
+  reads.clear();
+  const auto run = RunOn(std::move(backend), GetParam());
+  ASSERT_TRUE(run.ok()) << run.status();
+  // Six rollouts, two to a wave: three waves. Both passes of gspo have them.
+  const std::string pass = "ssrsrr";
+  EXPECT_EQ(reads, GetParam() == std::string("gspo") ? pass + pass : pass);
+}
+
+TEST_P(FakeDeviceTest, WhatIsOffTheDeviceComesBackBehindItsCopies) {
+  const auto cpu = RunOn(MakeCpuBackend(), GetParam());
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  const int64_t before = LateCopyEngine::NumAwaited();
+  const auto fake = RunOn(MakeFakeDeviceBackend(), GetParam(), {.offload = true});
+  ASSERT_TRUE(fake.ok()) << fake.status();
+  EXPECT_LE(WorstError(fake->gradients, cpu->gradients), 1e-12);
+  EXPECT_LE(WorstError(fake->weights, cpu->weights), 1e-12);
+  EXPECT_GT(LateCopyEngine::NumAwaited() - before, 4) << "tapes and states, out and in";
+  for (const Waits& operation : fake->waits) EXPECT_LE(operation.count, 1) << operation.phase;
 }
 
 INSTANTIATE_TEST_SUITE_P(Losses, FakeDeviceTest, ::testing::Values("gpg", "gspo"),
@@ -156,6 +220,15 @@ TEST_F(FakeDeviceControlTest, AnAllocationWithoutADeviceIsSeen) {
   // LibTorch sees it itself where both go through one loop of its own; the fake device elsewhere.
   EXPECT_FALSE(run.ok());
   EXPECT_NE(run.status().message().find("device"), std::string::npos) << run.status();
+}
+
+TEST_F(FakeDeviceControlTest, AComputationThatDoesNotWaitForItsCopiesIsSeen) {
+  const auto cpu = RunOn(MakeCpuBackend(), "gpg");
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  Backend backend = MakeFakeDeviceBackend();
+  backend.make_copy_engine = [] { return std::unique_ptr<CopyEngine>(std::make_unique<UnorderedCopyEngine>()); };
+  const auto fake = RunOn(std::move(backend), "gpg", {.offload = true});
+  EXPECT_FALSE(fake.ok() && WorstError(fake->gradients, cpu->gradients) <= 1e-12);
 }
 
 TEST_F(FakeDeviceControlTest, AHostLoopOverDeviceMemoryIsSeen) {

@@ -1,6 +1,7 @@
 // The head's rows, and products with mixed operands, in ATen ops.
 #include <ATen/ATen.h>
 
+#include "worker/backend/accumulate_type.h"
 #include "worker/backend/composed/composed_kernels.h"
 
 namespace stemma::worker::composed {
@@ -34,7 +35,7 @@ void HeadBackward(const HeadBackwardOperands& args) {
   const at::Tensor own_dlog_prob_T = args.dlog_prob_T.masked_fill(args.targets_T < 0, 0);
   dz.scatter_add_(1, args.targets_T.clamp_min(0).unsqueeze(1), column(own_dlog_prob_T));
   dz = dz * args.inverse_temperature;
-  args.logits_TV.copy_(at::where(is_zero.unsqueeze(1), at::zeros_like(dz), dz));
+  args.dlogits_TV.copy_(at::where(is_zero.unsqueeze(1), at::zeros_like(dz), dz));
 }
 
 void AddWeightGradient(const WeightGradientOperands& args) {
@@ -48,7 +49,8 @@ void Logits(const LogitsOperands& args) {
 }
 
 void LogitsBackward(const LogitsBackwardOperands& args) {
-  args.dhidden_TD.copy_(at::mm(args.dlogits_TV, args.weight_VD.to(args.dlogits_TV.scalar_type())));
+  const at::ScalarType dtype = AccType(args.weight_VD.scalar_type());
+  args.dhidden_TD.copy_(at::mm(args.dlogits_TV.to(dtype), args.weight_VD.to(dtype)));
 }
 
 int64_t FirstNonfinite(const at::Tensor& values) {

@@ -149,6 +149,7 @@ void HeadForward(const HeadForwardOperands& args) {
 }
 
 void HeadBackward(const HeadBackwardOperands& args) {
+  CHECK(args.dlogits_TV.is_same(args.logits_TV)) << "gradients replace the logits";
   DispatchLogits(args.logits_TV, [&]<typename T>() {
     kernels::HeadBackward<T>({.logits_TV = Data<T>(args.logits_TV),
                               .targets_T = args.targets_T.const_data_ptr<int64_t>(),

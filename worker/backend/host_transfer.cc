@@ -1,0 +1,28 @@
+#include "worker/backend/host_transfer.h"
+
+#include "common/base/system_memory.h"
+
+namespace stemma::worker {
+namespace {
+
+class BlockingRead final : public HostRead {
+ public:
+  explicit BlockingRead(const at::Tensor& device) : numbers_(device) {}
+  const at::Tensor& Get() override {
+    numbers_ = numbers_.to(at::kCPU);
+    return numbers_;
+  }
+
+ private:
+  at::Tensor numbers_;
+};
+
+}  // namespace
+
+at::Tensor SendBlocking(const at::Tensor& host, at::Device device) { return host.to(device); }
+
+std::unique_ptr<HostRead> StartBlockingRead(const at::Tensor& device) { return std::make_unique<BlockingRead>(device); }
+
+int64_t HostFreeBytes() { return AvailableMemoryBytes(); }
+
+}  // namespace stemma::worker

@@ -1,0 +1,20 @@
+#include "worker/engine/pass_times.h"
+
+namespace stemma::worker {
+
+void PassTimes::End(const Operation& operation, double apart_s, double held_s, PassSums& sums) {
+  timed_.push_back({operation, begin_, clock_->Mark(), apart_s, held_s});
+  if (at_once_) Settle(sums);
+}
+
+void PassTimes::Settle(PassSums& sums) {
+  for (const Timed& timed : timed_) {
+    const double begin_s = clock_->At(timed.begin), end_s = clock_->At(timed.end);
+    sums.AddSeconds(timed.operation.kind, end_s - begin_s - timed.apart_s);
+    if (spans_ != nullptr) spans_->Add(SpanOf(timed.operation, entry_, timed.held_s, tp_), begin_s, end_s);
+  }
+  timed_.clear();
+  clock_->Clear();
+}
+
+}  // namespace stemma::worker
