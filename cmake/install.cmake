@@ -1,7 +1,8 @@
 # `cmake --install BUILD --prefix DIR`: a tree that can be moved and copied as a whole.
 #
 #   bin/                 stemma, stemma-server, stemma-worker; their RUNPATH is $ORIGIN/../lib/stemma
-#   lib/stemma/          LibTorch, and the CUDA libraries that it loads
+#   lib/stemma/          LibTorch, and the CUDA libraries that it loads; libstemma_cuda.so where it was built. That one needs
+#                        LibTorch's CUDA libraries, of which an installed torch has gigabytes: the loader must find them
 #   include/stemma/proto the wire, for clients in other languages
 #   share/doc/stemma/    README, LICENSE, CHANGELOG, docs
 #
@@ -14,6 +15,11 @@ set_target_properties(stemma stemma-server stemma-worker PROPERTIES INSTALL_RPAT
 install(TARGETS stemma stemma-server stemma-worker
   RUNTIME_DEPENDENCY_SET stemma_loaded_libraries
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+if(TARGET stemma_cuda)
+  set_target_properties(stemma_cuda PROPERTIES INSTALL_RPATH "$ORIGIN")
+  install(TARGETS stemma_cuda LIBRARY DESTINATION ${_library_directory})
+endif()
 
 # The directories that hold what LibTorch's wheel finds by a RUNPATH of its own.
 file(GLOB _wheel_directories ${TORCH_ROOT}/../nvidia/*/lib)

@@ -11,7 +11,6 @@
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
-#include "common/base/system_memory.h"
 #include "common/cost/state_bytes.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/copy_totals.h"
@@ -24,6 +23,7 @@
 #include "worker/engine/step_line.h"
 #include "worker/engine/step_reduction.h"
 #include "worker/engine/step_sums.h"
+#include "worker/engine/told_device.h"
 #include "worker/engine/weights_of_pass.h"
 #include "worker/model/weights_digest.h"
 #include "worker/model/weights_io.h"
@@ -63,10 +63,11 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
   const Communicator &tp = *parts.ranks.tp, &pp = *parts.ranks.pp;
   ASSIGN_OR_RETURN(ModelShard shard, MakeModelShard(directory.config, {tp.rank(), tp.size(), pp.rank(), pp.size()}));
+  if (parts.page_lock == nullptr && backend.make_page_lock != nullptr) parts.page_lock = backend.make_page_lock();
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
     const StateOptions states = {configure.config().optimizer_residency(), parts.ranks.data->rank(),
-                                 parts.ranks.data->size(), ShardsParameters(configure.config())};
+                                 parts.ranks.data->size(), ShardsParameters(configure.config()), parts.page_lock.get()};
     ASSIGN_OR_RETURN(weights, LoadState(configure, directory, shard, dtype, backend.device, states));
     return absl::OkStatus();
   }));
@@ -88,6 +89,7 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
                          ModelDirectory directory, ModelShard shard, Weights weights, EngineParts parts)
     : configure_(configure),
       backend_(std::move(backend)),
+      page_lock_(std::move(parts.page_lock)),
       directory_(std::move(directory)),
       shard_(std::move(shard)),
       weights_(std::move(weights)),
@@ -109,9 +111,8 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
               .ranks_of_host = std::max<int64_t>(configure.ranks_of_host(), 1)}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
-  ready_.set_weights_bytes(static_cast<uint64_t>(backend_.memory_stats().current_bytes));
-  ready_.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));
   *ready_.mutable_links() = std::move(parts.links);
+  TellDevice(backend_, parts.device_name, ready_);
 }
 
 CopyRanks ModelEngine::together() const {
@@ -187,7 +188,8 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
   const bool offloads = std::any_of(plan.clusters().begin(), plan.clusters().end(),
                                     [](const v1::Cluster& cluster) { return cluster.offload_prefix(); });
   if (!offloads || host_ != nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(host_, HostArena::Create(HostTapeBytesMax(directory_.config, configure_.config())));
+  ASSIGN_OR_RETURN(host_,
+                   HostArena::Create(HostTapeBytesMax(directory_.config, configure_.config()), page_lock_.get()));
   return absl::OkStatus();
 }
 

@@ -37,7 +37,9 @@ namespace stemma::worker {
 
 // What an engine is made with beside its backend.
 struct EngineParts {
-  std::unique_ptr<CopyEngine> copies = nullptr;  // null: the backend's
+  std::unique_ptr<CopyEngine> copies = nullptr;   // null: the backend's
+  std::unique_ptr<PageLock> page_lock = nullptr;  // the same
+  std::string device_name = "";                   // of the hardware, for Ready
   MeshRanks ranks = OnlyRank();
   google::protobuf::RepeatedPtrField<v1::LinkInfo> links = {};  // that were measured between them, for Ready
   // Null: over ranks.tp. Tests give one with a known mistake.
@@ -99,6 +101,7 @@ class ModelEngine final : public Engine {
 
   const internal::v1::Configure configure_;
   const Backend backend_;
+  const std::unique_ptr<PageLock> page_lock_;  // of host memory that copies reach; null: none is needed
   const ModelDirectory directory_;
   const ModelShard shard_;
   Weights weights_;

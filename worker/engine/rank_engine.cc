@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,24 +14,67 @@
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
-#include "worker/backend/cpu/cpu_backend.h"
+#include "worker/backend/composed/composed_backend.h"
+#include "worker/backend/self_check/run_self_check.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/model_engine.h"
-#include "worker/parallel/gloo_transport.h"
+#include "worker/model/weights_io.h"
 #include "worker/parallel/link_probe.h"
+#include "worker/parallel/transport.h"
 
 namespace stemma::worker {
 namespace {
 
+// Returns this rank's heads.
+absl::StatusOr<ModelShard> HeadsOf(const internal::v1::Configure& configure) {
+  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(configure.config().model()));
+  const v1::Mesh& mesh = configure.config().mesh();
+  return MakeModelShard(directory.config, {.tp_rank = PlaceOf(mesh, configure.rank()).tp_rank,
+                                           .tp_size = static_cast<int64_t>(TpSize(mesh))});
+}
+
 // How many ranks hold the same K/V heads is the model's to say, where ranks share its heads at all.
 absl::StatusOr<int64_t> KvReplicas(const internal::v1::Configure& configure) {
   if (TpSize(configure.config().mesh()) == 1) return 1;
-  ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(configure.config().model()));
-  const v1::Mesh& mesh = configure.config().mesh();
-  ASSIGN_OR_RETURN(const ModelShard shard,
-                   MakeModelShard(directory.config, {.tp_rank = PlaceOf(mesh, configure.rank()).tp_rank,
-                                                     .tp_size = static_cast<int64_t>(TpSize(mesh))}));
+  ASSIGN_OR_RETURN(const ModelShard shard, HeadsOf(configure));
   return shard.kv_replicas();
+}
+
+CheckFingerprint FingerprintOf(const DeviceIdentity& device, const BackendRequest& request, const Backend& backend) {
+  std::vector<std::string> faster_attention;
+  for (const AttentionStrategy& strategy : backend.faster_attention) faster_attention.push_back(strategy.name);
+  return {.device_name = device.name,
+          .compute_capability = device.compute_capability,
+          .driver = device.driver,
+          .cuda_runtime = device.runtime,
+          .torch = device.torch,
+          .cudnn = device.cudnn,
+          .build_id = device.build_id,
+          .dtype = c10::toString(request.run_dtype),
+          .shape = {request.num_heads, request.num_kv_heads, request.head_size},
+          .faster_attention = std::move(faster_attention)};
+}
+
+// Returns the backend of the run, checked unless it is the CPU's: tests of every build try that one.
+absl::StatusOr<Backend> BackendOf(const Device& device, const internal::v1::Configure& configure) {
+  ASSIGN_OR_RETURN(const at::ScalarType run_dtype, ParseRunDtype(configure.config().dtype()));
+  ASSIGN_OR_RETURN(const ModelShard shard, HeadsOf(configure));
+  const ModelConfig config = shard.LocalConfig();
+  const BackendRequest request = {run_dtype, config.num_heads, config.num_kv_heads, config.head_size};
+  std::optional<Backend> backend;
+  RETURN_IF_ERROR(CatchExceptions([&] {
+    backend = device.MakeBackend(request);
+    const DeviceIdentity identity = device.identity();
+    if (identity.name.empty()) return absl::OkStatus();
+    CheckFingerprint fingerprint = FingerprintOf(identity, request, *backend);
+    backend = RunSelfCheck({.candidate = *std::move(backend),
+                            .reference = {ComposedKernels(), MakeComposedAttention()},
+                            .dtype = run_dtype,
+                            .fingerprint = std::move(fingerprint),
+                            .data_directory = configure.data_directory()});
+    return absl::OkStatus();
+  }));
+  return *std::move(backend);
 }
 
 absl::StatusOr<std::unique_ptr<Rendezvous>> Meet(const internal::v1::Configure& configure, const std::string& address,
@@ -47,8 +91,9 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Meet(const internal::v1::Configure& 
 }
 
 // The rendezvous ends here: its store lives on in the communicators for as long as they need it.
-absl::StatusOr<MeshRanks> Connect(const internal::v1::Configure& configure, const std::string& address,
-                                  const TellStore& tell, const RendezvousTimeouts& timeouts) {
+absl::StatusOr<MeshRanks> Connect(const Device& device, const internal::v1::Configure& configure,
+                                  const std::string& address, const TellStore& tell,
+                                  const RendezvousTimeouts& timeouts) {
   const uint32_t ranks = NumRanks(configure.config().mesh());
   if (configure.rank() >= ranks) {
     return absl::InvalidArgumentError(absl::StrCat("the server's mesh of ", ranks, " has no rank ", configure.rank()));
@@ -61,8 +106,9 @@ absl::StatusOr<MeshRanks> Connect(const internal::v1::Configure& configure, cons
   }
   ASSIGN_OR_RETURN(const int64_t kv_replicas, KvReplicas(configure));
   ASSIGN_OR_RETURN(const std::unique_ptr<Rendezvous> rendezvous, Meet(configure, address, tell, timeouts));
-  ASSIGN_OR_RETURN(MeshRanks connected, ConnectMesh(*rendezvous, configure.config().mesh(), configure.rank(),
-                                                    kv_replicas, *MakeGlooTransport()));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const Transport> transport, device.MakeTransport());
+  ASSIGN_OR_RETURN(MeshRanks connected,
+                   ConnectMesh(*rendezvous, configure.config().mesh(), configure.rank(), kv_replicas, *transport));
   LOG(INFO) << "rank " << configure.rank() << " of " << ranks << " has met the others";
   return connected;
 }
@@ -90,13 +136,14 @@ absl::StatusOr<EngineParts> PartsOf(const internal::v1::Configure& configure, Me
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
+absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const internal::v1::Configure& configure,
                                                      const WorkerIdentity& identity, const TellStore& tell,
                                                      const RendezvousTimeouts& timeouts) {
-  ASSIGN_OR_RETURN(MeshRanks ranks, Connect(configure, identity.address, tell, timeouts));
+  ASSIGN_OR_RETURN(MeshRanks ranks, Connect(device, configure, identity.address, tell, timeouts));
   if (FailpointFails("load.met", configure.rank())) return absl::UnavailableError("a test lets the rendezvous fail");
-  Backend backend = MakeCpuBackend();
+  ASSIGN_OR_RETURN(Backend backend, BackendOf(device, configure));
   ASSIGN_OR_RETURN(EngineParts parts, PartsOf(configure, std::move(ranks), backend.device));
+  parts.device_name = device.identity().name;
   return ModelEngine::Create(configure, identity.incarnation, std::move(backend), std::move(parts));
 }
 

@@ -1,17 +1,19 @@
-// Makes the engine of stemma-worker: meets the other ranks of the mesh, measures the links to them, then loads the
-// model. The process's ranks and its device come together here and nowhere else.
+// Makes the engine of stemma-worker: meets the other ranks of the mesh, measures the links to them, makes the device's
+// backend, then loads the model. The process's ranks and its device come together here and nowhere else.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
+#include "worker/backend/device.h"
 #include "worker/engine/engine.h"
 #include "worker/parallel/rendezvous.h"
 
 namespace stemma::worker {
 
-// An EngineFactory. The ranks meet before any of them loads, so that one that cannot be reached is found early.
-absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const internal::v1::Configure& configure,
+// With its device, an EngineFactory. The ranks meet before any of them loads, so that one that cannot be reached is
+// found early. `device` outlives the engine.
+absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const internal::v1::Configure& configure,
                                                      const WorkerIdentity& identity, const TellStore& tell,
                                                      const RendezvousTimeouts& timeouts = {});
 

@@ -1,4 +1,7 @@
 // stemma-worker: one process per rank. Exit codes: worker_run.h.
+#include <memory>
+
+#include "worker/engine/open_device.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/main/worker_options.h"
 #include "worker/main/worker_run.h"
@@ -7,12 +10,15 @@ int main(int argc, char** argv) {
   stemma::worker::WorkerMainOptions options;
   int exit_code = 0;
   if (!stemma::worker::ReadWorkerOptions(argc, argv, options, exit_code)) return exit_code;
+  const absl::StatusOr<std::unique_ptr<stemma::worker::Device>> device = stemma::worker::OpenDevice(options.device);
+  if (!device.ok()) return stemma::worker::RefuseOption(options, "--device", device.status());
   options.cores = stemma::worker::ComputeCores();
+  options.device_memory = [&] { return (*device)->memory(); };
   return stemma::worker::RunWorker(
       options, [&](const stemma::internal::v1::Configure& configure, const stemma::worker::WorkerIdentity& identity,
                    const stemma::worker::TellStore& tell) {
         stemma::internal::v1::Configure ours = configure;
         if (options.threads > 0) ours.mutable_config()->set_threads(options.threads);
-        return stemma::worker::CreateEngine(ours, identity, tell);
+        return stemma::worker::CreateEngine(**device, ours, identity, tell);
       });
 }

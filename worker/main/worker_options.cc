@@ -29,13 +29,6 @@ absl::Status OfOption(const char* option, const absl::Status& status) {
   return absl::InvalidArgumentError(absl::StrCat(option, ": ", std::string(status.message())));
 }
 
-absl::StatusOr<DeviceName> ReadDevice(const std::string& text) {
-  ASSIGN_OR_RETURN(DeviceName device, ParseDevice(text));
-  if (device.kind == "cpu") return device;
-  return absl::InvalidArgumentError(
-      absl::StrCat("this worker has no kernels for a device of kind \"", device.kind, "\"; known: cpu, as cpu:0"));
-}
-
 // The options' texts.
 struct OptionTexts {
   std::string server, secret_file, device = "cpu";
@@ -46,7 +39,7 @@ absl::Status Resolve(const OptionTexts& texts, WorkerMainOptions& options) {
   const absl::StatusOr<HostPort> server = ParseDialAddress(texts.server);
   if (!server.ok()) return OfOption("--server", server.status());
   options.server = server->Text();
-  const absl::StatusOr<DeviceName> device = ReadDevice(texts.device);
+  const absl::StatusOr<DeviceName> device = ParseDevice(texts.device);
   if (!device.ok()) return OfOption("--device", device.status());
   options.device = *device;
   if (!options.address.empty()) {
@@ -68,7 +61,8 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
   app.add_option("--server", texts.server, "host:port of stemma-server's --worker-listen")->required();
   app.add_option("--worker-secret-file", texts.secret_file,
                  "file of mode 0600 with the server's secret (default: $STEMMA_WORKER_SECRET)");
-  app.add_option("--device", texts.device, "cpu, or cpu:K for worker K of this host (default cpu:0)");
+  app.add_option("--device", texts.device,
+                 "cpu:K for worker K of this host's CPUs, cuda:K for its GPU K (default cpu:0)");
   app.add_option("--address", options.address,
                  "IP at which the other workers of the mesh reach this one; only they may be able to (default: the one "
                  "that it reaches the server from)");
@@ -94,6 +88,11 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
     return false;
   }
   return true;
+}
+
+int RefuseOption(const WorkerMainOptions& options, const char* option, const absl::Status& status) {
+  Say(kWorkerProgram, options.log, LogLevel::kError, std::string(OfOption(option, status).message()));
+  return 2;
 }
 
 }  // namespace stemma::worker

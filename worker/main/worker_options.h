@@ -2,25 +2,29 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/base/device_name.h"
 #include "common/base/logging.h"
+#include "worker/memory/device_memory.h"
 
 namespace stemma::worker {
 
 inline constexpr char kWorkerProgram[] = "stemma-worker";
 
 struct WorkerMainOptions {
-  std::string server;      // host:port
-  std::string secret;      // admits this worker
-  DeviceName device;       // cpu
-  std::string address;     // at which other workers reach this one; empty: found
-  uint32_t threads = 0;    // of compute; 0: as the server says
-  uint32_t cores = 0;      // that the compute may use; 0: not known; no option, main says it
-  std::string ready_file;  // empty: none
-  bool once = false;       // ends with its session
+  std::string server;    // host:port
+  std::string secret;    // admits this worker
+  DeviceName device;     // cpu:0
+  std::string address;   // at which other workers reach this one; empty: found
+  uint32_t threads = 0;  // of compute; 0: as the server says
+  uint32_t cores = 0;    // that the compute may use; 0: not known; no option, main says it
+  std::function<DeviceMemory()> device_memory = HostMemory;  // no option, main says it
+  std::string ready_file;                                    // empty: none
+  bool once = false;                                         // ends with its session
   LogOptions log;
   std::vector<std::string> argv;  // as it was started
   bool die_with_parent = false;
@@ -28,5 +32,8 @@ struct WorkerMainOptions {
 
 // Starts the log. False: the process is to end with exit_code, 0 after --help, 2 for a wrong command line.
 bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& exit_code);
+
+// Says what is wrong with the value of an option, and returns the exit code.
+int RefuseOption(const WorkerMainOptions& options, const char* option, const absl::Status& status);
 
 }  // namespace stemma::worker

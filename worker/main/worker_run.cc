@@ -71,6 +71,7 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
                                      .address = options.address,
                                      .device = options.device.Text(),
                                      .cores = options.cores,
+                                     .device_memory = options.device_memory,
                                      .on_ready = [&] { return WriteReadyFile(options, ready_file); }},
                                     std::move(factory));
   if (ready_file) ready_file->Remove();

@@ -74,9 +74,11 @@ WorkerMessage RegisterMessage(const SessionOptions& options, const std::string& 
   to.set_device(options.device);
   to.set_address(address);
   to.set_cores(options.cores);
-  to.set_memory_bytes(static_cast<uint64_t>(MachineMemoryBytes()));
-  to.set_memory_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));  // the host's too: one memory
-  for (v1::WaveLayout layout : {v1::ONE_BY_ONE, v1::PADDED, v1::PACKED}) to.add_layouts(layout);
+  const DeviceMemory memory = options.device_memory();
+  to.set_memory_bytes(static_cast<uint64_t>(memory.bytes));
+  to.set_memory_free_bytes(static_cast<uint64_t>(memory.free_bytes));
+  if (!memory.is_host) to.set_host_free_bytes(static_cast<uint64_t>(AvailableMemoryBytes()));
+  for (const v1::WaveLayout layout : {v1::ONE_BY_ONE, v1::PADDED, v1::PACKED}) to.add_layouts(layout);
   return message;
 }
 

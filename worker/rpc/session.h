@@ -7,17 +7,19 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "worker/memory/device_memory.h"
 #include "worker/rpc/engine_thread.h"
 
 namespace stemma::worker {
 
 struct SessionOptions {
-  std::string server;                      // host:port of the server's worker listener
-  std::string secret;                      // the server's
-  std::string incarnation;                 // random for each process
-  std::string address;                     // IP literal at which other ranks reach this one; empty: found
-  std::string device;                      // "cpu:0"
-  uint32_t cores = 0;                      // that the compute may use; 0: not known
+  std::string server;       // host:port of the server's worker listener
+  std::string secret;       // the server's
+  std::string incarnation;  // random for each process
+  std::string address;      // IP literal at which other ranks reach this one; empty: found
+  std::string device;       // "cpu:0"
+  uint32_t cores = 0;       // that the compute may use; 0: not known
+  std::function<DeviceMemory()> device_memory = HostMemory;
   std::function<absl::Status()> on_ready;  // the model is loaded; an error ends the session with it
 };
 

@@ -85,6 +85,20 @@ absl::Status RunLocal(LocalOptions options, const GangOptions& gang) {
   return run.Run();
 }
 
+// What bounds or decides the memory of a step.
+void AddMemoryOptions(CLI::App* command, LocalOptions* options) {
+  PassOption(command, options, "--memory-budget", "BYTES", "Device memory for state and activations, e.g. 20GB");
+  PassOption(command, options, "--wave-suffixes", "N", "Force so many suffixes per wave");
+  PassOption(command, options, "--layout", "one_by_one|padded|packed", "Force how a wave is laid out");
+  PassOption(command, options, "--prefix-policy", "s0|s1|s2|s3|s4|s5",
+             "Force what a prefix's tape keeps: s0 all, s5 nothing");
+  PassOption(command, options, "--suffix-policy", "s0|s1|s2|s3|s4", "Force what a suffix's tape keeps");
+  PassOption(command, options, "--prefix-block-rows", "N", "Force prefixes in blocks of so many rows");
+  PassOption(command, options, "--offload", "on|off", "Force the prefixes' tape into host memory, or not");
+  PassOption(command, options, "--host-memory", "BYTES", "Host memory for what is moved off the device");
+  PassOption(command, options, "--optimizer-residency", "device|host", "Force where optimizer states live");
+}
+
 }  // namespace
 
 void AddLocalCommand(CLI::App& app, Runner& run) {
@@ -102,6 +116,11 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
                    "So many workers, each a rank of data parallelism (default: by the mesh)")
       ->check(CLI::Range(1u, kRanksMax).description(""))
       ->type_name("N");
+  command
+      ->add_option("--device", options->device_kind,
+                   "What each worker computes on: this machine's CPUs, or a GPU each (default: cpu)")
+      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
+      ->type_name("cpu|cuda");
   PassOption(command, options.get(), "--mesh", "MESH",
              "How many ranks each axis has, as dp=N,pp=S,cp=M,tp=K; each rank is a worker", &gang->mesh);
   PassOption(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
@@ -116,16 +135,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassOption(command, options.get(), "--data", "DIR", "Where the journal, kept requests, checkpoints and exports go");
   PassOption(command, options.get(), "--resume", "NAME",
              "Begin a new --data with this checkpoint, or none (default: auto, the newest)");
-  PassOption(command, options.get(), "--memory-budget", "BYTES", "Device memory for state and activations, e.g. 20GB");
-  PassOption(command, options.get(), "--wave-suffixes", "N", "Force so many suffixes per wave");
-  PassOption(command, options.get(), "--layout", "one_by_one|padded|packed", "Force how a wave is laid out");
-  PassOption(command, options.get(), "--prefix-policy", "s0|s1|s2|s3|s4|s5",
-             "Force what a prefix's tape keeps: s0 all, s5 nothing");
-  PassOption(command, options.get(), "--suffix-policy", "s0|s1|s2|s3|s4", "Force what a suffix's tape keeps");
-  PassOption(command, options.get(), "--prefix-block-rows", "N", "Force prefixes in blocks of so many rows");
-  PassOption(command, options.get(), "--offload", "on|off", "Force the prefixes' tape into host memory, or not");
-  PassOption(command, options.get(), "--host-memory", "BYTES", "Host memory for what is moved off the device");
-  PassOption(command, options.get(), "--optimizer-residency", "device|host", "Force where optimizer states live");
+  AddMemoryOptions(command, options.get());
   PassOption(command, options.get(), "--worker-lost-after", "SECONDS",
              "Silence after which the worker is replaced (default: 10)");
   PassOption(command, options.get(), "--worker-stalled-after", "SECONDS",

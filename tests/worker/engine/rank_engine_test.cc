@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "worker/engine/open_device.h"
+
 namespace stemma::worker {
 namespace {
 
@@ -30,7 +32,7 @@ Made Make(uint32_t ranks, uint32_t rank, const std::string& store, const std::st
   configure.set_store(store);
   Made made;
   const TellStore tell = [&](const internal::v1::StoreOpened& opened) { made.told.push_back(opened.address()); };
-  made.status = CreateEngine(configure, {"w1", address}, tell, kShort).status();
+  made.status = CreateEngine(**OpenDevice({"cpu", 0}), configure, {"w1", address}, tell, kShort).status();
   return made;
 }
 

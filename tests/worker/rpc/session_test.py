@@ -42,7 +42,7 @@ def test_a_worker_registers_where_it_is(server):
 
 
 @pytest.mark.parametrize("option, value, said", [
-    ("--device", "cuda:0", 'no kernels for a device of kind "cuda"'), ("--device", "cpu:x", '"cpu:x" is no device'),
+    ("--device", "tpu:0", 'no kernels for a device of kind "tpu"'), ("--device", "cpu:x", '"cpu:x" is no device'),
     ("--address", "node-7", '"node-7" is no IP address'), ("--address", "0.0.0.0", '"0.0.0.0" is no IP address'),
     ("--address", "192.0.2.7", "192.0.2.7 cannot be listened on: Cannot assign requested address")])
 def test_a_wrong_option_is_named(server, option, value, said):

@@ -1,0 +1,54 @@
+// The checks of a GPU's calls (call_checks.h) pass over the fake in bf16, and fail where it is wrong.
+#include "tests/worker/backend/cuda/attention/call_checks.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/worker/backend/cuda/attention/fake_flash_calls.h"
+#include "worker/backend/cuda/attention/bucketed_calls.h"
+#include "worker/backend/cuda/attention/composed_attention_kernels.h"
+#include "worker/backend/cuda/attention/flash_attention.h"
+
+namespace stemma::testing {
+namespace {
+
+using worker::cuda::BucketedCalls;
+using worker::cuda::ComposedAttentionKernels;
+using worker::cuda::FlashAttention;
+using worker::cuda::FlashCalls;
+
+TEST(CallChecksTest, TheFakeInBf16PassesThem) {
+  const FakeFlashCalls fake;
+  const BucketedCalls bucketed(fake);
+  for (const CallShape& shape : CallShapes()) {
+    for (const FlashCalls* calls : {static_cast<const FlashCalls*>(&fake), static_cast<const FlashCalls*>(&bucketed)}) {
+      const CallErrors errors = ErrorsOfCall(*calls, shape, at::kCPU);
+      EXPECT_LT(errors.values, kBf16) << Describe(shape);
+      EXPECT_LT(errors.lse, kLse) << Describe(shape);
+      EXPECT_TRUE(errors.lse_by_head) << Describe(shape);
+    }
+  }
+}
+
+TEST(CallChecksTest, WavesOverTheFakeInBf16PassThem) {
+  const FakeFlashCalls fake;
+  const FlashAttention attention(fake, {.kernels = ComposedAttentionKernels(), .num_multiprocessors = 132});
+  for (const WaveCase& wave : CheckedWaves()) {
+    EXPECT_LT(ErrorOfWave(wave, attention, at::kCPU), kBf16) << Describe(wave);
+  }
+}
+
+TEST(CallChecksTest, ABackwardThatReadsItsOwnOutputOrLseFailsThem) {
+  for (const WrongBackward wrong :
+       {WrongBackward::kOwnOutput, WrongBackward::kOwnLse, WrongBackward::kOwnOutputAndLse}) {
+    const WrongFlashCalls calls(wrong);
+    for (const CallShape& shape : {CallShape{1, 65, 129, 8, 2, 64, false}, CallShape{1, 192, 192, 8, 2, 64, true}}) {
+      EXPECT_GT(ErrorsOfCall(calls, shape, at::kCPU).values, 5 * kBf16) << Describe(shape);
+    }
+    const FlashAttention attention(calls, {.kernels = ComposedAttentionKernels()});
+    EXPECT_GT(ErrorOfWave(CheckedWaves()[1], attention, at::kCPU), kBf16) << static_cast<int>(wrong);
+  }
+}
+
+}  // namespace
+}  // namespace stemma::testing

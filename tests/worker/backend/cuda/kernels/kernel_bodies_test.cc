@@ -1,0 +1,97 @@
+// The bodies of the CUDA kernels, run on the host by teams of several sizes, against the composed kernels.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/worker/backend/cuda/kernels/host_kernels.h"
+#include "tests/worker/backend/cuda/kernels/kernel_cases.h"
+#include "worker/backend/cpu/cpu_backend.h"
+
+namespace stemma::testing {
+namespace {
+
+constexpr uint32_t kSeed = 20261125;
+constexpr uint32_t kCases = 8;
+
+// One thread, a warp, blocks, and sizes that no device has.
+const std::vector<TeamShape> kShapes = {{1, 1}, {32, 3, LaneOrder::kDescending}, {128, 2}, {256, 2},
+                                        {8, 5}, {7, 4, LaneOrder::kDescending},  {33, 2}};
+
+Tables HostTables(const HostRun& run) { return {HostKernels(run), HostAttentionKernels(run)}; }
+
+void ExpectTheComposed(const Case& entry) {
+  bool vectors = false, elements = false;
+  for (const TeamShape& shape : kShapes) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const bool unaligned : {false, true}) {
+        for (uint32_t seed = kSeed; seed < kSeed + kCases; ++seed) {
+          const Placement placement{.unaligned = unaligned};
+          const Outputs actual = entry(HostTables({shape}), dtype, Drawn(seed, placement));
+          (LastBodyUsedVectors() ? vectors : elements) = true;
+          EXPECT_FALSE(unaligned && LastBodyUsedVectors());
+          EXPECT_LE(WorstError(actual, entry(ComposedTables(), dtype, Drawn(seed, placement))), 1)
+              << c10::toString(dtype) << " seed " << seed << ", " << shape.count << " teams of " << shape.size;
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(vectors && elements) << "both ways through memory must have been tried";
+}
+
+TEST(KernelBodiesTest, RmsNormIsTheComposed) { ExpectTheComposed(RmsNormCase); }
+TEST(KernelBodiesTest, SwigluIsTheComposed) { ExpectTheComposed(SwigluCase); }
+TEST(KernelBodiesTest, HeadsOfAFusedProductAreTheComposed) { ExpectTheComposed(QkvForwardCase); }
+TEST(KernelBodiesTest, GradientsOfAFusedProductAreTheComposed) { ExpectTheComposed(QkvBackwardCase); }
+TEST(KernelBodiesTest, EmbeddingGradientsAreTheComposed) { ExpectTheComposed(EmbeddingCase); }
+TEST(KernelBodiesTest, TheHeadsStatisticsAreTheComposed) { ExpectTheComposed(HeadForwardCase); }
+TEST(KernelBodiesTest, TheHeadsGradientsAreTheComposed) { ExpectTheComposed(HeadBackwardCase); }
+TEST(KernelBodiesTest, TheFirstNonfiniteNumberIsTheComposed) { ExpectTheComposed(NonfiniteCase); }
+TEST(KernelBodiesTest, MergedAttentionIsTheComposed) { ExpectTheComposed(MergeCase); }
+TEST(KernelBodiesTest, AddedPartsAreTheComposed) { ExpectTheComposed(AddPartsCase); }
+
+// fp64 throughout, so that only the order of some hundred additions differs: 1e-12 is 5e-8 of what Allowed gives.
+TEST(KernelBodiesTest, TheLossIsTheComposed) {
+  for (const TeamShape& shape : kShapes) {
+    for (uint32_t seed = kSeed; seed < kSeed + 60; ++seed) {
+      const Outputs actual = LossCase(HostTables({shape}), at::kFloat, Drawn(seed, {}));
+      EXPECT_LE(WorstError(actual, LossCase(ComposedTables(), at::kFloat, Drawn(seed, {}))), 5e-8) << "seed " << seed;
+    }
+  }
+}
+
+// One row after the other, on both sides.
+TEST(KernelBodiesTest, EmbeddingGradientsAreTheCpusBits) {
+  const Tables cpu{MakeCpuBackend().kernels, {}};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (uint32_t seed = kSeed; seed < kSeed + kCases; ++seed) {
+      const Outputs actual = EmbeddingCase(HostTables({{32, 3}}), dtype, Drawn(seed, {}));
+      EXPECT_TRUE(at::equal(actual[0], EmbeddingCase(cpu, dtype, Drawn(seed, {}))[0])) << "seed " << seed;
+    }
+  }
+}
+
+// What a team computes does not depend on which of its lanes comes first.
+TEST(KernelBodiesTest, TheOrderOfLanesChangesNoBit) {
+  for (const Case& entry : {Case(RmsNormCase), Case(QkvBackwardCase), Case(HeadForwardCase), Case(HeadBackwardCase)}) {
+    for (uint32_t seed = kSeed; seed < kSeed + kCases; ++seed) {
+      const Outputs ascending = entry(HostTables({{64, 2}}), at::kBFloat16, Drawn(seed, {}));
+      const Outputs descending = entry(HostTables({{64, 2, LaneOrder::kDescending}}), at::kBFloat16, Drawn(seed, {}));
+      for (size_t i = 0; i < ascending.size(); ++i) EXPECT_TRUE(at::equal(ascending[i], descending[i])) << seed;
+    }
+  }
+}
+
+// Sums stay as they were.
+TEST(KernelBodiesTest, NoRowsChangeNothing) {
+  for (const Case& entry :
+       {Case(RmsNormCase), Case(SwigluCase), Case(QkvForwardCase), Case(QkvBackwardCase), Case(EmbeddingCase),
+        Case(HeadForwardCase), Case(HeadBackwardCase), Case(MergeCase), Case(AddPartsCase)}) {
+    for (uint32_t seed = kSeed; seed < kSeed + kCases; ++seed) {
+      for (const at::Tensor& output : entry(HostTables({{32, 2}}), at::kBFloat16, Drawn(seed, {.no_rows = true}))) {
+        EXPECT_TRUE(output.numel() == 0 || output.eq(1).all().item<bool>()) << "seed " << seed;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stemma::testing

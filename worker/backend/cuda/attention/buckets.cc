@@ -1,0 +1,26 @@
+#include "worker/backend/cuda/attention/buckets.h"
+
+#include <algorithm>
+
+namespace stemma::worker::cuda {
+namespace {
+
+int64_t RoundUp(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+bool Contains(const AdmittedLengths& lengths, const DenseShape& shape) {
+  const int64_t rows = BucketOfRows(shape.rows);
+  if (!(lengths.family == shape.family) || shape.batch > lengths.max_batch) return false;
+  if (rows < lengths.min_rows || rows > lengths.max_rows) return false;
+  if (shape.family.causal) return shape.keys == shape.rows;
+  return shape.keys >= lengths.min_keys && shape.keys <= lengths.max_keys && shape.keys % lengths.keys_multiple == 0;
+}
+
+}  // namespace
+
+int64_t BucketOfRows(int64_t rows) { return RoundUp(rows, rows <= 4096 ? 128 : rows <= 16384 ? 256 : 1024); }
+
+bool AdmittedShapes::Admits(const DenseShape& shape) const {
+  return std::any_of(lengths_.begin(), lengths_.end(), [&](const auto& lengths) { return Contains(lengths, shape); });
+}
+
+}  // namespace stemma::worker::cuda

@@ -1,0 +1,297 @@
+#include "worker/backend/cuda/attention/flash_attention.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/record_function.h>
+#include <glog/logging.h>
+
+#include <algorithm>
+
+#include "worker/backend/accumulate_type.h"
+#include "worker/backend/composed/composed_backend.h"
+
+namespace stemma::worker::cuda {
+namespace {
+
+at::Tensor ByToken(const at::Tensor& x_HTE) { return x_HTE.transpose(0, 1); }
+
+// [T, H·E] -> view [T, H, E].
+at::Tensor Heads(const at::Tensor& x_TD, const at::Tensor& q_THE) {
+  return x_TD.unflatten(1, {q_THE.size(1), q_THE.size(2)});
+}
+
+// Rows [begin, begin + batch · rows) of [T, ...] as [batch, rows, ...], a view.
+at::Tensor Batch(const at::Tensor& x, int64_t begin, int64_t batch, int64_t rows) {
+  return x.narrow(0, begin, batch * rows).unflatten(0, {batch, rows});
+}
+
+// The same rows of [H, T] as [batch, H, rows], which is read by its pointer.
+at::Tensor BatchOfLse(const at::Tensor& lse_HT, int64_t begin, int64_t batch, int64_t rows) {
+  return lse_HT.narrow(1, begin, batch * rows).unflatten(1, {batch, rows}).transpose(0, 1).contiguous();
+}
+
+// [batch, H, rows] -> [H, batch · rows]; [H, T] stays.
+at::Tensor LseByToken(const at::Tensor& lse) { return lse.dim() == 2 ? lse : lse.transpose(0, 1).flatten(1, 2); }
+
+at::Tensor RowsOfCall(const at::Tensor& x) { return x.dim() == 3 ? x : x.flatten(0, 1); }
+
+at::Tensor NarrowLse(const at::Tensor& lse_HT, int64_t begin, int64_t end) {
+  return lse_HT.narrow(1, begin, end - begin);
+}
+
+}  // namespace
+
+void FlashAttention::RngStates::Keep(at::Device device, const RngState& rng) {
+  for (auto& [kept_device, kept] : states_) {
+    if (kept_device == device) {
+      kept = rng;
+      return;
+    }
+  }
+  states_.emplace_back(device, rng);
+}
+
+const RngState& FlashAttention::RngStates::Get(at::Device device) const {
+  const auto found = std::find_if(states_.begin(), states_.end(), [&](const auto& x) { return x.first == device; });
+  CHECK(found != states_.end()) << "a backward before any forward on " << device;
+  return found->second;
+}
+
+CallOutput FlashAttention::Library::Forward(const AttentionCall& call) const {
+  CallOutput output = calls->Forward(call);
+  rng.Keep(call.q.device(), output.rng);
+  return output;
+}
+
+CallGradients FlashAttention::Library::Backward(const AttentionCall& call, const at::Tensor& dout,
+                                                const at::Tensor& out, const at::Tensor& lse) const {
+  return calls->Backward(call, {dout, out, lse, rng.Get(call.q.device())});
+}
+
+FlashAttention::FlashAttention(const FlashCalls& calls, FlashAttentionOptions options)
+    : options_(std::move(options)),
+      packed_{&calls, {}},
+      dense_{options_.dense, {}},
+      composed_(MakeComposedAttention()),
+      offsets_(options_.send) {}
+
+// The one place that says which runs have no flash kernel: fp32 and fp64, and head sizes that FA2 lacks.
+bool FlashAttention::NeedsComposed(const at::Tensor& q_HTE) const {
+  return !packed_.calls->Takes(q_HTE.scalar_type(), q_HTE.size(2));
+}
+
+bool FlashAttention::RunsDense(const at::Tensor& q_THE, const at::Tensor& k_TKE, int64_t batch, int64_t rows,
+                               int64_t keys, bool causal) const {
+  if (dense_.calls == nullptr || !dense_.calls->Takes(q_THE.scalar_type(), q_THE.size(2))) return false;
+  const ShapeFamily family{q_THE.size(1), k_TKE.size(1), q_THE.size(2), q_THE.scalar_type(), causal};
+  return options_.admitted.Admits({family, batch, rows, keys});
+}
+
+WaveCalls FlashAttention::CallsOf(const AttentionBatch& batch, const Rows& rows) const {
+  return WaveCallsOf(batch, rows.q_THE.size(0), [&](const AncestorCall& call) {
+    return !RunsDense(rows.q_THE, rows.k_TKE, 1, call.rows(), call.k_CKE.size(0), /*causal=*/false);
+  });
+}
+
+void FlashAttention::SetOffsets(const std::vector<int64_t>& rows, const std::vector<int64_t>& keys,
+                                AttentionCall& call) const {
+  call.offsets_q = offsets_.Get(OffsetsOf(rows), call.q.device());
+  call.offsets_k = offsets_.Get(OffsetsOf(keys), call.q.device());
+  call.max_q = *std::max_element(rows.begin(), rows.end());
+  call.max_k = *std::max_element(keys.begin(), keys.end());
+}
+
+std::pair<AttentionCall, const FlashAttention::Library*> FlashAttention::OwnCall(const WaveCalls& calls,
+                                                                                 const Rows& rows) const {
+  const int64_t batch = static_cast<int64_t>(calls.own_rows.size()), count = calls.own_rows.front();
+  AttentionCall call{.causal = true, .scale = rows.scale};
+  const bool admitted = calls.equally_long() && RunsDense(rows.q_THE, rows.k_TKE, batch, count, count, /*causal=*/true);
+  if (!admitted && batch > 1) {
+    call.q = rows.q_THE;
+    call.k = rows.k_TKE;
+    call.v = rows.v_TKE;
+    SetOffsets(calls.own_rows, calls.own_rows, call);
+    return {call, &packed_};
+  }
+  call.q = Batch(rows.q_THE, 0, batch, count);
+  call.k = Batch(rows.k_TKE, 0, batch, count);
+  call.v = Batch(rows.v_TKE, 0, batch, count);
+  call.max_q = call.max_k = count;
+  return {call, &DenseLibrary(admitted)};
+}
+
+FlashAttention::Output FlashAttention::OwnForward(const WaveCalls& calls, const Rows& rows) const {
+  const auto [call, library] = OwnCall(calls, rows);
+  const CallOutput output = library->Forward(call);
+  return {RowsOfCall(output.out), LseByToken(output.lse)};
+}
+
+CallGradients FlashAttention::OwnBackward(const WaveCalls& calls, const Rows& rows,
+                                          const OutputGradient& output) const {
+  const auto [call, library] = OwnCall(calls, rows);
+  if (call.packed()) return library->Backward(call, output.do_THE, output.o_THE, output.lse_HT);
+  const int64_t batch = call.q.size(0), count = call.q.size(1);
+  const CallGradients gradients =
+      library->Backward(call, Batch(output.do_THE, 0, batch, count), Batch(output.o_THE, 0, batch, count),
+                        BatchOfLse(output.lse_HT, 0, batch, count));
+  return {RowsOfCall(gradients.dq), RowsOfCall(gradients.dk), RowsOfCall(gradients.dv)};
+}
+
+std::pair<AttentionCall, const FlashAttention::Library*> FlashAttention::CallOf(const AncestorCall& ancestor,
+                                                                                const Rows& rows) const {
+  const int64_t count = ancestor.rows(), keys = ancestor.k_CKE.size(0);
+  AttentionCall call{.scale = rows.scale};
+  if (ancestor.sequences.size() > 1) {
+    call.q = rows.q_THE.narrow(0, ancestor.begin(), count);
+    call.k = ancestor.k_CKE;
+    call.v = ancestor.v_CKE;
+    std::vector<int64_t> rows_of_sequences, keys_of_sequences;
+    for (const AncestorCall::Sequence& sequence : ancestor.sequences) {
+      rows_of_sequences.push_back(sequence.end - sequence.begin);
+      keys_of_sequences.push_back(sequence.kv.k_CKE.size(0));
+    }
+    SetOffsets(rows_of_sequences, keys_of_sequences, call);
+    return {call, &packed_};
+  }
+  call.q = Batch(rows.q_THE, ancestor.begin(), 1, count);
+  call.k = ancestor.k_CKE.unsqueeze(0);
+  call.v = ancestor.v_CKE.unsqueeze(0);
+  call.max_q = count;
+  call.max_k = keys;
+  return {call, &DenseLibrary(RunsDense(rows.q_THE, rows.k_TKE, 1, count, keys, /*causal=*/false))};
+}
+
+FlashAttention::Output FlashAttention::AncestorForward(const AncestorCall& ancestor, const Rows& rows) const {
+  const auto [call, library] = CallOf(ancestor, rows);
+  const CallOutput output = library->Forward(call);
+  return {RowsOfCall(output.out), LseByToken(output.lse)};
+}
+
+void FlashAttention::AddToAncestors(const AncestorCall& ancestor, const at::Tensor& dk, const at::Tensor& dv) const {
+  int64_t key = 0;
+  at::Tensor parts_k, parts_v, sum_k, sum_v;
+  const auto add = [&] {
+    if (!sum_k.defined()) return;
+    options_.kernels.add_parts({parts_k, sum_k});
+    options_.kernels.add_parts({parts_v, sum_v});
+  };
+  // Neighbouring accumulators are added to at once.
+  int64_t first_key = 0;
+  for (const AncestorCall::Sequence& sequence : ancestor.sequences) {
+    const AncestorKv& kv = sequence.kv;
+    CHECK(kv.gk_CKE.defined() && kv.gv_CKE.defined()) << "a backward needs gk and gv";
+    const at::Tensor joined_k = sum_k.defined() ? JoinedRows(sum_k, kv.gk_CKE) : at::Tensor();
+    const at::Tensor joined_v = sum_v.defined() ? JoinedRows(sum_v, kv.gv_CKE) : at::Tensor();
+    const bool joins = joined_k.defined() && joined_v.defined();
+    if (!joins) {
+      add();
+      first_key = key;
+    }
+    sum_k = joins ? joined_k : kv.gk_CKE;
+    sum_v = joins ? joined_v : kv.gv_CKE;
+    key += kv.k_CKE.size(0);
+    parts_k = dk.narrow(1, first_key, key - first_key);
+    parts_v = dv.narrow(1, first_key, key - first_key);
+  }
+  add();
+}
+
+void FlashAttention::ChunkedBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
+                                     int64_t begin, int64_t chunks, int64_t rows_of_chunk,
+                                     const at::Tensor& dq_THE) const {
+  const auto keys = [&](const at::Tensor& x_CKE) {
+    return x_CKE.unsqueeze(0).expand({chunks, x_CKE.size(0), x_CKE.size(1), x_CKE.size(2)});
+  };
+  const auto queries = [&](const at::Tensor& x_THE) { return Batch(x_THE, begin, chunks, rows_of_chunk); };
+  const AttentionCall call{.q = queries(rows.q_THE),
+                           .k = keys(ancestor.k_CKE),
+                           .v = keys(ancestor.v_CKE),
+                           .max_q = rows_of_chunk,
+                           .max_k = ancestor.k_CKE.size(0),
+                           .causal = false,
+                           .scale = rows.scale};
+  const CallGradients gradients = packed_.Backward(call, queries(output.do_THE), queries(output.o_THE),
+                                                   BatchOfLse(output.lse_HT, begin, chunks, rows_of_chunk));
+  dq_THE.narrow(0, begin, chunks * rows_of_chunk).add_(RowsOfCall(gradients.dq));
+  AddToAncestors(ancestor, gradients.dk, gradients.dv);
+}
+
+void FlashAttention::AncestorBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
+                                      const at::Tensor& dq_THE) const {
+  const auto [call, library] = CallOf(ancestor, rows);
+  const int64_t begin = ancestor.begin(), count = ancestor.rows();
+  if (library == &packed_ && !call.packed()) {
+    const PrefixCall prefix{count, ancestor.k_CKE.size(0), rows.q_THE.size(1)};
+    const int64_t chunks = std::clamp<int64_t>(options_.chunks(prefix, options_.num_multiprocessors), 1, count);
+    // The few rows that chunks of one length leave over are a call of their own.
+    const int64_t rows_of_chunk = count / chunks, in_chunks = chunks * rows_of_chunk;
+    ChunkedBackward(ancestor, rows, output, begin, chunks, rows_of_chunk, dq_THE);
+    if (in_chunks < count) ChunkedBackward(ancestor, rows, output, begin + in_chunks, 1, count - in_chunks, dq_THE);
+    return;
+  }
+  const auto queries = [&](const at::Tensor& x_THE) { return x_THE.narrow(0, begin, count).view(call.q.sizes()); };
+  const at::Tensor lse = call.packed() ? NarrowLse(output.lse_HT, begin, ancestor.end()).contiguous()
+                                       : BatchOfLse(output.lse_HT, begin, 1, count);
+  const CallGradients gradients = library->Backward(call, queries(output.do_THE), queries(output.o_THE), lse);
+  // Summed in Acc and rounded once: so ATen adds two tensors of bf16.
+  dq_THE.narrow(0, begin, count).add_(RowsOfCall(gradients.dq));
+  const auto part = [](const at::Tensor& x) { return x.dim() == 3 ? x.unsqueeze(0) : x; };
+  AddToAncestors(ancestor, part(gradients.dk), part(gradients.dv));
+}
+
+AttentionSaved FlashAttention::Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_TKE,
+                                       const at::Tensor& v_TKE) const {
+  if (NeedsComposed(q_HTE)) return composed_->Forward(batch, q_HTE, k_TKE, v_TKE);
+  RECORD_USER_SCOPE("AttentionForward");
+  const Rows rows{ByToken(q_HTE), k_TKE, v_TKE, batch.scale};
+  const WaveCalls calls = CallsOf(batch, rows);
+  const int64_t num_rows = q_HTE.size(1), num_heads = q_HTE.size(0);
+  AttentionSaved saved{q_HTE, k_TKE, v_TKE, {}, {}};
+  Output own;
+  if (num_rows > 0) own = OwnForward(calls, rows);
+  if (num_rows > 0 && calls.ancestors.empty()) {
+    saved.o_TD = own.o_THE.reshape({num_rows, -1});
+    saved.lse_HT = own.lse_HT.contiguous();
+    return saved;
+  }
+  saved.o_TD = at::empty({num_rows, num_heads * q_HTE.size(2)}, q_HTE.options());
+  saved.lse_HT = at::empty({num_heads, num_rows}, q_HTE.options().dtype(AccType(q_HTE.scalar_type())));
+  const at::Tensor o_THE = Heads(saved.o_TD, rows.q_THE);
+  int64_t row = 0;
+  const auto copy_own_until = [&](int64_t end) {
+    if (row < end) {
+      o_THE.narrow(0, row, end - row).copy_(own.o_THE.narrow(0, row, end - row));
+      NarrowLse(saved.lse_HT, row, end).copy_(NarrowLse(own.lse_HT, row, end));
+    }
+    row = end;
+  };
+  for (const AncestorCall& ancestor : calls.ancestors) {
+    copy_own_until(ancestor.begin());
+    const int64_t begin = ancestor.begin(), end = ancestor.end();
+    const Output part = AncestorForward(ancestor, rows);
+    options_.kernels.merge({part.o_THE, own.o_THE.narrow(0, begin, end - begin), part.lse_HT,
+                            NarrowLse(own.lse_HT, begin, end), o_THE.narrow(0, begin, end - begin),
+                            NarrowLse(saved.lse_HT, begin, end)});
+    row = end;
+  }
+  copy_own_until(num_rows);
+  return saved;
+}
+
+AttentionGradients FlashAttention::Backward(const AttentionBatch& batch, const at::Tensor& do_TD,
+                                            const AttentionSaved& saved) const {
+  if (NeedsComposed(saved.q_HTE)) return composed_->Backward(batch, do_TD, saved);
+  RECORD_USER_SCOPE("AttentionBackward");
+  CHECK(do_TD.sizes() == saved.o_TD.sizes());
+  const Rows rows{ByToken(saved.q_HTE), saved.k_TKE, saved.v_TKE, batch.scale};
+  if (rows.q_THE.size(0) == 0) {
+    return {at::empty_like(saved.q_HTE), at::empty_like(saved.k_TKE), at::empty_like(saved.v_TKE)};
+  }
+  const WaveCalls calls = CallsOf(batch, rows);
+  const OutputGradient output{Heads(do_TD, rows.q_THE), Heads(saved.o_TD, rows.q_THE), saved.lse_HT};
+  const CallGradients own = OwnBackward(calls, rows, output);
+  for (const AncestorCall& ancestor : calls.ancestors) AncestorBackward(ancestor, rows, output, own.dq);
+  return {own.dq.transpose(0, 1), own.dk, own.dv};
+}
+
+}  // namespace stemma::worker::cuda

@@ -1,0 +1,110 @@
+// FlashAttention: split attention over stock attention calls (flash_calls.h), the CUDA backend's attention op.
+//
+// A pass over a wave is a few calls, however many suffixes it has: one causal call of all spans over themselves, and
+// one without a mask for each ancestor, or for several whose K/V are neighbours. Outputs are merged by log-sum-exp; in
+// backward every call is given the merged output and the merged log-sum-exp, which is exact (the paper, Section 3.1;
+// Appendix A). Rows without an ancestor are the causal call's and no merge touches them.
+//
+// Queries are read as [T, H, E]: without a copy where that is how they lie in memory (Backend::queries_by_token). Own
+// dk and dv are in the run dtype; an ancestor's are added in Acc to its gk and gv. Owned by the thread that computes.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "worker/backend/attention.h"
+#include "worker/backend/cuda/attention/attention_choice.h"
+#include "worker/backend/cuda/attention/attention_kernels.h"
+#include "worker/backend/cuda/attention/buckets.h"
+#include "worker/backend/cuda/attention/flash_calls.h"
+#include "worker/backend/cuda/attention/offsets_cache.h"
+#include "worker/backend/cuda/attention/wave_calls.h"
+#include "worker/backend/host_transfer.h"
+
+namespace stemma::worker::cuda {
+
+struct FlashAttentionOptions {
+  AttentionKernels kernels;
+  int64_t num_multiprocessors = 1;
+  OffsetsCache::Send send = SendBlocking;
+  // A faster library for dense calls of admitted shapes; null: none. Outlives the op.
+  const FlashCalls* dense = nullptr;
+  AdmittedShapes admitted = {};
+  int64_t (*chunks)(const PrefixCall& call, int64_t num_multiprocessors) = ChunksOf;
+};
+
+class FlashAttention final : public AttentionOp {
+ public:
+  // `calls` does what no other may: packed calls, and dense ones that are not admitted. Outlives the op.
+  FlashAttention(const FlashCalls& calls, FlashAttentionOptions options);
+
+  AttentionSaved Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_TKE,
+                         const at::Tensor& v_TKE) const override;
+  AttentionGradients Backward(const AttentionBatch& batch, const at::Tensor& do_TD,
+                              const AttentionSaved& saved) const override;
+
+ private:
+  // Random state of a library's forward calls, one for each device. AttentionSaved has no room for it, and without
+  // dropout no kernel reads it: any forward's will do for any backward.
+  class RngStates {
+   public:
+    void Keep(at::Device device, const RngState& rng);
+    const RngState& Get(at::Device device) const;
+
+   private:
+    std::vector<std::pair<at::Device, RngState>> states_;
+  };
+
+  // A library with what its backwards read of its forwards.
+  struct Library {
+    const FlashCalls* calls;
+    mutable RngStates rng;
+
+    CallOutput Forward(const AttentionCall& call) const;
+    CallGradients Backward(const AttentionCall& call, const at::Tensor& dout, const at::Tensor& out,
+                           const at::Tensor& lse) const;
+  };
+
+  // What a wave's calls read, seen by token.
+  struct Rows {
+    at::Tensor q_THE, k_TKE, v_TKE;
+    double scale;
+  };
+  struct Output {
+    at::Tensor o_THE, lse_HT;
+  };
+  struct OutputGradient {
+    at::Tensor do_THE, o_THE, lse_HT;
+  };
+
+  bool NeedsComposed(const at::Tensor& q_HTE) const;
+  bool RunsDense(const at::Tensor& q_THE, const at::Tensor& k_TKE, int64_t batch, int64_t rows, int64_t keys,
+                 bool causal) const;
+  const Library& DenseLibrary(bool admitted) const { return admitted ? dense_ : packed_; }
+  WaveCalls CallsOf(const AttentionBatch& batch, const Rows& rows) const;
+  void SetOffsets(const std::vector<int64_t>& rows, const std::vector<int64_t>& keys, AttentionCall& call) const;
+
+  // The causal call of all spans, dense where they are one, or equally long and admitted.
+  std::pair<AttentionCall, const Library*> OwnCall(const WaveCalls& calls, const Rows& rows) const;
+  Output OwnForward(const WaveCalls& calls, const Rows& rows) const;
+  CallGradients OwnBackward(const WaveCalls& calls, const Rows& rows, const OutputGradient& output) const;
+
+  std::pair<AttentionCall, const Library*> CallOf(const AncestorCall& ancestor, const Rows& rows) const;
+  Output AncestorForward(const AncestorCall& ancestor, const Rows& rows) const;
+  // Adds to dq of its rows, and to gk and gv of its ancestors.
+  void AncestorBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
+                        const at::Tensor& dq_THE) const;
+  // The same for rows [begin, begin + chunks · n) of one ancestor, as a batch of n rows each over the same keys.
+  void ChunkedBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output, int64_t begin,
+                       int64_t chunks, int64_t rows_of_chunk, const at::Tensor& dq_THE) const;
+  // Adds dk, dv [chunks, C, K, E] of a call to gk, gv of its ancestors.
+  void AddToAncestors(const AncestorCall& ancestor, const at::Tensor& dk, const at::Tensor& dv) const;
+
+  const FlashAttentionOptions options_;
+  const Library packed_, dense_;
+  const std::shared_ptr<const AttentionOp> composed_;
+  mutable OffsetsCache offsets_;
+};
+
+}  // namespace stemma::worker::cuda

@@ -1,0 +1,77 @@
+// The library's one function: opens a CUDA device for stemma-worker (worker/backend/device.h).
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <cuda_runtime_api.h>
+#include <torch/headeronly/version.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "worker/backend/cuda/build_id.h"
+#include "worker/backend/cuda/cuda_backend.h"
+#include "worker/backend/cuda/cuda_memory.h"
+#include "worker/backend/device.h"
+#include "worker/parallel/nccl_transport.h"
+#include "worker/parallel/transport.h"
+
+namespace stemma::worker::cuda {
+namespace {
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int index) : device_(at::kCUDA, static_cast<at::DeviceIndex>(index)) {}
+
+  DeviceIdentity identity() const override {
+    const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device_.index());
+    int driver = 0, runtime = 0;
+    C10_CUDA_CHECK(cudaDriverGetVersion(&driver));
+    C10_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    return {.name = properties.name,
+            .compute_capability = absl::StrCat(properties.major, ".", properties.minor),
+            .driver = absl::StrCat(driver),
+            .runtime = absl::StrCat(runtime),
+            .torch = TORCH_VERSION,
+            .cudnn = absl::StrCat(at::detail::getCUDAHooks().versionRuntimeCuDNN()),
+            .build_id = OwnBuildId()};
+  }
+  DeviceMemory memory() const override { return CudaMemory(device_); }
+  Backend MakeBackend(const BackendRequest& request) const override { return MakeCudaBackend(device_, request); }
+  absl::StatusOr<std::shared_ptr<const Transport>> MakeTransport() const override {
+    return MakeNcclTransport(device_.index());
+  }
+
+ private:
+  const at::Device device_;
+};
+
+// Says why device `index` cannot be used; ok where it can.
+absl::Status CheckDevice(int index) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("CUDA finds no device (", cudaGetErrorString(error),
+                     "): the host needs a GPU that this process may see and a driver for CUDA 13"));
+  }
+  if (index < count) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("there is no device ", index, ": this process sees ", count,
+                                                    "; give one of cuda:0 to cuda:", count - 1));
+}
+
+}  // namespace
+}  // namespace stemma::worker::cuda
+
+extern "C" __attribute__((visibility("default"))) stemma::worker::Device* stemma_open_device(const char* build,
+                                                                                             int index,
+                                                                                             absl::Status& failure) {
+  const std::string ours = stemma::worker::kDeviceBuild;
+  if (ours != build) {
+    failure = absl::FailedPreconditionError(absl::StrCat("the CUDA library is of version ", ours, ", the worker of ",
+                                                         build, ": install both from one build"));
+    return nullptr;
+  }
+  failure = stemma::worker::cuda::CheckDevice(index);
+  if (!failure.ok()) return nullptr;
+  return std::make_unique<stemma::worker::cuda::CudaDevice>(index).release();
+}

@@ -1,0 +1,42 @@
+#include "worker/backend/cuda/kernels/grid.h"
+#include "worker/backend/cuda/kernels/launch.h"
+#include "worker/backend/cuda/kernels/launch_loss.h"
+#include "worker/backend/cuda/kernels/loss.h"
+#include "worker/backend/cuda/kernels/team.h"
+
+namespace stemma::worker::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+__global__ void __launch_bounds__(kThreads) LossKernel(const LossArgs args) {
+  __shared__ BlockScratch scratch;
+  BlockTeam team(scratch);
+  Loss(team, args);
+}
+
+__global__ void __launch_bounds__(kThreads) SequenceLogRatiosKernel(const SequenceLogRatiosArgs args) {
+  __shared__ BlockScratch scratch;
+  BlockTeam team(scratch);
+  SequenceLogRatios(team, args);
+}
+
+}  // namespace
+
+int64_t LossTeams(int64_t rows) { return NumBlocks(CeilDiv(rows, kThreads), 2); }
+
+cudaError_t LaunchLoss(const LossArgs& args, double* sums, cudaStream_t stream) {
+  if (args.rows.count == 0) return cudaSuccess;
+  const int64_t blocks = LossTeams(args.rows.count);
+  LossKernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  return LaunchColumnSums<double>({args.partials, sums, blocks, kNumLossRowSums, kNumLossRowSums}, stream);
+}
+
+cudaError_t LaunchSequenceLogRatios(const SequenceLogRatiosArgs& args, cudaStream_t stream) {
+  if (args.rows == 0) return cudaSuccess;
+  SequenceLogRatiosKernel<<<NumBlocks(args.rows, 4), kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace stemma::worker::cuda

@@ -1,0 +1,67 @@
+#include "worker/backend/cuda/kernels/grid.h"
+#include "worker/backend/cuda/kernels/launch.h"
+#include "worker/backend/cuda/kernels/team.h"
+
+namespace stemma::worker::cuda {
+namespace {
+
+constexpr int kMaxThreads = 512;
+// A team of the backward has at least so many rows, so that its sums of dweight are little beside what it reads.
+constexpr int64_t kMinRowsPerTeam = 8;
+constexpr int64_t kTeamsPerProcessor = 4;
+
+// Two blocks a multiprocessor: left to itself, ptxas spills registers on one architecture to have more.
+template <typename T, int V>
+__global__ void __launch_bounds__(kMaxThreads, 2) RmsNormForwardKernel(const RmsNormForwardArgs<T> args) {
+  __shared__ BlockScratch scratch;
+  BlockTeam team(scratch);
+  RmsNormForward<T, V>(team, args);
+}
+
+template <typename T, int V>
+__global__ void __launch_bounds__(kMaxThreads) RmsNormBackwardKernel(const RmsNormBackwardArgs<T> args) {
+  __shared__ BlockScratch scratch;
+  BlockTeam team(scratch);
+  RmsNormBackward<T, V>(team, args);
+}
+
+template <int V>
+unsigned Threads(int64_t width) {
+  return NumThreads(CeilDiv(width, V * kHeldPacks), kMaxThreads);
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t LaunchRmsNormForward(const RmsNormForwardArgs<T>& args, cudaStream_t stream) {
+  if (args.rows == 0 || args.width == 0) return cudaSuccess;
+  const unsigned blocks = NumBlocks(args.rows, 16);
+  if (UsesVectors(args)) {
+    RmsNormForwardKernel<T, kVector<T>><<<blocks, Threads<kVector<T>>(args.width), 0, stream>>>(args);
+  } else {
+    RmsNormForwardKernel<T, 1><<<blocks, Threads<1>(args.width), 0, stream>>>(args);
+  }
+  return cudaGetLastError();
+}
+
+int64_t RmsNormBackwardTeams(int64_t rows) { return NumBlocks(CeilDiv(rows, kMinRowsPerTeam), kTeamsPerProcessor); }
+
+template <typename T>
+cudaError_t LaunchRmsNormBackward(const RmsNormBackwardArgs<T>& args, float* dweight_D, cudaStream_t stream) {
+  if (args.rows == 0 || args.width == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>(RmsNormBackwardTeams(args.rows));
+  if (UsesVectors(args)) {
+    RmsNormBackwardKernel<T, kVector<T>><<<blocks, Threads<kVector<T>>(args.width), 0, stream>>>(args);
+  } else {
+    RmsNormBackwardKernel<T, 1><<<blocks, Threads<1>(args.width), 0, stream>>>(args);
+  }
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  return LaunchColumnSums<float>({args.partials, dweight_D, blocks, args.width, args.width}, stream);
+}
+
+template cudaError_t LaunchRmsNormForward(const RmsNormForwardArgs<Bf16>&, cudaStream_t);
+template cudaError_t LaunchRmsNormForward(const RmsNormForwardArgs<float>&, cudaStream_t);
+template cudaError_t LaunchRmsNormBackward(const RmsNormBackwardArgs<Bf16>&, float*, cudaStream_t);
+template cudaError_t LaunchRmsNormBackward(const RmsNormBackwardArgs<float>&, float*, cudaStream_t);
+
+}  // namespace stemma::worker::cuda

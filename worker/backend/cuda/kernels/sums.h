@@ -1,0 +1,55 @@
+// Sums over rows of partial sums, in a fixed order. Private to worker/backend/cuda.
+//
+// The second stage of every sum over rows (dweight of norms, sums of a loss): R partial rows of `width` elements are
+// read once. A team takes 32 columns; its groups of 32 threads take every (size / 32)th row each, and their sums are
+// added in the order of the groups. No atomics.
+#pragma once
+
+#include "worker/backend/cuda/kernels/elements.h"
+
+namespace stemma::worker::cuda {
+
+inline constexpr int kColumnsPerTeam = 32;
+
+template <typename A>
+struct ColumnSumsArgs {
+  const A* partials;  // [rows, row_stride]
+  A* sums;            // [width], added to
+  int64_t rows, width, row_stride;
+};
+
+// `shared`: an element per thread, which all threads of the team see.
+template <typename A, typename Team>
+STEMMA_DEVICE void AddColumnSums(Team& team, const ColumnSumsArgs<A>& a, A* shared) {
+  const int columns = team.size() < kColumnsPerTeam ? team.size() : kColumnsPerTeam;
+  const int groups = team.size() / columns, group = team.rank() / columns;
+  for (int64_t first = team.index() * columns; first < a.width; first += team.count() * columns) {
+    const int64_t column = first + team.rank() % columns;
+    A sum = 0;
+    if (group < groups && column < a.width) {
+      STEMMA_UNROLL_BY_4
+      for (int64_t r = group; r < a.rows; r += groups) sum += a.partials[r * a.row_stride + column];
+    }
+    shared[team.rank()] = sum;
+    team.Sync();
+    if (group == 0 && column < a.width) {
+      for (int g = 1; g < groups; ++g) sum += shared[g * columns + team.rank()];
+      a.sums[column] += sum;
+    }
+    team.Sync();
+  }
+}
+
+// Adds up what the tiles of a block hold: to[i] = Σ_tile tiles[tile · width + i]. All threads of the block call it when
+// their tile is done.
+template <typename Team>
+STEMMA_DEVICE void JoinTiles(Team& block, const float* tiles, int num_tiles, int64_t width, float* to) {
+  block.Sync();
+  for (int64_t i = block.rank(); i < width; i += block.size()) {
+    float sum = 0;
+    for (int tile = 0; tile < num_tiles; ++tile) sum += tiles[tile * width + i];
+    to[i] = sum;
+  }
+}
+
+}  // namespace stemma::worker::cuda
