@@ -54,6 +54,9 @@ struct ByteShape {
   int64_t accumulate_bytes = 4;  // of statistics, gradients, gK/gV (fp64 8, else 4)
   int64_t head_chunk_rows = 512;
   int64_t threads = 1;  // each has scratch in the attention kernel
+  // Rows that the device's products take at a time: fewer take as long. Of seconds, not of bytes. 1: rows cost what
+  // they are, and what the head's chunks read again is in the rates.
+  int64_t row_quantum = 1;
   // The place of a pipeline stage, whose layers `config` then has: only the first one looks tokens up, and all but the
   // last run every layer in full, for the stage after them.
   bool first_stage = true, last_stage = true;

@@ -232,18 +232,24 @@ ClusterWays::Evaluated ClusterWays::Priced(size_t index, RankCut cut) {
 // All that may fit, and the fastest of all if bytes were no limit.
 ClusterWays::Candidates ClusterWays::CandidatesThatMayFit(Candidate& fastest) {
   PricePrefixes();
-  absl::InlinedVector<double, kSuffixPolicies> suffix_s;
-  for (const v1::TapePolicy policy : suffix_policies_) suffix_s.push_back(SuffixSeconds(policy, cuts_.fewest_waves()));
+  struct Suffix {
+    double least_s = 0, fewest_s = 0;
+  };
+  absl::InlinedVector<Suffix, kSuffixPolicies> suffixes;
+  for (const v1::TapePolicy policy : suffix_policies_) {
+    suffixes.push_back({SuffixSeconds(policy, cuts_.least()), SuffixSeconds(policy, cuts_.fewest())});
+  }
   Candidates candidates;
   fastest = {std::numeric_limits<double>::infinity(), 0};
   size_t index = 0;
   for (const Prefix& prefix : prefixes_) {
     const bool host_takes = kept_[prefix.kept].host <= options_.host_bytes_max();
     const int64_t left = LeftToWaves(prefix);
-    for (size_t i = 0; i < suffix_s.size(); ++i, ++index) {
-      const Candidate candidate = {TotalSeconds(prefix, suffix_s[i], cuts_.fewest_waves()), index};
-      if (fastest > candidate) fastest = candidate;
+    for (size_t i = 0; i < suffixes.size(); ++i, ++index) {
+      const Candidate unlimited = {TotalSeconds(prefix, suffixes[i].fewest_s, cuts_.fewest()), index};
+      if (fastest > unlimited) fastest = unlimited;
       if (!host_takes) continue;
+      const Candidate candidate = {TotalSeconds(prefix, suffixes[i].least_s, cuts_.least()), index};
       const int64_t least_bytes = cuts_.LeastBytes(suffix_policies_[i], kept_[prefix.kept].beside);
       if (least_bytes <= left) candidates.push_back(candidate);
     }
@@ -255,7 +261,7 @@ std::optional<MemoryChoice> ClusterWays::Fastest() {
   // The first keeps most: no work is made twice. Copies may make it slower than another.
   std::optional<Evaluated> best;
   if (const std::optional<RankCut> cut = Fit(0)) {
-    if (cut->waves() == cuts_.fewest_waves() && !prefixes_[0].way.offload) {
+    if (cut->num_waves() == NumWaves(cuts_.fewest()) && !prefixes_[0].way.offload) {
       MemoryChoice choice = Choice(0, *cut);
       choice.cheapest = true;
       return choice;
@@ -267,7 +273,7 @@ std::optional<MemoryChoice> ClusterWays::Fastest() {
   std::make_heap(candidates.begin(), candidates.end(), std::greater<>());
   while (!candidates.empty()) {
     const Candidate next = candidates.front();
-    if (best && next.seconds >= best->seconds) break;  // in more waves it is slower still
+    if (best && next.seconds >= best->seconds) break;  // in the waves that fit it is no faster
     std::pop_heap(candidates.begin(), candidates.end(), std::greater<>());
     candidates.pop_back();
     const std::optional<RankCut> cut = Fit(next.index);

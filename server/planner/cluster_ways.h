@@ -68,7 +68,7 @@ class ClusterWays {
   };
   // Way `index` is prefixes_[index / policies] with suffix_policies_[index % policies]: those that keep more first.
   struct Candidate {
-    double seconds = 0;  // in the fewest waves: no budget makes it faster
+    double seconds = 0;  // in the fewest waves, rounded up least: no budget makes it faster
     size_t index = 0;
     bool operator>(const Candidate& other) const {
       return seconds != other.seconds ? seconds > other.seconds : index > other.index;

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include "absl/strings/match.h"
 #include "common/base/round_up.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/context_share.h"
 #include "common/cost/pipeline_cost.h"
-#include "common/cost/state_bytes.h"
 #include "common/cost/tape_policy.h"
 #include "common/cost/tensor_parallel_cost.h"
 
@@ -93,43 +91,6 @@ double MemberScoreBlocks(const ByteShape& s, const MemberShape& member) {
          split * HeadLayers(c, c.num_layers - s.full_layers());
 }
 
-// With optimizer states on the device.
-Rates DeviceRates(RunDtype dtype, int64_t threads, const std::string& device) {
-  Rates rates;
-  if (absl::StartsWith(device, "cuda")) {  // H200, bf16: matrix products 790 TFLOP/s, 4.3 TB/s, 55 GB/s to the host
-    const double factor = dtype == RunDtype::kBf16 ? 1 : 10;
-    rates.copies_overlap = true;
-    // A fused kernel's blocks of scores are in its FLOPs' rate.
-    rates[kLinear] = rates[kHead] = factor / 7.9e14;
-    rates[kAttentionForward] = factor / 6.2e14;
-    rates[kAttentionBackward] = factor / 4.4e14;
-    rates[kElement] = 4 / 4.3e12;
-    rates[kMerge] = 8 / 4.3e12;
-    rates[kWave] = 6e-13;
-    rates[kWaveBackward] = 1.8e-12;
-    rates[kParameter] = 2.8e-11;
-    rates[kCopy] = 1 / 55e9;
-    rates[kScoreBlock] = 0;
-    return rates;
-  }
-  // One core with AVX-512: 150 GFLOP/s of fp32 matrix products, half of it in fp64 and, upcast, in bf16. Ratios are
-  // those of the ops by themselves in the runs of tests/server/planner/recorded_phases.json: elementwise work is a
-  // fiftieth of a step, and cannot be told from matrix products but where a policy recomputes it.
-  const double factor = (dtype == RunDtype::kFp32 ? 1.0 : 2.0) / static_cast<double>(std::max<int64_t>(1, threads));
-  rates[kLinear] = factor / 150e9;
-  rates[kHead] = factor / 200e9;
-  rates[kAttentionForward] = factor / 125e9;
-  rates[kAttentionBackward] = factor / 95e9;
-  rates[kScoreBlock] = factor * 10e-6;
-  rates[kElement] = factor * 0.18e-9;
-  rates[kMerge] = factor * 1.2e-9;
-  rates[kWave] = 0.4e-9;
-  rates[kWaveBackward] = 0.5e-9;
-  rates[kParameter] = 3e-9;
-  rates[kCopy] = 1 / 8e9;
-  return rates;
-}
-
 }  // namespace
 
 const std::array<const char*, kNumRates> kRateNames = {
@@ -156,20 +117,6 @@ PredictedSeconds& PredictedSeconds::operator+=(const PredictedSeconds& other) {
   suffix += other.suffix;
   prefix_backward += other.prefix_backward;
   return *this;
-}
-
-Rates DefaultRates(RunDtype dtype, int64_t threads, const std::string& device, v1::OptimizerResidency residency) {
-  Rates rates = DeviceRates(dtype, threads, device);
-  for (const LinkRates& link : kLinkRates) {
-    rates[link.byte] = rates[kCopy];
-    rates[link.message] = kMessageSeconds;
-  }
-  if (residency != v1::HOST) return rates;
-  // Each parameter's states come in and go out, beside their update where copies run beside compute.
-  const double copies_s = 2.0 * static_cast<double>(OptimizerBytes(dtype)) * rates[kCopy];
-  double& parameter_s = rates[kParameter];
-  parameter_s = rates.copies_overlap ? std::max(parameter_s, copies_s) : parameter_s + copies_s;
-  return rates;
 }
 
 double Seconds(const Work& work, const Rates& rates) {
@@ -238,7 +185,7 @@ const ClusterWorkSums::OwnRows& ClusterWorkSums::OwnRowsOf(const PrefixShape& pr
   }
   OwnRows& rows = own_rows_.emplace_back(SharesRows(shape_, prefix) ? SharedRows(prefix) : AllRows(prefix));
   rows.block_rows = prefix.block_rows;
-  rows.parts = PrefixParts(shape_, rows.segments);
+  rows.parts = PrefixParts(shape_, rows.products);
   rows.score_blocks *= HeadLayers(shape_.config, shape_.full_layers());
   return rows;
 }
@@ -251,6 +198,8 @@ ClusterWorkSums::OwnRows ClusterWorkSums::AllRows(const PrefixShape& prefix) con
     all.score_blocks += ScoreBlocksOf(begin, rows, prefix.block_rows);
     begin += rows;
   }
+  all.products = all.segments;
+  all.products.rows += static_cast<double>(RowPadding(shape_, begin, prefix.block_rows));
   if (prefix.block_rows > 0) {
     all.merged_elements = MergedElements(shape_, std::max<int64_t>(0, prefix.rows - prefix.block_rows));
   }
@@ -263,6 +212,7 @@ ClusterWorkSums::OwnRows ClusterWorkSums::SharedRows(const PrefixShape& prefix) 
     SegmentSums segments;
     int64_t merged_rows = 0;
     double score_blocks = 0;
+    int64_t padding = 0;
   };
   const std::shared_ptr<const ContextShare> share = ShareOf(shape_, prefix);
   std::vector<Rank> ranks(static_cast<size_t>(shape_.cp));
@@ -273,13 +223,20 @@ ClusterWorkSums::OwnRows ClusterWorkSums::SharedRows(const PrefixShape& prefix) 
     rank.merged_rows += earlier > 0 ? piece.rows() : 0;
     rank.score_blocks += CausalScoreBlocks(piece.rows()) + AncestorScoreBlocks(piece.rows(), earlier);
   }
+  for (size_t block = 0; block < share->blocks().size(); ++block) {
+    for (int64_t rank = 0; rank < shape_.cp; ++rank) {
+      ranks[static_cast<size_t>(rank)].padding += RowPadding(shape_, share->RowsOf(block, rank));
+    }
+  }
   OwnRows most;
   for (const Rank& rank : ranks) {
+    most.products.rows = std::max(most.products.rows, rank.segments.rows + static_cast<double>(rank.padding));
     most.segments.rows = std::max(most.segments.rows, rank.segments.rows);
     most.segments.pairs = std::max(most.segments.pairs, rank.segments.pairs);
     most.merged_elements = std::max(most.merged_elements, MergedElements(shape_, rank.merged_rows));
     most.score_blocks = std::max(most.score_blocks, rank.score_blocks);
   }
+  most.products.pairs = most.segments.pairs;
   return most;
 }
 
@@ -310,7 +267,7 @@ Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
   const OwnRows& own = OwnRowsOf(prefix);
   Work work;
   AddBackward(own.parts, work);
-  AddForward(PrefixRecomputeParts(shape_, own.segments, prefix.policy), work);
+  AddForward(PrefixRecomputeParts(shape_, own.products, prefix.policy), work);
   const double elements = 2 * layer_.elements + LayerRecomputedCost(c, prefix.policy, shape_.tp).elements;
   work[kElement] = own.segments.rows * FullLayers(shape_) * elements;
   work[kMerge] = own.merged_elements;
@@ -325,50 +282,66 @@ Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
   return work;
 }
 
-Work ClusterWorkSums::SuffixForwardOnly(int64_t waves, size_t rank) const {
+Work ClusterWorkSums::SuffixForwardOnly(const WavePasses& waves, size_t rank) const {
   return SuffixForward(waves, /*entropy=*/false, ranks_[rank]);
 }
 
-Work ClusterWorkSums::SuffixForwardOfStep(int64_t waves, size_t rank) const {
+Work ClusterWorkSums::SuffixForwardOfStep(const WavePasses& waves, size_t rank) const {
   return SuffixForward(waves, /*entropy=*/true, ranks_[rank]);
 }
 
-Work ClusterWorkSums::SuffixForward(int64_t waves, bool entropy, const Members& members) const {
+// Returns the forward FLOPs of the rows by which waves are rounded up.
+FlopParts ClusterWorkSums::Rounding(const WavePasses& waves) const {
+  FlopParts parts;
+  parts.linear = 2 * layer_.weights * FullLayers(shape_) * static_cast<double>(waves.layer_padding);
+  if (!shape_.last_stage) return parts;
+  parts.linear += 2 * layer_.weights * static_cast<double>(waves.last_padding);
+  parts.linear += 2 * OfLastStage(shape_, Block::kKeyValue) * static_cast<double>(waves.kv_only_padding);
+  parts.head = 2 * OfLastStage(shape_, Block::kHead) * static_cast<double>(waves.head_padding);
+  return parts;
+}
+
+Work ClusterWorkSums::SuffixForward(const WavePasses& waves, bool entropy, const Members& members) const {
   const ModelConfig& c = shape_.config;
   Work work;
   AddForward(members.parts, work);
+  AddForward(Rounding(waves), work);
   work[kElement] = members.elements;
   work[kMerge] = members.merged_rows * AllLayers(c) * static_cast<double>(c.q_size());
   work[kScoreBlock] = members.score_blocks;
-  work[kWave] = static_cast<double>(waves) * wave_weights_;
+  work[kWave] = static_cast<double>(waves.waves) * wave_weights_ +
+                static_cast<double>(waves.head_chunks - waves.waves) * OfLastStage(shape_, Block::kHead) +
+                static_cast<double>(waves.kv_only_products) * OfLastStage(shape_, Block::kKeyValue);
   const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
   const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
-  if (shape_.tp > 1) AddSent(WaveForwardSent(shape_, rows, apart, entropy), waves, work);
-  AddForwardSent(WavePipelineSent(shape_, rows), waves, work);
+  if (shape_.tp > 1) AddSent(WaveForwardSent(shape_, rows, apart, entropy), waves.waves, work);
+  AddForwardSent(WavePipelineSent(shape_, rows), waves.waves, work);
   return work;
 }
 
-Work ClusterWorkSums::Suffix(v1::TapePolicy policy, int64_t waves, size_t rank) const {
+Work ClusterWorkSums::Suffix(v1::TapePolicy policy, const WavePasses& waves, size_t rank) const {
   const ModelConfig& c = shape_.config;
   const Members& members = ranks_[rank];
   Work work = SuffixForward(waves, /*entropy=*/true, members);
   AddBackward(members.parts, work);
+  AddBackward(Rounding(waves), work);
   const double attention = KeepsAttention(policy) ? 0 : members.parts.attention;
   work[kAttentionForward] += attention;
   work[kLinear] += SuffixRecomputeParts(c, members.recomputed, policy).total() - attention;
-  work[kElement] += 2 * members.elements +
-                    members.recomputed.rows * AllLayers(c) * LayerRecomputedCost(c, policy, shape_.tp).elements;
+  const BlockCost recomputed = LayerRecomputedCost(c, policy, shape_.tp);
+  work[kLinear] += 2 * recomputed.weights * AllLayers(c) * static_cast<double>(waves.layer_padding);
+  work[kElement] += 2 * members.elements + members.recomputed.rows * AllLayers(c) * recomputed.elements;
   work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * members.score_blocks;
   work[kWaveBackward] = work[kWave];
   const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
   const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
-  if (shape_.tp > 1) AddSent(WaveBackwardSent(shape_, rows, apart, policy), waves, work);
-  AddBackwardSent(WavePipelineSent(shape_, rows), waves, work);
+  if (shape_.tp > 1) AddSent(WaveBackwardSent(shape_, rows, apart, policy), waves.waves, work);
+  AddBackwardSent(WavePipelineSent(shape_, rows), waves.waves, work);
   return work;
 }
 
 PhaseWork ClusterWork(const ByteShape& shape, const ClusterShape& cluster, const PrefixShape& prefix,
-                      v1::TapePolicy suffix_policy, int64_t waves) {
+                      v1::TapePolicy suffix_policy, const WavePasses& waves) {
   const ClusterWorkSums sums(shape, cluster);
   PhaseWork work = {.prefix_forward = {}, .suffix = sums.Suffix(suffix_policy, waves), .prefix_backward = {}};
   if (prefix.rows == 0) return work;
@@ -377,7 +350,7 @@ PhaseWork ClusterWork(const ByteShape& shape, const ClusterShape& cluster, const
   return work;
 }
 
-PhaseWork ForwardClusterWork(const ByteShape& shape, const ClusterShape& cluster, int64_t waves) {
+PhaseWork ForwardClusterWork(const ByteShape& shape, const ClusterShape& cluster, const WavePasses& waves) {
   const ClusterWorkSums sums(shape, cluster);
   PhaseWork work = {.prefix_forward = {}, .suffix = sums.SuffixForwardOnly(waves), .prefix_backward = {}};
   const PrefixShape prefix = {.rows = PackedPrefixRows(cluster)};

@@ -20,6 +20,7 @@
 #include "common/base/dtype_names.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/cost.h"
+#include "server/planner/wave_passes.h"
 #include "stemma/v1/run_config.pb.h"
 
 namespace stemma::server {
@@ -31,7 +32,7 @@ enum Rate {
   kHead,
   kElement,
   kMerge,         // a suffix's attention output, joined with its prefix's part
-  kWave,          // a weight that a wave or block reads, however few its rows are
+  kWave,          // a weight that a wave or block reads, however few its rows are, as far as it is waited for
   kParameter,     // of the optimizer, with the copies of its states where they are in host memory
   kCopy,          // bytes between device and host
   kWaveBackward,  // a weight that the backward of one reads, adding to its gradient
@@ -80,12 +81,15 @@ struct Rates {
   std::array<double, kNumRates> seconds = {};  // for one unit; as a list where rates are fitted
   double& operator[](Rate rate) { return seconds[static_cast<size_t>(rate)]; }
   double operator[](Rate rate) const { return seconds[static_cast<size_t>(rate)]; }
+  std::string source;           // "a CPU core", "published figures of h200": whose the defaults are
+  int64_t row_quantum = 1;      // see ByteShape
   bool copies_overlap = false;  // copies run beside compute, as far as it lasts
   int samples = 0;              // measured steps behind them
   bool calibrated = false;
 };
 
-// Returns sane rates before anything was measured: of a CPU core, or of an H200 (`device` "cuda..."), as published.
+// Returns sane rates before anything was measured: of a CPU core, or of a GPU as published. `device`: "cpu", or "cuda"
+// with what its driver calls it, "cuda NVIDIA H200". A GPU that is not known has an H100's, as `source` says.
 Rates DefaultRates(RunDtype dtype, int64_t threads, const std::string& device,
                    v1::OptimizerResidency residency = v1::DEVICE);
 
@@ -100,20 +104,6 @@ PredictedSeconds Seconds(const PhaseWork& work, const Rates& rates);
 // The same of phases whose seconds are known one by one, with the seconds of their copies: what compute hides is taken
 // off.
 PredictedSeconds HideCopies(PredictedSeconds seconds, double copy_out, double copy_in, const Rates& rates);
-
-// A rollout in Phase B.
-struct MemberShape {
-  int64_t rows = 0;         // R
-  int64_t prefix_rows = 0;  // P - 1
-  bool dense = false;       // computes its prefix itself
-  int64_t prefix = 0;       // else its index into ClusterShape::prefix_rows
-
-  bool operator==(const MemberShape&) const = default;
-  template <typename H>
-  friend H AbslHashValue(H h, const MemberShape& m) {
-    return H::combine(std::move(h), m.rows, m.prefix_rows, m.dense, m.prefix);
-  }
-};
 
 // A cluster by its sizes.
 struct ClusterShape {
@@ -148,10 +138,10 @@ class ClusterWorkSums {
   Work PrefixBackward(const PrefixShape& prefix) const;
   // Phase B of one rank's members, without what ranks exchange.
   size_t num_ranks() const { return ranks_.size(); }
-  Work Suffix(v1::TapePolicy policy, int64_t waves, size_t rank = 0) const;
-  Work SuffixForwardOnly(int64_t waves, size_t rank = 0) const;
+  Work Suffix(v1::TapePolicy policy, const WavePasses& waves, size_t rank = 0) const;
+  Work SuffixForwardOnly(const WavePasses& waves, size_t rank = 0) const;
   // The forward alone of what Suffix counts.
-  Work SuffixForwardOfStep(int64_t waves, size_t rank = 0) const;
+  Work SuffixForwardOfStep(const WavePasses& waves, size_t rank = 0) const;
   // Counts what gathering the prefixes again sends in so many rounds of waves, from every rank.
   Work Regather(const PrefixShape& prefix, int64_t rounds, bool forward_only) const;
 
@@ -170,6 +160,7 @@ class ClusterWorkSums {
   struct OwnRows {
     int64_t block_rows = 0;
     SegmentSums segments;
+    SegmentSums products;  // the same, the rows of each block rounded up
     FlopParts parts;
     double merged_elements = 0;  // where rows' attention is of two parts, themselves and earlier rows
     double score_blocks = 0;
@@ -180,7 +171,8 @@ class ClusterWorkSums {
   const OwnRows& OwnRowsOf(const PrefixShape& prefix) const;
   OwnRows AllRows(const PrefixShape& prefix) const;
   OwnRows SharedRows(const PrefixShape& prefix) const;
-  Work SuffixForward(int64_t waves, bool entropy, const Members& members) const;
+  FlopParts Rounding(const WavePasses& waves) const;
+  Work SuffixForward(const WavePasses& waves, bool entropy, const Members& members) const;
 
   const ByteShape& shape_;
   const ClusterShape& cluster_;
@@ -194,9 +186,9 @@ class ClusterWorkSums {
 
 // The work of one cluster in so many waves of one rank, which computes all members.
 PhaseWork ClusterWork(const ByteShape& shape, const ClusterShape& cluster, const PrefixShape& prefix,
-                      v1::TapePolicy suffix_policy, int64_t waves);
+                      v1::TapePolicy suffix_policy, const WavePasses& waves);
 // Phases A and B without backward.
-PhaseWork ForwardClusterWork(const ByteShape& shape, const ClusterShape& cluster, int64_t waves);
+PhaseWork ForwardClusterWork(const ByteShape& shape, const ClusterShape& cluster, const WavePasses& waves);
 
 // Clip and AdamW.
 Work ApplyWork(const ModelConfig& config);

@@ -7,7 +7,8 @@
 // Invariants:
 //  (1) a choice's peak is at most the budget, its host bytes at most the host's.
 //  (2) a larger budget never gives a choice of more seconds: the ways do not depend on the budget, and each has as few
-//      waves as the budget allows. With pipeline stages that is so for one number of rounds in flight.
+//      waves as the budget allows. With pipeline stages that is so for one number of rounds in flight; where products
+//      run in tiles, but for the rows by which fewer waves may be rounded up more.
 #pragma once
 
 #include <cstdint>

@@ -20,6 +20,19 @@ constexpr int64_t kWorthShardingParts = 8;
 // Shares of what is free on a machine whose memory is host and device in one; other programs keep the rest.
 constexpr int64_t kSharedActivationParts = 2, kSharedHostParts = 4;
 
+// Where products run in tiles, a wave's own cost is worth so small a part of its products' forward and backward.
+constexpr double kWaveCostParts = 64;
+constexpr int64_t kWaveRowsMax = 16 * kWaveRows;  // where the fitted rates of products are next to nothing
+
+// Returns the rows worth packing on a device of these rates. A wave passes over each weight and its gradient once,
+// and of each row there are two FLOPs of a weight forward and four backward, so the model does not matter.
+int64_t RowsWorthPacking(const Rates& rates) {
+  if (rates.row_quantum == 1) return kWaveRows;
+  const double row_s = 6 * rates[kLinear], wave_s = kWaveCostParts * (rates[kWave] + rates[kWaveBackward]);
+  if (wave_s >= static_cast<double>(kWaveRowsMax) * row_s) return kWaveRowsMax;
+  return std::max(kWaveRows, static_cast<int64_t>(wave_s / row_s));
+}
+
 int64_t Given(uint64_t bytes) { return static_cast<int64_t>(bytes); }
 
 // What adds up to the device's peak: "weights 1.1 GiB, gradients 1.1 GiB, optimizer states 2.1 GiB, exchange between
@@ -240,10 +253,13 @@ MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run
                               bool forward_only) {
   MemoryOptions options;
   options.shape = RankShape(model, run);
+  options.shape.row_quantum = rates.row_quantum;
   if (PpSize(run.mesh()) > 1) options.stages = StageShapes(model, run);
+  for (ByteShape& stage : options.stages) stage.row_quantum = rates.row_quantum;
   options.budget_bytes = ActivationBytes(model, run);
   options.host_bytes = run.host_memory_bytes() > 0 ? std::max<int64_t>(1, HostTapeBytesMax(model, run)) : 0;
   options.wave_suffixes = run.wave_suffixes();
+  options.wave_rows = options.cluster_prefix_rows = RowsWorthPacking(rates);
   options.layout = run.layout() == v1::WAVE_LAYOUT_UNSPECIFIED ? v1::PACKED : run.layout();
   options.forward_only = forward_only;
   options.rates = rates;

@@ -38,8 +38,10 @@ PrefixWork ClusterOperations::Prefixes(const ByteShape& stage) const {
 
 WaveWork ClusterOperations::Wave(const ByteShape& stage, const ClusterShape& members) const {
   const ClusterWorkSums sums(stage, members);
-  if (forward_only_) return {.forward = sums.SuffixForwardOnly(1), .both = {}};
-  return {.forward = sums.SuffixForwardOfStep(1), .both = sums.Suffix(cluster_.suffix_policy(), 1)};
+  WavePasses one;
+  AddWave(stage, members.members, one);
+  if (forward_only_) return {.forward = sums.SuffixForwardOnly(one), .both = {}};
+  return {.forward = sums.SuffixForwardOfStep(one), .both = sums.Suffix(cluster_.suffix_policy(), one)};
 }
 
 WaveWork ClusterOperations::Regather(const ByteShape& stage) const {

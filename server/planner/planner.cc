@@ -62,7 +62,10 @@ class Planner {
     MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
     options.stop = stop;
     const bool staged = !options.stages.empty(), sharded = ShardsParameters(model_.run);
-    if (sharded) options.wave_rows = options.cluster_prefix_rows = RowsWorthGathering(model_);
+    if (sharded) {
+      options.wave_rows = std::max(options.wave_rows, RowsWorthGathering(model_));
+      options.cluster_prefix_rows = options.wave_rows;
+    }
     if (forward_only) options.held_bytes = CheckpointBytes();
     if (staged) options.held_bytes += RowsInFlightBytes(options, request_);
     if (sharded) options.held_bytes += StateBytesOf(model_.config, model_.run).gathering;

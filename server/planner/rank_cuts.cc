@@ -5,17 +5,22 @@
 
 namespace stemma::server {
 
-int64_t Rounds(const WavesOfRanks& waves) { return *std::max_element(waves.begin(), waves.end()); }
+int64_t Rounds(const WavesOfRanks& waves) {
+  int64_t rounds = 0;
+  for (const WavePasses& of_rank : waves) rounds = std::max(rounds, of_rank.waves);
+  return rounds;
+}
+
+int64_t NumWaves(const WavesOfRanks& waves) {
+  int64_t number = 0;
+  for (const WavePasses& of_rank : waves) number += of_rank.waves;
+  return number;
+}
 
 WavesOfRanks RankCut::waves() const {
   WavesOfRanks waves;
-  for (const WaveCut* cut : of_ranks) waves.push_back(cut->waves());
+  for (const WaveCut* cut : of_ranks) waves.push_back(cut->passes);
   return waves;
-}
-
-int64_t RankCut::num_waves() const {
-  const WavesOfRanks of_each = waves();
-  return std::accumulate(of_each.begin(), of_each.end(), int64_t{0});
 }
 
 const PhaseBytes& RankCut::largest() const {
@@ -29,7 +34,10 @@ RankCuts::RankCuts(const MemoryOptions& options, const ClusterShape& cluster, co
     of_ranks_.resize(static_cast<size_t>(options.shape.cp));
     for (size_t i = 0; i < dealt.size(); ++i) of_ranks_[dealt[i]].members.push_back(cluster.members[i]);
   }
-  for (const WaveCuts& cuts : Of({}).ranks) fewest_waves_.push_back(cuts.fewest_waves());
+  for (const WaveCuts& cuts : Of({}).ranks) {
+    fewest_.push_back(cuts.fewest());
+    least_.push_back(cuts.least());
+  }
 }
 
 RankCuts::OfBeside& RankCuts::Of(const BesideWave& beside) {

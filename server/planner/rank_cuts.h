@@ -12,18 +12,20 @@
 
 namespace stemma::server {
 
-// Numbers of waves, one for each rank.
-using WavesOfRanks = absl::InlinedVector<int64_t, 1>;
+// The waves of each rank.
+using WavesOfRanks = absl::InlinedVector<WavePasses, 1>;
 
 // Returns the rounds of waves: the most that any rank has.
 int64_t Rounds(const WavesOfRanks& waves);
+// Returns the waves of all ranks.
+int64_t NumWaves(const WavesOfRanks& waves);
 
 // The cut of each rank; references last as long as the cuts that they are of.
 struct RankCut {
   absl::InlinedVector<const WaveCut*, 1> of_ranks;
 
   WavesOfRanks waves() const;
-  int64_t num_waves() const;
+  int64_t num_waves() const { return NumWaves(waves()); }
   // The largest wave of all ranks; of equally large ones the first rank's.
   const PhaseBytes& largest() const;
 };
@@ -33,8 +35,9 @@ class RankCuts {
   // `dealt`: the rank of each member; empty: there is one rank. All outlive it.
   RankCuts(const MemoryOptions& options, const ClusterShape& cluster, const std::vector<uint32_t>& dealt);
 
-  // The numbers of waves where bytes are no limit.
-  const WavesOfRanks& fewest_waves() const { return fewest_waves_; }
+  // See WaveCuts.
+  const WavesOfRanks& fewest() const { return fewest_; }
+  const WavesOfRanks& least() const { return least_; }
 
   // See WaveCuts. `beside`: what is there beside each layer of a wave.
   RankCut Cut(v1::TapePolicy policy, int64_t bytes, const BesideWave& beside);
@@ -57,7 +60,7 @@ class RankCuts {
   const std::vector<uint32_t>& dealt_;
   std::vector<ClusterShape> of_ranks_;  // members of each rank; none where there is one
   std::list<OfBeside> cuts_;            // the first is that of nothing beside
-  WavesOfRanks fewest_waves_;
+  WavesOfRanks fewest_, least_;
 };
 
 }  // namespace stemma::server

@@ -75,13 +75,21 @@ WaveCuts::WaveCuts(const MemoryOptions& options, const ClusterShape& cluster, co
     : options_(options), cluster_(cluster), beside_(beside) {
   beside_.stages.resize(options.all_stages().size());
   const std::vector<MemberShape>& members = cluster.members;
-  for (size_t begin = 0; begin < members.size(); begin += CountWorthPacking(begin)) ++fewest_waves_;
+  for (size_t begin = 0, count = 0; begin < members.size(); begin += count) {
+    count = CountWorthPacking(begin);
+    Add(begin, count, fewest_);
+  }
+  least_ = LeastPasses(options.shape, members, fewest_.waves);
   for (size_t i = 0; i < members.size(); ++i) {
     const auto covered = [&](size_t other) { return NeedsAtLeast(members[other], members[i]); };
     if (std::any_of(largest_members_.begin(), largest_members_.end(), covered)) continue;
     std::erase_if(largest_members_, [&](size_t other) { return NeedsAtLeast(members[i], members[other]); });
     largest_members_.push_back(i);
   }
+}
+
+void WaveCuts::Add(size_t begin, size_t count, WavePasses& passes) const {
+  AddWave(options_.shape, std::span(cluster_.members).subspan(begin, count), passes);
 }
 
 bool WaveCuts::bytes_decide() const { return options_.layout != v1::ONE_BY_ONE && options_.wave_suffixes == 0; }
@@ -156,7 +164,7 @@ WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
   };
   // Members alone in their waves need no bytes to decide anything, so only the longest of alike neighbours is priced.
   std::optional<size_t> longest_alone;
-  cut.sizes.reserve(static_cast<size_t>(fewest_waves_));
+  cut.sizes.reserve(static_cast<size_t>(fewest_.waves));
   size_t count = 0;
   for (size_t begin = 0; begin < cluster_.members.size(); begin += count) {
     count = CountWorthPacking(begin);
@@ -167,6 +175,7 @@ WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
       if (count > 1 && bytes_decide()) cut.bytes_min = std::max(cut.bytes_min, wave.peak());
     }
     cut.sizes.push_back(static_cast<uint32_t>(count));
+    Add(begin, count, cut.passes);
     if (count > 1) continue;
     const MemberShape& member = cluster_.members[begin];
     if (longest_alone && !AreAlike(cluster_.members[*longest_alone], member)) {

@@ -37,6 +37,7 @@ WaveShape WaveOf(std::span<const MemberShape> members, v1::WaveLayout layout, v1
 
 struct WaveCut {
   std::vector<uint32_t> sizes;  // members of each wave, in order
+  WavePasses passes;            // of these waves
   PhaseBytes largest;           // of its largest wave, without what the prefixes of one stage keep beside it
   // It is the cut for every number of bytes from the first to the last.
   int64_t bytes_min = std::numeric_limits<int64_t>::min(), bytes_max = kNoLimit;
@@ -49,8 +50,10 @@ class WaveCuts {
   // Options and cluster outlive it.
   WaveCuts(const MemoryOptions& options, const ClusterShape& cluster, const BesideWave& beside = {});
 
-  // The number of waves where bytes are no limit.
-  int64_t fewest_waves() const { return fewest_waves_; }
+  // The waves where bytes are no limit: no cut has fewer.
+  const WavePasses& fewest() const { return fewest_; }
+  // No cut has less of anything, though its waves' rows may need less rounding than those of the fewest.
+  const WavePasses& least() const { return least_; }
 
   // The cut when `bytes` are left to a wave. Its largest wave passes them where one member alone does, or where the
   // size of waves is forced.
@@ -65,6 +68,7 @@ class WaveCuts {
   PhaseBytes OnStage(size_t stage, const WaveShape& wave) const;
   PhaseBytes BytesOf(size_t begin, size_t count, v1::TapePolicy policy);
   size_t CountWorthPacking(size_t begin) const;
+  void Add(size_t begin, size_t count, WavePasses& passes) const;
   bool bytes_decide() const;
   WaveCut MakeCut(v1::TapePolicy policy, int64_t bytes);
   // Shortens a wave that passes `bytes`, of more than one member; returns the bytes of what is left of it, unless that
@@ -80,7 +84,7 @@ class WaveCuts {
   const ClusterShape& cluster_;
   BesideWave beside_;
   std::vector<size_t> largest_members_;  // one of them needs most alone, whatever the policy
-  int64_t fewest_waves_ = 0;
+  WavePasses fewest_, least_;
   int64_t waves_priced_ = 0;
   OfPolicy policies_[v1::TapePolicy_ARRAYSIZE];
 };

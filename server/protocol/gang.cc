@@ -301,4 +301,9 @@ std::optional<Gang::Problem> Gang::FindProblem() const {
   return Problem{loads->session, reason};
 }
 
+std::string RatedDevice(const Gang::Worker& worker) {
+  const std::string& hardware = worker.device_name;
+  return hardware.empty() ? worker.device.kind : absl::StrCat(worker.device.kind, " ", hardware);
+}
+
 }  // namespace stemma::server

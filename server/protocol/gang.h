@@ -161,4 +161,7 @@ class Gang {
   uint64_t generation_ = 0;
 };
 
+// Names a worker's device as rates are looked up and kept by it: its kind and, where the worker knows it, its hardware.
+std::string RatedDevice(const Gang::Worker& worker);
+
 }  // namespace stemma::server

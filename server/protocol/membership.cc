@@ -148,7 +148,7 @@ bool Membership::CheckLoaded(const std::string& weights_digest) {
 
 void Membership::BeginServing() {
   const v1::RunConfig& config = p_.gang.config();
-  p_.calibration.Start(p_.gang.worker(0).device.kind, config, p_.gang.links());
+  p_.calibration.Start(RatedDevice(p_.gang.worker(0)), config, p_.gang.links());
   if (p_.lineage.unusable().empty() && !p_.lineage.behind()) p_.out.Add(ReadinessAction{true});
   p_.arrivals.Restart({config, p_.calibration.rates()});
   p_.out.AddReason(absl::StrCat("generation ", p_.gang.generation(), " serves: step ", p_.lineage.weights_step(),

@@ -78,9 +78,9 @@ void AddPlannedOptions(CLI::App* command, PlanningOptions* options) {
 }
 
 void AddDeviceOptions(CLI::App* command, PlanningOptions* options) {
-  PassOption(command, options, "--device", "cpu|h100|h200|h20",
+  PassOption(command, options, "--device", "cpu|a100|h100|h200|h20",
              "What each rank has: its part of this machine, or a GPU as published (default: cpu)")
-      ->check(CLI::IsMember({"cpu", "h100", "h200", "h20"}).description(""));
+      ->check(CLI::IsMember({"cpu", "a100", "h100", "h200", "h20"}).description(""));
   PassBytes(command, options, "--device-memory", "Memory of each rank's device, e.g. 80GB (default: by --device)");
   PassBytes(command, options, "--memory-budget",
             "Part of it for state and activations (default: as a server would divide it)");

@@ -194,7 +194,7 @@ Recorded RecordedOf(const nlohmann::json& line) {
               .offload = line.at("offload")};
   }
   r.sample.work = ClusterWork(shape, OneGroup(prompt - 1, rows, count, reuse), prefix,
-                              PolicyOf(line.at("suffix_policy")), line.at("waves"));
+                              PolicyOf(line.at("suffix_policy")), line.at("waves").get<int64_t>());
   r.sample.seconds = {line.at("prefix_forward"), line.at("suffix"), line.at("prefix_backward")};
   return r;
 }

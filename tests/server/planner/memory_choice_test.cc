@@ -55,6 +55,27 @@ TEST(MemoryChoiceTest, NoAlternativeThatFitsIsFaster) {
   EXPECT_GT(tight, 50) << "the grid must hold budgets that force a choice";
 }
 
+// Rows are rounded up there, so a cut into more waves may be the faster one.
+TEST(MemoryChoiceTest, NoAlternativeThatFitsIsFasterWhereProductsRunInTiles) {
+  int tight = 0;
+  for (const ClusterShape& cluster : Shapes()) {
+    for (const int64_t budget : Budgets()) {
+      MemoryOptions options = BenchMemory(budget);
+      options.rates = DefaultRates(RunDtype::kBf16, 1, "cuda NVIDIA H200");
+      options.shape.row_quantum = options.rates.row_quantum;
+      options.shape.head_chunk_rows = 300;
+      options.wave_rows = 900;
+      const double best = BestByBruteForce(options, cluster);
+      const MemoryAnswer answer = ChooseMemory(options, cluster);
+      ASSERT_EQ(answer.choice.has_value(), std::isfinite(best)) << budget;
+      if (!answer.choice) continue;
+      EXPECT_LE(answer.choice->seconds.total(), best * (1 + 1e-12)) << budget;
+      tight += answer.choice->cheapest ? 0 : 1;
+    }
+  }
+  EXPECT_GT(tight, 50) << "the grid must hold budgets that force a choice";
+}
+
 TEST(MemoryChoiceTest, AChoiceIsWithinTheBudgetAndTheHost) {
   for (const ClusterShape& cluster : Shapes()) {
     for (const int64_t budget : Budgets()) {

@@ -84,7 +84,7 @@ TEST(WaveCutsTest, CutsAreThoseOfAGreedyLoopWhateverWasAskedBefore) {
     WaveCuts cuts(options, cluster);
     const std::vector<uint32_t> all = Greedy(options, cluster, v1::S1, kNoLimit);
     const int64_t most = LargestWave(options, cluster, v1::S1, all).peak();
-    EXPECT_EQ(cuts.fewest_waves(), static_cast<int64_t>(all.size()));
+    EXPECT_EQ(cuts.fewest().waves, static_cast<int64_t>(all.size()));
     for (int i = 0; i < 40; ++i) {
       const int64_t bytes = testing::DrawSize(most / 20, most + most / 10, random);
       const WaveCut& cut = cuts.Cut(v1::S1, bytes);
@@ -92,7 +92,7 @@ TEST(WaveCutsTest, CutsAreThoseOfAGreedyLoopWhateverWasAskedBefore) {
       const PhaseBytes largest = LargestWave(options, cluster, v1::S1, cut.sizes);
       EXPECT_EQ(cut.largest.wave_tape, largest.wave_tape) << bytes;
       EXPECT_EQ(cut.largest.working_set, largest.working_set) << bytes;
-      several += cut.waves() > cuts.fewest_waves() ? 1 : 0;
+      several += cut.waves() > cuts.fewest().waves ? 1 : 0;
     }
   }
   EXPECT_GT(several, 500) << "budgets must shorten waves";

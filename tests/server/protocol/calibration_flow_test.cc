@@ -57,8 +57,13 @@ CoordinatorOptions Options() {
 
 class Flow {
  public:
-  explicit Flow(CoordinatorOptions options, const std::vector<v1::LinkInfo>& links = {})
-      : ranks_(NumRanks(options.config.mesh())), state_(std::move(options)), plan_(MakePlanFunction(BenchModel())) {
+  // hardware: what workers say that they compute on; empty: a CPU.
+  explicit Flow(CoordinatorOptions options, const std::vector<v1::LinkInfo>& links = {},
+                const std::string& hardware = "")
+      : ranks_(NumRanks(options.config.mesh())),
+        hardware_(hardware),
+        state_(std::move(options)),
+        plan_(MakePlanFunction(BenchModel())) {
     Gather(links);
   }
 
@@ -67,7 +72,8 @@ class Flow {
     for (uint32_t rank = 0; rank < ranks_; ++rank) {
       WorkerMessageEvent registered{.session = first_session_ + rank, .message = {}};
       registered.message.mutable_register_()->set_incarnation(absl::StrCat("w", rank));
-      registered.message.mutable_register_()->set_device(ranks_ == 1 ? kDevice : absl::StrCat(kDevice, ":", rank));
+      const std::string kind = hardware_.empty() ? kDevice : "cuda";
+      registered.message.mutable_register_()->set_device(ranks_ == 1 ? kind : absl::StrCat(kind, ":", rank));
       registered.message.mutable_register_()->set_memory_free_bytes(uint64_t{8} << 30);
       Handle(registered);
     }
@@ -79,6 +85,7 @@ class Flow {
     for (uint32_t rank = 0; rank < ranks_; ++rank) {
       WorkerMessageEvent ready{.session = first_session_ + rank, .message = {}};
       ready.message.mutable_ready()->mutable_config()->set_threads(2);
+      ready.message.mutable_ready()->set_device_name(hardware_);
       for (v1::LinkInfo link : links) {
         const double factor = rank + 1 == ranks_ ? 2 : 1;
         link.set_message_s(factor * link.message_s());
@@ -151,6 +158,7 @@ class Flow {
 
  private:
   const uint32_t ranks_;
+  const std::string hardware_;
   CoordinatorState state_;
   const PlanFunction plan_;
   SessionId first_session_ = 1;  // of the generation
@@ -248,6 +256,15 @@ TEST(CalibrationFlowTest, APlanCountsTheCopiesOfStatesInHostMemory) {
   const double on_device_s = Flow(options).Planned().seconds().apply();
   options.config.set_optimizer_residency(v1::HOST);
   EXPECT_GT(Flow(options).Planned().seconds().apply(), 1.5 * on_device_s);
+}
+
+TEST(CalibrationFlowTest, AGpuIsPlannedWithTheRatesOfItsHardware) {
+  const auto step_s = [](const std::string& hardware) {
+    const v1::PlanReport plan = Flow(Options(), {}, hardware).Planned();
+    return plan.seconds().suffix();
+  };
+  EXPECT_LT(step_s("NVIDIA H200"), step_s("NVIDIA H20")) << "an H20 has a seventh of the products";
+  EXPECT_EQ(step_s("Tomorrow's GPU"), step_s("NVIDIA H100 80GB HBM3")) << "one that is not known";
 }
 
 TEST(CalibrationFlowTest, RatesOfEarlierRunsDecideAndTheirStepsAreKeptOn) {

@@ -1,0 +1,56 @@
+#include "server/planner/wave_passes.h"
+
+#include <algorithm>
+
+#include "common/base/round_up.h"
+
+namespace stemma::server {
+namespace {
+
+int64_t ToTiles(const ByteShape& shape, int64_t rows) { return RoundUp(rows, shape.row_quantum) - rows; }
+
+// Rows of members: those that the head takes, and those of which the last layer has K and V alone.
+struct MemberRows {
+  explicit MemberRows(std::span<const MemberShape> members) {
+    for (const MemberShape& member : members) {
+      head += member.rows;
+      kv_only += member.dense ? member.prefix_rows : 0;
+    }
+  }
+  int64_t head = 0, kv_only = 0;
+};
+
+}  // namespace
+
+int64_t RowPadding(const ByteShape& shape, int64_t rows, int64_t block_rows) {
+  if (block_rows == 0) return ToTiles(shape, rows);
+  return rows / block_rows * ToTiles(shape, block_rows) + ToTiles(shape, rows % block_rows);
+}
+
+void AddWave(const ByteShape& shape, std::span<const MemberShape> members, WavePasses& passes) {
+  ++passes.waves;
+  if (shape.row_quantum == 1) {
+    ++passes.head_chunks;
+    return;
+  }
+  const MemberRows rows(members);
+  passes.head_chunks += DivideUp(rows.head, shape.head_chunk_rows);
+  passes.kv_only_products += rows.kv_only > 0 ? 1 : 0;
+  passes.layer_padding += RowPadding(shape, rows.head + rows.kv_only);
+  passes.last_padding += RowPadding(shape, rows.head);
+  passes.kv_only_padding += RowPadding(shape, rows.kv_only);
+  passes.head_padding += RowPadding(shape, rows.head, shape.head_chunk_rows);
+}
+
+WavePasses LeastPasses(const ByteShape& shape, std::span<const MemberShape> members, int64_t waves) {
+  WavePasses least(waves);
+  if (shape.row_quantum == 1) return least;
+  const MemberRows rows(members);
+  least.head_chunks = std::max(waves, DivideUp(rows.head, shape.head_chunk_rows));
+  least.layer_padding = RowPadding(shape, rows.head + rows.kv_only);
+  least.last_padding = least.head_padding = RowPadding(shape, rows.head);
+  least.kv_only_padding = RowPadding(shape, rows.kv_only);
+  return least;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,51 @@
+// What the products of waves compute and read beyond their rows' own: tiles of rows that are not full, and weights that
+// are passed over again. Pure; the cost model's, and of the cuts into waves, which keep it beside them.
+//
+// Where the device's row quantum is 1, waves are a number and nothing else, so that seconds are linear in rows.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "common/cost/cost.h"
+
+namespace stemma::server {
+
+// A rollout in Phase B.
+struct MemberShape {
+  int64_t rows = 0;         // R
+  int64_t prefix_rows = 0;  // P - 1
+  bool dense = false;       // computes its prefix itself
+  int64_t prefix = 0;       // else its index into ClusterShape::prefix_rows
+
+  bool operator==(const MemberShape&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const MemberShape& m) {
+    return H::combine(std::move(h), m.rows, m.prefix_rows, m.dense, m.prefix);
+  }
+};
+
+// Waves of one rank as its products see them, added up.
+struct WavePasses {
+  WavePasses() = default;
+  // So many waves, each with one chunk of the head's and no rows to round up.
+  WavePasses(int64_t number) : waves(number), head_chunks(number) {}  // NOLINT(google-explicit-constructor)
+
+  int64_t waves = 0;
+  int64_t head_chunks = 0;       // of rows that the head takes at a time
+  int64_t kv_only_products = 0;  // waves whose rows for K and V alone are products of their own in the last layer
+  // Rows by which products are rounded up: of all rows of a wave, of those that are in the model's last layer, of those
+  // that have K and V alone there, and of the head's chunks.
+  int64_t layer_padding = 0, last_padding = 0, kv_only_padding = 0, head_padding = 0;
+};
+
+// Returns by how many rows so many are rounded up that products take in blocks; 0: at once.
+int64_t RowPadding(const ByteShape& shape, int64_t rows, int64_t block_rows = 0);
+
+// Adds a wave of these members.
+void AddWave(const ByteShape& shape, std::span<const MemberShape> members, WavePasses& passes);
+// Returns no more of anything than so many waves of these members have, whichever they are, or more waves.
+WavePasses LeastPasses(const ByteShape& shape, std::span<const MemberShape> members, int64_t waves);
+
+}  // namespace stemma::server
