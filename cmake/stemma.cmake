@@ -27,6 +27,8 @@ function(stemma_test name)
   cmake_parse_arguments(A "" "LABEL" "SOURCES;LINK" ${ARGN})
   stemma_binary(${name} SOURCES ${A_SOURCES} LINK ${A_LINK} GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  # A test's own code is compiled more often than it computes: a quarter of its compile time goes. What it tests stays.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${STEMMA_TEST_TIMEOUT_S})
 endfunction()

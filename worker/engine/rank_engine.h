@@ -11,8 +11,8 @@
 
 namespace stemma::worker {
 
-// With its device, an EngineFactory. The ranks meet before any of them loads, so that one that cannot be reached is
-// found early. `device` outlives the engine.
+// Makes an engine on a device that outlives it; with the device given, an EngineFactory. The ranks meet before any of
+// them loads, so that one that cannot be reached is found early.
 absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const internal::v1::Configure& configure,
                                                      const WorkerIdentity& identity, const TellStore& tell,
                                                      const RendezvousTimeouts& timeouts = {});

@@ -1,0 +1,78 @@
+// The head where products take gradients of logits in the run dtype: they lie in the logits' memory, row by row.
+#include <algorithm>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/testing/tensors.h"
+#include "worker/backend/composed/composed_backend.h"
+#include "worker/ops/head.h"
+#include "worker/ops/tensor_parallel.h"
+
+namespace stemma::worker {
+namespace {
+
+using testing::RelativeError;
+
+constexpr int64_t kRows = 21, kWidth = 16, kVocab = 301;
+
+struct Gradients {
+  at::Tensor dhidden_TD, dweight_VD;
+};
+
+// What head_backward was given, by the last chunk.
+struct Given {
+  at::Tensor logits_TV, dlogits_TV;
+};
+Given given;
+
+void NotingHeadBackward(const HeadBackwardOperands& args) {
+  given = {args.logits_TV, args.dlogits_TV};
+  ComposedKernels().head_backward(args);
+}
+
+Gradients RunHead(bool dlogits_in_run_dtype, at::ScalarType dtype) {
+  Backend backend = MakeComposedBackend();
+  backend.dlogits_in_run_dtype = dlogits_in_run_dtype;
+  backend.kernels.head_backward = NotingHeadBackward;
+  testing::Random random(5);
+  const at::Tensor hidden = random.Normal({kRows, kWidth}).to(dtype),
+                   weight = random.Normal({kVocab, kWidth}).to(dtype);
+  const at::Tensor targets = random.Integers(kVocab, kRows), dlog_prob = random.Normal({kRows});
+  const RowGradient gradient = [&](RowRange range, const at::Tensor&, const at::Tensor&, const at::Tensor& dlog_prob_T,
+                                   const at::Tensor&) {
+    dlog_prob_T.copy_(dlog_prob.narrow(0, range.begin, range.rows()));
+  };
+  const at::Tensor dweight = at::zeros({kVocab, kWidth}, dtype == at::kDouble ? at::kDouble : at::kFloat);
+  // Chunks of 8 rows: three, the last one shorter.
+  const HeadBackwardResult result =
+      HeadForwardBackward(backend, hidden, weight, targets, {.temperature = 1, .chunk_rows = 8, .need_entropy = false},
+                          {.rollouts = {}, .whole_rollouts = false, .gradient = gradient}, dweight);
+  return {result.dhidden_TD, dweight};
+}
+
+TEST(HeadDlogitsTest, TheyBeginWhereTheLogitsRowsDo) {
+  RunHead(/*dlogits_in_run_dtype=*/true, at::kBFloat16);
+  EXPECT_EQ(given.dlogits_TV.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(given.dlogits_TV.sizes(), given.logits_TV.sizes());
+  EXPECT_EQ(given.dlogits_TV.const_data_ptr(), given.logits_TV.const_data_ptr());
+  EXPECT_EQ(given.dlogits_TV.stride(0) * 2, given.logits_TV.stride(0) * 4) << "bytes from row to row";
+}
+
+TEST(HeadDlogitsTest, TheyAreTheLogitsThemselvesElsewhere) {
+  for (const bool in_run_dtype : {false, true}) {
+    RunHead(in_run_dtype, at::kDouble);
+    EXPECT_EQ(given.dlogits_TV.const_data_ptr(), given.logits_TV.const_data_ptr());
+    EXPECT_EQ(given.dlogits_TV.strides(), given.logits_TV.strides());
+  }
+}
+
+// One rounding of each gradient to 8 bits, and sums of hundreds of them: errors average out.
+TEST(HeadDlogitsTest, GradientsDifferByTheirRoundingOnly) {
+  const Gradients exact = RunHead(false, at::kBFloat16), rounded = RunHead(true, at::kBFloat16);
+  EXPECT_LE(RelativeError(rounded.dhidden_TD, exact.dhidden_TD), 1.0 / 64);
+  EXPECT_LE(RelativeError(rounded.dweight_VD, exact.dweight_VD), 1.0 / 64);
+  EXPECT_GT(RelativeError(rounded.dweight_VD, exact.dweight_VD), 0) << "the rounded ones were used";
+}
+
+}  // namespace
+}  // namespace stemma::worker
