@@ -2,7 +2,7 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: deps build test demo bench mutants soak fuzz sanitize dist format lint
+.PHONY: deps build test demo bench gpu-bundle mutants soak fuzz sanitize dist format lint
 
 deps:
 	@./cmake/deps.sh
@@ -20,6 +20,11 @@ demo: build
 # All parts take over an hour of a quiet machine; make bench ARGS="--parts storage" measures one (ARGS="--help").
 bench: build
 	@third_party/venv/bin/python tests/bench/bench.py --build $(BUILD) $(ARGS)
+
+# What checks and measures Stemma on a GPU machine, packed: build/gpu_bundle.tar.gz (docs/gpu.md).
+gpu-bundle: deps
+	@cmake --preset $(PRESET)
+	@third_party/venv/bin/python tests/gpu/bundle.py --build $(BUILD) $(ARGS)
 
 # Wrong changes that the tests must notice; make mutants ARGS="--help" says how to choose some.
 mutants: deps

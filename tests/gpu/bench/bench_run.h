@@ -1,0 +1,68 @@
+// One run of gpu_bench: its device, the time that is left, and where rows go.
+//
+// Owned by main; parts (parts.h) measure through it. A row that throws, out of device memory above all, is written as
+// not measured, and the part goes on.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/model/model_config.h"
+#include "nlohmann/json.hpp"
+#include "tests/gpu/bench/report_file.h"
+#include "tests/testing/namespaces.h"
+#include "worker/backend/device.h"
+
+namespace stemma::testing {
+
+struct BenchOptions {
+  std::string device = "cuda:0";
+  bool tiny = false;     // small shapes: to test the bench itself
+  double seconds = 900;  // no row begins after so many
+  int64_t layers = 0;    // of the models; 0: as many as fit, or as a part says
+  std::string report;
+  std::string scratch;  // folder for models of zeros and records of the self-check
+};
+
+// Seconds of several runs.
+struct Spread {
+  std::vector<double> seconds;
+  double median() const;
+  nlohmann::json Json() const;  // median, least, most, runs
+};
+
+class BenchRun {
+ public:
+  BenchRun(BenchOptions options, std::unique_ptr<Device> device, ReportFile report);
+
+  const BenchOptions& options() const { return options_; }
+  const Device& device() const { return *device_; }
+  // Makes the checked backend of runs in bf16 of this model; dies where the device fails.
+  Backend MakeBackend(const ModelConfig& model) const;
+
+  void BeginPart(const std::string& name);
+  void EndPart(const absl::Status& status);
+  bool TimeIsUp() const;
+  // Measures one row and writes it: `what` tells it from others, `measure` adds the numbers.
+  void Row(const std::string& table, nlohmann::json what,
+           const std::function<absl::Status(nlohmann::json& row)>& measure);
+  void Fact(const std::string& name, nlohmann::json value) { report_.SetFact(part_, name, std::move(value)); }
+
+  // Seconds of the device for `run`: two warm-ups, then the median of so many runs. Each run is repeated until it takes
+  // some milliseconds.
+  Spread Time(const Backend& backend, const std::function<void()>& run, int runs = 5) const;
+
+ private:
+  const BenchOptions options_;
+  const std::unique_ptr<Device> device_;
+  ReportFile report_;
+  const double begin_s_;
+  std::string part_;
+  double part_begin_s_ = 0;
+  bool cut_ = false;  // a row of the part was left out for want of time
+};
+
+}  // namespace stemma::testing

@@ -1,0 +1,94 @@
+#include "tests/gpu/bench/group_rows.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/status_macros.h"
+#include "tests/gpu/bench/ideals.h"
+
+namespace stemma::testing {
+namespace {
+
+using nlohmann::json;
+
+absl::StatusOr<GroupRun> WarmUp(Stack& stack, const GroupSize& size, const GroupWay& way) {
+  // One wave has all shapes that the whole group has, but for a last wave of fewer suffixes.
+  const GroupSize one_wave = {size.prompt, size.response, std::min(size.rollouts, way.wave_suffixes)};
+  GroupRun run;
+  for (int i = 0; i < kWarmUps; ++i) {
+    ASSIGN_OR_RETURN(run, stack.Run(one_wave, way));
+  }
+  return run;
+}
+
+json Numbers(const Spread& spread, double flops) {
+  return {{"seconds", spread.Json()}, {"flops", flops}, {"tflops", flops / spread.median() / 1e12}};
+}
+
+}  // namespace
+
+int64_t UsualWave(const GroupSize& size) {
+  return std::clamp<int64_t>((size.prompt + size.response) / size.response, 1, size.rollouts);
+}
+
+absl::StatusOr<Spread> TimeGroup(Stack& stack, const GroupSize& size, const GroupWay& way, GroupRun* last) {
+  RETURN_IF_ERROR(WarmUp(stack, size, way).status());
+  Spread spread;
+  for (int i = 0; i < kRuns; ++i) {
+    ASSIGN_OR_RETURN(GroupRun run, stack.Run(size, way));
+    spread.seconds.push_back(run.seconds);
+    if (last != nullptr) *last = std::move(run);
+  }
+  return spread;
+}
+
+void MeasureDense(BenchRun& run, Stack& stack, const GroupSize& size, const std::string& what) {
+  run.Row("dense", {{"what", what}, {"size", size.Text()}, {"layers", stack.config().num_layers}},
+          [&](json& row) -> absl::Status {
+            GroupRun last;
+            ASSIGN_OR_RETURN(const Spread spread, TimeGroup(stack, size, {.dense = true}, &last));
+            const double flops = PrunedFlops(stack.config(), size).dense;
+            const auto tokens = static_cast<double>((size.prompt + size.response) * size.rollouts);
+            row.update(Numbers(spread, flops));
+            row["mfu"] = flops / spread.median() / kPeakFlops;
+            row["tokens_per_s"] = tokens / spread.median();
+            row["wall_seconds"] = last.wall_seconds;
+            row["peak_bytes"] = last.vote.sums().peak_bytes();
+            row["state_bytes"] = last.vote.sums().state_bytes();
+            return absl::OkStatus();
+          });
+}
+
+void MeasureReuse(BenchRun& run, Stack& stack, const GroupSize& size, int64_t wave_suffixes) {
+  const json what = {{"prompt", size.prompt},
+                     {"response", size.response},
+                     {"rollouts", size.rollouts},
+                     {"wave_suffixes", wave_suffixes},
+                     {"layers", stack.config().num_layers}};
+  run.Row("reuse", what, [&](json& row) -> absl::Status {
+    const GroupWay dense_way = {.dense = true}, reuse_way = {.wave_suffixes = wave_suffixes};
+    RETURN_IF_ERROR(WarmUp(stack, size, dense_way).status());
+    RETURN_IF_ERROR(WarmUp(stack, size, reuse_way).status());
+    Spread dense, reuse;
+    GroupRun last;
+    for (int i = 0; i < kRuns; ++i) {
+      ASSIGN_OR_RETURN(const GroupRun whole, stack.Run(size, dense_way));
+      dense.seconds.push_back(whole.seconds);
+      ASSIGN_OR_RETURN(last, stack.Run(size, reuse_way));
+      reuse.seconds.push_back(last.seconds);
+    }
+    const GroupFlops pruned = PrunedFlops(stack.config(), size), plain = PlainFlops(stack.config(), size);
+    const double ratio = dense.median() / reuse.median();
+    row["dense"] = Numbers(dense, pruned.dense);
+    row["reuse"] = Numbers(reuse, pruned.reuse);
+    row["ratio"] = ratio;
+    row["ideal"] = pruned.ratio();
+    row["ideal_7a"] = plain.ratio();
+    row["of_ideal"] = ratio / pruned.ratio();
+    const internal::v1::StepSums& sums = last.vote.sums();
+    row["phases"] = {sums.prefix_forward_s(), sums.suffix_s(), sums.prefix_backward_s()};
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace stemma::testing

@@ -1,0 +1,52 @@
+#include "tests/gpu/bench/test_results.h"
+
+#include <utility>
+
+#include "common/base/file.h"
+
+namespace stemma::testing {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kResultBytesMax = uint64_t{1} << 24;
+constexpr char kPart[] = "tests";
+
+// An empty object where there is no result.
+json Parsed(const std::string& path) {
+  const absl::StatusOr<std::string> text = ReadFile(path, kResultBytesMax);
+  json result = text.ok() ? json::parse(*text, /*cb=*/nullptr, /*allow_exceptions=*/false) : json::object();
+  return result.is_object() ? result : json::object();
+}
+
+}  // namespace
+
+void AddTestRun(const TestRun& run, ReportFile& report) {
+  if (report.part(kPart).is_null()) report.Begin(kPart);
+  json row = {{"binary", run.name}, {"exit_status", run.exit_status}, {"passed", 0}};
+  row["failed"] = row["skipped"] = json::array();
+  const json result = Parsed(run.result_file);
+  if (!result.contains("testsuites")) row["not_measured"] = "it ended before its tests did, see " + run.name + ".log";
+  for (const json& suite : result.value("testsuites", json::array())) {
+    for (const json& test : suite.value("testsuite", json::array())) {
+      const std::string name = suite.value("name", "") + "." + test.value("name", "");
+      if (test.contains("failures")) {
+        row["failed"].push_back({{"test", name}, {"why", test["failures"][0].value("failure", "")}});
+      } else if (test.value("result", "") == "SKIPPED") {
+        row["skipped"].push_back(name);
+      } else {
+        row["passed"] = row["passed"].get<int>() + 1;
+      }
+      for (const auto& [key, value] : test.items()) {
+        // What a test recorded of what it saw stands beside its result's own fields.
+        if (value.is_string() && key.find('_') != std::string::npos && test.value("result", "") != "SKIPPED") {
+          row["seen"][name + "." + key] = value;
+        }
+      }
+    }
+  }
+  report.SetRow(kPart, "tests", "binary", std::move(row));
+  report.End(kPart, "done", 0);
+}
+
+}  // namespace stemma::testing

@@ -1,0 +1,121 @@
+"""gpu_bench and compare_transformers.py on the CPU with small shapes: every part ends, every row has its numbers or its reason, and
+the report becomes a page."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import report_page  # noqa: E402
+
+BENCH = os.path.join(os.environ["STEMMA_BUILD_DIR"], "tests", "gpu_bench")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
+
+
+def bench(report, *arguments):
+    return subprocess.run([BENCH, "--report", str(report), "--device", "cpu", "--tiny", *arguments], env=ENVIRONMENT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=600)
+
+
+def parts_of(path):
+    with open(path) as file:
+        return json.load(file)["parts"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The report of all parts."""
+    path = tmp_path_factory.mktemp("bench") / "report.json"
+    ran = bench(path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = subprocess.run([sys.executable, os.path.join(HERE, "compare_transformers.py"), "--report", str(path), "--device", "cpu",
+                          "--tiny", "--layers", "2"], env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert ran.returncode == 0, ran.stdout
+    return path
+
+
+def test_every_part_is_done_and_every_row_measured(whole):
+    parts = parts_of(whole)
+    assert set(parts) == set(report_page.PARTS) - {"tests"}
+    for name, part in parts.items():
+        assert part["state"] == "done", (name, part["state"])
+        assert part["tables"], name
+        for rows in part["tables"].values():
+            for row in rows:
+                missing = row.get("not_measured")
+                assert missing is None or "flash_attn" in missing, (name, row)
+
+
+def test_rates_are_flops_by_seconds(whole):
+    for row in parts_of(whole)["reuse"]["tables"]["reuse"]:
+        for side in ("dense", "reuse"):
+            assert row[side]["tflops"] == pytest.approx(row[side]["flops"] / row[side]["seconds"]["median"] / 1e12)
+        assert row["ideal"] == pytest.approx(row["dense"]["flops"] / row["reuse"]["flops"])
+        assert row["ratio"] == pytest.approx(row["dense"]["seconds"]["median"] / row["reuse"]["seconds"]["median"])
+        assert sum(row["phases"]) == pytest.approx(row["reuse"]["seconds"]["median"], rel=3)
+
+
+def test_offload_moves_the_tape_and_policies_shrink_it(whole):
+    rows = {row["way"]: row for row in parts_of(whole)["memory"]["tables"]["policies"]}
+    assert rows["S0"]["out_bytes"] == 0 and rows["S0, offloaded"]["out_bytes"] > 0
+    assert rows["S0, offloaded"]["out_bytes"] == rows["S0, offloaded"]["in_bytes"]
+    assert rows["S4"]["phase_bytes"][1] < rows["S2"]["phase_bytes"][1] < rows["S0"]["phase_bytes"][1]
+    assert rows["S0, offloaded, every copy waited for"]["phase_bytes"][1] < rows["S0"]["phase_bytes"][1]
+
+
+def test_transformers_computes_one_loss_in_both_ways(whole):
+    rows = [row for row in parts_of(whole)["transformers"]["tables"]["transformers"] if "loss" in row]
+    assert len(rows) == 2
+    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=2e-2)  # bf16, in another order
+    assert rows[0]["loss"] > 0
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_cached_prompt_gives_the_gradients_of_whole_trajectories(drop):
+    """In fp32; the control drops what the responses give to the prompt's keys."""
+    import torch
+    import transformers
+
+    import compare_transformers as compare
+    model = compare.make_model(torch, transformers, compare.TINY, 2, "cpu", "sdpa").float()
+    trainer = compare.Trainer(torch, model, compare.Group(torch, (40, 9, 5), compare.TINY["vocab_size"], "cpu"), micro_batch=2)
+    gradients = []
+    for run in (trainer.dense, trainer.cached_prompt):
+        model.zero_grad(set_to_none=False)
+        if drop and run == trainer.cached_prompt:
+            backward = torch.autograd.backward
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch.autograd, "backward", lambda x, *a, **k: isinstance(x, list) or backward(x, *a, **k))
+                run()
+        else:
+            run()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    worst = max(((gradients[1][n] - g).abs().max() / g.abs().max()).item() for n, g in gradients[0].items() if g.abs().max() > 0)
+    assert (worst > 0.1) if drop else (worst < 1e-4), worst
+
+
+def test_the_report_becomes_a_page(whole):
+    ran = subprocess.run([sys.executable, os.path.join(HERE, "report_page.py"), str(whole)], text=True, stdout=subprocess.PIPE, check=True)
+    for text in ("## GPU", "### Reuse", "| 160/32 | 4 |", "rms_norm_forward", "attention", "longest prompt"):
+        assert text in ran.stdout, text
+    assert "None" not in ran.stdout and "Traceback" not in ran.stdout
+
+
+def test_without_time_no_row_begins_and_the_report_says_so(tmp_path):
+    path = tmp_path / "report.json"
+    assert bench(path, "--seconds", "0", "--only", "rates,capacity").returncode == 0
+    for part in parts_of(path).values():
+        assert part["state"] == "out of time"
+        assert all(row["not_measured"] == "out of time" for rows in part["tables"].values() for row in rows)
+
+
+def test_mistakes_are_clear_errors(tmp_path):
+    ran = bench(tmp_path / "report.json", "--only", "rate")
+    assert ran.returncode == 1 and "--only rate: no such part" in ran.stderr
+    (tmp_path / "other.json").write_text("{}")
+    ran = bench(tmp_path / "other.json", "--only", "rates")
+    assert ran.returncode == 1 and "move it away" in ran.stderr
