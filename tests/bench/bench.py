@@ -122,6 +122,7 @@ def baseline_section(run):
     return times.baseline_section()
 
 
+GPU_TITLE = "GPU"  # the section that tests/gpu/report_page.py makes, of a report from another machine
 # Part -> (its section's title, what measures it and returns the section's lines), in the page's order.
 PARTS = {
     "shapes": ("Reuse against our own dense baseline", shape_section),
@@ -177,7 +178,7 @@ def write_section(path, title, lines):
     if os.path.exists(path):
         with open(path) as file:
             text = file.read()
-    new = page.replaced(text, {title: lines}, [title for title, _ in PARTS.values()])
+    new = page.replaced(text, {title: lines}, [*(title for title, _ in PARTS.values()), GPU_TITLE])
     with open(path, "w") as file:
         file.write(new)
 

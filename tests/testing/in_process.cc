@@ -28,7 +28,6 @@ namespace {
 
 constexpr char kIncarnation[] = "in-process";
 constexpr absl::Duration kRankWaitsAtMost = absl::Minutes(2);
-constexpr int64_t kMachineBytes = int64_t{64} << 30;  // that the planner believes in
 
 // Runs each rank on a thread of its own; a single one on the caller's.
 absl::Status OnRanks(const InProcessOptions& options, size_t ranks, const std::function<absl::Status(size_t)>& run) {
@@ -70,7 +69,8 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   CHECK(ranks == 1 || copies == nullptr) << "a copy engine of its own is one rank's";
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
   InProcessOptions divided = options;
-  ASSIGN_OR_RETURN(divided.run, DivideMemory(directory.config, {.device_free_bytes = kMachineBytes}, options.run));
+  ASSIGN_OR_RETURN(divided.run,
+                   DivideMemory(directory.config, {.device_free_bytes = options.machine_bytes}, options.run));
   internal::v1::Configure configure;
   configure.set_epoch(1);
   configure.set_generation(1);

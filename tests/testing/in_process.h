@@ -27,6 +27,7 @@ namespace stemma::testing {
 
 struct InProcessOptions {
   v1::RunConfig run;  // model, dtype, schedule, layout, wave_suffixes, head_chunk_tokens, memory_budget_bytes
+  int64_t machine_bytes = int64_t{64} << 30;  // that the planner believes in
   bool cluster_per_group = false;
   std::function<void(v1::StepPlan&)> edit_step, edit_entry_pass;  // what the planner would not choose
   std::function<void(const internal::v1::Heartbeat&)> progress = [](const internal::v1::Heartbeat&) {};

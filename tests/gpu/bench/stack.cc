@@ -26,8 +26,6 @@ namespace {
 constexpr char kDtype[] = "bf16";
 constexpr uint32_t kHeadChunkRows = 2048, kTinyHeadChunkRows = 64;
 constexpr uint64_t kBudgetBytes = uint64_t{1} << 40;  // nothing that is told is refused
-// The machine that InProcess divides has 64 GiB, which the state of a model must stay below.
-constexpr int64_t kStateBytesMax = (int64_t{64} << 30) - 1;
 // The rest is for libraries' workspaces and for pieces too small to use.
 constexpr double kUsableShare = 0.9;
 
@@ -101,7 +99,7 @@ int64_t LayersThatFit(const BenchRun& run, const ModelConfig& config, int64_t tr
     AddRun({.rows = trajectory_tokens, .longest_rows = trajectory_tokens}, wave);
     const int64_t loaded = state.total(),
                   running = state.total() - state.optimizer + SuffixBytes(shape, {}, wave).peak();
-    if (loaded < kStateBytesMax && static_cast<double>(std::max(loaded, running)) < usable) return layers;
+    if (static_cast<double>(std::max(loaded, running)) < usable) return layers;
   }
   return 1;
 }
@@ -112,6 +110,7 @@ absl::StatusOr<std::unique_ptr<Stack>> Stack::Create(const BenchRun& run, const 
   RETURN_IF_ERROR(WriteZeros(options.config, path));
   std::unique_ptr<Stack> stack(new Stack(options.config));
   InProcessOptions in_process;
+  in_process.machine_bytes = run.device().memory().free_bytes;
   v1::RunConfig& config = in_process.run;
   config.set_model(path);
   config.set_dtype(kDtype);
