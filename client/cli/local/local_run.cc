@@ -163,7 +163,9 @@ void LocalRun::MakeWorkers() {
     if (options_.num_workers > 1) {
       name = absl::StrCat("worker ", i, " of ", options_.num_workers);
     }
-    arguments.insert(arguments.end(), {"--device", absl::StrCat(options_.device_kind, ":", i)});
+    if (options_.num_workers > 1 || options_.device_kind != kDefaultDeviceKind) {
+      arguments.insert(arguments.end(), {"--device", absl::StrCat(options_.device_kind, ":", i)});
+    }
     arguments.insert(arguments.end(), options_.worker_flags.begin(), options_.worker_flags.end());
     workers_.emplace_back(std::move(name), absl::StrCat(scratch_directory_, "/worker-", i), std::move(arguments));
   }

@@ -27,15 +27,17 @@
 
 namespace stemma::cli {
 
+inline constexpr char kDefaultDeviceKind[] = "cpu";
+
 struct LocalOptions {
   std::vector<std::string> server_flags;  // passed to stemma-server as they are
   std::vector<std::string> log_flags;     // of the server too; apart, as they do not say what to run
   std::vector<std::string> worker_flags;
-  uint32_t num_workers = 1;                    // as many as the mesh has ranks
-  std::string device_kind = "cpu";             // worker i computes on the i-th device of it
-  std::string ready_file;                      // empty: none
-  LogOptions log;                              // the children's too
-  absl::Duration drain_within = kDrainWithin;  // as the server has it
+  uint32_t num_workers = 1;                      // as many as the mesh has ranks
+  std::string device_kind = kDefaultDeviceKind;  // worker i computes on the i-th device of it
+  std::string ready_file;                        // empty: none
+  LogOptions log;                                // the children's too
+  absl::Duration drain_within = kDrainWithin;    // as the server has it
 };
 
 class LocalRun {
