@@ -44,7 +44,7 @@ class CliLocalTest(unittest.TestCase):
 
     def gang(self):
         """The pid of each device's last worker."""
-        return {path.name: int(path.read_text()) for path in self.directory.glob("worker-cpu*.pid")}
+        return {path.name: int(path.read_text()) for path in self.directory.glob("worker-c*:*.pid")}
 
     def server_arguments(self):
         argv = json.loads((self.directory / "server.argv").read_text())
@@ -278,15 +278,16 @@ class CliLocalTest(unittest.TestCase):
         self.assertEqual((lines[0]["program"], lines[0]["level"]), ("stemma local", "info"))
 
     def test_every_worker_of_a_gang_has_a_device_and_one_worker_has_none(self):
-        for arguments, workers in (((), 1), (("--workers", 3), 3),
-                                   (("--workers", 2, "--mesh", "dp=2"), 2)):
+        for arguments, workers, kind in (((), 1, None), (("--workers", 3), 3, "cpu"),
+                                         (("--workers", 2, "--mesh", "dp=2"), 2, "cpu"), (("--device", "cuda"), 1, "cuda"),
+                                         (("--workers", 2, "--device", "cuda"), 2, "cuda")):
             self.ready_file.unlink(missing_ok=True)
             for path in self.directory.glob("*.pid"):
                 path.unlink()
             with self.local(*arguments) as local:
                 _, children = self.serving(local, workers)
-                self.assertEqual(set(self.gang()), {f"worker-cpu:{i}.pid" for i in range(workers) if workers > 1})
-                self.assertEqual(self.server_arguments()[2:], ["--mesh", f"dp={workers}"] if arguments else [])
+                self.assertEqual(set(self.gang()), {f"worker-{kind}:{i}.pid" for i in range(workers) if kind})
+                self.assertEqual(self.server_arguments()[2:], ["--mesh", f"dp={workers}"] if workers > 1 else [])
                 local.send(signal.SIGTERM)
                 self.assertEqual(local.finish()[0], 0)
                 self.assert_gone(children)
