@@ -47,7 +47,7 @@ class Device {
 };
 
 // The one function that a device's library has, by this name. Its build must be the worker's: they share classes.
-inline constexpr char kOpenDeviceSymbol[] = "stemma_open_device";
+inline constexpr char kOpenDeviceSymbol[] = "StemmaOpenDevice";
 inline constexpr char kDeviceBuild[] = STEMMA_VERSION;
 // build: the worker's; another is refused. index: which device of this host that the process sees. Returns null with a
 // `failure` in plain words, FailedPrecondition for what an operator must change.

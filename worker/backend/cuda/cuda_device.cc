@@ -62,9 +62,8 @@ absl::Status CheckDevice(int index) {
 }  // namespace
 }  // namespace stemma::worker::cuda
 
-extern "C" __attribute__((visibility("default"))) stemma::worker::Device* stemma_open_device(const char* build,
-                                                                                             int index,
-                                                                                             absl::Status& failure) {
+extern "C" __attribute__((visibility("default"))) stemma::worker::Device* StemmaOpenDevice(const char* build, int index,
+                                                                                           absl::Status& failure) {
   const std::string ours = stemma::worker::kDeviceBuild;
   if (ours != build) {
     failure = absl::FailedPreconditionError(absl::StrCat("the CUDA library is of version ", ours, ", the worker of ",

@@ -22,7 +22,7 @@ def _copied(symbols):
 def test_one_function_is_exported():
     lines = subprocess.run(["nm", "-D", "--defined-only", str(_LIBRARY)], check=True, capture_output=True, text=True).stdout
     functions = [line.split()[-1] for line in lines.splitlines() if line.split()[-2] == "T"]
-    assert functions == ["stemma_open_device"]
+    assert functions == ["StemmaOpenDevice"]
 
 
 def test_nothing_is_there_a_second_time_that_may_be_there_once():
