@@ -25,7 +25,7 @@ at::Tensor SwapHeads(const at::Tensor& x) { return x.transpose(1, 2); }
 }  // namespace
 
 at::Tensor LseOfRows(const at::Tensor& lse) {
-  CHECK(lse.dim() == 3 || (lse.dim() == 4 && lse.size(3) == 1)) << lse.sizes();
+  TORCH_CHECK(lse.dim() == 3 || (lse.dim() == 4 && lse.size(3) == 1), "cuDNN's log-sum-exp is ", lse.sizes());
   return (lse.dim() == 4 ? lse.squeeze(3) : lse).contiguous();
 }
 
