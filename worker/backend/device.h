@@ -46,11 +46,11 @@ class Device {
   virtual absl::StatusOr<std::shared_ptr<const Transport>> MakeTransport() const = 0;
 };
 
-// The one function that a device's library has, by this name. Its build must be the worker's: they share classes.
+// The one function that a device's library has, by this name. Worker and library share classes, so they are built from
+// the same headers: each has the digest of those as STEMMA_DEVICE_BUILD (worker/CMakeLists.txt).
 inline constexpr char kOpenDeviceSymbol[] = "StemmaOpenDevice";
-inline constexpr char kDeviceBuild[] = STEMMA_VERSION;
-// build: the worker's; another is refused. index: which device of this host that the process sees. Returns null with a
-// `failure` in plain words, FailedPrecondition for what an operator must change.
+// build: the worker's digest; another is refused. index: which device of this host that the process sees. Returns null
+// with a `failure` in plain words, FailedPrecondition for what an operator must change.
 using OpenDeviceFunction = Device*(const char* build, int index, absl::Status& failure);
 
 }  // namespace stemma::worker

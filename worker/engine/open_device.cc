@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const DeviceName& device) {
   const absl::StatusOr<OpenDeviceFunction*> open = LoadLibrary(kCudaLibrary);
   if (!open.ok()) return open.status();
   absl::Status failure;
-  std::unique_ptr<Device> opened((*open)(kDeviceBuild, static_cast<int>(device.index), failure));
+  std::unique_ptr<Device> opened((*open)(STEMMA_DEVICE_BUILD, static_cast<int>(device.index), failure));
   if (opened == nullptr) return failure;
   return opened;
 }

@@ -27,6 +27,18 @@ inline Bytes Pattern(size_t count, unsigned char first) {
   return bytes;
 }
 
+// Either end, where both are memory of this process.
+class PlainMemory {
+ public:
+  explicit PlainMemory(size_t count) : bytes_(count) {}
+  void* data() { return bytes_.data(); }
+  void Write(const Bytes& bytes) { std::copy(bytes.begin(), bytes.end(), bytes_.begin()); }
+  Bytes Read() const { return bytes_; }
+
+ private:
+  Bytes bytes_;
+};
+
 // Memory of one end: of a Side's device or of its host.
 template <typename Memory>
 std::unique_ptr<Memory> Holding(const Bytes& bytes) {

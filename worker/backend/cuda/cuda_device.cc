@@ -64,9 +64,9 @@ absl::Status CheckDevice(int index) {
 
 extern "C" __attribute__((visibility("default"))) stemma::worker::Device* StemmaOpenDevice(const char* build, int index,
                                                                                            absl::Status& failure) {
-  const std::string ours = stemma::worker::kDeviceBuild;
+  const std::string ours = STEMMA_DEVICE_BUILD;
   if (ours != build) {
-    failure = absl::FailedPreconditionError(absl::StrCat("the CUDA library is of version ", ours, ", the worker of ",
+    failure = absl::FailedPreconditionError(absl::StrCat("the CUDA library is of build ", ours, ", the worker of ",
                                                          build, ": install both from one build"));
     return nullptr;
   }

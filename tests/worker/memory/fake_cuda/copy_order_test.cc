@@ -35,18 +35,8 @@ struct FakeCudaSide {
   static std::string WhyNot() { return ""; }
   CopyEngine& engine() { return *engine_; }
 
-  class Memory {
-   public:
-    explicit Memory(size_t count) : bytes_(count) {}
-    void* data() { return bytes_.data(); }
-    void Write(const Bytes& bytes) { std::copy(bytes.begin(), bytes.end(), bytes_.begin()); }
-    Bytes Read() const { return bytes_; }
-
-   private:
-    Bytes bytes_;
-  };
-  using Device = Memory;
-  using Host = Memory;
+  using Device = PlainMemory;
+  using Host = PlainMemory;
 
   std::unique_ptr<CudaCopyEngine> engine_;
 };
