@@ -14,8 +14,7 @@
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
-#include "worker/backend/composed/composed_backend.h"
-#include "worker/backend/self_check/run_self_check.h"
+#include "worker/engine/checked_backend.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/model_engine.h"
 #include "worker/model/weights_io.h"
@@ -40,38 +39,14 @@ absl::StatusOr<int64_t> KvReplicas(const internal::v1::Configure& configure) {
   return shard.kv_replicas();
 }
 
-CheckFingerprint FingerprintOf(const DeviceIdentity& device, const BackendRequest& request, const Backend& backend) {
-  std::vector<std::string> faster_attention;
-  for (const AttentionStrategy& strategy : backend.faster_attention) faster_attention.push_back(strategy.name);
-  return {.device_name = device.name,
-          .compute_capability = device.compute_capability,
-          .driver = device.driver,
-          .cuda_runtime = device.runtime,
-          .torch = device.torch,
-          .cudnn = device.cudnn,
-          .build_id = device.build_id,
-          .dtype = c10::toString(request.run_dtype),
-          .shape = {request.num_heads, request.num_kv_heads, request.head_size},
-          .faster_attention = std::move(faster_attention)};
-}
-
-// Returns the backend of the run, checked unless it is the CPU's: tests of every build try that one.
 absl::StatusOr<Backend> BackendOf(const Device& device, const internal::v1::Configure& configure) {
   ASSIGN_OR_RETURN(const at::ScalarType run_dtype, ParseRunDtype(configure.config().dtype()));
   ASSIGN_OR_RETURN(const ModelShard shard, HeadsOf(configure));
   const ModelConfig config = shard.LocalConfig();
-  const BackendRequest request = {run_dtype, config.num_heads, config.num_kv_heads, config.head_size};
   std::optional<Backend> backend;
   RETURN_IF_ERROR(CatchExceptions([&] {
-    backend = device.MakeBackend(request);
-    const DeviceIdentity identity = device.identity();
-    if (identity.name.empty()) return absl::OkStatus();
-    CheckFingerprint fingerprint = FingerprintOf(identity, request, *backend);
-    backend = RunSelfCheck({.candidate = *std::move(backend),
-                            .reference = {ComposedKernels(), MakeComposedAttention()},
-                            .dtype = run_dtype,
-                            .fingerprint = std::move(fingerprint),
-                            .data_directory = configure.data_directory()});
+    backend = CheckedBackend(device, {run_dtype, config.num_heads, config.num_kv_heads, config.head_size},
+                             configure.data_directory());
     return absl::OkStatus();
   }));
   return *std::move(backend);

@@ -5,11 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
 #include "tests/testing/namespaces.h"
 #include "tests/testing/status_matchers.h"
+#include "worker/backend/cpu/cpu_backend.h"
+#include "worker/engine/checked_backend.h"
 
 namespace stemma::testing {
 namespace {
@@ -49,6 +52,44 @@ TEST(OpenDeviceTest, ALibraryOfAnotherBuildIsRefused) {
   absl::Status failure;
   EXPECT_EQ(open("0.0.1", 0, failure), nullptr);
   EXPECT_THAT(failure, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("install both from one build")));
+}
+
+// A device whose kernels are the CPU's, and which counts the calls of one of them.
+int64_t num_swiglu_calls = 0;
+
+class NamedDevice final : public Device {
+ public:
+  DeviceIdentity identity() const override { return {.name = "A device", .build_id = "1"}; }
+  DeviceMemory memory() const override { return HostMemory(); }
+  Backend MakeBackend(const BackendRequest& /*request*/) const override {
+    Backend backend = MakeCpuBackend();
+    backend.kernels.swiglu_forward = [](const SwigluForwardOperands& args) {
+      ++num_swiglu_calls;
+      MakeCpuBackend().kernels.swiglu_forward(args);
+    };
+    backend.faster_attention = {{"attention_faster", MakeCpuBackend().attention}};
+    return backend;
+  }
+  absl::StatusOr<std::shared_ptr<const Transport>> MakeTransport() const override {
+    return absl::UnimplementedError("it is alone");
+  }
+};
+
+TEST(CheckedBackendTest, ANamedDeviceIsCheckedAtItsFirstStartOnly) {
+  const std::string directory = ::testing::TempDir() + "/checked-backend";
+  std::filesystem::remove_all(directory);
+  const BackendRequest request = {at::kFloat, 4, 2, 16};
+  num_swiglu_calls = 0;
+  const Backend first = CheckedBackend(NamedDevice(), request, directory);
+  const int64_t calls = num_swiglu_calls;
+  EXPECT_GT(calls, 0);
+  EXPECT_TRUE(first.kernels_off.empty());
+  EXPECT_TRUE(first.faster_attention.empty()) << "the one that is right is in use";
+  const Backend second = CheckedBackend(NamedDevice(), request, directory);
+  EXPECT_EQ(num_swiglu_calls, calls) << "the record of the first start says it all, faster attentions too";
+  CheckedBackend(NamedDevice(), {at::kBFloat16, 4, 2, 16}, directory);
+  EXPECT_GT(num_swiglu_calls, calls) << "another dtype is another check";
+  std::filesystem::remove_all(directory);
 }
 
 }  // namespace
