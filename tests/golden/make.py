@@ -32,15 +32,15 @@ CASES = {
 }
 
 
-def make(name, spec, loss, options):
-    folder = os.path.join(HERE, name)
+def make(folder, spec, shape, loss, options, keeps=lambda parameter: True):
+    """Writes one case; `shape` is that of the request's groups, `keeps` says which parameters' gradients are expected."""
     directory = models.make(os.path.join(folder, "model"), spec)
     oracle = hf64.Hf64(directory)
-    request = requests.make(oracle, SHAPE, requests.LOSSES[loss], seed=spec.seed, vocab=spec.vocab, **options)
+    request = requests.make(oracle, shape, requests.LOSSES[loss], seed=spec.seed, vocab=spec.vocab, **options)
     margin = requests.kink_margin(request, step.log_probs(oracle, request))
     assert margin > 1e-3, margin
     result = step.run(oracle, request)
-    tensors = {f"grad.{key}": value.contiguous() for key, value in result.gradients.items()}
+    tensors = {f"grad.{key}": value.contiguous() for key, value in result.gradients.items() if keeps(key)}
     tensors.update({f"log_prob.{key}": value for key, value in result.log_probs.items()})
     save_file(tensors, os.path.join(folder, "expected.safetensors"))
     about = {"loss": result.loss, "spec": dataclasses.asdict(spec), "options": {"loss": loss, **options},
@@ -54,5 +54,5 @@ def make(name, spec, loss, options):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for case_name, arguments in CASES.items():
-        make(case_name, *arguments)
+    for case_name, (spec_of_case, loss_of_case, options_of_case) in CASES.items():
+        make(os.path.join(HERE, case_name), spec_of_case, SHAPE, loss_of_case, options_of_case)

@@ -49,7 +49,7 @@ struct QkvForwardOperands {
   const at::Tensor &cos_PE, &sin_PE;          // [P, E/2]; Acc
   const at::Tensor &q_weight_E, &k_weight_E;  // QK-norm; undefined: none
   double eps;
-  // Written. q: any strides, last dim contiguous; undefined: the product holds k and v columns only.
+  // Written. q: as Backend::queries_by_token has it; undefined: the product holds k and v columns only.
   const at::Tensor &q_HTE, &k_TKE, &v_TKE;
   const at::Tensor& rstd_TJ;  // written with QK-norm: [T, H + K]; Acc
 };

@@ -1,23 +1,14 @@
-// From LibTorch's tensors to the typed raw pointers of worker/backend/cuda/kernels. Private to worker/backend/cuda.
+// From LibTorch's tensors to worker/backend/cuda/kernels, beside worker/backend/tensor_data.h. Private to
+// worker/backend/cuda.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <glog/logging.h>
 
-#include <type_traits>
-
 #include "worker/backend/cuda/kernels/head_rows.h"
+#include "worker/backend/tensor_data.h"
 
 namespace stemma::worker::cuda {
-
-template <typename T>
-constexpr at::ScalarType ScalarTypeOf() {
-  if constexpr (std::is_same_v<T, Bf16>) {
-    return at::kBFloat16;
-  } else {
-    return c10::CppTypeToScalarType<T>::value;
-  }
-}
 
 // Calls f.template operator()<T>() with the kernels' type of a run dtype that they have: bf16 or fp32.
 template <typename F>
@@ -25,21 +16,6 @@ decltype(auto) DispatchRunType(at::ScalarType dtype, const F& f) {
   if (dtype == at::kFloat) return f.template operator()<float>();
   CHECK(dtype == at::kBFloat16) << "no kernels for dtype " << c10::toString(dtype);
   return f.template operator()<Bf16>();
-}
-
-// Returns the data of a tensor of this type, any strides; null if undefined.
-template <typename T>
-T* StridedData(const at::Tensor& tensor) {
-  if (!tensor.defined()) return nullptr;
-  CHECK(tensor.scalar_type() == ScalarTypeOf<std::remove_const_t<T>>()) << c10::toString(tensor.scalar_type());
-  return static_cast<T*>(tensor.data_ptr());
-}
-
-// Returns the data of a contiguous tensor of this type; null if undefined.
-template <typename T>
-T* Data(const at::Tensor& tensor) {
-  if (tensor.defined()) CHECK(tensor.is_contiguous()) << "a contiguous tensor is needed";
-  return StridedData<T>(tensor);
 }
 
 // [H, T, E] of any strides, last dim contiguous; [T, H, E] likewise.

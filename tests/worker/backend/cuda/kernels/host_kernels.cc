@@ -67,7 +67,7 @@ template <typename A>
 void AddPartials(const at::Tensor& partials, int64_t first, const at::Tensor& sums) {
   const int64_t rows = partials.size(0) - (run.fault == Fault::kLastTeamMissing ? 1 : 0);
   std::vector<A> shared(static_cast<size_t>(run.shape.size));
-  const cuda::ColumnSumsArgs<A> args{cuda::Data<const A>(partials) + first, cuda::Data<A>(sums), rows, sums.numel(),
+  const cuda::ColumnSumsArgs<A> args{worker::Data<const A>(partials) + first, worker::Data<A>(sums), rows, sums.numel(),
                                      partials.size(1)};
   RunBody([&](auto& team) { cuda::AddColumnSums(team, args, shared.data()); });
 }
@@ -123,14 +123,14 @@ void RunQkvBackward(const QkvBackwardOperands& operands) {
   const at::Tensor partials = Partials(blocks, width, at::kFloat);
   PickVector<cuda::kVector<T>>(UsesVectors(args), [&]<int V>() {
     RunBody(
-        [&](auto& team) { cuda::QkvBackward<T, G, V>(team, args, cuda::Data<float>(tiles) + team.index() * width); });
+        [&](auto& team) { cuda::QkvBackward<T, G, V>(team, args, worker::Data<float>(tiles) + team.index() * width); });
   });
   if (args.k_weight_E == nullptr) return;
   for (int64_t block = 0; block < blocks; ++block) {
     const int num_tiles = static_cast<int>(std::min<int64_t>(2, run.shape.count - 2 * block));
-    const float* of_block = cuda::Data<const float>(tiles) + 2 * block * width;
+    const float* of_block = worker::Data<const float>(tiles) + 2 * block * width;
     RunTeams({run.shape.size, 1, run.shape.order}, [&](auto& team) {
-      cuda::JoinTiles(team, of_block, num_tiles, width, cuda::Data<float>(partials) + block * width);
+      cuda::JoinTiles(team, of_block, num_tiles, width, worker::Data<float>(partials) + block * width);
     });
   }
   if (args.num_heads > 0) AddPartials<float>(partials, 0, operands.dq_weight_E);
@@ -190,13 +190,14 @@ int64_t FirstNonfinite(const at::Tensor& values) {
   const at::Tensor partials = at::full({run.shape.count}, 1 << 30, at::kLong);
   int64_t first = -2;
   DispatchRunType(values.scalar_type(), [&]<typename T>() {
-    const cuda::FirstNonfiniteArgs<T> args{cuda::Data<const T>(values), values.numel(), cuda::Data<int64_t>(partials)};
+    const cuda::FirstNonfiniteArgs<T> args{worker::Data<const T>(values), values.numel(),
+                                           worker::Data<int64_t>(partials)};
     PickVector<cuda::kVector<T>>(UsesVectors(args),
                                  [&]<int V>() { RunBody([&](auto& team) { cuda::FindNonfinite<T, V>(team, args); }); });
   });
   const TeamShape one{run.shape.size, 1, run.shape.order};
   RunTeams(one, [&](auto& team) {
-    cuda::FirstOfPartials(team, cuda::Data<const int64_t>(partials), partials.numel(), values.numel(), &first);
+    cuda::FirstOfPartials(team, worker::Data<const int64_t>(partials), partials.numel(), values.numel(), &first);
   });
   return first;
 }
