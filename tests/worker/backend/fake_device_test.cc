@@ -185,6 +185,27 @@ TEST_P(FakeDeviceTest, WhatIsOffTheDeviceComesBackBehindItsCopies) {
   for (const Waits& operation : fake->waits) EXPECT_LE(operation.count, 1) << operation.phase;
 }
 
+class ToldDeviceTest : public FakeDeviceTest {};
+
+TEST_F(ToldDeviceTest, AWorkerTellsOfItsMemoryAndOfKernelsThatAreOff) {
+  InProcessOptions options;
+  options.run.set_model(directory_);
+  options.run.set_dtype("fp64");
+  options.run.set_memory_budget_bytes(uint64_t{1} << 30);
+  Backend backend = MakeFakeDeviceBackend();
+  backend.free_bytes = [] { return int64_t{12345}; };
+  backend.kernels_off = {{"loss", "is off by 1"}, {"attention", "fails"}};
+  const auto engine = InProcess::Create(options, std::move(backend));
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  const internal::v1::Ready& ready = (*engine)->engine().ready();
+  EXPECT_EQ(ready.memory_free_bytes(), 12345u) << "the device's, not the host's";
+  EXPECT_GT(ready.weights_bytes(), 0u);
+  ASSERT_EQ(ready.kernels_off_size(), 2);
+  EXPECT_EQ(ready.kernels_off(0).kernel(), "loss");
+  EXPECT_EQ(ready.kernels_off(0).reason(), "is off by 1");
+  EXPECT_EQ(ready.kernels_off(1).kernel(), "attention");
+}
+
 INSTANTIATE_TEST_SUITE_P(Losses, FakeDeviceTest, ::testing::Values("gpg", "gspo"),
                          [](const auto& param) { return std::string(param.param); });
 
