@@ -35,6 +35,12 @@ class CliLocalTest(unittest.TestCase):
     def mode(self, name, mode):
         (self.directory / f"{name}.mode").write_text(mode)
 
+    def forget_the_last_run(self):
+        """Workers take the pids that they find for peers, and end when one of these is gone."""
+        self.ready_file.unlink(missing_ok=True)
+        for path in self.directory.glob("*.pid"):
+            path.unlink()
+
     def serving(self, local, workers=1):
         """The address and the children, once it serves."""
         address = wait_for(lambda: self.ready_file.exists() and self.ready_file.read_text(), "ready file")
@@ -281,9 +287,7 @@ class CliLocalTest(unittest.TestCase):
         for arguments, workers, kind in (((), 1, None), (("--workers", 3), 3, "cpu"),
                                          (("--workers", 2, "--mesh", "dp=2"), 2, "cpu"), (("--device", "cuda"), 1, "cuda"),
                                          (("--workers", 2, "--device", "cuda"), 2, "cuda")):
-            self.ready_file.unlink(missing_ok=True)
-            for path in self.directory.glob("*.pid"):
-                path.unlink()
+            self.forget_the_last_run()
             with self.local(*arguments) as local:
                 _, children = self.serving(local, workers)
                 self.assertEqual(set(self.gang()), {f"worker-{kind}:{i}.pid" for i in range(workers) if kind})
@@ -296,7 +300,7 @@ class CliLocalTest(unittest.TestCase):
         config = self.directory / "run.yaml"
         config.write_text("mesh:\n  dp: 3\n")
         for arguments, workers in (((), 3), (("--workers", 2), 2)):
-            self.ready_file.unlink(missing_ok=True)
+            self.forget_the_last_run()
             with self.local("--config", config, *arguments) as local:
                 self.serving(local, workers)
 
