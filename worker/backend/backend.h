@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/system_memory.h"
 #include "worker/backend/attention.h"
 #include "worker/backend/device_clock.h"
 #include "worker/backend/host_transfer.h"
@@ -51,7 +52,7 @@ struct Backend {
   // What host memory needs before copies reach it; null: nothing.
   std::unique_ptr<PageLock> (*make_page_lock)() = nullptr;
   // Device memory that no one holds: the budget of a run that is given none.
-  int64_t (*free_bytes)() = HostFreeBytes;
+  int64_t (*free_bytes)() = AvailableMemoryBytes;
   // Small tensors to the device, and numbers back from it, without holding up the thread that computes.
   at::Tensor (*send)(const at::Tensor& host, at::Device device) = SendBlocking;
   std::unique_ptr<HostRead> (*start_read)(const at::Tensor& device) = StartBlockingRead;

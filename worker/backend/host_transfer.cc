@@ -1,7 +1,5 @@
 #include "worker/backend/host_transfer.h"
 
-#include "common/base/system_memory.h"
-
 namespace stemma::worker {
 namespace {
 
@@ -22,7 +20,5 @@ class BlockingRead final : public HostRead {
 at::Tensor SendBlocking(const at::Tensor& host, at::Device device) { return host.to(device); }
 
 std::unique_ptr<HostRead> StartBlockingRead(const at::Tensor& device) { return std::make_unique<BlockingRead>(device); }
-
-int64_t HostFreeBytes() { return AvailableMemoryBytes(); }
 
 }  // namespace stemma::worker

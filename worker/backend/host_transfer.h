@@ -6,7 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <memory>
 
 namespace stemma::worker {
@@ -22,8 +21,5 @@ class HostRead {
 at::Tensor SendBlocking(const at::Tensor& host, at::Device device);
 // Copies when Get asks. The device's tensor stays as it is until then.
 std::unique_ptr<HostRead> StartBlockingRead(const at::Tensor& device);
-
-// Bytes of host memory that the kernel and this process's cgroup would still give.
-int64_t HostFreeBytes();
 
 }  // namespace stemma::worker
