@@ -7,6 +7,7 @@ function(stemma_library name)
   add_library(${name} STATIC ${A_SOURCES})
   target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${A_PUBLIC} PRIVATE ${A_PRIVATE})
+  set_property(GLOBAL APPEND PROPERTY STEMMA_TARGETS ${name})
 endfunction()
 
 # stemma_binary(name SOURCES a.cc ... LINK dep ...)
@@ -15,6 +16,7 @@ function(stemma_binary name)
   add_executable(${name} ${A_SOURCES})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE stdc++ ${A_LINK})
+  set_property(GLOBAL APPEND PROPERTY STEMMA_TARGETS ${name})
 endfunction()
 
 # Only ends a test that hangs: the longest takes a minute, and five times that on a machine which others use too.
@@ -22,13 +24,16 @@ set(STEMMA_TEST_TIMEOUT_S 900)
 # After so long in one case of a pytest, the test prints where each of its threads stands, and goes on.
 set(STEMMA_STANDING_CASE_S 300)
 
+# A test's own code is compiled more often than it computes: a quarter of its compile time goes. What it tests stays.
+set(STEMMA_TEST_COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
+
 # stemma_test(name LABEL label SOURCES a_test.cc ... LINK dep ...): one GoogleTest binary, one ctest entry.
 function(stemma_test name)
   cmake_parse_arguments(A "" "LABEL" "SOURCES;LINK" ${ARGN})
   stemma_binary(${name} SOURCES ${A_SOURCES} LINK ${A_LINK} GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  # A test's own code is compiled more often than it computes: a quarter of its compile time goes. What it tests stays.
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_compile_options(${name} PRIVATE ${STEMMA_TEST_COMPILE_OPTIONS})
+  set_property(GLOBAL APPEND PROPERTY STEMMA_TESTS ${name})
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${STEMMA_TEST_TIMEOUT_S})
 endfunction()
