@@ -33,8 +33,7 @@ PendingExchange::~PendingExchange() {
 
 at::Tensor PendingExchange::Wait() {
   CHECK(collective_ != nullptr) << "waited for already";
-  absl::Status status = std::exchange(collective_, nullptr)->Wait();
-  if (!status.ok()) throw CollectiveError(std::move(status));
+  ThrowUnlessOk(std::exchange(collective_, nullptr)->Wait());
   input_.reset();
   return std::move(output_);
 }

@@ -13,10 +13,6 @@
 namespace stemma::worker {
 namespace {
 
-void ThrowUnlessOk(absl::Status status) {
-  if (!status.ok()) throw CollectiveError(std::move(status));
-}
-
 class AllLayers final : public StageLinks {
  public:
   bool is_first() const override { return true; }

@@ -17,10 +17,6 @@
 namespace stemma::worker {
 namespace {
 
-void ThrowUnlessOk(absl::Status status) {
-  if (!status.ok()) throw CollectiveError(std::move(status));
-}
-
 class OneRank final : public TensorParallel {
  public:
   int64_t rank() const override { return 0; }

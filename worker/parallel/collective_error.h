@@ -21,4 +21,8 @@ class CollectiveError final : public std::exception {
   std::string text_;
 };
 
+inline void ThrowUnlessOk(absl::Status status) {
+  if (!status.ok()) throw CollectiveError(std::move(status));
+}
+
 }  // namespace stemma::worker
