@@ -235,6 +235,9 @@ void FillDefaults(v1::RunConfig& config) {
     config.set_shard_parameters(v1::SHARD_PARAMETERS_AUTO);
   }
   if (config.prefix_kv() == v1::PREFIX_KV_UNSPECIFIED) config.set_prefix_kv(v1::PREFIX_KV_AUTO);
+  if (config.reduce_gradients() == v1::REDUCE_GRADIENTS_UNSPECIFIED) {
+    config.set_reduce_gradients(v1::REDUCE_GRADIENTS_AUTO);
+  }
   if (config.durability() == v1::DURABILITY_UNSPECIFIED) config.set_durability(v1::REPLAY);
   v1::Checkpoints& checkpoints = *config.mutable_checkpoints();
   if (checkpoints.every_steps() == 0 && config.durability() == v1::REPLAY) checkpoints.set_every_steps(100);

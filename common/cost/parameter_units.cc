@@ -2,6 +2,7 @@
 
 #include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "common/base/round_up.h"
@@ -67,14 +68,29 @@ std::vector<UnitVisit> VisitsOf(const ParameterUnits& units, Sweep sweep, bool f
   std::vector<UnitVisit> visits;
   const int end = units.first_layer + units.num_layers;
   if (sweep == Sweep::kBackward) {
-    for (int unit = end - 1; unit >= units.first_layer; --unit) visits.push_back({unit, true, true});
-    if (units.embedding >= 0) visits.push_back({units.embedding, /*weights=*/false, /*gradients=*/true});
+    for (int unit = end - 1; unit >= units.first_layer; --unit) visits.push_back({unit, true, true, true});
+    if (units.embedding >= 0) visits.push_back({units.embedding, /*weights=*/false, /*gradients=*/true, true});
     return visits;
   }
   if (units.embedding >= 0) visits.push_back({units.embedding, true, false});
   for (int unit = units.first_layer; unit < end; ++unit) visits.push_back({unit, true, false});
-  if (sweep == Sweep::kWave && units.head >= 0) visits.push_back({units.head, true, !forward_only});
+  if (sweep == Sweep::kWave && units.head >= 0) visits.push_back({units.head, true, !forward_only, !forward_only});
   return visits;
+}
+
+void ReduceOnce(OperationVisits& visits) {
+  std::set<int> reduced;
+  for (auto operation = visits.rbegin(); operation != visits.rend(); ++operation) {
+    for (auto visit = operation->rbegin(); visit != operation->rend(); ++visit) {
+      if (visit->gradients) visit->reduces = reduced.insert(visit->unit).second;
+    }
+  }
+}
+
+void ReduceNever(OperationVisits& visits) {
+  for (std::vector<UnitVisit>& operation : visits) {
+    for (UnitVisit& visit : operation) visit.reduces = false;
+  }
 }
 
 UnitWalk::Gathers UnitWalk::Visit(const UnitVisit& visit, const UnitVisit* next) {
@@ -115,7 +131,7 @@ std::vector<UnitTraffic> TrafficOf(const ParameterUnits& units, const OperationV
       const UnitWalk::Gathers gathers = walk.Visit(visit, VisitAfter(visits, operation, v + 1));
       if (gathers.own) Count(units, visit.unit, own.weight_elements, own.weight_collectives);
       if (gathers.next >= 0) Count(units, gathers.next, own.weight_elements, own.weight_collectives);
-      if (visit.gradients) Count(units, visit.unit, own.gradient_elements, own.gradient_collectives);
+      if (visit.reduces) Count(units, visit.unit, own.gradient_elements, own.gradient_collectives);
     }
   }
   return traffic;

@@ -33,6 +33,8 @@ struct ParameterUnits {
   int64_t gathered(int unit) const { return ranks * parts[static_cast<size_t>(unit)]; }
   // Returns the elements that a rank owns.
   int64_t part() const;
+  // Returns the elements of all units, gathered.
+  int64_t all() const { return ranks * part(); }
   int64_t largest_part() const { return parts.empty() ? 0 : *std::max_element(parts.begin(), parts.end()); }
   // Returns the elements of a slot: of its largest unit. 0: it has none.
   int64_t slot_elements(int slot) const;
@@ -46,6 +48,7 @@ struct UnitVisit {
   int unit = 0;
   bool weights = false;    // are read
   bool gradients = false;  // are made
+  bool reduces = false;    // which are then handed to their owners
   bool operator==(const UnitVisit&) const = default;
 };
 
@@ -58,6 +61,11 @@ std::vector<UnitVisit> VisitsOf(const ParameterUnits& units, Sweep sweep, bool f
 
 // The visits of a pass, operation by operation; an operation may make none.
 using OperationVisits = std::vector<std::vector<UnitVisit>>;
+
+// Lets only the last visit that makes a unit's gradients reduce them: until then ranks add them up.
+void ReduceOnce(OperationVisits& visits);
+// Lets none reduce them: a part of a pass whose last visits come later.
+void ReduceNever(OperationVisits& visits);
 
 // Returns the visit that comes after so many of an operation's, whichever operation makes it; null: none does.
 const UnitVisit* VisitAfter(const OperationVisits& visits, size_t operation, size_t made);

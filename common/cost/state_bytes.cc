@@ -58,6 +58,7 @@ StateBytes ShardedBytes(const ModelShard& shard, RunDtype dtype, int64_t ranks) 
   bytes.optimizer = units.part() * OptimizerBytes(dtype);
   bytes.exchange = ranks * units.largest_part() * AccumulateBytes(dtype) + PartialBytes(shard, dtype);
   bytes.gathering = ranks * units.largest_part() * RunBytes(dtype);
+  bytes.gradient_sums = units.all() * AccumulateBytes(dtype);
   SetSlabs(units.part(), dtype, bytes);
   return bytes;
 }
@@ -70,7 +71,9 @@ StateBytes StateBytesOf(const ModelConfig& config, RunDtype dtype, const v1::Mes
   if (sharded) {
     for (const ModelShard& shard : StageShards(config, mesh)) {
       const StateBytes of_stage = ShardedBytes(shard, dtype, ranks);
+      const int64_t gradient_sums = std::max(bytes.gradient_sums, of_stage.gradient_sums);
       if (of_stage.total() > bytes.total()) bytes = of_stage;
+      bytes.gradient_sums = gradient_sums;
     }
   } else {
     bytes = WholeBytes(LargestShard(config, mesh), dtype, ranks);

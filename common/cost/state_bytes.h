@@ -28,6 +28,8 @@ struct StateBytes {
   int64_t slabs = 0;      // of optimizer states that come from host memory, during APPLY
   int64_t exchange = 0;   // buffers in which ranks exchange gradients and weights; 0: one rank
   int64_t gathering = 0;  // of sharded parameters beside their slot, in a pass: as much as the largest unit
+  // Gradients of all units, in a step that reduces those of sharded parameters once. No sum below has them.
+  int64_t gradient_sums = 0;
   int64_t total() const { return weights + gradients + optimizer + tables + exchange; }
   // An unspecified residency is the device's. Between steps; APPLY adds `apply`.
   int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }

@@ -31,7 +31,7 @@ struct Flags {
   std::string worker_secret_file;
   std::string data = "stemma-data";
   std::string ready_file, resume = "auto";
-  std::string memory_budget, host_memory, mesh, split_groups, shard_parameters, prefix_kv, durability;
+  std::string memory_budget, host_memory, mesh, split_groups, shard_parameters, prefix_kv, reduce_gradients, durability;
   double worker_lost_after_s = 10, worker_stalled_after_s = 300;
   uint32_t wave_suffixes = 0, threads = 0, prefix_block_rows = 0;
   uint32_t drain_timeout_s = static_cast<uint32_t>(absl::ToInt64Seconds(kDrainWithin));
@@ -55,6 +55,8 @@ const std::map<std::string, v1::ShardParameters> kShardings = {
     {"auto", v1::SHARD_PARAMETERS_AUTO}, {"on", v1::SHARD_PARAMETERS_ON}, {"off", v1::SHARD_PARAMETERS_OFF}};
 const std::map<std::string, v1::PrefixKv> kPrefixKvs = {
     {"auto", v1::PREFIX_KV_AUTO}, {"hold", v1::PREFIX_KV_HOLD}, {"regather", v1::PREFIX_KV_REGATHER}};
+const std::map<std::string, v1::ReduceGradients> kReductions = {
+    {"auto", v1::REDUCE_GRADIENTS_AUTO}, {"sweep", v1::REDUCE_GRADIENTS_SWEEP}, {"step", v1::REDUCE_GRADIENTS_STEP}};
 const std::map<std::string, v1::Durability> kDurabilities = {{"rewind", v1::REWIND}, {"replay", v1::REPLAY}};
 
 template <typename Map>
@@ -107,6 +109,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "how context-parallel ranks keep a prefix's K/V: hold (each those of all rows), regather (each its "
                  "own, and gathers the others layer by layer), auto (the faster that fits)")
       ->check(CLI::IsMember(KeysOf(kPrefixKvs)));
+  app.add_option(
+         "--reduce-gradients", flags.reduce_gradients,
+         "when ranks that divide the parameters hand gradients to their owners: sweep (of each wave, and of the "
+         "prefixes), step (once, and hold the whole model's until then), auto (the faster that fits)")
+      ->check(CLI::IsMember(KeysOf(kReductions)));
   app.add_option(
          "--durability", flags.durability,
          "what a loss of workers or server leaves of the steps: replay (all: requests are kept under --data and "
@@ -169,6 +176,7 @@ void Override(const Flags& flags, v1::RunConfig& config) {
   if (!flags.split_groups.empty()) config.set_split_groups(kSplits.at(flags.split_groups));
   if (!flags.shard_parameters.empty()) config.set_shard_parameters(kShardings.at(flags.shard_parameters));
   if (!flags.prefix_kv.empty()) config.set_prefix_kv(kPrefixKvs.at(flags.prefix_kv));
+  if (!flags.reduce_gradients.empty()) config.set_reduce_gradients(kReductions.at(flags.reduce_gradients));
   if (!flags.durability.empty()) config.set_durability(kDurabilities.at(flags.durability));
   if (flags.threads > 0) config.set_threads(flags.threads);
 }

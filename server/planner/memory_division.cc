@@ -67,7 +67,9 @@ int64_t LongestContextBytes(const ModelConfig& model, const v1::RunConfig& run) 
   const int64_t rows = std::max<int64_t>(1, model.max_positions / 2);
   const MemoryOptions options = MemoryOptionsOf(model, run, Rates{}, /*forward_only=*/false);
   const ClusterShape longest = {.prefix_rows = {rows}, .members = {{.rows = rows, .prefix_rows = rows}}};
-  return FewestBytes(options, longest) + StateBytesOf(model, run).gathering;
+  const StateBytes state = StateBytesOf(model, run);
+  const int64_t sums = run.reduce_gradients() == v1::REDUCE_GRADIENTS_STEP ? state.gradient_sums : 0;
+  return FewestBytes(options, longest) + state.gathering + sums;
 }
 
 class Division {

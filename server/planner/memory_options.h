@@ -29,10 +29,11 @@ struct MemoryOptions {
   // Rounds of waves that are between their forward and their backward on the first stage while a cluster is computed;
   // on each later stage one fewer, but one at least.
   int64_t rounds_in_flight = 1;
-  int64_t budget_bytes = 0;   // above weights, gradients and optimizer state (server/planner/memory_division.h)
-  int64_t held_bytes = 0;     // of the device, beside every cluster; budget_bytes is without them
-  int64_t host_bytes = 0;     // of host memory for tapes; 0: not known, not a limit
-  int64_t wave_suffixes = 0;  // forced; 0: by the budget
+  int64_t budget_bytes = 0;     // above weights, gradients and optimizer state (server/planner/memory_division.h)
+  int64_t held_bytes = 0;       // of the device, beside every cluster; budget_bytes is without them
+  bool sums_gradients = false;  // of the whole model, to reduce them once; among held_bytes
+  int64_t host_bytes = 0;       // of host memory for tapes; 0: not known, not a limit
+  int64_t wave_suffixes = 0;    // forced; 0: by the budget
   // Rows worth packing: suffixes join a wave, and groups a cluster by their prefixes, while they have at most so many.
   // Pipeline stages may be better off with fewer (server/planner/stage_packing.h).
   int64_t wave_rows = kWaveRows;

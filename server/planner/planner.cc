@@ -28,8 +28,12 @@ double Count(bool forward_only, const Flops& flops) { return forward_only ? flop
 
 class Planner {
  public:
-  Planner(const PlannerModel& model, const PlannerRequest& request, const StopCheck& stop)
-      : model_(model), request_(request), chooser_(Options(stop, request.forward_only)) {}
+  // `sums_gradients`: of sharded parameters, in each step, to reduce them once.
+  Planner(const PlannerModel& model, const PlannerRequest& request, const StopCheck& stop, bool sums_gradients)
+      : model_(model),
+        request_(request),
+        sums_gradients_(sums_gradients),
+        chooser_(Options(stop, request.forward_only)) {}
 
   absl::StatusOr<PlanResult> Run() {
     for (uint32_t i = 0; i < request_.groups.size(); ++i) {
@@ -62,13 +66,15 @@ class Planner {
     MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
     options.stop = stop;
     const bool staged = !options.stages.empty(), sharded = ShardsParameters(model_.run);
+    options.sums_gradients = sums_gradients_ && !forward_only;
     if (sharded) {
-      options.wave_rows = std::max(options.wave_rows, RowsWorthGathering(model_));
+      options.wave_rows = std::max(options.wave_rows, RowsWorthGathering(model_, options.sums_gradients));
       options.cluster_prefix_rows = options.wave_rows;
     }
     if (forward_only) options.held_bytes = CheckpointBytes();
     if (staged) options.held_bytes += RowsInFlightBytes(options, request_);
     if (sharded) options.held_bytes += StateBytesOf(model_.config, model_.run).gathering;
+    if (options.sums_gradients) options.held_bytes += StateBytesOf(model_.config, model_.run).gradient_sums;
     if (staged && !forward_only) options.rounds_in_flight = static_cast<int64_t>(options.stages.size());
     if (staged || forward_only || sharded) {
       options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes, 0);
@@ -344,6 +350,7 @@ class Planner {
 
   const PlannerModel& model_;
   const PlannerRequest& request_;
+  const bool sums_gradients_;
   MemoryChooser chooser_;  // of what the request asks for
   std::vector<GroupPlan> groups_;
   std::vector<std::optional<v1::GroupCost>> costs_;  // of each group in an optimizer step
@@ -353,7 +360,15 @@ class Planner {
 }  // namespace
 
 absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequest& request, const StopCheck& stop) {
-  return Planner(model, request, stop).Run();
+  const auto plan = [&](bool sums_gradients) { return Planner(model, request, stop, sums_gradients).Run(); };
+  const v1::ReduceGradients reduction = model.run.reduce_gradients();
+  const bool makes_gradients = ShardsParameters(model.run) && !request.forward_only;
+  if (!makes_gradients || reduction == v1::REDUCE_GRADIENTS_SWEEP) return plan(false);
+  absl::StatusOr<PlanResult> summed = plan(true);
+  if (reduction == v1::REDUCE_GRADIENTS_STEP || absl::IsCancelled(summed.status())) return summed;
+  absl::StatusOr<PlanResult> swept = plan(false);
+  if (!swept.ok() || !summed.ok()) return swept;
+  return PlanSeconds(summed->report) <= PlanSeconds(swept->report) ? summed : swept;
 }
 
 }  // namespace stemma::server

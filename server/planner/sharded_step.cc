@@ -33,11 +33,21 @@ std::vector<UnitVisit> VisitsOfLetter(char letter, const v1::ParameterSweeps& sw
   return visits;
 }
 
+// Which backward sweeps reduce gradients.
+enum class Reducing { kEach, kLast, kNone };
+
+Reducing ReducingOf(bool sums_gradients) { return sums_gradients ? Reducing::kLast : Reducing::kEach; }
+
 // What gathering takes and moves on the ranks of one stage.
 class StageTraffic {
  public:
-  StageTraffic(ParameterUnits units, const PlannerModel& model, bool forward_only)
-      : units_(std::move(units)), model_(model), forward_only_(forward_only) {}
+  StageTraffic(ParameterUnits units, const PlannerModel& model, bool forward_only, Reducing reducing)
+      : units_(std::move(units)), model_(model), forward_only_(forward_only), reducing_(reducing) {}
+
+  // Returns the same for sweeps that are no step's last.
+  StageTraffic BeforeTheLast() const {
+    return {units_, model_, forward_only_, reducing_ == Reducing::kLast ? Reducing::kNone : reducing_};
+  }
 
   // Returns the seconds of each letter of an order. `places`: the sweeps of the step's places.
   std::vector<double> Seconds(const std::string& order, const std::vector<v1::ParameterSweeps>& places) {
@@ -55,6 +65,8 @@ class StageTraffic {
       visits.push_back(VisitsOfLetter(letter, places[at], units_, forward_only_));
       is_wave ? ++round[letter] : ++at;
     }
+    if (reducing_ == Reducing::kLast) ReduceOnce(visits);
+    if (reducing_ == Reducing::kNone) ReduceNever(visits);
     std::vector<double> seconds;
     for (const UnitTraffic& traffic : TrafficOf(units_, visits)) {
       total_ += traffic;
@@ -80,6 +92,7 @@ class StageTraffic {
   const ParameterUnits units_;
   const PlannerModel& model_;
   const bool forward_only_;
+  const Reducing reducing_;
   UnitTraffic total_;
 };
 
@@ -89,7 +102,8 @@ class ShardedStep {
               v1::StepPlan& step, v1::StepReport& report)
       : model_(model), options_(options), groups_(groups), step_(step), report_(report) {
     for (const ModelShard& shard : StageShards(model.config, model.run.mesh())) {
-      traffic_.emplace_back(ParameterUnitsOf(shard, DataRanks(model.run.mesh())), model, options.forward_only);
+      traffic_.emplace_back(ParameterUnitsOf(shard, DataRanks(model.run.mesh())), model, options.forward_only,
+                            ReducingOf(options.sums_gradients));
     }
   }
 
@@ -108,6 +122,9 @@ class ShardedStep {
     int64_t bytes = 0;
     for (const StageTraffic& stage : traffic_) bytes += ranks * stage.bytes();
     report_.set_parameters_bytes(static_cast<uint64_t>(bytes));
+    if (!options_.sums_gradients) return;
+    step_.set_reduce_gradients_once(true);
+    report_.set_gradient_sums_bytes(static_cast<uint64_t>(StateBytesOf(model_.config, model_.run).gradient_sums));
   }
 
  private:
@@ -185,7 +202,7 @@ class ShardedStep {
   // An operation takes no less than its gathering, as if nothing of it were here yet.
   void AddGathering(const v1::ParameterSweeps& sweeps, StageCluster& cluster) {
     for (size_t s = 0; s < traffic_.size(); ++s) {
-      StageTraffic alone = traffic_[s];
+      StageTraffic alone = traffic_[s].BeforeTheLast();
       const auto seconds = [&](const char* letter) { return alone.Seconds(letter, {sweeps}).front(); };
       const auto raise = [&](StageCosts& costs, const char* forward, const char* backward) {
         costs[s].forward_s = std::max(costs[s].forward_s, seconds(forward));
@@ -207,12 +224,13 @@ class ShardedStep {
 
 }  // namespace
 
-int64_t RowsWorthGathering(const PlannerModel& model) {
+int64_t RowsWorthGathering(const PlannerModel& model, bool sums_gradients) {
   constexpr int64_t kRowsMax = 16 * kWaveRows;
   int64_t rows = kWaveRows;
   for (const ModelShard& shard : StageShards(model.config, model.run.mesh())) {
     const ParameterUnits units = ParameterUnitsOf(shard, DataRanks(model.run.mesh()));
-    StageTraffic traffic(units, model, /*forward_only=*/false);
+    StageTraffic traffic =
+        StageTraffic(units, model, /*forward_only=*/false, ReducingOf(sums_gradients)).BeforeTheLast();
     v1::ParameterSweeps wave;
     wave.set_rounds(1);
     double gathering_s = 0;

@@ -142,6 +142,7 @@ std::vector<std::string> ForcedFields(const MemoryOptions& options) {
   if (shared && options.prefix_kv == v1::PREFIX_KV_HOLD) add("prefix_kv", "hold");
   if (shared && options.prefix_kv == v1::PREFIX_KV_REGATHER) add("prefix_kv", "regather");
   if (options.forward_only) return fields;
+  if (options.sums_gradients) add("reduce_gradients", "step");
   if (options.prefix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("prefix_policy", policy(options.prefix_policy));
   if (options.suffix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("suffix_policy", policy(options.suffix_policy));
   if (options.offload == v1::OFFLOAD_ON) add("offload", "on");

@@ -45,7 +45,10 @@ class RanksOfGroups {
 
 std::vector<v1::StepPlan> DealPlan(v1::StepPlan step, const RanksOfGroups& ranks, uint32_t num_ranks) {
   std::vector<v1::StepPlan> parts(num_ranks);
-  for (v1::StepPlan& part : parts) part.set_epoch(step.epoch());
+  for (v1::StepPlan& part : parts) {
+    part.set_epoch(step.epoch());
+    part.set_reduce_gradients_once(step.reduce_gradients_once());
+  }
   for (v1::Cluster& cluster : *step.mutable_clusters()) {
     const uint32_t rank = cluster.dp_rank();
     *parts.at(rank).add_clusters() = std::move(cluster);

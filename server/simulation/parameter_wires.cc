@@ -26,15 +26,17 @@ std::vector<Sweep> SweepsOf(const SweptOperation& operation) {
 }  // namespace
 
 std::vector<OperationSeconds> ParameterWiresOf(const ParameterUnits& units, const ByteShape& stage, const Rates& rates,
-                                               bool forward_only, const std::vector<SweptOperation>& operations) {
-  OperationVisits visits(operations.size());
-  for (size_t i = 0; i < operations.size(); ++i) {
-    CHECK(std::string_view("AFBC").find(operations[i].letter) != std::string_view::npos);
-    for (const Sweep sweep : SweepsOf(operations[i])) {
-      const std::vector<UnitVisit> more = VisitsOf(units, sweep, forward_only);
-      visits[i].insert(visits[i].end(), more.begin(), more.end());
+                                               const SweptPass& pass) {
+  OperationVisits visits;
+  for (const SweptOperation& operation : pass.operations) {
+    CHECK(std::string_view("AFBC").find(operation.letter) != std::string_view::npos);
+    std::vector<UnitVisit>& of_operation = visits.emplace_back();
+    for (const Sweep sweep : SweepsOf(operation)) {
+      const std::vector<UnitVisit> more = VisitsOf(units, sweep, pass.forward_only);
+      of_operation.insert(of_operation.end(), more.begin(), more.end());
     }
   }
+  if (pass.reduces_once) ReduceOnce(visits);
   std::vector<OperationSeconds> wires;
   for (const UnitTraffic& traffic : TrafficOf(units, visits)) {
     Work work;

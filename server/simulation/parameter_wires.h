@@ -21,10 +21,15 @@ struct SweptOperation {
   v1::ParameterSweeps sweeps;
 };
 
+struct SweptPass {
+  std::vector<SweptOperation> operations;  // in the order in which the stage runs them
+  bool forward_only = false;
+  bool reduces_once = false;  // StepPlan::reduce_gradients_once
+};
+
 // Returns what each operation of a stage has on the wire between ranks that share its parameters, and nothing else.
-// `operations`: in the order in which the stage runs them; a pass begins with the first.
 std::vector<OperationSeconds> ParameterWiresOf(const ParameterUnits& units, const ByteShape& stage, const Rates& rates,
-                                               bool forward_only, const std::vector<SweptOperation>& operations);
+                                               const SweptPass& pass);
 
 // Adds to an operation what it has on that wire. A unit travels while the one beside it runs.
 void AddParameterWire(const OperationSeconds& wire, int64_t layers, OperationSeconds& seconds);

@@ -125,6 +125,7 @@ class Programs {
   }
 
   StepPrograms Of(const v1::StepPlan& step) {
+    reduces_once_ = step.reduce_gradients_once();
     std::map<uint32_t, std::vector<const v1::Cluster*>> copies;
     for (const v1::Cluster& cluster : step.clusters()) copies[cluster.dp_rank()].push_back(&cluster);
     std::map<uint32_t, const v1::CopyStages*> orders;
@@ -231,12 +232,12 @@ class Programs {
   }
 
   std::vector<OperationSeconds> ParameterWires(const std::vector<Turn>& turns) const {
-    std::vector<SweptOperation> operations;
+    SweptPass pass = {.operations = {}, .forward_only = options_.forward_only, .reduces_once = reduces_once_};
     for (const Turn& turn : turns) {
-      if (!turn.is_exchange()) operations.push_back({turn.letter, clusters_[turn.cluster].cluster->sweeps()});
+      if (!turn.is_exchange()) pass.operations.push_back({turn.letter, clusters_[turn.cluster].cluster->sweeps()});
     }
     const ParameterUnits units = ParameterUnitsOf(shards_[stage_], DataRanks(model_.run.mesh()));
-    return ParameterWiresOf(units, Stage(), options_.rates, options_.forward_only, operations);
+    return ParameterWiresOf(units, Stage(), options_.rates, pass);
   }
 
   const ByteShape& Stage() const { return options_.all_stages()[stage_]; }
@@ -358,6 +359,7 @@ class Programs {
   // By copy, stage, cluster, round and letter; of copies that share a group by the group and the helper.
   enum Kind : uint32_t { kOneCopy, kSharedGroup, kAllCopies };
   Numbers<uint32_t, size_t, size_t, size_t, char, uint32_t> meetings_;
+  bool reduces_once_ = false;
   uint32_t copy_ = 0;
   size_t stage_ = 0;
   std::vector<CopyCluster> clusters_;

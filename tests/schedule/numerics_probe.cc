@@ -162,6 +162,11 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   const char* mesh = std::getenv("STEMMA_TEST_MESH");
   ASSIGN_OR_RETURN(*options.run.mutable_mesh(), ParseMesh(c.value("mesh", mesh == nullptr ? "dp=1" : mesh)));
   options.run.set_shard_parameters(c.value("shard", false) ? v1::SHARD_PARAMETERS_ON : v1::SHARD_PARAMETERS_OFF);
+  v1::ReduceGradients reduction;
+  if (!v1::ReduceGradients_Parse("REDUCE_GRADIENTS_" + c.value("reduce", "AUTO"), &reduction)) {
+    return absl::InvalidArgumentError("reduce");
+  }
+  options.run.set_reduce_gradients(reduction);
   options.placement_seed = c.value("placement_seed", 0u);
   options.split = {.seed = c.value("split_seed", 0u),
                    .ranks = c.value("split_ranks", 0u),

@@ -19,6 +19,7 @@ from oracle.probe import ProbeError
 
 _SEED = int(os.environ.get("STEMMA_SEED", "130"))
 MESHES = ("dp=2", "dp=3", "cp=2", "dp=2,cp=2", "dp=2,tp=2", "dp=2,pp=2", "dp=2,pp=2,tp=2", "dp=2,pp=2,cp=2")
+REDUCTIONS = ("SWEEP", "STEP")  # when gradients are handed to their owners
 
 
 def drawn(seed):
@@ -36,7 +37,9 @@ def drawn(seed):
     options = drawn_options(rng, mesh, int(sizes.get("dp", "1")), ["REUSE", "REUSE", "REUSE", "DENSE"], seed, splits=pp == 1)
     options |= {"shard": True, "context_seed": rng.choice([0, rng.randrange(1, 2**31)]),
                 "stage_seed": rng.choice([0, rng.randrange(1, 2**31)]), "clusters": rng.choice(["one", "per_group"])}
-    return spec, options, drawn_request(rng, shape, seed)
+    request = drawn_request(rng, shape, seed)
+    options["reduce"] = rng.choice(REDUCTIONS)
+    return spec, options, request
 
 
 @pytest.mark.parametrize("seed", range(_SEED, _SEED + 48))
@@ -49,6 +52,8 @@ def test_the_drawn_cases_reach_everything():
     assert set(MESHES) == {options["mesh"] for _, options in cases}
     assert {True, False} == {spec.tied for spec, _ in cases}
     assert {"REUSE", "DENSE"} == {options["schedule"] for _, options in cases}
+    for axis in ("dp=2", "cp=2", "pp=2", "tp=2"):
+        assert set(REDUCTIONS) == {options["reduce"] for _, options in cases if axis in options["mesh"]}, axis
     assert any(options.get("split_seed") for _, options in cases), "a group that copies share"
     assert any(options.get("prefix_block_rows") and options["prefix_policy"] == "S5" for _, options in cases)
     assert any(spec.layers == 1 or spec.layers == int(dict(a.split("=") for a in options["mesh"].split(",")).get("pp", "1"))
@@ -64,10 +69,12 @@ def setting(tmp_path_factory):
     return directory, request, step.run(oracle, request)
 
 
+@pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("mesh", MESHES)
-def test_the_same_ranks_twice_have_the_same_bits(mesh, setting, probe):
+def test_the_same_ranks_twice_have_the_same_bits(mesh, reduce, setting, probe):
     directory, request, _ = setting
-    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True, shard=True)[1] for _ in range(2))
+    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True, shard=True, reduce=reduce)[1]
+                     for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -87,12 +94,13 @@ def test_bf16_is_as_near_to_the_truth_as_on_one_rank(mesh, setting, probe):
     assert_bf16_is_as_near_as_one_ranks(probe, setting, mesh, shard=True)
 
 
+@pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("control", ("skipped_reduction", "mean_for_sum", "swapped_weights"))
 @pytest.mark.parametrize("mesh", MESHES)
-def test_a_mistake_between_the_owners_fails(control, mesh, setting, probe):
+def test_a_mistake_between_the_owners_fails(control, mesh, reduce, setting, probe):
     """Gradients that are not summed or averaged; layers whose parts stand in the places of other ranks'."""
     directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, mesh=mesh, rank_control=control, shard=True)
+    answer, tensors = probe.run(directory, request, mesh=mesh, rank_control=control, shard=True, reduce=reduce)
     errors = compare.step_errors(answer, tensors, expected)
     assert max(errors.gradients.values()) > LARGE, errors.report()
     assert (errors.log_prob > LARGE) == (control == "swapped_weights"), errors.report()

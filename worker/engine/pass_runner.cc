@@ -60,12 +60,13 @@ class Pass {
         InsideCopy(options_.copy, CatchExceptions([&] {
                      sizes = RankSizesOf(*options_.context.weights, options_.data, options_.copy, payload_);
                      program = ExpandStep(plan_, forward_only(), sizes);
-                     return CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size(), visits_.sharded());
+                     RETURN_IF_ERROR(CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size(), visits_.sharded()));
+                     visits_.Begin(program, plan_, sizes, forward_only());
+                     return absl::OkStatus();
                    }));
     // The last stage alone knows the log-probs of the pass before; and a plan of another copy may be a wrong one.
     if (sizes.stages > 1 || visits_.sharded()) status = AgreeInCopy(options_.copy, "plan", status);
     program_ = program;
-    if (status.ok()) visits_.Begin(program_, plan_, sizes, forward_only());
     last_ = LastOperations(program_);
     CancelPoll cancel(options_.copy, *options_.context.stages, *options_.hooks);
     auto next = program.begin();
@@ -107,7 +108,6 @@ class Pass {
   using WaveKey = std::pair<int, int>;  // cluster, wave
 
   bool forward_only() const { return loss_ == nullptr; }
-
   int64_t vocab_size() const { return options_.context.weights->config.vocab_size; }
 
   bool has_head() const { return options_.context.stages->is_last(); }

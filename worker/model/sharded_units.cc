@@ -20,6 +20,18 @@ class AllParameters final : public ParameterAccess {
   double waited_s() const override { return 0; }
 };
 
+bool Is(const UnitVisit& visit, int unit, UnitUse use) {
+  return visit.unit == unit && visit.weights == (use != UnitUse::kGradient) &&
+         visit.gradients == (use != UnitUse::kRead);
+}
+
+// Tells whether visits make gradients that others reduce.
+bool AddsUp(const OperationVisits& visits) {
+  const auto stays = [](const UnitVisit& visit) { return visit.gradients && !visit.reduces; };
+  return std::any_of(visits.begin(), visits.end(),
+                     [&](const auto& operation) { return std::any_of(operation.begin(), operation.end(), stays); });
+}
+
 }  // namespace
 
 ParameterAccess& WholeParameters() {
@@ -27,7 +39,7 @@ ParameterAccess& WholeParameters() {
   return all_parameters;
 }
 
-ShardedUnits::ShardedUnits(Communicator& data, const Weights& weights) : data_(data), weights_(weights) {
+ShardedUnits::ShardedUnits(Communicator& data, Weights& weights) : data_(data), weights_(weights) {
   CHECK(weights.is_sharded());
   CHECK_EQ(data.size(), weights.units.ranks);
   const at::Tensor& gradients = weights.unit_buffers.front().gradients;
@@ -51,6 +63,7 @@ void ShardedUnits::BeginPass(OperationVisits visits) {
   operation_ = visit_ = 0;
   begun_ = false;
   walk_.emplace(weights_.units);
+  if (AddsUp(visits_)) sums_.emplace(weights_);
 }
 
 void ShardedUnits::BeginOperation(size_t operation) {
@@ -71,6 +84,7 @@ void ShardedUnits::EndPass() {
   CloseGradients();
   FinishReduction();
   for (size_t slot = 0; slot < gathers_.size(); ++slot) FinishGather(slot);
+  sums_.reset();
 }
 
 void ShardedUnits::StopPass() {
@@ -79,6 +93,7 @@ void ShardedUnits::StopPass() {
   for (auto& gather : gathers_) {
     if (gather != nullptr) std::exchange(gather, nullptr)->Wait().IgnoreError();
   }
+  sums_.reset();
 }
 
 void ShardedUnits::Break() {
@@ -92,16 +107,15 @@ at::Tensor ShardedUnits::OwnPart(const at::Tensor& gathered, int unit) const {
 }
 
 void ShardedUnits::Visit(int unit, UnitUse use) {
-  const UnitVisit visit = {unit, /*weights=*/use != UnitUse::kGradient, /*gradients=*/use != UnitUse::kRead};
-  CHECK(visit_ < visits_[operation_].size() && visits_[operation_][visit_] == visit)
+  CHECK(visit_ < visits_[operation_].size() && Is(visits_[operation_][visit_], unit, use))
       << "unit " << unit << " is no visit of operation " << operation_ << " now";
-  ++visit_;
+  const UnitVisit visit = visits_[operation_][visit_++];
   CloseGradients();
   const UnitWalk::Gathers gathers = walk_->Visit(visit, VisitAfter(visits_, operation_, visit_));
   if (gathers.own) StartGather(unit);
   if (visit.weights) FinishGather(SlotOf(unit));
   if (gathers.next >= 0) StartGather(gathers.next);
-  if (visit.gradients) OpenGradients(unit);
+  if (visit.gradients) OpenGradients(visit);
 }
 
 void ShardedUnits::StartGather(int unit) {
@@ -114,16 +128,18 @@ void ShardedUnits::FinishGather(size_t slot) {
   if (gathers_[slot] != nullptr) Wait(std::exchange(gathers_[slot], nullptr));
 }
 
-void ShardedUnits::OpenGradients(int unit) {
-  if (reduction_.has_value() && SlotOf(reduction_->unit) == SlotOf(unit)) FinishReduction();
-  at::Tensor(BuffersOf(unit).gradients).zero_();
-  open_ = unit;
+void ShardedUnits::OpenGradients(const UnitVisit& visit) {
+  open_ = {visit.unit, visit.reduces};
+  if (sums_.has_value()) return;
+  if (reduction_.has_value() && SlotOf(reduction_->unit) == SlotOf(visit.unit)) FinishReduction();
+  at::Tensor(BuffersOf(visit.unit).gradients).zero_();
 }
 
 void ShardedUnits::CloseGradients() {
-  if (!open_.has_value()) return;
+  const std::optional<OpenVisit> open = std::exchange(open_, std::nullopt);
+  if (!open.has_value() || !open->reduces) return;
   FinishReduction();
-  const int unit = *std::exchange(open_, std::nullopt);
+  const int unit = open->unit;
   const at::Tensor& all = BuffersOf(unit).gradients;
   at::Tensor own = OwnPart(all, unit);
   reduction_ = {unit, data_.StartReduceScatterSum(kUnitGradientsName, all, own, scratch_.narrow(0, 0, all.numel()))};
@@ -143,7 +159,7 @@ void ShardedUnits::Wait(std::unique_ptr<PendingCollective> pending) {
   const double begin_s = RealClock().MonotonicSeconds();
   absl::Status status = pending->Wait();
   waited_s_ += RealClock().MonotonicSeconds() - begin_s;
-  if (!status.ok()) throw CollectiveError(std::move(status));
+  ThrowUnlessOk(std::move(status));
 }
 
 }  // namespace stemma::worker

@@ -2,11 +2,12 @@
 //
 // A pass says beforehand which visits each of its operations makes: so the next visit's unit is gathered while this
 // one's runs, and all ranks make the same collectives in the same order, whether they compute something in an operation
-// or only take part. Gradients of a visit are sums over what this rank computed in it; once the next visit begins they
-// travel beside it, and are added at their owners, in the order of the visits. Invariants:
+// or only take part. Gradients of a visit are sums over what this rank computed in it, or, where the visits before it
+// did not reduce them, since the pass began; once the next visit begins they travel beside it, and are added at their
+// owners, in the order of the visits. Invariants:
 //  (1) every rank makes the same visits, of the same passes; a pass begins with nothing gathered.
 //  (2) one reduction is under way at most, and of each slot one gathering.
-//  (3) gradients of a visit begin with zeros: a rank without rows hands out zeros.
+//  (3) gradients begin with zeros, of each visit or of the pass: a rank without rows hands out zeros.
 //
 // Owned by worker/engine; engine thread only.
 #pragma once
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "common/cost/parameter_units.h"
+#include "worker/model/gradient_sums.h"
 #include "worker/model/parameter_access.h"
 #include "worker/model/weights.h"
 #include "worker/parallel/communicator.h"
@@ -31,12 +33,13 @@ class ShardedUnits final : public ParameterAccess {
  public:
   // `data`: the ranks that divide the parameters. Takes the memory of a reduction, where the weights are trained. Both
   // outlive it. REQUIRES: weights.is_sharded().
-  ShardedUnits(Communicator& data, const Weights& weights);
+  ShardedUnits(Communicator& data, Weights& weights);
   ~ShardedUnits() override;
   ShardedUnits(const ShardedUnits&) = delete;
   ShardedUnits& operator=(const ShardedUnits&) = delete;
 
-  // `visits`: of each operation of the pass.
+  // `visits`: of each operation of the pass. Where some make gradients that they do not reduce, takes memory for those
+  // of all units until the pass ends, and throws if there is none.
   void BeginPass(OperationVisits visits);
   // Says which operation's visits come next. Those between are left out: by every rank. CHECKs that the visits of the
   // one before were made.
@@ -54,6 +57,10 @@ class ShardedUnits final : public ParameterAccess {
   double waited_s() const override { return waited_s_; }
 
  private:
+  struct OpenVisit {
+    int unit;
+    bool reduces;
+  };
   struct Reduction {
     int unit;
     std::unique_ptr<PendingCollective> pending;
@@ -68,20 +75,21 @@ class ShardedUnits final : public ParameterAccess {
   void CheckAllWereMade() const;  // of the operation at work
   void StartGather(int unit);
   void FinishGather(size_t slot);
-  void OpenGradients(int unit);
+  void OpenGradients(const UnitVisit& visit);
   void CloseGradients();
   void FinishReduction();
   void Wait(std::unique_ptr<PendingCollective> pending);
 
   Communicator& data_;
-  const Weights& weights_;
+  Weights& weights_;
   at::Tensor scratch_;  // of a reduction
   OperationVisits visits_;
   size_t operation_ = 0, visit_ = 0;  // the operation at work, and its visit that comes next
   bool begun_ = false;                // there is one
   std::optional<UnitWalk> walk_;
   std::array<std::unique_ptr<PendingCollective>, ParameterUnits::kSlots> gathers_;
-  std::optional<int> open_;  // the unit whose gradients are being made
+  std::optional<OpenVisit> open_;     // whose gradients are being made
+  std::optional<GradientSums> sums_;  // none: each visit reduces what it makes
   std::optional<Reduction> reduction_;
   double waited_s_ = 0;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <vector>
 
 #include "common/cost/state_slabs.h"
@@ -22,6 +23,14 @@ std::vector<int64_t> UnitBegins(const Weights& weights) {
   for (const LayerWeights& layer : weights.layers) begins.push_back(layer.first());
   if (weights.head >= 0 && weights.head != weights.embedding) begins.push_back(weights.head);
   return begins;
+}
+
+// Returns the parameters of a unit.
+std::span<Parameter> ParametersOf(size_t unit, Weights& weights) {
+  const auto begin = static_cast<size_t>(weights.unit_begins[unit]);
+  const size_t end = unit + 1 < weights.unit_begins.size() ? static_cast<size_t>(weights.unit_begins[unit + 1])
+                                                           : weights.parameters.size();
+  return std::span(weights.parameters).subspan(begin, end - begin);
 }
 
 Slots MakeSlots(const ParameterUnits& units, const at::TensorOptions& options) {
@@ -84,14 +93,21 @@ void ShardParameters(int64_t rank, int64_t ranks, at::Device device, Weights& we
       buffers.gradients = gradient_slots[slot].narrow(0, 0, gathered);
       buffers.own_gradients = at::zeros({units.parts[unit]}, accumulate);
     }
-    const size_t begin = static_cast<size_t>(weights.unit_begins[unit]);
-    const size_t end =
-        unit + 1 < units.parts.size() ? static_cast<size_t>(weights.unit_begins[unit + 1]) : weights.parameters.size();
     UnitPlaces places(buffers, rank);
-    for (size_t p = begin; p < end; ++p) places.Give(weights.parameters[p]);
+    for (Parameter& p : ParametersOf(unit, weights)) places.Give(p);
     CHECK_LE(places.end(), gathered);
     weights.unit_buffers.push_back(std::move(buffers));
   }
+}
+
+void PlaceGradients(int unit, const at::Tensor& gradients, Weights& weights) {
+  CHECK_EQ(gradients.numel(), weights.units.gathered(unit));
+  int64_t place = 0;
+  for (Parameter& p : ParametersOf(static_cast<size_t>(unit), weights)) {
+    p.grad = gradients.narrow(0, place, p.grad.numel()).view(p.grad.sizes());
+    place += RoundUpToSlabUnit(p.grad.numel());
+  }
+  weights.unit_buffers[static_cast<size_t>(unit)].gradients = gradients;
 }
 
 }  // namespace stemma::worker

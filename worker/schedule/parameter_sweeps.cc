@@ -88,6 +88,9 @@ class Visits {
 }  // namespace
 
 absl::Status CheckParameterSweeps(const v1::StepPlan& step, const RankSizes& sizes, bool sharded) {
+  if (step.reduce_gradients_once() && !sharded) {
+    return absl::InvalidArgumentError("reduce_gradients_once is set: parameters are whole");
+  }
   for (int c = 0; c < step.clusters_size(); ++c) {
     const std::string problem = Problem(step.clusters(c), sizes, sharded);
     if (!problem.empty()) return absl::InvalidArgumentError(absl::StrCat("cluster ", c, ": ", problem));
@@ -100,6 +103,7 @@ OperationVisits ProgramVisits(const Program& program, const v1::StepPlan& step, 
   const Visits visits(step, sizes, units, forward_only);
   OperationVisits of_operations;
   for (const Operation& operation : program) of_operations.push_back(visits.Of(operation));
+  if (step.reduce_gradients_once()) ReduceOnce(of_operations);
   return of_operations;
 }
 

@@ -43,6 +43,7 @@ TEST(RunConfigTest, DefaultsFillWhatIsAbsentAndNothingElse) {
   EXPECT_EQ(config.head_chunk_tokens(), 512u);
   EXPECT_EQ(config.split_groups(), v1::SPLIT_AUTO);
   EXPECT_EQ(config.prefix_kv(), v1::PREFIX_KV_AUTO);
+  EXPECT_EQ(config.reduce_gradients(), v1::REDUCE_GRADIENTS_AUTO);
   EXPECT_EQ(config.limits().message_bytes(), 64u << 20);
   ParsedRunConfig parsed{.config = config, .line_of_key = {}, .problems = {}};
   parsed.config.set_model("m");
@@ -57,6 +58,10 @@ TEST(RunConfigTest, ReadsWhetherGroupsAreSplit) {
   EXPECT_EQ(ParseRunConfig("model: m\nprefix_kv: hold\n").config.prefix_kv(), v1::PREFIX_KV_HOLD);
   EXPECT_EQ(ParseRunConfig("model: m\nprefix_kv: regather\n").config.prefix_kv(), v1::PREFIX_KV_REGATHER);
   EXPECT_THAT(Check("model: m\nprefix_kv: keep\n"), Invalid("\"keep\" is not one of auto, hold, regather"));
+  EXPECT_EQ(ParseRunConfig("model: m\nreduce_gradients: step\n").config.reduce_gradients(), v1::REDUCE_GRADIENTS_STEP);
+  EXPECT_EQ(ParseRunConfig("model: m\nreduce_gradients: sweep\n").config.reduce_gradients(),
+            v1::REDUCE_GRADIENTS_SWEEP);
+  EXPECT_THAT(Check("model: m\nreduce_gradients: once\n"), Invalid("\"once\" is not one of auto, sweep, step"));
 }
 
 TEST(RunConfigTest, ReadsWhatALossLeaves) {

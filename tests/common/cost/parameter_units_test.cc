@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "common/cost/rank_shape.h"
@@ -39,6 +40,7 @@ class ParameterUnitsTest : public ::testing::TestWithParam<int> {
       const auto sweep = draw_.Of<Sweep>({Sweep::kPrefix, Sweep::kWave, Sweep::kBackward});
       sweeps.push_back(draw_.Chance(10) ? std::vector<UnitVisit>{} : VisitsOf(units_, sweep, forward_only));
     }
+    if (draw_.Chance(50)) ReduceOnce(sweeps);
     return sweeps;
   }
 
@@ -88,7 +90,7 @@ TEST_P(ParameterUnitsTest, AVisitFindsItsUnitInItsSlot) {
       EXPECT_EQ(slots[static_cast<size_t>(units_.slot(all[i].unit))], all[i].unit) << "visit " << i;
     }
     counted.weight_elements += gathered;
-    if (all[i].gradients)
+    if (all[i].reduces)
       counted.gradient_elements += (units_.ranks - 1) * units_.parts[static_cast<size_t>(all[i].unit)];
   }
   UnitTraffic told;
@@ -109,6 +111,26 @@ TEST_P(ParameterUnitsTest, LayersAreGatheredAhead) {
     EXPECT_EQ(gathers.own, i == 0) << i;
     EXPECT_EQ(gathers.next >= 0, i + 1 < sweep.size()) << i;
   }
+}
+
+// What is made is reduced, each unit's after the last visit that adds to it and never before.
+TEST_P(ParameterUnitsTest, GradientsOfAPassAreReducedInTheirLastVisit) {
+  std::vector<std::vector<UnitVisit>> sweeps = DrawSweeps();
+  ReduceOnce(sweeps);
+  std::map<int, int> made, reduced;
+  for (const auto& sweep : sweeps) {
+    for (const UnitVisit& visit : sweep) {
+      if (!visit.gradients) {
+        EXPECT_FALSE(visit.reduces);
+        continue;
+      }
+      EXPECT_EQ(reduced[visit.unit], 0) << "unit " << visit.unit << " is added to after it was reduced";
+      ++made[visit.unit];
+      reduced[visit.unit] += visit.reduces;
+    }
+  }
+  for (const auto& [unit, visits] : made)
+    EXPECT_EQ(reduced[unit], 1) << "unit " << unit << " of " << visits << " visits";
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, ParameterUnitsTest, ::testing::Range(0, 60));

@@ -133,6 +133,7 @@ v1::StepPlan DrawStep(uint32_t num_groups, uint32_t num_ranks, std::mt19937& ran
     // A group that is split: some of it on other ranks too.
     while (random() % 3 == 0) AddCluster(step, static_cast<uint32_t>(random() % num_ranks), {some[0]});
   }
+  step.set_reduce_gradients_once(random() % 2 == 0);
   return step;
 }
 
@@ -140,6 +141,7 @@ v1::StepPlan DrawStep(uint32_t num_groups, uint32_t num_ranks, std::mt19937& ran
 v1::StepPlan PartOf(const v1::StepPlan& step, uint32_t rank) {
   v1::StepPlan part;
   part.set_epoch(step.epoch());
+  part.set_reduce_gradients_once(step.reduce_gradients_once());
   std::set<uint32_t> own, others;
   for (const v1::Cluster& cluster : step.clusters()) {
     if (cluster.dp_rank() == rank) *part.add_clusters() = cluster;

@@ -27,6 +27,7 @@ class DrawnShardedSimulationTest : public DrawnSimulationTest {
     run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
     if (draw_.Chance(30)) run.set_prefix_block_rows(static_cast<uint32_t>(draw_.Between(100, 700)));
     if (draw_.Chance(30)) run.set_prefix_policy(draw_.Of<v1::TapePolicy>({v1::S0, v1::S5}));
+    run.set_reduce_gradients(draw_.Of<v1::ReduceGradients>({v1::REDUCE_GRADIENTS_SWEEP, v1::REDUCE_GRADIENTS_STEP}));
     const v1::Mesh drawn = question_.mesh;
     if (DataRanks(drawn) == 1) SetMesh({.dp = 2, .pp = PpSize(drawn), .tp = TpSize(drawn)});
   }

@@ -101,6 +101,7 @@ inline Case DrawContextCase(Draw& draw) {
   Case c = draw.Chance(30) ? DrawRankCase(draw) : DrawCase(draw);
   c.run.mutable_mesh()->set_cp(static_cast<uint32_t>(draw.Between(2, 4)));
   if (c.model.vocab_size % 2 == 0) c.run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
+  if (c.model.vocab_size % 4 == 0) c.run.set_reduce_gradients(v1::REDUCE_GRADIENTS_SWEEP);
   c.run.set_prefix_kv(draw.Of<v1::PrefixKv>({v1::PREFIX_KV_AUTO, v1::PREFIX_KV_HOLD, v1::PREFIX_KV_REGATHER}));
   return c;
 }

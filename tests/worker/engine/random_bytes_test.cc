@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -39,7 +38,8 @@ namespace {
 constexpr double kTolerance = 0.03;  // what is promised; of some 20 seeds one phase passed 1 %: 2.6 %, bf16 and dense
 constexpr double kSmallestBytes = 1e5;  // below it the rounding of some 70 tensors to 64 bytes may be more
 constexpr int kCasesPerSeed = 25;
-constexpr int kSeedsInCi = 2;
+const std::vector<int> kSeedsInCi = {1, 2};
+const std::vector<int> kContextSeedsInCi = {12, 18};  // each has found what 1 and 2 had not
 
 // The budget that leaves so much of what an ample one would use; false: no plan fits it.
 bool SetBudget(const Case& c, const TrainingRequest& request, v1::RunConfig& run) {
@@ -124,7 +124,12 @@ std::vector<PhaseRow> RowsOf(const v1::StepReport& report, const internal::v1::V
     }
   }
   const std::map<std::string, double> sums = SumsByName(vote.sums());
-  for (PhaseRow& row : rows) row.measured = sums.at(std::string(row.name) + "_bytes");
+  // Gradients that a step adds up are there in all of it, beside every cluster.
+  const auto held = static_cast<double>(report.gradient_sums_bytes());
+  for (PhaseRow& row : rows) {
+    const double measured = sums.at(std::string(row.name) + "_bytes");
+    row.measured = measured > 0 ? measured - held : 0;
+  }
   return rows;
 }
 
@@ -286,19 +291,18 @@ void RunEntryPass(const Case& c, const std::string& directory, Tally& tally) {
 }
 
 // CI's seeds, or that of the flag.
-std::vector<int> Seeds() {
+std::vector<int> Seeds(const std::vector<int>& in_ci) {
   const int flag = GTEST_FLAG_GET(random_seed);
-  if (flag > 0) return {flag};
-  std::vector<int> seeds(kSeedsInCi);
-  std::iota(seeds.begin(), seeds.end(), 1);
-  return seeds;
+  return flag > 0 ? std::vector<int>{flag} : in_ci;
 }
 
 template <typename DrawOne, typename RunOne>
-Tally RunDrawnCases(const std::string& name, const DrawOne& draw_one, const RunOne& run_one) {
-  const std::string directory = ::testing::TempDir() + "/" + name + "-" + std::to_string(Seeds().front());
+Tally RunDrawnCases(const std::string& name, const DrawOne& draw_one, const RunOne& run_one,
+                    const std::vector<int>& seeds_in_ci = kSeedsInCi) {
+  const std::vector<int> seeds = Seeds(seeds_in_ci);
+  const std::string directory = ::testing::TempDir() + "/" + name + "-" + std::to_string(seeds.front());
   Tally tally;
-  for (const int seed : Seeds()) {
+  for (const int seed : seeds) {
     Draw draw(static_cast<uint64_t>(seed));
     for (int i = 0; i < kCasesPerSeed; ++i) {
       const Case c = draw_one(draw);
@@ -312,7 +316,7 @@ Tally RunDrawnCases(const std::string& name, const DrawOne& draw_one, const RunO
       "%.2f %% above, %.2f %% below at most\n",
       tally.run, tally.phases, tally.offloaded, tally.bounded, tally.padded, tally.in_blocks, 100 * tally.above,
       100 * tally.below);
-  const auto cases = static_cast<int>(Seeds().size()) * kCasesPerSeed;
+  const auto cases = static_cast<int>(seeds.size()) * kCasesPerSeed;
   EXPECT_GT(tally.run, cases / 2) << "too few of the drawn cases have a plan: the test says little";
   EXPECT_GT(tally.phases, cases / 2);
   EXPECT_GT(tally.padded, cases / 30);
@@ -334,7 +338,7 @@ TEST(RandomBytesTest, AForwardOnlyPassOfATensorParallelRankTakesWhatItsPlanSays)
 }
 
 TEST(RandomBytesTest, AContextParallelRankTakesWhatItsPlanSays) {
-  const Tally tally = RunDrawnCases("random-context-bytes", DrawContextCase, RunCase);
+  const Tally tally = RunDrawnCases("random-context-bytes", DrawContextCase, RunCase, kContextSeedsInCi);
   EXPECT_GT(tally.offloaded, tally.run / 20);
 }
 

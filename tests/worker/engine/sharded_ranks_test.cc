@@ -51,6 +51,7 @@ TEST_F(ShardedRanksTest, SendWhatThePlanSays) {
       options.cluster_per_group = false;  // the planner's own plan, whose report is of it
       options.placement_seed = 0;
       options.run.set_dtype(dtype);
+      options.run.set_reduce_gradients(dtype[0] == 'f' ? v1::REDUCE_GRADIENTS_STEP : v1::REDUCE_GRADIENTS_SWEEP);
       const auto engine = Make(options);
       ASSERT_NE(engine, nullptr);
       ASSERT_TRUE(engine->Load(Request({16, 5, 9, 30})).ok());

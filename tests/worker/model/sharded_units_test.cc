@@ -45,24 +45,50 @@ class ShardedUnitsTest : public ::testing::Test {
     return MakeLoneRank(mesh, 1).data;
   }
 
-  // A dense trajectory of so many rows, forward and backward.
-  void RunWave(
-      ShardedUnits& units, int64_t rows, const std::function<void()>& between_layers = [] {}) {
+  struct Pass {
+    int64_t rows = 6;  // of each wave, one dense trajectory
+    int waves = 1;
+    bool reduces_once = false;
+  };
+
+  // Waves of a pass, each forward and backward.
+  void Run(
+      ShardedUnits& units, const Pass& pass, const std::function<void()>& between_layers = [] {}) {
+    OperationVisits visits;
+    for (int wave = 0; wave < pass.waves; ++wave) {
+      visits.push_back(VisitsOf(weights_.units, Sweep::kWave, /*forward_only=*/false));
+      visits.push_back(VisitsOf(weights_.units, Sweep::kBackward, /*forward_only=*/false));
+    }
+    if (pass.reduces_once) ReduceOnce(visits);
+    units.BeginPass(visits);
+    for (size_t wave = 0; wave < visits.size() / 2; ++wave) RunWave(units, 2 * wave, pass.rows, between_layers);
+    units.EndPass();
+  }
+
+  void RunWave(ShardedUnits& units, size_t operation, int64_t rows, const std::function<void()>& between_layers) {
     LayerContext context{&TestBackend(), &weights_, &rope_};
     context.parameters = &units;
     WaveInput wave;
     wave.segments.push_back({0, rows, -1, 0});
     wave.positions_T = at::arange(rows);
     wave.tokens_T = at::arange(rows) % weights_.config.vocab_size;
-    units.BeginPass({VisitsOf(weights_.units, Sweep::kWave, /*forward_only=*/false),
-                     VisitsOf(weights_.units, Sweep::kBackward, /*forward_only=*/false)});
-    units.BeginOperation(0);
+    units.BeginOperation(operation);
     const WavePrefixes prefixes{*dense_.kv, between_layers};
     WaveForwardResult forward = WaveForward(context, prefixes, wave, /*keep_tape=*/true);
     units.Head(UnitUse::kTrain);
-    units.BeginOperation(1);
+    weights_.at(weights_.head).grad.add_(static_cast<double>(operation + 1));
+    units.BeginOperation(operation + 1);
     WaveBackward(context, prefixes, wave, std::move(forward.tape), at::ones_like(forward.hidden_BD));
-    units.EndPass();
+  }
+
+  // What this rank has been handed of each unit's gradients since it was asked last.
+  std::vector<at::Tensor> TakeOwnGradients() {
+    std::vector<at::Tensor> own;
+    for (UnitBuffers& unit : weights_.unit_buffers) {
+      own.push_back(unit.own_gradients.clone());
+      unit.own_gradients.zero_();
+    }
+    return own;
   }
 
   Weights weights_;
@@ -79,13 +105,64 @@ TEST_F(ShardedUnitsTest, UnitsTravelBesideTheLayers) {
   });
   const at::NoGradGuard no_grad;
   ShardedUnits units(*rank, weights_);
-  RunWave(units, 6, [&] { events += "."; });
+  Run(units, {.rows = 6}, [&] { events += "."; });
   // Forward: the embedding is waited for; each layer, and the head, is on its way while the one before it runs.
   const std::string forward = std::string("()") + "(" + ")(." + ")(." + ")(" + ")";
   // Backward finds two layers where they were, and gathers one; gradients of the head, of three layers and of the
   // embedding leave when the next unit comes, and are waited for when those after them do.
   const std::string backward = std::string("[.") + "][(." + "][)" + "][" + "][" + "]";
   EXPECT_EQ(events, forward + backward);
+}
+
+// A pass that reduces once adds up the gradients of its waves, and hands each unit's to their owners in the last wave's
+// backward. Afterwards a pass that reduces in each sweep finds the slots as they were.
+TEST_F(ShardedUnitsTest, APassThatReducesOnceHandsOutTheSumsOfItsWaves) {
+  MakeModel({.hidden = 32, .layers = 3, .heads = 2, .kv_heads = 1, .head_size = 16, .ffn = 32, .vocab = 20});
+  std::string events;
+  const auto rank = MakeRecordingRank(Alone(), DoneIs::kWhenItIs, [&](const std::string& name, bool begins) {
+    if (name == kUnitGradientsName && begins) events += "[";
+  });
+  const at::NoGradGuard no_grad;
+  ShardedUnits units(*rank, weights_);
+  const auto own_gradients = [&](bool reduces_once) {
+    events.clear();
+    Run(units, {.waves = 3, .reduces_once = reduces_once}, [&] { events += "."; });
+    return TakeOwnGradients();
+  };
+  // Between the layers of each wave, forward and backward; gradients of head, layers and embedding leave one visit
+  // later.
+  const std::string wave = "..[.[.[[[";
+  const std::vector<at::Tensor> swept = own_gradients(false);
+  EXPECT_EQ(events, wave + wave + wave);
+  const std::vector<at::Tensor> once = own_gradients(true);
+  EXPECT_EQ(events, "........" + wave);
+  for (size_t unit = 0; unit < once.size(); ++unit) {
+    EXPECT_TRUE(at::allclose(once[unit], swept[unit], 1e-5, 1e-6)) << "the order of sums differs, unit " << unit;
+    EXPECT_GT(once[unit].abs().max().item<double>(), 1e-3) << "unit " << unit;
+  }
+  const std::vector<at::Tensor> again = own_gradients(false);
+  for (size_t unit = 0; unit < once.size(); ++unit) EXPECT_TRUE(again[unit].equal(swept[unit])) << "unit " << unit;
+}
+
+// Sums of a pass that was stopped are nobody's: the next one begins with zeros.
+TEST_F(ShardedUnitsTest, APassThatIsStoppedLeavesNothingOfItsSums) {
+  MakeModel({.hidden = 32, .layers = 2, .heads = 2, .kv_heads = 1, .head_size = 16, .ffn = 32, .vocab = 20});
+  const auto rank = Alone();
+  const at::NoGradGuard no_grad;
+  ShardedUnits units(*rank, weights_);
+  Run(units, {.waves = 2, .reduces_once = true});
+  const std::vector<at::Tensor> whole = TakeOwnGradients();
+  const OperationVisits wave = {VisitsOf(weights_.units, Sweep::kWave, /*forward_only=*/false),
+                                VisitsOf(weights_.units, Sweep::kBackward, /*forward_only=*/false)};
+  OperationVisits two = {wave[0], wave[1], wave[0], wave[1]};
+  ReduceOnce(two);
+  units.BeginPass(two);
+  RunWave(units, 0, 6, [] {});
+  units.StopPass();
+  for (const at::Tensor& own : TakeOwnGradients()) EXPECT_EQ(own.abs().max().item<double>(), 0);
+  Run(units, {.waves = 2, .reduces_once = true});
+  const std::vector<at::Tensor> after = TakeOwnGradients();
+  for (size_t unit = 0; unit < whole.size(); ++unit) EXPECT_TRUE(after[unit].equal(whole[unit])) << "unit " << unit;
 }
 
 // What a pass has not said beforehand would be gathered by this rank alone.
@@ -121,7 +198,7 @@ TEST_F(ShardedUnitsTest, ALinkIsHiddenBehindTheLayers) {
       ++calls;
     });
     const double begin_s = RealClock().MonotonicSeconds();
-    RunWave(units, 1280);
+    Run(units, {.rows = 1280});
     data.Observe({});
     return std::tuple(RealClock().MonotonicSeconds() - begin_s, held_s, calls);
   };

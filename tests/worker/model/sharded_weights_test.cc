@@ -12,6 +12,7 @@
 #include "tests/testing/draw.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "worker/model/gradient_sums.h"
 #include "worker/model/weights_io.h"
 
 namespace stemma::testing {
@@ -99,6 +100,33 @@ TEST_P(ShardedWeightsTest, FrozenOnesHaveNoGradients) {
   for (size_t p = 0; p < frozen->parameters.size(); ++p) {
     EXPECT_TRUE(frozen->parameters[p].weight_shard.equal(trained.parameters[p].weight_shard));
     EXPECT_FALSE(frozen->parameters[p].grad.defined() || frozen->parameters[p].exp_avg.defined());
+  }
+}
+
+// While sums of all units live, gradients land in them, each in its shape and none over another; afterwards in the
+// slots.
+TEST_P(ShardedWeightsTest, GradientSumsTakeThePlaceOfTheSlots) {
+  Weights weights = Load({v1::DEVICE, 0, ranks_, /*shard_parameters=*/true});
+  const Weights slots = weights;
+  {
+    const GradientSums sums(weights);
+    double value = 0;
+    for (Parameter& p : weights.parameters) p.grad.fill_(++value);
+    value = 0;
+    for (size_t i = 0; i < weights.parameters.size(); ++i) {
+      const Parameter& p = weights.parameters[i];
+      EXPECT_TRUE((p.grad == ++value).all().item<bool>()) << p.name << " has another one's gradients";
+      EXPECT_EQ(p.grad.sizes(), p.weight.sizes()) << p.name;
+      EXPECT_FALSE(p.grad.is_alias_of(slots.parameters[i].grad)) << p.name;
+    }
+    for (size_t unit = 0; unit < weights.unit_buffers.size(); ++unit) {
+      EXPECT_EQ(slots.unit_buffers[unit].gradients.abs().max().item<double>(), 0);
+      EXPECT_GT(weights.unit_buffers[unit].gradients.abs().max().item<double>(), 0);
+    }
+  }
+  for (size_t i = 0; i < weights.parameters.size(); ++i) {
+    const at::Tensor &now = weights.parameters[i].grad, &before = slots.parameters[i].grad;
+    EXPECT_TRUE(now.data_ptr() == before.data_ptr() && now.sizes() == before.sizes()) << weights.parameters[i].name;
   }
 }
 

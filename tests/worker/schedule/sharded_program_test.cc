@@ -68,6 +68,8 @@ class ShardedProgramTest : public ::testing::TestWithParam<uint32_t> {
     }
     request_.log_prob_passes = static_cast<int>(draw_.Between(0, 1));
     request_.payload_digest = "d";
+    model_.run.set_reduce_gradients(draw_.Of<v1::ReduceGradients>(
+        {v1::REDUCE_GRADIENTS_AUTO, v1::REDUCE_GRADIENTS_SWEEP, v1::REDUCE_GRADIENTS_STEP}));
   }
 
   PlanResult Plan() {
@@ -92,6 +94,7 @@ class ShardedProgramTest : public ::testing::TestWithParam<uint32_t> {
   // A copy's part of a step, as its ranks are sent it.
   static v1::StepPlan PartOf(const v1::StepPlan& step, uint32_t copy) {
     v1::StepPlan part;
+    part.set_reduce_gradients_once(step.reduce_gradients_once());
     for (const v1::Cluster& cluster : step.clusters()) {
       if (cluster.dp_rank() == copy) *part.add_clusters() = cluster;
     }
@@ -130,7 +133,8 @@ class ShardedProgramTest : public ::testing::TestWithParam<uint32_t> {
       std::string text;
       for (const std::vector<UnitVisit>& of_operation : visits) {
         for (const UnitVisit& visit : of_operation) {
-          absl::StrAppend(&text, visit.unit, visit.weights ? "w" : "", visit.gradients ? "g" : "", " ");
+          absl::StrAppend(&text, visit.unit, visit.weights ? "w" : "", visit.gradients ? "g" : "",
+                          visit.reduces ? "r" : "", " ");
         }
       }
       of_stages[stage].insert(text);
@@ -257,12 +261,65 @@ TEST_P(ShardedProgramTest, PredictedSecondsHaveTheGathering) {
   }
 }
 
+// Gradients are reduced once where the run says so, or where it is the faster way and its bytes fit. It moves less, and
+// never takes more than the other way.
+TEST_P(ShardedProgramTest, GradientsAreReducedOnceWhereThatFits) {
+  const auto plan = [&](v1::ReduceGradients reduction) {
+    model_.run.set_reduce_gradients(reduction);
+    return Plan();
+  };
+  const PlanResult swept = plan(v1::REDUCE_GRADIENTS_SWEEP), once = plan(v1::REDUCE_GRADIENTS_STEP),
+                   chosen = plan(v1::REDUCE_GRADIENTS_AUTO);
+  const auto sums = static_cast<uint64_t>(StateBytesOf(model_.config, model_.run).gradient_sums);
+  const auto expect = [&](const PlanResult& result, bool reduces_once) {
+    for (int k = 0; k < result.plan.steps_size(); ++k) {
+      const v1::StepReport& report = result.report.steps(k + request_.log_prob_passes);
+      const bool runs = !result.plan.steps(k).clusters().empty();
+      EXPECT_EQ(result.plan.steps(k).reduce_gradients_once(), reduces_once && runs) << "seed " << seed();
+      EXPECT_EQ(report.gradient_sums_bytes(), reduces_once && runs ? sums : 0) << "seed " << seed();
+      EXPECT_GE(report.peak_bytes(), report.gradient_sums_bytes());
+      EXPECT_LE(report.peak_bytes() + static_cast<uint64_t>(StateBytesOf(model_.config, model_.run).total()),
+                model_.run.memory_budget_bytes());
+    }
+    EXPECT_FALSE(result.plan.log_prob_pass().reduce_gradients_once()) << "no gradients are made in it";
+  };
+  expect(swept, false);
+  expect(once, true);
+  const bool is_once = server::PlanSeconds(once.report) <= server::PlanSeconds(swept.report);
+  expect(chosen, is_once);
+  EXPECT_EQ(server::PlanSeconds(chosen.report),
+            std::min(server::PlanSeconds(once.report), server::PlanSeconds(swept.report)));
+  const bool same_waves = once.report.num_waves() == swept.report.num_waves();
+  if (same_waves) {
+    EXPECT_LE(once.report.parameters_bytes(), swept.report.parameters_bytes()) << "seed " << seed();
+  }
+}
+
+// Without room for gradients of the whole model they are reduced after each sweep; a run that asks for them all the
+// same is told what they take.
+TEST_P(ShardedProgramTest, GradientsThatDoNotFitAreReducedAfterEachSweep) {
+  model_.run.set_reduce_gradients(v1::REDUCE_GRADIENTS_SWEEP);
+  const uint64_t left = Plan().report.peak_bytes();
+  const auto state = static_cast<uint64_t>(StateBytesOf(model_.config, model_.run).device(v1::DEVICE));
+  model_.run.set_memory_budget_bytes(state + left);
+  if (left == 0) GTEST_SKIP() << "nothing runs";
+  model_.run.set_reduce_gradients(v1::REDUCE_GRADIENTS_STEP);
+  const auto refused = MakePlan(model_, request_);
+  if (refused.ok()) GTEST_SKIP() << "smaller waves leave room for them";
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("forces")) << "seed " << seed();
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("reduce_gradients step")) << "seed " << seed();
+  model_.run.set_reduce_gradients(v1::REDUCE_GRADIENTS_AUTO);
+  const PlanResult chosen = Plan();
+  for (const v1::StepPlan& step : chosen.plan.steps()) EXPECT_FALSE(step.reduce_gradients_once()) << "seed " << seed();
+}
+
 // Copies that share an order may have more in flight than each would have in its own.
 TEST_P(ShardedProgramTest, NoCopyTakesMoreInTheSharedOrderThanThePlanSays) {
   if (PpSize(mesh()) == 1) GTEST_SKIP() << "one stage runs one operation after the other";
   const PlanResult result = Plan();
   server::MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, /*forward_only=*/false);
-  options.wave_rows = options.cluster_prefix_rows = server::RowsWorthGathering(model_);
+  options.wave_rows = options.cluster_prefix_rows =
+      server::RowsWorthGathering(model_, result.plan.steps(0).reduce_gradients_once());
   const int64_t held = StateBytesOf(model_.config, model_.run).gathering + server::RowsInFlightBytes(options, request_);
   for (int k = 0; k < result.plan.steps_size(); ++k) {
     const v1::StepPlan& step = result.plan.steps(k);
@@ -279,8 +336,10 @@ TEST_P(ShardedProgramTest, NoCopyTakesMoreInTheSharedOrderThanThePlanSays) {
       }
       for (int s = 0; s < copy.orders_size(); ++s) {
         const int64_t peak = PeakOf(copy.orders(s), places, own, static_cast<size_t>(s));
-        const auto said = static_cast<int64_t>(result.report.steps(k + request_.log_prob_passes).peak_bytes());
-        EXPECT_LE(peak + held, said) << "copy " << copy.dp_rank() << ", stage " << s << ", seed " << seed();
+        const v1::StepReport& report = result.report.steps(k + request_.log_prob_passes);
+        const auto said = static_cast<int64_t>(report.peak_bytes());
+        const auto sums = static_cast<int64_t>(report.gradient_sums_bytes());
+        EXPECT_LE(peak + held + sums, said) << "copy " << copy.dp_rank() << ", stage " << s << ", seed " << seed();
       }
     }
   }
@@ -298,7 +357,11 @@ TEST_P(ShardedProgramTest, APlanThatSaysLessThanACopyRunsIsRefused) {
       EXPECT_THAT(std::string(CheckParameterSweeps(missing, sizes, true).message()), HasSubstr("sweeps are missing"));
       fewer.mutable_clusters(c)->mutable_sweeps()->set_rounds(0);
       EXPECT_THAT(std::string(CheckParameterSweeps(fewer, sizes, true).message()), HasSubstr("sweeps.rounds is 0"));
-      EXPECT_THAT(std::string(CheckParameterSweeps(whole, sizes, false).message()), HasSubstr("parameters are whole"));
+      for (const bool once : {false, true}) {
+        whole.set_reduce_gradients_once(once);
+        const std::string message(CheckParameterSweeps(whole, sizes, false).message());
+        EXPECT_THAT(message, HasSubstr(once ? "reduce_gradients_once is set: parameters are whole" : "sweeps are set"));
+      }
       v1::StepPlan huge = part;
       huge.mutable_clusters(c)->mutable_sweeps()->set_rounds(UINT32_MAX);
       EXPECT_THAT(std::string(CheckParameterSweeps(huge, sizes, true).message()), HasSubstr("at most"));
