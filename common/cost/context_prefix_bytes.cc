@@ -180,7 +180,7 @@ void RaiseForward(const SharedPrefixes& prefixes, v1::TapePolicy policy, PhaseBy
     highest.RaiseTo(prefixes.Forward(block, 0, prefixes.InputBytes(t)));
     prefixes.ForHighestLayers([&](int64_t layer, bool full) {
       const int64_t bytes = full ? LayerForwardBytes(t, block.runs, policy, prefixes.Gather(block))
-                                 : KvOnlyForwardBytes(t, prefixes.LastGather(block));
+                                 : KvOnlyForwardBytes(t, policy, prefixes.LastGather(block));
       highest.RaiseTo(prefixes.Forward(block, layer, bytes));
     });
   }

@@ -253,10 +253,11 @@ int64_t LayerBackwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::Tape
   return BackwardMoments(t, runs, policy, owner, shared).Peak();
 }
 
-int64_t KvOnlyForwardBytes(const TensorBytes& t, const SharedKv& shared) {
-  const int64_t there = t.input + t.statistic + t.normed;
-  return there + std::max({2 * t.kv + t.k_statistics, t.gathered > 0 ? t.input + t.gather_scratch : 0,
-                           t.kv + t.k_norm + shared.held + shared.gathering});
+int64_t KvOnlyForwardBytes(const TensorBytes& t, v1::TapePolicy policy, const SharedKv& shared) {
+  const int64_t input = t.input + t.statistic, there = input + t.normed;
+  const int64_t kept = (KeepsElementwise(policy) ? t.normed : 0) + (KeepsQueries(policy) ? t.k_norm : 0);
+  return std::max({there + 2 * t.kv + t.k_statistics, t.gathered > 0 ? there + t.input + t.gather_scratch : 0,
+                   input + kept + t.kv + shared.held + shared.gathering});
 }
 
 int64_t KvOnlyCopyBytes(const TensorBytes& t, v1::TapePolicy policy) {

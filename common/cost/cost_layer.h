@@ -82,8 +82,9 @@ enum class KvOwner { kWave, kPrefix, kSharedPrefix };
 int64_t LayerBackwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner,
                            const SharedKv& shared = {});
 
-// The same of rows of which only K and V are computed. Their gradients are not counted, and K/V as `owner` says.
-int64_t KvOnlyForwardBytes(const TensorBytes& t, const SharedKv& shared = {});
+// The same of rows of which only K and V are computed. Their gradients are not counted, and K/V as `owner` says. K and
+// V travel when what `policy` drops is gone.
+int64_t KvOnlyForwardBytes(const TensorBytes& t, v1::TapePolicy policy = v1::S0, const SharedKv& shared = {});
 int64_t KvOnlyCopyBytes(const TensorBytes& t, v1::TapePolicy policy);
 int64_t KvOnlyBackwardBytes(const TensorBytes& t, v1::TapePolicy policy, KvOwner owner, const SharedKv& shared = {});
 

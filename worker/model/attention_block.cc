@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <utility>
+
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
 
@@ -29,12 +31,12 @@ std::vector<TapeEntry> AttentionTape::Entries() {
           {TapeTensor::kAttended, &saved.lse_HT}};
 }
 
-AttentionBlock::AttentionBlock(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
+AttentionBlock::AttentionBlock(const LayerContext& context, int64_t layer, AttentionBatch batch,
                                const at::Tensor& positions_T, const SegmentKv& kv)
     : context_(context),
       config_(context.weights->config),
       p_(*context.weights, layer),
-      batch_(batch),
+      batch_(std::move(batch)),
       positions_T_(positions_T),
       kv_(kv) {}
 
@@ -84,7 +86,7 @@ at::Tensor AttentionBlock::RestoreOutput(AttentionTape& tape) const {
   return Attend({kept.q_HTE, kept.k_TKE, kept.v_TKE, {}}, tape);
 }
 
-at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape) const {
+at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape) {
   RestoreQueries(tape);
   at::Tensor dsum_TD = context_.tp->GatherRows(dy_TD, rows());
   LinearBackwardWeight(*context_.backend, dsum_TD, tape.saved.o_TD, p_.o().grad, {});
@@ -93,6 +95,7 @@ at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape)
   AttentionGradients grads = context_.backend->attention->Backward(batch_, do_TD, tape.saved);
   do_TD.reset();
   tape.saved = {};
+  batch_ = {};
   at::Tensor dk_TKE, dv_TKE;
   {
     const KvGradients others = kv_.Gradients();

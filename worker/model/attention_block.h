@@ -32,8 +32,8 @@ struct AttentionTape {
 
 class AttentionBlock {
  public:
-  // The arguments outlive the block.
-  AttentionBlock(const LayerContext& context, int64_t layer, const AttentionBatch& batch, const at::Tensor& positions_T,
+  // Everything but the batch outlives the block.
+  AttentionBlock(const LayerContext& context, int64_t layer, AttentionBatch batch, const at::Tensor& positions_T,
                  const SegmentKv& kv = NobodyElse());
 
   // Returns y; fills the tape, which is empty.
@@ -42,8 +42,9 @@ class AttentionBlock {
   // Recomputes y, and what Backward reads, from the input and K/V.
   at::Tensor RestoreOutput(AttentionTape& tape) const;
 
-  // Adds weight gradients; adds to the ancestors' gK/gV. Returns dx.
-  at::Tensor Backward(const at::Tensor& dy_TD, AttentionTape tape) const;
+  // Adds weight gradients; adds to the ancestors' gK/gV. Returns dx. Called last: the batch is gone then, so that what
+  // ancestors' K/V and gK/gV are views of can be freed.
+  at::Tensor Backward(const at::Tensor& dy_TD, AttentionTape tape);
 
  private:
   void Norm(AttentionTape& tape) const;
@@ -55,7 +56,7 @@ class AttentionBlock {
   const LayerContext& context_;
   const ModelConfig& config_;
   const LayerParameters p_;
-  const AttentionBatch& batch_;
+  AttentionBatch batch_;
   const at::Tensor& positions_T_;
   const SegmentKv& kv_;
 };

@@ -10,18 +10,19 @@ std::vector<TapeEntry> LayerTape::Entries() {
   return entries;
 }
 
-LayerResult LayerForward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
+LayerResult LayerForward(const LayerContext& context, int64_t layer, AttentionBatch batch,
                          const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy,
                          const SegmentKv& kv) {
   LayerTape tape;
-  at::Tensor middle_TD = AttentionBlock(context, layer, batch, positions_T, kv).Forward(x_TD, policy, tape.attention);
+  at::Tensor middle_TD =
+      AttentionBlock(context, layer, std::move(batch), positions_T, kv).Forward(x_TD, policy, tape.attention);
   at::Tensor y_TD = MlpBlock(context, layer, positions_T.numel()).Forward(std::move(middle_TD), policy, tape.mlp);
   return {std::move(y_TD), std::move(tape)};
 }
 
-at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
+at::Tensor LayerBackward(const LayerContext& context, int64_t layer, AttentionBatch batch,
                          const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const SegmentKv& kv) {
-  const AttentionBlock attention(context, layer, batch, positions_T, kv);
+  AttentionBlock attention(context, layer, std::move(batch), positions_T, kv);
   if (!tape.mlp.x_TD.defined()) tape.mlp.x_TD = attention.RestoreOutput(tape.attention);
   const at::Tensor dmiddle_TD =
       MlpBlock(context, layer, positions_T.numel()).Backward(std::move(dy_TD), std::move(tape.mlp));

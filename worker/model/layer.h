@@ -31,12 +31,13 @@ struct LayerResult {
   LayerTape tape;
 };
 
-LayerResult LayerForward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
+LayerResult LayerForward(const LayerContext& context, int64_t layer, AttentionBatch batch,
                          const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy,
                          const SegmentKv& kv = NobodyElse());
 
-// Adds weight gradients; adds to the ancestors' gK/gV. Returns dx.
-at::Tensor LayerBackward(const LayerContext& context, int64_t layer, const AttentionBatch& batch,
+// Adds weight gradients; adds to the ancestors' gK/gV, and lets go of the batch before it asks `kv` for those of
+// others. Returns dx.
+at::Tensor LayerBackward(const LayerContext& context, int64_t layer, AttentionBatch batch,
                          const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape,
                          const SegmentKv& kv = NobodyElse());
 

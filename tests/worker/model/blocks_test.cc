@@ -29,6 +29,21 @@ class ReadByOthers final : public SegmentKv {
   const at::Tensor gk_TKE_;
 };
 
+// Sees who else holds a tensor when the layer asks for what others accumulated.
+class SeesHolders final : public SegmentKv {
+ public:
+  explicit SeesHolders(const at::Tensor& tensor) : tensor_(tensor) {}
+  KvGradients Gradients() const override {
+    holders = tensor_.use_count();
+    return {};
+  }
+
+  mutable size_t holders = 0;
+
+ private:
+  const at::Tensor& tensor_;
+};
+
 constexpr v1::TapePolicy kPolicies[] = {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4};
 
 // A model of one layer with random weights and zero gradients, and rows to run: two spans, the first behind an
@@ -155,6 +170,20 @@ TEST_P(BlocksTest, EveryPolicyGivesTheSameBits) {
     }
   }
   EXPECT_GT(kept[1].abs().sum().item<double>(), 0) << "nothing flowed back";
+}
+
+// Where K/V of other ranks' rows were gathered for the layer, they can be freed before its gradients travel.
+TEST_P(BlocksTest, NothingOfTheAncestorsIsHeldWhenAttentionHasEnded) {
+  for (const v1::TapePolicy policy : kPolicies) {
+    LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, policy);
+    AttentionBatch batch = batch_;
+    const at::Tensor k_CKE = batch.ancestors[0].k_CKE = k_CKE_.clone();
+    batch.ancestors[0].gk_CKE = at::zeros(k_CKE_.sizes(), at::TensorOptions().dtype(weights_.accumulate_dtype));
+    batch.ancestors[0].gv_CKE = batch.ancestors[0].gk_CKE.clone();
+    const SeesHolders kv(k_CKE);
+    LayerBackward(context_, 0, std::move(batch), positions_T_, dy_TD_.clone(), std::move(result.tape), kv);
+    EXPECT_EQ(kv.holders, 1U) << "this test alone; under " << v1::TapePolicy_Name(policy);
+  }
 }
 
 TEST_P(BlocksTest, TensorsThatAreTakenOutComeBackToTheirPlaces) {
