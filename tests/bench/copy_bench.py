@@ -1,6 +1,6 @@
 """Two workers that compute one copy's groups together, one thread each, against one worker of two threads, through the server:
-seconds of an update, in turns, and what the two exchange inside of the layers. They are tensor- or context-parallel, or stages of a
-pipeline.
+seconds of an update, in turns, and what the two exchange inside of the layers. They are tensor- or context-parallel, these also
+with sharded parameters, or stages of a pipeline.
 
     third_party/venv/bin/python tests/bench/copy_bench.py --build build/release [--rounds 5]
 
@@ -22,13 +22,15 @@ import shapes  # noqa: E402
 import stemma  # noqa: E402
 from dp_bench import Case, median, phases_s, step_s  # noqa: E402
 
-TITLE = "Tensor, context and pipeline parallelism"
+TITLE = "Tensor, context and pipeline parallelism, sharded parameters"
 # run.yaml's keys, and what the metrics of the exchanges are named after.
-ALONE = "one worker"
+ALONE, SHARDED = "one worker", "mesh: {cp: 2}\nprefix_kv: hold\nthreads: 1\nshard_parameters: on\n"
 WAYS = {ALONE: ("threads: 2", None), "tp=2": ("mesh: {tp: 2}\nthreads: 1", "tensor_parallel"),
         "cp=2, hold": ("mesh: {cp: 2}\nprefix_kv: hold\nthreads: 1", "context_parallel"),
         "cp=2, regather": ("mesh: {cp: 2}\nprefix_kv: regather\nthreads: 1", "context_parallel"),
-        "pp=2": ("mesh: {pp: 2}\nthreads: 1", "pipeline")}
+        "pp=2": ("mesh: {pp: 2}\nthreads: 1", "pipeline"),
+        "cp=2, sharded, sweep": (SHARDED + "reduce_gradients: sweep", "parameters"),
+        "cp=2, sharded, step": (SHARDED + "reduce_gradients: step", "parameters")}
 # One group: what data parallelism could only split, and these divide as any other.
 CASES = (Case("1 × 1024/256/8", ((1024, 256, 8),)), Case("1 × 2048/128/16", ((2048, 128, 16),)),
          Case("4 × 512/512/4", ((512, 512, 4),) * 4))
@@ -77,7 +79,7 @@ def row(name, way, axis, one, two):
 def section(build, directory, rounds):
     yield "One optimizer step through the server: two ranks of one copy, one thread each, by tp, cp or pp, and one worker of two threads (in"
     yield "brackets where both have a number), in turns. The ranks are processes on one machine: what they exchange goes"
-    yield "through its memory."
+    yield "through its memory. Exchanges are those of the axis, of sharded parameters those of weights and their gradients alone."
     yield ""
     yield from table(measure(build, directory, rounds))
 
