@@ -144,25 +144,29 @@ TEST_F(ShardedUnitsTest, APassThatReducesOnceHandsOutTheSumsOfItsWaves) {
   for (size_t unit = 0; unit < once.size(); ++unit) EXPECT_TRUE(again[unit].equal(swept[unit])) << "unit " << unit;
 }
 
-// Sums of a pass that was stopped are nobody's: the next one begins with zeros.
+// Sums of a pass that was stopped are nobody's, and their memory is given back: the next pass begins in the slots.
 TEST_F(ShardedUnitsTest, APassThatIsStoppedLeavesNothingOfItsSums) {
   MakeModel({.hidden = 32, .layers = 2, .heads = 2, .kv_heads = 1, .head_size = 16, .ffn = 32, .vocab = 20});
   const auto rank = Alone();
   const at::NoGradGuard no_grad;
   ShardedUnits units(*rank, weights_);
-  Run(units, {.waves = 2, .reduces_once = true});
-  const std::vector<at::Tensor> whole = TakeOwnGradients();
-  const OperationVisits wave = {VisitsOf(weights_.units, Sweep::kWave, /*forward_only=*/false),
-                                VisitsOf(weights_.units, Sweep::kBackward, /*forward_only=*/false)};
-  OperationVisits two = {wave[0], wave[1], wave[0], wave[1]};
-  ReduceOnce(two);
-  units.BeginPass(two);
+  const at::Tensor slot = weights_.unit_buffers.front().gradients;
+  Run(units, {.waves = 2});
+  const std::vector<at::Tensor> undisturbed = TakeOwnGradients();
+  const std::vector<UnitVisit> forward = VisitsOf(weights_.units, Sweep::kWave, /*forward_only=*/false),
+                               backward = VisitsOf(weights_.units, Sweep::kBackward, /*forward_only=*/false);
+  OperationVisits visits = {forward, backward, forward, backward};
+  ReduceOnce(visits);
+  units.BeginPass(visits);
+  EXPECT_FALSE(weights_.unit_buffers.front().gradients.is_same(slot));
   RunWave(units, 0, 6, [] {});
   units.StopPass();
+  EXPECT_TRUE(weights_.unit_buffers.front().gradients.is_same(slot));
   for (const at::Tensor& own : TakeOwnGradients()) EXPECT_EQ(own.abs().max().item<double>(), 0);
-  Run(units, {.waves = 2, .reduces_once = true});
+  Run(units, {.waves = 2});
   const std::vector<at::Tensor> after = TakeOwnGradients();
-  for (size_t unit = 0; unit < whole.size(); ++unit) EXPECT_TRUE(after[unit].equal(whole[unit])) << "unit " << unit;
+  for (size_t unit = 0; unit < after.size(); ++unit)
+    EXPECT_TRUE(after[unit].equal(undisturbed[unit])) << "unit " << unit;
 }
 
 // What a pass has not said beforehand would be gathered by this rank alone.
