@@ -38,6 +38,12 @@ function(stemma_test name)
   set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${STEMMA_TEST_TIMEOUT_S})
 endfunction()
 
+# stemma_long_tests(name ...): tests that take a minute or more. They begin first where nothing is known of what tests take,
+# as on a fresh checkout, so that no core idles beside the last one.
+function(stemma_long_tests)
+  set_tests_properties(${ARGN} PROPERTIES COST 60)
+endfunction()
+
 # stemma_also_composed(name): runs that test's binary once more, on kernels of plain ATen ops (tests/testing/backends.h).
 function(stemma_also_composed name)
   get_test_property(${name} LABELS _labels)
