@@ -368,7 +368,10 @@ absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequ
   if (reduction == v1::REDUCE_GRADIENTS_STEP || absl::IsCancelled(summed.status())) return summed;
   absl::StatusOr<PlanResult> swept = plan(false);
   if (!swept.ok() || !summed.ok()) return swept;
-  return PlanSeconds(summed->report) <= PlanSeconds(swept->report) ? summed : swept;
+  const auto cost = [](const PlanResult& result) {
+    return std::pair(PlanSeconds(result.report), result.report.parameters_bytes());
+  };
+  return cost(*summed) < cost(*swept) ? summed : swept;
 }
 
 }  // namespace stemma::server
