@@ -1,8 +1,8 @@
 // run.yaml -> RunConfig. Keys are the proto's field names, enums its lower-case words (schedule: auto, reuse, dense;
 // layout: one_by_one, padded, packed; prefix_policy: s0 to s5; offload: on, off; optimizer_residency: device, host;
 // split_groups: auto, on, off; shard_parameters: auto, on, off; prefix_kv: auto, hold, regather;
-// reduce_gradients: auto, sweep, step; durability: rewind,
-// replay). Sizes take units (20GB). Every problem of a file is reported at once, each with its key and line.
+// reduce_gradients: auto, sweep, step; durability: rewind, replay). Sizes take units (20GB). Every problem of a file is
+// reported at once, each with its key and line.
 //
 // Order of use: ParseRunConfig (or an empty ParsedRunConfig), flags over it, FillDefaults, Validate, ToStatus.
 #pragma once
