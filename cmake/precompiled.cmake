@@ -2,8 +2,8 @@
 #
 # stemma_use_precompiled_headers(), called when all targets are known, gives each target of cmake/stemma.cmake the one of
 # four sets that fits it: the product's or a test's, with LibTorch or without. A source includes what it uses all the same:
-# make lint compiles each file of the product without these sets. A target that is compiled with options of its own sets
-# DISABLE_PRECOMPILE_HEADERS.
+# make lint ARGS=--each compiles each file of the product without these sets. A target that is compiled with options of its
+# own sets DISABLE_PRECOMPILE_HEADERS.
 set(_base_headers <algorithm> <array> <chrono> <cstdint> <functional> <map> <memory> <mutex> <numeric> <optional> <set>
   <span> <sstream> <string> <thread> <unordered_map> <variant> <vector>
   <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/strings/str_join.h>

@@ -27,6 +27,9 @@ set(STEMMA_STANDING_CASE_S 300)
 # A test's own code is compiled more often than it computes: a quarter of its compile time goes. What it tests stays.
 set(STEMMA_TEST_COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
 
+# What reads a command line and prints an answer computes nothing: a third of its compile time goes.
+set(STEMMA_COMMAND_LINE_COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
+
 # stemma_test(name LABEL label SOURCES a_test.cc ... LINK dep ...): one GoogleTest binary, one ctest entry.
 function(stemma_test name)
   cmake_parse_arguments(A "" "LABEL" "SOURCES;LINK" ${ARGN})

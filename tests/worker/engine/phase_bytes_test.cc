@@ -192,11 +192,13 @@ TEST(PhaseBytesFlatTest, PhaseBGrowsNeitherWithRolloutsNorBeyondKvWithThePrompt)
   }
 }
 
-// Tensor-parallel ranks; of four, two have the same K/V head. Rows that are no multiple of them are padded.
+// Tensor-parallel ranks; of four, two have the same K/V head. Rows that are no multiple of them are padded. fp64 differs
+// from fp32 in the size of an element alone: two ranks show it.
 void AddRankSettings(std::vector<Setting>& settings) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     const bool qk_norm = std::string(dtype) == "bf16";
     for (const uint32_t tp : {2U, 4U}) {
+      if (tp > 2 && std::string(dtype) == "fp64") continue;
       const std::string family = std::string(dtype) + (qk_norm ? "_qwen3_tp" : "_llama_tp") + std::to_string(tp);
       for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}) {
         const std::string name = family + "_" + v1::TapePolicy_Name(policy);
@@ -239,6 +241,7 @@ std::vector<Setting> Settings() {
   std::vector<Setting> settings;
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     for (const bool qk_norm : {false, true}) {
+      if (qk_norm && std::string(dtype) == "fp64") continue;  // as fp32 shows it
       const std::string family = std::string(dtype) + (qk_norm ? "_qwen3" : "_llama");
       for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}) {
         const std::string name = family + "_" + v1::TapePolicy_Name(policy);
