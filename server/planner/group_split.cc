@@ -169,6 +169,18 @@ class Splitter {
 
 }  // namespace
 
+std::optional<size_t> GroupSplit::PartOfRank(size_t rank) const {
+  const auto at = std::find(ranks.begin(), ranks.end(), static_cast<int32_t>(rank));
+  if (at == ranks.end()) return std::nullopt;
+  return static_cast<size_t>(at - ranks.begin());
+}
+
+void MarkSplit(const GroupSplit& split, size_t rank, v1::Cluster& cluster) {
+  const auto owner = static_cast<uint32_t>(split.ranks[0]);
+  if (rank != owner) return cluster.set_owner_rank(owner);
+  for (size_t i = 1; i < split.ranks.size(); ++i) cluster.add_helper_ranks(static_cast<uint32_t>(split.ranks[i]));
+}
+
 double SplitPlacement::max_s() const { return *std::max_element(finish_s.begin(), finish_s.end()); }
 double SplitPlacement::imbalance() const { return mean_s > 0 ? max_s() / mean_s : 1; }
 double SplitPlacement::imbalance_whole() const { return mean_s > 0 ? whole_max_s / mean_s : 1; }

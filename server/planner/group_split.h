@@ -17,11 +17,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "server/planner/placement.h"
 #include "server/planner/split_timeline.h"
+#include "stemma/v1/plan.pb.h"
 #include "stemma/v1/run_config.pb.h"
 
 namespace stemma::server {
@@ -41,7 +43,13 @@ struct GroupSplit {
   size_t group = 0;
   std::vector<int32_t> ranks;                   // the owner first, then the helpers, ascending
   std::vector<std::vector<uint32_t>> rollouts;  // of each of them, ascending, places in SplitCosts::rollouts_s
+
+  // Returns the place in `ranks`; nullopt: the rank has no part.
+  std::optional<size_t> PartOfRank(size_t rank) const;
 };
+
+// Says of a cluster of a rank that has a part which other ranks have theirs.
+void MarkSplit(const GroupSplit& split, size_t rank, v1::Cluster& cluster);
 
 struct SplitRequest {
   std::span<const PlacementGroup> groups = {};

@@ -121,4 +121,19 @@ std::string SplitReason(const v1::Cluster& cluster) {
                       one ? " helps" : " help");
 }
 
+void AddToTotals(const v1::StepReport& step, v1::PlanReport& report) {
+  report.set_num_clusters(report.num_clusters() + static_cast<uint32_t>(step.clusters_size()));
+  report.set_num_waves(report.num_waves() + step.num_waves());
+  report.set_tokens_logical(report.tokens_logical() + step.tokens_logical());
+  report.set_tokens_computed(report.tokens_computed() + step.tokens_computed());
+  report.set_flops(report.flops() + step.flops());
+  report.set_flops_dense(report.flops_dense() + step.flops_dense());
+  report.set_peak_bytes(std::max(report.peak_bytes(), step.peak_bytes()));
+  report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), step.peak_bytes_with_headroom()));
+  AddSeconds(step.seconds(), *report.mutable_seconds());
+  report.set_pipeline_s(report.pipeline_s() + step.pipeline_s());
+  report.set_parameters_bytes(report.parameters_bytes() + step.parameters_bytes());
+  report.set_parameters_s(report.parameters_s() + step.parameters_s());
+}
+
 }  // namespace stemma::server

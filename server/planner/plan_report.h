@@ -36,4 +36,7 @@ void DescribeSplit(const MemoryOptions& options, const PackingGroup& group, cons
 // "split: ranks 1, 3 help", "split: helps rank 0"; empty: the cluster is no part of a split group.
 std::string SplitReason(const v1::Cluster& cluster);
 
+// Counts a step, or the pass before the steps, among the totals of a plan.
+void AddToTotals(const v1::StepReport& step, v1::PlanReport& report);
+
 }  // namespace stemma::server

@@ -1,6 +1,8 @@
 #include "server/planner/planner.h"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "server/planner/group_plan.h"
 #include "server/planner/memory_division.h"
 #include "server/planner/plan_report.h"
+#include "server/planner/ranks_of_step.h"
 #include "server/planner/sharded_step.h"
 #include "server/planner/split_cost.h"
 #include "server/planner/stage_packing.h"
@@ -96,9 +99,39 @@ class Planner {
   }
 
   SplitPlacement Place(const std::vector<uint32_t>& batch, MemoryChooser& chooser) {
-    // With pipeline stages groups stay whole, whatever split_groups asks for: a copy's stages would wait for another's.
-    const v1::Split mode = chooser.options().stages.empty() ? model_.run.split_groups() : v1::SPLIT_OFF;
-    return PlaceMiniBatch(chooser, groups_, batch, model_.dp_ranks(), mode);
+    const v1::Split mode = model_.run.split_groups();
+    const auto place = [&](v1::Split with) { return PlaceMiniBatch(chooser, groups_, batch, model_.dp_ranks(), with); };
+    SplitPlacement placement = place(mode);
+    if (chooser.options().stages.empty() || mode != v1::SPLIT_AUTO || placement.splits.empty()) return placement;
+    // Stages fill and drain for each shared group, which no group's own costs tell.
+    SplitPlacement whole = place(v1::SPLIT_OFF);
+    if (placement.splits.size() == whole.splits.size()) return placement;  // those that were pinned
+    const double whole_s = SecondsOfPlacement(batch, whole, chooser);
+    const bool worth = SecondsOfPlacement(batch, placement, chooser) < (1 - kWorthSplitting) * whole_s;
+    return worth ? std::move(placement) : std::move(whole);
+  }
+
+  // Returns the prefix rows of each group that is split.
+  std::vector<int64_t> SplitRows(const std::vector<uint32_t>& batch, const SplitPlacement& placement) const {
+    std::vector<int64_t> rows;
+    for (const GroupSplit& split : placement.splits) rows.push_back(groups_[batch[split.group]].packing.prefix_rows);
+    return rows;
+  }
+
+  // Returns what the slowest copy takes for a placement, all exchanges included; infinity: it does not fit.
+  double SecondsOfPlacement(const std::vector<uint32_t>& batch, const SplitPlacement& placement,
+                            MemoryChooser& chooser) {
+    const std::vector<std::vector<PhaseWork>> work = result_.work;
+    v1::StepPlan step;
+    v1::StepReport report;
+    RanksOfStep ranks(placement, SplitRows(batch, placement), chooser.options());
+    absl::Status status;
+    for (size_t rank = 0; status.ok() && rank < placement.whole.size(); ++rank) {
+      status = PlanRank(rank, batch, placement, chooser, step, report, ranks);
+    }
+    result_.work = work;
+    if (!status.ok()) return std::numeric_limits<double>::infinity();
+    return ranks.Run().max_s();
   }
 
   // Entry log-probs lie where they were computed, so the ranks of a group's first mini-batch compute them, and the
@@ -124,7 +157,7 @@ class Planner {
     }
     report.set_num_groups(static_cast<uint32_t>(batch.size()));
     const SplitPlacement placement = Place(batch, chooser);
-    RanksOfStep ranks(placement);
+    RanksOfStep ranks(placement, SplitRows(batch, placement), chooser.options());
     for (size_t rank = 0; rank < placement.whole.size(); ++rank) {
       RETURN_IF_ERROR(PlanRank(rank, batch, placement, chooser, step, report, ranks));
     }
@@ -139,21 +172,12 @@ class Planner {
     return step;
   }
 
-  // What the ranks of a step are found to do while it is packed.
-  struct RanksOfStep {
-    explicit RanksOfStep(const SplitPlacement& placement)
-        : reports(placement.whole.size()),
-          whole_s(placement.whole.size(), std::vector<double>(placement.splits.size() + 1)),
-          shared(placement.shared) {}
-    std::vector<v1::RankReport> reports;
-    std::vector<std::vector<double>> whole_s;  // as RunTimeline has them
-    std::vector<SharedGroup> shared;
-  };
-
   // Adds what one rank computes of a step, in its order: groups of its own, and between them its parts of split ones.
   absl::Status PlanRank(size_t rank, const std::vector<uint32_t>& batch, const SplitPlacement& placement,
                         MemoryChooser& chooser, v1::StepPlan& step, v1::StepReport& report, RanksOfStep& ranks) {
     v1::RankReport& rank_report = ranks.reports[rank];
+    const int first = step.clusters_size();
+    StageOrders orders;  // of a copy that shares nothing
     for (size_t place = 0; place <= placement.splits.size(); ++place) {
       std::vector<PackingGroup> running;
       for (const size_t i : placement.whole[rank][place]) {
@@ -162,52 +186,75 @@ class Planner {
         running.push_back(group.packing);
         CountGroup(group.tokens_computed, /*is_part=*/false, rank_report);
       }
-      ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters,
-                       PackWhole(rank, running, chooser, step, report, rank_report));
+      ASSIGN_OR_RETURN(StagedClusters packed, Pack(running, chooser, /*mark=*/{}));
       ranks.whole_s[rank][place] =
-          Total(AddClusters(rank, std::move(clusters), nullptr, chooser, step, report, rank_report));
+          Total(AddClusters(rank, std::move(packed.clusters), chooser, step, report, rank_report));
+      orders = std::move(packed.orders);
       if (place == placement.splits.size()) break;
+      const int before = step.clusters_size();
       RETURN_IF_ERROR(
           AddPart(rank, batch, placement.splits[place], chooser, step, report, rank_report, ranks.shared[place]));
+      const bool has_part = step.clusters_size() > before;
+      if (has_part && !ranks.pipelines.empty())
+        ranks.pipelines[rank].parts[place] = static_cast<size_t>(before - first);
     }
+    if (chooser.options().stages.empty() || step.clusters_size() == first) return absl::OkStatus();
+    OrderStagesOf(rank, first, std::move(orders), chooser.options(), step, report, ranks);
     return absl::OkStatus();
   }
 
   // Adds the rank's part of a split group, if it has one.
   absl::Status AddPart(size_t rank, const std::vector<uint32_t>& batch, const GroupSplit& split, MemoryChooser& chooser,
                        v1::StepPlan& step, v1::StepReport& report, v1::RankReport& rank_report, SharedGroup& shared) {
-    const auto at = std::find(split.ranks.begin(), split.ranks.end(), static_cast<int32_t>(rank));
-    if (at == split.ranks.end()) return absl::OkStatus();
-    const auto index = static_cast<size_t>(at - split.ranks.begin());
-    const bool helps = index > 0;
-    const PackingGroup part = PartOf(groups_[batch[split.group]].packing, split.rollouts[index], helps);
+    const std::optional<size_t> index = split.PartOfRank(rank);
+    if (!index) return absl::OkStatus();
+    const bool helps = *index > 0;
+    const PackingGroup part = PartOf(groups_[batch[split.group]].packing, split.rollouts[*index], helps);
     int64_t rows = helps ? 0 : part.prefix_rows;
     for (const PackingMember& member : part.members) rows += member.rows;
     CountGroup(rows, /*is_part=*/true, rank_report);
-    ASSIGN_OR_RETURN(std::vector<PackedCluster> clusters, PackClusters(chooser, {part}));
-    const v1::PhaseSeconds seconds = AddClusters(rank, std::move(clusters), &split, chooser, step, report, rank_report);
-    shared.waves_s[index] = seconds.suffix();
+    const auto mark = [&](v1::Cluster& cluster) { MarkSplit(split, rank, cluster); };
+    ASSIGN_OR_RETURN(StagedClusters packed, Pack({part}, chooser, mark));
+    const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), chooser, step, report, rank_report);
+    shared.waves_s[*index] = seconds.suffix();
     if (helps) return absl::OkStatus();
     shared.forward_s = seconds.prefix_forward();
     shared.backward_s = seconds.prefix_backward();
     return absl::OkStatus();
   }
 
-  // Packs groups that the rank computes whole. Where several stages run them, adds the stages' orders.
-  absl::StatusOr<std::vector<PackedCluster>> PackWhole(size_t rank, const std::vector<PackingGroup>& groups,
-                                                       MemoryChooser& chooser, v1::StepPlan& step,
-                                                       v1::StepReport& report, v1::RankReport& rank_report) const {
-    const MemoryOptions& memory = chooser.options();
-    if (memory.stages.empty()) return PackClusters(chooser, groups);
-    ASSIGN_OR_RETURN(StagedClusters staged, PackForStages(chooser, request_.groups, groups));
-    if (staged.clusters.empty()) return std::move(staged.clusters);
-    if (!memory.forward_only) AddCopyStages(static_cast<uint32_t>(rank), staged.orders, step);
-    DescribeStages(memory, staged.orders, rank_report);
-    report.set_pipeline_s(std::max(report.pipeline_s(), staged.orders.end_s));
-    for (const StageRun& run : staged.orders.stages) {
-      RaisePeaks(run.peak_bytes, run.peak_bytes, memory, report, rank_report);
+  // Packs groups that the rank computes whole, or its part of one, of whose cluster `mark` says so.
+  absl::StatusOr<StagedClusters> Pack(const std::vector<PackingGroup>& groups, MemoryChooser& chooser,
+                                      const std::function<void(v1::Cluster&)>& mark) const {
+    if (!chooser.options().stages.empty()) return PackForStages(chooser, request_.groups, groups, mark);
+    StagedClusters packed;
+    ASSIGN_OR_RETURN(packed.clusters, PackClusters(chooser, groups));
+    for (PackedCluster& cluster : packed.clusters) {
+      if (mark) mark(cluster.cluster);
     }
-    return std::move(staged.clusters);
+    return packed;
+  }
+
+  // Adds the orders in which the stages of a copy run its clusters, of which `first` is the first of the step's. Those
+  // of a copy that shares groups are made here: they are not one place's.
+  void OrderStagesOf(size_t rank, int first, StageOrders orders, const MemoryOptions& memory, v1::StepPlan& step,
+                     v1::StepReport& report, RanksOfStep& ranks) const {
+    if (ranks.pipelines.empty()) {
+      ranks.whole_s[rank] = {orders.end_s};
+    } else {
+      std::vector<const v1::Cluster*> clusters;
+      for (int c = first; c < step.clusters_size(); ++c) clusters.push_back(&step.clusters(c));
+      CopyPipeline& pipeline = ranks.pipelines[rank];
+      pipeline.question = StagesOf(memory, request_.groups, clusters);
+      orders = memory.forward_only ? OrderForwards(pipeline.question) : OrderStages(pipeline.question);
+      pipeline.orders = orders;
+    }
+    if (!memory.forward_only) AddCopyStages(static_cast<uint32_t>(rank), orders, step);
+    DescribeStages(memory, orders, ranks.reports[rank]);
+    report.set_pipeline_s(std::max(report.pipeline_s(), orders.end_s));
+    for (const StageRun& run : orders.stages) {
+      RaisePeaks(run.peak_bytes, run.peak_bytes, memory, report, ranks.reports[rank]);
+    }
   }
 
   static void CountGroup(int64_t rows, bool is_part, v1::RankReport& report) {
@@ -216,15 +263,13 @@ class Planner {
     report.set_tokens_computed(report.tokens_computed() + static_cast<uint64_t>(rows));
   }
 
-  // Adds clusters of one rank, or of its part of the group that `split` splits; answers what they take.
-  v1::PhaseSeconds AddClusters(size_t rank, std::vector<PackedCluster> clusters, const GroupSplit* split,
-                               MemoryChooser& chooser, v1::StepPlan& step, v1::StepReport& report,
-                               v1::RankReport& rank_report) {
+  // Adds clusters of one rank; answers what they take.
+  v1::PhaseSeconds AddClusters(size_t rank, std::vector<PackedCluster> clusters, MemoryChooser& chooser,
+                               v1::StepPlan& step, v1::StepReport& report, v1::RankReport& rank_report) {
     const MemoryOptions& memory = chooser.options();
     v1::PhaseSeconds seconds;
     for (PackedCluster& packed : clusters) {
       packed.cluster.set_dp_rank(static_cast<uint32_t>(rank));
-      if (split != nullptr) SetSplit(*split, packed.cluster);
       if (memory.stages.empty()) {  // else it depends on what lives beside it
         RaisePeaks(packed.memory.peak_bytes, PeaksWithHeadroom(memory, packed.memory).peak(), memory, report,
                    rank_report);
@@ -250,21 +295,15 @@ class Planner {
     report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), with_headroom));
   }
 
-  // The cluster's rank is known.
-  static void SetSplit(const GroupSplit& split, v1::Cluster& cluster) {
-    const auto owner = static_cast<uint32_t>(split.ranks[0]);
-    if (cluster.dp_rank() != owner) return cluster.set_owner_rank(owner);
-    for (size_t i = 1; i < split.ranks.size(); ++i) cluster.add_helper_ranks(static_cast<uint32_t>(split.ranks[i]));
-  }
-
   void DescribeRanks(const std::vector<uint32_t>& batch, const SplitPlacement& placement, const MemoryChooser& chooser,
                      RanksOfStep ranks, v1::StepReport& report) const {
-    const Timeline timeline = RunTimeline(ranks.shared, ranks.whole_s);
+    const Timeline timeline = ranks.Run();
     for (size_t rank = 0; rank < ranks.reports.size(); ++rank) {
       ranks.reports[rank].set_exchange_s(timeline.exchange_s[rank]);
       *report.add_ranks() = std::move(ranks.reports[rank]);
     }
     if (report.ranks_size() == 1) return;
+    if (!ranks.pipelines.empty()) report.set_pipeline_s(timeline.max_s());
     report.set_imbalance(placement.imbalance());
     report.set_imbalance_whole(placement.imbalance_whole());
     report.set_over_bound(placement.over_bound());
@@ -308,22 +347,6 @@ class Planner {
     return *costs_[g];
   }
 
-  void AddToTotals(const v1::StepReport& step) {
-    v1::PlanReport& report = result_.report;
-    report.set_num_clusters(report.num_clusters() + static_cast<uint32_t>(step.clusters_size()));
-    report.set_num_waves(report.num_waves() + step.num_waves());
-    report.set_tokens_logical(report.tokens_logical() + step.tokens_logical());
-    report.set_tokens_computed(report.tokens_computed() + step.tokens_computed());
-    report.set_flops(report.flops() + step.flops());
-    report.set_flops_dense(report.flops_dense() + step.flops_dense());
-    report.set_peak_bytes(std::max(report.peak_bytes(), step.peak_bytes()));
-    report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), step.peak_bytes_with_headroom()));
-    AddSeconds(step.seconds(), *report.mutable_seconds());
-    report.set_pipeline_s(report.pipeline_s() + step.pipeline_s());
-    report.set_parameters_bytes(report.parameters_bytes() + step.parameters_bytes());
-    report.set_parameters_s(report.parameters_s() + step.parameters_s());
-  }
-
   void Totals() {
     v1::PlanReport& report = result_.report;
     report.set_num_steps(static_cast<uint32_t>(result_.plan.steps_size()) * result_.repeats);
@@ -336,9 +359,9 @@ class Planner {
                                : report.set_groups_dense(report.groups_dense() + 1);
     }
     const int first_step = request_.log_prob_passes > 0 ? 1 : 0;
-    for (int pass = 0; pass < request_.log_prob_passes; ++pass) AddToTotals(report.steps(0));
+    for (int pass = 0; pass < request_.log_prob_passes; ++pass) AddToTotals(report.steps(0), report);
     for (uint32_t repeat = 0; repeat < result_.repeats; ++repeat) {
-      for (int i = first_step; i < report.steps_size(); ++i) AddToTotals(report.steps(i));
+      for (int i = first_step; i < report.steps_size(); ++i) AddToTotals(report.steps(i), report);
     }
     report.set_log_prob_passes(static_cast<uint32_t>(request_.log_prob_passes));
     report.set_checkpoint_weights_bytes(static_cast<uint64_t>(CheckpointBytes()));

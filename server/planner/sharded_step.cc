@@ -194,6 +194,7 @@ class ShardedStep {
   }
 
   static void Raise(const StageCluster& cluster, StageCluster& most) {
+    most.stands_alone |= cluster.stands_alone;
     if (!cluster.prefixes.empty()) RaiseStageCosts(cluster.prefixes, most.prefixes);
     if (most.rounds.size() < cluster.rounds.size()) most.rounds.resize(cluster.rounds.size());
     for (size_t r = 0; r < cluster.rounds.size(); ++r) RaiseStageCosts(cluster.rounds[r], most.rounds[r]);

@@ -29,10 +29,9 @@ PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_
   return {.kv = elements * shape.run_bytes, .gradients = forward_only ? 0 : elements * shape.accumulate_bytes};
 }
 
-PartSeconds PartSecondsOf(const MemoryOptions& options, int64_t prefix_rows) {
-  const PartBytes bytes = PartBytesOf(options.shape, prefix_rows, options.forward_only);
-  const double messages_s =
-      static_cast<double>(2 * options.shape.config.num_layers + 1) * options.rates[kDataCollective];
+PartSeconds PartSecondsOf(const MemoryOptions& options, const ByteShape& shape, int64_t prefix_rows) {
+  const PartBytes bytes = PartBytesOf(shape, prefix_rows, options.forward_only);
+  const double messages_s = static_cast<double>(2 * shape.config.num_layers + 1) * options.rates[kDataCollective];
   PartSeconds seconds = {.send_s = messages_s + static_cast<double>(bytes.kv) * options.rates[kDataByte]};
   if (!options.forward_only) {
     seconds.return_s = messages_s + static_cast<double>(bytes.gradients) * options.rates[kDataByte];
@@ -65,7 +64,7 @@ SplitCosts SplitCostsOf(MemoryChooser& chooser, const PackingGroup& packing) {
   const PackingMember& first = packing.members[0];
   costs.part_s = MemberSeconds(options, packing, first, policy, /*waves=*/1) -
                  MemberSeconds(options, packing, first, policy, /*waves=*/0);
-  const PartSeconds part = PartSecondsOf(options, packing.prefix_rows);
+  const PartSeconds part = PartSecondsOf(options, options.shape, packing.prefix_rows);
   costs.send_s = part.send_s;
   costs.return_s = part.return_s;
   costs.returns = !options.forward_only;

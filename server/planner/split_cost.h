@@ -10,8 +10,8 @@
 
 namespace stemma::server {
 
-// Between the owner of a split group and one helper: K and V of all layers in the run's dtype, and their gradients in
-// their accumulators' dtype, which a forward-only pass does not have.
+// Between the owner of a split group and one helper: K and V of all layers of the shape, one stage's or the model's, in
+// the run's dtype, and their gradients in their accumulators' dtype, which a forward-only pass does not have.
 struct PartBytes {
   int64_t kv = 0, gradients = 0;
 };
@@ -22,7 +22,7 @@ PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_
 struct PartSeconds {
   double send_s = 0, return_s = 0;
 };
-PartSeconds PartSecondsOf(const MemoryOptions& options, int64_t prefix_rows);
+PartSeconds PartSecondsOf(const MemoryOptions& options, const ByteShape& shape, int64_t prefix_rows);
 
 // Whether copies of the model may share the group: it is computed with reuse, and has rollouts for two; and it fits
 // where each of context-parallel ranks holds its K/V.

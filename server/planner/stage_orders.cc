@@ -142,7 +142,15 @@ class Scheduler {
       limited_ = true;
       return false;
     }
+    if (WaitsForCluster(s, item)) return false;
     return IsAlone(s, item) || Fits(s, item);
+  }
+
+  // Tells whether an earlier cluster is in flight, and it or the item's own stands alone.
+  bool WaitsForCluster(size_t s, const Item& item) const {
+    const size_t earliest = steps_.items[steps_.backward[stages_[s].next_backward]].cluster;
+    if (earliest == item.cluster) return false;
+    return question_.clusters[earliest].stands_alone || question_.clusters[item.cluster].stands_alone;
   }
 
   // Tells whether nothing is in flight but the item's own cluster's prefixes: else it is an earlier cluster whose

@@ -8,6 +8,10 @@
 // forward that is ready and allowed. There is no barrier between phases or clusters: a stage goes on with whatever
 // came.
 //
+// A cluster of a group that copies of the model share stands alone: it begins on a stage when all before it have ended
+// there, and those after it begin when it has ended. Its exchanges with the other copies then come in one order on all
+// stages of all copies, so nobody waits in a circle.
+//
 // Stage s of S has at most S - s rounds between their forward and their backward (1F1B); where a few more make the step
 // shorter, on every stage so many more.
 //
@@ -38,6 +42,7 @@ using StageCosts = std::vector<StageCost>;  // of each stage
 struct StageCluster {
   StageCosts prefixes;             // empty: it has none, and neither Phase A nor C
   std::vector<StageCosts> rounds;  // not empty
+  bool stands_alone = false;       // its group is shared
 };
 
 struct StageQuestion {

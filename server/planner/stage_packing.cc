@@ -15,8 +15,9 @@ namespace {
 
 class StagePacker {
  public:
-  StagePacker(MemoryChooser& chooser, const std::vector<PlannerGroup>& groups, const std::vector<PackingGroup>& packing)
-      : chooser_(chooser), options_(chooser.options()), groups_(groups), packing_(packing) {
+  StagePacker(MemoryChooser& chooser, const std::vector<PlannerGroup>& groups, const std::vector<PackingGroup>& packing,
+              const std::function<void(v1::Cluster&)>& mark)
+      : chooser_(chooser), options_(chooser.options()), groups_(groups), packing_(packing), mark_(mark) {
     for (const PackingGroup& group : packing) {
       for (const PackingMember& member : group.members) rows_ += member.rows + (group.reuse ? 0 : group.prefix_rows);
       members_ += static_cast<int64_t>(group.members.size());
@@ -56,7 +57,10 @@ class StagePacker {
     Candidate candidate;
     ASSIGN_OR_RETURN(candidate.clusters, PackClusters(chooser, packing_));
     std::vector<const v1::Cluster*> clusters;
-    for (const PackedCluster& packed : candidate.clusters) clusters.push_back(&packed.cluster);
+    for (PackedCluster& packed : candidate.clusters) {
+      if (mark_) mark_(packed.cluster);
+      clusters.push_back(&packed.cluster);
+    }
     candidate.question = StagesOf(options_, groups_, clusters);
     candidate.least_s = LeastStageSeconds(candidate.question);
     return candidate;
@@ -92,14 +96,16 @@ class StagePacker {
   const MemoryOptions& options_;
   const std::vector<PlannerGroup>& groups_;
   const std::vector<PackingGroup>& packing_;
+  const std::function<void(v1::Cluster&)>& mark_;
   int64_t rows_ = 0, members_ = 0;  // of all waves
 };
 
 }  // namespace
 
 absl::StatusOr<StagedClusters> PackForStages(MemoryChooser& chooser, const std::vector<PlannerGroup>& groups,
-                                             const std::vector<PackingGroup>& packing) {
-  return StagePacker(chooser, groups, packing).Run();
+                                             const std::vector<PackingGroup>& packing,
+                                             const std::function<void(v1::Cluster&)>& mark) {
+  return StagePacker(chooser, groups, packing, mark).Run();
 }
 
 }  // namespace stemma::server

@@ -1,4 +1,4 @@
-// Packs the groups of one copy of the model that runs on pipeline stages. Pure.
+// Packs the groups of one copy of the model that runs on pipeline stages, or its part of one that copies share. Pure.
 //
 // Cut by memory alone, a step has few waves, and S stages idle for (S - 1) times the first wave's forward and the last
 // one's backward, or the prefixes' phases where those are longer (server/planner/stage_orders.h). Smaller waves and
@@ -11,6 +11,7 @@
 //      than kIdleShareWorthTries of the step. They are compared by LeastStageSeconds, and one of them is ordered.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,10 +30,12 @@ struct StagedClusters {
   StageOrders orders;  // in which the stages run them; in a pass without backward one after the other
 };
 
-// `groups`: the request's; `packing`: those of them that the copy computes.
-// REQUIRES: the chooser's options have several stages; each group is computed whole.
+// `groups`: the request's; `packing`: those of them that the copy computes whole, or a part of one. `mark`: says of a
+// part's cluster which copies share it, before it is ordered; none where groups are whole.
+// REQUIRES: the chooser's options have several stages.
 // Errors: see PackClusters.
 absl::StatusOr<StagedClusters> PackForStages(MemoryChooser& chooser, const std::vector<PlannerGroup>& groups,
-                                             const std::vector<PackingGroup>& packing);
+                                             const std::vector<PackingGroup>& packing,
+                                             const std::function<void(v1::Cluster&)>& mark = {});
 
 }  // namespace stemma::server

@@ -23,8 +23,12 @@ class ClusterStages {
 
   StageCluster Run() {
     StageCluster stages;
-    if (operations_.has_prefixes()) {
-      for (const ByteShape& stage : options_.all_stages()) stages.prefixes.push_back(PrefixCost(stage));
+    const bool borrows = cluster_.has_owner_rank();
+    stages.stands_alone = borrows || cluster_.helper_ranks_size() > 0;
+    if (operations_.has_prefixes() || borrows) {
+      for (const ByteShape& stage : options_.all_stages()) {
+        stages.prefixes.push_back(borrows ? BorrowedCost(stage) : PrefixCost(stage));
+      }
     }
     for (const v1::Wave& wave : cluster_.waves()) {
       // The waves of a rank stand in the order of their rounds.
@@ -51,6 +55,14 @@ class ClusterStages {
     cost.kept_bytes = PrefixKeptBytes(stage, prefix).peak();
     cost.host_bytes = HostTapeBytes(stage, prefix);
     return cost;
+  }
+
+  // A helper has the K/V of a prefix and their gradients, and no tape.
+  StageCost BorrowedCost(const ByteShape& stage) const {
+    const PrefixShape& prefix = operations_.prefix();
+    const int64_t bytes =
+        options_.forward_only ? ForwardKeptBytes(stage, prefix) : PrefixKeptBytes(stage, prefix).hot_set;
+    return {.forward_bytes = bytes, .backward_bytes = bytes, .kept_bytes = bytes};
   }
 
   void AddWave(const v1::Wave& wave, StageCosts& round) const {

@@ -15,7 +15,8 @@ namespace stemma::server {
 
 // Returns the clusters of one copy of the model, in their order, as stages run them. Where context-parallel ranks share
 // the copy, a round is the i-th wave of each of them, and costs what the longest of them does.
-// A helper's part of a group has no prefixes. With one stage it is what that stage does.
+// A helper's part of a group holds its prefix and computes none: Phases A and C take it no time. With one stage it is
+// what that stage does.
 StageQuestion StagesOf(const MemoryOptions& options, const std::vector<PlannerGroup>& groups,
                        const std::vector<const v1::Cluster*>& clusters);
 

@@ -204,12 +204,14 @@ class Programs {
         // The cluster's forwards follow; those of the one before have ended.
         if (forward.round > 0) forward = {forward.cluster + 1, 0};
         turns.push_back({'A', forward.cluster});
+        turns.push_back({kSendKv, forward.cluster});
       } else if (letter == 'F') {
         add_round('F', forward);
       } else if (letter == 'B') {
         add_round('B', backward);
       } else {
         CHECK_EQ(letter, 'C');
+        turns.push_back({kReturnGradients, backward.cluster});
         turns.push_back({'C', backward.cluster});
       }
     }
@@ -292,8 +294,8 @@ class Programs {
     if (helpers.empty()) return;
     const uint32_t group = cluster.prefix_groups(0);
     const int64_t prefix_rows = groups_[group].prompt_tokens - 1;
-    const PartSeconds part = PartSecondsOf(options_, prefix_rows);
-    const PartBytes bytes = PartBytesOf(options_.shape, prefix_rows, options_.forward_only);
+    const PartSeconds part = PartSecondsOf(options_, Stage(), prefix_rows);
+    const PartBytes bytes = PartBytesOf(Stage(), prefix_rows, options_.forward_only);
     const bool gradients = name[0] == 'g', sends = gradients == cluster.has_owner_rank();
     for (const uint32_t helper : helpers) {
       for (size_t rank = 0; rank < cp_; ++rank) {
@@ -303,7 +305,7 @@ class Programs {
             sends ? static_cast<double>(gradients ? bytes.gradients : bytes.kv) : 0;
         SimulatedOperation operation = {.name = name, .wire_s = seconds.Exposed()};
         // The group is one step's once, so group and helper name the meeting.
-        operation.meeting = meetings_.Of(group, helper, size_t{0}, rank, gradients ? 'g' : 'k', kSharedGroup);
+        operation.meeting = meetings_.Of(group, helper, stage_, rank, gradients ? 'g' : 'k', kSharedGroup);
         operation.meeting_axis = Axis::kData;
         Append(std::move(operation), seconds, rank);
       }
@@ -356,7 +358,7 @@ class Programs {
   std::vector<std::vector<OperationSeconds>> parameter_wires_;  // of each stage's operations; none: they are whole
   StepPrograms made_;
   Numbers<uint32_t, size_t, size_t, size_t, char, size_t> messages_;
-  // By copy, stage, cluster, round and letter; of copies that share a group by the group and the helper.
+  // By copy, stage, cluster, round and letter; of copies that share a group by the group, the helper and the stage.
   enum Kind : uint32_t { kOneCopy, kSharedGroup, kAllCopies };
   Numbers<uint32_t, size_t, size_t, size_t, char, uint32_t> meetings_;
   bool reduces_once_ = false;

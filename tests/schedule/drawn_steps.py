@@ -9,11 +9,11 @@ LARGE = 1e6  # tolerances: a relative error of 1e-6
 SHAPE = [(9, [4, 1, 6]), (1, [2, 5]), (14, [3, 3]), (6, [7])]
 
 
-def drawn_options(rng, mesh, copies, schedules, seed, *, splits=True):
+def drawn_options(rng, mesh, copies, schedules, seed):
     """Options of the probe: waves, placement, and the policies of all clusters or, with copies that split groups, of each."""
     options = {"mesh": mesh, "schedule": rng.choice(schedules), "layout": rng.choice(["PACKED", "PADDED"]),
                "waves": rng.choice([0, 1, 2, 3]), "head_chunk": rng.choice([0, 3, 5]), "placement_seed": rng.randrange(1, 2**31)}
-    if splits and options["schedule"] == "REUSE" and copies == 2 and rng.random() < 0.6:
+    if options["schedule"] == "REUSE" and copies == 2 and rng.random() < 0.6:
         return options | {"split_seed": seed, "split_policies": True}
     options |= {"prefix_policy": rng.choice([*POLICIES, "S5"]), "suffix_policy": rng.choice(POLICIES),
                 "prefix_block_rows": rng.choice([0, 3, 7])}

@@ -31,7 +31,7 @@ def drawn(seed):
                        seed=rng.randrange(2**31))
     shape = drawn_shape(rng)
     dp, cp, tp = rng.choice([1, 1, 2]), rng.choice([1, 1, 2]), rng.choice([1, 1, 2 if heads % 4 == 0 else 3])
-    options = drawn_options(rng, f"dp={dp},pp={pp},cp={cp},tp={tp}", dp, ["REUSE", "REUSE", "REUSE", "DENSE"], seed, splits=False)
+    options = drawn_options(rng, f"dp={dp},pp={pp},cp={cp},tp={tp}", dp, ["REUSE", "REUSE", "REUSE", "DENSE"], seed)
     options["context_seed"] = rng.choice([0, rng.randrange(1, 2**31)])
     options["stage_seed"] = rng.choice([0, *[rng.randrange(1, 2**31)] * 3])  # 0: backwards as soon as they can
     return spec, options, drawn_request(rng, shape, seed)
@@ -53,6 +53,9 @@ def test_the_drawn_cases_reach_everything():
     assert {True, False} == {spec.tied for spec, _ in cases}
     assert {"REUSE", "DENSE"} == {options["schedule"] for _, options in cases}
     assert any(options.get("prefix_block_rows") and options["prefix_policy"] == "S5" for _, options in cases)
+    shared = [size for size, (_, options) in zip(sizes, cases) if "split_seed" in options]
+    assert shared and {"2", "3"} == {size["pp"] for size in shared}, "groups that copies share"
+    assert any(size["cp"] != "1" for size in shared)
 
 
 @pytest.fixture(scope="module")

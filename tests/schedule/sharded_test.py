@@ -34,7 +34,7 @@ def drawn(seed):
                        seed=rng.randrange(2**31))
     shape = drawn_shape(rng)
     mesh = ",".join(f"{axis}={size}" for axis, size in sizes.items())
-    options = drawn_options(rng, mesh, int(sizes.get("dp", "1")), ["REUSE", "REUSE", "REUSE", "DENSE"], seed, splits=pp == 1)
+    options = drawn_options(rng, mesh, int(sizes.get("dp", "1")), ["REUSE", "REUSE", "REUSE", "DENSE"], seed)
     options |= {"shard": True, "context_seed": rng.choice([0, rng.randrange(1, 2**31)]),
                 "stage_seed": rng.choice([0, rng.randrange(1, 2**31)]), "clusters": rng.choice(["one", "per_group"])}
     request = drawn_request(rng, shape, seed)
@@ -54,7 +54,8 @@ def test_the_drawn_cases_reach_everything():
     assert {"REUSE", "DENSE"} == {options["schedule"] for _, options in cases}
     for axis in ("dp=2", "cp=2", "pp=2", "tp=2"):
         assert set(REDUCTIONS) == {options["reduce"] for _, options in cases if axis in options["mesh"]}, axis
-    assert any(options.get("split_seed") for _, options in cases), "a group that copies share"
+    for pp in (False, True):
+        assert any("split_seed" in options and ("pp=2" in options["mesh"]) == pp for _, options in cases), "a group that copies share"
     assert any(options.get("prefix_block_rows") and options["prefix_policy"] == "S5" for _, options in cases)
     assert any(spec.layers == 1 or spec.layers == int(dict(a.split("=") for a in options["mesh"].split(",")).get("pp", "1"))
                for spec, options in cases), "a stage of one layer"

@@ -114,10 +114,12 @@ def test_bf16_is_as_near_to_the_truth_as_on_one_rank(setting, probe):
     assert error(mesh="dp=3", split_seed=1, split_ranks=3) <= 1.05 * error(mesh="dp=1")
 
 
-@pytest.mark.parametrize("control", ("split_wrong_rows", "split_dropped", "split_twice", "split_other_layer"))
-def test_a_wrong_exchange_fails(control, setting, probe):
+@pytest.mark.parametrize("control, mesh", (
+    *((control, "dp=3") for control in ("split_wrong_rows", "split_dropped", "split_twice", "split_other_layer")),
+    *((control, "dp=2,pp=2") for control in ("split_wrong_rows", "split_dropped", "split_twice"))))  # stages of one layer
+def test_a_wrong_exchange_fails(control, mesh, setting, probe):
     directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, mesh="dp=3", split_seed=1, split_ranks=3, waves=2, rank_control=control)
+    answer, tensors = probe.run(directory, request, mesh=mesh, split_seed=1, split_ranks=3, waves=2, rank_control=control)
     errors = compare.step_errors(answer, tensors, expected)
     if control == "split_other_layer":
         assert errors.log_prob > LARGE and errors.loss > LARGE, errors.report()

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -26,6 +27,16 @@ class ControlRank final : public Communicator {
     if (call.kind == CollectiveKind::kSend) return PassSend(*right_, call);
     CollectiveCall made = call;
     if (call.input.defined() && call.output.defined()) made.input = call.input.clone();  // an output may overwrite it
+    // Begins beside what the rank runs, as in the right ranks: stages of its copy may wait for that.
+    if (call.kind == CollectiveKind::kReduceScatterSum) {
+      at::Tensor output = call.output;
+      const std::shared_ptr<PendingCollective> pending = right_->StartReduceScatterSum(call.name, call.input, output);
+      return {[this, pending, made] {
+        const absl::Status status = pending->Wait();
+        if (status.ok()) spoil_(made, *right_);
+        return status;
+      }};
+    }
     const absl::Status status = Make(call);
     if (status.ok()) spoil_(made, *right_);
     return {[status] { return status; }};
@@ -34,8 +45,6 @@ class ControlRank final : public Communicator {
   absl::Status Make(const CollectiveCall& call) {
     at::Tensor output = call.output;
     switch (call.kind) {
-      case CollectiveKind::kReduceScatterSum:
-        return right_->ReduceScatterSum(call.name, call.input, output);
       case CollectiveKind::kAllReduceSum:
         return right_->AllReduceSum(call.name, output);
       case CollectiveKind::kAllGather:

@@ -1,6 +1,7 @@
 #include "tests/testing/draw_stages.h"
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <string>
 #include <utility>
@@ -14,10 +15,26 @@ namespace {
 
 struct Sequences {
   std::string forward, backward;
+  std::vector<size_t> forward_places, backward_places;  // of each letter, the place of its cluster among the copy's
 };
+
+// Returns of each place whether its cluster is one of a group that copies share; with sharded parameters, which make
+// all copies run the same places, whether any copy's is.
+std::vector<bool> StandAlone(const v1::StepPlan& step, uint32_t copy) {
+  std::vector<bool> alone;
+  std::map<uint32_t, size_t> place;
+  for (const v1::Cluster& cluster : step.clusters()) {
+    if (cluster.dp_rank() != copy && !cluster.has_sweeps()) continue;
+    const size_t at = place[cluster.dp_rank()]++;
+    alone.resize(std::max(alone.size(), at + 1));
+    if (cluster.has_owner_rank() || cluster.helper_ranks_size() > 0) alone[at] = true;
+  }
+  return alone;
+}
 
 Sequences SequencesOf(const v1::StepPlan& step, uint32_t copy, uint32_t cp_ranks) {
   Sequences sequences;
+  size_t place = 0;
   for (const v1::Cluster& cluster : step.clusters()) {
     if (cluster.dp_rank() != copy) continue;
     std::vector<size_t> waves(cp_ranks);
@@ -26,6 +43,8 @@ Sequences SequencesOf(const v1::StepPlan& step, uint32_t copy, uint32_t cp_ranks
     const bool has_prefix = cluster.prefix_groups_size() > 0 || cluster.sweeps().prefix_blocks() > 0;
     sequences.forward += (has_prefix ? "A" : "") + std::string(rounds, 'F');
     sequences.backward += std::string(rounds, 'B') + (has_prefix ? "C" : "");
+    sequences.forward_places.resize(sequences.forward.size(), place);
+    sequences.backward_places.resize(sequences.backward.size(), place++);
   }
   return sequences;
 }
@@ -33,8 +52,9 @@ Sequences SequencesOf(const v1::StepPlan& step, uint32_t copy, uint32_t cp_ranks
 // Runs the stages beside each other, one operation at a time of one that can.
 class StagesDrawn {
  public:
-  StagesDrawn(const Sequences& sequences, size_t stages, uint32_t seed)
+  StagesDrawn(const Sequences& sequences, std::vector<bool> stand_alone, size_t stages, uint32_t seed)
       : sequences_(sequences),
+        stand_alone_(std::move(stand_alone)),
         random_(seed),
         first_(seed == 0),
         forwards_(stages),
@@ -65,7 +85,9 @@ class StagesDrawn {
 
   bool CanRunForward(size_t stage) const {
     const size_t next = forwards_[stage];
-    return next < sequences_.forward.size() && (stage == 0 || forwards_[stage - 1] > next);
+    if (next == sequences_.forward.size() || (stage > 0 && forwards_[stage - 1] <= next)) return false;
+    const size_t own = sequences_.forward_places[next], earliest = sequences_.backward_places[backwards_[stage]];
+    return own == earliest || (!stand_alone_[own] && !stand_alone_[earliest]);
   }
 
   bool CanRunBackward(size_t stage) const {
@@ -77,6 +99,7 @@ class StagesDrawn {
   }
 
   const Sequences& sequences_;
+  const std::vector<bool> stand_alone_;  // by place
   std::mt19937 random_;
   const bool first_;
   std::vector<size_t> forwards_, backwards_;  // that each stage has run
@@ -96,7 +119,8 @@ void DrawStages(uint32_t seed, const v1::Mesh& mesh, v1::StepPlan& step) {
     // Copies that share their sweeps have one order.
     const bool shared = step.clusters(0).has_sweeps();
     const uint32_t own_seed = seed == 0 ? 0 : seed * 7919 + (shared ? 0 : copy);
-    for (std::string& order : StagesDrawn(sequences, PpSize(mesh), own_seed).Run()) stages.add_orders(std::move(order));
+    StagesDrawn drawn(sequences, StandAlone(step, copy), PpSize(mesh), own_seed);
+    for (std::string& order : drawn.Run()) stages.add_orders(std::move(order));
   }
 }
 

@@ -1,5 +1,5 @@
 // Gives plans the orders of a pipeline's stages, as drawn: any that the plan format allows, and no planner would
-// choose.
+// choose. Clusters of groups that copies share stand alone.
 #pragma once
 
 #include <cstdint>

@@ -152,7 +152,8 @@ void InProcess::EditPlan(const TrainingRequest& request) {
   if (options_.placement_seed != 0) DrawPlacement(request.groups.size());
   for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
     EditStep(request, step);
-    const bool planned = !options_.cluster_per_group && options_.placement_seed == 0 && options_.context.seed == 0;
+    const bool planned = !options_.cluster_per_group && options_.placement_seed == 0 && options_.context.seed == 0 &&
+                         options_.split.seed == 0;
     if (options_.stage_seed != 0 || !planned) DrawStages(options_.stage_seed, options_.run.mesh(), step);
     if (options_.edit_step) options_.edit_step(step);
   }

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/arrays.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "worker/engine/abandoned_exchanges.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/pass_plan.h"
@@ -46,7 +46,7 @@ class Pass {
         loss_(loss),
         wave_head_(options.context, payload, loss, head, results),
         visits_(options.units, *options.context.weights),
-        times_(*options.context.backend, options.spans, /*entry=*/loss == nullptr, options.copy.tp),
+        times_(*options.context.backend, options.spans, /*entry=*/loss == nullptr, options.copy),
         reports_(*options.context.backend, wave_head_) {
     if (options.data != nullptr) split_.emplace(*options.data, options.context);
     no_prefixes_.kv = std::make_unique<LocalHotSet>(PrefixRows{});
@@ -66,12 +66,16 @@ class Pass {
                    }));
     // The last stage alone knows the log-probs of the pass before; and a plan of another copy may be a wrong one.
     if (sizes.stages > 1 || visits_.sharded()) status = AgreeInCopy(options_.copy, "plan", status);
+    if (!status.ok()) program = ExpandInTurn(plan_, forward_only(), sizes);
     program_ = program;
     last_ = LastOperations(program_);
     CancelPoll cancel(options_.copy, *options_.context.stages, *options_.hooks);
     auto next = program.begin();
     for (; status.ok() && next != program.end(); ++next) {
-      if (next->cluster >= stop_before_) continue;
+      if (next->cluster >= stop_before_) {
+        skipped_.push_back(*next);
+        continue;
+      }
       bool polled = false, ran = false;
       status = CatchExceptions([&]() -> absl::Status {
         RETURN_IF_ERROR(cancel.Poll(next->cluster));
@@ -80,28 +84,36 @@ class Pass {
         return RunMeasured(*next, ran);
       });
       status = InsideCopy(options_.copy, polled ? visits_.InsideOperation(status) : status);
-      if (!polled && DrainsStages(*next, status)) status = absl::OkStatus();
+      if (!polled && DrainsStages(*next, status)) {
+        status = absl::OkStatus();
+        skipped_.push_back(*next);
+      }
       // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
       if (!status.ok() && !ran && !absl::IsAborted(status)) break;
       if (!status.ok() && !polled) break;
     }
     if (status.ok()) status = CatchExceptions([&] { return EndPass(cancel); });
+    // All stages give up at one exchange, so what they sent each other has been taken.
+    if (absl::IsAborted(status)) {
+      const absl::Status ended = CatchExceptions([&] {
+        options_.context.stages->EndPass();
+        return absl::OkStatus();
+      });
+      if (!ended.ok()) status = ended;
+    }
     if (!status.ok()) visits_.Stop(status);
     if (split_.has_value()) sums_.split_bytes = split_->sent_bytes();
     if (status.ok()) return sums_;
     live_waves_.clear();  // the walk takes memory, too
     hot_sets_.clear();
-    return Abandon({next, program.end()}, sizes, status);
+    skipped_.insert(skipped_.end(), next, program.end());
+    return Abandon(skipped_, sizes, status);
   }
 
   // Walks the exchanges of operations that are not run, because of `cause`. Returns it, or Unavailable.
   absl::Status Abandon(std::span<const Operation> rest, const RankSizes& sizes, const absl::Status& cause) {
-    for (const Operation& operation : rest) {
-      if (absl::IsUnavailable(cause)) break;
-      if (operation.part == PrefixPart::kNone) continue;
-      RETURN_IF_ERROR(WalkExchange(operation, sizes, cause));
-    }
-    return cause;
+    if (!split_.has_value()) return cause;
+    return AbandonExchanges({*split_, plan_, sizes, options_.copy}, rest, cause);
   }
 
  private:
@@ -210,7 +222,7 @@ class Pass {
   }
 
   absl::Status RunExchange(const Operation& operation) {
-    const int cluster = operation.cluster, peer = operation.peer();
+    const int cluster = operation.cluster, peer = DataRank(operation, options_.copy);
     const bool sends = operation.kind == OperationKind::kSend;
     if (operation.part == PrefixPart::kGradients) {
       if (!sends) return split_->ReceiveGradients(peer, Prefixes(cluster).all_rows());
@@ -224,19 +236,6 @@ class Pass {
     const auto [at, added] = hot_sets_.emplace(cluster, std::move(borrowed));
     CHECK(added) << "cluster " << cluster << " has a hot set already";
     return split_->ReceiveKv(peer, at->second.all_rows());
-  }
-
-  absl::Status WalkExchange(const Operation& operation, const RankSizes& sizes, const absl::Status& cause) {
-    const int peer = operation.peer();
-    if (operation.kind == OperationKind::kSend) return split_->GiveUp(peer, cause);
-    const v1::Cluster& cluster = plan_.clusters(operation.cluster);
-    const uint32_t group = cluster.prefix_groups_size() > 0 ? cluster.prefix_groups(0) : kGroupIndicesMax;
-    if (group >= sizes.prefix_rows.size() || sizes.prefix_rows[group] < 1) {
-      return absl::UnavailableError(absl::StrCat(
-          "rank ", peer, " sends the prefix of a group that is not in the payload: ", std::string(cause.message())));
-    }
-    return operation.part == PrefixPart::kKv ? split_->DropKv(peer, sizes.prefix_rows[group])
-                                             : split_->DropGradients(peer, sizes.prefix_rows[group]);
   }
 
   absl::Status RunPrefixForward(const Operation& operation) {
@@ -367,6 +366,7 @@ class Pass {
   std::span<const Operation> program_;
   LastOperations last_;
   int stop_before_ = std::numeric_limits<int>::max();  // the first cluster that does not run
+  Program skipped_;                                    // operations from there on
   absl::Status stopped_;                               // why
   int64_t start_bytes_ = 0;                            // of the device, when the pass began
   double held_s_ = 0;                                  // by layer_final, in the last operation
@@ -394,7 +394,7 @@ absl::Status AbandonPass(const PassOptions& options, const Payload& payload, con
   const RankSizes sizes = RankSizesOf(*options.context.weights, options.data, options.copy, payload);
   const MemberResult no_results;
   return Pass(options, payload, plan, /*loss=*/nullptr, {}, no_results)
-      .Abandon(ExpandStep(plan, forward_only, sizes), sizes, cause);
+      .Abandon(ExpandInTurn(plan, forward_only, sizes), sizes, cause);
 }
 
 }  // namespace stemma::worker

@@ -11,7 +11,7 @@ void PassTimes::Settle(PassSums& sums) {
   for (const Timed& timed : timed_) {
     const double begin_s = clock_->At(timed.begin), end_s = clock_->At(timed.end);
     sums.AddSeconds(timed.operation.kind, end_s - begin_s - timed.apart_s);
-    if (spans_ != nullptr) spans_->Add(SpanOf(timed.operation, entry_, timed.held_s, tp_), begin_s, end_s);
+    if (spans_ != nullptr) spans_->Add(SpanOf(timed.operation, entry_, timed.held_s, copy_), begin_s, end_s);
   }
   timed_.clear();
   clock_->Clear();

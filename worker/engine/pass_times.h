@@ -11,16 +11,20 @@
 #include "worker/backend/backend.h"
 #include "worker/engine/pass_sums.h"
 #include "worker/engine/step_spans.h"
-#include "worker/parallel/communicator.h"
+#include "worker/parallel/mesh_ranks.h"
 #include "worker/schedule/program.h"
 
 namespace stemma::worker {
 
 class PassTimes {
  public:
-  // spans: null for none. `entry`: of a forward-only pass; tp: of the rank, as SpanOf takes it.
-  PassTimes(const Backend& backend, StepSpans* spans, bool entry, const Communicator* tp)
-      : clock_(backend.make_clock()), at_once_(backend.host_reads_are_free), spans_(spans), entry_(entry), tp_(tp) {}
+  // spans: null for none. `entry`: of a forward-only pass.
+  PassTimes(const Backend& backend, StepSpans* spans, bool entry, const CopyRanks& copy)
+      : clock_(backend.make_clock()),
+        at_once_(backend.host_reads_are_free),
+        spans_(spans),
+        entry_(entry),
+        copy_(copy) {}
 
   void Begin() { begin_ = clock_->Mark(); }
   // Ends the operation that began last. `apart_s`: seconds of the host in it that belong to no phase. `held_s`: what
@@ -40,7 +44,7 @@ class PassTimes {
   const bool at_once_;
   StepSpans* const spans_;
   const bool entry_;
-  const Communicator* const tp_;
+  const CopyRanks copy_;
   int64_t begin_ = 0;
   std::vector<Timed> timed_;
 };

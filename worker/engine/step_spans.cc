@@ -101,7 +101,7 @@ v1::SpanList StepSpans::Take() {
   return list;
 }
 
-StepSpan SpanOf(const Operation& operation, bool entry, double held_s, const Communicator* tp) {
+StepSpan SpanOf(const Operation& operation, bool entry, double held_s, const CopyRanks& copy) {
   StepSpan span;
   span.set_kind(KindOf(operation));
   span.set_cluster(static_cast<uint32_t>(operation.cluster));
@@ -109,8 +109,7 @@ StepSpan SpanOf(const Operation& operation, bool entry, double held_s, const Com
   span.set_entry(entry);
   span.set_held_ns(static_cast<uint64_t>(std::llround(held_s * 1e9)));
   if (operation.part == PrefixPart::kNone) return span;
-  const int peer = tp == nullptr ? operation.peer() : operation.peer() * tp->size() + tp->rank();
-  span.set_peer(static_cast<uint32_t>(peer));
+  span.set_peer(static_cast<uint32_t>(copy.RankInCopy(operation.peer_copy)));
   return span;
 }
 

@@ -15,7 +15,7 @@
 #include "stemma/v1/step_trace.pb.h"
 #include "worker/memory/copy_engine.h"
 #include "worker/parallel/collective_record.h"
-#include "worker/parallel/communicator.h"
+#include "worker/parallel/mesh_ranks.h"
 #include "worker/schedule/program.h"
 
 namespace stemma::worker {
@@ -49,9 +49,9 @@ class StepSpans {
 };
 
 // Returns the span of an operation of a step's program, or of one of the pass before the step. `held_s`: what held the
-// engine in it and is no part of its phase. `tp`: of the rank, null: whole layers; an operation names the ranks that
-// hold the same part of the model, a span those of the mesh.
-v1::StepSpan SpanOf(const Operation& operation, bool entry, double held_s = 0, const Communicator* tp = nullptr);
+// engine in it and is no part of its phase. `copy`: that the rank is of; an exchange names the other copy, a span the
+// rank of the mesh.
+v1::StepSpan SpanOf(const Operation& operation, bool entry, double held_s = 0, const CopyRanks& copy = {});
 
 // Adds a span from its construction to its destruction; does nothing where `spans` is null.
 class TimedSpan {

@@ -64,10 +64,8 @@ struct Operation {
   // exchanges inside of its layers, who they are, and which operation of theirs it is.
   Exchange exchange = {};
   PrefixPart part = PrefixPart::kNone;
+  int peer_copy = 0;  // of a part of a prefix: the copy of the model whose rank of equal place has or gets it
   StageMessage input = {}, output = {};
-
-  // Returns the other rank of a kSend or kReceive.
-  int peer() const { return exchange.ranks[kind == OperationKind::kSend ? 1 : 0]; }
 };
 
 using Program = std::vector<Operation>;

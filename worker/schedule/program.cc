@@ -40,7 +40,8 @@ class ClusterExchanges {
                        .exchange = {.ranks = sends ? std::vector<int>{own, other} : std::vector<int>{other, own},
                                     .tensor = absl::StrCat(kv ? "kv" : "gkv", " of group ", group_),
                                     .bytes = rows_ * (kv ? sizes_.kv_row_bytes : sizes_.gradient_row_bytes)},
-                       .part = part});
+                       .part = part,
+                       .peer_copy = static_cast<int>(peer)});
   }
 
   const v1::Cluster& cluster_;
@@ -245,6 +246,11 @@ Program ExpandStep(const v1::StepPlan& step, bool forward_only, const RankSizes&
   Program program;
   for (const char letter : order) sequences.Take(letter, program);
   return program;
+}
+
+Program ExpandInTurn(const v1::StepPlan& step, bool forward_only, RankSizes sizes) {
+  sizes.stages = 1;  // whose order is that of the clusters; ranks are numbered alike
+  return ExpandStep(step, forward_only, sizes);
 }
 
 }  // namespace stemma::worker

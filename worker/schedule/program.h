@@ -50,9 +50,14 @@ struct RankSizes {
 // (ParameterSweeps): a rank that has less to run there joins in what others run. The checks of
 // worker/schedule/parameter_sweeps.h refuse a plan that has more to run than its sweeps say.
 //
-// Ranks that list their split groups in one order never wait for each other in a circle. An exchange with a rank that
+// Ranks that list their split groups in one order never wait for each other in a circle: stages run such a cluster by
+// itself, which CheckStageOrders sees to. An exchange with a rank that
 // there is not, or with itself, is left out: CheckSplitGroups (worker/schedule/split_groups.h) refuses such a plan.
 Program ExpandStep(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes = {});
+
+// Lists the same cluster by cluster, whatever the plan says of stages' orders, and if it says nothing or what cannot be
+// run: a pass that does not begin walks its exchanges so, as the copies that wait for them come to them.
+Program ExpandInTurn(const v1::StepPlan& step, bool forward_only, RankSizes sizes);
 
 // No more of a cluster's sweeps of one kind are run: CheckParameterSweeps refuses such a plan.
 inline constexpr uint32_t kSweepsMax = 1 << 20;

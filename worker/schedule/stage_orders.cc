@@ -1,6 +1,7 @@
 #include "worker/schedule/stage_orders.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,14 +10,27 @@
 namespace stemma::worker {
 namespace {
 
-// The sequences of a copy, letter by letter.
+bool IsSplit(const v1::Cluster& cluster) { return cluster.helper_ranks_size() > 0 || cluster.has_owner_rank(); }
+
+// The sequences of a copy, letter by letter, and which cluster each letter is of.
 struct CopySequences {
   std::string forward, backward;
+  std::vector<int> forward_clusters, backward_clusters;
+
+  void AddForward(char letter, size_t count, int cluster) {
+    forward.append(count, letter);
+    forward_clusters.insert(forward_clusters.end(), count, cluster);
+  }
+  void AddBackward(char letter, size_t count, int cluster) {
+    backward.append(count, letter);
+    backward_clusters.insert(backward_clusters.end(), count, cluster);
+  }
 };
 
 CopySequences SequencesOf(const v1::StepPlan& step, const RankSizes& sizes) {
   CopySequences sequences;
-  for (const v1::Cluster& cluster : step.clusters()) {
+  for (int c = 0; c < step.clusters_size(); ++c) {
+    const v1::Cluster& cluster = step.clusters(c);
     std::vector<size_t> waves(static_cast<size_t>(sizes.cp_ranks));
     for (const v1::Wave& wave : cluster.waves()) {
       if (wave.cp_rank() < waves.size()) ++waves[wave.cp_rank()];
@@ -24,10 +38,10 @@ CopySequences SequencesOf(const v1::StepPlan& step, const RankSizes& sizes) {
     const size_t rounds =
         std::max(*std::max_element(waves.begin(), waves.end()), static_cast<size_t>(cluster.sweeps().rounds()));
     const bool has_prefix = cluster.prefix_groups_size() > 0 || cluster.sweeps().prefix_blocks() > 0;
-    if (has_prefix) sequences.forward += 'A';
-    sequences.forward.append(rounds, 'F');
-    sequences.backward.append(rounds, 'B');
-    if (has_prefix) sequences.backward += 'C';
+    sequences.AddForward('A', has_prefix ? 1 : 0, c);
+    sequences.AddForward('F', rounds, c);
+    sequences.AddBackward('B', rounds, c);
+    sequences.AddBackward('C', has_prefix ? 1 : 0, c);
   }
   return sequences;
 }
@@ -96,7 +110,29 @@ class StageRun {
   std::vector<Stage> stages_;
 };
 
-std::string OrdersProblem(const v1::CopyStages& copy, const CopySequences& sequences, const RankSizes& sizes) {
+// Returns which split group's cluster an order, which is complete, runs between operations of another one; -1: none.
+// Stages of two copies would come to its exchanges in orders of their own, and wait for each other for ever.
+int SplitClusterNotAlone(const v1::StepPlan& step, const std::string& order, const CopySequences& sequences) {
+  std::vector<int> left(static_cast<size_t>(step.clusters_size()));  // letters
+  for (const int cluster : sequences.forward_clusters) ++left[static_cast<size_t>(cluster)];
+  for (const int cluster : sequences.backward_clusters) ++left[static_cast<size_t>(cluster)];
+  size_t forwards = 0, backwards = 0;
+  std::set<int> begun;  // and not ended
+  for (const char letter : order) {
+    const int cluster =
+        IsForward(letter) ? sequences.forward_clusters[forwards++] : sequences.backward_clusters[backwards++];
+    if (!begun.contains(cluster) && !begun.empty()) {
+      if (IsSplit(step.clusters(cluster))) return cluster;
+      if (IsSplit(step.clusters(*begun.begin()))) return *begun.begin();
+    }
+    begun.insert(cluster);
+    if (--left[static_cast<size_t>(cluster)] == 0) begun.erase(cluster);
+  }
+  return -1;
+}
+
+std::string OrdersProblem(const v1::StepPlan& step, const v1::CopyStages& copy, const CopySequences& sequences,
+                          const RankSizes& sizes) {
   if (copy.orders_size() != sizes.stages) {
     return absl::StrCat("it has ", copy.orders_size(), " orders: there are ", sizes.stages, " stages");
   }
@@ -107,22 +143,22 @@ std::string OrdersProblem(const v1::CopyStages& copy, const CopySequences& seque
       return absl::StrCat("stage ", stage, "'s order does not run each ", forward ? "A and F" : "B and C",
                           " of the copy's clusters once, in their order");
     }
+    const int split = SplitClusterNotAlone(step, copy.orders(stage), sequences);
+    if (split >= 0) {
+      return absl::StrCat("stage ", stage, "'s order runs cluster ", split,
+                          ", whose group copies share, between operations of another one: it stands alone");
+    }
   }
   return StageRun(copy).Run();
 }
 
 std::string StepProblem(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes) {
-  for (int c = 0; c < step.clusters_size(); ++c) {
-    const v1::Cluster& cluster = step.clusters(c);
-    if (!cluster.has_owner_rank() && cluster.helper_ranks_size() == 0) continue;
-    return absl::StrCat("cluster ", c, ": its group is split between copies, which stages of a pipeline do not do");
-  }
   if (forward_only || step.clusters_size() == 0) return "";
   const auto rank = static_cast<uint32_t>(sizes.rank);
   const auto found = std::find_if(step.copies().begin(), step.copies().end(),
                                   [&](const v1::CopyStages& copy) { return copy.dp_rank() == rank; });
   if (found == step.copies().end()) return absl::StrCat("copies: no order of the stages of copy ", rank);
-  const std::string problem = OrdersProblem(*found, SequencesOf(step, sizes), sizes);
+  const std::string problem = OrdersProblem(step, *found, SequencesOf(step, sizes), sizes);
   return problem.empty() ? "" : absl::StrCat("copies: copy ", rank, ": ", problem);
 }
 

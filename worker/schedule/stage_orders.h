@@ -11,7 +11,7 @@ namespace stemma::worker {
 
 // Errors: InvalidArgument - names the copy, stage and operation: an order for each stage is missing, does not run every
 // operation once in the sequences' order, or runs a backward before its forward; stages would wait for each other for
-// ever; a group is split between copies.
+// ever; the cluster of a group that copies share does not stand alone, from its first operation to its last.
 absl::Status CheckStageOrders(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes);
 
 }  // namespace stemma::worker

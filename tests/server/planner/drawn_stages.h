@@ -48,6 +48,30 @@ inline StageQuestion DrawStages(Draw& draw, size_t stages, int64_t clusters_max,
   return question;
 }
 
+// Returns of each letter of a stage's order, which is complete, the cluster that it is of.
+inline std::vector<size_t> ClustersOf(const StageQuestion& question, const std::string& letters) {
+  std::vector<size_t> forward, backward;
+  for (size_t c = 0; c < question.clusters.size(); ++c) {
+    const size_t count = question.clusters[c].rounds.size() + (question.clusters[c].prefixes.empty() ? 0 : 1);
+    forward.insert(forward.end(), count, c);
+    backward.insert(backward.end(), count, c);
+  }
+  std::vector<size_t> clusters;
+  size_t forwards = 0, backwards = 0;
+  for (const char letter : letters) {
+    const bool is_forward = letter == 'A' || letter == 'F';
+    clusters.push_back(is_forward ? forward.at(forwards++) : backward.at(backwards++));
+  }
+  return clusters;
+}
+
+// Tells whether a stage runs nothing else from the first operation of a cluster to its last.
+inline bool StandsAlone(const std::vector<size_t>& clusters, size_t cluster) {
+  const auto first = std::find(clusters.begin(), clusters.end(), cluster);
+  const auto last = std::find(clusters.rbegin(), clusters.rend(), cluster).base();
+  return std::all_of(first, last, [&](size_t other) { return other == cluster; });
+}
+
 // Returns the bytes that each stage needs where one round at a time is in flight, of one cluster.
 inline int64_t LeastBudget(const StageQuestion& question) {
   int64_t least = 0;

@@ -75,6 +75,19 @@ TEST_F(HotGroupTest, IsSplitSoThatTheRanksEndTogether) {
   }
 }
 
+// Copies of several stages share it, too: stage by stage, each what its own layers have.
+TEST_F(HotGroupTest, IsSplitBetweenCopiesOfSeveralStages) {
+  model_.run.mutable_mesh()->set_pp(2);
+  const v1::StepReport report = Report(4);
+  ExpectSplitsHold(plan_.steps(0), request_);
+  ASSERT_GE(report.split_groups_size(), 1);
+  model_.run.set_split_groups(v1::SPLIT_OFF);
+  const v1::StepReport whole = Report(4);
+  EXPECT_LT(report.pipeline_s(), whole.pipeline_s() * 1.3 / 1.8);
+  const auto helpers = static_cast<uint64_t>(report.split_groups(0).ranks_size() - 1);
+  EXPECT_EQ(report.split_groups(0).bytes(), helpers * 4 * 999 * 4 * 64 * (2 * 4 + 2 * 4)) << "of all stages together";
+}
+
 // bytes = helpers x layers x rows x kv_heads x head_size x (2 x run bytes + 2 x accumulator bytes)
 TEST_F(HotGroupTest, SendsAsManyBytesAsTheFormulaSays) {
   for (const auto& [dtype, run, accumulator] :

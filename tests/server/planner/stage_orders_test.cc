@@ -104,6 +104,30 @@ TEST(StageOrdersTest, OrdersAreLegalAndEndWhenTheirReplayDoes) {
   }
 }
 
+TEST(StageOrdersTest, SharedGroupsStandAlone) {
+  int beside = 0;
+  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kCases; ++seed) {
+    SCOPED_TRACE("STEMMA_SEED " + std::to_string(seed));
+    Draw draw(seed);
+    StageQuestion question = DrawStages(draw, static_cast<size_t>(draw.Between(2, 5)), 5, 6);
+    if (draw.Chance(50)) question.budget_bytes = LeastBudget(question) + draw.Between(0, 60);
+    const StageOrders free = OrderStages(question);
+    for (StageCluster& cluster : question.clusters) cluster.stands_alone = draw.Chance(40);
+    const StageOrders orders = OrderStages(question);
+    ASSERT_EQ(Replay(question).Run(Letters(orders)).problem, "");
+    for (size_t s = 0; s < question.stages; ++s) {
+      const std::vector<size_t> clusters = ClustersOf(question, orders.stages[s].Letters());
+      const std::vector<size_t> clusters_free = ClustersOf(question, free.stages[s].Letters());
+      for (size_t c = 0; c < question.clusters.size(); ++c) {
+        if (!question.clusters[c].stands_alone) continue;
+        EXPECT_TRUE(StandsAlone(clusters, c)) << orders.stages[s].Letters();
+        beside += StandsAlone(clusters_free, c) ? 0 : 1;
+      }
+    }
+  }
+  EXPECT_GT(beside, 100) << "control: else their orders would do so anyhow";
+}
+
 TEST(StageOrdersTest, TheReplayRefusesWrongOrders) {  // negative control
   const StageQuestion question = AlikeStages(2, {2}, {});
   const Replay replay(question);

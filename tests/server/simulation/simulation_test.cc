@@ -82,6 +82,23 @@ TEST_P(DrawnSimulationTest, AGroupThatCopiesShareTakesWhatItsTimelineSays) {
   }
 }
 
+TEST_P(DrawnSimulationTest, CopiesOfSeveralStagesShareGroups) {
+  SetLinks(0, 0, rates_);
+  rates_[kDataByte] = 1e-10;
+  rates_[kDataCollective] = 1e-5;
+  SetMesh({.dp = 3, .pp = static_cast<uint32_t>(draw_.Between(2, 3))});
+  MeshQuestion& asked = question_.mesh_question;
+  asked.run.set_split_groups(v1::SPLIT_ON);
+  asked.requests.front().request = DrawRequest(draw_, 4);
+  asked.requests.front().request.log_prob_passes = 0;
+  PlannerModel model;
+  const PlanResult plan = Plan(&model);
+  for (const PlannedStep& planned : StepsOf(model, plan)) {
+    EXPECT_NEAR(EndSeconds(model, planned), planned.report.pipeline_s(), kSame * planned.report.pipeline_s())
+        << Where();
+  }
+}
+
 TEST_P(DrawnSimulationTest, SlowerWiresNeverMakeARunShorter) {
   double before_s = 0;
   SetLinks(0, 0, rates_);

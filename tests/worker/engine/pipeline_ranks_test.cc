@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "tests/testing/passed_send.h"
@@ -136,6 +137,95 @@ TEST_F(PipelineRanksTest, ACancelOfOneRankOfTheFirstStageIsTheCopys) {
   EXPECT_EQ(no->no_reason(), internal::v1::CANCELLED);
   cancel = false;
   Step(*engine);
+}
+
+// Copies that share groups: the one that stops says so to the other in the exchanges that it owes, whether it owns the
+// group or helps, and whether the other has begun the group. Ranks of a copy: stage by stage.
+TEST_F(PipelineRanksTest, ACopyThatStopsTellsThoseThatShareItsGroups) {
+  for (const int stopping : {0, 1}) {
+    for (int polls = 0;; ++polls) {
+      std::atomic<int> left = polls;
+      std::atomic<bool> armed = true, cancelled = false;
+      InProcessOptions options = Options({.dp = 2, .pp = 2});
+      options.split = {.seed = 5, .ranks = 2};
+      const auto undisturbed = Make(options);
+      options.edit_hooks = [&](int rank, EngineHooks& hooks) {
+        if (rank != 2 * stopping) return;
+        hooks.cancelled = [&] {
+          if (!armed || left-- > 0) return false;
+          cancelled = true;
+          return true;
+        };
+      };
+      const auto engine = Make(options);
+      ASSERT_TRUE(engine != nullptr && undisturbed != nullptr);
+      ASSERT_TRUE(engine->Load(Request({16, 1, 9, 30})).ok());
+      int shared = 0;
+      for (const v1::Cluster& cluster : engine->plan().plan.steps(0).clusters()) shared += cluster.has_owner_rank();
+      ASSERT_EQ(shared, 3);
+      const auto vote = engine->Prepare(0);
+      ASSERT_TRUE(vote.ok()) << "poll " << polls << ": " << vote.status();
+      EXPECT_EQ(vote->yes(), !cancelled) << "poll " << polls;
+      for (int rank = 0; cancelled && rank < 4; ++rank) {
+        EXPECT_EQ(engine->votes()[static_cast<size_t>(rank)].no_reason(),
+                  rank == 2 * stopping ? internal::v1::CANCELLED : internal::v1::PEER)
+            << "rank " << rank << ", copy " << stopping << ", poll " << polls;
+      }
+      armed = false;
+      Step(*engine);
+      Step(*undisturbed);
+      ExpectSameWeights(*engine, *undisturbed, 4);
+      if (!cancelled) break;
+      ASSERT_LT(polls, 9);
+    }
+  }
+}
+
+// One copy's order cannot be run: the copy with which it shares groups hears of it where it waits for them.
+TEST_F(PipelineRanksTest, ACopyWhoseOrderIsRefusedTellsThoseThatShareItsGroups) {
+  for (const int wrong : {0, 1}) {
+    bool edits = true;
+    InProcessOptions options = Options({.dp = 2, .pp = 2});
+    options.split = {.seed = 5, .ranks = 2};
+    options.edit_step = [&](v1::StepPlan& step) {
+      ASSERT_EQ(step.copies_size(), 2);
+      if (edits) step.mutable_copies(wrong)->set_orders(1, "");
+    };
+    const auto engine = Make(options);
+    ASSERT_NE(engine, nullptr);
+    ASSERT_TRUE(engine->Load(Request({16, 5, 9, 30})).ok());
+    const auto no = engine->Prepare(0);
+    ASSERT_TRUE(no.ok()) << no.status();
+    EXPECT_THAT(no->message(), HasSubstr(absl::StrCat("copies: copy ", wrong, ": stage 1's order")));
+    edits = false;
+    Step(*engine);
+  }
+}
+
+// The planner's own orders of groups that are split by force.
+TEST_F(PipelineRanksTest, PlannedCopiesShareGroups) {
+  InProcessOptions options;
+  *options.run.mutable_mesh() = MakeMesh({.dp = 2, .pp = 2});
+  options.run.set_split_groups(v1::SPLIT_ON);
+  const auto engine = Make(options), alone = Make({});
+  ASSERT_TRUE(engine != nullptr && alone != nullptr);
+  for (InProcess* run : {engine.get(), alone.get()}) {
+    ASSERT_TRUE(run->Load(Request({16, 5, 9, 30})).ok());
+    const auto vote = run->Prepare(0);
+    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+    if (run == engine.get()) {
+      // K/V and gK/gV of four prefixes, in fp32: each stage those of its own layers.
+      const ModelConfig& model = alone->model();
+      const int64_t elements = (15 + 4 + 8 + 29) * model.num_layers * model.num_kv_heads * model.head_size;
+      EXPECT_EQ(static_cast<int64_t>(vote->sums().split_bytes()), elements * (2 * 4 + 2 * 4));
+    }
+  }
+  for (const TensorSpec& tensor : ModelTensors(alone->model())) {
+    const auto own = alone->HfGradient(tensor), shared = engine->HfGradient(tensor);
+    ASSERT_TRUE(own.ok() && shared.ok()) << own.status() << shared.status();
+    // Sums in another order, in fp32.
+    EXPECT_LT(shared->sub(*own).abs().max().item<double>(), 1e-5 * own->abs().max().item<double>()) << tensor.name;
+  }
 }
 
 TEST_F(PipelineRanksTest, ABadPayloadIsANoOfEveryRank) {

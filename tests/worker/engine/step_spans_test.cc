@@ -85,11 +85,13 @@ TEST(StepSpansTest, ACollectiveSaysWhatItMovedAndHowLongItHeldTheEngine) {
 
 // An operation names the other copy of the model; a span the rank that holds there what this one holds here.
 TEST(StepSpansTest, APeerIsToldByItsRankInTheMesh) {
-  const Operation send = {
-      .kind = OperationKind::kSend, .exchange = {.ranks = {0, 2}, .tensor = "kv", .bytes = 1}, .part = PrefixPart::kKv};
-  auto tp = MakeThreadRanks(3, absl::Minutes(1), "tp.0");
+  const Operation send = {.kind = OperationKind::kSend, .part = PrefixPart::kKv, .peer_copy = 2};
+  auto tp = MakeThreadRanks(3, absl::Minutes(1), "tp.0"), pp = MakeThreadRanks(4, absl::Minutes(1), "pp.0"),
+       cp = MakeThreadRanks(2, absl::Minutes(1), "cp.0");
   EXPECT_EQ(SpanOf(send, /*entry=*/false).peer(), 2u);
-  EXPECT_EQ(SpanOf(send, /*entry=*/false, 0, tp[1].get()).peer(), 7u);
+  EXPECT_EQ(SpanOf(send, /*entry=*/false, 0, {.tp = tp[1].get()}).peer(), 7u);
+  EXPECT_EQ(SpanOf(send, /*entry=*/false, 0, {.tp = tp[1].get(), .cp = cp[1].get(), .pp = pp[3].get()}).peer(),
+            ((2u * 4 + 3) * 2 + 1) * 3 + 1);
 }
 
 TEST(StepSpansTest, CopiesKeepTheirDirection) {
@@ -115,7 +117,7 @@ TEST(StepSpansTest, AnOperationNamesClusterWaveAndPeer) {
   EXPECT_EQ(SpanOf({.kind = OperationKind::kPrefixBackward}, false, /*held_s=*/0.25).held_ns(), 250'000'000u);
 
   Operation exchange{.kind = OperationKind::kReceive, .cluster = 2};
-  exchange.exchange.ranks = {1, 0};
+  exchange.peer_copy = 1;
   exchange.part = PrefixPart::kKv;
   EXPECT_EQ(SpanOf(exchange, true).kind(), StepSpan::RECEIVE_KV);
   EXPECT_EQ(SpanOf(exchange, true).peer(), 1u) << "who sends";

@@ -144,7 +144,7 @@ TEST(ContextProgramTest, SplitGroupsAreExchangedByRanksOfEqualPlace) {
     }
   }
   EXPECT_EQ(programs[1][1].exchange.ranks, (std::vector{1, 4}));
-  EXPECT_EQ(programs[1][1].peer(), 4);
+  EXPECT_EQ(programs[1][1].peer_copy, 1);
   const auto peaks = CheckPrograms(programs, false);
   EXPECT_TRUE(peaks.ok()) << peaks.status();
 }

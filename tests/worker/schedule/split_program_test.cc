@@ -9,9 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "common/base/mesh.h"
+#include "tests/testing/draw.h"
+#include "tests/testing/draw_stages.h"
 #include "tests/worker/schedule/programs.h"
 #include "worker/schedule/program.h"
 #include "worker/schedule/split_groups.h"
+#include "worker/schedule/stage_orders.h"
 
 namespace stemma::worker {
 namespace {
@@ -123,6 +127,89 @@ TEST(SplitProgramTest, DrawnPlansPassAndSendTheirFormulasBytes) {
       for (const ProgramPeaks& of_rank : *peaks) EXPECT_TRUE(forward_only || of_rank.live_clusters <= 1);
     }
   }
+}
+
+// Draws the orders of all copies' stages, and returns the programs of all ranks in the order of their numbers.
+std::vector<Program> ExpandStages(std::vector<v1::StepPlan>& plans, int stages, uint32_t seed, bool forward_only) {
+  const auto num_copies = static_cast<int>(plans.size());
+  v1::StepPlan step;
+  for (const v1::StepPlan& plan : plans) {
+    for (const v1::Cluster& cluster : plan.clusters()) *step.add_clusters() = cluster;
+  }
+  testing::DrawStages(seed, MakeMesh({.dp = static_cast<uint32_t>(num_copies), .pp = static_cast<uint32_t>(stages)}),
+                      step);
+  std::vector<Program> programs(static_cast<size_t>(num_copies * stages));
+  for (int copy = 0; copy < num_copies; ++copy) {
+    v1::StepPlan& plan = plans[static_cast<size_t>(copy)];
+    *plan.mutable_copies() = step.copies();
+    for (int stage = 0; stage < stages; ++stage) {
+      RankSizes sizes = SizesOfRank(copy, num_copies);
+      sizes.stage = stage;
+      sizes.stages = stages;
+      EXPECT_EQ(CheckStageOrders(plan, forward_only, sizes), absl::OkStatus());
+      programs[static_cast<size_t>(stage * num_copies + copy)] = ExpandStep(plan, forward_only, sizes);
+    }
+  }
+  return programs;
+}
+
+// Whatever orders copies draw, their stages never wait for each other in a circle: groups that they share stand alone.
+TEST(SplitProgramTest, StagesOfSeveralCopiesShareGroups) {
+  for (uint32_t i = 0; i < 150; ++i) {
+    const uint32_t seed = testing::FirstSeed() + i;
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const int num_copies = 2 + static_cast<int>(random() % 3), stages = 2 + static_cast<int>(random() % 3);
+    std::vector<v1::StepPlan> plans = DrawSplitPlans(random, num_copies);
+    int64_t helper_rows = 0;
+    for (const v1::StepPlan& plan : plans) {
+      for (const v1::Cluster& cluster : plan.clusters()) {
+        helper_rows += cluster.helper_ranks_size() * SizesOfRank(0, num_copies).prefix_rows[cluster.prefix_groups(0)];
+      }
+    }
+    for (const bool forward_only : {false, true}) {
+      const std::vector<Program> programs = ExpandStages(plans, stages, seed, forward_only);
+      const auto peaks = CheckPrograms(programs, forward_only);
+      ASSERT_TRUE(peaks.ok()) << peaks.status();
+      EXPECT_EQ(SentBytes(programs), stages * helper_rows * (kKvRowBytes + (forward_only ? 0 : kGradientRowBytes)));
+    }
+  }
+}
+
+// Control: orders that know nothing of shared groups, each legal for its copy, may wait for each other for ever; none that
+// does is accepted.
+TEST(SplitProgramTest, StagesThatMixSharedGroupsWithOthersMayWaitForEver) {
+  int refused = 0, stuck = 0;
+  for (uint32_t i = 0; i < 100; ++i) {
+    const uint32_t seed = testing::FirstSeed() + i;
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    std::vector<v1::StepPlan> plans = DrawSplitPlans(random, /*num_ranks=*/2), free = plans;
+    for (v1::StepPlan& plan : free) {
+      for (v1::Cluster& cluster : *plan.mutable_clusters()) {
+        cluster.clear_owner_rank();
+        cluster.clear_helper_ranks();
+      }
+    }
+    ExpandStages(free, /*stages=*/2, seed, /*forward_only=*/false);
+    bool accepted = true;
+    std::vector<Program> programs(4);
+    for (int rank = 0; rank < 4; ++rank) {
+      v1::StepPlan& plan = plans[static_cast<size_t>(rank % 2)];
+      *plan.mutable_copies() = free[0].copies();
+      RankSizes sizes = SizesOfRank(rank % 2, 2);
+      sizes.stage = rank / 2;
+      sizes.stages = 2;
+      accepted = accepted && CheckStageOrders(plan, false, sizes).ok();
+      programs[static_cast<size_t>(rank)] = ExpandStep(plan, false, sizes);
+    }
+    const bool ends = CheckPrograms(programs, false).ok();
+    EXPECT_TRUE(ends || !accepted);
+    refused += accepted ? 0 : 1;
+    stuck += ends ? 0 : 1;
+  }
+  EXPECT_GT(stuck, 5);
+  EXPECT_GE(refused, stuck);
 }
 
 // Each exchange of a drawn plan, lost, doubled or of other bytes.

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/mesh.h"
 #include "tests/testing/draw.h"
 #include "tests/testing/draw_stages.h"
@@ -190,10 +191,24 @@ TEST(StageOrderTest, WhatAPlanMustNotSay) {
   plan.clear_copies();
   EXPECT_EQ(problem(plan), "copies: no order of the stages of copy 0");
   EXPECT_EQ(problem(plan, /*forward_only=*/true), "");
-  plan = TwoStages("AFFBBC", "AFBFBC");
-  plan.mutable_clusters(0)->add_helper_ranks(1);
-  EXPECT_THAT(problem(plan), HasSubstr("cluster 0: its group is split between copies"));
   EXPECT_EQ(CheckStageOrders(plan, false, {}), absl::OkStatus()) << "one stage has no order";
+}
+
+// Two clusters, of which copies share the first one's group or the second one's.
+TEST(StageOrderTest, AGroupThatCopiesShareStandsAlone) {
+  const auto problem = [](int shared, const std::string& first, const std::string& second) {
+    v1::StepPlan plan = TwoStages(first, second);
+    *plan.add_clusters() = plan.clusters(0);
+    shared == 0 ? plan.mutable_clusters(0)->add_helper_ranks(1) : plan.mutable_clusters(1)->set_owner_rank(1);
+    return std::string(CheckStageOrders(plan, false, SizesOf({.stages = 2}, 0, 0)).message());
+  };
+  const std::string alone = "AFFBBCAFFBBC", beside = "AFFBBACFFBBC", last = "AFBFBCAFBFBC";
+  for (const int shared : {0, 1}) {
+    EXPECT_EQ(problem(shared, alone, last), "");
+    const std::string cluster = absl::StrCat("cluster ", shared, ", whose group copies share");
+    EXPECT_THAT(problem(shared, beside, last), HasSubstr(absl::StrCat("stage 0's order runs ", cluster)));
+    EXPECT_THAT(problem(shared, alone, "AFBFBACFBFBC"), HasSubstr(absl::StrCat("stage 1's order runs ", cluster)));
+  }
 }
 
 }  // namespace
