@@ -16,8 +16,7 @@ constexpr double kNotYet = std::numeric_limits<double>::infinity();
 struct Event {
   double seconds = 0;
   bool forward = false;
-  size_t item = 0;         // of the copy's, of that sequence
-  bool has_input = false;  // from the stage that ran the item before
+  size_t item = 0;  // of the copy's, of that sequence
   bool meets = false;
   std::tuple<size_t, size_t, bool> meeting = {};  // shared group, helper, whether gradients come back
 };
@@ -75,7 +74,6 @@ class Copy {
   }
 
   double InputSeconds(size_t s, const Event& event) const {
-    if (!event.has_input) return 0;
     if (event.forward) return s == 0 ? 0 : forward_end_s_[s - 1][event.item];
     return s + 1 == stages_.size() ? 0 : backward_end_s_[s + 1][event.item];
   }
@@ -102,21 +100,14 @@ class Copy {
     if (ended && (is_round || is_forward)) place = {place.cluster + 1, 0, place.item};
     const StageCluster& cluster = clusters.at(place.cluster);
     const StageCost& cost = is_round ? cluster.rounds[place.round++][s] : cluster.prefixes[s];
-    const Event event = {.seconds = is_forward ? cost.forward_s : cost.backward_s,
-                         .forward = is_forward,
-                         .item = place.item++,
-                         .has_input = is_round || !Borrows(place.cluster)};
+    const Event event = {
+        .seconds = is_forward ? cost.forward_s : cost.backward_s, .forward = is_forward, .item = place.item++};
     if (letter == 'C') AddExchanges(s, place.cluster, /*gradients=*/true, events);
     events.push_back(event);
     if (letter == 'A') AddExchanges(s, place.cluster, /*gradients=*/false, events);
     const bool ends_cluster =
         letter == 'C' || (letter == 'B' && cluster.prefixes.empty() && place.round == cluster.rounds.size());
     if (ends_cluster) place = {place.cluster + 1, 0, place.item};
-  }
-
-  bool Borrows(size_t cluster) const {
-    const auto found = group_of_cluster_.find(cluster);
-    return found != group_of_cluster_.end() && Owner(shared_[found->second]) != number_;
   }
 
   static size_t Owner(const StageExchange& group) { return static_cast<size_t>(group.copies[0]); }

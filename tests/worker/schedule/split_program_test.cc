@@ -176,8 +176,8 @@ TEST(SplitProgramTest, StagesOfSeveralCopiesShareGroups) {
   }
 }
 
-// Control: orders that know nothing of shared groups, each legal for its copy, may wait for each other for ever; none that
-// does is accepted.
+// Control: orders that know nothing of shared groups, each legal for its copy, may wait for each other for ever; none
+// that does is accepted.
 TEST(SplitProgramTest, StagesThatMixSharedGroupsWithOthersMayWaitForEver) {
   int refused = 0, stuck = 0;
   for (uint32_t i = 0; i < 100; ++i) {
