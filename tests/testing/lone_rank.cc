@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "glog/logging.h"
 #include "worker/parallel/local_communicator.h"
 
 namespace stemma::testing {
@@ -58,9 +57,8 @@ std::unique_ptr<worker::Communicator> MakeAxis(const std::string& axis, int64_t 
 }  // namespace
 
 worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank, int pp_rank) {
-  CHECK_EQ(DpSize(mesh), 1U) << "copies of the model would be in the process";
   const int64_t cp = CpSize(mesh), tp = TpSize(mesh);
-  return {MakeAxis("dp", cp_rank, cp), MakeAxis("cp", cp_rank, cp), MakeAxis("tp", tp - 1, tp),
+  return {MakeAxis("dp", cp_rank, DpSize(mesh) * cp), MakeAxis("cp", cp_rank, cp), MakeAxis("tp", tp - 1, tp),
           MakeAxis("kv", kv_replicas - 1, kv_replicas), MakeAxis("pp", pp_rank, PpSize(mesh))};
 }
 

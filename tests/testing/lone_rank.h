@@ -9,7 +9,7 @@
 namespace stemma::testing {
 
 // The last rank of the mesh's tp axis, which has no fewer tokens of the vocabulary than another, and the rank
-// `cp_rank` of cp and `pp_rank` of pp; in a mesh whose dp is 1. Its collectives take the scratch that those of
+// `cp_rank` of cp and `pp_rank` of pp, in the first copy. Its collectives take the scratch that those of
 // worker/parallel/c10d_communicator.h take over Gloo. `kv_replicas`: ModelShard::kv_replicas().
 worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank = 0, int pp_rank = 0);
 
