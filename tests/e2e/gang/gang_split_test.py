@@ -1,4 +1,5 @@
-"""Groups that two real workers share: the losses, norms, log-probs and weights of one worker."""
+"""Groups that real workers share, two or the four of two copies with two stages: the losses, norms, log-probs and weights of
+one worker."""
 
 import contextlib
 import math
@@ -20,11 +21,11 @@ SIZES = ((24, 9), (12, 2), (17, 1), (1, 3))
 
 
 @contextlib.contextmanager
-def serving(model, folder, workers, split):
-    """A client of so many workers."""
+def serving(model, folder, mesh, split):
+    """A client of the mesh's workers."""
     config = folder / "run.yaml"
     config.write_text(f"model: {model}\ndtype: fp64\nthreads: 1\nmemory_budget_bytes: 128MB\nhost_memory_bytes: 16MB\n"
-                      f"mesh: {{dp: {workers}}}\nsplit_groups: {split}\n")
+                      f"mesh: {{{mesh}}}\nsplit_groups: {split}\n")
     with stemma.LocalServer(model, binary=STEMMA, config=config) as server:
         yield stemma.Client(server.address)
 
@@ -34,11 +35,11 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model") / "model")
 
 
-@pytest.fixture(scope="module", params=["on", "auto"])
+@pytest.fixture(scope="module", params=[("dp: 2", "on"), ("dp: 2", "auto"), ("dp: 2, pp: 2", "on")], ids=str)
 def pair(request, model, tmp_path_factory):
-    """Clients of one worker, and of two that split groups."""
-    with serving(model, tmp_path_factory.mktemp("one"), 1, "off") as one, \
-            serving(model, tmp_path_factory.mktemp("split"), 2, request.param) as two:
+    """Clients of one worker, and of several that split groups."""
+    with serving(model, tmp_path_factory.mktemp("one"), "dp: 1", "off") as one, \
+            serving(model, tmp_path_factory.mktemp("split"), *request.param) as two:
         yield one, two
 
 
@@ -61,7 +62,7 @@ def assert_same_steps(one, two):
 
 
 def test_the_plan_says_which_rank_has_how_many_rollouts(model, tmp_path):
-    with serving(model, tmp_path, 2, "on") as client:
+    with serving(model, tmp_path, "dp: 2", "on") as client:
         plan = client.plan(groups_of(1, SIZES), stemma.grpo(), ADAM, old="on_policy", schedule="reuse")
     splits = {split["uid"]: split for split in plan["steps"][0]["split_groups"]}
     assert sorted(splits) == ["g0", "g1"], "those with two rollouts or more behind a prefix"
