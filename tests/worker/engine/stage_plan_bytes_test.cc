@@ -34,7 +34,7 @@ Case DrawStageCase(Draw& draw) {
   c.model.num_layers = draw.Between(2, 6);
   c.run.mutable_mesh()->set_pp(static_cast<uint32_t>(draw.Between(2, std::min<int64_t>(3, c.model.num_layers))));
   for (int64_t i = draw.Between(0, 4); i > 0; --i) c.prompts.push_back(draw.LogBetween(1, 900));  // several clusters
-  // Of two copies the first is measured: it owns some of the groups that they share, and helps with others.
+  // The first of two copies is measured: it owns some of the groups that they share, and helps with others.
   c.run.mutable_mesh()->set_dp(draw.Chance(40) ? 2 : 1);
   c.run.set_split_groups(v1::SPLIT_ON);
   return c;

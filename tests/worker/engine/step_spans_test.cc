@@ -125,6 +125,7 @@ TEST(StepSpansTest, AnOperationNamesClusterWaveAndPeer) {
   exchange.part = PrefixPart::kGradients;
   EXPECT_EQ(SpanOf(exchange, false).kind(), StepSpan::RECEIVE_GRADIENTS);
   exchange.kind = OperationKind::kSend;
+  exchange.peer_copy = 0;
   EXPECT_EQ(SpanOf(exchange, false).kind(), StepSpan::SEND_GRADIENTS);
   EXPECT_EQ(SpanOf(exchange, false).peer(), 0u) << "who receives";
   exchange.part = PrefixPart::kKv;
