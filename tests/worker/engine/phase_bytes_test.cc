@@ -192,8 +192,8 @@ TEST(PhaseBytesFlatTest, PhaseBGrowsNeitherWithRolloutsNorBeyondKvWithThePrompt)
   }
 }
 
-// Tensor-parallel ranks; of four, two have the same K/V head. Rows that are no multiple of them are padded. fp64 differs
-// from fp32 in the size of an element alone: two ranks show it.
+// Tensor-parallel ranks; of four, two have the same K/V head. Rows that are no multiple of them are padded. fp64
+// differs from fp32 in the size of an element alone: two ranks show it.
 void AddRankSettings(std::vector<Setting>& settings) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     const bool qk_norm = std::string(dtype) == "bf16";
