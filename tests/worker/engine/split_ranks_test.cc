@@ -22,11 +22,13 @@ constexpr int kRanks = 3;
 
 // Stops one rank in one place of its pass.
 struct Stop {
-  enum How { kNever, kCancelled, kThrowsBefore, kThrowsAfter };
+  enum How { kNever, kCancelled, kThrowsBefore, kThrowsWithin, kThrowsAfter };
   How how = kNever;
   int rank = 0;
   int after = 0;  // calls of the hook
 };
+
+thread_local bool throws_within = false;  // this rank's operation that has been begun
 
 class SplitRanksTest : public SmallEngineTest {
  protected:
@@ -36,7 +38,12 @@ class SplitRanksTest : public SmallEngineTest {
     options.placement_seed = 1;
     options.split.seed = 5;
     options.edit_hooks = [this](int rank, EngineHooks& hooks) { SetStop(rank, hooks); };
-    return MakeEngine(MakeCpuBackend(), options);
+    worker::Backend backend = MakeCpuBackend();
+    backend.reset_peak_bytes = [] {  // called where an operation begins
+      if (std::exchange(throws_within, false)) throw std::bad_alloc();
+      MakeCpuBackend().reset_peak_bytes();
+    };
+    return MakeEngine(std::move(backend), options);
   }
 
   // Log-probs of the entry weights are needed, so that there is a pass before the step's.
@@ -102,10 +109,11 @@ class SplitRanksTest : public SmallEngineTest {
       };
       return;
     }
-    hooks.cancelled = [now, throws = stop_.how == Stop::kThrowsBefore] {
+    hooks.cancelled = [now, how = stop_.how] {
       if (!now()) return false;
-      if (throws) throw std::bad_alloc();
-      return true;
+      if (how == Stop::kThrowsBefore) throw std::bad_alloc();
+      throws_within = how == Stop::kThrowsWithin;
+      return how == Stop::kCancelled;
     };
   }
 };
@@ -122,7 +130,7 @@ TEST_F(SplitRanksTest, ARankThatStopsAnywhereLeavesNobodyWaiting) {
   ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
   const std::vector<at::Tensor> right = Gradients(*engine);
   int stops = 0;
-  for (const Stop::How how : {Stop::kCancelled, Stop::kThrowsBefore, Stop::kThrowsAfter}) {
+  for (const Stop::How how : {Stop::kCancelled, Stop::kThrowsBefore, Stop::kThrowsWithin, Stop::kThrowsAfter}) {
     for (int rank = 0; rank < kRanks; ++rank) {
       for (int after = how % 3;; after += 3) {
         const std::string when = absl::StrCat("way ", how, " of rank ", rank, " after ", after, " operations");
