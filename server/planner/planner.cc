@@ -121,7 +121,6 @@ class Planner {
   // Returns what the slowest copy takes for a placement, all exchanges included; infinity: it does not fit.
   double SecondsOfPlacement(const std::vector<uint32_t>& batch, const SplitPlacement& placement,
                             MemoryChooser& chooser) {
-    const std::vector<std::vector<PhaseWork>> work = result_.work;
     v1::StepPlan step;
     v1::StepReport report;
     RanksOfStep ranks(placement, SplitRows(batch, placement), chooser.options());
@@ -129,7 +128,6 @@ class Planner {
     for (size_t rank = 0; status.ok() && rank < placement.whole.size(); ++rank) {
       status = PlanRank(rank, batch, placement, chooser, step, report, ranks);
     }
-    result_.work = work;
     if (!status.ok()) return std::numeric_limits<double>::infinity();
     return ranks.Run().max_s();
   }
@@ -161,6 +159,7 @@ class Planner {
     for (size_t rank = 0; rank < placement.whole.size(); ++rank) {
       RETURN_IF_ERROR(PlanRank(rank, batch, placement, chooser, step, report, ranks));
     }
+    if (!result_.work.empty()) result_.work.back() = ranks.work;  // not of the entry pass
     for (const v1::RankReport& rank : ranks.reports) MaxSeconds(rank.seconds(), *report.mutable_seconds());
     if (!forward_only && step.clusters_size() > 0) {
       report.mutable_seconds()->set_apply(Seconds(ApplyWork(model_.config), model_.rates));
@@ -187,13 +186,11 @@ class Planner {
         CountGroup(group.tokens_computed, /*is_part=*/false, rank_report);
       }
       ASSIGN_OR_RETURN(StagedClusters packed, Pack(running, chooser, /*mark=*/{}));
-      ranks.whole_s[rank][place] =
-          Total(AddClusters(rank, std::move(packed.clusters), chooser, step, report, rank_report));
+      ranks.whole_s[rank][place] = Total(AddClusters(rank, std::move(packed.clusters), chooser, step, report, ranks));
       orders = std::move(packed.orders);
       if (place == placement.splits.size()) break;
       const int before = step.clusters_size();
-      RETURN_IF_ERROR(
-          AddPart(rank, batch, placement.splits[place], chooser, step, report, rank_report, ranks.shared[place]));
+      RETURN_IF_ERROR(AddPart(rank, batch, placement.splits[place], chooser, step, report, ranks, ranks.shared[place]));
       const bool has_part = step.clusters_size() > before;
       if (has_part && !ranks.pipelines.empty())
         ranks.pipelines[rank].parts[place] = static_cast<size_t>(before - first);
@@ -205,17 +202,17 @@ class Planner {
 
   // Adds the rank's part of a split group, if it has one.
   absl::Status AddPart(size_t rank, const std::vector<uint32_t>& batch, const GroupSplit& split, MemoryChooser& chooser,
-                       v1::StepPlan& step, v1::StepReport& report, v1::RankReport& rank_report, SharedGroup& shared) {
+                       v1::StepPlan& step, v1::StepReport& report, RanksOfStep& ranks, SharedGroup& shared) {
     const std::optional<size_t> index = split.PartOfRank(rank);
     if (!index) return absl::OkStatus();
     const bool helps = *index > 0;
     const PackingGroup part = PartOf(groups_[batch[split.group]].packing, split.rollouts[*index], helps);
     int64_t rows = helps ? 0 : part.prefix_rows;
     for (const PackingMember& member : part.members) rows += member.rows;
-    CountGroup(rows, /*is_part=*/true, rank_report);
+    CountGroup(rows, /*is_part=*/true, ranks.reports[rank]);
     const auto mark = [&](v1::Cluster& cluster) { MarkSplit(split, rank, cluster); };
     ASSIGN_OR_RETURN(StagedClusters packed, Pack({part}, chooser, mark));
-    const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), chooser, step, report, rank_report);
+    const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), chooser, step, report, ranks);
     shared.waves_s[*index] = seconds.suffix();
     if (helps) return absl::OkStatus();
     shared.forward_s = seconds.prefix_forward();
@@ -265,8 +262,9 @@ class Planner {
 
   // Adds clusters of one rank; answers what they take.
   v1::PhaseSeconds AddClusters(size_t rank, std::vector<PackedCluster> clusters, MemoryChooser& chooser,
-                               v1::StepPlan& step, v1::StepReport& report, v1::RankReport& rank_report) {
+                               v1::StepPlan& step, v1::StepReport& report, RanksOfStep& ranks) {
     const MemoryOptions& memory = chooser.options();
+    v1::RankReport& rank_report = ranks.reports[rank];
     v1::PhaseSeconds seconds;
     for (PackedCluster& packed : clusters) {
       packed.cluster.set_dp_rank(static_cast<uint32_t>(rank));
@@ -275,7 +273,7 @@ class Planner {
                    rank_report);
       }
       report.set_num_waves(report.num_waves() + static_cast<uint32_t>(packed.cluster.waves_size()));
-      if (!result_.work.empty()) result_.work.back()[rank] += packed.memory.work;  // not of the entry pass
+      ranks.work[rank] += packed.memory.work;
       v1::ClusterReport& cluster = *report.add_clusters();
       Describe(chooser, packed.cluster, cluster);
       DescribeMemory(memory, packed.memory, cluster);

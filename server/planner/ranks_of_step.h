@@ -20,6 +20,7 @@ struct RanksOfStep {
   // `prefix_rows`: of each group that is split.
   RanksOfStep(const SplitPlacement& placement, const std::vector<int64_t>& prefix_rows, const MemoryOptions& memory)
       : reports(placement.whole.size()),
+        work(placement.whole.size()),
         whole_s(placement.whole.size(), std::vector<double>(placement.splits.size() + 1)),
         shared(placement.shared) {
     if (memory.stages.empty() || shared.empty()) return;
@@ -47,6 +48,7 @@ struct RanksOfStep {
   }
 
   std::vector<v1::RankReport> reports;
+  std::vector<PhaseWork> work;
   std::vector<std::vector<double>> whole_s;  // as RunTimeline has them
   std::vector<SharedGroup> shared;
   // None but of copies of several stages that share groups.

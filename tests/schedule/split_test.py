@@ -61,10 +61,12 @@ def setting(model_table):
     return model_table.directory("qwen3"), request, step.run(oracle, request)
 
 
-@pytest.mark.parametrize("ranks, shared_by", ((2, 2), (3, 2), (3, 3), (4, 3)))
-def test_one_two_and_more_helpers(ranks, shared_by, setting, probe):
+@pytest.mark.parametrize("mesh, shared_by, shard", (
+    ("dp=2", 2, False), ("dp=3", 2, False), ("dp=3", 3, False), ("dp=4", 3, False), ("dp=2,pp=2", 2, False), ("dp=3,pp=2", 3, False),
+    ("dp=2,pp=2", 2, True)))
+def test_one_two_and_more_helpers(mesh, shared_by, shard, setting, probe):
     directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, mesh=f"dp={ranks}", split_seed=1, split_ranks=shared_by, waves=2)
+    answer, tensors = probe.run(directory, request, mesh=mesh, split_seed=1, split_ranks=shared_by, waves=2, shard=shard)
     assert answer["split_groups"] == 3
     errors = compare.step_errors(answer, tensors, expected)
     assert errors.worst <= 1, errors.report()

@@ -70,10 +70,11 @@ class Pass {
     program_ = program;
     last_ = LastOperations(program_);
     CancelPoll cancel(options_.copy, *options_.context.stages, *options_.hooks);
+    Program skipped;  // operations of clusters that do not run
     auto next = program.begin();
     for (; status.ok() && next != program.end(); ++next) {
       if (next->cluster >= stop_before_) {
-        skipped_.push_back(*next);
+        skipped.push_back(*next);
         continue;
       }
       bool polled = false, ran = false;
@@ -86,7 +87,7 @@ class Pass {
       status = InsideCopy(options_.copy, polled ? visits_.InsideOperation(status) : status);
       if (!polled && DrainsStages(*next, status)) {
         status = absl::OkStatus();
-        skipped_.push_back(*next);
+        skipped.push_back(*next);
       }
       // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
       if (!status.ok() && !ran && !absl::IsAborted(status)) break;
@@ -106,8 +107,8 @@ class Pass {
     if (status.ok()) return sums_;
     live_waves_.clear();  // the walk takes memory, too
     hot_sets_.clear();
-    skipped_.insert(skipped_.end(), next, program.end());
-    return Abandon(skipped_, sizes, status);
+    skipped.insert(skipped.end(), next, program.end());
+    return Abandon(skipped, sizes, status);
   }
 
   // Walks the exchanges of operations that are not run, because of `cause`. Returns it, or Unavailable.
@@ -366,7 +367,6 @@ class Pass {
   std::span<const Operation> program_;
   LastOperations last_;
   int stop_before_ = std::numeric_limits<int>::max();  // the first cluster that does not run
-  Program skipped_;                                    // operations from there on
   absl::Status stopped_;                               // why
   int64_t start_bytes_ = 0;                            // of the device, when the pass began
   double held_s_ = 0;                                  // by layer_final, in the last operation

@@ -9,8 +9,6 @@
 namespace stemma::worker {
 namespace {
 
-bool IsSplit(const v1::Cluster& cluster) { return cluster.helper_ranks_size() > 0 || cluster.has_owner_rank(); }
-
 // The checks of one cluster return what is wrong; empty: nothing.
 
 std::string PeerProblem(const char* field, uint32_t peer, const RankSizes& sizes) {

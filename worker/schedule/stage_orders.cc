@@ -10,8 +10,6 @@
 namespace stemma::worker {
 namespace {
 
-bool IsSplit(const v1::Cluster& cluster) { return cluster.helper_ranks_size() > 0 || cluster.has_owner_rank(); }
-
 // The sequences of a copy, letter by letter, and which cluster each letter is of.
 struct CopySequences {
   std::string forward, backward;

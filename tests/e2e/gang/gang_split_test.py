@@ -61,8 +61,9 @@ def assert_same_steps(one, two):
             assert close(a.metrics[name], b.metrics[name]), name
 
 
-def test_the_plan_says_which_rank_has_how_many_rollouts(model, tmp_path):
-    with serving(model, tmp_path, "dp: 2", "on") as client:
+@pytest.mark.parametrize("mesh", ["dp: 2", "dp: 2, pp: 2"])
+def test_the_plan_says_which_copy_has_how_many_rollouts(mesh, model, tmp_path):
+    with serving(model, tmp_path, mesh, "on") as client:
         plan = client.plan(groups_of(1, SIZES), stemma.grpo(), ADAM, old="on_policy", schedule="reuse")
     splits = {split["uid"]: split for split in plan["steps"][0]["split_groups"]}
     assert sorted(splits) == ["g0", "g1"], "those with two rollouts or more behind a prefix"

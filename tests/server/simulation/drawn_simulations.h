@@ -72,6 +72,18 @@ class DrawnSimulationTest : public ::testing::TestWithParam<uint32_t> {
     question_.mesh_question.ranks = NumRanks(question_.mesh);
   }
 
+  // Asks for copies that share every group that they can, with a wire between copies alone.
+  void ShareGroups(const MeshSizes& sizes) {
+    SetLinks(0, 0, rates_);
+    rates_[kDataByte] = 1e-10;
+    rates_[kDataCollective] = 1e-5;
+    SetMesh(sizes);
+    MeshQuestion& asked = question_.mesh_question;
+    asked.run.set_split_groups(v1::SPLIT_ON);
+    asked.requests.front().request = DrawRequest(draw_, 4);
+    asked.requests.front().request.log_prob_passes = 0;
+  }
+
   SimulationAnswer Answer() const {
     const auto answer = Simulate(question_);
     EXPECT_TRUE(answer.ok()) << Where() << answer.status();

@@ -61,14 +61,7 @@ TEST_P(DrawnSimulationTest, WithoutWiresCopiesTakeWhatTheyArePlannedToTake) {
 
 // The same with a wire between the copies alone: what they send each other is in the planner's timeline.
 TEST_P(DrawnSimulationTest, AGroupThatCopiesShareTakesWhatItsTimelineSays) {
-  SetLinks(0, 0, rates_);
-  rates_[kDataByte] = 1e-10;
-  rates_[kDataCollective] = 1e-5;
-  SetMesh({.dp = 3});
-  MeshQuestion& asked = question_.mesh_question;
-  asked.run.set_split_groups(v1::SPLIT_ON);
-  asked.requests.front().request = DrawRequest(draw_, 4);
-  asked.requests.front().request.log_prob_passes = 0;
+  ShareGroups({.dp = 3});
   PlannerModel model;
   const PlanResult plan = Plan(&model);
   for (const PlannedStep& planned : StepsOf(model, plan)) {
@@ -83,14 +76,7 @@ TEST_P(DrawnSimulationTest, AGroupThatCopiesShareTakesWhatItsTimelineSays) {
 }
 
 TEST_P(DrawnSimulationTest, CopiesOfSeveralStagesShareGroups) {
-  SetLinks(0, 0, rates_);
-  rates_[kDataByte] = 1e-10;
-  rates_[kDataCollective] = 1e-5;
-  SetMesh({.dp = 3, .pp = static_cast<uint32_t>(draw_.Between(2, 3))});
-  MeshQuestion& asked = question_.mesh_question;
-  asked.run.set_split_groups(v1::SPLIT_ON);
-  asked.requests.front().request = DrawRequest(draw_, 4);
-  asked.requests.front().request.log_prob_passes = 0;
+  ShareGroups({.dp = 3, .pp = static_cast<uint32_t>(draw_.Between(2, 3))});
   PlannerModel model;
   const PlanResult plan = Plan(&model);
   for (const PlannedStep& planned : StepsOf(model, plan)) {
