@@ -11,7 +11,7 @@ namespace stemma::worker {
 namespace {
 
 absl::Status Walk(const StoppedPass& pass, const Operation& exchange, const absl::Status& cause) {
-  const int peer = DataRank(exchange, pass.copy);
+  const int peer = pass.copy.DataRankInCopy(exchange.peer_copy);
   if (exchange.kind == OperationKind::kSend) return pass.split.GiveUp(peer, cause);
   const v1::Cluster& cluster = pass.plan.clusters(exchange.cluster);
   const uint32_t group = cluster.prefix_groups_size() > 0 ? cluster.prefix_groups(0) : kGroupIndicesMax;

@@ -13,11 +13,6 @@
 
 namespace stemma::worker {
 
-// Returns the number in MeshRanks::data of the rank that an exchange is with.
-inline int DataRank(const Operation& exchange, const CopyRanks& copy) {
-  return exchange.peer_copy * copy.cp_size() + copy.cp_rank();
-}
-
 struct StoppedPass {
   SplitExchange& split;
   const v1::StepPlan& plan;

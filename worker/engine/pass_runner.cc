@@ -223,7 +223,7 @@ class Pass {
   }
 
   absl::Status RunExchange(const Operation& operation) {
-    const int cluster = operation.cluster, peer = DataRank(operation, options_.copy);
+    const int cluster = operation.cluster, peer = options_.copy.DataRankInCopy(operation.peer_copy);
     const bool sends = operation.kind == OperationKind::kSend;
     if (operation.part == PrefixPart::kGradients) {
       if (!sends) return split_->ReceiveGradients(peer, Prefixes(cluster).all_rows());

@@ -46,6 +46,8 @@ struct CopyRanks {
   int RankInCopy(int dp_rank) const {
     return ((dp_rank * pp_size() + pp_rank()) * cp_size() + cp_rank()) * tp_size() + tp_rank();
   }
+  // Returns the number of that rank in MeshRanks::data.
+  int DataRankInCopy(int dp_rank) const { return dp_rank * cp_size() + cp_rank(); }
   // Replaces each word by the largest of all ranks of the copy; where parameters are sharded, of all copies. Errors:
   // Unavailable.
   absl::Status Agree(std::string_view name, std::span<int64_t> words) const;

@@ -163,7 +163,11 @@ TEST_F(PipelineRanksTest, ACopyThatStopsTellsThoseThatShareItsGroups) {
       int shared = 0;
       for (const v1::Cluster& cluster : engine->plan().plan.steps(0).clusters()) shared += cluster.has_owner_rank();
       ASSERT_EQ(shared, 3);
+      const int64_t before = MakeCpuBackend().memory_stats().current_bytes;
       const auto vote = engine->Prepare(0);
+      if (cancelled) {
+        EXPECT_EQ(MakeCpuBackend().memory_stats().current_bytes, before) << "what stages sent is let go of";
+      }
       ASSERT_TRUE(vote.ok()) << "poll " << polls << ": " << vote.status();
       EXPECT_EQ(vote->yes(), !cancelled) << "poll " << polls;
       for (int rank = 0; cancelled && rank < 4; ++rank) {
