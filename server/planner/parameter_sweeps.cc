@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/base/round_up.h"
+#include "common/cost/wave_rounds.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -106,9 +107,8 @@ class SweepPlaces {
       sweeps.set_prefix_blocks(std::max(sweeps.prefix_blocks(), Blocks(cluster)));
       sweeps.set_prefix_again(sweeps.prefix_again() || cluster.prefix_policy() == v1::S5);
     }
-    std::vector<uint32_t> waves(ranks_.cp_ranks);
-    for (const v1::Wave& wave : cluster.waves()) ++waves.at(wave.cp_rank());
-    sweeps.set_rounds(std::max(sweeps.rounds(), *std::max_element(waves.begin(), waves.end())));
+    const int rounds = RoundsOfWaves(cluster, static_cast<int>(ranks_.cp_ranks));
+    sweeps.set_rounds(std::max(sweeps.rounds(), static_cast<uint32_t>(rounds)));
   }
 
   uint32_t Blocks(const v1::Cluster& cluster) const {

@@ -101,3 +101,58 @@ def test_data_ranks_that_do_not_sum_their_gradients_fail(setting, probe):
     answer, tensors = probe.run(directory, request, mesh="cp=2", rank_control="skipped_reduction")
     errors = compare.step_errors(answer, tensors, expected)
     assert max(errors.gradients.values()) > LARGE, errors.report()
+
+
+# Rollouts that ranks cut by rows: every one that has two rows for each rank, behind prefixes and without.
+
+CUT_SHAPE = [(9, [14, 1, 16]), (1, [22, 5]), (14, [3, 33]), (6, [17])]
+
+
+def drawn_cut(seed):
+    """Like drawn(), with longer rollouts, of which all are cut that can be."""
+    spec, options, _ = drawn(seed)
+    rng = random.Random(seed + 1)
+    shape = [(rng.choice([1, 2, rng.randint(3, 20)]), [rng.choice([rng.randint(1, 9), rng.randint(8, 40)]) for _ in range(rng.randint(1, 4))])
+             for _ in range(rng.randint(1, 4))]
+    shape[0][1][0] = 8 + shape[0][1][0]  # one at least, on as many as four ranks
+    return spec, options | {"schedule": "REUSE", "context_seed": seed, "context_cut": True}, drawn_request(rng, shape, seed)
+
+
+@pytest.mark.parametrize("seed", range(_SEED, _SEED + 40))
+def test_ranks_that_cut_rollouts_have_the_gradients_of_transformers(seed, tmp_path, probe):
+    assert assert_the_oracles(drawn_cut(seed), tmp_path, probe, seed)["cut_rollouts"] > 0
+
+
+@pytest.fixture(scope="module")
+def cut_setting(tmp_path_factory):
+    directory = models.make(str(tmp_path_factory.mktemp("cut") / "qwen3"),
+                            dataclasses.replace(models.PARITY["qwen3"], vocab=97, layers=3))
+    oracle = hf64.Hf64(directory)
+    request = requests.make(oracle, CUT_SHAPE, requests.LOSSES["gspo"], masks="none", adam={"max_grad_norm": 0.5})
+    return directory, request, step.run(oracle, request)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_policies_of_cut_rollouts_have_the_same_bits(mesh, cut_setting, probe):
+    assert_policies_have_the_same_bits(probe, cut_setting, mesh, context_seed=3, context_cut=True)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_ten_steps_of_cut_rollouts_are_those_of_one_rank(mesh, cut_setting, probe):
+    assert_ten_steps_are_one_ranks(probe, cut_setting, mesh, context_seed=11, context_cut=True)
+
+
+@pytest.mark.parametrize("mesh", ("cp=2", "cp=4"))
+def test_cut_rollouts_in_bf16_are_as_near_to_the_truth_as_on_one_rank(mesh, cut_setting, probe):
+    assert_bf16_is_as_near_as_one_ranks(probe, cut_setting, mesh, context_seed=5, context_cut=True)
+
+
+# K/V and log-probs in the places of others spoil the log-probs, gk and gv of others the gradients alone.
+@pytest.mark.parametrize("control", ("skipped_reduction", "mean_for_sum", "gradients_of_others", "kv_of_others", "log_probs_of_others"))
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mistake_between_the_ranks_of_a_cut_rollout_fails(control, mesh, cut_setting, probe):
+    directory, request, expected = cut_setting
+    answer, tensors = probe.run(directory, request, mesh=mesh, cp_control=f"cut_{control}", context_seed=3, context_cut=True)
+    errors = compare.step_errors(answer, tensors, expected)
+    assert max(errors.gradients.values()) > LARGE, errors.report()
+    assert (errors.log_prob > LARGE) == (control in ("kv_of_others", "log_probs_of_others")), errors.report()

@@ -34,7 +34,7 @@ def drawn_request(rng, shape, seed):
 
 
 def assert_the_oracles(case, folder, probe, seed):
-    """The case is (model, options of the probe, oracle -> request)."""
+    """The case is (model, options of the probe, oracle -> request). Returns the probe's answer."""
     spec, options, make = case
     directory = models.make(str(folder / "model"), spec)
     oracle = hf64.Hf64(directory)
@@ -45,6 +45,7 @@ def assert_the_oracles(case, folder, probe, seed):
     assert errors.worst <= 1, f"STEMMA_SEED={seed}: {spec}, {options}: {errors.report()}"
     norm = sum(value.square().sum().item() for value in expected.gradients.values()) ** 0.5
     assert abs(answer["grad_norm"] - norm) <= compare.GRADIENT * norm, f"STEMMA_SEED={seed}: the norm"
+    return answer
 
 
 def assert_policies_have_the_same_bits(probe, setting, mesh, **options):

@@ -171,15 +171,15 @@ absl::StatusOr<InProcess*> EngineFor(const json& c, Session& session) {
   options.split = {.seed = c.value("split_seed", 0u),
                    .ranks = c.value("split_ranks", 0u),
                    .policies = c.value("split_policies", false)};
-  options.context = {.seed = c.value("context_seed", 0u)};
+  options.context = {.seed = c.value("context_seed", 0u), .cuts_all = c.value("context_cut", false)};
   options.stage_seed = c.value("stage_seed", 0u);
   RETURN_IF_ERROR(SetControls(c, options));
   const std::string control = c.at("control").get<std::string>();
   const std::string key = options.run.SerializeAsString() + control + (options.cluster_per_group ? "1" : "0") +
                           std::to_string(options.placement_seed) + ControlsOf(c) + " " +
-                          std::to_string(options.stage_seed) + " " + std::to_string(options.context.seed) + " " +
-                          std::to_string(options.split.seed) + " " + std::to_string(options.split.ranks) +
-                          (options.split.policies ? "p" : "");
+                          std::to_string(options.stage_seed) + " " + std::to_string(options.context.seed) +
+                          (options.context.cuts_all ? "c " : " ") + std::to_string(options.split.seed) + " " +
+                          std::to_string(options.split.ranks) + (options.split.policies ? "p" : "");
   if (!c.at("apply").get<bool>() && session.key == key) return session.engine.get();
   session.engine.reset();
   auto kernel = MakeControlKernel(control, c.value("rope_theta", 10000.0));
@@ -203,10 +203,13 @@ json Answer(const InProcess& engine, const internal::v1::Vote& vote, const v1::U
   for (const auto& [name, value] : SumsByName(sums)) answer["sums"][name] = value;
   answer["peak_bytes"] = sums.peak_bytes();
   answer["ranks"] = engine.votes().size();
-  answer["split_groups"] = 0;
+  int split_groups = 0, cut_rollouts = 0;
   for (const v1::Cluster& cluster : engine.plan().plan.steps(k % engine.plan().plan.steps_size()).clusters()) {
-    if (cluster.helper_ranks_size() > 0) answer["split_groups"] = answer["split_groups"].get<int>() + 1;
+    if (cluster.helper_ranks_size() > 0) ++split_groups;
+    for (const v1::Wave& wave : cluster.waves()) cut_rollouts += wave.cut_rows() ? 1 : 0;
   }
+  answer["split_groups"] = split_groups;
+  answer["cut_rollouts"] = cut_rollouts;
   const v1::PlanReport& report = engine.plan().report;
   answer["planned_bytes"] = StepReportOf(engine.plan(), static_cast<uint32_t>(k)).peak_bytes();
   answer["plan"] = {{"waves", report.num_waves()},

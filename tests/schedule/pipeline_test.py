@@ -33,6 +33,7 @@ def drawn(seed):
     dp, cp, tp = rng.choice([1, 1, 2]), rng.choice([1, 1, 2]), rng.choice([1, 1, 2 if heads % 4 == 0 else 3])
     options = drawn_options(rng, f"dp={dp},pp={pp},cp={cp},tp={tp}", dp, ["REUSE", "REUSE", "REUSE", "DENSE"], seed)
     options["context_seed"] = rng.choice([0, rng.randrange(1, 2**31)])
+    options["context_cut"] = options["context_seed"] % 2 == 1
     options["stage_seed"] = rng.choice([0, *[rng.randrange(1, 2**31)] * 3])  # 0: backwards as soon as they can
     return spec, options, drawn_request(rng, shape, seed)
 

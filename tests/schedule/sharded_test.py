@@ -39,6 +39,7 @@ def drawn(seed):
                 "stage_seed": rng.choice([0, rng.randrange(1, 2**31)]), "clusters": rng.choice(["one", "per_group"])}
     request = drawn_request(rng, shape, seed)
     options["reduce"] = rng.choice(REDUCTIONS)
+    options["context_cut"] = options["context_seed"] % 2 == 1
     return spec, options, request
 
 

@@ -138,6 +138,24 @@ ControlRank::Spoil SplitOtherLayer() {
   };
 }
 
+// Spoils the calls of this name alone.
+ControlRank::Spoil Only(std::string name, ControlRank::Spoil spoil) {
+  return [name = std::move(name), spoil = std::move(spoil)](const CollectiveCall& call, Communicator& right) {
+    if (call.name == name) spoil(call, right);
+  };
+}
+
+const std::map<std::string, ControlRank::Spoil>& CutSpoils() {
+  static const auto* const spoils = new std::map<std::string, ControlRank::Spoil>{
+      {"cut_skipped_reduction", Only("cut_gradients", SkipReduction)},
+      {"cut_mean_for_sum", Only("cut_gradients", MeanForSum)},
+      {"cut_gradients_of_others", Only("cut_gradients", GradientsOfOthers)},
+      {"cut_kv_of_others", Only("cut_kv", SwapWeights)},
+      {"cut_log_probs_of_others", Only("cut_log_probs", SwapWeights)},
+  };
+  return *spoils;
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> MakeControlRank(const std::string& name, std::unique_ptr<Communicator> right) {
@@ -155,7 +173,8 @@ std::unique_ptr<Communicator> MakeControlRank(const std::string& name, std::uniq
   if (name == "split_dropped") return std::make_unique<ControlRank>(std::move(right), SplitDropped);
   if (name == "split_twice") return std::make_unique<ControlRank>(std::move(right), SplitTwice);
   if (name == "split_other_layer") return std::make_unique<ControlRank>(std::move(right), SplitOtherLayer());
-  return nullptr;
+  const auto cut = CutSpoils().find(name);
+  return cut == CutSpoils().end() ? nullptr : std::make_unique<ControlRank>(std::move(right), cut->second);
 }
 
 }  // namespace stemma::testing

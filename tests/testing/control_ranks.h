@@ -10,6 +10,8 @@
 //
 //   gradients_of_others   a rank gets the gK/gV of another rank's rows
 //   kv_of_others          K/V of a prefix stand in the places of another rank's rows
+//   cut_...               one of skipped_reduction, mean_for_sum, gradients_of_others, kv_of_others, of the rows of
+//                         rollouts that are cut by rows alone; cut_log_probs_of_others: log-probs stand so
 //
 // And of the stages of a pipeline:
 //

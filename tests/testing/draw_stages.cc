@@ -38,8 +38,10 @@ Sequences SequencesOf(const v1::StepPlan& step, uint32_t copy, uint32_t cp_ranks
   for (const v1::Cluster& cluster : step.clusters()) {
     if (cluster.dp_rank() != copy) continue;
     std::vector<size_t> waves(cp_ranks);
-    for (const v1::Wave& wave : cluster.waves()) ++waves.at(wave.cp_rank());
-    const size_t rounds = std::max<size_t>(*std::max_element(waves.begin(), waves.end()), cluster.sweeps().rounds());
+    size_t cut = 0;  // of all ranks
+    for (const v1::Wave& wave : cluster.waves()) ++(wave.cut_rows() ? cut : waves.at(wave.cp_rank()));
+    const size_t most = cut + *std::max_element(waves.begin(), waves.end());
+    const size_t rounds = std::max<size_t>(most, cluster.sweeps().rounds());
     const bool has_prefix = cluster.prefix_groups_size() > 0 || cluster.sweeps().prefix_blocks() > 0;
     sequences.forward += (has_prefix ? "A" : "") + std::string(rounds, 'F');
     sequences.backward += std::string(rounds, 'B') + (has_prefix ? "C" : "");

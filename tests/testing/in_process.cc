@@ -165,11 +165,17 @@ void InProcess::EditPlan(const TrainingRequest& request) {
 void InProcess::EditStep(const TrainingRequest& request, v1::StepPlan& step) const {
   const v1::Mesh& mesh = options_.run.mesh();
   DrawSplits(options_.split, num_copies(), step);
-  DrawContext(options_.context, static_cast<int>(CpSize(mesh)), step);
-  if (!sharded()) return;
+  ContextGroups groups;
   std::vector<int64_t> prefix_rows;
-  for (const v1::PromptGroup& group : request.groups)
-    prefix_rows.push_back(static_cast<int64_t>(TokenArray(group.prompt_tokens()).size()) - 1);
+  for (const v1::PromptGroup& group : request.groups) {
+    prefix_rows.push_back(TokenArray(group.prompt_tokens()).size() - 1);
+    ContextGroup& sizes = groups.emplace_back(ContextGroup{prefix_rows.back(), {}});
+    for (const v1::Rollout& rollout : group.rollouts()) {
+      sizes.response_rows.push_back(TokenArray(rollout.response_tokens()).size());
+    }
+  }
+  DrawContext(options_.context, static_cast<int>(CpSize(mesh)), groups, step);
+  if (!sharded()) return;
   server::ShareSweeps(prefix_rows, {DpSize(mesh), CpSize(mesh)}, step);
 }
 

@@ -34,7 +34,9 @@ CopyTotals ReadCopyTotals(const MeshRanks& ranks) {
   for (const Communicator* axis : {ranks.tp.get(), ranks.kv.get()}) {
     AddTotals(*axis, {kRowsName, kRowSumsName, kVocabularyName, kPartialGradientsName}, totals.tensor_parallel);
   }
-  AddTotals(*ranks.cp, {kPrefixKvName, kPrefixGradientsName, kEntryLogProbsName}, totals.context_parallel);
+  AddTotals(*ranks.cp,
+            {kPrefixKvName, kPrefixGradientsName, kCutKvName, kCutGradientsName, kCutLogProbsName, kEntryLogProbsName},
+            totals.context_parallel);
   AddTotals(*ranks.data, {kUnitName, kUnitGradientsName}, totals.parameters);
   AddTotals(*ranks.pp, {kHiddenName, kHiddenGradientsName, kWordName, kPartialGradientsName}, totals.pipeline);
   CollectiveTotals waiting;

@@ -1,28 +1,59 @@
 #include "worker/engine/live_wave.h"
 
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "worker/engine/results.h"
 
 namespace stemma::worker {
+namespace {
+
+// Returns the log-probs and entropies of all rows of a rollout that ranks share. Entropies that nobody asked for stay
+// undefined.
+std::pair<at::Tensor, at::Tensor> GatherRows(const CutRollout& cut, const at::Tensor& log_prob_T,
+                                             const at::Tensor& entropy_T) {
+  const bool has_entropy = entropy_T.defined();
+  auto all = cut.GatherNumbers(log_prob_T, has_entropy ? entropy_T : log_prob_T);
+  if (!has_entropy) all.second.reset();
+  return all;
+}
+
+std::optional<SharedRows> SharedRowsOf(const CutRollout* cut) {
+  if (cut == nullptr) return std::nullopt;
+  return SharedRows{.own_rows = cut->own_rows(),
+                    .is_first = cut->context().cp_rank() == 0,
+                    .own = [cut](const at::Tensor& x_T) { return cut->index().Own(x_T); },
+                    .gather = [cut](const at::Tensor& log_prob_T,
+                                    const at::Tensor& entropy_T) { return GatherRows(*cut, log_prob_T, entropy_T); }};
+}
+
+}  // namespace
 
 void WaveHead::Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& live) const {
   const Backend& backend = *context_.backend;
   const Parameter& head = context_.weights->at(context_.weights->head);
   context_.parameters->Head(head_use());
   if (loss_ == nullptr) {
-    StartRead(live, PackResults(HeadForward(backend, hidden_BD, head.weight, targets_B, head_), {}));
+    StartRead(live, HeadForward(backend, hidden_BD, head.weight, targets_B, head_), {});
     return;
   }
-  WaveLoss loss(*loss_, backend, LossMembers(live.members));
+  const std::optional<SharedRows> shared = SharedRowsOf(live.input.cut.get());
+  WaveLoss loss(*loss_, backend, LossMembers(live.members), shared ? &*shared : nullptr);
   HeadBackwardResult result =
       HeadForwardBackward(backend, hidden_BD, head.weight, targets_B, head_, loss.head_loss(), head.grad);
   live.dhidden_BD = std::move(result.dhidden_TD);
-  StartRead(live, PackResults(result.output, loss.sums()));
+  StartRead(live, std::move(result.output), loss.sums());
 }
 
-void WaveHead::StartRead(LiveWave& live, const at::Tensor& numbers) const {
-  live.results = {live.members, context_.backend->start_read(numbers)};
+// Of a rollout that ranks share, every rank gathers the numbers, and the first tells of them.
+void WaveHead::StartRead(LiveWave& live, HeadOutput output, const at::Tensor& sums) const {
+  std::vector<MemberRows> members = live.members;
+  if (const CutRollout* cut = live.input.cut.get(); cut != nullptr) {
+    std::tie(output.log_prob_T, output.entropy_T) = GatherRows(*cut, output.log_prob_T, output.entropy_T);
+    if (context_.cp_rank() > 0) members.clear();
+  }
+  live.results = {std::move(members), context_.backend->start_read(PackResults(output, sums))};
 }
 
 std::vector<LossMember> WaveHead::LossMembers(const std::vector<MemberRows>& members) const {
@@ -38,8 +69,8 @@ std::vector<LossMember> WaveHead::LossMembers(const std::vector<MemberRows>& mem
 
 LossSums WaveHead::Report(WaveResults& wave) const {
   const at::Tensor results = wave.numbers->Get();
-  const MemberRows& last = wave.members.back();
-  const int64_t rows = last.head_begin + payload_.shapes[last.group].response_tokens[last.rollout];
+  int64_t rows = 0;
+  for (const MemberRows& m : wave.members) rows += payload_.shapes[m.group].response_tokens[m.rollout];
   const auto* numbers = results.const_data_ptr<double>();
   for (const MemberRows& m : wave.members) {
     const auto count = static_cast<size_t>(payload_.shapes[m.group].response_tokens[m.rollout]);

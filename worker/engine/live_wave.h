@@ -27,12 +27,12 @@ using MemberResult =
 
 // What the head and the loss say of a wave's members, on its way to the host.
 struct WaveResults {
-  std::vector<MemberRows> members;
+  std::vector<MemberRows> members;  // that this rank tells of; none where another rank of a cut wave does
   std::unique_ptr<HostRead> numbers;
 };
 
 struct LiveWave {
-  std::vector<MemberRows> members;
+  std::vector<MemberRows> members;  // whole, also where ranks share their rows
   WaveInput input;
   WaveTape tape;
   // Where the head is.
@@ -56,7 +56,7 @@ class WaveHead {
   LossSums Report(WaveResults& wave) const;
 
  private:
-  void StartRead(LiveWave& live, const at::Tensor& numbers) const;
+  void StartRead(LiveWave& live, HeadOutput output, const at::Tensor& sums) const;
   std::vector<LossMember> LossMembers(const std::vector<MemberRows>& members) const;
 
   const LayerContext& context_;

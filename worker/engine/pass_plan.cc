@@ -23,6 +23,7 @@ absl::Status CheckPassPlan(const v1::StepPlan& plan, const Payload& payload, con
   for (const v1::Cluster& cluster : plan.clusters()) {
     for (const v1::Wave& wave : cluster.waves()) {
       ASSIGN_OR_RETURN(const std::vector<MemberRows> members, WaveRows(payload.shapes, cluster, wave));
+      if (wave.cut_rows()) RETURN_IF_ERROR(CheckCutRows(members, sizes.cp_ranks));
       if (has_head) RETURN_IF_ERROR(CheckEntryLogProbs(payload, members, loss));
       RETURN_IF_ERROR(CheckMemberTokens(payload, members, vocab_size));
     }

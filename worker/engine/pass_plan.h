@@ -15,7 +15,7 @@ namespace stemma::worker {
 // Checks what all ranks of a copy have to find together: with context-parallel ranks every wave, whoever runs it, since
 // the others would wait for a rank that alone found one wrong. `loss` null: a forward-only pass. `sharded`: parameters
 // are. Errors: InvalidArgument - as of CheckParameterSweeps, CheckContextRanks, CheckSplitGroups, WaveRows,
-// CheckEntryLogProbs and CheckMemberTokens.
+// CheckCutRows, CheckEntryLogProbs and CheckMemberTokens.
 absl::Status CheckPassPlan(const v1::StepPlan& plan, const Payload& payload, const RankSizes& sizes,
                            const LossPlan* loss, int64_t vocab_size, bool sharded);
 

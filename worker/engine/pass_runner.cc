@@ -297,13 +297,14 @@ class Pass {
     LiveWave live;
     ASSIGN_OR_RETURN(live.members, WaveRows(payload_.shapes, cluster, wave));
     if (has_head()) RETURN_IF_ERROR(CheckEntryLogProbs(payload_, live.members, loss_));
-    ASSIGN_OR_RETURN(WaveTensors tensors, MakeWaveTensors(options_.context, payload_, live.members, cluster, wave));
+    const auto rows = RowsOfRank(wave, live.members, options_.context.cp_rank(), options_.context.cp_size());
+    ASSIGN_OR_RETURN(WaveTensors tensors, MakeWaveTensors(options_.context, payload_, rows, cluster, wave));
     live.input = std::move(tensors.input);
     WaveForwardResult forward =
         WaveForward(options_.context, BehindWave(prefixes), live.input, /*keep_tape=*/!forward_only());
     live.tape = std::move(forward.tape);
     if (has_head()) wave_head_.Run(std::move(forward.hidden_BD), tensors.targets_B, live);
-    CountTokens(live.members);
+    CountTokens(rows);
     if (!forward_only()) {
       CHECK(live_waves_.emplace(WaveKey{operation.cluster, operation.wave}, std::move(live)).second);
       return absl::OkStatus();
@@ -330,14 +331,9 @@ class Pass {
     if (has_head()) CountLoss(reports_.Add(std::move(live.results)));
   }
 
-  void CountTokens(const std::vector<MemberRows>& members) {
+  void CountTokens(const std::vector<MemberRows>& rows) {
     ++sums_.waves;
-    if (!counts()) return;
-    for (const MemberRows& m : members) {
-      const GroupShape& shape = payload_.shapes[m.group];
-      sums_.tokens_computed += m.end - m.begin;
-      sums_.tokens_logical += shape.prompt_tokens - 1 + shape.response_tokens[m.rollout];
-    }
+    if (counts()) sums_.AddTokens(rows, payload_.shapes);
   }
 
   void CountLoss(const LossSums& sums) {

@@ -2,6 +2,14 @@
 
 namespace stemma::worker {
 
+void PassSums::AddTokens(const std::vector<MemberRows>& rows, const std::vector<GroupShape>& groups) {
+  for (const MemberRows& m : rows) {
+    const GroupShape& group = groups[m.group];
+    tokens_computed += m.end - m.begin;
+    if (m.suffix_begin == 0) tokens_logical += group.prompt_tokens - 1 + group.response_tokens[m.rollout];
+  }
+}
+
 void PassSums::AddSeconds(OperationKind kind, double seconds) {
   switch (kind) {
     case OperationKind::kPrefixForward:

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "worker/loss/wave_loss.h"
 #include "worker/memory/residency/residency.h"
 #include "worker/schedule/program.h"
+#include "worker/schedule/wave_rows.h"
 
 namespace stemma::worker {
 
@@ -24,6 +26,9 @@ struct PassSums {
   int64_t split_bytes = 0;
   ResidencyStats offload;  // sums over the clusters; peaks are their highest
 
+  // Adds the rows of a wave that this rank has run; what a dense schedule would run of a rollout whose rows are cut is
+  // counted by the rank that has the first of them.
+  void AddTokens(const std::vector<MemberRows>& rows, const std::vector<GroupShape>& groups);
   // Adds what an operation took.
   void AddSeconds(OperationKind kind, double seconds);
   // Keeps the highest.

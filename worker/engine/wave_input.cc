@@ -2,7 +2,9 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/arrays.h"
@@ -54,9 +56,10 @@ absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const P
     const v1::PromptGroup& group = payload.groups[m.group];
     const TokenArray prompt(group.prompt_tokens());
     const TokenArray response(group.rollouts(static_cast<int>(m.rollout)).response_tokens());
-    AppendTokens(prompt, m.first_position, prompt.size(), tokens);
-    AppendTokens(response, 0, response.size() - 1, tokens);
-    AppendTokens(response, 0, response.size(), targets);
+    const int64_t suffix_end = m.suffix_begin + m.end - m.begin - m.kv_only_rows;
+    AppendTokens(prompt, m.first_position, prompt.size(), tokens);  // none of a later piece of a suffix
+    AppendTokens(response, std::max<int64_t>(m.suffix_begin - 1, 0), suffix_end - 1, tokens);
+    AppendTokens(response, m.suffix_begin, suffix_end, targets);
     for (int64_t row = m.begin; row < m.end; ++row) positions.push_back(m.first_position + row - m.begin);
     tensors.input.segments.push_back({m.begin, m.end, m.prefix, m.kv_only_rows});
   }
@@ -68,6 +71,10 @@ absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const P
   tensors.input.layout = wave.layout() == v1::PADDED ? CausalLayout::kPadded : CausalLayout::kLoop;
   tensors.input.policy = PolicyOf(cluster.suffix_policy());
   tensors.targets_B = OnDevice(backend, targets);
+  if (!wave.cut_rows()) return tensors;
+  const MemberRows& m = members.front();
+  tensors.input.cut = std::make_shared<const CutRollout>(context, payload.shapes[m.group].response_tokens[m.rollout]);
+  tensors.input.layout = CausalLayout::kLoop;  // pieces have ancestors of their own
   return tensors;
 }
 

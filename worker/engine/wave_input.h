@@ -16,7 +16,7 @@ namespace stemma::worker {
 
 struct WaveTensors {
   WaveInput input;
-  at::Tensor targets_B;  // int64: the response tokens of the members, in order
+  at::Tensor targets_B;  // int64: the response tokens of the members' rows, in order
 };
 
 // Errors: InvalidArgument - a token is not in the vocabulary. Kernels index by tokens without a look, so whatever makes
@@ -26,8 +26,8 @@ absl::Status CheckTokens(const std::vector<int64_t>& tokens, int64_t vocab);
 // Errors: as of CheckTokens, of all tokens of the members.
 absl::Status CheckMemberTokens(const Payload& payload, const std::vector<MemberRows>& members, int64_t vocab);
 
-// `wave`: rows of `members` (worker/schedule/wave_rows.h), run with its cluster's suffix policy. Errors:
-// those of CheckTokens.
+// `wave`: rows of `members` (worker/schedule/wave_rows.h), run with its cluster's suffix policy; of one that is cut by
+// rows, this rank's pieces. Errors: those of CheckTokens.
 absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const Payload& payload,
                                             const std::vector<MemberRows>& members, const v1::Cluster& cluster,
                                             const v1::Wave& wave);

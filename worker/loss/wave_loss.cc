@@ -1,7 +1,9 @@
 #include "worker/loss/wave_loss.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -94,10 +96,19 @@ void Send(const Backend& backend, at::ScalarType dtype,
   for (size_t i = 0; i < sent.size(); ++i) *sent[i].second = device.select(0, static_cast<int64_t>(i));
 }
 
+// Returns `f` of each column that is there.
+template <typename F>
+LossRows EachOf(const LossRows& rows, const F& f) {
+  const auto of = [&](const at::Tensor& x) { return x.defined() ? f(x) : x; };
+  return {of(rows.old_log_prob_T), of(rows.ref_log_prob_T), of(rows.advantage_T), of(rows.importance_weight_T),
+          of(rows.loss_weight_T),  of(rows.weight_T),       of(rows.mask_T),      of(rows.rollout_T)};
+}
+
 }  // namespace
 
-WaveLoss::WaveLoss(const LossPlan& plan, const Backend& backend, const std::vector<LossMember>& members)
-    : plan_(plan), backend_(backend), sums_(at::zeros({kNumLossSums}, backend.options(kRowType))) {
+WaveLoss::WaveLoss(const LossPlan& plan, const Backend& backend, const std::vector<LossMember>& members,
+                   const SharedRows* shared)
+    : plan_(plan), backend_(backend), shared_(shared), sums_(at::zeros({kNumLossSums}, backend.options(kRowType))) {
   const LossModeRequirements reads = RequirementsOf(plan.options.mode);
   const bool importance = std::any_of(members.begin(), members.end(), [](const LossMember& member) {
     return !member.rollout->rollout_is_weights().empty();
@@ -117,25 +128,47 @@ WaveLoss::WaveLoss(const LossPlan& plan, const Backend& backend, const std::vect
                     {&host.loss_weight, &rows_.loss_weight_T},
                     {&host.weight, &rows_.weight_T},
                     {&host.mask, &rows_.mask_T}}});
+  if (shared_ != nullptr) TakeOwnRows();
+}
+
+void WaveLoss::TakeOwnRows() {
+  CHECK_EQ(rollouts_.size(), 1U) << "ranks share the rows of one rollout";
+  rollouts_ = {{0, shared_->own_rows}};
+  if (!whole_rollouts()) rows_ = EachOf(rows_, shared_->own);
 }
 
 HeadLoss WaveLoss::head_loss() {
   const auto gradient = [this](RowRange range, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
                                const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T) {
-    const auto part = [&](const at::Tensor& x) { return x.defined() ? x.narrow(0, range.begin, range.rows()) : x; };
-    const LossRows rows{part(rows_.old_log_prob_T), part(rows_.ref_log_prob_T),
-                        part(rows_.advantage_T),    part(rows_.importance_weight_T),
-                        part(rows_.loss_weight_T),  part(rows_.weight_T),
-                        part(rows_.mask_T),         part(rows_.rollout_T)};
-    backend_.kernels.loss({.options = plan_.options,
-                           .rows = rows,
-                           .log_prob_T = log_prob_T,
-                           .entropy_T = entropy_T,
-                           .dlog_prob_T = dlog_prob_T,
-                           .dentropy_T = dentropy_T,
-                           .sums = sums_});
+    if (shared_ != nullptr && whole_rollouts()) {
+      return RunOnAllRows(log_prob_T, entropy_T, dlog_prob_T, dentropy_T);
+    }
+    const LossRows rows = EachOf(rows_, [&](const at::Tensor& x) { return x.narrow(0, range.begin, range.rows()); });
+    Run(rows, log_prob_T, entropy_T, dlog_prob_T, dentropy_T, sums_);
   };
-  return {.rollouts = rollouts_, .whole_rollouts = NeedsWholeRollouts(plan_.options.mode), .gradient = gradient};
+  return {.rollouts = rollouts_, .whole_rollouts = whole_rollouts(), .gradient = gradient};
+}
+
+void WaveLoss::Run(const LossRows& rows, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
+                   const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T, const at::Tensor& sums) const {
+  backend_.kernels.loss({.options = plan_.options,
+                         .rows = rows,
+                         .log_prob_T = log_prob_T,
+                         .entropy_T = entropy_T,
+                         .dlog_prob_T = dlog_prob_T,
+                         .dentropy_T = dentropy_T,
+                         .sums = sums});
+}
+
+// A ratio of the whole rollout takes the log-probs of all ranks.
+void WaveLoss::RunOnAllRows(const at::Tensor& log_prob_T, const at::Tensor& entropy_T, const at::Tensor& dlog_prob_T,
+                            const at::Tensor& dentropy_T) const {
+  const auto [all_T, all_entropy_T] = shared_->gather(log_prob_T, entropy_T);
+  const at::Tensor dall_T = at::empty_like(all_T);
+  const at::Tensor dall_entropy_T = dentropy_T.defined() ? at::empty_like(all_T) : at::Tensor();
+  Run(rows_, all_T, all_entropy_T, dall_T, dall_entropy_T, shared_->is_first ? sums_ : at::zeros_like(sums_));
+  at::Tensor(dlog_prob_T).copy_(shared_->own(dall_T));
+  if (dentropy_T.defined()) at::Tensor(dentropy_T).copy_(shared_->own(dall_entropy_T));
 }
 
 LossSums& LossSums::operator+=(const LossSums& other) {

@@ -1,5 +1,6 @@
 // The loss of one wave, on the device: from the payload's arrays to each row's dL/dlog_prob. The wave's rows reach the
-// head in member order; a member's rows are its response tokens.
+// head in member order; a member's rows are its response tokens. Where ranks share the rows of the one member, a rank
+// has some of them; a loss that needs whole rollouts is then computed of all rows by each rank, which takes its own.
 //
 // Called by worker/engine. What a loss reads goes to the device once per wave; nothing here waits for it.
 #pragma once
@@ -7,6 +8,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "stemma/v1/training.pb.h"
@@ -25,6 +28,16 @@ struct LossMember {
   const std::vector<double>* ref_log_probs = nullptr;
 };
 
+// How ranks share the rows of a wave's one member.
+struct SharedRows {
+  int64_t own_rows = 0;
+  bool is_first = false;  // of the ranks: what is computed of all rows counts once
+  // Returns the own rows of a tensor of all.
+  std::function<at::Tensor(const at::Tensor& x_T)> own;
+  // Returns the log-probs and entropies (undefined where they are) of all rows. Every rank calls it.
+  std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor& log_prob_T, const at::Tensor& entropy_T)> gather;
+};
+
 // Sums over unmasked rows, in the host's memory. See LossSum for what each is.
 struct LossSums {
   double pg = 0, kl = 0, entropy = 0;
@@ -37,8 +50,9 @@ struct LossSums {
 
 class WaveLoss {
  public:
-  // The plan and the backend outlive it.
-  WaveLoss(const LossPlan& plan, const Backend& backend, const std::vector<LossMember>& members);
+  // The plan, the backend and `shared` outlive it. `shared`: null: all rows are here.
+  WaveLoss(const LossPlan& plan, const Backend& backend, const std::vector<LossMember>& members,
+           const SharedRows* shared = nullptr);
 
   // Makes what the head's backward asks; `this` outlives it.
   HeadLoss head_loss();
@@ -46,9 +60,17 @@ class WaveLoss {
   const at::Tensor& sums() const { return sums_; }
 
  private:
+  bool whole_rollouts() const { return NeedsWholeRollouts(plan_.options.mode); }
+  void TakeOwnRows();
+  void Run(const LossRows& rows, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
+           const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T, const at::Tensor& sums) const;
+  void RunOnAllRows(const at::Tensor& log_prob_T, const at::Tensor& entropy_T, const at::Tensor& dlog_prob_T,
+                    const at::Tensor& dentropy_T) const;
+
   const LossPlan& plan_;
   const Backend& backend_;
-  std::vector<RowRange> rollouts_;
+  const SharedRows* const shared_;
+  std::vector<RowRange> rollouts_;  // of the rows that are here
   LossRows rows_;
   at::Tensor sums_;
 };

@@ -10,18 +10,18 @@
 
 namespace stemma::worker {
 
-PendingExchange PendingExchange::Gather(Communicator& cp, const at::Tensor& part) {
+PendingExchange PendingExchange::Gather(Communicator& cp, const at::Tensor& part, const char* name) {
   std::vector<int64_t> shape = {cp.size()};
   shape.insert(shape.end(), part.sizes().begin(), part.sizes().end());
   PendingExchange pending(part, at::empty(shape, part.options()));
-  pending.collective_ = cp.StartAllGather(kPrefixKvName, pending.input_, pending.output_);
+  pending.collective_ = cp.StartAllGather(name, pending.input_, pending.output_);
   return pending;
 }
 
-PendingExchange PendingExchange::Sum(Communicator& cp, const at::Tensor& parts) {
+PendingExchange PendingExchange::Sum(Communicator& cp, const at::Tensor& parts, const char* name) {
   CHECK_EQ(parts.size(0), cp.size());
   PendingExchange pending(parts, at::empty(parts.sizes().slice(1), parts.options()));
-  pending.collective_ = cp.StartReduceScatterSum(kPrefixGradientsName, pending.input_, pending.output_);
+  pending.collective_ = cp.StartReduceScatterSum(name, pending.input_, pending.output_);
   return pending;
 }
 

@@ -34,7 +34,15 @@ at::Tensor InterleaveRows(const at::Tensor& kv_only, const at::Tensor& rest, con
   return at::cat(parts, 0);
 }
 
-// A wave's attention in one layer, and in the last layer with the kv-only rows set apart.
+// How a wave attends in one layer.
+struct LayerAttention {
+  AttentionBatch batch;
+  std::unique_ptr<const CutLayerKv> cut = nullptr;  // null: its segments are whole
+  const SegmentKv& kv() const { return cut != nullptr ? *cut : NobodyElse(); }
+};
+
+// A wave's attention in one layer, and in the last layer with the kv-only rows set apart. In a backward `tape` is the
+// layer's.
 class WaveAttention {
  public:
   WaveAttention(const LayerContext& context, PrefixKv& kv, const WaveInput& wave, PrefixUse use)
@@ -45,7 +53,8 @@ class WaveAttention {
   int64_t last_layer() const { return context_.layers() - 1; }  // of this rank
   int64_t kv_only_rows() const { return kv_only_rows_; }
 
-  AttentionBatch Layer(int64_t layer) const {
+  LayerAttention Layer(int64_t layer, const LayerTape& tape = {}) const {
+    if (wave_.cut != nullptr) return CutLayer(layer, tape.attention.saved);
     AttentionBatch batch = Empty();
     int64_t current = -1;
     for (const WaveSegment& s : wave_.segments) {
@@ -53,11 +62,13 @@ class WaveAttention {
       current = s.prefix;
       batch.spans.push_back({s.begin, s.end, s.prefix < 0 ? -1 : static_cast<int64_t>(batch.ancestors.size()) - 1});
     }
-    return batch;
+    return {std::move(batch)};
   }
 
   // Rows after the kv-only ones, which become a trajectory's own ancestor.
-  AttentionBatch LastLayer(const KvTape& kv, const at::Tensor& gk_TKE, const at::Tensor& gv_TKE) const {
+  LayerAttention LastLayer(const KvTape& kv, const at::Tensor& gk_TKE, const at::Tensor& gv_TKE,
+                           const LayerTape& tape = {}) const {
+    if (wave_.cut != nullptr) return Layer(last_layer(), tape);
     AttentionBatch batch = Empty();
     int64_t current = -1, a = 0, b = 0;
     for (const WaveSegment& s : wave_.segments) {
@@ -76,10 +87,18 @@ class WaveAttention {
       a += s.kv_only_rows;
       b += rows;
     }
-    return batch;
+    return {std::move(batch)};
   }
 
  private:
+  LayerAttention CutLayer(int64_t layer, const AttentionSaved& saved) const {
+    const int64_t prefix = wave_.segments.front().prefix;
+    auto cut = std::make_unique<const CutLayerKv>(*wave_.cut, prefix < 0 ? AncestorKv{} : kv_.Get(layer, prefix, use_),
+                                                  saved.k_TKE, saved.v_TKE);
+    AttentionBatch batch = cut->Batch();
+    return {std::move(batch), std::move(cut)};
+  }
+
   AttentionBatch Empty() const {
     AttentionBatch batch;
     batch.layout = wave_.layout;
@@ -115,9 +134,10 @@ WaveForwardResult LastLayerForward(const LayerContext& context, const WaveAttent
     positions_B = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/false);
     x_TD = context.tp->LocalPart(SelectRows(all_TD, wave.segments, /*kv_only=*/false));
   }
+  LayerAttention attends = attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE);
   LayerResult result =
-      LayerForward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE), positions_B,
-                   x_TD, wave.policy);
+      LayerForward(context, last, std::move(attends.batch), positions_B, x_TD, wave.policy, attends.kv());
+  attends.cut.reset();
   x_TD.reset();
   kv.Rest();
   const RmsNormResult norm =
@@ -146,8 +166,9 @@ at::Tensor LastLayerBackward(const LayerContext& context, const WaveAttention& a
   LayerTape top = std::move(tape.layers.back());
   tape.layers.pop_back();
   if (last > 0) kv.Prefetch(last - 1);
-  dx_TD = LayerBackward(context, last, attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE),
-                        positions_B, std::move(dx_TD), std::move(top));
+  LayerAttention attends = attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE, top);
+  dx_TD = LayerBackward(context, last, std::move(attends.batch), positions_B, std::move(dx_TD), std::move(top),
+                        attends.kv());
   kv.Reduce(last);
   if (!split) return dx_TD;
   const at::Tensor positions_A = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/true);
@@ -170,7 +191,9 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
   for (int64_t l = 0; l < context.full_layers(); ++l) {
     context.parameters->Layer(l, UnitUse::kRead);
     if (l + 1 < context.layers()) prefixes.kv.Prefetch(l + 1);
-    LayerResult result = LayerForward(context, l, attention.Layer(l), wave.positions_T, x_TD, wave.policy);
+    LayerAttention attends = attention.Layer(l);
+    LayerResult result =
+        LayerForward(context, l, std::move(attends.batch), wave.positions_T, x_TD, wave.policy, attends.kv());
     x_TD = std::move(result.y_TD);
     if (keep_tape) tape.layers.push_back(std::move(result.tape));
     prefixes.between_layers();
@@ -202,7 +225,9 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
     if (l > 0) prefixes.kv.Prefetch(l - 1);
     LayerTape layer_tape = std::move(tape.layers.back());
     tape.layers.pop_back();
-    dx_TD = LayerBackward(context, l, attention.Layer(l), wave.positions_T, std::move(dx_TD), std::move(layer_tape));
+    LayerAttention attends = attention.Layer(l, layer_tape);
+    dx_TD = LayerBackward(context, l, std::move(attends.batch), wave.positions_T, std::move(dx_TD),
+                          std::move(layer_tape), attends.kv());
     prefixes.kv.Reduce(l);
     Tell(layer_final, l);
   }

@@ -1,15 +1,18 @@
 // Phase B: waves of segments behind their prefix's K/V (the paper, Section 3.2). Backward adds to gK_l, gV_l.
 //
 // Called by worker/engine on the engine thread. In the last layer, a dense trajectory's rows before the last prompt
-// token compute K and V only, as a prefix does. A pipeline's stage before the last runs all rows in all its layers.
+// token compute K and V only, as a prefix does. A pipeline's stage before the last runs all rows in all its layers. Of
+// a suffix that is cut by rows a rank's segments are its pieces, and all context-parallel ranks make the same calls.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "worker/model/cut_rollout.h"
 #include "worker/model/kv_block.h"
 #include "worker/model/layer.h"
 #include "worker/model/layer_final.h"
@@ -28,6 +31,7 @@ struct WaveInput {
   std::vector<WaveSegment> segments;  // adjacent; those of one prefix are neighbours
   CausalLayout layout = CausalLayout::kLoop;
   v1::TapePolicy policy = v1::S0;
+  std::shared_ptr<const CutRollout> cut = nullptr;  // of whose pieces the segments are; null: they are whole
 };
 
 struct WaveTape {

@@ -14,6 +14,15 @@ std::string WaveProblem(const v1::Wave& wave, const RankSizes& sizes) {
   return absl::StrCat("cp_rank is ", wave.cp_rank(), ": there are ", sizes.cp_ranks, " ranks");
 }
 
+// No rank runs another wave before those that all of them run together.
+std::string CutProblem(const v1::Cluster& cluster, int index, const RankSizes& sizes) {
+  const v1::Wave& wave = cluster.waves(index);
+  if (!wave.cut_rows()) return "";
+  if (sizes.cp_ranks == 1) return "cut_rows is set: there is one rank";
+  if (wave.cp_rank() != 0) return absl::StrCat("cut_rows is set and cp_rank is ", wave.cp_rank(), ": it is 0");
+  return index > 0 && !cluster.waves(index - 1).cut_rows() ? "cut_rows is set after a wave whose rows are not cut" : "";
+}
+
 std::string PrefixProblem(const v1::Cluster& cluster, const RankSizes& sizes) {
   if (sizes.cp_ranks == 1) return "";
   for (const uint32_t group : cluster.prefix_groups()) {
@@ -35,9 +44,9 @@ absl::Status CheckContextRanks(const v1::StepPlan& step, const RankSizes& sizes)
       return absl::InvalidArgumentError(absl::StrCat("cluster ", c, ": ", problem));
     }
     for (int w = 0; w < cluster.waves_size(); ++w) {
-      if (const std::string problem = WaveProblem(cluster.waves(w), sizes); !problem.empty()) {
-        return absl::InvalidArgumentError(absl::StrCat("cluster ", c, ", wave ", w, ": ", problem));
-      }
+      std::string problem = WaveProblem(cluster.waves(w), sizes);
+      if (problem.empty()) problem = CutProblem(cluster, w, sizes);
+      if (!problem.empty()) return absl::InvalidArgumentError(absl::StrCat("cluster ", c, ", wave ", w, ": ", problem));
     }
   }
   return absl::OkStatus();

@@ -10,7 +10,8 @@
 namespace stemma::worker {
 
 // Errors: InvalidArgument - names the cluster, wave and field: a cp_rank that there is not; a split group whose K/V are
-// to be gathered again; with several ranks also a prefix that the payload does not have.
+// to be gathered again; a wave that is cut by rows and comes too late, or has no ranks to be cut for; with several
+// ranks also a prefix that the payload does not have.
 absl::Status CheckContextRanks(const v1::StepPlan& step, const RankSizes& sizes);
 
 }  // namespace stemma::worker

@@ -1,22 +1,13 @@
 #include "worker/schedule/parameter_sweeps.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/cost/wave_rounds.h"
 
 namespace stemma::worker {
 namespace {
-
-// Returns how many waves the context-parallel rank has that has most of them.
-uint32_t MostWaves(const v1::Cluster& cluster, const RankSizes& sizes) {
-  std::vector<uint32_t> waves(static_cast<size_t>(sizes.cp_ranks));
-  for (const v1::Wave& wave : cluster.waves()) {
-    if (wave.cp_rank() < waves.size()) ++waves[wave.cp_rank()];
-  }
-  return *std::max_element(waves.begin(), waves.end());
-}
 
 // Returns what is wrong with a cluster; empty: nothing.
 std::string Problem(const v1::Cluster& cluster, const RankSizes& sizes, bool sharded) {
@@ -34,7 +25,7 @@ std::string Problem(const v1::Cluster& cluster, const RankSizes& sizes, bool sha
   if (HasOwnPrefix(cluster) && cluster.prefix_policy() == v1::S5 && !sweeps.prefix_again()) {
     return "sweeps.prefix_again is not set: prefix_policy is S5";
   }
-  const uint32_t waves = MostWaves(cluster, sizes);
+  const auto waves = static_cast<uint32_t>(RoundsOfWaves(cluster, sizes.cp_ranks));
   return waves > sweeps.rounds() ? absl::StrCat("sweeps.rounds is ", sweeps.rounds(), ": this copy has ", waves) : "";
 }
 

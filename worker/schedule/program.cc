@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
+#include "common/cost/wave_rounds.h"
 
 namespace stemma::worker {
 namespace {
@@ -88,8 +89,10 @@ class ClusterOperations {
   Program Round(size_t round, bool forward) const {
     const std::vector<int>& own = waves_[static_cast<size_t>(sizes_.cp_rank)];
     const int number = static_cast<int>(round);
+    const bool cut = round < own.size() && cluster_.waves(own[round]).cut_rows();
     const bool regathered = regathers() && round < own_rounds();
-    const Exchange together = regathered ? Together(forward ? "round forward" : "round backward", number) : Exchange{};
+    const Exchange together =
+        regathered || cut ? Together(forward ? "round forward" : "round backward", number) : Exchange{};
     if (round < own.size()) {
       return {WithMessages({.kind = forward ? OperationKind::kWaveForward : OperationKind::kWaveBackward,
                             .cluster = index_,
@@ -125,15 +128,6 @@ class ClusterOperations {
     return {.kind = kind, .cluster = index_, .wave = number};
   }
 
-  // A wave of a rank that there is not is nobody's: CheckContextRanks() refuses such a plan.
-  static std::vector<std::vector<int>> WavesOfRanks(const v1::Cluster& cluster, int cp_ranks) {
-    std::vector<std::vector<int>> waves(static_cast<size_t>(cp_ranks));
-    for (int w = 0; w < cluster.waves_size(); ++w) {
-      if (cluster.waves(w).cp_rank() < waves.size()) waves[cluster.waves(w).cp_rank()].push_back(w);
-    }
-    return waves;
-  }
-
   // Names what the ranks of a copy run together.
   Exchange Together(const char* what, int round) const {
     if (sizes_.cp_ranks == 1) return {};
@@ -165,7 +159,8 @@ class ClusterOperations {
   const v1::Cluster& cluster_;
   const int index_;
   const RankSizes& sizes_;
-  const std::vector<std::vector<int>> waves_;  // by context-parallel rank
+  // By context-parallel rank. CheckContextRanks() refuses a wave of a rank that there is not.
+  const std::vector<std::vector<int>> waves_;
 };
 
 // A rank's operations in the two orders in which a stage runs them, each entry with its letter: A and F, B and C.

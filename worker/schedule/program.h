@@ -37,9 +37,9 @@ struct RankSizes {
 //   owner    A   Send K/V to each helper        waves   Receive gK/gV of each helper, helpers ascending   C
 //   helper       Receive K/V from the owner     waves   Send gK/gV to the owner
 //
-// Context-parallel ranks run A and C together, and each the waves that are its own. Where K/V are gathered again they
-// run their first waves side by side, then their second ones, and so on: a rank without a wave in such a round joins
-// in.
+// Context-parallel ranks run A and C together, and each the waves that are its own; those whose rows are cut are
+// everybody's, and come first. Where K/V are gathered again they run their first waves side by side, then their second
+// ones, and so on: a rank without a wave in such a round joins in.
 //
 // A stage of a pipeline runs A and forwards in the order of the clusters, backwards and C likewise, and the two
 // interleaved as the plan says (CopyStages of stemma/v1/plan.proto); waves are counted in rounds there, the i-th waves

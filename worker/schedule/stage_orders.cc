@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/cost/wave_rounds.h"
 
 namespace stemma::worker {
 namespace {
@@ -29,12 +30,8 @@ CopySequences SequencesOf(const v1::StepPlan& step, const RankSizes& sizes) {
   CopySequences sequences;
   for (int c = 0; c < step.clusters_size(); ++c) {
     const v1::Cluster& cluster = step.clusters(c);
-    std::vector<size_t> waves(static_cast<size_t>(sizes.cp_ranks));
-    for (const v1::Wave& wave : cluster.waves()) {
-      if (wave.cp_rank() < waves.size()) ++waves[wave.cp_rank()];
-    }
-    const size_t rounds =
-        std::max(*std::max_element(waves.begin(), waves.end()), static_cast<size_t>(cluster.sweeps().rounds()));
+    const auto own = static_cast<size_t>(RoundsOfWaves(cluster, sizes.cp_ranks));
+    const size_t rounds = std::max(own, static_cast<size_t>(cluster.sweeps().rounds()));
     const bool has_prefix = cluster.prefix_groups_size() > 0 || cluster.sweeps().prefix_blocks() > 0;
     sequences.AddForward('A', has_prefix ? 1 : 0, c);
     sequences.AddForward('F', rounds, c);

@@ -1,8 +1,10 @@
 #include "worker/schedule/wave_rows.h"
 
 #include <algorithm>
+#include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/cost/context_rows.h"
 
 namespace stemma::worker {
 
@@ -37,6 +39,36 @@ absl::StatusOr<std::vector<MemberRows>> WaveRows(const std::vector<GroupShape>& 
     next_row = m.end;
     next_head_row += suffix_rows;
     rows.push_back(m);
+  }
+  return rows;
+}
+
+absl::Status CheckCutRows(const std::vector<MemberRows>& members, int64_t ranks) {
+  const auto refuse = [&](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("the plan cuts the rows of ", why));
+  };
+  if (members.size() != 1) return refuse(absl::StrCat("a wave of ", members.size(), " members: it has one"));
+  const MemberRows& m = members[0];
+  const std::string name = absl::StrCat("group ", m.group, " rollout ", m.rollout);
+  if (m.kv_only_rows > 0) return refuse(absl::StrCat(name, ", whose trajectory has a prefix of its own"));
+  const int64_t rows = m.end - m.begin;
+  if (rows >= 2 * ranks) return absl::OkStatus();
+  return refuse(absl::StrCat(name, ", which has ", rows, ": at least two for each of ", ranks, " ranks"));
+}
+
+std::vector<MemberRows> RowsOfRank(const v1::Wave& wave, const std::vector<MemberRows>& members, int64_t rank,
+                                   int64_t ranks) {
+  if (!wave.cut_rows()) return members;
+  const MemberRows& member = members.front();
+  std::vector<MemberRows> rows;
+  int64_t next_row = 0;
+  for (const ContextPiece& piece : DealContextRows({member.end - member.begin}, /*block_rows=*/0, ranks)) {
+    if (piece.rank != rank) continue;
+    MemberRows& m = rows.emplace_back(member);
+    m.begin = m.head_begin = next_row;
+    m.end = next_row += piece.rows();
+    m.first_position += piece.begin;
+    m.suffix_begin = piece.begin;
   }
   return rows;
 }

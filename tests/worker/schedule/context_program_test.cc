@@ -35,6 +35,11 @@ v1::StepPlan DrawPlan(std::mt19937& random, uint32_t cp_ranks) {
     v1::Cluster& cluster = *plan.add_clusters();
     if (random() % 3 > 0) cluster.add_prefix_groups(group);
     cluster.set_regather_prefix(random() % 2 == 0);
+    for (uint32_t w = 0; w < random() % 3; ++w) {
+      v1::Wave& wave = *cluster.add_waves();
+      wave.set_cut_rows(true);
+      wave.add_members()->set_group(group);
+    }
     for (uint32_t w = 0; w < 1 + random() % 5; ++w) {
       v1::Wave& wave = *cluster.add_waves();
       wave.set_cp_rank(random() % cp_ranks);
@@ -68,7 +73,7 @@ std::vector<OperationKind> KindsOf(const Program& program) {
   return kinds;
 }
 
-TEST(ContextProgramTest, DrawnPlansRunEachWaveOnceAndNobodyWaitsForEver) {
+TEST(ContextProgramTest, DrawnPlansRunEachWaveOnceOrOnAllRanksAndNobodyWaitsForEver) {
   for (uint32_t seed = 1; seed <= 300; ++seed) {
     std::mt19937 random(seed);
     const int cp_ranks = 2 + static_cast<int>(random() % 4);
@@ -85,7 +90,8 @@ TEST(ContextProgramTest, DrawnPlansRunEachWaveOnceAndNobodyWaitsForEver) {
       }
       for (int c = 0; c < plan.clusters_size(); ++c) {
         for (int w = 0; w < plan.clusters(c).waves_size(); ++w) {
-          EXPECT_EQ((ran[{c, w}]), 1) << "seed " << seed << ", cluster " << c << ", wave " << w;
+          const int ranks = plan.clusters(c).waves(w).cut_rows() ? cp_ranks : 1;
+          EXPECT_EQ((ran[{c, w}]), ranks) << "seed " << seed << ", cluster " << c << ", wave " << w;
         }
       }
     }
@@ -109,6 +115,30 @@ TEST(ContextProgramTest, WhereRowsAreGatheredAgainARankWithoutAWaveJoinsIn) {
   EXPECT_EQ(OperationText(both[1][3]), "JoinForward(cluster 0, wave 1)");
   EXPECT_EQ(both[0][3].exchange.tensor, "round forward 1 of cluster 0");
   EXPECT_EQ(both[1][3].exchange, both[0][3].exchange);
+}
+
+// Held or not: all ranks run it, in its place, and each its own waves after it.
+TEST(ContextProgramTest, AWaveThatIsCutIsEveryRanks) {
+  v1::StepPlan plan = TwoAndOne(/*regather=*/false);
+  plan.mutable_clusters(0)->mutable_waves(0)->set_cut_rows(true);
+  const std::vector<Program> both = Expand(plan, 2, false);
+  for (const Program& program : both) {
+    EXPECT_EQ(KindsOf(program),
+              (std::vector{kPrefixForward, kWaveForward, kWaveBackward, kWaveForward, kWaveBackward, kPrefixBackward}));
+    EXPECT_EQ(program[1].wave, 0);
+    EXPECT_EQ(program[1].exchange, both[0][1].exchange);
+    EXPECT_EQ(program[1].exchange.ranks, (std::vector{0, 1}));
+    EXPECT_TRUE(program[3].exchange.ranks.empty());
+  }
+  EXPECT_EQ(both[0][3].wave, 1);
+  EXPECT_EQ(both[1][3].wave, 2);
+  std::vector<Program> apart = both;
+  std::swap(apart[1][1], apart[1][3]);
+  std::swap(apart[1][2], apart[1][4]);
+  EXPECT_TRUE(CheckPrograms(apart, false).ok()) << "a cut wave may stand anywhere if all agree";
+  std::erase_if(apart[1],
+                [](const Operation& operation) { return operation.wave == 0 && operation.kind == kWaveForward; });
+  EXPECT_FALSE(CheckPrograms(apart, false).ok());
 }
 
 TEST(ContextProgramTest, ARankThatDoesNotJoinIsFound) {
@@ -159,6 +189,17 @@ TEST(ContextRanksTest, WhatAPlanMustNotSay) {
   plan.mutable_clusters(0)->add_helper_ranks(1);
   EXPECT_EQ(problem(plan, SizesOf(0, 2, 0, 2)),
             "cluster 0: regather_prefix is set: the ranks of a split group hold all K/V");
+  plan = TwoAndOne(/*regather=*/false);
+  plan.mutable_clusters(0)->mutable_waves(0)->set_cut_rows(true);
+  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)), "");
+  v1::StepPlan alone = plan;
+  alone.mutable_clusters(0)->mutable_waves(2)->set_cp_rank(0);
+  EXPECT_EQ(problem(alone, SizesOf(0, 1, 0, 1)), "cluster 0, wave 0: cut_rows is set: there is one rank");
+  plan.mutable_clusters(0)->mutable_waves(2)->set_cut_rows(true);
+  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)), "cluster 0, wave 2: cut_rows is set and cp_rank is 1: it is 0");
+  plan.mutable_clusters(0)->mutable_waves(2)->set_cp_rank(0);
+  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)),
+            "cluster 0, wave 2: cut_rows is set after a wave whose rows are not cut");
   plan = TwoAndOne(/*regather=*/false);
   plan.mutable_clusters(0)->set_prefix_groups(0, 9);
   EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)),

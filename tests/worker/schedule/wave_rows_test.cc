@@ -53,5 +53,50 @@ TEST(WaveRowsTest, APlanThatThePayloadDoesNotMatchIsRefused) {
   EXPECT_FALSE(WaveRows(kGroups, empty_prefix, WaveOf({{1, 0}})).ok());
 }
 
+// The pieces of all ranks are the suffix, and each stands where the whole one has it.
+TEST(WaveRowsTest, RanksThatCutASuffixHaveAllItsRowsOnce) {
+  const std::vector<GroupShape> groups = {{/*P=*/5, {23}}};
+  v1::Cluster cluster;
+  cluster.add_prefix_groups(0);
+  v1::Wave wave = WaveOf({{0, 0}});
+  wave.set_cut_rows(true);
+  const auto whole = WaveRows(groups, cluster, wave);
+  ASSERT_TRUE(whole.ok());
+  for (const int64_t ranks : {2, 3, 5}) {
+    ASSERT_TRUE(CheckCutRows(*whole, ranks).ok());
+    std::vector<int> seen(23);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      int64_t next = 0;
+      for (const MemberRows& piece : RowsOfRank(wave, *whole, rank, ranks)) {
+        EXPECT_EQ(piece.begin, next);
+        EXPECT_EQ(piece.head_begin, next);
+        EXPECT_EQ(piece.prefix, 0);
+        EXPECT_EQ(piece.first_position, 4 + piece.suffix_begin);
+        next = piece.end;
+        for (int64_t row = 0; row < piece.end - piece.begin; ++row) {
+          ++seen[static_cast<size_t>(piece.suffix_begin + row)];
+        }
+      }
+      EXPECT_GT(next, 0) << "rank " << rank << " of " << ranks;
+    }
+    EXPECT_EQ(seen, std::vector<int>(23, 1)) << ranks;
+  }
+  EXPECT_EQ(RowsOfRank(WaveOf({{0, 0}}), *whole, 1, 2).size(), 1U) << "of a wave that is not cut all rows";
+}
+
+TEST(WaveRowsTest, WhatCannotBeCutIsRefused) {
+  v1::Cluster cluster;
+  cluster.add_prefix_groups(0);
+  const auto problem = [](const v1::Cluster& of, const v1::Wave& wave, int64_t ranks) {
+    return std::string(CheckCutRows(*WaveRows(kGroups, of, wave), ranks).message());
+  };
+  EXPECT_EQ(problem(cluster, WaveOf({{0, 0}, {0, 1}}), 2), "the plan cuts the rows of a wave of 2 members: it has one");
+  EXPECT_EQ(problem({}, WaveOf({{0, 0}}), 2),
+            "the plan cuts the rows of group 0 rollout 0, whose trajectory has a prefix of its own");
+  EXPECT_EQ(problem(cluster, WaveOf({{0, 0}}), 2),
+            "the plan cuts the rows of group 0 rollout 0, which has 3: at least two for each of 2 ranks");
+  EXPECT_EQ(problem({}, WaveOf({{1, 0}}), 2), "") << "P = 1: two rows each";
+}
+
 }  // namespace
 }  // namespace stemma::worker
