@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "common/cost/context_rows.h"
 #include "common/cost/context_share.h"
 #include "common/cost/tape_policy.h"
 
@@ -27,6 +28,9 @@ int64_t AttendingLayers(const ByteShape& s) { return s.full_layers(); }
 ContextSentBytes& ContextSentBytes::operator+=(const ContextSentBytes& other) {
   prefix_kv += other.prefix_kv;
   prefix_gradients += other.prefix_gradients;
+  cut_kv += other.cut_kv;
+  cut_gradients += other.cut_gradients;
+  cut_log_probs += other.cut_log_probs;
   collectives += other.collectives;
   return *this;
 }
@@ -67,6 +71,23 @@ ContextSentBytes RoundBackwardContextSent(const ByteShape& shape, const PrefixSh
   if (!prefix.regather || !SharesRows(shape, prefix)) return {};
   ContextSentBytes sent = RoundForwardContextSent(shape, prefix);
   return sent += Reductions(shape, ShareOf(shape, prefix)->largest().rows, shape.config.num_layers);
+}
+
+ContextSentBytes CutForwardContextSent(const ByteShape& shape, int64_t rows) {
+  constexpr int64_t kNumberBytes = 2 * 8;  // of a row: its log-prob and its entropy
+  const int64_t part = LargestCutPart(rows, shape.cp), layers = shape.config.num_layers;
+  ContextSentBytes sent = {.cut_kv = Gathers(shape, part, layers).prefix_kv, .collectives = layers};
+  if (!shape.last_stage) return sent;
+  sent.cut_log_probs = (shape.cp - 1) * part * kNumberBytes;
+  ++sent.collectives;
+  return sent;
+}
+
+ContextSentBytes CutBackwardContextSent(const ByteShape& shape, int64_t rows) {
+  const int64_t part = LargestCutPart(rows, shape.cp), layers = shape.config.num_layers;
+  return {.cut_kv = Gathers(shape, part, layers).prefix_kv,
+          .cut_gradients = Reductions(shape, part, layers).prefix_gradients,
+          .collectives = 2 * layers};
 }
 
 }  // namespace stemma

@@ -10,7 +10,8 @@
 //                                                        each round of waves
 //   Phase C    gK/gV once a layer and block              K/V and gK/gV once a layer and block, but in the last layer;
 //                                                        with S5 the layers that run again gather K/V once more
-// All ranks send as much, whatever rows they have.
+// A rollout that is cut by rows: K/V of its suffix once a layer forward and once backward, gK/gV once, and where the
+// head is, log-probs and entropies once. All ranks send as much, whatever rows they have.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +22,13 @@ namespace stemma {
 
 // By the names of the collectives.
 struct ContextSentBytes {
-  int64_t prefix_kv = 0;         // gathers, in the run dtype
-  int64_t prefix_gradients = 0;  // reductions to the rows' owners, in the accumulate dtype
+  int64_t prefix_kv = 0;                  // gathers, in the run dtype
+  int64_t prefix_gradients = 0;           // reductions to the rows' owners, in the accumulate dtype
+  int64_t cut_kv = 0, cut_gradients = 0;  // the same of rollouts that are cut by rows
+  int64_t cut_log_probs = 0;              // gathers, in fp64
   int64_t collectives = 0;
 
-  int64_t total() const { return prefix_kv + prefix_gradients; }
+  int64_t total() const { return prefix_kv + prefix_gradients + cut_kv + cut_gradients + cut_log_probs; }
   ContextSentBytes& operator+=(const ContextSentBytes& other);
   bool operator==(const ContextSentBytes&) const = default;
 };
@@ -37,5 +40,9 @@ ContextSentBytes PrefixBackwardContextSent(const ByteShape& shape, const PrefixS
 // One round of Phase B, in which each rank computes at most one wave.
 ContextSentBytes RoundForwardContextSent(const ByteShape& shape, const PrefixShape& prefix);
 ContextSentBytes RoundBackwardContextSent(const ByteShape& shape, const PrefixShape& prefix);
+
+// The wave of a rollout of so many suffix rows that all ranks run together.
+ContextSentBytes CutForwardContextSent(const ByteShape& shape, int64_t rows);
+ContextSentBytes CutBackwardContextSent(const ByteShape& shape, int64_t rows);
 
 }  // namespace stemma

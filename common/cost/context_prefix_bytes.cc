@@ -3,28 +3,12 @@
 #include <algorithm>
 
 #include "common/cost/cost_layer.h"
+#include "common/cost/shared_kv_bytes.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma {
 namespace context {
 namespace {
-
-constexpr int64_t kGatherIndexBytes = 2 * 8;  // of a row of the cluster: its place in what ranks exchange, both ways
-constexpr int64_t kOwnIndexBytes = 8;         // of an own row: its place among all
-
-// K/V and gK/gV of rows in one layer.
-struct KvRows {
-  explicit KvRows(const ByteShape& shape)
-      : kv(shape.run_bytes * 2 * shape.config.kv_size()),
-        gradient(shape.accumulate_bytes * 2 * shape.config.kv_size()) {}
-  int64_t kv, gradient;  // of a row
-};
-
-// Counts the buffers of a gathering, and of its transport: every rank's part, as long as the largest.
-int64_t GatherBytes(const ByteShape& shape, int64_t part) { return 2 * shape.cp * part * KvRows(shape).kv; }
-
-// Counts the same of a reduction's input.
-int64_t ReduceBytes(const ByteShape& shape, int64_t part) { return 2 * shape.cp * part * KvRows(shape).gradient; }
 
 // Counts what is beside the layers of a wave where K/V are gathered again: those of all rows, and the next layer's on
 // their way; in backward gK/gV of all rows, and those of the layer before on their way. Of the layers below the last
@@ -33,10 +17,12 @@ BesideLayer RegatherBeside(const ByteShape& shape, int64_t rows, int64_t part) {
   const KvRows row(shape);
   const int64_t all = rows * row.kv, coming = GatherBytes(shape, part), layers = shape.config.num_layers;
   const int64_t leaving = ReduceBytes(shape, part) + part * row.gradient;
-  return {.forward = all + coming,
+  return {.embedding = coming,
+          .forward = all + coming,
           .backward = all + rows * row.gradient + (layers > 2 ? coming : 0) + leaving,
           .forward_last = all,
-          .backward_last = all + rows * row.gradient + (layers > 1 ? coming : 0)};
+          .backward_last = all + rows * row.gradient + (layers > 1 ? coming : 0),
+          .backward_apart = (layers > 1 ? coming : 0) + leaving};
 }
 
 // The prefixes of a cluster in Phases A and C, on the rank that has most of their rows.
@@ -152,6 +138,9 @@ class SharedPrefixes {
   // The same of the last layer: where K/V are gathered again, the sums are with the rows' owners.
   SharedKv LastReduce(const ContextBlock& block) const { return p_.regather ? SharedKv{} : Reduce(block); }
 
+  // Says where the K/V of own rows are in backward: where K/V are gathered again, they are the hot set's.
+  KvOwner Owner() const { return p_.regather ? KvOwner::kPrefix : KvOwner::kShared; }
+
   // What a layer that runs again needs of all rows.
   int64_t AllRows() const { return p_.regather ? p_.rows * row_.kv : 0; }
 
@@ -222,8 +211,8 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
     if (again) RaiseForwardAgain(prefixes, block, highest);
     prefixes.ForHighestLayers([&](int64_t layer, bool full) {
       const SharedKv shared = full ? prefixes.Reduce(block) : prefixes.LastReduce(block);
-      const int64_t bytes = full ? LayerBackwardBytes(t, block.runs, policy, KvOwner::kSharedPrefix, shared)
-                                 : KvOnlyBackwardBytes(t, policy, KvOwner::kSharedPrefix, shared);
+      const int64_t bytes = full ? LayerBackwardBytes(t, block.runs, policy, prefixes.Owner(), shared)
+                                 : KvOnlyBackwardBytes(t, policy, prefixes.Owner(), shared);
       highest.RaiseTo(prefixes.Backward(block, layer, bytes));
     });
   }

@@ -36,6 +36,14 @@ std::vector<ContextPiece> DealContextRows(const std::vector<int64_t>& lengths, i
   return pieces;
 }
 
+std::vector<ContextPiece> DealCutRows(int64_t rows, int64_t ranks) {
+  return DealContextRows({rows}, /*block_rows=*/0, ranks);
+}
+
+int64_t LargestCutPart(int64_t rows, int64_t ranks) {
+  return LargestContextPart(DealCutRows(rows, ranks), 0, rows, ranks);
+}
+
 std::vector<int64_t> ContextRowsOfRanks(const std::vector<ContextPiece>& pieces, int64_t begin, int64_t end,
                                         int64_t ranks) {
   std::vector<int64_t> rows(static_cast<size_t>(ranks));

@@ -1,5 +1,5 @@
-// How context-parallel ranks share the packed rows of a cluster's prefixes. Pure: sizes in, lists out; the worker deals
-// by it, the planner counts by it.
+// How context-parallel ranks share the packed rows of a cluster's prefixes, and those of a rollout that is cut by rows.
+// Pure: sizes in, lists out; the worker deals by it, the planner counts by it.
 //
 // Causal attention makes late rows expensive, so each prefix is cut into 2 · ranks pieces, of which rank r has the r-th
 // from the front and the r-th from the back (zigzag): every rank has about as many rows and as many (query, key) pairs.
@@ -29,6 +29,13 @@ struct ContextPiece {
 
 // `lengths`: rows of each prefix, > 0. `block_rows`: 0: one block.
 std::vector<ContextPiece> DealContextRows(const std::vector<int64_t>& lengths, int64_t block_rows, int64_t ranks);
+
+// Deals the rows of a rollout's suffix in Phase B, as those of one prefix at once.
+std::vector<ContextPiece> DealCutRows(int64_t rows, int64_t ranks);
+// Returns the rows of the rank that has most of them.
+int64_t LargestCutPart(int64_t rows, int64_t ranks);
+// No rollout of fewer rows is cut: each rank has two pieces, and none is empty.
+inline int64_t FewestCutRows(int64_t ranks) { return 2 * ranks; }
 
 // Returns how many of the rows [begin, end) each rank has. No piece lies across `begin` or `end`.
 std::vector<int64_t> ContextRowsOfRanks(const std::vector<ContextPiece>& pieces, int64_t begin, int64_t end,

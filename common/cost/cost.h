@@ -119,6 +119,9 @@ struct WaveShape {
   // Not all: one is left out where another is as large in every number, or larger. Empty: one trajectory of all rows.
   absl::InlinedVector<WaveRun, 4> runs = {};
   v1::TapePolicy policy = v1::S0;
+  // Of a rollout that context-parallel ranks cut by rows, of which `rows` are the largest part: all rows of its suffix,
+  // and of the prefix that they attend to. 0: the wave's rollouts are whole.
+  int64_t cut_rows = 0, cut_prefix_rows = 0;
 };
 
 // Adds a run to those of a wave, whose sums are the caller's.
@@ -126,8 +129,10 @@ void AddRun(const WaveRun& run, WaveShape& wave);
 
 // Bytes beside each layer of a wave where the prefixes' K/V are gathered again and gK/gV are sent to their owners.
 struct BesideLayer {
+  int64_t embedding = 0;                        // the first layer's are on their way
   int64_t forward = 0, backward = 0;            // of the layers below the last
   int64_t forward_last = 0, backward_last = 0;  // of the last one, after which, and before which, nothing travels
+  int64_t backward_apart = 0;                   // when rows that are apart in the last one run backward, after it
   bool operator==(const BesideLayer&) const = default;
 };
 // Returns 0 where each rank holds them all.

@@ -96,10 +96,13 @@ class BackwardMoments {
     int64_t attending = std::max(Mlp(), AttentionItself());
     if (!KeepsAttention(policy_)) attending = std::max(attending, AttentionAgain());
     if (KeepsAttention(policy_) && !KeepsQueries(policy_)) attending = std::max(attending, QueriesAgain());
-    return std::max(attending + shared_.gathered, Inputs());
+    return std::max({Gathering(), attending + shared_.gathered, Inputs()});
   }
 
  private:
+  // K and V of all rows are on their way here: dy, the tape and own K/V.
+  int64_t Gathering() const { return d_ + t_.tape(policy_) + kv_ + shared_.held + shared_.gathering; }
+
   // Rows that a norm makes, gathered.
   int64_t Normed() const { return t_.normed + (t_.gathered > 0 ? d_ + t_.gather_scratch : 0); }
 

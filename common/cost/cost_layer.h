@@ -56,9 +56,10 @@ struct TensorBytes {
 // Counts the embedding at its highest moment: 0 with one rank, where the first layer's moments are higher.
 int64_t EmbeddingBytes(const TensorBytes& t);
 
-// What a layer holds beside its tensors over own rows where context-parallel ranks share a prefix's rows.
+// What a layer holds beside its tensors over own rows where context-parallel ranks share the rows of a prefix, or of a
+// rollout.
 struct SharedKv {
-  int64_t held = 0;       // from the gathering of K and V to the layer's end
+  int64_t held = 0;       // from the gathering of K and V to the layer's end; in backward, of that with which it begins
   int64_t gathering = 0;  // while K and V travel
   int64_t gathered = 0;   // in backward: until gK and gV travel
   int64_t reducing = 0;   // while gK and gV travel, after attention's backward
@@ -74,9 +75,9 @@ int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapeP
 int64_t LayerCopyBytes(const TensorBytes& t, v1::TapePolicy policy);
 
 // Whose rows they are: those of a wave hold their K/V themselves. A prefix's K/V and the gradients that others
-// accumulated on them are counted apart; the latter are added to its own. Of a prefix whose rows ranks share, a rank
-// has its own K/V beside those that it holds for attention, where there is attention.
-enum class KvOwner { kWave, kPrefix, kSharedPrefix };
+// accumulated on them are counted apart; the latter are added to its own. Of rows that ranks share, of a prefix or of a
+// rollout, a rank has its own K/V beside those of all that it holds for attention, where there is attention.
+enum class KvOwner { kWave, kPrefix, kShared };
 
 // Its tape and the gradient of its output included.
 int64_t LayerBackwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, KvOwner owner,

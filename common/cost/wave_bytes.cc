@@ -4,6 +4,7 @@
 #include "common/cost/cost.h"
 #include "common/cost/cost_layer.h"
 #include "common/cost/kernel_blocks.h"
+#include "common/cost/shared_kv_bytes.h"
 
 namespace stemma {
 namespace {
@@ -51,9 +52,13 @@ class Wave {
   // What the last layer's rows before the last prompt token keep, with their K/V and the gradients of those.
   int64_t KvOnly() const { return split() ? apart_->kv_only_tape(w_.policy) + apart_->kv + apart_->gradient_kv : 0; }
   int64_t Last() const { return head().tape(w_.policy) + head().kv; }
-  int64_t Index() const { return w_.rows * kIndexBytes; }
+  int64_t Index() const {
+    const int64_t cut = is_cut() ? w_.cut_rows * kGatherIndexBytes + w_.rows * kOwnIndexBytes : 0;
+    return w_.rows * kIndexBytes + cut;
+  }
   int64_t Targets() const { return s_.last_stage ? head().rows * kTargetBytes : 0; }  // in the forward
-  int64_t Results() const { return s_.last_stage ? head().rows * kResultBytes : 0; }  // in the backward
+  // In the backward. Of a rollout that is cut each rank has those of all rows.
+  int64_t Results() const { return s_.last_stage ? std::max(head().rows, w_.cut_rows) * kResultBytes : 0; }
   int64_t HeadPositions() const { return split() ? head().rows * kPositionBytes : 0; }
 
   LayerRuns RunsBelow() const {
@@ -91,11 +96,11 @@ class Wave {
   void ForForwardMoments(const F& f) const {
     const v1::TapePolicy policy = v1::S0;
     const int64_t d = head().input, always = Index() + Targets();
-    if (looks_up()) f(always + beside_layer_.forward + EmbeddingBytes(all_));
+    if (looks_up()) f(always + beside_layer_.embedding + EmbeddingBytes(all_));
     if (!s_.last_stage) {
-      f(always + beside_layer_.forward_last + LayerForwardBytes(all_, RunsBelow(), policy));
+      f(always + beside_layer_.forward_last + LayerForwardBytes(all_, RunsBelow(), policy, SharedForward()));
     }
-    if (layers_ > 1) f(always + beside_layer_.forward + LayerForwardBytes(all_, RunsBelow(), policy));
+    if (layers_ > 1) f(always + beside_layer_.forward + LayerForwardBytes(all_, RunsBelow(), policy, SharedForward()));
     if (!s_.last_stage) return;
     const int64_t kv_only = split() ? apart_->kv_only_tape(policy) + apart_->kv : 0;
     if (split()) {
@@ -105,7 +110,7 @@ class Wave {
       f(there + kv_only + all_.normed + w_.rows * kPositionBytes + SelectedRows(head()) + d);
     }
     const int64_t last = always + HeadPositions() + kv_only;
-    f(last + beside_layer_.forward_last + LayerForwardBytes(head(), RunsOfLast(), policy));
+    f(last + beside_layer_.forward_last + LayerForwardBytes(head(), RunsOfLast(), policy, SharedForward()));
     // The last layer's tensors are there until its output is normed.
     f(last + head().tape(policy) + head().kv + 2 * d + head().statistic);
     const int64_t chunk =
@@ -119,7 +124,7 @@ class Wave {
     const int64_t all = layers_ - 1;
     const LayerPeaks last = PeaksOf(head(), s_.last_stage ? RunsOfLast() : RunsBelow());
     const BesideLayer& beside = beside_layer_;
-    if (looks_up()) f(Index() + Targets(), beside.forward + EmbeddingBytes(all_));
+    if (looks_up()) f(Index() + Targets(), beside.embedding + EmbeddingBytes(all_));
     if (layers_ > 1) {
       // Where no rows are set apart, the last layer's are those of the layers below.
       const LayerPeaks below = split() ? PeaksOf(all_, RunsBelow()) : last;
@@ -145,7 +150,32 @@ class Wave {
   bool looks_up() const { return s_.first_stage && s_.tp > 1; }
 
   LayerPeaks PeaksOf(const TensorBytes& t, const LayerRuns& runs) const {
-    return {LayerForwardBytes(t, runs, w_.policy), LayerBackwardBytes(t, runs, w_.policy, KvOwner::kWave)};
+    const KvOwner owner = is_cut() ? KvOwner::kShared : KvOwner::kWave;
+    return {LayerForwardBytes(t, runs, w_.policy, SharedForward()),
+            LayerBackwardBytes(t, runs, w_.policy, owner, SharedBackward())};
+  }
+
+  bool is_cut() const { return w_.cut_rows > 0; }
+  int64_t AttendedRows() const { return w_.cut_prefix_rows + w_.cut_rows; }
+
+  // What a layer of a cut rollout holds from before attention to its end: K/V of the prefix and of all own rows, beside
+  // each other.
+  SharedKv SharedForward() const {
+    if (!is_cut()) return {};
+    const KvRows row(s_);
+    return {.held = AttendedRows() * row.kv, .gathering = w_.rows * row.kv + GatherBytes(s_, w_.rows)};
+  }
+
+  // The same until gK/gV of the rollout's rows are with their owners; those are freed when they have been packed.
+  SharedKv SharedBackward() const {
+    if (!is_cut()) return {};
+    const KvRows row(s_);
+    SharedKv shared = SharedForward();
+    shared.gathered = AttendedRows() * (row.kv + row.gradient);
+    shared.reduced = w_.rows * row.gradient;
+    shared.reducing = std::max(ReduceBytes(s_, w_.rows) + shared.reduced,
+                               AttendedRows() * row.gradient + ReduceBytes(s_, w_.rows) / 2);
+    return shared;
   }
 
   // What head and loss hold of their rows; with several ranks also the targets among the own tokens.
@@ -168,7 +198,7 @@ class Wave {
   template <typename F>
   void ForSplitMoments(const F& f) const {
     const int64_t tape = Index() + Below(layers_ - 1), positions = w_.rows * kPositionBytes;
-    const int64_t forward = beside_layer_.forward, backward = beside_layer_.backward;
+    const int64_t forward = beside_layer_.forward, backward = beside_layer_.backward_apart;
     f(tape + Targets(), forward + GatherAll());
     f(tape + Targets(),
       forward + all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));

@@ -289,11 +289,14 @@ std::optional<MemoryChoice> ClusterWays::Fastest() {
 }
 
 void ClusterWays::SetWaves(const RankCut& cut, MemoryChoice& choice) const {
+  const auto of_all = static_cast<ptrdiff_t>(cuts_.num_cut());
   for (size_t rank = 0; rank < cut.of_ranks.size(); ++rank) {
     const std::vector<uint32_t>& sizes = cut.of_ranks[rank]->sizes;
-    choice.wave_sizes.insert(choice.wave_sizes.end(), sizes.begin(), sizes.end());
-    if (cut.of_ranks.size() > 1) choice.wave_ranks.insert(choice.wave_ranks.end(), sizes.size(), rank);
+    const auto first = sizes.begin() + (rank > 0 ? of_all : 0);  // the first rank's stand for those that all run
+    choice.wave_sizes.insert(choice.wave_sizes.end(), first, sizes.end());
+    if (cut.of_ranks.size() > 1) choice.wave_ranks.resize(choice.wave_sizes.size(), static_cast<uint32_t>(rank));
   }
+  choice.cut_waves = cuts_.num_cut();
   choice.member_order = cuts_.MemberOrder();
 }
 
@@ -328,7 +331,7 @@ WayNeeds ClusterWays::Needs(size_t index) {
   const int64_t suffix = PhaseB(prefix, cut).peak();
   return {.prefix = prefix.way,
           .suffix_policy = SuffixPolicyOf(index),
-          .waves = cut.num_waves(),
+          .waves = cut.num_waves() - static_cast<int64_t>(cuts_.num_cut() * (cut.of_ranks.size() - 1)),
           .peak_bytes = std::max({bytes.forward.peak(), suffix, bytes.backward.peak()}),
           .host_bytes = kept.host};
 }

@@ -6,6 +6,7 @@
 #include "common/base/round_up.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/context_parallel_cost.h"
+#include "common/cost/context_rows.h"
 #include "common/cost/context_share.h"
 #include "common/cost/pipeline_cost.h"
 #include "common/cost/tape_policy.h"
@@ -154,7 +155,12 @@ ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& clu
       wave_weights_(AllLayers(shape.config) * layer_.weights + OfLastStage(shape, Block::kHead)) {
   ranks_.resize(dealt.empty() ? 1 : static_cast<size_t>(shape.cp));
   for (size_t i = 0; i < cluster.members.size(); ++i) {
-    AddMember(cluster.members[i], ranks_[dealt.empty() ? 0 : dealt[i]]);
+    const MemberShape& member = cluster.members[i];
+    if (!member.is_cut()) {
+      AddMember(member, ranks_[dealt.empty() ? 0 : dealt[i]]);
+      continue;
+    }
+    for (Members& members : ranks_) AddCutMember(member, members);
   }
   for (Members& members : ranks_) CloseMembers(members);
 }
@@ -167,6 +173,37 @@ void ClusterWorkSums::AddMember(const MemberShape& member, Members& members) con
   members.recomputed.Add(member.prefix_rows - own_prefix, own_prefix + member.rows);
   if (!member.dense && member.prefix_rows > 0) members.merged_rows += static_cast<double>(member.rows);
   members.score_blocks += MemberScoreBlocks(shape_, member);
+}
+
+// Ranks' rows and pairs differ little, so each has as much of everything as the one that has most of it.
+void ClusterWorkSums::AddCutMember(const MemberShape& member, Members& members) const {
+  struct Rank {
+    SegmentSums segments;
+    double merged_rows = 0, score_blocks = 0;
+  };
+  std::vector<Rank> ranks(static_cast<size_t>(member.cut_ranks));
+  for (const ContextPiece& piece : DealCutRows(member.rows, member.cut_ranks)) {
+    Rank& rank = ranks[static_cast<size_t>(piece.rank)];
+    const int64_t earlier = member.prefix_rows + piece.begin;
+    rank.segments.Add(earlier, piece.rows());
+    if (earlier > 0) rank.merged_rows += static_cast<double>(piece.rows());
+    rank.score_blocks += CausalScoreBlocks(piece.rows()) + AncestorScoreBlocks(piece.rows(), earlier);
+  }
+  Rank most;
+  for (const Rank& rank : ranks) {
+    most.segments.rows = std::max(most.segments.rows, rank.segments.rows);
+    most.segments.pairs = std::max(most.segments.pairs, rank.segments.pairs);
+    most.merged_rows = std::max(most.merged_rows, rank.merged_rows);
+    most.score_blocks = std::max(most.score_blocks, rank.score_blocks);
+  }
+  for (SegmentSums* sums : {&members.suffixes, &members.recomputed}) {
+    sums->rows += most.segments.rows;
+    sums->pairs += most.segments.pairs;
+  }
+  members.merged_rows += most.merged_rows;
+  members.score_blocks += most.score_blocks * HeadLayers(shape_.config, shape_.config.num_layers);
+  members.forward_sent += CutForwardContextSent(shape_, member.rows);
+  members.backward_sent += CutBackwardContextSent(shape_, member.rows);
 }
 
 void ClusterWorkSums::CloseMembers(Members& members) const {
@@ -316,6 +353,7 @@ Work ClusterWorkSums::SuffixForward(const WavePasses& waves, bool entropy, const
   const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
   if (shape_.tp > 1) AddSent(WaveForwardSent(shape_, rows, apart, entropy), waves.waves, work);
   AddForwardSent(WavePipelineSent(shape_, rows), waves.waves, work);
+  AddSent(members.forward_sent, 1, work);
   return work;
 }
 
@@ -337,6 +375,7 @@ Work ClusterWorkSums::Suffix(v1::TapePolicy policy, const WavePasses& waves, siz
   const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
   if (shape_.tp > 1) AddSent(WaveBackwardSent(shape_, rows, apart, policy), waves.waves, work);
   AddBackwardSent(WavePipelineSent(shape_, rows), waves.waves, work);
+  AddSent(members.backward_sent, 1, work);
   return work;
 }
 

@@ -19,6 +19,7 @@
 #include "absl/container/inlined_vector.h"
 #include "common/base/dtype_names.h"
 #include "common/cost/block_cost.h"
+#include "common/cost/context_parallel_cost.h"
 #include "common/cost/cost.h"
 #include "server/planner/wave_passes.h"
 #include "stemma/v1/run_config.pb.h"
@@ -151,8 +152,9 @@ class ClusterWorkSums {
     SegmentSums suffixes;      // behind their prefixes
     SegmentSums own_prefixes;  // of dense members
     SegmentSums recomputed;    // what a suffix policy restores: a dense member's own prefix is part of it
-    double merged_rows = 0;    // of suffixes behind a shared prefix
+    double merged_rows = 0;    // of suffixes behind a shared prefix, or behind earlier rows of their own
     double score_blocks = 0;   // of all heads and layers, forward
+    ContextSentBytes forward_sent, backward_sent;  // of those that are cut by rows
     FlopParts parts;
     double elements = 0;
   };
@@ -167,6 +169,7 @@ class ClusterWorkSums {
   };
 
   void AddMember(const MemberShape& member, Members& members) const;
+  void AddCutMember(const MemberShape& member, Members& members) const;
   void CloseMembers(Members& members) const;
   const OwnRows& OwnRowsOf(const PrefixShape& prefix) const;
   OwnRows AllRows(const PrefixShape& prefix) const;

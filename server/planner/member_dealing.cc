@@ -31,12 +31,26 @@ std::vector<uint32_t> DealMembers(const ModelConfig& config, const std::vector<M
   for (uint32_t rank = 0; rank < static_cast<uint32_t>(ranks); ++rank) emptiest.emplace(0, rank);
   std::vector<uint32_t> dealt(members.size());
   for (const size_t i : order) {
+    if (members[i].is_cut()) continue;
     const auto [load, rank] = emptiest.top();
     emptiest.pop();
     dealt[i] = rank;
     emptiest.emplace(load + flops[i], rank);
   }
   return dealt;
+}
+
+double DealtImbalance(const ModelConfig& config, const std::vector<MemberShape>& members, int64_t ranks) {
+  const std::vector<uint32_t> dealt = DealMembers(config, members, ranks);
+  std::vector<double> loads(static_cast<size_t>(ranks));
+  double even = 0;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const double flops = MemberFlops(config, members[i]), share = flops / static_cast<double>(ranks);
+    even += share;
+    if (!members[i].is_cut()) loads[dealt[i]] += flops;
+    for (double& load : loads) load += members[i].is_cut() ? share : 0;
+  }
+  return *std::max_element(loads.begin(), loads.end()) / even;
 }
 
 }  // namespace stemma::server

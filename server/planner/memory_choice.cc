@@ -8,6 +8,8 @@
 #include "common/base/human.h"
 #include "common/cost/context_share.h"
 #include "server/planner/cluster_ways.h"
+#include "server/planner/cut_rollouts.h"
+#include "server/planner/memory_chooser.h"
 
 namespace stemma::server {
 namespace {
@@ -20,6 +22,13 @@ std::string WayText(bool has_prefix, const PrefixWay& prefix, v1::TapePolicy suf
     absl::StrAppend(&text, ", ", shared ? absl::StrCat(KvText(prefix.regather), ", ") : "");
   }
   return absl::StrCat(text, "suffixes ", v1::TapePolicy_Name(suffix_policy));
+}
+
+// Says that rollouts are cut.
+std::string CutText(const MemoryOptions& options, const MemoryChoice& choice) {
+  if (choice.cut_waves == 0) return "";
+  return absl::StrCat(", ", choice.cut_waves, choice.cut_waves == 1 ? " rollout" : " rollouts", " cut by rows over ",
+                      options.shape.cp, " ranks");
 }
 
 // Says that waves are smaller than memory asks for, so that stages wait less for each other.
@@ -47,15 +56,14 @@ std::optional<MemoryOptions> WithFewerRounds(const MemoryOptions& options) {
 }
 
 MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& cluster) {
-  ClusterWays ways(options, cluster);
-  MemoryAnswer answer = {.choice = ways.Fastest()};
-  if (answer.choice) return answer;
-  if (const std::optional<MemoryOptions> fewer = WithFewerRounds(options)) {
-    answer = ChooseMemory(*fewer, cluster);
-    if (answer.choice) answer.choice->cheapest = false;
+  MemoryAnswer answer;
+  if (const auto choice = MemoryChooser(options).Choose(cluster)) {
+    answer.choice = *choice;
     return answer;
   }
-  const ClusterWays::Fewest fewest = ways.FewestBytes();
+  MemoryOptions one_round = options;
+  one_round.rounds_in_flight = 1;
+  const ClusterWays::Fewest fewest = ClusterWays(one_round, WithAllCut(options, cluster)).FewestBytes();
   answer.bytes_needed = fewest.of_device;
   if (fewest.of_host != kNoLimit) answer.host_bytes_needed = fewest.of_host;
   return answer;
@@ -67,14 +75,15 @@ std::string MemoryReason(const MemoryOptions& options, const MemoryChoice& choic
     const int64_t block = choice.way.prefix.block_rows;
     return absl::StrCat("no tape: forward only", shared ? absl::StrCat(", ", KvText(choice.way.prefix.regather)) : "",
                         block > 0 ? absl::StrCat(", prefix in blocks of ", block, " rows") : "",
-                        SmallerWavesText(options, choice), ", needs ", HumanBytes(choice.peak_bytes), " of ",
-                        HumanBytes(options.budget_bytes));
+                        CutText(options, choice), SmallerWavesText(options, choice), ", needs ",
+                        HumanBytes(choice.peak_bytes), " of ", HumanBytes(options.budget_bytes));
   }
   const std::string rounds =
       options.stages.empty()
           ? ""
           : absl::StrCat(" with ", choice.rounds_in_flight, " rounds in flight", SmallerWavesText(options, choice));
-  const std::string way = absl::StrCat(WayText(choice.way, shared), rounds), budget = HumanBytes(options.budget_bytes);
+  const std::string way = absl::StrCat(WayText(choice.way, shared), CutText(options, choice), rounds),
+                    budget = HumanBytes(options.budget_bytes);
   if (!choice.wanted) return absl::StrCat(way, ": needs ", HumanBytes(choice.peak_bytes), " of ", budget);
   const WayNeeds& wanted = *choice.wanted;
   std::string text =
@@ -103,7 +112,8 @@ HeadroomPeaks PeaksWithHeadroom(const MemoryOptions& options, const MemoryChoice
 int64_t FewestBytes(const MemoryOptions& options, const ClusterShape& cluster) {
   MemoryOptions one_round = options;
   one_round.rounds_in_flight = 1;
-  return ClusterWays(one_round, cluster).FewestBytes().of_device_within_host;
+  return std::min(ClusterWays(one_round, cluster).FewestBytes().of_device_within_host,
+                  ClusterWays(one_round, WithAllCut(options, cluster)).FewestBytes().of_device_within_host);
 }
 
 std::string WayText(const MemoryAlternative& way, bool shared) {

@@ -8,7 +8,8 @@
 //  (1) a choice's peak is at most the budget, its host bytes at most the host's.
 //  (2) a larger budget never gives a choice of more seconds: the ways do not depend on the budget, and each has as few
 //      waves as the budget allows. With pipeline stages that is so for one number of rounds in flight; where products
-//      run in tiles, but for the rows by which fewer waves may be rounded up more.
+//      run in tiles, but for the rows by which fewer waves may be rounded up more; where rollouts are cut by rows to
+//      fit, but for what that evens out between ranks.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +51,7 @@ struct MemoryChoice {
   MemoryAlternative way;
   std::vector<uint32_t> wave_sizes;                    // members of each wave, in order; one rank's before the next's
   std::vector<uint32_t> wave_ranks;                    // of each wave, the context-parallel rank; empty: there is one
+  size_t cut_waves = 0;                                // so many, the first, have one member each that is cut by rows
   std::vector<uint32_t> member_order;                  // indices of members in the waves' order; empty: their own
   PhaseBytes prefix_forward, suffix, prefix_backward;  // at least: every copy of an offloaded tape is waited for
   int64_t host_bytes = 0;
@@ -79,7 +81,7 @@ std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const Cluster
                                      const MemoryAlternative& way);
 
 // Chooses for one cluster; for many see MemoryChooser. Where several rounds should be in flight and no way has room for
-// so many, it is chosen for fewer.
+// so many, it is chosen for fewer. Context-parallel ranks may cut rollouts by rows (server/planner/cut_rollouts.h).
 MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& cluster);
 
 // Returns the options with the next smaller number of rounds in flight; nullopt: there is none.

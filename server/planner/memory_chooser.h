@@ -22,7 +22,7 @@ class MemoryChooser {
 
   const MemoryOptions& options() const { return options_; }
 
-  // Null: nothing fits.
+  // Cuts rollouts by rows where context-parallel ranks are faster so, or nothing else fits. Null: nothing fits.
   std::shared_ptr<const MemoryChoice> Choose(const ClusterShape& cluster);
 
   // How much was looked at, for tests: speed is not tested by seconds.
@@ -35,6 +35,8 @@ class MemoryChooser {
 
  private:
   std::optional<MemoryChoice> FastestOf(const MemoryOptions& options, const ClusterShape& cluster);
+  // In as many rounds in flight as fit.
+  std::optional<MemoryChoice> FastestOfRounds(const ClusterShape& cluster);
 
   const MemoryOptions options_;
   absl::flat_hash_map<ClusterShape, std::shared_ptr<const MemoryChoice>> known_;

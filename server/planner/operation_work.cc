@@ -4,9 +4,9 @@
 
 namespace stemma::server {
 
-ClusterOperations::ClusterOperations(const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster,
+ClusterOperations::ClusterOperations(const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster, int64_t cp,
                                      bool forward_only)
-    : groups_(groups), cluster_(cluster), forward_only_(forward_only) {
+    : groups_(groups), cluster_(cluster), cp_(cp), forward_only_(forward_only) {
   prefix_ = {.block_rows = cluster.prefix_block_rows(),
              .policy = cluster.prefix_policy(),
              .offload = cluster.offload_prefix(),
@@ -21,7 +21,7 @@ ClusterOperations::ClusterOperations(const std::vector<PlannerGroup>& groups, co
 
 ClusterShape ClusterOperations::MembersOf(const v1::Wave& wave) const {
   ClusterShape members;
-  for (const v1::WaveMember& member : wave.members()) members.members.push_back(MemberOf(member));
+  for (const v1::WaveMember& member : wave.members()) members.members.push_back(MemberOf(member, wave.cut_rows()));
   return members;
 }
 
@@ -52,12 +52,13 @@ WaveWork ClusterOperations::Regather(const ByteShape& stage) const {
   return work;
 }
 
-MemberShape ClusterOperations::MemberOf(const v1::WaveMember& member) const {
+MemberShape ClusterOperations::MemberOf(const v1::WaveMember& member, bool is_cut) const {
   const PlannerGroup& group = groups_[member.group()];
   const auto place = places_.find(member.group());
   return {.rows = group.rollouts[member.rollout()].response_tokens,
           .prefix_rows = group.prompt_tokens - 1,
           .dense = place == places_.end(),
+          .cut_ranks = is_cut ? static_cast<int32_t>(cp_) : 1,
           .prefix = place == places_.end() ? 0 : place->second};
 }
 

@@ -26,8 +26,8 @@ struct WaveWork {
 
 class ClusterOperations {
  public:
-  // `groups`: the request's. They and the cluster outlive it.
-  ClusterOperations(const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster, bool forward_only);
+  // `groups`: the request's. They and the cluster outlive it. `cp`: ranks that share the cluster.
+  ClusterOperations(const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster, int64_t cp, bool forward_only);
 
   const PrefixShape& prefix() const { return prefix_; }
   // Tells whether Phases A and C run here: there are prefixes, and no other copy of the model owns them.
@@ -44,10 +44,11 @@ class ClusterOperations {
   WaveWork Regather(const ByteShape& stage) const;
 
  private:
-  MemberShape MemberOf(const v1::WaveMember& member) const;
+  MemberShape MemberOf(const v1::WaveMember& member, bool is_cut) const;
 
   const std::vector<PlannerGroup>& groups_;
   const v1::Cluster& cluster_;
+  const int64_t cp_;
   const bool forward_only_;
   ClusterShape prefixes_;
   PrefixShape prefix_;

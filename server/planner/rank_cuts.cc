@@ -32,7 +32,14 @@ RankCuts::RankCuts(const MemoryOptions& options, const ClusterShape& cluster, co
     : options_(options), cluster_(cluster), dealt_(dealt) {
   if (!dealt.empty()) {
     of_ranks_.resize(static_cast<size_t>(options.shape.cp));
-    for (size_t i = 0; i < dealt.size(); ++i) of_ranks_[dealt[i]].members.push_back(cluster.members[i]);
+    for (const MemberShape& member : cluster.members) {
+      if (!member.is_cut()) continue;
+      ++num_cut_;
+      for (ClusterShape& members : of_ranks_) members.members.push_back(member);
+    }
+    for (size_t i = 0; i < dealt.size(); ++i) {
+      if (!cluster.members[i].is_cut()) of_ranks_[dealt[i]].members.push_back(cluster.members[i]);
+    }
   }
   for (const WaveCuts& cuts : Of({}).ranks) {
     fewest_.push_back(cuts.fewest());
@@ -66,7 +73,10 @@ int64_t RankCuts::LeastBytes(v1::TapePolicy policy, const BesideWave& beside) {
 std::vector<uint32_t> RankCuts::MemberOrder() const {
   std::vector<uint32_t> order(dealt_.size());
   std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return dealt_[a] < dealt_[b]; });
+  const auto place = [&](uint32_t member) {
+    return cluster_.members[member].is_cut() ? int64_t{-1} : static_cast<int64_t>(dealt_[member]);
+  };
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return place(a) < place(b); });
   return order;
 }
 

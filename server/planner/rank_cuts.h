@@ -1,5 +1,6 @@
-// Cuts a cluster's members into waves, those of each context-parallel rank by themselves: no wave crosses ranks. With
-// one rank it is server/planner/wave_cuts.h. Pure; not thread-safe.
+// Cuts a cluster's members into waves, those of each context-parallel rank by themselves: no wave crosses ranks, but
+// those of members that are cut by rows, which are the first of every rank. With one rank it is
+// server/planner/wave_cuts.h. Pure; not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ using WavesOfRanks = absl::InlinedVector<WavePasses, 1>;
 
 // Returns the rounds of waves: the most that any rank has.
 int64_t Rounds(const WavesOfRanks& waves);
-// Returns the waves of all ranks.
+// Returns the waves of all ranks. One that all of them run is counted by each.
 int64_t NumWaves(const WavesOfRanks& waves);
 
 // The cut of each rank; references last as long as the cuts that they are of.
@@ -43,8 +44,11 @@ class RankCuts {
   RankCut Cut(v1::TapePolicy policy, int64_t bytes, const BesideWave& beside);
   int64_t LeastBytes(v1::TapePolicy policy, const BesideWave& beside);
 
-  // Returns the indices of the members in the order of the waves; empty: their own.
+  // Returns the indices of the members in the order of the waves, of which those that are cut by rows are first; empty:
+  // their own.
   std::vector<uint32_t> MemberOrder() const;
+  // Returns how many members are cut by rows: so many waves are the first of every rank.
+  size_t num_cut() const { return num_cut_; }
 
   int64_t waves_priced() const;
 
@@ -59,7 +63,8 @@ class RankCuts {
   const ClusterShape& cluster_;
   const std::vector<uint32_t>& dealt_;
   std::vector<ClusterShape> of_ranks_;  // members of each rank; none where there is one
-  std::list<OfBeside> cuts_;            // the first is that of nothing beside
+  size_t num_cut_ = 0;
+  std::list<OfBeside> cuts_;  // the first is that of nothing beside
   WavesOfRanks fewest_, least_;
 };
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "common/cost/pipeline_cost.h"
+#include "common/cost/wave_rounds.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/operation_work.h"
 #include "server/planner/wave_packing.h"
@@ -17,7 +17,7 @@ namespace {
 class ClusterStages {
  public:
   ClusterStages(const MemoryOptions& options, const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster)
-      : options_(options), cluster_(cluster), operations_(groups, cluster, options.forward_only) {
+      : options_(options), cluster_(cluster), operations_(groups, cluster, options.shape.cp, options.forward_only) {
     for (const ByteShape& stage : options.all_stages()) regathers_.push_back(operations_.Regather(stage));
   }
 
@@ -30,11 +30,11 @@ class ClusterStages {
         stages.prefixes.push_back(borrows ? BorrowedCost(stage) : PrefixCost(stage));
       }
     }
-    for (const v1::Wave& wave : cluster_.waves()) {
-      // The waves of a rank stand in the order of their rounds.
-      const size_t round = rounds_of_ranks_[wave.cp_rank()]++;
-      if (round == stages.rounds.size()) stages.rounds.emplace_back(options_.all_stages().size());
-      AddWave(wave, stages.rounds[round]);
+    for (const std::vector<int>& of_rank : WavesOfRanks(cluster_, static_cast<int>(options_.shape.cp))) {
+      for (size_t round = 0; round < of_rank.size(); ++round) {
+        if (round == stages.rounds.size()) stages.rounds.emplace_back(options_.all_stages().size());
+        AddWave(cluster_.waves(of_rank[round]), stages.rounds[round]);
+      }
     }
     return stages;
   }
@@ -94,8 +94,7 @@ class ClusterStages {
   const MemoryOptions& options_;
   const v1::Cluster& cluster_;
   const ClusterOperations operations_;
-  std::vector<WaveWork> regathers_;                        // of each stage
-  absl::flat_hash_map<uint32_t, size_t> rounds_of_ranks_;  // waves so far of each context-parallel rank
+  std::vector<WaveWork> regathers_;  // of each stage
 };
 
 }  // namespace

@@ -17,6 +17,7 @@ WaveRun RunOf(const MemberShape& member) {
 
 // Whether neighbours in a wave attend in one call in every layer.
 bool ShareACall(const MemberShape& a, const MemberShape& b) {
+  if (a.is_cut() || b.is_cut()) return false;
   if (a.dense || b.dense) return a.dense && b.dense && a.prefix_rows == 0 && b.prefix_rows == 0;
   return a.prefix == b.prefix;
 }
@@ -29,17 +30,29 @@ void Join(const WaveRun& next, WaveRun& run) {
 
 // Whether a wave of `a` alone needs at least what a wave of `b` alone does.
 bool NeedsAtLeast(const MemberShape& a, const MemberShape& b) {
-  return a.dense == b.dense && a.rows >= b.rows && a.prefix_rows >= b.prefix_rows;
+  return a.dense == b.dense && a.cut_ranks == b.cut_ranks && a.rows >= b.rows && a.prefix_rows >= b.prefix_rows;
 }
 
 // Whether waves of each alone differ in their rows at most: the longer one then needs more.
 bool AreAlike(const MemberShape& a, const MemberShape& b) {
-  return a.dense == b.dense && a.prefix_rows == b.prefix_rows;
+  return a.dense == b.dense && a.cut_ranks == b.cut_ranks && a.prefix_rows == b.prefix_rows;
+}
+
+// The largest part of a rollout that ranks share. Its runs are the pieces of all of them, of which one rank has two.
+WaveShape CutWave(const MemberShape& member, v1::TapePolicy policy) {
+  WaveShape wave = {
+      .rows = member.own_rows(), .policy = policy, .cut_rows = member.rows, .cut_prefix_rows = member.prefix_rows};
+  for (const ContextPiece& piece : DealCutRows(member.rows, member.cut_ranks)) {
+    AddRun({.rows = piece.rows(), .longest_rows = piece.rows(), .ancestor_rows = member.prefix_rows + piece.begin},
+           wave);
+  }
+  return wave;
 }
 
 }  // namespace
 
 WaveShape WaveOf(std::span<const MemberShape> members, v1::WaveLayout layout, v1::TapePolicy policy) {
+  if (members.size() == 1 && members[0].is_cut()) return CutWave(members[0], policy);
   WaveShape wave = {.policy = policy};
   const bool padded = layout == v1::PADDED;
   WaveRun run, below;
@@ -122,7 +135,7 @@ PhaseBytes WaveCuts::BytesOf(size_t begin, size_t count, v1::TapePolicy policy) 
 
 size_t WaveCuts::CountWorthPacking(size_t begin) const {
   const size_t left = cluster_.members.size() - begin;
-  if (options_.layout == v1::ONE_BY_ONE) return 1;
+  if (options_.layout == v1::ONE_BY_ONE || cluster_.members[begin].is_cut()) return 1;
   if (options_.wave_suffixes > 0) return std::min(left, static_cast<size_t>(options_.wave_suffixes));
   int64_t rows = 0;
   size_t count = 0;

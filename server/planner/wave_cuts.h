@@ -1,4 +1,5 @@
-// Cuts a cluster's suffixes into as few waves as the bytes that are left to a wave allow, in order. Pure.
+// Cuts a cluster's suffixes into as few waves as the bytes that are left to a wave allow, in order. Pure. Those that
+// are cut by rows come first, each in a wave of its own.
 //
 // A wave ends where the next member would pass the bytes or the rows worth packing. Greedy is optimal, since every part
 // of a wave that fits, fits; so the longest beginning that fits is searched by halves. Not thread-safe: a cut is kept

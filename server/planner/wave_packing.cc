@@ -103,6 +103,10 @@ class Cutter {
       v1::Wave& wave = *cluster.add_waves();
       wave.set_layout(options_.layout);
       if (!choice.wave_ranks.empty()) wave.set_cp_rank(choice.wave_ranks[i]);
+      if (i < choice.cut_waves) {
+        wave.set_cut_rows(true);
+        wave.set_layout(v1::ONE_BY_ONE);
+      }
       for (uint32_t count = 0; count < choice.wave_sizes[i]; ++count, ++next) {
         *wave.add_members() = members[choice.member_order.empty() ? next : choice.member_order[next]];
       }

@@ -13,7 +13,7 @@ int64_t ToTiles(const ByteShape& shape, int64_t rows) { return RoundUp(rows, sha
 struct MemberRows {
   explicit MemberRows(std::span<const MemberShape> members) {
     for (const MemberShape& member : members) {
-      head += member.rows;
+      head += member.own_rows();
       kv_only += member.dense ? member.prefix_rows : 0;
     }
   }

@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "common/cost/context_rows.h"
 #include "common/cost/cost.h"
 
 namespace stemma::server {
@@ -17,12 +18,17 @@ struct MemberShape {
   int64_t rows = 0;         // R
   int64_t prefix_rows = 0;  // P - 1
   bool dense = false;       // computes its prefix itself
-  int64_t prefix = 0;       // else its index into ClusterShape::prefix_rows
+  int32_t cut_ranks = 1;    // that share its rows, and run its wave together; 1: one rank computes it
+  int64_t prefix = 0;       // unless it is dense, its index into ClusterShape::prefix_rows
+
+  bool is_cut() const { return cut_ranks > 1; }
+  // Returns how many of its rows one rank has, of several ranks the one that has most.
+  int64_t own_rows() const { return is_cut() ? LargestCutPart(rows, cut_ranks) : rows; }
 
   bool operator==(const MemberShape&) const = default;
   template <typename H>
   friend H AbslHashValue(H h, const MemberShape& m) {
-    return H::combine(std::move(h), m.rows, m.prefix_rows, m.dense, m.prefix);
+    return H::combine(std::move(h), m.rows, m.prefix_rows, m.dense, m.cut_ranks, m.prefix);
   }
 };
 

@@ -9,6 +9,7 @@
 #include "common/base/mesh.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/rank_shape.h"
+#include "common/cost/wave_rounds.h"
 #include "glog/logging.h"
 #include "server/planner/operation_work.h"
 #include "server/planner/split_cost.h"
@@ -18,9 +19,10 @@
 namespace stemma::server {
 namespace {
 
-// What a round costs one context-parallel rank; `has_wave` false: the rank has no wave in it.
+// What a round costs one context-parallel rank; `has_wave` false: the rank has no wave in it. `is_cut`: all ranks run
+// one wave in it, and wait for each other.
 struct RoundSeconds {
-  bool has_wave = false;
+  bool has_wave = false, is_cut = false;
   OperationSeconds forward, backward;
 };
 
@@ -51,7 +53,7 @@ Work Less(Work work, const Work& other) {
 class ClusterSeconds {
  public:
   ClusterSeconds(const MemoryOptions& options, const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster)
-      : options_(options), cluster_(cluster), operations_(groups, cluster, options.forward_only) {}
+      : options_(options), cluster_(cluster), operations_(groups, cluster, options.shape.cp, options.forward_only) {}
 
   bool has_prefixes() const { return operations_.has_prefixes(); }
   // Tells whether context-parallel ranks meet in each round of waves.
@@ -59,15 +61,13 @@ class ClusterSeconds {
 
   StageSeconds On(const ByteShape& stage) const {
     StageSeconds seconds;
-    const auto cp = static_cast<size_t>(stage.cp);
-    std::vector<size_t> rounds_of_ranks(cp);
     const WaveWork regather = operations_.Regather(stage);
-    for (const v1::Wave& wave : cluster_.waves()) {
-      const size_t round = rounds_of_ranks[wave.cp_rank()]++;
-      if (round == seconds.rounds.size()) seconds.rounds.emplace_back(cp);
-      const WaveWork work = operations_.Wave(stage, operations_.MembersOf(wave));
-      seconds.rounds[round][wave.cp_rank()] = {true, SecondsOf(work.forward, options_.rates),
-                                               SecondsOf(Less(work.both, work.forward), options_.rates)};
+    const std::vector<std::vector<int>> waves = WavesOfRanks(cluster_, static_cast<int>(stage.cp));
+    for (size_t rank = 0; rank < waves.size(); ++rank) {
+      for (size_t round = 0; round < waves[rank].size(); ++round) {
+        if (round == seconds.rounds.size()) seconds.rounds.emplace_back(waves.size());
+        seconds.rounds[round][rank] = WaveSeconds(stage, cluster_.waves(waves[rank][round]));
+      }
     }
     for (std::vector<RoundSeconds>& round : seconds.rounds) {
       for (RoundSeconds& rank : round) AddRegather(regather, stage, rank);
@@ -83,13 +83,22 @@ class ClusterSeconds {
  private:
   static int64_t Layers(const ByteShape& stage) { return stage.config.num_layers; }
 
+  RoundSeconds WaveSeconds(const ByteShape& stage, const v1::Wave& wave) const {
+    const WaveWork work = operations_.Wave(stage, operations_.MembersOf(wave));
+    return {.has_wave = true,
+            .is_cut = wave.cut_rows(),
+            .forward = SecondsOf(work.forward, options_.rates),
+            .backward = SecondsOf(Less(work.both, work.forward), options_.rates)};
+  }
+
   // Returns which part of what Phase C sends over cp is K/V that it gathers again.
   double GatheredShare(const ByteShape& stage) const {
     const ContextSentBytes sent = PrefixBackwardContextSent(stage, operations_.prefix());
     return sent.total() > 0 ? static_cast<double>(sent.prefix_kv) / static_cast<double>(sent.total()) : 0;
   }
 
-  // A rank without a wave takes part in the others' exchanges, too.
+  // A rank without a wave takes part in the others' exchanges, too. What the rows of a cut rollout exchange beside is
+  // waited for.
   void AddRegather(const WaveWork& regather, const ByteShape& stage, RoundSeconds& rank) const {
     if (!regathers()) return;
     const auto add = [&](const Work& work, OperationSeconds& seconds) {
@@ -97,7 +106,8 @@ class ClusterSeconds {
       const auto at = static_cast<size_t>(Axis::kContext);
       seconds.wire_s[at] += wire.wire_s[at];
       seconds.sent_bytes[at] += wire.sent_bytes[at];
-      HideBesideLayers(Axis::kContext, /*share=*/1, Layers(stage), seconds);
+      const double share = seconds.wire_s[at] > 0 ? wire.wire_s[at] / seconds.wire_s[at] : 0;
+      HideBesideLayers(Axis::kContext, share, Layers(stage), seconds);
     };
     add(regather.forward, rank.forward);
     add(Less(regather.both, regather.forward), rank.backward);
@@ -271,7 +281,7 @@ class Programs {
       OperationSeconds seconds = turn.letter == 'F' ? of_rank.forward : of_rank.backward;
       if (wire != nullptr) AddParameterWire(*wire, Stage().config.num_layers, seconds);
       SimulatedOperation operation = Begin(turn.letter, seconds);
-      if (wire != nullptr || cluster.regathers) Meet(turn, wire != nullptr, operation);
+      if (wire != nullptr || cluster.regathers || of_rank.is_cut) Meet(turn, wire != nullptr, operation);
       if (of_rank.has_wave) Connect(turn, rank, seconds.message_s, operation);
       Append(std::move(operation), seconds, rank);
     }

@@ -14,6 +14,7 @@ from drawn_steps import (LARGE, SHAPE, assert_bf16_is_as_near_as_one_ranks, asse
                          assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request, drawn_shape)
 
 from oracle import compare, hf64, models, requests, step
+from oracle.probe import ProbeError
 
 _SEED = int(os.environ.get("STEMMA_SEED", "70"))
 MESHES = ("cp=2", "cp=4", "cp=2,tp=2", "dp=2,cp=2")
@@ -156,3 +157,55 @@ def test_a_mistake_between_the_ranks_of_a_cut_rollout_fails(control, mesh, cut_s
     errors = compare.step_errors(answer, tensors, expected)
     assert max(errors.gradients.values()) > LARGE, errors.report()
     assert (errors.log_prob > LARGE) == (control in ("kv_of_others", "log_probs_of_others")), errors.report()
+
+
+@pytest.fixture(scope="module")
+def long_rollouts(tmp_path_factory):
+    """A model, and two rollouts of which no rank has room for the longer one."""
+    directory = models.make(str(tmp_path_factory.mktemp("long") / "llama"),
+                            dataclasses.replace(models.PARITY["llama"], vocab=97, layers=3, positions=512))
+    oracle = hf64.Hf64(directory)
+    request = requests.make(oracle, [(9, [400, 60])], requests.LOSSES["vanilla"], masks="none")
+    return directory, request, step.run(oracle, request)
+
+
+def with_the_least_budget(probe, directory, request, mesh):
+    """(answer, tensors) of the least budget, to 64 KiB, that a plan fits."""
+    low, high, found = 0, 1 << 28, None
+    while high - low > 1 << 16:
+        middle = (low + high) // 2
+        try:
+            found = probe.run(directory, request, mesh=mesh, memory_budget_bytes=middle)
+            high = middle
+        except ProbeError as error:
+            assert "memory_budget_bytes" in str(error), error
+            low = middle
+    return found
+
+
+def test_a_rollout_that_no_rank_has_room_for_is_cut_and_exact(long_rollouts, probe):
+    directory, request, expected = long_rollouts
+    alone, _ = with_the_least_budget(probe, directory, request, "dp=1")
+    for mesh, part in (("cp=2", 0.75), ("cp=4", 0.5), ("cp=2,tp=2", 0.6)):
+        answer, tensors = with_the_least_budget(probe, directory, request, mesh)
+        assert answer["cut_rollouts"] > 0, mesh
+        assert answer["planned_bytes"] < part * alone["planned_bytes"], mesh
+        errors = compare.step_errors(answer, tensors, expected)
+        assert errors.worst <= 1, f"{mesh}: {errors.report()}"
+
+
+# At most budgets some rollouts are cut, at some all are, on stages waves are smaller, and at each the numbers are the same.
+@pytest.mark.parametrize("mesh", ("cp=2", "cp=4", "cp=2,pp=2", "dp=2,cp=2"))
+def test_whatever_a_budget_cuts_is_exact(mesh, long_rollouts, probe):
+    directory, request, expected = long_rollouts
+    cuts = set()
+    for budget in range(2_000_000, 8_000_000, 400_000):
+        try:
+            answer, tensors = probe.run(directory, request, mesh=mesh, memory_budget_bytes=budget)
+        except ProbeError as error:
+            assert "memory_budget_bytes" in str(error), error
+            continue
+        cuts.add(answer["cut_rollouts"])
+        errors = compare.step_errors(answer, tensors, expected)
+        assert errors.worst <= 1, f"{mesh}, {budget} bytes: {errors.report()}"
+    assert cuts - {0}, mesh

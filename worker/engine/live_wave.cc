@@ -1,7 +1,6 @@
 #include "worker/engine/live_wave.h"
 
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "worker/engine/results.h"
@@ -9,24 +8,35 @@
 namespace stemma::worker {
 namespace {
 
-// Returns the log-probs and entropies of all rows of a rollout that ranks share. Entropies that nobody asked for stay
-// undefined.
-std::pair<at::Tensor, at::Tensor> GatherRows(const CutRollout& cut, const at::Tensor& log_prob_T,
-                                             const at::Tensor& entropy_T) {
-  const bool has_entropy = entropy_T.defined();
-  auto all = cut.GatherNumbers(log_prob_T, has_entropy ? entropy_T : log_prob_T);
-  if (!has_entropy) all.second.reset();
-  return all;
-}
+// What the head says of all rows of a wave: of a rollout that ranks share (`cut`), they gather it once.
+class GatheredNumbers {
+ public:
+  explicit GatheredNumbers(const CutRollout* cut) : cut_(cut) {}
 
-std::optional<SharedRows> SharedRowsOf(const CutRollout* cut) {
-  if (cut == nullptr) return std::nullopt;
-  return SharedRows{.own_rows = cut->own_rows(),
-                    .is_first = cut->context().cp_rank() == 0,
-                    .own = [cut](const at::Tensor& x_T) { return cut->index().Own(x_T); },
-                    .gather = [cut](const at::Tensor& log_prob_T,
-                                    const at::Tensor& entropy_T) { return GatherRows(*cut, log_prob_T, entropy_T); }};
-}
+  HeadOutput Of(const HeadOutput& own) {
+    if (cut_ == nullptr) return own;
+    if (!all_) {
+      // Entropies that nobody asked for have no place of their own.
+      const bool has_entropy = own.entropy_T.defined();
+      auto [log_prob_T, entropy_T] = cut_->GatherNumbers(own.log_prob_T, has_entropy ? own.entropy_T : own.log_prob_T);
+      all_ = {std::move(log_prob_T), has_entropy ? std::move(entropy_T) : at::Tensor()};
+    }
+    return *all_;
+  }
+
+  // `this` outlives it.
+  std::optional<SharedRows> AsSharedRows() {
+    if (cut_ == nullptr) return std::nullopt;
+    return SharedRows{.own_rows = cut_->own_rows(),
+                      .is_first = cut_->context().cp_rank() == 0,
+                      .own = [this](const at::Tensor& x_T) { return cut_->index().Own(x_T); },
+                      .gather = [this](const HeadOutput& own) { return Of(own); }};
+  }
+
+ private:
+  const CutRollout* const cut_;
+  std::optional<HeadOutput> all_;
+};
 
 }  // namespace
 
@@ -35,24 +45,23 @@ void WaveHead::Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& 
   const Parameter& head = context_.weights->at(context_.weights->head);
   context_.parameters->Head(head_use());
   if (loss_ == nullptr) {
-    StartRead(live, HeadForward(backend, hidden_BD, head.weight, targets_B, head_), {});
+    GatheredNumbers numbers(live.input.cut.get());
+    StartRead(live, numbers.Of(HeadForward(backend, hidden_BD, head.weight, targets_B, head_)), {});
     return;
   }
-  const std::optional<SharedRows> shared = SharedRowsOf(live.input.cut.get());
+  GatheredNumbers numbers(live.input.cut.get());
+  const std::optional<SharedRows> shared = numbers.AsSharedRows();
   WaveLoss loss(*loss_, backend, LossMembers(live.members), shared ? &*shared : nullptr);
   HeadBackwardResult result =
       HeadForwardBackward(backend, hidden_BD, head.weight, targets_B, head_, loss.head_loss(), head.grad);
   live.dhidden_BD = std::move(result.dhidden_TD);
-  StartRead(live, std::move(result.output), loss.sums());
+  StartRead(live, numbers.Of(result.output), loss.sums());
 }
 
-// Of a rollout that ranks share, every rank gathers the numbers, and the first tells of them.
-void WaveHead::StartRead(LiveWave& live, HeadOutput output, const at::Tensor& sums) const {
+// Of a rollout that ranks share, each has the numbers, and the first tells of them.
+void WaveHead::StartRead(LiveWave& live, const HeadOutput& output, const at::Tensor& sums) const {
   std::vector<MemberRows> members = live.members;
-  if (const CutRollout* cut = live.input.cut.get(); cut != nullptr) {
-    std::tie(output.log_prob_T, output.entropy_T) = GatherRows(*cut, output.log_prob_T, output.entropy_T);
-    if (context_.cp_rank() > 0) members.clear();
-  }
+  if (live.input.cut != nullptr && context_.cp_rank() > 0) members.clear();
   live.results = {std::move(members), context_.backend->start_read(PackResults(output, sums))};
 }
 

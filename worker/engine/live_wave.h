@@ -56,7 +56,7 @@ class WaveHead {
   LossSums Report(WaveResults& wave) const;
 
  private:
-  void StartRead(LiveWave& live, HeadOutput output, const at::Tensor& sums) const;
+  void StartRead(LiveWave& live, const HeadOutput& output, const at::Tensor& sums) const;
   std::vector<LossMember> LossMembers(const std::vector<MemberRows>& members) const;
 
   const LayerContext& context_;

@@ -163,10 +163,10 @@ void WaveLoss::Run(const LossRows& rows, const at::Tensor& log_prob_T, const at:
 // A ratio of the whole rollout takes the log-probs of all ranks.
 void WaveLoss::RunOnAllRows(const at::Tensor& log_prob_T, const at::Tensor& entropy_T, const at::Tensor& dlog_prob_T,
                             const at::Tensor& dentropy_T) const {
-  const auto [all_T, all_entropy_T] = shared_->gather(log_prob_T, entropy_T);
-  const at::Tensor dall_T = at::empty_like(all_T);
-  const at::Tensor dall_entropy_T = dentropy_T.defined() ? at::empty_like(all_T) : at::Tensor();
-  Run(rows_, all_T, all_entropy_T, dall_T, dall_entropy_T, shared_->is_first ? sums_ : at::zeros_like(sums_));
+  const HeadOutput all = shared_->gather({log_prob_T, entropy_T});
+  const at::Tensor dall_T = at::empty_like(all.log_prob_T);
+  const at::Tensor dall_entropy_T = dentropy_T.defined() ? at::empty_like(all.log_prob_T) : at::Tensor();
+  Run(rows_, all.log_prob_T, all.entropy_T, dall_T, dall_entropy_T, shared_->is_first ? sums_ : at::zeros_like(sums_));
   at::Tensor(dlog_prob_T).copy_(shared_->own(dall_T));
   if (dentropy_T.defined()) at::Tensor(dentropy_T).copy_(shared_->own(dall_entropy_T));
 }

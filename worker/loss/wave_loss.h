@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <utility>
 #include <vector>
 
 #include "stemma/v1/training.pb.h"
@@ -34,8 +33,8 @@ struct SharedRows {
   bool is_first = false;  // of the ranks: what is computed of all rows counts once
   // Returns the own rows of a tensor of all.
   std::function<at::Tensor(const at::Tensor& x_T)> own;
-  // Returns the log-probs and entropies (undefined where they are) of all rows. Every rank calls it.
-  std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor& log_prob_T, const at::Tensor& entropy_T)> gather;
+  // Returns what the head says of all rows. Every rank calls it.
+  std::function<HeadOutput(const HeadOutput& own)> gather;
 };
 
 // Sums over unmasked rows, in the host's memory. See LossSum for what each is.

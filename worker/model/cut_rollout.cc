@@ -11,7 +11,7 @@ CutRollout::CutRollout(const LayerContext& context, int64_t rows)
     : context_(context),
       rows_(MakePrefixRows({rows}, /*block_rows=*/0, context.cp_rank(), context.cp_size())),
       index_(rows_, 0, rows, context.backend->device) {
-  CHECK_GE(rows, 2 * context.cp_size()) << "a rank has no rows";
+  CHECK_GE(rows, FewestCutRows(context.cp_size()));
 }
 
 std::pair<at::Tensor, at::Tensor> CutRollout::GatherNumbers(const at::Tensor& a_T, const at::Tensor& b_T) const {

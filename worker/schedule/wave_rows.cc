@@ -51,9 +51,9 @@ absl::Status CheckCutRows(const std::vector<MemberRows>& members, int64_t ranks)
   const MemberRows& m = members[0];
   const std::string name = absl::StrCat("group ", m.group, " rollout ", m.rollout);
   if (m.kv_only_rows > 0) return refuse(absl::StrCat(name, ", whose trajectory has a prefix of its own"));
-  const int64_t rows = m.end - m.begin;
-  if (rows >= 2 * ranks) return absl::OkStatus();
-  return refuse(absl::StrCat(name, ", which has ", rows, ": at least two for each of ", ranks, " ranks"));
+  const int64_t rows = m.end - m.begin, fewest = FewestCutRows(ranks);
+  if (rows >= fewest) return absl::OkStatus();
+  return refuse(absl::StrCat(name, ", which has ", rows, ": of ", fewest, " at least"));
 }
 
 std::vector<MemberRows> RowsOfRank(const v1::Wave& wave, const std::vector<MemberRows>& members, int64_t rank,
@@ -62,7 +62,7 @@ std::vector<MemberRows> RowsOfRank(const v1::Wave& wave, const std::vector<Membe
   const MemberRows& member = members.front();
   std::vector<MemberRows> rows;
   int64_t next_row = 0;
-  for (const ContextPiece& piece : DealContextRows({member.end - member.begin}, /*block_rows=*/0, ranks)) {
+  for (const ContextPiece& piece : DealCutRows(member.end - member.begin, ranks)) {
     if (piece.rank != rank) continue;
     MemberRows& m = rows.emplace_back(member);
     m.begin = m.head_begin = next_row;

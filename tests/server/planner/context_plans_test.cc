@@ -82,6 +82,11 @@ class ContextPlansTest : public ::testing::TestWithParam<uint32_t> {
             .prefix = at == shared.end() ? 0 : at - shared.begin()};
   }
 
+  // Of a wave that is cut.
+  MemberShape ShapeOf(const v1::Cluster& cluster, const v1::Wave& wave) const {
+    return ShapeOf(cluster, wave.members(0));
+  }
+
   Draw draw_;
   int64_t left_bytes_ = 0;  // to activations
   PlannerModel model_;
@@ -105,7 +110,17 @@ TEST_P(ContextPlansTest, EachRolloutIsInOneWaveAndWavesStandRankByRank) {
     std::set<std::pair<uint32_t, uint32_t>> seen;
     for (const v1::Cluster& cluster : step.clusters()) {
       uint32_t before = 0;
+      bool cuts = true;  // waves that are cut come first
       for (const v1::Wave& wave : cluster.waves()) {
+        EXPECT_TRUE(cuts || !wave.cut_rows());
+        cuts = wave.cut_rows();
+        if (cuts) {
+          EXPECT_EQ(wave.members_size(), 1);
+          EXPECT_EQ(wave.layout(), v1::ONE_BY_ONE);
+          const MemberShape member = ShapeOf(cluster, wave);
+          EXPECT_TRUE(!member.dense || member.prefix_rows == 0);
+          EXPECT_GE(member.rows, 2 * cp());
+        }
         EXPECT_LT(wave.cp_rank(), cp());
         EXPECT_GE(wave.cp_rank(), before);
         before = wave.cp_rank();
@@ -132,8 +147,12 @@ TEST_P(ContextPlansTest, RanksOfAClusterHaveAboutAsMuchToDo) {
       for (const v1::Wave& wave : cluster.waves()) {
         for (const v1::WaveMember& member : wave.members()) {
           const double flops = server::MemberFlops(config, ShapeOf(cluster, member));
-          loads[wave.cp_rank()] += flops;
           sum += flops;
+          for (uint32_t rank = 0; rank < cp(); ++rank) {
+            if (wave.cut_rows()) loads[rank] += flops / cp();
+          }
+          if (wave.cut_rows()) continue;
+          loads[wave.cp_rank()] += flops;
           largest = std::max(largest, flops);
         }
       }
@@ -161,6 +180,12 @@ TEST_P(ContextPlansTest, EveryWaveFitsTheBudgetBesideItsPrefixes) {
         WaveShape rows = {.policy = cluster.suffix_policy()};
         for (const v1::WaveMember& member : wave.members()) {
           const MemberShape m = ShapeOf(cluster, member);
+          if (wave.cut_rows()) {
+            rows.rows = m.rows / cp();  // a rank may have two more
+            rows.cut_rows = m.rows;
+            rows.cut_prefix_rows = m.prefix_rows;
+            continue;
+          }
           rows.rows += m.rows + (m.dense ? m.prefix_rows : 0);
           rows.kv_only_rows += m.dense ? m.prefix_rows : 0;
         }

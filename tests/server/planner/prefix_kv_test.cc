@@ -110,6 +110,7 @@ TEST(PrefixKvTest, ALargerBudgetNeverCostsSeconds) {
     options.forward_only = seed % 7 == 6;
     const int64_t fewest = server::FewestBytes(options, cluster);
     double before = std::numeric_limits<double>::infinity();
+    size_t cut_before = 0;
     options.budget_bytes = fewest - 1;
     EXPECT_FALSE(server::ChooseMemory(options, cluster).choice.has_value());
     for (int64_t budget = fewest; budget < 8 * fewest; budget += budget / 6) {
@@ -117,7 +118,10 @@ TEST(PrefixKvTest, ALargerBudgetNeverCostsSeconds) {
       const MemoryAnswer answer = server::ChooseMemory(options, cluster);
       ASSERT_TRUE(answer.choice.has_value()) << options.budget_bytes;
       EXPECT_LE(answer.choice->peak_bytes, options.budget_bytes);
-      EXPECT_LE(answer.choice->seconds.total(), before * (1 + 1e-12)) << options.budget_bytes;
+      // Ranks count as even where they differ by 5 %, and whole rollouts are kept for 2 %.
+      const double may_cost = answer.choice->cut_waves == cut_before ? 1 + 1e-12 : 1.05 / 0.98;
+      EXPECT_LE(answer.choice->seconds.total(), before * may_cost) << options.budget_bytes;
+      cut_before = answer.choice->cut_waves;
       before = answer.choice->seconds.total();
       // It is the fastest of all ways, evaluated one by one.
       if (seed % 8 != 0) continue;

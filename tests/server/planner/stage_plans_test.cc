@@ -69,9 +69,12 @@ class StagePlansTest : public ::testing::TestWithParam<uint32_t> {
     StageQuestion question = {.stages = stages, .clusters = {}};
     for (const v1::Cluster& cluster : step.clusters()) {
       if (cluster.dp_rank() != dp_rank) continue;
-      std::map<uint32_t, size_t> waves;  // of each context-parallel rank
-      size_t rounds = 0;
-      for (const v1::Wave& wave : cluster.waves()) rounds = std::max(rounds, ++waves[wave.cp_rank()]);
+      std::map<uint32_t, size_t> waves;  // of each context-parallel rank, those that are cut by rows apart
+      size_t rounds = 0, cut = 0;
+      for (const v1::Wave& wave : cluster.waves()) {
+        if (wave.cut_rows()) ++cut;
+        rounds = std::max(rounds, wave.cut_rows() ? cut : cut + ++waves[wave.cp_rank()]);
+      }
       StageCluster& stage_cluster = question.clusters.emplace_back();
       if (!cluster.prefix_groups().empty()) stage_cluster.prefixes = one;
       stage_cluster.rounds.assign(rounds, one);
@@ -100,8 +103,10 @@ class StagePlansTest : public ::testing::TestWithParam<uint32_t> {
           cost.backward_bytes = PrefixBackwardBytes(stages[s], prefix).peak();
         }
         rounds.clear();
+        size_t cut = 0;
         for (const v1::Wave& wave : cluster.waves()) {
-          StageCost& cost = operations.rounds[rounds[wave.cp_rank()]++][s];
+          const size_t round = wave.cut_rows() ? cut++ : cut + rounds[wave.cp_rank()]++;
+          StageCost& cost = operations.rounds[round][s];
           const WaveShape shape = WaveOf(cluster, wave);
           const int64_t bytes = WaveBytes(stages[s], shape, RegatherBytes(stages[s], prefix)).peak();
           cost.forward_bytes = cost.backward_bytes = std::max(cost.forward_bytes, bytes);
@@ -148,6 +153,7 @@ class StagePlansTest : public ::testing::TestWithParam<uint32_t> {
       members.push_back({.rows = group.rollouts[member.rollout()].response_tokens,
                          .prefix_rows = group.prompt_tokens - 1,
                          .dense = at == shared.end(),
+                         .cut_ranks = wave.cut_rows() ? static_cast<int32_t>(CpSize(model_.run.mesh())) : 1,
                          .prefix = at == shared.end() ? 0 : at - shared.begin()});
     }
     return server::WaveOf(members, wave.layout(), cluster.suffix_policy());

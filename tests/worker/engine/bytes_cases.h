@@ -106,4 +106,15 @@ inline Case DrawContextCase(Draw& draw) {
   return c;
 }
 
+// Makes the case one whose budget has room for a part of its longest rollouts only.
+inline Case DrawCutCase(Draw& draw) {
+  Case c = DrawContextCase(draw);
+  c.run.set_schedule(v1::REUSE);
+  c.prompts = {draw.LogBetween(1, 300)};
+  c.responses.clear();
+  for (int64_t i = draw.Between(1, 3); i > 0; --i) c.responses.push_back(draw.LogBetween(100, 1200));
+  c.budget_of_ample = static_cast<double>(draw.Between(25, 80)) / 100;
+  return c;
+}
+
 }  // namespace stemma::testing

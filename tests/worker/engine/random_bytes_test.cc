@@ -88,6 +88,11 @@ std::set<int64_t> ProductRows(const Case& c, const v1::StepPlan& step) {
     if (block > 0) counts.insert({std::min(block, prefix_rows), prefix_rows % block});
     for (const v1::Wave& wave : cluster.waves()) {
       int64_t rows = 0;
+      if (wave.cut_rows()) {
+        const int64_t all = c.responses[wave.members(0).rollout()], ranks = c.run.mesh().cp();
+        for (const int64_t part : ContextRowsOfRanks(DealCutRows(all, ranks), 0, all, ranks)) counts.insert(part);
+        continue;
+      }
       for (const v1::WaveMember& member : wave.members()) {
         rows += c.responses[member.rollout()] + (cluster.prefix_groups().empty() ? c.prompts[member.group()] - 1 : 0);
       }
@@ -134,7 +139,7 @@ std::vector<PhaseRow> RowsOf(const v1::StepReport& report, const internal::v1::V
 }
 
 struct Tally {
-  int run = 0, phases = 0, offloaded = 0, bounded = 0, in_blocks = 0, padded = 0;
+  int run = 0, phases = 0, offloaded = 0, bounded = 0, in_blocks = 0, padded = 0, cut = 0;
   double above = 0, below = 0;  // the farthest from the prediction, library scratch apart
 };
 
@@ -166,7 +171,9 @@ LoadedCase Load(const Case& c, TrainingRequest request, const std::string& direc
   if (c.run.mesh().cp() > 1) {
     options.edit_step = options.edit_entry_pass = [rank = options.lone_cp_rank](v1::StepPlan& step) {
       for (v1::Cluster& cluster : *step.mutable_clusters()) {
-        for (v1::Wave& wave : *cluster.mutable_waves()) wave.set_cp_rank(static_cast<uint32_t>(rank));
+        for (v1::Wave& wave : *cluster.mutable_waves()) {
+          if (!wave.cut_rows()) wave.set_cp_rank(static_cast<uint32_t>(rank));
+        }
         if (cluster.has_sweeps()) cluster.mutable_sweeps()->set_rounds(static_cast<uint32_t>(cluster.waves_size()));
       }
     };
@@ -181,6 +188,14 @@ LoadedCase Load(const Case& c, TrainingRequest request, const std::string& direc
   CHECK(loaded.ok()) << loaded;
   const int64_t state = (*engine)->plan().report.state().device();
   return {std::move(*engine), static_cast<double>(static_cast<int64_t>(options.run.memory_budget_bytes()) - state)};
+}
+
+int CutWaves(const v1::StepPlan& step) {
+  int cut = 0;
+  for (const v1::Cluster& cluster : step.clusters()) {
+    for (const v1::Wave& wave : cluster.waves()) cut += wave.cut_rows() ? 1 : 0;
+  }
+  return cut;
 }
 
 bool HasPaddedWave(const v1::StepPlan& step) {
@@ -228,6 +243,7 @@ void RunCase(const Case& c, const std::string& directory, Tally& tally) {
   tally.offloaded += vote->sums().host_bytes() > 0;
   tally.bounded += c.budget_of_ample > 0;
   tally.padded += HasPaddedWave(engine->plan().plan.steps(0));
+  tally.cut += CutWaves(engine->plan().plan.steps(0));
   ++tally.run;
 }
 
@@ -287,6 +303,7 @@ void RunEntryPass(const Case& c, const std::string& directory, Tally& tally) {
   CheckRows(rows, activation_budget, ScratchOf(c, pass), tally);
   tally.bounded += c.budget_of_ample > 0;
   tally.padded += HasPaddedWave(pass);
+  tally.cut += CutWaves(pass);
   ++tally.run;
 }
 
@@ -312,20 +329,21 @@ Tally RunDrawnCases(const std::string& name, const DrawOne& draw_one, const RunO
   }
   std::filesystem::remove_all(directory);
   std::printf(
-      "%d cases ran, %d phases held, %d offloaded, %d with a budget, %d with padded waves, %d clusters in blocks; "
+      "%d cases ran, %d phases held, %d offloaded, %d with a budget, %d with padded waves, %d clusters in blocks, "
+      "%d rollouts cut; "
       "%.2f %% above, %.2f %% below at most\n",
-      tally.run, tally.phases, tally.offloaded, tally.bounded, tally.padded, tally.in_blocks, 100 * tally.above,
-      100 * tally.below);
+      tally.run, tally.phases, tally.offloaded, tally.bounded, tally.padded, tally.in_blocks, tally.cut,
+      100 * tally.above, 100 * tally.below);
   const auto cases = static_cast<int>(seeds.size()) * kCasesPerSeed;
-  EXPECT_GT(tally.run, cases / 2) << "too few of the drawn cases have a plan: the test says little";
-  EXPECT_GT(tally.phases, cases / 2);
-  EXPECT_GT(tally.padded, cases / 30);
+  EXPECT_GT(tally.run, cases / 3) << "too few of the drawn cases have a plan: the test says little";
+  EXPECT_GT(tally.phases, cases / 3);
   return tally;
 }
 
 TEST(RandomBytesTest, EveryPhaseTakesWhatItsPlanSays) {
   const Tally tally = RunDrawnCases("random-bytes", DrawCase, RunCase);
   EXPECT_GT(tally.offloaded, tally.run / 20);
+  EXPECT_GT(tally.padded, tally.run / 30);
 }
 
 TEST(RandomBytesTest, ATensorParallelRankTakesWhatItsPlanSays) {
@@ -344,6 +362,16 @@ TEST(RandomBytesTest, AContextParallelRankTakesWhatItsPlanSays) {
 
 TEST(RandomBytesTest, AForwardOnlyPassOfAContextParallelRankTakesWhatItsPlanSays) {
   RunDrawnCases("random-context-forward-bytes", DrawContextCase, RunEntryPass);
+}
+
+TEST(RandomBytesTest, ARankOfRolloutsThatAreCutTakesWhatItsPlanSays) {
+  const Tally tally = RunDrawnCases("random-cut-bytes", DrawCutCase, RunCase);
+  EXPECT_GT(tally.cut, tally.run / 2);
+}
+
+TEST(RandomBytesTest, AForwardOnlyPassOfRolloutsThatAreCutTakesWhatItsPlanSays) {
+  const Tally tally = RunDrawnCases("random-cut-forward-bytes", DrawCutCase, RunEntryPass);
+  EXPECT_GT(tally.cut, tally.run / 3);
 }
 
 // Nothing is kept for a backward; what Phase A makes and frees is predicted, at once and in blocks, of which two make

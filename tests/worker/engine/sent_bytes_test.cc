@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/cost/context_parallel_cost.h"
+#include "common/cost/context_rows.h"
 #include "common/cost/pipeline_cost.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/tensor_parallel_cost.h"
@@ -40,11 +41,12 @@ struct Case {
   v1::RunConfig run;
   std::vector<int64_t> prompts, responses;
   bool entry_pass = false, whole_rollouts = false;
+  uint32_t context_seed = 0;  // of who runs which rollouts, and which are cut by rows; 0: as planned
 
   std::string text() const {
     return absl::StrCat(model.model_type, " D ", model.hidden_size, " L ", model.num_layers, " H ", model.num_heads,
                         " K ", model.num_kv_heads, " V ", model.vocab_size, entry_pass ? " entry pass " : " ",
-                        run.ShortDebugString());
+                        "context ", context_seed, " ", run.ShortDebugString());
   }
 };
 
@@ -125,6 +127,24 @@ PrefixShape PrefixOf(const Case& c, const v1::Cluster& cluster) {
   return prefix;
 }
 
+// The rows that a rank runs of the rollouts of a wave; 0: it is another rank's.
+int64_t SuffixRowsOf(const Case& c, const v1::Wave& wave, const MeshPlace& place) {
+  if (wave.cut_rows()) {
+    const int64_t all = c.responses[wave.members(0).rollout()], ranks = CpSize(c.run.mesh());
+    return ContextRowsOfRanks(DealCutRows(all, ranks), 0, all, ranks)[place.cp_rank];
+  }
+  int64_t rows = 0;
+  for (const v1::WaveMember& member : wave.members()) rows += c.responses[member.rollout()];
+  return wave.cp_rank() == place.cp_rank ? rows : 0;
+}
+
+// The rows before them of trajectories that run their prefixes themselves.
+int64_t OwnPrefixRows(const Case& c, const v1::Cluster& cluster, const v1::Wave& wave) {
+  int64_t rows = 0;
+  for (const v1::WaveMember& member : wave.members()) rows += c.prompts[member.group()] - 1;
+  return cluster.prefix_groups().empty() ? rows : 0;
+}
+
 // What the waves and prefixes of one rank of a copy send over tp.
 SentBytes SentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place, bool forward_only) {
   const ByteShape shape = StageShapes(c.model, c.run)[place.pp_rank];
@@ -135,12 +155,8 @@ SentBytes SentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place
     sent += PrefixForwardSent(shape, prefix, place.cp_rank);
     if (!forward_only) sent += PrefixBackwardSent(shape, prefix, place.cp_rank);
     for (const v1::Wave& wave : cluster.waves()) {
-      if (wave.cp_rank() != place.cp_rank) continue;
-      int64_t rows = 0, kv_only = 0;
-      for (const v1::WaveMember& member : wave.members()) {
-        if (cluster.prefix_groups().empty()) kv_only += c.prompts[member.group()] - 1;
-        rows += c.responses[member.rollout()];
-      }
+      const int64_t rows = SuffixRowsOf(c, wave, place), kv_only = OwnPrefixRows(c, cluster, wave);
+      if (rows == 0) continue;
       sent += WaveForwardSent(shape, rows + kv_only, kv_only, /*entropy=*/!forward_only);
       if (!forward_only) sent += WaveBackwardSent(shape, rows + kv_only, kv_only, cluster.suffix_policy());
     }
@@ -159,7 +175,16 @@ ContextSentBytes ContextSentIn(const Case& c, const v1::StepPlan& plan, const Me
     if (!forward_only) sent += PrefixBackwardContextSent(shape, prefix);
     std::map<uint32_t, int64_t> waves_of_ranks;
     int64_t rounds = 0;
-    for (const v1::Wave& wave : cluster.waves()) rounds = std::max(rounds, ++waves_of_ranks[wave.cp_rank()]);
+    for (const v1::Wave& wave : cluster.waves()) {
+      if (!wave.cut_rows()) rounds = std::max(rounds, ++waves_of_ranks[wave.cp_rank()]);
+    }
+    for (const v1::Wave& wave : cluster.waves()) {
+      if (!wave.cut_rows()) continue;
+      ++rounds;
+      const int64_t rows = c.responses[wave.members(0).rollout()];
+      sent += CutForwardContextSent(shape, rows);
+      if (!forward_only) sent += CutBackwardContextSent(shape, rows);
+    }
     for (int64_t round = 0; round < rounds; ++round) {
       sent += RoundForwardContextSent(shape, prefix);
       if (!forward_only) sent += RoundBackwardContextSent(shape, prefix);
@@ -176,12 +201,8 @@ PipelineSentBytes PipelineSentIn(const Case& c, const v1::StepPlan& plan, const 
     if (cluster.dp_rank() != place.dp_rank) continue;
     sent += PrefixPipelineSent(shape, PrefixOf(c, cluster), place.cp_rank);
     for (const v1::Wave& wave : cluster.waves()) {
-      if (wave.cp_rank() != place.cp_rank) continue;
-      int64_t rows = 0;
-      for (const v1::WaveMember& member : wave.members()) {
-        rows += c.responses[member.rollout()] + (cluster.prefix_groups().empty() ? c.prompts[member.group()] - 1 : 0);
-      }
-      sent += WavePipelineSent(shape, rows);
+      const int64_t rows = SuffixRowsOf(c, wave, place);
+      if (rows > 0) sent += WavePipelineSent(shape, rows + OwnPrefixRows(c, cluster, wave));
     }
   }
   if (forward_only) sent.backward = sent.backward_messages = 0;
@@ -230,37 +251,49 @@ void ExpectTensorParallelBytes(const Case& c, const v1::Plan& plan, const Commun
   EXPECT_EQ(of_kv, PartialOfRanks(c, &PartialGradientBytes::kv));
 }
 
-void RunCase(const Case& c, const std::string& directory) {
+// Returns how many rollouts are cut by rows.
+int RunCase(const Case& c, const std::string& directory) {
   std::filesystem::remove_all(directory);
-  ASSERT_TRUE(WriteRandomModel(c.model, {}, directory).ok());
+  CHECK(WriteRandomModel(c.model, {}, directory).ok());
   Communicators communicators;
   InProcessOptions options;
   options.run = c.run;
   options.run.set_model(directory);
+  options.context.seed = c.context_seed;
   options.edit_cp_communicator = options.edit_pp_communicator = options.edit_tp_communicator =
       [&](std::unique_ptr<Communicator> made) { return communicators.Add(std::move(made)); };
   const auto engine = InProcess::Create(options, MakeCpuBackend());
-  ASSERT_TRUE(engine.ok()) << engine.status();
+  CHECK(engine.ok()) << engine.status();
   TrainingRequest request = SyntheticRequest(c.prompts, c.responses, c.model.vocab_size);
   if (c.whole_rollouts) request.update.mutable_loss()->set_loss_mode("gspo");
   if (c.entry_pass || c.whole_rollouts) {
     request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
     request.update.mutable_old()->set_weights("policy");
   }
-  ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
+  CHECK((*engine)->Load(std::move(request)).ok());
   const v1::Plan& plan = (*engine)->plan().plan;
   const auto vote = (*engine)->Prepare(0);
-  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  CHECK(vote.ok() && vote->yes()) << vote.status();
   if (TpSize(c.run.mesh()) > 1) ExpectTensorParallelBytes(c, plan, communicators);
   EXPECT_EQ(communicators.Sent("cp", worker::kPrefixKvName),
             OfRanks(c, plan, ContextSentIn, &ContextSentBytes::prefix_kv));
   EXPECT_EQ(communicators.Sent("cp", worker::kPrefixGradientsName),
             OfRanks(c, plan, ContextSentIn, &ContextSentBytes::prefix_gradients));
+  EXPECT_EQ(communicators.Sent("cp", worker::kCutKvName), OfRanks(c, plan, ContextSentIn, &ContextSentBytes::cut_kv));
+  EXPECT_EQ(communicators.Sent("cp", worker::kCutGradientsName),
+            OfRanks(c, plan, ContextSentIn, &ContextSentBytes::cut_gradients));
+  EXPECT_EQ(communicators.Sent("cp", worker::kCutLogProbsName),
+            OfRanks(c, plan, ContextSentIn, &ContextSentBytes::cut_log_probs));
   EXPECT_EQ(communicators.Sent("pp", worker::kHiddenName),
             OfRanks(c, plan, PipelineSentIn, &PipelineSentBytes::forward));
   EXPECT_EQ(communicators.Sent("pp", worker::kHiddenGradientsName),
             OfRanks(c, plan, PipelineSentIn, &PipelineSentBytes::backward));
   EXPECT_EQ(communicators.Sent("pp", worker::kPartialGradientsName), PartialOfRanks(c, &PartialGradientBytes::stages));
+  int cut = 0;
+  for (const v1::Cluster& cluster : plan.steps(0).clusters()) {
+    for (const v1::Wave& wave : cluster.waves()) cut += wave.cut_rows() ? 1 : 0;
+  }
+  return cut;
 }
 
 TEST(SentBytesTest, AreThoseThatCommunicatorsCount) {
@@ -281,15 +314,18 @@ TEST(SentBytesTest, ContextParallelRanksSendWhatTheFormulaSays) {
   const uint32_t seed = flag > 0 ? static_cast<uint32_t>(flag) : 1;
   const std::string directory = ::testing::TempDir() + "/context-sent-bytes-" + std::to_string(seed);
   CaseDraw draw(seed);
+  int cut = 0;
   for (int i = 0; i < kCasesPerSeed; ++i) {
     Case c = draw.One();
     *c.run.mutable_mesh() = MakeMesh(
         {.cp = static_cast<uint32_t>(draw.Between(2, 4)), .tp = draw.Between(0, 3) == 0 ? c.run.mesh().tp() : 1});
     c.run.set_prefix_kv(draw.Of<v1::PrefixKv>({v1::PREFIX_KV_HOLD, v1::PREFIX_KV_REGATHER}));
+    c.context_seed = static_cast<uint32_t>(draw.Between(0, 99));
     SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", c.text()));
-    RunCase(c, directory);
+    cut += RunCase(c, directory);
   }
   std::filesystem::remove_all(directory);
+  EXPECT_GT(cut, 0);
 }
 
 TEST(SentBytesTest, StagesSendWhatTheFormulaSays) {
@@ -297,6 +333,7 @@ TEST(SentBytesTest, StagesSendWhatTheFormulaSays) {
   const uint32_t seed = flag > 0 ? static_cast<uint32_t>(flag) : 1;
   const std::string directory = ::testing::TempDir() + "/stage-sent-bytes-" + std::to_string(seed);
   CaseDraw draw(seed);
+  int cut = 0;
   for (int i = 0; i < kCasesPerSeed; ++i) {
     Case c = draw.One();
     c.model.num_layers = draw.Between(2, 5);
@@ -306,10 +343,12 @@ TEST(SentBytesTest, StagesSendWhatTheFormulaSays) {
                   .pp = static_cast<uint32_t>(draw.Between(2, std::min<int64_t>(3, c.model.num_layers))),
                   .cp = static_cast<uint32_t>(draw.Between(1, 2)),
                   .tp = draw.Chance(30) ? c.run.mesh().tp() : 1});
+    c.context_seed = static_cast<uint32_t>(draw.Between(0, 9));
     SCOPED_TRACE(absl::StrCat("--gtest_random_seed=", seed, " case ", i, ": ", c.text()));
-    RunCase(c, directory);
+    cut += RunCase(c, directory);
   }
   std::filesystem::remove_all(directory);
+  EXPECT_GT(cut, 0);
 }
 
 TEST(SentBytesTest, OneRankSendsNothing) {

@@ -94,7 +94,7 @@ TEST(WaveRowsTest, WhatCannotBeCutIsRefused) {
   EXPECT_EQ(problem({}, WaveOf({{0, 0}}), 2),
             "the plan cuts the rows of group 0 rollout 0, whose trajectory has a prefix of its own");
   EXPECT_EQ(problem(cluster, WaveOf({{0, 0}}), 2),
-            "the plan cuts the rows of group 0 rollout 0, which has 3: at least two for each of 2 ranks");
+            "the plan cuts the rows of group 0 rollout 0, which has 3: of 4 at least");
   EXPECT_EQ(problem({}, WaveOf({{1, 0}}), 2), "") << "P = 1: two rows each";
 }
 
