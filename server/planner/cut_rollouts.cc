@@ -14,7 +14,7 @@ namespace {
 
 // Ranks that differ by less are even.
 constexpr double kEvenEnough = 1.05;
-// Where ranks stay uneven, more cuts are not looked for: with so many of the longest cut the others are short.
+// More cuts are not looked for where ranks stay uneven: with so many of the longest cut the others are short.
 constexpr size_t kCutsForEachRank = 2;
 
 // Tells whether a rollout that is whole could be cut.
@@ -67,13 +67,19 @@ std::optional<ClusterShape> CutToBalance(const MemoryOptions& options, const Clu
   const ModelConfig& config = options.shape.config;
   const int64_t cp = options.shape.cp;
   std::vector<int64_t> lengths = Lengths(options, cluster);
-  if (lengths.empty() || DealtImbalance(config, cluster.members, cp) <= kEvenEnough) return std::nullopt;
+  if (lengths.empty()) return std::nullopt;
   lengths.resize(std::min(lengths.size(), kCutsForEachRank * static_cast<size_t>(cp)));
+  std::optional<ClusterShape> best;
+  double imbalance = DealtImbalance(config, cluster.members, cp);
   for (const int64_t rows : lengths) {
+    if (imbalance <= kEvenEnough) break;
     ClusterShape cut = CutFrom(options, cluster, rows);
-    if (rows == lengths.back() || DealtImbalance(config, cut.members, cp) <= kEvenEnough) return cut;
+    const double of_cut = DealtImbalance(config, cut.members, cp);
+    if (of_cut >= imbalance) continue;
+    imbalance = of_cut;
+    best = std::move(cut);
   }
-  return std::nullopt;
+  return best;
 }
 
 ClusterShape WithAllCut(const MemoryOptions& options, const ClusterShape& cluster) {

@@ -16,8 +16,9 @@ namespace stemma::server {
 // nullopt: it does not fit so either, or there is nothing to cut.
 std::optional<ClusterShape> CutToFit(const MemoryOptions& options, const ClusterShape& cluster);
 
-// Returns the cluster with so many more of its longest rollouts cut that ranks have about as much to do; nullopt: they
-// have anyway, or there is nothing to cut. Whether that is faster, the caller finds out. It does not depend on memory.
+// Returns the cluster with so many more of its longest rollouts cut that ranks have about as much to do, or as nearly
+// so as a few cuts make it; nullopt: they have anyway, or cutting makes them no more even. Whether it is faster, the
+// caller finds out. It does not depend on memory.
 std::optional<ClusterShape> CutToBalance(const MemoryOptions& options, const ClusterShape& cluster);
 
 // Returns the cluster with all rollouts cut that can be: of all ways to cut it the one that needs least memory.

@@ -31,8 +31,8 @@ WAYS = {ALONE: ("threads: 2", None), "tp=2": ("mesh: {tp: 2}\nthreads: 1", "tens
         "pp=2": ("mesh: {pp: 2}\nthreads: 1", "pipeline"),
         "cp=2, sharded, sweep": (SHARDED + "reduce_gradients: sweep", "parameters"),
         "cp=2, sharded, step": (SHARDED + "reduce_gradients: step", "parameters")}
-# One group: what data parallelism could only split, and these divide as any other.
-CASES = (Case("1 × 1024/256/8", ((1024, 256, 8),)), Case("1 × 2048/128/16", ((2048, 128, 16),)),
+# One group: what data parallelism could only split, and these divide as any other. One rollout: cp cuts its rows.
+CASES = (Case("1 × 512/1536/1", ((512, 1536, 1),)), Case("1 × 1024/256/8", ((1024, 256, 8),)), Case("1 × 2048/128/16", ((2048, 128, 16),)),
          Case("4 × 512/512/4", ((512, 512, 4),) * 4))
 
 

@@ -213,7 +213,8 @@ EngineHooks InProcess::Hooks(int rank) {
   hooks.results = [this](internal::v1::ResultChunk chunk) {
     absl::MutexLock lock(&results_mutex_);
     for (v1::RolloutResult& rollout : *chunk.mutable_group()->mutable_rollouts()) {
-      results_[rollout.rollout_id()] = std::move(rollout);
+      const std::string id = rollout.rollout_id();
+      CHECK(results_.emplace(id, std::move(rollout)).second) << id << ": two ranks tell of it";
     }
   };
   options_.edit_hooks(rank, hooks);

@@ -13,7 +13,7 @@ namespace stemma::worker {
 
 HeldHotSet::HeldHotSet(const LayerContext& context, PrefixRows rows) : LocalHotSet(std::move(rows)), context_(context) {
   for (const PrefixBlockRows& block : rows_.blocks) {
-    indices_.emplace_back(rows_, block.begin, block.end, context.backend->device);
+    indices_.emplace_back(rows_, block.begin, block.end, *context.backend);
   }
 }
 
@@ -57,7 +57,7 @@ KvGradients HeldHotSet::Gradients(const PrefixBlockRows& block, int64_t layer) {
 }
 
 GatheredHotSet::GatheredHotSet(const LayerContext& context, PrefixRows rows)
-    : context_(context), rows_(std::move(rows)), index_(rows_, 0, rows_.rows, context.backend->device) {}
+    : context_(context), rows_(std::move(rows)), index_(rows_, 0, rows_.rows, *context.backend) {}
 
 void GatheredHotSet::Prefetch(int64_t layer) {
   // What was got before is not valid any more.

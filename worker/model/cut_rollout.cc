@@ -10,7 +10,7 @@ namespace stemma::worker {
 CutRollout::CutRollout(const LayerContext& context, int64_t rows)
     : context_(context),
       rows_(MakePrefixRows({rows}, /*block_rows=*/0, context.cp_rank(), context.cp_size())),
-      index_(rows_, 0, rows, context.backend->device) {
+      index_(rows_, 0, rows, *context.backend) {
   CHECK_GE(rows, FewestCutRows(context.cp_size()));
 }
 

@@ -32,7 +32,7 @@ PrefixRows MakePrefixRows(const std::vector<int64_t>& lengths, int64_t block_row
   return all;
 }
 
-PartIndex::PartIndex(const PrefixRows& rows, int64_t begin, int64_t end, at::Device device)
+PartIndex::PartIndex(const PrefixRows& rows, int64_t begin, int64_t end, const Backend& backend)
     : ranks_(rows.ranks), part_rows_(LargestContextPart(rows.pieces, begin, end, rows.ranks)) {
   std::vector<int64_t> next(static_cast<size_t>(rows.ranks)), own, k_of;
   for (const ContextPiece& piece : rows.pieces) {
@@ -43,8 +43,8 @@ PartIndex::PartIndex(const PrefixRows& rows, int64_t begin, int64_t end, at::Dev
       k_of.push_back(piece.rank * 2 * part_rows_ + place++);
     }
   }
-  own_T_ = at::tensor(own, at::kLong).to(device);
-  k_of_T_ = at::tensor(k_of, at::kLong).to(device);
+  own_T_ = backend.send(at::tensor(own, at::kLong), backend.device);
+  k_of_T_ = backend.send(at::tensor(k_of, at::kLong), backend.device);
   v_of_T_ = k_of_T_.add(part_rows_);
 }
 

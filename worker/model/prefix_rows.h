@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/cost/context_rows.h"
+#include "worker/backend/backend.h"
 
 namespace stemma::worker {
 
@@ -45,7 +46,7 @@ PrefixRows MakePrefixRows(const std::vector<int64_t>& lengths, int64_t block_row
 class PartIndex {
  public:
   // No piece lies across `begin` or `end`.
-  PartIndex(const PrefixRows& rows, int64_t begin, int64_t end, at::Device device);
+  PartIndex(const PrefixRows& rows, int64_t begin, int64_t end, const Backend& backend);
 
   int64_t part_rows() const { return part_rows_; }
   // Returns the rank's own rows of x, which holds the rows [begin, end) all.

@@ -32,30 +32,42 @@ class ContextParallelRanksTest : public CopyRanksTest {
     options.context.seed = 3;
     return options;
   }
+
+  void ExpectRanksSpeakForTheirRows(bool cuts_all) {
+    InProcessOptions options = Options(1, 2, 2);
+    options.context.cuts_all = cuts_all;
+    const auto engine = Make(options), alone = Make(Options(1, 1, 1));
+    ASSERT_TRUE(engine != nullptr && alone != nullptr);
+    for (InProcess* run : {engine.get(), alone.get()}) {
+      ASSERT_TRUE(run->Load(Request({16, 5, 9, 30})).ok());
+      const auto vote = run->Prepare(0);
+      ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+      EXPECT_EQ(run->results().size(), 8U) << "each rollout once";
+    }
+    const internal::v1::StepSums& whole = alone->votes()[0].sums();
+    uint64_t rows = 0, logical = 0, tokens = 0;
+    for (size_t rank = 0; rank < 4; ++rank) {
+      const internal::v1::StepSums& sums = engine->votes()[rank].sums();
+      EXPECT_EQ(sums.computed_rows() > 0, rank % 2 == 0) << "one of each tp axis, rank " << rank;
+      EXPECT_GT(sums.context_parallel_bytes(), 0) << rank;
+      rows += sums.computed_rows();
+      logical += sums.logical_rows();
+      tokens += sums.loss_tokens();
+    }
+    EXPECT_EQ(rows, whole.computed_rows());
+    EXPECT_EQ(logical, whole.logical_rows());
+    EXPECT_EQ(tokens, whole.loss_tokens());
+    EXPECT_EQ(whole.context_parallel_bytes(), 0);
+  }
 };
 
-// Each rank counts the rows that it runs and tells of its own rollouts; all together they are one rank's.
+// Each rank counts the rows that it runs and tells of its own rollouts; all together they are one rank's. Of a rollout
+// that is cut each counts its rows, and the first tells of it.
 TEST_F(ContextParallelRanksTest, EveryRankSpeaksForItsOwnRows) {
-  const auto engine = Make(Options(1, 2, 2)), alone = Make(Options(1, 1, 1));
-  ASSERT_TRUE(engine != nullptr && alone != nullptr);
-  for (InProcess* run : {engine.get(), alone.get()}) {
-    ASSERT_TRUE(run->Load(Request({16, 5, 9, 30})).ok());
-    const auto vote = run->Prepare(0);
-    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
-    EXPECT_EQ(run->results().size(), 8U) << "each rollout once";
+  for (const bool cuts_all : {false, true}) {
+    SCOPED_TRACE(cuts_all);
+    ExpectRanksSpeakForTheirRows(cuts_all);
   }
-  const internal::v1::StepSums& whole = alone->votes()[0].sums();
-  uint64_t rows = 0, tokens = 0;
-  for (size_t rank = 0; rank < 4; ++rank) {
-    const internal::v1::StepSums& sums = engine->votes()[rank].sums();
-    EXPECT_EQ(sums.computed_rows() > 0, rank % 2 == 0) << "one of each tp axis, rank " << rank;
-    EXPECT_GT(sums.context_parallel_bytes(), 0) << rank;
-    rows += sums.computed_rows();
-    tokens += sums.loss_tokens();
-  }
-  EXPECT_EQ(rows, whole.computed_rows());
-  EXPECT_EQ(tokens, whole.loss_tokens());
-  EXPECT_EQ(whole.context_parallel_bytes(), 0);
 }
 
 // A cancel that one rank alone has heard of stops its copy where a cluster begins, those too that run nothing of it.
@@ -134,6 +146,22 @@ TEST_F(ContextParallelRanksTest, AWaveOfNobodyIsANoOfEveryRank) {
   const auto no = engine->Prepare(0);
   ASSERT_TRUE(no.ok()) << no.status();
   EXPECT_THAT(no->message(), HasSubstr("cluster 1, wave 0: cp_rank is 2: there are 2 ranks"));
+}
+
+// And one that cuts what cannot be cut.
+TEST_F(ContextParallelRanksTest, AWaveThatCannotBeCutIsANoOfEveryRank) {
+  InProcessOptions options = Options(1, 2, 1);
+  options.context.cuts_all = true;
+  options.edit_step = [](v1::StepPlan& step) {
+    v1::Wave& wave = *step.mutable_clusters(1)->mutable_waves(0);
+    *wave.add_members() = wave.members(0);
+  };
+  const auto engine = Make(options);
+  ASSERT_NE(engine, nullptr);
+  ASSERT_TRUE(engine->Load(Request({16, 5, 9, 30})).ok());
+  const auto no = engine->Prepare(0);
+  ASSERT_TRUE(no.ok()) << no.status();
+  EXPECT_THAT(no->message(), HasSubstr("the plan cuts the rows of a wave of 2 members: it has one"));
 }
 
 // Out of memory where the other rank waits for the sums of a layer: both end, as their processes would.
