@@ -119,8 +119,8 @@ struct WaveShape {
   // Not all: one is left out where another is as large in every number, or larger. Empty: one trajectory of all rows.
   absl::InlinedVector<WaveRun, 4> runs = {};
   v1::TapePolicy policy = v1::S0;
-  // Of a rollout that context-parallel ranks cut by rows, of which `rows` are the largest part: all rows of its suffix,
-  // and of the prefix that they attend to. 0: the wave's rollouts are whole.
+  // All rows of a rollout that context-parallel ranks cut, of whose suffix `rows` are the largest part, and those of
+  // the prefix that they attend to. 0: the wave's rollouts are whole.
   int64_t cut_rows = 0, cut_prefix_rows = 0;
 };
 
@@ -155,6 +155,9 @@ PhaseBytes PrefixBackwardBytes(const ByteShape& shape, const PrefixShape& prefix
 // The two halves of Phase B's: what the prefixes keep on the device, whatever the wave, and what the wave adds.
 PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix);
 PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside = {});
+// The wave's forward and its backward by themselves, for pipeline stages, which run others between them.
+PhaseBytes WaveBytesInForward(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside = {});
+PhaseBytes WaveBytesInBackward(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside = {});
 // Counts what a wave keeps between its forward and its backward on a pipeline stage that runs other operations
 // meanwhile.
 int64_t WaveKeptBytes(const ByteShape& shape, const WaveShape& wave);

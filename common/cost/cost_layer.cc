@@ -18,6 +18,13 @@ int64_t GradientOperands(const ByteShape& s, int64_t rows, int64_t elements) {
   return Upcasts(s) ? std::min(rows, kUpcastRows) * s.accumulate_bytes * elements : 0;
 }
 
+// The gradients of the QKV product's weight, for `columns` of it, and of its bias: rows that a bias sums are upcast all
+// at once.
+int64_t QkvGradientOperands(const ByteShape& s, int64_t rows, int64_t columns) {
+  const int64_t weight = GradientOperands(s, rows, s.config.hidden_size + columns);
+  return s.config.qkv_bias && Upcasts(s) ? std::max(weight, rows * columns * s.accumulate_bytes) : weight;
+}
+
 // What attention computes in fp32 in a bf16 run: so many tensors as large as q.
 int64_t UpcastQueries(const TensorBytes& t, int64_t tensors) {
   const ByteShape& s = t.shape;
@@ -156,7 +163,7 @@ class BackwardMoments {
     const int64_t reducing = Residual() + t_.qk_norm + qkv_ + shared_.reducing;  // dq, dk, dv
     const int64_t added = owner_ == KvOwner::kWave ? 0 : t_.gradient_kv;
     const int64_t heads = there + qkv_ + added + shared_.reduced;  // the same, and d(qkv)
-    const int64_t operands = GradientOperands(s_, t_.rows, Hidden() + Queries() + 2 * s_.config.kv_size());
+    const int64_t operands = QkvGradientOperands(s_, t_.rows, Queries() + 2 * s_.config.kv_size());
     const int64_t sums = t_.product + std::max(d_, t_.sums);  // d(norm1), dx
     return std::max({reducing, heads, there + (norm1 > 0 ? Normed() : 0), there + norm1 + std::max(operands, sums)});
   }
@@ -275,7 +282,7 @@ int64_t KvOnlyBackwardBytes(const TensorBytes& t, v1::TapePolicy policy, KvOwner
                              ? t.input + t.gather_scratch + (KeepsQueries(policy) ? t.k_norm : 0)
                              : 0;
   const int64_t gradients = there + t.k_norm + t.kv + shared.reduced;  // dk and dv, fused
-  const int64_t operands = GradientOperands(s, t.rows, s.config.hidden_size + 2 * s.config.kv_size());
+  const int64_t operands = QkvGradientOperands(s, t.rows, 2 * s.config.kv_size());
   return std::max({there + std::max(again, gather), t.kv_only_tape(policy) + shared.reducing, gradients + operands,
                    gradients + t.product + std::max(t.input, t.sums)});  // d(norm1), dx
 }

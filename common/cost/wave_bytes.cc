@@ -83,11 +83,12 @@ class Wave {
   }
 
   // What stays between the wave's forward and its backward, where other operations run: on the last stage the head has
-  // run, and left the gradient of what it read; the others keep what they send to the next stage.
+  // run, and left the last layer's output, and the gradient of what it read; the others keep what they send to the next
+  // stage.
   int64_t Kept() const {
     const int64_t all = Index() + Below(s_.last_stage ? layers_ - 1 : layers_);
     if (!s_.last_stage) return all + all_.input;
-    return all + HeadPositions() + KvOnly() + Last() + Results() + head().input + head().statistic;
+    return all + HeadPositions() + KvOnly() + Last() + Results() + 2 * head().input + head().statistic;
   }
 
   // Calls f(bytes) at each moment of a forward-only pass that may be the highest. What a layer makes is there until
@@ -118,41 +119,45 @@ class Wave {
     f(always + d + head().gathered + chunk);
   }
 
-  // Calls f(tape, working set) at each moment that may be the highest.
+  // Call f(tape, working set) at each moment of the wave's forward, and of its backward, that may be the highest.
   template <typename F>
-  void ForMoments(const F& f) const {
-    const int64_t all = layers_ - 1;
-    const LayerPeaks last = PeaksOf(head(), s_.last_stage ? RunsOfLast() : RunsBelow());
+  void ForMomentsForward(const F& f) const {
     const BesideLayer& beside = beside_layer_;
     if (looks_up()) f(Index() + Targets(), beside.embedding + EmbeddingBytes(all_));
-    if (layers_ > 1) {
-      // Where no rows are set apart, the last layer's are those of the layers below.
-      const LayerPeaks below = split() ? PeaksOf(all_, RunsBelow()) : last;
-      f(Index() + Targets() + Below(layers_ - 2), beside.forward + below.forward);
-      f(Index() + Results() + Below(layers_ - 2), beside.backward + HeadPositions() + below.backward);
-    }
-    if (split()) ForSplitMoments(f);
-    const int64_t kept = Index() + HeadPositions() + Below(all) + KvOnly();
-    f(kept + Targets(), beside.forward_last + last.forward);
-    f(kept + Results(), beside.backward_last + (s_.last_stage ? head().statistic : 0) + last.backward);
+    const int64_t top = ForwardPeak(head(), RunsOnTop());
+    const int64_t below = split() ? ForwardPeak(all_, RunsBelow()) : top;
+    if (layers_ > 1) f(Index() + Targets() + Below(layers_ - 2), beside.forward + below);
+    if (split()) ForSplitMomentsForward(f);
+    f(BesideLast() + Targets(), beside.forward_last + top);
     if (!s_.last_stage) return f(Kept(), 0);
-    f(Index() + Targets() + Below(all) + KvOnly() + Last(), Head());
+    f(Index() + Targets() + Below(layers_ - 1) + KvOnly() + Last(), Head());
+  }
+
+  template <typename F>
+  void ForMomentsBackward(const F& f) const {
+    const BesideLayer& beside = beside_layer_;
+    const int64_t top = BackwardPeak(head(), RunsOnTop());
+    const int64_t below = split() ? BackwardPeak(all_, RunsBelow()) : top;
+    if (layers_ > 1) f(Index() + Results() + Below(layers_ - 2), beside.backward + HeadPositions() + below);
+    if (split()) ForSplitMomentsBackward(f);
+    f(BesideLast() + Results(), beside.backward_last + (s_.last_stage ? head().statistic : 0) + top);
   }
 
  private:
-  struct LayerPeaks {
-    int64_t forward = 0, backward = 0;
-  };
-
   // The tensors of the rows that the head reads, in the last layer.
   const TensorBytes& head() const { return beside_.has_value() ? *beside_ : all_; }
   bool split() const { return apart_.has_value(); }
   bool looks_up() const { return s_.first_stage && s_.tp > 1; }
 
-  LayerPeaks PeaksOf(const TensorBytes& t, const LayerRuns& runs) const {
-    const KvOwner owner = is_cut() ? KvOwner::kShared : KvOwner::kWave;
-    return {LayerForwardBytes(t, runs, w_.policy, SharedForward()),
-            LayerBackwardBytes(t, runs, w_.policy, owner, SharedBackward())};
+  // The layer on top: the model's last one, or the stage's.
+  LayerRuns RunsOnTop() const { return s_.last_stage ? RunsOfLast() : RunsBelow(); }
+  int64_t BesideLast() const { return Index() + HeadPositions() + Below(layers_ - 1) + KvOnly(); }
+
+  int64_t ForwardPeak(const TensorBytes& t, const LayerRuns& runs) const {
+    return LayerForwardBytes(t, runs, w_.policy, SharedForward());
+  }
+  int64_t BackwardPeak(const TensorBytes& t, const LayerRuns& runs) const {
+    return LayerBackwardBytes(t, runs, w_.policy, is_cut() ? KvOwner::kShared : KvOwner::kWave, SharedBackward());
   }
 
   bool is_cut() const { return w_.cut_rows > 0; }
@@ -194,19 +199,25 @@ class Wave {
   int64_t SelectedRows(const TensorBytes& t) const { return s_.tp > 1 ? t.product : 0; }
   int64_t GatherAll() const { return all_.input + all_.gathered + all_.gather_scratch; }
 
-  // Where rows are set apart and put together again.
+  // Where rows are set apart, and put together again.
   template <typename F>
-  void ForSplitMoments(const F& f) const {
-    const int64_t tape = Index() + Below(layers_ - 1), positions = w_.rows * kPositionBytes;
-    const int64_t forward = beside_layer_.forward, backward = beside_layer_.backward_apart;
-    f(tape + Targets(), forward + GatherAll());
-    f(tape + Targets(),
+  void ForSplitMomentsForward(const F& f) const {
+    const int64_t tape = Index() + Below(layers_ - 1) + Targets(), forward = beside_layer_.forward;
+    const int64_t positions = w_.rows * kPositionBytes;
+    f(tape, forward + GatherAll());
+    f(tape,
       forward + all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));
-    f(tape + Targets() + KvOnly(), forward + all_.normed + positions + SelectedRows(head()) + head().input);
-    f(tape + Results(), backward + head().input + positions + apart_->gradient_kv +
-                            KvOnlyBackwardBytes(*apart_, w_.policy, KvOwner::kWave));
+    f(tape + KvOnly(), forward + all_.normed + positions + SelectedRows(head()) + head().input);
+  }
+
+  template <typename F>
+  void ForSplitMomentsBackward(const F& f) const {
+    const int64_t tape = Index() + Below(layers_ - 1) + Results(), backward = beside_layer_.backward_apart;
+    const int64_t positions = w_.rows * kPositionBytes;
+    f(tape, backward + head().input + positions + apart_->gradient_kv +
+                KvOnlyBackwardBytes(*apart_, w_.policy, KvOwner::kWave));
     // Both kinds of rows, gathered; together; the own ones of them.
-    f(tape + Results(), backward + positions + all_.gathered + all_.product + all_.input);
+    f(tape, backward + positions + all_.gathered + all_.product + all_.input);
   }
 
   const ByteShape& s_;
@@ -222,6 +233,13 @@ bool Covers(const WaveRun& a, const WaveRun& b) {
          a.padded_members >= b.padded_members && a.kv_only_rows == b.kv_only_rows && a.only_below == b.only_below;
 }
 
+// Returns a function that raises `highest` to a moment of a wave.
+auto RaiseTo(PhaseBytes& highest) {
+  return [&highest](int64_t tape, int64_t working_set) {
+    highest.RaiseTo({.wave_tape = tape, .working_set = working_set});
+  };
+}
+
 }  // namespace
 
 void AddRun(const WaveRun& run, WaveShape& wave) {
@@ -235,9 +253,21 @@ void AddRun(const WaveRun& run, WaveShape& wave) {
 
 PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside) {
   PhaseBytes highest;
-  Wave(shape, wave, beside).ForMoments([&](int64_t tape, int64_t working_set) {
-    highest.RaiseTo({.wave_tape = tape, .working_set = working_set});
-  });
+  const Wave moments(shape, wave, beside);
+  moments.ForMomentsForward(RaiseTo(highest));
+  moments.ForMomentsBackward(RaiseTo(highest));
+  return highest;
+}
+
+PhaseBytes WaveBytesInForward(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside) {
+  PhaseBytes highest;
+  Wave(shape, wave, beside).ForMomentsForward(RaiseTo(highest));
+  return highest;
+}
+
+PhaseBytes WaveBytesInBackward(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside) {
+  PhaseBytes highest;
+  Wave(shape, wave, beside).ForMomentsBackward(RaiseTo(highest));
   return highest;
 }
 

@@ -11,6 +11,7 @@
 #include "common/cost/pipeline_cost.h"
 #include "common/cost/tape_policy.h"
 #include "common/cost/tensor_parallel_cost.h"
+#include "server/planner/piece_sums.h"
 
 namespace stemma::server {
 namespace {
@@ -175,27 +176,10 @@ void ClusterWorkSums::AddMember(const MemberShape& member, Members& members) con
   members.score_blocks += MemberScoreBlocks(shape_, member);
 }
 
-// Ranks' rows and pairs differ little, so each has as much of everything as the one that has most of it.
+// Each rank has as much of everything as the one that has most of it.
 void ClusterWorkSums::AddCutMember(const MemberShape& member, Members& members) const {
-  struct Rank {
-    SegmentSums segments;
-    double merged_rows = 0, score_blocks = 0;
-  };
-  std::vector<Rank> ranks(static_cast<size_t>(member.cut_ranks));
-  for (const ContextPiece& piece : DealCutRows(member.rows, member.cut_ranks)) {
-    Rank& rank = ranks[static_cast<size_t>(piece.rank)];
-    const int64_t earlier = member.prefix_rows + piece.begin;
-    rank.segments.Add(earlier, piece.rows());
-    if (earlier > 0) rank.merged_rows += static_cast<double>(piece.rows());
-    rank.score_blocks += CausalScoreBlocks(piece.rows()) + AncestorScoreBlocks(piece.rows(), earlier);
-  }
-  Rank most;
-  for (const Rank& rank : ranks) {
-    most.segments.rows = std::max(most.segments.rows, rank.segments.rows);
-    most.segments.pairs = std::max(most.segments.pairs, rank.segments.pairs);
-    most.merged_rows = std::max(most.merged_rows, rank.merged_rows);
-    most.score_blocks = std::max(most.score_blocks, rank.score_blocks);
-  }
+  const std::vector<ContextPiece> pieces = DealCutRows(member.rows, member.cut_ranks);
+  const PieceSums most = MostOf(SumsOfRanks(pieces, member.cut_ranks, member.prefix_rows));
   for (SegmentSums* sums : {&members.suffixes, &members.recomputed}) {
     sums->rows += most.segments.rows;
     sums->pairs += most.segments.pairs;
@@ -243,38 +227,25 @@ ClusterWorkSums::OwnRows ClusterWorkSums::AllRows(const PrefixShape& prefix) con
   return all;
 }
 
-// Ranks' rows and pairs differ little, so each number is that of the rank where it is largest.
+// Each number is that of the rank where it is largest.
 ClusterWorkSums::OwnRows ClusterWorkSums::SharedRows(const PrefixShape& prefix) const {
-  struct Rank {
-    SegmentSums segments;
-    int64_t merged_rows = 0;
-    double score_blocks = 0;
-    int64_t padding = 0;
-  };
   const std::shared_ptr<const ContextShare> share = ShareOf(shape_, prefix);
-  std::vector<Rank> ranks(static_cast<size_t>(shape_.cp));
-  for (const ContextPiece& piece : share->pieces()) {
-    Rank& rank = ranks[static_cast<size_t>(piece.rank)];
-    const int64_t earlier = piece.begin - piece.prefix_begin;
-    rank.segments.Add(earlier, piece.rows());
-    rank.merged_rows += earlier > 0 ? piece.rows() : 0;
-    rank.score_blocks += CausalScoreBlocks(piece.rows()) + AncestorScoreBlocks(piece.rows(), earlier);
-  }
-  for (size_t block = 0; block < share->blocks().size(); ++block) {
-    for (int64_t rank = 0; rank < shape_.cp; ++rank) {
-      ranks[static_cast<size_t>(rank)].padding += RowPadding(shape_, share->RowsOf(block, rank));
+  const std::vector<PieceSums> ranks = SumsOfRanks(share->pieces(), shape_.cp, /*ancestor_rows=*/0);
+  const PieceSums most = MostOf(ranks);
+  OwnRows own;
+  own.segments = own.products = most.segments;
+  own.products.rows = 0;  // with the rows by which products are rounded up
+  for (int64_t rank = 0; rank < shape_.cp; ++rank) {
+    int64_t padding = 0;
+    for (size_t block = 0; block < share->blocks().size(); ++block) {
+      padding += RowPadding(shape_, share->RowsOf(block, rank));
     }
+    const double rows = ranks[static_cast<size_t>(rank)].segments.rows + static_cast<double>(padding);
+    own.products.rows = std::max(own.products.rows, rows);
   }
-  OwnRows most;
-  for (const Rank& rank : ranks) {
-    most.products.rows = std::max(most.products.rows, rank.segments.rows + static_cast<double>(rank.padding));
-    most.segments.rows = std::max(most.segments.rows, rank.segments.rows);
-    most.segments.pairs = std::max(most.segments.pairs, rank.segments.pairs);
-    most.merged_elements = std::max(most.merged_elements, MergedElements(shape_, rank.merged_rows));
-    most.score_blocks = std::max(most.score_blocks, rank.score_blocks);
-  }
-  most.products.pairs = most.segments.pairs;
-  return most;
+  own.merged_elements = MergedElements(shape_, static_cast<int64_t>(most.merged_rows));
+  own.score_blocks = most.score_blocks;
+  return own;
 }
 
 Work ClusterWorkSums::Regather(const PrefixShape& prefix, int64_t rounds, bool forward_only) const {

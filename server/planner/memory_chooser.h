@@ -35,7 +35,7 @@ class MemoryChooser {
 
  private:
   std::optional<MemoryChoice> FastestOf(const MemoryOptions& options, const ClusterShape& cluster);
-  // In as many rounds in flight as fit.
+  // Chooses with as many rounds in flight as fit.
   std::optional<MemoryChoice> FastestOfRounds(const ClusterShape& cluster);
 
   const MemoryOptions options_;

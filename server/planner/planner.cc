@@ -75,12 +75,13 @@ class Planner {
       options.cluster_prefix_rows = options.wave_rows;
     }
     if (forward_only) options.held_bytes = CheckpointBytes();
-    if (staged) options.held_bytes += RowsInFlightBytes(options, request_);
     if (sharded) options.held_bytes += StateBytesOf(model_.config, model_.run).gathering;
     if (options.sums_gradients) options.held_bytes += StateBytesOf(model_.config, model_.run).gradient_sums;
     if (staged && !forward_only) options.rounds_in_flight = static_cast<int64_t>(options.stages.size());
+    // What is in flight of it, orders say when they are known.
+    const int64_t in_flight = staged ? RowsInFlightBytes(options, request_) : 0;
     if (staged || forward_only || sharded) {
-      options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes, 0);
+      options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes - in_flight, 0);
     }
     return options;
   }

@@ -190,7 +190,24 @@ class ShardedStep {
       const size_t at = place[cluster.dp_rank()]++;
       if (!cluster.waves().empty()) Raise(StagesOf(options_, groups_, {&cluster}).clusters.front(), most.clusters[at]);
     }
+    RaiseMessages(most);
     return most;
+  }
+
+  // A copy that runs nothing in the place of others' operations still holds its messages from before: any may be as
+  // large as the largest.
+  static void RaiseMessages(StageQuestion& question) {
+    std::vector<int64_t> largest(question.stages);
+    const auto for_each = [&](const auto& f) {
+      for (StageCluster& cluster : question.clusters) {
+        for (size_t s = 0; s < cluster.prefixes.size(); ++s) f(cluster.prefixes[s].message_bytes, largest[s]);
+        for (StageCosts& round : cluster.rounds) {
+          for (size_t s = 0; s < round.size(); ++s) f(round[s].message_bytes, largest[s]);
+        }
+      }
+    };
+    for_each([](int64_t bytes, int64_t& most) { most = std::max(most, bytes); });
+    for_each([](int64_t& bytes, int64_t most) { bytes = most; });
   }
 
   static void Raise(const StageCluster& cluster, StageCluster& most) {

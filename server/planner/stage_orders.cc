@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "glog/logging.h"
@@ -19,6 +20,7 @@ struct Item {
   size_t cluster = 0;
   // An item has one time for each stage; kNotYet: it has not been given a time.
   absl::InlinedVector<double, 4> forward_end_s, backward_end_s;
+  bool is_first_round = false;  // of its cluster
 
   double Seconds(size_t stage, bool forward) const {
     return forward ? (*costs)[stage].forward_s : (*costs)[stage].backward_s;
@@ -43,7 +45,9 @@ struct Sequences {
     const size_t first = items.size();
     prefixes.push_back(cluster.prefixes.empty() ? std::nullopt : std::optional(first));
     if (!cluster.prefixes.empty()) Add(question.stages, cluster.prefixes, /*is_round=*/false, c);
+    const size_t first_round = items.size();
     for (const StageCosts& round : cluster.rounds) Add(question.stages, round, /*is_round=*/true, c);
+    items[first_round].is_first_round = true;
     for (size_t i = first; i < items.size(); ++i) forward.push_back(i);
     for (size_t i = first; i < items.size(); ++i) {
       if (items[i].is_round) backward.push_back(i);
@@ -58,6 +62,33 @@ struct Sequences {
   }
 };
 
+// The two newest messages of a stage.
+class MessagesInFlight {
+ public:
+  int64_t bytes() const { return newest_ + before_; }
+  // Takes the messages of an operation. Returns the most bytes that were there while it made them.
+  int64_t SendOneByOne(const StageCost& cost) {
+    int64_t most = bytes();
+    for (int64_t i = 0; i < std::min<int64_t>(cost.messages, 3); ++i) {
+      most = std::max(most, bytes());
+      Send(cost.message_bytes);
+    }
+    return most;
+  }
+  // Takes the messages of an operation whose own bytes they are until it ends. Returns the bytes that were there
+  // before.
+  int64_t SendAtTheEnd(const StageCost& cost) {
+    const int64_t before = bytes();
+    for (int64_t i = 0; i < std::min<int64_t>(cost.messages, 2); ++i) Send(cost.message_bytes);
+    return before;
+  }
+
+ private:
+  void Send(int64_t bytes) { before_ = std::exchange(newest_, bytes); }
+
+  int64_t newest_ = 0, before_ = 0;
+};
+
 // Where one stage is in its sequences.
 struct Stage {
   size_t next_forward = 0, next_backward = 0;
@@ -65,6 +96,7 @@ struct Stage {
   size_t rounds_in_flight = 0;
   int64_t kept_bytes = 0, host_bytes = 0;  // of all items in flight
   int64_t most_backward_bytes = 0;         // of any item
+  MessagesInFlight messages;
   StageRun run;
 };
 
@@ -167,15 +199,15 @@ class Scheduler {
     if (stage.kept_bytes + cost.forward_bytes > question_.budget_bytes) return false;
     if (stage.host_bytes + cost.host_bytes > question_.host_budget_bytes) return false;
     int64_t kept = stage.kept_bytes + cost.kept_bytes;
+    const std::optional<size_t> prefixes = steps_.prefixes[item.cluster];
     // Where memory is ample many are in flight, and need not be looked at one by one.
     if (kept + stage.most_backward_bytes <= question_.budget_bytes) return true;
     const auto runs_backward = [&](const Item& other) {
       const StageCost& later = (*other.costs)[s];
-      kept -= later.kept_bytes;
+      kept -= later.kept_bytes + LetGoOf(s, other);
       return kept + later.backward_bytes <= question_.budget_bytes;
     };
     // The rounds before it of its own cluster are in flight, and the prefixes, whose backward comes last.
-    const std::optional<size_t> prefixes = steps_.prefixes[item.cluster];
     for (size_t i = stage.next_backward; i < steps_.backward.size(); ++i) {
       const Item& other = steps_.items[steps_.backward[i]];
       if (other.forward_end_s[s] == kNotYet || steps_.backward[i] == prefixes) break;
@@ -183,6 +215,15 @@ class Scheduler {
     }
     if (!runs_backward(item)) return false;
     return !item.is_round || !prefixes || runs_backward(steps_.items[*prefixes]);
+  }
+
+  // Returns what the begin of an item's backward frees beside what the item keeps: the first of a cluster's rounds lets
+  // go of the prefixes' outputs, which are among what these keep.
+  int64_t LetGoOf(size_t s, const Item& item) const {
+    const std::optional<size_t> prefixes = steps_.prefixes[item.cluster];
+    if (!prefixes) return 0;
+    const int64_t outputs = (*steps_.items[*prefixes].costs)[s].output_bytes;
+    return !item.is_round ? -outputs : item.is_first_round ? outputs : 0;
   }
 
   void Start(const Next& next) {
@@ -195,8 +236,9 @@ class Scheduler {
     stage.free_s = end_s;
     stage.run.busy_s += seconds;
     stage.run.operations.push_back({item.Letter(next.forward), next.begin_s, end_s});
-    if (!next.forward) stage.kept_bytes -= cost.kept_bytes;
-    const int64_t bytes = next.forward ? cost.forward_bytes : cost.backward_bytes;
+    if (!next.forward) stage.kept_bytes -= cost.kept_bytes + LetGoOf(next.stage, item);
+    const int64_t own = next.forward ? cost.forward_bytes : cost.backward_bytes;
+    const int64_t bytes = own + (next.forward ? stage.messages.bytes() : stage.messages.SendOneByOne(cost));
     stage.run.peak_bytes = std::max(stage.run.peak_bytes, stage.kept_bytes + bytes);
     stage.kept_bytes += next.forward ? cost.kept_bytes : 0;
     stage.host_bytes += next.forward ? cost.host_bytes : -cost.host_bytes;
@@ -263,6 +305,7 @@ std::string StageRun::Letters() const {
 StageOrders OrderForwards(const StageQuestion& question) {
   StageOrders orders;
   orders.stages.resize(question.stages);
+  std::vector<MessagesInFlight> messages(question.stages);
   const auto run = [&](char letter, const StageCosts& costs, const StageCosts& kept) {
     double input_s = 0;
     for (size_t s = 0; s < question.stages; ++s) {
@@ -272,7 +315,8 @@ StageOrders OrderForwards(const StageQuestion& question) {
       input_s = begin_s + costs[s].forward_s;
       stage.operations.push_back({letter, begin_s, input_s});
       stage.busy_s += costs[s].forward_s;
-      const int64_t bytes = costs[s].forward_bytes + (kept.empty() ? 0 : kept[s].kept_bytes);
+      const int64_t bytes =
+          costs[s].forward_bytes + (kept.empty() ? 0 : kept[s].kept_bytes) + messages[s].SendAtTheEnd(costs[s]);
       stage.peak_bytes = std::max(stage.peak_bytes, bytes);
     }
     orders.end_s = input_s;

@@ -18,7 +18,8 @@
 // Invariants:
 //  (1) orders are complete and can be run: every operation starts when its inputs are there, in the order of times.
 //  (2) no operation begins that would pass a budget, nor one after which what is in flight could not run its
-//      backward; but one that is alone with its own cluster's prefixes begins always. REQUIRES: it fits then.
+//      backward; but one that is alone with its own cluster's prefixes begins always. REQUIRES: it fits then. Messages
+//      are not looked at: the budget leaves room for them.
 //  (3) the same question has the same answer, bit for bit.
 #pragma once
 
@@ -35,7 +36,11 @@ struct StageCost {
   double forward_s = 0, backward_s = 0;
   int64_t forward_bytes = 0, backward_bytes = 0;  // at its highest moment in either
   int64_t kept_bytes = 0;                         // from the end of its forward to the begin of its backward
+  int64_t output_bytes = 0;                       // of those of prefixes, until their cluster's first backward begins
   int64_t host_bytes = 0;  // of host memory, from the begin of its forward to the end of its backward
+  // What it hands to the stage before, in a pass without backward to the next one: so many messages of so many bytes.
+  // The two newest of a stage are there beside everything, until others follow.
+  int64_t messages = 0, message_bytes = 0;
 };
 using StageCosts = std::vector<StageCost>;  // of each stage
 
@@ -60,8 +65,8 @@ struct StageOperation {
 // What one stage does.
 struct StageRun {
   std::vector<StageOperation> operations;
-  double busy_s = 0, idle_s = 0;  // until the step's end, together
-  int64_t peak_bytes = 0, host_peak_bytes = 0;
+  double busy_s = 0, idle_s = 0;                // until the step's end, together
+  int64_t peak_bytes = 0, host_peak_bytes = 0;  // messages included
 
   std::string Letters() const;
 };

@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "common/base/round_up.h"
+#include "common/cost/context_share.h"
 #include "common/cost/pipeline_cost.h"
 #include "common/cost/wave_rounds.h"
 #include "server/planner/cost_model.h"
@@ -40,10 +42,24 @@ class ClusterStages {
   }
 
  private:
+  // Tells whether what a stage makes goes to another one: a gradient to the stage before, or, where there are none, the
+  // hidden states to the next one.
+  bool Sends(const ByteShape& stage) const { return options_.forward_only ? !stage.last_stage : !stage.first_stage; }
+
+  // Sets what an operation hands on in so many messages, the largest of which has so many rows.
+  void SetMessages(const ByteShape& stage, int64_t messages, int64_t rows, StageCost& cost) const {
+    if (!Sends(stage)) return;
+    cost.messages = messages;
+    cost.message_bytes = RowsBetweenStagesBytes(stage, rows);
+  }
+
   StageCost PrefixCost(const ByteShape& stage) const {
     const PrefixShape& prefix = operations_.prefix();
     const PrefixWork work = operations_.Prefixes(stage);
     StageCost cost = {.forward_s = Seconds(work.forward, options_.rates)};
+    const int64_t rows = prefix.block_rows > 0 ? std::min(prefix.block_rows, prefix.rows) : prefix.rows;
+    const int64_t largest = SharesRows(stage, prefix) ? ContextShare(stage, prefix).blocks().front().part : rows;
+    SetMessages(stage, DivideUp(prefix.rows, rows), largest, cost);
     if (options_.forward_only) {
       cost.forward_bytes = ForwardPrefixBytes(stage, prefix).peak();
       cost.kept_bytes = ForwardKeptBytes(stage, prefix);
@@ -53,6 +69,7 @@ class ClusterStages {
     cost.forward_bytes = PrefixForwardBytes(stage, prefix).peak();
     cost.backward_bytes = PrefixBackwardBytes(stage, prefix).peak();
     cost.kept_bytes = PrefixKeptBytes(stage, prefix).peak();
+    cost.output_bytes = PrefixPipelineSent(stage, prefix).forward;
     cost.host_bytes = HostTapeBytes(stage, prefix);
     return cost;
   }
@@ -80,13 +97,15 @@ class ClusterStages {
     // What gathering the prefixes again takes in a round.
     work.forward += regathers_[s].forward;
     StageCost cost = {.forward_s = Seconds(work.forward, options_.rates)};
+    SetMessages(stage, 1, wave.rows, cost);
     if (options_.forward_only) {
       cost.forward_bytes = ForwardWaveBytes(stage, wave, beside);
       return cost;
     }
     work.both += regathers_[s].both;
     cost.backward_s = Seconds(work.both, options_.rates) - cost.forward_s;
-    cost.forward_bytes = cost.backward_bytes = WaveBytes(stage, wave, beside).peak();
+    cost.forward_bytes = WaveBytesInForward(stage, wave, beside).peak();
+    cost.backward_bytes = WaveBytesInBackward(stage, wave, beside).peak();
     cost.kept_bytes = WaveKeptBytes(stage, wave);
     return cost;
   }
@@ -96,6 +115,8 @@ class ClusterStages {
   const ClusterOperations operations_;
   std::vector<WaveWork> regathers_;  // of each stage
 };
+
+int64_t WithoutOutputs(const StageCost& cost) { return cost.kept_bytes - cost.output_bytes; }
 
 }  // namespace
 
@@ -107,8 +128,12 @@ void RaiseStageCosts(const StageCosts& costs, StageCosts& most) {
     raise(most[s].backward_s, costs[s].backward_s);
     raise(most[s].forward_bytes, costs[s].forward_bytes);
     raise(most[s].backward_bytes, costs[s].backward_bytes);
+    const int64_t stays = std::max(WithoutOutputs(most[s]), WithoutOutputs(costs[s]));
     raise(most[s].kept_bytes, costs[s].kept_bytes);
+    most[s].output_bytes = most[s].kept_bytes - stays;
     raise(most[s].host_bytes, costs[s].host_bytes);
+    raise(most[s].messages, costs[s].messages);
+    raise(most[s].message_bytes, costs[s].message_bytes);
   }
 }
 
@@ -124,7 +149,8 @@ StageQuestion StagesOf(const MemoryOptions& options, const std::vector<PlannerGr
   return question;
 }
 
-// A stage holds the two newest, of the longest passes that the request may have: a wave, or the prefixes of a cluster.
+// A stage holds the two newest, and the longest passes that the request may have are a wave, or the prefixes of a
+// cluster.
 int64_t RowsInFlightBytes(const MemoryOptions& options, const PlannerRequest& request) {
   constexpr int64_t kMessagesInFlight = 2;
   int64_t longest = 0, all = 0;

@@ -58,7 +58,7 @@ void WaveHead::Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& 
   StartRead(live, numbers.Of(result.output), loss.sums());
 }
 
-// Of a rollout that ranks share, each has the numbers, and the first tells of them.
+// Each rank has the numbers of a rollout that they share, and the first tells of them.
 void WaveHead::StartRead(LiveWave& live, const HeadOutput& output, const at::Tensor& sums) const {
   std::vector<MemberRows> members = live.members;
   if (live.input.cut != nullptr && context_.cp_rank() > 0) members.clear();

@@ -2,17 +2,13 @@
 one worker."""
 
 import contextlib
-import math
-import pathlib
 
 import pytest
-from safetensors.numpy import load_file
 
 import stemma
+from e2e.gang.same_numbers import assert_same_results, assert_same_steps, assert_same_weights
 from e2e.gang.small_groups import STEMMA, groups_of, make_model
 
-# In fp64, sums in another order differ by about 1e-15 of the value; 1e-11 leaves room for three AdamW steps.
-CLOSE = 1e-11
 ADAM = stemma.adamw(1e-3)
 
 
@@ -43,24 +39,6 @@ def pair(request, model, tmp_path_factory):
         yield one, two
 
 
-def close(a, b):
-    return math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE)
-
-
-def assert_same_results(one, two, groups):
-    assert sorted(two) == sorted(one) == sorted(r.rollout_id for g in groups for r in g.rollouts)
-    for rollout_id, expected in one.items():
-        assert len(two[rollout_id].log_probs) == len(expected.log_probs) > 0, rollout_id
-        assert all(map(close, two[rollout_id].log_probs, expected.log_probs)), rollout_id
-
-
-def assert_same_steps(one, two):
-    assert len(one.steps) == len(two.steps)
-    for a, b in zip(one.steps, two.steps):
-        for name in ("actor/loss", "actor/grad_norm"):
-            assert close(a.metrics[name], b.metrics[name]), name
-
-
 @pytest.mark.parametrize("mesh", ["dp: 2", "dp: 2, pp: 2"])
 def test_the_plan_says_which_copy_has_how_many_rollouts(mesh, model, tmp_path):
     with serving(model, tmp_path, mesh, "on") as client:
@@ -84,12 +62,7 @@ def test_three_steps_and_their_weights_are_those_of_one_worker(pair):
                                         return_log_probs=True) for client in pair)
         assert_same_steps(one, two)
         assert_same_results(one.log_probs, two.log_probs, groups)
-    first, second = (pathlib.Path(client.export("three", dtype="float64")) for client in pair)
-    for file in first.glob("*.safetensors"):
-        expected, found = load_file(file), load_file(second / file.name)
-        assert sorted(expected) == sorted(found)
-        for name, values in expected.items():
-            assert abs(values - found[name]).max() <= CLOSE, name
+    assert_same_weights(pair, "three")
 
 
 # A rollout's entry log-probs lie on the rank that computed them, in every mini-batch of every epoch.

@@ -82,7 +82,7 @@ class ContextPlansTest : public ::testing::TestWithParam<uint32_t> {
             .prefix = at == shared.end() ? 0 : at - shared.begin()};
   }
 
-  // Of a wave that is cut.
+  // The one of a wave that is cut.
   MemberShape ShapeOf(const v1::Cluster& cluster, const v1::Wave& wave) const {
     return ShapeOf(cluster, wave.members(0));
   }

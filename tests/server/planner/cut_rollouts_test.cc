@@ -177,7 +177,7 @@ TEST(CutRolloutsTest, ItIsDoneWhereItIsFasterAndNotWhereLinksCostMore) {
   EXPECT_TRUE(slow->cheapest);
 }
 
-// Of rows that divide, each rank has its part of the products, and pairs of two pieces; what travels is the formula's.
+// Each rank has its part of the products of rows that divide, and of the pairs; what travels is the formula's.
 TEST(CutRolloutsTest, ARankHasItsPartOfTheWork) {
   for (const int64_t cp : {2, 3, 4}) {
     SCOPED_TRACE(cp);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,11 @@ inline StageCost DrawCost(Draw& draw, int64_t most_s) {
   return cost;
 }
 
+// Draws of what prefixes keep the part that is their output.
+inline void DrawOutputs(Draw& draw, StageCosts& prefixes) {
+  for (StageCost& cost : prefixes) cost.output_bytes = draw.Between(0, cost.kept_bytes);
+}
+
 inline StageCosts DrawCosts(Draw& draw, size_t stages, int64_t most_s) {
   StageCosts costs;
   for (size_t s = 0; s < stages; ++s) costs.push_back(DrawCost(draw, most_s));
@@ -43,6 +49,7 @@ inline StageQuestion DrawStages(Draw& draw, size_t stages, int64_t clusters_max,
   question.clusters.resize(static_cast<size_t>(draw.Between(1, clusters_max)));
   for (StageCluster& cluster : question.clusters) {
     if (draw.Chance(70)) cluster.prefixes = DrawCosts(draw, stages, 4);
+    DrawOutputs(draw, cluster.prefixes);
     for (int64_t r = draw.Between(1, rounds_max); r > 0; --r) cluster.rounds.push_back(DrawCosts(draw, stages, 2));
   }
   return question;
@@ -117,7 +124,9 @@ class Replay {
       if (!cluster.prefixes.empty()) forward_.push_back({'A', &cluster.prefixes});
       for (const StageCosts& round : cluster.rounds) forward_.push_back({'F', &round});
       for (const StageCosts& round : cluster.rounds) backward_.push_back({'B', &round});
-      if (!cluster.prefixes.empty()) backward_.push_back({'C', &cluster.prefixes});
+      if (cluster.prefixes.empty()) continue;
+      backward_.push_back({'C', &cluster.prefixes});
+      prefixes_of_[&cluster.rounds.front()] = &cluster.prefixes;
     }
   }
 
@@ -153,7 +162,13 @@ class Replay {
     double free_s = 0;
     std::map<const StageCosts*, double> forward_end_s, backward_end_s;
     int64_t kept_bytes = 0, host_bytes = 0;
+    std::vector<int64_t> sent;  // all messages, of which the last two are there
     size_t rounds = 0;
+
+    int64_t InFlight() const {
+      const size_t first = sent.size() - std::min<size_t>(sent.size(), 2);
+      return std::accumulate(sent.begin() + static_cast<ptrdiff_t>(first), sent.end(), int64_t{0});
+    }
   };
 
   // Runs the stage's next operation if its input is there.
@@ -185,13 +200,20 @@ class Replay {
     return true;
   }
 
-  static void Run(char letter, size_t s, const StageCosts* costs, double begin_s, State& state, Replayed& result) {
+  void Run(char letter, size_t s, const StageCosts* costs, double begin_s, State& state, Replayed& result) const {
     const bool forward = letter == 'A' || letter == 'F', is_round = letter == 'F' || letter == 'B';
     const StageCost& cost = (*costs)[s];
     const double end_s = begin_s + (forward ? cost.forward_s : cost.backward_s);
     if (!forward) state.kept_bytes -= cost.kept_bytes;
+    // Prefixes' outputs are gone from their cluster's first backward on.
+    if (letter == 'C') state.kept_bytes += cost.output_bytes;
+    if (letter == 'B' && prefixes_of_.contains(costs)) state.kept_bytes -= (*prefixes_of_.at(costs))[s].output_bytes;
     const int64_t bytes = state.kept_bytes + (forward ? cost.forward_bytes : cost.backward_bytes);
-    result.peak_bytes[s] = std::max(result.peak_bytes[s], bytes);
+    result.peak_bytes[s] = std::max(result.peak_bytes[s], bytes + state.InFlight());
+    for (int64_t i = 0; i < (forward ? 0 : cost.messages); ++i) {
+      result.peak_bytes[s] = std::max(result.peak_bytes[s], bytes + state.InFlight());
+      state.sent.push_back(cost.message_bytes);
+    }
     if (forward) state.kept_bytes += cost.kept_bytes;
     if (forward) state.host_bytes += cost.host_bytes;
     result.host_peak_bytes[s] = std::max(result.host_peak_bytes[s], state.host_bytes);
@@ -207,6 +229,7 @@ class Replay {
 
   const StageQuestion& question_;
   Sequence forward_, backward_;
+  std::map<const StageCosts*, const StageCosts*> prefixes_of_;  // by the first round of a cluster
 };
 
 }  // namespace stemma::testing

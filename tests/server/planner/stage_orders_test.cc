@@ -139,6 +139,55 @@ TEST(StageOrdersTest, TheReplayRefusesWrongOrders) {  // negative control
   EXPECT_EQ(replay.Run({"AFFCBB", "AFBFBC"}).problem, "an operation that is not the next of its sequence");
 }
 
+// The two newest gradients that went to the stage before are there, too; they change no order.
+TEST(StageOrdersTest, MessagesInFlightAreAPartOfThePeak) {
+  int raised = 0;
+  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kCases; ++seed) {
+    SCOPED_TRACE("STEMMA_SEED " + std::to_string(seed));
+    Draw draw(seed);
+    StageQuestion question = DrawStages(draw, static_cast<size_t>(draw.Between(2, 4)), 3, 5);
+    const StageOrders without = OrderStages(question);
+    const auto add = [&](StageCosts& costs) {
+      for (StageCost& cost : costs) {
+        cost.messages = draw.Between(0, 4);
+        cost.message_bytes = draw.Between(1, 20);
+      }
+    };
+    for (StageCluster& cluster : question.clusters) {
+      add(cluster.prefixes);
+      for (StageCosts& round : cluster.rounds) add(round);
+    }
+    const StageOrders orders = OrderStages(question);
+    EXPECT_EQ(Letters(orders), Letters(without));
+    const Replayed replayed = Replay(question).Run(Letters(orders));
+    for (size_t s = 0; s < question.stages; ++s) {
+      EXPECT_EQ(orders.stages[s].peak_bytes, replayed.peak_bytes[s]) << s;
+      raised += orders.stages[s].peak_bytes > without.stages[s].peak_bytes;
+    }
+  }
+  EXPECT_GT(raised, 20);
+}
+
+// A pass without backward hands on hidden states; those of an operation are its own until it ends.
+TEST(StageOrdersTest, HiddenStatesInFlightAreAPartOfAForwardOnlyPeak) {
+  StageQuestion question = AlikeStages(2, {3}, {});
+  StageCost& prefix = question.clusters[0].prefixes[0];
+  prefix.forward_bytes = 20;
+  prefix.messages = 3;
+  prefix.message_bytes = 7;
+  int64_t bytes = 2;
+  for (StageCosts& round : question.clusters[0].rounds) {
+    round[0].forward_bytes = 10;
+    round[0].messages = 1;
+    round[0].message_bytes = bytes++;
+  }
+  const StageOrders orders = OrderForwards(question);
+  EXPECT_EQ(orders.stages[0].peak_bytes, 10 + 7 + 7) << "the first round, behind two blocks";
+  EXPECT_EQ(orders.stages[1].peak_bytes, 0);
+  question.clusters[0].prefixes[0].messages = 1;
+  EXPECT_EQ(OrderForwards(question).stages[0].peak_bytes, 20) << "the prefixes themselves; then 10 + 7 + 2";
+}
+
 // What a tight budget takes from the order, a wide one gives back.
 TEST(StageOrdersTest, ABudgetOfOneRoundRunsOneRoundAtATime) {
   StageQuestion question = AlikeStages(3, {4, 4}, {});

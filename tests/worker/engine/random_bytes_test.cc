@@ -12,11 +12,9 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
-#include "common/cost/context_rows.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/model/model_init.h"
@@ -27,7 +25,7 @@
 #include "tests/testing/step_sums.h"
 #include "tests/testing/synthetic.h"
 #include "tests/worker/engine/bytes_cases.h"
-#include "tests/worker/engine/product_scratch.h"
+#include "tests/worker/engine/product_rows.h"
 #include "tests/worker/memory/fake_copy_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
 #include "worker/memory/cpu_allocator.h"
@@ -58,60 +56,12 @@ bool SetBudget(const Case& c, const TrainingRequest& request, v1::RunConfig& run
   return plan(request, run, rates, [] { return false; }).ok();
 }
 
-// How many rows of the cluster's prefixes any rank runs at once, of several that share them.
-std::set<int64_t> ContextRowCounts(const Case& c, const v1::Cluster& cluster) {
-  std::vector<int64_t> lengths;
-  int64_t rows = 0;
-  for (const uint32_t group : cluster.prefix_groups()) {
-    lengths.push_back(c.prompts[group] - 1);
-    rows += lengths.back();
-  }
-  const int64_t ranks = c.run.mesh().cp(), block = cluster.prefix_block_rows() > 0 ? cluster.prefix_block_rows() : rows;
-  const std::vector<ContextPiece> pieces = DealContextRows(lengths, cluster.prefix_block_rows(), ranks);
-  std::set<int64_t> counts;
-  for (int64_t begin = 0; begin < rows; begin += block) {
-    for (const int64_t part : ContextRowsOfRanks(pieces, begin, std::min(begin + block, rows), ranks))
-      counts.insert(part);
-  }
-  return counts;
-}
-
-// How many rows the products of a step have: those of each wave, and of the prefixes, at once or in blocks.
-std::set<int64_t> ProductRows(const Case& c, const v1::StepPlan& step) {
-  std::set<int64_t> counts;
-  for (const v1::Cluster& cluster : step.clusters()) {
-    int64_t prefix_rows = 0;
-    for (const uint32_t group : cluster.prefix_groups()) prefix_rows += c.prompts[group] - 1;
-    const int64_t block = cluster.prefix_block_rows();
-    if (c.run.mesh().cp() > 1) counts.merge(ContextRowCounts(c, cluster));
-    counts.insert(prefix_rows);
-    if (block > 0) counts.insert({std::min(block, prefix_rows), prefix_rows % block});
-    for (const v1::Wave& wave : cluster.waves()) {
-      int64_t rows = 0;
-      if (wave.cut_rows()) {
-        const int64_t all = c.responses[wave.members(0).rollout()], ranks = c.run.mesh().cp();
-        for (const int64_t part : ContextRowsOfRanks(DealCutRows(all, ranks), 0, all, ranks)) counts.insert(part);
-        continue;
-      }
-      for (const v1::WaveMember& member : wave.members()) {
-        rows += c.responses[member.rollout()] + (cluster.prefix_groups().empty() ? c.prompts[member.group()] - 1 : 0);
-      }
-      counts.insert(rows);
-    }
-  }
-  counts.erase(0);
-  return counts;
-}
-
 // What libraries and gathering take beside what the plan counts of clusters: the most of any product of the step, which
 // is not monotonic in the rows, and a gathering of sharded parameters.
 double ScratchOf(const Case& c, const v1::StepPlan& step) {
   const auto gathering = static_cast<double>(StateBytesOf(c.model, c.run).gathering);
   if (c.run.dtype() != "bf16") return gathering;
-  int64_t most = 0;
-  for (const int64_t rows : ProductRows(c, step))
-    most = std::max(most, ProductScratch(RankShape(c.model, c.run).config, rows));
-  return static_cast<double>(most) + gathering;
+  return static_cast<double>(ProductScratchOf(c, step)) + gathering;
 }
 
 struct PhaseRow {

@@ -19,15 +19,18 @@
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "tests/worker/engine/bytes_cases.h"
-#include "tests/worker/engine/product_scratch.h"
+#include "tests/worker/engine/product_rows.h"
 #include "worker/backend/cpu/cpu_backend.h"
 
 namespace stemma::testing {
 namespace {
 
-constexpr double kTolerance = 0.03;  // what is promised
+constexpr double kTolerance = 0.03;     // what is promised
+// What a plan may say too much: an offloaded tape, and blocks that run again (S5), are thought to be there for longer
+// than they are. Of seeds 1 to 8 that is 8.4 % at most, and without those less than what is promised.
+constexpr double kTooMuch = 0.1;
+constexpr double kSmallestBytes = 1e5;  // below it the rounding of some 70 tensors to 64 bytes may be more
 constexpr int kCases = 30;
-constexpr int64_t kMostRows = 4000;  // of a product: whose scratch is asked for
 
 Case DrawStageCase(Draw& draw) {
   Case c = DrawCase(draw);
@@ -59,7 +62,7 @@ bool SetBudget(const Case& c, v1::RunConfig& run) {
 
 struct Tally {
   int stages = 0, in_flight = 0, owned = 0, borrowed = 0;  // groups that copies share
-  double above = 0, largest_below = 0;  // below: of each case the stage that is nearest its prediction
+  double above = 0, below = 0;                             // the farthest from the prediction, library scratch apart
 };
 
 // Runs each stage by itself; what it is given of the others is zeros.
@@ -71,8 +74,6 @@ void RunCase(const Case& c, const std::string& directory, Tally& tally) {
   if (!SetBudget(c, options.run)) return;
   std::filesystem::remove_all(directory);
   ASSERT_TRUE(WriteRandomModel(c.model, {}, directory).ok());
-  const int64_t scratch = c.run.dtype() == "bf16" ? ProductScratch(RankShape(c.model, c.run).config, kMostRows) : 0;
-  double below = 1;
   for (uint32_t stage = 0; stage < c.run.mesh().pp(); ++stage) {
     options.lone_pp_rank = static_cast<int>(stage);
     const auto engine = InProcess::Create(options, MakeCpuBackend());
@@ -80,6 +81,7 @@ void RunCase(const Case& c, const std::string& directory, Tally& tally) {
     ASSERT_TRUE((*engine)->Load(SyntheticRequest(c.prompts, c.responses, c.model.vocab_size)).ok());
     const auto vote = (*engine)->Prepare(0);
     ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status() << (vote.ok() ? vote->message() : "");
+    const int64_t scratch = c.run.dtype() == "bf16" ? ProductScratchOf(c, (*engine)->plan().plan.steps(0)) : 0;
     const v1::StepReport& report = (*engine)->plan().report.steps(0);
     ASSERT_EQ(report.ranks_size(), static_cast<int>(c.run.mesh().dp()));
     for (const v1::Cluster& cluster : (*engine)->plan().plan.steps(0).clusters()) {
@@ -91,13 +93,15 @@ void RunCase(const Case& c, const std::string& directory, Tally& tally) {
     const auto planned = static_cast<double>(report.ranks(0).stages(static_cast<int>(stage)).peak_bytes());
     const auto measured = static_cast<double>(vote->sums().peak_bytes());
     EXPECT_LE(measured - static_cast<double>(scratch), planned * (1 + kTolerance)) << "stage " << stage;
+    if (planned > kSmallestBytes) {
+      EXPECT_GE(measured, planned * (1 - kTooMuch)) << "stage " << stage;
+      tally.below = std::max(tally.below, 1 - measured / planned);
+    }
     tally.above = std::max(tally.above, (measured - static_cast<double>(scratch)) / planned - 1);
-    below = std::min(below, 1 - measured / planned);
     ++tally.stages;
     const std::string& order = (*engine)->plan().plan.steps(0).copies(0).orders(static_cast<int>(stage));
     tally.in_flight += order.find("FF") != std::string::npos;
   }
-  tally.largest_below = std::max(tally.largest_below, below);
 }
 
 TEST(StagePlanBytesTest, NoStageTakesMoreThanItsPlanSays) {
@@ -113,7 +117,7 @@ TEST(StagePlanBytesTest, NoStageTakesMoreThanItsPlanSays) {
   }
   std::filesystem::remove_all(directory);
   std::printf("%d stages ran, %d with several waves in flight; %.2f %% above, %.2f %% below at most\n", tally.stages,
-              tally.in_flight, 100 * tally.above, 100 * tally.largest_below);
+              tally.in_flight, 100 * tally.above, 100 * tally.below);
   EXPECT_GT(tally.stages, kCases) << "too few of the drawn cases have a plan: the test says little";
   EXPECT_GT(tally.in_flight, kCases / 3);
   EXPECT_GT(tally.owned, 3);
