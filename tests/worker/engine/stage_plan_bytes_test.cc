@@ -25,7 +25,7 @@
 namespace stemma::testing {
 namespace {
 
-constexpr double kTolerance = 0.03;     // what is promised
+constexpr double kTolerance = 0.03;  // what is promised
 // What a plan may say too much: an offloaded tape, and blocks that run again (S5), are thought to be there for longer
 // than they are. Of seeds 1 to 8 that is 8.4 % at most, and without those less than what is promised.
 constexpr double kTooMuch = 0.1;
