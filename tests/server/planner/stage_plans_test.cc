@@ -265,6 +265,20 @@ TEST_P(StagePlansTest, SecondsAreThoseOfTheOrders) {
   EXPECT_NEAR(result.report.pipeline_s(), all_s, 1e-9 * all_s);
 }
 
+// Ways are chosen with room for what is in flight, which only orders know.
+TEST_P(StagePlansTest, TheLeastBudgetThatAPlanFitsHoldsItsPeaks) {
+  request_.log_prob_passes = 0;
+  int64_t low = 0, high = left_bytes_;
+  while (high - low > 1 << 16) {
+    left_bytes_ = low + (high - low) / 2;
+    SetBudget();
+    (MakePlan(model_, request_).ok() ? high : low) = left_bytes_;
+  }
+  left_bytes_ = high;
+  SetBudget();
+  ExpectPeaks(Plan());
+}
+
 TEST_P(StagePlansTest, APassWithoutBackwardHasNoOrders) {
   EXPECT_EQ(Plan().plan.log_prob_pass().copies_size(), 0);
   request_.forward_only = true;
