@@ -5,7 +5,7 @@
 
 namespace stemma {
 
-std::vector<std::vector<int>> WavesOfRanks(const v1::Cluster& cluster, int ranks) {
+std::vector<std::vector<int>> WavesByRank(const v1::Cluster& cluster, int ranks) {
   std::vector<std::vector<int>> waves(static_cast<size_t>(ranks));
   for (int w = 0; w < cluster.waves_size(); ++w) {
     const v1::Wave& wave = cluster.waves(w);
@@ -20,7 +20,7 @@ std::vector<std::vector<int>> WavesOfRanks(const v1::Cluster& cluster, int ranks
 
 int RoundsOfWaves(const v1::Cluster& cluster, int ranks) {
   size_t most = 0;
-  for (const std::vector<int>& of_rank : WavesOfRanks(cluster, ranks)) most = std::max(most, of_rank.size());
+  for (const std::vector<int>& of_rank : WavesByRank(cluster, ranks)) most = std::max(most, of_rank.size());
   return static_cast<int>(most);
 }
 

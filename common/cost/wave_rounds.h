@@ -9,7 +9,7 @@
 namespace stemma {
 
 // Returns the indices of each rank's waves. A wave of a rank that there is not is nobody's.
-std::vector<std::vector<int>> WavesOfRanks(const v1::Cluster& cluster, int ranks);
+std::vector<std::vector<int>> WavesByRank(const v1::Cluster& cluster, int ranks);
 
 // Returns in how many rounds the waves run: the most that any rank has.
 int RoundsOfWaves(const v1::Cluster& cluster, int ranks);

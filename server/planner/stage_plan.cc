@@ -32,10 +32,12 @@ class ClusterStages {
         stages.prefixes.push_back(borrows ? BorrowedCost(stage) : PrefixCost(stage));
       }
     }
-    for (const std::vector<int>& of_rank : WavesOfRanks(cluster_, static_cast<int>(options_.shape.cp))) {
-      for (size_t round = 0; round < of_rank.size(); ++round) {
+    const std::vector<std::vector<int>> waves = WavesByRank(cluster_, static_cast<int>(options_.shape.cp));
+    for (size_t rank = 0; rank < waves.size(); ++rank) {
+      for (size_t round = 0; round < waves[rank].size(); ++round) {
         if (round == stages.rounds.size()) stages.rounds.emplace_back(options_.all_stages().size());
-        AddWave(cluster_.waves(of_rank[round]), stages.rounds[round]);
+        const v1::Wave& wave = cluster_.waves(waves[rank][round]);
+        if (rank == 0 || !wave.cut_rows()) AddWave(wave, stages.rounds[round]);  // one that is cut is the same for all
       }
     }
     return stages;

@@ -62,11 +62,13 @@ class ClusterSeconds {
   StageSeconds On(const ByteShape& stage) const {
     StageSeconds seconds;
     const WaveWork regather = operations_.Regather(stage);
-    const std::vector<std::vector<int>> waves = WavesOfRanks(cluster_, static_cast<int>(stage.cp));
+    const std::vector<std::vector<int>> waves = WavesByRank(cluster_, static_cast<int>(stage.cp));
     for (size_t rank = 0; rank < waves.size(); ++rank) {
       for (size_t round = 0; round < waves[rank].size(); ++round) {
         if (round == seconds.rounds.size()) seconds.rounds.emplace_back(waves.size());
-        seconds.rounds[round][rank] = WaveSeconds(stage, cluster_.waves(waves[rank][round]));
+        const v1::Wave& wave = cluster_.waves(waves[rank][round]);
+        const bool is_known = rank > 0 && wave.cut_rows();  // it is the same for all
+        seconds.rounds[round][rank] = is_known ? seconds.rounds[round][0] : WaveSeconds(stage, wave);
       }
     }
     for (std::vector<RoundSeconds>& round : seconds.rounds) {

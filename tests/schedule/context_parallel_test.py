@@ -52,13 +52,20 @@ def test_the_drawn_cases_reach_everything():
     assert any(options.get("prefix_block_rows") and options["prefix_policy"] == "S5" for options in cases)
 
 
+def made_setting(folder, spec, shape, loss, **fields):
+    """(model's directory, request, what the oracle says)."""
+    directory = models.make(str(folder / "model"), spec)
+    oracle = hf64.Hf64(directory)
+    request = requests.make(oracle, shape, requests.LOSSES[loss], masks="none", **fields)
+    return directory, request, step.run(oracle, request)
+
+
+QWEN3, CLIPPED = dataclasses.replace(models.PARITY["qwen3"], vocab=97, layers=3), {"max_grad_norm": 0.5}
+
+
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
-    directory = models.make(str(tmp_path_factory.mktemp("cp") / "qwen3"),
-                            dataclasses.replace(models.PARITY["qwen3"], vocab=97, layers=3))
-    oracle = hf64.Hf64(directory)
-    request = requests.make(oracle, SHAPE, requests.LOSSES["vanilla"], masks="none", adam={"max_grad_norm": 0.5})
-    return directory, request, step.run(oracle, request)
+    return made_setting(tmp_path_factory.mktemp("cp"), QWEN3, SHAPE, "vanilla", adam=CLIPPED)
 
 
 @pytest.mark.parametrize("seed", (0, 3))
@@ -126,11 +133,7 @@ def test_ranks_that_cut_rollouts_have_the_gradients_of_transformers(seed, tmp_pa
 
 @pytest.fixture(scope="module")
 def cut_setting(tmp_path_factory):
-    directory = models.make(str(tmp_path_factory.mktemp("cut") / "qwen3"),
-                            dataclasses.replace(models.PARITY["qwen3"], vocab=97, layers=3))
-    oracle = hf64.Hf64(directory)
-    request = requests.make(oracle, CUT_SHAPE, requests.LOSSES["gspo"], masks="none", adam={"max_grad_norm": 0.5})
-    return directory, request, step.run(oracle, request)
+    return made_setting(tmp_path_factory.mktemp("cut"), QWEN3, CUT_SHAPE, "gspo", adam=CLIPPED)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -162,11 +165,8 @@ def test_a_mistake_between_the_ranks_of_a_cut_rollout_fails(control, mesh, cut_s
 @pytest.fixture(scope="module")
 def long_rollouts(tmp_path_factory):
     """A model, and two rollouts of which no rank has room for the longer one."""
-    directory = models.make(str(tmp_path_factory.mktemp("long") / "llama"),
-                            dataclasses.replace(models.PARITY["llama"], vocab=97, layers=3, positions=512))
-    oracle = hf64.Hf64(directory)
-    request = requests.make(oracle, [(9, [400, 60])], requests.LOSSES["vanilla"], masks="none")
-    return directory, request, step.run(oracle, request)
+    spec = dataclasses.replace(models.PARITY["llama"], vocab=97, layers=3, positions=512)
+    return made_setting(tmp_path_factory.mktemp("long"), spec, [(9, [400, 60])], "vanilla")
 
 
 def with_the_least_budget(probe, directory, request, mesh):

@@ -40,20 +40,8 @@ CutLayerKv::CutLayerKv(const CutRollout& cut, const AncestorKv& prefix, const at
 }
 
 AttentionBatch CutLayerKv::Batch() const {
-  AttentionBatch batch;
-  batch.scale = AttentionScale(cut_.context().weights->config);
-  int64_t row = 0;
-  for (const ContextPiece& piece : cut_.pieces()) {
-    AttentionSpan span{row, row + piece.rows(), -1};
-    const int64_t earlier = prefix_rows() + piece.begin;
-    if (earlier > 0) {
-      batch.ancestors.push_back(all_.Rows(0, earlier));
-      span.ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
-    }
-    batch.spans.push_back(span);
-    row = span.end;
-  }
-  return batch;
+  return BatchOfPieces(cut_.context(), cut_.pieces(), prefix_rows(),
+                       [&](const ContextPiece& /*piece*/, int64_t earlier) { return all_.Rows(0, earlier); });
 }
 
 void CutLayerKv::Made(const at::Tensor& k_TKE, const at::Tensor& v_TKE) const {

@@ -24,6 +24,25 @@ at::Tensor EmptyKv(const LayerContext& context, int64_t rows) {
                    context.backend->options(weights.run_dtype));
 }
 
+AttentionBatch BatchOfPieces(const LayerContext& context, const std::vector<ContextPiece>& pieces,
+                             int64_t ancestor_rows,
+                             const std::function<AncestorKv(const ContextPiece& piece, int64_t rows)>& earlier) {
+  AttentionBatch batch;
+  batch.scale = AttentionScale(context.weights->config);
+  int64_t row = 0;
+  for (const ContextPiece& piece : pieces) {
+    AttentionSpan span{row, row + piece.rows(), -1};
+    const int64_t rows = ancestor_rows + piece.begin - piece.prefix_begin;
+    if (rows > 0) {
+      batch.ancestors.push_back(earlier(piece, rows));
+      span.ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
+    }
+    batch.spans.push_back(span);
+    row = span.end;
+  }
+  return batch;
+}
+
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {
   context.parameters->Embedding(UnitUse::kRead);
   return EmbeddingForward(context.vocabulary(), tokens_T, context.weights->at(context.weights->embedding).weight);

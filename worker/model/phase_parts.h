@@ -4,7 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <vector>
 
+#include "common/cost/context_rows.h"
 #include "worker/model/layer.h"
 
 namespace stemma::worker {
@@ -13,6 +16,11 @@ double AttentionScale(const ModelConfig& config);
 // [rows, K, E]: zeros of the accumulate dtype; room for K or V.
 at::Tensor ZeroKv(const LayerContext& context, int64_t rows);
 at::Tensor EmptyKv(const LayerContext& context, int64_t rows);
+// Returns the spans of a rank's pieces, in their order, each behind `earlier` of its rows: the `ancestor_rows` that all
+// attend to, and the earlier ones of its own prefix or suffix. No span has an ancestor of no rows.
+AttentionBatch BatchOfPieces(const LayerContext& context, const std::vector<ContextPiece>& pieces,
+                             int64_t ancestor_rows,
+                             const std::function<AncestorKv(const ContextPiece& piece, int64_t rows)>& earlier);
 // This rank's rows of the tokens' embeddings; adds to the embedding's gradient.
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T);
 void EmbedBackward(const LayerContext& context, const at::Tensor& tokens_T, const at::Tensor& dx_TD);

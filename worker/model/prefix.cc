@@ -19,20 +19,9 @@ namespace {
 // The spans of a block: its pieces of each prefix, behind the K/V of that prefix's earlier rows.
 AttentionBatch BatchOf(const LayerContext& context, HotSet& kv, const PrefixBlockRows& block, int64_t layer,
                        PrefixUse use) {
-  AttentionBatch batch;
-  batch.scale = AttentionScale(context.weights->config);
-  int64_t row = 0;
-  for (const ContextPiece& piece : block.pieces) {
-    AttentionSpan span{row, row + piece.rows(), -1};
-    const int64_t earlier = piece.begin - piece.prefix_begin;
-    if (earlier > 0) {
-      batch.ancestors.push_back(kv.Get(layer, piece.prefix, use).Rows(0, earlier));
-      span.ancestor = static_cast<int64_t>(batch.ancestors.size()) - 1;
-    }
-    batch.spans.push_back(span);
-    row = span.end;
-  }
-  return batch;
+  return BatchOfPieces(context, block.pieces, /*ancestor_rows=*/0, [&](const ContextPiece& piece, int64_t earlier) {
+    return kv.Get(layer, piece.prefix, use).Rows(0, earlier);
+  });
 }
 
 // The store's name of a block's tape in a layer.

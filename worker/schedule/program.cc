@@ -56,7 +56,7 @@ class ClusterExchanges {
 class ClusterOperations {
  public:
   ClusterOperations(const v1::Cluster& cluster, int index, const RankSizes& sizes)
-      : cluster_(cluster), index_(index), sizes_(sizes), waves_(WavesOfRanks(cluster, sizes.cp_ranks)) {}
+      : cluster_(cluster), index_(index), sizes_(sizes), waves_(WavesByRank(cluster, sizes.cp_ranks)) {}
 
   // Lists A: the copy's own prefixes, and what other copies run beyond.
   Program PrefixForward() const {

@@ -1,13 +1,12 @@
 """Rollouts that real workers cut by rows, because none has room for them: the losses, norms, log-probs and weights of one worker."""
 
-import contextlib
 import random
 
 import pytest
 
 import stemma
 from e2e.gang.same_numbers import assert_same_results, assert_same_steps, assert_same_weights
-from e2e.gang.small_groups import STEMMA, VOCAB, make_model
+from e2e.gang.small_groups import VOCAB, make_model, serving
 
 ADAM = stemma.adamw(1e-3)
 AMPLE, TIGHT = "64MB", "28MB"  # of which the second leaves a rank 10 MiB above the state
@@ -25,15 +24,6 @@ def long_groups(seed):
             for i, (prompt, rollouts) in enumerate([(24, (400, 9, 30)), (1, (420, 11)), (12, (5, 7))])]
 
 
-@contextlib.contextmanager
-def serving(model, folder, mesh, budget):
-    config = folder / "run.yaml"
-    config.write_text(f"model: {model}\ndtype: fp64\nthreads: 1\nmemory_budget_bytes: {budget}\nhost_memory_bytes: 16MB\n"
-                      f"mesh: {{{mesh}}}\noffload: off\n")
-    with stemma.LocalServer(model, binary=STEMMA, config=config) as server:
-        yield stemma.Client(server.address)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model") / "model")
@@ -42,8 +32,8 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(model, tmp_path_factory):
     """Clients of one worker with enough memory, and of two without."""
-    with serving(model, tmp_path_factory.mktemp("one"), "dp: 1", AMPLE) as one, \
-            serving(model, tmp_path_factory.mktemp("two"), "cp: 2", TIGHT) as two:
+    with serving(model, tmp_path_factory.mktemp("one"), f"memory_budget_bytes: {AMPLE}", "offload: off") as one, \
+            serving(model, tmp_path_factory.mktemp("two"), f"memory_budget_bytes: {TIGHT}", "offload: off", "mesh: {cp: 2}") as two:
         yield one, two
 
 

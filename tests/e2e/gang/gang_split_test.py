@@ -1,13 +1,11 @@
 """Groups that real workers share, two or the four of two copies with two stages: the losses, norms, log-probs and weights of
 one worker."""
 
-import contextlib
-
 import pytest
 
 import stemma
 from e2e.gang.same_numbers import assert_same_results, assert_same_steps, assert_same_weights
-from e2e.gang.small_groups import STEMMA, groups_of, make_model
+from e2e.gang.small_groups import groups_of, make_model, serving
 
 ADAM = stemma.adamw(1e-3)
 
@@ -16,14 +14,9 @@ ADAM = stemma.adamw(1e-3)
 SIZES = ((24, 9), (12, 2), (17, 1), (1, 3))
 
 
-@contextlib.contextmanager
-def serving(model, folder, mesh, split):
+def splitting(model, folder, mesh, split):
     """A client of the mesh's workers."""
-    config = folder / "run.yaml"
-    config.write_text(f"model: {model}\ndtype: fp64\nthreads: 1\nmemory_budget_bytes: 128MB\nhost_memory_bytes: 16MB\n"
-                      f"mesh: {{{mesh}}}\nsplit_groups: {split}\n")
-    with stemma.LocalServer(model, binary=STEMMA, config=config) as server:
-        yield stemma.Client(server.address)
+    return serving(model, folder, "memory_budget_bytes: 128MB", f"mesh: {{{mesh}}}", f"split_groups: {split}")
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +27,14 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module", params=[("dp: 2", "on"), ("dp: 2", "auto"), ("dp: 2, pp: 2", "on")], ids=str)
 def pair(request, model, tmp_path_factory):
     """Clients of one worker, and of several that split groups."""
-    with serving(model, tmp_path_factory.mktemp("one"), "dp: 1", "off") as one, \
-            serving(model, tmp_path_factory.mktemp("split"), *request.param) as two:
+    with splitting(model, tmp_path_factory.mktemp("one"), "dp: 1", "off") as one, \
+            splitting(model, tmp_path_factory.mktemp("split"), *request.param) as two:
         yield one, two
 
 
 @pytest.mark.parametrize("mesh", ["dp: 2", "dp: 2, pp: 2"])
 def test_the_plan_says_which_copy_has_how_many_rollouts(mesh, model, tmp_path):
-    with serving(model, tmp_path, mesh, "on") as client:
+    with splitting(model, tmp_path, mesh, "on") as client:
         plan = client.plan(groups_of(1, SIZES), stemma.grpo(), ADAM, old="on_policy", schedule="reuse")
     splits = {split["uid"]: split for split in plan["steps"][0]["split_groups"]}
     assert sorted(splits) == ["g0", "g1"], "those with two rollouts or more behind a prefix"

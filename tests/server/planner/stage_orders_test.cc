@@ -185,7 +185,8 @@ TEST(StageOrdersTest, HiddenStatesInFlightAreAPartOfAForwardOnlyPeak) {
   EXPECT_EQ(orders.stages[0].peak_bytes, 10 + 7 + 7) << "the first round, behind two blocks";
   EXPECT_EQ(orders.stages[1].peak_bytes, 0);
   question.clusters[0].prefixes[0].messages = 1;
-  EXPECT_EQ(OrderForwards(question).stages[0].peak_bytes, 20) << "the prefixes themselves; then 10 + 7 + 2";
+  question.clusters[0].prefixes[0].forward_bytes = 1;
+  EXPECT_EQ(OrderForwards(question).stages[0].peak_bytes, 10 + 7 + 2) << "the second round, behind the first";
 }
 
 // What a tight budget takes from the order, a wide one gives back.
