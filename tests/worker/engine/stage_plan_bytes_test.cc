@@ -27,7 +27,7 @@ namespace {
 
 constexpr double kTolerance = 0.03;  // what is promised
 // What a plan may say too much where prefixes are offloaded, run again (S5) or in blocks: of the 535 stages of seeds 1
-// to 8 seven are planned more than 3 % too high, all of them such ones, by 8.4 % at most.
+// to 8 six are planned more than 3 % too high, all of them such ones, by 8.4 % at most.
 constexpr double kTooMuch = 0.1;
 constexpr double kSmallestBytes = 1e5;  // below it the rounding of some 70 tensors to 64 bytes may be more
 constexpr int kCases = 30;
