@@ -22,7 +22,8 @@ BesideLayer RegatherBeside(const ByteShape& shape, int64_t rows, int64_t part) {
           .backward = all + rows * row.gradient + (layers > 2 ? coming : 0) + leaving,
           .forward_last = all,
           .backward_last = all + rows * row.gradient + (layers > 1 ? coming : 0),
-          .backward_apart = (layers > 1 ? coming : 0) + leaving};
+          .backward_apart = (layers > 1 ? coming : 0) + leaving,
+          .gradients = rows * row.gradient};
 }
 
 // The prefixes of a cluster in Phases A and C, on the rank that has most of their rows.

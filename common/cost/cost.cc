@@ -110,18 +110,15 @@ Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64
 }
 
 double CausalScoreBlocks(int64_t rows) {
-  // So many query blocks in a row see the same number of key blocks.
-  const int64_t step = AttentionQueryBlock(rows, /*causal=*/true), steps = kAttentionKeyBlock / step;
-  const int64_t whole = rows / step, keys = whole / steps;
-  int64_t blocks = steps * keys * (keys + 1) / 2 + (whole - steps * keys) * (keys + 1);
-  if (rows % step > 0) blocks += DivideUp(rows, kAttentionKeyBlock);
-  return static_cast<double>(blocks);
+  if (rows == 0) return 0;
+  static_assert(kAttentionQueryBlock == kAttentionKeyBlock);
+  constexpr double kAround = 1;
+  const int64_t whole = rows / kAttentionQueryBlock, rest = rows % kAttentionQueryBlock;
+  return kAround + static_cast<double>(whole * (whole + 1) / 2) + AncestorScoreBlocks(rest, rows);
 }
 
 double AncestorScoreBlocks(int64_t rows, int64_t keys) {
-  const int64_t key_blocks = DivideUp(keys, kAttentionKeyBlock);
-  return static_cast<double>(rows) / static_cast<double>(AttentionQueryBlock(rows, /*causal=*/false)) *
-         static_cast<double>(key_blocks);
+  return static_cast<double>(rows) / kAttentionQueryBlock * static_cast<double>(keys) / kAttentionKeyBlock;
 }
 
 void PhaseBytes::RaiseTo(const PhaseBytes& moment) {

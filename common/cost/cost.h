@@ -133,6 +133,7 @@ struct BesideLayer {
   int64_t forward = 0, backward = 0;            // of the layers below the last
   int64_t forward_last = 0, backward_last = 0;  // of the last one, after which, and before which, nothing travels
   int64_t backward_apart = 0;                   // when rows that are apart in the last one run backward, after it
+  int64_t gradients = 0;  // of all rows, counted in both backwards: only a wave that attends to the prefixes makes them
   bool operator==(const BesideLayer&) const = default;
 };
 // Returns 0 where each rank holds them all.
@@ -167,8 +168,10 @@ int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix);
 Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix);
 Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy);
 
-// Blocks of scores that one head's attention works through in one layer, on CPU: the rows of a span over themselves,
-// and rows over `keys` earlier ones; spans of one call share the latter, so that parts of a block add up.
+// Blocks of scores that one head's attention works through in one layer, on CPU: the rows of a span over themselves, and
+// rows over `keys` earlier ones. What a block costs beside its products grows with its scores, so that a part of a block
+// counts as that part; on the diagonal the scores that nobody sees count too. What is done around a span's call, buffers
+// and copies, counts as a block.
 double CausalScoreBlocks(int64_t rows);
 double AncestorScoreBlocks(int64_t rows, int64_t keys);
 

@@ -31,29 +31,29 @@ int64_t UpcastQueries(const TensorBytes& t, int64_t tensors) {
   return Upcasts(s) ? t.rows * s.accumulate_bytes * tensors * s.config.q_size() : 0;
 }
 
-// Scratch of one attention call for each thread: blocks of scores, as many blocks of widened keys or values, and
-// `row_elements` of each query.
-int64_t Scratch(const ByteShape& s, int64_t queries, int64_t keys, bool causal, int64_t blocks, int64_t row_elements) {
-  const int64_t block_keys = std::min(kAttentionKeyBlock, keys);
-  const int64_t scores = std::min(AttentionQueryBlock(queries, causal), queries) * block_keys;
-  const int64_t widened = Upcasts(s) ? block_keys * s.config.head_size : 0;
-  return s.threads * s.accumulate_bytes * (blocks * (scores + widened) + row_elements * queries);
+enum class Direction { kForward, kBackward };
+
+// Blocks of one attention call, for each thread.
+int64_t Scratch(const ByteShape& s, int64_t queries, int64_t keys, Direction direction) {
+  const AttentionBlocks blocks(queries, keys, s.config.head_size);
+  const int64_t elements = direction == Direction::kForward ? blocks.forward() : blocks.backward();
+  return s.threads * s.accumulate_bytes * elements;
 }
 
 // What the calls of one run's attention hold beside their operands: `kept` of each row of what its ancestor gives, then
 // what each span gives, `own` of its rows; or, where spans are padded for one call, `padded` of each row of those, the
-// padded operands included. Each call has scratch of so many blocks and so many elements of a query.
+// padded operands included. Each call has its direction's scratch.
 struct AttentionCalls {
-  int64_t kept, own, padded, blocks, row_elements;
+  int64_t kept, own, padded;
+  Direction direction;
 };
 
 int64_t RunBytes(const ByteShape& s, const LayerRun& run, const AttentionCalls& calls) {
   const int64_t n = run.longest_rows;
   const int64_t given = run.padded_spans > 1 ? run.padded_spans * n * calls.padded : n * calls.own;
-  const int64_t own = given + Scratch(s, n, n, /*causal=*/true, calls.blocks, calls.row_elements);
+  const int64_t own = given + Scratch(s, n, n, calls.direction);
   if (run.ancestor_rows == 0) return own;
-  const int64_t ancestor = Scratch(s, run.rows, run.ancestor_rows, /*causal=*/false, calls.blocks, calls.row_elements);
-  return run.rows * calls.kept + std::max(own, ancestor);
+  return run.rows * calls.kept + std::max(own, Scratch(s, run.rows, run.ancestor_rows, calls.direction));
 }
 
 // One run after the other.
@@ -69,17 +69,16 @@ int64_t PaddedKv(const ByteShape& s) { return s.run_bytes * 2 * s.config.kv_size
 // Outputs and log-sum-exps. Padded: q, k, v.
 int64_t AttentionForwardBytes(const ByteShape& s, const LayerRuns& runs) {
   const int64_t q = s.accumulate_bytes * s.config.q_size(), part = q + s.accumulate_bytes * s.config.num_heads;
-  return AttentionBytes(s, runs,
-                        {.kept = part, .own = part, .padded = part + q + PaddedKv(s), .blocks = 1, .row_elements = 0});
+  return AttentionBytes(
+      s, runs, {.kept = part, .own = part, .padded = part + q + PaddedKv(s), .direction = Direction::kForward});
 }
 
-// dq of either; dk and dv of a span; scratch holds the scores' gradients too, and a delta of each query. Padded: q, k,
-// v, the output, its gradient and its log-sum-exps.
+// dq of either; dk and dv of a span. Padded: q, k, v, the output, its gradient and its log-sum-exps.
 int64_t AttentionBackwardBytes(const ByteShape& s, const LayerRuns& runs) {
   const int64_t dq = s.accumulate_bytes * s.config.q_size(), dkv = s.accumulate_bytes * 2 * s.config.kv_size();
   const int64_t operands = 3 * dq + PaddedKv(s) + s.accumulate_bytes * s.config.num_heads;
-  return AttentionBytes(s, runs,
-                        {.kept = dq, .own = dq + dkv, .padded = dq + dkv + operands, .blocks = 2, .row_elements = 1});
+  return AttentionBytes(
+      s, runs, {.kept = dq, .own = dq + dkv, .padded = dq + dkv + operands, .direction = Direction::kBackward});
 }
 
 // A layer's backward, part by part. Sums name what is there beside what the step itself makes. Of several ranks each

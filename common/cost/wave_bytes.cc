@@ -36,12 +36,28 @@ int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
   return LogitsBytes(s, rows) + std::max(upcast * s.accumulate_bytes, numbers);
 }
 
+// Trajectories in full have no prefix elsewhere: a wave of nothing else takes part in gathering, and adds nothing.
+BesideLayer BesideOf(const WaveShape& wave, BesideLayer beside) {
+  const bool attends =
+      wave.runs.empty() || wave.cut_rows > 0 ||
+      std::any_of(wave.runs.begin(), wave.runs.end(), [](const WaveRun& run) { return run.ancestor_rows > 0; });
+  if (!attends) {
+    beside.backward -= beside.gradients;
+    beside.backward_last -= beside.gradients;
+  }
+  return beside;
+}
+
 // A wave's layers: all rows in those below the last; there dense trajectories' rows before the last prompt token apart,
 // and after it the head. On a pipeline stage that is not the last one, all rows in all layers.
 class Wave {
  public:
   Wave(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside)
-      : s_(shape), w_(wave), beside_layer_(beside), layers_(shape.config.num_layers), all_(shape, wave.rows) {
+      : s_(shape),
+        w_(wave),
+        beside_layer_(BesideOf(wave, beside)),
+        layers_(shape.config.num_layers),
+        all_(shape, wave.rows) {
     if (wave.kv_only_rows == 0 || !shape.last_stage) return;
     apart_.emplace(shape, wave.kv_only_rows);
     beside_.emplace(shape, wave.rows - wave.kv_only_rows);

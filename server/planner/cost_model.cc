@@ -17,7 +17,7 @@ namespace stemma::server {
 namespace {
 
 // A block of scores in backward, in those of forward: five small products for two, by the ops' own seconds.
-constexpr double kBackwardScoreBlock = 1.5;
+constexpr double kBackwardScoreBlock = 2.4;
 
 void AddForward(const FlopParts& parts, Work& work) {
   work[kLinear] += parts.linear;

@@ -36,9 +36,9 @@ Rates CpuRates(RunDtype dtype, int64_t threads) {
   const double factor = (dtype == RunDtype::kFp32 ? 1.0 : 2.0) / static_cast<double>(std::max<int64_t>(1, threads));
   rates[kLinear] = factor / 150e9;
   rates[kHead] = factor / 200e9;
-  rates[kAttentionForward] = factor / 125e9;
-  rates[kAttentionBackward] = factor / 95e9;
-  rates[kScoreBlock] = factor * 10e-6;
+  rates[kAttentionForward] = factor / 150e9;
+  rates[kAttentionBackward] = factor / 145e9;
+  rates[kScoreBlock] = factor * 15e-6;
   rates[kElement] = factor * 0.18e-9;
   rates[kMerge] = factor * 1.2e-9;
   rates[kWave] = 0.4e-9;

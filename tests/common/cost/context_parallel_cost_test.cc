@@ -207,6 +207,7 @@ TEST(ContextParallelCostTest, PhasesHaveWhatTravels) {
       EXPECT_EQ(beside.forward_last, rows * kv);
       EXPECT_EQ(beside.backward, rows * (kv + gradient) + (layers > 2 ? coming : 0) + (2 * cp + 1) * all * gradient);
       EXPECT_EQ(beside.backward_last, rows * (kv + gradient) + (layers > 1 ? coming : 0));
+      EXPECT_EQ(beside.gradients, rows * gradient);
       EXPECT_GE(backward.working_set, layers > 1 ? rows * (kv + gradient) : 0);
     } else {
       EXPECT_EQ(beside, BesideLayer{});
@@ -236,6 +237,22 @@ TEST(ContextParallelCostTest, AWaveHasWhatIsBesideItsLayers) {
     EXPECT_EQ(peak({}), WaveBytes(shape, wave).peak());
     EXPECT_EQ(forward_peak({.backward = kMuch, .backward_last = kMuch}), ForwardWaveBytes(shape, wave));
   }
+}
+
+// Trajectories in full add nothing to gK/gV: their waves have none of all rows, and whoever attends has.
+TEST(ContextParallelCostTest, AWaveThatAttendsToNoPrefixMakesNoGradientsOfIt) {
+  constexpr int64_t kMuch = int64_t{1} << 30, kGradients = 1000;
+  const ByteShape shape = Draw(3).shape;
+  const BesideLayer all = {.backward = kMuch, .backward_last = kMuch};
+  BesideLayer with_gradients = all;
+  with_gradients.gradients = kGradients;
+  const auto not_made = [&](const decltype(WaveShape::runs)& runs) {
+    const WaveShape wave = {.rows = 100, .runs = runs, .policy = v1::S0};
+    return WaveBytes(shape, wave, all).peak() - WaveBytes(shape, wave, with_gradients).peak();
+  };
+  EXPECT_EQ(not_made({{100, 50, 0, 0}}), kGradients);
+  EXPECT_EQ(not_made({{100, 50, 40, 0}}), 0);
+  EXPECT_EQ(not_made({{50, 50, 0, 0}, {50, 50, 40, 0}}), 0);
 }
 
 TEST(ContextParallelCostTest, OneRankIsAsWithoutContextParallelism) {

@@ -29,9 +29,9 @@ inline Rates BenchRates() {
   Rates rates = DefaultRates(RunDtype::kFp32, 2, "cpu");
   rates[server::kLinear] = 5.3e-12;
   rates[server::kHead] = 4e-12;
-  rates[server::kAttentionForward] = 7e-12;
-  rates[server::kAttentionBackward] = 9e-12;
-  rates[server::kScoreBlock] = 8.5e-6;
+  rates[server::kAttentionForward] = 5.3e-12;
+  rates[server::kAttentionBackward] = 5.5e-12;
+  rates[server::kScoreBlock] = 12e-6;
   rates[server::kElement] = 0.15e-9;
   rates[server::kMerge] = 1e-9;
   rates[server::kWave] = 0.7e-9;

@@ -151,14 +151,14 @@ TEST(MemoryChoiceTest, AWavesBlocksOfScoresAreThoseOfItsLongest) {
     EXPECT_EQ(answer.choice->suffix.peak(), SuffixBytes(options.shape, prefix, wave).peak());
     EXPECT_GT(answer.choice->suffix.peak(), SuffixBytes(options.shape, prefix, of_another).peak()) << "control";
   };
-  const MemberShape small = {.rows = 200, .prefix_rows = 100}, large = {.rows = 200, .prefix_rows = 400, .prefix = 1};
+  const MemberShape small = {.rows = 40, .prefix_rows = 20}, large = {.rows = 40, .prefix_rows = 400, .prefix = 1};
   const MemberShape brief = {.rows = 20, .dense = true}, lengthy = {.rows = 300, .dense = true};
   for (const bool swapped : {false, true}) {
     const auto both = [&](const MemberShape& a, const MemberShape& b) {
       return swapped ? std::vector{b, a} : std::vector{a, b};
     };
-    expect({.prefix_rows = {100, 400}, .members = both(small, large)}, {.rows = 400, .runs = {{200, 200, 400, 0}}},
-           {.rows = 400, .runs = {{200, 200, 100, 0}}});
+    expect({.prefix_rows = {20, 400}, .members = both(small, large)}, {.rows = 80, .runs = {{40, 40, 400, 0}}},
+           {.rows = 80, .runs = {{40, 40, 20, 0}}});
     expect({.prefix_rows = {}, .members = both(brief, lengthy)}, {.rows = 320, .runs = {{300, 300, 0, 0}}},
            {.rows = 320, .runs = {{20, 20, 0, 0}}});
   }

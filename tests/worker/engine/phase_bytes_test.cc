@@ -120,7 +120,7 @@ class PhaseBytesTest : public ::testing::TestWithParam<Setting> {};
 // beside a phase, and of what the phase is predicted to send so much may be gone.
 struct InTransit {
   int64_t sent = 0, held = 0;
-  int64_t scratch = 0;  // of the library's products in bf16, which a whole model's bytes hide and a stage's do not
+  int64_t scratch = 0;  // of the library's products in bf16
 };
 
 InTransit InTransitOf(const Setting& s, int64_t prefix_rows, int64_t wave_rows) {
@@ -128,7 +128,7 @@ InTransit InTransitOf(const Setting& s, int64_t prefix_rows, int64_t wave_rows) 
   InTransit transit;
   const int64_t rows = prefix_rows + wave_rows;
   if (!shape.last_stage) transit.sent = RowsBetweenStagesBytes(shape, rows);
-  if (s.pp > 1 && s.dtype == "bf16") {
+  if (s.dtype == "bf16") {
     const int64_t block = s.block_rows > 0 ? s.block_rows : rows;
     for (const int64_t of_product : {prefix_rows, wave_rows, block, prefix_rows % block}) {
       if (of_product > 0) transit.scratch = std::max(transit.scratch, ProductScratch(shape.config, of_product));

@@ -61,7 +61,7 @@ AttentionKernel::Output CpuAttention::Forward(const at::Tensor& q, const at::Ten
   const kernels::AttentionSize size = SizeOf(q, k, v, causal, scale);
   Output output{at::empty(q.sizes(), q.options()), at::empty(q.sizes().slice(0, 4), q.options())};
   DispatchTypes(q.scalar_type(), k.scalar_type(), [&]<typename T, typename Kv>() {
-    const at::Tensor scratch = at::empty({kernels::AttentionForwardScratch<T, Kv>(size)}, q.options());
+    const at::Tensor scratch = at::empty({kernels::AttentionForwardScratch(size)}, q.options());
     kernels::AttentionForward<T, Kv>({.size = size,
                                       .q = QueryRows<const T>(q),
                                       .k = KeyRows<const Kv>(k),
@@ -84,7 +84,7 @@ at::Tensor CpuAttention::Backward(const at::Tensor& dout, const at::Tensor& q, c
   CHECK(sums.dv.sizes() == v.sizes() && sums.dv.scalar_type() == q.scalar_type()) << sums.dv.sizes();
   const at::Tensor dq = at::empty(q.sizes(), q.options());
   DispatchTypes(q.scalar_type(), k.scalar_type(), [&]<typename T, typename Kv>() {
-    const at::Tensor scratch = at::empty({kernels::AttentionBackwardScratch<T, Kv>(size)}, q.options());
+    const at::Tensor scratch = at::empty({kernels::AttentionBackwardScratch(size)}, q.options());
     kernels::AttentionBackward<T, Kv>({.size = size,
                                        .dout = QueryRows<const T>(dout),
                                        .q = QueryRows<const T>(q),

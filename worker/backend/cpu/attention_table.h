@@ -1,45 +1,66 @@
 // The loops over a block of scores of one instruction set, as a table of functions; private to worker/backend/cpu. Each
 // is free of threads and of LibTorch.
+//
+// Scores lie transposed, [keys][queries]: one vector holds queries, so that maxima and sums of a query's scores need no
+// sum over lanes, and every product reads scores as they lie. Other operands are packed first, in panels as wide as the
+// instruction set likes; AttentionPanelRows and -Columns (common/cost/kernel_blocks.h) bound what they take.
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "worker/backend/cpu/rowwise.h"
 
 namespace stemma::worker::kernels {
 
-// A block of scores q·k, rows by columns, adjacent rows. Row r sees its first `first_visible + r` columns where the
-// block is on the diagonal, all of them elsewhere.
+// A block of scores. Query r sees the first `first_visible + r` keys where the block is on the diagonal, all of them
+// elsewhere. Where no query of a vector sees a key, scores are not written and not read.
 template <typename T>
 struct ScoreBlock {
-  T* scores;
-  int64_t rows, columns;
+  T* scores;  // [keys][stride]; query r of key c at scores[c * stride + r]
+  int64_t queries, keys, stride;
   bool diagonal;
   int64_t first_visible;
   T scale;
 };
 
-// A row's running maximum of the scores so far, and Σ e^(scale (score - max)).
+// Rows of head_size elements, `row` elements apart; keys and values may be held in another type.
 template <typename T>
-struct RowSoftmax {
-  T max, sum;
+struct StridedRows {
+  T* data;
+  int64_t row;
 };
 
 template <typename T>
 struct AttentionLoopsOf {
-  // scores become e^(scale (score - max)), 0 where not visible; rows of `out` are rescaled to the new maximum, unless
-  // the block is the row's first.
-  void (*softmax)(const ScoreBlock<T>& block, bool first, RowSoftmax<T>* softmax, T* out, int64_t out_row,
-                  int64_t head_size);
+  // Packs `count` rows as the right-hand operand of a sum over rows.
+  void (*pack)(StridedRows<const T> rows, int64_t count, int64_t head_size, T* packed);
+  void (*pack_bf16)(StridedRows<const Bf16> rows, int64_t count, int64_t head_size, T* packed);
+  // Packs `count` rows as the right-hand operand of a sum over the head's elements.
+  void (*pack_transposed)(StridedRows<const T> rows, int64_t count, int64_t head_size, T* packed);
+
+  // scores[c][r] = Σ_e key_c[e] query_r[e]; keys packed, queries packed transposed.
+  void (*scores)(const ScoreBlock<T>& block, const T* keys, const T* queries, int64_t head_size);
+  // out_r (+)= Σ_c scores[c][r] x_c; x packed.
+  void (*sum_over_keys)(const ScoreBlock<T>& block, const T* x, int64_t head_size, bool add, StridedRows<T> out);
+  // out_c += Σ_r scores[c][r] x_r; x packed.
+  void (*sum_over_queries)(const ScoreBlock<T>& block, const T* x, int64_t head_size, StridedRows<T> out);
+
+  // scores become e^(scale (score - max)), 0 where not visible. `max` and `sum`, of the queries' scores so far, are
+  // brought up to date, and rows of `out` rescaled to the new maximum, unless the block is the queries' first.
+  void (*softmax)(const ScoreBlock<T>& block, bool first, T* max, T* sum, int64_t head_size, StridedRows<T> out);
   // out /= sum; lse = scale · max + log sum.
-  void (*normalize)(const RowSoftmax<T>* softmax, T scale, int64_t rows, int64_t head_size, T* out, int64_t out_row,
-                    T* lse, int64_t lse_row);
-  // scores become p = e^(scale · score - lse); dp, holding dO·v, becomes scale · p (dp - delta); 0 where not visible.
-  void (*backward)(const ScoreBlock<T>& block, const T* lse, int64_t lse_row, const T* delta, T* dp);
+  void (*normalize)(const T* max, const T* sum, T scale, int64_t rows, int64_t head_size, StridedRows<T> out, T* lse,
+                    int64_t lse_row);
+  // scores become p = e^(scale · score - lse); dp, the block's dO·v as scores lie, becomes scale · p (dp - delta); both
+  // 0 where not visible.
+  void (*backward)(const ScoreBlock<T>& block, const T* lse, const T* delta, T* dp);
   // delta_r = Σ dout out.
-  void (*delta)(const T* dout, int64_t dout_row, const T* out, int64_t out_row, int64_t rows, int64_t head_size,
-                T* delta);
+  void (*delta)(StridedRows<const T> dout, StridedRows<const T> out, int64_t rows, int64_t head_size, T* delta);
 };
 
 struct AttentionLoops {
+  const char* name;
   AttentionLoopsOf<float> f32;
   AttentionLoopsOf<double> f64;
 };
@@ -55,5 +76,8 @@ namespace isa_v4 {
 extern const AttentionLoops kAttentionLoops;
 }
 #endif
+
+// One for each of SupportedTables(), in their order; never empty.
+std::vector<const AttentionLoops*> SupportedAttentionLoops();
 
 }  // namespace stemma::worker::kernels
