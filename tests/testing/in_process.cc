@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <random>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -58,6 +59,22 @@ EngineParts PartsOf(const InProcessOptions& options, MeshRanks ranks, std::uniqu
   if (options.make_tensor_parallel) parts.tensor_parallel = options.make_tensor_parallel(*parts.ranks.tp);
   parts.bucket_elements = options.bucket_elements;
   return parts;
+}
+
+// Makes a cluster of each group, in the order of the groups and rollouts, so that the order of sums is not the plan's.
+// Waves that are cut by rows stay first.
+void MakeClusterPerGroup(v1::StepPlan& step) {
+  SplitClusters(step, [](uint32_t group) { return group; });
+  const auto place = [](const v1::Wave& wave) {
+    return std::tuple(!wave.cut_rows(), wave.members(0).group(), wave.members(0).rollout());
+  };
+  for (v1::Cluster& cluster : *step.mutable_clusters()) {
+    std::stable_sort(cluster.mutable_waves()->begin(), cluster.mutable_waves()->end(),
+                     [&](const v1::Wave& a, const v1::Wave& b) { return place(a) < place(b); });
+  }
+  const auto group_of = [](const v1::Cluster& cluster) { return cluster.waves(0).members(0).group(); };
+  std::stable_sort(step.mutable_clusters()->begin(), step.mutable_clusters()->end(),
+                   [&](const v1::Cluster& a, const v1::Cluster& b) { return group_of(a) < group_of(b); });
 }
 
 }  // namespace
@@ -145,7 +162,7 @@ void InProcess::EditPlan(const TrainingRequest& request) {
   // Edits are made as if parameters were whole; in the end all copies share their sweeps.
   for (v1::StepPlan& step : *plan_.plan.mutable_steps()) {
     if (sharded()) ClearSweeps(step);
-    if (options_.cluster_per_group) SplitClusters(step, [](uint32_t group) { return group; });
+    if (options_.cluster_per_group) MakeClusterPerGroup(step);
   }
   v1::StepPlan* const pass = plan_.plan.has_log_prob_pass() ? plan_.plan.mutable_log_prob_pass() : nullptr;
   if (pass != nullptr && sharded()) ClearSweeps(*pass);

@@ -35,7 +35,7 @@ def budget():
     with Cluster(fake=True, config=least, flags=("--dtype", "fp64")) as unbounded:
         small, large = plan(Request()), plan(too_large())
     assert small.peak_bytes < large.peak_bytes
-    left = (small.peak_bytes + large.peak_bytes) // 2
+    left = (3 * small.peak_bytes + large.peak_bytes) // 4
     return left, small.state.device + left
 
 
