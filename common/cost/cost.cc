@@ -114,7 +114,8 @@ double CausalScoreBlocks(int64_t rows) {
   static_assert(kAttentionQueryBlock == kAttentionKeyBlock);
   constexpr double kAround = 1;
   const int64_t whole = rows / kAttentionQueryBlock, rest = rows % kAttentionQueryBlock;
-  return kAround + static_cast<double>(whole * (whole + 1) / 2) + AncestorScoreBlocks(rest, rows);
+  const int64_t whole_blocks = whole * (whole + 1) / 2;
+  return kAround + static_cast<double>(whole_blocks) + AncestorScoreBlocks(rest, rows);
 }
 
 double AncestorScoreBlocks(int64_t rows, int64_t keys) {

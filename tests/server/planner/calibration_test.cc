@@ -162,8 +162,9 @@ TEST(CalibrationTest, AKeyHoldsWhatRatesDependOn) {
 // Recorded on a real machine (tests/bench/record_phases.py): each shape is computed in several ways.
 
 constexpr double kTotalBound = 0.10;
-// Waves with fewer rows than this have a bound of their own: one more wave takes 57 ms where it has 48 rows, 51 ms where
-// it has 32, and 22 ms where it has 128, and the model has one number for all. The worst is predicted 10.4 % too short.
+// Waves with fewer rows than this have a bound of their own: one more wave takes 57 ms where it has 48 rows, 51 ms
+// where it has 32, and 22 ms where it has 128, and the model has one number for all. The worst is predicted 10.4 % too
+// short.
 constexpr int64_t kFewRows = 64;
 constexpr double kTotalBoundOfFewRows = 0.12;
 // A phase of more than kLargePhase of its step: it is shorter than its step, and others on the machine, whom the least
