@@ -168,10 +168,10 @@ int64_t HostTapeBytes(const ByteShape& shape, const PrefixShape& prefix);
 Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix);
 Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy);
 
-// Blocks of scores that one head's attention works through in one layer, on CPU: the rows of a span over themselves, and
-// rows over `keys` earlier ones. What a block costs beside its products grows with its scores, so that a part of a block
-// counts as that part; on the diagonal the scores that nobody sees count too. What is done around a span's call, buffers
-// and copies, counts as a block.
+// Blocks of scores that one head's attention works through in one layer, on CPU: the rows of a span over themselves,
+// and rows over `keys` earlier ones. What a block costs beside its products grows with its scores, so that a part of a
+// block counts as that part; on the diagonal the scores that nobody sees count too. What is done around a span's call,
+// buffers and copies, counts as a block.
 double CausalScoreBlocks(int64_t rows);
 double AncestorScoreBlocks(int64_t rows, int64_t keys);
 
