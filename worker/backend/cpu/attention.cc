@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "common/base/round_up.h"
 #include "common/cost/kernel_blocks.h"
 #include "worker/backend/cpu/attention_table.h"
 #include "worker/backend/cpu/rowwise_table.h"
@@ -212,7 +213,7 @@ int64_t AttentionBackwardScratch(const AttentionSize& size) {
 template <typename T, typename Kv>
 void AttentionForward(const AttentionForwardArgs<T, Kv>& args) {
   const AttentionSize& size = args.size;
-  const int64_t blocks = (size.queries + kQueryBlock - 1) / kQueryBlock;
+  const int64_t blocks = DivideUp(size.queries, kQueryBlock);
   at::parallel_for(0, size.batch * size.num_kv_heads * size.group * blocks, 1, [&](int64_t begin, int64_t end) {
     T* scratch = args.scratch + at::get_thread_num() * BlocksOf(size).forward();
     for (int64_t task = begin; task < end; ++task) {

@@ -10,6 +10,10 @@
 namespace stemma::worker::kernels::STEMMA_ISA {
 namespace {
 
+static_assert(kAttentionPanel % kPanel<float> == 0 && kAttentionPanel % kPanel<double> == 0,
+              "scratch is counted in panels of kAttentionPanel elements");
+static_assert(kAttentionQueryBlock % kAttentionPanel == 0, "whole vectors of queries end within their block");
+
 inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 

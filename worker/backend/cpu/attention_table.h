@@ -3,7 +3,8 @@
 //
 // Scores lie transposed, [keys][queries]: one vector holds queries, so that maxima and sums of a query's scores need no
 // sum over lanes, and every product reads scores as they lie. Other operands are packed first, in panels as wide as the
-// instruction set likes; AttentionPanelRows and -Columns (common/cost/kernel_blocks.h) bound what they take.
+// instruction set likes, at most kAttentionPanel elements (common/cost/kernel_blocks.h, which says what all of it
+// takes).
 #pragma once
 
 #include <cstdint>
