@@ -309,6 +309,12 @@ FlopParts ClusterWorkSums::Rounding(const WavePasses& waves) const {
   return parts;
 }
 
+// Counts one block more for what is done around each wave's call over its prefixes, as around a span's.
+double ClusterWorkSums::ScoreBlocks(const WavePasses& waves, const Members& members) const {
+  if (members.merged_rows == 0) return members.score_blocks;
+  return members.score_blocks + static_cast<double>(waves.waves) * HeadLayers(shape_.config, shape_.config.num_layers);
+}
+
 Work ClusterWorkSums::SuffixForward(const WavePasses& waves, bool entropy, const Members& members) const {
   const ModelConfig& c = shape_.config;
   Work work;
@@ -316,7 +322,7 @@ Work ClusterWorkSums::SuffixForward(const WavePasses& waves, bool entropy, const
   AddForward(Rounding(waves), work);
   work[kElement] = members.elements;
   work[kMerge] = members.merged_rows * AllLayers(c) * static_cast<double>(c.q_size());
-  work[kScoreBlock] = members.score_blocks;
+  work[kScoreBlock] = ScoreBlocks(waves, members);
   work[kWave] = static_cast<double>(waves.waves) * wave_weights_ +
                 static_cast<double>(waves.head_chunks - waves.waves) * OfLastStage(shape_, Block::kHead) +
                 static_cast<double>(waves.kv_only_products) * OfLastStage(shape_, Block::kKeyValue);
@@ -340,7 +346,7 @@ Work ClusterWorkSums::Suffix(v1::TapePolicy policy, const WavePasses& waves, siz
   const BlockCost recomputed = LayerRecomputedCost(c, policy, shape_.tp);
   work[kLinear] += 2 * recomputed.weights * AllLayers(c) * static_cast<double>(waves.layer_padding);
   work[kElement] += 2 * members.elements + members.recomputed.rows * AllLayers(c) * recomputed.elements;
-  work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * members.score_blocks;
+  work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * ScoreBlocks(waves, members);
   work[kWaveBackward] = work[kWave];
   const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
   const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;

@@ -175,6 +175,7 @@ class ClusterWorkSums {
   OwnRows AllRows(const PrefixShape& prefix) const;
   OwnRows SharedRows(const PrefixShape& prefix) const;
   FlopParts Rounding(const WavePasses& waves) const;
+  double ScoreBlocks(const WavePasses& waves, const Members& members) const;
   Work SuffixForward(const WavePasses& waves, bool entropy, const Members& members) const;
 
   const ByteShape& shape_;

@@ -89,9 +89,8 @@ def test_the_order_of_the_stages_does_not_change_a_bit(mesh, setting, probe):
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_policies_of_one_mesh_have_the_same_bits(mesh, setting, probe):
     # A policy changes the seconds by which groups are placed, and waves and clusters cut for stages, so all of it is
-    # given: a wave has one suffix.
-    assert_policies_have_the_same_bits(probe, setting, mesh, stage_seed=7, placement_seed=4, context_seed=6, waves=1,
-                                       clusters="per_group")
+    # given: a wave has all suffixes of its group.
+    assert_policies_have_the_same_bits(probe, setting, mesh, stage_seed=7, placement_seed=4, waves=64, clusters="per_group")
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -162,11 +162,6 @@ TEST(CalibrationTest, AKeyHoldsWhatRatesDependOn) {
 // Recorded on a real machine (tests/bench/record_phases.py): each shape is computed in several ways.
 
 constexpr double kTotalBound = 0.10;
-// Waves with fewer rows than this have a bound of their own: one more wave takes 57 ms where it has 48 rows, 51 ms
-// where it has 32, and 22 ms where it has 128, and the model has one number for all. The worst is predicted 10.4 % too
-// short.
-constexpr int64_t kFewRows = 64;
-constexpr double kTotalBoundOfFewRows = 0.12;
 // A phase of more than kLargePhase of its step: it is shorter than its step, and others on the machine, whom the least
 // of a few runs does not get rid of, slow it by as much. What is smaller hardly moves a choice.
 constexpr double kPhaseBound = 0.20, kLargePhase = 0.15;
@@ -174,9 +169,7 @@ constexpr double kChoiceBound = 1.03;
 
 struct Recorded {
   std::string shape, name;
-  int64_t wave_rows = 0;
   CalibrationSample sample;
-  double bound() const { return wave_rows < kFewRows ? kTotalBoundOfFewRows : kTotalBound; }
 };
 
 v1::TapePolicy PolicyOf(const nlohmann::json& name) {
@@ -188,7 +181,7 @@ v1::TapePolicy PolicyOf(const nlohmann::json& name) {
 Recorded RecordedOf(const nlohmann::json& line) {
   int64_t prompt, rows, count;
   char slash;
-  Recorded r = {.shape = line.at("shape"), .name = line.dump(), .wave_rows = 0, .sample = {}};
+  Recorded r = {.shape = line.at("shape"), .name = line.dump(), .sample = {}};
   std::istringstream(r.shape) >> prompt >> slash >> rows >> slash >> count;
   ByteShape shape;
   shape.config = BenchModel();
@@ -202,7 +195,6 @@ Recorded RecordedOf(const nlohmann::json& line) {
   }
   r.sample.work = ClusterWork(shape, OneGroup(prompt - 1, rows, count, reuse), prefix,
                               PolicyOf(line.at("suffix_policy")), line.at("waves").get<int64_t>());
-  r.wave_rows = rows * count / line.at("waves").get<int64_t>();
   r.sample.seconds = {line.at("prefix_forward"), line.at("suffix"), line.at("prefix_backward")};
   return r;
 }
@@ -276,7 +268,7 @@ TEST(RecordedPhasesTest, ShapesThatWereNotSeenArePredictedWithinTenPercent) {
   ASSERT_GE(recorded.size(), 30u);
   for (const HeldOut& held_out : HoldOutEach(recorded)) {
     for (const Recorded& way : held_out.ways) {
-      EXPECT_NEAR(RelativeError(way.sample, held_out.rates), 0, way.bound()) << way.name;
+      EXPECT_NEAR(RelativeError(way.sample, held_out.rates), 0, kTotalBound) << way.name;
       EXPECT_LE(PhaseError(way.sample, held_out.rates), kPhaseBound) << way.name;
     }
   }
