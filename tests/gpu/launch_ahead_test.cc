@@ -62,8 +62,8 @@ TEST_F(LaunchAheadTest, QueuingAPhaseTakesTheHostLessThanTheDeviceTakesToRunIt) 
   backend.make_clock = [] { return std::unique_ptr<DeviceClock>(std::make_unique<NotingClock>(device_clock())); };
   const auto steps =
       MakeSteps(model, {.dtype = "bf16", .wave_suffixes = 32, .head_chunk_rows = 8192}, std::move(backend));
-  // Few layers with many rows: some ten milliseconds of the device for each phase.
-  const GroupOf size = OnGpu() ? GroupOf{4000, 1000, 64} : GroupOf{40, 10, 64};
+  // Few layers with many rows: for each phase the device takes many times as long as launches do.
+  const GroupOf size = OnGpu() ? GroupOf{12000, 4000, 64} : GroupOf{40, 10, 64};
   const TrainingRequest request = SyntheticRequest(
       {size.prompt}, std::vector<int64_t>(static_cast<size_t>(size.rollouts), size.response), kModel.vocab);
   for (int warm_up = 0; warm_up < 3; ++warm_up) RunStep(*steps, request);

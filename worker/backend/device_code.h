@@ -7,9 +7,11 @@
 #if defined(__CUDACC__)
 #define STEMMA_DEVICE __device__ __forceinline__
 #define STEMMA_UNROLL _Pragma("unroll")
-#define STEMMA_UNROLL_BY_4 _Pragma("unroll 4")
+#define STEMMA_UNROLL_BY_8 _Pragma("unroll 8")
+#define STEMMA_NO_UNROLL _Pragma("unroll 1")
 #else
 #define STEMMA_DEVICE inline
 #define STEMMA_UNROLL
-#define STEMMA_UNROLL_BY_4
+#define STEMMA_UNROLL_BY_8
+#define STEMMA_NO_UNROLL
 #endif

@@ -157,6 +157,12 @@ struct LogitsBackwardOperands {  // dhidden = dlogits weight, summed in Acc
   const at::Tensor& dhidden_TD;  // written; run dtype
 };
 
+// The 2-norm of an array, for the norm of all gradients: (Σ x²)^½, squares and their sum in fp64.
+struct VectorNormOperands {
+  const at::Tensor& values;  // contiguous, one dim, not empty
+  const at::Tensor& norm;    // [], fp64, written
+};
+
 struct Kernels {
   void (*rms_norm_forward)(const RmsNormForwardOperands&);
   void (*rms_norm_backward)(const RmsNormBackwardOperands&);
@@ -171,6 +177,7 @@ struct Kernels {
   void (*add_weight_gradient)(const WeightGradientOperands&);
   void (*logits)(const LogitsOperands&);
   void (*logits_backward)(const LogitsBackwardOperands&);
+  void (*vector_norm)(const VectorNormOperands&);
   // The first element of a contiguous array that is not finite, counted from 0; -1: all are. Waits for the device.
   int64_t (*first_nonfinite)(const at::Tensor& values);
 };

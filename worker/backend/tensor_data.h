@@ -12,7 +12,7 @@ namespace stemma::worker {
 // A kernel's own 16-bit type is bf16: each backend's has its bits.
 template <typename T>
 constexpr at::ScalarType ScalarTypeOf() {
-  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, int64_t>) {
+  if constexpr (std::is_floating_point_v<T> || std::is_same_v<T, int32_t> || std::is_same_v<T, int64_t>) {
     return c10::CppTypeToScalarType<T>::value;
   } else {
     static_assert(sizeof(T) == sizeof(at::BFloat16));

@@ -256,7 +256,7 @@ absl::StatusOr<bool> ModelEngine::AllRanksCan(bool this_one) {
 
 void ModelEngine::CheckGradients(Vote& vote) const {
   const TimedSpan span(spans_.get(), v1::StepSpan::GRADIENT_NORM);
-  vote.set_grad_norm_squared(GradNormSquared(weights_.parameters, norm_ranges_));
+  vote.set_grad_norm_squared(GradNormSquared(backend_, weights_.parameters, norm_ranges_));
   vote.set_yes(std::isfinite(vote.grad_norm_squared()));
   if (vote.yes()) return;
   vote.set_no_reason(internal::v1::NONFINITE);

@@ -3,10 +3,8 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/stack.h>
 #include <glog/logging.h>
 
 #include <functional>
@@ -35,13 +33,14 @@ std::vector<int64_t> ElementsOf(const std::vector<Parameter>& parameters) {
 
 ParameterRanges AllRanges(const std::vector<Parameter>& parameters) { return WholeParameters(ElementsOf(parameters)); }
 
-double GradNormSquared(const std::vector<Parameter>& parameters, const ParameterRanges& ranges) {
+double GradNormSquared(const Backend& backend, const std::vector<Parameter>& parameters,
+                       const ParameterRanges& ranges) {
   if (ranges.empty()) return 0;
-  std::vector<at::Tensor> norms;
-  for (const ParameterRange& range : ranges) {
-    norms.push_back(at::linalg_vector_norm(Gradients(parameters, range), 2, {}, false, at::kDouble));
+  const at::Tensor norms = at::empty({static_cast<int64_t>(ranges.size())}, backend.options(at::kDouble));
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    backend.kernels.vector_norm({Gradients(parameters, ranges[i]), norms[static_cast<int64_t>(i)]});
   }
-  const at::Tensor on_host = at::stack(norms).to(at::kCPU);  // the one wait for the device
+  const at::Tensor on_host = norms.to(at::kCPU);  // the one wait for the device
   const auto* values = on_host.const_data_ptr<double>();
   double sum = 0;
   for (int64_t i = 0; i < on_host.numel(); ++i) sum += values[i] * values[i];

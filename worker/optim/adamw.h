@@ -22,7 +22,7 @@ std::vector<int64_t> ElementsOf(const std::vector<Parameter>& parameters);
 ParameterRanges AllRanges(const std::vector<Parameter>& parameters);
 
 // Sum of squares over the gradients of these ranges, in fp64, in their order.
-double GradNormSquared(const std::vector<Parameter>& parameters, const ParameterRanges& ranges);
+double GradNormSquared(const Backend& backend, const std::vector<Parameter>& parameters, const ParameterRanges& ranges);
 
 // Name of the first parameter with a non-finite number in the gradients of these ranges; empty: none.
 std::string FirstNonfinite(const Backend& backend, const std::vector<Parameter>& parameters,

@@ -1,5 +1,7 @@
 #include "tests/gpu/bench/bench_run.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <iostream>
 #include <utility>
@@ -27,7 +29,16 @@ double SecondsOf(const Backend& backend, const std::function<void()>& run, int r
   return (end_s - clock->At(begin)) / repeats;
 }
 
+// Calls a function of the CUDA runtime, which came with the device's library: this binary links none.
+void CallCudaRuntime(const char* name) {
+  const auto function = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, name));
+  if (function == nullptr || function() != 0) std::cerr << "gpu_bench: no " << name << ": nothing is profiled\n";
+}
+
 }  // namespace
+
+ProfiledRange::ProfiledRange() { CallCudaRuntime("cudaProfilerStart"); }
+ProfiledRange::~ProfiledRange() { CallCudaRuntime("cudaProfilerStop"); }
 
 double Spread::median() const {
   CHECK(!seconds.empty());

@@ -24,7 +24,17 @@ struct BenchOptions {
   double seconds = 900;  // no row begins after so many
   int64_t layers = 0;    // of the models; 0: as many as fit, or as a part says
   std::string report;
-  std::string scratch;  // folder for models of zeros and records of the self-check
+  std::string scratch;   // folder for models of zeros and records of the self-check
+  bool profile = false;  // one more wave of each group, where a profiler records it (ProfiledRange)
+};
+
+// While it lives, profilers that wait for cudaProfilerStart record (ncu --profile-from-start off).
+class ProfiledRange {
+ public:
+  ProfiledRange();
+  ~ProfiledRange();
+  ProfiledRange(const ProfiledRange&) = delete;
+  ProfiledRange& operator=(const ProfiledRange&) = delete;
 };
 
 // Seconds of several runs.

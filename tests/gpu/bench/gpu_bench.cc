@@ -99,6 +99,8 @@ int Main(int argc, char** argv) {
   app.add_option("--seconds", options.seconds, "no row begins after so many");
   app.add_option("--layers", options.layers, "of the models (default: as many as fit, or as a part says)");
   app.add_flag("--tiny", options.tiny, "small shapes, to test the bench itself");
+  app.add_flag("--profile", options.profile,
+               "for ncu --profile-from-start off: one group of each row, after the others");
   app.add_flag("--list", list);
   app.add_option("--about", about);
   app.add_option("--date", date);

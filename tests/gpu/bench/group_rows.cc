@@ -21,6 +21,13 @@ absl::StatusOr<GroupRun> WarmUp(Stack& stack, const GroupSize& size, const Group
   return run;
 }
 
+// With --profile, runs one wave of a group where a profiler records it.
+absl::Status Profile(const BenchRun& run, Stack& stack, const GroupSize& size, const GroupWay& way) {
+  if (!run.options().profile) return absl::OkStatus();
+  const ProfiledRange range;
+  return stack.Run({size.prompt, size.response, std::min(size.rollouts, way.wave_suffixes)}, way).status();
+}
+
 json Numbers(const Spread& spread, double flops) {
   return {{"seconds", spread.Json()}, {"flops", flops}, {"tflops", flops / spread.median() / 1e12}};
 }
@@ -34,9 +41,11 @@ int64_t UsualWave(const GroupSize& size) {
 absl::StatusOr<Spread> TimeGroup(Stack& stack, const GroupSize& size, const GroupWay& way, GroupRun* last) {
   RETURN_IF_ERROR(WarmUp(stack, size, way).status());
   Spread spread;
-  for (int i = 0; i < kRuns; ++i) {
+  double all_s = 0;
+  for (int i = 0; i < kRuns && all_s < kLongRunSeconds; ++i) {
     ASSIGN_OR_RETURN(GroupRun run, stack.Run(size, way));
     spread.seconds.push_back(run.seconds);
+    all_s += run.seconds;
     if (last != nullptr) *last = std::move(run);
   }
   return spread;
@@ -47,6 +56,7 @@ void MeasureDense(BenchRun& run, Stack& stack, const GroupSize& size, const std:
           [&](json& row) -> absl::Status {
             GroupRun last;
             ASSIGN_OR_RETURN(const Spread spread, TimeGroup(stack, size, {.dense = true}, &last));
+            RETURN_IF_ERROR(Profile(run, stack, size, {.dense = true}));
             const double flops = PrunedFlops(stack.config(), size).dense;
             const auto tokens = static_cast<double>((size.prompt + size.response) * size.rollouts);
             row.update(Numbers(spread, flops));
@@ -71,12 +81,15 @@ void MeasureReuse(BenchRun& run, Stack& stack, const GroupSize& size, int64_t wa
     RETURN_IF_ERROR(WarmUp(stack, size, reuse_way).status());
     Spread dense, reuse;
     GroupRun last;
-    for (int i = 0; i < kRuns; ++i) {
+    double dense_s = 0;
+    for (int i = 0; i < kRuns && dense_s < kLongRunSeconds; ++i) {
       ASSIGN_OR_RETURN(const GroupRun whole, stack.Run(size, dense_way));
       dense.seconds.push_back(whole.seconds);
+      dense_s += whole.seconds;
       ASSIGN_OR_RETURN(last, stack.Run(size, reuse_way));
       reuse.seconds.push_back(last.seconds);
     }
+    RETURN_IF_ERROR(Profile(run, stack, size, reuse_way));
     const GroupFlops pruned = PrunedFlops(stack.config(), size), plain = PlainFlops(stack.config(), size);
     const double ratio = dense.median() / reuse.median();
     row["dense"] = Numbers(dense, pruned.dense);

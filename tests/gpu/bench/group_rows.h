@@ -10,6 +10,8 @@
 namespace stemma::testing {
 
 inline constexpr int kWarmUps = 2, kRuns = 3;
+// Runs that take so long hold many waves alike, and are their own repetition: no other begins after so many seconds.
+inline constexpr double kLongRunSeconds = 2;
 
 // The most whole suffixes whose rows are no more than a dense trajectory's.
 int64_t UsualWave(const GroupSize& size);

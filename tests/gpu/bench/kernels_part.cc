@@ -28,8 +28,10 @@ class KernelTable {
     Qkv();
     Embedding();
     Head();
-    Loss();
-    Nonfinite();
+    // The tokens of a wave, which a launch takes longer than; and as many as show the kernel itself.
+    Loss(run_.options().tiny ? 64 : 65536);
+    if (!run_.options().tiny) Loss(int64_t{1} << 22);
+    WholeGradients();
   }
 
  private:
@@ -120,8 +122,7 @@ class KernelTable {
     });
   }
 
-  void Loss() {
-    const int64_t rows = run_.options().tiny ? 64 : 65536;
+  void Loss(int64_t rows) {
     LossRows of_rows;
     of_rows.old_log_prob_T = Fp64(rows);
     of_rows.advantage_T = Fp64(rows);
@@ -135,8 +136,9 @@ class KernelTable {
     });
   }
 
-  void Nonfinite() {
-    const at::Tensor values = Fp32({model_.hidden_size, 2 * model_.ffn_size});
+  void WholeGradients() {
+    const at::Tensor values = Fp32({model_.hidden_size * 2 * model_.ffn_size}), norm = Fp64(1)[0];
+    Row("vector_norm", model_.hidden_size, values.numel() * 4, [&] { backend_.kernels.vector_norm({values, norm}); });
     Row("first_nonfinite, and the host's wait", model_.hidden_size, values.numel() * 4,
         [&] { backend_.kernels.first_nonfinite(values); });
   }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/file.h"
 #include "common/model/model_init.h"
+#include "tests/testing/backends.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "tests/testing/tensors.h"
@@ -103,10 +104,10 @@ TEST_P(WeightsShardTest, NormsOfTheRanksAddUpToTheModels) {
     for (const HfTensor& tensor : shard.hf_tensors) {
       shard.GradSlice(tensor).copy_(Cut(whole.GradSlice(whole.hf(tensor.name)), tensor.box));
     }
-    sum += GradNormSquared(shard.parameters, NormRanges(shard));
-    sum_of_everything += GradNormSquared(shard.parameters, AllRanges(shard.parameters));
+    sum += GradNormSquared(TestBackend(), shard.parameters, NormRanges(shard));
+    sum_of_everything += GradNormSquared(TestBackend(), shard.parameters, AllRanges(shard.parameters));
   }
-  const double expected = GradNormSquared(whole.parameters, NormRanges(whole));
+  const double expected = GradNormSquared(TestBackend(), whole.parameters, NormRanges(whole));
   EXPECT_NEAR(sum / expected, 1, 1e-12);  // fp64 sums in another order
   const bool copies = tp_ > 1 || (pp_ > 1 && directory_.config.tie_word_embeddings);
   EXPECT_EQ(sum_of_everything > expected * (1 + 1e-9), copies) << "a rank that counts copies fails";

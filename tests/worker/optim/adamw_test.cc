@@ -117,10 +117,10 @@ TEST(GradNormTest, IsTheRootOfTheSumOfAllSquares) {
   std::vector<Parameter> parameters = MakeParameters(at::kDouble, {{4, 9}, {16}});
   const ParameterRanges ranges = AllRanges(parameters);
   for (Parameter& p : parameters) p.grad.fill_(p.is_matrix() ? 0.5 : -2.0);
-  EXPECT_DOUBLE_EQ(GradNormSquared(parameters, ranges), 36 * 0.25 + 16 * 4.0);
+  EXPECT_DOUBLE_EQ(GradNormSquared(TestBackend(), parameters, ranges), 36 * 0.25 + 16 * 4.0);
   EXPECT_EQ(FirstNonfinite(TestBackend(), parameters, ranges), "");
   parameters[1].grad[3] = std::numeric_limits<double>::infinity();
-  EXPECT_FALSE(std::isfinite(GradNormSquared(parameters, ranges)));
+  EXPECT_FALSE(std::isfinite(GradNormSquared(TestBackend(), parameters, ranges)));
   EXPECT_EQ(FirstNonfinite(TestBackend(), parameters, ranges), parameters[1].name);
 }
 

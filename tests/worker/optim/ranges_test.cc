@@ -132,9 +132,9 @@ TEST_P(RangesTest, SquaresAndNonfiniteNumbersAreThoseOfTheRanges) {
   const std::vector<ParameterRanges> shards = draw_.Shards(parameters, 3);
   double expected = 0, sum = 0;
   for (const Parameter& p : parameters) expected += p.grad.to(at::kDouble).square().sum().item<double>();
-  for (const ParameterRanges& shard : shards) sum += GradNormSquared(parameters, shard);
+  for (const ParameterRanges& shard : shards) sum += GradNormSquared(TestBackend(), parameters, shard);
   EXPECT_NEAR(sum, expected, 1e-13 * expected);  // some thousand terms, in fp64
-  EXPECT_NEAR(GradNormSquared(parameters, AllRanges(parameters)), expected, 1e-13 * expected);
+  EXPECT_NEAR(GradNormSquared(TestBackend(), parameters, AllRanges(parameters)), expected, 1e-13 * expected);
   for (const ParameterRanges& shard : shards) {
     if (shard.empty()) continue;
     const ParameterRange& last = shard.back();

@@ -25,6 +25,7 @@ Kernels ComposedKernels() {
           .add_weight_gradient = composed::AddWeightGradient,
           .logits = composed::Logits,
           .logits_backward = composed::LogitsBackward,
+          .vector_norm = composed::VectorNorm,
           .first_nonfinite = composed::FirstNonfinite};
 }
 

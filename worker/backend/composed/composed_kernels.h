@@ -18,6 +18,7 @@ void Loss(const LossOperands& args);
 void AddWeightGradient(const WeightGradientOperands& args);
 void Logits(const LogitsOperands& args);
 void LogitsBackward(const LogitsBackwardOperands& args);
+void VectorNorm(const VectorNormOperands& args);
 int64_t FirstNonfinite(const at::Tensor& values);
 
 }  // namespace stemma::worker::composed

@@ -1,4 +1,4 @@
-// The head's rows, and products with mixed operands, in ATen ops.
+// The head's rows, products with mixed operands, and what is asked of whole gradients, in ATen ops.
 #include <ATen/ATen.h>
 
 #include "worker/backend/accumulate_type.h"
@@ -51,6 +51,10 @@ void Logits(const LogitsOperands& args) {
 void LogitsBackward(const LogitsBackwardOperands& args) {
   const at::ScalarType dtype = AccType(args.weight_VD.scalar_type());
   args.dhidden_TD.copy_(at::mm(args.dlogits_TV.to(dtype), args.weight_VD.to(dtype)));
+}
+
+void VectorNorm(const VectorNormOperands& args) {
+  args.norm.copy_(at::linalg_vector_norm(args.values, 2, {}, /*keepdim=*/false, at::kDouble));
 }
 
 int64_t FirstNonfinite(const at::Tensor& values) {

@@ -1,5 +1,6 @@
 #include "worker/backend/cpu/cpu_kernels.h"
 
+#include "worker/backend/composed/composed_backend.h"
 #include "worker/backend/cpu/finite.h"
 #include "worker/backend/cpu/head_rows.h"
 #include "worker/backend/cpu/rowwise.h"
@@ -179,6 +180,7 @@ Kernels CpuKernels() {
           .add_weight_gradient = CpuAddWeightGradient,
           .logits = CpuLogits,
           .logits_backward = CpuLogitsBackward,
+          .vector_norm = ComposedKernels().vector_norm,
           .first_nonfinite = kernels::FirstNonfinite};
 }
 

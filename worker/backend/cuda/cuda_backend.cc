@@ -54,8 +54,8 @@ FlashAttentionOptions AttentionOptions() {
   return options;
 }
 
-// cuDNN makes a plan for every exact length, which takes up to 0.4 s: rows come in buckets, and keys of a prefix, which
-// cannot be padded, only where they are a multiple of 128.
+// cuDNN makes a plan for every exact length, which takes up to 0.4 s: rows come in buckets, and of a prefix's keys,
+// which cannot be padded, it is given those up to a multiple of 128.
 constexpr int64_t kDenseRowsMax = 65536, kDenseBatchMax = 64, kKeysMultiple = 128;
 
 // The shapes of the run's own heads, which the self-check tries at some lengths.

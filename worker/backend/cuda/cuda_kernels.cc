@@ -91,9 +91,20 @@ void EmbeddingBackward(const EmbeddingBackwardOperands& args) {
   if (IsDouble(args.dx_TD)) return ComposedKernels().embedding_backward(args);
   if (args.dx_TD.size(0) == 0) return;
   const Launching launching(args.dx_TD);
-  const auto [sorted, rows] = at::sort(args.tokens_T, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto [sorted, rows] = at::sort(args.tokens_T.to(at::kInt), /*stable=*/true, /*dim=*/0, /*descending=*/false);
   DispatchRunType(args.dx_TD.scalar_type(), [&]<typename T>() {
     CheckLaunch(LaunchEmbeddingBackward(ArgsOf<T>(args, sorted, rows), launching.stream()), "embedding_backward");
+  });
+}
+
+void VectorNorm(const VectorNormOperands& args) {
+  if (IsDouble(args.values)) return ComposedKernels().vector_norm(args);
+  const Launching launching(args.values);
+  const at::Tensor partials = at::empty({VectorNormTeams(args.values.numel())}, args.norm.options());
+  DispatchRunType(args.values.scalar_type(), [&]<typename T>() {
+    const VectorNormArgs<T> raw{
+        .values = Data<const T>(args.values), .count = args.values.numel(), .partials = Data<double>(partials)};
+    CheckLaunch(LaunchVectorNorm(raw, Data<double>(args.norm), launching.stream()), "vector_norm");
   });
 }
 
@@ -144,6 +155,7 @@ Kernels CudaRowKernels() {
           .add_weight_gradient = composed.add_weight_gradient,
           .logits = composed.logits,
           .logits_backward = composed.logits_backward,
+          .vector_norm = VectorNorm,
           .first_nonfinite = FirstNonfinite};
 }
 

@@ -108,11 +108,11 @@ QkvBackwardArgs<T, G> ArgsOf(const QkvBackwardOperands& args) {
           .head_size = args.dk_TKE.size(2)};
 }
 
-// Takes the tokens sorted, and the row that each stood in.
+// Takes the tokens sorted, as int32, and the row that each stood in.
 template <typename T>
 EmbeddingBackwardArgs<T> ArgsOf(const EmbeddingBackwardOperands& args, const at::Tensor& sorted_T,
                                 const at::Tensor& rows_T) {
-  return {.sorted_tokens_T = Data<const int64_t>(sorted_T),
+  return {.sorted_tokens_T = Data<const int32_t>(sorted_T),
           .rows_T = Data<const int64_t>(rows_T),
           .dx_TD = Data<const T>(args.dx_TD),
           .dweight_VD = Data<float>(args.dweight_VD),

@@ -39,6 +39,8 @@ std::vector<AttentionCase> Batches() {
           {.name = "a padded wave", .families = wave, .layout = CausalLayout::kPadded},
           {.name = "several ancestors", .families = mixed},
           {.name = "several ancestors, padded", .families = mixed, .layout = CausalLayout::kPadded},
+          // Behind the keys that a library takes, the others are a call of their own.
+          {.name = "a long prefix", .families = {{1253, {16, 5}}}},
           {.name = "one query", .families = {{320, {1}}}},
           {.name = "large scores", .families = {{320, {64}}}, .query_scale = 30},
           {.name = "a forward pass", .families = mixed, .forward_only = true}};

@@ -49,7 +49,8 @@ nlohmann::json JsonOf(const CheckResult& result) {
           {"admitted", result.admitted},
           {"worst_error", std::isfinite(result.worst_error) ? nlohmann::json(result.worst_error) : nlohmann::json()},
           {"tolerance", result.tolerance},
-          {"reason", result.reason}};
+          {"reason", result.reason},
+          {"seconds", result.seconds}};
 }
 
 absl::StatusOr<CheckResult> ResultOf(const nlohmann::json& json) {
@@ -62,6 +63,7 @@ absl::StatusOr<CheckResult> ResultOf(const nlohmann::json& json) {
   ASSIGN_OR_RETURN(result.worst_error, fields.NumberOr("worst_error", std::numeric_limits<double>::infinity()));
   ASSIGN_OR_RETURN(result.tolerance, fields.Number("tolerance"));
   ASSIGN_OR_RETURN(result.reason, fields.String("reason"));
+  ASSIGN_OR_RETURN(result.seconds, fields.NumberOr("seconds", 0));
   return result;
 }
 

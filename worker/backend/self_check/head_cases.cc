@@ -204,6 +204,21 @@ std::vector<Case> LogitsBackwardCases(const CheckShape&) {
   return cases;
 }
 
+std::vector<Case> VectorNormCases(const CheckShape&) {
+  std::vector<Case> cases;
+  for (const int64_t count : {1, 1003, 4096, 100001}) {
+    for (const double scale : {1.0, 1e25}) {  // whose squares fp32 does not hold
+      for (const Numbers numbers : {Numbers::kRun, Numbers::kAcc}) {
+        cases.push_back({absl::StrCat(count, " numbers of about ", scale), [=](const Side& side, Operands& operands) {
+                           const at::Tensor values = operands.Normal({count}, numbers, scale);
+                           side.kernels.vector_norm({values, operands.Written("norm", {}, Numbers::kRows)});
+                         }});
+      }
+    }
+  }
+  return cases;
+}
+
 std::vector<Case> FirstNonfiniteCases(const CheckShape&) {
   std::vector<Case> cases;
   const std::vector<BadNumbers> all = {

@@ -2,6 +2,7 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -26,7 +27,11 @@ Found Check(const SelfCheckOptions& options) {
       CheckBackend(options.candidate, options.reference, {.dtype = options.dtype, .shape = options.fingerprint.shape});
   const double seconds = RealClock().MonotonicSeconds() - begin;
   if (seconds > kSelfCheckSecondsMax) {
-    LOG(WARNING) << "the self-check of kernels took " << seconds << " s, more than " << kSelfCheckSecondsMax;
+    const auto slowest =
+        std::max_element(results.begin(), results.end(),
+                         [](const CheckResult& a, const CheckResult& b) { return a.seconds < b.seconds; });
+    LOG(WARNING) << "the self-check of kernels took " << seconds << " s, more than " << kSelfCheckSecondsMax
+                 << "; the longest was " << slowest->kernel << " with " << slowest->seconds << " s";
   }
   if (!options.data_directory.empty()) {
     const absl::Status written = WriteRecord(options.data_directory, options.fingerprint, results);

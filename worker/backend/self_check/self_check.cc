@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "worker/backend/self_check/cases.h"
 
 namespace stemma::worker {
@@ -37,8 +38,8 @@ Tolerances ProductTolerances(at::ScalarType dtype) {
   return {.run = dtype == at::kBFloat16 ? 1.0 / 128 : 2e-5, .acc = 2e-5, .rows = 0, .whole = 0};
 }
 
-// Rows are fp64 throughout: only the order of sums and the last digits of exp differ.
-Tolerances LossTolerances(at::ScalarType) { return {.run = 0, .acc = 0, .rows = 1e-10, .whole = 0}; }
+// Sums are fp64 throughout: only their order and the last digits of exp differ.
+Tolerances Fp64Tolerances(at::ScalarType) { return {.run = 0, .acc = 0, .rows = 1e-10, .whole = 0}; }
 
 Tolerances ExactTolerances(at::ScalarType) { return {}; }
 
@@ -81,12 +82,13 @@ constexpr Entry kEntries[] = {
      self_check::EmbeddingBackwardCases, ElementTolerances},
     {"head_forward", "head", TakeKernel<&Kernels::head_forward>, self_check::HeadForwardCases, ElementTolerances},
     {"head_backward", "head", TakeKernel<&Kernels::head_backward>, self_check::HeadBackwardCases, ElementTolerances},
-    {"loss", "loss", TakeKernel<&Kernels::loss>, self_check::LossCases, LossTolerances},
+    {"loss", "loss", TakeKernel<&Kernels::loss>, self_check::LossCases, Fp64Tolerances},
     {"add_weight_gradient", "add_weight_gradient", TakeKernel<&Kernels::add_weight_gradient>,
      self_check::AddWeightGradientCases, ProductTolerances},
     {"logits", "logits", TakeKernel<&Kernels::logits>, self_check::LogitsCases, ProductTolerances},
     {"logits_backward", "logits_backward", TakeKernel<&Kernels::logits_backward>, self_check::LogitsBackwardCases,
      ProductTolerances},
+    {"vector_norm", "vector_norm", TakeKernel<&Kernels::vector_norm>, self_check::VectorNormCases, Fp64Tolerances},
     {"first_nonfinite", "first_nonfinite", TakeKernel<&Kernels::first_nonfinite>, self_check::FirstNonfiniteCases,
      ExactTolerances},
     {kAttention, kAttention, TakeAttention, self_check::AttentionCases, AttentionTolerances}};
@@ -118,6 +120,7 @@ Difference RunCase(const Case& one, const Sides& sides, const OperandsOptions& o
 }
 
 CheckResult RunEntry(const Entry& entry, const Sides& sides, at::Device device, const CheckSetting& setting) {
+  const double begin_s = RealClock().MonotonicSeconds();
   const Tolerances tolerances = entry.tolerances(setting.dtype);
   Difference worst;
   OperandsOptions options{.device = device, .run_dtype = setting.dtype, .seed = kSeed};
@@ -131,7 +134,8 @@ CheckResult RunEntry(const Entry& entry, const Sides& sides, at::Device device, 
           .admitted = worst.reason.empty(),
           .worst_error = worst.error,
           .tolerance = worst.tolerance,
-          .reason = worst.reason};
+          .reason = worst.reason,
+          .seconds = RealClock().MonotonicSeconds() - begin_s};
 }
 
 Sides SidesOf(const Backend& backend, const AttentionOp& attention, const Reference& reference) {

@@ -41,6 +41,7 @@ struct CheckResult {
   bool admitted = true;
   double worst_error = 0, tolerance = 0;  // of the operand that came nearest to its tolerance, or passed it
   std::string reason = {};                // of a refusal: which operands, what was seen
+  double seconds = 0;                     // that both sides and the comparison took
 
   bool operator==(const CheckResult&) const = default;
 };

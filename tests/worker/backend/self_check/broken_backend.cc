@@ -26,6 +26,7 @@ const at::Tensor& ResultOf(const LossOperands& args) { return args.dlog_prob_T; 
 const at::Tensor& ResultOf(const WeightGradientOperands& args) { return args.dweight_OI; }
 const at::Tensor& ResultOf(const LogitsOperands& args) { return args.logits_TV; }
 const at::Tensor& ResultOf(const LogitsBackwardOperands& args) { return args.dhidden_TD; }
+const at::Tensor& ResultOf(const VectorNormOperands& args) { return args.norm; }
 
 const at::Tensor& ReadBy(const RmsNormForwardOperands& args) { return args.x_TD; }
 const at::Tensor& ReadBy(const RmsNormBackwardOperands& args) { return args.dy_TD; }
@@ -40,6 +41,7 @@ const at::Tensor& ReadBy(const LossOperands& args) { return args.rows.weight_T; 
 const at::Tensor& ReadBy(const WeightGradientOperands& args) { return args.x_TI; }
 const at::Tensor& ReadBy(const LogitsOperands& args) { return args.weight_VD; }
 const at::Tensor& ReadBy(const LogitsBackwardOperands& args) { return args.weight_VD; }
+const at::Tensor& ReadBy(const VectorNormOperands& args) { return args.values; }
 
 at::Tensor ElementAfter(const at::Tensor& x) { return x.as_strided({1}, {1}, x.storage_offset() + x.numel()); }
 
@@ -179,6 +181,7 @@ constexpr NamedBreak kBreaks[] = {{"rms_norm_forward", BreakKernel<&Kernels::rms
                                   {"add_weight_gradient", BreakKernel<&Kernels::add_weight_gradient>},
                                   {"logits", BreakKernel<&Kernels::logits>},
                                   {"logits_backward", BreakKernel<&Kernels::logits_backward>},
+                                  {"vector_norm", BreakKernel<&Kernels::vector_norm>},
                                   {"first_nonfinite", BreakFirstNonfinite},
                                   {"attention", BreakAttention}};
 

@@ -14,6 +14,8 @@ constexpr double kFullShare = 0.9, kMinRounds = 1.9;
 // Each chunk writes dk and dv anew: more than this costs more than the rest of a round.
 constexpr double kMaxRounds = 4;
 
+constexpr int64_t kLeastKeysOfSplit = 1024;
+
 int64_t DivUp(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 }  // namespace
@@ -35,5 +37,7 @@ int64_t ChunksOf(const PrefixCall& call, int64_t num_multiprocessors) {
   }
   return best;
 }
+
+int64_t KeysOfFasterCall(int64_t keys, int64_t most) { return most == keys || most >= kLeastKeysOfSplit ? most : 0; }
 
 }  // namespace stemma::worker::cuda

@@ -1,5 +1,7 @@
 #include "worker/backend/cuda/attention/buckets.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
 
 namespace stemma::worker::cuda {
@@ -21,6 +23,17 @@ int64_t BucketOfRows(int64_t rows) { return RoundUp(rows, rows <= 4096 ? 128 : r
 
 bool AdmittedShapes::Admits(const DenseShape& shape) const {
   return std::any_of(lengths_.begin(), lengths_.end(), [&](const auto& lengths) { return Contains(lengths, shape); });
+}
+
+int64_t AdmittedShapes::MostKeys(const DenseShape& shape) const {
+  CHECK(!shape.family.causal) << "a causal call has as many keys as rows";
+  int64_t most = 0;
+  for (const AdmittedLengths& lengths : lengths_) {
+    DenseShape first = shape;
+    first.keys = std::min(shape.keys, lengths.max_keys) / lengths.keys_multiple * lengths.keys_multiple;
+    if (Contains(lengths, first)) most = std::max(most, first.keys);
+  }
+  return most;
 }
 
 }  // namespace stemma::worker::cuda

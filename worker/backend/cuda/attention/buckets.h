@@ -43,6 +43,8 @@ class AdmittedShapes {
  public:
   void Admit(const AdmittedLengths& lengths) { lengths_.push_back(lengths); }
   bool Admits(const DenseShape& shape) const;
+  // Returns the most of the first keys that a call without a mask may have; 0: none.
+  int64_t MostKeys(const DenseShape& shape) const;
   bool empty() const { return lengths_.empty(); }
 
  private:

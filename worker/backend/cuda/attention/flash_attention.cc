@@ -35,6 +35,21 @@ at::Tensor LseByToken(const at::Tensor& lse) { return lse.dim() == 2 ? lse : lse
 
 at::Tensor RowsOfCall(const at::Tensor& x) { return x.dim() == 3 ? x : x.flatten(0, 1); }
 
+ShapeFamily FamilyOf(const at::Tensor& q_THE, const at::Tensor& k_TKE, bool causal) {
+  return {q_THE.size(1), k_TKE.size(1), q_THE.size(2), q_THE.scalar_type(), causal};
+}
+
+// Keys [begin, end) of a call over one ancestor.
+AncestorCall KeysOf(const AncestorCall& call, int64_t begin, int64_t end) {
+  const auto keys = [&](const at::Tensor& x_CKE) {
+    return x_CKE.defined() ? x_CKE.narrow(0, begin, end - begin) : x_CKE;
+  };
+  AncestorCall::Sequence sequence = call.sequences.front();
+  const AncestorKv& kv = sequence.kv;
+  sequence.kv = {keys(kv.k_CKE), keys(kv.v_CKE), keys(kv.gk_CKE), keys(kv.gv_CKE)};
+  return {{sequence}, sequence.kv.k_CKE, sequence.kv.v_CKE};
+}
+
 at::Tensor NarrowLse(const at::Tensor& lse_HT, int64_t begin, int64_t end) {
   return lse_HT.narrow(1, begin, end - begin);
 }
@@ -80,17 +95,30 @@ bool FlashAttention::NeedsComposed(const at::Tensor& q_HTE) const {
   return !packed_.calls->Takes(q_HTE.scalar_type(), q_HTE.size(2));
 }
 
-bool FlashAttention::RunsDense(const at::Tensor& q_THE, const at::Tensor& k_TKE, int64_t batch, int64_t rows,
-                               int64_t keys, bool causal) const {
-  if (dense_.calls == nullptr || !dense_.calls->Takes(q_THE.scalar_type(), q_THE.size(2))) return false;
-  const ShapeFamily family{q_THE.size(1), k_TKE.size(1), q_THE.size(2), q_THE.scalar_type(), causal};
-  return options_.admitted.Admits({family, batch, rows, keys});
+bool FlashAttention::HasDense(const at::Tensor& q_THE) const {
+  return dense_.calls != nullptr && dense_.calls->Takes(q_THE.scalar_type(), q_THE.size(2));
+}
+
+bool FlashAttention::RunsOwnDense(const Rows& rows, int64_t batch, int64_t count) const {
+  return HasDense(rows.q_THE) &&
+         options_.admitted.Admits({FamilyOf(rows.q_THE, rows.k_TKE, true), batch, count, count});
+}
+
+int64_t FlashAttention::DenseKeys(const AncestorCall& ancestor, const Rows& rows) const {
+  if (!HasDense(rows.q_THE) || ancestor.sequences.size() > 1) return 0;
+  const ShapeFamily family = FamilyOf(rows.q_THE, rows.k_TKE, /*causal=*/false);
+  const int64_t keys = ancestor.k_CKE.size(0);
+  return KeysOfFasterCall(keys, options_.admitted.MostKeys({family, 1, ancestor.rows(), keys}));
+}
+
+std::vector<AncestorCall> FlashAttention::KeyParts(const AncestorCall& ancestor, const Rows& rows) const {
+  const int64_t keys = ancestor.k_CKE.size(0), first = DenseKeys(ancestor, rows);
+  if (first == 0 || first == keys) return {ancestor};
+  return {KeysOf(ancestor, 0, first), KeysOf(ancestor, first, keys)};
 }
 
 WaveCalls FlashAttention::CallsOf(const AttentionBatch& batch, const Rows& rows) const {
-  return WaveCallsOf(batch, rows.q_THE.size(0), [&](const AncestorCall& call) {
-    return !RunsDense(rows.q_THE, rows.k_TKE, 1, call.rows(), call.k_CKE.size(0), /*causal=*/false);
-  });
+  return WaveCallsOf(batch, rows.q_THE.size(0), [&](const AncestorCall& call) { return DenseKeys(call, rows) == 0; });
 }
 
 void FlashAttention::SetOffsets(const std::vector<int64_t>& rows, const std::vector<int64_t>& keys,
@@ -105,7 +133,7 @@ std::pair<AttentionCall, const FlashAttention::Library*> FlashAttention::OwnCall
                                                                                  const Rows& rows) const {
   const int64_t batch = static_cast<int64_t>(calls.own_rows.size()), count = calls.own_rows.front();
   AttentionCall call{.causal = true, .scale = rows.scale};
-  const bool admitted = calls.equally_long() && RunsDense(rows.q_THE, rows.k_TKE, batch, count, count, /*causal=*/true);
+  const bool admitted = calls.equally_long() && RunsOwnDense(rows, batch, count);
   if (!admitted && batch > 1) {
     call.q = rows.q_THE;
     call.k = rows.k_TKE;
@@ -117,7 +145,7 @@ std::pair<AttentionCall, const FlashAttention::Library*> FlashAttention::OwnCall
   call.k = Batch(rows.k_TKE, 0, batch, count);
   call.v = Batch(rows.v_TKE, 0, batch, count);
   call.max_q = call.max_k = count;
-  return {call, &DenseLibrary(admitted)};
+  return {call, admitted ? &dense_ : &packed_};
 }
 
 FlashAttention::Output FlashAttention::OwnForward(const WaveCalls& calls, const Rows& rows) const {
@@ -137,34 +165,49 @@ CallGradients FlashAttention::OwnBackward(const WaveCalls& calls, const Rows& ro
   return {RowsOfCall(gradients.dq), RowsOfCall(gradients.dk), RowsOfCall(gradients.dv)};
 }
 
-std::pair<AttentionCall, const FlashAttention::Library*> FlashAttention::CallOf(const AncestorCall& ancestor,
+std::pair<AttentionCall, const FlashAttention::Library*> FlashAttention::CallOf(const AncestorCall& part,
                                                                                 const Rows& rows) const {
-  const int64_t count = ancestor.rows(), keys = ancestor.k_CKE.size(0);
+  const int64_t count = part.rows(), keys = part.k_CKE.size(0);
   AttentionCall call{.scale = rows.scale};
-  if (ancestor.sequences.size() > 1) {
-    call.q = rows.q_THE.narrow(0, ancestor.begin(), count);
-    call.k = ancestor.k_CKE;
-    call.v = ancestor.v_CKE;
+  if (part.sequences.size() > 1) {
+    call.q = rows.q_THE.narrow(0, part.begin(), count);
+    call.k = part.k_CKE;
+    call.v = part.v_CKE;
     std::vector<int64_t> rows_of_sequences, keys_of_sequences;
-    for (const AncestorCall::Sequence& sequence : ancestor.sequences) {
+    for (const AncestorCall::Sequence& sequence : part.sequences) {
       rows_of_sequences.push_back(sequence.end - sequence.begin);
       keys_of_sequences.push_back(sequence.kv.k_CKE.size(0));
     }
     SetOffsets(rows_of_sequences, keys_of_sequences, call);
     return {call, &packed_};
   }
-  call.q = Batch(rows.q_THE, ancestor.begin(), 1, count);
-  call.k = ancestor.k_CKE.unsqueeze(0);
-  call.v = ancestor.v_CKE.unsqueeze(0);
+  call.q = Batch(rows.q_THE, part.begin(), 1, count);
+  call.k = part.k_CKE.unsqueeze(0);
+  call.v = part.v_CKE.unsqueeze(0);
   call.max_q = count;
   call.max_k = keys;
-  return {call, &DenseLibrary(RunsDense(rows.q_THE, rows.k_TKE, 1, count, keys, /*causal=*/false))};
+  return {call, DenseKeys(part, rows) == keys ? &dense_ : &packed_};
+}
+
+FlashAttention::Output FlashAttention::PartForward(const AncestorCall& part, const Rows& rows) const {
+  const auto [call, library] = CallOf(part, rows);
+  const CallOutput output = library->Forward(call);
+  return {RowsOfCall(output.out), LseByToken(output.lse)};
 }
 
 FlashAttention::Output FlashAttention::AncestorForward(const AncestorCall& ancestor, const Rows& rows) const {
-  const auto [call, library] = CallOf(ancestor, rows);
-  const CallOutput output = library->Forward(call);
-  return {RowsOfCall(output.out), LseByToken(output.lse)};
+  Output joined;
+  for (const AncestorCall& part : KeyParts(ancestor, rows)) {
+    const Output next = PartForward(part, rows);
+    if (!joined.o_THE.defined()) {
+      joined = next;
+      continue;
+    }
+    const Output both{at::empty_like(next.o_THE, at::MemoryFormat::Contiguous), at::empty_like(joined.lse_HT)};
+    options_.kernels.merge({joined.o_THE, next.o_THE, joined.lse_HT, next.lse_HT, both.o_THE, both.lse_HT});
+    joined = both;
+  }
+  return joined;
 }
 
 void FlashAttention::AddToAncestors(const AncestorCall& ancestor, const at::Tensor& dk, const at::Tensor& dv) const {
@@ -216,27 +259,27 @@ void FlashAttention::ChunkedBackward(const AncestorCall& ancestor, const Rows& r
   AddToAncestors(ancestor, gradients.dk, gradients.dv);
 }
 
-void FlashAttention::AncestorBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
-                                      const at::Tensor& dq_THE) const {
-  const auto [call, library] = CallOf(ancestor, rows);
-  const int64_t begin = ancestor.begin(), count = ancestor.rows();
+void FlashAttention::PartBackward(const AncestorCall& part, const Rows& rows, const OutputGradient& output,
+                                  const at::Tensor& dq_THE) const {
+  const auto [call, library] = CallOf(part, rows);
+  const int64_t begin = part.begin(), count = part.rows();
   if (library == &packed_ && !call.packed()) {
-    const PrefixCall prefix{count, ancestor.k_CKE.size(0), rows.q_THE.size(1)};
+    const PrefixCall prefix{count, part.k_CKE.size(0), rows.q_THE.size(1)};
     const int64_t chunks = std::clamp<int64_t>(options_.chunks(prefix, options_.num_multiprocessors), 1, count);
     // The few rows that chunks of one length leave over are a call of their own.
     const int64_t rows_of_chunk = count / chunks, in_chunks = chunks * rows_of_chunk;
-    ChunkedBackward(ancestor, rows, output, begin, chunks, rows_of_chunk, dq_THE);
-    if (in_chunks < count) ChunkedBackward(ancestor, rows, output, begin + in_chunks, 1, count - in_chunks, dq_THE);
+    ChunkedBackward(part, rows, output, begin, chunks, rows_of_chunk, dq_THE);
+    if (in_chunks < count) ChunkedBackward(part, rows, output, begin + in_chunks, 1, count - in_chunks, dq_THE);
     return;
   }
   const auto queries = [&](const at::Tensor& x_THE) { return x_THE.narrow(0, begin, count).view(call.q.sizes()); };
-  const at::Tensor lse = call.packed() ? NarrowLse(output.lse_HT, begin, ancestor.end()).contiguous()
+  const at::Tensor lse = call.packed() ? NarrowLse(output.lse_HT, begin, part.end()).contiguous()
                                        : BatchOfLse(output.lse_HT, begin, 1, count);
   const CallGradients gradients = library->Backward(call, queries(output.do_THE), queries(output.o_THE), lse);
   // Summed in Acc and rounded once: so ATen adds two tensors of bf16.
   dq_THE.narrow(0, begin, count).add_(RowsOfCall(gradients.dq));
-  const auto part = [](const at::Tensor& x) { return x.dim() == 3 ? x.unsqueeze(0) : x; };
-  AddToAncestors(ancestor, part(gradients.dk), part(gradients.dv));
+  const auto of_one = [](const at::Tensor& x) { return x.dim() == 3 ? x.unsqueeze(0) : x; };
+  AddToAncestors(part, of_one(gradients.dk), of_one(gradients.dv));
 }
 
 AttentionSaved FlashAttention::Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_TKE,
@@ -290,7 +333,9 @@ AttentionGradients FlashAttention::Backward(const AttentionBatch& batch, const a
   const WaveCalls calls = CallsOf(batch, rows);
   const OutputGradient output{Heads(do_TD, rows.q_THE), Heads(saved.o_TD, rows.q_THE), saved.lse_HT};
   const CallGradients own = OwnBackward(calls, rows, output);
-  for (const AncestorCall& ancestor : calls.ancestors) AncestorBackward(ancestor, rows, output, own.dq);
+  for (const AncestorCall& ancestor : calls.ancestors) {
+    for (const AncestorCall& part : KeyParts(ancestor, rows)) PartBackward(part, rows, output, own.dq);
+  }
   return {own.dq.transpose(0, 1), own.dk, own.dv};
 }
 

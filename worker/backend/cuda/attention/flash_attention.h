@@ -1,9 +1,10 @@
 // FlashAttention: split attention over stock attention calls (flash_calls.h), the CUDA backend's attention op.
 //
 // A pass over a wave is a few calls, however many suffixes it has: one causal call of all spans over themselves, and
-// one without a mask for each ancestor, or for several whose K/V are neighbours. Outputs are merged by log-sum-exp; in
-// backward every call is given the merged output and the merged log-sum-exp, which is exact (the paper, Section 3.1;
-// Appendix A). Rows without an ancestor are the causal call's and no merge touches them.
+// one without a mask for each ancestor, or for several whose K/V are neighbours; an ancestor whose keys a faster
+// library takes but for the last few is two. Outputs are merged by log-sum-exp; in backward every call is given the
+// merged output and the merged log-sum-exp, which is exact (the paper, Section 3.1; Appendix A). Rows without an
+// ancestor are the causal call's and no merge touches them.
 //
 // Queries are read as [T, H, E]: without a copy where that is how they lie in memory (Backend::queries_by_token). Own
 // dk and dv are in the run dtype; an ancestor's are added in Acc to its gk and gv. Owned by the thread that computes.
@@ -79,9 +80,13 @@ class FlashAttention final : public AttentionOp {
   };
 
   bool NeedsComposed(const at::Tensor& q_HTE) const;
-  bool RunsDense(const at::Tensor& q_THE, const at::Tensor& k_TKE, int64_t batch, int64_t rows, int64_t keys,
-                 bool causal) const;
-  const Library& DenseLibrary(bool admitted) const { return admitted ? dense_ : packed_; }
+  bool HasDense(const at::Tensor& q_THE) const;
+  // Whether the causal call of so many spans of so many rows is admitted.
+  bool RunsOwnDense(const Rows& rows, int64_t batch, int64_t count) const;
+  // How many of the ancestor's first keys the dense library takes.
+  int64_t DenseKeys(const AncestorCall& ancestor, const Rows& rows) const;
+  // The call, or one over its first keys and one over those behind them.
+  std::vector<AncestorCall> KeyParts(const AncestorCall& ancestor, const Rows& rows) const;
   WaveCalls CallsOf(const AttentionBatch& batch, const Rows& rows) const;
   void SetOffsets(const std::vector<int64_t>& rows, const std::vector<int64_t>& keys, AttentionCall& call) const;
 
@@ -90,11 +95,12 @@ class FlashAttention final : public AttentionOp {
   Output OwnForward(const WaveCalls& calls, const Rows& rows) const;
   CallGradients OwnBackward(const WaveCalls& calls, const Rows& rows, const OutputGradient& output) const;
 
-  std::pair<AttentionCall, const Library*> CallOf(const AncestorCall& ancestor, const Rows& rows) const;
+  std::pair<AttentionCall, const Library*> CallOf(const AncestorCall& part, const Rows& rows) const;
   Output AncestorForward(const AncestorCall& ancestor, const Rows& rows) const;
+  Output PartForward(const AncestorCall& part, const Rows& rows) const;
   // Adds to dq of its rows, and to gk and gv of its ancestors.
-  void AncestorBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
-                        const at::Tensor& dq_THE) const;
+  void PartBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
+                    const at::Tensor& dq_THE) const;
   // The same for rows [begin, begin + chunks · n) of one ancestor, as a batch of n rows each over the same keys.
   void ChunkedBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output, int64_t begin,
                        int64_t chunks, int64_t rows_of_chunk, const at::Tensor& dq_THE) const;

@@ -12,7 +12,8 @@ namespace stemma::worker::cuda {
 
 template <typename T>
 struct EmbeddingBackwardArgs {
-  const int64_t *sorted_tokens_T, *rows_T;  // rows_T[n]: the row of dx whose token is sorted_tokens_T[n]
+  const int32_t* sorted_tokens_T;  // half the passes of a sort of 64 bits
+  const int64_t* rows_T;           // rows_T[n]: the row of dx whose token is sorted_tokens_T[n]
   const T* dx_TD;
   float* dweight_VD;  // added to
   int64_t rows, width;
@@ -26,7 +27,7 @@ bool UsesVectors(const EmbeddingBackwardArgs<T>& a) {
 template <typename T, int V, typename Team>
 STEMMA_DEVICE void EmbeddingBackward(Team& team, const EmbeddingBackwardArgs<T>& a) {
   ForPacksOfRows<V>(team, a.rows, a.width, [&](int64_t n, int64_t i) {
-    const int64_t token = a.sorted_tokens_T[n];
+    const int32_t token = a.sorted_tokens_T[n];
     if (n > 0 && a.sorted_tokens_T[n - 1] == token) return;  // whoever has the token's first row adds this one
     float* weight = a.dweight_VD + token * a.width + i;
     const Pack<float, V> before = Load<V>(weight);

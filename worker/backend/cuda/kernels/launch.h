@@ -16,6 +16,7 @@
 #include "worker/backend/cuda/kernels/qkv.h"
 #include "worker/backend/cuda/kernels/sums.h"
 #include "worker/backend/cuda/kernels/swiglu.h"
+#include "worker/backend/cuda/kernels/vector_norm.h"
 
 namespace stemma::worker::cuda {
 
@@ -65,6 +66,12 @@ int64_t FirstNonfiniteTeams(int64_t count);
 // Writes the index, or -1, to *first on the device.
 template <typename T>
 cudaError_t LaunchFirstNonfinite(const FirstNonfiniteArgs<T>& args, int64_t* first, cudaStream_t stream);
+
+// Elements of VectorNormArgs::partials.
+int64_t VectorNormTeams(int64_t count);
+// Writes the norm to *norm on the device.
+template <typename T>
+cudaError_t LaunchVectorNorm(const VectorNormArgs<T>& args, double* norm, cudaStream_t stream);
 
 template <typename T>
 cudaError_t LaunchMerge(const MergeArgs<T>& args, cudaStream_t stream);

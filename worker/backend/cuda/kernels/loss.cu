@@ -23,14 +23,20 @@ __global__ void __launch_bounds__(kThreads) SequenceLogRatiosKernel(const Sequen
 
 }  // namespace
 
-int64_t LossTeams(int64_t rows) { return NumBlocks(CeilDiv(rows, kThreads), 2); }
+int64_t LossTeams(int64_t rows) { return NumBlocks(CeilDiv(rows, kThreads), 10); }
 
 cudaError_t LaunchLoss(const LossArgs& args, double* sums, cudaStream_t stream) {
   if (args.rows.count == 0) return cudaSuccess;
   const int64_t blocks = LossTeams(args.rows.count);
   LossKernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  return LaunchColumnSums<double>({args.partials, sums, blocks, kNumLossRowSums, kNumLossRowSums}, stream);
+  return LaunchColumnSums<double>({.partials = args.partials,
+                                   .sums = sums,
+                                   .next_sums = nullptr,
+                                   .rows = blocks,
+                                   .width = kNumLossRowSums,
+                                   .row_stride = kNumLossRowSums},
+                                  stream);
 }
 
 cudaError_t LaunchSequenceLogRatios(const SequenceLogRatiosArgs& args, cudaStream_t stream) {

@@ -56,7 +56,13 @@ cudaError_t LaunchRmsNormBackward(const RmsNormBackwardArgs<T>& args, float* dwe
     RmsNormBackwardKernel<T, 1><<<blocks, Threads<1>(args.width), 0, stream>>>(args);
   }
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  return LaunchColumnSums<float>({args.partials, dweight_D, blocks, args.width, args.width}, stream);
+  return LaunchColumnSums<float>({.partials = args.partials,
+                                  .sums = dweight_D,
+                                  .next_sums = nullptr,
+                                  .rows = blocks,
+                                  .width = args.width,
+                                  .row_stride = args.width},
+                                 stream);
 }
 
 template cudaError_t LaunchRmsNormForward(const RmsNormForwardArgs<Bf16>&, cudaStream_t);

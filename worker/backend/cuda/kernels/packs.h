@@ -11,16 +11,18 @@ namespace stemma::worker::cuda {
 
 inline constexpr int kHeldPacks = 2;
 
-// Calls held(c, i) for the packs that a thread keeps and rest(i) for the others; i: the pack's first element.
-template <int V, typename Team, typename Held, typename Rest>
+// Calls held(c, i) for the packs that a thread keeps, the first kHeld, and rest(i) for the others; i: the pack's first
+// element.
+template <int V, int kHeld = kHeldPacks, typename Team, typename Held, typename Rest>
 STEMMA_DEVICE void ForPacks(const Team& team, int64_t width, const Held& held, const Rest& rest) {
   const int64_t step = static_cast<int64_t>(team.size()) * V;
   int64_t i = static_cast<int64_t>(team.rank()) * V;
   STEMMA_UNROLL
-  for (int c = 0; c < kHeldPacks; ++c, i += step) {
+  for (int c = 0; c < kHeld; ++c, i += step) {
     if (i < width) held(c, i);
   }
-  for (; i < width; i += step) rest(i);
+  STEMMA_NO_UNROLL  // rows as wide as that are few, and registers for several packs would slow down all
+      for (; i < width; i += step) rest(i);
 }
 
 // Calls f(i) for each pack of a thread.

@@ -10,9 +10,10 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kTiles = kThreads / kTileLanes;
 static_assert(sizeof(float) * 2 * kMaxNormedHeadSize * kTiles + sizeof(BlockScratch) <= 48 * 1024);
-// Blocks of the backward sum QK-norm's weight gradients each: at least so many rows a block, and few blocks.
+// Blocks of the backward with QK-norm keep sums of its weights each: at least so many rows a block, and no more blocks
+// than run at once.
 constexpr int64_t kMinRowsPerBlock = 8;
-constexpr int64_t kBlocksPerProcessor = 8;
+constexpr int64_t kBlocksPerProcessor = 4;
 
 template <typename T, int V>
 __global__ void __launch_bounds__(kThreads) QkvForwardKernel(const QkvForwardArgs<T> args) {
@@ -20,29 +21,66 @@ __global__ void __launch_bounds__(kThreads) QkvForwardKernel(const QkvForwardArg
   QkvForward<T, V>(team, args);
 }
 
-// Each tile keeps sums of its own in the block's memory, and the block leaves theirs in its row of `partials`. Five
-// blocks a multiprocessor: as many as no architecture spills registers for.
+// Eight blocks a multiprocessor: left to itself, ptxas takes registers for fewer.
 template <typename T, typename G, int V>
-__global__ void __launch_bounds__(kThreads, 5) QkvBackwardKernel(const QkvBackwardArgs<T, G> args, float* partials) {
+__global__ void __launch_bounds__(kThreads, 8) QkvBackwardKernel(const QkvBackwardArgs<T, G> args) {
+  TileTeam team;
+  QkvBackward<T, G, V, QkNorm::kNone>(team, args, nullptr);
+}
+
+// Each tile leaves sums of its own in the block's memory, and the block theirs in its row of `partials`. Of
+// kBlocksPerProcessor blocks no architecture spills registers.
+template <typename T, typename G, int V, QkNorm kNorm>
+__global__ void __launch_bounds__(kThreads, 4)
+    QkvNormBackwardKernel(const QkvBackwardArgs<T, G> args, float* partials) {
   extern __shared__ float4 shared[];
   __shared__ BlockScratch scratch;
   float* tiles = reinterpret_cast<float*>(shared);
   TileTeam team;
   const int64_t width = 2 * args.head_size;
-  QkvBackward<T, G, V>(team, args, tiles + team.TileOfBlock() * width);
-  if (args.k_weight_E == nullptr) return;
+  QkvBackward<T, G, V, kNorm>(team, args, tiles + team.TileOfBlock() * width);
   BlockTeam block(scratch);
   JoinTiles(block, tiles, team.TilesOfBlock(), width, partials + block.index() * width);
 }
 
-unsigned ForwardBlocks(int64_t rows, int64_t slots) { return NumBlocks(CeilDiv(rows * slots, kTiles), 64); }
+unsigned BlocksOfHeads(int64_t rows, int64_t slots) { return NumBlocks(CeilDiv(rows * slots, kTiles), 64); }
+
+template <typename T, typename G, int V>
+void RunQkvNormBackward(const QkvBackwardArgs<T, G>& args, unsigned blocks, float* partials, cudaStream_t stream) {
+  const size_t shared_bytes = sizeof(float) * 2 * static_cast<size_t>(args.head_size) * kTiles;
+  if (QkNormOf(true, args.head_size, kTileLanes, V) == QkNorm::kOnePack) {
+    QkvNormBackwardKernel<T, G, V, QkNorm::kOnePack><<<blocks, kThreads, shared_bytes, stream>>>(args, partials);
+  } else {
+    QkvNormBackwardKernel<T, G, V, QkNorm::kPacks><<<blocks, kThreads, shared_bytes, stream>>>(args, partials);
+  }
+}
+
+template <typename T, typename G>
+cudaError_t LaunchQkvNormBackward(const QkvBackwardArgs<T, G>& args, const QkvWeightSums& sums, cudaStream_t stream) {
+  const int64_t size = args.head_size;
+  const auto blocks = static_cast<unsigned>(QkvBackwardBlocks(args.rows));
+  if (UsesVectors(args)) {
+    RunQkvNormBackward<T, G, kVector<T>>(args, blocks, sums.partials, stream);
+  } else {
+    RunQkvNormBackward<T, G, 1>(args, blocks, sums.partials, stream);
+  }
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  const bool has_q = sums.dq_weight_E != nullptr;
+  return LaunchColumnSums<float>({.partials = has_q ? sums.partials : sums.partials + size,
+                                  .sums = has_q ? sums.dq_weight_E : sums.dk_weight_E,
+                                  .next_sums = has_q ? sums.dk_weight_E : nullptr,
+                                  .rows = blocks,
+                                  .width = size,
+                                  .row_stride = 2 * size},
+                                 stream);
+}
 
 }  // namespace
 
 template <typename T>
 cudaError_t LaunchQkvForward(const QkvForwardArgs<T>& args, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
-  const unsigned blocks = ForwardBlocks(args.rows, args.num_heads + 2 * args.num_kv_heads);
+  const unsigned blocks = BlocksOfHeads(args.rows, args.num_heads + 2 * args.num_kv_heads);
   if (UsesVectors(args)) {
     QkvForwardKernel<T, kVector<T>><<<blocks, kThreads, 0, stream>>>(args);
   } else {
@@ -56,23 +94,14 @@ int64_t QkvBackwardBlocks(int64_t rows) { return NumBlocks(CeilDiv(rows, kMinRow
 template <typename T, typename G>
 cudaError_t LaunchQkvBackward(const QkvBackwardArgs<T, G>& args, const QkvWeightSums& sums, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
-  const bool norm = args.k_weight_E != nullptr;
-  const int64_t size = args.head_size;
-  const unsigned blocks = norm ? static_cast<unsigned>(QkvBackwardBlocks(args.rows))
-                               : ForwardBlocks(args.rows, args.num_heads + 2 * args.num_kv_heads);
-  const size_t shared_bytes = norm ? sizeof(float) * 2 * static_cast<size_t>(size) * kTiles : 0;
+  if (args.k_weight_E != nullptr) return LaunchQkvNormBackward(args, sums, stream);
+  const unsigned blocks = BlocksOfHeads(args.rows, args.num_heads + 2 * args.num_kv_heads);
   if (UsesVectors(args)) {
-    QkvBackwardKernel<T, G, kVector<T>><<<blocks, kThreads, shared_bytes, stream>>>(args, sums.partials);
+    QkvBackwardKernel<T, G, kVector<T>><<<blocks, kThreads, 0, stream>>>(args);
   } else {
-    QkvBackwardKernel<T, G, 1><<<blocks, kThreads, shared_bytes, stream>>>(args, sums.partials);
+    QkvBackwardKernel<T, G, 1><<<blocks, kThreads, 0, stream>>>(args);
   }
-  cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess || !norm) return error;
-  if (sums.dq_weight_E != nullptr) {
-    error = LaunchColumnSums<float>({sums.partials, sums.dq_weight_E, blocks, size, 2 * size}, stream);
-    if (error != cudaSuccess) return error;
-  }
-  return LaunchColumnSums<float>({sums.partials + size, sums.dk_weight_E, blocks, size, 2 * size}, stream);
+  return cudaGetLastError();
 }
 
 template cudaError_t LaunchQkvForward(const QkvForwardArgs<Bf16>&, cudaStream_t);

@@ -6,7 +6,7 @@
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 1024;
 
 template <typename A>
 __global__ void __launch_bounds__(kThreads) ColumnSumsKernel(const ColumnSumsArgs<A> args) {
@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(kThreads) ColumnSumsKernel(const ColumnSumsArg
 template <typename A>
 cudaError_t LaunchColumnSums(const ColumnSumsArgs<A>& args, cudaStream_t stream) {
   if (args.width == 0) return cudaSuccess;
-  ColumnSumsKernel<A><<<NumBlocks(CeilDiv(args.width, kColumnsPerTeam), 32), kThreads, 0, stream>>>(args);
+  const int64_t columns = args.width * (args.next_sums != nullptr ? 2 : 1);
+  ColumnSumsKernel<A><<<NumBlocks(CeilDiv(columns, kColumnsPerTeam), 32), kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -15,7 +15,14 @@ template <typename A>
 struct ColumnSumsArgs {
   const A* partials;  // [rows, row_stride]
   A* sums;            // [width], added to
+  A* next_sums;       // [width] of the columns behind those, added to; null: none
   int64_t rows, width, row_stride;
+
+  // Where the sum of a column is added; null: nowhere.
+  STEMMA_DEVICE A* SumOf(int64_t column) const {
+    if (column < width) return sums + column;
+    return next_sums != nullptr && column < 2 * width ? next_sums + (column - width) : nullptr;
+  }
 };
 
 // `shared`: an element per thread, which all threads of the team see.
@@ -23,18 +30,19 @@ template <typename A, typename Team>
 STEMMA_DEVICE void AddColumnSums(Team& team, const ColumnSumsArgs<A>& a, A* shared) {
   const int columns = team.size() < kColumnsPerTeam ? team.size() : kColumnsPerTeam;
   const int groups = team.size() / columns, group = team.rank() / columns;
-  for (int64_t first = team.index() * columns; first < a.width; first += team.count() * columns) {
+  for (int64_t first = team.index() * columns; a.SumOf(first) != nullptr; first += team.count() * columns) {
     const int64_t column = first + team.rank() % columns;
+    A* const to = a.SumOf(column);
     A sum = 0;
-    if (group < groups && column < a.width) {
-      STEMMA_UNROLL_BY_4
+    if (group < groups && to != nullptr) {
+      STEMMA_UNROLL_BY_8
       for (int64_t r = group; r < a.rows; r += groups) sum += a.partials[r * a.row_stride + column];
     }
     shared[team.rank()] = sum;
     team.Sync();
-    if (group == 0 && column < a.width) {
+    if (group == 0 && to != nullptr) {
       for (int g = 1; g < groups; ++g) sum += shared[g * columns + team.rank()];
-      a.sums[column] += sum;
+      *to += sum;
     }
     team.Sync();
   }

@@ -56,5 +56,15 @@ TEST(AttentionChoiceTest, ChunksAreBoundedAndNeverIdleMoreThanNone) {
   }
 }
 
+TEST(AttentionChoiceTest, KeysAreSplitWhereWhatTheFasterCallGainsIsMoreThanAnotherCallCosts) {
+  using worker::cuda::KeysOfFasterCall;
+  EXPECT_EQ(KeysOfFasterCall(128, 128), 128) << "no other call is made";
+  EXPECT_EQ(KeysOfFasterCall(129, 128), 0);
+  EXPECT_EQ(KeysOfFasterCall(1100, 1024), 1024);
+  EXPECT_EQ(KeysOfFasterCall(1023, 896), 0);
+  EXPECT_EQ(KeysOfFasterCall(10239, 10112), 10112);
+  EXPECT_EQ(KeysOfFasterCall(500, 0), 0);
+}
+
 }  // namespace
 }  // namespace stemma::testing

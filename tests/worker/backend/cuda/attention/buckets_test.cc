@@ -75,6 +75,19 @@ TEST(AdmittedShapesTest, AdmitsWhatLiesInsideAndItsFamilyOnly) {
   }
 }
 
+TEST(AdmittedShapesTest, MostKeysAreTheLongestStartThatIsAdmitted) {
+  AdmittedShapes admitted;
+  EXPECT_EQ(admitted.MostKeys({kFamily, 1, 256, 500}), 0);
+  admitted.Admit(
+      {.family = kFamily, .min_rows = 256, .max_rows = 4096, .min_keys = 128, .max_keys = 8192, .keys_multiple = 128});
+  for (const auto& [keys, most] :
+       {std::pair{127, 0}, {128, 128}, {255, 128}, {8191, 8064}, {8192, 8192}, {20000, 8192}}) {
+    EXPECT_EQ(admitted.MostKeys({kFamily, 1, 256, keys}), most) << keys;
+  }
+  EXPECT_EQ(admitted.MostKeys({kFamily, 1, 4097, 500}), 0) << "too many rows";
+  EXPECT_EQ(admitted.MostKeys({kFamily, 2, 256, 500}), 0) << "batch";
+}
+
 TEST(AdmittedShapesTest, ACausalCallHasAsManyKeysAsRows) {
   AdmittedShapes admitted;
   ShapeFamily causal = kFamily;

@@ -121,18 +121,21 @@ TEST_F(CudaAttentionTest, AWaveOverCudnnIsAttentionOnWholeScores) {
   const Fa2Calls fa2;
   const CudnnCalls cudnn;
   const BucketedCalls dense(cudnn);
-  for (WaveCase wave : CheckedWaves()) {
-    FlashAttentionOptions options{.kernels = ComposedAttentionKernels(), .num_multiprocessors = 132, .dense = &dense};
-    for (const bool causal : {false, true}) {
-      options.admitted.Admit({.family = {wave.num_heads, wave.num_kv_heads, wave.head_size, at::kBFloat16, causal},
-                              .max_batch = 8,
-                              .min_rows = 128,
-                              .max_rows = 4096,
-                              .min_keys = 1,
-                              .max_keys = 4096});
+  for (const int64_t keys_multiple : {1, 128}) {
+    for (const WaveCase& wave : CheckedWaves()) {
+      FlashAttentionOptions options{.kernels = ComposedAttentionKernels(), .num_multiprocessors = 132, .dense = &dense};
+      for (const bool causal : {false, true}) {
+        options.admitted.Admit({.family = {wave.num_heads, wave.num_kv_heads, wave.head_size, at::kBFloat16, causal},
+                                .max_batch = 8,
+                                .min_rows = 128,
+                                .max_rows = 4096,
+                                .min_keys = keys_multiple,
+                                .max_keys = 4096,
+                                .keys_multiple = keys_multiple});
+      }
+      const FlashAttention attention(fa2, options);
+      ExpectRightWave(wave, attention, device_);
     }
-    const FlashAttention attention(fa2, options);
-    ExpectRightWave(wave, attention, device_);
   }
 }
 

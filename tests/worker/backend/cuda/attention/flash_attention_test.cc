@@ -255,6 +255,33 @@ TEST(FlashAttentionTest, AdmittedShapesGoToTheDenseLibraryInBuckets) {
   EXPECT_EQ(dense.Count(/*forward=*/true), 3);
 }
 
+// The dense library admits multiples of 128 keys: those behind them are another call, of the other library.
+TEST(FlashAttentionTest, TheLastKeysOfALongAncestorAreACallOfTheOtherLibrary) {
+  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + 20; ++seed) {
+    Draw draw(seed);
+    const FakeFlashCalls packed, dense;
+    const BucketedCalls bucketed(dense);
+    FlashAttentionOptions options = Options(draw.Of<int64_t (*)(const PrefixCall&, int64_t)>({Chunks<1>, Chunks<3>}));
+    options.dense = &bucketed;
+    options.admitted.Admit({.family = {4, 2, 8, at::kDouble, /*causal=*/false},
+                            .min_rows = 128,
+                            .max_rows = 128,
+                            .min_keys = 128,
+                            .max_keys = 1280,
+                            .keys_multiple = 128});
+    const int64_t keys = draw.Between(900, 1500), in_dense = std::min<int64_t>(keys, 1280) / 128 * 128;
+    WaveCase c{.ancestor_rows = {keys, 40}, .spans = {{draw.Between(1, 9), 0}, {draw.Between(1, 9), 0}, {3, 1}}};
+    c.neighbours = draw.Chance(50);
+    c.seed = seed;
+    EXPECT_LT(ErrorOf(c, FlashAttention(packed, options)), kExact) << "seed " << seed << ", " << Describe(c);
+    int64_t dense_keys = 0, other_keys = 0;
+    for (const AskedCall& call : dense.asked()) dense_keys += call.forward ? call.keys : 0;
+    for (const AskedCall& call : packed.asked()) other_keys += call.forward && !call.causal ? call.keys : 0;
+    EXPECT_EQ(dense_keys, in_dense >= 1024 || in_dense == keys ? in_dense : 0) << "seed " << seed;
+    EXPECT_EQ(dense_keys + other_keys, keys + 40) << "seed " << seed;
+  }
+}
+
 int64_t num_sent = 0;
 at::Tensor CountedSend(const at::Tensor& host, at::Device device) {
   ++num_sent;

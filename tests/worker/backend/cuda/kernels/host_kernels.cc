@@ -14,6 +14,7 @@
 #include "worker/backend/cuda/kernel_args.h"
 #include "worker/backend/cuda/kernels/finite.h"
 #include "worker/backend/cuda/kernels/sums.h"
+#include "worker/backend/cuda/kernels/vector_norm.h"
 
 namespace stemma::testing {
 namespace {
@@ -62,13 +63,16 @@ at::Tensor Partials(int64_t rows, int64_t width, at::ScalarType dtype) {
   return at::full({rows, width}, std::numeric_limits<double>::quiet_NaN(), dtype);
 }
 
-// sums += Σ partials[:, first, first + numel of sums).
+// sums += Σ partials[:, first, first + numel of sums), and next_sums, if defined, += those of the columns behind.
 template <typename A>
-void AddPartials(const at::Tensor& partials, int64_t first, const at::Tensor& sums) {
-  const int64_t rows = partials.size(0) - (run.fault == Fault::kLastTeamMissing ? 1 : 0);
+void AddPartials(const at::Tensor& partials, int64_t first, const at::Tensor& sums, const at::Tensor& next_sums = {}) {
   std::vector<A> shared(static_cast<size_t>(run.shape.size));
-  const cuda::ColumnSumsArgs<A> args{worker::Data<const A>(partials) + first, worker::Data<A>(sums), rows, sums.numel(),
-                                     partials.size(1)};
+  const cuda::ColumnSumsArgs<A> args{.partials = worker::Data<const A>(partials) + first,
+                                     .sums = worker::Data<A>(sums),
+                                     .next_sums = next_sums.defined() ? worker::Data<A>(next_sums) : nullptr,
+                                     .rows = partials.size(0) - (run.fault == Fault::kLastTeamMissing ? 1 : 0),
+                                     .width = sums.numel(),
+                                     .row_stride = partials.size(1)};
   RunBody([&](auto& team) { cuda::AddColumnSums(team, args, shared.data()); });
 }
 
@@ -122,8 +126,17 @@ void RunQkvBackward(const QkvBackwardOperands& operands) {
   const at::Tensor tiles = Partials(run.shape.count, width, at::kFloat);
   const at::Tensor partials = Partials(blocks, width, at::kFloat);
   PickVector<cuda::kVector<T>>(UsesVectors(args), [&]<int V>() {
-    RunBody(
-        [&](auto& team) { cuda::QkvBackward<T, G, V>(team, args, worker::Data<float>(tiles) + team.index() * width); });
+    RunBody([&](auto& team) {
+      float* sums = worker::Data<float>(tiles) + team.index() * width;
+      switch (cuda::QkNormOf(args.k_weight_E != nullptr, args.head_size, team.size(), V)) {
+        case cuda::QkNorm::kNone:
+          return cuda::QkvBackward<T, G, V, cuda::QkNorm::kNone>(team, args, nullptr);
+        case cuda::QkNorm::kOnePack:
+          return cuda::QkvBackward<T, G, V, cuda::QkNorm::kOnePack>(team, args, sums);
+        case cuda::QkNorm::kPacks:
+          return cuda::QkvBackward<T, G, V, cuda::QkNorm::kPacks>(team, args, sums);
+      }
+    });
   });
   if (args.k_weight_E == nullptr) return;
   for (int64_t block = 0; block < blocks; ++block) {
@@ -133,7 +146,7 @@ void RunQkvBackward(const QkvBackwardOperands& operands) {
       cuda::JoinTiles(team, of_block, num_tiles, width, worker::Data<float>(partials) + block * width);
     });
   }
-  if (args.num_heads > 0) AddPartials<float>(partials, 0, operands.dq_weight_E);
+  if (args.num_heads > 0) return AddPartials<float>(partials, 0, operands.dq_weight_E, operands.dk_weight_E);
   AddPartials<float>(partials, args.head_size, operands.dk_weight_E);
 }
 
@@ -149,7 +162,8 @@ void QkvBackward(const QkvBackwardOperands& operands) {
 }
 
 void EmbeddingBackward(const EmbeddingBackwardOperands& operands) {
-  const auto [sorted, rows] = at::sort(operands.tokens_T, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto [sorted, rows] =
+      at::sort(operands.tokens_T.to(at::kInt), /*stable=*/true, /*dim=*/0, /*descending=*/false);
   DispatchRunType(operands.dx_TD.scalar_type(), [&]<typename T>() {
     const auto args = ArgsOf<T>(operands, sorted, rows);
     PickVector<cuda::kVector<T>>(
@@ -184,6 +198,21 @@ void Loss(const LossOperands& operands) {
   }
   RunBody([&](auto& team) { cuda::Loss(team, args); });
   AddPartials<double>(partials, 0, operands.sums);
+}
+
+void VectorNorm(const VectorNormOperands& operands) {
+  const at::Tensor partials = Partials(1, run.shape.count, at::kDouble);
+  DispatchRunType(operands.values.scalar_type(), [&]<typename T>() {
+    const cuda::VectorNormArgs<T> args{worker::Data<const T>(operands.values), operands.values.numel(),
+                                       worker::Data<double>(partials)};
+    PickVector<cuda::kVector<T>>(UsesVectors(args),
+                                 [&]<int V>() { RunBody([&](auto& team) { cuda::SumSquares<T, V>(team, args); }); });
+  });
+  const TeamShape one{run.shape.size, 1, run.shape.order};
+  const int64_t teams = partials.numel() - (run.fault == Fault::kLastTeamMissing ? 1 : 0);
+  RunTeams(one, [&](auto& team) {
+    cuda::NormOfPartials(team, worker::Data<const double>(partials), teams, worker::Data<double>(operands.norm));
+  });
 }
 
 int64_t FirstNonfinite(const at::Tensor& values) {
@@ -233,6 +262,7 @@ Kernels HostKernels(const HostRun& as_said) {
   kernels.head_forward = HeadForward;
   kernels.head_backward = HeadBackward;
   kernels.loss = Loss;
+  kernels.vector_norm = VectorNorm;
   kernels.first_nonfinite = FirstNonfinite;
   return kernels;
 }

@@ -58,6 +58,18 @@ TEST(KernelBodiesTest, TheLossIsTheComposed) {
   }
 }
 
+TEST(KernelBodiesTest, TheNormOfAVectorIsTheComposed) {
+  for (const TeamShape& shape : kShapes) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (uint32_t seed = kSeed; seed < kSeed + kCases; ++seed) {
+        const Outputs actual = VectorNormCase(HostTables({shape}), dtype, Drawn(seed, {}));
+        EXPECT_LE(WorstError(actual, VectorNormCase(ComposedTables(), dtype, Drawn(seed, {}))), 5e-8)
+            << "seed " << seed;
+      }
+    }
+  }
+}
+
 // One row after the other, on both sides.
 TEST(KernelBodiesTest, EmbeddingGradientsAreTheCpusBits) {
   const Tables cpu{MakeCpuBackend().kernels, {}};

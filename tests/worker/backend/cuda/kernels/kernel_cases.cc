@@ -201,6 +201,14 @@ Outputs HeadBackwardCase(const Tables& tables, at::ScalarType dtype, Drawn drawn
   return {dlogits};
 }
 
+Outputs VectorNormCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
+  const int64_t count = drawn.Width() * (1 + drawn.Rows());
+  const at::Tensor values = drawn.Normal({count}, dtype).mul_(drawn.Coin() ? 1e25 : 1);  // squares beyond fp32
+  const at::Tensor norm = drawn.Unwritten({}, at::kDouble);
+  tables.kernels.vector_norm({values, norm});
+  return {norm / (values.to(at::kDouble).abs().amax() + 1e-30)};
+}
+
 Outputs NonfiniteCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
   const int64_t count = drawn.Width() * drawn.Rows();
   const at::Tensor values = drawn.Normal({count}, dtype);

@@ -67,6 +67,7 @@ TEST_F(KernelsDeviceTest, NoRowsChangeNothing) {
 
 // fp64 throughout: as in kernel_bodies_test.
 TEST_F(KernelsDeviceTest, TheLossIsTheComposed) { ExpectTheComposed(LossCase, 5e-8); }
+TEST_F(KernelsDeviceTest, TheNormOfAVectorIsTheComposed) { ExpectTheComposed(VectorNormCase, 5e-8); }
 
 }  // namespace
 }  // namespace stemma::testing
