@@ -33,6 +33,8 @@ class Rows:
             if self.report.get("schema") != SCHEMA:
                 raise SystemExit(f"{path} is no {SCHEMA}: move it away")
         self.part = self.report["parts"][PART] = {"state": "running", "facts": {}, "tables": {PART: []}}
+        if "taken" in self.report:
+            self.part["commit"] = self.report["taken"].get("commit", "")
         self.write()
 
     def add(self, row):

@@ -100,9 +100,15 @@ def about_lines(report):
     device = report.fact("self_check", "device") or {}
     name = device.get("name") or NOT_MEASURED
     hardware = report.taken.get("hardware")
-    lines = ["In bf16, on models of Llama3-8B's and Qwen3-8B's shape, with as many layers as each table says.", "", f"Device: {name}{f' ({hardware})' if hardware else ''}; driver {device.get('driver') or NOT_MEASURED}, torch {device.get('torch') or NOT_MEASURED}. "
+    lines = ["In bf16, on models of Llama3-8B's and Qwen3-8B's shape, with as many layers as each table says.", "",
+             f"Device: {name}{f' ({hardware})' if hardware else ''}; driver {device.get('driver') or NOT_MEASURED}, torch "
+             f"{device.get('torch') or NOT_MEASURED}. "
              "Seconds are medians (least–most) of three runs, or of as many as begin within two seconds, after two warm-ups, by the "
              "device's clock; no optimizer, server or client is in them."]
+    commits = {part: report.parts.get(part, {}).get("commit") for part in PARTS}
+    others = [f"{part} at {commit}" for part, commit in commits.items() if commit and commit != report.taken.get("commit")]
+    if others:
+        lines += ["", "Measured at other commits: " + "; ".join(others) + "."]
     states = [f"{part} {report.state(part)}" for part in PARTS if report.state(part) != "done"]
     if states:
         lines += ["", "Parts that are not whole: " + "; ".join(states) + "."]

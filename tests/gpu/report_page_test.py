@@ -37,6 +37,23 @@ def test_without_a_report_every_bar_is_not_measured():
     assert not any(character.isdigit() for line in lines for character in line.split("|")[0] if line.startswith("|"))
 
 
+def test_parts_of_other_builds_are_named():
+    content = report(rates={}, dense={})
+    content["parts"]["rates"]["commit"], content["parts"]["dense"]["commit"] = "abc", "def"
+    assert "Measured at other commits: dense at def." in page(content)
+    content["parts"]["dense"]["commit"] = "abc"
+    assert "other commits" not in page(content)
+
+
+def test_a_kernel_that_moves_little_has_no_bandwidth_to_be_judged_by():
+    kernels = [{"kernel": "loss", "rows": 64, "seconds": spread(1e-5), "bytes": 1e6, "bytes_per_s": 1e11},
+               {"kernel": "loss", "rows": 1 << 22, "seconds": spread(1e-4), "bytes": 2e8, "bytes_per_s": 2e12}]
+    rates = {"copies": [{"direction": "inside", "bytes": 2e9, "bytes_per_s": 2.5e12, "seconds": spread(1e-3)}]}
+    text = page(report(kernels={"kernels": kernels}, rates=rates))
+    assert "met: the slowest fused kernel, of the rate of a copy inside the device: 80.0%, loss" in text
+    assert "| loss | 64 |" in text and "4.0%" in text
+
+
 def test_every_cell_of_the_sweep_has_a_line():
     text = page(report(reuse={"reuse": [reuse(10240, 2048, 16, 0.98)]}))
     assert text.count("| 10240/2048 |") == 6 and text.count("| 6144/6144 |") == 6

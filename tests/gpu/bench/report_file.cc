@@ -35,6 +35,8 @@ const json& ReportFile::part(const std::string& name) const {
 
 void ReportFile::Begin(const std::string& name) {
   report_["parts"][name] = {{"state", "running"}, {"facts", json::object()}, {"tables", json::object()}};
+  // Parts of one report may be of several builds: the report is kept from run to run.
+  if (report_.contains("taken")) report_["parts"][name]["commit"] = report_["taken"].value("commit", "");
   Write();
 }
 

@@ -44,6 +44,19 @@ TEST(ReportFileTest, AnotherProcessGoesOnWithItAndAPartIsTakenAnew) {
   EXPECT_TRUE(second->part("capacity").is_null());
 }
 
+TEST(ReportFileTest, APartSaysOfWhichBuildItIs) {
+  const TempFolder folder;
+  const std::string path = folder / "report.json";
+  auto report = ReportFile::Open(path);
+  ASSERT_THAT(report, IsOk());
+  report->SetTaken({{"commit", "a"}});
+  report->Begin("rates");
+  report->SetTaken({{"commit", "b"}});
+  report->Begin("dense");
+  EXPECT_EQ(Read(path)["parts"]["rates"]["commit"], "a");
+  EXPECT_EQ(Read(path)["parts"]["dense"]["commit"], "b");
+}
+
 TEST(ReportFileTest, WhatIsNoReportIsRefusedAndStays) {
   const TempFolder folder;
   for (const char* text : {"", "{", "[]", R"({"schema": "another"})"}) {

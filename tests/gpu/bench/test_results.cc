@@ -39,7 +39,8 @@ void AddTestRun(const TestRun& run, ReportFile& report) {
       }
       for (const auto& [key, value] : test.items()) {
         // What a test recorded of what it saw stands beside its result's own fields.
-        if (value.is_string() && key.find('_') != std::string::npos && test.value("result", "") != "SKIPPED") {
+        const bool is_own = key.find('_') == std::string::npos || key == "type_param" || key == "value_param";
+        if (value.is_string() && !is_own && test.value("result", "") != "SKIPPED") {
           row["seen"][name + "." + key] = value;
         }
       }

@@ -211,7 +211,7 @@ std::vector<Case> VectorNormCases(const CheckShape&) {
       for (const Numbers numbers : {Numbers::kRun, Numbers::kAcc}) {
         cases.push_back({absl::StrCat(count, " numbers of about ", scale), [=](const Side& side, Operands& operands) {
                            const at::Tensor values = operands.Normal({count}, numbers, scale);
-                           side.kernels.vector_norm({values, operands.Written("norm", {}, Numbers::kRows)});
+                           side.kernels.vector_norm({values, operands.Written("norm", {1}, Numbers::kRows)[0]});
                          }});
       }
     }
