@@ -312,7 +312,8 @@ FlopParts ClusterWorkSums::Rounding(const WavePasses& waves) const {
 // Counts one block more for what is done around each wave's call over its prefixes, as around a span's.
 double ClusterWorkSums::ScoreBlocks(const WavePasses& waves, const Members& members) const {
   if (members.merged_rows == 0) return members.score_blocks;
-  return members.score_blocks + static_cast<double>(waves.waves) * HeadLayers(shape_.config, shape_.config.num_layers);
+  return members.score_blocks +
+         static_cast<double>(waves.prefix_waves) * HeadLayers(shape_.config, shape_.config.num_layers);
 }
 
 Work ClusterWorkSums::SuffixForward(const WavePasses& waves, bool entropy, const Members& members) const {

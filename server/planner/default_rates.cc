@@ -15,13 +15,11 @@ namespace {
 // Whose rates a GPU has that is not in the table.
 constexpr char kOfUnknownDevices[] = "h100";
 
-// What of a device's published numbers is reached: measured on an H100 (tests/gpu/reports/2026-11-26-h100.json). A
-// layer's products have 745 of 989 TFLOP/s, the head with its kernels 620, cuDNN's attention on 8 K rows and more with
-// heads of 128 has 620 to 650, and backward 440: 545 where five products are counted and not our four. Memory gives 3.0
-// of 3.35 TB/s.
-constexpr double kProductsReached = 745.0 / 989, kHeadReached = 620.0 / 989, kAttentionReached = 630.0 / 989,
-                 kBackwardReached = 440.0 / 989;
-constexpr double kMemoryReached = 3.0 / 3.35;
+// What of a device's published numbers is reached. Of an H200's 989 TFLOP/s, cuDNN's published attention (8 K rows,
+// heads of 128) has 620, and backward 440: 550 where five products are counted and not our four. Products at 790, and
+// memory at 4.3 of 4.8 TB/s, are assumed until measured.
+constexpr double kProductsReached = 790.0 / 989, kAttentionReached = 620.0 / 989, kBackwardReached = 440.0 / 989;
+constexpr double kMemoryReached = 4.3 / 4.8;
 // bf16 is what tensor cores are for: fp32 and fp64 run on what is left.
 constexpr double kSlowerThanBf16 = 10;
 // Rows of the tiles in which products run: those of cuBLAS's fastest kernels have 128 or 256.
@@ -62,8 +60,7 @@ Rates GpuRates(const PublishedDevice& device, RunDtype dtype) {
   Rates rates;
   rates.row_quantum = kTileRows;
   rates.copies_overlap = true;
-  rates[kLinear] = factor / (device.flops_per_s * kProductsReached);
-  rates[kHead] = factor / (device.flops_per_s * kHeadReached);
+  rates[kLinear] = rates[kHead] = factor / (device.flops_per_s * kProductsReached);
   rates[kAttentionForward] = factor / (device.flops_per_s * kAttentionReached);
   rates[kAttentionBackward] = factor / (device.flops_per_s * kBackwardReached);
   rates[kElement] = run_bytes / bytes_per_s;

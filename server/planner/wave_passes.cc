@@ -20,6 +20,8 @@ struct MemberRows {
   int64_t head = 0, kv_only = 0;
 };
 
+bool Attends(const MemberShape& member) { return !member.dense && member.prefix_rows > 0; }
+
 }  // namespace
 
 int64_t RowPadding(const ByteShape& shape, int64_t rows, int64_t block_rows) {
@@ -29,6 +31,7 @@ int64_t RowPadding(const ByteShape& shape, int64_t rows, int64_t block_rows) {
 
 void AddWave(const ByteShape& shape, std::span<const MemberShape> members, WavePasses& passes) {
   ++passes.waves;
+  passes.prefix_waves += std::any_of(members.begin(), members.end(), Attends) ? 1 : 0;
   if (shape.row_quantum == 1) {
     ++passes.head_chunks;
     return;
@@ -44,6 +47,9 @@ void AddWave(const ByteShape& shape, std::span<const MemberShape> members, WaveP
 
 WavePasses LeastPasses(const ByteShape& shape, std::span<const MemberShape> members, int64_t waves) {
   WavePasses least(waves);
+  if (!std::all_of(members.begin(), members.end(), Attends)) {
+    least.prefix_waves = std::any_of(members.begin(), members.end(), Attends) ? 1 : 0;
+  }
   if (shape.row_quantum == 1) return least;
   const MemberRows rows(members);
   least.head_chunks = std::max(waves, DivideUp(rows.head, shape.head_chunk_rows));

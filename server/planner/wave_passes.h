@@ -1,7 +1,7 @@
 // What the products of waves compute and read beyond their rows' own: tiles of rows that are not full, and weights that
 // are passed over again. Pure; the cost model's, and of the cuts into waves, which keep it beside them.
 //
-// Where the device's row quantum is 1, waves are a number and nothing else, so that seconds are linear in rows.
+// Where the device's row quantum is 1, waves are two numbers and nothing else, so that seconds are linear in rows.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +35,12 @@ struct MemberShape {
 // Waves of one rank as its products see them, added up.
 struct WavePasses {
   WavePasses() = default;
-  // So many waves, each with one chunk of the head's and no rows to round up.
-  WavePasses(int64_t number) : waves(number), head_chunks(number) {}  // NOLINT(google-explicit-constructor)
+  // So many waves that attend to a prefix, each with one chunk of the head's and no rows to round up.
+  WavePasses(int64_t number)  // NOLINT(google-explicit-constructor)
+      : waves(number), prefix_waves(number), head_chunks(number) {}
 
   int64_t waves = 0;
+  int64_t prefix_waves = 0;      // of them, those that attend to a prefix
   int64_t head_chunks = 0;       // of rows that the head takes at a time
   int64_t kv_only_products = 0;  // waves whose rows for K and V alone are products of their own in the last layer
   // Rows by which products are rounded up: of all rows of a wave, of those that are in the model's last layer, of those

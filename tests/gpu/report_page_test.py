@@ -94,7 +94,7 @@ def test_offload_is_held_against_the_tape_that_stays():
 
 
 def test_kernels_are_held_against_the_copy_of_the_same_device():
-    kernels = {"kernels": [{"kernel": "loss", "rows": 8, "seconds": spread(1e-5), "bytes": 10**6, "bytes_per_s": 2e12}]}
+    kernels = {"kernels": [{"kernel": "loss", "rows": 8, "seconds": spread(1e-5), "bytes": 10**9, "bytes_per_s": 2e12}]}
     copies = {"copies": [{"direction": "inside", "bytes": 10**9, "bytes_per_s": 4e12}]}
     assert "* **missed**: the slowest fused kernel, of the rate of a copy inside the device: 50.0%, loss" in page(report(kernels=kernels, rates=copies))
     assert "* not measured: the slowest fused kernel" in page(report(kernels=kernels))

@@ -277,7 +277,7 @@ STEMMA_DEVICE float HeadMean(Team& team, const NormedHead<T, D>& head, float dot
   return team.Sum(dot) * head.rstd * head.rstd / static_cast<float>(2 * head.half);
 }
 
-// For QkNorm::kOnePack: a head is read once.
+// Reads a head once, for QkNorm::kOnePack.
 template <typename T, int V, typename Team, typename D>
 STEMMA_DEVICE void HeadNormBackward(Team& team, const NormedHead<T, D>& head, HeadSums<V>& sums) {
   const int64_t i = static_cast<int64_t>(team.rank()) * V;
@@ -292,7 +292,7 @@ STEMMA_DEVICE void HeadNormBackward(Team& team, const NormedHead<T, D>& head, He
   if (has_pack) WriteHeadGradient(head, mean, i, packs, sums);
 }
 
-// For QkNorm::kPacks: a head is read again, from a cache.
+// Reads a head two times, the second time from a cache, for QkNorm::kPacks.
 template <typename T, int V, typename Team, typename D>
 STEMMA_DEVICE void HeadNormBackward(Team& team, const NormedHead<T, D>& head, float* sums) {
   float dot = 0;
