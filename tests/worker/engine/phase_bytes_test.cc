@@ -244,8 +244,6 @@ std::vector<Setting> Settings() {
       if (qk_norm && std::string(dtype) == "fp64") continue;  // as fp32 shows it
       const std::string family = std::string(dtype) + (qk_norm ? "_qwen3" : "_llama");
       for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}) {
-        // What policies keep, the other two show; fp64 takes long.
-        if (std::string(dtype) == "fp64" && policy != v1::S0 && policy != v1::S3) continue;
         const std::string name = family + "_" + v1::TapePolicy_Name(policy);
         settings.push_back({name + "_long_prefix", dtype, qk_norm, false, 1200, 100, policy, policy});
         settings.push_back({name + "_long_suffix", dtype, qk_norm, false, 200, 600, policy, policy});

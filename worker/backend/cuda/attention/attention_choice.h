@@ -27,7 +27,7 @@ int64_t ChunksOf(const PrefixCall& call, int64_t num_multiprocessors);
 
 // Returns how many of the first `keys` the faster library is given where it takes `most` of them at the most: all, some
 // or none. A call of its own for the keys behind costs the same whatever is before them (a merge, a sum of dq, FA2's
-// own passes over the rows): on an H100 what 1,000 keys gain.
+// own passes over the rows): by estimate, from an H100's rates, what 1,000 keys gain.
 int64_t KeysOfFasterCall(int64_t keys, int64_t most);
 
 }  // namespace stemma::worker::cuda

@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kThreads) SequenceLogRatiosKernel(const Sequen
 
 }  // namespace
 
+// Ten blocks a multiprocessor run at once.
 int64_t LossTeams(int64_t rows) { return NumBlocks(CeilDiv(rows, kThreads), 10); }
 
 cudaError_t LaunchLoss(const LossArgs& args, double* sums, cudaStream_t stream) {

@@ -21,8 +21,9 @@ STEMMA_DEVICE void ForPacks(const Team& team, int64_t width, const Held& held, c
   for (int c = 0; c < kHeld; ++c, i += step) {
     if (i < width) held(c, i);
   }
-  STEMMA_NO_UNROLL  // rows as wide as that are few, and registers for several packs would slow down all
-      for (; i < width; i += step) rest(i);
+  // Rows as wide as that are few, and registers for several packs would slow down all.
+  STEMMA_NO_UNROLL
+  for (; i < width; i += step) rest(i);
 }
 
 // Calls f(i) for each pack of a thread.
