@@ -23,10 +23,11 @@ PRECOMPILED = re.compile(r" -Winvalid-pch -include \S*cmake_pch\.hxx")
 
 
 class Source:
-    """One entry of a compilation database: a source, and how it is compiled but for its name and its object's."""
+    """A source, and how it is compiled but for its name and its object's: `entry` is its own of a compilation database, or
+    that of the unit in which the build compiles it with others."""
 
-    def __init__(self, entry: dict):
-        self.path = entry["file"]
+    def __init__(self, path: str, entry: dict):
+        self.path = path
         self.directory = entry["directory"]
         self.flags = re.sub(r" -o \S+| -c \S+", "", PRECOMPILED.sub("", entry["command"]))
 
@@ -36,8 +37,16 @@ def sources(build: Path) -> list[Source]:
     globs = ["common/*.cc", "server/*.cc", "client/cli/*.cc", "worker/*.cc"]
     listed = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "--", *globs], cwd=ROOT, check=True,
                             capture_output=True, text=True).stdout.split()
-    compiled = {entry["file"]: entry for entry in json.loads((build / "compile_commands.json").read_text())}
-    return [Source(compiled[str(ROOT / path)]) for path in listed if str(ROOT / path) in compiled]
+    compiled = {path: entry for entry in json.loads((build / "compile_commands.json").read_text())
+                for path in sources_of(Path(entry["file"]))}
+    return [Source(str(ROOT / path), compiled[str(ROOT / path)]) for path in listed if str(ROOT / path) in compiled]
+
+
+def sources_of(compiled: Path) -> list[str]:
+    """Returns what a compiled file holds: itself, or the sources that a unit of the build (CMAKE_UNITY_BUILD) includes."""
+    if compiled.parent.name != "Unity":
+        return [str(compiled)]
+    return re.findall(r'#include "(.*)"', compiled.read_text())
 
 
 def units(found: list[Source]) -> list[list[Source]]:

@@ -18,7 +18,7 @@
 namespace stemma {
 namespace {
 
-constexpr size_t kNameBytesMax = 253, kLabelBytesMax = 63, kQuotedBytesMax = 80;
+constexpr size_t kHostBytesMax = 253, kLabelBytesMax = 63, kQuotedBytesMax = 80;
 constexpr uint32_t kPortMax = 65535;
 
 absl::Status Refuse(std::string_view text, std::string_view why) {
@@ -33,10 +33,10 @@ bool IsLabel(const std::string& label) {
 }
 
 // A last label of digits alone would be a mistyped IPv4 address: 127.1, 192.0.2.256.
-bool IsName(const std::string& host) {
+bool IsHostName(const std::string& host) {
   const std::vector<std::string> labels = absl::StrSplit(host, '.');
   const std::string& last = labels.back();
-  return host.size() <= kNameBytesMax && std::all_of(labels.begin(), labels.end(), IsLabel) &&
+  return host.size() <= kHostBytesMax && std::all_of(labels.begin(), labels.end(), IsLabel) &&
          !std::all_of(last.begin(), last.end(), absl::ascii_isdigit);
 }
 
@@ -51,7 +51,7 @@ absl::Status ReadHost(std::string_view text, const std::string& host, bool brack
     result.loopback = IN6_IS_ADDR_LOOPBACK(&v6) != 0;
   } else if (inet_pton(AF_INET, host.c_str(), &v4) == 1) {
     result.loopback = IsLoopbackV4(v4);
-  } else if (IsName(host)) {
+  } else if (IsHostName(host)) {
     result.loopback = absl::EqualsIgnoreCase(host, "localhost");
   } else {
     return Refuse(text, "names no host: write an IPv4 address, an IPv6 address in brackets, or a name, then :PORT");

@@ -16,7 +16,7 @@ namespace {
 constexpr char kUnits[] = "kmgtp";
 constexpr size_t kTextBytesMax = 40;
 
-absl::Status Refuse(std::string_view text) {
+absl::Status RefuseSize(std::string_view text) {
   return absl::InvalidArgumentError(
       absl::StrCat("\"", absl::CEscape(std::string(text.substr(0, kTextBytesMax))),
                    "\" is not a size: write bytes, or a number with KB, MB, GB or TB (powers of 1024), as in 20GB"));
@@ -41,24 +41,24 @@ bool IsNumber(const std::string& text) {
 }  // namespace
 
 absl::StatusOr<uint64_t> ParseByteSize(std::string_view text) {
-  if (text.size() > kTextBytesMax) return Refuse(text);
+  if (text.size() > kTextBytesMax) return RefuseSize(text);
   const size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string number(text.substr(0, end));
   const std::string unit =
       absl::AsciiStrToLower(absl::StripAsciiWhitespace(absl::string_view(text.data() + end, text.size() - end)));
   const int power = PowerOf(unit);
-  if (!IsNumber(number) || power < 0) return Refuse(text);
+  if (!IsNumber(number) || power < 0) return RefuseSize(text);
   const uint64_t factor = uint64_t{1} << (10 * power);
   uint64_t whole = 0;
   if (absl::SimpleAtoi(number, &whole)) {
-    if (whole > UINT64_MAX / factor) return Refuse(text);
+    if (whole > UINT64_MAX / factor) return RefuseSize(text);
     return whole * factor;
   }
   double value = 0;
-  if (!absl::SimpleAtod(number, &value)) return Refuse(text);
+  if (!absl::SimpleAtod(number, &value)) return RefuseSize(text);
   const double bytes = std::floor(value * static_cast<double>(factor));
   // 2^53: below it a double holds every whole number.
-  if (bytes >= 9007199254740992.0 || (power == 0 && bytes != value)) return Refuse(text);
+  if (bytes >= 9007199254740992.0 || (power == 0 && bytes != value)) return RefuseSize(text);
   return static_cast<uint64_t>(bytes);
 }
 

@@ -19,16 +19,16 @@ constexpr size_t kMaxViolations = 20;
 constexpr size_t kMaxTextBytes = 160;
 // gRPC's metadata holds 8 KiB: the message, percent-encoded, and the details with the message again, in base64.
 constexpr size_t kMaxDetailsBytes = 4000;
-constexpr size_t kMaxMessageBytes = 1000;
+constexpr size_t kErrorBytesMax = 1000;
 
-// Cut so that it takes at most kMaxMessageBytes where it is percent-encoded: what a client sent may be in it.
+// Cut so that it takes at most kErrorBytesMax where it is percent-encoded: what a client sent may be in it.
 std::string ShortMessage(const std::string& text) {
   size_t encoded = 0, end = 0;
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    if ((byte & 0xc0) != 0x80 && encoded <= kMaxMessageBytes - 3) end = i;
+    if ((byte & 0xc0) != 0x80 && encoded <= kErrorBytesMax - 3) end = i;
     encoded += byte >= 0x20 && byte < 0x7f && byte != '%' ? 1 : 3;
-    if (encoded > kMaxMessageBytes) return text.substr(0, end) + "...";
+    if (encoded > kErrorBytesMax) return text.substr(0, end) + "...";
   }
   return text;
 }

@@ -22,7 +22,7 @@ namespace {
 constexpr char kTimeFormat[] = "%Y-%m-%dT%H:%M:%E3SZ";
 constexpr int kNoStderr = google::NUM_SEVERITIES;  // above every severity: glog itself writes nothing there
 
-const char* NameOf(LogLevel level) {
+const char* LevelName(LogLevel level) {
   switch (level) {
     case LogLevel::kDebug:
       return "debug";
@@ -99,7 +99,7 @@ std::map<std::string, LogFormat> LogFormats() { return {{"text", LogFormat::kTex
 std::map<std::string, LogLevel> LogLevels() {
   std::map<std::string, LogLevel> levels;
   for (const LogLevel level : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
-    levels[NameOf(level)] = level;
+    levels[LevelName(level)] = level;
   }
   return levels;
 }
@@ -110,10 +110,10 @@ std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::stri
   if (format == LogFormat::kText) {
     std::string text(message);
     std::replace(text.begin(), text.end(), '\n', ' ');
-    return absl::StrCat(stamp, " ", absl::AsciiStrToUpper(NameOf(level)), " ", text);
+    return absl::StrCat(stamp, " ", absl::AsciiStrToUpper(LevelName(level)), " ", text);
   }
   const nlohmann::ordered_json line = {
-      {"time", stamp}, {"level", NameOf(level)}, {"program", program}, {"pid", getpid()}, {"message", message}};
+      {"time", stamp}, {"level", LevelName(level)}, {"program", program}, {"pid", getpid()}, {"message", message}};
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

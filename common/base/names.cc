@@ -22,7 +22,7 @@ bool IsName(std::string_view name, std::string_view punctuation) {
   return name.find("..") == std::string_view::npos;
 }
 
-absl::Status Refuse(std::string_view name, std::string_view characters) {
+absl::Status RefuseName(std::string_view name, std::string_view characters) {
   return absl::InvalidArgumentError(absl::StrCat("\"", absl::CEscape(std::string(name.substr(0, 80))),
                                                  name.size() > 80 ? "..." : "", "\" is not a valid name: 1 to ",
                                                  kMaxNameBytes, " of ", std::string(characters),
@@ -32,11 +32,11 @@ absl::Status Refuse(std::string_view name, std::string_view characters) {
 }  // namespace
 
 absl::Status CheckRequestId(std::string_view id) {
-  return IsName(id, "._/-") ? absl::OkStatus() : Refuse(id, "A-Z a-z 0-9 . _ / -");
+  return IsName(id, "._/-") ? absl::OkStatus() : RefuseName(id, "A-Z a-z 0-9 . _ / -");
 }
 
 absl::Status CheckFileName(std::string_view name) {
-  return IsName(name, "._-") ? absl::OkStatus() : Refuse(name, "A-Z a-z 0-9 . _ -");
+  return IsName(name, "._-") ? absl::OkStatus() : RefuseName(name, "A-Z a-z 0-9 . _ -");
 }
 
 }  // namespace stemma

@@ -25,7 +25,7 @@ namespace {
 
 constexpr uint64_t kBytesMax = 4096;
 
-absl::Status Refuse(const std::string& path, const std::string& why) {
+absl::Status Reject(const std::string& path, const std::string& why) {
   return absl::InvalidArgumentError(absl::StrCat("the ready file ", path, " ", why));
 }
 
@@ -46,11 +46,11 @@ absl::Status CheckFolder(const std::string& path) {
   if (folder.empty()) folder = ".";
   struct stat info;
   if (stat(folder.c_str(), &info) != 0) {
-    return Refuse(path, absl::StrCat("cannot be written: ", folder, ": ", std::strerror(errno)));
+    return Reject(path, absl::StrCat("cannot be written: ", folder, ": ", std::strerror(errno)));
   }
-  if (!S_ISDIR(info.st_mode)) return Refuse(path, absl::StrCat("cannot be written: ", folder, " is no folder"));
+  if (!S_ISDIR(info.st_mode)) return Reject(path, absl::StrCat("cannot be written: ", folder, " is no folder"));
   if (access(folder.c_str(), W_OK | X_OK) != 0) {
-    return Refuse(path, absl::StrCat("cannot be written: ", folder, ": ", std::strerror(errno)));
+    return Reject(path, absl::StrCat("cannot be written: ", folder, ": ", std::strerror(errno)));
   }
   return absl::OkStatus();
 }
@@ -61,15 +61,15 @@ absl::Status ReadyFile::Check(const std::string& path) {
   RETURN_IF_ERROR(CheckFolder(path));
   struct stat info;
   if (lstat(path.c_str(), &info) != 0) {
-    return errno == ENOENT ? absl::OkStatus() : Refuse(path, absl::StrCat("cannot be written: ", std::strerror(errno)));
+    return errno == ENOENT ? absl::OkStatus() : Reject(path, absl::StrCat("cannot be written: ", std::strerror(errno)));
   }
-  if (!S_ISREG(info.st_mode)) return Refuse(path, "is there already and is no file: name another path");
+  if (!S_ISREG(info.st_mode)) return Reject(path, "is there already and is no file: name another path");
   const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
-  if (!file.ok()) return Refuse(path, absl::StrCat("cannot be read: ", file.status().message()));
-  if (flock(file->fd(), LOCK_SH | LOCK_NB) != 0) return Refuse(path, "is of a server that runs: name another path");
+  if (!file.ok()) return Reject(path, absl::StrCat("cannot be read: ", file.status().message()));
+  if (flock(file->fd(), LOCK_SH | LOCK_NB) != 0) return Reject(path, "is of a server that runs: name another path");
   std::string text(std::min(file->bytes(), kBytesMax), '\0');
   if (file->bytes() > kBytesMax || !file->ReadAt(0, text.data(), text.size()).ok() || !IsReadyText(text)) {
-    return Refuse(path, "is there already and no server wrote it, so it is left as it is: name another path");
+    return Reject(path, "is there already and no server wrote it, so it is left as it is: name another path");
   }
   return absl::OkStatus();
 }

@@ -31,7 +31,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
 constexpr uint64_t kMaxFileBytes = 1 << 20;
-constexpr uint64_t kMaxMessageBytes = (uint64_t{1} << 31) - 1;  // gRPC's limit is an int
+constexpr uint64_t kGrpcBytesMax = (uint64_t{1} << 31) - 1;  // gRPC's limit is an int
 
 int LineOf(const YAML::Node& node) { return node.Mark().line + 1; }
 
@@ -150,7 +150,7 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
           {"checkpoints.every_steps", checkpoints.every_steps(), 0, uint64_t{1} << 40},
           {"checkpoints.every_minutes", checkpoints.every_minutes(), 1, 365 * 24 * 60},
           {"checkpoints.keep", checkpoints.keep(), 2, 1 << 16},
-          {"limits.message_bytes", limits.message_bytes(), 1 << 16, kMaxMessageBytes},
+          {"limits.message_bytes", limits.message_bytes(), 1 << 16, kGrpcBytesMax},
           {"limits.groups", limits.groups(), 1, UINT32_MAX},
           {"limits.rollouts", limits.rollouts(), 1, UINT32_MAX},
           {"limits.tokens", limits.tokens(), 1, uint64_t{1} << 40},

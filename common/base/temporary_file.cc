@@ -17,7 +17,7 @@
 namespace stemma {
 namespace {
 
-constexpr mode_t kMode = 0644;
+constexpr mode_t kFileMode = 0644;
 
 }  // namespace
 
@@ -27,7 +27,7 @@ absl::StatusOr<TemporaryFile> TemporaryFile::Create(const std::string& target) {
   const int fd = mkostemp(path.data(), O_CLOEXEC);
   if (fd < 0) return ErrnoStatus("create", target, errno);
   TemporaryFile file(target, path, fd);
-  if (fchmod(fd, kMode) != 0) return ErrnoStatus("chmod", path, errno);
+  if (fchmod(fd, kFileMode) != 0) return ErrnoStatus("chmod", path, errno);
   return file;
 }
 

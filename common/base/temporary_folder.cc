@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr mode_t kMode = 0755;
+constexpr mode_t kFolderMode = 0755;
 
 }  // namespace
 
@@ -31,7 +31,7 @@ absl::StatusOr<TemporaryFolder> TemporaryFolder::Create(const std::string& targe
   std::string path = (place.parent_path() / absl::StrCat(".tmp-", place.filename().string(), "-XXXXXX")).string();
   if (mkdtemp(path.data()) == nullptr) return ErrnoStatus("create", target, errno);
   TemporaryFolder folder(target, path);
-  if (chmod(path.c_str(), kMode) != 0) return ErrnoStatus("chmod", path, errno);
+  if (chmod(path.c_str(), kFolderMode) != 0) return ErrnoStatus("chmod", path, errno);
   return folder;
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kFramesMax = 64;
 constexpr int kFramesOfHandler = 2;  // Answer, and the kernel's return from it
-constexpr size_t kNameBytesMax = 512;
+constexpr size_t kSymbolBytesMax = 512;
 
 // What the handler fills in; it may use nothing that is not async-signal-safe.
 std::atomic<pthread_t> asked = 0;  // the thread that is to answer
@@ -60,8 +60,8 @@ bool WaitAnswered(absl::Duration within) {
   return true;
 }
 
-std::string NameOf(void* frame) {
-  char name[kNameBytesMax];
+std::string FunctionName(void* frame) {
+  char name[kSymbolBytesMax];
   // The byte before a return address is in the call.
   const void* const call = static_cast<const char*>(frame) - 1;
   return absl::Symbolize(call, name, sizeof(name)) ? name : "?";
@@ -76,7 +76,7 @@ std::string StackOf(pthread_t thread, absl::Duration within) {
     if (asked.exchange(0) != 0 || !WaitAnswered(within)) return "";  // else it has just begun to answer
   }
   std::string stack;
-  for (int i = kFramesOfHandler; i < num_frames; ++i) absl::StrAppend(&stack, NameOf(frames[i]), "\n");
+  for (int i = kFramesOfHandler; i < num_frames; ++i) absl::StrAppend(&stack, FunctionName(frames[i]), "\n");
   return stack;
 }
 

@@ -164,7 +164,7 @@ class SharedPrefixes {
 };
 
 // The layers at work in Phase A; `policy`: what a layer keeps while it runs.
-void RaiseForward(const SharedPrefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
+void RaiseSharedForward(const SharedPrefixes& prefixes, v1::TapePolicy policy, PhaseBytes& highest) {
   for (const ContextBlock& block : prefixes.blocks()) {
     const TensorBytes t = prefixes.Tensors(block);
     highest.RaiseTo(prefixes.Forward(block, 0, prefixes.InputBytes(t)));
@@ -198,7 +198,7 @@ PhaseBytes PrefixKeptBytes(const ByteShape& shape, const PrefixShape& prefix) {
 PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix) {
   const SharedPrefixes prefixes(shape, prefix);
   PhaseBytes highest = prefixes.Kept();  // the end: all tape is kept, the accumulators are made
-  RaiseForward(prefixes, prefix.policy, highest);
+  RaiseSharedForward(prefixes, prefix.policy, highest);
   return highest;
 }
 
@@ -225,7 +225,7 @@ PhaseBytes ForwardPrefixBytes(const ByteShape& shape, const PrefixShape& prefix)
   without_tape.policy = v1::S5;
   const SharedPrefixes prefixes(shape, without_tape, /*forward_only=*/true);
   PhaseBytes highest{.hot_set = prefixes.Kv(), .dormant_set = prefixes.AllOutputs()};
-  RaiseForward(prefixes, v1::S0, highest);
+  RaiseSharedForward(prefixes, v1::S0, highest);
   return highest;
 }
 

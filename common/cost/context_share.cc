@@ -8,7 +8,7 @@ namespace stemma {
 namespace {
 
 // Adds a piece's attention where no other needs as much.
-void AddRun(const LayerRun& run, LayerRuns& runs) {
+void AddLayerRun(const LayerRun& run, LayerRuns& runs) {
   const auto covers = [](const LayerRun& a, const LayerRun& b) {
     return a.rows >= b.rows && a.ancestor_rows >= b.ancestor_rows;
   };
@@ -37,7 +37,7 @@ ContextShare::ContextShare(const ByteShape& shape, const PrefixShape& prefix)
   for (const ContextPiece& piece : pieces_) {
     const auto block = static_cast<size_t>(piece.begin / block_rows);
     rows_[block * Index(ranks_) + Index(piece.rank)] += piece.rows();
-    AddRun({piece.rows(), piece.rows(), piece.begin - piece.prefix_begin}, blocks_[block].runs);
+    AddLayerRun({piece.rows(), piece.rows(), piece.begin - piece.prefix_begin}, blocks_[block].runs);
   }
   std::vector<ContextRows> of_ranks(Index(ranks_));
   for (size_t b = 0; b < num_blocks; ++b) {

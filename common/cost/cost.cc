@@ -20,7 +20,7 @@ SegmentSums One(int64_t ancestor_rows, int64_t rows) {
   return sums;
 }
 
-Flops BothWays(const FlopParts& parts) { return {parts.total(), 2 * parts.total()}; }
+Flops ForwardAndBackward(const FlopParts& parts) { return {parts.total(), 2 * parts.total()}; }
 
 // The layers that prefixes run through: full ones, and after them, where it is the model's last, one of which only K
 // and V are wanted.
@@ -89,10 +89,12 @@ FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suf
   return Parts(LayerRecomputedCost(config, policy), static_cast<double>(config.num_layers), suffixes);
 }
 
-Flops PrefixFlops(const ModelConfig& config, int64_t rows) { return BothWays(PrefixParts(config, One(0, rows))); }
+Flops PrefixFlops(const ModelConfig& config, int64_t rows) {
+  return ForwardAndBackward(PrefixParts(config, One(0, rows)));
+}
 
 Flops SuffixFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) {
-  return BothWays(SuffixParts(config, One(prefix_rows, rows)));
+  return ForwardAndBackward(SuffixParts(config, One(prefix_rows, rows)));
 }
 
 Flops DenseFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) {

@@ -48,7 +48,7 @@ struct AttentionCalls {
   Direction direction;
 };
 
-int64_t RunBytes(const ByteShape& s, const LayerRun& run, const AttentionCalls& calls) {
+int64_t AttentionRunBytes(const ByteShape& s, const LayerRun& run, const AttentionCalls& calls) {
   const int64_t n = run.longest_rows;
   const int64_t given = run.padded_spans > 1 ? run.padded_spans * n * calls.padded : n * calls.own;
   const int64_t own = given + Scratch(s, n, n, calls.direction);
@@ -59,7 +59,7 @@ int64_t RunBytes(const ByteShape& s, const LayerRun& run, const AttentionCalls& 
 // One run after the other.
 int64_t AttentionBytes(const ByteShape& s, const LayerRuns& runs, const AttentionCalls& calls) {
   int64_t bytes = 0;
-  for (const LayerRun& run : runs) bytes = std::max(bytes, RunBytes(s, run, calls));
+  for (const LayerRun& run : runs) bytes = std::max(bytes, AttentionRunBytes(s, run, calls));
   return bytes;
 }
 

@@ -17,7 +17,7 @@ constexpr int64_t kResultBytes = 16;   // its log-prob and entropy, kept until i
 constexpr int64_t kHeadRowBytes = 6 * 8 + 4 * 8;
 constexpr int64_t kForwardHeadRowBytes = 4 * 8;  // in a forward-only pass: log-prob, entropy, the softmax's numbers
 // Numbers that tensor-parallel ranks exchange of a row of logits, in fp64, and what is made of them.
-constexpr int64_t kRowNumberBytes = 8, kOwnRowNumbers = 9, kRowNumbersOfRank = 8;
+constexpr int64_t kChunkNumberBytes = 8, kOwnRowNumbers = 9, kRowNumbersOfRank = 8;
 
 // One chunk of logits.
 int64_t LogitsBytes(const ByteShape& s, int64_t rows) {
@@ -32,7 +32,7 @@ int64_t HeadChunkBytes(const ByteShape& s, int64_t rows) {
   const bool upcasts = s.run_bytes != s.accumulate_bytes;
   const int64_t upcast =
       upcasts ? (chunk + std::min(kUpcastVocabulary, s.config.vocab_size)) * s.config.hidden_size : 0;
-  const int64_t numbers = s.tp > 1 ? chunk * kRowNumberBytes * (kOwnRowNumbers + kRowNumbersOfRank * s.tp) : 0;
+  const int64_t numbers = s.tp > 1 ? chunk * kChunkNumberBytes * (kOwnRowNumbers + kRowNumbersOfRank * s.tp) : 0;
   return LogitsBytes(s, rows) + std::max(upcast * s.accumulate_bytes, numbers);
 }
 

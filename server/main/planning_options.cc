@@ -37,7 +37,7 @@ std::vector<std::string> DeviceNames() {
 }
 
 // Returns 0 where the option is not given.
-uint64_t ReadBytes(const std::string& option, const std::string& text, std::vector<std::string>& problems) {
+uint64_t ReadMemory(const std::string& option, const std::string& text, std::vector<std::string>& problems) {
   if (text.empty()) return 0;
   const absl::StatusOr<uint64_t> bytes = ParseByteSize(text);
   if (!bytes.ok()) {
@@ -51,7 +51,7 @@ uint64_t ReadBytes(const std::string& option, const std::string& text, std::vect
 }
 
 // Reads the file, if there is one, and the flags over it. The file's mesh is no matter: all of them are asked for.
-void ReadConfig(const PlanningFlags& flags, v1::RunConfig& config, std::vector<std::string>& problems) {
+void ReadPlanningConfig(const PlanningFlags& flags, v1::RunConfig& config, std::vector<std::string>& problems) {
   ParsedRunConfig parsed;
   if (!flags.config_file.empty()) {
     absl::StatusOr<ParsedRunConfig> read = ReadRunConfig(flags.config_file);
@@ -64,8 +64,8 @@ void ReadConfig(const PlanningFlags& flags, v1::RunConfig& config, std::vector<s
   if (!flags.model.empty()) parsed.config.set_model(flags.model);
   if (!flags.dtype.empty()) parsed.config.set_dtype(flags.dtype);
   if (flags.threads > 0) parsed.config.set_threads(flags.threads);
-  const uint64_t budget = ReadBytes("--memory-budget", flags.memory_budget, problems);
-  const uint64_t host = ReadBytes("--host-memory", flags.host_memory, problems);
+  const uint64_t budget = ReadMemory("--memory-budget", flags.memory_budget, problems);
+  const uint64_t host = ReadMemory("--host-memory", flags.host_memory, problems);
   if (budget > 0) parsed.config.set_memory_budget_bytes(budget);
   if (host > 0) parsed.config.set_host_memory_bytes(host);
   FillDefaults(parsed.config);
@@ -75,7 +75,7 @@ void ReadConfig(const PlanningFlags& flags, v1::RunConfig& config, std::vector<s
   config = parsed.config;
 }
 
-void OpenModel(const PlanningFlags& flags, PlanningOptions& options, std::vector<std::string>& problems) {
+void OpenPlannedModel(const PlanningFlags& flags, PlanningOptions& options, std::vector<std::string>& problems) {
   if (options.config.model().empty()) return;  // reported already
   absl::StatusOr<ModelConfig> model = ReadModelConfig(options.config.model());
   if (model.ok()) {
@@ -124,9 +124,9 @@ void AddPlanningFlags(CLI::App& app, PlanningFlags& flags, PlanningOptions& opti
 
 void ReadPlanningOptions(const PlanningFlags& flags, PlanningOptions& options, std::vector<std::string>& problems) {
   options.published = FindPublishedDevice(options.device);
-  options.device_bytes = ReadBytes("--device-memory", flags.device_memory, problems);
-  ReadConfig(flags, options.config, problems);
-  OpenModel(flags, options, problems);
+  options.device_bytes = ReadMemory("--device-memory", flags.device_memory, problems);
+  ReadPlanningConfig(flags, options.config, problems);
+  OpenPlannedModel(flags, options, problems);
 }
 
 absl::StatusOr<TraceRequests> ReadTrace(const PlanningOptions& options) {

@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMicrosecondsOfSecond = 1e6;
 
-Rates RatesOnMesh(const MeshRankingOptions& options, v1::OptimizerResidency residency) {
+Rates RatesOfRanking(const MeshRankingOptions& options, v1::OptimizerResidency residency) {
   Rates rates = RatesOf(options, residency);
   for (const LinkRates& link : kLinkRates) {
     if (options.link_bytes_per_s > 0) rates[link.byte] = 1 / options.link_bytes_per_s;
@@ -31,13 +31,13 @@ Rates RatesOnMesh(const MeshRankingOptions& options, v1::OptimizerResidency resi
   return rates;
 }
 
-MeshQuestion QuestionOf(const MeshRankingOptions& options, std::vector<NamedRequest> requests) {
+MeshQuestion RankingQuestion(const MeshRankingOptions& options, std::vector<NamedRequest> requests) {
   return {.config = options.model,
           .run = options.config,
           .requests = std::move(requests),
           .ranks = options.ranks,
           .memory = MemoryOf(options, options.ranks),
-          .rates = [&options](v1::OptimizerResidency residency) { return RatesOnMesh(options, residency); }};
+          .rates = [&options](v1::OptimizerResidency residency) { return RatesOfRanking(options, residency); }};
 }
 
 Json AnswerJson(const MeshAnswer& answer, int64_t device_bytes) {
@@ -70,7 +70,7 @@ Json AnswerJson(const MeshAnswer& answer, int64_t device_bytes) {
 
 Json AnswersJson(const MeshRankingOptions& options, const TraceRequests& read, const MeshQuestion& question,
                  const std::vector<MeshAnswer>& answers) {
-  const Rates rates = RatesOnMesh(options, v1::DEVICE);
+  const Rates rates = RatesOfRanking(options, v1::DEVICE);
   Json json;
   json["ranks"] = options.ranks;
   json["parameters"] = options.model.num_parameters();
@@ -101,7 +101,7 @@ int RankMeshesMain(int argc, char** argv) {
   DivideThreads(options.ranks, options);
   absl::StatusOr<TraceRequests> read = ReadTrace(options);
   if (!read.ok()) return Refuse({std::string(read.status().message())});
-  const MeshQuestion question = QuestionOf(options, std::move(read->requests));
+  const MeshQuestion question = RankingQuestion(options, std::move(read->requests));
   const std::vector<MeshAnswer> answers = RankMeshes(question);
   std::cout << AnswersJson(options, *read, question, answers).dump(-1, ' ', false, Json::error_handler_t::replace)
             << "\n";

@@ -47,15 +47,15 @@ absl::StatusOr<PlannerRequest> WithGroups(const PlannerRequest& request, uint64_
   return scaled;
 }
 
-Rates RatesOnMesh(const SimulationOptions& options, const v1::Mesh& mesh, v1::OptimizerResidency residency) {
+Rates RatesOfSimulation(const SimulationOptions& options, const v1::Mesh& mesh, v1::OptimizerResidency residency) {
   Rates rates = RatesOf(options, residency);
   if (options.rates) rates.seconds = options.rates->seconds;
   if (options.networks) SetNetworks(mesh, *options.networks, rates);
   return rates;
 }
 
-absl::StatusOr<SimulationQuestion> QuestionOf(const SimulationOptions& options,
-                                              const std::vector<NamedRequest>& requests, const v1::Mesh& mesh) {
+absl::StatusOr<SimulationQuestion> QuestionOnMesh(const SimulationOptions& options,
+                                                  const std::vector<NamedRequest>& requests, const v1::Mesh& mesh) {
   const uint32_t ranks = NumRanks(mesh);
   SimulationOptions given = options;
   DivideThreads(ranks, given);
@@ -68,7 +68,7 @@ absl::StatusOr<SimulationQuestion> QuestionOf(const SimulationOptions& options,
                                  .mesh = mesh,
                                  .cores = {}};
   question.mesh_question.rates = [given, mesh](v1::OptimizerResidency residency) {
-    return RatesOnMesh(given, mesh, residency);
+    return RatesOfSimulation(given, mesh, residency);
   };
   if (options.groups_per_copy > 0) {
     for (NamedRequest& named : question.mesh_question.requests) {
@@ -118,7 +118,7 @@ Json MeshJson(const SimulationOptions& options, const std::vector<NamedRequest>&
   Json json;
   json["mesh"] = MeshText(mesh);
   json["ranks"] = NumRanks(mesh);
-  const absl::StatusOr<SimulationQuestion> question = QuestionOf(options, requests, mesh);
+  const absl::StatusOr<SimulationQuestion> question = QuestionOnMesh(options, requests, mesh);
   const absl::StatusOr<SimulationAnswer> answer = question.ok() ? Simulate(*question) : question.status();
   json["possible"] = answer.ok();
   if (!answer.ok()) {

@@ -21,13 +21,13 @@ constexpr double kRateMax = 1e3;  // seconds for one unit
 constexpr const char *kDefaultInside = "nvlink4", *kDefaultBetween = "ib-ndr";
 constexpr uint32_t kDefaultRanksPerHost = 8;
 
-struct Flags {
+struct SimulationFlags {
   std::vector<std::string> meshes;
   std::string rates_file, inside, between;
   uint32_t ranks_per_host = 0;
 };
 
-void AddFlags(CLI::App& app, Flags& flags, SimulationOptions& options) {
+void AddSimulationFlags(CLI::App& app, SimulationFlags& flags, SimulationOptions& options) {
   app.add_option("--mesh", flags.meshes, "axis=size, several separated by commas; may be given several times")
       ->required();
   app.add_option("--rates", flags.rates_file, "rates of a machine that was measured: what `stemma plan -o json` says");
@@ -42,7 +42,7 @@ void AddFlags(CLI::App& app, Flags& flags, SimulationOptions& options) {
   AddNumber(&app, "--cores", options.cores, "cores that all ranks share (default: each has its own)", kAboveZero);
 }
 
-void ReadMeshes(const Flags& flags, SimulationOptions& options, std::vector<std::string>& problems) {
+void ReadMeshes(const SimulationFlags& flags, SimulationOptions& options, std::vector<std::string>& problems) {
   for (const std::string& text : flags.meshes) {
     absl::StatusOr<v1::Mesh> mesh = ParseMesh(text);
     if (!mesh.ok()) {
@@ -68,7 +68,7 @@ void ReadRates(const std::string& path, SimulationOptions& options, std::vector<
 }
 
 // Networks that are given, or those of hosts with GPUs; on cpu, and with measured rates, none unless they are given.
-void ChooseNetworks(const Flags& flags, SimulationOptions& options) {
+void ChooseNetworks(const SimulationFlags& flags, SimulationOptions& options) {
   const bool given = !flags.inside.empty() || !flags.between.empty();
   if (!given && (options.published == nullptr || options.rates)) return;
   const auto named = [](const std::string& name, const char* otherwise) {
@@ -106,8 +106,8 @@ bool ReadSimulationOptions(int argc, char** argv, SimulationOptions& options, st
   SetHelpStyle(app);
   PlanningFlags planning;
   AddPlanningFlags(app, planning, options);
-  Flags flags;
-  AddFlags(app, flags, options);
+  SimulationFlags flags;
+  AddSimulationFlags(app, flags, options);
   if (const std::optional<int> parsed = ParseOptions(app, argc, argv)) {
     exit_code = *parsed;
     return false;

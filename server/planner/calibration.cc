@@ -32,7 +32,7 @@ Work TotalWork(const CalibrationSample& sample) {
 }
 
 // Two samples are of one shape when all their work agrees within some percent.
-std::vector<int> ShapeOf(const CalibrationSample& sample) {
+std::vector<int> SizesOfWork(const CalibrationSample& sample) {
   std::vector<int> shape;
   for (const double units : TotalWork(sample).units) {
     shape.push_back(static_cast<int>(std::lround(std::log1p(units) / std::log(1.1))));
@@ -96,7 +96,7 @@ void Calibration::Fit() {
   std::set<std::vector<int>> shapes;
   std::vector<double> factors, parameter_s;
   for (const CalibrationSample& sample : samples_) {
-    shapes.insert(ShapeOf(sample));
+    shapes.insert(SizesOfWork(sample));
     factors.push_back(sample.seconds.total() / Seconds(TotalWork(sample), defaults_));
     if (sample.apply_s > 0) parameter_s.push_back(sample.apply_s / num_parameters_);
   }

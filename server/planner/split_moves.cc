@@ -13,8 +13,8 @@ constexpr int kAttemptsMax = 1000;
 // So many rollouts or groups of one place are tried, from the most expensive to the cheapest.
 constexpr size_t kTriedOfAPlace = 8;
 // Where the slowest rank is so close to the mean, moves cost more than they win.
-constexpr double kCloseEnough = 1e-3;
-constexpr double kLeastGain = 1e-9;  // of the seconds: below it is rounding
+constexpr double kCloseEnoughRanks = 1e-3;
+constexpr double kLeastGainOfMove = 1e-9;  // of the seconds: below it is rounding
 
 class Mover {
  public:
@@ -25,7 +25,7 @@ class Mover {
     score_ = Measure();
   }
 
-  bool more() const { return attempts_ < kAttemptsMax && score_.max_s > (1 + kCloseEnough) * mean_s_; }
+  bool more() const { return attempts_ < kAttemptsMax && score_.max_s > (1 + kCloseEnoughRanks) * mean_s_; }
 
   // Tries to move each of the split's rollouts to another of its parts; true: one was moved.
   bool MoveRollouts(size_t split) {
@@ -77,8 +77,8 @@ class Mover {
   struct Score {
     double max_s = 0, squares = 0;
     bool BetterThan(const Score& other) const {
-      if (max_s < other.max_s * (1 - kLeastGain)) return true;
-      return max_s <= other.max_s && squares < other.squares * (1 - kLeastGain);
+      if (max_s < other.max_s * (1 - kLeastGainOfMove)) return true;
+      return max_s <= other.max_s && squares < other.squares * (1 - kLeastGainOfMove);
     }
   };
 

@@ -10,7 +10,7 @@
 namespace stemma::server {
 namespace {
 
-constexpr double kNotYet = std::numeric_limits<double>::infinity();
+constexpr double kNotEnded = std::numeric_limits<double>::infinity();
 
 // What a stage does next: an operation of its order, or an exchange with another copy's stage.
 struct Event {
@@ -21,7 +21,7 @@ struct Event {
   std::tuple<size_t, size_t, bool> meeting = {};  // shared group, helper, whether gradients come back
 };
 
-struct Stage {
+struct TimedStage {
   std::vector<Event> events;
   size_t next = 0;
   double free_s = 0;
@@ -37,26 +37,26 @@ class Copy {
     }
     for (size_t s = 0; s < pipeline.orders.stages.size(); ++s) AddStage(s);
     for (std::vector<std::vector<double>>* ends : {&forward_end_s_, &backward_end_s_}) {
-      ends->assign(stages_.size(), std::vector<double>(Items(), kNotYet));
+      ends->assign(stages_.size(), std::vector<double>(Items(), kNotEnded));
     }
   }
 
   size_t num_stages() const { return stages_.size(); }
-  Stage& stage(size_t s) { return stages_[s]; }
+  TimedStage& stage(size_t s) { return stages_[s]; }
   double end_s() const {
     double end_s = 0;
-    for (const Stage& stage : stages_) end_s = std::max(end_s, stage.free_s);
+    for (const TimedStage& stage : stages_) end_s = std::max(end_s, stage.free_s);
     return end_s;
   }
 
   // Runs operations up to the next exchange; returns whether there were any.
   bool Advance(size_t s) {
-    Stage& stage = stages_[s];
+    TimedStage& stage = stages_[s];
     bool moved = false;
     for (; stage.next < stage.events.size() && !stage.events[stage.next].meets; ++stage.next) {
       const Event& event = stage.events[stage.next];
       const double input_s = InputSeconds(s, event);
-      if (input_s == kNotYet) break;
+      if (input_s == kNotEnded) break;
       stage.free_s = std::max(stage.free_s, input_s) + event.seconds;
       (event.forward ? forward_end_s_ : backward_end_s_)[s][event.item] = stage.free_s;
       moved = true;
@@ -84,7 +84,7 @@ class Copy {
   };
 
   void AddStage(size_t s) {
-    Stage& stage = stages_.emplace_back();
+    TimedStage& stage = stages_.emplace_back();
     Place forward, backward;
     for (const StageOperation& operation : pipeline_.orders.stages[s].operations) {
       const bool is_forward = operation.letter == 'A' || operation.letter == 'F';
@@ -130,21 +130,21 @@ class Copy {
   const size_t number_;
   const std::span<const StageExchange> shared_;
   std::map<size_t, size_t> group_of_cluster_;
-  std::vector<Stage> stages_;
+  std::vector<TimedStage> stages_;
   std::vector<std::vector<double>> forward_end_s_, backward_end_s_;  // by stage and item
 };
 
 // Ends one exchange that two copies' ranks of the stage are both at; returns whether there was one.
-bool Meet(std::vector<Copy>& copies, size_t s) {
-  std::map<std::tuple<size_t, size_t, bool>, Stage*> waiting;
+bool MeetOnStage(std::vector<Copy>& copies, size_t s) {
+  std::map<std::tuple<size_t, size_t, bool>, TimedStage*> waiting;
   for (Copy& copy : copies) {
     if (s >= copy.num_stages()) continue;
-    Stage& stage = copy.stage(s);
+    TimedStage& stage = copy.stage(s);
     if (stage.next == stage.events.size() || !stage.events[stage.next].meets) continue;
     const Event& event = stage.events[stage.next];
     const auto [at, is_first] = waiting.emplace(event.meeting, &stage);
     if (is_first) continue;
-    Stage& other = *at->second;
+    TimedStage& other = *at->second;
     stage.free_s = other.free_s = std::max(stage.free_s, other.free_s) + event.seconds;
     ++stage.next;
     ++other.next;
@@ -167,7 +167,7 @@ std::vector<double> RunCopies(std::span<const CopyPipeline> copies, std::span<co
     for (Copy& copy : running) {
       for (size_t s = 0; s < copy.num_stages(); ++s) moved |= copy.Advance(s);
     }
-    for (size_t s = 0; s < stages; ++s) moved |= Meet(running, s);
+    for (size_t s = 0; s < stages; ++s) moved |= MeetOnStage(running, s);
   }
   std::vector<double> ends;
   for (Copy& copy : running) {

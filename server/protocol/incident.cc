@@ -9,7 +9,7 @@ namespace {
 constexpr size_t kPlanBytesMax = 1 << 20;
 
 // Without what it says of each cluster where that is much: a plan of a million rollouts.
-v1::PlanReport Shortened(v1::PlanReport plan) {
+v1::PlanReport ShortenedPlan(v1::PlanReport plan) {
   if (plan.ByteSizeLong() <= kPlanBytesMax) return plan;
   for (v1::StepReport& step : *plan.mutable_steps()) step.clear_clusters();
   return plan;
@@ -19,7 +19,7 @@ std::optional<Incident::Job> JobOf(Jobs& jobs) {
   const RunningJob& running = jobs.running();
   if (!running.exists()) return std::nullopt;
   Incident::Job job = {.id = running.id(), .what = running.what(), .decided = running.committed()};
-  if (running.is_update()) job.plan = Shortened(jobs.RunningUpdate().plan.report);
+  if (running.is_update()) job.plan = ShortenedPlan(jobs.RunningUpdate().plan.report);
   return job;
 }
 

@@ -54,7 +54,7 @@ UpdateRecord RecordOf(const internal::v1::KnownRequest& known) {
   return record;
 }
 
-void NameLineage(const std::string& name, UpdateRecord& record) {
+void NameLineageOfRecord(const std::string& name, UpdateRecord& record) {
   record.lineage = name;
   record.status.set_lineage(name);
   record.result.set_lineage(name);
@@ -317,7 +317,7 @@ void Jobs::RollBack(const LostLineage& lost) {
   for (UpdateRecord* record : table_.InOrder()) {
     if (record->lineage != lost.name) continue;
     if (SurvivesLoss(record->final(), record->last_step, lost.shared_step)) {
-      NameLineage(lineage_->name(), *record);
+      NameLineageOfRecord(lineage_->name(), *record);
       continue;
     }
     record->lost_step = lost.step;
@@ -328,7 +328,7 @@ void Jobs::RollBack(const LostLineage& lost) {
 
 void Jobs::RenameLineage(const std::string& before) {
   for (UpdateRecord* record : table_.InOrder()) {
-    if (record->lineage == before) NameLineage(lineage_->name(), *record);
+    if (record->lineage == before) NameLineageOfRecord(lineage_->name(), *record);
   }
 }
 

@@ -22,7 +22,7 @@ using internal::v1::KeptStep;
 using internal::v1::KnownCheckpoint;
 using internal::v1::KnownRequest;
 
-absl::Status Wrong(const std::string& why) {
+absl::Status Clash(const std::string& why) {
   return absl::DataLossError(absl::StrCat("the journal contradicts itself: ", why));
 }
 
@@ -73,12 +73,12 @@ void DropEndedKept(JournalState& state) {
 }
 
 absl::Status Fold(const internal::v1::ServerStarted& row, JournalState& state) {
-  if (row.epoch() <= state.epoch()) return Wrong(absl::StrCat("epoch ", row.epoch(), " follows ", state.epoch()));
+  if (row.epoch() <= state.epoch()) return Clash(absl::StrCat("epoch ", row.epoch(), " follows ", state.epoch()));
   state.set_epoch(row.epoch());
   return absl::OkStatus();
 }
 
-void NameLineage(const std::string& name, KnownRequest& request) {
+void NameLineageOfRequest(const std::string& name, KnownRequest& request) {
   request.set_lineage(name);
   request.mutable_status()->set_lineage(name);
   if (request.has_result()) request.mutable_result()->set_lineage(name);
@@ -90,7 +90,7 @@ void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next
   for (KnownRequest& request : *state.mutable_requests()) {
     if (request.lineage() != lost.lineage()) continue;
     if (SurvivesLoss(IsFinal(request.status().state()), request.last_step(), shared)) {
-      NameLineage(next, request);
+      NameLineageOfRequest(next, request);
       continue;
     }
     request.set_lost_step(lost.step());
@@ -115,7 +115,7 @@ absl::Status BeginWith(const std::string& checkpoint, uint64_t step, const std::
   }
   const KnownCheckpoint* base = FindCheckpoint(state, checkpoint);
   if (base == nullptr || base->step() != step)
-    return Wrong(absl::StrCat("a lineage begins with checkpoint ", checkpoint, ", which is not there"));
+    return Clash(absl::StrCat("a lineage begins with checkpoint ", checkpoint, ", which is not there"));
   const std::string before = base->lineage();
   for (KnownCheckpoint& known : *state.mutable_checkpoints()) {
     if (known.lineage() == before && known.step() <= step) known.set_lineage(lineage);
@@ -126,14 +126,14 @@ absl::Status BeginWith(const std::string& checkpoint, uint64_t step, const std::
 absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state) {
   if (row.has_lost()) {
     if (row.lost().lineage() != state.lineage())
-      return Wrong(absl::StrCat("lineage ", row.lost().lineage(), " is lost, and was not there"));
+      return Clash(absl::StrCat("lineage ", row.lost().lineage(), " is lost, and was not there"));
     LoseRequests(row.lost(), row.name(), state);
     RETURN_IF_ERROR(BeginWith(row.lost().checkpoint(), row.lost().checkpoint_step(), row.name(), state));
   } else if (state.lineage().empty()) {
     RETURN_IF_ERROR(BeginWith(row.checkpoint(), row.step(), row.name(), state));
   } else {
     for (KnownRequest& request : *state.mutable_requests()) {
-      if (request.lineage() == state.lineage()) NameLineage(row.name(), request);
+      if (request.lineage() == state.lineage()) NameLineageOfRequest(row.name(), request);
     }
     for (KnownCheckpoint& known : *state.mutable_checkpoints()) {
       if (known.lineage() == state.lineage()) known.set_lineage(row.name());
@@ -146,7 +146,7 @@ absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state) {
 
 absl::Status Fold(const internal::v1::RequestAccepted& row, JournalState& state) {
   if (FindOpen(state, row.request_id()) != nullptr)
-    return Wrong(absl::StrCat("request ", row.request_id(), " is accepted twice"));
+    return Clash(absl::StrCat("request ", row.request_id(), " is accepted twice"));
   for (int i = 0; i < state.requests_size(); ++i) {  // its earlier, resumable end
     if (state.requests(i).request_id() != row.request_id()) continue;
     state.mutable_requests()->DeleteSubrange(i, 1);
@@ -175,10 +175,10 @@ absl::Status Fold(const internal::v1::RequestAccepted& row, JournalState& state)
 absl::Status Fold(const internal::v1::StepCommitted& row, JournalState& state) {
   KeptRequest* kept = FindLast(*state.mutable_kept(), row.request_id());
   if (kept == nullptr || !kept->open())
-    return Wrong(absl::StrCat("a step of ", row.request_id(), " is committed, which is not open"));
+    return Clash(absl::StrCat("a step of ", row.request_id(), " is committed, which is not open"));
   const bool applies = row.outcome() == v1::StepResult::APPLIED;
   if (row.step() != state.step() + (applies ? 1 : 0)) {
-    return Wrong(absl::StrCat("step ", row.step(), " is committed after step ", state.step()));
+    return Clash(absl::StrCat("step ", row.step(), " is committed after step ", state.step()));
   }
   state.set_step(row.step());
   *kept->add_steps()->mutable_decision() = row;
@@ -195,11 +195,11 @@ absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
   }
   if (!row.has_result()) return absl::OkStatus();
   KnownRequest* request = FindOpen(state, row.request_id());
-  if (request == nullptr) return Wrong(absl::StrCat("a step of ", row.request_id(), " is applied, which is not open"));
+  if (request == nullptr) return Clash(absl::StrCat("a step of ", row.request_id(), " is applied, which is not open"));
   const v1::StepResult& result = row.result();
   if (result.outcome() == v1::StepResult::APPLIED) {
     if (kept != nullptr && step == nullptr)
-      return Wrong(absl::StrCat("a step of ", row.request_id(), " is applied, which was not committed"));
+      return Clash(absl::StrCat("a step of ", row.request_id(), " is applied, which was not committed"));
     request->mutable_status()->set_steps_applied(request->status().steps_applied() + 1);
     if (step == nullptr) {
       state.set_step(state.step() + 1);
@@ -220,7 +220,7 @@ absl::Status Fold(const internal::v1::StepUndone& row, JournalState& state) {
   KeptRequest* kept = FindLast(*state.mutable_kept(), row.request_id());
   const bool last = kept != nullptr && kept->steps_size() > 0 && !kept->steps().rbegin()->applied() &&
                     kept->steps().rbegin()->decision().k() == row.k();
-  if (!last) return Wrong(absl::StrCat("a step of ", row.request_id(), " is undone, which is not the last one"));
+  if (!last) return Clash(absl::StrCat("a step of ", row.request_id(), " is undone, which is not the last one"));
   if (kept->steps().rbegin()->decision().outcome() == v1::StepResult::APPLIED) state.set_step(state.step() - 1);
   kept->mutable_steps()->RemoveLast();
   return absl::OkStatus();
@@ -228,7 +228,7 @@ absl::Status Fold(const internal::v1::StepUndone& row, JournalState& state) {
 
 absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state) {
   KnownRequest* request = FindOpen(state, row.request_id());
-  if (request == nullptr) return Wrong(absl::StrCat("request ", row.request_id(), " ends, which is not open"));
+  if (request == nullptr) return Clash(absl::StrCat("request ", row.request_id(), " ends, which is not open"));
   v1::RequestStatus& status = *request->mutable_status();
   status.set_state(row.state());
   if (row.has_failure()) *status.mutable_failure() = row.failure();
@@ -247,7 +247,7 @@ absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state)
 absl::Status Fold(const internal::v1::CheckpointSaved& row, JournalState& state) {
   const KnownCheckpoint& saved = row.checkpoint();
   if (FindCheckpoint(state, saved.name()) != nullptr)
-    return Wrong(absl::StrCat("checkpoint ", saved.name(), " is saved twice"));
+    return Clash(absl::StrCat("checkpoint ", saved.name(), " is saved twice"));
   const KnownCheckpoint* before = NewestSound(state);
   const uint64_t needless =
       saved.lineage() == state.lineage() && before != nullptr ? std::min(before->step(), saved.step()) : 0;
@@ -265,7 +265,7 @@ KnownCheckpoint* FindKnownCheckpoint(JournalState& state, const std::string& nam
 
 absl::Status Fold(const internal::v1::CheckpointChanged& row, JournalState& state) {
   KnownCheckpoint* known = FindKnownCheckpoint(state, row.name());
-  if (known == nullptr) return Wrong(absl::StrCat("checkpoint ", row.name(), " changes, which is not there"));
+  if (known == nullptr) return Clash(absl::StrCat("checkpoint ", row.name(), " changes, which is not there"));
   if (row.has_pinned()) known->set_pinned(row.pinned());
   if (row.has_damage()) known->set_damage(row.damage());
   return absl::OkStatus();
@@ -277,7 +277,7 @@ absl::Status Fold(const internal::v1::CheckpointDropped& row, JournalState& stat
     state.mutable_checkpoints()->DeleteSubrange(i, 1);
     return absl::OkStatus();
   }
-  return Wrong(absl::StrCat("checkpoint ", row.name(), " is dropped, which is not there"));
+  return Clash(absl::StrCat("checkpoint ", row.name(), " is dropped, which is not there"));
 }
 
 }  // namespace
@@ -315,7 +315,7 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
     case JournalRow::ROW_NOT_SET:
       break;
   }
-  return Wrong("a row is of a kind that this version does not know: start the version that wrote it");
+  return Clash("a row is of a kind that this version does not know: start the version that wrote it");
 }
 
 bool IsFinal(v1::RequestState state) {

@@ -25,7 +25,7 @@ const LinkRates* FindRates(std::string_view axis) {
   return it == kAxes.end() ? nullptr : &it->second;
 }
 
-absl::Status CheckSeconds(const char* field, double seconds, double least, double most) {
+absl::Status CheckProbeSeconds(const char* field, double seconds, double least, double most) {
   // Written so that a NaN fails, too.
   if (seconds >= least && seconds <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -48,8 +48,8 @@ absl::Status CheckLinks(const LinkReports& links) {
     if (!axes.insert(link.axis()).second) {
       return absl::InvalidArgumentError(absl::StrCat("ready.links.axis has ", link.axis(), " twice"));
     }
-    RETURN_IF_ERROR(CheckSeconds("message_s", link.message_s(), kLinkMessageSecondsMin, kLinkMessageSecondsMax));
-    RETURN_IF_ERROR(CheckSeconds("byte_s", link.byte_s(), kLinkByteSecondsMin, kLinkByteSecondsMax));
+    RETURN_IF_ERROR(CheckProbeSeconds("message_s", link.message_s(), kLinkMessageSecondsMin, kLinkMessageSecondsMax));
+    RETURN_IF_ERROR(CheckProbeSeconds("byte_s", link.byte_s(), kLinkByteSecondsMin, kLinkByteSecondsMax));
   }
   return absl::OkStatus();
 }

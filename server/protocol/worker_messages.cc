@@ -28,21 +28,21 @@ constexpr int kLayoutsMax = 16, kMetadataMax = 8, kKernelsOffMax = 64;
 constexpr uint64_t kMemoryBytesMax = uint64_t{1} << 60;
 constexpr uint32_t kThreadsMax = 4096;
 
-absl::Status Wrong(std::string_view field, std::string_view why) {
+absl::Status WrongField(std::string_view field, std::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(std::string(field), " ", std::string(why)));
 }
 
 absl::Status CheckName(std::string_view field, const std::string& name) {
-  return CheckFileName(name).ok() ? absl::OkStatus() : Wrong(field, "is no name");
+  return CheckFileName(name).ok() ? absl::OkStatus() : WrongField(field, "is no name");
 }
 
 absl::Status CheckLength(std::string_view field, const std::string& text, size_t bytes_max) {
   if (text.size() <= bytes_max) return absl::OkStatus();
-  return Wrong(field, absl::StrCat("has ", text.size(), " bytes, at most ", bytes_max, " are taken"));
+  return WrongField(field, absl::StrCat("has ", text.size(), " bytes, at most ", bytes_max, " are taken"));
 }
 
-absl::Status CheckMemory(std::string_view field, uint64_t bytes) {
-  return bytes <= kMemoryBytesMax ? absl::OkStatus() : Wrong(field, absl::StrCat("is ", bytes));
+absl::Status CheckMemoryBytes(std::string_view field, uint64_t bytes) {
+  return bytes <= kMemoryBytesMax ? absl::OkStatus() : WrongField(field, absl::StrCat("is ", bytes));
 }
 
 absl::Status Check(const internal::v1::Register& message) {
@@ -50,31 +50,31 @@ absl::Status Check(const internal::v1::Register& message) {
   RETURN_IF_ERROR(CheckLength("register.host", message.host(), kHostBytesMax));
   RETURN_IF_ERROR(CheckLength("register.version", message.version(), kVersionBytesMax));
   RETURN_IF_ERROR(CheckLength("register.address", message.address(), kHostBytesMax));
-  if (message.cores() > kThreadsMax) return Wrong("register.cores", absl::StrCat("is ", message.cores()));
+  if (message.cores() > kThreadsMax) return WrongField("register.cores", absl::StrCat("is ", message.cores()));
   if (!message.device().empty() && !ParseDevice(message.device()).ok()) {
-    return Wrong("register.device", "is no device, as cpu:0");
+    return WrongField("register.device", "is no device, as cpu:0");
   }
-  if (message.layouts_size() > kLayoutsMax) return Wrong("register.layouts", "is too long");
-  RETURN_IF_ERROR(CheckMemory("register.memory_bytes", message.memory_bytes()));
-  RETURN_IF_ERROR(CheckMemory("register.memory_free_bytes", message.memory_free_bytes()));
-  return CheckMemory("register.host_free_bytes", message.host_free_bytes());
+  if (message.layouts_size() > kLayoutsMax) return WrongField("register.layouts", "is too long");
+  RETURN_IF_ERROR(CheckMemoryBytes("register.memory_bytes", message.memory_bytes()));
+  RETURN_IF_ERROR(CheckMemoryBytes("register.memory_free_bytes", message.memory_free_bytes()));
+  return CheckMemoryBytes("register.host_free_bytes", message.host_free_bytes());
 }
 
 // What the other ranks dial: an address of one process, never a name to be looked up.
 absl::Status Check(const internal::v1::StoreOpened& message) {
   RETURN_IF_ERROR(CheckLength("store_opened.address", message.address(), kHostBytesMax));
   const absl::StatusOr<HostPort> address = ParseDialAddress(message.address());
-  if (!address.ok()) return Wrong("store_opened.address", std::string(address.status().message()));
+  if (!address.ok()) return WrongField("store_opened.address", std::string(address.status().message()));
   return absl::OkStatus();
 }
 
 absl::Status CheckKernelsOff(const internal::v1::Ready& message) {
-  if (message.kernels_off_size() > kKernelsOffMax) return Wrong("ready.kernels_off", "is too long");
+  if (message.kernels_off_size() > kKernelsOffMax) return WrongField("ready.kernels_off", "is too long");
   std::set<std::string_view> names;
   for (const v1::KernelOff& off : message.kernels_off()) {
     RETURN_IF_ERROR(CheckName("ready.kernels_off.kernel", off.kernel()));
     if (!names.insert(off.kernel()).second) {
-      return Wrong("ready.kernels_off.kernel", absl::StrCat("has ", off.kernel(), " twice"));
+      return WrongField("ready.kernels_off.kernel", absl::StrCat("has ", off.kernel(), " twice"));
     }
     RETURN_IF_ERROR(CheckLength("ready.kernels_off.reason", off.reason(), kTextBytesMax));
   }
@@ -87,7 +87,7 @@ absl::Status Check(const internal::v1::Ready& message) {
   RETURN_IF_ERROR(CheckKernelsOff(message));
   RETURN_IF_ERROR(CheckLinks(message.links()));
   if (message.config().threads() <= kThreadsMax) return absl::OkStatus();
-  return Wrong("ready.config.threads", absl::StrCat("is ", message.config().threads()));
+  return WrongField("ready.config.threads", absl::StrCat("is ", message.config().threads()));
 }
 
 absl::Status Check(const internal::v1::StepKey& key) {
@@ -96,7 +96,7 @@ absl::Status Check(const internal::v1::StepKey& key) {
 }
 
 absl::Status CheckSeconds(std::string_view field, double seconds) {
-  return std::isfinite(seconds) && seconds >= 0 ? absl::OkStatus() : Wrong(field, absl::StrCat("is ", seconds));
+  return std::isfinite(seconds) && seconds >= 0 ? absl::OkStatus() : WrongField(field, absl::StrCat("is ", seconds));
 }
 
 // A loss that is not finite is no breach: the gradient of a step may be so. What a clock or an allocator counted is.
@@ -112,22 +112,22 @@ absl::Status Check(const internal::v1::StepSums& sums) {
   RETURN_IF_ERROR(CheckSeconds("vote.sums.context_parallel_s", sums.context_parallel_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.pipeline_s", sums.pipeline_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.parameters_s", sums.parameters_s()));
-  RETURN_IF_ERROR(CheckMemory("vote.sums.prefix_forward_bytes", sums.prefix_forward_bytes()));
-  RETURN_IF_ERROR(CheckMemory("vote.sums.suffix_bytes", sums.suffix_bytes()));
-  RETURN_IF_ERROR(CheckMemory("vote.sums.prefix_backward_bytes", sums.prefix_backward_bytes()));
-  RETURN_IF_ERROR(CheckMemory("vote.sums.peak_bytes", sums.peak_bytes()));
-  RETURN_IF_ERROR(CheckMemory("vote.sums.state_bytes", sums.state_bytes()));
-  return CheckMemory("vote.sums.host_bytes", sums.host_bytes());
+  RETURN_IF_ERROR(CheckMemoryBytes("vote.sums.prefix_forward_bytes", sums.prefix_forward_bytes()));
+  RETURN_IF_ERROR(CheckMemoryBytes("vote.sums.suffix_bytes", sums.suffix_bytes()));
+  RETURN_IF_ERROR(CheckMemoryBytes("vote.sums.prefix_backward_bytes", sums.prefix_backward_bytes()));
+  RETURN_IF_ERROR(CheckMemoryBytes("vote.sums.peak_bytes", sums.peak_bytes()));
+  RETURN_IF_ERROR(CheckMemoryBytes("vote.sums.state_bytes", sums.state_bytes()));
+  return CheckMemoryBytes("vote.sums.host_bytes", sums.host_bytes());
 }
 
 // A reason that the server does not know is no breach: such a no vote is INTERNAL.
 absl::Status Check(const internal::v1::Vote& vote) {
   RETURN_IF_ERROR(Check(vote.key()));
   if (vote.yes() && vote.no_reason() != internal::v1::NO_VOTE_REASON_UNSPECIFIED) {
-    return Wrong("vote.no_reason", absl::StrCat("is ", vote.no_reason(), " in a yes vote"));
+    return WrongField("vote.no_reason", absl::StrCat("is ", vote.no_reason(), " in a yes vote"));
   }
   if (vote.grad_norm_squared() < 0) {
-    return Wrong("vote.grad_norm_squared", absl::StrCat("is ", vote.grad_norm_squared()));
+    return WrongField("vote.grad_norm_squared", absl::StrCat("is ", vote.grad_norm_squared()));
   }
   RETURN_IF_ERROR(CheckSpans("vote.spans", vote.spans()));
   return Check(vote.sums());
@@ -199,7 +199,7 @@ absl::Status CheckWorkerMessage(const WorkerMessage& message) {
     case WorkerMessage::MESSAGE_NOT_SET:
       break;
   }
-  return Wrong("the message", "is of a kind that this server does not know");
+  return WrongField("the message", "is of a kind that this server does not know");
 }
 
 std::string WorkerText(std::string_view text) {

@@ -7,8 +7,6 @@
 namespace stemma::server {
 namespace {
 
-constexpr auto kDataAt = static_cast<size_t>(Axis::kData);
-
 // Returns which sweeps an operation makes, one after the other.
 std::vector<Sweep> SweepsOf(const SweptOperation& operation) {
   if (operation.letter == 'F') return {Sweep::kWave};

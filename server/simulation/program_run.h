@@ -25,6 +25,9 @@ namespace stemma::server {
 enum class Axis : uint8_t { kTensor, kContext, kStage, kData };
 inline constexpr size_t kNumAxes = 4;
 using AxisSeconds = std::array<double, kNumAxes>;
+// An axis' place in them.
+inline constexpr auto kTensorAt = static_cast<size_t>(Axis::kTensor), kContextAt = static_cast<size_t>(Axis::kContext),
+                      kStageAt = static_cast<size_t>(Axis::kStage), kDataAt = static_cast<size_t>(Axis::kData);
 
 inline constexpr int32_t kNone = -1;
 

@@ -19,9 +19,6 @@
 namespace stemma::server {
 namespace {
 
-constexpr auto kTensorAt = static_cast<size_t>(Axis::kTensor), kContextAt = static_cast<size_t>(Axis::kContext),
-               kStageAt = static_cast<size_t>(Axis::kStage), kDataAt = static_cast<size_t>(Axis::kData);
-
 void Add(const AxisSeconds& seconds, AxisSeconds& sum, double times = 1) {
   for (size_t axis = 0; axis < kNumAxes; ++axis) sum[axis] += times * seconds[axis];
 }

@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kApplicationId = 0x53544d4a;  // "STMJ"
 constexpr int64_t kVersion = 1;                 // of the table and of the hash
 
-absl::Status Damaged(const std::string& path, uint64_t n, std::string_view what) {
+absl::Status BadRow(const std::string& path, uint64_t n, std::string_view what) {
   return MakeError(Reason::kCorruptJournal, absl::StrCat(path, ": row ", n, " ", std::string(what), "; ", kWhatToDo));
 }
 
@@ -20,24 +20,24 @@ absl::Status AddRow(const Statement& row, const std::string& path, JournalRows& 
   const JournalMark last = rows.last();
   const uint64_t expected = last.n + 1;
   if (!row.IsInteger(0) || !row.IsInteger(1) || !row.IsBlob(2) || !row.IsBlob(3) || !row.IsBlob(4)) {
-    return Damaged(path, expected, "has a field of another type");
+    return BadRow(path, expected, "has a field of another type");
   }
-  if (row.Integer(0) < 1) return Damaged(path, expected, absl::StrCat("has the number ", row.Integer(0)));
+  if (row.Integer(0) < 1) return BadRow(path, expected, absl::StrCat("has the number ", row.Integer(0)));
   const uint64_t n = static_cast<uint64_t>(row.Integer(0));
   const bool snapshot = row.Integer(1) == 1;
   const std::string_view body = row.Blob(2), previous = row.Blob(3), hash = row.Blob(4);
   JournalMark before = last;
   if (rows.entries.empty()) {
     // A journal begins with row 1, or with the snapshot that replaced all rows before it.
-    if (n != 1 && !snapshot) return Damaged(path, n, "is the first one, and no snapshot: rows before it are missing");
+    if (n != 1 && !snapshot) return BadRow(path, n, "is the first one, and no snapshot: rows before it are missing");
     before = {n - 1, std::string(previous)};
-    if (n == 1 && before.hash != last.hash) return Damaged(path, n, "names a row before it");
+    if (n == 1 && before.hash != last.hash) return BadRow(path, n, "names a row before it");
   } else {
-    if (n != expected) return Damaged(path, expected, absl::StrCat("is missing: ", n, " follows ", last.n));
-    if (snapshot) return Damaged(path, n, "is a snapshot, and stands behind other rows");
-    if (previous != last.hash) return Damaged(path, n, "does not name the row before it");
+    if (n != expected) return BadRow(path, expected, absl::StrCat("is missing: ", n, " follows ", last.n));
+    if (snapshot) return BadRow(path, n, "is a snapshot, and stands behind other rows");
+    if (previous != last.hash) return BadRow(path, n, "does not name the row before it");
   }
-  if (hash != HashOfRow(before, snapshot, body)) return Damaged(path, n, "has contents that its hash is not of");
+  if (hash != HashOfRow(before, snapshot, body)) return BadRow(path, n, "has contents that its hash is not of");
   if (rows.entries.empty()) rows.before = before;
   rows.entries.push_back({n, std::string(body)});
   rows.hashes.emplace_back(hash);

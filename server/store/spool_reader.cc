@@ -16,7 +16,7 @@
 namespace stemma::server {
 namespace {
 
-absl::Status Damaged(const std::string& path, const std::string& what) {
+absl::Status DamagedSpool(const std::string& path, const std::string& what) {
   return MakeError(
       Reason::kCorruptSpool,
       absl::StrCat(path, ": ", what, "; restore the file from a backup, or go on from a later checkpoint"));
@@ -43,7 +43,7 @@ class HashedInput {
 
   absl::StatusOr<uint64_t> TakeLength() {
     uint64_t length = 0;
-    if (left_ < sizeof(length)) return Damaged(path_, "ends before its end mark");
+    if (left_ < sizeof(length)) return DamagedSpool(path_, "ends before its end mark");
     ASSIGN_OR_RETURN(const std::string_view bytes, Take(sizeof(length)));
     std::memcpy(&length, bytes.data(), sizeof(length));
     return length;
@@ -51,12 +51,12 @@ class HashedInput {
 
   absl::Status TakeMessage(uint64_t length, uint64_t length_max, google::protobuf::Message& message) {
     if (length > left_ || length > length_max) {
-      return Damaged(path_, absl::StrCat("a message of ", length, " bytes at byte ", offset_, ", where ", left_,
-                                         " are left and the limit is ", length_max));
+      return DamagedSpool(path_, absl::StrCat("a message of ", length, " bytes at byte ", offset_, ", where ", left_,
+                                              " are left and the limit is ", length_max));
     }
     ASSIGN_OR_RETURN(const std::string_view bytes, Take(length));
     if (message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return absl::OkStatus();
-    return Damaged(path_, absl::StrCat("the message that ends at byte ", offset_, " is none"));
+    return DamagedSpool(path_, absl::StrCat("the message that ends at byte ", offset_, " is none"));
   }
 
   // Drops what a large message has taken.
@@ -108,7 +108,7 @@ void TakeHead(internal::v1::SpooledHead& head, TrainingRequest& request, Spooled
 absl::Status ReadMessages(HashedInput& input, const std::string& path, uint64_t message_bytes_max,
                           TrainingRequest& request, SpooledRequest& spooled) {
   ASSIGN_OR_RETURN(const std::string_view magic, input.Take(kSpoolMagic.size()));
-  if (magic != kSpoolMagic) return Damaged(path, "does not begin as a spooled request of this version");
+  if (magic != kSpoolMagic) return DamagedSpool(path, "does not begin as a spooled request of this version");
   internal::v1::SpooledHead head;
   ASSIGN_OR_RETURN(const uint64_t head_bytes, input.TakeLength());
   RETURN_IF_ERROR(input.TakeMessage(head_bytes, message_bytes_max, head));
@@ -118,11 +118,11 @@ absl::Status ReadMessages(HashedInput& input, const std::string& path, uint64_t 
     internal::v1::PayloadChunk chunk;
     ASSIGN_OR_RETURN(const uint64_t chunk_bytes, input.TakeLength());
     RETURN_IF_ERROR(input.TakeMessage(chunk_bytes, message_bytes_max, chunk));
-    if (!AddChunk(chunk, request.groups)) return Damaged(path, "its groups are out of order");
+    if (!AddChunk(chunk, request.groups)) return DamagedSpool(path, "its groups are out of order");
     last = chunk.last();
   }
   ASSIGN_OR_RETURN(const uint64_t end, input.TakeLength());
-  if (end != kSpoolEnd || input.left() != 0) return Damaged(path, "goes on behind its last message");
+  if (end != kSpoolEnd || input.left() != 0) return DamagedSpool(path, "goes on behind its last message");
   return absl::OkStatus();
 }
 
@@ -131,19 +131,19 @@ absl::Status ReadMessages(HashedInput& input, const std::string& path, uint64_t 
 absl::StatusOr<SpooledRequest> ReadSpooled(const RegularFile& file, const std::string& path,
                                            const internal::v1::SpoolFile& row, uint64_t message_bytes_max) {
   if (file.bytes() != row.bytes() || file.bytes() < kSpoolMagic.size() + kSpoolDigestBytes) {
-    return Damaged(path, absl::StrCat("has ", file.bytes(), " bytes, the journal says ", row.bytes()));
+    return DamagedSpool(path, absl::StrCat("has ", file.bytes(), " bytes, the journal says ", row.bytes()));
   }
   std::string digest(kSpoolDigestBytes, '\0');
   RETURN_IF_ERROR(file.ReadAt(file.bytes() - kSpoolDigestBytes, digest.data(), digest.size()));
   if (absl::BytesToHexString(digest) != row.sha256()) {
-    return Damaged(path, absl::StrCat("has the digest ", absl::BytesToHexString(digest), ", the journal says ",
-                                      row.sha256(), ": damaged, or another request's"));
+    return DamagedSpool(path, absl::StrCat("has the digest ", absl::BytesToHexString(digest), ", the journal says ",
+                                           row.sha256(), ": damaged, or another request's"));
   }
   HashedInput input(file, path);
   auto request = std::make_shared<TrainingRequest>();
   SpooledRequest spooled;
   RETURN_IF_ERROR(ReadMessages(input, path, message_bytes_max, *request, spooled));
-  if (input.Digest() != digest) return Damaged(path, "its contents are not those of its digest");
+  if (input.Digest() != digest) return DamagedSpool(path, "its contents are not those of its digest");
   spooled.request = std::move(request);
   return spooled;
 }

@@ -19,7 +19,7 @@ constexpr int64_t kValuesFollow = 0;
 
 // Makes an exchange from its word on. An exception there leaves the other rank in the middle of it: nothing can go on.
 template <typename Fn>
-absl::Status Exchange(const Fn& fn) {
+absl::Status RunExchange(const Fn& fn) {
   absl::Status status = CatchExceptions(fn);
   if (status.ok() || absl::IsUnavailable(status) || absl::IsAborted(status)) return status;
   return absl::UnavailableError(
@@ -36,7 +36,7 @@ std::vector<at::Tensor> Contiguous(const std::vector<at::Tensor>& tensors) {
 
 absl::Status SplitExchange::SendKv(int to, const LocalHotSet& kv) {
   const std::vector<at::Tensor> k = Contiguous(kv.k_TKE), v = Contiguous(kv.v_TKE);
-  return Exchange([&]() -> absl::Status {
+  return RunExchange([&]() -> absl::Status {
     RETURN_IF_ERROR(SendWord(to, kValuesFollow));
     for (size_t l = 0; l < k.size(); ++l) {
       RETURN_IF_ERROR(Send(kK, k[l], to));
@@ -47,7 +47,7 @@ absl::Status SplitExchange::SendKv(int to, const LocalHotSet& kv) {
 }
 
 absl::Status SplitExchange::ReceiveKv(int from, LocalHotSet& kv) {
-  return Exchange([&]() -> absl::Status {
+  return RunExchange([&]() -> absl::Status {
     RETURN_IF_ERROR(ReceiveWord(from));
     for (size_t l = 0; l < kv.k_TKE.size(); ++l) {
       RETURN_IF_ERROR(data_.Receive(kK, kv.k_TKE[l], from));
@@ -58,7 +58,7 @@ absl::Status SplitExchange::ReceiveKv(int from, LocalHotSet& kv) {
 }
 
 absl::Status SplitExchange::SendGradients(int to, const LocalHotSet& kv) {
-  return Exchange([&]() -> absl::Status {
+  return RunExchange([&]() -> absl::Status {
     RETURN_IF_ERROR(SendWord(to, kValuesFollow));
     for (size_t l = kv.gk_TKE.size(); l-- > 0;) {
       RETURN_IF_ERROR(Send(kGk, kv.gk_TKE[l], to));
@@ -75,7 +75,7 @@ absl::Status SplitExchange::ReceiveGradients(int from, LocalHotSet& kv) {
     gradient.add_(scratch);
     return absl::OkStatus();
   };
-  return Exchange([&]() -> absl::Status {
+  return RunExchange([&]() -> absl::Status {
     RETURN_IF_ERROR(ReceiveWord(from));
     for (size_t l = kv.gk_TKE.size(); l-- > 0;) {
       RETURN_IF_ERROR(receive_and_add(kGk, kv.gk_TKE[l]));
@@ -86,15 +86,15 @@ absl::Status SplitExchange::ReceiveGradients(int from, LocalHotSet& kv) {
 }
 
 absl::Status SplitExchange::GiveUp(int to, const absl::Status& cause) {
-  return Exchange([&] { return SendWord(to, static_cast<int64_t>(cause.code())); });
+  return RunExchange([&] { return SendWord(to, static_cast<int64_t>(cause.code())); });
 }
 
 absl::Status SplitExchange::DropKv(int from, int64_t rows) {
-  return Exchange([&] { return Drop(kK, kV, from, Scratch(rows, context_.weights->run_dtype)); });
+  return RunExchange([&] { return Drop(kK, kV, from, Scratch(rows, context_.weights->run_dtype)); });
 }
 
 absl::Status SplitExchange::DropGradients(int from, int64_t rows) {
-  return Exchange([&] { return Drop(kGk, kGv, from, Scratch(rows, context_.weights->accumulate_dtype)); });
+  return RunExchange([&] { return Drop(kGk, kGv, from, Scratch(rows, context_.weights->accumulate_dtype)); });
 }
 
 absl::Status SplitExchange::SendWord(int to, int64_t word) {

@@ -13,7 +13,7 @@
 namespace stemma::worker {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // of device memory, so that a span cut there keeps every tensor's alignment
+constexpr int64_t kPackedAlignment = 64;  // of device memory, so that a span cut there keeps every tensor's alignment
 
 int64_t OffsetBytes(const at::Tensor& t) { return t.storage_offset() * static_cast<int64_t>(t.element_size()); }
 
@@ -34,7 +34,7 @@ PackedTensors::PackedTensors(std::vector<at::Tensor> tensors) : tensors_(std::mo
     CHECK(!t.requires_grad()) << "an entry is no part of a graph";
     view = {true, -1, t.options(), t.sizes().vec(), t.strides().vec(), OffsetBytes(t)};
     if (t.numel() == 0) continue;
-    const int64_t begin = OffsetBytes(t) / kAlignment * kAlignment, end = EndBytes(t);
+    const int64_t begin = OffsetBytes(t) / kPackedAlignment * kPackedAlignment, end = EndBytes(t);
     const auto [it, is_new] = piece_of.try_emplace(t.storage().unsafeGetStorageImpl(), pieces_.size());
     view.piece = it->second;
     if (is_new) pieces_.push_back({t.device(), begin, end, 0, nullptr});
@@ -45,7 +45,7 @@ PackedTensors::PackedTensors(std::vector<at::Tensor> tensors) : tensors_(std::mo
   }
   for (Piece& piece : pieces_) {
     piece.block_begin = bytes_;
-    bytes_ += RoundUp(piece.end - piece.begin, kAlignment);
+    bytes_ += RoundUp(piece.end - piece.begin, kPackedAlignment);
   }
 }
 

@@ -10,7 +10,7 @@
 namespace stemma::worker {
 namespace {
 
-QkvShape ShapeOf(const ModelConfig& config) { return {config.num_heads, config.num_kv_heads, config.head_size}; }
+QkvShape QkvShapeOf(const ModelConfig& config) { return {config.num_heads, config.num_kv_heads, config.head_size}; }
 
 at::Tensor AddGradient(const at::Tensor& own, const at::Tensor& accumulated) {
   if (!accumulated.defined()) return own;
@@ -48,7 +48,8 @@ void AttentionBlock::Norm(AttentionTape& tape) const {
 
 QkvHeads AttentionBlock::Qkv(AttentionTape& tape) const {
   const at::Tensor qkv_TJ = LinearForward(tape.h_TD, p_.qkv().weight, p_.qkv_bias());
-  QkvHeads heads = QkvForward(*context_.backend, qkv_TJ, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
+  QkvHeads heads =
+      QkvForward(*context_.backend, qkv_TJ, positions_T_, *context_.rope, QkvShapeOf(config_), p_.qk_norm());
   if (config_.qk_norm) {
     tape.qkv_TJ = qkv_TJ;
     tape.rstd_qk_TJ = heads.rstd_TJ;

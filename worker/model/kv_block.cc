@@ -6,7 +6,7 @@
 namespace stemma::worker {
 namespace {
 
-QkvShape ShapeOf(const ModelConfig& config) { return {0, config.num_kv_heads, config.head_size}; }
+QkvShape KvShapeOf(const ModelConfig& config) { return {0, config.num_kv_heads, config.head_size}; }
 
 // The K and V rows of a fused [q; k; v] tensor.
 at::Tensor KvRows(const at::Tensor& qkv, const ModelConfig& config) {
@@ -34,7 +34,7 @@ void KvBlock::Norm(KvTape& tape) const {
 
 QkvHeads KvBlock::Kv(KvTape& tape) const {
   const at::Tensor kv_TJ = LinearForward(tape.h_TD, KvRows(p_.qkv().weight, config_), KvRows(p_.qkv_bias(), config_));
-  QkvHeads heads = QkvForward(*context_.backend, kv_TJ, positions_T_, *context_.rope, ShapeOf(config_), p_.qk_norm());
+  QkvHeads heads = QkvForward(*context_.backend, kv_TJ, positions_T_, *context_.rope, KvShapeOf(config_), p_.qk_norm());
   if (config_.qk_norm) {
     tape.kv_TJ = kv_TJ;
     tape.rstd_k_TJ = heads.rstd_TJ;

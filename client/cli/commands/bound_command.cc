@@ -28,7 +28,7 @@ Record Row(const std::string& what, const std::string& dense, const std::string&
           {"ratio", ratio.is_null() ? Record() : Record(HumanRatio(ratio.get<double>()))}};
 }
 
-void Print(const BoundOptions& options, const ReuseBound& bound) {
+void PrintBound(const BoundOptions& options, const ReuseBound& bound) {
   const Record record = bound.ToRecord(options.model);
   if (options.output.format == OutputFormat::kJson) return WriteFields(options.output, record, std::cout);
   std::cout << bound.groups() << " groups, " << bound.rollouts() << " rollouts (" << bound.rollouts_run()
@@ -52,7 +52,7 @@ absl::Status RunBound(const BoundOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<LengthGroup> groups, ReadLengths(options.file));
   ReuseBound bound(std::move(model));
   for (const LengthGroup& group : groups) bound.Add(group);
-  Print(options, bound);
+  PrintBound(options, bound);
   return absl::OkStatus();
 }
 

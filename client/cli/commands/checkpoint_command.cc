@@ -45,7 +45,7 @@ std::vector<Column> CheckpointColumns() {
           {"pinned", "pinned", 6, true}, {"base", "base", 4, true}, {"damage", "damage", 6, true}};
 }
 
-absl::Status Print(const CheckpointOptions& options, const v1::Checkpoint& checkpoint) {
+absl::Status PrintCheckpoint(const CheckpointOptions& options, const v1::Checkpoint& checkpoint) {
   WriteFields(options.output, CheckpointRecord(checkpoint), std::cout);
   return absl::OkStatus();
 }
@@ -60,7 +60,7 @@ absl::Status RunSave(const CheckpointOptions& options) {
   }
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
   ASSIGN_OR_RETURN(const auto saved, connection->CallFor(options.disk_timeout_s, &Stub::SaveCheckpoint, request));
-  return Print(options, saved);
+  return PrintCheckpoint(options, saved);
 }
 
 absl::Status RunLoad(const CheckpointOptions& options) {
@@ -87,7 +87,7 @@ absl::Status RunLoad(const CheckpointOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status RunList(const CheckpointOptions& options) {
+absl::Status ListAllCheckpoints(const CheckpointOptions& options) {
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
   ASSIGN_OR_RETURN(const auto response, connection->Call(&Stub::ListCheckpoints, v1::ListCheckpointsRequest()));
   std::vector<Record> records;
@@ -106,7 +106,7 @@ absl::Status RunVerify(const CheckpointOptions& options) {
   v1::VerifyCheckpointRequest request;
   request.set_name(options.name);
   ASSIGN_OR_RETURN(const auto verified, connection->CallFor(options.disk_timeout_s, &Stub::VerifyCheckpoint, request));
-  RETURN_IF_ERROR(Print(options, verified));
+  RETURN_IF_ERROR(PrintCheckpoint(options, verified));
   if (verified.damage().empty()) return absl::OkStatus();
   return WithRpcExitCode(MakeError(Reason::kCorruptCheckpoint, verified.damage()));
 }
@@ -117,7 +117,7 @@ absl::Status Pin(const CheckpointOptions& options, bool pinned) {
   request.set_name(options.name);
   request.set_pinned(pinned);
   ASSIGN_OR_RETURN(const auto checkpoint, connection->Call(&Stub::PinCheckpoint, request));
-  return Print(options, checkpoint);
+  return PrintCheckpoint(options, checkpoint);
 }
 
 absl::Status RunPin(const CheckpointOptions& options) { return Pin(options, /*pinned=*/true); }
@@ -146,7 +146,7 @@ constexpr Verb kVerbs[] = {
      "  stemma checkpoint load after-warmup --server 127.0.0.1:7070 --client-state-out position.json", &RunLoad, true,
      true},
     {"list", "List the checkpoints, oldest first, and the one with which recovery would begin",
-     "  stemma checkpoint list --server 127.0.0.1:7070 -o json", &RunList, false, false},
+     "  stemma checkpoint list --server 127.0.0.1:7070 -o json", &ListAllCheckpoints, false, false},
     {"verify", "Read every byte of a checkpoint; the exit code says whether it is what was saved",
      "  stemma checkpoint verify step-00000100 --server 127.0.0.1:7070", &RunVerify, true, true},
     {"pin", "Let a checkpoint stay until it is deleted",

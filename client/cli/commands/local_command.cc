@@ -18,8 +18,8 @@ namespace {
 
 // An option that goes to the server as it is, and is checked there: run.yaml and flags are judged as a whole. `kept`:
 // where its value stays here too.
-void PassOption(CLI::App* command, LocalOptions* options, const std::string& name, const std::string& type,
-                const std::string& help, std::string* kept = nullptr) {
+void PassToServer(CLI::App* command, LocalOptions* options, const std::string& name, const std::string& type,
+                  const std::string& help, std::string* kept = nullptr) {
   command
       ->add_option_function<std::string>(
           name,
@@ -87,16 +87,16 @@ absl::Status RunLocal(LocalOptions options, const GangOptions& gang) {
 
 // What bounds or decides the memory of a step.
 void AddMemoryOptions(CLI::App* command, LocalOptions* options) {
-  PassOption(command, options, "--memory-budget", "BYTES", "Device memory for state and activations, e.g. 20GB");
-  PassOption(command, options, "--wave-suffixes", "N", "Force so many suffixes per wave");
-  PassOption(command, options, "--layout", "one_by_one|padded|packed", "Force how a wave is laid out");
-  PassOption(command, options, "--prefix-policy", "s0|s1|s2|s3|s4|s5",
-             "Force what a prefix's tape keeps: s0 all, s5 nothing");
-  PassOption(command, options, "--suffix-policy", "s0|s1|s2|s3|s4", "Force what a suffix's tape keeps");
-  PassOption(command, options, "--prefix-block-rows", "N", "Force prefixes in blocks of so many rows");
-  PassOption(command, options, "--offload", "on|off", "Force the prefixes' tape into host memory, or not");
-  PassOption(command, options, "--host-memory", "BYTES", "Host memory for what is moved off the device");
-  PassOption(command, options, "--optimizer-residency", "device|host", "Force where optimizer states live");
+  PassToServer(command, options, "--memory-budget", "BYTES", "Device memory for state and activations, e.g. 20GB");
+  PassToServer(command, options, "--wave-suffixes", "N", "Force so many suffixes per wave");
+  PassToServer(command, options, "--layout", "one_by_one|padded|packed", "Force how a wave is laid out");
+  PassToServer(command, options, "--prefix-policy", "s0|s1|s2|s3|s4|s5",
+               "Force what a prefix's tape keeps: s0 all, s5 nothing");
+  PassToServer(command, options, "--suffix-policy", "s0|s1|s2|s3|s4", "Force what a suffix's tape keeps");
+  PassToServer(command, options, "--prefix-block-rows", "N", "Force prefixes in blocks of so many rows");
+  PassToServer(command, options, "--offload", "on|off", "Force the prefixes' tape into host memory, or not");
+  PassToServer(command, options, "--host-memory", "BYTES", "Host memory for what is moved off the device");
+  PassToServer(command, options, "--optimizer-residency", "device|host", "Force where optimizer states live");
 }
 
 }  // namespace
@@ -106,11 +106,11 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   auto gang = std::make_shared<GangOptions>();
   CLI::App* command = app.add_subcommand(
       "local", "Run a server and its workers on this machine, in the foreground; prints the address once it serves");
-  PassOption(command, options.get(), "--model", "DIR", "Hugging Face directory: config.json and safetensors");
-  PassOption(command, options.get(), "--config", "FILE", "run.yaml; options given here override it",
-             &gang->config_file);
-  PassOption(command, options.get(), "--dtype", "fp32|fp64|bf16", "What to compute in");
-  PassOption(command, options.get(), "--schedule", "auto|reuse|dense", "Prefix reuse, or every trajectory in full");
+  PassToServer(command, options.get(), "--model", "DIR", "Hugging Face directory: config.json and safetensors");
+  PassToServer(command, options.get(), "--config", "FILE", "run.yaml; options given here override it",
+               &gang->config_file);
+  PassToServer(command, options.get(), "--dtype", "fp32|fp64|bf16", "What to compute in");
+  PassToServer(command, options.get(), "--schedule", "auto|reuse|dense", "Prefix reuse, or every trajectory in full");
   command
       ->add_option("--workers", gang->workers,
                    "So many workers, each a rank of data parallelism (default: by the mesh)")
@@ -121,26 +121,26 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
                    "What each worker computes on: this machine's CPUs, or a GPU each (default: cpu)")
       ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
       ->type_name("cpu|cuda");
-  PassOption(command, options.get(), "--mesh", "MESH",
-             "How many ranks each axis has, as dp=N,pp=S,cp=M,tp=K; each rank is a worker", &gang->mesh);
-  PassOption(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
-  PassOption(command, options.get(), "--shard-parameters", "auto|on|off",
-             "Divide parameters and gradients over ranks too, and gather each layer when it runs");
-  PassOption(command, options.get(), "--prefix-kv", "auto|hold|regather",
-             "How context-parallel ranks keep a prefix's K/V");
-  PassOption(command, options.get(), "--durability", "replay|rewind",
-             "What a loss leaves of the steps: all, computed again from --data, or a checkpoint's");
-  PassOption(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");
-  PassOption(command, options.get(), "--ops-listen", "HOST:PORT", "Where to answer health checks");
-  PassOption(command, options.get(), "--data", "DIR", "Where the journal, kept requests, checkpoints and exports go");
-  PassOption(command, options.get(), "--resume", "NAME",
-             "Begin a new --data with this checkpoint, or none (default: auto, the newest)");
+  PassToServer(command, options.get(), "--mesh", "MESH",
+               "How many ranks each axis has, as dp=N,pp=S,cp=M,tp=K; each rank is a worker", &gang->mesh);
+  PassToServer(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
+  PassToServer(command, options.get(), "--shard-parameters", "auto|on|off",
+               "Divide parameters and gradients over ranks too, and gather each layer when it runs");
+  PassToServer(command, options.get(), "--prefix-kv", "auto|hold|regather",
+               "How context-parallel ranks keep a prefix's K/V");
+  PassToServer(command, options.get(), "--durability", "replay|rewind",
+               "What a loss leaves of the steps: all, computed again from --data, or a checkpoint's");
+  PassToServer(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");
+  PassToServer(command, options.get(), "--ops-listen", "HOST:PORT", "Where to answer health checks");
+  PassToServer(command, options.get(), "--data", "DIR", "Where the journal, kept requests, checkpoints and exports go");
+  PassToServer(command, options.get(), "--resume", "NAME",
+               "Begin a new --data with this checkpoint, or none (default: auto, the newest)");
   AddMemoryOptions(command, options.get());
-  PassOption(command, options.get(), "--worker-lost-after", "SECONDS",
-             "Silence after which the worker is replaced (default: 10)");
-  PassOption(command, options.get(), "--worker-stalled-after", "SECONDS",
-             "Standstill of a job after which it is replaced (default: 300)");
-  PassOption(command, options.get(), "--threads", "N", "Threads of each worker; 0: all cores, divided evenly");
+  PassToServer(command, options.get(), "--worker-lost-after", "SECONDS",
+               "Silence after which the worker is replaced (default: 10)");
+  PassToServer(command, options.get(), "--worker-stalled-after", "SECONDS",
+               "Standstill of a job after which it is replaced (default: 300)");
+  PassToServer(command, options.get(), "--threads", "N", "Threads of each worker; 0: all cores, divided evenly");
   command
       ->add_option_function<uint32_t>(
           "--drain-timeout",

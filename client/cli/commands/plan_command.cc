@@ -25,7 +25,7 @@ struct PlanOptions {
   bool verbose = false;
 };
 
-void Print(const PlanOptions& options, int64_t line, const v1::PlanReport& plan) {
+void PrintPlan(const PlanOptions& options, int64_t line, const v1::PlanReport& plan) {
   Record record;
   record["line"] = line;
   record.update(PlanRecord(plan));
@@ -85,7 +85,7 @@ absl::Status RunPlan(const PlanOptions& options) {
                    UpdateActor(connection->stub(), context, line.request.header, line.request.groups));
   RETURN_IF_ERROR(OutcomeStatus(status));
   if (!status.has_plan()) return absl::InternalError("the server answered validate_only without a plan");
-  Print(options, line.line, status.plan());
+  PrintPlan(options, line.line, status.plan());
   return absl::OkStatus();
 }
 

@@ -27,7 +27,7 @@ bool IsFinal(v1::RequestState state) {
   return state == v1::DONE || state == v1::FAILED || state == v1::CANCELLED || state == v1::ROLLED_BACK;
 }
 
-void Print(const RequestsOptions& options, const v1::RequestStatus& status) {
+void PrintStatus(const RequestsOptions& options, const v1::RequestStatus& status) {
   Record record = RequestRecord(status);
   if (status.has_result()) {
     record["steps"] = Record::array();
@@ -45,7 +45,7 @@ void Print(const RequestsOptions& options, const v1::RequestStatus& status) {
   WriteRecords(options.output, columns, std::vector<Record>(steps.begin(), steps.end()), std::cout);
 }
 
-absl::Status RunList(const RequestsOptions& options) {
+absl::Status ListAllRequests(const RequestsOptions& options) {
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
   ASSIGN_OR_RETURN(const auto response, connection->Call(&Stub::ListRequests, v1::ListRequestsRequest()));
   std::vector<Record> records;
@@ -61,7 +61,7 @@ absl::Status RunGet(const RequestsOptions& options) {
   request.set_request_id(options.request_id);
   request.set_wait_ms(0);
   ASSIGN_OR_RETURN(const auto status, connection->Call(&Stub::GetRequest, request));
-  Print(options, status);
+  PrintStatus(options, status);
   return absl::OkStatus();
 }
 
@@ -75,7 +75,7 @@ absl::Status RunWait(const RequestsOptions& options) {
     ASSIGN_OR_RETURN(const auto status,
                      connection->CallFor(kWaitMs * 1e-3 + options.server.timeout_s, &Stub::GetRequest, request));
     if (!IsFinal(status.state())) continue;
-    Print(options, status);
+    PrintStatus(options, status);
     return OutcomeStatus(status);
   }
 }
@@ -85,7 +85,7 @@ absl::Status RunCancel(const RequestsOptions& options) {
   v1::CancelRequestRequest request;
   request.set_request_id(options.request_id);
   ASSIGN_OR_RETURN(const auto status, connection->Call(&Stub::CancelRequest, request));
-  Print(options, status);
+  PrintStatus(options, status);
   return absl::OkStatus();
 }
 
@@ -93,7 +93,7 @@ void AddOne(CLI::App* parent, Runner& run, const std::string& name, const std::s
             absl::Status (*function)(const RequestsOptions&)) {
   auto options = std::make_shared<RequestsOptions>();
   CLI::App* command = parent->add_subcommand(name, help);
-  if (function != &RunList) {
+  if (function != &ListAllRequests) {
     command->add_option("ID", options->request_id, "The request_id")->required()->type_name("ID");
   }
   AddServerOptions(command, &options->server);
@@ -108,7 +108,7 @@ void AddRequestsCommand(CLI::App& app, Runner& run) {
   CLI::App* requests = app.add_subcommand("requests", "List, show, await or cancel requests");
   requests->require_subcommand(1);
   AddOne(requests, run, "list", "List the requests that the server remembers, oldest first",
-         "  stemma requests list --server 127.0.0.1:7070 -o json", &RunList);
+         "  stemma requests list --server 127.0.0.1:7070 -o json", &ListAllRequests);
   AddOne(requests, run, "get", "Show one request as it stands", "  stemma requests get run/12 --server 127.0.0.1:7070",
          &RunGet);
   AddOne(requests, run, "wait", "Wait until a request is final; the exit code is its outcome",

@@ -13,6 +13,8 @@
 namespace stemma::cli {
 namespace {
 
+using Stub = v1::TrainingService::Stub;
+
 struct StatusOptions {
   ServerOptions server;
   OutputOptions output;
@@ -22,7 +24,6 @@ bool IsServing(v1::ModelInfo::State state) { return state == v1::ModelInfo::IDLE
 
 absl::Status RunStatus(const StatusOptions& options) {
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
-  using Stub = v1::TrainingService::Stub;
   ASSIGN_OR_RETURN(const auto info, connection->Call(&Stub::GetServerInfo, v1::GetServerInfoRequest()));
   ASSIGN_OR_RETURN(const auto model, connection->Call(&Stub::GetModel, v1::GetModelRequest()));
   const std::vector<Record> kernels_off = KernelOffRecords(info);

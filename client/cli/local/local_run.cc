@@ -35,7 +35,6 @@ constexpr int kAddressTimeoutMs = 60'000;
 constexpr absl::Duration kServerStopSlack = absl::Seconds(5);  // beyond the longest that it takes
 constexpr int kWorkerStopMs = 5'000;
 constexpr double kPollTimeoutS = 0.5;
-constexpr int kConfigurationExit = 2;
 
 sigset_t WaitedSignals() {
   sigset_t set;

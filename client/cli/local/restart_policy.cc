@@ -8,8 +8,6 @@
 namespace stemma::cli {
 namespace {
 
-constexpr int kConfigurationExit = 2;
-constexpr int kDoNotRestartExit = 93;
 constexpr int kFirstDelayMs = 200;
 
 int DelayMs(int earlier_restarts) { return kFirstDelayMs << (2 * earlier_restarts); }  // 0.2, 0.8, 3.2 s

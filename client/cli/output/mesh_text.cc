@@ -22,7 +22,7 @@ std::string DeviceText(const Record& answer) {
                       Counted(NumberIn(answer, "ranks"), "rank"));
 }
 
-Record Assumptions(const Record& answer) {
+Record RankingAssumptions(const Record& answer) {
   Record record;
   record["model"] = absl::StrCat(answer.value("model", ""), ": ", HumanCount(NumberIn(answer, "parameters")),
                                  " parameters, ", answer.value("dtype", ""));
@@ -36,7 +36,7 @@ Record Assumptions(const Record& answer) {
   return record;
 }
 
-Record Cells(const Record& mesh) {
+Record RankedCells(const Record& mesh) {
   Record record;
   record["rank"] = mesh.value("rank", Record());
   record["mesh"] = mesh.value("mesh", "");
@@ -72,8 +72,8 @@ std::vector<Column> Columns(const std::vector<Record>& meshes) {
 void WriteMeshes(const OutputOptions& options, const Record& answer, std::ostream& out) {
   const AnsweredMeshes meshes = MeshesOf(answer);
   std::vector<Record> possible;
-  std::transform(meshes.possible.begin(), meshes.possible.end(), std::back_inserter(possible), Cells);
-  WriteFields(options, Assumptions(answer), out);
+  std::transform(meshes.possible.begin(), meshes.possible.end(), std::back_inserter(possible), RankedCells);
+  WriteFields(options, RankingAssumptions(answer), out);
   if (!possible.empty()) {
     out << "\n";
     WriteRecords(options, Columns(meshes.possible), possible, out);

@@ -47,7 +47,7 @@ std::string ShardedText(const Record& answer) {
   return meshes.empty() ? "" : absl::StrCat("parameters of ", absl::StrJoin(meshes, "; "));
 }
 
-Record Assumptions(const Record& answer) {
+Record SimulationAssumptions(const Record& answer) {
   Record record;
   record["model"] = absl::StrCat(answer.value("model", ""), ": ", HumanCount(NumberIn(answer, "parameters")),
                                  " parameters, ", answer.value("dtype", ""));
@@ -60,7 +60,7 @@ Record Assumptions(const Record& answer) {
   return record;
 }
 
-Record Cells(const Record& mesh) {
+Record SimulatedCells(const Record& mesh) {
   const Record parts = mesh.value("parts_s", Record::object());
   const Record wire = parts.value("wire", Record::object()), wait = parts.value("wait", Record::object());
   const double total = NumberIn(mesh, "seconds");
@@ -92,8 +92,8 @@ Record Cells(const Record& mesh) {
 void WriteSimulation(const OutputOptions& options, const Record& answer, std::ostream& out) {
   const AnsweredMeshes meshes = MeshesOf(answer);
   std::vector<Record> possible;
-  std::transform(meshes.possible.begin(), meshes.possible.end(), std::back_inserter(possible), Cells);
-  WriteFields(options, Assumptions(answer), out);
+  std::transform(meshes.possible.begin(), meshes.possible.end(), std::back_inserter(possible), SimulatedCells);
+  WriteFields(options, SimulationAssumptions(answer), out);
   if (!possible.empty()) {
     out << "\n";
     WriteRecords(options,

@@ -11,10 +11,10 @@
 namespace stemma::cli {
 namespace {
 
-constexpr int64_t kLengthMax = int64_t{1} << 31;
+constexpr int64_t kLengthEnd = int64_t{1} << 31;
 
 bool ParseLength(const std::string& text, int64_t* length) {
-  return absl::SimpleAtoi(text, length) && *length >= 1 && *length < kLengthMax;
+  return absl::SimpleAtoi(text, length) && *length >= 1 && *length < kLengthEnd;
 }
 
 bool ParsePositive(const std::string& text, double* number) {

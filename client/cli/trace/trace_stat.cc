@@ -28,7 +28,7 @@ Record Distribution(std::vector<int64_t> values) {
   return record;
 }
 
-Record Ratio(int64_t numerator, int64_t denominator) {
+Record CountRatio(int64_t numerator, int64_t denominator) {
   return denominator == 0 ? Record() : Record(static_cast<double>(numerator) / static_cast<double>(denominator));
 }
 
@@ -61,8 +61,8 @@ Record TraceStat::ToRecord() const {
   record["unmasked_tokens"] = unmasked_tokens_;
   record["tokens_dense"] = bound_.tokens_dense();
   record["tokens_reuse"] = bound_.tokens_reuse();
-  record["prefix_ratio"] = Ratio(bound_.prefix_rows_dense(), bound_.tokens_dense());
-  record["token_saving_bound"] = Ratio(bound_.tokens_dense(), bound_.tokens_reuse());
+  record["prefix_ratio"] = CountRatio(bound_.prefix_rows_dense(), bound_.tokens_dense());
+  record["token_saving_bound"] = CountRatio(bound_.tokens_dense(), bound_.tokens_reuse());
   return record;
 }
 

@@ -20,7 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 using Header = v1::UpdateHeader;
 
-const float kNan = std::numeric_limits<float>::quiet_NaN();
+const float kNoNumber = std::numeric_limits<float>::quiet_NaN();
 
 struct Knob {
   std::string field;
@@ -186,7 +186,8 @@ Stream WithNumbers(const TokenArrayField& array, const std::vector<float>& numbe
 
 TEST(MaskedNumbersTest, AMaskedNumberIsTakenWhateverItIsAndAnUnmaskedOneIsNot) {
   for (const TokenArrayField& array : TokenArrays()) {
-    for (const float bad : {kNan, std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+    for (const float bad :
+         {kNoNumber, std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
       EXPECT_TRUE(Build(WithNumbers(array, {-1, -2, bad})).ok()) << array.name << " " << bad;
       const absl::Status status = Build(WithNumbers(array, {-1, bad, bad})).status();
       ASSERT_FALSE(status.ok()) << array.name;
@@ -199,7 +200,7 @@ TEST(MaskedNumbersTest, AMaskedNumberIsTakenWhateverItIsAndAnUnmaskedOneIsNot) {
 }
 
 TEST(MaskedNumbersTest, UnderAMaskOfTheWrongLengthEveryNumberIsLookedAt) {
-  Stream stream = WithNumbers(TokenArrays()[0], {-1, -2, kNan});
+  Stream stream = WithNumbers(TokenArrays()[0], {-1, -2, kNoNumber});
   stream.rollout().set_response_mask("ab");
   const ErrorDetails details = GetErrorDetails(Build(stream).status());
   ASSERT_EQ(details.violations.size(), 2u);

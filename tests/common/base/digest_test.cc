@@ -40,22 +40,22 @@ TEST(Sha256Test, KnownAnswers) {
 
 std::string U32(uint32_t n) { return {reinterpret_cast<const char*>(&n), 4}; }
 std::string U64(uint64_t n) { return {reinterpret_cast<const char*>(&n), 8}; }
-std::string Text(const std::string& text) { return U64(text.size()) + text; }
+std::string PrefixedText(const std::string& text) { return U64(text.size()) + text; }
 
 // The walk itself, of Header() and of groups like Group()'s, byte by byte: a change of it would refuse every request
 // that is repeated over an upgrade.
 std::string WrittenOut(const std::vector<v1::PromptGroup>& groups) {
   Sha256 sha;
   sha.Update(U32(1) + U32(0));                                                         // request, nothing that counts
-  sha.Update(U32(2) + U32(1) + Text("vanilla") + U32(0));                              // loss
+  sha.Update(U32(2) + U32(1) + PrefixedText("vanilla") + U32(0));                      // loss
   sha.Update(U32(3) + U32(1) + U64(std::bit_cast<uint64_t>(1e-6)) + U32(0) + U32(0));  // adam, end of header
   sha.UpdateInteger(groups.size());
   for (const v1::PromptGroup& group : groups) {
     Sha256 group_sha;
-    group_sha.Update(Text(group.uid()) + Text(group.prompt_tokens()) + U64(0) + Text(""));
+    group_sha.Update(PrefixedText(group.uid()) + PrefixedText(group.prompt_tokens()) + U64(0) + PrefixedText(""));
     for (const v1::Rollout& rollout : group.rollouts()) {
-      group_sha.Update(U32(1) + Text(rollout.rollout_id()) + U32(2) + Text(rollout.response_tokens()) + U32(7) +
-                       U64(std::bit_cast<uint64_t>(rollout.advantage())) + U32(0));
+      group_sha.Update(U32(1) + PrefixedText(rollout.rollout_id()) + U32(2) + PrefixedText(rollout.response_tokens()) +
+                       U32(7) + U64(std::bit_cast<uint64_t>(rollout.advantage())) + U32(0));
     }
     const Sha256Digest digest = group_sha.Finish();
     sha.Update({reinterpret_cast<const char*>(digest.data()), digest.size()});

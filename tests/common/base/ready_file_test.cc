@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using testing::Invalid;
 using testing::IsOk;
 
-std::string Text(const std::string& path) {
+std::string TextOfFile(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadFile(path, 1 << 20);
   return text.ok() ? *text : std::string(text.status().message());
 }
@@ -36,7 +36,7 @@ TEST(ReadyFileTest, IsThereWholeWhileItsOwnerLives) {
   {
     const absl::StatusOr<ReadyFile> file = ReadyFile::Write(path, "127.0.0.1:1\nworkers 127.0.0.1:2\n");
     ASSERT_TRUE(file.ok()) << file.status();
-    EXPECT_EQ(Text(path), "127.0.0.1:1\nworkers 127.0.0.1:2\n");
+    EXPECT_EQ(TextOfFile(path), "127.0.0.1:1\nworkers 127.0.0.1:2\n");
     EXPECT_THAT(ReadyFile::Check(path), Invalid("of a server that runs"));
     EXPECT_THAT(ReadyFile::Write(path, "127.0.0.1:9\n").status(), Invalid("of a server that runs"));
     EXPECT_EQ(CountIn(folder.path()), 1u);
@@ -51,7 +51,7 @@ TEST(ReadyFileTest, AFileThatSomebodyElsePutThereMeanwhileStays) {
   ASSERT_TRUE(file.ok()) << file.status();
   ASSERT_THAT(ReplaceFile(path, "another's\n"), IsOk());
   file->Remove();
-  EXPECT_EQ(Text(path), "another's\n");
+  EXPECT_EQ(TextOfFile(path), "another's\n");
 }
 
 TEST(ReadyFileTest, WhatADeadServerLeftIsReplacedAndNothingElseIs) {
@@ -66,7 +66,7 @@ TEST(ReadyFileTest, WhatADeadServerLeftIsReplacedAndNothingElseIs) {
     ASSERT_THAT(ReplaceFile(folder / "ready", other), IsOk());
     EXPECT_THAT(ReadyFile::Check(folder / "ready"), Invalid("left as it is")) << other;
     EXPECT_FALSE(ReadyFile::Write(folder / "ready", "127.0.0.1:1\n").ok());
-    EXPECT_EQ(Text(folder / "ready"), other);
+    EXPECT_EQ(TextOfFile(folder / "ready"), other);
   }
   fs::create_directory(folder / "folder");
   EXPECT_THAT(ReadyFile::Check(folder / "folder"), Invalid("is no file"));
@@ -87,7 +87,7 @@ TEST(TemporaryFileTest, ReplacesWholeOrLeavesWhatWasThere) {
     ASSERT_THAT(two->Write("second"), IsOk());
     ASSERT_THAT(two->Commit(), IsOk());
   }
-  EXPECT_EQ(Text(folder / "a"), "second");
+  EXPECT_EQ(TextOfFile(folder / "a"), "second");
   EXPECT_EQ(CountIn(folder.path()), 1u) << "the one that was not committed is gone";
   fs::create_directory(folder / "taken");
   EXPECT_FALSE(ReplaceFile(folder / "taken", "x").ok());
@@ -108,7 +108,7 @@ TEST(TemporaryFolderTest, AppearsWholeAndNeverOverWhatIsThere) {
     ASSERT_THAT(one->Commit(), IsOk());
     EXPECT_TRUE(absl::IsAlreadyExists(two->Commit()));
   }
-  EXPECT_EQ(Text(target + "/x"), "one");
+  EXPECT_EQ(TextOfFile(target + "/x"), "one");
   EXPECT_EQ(CountIn(folder / "exports"), 1u);
 }
 

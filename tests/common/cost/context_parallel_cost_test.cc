@@ -31,12 +31,12 @@ ModelConfig Model() {
   return config;
 }
 
-struct Drawn {
+struct DrawnPrefixes {
   ByteShape shape;
   PrefixShape prefix;
 };
 
-Drawn Draw(uint64_t seed) {
+DrawnPrefixes DrawPrefixes(uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto between = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
@@ -45,7 +45,7 @@ Drawn Draw(uint64_t seed) {
   run.set_dtype(between(0, 1) == 0 ? "fp32" : "bf16");
   run.set_head_chunk_tokens(64);
   *run.mutable_mesh() = MakeMesh({.cp = static_cast<uint32_t>(between(1, 5)), .tp = between(0, 1) == 0 ? 1u : 2u});
-  Drawn drawn = {.shape = RankShape(Model(), run), .prefix = {}};
+  DrawnPrefixes drawn = {.shape = RankShape(Model(), run), .prefix = {}};
   PrefixShape& prefix = drawn.prefix;
   for (int64_t i = between(1, 4); i > 0; --i) prefix.lengths.push_back(between(1, 300));
   for (const int64_t length : prefix.lengths) prefix.rows += length;
@@ -56,7 +56,7 @@ Drawn Draw(uint64_t seed) {
 }
 
 // What each rank has of each block.
-std::vector<std::vector<int64_t>> RowsOfBlocks(const Drawn& drawn) {
+std::vector<std::vector<int64_t>> RowsOfBlocks(const DrawnPrefixes& drawn) {
   const PrefixShape& prefix = drawn.prefix;
   const int64_t cp = drawn.shape.cp, step = prefix.block_rows == 0 ? prefix.rows : prefix.block_rows;
   std::vector<std::vector<int64_t>> blocks(static_cast<size_t>(DivideUp(prefix.rows, step)),
@@ -101,7 +101,7 @@ class Walk {
 TEST(ContextParallelCostTest, SentBytesAreThoseOfAWalkOverTheCollectives) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
-    const Drawn drawn = Draw(seed);
+    const DrawnPrefixes drawn = DrawPrefixes(seed);
     const PrefixShape& prefix = drawn.prefix;
     const std::vector<std::vector<int64_t>> blocks = RowsOfBlocks(drawn);
     const int64_t all = MostOfAll(blocks);
@@ -133,7 +133,7 @@ TEST(ContextParallelCostTest, TensorParallelRanksExchangeOwnRows) {
   int compared = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
-    const Drawn drawn = Draw(seed);
+    const DrawnPrefixes drawn = DrawPrefixes(seed);
     if (drawn.shape.tp == 1 || drawn.shape.cp == 1) continue;
     ByteShape alone = drawn.shape;
     alone.cp = 1;
@@ -162,7 +162,7 @@ TEST(ContextParallelCostTest, TensorParallelRanksExchangeOwnRows) {
 TEST(ContextParallelCostTest, HeldIsWhatOneRankHoldsAndRegatheredIsARanksPart) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
-    Drawn drawn = Draw(seed);
+    DrawnPrefixes drawn = DrawPrefixes(seed);
     if (drawn.shape.cp == 1) continue;
     const int64_t own = MostOfAll(RowsOfBlocks(drawn)), rows = drawn.prefix.rows;
     const int64_t row = 2 * drawn.shape.config.kv_size() * (drawn.shape.run_bytes + drawn.shape.accumulate_bytes);
@@ -176,7 +176,7 @@ TEST(ContextParallelCostTest, HeldIsWhatOneRankHoldsAndRegatheredIsARanksPart) {
 TEST(ContextParallelCostTest, TheTapeIsOfOwnRows) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
-    Drawn drawn = Draw(seed);
+    DrawnPrefixes drawn = DrawPrefixes(seed);
     drawn.prefix.block_rows = 0;
     ByteShape alone = drawn.shape;
     alone.cp = 1;
@@ -191,7 +191,7 @@ TEST(ContextParallelCostTest, TheTapeIsOfOwnRows) {
 TEST(ContextParallelCostTest, PhasesHaveWhatTravels) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
-    const Drawn drawn = Draw(seed);
+    const DrawnPrefixes drawn = DrawPrefixes(seed);
     if (drawn.shape.cp == 1) continue;
     const int64_t kv = 2 * drawn.shape.config.kv_size() * drawn.shape.run_bytes;
     const int64_t gradient = 2 * drawn.shape.config.kv_size() * drawn.shape.accumulate_bytes;
@@ -220,7 +220,7 @@ TEST(ContextParallelCostTest, PhasesHaveWhatTravels) {
 TEST(ContextParallelCostTest, AWaveHasWhatIsBesideItsLayers) {
   // A number that is so much larger than the wave decides which moment is the highest.
   constexpr int64_t kMuch = int64_t{1} << 30;
-  const ByteShape shape = Draw(3).shape;
+  const ByteShape shape = DrawPrefixes(3).shape;
   for (const int64_t kv_only_rows : {0, 30}) {
     const WaveShape wave = {.rows = 100, .kv_only_rows = kv_only_rows, .policy = v1::S0};
     const auto peak = [&](const BesideLayer& beside) { return WaveBytes(shape, wave, beside).peak(); };
@@ -242,7 +242,7 @@ TEST(ContextParallelCostTest, AWaveHasWhatIsBesideItsLayers) {
 // Trajectories in full add nothing to gK/gV: their waves have none of all rows, and whoever attends has.
 TEST(ContextParallelCostTest, AWaveThatAttendsToNoPrefixMakesNoGradientsOfIt) {
   constexpr int64_t kMuch = int64_t{1} << 30, kGradients = 1000;
-  const ByteShape shape = Draw(3).shape;
+  const ByteShape shape = DrawPrefixes(3).shape;
   const BesideLayer all = {.backward = kMuch, .backward_last = kMuch};
   BesideLayer with_gradients = all;
   with_gradients.gradients = kGradients;
@@ -258,7 +258,7 @@ TEST(ContextParallelCostTest, AWaveThatAttendsToNoPrefixMakesNoGradientsOfIt) {
 TEST(ContextParallelCostTest, OneRankIsAsWithoutContextParallelism) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);
-    Drawn drawn = Draw(seed);
+    DrawnPrefixes drawn = DrawPrefixes(seed);
     drawn.shape.cp = 1;
     drawn.prefix.regather = false;
     PrefixShape regathered = drawn.prefix;

@@ -13,17 +13,17 @@
 namespace stemma {
 namespace {
 
-struct Drawn {
+struct DrawnRows {
   std::vector<int64_t> lengths;
   int64_t block_rows = 0, ranks = 1, rows = 0;
 };
 
-Drawn Draw(uint64_t seed) {
+DrawnRows DrawRows(uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto between = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
   };
-  Drawn drawn;
+  DrawnRows drawn;
   for (int64_t i = between(1, 6); i > 0; --i) drawn.lengths.push_back(between(1, between(0, 1) == 0 ? 12 : 900));
   drawn.block_rows = between(0, 2) == 0 ? 0 : between(1, 300);
   drawn.ranks = between(1, 9);
@@ -34,7 +34,7 @@ Drawn Draw(uint64_t seed) {
 TEST(ContextRowsTest, PiecesAreAscendingAndHoldEachRowOfEachPrefixOnce) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
-    const Drawn drawn = Draw(seed);
+    const DrawnRows drawn = DrawRows(seed);
     int64_t next = 0, prefix = -1, prefix_begin = 0, prefix_end = 0;
     for (const ContextPiece& piece : DealContextRows(drawn.lengths, drawn.block_rows, drawn.ranks)) {
       ASSERT_EQ(piece.begin, next);
@@ -63,7 +63,7 @@ struct Part {
   int64_t end = 0;  // of its rows, from the prefix's first one
 };
 
-std::map<std::pair<int64_t, int64_t>, Part> PartsOf(const Drawn& drawn) {
+std::map<std::pair<int64_t, int64_t>, Part> PartsOf(const DrawnRows& drawn) {
   std::map<std::pair<int64_t, int64_t>, Part> parts;
   for (const ContextPiece& piece : DealContextRows(drawn.lengths, drawn.block_rows, drawn.ranks)) {
     Part& part = parts[{piece.prefix, drawn.block_rows == 0 ? 0 : piece.begin / drawn.block_rows}];
@@ -83,7 +83,7 @@ std::map<std::pair<int64_t, int64_t>, Part> PartsOf(const Drawn& drawn) {
 TEST(ContextRowsTest, RanksHaveAboutAsManyRowsAndPairs) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
-    const Drawn drawn = Draw(seed);
+    const DrawnRows drawn = DrawRows(seed);
     for (const auto& [of, part] : PartsOf(drawn)) {
       const auto [least, most] = std::minmax_element(part.rows.begin(), part.rows.end());
       EXPECT_LE(*most - *least, 2) << "prefix " << of.first << ", block " << of.second;
@@ -99,7 +99,7 @@ TEST(ContextRowsTest, RanksHaveAboutAsManyRowsAndPairs) {
 TEST(ContextRowsTest, PartsAreCountedBlockByBlock) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);
-    const Drawn drawn = Draw(seed);
+    const DrawnRows drawn = DrawRows(seed);
     const std::vector<ContextPiece> pieces = DealContextRows(drawn.lengths, drawn.block_rows, drawn.ranks);
     const int64_t step = drawn.block_rows == 0 ? drawn.rows : drawn.block_rows;
     for (int64_t begin = 0; begin < drawn.rows; begin += step) {

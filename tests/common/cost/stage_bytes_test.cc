@@ -21,7 +21,7 @@ namespace {
 constexpr uint32_t kCases = 60;
 constexpr int64_t kIndexBytes = 16;  // token and position of a row
 
-struct Drawn {
+struct DrawnStages {
   ModelConfig model;
   v1::RunConfig run;
   ByteShape whole;
@@ -30,9 +30,9 @@ struct Drawn {
   WaveShape wave;
 };
 
-Drawn DrawStages(uint32_t seed) {
+DrawnStages DrawStages(uint32_t seed) {
   Draw draw(seed);
-  Drawn drawn;
+  DrawnStages drawn;
   ModelConfig& m = drawn.model;
   m = {.model_type = "qwen3"};
   m.vocab_size = draw.Between(100, 5000);
@@ -74,7 +74,7 @@ class StageBytesTest : public ::testing::TestWithParam<uint32_t> {
   // Rows that a rank has of a tensor as wide as the model, of all blocks of the prefixes.
   int64_t PrefixRowsBytes() const { return PrefixPipelineSent(drawn_.stages.front(), drawn_.prefix).forward; }
 
-  const Drawn drawn_;
+  const DrawnStages drawn_;
   const ::testing::ScopedTrace trace_;
 };
 
@@ -226,7 +226,7 @@ TEST_P(StageBytesTest, RowsTravelOnceEachWay) {
   EXPECT_EQ(blocks, (drawn_.prefix.rows + block - 1) / block);
 }
 
-INSTANTIATE_TEST_SUITE_P(Drawn, StageBytesTest, ::testing::Range(0U, kCases));
+INSTANTIATE_TEST_SUITE_P(DrawnStages, StageBytesTest, ::testing::Range(0U, kCases));
 
 }  // namespace
 }  // namespace stemma::testing

@@ -48,15 +48,15 @@ json Mistral() {
     "use_cache": true, "vocab_size": 32768})");
 }
 
-absl::StatusOr<ModelConfig> Parse(const json& config) { return ParseModelConfig(config.dump()); }
+absl::StatusOr<ModelConfig> ParseConfig(const json& config) { return ParseModelConfig(config.dump()); }
 
 absl::StatusOr<ModelConfig> With(json config, const std::string& name, json value) {
   config[name] = std::move(value);
-  return Parse(config);
+  return ParseConfig(config);
 }
 
 TEST(ModelConfigTest, Llama32IsRead) {
-  const auto config = Parse(Llama());
+  const auto config = ParseConfig(Llama());
   ASSERT_THAT(config, IsOk());
   EXPECT_EQ(config->num_parameters(), 1235814400);  // Llama-3.2-1B, as its model card counts them
   EXPECT_EQ(config->rope_theta, 500000);
@@ -68,7 +68,7 @@ TEST(ModelConfigTest, Llama32IsRead) {
 }
 
 TEST(ModelConfigTest, Qwen25IsReadWithBiasAndDefaultHeadSize) {
-  const auto config = Parse(Qwen2());
+  const auto config = ParseConfig(Qwen2());
   ASSERT_THAT(config, IsOk());
   EXPECT_EQ(config->num_parameters(), 494032768);  // Qwen2.5-0.5B
   EXPECT_TRUE(config->qkv_bias);
@@ -77,7 +77,7 @@ TEST(ModelConfigTest, Qwen25IsReadWithBiasAndDefaultHeadSize) {
 }
 
 TEST(ModelConfigTest, Qwen3IsReadInTransformers5Spelling) {
-  const auto config = Parse(Qwen3());
+  const auto config = ParseConfig(Qwen3());
   ASSERT_THAT(config, IsOk());
   EXPECT_TRUE(config->qk_norm);
   EXPECT_EQ(config->head_size, 128);
@@ -85,7 +85,7 @@ TEST(ModelConfigTest, Qwen3IsReadInTransformers5Spelling) {
 }
 
 TEST(ModelConfigTest, MistralIsReadWithoutBiasOrQueryNorm) {
-  const auto config = Parse(Mistral());
+  const auto config = ParseConfig(Mistral());
   ASSERT_THAT(config, IsOk());
   EXPECT_EQ(config->num_parameters(), 7248023552);  // Mistral-7B-v0.3
   EXPECT_FALSE(config->qkv_bias);
@@ -100,33 +100,33 @@ TEST(ModelConfigTest, BothSpellingsOfRopeMeanTheSame) {
   five["rope_parameters"]["rope_theta"] = 500000.0;
   five.erase("rope_scaling");
   five.erase("rope_theta");
-  const auto config = Parse(five);
+  const auto config = ParseConfig(five);
   ASSERT_THAT(config, IsOk());
   EXPECT_EQ(config->rope_theta, 500000);
   EXPECT_EQ(config->rope_scaling->high_freq_factor, 4);
   json legacy = Llama();
   legacy["rope_scaling"]["type"] = "llama3";
   legacy["rope_scaling"].erase("rope_type");
-  EXPECT_EQ(Parse(legacy)->rope_scaling->factor, 32);
+  EXPECT_EQ(ParseConfig(legacy)->rope_scaling->factor, 32);
   EXPECT_THAT(With(Llama(), "rope_parameters", {{"rope_type", "default"}}), Invalid("rope_scaling: differs"));
 }
 
 TEST(ModelConfigTest, AbsentKvHeadsMeanMultiHeadForLlamaOnly) {
   json llama = Llama();
   llama.erase("num_key_value_heads");
-  EXPECT_EQ(Parse(llama)->num_kv_heads, 32);
+  EXPECT_EQ(ParseConfig(llama)->num_kv_heads, 32);
   json qwen = Qwen2();
   qwen.erase("num_key_value_heads");
-  EXPECT_THAT(Parse(qwen), Invalid("num_key_value_heads: is missing"));
+  EXPECT_THAT(ParseConfig(qwen), Invalid("num_key_value_heads: is missing"));
 }
 
 TEST(ModelConfigTest, AbsentHeadDimIsTheFamilysDefault) {
   json qwen3 = Qwen3();
   qwen3.erase("head_dim");
-  EXPECT_EQ(Parse(qwen3)->head_size, 128);
+  EXPECT_EQ(ParseConfig(qwen3)->head_size, 128);
   json llama = Llama();
   llama.erase("head_dim");
-  EXPECT_EQ(Parse(llama)->head_size, 64);
+  EXPECT_EQ(ParseConfig(llama)->head_size, 64);
 }
 
 struct Refusal {
@@ -163,7 +163,7 @@ TEST(ModelConfigTest, ASlidingWindowIsRefusedOnlyWhenItIsInUse) {
   json all_full = Qwen2();
   all_full["use_sliding_window"] = true;
   all_full["max_window_layers"] = 24;
-  EXPECT_THAT(Parse(all_full), IsOk());
+  EXPECT_THAT(ParseConfig(all_full), IsOk());
   EXPECT_THAT(With(Qwen3(), "layer_types", {"full_attention", "sliding_attention"}),
               Invalid("layer_types[1]: \"sliding_attention\""));
 }
@@ -178,7 +178,7 @@ TEST(ModelConfigTest, MistralsWindowIsRefusedWhereItIsBelowTheLongestText) {
   EXPECT_THAT(With(Mistral(), "sliding_window", "4096"), Invalid("sliding_window: must be"));
   json absent = Mistral();
   absent.erase("sliding_window");
-  EXPECT_THAT(Parse(absent), Invalid("sliding_window: 4096 (where it is absent) is below"));
+  EXPECT_THAT(ParseConfig(absent), Invalid("sliding_window: 4096 (where it is absent) is below"));
   EXPECT_THAT(With(absent, "max_position_embeddings", 4096), IsOk());
 }
 
@@ -207,11 +207,11 @@ TEST(ModelConfigTest, SizesThatDoNotFitTogetherAreRefused) {
   json indivisible = Llama();
   indivisible.erase("head_dim");
   indivisible["hidden_size"] = 2050;
-  EXPECT_THAT(Parse(indivisible), Invalid("does not divide hidden_size"));
+  EXPECT_THAT(ParseConfig(indivisible), Invalid("does not divide hidden_size"));
   json huge = Llama();
   for (const char* field : {"hidden_size", "intermediate_size"}) huge[field] = 1 << 20;
   huge["num_hidden_layers"] = 1 << 14;
-  EXPECT_THAT(Parse(huge), Invalid("more than any machine holds"));
+  EXPECT_THAT(ParseConfig(huge), Invalid("more than any machine holds"));
 }
 
 TEST(ModelConfigTest, TextThatIsNoConfigIsRefused) {

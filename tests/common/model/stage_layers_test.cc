@@ -15,7 +15,7 @@
 namespace stemma {
 namespace {
 
-ModelConfig DrawModel(testing::Draw& draw) {
+ModelConfig DrawStagedModel(testing::Draw& draw) {
   ModelConfig config;
   config.SetFamily(*FindFamily("qwen3"));
   config.num_kv_heads = draw.Between(1, 4);
@@ -68,7 +68,7 @@ TEST(StageLayersTest, TheMostThatAStageMultipliesIsTheLeastOfAllCuts) {
     const uint64_t seed = testing::FirstSeed() + i;
     SCOPED_TRACE(seed);
     testing::Draw draw(seed);
-    const ModelConfig config = DrawModel(draw);
+    const ModelConfig config = DrawStagedModel(draw);
     const int64_t stages = draw.Between(1, std::min<int64_t>(5, config.num_layers));
     const std::vector<int64_t> begins = StageBegins(config, stages);
     ASSERT_EQ(begins.size(), static_cast<size_t>(stages) + 1);

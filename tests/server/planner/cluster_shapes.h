@@ -10,6 +10,8 @@
 
 namespace stemma::testing {
 
+inline constexpr int64_t kMiB = 1 << 20;
+
 // The benchmarks' model (tests/bench/shapes.py).
 inline ModelConfig BenchModel() {
   ModelConfig config;

@@ -13,10 +13,9 @@ namespace {
 
 using testing::BenchMemory;
 using ::testing::HasSubstr;
+using testing::kMiB;
 using testing::MixedCluster;
 using testing::OneGroup;
-
-constexpr int64_t kMiB = 1 << 20;
 
 std::vector<ClusterShape> Shapes() {
   return {OneGroup(1023, 256, 8),  OneGroup(2047, 128, 16), OneGroup(63, 512, 4),

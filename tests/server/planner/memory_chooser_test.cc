@@ -13,9 +13,8 @@ namespace {
 
 using testing::BenchMemory;
 using testing::DrawCluster;
+using testing::kMiB;
 using testing::OneGroup;
-
-constexpr int64_t kMiB = 1 << 20;
 
 std::vector<ClusterShape> DrawClusters(int count, uint64_t seed) {
   std::mt19937_64 random(seed);

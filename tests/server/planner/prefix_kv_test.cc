@@ -26,7 +26,7 @@ using server::kContextCollective;
 using server::kLinear;
 using ::testing::HasSubstr;
 
-MemoryOptions SharedMemory(int64_t cp, int64_t budget_bytes = server::kNoLimit) {
+MemoryOptions MemoryOfRanks(int64_t cp, int64_t budget_bytes = server::kNoLimit) {
   MemoryOptions options = BenchMemory(budget_bytes);
   options.shape.cp = cp;
   return options;
@@ -35,7 +35,7 @@ MemoryOptions SharedMemory(int64_t cp, int64_t budget_bytes = server::kNoLimit) 
 // A long prefix whose K/V are most of what there is.
 TEST(PrefixKvTest, AreHeldWhereTheyFitAndGatheredAgainBelow) {
   const ClusterShape cluster = OneGroup(16384, 128, 8);
-  MemoryOptions options = SharedMemory(4);
+  MemoryOptions options = MemoryOfRanks(4);
   const MemoryAnswer ample = server::ChooseMemory(options, cluster);
   ASSERT_TRUE(ample.choice.has_value());
   EXPECT_FALSE(ample.choice->way.prefix.regather);
@@ -91,13 +91,13 @@ TEST(PrefixKvTest, AGroupIsSplitOnlyWhereThePassBeforeTheStepHoldsIt) {
 }
 
 TEST(PrefixKvTest, IsNotAskedWhereThereIsNoPrefix) {
-  MemoryOptions options = SharedMemory(2);
+  MemoryOptions options = MemoryOfRanks(2);
   options.prefix_kv = v1::PREFIX_KV_REGATHER;
   for (const server::MemoryAlternative& way : server::Alternatives(options, OneGroup(700, 100, 4, /*reuse=*/false))) {
     EXPECT_FALSE(way.prefix.regather);
   }
   EXPECT_EQ(server::Alternatives(options, OneGroup(700, 100, 4)).size() * 2,
-            server::Alternatives(SharedMemory(2), OneGroup(700, 100, 4)).size());
+            server::Alternatives(MemoryOfRanks(2), OneGroup(700, 100, 4)).size());
 }
 
 // The invariants of server/planner/memory_choice.h, with ranks that share the cluster.
@@ -106,7 +106,7 @@ TEST(PrefixKvTest, ALargerBudgetNeverCostsSeconds) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const ClusterShape cluster = DrawCluster(1 + static_cast<int>(seed % 3), seed % 4 != 0, random);
-    MemoryOptions options = SharedMemory(2 + static_cast<int64_t>(seed % 3));
+    MemoryOptions options = MemoryOfRanks(2 + static_cast<int64_t>(seed % 3));
     options.forward_only = seed % 7 == 6;
     const int64_t fewest = server::FewestBytes(options, cluster);
     double before = std::numeric_limits<double>::infinity();
@@ -140,7 +140,7 @@ TEST(PrefixKvTest, SecondsAreTheSlowestRanksWithItsRounds) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const ClusterShape cluster = DrawCluster(1 + static_cast<int>(seed % 3), /*reuse=*/true, random);
-    MemoryOptions options = SharedMemory(2 + static_cast<int64_t>(seed % 3));
+    MemoryOptions options = MemoryOfRanks(2 + static_cast<int64_t>(seed % 3));
     options.wave_suffixes = 2;
     const bool regather = seed % 2 == 0;
     PrefixShape prefix = {.rows = PackedPrefixRows(cluster), .lengths = cluster.prefix_rows, .regather = regather};

@@ -24,7 +24,7 @@ namespace {
 using server::ClusterWorkSums;
 using server::Work;
 
-constexpr uint32_t kCases = 60;
+constexpr uint32_t kDrawnCosts = 60;
 
 struct Drawn {
   ByteShape whole;
@@ -79,7 +79,7 @@ void ExpectSame(const Work& stages, const Work& whole, const char* what) {
 }
 
 TEST(StageCostTest, TheWorkOfStagesIsThatOfAWholeModelAndWhatTravels) {
-  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kCases; ++seed) {
+  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kDrawnCosts; ++seed) {
     SCOPED_TRACE("STEMMA_SEED " + std::to_string(seed));
     const Drawn drawn = DrawWork(seed);
     Work prefix_forward, prefix_backward, suffix, forward, forward_only, regather;
@@ -162,7 +162,7 @@ TEST(StageCostTest, OperationsOfACopyCostWhatTheirStagesDo) {
 
 // Every operation waits for the same one of the stage before, and for the stage's own before it.
 TEST(StageCostTest, APassWithoutBackwardRunsStageAfterStage) {
-  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kCases; ++seed) {
+  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kDrawnCosts; ++seed) {
     SCOPED_TRACE("STEMMA_SEED " + std::to_string(seed));
     Draw draw(seed);
     const auto stages = static_cast<size_t>(draw.Between(1, 5));

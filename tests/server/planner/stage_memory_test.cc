@@ -26,8 +26,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int64_t kMiB = 1 << 20;
-
 MemoryOptions StagedMemory(int64_t budget_bytes, uint32_t stages) {
   MemoryOptions options = BenchMemory(budget_bytes);
   v1::RunConfig run;

@@ -22,7 +22,7 @@ using server::OrderStagesWith;
 using server::StageOrders;
 using server::StageRun;
 
-constexpr uint32_t kCases = 300;
+constexpr uint32_t kDrawnQuestions = 300;
 
 std::vector<std::string> Letters(const StageOrders& orders) {
   std::vector<std::string> letters;
@@ -78,7 +78,7 @@ TEST(StageOrdersTest, OneClusterOnTwoStagesIsOneForwardOneBackward) {
 }
 
 TEST(StageOrdersTest, OrdersAreLegalAndEndWhenTheirReplayDoes) {
-  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kCases; ++seed) {
+  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kDrawnQuestions; ++seed) {
     SCOPED_TRACE("STEMMA_SEED " + std::to_string(seed));
     Draw draw(seed);
     StageQuestion question = DrawStages(draw, static_cast<size_t>(draw.Between(1, 5)), 5, 9);
@@ -106,7 +106,7 @@ TEST(StageOrdersTest, OrdersAreLegalAndEndWhenTheirReplayDoes) {
 
 TEST(StageOrdersTest, SharedGroupsStandAlone) {
   int beside = 0;
-  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kCases; ++seed) {
+  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kDrawnQuestions; ++seed) {
     SCOPED_TRACE("STEMMA_SEED " + std::to_string(seed));
     Draw draw(seed);
     StageQuestion question = DrawStages(draw, static_cast<size_t>(draw.Between(2, 5)), 5, 6);
@@ -142,7 +142,7 @@ TEST(StageOrdersTest, TheReplayRefusesWrongOrders) {  // negative control
 // The two newest gradients that went to the stage before are there, too; they change no order.
 TEST(StageOrdersTest, MessagesInFlightAreAPartOfThePeak) {
   int raised = 0;
-  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kCases; ++seed) {
+  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kDrawnQuestions; ++seed) {
     SCOPED_TRACE("STEMMA_SEED " + std::to_string(seed));
     Draw draw(seed);
     StageQuestion question = DrawStages(draw, static_cast<size_t>(draw.Between(2, 4)), 3, 5);
@@ -212,7 +212,7 @@ TEST(StageOrdersTest, ABudgetOfOneRoundRunsOneRoundAtATime) {
 TEST(StageOrdersTest, AlikeStagesIdleAsTheFormulaSaysAndClustersAddNothing) {
   double least_barrier = std::numeric_limits<double>::infinity();
   size_t most_more = 0;
-  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kCases; ++seed) {
+  for (uint32_t seed = FirstSeed(); seed < FirstSeed() + kDrawnQuestions; ++seed) {
     SCOPED_TRACE("STEMMA_SEED " + std::to_string(seed));
     Draw draw(seed);
     const auto stages = static_cast<size_t>(draw.Between(2, 8));

@@ -24,7 +24,7 @@ Arrival Update(const std::string& id, CallId call, bool validate_only = false) {
   return arrival;
 }
 
-Arrival Export(const std::string& name, CallId call) {
+Arrival ExportArrival(const std::string& name, CallId call) {
   Arrival arrival;
   ExportJob job;
   job.request.set_name(name);
@@ -67,7 +67,7 @@ class ArrivalsTest : public ::testing::Test {
 
 TEST_F(ArrivalsTest, AreAcceptedAsTheyCameWhateverIsPlannedFirst) {
   Add(Update("r", 1));
-  Add(Export("x", 2));
+  Add(ExportArrival("x", 2));
   Add(Update("s", 3));
   EXPECT_THAT(Done(), ElementsAre("plan 1", "plan 2")) << "an export needs none";
   Planned(2);
@@ -114,7 +114,7 @@ TEST_F(ArrivalsTest, APlanIsStoppedWhenItsLastSenderLeaves) {
   arrivals_.Leave(2);
   EXPECT_THAT(Done(), ElementsAre("stop 1", "answer 3"));
   EXPECT_EQ(arrivals_.Find("r"), nullptr);
-  Add(Export("x", 4));
+  Add(ExportArrival("x", 4));
   arrivals_.Leave(4);
   EXPECT_TRUE(arrivals_.HasExport("x")) << "its files may be wanted";
 }
@@ -146,7 +146,7 @@ TEST_F(ArrivalsTest, WatchersAreAnsweredAtTheirDeadline) {
 TEST_F(ArrivalsTest, AreCountedWithTheirBytesAndSteps) {
   Add(Update("r", 1));
   Add(Update("asks", 2, /*validate_only=*/true));
-  Add(Export("x", 3));
+  Add(ExportArrival("x", 3));
   EXPECT_EQ(arrivals_.size(), 3u);
   EXPECT_EQ(arrivals_.bytes(), 20u);
   EXPECT_EQ(arrivals_.num_steps(), 3u) << "one that only asks for its plan makes no step";

@@ -111,7 +111,7 @@ void Live(std::mt19937& random, History& history, int requests) {
 
 TEST(HistoryTest, TheFoldOfTheRowsIsWhatTheServerHolds) {
   for (uint32_t seed = 1; seed <= 20; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     Outbox out;
     out.Begin(absl::UnixEpoch());

@@ -14,7 +14,7 @@ CallJob LogProb(CallId call, uint64_t bytes) {
   return {.call = call, .work = LogProbJob{request, {}}};
 }
 
-CallJob Export(CallId call, const std::string& name) {
+CallJob ExportCall(CallId call, const std::string& name) {
   ExportJob job;
   job.request.set_name(name);
   return {.call = call, .work = job};
@@ -40,7 +40,7 @@ TEST(JobQueueTest, JobsLeaveInTheirOrderAndOneThatIsPutBackIsNext) {
 TEST(JobQueueTest, ACallJobIsHeldUntilItIsRemovedWhereverItIs) {
   JobQueue queue;
   const std::string pass = queue.AddCallJob(LogProb(1, 10)), other = queue.AddCallJob(LogProb(2, 5));
-  const std::string weights = queue.AddCallJob(Export(3, "x"));
+  const std::string weights = queue.AddCallJob(ExportCall(3, "x"));
   EXPECT_THAT(queue.CallJobIds(), ElementsAre(weights, pass, other));
   EXPECT_EQ(pass[0], '~') << "no request id begins so";
   EXPECT_EQ(queue.call_job_bytes(), 15u);
@@ -60,7 +60,7 @@ TEST(JobQueueTest, ACallJobIsHeldUntilItIsRemovedWhereverItIs) {
 TEST(JobQueueTest, CallsAndExportsAreFound) {
   JobQueue queue;
   queue.AddCallJob(LogProb(1, 10));
-  const std::string weights = queue.AddCallJob(Export(3, "x"));
+  const std::string weights = queue.AddCallJob(ExportCall(3, "x"));
   EXPECT_EQ(queue.CallJobOf(3), weights);
   EXPECT_EQ(queue.CallJobOf(9), "");
   EXPECT_TRUE(queue.HasExport("x"));

@@ -132,7 +132,7 @@ TEST(WorkerMessagesTest, AFailureHasACodeThatIsOneAndAReasonThatIsAWord) {
   EXPECT_LT(ToRpcStatus(FailureOfWorker(failure)).ByteSizeLong(), 2000u) << "it has to fit gRPC's metadata";
 }
 
-std::shared_ptr<const TrainingRequest> TwoGroups() {
+std::shared_ptr<const TrainingRequest> SharedTwoGroups() {
   auto request = std::make_shared<TrainingRequest>();
   for (const char* uid : {"a", "b"}) {
     v1::PromptGroup& group = request->groups.emplace_back();
@@ -157,7 +157,7 @@ v1::GroupResult Result(const std::string& uid, const std::string& rollout, size_
 }
 
 TEST(ResultCheckTest, EachRolloutOfTheRequestMayComeOnceAtItsLength) {
-  ResultCheck check(TwoGroups());
+  ResultCheck check(SharedTwoGroups());
   EXPECT_THAT(check.Add(Result("a", "a0", 4)), IsOk());
   EXPECT_THAT(check.Add(Result("a", "a1", 16, v1::FLOAT64)), IsOk());
   EXPECT_THAT(check.Add(Result("b", "b1", 0)), IsOk()) << "not run";
@@ -169,7 +169,7 @@ TEST(ResultCheckTest, EachRolloutOfTheRequestMayComeOnceAtItsLength) {
 }
 
 TEST(ResultCheckTest, AllHaveComeWhenEachRolloutWithTokensBroughtItsLogProbs) {
-  ResultCheck check(TwoGroups());
+  ResultCheck check(SharedTwoGroups());
   const auto missing = [&check] { return std::string(check.CheckAllCame().message()); };
   EXPECT_EQ(ErrorReason(check.CheckAllCame()), "INTERNAL");
   EXPECT_EQ(missing(), "the workers ended the pass without the log-probs of 4 rollouts, the first is a0");
@@ -178,7 +178,7 @@ TEST(ResultCheckTest, AllHaveComeWhenEachRolloutWithTokensBroughtItsLogProbs) {
   EXPECT_THAT(check.Add(Result("b", "b1", 0)), IsOk());
   EXPECT_EQ(missing(), "the workers ended the pass without the log-probs of 2 rollouts, the first is a1")
       << "one without numbers does not count";
-  ResultCheck whole(TwoGroups());
+  ResultCheck whole(SharedTwoGroups());
   for (const char* uid : {"a", "b"}) {
     EXPECT_THAT(whole.Add(Result(uid, absl::StrCat(uid, 0), 4)), IsOk());
     EXPECT_FALSE(whole.CheckAllCame().ok()) << uid;
@@ -188,7 +188,7 @@ TEST(ResultCheckTest, AllHaveComeWhenEachRolloutWithTokensBroughtItsLogProbs) {
 }
 
 TEST(ResultCheckTest, WhatIsNoResultIsRefused) {
-  ResultCheck check(TwoGroups());
+  ResultCheck check(SharedTwoGroups());
   EXPECT_THAT(check.Add(v1::GroupResult()), Invalid("dtype 0"));
   EXPECT_THAT(check.Add(Result("a", "a0", 4, static_cast<v1::LogProbDtype>(7))), Invalid("dtype 7"));
   EXPECT_THAT(check.Add(Result("a", "a0", 4, v1::FLOAT64)), Invalid("log_probs has 4 bytes"));

@@ -8,9 +8,6 @@
 namespace stemma::testing {
 namespace {
 
-constexpr auto kTensorAt = static_cast<size_t>(Axis::kTensor), kContextAt = static_cast<size_t>(Axis::kContext),
-               kStageAt = static_cast<size_t>(Axis::kStage);
-
 TEST(OperationSecondsTest, EveryUnitOfWorkIsCountedOnce) {
   Work work;
   Rates rates;

@@ -16,16 +16,13 @@
 namespace stemma::testing {
 namespace {
 
-constexpr auto kStageAt = static_cast<size_t>(Axis::kStage), kContextAt = static_cast<size_t>(Axis::kContext),
-               kDataAt = static_cast<size_t>(Axis::kData);
-
 SimulatedOperation Computes(double seconds) { return {.name = "F", .compute_s = seconds}; }
 
-double SumOf(const AxisSeconds& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
+double SumOfAxes(const AxisSeconds& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
 
 // Returns the programs of stages that run these orders; messages take `message_s`.
-std::vector<SimulatedProgram> ProgramsOf(const StageQuestion& question, const server::StageOrders& orders,
-                                         double message_s) {
+std::vector<SimulatedProgram> ProgramsOfStages(const StageQuestion& question, const server::StageOrders& orders,
+                                               double message_s) {
   std::vector<SimulatedProgram> programs(question.stages);
   const Replay replay(question);
   const auto borders = static_cast<int32_t>(question.stages);
@@ -61,7 +58,7 @@ class DrawnProgramsTest : public ::testing::TestWithParam<uint32_t> {
 };
 
 TEST_P(DrawnProgramsTest, StagesWithoutAWireRunAsTheirOrdersSay) {
-  const auto ranks = RunPrograms(ProgramsOf(question_, orders_, /*message_s=*/0));
+  const auto ranks = RunPrograms(ProgramsOfStages(question_, orders_, /*message_s=*/0));
   for (size_t s = 0; s < ranks.size(); ++s) {
     const server::StageRun& run = orders_.stages[s];
     ASSERT_EQ(ranks[s].spans.size(), run.operations.size());
@@ -76,8 +73,8 @@ TEST_P(DrawnProgramsTest, StagesWithoutAWireRunAsTheirOrdersSay) {
 TEST_P(DrawnProgramsTest, EachSecondIsOfOneKind) {
   const double message_s = DrawSeconds(draw_, 2);
   const SharedCores shared = {.cores = static_cast<double>(draw_.Between(1, 3))};
-  for (const SimulatedRank& rank : RunPrograms(ProgramsOf(question_, orders_, message_s), shared)) {
-    EXPECT_NEAR(rank.compute_s + SumOf(rank.wire_s) + SumOf(rank.wait_s), rank.end_s, 1e-9 * rank.end_s)
+  for (const SimulatedRank& rank : RunPrograms(ProgramsOfStages(question_, orders_, message_s), shared)) {
+    EXPECT_NEAR(rank.compute_s + SumOfAxes(rank.wire_s) + SumOfAxes(rank.wait_s), rank.end_s, 1e-9 * rank.end_s)
         << "STEMMA_SEED " << FirstSeed() + GetParam();
   }
 }
@@ -86,7 +83,7 @@ TEST_P(DrawnProgramsTest, EachSecondIsOfOneKind) {
 TEST_P(DrawnProgramsTest, WiresAndFewCoresOnlyTakeTime) {
   const auto end_s = [&](double message_s, double cores) {
     double last_s = 0;
-    for (const auto& rank : RunPrograms(ProgramsOf(question_, orders_, message_s), {.cores = cores})) {
+    for (const auto& rank : RunPrograms(ProgramsOfStages(question_, orders_, message_s), {.cores = cores})) {
       last_s = std::max(last_s, rank.end_s);
     }
     return last_s;

@@ -18,8 +18,6 @@
 namespace stemma::testing {
 namespace {
 
-constexpr auto kDataAt = static_cast<size_t>(Axis::kData);
-
 class DrawnShardedSimulationTest : public DrawnSimulationTest {
  protected:
   DrawnShardedSimulationTest() {

@@ -26,8 +26,6 @@
 namespace stemma::testing {
 namespace {
 
-constexpr auto kStageAt = static_cast<size_t>(Axis::kStage), kDataAt = static_cast<size_t>(Axis::kData);
-
 TEST_P(DrawnSimulationTest, TheSecondsOfARankAreAllOfOneKind) {
   SetLinks(1e-9, 1e-4, rates_);
   const SimulationAnswer answer = Answer();
@@ -121,7 +119,7 @@ SimulationQuestion BenchQuestion(const MeshSizes& sizes, const Rates& rates) {
   return question;
 }
 
-StepSeconds SecondsOf(const SimulationQuestion& question) {
+StepSeconds SecondsOfRun(const SimulationQuestion& question) {
   const auto answer = Simulate(question);
   EXPECT_TRUE(answer.ok()) << answer.status();
   return answer->seconds;
@@ -141,7 +139,7 @@ TEST(SimulationTest, WhatRanksShareOnceAStepIsSentOnceAndHiddenAsFarAsTheBackwar
   EXPECT_GT(s.hidden_s[kDataAt], 0);
   EXPECT_GT(s.reduction_s, 0) << "the embedding's gradient is final at the end";
   EXPECT_NEAR(s.apply_s, parameters / 2 * rates[kParameter], 1e-6);
-  EXPECT_EQ(SecondsOf(BenchQuestion({.tp = 2}, rates)).gathering_s, 0) << "control: nobody holds the same";
+  EXPECT_EQ(SecondsOfRun(BenchQuestion({.tp = 2}, rates)).gathering_s, 0) << "control: nobody holds the same";
 }
 
 // Two ranks gather the weights of two sweeps forward and two backward at most, and hand out half of the gradients of
@@ -200,7 +198,7 @@ TEST(SimulationTest, PhasesAreThoseOfThePlan) {
   const auto plan = MakePlan(*model, question.mesh_question.requests.front().request);
   ASSERT_TRUE(plan.ok()) << plan.status();
   const v1::PhaseSeconds& planned = plan->report.seconds();
-  const StepSeconds seconds = SecondsOf(question);
+  const StepSeconds seconds = SecondsOfRun(question);
   EXPECT_NEAR(seconds.phase_s[0], planned.prefix_forward(), kSame);
   EXPECT_NEAR(seconds.phase_s[1], planned.suffix(), kSame);
   EXPECT_NEAR(seconds.phase_s[2], planned.prefix_backward(), kSame);
@@ -211,21 +209,21 @@ TEST(SimulationTest, PhasesAreThoseOfThePlan) {
 TEST(SimulationTest, CoresThatAreSharedMakeRanksOneWorkerAgain) {
   Rates rates = BenchRates();
   SetLinks(0, 0, rates);
-  const double one_s = SecondsOf(BenchQuestion({}, rates)).total_s;
+  const double one_s = SecondsOfRun(BenchQuestion({}, rates)).total_s;
   SimulationQuestion two = BenchQuestion({.dp = 2}, rates);
-  EXPECT_NEAR(SecondsOf(two).total_s, one_s / 2, 0.02 * one_s) << "control: each has cores of its own";
+  EXPECT_NEAR(SecondsOfRun(two).total_s, one_s / 2, 0.02 * one_s) << "control: each has cores of its own";
   two.cores = {.cores = 2, .threads_per_rank = 2};
-  EXPECT_NEAR(SecondsOf(two).total_s, one_s, 0.02 * one_s);
+  EXPECT_NEAR(SecondsOfRun(two).total_s, one_s, 0.02 * one_s);
 }
 
 // The planner counts a message as its sender's work; in simulated time it holds nobody but the next stage's first.
 TEST(SimulationTest, MessagesBetweenStagesRunBesideCompute) {
   Rates rates = BenchRates();
   SetLinks(0, 0, rates);
-  const StepSeconds silent = SecondsOf(BenchQuestion({.pp = 2}, rates));
+  const StepSeconds silent = SecondsOfRun(BenchQuestion({.pp = 2}, rates));
   EXPECT_GT(silent.wait_s[kStageAt], 0) << "the bubble";
   rates[kStageByte] = 1e-9;
-  const StepSeconds sent = SecondsOf(BenchQuestion({.pp = 2}, rates));
+  const StepSeconds sent = SecondsOfRun(BenchQuestion({.pp = 2}, rates));
   EXPECT_GT(sent.hidden_s[kStageAt], 0);
   EXPECT_GT(sent.total_s, silent.total_s);
   EXPECT_EQ(silent.wire_s[kStageAt], 0);
@@ -251,11 +249,11 @@ TEST(SimulationTest, AMeshThatCannotBeHasTheReasonOfTheMeshRules) {
 TEST(SimulationTest, ALogProbPassRunsBeforeTheSteps) {
   const Rates rates = BenchRates();
   SimulationQuestion question = BenchQuestion({.dp = 2}, rates);
-  const double without_s = SecondsOf(question).total_s;
+  const double without_s = SecondsOfRun(question).total_s;
   question.mesh_question.requests.front().request.log_prob_passes = 2;
-  const double twice_s = SecondsOf(question).total_s - without_s;
+  const double twice_s = SecondsOfRun(question).total_s - without_s;
   question.mesh_question.requests.front().request.log_prob_passes = 1;
-  EXPECT_NEAR(SecondsOf(question).total_s - without_s, twice_s / 2, kSame);
+  EXPECT_NEAR(SecondsOfRun(question).total_s - without_s, twice_s / 2, kSame);
   EXPECT_GT(twice_s, 0.3 * without_s) << "two forwards of a step that has one, and a backward";
 }
 

@@ -26,15 +26,15 @@
 namespace stemma::testing {
 namespace {
 
-constexpr double kTolerance = 0.005;  // small tensors are rounded up to 64 bytes each
+constexpr double kStateTolerance = 0.005;  // small tensors are rounded up to 64 bytes each
 
-struct Setting {
+struct StateSetting {
   std::string name, dtype;
   bool qk_norm = false, tied = false;
   v1::OptimizerResidency residency = v1::DEVICE;
 };
 
-class StateBytesTest : public ::testing::TestWithParam<Setting> {
+class StateBytesTest : public ::testing::TestWithParam<StateSetting> {
  protected:
   void SetUp() override {
     directory_ = ::testing::TempDir() + "/state-" + GetParam().name;
@@ -72,7 +72,7 @@ TEST_P(StateBytesTest, AreThoseOfTheLoadedModelBeforeAndAfterAStep) {
     ASSERT_TRUE((*engine)->Load(std::move(request)).ok());
     const auto vote = (*engine)->Prepare(0);
     ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
-    EXPECT_NEAR(static_cast<double>(vote->sums().state_bytes()) - others, planned, kTolerance * planned)
+    EXPECT_NEAR(static_cast<double>(vote->sums().state_bytes()) - others, planned, kStateTolerance * planned)
         << "step " << step;
     ASSERT_TRUE((*engine)->Apply(0, *vote).ok());
   }
@@ -171,8 +171,8 @@ TEST(StateBytesOfDrawnRanksTest, AreThoseOfTheLoadedModel) {
   std::printf("state bytes of drawn ranks: %.2f %% off at most\n", 100 * worst);
 }
 
-std::vector<Setting> Settings() {
-  std::vector<Setting> settings;
+std::vector<StateSetting> StateSettings() {
+  std::vector<StateSetting> settings;
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     for (const bool qwen : {false, true}) {
       for (const v1::OptimizerResidency residency : {v1::DEVICE, v1::HOST}) {
@@ -185,7 +185,7 @@ std::vector<Setting> Settings() {
   return settings;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StateBytesTest, ::testing::ValuesIn(Settings()),
+INSTANTIATE_TEST_SUITE_P(All, StateBytesTest, ::testing::ValuesIn(StateSettings()),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace

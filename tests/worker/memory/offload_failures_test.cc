@@ -14,7 +14,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr int64_t kRows = 64;
+constexpr int64_t kFailingRows = 64;
 
 class OffloadFailuresTest : public CountedMemoryTest {
  protected:
@@ -22,14 +22,14 @@ class OffloadFailuresTest : public CountedMemoryTest {
     EXPECT_EQ(arena_->current_bytes(), 0);
     EXPECT_EQ(device_bytes(), 0);
   }
-  std::unique_ptr<HostArena> arena_ = HostArena::Create(8 * LayerEntryBytes(kRows)).value();
+  std::unique_ptr<HostArena> arena_ = HostArena::Create(8 * LayerEntryBytes(kFailingRows)).value();
 };
 
 TEST_F(OffloadFailuresTest, ACopyOutThatFailsNamesItsEntryAndEveryLaterCallFails) {
   FailingCopyEngine engine(/*failing=*/1);
   OffloadStore store({.max_in_flight = 4}, *arena_, engine);
-  store.Put(10, LayerEntry(0, kRows));
-  store.Put(11, LayerEntry(1, kRows));
+  store.Put(10, LayerEntry(0, kFailingRows));
+  store.Put(11, LayerEntry(1, kFailingRows));
   EXPECT_THAT([&] { store.Poll(); }, ThrowsMessage<c10::Error>(AllOf(
                                          HasSubstr("tape entry 11 of 49408 bytes could not be copied while leaving"),
                                          HasSubstr("the link is down"))));
@@ -40,15 +40,15 @@ TEST_F(OffloadFailuresTest, ACopyOutThatFailsNamesItsEntryAndEveryLaterCallFails
 TEST_F(OffloadFailuresTest, ACopyOutThatFailsWhileDrainingIsReported) {
   FailingCopyEngine engine(/*failing=*/0);
   OffloadStore store({.max_in_flight = 1}, *arena_, engine);
-  store.Put(0, LayerEntry(0, kRows));
+  store.Put(0, LayerEntry(0, kFailingRows));
   EXPECT_THROW(store.DrainTo(0), c10::Error);
 }
 
 TEST_F(OffloadFailuresTest, ADemandLoadThatFailsIsReportedAndNothingIsHandedOut) {
   FailingCopyEngine engine(/*failing=*/2);
   OffloadStore store({.max_in_flight = 4}, *arena_, engine);
-  store.Put(0, LayerEntry(0, kRows));
-  store.Put(1, LayerEntry(1, kRows));
+  store.Put(0, LayerEntry(0, kFailingRows));
+  store.Put(1, LayerEntry(1, kFailingRows));
   store.DrainTo(0);
   EXPECT_THAT([&] { store.Take(1); }, ThrowsMessage<c10::Error>(HasSubstr("entry 1 of 49408 bytes could not be copied "
                                                                           "while arriving")));
@@ -56,9 +56,9 @@ TEST_F(OffloadFailuresTest, ADemandLoadThatFailsIsReportedAndNothingIsHandedOut)
 
 TEST_F(OffloadFailuresTest, APrefetchThatFailsIsReportedByTheNextCall) {
   FailingCopyEngine engine(/*failing=*/2);
-  OffloadStore store({.headroom_bytes = 2 * LayerEntryBytes(kRows), .max_in_flight = 4}, *arena_, engine);
-  store.Put(0, LayerEntry(0, kRows));
-  store.Put(1, LayerEntry(1, kRows));
+  OffloadStore store({.headroom_bytes = 2 * LayerEntryBytes(kFailingRows), .max_in_flight = 4}, *arena_, engine);
+  store.Put(0, LayerEntry(0, kFailingRows));
+  store.Put(1, LayerEntry(1, kFailingRows));
   store.DrainTo(0);
   store.ProducingEnded();
   store.ConsumeSoon();

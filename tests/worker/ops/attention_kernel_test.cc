@@ -16,12 +16,12 @@ using testing::Random;
 
 constexpr int64_t kKvHeads = 4, kGroup = 3, kHeadSize = 16;
 
-struct Inputs {
+struct KernelInputs {
   at::Tensor q, dout, k, v;  // k, v in bf16, views of a longer buffer
   bool causal;
 };
 
-Inputs MakeInputs(int64_t keys, bool causal) {
+KernelInputs MakeKernelInputs(int64_t keys, bool causal) {
   Random random(3);
   const auto rows = [&] { return random.Normal({1, kKvHeads, kGroup, causal ? keys : 140, kHeadSize}, at::kFloat); };
   const auto cut = [&] {
@@ -31,7 +31,7 @@ Inputs MakeInputs(int64_t keys, bool causal) {
 }
 
 // Output, log-sum-exp, dq, dk, dv; with k and v in `held_in`.
-std::vector<at::Tensor> Compute(const Inputs& in, at::ScalarType held_in) {
+std::vector<at::Tensor> Compute(const KernelInputs& in, at::ScalarType held_in) {
   const CpuAttention kernel;
   const at::Tensor k = in.k.to(held_in), v = in.v.to(held_in);
   const AttentionKernel::Output output = kernel.Forward(in.q, k, v, in.causal, 0.25);
@@ -51,7 +51,7 @@ class AttentionKernelTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(AttentionKernelTest, KeysInBfloat16GiveTheBitsOfTheSameKeysInSinglePrecision) {
   for (const int64_t keys : {1, 511, 512, 513, 1100}) {
-    const Inputs in = MakeInputs(keys, GetParam());
+    const KernelInputs in = MakeKernelInputs(keys, GetParam());
     ExpectSameBits(Compute(in, at::kBFloat16), Compute(in, at::kFloat), keys);
   }
 }
@@ -59,7 +59,7 @@ TEST_P(AttentionKernelTest, KeysInBfloat16GiveTheBitsOfTheSameKeysInSinglePrecis
 TEST_P(AttentionKernelTest, ResultsDoNotDependOnTheNumberOfThreads) {
   const int threads_before = at::get_num_threads();
   for (const int64_t keys : {1, 37, 513}) {
-    const Inputs in = MakeInputs(keys, GetParam());
+    const KernelInputs in = MakeKernelInputs(keys, GetParam());
     for (const at::ScalarType held_in : {at::kFloat, at::kBFloat16}) {
       at::set_num_threads(1);
       const std::vector<at::Tensor> one = Compute(in, held_in);

@@ -13,7 +13,7 @@ namespace {
 
 using testing::RelativeError;
 
-constexpr int64_t kRows = 21, kWidth = 16, kVocab = 301;
+constexpr int64_t kGradientRows = 21, kGradientWidth = 16, kGradientVocab = 301;
 
 struct Gradients {
   at::Tensor dhidden_TD, dweight_VD;
@@ -30,19 +30,20 @@ void NotingHeadBackward(const HeadBackwardOperands& args) {
   ComposedKernels().head_backward(args);
 }
 
-Gradients RunHead(bool dlogits_in_run_dtype, at::ScalarType dtype) {
+Gradients RunHeadGradient(bool dlogits_in_run_dtype, at::ScalarType dtype) {
   Backend backend = MakeComposedBackend();
   backend.dlogits_in_run_dtype = dlogits_in_run_dtype;
   backend.kernels.head_backward = NotingHeadBackward;
   testing::Random random(5);
-  const at::Tensor hidden = random.Normal({kRows, kWidth}).to(dtype),
-                   weight = random.Normal({kVocab, kWidth}).to(dtype);
-  const at::Tensor targets = random.Integers(kVocab, kRows), dlog_prob = random.Normal({kRows});
+  const at::Tensor hidden = random.Normal({kGradientRows, kGradientWidth}).to(dtype),
+                   weight = random.Normal({kGradientVocab, kGradientWidth}).to(dtype);
+  const at::Tensor targets = random.Integers(kGradientVocab, kGradientRows), dlog_prob = random.Normal({kGradientRows});
   const RowGradient gradient = [&](RowRange range, const at::Tensor&, const at::Tensor&, const at::Tensor& dlog_prob_T,
                                    const at::Tensor&) {
     dlog_prob_T.copy_(dlog_prob.narrow(0, range.begin, range.rows()));
   };
-  const at::Tensor dweight = at::zeros({kVocab, kWidth}, dtype == at::kDouble ? at::kDouble : at::kFloat);
+  const at::Tensor dweight =
+      at::zeros({kGradientVocab, kGradientWidth}, dtype == at::kDouble ? at::kDouble : at::kFloat);
   // Chunks of 8 rows: three, the last one shorter.
   const HeadBackwardResult result =
       HeadForwardBackward(backend, hidden, weight, targets, {.temperature = 1, .chunk_rows = 8, .need_entropy = false},
@@ -51,7 +52,7 @@ Gradients RunHead(bool dlogits_in_run_dtype, at::ScalarType dtype) {
 }
 
 TEST(HeadDlogitsTest, TheyBeginWhereTheLogitsRowsDo) {
-  RunHead(/*dlogits_in_run_dtype=*/true, at::kBFloat16);
+  RunHeadGradient(/*dlogits_in_run_dtype=*/true, at::kBFloat16);
   EXPECT_EQ(given.dlogits_TV.scalar_type(), at::kBFloat16);
   EXPECT_EQ(given.dlogits_TV.sizes(), given.logits_TV.sizes());
   EXPECT_EQ(given.dlogits_TV.const_data_ptr(), given.logits_TV.const_data_ptr());
@@ -60,7 +61,7 @@ TEST(HeadDlogitsTest, TheyBeginWhereTheLogitsRowsDo) {
 
 TEST(HeadDlogitsTest, TheyAreTheLogitsThemselvesElsewhere) {
   for (const bool in_run_dtype : {false, true}) {
-    RunHead(in_run_dtype, at::kDouble);
+    RunHeadGradient(in_run_dtype, at::kDouble);
     EXPECT_EQ(given.dlogits_TV.const_data_ptr(), given.logits_TV.const_data_ptr());
     EXPECT_EQ(given.dlogits_TV.strides(), given.logits_TV.strides());
   }
@@ -68,7 +69,7 @@ TEST(HeadDlogitsTest, TheyAreTheLogitsThemselvesElsewhere) {
 
 // One rounding of each gradient to 8 bits, and sums of hundreds of them: errors average out.
 TEST(HeadDlogitsTest, GradientsDifferByTheirRoundingOnly) {
-  const Gradients exact = RunHead(false, at::kBFloat16), rounded = RunHead(true, at::kBFloat16);
+  const Gradients exact = RunHeadGradient(false, at::kBFloat16), rounded = RunHeadGradient(true, at::kBFloat16);
   EXPECT_LE(RelativeError(rounded.dhidden_TD, exact.dhidden_TD), 1.0 / 64);
   EXPECT_LE(RelativeError(rounded.dweight_VD, exact.dweight_VD), 1.0 / 64);
   EXPECT_GT(RelativeError(rounded.dweight_VD, exact.dweight_VD), 0) << "the rounded ones were used";

@@ -20,10 +20,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr double kClip = 0.7;
+constexpr double kHostClip = 0.7;
 
 // Matrices and vectors, whose sizes fill no vector register: one of many slabs, the others of a part of one.
-const std::vector<std::vector<int64_t>> kSizes = {{53}, {37, 301}, {3}, {16}, {5, 129}, {1}, {2, 8}};
+const std::vector<std::vector<int64_t>> kHostSizes = {{53}, {37, 301}, {3}, {16}, {5, 129}, {1}, {2, 8}};
 
 bool SameBits(const std::vector<Parameter>& a, const std::vector<Parameter>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Parameter& x, const Parameter& y) {
@@ -35,12 +35,12 @@ bool SameBits(const std::vector<Parameter>& a, const std::vector<Parameter>& b) 
 // Two sets of the same parameters, one with its states in host memory.
 struct Pair {
   explicit Pair(at::ScalarType run_dtype)
-      : device(MakeParameters(run_dtype, kSizes)), host(MakeParameters(run_dtype, kSizes, v1::HOST)) {}
+      : device(MakeParameters(run_dtype, kHostSizes)), host(MakeParameters(run_dtype, kHostSizes, v1::HOST)) {}
   void Step(int64_t step, CopyEngine& copies, int64_t slab_elements) {
     SetGradients(device, step);
     SetGradients(host, step);
-    AdamwStep(TestBackend(), device, AllRanges(device), Adam(), kClip, step);
-    AdamwStep(TestBackend(), host, AllRanges(host), Adam(), kClip, step, {&copies, slab_elements});
+    AdamwStep(TestBackend(), device, AllRanges(device), Adam(), kHostClip, step);
+    AdamwStep(TestBackend(), host, AllRanges(host), Adam(), kHostClip, step, {&copies, slab_elements});
   }
   bool same() const { return SameBits(device, host); }
 
@@ -102,7 +102,7 @@ TEST(HostStatesTest, LieInHostMemoryFromTheFirstByteOn) {
   InstallCpuAllocator();
   const int64_t before = CpuMemoryStats().current_bytes;
   ResetPeakBytes();
-  const std::vector<Parameter> host = MakeParameters(at::kBFloat16, kSizes, v1::HOST);
+  const std::vector<Parameter> host = MakeParameters(at::kBFloat16, kHostSizes, v1::HOST);
   int64_t elements = 0, largest = 0;
   for (const Parameter& p : host) {
     elements += p.grad.numel();

@@ -16,7 +16,7 @@
 namespace stemma::testing {
 namespace {
 
-constexpr double kClip = 0.37;
+constexpr double kRangesClip = 0.37;
 
 class Draw {
  public:
@@ -69,7 +69,7 @@ class RangesTest : public ::testing::TestWithParam<RangesCase> {
     return MakeParameters(std::get<1>(GetParam()), sizes_, std::get<2>(GetParam()));
   }
   void Step(std::vector<Parameter>& parameters, const ParameterRanges& ranges, int64_t step) {
-    EXPECT_EQ(AdamwStep(TestBackend(), parameters, ranges, Adam(), kClip, step, {&copies_, slab_elements_}), "");
+    EXPECT_EQ(AdamwStep(TestBackend(), parameters, ranges, Adam(), kRangesClip, step, {&copies_, slab_elements_}), "");
   }
 
   Draw draw_;

@@ -18,7 +18,7 @@ namespace {
 
 using enum OperationKind;
 
-RankSizes SizesOf(int copy, int copies, int cp_rank, int cp_ranks) {
+RankSizes ContextSizes(int copy, int copies, int cp_rank, int cp_ranks) {
   return {.rank = copy,
           .num_ranks = copies,
           .cp_rank = cp_rank,
@@ -29,7 +29,7 @@ RankSizes SizesOf(int copy, int copies, int cp_rank, int cp_ranks) {
 }
 
 // One copy's clusters, each of one group: with a prefix that is held or gathered again, or dense.
-v1::StepPlan DrawPlan(std::mt19937& random, uint32_t cp_ranks) {
+v1::StepPlan DrawContextPlan(std::mt19937& random, uint32_t cp_ranks) {
   v1::StepPlan plan;
   for (uint32_t group = 0; group < 5; ++group) {
     v1::Cluster& cluster = *plan.add_clusters();
@@ -49,10 +49,10 @@ v1::StepPlan DrawPlan(std::mt19937& random, uint32_t cp_ranks) {
   return plan;
 }
 
-std::vector<Program> Expand(const v1::StepPlan& plan, int cp_ranks, bool forward_only) {
+std::vector<Program> ExpandContext(const v1::StepPlan& plan, int cp_ranks, bool forward_only) {
   std::vector<Program> programs;
   for (int rank = 0; rank < cp_ranks; ++rank) {
-    programs.push_back(ExpandStep(plan, forward_only, SizesOf(0, 1, rank, cp_ranks)));
+    programs.push_back(ExpandStep(plan, forward_only, ContextSizes(0, 1, rank, cp_ranks)));
   }
   return programs;
 }
@@ -77,9 +77,9 @@ TEST(ContextProgramTest, DrawnPlansRunEachWaveOnceOrOnAllRanksAndNobodyWaitsForE
   for (uint32_t seed = 1; seed <= 300; ++seed) {
     std::mt19937 random(seed);
     const int cp_ranks = 2 + static_cast<int>(random() % 4);
-    const v1::StepPlan plan = DrawPlan(random, static_cast<uint32_t>(cp_ranks));
+    const v1::StepPlan plan = DrawContextPlan(random, static_cast<uint32_t>(cp_ranks));
     for (const bool forward_only : {false, true}) {
-      const std::vector<Program> programs = Expand(plan, cp_ranks, forward_only);
+      const std::vector<Program> programs = ExpandContext(plan, cp_ranks, forward_only);
       const auto peaks = CheckPrograms(programs, forward_only);
       ASSERT_TRUE(peaks.ok()) << "seed " << seed << ": " << peaks.status();
       std::map<std::pair<int, int>, int> ran;
@@ -99,7 +99,7 @@ TEST(ContextProgramTest, DrawnPlansRunEachWaveOnceOrOnAllRanksAndNobodyWaitsForE
 }
 
 TEST(ContextProgramTest, RanksThatHoldAllRowsRunTheirWavesAlone) {
-  const std::vector<Program> both = Expand(TwoAndOne(/*regather=*/false), 2, false);
+  const std::vector<Program> both = ExpandContext(TwoAndOne(/*regather=*/false), 2, false);
   EXPECT_EQ(KindsOf(both[0]),
             (std::vector{kPrefixForward, kWaveForward, kWaveBackward, kWaveForward, kWaveBackward, kPrefixBackward}));
   EXPECT_EQ(KindsOf(both[1]), (std::vector{kPrefixForward, kWaveForward, kWaveBackward, kPrefixBackward}));
@@ -107,7 +107,7 @@ TEST(ContextProgramTest, RanksThatHoldAllRowsRunTheirWavesAlone) {
 }
 
 TEST(ContextProgramTest, WhereRowsAreGatheredAgainARankWithoutAWaveJoinsIn) {
-  const std::vector<Program> both = Expand(TwoAndOne(/*regather=*/true), 2, false);
+  const std::vector<Program> both = ExpandContext(TwoAndOne(/*regather=*/true), 2, false);
   EXPECT_EQ(KindsOf(both[0]),
             (std::vector{kPrefixForward, kWaveForward, kWaveBackward, kWaveForward, kWaveBackward, kPrefixBackward}));
   EXPECT_EQ(KindsOf(both[1]),
@@ -121,7 +121,7 @@ TEST(ContextProgramTest, WhereRowsAreGatheredAgainARankWithoutAWaveJoinsIn) {
 TEST(ContextProgramTest, AWaveThatIsCutIsEveryRanks) {
   v1::StepPlan plan = TwoAndOne(/*regather=*/false);
   plan.mutable_clusters(0)->mutable_waves(0)->set_cut_rows(true);
-  const std::vector<Program> both = Expand(plan, 2, false);
+  const std::vector<Program> both = ExpandContext(plan, 2, false);
   for (const Program& program : both) {
     EXPECT_EQ(KindsOf(program),
               (std::vector{kPrefixForward, kWaveForward, kWaveBackward, kWaveForward, kWaveBackward, kPrefixBackward}));
@@ -142,7 +142,7 @@ TEST(ContextProgramTest, AWaveThatIsCutIsEveryRanks) {
 }
 
 TEST(ContextProgramTest, ARankThatDoesNotJoinIsFound) {
-  std::vector<Program> both = Expand(TwoAndOne(/*regather=*/true), 2, false);
+  std::vector<Program> both = ExpandContext(TwoAndOne(/*regather=*/true), 2, false);
   std::erase_if(both[1], [](const Operation& operation) { return operation.kind == kJoinBackward; });
   const auto peaks = CheckPrograms(both, false);
   ASSERT_FALSE(peaks.ok());
@@ -150,7 +150,7 @@ TEST(ContextProgramTest, ARankThatDoesNotJoinIsFound) {
 }
 
 TEST(ContextProgramTest, PhaseCBeforeTheLastWaveIsFound) {
-  std::vector<Program> both = Expand(TwoAndOne(/*regather=*/true), 2, false);
+  std::vector<Program> both = ExpandContext(TwoAndOne(/*regather=*/true), 2, false);
   for (Program& program : both) std::swap(program[program.size() - 1], program[program.size() - 2]);
   const auto peaks = CheckPrograms(both, false);
   ASSERT_FALSE(peaks.ok());
@@ -170,7 +170,7 @@ TEST(ContextProgramTest, SplitGroupsAreExchangedByRanksOfEqualPlace) {
   std::vector<Program> programs;
   for (int copy = 0; copy < 2; ++copy) {
     for (int rank = 0; rank < 3; ++rank) {
-      programs.push_back(ExpandStep(plans[static_cast<size_t>(copy)], false, SizesOf(copy, 2, rank, 3)));
+      programs.push_back(ExpandStep(plans[static_cast<size_t>(copy)], false, ContextSizes(copy, 2, rank, 3)));
     }
   }
   EXPECT_EQ(programs[1][1].exchange.ranks, (std::vector{1, 4}));
@@ -184,25 +184,25 @@ TEST(ContextRanksTest, WhatAPlanMustNotSay) {
     return std::string(CheckContextRanks(plan, sizes).message());
   };
   v1::StepPlan plan = TwoAndOne(/*regather=*/true);
-  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)), "");
-  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 1)), "cluster 0, wave 2: cp_rank is 1: there are 1 ranks");
+  EXPECT_EQ(problem(plan, ContextSizes(0, 1, 0, 2)), "");
+  EXPECT_EQ(problem(plan, ContextSizes(0, 1, 0, 1)), "cluster 0, wave 2: cp_rank is 1: there are 1 ranks");
   plan.mutable_clusters(0)->add_helper_ranks(1);
-  EXPECT_EQ(problem(plan, SizesOf(0, 2, 0, 2)),
+  EXPECT_EQ(problem(plan, ContextSizes(0, 2, 0, 2)),
             "cluster 0: regather_prefix is set: the ranks of a split group hold all K/V");
   plan = TwoAndOne(/*regather=*/false);
   plan.mutable_clusters(0)->mutable_waves(0)->set_cut_rows(true);
-  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)), "");
+  EXPECT_EQ(problem(plan, ContextSizes(0, 1, 0, 2)), "");
   v1::StepPlan alone = plan;
   alone.mutable_clusters(0)->mutable_waves(2)->set_cp_rank(0);
-  EXPECT_EQ(problem(alone, SizesOf(0, 1, 0, 1)), "cluster 0, wave 0: cut_rows is set: there is one rank");
+  EXPECT_EQ(problem(alone, ContextSizes(0, 1, 0, 1)), "cluster 0, wave 0: cut_rows is set: there is one rank");
   plan.mutable_clusters(0)->mutable_waves(2)->set_cut_rows(true);
-  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)), "cluster 0, wave 2: cut_rows is set and cp_rank is 1: it is 0");
+  EXPECT_EQ(problem(plan, ContextSizes(0, 1, 0, 2)), "cluster 0, wave 2: cut_rows is set and cp_rank is 1: it is 0");
   plan.mutable_clusters(0)->mutable_waves(2)->set_cp_rank(0);
-  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)),
+  EXPECT_EQ(problem(plan, ContextSizes(0, 1, 0, 2)),
             "cluster 0, wave 2: cut_rows is set after a wave whose rows are not cut");
   plan = TwoAndOne(/*regather=*/false);
   plan.mutable_clusters(0)->set_prefix_groups(0, 9);
-  EXPECT_EQ(problem(plan, SizesOf(0, 1, 0, 2)),
+  EXPECT_EQ(problem(plan, ContextSizes(0, 1, 0, 2)),
             "cluster 0: prefix_groups has group 9: not in the payload, or without a prefix");
 }
 

@@ -27,7 +27,7 @@ struct Sizes {
   int stages = 1, cp_ranks = 1;
 };
 
-RankSizes SizesOf(const Sizes& sizes, int stage, int cp_rank) {
+RankSizes StageSizes(const Sizes& sizes, int stage, int cp_rank) {
   return {.cp_rank = cp_rank,
           .cp_ranks = sizes.cp_ranks,
           .stage = stage,
@@ -36,7 +36,7 @@ RankSizes SizesOf(const Sizes& sizes, int stage, int cp_rank) {
 }
 
 // One copy's clusters, each of one group: with a prefix that is held or gathered again, or dense.
-v1::StepPlan DrawPlan(Draw& draw, const Sizes& sizes) {
+v1::StepPlan DrawStagePlan(Draw& draw, const Sizes& sizes) {
   v1::StepPlan plan;
   for (uint32_t group = 0; group < 5; ++group) {
     v1::Cluster& cluster = *plan.add_clusters();
@@ -57,11 +57,11 @@ void DrawOrders(uint32_t seed, const Sizes& sizes, v1::StepPlan& plan) {
 }
 
 // In the order of the numbers that exchanges name.
-std::vector<Program> Expand(const v1::StepPlan& plan, const Sizes& sizes, bool forward_only) {
+std::vector<Program> ExpandStagesAndRanks(const v1::StepPlan& plan, const Sizes& sizes, bool forward_only) {
   std::vector<Program> programs;
   for (int stage = 0; stage < sizes.stages; ++stage) {
     for (int rank = 0; rank < sizes.cp_ranks; ++rank) {
-      programs.push_back(ExpandStep(plan, forward_only, SizesOf(sizes, stage, rank)));
+      programs.push_back(ExpandStep(plan, forward_only, StageSizes(sizes, stage, rank)));
     }
   }
   return programs;
@@ -71,7 +71,7 @@ class StageProgramTest : public ::testing::TestWithParam<uint32_t> {
  protected:
   StageProgramTest() : draw_(testing::FirstSeed() + GetParam()) {
     sizes_ = {.stages = static_cast<int>(draw_.Between(2, 4)), .cp_ranks = static_cast<int>(draw_.Between(1, 3))};
-    plan_ = DrawPlan(draw_, sizes_);
+    plan_ = DrawStagePlan(draw_, sizes_);
     DrawOrders(GetParam(), sizes_, plan_);  // of seed 0 those of backwards first
   }
 
@@ -83,8 +83,8 @@ class StageProgramTest : public ::testing::TestWithParam<uint32_t> {
 TEST_P(StageProgramTest, EachStageRunsEachWaveOnceAndNobodyWaitsForEver) {
   SCOPED_TRACE(testing::FirstSeed() + GetParam());
   for (const bool forward_only : {false, true}) {
-    EXPECT_EQ(CheckStageOrders(plan_, forward_only, SizesOf(sizes_, 0, 0)), absl::OkStatus());
-    const std::vector<Program> programs = Expand(plan_, sizes_, forward_only);
+    EXPECT_EQ(CheckStageOrders(plan_, forward_only, StageSizes(sizes_, 0, 0)), absl::OkStatus());
+    const std::vector<Program> programs = ExpandStagesAndRanks(plan_, sizes_, forward_only);
     const auto peaks = CheckPrograms(programs, forward_only);
     ASSERT_TRUE(peaks.ok()) << peaks.status();
     std::map<std::tuple<OperationKind, int, int>, int> ran;
@@ -103,7 +103,7 @@ TEST_P(StageProgramTest, EachStageRunsEachWaveOnceAndNobodyWaitsForEver) {
 // What is left out of one rank's program, or runs twice there, is found whatever it is.
 TEST_P(StageProgramTest, AnOperationThatIsLostOrDoubledIsFound) {
   SCOPED_TRACE(testing::FirstSeed() + GetParam());
-  const std::vector<Program> programs = Expand(plan_, sizes_, false);
+  const std::vector<Program> programs = ExpandStagesAndRanks(plan_, sizes_, false);
   for (int i = 0; i < 10; ++i) {
     const auto rank = static_cast<size_t>(draw_.Between(0, static_cast<int64_t>(programs.size()) - 1));
     if (programs[rank].empty()) continue;
@@ -120,7 +120,7 @@ TEST_P(StageProgramTest, AnOperationThatIsLostOrDoubledIsFound) {
 INSTANTIATE_TEST_SUITE_P(Drawn, StageProgramTest, ::testing::Range(0U, 150U));
 
 // One cluster of two waves on two stages.
-v1::StepPlan TwoStages(const std::string& first, const std::string& second) {
+v1::StepPlan TwoStagePlan(const std::string& first, const std::string& second) {
   v1::StepPlan plan;
   v1::Cluster& cluster = *plan.add_clusters();
   cluster.add_prefix_groups(0);
@@ -133,18 +133,18 @@ v1::StepPlan TwoStages(const std::string& first, const std::string& second) {
 }
 
 TEST(StageOrderTest, ARankRunsItsStagesOrder) {
-  const v1::StepPlan plan = TwoStages("AFFBBC", "AFBFBC");
-  EXPECT_EQ(Text(ExpandStep(plan, false, SizesOf({.stages = 2}, 0, 0))),
+  const v1::StepPlan plan = TwoStagePlan("AFFBBC", "AFBFBC");
+  EXPECT_EQ(Text(ExpandStep(plan, false, StageSizes({.stages = 2}, 0, 0))),
             "PrefixForward(cluster 0) WaveForward(cluster 0, wave 0) WaveForward(cluster 0, wave 1) "
             "WaveBackward(cluster 0, wave 0) WaveBackward(cluster 0, wave 1) PrefixBackward(cluster 0)");
-  const Program second = ExpandStep(plan, false, SizesOf({.stages = 2}, 1, 0));
+  const Program second = ExpandStep(plan, false, StageSizes({.stages = 2}, 1, 0));
   EXPECT_EQ(second[2].kind, kWaveBackward);
   EXPECT_EQ(second[1].input.rank, 0);
   EXPECT_EQ(second[1].input.tensor, "hidden of cluster 0, wave 0");
   EXPECT_FALSE(second[1].output.exists()) << "the last stage has the head";
   EXPECT_FALSE(second[2].input.exists());
   EXPECT_EQ(second[2].output.tensor, "gradient of cluster 0, wave 0");
-  const auto peaks = CheckPrograms(Expand(plan, {.stages = 2}, false), false);
+  const auto peaks = CheckPrograms(ExpandStagesAndRanks(plan, {.stages = 2}, false), false);
   ASSERT_TRUE(peaks.ok()) << peaks.status();
   EXPECT_EQ((*peaks)[0].live_waves, 2);
   EXPECT_EQ((*peaks)[1].live_waves, 1);
@@ -156,36 +156,36 @@ TEST(StageOrderTest, ARankWithoutAWaveHearsWhereItsClusterBegins) {
   v1::StepPlan plan;
   for (int c = 0; c < 2; ++c) plan.add_clusters()->add_waves();  // of rank 0 alone, without a prefix
   DrawOrders(0, sizes, plan);
-  const Program other = ExpandStep(plan, false, SizesOf(sizes, 0, 1));
+  const Program other = ExpandStep(plan, false, StageSizes(sizes, 0, 1));
   EXPECT_EQ(Text(other), "Idle(cluster 0, wave 0) Idle(cluster 1, wave 0)");
   EXPECT_FALSE(other[0].input.exists() || other[0].output.exists());
-  EXPECT_TRUE(ExpandStep(plan, false, SizesOf({.cp_ranks = 2}, 0, 1)).empty()) << "one stage asks at the end";
+  EXPECT_TRUE(ExpandStep(plan, false, StageSizes({.cp_ranks = 2}, 0, 1)).empty()) << "one stage asks at the end";
 }
 
 TEST(StageOrderTest, StagesThatWaitForEachOtherAreFound) {
-  const v1::StepPlan plan = TwoStages("AFBFBC", "AFFBBC");
-  EXPECT_THAT(std::string(CheckStageOrders(plan, false, SizesOf({.stages = 2}, 0, 0)).message()),
+  const v1::StepPlan plan = TwoStagePlan("AFBFBC", "AFFBBC");
+  EXPECT_THAT(std::string(CheckStageOrders(plan, false, StageSizes({.stages = 2}, 0, 0)).message()),
               HasSubstr("wait for each other for ever: stage 0 at operation 2, B, stage 1 at operation 2, F"));
-  ExpectRefused(Expand(plan, {.stages = 2}, false), "wait for each other for ever");
+  ExpectRefused(ExpandStagesAndRanks(plan, {.stages = 2}, false), "wait for each other for ever");
 }
 
 TEST(StageOrderTest, AMessageOfAnotherWaveIsFound) {
-  std::vector<Program> programs = Expand(TwoStages("AFFBBC", "AFBFBC"), {.stages = 2}, false);
+  std::vector<Program> programs = ExpandStagesAndRanks(TwoStagePlan("AFFBBC", "AFBFBC"), {.stages = 2}, false);
   std::swap(programs[0][1], programs[0][2]);
   ExpectRefused(programs, "it receives hidden of cluster 0, wave 0, and hidden of cluster 0, wave 1 was sent");
 }
 
 TEST(StageOrderTest, WhatAPlanMustNotSay) {
   const auto problem = [](const v1::StepPlan& plan, bool forward_only = false) {
-    return std::string(CheckStageOrders(plan, forward_only, SizesOf({.stages = 2}, 0, 0)).message());
+    return std::string(CheckStageOrders(plan, forward_only, StageSizes({.stages = 2}, 0, 0)).message());
   };
-  EXPECT_EQ(problem(TwoStages("AFFBBC", "AFBFBC")), "");
-  EXPECT_EQ(problem(TwoStages("AFFBBC", "AFBFB")),
+  EXPECT_EQ(problem(TwoStagePlan("AFFBBC", "AFBFBC")), "");
+  EXPECT_EQ(problem(TwoStagePlan("AFFBBC", "AFBFB")),
             "copies: copy 0: stage 1's order does not run each B and C of the copy's clusters once, in their order");
-  EXPECT_THAT(problem(TwoStages("FAFBBC", "AFBFBC")), HasSubstr("stage 0's order does not run each A and F"));
-  EXPECT_THAT(problem(TwoStages("AFFBBCX", "AFBFBC")), HasSubstr("stage 0's order"));
-  EXPECT_THAT(problem(TwoStages("AFFBBC", "ABFFBC")), HasSubstr("wait for each other for ever"));
-  v1::StepPlan plan = TwoStages("AFFBBC", "AFBFBC");
+  EXPECT_THAT(problem(TwoStagePlan("FAFBBC", "AFBFBC")), HasSubstr("stage 0's order does not run each A and F"));
+  EXPECT_THAT(problem(TwoStagePlan("AFFBBCX", "AFBFBC")), HasSubstr("stage 0's order"));
+  EXPECT_THAT(problem(TwoStagePlan("AFFBBC", "ABFFBC")), HasSubstr("wait for each other for ever"));
+  v1::StepPlan plan = TwoStagePlan("AFFBBC", "AFBFBC");
   plan.mutable_copies(0)->add_orders("AFBFBC");
   EXPECT_EQ(problem(plan), "copies: copy 0: it has 3 orders: there are 2 stages");
   plan.clear_copies();
@@ -197,10 +197,10 @@ TEST(StageOrderTest, WhatAPlanMustNotSay) {
 // Two clusters, of which copies share the first one's group or the second one's.
 TEST(StageOrderTest, AGroupThatCopiesShareStandsAlone) {
   const auto problem = [](int shared, const std::string& first, const std::string& second) {
-    v1::StepPlan plan = TwoStages(first, second);
+    v1::StepPlan plan = TwoStagePlan(first, second);
     *plan.add_clusters() = plan.clusters(0);
     shared == 0 ? plan.mutable_clusters(0)->add_helper_ranks(1) : plan.mutable_clusters(1)->set_owner_rank(1);
-    return std::string(CheckStageOrders(plan, false, SizesOf({.stages = 2}, 0, 0)).message());
+    return std::string(CheckStageOrders(plan, false, StageSizes({.stages = 2}, 0, 0)).message());
   };
   const std::string alone = "AFFBBCAFFBBC", beside = "AFFBBACFFBBC", last = "AFBFBCAFBFBC";
   for (const int shared : {0, 1}) {

@@ -7,11 +7,12 @@
 
 #include "worker/backend/accumulate_type.h"
 #include "worker/backend/composed/composed_backend.h"
+#include "worker/backend/composed/composed_kernels.h"
 
 namespace stemma::worker {
 namespace {
 
-at::Tensor Acc(const at::Tensor& x) { return x.to(AccType(x.scalar_type())); }
+using composed::Acc;
 
 // One span with its ancestor: q [K, g, rows, E]; k, v [K, 1, C + rows, E].
 struct SpanTensors {

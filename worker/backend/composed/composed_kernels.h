@@ -1,9 +1,15 @@
 // The entries of the composed table. Private to worker/backend/composed.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include "worker/backend/accumulate_type.h"
 #include "worker/backend/kernels.h"
 
 namespace stemma::worker::composed {
+
+// Returns x in the dtype in which it is computed.
+inline at::Tensor Acc(const at::Tensor& x) { return x.to(AccType(x.scalar_type())); }
 
 void RmsNormForward(const RmsNormForwardOperands& args);
 void RmsNormBackward(const RmsNormBackwardOperands& args);

@@ -7,8 +7,6 @@
 namespace stemma::worker::composed {
 namespace {
 
-at::Tensor Acc(const at::Tensor& x) { return x.to(AccType(x.scalar_type())); }
-
 // x̂ = x · rstd, and the gradient through it of dx̂ = dy · weight, over the last dim:
 // dx = rstd · (dx̂ - x̂ · mean(dx̂ · x̂)).
 at::Tensor NormGradient(const at::Tensor& dy, const at::Tensor& normed, const at::Tensor& rstd,

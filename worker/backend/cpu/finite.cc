@@ -10,7 +10,7 @@ namespace stemma::worker::kernels {
 namespace {
 
 // A task is worth a thread from about this many elements on.
-constexpr int64_t kElementsPerTask = 32768;
+constexpr int64_t kCheckedPerTask = 32768;
 
 // A format of floating-point numbers by the bits of its exponent: all of them are set in infinities and NaNs alone.
 template <typename T, T kExponentMask>
@@ -38,7 +38,7 @@ template <typename F>
 bool IsFinite(const at::Tensor& values) {
   const auto* bits = static_cast<const typename F::Bits*>(values.const_data_ptr());
   std::atomic<bool> finite = true;
-  at::parallel_for(0, values.numel(), kElementsPerTask, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, values.numel(), kCheckedPerTask, [&](int64_t begin, int64_t end) {
     if (!RangeIsFinite<F>(bits, begin, end)) finite.store(false, std::memory_order_relaxed);
   });
   return finite;

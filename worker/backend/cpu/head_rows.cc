@@ -12,7 +12,7 @@ namespace stemma::worker::kernels {
 namespace {
 
 // A task is worth a thread from about this many elements on.
-constexpr int64_t kElementsPerTask = 16384;
+constexpr int64_t kLogitsPerTask = 16384;
 
 // The same instruction set as the other row kernels.
 const HeadRowsTable& ChosenHeadRows() {
@@ -24,7 +24,7 @@ const HeadRowsTable& ChosenHeadRows() {
 }
 
 template <typename T>
-const HeadRowsOf<T>& Rows() {
+const HeadRowsOf<T>& HeadTable() {
   if constexpr (std::is_same_v<T, float>) {
     return ChosenHeadRows().f32;
   } else {
@@ -32,20 +32,20 @@ const HeadRowsOf<T>& Rows() {
   }
 }
 
-int64_t Grain(int64_t vocab) { return std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, vocab)); }
+int64_t Grain(int64_t vocab) { return std::max<int64_t>(1, kLogitsPerTask / std::max<int64_t>(1, vocab)); }
 
 }  // namespace
 
 template <typename T>
 void HeadForward(const HeadForwardArgs<T>& args) {
   at::parallel_for(0, args.rows, Grain(args.vocab),
-                   [&](int64_t begin, int64_t end) { Rows<T>().forward(args, begin, end); });
+                   [&](int64_t begin, int64_t end) { HeadTable<T>().forward(args, begin, end); });
 }
 
 template <typename T>
 void HeadBackward(const HeadBackwardArgs<T>& args) {
   at::parallel_for(0, args.rows, Grain(args.vocab),
-                   [&](int64_t begin, int64_t end) { Rows<T>().backward(args, begin, end); });
+                   [&](int64_t begin, int64_t end) { HeadTable<T>().backward(args, begin, end); });
 }
 
 template void HeadForward<float>(const HeadForwardArgs<float>&);

@@ -79,7 +79,7 @@ void ForwardRows(const HeadForwardArgs<T>& a, int64_t begin, int64_t end) {
 }
 
 template <typename T, bool kEntropy>
-void BackwardRow(const HeadBackwardArgs<T>& a, int64_t t) {
+void HeadBackwardRow(const HeadBackwardArgs<T>& a, int64_t t) {
   T* __restrict z = a.logits_TV + t * a.vocab;
   const T inverse_temperature = static_cast<T>(a.inverse_temperature);
   const T max = static_cast<T>(a.softmax_T[t].max), log_sum = static_cast<T>(a.softmax_T[t].log_sum);
@@ -100,9 +100,9 @@ void BackwardRows(const HeadBackwardArgs<T>& a, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
     const bool entropy = a.dentropy_T != nullptr && a.dentropy_T[t] != 0;
     if (entropy) {
-      BackwardRow<T, true>(a, t);
+      HeadBackwardRow<T, true>(a, t);
     } else if (a.dlog_prob_T[t] != 0) {
-      BackwardRow<T, false>(a, t);
+      HeadBackwardRow<T, false>(a, t);
     } else {
       T* z = a.logits_TV + t * a.vocab;
       for (int64_t i = 0; i < a.vocab; ++i) z[i] = 0;

@@ -17,7 +17,7 @@ constexpr HeadShape kHeadShapes[] = {{1, 2, true},     {3, 1003, false}, {5, 409
                                      {33, 257, false}, {17, 130, true},  {2, 32003, true}};
 constexpr double kInverseTemperature = 1.25;
 
-std::string Text(const HeadShape& shape) {
+std::string HeadShapeText(const HeadShape& shape) {
   return absl::StrCat("[", shape.rows, ", ", shape.vocab, "]", shape.entropy ? " with entropy" : "");
 }
 
@@ -105,7 +105,7 @@ struct ProductShape {
 };
 constexpr ProductShape kProductShapes[] = {{1, 64, 128}, {67, 33, 129}, {300, 256, 96}, {1030, 17, 40}};
 
-std::string Text(const ProductShape& shape) {
+std::string HeadShapeText(const ProductShape& shape) {
   return absl::StrCat("[", shape.rows, ", ", shape.in, "] to ", shape.out);
 }
 
@@ -150,8 +150,8 @@ void RunFirstNonfinite(const Side& side, Operands& operands, const BadNumbers& b
 std::vector<Case> HeadForwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const HeadShape& shape : kHeadShapes) {
-    cases.push_back(
-        {Text(shape), [shape](const Side& side, Operands& operands) { RunHeadForward(side, operands, shape); }});
+    cases.push_back({HeadShapeText(shape),
+                     [shape](const Side& side, Operands& operands) { RunHeadForward(side, operands, shape); }});
   }
   return cases;
 }
@@ -159,8 +159,8 @@ std::vector<Case> HeadForwardCases(const CheckShape&) {
 std::vector<Case> HeadBackwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const HeadShape& shape : kHeadShapes) {
-    cases.push_back(
-        {Text(shape), [shape](const Side& side, Operands& operands) { RunHeadBackward(side, operands, shape); }});
+    cases.push_back({HeadShapeText(shape),
+                     [shape](const Side& side, Operands& operands) { RunHeadBackward(side, operands, shape); }});
   }
   return cases;
 }
@@ -169,9 +169,9 @@ std::vector<Case> AddWeightGradientCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const ProductShape& shape : kProductShapes) {
     for (const bool of_logits : {false, true}) {
-      cases.push_back({Text(shape) + (of_logits ? " of logits" : ""), [=](const Side& side, Operands& operands) {
-                         RunAddWeightGradient(side, operands, shape, of_logits);
-                       }});
+      cases.push_back(
+          {HeadShapeText(shape) + (of_logits ? " of logits" : ""),
+           [=](const Side& side, Operands& operands) { RunAddWeightGradient(side, operands, shape, of_logits); }});
     }
   }
   return cases;
@@ -180,7 +180,7 @@ std::vector<Case> AddWeightGradientCases(const CheckShape&) {
 std::vector<Case> LogitsCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const ProductShape& shape : kProductShapes) {
-    cases.push_back({Text(shape), [shape](const Side& side, Operands& operands) {
+    cases.push_back({HeadShapeText(shape), [shape](const Side& side, Operands& operands) {
                        const at::Tensor hidden = operands.Normal({shape.rows, shape.in}, Numbers::kRun);
                        const at::Tensor weight = operands.Normal({shape.out, shape.in}, Numbers::kRun);
                        const at::Tensor logits = operands.Written("logits_TV", {shape.rows, shape.out}, Numbers::kAcc);
@@ -193,7 +193,7 @@ std::vector<Case> LogitsCases(const CheckShape&) {
 std::vector<Case> LogitsBackwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const ProductShape& shape : kProductShapes) {
-    cases.push_back({Text(shape), [shape](const Side& side, Operands& operands) {
+    cases.push_back({HeadShapeText(shape), [shape](const Side& side, Operands& operands) {
                        const at::Tensor dlogits = GivenDlogits(side, operands, shape);
                        const at::Tensor weight = operands.Normal({shape.out, shape.in}, Numbers::kRun);
                        const at::Tensor dhidden = operands.Written("dhidden_TD", {shape.rows, shape.in}, Numbers::kRun);

@@ -18,7 +18,7 @@ struct RowShape {
 // Whole vectors and tails; rows at aligned and at odd addresses; one row; more rows than a block has warps.
 constexpr RowShape kRowShapes[] = {{1, 64}, {5, 33}, {3, 4096}, {129, 256}, {2, 130}, {9, 1027}};
 
-std::string Text(const RowShape& shape) { return absl::StrCat("[", shape.rows, ", ", shape.width, "]"); }
+std::string RowShapeText(const RowShape& shape) { return absl::StrCat("[", shape.rows, ", ", shape.width, "]"); }
 
 // x whose mean square is about eps, so that the norm depends on it, with one row of zeros.
 at::Tensor SmallRows(const RowShape& shape, Operands& operands) {
@@ -62,7 +62,7 @@ struct QkvCase {
 };
 constexpr int64_t kPositions = 301;
 
-std::string Text(const QkvCase& c) {
+std::string RowShapeText(const QkvCase& c) {
   return absl::StrCat(c.rows, " rows, ", c.heads, "/", c.kv_heads, " heads of ", c.head_size,
                       c.norm ? ", with norm" : "", c.scale < 1 ? ", of the size of eps" : "");
 }
@@ -167,12 +167,12 @@ void RunQkvBackward(const Side& side, Operands& operands, const QkvCase& c) {
 std::vector<Case> RmsNormForwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const RowShape& shape : kRowShapes) {
-    cases.push_back({Text(shape), [shape](const Side& side, Operands& operands) {
+    cases.push_back({RowShapeText(shape), [shape](const Side& side, Operands& operands) {
                        RunRmsNormForward(side, operands, shape, operands.Draw({shape.rows, shape.width}));
                      }});
   }
   const RowShape small{6, 200};
-  cases.push_back({Text(small) + " of the size of eps", [small](const Side& side, Operands& operands) {
+  cases.push_back({RowShapeText(small) + " of the size of eps", [small](const Side& side, Operands& operands) {
                      RunRmsNormForward(side, operands, small, SmallRows(small, operands));
                    }});
   return cases;
@@ -182,15 +182,15 @@ std::vector<Case> RmsNormBackwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const RowShape& shape : kRowShapes) {
     for (const bool residual : {false, true}) {
-      cases.push_back(
-          {Text(shape) + (residual ? " with a residual" : ""), [shape, residual](const Side& side, Operands& operands) {
-             const at::Tensor x = operands.Draw({shape.rows, shape.width});
-             RunRmsNormBackward(side, operands, shape, x, residual);
-           }});
+      cases.push_back({RowShapeText(shape) + (residual ? " with a residual" : ""),
+                       [shape, residual](const Side& side, Operands& operands) {
+                         const at::Tensor x = operands.Draw({shape.rows, shape.width});
+                         RunRmsNormBackward(side, operands, shape, x, residual);
+                       }});
     }
   }
   const RowShape small{6, 200};
-  cases.push_back({Text(small) + " of the size of eps", [small](const Side& side, Operands& operands) {
+  cases.push_back({RowShapeText(small) + " of the size of eps", [small](const Side& side, Operands& operands) {
                      RunRmsNormBackward(side, operands, small, SmallRows(small, operands), /*with_residual=*/false);
                    }});
   return cases;
@@ -200,11 +200,12 @@ std::vector<Case> SwigluForwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const RowShape& shape : kRowShapes) {
     for (const double scale : {1.0, 40.0}) {
-      cases.push_back({absl::StrCat(Text(shape), " of size ", scale), [=](const Side& side, Operands& operands) {
-                         const at::Tensor x = operands.Normal({shape.rows, 2 * shape.width}, Numbers::kRun, scale);
-                         const at::Tensor y = operands.Written("y_TF", {shape.rows, shape.width}, Numbers::kRun);
-                         side.kernels.swiglu_forward({.gate_up_TJ = x, .y_TF = y});
-                       }});
+      cases.push_back(
+          {absl::StrCat(RowShapeText(shape), " of size ", scale), [=](const Side& side, Operands& operands) {
+             const at::Tensor x = operands.Normal({shape.rows, 2 * shape.width}, Numbers::kRun, scale);
+             const at::Tensor y = operands.Written("y_TF", {shape.rows, shape.width}, Numbers::kRun);
+             side.kernels.swiglu_forward({.gate_up_TJ = x, .y_TF = y});
+           }});
     }
   }
   return cases;
@@ -215,7 +216,7 @@ std::vector<Case> SwigluBackwardCases(const CheckShape&) {
   for (const RowShape& shape : kRowShapes) {
     for (const double scale : {1.0, 40.0}) {
       cases.push_back(
-          {absl::StrCat(Text(shape), " of size ", scale), [=](const Side& side, Operands& operands) {
+          {absl::StrCat(RowShapeText(shape), " of size ", scale), [=](const Side& side, Operands& operands) {
              const at::Tensor x = operands.Normal({shape.rows, 2 * shape.width}, Numbers::kRun, scale);
              const at::Tensor dy = operands.Normal({shape.rows, shape.width}, Numbers::kRun);
              const at::Tensor dx = operands.Written("dgate_up_TJ", {shape.rows, 2 * shape.width}, Numbers::kRun);
@@ -229,7 +230,7 @@ std::vector<Case> SwigluBackwardCases(const CheckShape&) {
 std::vector<Case> QkvForwardCases(const CheckShape& shape) {
   std::vector<Case> cases;
   for (const QkvCase& c : QkvShapes(shape)) {
-    cases.push_back({Text(c), [c](const Side& side, Operands& operands) { RunQkvForward(side, operands, c); }});
+    cases.push_back({RowShapeText(c), [c](const Side& side, Operands& operands) { RunQkvForward(side, operands, c); }});
   }
   return cases;
 }
@@ -237,7 +238,8 @@ std::vector<Case> QkvForwardCases(const CheckShape& shape) {
 std::vector<Case> QkvBackwardCases(const CheckShape& shape) {
   std::vector<Case> cases;
   for (const QkvCase& c : QkvShapes(shape)) {
-    cases.push_back({Text(c), [c](const Side& side, Operands& operands) { RunQkvBackward(side, operands, c); }});
+    cases.push_back(
+        {RowShapeText(c), [c](const Side& side, Operands& operands) { RunQkvBackward(side, operands, c); }});
   }
   return cases;
 }
@@ -247,12 +249,13 @@ std::vector<Case> EmbeddingBackwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const RowShape& shape : kRowShapes) {
     for (const int64_t vocab : {3, 50}) {
-      cases.push_back({absl::StrCat(Text(shape), " of ", vocab, " tokens"), [=](const Side& side, Operands& operands) {
-                         const at::Tensor tokens = operands.GivenIntegers(operands.DrawIntegers(vocab, shape.rows));
-                         const at::Tensor dx = operands.Normal({shape.rows, shape.width}, Numbers::kRun);
-                         const at::Tensor dweight = operands.AddedTo("dweight_VD", {vocab, shape.width}, Numbers::kAcc);
-                         side.kernels.embedding_backward({.tokens_T = tokens, .dx_TD = dx, .dweight_VD = dweight});
-                       }});
+      cases.push_back(
+          {absl::StrCat(RowShapeText(shape), " of ", vocab, " tokens"), [=](const Side& side, Operands& operands) {
+             const at::Tensor tokens = operands.GivenIntegers(operands.DrawIntegers(vocab, shape.rows));
+             const at::Tensor dx = operands.Normal({shape.rows, shape.width}, Numbers::kRun);
+             const at::Tensor dweight = operands.AddedTo("dweight_VD", {vocab, shape.width}, Numbers::kAcc);
+             side.kernels.embedding_backward({.tokens_T = tokens, .dx_TD = dx, .dweight_VD = dweight});
+           }});
     }
   }
   return cases;

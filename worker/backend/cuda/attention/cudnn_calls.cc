@@ -9,9 +9,7 @@
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr double kNoDropout = 0;
-
-void CheckCall(const AttentionCall& call) {
+void CheckDenseCall(const AttentionCall& call) {
   CHECK(!call.packed() && call.q.dim() == 4) << "dense calls only";
   CHECK_GT(call.q.numel(), 0);
   CHECK_GT(call.k.numel(), 0) << "zero keys";
@@ -34,7 +32,7 @@ bool CudnnCalls::Takes(at::ScalarType dtype, int64_t head_size) const {
 }
 
 CallOutput CudnnCalls::Forward(const AttentionCall& call) const {
-  CheckCall(call);
+  CheckDenseCall(call);
   const auto result = at::_scaled_dot_product_cudnn_attention(
       SwapHeads(call.q), SwapHeads(call.k), SwapHeads(call.v), /*attn_bias=*/std::nullopt,
       /*compute_log_sumexp=*/true, kNoDropout, call.causal, /*return_debug_mask=*/false, call.scale);
@@ -42,7 +40,7 @@ CallOutput CudnnCalls::Forward(const AttentionCall& call) const {
 }
 
 CallGradients CudnnCalls::Backward(const AttentionCall& call, const CallBackward& saved) const {
-  CheckCall(call);
+  CheckDenseCall(call);
   CHECK(saved.lse.is_contiguous() && saved.lse.dim() == 3);
   const at::Tensor none;
   auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(

@@ -10,8 +10,6 @@
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr double kNoDropout = 0;
-
 void CheckCall(const AttentionCall& call) {
   CHECK_EQ(call.q.dim(), call.packed() ? 3 : 4);
   CHECK_GT(call.q.numel(), 0);

@@ -16,6 +16,9 @@
 
 namespace stemma::worker::cuda {
 
+// What libraries are given where they ask for a probability of dropping out.
+inline constexpr double kNoDropout = 0;
+
 // Dense: q [B, S, H, E], k and v [B, C, K, E]. Packed: q [T, H, E], k and v [C, K, E], sequences by offsets. Any
 // strides, 0 among them, but a last dim that is contiguous.
 struct AttentionCall {

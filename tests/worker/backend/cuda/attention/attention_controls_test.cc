@@ -34,7 +34,7 @@ WaveResult RunFromZero(const WaveCase& c, const AttentionOp& attention) {
 
 WaveResult Expected(const WaveCase& c) { return RunFromZero(c, *MakeComposedAttention()); }
 
-FlashAttentionOptions Options() { return {.kernels = ComposedAttentionKernels()}; }
+FlashAttentionOptions ControlOptions() { return {.kernels = ComposedAttentionKernels()}; }
 
 TEST(AttentionControlTest, ABackwardWithoutTheMergedOutputOrLseFails) {
   const WaveResult expected = Expected(kCase);
@@ -47,7 +47,7 @@ TEST(AttentionControlTest, ABackwardWithoutTheMergedOutputOrLseFails) {
        {Expectation{WrongBackward::kOwnOutputAndLse, 0.02, true}, Expectation{WrongBackward::kOwnOutput, 0.02, true},
         Expectation{WrongBackward::kOwnLse, 0.1, false}}) {
     const WrongFlashCalls calls(wrong);
-    const WaveResult actual = RunFromZero(kCase, FlashAttention(calls, Options()));
+    const WaveResult actual = RunFromZero(kCase, FlashAttention(calls, ControlOptions()));
     EXPECT_LT(RelativeError(actual.o_TD, expected.o_TD), kExact);
     EXPECT_GT(RelativeError(actual.gk[0], expected.gk[0]), gk_at_least) << static_cast<int>(wrong);
     EXPECT_GT(RelativeError(actual.dq_HTE, expected.dq_HTE), gk_at_least) << static_cast<int>(wrong);
@@ -61,7 +61,7 @@ void AddPartsTwice(const AddPartsOperands& args) {
 }
 
 TEST(AttentionControlTest, AnAncestorsGradientsAddedTwiceFail) {
-  FlashAttentionOptions options = Options();
+  FlashAttentionOptions options = ControlOptions();
   options.kernels.add_parts = AddPartsTwice;
   const FakeFlashCalls calls;
   const WaveResult actual = RunFromZero(kCase, FlashAttention(calls, options)), expected = Expected(kCase);
@@ -76,7 +76,7 @@ at::Tensor SendOffByOne(const at::Tensor& host, at::Device device) {
 }
 
 TEST(AttentionControlTest, OffsetsOffByOneFail) {
-  FlashAttentionOptions options = Options();
+  FlashAttentionOptions options = ControlOptions();
   options.send = SendOffByOne;
   const FakeFlashCalls calls;
   for (const WaveCase& c : {WaveCase{.spans = {{9, -1}, {12, -1}, {9, -1}}},
@@ -92,7 +92,7 @@ void MergeOtherRows(const worker::cuda::MergeOperands& args) {
 }
 
 TEST(AttentionControlTest, RowsMergedInAnotherOrderFail) {
-  FlashAttentionOptions options = Options();
+  FlashAttentionOptions options = ControlOptions();
   options.kernels.merge = MergeOtherRows;
   const FakeFlashCalls calls;
   EXPECT_GT(WorstError(RunFromZero(kCase, FlashAttention(calls, options)), Expected(kCase)), 1e-2);
@@ -128,8 +128,8 @@ double ErrorAfter(int64_t waves, const AttentionOp& attention) {
 
 TEST(AttentionControlTest, TheErrorOfAccumulatedGradientsIsFlatInFp32AndGrowsInBf16) {
   const FakeFlashCalls calls;
-  const FlashAttention attention(calls, Options());
-  FlashAttentionOptions in_bf16 = Options();
+  const FlashAttention attention(calls, ControlOptions());
+  FlashAttentionOptions in_bf16 = ControlOptions();
   in_bf16.kernels.add_parts = AddPartsInRunDtype;
   const FlashAttention control(calls, in_bf16);
   const double first = ErrorAfter(1, attention), first_control = ErrorAfter(1, control);

@@ -23,7 +23,7 @@ struct Shape {
   bool causal;
 };
 
-AttentionCall MakeCall(const Shape& shape, Random& random) {
+AttentionCall MakeBucketedCall(const Shape& shape, Random& random) {
   return {.q = random.Normal({shape.batch, shape.rows, 4, 8}),
           .k = random.Normal({shape.batch, shape.keys, 2, 8}),
           .v = random.Normal({shape.batch, shape.keys, 2, 8}),
@@ -37,7 +37,7 @@ class BucketedCallsTest : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(BucketedCallsTest, PaddingChangesNothing) {
   Random random(8);
-  const AttentionCall call = MakeCall(GetParam(), random);
+  const AttentionCall call = MakeBucketedCall(GetParam(), random);
   const FakeFlashCalls calls, under;
   const BucketedCalls bucketed(under);
   const CallOutput expected = calls.Forward(call), actual = bucketed.Forward(call);
@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, BucketedCallsTest,
 // The control: keys padded without a mask are seen.
 TEST(BucketedCallsControlTest, PaddedKeysWithoutAMaskChangeTheResult) {
   Random random(9);
-  AttentionCall call = MakeCall({1, 10, 33, false}, random);
+  AttentionCall call = MakeBucketedCall({1, 10, 33, false}, random);
   const FakeFlashCalls calls;
   const CallOutput expected = calls.Forward(call);
   call.k = at::constant_pad_nd(call.k, {0, 0, 0, 0, 0, 95});

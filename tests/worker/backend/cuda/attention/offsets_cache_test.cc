@@ -8,16 +8,16 @@ namespace {
 
 using worker::cuda::OffsetsCache;
 
-int64_t num_sent = 0;
-at::Tensor CountedSend(const at::Tensor& host, at::Device device) {
-  ++num_sent;
+int64_t num_copied = 0;
+at::Tensor CountedCopy(const at::Tensor& host, at::Device device) {
+  ++num_copied;
   return host.to(device, host.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 class OffsetsCacheTest : public ::testing::Test {
  protected:
-  void SetUp() override { num_sent = 0; }
-  OffsetsCache cache_{CountedSend};
+  void SetUp() override { num_copied = 0; }
+  OffsetsCache cache_{CountedCopy};
 };
 
 TEST_F(OffsetsCacheTest, AListIsSentOnceHoweverOftenItIsBuilt) {
@@ -26,7 +26,7 @@ TEST_F(OffsetsCacheTest, AListIsSentOnceHoweverOftenItIsBuilt) {
   EXPECT_EQ(first.scalar_type(), at::kInt);
   for (int layer = 0; layer < 5; ++layer)
     EXPECT_TRUE(cache_.Get(std::vector<int32_t>{0, 3, 8}, at::kCPU).is_same(first));
-  EXPECT_EQ(num_sent, 1);
+  EXPECT_EQ(num_copied, 1);
 }
 
 TEST_F(OffsetsCacheTest, ListsThatDifferInANumberALengthOrADeviceAreOthers) {
@@ -34,7 +34,7 @@ TEST_F(OffsetsCacheTest, ListsThatDifferInANumberALengthOrADeviceAreOthers) {
   EXPECT_TRUE(cache_.Get({0, 4, 8}, at::kCPU).equal(at::tensor({0, 4, 8}, at::kInt)));
   EXPECT_TRUE(cache_.Get({0, 3}, at::kCPU).equal(at::tensor({0, 3}, at::kInt)));
   EXPECT_TRUE(cache_.Get({0, 3, 8}, at::kMeta).is_meta());
-  EXPECT_EQ(num_sent, 4);
+  EXPECT_EQ(num_copied, 4);
 }
 
 TEST_F(OffsetsCacheTest, WhatWasNotAskedForLatelyIsForgottenAndItsHolderKeepsIt) {

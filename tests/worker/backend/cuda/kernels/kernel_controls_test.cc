@@ -9,14 +9,14 @@
 namespace stemma::testing {
 namespace {
 
-constexpr uint32_t kSeed = 20261125;
-constexpr uint32_t kCases = 8;
+constexpr uint32_t kControlSeed = 20261125;
+constexpr uint32_t kControlCases = 8;
 const TeamShape kShape{32, 3, LaneOrder::kDescending};
 
 // The worst of some cases; more than 1 fails kernel_bodies_test.
 double Worst(const Case& entry, const Tables& broken) {
   double worst = 0;
-  for (uint32_t seed = kSeed; seed < kSeed + kCases; ++seed) {
+  for (uint32_t seed = kControlSeed; seed < kControlSeed + kControlCases; ++seed) {
     const Outputs actual = entry(broken, at::kBFloat16, Drawn(seed, {}));
     worst = std::max(worst, WorstError(actual, entry(ComposedTables(), at::kBFloat16, Drawn(seed, {}))));
   }
