@@ -227,19 +227,33 @@ def best_offload(found):
     return max(fast, key=lambda way: way[1]) if fast else min(ways, key=lambda way: way[2], default=(None, None, None))
 
 
+def phases_of(row, name):
+    return ", ".join(gigabytes(b) for b in row.get(name, [])) or NOT_MEASURED
+
+
+def farthest_from_plan(rows):
+    """(measured over planned, way) of the phase that is farthest above what its plan says; (None, None) without numbers."""
+    shares = [(measured / planned, row["way"]) for row in rows
+              for measured, planned in zip(row.get("phase_bytes", []), row.get("planned_bytes", [])) if planned > 0]
+    return max(shares, default=(None, None))
+
+
 def memory_lines(report, bars):
     rows, found = report.rows("memory", "policies"), {}
     for row in rows:
         found[row["way"]] = row
-    lines = table(["prefix policy", "s", "Phase A, B, C GB", "host GB", "copied out GB", "waits, demand loads"],
-                  [[row["way"], cell(row, seconds(row.get("seconds"))),
-                    ", ".join(gigabytes(b) for b in row.get("phase_bytes", [])) or NOT_MEASURED, gigabytes(row.get("host_bytes")),
+    lines = table(["prefix policy", "s", "Phase A, B, C GB", "by plan GB", "host GB", "copied out GB", "waits, demand loads"],
+                  [[row["way"], cell(row, seconds(row.get("seconds"))), phases_of(row, "phase_bytes"), phases_of(row, "planned_bytes"),
+                    gigabytes(row.get("host_bytes")),
                     gigabytes(row.get("out_bytes")), f"{row.get('waits', NOT_MEASURED)}, {row.get('demand_loads', NOT_MEASURED)}"]
                    for row in rows])
     way, saved, slower = best_offload(found)
     bars.add("what offload takes off Phase B's activations", "target 75%", f"{share(saved)}, {way}", saved,
              saved is not None and saved >= 0.75)
     bars.add("and how much slower that is", "at most 3%", share(slower), slower, slower is not None and slower <= 0.03)
+    above, of_way = farthest_from_plan(rows)
+    bars.add("a phase's bytes of those that its plan says, at most", "at most 103%", f"{share(above)}, {of_way}", above,
+             above is not None and above <= 1.03)
     longest = [[row["way"], cell(row, f"{row.get('tokens', 0):,}" + (", all positions" if row.get("is_the_positions") else ""))]
                for row in report.rows("capacity", "capacity")]
     if longest:

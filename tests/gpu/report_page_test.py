@@ -78,8 +78,8 @@ def test_a_row_says_why_it_has_no_number():
     assert "| S0 | not measured: out of memory |" in text
 
 
-def policy(way, seconds, phase_b):
-    return {"way": way, "seconds": spread(seconds), "phase_bytes": [1, phase_b, 1], "host_bytes": 0, "out_bytes": 0,
+def policy(way, seconds, phase_b, planned_b=100):
+    return {"way": way, "seconds": spread(seconds), "phase_bytes": [1, phase_b, 1], "planned_bytes": [1, planned_b, 0], "host_bytes": 0, "out_bytes": 0,
             "waits": 0, "demand_loads": 0}
 
 
@@ -91,6 +91,14 @@ def test_offload_is_held_against_the_tape_that_stays():
     # One that saves more and is slower than is allowed does not count.
     rows = [policy("S0", 1.0, 100), policy("S1, offloaded", 1.01, 24), policy("S4, offloaded", 1.3, 10)]
     assert "activations: 76.0%, S1, offloaded" in page(report(memory={"policies": rows}))
+
+
+def test_bytes_are_held_against_the_plan():
+    text = page(report(memory={"policies": [policy("S0", 1.0, 102), policy("S1", 1.0, 99)]}))
+    assert "* met: a phase's bytes of those that its plan says, at most: 102.0%, S0" in text
+    text = page(report(memory={"policies": [policy("S0", 1.0, 100), policy("S1", 1.0, 104)]}))
+    assert "* **missed**: a phase's bytes of those that its plan says, at most: 104.0%, S1 (at most 103%)" in text
+    assert "* not measured: a phase's bytes" in page(report(memory={"policies": []}))
 
 
 def test_kernels_are_held_against_the_copy_of_the_same_device():

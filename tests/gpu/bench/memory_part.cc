@@ -52,6 +52,7 @@ absl::Status MeasurePolicy(Stack& stack, const GroupSize& size, const GroupWay& 
   row["wall_seconds"] = last.wall_seconds;
   row["phases"] = {sums.prefix_forward_s(), sums.suffix_s(), sums.prefix_backward_s()};
   row["phase_bytes"] = {sums.prefix_forward_bytes(), sums.suffix_bytes(), sums.prefix_backward_bytes()};
+  row["planned_bytes"] = last.planned_bytes;
   row["host_bytes"] = sums.host_bytes();
   row["out_bytes"] = sums.offload_out_bytes();
   row["in_bytes"] = sums.offload_in_bytes();

@@ -18,6 +18,9 @@
 #include "common/model/model_init.h"
 #include "common/model/model_tensors.h"
 #include "common/model/safetensors.h"
+#include "server/planner/memory_division.h"
+#include "server/planner/operation_work.h"
+#include "server/protocol/request_plan.h"
 #include "worker/engine/exceptions.h"
 
 namespace stemma::testing {
@@ -121,6 +124,7 @@ absl::StatusOr<std::unique_ptr<Stack>> Stack::Create(const BenchRun& run, const 
   config.set_host_memory_bytes(static_cast<uint64_t>(state.host(options.residency) + options.host_tape_bytes));
   in_process.edit_step = [raw = stack.get()](v1::StepPlan& step) { raw->Force(step); };
   ASSIGN_OR_RETURN(stack->engine_, InProcess::Create(in_process, run.MakeBackend(options.config)));
+  stack->run_ = config;
   std::filesystem::remove_all(path);
   RETURN_IF_ERROR(CatchExceptions([&] {
     if (!options.keeps_states) DropStates(const_cast<Weights&>(stack->engine_->weights()));
@@ -141,10 +145,33 @@ void Stack::Force(v1::StepPlan& step) const {
   }
 }
 
+// Reads the clusters as they were forced: the plan's own report is of those before.
+std::array<int64_t, 3> Stack::PlannedBytes(const TrainingRequest& request) const {
+  const std::vector<server::PlannerGroup> groups = server::PlannerRequestOf(request, run_).groups;
+  const ByteShape shape = server::MemoryOptionsOf(config_, run_, Rates{}, /*forward_only=*/false).shape;
+  std::array<int64_t, 3> most{};
+  for (const v1::Cluster& cluster : engine_->plan().plan.steps(0).clusters()) {
+    const server::ClusterOperations operations(groups, cluster, /*cp=*/1, /*forward_only=*/false);
+    PrefixShape prefix = operations.prefix();
+    prefix.headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes());
+    if (operations.has_prefixes()) {
+      most[0] = std::max(most[0], PrefixForwardBytes(shape, prefix).peak());
+      most[2] = std::max(most[2], PrefixBackwardBytes(shape, prefix).peak());
+    }
+    for (const v1::Wave& wave : cluster.waves()) {
+      const WaveShape rows = operations.ShapeOf(wave, operations.MembersOf(wave));
+      most[1] = std::max(most[1], SuffixBytes(shape, prefix, rows).peak());
+    }
+  }
+  return most;
+}
+
 absl::StatusOr<GroupRun> Stack::Run(const GroupSize& size, const GroupWay& way) {
   way_ = way;
-  RETURN_IF_ERROR(engine_->Load(RequestOf(size, config_.vocab_size, way.dense)));
+  const TrainingRequest request = RequestOf(size, config_.vocab_size, way.dense);
+  RETURN_IF_ERROR(engine_->Load(request));
   GroupRun run;
+  run.planned_bytes = PlannedBytes(request);
   const double begin_s = RealClock().MonotonicSeconds();
   ASSIGN_OR_RETURN(run.vote, engine_->Prepare(0));
   run.wall_seconds = RealClock().MonotonicSeconds() - begin_s;

@@ -5,6 +5,7 @@
 // device's, of Phases A, B and C; what a server, a client and APPLY take is not in them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -39,6 +40,7 @@ struct GroupRun {
   double seconds = 0;       // of the phases
   double wall_seconds = 0;  // of Prepare, by the host
   internal::v1::Vote vote;
+  std::array<int64_t, 3> planned_bytes{};  // of Phases A, B and C, by the planner's formulas
 };
 
 // The most layers, up to the model's, of which state and one dense trajectory of so many tokens fit the device.
@@ -58,8 +60,10 @@ class Stack {
  private:
   explicit Stack(ModelConfig config) : config_(std::move(config)) {}
   void Force(v1::StepPlan& step) const;
+  std::array<int64_t, 3> PlannedBytes(const TrainingRequest& request) const;
 
   const ModelConfig config_;
+  v1::RunConfig run_;
   std::unique_ptr<InProcess> engine_;
   GroupWay way_;
 };
