@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 #include "server/protocol/link_reports.h"
 
@@ -49,6 +50,12 @@ void CalibrationKeeper::Start(const std::string& device, const v1::RunConfig& ru
   key_ = CalibrationKey(model_, run, name);
   calibration_ = NewCalibration(model_, run, name, links);
   if (const auto it = book_.find(key_); it != book_.end()) calibration_.AddAll(it->second);
+}
+
+std::string CalibrationKeeper::RatesText() const {
+  const Rates& of = rates();
+  return of.calibrated ? absl::StrCat("rates of ", of.samples, " measured steps")
+                       : absl::StrCat("default rates (", of.source, ")");
 }
 
 bool CalibrationKeeper::Add(const CalibrationSample& sample) {

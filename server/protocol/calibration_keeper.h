@@ -31,6 +31,8 @@ class CalibrationKeeper {
   // between the ranks of this generation; they take the place of the default rates, from which fits depart.
   void Start(const std::string& device, const v1::RunConfig& run, std::span<const v1::LinkInfo> links = {});
   const Rates& rates() const { return calibration_.rates(); }
+  // Returns "rates of 12 measured steps", or "default rates (published figures of h200)".
+  std::string RatesText() const;
   // Returns whether the book should be saved now.
   bool Add(const CalibrationSample& sample);
   // Returns the book if it holds what was not taken yet.

@@ -155,7 +155,8 @@ void Membership::BeginServing() {
                                 p_.lineage.behind() ? absl::StrCat(" of ", p_.lineage.step()) : "", " lineage ",
                                 p_.lineage.name(), ", budget of a rank ", config.memory_budget_bytes(),
                                 " bytes, optimizer states ",
-                                config.optimizer_residency() == v1::HOST ? "in host memory" : "on the device"));
+                                config.optimizer_residency() == v1::HOST ? "in host memory" : "on the device",
+                                ", plans by ", p_.calibration.RatesText()));
   AcceptArrivals();  // an export needs no plan, and nothing may stand before it any more
 }
 

@@ -55,6 +55,18 @@ TEST(CalibrationKeeperTest, WhatEarlierRunsTaughtIsGoneOnWith) {
   EXPECT_EQ(keeper.TakeUnsaved()->at(CalibrationKey(BenchModel(), RunWith(2), "cpu")).size(), 4u);
 }
 
+// A GPU that is not known has another one's rates, and the log of a start says whose.
+TEST(CalibrationKeeperTest, ItSaysWhoseRatesPlansGoBy) {
+  CalibrationKeeper keeper(BenchModel(), {}, RunWith(2));
+  keeper.Start("cuda Some GPU", RunWith(2));
+  EXPECT_EQ(keeper.RatesText(), "default rates (published figures of h100, for want of those of \"cuda Some GPU\")");
+  keeper.Start("cpu", RunWith(2));
+  EXPECT_EQ(keeper.RatesText(), "default rates (a CPU core)");
+  int steps = 0;
+  while (!keeper.rates().calibrated && steps < 100) keeper.Add(Sample(++steps));
+  EXPECT_EQ(keeper.RatesText(), "rates of " + std::to_string(steps) + " measured steps");
+}
+
 internal::v1::Vote VoteOf(double prefix_forward_s, double suffix_s, double prefix_backward_s) {
   internal::v1::Vote vote;
   vote.mutable_sums()->set_prefix_forward_s(prefix_forward_s);
