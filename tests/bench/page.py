@@ -2,10 +2,14 @@
 taken anew while the others stay. Pure."""
 
 import re
+import statistics
 
 TARGETS = "Targets"
 _TITLE = "## "
-_VERDICT = re.compile(r"\* (met|\*\*missed\*\*): (.*)")
+_WORDS = {True: "met", False: "**missed**", None: "not decided"}
+_VERDICT = re.compile(r"\* (met|\*\*missed\*\*|not decided): (.*)")
+# Pairs that ran next to each other differ by 1 to 3 % on a quiet machine.
+_QUIET = 0.1
 INTRODUCTION = (
     "# Benchmarks",
     "",
@@ -29,17 +33,28 @@ def split(text):
     return {title: "\n".join(lines).strip("\n").split("\n") for title, lines in sections.items()}
 
 
+def reaches(values, target):
+    """Whether the median of `values`, a number for each pair, is the target at least. None: they differ by more than a tenth
+    and lie on both sides of it, so that another run would say otherwise."""
+    low, high = min(values), max(values)
+    if low < target <= high and high - low > _QUIET * statistics.median(values):
+        return None
+    return statistics.median(values) >= target
+
+
 def verdict_lines(verdicts):
-    """`verdicts`: [(text, met)]"""
-    return [f"* {'met' if met else '**missed**'}: {text}" for text, met in verdicts]
+    """`verdicts`: [(text, met)]; met is None where it is not decided"""
+    return [f"* {_WORDS[met]}: {text}" for text, met in verdicts]
 
 
 def targets(sections):
     """How many targets are met, and those that are not: read from the sections, of which each ends with its own."""
     found = [(title, *match.groups()) for title, lines in sections.items() for match in map(_VERDICT.fullmatch, lines) if match]
-    missed = [f"* {title}: {text}" for title, word, text in found if word != "met"]
-    said = f"{len(found) - len(missed)} of {len(found)} are met; each stands at the end of its section."
-    return [said, *(["", "Missed:", "", *missed] if missed else [])]
+    lines = [f"{sum(word == 'met' for _, word, _ in found)} of {len(found)} are met; each stands at the end of its section."]
+    for met, title in ((False, "Missed:"), (None, "Not decided, for the pairs of that run differ by more:")):
+        of_word = [f"* {section}: {text}" for section, word, text in found if word == _WORDS[met]]
+        lines += ["", title, "", *of_word] if of_word else []
+    return lines
 
 
 def join(sections):

@@ -42,6 +42,18 @@ def test_targets_are_those_of_the_sections_that_stand():
     assert page.split(better)[page.TARGETS] == ["2 of 2 are met; each stands at the end of its section."]
 
 
+def test_pairs_that_differ_decide_nothing_near_the_target():
+    assert page.reaches([0.97, 0.98, 0.99], 0.97) is True and page.reaches([0.95, 0.96, 0.98], 0.97) is False
+    assert page.reaches([0.83, 0.98, 1.10], 0.97) is None and page.reaches([0.83, 0.96, 1.10], 0.97) is None
+    assert page.reaches([0.83, 0.86, 0.94], 0.97) is False, "no pair reaches it"
+    assert page.reaches([0.97, 1.10, 1.40], 0.97) is True, "every pair reaches it"
+    storage = ["Taken by B.", "", *page.verdict_lines([("small", True), ("soon", None), ("cheap", False)])]
+    assert storage[-2] == "* not decided: soon"
+    assert page.split(page.replaced(_PAGE, {"Storage": storage}, _ORDER))[page.TARGETS] == [
+        "2 of 4 are met; each stands at the end of its section.", "", "Missed:", "", "* Storage: cheap", "",
+        "Not decided, for the pairs of that run differ by more:", "", "* Storage: soon"]
+
+
 def test_a_section_of_an_older_page_goes():
     older = _PAGE + "\n## What was\n\nOld.\n"
     assert page.replaced(older, {}, _ORDER) == _PAGE
