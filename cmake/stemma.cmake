@@ -10,6 +10,13 @@ function(stemma_library name)
   set_property(GLOBAL APPEND PROPERTY STEMMA_TARGETS ${name})
 endfunction()
 
+# stemma_single_objects(name ...): each source is an object of its own. For libraries of which libstemma_cuda.so needs what
+# knows no message: with an object that does, it would register all messages a second time in the worker's process, which
+# protobuf ends.
+function(stemma_single_objects)
+  set_target_properties(${ARGN} PROPERTIES UNITY_BUILD OFF)
+endfunction()
+
 # stemma_binary(name SOURCES a.cc ... LINK dep ...)
 function(stemma_binary name)
   cmake_parse_arguments(A "" "" "SOURCES;LINK" ${ARGN})
