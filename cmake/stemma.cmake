@@ -10,9 +10,9 @@ function(stemma_library name)
   set_property(GLOBAL APPEND PROPERTY STEMMA_TARGETS ${name})
 endfunction()
 
-# stemma_single_objects(name ...): each source is an object of its own. For libraries of which libstemma_cuda.so needs what
-# knows no message: with an object that does, it would register all messages a second time in the worker's process, which
-# protobuf ends.
+# stemma_single_objects(name ...): compiles each source by itself. For libraries whose sources libstemma_cuda.so links in part,
+# those that know no protobuf message: with one that does, the library would register all messages a second time in the
+# worker's process, and protobuf would end it.
 function(stemma_single_objects)
   set_target_properties(${ARGN} PROPERTIES UNITY_BUILD OFF)
 endfunction()

@@ -53,9 +53,8 @@ void CalibrationKeeper::Start(const std::string& device, const v1::RunConfig& ru
 }
 
 std::string CalibrationKeeper::RatesText() const {
-  const Rates& of = rates();
-  return of.calibrated ? absl::StrCat("rates of ", of.samples, " measured steps")
-                       : absl::StrCat("default rates (", of.source, ")");
+  return rates().calibrated ? absl::StrCat("rates of ", rates().samples, " measured steps")
+                            : absl::StrCat("default rates (", rates().source, ")");
 }
 
 bool CalibrationKeeper::Add(const CalibrationSample& sample) {

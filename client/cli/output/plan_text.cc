@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/output/answer_fields.h"
 #include "client/cli/output/stage_text.h"
 #include "common/base/human.h"
 
@@ -14,10 +15,6 @@ namespace stemma::cli {
 namespace {
 
 double Number(uint64_t number) { return static_cast<double>(number); }
-
-std::string CountText(uint64_t count, const char* what) {
-  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
-}
 
 // " (2.50x less)"; nothing where the two are the same, or nothing runs.
 std::string Less(double all, double computed) {
@@ -29,13 +26,13 @@ double Total(const v1::PhaseSeconds& seconds) {
 }
 
 std::string RequestText(const v1::PlanReport& plan) {
-  std::string text = absl::StrCat(CountText(plan.num_steps(), "step"), ", ", CountText(plan.num_groups(), "group"),
-                                  " (", plan.groups_reuse(), " by reuse, ", plan.groups_dense(), " dense), ",
-                                  CountText(plan.num_rollouts(), "rollout"));
+  std::string text = absl::StrCat(Counted(Number(plan.num_steps()), "step"), ", ",
+                                  Counted(Number(plan.num_groups()), "group"), " (", plan.groups_reuse(), " by reuse, ",
+                                  plan.groups_dense(), " dense), ", Counted(Number(plan.num_rollouts()), "rollout"));
   if (const uint32_t idle = plan.num_rollouts() - plan.rollouts_run(); idle > 0) {
     absl::StrAppend(&text, " (", idle, " with nothing to compute)");
   }
-  return absl::StrCat(text, ", ", CountText(plan.num_waves(), "wave"));
+  return absl::StrCat(text, ", ", Counted(Number(plan.num_waves()), "wave"));
 }
 
 std::string TimeText(const v1::PlanReport& plan) {
@@ -68,7 +65,7 @@ std::string RanksText(const v1::PlanReport& plan) {
   std::string text = absl::StrCat(ranks, ": the slowest takes ", HumanRatio(imbalance), " the mean's time, ",
                                   absl::StrFormat("%.1f%%", 100 * over_bound), " over the least that ");
   if (split == 0) return absl::StrCat(text, "whole groups allow");
-  return absl::StrCat(text, "this split allows; ", CountText(static_cast<uint64_t>(split), "group"),
+  return absl::StrCat(text, "this split allows; ", Counted(static_cast<double>(split), "group"),
                       " split: ", HumanRatio(whole), " without, ", HumanBytes(Number(bytes)), " between ranks");
 }
 
