@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/mesh.h"
+#include "common/base/rank_phase.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
 #include "server/protocol/host_shares.h"
@@ -32,7 +33,7 @@ Gang::Worker WorkerOf(SessionId session, const internal::v1::Register& message) 
           .cores = message.cores(),
           .memory = {static_cast<int64_t>(message.memory_free_bytes()), static_cast<int64_t>(message.host_free_bytes()),
                      static_cast<int64_t>(message.memory_bytes())},
-          .phase = "waiting"};
+          .phase = kWaitingPhase};
 }
 
 std::vector<v1::KernelOff> KernelsOffOf(const internal::v1::Ready& message) {
@@ -160,7 +161,7 @@ absl::StatusOr<internal::v1::Configure> Gang::Begin(absl::Time now, const Weight
   base_ = base;
   store_.clear();
   ++generation_;
-  for (Worker& worker : workers_) worker.phase = "loading";
+  for (Worker& worker : workers_) worker.phase = kLoadingPhase;
   loading_.emplace("loading the model", LoadSeconds(options_.model, RunDtypeOf(options_.config.dtype())),
                    options_.stalled_after);
   next_look_ = now + kLookEvery;
@@ -269,7 +270,7 @@ void Gang::Heard(SessionId session) { Find(session)->silent_for = absl::ZeroDura
 void Gang::Heard(SessionId session, const internal::v1::Heartbeat& heartbeat) {
   Worker* worker = Find(session);
   worker->progress = heartbeat.progress();
-  if (begun_) worker->phase = WorkerText(heartbeat.phase());
+  if (worker->ready) worker->phase = WorkerText(heartbeat.phase());
 }
 
 uint64_t Gang::progress() const {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/failpoint.h"
+#include "common/base/rank_phase.h"
 #include "common/base/step_key.h"
 #include "common/base/thread_stack.h"
 #include "glog/logging.h"
@@ -131,7 +132,7 @@ absl::Status EngineThread::Dispatch(ServerMessage& message) {
 
 void EngineThread::Configure(const internal::v1::Configure& configure) {
   CHECK(engine_ == nullptr) << "a second Configure";
-  SetPhase("loading");
+  SetPhase(kLoadingPhase);
   rank_ = configure.rank();
   Failpoint("load.begun", rank_);
   const TellStore tell = [this](const internal::v1::StoreOpened& opened) {

@@ -21,6 +21,7 @@
 #include "client/cli/local/child_process.h"
 #include "client/cli/output/command_status.h"
 #include "common/base/file.h"
+#include "common/base/rank_phase.h"
 #include "common/base/status_macros.h"
 #include "common/base/worker_secret.h"
 #include "grpcpp/create_channel.h"
@@ -70,9 +71,12 @@ absl::Status FinalError(int exit_code, const std::string& reason) {
   return exit_code == kConfigurationExit ? UsageError(reason) : absl::InternalError(reason);
 }
 
-bool HasWorker(const v1::ServerInfo& info, pid_t pid) {
-  return std::any_of(info.ranks().begin(), info.ranks().end(),
-                     [pid](const v1::RankInfo& rank) { return rank.pid() == static_cast<uint32_t>(pid); });
+// Returns the rank that process `pid` is at the server; null: the server has no such worker.
+const v1::RankInfo* FindRank(const v1::ServerInfo& info, pid_t pid) {
+  const auto rank = std::find_if(info.ranks().begin(), info.ranks().end(), [pid](const v1::RankInfo& candidate) {
+    return candidate.pid() == static_cast<uint32_t>(pid);
+  });
+  return rank == info.ranks().end() ? nullptr : &*rank;
 }
 
 }  // namespace
@@ -264,18 +268,18 @@ absl::Status LocalRun::StartDueWorkers(int elapsed_ms) {
   return absl::OkStatus();
 }
 
-// Ready is what our workers say of themselves; lost is what the server says of them.
+// What serves is for the server to say: a worker that has loaded a model may yet be refused for its weights.
 absl::Status LocalRun::LookAtWorkers(int elapsed_ms) {
   const bool none = std::none_of(workers_.begin(), workers_.end(), std::mem_fn(&WorkerProcess::is_running));
   const std::optional<v1::ServerInfo> info = none ? std::nullopt : AskServer();
   if (!info) return absl::OkStatus();
   bool all_serve = true;
   for (WorkerProcess& worker : workers_) {
-    const bool connected = worker.is_running() && HasWorker(*info, worker.pid());
-    all_serve = all_serve && connected && worker.IsReady();
+    const v1::RankInfo* const rank = worker.is_running() ? FindRank(*info, worker.pid()) : nullptr;
+    all_serve = all_serve && rank != nullptr && HasModel(rank->phase());
     if (!worker.is_running()) continue;
     const pid_t pid = worker.pid();
-    if (!worker.KillIfLost(connected, elapsed_ms)) continue;
+    if (!worker.KillIfLost(rank != nullptr, elapsed_ms)) continue;
     Say(absl::StrCat("worker ", pid, " no longer answers its server: it is killed"));
   }
   if (ready_ || !all_serve) return absl::OkStatus();

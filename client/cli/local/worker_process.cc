@@ -41,6 +41,8 @@ bool WorkerProcess::KillIfLost(bool connected, int elapsed_ms) {
   return true;
 }
 
-bool WorkerProcess::IsReady() const { return is_running() && access(ready_path_.c_str(), F_OK) == 0; }
+bool WorkerProcess::HasServed() const {
+  return is_running() && !of_earlier_server_ && access(ready_path_.c_str(), F_OK) == 0;
+}
 
 }  // namespace stemma::cli

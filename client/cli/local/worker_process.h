@@ -38,10 +38,9 @@ class WorkerProcess {
   // Its server was reaped.
   void ServerEnded() { of_earlier_server_ = true; }
 
-  // Whether it says that it has the model.
-  bool IsReady() const;
-  // Whether it said so to the server that runs now. True also from its death by a signal until Ended.
-  bool HasServed() const { return IsReady() && !of_earlier_server_; }
+  // Whether it said to the server that runs now that it has the model. True also from its death by a signal until
+  // Ended.
+  bool HasServed() const;
 
   const std::string& name() const { return name_; }
   pid_t pid() const { return pid_; }

@@ -342,6 +342,16 @@ class CliLocalTest(unittest.TestCase):
             with self.assertRaises(AssertionError):
                 wait_for(self.ready_file.exists, "ready file", timeout=1)
 
+    def test_a_gang_serves_when_the_server_has_taken_its_weights(self):
+        """A worker is ready before its server has looked at the digest of its weights, and it may refuse them."""
+        self.mode("server", "untaken")
+        with self.local("--workers", 2) as local:
+            wait_for(lambda: len(self.gang()) == 2, "the workers")
+            with self.assertRaises(AssertionError):
+                wait_for(self.ready_file.exists, "ready file", timeout=1)
+            self.mode("server", "serve")
+            wait_for(self.ready_file.exists, "ready file")
+
     def test_a_gang_that_never_serves_ends_after_three_restarts(self):
         self.mode("worker", "fail")
         with self.local("--workers", 2) as local:

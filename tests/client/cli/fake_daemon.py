@@ -3,8 +3,8 @@
 In the directory of the executable: server.argv, worker.argv and worker.pid (of the one that started last; with --device
 worker-DEVICE.pid too) are written; server.mode and worker.mode say how to behave: serve (default), refuse (exit 2), fail
 (exit 1), damaged (exit 93), stubborn (ignores SIGTERM), dropped (the server says that it does not have the worker, of a
-gang the last one, until another one than the first is there), another (it says that it has one, whatever ours does), never (the worker never
-says that it is ready). A worker with --device is of a gang: it fails once a peer that it saw is gone."""
+gang the last one, until another one than the first is there), another (it says that it has one, whatever ours does), untaken (it has not
+taken the weights of the workers that are ready), never (the worker never says that it is ready). A worker with --device is of a gang: it fails once a peer that it saw is gone."""
 
 import json
 import os
@@ -72,7 +72,8 @@ def serve():
             info = training_pb2.ServerInfo()
             for rank, (path, pid) in enumerate(pids().items()):
                 if is_alive(pid) and (dropped.get(path) != pid or path != max(dropped)):
-                    info.ranks.add(rank=rank, pid=pid)
+                    taken = mode("server") != "untaken" and mode("worker") != "never"
+                    info.ranks.add(rank=rank, pid=pid, phase="idle" if taken else "loading")
             info.workers_connected = len(info.ranks)
             return info
 

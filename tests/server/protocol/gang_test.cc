@@ -1,6 +1,6 @@
 #include "server/protocol/gang.h"
 
-#include "absl/strings/str_cat.h"
+#include "common/base/rank_phase.h"
 #include "gtest/gtest.h"
 #include "tests/server/planner/cluster_shapes.h"
 #include "tests/testing/status_matchers.h"
@@ -49,6 +49,13 @@ absl::StatusOr<internal::v1::Configure> JoinAndBegin(Gang& gang, absl::Time now,
                                                      const internal::v1::Register& message, uint64_t step = 0) {
   if (const absl::Status joined = gang.Join(now, session, message); !joined.ok()) return joined;
   return gang.Begin(now, {.step = step});
+}
+
+internal::v1::Heartbeat HeartbeatOf(const std::string& phase, uint64_t progress) {
+  internal::v1::Heartbeat heartbeat;
+  heartbeat.set_phase(phase);
+  heartbeat.set_progress(progress);
+  return heartbeat;
 }
 
 std::string ProblemOf(const Gang& gang) {
@@ -184,11 +191,8 @@ TEST(GangTest, LinksAreThoseOfTheGenerationAndOfItsSlowestRank) {
   options.config.mutable_mesh()->set_tp(2);
   Gang gang(options);
   for (const double slowest_s : {3e-4, 2e-4}) {
-    for (const SessionId session : {SessionId{1}, SessionId{2}}) {
-      internal::v1::Register message = Worker(absl::StrCat("w", session));
-      message.set_device(absl::StrCat("cpu:", session));
-      ASSERT_THAT(gang.Join(kStart, session, message), IsOk());
-    }
+    ASSERT_THAT(gang.Join(kStart, 1, WorkerAt("a", "cpu:1")), IsOk());
+    ASSERT_THAT(gang.Join(kStart, 2, WorkerAt("a", "cpu:2")), IsOk());
     ASSERT_THAT(gang.Begin(kStart, {}).status(), IsOk());
     ASSERT_THAT(gang.OpenStore(1, "127.0.0.1:1").status(), IsOk());
     EXPECT_TRUE(gang.links().empty()) << "those of the generation before have ended with it";
@@ -370,15 +374,26 @@ TEST(GangTest, OneJobMovesWhenAnyRankDoes) {
   Gang gang(MeshOf(2));
   ASSERT_THAT(gang.Join(kStart, 1, WorkerAt("a", "cpu:0")), IsOk());
   ASSERT_THAT(JoinAndBegin(gang, kStart, 2, WorkerAt("a", "cpu:1")).status(), IsOk());
-  internal::v1::Heartbeat heartbeat;
-  heartbeat.set_phase("suffix");
-  heartbeat.set_progress(3);
-  gang.Heard(1, heartbeat);
-  heartbeat.set_phase("reduce");
-  heartbeat.set_progress(4);
-  gang.Heard(2, heartbeat);
+  ASSERT_THAT(gang.OpenStore(1, "a:1").status(), IsOk());
+  for (const SessionId session : {1, 2}) ASSERT_THAT(gang.BecomeReady(session, Loaded()), IsOk());
+  gang.Heard(1, HeartbeatOf("suffix", 3));
+  gang.Heard(2, HeartbeatOf("reduce", 4));
   EXPECT_EQ(gang.progress(), 7u);
   EXPECT_EQ(gang.PhasesText(), "rank 0 suffix, rank 1 reduce");
+}
+
+// A worker says "idle" until it is told what to load. `stemma local` takes a rank that does not wait or load to serve.
+TEST(GangTest, ARankWaitsOrLoadsUntilItsWeightsAreTaken) {
+  Gang gang(Options());
+  ASSERT_THAT(gang.Join(kStart, 1, Worker("w")), IsOk());
+  gang.Heard(1, HeartbeatOf("idle", 0));
+  EXPECT_EQ(gang.PhasesText(), kWaitingPhase);
+  ASSERT_THAT(gang.Begin(kStart, {}).status(), IsOk());
+  gang.Heard(1, HeartbeatOf("idle", 0));
+  EXPECT_EQ(gang.PhasesText(), kLoadingPhase);
+  EXPECT_FALSE(HasModel(gang.PhasesText()));
+  ASSERT_THAT(gang.BecomeReady(1, Loaded()), IsOk());
+  EXPECT_TRUE(HasModel(gang.PhasesText()));
 }
 
 }  // namespace

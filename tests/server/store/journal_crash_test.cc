@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <functional>
+
 #include "common/base/clock.h"
 #include "common/base/error.h"
 #include "tests/server/store/store_files.h"
@@ -15,25 +17,29 @@ namespace {
 using testing::IsOk;
 using testing::TempFolder;
 
-// Appends until it is killed, and writes one byte to the pipe after each row that is durable.
-[[noreturn]] void AppendForever(const std::string& directory, uint64_t seed, int pipe) {
+// Adds row `n` to a journal.
+using AddRow = std::function<absl::Status(Journal&, uint64_t n)>;
+
+// Adds rows until it is killed, and writes one byte to the pipe after each row that is durable.
+[[noreturn]] void AddForever(const std::string& directory, const AddRow& add, int pipe) {
   absl::StatusOr<Journal> journal = Journal::Open(directory);
   if (!journal.ok()) _exit(1);
   while (true) {
-    const uint64_t n = journal->last_n() + 1;
-    if (!journal->Append(n, DrawnBody(seed, n), n % 3 == 0).ok()) _exit(2);
+    if (!add(*journal, journal->last_n() + 1).ok()) _exit(2);
     if (write(pipe, "", 1) != 1) _exit(3);
   }
 }
 
-// Returns how many rows were acknowledged by a child that was killed after `acknowledged` of them, a little later.
-uint64_t KillWhileAppending(const std::string& directory, uint64_t seed, uint64_t acknowledged, uint64_t microseconds) {
+// Returns how many rows were acknowledged by a child that was killed after `acknowledged` of them, a little later. It
+// counts rows and not seconds, so that a slow disk has as many.
+uint64_t KillWhileAdding(const std::string& directory, const AddRow& add, uint64_t acknowledged,
+                         uint64_t microseconds) {
   int pipe_fds[2];
   EXPECT_EQ(pipe(pipe_fds), 0);
   const pid_t child = fork();
   if (child == 0) {
     close(pipe_fds[0]);
-    AppendForever(directory, seed, pipe_fds[1]);
+    AddForever(directory, add, pipe_fds[1]);
   }
   close(pipe_fds[1]);
   char byte;
@@ -52,10 +58,11 @@ uint64_t KillWhileAppending(const std::string& directory, uint64_t seed, uint64_
 TEST(JournalCrashTest, AKilledProcessLosesNoRowThatItWasToldOf) {
   constexpr uint64_t kSeed = 12;
   const TempFolder folder;
+  const AddRow append = [](Journal& journal, uint64_t n) { return journal.Append(n, DrawnBody(kSeed, n), n % 3 == 0); };
   SplitMix64 random(kSeed);
   uint64_t before = 0, unacknowledged = 0;
   for (int kill = 0; kill < 50; ++kill) {
-    const uint64_t count = KillWhileAppending(folder.path(), kSeed, random.Next() % 8, random.Next() % 2000);
+    const uint64_t count = KillWhileAdding(folder.path(), append, random.Next() % 8, random.Next() % 2000);
     absl::StatusOr<Journal> journal = Journal::Open(folder.path());
     ASSERT_THAT(journal, IsOk()) << "seed " << kSeed << ", kill " << kill;
     EXPECT_GE(journal->last_n(), before + count) << "kill " << kill;
@@ -68,36 +75,28 @@ TEST(JournalCrashTest, AKilledProcessLosesNoRowThatItWasToldOf) {
   RecordProperty("unacknowledged", static_cast<int>(unacknowledged));
 }
 
-// Compacts every fourth time, and tells of it: the rows before, or the snapshot and what follows.
+std::string SnapshotOrRow(uint64_t n) { return std::string(n % 4 == 0 ? 60000 : 100, static_cast<char>('a' + n % 26)); }
+
+// Compacts every fourth time: what is left is the last snapshot and the rows since.
 TEST(JournalCrashTest, AKillDuringASnapshotLeavesTheRowsOrTheSnapshot) {
   const TempFolder folder;
+  const AddRow add = [](Journal& journal, uint64_t n) {
+    return n % 4 == 0 ? journal.Compact(n, SnapshotOrRow(n)) : journal.Append(n, SnapshotOrRow(n), n % 2 == 0);
+  };
   SplitMix64 random(5);
   uint64_t last = 0;
   for (int round = 0; round < 25; ++round) {
-    const pid_t child = fork();
-    if (child == 0) {
-      absl::StatusOr<Journal> journal = Journal::Open(folder.path());
-      while (journal.ok()) {
-        const uint64_t n = journal->last_n() + 1;
-        const std::string body(n % 4 == 0 ? 60000 : 100, static_cast<char>('a' + n % 26));
-        if (!(n % 4 == 0 ? journal->Compact(n, body) : journal->Append(n, body, n % 2 == 0)).ok()) _exit(2);
-      }
-      _exit(1);
-    }
-    RealClock().Sleep(absl::Microseconds(random.Next() % 40000));
-    kill(child, SIGKILL);
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status)) << status;
+    // Every second kill comes right after the row before a snapshot, so that many fall within one.
+    const uint64_t rows_first = round % 2 == 0 ? 3 - last % 4 : random.Next() % 8;
+    const uint64_t count = KillWhileAdding(folder.path(), add, rows_first, random.Next() % 3000);
     absl::StatusOr<Journal> journal = Journal::Open(folder.path());
     ASSERT_THAT(journal, IsOk()) << "round " << round;
-    EXPECT_GE(journal->last_n(), last);
+    EXPECT_GE(journal->last_n(), last + count) << "round " << round;
+    EXPECT_LE(journal->last_n(), last + count + 1) << "round " << round;
     last = journal->last_n();
     const std::vector<JournalEntry> rows = journal->TakeRows();
     EXPECT_EQ(rows.size(), last < 4 ? last : last % 4 + 1) << "the last snapshot and the rows since";
-    for (const JournalEntry& row : rows) {
-      EXPECT_EQ(row.body, std::string(row.n % 4 == 0 ? 60000 : 100, static_cast<char>('a' + row.n % 26)));
-    }
+    for (const JournalEntry& row : rows) EXPECT_EQ(row.body, SnapshotOrRow(row.n));
   }
   EXPECT_GT(last, 25u);
 }
