@@ -7,12 +7,12 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
+#include "common/cost/plan_seconds.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tensor_parallel_cost.h"
 #include "common/model/mesh_rules.h"
 #include "glog/logging.h"
-#include "server/planner/plan_report.h"
 
 namespace stemma::server {
 namespace {

@@ -88,16 +88,6 @@ void AddSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& total) {
   total.set_apply(total.apply() + seconds.apply());
 }
 
-double Total(const v1::PhaseSeconds& seconds) {
-  return seconds.prefix_forward() + seconds.suffix() + seconds.prefix_backward() + seconds.apply();
-}
-
-double PlanSeconds(const v1::PlanReport& report) {
-  const double computed_s =
-      report.pipeline_s() > 0 ? report.pipeline_s() + report.seconds().apply() : Total(report.seconds());
-  return computed_s + report.parameters_s();
-}
-
 void DescribeSplit(const MemoryOptions& options, const PackingGroup& group, const GroupSplit& split,
                    const SharedGroup& shared, v1::SplitGroup& report) {
   const PartBytes bytes = PartBytesOf(options.shape, group.prefix_rows, options.forward_only);

@@ -24,12 +24,6 @@ void DescribeRates(const Rates& rates, v1::Rates& report);
 void MaxSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& most);
 void AddSeconds(const v1::PhaseSeconds& seconds, v1::PhaseSeconds& total);
 
-// Returns the sum of the phases.
-double Total(const v1::PhaseSeconds& seconds);
-
-// Returns what all steps take: their phases, or where pipeline stages run them side by side what the pipeline takes.
-double PlanSeconds(const v1::PlanReport& report);
-
 void DescribeSplit(const MemoryOptions& options, const PackingGroup& group, const GroupSplit& split,
                    const SharedGroup& shared, v1::SplitGroup& report);
 

@@ -12,6 +12,7 @@
 #include "common/admission/mini_batches.h"
 #include "common/base/status_macros.h"
 #include "common/cost/cost.h"
+#include "common/cost/plan_seconds.h"
 #include "common/cost/state_bytes.h"
 #include "server/planner/group_cost.h"
 #include "server/planner/group_plan.h"
@@ -187,7 +188,8 @@ class Planner {
         CountGroup(group.tokens_computed, /*is_part=*/false, rank_report);
       }
       ASSIGN_OR_RETURN(StagedClusters packed, Pack(running, chooser, /*mark=*/{}));
-      ranks.whole_s[rank][place] = Total(AddClusters(rank, std::move(packed.clusters), chooser, step, report, ranks));
+      ranks.whole_s[rank][place] =
+          TotalSeconds(AddClusters(rank, std::move(packed.clusters), chooser, step, report, ranks));
       orders = std::move(packed.orders);
       if (place == placement.splits.size()) break;
       const int before = step.clusters_size();
@@ -390,9 +392,7 @@ absl::StatusOr<PlanResult> MakePlan(const PlannerModel& model, const PlannerRequ
   if (reduction == v1::REDUCE_GRADIENTS_STEP || absl::IsCancelled(summed.status())) return summed;
   absl::StatusOr<PlanResult> swept = plan(false);
   if (!swept.ok() || !summed.ok()) return swept;
-  const auto cost = [](const PlanResult& result) {
-    return std::pair(PlanSeconds(result.report), result.report.parameters_bytes());
-  };
+  const auto cost = [](const PlanResult& p) { return std::pair(PlanSeconds(p.report), p.report.parameters_bytes()); };
   return cost(*summed) < cost(*swept) ? summed : swept;
 }
 

@@ -8,6 +8,7 @@
 
 #include "common/base/mesh.h"
 #include "common/cost/parameter_units.h"
+#include "common/cost/plan_seconds.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "glog/logging.h"
@@ -147,9 +148,7 @@ class ShardedStep {
         round += ends_round ? 1 : 0;
       }
     }
-    const v1::PhaseSeconds& phases = report_.seconds();
-    const double phases_s = phases.prefix_forward() + phases.suffix() + phases.prefix_backward();
-    report_.set_parameters_s(std::max(step_s - phases_s, 0.0));
+    report_.set_parameters_s(std::max(step_s - PhasesSeconds(report_), 0.0));
   }
 
   std::string OrderOf(const v1::ParameterSweeps& place) const {

@@ -10,6 +10,7 @@
 #include "client/cli/output/answer_fields.h"
 #include "client/cli/output/stage_text.h"
 #include "common/base/human.h"
+#include "common/cost/plan_seconds.h"
 
 namespace stemma::cli {
 namespace {
@@ -19,10 +20,6 @@ double Number(uint64_t number) { return static_cast<double>(number); }
 // " (2.50x less)"; nothing where the two are the same, or nothing runs.
 std::string Less(double all, double computed) {
   return computed > 0 && all > computed ? absl::StrCat(" (", HumanRatio(all / computed), " less)") : "";
-}
-
-double Total(const v1::PhaseSeconds& seconds) {
-  return seconds.prefix_forward() + seconds.suffix() + seconds.prefix_backward() + seconds.apply();
 }
 
 std::string RequestText(const v1::PlanReport& plan) {
@@ -39,11 +36,15 @@ std::string TimeText(const v1::PlanReport& plan) {
   const v1::PhaseSeconds& seconds = plan.seconds();
   // Stages run side by side, so that phases add up to more than all takes.
   const bool staged = plan.pipeline_s() > 0;
-  const double total_s = staged ? plan.pipeline_s() + seconds.apply() : Total(seconds);
-  return absl::StrCat(HumanSeconds(total_s), staged ? "; of all stages together" : ":", " prefixes forward ",
-                      HumanSeconds(seconds.prefix_forward()), ", suffixes ", HumanSeconds(seconds.suffix()),
-                      ", prefixes backward ", HumanSeconds(seconds.prefix_backward()), ", optimizer ",
-                      HumanSeconds(seconds.apply()),
+  const bool several = std::any_of(plan.steps().begin(), plan.steps().end(),
+                                   [](const v1::StepReport& step) { return step.ranks_size() > 1; });
+  const char* of = staged ? "; of all stages together:" : several ? "; of each phase's slowest rank:" : ":";
+  const std::string parameters =
+      plan.parameters_s() > 0 ? absl::StrCat(", gathering parameters ", HumanSeconds(plan.parameters_s())) : "";
+  return absl::StrCat(HumanSeconds(PlanSeconds(plan)), of, " prefixes forward ", HumanSeconds(seconds.prefix_forward()),
+                      ", suffixes ", HumanSeconds(seconds.suffix()), ", prefixes backward ",
+                      HumanSeconds(seconds.prefix_backward()), ", optimizer ", HumanSeconds(seconds.apply()),
+                      parameters,
                       plan.rates().calibrated() ? "" : " (a guess: too few steps were measured on this machine)");
 }
 
@@ -144,7 +145,7 @@ std::vector<Record> ClusterSummaries(const v1::PlanReport& plan) {
       record["suffix"] =
           cluster.suffix_policy() == v1::TAPE_POLICY_UNSPECIFIED ? "-" : v1::TapePolicy_Name(cluster.suffix_policy());
       record["peak"] = HumanBytes(Number(PeakBytes(cluster)));
-      record["time"] = HumanSeconds(Total(cluster.seconds()));
+      record["time"] = HumanSeconds(TotalSeconds(cluster.seconds()));
       record["reason"] = cluster.reason();
       records.push_back(std::move(record));
     }
@@ -174,7 +175,7 @@ std::vector<Record> RankSummaries(const v1::PlanReport& plan) {
       record["groups"] = report.groups();
       record["tokens"] = HumanCount(Number(report.tokens_computed()));
       record["peak"] = HumanBytes(Number(report.peak_bytes()));
-      record["time"] = HumanSeconds(report.pipeline_s() > 0 ? report.pipeline_s() : Total(report.seconds()));
+      record["time"] = HumanSeconds(report.pipeline_s() > 0 ? report.pipeline_s() : TotalSeconds(report.seconds()));
       record["exchange"] = HumanSeconds(report.exchange_s());
       records.push_back(std::move(record));
     }

@@ -9,6 +9,7 @@
 #include "common/base/error.h"
 #include "common/base/human.h"
 #include "common/base/mesh.h"
+#include "common/cost/plan_seconds.h"
 #include "google/protobuf/util/json_util.h"
 
 namespace stemma::cli {
@@ -198,6 +199,9 @@ Record PlanRecord(const v1::PlanReport& plan) {
                            {"exchange", plan.state().exchange()},   {"device", plan.state().device()},
                            {"host", plan.state().host()},           {"apply", plan.state().apply()}};
   record["seconds"] = SecondsRecord(plan.seconds());
+  record["pipeline_s"] = plan.pipeline_s();
+  record["parameters_s"] = plan.parameters_s();
+  record["plan_s"] = PlanSeconds(plan);
   record["rates"] = RatesRecord(plan.rates());
   return record;
 }

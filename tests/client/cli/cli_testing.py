@@ -190,6 +190,7 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
                                    groups_dense=1, num_clusters=1, num_waves=2, tokens_logical=1200, tokens_computed=300,
                                    flops=1e9, flops_dense=2.5e9, peak_bytes=1 << 20, budget_bytes=1 << 30,
                                    log_prob_passes=2, checkpoint_weights_bytes=1 << 20)
+        plan.steps.add(num_groups=len(groups))  # the log-prob pass
         step = plan.steps.add(num_groups=len(groups))
         seconds = plan_pb2.PhaseSeconds(prefix_forward=0.25, suffix=1.5, prefix_backward=0.5)
         for rank, share in enumerate((0.75, 0.25)):

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "common/base/mesh.h"
+#include "common/cost/plan_seconds.h"
 #include "common/cost/state_bytes.h"
 #include "server/planner/parameter_sweeps.h"
-#include "server/planner/plan_report.h"
 #include "server/simulation/simulation.h"
 #include "tests/server/simulation/drawn_simulations.h"
 #include "tests/testing/namespaces.h"
@@ -33,13 +33,7 @@ class DrawnShardedSimulationTest : public DrawnSimulationTest {
   void SetOneCopyPerGroup() { question_.mesh_question.run.set_split_groups(v1::SPLIT_OFF); }
 
   // Returns what a step is planned to take without APPLY.
-  static double PlannedSeconds(const v1::StepReport& report) {
-    const v1::PhaseSeconds& phases = report.seconds();
-    const double computed_s = report.pipeline_s() > 0
-                                  ? report.pipeline_s()
-                                  : phases.prefix_forward() + phases.suffix() + phases.prefix_backward();
-    return computed_s + report.parameters_s();
-  }
+  static double PlannedSeconds(const v1::StepReport& report) { return PhasesSeconds(report) + report.parameters_s(); }
 
   // Without wires a step takes what it is planned to take: in each operation all copies wait for the one that has most
   // to compute in it. Where the plan says that sharing the sweeps adds nothing, it may have said a little more.

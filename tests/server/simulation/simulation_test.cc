@@ -13,10 +13,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/mesh.h"
+#include "common/cost/plan_seconds.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "server/planner/memory_division.h"
-#include "server/planner/plan_report.h"
 #include "server/simulation/state_exchange.h"
 #include "server/simulation/step_programs.h"
 #include "tests/server/planner/cluster_shapes.h"
@@ -46,13 +46,8 @@ TEST_P(DrawnSimulationTest, WithoutWiresCopiesTakeWhatTheyArePlannedToTake) {
   const PlanResult plan = Plan(&model);
   for (const PlannedStep& planned : StepsOf(model, plan)) {
     const v1::StepReport& report = planned.report;
-    double planned_s = report.pipeline_s();
-    if (PpSize(question_.mesh) == 1) {
-      planned_s = report.ranks().empty() ? Total(report.seconds()) - report.seconds().apply() : 0;
-      for (const v1::RankReport& rank : report.ranks()) {
-        planned_s = std::max(planned_s, Total(rank.seconds()) + rank.exchange_s());
-      }
-    }
+    const double planned_s = PhasesSeconds(report);
+    EXPECT_EQ(report.pipeline_s() > 0, PpSize(question_.mesh) > 1);
     EXPECT_NEAR(EndSeconds(model, planned), planned_s, kSame * planned_s) << Where();
   }
 }
@@ -68,7 +63,8 @@ TEST_P(DrawnSimulationTest, AGroupThatCopiesShareTakesWhatItsTimelineSays) {
       const v1::RankReport& report = planned.report.ranks(static_cast<int>(rank));
       const double exchange_s = ranks[rank].wire_s[kDataAt] + ranks[rank].wait_s[kDataAt];
       EXPECT_NEAR(exchange_s, report.exchange_s(), kSame * (1 + report.exchange_s())) << Where() << "rank " << rank;
-      EXPECT_NEAR(ranks[rank].end_s, Total(report.seconds()) + report.exchange_s(), kSame * (1 + ranks[rank].end_s));
+      EXPECT_NEAR(ranks[rank].end_s, TotalSeconds(report.seconds()) + report.exchange_s(),
+                  kSame * (1 + ranks[rank].end_s));
     }
   }
 }

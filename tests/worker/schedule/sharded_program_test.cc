@@ -13,11 +13,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/mesh.h"
+#include "common/cost/plan_seconds.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "server/planner/memory_division.h"
 #include "server/planner/parameter_sweeps.h"
-#include "server/planner/plan_report.h"
 #include "server/planner/planner.h"
 #include "server/planner/sharded_step.h"
 #include "server/planner/stage_plan.h"
@@ -248,11 +248,13 @@ TEST_P(ShardedProgramTest, PredictedSecondsHaveTheGathering) {
   const PlanResult sharded = Plan();
   EXPECT_TRUE(sharded.report.shards_parameters());
   EXPECT_GE(sharded.report.parameters_s(), 0);
-  EXPECT_NEAR(server::PlanSeconds(sharded.report),
-              sharded.report.parameters_s() + (sharded.report.pipeline_s() > 0
-                                                   ? sharded.report.pipeline_s() + sharded.report.seconds().apply()
-                                                   : server::Total(sharded.report.seconds())),
-              1e-12);
+  double phases_s = 0;
+  const int passes = request_.log_prob_passes;
+  for (int k = 0; k < sharded.report.steps_size(); ++k) {
+    const double times = k == 0 && passes > 0 ? passes : sharded.repeats;
+    phases_s += times * (PhasesSeconds(sharded.report.steps(k)) + sharded.report.steps(k).seconds().apply());
+  }
+  EXPECT_NEAR(PlanSeconds(sharded.report), sharded.report.parameters_s() + phases_s, 1e-12);
   // The slower the link, the more is packed into a cluster, up to a bound: both of these are beyond it.
   model_.run.set_split_groups(v1::SPLIT_OFF);  // nothing else is exchanged between copies while phases run
   model_.rates[server::kDataByte] *= 1e4;
@@ -297,11 +299,10 @@ TEST_P(ShardedProgramTest, GradientsAreReducedOnceWhereThatFits) {
   expect(swept, false);
   expect(once, true);
   const auto cost = [](const PlanResult& result) {
-    return std::pair(server::PlanSeconds(result.report), result.report.parameters_bytes());
+    return std::pair(PlanSeconds(result.report), result.report.parameters_bytes());
   };
   expect(chosen, cost(once) < cost(swept));
-  EXPECT_EQ(server::PlanSeconds(chosen.report),
-            std::min(server::PlanSeconds(once.report), server::PlanSeconds(swept.report)));
+  EXPECT_EQ(PlanSeconds(chosen.report), std::min(PlanSeconds(once.report), PlanSeconds(swept.report)));
   const bool same_waves = once.report.num_waves() == swept.report.num_waves();
   if (same_waves) {
     EXPECT_LE(once.report.parameters_bytes(), swept.report.parameters_bytes()) << "seed " << seed();
