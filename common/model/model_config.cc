@@ -140,8 +140,12 @@ absl::StatusOr<Llama3RopeScaling> ParseLlama3(const JsonFields& fields, const Js
   ASSIGN_OR_RETURN(scaling.factor, rope.Number("factor"));
   ASSIGN_OR_RETURN(scaling.low_freq_factor, rope.Number("low_freq_factor"));
   ASSIGN_OR_RETURN(scaling.high_freq_factor, rope.Number("high_freq_factor"));
-  const JsonFields& owner = rope.Find("original_max_position_embeddings") != nullptr ? rope : fields;
-  ASSIGN_OR_RETURN(scaling.original_max_positions, owner.Int("original_max_position_embeddings", 1, kMaxInt32));
+  constexpr char kOriginal[] = "original_max_position_embeddings";
+  const bool of_rope = rope.Find(kOriginal) != nullptr;
+  if (of_rope && fields.Find(kOriginal) != nullptr && *fields.Find(kOriginal) != *rope.Find(kOriginal)) {
+    return fields.Error(kOriginal, "differs from that of the RoPE scaling; keep one of them");
+  }
+  ASSIGN_OR_RETURN(scaling.original_max_positions, (of_rope ? rope : fields).Int(kOriginal, 1, kMaxInt32));
   if (!(scaling.factor >= 1)) return rope.Error("factor", absl::StrCat(scaling.factor, ": must be at least 1"));
   if (!(scaling.low_freq_factor > 0)) return rope.Error("low_freq_factor", "must be above 0");
   if (!(scaling.high_freq_factor > scaling.low_freq_factor)) {

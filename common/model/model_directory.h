@@ -35,7 +35,8 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path);
 
 // Errors name the file and the field: NotFound (no such directory or file), InvalidArgument (content). Every tensor of
 // the config must be there exactly once with its shape and a float dtype, and no other, except what is known to be
-// safely ignored (lm_head.weight of a tied model, rotary inv_freq buffers).
+// safely ignored (rotary inv_freq buffers, and lm_head.weight of a tied model, which whoever reads weights compares
+// with the embedding: worker/model/weights_io.h).
 absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path);
 
 }  // namespace stemma

@@ -26,8 +26,9 @@ struct StateOptions {
 absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name);
 
 // Errors: InvalidArgument - a tensor is missing, of a dtype that is not supported, or holds a number that is not finite
-// (in the run's dtype); names the file, the tensor and the element; ResourceExhausted - the host has no room for
-// states. `shard`: of the directory's model.
+// (in the run's dtype), or a tied model's files hold a head that is not the embedding (in the run's dtype, of the
+// elements that this rank has); names the file, the tensor and the element; ResourceExhausted - the host has no room
+// for states. `shard`: of the directory's model.
 absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const ModelShard& shard, at::ScalarType run_dtype,
                                     at::Device device, const StateOptions& states);
 

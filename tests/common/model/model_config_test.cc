@@ -104,6 +104,10 @@ TEST(ModelConfigTest, BothSpellingsOfRopeMeanTheSame) {
   ASSERT_THAT(config, IsOk());
   EXPECT_EQ(config->rope_theta, 500000);
   EXPECT_EQ(config->rope_scaling->high_freq_factor, 4);
+  five["original_max_position_embeddings"] = 8192;
+  EXPECT_THAT(ParseConfig(five), IsOk());
+  five["original_max_position_embeddings"] = 4096;  // transformers would take this one
+  EXPECT_THAT(ParseConfig(five), Invalid("original_max_position_embeddings: differs from that of the RoPE scaling"));
   json legacy = Llama();
   legacy["rope_scaling"]["type"] = "llama3";
   legacy["rope_scaling"].erase("rope_type");

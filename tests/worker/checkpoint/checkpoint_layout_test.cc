@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "tests/testing/added_tensors.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/worker/checkpoint/saved_checkpoint.h"
 #include "worker/optim/shards.h"

@@ -66,16 +66,6 @@ inline ModelInitOptions DrawInit(Draws& draw) {
   return options;
 }
 
-// Adds a tensor of zeros at the end of a safetensors file, as old programs leave them there.
-inline void AddTensor(const std::string& path, const safetensors::TensorEntry& tensor) {
-  const safetensors::Header header = safetensors::ReadHeader(path).value();
-  const std::string data = ReadFile(path, kTestFileBytesMax)->substr(8 + header.raw.size());
-  std::vector<safetensors::TensorEntry> tensors = header.tensors;
-  tensors.push_back(tensor);
-  const std::string made = safetensors::MakeHeader(tensors, header.metadata);
-  ASSERT_TRUE(WriteFile(path, made + data + std::string(tensors.back().end - tensors.back().begin, '\0')).ok());
-}
-
 // The answers of one save. Any thread.
 class SavedAnswers {
  public:

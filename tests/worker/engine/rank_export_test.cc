@@ -20,6 +20,7 @@
 #include "common/base/file.h"
 #include "common/model/model_init.h"
 #include "common/model/model_shard.h"
+#include "tests/testing/added_tensors.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/synthetic.h"
 #include "tests/worker/checkpoint/saved_checkpoint.h"
@@ -202,7 +203,7 @@ TEST_F(RankExportTest, WhatIsCopiedAndWhatIsStoredTwice) {
   ASSERT_THAT(WriteRandomModel(config, {}, model_.string()), IsOk());
   const std::string file = model_ / "model.safetensors";
   AddTensor(file, {"model.layers.0.self_attn.rotary_emb.inv_freq", safetensors::Dtype::kF32, {3}});
-  AddTensor(file, {"lm_head.weight", safetensors::Dtype::kBF16, {101, 36}});
+  AddTiedHead(file, safetensors::Dtype::kBF16);
   directory_ = OpenModelDirectory(model_.string()).value();
   for (const std::optional<std::string>& dtype :
        {std::optional<std::string>(), std::optional<std::string>("float16")}) {
@@ -220,7 +221,7 @@ TEST_F(RankExportTest, WhatIsCopiedAndWhatIsStoredTwice) {
       EXPECT_EQ(bytes, *one[0]);
       EXPECT_TRUE(Contents(Target(c)) == expected) << c.name;
     }
-    // The head that is stored is the embedding, whatever it was when it was loaded.
+    // The head that is stored is the embedding, trained.
     const std::string path = root_ / "exports" / alone / "model.safetensors";
     const std::string content = ReadFile(path, kFileBytesMax).value();
     const safetensors::Header header = safetensors::ReadHeader(path).value();

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/file.h"
 #include "common/model/model_init.h"
+#include "tests/testing/added_tensors.h"
 #include "tests/testing/backends.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
@@ -93,6 +94,33 @@ TEST_P(WeightsShardTest, LoadsItsBoxesOfTheModel) {
           << tensor.name;
     }
   }
+}
+
+// One rank at least has the element by which the head differs; the others load what they have of both.
+TEST_P(WeightsShardTest, ATiedHeadThatIsNotTheEmbeddingIsRefused) {
+  if (!directory_.config.tie_word_embeddings) GTEST_SKIP() << "not tied";
+  const std::string file = path_ + "/model.safetensors", whole = *ReadFile(file, 64 << 20);
+  AddTiedHead(file, safetensors::Dtype::kF32);
+  directory_ = OpenModelDirectory(path_).value();
+  LoadShards();
+  ASSERT_TRUE(WriteFile(file, whole).ok());
+  AddTiedHead(file, safetensors::Dtype::kF32,
+              Draw(0, directory_.config.vocab_size * directory_.config.hidden_size - 1));
+  directory_ = OpenModelDirectory(path_).value();
+  int refused = 0;
+  for (int64_t rank = 0; rank < tp_ * pp_; ++rank) {
+    const auto shard = MakeModelShard(directory_.config, {rank % tp_, tp_, rank / tp_, pp_});
+    const absl::Status loaded = LoadWeights(directory_, *shard, at::kFloat, at::kCPU, {}).status();
+    const absl::Status frozen = LoadFrozenWeights(directory_, *shard, at::kFloat, at::kCPU).status();
+    EXPECT_EQ(loaded, frozen);
+    if (loaded.ok()) continue;
+    ++refused;
+    EXPECT_EQ(loaded.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(loaded.message()),
+                ::testing::HasSubstr("\"lm_head.weight\": differs from model.embed_tokens."
+                                     "weight, and config.json says that they are one"));
+  }
+  EXPECT_EQ(refused, 1);
 }
 
 TEST_P(WeightsShardTest, NormsOfTheRanksAddUpToTheModels) {
