@@ -5,7 +5,7 @@ import time
 
 import grpc
 
-from . import _proto, errors, results
+from . import _proto, config, errors, results
 
 _CLIENT_STATE_BYTES_MAX = 1 << 20
 
@@ -28,7 +28,8 @@ class CheckpointCalls:
         """
         if not isinstance(client_state, bytes) or len(client_state) > _CLIENT_STATE_BYTES_MAX:
             raise ValueError(f"client_state must be bytes, at most {_CLIENT_STATE_BYTES_MAX} of them")
-        request = _proto.SaveCheckpointRequest(name=name or "", pinned=pinned, client_state=client_state)
+        request = _proto.SaveCheckpointRequest(name=config.checked_text("name", name) if name else "", pinned=pinned,
+                                               client_state=client_state)
         self._pin(request)
         lost = []  # the tries whose answer never came; a server that says it recovers has saved nothing
 
@@ -64,7 +65,7 @@ class CheckpointCalls:
 
         name  the checkpoint's; None: the newest one of the model's lineage
         """
-        request = _proto.LoadCheckpointRequest(name=name or "")
+        request = _proto.LoadCheckpointRequest(name=config.checked_text("name", name) if name else "")
         self._pin(request)
         reply = self._retrying(lambda: self._stub.LoadCheckpoint(request))
         with self._lineage_lock:  # what was asked for is no loss
@@ -82,7 +83,7 @@ class CheckpointCalls:
 
         name  the checkpoint's
         """
-        request = _proto.VerifyCheckpointRequest(name=name)
+        request = _proto.VerifyCheckpointRequest(name=config.checked_text("name", name))
         return results.checkpoint(self._retrying(lambda: self._stub.VerifyCheckpoint(request)))
 
     def pin_checkpoint(self, name, pinned=True):
@@ -91,7 +92,7 @@ class CheckpointCalls:
         name    the checkpoint's
         pinned  whether it stays
         """
-        request = _proto.PinCheckpointRequest(name=name, pinned=pinned)
+        request = _proto.PinCheckpointRequest(name=config.checked_text("name", name), pinned=pinned)
         return results.checkpoint(self._retrying(lambda: self._stub.PinCheckpoint(request)))
 
     def delete_checkpoint(self, name):
@@ -100,7 +101,21 @@ class CheckpointCalls:
 
         name  the checkpoint's
         """
-        self._retrying(lambda: self._stub.DeleteCheckpoint(_proto.DeleteCheckpointRequest(name=name)))
+        lost = []  # the tries whose answer never came: one of them may have removed it
+
+        def delete():
+            try:
+                return self._stub.DeleteCheckpoint(_proto.DeleteCheckpointRequest(name=config.checked_text("name", name)))
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.UNAVAILABLE:
+                    lost.append(error)
+                raise
+
+        try:
+            self._retrying(delete)
+        except errors.StemmaError as error:
+            if error.reason != "NOT_FOUND" or not lost:
+                raise
 
     def _saved_before(self, request):
         """The checkpoint that a try of the same save left, or None where that cannot be told."""

@@ -26,7 +26,8 @@ TAKEN = {
     "kl_loss_coef": "with use_kl_loss",
     "kl_loss_type": "with use_kl_loss; \"full\" is refused",
     "entropy_coeff": "as named",
-    "calculate_entropy": "reports actor/entropy, with a coefficient of 0",
+    "calculate_entropy": "reports actor/entropy of all tokens, with a coefficient of 0; without it or entropy_coeff, "
+                         "verl.metrics has no actor/entropy",
     "ppo_mini_batch_size": "prompts, so groups, of an optimizer step",
     "ppo_epochs": "as named",
     "shuffle": "mini-batches are drawn in another order than verl's own",
@@ -45,7 +46,7 @@ TAKEN = {
     "optim.min_lr_ratio": "in learning_rate(step)",
     "optim.num_cycles": "in learning_rate(step)",
     "optim.zero_indexed_step": "in learning_rate(step)",
-    "optim.optimizer": "AdamW; others are refused",
+    "optim.optimizer": "AdamW, and Adam without weight decay, which is the same; others are refused",
     "optim.optimizer_impl": "torch.optim; others are refused",
     "optim.override_optimizer_config": "eps, betas and weight_decay; others are refused",
 }
@@ -68,7 +69,8 @@ DROPPED = {
     "use_rollout_log_probs": "verl 0.9 reads it nowhere; rollout_is_weights of the batch are taken",
     "policy_loss.clip_cov_ratio": _OTHER_LOSS, "policy_loss.clip_cov_lb": _OTHER_LOSS, "policy_loss.clip_cov_ub": _OTHER_LOSS,
     "policy_loss.kl_cov_ratio": _OTHER_LOSS, "policy_loss.ppo_kl_coef": _OTHER_LOSS, "policy_loss.dro_beta": _OTHER_LOSS,
-    "policy_loss.rollout_correction": "applied by verl's trainer, whose rollout_is_weights are taken from the batch",
+    "policy_loss.rollout_correction": "applied by verl's trainer, whose rollout_is_weights are taken from the batch; refused "
+                                      "with bypass_mode, which is a loss",
     "_target_": "names verl's own class", "_mutable_fields": "verl's own", "extra": "verl's own",
     "policy_loss._target_": "names verl's own class", "optim._target_": "names verl's own class",
     "optim._mutable_fields": "verl's own", "policy_loss._mutable_fields": "verl's own",
@@ -126,12 +128,14 @@ class ActorUpdate:
         return s["lr"] * max(low, wave * (1 - low) * 0.5 + (1 + low) * 0.5)
 
     def arguments(self, step=0):
-        """Keyword arguments of client.update_actor; `old` and `ref` follow what the groups carry.
+        """Keyword arguments of client.update_actor; `old` and `ref` follow what the groups carry. A step whose gradient is not
+        finite is skipped, as verl does.
 
         step        the RL step, from 0
         """
         return {"loss": self.loss, "adam": dataclasses.replace(self.adam, learning_rate=self.learning_rate(step)),
-                "mini_batch": self.mini_batch, "epochs": self.epochs, "shuffle": self.shuffle, "seed": self.seed}
+                "mini_batch": self.mini_batch, "epochs": self.epochs, "shuffle": self.shuffle, "seed": self.seed,
+                "on_nonfinite": "skip"}
 
 
 def loss_from_config(actor, temperature=1.0, response_length=None):
@@ -176,6 +180,7 @@ def _read_keys(config):
             if value not in (None, "???"):
                 keys[name] = value
         elif name in DROPPED:
+            _check_dropped(name, value)
             dropped[name] = DROPPED[name]
         elif name in REFUSED:
             if value not in (None, False, "disabled"):
@@ -187,6 +192,12 @@ def _read_keys(config):
             raise ValueError(f"actor.{name} is not known: Stemma reads verl 0.9's actor configuration; if this key does not "
                              "change the update, leave it out of what is passed")
     return keys, dropped
+
+
+def _check_dropped(name, value):
+    if name == "policy_loss.rollout_correction" and isinstance(value, dict) and value.get("bypass_mode"):
+        raise ValueError(f"actor.{name}.bypass_mode is {value['bypass_mode']!r}: verl rejects and weighs tokens inside of that "
+                         "loss; Stemma takes rollout_is_weights that verl's trainer puts into the batch")
 
 
 def _flat(config):
@@ -238,14 +249,18 @@ def _entropy(keys):
 
 
 def _adam(keys):
-    if keys.get("optim.optimizer", "AdamW").lower() not in ("adamw", "adam"):
-        raise ValueError(f"actor.optim.optimizer is {keys['optim.optimizer']!r}: Stemma has AdamW")
+    name = keys.get("optim.optimizer", "AdamW")
+    if name.lower() not in ("adamw", "adam"):
+        raise ValueError(f"actor.optim.optimizer is {name!r}: Stemma has AdamW")
     if keys.get("optim.optimizer_impl", "torch.optim") != "torch.optim":
         raise ValueError(f"actor.optim.optimizer_impl is {keys['optim.optimizer_impl']!r}: Stemma has torch.optim's AdamW")
     override = dict(keys.get("optim.override_optimizer_config") or {})
     beta1, beta2 = override.pop("betas", keys.get("optim.betas", (0.9, 0.999)))
     decay = float(override.pop("weight_decay", keys.get("optim.weight_decay", 0.01)))
     eps = float(override.pop("eps", 1e-8))
+    if name.lower() == "adam" and decay:
+        raise ValueError(f"actor.optim.optimizer is {name!r} with a weight_decay of {decay}, which it adds to the gradient: Stemma "
+                         "has AdamW; set weight_decay to 0, or the optimizer to AdamW")
     if override:
         raise ValueError(f"actor.optim.override_optimizer_config has {', '.join(override)}: Stemma reads eps, betas, weight_decay")
     norm = float(keys.get("optim.grad_clip", keys.get("optim.clip_grad", 1.0)))
@@ -261,7 +276,11 @@ def _schedule(keys):
         raise ValueError(f"actor.optim.total_training_steps is {total}: the cosine schedule needs it")
     warmup = keys.get("optim.lr_warmup_steps", -1)
     if warmup <= 0:
-        warmup = max(0, int(keys.get("optim.lr_warmup_steps_ratio", 0.0) * total))
+        ratio = keys.get("optim.lr_warmup_steps_ratio", 0.0)
+        if ratio > 0 and total <= 0:
+            raise ValueError(f"actor.optim.total_training_steps is {total}: lr_warmup_steps_ratio {ratio} is a share of it; verl's "
+                             "trainer fills it in before it trains")
+        warmup = int(ratio * total) if ratio > 0 else 0
     return {"type": kind, "lr": float(keys.get("optim.lr", 1e-3)), "warmup_steps": warmup, "total_steps": total,
             "min_lr_ratio": float(keys.get("optim.min_lr_ratio", 0.0)), "num_cycles": float(keys.get("optim.num_cycles", 0.5)),
             "zero_indexed_step": bool(keys.get("optim.zero_indexed_step", True))}

@@ -3,33 +3,33 @@
     with stemma.Client("127.0.0.1:50051") as client:
         result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-6))
 
-A call may be repeated: it carries a request_id (made here unless given), and the server applies a request once. So a
-connection that fails is retried with the same id and payload, and nothing else is retried.
-Weights can be lost with their process; the server then goes on from the model directory under a new *lineage*. A Client
+A call may be repeated: it carries a request_id (made here unless given), and the server applies a request once. So what
+answers UNAVAILABLE (a connection that fails, a server that starts, recovers or stops) is retried with the same id and
+payload, and nothing else is.
+Weights can be lost with their process, unless the server keeps what computes them again (durability); it then goes on from
+its newest checkpoint, or else from the model directory, under a new *lineage*. A Client
 holds the server to the first lineage that it hears of: on another one a call raises LineageLostError, which says which
 steps are gone, before anything is trained, computed or exported. follow_lineage=True goes on instead.
 Thread safety: a Client may be shared; each Future belongs to one thread at a time.
 """
 
-import asyncio
-import contextlib
 import threading
 import time
 import uuid
+import warnings
 
 import grpc
 
 from . import _proto, config, errors, results
 from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
+from ._future import Future, deadline_of, interruptible, is_over
 from ._stub import TrainingStub
 from .groups import any_sent, parts as encode
 
-_POLL_MS = 20_000
-_ASYNC_POLL_MS = 2_000  # of `await`: a task that is cancelled, or a loop that ends, waits at most so long for its thread
 _CANCEL_S = 5.0
+_ANSWER_S = 1.0         # beyond the time that a call has: a server that is there answers by then
 _RETRY_DELAY_MAX_S = 5.0
-_FINAL = ("DONE", "FAILED", "CANCELLED", "ROLLED_BACK")
 
 
 class Client(CheckpointCalls):
@@ -84,8 +84,9 @@ class Client(CheckpointCalls):
         timeout_s   as in Future.result
         options     the other parameters of submit
         """
-        future = self.submit(groups, loss, adam, **options)
-        return future.result(timeout_s) if wait else future
+        deadline = deadline_of(timeout_s)
+        future = self._submit(groups, loss, adam, deadline=deadline if wait else None, **options)
+        return future._result(timeout_s, deadline) if wait else future
 
     def submit(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
                seed=None, request_id=None, expected_step=None, schedule=None, on_nonfinite=None,
@@ -114,18 +115,10 @@ class Client(CheckpointCalls):
                     StepResult. None: nothing is recorded
         cancel_on_interrupt     Ctrl-C cancels the request at the server; else it goes on there, as the error says
         """
-        parts = self._update_parts(groups, loss, adam, old, ref, {
-            "request_id": request_id or _new_id(), "expected_step": expected_step, "schedule": schedule,
-            "on_nonfinite": on_nonfinite, "wait_ms": 0
-        }, mini_batch, epochs, shuffle, seed, return_log_probs, trace_step)
-        request = parts[0].update.request
-        self._pin(request)
-        with _interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
-            status = self._retrying(lambda: self._stub.UpdateActor(iter(parts)))
-        self._saw(status.lineage)
-        if self._recorder is not None:
-            self._recorder.write_parts(parts)
-        return Future(self, status, return_log_probs, cancel_on_interrupt)
+        return self._submit(groups, loss, adam, old=old, ref=ref, mini_batch=mini_batch, epochs=epochs, shuffle=shuffle,
+                            seed=seed, request_id=request_id, expected_step=expected_step, schedule=schedule,
+                            on_nonfinite=on_nonfinite, return_log_probs=return_log_probs, trace_step=trace_step,
+                            cancel_on_interrupt=cancel_on_interrupt)
 
     def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
              seed=None, schedule=None):
@@ -172,7 +165,8 @@ class Client(CheckpointCalls):
         name        a name that was not used before, no path
         dtype       "float32", "bfloat16", "float16", "float64"; None: each tensor's own in the loaded files
         """
-        request = _proto.ExportWeightsRequest(**_without_none({"name": name, "dtype": dtype}))
+        request = _proto.ExportWeightsRequest(**_without_none({
+            "name": config.checked_text("name", name), "dtype": None if dtype is None else config.checked_text("dtype", dtype)}))
         self._pin(request)
         reply = self._retrying(lambda: self._stub.ExportWeights(request))
         self._saw(reply.lineage, reply.step)
@@ -205,6 +199,37 @@ class Client(CheckpointCalls):
 
     # --------------------------------------------------------------------------------------------------------- helpers
 
+    def _submit(self, groups, loss, adam, *, deadline=None, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
+                seed=None, request_id=None, expected_step=None, schedule=None, on_nonfinite=None, return_log_probs=False,
+                trace_step=None, cancel_on_interrupt=False):
+        """submit, until a time of time.monotonic()."""
+        parts = self._update_parts(groups, loss, adam, old, ref, {
+            "request_id": _new_id() if request_id is None else config.checked_text("request_id", request_id), "expected_step": expected_step,
+            "schedule": schedule, "on_nonfinite": on_nonfinite, "wait_ms": 0
+        }, mini_batch, epochs, shuffle, seed, return_log_probs, trace_step)
+        request = parts[0].update.request
+        self._pin(request)
+        with interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
+            try:
+                status = self._retrying(lambda timeout=None: self._stub.UpdateActor(iter(parts), timeout=timeout), deadline)
+            except errors.StemmaError as error:
+                if not is_over(deadline):
+                    raise
+                raise TimeoutError(f"request {request.request_id} was not taken in time ({error.message}); the server may have "
+                                   "it: send it again with the same request_id") from error
+        self._saw(status.lineage)
+        if self._recorder is not None:
+            self._record(request.request_id, parts)
+        return Future(self, status, return_log_probs, cancel_on_interrupt)
+
+    def _record(self, request_id, parts):
+        """The server has the request, and it goes on: a trace that cannot be written must not hide that."""
+        try:
+            self._recorder.write_parts(parts)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {error}", RuntimeWarning,
+                          stacklevel=4)
+
     def _update_parts(self, groups, loss, adam, old, ref, request, mini_batch, epochs, shuffle, seed, return_log_probs,
                       trace_step=None):
         """The messages of an update: a header that says where log-probs come from once the groups are known."""
@@ -225,9 +250,9 @@ class Client(CheckpointCalls):
                 config.fill_message(header, {name: config.source(source)})
         return parts
 
-    def _get_request(self, request_id, wait_ms, lineage=None):
-        request = _proto.GetRequestRequest(request_id=request_id, wait_ms=wait_ms)
-        return self._about(request_id, lambda: self._stub.GetRequest(request), lineage)
+    def _get_request(self, request_id, wait_ms, lineage=None, deadline=None):
+        request = _proto.GetRequestRequest(request_id=config.checked_text("request_id", request_id), wait_ms=wait_ms)
+        return self._about(request_id, lambda timeout=None: self._stub.GetRequest(request, timeout=timeout), lineage, deadline)
 
     def _cancel(self, request_id):
         request = _proto.CancelRequestRequest(request_id=request_id)
@@ -241,20 +266,23 @@ class Client(CheckpointCalls):
             return ""
         return _proto.to_dict(status)["state"]
 
-    def _retrying(self, call):
+    def _retrying(self, call, deadline=None):
         """The call's answer; UNAVAILABLE is tried again, the same messages and so the same request_id. A server that says
-        that it recovers is there: tries are counted anew after it."""
+        that it recovers is there: tries are counted anew after it. deadline: of time.monotonic(), after which nothing is tried;
+        the call gets it as its timeout."""
         attempt, give_up = 0, time.monotonic() + self._recovery_timeout_s
         while True:
             self._connection.reach()
             try:
-                return call()
+                return call() if deadline is None else call(timeout=max(deadline - time.monotonic(), 0) + _ANSWER_S)
             except grpc.RpcError as error:
                 out = self._connection.explain(error)
                 recovers = self._retries > 0 and out.reason == "RECOVERING" and time.monotonic() < give_up
-                if error.code() != grpc.StatusCode.UNAVAILABLE or (attempt >= self._retries and not recovers):
+                again = error.code() == grpc.StatusCode.UNAVAILABLE and (attempt < self._retries or recovers)
+                if not again or is_over(deadline):
                     raise self._explained(out) from None
-            time.sleep(min(_RETRY_DELAY_MAX_S, self._retry_delay_s * 2**attempt))
+            pause_s = min(_RETRY_DELAY_MAX_S, self._retry_delay_s * 2**attempt)
+            time.sleep(pause_s if deadline is None else min(pause_s, max(deadline - time.monotonic(), 0)))
             attempt = 0 if recovers else attempt + 1
 
     def _saw(self, lineage, step=None):
@@ -280,11 +308,11 @@ class Client(CheckpointCalls):
         return errors.LineageLostError(error.code, error.reason, message,
                                        metadata={**error.metadata, "lost_step": str(self._step)})
 
-    def _about(self, request_id, call, lineage=None):
+    def _about(self, request_id, call, lineage=None, deadline=None):
         """The answer of a call about a request that was sent before. lineage: that it trains; None: the pinned one. A server
         that does not know the request, because it was started again, is a LineageLostError."""
         try:
-            return self._retrying(call)
+            return self._retrying(call, deadline)
         except errors.StemmaError as error:
             lineage = lineage or (None if self._follow_lineage else self._lineage)
             if error.reason == "NOT_FOUND" and lineage:
@@ -298,93 +326,6 @@ class Client(CheckpointCalls):
                 "ABORTED", "LINEAGE_MISMATCH", f"the server does not know request {request_id}, and lineage {lineage} is gone "
                 f"(was it started again?); the model is at step {now.step} of lineage {now.lineage}",
                 metadata={"lineage": now.lineage, "step": str(now.step), "lost_lineage": lineage}))
-
-
-class Future:
-    """A request under way: what submit and attach return. `await future` gives its result in a coroutine, where result()
-    would hold the event loop."""
-
-    def __init__(self, client, status, return_log_probs, cancel_on_interrupt=False):
-        self._client, self._status, self._return_log_probs = client, status, return_log_probs
-        self._cancel_on_interrupt = cancel_on_interrupt
-        self.request_id = status.request_id
-
-    def __repr__(self):
-        return (f"Future({self.request_id!r}, {self.status['state']}, {self._status.steps_applied} of "
-                f"{self._status.steps_total} steps)")
-
-    @property
-    def status(self):
-        """The state as last heard: state, steps_applied, steps_total, queue_position, ... as a dict."""
-        return _proto.to_dict(self._status)
-
-    def done(self):
-        """Whether the request is final. Asks the server, without waiting."""
-        if not self._is_final():
-            self._poll(0)
-        return self._is_final()
-
-    def cancel(self):
-        """Ends the request between two optimizer steps; a step that was committed stays. True if it was in time."""
-        self._status = self._client._cancel(self.request_id)
-        return self.status["state"] == "CANCELLED"
-
-    def result(self, timeout_s=None):
-        """The UpdateResult. Raises StemmaError when the request failed or was cancelled, TimeoutError when it is not
-        final in time (it goes on; ask again), RequestInterrupted on Ctrl-C.
-
-        timeout_s   how long to wait; None: until the request is final
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with _interruptible(self._client, self.request_id, self._cancel_on_interrupt):
-            while not self._is_final():
-                left_ms = _POLL_MS if deadline is None else int((deadline - time.monotonic()) * 1000)
-                if left_ms <= 0:
-                    raise TimeoutError(f"request {self.request_id} is {self.status['state']} after {timeout_s} s; it goes on")
-                self._poll(min(_POLL_MS, left_ms))
-            return self._outcome()
-
-    def __await__(self):
-        return self._wait().__await__()
-
-    async def _wait(self):
-        """Polls in threads of the loop's own executor, so that other coroutines run meanwhile; a cancelled task leaves the
-        request as it is."""
-        loop = asyncio.get_running_loop()
-        while not self._is_final():
-            await loop.run_in_executor(None, self._poll, _ASYNC_POLL_MS)
-        return await loop.run_in_executor(None, self._outcome)
-
-    def _is_final(self):
-        return self.status["state"] in _FINAL
-
-    def _poll(self, wait_ms):
-        self._status = self._client._get_request(self.request_id, wait_ms, self._status.lineage)
-
-    def _outcome(self):
-        if self._status.HasField("failure"):
-            raise errors.from_failure(self._status.failure)
-        if not self._status.HasField("result"):
-            raise errors.StemmaError("CANCELLED", "CANCELLED", f"request {self.request_id} was cancelled after "
-                                     f"{self._status.steps_applied} of {self._status.steps_total} steps")
-        result = results.update_result(self._status)
-        for step in result.steps[-1:]:
-            self._client._saw(self._status.lineage, step.step)
-        if self._return_log_probs:
-            result.log_probs = self._client.read_log_probs(self.request_id)
-        return result
-
-
-@contextlib.contextmanager
-def _interruptible(client, request_id, cancel, accepted=True):
-    """Turns Ctrl-C into an error that says what becomes of the request; with `cancel` ends it first."""
-    try:
-        yield
-    except errors.RequestInterrupted:
-        raise
-    except KeyboardInterrupt:
-        state = client._try_cancel(request_id) if cancel else None
-        raise errors.RequestInterrupted(request_id, state, accepted) from None
 
 
 def _num_steps(header):

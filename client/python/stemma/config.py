@@ -309,3 +309,10 @@ def _refusal(name, value, wanted):
 
 def _without_none(fields):
     return {k: v for k, v in fields.items() if v is not None}
+
+
+def checked_text(name, value):
+    """The value, which a call takes as the name of something."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} is {value!r}: pass a string that is not empty")
+    return value

@@ -24,6 +24,10 @@ class StemmaError(Exception):
         self.retry_after_s = retry_after_s
         super().__init__(self._text())
 
+    def __reduce__(self):
+        """Errors cross processes whole: pools pickle them."""
+        return type(self), (self.code, self.reason, self.message, self.fields, self.uid, self.metadata, self.retry_after_s)
+
     def _text(self):
         head = f"{self.code} {self.reason}".strip()
         lines = [f"{head}: {self.message}"]
@@ -43,6 +47,9 @@ class RequestInterrupted(KeyboardInterrupt):
     def __init__(self, request_id, state=None, accepted=True):
         self.request_id, self.state, self.accepted = request_id, state, accepted
         super().__init__(self._text())
+
+    def __reduce__(self):
+        return type(self), (self.request_id, self.state, self.accepted)
 
     def _text(self):
         again = f"client.attach({self.request_id!r})"

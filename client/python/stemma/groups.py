@@ -195,6 +195,9 @@ def _fill(message, fields, where, is_dict):
             raise ValueError(f"{where}.{name}: no such field; there are {known}")
         if value is None:
             continue
+        other = field.containing_oneof and message.WhichOneof(field.containing_oneof.name)
+        if other not in (None, name):
+            raise ValueError(f"{where} has {other} and {name}: send one of the two")
         with _named(f"{where}.{name}"):
             if field.type == field.TYPE_BYTES:
                 value = _array_bytes(name, value, is_dict)

@@ -1,6 +1,8 @@
 """Trace files (.jsonl): requests as they were sent, one a line, after a line that names the schema."""
 
+import base64
 import json
+import math
 import threading
 
 from . import _arrays, _proto, config, groups
@@ -65,7 +67,7 @@ class TraceWriter:
 
     def _write(self, value):
         with self._lock:
-            self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+            self._file.write(json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n")
             self._file.flush()
 
 
@@ -95,7 +97,10 @@ def _rollout(message):
         elif field.name == "response_tokens":
             out[field.name] = list(_arrays.unpack("i", value))
         elif isinstance(value, bytes):
-            out[field.name] = [_short(x) for x in _arrays.unpack("f", value)]
+            numbers = _arrays.unpack("f", value)
+            # JSON has no NaN, which may stand where the mask is 0: such an array is the base64 of its bytes.
+            finite = all(map(math.isfinite, numbers))
+            out[field.name] = [_short(x) for x in numbers] if finite else base64.b64encode(value).decode()
         else:
             out[field.name] = value
     out.setdefault("response_tokens", [])

@@ -56,13 +56,16 @@ def padded_log_probs(log_probs, data):
 
 
 def metrics(result, peak_tflops=None):
-    """The result's metrics under verl's names (they have them already), for verl's logger.
+    """The result's metrics under verl's names (they have them already), for verl's logger. actor/entropy is there only where
+    the update asked for it (entropy_coeff or calculate_entropy): verl's trainer has one of its own, of all tokens.
 
     result      an UpdateResult
     peak_tflops     what the device's data sheet promises, in 10^12 FLOP/s: gives perf/mfu/actor, which counts, as verl does,
                     the FLOPs of every trajectory in full
     """
     out = dict(result.metrics)
+    if "actor/entropy_loss" not in out:
+        out.pop("actor/entropy", None)
     seconds = out.get("perf/actor/time_per_step")
     if peak_tflops is not None and seconds:
         out["perf/mfu/actor"] = out["perf/actor/flops_dense"] / seconds / (peak_tflops * 1e12)
@@ -156,7 +159,8 @@ def _name_groups(groups):
 
 
 def _check_mini_batches(groups, update):
-    """verl cuts mini-batches by rows: mini_batch * n of them. By groups that is the same only if all have n rollouts."""
+    """verl cuts mini-batches by rows: mini_batch * n of them. By groups that is the same only if all have n rollouts, and the
+    rows of a group lie in one mini-batch, in the order of the groups."""
     if update.mini_batch is None or len(groups) <= update.mini_batch:
         return
     sizes = {len(group.rollouts) for group in groups}
@@ -164,3 +168,11 @@ def _check_mini_batches(groups, update):
         raise ValueError(f"groups have {sorted(sizes)} rollouts and rollout_n is {update.rollout_n}: verl would cut mini-batches "
                          "of rows through groups, which Stemma does not; raise ppo_mini_batch_size to the number of groups "
                          f"({len(groups)}), or send rows of one n")
+    for number, group in enumerate(() if update.shuffle else groups):
+        ours = number // update.mini_batch
+        for row in (int(rollout.rollout_id) for rollout in group.rollouts):
+            theirs = row // (update.mini_batch * len(group.rollouts))
+            if theirs != ours:
+                raise ValueError(f"row {row} of uid {group.uid!r} is of verl's mini-batch {theirs}, and its prompt's group of "
+                                 f"mini-batch {ours}: keep the rows of a prompt together (trainer.balance_batch=False), or raise "
+                                 f"ppo_mini_batch_size to the number of groups ({len(groups)})")

@@ -1,6 +1,10 @@
 """What the recorder writes can be read and sent again, bit for bit."""
 
 import json
+import math
+import os
+import pathlib
+import subprocess
 
 import numpy
 import pytest
@@ -45,6 +49,19 @@ def test_every_float32_comes_back_with_its_bits(tmp_path):
     for name in ("old_log_probs", "token_advantages"):
         numpy.testing.assert_array_equal(numpy.array(again[name]).astype(numpy.float32).view(numpy.uint32),
                                          values.view(numpy.uint32))
+
+
+def test_what_json_has_no_number_for_is_base64_and_stemma_reads_it(tmp_path):
+    """NaN may stand where the mask is 0."""
+    rollout = stemma.Rollout([1, 2], advantage=1.0, mask=[0, 1], old_log_probs=[math.nan, -1.0])
+    parts = sent_parts([stemma.Group("g", [1], [rollout])])
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(parts)
+    [(header, groups)] = read(tmp_path / "t.jsonl")
+    again = sent_parts(groups)
+    assert again[1].group.rollouts[0].old_log_probs == parts[1].group.rollouts[0].old_log_probs
+    stemma_cli = pathlib.Path(os.environ["STEMMA_BUILD_DIR"]) / "bin/stemma"
+    subprocess.run([stemma_cli, "trace", "check", tmp_path / "t.jsonl"], check=True, capture_output=True, timeout=60)
 
 
 def test_a_group_in_several_messages_is_one_group_in_the_trace(tmp_path):

@@ -1,0 +1,146 @@
+"""What a client waits for and how long: timeouts, a server that stops and is there again, errors that cross processes."""
+
+import math
+import pickle
+import threading
+import time
+
+import grpc
+import pytest
+import stemma
+from stemma import _proto
+
+from client_test import finished, status, update
+from fake_server import FakeServer, abort
+
+ACCEPTED = {"UpdateActor": lambda parts, _: status(list(parts)[0].update.request.request_id, "ACCEPTED")}
+
+
+def preparing(request_id):
+    return status(request_id, "PREPARING")
+
+
+def unavailable(reason):
+    def refuse(_, context):
+        abort(context, grpc.StatusCode.UNAVAILABLE, "the weights are computed again", reason)
+    return refuse
+
+
+def stopping(request_id):
+    """What a server that drains answers of a request that waits."""
+    out = status(request_id, "FAILED")
+    out.failure.code, out.failure.reason, out.failure.message = grpc.StatusCode.UNAVAILABLE.value[0], "DRAINING", "the server stops"
+    return out
+
+
+@pytest.mark.parametrize("error", [
+    stemma.StemmaError("INVALID_ARGUMENT", "INVALID_REQUEST", "lr", [("adam.lr", "is -1")], "g0", {"a": "b"}, 1.5),
+    stemma.LineageLostError("ABORTED", "ROLLED_BACK", "lost", metadata={"lost_lineage": "L-1", "lost_step": "3"}),
+    stemma.RequestInterrupted("r1", "CANCELLED", accepted=False)])
+def test_errors_cross_processes_whole(error):
+    """Pools of RL frameworks pickle what their workers raise."""
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and vars(again) == vars(error) and str(again) == str(error)
+
+
+def test_a_result_that_is_there_needs_no_time():
+    done = threading.Event()
+    handlers = {**ACCEPTED, "GetRequest": lambda request, _: (finished if done.is_set() else preparing)(request.request_id)}
+    with FakeServer(handlers) as server, stemma.Client(server.address) as client:
+        future = update(client, wait=False)
+        with pytest.raises(TimeoutError, match="is PREPARING after 0 s"):
+            future.result(timeout_s=0)
+        done.set()
+        assert future.result(timeout_s=0).request_id == future.request_id
+        assert update(client, timeout_s=math.inf).request_id
+
+
+@pytest.mark.parametrize("timeout_s", [-1, math.nan, "5", True])
+def test_a_timeout_that_is_none_is_refused_before_anything_is_sent(timeout_s):
+    sent = []
+    with FakeServer({"UpdateActor": lambda parts, _: sent.append(list(parts))}) as server, stemma.Client(server.address) as client:
+        with pytest.raises(ValueError, match="timeout_s is"):
+            update(client, timeout_s=timeout_s)
+    assert not sent
+
+
+def test_a_timeout_holds_where_the_server_recovers_or_does_not_answer():
+    """A server that stands still answers nothing; the client's own calls end by themselves."""
+    stands = threading.Event()
+    handlers = {"UpdateActor": unavailable("RECOVERING"), "GetRequest": lambda request, _: stands.wait(30) and preparing("r")}
+    begin = time.monotonic()
+    with FakeServer(handlers) as server, stemma.Client(server.address) as client:
+        with pytest.raises(TimeoutError, match="was not taken in time .*the same request_id"):
+            update(client, timeout_s=0.3)
+        with FakeServer({**ACCEPTED, "GetRequest": handlers["GetRequest"]}) as still, stemma.Client(still.address) as waiting:
+            with pytest.raises(TimeoutError, match="was ACCEPTED when it was last heard of"):
+                update(waiting, timeout_s=0.3)
+            stands.set()
+    assert time.monotonic() - begin < 25  # 0.3 s each and a second for an answer; without a limit 30 s and an hour
+
+
+def test_a_request_that_a_stopping_server_let_go_is_asked_of_the_next_one():
+    answers = [stopping("r"), stopping("r"), finished("r")]
+    handlers = {"UpdateActor": lambda *_: status("r", "ACCEPTED"), "GetRequest": lambda *_: answers.pop(0)}
+    with FakeServer(handlers) as server, stemma.Client(server.address) as client:
+        future = update(client, wait=False, request_id="r")
+        assert not future.done(), "the next server goes on with it"
+        assert future.result().request_id == "r"
+    with FakeServer({**handlers, "GetRequest": lambda *_: stopping("r")}) as server:
+        with stemma.Client(server.address, retries=0) as client:
+            with pytest.raises(stemma.StemmaError, match="DRAINING"):
+                update(client, request_id="r")
+
+
+def test_what_a_stopping_server_said_is_the_error_where_no_next_one_comes():
+    asked = []
+
+    def get_request(_, context):
+        asked.append(1)
+        return stopping("r") if len(asked) == 1 else abort(context, grpc.StatusCode.UNAVAILABLE, "gone")
+
+    handlers = {"UpdateActor": lambda *_: status("r", "ACCEPTED"), "GetRequest": get_request}
+    with FakeServer(handlers) as server, stemma.Client(server.address, retries=2, retry_delay_s=0.01) as client:
+        with pytest.raises(stemma.StemmaError, match="DRAINING"):
+            update(client, request_id="r")
+    assert len(asked) == 4
+
+
+def test_a_recorder_that_cannot_write_hides_no_accepted_request(tmp_path):
+    recorder = stemma.trace.TraceWriter(tmp_path / "trace.jsonl")
+    recorder.close()
+    with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=recorder) as client:
+        with pytest.warns(RuntimeWarning, match="request r was accepted, and the recorder could not write it"):
+            assert update(client, wait=False, request_id="r").request_id == "r"
+
+
+def test_a_delete_whose_answer_was_lost_has_deleted():
+    calls = []
+
+    def delete(_, context):
+        calls.append(1)
+        abort(context, *((grpc.StatusCode.UNAVAILABLE, "lost") if len(calls) == 1 else
+                         (grpc.StatusCode.NOT_FOUND, "there is none", "NOT_FOUND")))
+
+    with FakeServer({"DeleteCheckpoint": delete}) as server, stemma.Client(server.address, retry_delay_s=0.01) as client:
+        client.delete_checkpoint("one")
+        with pytest.raises(stemma.StemmaError, match="NOT_FOUND"):
+            client.delete_checkpoint("one")  # the first answer counts
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("call", [lambda c: c.export(5), lambda c: c.export("x", dtype=5), lambda c: c.attach(5),
+                                  lambda c: c.save_checkpoint(5), lambda c: c.load_checkpoint(5),
+                                  lambda c: c.delete_checkpoint(""), lambda c: update(c, request_id="")])
+def test_a_name_that_is_none_is_refused_by_its_field(call):
+    with FakeServer({}) as server, stemma.Client(server.address) as client:
+        with pytest.raises(ValueError, match=r"^(name|dtype|request_id) is (5|''): pass a string"):
+            call(client)
+
+
+def test_an_advantage_and_one_of_each_token_are_not_both_taken():
+    with FakeServer({}) as server, stemma.Client(server.address) as client:
+        with pytest.raises(ValueError, match="has advantage and token_advantages: send one"):
+            client.submit([{"uid": "g", "prompt_tokens": [1], "rollouts": [
+                {"rollout_id": "a", "response_tokens": [2], "advantage": 1.0, "token_advantages": [1.0]}]}],
+                stemma.grpo(), stemma.adamw(1e-3))
