@@ -37,8 +37,8 @@ absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, cons
                                                 std::span<const uint32_t> mini_batch);
 
 // False where nothing of the rollout is asked for: no unmasked token, or a policy term whose factor (advantage times
-// rollout_is_weights, or loss_weights) is 0 on all of them, while KL, entropy and return_log_probs are off. Advantages
-// are filled.
+// rollout_is_weights, or loss_weights) is 0 on all of them, while neither KL nor entropy nor return_log_probs is asked
+// for. A coefficient of 0 asks for its metric, over every token. Advantages are filled.
 bool RolloutRuns(const v1::UpdateHeader& header, const v1::Rollout& rollout);
 
 }  // namespace stemma

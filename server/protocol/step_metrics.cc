@@ -38,13 +38,16 @@ void SetActorMetrics(const StepMetricsInput& input, Metrics& metrics) {
     metrics["actor/kl_coef"] = loss.kl_loss_coef();
     total += loss.kl_loss_coef() * sums.kl_loss();
   }
-  metrics["actor/entropy_loss"] = sums.entropy_loss();
-  total -= loss.entropy_coeff() * sums.entropy_loss();
+  if (loss.has_entropy_coeff()) {
+    metrics["actor/entropy_loss"] = sums.entropy_loss();
+    total -= loss.entropy_coeff() * sums.entropy_loss();
+  }
   metrics["actor/loss"] = total;
   SetQuotient("actor/pg_clipfrac", Number(sums.clipped_tokens()), tokens, metrics);
   SetQuotient("actor/pg_clipfrac_lower", Number(sums.clipped_lower_tokens()), tokens, metrics);
   SetQuotient("actor/ppo_kl", sums.neg_log_ratio_nats(), tokens, metrics);
   SetQuotient("actor/entropy", sums.entropy_nats(), tokens, metrics);
+  SetQuotient("actor/token_coverage", tokens, static_cast<double>(input.numbers.loss_tokens), metrics);
   metrics["actor/grad_norm"] = std::sqrt(input.vote.grad_norm_squared());
   metrics["actor/lr"] = input.header.adam().learning_rate();
 }
@@ -184,12 +187,6 @@ void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics) {
   SetTimeMetrics(input, metrics);
   SetRankMetrics(input, metrics);
   if (input.kernels_off) metrics["ranks/kernels_off"] = Number(*input.kernels_off);
-}
-
-internal::v1::Vote EmptyVote(const StepNumbers& numbers) {
-  internal::v1::Vote vote;
-  vote.mutable_sums()->set_loss_tokens(static_cast<uint64_t>(numbers.loss_tokens));
-  return vote;
 }
 
 void SetRequestMetrics(const v1::UpdateResult& result, Metrics& metrics) {

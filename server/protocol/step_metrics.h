@@ -35,9 +35,6 @@ struct StepMetricsInput {
 // Quotients whose denominator is zero are left out.
 void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics);
 
-// Makes the vote that a worker would give where nothing has a gradient: zeros, and the mini-batch's count of tokens.
-internal::v1::Vote EmptyVote(const StepNumbers& numbers);
-
 // Over the steps that were applied (if none was, over those that had nothing to compute): means of actor/* and of
 // ratios, sums of tokens and seconds.
 void SetRequestMetrics(const v1::UpdateResult& result, Metrics& metrics);

@@ -361,7 +361,7 @@ void StepProtocol::FillResult(const UpdateRecord& record, v1::StepResult::Outcom
   if (outcome == v1::StepResult::SKIPPED_NONFINITE) return;
   const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY;
   const RunningJob& running = p_.jobs.running();
-  const internal::v1::Vote vote = empty ? EmptyVote(numbers) : running.vote();
+  const internal::v1::Vote vote = empty ? internal::v1::Vote() : running.vote();
   SetStepMetrics({.header = record.request->update,
                   .report = StepReportOf(record.plan, record.k),
                   .state = record.plan.report.state(),

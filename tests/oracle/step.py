@@ -108,11 +108,11 @@ def aggregation(request, rows):
 
 def is_run(request, row, advantage):
     """What has no gradient is not run, unless its log-probs are asked for: no unmasked token, or a policy term that is a
-    multiple of 0 on every unmasked token while KL and entropy are off."""
+    multiple of 0 on every unmasked token while neither KL nor entropy has a coefficient, be it 0."""
     header, loss = request["header"], request["header"]["loss"]
     if row.mask.sum() == 0:
         return False
-    if header.get("return_log_probs") or (loss.get("kl_loss_coef") or 0) != 0 or (loss.get("entropy_coeff") or 0) != 0:
+    if header.get("return_log_probs") or loss.get("kl_loss_coef") is not None or loss.get("entropy_coeff") is not None:
         return True
     factor = row.array("loss_weights") if loss["loss_mode"] == "cross_entropy" else advantage
     importance = row.array("rollout_is_weights")

@@ -15,7 +15,7 @@ absl::StatusOr<LossOptions> OptionsOf(const v1::LossConfig& loss) {
   options.clip_high = loss.clip_ratio_high();
   if (loss.has_clip_ratio_c()) options.clip_c = loss.clip_ratio_c();
   options.entropy_coeff = loss.entropy_coeff();
-  if (loss.kl_loss_coef() != 0) {
+  if (loss.has_kl_loss_coef()) {  // 0: the term is measured, and changes nothing
     ASSIGN_OR_RETURN(const KlName kl, ParseKlType(loss.kl_loss_type()));
     options.kl_coef = loss.kl_loss_coef();
     options.kl_type = kl.type;

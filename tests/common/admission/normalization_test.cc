@@ -343,8 +343,10 @@ TEST(RolloutRunsTest, WithoutAdvantageItRunsOnlyForAnotherTermOrItsLogProbs) {
     header.mutable_loss()->set_entropy_coeff(-0.1);
     EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode;
     header.mutable_loss()->set_entropy_coeff(0);
+    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode << ": its entropy is to be reported";
+    header = Header(mode);
     header.mutable_loss()->set_kl_loss_coef(0);
-    EXPECT_FALSE(RolloutRuns(header, WithAdvantage(0))) << mode;
+    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode << ": its KL is to be reported";
   }
 }
 

@@ -1,6 +1,9 @@
 // Metrics of a step and of a request, by hand.
 #include "server/protocol/step_metrics.h"
 
+#include <set>
+#include <string>
+
 #include "gtest/gtest.h"
 
 namespace stemma::server {
@@ -61,7 +64,7 @@ Metrics StepMetrics(const internal::v1::Vote& vote, absl::Duration elapsed = abs
   report.mutable_seconds()->set_suffix(1.25);
   report.mutable_seconds()->set_prefix_backward(0.375);
   report.mutable_seconds()->set_apply(0.5);
-  const StepNumbers numbers = {.denominator = 10, .rollout_weights = {}, .total_tokens = 300};
+  const StepNumbers numbers = {.denominator = 10, .rollout_weights = {}, .total_tokens = 300, .loss_tokens = 40};
   v1::StateBytes state;
   state.set_device(12000);
   Metrics metrics;
@@ -210,11 +213,26 @@ TEST(StepMetricsTest, WhatWasNotComputedIsNotReported) {
   v1::UpdateHeader header = MakeHeader();
   header.mutable_loss()->clear_kl_loss_coef();
   Metrics metrics = StepMetrics(vote, absl::ZeroDuration(), header);
-  for (const char* name : {"actor/kl_loss", "actor/kl_coef", "actor/entropy", "actor/pg_clipfrac",
+  for (const char* name : {"actor/kl_loss", "actor/kl_coef", "actor/entropy", "actor/pg_clipfrac", "actor/ppo_kl",
                            "perf/actor/throughput", "perf/actor/tflops"}) {
     EXPECT_FALSE(metrics.contains(name)) << name;
   }
   EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5 - 0.01 * 3);
+  EXPECT_EQ(metrics.at("actor/token_coverage"), 0);
+}
+
+// Without a coefficient rollouts of zero advantage do not run: their entropy is in no sum, but D counts their tokens.
+TEST(StepMetricsTest, TheAggregatedEntropyIsReportedWhereEveryTokenRan) {
+  v1::UpdateHeader header = MakeHeader();
+  header.mutable_loss()->clear_entropy_coeff();
+  Metrics metrics = StepMetrics(MakeVote(), absl::Seconds(2), header);
+  EXPECT_FALSE(metrics.contains("actor/entropy_loss"));
+  EXPECT_DOUBLE_EQ(metrics.at("actor/entropy"), 2) << "of the tokens that ran";
+  EXPECT_DOUBLE_EQ(metrics.at("actor/token_coverage"), 0.25);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/loss"), 0.5 + 0.1 * 2);
+  header.mutable_loss()->set_entropy_coeff(0);
+  metrics = StepMetrics(MakeVote(), absl::Seconds(2), header);
+  EXPECT_DOUBLE_EQ(metrics.at("actor/entropy_loss"), 3);
 }
 
 TEST(StepMetricsTest, WhatWasOffloadedOrMeasuredBetweenStepsIsReportedWhereItWas) {
@@ -233,14 +251,14 @@ TEST(StepMetricsTest, WhatWasOffloadedOrMeasuredBetweenStepsIsReportedWhereItWas
 }
 
 TEST(StepMetricsTest, AnEmptyStepHasTheNamesOfAnyOther) {
-  const StepNumbers numbers = {
-      .denominator = 10, .rollout_weights = {}, .total_tokens = 300, .loss_tokens = 10, .empty = {.count = 4}};
-  Metrics empty = StepMetrics(EmptyVote(numbers));
+  Metrics empty = StepMetrics(internal::v1::Vote());
   const Metrics other = StepMetrics(MakeVote());
+  const std::set<std::string> quotients = {"actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl",
+                                           "actor/entropy", "prefix/token_ratio"};
   for (const auto& [name, value] : other) {
-    EXPECT_EQ(empty.contains(name), name != "prefix/token_ratio") << name << ": nothing by nothing is left out";
+    EXPECT_EQ(empty.contains(name), !quotients.contains(name)) << name << ": nothing by nothing is left out";
   }
-  for (const char* name : {"actor/loss", "actor/kl_loss", "actor/entropy", "actor/pg_clipfrac", "actor/grad_norm",
+  for (const char* name : {"actor/loss", "actor/kl_loss", "actor/token_coverage", "actor/grad_norm",
                            "prefix/tokens_logical", "time/suffix_s", "plan/measured_bytes"}) {
     EXPECT_EQ(empty.at(name), 0) << name;
   }

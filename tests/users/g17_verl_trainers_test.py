@@ -1,0 +1,96 @@
+"""verl's trainer around the actor's update: metrics over rollouts of zero advantage, the order of rows, and settings that only
+look like others. Beside g17_verl_test, whose batches and comparison with verl's own functions it takes."""
+
+import pytest
+import stemma
+import torch
+from stemma import verl
+
+import real_verl
+from g17_verl_test import N, SEED, client, compare, model, padded, padded_batch, with_log_probs  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def half_zero(client, model):  # noqa: F811
+    """(batch, log-probs, entropies): the rollouts of uid-0 had equal rewards."""
+    data = padded_batch()
+    log_prob, entropy = padded(model, data)
+    data = with_log_probs(data, log_prob, SEED)
+    data.batch["advantages"][torch.tensor([uid == "uid-0" for uid in data.non_tensor_batch["uid"]])] = 0
+    return data, log_prob, entropy
+
+
+def mean_over_mask(data, values):
+    mask = data.batch["response_mask"].bool()
+    return values[mask].mean().item()
+
+
+@pytest.mark.parametrize("fields", [{"entropy_coeff": 0, "calculate_entropy": True}, {"entropy_coeff": 0.01},
+                                    {"use_kl_loss": True, "kl_loss_coef": 0.0, "calculate_entropy": True}])
+def test_g17_what_is_asked_for_is_over_every_token(client, model, half_zero, fields):  # noqa: F811
+    """A coefficient of 0 is how verl's users watch the KL and the entropy: nothing of them may be left out."""
+    data, log_prob, entropy = half_zero
+    config = real_verl.actor_config("vanilla", clip_ratio_low=0.1, clip_ratio_high=0.15, **fields)
+    ours = compare(client, model, config, data, log_prob, entropy)
+    assert ours["actor/entropy"] == pytest.approx(mean_over_mask(data, entropy), rel=1e-9)
+    assert ours["actor/entropy_loss"] == pytest.approx(mean_over_mask(data, entropy), rel=1e-9)  # token-mean
+    assert ours["actor/token_coverage"] == 1
+    assert ("actor/kl_loss" in ours) == ("use_kl_loss" in fields)
+
+
+def test_g17_what_is_not_asked_for_is_over_the_tokens_that_ran(client, half_zero):  # noqa: F811
+    data, _, entropy = half_zero
+    update = verl.loss_from_config(real_verl.actor_config("vanilla", entropy_coeff=0))
+    result = client.update_actor(verl.groups_from_dataproto(data, update), update.loss, stemma.adamw(0.0, weight_decay=0.0))
+    ran = data.batch["response_mask"].bool() & (data.batch["advantages"] != 0)
+    share = ran.sum().item() / data.batch["response_mask"].sum().item()
+    assert result.metrics["actor/token_coverage"] == pytest.approx(share) and 0 < share < 1
+    assert result.metrics["actor/entropy"] == pytest.approx(entropy[ran].mean().item(), rel=1e-9)
+    assert "actor/entropy_loss" not in result.metrics
+    assert "actor/entropy" not in verl.metrics(result), "verl's trainer has its own, of all tokens"
+
+
+def in_order(data, rows):
+    data.reorder(torch.tensor(rows))
+    return data
+
+
+def rows_by_uid(data):
+    return sorted(range(len(data)), key=lambda row: data.non_tensor_batch["uid"][row])
+
+
+def test_g17_mini_batches_are_those_of_verls_rows():
+    """verl's trainer may reorder rows (balance_batch), and cuts mini-batches of consecutive ones."""
+    config = real_verl.actor_config(ppo_mini_batch_size=1, rollout_n=N)
+    update = verl.loss_from_config(config)
+    whole = in_order(padded_batch(), rows_by_uid(padded_batch()))
+    assert [len(group.rollouts) for group in verl.groups_from_dataproto(whole, update)] == [N] * 3
+    mixed = rows_by_uid(padded_batch())
+    mixed[0], mixed[-1] = mixed[-1], mixed[0]
+    for rows in (mixed, list(range(3 * N))):  # a batch's own order is shuffled
+        with pytest.raises(ValueError, match=r"is of verl's mini-batch \d, .*balance_batch=False"):
+            verl.groups_from_dataproto(in_order(padded_batch(), rows), update)
+    for others in ({"ppo_mini_batch_size": 3}, {"ppo_mini_batch_size": 1, "shuffle": True}):
+        verl.groups_from_dataproto(padded_batch(), verl.loss_from_config(real_verl.actor_config(rollout_n=N, **others)))
+
+
+@pytest.mark.parametrize("fields, says", [
+    ({"optim": {"lr_warmup_steps_ratio": 0.1}}, "actor.optim.total_training_steps is -1: lr_warmup_steps_ratio 0.1"),
+    ({"optim": {"optimizer": "Adam", "weight_decay": 0.1}}, "'Adam' with a weight_decay of 0.1"),
+    ({"optim": {"optimizer": "Adam"}}, "'Adam' with a weight_decay of 0.01"),
+    ({"policy_loss": {"rollout_correction": {"bypass_mode": True, "loss_type": "reinforce"}}}, "bypass_mode is True"),
+])
+def test_g17_what_only_looks_like_a_setting_of_stemma_is_refused(fields, says):
+    with pytest.raises(ValueError) as error:
+        verl.loss_from_config(fields)
+    assert says in str(error.value)
+
+
+def test_g17_what_is_the_same_is_taken():
+    adam = verl.loss_from_config({"optim": {"optimizer": "Adam", "weight_decay": 0.0}}).adam
+    assert adam == verl.loss_from_config({"optim": {"optimizer": "AdamW", "weight_decay": 0.0}}).adam
+    steps = verl.loss_from_config({"optim": {"lr": 1.0, "lr_warmup_steps_ratio": 0.1, "total_training_steps": 20}})
+    assert [steps.learning_rate(step) for step in range(3)] == [0, 0.5, 1]
+    correction = {"policy_loss": {"rollout_correction": {"bypass_mode": False, "rollout_is": "token"}}}
+    assert "policy_loss.rollout_correction" in verl.loss_from_config(correction).dropped
+    assert verl.loss_from_config({}).arguments()["on_nonfinite"] == "skip"
