@@ -21,9 +21,16 @@ absl::Status InvalidField(const std::string& field, const std::string& message, 
   return MakeError(Reason::kInvalidRequest, message, {.violations = {{field, what}}});
 }
 
+// Says whether ranks had the weights before: of this server, or of one whose journal it goes on with. Clients wait for
+// what served once, however often the server is started again.
+bool ServedBefore(const CoordinatorParts& parts) {
+  const internal::v1::JournalState& journal = parts.history.state();
+  return parts.gang.ever_served() || journal.step() > 0 || !journal.model_digest().empty();
+}
+
 v1::ModelInfo::State StateOf(const CoordinatorParts& parts, bool draining) {
   if (draining) return v1::ModelInfo::DRAINING;
-  if (!parts.gang.serves()) return parts.gang.ever_served() ? v1::ModelInfo::RECOVERING : v1::ModelInfo::LOADING;
+  if (!parts.gang.serves()) return ServedBefore(parts) ? v1::ModelInfo::RECOVERING : v1::ModelInfo::LOADING;
   if (!parts.lineage.unusable().empty()) return v1::ModelInfo::UNUSABLE;
   if (parts.lineage.behind()) return v1::ModelInfo::RECOVERING;
   return parts.jobs.running().is_update() ? v1::ModelInfo::STEPPING : v1::ModelInfo::IDLE;
@@ -122,8 +129,9 @@ absl::Status ServingProblem(const CoordinatorParts& parts) {
                                                        parts.lineage.weights_step(), " of ", parts.lineage.step()));
   }
   if (parts.gang.serves()) return absl::OkStatus();
-  if (!parts.gang.ever_served()) return MakeError(Reason::kStarting, "no worker has loaded the model yet");
-  return MakeError(Reason::kRecovering, "the worker was lost and no other has loaded the model yet");
+  if (!ServedBefore(parts)) return MakeError(Reason::kStarting, "no worker has loaded the model yet");
+  const char* lost = parts.gang.ever_served() ? "the worker was lost" : "the server was started again";
+  return MakeError(Reason::kRecovering, absl::StrCat(lost, ", and no worker has loaded the model yet"));
 }
 
 v1::ModelInfo ModelInfoOf(const CoordinatorParts& parts, bool draining) {

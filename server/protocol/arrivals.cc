@@ -152,7 +152,8 @@ bool Arrivals::HasSave(const std::string& name) const {
 
 bool Arrivals::ReadsCheckpoint(const std::string& name) const {
   return std::any_of(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) {
-    if (a.request == nullptr) return false;
+    const auto* load = std::get_if<LoadJob>(&a.work);
+    if (a.request == nullptr) return load != nullptr && load->name == name;
     const std::vector<std::string> read = CheckpointsReadBy(*a.request);
     return std::find(read.begin(), read.end(), name) != read.end();
   });

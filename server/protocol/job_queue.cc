@@ -83,6 +83,8 @@ bool JobQueue::HasSave(const std::string& name) const {
 
 bool JobQueue::ReadsCheckpoint(const std::string& name) const {
   return std::any_of(call_jobs_.begin(), call_jobs_.end(), [&](const auto& job) {
+    // A load that waits has read its checkpoint, and workers will again.
+    if (const auto* load = std::get_if<LoadJob>(&job.second.work)) return load->name == name;
     const auto* log_prob = std::get_if<LogProbJob>(&job.second.work);
     return log_prob != nullptr && name != kPolicyWeights && log_prob->request->log_prob.weights() == name;
   });

@@ -8,29 +8,25 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "common/base/clock.h"
 #include "grpcpp/alarm.h"
+#include "server/rpc/from_now.h"
 
 namespace stemma::server {
 
 class IdleTimer {
  public:
-  IdleTimer(const Clock& clock, absl::Duration after) : clock_(clock), after_(after) {}
+  explicit IdleTimer(absl::Duration after) : after_(after) {}
 
   // Starts it now; an earlier start is stopped. `when_idle` holds what it needs alive.
   void Start(std::function<void()> when_idle) {
     alarm_ = std::make_unique<grpc::Alarm>();  // one alarm serves once; its end stops it
-    const timespec at = absl::ToTimespec(clock_.Now() + after_);
-    const gpr_timespec deadline = {
-        .tv_sec = at.tv_sec, .tv_nsec = static_cast<int32_t>(at.tv_nsec), .clock_type = GPR_CLOCK_REALTIME};
-    alarm_->Set(deadline, [when_idle = std::move(when_idle)](bool expired) {
+    alarm_->Set(FromNow(after_), [when_idle = std::move(when_idle)](bool expired) {
       if (expired) when_idle();
     });
   }
   void Stop() { alarm_.reset(); }
 
  private:
-  const Clock& clock_;
   const absl::Duration after_;
   std::unique_ptr<grpc::Alarm> alarm_;
 };

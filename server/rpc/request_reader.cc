@@ -22,7 +22,7 @@ RequestReader::RequestReader(TrainingRequest::Kind kind, const RequestRules& rul
       builder_(kind, rules.limits, rules.model, rules.numbers),
       share_(rules.receiving),
       idle_ms_(rules.limits.stream_idle_ms()),
-      timer_(rules.clock, absl::Milliseconds(rules.limits.stream_idle_ms())) {}
+      timer_(absl::Milliseconds(rules.limits.stream_idle_ms())) {}
 
 void RequestReader::Start(std::weak_ptr<void> call) {
   call_ = std::move(call);

@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "common/admission/request_builder.h"
-#include "common/base/clock.h"
 #include "server/rpc/idle_timer.h"
 #include "server/rpc/receiving_budget.h"
 #include "stemma/v1/training.pb.h"
@@ -27,7 +26,6 @@ struct RequestRules {
   const v1::Limits& limits;
   const ModelConfig& model;
   const RunNumbers& numbers;
-  const Clock& clock;
   ReceivingBudget& receiving;
 };
 

@@ -12,6 +12,7 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "server/coordinator/calibration_file.h"
 #include "server/protocol/request_plan.h"
+#include "server/rpc/from_now.h"
 #include "server/rpc/listener.h"
 #include "server/rpc/training_service.h"
 #include "server/rpc/worker_service.h"
@@ -21,11 +22,6 @@ namespace {
 
 constexpr int kClientStreamsMax = 64, kWorkerStreamsMax = 4, kOpsStreamsMax = 16;  // of one connection
 constexpr int kOpsMessageBytesMax = 64 << 10;
-
-gpr_timespec RealtimeOf(absl::Time time) {
-  const timespec parts = absl::ToTimespec(time);
-  return {.tv_sec = parts.tv_sec, .tv_nsec = static_cast<int32_t>(parts.tv_nsec), .clock_type = GPR_CLOCK_REALTIME};
-}
 
 // gRPC's own lines are for who debugs gRPC: what matters to an operator comes back as a status, and is said in our
 // words.
@@ -56,8 +52,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   self->coordinator_ =
       std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), std::move(options.storage), clock,
                                     [raw = self.get()](bool ready) { raw->SetReady(ready); });
-  rpc.training =
-      std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers, clock);
+  rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers);
   rpc.worker = std::make_unique<WorkerServiceRpc>(*self->coordinator_, options.worker_secret);
   RETURN_IF_ERROR(self->OpenListeners(options));
   return self;
@@ -128,7 +123,7 @@ void Server::Drain(absl::Duration within) {
   coordinator_->Drain(within);
   // The coordinator ends what runs at the deadline; kCloseWithin is for its turn to come.
   if (!coordinator_->WaitDrained(within + kCloseWithin)) LOG(ERROR) << "what runs does not end: its calls are dropped";
-  const gpr_timespec end = RealtimeOf(clock_.Now() + kCloseWithin);
+  const gpr_timespec end = FromNow(kCloseWithin);
   for (Listener* listener : {&rpc_->clients, &rpc_->workers}) {
     listener->acceptor->Stop();
     listener->server->Shutdown(end);

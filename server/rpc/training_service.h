@@ -12,13 +12,11 @@ namespace stemma::server {
 
 class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
  public:
-  TrainingServiceRpc(Coordinator& coordinator, v1::Limits limits, ModelConfig model, const RunNumbers& numbers,
-                     const Clock& clock)
+  TrainingServiceRpc(Coordinator& coordinator, v1::Limits limits, ModelConfig model, const RunNumbers& numbers)
       : coordinator_(coordinator),
         limits_(std::move(limits)),
         model_(std::move(model)),
         numbers_(numbers),
-        clock_(clock),
         receiving_(limits_.receiving_bytes()) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext*, const v1::GetServerInfoRequest*,
@@ -52,13 +50,12 @@ class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
                                              v1::DeleteCheckpointResponse* response) override;
 
  private:
-  RequestRules rules() { return {limits_, model_, numbers_, clock_, receiving_}; }
+  RequestRules rules() { return {limits_, model_, numbers_, receiving_}; }
 
   Coordinator& coordinator_;
   const v1::Limits limits_;
   const ModelConfig model_;
   const RunNumbers numbers_;
-  const Clock& clock_;
   ReceivingBudget receiving_;
 };
 
