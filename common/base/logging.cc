@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <deque>
 #include <utility>
@@ -12,7 +11,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/line_writer.h"
 #include "common/base/mutex.h"
+#include "common/base/process.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
 
@@ -41,15 +42,14 @@ LogLevel LevelOf(google::LogSeverity severity) {
   return severity == google::GLOG_WARNING ? LogLevel::kWarning : LogLevel::kError;
 }
 
-// One write a line, so that lines of several processes on one stderr do not mix.
-void WriteLine(std::string line) {
-  line.push_back('\n');
-  for (size_t done = 0; done < line.size();) {
-    const ssize_t count = write(STDERR_FILENO, line.data() + done, line.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return;
-    done += static_cast<size_t>(count);
-  }
+// Writes to stderr; `line` is of LogLine. Never destroyed: threads log until the process ends.
+void WriteLine(LogFormat format, std::string_view program, std::string_view line) {
+  static LineWriter& writer = *new LineWriter(STDERR_FILENO);
+  writer.Write(std::string(line) + "\n", [&](int64_t lines) {
+    return absl::StrCat(LogLine(format, RealClock().Now(), LogLevel::kWarning, program,
+                                absl::StrCat(lines, " log lines were dropped: what reads them did not keep up")),
+                        "\n");
+  });
 }
 
 // A ring of the lines that were written last. Never destroyed: threads log until the process ends.
@@ -82,9 +82,9 @@ class StderrSink final : public google::LogSink {
   StderrSink(std::string program, LogFormat format) : program_(std::move(program)), format_(format) {}
   void send(google::LogSeverity severity, const char*, const char*, int, const google::LogMessageTime&,
             const char* message, size_t size) override {
-    std::string line = LogLine(format_, RealClock().Now(), LevelOf(severity), program_, {message, size});
+    const std::string line = LogLine(format_, RealClock().Now(), LevelOf(severity), program_, {message, size});
     LastLines::Get().Add(line);
-    WriteLine(std::move(line));
+    WriteLine(format_, program_, line);
   }
 
  private:
@@ -127,6 +127,7 @@ void StartLogging(std::string_view program, const LogOptions& options) {
   for (google::LogSeverity severity = 0; severity < google::NUM_SEVERITIES; ++severity) {
     google::SetLogDestination(severity, "");  // no log files
   }
+  IgnorePipeSignal();
   google::AddLogSink(new StderrSink(name, options.format));  // as long as the process: threads log until its end
 }
 
@@ -135,9 +136,9 @@ std::string LastLogLines() { return LastLines::Get().Text(); }
 void Say(std::string_view program, const LogOptions& options, LogLevel level, std::string_view text) {
   if (level < options.level) return;
   if (options.format == LogFormat::kText) {
-    WriteLine(absl::StrCat(std::string(program), ": ", std::string(text)));
+    WriteLine(options.format, program, absl::StrCat(std::string(program), ": ", std::string(text)));
   } else {
-    WriteLine(LogLine(options.format, RealClock().Now(), level, program, text));
+    WriteLine(options.format, program, LogLine(options.format, RealClock().Now(), level, program, text));
   }
 }
 

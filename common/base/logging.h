@@ -1,6 +1,6 @@
 // Log lines of the daemons on stderr: a time, a level and the text, as a line of words or as a JSON object. What glog's
 // LOG and CHECK say comes out so; no line claims a source position, as most texts are made elsewhere than they are
-// logged.
+// logged. What reads them may stop or go away: lines are dropped then, and nothing waits for it (line_writer.h).
 //
 //   2026-01-31T08:15:30.123Z INFO worker 00ff is ready
 //   {"time":"2026-01-31T08:15:30.123Z","level":"info","program":"stemma-server","pid":12,"message":"worker 00ff is
@@ -32,7 +32,8 @@ struct LogOptions {
 std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::string_view program,
                     std::string_view message);
 
-// Sends what glog gets to stderr in that form, from now until the process ends. Call once, early in main.
+// Sends what glog gets to stderr in that form, from now until the process ends, which SIGPIPE ends no more. Call once,
+// early in main.
 void StartLogging(std::string_view program, const LogOptions& options);
 
 // Returns the newest kLastLines lines of the log, as they were written, for who looks for the reason of a loss.

@@ -10,6 +10,8 @@ void DieWithParent(pid_t parent, int signal) {
   if (prctl(PR_SET_PDEATHSIG, signal) != 0 || getppid() != parent) _exit(1);
 }
 
+void IgnorePipeSignal() { signal(SIGPIPE, SIG_IGN); }
+
 void IgnoreFileSizeSignal() { signal(SIGXFSZ, SIG_IGN); }
 
 }  // namespace stemma

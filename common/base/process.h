@@ -14,6 +14,10 @@ namespace stemma {
 // across exec.
 void DieWithParent(pid_t parent, int signal = SIGTERM);
 
+// A write to a pipe or socket whose other end has gone is an error like another, and no longer ends the process
+// (SIGPIPE).
+void IgnorePipeSignal();
+
 // A file that grows past the process's limit gives EFBIG, an error like another, and no longer ends the process
 // (SIGXFSZ).
 void IgnoreFileSizeSignal();

@@ -19,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/clock.h"
 #include "common/base/descriptors.h"
+#include "common/base/exit_codes.h"
 #include "common/base/process.h"
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
@@ -34,8 +35,6 @@ namespace {
 // What is allocated in pieces of at least so many bytes goes back to the system when it is freed. Else what clients
 // send in large messages would stay in the process's heap after it was dropped.
 constexpr int kReturnedBytes = 256 << 10;
-
-constexpr int kConfiguration = 2, kDoNotRestart = 93;
 
 // Nothing without a path.
 absl::StatusOr<std::optional<ReadyFile>> WriteReadyFile(const std::string& path, const Server& server) {
@@ -157,8 +156,8 @@ int Main(int argc, char** argv) {
   const absl::Status status = Serve(options, signals);
   if (status.ok()) return 0;
   Say(kServerProgram, options.log, LogLevel::kError, std::string(status.message()));
-  if (absl::IsInvalidArgument(status)) return kConfiguration;
-  return absl::IsDataLoss(status) ? kDoNotRestart : 1;
+  if (absl::IsInvalidArgument(status)) return kConfigurationExit;
+  return absl::IsDataLoss(status) ? kDoNotRestartExit : kFaultExit;
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "worker/parallel/rendezvous.h"
 
 #include <chrono>
-#include <csignal>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -10,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/process.h"
 #include "common/base/status_macros.h"
 #include "worker/parallel/c10d_communicator.h"
 #include "worker/parallel/listen_socket.h"
@@ -30,9 +30,6 @@ c10d::TCPStoreOptions StoreOptions(uint16_t port, const RendezvousTimeouts& time
   options.timeout = absl::ToChronoMilliseconds(timeouts.join);
   return options;
 }
-
-// A write to a peer that has just died is an error of the collective; by default it is the end of this process.
-void IgnorePipeSignal() { std::signal(SIGPIPE, SIG_IGN); }
 
 std::string HereKey(int rank) { return absl::StrCat("here/", rank); }
 
@@ -67,7 +64,7 @@ Rendezvous::~Rendezvous() = default;
 
 absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::Open(const HostPort& listen,
                                                              const RendezvousTimeouts& timeouts) {
-  IgnorePipeSignal();
+  IgnorePipeSignal();  // a write to a peer that has just died is an error of the collective
   ASSIGN_OR_RETURN(ListenSocket socket, ListenSocket::Open(listen));
   const HostPort address = socket.address();
   auto store = std::make_unique<Store>();
@@ -82,7 +79,7 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::Open(const HostPort& lis
 
 absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::Join(const HostPort& address, const std::string& own_host,
                                                              const RendezvousTimeouts& timeouts) {
-  IgnorePipeSignal();
+  IgnorePipeSignal();  // a write to a peer that has just died is an error of the collective
   ASSIGN_OR_RETURN(const std::string host, NumericHost(address.host));
   ASSIGN_OR_RETURN(std::string own, NumericHost(own_host));
   auto store = std::make_unique<Store>();

@@ -20,7 +20,9 @@
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/local/child_process.h"
 #include "client/cli/output/command_status.h"
+#include "common/base/exit_codes.h"
 #include "common/base/file.h"
+#include "common/base/process.h"
 #include "common/base/rank_phase.h"
 #include "common/base/status_macros.h"
 #include "common/base/worker_secret.h"
@@ -66,9 +68,10 @@ void SetOption(const std::string& name, const std::string& value, std::vector<st
   }
 }
 
-// Says that a process will not start again.
+// Says that a process will not start again: this one ends as it did.
 absl::Status FinalError(int exit_code, const std::string& reason) {
-  return exit_code == kConfigurationExit ? UsageError(reason) : absl::InternalError(reason);
+  if (exit_code == kConfigurationExit) return UsageError(reason);
+  return exit_code == kDoNotRestartExit ? DamageError(reason) : absl::InternalError(reason);
 }
 
 // Returns the rank that process `pid` is at the server; null: the server has no such worker.
@@ -90,12 +93,14 @@ LocalRun::~LocalRun() {
 }
 
 absl::Status LocalRun::Run() {
+  IgnorePipeSignal();  // of whoever read what it says
   const sigset_t set = WaitedSignals();
   sigprocmask(SIG_BLOCK, &set, nullptr);
   absl::Status status = Start();
   if (status.ok() && !stop_requested_) status = Serve();
-  Stop();
-  return status;
+  const bool drained = Stop();
+  if (!status.ok() || drained) return status;
+  return absl::AbortedError("the server was killed before it had drained: its last step or checkpoint may be missing");
 }
 
 absl::Status LocalRun::Start() {
@@ -225,7 +230,7 @@ absl::Status LocalRun::HandleServerEnd(int wait_status) {
   if (workers_.empty() && exit_code == kConfigurationExit) {
     return UsageError(absl::StrCat("the server ended with ", text, ": its configuration is refused, see above"));
   }
-  if (workers_.empty()) return absl::InternalError(absl::StrCat("the server ended with ", text));
+  if (workers_.empty()) return FinalError(exit_code, absl::StrCat("the server ended with ", text));
   const RestartDecision decision = policy_.ProcessEnded(exit_code, text, "the server");
   if (!decision.restart) return FinalError(exit_code, decision.reason);
   Say(decision.reason);
@@ -319,14 +324,14 @@ absl::Duration LocalRun::ServerStop() const { return options_.drain_within + 2 *
 
 void LocalRun::Say(const std::string& text) const { stemma::Say("stemma local", options_.log, LogLevel::kInfo, text); }
 
-// The server first: it may finish a step with its workers.
-void LocalRun::Stop() {
+// The server first: it may finish a step with its workers. False: it had to be killed.
+bool LocalRun::Stop() {
   if (ready_file_) ready_file_->Remove();
   // Nobody would read of the server's end on our connection, and the server would wait for it for kCloseWithin.
   stub_.reset();
   if (server_pid_ != -1) kill(server_pid_, SIGTERM);
   int server_left_ms = static_cast<int>(absl::ToInt64Milliseconds(ServerStop())), workers_left_ms = kWorkerStopMs;
-  ReapUntil(server_pid_, server_left_ms);
+  const bool drained = ReapUntil(server_pid_, server_left_ms);
   for (const WorkerProcess& worker : workers_) {
     if (worker.is_running()) kill(worker.pid(), SIGTERM);
   }
@@ -335,15 +340,17 @@ void LocalRun::Stop() {
     ReapUntil(pid, workers_left_ms);
     worker.Ended();
   }
+  return drained;
 }
 
 // Waits for `pid` for at most `left_ms`, which counts down, then kills it; a second SIGINT or SIGTERM leaves no time.
-void LocalRun::ReapUntil(pid_t& pid, int& left_ms) {
+// Returns whether it ended by itself.
+bool LocalRun::ReapUntil(pid_t& pid, int& left_ms) {
   while (pid != -1) {
     int wait_status = 0;
     if (waitpid(pid, &wait_status, WNOHANG) == pid) {
       pid = -1;
-      return;
+      return true;
     }
     const int signal_number = WaitSignal(kTickMs);
     left_ms = signal_number == 0 || signal_number == SIGCHLD ? left_ms - kTickMs : 0;
@@ -351,7 +358,9 @@ void LocalRun::ReapUntil(pid_t& pid, int& left_ms) {
     kill(pid, SIGKILL);
     waitpid(pid, &wait_status, 0);
     pid = -1;
+    return false;
   }
+  return true;
 }
 
 }  // namespace stemma::cli

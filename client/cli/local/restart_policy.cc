@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/exit_codes.h"
 
 namespace stemma::cli {
 namespace {

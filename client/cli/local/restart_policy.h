@@ -9,10 +9,6 @@
 
 namespace stemma::cli {
 
-// Why a process of ours ended, by its exit code.
-inline constexpr int kConfigurationExit = 2;
-inline constexpr int kDoNotRestartExit = 93;
-
 struct RestartDecision {
   bool restart = false;
   int delay_ms = 0;

@@ -6,10 +6,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/exit_codes.h"
 #include "google/rpc/status.pb.h"
 
 namespace stemma::cli {
 namespace {
+
+static_assert(static_cast<int>(ExitCode::kDamage) == kDoNotRestartExit);
 
 constexpr char kExitCodeUrl[] = "stemma.cli/exit_code";
 
@@ -57,6 +60,10 @@ absl::Status PartialError(std::string_view message) {
   return Make(absl::StatusCode::kCancelled, message, ExitCode::kPartial);
 }
 
+absl::Status DamageError(std::string_view message) {
+  return Make(absl::StatusCode::kDataLoss, message, ExitCode::kDamage);
+}
+
 absl::Status RpcStatus(const grpc::Status& status) {
   google::rpc::Status details;
   if (!details.ParseFromString(status.error_details())) details.Clear();
@@ -85,7 +92,9 @@ int ExitCodeOf(const absl::Status& status) {
 
 std::string ErrorText(const absl::Status& status) {
   // The code means something where a server gave it.
-  const bool from_server = ExitCodeOf(status) >= static_cast<int>(ExitCode::kRpc) || !ErrorReason(status).empty();
+  const int exit_code = ExitCodeOf(status);
+  const bool from_server =
+      (exit_code >= static_cast<int>(ExitCode::kRpc) && exit_code != kDoNotRestartExit) || !ErrorReason(status).empty();
   std::string text = "error: ";
   if (from_server) absl::StrAppend(&text, absl::StatusCodeToString(status.code()), ": ");
   absl::StrAppend(&text, status.message());

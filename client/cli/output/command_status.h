@@ -21,12 +21,14 @@ enum class ExitCode : int {
   kNotServing = 4,  // connected, but loading, recovering or draining
   kPartial = 5,     // stopped before everything was done
   kRpc = 64,        // plus the gRPC status code
+  kDamage = 93,     // `stemma local`: what is kept is damaged, and starting again does not help
 };
 
 absl::Status UsageError(std::string_view message);
 absl::Status ConnectError(std::string_view message);
 absl::Status NotServingError(std::string_view message);
 absl::Status PartialError(std::string_view message);
+absl::Status DamageError(std::string_view message);
 
 // The outcome of a call. UNAVAILABLE without a reason of ours, and DEADLINE_EXCEEDED: kConnect; UNAVAILABLE with reason
 // STARTING, RECOVERING or DRAINING: kNotServing; else kRpc + code.

@@ -109,8 +109,9 @@ class CliLocalTest(unittest.TestCase):
             local.send(signal.SIGTERM)
             wait_for(lambda: "stopping" in local.process.stderr.readline(), "the message")
             local.send(signal.SIGTERM)
-            code, _, _ = local.finish(timeout=10)
-        self.assertEqual(code, 0)
+            code, _, err = local.finish(timeout=10)
+        self.assertEqual(code, 1)
+        self.assertIn("the server was killed before it had drained", err)
         self.assert_gone(children)
 
     def test_a_dead_worker_is_started_again(self):
@@ -179,8 +180,8 @@ class CliLocalTest(unittest.TestCase):
             self.mode("server", "damaged")
             os.kill(self.server_pid(children), signal.SIGKILL)
             code, _, err = local.finish()
-        self.assertEqual(code, 1)
-        self.assertIn("the server ended with exit code 93: it asks not to be restarted", err)
+        self.assertEqual(code, 93)
+        self.assertIn("error: the server ended with exit code 93: it asks not to be restarted", err)
         self.assert_gone(children)
 
     def test_a_ready_file_that_a_killed_one_left_is_replaced_once_it_serves(self):
