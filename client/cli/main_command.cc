@@ -1,6 +1,9 @@
 // stemma: the command line. Data goes to stdout, messages to stderr; exit codes: command_status.h.
+#include <cerrno>
+#include <cstring>
 #include <iostream>
 #include <optional>
+#include <string>
 
 #include "CLI/CLI.hpp"
 #include "client/cli/commands/command.h"
@@ -9,9 +12,18 @@
 
 namespace {
 
+// What was printed may still not be there: a full disk shows when the last of it is written.
+int Printed(int exit_code) {
+  errno = 0;
+  if (std::cout.flush()) return exit_code;
+  const std::string why = errno == 0 ? "it cannot be written" : std::strerror(errno);
+  std::cerr << "error: stdout: " << why << ": what was printed is not whole" << std::endl;
+  return exit_code == 0 ? static_cast<int>(stemma::cli::ExitCode::kOther) : exit_code;
+}
+
 constexpr char kFooter[] =
     "Exit codes: 0 ok, 1 other, 2 usage or configuration, 3 no connection or timeout, 4 not serving, 5 stopped early,\n"
-    "64 + gRPC code for a refused call.\n"
+    "64 + gRPC code for a refused call, 93 what `stemma local` keeps is damaged.\n"
     "`stemma COMMAND --help` has examples.";
 
 }  // namespace
@@ -38,8 +50,8 @@ int main(int argc, char** argv) {
   stemma::cli::AddBoundCommand(app, run);
   stemma::cli::AddDoctorCommand(app, run);
   stemma::cli::AddCompletionCommand(app, run);
-  if (const std::optional<int> exit_code = stemma::ParseOptions(app, argc, argv)) return *exit_code;
+  if (const std::optional<int> exit_code = stemma::ParseOptions(app, argc, argv)) return Printed(*exit_code);
   const absl::Status status = run();
   if (!status.ok()) std::cerr << stemma::cli::ErrorText(status) << std::endl;
-  return stemma::cli::ExitCodeOf(status);
+  return Printed(stemma::cli::ExitCodeOf(status));
 }

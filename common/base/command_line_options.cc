@@ -5,6 +5,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/byte_size.h"
 
 namespace stemma {
 namespace {
@@ -30,6 +31,26 @@ CLI::Option* AddNumber(CLI::App* command, const std::string& name, double& value
                        const NumberRange& range) {
   return command->add_option(name, value, help)
       ->check([range](const std::string& text) { return NumberProblem(text, range); }, "");
+}
+
+CLI::Option* AddBytes(CLI::App* command, const std::string& name, uint64_t& bytes, const std::string& help) {
+  return command->add_option(name, bytes, help)
+      ->transform(CLI::Validator(
+          [](std::string& text) {
+            const absl::StatusOr<uint64_t> parsed = ParseByteSize(text);
+            if (!parsed.ok()) return std::string(parsed.status().message());
+            text = absl::StrCat(*parsed);
+            return std::string();
+          },
+          ""));
+}
+
+std::function<std::string(const std::string&)> WholeFromOne(int64_t max) {
+  return [max](const std::string& text) {
+    int64_t number = 0;
+    if (absl::SimpleAtoi(text, &number) && number >= 1 && number <= max) return std::string();
+    return absl::StrCat("\"", text, "\" is not a whole number from 1 to ", max);
+  };
 }
 
 }  // namespace stemma

@@ -1,6 +1,8 @@
 // What the command lines of all programs share.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 
@@ -20,10 +22,21 @@ struct NumberRange {
 inline constexpr NumberRange kAnyNumber;
 inline constexpr NumberRange kFromZero = {.min = 0};
 inline constexpr NumberRange kAboveZero = {.min = 0, .above_min = true};
+// A link, as a server takes it from a worker: 0.1 ps to 1 ms a byte, at most a minute a message.
+inline constexpr NumberRange kLinkBytesPerS = {.min = 1e3, .max = 1e13};
+inline constexpr NumberRange kLinkLatencyUs = {.min = 0, .max = 6e7};
+inline constexpr NumberRange kSharedCores = {.min = 1e-3, .max = 1e6};
 
 // An option that takes a finite number: nan, inf and what overflows a double are refused, which CLI11's own checks let
 // pass. Every option of type double is made by this.
 CLI::Option* AddNumber(CLI::App* command, const std::string& name, double& value, const std::string& help,
                        const NumberRange& range = kAnyNumber);
+
+// An option that takes a number of bytes as ParseByteSize does, 20GB or 1.5TB; what is no number of bytes, or negative,
+// is refused, which CLI11's own reading lets wrap.
+CLI::Option* AddBytes(CLI::App* command, const std::string& name, uint64_t& bytes, const std::string& help);
+
+// A check of CLI11 that lets whole numbers from 1 to `max` pass; what overflows is none.
+std::function<std::string(const std::string&)> WholeFromOne(int64_t max = int64_t{1} << 53);
 
 }  // namespace stemma

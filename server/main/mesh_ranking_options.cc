@@ -20,9 +20,9 @@ bool ReadMeshRankingOptions(int argc, char** argv, MeshRankingOptions& options, 
   AddPlanningFlags(app, flags, options);
   app.add_option("--ranks", options.ranks, "how many ranks the meshes have")->check(CLI::Range(1u, kRanksMax));
   AddNumber(&app, "--link-bytes-per-s", options.link_bytes_per_s, "bytes a second that a rank sends to others",
-            kAboveZero);
+            kLinkBytesPerS);
   AddNumber(&app, "--link-latency-us", options.link_latency_us, "microseconds of a message beside its bytes",
-            kFromZero);
+            kLinkLatencyUs);
   if (const std::optional<int> parsed = ParseOptions(app, argc, argv)) {
     exit_code = *parsed;
     return false;

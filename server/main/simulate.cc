@@ -162,7 +162,7 @@ int SimulateMain(int argc, char** argv) {
   json["parameters"] = options.model.num_parameters();
   json["dtype"] = options.config.dtype();
   json["device"] = options.device;
-  json["rates"] = options.rates ? "measured" : "default";
+  json["rates"] = options.rates ? options.rates->source : "default";
   json["requests"] = read->requests.size();
   json["more_requests"] = read->more;
   for (const v1::Mesh& mesh : options.meshes) json["meshes"].push_back(MeshJson(options, read->requests, mesh));

@@ -39,7 +39,7 @@ void AddSimulationFlags(CLI::App& app, SimulationFlags& flags, SimulationOptions
   app.add_option("--groups-per-copy", options.groups_per_copy,
                  "give each copy of the model so many groups in one step, the trace's ones again and again")
       ->check(CLI::Range(uint64_t{1}, kGroupsPerCopyMax));
-  AddNumber(&app, "--cores", options.cores, "cores that all ranks share (default: each has its own)", kAboveZero);
+  AddNumber(&app, "--cores", options.cores, "cores that all ranks share (default: each has its own)", kSharedCores);
 }
 
 void ReadMeshes(const SimulationFlags& flags, SimulationOptions& options, std::vector<std::string>& problems) {
@@ -95,6 +95,7 @@ absl::StatusOr<Rates> ParseRates(const std::string& text) {
     }
     rates[static_cast<Rate>(i)] = seconds;
   }
+  ASSIGN_OR_RETURN(rates.source, fields.StringOr("from", "given"));
   if (rates[kLinear] <= 0) return fields.Error("linear", "is 0: matrix products take time");
   return rates;
 }

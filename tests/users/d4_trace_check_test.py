@@ -54,6 +54,8 @@ def spoil_rollout(groups, chance):
     if change == 0:
         rollout.pop(chance.choice(["old_log_probs", "ref_log_prob", "advantage"]), None)
     elif change == 1:
+        if field == "token_advantages":
+            rollout.pop("advantage", None)  # the client refuses both before it sends anything
         rollout[field] = [chance.choice([-1.0, 3.0, 1e30])] * chance.choice([1, 2, 3, 4])
     elif change == 2:
         rollout["response_tokens"] = [5, chance.choice([7, 100_000]), 7]

@@ -102,7 +102,7 @@ void AddLogprobCommand(CLI::App& app, Runner& run) {
       app.add_subcommand("logprob", "Compute log-probs of a trace's responses under the server's weights");
   command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
   command->add_option("--line", options->line, "Only the request on this line of the file")
-      ->check(CLI::PositiveNumber)
+      ->check(WholeFromOne(), "")
       ->type_name("N");
   command->add_option("--weights", options->weights, "policy, the current ones, or the name of a checkpoint")
       ->type_name("NAME")

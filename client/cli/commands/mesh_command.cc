@@ -59,9 +59,9 @@ void AddMeshCommand(CLI::App& app, Runner& run) {
       ->type_name("N");
   AddDeviceOptions(command, options.get());
   PassNumber(command, options.get(), "--link-bytes-per-s",
-             "Bytes a second that a rank sends to others (default: as fast as to host memory)", kAboveZero);
+             "Bytes a second that a rank sends to others (default: as fast as to host memory)", kLinkBytesPerS);
   PassNumber(command, options.get(), "--link-latency-us",
-             "Microseconds of each message inside of layers (default: 100)", kFromZero);
+             "Microseconds of each message inside of layers (default: 100)", kLinkLatencyUs);
   AddOutputOption(command, &options->output);
   SetExamples(command,
               "  stemma mesh --model tiny --trace trace.jsonl --ranks 2\n"

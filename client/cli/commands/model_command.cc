@@ -204,7 +204,7 @@ void AddArchitectureOptions(CLI::App* command, InitOptions* options) {
   ModelConfig& config = options->config;
   const auto add_size = [command](const std::string& name, int64_t& size, int64_t value, const std::string& help) {
     size = value;
-    CLI::Option* option = command->add_option(name, size, help)->check(CLI::PositiveNumber)->type_name("N");
+    CLI::Option* option = command->add_option(name, size, help)->check(WholeFromOne(), "")->type_name("N");
     if (value > 0) option->capture_default_str();
   };
   config.model_type = "qwen3";
@@ -257,10 +257,8 @@ void AddInit(CLI::App* model, Runner& run) {
   AddNumber(command, "--norm-std", options->init.norm_std, "Deviation of norm weights around 1", kFromZero)
       ->type_name("X")
       ->capture_default_str();
-  command
-      ->add_option("--shard-bytes", options->init.max_shard_bytes,
-                   "Cut into shards of at most this, e.g. 2GB; 0: one file")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false).description(""))
+  AddBytes(command, "--shard-bytes", options->init.max_shard_bytes,
+           "Cut into shards of at most this, e.g. 2GB; 0: one file")
       ->type_name("BYTES")
       ->capture_default_str();
   command->add_option("--eos-token-id", options->eos_token_id, "Written to config.json and generation_config.json")
@@ -286,8 +284,7 @@ void AddFitOptions(CLI::App* command, InspectOptions* options) {
   add_length("--prompt", options->lengths.prompt, "Tokens of the prompt");
   add_length("--response", options->lengths.response, "Tokens of each response");
   add_length("--rollouts", options->lengths.rollouts, "Rollouts of the group");
-  command->add_option("--device-memory", options->device_bytes, "Memory of the device, e.g. 80GB")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false).description(""))
+  AddBytes(command, "--device-memory", options->device_bytes, "Memory of the device, e.g. 80GB")
       ->type_name("BYTES")
       ->needs(fit);
   command->add_option("--dtype", options->dtype, "What to compute in (default: fp32 and bf16)")

@@ -97,9 +97,9 @@ void AddReplayCommand(CLI::App& app, Runner& run) {
   AddServerOptions(command, &options->server);
   AddScheduleOptions(command, options.get());
   command->add_option("--start", options->start, "First request to submit, counted from 1")
-      ->check(CLI::PositiveNumber)
+      ->check(WholeFromOne(), "")
       ->type_name("N");
-  command->add_option("--limit", options->limit, "Submit at most so many")->check(CLI::PositiveNumber)->type_name("N");
+  command->add_option("--limit", options->limit, "Submit at most so many")->check(WholeFromOne(), "")->type_name("N");
   command
       ->add_option(
           "--run-id", options->run_id,
@@ -119,7 +119,7 @@ void AddReplayCommand(CLI::App& app, Runner& run) {
       "Write what each rank did when in one optimizer step, as a trace for ui.perfetto.dev or chrome://tracing");
   trace_out->type_name("FILE");
   command->add_option("--trace-step", options->trace_step, "The step to trace, counted from 1 over those submitted")
-      ->check(CLI::PositiveNumber)
+      ->check(WholeFromOne(), "")
       ->type_name("N")
       ->capture_default_str()
       ->needs(trace_out);

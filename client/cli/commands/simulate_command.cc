@@ -59,7 +59,7 @@ void AddNetworkOptions(CLI::App* command, PlanningOptions* options) {
       ->check(CLI::Range(1u, kRanksMax).description(""));
   PassOption(command, options, "--rates", "FILE",
              "Rates that were measured, as `stemma plan -o json` prints them, networks included");
-  PassNumber(command, options, "--cores", "Cores that all ranks share, of a test on one machine", kAboveZero);
+  PassNumber(command, options, "--cores", "Cores that all ranks share, of a test on one machine", kSharedCores);
 }
 
 }  // namespace

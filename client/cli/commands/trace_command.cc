@@ -141,11 +141,11 @@ void AddShapeOptions(CLI::App* command, TraceMakeOptions* options) {
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--steps", synthetic.steps, "Requests")
-      ->check(CLI::PositiveNumber)
+      ->check(WholeFromOne(), "")
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--groups", synthetic.groups, "Groups of a request")
-      ->check(CLI::PositiveNumber)
+      ->check(WholeFromOne(), "")
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--n", options->rollouts, "Rollouts of a group: N, or lengths as below")
@@ -166,7 +166,7 @@ void AddShapeOptions(CLI::App* command, TraceMakeOptions* options) {
   command
       ->add_option("--vocab", synthetic.vocab_size,
                    "Token ids are below this (default: the vocabulary of the server's model)")
-      ->check(CLI::PositiveNumber)
+      ->check(WholeFromOne(int64_t{1} << 31), "")
       ->type_name("N");
 }
 

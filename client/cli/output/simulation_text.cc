@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -53,8 +54,8 @@ Record SimulationAssumptions(const Record& answer) {
                                  " parameters, ", answer.value("dtype", ""));
   record["trace"] = TraceText(answer);
   record["device"] = answer.value("device", "");
-  record["rates"] =
-      answer.value("rates", "") == "measured" ? "as they were measured" : "default: compare, do not promise";
+  const std::string rates = answer.value("rates", "");
+  record["rates"] = absl::StartsWith(rates, "default") ? rates + ": compare, do not promise" : rates;
   record["time"] = "of all steps; its parts are means over all ranks";
   if (const std::string sharded = ShardedText(answer); !sharded.empty()) record["sharded"] = sharded;
   return record;

@@ -204,8 +204,8 @@ class Client(CheckpointCalls):
                 trace_step=None, cancel_on_interrupt=False):
         """submit, until a time of time.monotonic()."""
         parts = self._update_parts(groups, loss, adam, old, ref, {
-            "request_id": _new_id() if request_id is None else config.checked_text("request_id", request_id), "expected_step": expected_step,
-            "schedule": schedule, "on_nonfinite": on_nonfinite, "wait_ms": 0
+            "request_id": _new_id() if request_id is None else config.checked_text("request.request_id", request_id),
+            "expected_step": expected_step, "schedule": schedule, "on_nonfinite": on_nonfinite, "wait_ms": 0
         }, mini_batch, epochs, shuffle, seed, return_log_probs, trace_step)
         request = parts[0].update.request
         self._pin(request)

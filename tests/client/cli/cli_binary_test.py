@@ -124,6 +124,30 @@ class CliBinaryTest(unittest.TestCase):
         self.assertEqual(result.returncode, 2)
         self.assertIn("model.safetensors", result.stderr)
 
+    def test_output_that_cannot_be_written_is_an_error(self):
+        """A full disk must not leave half a plan.json behind an exit of 0."""
+        self.make("a.jsonl")
+        for arguments in (["trace", "stat", "a.jsonl"], ["trace", "stat", "a.jsonl", "-o", "json"], ["--version"], ["--help"],
+                          ["completion", "bash"]):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                result = subprocess.run([BIN / "stemma", *arguments], cwd=self.directory, stdout=full, stderr=subprocess.PIPE,
+                                        text=True, timeout=60)
+            self.assertEqual(result.returncode, 1, arguments)
+            self.assertIn("error: stdout: ", result.stderr)
+
+    def test_numbers_that_wrap_or_overflow_are_refused(self):
+        self.make("a.jsonl")
+        for arguments, words in (
+                (["trace", "make", "b.jsonl", "--vocab", "3000000000"], ["--vocab", "from 1 to 2147483648"]),
+                (["trace", "make", "b.jsonl", "--groups", "0"], ["--groups", "from 1"]),
+                (["plan", "a.jsonl", "--line", "18446744073709551616"], ["--line", "from 1"]),
+                (["replay", "a.jsonl", "--limit", "-3"], ["--limit", "from 1"]),
+                (["model", "init", "m", "--shard-bytes", "-1"], ["--shard-bytes", "20GB"]),
+                (["model", "inspect", "qwen3-8b", "--fit", "--device-memory", "-5"], ["--device-memory", "20GB"])):
+            result = run(*arguments, cwd=self.directory)
+            self.assertEqual((result.returncode, result.stdout), (2, ""), f"{arguments}: {result.stderr}")
+            self.assertEqual([word for word in words if word not in result.stderr], [], result.stderr)
+
     def test_output_that_is_no_terminal_has_no_escapes(self):
         self.make("a.jsonl")
         for arguments in (["trace", "stat", "a.jsonl"], ["doctor", "--no-self-check"]):

@@ -159,7 +159,7 @@ class CliMeshTest(unittest.TestCase):
                 (("--device-memory", "much"), {}, ("--device-memory", "much", "20GB")),
                 (("--memory-budget", "0"), {}, ("--memory-budget", '"0"', "80GB")),
                 (("--device-memory", "9000000TB"), {}, ("--device-memory", '"9000000TB"', "80GB")),
-                (("--link-bytes-per-s", "0"), {}, ("--link-bytes-per-s", '"0"', "above 0")),
+                (("--link-bytes-per-s", "0"), {}, ("--link-bytes-per-s", '"0"', "from 1000 to")),
                 (("--link-latency-us", "nan"), {}, ("--link-latency-us", '"nan"', "at least 0")),
                 (("--config", "bad.yaml"), {}, ("bad.yaml", "line 2", "wave_sufixes"))):
             result = self.mesh(*arguments, **given)

@@ -114,7 +114,7 @@ class CliSimulateTest(unittest.TestCase):
 
     def test_measured_rates_take_the_place_of_the_default_ones(self):
         answer = self.answer("--rates", self.rates("rates.json"))
-        self.assertEqual(answer["rates"], "measured")
+        self.assertEqual(answer["rates"], "measured, 9 steps")
         seconds = answer["meshes"][0]["seconds"]
         self.assertIsNone(answer["meshes"][0]["networks"], "the rates have them")
         slower = self.mesh("dp=8", "--rates", self.rates("slower.json", linear=2e-9))
@@ -132,7 +132,7 @@ class CliSimulateTest(unittest.TestCase):
         self.assertEqual(sorted(set(printed) - {"from"}), sorted(_RATES))
         answer = self.answer("--rates", GOLDEN / "plan.json")
         parts = answer["meshes"][0]["parts_s"]
-        self.assertEqual((answer["rates"], parts["reduction"], parts["apply"]), ("measured", 0, 0))
+        self.assertEqual((answer["rates"], parts["reduction"], parts["apply"]), ("defaults, 3 steps measured", 0, 0))
         self.assertGreater(parts["compute"], 0)
 
     def test_ranks_that_share_cores_are_slower(self):
@@ -173,7 +173,7 @@ class CliSimulateTest(unittest.TestCase):
                 (("--ranks-per-host", "0"), {}, ("--ranks-per-host", "0", "1 to 4096")),
                 (("--ranks-per-host", "4"), {"device": "cpu"}, ("--ranks-per-host", "--inside")),
                 (("--groups-per-copy", "0"), {}, ("--groups-per-copy", "0", "1 to 65536")),
-                (("--cores", "0"), {}, ("--cores", '"0"', "above 0")),
+                (("--cores", "0"), {}, ("--cores", '"0"', "from 0.001 to")),
                 (("--rates", "none.json"), {}, ("--rates", "none.json")),
                 (("--rates", "text.json"), {}, ("--rates: text.json", "stemma plan -o json")),
                 (("--rates", "list.json"), {}, ("--rates: list.json", "not an object")),

@@ -134,7 +134,7 @@ def test_a_delete_whose_answer_was_lost_has_deleted():
                                   lambda c: c.delete_checkpoint(""), lambda c: update(c, request_id="")])
 def test_a_name_that_is_none_is_refused_by_its_field(call):
     with FakeServer({}) as server, stemma.Client(server.address) as client:
-        with pytest.raises(ValueError, match=r"^(name|dtype|request_id) is (5|''): pass a string"):
+        with pytest.raises(ValueError, match=r"^(name|dtype|request_id|request.request_id) is (5|''): pass a string"):
             call(client)
 
 
