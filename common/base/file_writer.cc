@@ -18,16 +18,14 @@ absl::StatusOr<FileWriter> FileWriter::Create(const std::string& path, mode_t mo
 }
 
 FileWriter::FileWriter(FileWriter&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), bytes_written_(other.bytes_written_) {}
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
 
 FileWriter::~FileWriter() {
   if (fd_ >= 0) close(fd_);
 }
 
 absl::Status FileWriter::Write(const void* data, size_t bytes) {
-  RETURN_IF_ERROR(WriteAll(fd_, {static_cast<const char*>(data), bytes}, path_));
-  bytes_written_ += bytes;
-  return absl::OkStatus();
+  return WriteAll(fd_, {static_cast<const char*>(data), bytes}, path_);
 }
 
 absl::Status FileWriter::Close() {

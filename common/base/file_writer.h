@@ -22,13 +22,11 @@ class FileWriter {
 
   absl::Status Write(const void* data, size_t bytes);
   absl::Status Close();  // fsync and close
-  uint64_t bytes_written() const { return bytes_written_; }
 
  private:
   FileWriter(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   std::string path_;
   int fd_ = -1;
-  uint64_t bytes_written_ = 0;
 };
 
 }  // namespace stemma

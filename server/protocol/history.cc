@@ -55,9 +55,10 @@ void History::BeginLineage(internal::v1::LineageBegun begun) {
   Add(row);
 }
 
-void History::LoadModel(const std::string& model_digest) {
+void History::LoadModel(const std::string& model_digest, const std::string& dtype) {
   JournalRow row;
   row.mutable_model_loaded()->set_model_digest(model_digest);
+  row.mutable_model_loaded()->set_dtype(dtype);
   Add(row);
 }
 

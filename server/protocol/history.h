@@ -44,7 +44,7 @@ class History {
 
   void Start(uint64_t epoch);
   void BeginLineage(internal::v1::LineageBegun row);
-  void LoadModel(const std::string& model_digest);
+  void LoadModel(const std::string& model_digest, const std::string& dtype);
   void Accept(internal::v1::RequestAccepted row);
   void Commit(internal::v1::StepCommitted row);
   // Settles: the rows before it are moved out of the write-ahead log.

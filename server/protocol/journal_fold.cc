@@ -111,6 +111,7 @@ absl::Status BeginWith(const std::string& checkpoint, uint64_t step, const std::
   state.set_step(step);
   if (checkpoint.empty()) {
     state.clear_model_digest();
+    state.clear_model_dtype();
     return absl::OkStatus();
   }
   const KnownCheckpoint* base = FindCheckpoint(state, checkpoint);
@@ -290,6 +291,7 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
       return Fold(row.lineage_begun(), state);
     case JournalRow::kModelLoaded:
       state.set_model_digest(row.model_loaded().model_digest());
+      state.set_model_dtype(row.model_loaded().dtype());
       return absl::OkStatus();
     case JournalRow::kAccepted:
       return Fold(row.accepted(), state);
@@ -329,10 +331,6 @@ uint64_t AppliedSteps(const JournalState& state) {
       decided += !step.applied() && step.decision().outcome() == v1::StepResult::APPLIED;
   }
   return state.step() - decided;
-}
-
-const KnownRequest* FindKnown(const JournalState& state, const std::string& id) {
-  return FindLast(state.requests(), id);
 }
 
 const KeptRequest* FindKept(const JournalState& state, const std::string& id) { return FindLast(state.kept(), id); }

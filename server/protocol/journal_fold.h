@@ -26,9 +26,6 @@ bool IsFinal(v1::RequestState state);
 // The steps that every rank has applied: `step`, unless the last decision was not carried out yet.
 uint64_t AppliedSteps(const internal::v1::JournalState& state);
 
-// Null: the journal does not know it.
-const internal::v1::KnownRequest* FindKnown(const internal::v1::JournalState& state, const std::string& id);
-
 // The newest of this id; null: its groups are not kept.
 const internal::v1::KeptRequest* FindKept(const internal::v1::JournalState& state, const std::string& id);
 

@@ -56,9 +56,11 @@ void Lineage::Stop(const absl::Status& why) {
 void Lineage::Ruin(const std::string& request_id, const std::string& parameter) {
   ++weight_version_;
   unusable_reason_ = Reason::kNonfiniteUpdate;
-  unusable_ = absl::StrCat("step ", step_ + 1, " (request ", request_id, ") wrote numbers that are not finite into ",
-                           parameter, " or its optimizer state: the weights of lineage ", name_,
-                           " are lost; restart the worker, which loads the model directory again under a new lineage");
+  unusable_ = absl::StrCat(
+      "step ", step_ + 1, " (request ", request_id, ") wrote numbers that are not finite into ", parameter,
+      " or its optimizer state: the weights of lineage ", name_,
+      " are lost; restart the worker: the newest checkpoint, or else the model directory, goes on under a new "
+      "lineage");
 }
 
 LostLineage Lineage::End(const WeightsBase& base) {

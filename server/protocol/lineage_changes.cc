@@ -49,8 +49,15 @@ void RenameLineage(const CoordinatorParts& parts, const std::string& what) {
 absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_digest) {
   if (!parts.history.replays() || model_digest.empty()) return absl::OkStatus();
   const std::string before = parts.history.state().model_digest();
-  if (before.empty()) parts.history.LoadModel(model_digest);
+  const std::string& dtype = parts.gang.config().dtype();
+  if (before.empty()) parts.history.LoadModel(model_digest, dtype);
   if (!WeightsDiffer(before, model_digest)) return absl::OkStatus();
+  const std::string& began_in = parts.history.state().model_dtype();
+  if (!began_in.empty() && began_in != dtype) {
+    return absl::FailedPreconditionError(absl::StrCat("lineage ", parts.lineage.name(), " began in ", began_in,
+                                                   ", and this run is in ", dtype, ": start it with --dtype ", began_in,
+                                                   ", or give the server a --data directory of its own"));
+  }
   return absl::FailedPreconditionError(
       absl::StrCat("the model directory holds other weights than those that lineage ", parts.lineage.name(),
                    " began with: give the server the directory that it began with, or a --data directory of its own"));

@@ -19,7 +19,7 @@ void EndLineage(const CoordinatorParts& parts, const WeightsBase& base);
 void RenameLineage(const CoordinatorParts& parts, const std::string& what);
 
 // Compares the model directory's weights, which a generation has loaded, with those that the lineage began with.
-// Errors: FailedPrecondition - the steps that are to be computed again began with others.
+// Errors: FailedPrecondition - the steps that are to be computed again began with others, or in another dtype.
 absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_digest);
 
 // Drops the save that runs, which needs its ranks until all of them have written.

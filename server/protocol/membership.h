@@ -48,7 +48,8 @@ class Membership {
   // Gives a worker up. Where it said nothing wrong, `why` is what its stream is closed with.
   void Close(SessionId session, const absl::Status& why, const std::string& reason);
   // The running step of this request wrote numbers that are not finite: the model stays with them, UNUSABLE, until that
-  // worker is lost. The next one loads the model directory under a new lineage. Where requests are kept, the step is
+  // worker is lost. The next one loads the newest checkpoint, or else the model directory, under a new
+  // lineage. Where requests are kept, the step is
   // taken back instead, with its request's end, and the weights before it are computed again.
   void LoseWeights(UpdateRecord& record, const std::string& parameter);
   // Whether the next step of the update that has no result yet is committed: it cannot end before.

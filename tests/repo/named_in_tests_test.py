@@ -6,8 +6,8 @@ import source_tree
 
 _TABLE = "common/base/error_reasons.cc"
 _ROW = re.compile(r'\{Reason::(k\w+), "([A-Z_]+)", StatusCode::k(\w+), ')
-_METRIC = re.compile(r"`((?:actor|critic|prefix|plan|predicted|measured|time|perf|training)/[a-z0-9_/]+)`")
-_METRIC_IN_CODE = re.compile(r'"((?:actor|critic|prefix|plan|predicted|measured|time|perf|training)/[a-z0-9_]*[a-z0-9])"')
+_METRIC = re.compile(r"`((?:actor|prefix|plan|predicted|measured|offload|time|ranks|perf)/[a-z0-9_/]+)`")
+_METRIC_IN_CODE = re.compile(r'"((?:actor|prefix|plan|predicted|measured|offload|time|ranks|perf)/[a-z0-9_]*[a-z0-9])"')
 
 
 def _line_of(text, position):

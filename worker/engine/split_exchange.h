@@ -1,5 +1,5 @@
-// What the ranks of a split group send each other: K/V from the owner to a helper, gK/gV back (docs/parallelism.md,
-// "Split of a hot group"). Each call is one exchange of a pair: a word, and behind it the tensors of all layers.
+// What the ranks of a split group send each other: K/V from the owner to a helper, gK/gV back (docs/parallelism.md, "A
+// hot group"). Each call is one exchange of a pair: a word, and behind it the tensors of all layers.
 //
 // The word is 0 where the values follow. A rank that has given its pass up sends the code of its absl::Status instead,
 // and nothing follows: the other gives its pass up too. So no rank waits for one that has stopped, and none is left in

@@ -32,8 +32,8 @@ std::string RandomIncarnation() {
 
 int ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return 0;
-  const bool cannot_run_here =
-      absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsResourceExhausted(status);
+  const bool cannot_run_here = absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+                               absl::IsResourceExhausted(status) || absl::IsFailedPrecondition(status);
   return cannot_run_here ? 2 : 1;
 }
 
@@ -75,7 +75,7 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
                                      .on_ready = [&] { return WriteReadyFile(options, ready_file); }},
                                     std::move(factory));
   if (ready_file) ready_file->Remove();
-  const bool over = end.status.ok() || absl::IsUnavailable(end.status);
+  const bool over = end.status.ok() || absl::IsUnavailable(end.status) || absl::IsFailedPrecondition(end.status);
   if (over && !options.once) StartAnew(options.argv, end.status);
   if (end.status.ok()) {
     LOG(INFO) << "leaves: the server stops";

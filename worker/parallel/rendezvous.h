@@ -8,10 +8,10 @@
 // Everything listens on the one address that is given and no other; nothing is looked up by name. Neither the store nor
 // Gloo asks who calls: beyond loopback the address must lie in a network that only workers reach.
 //
-// A rendezvous outlives its communicators' Connect on every rank, and is of no use afterwards. Ranks end with a Barrier
-// before the first of them destroys a communicator; one with several destroys them in one order on all ranks, none of
-// them in the destructor of a static object. After an error, destroying the communicator may take as long as the
-// timeout of what is in flight; a process that cannot wait for that exits without it.
+// A rendezvous outlives its communicators' Connect on every rank, and is of no use afterwards. A rank destroys its
+// communicators in one order with all others, once every exchange has ended, none of them in the destructor of a static
+// object. After an error, destroying the communicator may take as long as the timeout of what is in flight; a process
+// that cannot wait for that exits without it, as a worker does.
 #pragma once
 
 #include <memory>

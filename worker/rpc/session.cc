@@ -192,6 +192,10 @@ absl::Status EndOf(const std::string& server, const Heard& heard, const grpc::St
   if (IsRefusal(heard, status)) {
     return absl::ResourceExhaustedError(absl::StrCat(server, " refused: ", status.error_message()));
   }
+  // The weights that it loaded are refused: someone has to give server or worker another directory, or another dtype.
+  if (heard.configure && status.error_code() == grpc::StatusCode::FAILED_PRECONDITION) {
+    return absl::FailedPreconditionError(absl::StrCat(server, " refused: ", status.error_message()));
+  }
   return absl::UnavailableError(absl::StrCat(
       "the stream to ", server, " ended: ", status.ok() ? "the server closed it" : status.error_message()));
 }

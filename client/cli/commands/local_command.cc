@@ -126,6 +126,8 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassToServer(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
   PassToServer(command, options.get(), "--shard-parameters", "auto|on|off",
                "Divide parameters and gradients over ranks too, and gather each layer when it runs");
+  PassToServer(command, options.get(), "--reduce-gradients", "auto|sweep|step",
+               "When divided gradients go to their owners: in each backward sweep, or once per step");
   PassToServer(command, options.get(), "--prefix-kv", "auto|hold|regather",
                "How context-parallel ranks keep a prefix's K/V");
   PassToServer(command, options.get(), "--durability", "replay|rewind",

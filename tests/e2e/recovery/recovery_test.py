@@ -137,8 +137,19 @@ def test_another_model_is_refused(model, tmp_path):
     for file in model.iterdir():
         (other / file.name).write_bytes(file.read_bytes())
     (other / "model.safetensors").write_bytes(stem[:-1] + bytes([stem[-1] ^ 1]))
-    with pytest.raises(AssertionError, match="other weights than those that lineage"):
+    with pytest.raises(AssertionError, match="other weights than those that lineage") as refused:
         DurableRun(other, tmp_path / "run")
+    assert "ended with exit code 2" in str(refused.value), "someone has to change something: starting again does not help"
+
+
+def test_another_dtype_is_refused_by_its_name(model, tmp_path):
+    """The same directory, and other bits: the steps that are to be computed again began in fp32."""
+    with DurableRun(model, tmp_path / "run") as run, run.client() as client:
+        send(client, 0)
+        run.kill()
+    with pytest.raises(AssertionError, match="began in fp32, and this run is in bf16: start it with --dtype fp32") as refused:
+        DurableRun(model, tmp_path / "run", dtype="bf16")
+    assert "ended with exit code 2" in str(refused.value)
 
 
 @pytest.mark.parametrize("damaged", ["journal/journal.db", "spool"])

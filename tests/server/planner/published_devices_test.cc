@@ -28,6 +28,16 @@ TEST(PublishedDevicesTest, HaveTheMemoryThatIsPublishedApartFromTheHosts) {
   EXPECT_EQ(FindPublishedDevice("h100")->memory.device_free_bytes, 80'000'000'000);
   EXPECT_EQ(FindPublishedDevice("h200")->memory.device_free_bytes, 141'000'000'000);
   EXPECT_EQ(FindPublishedDevice("h200")->memory.host_free_bytes, 250'000'000'000);
+  EXPECT_EQ(FindPublishedDevice("a100")->memory.device_free_bytes, 80'000'000'000);
+}
+
+// Its data sheet has 312 TFLOP/s where an H100 has 989, 2.039 TB/s where it has 3.35, and PCIe of the generation before.
+TEST(PublishedDevicesTest, AnA100IsSlowerByWhatItsDataSheetSays) {
+  const Rates h100 = RatesOf(*FindPublishedDevice("h100"), RunDtype::kBf16, v1::DEVICE);
+  const Rates a100 = RatesOf(*FindPublishedDevice("a100"), RunDtype::kBf16, v1::DEVICE);
+  EXPECT_NEAR(a100[kLinear] / h100[kLinear], 989.0 / 312, 0.01);
+  EXPECT_NEAR(a100[kElement] / h100[kElement], 3.35 / 2.039, 1e-6);
+  EXPECT_NEAR(a100[kCopy] / h100[kCopy], 55.0 / 25, 1e-6);
 }
 
 TEST(PublishedDevicesTest, AreFoundByWhatDriversCallThem) {

@@ -51,6 +51,7 @@ class Scenario {
     }
     if (name == "restart") {
       if (command.words.size() > 1) replays_ = command.words[1] == "replays";
+      if (command.Has("dtype")) dtype_ = command.Text("dtype");
       SetMesh(command);
       return Restart(out);
     }

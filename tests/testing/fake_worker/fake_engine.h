@@ -40,8 +40,6 @@ class FakeEngine : public Engine {
   absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) override;
   absl::Status Save(const internal::v1::Save& request, const SaveAnswers& answers) override;
 
-  size_t payload_count() const { return payloads_.size(); }
-
  private:
   struct Payload {
     std::map<uint32_t, v1::PromptGroup> groups;  // by index in the request

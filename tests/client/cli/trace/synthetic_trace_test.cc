@@ -43,6 +43,22 @@ TEST(SyntheticTraceTest, TheSeedDecidesEverything) {
   EXPECT_NE(Bytes(Options(), 5), Bytes(other, 5));
 }
 
+TEST(SyntheticTraceTest, SoManyTokensAreMasked) {
+  SyntheticTraceOptions options = Options();
+  options.groups = 200;
+  int64_t masked = 0, tokens = 0;
+  for (const v1::PromptGroup& group : SyntheticGroups(options, *SyntheticHeader(options), 0)) {
+    for (const v1::Rollout& rollout : group.rollouts()) {
+      const MaskView mask(rollout.response_mask(), TokenArray(rollout.response_tokens()).size());
+      tokens += mask.size();
+      for (int64_t t = 0; t < mask.size(); ++t) masked += mask[t] ? 0 : 1;
+    }
+  }
+  EXPECT_GT(tokens, 4000);
+  // Five deviations of so many draws are 0.034.
+  EXPECT_NEAR(static_cast<double>(masked) / static_cast<double>(tokens), options.mask_probability, 0.034);
+}
+
 TEST(SyntheticTraceTest, EveryLossModeMakesARequestWithoutProblems) {
   for (const char* mode : {"vanilla", "gspo", "cispo", "importance_sampling", "cross_entropy", "gpg"}) {
     SyntheticTraceOptions options = Options();
