@@ -131,7 +131,8 @@ class Client(CheckpointCalls):
         return _proto.to_dict(self._retrying(lambda: self._stub.UpdateActor(iter(parts))).plan)
 
     def log_probs(self, groups, temperature=1.0, entropy=False, weights="policy", schedule=None):
-        """{rollout_id: RolloutLogProbs} of the responses under the current weights, or a checkpoint's.
+        """{rollout_id: RolloutLogProbs} of the responses under the current weights, or a checkpoint's. An empty response has no
+        entry.
 
         groups      as in submit; only tokens are read
         temperature     divides the logits
