@@ -55,8 +55,8 @@ absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_
   const std::string& began_in = parts.history.state().model_dtype();
   if (!began_in.empty() && began_in != dtype) {
     return absl::FailedPreconditionError(absl::StrCat("lineage ", parts.lineage.name(), " began in ", began_in,
-                                                   ", and this run is in ", dtype, ": start it with --dtype ", began_in,
-                                                   ", or give the server a --data directory of its own"));
+                                                      ", and this run is in ", dtype, ": start it with --dtype ",
+                                                      began_in, ", or give the server a --data directory of its own"));
   }
   return absl::FailedPreconditionError(
       absl::StrCat("the model directory holds other weights than those that lineage ", parts.lineage.name(),

@@ -31,7 +31,8 @@ TEST(PublishedDevicesTest, HaveTheMemoryThatIsPublishedApartFromTheHosts) {
   EXPECT_EQ(FindPublishedDevice("a100")->memory.device_free_bytes, 80'000'000'000);
 }
 
-// Its data sheet has 312 TFLOP/s where an H100 has 989, 2.039 TB/s where it has 3.35, and PCIe of the generation before.
+// Its data sheet has 312 TFLOP/s where an H100 has 989, 2.039 TB/s where it has 3.35, and PCIe of the generation
+// before.
 TEST(PublishedDevicesTest, AnA100IsSlowerByWhatItsDataSheetSays) {
   const Rates h100 = RatesOf(*FindPublishedDevice("h100"), RunDtype::kBf16, v1::DEVICE);
   const Rates a100 = RatesOf(*FindPublishedDevice("a100"), RunDtype::kBf16, v1::DEVICE);
