@@ -1,9 +1,6 @@
 // stemma: the command line. Data goes to stdout, messages to stderr; exit codes: command_status.h.
-#include <cerrno>
-#include <cstring>
 #include <iostream>
 #include <optional>
-#include <string>
 
 #include "CLI/CLI.hpp"
 #include "client/cli/commands/command.h"
@@ -14,10 +11,8 @@ namespace {
 
 // What was printed may still not be there: a full disk shows when the last of it is written.
 int Printed(int exit_code) {
-  errno = 0;
   if (std::cout.flush()) return exit_code;
-  const std::string why = errno == 0 ? "it cannot be written" : std::strerror(errno);
-  std::cerr << "error: stdout: " << why << ": what was printed is not whole" << std::endl;
+  std::cerr << "error: stdout cannot be written: what was printed is not whole" << std::endl;
   return exit_code == 0 ? static_cast<int>(stemma::cli::ExitCode::kOther) : exit_code;
 }
 

@@ -94,14 +94,14 @@ Server::~Server() {
   for (Listener* listener : {&rpc_->clients, &rpc_->workers}) {
     if (listener->server == nullptr) continue;
     listener->acceptor->Stop();
-    listener->server->Shutdown(gpr_inf_past(GPR_CLOCK_REALTIME));
+    listener->server->Shutdown(gpr_inf_past(GPR_CLOCK_MONOTONIC));
     listener->server->Wait();
   }
   if (coordinator_ != nullptr) coordinator_->Stop();  // it may still set health
   absl::MutexLock lock(&rpc_->mutex);
   if (rpc_->ops.server == nullptr) return;
   rpc_->ops.acceptor->Stop();
-  rpc_->ops.server->Shutdown(gpr_inf_past(GPR_CLOCK_REALTIME));
+  rpc_->ops.server->Shutdown(gpr_inf_past(GPR_CLOCK_MONOTONIC));
 }
 
 void Server::SetReady(bool ready) {

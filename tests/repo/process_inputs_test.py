@@ -9,7 +9,7 @@ import source_tree
 _FLAGS = re.compile(r'#\s*include\s*["<]CLI/|\b(secure_)?getenv\b|\benviron\b|\bgetopt(_long)?\b')
 _FLAG_FILES = re.compile(r".*_options\.cc$|client/cli/(commands/)?\w+_command\.cc$|tests/")
 _CLOCKS = re.compile(r"\babsl::Now\b|\bGetCurrentTimeNanos\b|\b(system|steady|high_resolution|utc|file)_clock\b|"
-                     r"\bclock_gettime\b|\bgettimeofday\b|\btime\((nullptr|NULL|0)\)|\bclock\(\)|"
+                     r"\bclock_gettime\b|\bgpr_now\b|\bGPR_CLOCK_REALTIME\b|\bgettimeofday\b|\btime\((nullptr|NULL|0)\)|\bclock\(\)|"
                      r"\b(u|nano)?sleep\(|\bclock_nanosleep\b|\bSleepFor\b|\bsleep_(for|until)\b")
 _CLOCK_FILE = "common/base/clock.cc"
 _OPTIONS = source_tree.ROOT / "tests" / "repo" / "options.txt"
@@ -66,7 +66,8 @@ def test_a_stray_flag_is_noticed():
 
 def test_a_stray_clock_is_noticed():
     for line in ("auto a = absl::Now();", "std::chrono::steady_clock::now();", "::usleep(5);", "sleep(1);",
-                 "absl::SleepFor(a);", "std::this_thread::sleep_for(a);", "clock_gettime(CLOCK_REALTIME, &t);"):
+                 "absl::SleepFor(a);", "std::this_thread::sleep_for(a);", "clock_gettime(CLOCK_REALTIME, &t);",
+                 "gpr_timespec t = {.tv_sec = s, .clock_type = GPR_CLOCK_REALTIME};"):
         for path in ("worker/ops/a.cc", "common/base/process.cc", "server/rpc/a.cc", "tests/server/a_test.cc"):
             assert stray_clocks({path: f"int a;\n{line}\n"}) == [f"{path}:2: {line}"], line
         assert not stray_clocks({_CLOCK_FILE: line})

@@ -94,3 +94,35 @@ def test_g17_what_is_the_same_is_taken():
     correction = {"policy_loss": {"rollout_correction": {"bypass_mode": False, "rollout_is": "token"}}}
     assert "policy_loss.rollout_correction" in verl.loss_from_config(correction).dropped
     assert verl.loss_from_config({}).arguments()["on_nonfinite"] == "skip"
+
+
+def test_g17_a_step_without_a_gradient_is_made_where_a_coefficient_is_set(client, half_zero):  # noqa: F811
+    """torch's AdamW goes on by its moments; without a coefficient nothing is computed, and weights stay."""
+    data = half_zero[0]
+    update = verl.loss_from_config(real_verl.actor_config("gpg"))
+    client.update_actor(verl.groups_from_dataproto(data, update), **update.arguments())
+    data = padded_batch()
+    data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
+    for fields, outcome in (({}, "SKIPPED_EMPTY"), ({"calculate_entropy": True}, "APPLIED")):
+        update = verl.loss_from_config(real_verl.actor_config("gpg", **fields))
+        groups = verl.groups_from_dataproto(data, update)
+        before = client.log_probs(groups)
+        assert client.update_actor(groups, **update.arguments()).steps[0].outcome == outcome
+        changed = any(client.log_probs(groups)[name].log_probs != rollout.log_probs for name, rollout in before.items())
+        assert changed == (outcome == "APPLIED")
+
+
+def test_g17_warm_ups_are_one_step_ahead_of_those_of_transformers():
+    """As the table of TRL's arguments says: from its end on the rates are the same."""
+    from transformers import get_linear_schedule_with_warmup
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=4, num_training_steps=10)
+    ours = stemma.linear(1.0, 10, warmup_steps=4)
+    for step in range(10):
+        theirs = scheduler.get_last_lr()[0]
+        assert theirs == pytest.approx(step / 4 if step < 4 else ours(step))
+        if 0 < step < 4:
+            assert theirs == ours(step - 1)
+        optimizer.step()
+        scheduler.step()

@@ -60,7 +60,7 @@ class Future:
                     if not self._is_final() and is_over(deadline):
                         raise TimeoutError(f"request {self.request_id} is {self.status['state']} after {timeout_s} s; it goes on")
             except errors.StemmaError as error:
-                if not is_over(deadline):
+                if not ran_out(error, deadline):
                     raise
                 raise TimeoutError(f"request {self.request_id} was {self.status['state']} when it was last heard of, and there "
                                    f"was no answer in {timeout_s} s ({error.message})") from error
@@ -133,3 +133,8 @@ def deadline_of(timeout_s):
 
 def is_over(deadline):
     return deadline is not None and time.monotonic() >= deadline
+
+
+def ran_out(error, deadline):
+    """Whether a call failed for want of time: nobody answered by then. What a server answered is its answer, however late."""
+    return is_over(deadline) and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")

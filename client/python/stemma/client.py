@@ -23,7 +23,7 @@ import grpc
 from . import _proto, config, errors, results
 from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
-from ._future import Future, deadline_of, interruptible, is_over
+from ._future import Future, deadline_of, interruptible, is_over, ran_out
 from ._stub import TrainingStub
 from .groups import any_sent, parts as encode
 
@@ -81,16 +81,16 @@ class Client(CheckpointCalls):
 
         groups, loss, adam  as in submit
         wait        False: returns the Future of submit instead
-        timeout_s   as in Future.result
+        timeout_s   how long sending and waiting may take together; TimeoutError after it. None: as long as it takes
         options     the other parameters of submit
         """
         deadline = deadline_of(timeout_s)
-        future = self._submit(groups, loss, adam, deadline=deadline if wait else None, **options)
+        future = self.submit(groups, loss, adam, timeout_s=timeout_s, **options)
         return future._result(timeout_s, deadline) if wait else future
 
     def submit(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
                seed=None, request_id=None, expected_step=None, schedule=None, on_nonfinite=None,
-               return_log_probs=False, trace_step=None, cancel_on_interrupt=False):
+               return_log_probs=False, trace_step=None, cancel_on_interrupt=False, timeout_s=None):
         """Sends one request; returns a Future once the server has accepted it.
 
         groups      a list or iterator of stemma.Group objects, or dicts in the trace's field names
@@ -114,11 +114,28 @@ class Client(CheckpointCalls):
         trace_step  the step of this request, from 0, of which every worker records what it does when: `trace` of its
                     StepResult. None: nothing is recorded
         cancel_on_interrupt     Ctrl-C cancels the request at the server; else it goes on there, as the error says
+        timeout_s   how long to try until the server has accepted it; TimeoutError after it. None: as retries and
+                    recovery_timeout_s say
         """
-        return self._submit(groups, loss, adam, old=old, ref=ref, mini_batch=mini_batch, epochs=epochs, shuffle=shuffle,
-                            seed=seed, request_id=request_id, expected_step=expected_step, schedule=schedule,
-                            on_nonfinite=on_nonfinite, return_log_probs=return_log_probs, trace_step=trace_step,
-                            cancel_on_interrupt=cancel_on_interrupt)
+        deadline = deadline_of(timeout_s)
+        parts = self._update_parts(groups, loss, adam, old, ref, {
+            "request_id": _new_id() if request_id is None else config.checked_text("request.request_id", request_id),
+            "expected_step": expected_step, "schedule": schedule, "on_nonfinite": on_nonfinite, "wait_ms": 0
+        }, mini_batch, epochs, shuffle, seed, return_log_probs, trace_step)
+        request = parts[0].update.request
+        self._pin(request)
+        with interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
+            try:
+                status = self._retrying(lambda timeout=None: self._stub.UpdateActor(iter(parts), timeout=timeout), deadline)
+            except errors.StemmaError as error:
+                if not ran_out(error, deadline):
+                    raise
+                raise TimeoutError(f"request {request.request_id} was not taken in {timeout_s} s ({error.message}); the server may "
+                                   "have it: send it again with the same request_id") from error
+        self._saw(status.lineage)
+        if self._recorder is not None:
+            self._record(request.request_id, parts)
+        return Future(self, status, return_log_probs, cancel_on_interrupt)
 
     def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
              seed=None, schedule=None):
@@ -200,36 +217,13 @@ class Client(CheckpointCalls):
 
     # --------------------------------------------------------------------------------------------------------- helpers
 
-    def _submit(self, groups, loss, adam, *, deadline=None, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
-                seed=None, request_id=None, expected_step=None, schedule=None, on_nonfinite=None, return_log_probs=False,
-                trace_step=None, cancel_on_interrupt=False):
-        """submit, until a time of time.monotonic()."""
-        parts = self._update_parts(groups, loss, adam, old, ref, {
-            "request_id": _new_id() if request_id is None else config.checked_text("request.request_id", request_id),
-            "expected_step": expected_step, "schedule": schedule, "on_nonfinite": on_nonfinite, "wait_ms": 0
-        }, mini_batch, epochs, shuffle, seed, return_log_probs, trace_step)
-        request = parts[0].update.request
-        self._pin(request)
-        with interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
-            try:
-                status = self._retrying(lambda timeout=None: self._stub.UpdateActor(iter(parts), timeout=timeout), deadline)
-            except errors.StemmaError as error:
-                if not is_over(deadline):
-                    raise
-                raise TimeoutError(f"request {request.request_id} was not taken in time ({error.message}); the server may have "
-                                   "it: send it again with the same request_id") from error
-        self._saw(status.lineage)
-        if self._recorder is not None:
-            self._record(request.request_id, parts)
-        return Future(self, status, return_log_probs, cancel_on_interrupt)
-
     def _record(self, request_id, parts):
         """The server has the request, and it goes on: a trace that cannot be written must not hide that."""
         try:
             self._recorder.write_parts(parts)
         except (OSError, ValueError) as error:
             warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {error}", RuntimeWarning,
-                          stacklevel=4)
+                          stacklevel=3)
 
     def _update_parts(self, groups, loss, adam, old, ref, request, mini_batch, epochs, shuffle, seed, return_log_probs,
                       trace_step=None):

@@ -65,6 +65,10 @@ class CliLocalTest(unittest.TestCase):
         for pid in pids:
             wait_for(lambda: not is_alive(pid), f"end of process {pid}", timeout=10)
 
+    def assert_not_serving(self):
+        with self.assertRaises(AssertionError):
+            wait_for(self.ready_file.exists, "ready file", timeout=1)
+
     def worker_pid(self):
         path = self.directory / "worker.pid"
         return int(path.read_text()) if path.exists() else 0
@@ -268,8 +272,7 @@ class CliLocalTest(unittest.TestCase):
         self.mode("server", "another")
         with self.local() as local:
             wait_for(self.worker_pid, "the worker")
-            with self.assertRaises(AssertionError):
-                wait_for(self.ready_file.exists, "ready file", timeout=1)
+            self.assert_not_serving()
 
     def test_log_options_reach_both_and_its_own_lines_follow(self):
         with self.local("--log-format", "json", "--log-level", "info") as local:
@@ -336,22 +339,19 @@ class CliLocalTest(unittest.TestCase):
             self.assert_gone([*children, *self.gang().values()])
         self.assertEqual((code, len(out.splitlines())), (0, 1))
 
-    def test_a_gang_serves_when_all_of_it_is_ready(self):
-        self.mode("worker", "never")
-        with self.local("--workers", 2) as local:
-            wait_for(lambda: len(self.gang()) == 2, "the workers")
-            with self.assertRaises(AssertionError):
-                wait_for(self.ready_file.exists, "ready file", timeout=1)
-
     def test_a_gang_serves_when_the_server_has_taken_its_weights(self):
         """A worker is ready before its server has looked at the digest of its weights, and it may refuse them."""
-        self.mode("server", "untaken")
-        with self.local("--workers", 2) as local:
-            wait_for(lambda: len(self.gang()) == 2, "the workers")
-            with self.assertRaises(AssertionError):
-                wait_for(self.ready_file.exists, "ready file", timeout=1)
-            self.mode("server", "serve")
-            wait_for(self.ready_file.exists, "ready file")
+        for program, mode in (("worker", "never"), ("server", "untaken")):
+            self.mode(program, mode)
+            with self.local("--workers", 2) as local:
+                wait_for(lambda: len(self.gang()) == 2, "the workers")
+                self.assert_not_serving()
+                self.mode("server", "serve")
+                if program == "server":
+                    wait_for(self.ready_file.exists, "ready file")
+                local.send(signal.SIGTERM)
+                local.finish()
+            self.mode("worker", "serve")
 
     def test_a_gang_that_never_serves_ends_after_three_restarts(self):
         self.mode("worker", "fail")

@@ -1,9 +1,11 @@
 """The client against real processes: `stemma local` on a small random model."""
 
+import fcntl
 import math
 import os
 import pathlib
 import subprocess
+import time
 
 import pytest
 import stemma
@@ -134,3 +136,33 @@ def test_an_export_opens_in_transformers(client):
 def test_a_server_that_cannot_start_says_why(tmp_path):
     with pytest.raises(stemma.StemmaError, match="exit code 2"):
         stemma.LocalServer(tmp_path / "no-model", binary=BIN / "stemma")
+
+
+@pytest.mark.parametrize("reader", ["stops reading", "goes away"])
+def test_who_reads_the_log_stops_nothing(model, tmp_path, reader):
+    """A parent with `stdout=PIPE, stderr=STDOUT` that reads no more froze the server when the pipe was full; one that had gone
+    ended it by SIGPIPE. The pipe is a page long, so that some lines fill it."""
+    ready = tmp_path / "ready"
+    out, into = os.pipe()
+    fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 4096)
+    argv = [BIN / "stemma", "local", "--model", model, "--data", tmp_path / "data", "--listen", "127.0.0.1:0", "--ready-file", ready,
+            "--threads", "1"]
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=into, stderr=into)
+    os.close(into)
+    while not ready.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    if reader == "goes away":
+        os.close(out)
+    try:
+        with stemma.Client(ready.read_text().strip(), retries=0) as client:
+            for _ in range(16):
+                assert client.update_actor(some_groups(), stemma.grpo(), stemma.adamw(1e-3), timeout_s=60).steps
+        process.terminate()
+        assert process.wait(60) == 0, "it drained"
+    finally:
+        process.kill()
+    if reader == "stops reading":
+        said = os.read(out, 1 << 16)
+        os.close(out)
+        assert len(said) > 3000, "the pipe was full"

@@ -70,13 +70,27 @@ def test_a_timeout_holds_where_the_server_recovers_or_does_not_answer():
     handlers = {"UpdateActor": unavailable("RECOVERING"), "GetRequest": lambda request, _: stands.wait(30) and preparing("r")}
     begin = time.monotonic()
     with FakeServer(handlers) as server, stemma.Client(server.address) as client:
-        with pytest.raises(TimeoutError, match="was not taken in time .*the same request_id"):
+        with pytest.raises(TimeoutError, match="was not taken in 0.3 s .*the same request_id"):
             update(client, timeout_s=0.3)
         with FakeServer({**ACCEPTED, "GetRequest": handlers["GetRequest"]}) as still, stemma.Client(still.address) as waiting:
             with pytest.raises(TimeoutError, match="was ACCEPTED when it was last heard of"):
                 update(waiting, timeout_s=0.3)
             stands.set()
     assert time.monotonic() - begin < 25  # 0.3 s each and a second for an answer; without a limit 30 s and an hour
+
+
+def test_what_the_server_answered_late_is_its_answer():
+    """A refusal that comes when the time is over is no timeout: nothing was taken, and sending it again changes nothing."""
+    def refuse(_, context):
+        time.sleep(0.4)
+        abort(context, grpc.StatusCode.INVALID_ARGUMENT, "lr is -1", "INVALID_REQUEST")
+
+    with FakeServer({"UpdateActor": refuse}) as server, stemma.Client(server.address) as client:
+        with pytest.raises(stemma.StemmaError, match="INVALID_REQUEST"):
+            update(client, timeout_s=0.1)
+    with FakeServer({**ACCEPTED, "GetRequest": refuse}) as server, stemma.Client(server.address) as client:
+        with pytest.raises(stemma.StemmaError, match="INVALID_REQUEST"):
+            update(client, wait=False).result(timeout_s=0.1)
 
 
 def test_a_request_that_a_stopping_server_let_go_is_asked_of_the_next_one():
