@@ -36,7 +36,7 @@ class CliLocalTest(unittest.TestCase):
         (self.directory / f"{name}.mode").write_text(mode)
 
     def forget_the_last_run(self):
-        """Workers take the pids that they find for peers, and end when one of these is gone."""
+        """The next run's workers are then those that there are files of."""
         self.ready_file.unlink(missing_ok=True)
         for path in self.directory.glob("*.pid"):
             path.unlink()
@@ -338,6 +338,18 @@ class CliLocalTest(unittest.TestCase):
             code, out, _ = local.finish()
             self.assert_gone([*children, *self.gang().values()])
         self.assertEqual((code, len(out.splitlines())), (0, 1))
+
+    def test_workers_that_stand_still_as_their_gang_is_lost_are_replaced_before_it_serves(self):
+        with self.local("--workers", 3) as local:
+            self.serving(local, 3)
+            first = self.gang()
+            for worker in (0, 2):
+                os.kill(first[f"worker-cpu:{worker}.pid"], signal.SIGSTOP)
+            os.kill(first["worker-cpu:1.pid"], signal.SIGKILL)
+            lines = self.lines_until(local, "all 3 workers have the model again")
+            self.assertEqual(sum("no longer answers its server" in line for line in lines), 2, lines)
+            self.assertEqual(sum("as its gang was lost" in line for line in lines), 2, lines)
+            self.assertFalse(set(first.values()) & set(self.gang().values()))
 
     def test_a_gang_serves_when_the_server_has_taken_its_weights(self):
         """A worker is ready before its server has looked at the digest of its weights, and it may refuse them."""

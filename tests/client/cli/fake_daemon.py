@@ -4,7 +4,10 @@ In the directory of the executable: server.argv, worker.argv and worker.pid (of 
 worker-DEVICE.pid too) are written; server.mode and worker.mode say how to behave: serve (default), refuse (exit 2), fail
 (exit 1), damaged (exit 93), stubborn (ignores SIGTERM), dropped (the server says that it does not have the worker, of a
 gang the last one, until another one than the first is there), another (it says that it has one, whatever ours does), untaken (it has not
-taken the weights of the workers that are ready), never (the worker never says that it is ready). A worker with --device is of a gang: it fails once a peer that it saw is gone."""
+taken the weights of the workers that are ready), never (the worker never says that it is ready).
+
+A worker with --device is of a gang. As with the real ones, it is for the server to say which workers are one generation:
+once one of those that it saw alive is gone, it has none of the others any more, and they fail (it writes PID.lost)."""
 
 import json
 import os
@@ -12,8 +15,10 @@ import pathlib
 import signal
 import sys
 import threading
+import time
 
 HOME = pathlib.Path(sys.argv[0]).parent
+LOOK_S = 0.02
 
 
 def mode(name):
@@ -48,8 +53,24 @@ def pids():
     return {path: int(path.read_text()) for path in files}
 
 
-def is_running(pid):
-    return pathlib.Path(f"/proc/{pid}").exists()
+class Generation:
+    """The workers that the server has."""
+
+    def __init__(self, is_alive):
+        self.is_alive, self.seen, self.lost = is_alive, set(), set()
+        self.lock = threading.Lock()
+
+    def look(self):
+        """Returns {file: pid} of those that it has now."""
+        with self.lock:
+            if not all(map(self.is_alive, self.seen)):
+                for pid in self.seen:
+                    write_whole(HOME / f"{pid}.lost", "")
+                self.lost |= self.seen
+                self.seen = set()
+            present = {path: pid for path, pid in pids().items() if self.is_alive(pid) and pid not in self.lost}
+            self.seen |= set(present.values())
+            return present
 
 
 def serve():
@@ -58,20 +79,23 @@ def serve():
     sys.path.insert(0, os.environ["CLI_TEST_DIRECTORY"])
     from cli_testing import FakeServer, is_alive, training_pb2
 
+    generation = Generation(is_alive)
+
     class Server(FakeServer):
-        seen = {}  # the pids before some were dropped
+        before_drop = {}
 
         def GetServerInfo(self, request, context):
             if mode("server") == "another":  # whatever our worker does
                 info = training_pb2.ServerInfo(workers_connected=1)
                 info.ranks.add(pid=os.getpid())
                 return info
-            dropped = self.seen if mode("server") == "dropped" else {}
+            workers = generation.look()
+            dropped = self.before_drop if mode("server") == "dropped" else {}
             if not dropped:
-                self.seen = pids()
+                self.before_drop = workers
             info = training_pb2.ServerInfo()
-            for rank, (path, pid) in enumerate(pids().items()):
-                if is_alive(pid) and (dropped.get(path) != pid or path != max(dropped)):
+            for rank, (path, pid) in enumerate(workers.items()):
+                if dropped.get(path) != pid or path != max(dropped):
                     taken = mode("server") != "untaken" and mode("worker") != "never"
                     info.ranks.add(rank=rank, pid=pid, phase="idle" if taken else "loading")
             info.workers_connected = len(info.ranks)
@@ -79,7 +103,9 @@ def serve():
 
     server = Server(option("--listen") if "--listen" in sys.argv else "127.0.0.1:0")
     write_whole(option("--ready-file"), f"{server.address}\nworkers 127.0.0.1:1\nops 127.0.0.1:2\n")
-    threading.Event().wait()
+    while True:
+        generation.look()
+        time.sleep(LOOK_S)
 
 
 def work():
@@ -92,10 +118,8 @@ def work():
         write_whole(option("--ready-file"), option("--server") + "\n")
     if "--device" not in sys.argv:
         signal.pause()
-    peers = {}
-    while all(pids()[path] == pid and is_running(pid) for path, pid in peers.items()):
-        peers.update((path, pid) for path, pid in pids().items() if is_running(pid))
-        threading.Event().wait(0.02)
+    while not (HOME / f"{os.getpid()}.lost").exists():
+        time.sleep(LOOK_S)
     sys.exit(1)
 
 
