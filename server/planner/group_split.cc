@@ -9,6 +9,7 @@
 #include "glog/logging.h"
 #include "server/planner/split_moves.h"
 #include "server/planner/split_parts.h"
+#include "server/planner/split_teams.h"
 
 namespace stemma::server {
 namespace {
@@ -26,9 +27,9 @@ class Splitter {
 
   SplitPlacement Run() {
     const Placement whole = PlaceGroups(request_.groups, request_.ranks);
-    SplitPlacement best = request_.pinned.empty() ? WholeOnly(whole) : Solve({});
+    SplitPlacement best = request_.pinned.empty() ? WholeOnly(whole) : OneByOne({});
     if (request_.ranks == 1) return best;
-    if (request_.mode == v1::SPLIT_ON) best = Solve(MostExpensive(request_.groups.size()));
+    if (request_.mode == v1::SPLIT_ON) best = OneByOne(MostExpensive(request_.groups.size()));
     if (request_.mode == v1::SPLIT_AUTO && best.max_s() > (1 + kWorthSplitting) * best.mean_s)
       best = Grow(std::move(best));
     best.whole_max_s = whole.max_s();
@@ -49,23 +50,48 @@ class Splitter {
     return groups;
   }
 
-  // Tries the most expensive groups, those above the mean together and then one more at a time.
+  // Tries the most expensive groups, those above the mean together and then one more at a time. Where few groups are
+  // left over when each rank has as many, those are tried, too.
   SplitPlacement Grow(SplitPlacement best) {
     const std::vector<size_t> candidates = MostExpensive(kSplitsPerRank * static_cast<size_t>(request_.ranks));
+    const auto first = [&](size_t count) {
+      return std::vector(candidates.begin(), candidates.begin() + Signed(count));
+    };
+    const bool pins = HasPins();  // ranks are not all alike
+    const size_t left_over = LeftOver();
+    if (!pins && left_over > 0 && left_over <= candidates.size())
+      KeepBetter(Apart(first(left_over), /*others_s=*/0), best);
     const auto hot = std::count_if(candidates.begin(), candidates.end(),
                                    [&](size_t g) { return request_.groups[g].total_s() > best.mean_s; });
     size_t in_vain = 0;
     for (auto count = static_cast<size_t>(std::max<ptrdiff_t>(hot, 1)); count <= candidates.size(); ++count) {
-      SplitPlacement next = Solve({candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(count)});
-      if (next.max_s() < (1 - kWorthSplitting) * best.max_s()) {
-        best = std::move(next);
-        in_vain = 0;
-      } else if (++in_vain > kTriesInVain) {
-        break;
-      }
       if (best.max_s() <= (1 + kWorthSplitting) * best.mean_s) break;
+      const bool apart = !pins && KeepBetter(Apart(first(count), SecondsWithout(first(count))), best);
+      const bool one_by_one = KeepBetter(OneByOne(first(count)), best);
+      in_vain = apart || one_by_one ? 0 : in_vain + 1;
+      if (in_vain > kTriesInVain) break;
     }
     return best;
+  }
+
+  bool HasPins() const {
+    return !request_.pinned.empty() || std::any_of(request_.groups.begin(), request_.groups.end(),
+                                                   [](const auto& group) { return group.pinned_rank != kNotPinned; });
+  }
+
+  // How many groups are left where each rank has as many of the others, one or more; 0: none.
+  size_t LeftOver() const {
+    const auto groups = std::count_if(request_.groups.begin(), request_.groups.end(),
+                                      [](const PlacementGroup& group) { return group.total_s() > 0; });
+    return groups > request_.ranks ? static_cast<size_t>(groups % request_.ranks) : 0;
+  }
+
+  static ptrdiff_t Signed(size_t count) { return static_cast<ptrdiff_t>(count); }
+
+  static bool KeepBetter(SplitPlacement next, SplitPlacement& best) {
+    if (next.max_s() >= (1 - kWorthSplitting) * best.max_s()) return false;
+    best = std::move(next);
+    return true;
   }
 
   SplitPlacement WholeOnly(const Placement& placement) const {
@@ -80,31 +106,58 @@ class Splitter {
     return result;
   }
 
-  // With these groups split, and those that are pinned so.
-  SplitPlacement Solve(const std::vector<size_t>& split) {
+  // With these groups split, each over the ranks that have least to do then, and those that are pinned so.
+  SplitPlacement OneByOne(const std::vector<size_t>& split) {
     SplitPlacement result;
     PartsBuilder parts(static_cast<size_t>(request_.ranks), WorkOfAll());
     for (const PlacementGroup& group : request_.groups) {
       if (group.pinned_rank != kNotPinned) parts.AddPinned(group.pinned_rank, group.total_s());
     }
-    std::vector<bool> is_split(request_.groups.size(), false);
-    const auto add = [&](GroupSplit one, const SplitCosts& costs) {
-      is_split[one.group] = true;
-      result.shared.push_back(parts.Add(one, costs));
-      result.splits.push_back(std::move(one));
-    };
-    for (const GroupSplit& pinned : request_.pinned) add(pinned, CostsOf(pinned.group));
+    for (const GroupSplit& pinned : request_.pinned) Add(pinned, parts, result);
     for (const size_t g : split) {
       std::optional<GroupSplit> cut = parts.Cut(CostsOf(g), request_.mode == v1::SPLIT_ON);
       if (!cut) continue;
       cut->group = g;
-      add(*std::move(cut), CostsOf(g));
+      Add(*std::move(cut), parts, result);
     }
-    PlaceAround(parts.busy_s(), is_split, result);
+    Finish(parts, result);
+    return result;
+  }
+
+  // With these groups split, each over ranks that have no part of another, or whole where that ends as early.
+  // `others_s`: of groups that are to be done meanwhile.
+  SplitPlacement Apart(const std::vector<size_t>& split, double others_s) {
+    std::vector<const SplitCosts*> costs;
+    for (const size_t g : split) costs.push_back(&CostsOf(g));
+    std::vector<std::optional<GroupSplit>> cuts = CutForTeams(costs, static_cast<size_t>(request_.ranks), others_s);
+    SplitPlacement result;
+    PartsBuilder parts(static_cast<size_t>(request_.ranks), WorkOfAll());
+    for (size_t i = 0; i < split.size(); ++i) {
+      if (!cuts[i]) continue;
+      cuts[i]->group = split[i];
+      Add(*std::move(cuts[i]), parts, result);
+    }
+    Finish(parts, result);
+    return result;
+  }
+
+  void Add(GroupSplit split, PartsBuilder& parts, SplitPlacement& result) {
+    result.shared.push_back(parts.Add(split, CostsOf(split.group)));
+    result.splits.push_back(std::move(split));
+  }
+
+  // Places what is not split, and improves what was found.
+  void Finish(const PartsBuilder& parts, SplitPlacement& result) {
+    PlaceAround(parts.busy_s(), IsSplit(result), result);
     const auto costs = [&](size_t g) -> const SplitCosts& { return CostsOf(g); };
     if (request_.mode == v1::SPLIT_AUTO) Improve(request_.groups, request_.pinned.size(), costs, result);
     SetTimes(result);
-    return result;
+  }
+
+  std::vector<bool> IsSplit(const SplitPlacement& placement) const {
+    std::vector<bool> is_split(request_.groups.size(), false);
+    for (const GroupSplit& split : placement.splits) is_split[split.group] = true;
+    return is_split;
   }
 
   // Places the other groups around the parts, and orders them: while a helper would wait, it does what fits of its own.
@@ -135,8 +188,7 @@ class Splitter {
   }
 
   void SetBounds(SplitPlacement& result) const {
-    std::vector<bool> is_split(request_.groups.size(), false);
-    for (const GroupSplit& split : result.splits) is_split[split.group] = true;
+    const std::vector<bool> is_split = IsSplit(result);
     std::vector<double> pinned(static_cast<size_t>(request_.ranks));
     result.mean_s = WorkOfAll() / request_.ranks;
     result.bound_s = result.mean_s;
@@ -154,6 +206,12 @@ class Splitter {
     double sum = 0;
     for (const PlacementGroup& group : request_.groups) sum += group.total_s();
     return sum;
+  }
+
+  double SecondsWithout(const std::vector<size_t>& groups) const {
+    double sum = WorkOfAll();
+    for (const size_t g : groups) sum -= request_.groups[g].total_s();
+    return std::max(sum, 0.0);
   }
 
   const SplitCosts& CostsOf(size_t group) {

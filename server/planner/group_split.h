@@ -4,8 +4,10 @@
 // A hot group, one that takes a rank longer than the mean of all, leaves the others waiting. Split, its prefix is still
 // computed once: the owner sends K and V and takes gK and gV back (server/planner/split_timeline.h). Rollouts go, the
 // most expensive first, to the rank that would end its part first, Phase A and sending included; a helper has groups of
-// its own to do while the owner runs Phases A and C. What is found is improved by moving rollouts and whole groups
-// while the slowest rank ends sooner.
+// its own to do while the owner runs Phases A and C. Two ways are tried and the better one taken: one group after the
+// other over the ranks that have least to do by then, and each over ranks of its own (server/planner/split_teams.h),
+// which alone is good where there are more ranks than groups. What is found is improved by moving rollouts and whole
+// groups while the slowest rank ends sooner.
 //
 // Invariants:
 //  (1) a group is whole on one rank, or split: then each of its rollouts is in one part, no part is empty, and no rank

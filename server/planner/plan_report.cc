@@ -111,6 +111,21 @@ std::string SplitReason(const v1::Cluster& cluster) {
                       one ? " helps" : " help");
 }
 
+void CountGroup(int64_t rows, bool is_part, v1::RankReport& report) {
+  report.set_groups(report.groups() + 1);
+  report.set_parts(report.parts() + (is_part ? 1 : 0));
+  report.set_tokens_computed(report.tokens_computed() + static_cast<uint64_t>(rows));
+}
+
+void RaisePeaks(int64_t peak_bytes, int64_t with_headroom_bytes, const MemoryOptions& memory, v1::StepReport& report,
+                v1::RankReport& rank_report) {
+  const auto peak = static_cast<uint64_t>(peak_bytes + memory.held_bytes);
+  const auto with_headroom = static_cast<uint64_t>(with_headroom_bytes + memory.held_bytes);
+  rank_report.set_peak_bytes(std::max(rank_report.peak_bytes(), peak));
+  report.set_peak_bytes(std::max(report.peak_bytes(), peak));
+  report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), with_headroom));
+}
+
 void AddToTotals(const v1::StepReport& step, v1::PlanReport& report) {
   report.set_num_clusters(report.num_clusters() + static_cast<uint32_t>(step.clusters_size()));
   report.set_num_waves(report.num_waves() + step.num_waves());

@@ -187,10 +187,12 @@ class Planner {
         running.push_back(group.packing);
         CountGroup(group.tokens_computed, /*is_part=*/false, rank_report);
       }
-      ASSIGN_OR_RETURN(StagedClusters packed, Pack(running, chooser, /*mark=*/{}));
-      ranks.whole_s[rank][place] =
-          TotalSeconds(AddClusters(rank, std::move(packed.clusters), chooser, step, report, ranks));
-      orders = std::move(packed.orders);
+      if (!running.empty()) {
+        ASSIGN_OR_RETURN(StagedClusters packed, Pack(running, chooser, /*mark=*/{}));
+        const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), chooser, step, report, ranks);
+        if (chooser.options().stages.empty()) ranks.whole.Add(rank, place, TotalSeconds(seconds));
+        orders = std::move(packed.orders);
+      }
       if (place == placement.splits.size()) break;
       const int before = step.clusters_size();
       RETURN_IF_ERROR(AddPart(rank, batch, placement.splits[place], chooser, step, report, ranks, ranks.shared[place]));
@@ -240,7 +242,7 @@ class Planner {
   void OrderStagesOf(size_t rank, int first, StageOrders orders, const MemoryOptions& memory, v1::StepPlan& step,
                      v1::StepReport& report, RanksOfStep& ranks) const {
     if (ranks.pipelines.empty()) {
-      ranks.whole_s[rank] = {orders.end_s};
+      ranks.whole.Add(rank, /*place=*/0, orders.end_s);
     } else {
       std::vector<const v1::Cluster*> clusters;
       for (int c = first; c < step.clusters_size(); ++c) clusters.push_back(&step.clusters(c));
@@ -255,12 +257,6 @@ class Planner {
     for (const StageRun& run : orders.stages) {
       RaisePeaks(run.peak_bytes, run.peak_bytes, memory, report, ranks.reports[rank]);
     }
-  }
-
-  static void CountGroup(int64_t rows, bool is_part, v1::RankReport& report) {
-    report.set_groups(report.groups() + 1);
-    report.set_parts(report.parts() + (is_part ? 1 : 0));
-    report.set_tokens_computed(report.tokens_computed() + static_cast<uint64_t>(rows));
   }
 
   // Adds clusters of one rank; answers what they take.
@@ -285,15 +281,6 @@ class Planner {
     }
     AddSeconds(seconds, *rank_report.mutable_seconds());
     return seconds;
-  }
-
-  static void RaisePeaks(int64_t peak_bytes, int64_t with_headroom_bytes, const MemoryOptions& memory,
-                         v1::StepReport& report, v1::RankReport& rank_report) {
-    const auto peak = static_cast<uint64_t>(peak_bytes + memory.held_bytes);
-    const auto with_headroom = static_cast<uint64_t>(with_headroom_bytes + memory.held_bytes);
-    rank_report.set_peak_bytes(std::max(rank_report.peak_bytes(), peak));
-    report.set_peak_bytes(std::max(report.peak_bytes(), peak));
-    report.set_peak_bytes_with_headroom(std::max(report.peak_bytes_with_headroom(), with_headroom));
   }
 
   void DescribeRanks(const std::vector<uint32_t>& batch, const SplitPlacement& placement, const MemoryChooser& chooser,

@@ -21,7 +21,7 @@ struct RanksOfStep {
   RanksOfStep(const SplitPlacement& placement, const std::vector<int64_t>& prefix_rows, const MemoryOptions& memory)
       : reports(placement.whole.size()),
         work(placement.whole.size()),
-        whole_s(placement.whole.size(), std::vector<double>(placement.splits.size() + 1)),
+        whole(placement.whole.size()),
         shared(placement.shared) {
     if (memory.stages.empty() || shared.empty()) return;
     pipelines.resize(placement.whole.size());
@@ -39,7 +39,7 @@ struct RanksOfStep {
   }
 
   Timeline Run() const {
-    if (pipelines.empty()) return RunTimeline(shared, whole_s);
+    if (pipelines.empty()) return RunTimeline(shared, whole);
     Timeline timeline = {.finish_s = RunCopies(pipelines, exchanges), .exchange_s = {}};
     for (size_t rank = 0; rank < pipelines.size(); ++rank) {
       timeline.exchange_s.push_back(std::max(timeline.finish_s[rank] - pipelines[rank].orders.end_s, 0.0));
@@ -49,7 +49,7 @@ struct RanksOfStep {
 
   std::vector<v1::RankReport> reports;
   std::vector<PhaseWork> work;
-  std::vector<std::vector<double>> whole_s;  // as RunTimeline has them
+  WholeWork whole;
   std::vector<SharedGroup> shared;
   // None but of copies of several stages that share groups.
   std::vector<CopyPipeline> pipelines;

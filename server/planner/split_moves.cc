@@ -20,8 +20,8 @@ class Mover {
  public:
   Mover(std::span<const PlacementGroup> groups, const std::function<const SplitCosts&(size_t)>& costs,
         SplitPlacement& placement)
-      : groups_(groups), costs_(costs), p_(placement), whole_s_(WholeSeconds(groups, placement.whole)) {
-    for (const PlacementGroup& group : groups) mean_s_ += group.total_s() / static_cast<double>(whole_s_.size());
+      : groups_(groups), costs_(costs), p_(placement), work_(WholeSeconds(groups, placement.whole)) {
+    for (const PlacementGroup& group : groups) mean_s_ += group.total_s() / static_cast<double>(work_.num_ranks());
     score_ = Measure();
   }
 
@@ -84,7 +84,7 @@ class Mover {
 
   Score Measure() {
     ++attempts_;
-    const Timeline timeline = RunTimeline(p_.shared, whole_s_);
+    const Timeline timeline = RunTimeline(p_.shared, work_);
     Score score = {.max_s = timeline.max_s()};
     for (const double seconds : timeline.finish_s) score.squares += seconds * seconds;
     return score;
@@ -123,8 +123,8 @@ class Mover {
 
   bool MoveGroup(size_t g, Place from, Place to) {
     const auto shift = [&](Place a, Place b) {
-      whole_s_[a.first][a.second] -= groups_[g].total_s();
-      whole_s_[b.first][b.second] += groups_[g].total_s();
+      work_.Add(a.first, a.second, -groups_[g].total_s());
+      work_.Add(b.first, b.second, groups_[g].total_s());
     };
     if (!Keeps([&] { shift(from, to); }, [&] { shift(to, from); })) return false;
     std::erase(p_.whole[from.first][from.second], g);
@@ -136,7 +136,7 @@ class Mover {
   const std::span<const PlacementGroup> groups_;
   const std::function<const SplitCosts&(size_t)>& costs_;
   SplitPlacement& p_;
-  std::vector<std::vector<double>> whole_s_;
+  WholeWork work_;
   double mean_s_ = 0;
   Score score_;
   int attempts_ = 0;

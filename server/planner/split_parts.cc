@@ -153,16 +153,17 @@ std::vector<std::vector<std::vector<size_t>>> OrderAround(std::span<const Placem
   return whole;
 }
 
-std::vector<std::vector<double>> WholeSeconds(std::span<const PlacementGroup> groups,
-                                              const std::vector<std::vector<std::vector<size_t>>>& whole) {
-  std::vector<std::vector<double>> seconds(whole.size());
+WholeWork WholeSeconds(std::span<const PlacementGroup> groups,
+                       const std::vector<std::vector<std::vector<size_t>>>& whole) {
+  WholeWork work(whole.size());
   for (size_t rank = 0; rank < whole.size(); ++rank) {
-    for (const std::vector<size_t>& place : whole[rank]) {
-      double& sum = seconds[rank].emplace_back(0);
-      for (const size_t g : place) sum += groups[g].total_s();
+    for (size_t place = 0; place < whole[rank].size(); ++place) {
+      double sum = 0;
+      for (const size_t g : whole[rank][place]) sum += groups[g].total_s();
+      if (!whole[rank][place].empty()) work.Add(rank, place, sum);
     }
   }
-  return seconds;
+  return work;
 }
 
 }  // namespace stemma::server

@@ -53,8 +53,8 @@ std::vector<std::vector<std::vector<size_t>>> OrderAround(std::span<const Placem
                                                           std::span<const SharedGroup> shared,
                                                           std::vector<std::vector<size_t>> of_ranks);
 
-// The seconds of each rank's groups by place.
-std::vector<std::vector<double>> WholeSeconds(std::span<const PlacementGroup> groups,
-                                              const std::vector<std::vector<std::vector<size_t>>>& whole);
+// Returns the seconds of each rank's groups by place.
+WholeWork WholeSeconds(std::span<const PlacementGroup> groups,
+                       const std::vector<std::vector<std::vector<size_t>>>& whole);
 
 }  // namespace stemma::server

@@ -32,16 +32,44 @@ void RunShared(const SharedGroup& group, std::vector<double>& clock_s, std::vect
   clock_s[owner] += group.backward_s;
 }
 
-Timeline RunTimeline(std::span<const SharedGroup> shared, const std::vector<std::vector<double>>& whole_s) {
+WholeWork::WholeWork(std::initializer_list<std::vector<double>> by_rank_and_place)
+    : of_ranks_(by_rank_and_place.size()) {
+  size_t rank = 0;
+  for (const std::vector<double>& places : by_rank_and_place) {
+    for (size_t place = 0; place < places.size(); ++place) Add(rank, place, places[place]);
+    ++rank;
+  }
+}
+
+void WholeWork::Add(size_t rank, size_t place, double seconds) {
+  std::vector<Entry>& entries = of_ranks_[rank];
+  const auto it = std::lower_bound(entries.begin(), entries.end(), place,
+                                   [](const Entry& entry, size_t before) { return entry.place < before; });
+  if (it != entries.end() && it->place == place) {
+    it->seconds += seconds;
+  } else {
+    entries.insert(it, {place, seconds});
+  }
+}
+
+Timeline RunTimeline(std::span<const SharedGroup> shared, const WholeWork& whole) {
   Timeline timeline;
-  timeline.finish_s.resize(whole_s.size());
-  timeline.exchange_s.resize(whole_s.size());
-  for (size_t place = 0; place <= shared.size(); ++place) {
-    for (size_t rank = 0; rank < whole_s.size(); ++rank) {
-      CHECK_EQ(whole_s[rank].size(), shared.size() + 1);
-      timeline.finish_s[rank] += whole_s[rank][place];
+  timeline.finish_s.resize(whole.num_ranks());
+  timeline.exchange_s.resize(whole.num_ranks());
+  std::vector<size_t> done(whole.num_ranks());  // entries
+  const auto advance = [&](size_t rank, size_t place) {
+    const std::vector<WholeWork::Entry>& entries = whole.of_rank(rank);
+    for (; done[rank] < entries.size() && entries[done[rank]].place <= place; ++done[rank]) {
+      timeline.finish_s[rank] += entries[done[rank]].seconds;
     }
-    if (place < shared.size()) RunShared(shared[place], timeline.finish_s, timeline.exchange_s);
+  };
+  for (size_t place = 0; place < shared.size(); ++place) {
+    for (const int32_t rank : shared[place].ranks) advance(static_cast<size_t>(rank), place);
+    RunShared(shared[place], timeline.finish_s, timeline.exchange_s);
+  }
+  for (size_t rank = 0; rank < whole.num_ranks(); ++rank) {
+    advance(rank, shared.size());
+    CHECK_EQ(done[rank], whole.of_rank(rank).size()) << "a place after all shared groups is the last";
   }
   return timeline;
 }

@@ -7,7 +7,9 @@
 // so that nobody waits in a circle, and what ranks do can be followed group by group.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -31,10 +33,30 @@ struct Timeline {
   double max_s() const;
 };
 
-// `whole_s`: by rank and place, the seconds of the groups that the rank computes whole before it takes part in the
-// shared group of that index; one more place, the last, for those after all. What stands before a group that the rank
-// has no part in comes before its next.
-Timeline RunTimeline(std::span<const SharedGroup> shared, const std::vector<std::vector<double>>& whole_s);
+// The seconds of the groups that ranks compute whole, by place: before the rank takes part in the shared group of that
+// index, or, at one more place, the last, after all of them. A rank has something to do at few places of many.
+class WholeWork {
+ public:
+  explicit WholeWork(size_t ranks) : of_ranks_(ranks) {}
+  WholeWork(std::initializer_list<std::vector<double>> by_rank_and_place);
+
+  void Add(size_t rank, size_t place, double seconds);
+
+  size_t num_ranks() const { return of_ranks_.size(); }
+
+  struct Entry {
+    size_t place = 0;
+    double seconds = 0;
+  };
+  const std::vector<Entry>& of_rank(size_t rank) const { return of_ranks_[rank]; }  // by ascending places
+
+ private:
+  std::vector<std::vector<Entry>> of_ranks_;
+};
+
+// Follows all ranks to their ends. Groups at the place of a shared group that the rank has no part in come before its
+// next part. Its cost grows with ranks, parts and entries of `whole`, not with the shared groups that a rank skips.
+Timeline RunTimeline(std::span<const SharedGroup> shared, const WholeWork& whole);
 
 // Takes one shared group into account: `clock_s` and `exchange_s` are each rank's, before and after.
 void RunShared(const SharedGroup& group, std::vector<double>& clock_s, std::vector<double>& exchange_s);

@@ -26,12 +26,13 @@ using server::RunCopies;
 using server::RunTimeline;
 using server::SharedGroup;
 using server::StageExchange;
+using server::WholeWork;
 
 // Copies of one stage, and the same as RunTimeline has them.
 struct OneStage {
   std::vector<CopyPipeline> copies;
   std::vector<SharedGroup> shared;
-  std::vector<std::vector<double>> whole_s;
+  WholeWork whole = WholeWork(0);
 };
 
 StageCluster DrawRounds(Draw& draw, double& seconds) {
@@ -49,12 +50,14 @@ OneStage DrawOneStage(Draw& draw) {
   const auto num_copies = static_cast<size_t>(draw.Between(2, 4));
   const auto num_shared = static_cast<size_t>(draw.Between(0, 3));
   drawn.copies.resize(num_copies);
-  drawn.whole_s.assign(num_copies, std::vector<double>(num_shared + 1));
+  drawn.whole = WholeWork(num_copies);
   for (CopyPipeline& copy : drawn.copies) copy.parts.resize(num_shared);
   for (size_t place = 0; place <= num_shared; ++place) {
     for (size_t c = 0; c < num_copies; ++c) {
       if (draw.Chance(50)) continue;
-      drawn.copies[c].question.clusters.push_back(DrawRounds(draw, drawn.whole_s[c][place]));
+      double seconds = 0;
+      drawn.copies[c].question.clusters.push_back(DrawRounds(draw, seconds));
+      drawn.whole.Add(c, place, seconds);
     }
     if (place == num_shared) break;
     std::vector<int32_t> ranks(num_copies);
@@ -95,7 +98,7 @@ TEST(StageTimelineTest, OneStageIsTheTimelineOfCopiesWithoutStages) {
     for (const SharedGroup& group : drawn.shared) {
       exchanges.push_back({.copies = group.ranks, .send_s = {group.send_s}, .return_s = {group.return_s}});
     }
-    EXPECT_EQ(RunCopies(drawn.copies, exchanges), RunTimeline(drawn.shared, drawn.whole_s).finish_s);
+    EXPECT_EQ(RunCopies(drawn.copies, exchanges), RunTimeline(drawn.shared, drawn.whole).finish_s);
   }
 }
 
