@@ -6,8 +6,9 @@ namespace stemma {
 
 std::vector<MeshLink> LinksOf(const v1::Mesh& mesh) {
   std::vector<MeshLink> links;
-  for (const MeshLink& link : {MeshLink{"data", DataRanks(mesh)}, MeshLink{"cp", CpSize(mesh)},
-                               MeshLink{"tp", TpSize(mesh)}, MeshLink{"pp", PpSize(mesh)}}) {
+  for (const MeshLink& link :
+       {MeshLink{"data", DataRanks(mesh)}, MeshLink{"dp", DpSize(mesh)}, MeshLink{"cp", CpSize(mesh)},
+        MeshLink{"tp", TpSize(mesh)}, MeshLink{"pp", PpSize(mesh)}}) {
     if (link.ranks > 1) links.push_back(link);
   }
   return links;

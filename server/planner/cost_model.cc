@@ -100,7 +100,8 @@ const std::array<const char*, kNumRates> kRateNames = {
     "copy",         "wave_backward",      "score_block",        "sent", "collective",  // over tp
     "sent_context", "collective_context",                                              // over cp
     "sent_stage",   "message_stage",                                                   // over pp
-    "sent_data",    "collective_data"};                                                // over dp
+    "sent_data",    "collective_data",                                                 // over dp
+    "sent_part",    "message_part"};
 
 Work& Work::operator+=(const Work& other) {
   for (size_t i = 0; i < units.size(); ++i) units[i] += other.units[i];

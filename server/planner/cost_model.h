@@ -47,10 +47,12 @@ enum Rate {
   kContextCollective,
   kStageByte,  // to a neighbour
   kStageMessage,
-  kDataByte,  // to ranks that hold the same part of the model, once a step, or of a divided group: in no phase's work
+  kDataByte,  // to ranks that hold the same part of the model, once a step: in no phase's work
   kDataCollective,
+  kPartByte,  // of a divided group, from one copy of the model to another: in no phase's work either
+  kPartMessage,
 };
-inline constexpr int kNumRates = 19;
+inline constexpr int kNumRates = 21;
 // As in the Rates message and the calibration's file.
 extern const std::array<const char*, kNumRates> kRateNames;
 
@@ -60,8 +62,8 @@ struct LinkRates {
 };
 inline constexpr LinkRates kTensorLink = {kTensorByte, kTensorCollective},
                            kContextLink = {kContextByte, kContextCollective}, kStageLink = {kStageByte, kStageMessage},
-                           kDataLink = {kDataByte, kDataCollective};
-inline constexpr std::array<LinkRates, 4> kLinkRates = {kTensorLink, kContextLink, kStageLink, kDataLink};
+                           kDataLink = {kDataByte, kDataCollective}, kPartLink = {kPartByte, kPartMessage};
+inline constexpr std::array<LinkRates, 5> kLinkRates = {kTensorLink, kContextLink, kStageLink, kDataLink, kPartLink};
 
 // By default bytes travel as fast as between device and host, and each message takes so many seconds beside.
 inline constexpr double kMessageSeconds = 1e-4;

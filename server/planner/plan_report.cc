@@ -70,6 +70,8 @@ void DescribeRates(const Rates& rates, v1::Rates& report) {
   report.set_message_stage(rates[kStageMessage]);
   report.set_sent_data(rates[kDataByte]);
   report.set_collective_data(rates[kDataCollective]);
+  report.set_sent_part(rates[kPartByte]);
+  report.set_message_part(rates[kPartMessage]);
   report.set_samples(static_cast<uint32_t>(rates.samples));
   report.set_calibrated(rates.calibrated);
 }

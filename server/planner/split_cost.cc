@@ -31,10 +31,10 @@ PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_
 
 PartSeconds PartSecondsOf(const MemoryOptions& options, const ByteShape& shape, int64_t prefix_rows) {
   const PartBytes bytes = PartBytesOf(shape, prefix_rows, options.forward_only);
-  const double messages_s = static_cast<double>(2 * shape.config.num_layers + 1) * options.rates[kDataCollective];
-  PartSeconds seconds = {.send_s = messages_s + static_cast<double>(bytes.kv) * options.rates[kDataByte]};
+  const double messages_s = static_cast<double>(2 * shape.config.num_layers + 1) * options.rates[kPartMessage];
+  PartSeconds seconds = {.send_s = messages_s + static_cast<double>(bytes.kv) * options.rates[kPartByte]};
   if (!options.forward_only) {
-    seconds.return_s = messages_s + static_cast<double>(bytes.gradients) * options.rates[kDataByte];
+    seconds.return_s = messages_s + static_cast<double>(bytes.gradients) * options.rates[kPartByte];
   }
   return seconds;
 }

@@ -17,8 +17,8 @@ struct PartBytes {
 };
 PartBytes PartBytesOf(const ByteShape& shape, int64_t prefix_rows, bool forward_only);
 
-// What they take over the data axis: a message for K and one for V of each layer, after a word that says whether they
-// come. Returns 0 for gradients in a forward-only pass.
+// What they take from one copy of the model to another: a message for K and one for V of each layer, after a word that
+// says whether they come. Returns 0 for gradients in a forward-only pass.
 struct PartSeconds {
   double send_s = 0, return_s = 0;
 };
@@ -28,8 +28,7 @@ PartSeconds PartSecondsOf(const MemoryOptions& options, const ByteShape& shape, 
 // where each of context-parallel ranks holds its K/V.
 bool MaySplit(MemoryChooser& chooser, const PackingGroup& packing);
 
-// REQUIRES: MaySplit. What travels takes as long as over the data axis. A group that does not fit the budget costs
-// nothing: packing refuses it.
+// REQUIRES: MaySplit. A group that does not fit the budget costs nothing: packing refuses it.
 SplitCosts SplitCostsOf(MemoryChooser& chooser, const PackingGroup& packing);
 
 // The part of the group that has these of its members.

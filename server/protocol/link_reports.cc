@@ -18,7 +18,7 @@ namespace stemma::server {
 namespace {
 
 constexpr std::array<std::pair<std::string_view, LinkRates>, kLinksMax> kAxes = {
-    {{"data", kDataLink}, {"cp", kContextLink}, {"tp", kTensorLink}, {"pp", kStageLink}}};
+    {{"data", kDataLink}, {"dp", kPartLink}, {"cp", kContextLink}, {"tp", kTensorLink}, {"pp", kStageLink}}};
 
 const LinkRates* FindRates(std::string_view axis) {
   const auto it = std::find_if(kAxes.begin(), kAxes.end(), [&](const auto& known) { return known.first == axis; });
@@ -43,7 +43,7 @@ absl::Status CheckLinks(const LinkReports& links) {
   for (const v1::LinkInfo& link : links) {
     // The text is a stranger's: it is not repeated.
     if (FindRates(link.axis()) == nullptr) {
-      return absl::InvalidArgumentError("ready.links.axis is none of data, cp, tp, pp");
+      return absl::InvalidArgumentError("ready.links.axis is none of data, dp, cp, tp, pp");
     }
     if (!axes.insert(link.axis()).second) {
       return absl::InvalidArgumentError(absl::StrCat("ready.links.axis has ", link.axis(), " twice"));

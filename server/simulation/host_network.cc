@@ -89,12 +89,16 @@ AxisNetworks SetNetworks(const v1::Mesh& mesh, const HostNetworks& networks, Rat
   names.tp = set_ring(Members(1, 0, tp, 1), tp, kTensorLink);
   names.cp = set_ring(Members(1, 0, cp, tp), cp * tp, kContextLink);
   names.dp = set_ring(Members(dp, pp * cp * tp, cp, tp), all, kDataLink);
-  // Some of the messages to neighbours cross from host to host.
-  const AxisGroups stages = GroupsOf(Members(1, 0, pp, cp * tp), pp * cp * tp, all, networks.ranks_per_host);
-  const Network& network = stages.on_one_host ? networks.inside : networks.between;
-  rates[kStageByte] = 1 / network.bytes_per_s;
-  rates[kStageMessage] = network.start_s + network.hop_s;
-  names.pp = pp > 1 ? network.name : std::string_view();
+  // Some of the messages from rank to rank cross from host to host.
+  const auto set_messages = [&](const std::vector<uint32_t>& members, uint32_t span, const LinkRates& link) {
+    const AxisGroups groups = GroupsOf(members, span, all, networks.ranks_per_host);
+    const Network& network = groups.on_one_host ? networks.inside : networks.between;
+    rates[link.byte] = 1 / network.bytes_per_s;
+    rates[link.message] = network.start_s + network.hop_s;
+    return groups.ranks > 1 ? network.name : std::string_view();
+  };
+  names.pp = set_messages(Members(1, 0, pp, cp * tp), pp * cp * tp, kStageLink);
+  set_messages(Members(1, 0, dp, pp * cp * tp), all, kPartLink);
   return names;
 }
 

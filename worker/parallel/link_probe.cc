@@ -68,12 +68,13 @@ class GatherAndScatter final : public Exchange {
   at::Tensor part_, whole_, scratch_;
 };
 
-// A message to the next stage and one back. First the pairs (0, 1), (2, 3), … speak, then (1, 2), (3, 4), …: each stage
-// is in one pair at a time, in which the earlier stage begins, so nobody waits in a circle.
+// A message to the next rank and one back; the next is `stride` ranks on. First the pairs (0, 1), (2, 3), … speak, then
+// (1, 2), (3, 4), …: each rank is in one pair at a time, in which the earlier one begins, so nobody waits in a circle.
 class ThereAndBack final : public Exchange {
  public:
-  ThereAndBack(Communicator& axis, int64_t bytes, at::Device device)
+  ThereAndBack(Communicator& axis, int stride, int64_t bytes, at::Device device)
       : axis_(axis),
+        stride_(stride),
         values_(at::zeros({bytes / int64_t{sizeof(float)}}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
 
   int64_t bytes() const override {
@@ -83,18 +84,19 @@ class ThereAndBack final : public Exchange {
   }
 
   absl::StatusOr<double> Run(const Clock& clock) override {
-    const int stage = axis_.rank();
+    const int place = axis_.rank() / stride_;
+    const int next = axis_.rank() + stride_, before = axis_.rank() - stride_;
     double seconds = 0;
     for (const int first : {0, 1}) {
-      if (stage % 2 == first && stage + 1 < axis_.size()) {
+      if (place % 2 == first && next < axis_.size()) {
         const double begun_s = clock.MonotonicSeconds();
-        RETURN_IF_ERROR(axis_.Send(kLinkProbeName, values_, stage + 1));
-        RETURN_IF_ERROR(axis_.Receive(kLinkProbeName, values_, stage + 1));
+        RETURN_IF_ERROR(axis_.Send(kLinkProbeName, values_, next));
+        RETURN_IF_ERROR(axis_.Receive(kLinkProbeName, values_, next));
         AwaitValues(values_);
         seconds = clock.MonotonicSeconds() - begun_s;
-      } else if (stage % 2 != first && stage > 0) {
-        RETURN_IF_ERROR(axis_.Receive(kLinkProbeName, values_, stage - 1));
-        RETURN_IF_ERROR(axis_.Send(kLinkProbeName, values_, stage - 1));
+      } else if (place % 2 != first && before >= 0) {
+        RETURN_IF_ERROR(axis_.Receive(kLinkProbeName, values_, before));
+        RETURN_IF_ERROR(axis_.Send(kLinkProbeName, values_, before));
       }
     }
     return seconds;
@@ -102,13 +104,17 @@ class ThereAndBack final : public Exchange {
 
  private:
   Communicator& axis_;
+  const int stride_;
   at::Tensor values_;
 };
 
+constexpr int kCollectives = 0;
+
 class AxisProbe {
  public:
-  AxisProbe(Communicator& axis, bool stages, at::Device device, const Clock& clock)
-      : axis_(axis), stages_(stages), device_(device), clock_(clock), begun_s_(clock.MonotonicSeconds()) {}
+  // `stride`: of the messages from rank to rank that are probed, or kCollectives.
+  AxisProbe(Communicator& axis, int stride, at::Device device, const Clock& clock)
+      : axis_(axis), stride_(stride), device_(device), clock_(clock), begun_s_(clock.MonotonicSeconds()) {}
 
   absl::StatusOr<AxisLink> Run() {
     ASSIGN_OR_RETURN(const ExchangeTime small,
@@ -129,7 +135,7 @@ class AxisProbe {
   }
 
   std::unique_ptr<Exchange> Make(int64_t bytes) const {
-    if (stages_) return std::make_unique<ThereAndBack>(axis_, bytes, device_);
+    if (stride_ != kCollectives) return std::make_unique<ThereAndBack>(axis_, stride_, bytes, device_);
     return std::make_unique<GatherAndScatter>(axis_, bytes, device_);
   }
 
@@ -151,11 +157,19 @@ class AxisProbe {
   }
 
   Communicator& axis_;
-  const bool stages_;
+  const int stride_;
   const at::Device device_;
   const Clock& clock_;
   const double begun_s_;
   double spent_s_ = 0;  // by the slowest clock, as agreed
+};
+
+struct ProbedAxis {
+  const char* name;
+  Communicator* ranks;
+  int stride = kCollectives;  // as AxisProbe has it
+
+  int size() const { return stride == kCollectives ? ranks->size() : ranks->size() / stride; }
 };
 
 }  // namespace
@@ -179,17 +193,21 @@ double MedianSeconds(std::vector<double> seconds) {
 }
 
 absl::StatusOr<std::vector<AxisLink>> ProbeLinks(const MeshRanks& ranks, at::Device device, const Clock& clock) {
-  const std::array<std::pair<const char*, Communicator*>, kLinksMax> axes = {
-      {{"data", ranks.data.get()}, {"cp", ranks.cp.get()}, {"tp", ranks.tp.get()}, {"pp", ranks.pp.get()}}};
+  const int cp = ranks.cp->size();
+  const std::array<ProbedAxis, kLinksMax> axes = {{{"data", ranks.data.get()},
+                                                   {"dp", ranks.data.get(), cp},
+                                                   {"cp", ranks.cp.get()},
+                                                   {"tp", ranks.tp.get()},
+                                                   {"pp", ranks.pp.get(), 1}}};
   std::vector<AxisLink> links;
-  for (const auto& [name, axis] : axes) {
+  for (const ProbedAxis& axis : axes) {
     // All groups begin an axis together: none measures while the others do something else.
     int64_t begins = 0;
     RETURN_IF_ERROR(ranks.Agree(kLinkProbeName, {&begins, 1}));
-    if (axis->size() == 1) continue;
-    ASSIGN_OR_RETURN(AxisLink link, AxisProbe(*axis, axis == ranks.pp.get(), device, clock).Run());
-    link.axis = name;
-    link.ranks = axis->size();
+    if (axis.size() == 1) continue;
+    ASSIGN_OR_RETURN(AxisLink link, AxisProbe(*axis.ranks, axis.stride, device, clock).Run());
+    link.axis = axis.name;
+    link.ranks = axis.size();
     links.push_back(std::move(link));
   }
   return links;

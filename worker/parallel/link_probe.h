@@ -2,14 +2,14 @@
 // once when the ranks have met, so that plans count the network that there is.
 //
 // Called by worker/engine on the engine thread, before the model is loaded. All ranks of the mesh call it together. The
-// axes are probed one after the other, data, cp, tp, pp, each in all of its groups at the same time: that is how steps
-// use them. Calls are named kLinkProbeName, so no metric of a step counts them.
+// axes are probed one after the other, data, dp, cp, tp, pp, each in all of its groups at the same time: that is how
+// steps use them. Calls are named kLinkProbeName, so no metric of a step counts them.
 //
-// An exchange is two messages: an all-gather and a reduce-scatter; between stages one to the next stage and one back.
-// After each exchange the ranks of the group agree on how long the slowest one took, and how long the slowest has been
-// probing. Sizes, repeats and results follow from what was agreed alone, so all of them do the same whatever their
-// clocks say. A group ends after the first exchange past kLinkProbeSeconds, with one measured exchange of each size
-// that it tries at least.
+// An exchange is two messages: an all-gather and a reduce-scatter; between stages, and between copies of the model
+// (dp), one to the next rank and one back. After each exchange the ranks of the group agree on how long the slowest one
+// took, and how long the slowest has been probing. Sizes, repeats and results follow from what was agreed alone, so all
+// of them do the same whatever their clocks say. A group ends after the first exchange past kLinkProbeSeconds, with one
+// measured exchange of each size that it tries at least.
 #pragma once
 
 #include <cstdint>

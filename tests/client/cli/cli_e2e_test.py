@@ -205,7 +205,7 @@ class CliE2eTest(unittest.TestCase):
         return result
 
     def test_doctor_measures_the_links_of_a_mesh_and_leaves_nothing(self):
-        for mesh, links in (("dp=2,tp=2", {"data": 2, "tp": 2}), ("pp=2,cp=2", {"data": 2, "cp": 2, "pp": 2})):
+        for mesh, links in (("dp=2,tp=2", {"data": 2, "dp": 2, "tp": 2}), ("pp=2,cp=2", {"data": 2, "cp": 2, "pp": 2})):
             result = self.doctor_in_a_folder("--mesh", mesh, "-o", "json")
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
             checks = {record["check"]: record for record in map(json.loads, result.stdout.splitlines())}

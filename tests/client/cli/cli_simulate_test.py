@@ -12,7 +12,7 @@ from cli_testing import GOLDEN, make_model_and_trace, run
 
 _REFUSED = 64 + 8  # RESOURCE_EXHAUSTED
 _RATES = ("linear attention_forward attention_backward head element merge wave parameter copy wave_backward score_block sent "
-          "collective sent_context collective_context sent_stage message_stage sent_data collective_data").split()
+          "collective sent_context collective_context sent_stage message_stage sent_data collective_data sent_part message_part").split()
 
 
 class CliSimulateTest(unittest.TestCase):

@@ -35,7 +35,7 @@ def test_every_mesh_exports_the_files_that_were_loaded(model, tmp_path, mesh, sh
         sizes = {"dp": 1, "pp": 1, "cp": 1, "tp": 1} | {axis: int(size) for axis, size in (part.split("=") for part in mesh.split(","))}
         places = [tuple(rank[axis] for axis in sizes) for rank in local.status()["ranks"]]
         assert places == list(itertools.product(*(range(size) for size in sizes.values()))), "tp is the inner axis"
-        groups = {"data": sizes["dp"] * sizes["cp"], "cp": sizes["cp"], "tp": sizes["tp"], "pp": sizes["pp"]}
+        groups = {"data": sizes["dp"] * sizes["cp"], "dp": sizes["dp"], "cp": sizes["cp"], "tp": sizes["tp"], "pp": sizes["pp"]}
         links = local.status()["links"]
         assert {link["axis"]: link["ranks"] for link in links} == {axis: size for axis, size in groups.items() if size > 1}
         assert all(link["gb_per_s"] > 0 and link["message_us"] > 0 for link in links), links

@@ -75,6 +75,18 @@ TEST_F(HotGroupTest, IsSplitSoThatTheRanksEndTogether) {
   }
 }
 
+// Parts go from one copy to another; what a collective of all copies takes has nothing to do with it.
+TEST_F(HotGroupTest, IsSplitByWhatMessagesBetweenTwoCopiesTake) {
+  const Rates measured = model_.rates;
+  model_.rates[kDataByte] = model_.rates[kDataCollective] = 1;
+  EXPECT_EQ(Report(4).split_groups_size(), 1);
+  for (const Rate slow : {kPartByte, kPartMessage}) {
+    model_.rates = measured;
+    model_.rates[slow] = 1;
+    EXPECT_EQ(Report(4).split_groups_size(), 0) << kRateNames[slow];
+  }
+}
+
 // Copies of several stages share it, too: stage by stage, each what its own layers have.
 TEST_F(HotGroupTest, IsSplitBetweenCopiesOfSeveralStages) {
   model_.run.mutable_mesh()->set_pp(2);

@@ -26,7 +26,7 @@ TEST(LinkReportsTest, LinksOfAMeshAreItsAxesOfSeveralRanks) {
   for (const MeshLink& link : LinksOf(MakeMesh({.dp = 2, .pp = 3, .cp = 4, .tp = 5}))) {
     text += std::string(link.axis) + " " + std::to_string(link.ranks) + ", ";
   }
-  EXPECT_EQ(text, "data 8, cp 4, tp 5, pp 3, ");
+  EXPECT_EQ(text, "data 8, dp 2, cp 4, tp 5, pp 3, ");
   ASSERT_EQ(LinksOf(MakeMesh({.pp = 2})).size(), 1u);
 }
 
@@ -34,7 +34,7 @@ TEST(LinkReportsTest, WhatAProbeMayMeasurePasses) {
   EXPECT_THAT(CheckLinks({}), IsOk());
   EXPECT_THAT(CheckLinks(Reports({Link("data", 2, kLinkMessageSecondsMin, kLinkByteSecondsMax),
                                   Link("cp", 2, kLinkMessageSecondsMax, kLinkByteSecondsMin), Link("tp", 2, 1e-4, 1e-9),
-                                  Link("pp", 2, 1e-4, 1e-9)})),
+                                  Link("pp", 2, 1e-4, 1e-9), Link("dp", 2, 1e-4, 1e-9)})),
               IsOk());
 }
 
@@ -49,21 +49,22 @@ TEST(LinkReportsTest, NumbersOfNoNetworkAreRefusedByTheirField) {
 }
 
 TEST(LinkReportsTest, AxesAreOfAFixedListAndComeOnce) {
-  for (const std::string& axis : {std::string(), std::string("dp"), std::string("TP"), std::string("tp "),
+  for (const std::string& axis : {std::string(), std::string("ep"), std::string("TP"), std::string("tp "),
                                   std::string("\xff\n\x1b[2J"), std::string(1 << 20, 'x')}) {
     const absl::Status status = CheckLinks(Reports({Link(axis, 2, 1e-4, 1e-9)}));
     EXPECT_THAT(status, Invalid("ready.links.axis"));
     EXPECT_LT(status.message().size(), 200u) << "a stranger's text is not repeated";
   }
   EXPECT_THAT(CheckLinks(Reports({Link("tp", 2, 1e-4, 1e-9), Link("tp", 2, 1e-4, 1e-9)})), Invalid("tp twice"));
-  EXPECT_THAT(CheckLinks(Reports(std::vector<v1::LinkInfo>(5, Link("tp", 2, 1e-4, 1e-9)))), Invalid("5 entries"));
+  EXPECT_THAT(CheckLinks(Reports(std::vector<v1::LinkInfo>(6, Link("tp", 2, 1e-4, 1e-9)))), Invalid("6 entries"));
 }
 
 TEST(LinkReportsTest, RanksAreThoseOfTheMesh) {
   const v1::Mesh mesh = MakeMesh({.dp = 3, .cp = 2});
-  EXPECT_THAT(CheckLinksOfMesh(mesh, Reports({Link("data", 6, 1e-4, 1e-9), Link("cp", 2, 1e-4, 1e-9)})), IsOk());
+  EXPECT_THAT(CheckLinksOfMesh(mesh, Reports({Link("data", 6, 1e-4, 1e-9), Link("dp", 3, 1e-4, 1e-9), Link("cp", 2, 1e-4, 1e-9)})),
+              IsOk());
   for (const v1::LinkInfo& link : {Link("data", 3, 1e-4, 1e-9), Link("cp", 3, 1e-4, 1e-9), Link("tp", 1, 1e-4, 1e-9),
-                                   Link("tp", 2, 1e-4, 1e-9), Link("cp", 0, 1e-4, 1e-9)}) {
+                                   Link("tp", 2, 1e-4, 1e-9), Link("cp", 0, 1e-4, 1e-9), Link("dp", 6, 1e-4, 1e-9)}) {
     EXPECT_THAT(CheckLinksOfMesh(mesh, Reports({link})), Invalid("ready.links.ranks of " + link.axis()));
   }
 }
@@ -118,6 +119,11 @@ TEST(LinkReportsTest, EachAxisHasItsOwnRatesAndTheRestKeepTheirs) {
   const std::vector<v1::LinkInfo> stages = {Link("pp", 2, 1.0 / 32, 1.0 / 8192)};
   EXPECT_EQ(WithLinks(before, stages)[kStageMessage], 1.0 / 32);
   EXPECT_EQ(WithLinks(before, stages)[kStageByte], 1.0 / 8192);
+  const std::vector<v1::LinkInfo> copies = {Link("dp", 2, 1.0 / 64, 1.0 / 16384)};
+  Rates parts = before;
+  parts[kPartMessage] = 1.0 / 64;
+  parts[kPartByte] = 1.0 / 16384;
+  EXPECT_EQ(WithLinks(before, copies).seconds, parts.seconds);
 }
 
 }  // namespace

@@ -45,6 +45,23 @@ TEST(HostNetworkTest, ACollectiveGoesThroughAllRanksAndAMessageToANeighbour) {
   // Six ranks share gradients, two on each of three hosts: a ring crosses twice, and has three hops more.
   EXPECT_DOUBLE_EQ(rates[kDataByte], 0.05) << "each host has two links";
   EXPECT_DOUBLE_EQ(rates[kDataCollective], 2 + 2 * 4 + 3 * 0.5);
+  EXPECT_DOUBLE_EQ(rates[kPartByte], 0.1) << "from copy to copy, each on hosts of its own";
+  EXPECT_DOUBLE_EQ(rates[kPartMessage], 2 + 4);
+}
+
+// What a part of a split group takes does not grow with the ranks that have nothing to do with it.
+TEST(HostNetworkTest, AMessageBetweenTwoCopiesIsTheSameHoweverManyThereAre) {
+  Rates few, many, inside, wide;
+  SetNetworks(MakeMesh({.dp = 8}), Hosts(4), few);
+  SetNetworks(MakeMesh({.dp = 512}), Hosts(4), many);
+  SetNetworks(MakeMesh({.dp = 4}), Hosts(4), inside);
+  EXPECT_EQ(few[kPartMessage], many[kPartMessage]);
+  EXPECT_EQ(few[kPartByte], many[kPartByte]);
+  EXPECT_LT(few[kDataCollective], many[kDataCollective]);
+  SetNetworks(MakeMesh({.dp = 2, .tp = 4}), Hosts(4), wide);
+  EXPECT_EQ(wide[kPartMessage], many[kPartMessage]) << "each copy fills a host";
+  EXPECT_DOUBLE_EQ(inside[kPartByte], 0.01);
+  EXPECT_DOUBLE_EQ(inside[kPartMessage], 1 + 0.5);
 }
 
 TEST(HostNetworkTest, ManyLinksOfAHostAreAsFastAsItsInsideAtMost) {
