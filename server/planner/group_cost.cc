@@ -71,4 +71,15 @@ std::string ChooseReuse(MemoryChooser& chooser, v1::Schedule schedule, double fl
   return Compared(reuse->seconds.total(), dense->seconds.total());
 }
 
+std::optional<std::string> ReuseToShare(MemoryChooser& chooser, PackingGroup& packing) {
+  if (packing.prefix_rows == 0) return std::nullopt;
+  const std::shared_ptr<const MemoryChoice> reuse = chooser.Choose(GroupShape(packing, /*reuse=*/true));
+  const std::shared_ptr<const MemoryChoice> dense = chooser.Choose(GroupShape(packing, /*reuse=*/false));
+  if (!reuse) return std::nullopt;
+  packing.reuse = true;
+  if (!dense) return "reuse: a whole trajectory does not fit the budget";
+  const double longer = 100 * (reuse->seconds.total() / dense->seconds.total() - 1);
+  return absl::StrFormat("reuse: ranks share it, which dense would not let them; alone it takes %.0f%% longer", longer);
+}
+
 }  // namespace stemma::server

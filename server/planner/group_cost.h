@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "server/planner/memory_chooser.h"
@@ -16,6 +17,10 @@ namespace stemma::server {
 //
 // `flops_saved` is the part of the dense FLOPs that reuse saves, for the line of a forced REUSE.
 std::string ChooseReuse(MemoryChooser& chooser, v1::Schedule schedule, double flops_saved, PackingGroup& packing);
+
+// Takes reuse for a group that ChooseReuse would compute dense, so that ranks can share it. Returns why in one line;
+// nullopt, and nothing is changed: it has no prefix, or does not fit the budget so.
+std::optional<std::string> ReuseToShare(MemoryChooser& chooser, PackingGroup& packing);
 
 // The cost model of a group with a prefix; also of one whose way was forced.
 v1::GroupCost GroupCostOf(MemoryChooser& chooser, const PackingGroup& packing);

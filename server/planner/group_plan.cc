@@ -1,5 +1,7 @@
 #include "server/planner/group_plan.h"
 
+#include <map>
+#include <string>
 #include <utility>
 
 #include "server/planner/group_cost.h"
@@ -7,31 +9,68 @@
 
 namespace stemma::server {
 
+namespace {
+
+// Counts what a group computes in the way that it takes.
+void CountWork(const ModelConfig& model, GroupPlan& plan) {
+  const int64_t prefix = plan.packing.prefix_rows;
+  Flops reuse, dense;
+  int64_t suffix_rows = 0;
+  for (const PackingMember& member : plan.packing.members) {
+    reuse += SuffixFlops(model, prefix, member.rows);
+    dense += DenseFlops(model, prefix, member.rows);
+    suffix_rows += member.rows;
+  }
+  reuse += PrefixFlops(model, prefix);
+  plan.flops = plan.packing.reuse ? reuse : dense;
+  plan.flops_dense = dense;
+  plan.tokens_logical = plan.rollouts_run * prefix + suffix_rows;
+  plan.tokens_computed = plan.packing.reuse ? prefix + suffix_rows : plan.tokens_logical;
+}
+
+}  // namespace
+
 GroupPlan PlanGroup(MemoryChooser& chooser, const ModelConfig& model, v1::Schedule schedule, uint32_t index,
                     const PlannerGroup& group) {
   GroupPlan plan;
   plan.packing.group = index;
   plan.packing.uid = group.uid;
   plan.packing.prefix_rows = group.prompt_tokens - 1;
-  const int64_t prefix = plan.packing.prefix_rows;
-  int64_t suffix_rows = 0;
   for (uint32_t i = 0; i < group.rollouts.size(); ++i) {
-    const PlannerRollout& rollout = group.rollouts[i];
-    if (!rollout.run) continue;
-    plan.packing.members.push_back({i, rollout.response_tokens});
-    plan.flops += SuffixFlops(model, prefix, rollout.response_tokens);
-    plan.flops_dense += DenseFlops(model, prefix, rollout.response_tokens);
-    suffix_rows += rollout.response_tokens;
+    if (group.rollouts[i].run) plan.packing.members.push_back({i, group.rollouts[i].response_tokens});
   }
   plan.rollouts_run = static_cast<int64_t>(plan.packing.members.size());
   plan.runs = plan.rollouts_run > 0;
   if (!plan.runs) return plan;
-  plan.flops += PrefixFlops(model, prefix);
+  plan.packing.reuse = true;
+  CountWork(model, plan);
   plan.reason = ChooseReuse(chooser, schedule, 1 - plan.flops.total() / plan.flops_dense.total(), plan.packing);
-  plan.tokens_logical = plan.rollouts_run * prefix + suffix_rows;
-  plan.tokens_computed = plan.packing.reuse ? prefix + suffix_rows : plan.tokens_logical;
-  if (!plan.packing.reuse) plan.flops = plan.flops_dense;
+  CountWork(model, plan);
   return plan;
+}
+
+void ReuseWhatIsShared(MemoryChooser& chooser, const ModelConfig& model, const std::vector<uint32_t>& batch,
+                       int32_t ranks, std::vector<GroupPlan>& groups) {
+  const SplitPlacement before = PlaceMiniBatch(chooser, groups, batch, ranks, v1::SPLIT_AUTO);
+  if (before.max_s() <= (1 + kWorthSplitting) * before.mean_s) return;
+  std::map<uint32_t, GroupPlan> dense;  // those that are tried, as they were
+  for (const uint32_t g : batch) {
+    GroupPlan& group = groups[g];
+    const bool hot = PlacementGroupOf(chooser, group.packing).total_s() > before.mean_s;
+    if (!hot || group.packing.reuse || group.packing.members.size() < 2) continue;
+    GroupPlan as_it_was = group;
+    std::optional<std::string> reason = ReuseToShare(chooser, group.packing);
+    if (!reason) continue;
+    group.reason = *std::move(reason);
+    CountWork(model, group);
+    dense.emplace(g, std::move(as_it_was));
+  }
+  if (dense.empty()) return;
+  const SplitPlacement after = PlaceMiniBatch(chooser, groups, batch, ranks, v1::SPLIT_AUTO);
+  if (after.max_s() < (1 - kWorthSplitting) * before.max_s()) {
+    for (const GroupSplit& split : after.splits) dense.erase(batch[split.group]);
+  }
+  for (auto& [g, as_it_was] : dense) groups[g] = std::move(as_it_was);
 }
 
 SplitPlacement PlaceMiniBatch(MemoryChooser& chooser, std::span<const GroupPlan> groups,

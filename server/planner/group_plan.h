@@ -32,6 +32,11 @@ struct GroupPlan {
 GroupPlan PlanGroup(MemoryChooser& chooser, const ModelConfig& model, v1::Schedule schedule, uint32_t index,
                     const PlannerGroup& group);
 
+// Computes with reuse what PlanGroup would compute dense, but ranks had better share: alone that takes a little longer,
+// split it leaves no rank waiting. What is not split of a mini-batch placed so stays dense. See PlaceMiniBatch.
+void ReuseWhatIsShared(MemoryChooser& chooser, const ModelConfig& model, const std::vector<uint32_t>& batch,
+                       int32_t ranks, std::vector<GroupPlan>& groups);
+
 // Places a mini-batch, given by its groups' indices, on so many ranks: of the placement, groups are places in `batch`,
 // and rollouts are places in packing.members. `chooser`: of the pass that is placed.
 SplitPlacement PlaceMiniBatch(MemoryChooser& chooser, std::span<const GroupPlan> groups,

@@ -45,6 +45,11 @@ class Planner {
       if (chooser_.options().stopped()) return absl::CancelledError("planning was stopped");
     }
     costs_.resize(groups_.size());
+    if (request_.schedule == v1::AUTO && model_.run.split_groups() == v1::SPLIT_AUTO && model_.dp_ranks() > 1) {
+      for (const std::vector<uint32_t>& batch : Batches(0)) {
+        ReuseWhatIsShared(chooser_, model_.config, batch, model_.dp_ranks(), groups_);
+      }
+    }
     if (request_.log_prob_passes > 0) {
       MemoryChooser entry(Options(chooser_.options().stop, /*forward_only=*/true));
       PinGroups(entry);

@@ -54,6 +54,16 @@ TEST(GroupCostTest, TheCheaperWayIsCharged) {
   }
 }
 
+TEST(GroupCostTest, WhatHasAPrefixAndFitsCanBeReusedToBeShared) {
+  MemoryChooser chooser(BenchMemory(kLoose)), small(BenchMemory(1 << 20));
+  PackingGroup group = Group(3, 300, 2), none = Group(0, 300, 2), large = Group(1500, 300, 2);
+  EXPECT_TRUE(ReuseToShare(chooser, group).has_value());
+  EXPECT_TRUE(group.reuse);
+  EXPECT_FALSE(ReuseToShare(chooser, none).has_value()) << "no prefix";
+  EXPECT_FALSE(ReuseToShare(small, large).has_value()) << "does not fit";
+  EXPECT_FALSE(none.reuse || large.reuse);
+}
+
 TEST(GroupCostTest, AGroupThatCannotRunCostsNothing) {
   MemoryChooser chooser(BenchMemory(1 << 20));
   EXPECT_EQ(PlacementGroupOf(chooser, Group(1500, 300, 0)).total_s(), 0);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <tuple>
 
@@ -168,6 +169,67 @@ TEST_F(HotGroupTest, AloneIsSharedByAllRanks) {
   EXPECT_EQ(report.split_groups(0).ranks_size(), 4);
   EXPECT_NEAR(report.imbalance_whole(), 4, 1e-9);
   for (const v1::RankReport& rank : report.ranks()) EXPECT_GT(Total(rank), 0.5 * Slowest(report));
+}
+
+// Two groups of long responses to a prompt of few tokens: alone, reuse saves nothing. Dense, ranks could not share
+// them.
+class ShortPromptsTest : public HotGroupTest {
+ protected:
+  ShortPromptsTest() {
+    request_.groups.clear();
+    for (int g = 0; g < 2; ++g) AddGroup(4, 8, 1000);
+  }
+  // The groups that are computed with reuse, and why one is, as the plan's last clusters say.
+  std::multiset<std::string> Reused(const v1::StepReport& report) {
+    std::multiset<std::string> uids;
+    for (const v1::ClusterReport& cluster : report.clusters()) {
+      for (const std::string& uid : cluster.reuse_uids()) uids.insert(uid);
+      if (cluster.reuse_uids_size() > 0) reason_ = cluster.reason();
+    }
+    return uids;
+  }
+
+  std::string reason_;
+};
+
+TEST_F(ShortPromptsTest, AreReusedWhereRanksShareThem) {
+  EXPECT_TRUE(Reused(Report(2)).empty()) << "one for each rank";
+  const v1::StepReport shared = Report(8);
+  ExpectSplitsHold(plan_.steps(0), request_);
+  ExpectReportHolds(plan_.steps(0), shared, request_);
+  EXPECT_EQ(shared.split_groups_size(), 2);
+  EXPECT_EQ(Reused(shared).size(), 8U) << "a part on each rank";
+  EXPECT_THAT(reason_, ::testing::HasSubstr("reuse: ranks share it, which dense would not let them; alone it takes "));
+  EXPECT_LT(shared.imbalance(), 1.2);
+  EXPECT_EQ(shared.tokens_computed(), 2U * (3 + 8 * 1000)) << "as it is computed, and not as it was first decided";
+  EXPECT_LT(shared.flops(), shared.flops_dense());
+  request_.schedule = v1::DENSE;
+  EXPECT_TRUE(Reused(Report(8)).empty()) << "asked for";
+  request_.schedule = v1::AUTO;
+  model_.run.set_split_groups(v1::SPLIT_OFF);
+  EXPECT_TRUE(Reused(Report(8)).empty()) << "nothing is split";
+}
+
+TEST_F(ShortPromptsTest, StayDenseWhereNoneSharesThem) {
+  for (int g = 0; g < 30; ++g) AddGroup(4, 1, 1000);
+  const std::multiset<std::string> reused = Reused(Report(4));
+  EXPECT_TRUE(reused.empty()) << "there is enough to do for all ranks meanwhile";
+  model_.rates[kPartMessage] = 1e3;
+  request_.groups.resize(2);
+  EXPECT_TRUE(Reused(Report(8)).empty()) << "sending takes longer than waiting";
+}
+
+// A rank stays where its rollouts' entry log-probs are.
+TEST_F(ShortPromptsTest, AreSharedInThePassBeforeTheStep) {
+  request_.log_prob_passes = 1;
+  request_.epochs = 2;
+  model_.run.mutable_mesh()->set_dp(8);
+  const auto plan = MakePlan(model_, request_);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->report.steps(0).split_groups_size(), 2);
+  EXPECT_EQ(plan->report.steps(1).split_groups_size(), 2);
+  ExpectSplitsHold(plan->plan.log_prob_pass(), request_);
+  ExpectSplitsHold(plan->plan.steps(0), request_);
 }
 
 }  // namespace
