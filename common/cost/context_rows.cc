@@ -40,8 +40,14 @@ std::vector<ContextPiece> DealCutRows(int64_t rows, int64_t ranks) {
   return DealContextRows({rows}, /*block_rows=*/0, ranks);
 }
 
+// The i-th of n pieces has one of the `left` rows that are over when each has as many iff a multiple of n/left lies in
+// (i, i + 1], and the piece that is as far from the end iff one lies in [i, i + 1). Both are true of the first multiple
+// where it is no whole number, and none is where multiples are whole numbers; i is of the first half, as left > 2 then.
 int64_t LargestCutPart(int64_t rows, int64_t ranks) {
-  return LargestContextPart(DealCutRows(rows, ranks), 0, rows, ranks);
+  if (ranks == 1) return rows;
+  const int64_t pieces = 2 * ranks, left = rows % pieces;
+  const int64_t over = left == 0 ? 0 : pieces % left == 0 ? 1 : 2;
+  return 2 * (rows / pieces) + over;
 }
 
 std::vector<int64_t> ContextRowsOfRanks(const std::vector<ContextPiece>& pieces, int64_t begin, int64_t end,

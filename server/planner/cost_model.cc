@@ -162,7 +162,7 @@ ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& clu
       AddMember(member, ranks_[dealt.empty() ? 0 : dealt[i]]);
       continue;
     }
-    for (Members& members : ranks_) AddCutMember(member, members);
+    AddCutMember(member);
   }
   for (Members& members : ranks_) CloseMembers(members);
 }
@@ -178,17 +178,19 @@ void ClusterWorkSums::AddMember(const MemberShape& member, Members& members) con
 }
 
 // Each rank has as much of everything as the one that has most of it.
-void ClusterWorkSums::AddCutMember(const MemberShape& member, Members& members) const {
+void ClusterWorkSums::AddCutMember(const MemberShape& member) {
   const std::vector<ContextPiece> pieces = DealCutRows(member.rows, member.cut_ranks);
   const PieceSums most = MostOf(SumsOfRanks(pieces, member.cut_ranks, member.prefix_rows));
-  for (SegmentSums* sums : {&members.suffixes, &members.recomputed}) {
-    sums->rows += most.segments.rows;
-    sums->pairs += most.segments.pairs;
+  for (Members& members : ranks_) {
+    for (SegmentSums* sums : {&members.suffixes, &members.recomputed}) {
+      sums->rows += most.segments.rows;
+      sums->pairs += most.segments.pairs;
+    }
+    members.merged_rows += most.merged_rows;
+    members.score_blocks += most.score_blocks * HeadLayers(shape_.config, shape_.config.num_layers);
+    members.forward_sent += CutForwardContextSent(shape_, member.rows);
+    members.backward_sent += CutBackwardContextSent(shape_, member.rows);
   }
-  members.merged_rows += most.merged_rows;
-  members.score_blocks += most.score_blocks * HeadLayers(shape_.config, shape_.config.num_layers);
-  members.forward_sent += CutForwardContextSent(shape_, member.rows);
-  members.backward_sent += CutBackwardContextSent(shape_, member.rows);
 }
 
 void ClusterWorkSums::CloseMembers(Members& members) const {

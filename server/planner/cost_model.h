@@ -171,7 +171,7 @@ class ClusterWorkSums {
   };
 
   void AddMember(const MemberShape& member, Members& members) const;
-  void AddCutMember(const MemberShape& member, Members& members) const;
+  void AddCutMember(const MemberShape& member);
   void CloseMembers(Members& members) const;
   const OwnRows& OwnRowsOf(const PrefixShape& prefix) const;
   OwnRows AllRows(const PrefixShape& prefix) const;

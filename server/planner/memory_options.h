@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -52,6 +53,25 @@ struct MemoryOptions {
   bool stopped() const { return stop && stop(); }
   std::span<const ByteShape> all_stages() const {
     return stages.empty() ? std::span<const ByteShape>(&shape, 1) : std::span<const ByteShape>(stages);
+  }
+  // Returns the first stage on which an operation costs what it does on this one: stages are of one model, so those
+  // with as many layers and the same ends are alike.
+  size_t FirstLike(size_t stage) const {
+    const std::span<const ByteShape> all = all_stages();
+    const auto is_like = [&](const ByteShape& other) {
+      return other.config.num_layers == all[stage].config.num_layers && other.first_stage == all[stage].first_stage &&
+             other.last_stage == all[stage].last_stage;
+    };
+    return static_cast<size_t>(std::find_if(all.begin(), all.end(), is_like) - all.begin());
+  }
+  // Returns the stages of which one needs the most bytes, whatever is asked: of those that are alike the first one has
+  // most rounds in flight.
+  std::vector<size_t> telling_stages() const {
+    std::vector<size_t> telling;
+    for (size_t s = 0; s < all_stages().size(); ++s) {
+      if (FirstLike(s) == s) telling.push_back(s);
+    }
+    return telling;
   }
   int64_t rounds_in_flight_on(size_t stage) const {
     return std::max<int64_t>(rounds_in_flight - static_cast<int64_t>(stage), 1);

@@ -41,7 +41,7 @@ RankCuts::RankCuts(const MemoryOptions& options, const ClusterShape& cluster, co
       if (!cluster.members[i].is_cut()) of_ranks_[dealt[i]].members.push_back(cluster.members[i]);
     }
   }
-  for (const WaveCuts& cuts : Of({}).ranks) {
+  for (const WaveCuts& cuts : RanksOf({})) {
     fewest_.push_back(cuts.fewest());
     least_.push_back(cuts.least());
   }
@@ -53,21 +53,34 @@ RankCuts::OfBeside& RankCuts::Of(const BesideWave& beside) {
   }
   OfBeside& made = cuts_.emplace_back();
   made.beside = beside;
-  if (of_ranks_.empty()) made.ranks.emplace_back(options_, cluster_, beside);
-  for (const ClusterShape& members : of_ranks_) made.ranks.emplace_back(options_, members, beside);
   return made;
+}
+
+std::list<WaveCuts>& RankCuts::RanksOf(const BesideWave& beside) {
+  std::list<WaveCuts>& ranks = Of(beside).ranks;
+  if (!ranks.empty()) return ranks;
+  if (of_ranks_.empty()) ranks.emplace_back(options_, cluster_, beside);
+  for (const ClusterShape& members : of_ranks_) ranks.emplace_back(options_, members, beside);
+  return ranks;
 }
 
 RankCut RankCuts::Cut(v1::TapePolicy policy, int64_t bytes, const BesideWave& beside) {
   RankCut cut;
-  for (WaveCuts& cuts : Of(beside).ranks) cut.of_ranks.push_back(&cuts.Cut(policy, bytes));
+  for (WaveCuts& cuts : RanksOf(beside)) cut.of_ranks.push_back(&cuts.Cut(policy, bytes));
   return cut;
 }
 
 int64_t RankCuts::LeastBytes(v1::TapePolicy policy, const BesideWave& beside) {
-  int64_t least = 0;
-  for (WaveCuts& cuts : Of(beside).ranks) least = std::max(least, cuts.LeastBytes(policy));
-  return least;
+  // Where bytes decide, the least are those of one member alone, whichever rank has it: of all ranks' members few need
+  // to be asked.
+  if (of_ranks_.empty() || !WaveCuts::BytesDecide(options_)) {
+    int64_t least = 0;
+    for (WaveCuts& cuts : RanksOf(beside)) least = std::max(least, cuts.LeastBytes(policy));
+    return least;
+  }
+  OfBeside& of_beside = Of(beside);
+  if (!of_beside.all) of_beside.all.emplace(options_, cluster_, beside);
+  return of_beside.all->LeastBytes(policy);
 }
 
 std::vector<uint32_t> RankCuts::MemberOrder() const {
@@ -84,6 +97,7 @@ int64_t RankCuts::waves_priced() const {
   int64_t waves = 0;
   for (const OfBeside& of_beside : cuts_) {
     for (const WaveCuts& cuts : of_beside.ranks) waves += cuts.waves_priced();
+    if (of_beside.all) waves += of_beside.all->waves_priced();
   }
   return waves;
 }

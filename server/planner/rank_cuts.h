@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -55,9 +56,11 @@ class RankCuts {
  private:
   struct OfBeside {
     BesideWave beside;
-    std::list<WaveCuts> ranks;
+    std::list<WaveCuts> ranks;    // made when a cut is asked for
+    std::optional<WaveCuts> all;  // of all members, as if one rank had them
   };
   OfBeside& Of(const BesideWave& beside);
+  std::list<WaveCuts>& RanksOf(const BesideWave& beside);
 
   const MemoryOptions& options_;
   const ClusterShape& cluster_;

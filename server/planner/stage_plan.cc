@@ -21,6 +21,7 @@ class ClusterStages {
   ClusterStages(const MemoryOptions& options, const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster)
       : options_(options), cluster_(cluster), operations_(groups, cluster, options.shape.cp, options.forward_only) {
     for (const ByteShape& stage : options.all_stages()) regathers_.push_back(operations_.Regather(stage));
+    for (size_t s = 0; s < regathers_.size(); ++s) like_.push_back(options.FirstLike(s));
   }
 
   StageCluster Run() {
@@ -28,9 +29,10 @@ class ClusterStages {
     const bool borrows = cluster_.has_owner_rank();
     stages.stands_alone = borrows || cluster_.helper_ranks_size() > 0;
     if (operations_.has_prefixes() || borrows) {
-      for (const ByteShape& stage : options_.all_stages()) {
-        stages.prefixes.push_back(borrows ? BorrowedCost(stage) : PrefixCost(stage));
-      }
+      stages.prefixes = OnEachStage([&](size_t s) {
+        const ByteShape& stage = options_.all_stages()[s];
+        return borrows ? BorrowedCost(stage) : PrefixCost(stage);
+      });
     }
     const std::vector<std::vector<int>> waves = WavesByRank(cluster_, static_cast<int>(options_.shape.cp));
     for (size_t rank = 0; rank < waves.size(); ++rank) {
@@ -44,6 +46,14 @@ class ClusterStages {
   }
 
  private:
+  // Asks for the costs of one stage, and gives them to the others that are like it.
+  template <typename CostOf>
+  StageCosts OnEachStage(const CostOf& cost_of) const {
+    StageCosts costs;
+    for (size_t s = 0; s < like_.size(); ++s) costs.push_back(like_[s] < s ? costs[like_[s]] : cost_of(s));
+    return costs;
+  }
+
   // Tells whether what a stage makes goes to another one: a gradient to the stage before, or, where there are none, the
   // hidden states to the next one.
   bool Sends(const ByteShape& stage) const { return options_.forward_only ? !stage.last_stage : !stage.first_stage; }
@@ -87,9 +97,7 @@ class ClusterStages {
   void AddWave(const v1::Wave& wave, StageCosts& round) const {
     const ClusterShape members = operations_.MembersOf(wave);
     const WaveShape shape = operations_.ShapeOf(wave, members);
-    StageCosts costs;
-    for (size_t s = 0; s < round.size(); ++s) costs.push_back(WaveCost(s, members, shape));
-    RaiseStageCosts(costs, round);
+    RaiseStageCosts(OnEachStage([&](size_t s) { return WaveCost(s, members, shape); }), round);
   }
 
   StageCost WaveCost(size_t s, const ClusterShape& members, const WaveShape& wave) const {
@@ -116,6 +124,7 @@ class ClusterStages {
   const v1::Cluster& cluster_;
   const ClusterOperations operations_;
   std::vector<WaveWork> regathers_;  // of each stage
+  std::vector<size_t> like_;         // of each stage, the first one that costs the same
 };
 
 int64_t WithoutOutputs(const StageCost& cost) { return cost.kept_bytes - cost.output_bytes; }

@@ -85,8 +85,8 @@ WaveShape WaveOf(std::span<const MemberShape> members, v1::WaveLayout layout, v1
 }
 
 WaveCuts::WaveCuts(const MemoryOptions& options, const ClusterShape& cluster, const BesideWave& beside)
-    : options_(options), cluster_(cluster), beside_(beside) {
-  beside_.stages.resize(options.all_stages().size());
+    : options_(options), cluster_(cluster), telling_(options.telling_stages()), beside_(beside) {
+  beside_.stages.resize(telling_.size());
   const std::vector<MemberShape>& members = cluster.members;
   for (size_t begin = 0, count = 0; begin < members.size(); begin += count) {
     count = CountWorthPacking(begin);
@@ -105,13 +105,12 @@ void WaveCuts::Add(size_t begin, size_t count, WavePasses& passes) const {
   AddWave(options_.shape, std::span(cluster_.members).subspan(begin, count), passes);
 }
 
-bool WaveCuts::bytes_decide() const { return options_.layout != v1::ONE_BY_ONE && options_.wave_suffixes == 0; }
-
 // Counts a wave on one stage; where there are several, with what the prefixes and the other waves in flight keep. Those
 // are as large at most.
-PhaseBytes WaveCuts::OnStage(size_t stage, const WaveShape& wave) const {
+PhaseBytes WaveCuts::OnStage(size_t telling, const WaveShape& wave) const {
+  const size_t stage = telling_[telling];
   const ByteShape& shape = options_.all_stages()[stage];
-  const auto& [layer, kept] = beside_.stages[stage];
+  const auto& [layer, kept] = beside_.stages[telling];
   PhaseBytes bytes = kept;
   if (options_.forward_only) {
     bytes.working_set = ForwardWaveBytes(shape, wave, layer);
@@ -129,7 +128,7 @@ PhaseBytes WaveCuts::BytesOf(size_t begin, size_t count, v1::TapePolicy policy) 
   ++waves_priced_;
   const WaveShape wave = WaveOf(std::span(cluster_.members).subspan(begin, count), options_.layout, policy);
   PhaseBytes highest;
-  for (size_t stage = 0; stage < beside_.stages.size(); ++stage) highest.RaiseTo(OnStage(stage, wave));
+  for (size_t telling = 0; telling < telling_.size(); ++telling) highest.RaiseTo(OnStage(telling, wave));
   return highest;
 }
 
@@ -183,9 +182,9 @@ WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
     count = CountWorthPacking(begin);
     if (count > 1) {
       PhaseBytes wave = BytesOf(begin, count, policy);
-      if (bytes_decide() && wave.peak() > bytes) wave = Shorten(begin, bytes, policy, wave, count, cut);
+      if (BytesDecide(options_) && wave.peak() > bytes) wave = Shorten(begin, bytes, policy, wave, count, cut);
       if (count > 1) raise(begin, wave);
-      if (count > 1 && bytes_decide()) cut.bytes_min = std::max(cut.bytes_min, wave.peak());
+      if (count > 1 && BytesDecide(options_)) cut.bytes_min = std::max(cut.bytes_min, wave.peak());
     }
     cut.sizes.push_back(static_cast<uint32_t>(count));
     Add(begin, count, cut.passes);
@@ -214,7 +213,7 @@ int64_t WaveCuts::LeastBytes(v1::TapePolicy policy) {
   int64_t& least = policies_[policy].least_bytes;
   if (least >= 0) return least;
   least = 0;
-  if (!bytes_decide()) return least = Cut(policy, kNoLimit).largest.peak();
+  if (!BytesDecide(options_)) return least = Cut(policy, kNoLimit).largest.peak();
   for (const size_t member : largest_members_) least = std::max(least, BytesOf(member, 1, policy).peak());
   return least;
 }

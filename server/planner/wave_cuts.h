@@ -20,8 +20,8 @@
 
 namespace stemma::server {
 
-// What is there beside a wave, on each pipeline stage: beside each of its layers, and, where there are several stages,
-// what the prefixes keep, which is counted with the wave then.
+// What is there beside a wave, on each of MemoryOptions::telling_stages: beside each of its layers, and, where there
+// are several stages, what the prefixes keep, which is counted with the wave then.
 struct BesideWave {
   struct OfStage {
     BesideLayer layer;
@@ -60,17 +60,21 @@ class WaveCuts {
   // size of waves is forced.
   const WaveCut& Cut(v1::TapePolicy policy, int64_t bytes);
 
+  // Tells whether the sizes of waves follow from bytes; else they are forced.
+  static bool BytesDecide(const MemoryOptions& options) {
+    return options.layout != v1::ONE_BY_ONE && options.wave_suffixes == 0;
+  }
+
   // The fewest bytes that any cut needs.
   int64_t LeastBytes(v1::TapePolicy policy);
 
   int64_t waves_priced() const { return waves_priced_; }  // how often the bytes of a wave were asked for
 
  private:
-  PhaseBytes OnStage(size_t stage, const WaveShape& wave) const;
+  PhaseBytes OnStage(size_t telling, const WaveShape& wave) const;
   PhaseBytes BytesOf(size_t begin, size_t count, v1::TapePolicy policy);
   size_t CountWorthPacking(size_t begin) const;
   void Add(size_t begin, size_t count, WavePasses& passes) const;
-  bool bytes_decide() const;
   WaveCut MakeCut(v1::TapePolicy policy, int64_t bytes);
   // Shortens a wave that passes `bytes`, of more than one member; returns the bytes of what is left of it, unless that
   // is one member, whose bytes are not asked for.
@@ -83,6 +87,7 @@ class WaveCuts {
 
   const MemoryOptions& options_;
   const ClusterShape& cluster_;
+  const std::vector<size_t> telling_;
   BesideWave beside_;
   std::vector<size_t> largest_members_;  // one of them needs most alone, whatever the policy
   WavePasses fewest_, least_;

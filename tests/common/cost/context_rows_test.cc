@@ -56,6 +56,16 @@ TEST(ContextRowsTest, PiecesAreAscendingAndHoldEachRowOfEachPrefixOnce) {
   }
 }
 
+// The formula is what dealing gives: all that are left over, for each number of ranks.
+TEST(ContextRowsTest, TheLargestPartOfACutRolloutIsThatOfTheRankThatIsDealtMost) {
+  for (int64_t ranks = 1; ranks <= 48; ++ranks) {
+    for (int64_t rows = 1; rows <= 5 * ranks + 1; ++rows) {
+      ASSERT_EQ(LargestCutPart(rows, ranks), LargestContextPart(DealCutRows(rows, ranks), 0, rows, ranks))
+          << rows << " rows on " << ranks << " ranks";
+    }
+  }
+}
+
 // The rows of one prefix in one block.
 struct Part {
   std::vector<int64_t> rows;

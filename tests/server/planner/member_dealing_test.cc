@@ -118,5 +118,30 @@ TEST(RankCutsTest, WavesDoNotCrossRanksAndFitTheirBytes) {
   }
 }
 
+// What any rank's members need at least, whichever way sizes of waves are chosen.
+TEST(RankCutsTest, TheLeastBytesAreThoseOfTheRankThatNeedsMost) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    const ClusterShape cluster = Drawn(seed, random);
+    MemoryOptions options = BenchMemory(0);
+    options.shape.cp = 2 + static_cast<int64_t>(random() % 3);
+    options.wave_suffixes = seed % 3 == 0 ? 2 : 0;
+    const std::vector<uint32_t> dealt = DealMembers(options.shape.config, cluster.members, options.shape.cp);
+    RankCuts cuts(options, cluster, dealt);
+    for (const v1::TapePolicy policy : {v1::S0, v1::S2}) {
+      int64_t most = 0;
+      for (uint32_t rank = 0; rank < options.shape.cp; ++rank) {
+        ClusterShape own;
+        for (size_t i = 0; i < dealt.size(); ++i) {
+          if (dealt[i] == rank) own.members.push_back(cluster.members[i]);
+        }
+        most = std::max(most, WaveCuts(options, own).LeastBytes(policy));
+      }
+      EXPECT_EQ(cuts.LeastBytes(policy, {}), most);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace stemma::server

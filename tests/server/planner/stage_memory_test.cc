@@ -121,6 +121,31 @@ TEST(StageMemoryTest, TheReasonNamesTheRoundsInFlight) {
   EXPECT_THAT(server::MemoryReason(one_stage, *alone.choice), Not(HasSubstr("in flight")));
 }
 
+// Alike are stages with as many layers and the same ends; the first and the last stage are like none between them.
+TEST(StageMemoryTest, TheFirstOfStagesThatAreAlikeTellsForAll) {
+  for (const uint32_t stages : {2U, 3U, 4U}) {
+    const MemoryOptions options = StagedMemory(0, stages);
+    std::vector<size_t> first_like;
+    for (size_t s = 0; s < stages; ++s) {
+      const size_t first = options.FirstLike(s);
+      first_like.push_back(first);
+      EXPECT_LE(first, s);
+      EXPECT_EQ(options.stages[first].config.num_layers, options.stages[s].config.num_layers);
+      EXPECT_EQ(options.stages[first].first_stage, options.stages[s].first_stage);
+      EXPECT_EQ(options.stages[first].last_stage, options.stages[s].last_stage);
+    }
+    EXPECT_EQ(first_like.front(), 0U);
+    EXPECT_EQ(first_like.back(), stages - 1) << "it alone has the head";
+    EXPECT_EQ(options.telling_stages(), (std::vector<size_t>([&] {
+                std::vector<size_t> once = first_like;
+                std::sort(once.begin(), once.end());
+                once.erase(std::unique(once.begin(), once.end()), once.end());
+                return once;
+              }())));
+  }
+  EXPECT_EQ(BenchMemory(0).telling_stages(), std::vector<size_t>{0});
+}
+
 // Two groups together have fewer rounds in flight than each alone, where a budget is tight: then stages would wait.
 TEST(StageMemoryTest, GroupsAreApartWhereTogetherTheyLeaveNoRoomForRounds) {
   std::vector<server::PackingGroup> groups(2);
