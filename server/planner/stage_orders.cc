@@ -103,7 +103,7 @@ struct Stage {
 class Scheduler {
  public:
   Scheduler(const StageQuestion& question, const StageRule& rule)
-      : question_(question), rule_(rule), steps_(question), stages_(question.stages) {
+      : question_(question), rule_(rule), steps_(question), stages_(question.stages), next_(question.stages) {
     for (const Item& item : steps_.items) {
       for (size_t s = 0; s < stages_.size(); ++s) {
         stages_[s].most_backward_bytes = std::max(stages_[s].most_backward_bytes, (*item.costs)[s].backward_bytes);
@@ -112,7 +112,13 @@ class Scheduler {
   }
 
   StageOrders Run() {
-    while (const std::optional<Next> next = Earliest()) Start(*next);
+    for (size_t s = 0; s < stages_.size(); ++s) next_[s] = NextOf(s);
+    while (const std::optional<Next> next = Earliest()) {
+      Start(*next);
+      // Its neighbours may have an input more; what the others can do next is what it was.
+      const size_t first = next->stage > 0 ? next->stage - 1 : 0, last = std::min(next->stage + 1, stages_.size() - 1);
+      for (size_t s = first; s <= last; ++s) next_[s] = NextOf(s);
+    }
     StageOrders orders;
     orders.rule = rule_;
     orders.limited = limited_;
@@ -136,10 +142,9 @@ class Scheduler {
 
   // Returns what can begin first on any stage. What has no time yet begins no earlier, so what is ready by then is
   // known.
-  std::optional<Next> Earliest() {
+  std::optional<Next> Earliest() const {
     std::optional<Next> first;
-    for (size_t s = 0; s < stages_.size(); ++s) {
-      const std::optional<Next> next = NextOf(s);
+    for (const std::optional<Next>& next : next_) {
       if (next && (!first || next->begin_s < first->begin_s)) first = next;
     }
     return first;
@@ -251,6 +256,7 @@ class Scheduler {
   bool limited_ = false;
   Sequences steps_;
   std::vector<Stage> stages_;
+  std::vector<std::optional<Next>> next_;  // of each stage
 };
 
 // Returns, of each stage, how long it is from a step's begin to its first round at least; from the end of its last
