@@ -7,6 +7,7 @@
 #include "common/base/command_line_options.h"
 #include "common/base/mesh.h"
 #include "common/base/parse_options.h"
+#include "server/main/network_options.h"
 #include "server/main/rank_meshes.h"
 
 namespace stemma::server {
@@ -18,6 +19,8 @@ bool ReadMeshRankingOptions(int argc, char** argv, MeshRankingOptions& options, 
   SetHelpStyle(app);
   PlanningFlags flags;
   AddPlanningFlags(app, flags, options);
+  NetworkFlags networks;
+  AddNetworkFlags(app, networks);
   app.add_option("--ranks", options.ranks, "how many ranks the meshes have")->check(CLI::Range(1u, kRanksMax));
   AddNumber(&app, "--link-bytes-per-s", options.link_bytes_per_s, "bytes a second that a rank sends to others",
             kLinkBytesPerS);
@@ -28,6 +31,12 @@ bool ReadMeshRankingOptions(int argc, char** argv, MeshRankingOptions& options, 
     return false;
   }
   ReadPlanningOptions(flags, options, problems);
+  const bool has_link = options.link_bytes_per_s > 0 || options.link_latency_us >= 0;
+  if (has_link && networks.given()) {
+    problems.emplace_back(
+        "--link-bytes-per-s, --link-latency-us: are of every axis, and --inside and --between of hosts: give either");
+  }
+  options.networks = ReadNetworks(networks, options.published != nullptr && !has_link, problems);
   return true;
 }
 

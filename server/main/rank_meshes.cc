@@ -20,8 +20,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMicrosecondsOfSecond = 1e6;
 
-Rates RatesOfRanking(const MeshRankingOptions& options, v1::OptimizerResidency residency) {
+Rates RatesOfRanking(const MeshRankingOptions& options, const v1::Mesh& mesh, v1::OptimizerResidency residency) {
   Rates rates = RatesOf(options, residency);
+  if (options.networks) SetNetworks(mesh, *options.networks, rates);
   for (const LinkRates& link : kLinkRates) {
     if (options.link_bytes_per_s > 0) rates[link.byte] = 1 / options.link_bytes_per_s;
     if (options.link_latency_us >= 0) rates[link.message] = options.link_latency_us / kMicrosecondsOfSecond;
@@ -37,7 +38,9 @@ MeshQuestion RankingQuestion(const MeshRankingOptions& options, std::vector<Name
           .requests = std::move(requests),
           .ranks = options.ranks,
           .memory = MemoryOf(options, options.ranks),
-          .rates = [&options](v1::OptimizerResidency residency) { return RatesOfRanking(options, residency); }};
+          .rates = [&options](const v1::Mesh& mesh, v1::OptimizerResidency residency) {
+            return RatesOfRanking(options, mesh, residency);
+          }};
 }
 
 Json AnswerJson(const MeshAnswer& answer, int64_t device_bytes) {
@@ -68,9 +71,23 @@ Json AnswerJson(const MeshAnswer& answer, int64_t device_bytes) {
   return json;
 }
 
+// Adds the link that all axes have, or the networks.
+void AddLinks(const MeshRankingOptions& options, Json& json) {
+  if (options.networks) {
+    json["link_bytes_per_s"] = json["link_latency_us"] = Json();
+    json["networks"] = {{"inside", std::string(options.networks->inside.name)},
+                        {"between", std::string(options.networks->between.name)},
+                        {"ranks_per_host", options.networks->ranks_per_host}};
+    return;
+  }
+  const Rates rates = RatesOfRanking(options, v1::Mesh(), v1::DEVICE);
+  json["link_bytes_per_s"] = options.link_bytes_per_s > 0 ? options.link_bytes_per_s : std::round(1 / rates[kDataByte]);
+  json["link_latency_us"] = rates[kDataCollective] * kMicrosecondsOfSecond;
+  json["networks"] = Json();
+}
+
 Json AnswersJson(const MeshRankingOptions& options, const TraceRequests& read, const MeshQuestion& question,
                  const std::vector<MeshAnswer>& answers) {
-  const Rates rates = RatesOfRanking(options, v1::DEVICE);
   Json json;
   json["ranks"] = options.ranks;
   json["parameters"] = options.model.num_parameters();
@@ -78,8 +95,7 @@ Json AnswersJson(const MeshRankingOptions& options, const TraceRequests& read, c
   json["device"] = options.device;
   json["device_bytes"] = question.memory.device_free_bytes;
   json["threads"] = options.published == nullptr ? Json(options.config.threads()) : Json();
-  json["link_bytes_per_s"] = options.link_bytes_per_s > 0 ? options.link_bytes_per_s : std::round(1 / rates[kDataByte]);
-  json["link_latency_us"] = rates[kDataCollective] * kMicrosecondsOfSecond;
+  AddLinks(options, json);
   json["requests"] = question.requests.size();
   json["more_requests"] = read.more;
   json["steps"] = answers.front().steps;

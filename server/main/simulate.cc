@@ -67,8 +67,8 @@ absl::StatusOr<SimulationQuestion> QuestionOnMesh(const SimulationOptions& optio
                                                    .rates = {}},
                                  .mesh = mesh,
                                  .cores = {}};
-  question.mesh_question.rates = [given, mesh](v1::OptimizerResidency residency) {
-    return RatesOfSimulation(given, mesh, residency);
+  question.mesh_question.rates = [given](const v1::Mesh& of, v1::OptimizerResidency residency) {
+    return RatesOfSimulation(given, of, residency);
   };
   if (options.groups_per_copy > 0) {
     for (NamedRequest& named : question.mesh_question.requests) {

@@ -10,6 +10,7 @@
 #include "common/base/mesh.h"
 #include "common/base/parse_options.h"
 #include "common/base/status_macros.h"
+#include "server/main/network_options.h"
 #include "server/main/simulate.h"
 
 namespace stemma::server {
@@ -18,24 +19,18 @@ namespace {
 constexpr uint64_t kRatesFileBytesMax = 64 << 20;  // a plan of many groups
 constexpr uint64_t kGroupsPerCopyMax = 1 << 16;
 constexpr double kRateMax = 1e3;  // seconds for one unit
-constexpr const char *kDefaultInside = "nvlink4", *kDefaultBetween = "ib-ndr";
-constexpr uint32_t kDefaultRanksPerHost = 8;
 
 struct SimulationFlags {
   std::vector<std::string> meshes;
-  std::string rates_file, inside, between;
-  uint32_t ranks_per_host = 0;
+  std::string rates_file;
+  NetworkFlags networks;
 };
 
 void AddSimulationFlags(CLI::App& app, SimulationFlags& flags, SimulationOptions& options) {
   app.add_option("--mesh", flags.meshes, "axis=size, several separated by commas; may be given several times")
       ->required();
   app.add_option("--rates", flags.rates_file, "rates of a machine that was measured: what `stemma plan -o json` says");
-  app.add_option("--inside", flags.inside, "the network between the ranks of a host")
-      ->check(CLI::IsMember(NetworkNames()));
-  app.add_option("--between", flags.between, "the network between hosts")->check(CLI::IsMember(NetworkNames()));
-  app.add_option("--ranks-per-host", flags.ranks_per_host, "ranks that share a host (default 8)")
-      ->check(CLI::Range(1u, kRanksMax));
+  AddNetworkFlags(app, flags.networks);
   app.add_option("--groups-per-copy", options.groups_per_copy,
                  "give each copy of the model so many groups in one step, the trace's ones again and again")
       ->check(CLI::Range(uint64_t{1}, kGroupsPerCopyMax));
@@ -65,18 +60,6 @@ void ReadRates(const std::string& path, SimulationOptions& options, std::vector<
     problems.push_back(
         absl::StrCat("--rates: ", path, ": ", rates.status().message(), "; give what `stemma plan -o json` prints"));
   }
-}
-
-// Networks that are given, or those of hosts with GPUs; on cpu, and with measured rates, none unless they are given.
-void ChooseNetworks(const SimulationFlags& flags, SimulationOptions& options) {
-  const bool given = !flags.inside.empty() || !flags.between.empty();
-  if (!given && (options.published == nullptr || options.rates)) return;
-  const auto named = [](const std::string& name, const char* otherwise) {
-    return *FindNetwork(name.empty() ? otherwise : name);
-  };
-  options.networks = {.inside = named(flags.inside, kDefaultInside),
-                      .between = named(flags.between, kDefaultBetween),
-                      .ranks_per_host = flags.ranks_per_host > 0 ? flags.ranks_per_host : kDefaultRanksPerHost};
 }
 
 }  // namespace
@@ -116,10 +99,9 @@ bool ReadSimulationOptions(int argc, char** argv, SimulationOptions& options, st
   ReadPlanningOptions(planning, options, problems);
   ReadMeshes(flags, options, problems);
   ReadRates(flags.rates_file, options, problems);
-  ChooseNetworks(flags, options);
-  if (flags.ranks_per_host > 0 && !options.networks) {
-    problems.emplace_back("--ranks-per-host: says nothing without networks: give --inside, --between or both");
-  }
+  // On cpu, and with measured rates, none unless they are given.
+  const bool default_ones = options.published != nullptr && !options.rates;
+  options.networks = ReadNetworks(flags.networks, default_ones, problems);
   return true;
 }
 

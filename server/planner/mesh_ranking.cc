@@ -97,7 +97,7 @@ absl::StatusOr<PlannerModel> ModelOnMesh(const MeshQuestion& question, const v1:
   PlannerModel model = {.config = question.config, .run = question.run, .rates = {}};
   *model.run.mutable_mesh() = mesh;
   ASSIGN_OR_RETURN(model.run, DivideMemory(question.config, question.memory, model.run));
-  model.rates = question.rates(model.run.optimizer_residency());
+  model.rates = question.rates(mesh, model.run.optimizer_residency());
   return model;
 }
 

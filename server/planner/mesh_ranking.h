@@ -26,8 +26,8 @@ struct MeshQuestion {
   std::vector<NamedRequest> requests;
   uint32_t ranks = 1;
   WorkerMemory memory;  // of each rank
-  // Returns a rank's rates, by where the optimizer's states live.
-  std::function<Rates(v1::OptimizerResidency)> rates;
+  // Returns a rank's rates on a mesh, by where the optimizer's states live.
+  std::function<Rates(const v1::Mesh&, v1::OptimizerResidency)> rates;
 };
 
 struct MeshAnswer {

@@ -58,15 +58,16 @@ void AddMeshCommand(CLI::App& app, Runner& run) {
       ->check(CLI::Range(1u, kRanksMax).description(""))
       ->type_name("N");
   AddDeviceOptions(command, options.get());
+  AddNetworkOptions(command, options.get());
   PassNumber(command, options.get(), "--link-bytes-per-s",
-             "Bytes a second that a rank sends to others (default: as fast as to host memory)", kLinkBytesPerS);
+             "Instead: bytes a second that a rank sends over any axis (cpu: as fast as to host memory)",
+             kLinkBytesPerS);
   PassNumber(command, options.get(), "--link-latency-us",
-             "Microseconds of each message inside of layers (default: 100)", kLinkLatencyUs);
+             "Instead: microseconds of each message over any axis (cpu: 100)", kLinkLatencyUs);
   AddOutputOption(command, &options->output);
   SetExamples(command,
               "  stemma mesh --model tiny --trace trace.jsonl --ranks 2\n"
-              "  stemma mesh --model qwen3-8b --trace trace.jsonl --ranks 8 --device h200 --dtype bf16 \\\n"
-              "      --link-bytes-per-s 4e11 --link-latency-us 10\n"
+              "  stemma mesh --model qwen3-8b --trace trace.jsonl --ranks 8 --device h200 --dtype bf16\n"
               "  stemma mesh --config run.yaml --trace trace.jsonl --ranks 8 --device h100 -o json");
   command->callback([&run, options] { run = [options] { return RunMesh(*options); }; });
 }

@@ -1,6 +1,7 @@
 #include "client/cli/commands/planning_options.h"
 
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
 
@@ -14,12 +15,15 @@
 #include "common/base/byte_size.h"
 #include "common/base/dtype_names.h"
 #include "common/base/file.h"
+#include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "common/base/temporary_folder.h"
 #include "common/model/model_init.h"
 
 namespace stemma::cli {
 namespace {
+
+constexpr const char* kNetworks[] = {"nvlink4", "pcie5", "ib-ndr", "ib-hdr", "ethernet-100g"};
 
 // A folder with the config.json of a published size; nothing where --model is a path, or run.yaml names one.
 absl::StatusOr<std::optional<TemporaryFolder>> PublishedModel(const std::string& model) {
@@ -109,6 +113,19 @@ void PassNumber(CLI::App* command, PlanningOptions* options, const std::string& 
       ->each([options, name, number](const std::string& text) {
         options->passed.insert(options->passed.end(), {name, text});
       });
+}
+
+void AddNetworkOptions(CLI::App* command, PlanningOptions* options) {
+  const CLI::Validator known =
+      CLI::IsMember(std::vector<std::string>(std::begin(kNetworks), std::end(kNetworks))).description("");
+  const std::string names = absl::StrJoin(kNetworks, ", ");
+  PassOption(command, options, "--inside", "NAME",
+             absl::StrCat("Network between the ranks of a host: ", names, " (GPUs: nvlink4)"))
+      ->check(known);
+  PassOption(command, options, "--between", "NAME", "Network between hosts, one of the same (GPUs: ib-ndr)")
+      ->check(known);
+  PassOption(command, options, "--ranks-per-host", "N", "Ranks that share a host (default: 8)")
+      ->check(CLI::Range(1u, kRanksMax).description(""));
 }
 
 absl::StatusOr<Record> AskPlanner(const std::string& mode, const PlanningOptions& options) {

@@ -29,6 +29,9 @@ void AddPlannedOptions(CLI::App* command, PlanningOptions* options);
 // Adds --device, its memory and its threads.
 void AddDeviceOptions(CLI::App* command, PlanningOptions* options);
 
+// Adds --inside, --between and --ranks-per-host.
+void AddNetworkOptions(CLI::App* command, PlanningOptions* options);
+
 // Adds an option that is handed on as it is given.
 CLI::Option* PassOption(CLI::App* command, PlanningOptions* options, const std::string& name, const std::string& type,
                         const std::string& help);

@@ -2,14 +2,12 @@
 // them exists. The planner is the server's, so its binary answers (server/main/simulate.h).
 #include <algorithm>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/planning_options.h"
@@ -22,7 +20,6 @@
 namespace stemma::cli {
 namespace {
 
-constexpr const char* kNetworks[] = {"nvlink4", "pcie5", "ib-ndr", "ib-hdr", "ethernet-100g"};
 constexpr uint32_t kGroupsPerCopyMax = 65536;
 
 struct SimulateOptions : PlanningOptions {
@@ -46,22 +43,6 @@ absl::Status RunSimulate(const SimulateOptions& options) {
                                    "--dtype bf16"));
 }
 
-void AddNetworkOptions(CLI::App* command, PlanningOptions* options) {
-  const CLI::Validator known =
-      CLI::IsMember(std::vector<std::string>(std::begin(kNetworks), std::end(kNetworks))).description("");
-  const std::string names = absl::StrJoin(kNetworks, ", ");
-  PassOption(command, options, "--inside", "NAME",
-             absl::StrCat("Network between the ranks of a host: ", names, " (GPUs: nvlink4)"))
-      ->check(known);
-  PassOption(command, options, "--between", "NAME", "Network between hosts, one of the same (GPUs: ib-ndr)")
-      ->check(known);
-  PassOption(command, options, "--ranks-per-host", "N", "Ranks that share a host (default: 8)")
-      ->check(CLI::Range(1u, kRanksMax).description(""));
-  PassOption(command, options, "--rates", "FILE",
-             "Rates that were measured, as `stemma plan -o json` prints them, networks included");
-  PassNumber(command, options, "--cores", "Cores that all ranks share, of a test on one machine", kSharedCores);
-}
-
 }  // namespace
 
 void AddSimulateCommand(CLI::App& app, Runner& run) {
@@ -78,6 +59,9 @@ void AddSimulateCommand(CLI::App& app, Runner& run) {
       ->check(CLI::Range(1u, kGroupsPerCopyMax).description(""));
   AddDeviceOptions(command, options.get());
   AddNetworkOptions(command, options.get());
+  PassOption(command, options.get(), "--rates", "FILE",
+             "Rates that were measured, as `stemma plan -o json` prints them, networks included");
+  PassNumber(command, options.get(), "--cores", "Cores that all ranks share, of a test on one machine", kSharedCores);
   AddOutputOption(command, &options->output);
   SetExamples(
       command,

@@ -22,14 +22,24 @@ std::string DeviceText(const Record& answer) {
                       Counted(NumberIn(answer, "ranks"), "rank"));
 }
 
+std::string NetworkText(const Record& answer) {
+  const Record networks = answer.value("networks", Record());
+  if (!networks.is_object()) {
+    return absl::StrFormat("%.4g GB/s and %.4g us a message between ranks", NumberIn(answer, "link_bytes_per_s") / 1e9,
+                           NumberIn(answer, "link_latency_us"));
+  }
+  return absl::StrCat(networks.value("inside", ""), " in hosts of ",
+                      Counted(NumberIn(networks, "ranks_per_host"), "rank"), ", ", networks.value("between", ""),
+                      " between them");
+}
+
 Record RankingAssumptions(const Record& answer) {
   Record record;
   record["model"] = absl::StrCat(answer.value("model", ""), ": ", HumanCount(NumberIn(answer, "parameters")),
                                  " parameters, ", answer.value("dtype", ""));
   record["trace"] = TraceText(answer);
   record["device"] = DeviceText(answer);
-  record["network"] = absl::StrFormat("%.4g GB/s and %.4g us a message between ranks",
-                                      NumberIn(answer, "link_bytes_per_s") / 1e9, NumberIn(answer, "link_latency_us"));
+  record["network"] = NetworkText(answer);
   record["time"] =
       "of all these steps, by default rates; with the exchange of gradients and weights between ranks, as if nothing "
       "hid it";

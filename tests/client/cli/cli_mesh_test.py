@@ -53,7 +53,8 @@ class CliMeshTest(unittest.TestCase):
         self.assertEqual((answer["device"], answer["device_bytes"]), ("h200", 141 * 10**9))
         self.assertEqual((answer["requests"], answer["more_requests"], answer["steps"]), (3, False, 3))
         self.assertEqual(answer["tokens"], 3 * 4 * 8 * (1023 + 256))
-        self.assertEqual((answer["link_bytes_per_s"], answer["link_latency_us"]), (55e9, 100))
+        self.assertEqual(answer["networks"], {"inside": "nvlink4", "between": "ib-ndr", "ranks_per_host": 8})
+        self.assertEqual((answer["link_bytes_per_s"], answer["link_latency_us"]), (None, None))
         meshes = answer["meshes"]
         self.assertEqual({mesh["mesh"] for mesh in meshes if mesh["cp"] == mesh["pp"] == 1},
                          {"dp=2,tp=4", "dp=4,tp=2", "dp=8", "tp=8"})
@@ -77,6 +78,24 @@ class CliMeshTest(unittest.TestCase):
     def test_only_the_first_requests_are_planned(self):
         answer = self.answer("--requests", "2")
         self.assertEqual((answer["requests"], answer["more_requests"], answer["steps"]), (2, True, 2))
+
+    def test_networks_are_those_of_the_options(self):
+        def ranked(*arguments, **given):
+            answer = self.answer(*arguments, ranks=4, **given)
+            return answer, {mesh["mesh"]: mesh["seconds"] for mesh in answer["meshes"] if mesh["possible"]}
+
+        _, inside = ranked()
+        answer, hosts_of_two = ranked("--ranks-per-host", "2", "--between", "ethernet-100g")
+        self.assertEqual(answer["networks"], {"inside": "nvlink4", "between": "ethernet-100g", "ranks_per_host": 2})
+        self.assertGreater(hosts_of_two["pp=2,tp=2"], inside["pp=2,tp=2"], "stages are on two hosts")
+        self.assertLess(inside["tp=4"], hosts_of_two["tp=4"])
+        self.assertLess(hosts_of_two["dp=2,tp=2"], hosts_of_two["tp=4"], "tp stays on a host")
+        answer, _ = ranked("--link-latency-us", "10")
+        self.assertEqual((answer["networks"], answer["link_latency_us"]), (None, 10))
+        answer, _ = ranked(device=None)
+        self.assertIsNone(answer["networks"], "cpu: none but those that are given")
+        answer, _ = ranked("--inside", "pcie5", device=None)
+        self.assertEqual(answer["networks"]["inside"], "pcie5")
 
     def test_the_network_decides_what_tensor_parallelism_costs(self):
         def seconds(*arguments):
@@ -161,6 +180,9 @@ class CliMeshTest(unittest.TestCase):
                 (("--device-memory", "9000000TB"), {}, ("--device-memory", '"9000000TB"', "80GB")),
                 (("--link-bytes-per-s", "0"), {}, ("--link-bytes-per-s", '"0"', "from 1000 to")),
                 (("--link-latency-us", "nan"), {}, ("--link-latency-us", '"nan"', "from 0 to")),
+                (("--link-latency-us", "3", "--inside", "pcie5"), {}, ("--link-latency-us", "--inside", "give either")),
+                (("--inside", "token-ring"), {}, ("--inside", "token-ring", "nvlink4")),
+                (("--ranks-per-host", "4"), {"device": "cpu"}, ("--ranks-per-host", "give --inside, --between or both")),
                 (("--config", "bad.yaml"), {}, ("bad.yaml", "line 2", "wave_sufixes"))):
             result = self.mesh(*arguments, **given)
             self.assertEqual((result.returncode, result.stdout), (2, ""), f"{arguments} {given}: {result.stderr}")

@@ -66,7 +66,7 @@ MeshQuestion Question(const SyntheticShape& shape, uint32_t ranks) {
   question.run.set_split_groups(v1::SPLIT_AUTO);
   question.ranks = ranks;
   question.memory = {.device_free_bytes = int64_t{16} << 30, .device_bytes = int64_t{16} << 30};
-  question.rates = TestRates;
+  question.rates = [](const v1::Mesh&, v1::OptimizerResidency residency) { return TestRates(residency); };
   return question;
 }
 
@@ -202,7 +202,7 @@ TEST(MeshRankingTest, TwoStagesAddUpATiedEmbeddingOnceAStep) {
   const auto exchange_s = [&](const char* mesh) { return AnswerOf(RankMeshes(question), mesh).exchange_s; };
   question.config.tie_word_embeddings = true;
   const auto bytes = static_cast<double>(question.config.vocab_size * question.config.hidden_size * 4);
-  question.rates = [](v1::OptimizerResidency residency) {
+  question.rates = [](const v1::Mesh&, v1::OptimizerResidency residency) {
     Rates rates = TestRates(residency);
     rates[kDataByte] = 1;  // stages send it, not the ranks that share gradients
     return rates;
@@ -263,7 +263,7 @@ TEST(MeshRankingTest, GatheringShardedParametersIsInThePlansSeconds) {
   question.requests = {{"request", RequestOf({64, 64, 64}, 4, 32)}};
   question.run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
   const auto plan_s = [&](double byte_s) {
-    question.rates = [=](v1::OptimizerResidency residency) {
+    question.rates = [=](const v1::Mesh&, v1::OptimizerResidency residency) {
       Rates rates = TestRates(residency);
       rates[kDataByte] = byte_s;
       return rates;

@@ -58,7 +58,7 @@ class DrawnSimulationTest : public ::testing::TestWithParam<uint32_t> {
     asked.run.set_head_chunk_tokens(512);
     asked.run.set_split_groups(v1::SPLIT_AUTO);
     asked.memory = {.device_free_bytes = int64_t{4} << 30, .device_bytes = int64_t{4} << 30};
-    asked.rates = [this](v1::OptimizerResidency) { return rates_; };
+    asked.rates = [this](const v1::Mesh&, v1::OptimizerResidency) { return rates_; };
     asked.requests = {{"the request", DrawRequest(draw_, draw_.Between(1, 12))}};
     rates_ = BenchRates();
     SetMesh({.dp = static_cast<uint32_t>(draw_.Between(1, 3)),

@@ -105,7 +105,7 @@ SimulationQuestion BenchQuestion(const MeshSizes& sizes, const Rates& rates) {
   asked.run.set_head_chunk_tokens(512);
   asked.ranks = NumRanks(question.mesh);
   asked.memory = {.device_free_bytes = int64_t{4} << 30, .device_bytes = int64_t{4} << 30};
-  asked.rates = [rates](v1::OptimizerResidency) { return rates; };
+  asked.rates = [rates](const v1::Mesh&, v1::OptimizerResidency) { return rates; };
   PlannerRequest request;
   for (int g = 0; g < 4; ++g) {
     request.groups.push_back({.uid = absl::StrCat("g", g), .prompt_tokens = 513, .rollouts = {}});
@@ -158,7 +158,7 @@ TEST(SimulationTest, ShardedParametersAreSentWhileThePhasesRun) {
   EXPECT_GT(s.hidden_s[kDataAt], s.wire_s[kDataAt]) << "all layers but the first";
   EXPECT_GT(sharded->sent_bytes[kDataAt], whole->sent_bytes[kDataAt]) << "control: forward and backward gather both";
   rates[kDataByte] = 0;
-  question.mesh_question.rates = [rates](v1::OptimizerResidency) { return rates; };
+  question.mesh_question.rates = [rates](const v1::Mesh&, v1::OptimizerResidency) { return rates; };
   EXPECT_LT(Simulate(question)->seconds.pass_s, s.pass_s);
 }
 
@@ -172,7 +172,7 @@ TEST(SimulationTest, ACopyThatOnlyGathersHoldsNobodyBeyondTheOnesThatCompute) {
   question.mesh_question.requests.front().request.groups.resize(1);
   const auto wired = Simulate(question);
   SetLinks(0, 0, rates);
-  question.mesh_question.rates = [rates](v1::OptimizerResidency) { return rates; };
+  question.mesh_question.rates = [rates](const v1::Mesh&, v1::OptimizerResidency) { return rates; };
   const auto silent = Simulate(question);
   ASSERT_TRUE(wired.ok() && silent.ok()) << wired.status() << silent.status();
   const double wire_s = wired->sent_bytes[kDataAt] * 1e-9;
