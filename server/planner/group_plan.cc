@@ -1,5 +1,6 @@
 #include "server/planner/group_plan.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -8,7 +9,6 @@
 #include "server/planner/split_cost.h"
 
 namespace stemma::server {
-
 namespace {
 
 // Counts what a group computes in the way that it takes.
@@ -51,13 +51,17 @@ GroupPlan PlanGroup(MemoryChooser& chooser, const ModelConfig& model, v1::Schedu
 
 void ReuseWhatIsShared(MemoryChooser& chooser, const ModelConfig& model, const std::vector<uint32_t>& batch,
                        int32_t ranks, std::vector<GroupPlan>& groups) {
+  const auto may_change = [&](uint32_t g) {
+    const PackingGroup& packing = groups[g].packing;
+    return !packing.reuse && packing.prefix_rows > 0 && packing.members.size() > 1;
+  };
+  if (std::none_of(batch.begin(), batch.end(), may_change)) return;
   const SplitPlacement before = PlaceMiniBatch(chooser, groups, batch, ranks, v1::SPLIT_AUTO);
   if (before.max_s() <= (1 + kWorthSplitting) * before.mean_s) return;
   std::map<uint32_t, GroupPlan> dense;  // those that are tried, as they were
   for (const uint32_t g : batch) {
     GroupPlan& group = groups[g];
-    const bool hot = PlacementGroupOf(chooser, group.packing).total_s() > before.mean_s;
-    if (!hot || group.packing.reuse || group.packing.members.size() < 2) continue;
+    if (!may_change(g) || PlacementGroupOf(chooser, group.packing).total_s() <= before.mean_s) continue;
     GroupPlan as_it_was = group;
     std::optional<std::string> reason = ReuseToShare(chooser, group.packing);
     if (!reason) continue;

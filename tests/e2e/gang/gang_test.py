@@ -111,7 +111,7 @@ def test_two_ranks_serve_and_status_shows_them(gang):
     assert status["config"]["mesh"]["dp"] == 2
     text = gang.call("status")
     assert "generation" in text and "cpu:1" in text
-    assert "us a message" in text and [link["axis"] for link in status["links"]] == ["data"]
+    assert "us a message" in text and [link["axis"] for link in status["links"]] == ["data", "dp"]
 
 
 def test_the_plan_deals_all_groups_to_the_ranks(gang, one_worker):
