@@ -61,7 +61,8 @@ TEST(LinkReportsTest, AxesAreOfAFixedListAndComeOnce) {
 
 TEST(LinkReportsTest, RanksAreThoseOfTheMesh) {
   const v1::Mesh mesh = MakeMesh({.dp = 3, .cp = 2});
-  EXPECT_THAT(CheckLinksOfMesh(mesh, Reports({Link("data", 6, 1e-4, 1e-9), Link("dp", 3, 1e-4, 1e-9), Link("cp", 2, 1e-4, 1e-9)})),
+  EXPECT_THAT(CheckLinksOfMesh(
+                  mesh, Reports({Link("data", 6, 1e-4, 1e-9), Link("dp", 3, 1e-4, 1e-9), Link("cp", 2, 1e-4, 1e-9)})),
               IsOk());
   for (const v1::LinkInfo& link : {Link("data", 3, 1e-4, 1e-9), Link("cp", 3, 1e-4, 1e-9), Link("tp", 1, 1e-4, 1e-9),
                                    Link("tp", 2, 1e-4, 1e-9), Link("cp", 0, 1e-4, 1e-9), Link("dp", 6, 1e-4, 1e-9)}) {
