@@ -68,6 +68,14 @@ TEST(MemberDealingTest, ADenseMemberCostsItsPrefix) {
   EXPECT_EQ(DealMembers(BenchModel(), members, 2), (std::vector<uint32_t>{1, 0, 1}));
 }
 
+ClusterShape MembersOfRank(const ClusterShape& cluster, const std::vector<uint32_t>& dealt, size_t rank) {
+  ClusterShape own;
+  for (size_t i = 0; i < dealt.size(); ++i) {
+    if (dealt[i] == rank) own.members.push_back(cluster.members[i]);
+  }
+  return own;
+}
+
 // The cuts of each rank are those of its members alone.
 TEST(RankCutsTest, WavesDoNotCrossRanksAndFitTheirBytes) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
@@ -93,10 +101,7 @@ TEST(RankCutsTest, WavesDoNotCrossRanksAndFitTheirBytes) {
       size_t next = 0;
       int64_t largest = 0;
       for (size_t rank = 0; rank < cut.of_ranks.size(); ++rank) {
-        ClusterShape own;
-        for (size_t i = 0; i < dealt.size(); ++i) {
-          if (dealt[i] == rank) own.members.push_back(cluster.members[i]);
-        }
+        const ClusterShape own = MembersOfRank(cluster, dealt, rank);
         WaveCuts alone(options, own, beside);
         EXPECT_EQ(cut.of_ranks[rank]->sizes, alone.Cut(v1::S0, bytes).sizes);
         largest = std::max(largest, alone.Cut(v1::S0, bytes).largest.peak());
@@ -132,10 +137,7 @@ TEST(RankCutsTest, TheLeastBytesAreThoseOfTheRankThatNeedsMost) {
     for (const v1::TapePolicy policy : {v1::S0, v1::S2}) {
       int64_t most = 0;
       for (uint32_t rank = 0; rank < options.shape.cp; ++rank) {
-        ClusterShape own;
-        for (size_t i = 0; i < dealt.size(); ++i) {
-          if (dealt[i] == rank) own.members.push_back(cluster.members[i]);
-        }
+        const ClusterShape own = MembersOfRank(cluster, dealt, rank);
         most = std::max(most, WaveCuts(options, own).LeastBytes(policy));
       }
       EXPECT_EQ(cuts.LeastBytes(policy, {}), most);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -136,12 +137,8 @@ TEST(StageMemoryTest, TheFirstOfStagesThatAreAlikeTellsForAll) {
     }
     EXPECT_EQ(first_like.front(), 0U);
     EXPECT_EQ(first_like.back(), stages - 1) << "it alone has the head";
-    EXPECT_EQ(options.telling_stages(), (std::vector<size_t>([&] {
-                std::vector<size_t> once = first_like;
-                std::sort(once.begin(), once.end());
-                once.erase(std::unique(once.begin(), once.end()), once.end());
-                return once;
-              }())));
+    const std::set<size_t> once(first_like.begin(), first_like.end());
+    EXPECT_EQ(options.telling_stages(), std::vector<size_t>(once.begin(), once.end()));
   }
   EXPECT_EQ(BenchMemory(0).telling_stages(), std::vector<size_t>{0});
 }
