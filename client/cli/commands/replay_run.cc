@@ -125,22 +125,22 @@ TraceLine ReplayRun::Prepared(TraceLine line, int64_t index) const {
   return line;
 }
 
-// UNAVAILABLE is ambiguous for a write; the same id makes sending it again safe. A server that says that it recovers is
-// there, and will serve: that uses up no retry.
+// UNAVAILABLE is ambiguous for a write; the same id makes sending it again safe. A server that says that it starts or
+// recovers is there, and will serve: that uses up no retry.
 absl::StatusOr<v1::RequestStatus> ReplayRun::Submit(Connection& connection, const TraceLine& line) {
   bool told = false;
   for (int attempt = 0;;) {
     grpc::ClientContext context;
     auto status = UpdateActor(connection.stub(), context, line.request.header, line.request.groups);
     if (status.ok() || !IsRetryable(status.status()) || Interrupted()) return status;
-    const bool recovers = HasReason(status.status(), Reason::kRecovering);
-    if (!recovers && attempt == options_.retries) return status;
-    attempt = recovers ? 0 : attempt + 1;
-    if (!recovers || !told) {
+    const bool loads = HasReason(status.status(), Reason::kRecovering) || HasReason(status.status(), Reason::kStarting);
+    if (!loads && attempt == options_.retries) return status;
+    attempt = loads ? 0 : attempt + 1;
+    if (!loads || !told) {
       Tell(line, absl::StrCat(ErrorText(status.status()), "; sending it again with the same id",
-                              recovers ? "" : absl::StrCat(" (", attempt, " of ", options_.retries, ")")));
+                              loads ? "" : absl::StrCat(" (", attempt, " of ", options_.retries, ")")));
     }
-    told = recovers;
+    told = loads;
     RealClock().Sleep(std::max(RetryDelay(attempt), GetErrorDetails(status.status()).retry_after));
   }
 }

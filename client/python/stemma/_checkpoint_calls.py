@@ -31,7 +31,7 @@ class CheckpointCalls:
         request = _proto.SaveCheckpointRequest(name=config.checked_text("name", name) if name else "", pinned=pinned,
                                                client_state=client_state)
         self._pin(request)
-        lost = []  # the tries whose answer never came; a server that says it recovers has saved nothing
+        lost = []  # the tries whose answer never came; a server that starts or recovers has saved nothing
 
         def save():
             if lost and not request.name and (saved := self._saved_before(request)):
@@ -39,7 +39,7 @@ class CheckpointCalls:
             try:
                 reply = self._stub.SaveCheckpoint(request)
             except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.explain(error).reason != "RECOVERING":
+                if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.explain(error).reason not in errors.LOADING:
                     lost.append(error)
                 raise
             self._saw(reply.lineage, reply.step)

@@ -13,6 +13,7 @@ steps are gone, before anything is trained, computed or exported. follow_lineage
 Thread safety: a Client may be shared; each Future belongs to one thread at a time.
 """
 
+import logging
 import threading
 import time
 import uuid
@@ -27,6 +28,7 @@ from ._future import Future, deadline_of, interruptible, is_over, ran_out
 from ._stub import TrainingStub
 from .groups import any_sent, parts as encode
 
+_LOG = logging.getLogger("stemma")
 _CANCEL_S = 5.0
 _ANSWER_S = 1.0         # beyond the time that a call has: a server that is there answers by then
 _RETRY_DELAY_MAX_S = 5.0
@@ -46,8 +48,8 @@ class Client(CheckpointCalls):
         recorder        a stemma.trace.TraceWriter that keeps every update request sent
         connect_timeout_s   how long the first call waits for a server before it says that there is none
         follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
-        recovery_timeout_s  how long a call waits for a server that says it recovers: that computes its steps again, or
-                        waits for workers. Such answers use up no retries
+        recovery_timeout_s  how long a call waits for a server that starts or recovers: that loads its model, computes its
+                        steps again, or waits for workers. Such answers use up no retries; the log says what is waited for
         """
         self._connection = Connection(address, connect_timeout_s)
         self._stub = TrainingStub(self._connection.channel)
@@ -262,23 +264,27 @@ class Client(CheckpointCalls):
         return _proto.to_dict(status)["state"]
 
     def _retrying(self, call, deadline=None):
-        """The call's answer; UNAVAILABLE is tried again, the same messages and so the same request_id. A server that says
-        that it recovers is there: tries are counted anew after it. deadline: of time.monotonic(), after which nothing is tried;
-        the call gets it as its timeout."""
-        attempt, give_up = 0, time.monotonic() + self._recovery_timeout_s
+        """The call's answer; UNAVAILABLE is tried again, the same messages and so the same request_id, never sooner than the
+        server asks for. One that says that it starts or recovers is there: tries are counted anew after it. deadline: of
+        time.monotonic(), after which nothing is tried; the call gets it as its timeout."""
+        attempt, give_up, told = 0, time.monotonic() + self._recovery_timeout_s, False
         while True:
             self._connection.reach()
             try:
                 return call() if deadline is None else call(timeout=max(deadline - time.monotonic(), 0) + _ANSWER_S)
             except grpc.RpcError as error:
                 out = self._connection.explain(error)
-                recovers = self._retries > 0 and out.reason == "RECOVERING" and time.monotonic() < give_up
-                again = error.code() == grpc.StatusCode.UNAVAILABLE and (attempt < self._retries or recovers)
+                loads = self._retries > 0 and out.reason in errors.LOADING and time.monotonic() < give_up
+                again = error.code() == grpc.StatusCode.UNAVAILABLE and (attempt < self._retries or loads)
                 if not again or is_over(deadline):
                     raise self._explained(out) from None
-            pause_s = min(_RETRY_DELAY_MAX_S, self._retry_delay_s * 2**attempt)
+            if loads and not told:
+                _LOG.warning("waiting for the server at %s, for at most %.0f s: %s", self._connection.address,
+                             self._recovery_timeout_s, out.message)
+            told = told or loads
+            pause_s = max(min(_RETRY_DELAY_MAX_S, self._retry_delay_s * 2**attempt), out.retry_after_s or 0)
             time.sleep(pause_s if deadline is None else min(pause_s, max(deadline - time.monotonic(), 0)))
-            attempt = 0 if recovers else attempt + 1
+            attempt = 0 if loads else attempt + 1
 
     def _saw(self, lineage, step=None):
         """Pins the first lineage heard of, and keeps the highest step seen of it. Empty: the server says none."""

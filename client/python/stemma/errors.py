@@ -4,6 +4,9 @@ import grpc
 
 from . import _proto
 
+# Reasons of a server that is there, and serves as soon as its workers have loaded the weights.
+LOADING = frozenset({"STARTING", "RECOVERING"})
+
 
 class StemmaError(Exception):
     """A call that failed.

@@ -145,9 +145,20 @@ class CliReplayTest(unittest.TestCase):
         self.assertEqual(len(set(self.ids())), 1)
 
     def test_retries_end(self):
-        self.server.fail = lambda header, context: abort(context, grpc.StatusCode.UNAVAILABLE, "loading", "STARTING")
+        self.server.fail = lambda header, context: abort(context, grpc.StatusCode.UNAVAILABLE, "it stops", "DRAINING")
         self.call("replay", self.trace, "--retries", 1, code=4)
         self.assertEqual(len(self.server.headers), 2)
+
+    def test_a_server_that_starts_is_waited_for_and_uses_up_no_retry(self):
+        def fail_twice(header, context):
+            if len(self.server.headers) == 2:
+                self.server.fail = None
+            abort(context, grpc.StatusCode.UNAVAILABLE, "no worker has loaded the model yet", "STARTING")
+
+        self.server.fail = fail_twice
+        result = self.call("replay", self.trace, "--limit", 1, "--retries", 0)
+        self.assertEqual(len(self.server.headers), 3)
+        self.assertEqual(result.stderr.count("no worker has loaded the model yet"), 1)
 
     def test_a_request_that_failed_later_has_the_code_of_its_failure(self):
         failed = training_pb2.RequestStatus(request_id="r", state=training_pb2.FAILED)

@@ -118,8 +118,9 @@ def test_another_checkpoint_of_the_name_is_no_answer(other):
     assert error.value.reason == "CHECKPOINT_EXISTS"
 
 
-def test_a_server_that_recovered_has_saved_nothing():
-    server = Losing([Checkpoint(name="a", lineage="L1", step=3)], reason="RECOVERING")
+@pytest.mark.parametrize("reason", ["STARTING", "RECOVERING"])
+def test_a_server_that_loaded_has_saved_nothing(reason):
+    server = Losing([Checkpoint(name="a", lineage="L1", step=3)], reason=reason)
     with pytest.raises(stemma.StemmaError) as error:
         run(server.handlers(), lambda c: c.save_checkpoint("a"))
     assert error.value.reason == "CHECKPOINT_EXISTS" and len(server.saves) == 2

@@ -79,6 +79,56 @@ def test_a_timeout_holds_where_the_server_recovers_or_does_not_answer():
     assert time.monotonic() - begin < 25  # 0.3 s each and a second for an answer; without a limit 30 s and an hour
 
 
+@pytest.mark.parametrize("reason", ["STARTING", "RECOVERING"])
+def test_a_server_that_loads_is_waited_for_longer_than_retries_last_and_the_log_says_so(reason, caplog):
+    refused = []
+
+    def refuse_four_times(parts, context):
+        parts = list(parts)
+        if len(refused) < 4:
+            refused.append(parts[0].update.request.request_id)
+            abort(context, grpc.StatusCode.UNAVAILABLE, "no worker has loaded the model yet", reason)
+        return status(parts[0].update.request.request_id, "ACCEPTED")
+
+    with FakeServer({**ACCEPTED, "UpdateActor": refuse_four_times}) as server:
+        with stemma.Client(server.address, retries=1, retry_delay_s=0.01) as client:
+            future = update(client, wait=False)
+    assert set(refused) == {future.request_id} and len(refused) == 4
+    told = [record for record in caplog.records if record.name == "stemma"]
+    assert len(told) == 1 and "no worker has loaded the model yet" in told[0].getMessage()
+
+
+def test_a_server_that_loads_is_given_up_after_the_recovery_timeout_and_one_that_drains_after_the_retries():
+    for reason, recovery_timeout_s, least_tries, most_tries in (("STARTING", 0.2, 4, 40), ("DRAINING", 60, 3, 3)):
+        tries = []
+
+        def refuse(parts, context, reason=reason, tries=tries):
+            tries.append(len(list(parts)))
+            abort(context, grpc.StatusCode.UNAVAILABLE, "not now", reason)
+
+        with FakeServer({"UpdateActor": refuse}) as server:
+            with stemma.Client(server.address, retries=2, retry_delay_s=0.01, recovery_timeout_s=recovery_timeout_s) as client:
+                with pytest.raises(stemma.StemmaError, match=reason):
+                    update(client, wait=False)
+        assert least_tries <= len(tries) <= most_tries, (reason, tries)
+
+
+def test_nothing_is_sent_again_sooner_than_the_server_asks_for():
+    at = []
+
+    def refuse_once(parts, context):
+        at.append(time.monotonic())
+        first = list(parts)[0]
+        if len(at) == 1:
+            abort(context, grpc.StatusCode.UNAVAILABLE, "loading", "STARTING", retry_delay_s=0.4)
+        return status(first.update.request.request_id, "ACCEPTED")
+
+    with FakeServer({**ACCEPTED, "UpdateActor": refuse_once}) as server:
+        with stemma.Client(server.address, retry_delay_s=0.01) as client:
+            update(client, wait=False)
+    assert at[1] - at[0] >= 0.4
+
+
 def test_what_the_server_answered_late_is_its_answer():
     """A refusal that comes when the time is over is no timeout: nothing was taken, and sending it again changes nothing."""
     def refuse(_, context):
