@@ -35,7 +35,7 @@ enum class Direction { kForward, kBackward };
 
 // Blocks of one attention call, for each thread.
 int64_t Scratch(const ByteShape& s, int64_t queries, int64_t keys, Direction direction) {
-  const AttentionBlocks blocks(queries, keys, s.config.head_size);
+  const AttentionBlocks blocks(s.config.num_heads / s.config.num_kv_heads, queries, keys, s.config.head_size);
   const int64_t elements = direction == Direction::kForward ? blocks.forward() : blocks.backward();
   return s.threads * s.accumulate_bytes * elements;
 }

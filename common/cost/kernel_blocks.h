@@ -15,32 +15,38 @@ namespace stemma {
 // second-level cache.
 inline constexpr int64_t kAttentionKeyBlock = 128;
 inline constexpr int64_t kAttentionQueryBlock = 128;
+// Query heads of one kv head that share its packed keys and values: packing a block takes about a fifteenth as long as
+// what one head computes with it.
+inline constexpr int64_t kAttentionHeads = 2;
 // Operands are packed in panels, at most so many elements wide.
 inline constexpr int64_t kAttentionPanel = 32;
 // A row of scores is longer than its queries by so many elements: rows of a power of two would meet in few sets of the
 // first-level cache.
 inline constexpr int64_t kAttentionScorePad = 16;
+inline constexpr int64_t kAttentionScoreStride = kAttentionQueryBlock + kAttentionScorePad;
 
 // Elements of the blocks that one thread's call of attention holds.
 struct AttentionBlocks {
-  int64_t query_panels, keys, head_panels;
+  int64_t heads, query_panels, keys, head_panels;
 
-  constexpr AttentionBlocks(int64_t queries, int64_t all_keys, int64_t head_size)
-      : query_panels(RoundUp(std::min(queries, kAttentionQueryBlock), kAttentionPanel)),
+  // `group`: query heads of one kv head.
+  constexpr AttentionBlocks(int64_t group, int64_t queries, int64_t all_keys, int64_t head_size)
+      : heads(std::min(group, kAttentionHeads)),
+        query_panels(RoundUp(std::min(queries, kAttentionQueryBlock), kAttentionPanel)),
         keys(std::min(all_keys, kAttentionKeyBlock)),
         head_panels(RoundUp(head_size, kAttentionPanel)) {}
 
-  constexpr int64_t score_stride() const { return query_panels + kAttentionScorePad; }
-  // Scores, transposed: [keys, score_stride].
-  constexpr int64_t scores() const { return keys * score_stride(); }
+  // Scores, transposed: [keys, kAttentionScoreStride].
+  constexpr int64_t scores() const { return keys * kAttentionScoreStride; }
   // Rows of queries or of their gradients; keys or values. Packed either way.
   constexpr int64_t packed_queries() const { return query_panels * head_panels; }
   constexpr int64_t packed_keys() const { return keys * head_panels; }
 
-  // Scores, queries, keys and values.
-  constexpr int64_t forward() const { return scores() + packed_queries() + 2 * packed_keys(); }
-  // Probabilities and their gradients; queries and the output's gradient, as rows and transposed; keys and values.
-  constexpr int64_t backward() const { return 2 * scores() + 4 * packed_queries() + 2 * packed_keys(); }
+  // Scores of one head, each head's queries, keys and values.
+  constexpr int64_t forward() const { return scores() + heads * packed_queries() + 2 * packed_keys(); }
+  // Probabilities and their gradients of one head; each head's queries and the output's gradient, as rows and
+  // transposed; keys and values.
+  constexpr int64_t backward() const { return 2 * scores() + heads * 4 * packed_queries() + 2 * packed_keys(); }
 };
 
 // bf16 operands of a product with fp32 sums are widened so many at a time.

@@ -366,7 +366,7 @@ TEST(AttentionTest, ForwardCopiesNoKeysOrQueries) {
   const int64_t before = CpuMemoryStats().current_bytes;
   const AttentionSaved saved = testing::SplitOver(CpuAttention()).Forward(batch, in.q_HTE, in.k_TKE, in.v_TKE);
   const int64_t extra = CpuMemoryStats().peak_bytes - before - results - partials;
-  const int64_t scratch = AttentionBlocks(c.rows(), 512, c.head_size).forward() * 4;
+  const int64_t scratch = AttentionBlocks(c.num_heads / c.num_kv_heads, c.rows(), 512, c.head_size).forward() * 4;
   EXPECT_GE(extra, 0);
   EXPECT_LE(extra, scratch);
   EXPECT_LT(scratch, 2 * 256 * (c.num_kv_heads * c.head_size * 4));  // a copy of one span's keys and values would show

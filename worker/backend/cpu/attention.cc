@@ -17,7 +17,7 @@ constexpr int64_t kQueryBlock = kAttentionQueryBlock, kKeyBlock = kAttentionKeyB
 static_assert(kKeyBlock % kQueryBlock == 0,
               "a block of queries never begins before the keys of the block on its diagonal");
 
-AttentionBlocks BlocksOf(const AttentionSize& size) { return {size.queries, size.keys, size.head_size}; }
+AttentionBlocks BlocksOf(const AttentionSize& size) { return {size.group, size.queries, size.keys, size.head_size}; }
 
 template <typename T>
 const AttentionLoopsOf<T>& LoopsOf(const AttentionLoops& loops) {
@@ -28,9 +28,24 @@ const AttentionLoopsOf<T>& LoopsOf(const AttentionLoops& loops) {
   }
 }
 
+// One query head: the i-th of kv head k.
 struct Head {
   int64_t b, k, i;
 };
+
+// Query heads [begin, end) of one kv head, at most kAttentionHeads: what read packed keys and values in turn.
+struct Heads {
+  int64_t b, k, begin, end;
+  int64_t count() const { return end - begin; }
+  Head At(int64_t i) const { return {b, k, begin + i}; }
+};
+
+int64_t HeadsPerKvHead(const AttentionSize& size) { return DivideUp(size.group, kAttentionHeads); }
+
+// The `number`-th heads of a kv head that are taken together.
+Heads HeadsAt(const AttentionSize& size, int64_t b, int64_t k, int64_t number) {
+  return {b, k, number * kAttentionHeads, std::min((number + 1) * kAttentionHeads, size.group)};
+}
 
 template <typename T>
 StridedRows<T> RowsOf(const AttentionRows<T>& x, const Head& head, int64_t row) {
@@ -38,8 +53,8 @@ StridedRows<T> RowsOf(const AttentionRows<T>& x, const Head& head, int64_t row) 
 }
 
 template <typename T>
-StridedRows<T> KeysOf(const AttentionRows<T>& x, const Head& head, int64_t row) {
-  return {x.At(head.b, head.k, 0, row), x.row};
+StridedRows<T> KeysOf(const AttentionRows<T>& x, const Heads& heads, int64_t row) {
+  return {x.At(heads.b, heads.k, 0, row), x.row};
 }
 
 // Packs `count` keys or values.
@@ -70,7 +85,6 @@ ScoreBlock<T> BlockOf(const AttentionSize& size, const Queries& queries, int64_t
   return {.scores = scores,
           .queries = queries.count,
           .keys = count,
-          .stride = BlocksOf(size).score_stride(),
           .diagonal = size.causal && key + count > queries.first,
           .first_visible = queries.first - key + 1,
           .scale = static_cast<T>(size.scale)};
@@ -93,94 +107,124 @@ class Pieces {
 
 template <typename T>
 struct ForwardScratch {
-  T *scores, *q, *k, *v;
+  struct OfHead {
+    T* q;
+    T max[kQueryBlock], sum[kQueryBlock];
+  };
+  T *scores, *k, *v;
+  OfHead heads[kAttentionHeads];
+
   ForwardScratch(const AttentionBlocks& blocks, Pieces<T> pieces)
       : scores(pieces.Take(blocks.scores())),
-        q(pieces.Take(blocks.packed_queries())),
         k(pieces.Take(blocks.packed_keys())),
-        v(pieces.Take(blocks.packed_keys())) {}
+        v(pieces.Take(blocks.packed_keys())) {
+    for (int64_t i = 0; i < blocks.heads; ++i) heads[i].q = pieces.Take(blocks.packed_queries());
+  }
 };
 
 template <typename T, typename Kv>
-void ForwardQueries(const AttentionForwardArgs<T, Kv>& a, const Head& head, int64_t first, T* scratch) {
+void ForwardQueries(const AttentionForwardArgs<T, Kv>& a, const Heads& heads, int64_t first, T* scratch) {
   const AttentionSize& size = a.size;
   const AttentionLoopsOf<T>& loops = LoopsOf<T>(*a.loops);
   const Queries queries = QueriesFrom(size, first);
-  const ForwardScratch<T> s(BlocksOf(size), Pieces<T>(scratch));
-  const StridedRows<T> out = RowsOf(a.out, head, first);
-  T max[kQueryBlock], sum[kQueryBlock];
-  loops.pack_transposed(RowsOf(a.q, head, first), queries.count, size.head_size, s.q);
+  const int64_t n = size.head_size;
+  ForwardScratch<T> s(BlocksOf(size), Pieces<T>(scratch));
+  for (int64_t i = 0; i < heads.count(); ++i) {
+    loops.pack_transposed(RowsOf(a.q, heads.At(i), first), queries.count, n, s.heads[i].q);
+  }
   for (int64_t key = 0; key < queries.keys; key += kKeyBlock) {
     const int64_t count = std::min(kKeyBlock, queries.keys - key);
     const ScoreBlock<T> block = BlockOf(size, queries, key, count, s.scores);
-    PackKeys(loops, KeysOf(a.k, head, key), count, size.head_size, s.k);
-    PackKeys(loops, KeysOf(a.v, head, key), count, size.head_size, s.v);
-    loops.scores(block, s.k, s.q, size.head_size);
-    loops.softmax(block, key == 0, max, sum, size.head_size, out);
-    loops.sum_over_keys(block, s.v, size.head_size, key > 0, out);
+    PackKeys(loops, KeysOf(a.k, heads, key), count, n, s.k);
+    PackKeys(loops, KeysOf(a.v, heads, key), count, n, s.v);
+    for (int64_t i = 0; i < heads.count(); ++i) {
+      auto& of_head = s.heads[i];
+      const StridedRows<T> out = RowsOf(a.out, heads.At(i), first);
+      loops.softmax(block, s.k, of_head.q, {key == 0, of_head.max, of_head.sum, out, n});
+      loops.sum_over_keys(block, s.v, n, key > 0, out);
+    }
   }
-  loops.normalize(max, sum, static_cast<T>(size.scale), queries.count, size.head_size, out,
-                  a.lse.At(head.b, head.k, head.i, first), a.lse.row);
+  for (int64_t i = 0; i < heads.count(); ++i) {
+    const Head head = heads.At(i);
+    loops.normalize(s.heads[i].max, s.heads[i].sum, static_cast<T>(size.scale), queries.count, n,
+                    RowsOf(a.out, head, first), a.lse.At(head.b, head.k, head.i, first), a.lse.row);
+  }
 }
 
 template <typename T>
 struct BackwardScratch {
-  T *p, *ds, *q, *q_transposed, *dout, *dout_transposed, *k, *v;
+  struct OfHead {
+    T *q, *q_transposed, *dout, *dout_transposed;
+    T lse[kQueryBlock], delta[kQueryBlock];
+  };
+  T *p, *ds, *k, *v;
+  OfHead heads[kAttentionHeads];
+
   BackwardScratch(const AttentionBlocks& blocks, Pieces<T> pieces)
       : p(pieces.Take(blocks.scores())),
         ds(pieces.Take(blocks.scores())),
-        q(pieces.Take(blocks.packed_queries())),
-        q_transposed(pieces.Take(blocks.packed_queries())),
-        dout(pieces.Take(blocks.packed_queries())),
-        dout_transposed(pieces.Take(blocks.packed_queries())),
         k(pieces.Take(blocks.packed_keys())),
-        v(pieces.Take(blocks.packed_keys())) {}
+        v(pieces.Take(blocks.packed_keys())) {
+    for (int64_t i = 0; i < blocks.heads; ++i) {
+      for (T** piece : {&heads[i].q, &heads[i].q_transposed, &heads[i].dout, &heads[i].dout_transposed}) {
+        *piece = pieces.Take(blocks.packed_queries());
+      }
+    }
+  }
 };
 
-// Adds what keys [key, key + count) give to dq, dk and dv; the first block of keys overwrites dq.
+// Packs what the backward reads of one head's queries.
 template <typename T, typename Kv>
-void BackwardKeys(const AttentionBackwardArgs<T, Kv>& a, const Head& head, const Queries& queries, int64_t key,
-                  const T* lse, const T* delta, const BackwardScratch<T>& s) {
+void PackQueries(const AttentionBackwardArgs<T, Kv>& a, const Head& head, const Queries& queries,
+                 typename BackwardScratch<T>::OfHead& s) {
+  const AttentionLoopsOf<T>& loops = LoopsOf<T>(*a.loops);
+  const int64_t first = queries.first, n = a.size.head_size;
+  const StridedRows<const T> q = RowsOf(a.q, head, first), dout = RowsOf(a.dout, head, first);
+  std::fill_n(s.lse, kQueryBlock, T(0));  // what follows the queries is computed on too, and not stored
+  std::fill_n(s.delta, kQueryBlock, T(0));
+  for (int64_t r = 0; r < queries.count; ++r) s.lse[r] = *a.lse.At(head.b, head.k, head.i, first + r);
+  loops.delta(dout, RowsOf(a.out, head, first), queries.count, n, s.delta);
+  loops.pack(q, queries.count, n, s.q);
+  loops.pack(dout, queries.count, n, s.dout);
+  loops.pack_transposed(q, queries.count, n, s.q_transposed);
+  loops.pack_transposed(dout, queries.count, n, s.dout_transposed);
+}
+
+// Adds what keys from `key` on give to each head's dq and to dk and dv; the first block of keys overwrites dq.
+template <typename T, typename Kv>
+void BackwardKeys(const AttentionBackwardArgs<T, Kv>& a, const Heads& heads, const Queries& queries, int64_t key,
+                  const BackwardScratch<T>& s) {
   const AttentionSize& size = a.size;
   const AttentionLoopsOf<T>& loops = LoopsOf<T>(*a.loops);
   const int64_t n = size.head_size, count = std::min(kKeyBlock, queries.keys - key);
   const ScoreBlock<T> p = BlockOf(size, queries, key, count, s.p);
   ScoreBlock<T> ds = p;
   ds.scores = s.ds;
-  PackKeys(loops, KeysOf(a.k, head, key), count, n, s.k);
-  PackKeys(loops, KeysOf(a.v, head, key), count, n, s.v);
-  loops.scores(p, s.k, s.q_transposed, n);
-  loops.scores(ds, s.v, s.dout_transposed, n);
-  loops.backward(p, lse, delta, s.ds);
-  loops.sum_over_queries(p, s.dout, n, KeysOf(a.dv, head, key));
-  loops.sum_over_queries(ds, s.q, n, KeysOf(a.dk, head, key));
-  loops.sum_over_keys(ds, s.k, n, key > 0, RowsOf(a.dq, head, queries.first));
+  PackKeys(loops, KeysOf(a.k, heads, key), count, n, s.k);
+  PackKeys(loops, KeysOf(a.v, heads, key), count, n, s.v);
+  for (int64_t i = 0; i < heads.count(); ++i) {
+    const auto& of_head = s.heads[i];
+    loops.backward(p, s.k, s.v, {of_head.q_transposed, of_head.dout_transposed, of_head.lse, of_head.delta, s.ds, n});
+    loops.sum_over_queries(p, of_head.dout, n, KeysOf(a.dv, heads, key));
+    loops.sum_over_queries(ds, of_head.q, n, KeysOf(a.dk, heads, key));
+    loops.sum_over_keys(ds, s.k, n, key > 0, RowsOf(a.dq, heads.At(i), queries.first));
+  }
 }
 
 template <typename T, typename Kv>
-void BackwardQueries(const AttentionBackwardArgs<T, Kv>& a, const Head& head, int64_t first,
-                     const BackwardScratch<T>& s) {
-  const AttentionSize& size = a.size;
-  const AttentionLoopsOf<T>& loops = LoopsOf<T>(*a.loops);
-  const Queries queries = QueriesFrom(size, first);
-  const StridedRows<const T> q = RowsOf(a.q, head, first), dout = RowsOf(a.dout, head, first);
-  T lse[kQueryBlock] = {}, delta[kQueryBlock] = {};
-  for (int64_t r = 0; r < queries.count; ++r) lse[r] = *a.lse.At(head.b, head.k, head.i, first + r);
-  loops.delta(dout, RowsOf(a.out, head, first), queries.count, size.head_size, delta);
-  loops.pack(q, queries.count, size.head_size, s.q);
-  loops.pack(dout, queries.count, size.head_size, s.dout);
-  loops.pack_transposed(q, queries.count, size.head_size, s.q_transposed);
-  loops.pack_transposed(dout, queries.count, size.head_size, s.dout_transposed);
-  for (int64_t key = 0; key < queries.keys; key += kKeyBlock) BackwardKeys(a, head, queries, key, lse, delta, s);
+void BackwardQueries(const AttentionBackwardArgs<T, Kv>& a, const Heads& heads, int64_t first, BackwardScratch<T>& s) {
+  const Queries queries = QueriesFrom(a.size, first);
+  for (int64_t i = 0; i < heads.count(); ++i) PackQueries(a, heads.At(i), queries, s.heads[i]);
+  for (int64_t key = 0; key < queries.keys; key += kKeyBlock) BackwardKeys(a, heads, queries, key, s);
 }
 
 // All that one kv head's queries and keys give: only this head's dk and dv are written, by one thread in a fixed order.
 template <typename T, typename Kv>
 void BackwardKvHead(const AttentionBackwardArgs<T, Kv>& a, int64_t b, int64_t k, T* scratch) {
-  const BackwardScratch<T> pieces(BlocksOf(a.size), Pieces<T>(scratch));
-  for (int64_t i = 0; i < a.size.group; ++i) {
+  BackwardScratch<T> pieces(BlocksOf(a.size), Pieces<T>(scratch));
+  for (int64_t number = 0; number < HeadsPerKvHead(a.size); ++number) {
     for (int64_t first = 0; first < a.size.queries; first += kQueryBlock) {
-      BackwardQueries(a, {b, k, i}, first, pieces);
+      BackwardQueries(a, HeadsAt(a.size, b, k, number), first, pieces);
     }
   }
 }
@@ -213,12 +257,12 @@ int64_t AttentionBackwardScratch(const AttentionSize& size) {
 template <typename T, typename Kv>
 void AttentionForward(const AttentionForwardArgs<T, Kv>& args) {
   const AttentionSize& size = args.size;
-  const int64_t blocks = DivideUp(size.queries, kQueryBlock);
-  at::parallel_for(0, size.batch * size.num_kv_heads * size.group * blocks, 1, [&](int64_t begin, int64_t end) {
+  const int64_t blocks = DivideUp(size.queries, kQueryBlock), heads = HeadsPerKvHead(size);
+  at::parallel_for(0, size.batch * size.num_kv_heads * heads * blocks, 1, [&](int64_t begin, int64_t end) {
     T* scratch = args.scratch + at::get_thread_num() * BlocksOf(size).forward();
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t head = task / blocks, kv_head = head / size.group;
-      ForwardQueries(args, {kv_head / size.num_kv_heads, kv_head % size.num_kv_heads, head % size.group},
+      const int64_t number = task / blocks, kv_head = number / heads;
+      ForwardQueries(args, HeadsAt(size, kv_head / size.num_kv_heads, kv_head % size.num_kv_heads, number % heads),
                      task % blocks * kQueryBlock, scratch);
     }
   });

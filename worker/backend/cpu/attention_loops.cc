@@ -17,12 +17,7 @@ static_assert(kAttentionQueryBlock % kAttentionPanel == 0, "whole vectors of que
 inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-template <typename T>
-inline int64_t WholeVectors(int64_t count) {
-  return (count + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
-}
-
-// Keys that query r sees.
+// Keys that query r sees, at least one.
 template <typename T>
 inline int64_t KeysSeen(const ScoreBlock<T>& block, int64_t r) {
   return block.diagonal ? Min(block.first_visible + r, block.keys) : block.keys;
@@ -32,6 +27,17 @@ inline int64_t KeysSeen(const ScoreBlock<T>& block, int64_t r) {
 template <typename T>
 inline int64_t FirstSeeing(const ScoreBlock<T>& block, int64_t c) {
   return block.diagonal ? Max(0, c - block.first_visible + 1) : 0;
+}
+
+// e^x of numbers that are at most 89.
+template <typename T>
+inline Vector<T> ExpBelow89(Vector<T> x) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return ExpBelow89Of<Vector<float>, Vector<uint32_t>>(x);
+  } else {
+    for (int lane = 0; lane < kLanes<T>; ++lane) x[lane] = VectorExpBelow89(x[lane]);
+    return x;
+  }
 }
 
 inline float Widen(float x) { return x; }
@@ -68,40 +74,48 @@ void PackTransposed(StridedRows<const T> rows, int64_t count, int64_t head_size,
   }
 }
 
-// Rows of the left-hand operand that lie packed: the product over all panels.
+// Rows of the left-hand operand that lie packed: the product over all panels of the head's elements.
 template <int kRows, int kVectors, typename T>
-inline void ScoreTile(const T* keys, int64_t num_keys, const T* queries, int64_t head_size, T* scores, int64_t stride) {
+inline void ScoreTile(const T* keys, int64_t num_keys, const T* queries, int64_t head_size, T* scores) {
   Tile<T, kRows, kVectors> tile;
   ClearTile(tile);
   for (int64_t first = 0; first < head_size; first += kPanel<T>) {
-    AddProducts(Left<T, int64_t, Adjacent>{keys + first * num_keys, kPanel<T>, {}}, queries + first * kPanel<T>,
+    AddProducts(Left<T, kPanel<T>, 1>{keys + first * num_keys}, queries + first * kPanel<T>,
                 Min(kPanel<T>, head_size - first), tile);
   }
-  StoreTile(tile, scores, stride);
+  StoreTile(tile, scores, kAttentionScoreStride);
 }
 
+// A panel of a block's queries.
+struct QueryPanel {
+  int64_t first, last;
+};
+
 template <typename T>
-void Scores(const ScoreBlock<T>& block, const T* keys, const T* queries, int64_t head_size) {
-  for (int64_t first = 0; first < block.queries; first += kPanel<T>) {
-    const int64_t last = Min(first + kPanel<T>, block.queries) - 1;
-    const T* panel = queries + first * head_size;
-    ForTiles<kTileRows>(0, KeysSeen(block, last), [&]<int kRows>(int64_t key) {
-      const T* left = keys + key * kPanel<T>;
-      T* scores = block.scores + key * block.stride + first;
-      if (last < first + kLanes<T>) {
-        ScoreTile<kRows, 1>(left, block.keys, panel, head_size, scores, block.stride);
-      } else if (FirstSeeing(block, key) >= first + kLanes<T>) {
-        ScoreTile<kRows, 1>(left, block.keys, panel + kLanes<T>, head_size, scores + kLanes<T>, block.stride);
-      } else {
-        ScoreTile<kRows, 2>(left, block.keys, panel, head_size, scores, block.stride);
-      }
-    });
+inline QueryPanel PanelAt(const ScoreBlock<T>& block, int64_t first) {
+  return {first, Min(first + kPanel<T>, block.queries) - 1};
+}
+
+// Scores of a panel's queries and of keys [key, key + kRows), into `scores`, which lies as the block's do. A vector of
+// queries none of which sees one of the keys is left out.
+template <int kRows, typename T>
+inline void PanelTile(const ScoreBlock<T>& block, const QueryPanel& panel, int64_t key, const T* keys, const T* queries,
+                      int64_t head_size, T* scores) {
+  const T* left = keys + key * kPanel<T>;
+  const T* right = queries + panel.first * head_size;
+  T* to = scores + key * kAttentionScoreStride + panel.first;
+  if (panel.last < panel.first + kLanes<T>) {
+    ScoreTile<kRows, 1>(left, block.keys, right, head_size, to);
+  } else if (FirstSeeing(block, key) >= panel.first + kLanes<T>) {
+    ScoreTile<kRows, 1>(left, block.keys, right + kLanes<T>, head_size, to + kLanes<T>);
+  } else {
+    ScoreTile<kRows, 2>(left, block.keys, right, head_size, to);
   }
 }
 
 // One tile of a sum over keys or queries, for `columns` of the head's elements.
-template <int kRows, typename T, typename Row, typename Inner>
-inline void SumTile(Left<T, Row, Inner> left, const T* panel, int64_t count, bool add, int64_t columns,
+template <int kRows, typename T, int64_t kRow, int64_t kInner>
+inline void SumTile(Left<T, kRow, kInner> left, const T* panel, int64_t count, bool add, int64_t columns,
                     StridedRows<T> out) {
   if (columns <= kLanes<T>) {
     MultiplyTile<kRows, 1>(left, panel, count, add, columns, out.data, out.row);
@@ -115,7 +129,7 @@ void SumOverKeys(const ScoreBlock<T>& block, const T* x, int64_t head_size, bool
   for (int64_t first = 0; first < head_size; first += kPanel<T>) {
     const int64_t columns = Min(kPanel<T>, head_size - first);
     ForTiles<kTileRows>(0, block.queries, [&]<int kRows>(int64_t query) {
-      SumTile<kRows>(Left<T, Adjacent, int64_t>{block.scores + query, {}, block.stride}, x + first * block.keys,
+      SumTile<kRows>(Left<T, 1, kAttentionScoreStride>{block.scores + query}, x + first * block.keys,
                      KeysSeen(block, query + kRows - 1), add, columns, {out.data + query * out.row + first, out.row});
     });
   }
@@ -127,56 +141,79 @@ void SumOverQueries(const ScoreBlock<T>& block, const T* x, int64_t head_size, S
     const int64_t columns = Min(kPanel<T>, head_size - first);
     ForTiles<kTileRows>(0, block.keys, [&]<int kRows>(int64_t key) {
       const int64_t query = FirstSeeing(block, key);
-      SumTile<kRows>(Left<T, int64_t, Adjacent>{block.scores + key * block.stride + query, block.stride, {}},
+      SumTile<kRows>(Left<T, kAttentionScoreStride, 1>{block.scores + key * kAttentionScoreStride + query},
                      x + first * block.queries + query * kPanel<T>, block.queries - query, true, columns,
                      {out.data + key * out.row + first, out.row});
     });
   }
 }
 
-// Calls use.operator()<masked>(scores of key c, begin, end) for parts of the queries that see the key: first those of
-// the vector that not all see (masked), where there is one, then the rest. Queries before them get `clear`.
-template <typename T, typename Clear, typename Use>
-inline void ForKeys(const ScoreBlock<T>& block, const Clear& clear, const Use& use) {
-  const int64_t end = WholeVectors<T>(block.queries);
-  for (int64_t c = 0; c < block.keys; ++c) {
-    T* s = block.scores + c * block.stride;
-    const int64_t seeing = FirstSeeing(block, c);
-    int64_t begin = seeing / kLanes<T> * kLanes<T>;
-    clear(s, begin);
-    if (begin < seeing) {
-      use.template operator()<true>(s, begin, begin + kLanes<T>, static_cast<int>(seeing - begin));
-      begin += kLanes<T>;
-    }
-    use.template operator()<false>(s, begin, end, 0);
-  }
+// Lane i holds i.
+template <typename T>
+inline VectorMask<T> LaneNumbers() {
+  VectorMask<T> numbers{};
+  for (int lane = 0; lane < kLanes<T>; ++lane) numbers[lane] = lane;
+  return numbers;
 }
 
-// Says whether a lane of a vector whose first `hidden` lanes do not see the key sees it.
-template <bool kMasked>
-inline bool Sees(int lane, int hidden) {
-  return !kMasked || lane >= hidden;
-}
-
-template <bool kMasked, typename T>
-inline void RaiseMaxima(const T* __restrict s, int count, int hidden, T* __restrict max) {
-#pragma omp simd
-  for (int r = 0; r < count; ++r) max[r] = Sees<kMasked>(r, hidden) && s[r] > max[r] ? s[r] : max[r];
-}
-
-template <bool kMasked, typename T>
-inline void Exponentials(T* __restrict s, int count, int hidden, T scale, const T* __restrict max, T* __restrict sum) {
-#pragma omp simd
-  for (int r = 0; r < count; ++r) {
-    const T e = Sees<kMasked>(r, hidden) ? VectorExpBelow89(scale * (s[r] - max[r])) : T(0);
-    s[r] = e;
-    sum[r] += e;
-  }
-}
+// A vector of queries: the first `seen_by_all` keys are seen by each of them, the keys from there to `seen` by some.
+struct Lanes {
+  int64_t seen_by_all, seen;
+};
 
 template <typename T>
-inline void ClearRange(T* x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) x[i] = 0;
+inline Lanes LanesAt(const ScoreBlock<T>& block, int64_t query) {
+  return {KeysSeen(block, query), KeysSeen(block, query + kLanes<T> - 1)};
+}
+
+// Says of each query of the vector at `query` whether it sees key c.
+template <typename T>
+inline VectorMask<T> Sees(const ScoreBlock<T>& block, int64_t query, int64_t c) {
+  return LaneNumbers<T>() >= VectorMask<T>{} + static_cast<int>(FirstSeeing(block, c) - query);
+}
+
+// Returns `max`, raised to the scores of one vector of queries.
+template <typename T>
+inline Vector<T> Maxima(const ScoreBlock<T>& block, int64_t query, const Lanes& lanes, Vector<T> max) {
+  constexpr int kChains = 4;  // one maximum waits for the one before it
+  const T* s = block.scores + query;
+  Vector<T> maxima[kChains] = {max, max, max, max};
+  int64_t c = 0;
+  for (; c + kChains <= lanes.seen_by_all; c += kChains) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kChains; ++i) {
+      const Vector<T> x = LoadVector(s + (c + i) * kAttentionScoreStride);
+      maxima[i] = x > maxima[i] ? x : maxima[i];
+    }
+  }
+  for (; c < lanes.seen; ++c) {
+    const Vector<T> x = LoadVector(s + c * kAttentionScoreStride);
+    maxima[0] = (x > maxima[0]) & Sees(block, query, c) ? x : maxima[0];
+  }
+  for (int i = 1; i < kChains; ++i) maxima[0] = maxima[i] > maxima[0] ? maxima[i] : maxima[0];
+  return maxima[0];
+}
+
+// Turns scores of one vector of queries into exponentials; returns `sum` with them added.
+template <typename T>
+inline Vector<T> Exponentials(const ScoreBlock<T>& block, int64_t query, const Lanes& lanes, Vector<T> max,
+                              Vector<T> sum) {
+  T* s = block.scores + query;
+  const T scale = block.scale;
+  int64_t c = 0;
+  for (; c < lanes.seen_by_all; ++c, s += kAttentionScoreStride) {
+    const Vector<T> e = ExpBelow89<T>(scale * (LoadVector(s) - max));
+    StoreVector(s, e);
+    sum += e;
+  }
+  for (; c < lanes.seen; ++c, s += kAttentionScoreStride) {
+    const Vector<T> e = ExpBelow89<T>(scale * (LoadVector(s) - max));
+    const Vector<T> seen = Sees(block, query, c) ? e : Vector<T>{};
+    StoreVector(s, seen);
+    sum += seen;
+  }
+  for (; c < block.keys; ++c, s += kAttentionScoreStride) StoreVector(s, Vector<T>{});
+  return sum;
 }
 
 template <typename T>
@@ -185,29 +222,33 @@ inline void Multiply(T* __restrict x, int64_t count, T factor) {
   for (int64_t i = 0; i < count; ++i) x[i] *= factor;
 }
 
+// Turns the scores of one vector of queries into exponentials, and brings what the forward keeps of them up to date.
 template <typename T>
-void SoftmaxBlock(const ScoreBlock<T>& block, bool first, T* max, T* sum, int64_t head_size, StridedRows<T> out) {
-  const int64_t lanes = WholeVectors<T>(block.queries);
-  T before[kAttentionQueryBlock];
-  for (int64_t r = 0; r < lanes; ++r) {
-    if (first) max[r] = -static_cast<T>(__builtin_inff());
-    before[r] = max[r];
+inline void SoftmaxVector(const ScoreBlock<T>& block, int64_t query, const SoftmaxState<T>& softmax) {
+  const bool first = softmax.first;
+  const Lanes lanes = LanesAt(block, query);
+  const Vector<T> before = first ? Vector<T>{} - static_cast<T>(__builtin_inff()) : LoadVector(softmax.max + query);
+  const Vector<T> now = Maxima(block, query, lanes, before);
+  const Vector<T> factor = first ? Vector<T>{} : ExpBelow89<T>(block.scale * (before - now));
+  for (int lane = 0; !first && lane < Min(kLanes<T>, block.queries - query); ++lane) {
+    if (factor[lane] == T(1)) continue;
+    Multiply(softmax.out.data + (query + lane) * softmax.out.row, softmax.head_size, factor[lane]);
   }
-  ForKeys(
-      block, [](T*, int64_t) {},
-      [&]<bool kMasked>(const T* s, int64_t begin, int64_t end, int hidden) {
-        RaiseMaxima<kMasked>(s + begin, static_cast<int>(end - begin), hidden, max + begin);
-      });
-  for (int64_t r = 0; r < lanes; ++r) {
-    const T factor = first ? T(0) : VectorExpBelow89(block.scale * (before[r] - max[r]));
-    sum[r] = first ? T(0) : sum[r] * factor;
-    if (!first && factor != T(1) && r < block.queries) Multiply(out.data + r * out.row, head_size, factor);
+  const Vector<T> scaled = first ? Vector<T>{} : LoadVector(softmax.sum + query) * factor;
+  StoreVector(softmax.max + query, now);
+  StoreVector(softmax.sum + query, Exponentials(block, query, lanes, now, scaled));
+}
+
+// Goes by panels: their scores stay in the first-level cache until they are exponentials.
+template <typename T>
+void SoftmaxBlock(const ScoreBlock<T>& block, const T* keys, const T* queries, const SoftmaxState<T>& softmax) {
+  for (int64_t first = 0; first < block.queries; first += kPanel<T>) {
+    const QueryPanel panel = PanelAt(block, first);
+    ForTiles<kTileRows>(0, KeysSeen(block, panel.last), [&]<int kRows>(int64_t key) {
+      PanelTile<kRows>(block, panel, key, keys, queries, softmax.head_size, block.scores);
+    });
+    for (int64_t query = first; query <= panel.last; query += kLanes<T>) SoftmaxVector(block, query, softmax);
   }
-  ForKeys(
-      block, [](T* s, int64_t hidden) { ClearRange(s, hidden); },
-      [&]<bool kMasked>(T* s, int64_t begin, int64_t end, int hidden) {
-        Exponentials<kMasked>(s + begin, static_cast<int>(end - begin), hidden, block.scale, max + begin, sum + begin);
-      });
 }
 
 template <typename T>
@@ -219,29 +260,46 @@ void Normalize(const T* max, const T* sum, T scale, int64_t rows, int64_t head_s
   }
 }
 
+// Turns scores and dO·v of one vector of queries and of keys [begin, end) into p and the scores' gradients.
 template <bool kMasked, typename T>
-inline void BackwardRow(T* __restrict s, T* __restrict dp, int count, int hidden, T scale, const T* __restrict lse,
-                        const T* __restrict delta) {
-#pragma omp simd
-  for (int r = 0; r < count; ++r) {
-    const T p = VectorExpBelow89(scale * s[r] - lse[r]), ds = scale * p * (dp[r] - delta[r]);
-    s[r] = Sees<kMasked>(r, hidden) ? p : T(0);
-    dp[r] = Sees<kMasked>(r, hidden) ? ds : T(0);
+inline void BackwardVector(const ScoreBlock<T>& block, int64_t query, int64_t begin, int64_t end,
+                           const BackwardOperands<T>& backward) {
+  const Vector<T> lse = LoadVector(backward.lse + query), delta = LoadVector(backward.delta + query);
+  const T scale = block.scale;
+  T* s = block.scores + begin * kAttentionScoreStride + query;
+  T* dp = backward.dp + begin * kAttentionScoreStride + query;
+  for (int64_t c = begin; c < end; ++c, s += kAttentionScoreStride, dp += kAttentionScoreStride) {
+    const VectorMask<T> seen = kMasked ? Sees(block, query, c) : ~VectorMask<T>{};
+    const Vector<T> p = ExpBelow89<T>(scale * LoadVector(s) - lse), ds = scale * p * (LoadVector(dp) - delta);
+    StoreVector(s, seen ? p : Vector<T>{});
+    StoreVector(dp, seen ? ds : Vector<T>{});
   }
 }
 
+// Goes by tiles: each is still in the first-level cache when its exponentials are taken.
 template <typename T>
-void BackwardBlock(const ScoreBlock<T>& block, const T* lse, const T* delta, T* dp) {
-  ForKeys(
-      block,
-      [&](T* s, int64_t hidden) {
-        ClearRange(s, hidden);
-        ClearRange(dp + (s - block.scores), hidden);
-      },
-      [&]<bool kMasked>(T* s, int64_t begin, int64_t end, int hidden) {
-        BackwardRow<kMasked>(s + begin, dp + (s - block.scores) + begin, static_cast<int>(end - begin), hidden,
-                             block.scale, lse + begin, delta + begin);
-      });
+void BackwardBlock(const ScoreBlock<T>& block, const T* keys, const T* values, const BackwardOperands<T>& backward) {
+  for (int64_t first = 0; first < block.queries; first += kPanel<T>) {
+    const QueryPanel panel = PanelAt(block, first);
+    const int64_t seen = KeysSeen(block, panel.last);
+    ForTiles<kTileRows>(0, seen, [&]<int kRows>(int64_t key) {
+      PanelTile<kRows>(block, panel, key, keys, backward.q, backward.head_size, block.scores);
+      PanelTile<kRows>(block, panel, key, values, backward.dout, backward.head_size, backward.dp);
+      for (int64_t query = first; query <= panel.last; query += kLanes<T>) {
+        if (FirstSeeing(block, key + kRows - 1) <= query) {
+          BackwardVector<false>(block, query, key, key + kRows, backward);
+        } else {
+          BackwardVector<true>(block, query, key, key + kRows, backward);
+        }
+      }
+    });
+    for (int64_t c = seen; c < block.keys; ++c) {
+      for (int64_t query = first; query <= panel.last; query += kLanes<T>) {
+        StoreVector(block.scores + c * kAttentionScoreStride + query, Vector<T>{});
+        StoreVector(backward.dp + c * kAttentionScoreStride + query, Vector<T>{});
+      }
+    }
+  }
 }
 
 template <typename T>
@@ -261,12 +319,11 @@ constexpr AttentionLoopsOf<T> MakeLoops() {
   return {.pack = Pack<T, T>,
           .pack_bf16 = Pack<T, Bf16>,
           .pack_transposed = PackTransposed<T>,
-          .scores = Scores<T>,
+          .softmax = SoftmaxBlock<T>,
+          .backward = BackwardBlock<T>,
           .sum_over_keys = SumOverKeys<T>,
           .sum_over_queries = SumOverQueries<T>,
-          .softmax = SoftmaxBlock<T>,
           .normalize = Normalize<T>,
-          .backward = BackwardBlock<T>,
           .delta = Delta<T>};
 }
 

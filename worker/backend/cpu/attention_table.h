@@ -18,8 +18,8 @@ namespace stemma::worker::kernels {
 // elsewhere. Where no query of a vector sees a key, scores are not written and not read.
 template <typename T>
 struct ScoreBlock {
-  T* scores;  // [keys][stride]; query r of key c at scores[c * stride + r]
-  int64_t queries, keys, stride;
+  T* scores;  // [keys][kAttentionScoreStride]; query r of key c at scores[c * kAttentionScoreStride + r]
+  int64_t queries, keys;
   bool diagonal;
   int64_t first_visible;
   T scale;
@@ -32,6 +32,24 @@ struct StridedRows {
   int64_t row;
 };
 
+// What the forward keeps of a block's queries from one block of keys to the next.
+template <typename T>
+struct SoftmaxState {
+  bool first;  // no key was seen before: max, sum and out are not read
+  T *max, *sum;
+  StridedRows<T> out;  // rescaled to a new maximum
+  int64_t head_size;
+};
+
+// What the backward reads of a block's queries, and where it puts the gradients of their scores.
+template <typename T>
+struct BackwardOperands {
+  const T *q, *dout;  // packed transposed
+  const T *lse, *delta;
+  T* dp;  // lies as the block's scores
+  int64_t head_size;
+};
+
 template <typename T>
 struct AttentionLoopsOf {
   // Packs `count` rows as the right-hand operand of a sum over rows.
@@ -40,22 +58,20 @@ struct AttentionLoopsOf {
   // Packs `count` rows as the right-hand operand of a sum over the head's elements.
   void (*pack_transposed)(StridedRows<const T> rows, int64_t count, int64_t head_size, T* packed);
 
-  // scores[c][r] = Σ_e key_c[e] query_r[e]; keys packed, queries packed transposed.
-  void (*scores)(const ScoreBlock<T>& block, const T* keys, const T* queries, int64_t head_size);
+  // scores[c][r] becomes e^(scale (Σ_e key_c[e] query_r[e] - max_r)), 0 where not visible; max and sum are those of all
+  // keys so far. Keys packed, queries packed transposed.
+  void (*softmax)(const ScoreBlock<T>& block, const T* keys, const T* queries, const SoftmaxState<T>& softmax);
+  // scores[c][r] becomes p = e^(scale · Σ_e key_c[e] query_r[e] - lse_r), dp becomes scale · p (dO_r·value_c -
+  // delta_r); both 0 where not visible. Keys and values packed.
+  void (*backward)(const ScoreBlock<T>& block, const T* keys, const T* values, const BackwardOperands<T>& backward);
   // out_r (+)= Σ_c scores[c][r] x_c; x packed.
   void (*sum_over_keys)(const ScoreBlock<T>& block, const T* x, int64_t head_size, bool add, StridedRows<T> out);
   // out_c += Σ_r scores[c][r] x_r; x packed.
   void (*sum_over_queries)(const ScoreBlock<T>& block, const T* x, int64_t head_size, StridedRows<T> out);
 
-  // scores become e^(scale (score - max)), 0 where not visible. `max` and `sum`, of the queries' scores so far, are
-  // brought up to date, and rows of `out` rescaled to the new maximum, unless the block is the queries' first.
-  void (*softmax)(const ScoreBlock<T>& block, bool first, T* max, T* sum, int64_t head_size, StridedRows<T> out);
   // out /= sum; lse = scale · max + log sum.
   void (*normalize)(const T* max, const T* sum, T scale, int64_t rows, int64_t head_size, StridedRows<T> out, T* lse,
                     int64_t lse_row);
-  // scores become p = e^(scale · score - lse); dp, the block's dO·v as scores lie, becomes scale · p (dp - delta); both
-  // 0 where not visible.
-  void (*backward)(const ScoreBlock<T>& block, const T* lse, const T* delta, T* dp);
   // delta_r = Σ dout out.
   void (*delta)(StridedRows<const T> dout, StridedRows<const T> out, int64_t rows, int64_t head_size, T* delta);
 };

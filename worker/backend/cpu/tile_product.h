@@ -28,6 +28,10 @@ using Vector = typename VectorOf<T>::Type;
 template <typename T>
 constexpr int64_t kLanes = kVectorBytes / sizeof(T);
 
+// What a comparison of vectors gives: a number as wide as T in each lane, all bits or none.
+template <typename T>
+using VectorMask = decltype(Vector<T>{} < Vector<T>{});
+
 // Right-hand operands are packed in panels of so many columns, a tile's width: row k of a panel is adjacent to row k
 // + 1.
 template <typename T>
@@ -51,17 +55,11 @@ struct Tile {
   Vector<T> sums[kRows][kVectors];
 };
 
-// The step from one element of an operand to the next, known to be 1 when this is compiled.
-struct Adjacent {
-  constexpr operator int64_t() const { return 1; }  // NOLINT(google-explicit-constructor)
-};
-
-// Left-hand operand: element (i, k) is data[i * row + k * inner]. One of the steps is Adjacent.
-template <typename T, typename Row, typename Inner>
+// Left-hand operand: element (i, k) is data[i * kRow + k * kInner]. Steps are known when this is compiled, so that all
+// rows of a tile are at fixed distances from one pointer: twelve of them would not fit in registers.
+template <typename T, int64_t kRow, int64_t kInner>
 struct Left {
   const T* data;
-  Row row;
-  Inner inner;
 };
 
 template <int kRows, int kVectors, typename T>
@@ -92,8 +90,8 @@ static inline void StoreTile(const Tile<T, kRows, kVectors>& tile, T* x, int64_t
 }
 
 // tile += left panel, over `count` inner elements.
-template <int kRows, int kVectors, typename T, typename Row, typename Inner>
-static inline void AddProducts(Left<T, Row, Inner> left, const T* panel, int64_t count,
+template <int kRows, int kVectors, typename T, int64_t kRow, int64_t kInner>
+static inline void AddProducts(Left<T, kRow, kInner> left, const T* panel, int64_t count,
                                Tile<T, kRows, kVectors>& tile) {
   for (int64_t k = 0; k < count; ++k) {
     Vector<T> right[kVectors];
@@ -101,11 +99,11 @@ static inline void AddProducts(Left<T, Row, Inner> left, const T* panel, int64_t
     for (int v = 0; v < kVectors; ++v) right[v] = LoadVector(panel + v * kLanes<T>);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      const T x = left.data[i * left.row];
+      const T x = left.data[i * kRow];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) tile.sums[i][v] += x * right[v];
     }
-    left.data += left.inner;
+    left.data += kInner;
     panel += kPanel<T>;
   }
 }
@@ -119,8 +117,8 @@ static inline void ForTiles(int64_t begin, int64_t end, const Use& use) {
 }
 
 // c (+)= left panel for one tile; `columns`, at most a panel's, are written, whatever follows them is left alone.
-template <int kRows, int kVectors, typename T, typename Row, typename Inner>
-static inline void MultiplyTile(Left<T, Row, Inner> left, const T* panel, int64_t count, bool add, int64_t columns,
+template <int kRows, int kVectors, typename T, int64_t kRow, int64_t kInner>
+static inline void MultiplyTile(Left<T, kRow, kInner> left, const T* panel, int64_t count, bool add, int64_t columns,
                                 T* c, int64_t c_row) {
   Tile<T, kRows, kVectors> tile;
   if (columns == kVectors * kLanes<T>) {

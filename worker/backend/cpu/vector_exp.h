@@ -9,23 +9,25 @@ namespace stemma::worker::kernels {
 
 // Exact to about 2 ulp for -87 <= x <= 88.3: x = n ln2 + r with |r| <= ln2/2, a polynomial for e^r (Cephes expf), times
 // 2^n. Below that 0, never a denormal, which would slow every product with it. NaN stays NaN. For x <= 89 only.
-static inline float VectorExpBelow89(float x) {
+// Float and Bits: float and uint32_t, or vectors of them.
+template <typename Float, typename Bits>
+static inline Float ExpBelow89Of(Float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer
-  const float shifted = x * 1.44269504088896341f + kRound;
-  const float n = shifted - kRound;
-  float r = x - n * 0.693359375f;
+  const Float shifted = x * 1.44269504088896341f + kRound;
+  const Float n = shifted - kRound;
+  Float r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const int32_t exponent = __builtin_bit_cast(int32_t, shifted) - __builtin_bit_cast(int32_t, kRound);
-  const float result = p * __builtin_bit_cast(float, (exponent + 127) << 23);
-  return x < -87.0f ? 0.0f : result;
+  Float q = r * 1.38145401e-3f + 8.36874514e-3f;
+  q = q * r + 4.16683908e-2f;
+  q = q * r + 1.66665204e-1f;
+  q = q * r + 0.49999993f;
+  const Float p = (q * r + 1.0f) * r + 1.0f;
+  constexpr uint32_t kExponentOfOne = (127u - __builtin_bit_cast(uint32_t, kRound)) << 23;
+  const Float power = __builtin_bit_cast(Float, (__builtin_bit_cast(Bits, shifted) << 23) + kExponentOfOne);
+  return x < -87.0f ? Float{} : p * power;
 }
+
+static inline float VectorExpBelow89(float x) { return ExpBelow89Of<float, uint32_t>(x); }
 
 // The same for every x: infinity above.
 static inline float VectorExp(float x) { return VectorExpBelow89(x > 89.0f ? 89.0f : x); }

@@ -295,6 +295,28 @@ TEST(AttentionLoopsTest, FarScoresVanish) {
   ExpectTheFormula<float, float>(FirstSeed() + 3, 10, 1e-3, /*scale_factor=*/30);
 }
 
+// A score of 200 beside others near 0: without it in the maximum its exponential would be infinite in fp32.
+TEST(AttentionLoopsTest, OneFarKeyTakesAllWhereverItLies) {
+  std::mt19937_64 random(FirstSeed() + 4);
+  const AttentionSize size{1, 1, 1, 5, 150, 16, false, 1};
+  for (int64_t far = 0; far < size.keys; ++far) {
+    Operands<float, float> in(size, /*gap=*/0, random);
+    in.q.Clear();
+    in.k.Clear();
+    for (int64_t query = 0; query < size.queries; ++query) in.q.Add(0, 0, 0, query, 0, 1);
+    in.k.Add(0, 0, 0, far, 0, 200);
+    for (const AttentionLoops* loops : SupportedAttentionLoops()) {
+      SCOPED_TRACE(std::string(loops->name) + ", key " + std::to_string(far));
+      Results<float> actual(size, /*gap=*/0);
+      Compute(size, in, *loops, actual);
+      for (int64_t query = 0; query < size.queries; ++query) {
+        EXPECT_EQ(actual.lse.At(0, 0, 0, query, 0), 200);
+        EXPECT_EQ(actual.out.At(0, 0, 0, query, 3), in.v.At(0, 0, 0, far, 3));
+      }
+    }
+  }
+}
+
 TEST(AttentionLoopsTest, TheBaselineAlwaysRuns) {
   EXPECT_STREQ(SupportedAttentionLoops().back()->name, "baseline");
   EXPECT_EQ(&ChosenAttentionLoops(), SupportedAttentionLoops().front());
