@@ -7,9 +7,10 @@
 
 namespace stemma::worker::kernels {
 
-// Exact to about 2 ulp for -87 <= x <= 88.3: x = n ln2 + r with |r| <= ln2/2, a polynomial for e^r (Cephes expf), times
-// 2^n. Below that 0, never a denormal, which would slow every product with it. NaN stays NaN. For x <= 89 only.
-// Float and Bits: float and uint32_t, or vectors of them.
+// Exact to about 2 ulp for -87 <= x <= 88.3: x = n ln2 + r with |r| <= ln2/2, where ln2 is the sum of two numbers of
+// which n times the first is exact; a polynomial for e^r, fitted to the least relative error; times 2^n. Below that 0,
+// never a denormal, which would slow every product with it. NaN stays NaN. For x <= 89 only. Float and Bits: float and
+// uint32_t, or vectors of them.
 template <typename Float, typename Bits>
 static inline Float ExpBelow89Of(Float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer
