@@ -27,6 +27,7 @@
 #include "server/main/rank_meshes.h"
 #include "server/main/server_options.h"
 #include "server/main/simulate.h"
+#include "server/protocol/checkpoint_rules.h"
 #include "server/rpc/server.h"
 
 namespace stemma::server {
@@ -55,9 +56,10 @@ std::string RandomName() {
 absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Storage& storage) {
   const std::vector<internal::v1::KnownCheckpoint>& found = storage.found();
   const bool is_new = storage.state().lineage().empty();
-  if (resume == "none" || (resume == "auto" && !is_new)) return "";
+  if (resume == kResumeNothing || (resume == kResumeNewest && !is_new)) return "";
   const auto by_time = [](const auto& a, const auto& b) { return a.saved_at_s() < b.saved_at_s(); };
-  if (resume == "auto") return found.empty() ? "" : std::max_element(found.begin(), found.end(), by_time)->name();
+  if (resume == kResumeNewest)
+    return found.empty() ? "" : std::max_element(found.begin(), found.end(), by_time)->name();
   const auto named =
       std::find_if(found.begin(), found.end(), [&](const auto& known) { return known.name() == resume; });
   if (named == found.end()) {

@@ -13,6 +13,7 @@
 #include "common/base/message_sizes.h"
 #include "common/base/names.h"
 #include "common/trace/loss_names.h"
+#include "server/protocol/checkpoint_rules.h"
 
 namespace stemma::server {
 namespace {
@@ -21,8 +22,8 @@ absl::Status InvalidField(const std::string& field, const std::string& message, 
   return MakeError(Reason::kInvalidRequest, message, {.violations = {{field, what}}});
 }
 
-// Says whether ranks had the weights before: of this server, or of one whose journal it goes on with. Clients wait for
-// what served once, however often the server is started again.
+// Says whether ranks had the weights before: of this server, or of one whose journal it goes on with. Until they have
+// them again the server recovers; else it starts.
 bool ServedBefore(const CoordinatorParts& parts) {
   const internal::v1::JournalState& journal = parts.history.state();
   return parts.gang.ever_served() || journal.step() > 0 || !journal.model_digest().empty();
@@ -34,6 +35,20 @@ v1::ModelInfo::State StateOf(const CoordinatorParts& parts, bool draining) {
   if (!parts.lineage.unusable().empty()) return v1::ModelInfo::UNUSABLE;
   if (parts.lineage.behind()) return v1::ModelInfo::RECOVERING;
   return parts.jobs.running().is_update() ? v1::ModelInfo::STEPPING : v1::ModelInfo::IDLE;
+}
+
+// Names that mean something else where a checkpoint's name is given, and could not be told from it there.
+absl::Status CheckNotReserved(const std::string& name) {
+  static constexpr std::array<std::pair<std::string_view, const char*>, 3> kReserved = {
+      {{kPolicyWeights, "is what requests call the model's own weights"},
+       {kResumeNewest, "is what --resume calls the newest checkpoint"},
+       {kResumeNothing, "is what --resume calls no checkpoint"}}};
+  for (const auto& [reserved, meaning] : kReserved) {
+    if (name != reserved) continue;
+    const std::string what = absl::StrCat(meaning, ": choose another name");
+    return InvalidField("name", absl::StrCat("name ", name, " ", what), what);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -94,10 +109,7 @@ absl::Status CheckCheckpointName(const std::string& name) {
 absl::Status CheckSaveRequest(const v1::SaveCheckpointRequest& request) {
   if (!request.name().empty()) {
     if (absl::Status status = CheckCheckpointName(request.name()); !status.ok()) return status;
-    if (request.name() == kPolicyWeights) {
-      const std::string what = "is what requests call the model's own weights: choose another name";
-      return InvalidField("name", absl::StrCat("name ", request.name(), " ", what), what);
-    }
+    if (absl::Status status = CheckNotReserved(request.name()); !status.ok()) return status;
   }
   if (request.client_state().size() > kClientStateBytesMax) {
     const std::string what = absl::StrCat("has ", request.client_state().size(), " bytes, at most ",

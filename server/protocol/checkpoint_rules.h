@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,6 +15,9 @@
 #include "stemma/internal/v1/worker.pb.h"
 
 namespace stemma::server {
+
+// What --resume says in place of a checkpoint's name: the newest one where the journal is new; none.
+inline constexpr std::string_view kResumeNewest = "auto", kResumeNothing = "none";
 
 // Weights that a generation loads.
 struct WeightsBase {
