@@ -23,7 +23,6 @@ inline constexpr int64_t kAttentionPanel = 32;
 // A row of scores is longer than its queries by so many elements: rows of a power of two would meet in few sets of the
 // first-level cache.
 inline constexpr int64_t kAttentionScorePad = 16;
-inline constexpr int64_t kAttentionScoreStride = kAttentionQueryBlock + kAttentionScorePad;
 
 // Elements of the blocks that one thread's call of attention holds.
 struct AttentionBlocks {
@@ -36,8 +35,9 @@ struct AttentionBlocks {
         keys(std::min(all_keys, kAttentionKeyBlock)),
         head_panels(RoundUp(head_size, kAttentionPanel)) {}
 
-  // Scores, transposed: [keys, kAttentionScoreStride].
-  constexpr int64_t scores() const { return keys * kAttentionScoreStride; }
+  constexpr int64_t score_stride() const { return query_panels + kAttentionScorePad; }
+  // Scores, transposed: [keys, score_stride].
+  constexpr int64_t scores() const { return keys * score_stride(); }
   // Rows of queries or of their gradients; keys or values. Packed either way.
   constexpr int64_t packed_queries() const { return query_panels * head_panels; }
   constexpr int64_t packed_keys() const { return keys * head_panels; }

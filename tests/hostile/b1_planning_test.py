@@ -12,7 +12,7 @@ from stemma import _proto
 
 # A little above the state of the model: too little to keep everything of a few groups together, so that every
 # alternative is weighed for each of them.
-TIGHT = ("--memory-budget", "160KB")
+TIGHT = ("--memory-budget", "170KB")
 
 
 @pytest.fixture(scope="module")

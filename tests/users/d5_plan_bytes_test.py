@@ -30,7 +30,7 @@ def step_of(cluster, trace):
 
 def test_a_plan_with_offload_says_the_least_and_the_most_and_the_measured_peak_lies_between(tmp_path):
     trace = tmp_path / "trace.jsonl"
-    run("trace", "make", trace, "--steps", 1, "--groups", 1, "--n", "fixed:2", "--prompt-len", "fixed:50", "--response-len", "fixed:8", "--vocab", 48)
+    run("trace", "make", trace, "--steps", 1, "--groups", 1, "--n", "fixed:4", "--prompt-len", "fixed:50", "--response-len", "fixed:8", "--vocab", 48)
     with Cluster(flags=OFFLOAD) as ample:
         plan = plan_of(ample, trace)
     least = plan["peak_bytes"]

@@ -1,6 +1,7 @@
 #include "tests/gpu/bench/stack.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -120,6 +121,8 @@ absl::StatusOr<std::unique_ptr<Stack>> Stack::Create(const BenchRun& run, const 
   config.set_head_chunk_tokens(run.options().tiny ? kTinyHeadChunkRows : kHeadChunkRows);
   config.set_memory_budget_bytes(kBudgetBytes);
   config.set_optimizer_residency(options.residency);
+  // On CPUs each thread has scratch of its own in attention, which the planned bytes count.
+  if (run.options().device == "cpu") config.set_threads(static_cast<uint32_t>(at::get_num_threads()));
   const StateBytes state = StateBytesOf(options.config, RunDtypeOf(kDtype));
   config.set_host_memory_bytes(static_cast<uint64_t>(state.host(options.residency) + options.host_tape_bytes));
   in_process.edit_step = [raw = stack.get()](v1::StepPlan& step) { raw->Force(step); };

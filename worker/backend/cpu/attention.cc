@@ -85,6 +85,7 @@ ScoreBlock<T> BlockOf(const AttentionSize& size, const Queries& queries, int64_t
   return {.scores = scores,
           .queries = queries.count,
           .keys = count,
+          .stride = BlocksOf(size).score_stride(),
           .diagonal = size.causal && key + count > queries.first,
           .first_visible = queries.first - key + 1,
           .scale = static_cast<T>(size.scale)};

@@ -76,14 +76,14 @@ void PackTransposed(StridedRows<const T> rows, int64_t count, int64_t head_size,
 
 // Rows of the left-hand operand that lie packed: the product over all panels of the head's elements.
 template <int kRows, int kVectors, typename T>
-inline void ScoreTile(const T* keys, int64_t num_keys, const T* queries, int64_t head_size, T* scores) {
+inline void ScoreTile(const T* keys, int64_t num_keys, const T* queries, int64_t head_size, T* scores, int64_t stride) {
   Tile<T, kRows, kVectors> tile;
   ClearTile(tile);
   for (int64_t first = 0; first < head_size; first += kPanel<T>) {
-    AddProducts(Left<T, kPanel<T>, 1>{keys + first * num_keys}, queries + first * kPanel<T>,
+    AddProducts(Left<T, Fixed<kPanel<T>>, Fixed<1>>{keys + first * num_keys, {}, {}}, queries + first * kPanel<T>,
                 Min(kPanel<T>, head_size - first), tile);
   }
-  StoreTile(tile, scores, kAttentionScoreStride);
+  StoreTile(tile, scores, stride);
 }
 
 // A panel of a block's queries.
@@ -103,19 +103,19 @@ inline void PanelTile(const ScoreBlock<T>& block, const QueryPanel& panel, int64
                       int64_t head_size, T* scores) {
   const T* left = keys + key * kPanel<T>;
   const T* right = queries + panel.first * head_size;
-  T* to = scores + key * kAttentionScoreStride + panel.first;
+  T* to = scores + key * block.stride + panel.first;
   if (panel.last < panel.first + kLanes<T>) {
-    ScoreTile<kRows, 1>(left, block.keys, right, head_size, to);
+    ScoreTile<kRows, 1>(left, block.keys, right, head_size, to, block.stride);
   } else if (FirstSeeing(block, key) >= panel.first + kLanes<T>) {
-    ScoreTile<kRows, 1>(left, block.keys, right + kLanes<T>, head_size, to + kLanes<T>);
+    ScoreTile<kRows, 1>(left, block.keys, right + kLanes<T>, head_size, to + kLanes<T>, block.stride);
   } else {
-    ScoreTile<kRows, 2>(left, block.keys, right, head_size, to);
+    ScoreTile<kRows, 2>(left, block.keys, right, head_size, to, block.stride);
   }
 }
 
 // One tile of a sum over keys or queries, for `columns` of the head's elements.
-template <int kRows, typename T, int64_t kRow, int64_t kInner>
-inline void SumTile(Left<T, kRow, kInner> left, const T* panel, int64_t count, bool add, int64_t columns,
+template <int kRows, typename T, typename Row, typename Inner>
+inline void SumTile(Left<T, Row, Inner> left, const T* panel, int64_t count, bool add, int64_t columns,
                     StridedRows<T> out) {
   if (columns <= kLanes<T>) {
     MultiplyTile<kRows, 1>(left, panel, count, add, columns, out.data, out.row);
@@ -129,22 +129,33 @@ void SumOverKeys(const ScoreBlock<T>& block, const T* x, int64_t head_size, bool
   for (int64_t first = 0; first < head_size; first += kPanel<T>) {
     const int64_t columns = Min(kPanel<T>, head_size - first);
     ForTiles<kTileRows>(0, block.queries, [&]<int kRows>(int64_t query) {
-      SumTile<kRows>(Left<T, 1, kAttentionScoreStride>{block.scores + query}, x + first * block.keys,
+      SumTile<kRows>(Left<T, Fixed<1>, int64_t>{block.scores + query, {}, block.stride}, x + first * block.keys,
                      KeysSeen(block, query + kRows - 1), add, columns, {out.data + query * out.row + first, out.row});
+    });
+  }
+}
+
+template <typename T, typename Stride>
+inline void SumOverQueriesAt(const ScoreBlock<T>& block, Stride stride, const T* x, int64_t head_size,
+                             StridedRows<T> out) {
+  for (int64_t first = 0; first < head_size; first += kPanel<T>) {
+    const int64_t columns = Min(kPanel<T>, head_size - first);
+    ForTiles<kTileRows>(0, block.keys, [&]<int kRows>(int64_t key) {
+      const int64_t query = FirstSeeing(block, key);
+      SumTile<kRows>(Left<T, Stride, Fixed<1>>{block.scores + key * stride + query, stride, {}},
+                     x + first * block.queries + query * kPanel<T>, block.queries - query, true, columns,
+                     {out.data + key * out.row + first, out.row});
     });
   }
 }
 
 template <typename T>
 void SumOverQueries(const ScoreBlock<T>& block, const T* x, int64_t head_size, StridedRows<T> out) {
-  for (int64_t first = 0; first < head_size; first += kPanel<T>) {
-    const int64_t columns = Min(kPanel<T>, head_size - first);
-    ForTiles<kTileRows>(0, block.keys, [&]<int kRows>(int64_t key) {
-      const int64_t query = FirstSeeing(block, key);
-      SumTile<kRows>(Left<T, kAttentionScoreStride, 1>{block.scores + key * kAttentionScoreStride + query},
-                     x + first * block.queries + query * kPanel<T>, block.queries - query, true, columns,
-                     {out.data + key * out.row + first, out.row});
-    });
+  constexpr Fixed<kAttentionQueryBlock + kAttentionScorePad> kOfWholeBlocks;
+  if (block.stride == kOfWholeBlocks) {
+    SumOverQueriesAt(block, kOfWholeBlocks, x, head_size, out);
+  } else {
+    SumOverQueriesAt(block, block.stride, x, head_size, out);
   }
 }
 
@@ -182,12 +193,12 @@ inline Vector<T> Maxima(const ScoreBlock<T>& block, int64_t query, const Lanes& 
   for (; c + kChains <= lanes.seen_by_all; c += kChains) {
 #pragma GCC unroll 4
     for (int i = 0; i < kChains; ++i) {
-      const Vector<T> x = LoadVector(s + (c + i) * kAttentionScoreStride);
+      const Vector<T> x = LoadVector(s + (c + i) * block.stride);
       maxima[i] = x > maxima[i] ? x : maxima[i];
     }
   }
   for (; c < lanes.seen; ++c) {
-    const Vector<T> x = LoadVector(s + c * kAttentionScoreStride);
+    const Vector<T> x = LoadVector(s + c * block.stride);
     maxima[0] = (x > maxima[0]) & Sees(block, query, c) ? x : maxima[0];
   }
   for (int i = 1; i < kChains; ++i) maxima[0] = maxima[i] > maxima[0] ? maxima[i] : maxima[0];
@@ -201,18 +212,18 @@ inline Vector<T> Exponentials(const ScoreBlock<T>& block, int64_t query, const L
   T* s = block.scores + query;
   const T scale = block.scale;
   int64_t c = 0;
-  for (; c < lanes.seen_by_all; ++c, s += kAttentionScoreStride) {
+  for (; c < lanes.seen_by_all; ++c, s += block.stride) {
     const Vector<T> e = ExpBelow89<T>(scale * (LoadVector(s) - max));
     StoreVector(s, e);
     sum += e;
   }
-  for (; c < lanes.seen; ++c, s += kAttentionScoreStride) {
+  for (; c < lanes.seen; ++c, s += block.stride) {
     const Vector<T> e = ExpBelow89<T>(scale * (LoadVector(s) - max));
     const Vector<T> seen = Sees(block, query, c) ? e : Vector<T>{};
     StoreVector(s, seen);
     sum += seen;
   }
-  for (; c < block.keys; ++c, s += kAttentionScoreStride) StoreVector(s, Vector<T>{});
+  for (; c < block.keys; ++c, s += block.stride) StoreVector(s, Vector<T>{});
   return sum;
 }
 
@@ -266,9 +277,9 @@ inline void BackwardVector(const ScoreBlock<T>& block, int64_t query, int64_t be
                            const BackwardOperands<T>& backward) {
   const Vector<T> lse = LoadVector(backward.lse + query), delta = LoadVector(backward.delta + query);
   const T scale = block.scale;
-  T* s = block.scores + begin * kAttentionScoreStride + query;
-  T* dp = backward.dp + begin * kAttentionScoreStride + query;
-  for (int64_t c = begin; c < end; ++c, s += kAttentionScoreStride, dp += kAttentionScoreStride) {
+  T* s = block.scores + begin * block.stride + query;
+  T* dp = backward.dp + begin * block.stride + query;
+  for (int64_t c = begin; c < end; ++c, s += block.stride, dp += block.stride) {
     const VectorMask<T> seen = kMasked ? Sees(block, query, c) : ~VectorMask<T>{};
     const Vector<T> p = ExpBelow89<T>(scale * LoadVector(s) - lse), ds = scale * p * (LoadVector(dp) - delta);
     StoreVector(s, seen ? p : Vector<T>{});
@@ -295,8 +306,8 @@ void BackwardBlock(const ScoreBlock<T>& block, const T* keys, const T* values, c
     });
     for (int64_t c = seen; c < block.keys; ++c) {
       for (int64_t query = first; query <= panel.last; query += kLanes<T>) {
-        StoreVector(block.scores + c * kAttentionScoreStride + query, Vector<T>{});
-        StoreVector(backward.dp + c * kAttentionScoreStride + query, Vector<T>{});
+        StoreVector(block.scores + c * block.stride + query, Vector<T>{});
+        StoreVector(backward.dp + c * block.stride + query, Vector<T>{});
       }
     }
   }

@@ -18,8 +18,8 @@ namespace stemma::worker::kernels {
 // elsewhere. Where no query of a vector sees a key, scores are not written and not read.
 template <typename T>
 struct ScoreBlock {
-  T* scores;  // [keys][kAttentionScoreStride]; query r of key c at scores[c * kAttentionScoreStride + r]
-  int64_t queries, keys;
+  T* scores;  // [keys][stride]; query r of key c at scores[c * stride + r]
+  int64_t queries, keys, stride;
   bool diagonal;
   int64_t first_visible;
   T scale;

@@ -55,11 +55,19 @@ struct Tile {
   Vector<T> sums[kRows][kVectors];
 };
 
-// Left-hand operand: element (i, k) is data[i * kRow + k * kInner]. Steps are known when this is compiled, so that all
-// rows of a tile are at fixed distances from one pointer: twelve of them would not fit in registers.
-template <typename T, int64_t kRow, int64_t kInner>
+// A step from one element of an operand to the next that is known when this is compiled. Rows at fixed distances are
+// reached from one pointer: twelve pointers would not fit in registers.
+template <int64_t kElements>
+struct Fixed {
+  constexpr operator int64_t() const { return kElements; }  // NOLINT(google-explicit-constructor)
+};
+
+// Left-hand operand: element (i, k) is data[i * row + k * inner]. Each step is Fixed or an int64_t.
+template <typename T, typename Row, typename Inner>
 struct Left {
   const T* data;
+  Row row;
+  Inner inner;
 };
 
 template <int kRows, int kVectors, typename T>
@@ -90,8 +98,8 @@ static inline void StoreTile(const Tile<T, kRows, kVectors>& tile, T* x, int64_t
 }
 
 // tile += left panel, over `count` inner elements.
-template <int kRows, int kVectors, typename T, int64_t kRow, int64_t kInner>
-static inline void AddProducts(Left<T, kRow, kInner> left, const T* panel, int64_t count,
+template <int kRows, int kVectors, typename T, typename Row, typename Inner>
+static inline void AddProducts(Left<T, Row, Inner> left, const T* panel, int64_t count,
                                Tile<T, kRows, kVectors>& tile) {
   for (int64_t k = 0; k < count; ++k) {
     Vector<T> right[kVectors];
@@ -99,11 +107,11 @@ static inline void AddProducts(Left<T, kRow, kInner> left, const T* panel, int64
     for (int v = 0; v < kVectors; ++v) right[v] = LoadVector(panel + v * kLanes<T>);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      const T x = left.data[i * kRow];
+      const T x = left.data[i * left.row];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) tile.sums[i][v] += x * right[v];
     }
-    left.data += kInner;
+    left.data += left.inner;
     panel += kPanel<T>;
   }
 }
@@ -117,8 +125,8 @@ static inline void ForTiles(int64_t begin, int64_t end, const Use& use) {
 }
 
 // c (+)= left panel for one tile; `columns`, at most a panel's, are written, whatever follows them is left alone.
-template <int kRows, int kVectors, typename T, int64_t kRow, int64_t kInner>
-static inline void MultiplyTile(Left<T, kRow, kInner> left, const T* panel, int64_t count, bool add, int64_t columns,
+template <int kRows, int kVectors, typename T, typename Row, typename Inner>
+static inline void MultiplyTile(Left<T, Row, Inner> left, const T* panel, int64_t count, bool add, int64_t columns,
                                 T* c, int64_t c_row) {
   Tile<T, kRows, kVectors> tile;
   if (columns == kVectors * kLanes<T>) {
