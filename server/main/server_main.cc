@@ -58,8 +58,9 @@ absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Stora
   const bool is_new = storage.state().lineage().empty();
   if (resume == kResumeNothing || (resume == kResumeNewest && !is_new)) return "";
   const auto by_time = [](const auto& a, const auto& b) { return a.saved_at_s() < b.saved_at_s(); };
-  if (resume == kResumeNewest)
+  if (resume == kResumeNewest) {
     return found.empty() ? "" : std::max_element(found.begin(), found.end(), by_time)->name();
+  }
   const auto named =
       std::find_if(found.begin(), found.end(), [&](const auto& known) { return known.name() == resume; });
   if (named == found.end()) {

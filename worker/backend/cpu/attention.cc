@@ -40,11 +40,11 @@ struct Heads {
   Head At(int64_t i) const { return {b, k, begin + i}; }
 };
 
-int64_t HeadsPerKvHead(const AttentionSize& size) { return DivideUp(size.group, kAttentionHeads); }
+// The query heads of a kv head are computed in so many parts.
+int64_t GroupParts(const AttentionSize& size) { return DivideUp(size.group, kAttentionHeads); }
 
-// The `number`-th heads of a kv head that are taken together.
-Heads HeadsAt(const AttentionSize& size, int64_t b, int64_t k, int64_t number) {
-  return {b, k, number * kAttentionHeads, std::min((number + 1) * kAttentionHeads, size.group)};
+Heads HeadsAt(const AttentionSize& size, int64_t b, int64_t k, int64_t part) {
+  return {b, k, part * kAttentionHeads, std::min((part + 1) * kAttentionHeads, size.group)};
 }
 
 template <typename T>
@@ -223,9 +223,9 @@ void BackwardQueries(const AttentionBackwardArgs<T, Kv>& a, const Heads& heads, 
 template <typename T, typename Kv>
 void BackwardKvHead(const AttentionBackwardArgs<T, Kv>& a, int64_t b, int64_t k, T* scratch) {
   BackwardScratch<T> pieces(BlocksOf(a.size), Pieces<T>(scratch));
-  for (int64_t number = 0; number < HeadsPerKvHead(a.size); ++number) {
+  for (int64_t part = 0; part < GroupParts(a.size); ++part) {
     for (int64_t first = 0; first < a.size.queries; first += kQueryBlock) {
-      BackwardQueries(a, HeadsAt(a.size, b, k, number), first, pieces);
+      BackwardQueries(a, HeadsAt(a.size, b, k, part), first, pieces);
     }
   }
 }
@@ -258,12 +258,12 @@ int64_t AttentionBackwardScratch(const AttentionSize& size) {
 template <typename T, typename Kv>
 void AttentionForward(const AttentionForwardArgs<T, Kv>& args) {
   const AttentionSize& size = args.size;
-  const int64_t blocks = DivideUp(size.queries, kQueryBlock), heads = HeadsPerKvHead(size);
-  at::parallel_for(0, size.batch * size.num_kv_heads * heads * blocks, 1, [&](int64_t begin, int64_t end) {
+  const int64_t blocks = DivideUp(size.queries, kQueryBlock), parts = GroupParts(size);
+  at::parallel_for(0, size.batch * size.num_kv_heads * parts * blocks, 1, [&](int64_t begin, int64_t end) {
     T* scratch = args.scratch + at::get_thread_num() * BlocksOf(size).forward();
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t number = task / blocks, kv_head = number / heads;
-      ForwardQueries(args, HeadsAt(size, kv_head / size.num_kv_heads, kv_head % size.num_kv_heads, number % heads),
+      const int64_t part = task / blocks, kv_head = part / parts;
+      ForwardQueries(args, HeadsAt(size, kv_head / size.num_kv_heads, kv_head % size.num_kv_heads, part % parts),
                      task % blocks * kQueryBlock, scratch);
     }
   });

@@ -149,6 +149,7 @@ inline void SumOverQueriesAt(const ScoreBlock<T>& block, Stride stride, const T*
   }
 }
 
+// Whole blocks, of which long calls are made, have loops of their own, for their stride.
 template <typename T>
 void SumOverQueries(const ScoreBlock<T>& block, const T* x, int64_t head_size, StridedRows<T> out) {
   constexpr Fixed<kAttentionQueryBlock + kAttentionScorePad> kOfWholeBlocks;
