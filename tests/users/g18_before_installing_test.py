@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 
@@ -146,7 +147,13 @@ def test_g18_importing_the_module_leaves_the_function():
     ('{"group": 1, "prompt": 5, "response": 1, "responses": [1]}', ":1: must hold either"),
     ('{"group": 1, "prompt": 5, "responses": 3}', ":1: responses"),
     ('{"group": [1], "prompt": 5, "response": 3}', ":1: group is"),
-    ("[1]", ":1: must be a JSON object"), ('{"group": 1', ":1: not JSON")])
+    ("[1]", ":1: must be a JSON object"), ('{"group": 1', ":1: not JSON"),
+    ('{"group": 1, "prompt": 5, "prompt": 6, "response": 3}', ':1: not JSON: key "prompt" appears twice'),
+    ('{"group": 1, "prompt": 5, "response": 3, "x": ' + "[" * 100_000 + "]" * 100_000 + "}", ":1: not JSON"),
+    ('{"group": 1, "prompt": 5, "response": 3, "reward": NaN}', ":1: not JSON"),
+    ('{"group": 1, "prompt": 5, "response": 3, "reward": 1e400}', ":1: not JSON"),
+    ('{"group": "\\ud83d", "prompt": 5, "response": 3}', ":1: not JSON"),
+    ('{"group": 123456789012345678901, "prompt": 5, "response": 3}', ":1: group is")])
 def test_g18_broken_rollouts_are_refused_by_both_with_line_and_field(tmp_path, text, said):
     path = tmp_path / "rollouts.jsonl"
     path.write_text(text + "\n")
@@ -155,6 +162,60 @@ def test_g18_broken_rollouts_are_refused_by_both_with_line_and_field(tmp_path, t
     with pytest.raises(ValueError) as error:
         stemma.bound(path)
     assert f"{path}{said}" in str(error.value)
+
+
+# What stands in a broken file: whole values, and what lies between them.
+VALUES = ("1", "0", "-1", "5.0", "1e3", "1E400", "null", "true", '"a"', '"\\ud83d\\ude00"', '"\\udc00"', "NaN", "-Infinity",
+          "00", "1.", "2147483648", "18446744073709551615", "-9223372036854775809", "-0", "[]", "[1, 2]", "{}", "[[1]]",
+          '"\x00"', "[" * 40 + "]" * 40, '{"a": 1, "a": 1}', '"group"', '"prompt"', '"response"', '"responses"')
+BETWEEN = (" ", "\t", "\n", "\r\n", "\x0b", "\ufeff", "\u2028", ",", "{", "}", "//")
+
+
+def broken(chance):
+    """A file of two groups with one to three of its values or signs changed."""
+    tokens = re.findall(r'"[^"]*"|[^"]', '{"group":"a","prompt":5,"responses":[1,2]}\n{"group":1,"prompt":[1,2],"response":3}\n')
+    for _ in range(chance.randint(1, 3)):
+        values = [index for index, token in enumerate(tokens) if token.startswith('"') or token.isdigit()]
+        kind = chance.choice(["value", "between", "gone"])
+        if kind == "value" and values:
+            tokens[chance.choice(values)] = chance.choice(VALUES)
+        elif kind == "between":
+            tokens.insert(chance.randrange(len(tokens) + 1), chance.choice(BETWEEN))
+        else:
+            del tokens[chance.randrange(len(tokens))]
+    return "".join(tokens)
+
+
+def test_g18_both_take_and_refuse_the_same_files(tmp_path):
+    path, taken = tmp_path / "rollouts.jsonl", 0
+    marked = '\ufeff{"group":"a","prompt":5,"responses":[1,2]}\n'  # as some editors write UTF-8
+    for case in range(150):
+        text = broken(random.Random(f"{SEED} {case}")) if case else marked
+        path.write_bytes(text.encode())
+        result = run("bound", path, "-o", "json")
+        told = json.loads(result.stdout) if result.returncode == 0 else None
+        try:
+            ours = stemma.bound(path).as_dict()
+        except ValueError:
+            ours = None
+        assert ours == told and (ours or case), (case, text, ours, result.stdout, result.stderr)
+        taken += told is not None
+    assert 3 < taken < 75  # both kinds were drawn
+
+
+@pytest.mark.parametrize("line, said", [
+    ("[]", ":2: must be a JSON object"), ('{"groups": []}', ":2: must hold a header"),
+    ('{"header": {}, "groups": [1]}', "request 1: groups[0] is '1': must be an object"),
+    ('{"header": {}, "groups": [{"prompt_tokens": 5}]}', "groups[0].prompt_tokens is '5'"),
+    ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": [{"response_tokens": "x"}]}]}',
+     "groups[0].rollouts[0].response_tokens is 'x'"), ("", "holds no request")])
+def test_g18_a_broken_trace_is_refused_by_both(tmp_path, line, said):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"schema": "stemma.trace.v1"}\n' + line + "\n")
+    assert run("bound", path).returncode == 2
+    with pytest.raises(ValueError) as error:
+        stemma.bound(path)
+    assert said in str(error.value)
 
 
 def test_g18_published_sizes_have_the_published_parameters():

@@ -17,7 +17,7 @@ import os
 import sys
 from typing import Optional
 
-from . import trace
+from . import _json, trace
 from .groups import Group
 
 _SIZES_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model_sizes.json")
@@ -156,7 +156,7 @@ def _shape(model):
 
 def _object(text, source):
     try:
-        value = json.loads(text)
+        value = _json.loads(text)
     except ValueError as error:
         raise ValueError(f"{source}: not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -180,58 +180,77 @@ def _array_length(value, what):
     return len(value)
 
 
-def _trace_length(value):
+def _trace_lengths(group, where):
+    """(P, [R, ...]) of a trace's group."""
+    if not isinstance(group, dict) or not isinstance(group.get("rollouts", []), list):
+        raise ValueError(f"{where} is {str(group)[:80]!r}: must be an object with prompt_tokens and a list of rollouts")
+    responses = []
+    for index, rollout in enumerate(group.get("rollouts", [])):
+        if not isinstance(rollout, dict):
+            raise ValueError(f"{where}.rollouts[{index}] is {str(rollout)[:80]!r}: must be an object")
+        responses.append(_trace_length(rollout.get("response_tokens", []), f"{where}.rollouts[{index}].response_tokens"))
+    return _trace_length(group.get("prompt_tokens", []), f"{where}.prompt_tokens"), responses
+
+
+def _trace_length(value, where):
     """Tokens of an array in a trace: a list, or the base64 of int32."""
-    return len(base64.b64decode(value)) // 4 if isinstance(value, str) else len(value)
+    if isinstance(value, list):
+        return len(value)
+    try:
+        return len(base64.b64decode(value, validate=True)) // 4
+    except (ValueError, TypeError):
+        raise ValueError(f"{where} is {str(value)[:80]!r}: must be a list of tokens, or the base64 of their bytes") from None
 
 
 def _read(path):
-    with open(path, encoding="utf-8") as file:
-        first = next((line for line in file if line.strip()), None)
+    number, first = next(_json.lines(path), (0, None))
     if first is None:
         raise ValueError(f"{path}: is empty")
-    if "schema" in _object(first, f"{path}:1"):
-        return [(_trace_length(group["prompt_tokens"]),
-                 [_trace_length(rollout.get("response_tokens", ())) for rollout in group.get("rollouts", ())])
-                for _, groups in trace.read(path) for group in groups]
-    return _read_rollouts(path)
+    if "schema" not in _object(first, f"{path}:{number}"):
+        return _read_rollouts(path)
+    requests = list(trace.read(path))
+    if not requests:
+        raise ValueError(f"{path}: holds no request")
+    return [_trace_lengths(group, f"{path}: request {number}: groups[{index}]")
+            for number, (_, groups) in enumerate(requests, 1) for index, group in enumerate(groups)]
 
 
 def _read_rollouts(path):
     """One JSON object a line: {"group": id, "prompt": P, "response": R} for a rollout, or with "responses": [R, ...] for
     several; P and R are lengths or lists of tokens. Lines of one group share its prompt; other keys are passed over."""
     groups, by_id = [], {}
-    with open(path, encoding="utf-8") as file:
-        for number, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            where = f"{path}:{number}"
-            line = _object(text, where)
-            if ("response" in line) == ("responses" in line):
-                raise ValueError(f"{where}: must hold either \"response\" (one rollout) or \"responses\" (a list)")
-            several = line.get("responses")
-            if "responses" in line and not isinstance(several, list):
-                raise ValueError(f"{where}: responses must be a list of lengths or of lists of tokens")
-            responses = [line["response"]] if several is None else several
-            responses = [_length(r, f"{where}: response") for r in responses]
-            group = line.get("group")
-            if group is None and several is None:
-                raise ValueError(f"{where}: group is missing: rollouts of one group share its prompt")
-            if group is not None and (isinstance(group, bool) or not isinstance(group, (str, int))):
-                raise ValueError(f"{where}: group is {group!r}, must be a text or a whole number")
-            if group is not None and group in by_id:
-                known, first = by_id[group]
-                if line.get("prompt", known[0]) != known[0]:
-                    raise ValueError(f"{where}: group {group!r} has another prompt than on line {first}")
-                known[1].extend(responses)
-                continue
-            if "prompt" not in line:
-                raise ValueError(f"{where}: prompt is missing: a length or a list of tokens")
-            _length(line["prompt"], f"{where}: prompt", least=1)
-            groups.append((line["prompt"], responses))
-            if group is not None:
-                by_id[group] = (groups[-1], number)
+    for number, text in _json.lines(path):
+        where = f"{path}:{number}"
+        line = _object(text, where)
+        if ("response" in line) == ("responses" in line):
+            raise ValueError(f"{where}: must hold either \"response\" (one rollout) or \"responses\" (a list)")
+        several = line.get("responses")
+        if "responses" in line and not isinstance(several, list):
+            raise ValueError(f"{where}: responses must be a list of lengths or of lists of tokens")
+        responses = [line["response"]] if several is None else several
+        responses = [_length(r, f"{where}: response") for r in responses]
+        group = line.get("group")
+        if group is None and several is None:
+            raise ValueError(f"{where}: group is missing: rollouts of one group share its prompt")
+        if group is not None and not _is_id(group):
+            raise ValueError(f"{where}: group is {group!r}, must be a text or a whole number")
+        if group is not None and group in by_id:
+            known, first = by_id[group]
+            if line.get("prompt", known[0]) != known[0]:
+                raise ValueError(f"{where}: group {group!r} has another prompt than on line {first}")
+            known[1].extend(responses)
+            continue
+        if "prompt" not in line:
+            raise ValueError(f"{where}: prompt is missing: a length or a list of tokens")
+        _length(line["prompt"], f"{where}: prompt", least=1)
+        groups.append((line["prompt"], responses))
+        if group is not None:
+            by_id[group] = (groups[-1], number)
     return groups
+
+
+def _is_id(value):
+    return isinstance(value, str) or (not isinstance(value, bool) and isinstance(value, int) and -1 << 63 <= value < 1 << 64)
 
 
 def _short(number, unit=""):

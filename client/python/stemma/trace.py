@@ -5,7 +5,7 @@ import json
 import math
 import threading
 
-from . import _arrays, _proto, config, groups
+from . import _arrays, _json, _proto, config, groups
 
 SCHEMA = "stemma.trace.v1"
 _MASK = "response_mask"
@@ -76,16 +76,21 @@ def read(path):
 
     path        of the file
     """
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                value = json.loads(line)
-                if number == 1 and value.get("schema") != SCHEMA:
-                    raise ValueError(f"the first line must hold \"schema\": \"{SCHEMA}\"")
-                if number > 1:
-                    yield value["header"], value["groups"]
-            except (ValueError, KeyError, AttributeError) as error:
-                raise ValueError(f"{path}:{number}: {error}") from None
+    begun = False
+    for number, line in _json.lines(path):
+        try:
+            value = _json.loads(line)
+            if not isinstance(value, dict):
+                raise ValueError(f"must be a JSON object, is {type(value).__name__}")
+            if not begun and value.get("schema") != SCHEMA:
+                raise ValueError(f"the first line must hold \"schema\": \"{SCHEMA}\"")
+            if begun and not (isinstance(value.get("header"), dict) and isinstance(value.get("groups"), list)):
+                raise ValueError("must hold a header, which is an object, and groups, a list")
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from None
+        if begun:
+            yield value["header"], value["groups"]
+        begun = True
 
 
 def _rollout(message):
