@@ -21,7 +21,9 @@ FileWriter::FileWriter(FileWriter&& other) noexcept
     : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
 
 FileWriter::~FileWriter() {
-  if (fd_ >= 0) close(fd_);
+  if (fd_ < 0) return;
+  close(fd_);
+  unlink(path_.c_str());
 }
 
 absl::Status FileWriter::Write(const void* data, size_t bytes) {
@@ -30,9 +32,10 @@ absl::Status FileWriter::Write(const void* data, size_t bytes) {
 
 absl::Status FileWriter::Close() {
   if (fsync(fd_) != 0) return ErrnoStatus("fsync", path_, errno);
-  const int fd = std::exchange(fd_, -1);
-  if (close(fd) != 0) return ErrnoStatus("close", path_, errno);
-  return absl::OkStatus();
+  if (close(std::exchange(fd_, -1)) == 0) return absl::OkStatus();
+  const int error = errno;
+  unlink(path_.c_str());
+  return ErrnoStatus("close", path_, error);
 }
 
 }  // namespace stemma

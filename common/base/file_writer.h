@@ -1,4 +1,5 @@
-// A file written front to back in pieces, durable once Close returned OK. Model initialisation and export use it.
+// A new file written front to back in pieces: durable once Close returned OK, and else removed with its writer, so that
+// an error leaves no half of a file behind. Used by what a process writes once: models, traces, secrets.
 #pragma once
 
 #include <sys/types.h>
@@ -18,10 +19,10 @@ class FileWriter {
   static absl::StatusOr<FileWriter> Create(const std::string& path, mode_t mode = 0644);
   FileWriter(FileWriter&& other) noexcept;
   FileWriter& operator=(FileWriter&&) = delete;
-  ~FileWriter();
+  ~FileWriter();  // removes the file, unless Close returned OK
 
   absl::Status Write(const void* data, size_t bytes);
-  absl::Status Close();  // fsync and close
+  absl::Status Close();  // fsync and close; no call after it
 
  private:
   FileWriter(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
