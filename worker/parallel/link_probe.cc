@@ -21,8 +21,11 @@ constexpr int kMessages = 2;                             // of an exchange
 constexpr int kSmallExchanges = 7, kLargeExchanges = 3;  // that are counted
 constexpr double kSmallShare = 1.0 / 3;                  // of the time
 constexpr int64_t kSmallBytes = 4;
-// The larger ones are for fast links alone, where bytes are few beside the message.
-constexpr std::array<int64_t, 3> kLargeBytes = {64 << 10, 512 << 10, 4 << 20};
+// The larger ones are for links on which the bytes of those before them are few beside the message; the last one is for
+// those alone.
+constexpr std::array<int64_t, 4> kLargeBytes = {64 << 10, 512 << 10, 4 << 20, 16 << 20};
+// An exchange that takes fewer times what a small one does is mostly message, and what held it up would pass for bytes.
+constexpr double kClear = 4;
 constexpr double kNanosecondsOfSecond = 1e9;
 
 int64_t Nanoseconds(double seconds) { return std::llround(seconds * kNanosecondsOfSecond); }
@@ -120,17 +123,20 @@ class AxisProbe {
     ASSIGN_OR_RETURN(const ExchangeTime small,
                      Measure(kSmallBytes * axis_.size(), kSmallExchanges, kLinkProbeSeconds * kSmallShare));
     ASSIGN_OR_RETURN(ExchangeTime large, Measure(kLargeBytes[0], kLargeExchanges, kLinkProbeSeconds));
-    for (size_t size = 1; size < kLargeBytes.size() && Affords(small, large, size); ++size) {
+    for (size_t size = 1; size < kLargeBytes.size() && Tries(size, small, large); ++size) {
       ASSIGN_OR_RETURN(large, Measure(kLargeBytes[size], kLargeExchanges, kLinkProbeSeconds));
     }
     return FitLink(small, large);
   }
 
  private:
-  // Whether exchanges of this size fit into what is left of the time, by what the size before it took.
-  bool Affords(const ExchangeTime& small, const ExchangeTime& large, size_t size) const {
+  // Whether to go on to this size, after what the one before it took. One that is not clear of the message says nothing
+  // of bytes, so the next is tried whatever the time; else its exchanges must fit into what is left.
+  bool Tries(size_t size, const ExchangeTime& small, const ExchangeTime& before) const {
+    if (before.fastest_s < kClear * small.median_s) return true;
+    if (size + 1 == kLargeBytes.size()) return false;
     const double times = static_cast<double>(kLargeBytes[size]) / static_cast<double>(kLargeBytes[size - 1]);
-    const double of_bytes_s = std::max(0.0, large.fastest_s - small.fastest_s) * times;
+    const double of_bytes_s = (before.fastest_s - small.fastest_s) * times;
     return spent_s_ + (1 + kLargeExchanges) * (small.median_s + of_bytes_s) <= kLinkProbeSeconds;
   }
 

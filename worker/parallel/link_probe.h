@@ -8,8 +8,9 @@
 // An exchange is two messages: an all-gather and a reduce-scatter; between stages, and between copies of the model
 // (dp), one to the next rank and one back. After each exchange the ranks of the group agree on how long the slowest one
 // took, and how long the slowest has been probing. Sizes, repeats and results follow from what was agreed alone, so all
-// of them do the same whatever their clocks say. A group ends after the first exchange past kLinkProbeSeconds, with one
-// measured exchange of each size that it tries at least.
+// of them do the same whatever their clocks say. Past kLinkProbeSeconds each size that is still tried has one measured
+// exchange: larger ones are, while those before them take little longer than a message, for on a busy machine what
+// holds such an exchange up is more than its bytes.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@
 namespace stemma::worker {
 
 inline constexpr char kLinkProbeName[] = "link_probe";
-inline constexpr double kLinkProbeSeconds = 0.15;  // of one axis
+inline constexpr double kLinkProbeSeconds = 0.5;  // of one axis, and what is then in flight
 
 struct AxisLink {
   std::string axis;  // as LinksOf() in common/base/mesh_links.h names it
@@ -49,7 +50,7 @@ AxisLink FitLink(const ExchangeTime& small, const ExchangeTime& large);
 double MedianSeconds(std::vector<double> seconds);
 
 // Returns the links of the axes of more than one rank. `device`: of the tensors that cross ranks; what is taken of it,
-// 12 MiB at most, is given back. Errors: Unavailable - another rank has gone.
+// 48 MiB at most, is given back. Errors: Unavailable - another rank has gone.
 absl::StatusOr<std::vector<AxisLink>> ProbeLinks(const MeshRanks& ranks, at::Device device, const Clock& clock);
 
 }  // namespace stemma::worker
