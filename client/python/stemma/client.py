@@ -170,7 +170,8 @@ class Client(CheckpointCalls):
         return out
 
     def read_log_probs(self, request_id):
-        """{rollout_id: RolloutLogProbs} of a finished request that was sent with return_log_probs.
+        """{rollout_id: RolloutLogProbs} of a finished request that was sent with return_log_probs. A rollout without an unmasked
+        token has no entry.
 
         request_id  the request's
         """

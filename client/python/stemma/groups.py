@@ -6,6 +6,7 @@ trace's field names, an array may also be a string: the base64 of the wire bytes
 
 import contextlib
 import dataclasses
+import difflib
 from typing import Any, List, Optional
 
 from . import _arrays, _proto
@@ -13,8 +14,25 @@ from . import _arrays, _proto
 MESSAGE_BYTES_MAX = 4 << 20  # a larger group continues in `more` messages
 
 
+# What fields are called in a trace and in messages, and here.
+_NAMES_HERE = {"response_tokens": "tokens", "response_mask": "mask", "token_advantages": "advantage", "prompt_tokens": "prompt"}
+
+
+class _NamedFields:
+    """Refuses an attribute that is no field: a mask under another name would be kept, and never sent."""
+
+    def __setattr__(self, name, value):
+        if name not in self.__dataclass_fields__:
+            fields = tuple(self.__dataclass_fields__)
+            here = _NAMES_HERE.get(name)
+            near = [here] if here in fields else difflib.get_close_matches(name, fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"fields: {', '.join(fields)}"
+            raise AttributeError(f"{type(self).__name__} has no field {name}; {hint}")
+        super().__setattr__(name, value)
+
+
 @dataclasses.dataclass(repr=False)
-class Rollout:
+class Rollout(_NamedFields):
     """One sampled response. A field that the loss never reads is refused by the server, so leave out what is not needed.
 
     tokens              response token ids, at least none
@@ -57,7 +75,7 @@ class Rollout:
 
 
 @dataclasses.dataclass(repr=False)
-class Group:
+class Group(_NamedFields):
     """One prompt and its rollouts.
 
     uid         unique in the request

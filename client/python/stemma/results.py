@@ -46,7 +46,7 @@ class RolloutLogProbs:
     """Log-probs of one response.
 
     rollout_id  its id in the request
-    log_probs   array.array, one for each response token; empty: the rollout was not run
+    log_probs   array.array, one for each response token
     entropy     array.array, one for each response token; empty unless asked for
     lineage     of the weights that gave these numbers
     """
@@ -126,7 +126,7 @@ class UpdateResult:
     warnings    of the request
     lineage     of the weights that were trained; another one when those are lost
     replayed    whether this is the stored outcome of an earlier call with this id and payload
-    log_probs   {rollout_id: RolloutLogProbs} with return_log_probs, else None
+    log_probs   {rollout_id: RolloutLogProbs} with return_log_probs, else None; a rollout without an unmasked token has none
     """
 
     request_id: str

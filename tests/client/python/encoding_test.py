@@ -2,6 +2,7 @@
 
 import array
 import base64
+import re
 import struct
 
 import numpy
@@ -131,3 +132,16 @@ def test_cross_entropy_without_weights_sends_ones_and_keeps_those_given():
     sent = groups.parts("update", header, [group])[1].group.rollouts
     assert sent[0].loss_weights == struct.pack("<2f", 1, 1) and sent[1].loss_weights == struct.pack("<2f", -1, 0.5)
     assert not encode([group])[1].group.rollouts[0].loss_weights  # other modes never read them
+
+
+@pytest.mark.parametrize("of, name, said", [
+    ("rollout", "response_mask", "Rollout has no field response_mask; did you mean mask?"),
+    ("rollout", "old_log_prob", "did you mean old_log_probs?"), ("rollout", "prompt", "Rollout has no field prompt; fields: tokens"),
+    ("group", "prompt_tokens", "Group has no field prompt_tokens; did you mean prompt?"), ("group", "mask", "fields: uid")])
+def test_an_attribute_that_is_no_field_is_refused(of, name, said):
+    rollout = stemma.Rollout([8, 9])
+    made = rollout if of == "rollout" else stemma.Group("g", [5], [rollout])
+    with pytest.raises(AttributeError, match=re.escape(said)):
+        setattr(made, name, [0, 1])
+    rollout.mask = [0, 1]
+    assert group_of(rollout).rollouts[0].response_mask == b"\x02"

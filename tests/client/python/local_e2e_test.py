@@ -84,6 +84,17 @@ def test_mini_batches_and_epochs_are_steps_and_log_probs_come_back(client):
     assert len(result.log_probs) == 12
 
 
+def test_a_rollout_without_an_unmasked_token_has_no_log_probs(client):
+    groups = some_groups()
+    masked = groups[0].rollouts[1]
+    masked.mask = [0] * len(masked.tokens)
+    result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-3), old="policy", return_log_probs=True)
+    every = {f"{group.uid}/{index}": rollout for group in groups for index, rollout in enumerate(group.rollouts)}
+    assert {name for name, rollout in every.items() if rollout is not masked} == set(result.log_probs)
+    assert all(len(result.log_probs[name].log_probs) == len(every[name].tokens) for name in result.log_probs)
+    assert set(client.log_probs(groups)) == set(every)  # which reads tokens alone
+
+
 def test_the_same_id_is_applied_once(client):
     options = dict(loss=stemma.grpo(), adam=stemma.adamw(1e-3), old="policy", request_id="run/1")
     first = client.update_actor(some_groups(), **options)
