@@ -7,7 +7,8 @@ import re
 _MAX_DEPTH = 32
 _BLANK = " \t\r\n"
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
-_MAYBE_HUGE = re.compile(r"[eE]\+?\d{3}|\d{300}")
+_NEITHER_QUOTE_NOR_BRACKET = bytes(set(range(256)) - set(b'"[]{}'))
+_LARGE_EXPONENT = re.compile(r"[eE]\+?\d\d\d")
 _HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
 
 
@@ -16,7 +17,7 @@ def lines(path):
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                text = line.decode()
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}:{number}: not UTF-8: {error.reason} at byte {error.start + 1}") from None
             if text.strip(_BLANK):
@@ -26,16 +27,25 @@ def lines(path):
 def loads(text):
     """The value; ValueError says what is wrong: no JSON, a key that appears twice, NaN or a number that is too
     large, half a character, or a value that is nested too deep."""
-    depth = 0
-    for match in _STRING_OR_BRACKET.finditer(text):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
-        if depth > _MAX_DEPTH:
-            raise ValueError(f"JSON is nested deeper than {_MAX_DEPTH}")
-    numbers = {"parse_float": _finite(float), "parse_int": _finite(int)} if _MAYBE_HUGE.search(text) else {}
+    text = text.removeprefix("\ufeff")  # which some editors put before UTF-8, and joining files leaves inside
+    if _depth(text) > _MAX_DEPTH:
+        raise ValueError(f"JSON is nested deeper than {_MAX_DEPTH}")
+    numbers = {"parse_float": _finite} if _LARGE_EXPONENT.search(text) else {}
     value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, **numbers)
     if "\\u" in text and _HALF_CHARACTER.search(json.dumps(value, ensure_ascii=False)):
         raise ValueError("a text holds one half of a character that \\u writes in two")
     return value
+
+
+def _depth(text):
+    """How deep brackets lie in brackets, those in strings aside."""
+    if "\\" not in text:  # then quotes and brackets alone tell it, and they are few beside numbers
+        text = text.encode().translate(None, _NEITHER_QUOTE_NOR_BRACKET).decode()
+    depth = deepest = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _object(pairs):
@@ -47,12 +57,11 @@ def _object(pairs):
     return value
 
 
-def _finite(number):
-    def parse(text):
-        if math.isinf(float(text)):
-            raise ValueError(f"{text[:80]} is more than a number holds")
-        return number(text)
-    return parse
+def _finite(text):
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:80]} is more than a number holds")
+    return value
 
 
 def _no_constant(name):
