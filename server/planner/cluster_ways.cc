@@ -5,13 +5,12 @@
 #include <utility>
 
 #include "common/cost/context_share.h"
+#include "common/cost/memory_choices.h"
 #include "common/cost/tape_policy.h"
 #include "server/planner/member_dealing.h"
 
 namespace stemma::server {
 namespace {
-
-constexpr int64_t kBlockRows[] = {8192, 4096, 2048, 1024, 512, 256, 128};
 
 using PrefixWayList = absl::InlinedVector<PrefixWay, 11 * 8>;
 
@@ -19,7 +18,7 @@ PrefixWayList WaysOfOneRank(const MemoryOptions& options, int64_t rows) {
   if (rows == 0) return {PrefixWay{}};
   absl::InlinedVector<int64_t, 8> blocks = {options.prefix_block_rows < rows ? options.prefix_block_rows : 0};
   if (options.prefix_block_rows == 0) {
-    for (const int64_t block : kBlockRows) {
+    for (const int64_t block : kPrefixBlockRows) {
       if (block < rows) blocks.push_back(block);
     }
   }

@@ -7,14 +7,13 @@
 #include "common/base/human.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
+#include "common/cost/memory_choices.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 
 namespace stemma::server {
 namespace {
 
-// Share of a dedicated device that is reserved for its runtime and for fragmentation.
-constexpr int64_t kDeviceReserveParts = 16;
 // Share of the budget that sharding must free to be chosen: it costs links in every sweep.
 constexpr int64_t kWorthShardingParts = 8;
 // Shares of what is free on a machine whose memory is host and device in one; other programs keep the rest.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/cost/cost.h"
+#include "common/cost/memory_choices.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/stop_check.h"
 #include "stemma/v1/plan.pb.h"
@@ -18,10 +19,6 @@ namespace stemma::server {
 
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-// On CPU GEMMs do not get faster beyond so many rows, and a wave's activations leave the caches (make bench: one
-// trajectory of 1,279 rows a wave runs 10 to 15 % faster than three); smaller waves leave memory to longer prompts.
-// Where products run in tiles of rows, more are worth packing (server/planner/memory_division.cc).
-inline constexpr int64_t kWaveRows = 2048;
 inline constexpr int64_t kClusterPrefixRows = 2048;  // beyond, GEMMs of packed prefixes do not get faster
 
 struct MemoryOptions {

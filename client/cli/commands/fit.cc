@@ -3,24 +3,23 @@
 #include <algorithm>
 #include <limits>
 
+#include "common/base/run_config.h"
 #include "common/cost/cost.h"
+#include "common/cost/memory_choices.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma::cli {
 namespace {
 
-// As in server/planner/memory_division.cc and memory_choice.cc; tests/client/cli/commands/fit_test.cc compares.
-constexpr int64_t kDeviceReserveParts = 16;
-constexpr int64_t kWaveRows = 2048;
-constexpr int64_t kBlockRows[] = {0, 8192, 4096, 2048, 1024, 512, 256, 128};
-constexpr int64_t kHeadChunkRows = 512;
-
+// What a server that is told nothing else computes by.
 ByteShape ShapeOf(const ModelConfig& model, RunDtype dtype) {
+  v1::RunConfig run;
+  FillDefaults(run);
   return {.config = model,
           .run_bytes = RunBytes(dtype),
           .accumulate_bytes = AccumulateBytes(dtype),
-          .head_chunk_rows = kHeadChunkRows};
+          .head_chunk_rows = run.head_chunk_tokens()};
 }
 
 // Rows of one rollout in a wave: without a prefix of the group it computes the prompt itself.
@@ -60,8 +59,11 @@ std::vector<PrefixShape> PrefixWays(const GroupLengths& lengths) {
   for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4, v1::S5}) {
     for (const bool offload : {false, true}) {
       if (offload && !KeepsInputs(policy)) continue;  // nothing to move
-      for (const int64_t block : kBlockRows) {
-        ways.push_back({.rows = rows, .block_rows = block < rows ? block : 0, .policy = policy, .offload = offload});
+      PrefixShape way = {.rows = rows, .policy = policy, .offload = offload};
+      ways.push_back(way);
+      for (const int64_t block : kPrefixBlockRows) {
+        way.block_rows = block;
+        if (block < rows) ways.push_back(way);
       }
     }
   }
