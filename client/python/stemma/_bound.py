@@ -208,11 +208,12 @@ def _read(path):
         raise ValueError(f"{path}: is empty")
     if "schema" not in _object(first, f"{path}:{number}"):
         return _read_rollouts(path)
-    requests = list(trace.read(path))
+    groups, requests = [], 0  # lengths alone: a trace may be larger than memory
+    for requests, (_, sent) in enumerate(trace.read(path), 1):
+        groups += [_trace_lengths(group, f"{path}: request {requests}: groups[{index}]") for index, group in enumerate(sent)]
     if not requests:
         raise ValueError(f"{path}: holds no request")
-    return [_trace_lengths(group, f"{path}: request {number}: groups[{index}]")
-            for number, (_, groups) in enumerate(requests, 1) for index, group in enumerate(groups)]
+    return groups
 
 
 def _read_rollouts(path):
