@@ -6,7 +6,9 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -183,6 +185,16 @@ absl::Status WriteShards(const ModelConfig& config, const ModelInitOptions& opti
   return WriteFile(directory + "/model.safetensors.index.json", index.dump(2) + "\n");
 }
 
+absl::Status WriteFiles(const ModelConfig& config, const std::string& config_json, const ModelInitOptions& options,
+                        const std::string& directory) {
+  RETURN_IF_ERROR(WriteFile(directory + "/config.json", config_json));
+  if (options.eos_token_id) {
+    const json generation = {{"_from_model_config", true}, {"eos_token_id", *options.eos_token_id}};
+    RETURN_IF_ERROR(WriteFile(directory + "/generation_config.json", generation.dump(2) + "\n"));
+  }
+  return WriteShards(config, options, directory);
+}
+
 absl::Status CheckOptions(const ModelInitOptions& options) {
   const Dtype dtype = options.dtype;
   if (dtype != Dtype::kF32 && dtype != Dtype::kF64 && dtype != Dtype::kBF16 && dtype != Dtype::kF16) {
@@ -234,12 +246,10 @@ absl::Status WriteRandomModel(const ModelConfig& config, const ModelInitOptions&
   const std::string config_json = ModelConfigJson(config, options);
   if (const auto parsed = ParseModelConfig(config_json); !parsed.ok()) return parsed.status();
   if (mkdir(path.c_str(), 0755) != 0) return ErrnoStatus("create", path, errno);
-  RETURN_IF_ERROR(WriteFile(path + "/config.json", config_json));
-  if (options.eos_token_id) {
-    const json generation = {{"_from_model_config", true}, {"eos_token_id", *options.eos_token_id}};
-    RETURN_IF_ERROR(WriteFile(path + "/generation_config.json", generation.dump(2) + "\n"));
-  }
-  return WriteShards(config, options, path);
+  absl::Status written = WriteFiles(config, config_json, options, path);
+  std::error_code ignored;
+  if (!written.ok()) std::filesystem::remove_all(path, ignored);  // nothing but this call's files is in it
+  return written;
 }
 
 }  // namespace stemma

@@ -27,7 +27,7 @@ struct ModelInitOptions {
 std::string ModelConfigJson(const ModelConfig& config, const ModelInitOptions& options = {});
 
 // Creates the directory `path`, whose parent exists. Errors: AlreadyExists - there is something at `path`;
-// InvalidArgument - the config or an option.
+// InvalidArgument - the config or an option; the file system's, after which the directory is removed again.
 absl::Status WriteRandomModel(const ModelConfig& config, const ModelInitOptions& options, const std::string& path);
 
 }  // namespace stemma

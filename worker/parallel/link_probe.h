@@ -24,7 +24,7 @@
 namespace stemma::worker {
 
 inline constexpr char kLinkProbeName[] = "link_probe";
-inline constexpr double kLinkProbeSeconds = 0.5;  // of one axis, and what is then in flight
+inline constexpr double kLinkProbeSeconds = 0.5;  // of one axis, see above
 
 struct AxisLink {
   std::string axis;  // as LinksOf() in common/base/mesh_links.h names it

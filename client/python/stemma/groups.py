@@ -6,7 +6,6 @@ trace's field names, an array may also be a string: the base64 of the wire bytes
 
 import contextlib
 import dataclasses
-import difflib
 from typing import Any, List, Optional
 
 from . import _arrays, _proto
@@ -14,20 +13,13 @@ from . import _arrays, _proto
 MESSAGE_BYTES_MAX = 4 << 20  # a larger group continues in `more` messages
 
 
-# What fields are called in a trace and in messages, and here.
-_NAMES_HERE = {"response_tokens": "tokens", "response_mask": "mask", "token_advantages": "advantage", "prompt_tokens": "prompt"}
-
-
 class _NamedFields:
     """Refuses an attribute that is no field: a mask under another name would be kept, and never sent."""
 
     def __setattr__(self, name, value):
         if name not in self.__dataclass_fields__:
-            fields = tuple(self.__dataclass_fields__)
-            here = _NAMES_HERE.get(name)
-            near = [here] if here in fields else difflib.get_close_matches(name, fields, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"fields: {', '.join(fields)}"
-            raise AttributeError(f"{type(self).__name__} has no field {name}; {hint}")
+            known = ", ".join(self.__dataclass_fields__)
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}; there are {known}")
         super().__setattr__(name, value)
 
 

@@ -2,7 +2,6 @@
 
 import array
 import base64
-import re
 import struct
 
 import numpy
@@ -134,14 +133,13 @@ def test_cross_entropy_without_weights_sends_ones_and_keeps_those_given():
     assert not encode([group])[1].group.rollouts[0].loss_weights  # other modes never read them
 
 
-@pytest.mark.parametrize("of, name, said", [
-    ("rollout", "response_mask", "Rollout has no field response_mask; did you mean mask?"),
-    ("rollout", "old_log_prob", "did you mean old_log_probs?"), ("rollout", "prompt", "Rollout has no field prompt; fields: tokens"),
-    ("group", "prompt_tokens", "Group has no field prompt_tokens; did you mean prompt?"), ("group", "mask", "fields: uid")])
-def test_an_attribute_that_is_no_field_is_refused(of, name, said):
+@pytest.mark.parametrize("of, name", [("rollout", "response_mask"), ("rollout", "old_log_prob"), ("rollout", "prompt"),
+                                      ("group", "prompt_tokens"), ("group", "mask")])
+def test_an_attribute_that_is_no_field_is_refused(of, name):
     rollout = stemma.Rollout([8, 9])
     made = rollout if of == "rollout" else stemma.Group("g", [5], [rollout])
-    with pytest.raises(AttributeError, match=re.escape(said)):
+    known = "tokens, advantage, reward, mask, " if of == "rollout" else "uid, prompt, rollouts, stat_group"
+    with pytest.raises(AttributeError, match=f"{of.capitalize()} has no field '{name}'; there are {known}"):
         setattr(made, name, [0, 1])
     rollout.mask = [0, 1]
     assert group_of(rollout).rollouts[0].response_mask == b"\x02"

@@ -1,20 +1,20 @@
 #include "common/base/file_writer.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <csignal>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "common/base/file.h"
+#include "tests/testing/file_size_limit.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma {
 namespace {
 
+using ::stemma::testing::FileSizeLimit;
 using ::stemma::testing::IsOk;
 using ::stemma::testing::StatusIs;
 using ::stemma::testing::TempFolder;
@@ -57,18 +57,12 @@ TEST_F(FileWriterTest, WhatIsNotClosedIsRemovedWithItsLastWriter) {
 }
 
 TEST_F(FileWriterTest, WhatDoesNotFitIsRemoved) {
-  rlimit before;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
-  const rlimit few = {.rlim_cur = 3, .rlim_max = before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
+  const FileSizeLimit limit(3);
   std::optional<FileWriter> writer = Create();
   EXPECT_FALSE(writer->Write("abcd", 4).ok());
   EXPECT_TRUE(exists());
   writer.reset();
   EXPECT_FALSE(exists());
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, signal_before);
 }
 
 }  // namespace

@@ -10,12 +10,14 @@
 #include "common/model/model_directory.h"
 #include "gtest/gtest.h"
 #include "tests/common/model/small_configs.h"
+#include "tests/testing/file_size_limit.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma {
 namespace {
 
 using safetensors::Dtype;
+using testing::FileSizeLimit;
 using testing::Invalid;
 using testing::IsOk;
 using testing::TempFolder;
@@ -93,6 +95,18 @@ TEST(ModelInitTest, NothingIsOverwritten) {
   const TempFolder folder;
   EXPECT_EQ(WriteRandomModel(SmallLlama(), {}, folder.path()).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(WriteRandomModel(SmallLlama(), {}, folder / "a/b").code(), absl::StatusCode::kNotFound);
+}
+
+TEST(ModelInitTest, WhatDoesNotFitIsRemovedAndCanBeTriedAgain) {
+  const TempFolder folder;
+  for (const ModelInitOptions& options : {ModelInitOptions{}, ModelInitOptions{.max_shard_bytes = 7000}}) {
+    for (const rlim_t bytes : {0, 2000}) {  // not even its config; a part of its weights
+      const FileSizeLimit limit(bytes);
+      EXPECT_FALSE(WriteRandomModel(SmallLlama(), options, folder / "m").ok());
+      EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+    }
+  }
+  EXPECT_THAT(WriteRandomModel(SmallLlama(), {}, folder / "m"), IsOk());
 }
 
 TEST(ModelInitTest, AConfigThatCannotBeReadIsNotWritten) {

@@ -248,7 +248,8 @@ TEST(LinkProbeTest, TheFirstExchangeOfASizeIsNotCounted) {
 }
 
 // Ranks that share the cores of a busy machine are held up for milliseconds, which is many times what their bytes take.
-// Drawn: how long, how often, and the link. What is told of bytes is within three times the truth.
+// Drawn: for how long, and the link. What is told of bytes is within three times the truth: an exchange that is four
+// times a message is three parts bytes, and what held it up is of a message's length.
 TEST(LinkProbeTest, ABusyMachineMakesNoSlowLink) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     std::mt19937_64 draw(seed);

@@ -2,9 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -12,6 +10,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "tests/testing/file_size_limit.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/status_matchers.h"
 
@@ -132,15 +131,10 @@ TEST_F(CheckRecordTest, ADirectoryThatCannotBeWrittenIsAnErrorAndNoMore) {
 
 TEST_F(CheckRecordTest, ADiskThatIsFullIsAnErrorAndLeavesTheLastRecord) {
   ASSERT_THAT(WriteRecord(directory_, Fingerprint(), Results()), IsOk());
-  const struct rlimit none = {.rlim_cur = 0, .rlim_max = RLIM_INFINITY};
-  struct rlimit before;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
-  const absl::Status written = WriteRecord(directory_, Fingerprint(), {});
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, handler);
-  EXPECT_FALSE(written.ok());
+  {
+    const FileSizeLimit limit(0);
+    EXPECT_FALSE(WriteRecord(directory_, Fingerprint(), {}).ok());
+  }
   EXPECT_EQ(ReadRecord(directory_, Fingerprint()), Results());
 }
 
