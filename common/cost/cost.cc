@@ -124,10 +124,6 @@ double AncestorScoreBlocks(int64_t rows, int64_t keys) {
   return static_cast<double>(rows) / kAttentionQueryBlock * static_cast<double>(keys) / kAttentionKeyBlock;
 }
 
-void PhaseBytes::RaiseTo(const PhaseBytes& moment) {
-  if (moment.peak() > peak()) *this = moment;
-}
-
 PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave) {
   const PhaseBytes kept = PrefixKeptBytes(shape, prefix);
   const PhaseBytes added = WaveBytes(shape, wave, RegatherBytes(shape, prefix));

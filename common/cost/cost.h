@@ -127,6 +127,10 @@ struct WaveShape {
 // Adds a run to those of a wave, whose sums are the caller's.
 void AddRun(const WaveRun& run, WaveShape& wave);
 
+// Tells whether `a` is as large as `b` in every number, or larger: whatever the model, it then needs at least the
+// bytes. Waves of rollouts that are cut are not compared.
+bool Covers(const WaveShape& a, const WaveShape& b);
+
 // Bytes beside each layer of a wave where the prefixes' K/V are gathered again and gK/gV are sent to their owners.
 struct BesideLayer {
   int64_t embedding = 0;                        // the first layer's are on their way
@@ -147,7 +151,10 @@ struct PhaseBytes {
   int64_t working_set = 0;  // of the layer or head chunk at work
   bool operator==(const PhaseBytes&) const = default;
   int64_t peak() const { return hot_set + dormant_set + wave_tape + working_set; }
-  void RaiseTo(const PhaseBytes& moment);  // becomes the higher of the two
+  // Becomes the higher of the two.
+  void RaiseTo(const PhaseBytes& moment) {
+    if (moment.peak() > peak()) *this = moment;
+  }
 };
 
 PhaseBytes PrefixForwardBytes(const ByteShape& shape, const PrefixShape& prefix);                  // Phase A

@@ -58,9 +58,11 @@ class Wave {
         beside_layer_(BesideOf(wave, beside)),
         layers_(shape.config.num_layers),
         all_(shape, wave.rows) {
-    if (wave.kv_only_rows == 0 || !shape.last_stage) return;
-    apart_.emplace(shape, wave.kv_only_rows);
-    beside_.emplace(shape, wave.rows - wave.kv_only_rows);
+    if (wave.kv_only_rows > 0 && shape.last_stage) {
+      apart_.emplace(shape, wave.kv_only_rows);
+      beside_.emplace(shape, wave.rows - wave.kv_only_rows);
+    }
+    runs_on_top_ = shape.last_stage ? RunsOfLast() : RunsBelow();
   }
 
   // The tape of so many layers below the last.
@@ -115,7 +117,7 @@ class Wave {
     const int64_t d = head().input, always = Index() + Targets();
     if (looks_up()) f(always + beside_layer_.embedding + EmbeddingBytes(all_));
     if (!s_.last_stage) {
-      f(always + beside_layer_.forward_last + LayerForwardBytes(all_, RunsBelow(), policy, SharedForward()));
+      f(always + beside_layer_.forward_last + LayerForwardBytes(all_, runs_on_top_, policy, SharedForward()));
     }
     if (layers_ > 1) f(always + beside_layer_.forward + LayerForwardBytes(all_, RunsBelow(), policy, SharedForward()));
     if (!s_.last_stage) return;
@@ -127,7 +129,7 @@ class Wave {
       f(there + kv_only + all_.normed + w_.rows * kPositionBytes + SelectedRows(head()) + d);
     }
     const int64_t last = always + HeadPositions() + kv_only;
-    f(last + beside_layer_.forward_last + LayerForwardBytes(head(), RunsOfLast(), policy, SharedForward()));
+    f(last + beside_layer_.forward_last + LayerForwardBytes(head(), runs_on_top_, policy, SharedForward()));
     // The last layer's tensors are there until its output is normed.
     f(last + head().tape(policy) + head().kv + 2 * d + head().statistic);
     const int64_t chunk =
@@ -140,7 +142,7 @@ class Wave {
   void ForMomentsForward(const F& f) const {
     const BesideLayer& beside = beside_layer_;
     if (looks_up()) f(Index() + Targets(), beside.embedding + EmbeddingBytes(all_));
-    const int64_t top = ForwardPeak(head(), RunsOnTop());
+    const int64_t top = ForwardPeak(head(), runs_on_top_);
     const int64_t below = split() ? ForwardPeak(all_, RunsBelow()) : top;
     if (layers_ > 1) f(Index() + Targets() + Below(layers_ - 2), beside.forward + below);
     if (split()) ForSplitMomentsForward(f);
@@ -152,7 +154,7 @@ class Wave {
   template <typename F>
   void ForMomentsBackward(const F& f) const {
     const BesideLayer& beside = beside_layer_;
-    const int64_t top = BackwardPeak(head(), RunsOnTop());
+    const int64_t top = BackwardPeak(head(), runs_on_top_);
     const int64_t below = split() ? BackwardPeak(all_, RunsBelow()) : top;
     if (layers_ > 1) f(Index() + Results() + Below(layers_ - 2), beside.backward + HeadPositions() + below);
     if (split()) ForSplitMomentsBackward(f);
@@ -165,8 +167,6 @@ class Wave {
   bool split() const { return apart_.has_value(); }
   bool looks_up() const { return s_.first_stage && s_.tp > 1; }
 
-  // The layer on top: the model's last one, or the stage's.
-  LayerRuns RunsOnTop() const { return s_.last_stage ? RunsOfLast() : RunsBelow(); }
   int64_t BesideLast() const { return Index() + HeadPositions() + Below(layers_ - 1) + KvOnly(); }
 
   int64_t ForwardPeak(const TensorBytes& t, const LayerRuns& runs) const {
@@ -242,6 +242,7 @@ class Wave {
   const int64_t layers_;
   const TensorBytes all_;
   std::optional<TensorBytes> apart_, beside_;  // of rows that are set apart, and of the others; neither where none are
+  LayerRuns runs_on_top_;                      // of the layer on top: the model's last one, or the stage's
 };
 
 bool Covers(const WaveRun& a, const WaveRun& b) {
@@ -265,6 +266,16 @@ void AddRun(const WaveRun& run, WaveShape& wave) {
   const auto covered = [&](const WaveRun& other) { return Covers(run, other); };
   wave.runs.erase(std::remove_if(wave.runs.begin(), wave.runs.end(), covered), wave.runs.end());
   wave.runs.push_back(run);
+}
+
+bool Covers(const WaveShape& a, const WaveShape& b) {
+  const int64_t a_head = a.rows - a.kv_only_rows, b_head = b.rows - b.kv_only_rows;
+  const bool sets_apart = a.kv_only_rows > 0;
+  if (a.policy != b.policy || a.cut_rows > 0 || b.cut_rows > 0 || sets_apart != (b.kv_only_rows > 0)) return false;
+  if (a_head < b_head || a.kv_only_rows < b.kv_only_rows || b.runs.empty()) return false;
+  return std::all_of(b.runs.begin(), b.runs.end(), [&](const WaveRun& run) {
+    return std::any_of(a.runs.begin(), a.runs.end(), [&](const WaveRun& other) { return Covers(other, run); });
+  });
 }
 
 PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside) {

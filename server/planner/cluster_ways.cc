@@ -63,8 +63,6 @@ absl::InlinedVector<v1::TapePolicy, 5> SuffixPolicies(const MemoryOptions& optio
   return {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4};
 }
 
-double CopySeconds(const Work& work, const Rates& rates) { return work[kCopy] * rates[kCopy]; }
-
 }  // namespace
 
 ClusterWays::ClusterWays(const MemoryOptions& options, const ClusterShape& cluster)
@@ -168,20 +166,32 @@ PhaseWork ClusterWays::WorkOf(size_t index, const WavesOfRanks& waves) {
 }
 
 void ClusterWays::PricePrefixes() {
-  if (std::exchange(priced_, true)) return;
-  if (!computes_prefixes()) return;
+  if (std::exchange(priced_, true) || !computes_prefixes()) return;
+  const Prefix* before = nullptr;
   for (Prefix& prefix : prefixes_) {
-    const Work forward = sums_.PrefixForward(ShapeOf(prefix.way));
-    prefix.forward_s = Seconds(forward, options_.rates);
-    prefix.copy_out_s = CopySeconds(forward, options_.rates);
+    ShapeOf(prefix.way);
+    const bool known = before != nullptr && before->kept == prefix.kept;
+    prefix.copy_s =
+        known ? before->copy_s : static_cast<double>(HostTapeBytes(options_.shape, shape_)) * options_.rates[kCopy];
+    prefix.forward_s = ForwardSeconds() + prefix.copy_s;
     if (shape_.regather) {
       prefix.round_s = Seconds(sums_.Regather(shape_, /*rounds=*/1, options_.forward_only), options_.rates);
     }
-    if (options_.forward_only) continue;
-    const Work backward = sums_.PrefixBackward(shape_);
-    prefix.backward_s = Seconds(backward, options_.rates);
-    prefix.copy_in_s = CopySeconds(backward, options_.rates);
+    if (!options_.forward_only) prefix.backward_s = Seconds(sums_.PrefixBackward(shape_), options_.rates);
+    before = &prefix;
   }
+}
+
+// Returns the seconds of Phase A of `shape_` without copies. What of it is kept, by policy, makes no difference.
+double ClusterWays::ForwardSeconds() {
+  for (const Forward& known : forwards_) {
+    if (known.block_rows == shape_.block_rows && known.regather == shape_.regather) return known.seconds;
+  }
+  const bool offload = std::exchange(shape_.offload, false);
+  const double seconds = Seconds(sums_.PrefixForward(shape_), options_.rates);
+  shape_.offload = offload;
+  forwards_.push_back({shape_.block_rows, shape_.regather, seconds});
+  return seconds;
 }
 
 // Phase B of the rank that takes longest, of equally slow ones of the first.
@@ -206,8 +216,7 @@ double ClusterWays::SuffixSeconds(v1::TapePolicy policy, const WavesOfRanks& wav
 // `suffix_s`: Phase B's without gathering the prefixes again.
 double ClusterWays::TotalSeconds(const Prefix& prefix, double suffix_s, const WavesOfRanks& waves) const {
   if (prefix.way.regather) suffix_s += static_cast<double>(Rounds(waves)) * prefix.round_s;
-  return HideCopies({prefix.forward_s, suffix_s, prefix.backward_s}, prefix.copy_out_s, prefix.copy_in_s,
-                    options_.rates)
+  return HideCopies({prefix.forward_s, suffix_s, prefix.backward_s}, prefix.copy_s, prefix.copy_s, options_.rates)
       .total();
 }
 
@@ -231,29 +240,42 @@ ClusterWays::Evaluated ClusterWays::Priced(size_t index, RankCut cut) {
   return {index, std::move(cut), TotalSeconds(PrefixOf(index), suffix_s, waves)};
 }
 
+// Returns Phase B's seconds for each suffix policy.
+ClusterWays::OfPolicies<double> ClusterWays::SuffixSeconds(const WavesOfRanks& waves) const {
+  OfPolicies<double> seconds;
+  for (const v1::TapePolicy policy : suffix_policies_) seconds.push_back(SuffixSeconds(policy, waves));
+  return seconds;
+}
+
+// Returns the fewest bytes of any cut for each suffix policy.
+ClusterWays::OfPolicies<int64_t> ClusterWays::LeastWaveBytes(const BesideWave& beside) {
+  OfPolicies<int64_t> bytes;
+  for (const v1::TapePolicy policy : suffix_policies_) bytes.push_back(cuts_.LeastBytes(policy, beside));
+  return bytes;
+}
+
 // All that may fit, and the fastest of all if bytes were no limit.
 ClusterWays::Candidates ClusterWays::CandidatesThatMayFit(Candidate& fastest) {
   PricePrefixes();
-  struct Suffix {
-    double least_s = 0, fewest_s = 0;
-  };
-  absl::InlinedVector<Suffix, kSuffixPolicies> suffixes;
-  for (const v1::TapePolicy policy : suffix_policies_) {
-    suffixes.push_back({SuffixSeconds(policy, cuts_.least()), SuffixSeconds(policy, cuts_.fewest())});
-  }
+  const bool alike = cuts_.least() == cuts_.fewest();
+  const OfPolicies<double> fewest_s = SuffixSeconds(cuts_.fewest());
+  const OfPolicies<double> least_s = alike ? fewest_s : SuffixSeconds(cuts_.least());
   Candidates candidates;
   fastest = {std::numeric_limits<double>::infinity(), 0};
+  OfPolicies<int64_t> least_bytes;
+  std::optional<size_t> bytes_beside;  // of which kept_ those are
   size_t index = 0;
   for (const Prefix& prefix : prefixes_) {
-    const bool host_takes = kept_[prefix.kept].host <= options_.host_bytes_max();
+    const Kept& kept = kept_[prefix.kept];
+    const bool host_takes = kept.host <= options_.host_bytes_max();
     const int64_t left = LeftToWaves(prefix);
-    for (size_t i = 0; i < suffixes.size(); ++i, ++index) {
-      const Candidate unlimited = {TotalSeconds(prefix, suffixes[i].fewest_s, cuts_.fewest()), index};
+    if (host_takes && std::exchange(bytes_beside, prefix.kept) != prefix.kept)
+      least_bytes = LeastWaveBytes(kept.beside);
+    for (size_t i = 0; i < suffix_policies_.size(); ++i, ++index) {
+      const Candidate unlimited = {TotalSeconds(prefix, fewest_s[i], cuts_.fewest()), index};
       if (fastest > unlimited) fastest = unlimited;
-      if (!host_takes) continue;
-      const Candidate candidate = {TotalSeconds(prefix, suffixes[i].least_s, cuts_.least()), index};
-      const int64_t least_bytes = cuts_.LeastBytes(suffix_policies_[i], kept_[prefix.kept].beside);
-      if (least_bytes <= left) candidates.push_back(candidate);
+      if (!host_takes || least_bytes[i] > left) continue;
+      candidates.push_back(alike ? unlimited : Candidate{TotalSeconds(prefix, least_s[i], cuts_.least()), index});
     }
   }
   return candidates;

@@ -21,6 +21,7 @@
 #include "common/cost/block_cost.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/cost.h"
+#include "common/cost/memory_choices.h"
 #include "server/planner/wave_passes.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -168,6 +169,7 @@ class ClusterWorkSums {
     FlopParts parts;
     double merged_elements = 0;  // where rows' attention is of two parts, themselves and earlier rows
     double score_blocks = 0;
+    double weights_passed = 0;  // in all blocks
   };
 
   void AddMember(const MemberShape& member, Members& members) const;
@@ -187,7 +189,7 @@ class ClusterWorkSums {
       wave_weights_;  // of the products that a block of a prefix, and a wave, runs through once
   absl::InlinedVector<Members, 1> ranks_;
   // Those asked for so far: most ways of computing a cluster differ in their policy alone.
-  mutable std::vector<OwnRows> own_rows_;
+  mutable absl::InlinedVector<OwnRows, 1 + kPrefixBlockRows.size()> own_rows_;
 };
 
 // The work of one cluster in so many waves of one rank, which computes all members.

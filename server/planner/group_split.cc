@@ -115,7 +115,7 @@ class Splitter {
     }
     for (const GroupSplit& pinned : request_.pinned) Add(pinned, parts, result);
     for (const size_t g : split) {
-      std::optional<GroupSplit> cut = parts.Cut(CostsOf(g), request_.mode == v1::SPLIT_ON);
+      std::optional<GroupSplit> cut = parts.Cut(GroupOf(g), request_.mode == v1::SPLIT_ON);
       if (!cut) continue;
       cut->group = g;
       Add(*std::move(cut), parts, result);
@@ -127,9 +127,9 @@ class Splitter {
   // With these groups split, each over ranks that have no part of another, or whole where that ends as early.
   // `others_s`: of groups that are to be done meanwhile.
   SplitPlacement Apart(const std::vector<size_t>& split, double others_s) {
-    std::vector<const SplitCosts*> costs;
-    for (const size_t g : split) costs.push_back(&CostsOf(g));
-    std::vector<std::optional<GroupSplit>> cuts = CutForTeams(costs, static_cast<size_t>(request_.ranks), others_s);
+    std::vector<const GroupToSplit*> groups;
+    for (const size_t g : split) groups.push_back(&GroupOf(g));
+    std::vector<std::optional<GroupSplit>> cuts = CutForTeams(groups, static_cast<size_t>(request_.ranks), others_s);
     SplitPlacement result;
     PartsBuilder parts(static_cast<size_t>(request_.ranks), WorkOfAll());
     for (size_t i = 0; i < split.size(); ++i) {
@@ -214,15 +214,17 @@ class Splitter {
     return std::max(sum, 0.0);
   }
 
-  const SplitCosts& CostsOf(size_t group) {
-    const auto [it, is_new] = costs_.try_emplace(group);
-    if (is_new) it->second = request_.costs(group);
-    return it->second;
+  const GroupToSplit& GroupOf(size_t group) {
+    auto known = asked_.find(group);
+    if (known == asked_.end()) known = asked_.emplace(group, request_.costs(group)).first;
+    return known->second;
   }
+
+  const SplitCosts& CostsOf(size_t group) { return GroupOf(group).costs(); }
 
   const SplitRequest& request_;
   std::vector<const GroupSplit*> pinned_;  // by group
-  std::map<size_t, SplitCosts> costs_;     // of the groups asked for
+  std::map<size_t, GroupToSplit> asked_;   // groups whose costs were asked for
 };
 
 }  // namespace

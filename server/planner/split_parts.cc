@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
-#include <queue>
 #include <utility>
 
 namespace stemma::server {
@@ -19,15 +18,54 @@ double AddedSeconds(const SplitCosts& costs, size_t helpers) {
   return static_cast<double>(helpers) * (2 * (costs.send_s + costs.return_s) + costs.part_s);
 }
 
-// The most expensive first, equally expensive ones in their order.
-std::vector<uint32_t> ByCost(const std::vector<double>& seconds) {
-  std::vector<uint32_t> order(seconds.size());
-  std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return seconds[a] > seconds[b]; });
-  return order;
+// Returns the rollouts of each part, ascending.
+GroupSplit SplitInto(std::vector<int32_t> ranks, const std::vector<uint32_t>& part_of) {
+  GroupSplit split = {.ranks = std::move(ranks), .rollouts = {}};
+  split.rollouts.resize(split.ranks.size());
+  for (uint32_t rollout = 0; rollout < part_of.size(); ++rollout) split.rollouts[part_of[rollout]].push_back(rollout);
+  return split;
 }
 
+// The parts that may get another rollout, by when they would end; of those that end together the first one is first.
+class PartQueue {
+ public:
+  explicit PartQueue(const std::vector<double>& end_s) {
+    for (size_t i = 0; i < end_s.size(); ++i) heap_.push_back({end_s[i], i});
+    std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
+  }
+
+  size_t first() const { return heap_.front().second; }
+
+  void DropFirst() {
+    std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+    heap_.pop_back();
+  }
+
+  // Lets the first part end later; another may be the first then.
+  void MoveFirst(double end_s) {
+    const Entry moved = {end_s, first()};
+    size_t at = 0;
+    for (size_t next = 1; next < heap_.size(); next = 2 * at + 1) {
+      if (next + 1 < heap_.size() && heap_[next + 1] < heap_[next]) ++next;
+      if (moved < heap_[next]) break;
+      heap_[at] = heap_[next];
+      at = next;
+    }
+    heap_[at] = moved;
+  }
+
+ private:
+  using Entry = std::pair<double, size_t>;
+  std::vector<Entry> heap_;  // no entry comes before the one at half its place
+};
+
 }  // namespace
+
+GroupToSplit::GroupToSplit(SplitCosts costs) : costs_(std::move(costs)), by_cost_(costs_.rollouts_s.size()) {
+  const std::vector<double>& seconds = costs_.rollouts_s;
+  std::iota(by_cost_.begin(), by_cost_.end(), 0u);
+  std::stable_sort(by_cost_.begin(), by_cost_.end(), [&](uint32_t a, uint32_t b) { return seconds[a] > seconds[b]; });
+}
 
 SharedGroup SharedOf(const GroupSplit& split, const SplitCosts& costs) {
   SharedGroup shared = {.ranks = split.ranks,
@@ -49,34 +87,32 @@ PartsBuilder::PartsBuilder(size_t ranks, double work_s)
 
 double PartsBuilder::Load(int32_t rank) const { return pinned_s_[Index(rank)] + busy_s_[Index(rank)]; }
 
-std::optional<GroupSplit> PartsBuilder::Cut(const SplitCosts& costs, bool most) const {
+std::optional<GroupSplit> PartsBuilder::Cut(const GroupToSplit& group, bool most) const {
   std::vector<int32_t> emptiest(busy_s_.size());
   std::iota(emptiest.begin(), emptiest.end(), 0);
   std::stable_sort(emptiest.begin(), emptiest.end(), [&](int32_t a, int32_t b) {
     return std::pair(Load(a), clock_s_[Index(a)]) < std::pair(Load(b), clock_s_[Index(b)]);
   });
-  const size_t parts_max = std::min(emptiest.size(), costs.rollouts_s.size());
+  const size_t parts_max = std::min(emptiest.size(), group.by_cost().size());
   if (parts_max < 2) return std::nullopt;
-  const std::vector<uint32_t> order = ByCost(costs.rollouts_s);
   const auto deal = [&](size_t parts) {
-    return Deal(costs, order, {emptiest.begin(), emptiest.begin() + static_cast<ptrdiff_t>(parts)});
+    return Deal(group, {emptiest.begin(), emptiest.begin() + static_cast<ptrdiff_t>(parts)});
   };
-  if (most) return deal(parts_max).split;
-  Dealt best = deal(2);
-  for (size_t parts = 3; parts <= parts_max;) {
+  Dealt best = deal(most ? parts_max : 2);
+  for (size_t parts = 3; parts <= parts_max && !most;) {
     // More helpers send more, so that no number of them ends below this.
-    const double least_s = (work_s_ + AddedSeconds(costs, parts - 1)) / static_cast<double>(busy_s_.size());
+    const double least_s = (work_s_ + AddedSeconds(group.costs(), parts - 1)) / static_cast<double>(busy_s_.size());
     if (least_s >= (1 - kWorthAHelper) * best.end_s) break;
     Dealt next = deal(parts);
     if (next.end_s < (1 - kWorthAHelper) * best.end_s) best = std::move(next);
     parts = parts == parts_max ? parts + 1 : std::min(parts_max, parts + 1 + parts / 4);
   }
-  return std::move(best.split);
+  return SplitInto(std::move(best.ranks), best.part_of);
 }
 
 // The first of the ranks is the owner.
-PartsBuilder::Dealt PartsBuilder::Deal(const SplitCosts& costs, const std::vector<uint32_t>& order,
-                                       std::vector<int32_t> ranks) const {
+PartsBuilder::Dealt PartsBuilder::Deal(const GroupToSplit& group, std::vector<int32_t> ranks) const {
+  const SplitCosts& costs = group.costs();
   std::sort(ranks.begin() + 1, ranks.end());
   const size_t helpers = ranks.size() - 1;
   // When each would end its part: the owner sends to one after the other, and a helper may come too late for its turn.
@@ -88,21 +124,19 @@ PartsBuilder::Dealt PartsBuilder::Deal(const SplitCosts& costs, const std::vecto
   }
   end_s[0] = sent_s;
 
-  using Entry = std::pair<double, size_t>;
-  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> first;
-  for (size_t i = 0; i < ranks.size(); ++i) first.emplace(end_s[i], i);
-  Dealt dealt = {.split = {.ranks = std::move(ranks), .rollouts = std::vector<std::vector<uint32_t>>(helpers + 1)}};
+  PartQueue parts(end_s);
+  Dealt dealt = {.ranks = std::move(ranks), .part_of = std::vector<uint32_t>(costs.rollouts_s.size())};
+  std::vector<bool> has_rollouts(helpers + 1);
   size_t empty = helpers + 1, left = costs.rollouts_s.size();
-  for (const uint32_t rollout : order) {
-    while (left == empty && !dealt.split.rollouts[first.top().second].empty()) first.pop();  // one is left for each
-    const size_t i = first.top().second;
-    first.pop();
-    empty -= dealt.split.rollouts[i].empty() ? 1 : 0;
-    dealt.split.rollouts[i].push_back(rollout);
-    first.emplace(end_s[i] += costs.rollouts_s[rollout], i);
+  for (const uint32_t rollout : group.by_cost()) {
+    while (left == empty && has_rollouts[parts.first()]) parts.DropFirst();  // one is left for each
+    const size_t i = parts.first();
+    empty -= has_rollouts[i] ? 0 : 1;
+    has_rollouts[i] = true;
+    dealt.part_of[rollout] = static_cast<uint32_t>(i);
+    parts.MoveFirst(end_s[i] += costs.rollouts_s[rollout]);
     --left;
   }
-  for (std::vector<uint32_t>& rollouts : dealt.split.rollouts) std::sort(rollouts.begin(), rollouts.end());
   const double waves_end_s = *std::max_element(end_s.begin(), end_s.end());
   dealt.end_s = std::max(waves_end_s + static_cast<double>(helpers) * costs.return_s + costs.backward_s,
                          (work_s_ + AddedSeconds(costs, helpers)) / static_cast<double>(busy_s_.size()));

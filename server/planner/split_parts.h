@@ -11,6 +11,20 @@
 
 namespace stemma::server {
 
+// A group that may be split: what it costs, and in what order its rollouts are dealt.
+class GroupToSplit {
+ public:
+  explicit GroupToSplit(SplitCosts costs);
+
+  const SplitCosts& costs() const { return costs_; }
+  // Returns the rollouts, the most expensive first, equally expensive ones in their order.
+  const std::vector<uint32_t>& by_cost() const { return by_cost_; }
+
+ private:
+  SplitCosts costs_;
+  std::vector<uint32_t> by_cost_;
+};
+
 // Returns what a split group costs its ranks.
 SharedGroup SharedOf(const GroupSplit& split, const SplitCosts& costs);
 
@@ -25,7 +39,7 @@ class PartsBuilder {
   // Returns the parts after which the step is expected to end first, of few helpers where more are not better; `most`:
   // as many parts as there are ranks and rollouts. The group is the caller's to name. nullopt: it has one rollout, or
   // there is one rank.
-  std::optional<GroupSplit> Cut(const SplitCosts& costs, bool most) const;
+  std::optional<GroupSplit> Cut(const GroupToSplit& group, bool most) const;
 
   // Counts a group that is split so.
   SharedGroup Add(const GroupSplit& split, const SplitCosts& costs);
@@ -35,11 +49,11 @@ class PartsBuilder {
 
  private:
   struct Dealt {
-    GroupSplit split;
+    std::vector<int32_t> ranks;     // of the parts
+    std::vector<uint32_t> part_of;  // of each rollout
     double end_s = 0;
   };
-  // `order`: of the rollouts, the most expensive first.
-  Dealt Deal(const SplitCosts& costs, const std::vector<uint32_t>& order, std::vector<int32_t> ranks) const;
+  Dealt Deal(const GroupToSplit& group, std::vector<int32_t> ranks) const;
   double Load(int32_t rank) const;
 
   std::vector<double> pinned_s_, busy_s_, clock_s_, waiting_s_;

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "server/planner/group_split.h"
+#include "server/planner/split_parts.h"
 
 namespace stemma::server {
 
@@ -17,7 +17,7 @@ namespace stemma::server {
 // the caller's to name.
 //
 // `ranks`: of all teams and others.
-std::vector<std::optional<GroupSplit>> CutForTeams(std::span<const SplitCosts* const> costs, size_t ranks,
+std::vector<std::optional<GroupSplit>> CutForTeams(std::span<const GroupToSplit* const> groups, size_t ranks,
                                                    double others_s);
 
 }  // namespace stemma::server

@@ -124,9 +124,12 @@ PhaseBytes WaveCuts::OnStage(size_t telling, const WaveShape& wave) const {
   return bytes;
 }
 
-PhaseBytes WaveCuts::BytesOf(size_t begin, size_t count, v1::TapePolicy policy) {
+WaveShape WaveCuts::ShapeOf(size_t begin, size_t count, v1::TapePolicy policy) const {
+  return WaveOf(std::span(cluster_.members).subspan(begin, count), options_.layout, policy);
+}
+
+PhaseBytes WaveCuts::BytesOf(const WaveShape& wave) {
   ++waves_priced_;
-  const WaveShape wave = WaveOf(std::span(cluster_.members).subspan(begin, count), options_.layout, policy);
   PhaseBytes highest;
   for (size_t telling = 0; telling < telling_.size(); ++telling) highest.RaiseTo(OnStage(telling, wave));
   return highest;
@@ -151,7 +154,7 @@ PhaseBytes WaveCuts::Shorten(size_t begin, int64_t bytes, v1::TapePolicy policy,
   PhaseBytes of_fitting, of_passing = whole;
   while (passes - fits > 1) {
     const size_t middle = fits + (passes - fits) / 2;
-    const PhaseBytes of_middle = BytesOf(begin, middle, policy);
+    const PhaseBytes of_middle = BytesOf(ShapeOf(begin, middle, policy));
     if (of_middle.peak() > bytes) {
       passes = middle;
       of_passing = of_middle;
@@ -170,9 +173,21 @@ WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
   size_t largest = 0;  // the first member of the largest wave; of equally large waves, the first is kept
   const auto raise = [&](size_t begin, const PhaseBytes& wave) {
     const int64_t peak = wave.peak(), highest = cut.largest.peak();
-    if (peak < highest || (peak == highest && begin >= largest)) return;
+    if (peak < highest || (peak == highest && begin >= largest)) return false;
     cut.largest = wave;
     largest = begin;
+    return true;
+  };
+  std::optional<WaveShape> widest;  // the largest wave that is as the rows worth packing make it
+  const auto shorten = [&](size_t begin, size_t& count) {
+    WaveShape shape = ShapeOf(begin, count, policy);
+    if (widest && Covers(*widest, shape)) return;  // it fits, and decides nothing
+    PhaseBytes wave = BytesOf(shape);
+    const bool fits = !BytesDecide(options_) || wave.peak() <= bytes;
+    if (!fits) wave = Shorten(begin, bytes, policy, wave, count, cut);
+    if (count == 1) return;
+    if (raise(begin, wave) && fits) widest = std::move(shape);
+    if (BytesDecide(options_)) cut.bytes_min = std::max(cut.bytes_min, wave.peak());
   };
   // Members alone in their waves need no bytes to decide anything, so only the longest of alike neighbours is priced.
   std::optional<size_t> longest_alone;
@@ -180,23 +195,18 @@ WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
   size_t count = 0;
   for (size_t begin = 0; begin < cluster_.members.size(); begin += count) {
     count = CountWorthPacking(begin);
-    if (count > 1) {
-      PhaseBytes wave = BytesOf(begin, count, policy);
-      if (BytesDecide(options_) && wave.peak() > bytes) wave = Shorten(begin, bytes, policy, wave, count, cut);
-      if (count > 1) raise(begin, wave);
-      if (count > 1 && BytesDecide(options_)) cut.bytes_min = std::max(cut.bytes_min, wave.peak());
-    }
+    if (count > 1) shorten(begin, count);
     cut.sizes.push_back(static_cast<uint32_t>(count));
     Add(begin, count, cut.passes);
     if (count > 1) continue;
     const MemberShape& member = cluster_.members[begin];
     if (longest_alone && !AreAlike(cluster_.members[*longest_alone], member)) {
-      raise(*longest_alone, BytesOf(*longest_alone, 1, policy));
+      raise(*longest_alone, BytesOf(ShapeOf(*longest_alone, 1, policy)));
       longest_alone.reset();
     }
     if (!longest_alone || member.rows > cluster_.members[*longest_alone].rows) longest_alone = begin;
   }
-  if (longest_alone) raise(*longest_alone, BytesOf(*longest_alone, 1, policy));
+  if (longest_alone) raise(*longest_alone, BytesOf(ShapeOf(*longest_alone, 1, policy)));
   return cut;
 }
 
@@ -214,7 +224,7 @@ int64_t WaveCuts::LeastBytes(v1::TapePolicy policy) {
   if (least >= 0) return least;
   least = 0;
   if (!BytesDecide(options_)) return least = Cut(policy, kNoLimit).largest.peak();
-  for (const size_t member : largest_members_) least = std::max(least, BytesOf(member, 1, policy).peak());
+  for (const size_t member : largest_members_) least = std::max(least, BytesOf(ShapeOf(member, 1, policy)).peak());
   return least;
 }
 

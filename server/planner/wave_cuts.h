@@ -72,7 +72,8 @@ class WaveCuts {
 
  private:
   PhaseBytes OnStage(size_t telling, const WaveShape& wave) const;
-  PhaseBytes BytesOf(size_t begin, size_t count, v1::TapePolicy policy);
+  WaveShape ShapeOf(size_t begin, size_t count, v1::TapePolicy policy) const;
+  PhaseBytes BytesOf(const WaveShape& wave);
   size_t CountWorthPacking(size_t begin) const;
   void Add(size_t begin, size_t count, WavePasses& passes) const;
   WaveCut MakeCut(v1::TapePolicy policy, int64_t bytes);

@@ -28,7 +28,7 @@ struct MemberShape {
   bool operator==(const MemberShape&) const = default;
   template <typename H>
   friend H AbslHashValue(H h, const MemberShape& m) {
-    return H::combine(std::move(h), m.rows, m.prefix_rows, m.dense, m.cut_ranks, m.prefix);
+    return H::combine(std::move(h), m.rows, m.prefix_rows);  // few differ in the rest alone
   }
 };
 
@@ -46,6 +46,8 @@ struct WavePasses {
   // Rows by which products are rounded up: of all rows of a wave, of those that are in the model's last layer, of those
   // that have K and V alone there, and of the head's chunks.
   int64_t layer_padding = 0, last_padding = 0, kv_only_padding = 0, head_padding = 0;
+
+  bool operator==(const WavePasses&) const = default;
 };
 
 // Returns by how many rows so many are rounded up that products take in blocks; 0: at once.

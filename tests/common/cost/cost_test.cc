@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <vector>
+
 #include "tests/common/model/small_configs.h"
 
 namespace stemma {
@@ -100,6 +104,62 @@ TEST(CostTest, AForgottenPrefixIsRunForwardAgain) {
   const ModelConfig config = Llama3_8B();
   EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, {.rows = 100, .policy = v1::S5}).total(),
                    PrefixFlops(config, 100).forward);
+}
+
+int64_t Draw(int64_t least, int64_t most, std::mt19937_64& random) {
+  return std::uniform_int_distribution<int64_t>(least, most)(random);
+}
+
+// Suffixes behind a prefix, and a trajectory that computes its prefix itself.
+std::vector<WaveRun> DrawRuns(std::mt19937_64& random) {
+  WaveRun suffixes = {.rows = Draw(5, 900, random), .ancestor_rows = Draw(0, 500, random)};
+  suffixes.longest_rows = Draw(1, suffixes.rows, random);
+  WaveRun dense = {.rows = Draw(5, 900, random)};
+  dense.longest_rows = dense.rows;
+  dense.kv_only_rows = Draw(1, dense.rows - 4, random);
+  return {suffixes, dense};
+}
+
+// Each run up to four times, and a few rows shorter.
+WaveShape DrawWave(std::vector<WaveRun> runs, std::mt19937_64& random) {
+  WaveShape wave;
+  for (WaveRun& run : runs) {
+    if (random() % 2 == 0) run.rows -= Draw(0, 3, random);
+    run.longest_rows = std::min(run.longest_rows - Draw(0, 1, random), run.rows);
+    for (int64_t times = Draw(0, 4, random); times > 0; --times) {
+      wave.rows += run.rows;
+      wave.kv_only_rows += run.kv_only_rows;
+      AddRun(run, wave);
+    }
+  }
+  return wave;
+}
+
+ByteShape DrawShape(std::mt19937_64& random) {
+  ByteShape shape;
+  shape.config = random() % 2 == 0 ? Llama3_8B() : SmallQwen3();
+  shape.run_bytes = random() % 2 == 0 ? 2 : 4;
+  shape.threads = random() % 2 == 0 ? 1 : 256;  // then attention's scratch is what a wave needs most
+  shape.head_chunk_rows = random() % 2 == 0 ? 64 : 512;
+  return shape;
+}
+
+TEST(CostTest, AWaveThatCoversAnotherNeedsAtLeastItsBytes) {
+  int covered = 0;
+  for (uint64_t seed = 0; seed < 6000; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    const ByteShape shape = DrawShape(random);
+    const std::vector<WaveRun> runs = DrawRuns(random);
+    WaveShape a = DrawWave(runs, random), b = DrawWave(runs, random);
+    a.policy = b.policy = random() % 2 == 0 ? v1::S0 : v1::S4;
+    if (!Covers(a, b)) continue;
+    ++covered;
+    EXPECT_GE(WaveBytes(shape, a).peak(), WaveBytes(shape, b).peak());
+    EXPECT_GE(WaveKeptBytes(shape, a), WaveKeptBytes(shape, b));
+    EXPECT_GE(ForwardWaveBytes(shape, a), ForwardWaveBytes(shape, b));
+  }
+  EXPECT_GT(covered, 300) << "many pairs must be compared";
 }
 
 // With policy S5 and blocks, only K/V and their gradients grow with the prefix.

@@ -25,7 +25,7 @@ TEST(SplitPartsTest, RolloutsGoToTheRankThatEndsFirst) {
   const SplitCosts costs = {.forward_s = 2, .backward_s = 1, .rollouts_s = {3, 3, 3}, .send_s = 0.5, .return_s = 0.5};
   PartsBuilder parts(2, /*work_s=*/17);
   parts.AddPinned(1, 5);
-  const auto split = parts.Cut(costs, /*most=*/false);
+  const auto split = parts.Cut(GroupToSplit(costs), /*most=*/false);
   ASSERT_TRUE(split.has_value());
   EXPECT_EQ(split->ranks, (std::vector<int32_t>{0, 1})) << "the rank with the least to do owns it";
   EXPECT_EQ(split->rollouts, (std::vector<std::vector<uint32_t>>{{0, 2}, {1}}));
@@ -36,10 +36,10 @@ TEST(SplitPartsTest, RolloutsGoToTheRankThatEndsFirst) {
 
 TEST(SplitPartsTest, OneRolloutOrOneRankIsNotCut) {
   const SplitCosts one = {.forward_s = 1, .backward_s = 1, .rollouts_s = {3}};
-  EXPECT_FALSE(PartsBuilder(4, 5).Cut(one, /*most=*/true).has_value());
+  EXPECT_FALSE(PartsBuilder(4, 5).Cut(GroupToSplit(one), /*most=*/true).has_value());
   const SplitCosts two = {.forward_s = 1, .backward_s = 1, .rollouts_s = {3, 3}};
-  EXPECT_FALSE(PartsBuilder(1, 8).Cut(two, /*most=*/true).has_value());
-  EXPECT_TRUE(PartsBuilder(2, 8).Cut(two, /*most=*/true).has_value());
+  EXPECT_FALSE(PartsBuilder(1, 8).Cut(GroupToSplit(two), /*most=*/true).has_value());
+  EXPECT_TRUE(PartsBuilder(2, 8).Cut(GroupToSplit(two), /*most=*/true).has_value());
 }
 
 }  // namespace

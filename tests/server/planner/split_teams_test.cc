@@ -80,12 +80,12 @@ TEST(SplitTeamsTest, MoreRanksNeverEndLater) {
 }
 
 TEST(SplitTeamsTest, TheSlowestTeamGetsTheRanks) {
-  const SplitCosts small = CostsOf(100, std::vector<double>(8, 500)),
-                   large = CostsOf(100, std::vector<double>(32, 500));
-  const std::vector<const SplitCosts*> costs = {&small, &large};
+  const GroupToSplit small(CostsOf(100, std::vector<double>(8, 500))),
+      large(CostsOf(100, std::vector<double>(32, 500)));
+  const std::vector<const GroupToSplit*> groups = {&small, &large};
   const auto sizes = [&](size_t ranks, double others_s) {
     std::vector<size_t> ranks_of_teams;
-    for (const auto& split : CutForTeams(costs, ranks, others_s))
+    for (const auto& split : CutForTeams(groups, ranks, others_s))
       ranks_of_teams.push_back(split ? split->ranks.size() : 1);
     return ranks_of_teams;
   };
@@ -93,7 +93,7 @@ TEST(SplitTeamsTest, TheSlowestTeamGetsTheRanks) {
   EXPECT_EQ(sizes(2, 0), (std::vector<size_t>{1, 1}));
   EXPECT_EQ(sizes(5, 0), (std::vector<size_t>{1, 4}));
   EXPECT_EQ(sizes(10, 0), (std::vector<size_t>{2, 8}));
-  const double work_s = small.rollouts_s[0] * 40;
+  const double work_s = small.costs().rollouts_s[0] * 40;
   EXPECT_EQ(sizes(10, 100 * work_s), (std::vector<size_t>{1, 1})) << "the others take longer anyhow";
   EXPECT_TRUE(CutForTeams({}, 4, 0).empty());
 }

@@ -123,6 +123,16 @@ TEST(WaveCutsTest, TheLeastBytesAreThoseOfWavesOfOneMember) {
   }
 }
 
+// A wave that another one covers decides nothing.
+TEST(WaveCutsTest, AlikeWavesArePricedOnce) {
+  const MemoryOptions options = BenchMemory(0);
+  ClusterShape cluster = testing::OneGroup(300, 400, 40);
+  for (size_t i = 5; i < cluster.members.size(); i += 3) cluster.members[i].rows = 390;  // in later waves
+  WaveCuts cuts(options, cluster);
+  EXPECT_EQ(cuts.Cut(v1::S0, kNoLimit).waves(), 8);
+  EXPECT_EQ(cuts.waves_priced(), 1);
+}
+
 TEST(WaveCutsTest, ForcedWavesAreCutWhateverTheyNeed) {
   MemoryOptions options = BenchMemory(0);
   options.wave_suffixes = 3;
