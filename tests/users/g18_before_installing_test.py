@@ -208,7 +208,15 @@ def test_g18_both_take_and_refuse_the_same_files(tmp_path):
     ('{"header": {}, "groups": [1]}', "request 1: groups[0] is '1': must be an object"),
     ('{"header": {}, "groups": [{"prompt_tokens": 5}]}', "groups[0].prompt_tokens is '5'"),
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": [{"response_tokens": "x"}]}]}',
-     "groups[0].rollouts[0].response_tokens is 'x'"), ("", "holds no request")])
+     "groups[0].rollouts[0].response_tokens is 'x'"), ("", "holds no request"),
+    ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollout": []}]}',
+     ":2: groups[0].rollout: unknown field (did you mean rollouts?)"),
+    ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": [{}, {"response_token": [1]}]}]}',
+     ":2: groups[0].rollouts[1].response_token: unknown field (did you mean response_tokens?)"),
+    ('{"header": {"loss": {"mod": "dapo"}}, "groups": []}', ":2: header.loss.mod: unknown field"),
+    ('{"header": {}, "groups": [{"promptTokens": [1]}]}', ":2: groups[0].promptTokens: unknown field"),
+    ('{"header": {}, "groups": [], "x": 1}', ":2: x: unknown field"),
+    ('{"header": {}, "groups": [{"prompt_tokens": null}]}', ":2: groups[0].prompt_tokens is null: leave the field out")])
 def test_g18_a_broken_trace_is_refused_by_both(tmp_path, line, said):
     path = tmp_path / "trace.jsonl"
     path.write_text('{"schema": "stemma.trace.v1"}\n' + line + "\n")

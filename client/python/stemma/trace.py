@@ -1,6 +1,8 @@
 """Trace files (.jsonl): requests as they were sent, one a line, after a line that names the schema."""
 
 import base64
+import difflib
+import functools
 import json
 import math
 import threading
@@ -72,7 +74,8 @@ class TraceWriter:
 
 
 def read(path):
-    """Yields (header dict, group dicts) of each request; ValueError names a line that is not one.
+    """Yields (header dict, group dicts) of each request; ValueError names a line that is not one, or a field that no
+    request has.
 
     path        of the file
     """
@@ -86,11 +89,39 @@ def read(path):
                 raise ValueError(f"the first line must hold \"schema\": \"{SCHEMA}\"")
             if begun and not (isinstance(value.get("header"), dict) and isinstance(value.get("groups"), list)):
                 raise ValueError("must hold a header, which is an object, and groups, a list")
+            _check_names(value, _FIELDS if begun else {"schema": None}, "")
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
         if begun:
             yield value["header"], value["groups"]
         begun = True
+
+
+_FIELDS = {"header": _proto.UpdateHeader.DESCRIPTOR, "groups": _proto.PromptGroup.DESCRIPTOR}  # of a line
+
+
+@functools.cache
+def _fields_of(message):
+    """Descriptors by name, None where a field is no message."""
+    return {field.name: field.message_type for field in message.fields}
+
+
+def _check_names(value, known, path):
+    """Refuses what a misspelled name would lose in silence; what the values are is their readers' to check. `known`: as of
+    _fields_of()."""
+    for name, item in value.items():
+        where = f"{path}.{name}" if path else name
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ValueError(f"{where}: unknown field" + (f" (did you mean {near[0]}?)" if near else ""))
+        if item is None:
+            raise ValueError(f"{where} is null: leave the field out")
+        if known[name] is None:
+            continue
+        several = enumerate(item) if isinstance(item, list) else [(None, item)]
+        for index, one in several:
+            if isinstance(one, dict):
+                _check_names(one, _fields_of(known[name]), where if index is None else f"{where}[{index}]")
 
 
 def _rollout(message):
