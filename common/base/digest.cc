@@ -3,15 +3,12 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "glog/logging.h"
+#include "common/base/parallel_for.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
 
@@ -106,24 +103,12 @@ Sha256Digest DigestOfGroup(const v1::PromptGroup& group) {
 size_t ThreadsFor(const std::vector<v1::PromptGroup>& groups) {
   size_t bytes = 0;
   for (const v1::PromptGroup& group : groups) bytes += group.ByteSizeLong();
-  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  return std::min({kThreadsMax, cores, groups.size(), 1 + bytes / kBytesOfThread});
+  return std::min({kThreadsMax, MachineThreads(), 1 + bytes / kBytesOfThread});
 }
 
 std::vector<Sha256Digest> DigestsOf(const std::vector<v1::PromptGroup>& groups) {
   std::vector<Sha256Digest> digests(groups.size());
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t i = next++; i < groups.size(); i = next++) digests[i] = DigestOfGroup(groups[i]);
-  };
-  std::vector<std::thread> others;
-  try {
-    while (others.size() + 1 < ThreadsFor(groups)) others.emplace_back(work);
-  } catch (const std::system_error& error) {  // the process may have no more of them: this one does it
-    LOG(WARNING) << "a request is hashed by " << others.size() + 1 << " threads: " << error.what();
-  }
-  work();
-  for (std::thread& other : others) other.join();
+  ParallelFor(groups.size(), ThreadsFor(groups), [&](size_t i) { digests[i] = DigestOfGroup(groups[i]); });
   return digests;
 }
 

@@ -4,7 +4,6 @@
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -13,6 +12,7 @@
 #include "common/admission/request_builder.h"
 #include "common/admission/run_numbers.h"
 #include "common/base/byte_size.h"
+#include "common/base/parallel_for.h"
 #include "common/base/parse_options.h"
 #include "common/base/run_config.h"
 #include "common/base/status_macros.h"
@@ -167,7 +167,7 @@ WorkerMemory MemoryOf(const PlanningOptions& options, uint32_t ranks) {
 
 void DivideThreads(uint32_t ranks, PlanningOptions& options) {
   if (options.published != nullptr || options.config.threads() > 0) return;
-  options.config.set_threads(std::max(std::thread::hardware_concurrency() / ranks, 1u));
+  options.config.set_threads(std::max(static_cast<uint32_t>(MachineThreads()) / ranks, 1u));
 }
 
 Rates RatesOf(const PlanningOptions& options, v1::OptimizerResidency residency) {

@@ -8,6 +8,7 @@
 
 #include "common/base/logging.h"
 #include "common/base/mesh.h"
+#include "common/base/parallel_for.h"
 #include "nlohmann/json.hpp"
 #include "server/main/mesh_ranking_options.h"
 #include "server/main/server_options.h"
@@ -118,7 +119,7 @@ int RankMeshesMain(int argc, char** argv) {
   absl::StatusOr<TraceRequests> read = ReadTrace(options);
   if (!read.ok()) return Refuse({std::string(read.status().message())});
   const MeshQuestion question = RankingQuestion(options, std::move(read->requests));
-  const std::vector<MeshAnswer> answers = RankMeshes(question);
+  const std::vector<MeshAnswer> answers = RankMeshes(question, MachineThreads());
   std::cout << AnswersJson(options, *read, question, answers).dump(-1, ' ', false, Json::error_handler_t::replace)
             << "\n";
   return 0;

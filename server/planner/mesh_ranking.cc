@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/mesh.h"
+#include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
 #include "common/cost/plan_seconds.h"
 #include "common/cost/rank_shape.h"
@@ -101,14 +102,14 @@ absl::StatusOr<PlannerModel> ModelOnMesh(const MeshQuestion& question, const v1:
   return model;
 }
 
-std::vector<MeshAnswer> RankMeshes(const MeshQuestion& question) {
-  std::vector<MeshAnswer> answers;
-  for (const v1::Mesh& mesh : MeshesOf(question.ranks)) {
-    MeshAnswer& answer = answers.emplace_back();
-    answer.mesh = mesh;
-    const absl::Status status = Predict(question, answer);
-    if (!status.ok()) answer = {.mesh = mesh, .problem = std::string(status.message())};
-  }
+std::vector<MeshAnswer> RankMeshes(const MeshQuestion& question, size_t threads) {
+  const std::vector<v1::Mesh> meshes = MeshesOf(question.ranks);
+  std::vector<MeshAnswer> answers(meshes.size());
+  ParallelFor(meshes.size(), threads, [&](size_t i) {
+    answers[i].mesh = meshes[i];
+    const absl::Status status = Predict(question, answers[i]);
+    if (!status.ok()) answers[i] = {.mesh = meshes[i], .problem = std::string(status.message())};
+  });
   std::stable_sort(answers.begin(), answers.end(), [](const MeshAnswer& a, const MeshAnswer& b) {
     return a.possible() && (!b.possible() || a.seconds() < b.seconds());
   });

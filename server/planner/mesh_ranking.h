@@ -2,6 +2,7 @@
 // given requests, or with the reason why there is no such way. Pure.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -60,7 +61,8 @@ std::vector<v1::Mesh> MeshesOf(uint32_t ranks);
 absl::StatusOr<PlannerModel> ModelOnMesh(const MeshQuestion& question, const v1::Mesh& mesh);
 
 // Returns an answer for each of these meshes: possible ones first, the fastest before the others; of equally fast ones,
-// and of those that are impossible, as MeshesOf has them.
-std::vector<MeshAnswer> RankMeshes(const MeshQuestion& question);
+// and of those that are impossible, as MeshesOf has them. Many large meshes take minutes of one thread: `threads` at
+// most look at some each, and change no answer. `question.rates` is called from any of them.
+std::vector<MeshAnswer> RankMeshes(const MeshQuestion& question, size_t threads = 1);
 
 }  // namespace stemma::server

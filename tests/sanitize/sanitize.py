@@ -31,6 +31,9 @@ COMMON = ("base_test", "mutex_test", "system_memory_test", "model_files_test", "
 # The worker's parts that link no LibTorch.
 PLAIN = ("wave_rows_test", "engine_thread_test", "step_fence_test", "residency_test", "host_arena_test", "slab_arena_test",
          "thread_copy_engine_test", "slab_order_test", "shards_test")
+# Loops over raw pointers: the CPU's kernels, and the bodies of those for GPUs, which run on the host in their tests.
+KERNELS = ("attention_loops_test", "attention_test", "vector_exp_test", "rowwise_test", "finite_test", "head_test", "qkv_test",
+           "norm_test", "swiglu_test", "linear_test", "backends_test", "kernel_bodies_test", "cuda_attention_test")
 # The worker's memory, and the schedule in C++, on LibTorch.
 TORCH = ("offload_store_test", "adamw_test", "blocks_test", "tape_policy_test", "prefix_kv_test", "thread_communicator_test")
 
@@ -53,7 +56,7 @@ class Preset:
 
 
 TABLE = (
-    Preset("asan", STORE + SERVER + COMMON + PLAIN + TORCH,
+    Preset("asan", STORE + SERVER + COMMON + PLAIN + KERNELS + TORCH,
            (Control(("memory_control",), "AddressSanitizer: heap-buffer-overflow"),
             Control(("memory_control", "overflow"), "signed integer overflow")),
            (("ASAN_OPTIONS", f"{NO_MEMORY}:detect_stack_use_after_return=1:strict_string_checks=1"),

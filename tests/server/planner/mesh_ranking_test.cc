@@ -131,6 +131,18 @@ TEST_P(DrawnRankingTest, EveryMeshIsAnsweredOnceAndTheFastestFirst) {
   }
 }
 
+TEST_P(DrawnRankingTest, ThreadsChangeNoAnswer) {
+  const std::vector<MeshAnswer> one = RankMeshes(question_), several = RankMeshes(question_, /*threads=*/4);
+  ASSERT_EQ(one.size(), several.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    EXPECT_EQ(MeshText(one[i].mesh), MeshText(several[i].mesh));
+    EXPECT_EQ(one[i].problem, several[i].problem);
+    EXPECT_EQ(one[i].seconds(), several[i].seconds());
+    EXPECT_EQ(one[i].bytes(), several[i].bytes());
+    EXPECT_EQ(one[i].tokens, several[i].tokens);
+  }
+}
+
 TEST_P(DrawnRankingTest, WhatCannotHoldTheModelHasTheReasonsOfTheMeshRules) {
   for (const MeshAnswer& answer : RankMeshes(question_)) {
     const absl::Status status = CheckMesh(question_.config, answer.mesh);
