@@ -11,7 +11,7 @@ TITLE = "Planning and placement"
 
 
 def measure(build, quick):
-    """[{groups, rollouts, budget, schedule, clusters, seconds}], [{groups, ranks, seconds, imbalance, over_bound}],
+    """[{groups, rollouts, budget, schedule, clusters, seconds, seconds_least, seconds_most}], [{groups, ranks, seconds, imbalance, over_bound}],
     [{groups, of_ranks, hot_rollouts, seconds, whole, split}]"""
     sizes = "256,1024,4096" if quick else "256,1024,4096,16384,62500"
     output = subprocess.run([os.path.join(build, "tests", "planner_bench"), "--groups", sizes], check=True, text=True,
@@ -22,12 +22,13 @@ def measure(build, quick):
 
 def plan_table(plans):
     ways = list(dict.fromkeys((line["budget"], line["schedule"]) for line in plans))
-    seconds = {(line["groups"], line["budget"], line["schedule"]): line["seconds"] for line in plans}
-    yield "| groups of 16 | " + " | ".join(f"{budget} budget, {schedule}: s (µs a rollout)" for budget, schedule in ways) + " |"
+    by_way = {(line["groups"], line["budget"], line["schedule"]): line for line in plans}
+    yield "| groups of 16 | " + " | ".join(f"{budget} budget, {schedule}: s" for budget, schedule in ways) + " |"
     yield "|---:|" + "---:|" * len(ways)
     for groups in dict.fromkeys(line["groups"] for line in plans):
-        cells = (seconds[groups, *way] for way in ways)
-        yield f"| {groups:,} | " + " | ".join(f"{s:.3f} ({s / groups / 16 * 1e6:.1f})" for s in cells) + " |"
+        cells = (by_way[groups, *way] for way in ways)
+        yield f"| {groups:,} | " + " | ".join(
+            f"{cell['seconds']:.3f} ({cell['seconds_least']:.3f}–{cell['seconds_most']:.3f})" for cell in cells) + " |"
 
 
 def placement_table(placements):
@@ -69,7 +70,8 @@ def verdicts(plans, placements, hot):
 def section(build, quick):
     plans, placements, hot = measure(build, quick)
     yield "One core; prompts of 128 to 2,048 and responses of 64 to 2,048 tokens, all drawn: no two groups have one shape. Loose:"
-    yield "everything fits. Tight: 1.5 times the fewest bytes in which the longest rollout can be trained."
+    yield "everything fits. Tight: 1.5 times the fewest bytes in which the longest rollout can be trained. Medians of three plans,"
+    yield "with the range."
     yield ""
     yield from plan_table(plans)
     yield ""
