@@ -1,5 +1,6 @@
 #include "server/main/rank_meshes.h"
 
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <string>
@@ -20,6 +21,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double kMicrosecondsOfSecond = 1e6;
+// Each thread has a plan in memory, of 262,144 rollouts about 200 MB (planner_bench).
+constexpr size_t kThreadsMax = 32;
 
 Rates RatesOfRanking(const MeshRankingOptions& options, const v1::Mesh& mesh, v1::OptimizerResidency residency) {
   Rates rates = RatesOf(options, residency);
@@ -119,7 +122,7 @@ int RankMeshesMain(int argc, char** argv) {
   absl::StatusOr<TraceRequests> read = ReadTrace(options);
   if (!read.ok()) return Refuse({std::string(read.status().message())});
   const MeshQuestion question = RankingQuestion(options, std::move(read->requests));
-  const std::vector<MeshAnswer> answers = RankMeshes(question, MachineThreads());
+  const std::vector<MeshAnswer> answers = RankMeshes(question, std::min(MachineThreads(), kThreadsMax));
   std::cout << AnswersJson(options, *read, question, answers).dump(-1, ' ', false, Json::error_handler_t::replace)
             << "\n";
   return 0;
