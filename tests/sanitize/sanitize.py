@@ -1,4 +1,4 @@
-"""Builds the tests of server, schedule and memory under the sanitizers, and runs them.
+"""Builds the tests of server, schedule, memory and kernels under the sanitizers, and runs them.
 
 make sanitize                               asan (with UBSan), then tsan
 make sanitize ARGS="--preset tsan"          one of the two
@@ -25,7 +25,8 @@ STORE = ("database_test", "journal_test", "journal_crash_test", "journal_damage_
          "sync_test", "storage_test", "checkpoint_store_test", "checkpoint_crash_test")
 SERVER = ("coordinator_test", "coordinator_state_test", "coordinator_parts_test", "request_table_test",
           "calibration_file_test", "calibration_flow_test", "calibration_test", "planner_test", "rank_plans_test",
-          "placement_test", "group_split_test", "memory_choice_test")
+          "placement_test", "group_split_test", "memory_choice_test", "mesh_ranking_test", "context_plans_test",
+          "stage_plans_test")
 COMMON = ("base_test", "mutex_test", "system_memory_test", "model_files_test", "trace_test", "loss_names_test", "cost_test",
           "normalization_test", "request_builder_test")
 # The worker's parts that link no LibTorch.

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "gtest/gtest.h"
 
 namespace stemma {
@@ -22,7 +24,7 @@ TEST(ParallelForTest, EachIndexIsWorkedOnOnceByNoMoreThreadsThanMay) {
       std::set<std::thread::id> workers;
       ParallelFor(count, threads, [&](size_t i) {
         ++times[i];
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that each thread that there is takes some
+        RealClock().Sleep(absl::Milliseconds(1));  // so that each thread that there is takes some
         const std::lock_guard lock(mutex);
         workers.insert(std::this_thread::get_id());
       });
