@@ -9,6 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "common/base/parallel_for.h"
+#include "glog/logging.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
 

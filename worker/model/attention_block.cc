@@ -113,6 +113,8 @@ at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape)
                                           .dk_norm_E = p_.k_norm_grad()},
                                          positions_T_, *context_.rope, p_.qk_norm(), context_.weights->run_dtype);
   grads = {};
+  dk_TKE.reset();
+  dv_TKE.reset();
   if (!tape.h_TD.defined()) Norm(tape);
   LinearBackwardWeight(*context_.backend, dqkv_TJ, tape.h_TD, p_.qkv().grad, p_.qkv_bias_grad());
   const at::Tensor dh_TD = context_.tp->SumRows(LinearBackwardInput(dqkv_TJ, p_.qkv().weight));
