@@ -9,7 +9,7 @@ namespace {
 struct Sizes {
   Sizes(const ModelConfig& c, int64_t tp)
       : hidden(static_cast<double>(c.hidden_size)),
-        normed(tp == 1 ? hidden : hidden / static_cast<double>(tp)),
+        normed(hidden / static_cast<double>(tp)),
         q(static_cast<double>(c.q_size())),
         kv(2.0 * static_cast<double>(c.kv_size())),
         ffn(static_cast<double>(c.ffn_size)),

@@ -31,18 +31,11 @@ int64_t UpcastQueries(const TensorBytes& t, int64_t tensors) {
   return Upcasts(s) ? t.rows * s.accumulate_bytes * tensors * s.config.q_size() : 0;
 }
 
-// Query heads of one kv head, of more than share a block so many: planning asks too often for a division.
-int64_t SharedHeads(const ModelConfig& c) {
-  int64_t heads = 1;
-  while (heads < kAttentionHeads && (heads + 1) * c.num_kv_heads <= c.num_heads) ++heads;
-  return heads;
-}
-
 enum class Direction { kForward, kBackward };
 
 // Blocks of one attention call, for each thread.
 int64_t Scratch(const ByteShape& s, int64_t queries, int64_t keys, Direction direction) {
-  const AttentionBlocks blocks(SharedHeads(s.config), queries, keys, s.config.head_size);
+  const AttentionBlocks blocks(s.config.num_heads / s.config.num_kv_heads, queries, keys, s.config.head_size);
   const int64_t elements = direction == Direction::kForward ? blocks.forward() : blocks.backward();
   return s.threads * s.accumulate_bytes * elements;
 }

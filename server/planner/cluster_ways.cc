@@ -63,6 +63,8 @@ absl::InlinedVector<v1::TapePolicy, 5> SuffixPolicies(const MemoryOptions& optio
   return {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4};
 }
 
+double CopySeconds(const Work& work, const Rates& rates) { return work[kCopy] * rates[kCopy]; }
+
 }  // namespace
 
 ClusterWays::ClusterWays(const MemoryOptions& options, const ClusterShape& cluster)
@@ -167,31 +169,18 @@ PhaseWork ClusterWays::WorkOf(size_t index, const WavesOfRanks& waves) {
 
 void ClusterWays::PricePrefixes() {
   if (std::exchange(priced_, true) || !computes_prefixes()) return;
-  const Prefix* before = nullptr;
   for (Prefix& prefix : prefixes_) {
-    ShapeOf(prefix.way);
-    const bool known = before != nullptr && before->kept == prefix.kept;
-    prefix.copy_s =
-        known ? before->copy_s : static_cast<double>(HostTapeBytes(options_.shape, shape_)) * options_.rates[kCopy];
-    prefix.forward_s = ForwardSeconds() + prefix.copy_s;
+    const Work forward = sums_.PrefixForward(ShapeOf(prefix.way));
+    prefix.forward_s = Seconds(forward, options_.rates);
+    prefix.copy_out_s = CopySeconds(forward, options_.rates);
     if (shape_.regather) {
       prefix.round_s = Seconds(sums_.Regather(shape_, /*rounds=*/1, options_.forward_only), options_.rates);
     }
-    if (!options_.forward_only) prefix.backward_s = Seconds(sums_.PrefixBackward(shape_), options_.rates);
-    before = &prefix;
+    if (options_.forward_only) continue;
+    const Work backward = sums_.PrefixBackward(shape_);
+    prefix.backward_s = Seconds(backward, options_.rates);
+    prefix.copy_in_s = CopySeconds(backward, options_.rates);
   }
-}
-
-// Returns the seconds of Phase A of `shape_` without copies. What of it is kept, by policy, makes no difference.
-double ClusterWays::ForwardSeconds() {
-  for (const Forward& known : forwards_) {
-    if (known.block_rows == shape_.block_rows && known.regather == shape_.regather) return known.seconds;
-  }
-  const bool offload = std::exchange(shape_.offload, false);
-  const double seconds = Seconds(sums_.PrefixForward(shape_), options_.rates);
-  shape_.offload = offload;
-  forwards_.push_back({shape_.block_rows, shape_.regather, seconds});
-  return seconds;
 }
 
 // Phase B of the rank that takes longest, of equally slow ones of the first.
@@ -216,7 +205,8 @@ double ClusterWays::SuffixSeconds(v1::TapePolicy policy, const WavesOfRanks& wav
 // `suffix_s`: Phase B's without gathering the prefixes again.
 double ClusterWays::TotalSeconds(const Prefix& prefix, double suffix_s, const WavesOfRanks& waves) const {
   if (prefix.way.regather) suffix_s += static_cast<double>(Rounds(waves)) * prefix.round_s;
-  return HideCopies({prefix.forward_s, suffix_s, prefix.backward_s}, prefix.copy_s, prefix.copy_s, options_.rates)
+  return HideCopies({prefix.forward_s, suffix_s, prefix.backward_s}, prefix.copy_out_s, prefix.copy_in_s,
+                    options_.rates)
       .total();
 }
 

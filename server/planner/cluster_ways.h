@@ -63,13 +63,8 @@ class ClusterWays {
     size_t kept = 0;                       // its place in kept_
     std::optional<PhasePair> bytes = {};   // made when asked for
     double forward_s = 0, backward_s = 0;  // known once prices_ is
-    double copy_s = 0;                     // part of either: what compute hides is taken off in a sum of all phases
+    double copy_out_s = 0, copy_in_s = 0;  // part of those: what compute hides is taken off in a sum of all phases
     double round_s = 0;                    // what gathering the prefixes again adds to a round of waves
-  };
-  struct Forward {
-    int64_t block_rows = 0;
-    bool regather = false;
-    double seconds = 0;
   };
   // Way `index` is prefixes_[index / policies] with suffix_policies_[index % policies]: those that keep more first.
   struct Candidate {
@@ -99,7 +94,6 @@ class ClusterWays {
   PhaseBytes PhaseB(const Prefix& prefix, const RankCut& cut) const;
   PhaseWork WorkOf(size_t index, const WavesOfRanks& waves);
   void PricePrefixes();
-  double ForwardSeconds();
   Work SlowestSuffix(v1::TapePolicy policy, const WavesOfRanks& waves) const;
   double SuffixSeconds(v1::TapePolicy policy, const WavesOfRanks& waves) const;
   OfPolicies<double> SuffixSeconds(const WavesOfRanks& waves) const;
@@ -123,7 +117,6 @@ class ClusterWays {
   PrefixShape shape_;  // of the prefix way that was asked for last
   std::vector<std::pair<int64_t, std::shared_ptr<const ContextShare>>> shares_;  // those asked for, by block rows
   absl::InlinedVector<Kept, 11> kept_;
-  absl::InlinedVector<Forward, 8> forwards_;  // those asked for
   absl::InlinedVector<Prefix, kPrefixWays> prefixes_;
   absl::InlinedVector<v1::TapePolicy, kSuffixPolicies> suffix_policies_;
   bool priced_ = false;

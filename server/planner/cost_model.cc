@@ -122,12 +122,8 @@ PredictedSeconds& PredictedSeconds::operator+=(const PredictedSeconds& other) {
   return *this;
 }
 
-// Adds in four chains: in one each sum would wait for the one before it, and planning asks for these all the time.
 double Seconds(const Work& work, const Rates& rates) {
-  constexpr size_t kChains = 4;
-  std::array<double, kChains> sums = {};
-  for (size_t i = 0; i < kNumRates; ++i) sums[i % kChains] += work.units[i] * rates.seconds[i];
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  return std::inner_product(work.units.begin(), work.units.end(), rates.seconds.begin(), 0.0);
 }
 
 PredictedSeconds Seconds(const PhaseWork& work, const Rates& rates) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <queue>
 #include <utility>
 
 namespace stemma::server {
@@ -25,39 +26,6 @@ GroupSplit SplitInto(std::vector<int32_t> ranks, const std::vector<uint32_t>& pa
   for (uint32_t rollout = 0; rollout < part_of.size(); ++rollout) split.rollouts[part_of[rollout]].push_back(rollout);
   return split;
 }
-
-// The parts that may get another rollout, by when they would end; of those that end together the first one is first.
-class PartQueue {
- public:
-  explicit PartQueue(const std::vector<double>& end_s) {
-    for (size_t i = 0; i < end_s.size(); ++i) heap_.push_back({end_s[i], i});
-    std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
-  }
-
-  size_t first() const { return heap_.front().second; }
-
-  void DropFirst() {
-    std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
-    heap_.pop_back();
-  }
-
-  // Lets the first part end later; another may be the first then.
-  void MoveFirst(double end_s) {
-    const Entry moved = {end_s, first()};
-    size_t at = 0;
-    for (size_t next = 1; next < heap_.size(); next = 2 * at + 1) {
-      if (next + 1 < heap_.size() && heap_[next + 1] < heap_[next]) ++next;
-      if (moved < heap_[next]) break;
-      heap_[at] = heap_[next];
-      at = next;
-    }
-    heap_[at] = moved;
-  }
-
- private:
-  using Entry = std::pair<double, size_t>;
-  std::vector<Entry> heap_;  // no entry comes before the one at half its place
-};
 
 }  // namespace
 
@@ -124,17 +92,21 @@ PartsBuilder::Dealt PartsBuilder::Deal(const GroupToSplit& group, std::vector<in
   }
   end_s[0] = sent_s;
 
-  PartQueue parts(end_s);
+  // The parts that may get another rollout; of those that end together the first one is first.
+  using Entry = std::pair<double, size_t>;
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> parts;
+  for (size_t i = 0; i < end_s.size(); ++i) parts.emplace(end_s[i], i);
   Dealt dealt = {.ranks = std::move(ranks), .part_of = std::vector<uint32_t>(costs.rollouts_s.size())};
   std::vector<bool> has_rollouts(helpers + 1);
   size_t empty = helpers + 1, left = costs.rollouts_s.size();
   for (const uint32_t rollout : group.by_cost()) {
-    while (left == empty && has_rollouts[parts.first()]) parts.DropFirst();  // one is left for each
-    const size_t i = parts.first();
+    while (left == empty && has_rollouts[parts.top().second]) parts.pop();  // one is left for each
+    const size_t i = parts.top().second;
+    parts.pop();
     empty -= has_rollouts[i] ? 0 : 1;
     has_rollouts[i] = true;
     dealt.part_of[rollout] = static_cast<uint32_t>(i);
-    parts.MoveFirst(end_s[i] += costs.rollouts_s[rollout]);
+    parts.emplace(end_s[i] += costs.rollouts_s[rollout], i);
     --left;
   }
   const double waves_end_s = *std::max_element(end_s.begin(), end_s.end());

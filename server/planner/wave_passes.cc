@@ -25,7 +25,6 @@ bool Attends(const MemberShape& member) { return !member.dense && member.prefix_
 }  // namespace
 
 int64_t RowPadding(const ByteShape& shape, int64_t rows, int64_t block_rows) {
-  if (shape.row_quantum == 1) return 0;
   if (block_rows == 0) return ToTiles(shape, rows);
   return rows / block_rows * ToTiles(shape, block_rows) + ToTiles(shape, rows % block_rows);
 }

@@ -10,7 +10,6 @@ A bound: time is saved at most in the ratio of FLOPs, and waves, copies and smal
 import argparse
 import base64
 import dataclasses
-import difflib
 import json
 import operator
 import os
@@ -148,10 +147,8 @@ def _shape(model):
     name = model.rsplit("/", 1)[-1].lower()
     if name in sizes:
         return _Shape(sizes[name], name)
-    near = difflib.get_close_matches(name, sizes, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise ValueError(f"model {model!r} is neither a file or directory here nor a size that is known{hint}; sizes: "
-                     f"{', '.join(sorted(sizes))}")
+    raise ValueError(f"model {model!r} is neither a file or directory here nor a size that is known"
+                     f"{_json.hint(name, sizes)}; sizes: {', '.join(sorted(sizes))}")
 
 
 def _object(text, source):

@@ -1,5 +1,6 @@
 """JSON as the server and the commands read it: what they refuse is refused here, so that one file is one thing to both."""
 
+import difflib
 import json
 import math
 import re
@@ -22,6 +23,12 @@ def lines(path):
                 raise ValueError(f"{path}:{number}: not UTF-8: {error.reason} at byte {error.start + 1}") from None
             if text.strip(_BLANK):
                 yield number, text
+
+
+def hint(name, known):
+    """The name that was meant, as the end of what is said of one that is not known; "" where none is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def loads(text):

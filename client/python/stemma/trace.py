@@ -1,7 +1,6 @@
 """Trace files (.jsonl): requests as they were sent, one a line, after a line that names the schema."""
 
 import base64
-import difflib
 import functools
 import json
 import math
@@ -112,8 +111,7 @@ def _check_names(value, known, path):
     for name, item in value.items():
         where = f"{path}.{name}" if path else name
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise ValueError(f"{where}: unknown field" + (f" (did you mean {near[0]}?)" if near else ""))
+            raise ValueError(f"{where}: unknown field{_json.hint(name, known)}")
         if item is None:
             raise ValueError(f"{where} is null: leave the field out")
         if known[name] is None:

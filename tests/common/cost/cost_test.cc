@@ -3,13 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <vector>
 
 #include "tests/common/model/small_configs.h"
+#include "tests/testing/draw.h"
 
 namespace stemma {
 namespace {
+
+using testing::Draw;
 
 double Ideal(const ModelConfig& config, int64_t prefix, int64_t suffix, double n) {
   const double reuse = PrefixFlops(config, prefix).total() + n * SuffixFlops(config, prefix, suffix).total();
@@ -106,27 +108,23 @@ TEST(CostTest, AForgottenPrefixIsRunForwardAgain) {
                    PrefixFlops(config, 100).forward);
 }
 
-int64_t Draw(int64_t least, int64_t most, std::mt19937_64& random) {
-  return std::uniform_int_distribution<int64_t>(least, most)(random);
-}
-
 // Suffixes behind a prefix, and a trajectory that computes its prefix itself.
-std::vector<WaveRun> DrawRuns(std::mt19937_64& random) {
-  WaveRun suffixes = {.rows = Draw(5, 900, random), .ancestor_rows = Draw(0, 500, random)};
-  suffixes.longest_rows = Draw(1, suffixes.rows, random);
-  WaveRun dense = {.rows = Draw(5, 900, random)};
+std::vector<WaveRun> DrawRuns(Draw& draw) {
+  WaveRun suffixes = {.rows = draw.Between(5, 900), .ancestor_rows = draw.Between(0, 500)};
+  suffixes.longest_rows = draw.Between(1, suffixes.rows);
+  WaveRun dense = {.rows = draw.Between(5, 900)};
   dense.longest_rows = dense.rows;
-  dense.kv_only_rows = Draw(1, dense.rows - 4, random);
+  dense.kv_only_rows = draw.Between(1, dense.rows - 4);
   return {suffixes, dense};
 }
 
 // Each run up to four times, and a few rows shorter.
-WaveShape DrawWave(std::vector<WaveRun> runs, std::mt19937_64& random) {
+WaveShape DrawWave(std::vector<WaveRun> runs, Draw& draw) {
   WaveShape wave;
   for (WaveRun& run : runs) {
-    if (random() % 2 == 0) run.rows -= Draw(0, 3, random);
-    run.longest_rows = std::min(run.longest_rows - Draw(0, 1, random), run.rows);
-    for (int64_t times = Draw(0, 4, random); times > 0; --times) {
+    if (draw.Chance(50)) run.rows -= draw.Between(0, 3);
+    run.longest_rows = std::min(run.longest_rows - draw.Between(0, 1), run.rows);
+    for (int64_t times = draw.Between(0, 4); times > 0; --times) {
       wave.rows += run.rows;
       wave.kv_only_rows += run.kv_only_rows;
       AddRun(run, wave);
@@ -135,24 +133,24 @@ WaveShape DrawWave(std::vector<WaveRun> runs, std::mt19937_64& random) {
   return wave;
 }
 
-ByteShape DrawShape(std::mt19937_64& random) {
+ByteShape DrawShape(Draw& draw) {
   ByteShape shape;
-  shape.config = random() % 2 == 0 ? Llama3_8B() : SmallQwen3();
-  shape.run_bytes = random() % 2 == 0 ? 2 : 4;
-  shape.threads = random() % 2 == 0 ? 1 : 256;  // then attention's scratch is what a wave needs most
-  shape.head_chunk_rows = random() % 2 == 0 ? 64 : 512;
+  shape.config = draw.Chance(50) ? Llama3_8B() : SmallQwen3();
+  shape.run_bytes = draw.Of<int64_t>({2, 4});
+  shape.threads = draw.Of<int64_t>({1, 256});  // then attention's scratch is what a wave needs most
+  shape.head_chunk_rows = draw.Of<int64_t>({64, 512});
   return shape;
 }
 
 TEST(CostTest, AWaveThatCoversAnotherNeedsAtLeastItsBytes) {
   int covered = 0;
   for (uint64_t seed = 0; seed < 6000; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
-    const ByteShape shape = DrawShape(random);
-    const std::vector<WaveRun> runs = DrawRuns(random);
-    WaveShape a = DrawWave(runs, random), b = DrawWave(runs, random);
-    a.policy = b.policy = random() % 2 == 0 ? v1::S0 : v1::S4;
+    SCOPED_TRACE(testing::FirstSeed() + seed);
+    Draw draw(testing::FirstSeed() + seed);
+    const ByteShape shape = DrawShape(draw);
+    const std::vector<WaveRun> runs = DrawRuns(draw);
+    WaveShape a = DrawWave(runs, draw), b = DrawWave(runs, draw);
+    a.policy = b.policy = draw.Of<v1::TapePolicy>({v1::S0, v1::S4});
     if (!Covers(a, b)) continue;
     ++covered;
     EXPECT_GE(WaveBytes(shape, a).peak(), WaveBytes(shape, b).peak());

@@ -80,7 +80,7 @@ TEST(MemoryChooserTest, UnderATightBudgetFewWaysAreLookedAt) {
 // Against every way, each evaluated by itself.
 TEST(MemoryChooserTest, TheChoiceIsTheFastestOfAllWaysThatFit) {
   int tight = 0;
-  for (uint64_t seed = 0; seed < 2000; ++seed) {
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const ClusterShape cluster = DrawCluster(1 + static_cast<int>(seed % 3), seed % 4 != 0, random);
@@ -103,7 +103,7 @@ TEST(MemoryChooserTest, TheChoiceIsTheFastestOfAllWaysThatFit) {
     EXPECT_EQ(choice->headroom_bytes, alone->headroom_bytes);
     tight += choice->cheapest ? 0 : 1;
   }
-  EXPECT_GT(tight, 500);
+  EXPECT_GT(tight, 250);
 }
 
 }  // namespace
