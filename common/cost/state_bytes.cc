@@ -26,8 +26,10 @@ namespace {
 
 // What APPLY streams, of so many elements that a rank owns.
 void SetSlabs(int64_t elements, RunDtype dtype, StateBytes& bytes) {
-  const StateSlabShape slabs{
-      .elements = elements, .states = OptimizerStates(dtype), .element_bytes = AccumulateBytes(dtype)};
+  const StateSlabShape slabs{.elements = elements,
+                             .states = OptimizerStates(dtype),
+                             .element_bytes = AccumulateBytes(dtype),
+                             .slab_elements = StateSlabElements(OptimizerStates(dtype) == 3)};
   bytes.clipped = ClippedSlabBytes(slabs);
   bytes.slabs = StateSlabBytes(slabs);
 }

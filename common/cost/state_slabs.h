@@ -20,8 +20,9 @@ constexpr int64_t kStateSlabUnit = 16;
 // One slab is stepped, the next comes in, the last goes out.
 constexpr int64_t kStateSlabsOnDevice = 3;
 
-// The fastest of 16 K to 4 M on the CPU it was measured on; on a GPU, where a copy costs more to start, not measured.
-constexpr int64_t kStateSlabElements = int64_t{1} << 18;
+// Returns the elements of a slab. A CPU is fastest with slabs that its caches hold. On a GPU each costs a dozen
+// launches, which take as long as the update of two million elements. GPUs train in bf16, with masters apart.
+constexpr int64_t StateSlabElements(bool has_masters) { return int64_t{1} << (has_masters ? 22 : 18); }
 
 constexpr int64_t RoundUpToSlabUnit(int64_t elements) { return RoundUp(elements, kStateSlabUnit); }
 
@@ -29,7 +30,7 @@ struct StateSlabShape {
   int64_t elements = 0;       // of all parameters, each by RoundUpToSlabUnit
   int64_t states = 2;         // of an element: two moments; 3 with a master that is not the weight (bf16 runs)
   int64_t element_bytes = 4;  // of a state (fp64 runs: 8)
-  int64_t slab_elements = kStateSlabElements;
+  int64_t slab_elements = StateSlabElements(/*has_masters=*/false);
 };
 
 constexpr int64_t StateSlabCount(const StateSlabShape& shape) {

@@ -163,6 +163,22 @@ struct VectorNormOperands {
   const at::Tensor& norm;    // [], fp64, written
 };
 
+// The first element of an array that is not finite.
+struct FirstNonfiniteOperands {
+  const at::Tensor& values;  // contiguous
+  const at::Tensor& index;   // [], int64, written: counted from 0; -1: all are finite
+};
+
+// What a part of a matrix adds to the digest of weights (worker/model/weights_digest.h): Σ word · RowFactor ·
+// ColumnFactor (worker/backend/word_factors.h), modulo 2^64.
+struct WordSumOperands {
+  const at::Tensor& values;  // contiguous, one dim, not empty; elements of 2, 4 or 8 bytes are unsigned words
+  int64_t first = 0;         // of values[0] among the matrix's elements, row by row
+  int64_t columns = 1;
+  int64_t row_begin = 0, column_begin = 0;  // from which the matrix's rows and columns are counted
+  const at::Tensor& sum;                    // [], int64, written
+};
+
 struct Kernels {
   void (*rms_norm_forward)(const RmsNormForwardOperands&);
   void (*rms_norm_backward)(const RmsNormBackwardOperands&);
@@ -178,8 +194,8 @@ struct Kernels {
   void (*logits)(const LogitsOperands&);
   void (*logits_backward)(const LogitsBackwardOperands&);
   void (*vector_norm)(const VectorNormOperands&);
-  // The first element of a contiguous array that is not finite, counted from 0; -1: all are. Waits for the device.
-  int64_t (*first_nonfinite)(const at::Tensor& values);
+  void (*first_nonfinite)(const FirstNonfiniteOperands&);
+  void (*word_sum)(const WordSumOperands&);
 };
 
 }  // namespace stemma::worker

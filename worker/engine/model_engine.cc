@@ -126,7 +126,7 @@ absl::Status ModelEngine::TellDigest() {
   const bool compared =
       ranks_.size() > 1 || configure_.config().durability() == v1::REPLAY || !configure_.checkpoint().empty();
   if (!compared) return absl::OkStatus();
-  ASSIGN_OR_RETURN(*ready_.mutable_model_digest(), MeshDigest(weights_, digest_ranks()));
+  ASSIGN_OR_RETURN(*ready_.mutable_model_digest(), MeshDigest(weights_, backend_.kernels, digest_ranks()));
   return absl::OkStatus();
 }
 
@@ -173,7 +173,7 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal:
 absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassWeights& weights, PassOptions options,
                                   const Payload& payload, const v1::StepPlan& plan, const LogProbOptions& log_prob,
                                   const MemberResult& results) const {
-  WeightsOfPass of_pass(configure_, weights, weights_, backend_.device, ranks_);
+  WeightsOfPass of_pass(configure_, weights, weights_, backend_, ranks_);
   if (before.ok()) before = CatchExceptions([&] { return of_pass.Read(); });
   before = AgreeInCopy(together(), "pass", before);
   if (before.ok()) {  // the same answer on every rank of the copy
@@ -340,7 +340,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
         if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
       }
       if (!apply.digest()) return absl::OkStatus();
-      ASSIGN_OR_RETURN(*applied.mutable_weights_digest(), MeshDigest(weights_, digest_ranks()));
+      ASSIGN_OR_RETURN(*applied.mutable_weights_digest(), MeshDigest(weights_, backend_.kernels, digest_ranks()));
       return absl::OkStatus();
     });
     if (absl::IsUnavailable(status)) return status;
@@ -391,7 +391,7 @@ absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request
 absl::Status ModelEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {
   return CatchExceptions([&]() -> absl::Status {
     // First: it is a collective, and what refuses a save is one rank's own.
-    ASSIGN_OR_RETURN(const std::string digest, MeshDigest(weights_, digest_ranks()));
+    ASSIGN_OR_RETURN(const std::string digest, MeshDigest(weights_, backend_.kernels, digest_ranks()));
     return saver_.Save(request, digest, answers);
   });
 }

@@ -16,13 +16,14 @@ absl::Status WeightsOfPass::Read() {
   RETURN_IF_ERROR(CheckFileName(wanted_.checkpoint()));
   const ParameterOwners owners = {ranks_.data->rank(), ranks_.data->size(), own_.is_sharded()};
   ASSIGN_OR_RETURN(read_, LoadCheckpointWeights(CheckpointFolder(configure_, wanted_.checkpoint()), own_.shard,
-                                                own_.run_dtype, device_, owners));
+                                                own_.run_dtype, backend_.device, owners));
   return absl::OkStatus();
 }
 
 absl::Status WeightsOfPass::CheckDigest() const {
   if (!of_checkpoint() || wanted_.weights_digest().empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::string digest, MeshDigest(read_, {*ranks_.tp, *ranks_.pp, *ranks_.data}));
+  ASSIGN_OR_RETURN(const std::string digest,
+                   MeshDigest(read_, backend_.kernels, {*ranks_.tp, *ranks_.pp, *ranks_.data}));
   return CheckWeightsDigest(CheckpointFolder(configure_, wanted_.checkpoint()), digest, wanted_.weights_digest());
 }
 

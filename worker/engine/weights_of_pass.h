@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "stemma/internal/v1/worker.pb.h"
+#include "worker/backend/backend.h"
 #include "worker/engine/pass_runner.h"
 #include "worker/model/sharded_units.h"
 #include "worker/model/weights.h"
@@ -15,10 +16,10 @@ namespace stemma::worker {
 
 class WeightsOfPass {
  public:
-  // `own`: the engine's, on `device`. All outlive it.
+  // `own`: the engine's, on the device of `backend`. All outlive it.
   WeightsOfPass(const internal::v1::Configure& configure, const internal::v1::PassWeights& wanted, const Weights& own,
-                at::Device device, const MeshRanks& ranks)
-      : configure_(configure), wanted_(wanted), own_(own), device_(device), ranks_(ranks) {}
+                const Backend& backend, const MeshRanks& ranks)
+      : configure_(configure), wanted_(wanted), own_(own), backend_(backend), ranks_(ranks) {}
 
   // Reads a checkpoint's, where these are wanted. Errors: as of LoadCheckpointWeights; InvalidArgument - a name that is
   // none.
@@ -35,7 +36,7 @@ class WeightsOfPass {
   const internal::v1::Configure& configure_;
   const internal::v1::PassWeights& wanted_;
   const Weights& own_;
-  const at::Device device_;
+  const Backend& backend_;
   const MeshRanks& ranks_;
   Weights read_;
   std::optional<ShardedUnits> units_;

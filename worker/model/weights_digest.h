@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "worker/backend/kernels.h"
 #include "worker/model/weights.h"
 #include "worker/parallel/communicator.h"
 
@@ -24,9 +25,6 @@ struct DigestRanks {
 // Returns the digest (common/base/weights_digest_text.h) of the names, sizes, dtypes and bytes of all tensors in the
 // run's dtype. It is the same on every one of `ranks`, which all come to it: a rank that has no weights agrees with the
 // others beforehand. The collective is "weights_digest". Costs one read of the weights. Errors: Unavailable.
-absl::StatusOr<std::string> MeshDigest(const Weights& weights, const DigestRanks& ranks);
-
-// Returns the same for a rank that holds the whole model.
-std::string WeightsDigest(const Weights& weights);
+absl::StatusOr<std::string> MeshDigest(const Weights& weights, const Kernels& kernels, const DigestRanks& ranks);
 
 }  // namespace stemma::worker

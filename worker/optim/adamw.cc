@@ -19,6 +19,11 @@ const Parameter& ParameterOf(const std::vector<Parameter>& parameters, const Par
   return parameters[static_cast<size_t>(range.parameter)];
 }
 
+int64_t SlabElementsOf(const std::vector<Parameter>& parameters) {
+  const bool has_masters = !parameters.empty() && !parameters.front().master_is_weight();
+  return StateSlabElements(has_masters);
+}
+
 at::Tensor Gradients(const std::vector<Parameter>& parameters, const ParameterRange& range) {
   return ParameterOf(parameters, range).GradElements(range.begin, range.count);
 }
@@ -49,8 +54,10 @@ double GradNormSquared(const Backend& backend, const std::vector<Parameter>& par
 
 std::string FirstNonfinite(const Backend& backend, const std::vector<Parameter>& parameters,
                            const ParameterRanges& ranges) {
+  const at::Tensor index = at::empty({}, backend.options(at::kLong));
   for (const ParameterRange& range : ranges) {
-    if (backend.kernels.first_nonfinite(Gradients(parameters, range)) >= 0) return ParameterOf(parameters, range).name;
+    backend.kernels.first_nonfinite({Gradients(parameters, range), index});
+    if (index.item<int64_t>() >= 0) return ParameterOf(parameters, range).name;
   }
   return "";
 }
@@ -70,25 +77,25 @@ bool Decays(const Parameter& p, const v1::AdamParams& adam) {
   return adam.weight_decay_scope() == v1::AdamParams::ALL || p.is_matrix();
 }
 
-void FusedStep(States& states, const v1::AdamParams& adam, double weight_decay, int64_t step) {
+// `step`: [], fp32. The op does not advance it: it is given the step being made.
+void FusedStep(States& states, const v1::AdamParams& adam, double weight_decay, const at::Tensor& step) {
   if (states.masters.empty()) return;
-  // The op does not advance its step: it is given the step being made.
-  const auto options = states.masters.front().options().dtype(at::kFloat);
-  const std::vector<at::Tensor> steps(states.masters.size(), at::full({}, static_cast<double>(step), options));
+  const std::vector<at::Tensor> steps(states.masters.size(), step);
   at::_fused_adamw_(states.masters, states.grads, states.exp_avgs, states.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
                     adam.learning_rate(), adam.beta1(), adam.beta2(), weight_decay, adam.eps(), /*amsgrad=*/false,
                     /*maximize=*/false);
 }
 
-bool IsFinite(const Kernels& kernels, const StatePart& part) {
-  return kernels.first_nonfinite(part.weight) < 0 && kernels.first_nonfinite(part.exp_avg_sq) < 0;
-}
-
-// The update of slabs, one after the other.
+// The update of slabs, one after the other. Nothing waits for the device before `nonfinite`.
 class SlabStep {
  public:
-  SlabStep(const Kernels& kernels, const v1::AdamParams& adam, double clip, int64_t step)
-      : kernels_(kernels), adam_(adam), clip_(clip), step_(step) {}
+  // `parts`: how many there will be in all slabs.
+  SlabStep(const Backend& backend, const v1::AdamParams& adam, double clip, int64_t step, int64_t parts)
+      : kernels_(backend.kernels),
+        adam_(adam),
+        clip_(clip),
+        step_(at::full({}, static_cast<double>(step), backend.options(at::kFloat))),
+        found_P2_(at::empty({parts, 2}, backend.options(at::kLong))) {}
 
   void Run(const std::vector<StatePart>& parts) {
     States decayed, plain;
@@ -103,13 +110,30 @@ class SlabStep {
     FusedStep(plain, adam_, /*weight_decay=*/0, step_);
     for (const StatePart& part : parts) {
       if (!part.parameter->master_is_weight()) part.weight.copy_(part.master);
-      if (nonfinite_.empty() && !IsFinite(kernels_, part)) nonfinite_ = part.parameter->name;
+      LookAt(part);
     }
   }
 
-  const std::string& nonfinite() const { return nonfinite_; }
+  // Returns the name of the first parameter with a weight or a second moment that is not finite; empty: none has.
+  std::string nonfinite() const {
+    const at::Tensor on_host = found_P2_.cpu();  // the one wait for the device
+    const auto* found = on_host.const_data_ptr<int64_t>();
+    CHECK_EQ(on_host.numel(), static_cast<int64_t>(2 * names_.size()));
+    for (const std::string* name : names_) {
+      if (*found++ >= 0) return *name;
+      if (*found++ >= 0) return *name;
+    }
+    return "";
+  }
 
  private:
+  void LookAt(const StatePart& part) {
+    const at::Tensor found_2 = found_P2_[static_cast<int64_t>(names_.size())];
+    kernels_.first_nonfinite({part.weight, found_2[0]});
+    kernels_.first_nonfinite({part.exp_avg_sq, found_2[1]});
+    names_.push_back(&part.parameter->name);
+  }
+
   // The part's gradient times the clip, in a buffer as large as the first slab, which is the largest.
   at::Tensor Clipped(const StatePart& part, const StatePart& last) {
     if (clip_ == 1.0) return part.grad;
@@ -123,15 +147,21 @@ class SlabStep {
   const Kernels& kernels_;
   const v1::AdamParams& adam_;
   const double clip_;
-  const int64_t step_;
+  const at::Tensor step_;
+  const at::Tensor found_P2_;              // FirstNonfiniteOperands::index of each part's weights and second moments
+  std::vector<const std::string*> names_;  // of the parts so far
   at::Tensor clipped_;
-  std::string nonfinite_;
 };
 
+int64_t PartsOf(const std::vector<Slab>& slabs) {
+  int64_t parts = 0;
+  for (const Slab& slab : slabs) parts += static_cast<int64_t>(slab.size());
+  return parts;
+}
+
 // Steps ranges of parameters whose states are on the device.
-void StepOnDevice(const std::vector<Parameter>& parameters, const ParameterRanges& ranges, int64_t slab_elements,
-                  SlabStep& step) {
-  for (const Slab& slab : CutSlabs(ranges, slab_elements)) {
+void StepOnDevice(const std::vector<Parameter>& parameters, const std::vector<Slab>& slabs, SlabStep& step) {
+  for (const Slab& slab : slabs) {
     std::vector<StatePart> parts;
     for (const SlabPiece& piece : slab) {
       const Parameter& p = parameters[static_cast<size_t>(piece.parameter)];
@@ -156,9 +186,13 @@ std::string AdamwStep(const Backend& backend, std::vector<Parameter>& parameters
     CHECK(p.exp_avg.defined()) << p.name << " has no moments";
     (p.states_on_host ? on_host : on_device).push_back(range);
   }
-  SlabStep slab_step(backend.kernels, adam, clip, step);
-  StepOnDevice(parameters, on_device, host.slab_elements, slab_step);
-  StreamStates(parameters, on_host, host, [&](const std::vector<StatePart>& parts) { slab_step.Run(parts); });
+  HostStateOptions options = host;
+  if (options.slab_elements == 0) options.slab_elements = SlabElementsOf(parameters);
+  const std::vector<Slab> slabs = CutSlabs(on_device, options.slab_elements);
+  const int64_t streamed = PartsOf(CutSlabs(on_host, options.slab_elements));
+  SlabStep slab_step(backend, adam, clip, step, PartsOf(slabs) + streamed);
+  StepOnDevice(parameters, slabs, slab_step);
+  StreamStates(parameters, on_host, options, [&](const std::vector<StatePart>& parts) { slab_step.Run(parts); });
   return slab_step.nonfinite();
 }
 

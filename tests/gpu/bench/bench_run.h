@@ -25,7 +25,8 @@ struct BenchOptions {
   int64_t layers = 0;    // of the models; 0: as many as fit, or as a part says
   std::string report;
   std::string scratch;   // folder for models of zeros and records of the self-check
-  bool profile = false;  // one more wave of each group, where a profiler records it (ProfiledRange)
+  bool profile = false;  // some waves more of each group, where a profiler records them (ProfiledRange)
+  std::string rows;      // only rows whose table, name or number has this text; empty: all
 };
 
 // While it lives, profilers that wait for cudaProfilerStart record (ncu --profile-from-start off).
@@ -56,7 +57,9 @@ class BenchRun {
   void BeginPart(const std::string& name);
   void EndPart(const absl::Status& status);
   bool TimeIsUp() const;
+  bool IsAskedFor(const std::string& table, const nlohmann::json& what) const;
   // Measures one row and writes it: `what` tells it from others, `measure` adds the numbers.
+  // A row that was not asked for says so.
   void Row(const std::string& table, nlohmann::json what,
            const std::function<absl::Status(nlohmann::json& row)>& measure);
   void Fact(const std::string& name, nlohmann::json value) { report_.SetFact(part_, name, std::move(value)); }

@@ -1,7 +1,7 @@
 // What a GPU does with Stemma's engine, part by part, into report.json. Driven by tests/gpu/gpu_check.sh, which runs
 // each part in a process of its own; docs/gpu.md says how to read what comes out.
 //
-//   gpu_bench --report FILE [--device cuda:0] [--only rates,dense] [--seconds 900] [--layers 0] [--tiny]
+//   gpu_bench --report FILE [--device cuda:0] [--only rates,dense] [--seconds 900] [--layers 0] [--rows TEXT] [--tiny]
 //   gpu_bench --list                      name, seconds and meaning of each part, one a line
 //   gpu_bench --report FILE --add-test NAME --result FILE --status N    keeps the result of a test binary
 //   gpu_bench --report FILE --about FILE [--date D] [--hardware H]      keeps which build this is of, when and where it
@@ -98,9 +98,10 @@ int Main(int argc, char** argv) {
   app.add_option("--only", only)->delimiter(',');
   app.add_option("--seconds", options.seconds, "no row begins after so many");
   app.add_option("--layers", options.layers, "of the models (default: as many as fit, or as a part says)");
+  app.add_option("--rows", options.rows, "only rows whose table or description has this text, e.g. '\"rollouts\":16'");
   app.add_flag("--tiny", options.tiny, "small shapes, to test the bench itself");
   app.add_flag("--profile", options.profile,
-               "for ncu --profile-from-start off: one group of each row, after the others");
+               "for ncu --profile-from-start off: some waves of each row, after the others");
   app.add_flag("--list", list);
   app.add_option("--about", about);
   app.add_option("--date", date);

@@ -11,21 +11,13 @@ namespace {
 
 using nlohmann::json;
 
-absl::StatusOr<GroupRun> WarmUp(Stack& stack, const GroupSize& size, const GroupWay& way) {
-  // One wave has all shapes that the whole group has, but for a last wave of fewer suffixes.
-  const GroupSize one_wave = {size.prompt, size.response, std::min(size.rollouts, way.wave_suffixes)};
-  GroupRun run;
+// Runs a wave of each shape that the group's waves have: a last wave may have fewer suffixes than the others.
+absl::Status WarmUp(Stack& stack, const GroupSize& size, const GroupWay& way) {
+  const int64_t wave = std::min(size.rollouts, way.wave_suffixes), last = size.rollouts % wave;
   for (int i = 0; i < kWarmUps; ++i) {
-    ASSIGN_OR_RETURN(run, stack.Run(one_wave, way));
+    RETURN_IF_ERROR(stack.Run({size.prompt, size.response, wave + last}, way).status());
   }
-  return run;
-}
-
-// With --profile, runs one wave of a group where a profiler records it.
-absl::Status Profile(const BenchRun& run, Stack& stack, const GroupSize& size, const GroupWay& way) {
-  if (!run.options().profile) return absl::OkStatus();
-  const ProfiledRange range;
-  return stack.Run({size.prompt, size.response, std::min(size.rollouts, way.wave_suffixes)}, way).status();
+  return absl::OkStatus();
 }
 
 json Numbers(const Spread& spread, double flops) {
@@ -39,7 +31,7 @@ int64_t UsualWave(const GroupSize& size) {
 }
 
 absl::StatusOr<Spread> TimeGroup(Stack& stack, const GroupSize& size, const GroupWay& way, GroupRun* last) {
-  RETURN_IF_ERROR(WarmUp(stack, size, way).status());
+  RETURN_IF_ERROR(WarmUp(stack, size, way));
   Spread spread;
   double all_s = 0;
   for (int i = 0; i < kRuns && all_s < kLongRunSeconds; ++i) {
@@ -51,12 +43,18 @@ absl::StatusOr<Spread> TimeGroup(Stack& stack, const GroupSize& size, const Grou
   return spread;
 }
 
+absl::Status Profile(const BenchRun& run, Stack& stack, const GroupSize& size, const GroupWay& way, int64_t waves) {
+  if (!run.options().profile) return absl::OkStatus();
+  const ProfiledRange range;
+  return stack.Run({size.prompt, size.response, std::min(size.rollouts, waves * way.wave_suffixes)}, way).status();
+}
+
 void MeasureDense(BenchRun& run, Stack& stack, const GroupSize& size, const std::string& what) {
   run.Row("dense", {{"what", what}, {"size", size.Text()}, {"layers", stack.config().num_layers}},
           [&](json& row) -> absl::Status {
             GroupRun last;
             ASSIGN_OR_RETURN(const Spread spread, TimeGroup(stack, size, {.dense = true}, &last));
-            RETURN_IF_ERROR(Profile(run, stack, size, {.dense = true}));
+            RETURN_IF_ERROR(Profile(run, stack, size, {.dense = true}, 1));
             const double flops = PrunedFlops(stack.config(), size).dense;
             const auto tokens = static_cast<double>((size.prompt + size.response) * size.rollouts);
             row.update(Numbers(spread, flops));
@@ -77,8 +75,8 @@ void MeasureReuse(BenchRun& run, Stack& stack, const GroupSize& size, int64_t wa
                      {"layers", stack.config().num_layers}};
   run.Row("reuse", what, [&](json& row) -> absl::Status {
     const GroupWay dense_way = {.dense = true}, reuse_way = {.wave_suffixes = wave_suffixes};
-    RETURN_IF_ERROR(WarmUp(stack, size, dense_way).status());
-    RETURN_IF_ERROR(WarmUp(stack, size, reuse_way).status());
+    RETURN_IF_ERROR(WarmUp(stack, size, dense_way));
+    RETURN_IF_ERROR(WarmUp(stack, size, reuse_way));
     Spread dense, reuse;
     GroupRun last;
     double dense_s = 0;
@@ -89,7 +87,7 @@ void MeasureReuse(BenchRun& run, Stack& stack, const GroupSize& size, int64_t wa
       ASSIGN_OR_RETURN(last, stack.Run(size, reuse_way));
       reuse.seconds.push_back(last.seconds);
     }
-    RETURN_IF_ERROR(Profile(run, stack, size, reuse_way));
+    RETURN_IF_ERROR(Profile(run, stack, size, reuse_way, 1));
     const GroupFlops pruned = PrunedFlops(stack.config(), size), plain = PlainFlops(stack.config(), size);
     const double ratio = dense.median() / reuse.median();
     row["dense"] = Numbers(dense, pruned.dense);

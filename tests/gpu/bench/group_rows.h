@@ -19,6 +19,9 @@ int64_t UsualWave(const GroupSize& size);
 // Seconds of so many runs after the warm-ups; `last` is told of the last one. Errors: as of Stack::Run.
 absl::StatusOr<Spread> TimeGroup(Stack& stack, const GroupSize& size, const GroupWay& way, GroupRun* last = nullptr);
 
+// Runs at most so many waves of a group where a profiler records them, with --profile.
+absl::Status Profile(const BenchRun& run, Stack& stack, const GroupSize& size, const GroupWay& way, int64_t waves);
+
 // A row of the table "dense": seconds, TFLOP/s and MFU.
 void MeasureDense(BenchRun& run, Stack& stack, const GroupSize& size, const std::string& what);
 

@@ -139,8 +139,13 @@ class KernelTable {
   void WholeGradients() {
     const at::Tensor values = Fp32({model_.hidden_size * 2 * model_.ffn_size}), norm = Fp64(1)[0];
     Row("vector_norm", model_.hidden_size, values.numel() * 4, [&] { backend_.kernels.vector_norm({values, norm}); });
-    Row("first_nonfinite, and the host's wait", model_.hidden_size, values.numel() * 4,
-        [&] { backend_.kernels.first_nonfinite(values); });
+    const at::Tensor index = at::zeros({1}, backend_.options(at::kLong))[0];
+    Row("first_nonfinite", model_.hidden_size, values.numel() * 4, [&] {
+      backend_.kernels.first_nonfinite({values, index});
+    });
+    const at::Tensor weights = values.to(at::kBFloat16), sum = at::zeros({1}, backend_.options(at::kLong))[0];
+    Row("word_sum", model_.hidden_size, weights.numel() * 2,
+        [&] { backend_.kernels.word_sum({.values = weights, .columns = model_.hidden_size, .sum = sum}); });
   }
 
   BenchRun& run_;

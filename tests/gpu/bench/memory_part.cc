@@ -17,6 +17,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kPolicyLayers = 8, kOptimizerLayers = 4;
+// Enough for a tape to leave, to be away, and to come back.
+constexpr int64_t kProfiledWaves = 8;
 
 struct NamedWay {
   std::string name;
@@ -31,22 +33,35 @@ int64_t TapeBytes(const ModelConfig& model, int64_t rows, v1::TapePolicy policy)
   return HostTapeBytes({.config = model, .run_bytes = 2}, {.rows = rows, .policy = policy, .offload = true});
 }
 
-std::vector<NamedWay> PolicyWays(int64_t layer_tape_bytes) {
+// Ways that offload let two layers' tape stay on the device, as one is copied while another is used.
+std::vector<NamedWay> PolicyWays(const ModelConfig& model, int64_t rows) {
   std::vector<NamedWay> ways;
-  for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}) {
+  const auto offloaded = [&](v1::TapePolicy prefix, v1::TapePolicy suffix) -> GroupWay {
+    return {.prefix = prefix,
+            .suffix = suffix,
+            .offload = true,
+            .headroom_bytes = 2 * TapeBytes(model, rows, prefix) / model.num_layers};
+  };
+  const auto add = [&](v1::TapePolicy policy) {
     ways.push_back({v1::TapePolicy_Name(policy), {.prefix = policy}});
-    ways.push_back({v1::TapePolicy_Name(policy) + ", offloaded",
-                    {.prefix = policy, .offload = true, .headroom_bytes = 2 * layer_tape_bytes}});
-  }
+    ways.push_back({v1::TapePolicy_Name(policy) + ", offloaded", offloaded(policy, v1::S0)});
+  };
+  // The most telling first.
+  add(v1::S0);
+  add(v1::S2);
+  ways.push_back({"S2, offloaded, suffixes S1", offloaded(v1::S2, v1::S1)});
+  ways.push_back({"S0, suffixes S1", {.suffix = v1::S1}});
+  for (const v1::TapePolicy policy : {v1::S1, v1::S3, v1::S4}) add(policy);
   ways.push_back({"S0, offloaded, every copy waited for", {.offload = true}});
   ways.push_back({"S5 in blocks", {.prefix = v1::S5, .block_rows = 2048}});
   ways.push_back({"S4 in blocks, suffixes S2", {.prefix = v1::S4, .suffix = v1::S2, .block_rows = 2048}});
   return ways;
 }
 
-absl::Status MeasurePolicy(Stack& stack, const GroupSize& size, const GroupWay& way, json& row) {
+absl::Status MeasurePolicy(const BenchRun& run, Stack& stack, const GroupSize& size, const GroupWay& way, json& row) {
   GroupRun last;
   ASSIGN_OR_RETURN(const Spread spread, TimeGroup(stack, size, way, &last));
+  RETURN_IF_ERROR(Profile(run, stack, size, way, kProfiledWaves));
   const internal::v1::StepSums& sums = last.vote.sums();
   row["seconds"] = spread.Json();
   row["wall_seconds"] = last.wall_seconds;
@@ -98,8 +113,8 @@ absl::Status RunMemory(BenchRun& run) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Stack> stack,
                    Stack::Create(run, {.config = model, .host_tape_bytes = tape + tape / 8 + (1 << 20)}));
   run.Fact("size", size.Text());
-  for (const NamedWay& way : PolicyWays(tape / model.num_layers)) {
-    run.Row("policies", {{"way", way.name}}, [&](json& row) { return MeasurePolicy(*stack, size, way.way, row); });
+  for (const NamedWay& way : PolicyWays(model, size.prompt)) {
+    run.Row("policies", {{"way", way.name}}, [&](json& row) { return MeasurePolicy(run, *stack, size, way.way, row); });
   }
   return absl::OkStatus();
 }

@@ -197,12 +197,17 @@ TEST(BackendsTest, BothFindTheFirstNumberThatIsNotFinite) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
     const at::Tensor values = at::ones({1000}, dtype);
     for (const Kernels& kernels : {MakeCpuBackend().kernels, ComposedKernels()}) {
-      EXPECT_EQ(kernels.first_nonfinite(values), -1);
+      const auto found_in = [&kernels](const at::Tensor& array) {
+        const at::Tensor index = at::full({}, -2, at::kLong);
+        kernels.first_nonfinite({array, index});
+        return index.item<int64_t>();
+      };
+      EXPECT_EQ(found_in(values), -1);
       const at::Tensor bad = values.clone();
       bad[999] = INFINITY;
-      EXPECT_EQ(kernels.first_nonfinite(bad), 999);
+      EXPECT_EQ(found_in(bad), 999);
       bad[37] = NAN;
-      EXPECT_EQ(kernels.first_nonfinite(bad), 37);
+      EXPECT_EQ(found_in(bad), 37);
     }
   }
 }

@@ -17,10 +17,10 @@
 #include "common/cost/state_bytes.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/weights_digest.h"
 #include "tests/worker/checkpoint/saved_checkpoint.h"
 #include "worker/checkpoint/checkpoint_saver.h"
 #include "worker/checkpoint/config_difference.h"
-#include "worker/model/weights_digest.h"
 #include "worker/optim/shards.h"
 
 namespace stemma::testing {

@@ -15,10 +15,10 @@
 #include "common/base/error.h"
 #include "tests/testing/fake_device.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/weights_digest.h"
 #include "tests/worker/checkpoint/file_calls.h"
 #include "tests/worker/checkpoint/held_place.h"
 #include "tests/worker/checkpoint/saved_checkpoint.h"
-#include "worker/model/weights_digest.h"
 #include "worker/model/weights_io.h"
 #include "worker/optim/shards.h"
 

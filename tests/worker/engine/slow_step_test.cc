@@ -33,14 +33,14 @@ class SleepyAttention : public CpuAttention {
   }
 };
 
-int64_t (*look_for_nonfinite)(const at::Tensor& values) = nullptr;
+void (*look_for_nonfinite)(const FirstNonfiniteOperands&) = nullptr;
 
 Backend SleepyBackend() {
   Backend backend = MakeCpuBackend(std::make_unique<SleepyAttention>());
   look_for_nonfinite = backend.kernels.first_nonfinite;
-  backend.kernels.first_nonfinite = [](const at::Tensor& values) {  // called by APPLY
+  backend.kernels.first_nonfinite = [](const FirstNonfiniteOperands& args) {  // called by APPLY
     SleepOnceIfTold();
-    return look_for_nonfinite(values);
+    look_for_nonfinite(args);
   };
   return backend;
 }

@@ -14,11 +14,14 @@
 #include <vector>
 
 #include "tests/testing/synthetic.h"
+#include "tests/testing/weights_digest.h"
 #include "worker/parallel/local_communicator.h"
 #include "worker/parallel/thread_communicator.h"
 
 namespace stemma::worker {
 namespace {
+
+using testing::WeightsDigest;
 
 Weights SomeWeights(at::ScalarType dtype = at::kFloat, int64_t layers = 2, bool tied = false) {
   ModelConfig config =
@@ -118,7 +121,7 @@ std::vector<std::string> DigestsOf(const std::vector<Weights>& weights) {
   for (size_t rank = 0; rank < weights.size(); ++rank) {
     threads.emplace_back([&, rank] {
       const MeshRanks& own = ranks[rank];
-      digests[rank] = MeshDigest(weights[rank], {*own.tp, *own.pp, *own.data}).value();
+      digests[rank] = MeshDigest(weights[rank], ComposedKernels(), {*own.tp, *own.pp, *own.data}).value();
     });
   }
   for (std::thread& thread : threads) thread.join();

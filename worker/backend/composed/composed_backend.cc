@@ -26,7 +26,8 @@ Kernels ComposedKernels() {
           .logits = composed::Logits,
           .logits_backward = composed::LogitsBackward,
           .vector_norm = composed::VectorNorm,
-          .first_nonfinite = composed::FirstNonfinite};
+          .first_nonfinite = composed::FirstNonfinite,
+          .word_sum = composed::WordSum};
 }
 
 Backend MakeComposedBackend() {

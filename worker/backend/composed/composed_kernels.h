@@ -25,6 +25,7 @@ void AddWeightGradient(const WeightGradientOperands& args);
 void Logits(const LogitsOperands& args);
 void LogitsBackward(const LogitsBackwardOperands& args);
 void VectorNorm(const VectorNormOperands& args);
-int64_t FirstNonfinite(const at::Tensor& values);
+void FirstNonfinite(const FirstNonfiniteOperands& args);
+void WordSum(const WordSumOperands& args);
 
 }  // namespace stemma::worker::composed

@@ -57,10 +57,13 @@ void VectorNorm(const VectorNormOperands& args) {
   args.norm.copy_(at::linalg_vector_norm(args.values, 2, {}, /*keepdim=*/false, at::kDouble));
 }
 
-int64_t FirstNonfinite(const at::Tensor& values) {
-  const at::Tensor bad = at::isfinite(values).logical_not();
-  if (!bad.any().item<bool>()) return -1;
-  return bad.to(at::kByte).argmax().item<int64_t>();
+void FirstNonfinite(const FirstNonfiniteOperands& args) {
+  const at::Tensor bad = at::isfinite(args.values).logical_not();
+  if (!bad.any().item<bool>()) {
+    args.index.fill_(-1);
+  } else {
+    args.index.copy_(bad.to(at::kByte).argmax());
+  }
 }
 
 }  // namespace stemma::worker::composed

@@ -164,6 +164,8 @@ void HeadBackward(const HeadBackwardOperands& args) {
   });
 }
 
+void FirstNonfinite(const FirstNonfiniteOperands& args) { args.index.fill_(kernels::FirstNonfinite(args.values)); }
+
 }  // namespace
 
 Kernels CpuKernels() {
@@ -181,7 +183,8 @@ Kernels CpuKernels() {
           .logits = CpuLogits,
           .logits_backward = CpuLogitsBackward,
           .vector_norm = ComposedKernels().vector_norm,
-          .first_nonfinite = kernels::FirstNonfinite};
+          .first_nonfinite = FirstNonfinite,
+          .word_sum = ComposedKernels().word_sum};
 }
 
 }  // namespace stemma::worker

@@ -108,17 +108,29 @@ void VectorNorm(const VectorNormOperands& args) {
   });
 }
 
-int64_t FirstNonfinite(const at::Tensor& values) {
-  if (IsDouble(values)) return ComposedKernels().first_nonfinite(values);
-  if (values.numel() == 0) return -1;
+void FirstNonfinite(const FirstNonfiniteOperands& args) {
+  const at::Tensor& values = args.values;
+  if (IsDouble(values)) return ComposedKernels().first_nonfinite(args);
+  if (values.numel() == 0) {
+    args.index.fill_(-1);
+    return;
+  }
   const Launching launching(values);
-  const at::Tensor partials = at::empty({FirstNonfiniteTeams(values.numel()) + 1}, values.options().dtype(at::kLong));
-  int64_t* data = Data<int64_t>(partials);
+  const at::Tensor partials = at::empty({FirstNonfiniteTeams(values.numel())}, args.index.options());
   DispatchRunType(values.scalar_type(), [&]<typename T>() {
-    const FirstNonfiniteArgs<T> raw{.values = Data<const T>(values), .count = values.numel(), .partials = data + 1};
-    CheckLaunch(LaunchFirstNonfinite(raw, data, launching.stream()), "first_nonfinite");
+    const FirstNonfiniteArgs<T> raw{
+        .values = Data<const T>(values), .count = values.numel(), .partials = Data<int64_t>(partials)};
+    CheckLaunch(LaunchFirstNonfinite(raw, Data<int64_t>(args.index), launching.stream()), "first_nonfinite");
   });
-  return partials[0].item<int64_t>();
+}
+
+void WordSum(const WordSumOperands& args) {
+  if (IsDouble(args.values)) return ComposedKernels().word_sum(args);
+  const Launching launching(args.values);
+  const at::Tensor partials = at::empty({WordSumTeams(args.values.numel())}, args.sum.options());
+  DispatchRunType(args.values.scalar_type(), [&]<typename T>() {
+    CheckLaunch(LaunchWordSum(ArgsOf<T>(args, partials), Data<int64_t>(args.sum), launching.stream()), "word_sum");
+  });
 }
 
 void MergeParts(const MergeOperands& args) {
@@ -156,7 +168,8 @@ Kernels CudaRowKernels() {
           .logits = composed.logits,
           .logits_backward = composed.logits_backward,
           .vector_norm = VectorNorm,
-          .first_nonfinite = FirstNonfinite};
+          .first_nonfinite = FirstNonfinite,
+          .word_sum = WordSum};
 }
 
 AttentionKernels CudaAttentionKernels() { return {.merge = MergeParts, .add_parts = AddPartsOfGradient}; }

@@ -1,7 +1,7 @@
 // The CUDA backend's fused kernels: from tensors to launches on the current stream (worker/backend/cuda/kernels).
 //
 // Called by worker/backend/cuda, which makes the backend's table of them, and by tests. A run in fp64 has composed
-// kernels, here and in AttentionKernels. No entry waits for the device but first_nonfinite. Sums over rows are the same
+// kernels, here and in AttentionKernels. No entry waits for the device. Sums over rows are the same
 // bits from call to call on one kind of device.
 #pragma once
 

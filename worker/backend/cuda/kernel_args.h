@@ -14,6 +14,7 @@
 #include "worker/backend/cuda/kernels/norm.h"
 #include "worker/backend/cuda/kernels/qkv.h"
 #include "worker/backend/cuda/kernels/swiglu.h"
+#include "worker/backend/cuda/kernels/word_sum.h"
 #include "worker/backend/cuda/typed_data.h"
 #include "worker/backend/kernels.h"
 
@@ -175,6 +176,17 @@ inline HeadBackwardArgs ArgsOf(const HeadBackwardOperands& args) {
           .rows = args.logits_TV.size(0),
           .vocab = args.logits_TV.size(1),
           .inverse_temperature = args.inverse_temperature};
+}
+
+template <typename T>
+WordSumArgs<T> ArgsOf(const WordSumOperands& args, const at::Tensor& partials) {
+  return {.words = Data<const T>(args.values),
+          .count = args.values.numel(),
+          .first = args.first,
+          .columns = args.columns,
+          .row_begin = static_cast<uint64_t>(args.row_begin),
+          .column_begin = static_cast<uint64_t>(args.column_begin),
+          .partials = Data<int64_t>(partials)};
 }
 
 // `sequence_log_ratio_T`: gspo's mean of each row's rollout; undefined in other modes.

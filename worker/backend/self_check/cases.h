@@ -42,6 +42,7 @@ std::vector<Case> LossCases(const CheckShape& shape);
 std::vector<Case> AddWeightGradientCases(const CheckShape& shape);
 std::vector<Case> LogitsCases(const CheckShape& shape);
 std::vector<Case> LogitsBackwardCases(const CheckShape& shape);
+std::vector<Case> WordSumCases(const CheckShape& shape);
 std::vector<Case> VectorNormCases(const CheckShape& shape);
 std::vector<Case> FirstNonfiniteCases(const CheckShape& shape);
 std::vector<Case> AttentionCases(const CheckShape& shape);

@@ -141,8 +141,9 @@ void RunFirstNonfinite(const Side& side, Operands& operands, const BadNumbers& b
     values[index] = number;
     number = number > 0 ? -number : std::numeric_limits<double>::quiet_NaN();
   }
-  const int64_t found = side.kernels.first_nonfinite(operands.Given(values, numbers));
-  operands.Compare("index", at::scalar_tensor(static_cast<double>(found), at::kDouble), Numbers::kRows);
+  const at::Tensor given = operands.Given(values, numbers), index = at::full({}, -2, given.options().dtype(at::kLong));
+  side.kernels.first_nonfinite({given, index});
+  operands.Compare("index", index.to(at::kDouble), Numbers::kRows);
 }
 
 }  // namespace

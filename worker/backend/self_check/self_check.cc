@@ -91,6 +91,7 @@ constexpr Entry kEntries[] = {
     {"vector_norm", "vector_norm", TakeKernel<&Kernels::vector_norm>, self_check::VectorNormCases, Fp64Tolerances},
     {"first_nonfinite", "first_nonfinite", TakeKernel<&Kernels::first_nonfinite>, self_check::FirstNonfiniteCases,
      ExactTolerances},
+    {"word_sum", "word_sum", TakeKernel<&Kernels::word_sum>, self_check::WordSumCases, ExactTolerances},
     {kAttention, kAttention, TakeAttention, self_check::AttentionCases, AttentionTolerances}};
 // An entry that the table gains is checked, too.
 static_assert(sizeof(Kernels) == (std::size(kEntries) - 1) * sizeof(Kernels::loss));

@@ -107,26 +107,56 @@ bool BreakKernel(Fault fault, Backend& backend) {
   return true;
 }
 
-// The search writes nothing and answers with a number.
+// The search's result is an integer, which has no NaN and no neighbour that is a number of the same kind.
 bool BreakFirstNonfinite(Fault fault, Backend& backend) {
   switch (fault) {
     case Fault::kScaled:
-      backend.kernels.first_nonfinite = [](const at::Tensor& values) {
-        return ComposedKernels().first_nonfinite(values) * 2;
+      backend.kernels.first_nonfinite = [](const FirstNonfiniteOperands& args) {
+        ComposedKernels().first_nonfinite(args);
+        args.index.mul_(2);
       };
       return true;
     case Fault::kUnwritten:  // the last element is not looked at
-      backend.kernels.first_nonfinite = [](const at::Tensor& values) {
-        return ComposedKernels().first_nonfinite(values.narrow(0, 0, values.numel() - 1));
+      backend.kernels.first_nonfinite = [](const FirstNonfiniteOperands& args) {
+        ComposedKernels().first_nonfinite({args.values.narrow(0, 0, args.values.numel() - 1), args.index});
       };
       return true;
     case Fault::kReadsPastEnd:
-      backend.kernels.first_nonfinite = [](const at::Tensor& values) {
-        return ComposedKernels().first_nonfinite(values.as_strided({values.numel() + 1}, {1}, values.storage_offset()));
+      backend.kernels.first_nonfinite = [](const FirstNonfiniteOperands& args) {
+        const at::Tensor more = args.values.as_strided({args.values.numel() + 1}, {1}, args.values.storage_offset());
+        ComposedKernels().first_nonfinite({more, args.index});
       };
       return true;
     case Fault::kThrows:
-      backend.kernels.first_nonfinite = [](const at::Tensor&) -> int64_t {
+      backend.kernels.first_nonfinite = [](const FirstNonfiniteOperands&) {
+        TORCH_CHECK(false, "no kernel image is available\nfor this device");
+      };
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The sum of words is an integer, which has no NaN and no neighbour that is a number of the same kind.
+bool BreakWordSum(Fault fault, Backend& backend) {
+  switch (fault) {
+    case Fault::kScaled:
+      backend.kernels.word_sum = [](const WordSumOperands& args) {
+        ComposedKernels().word_sum(args);
+        args.sum.mul_(3);
+      };
+      return true;
+    case Fault::kUnwritten:
+      backend.kernels.word_sum = [](const WordSumOperands&) {};
+      return true;
+    case Fault::kReadsPastEnd:
+      backend.kernels.word_sum = [](const WordSumOperands& args) {
+        const at::Tensor more = args.values.as_strided({args.values.numel() + 1}, {1}, args.values.storage_offset());
+        ComposedKernels().word_sum({more, args.first, args.columns, args.row_begin, args.column_begin, args.sum});
+      };
+      return true;
+    case Fault::kThrows:
+      backend.kernels.word_sum = [](const WordSumOperands&) {
         TORCH_CHECK(false, "no kernel image is available\nfor this device");
       };
       return true;
@@ -183,6 +213,7 @@ constexpr NamedBreak kBreaks[] = {{"rms_norm_forward", BreakKernel<&Kernels::rms
                                   {"logits_backward", BreakKernel<&Kernels::logits_backward>},
                                   {"vector_norm", BreakKernel<&Kernels::vector_norm>},
                                   {"first_nonfinite", BreakFirstNonfinite},
+                                  {"word_sum", BreakWordSum},
                                   {"attention", BreakAttention}};
 
 }  // namespace

@@ -82,6 +82,20 @@ STEMMA_DEVICE float At(const Pack<T, V>& pack, int i) {
   }
 }
 
+// The bits of element i as an unsigned number.
+template <typename T, int V>
+STEMMA_DEVICE uint32_t BitsAt(const Pack<T, V>& pack, int i) {
+  if constexpr (V == 1 && sizeof(T) == 4) {
+    return BitsOfFloat(pack.element);
+  } else if constexpr (V == 1) {
+    return pack.element.bits;
+  } else if constexpr (sizeof(T) == 4) {
+    return pack.words[i];
+  } else {
+    return i % 2 == 0 ? pack.words[i / 2] & 0xffffu : pack.words[i / 2] >> 16;
+  }
+}
+
 template <typename T, int V>
 STEMMA_DEVICE Pack<T, V> PackOf(const float (&x)[V]) {
   Pack<T, V> pack;

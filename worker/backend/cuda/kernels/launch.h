@@ -17,6 +17,7 @@
 #include "worker/backend/cuda/kernels/sums.h"
 #include "worker/backend/cuda/kernels/swiglu.h"
 #include "worker/backend/cuda/kernels/vector_norm.h"
+#include "worker/backend/cuda/kernels/word_sum.h"
 
 namespace stemma::worker::cuda {
 
@@ -72,6 +73,12 @@ int64_t VectorNormTeams(int64_t count);
 // Writes the norm to *norm on the device.
 template <typename T>
 cudaError_t LaunchVectorNorm(const VectorNormArgs<T>& args, double* norm, cudaStream_t stream);
+
+// Elements of WordSumArgs::partials.
+int64_t WordSumTeams(int64_t count);
+// Writes the sum to *sum on the device.
+template <typename T>
+cudaError_t LaunchWordSum(const WordSumArgs<T>& args, int64_t* sum, cudaStream_t stream);
 
 template <typename T>
 cudaError_t LaunchMerge(const MergeArgs<T>& args, cudaStream_t stream);

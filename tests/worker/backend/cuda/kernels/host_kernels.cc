@@ -15,6 +15,7 @@
 #include "worker/backend/cuda/kernels/finite.h"
 #include "worker/backend/cuda/kernels/sums.h"
 #include "worker/backend/cuda/kernels/vector_norm.h"
+#include "worker/backend/cuda/kernels/word_sum.h"
 
 namespace stemma::testing {
 namespace {
@@ -215,9 +216,9 @@ void VectorNorm(const VectorNormOperands& operands) {
   });
 }
 
-int64_t FirstNonfinite(const at::Tensor& values) {
+void FirstNonfinite(const FirstNonfiniteOperands& operands) {
+  const at::Tensor& values = operands.values;
   const at::Tensor partials = at::full({run.shape.count}, 1 << 30, at::kLong);
-  int64_t first = -2;
   DispatchRunType(values.scalar_type(), [&]<typename T>() {
     const cuda::FirstNonfiniteArgs<T> args{worker::Data<const T>(values), values.numel(),
                                            worker::Data<int64_t>(partials)};
@@ -226,9 +227,23 @@ int64_t FirstNonfinite(const at::Tensor& values) {
   });
   const TeamShape one{run.shape.size, 1, run.shape.order};
   RunTeams(one, [&](auto& team) {
-    cuda::FirstOfPartials(team, worker::Data<const int64_t>(partials), partials.numel(), values.numel(), &first);
+    cuda::FirstOfPartials(team, worker::Data<const int64_t>(partials), partials.numel(), values.numel(),
+                          worker::Data<int64_t>(operands.index));
   });
-  return first;
+}
+
+void WordSum(const WordSumOperands& operands) {
+  const at::Tensor partials = at::full({run.shape.count}, 1 << 30, at::kLong);
+  DispatchRunType(operands.values.scalar_type(), [&]<typename T>() {
+    const auto args = ArgsOf<T>(operands, partials);
+    PickVector<cuda::kVector<T>>(UsesVectors(args),
+                                 [&]<int V>() { RunBody([&](auto& team) { cuda::SumWords<T, V>(team, args); }); });
+  });
+  const TeamShape one{run.shape.size, 1, run.shape.order};
+  const int64_t teams = partials.numel() - (run.fault == Fault::kLastTeamMissing ? 1 : 0);
+  RunTeams(one, [&](auto& team) {
+    cuda::SumOfPartials(team, worker::Data<const int64_t>(partials), teams, worker::Data<int64_t>(operands.sum));
+  });
 }
 
 void Merge(const cuda::MergeOperands& operands) {
@@ -264,6 +279,7 @@ Kernels HostKernels(const HostRun& as_said) {
   kernels.loss = Loss;
   kernels.vector_norm = VectorNorm;
   kernels.first_nonfinite = FirstNonfinite;
+  kernels.word_sum = WordSum;
   return kernels;
 }
 

@@ -70,6 +70,18 @@ TEST(KernelBodiesTest, TheNormOfAVectorIsTheComposed) {
   }
 }
 
+// Whole numbers: no bit may differ.
+TEST(KernelBodiesTest, TheSumOfWordsIsTheComposed) {
+  for (const TeamShape& shape : kShapes) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (uint32_t seed = kSeed; seed < kSeed + kCases; ++seed) {
+        const Outputs actual = WordSumCase(HostTables({shape}), dtype, Drawn(seed, {}));
+        EXPECT_TRUE(at::equal(actual[0], WordSumCase(ComposedTables(), dtype, Drawn(seed, {}))[0])) << "seed " << seed;
+      }
+    }
+  }
+}
+
 // One row after the other, on both sides.
 TEST(KernelBodiesTest, EmbeddingGradientsAreTheCpusBits) {
   const Tables cpu{MakeCpuBackend().kernels, {}};

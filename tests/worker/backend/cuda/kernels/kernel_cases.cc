@@ -212,12 +212,36 @@ Outputs VectorNormCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) 
 Outputs NonfiniteCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
   const int64_t count = drawn.Width() * drawn.Rows();
   const at::Tensor values = drawn.Normal({count}, dtype);
-  std::vector<int64_t> found = {tables.kernels.first_nonfinite(values)};
+  std::vector<int64_t> found;
+  const auto find = [&] {
+    const at::Tensor index = drawn.Place(at::full({1}, -2, at::kLong))[0];
+    tables.kernels.first_nonfinite({values, index});
+    found.push_back(index.item<int64_t>());
+  };
+  find();
   for (const double bad : std::initializer_list<double>{INFINITY, -INFINITY, kNan}) {
     if (count > 0) values[drawn.Size(0, count - 1)] = bad;
-    found.push_back(tables.kernels.first_nonfinite(values));
+    find();
   }
   return {at::tensor(found, at::kLong)};
+}
+
+// A part of a matrix; the sum's bits in four numbers, which fp64 holds.
+Outputs WordSumCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
+  const int64_t columns = drawn.Width(), rows = drawn.Rows();
+  const int64_t first = drawn.Coin() ? 0 : drawn.Size(0, rows * columns - 1);
+  const int64_t count = drawn.Coin() ? rows * columns - first : drawn.Size(1, rows * columns - first);
+  const at::Tensor values = drawn.Normal({count}, dtype);
+  const at::Tensor sum = drawn.Place(at::full({1}, -1, at::kLong))[0];
+  tables.kernels.word_sum({.values = values,
+                           .first = first,
+                           .columns = columns,
+                           .row_begin = drawn.Size(0, 1000),
+                           .column_begin = drawn.Size(0, 1000),
+                           .sum = sum});
+  std::vector<int64_t> words;
+  for (const int shift : {0, 16, 32, 48}) words.push_back(sum.item<int64_t>() >> shift & 0xffff);
+  return {at::tensor(words, at::kLong)};
 }
 
 Outputs MergeCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {

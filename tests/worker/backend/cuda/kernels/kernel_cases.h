@@ -68,6 +68,7 @@ Outputs HeadForwardCase(const Tables& tables, at::ScalarType dtype, Drawn drawn)
 Outputs HeadBackwardCase(const Tables& tables, at::ScalarType dtype, Drawn drawn);
 Outputs LossCase(const Tables& tables, at::ScalarType dtype, Drawn drawn);
 Outputs VectorNormCase(const Tables& tables, at::ScalarType dtype, Drawn drawn);
+Outputs WordSumCase(const Tables& tables, at::ScalarType dtype, Drawn drawn);
 Outputs NonfiniteCase(const Tables& tables, at::ScalarType dtype, Drawn drawn);
 Outputs MergeCase(const Tables& tables, at::ScalarType dtype, Drawn drawn);
 Outputs AddPartsCase(const Tables& tables, at::ScalarType dtype, Drawn drawn);

@@ -43,8 +43,8 @@ TEST(KernelControlsTest, ADroppedTermOfANormsGradientIsSeen) {
 }
 
 TEST(KernelControlsTest, SumsOfOneLaneAreSeen) {
-  for (const Case& entry :
-       {Case(RmsNormCase), Case(QkvForwardCase), Case(HeadForwardCase), Case(LossCase), Case(VectorNormCase)}) {
+  for (const Case& entry : {Case(RmsNormCase), Case(QkvForwardCase), Case(HeadForwardCase), Case(LossCase),
+                            Case(VectorNormCase), Case(WordSumCase)}) {
     EXPECT_GT(Worst(entry, WithFault(Fault::kOwnSums)), 10);
   }
 }
@@ -55,7 +55,8 @@ TEST(KernelControlsTest, MaximaOfOneLaneAreSeen) {
 }
 
 TEST(KernelControlsTest, AMissingBlockOfRowsIsSeen) {
-  for (const Case& entry : {Case(RmsNormCase), Case(QkvBackwardCase), Case(LossCase), Case(VectorNormCase)}) {
+  for (const Case& entry :
+       {Case(RmsNormCase), Case(QkvBackwardCase), Case(LossCase), Case(VectorNormCase), Case(WordSumCase)}) {
     EXPECT_GT(Worst(entry, WithFault(Fault::kLastTeamMissing)), 10);
   }
 }

@@ -48,6 +48,7 @@ TEST_F(KernelsDeviceTest, EmbeddingGradientsAreTheComposed) { ExpectTheComposed(
 TEST_F(KernelsDeviceTest, TheHeadsStatisticsAreTheComposed) { ExpectTheComposed(HeadForwardCase); }
 TEST_F(KernelsDeviceTest, TheHeadsGradientsAreTheComposed) { ExpectTheComposed(HeadBackwardCase); }
 TEST_F(KernelsDeviceTest, TheFirstNonfiniteNumberIsTheComposed) { ExpectTheComposed(NonfiniteCase); }
+TEST_F(KernelsDeviceTest, TheSumOfWordsIsTheComposed) { ExpectTheComposed(WordSumCase, 0); }
 TEST_F(KernelsDeviceTest, MergedAttentionIsTheComposed) { ExpectTheComposed(MergeCase); }
 TEST_F(KernelsDeviceTest, AddedPartsAreTheComposed) { ExpectTheComposed(AddPartsCase); }
 // Sums stay as they were.
@@ -62,7 +63,9 @@ TEST_F(KernelsDeviceTest, NoRowsChangeNothing) {
       }
     }
   }
-  EXPECT_EQ(FusedTables().kernels.first_nonfinite(at::empty({0}, at::kCUDA)), -1);
+  const at::Tensor index = at::full({}, -2, at::TensorOptions(at::kCUDA).dtype(at::kLong));
+  FusedTables().kernels.first_nonfinite({at::empty({0}, at::kCUDA), index});
+  EXPECT_EQ(index.item<int64_t>(), -1);
 }
 
 // fp64 throughout: as in kernel_bodies_test.
