@@ -306,10 +306,23 @@ def lines_of(content):
     return lines + ["", *bars.lines]
 
 
-def newest_report():
+def device_of(content):
+    return at(Report(content).fact("self_check", "device"), "name") or NOT_MEASURED
+
+
+def newest_of_each_device(contents):
+    """`contents`: reports, oldest first. The newest of each device, newest first."""
+    newest = {}
+    for content in contents:
+        newest.pop(device_of(content), None)  # the place is the newest one's
+        newest[device_of(content)] = content
+    return list(newest.values())[::-1]
+
+
+def kept_reports():
     folder = os.path.join(HERE, "reports")
     files = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if os.path.isdir(folder) else []
-    return os.path.join(folder, files[-1]) if files else None
+    return newest_of_each_device(read(os.path.join(folder, name)) for name in files)
 
 
 def read(path):
@@ -318,17 +331,27 @@ def read(path):
 
 
 def section(content):
-    """The lines of the page's section. The first says how it is taken, as that of every section does."""
+    """The lines of one report. The first says how it is taken, as that of every section does."""
     commit = (content or {}).get("taken", {}).get("commit")
     taken = f"Taken by `make gpu-bundle` and its gpu_check.sh at commit {commit}." if commit else \
         "Taken by `make gpu-bundle` and its gpu_check.sh at commit –: on no machine yet."
     return [taken, "", *lines_of(content)]
 
 
+def section_of_all(contents):
+    """The lines of the page's section: each report under the name of its device but the first."""
+    first, *others = contents or [None]
+    lines = section(first)
+    for content in others:
+        lines += ["", f"### {device_of(content)}", ""]
+        lines += [f"#{line}" if line.startswith("### ") else line for line in section(content)]
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("report", nargs="?", help="prints the page of this report")
-    parser.add_argument("--check", action="store_true", help="says whether docs/benchmarks.md is what the kept report gives")
+    parser.add_argument("--check", action="store_true", help="says whether docs/benchmarks.md is what the kept reports give")
     arguments = parser.parse_args()
     if arguments.report:
         print("\n".join([f"## {TITLE}", "", *section(read(arguments.report))]))
@@ -336,12 +359,12 @@ def main():
     sys.path.insert(0, os.path.join(HERE, "..", "bench"))
     import page  # not in the bundle
 
-    path, kept = os.path.join(HERE, "..", "..", "docs", "benchmarks.md"), newest_report()
+    path = os.path.join(HERE, "..", "..", "docs", "benchmarks.md")
     with open(path, encoding="utf-8") as file:
         text = file.read()
     have = page.split(text)
     titles = [title for title in have if title not in (TITLE, page.TARGETS)]
-    new = page.replaced(text, {TITLE: section(read(kept) if kept else None)}, [*titles, TITLE])
+    new = page.replaced(text, {TITLE: section_of_all(kept_reports())}, [*titles, TITLE])
     if arguments.check:
         if new != text:
             raise SystemExit("docs/benchmarks.md, section GPU, is not what tests/gpu/report_page.py makes: run it")

@@ -30,6 +30,24 @@ def page(content):
     return "\n".join(report_page.section(content))
 
 
+def of_device(name, commit):
+    content = report(self_check={})
+    content["parts"]["self_check"]["facts"]["device"] = {"name": name}
+    content["taken"]["commit"] = commit
+    return content
+
+
+def test_each_device_has_its_newest_report():
+    kept = report_page.newest_of_each_device([of_device("A", "1"), of_device("B", "2"), of_device("A", "3")])
+    assert [content["taken"]["commit"] for content in kept] == ["3", "2"]
+    lines = report_page.section_of_all(kept)
+    assert "at commit 3." in lines[0]
+    second = lines.index("### B")
+    assert "at commit 2." in lines[second + 2] and "#### Reuse" in lines[second:] and "### Reuse" in lines[:second]
+    assert not any(line.startswith("### ") for line in lines[second + 1:])
+    assert report_page.section_of_all([]) == report_page.section(None)
+
+
 def test_without_a_report_every_bar_is_not_measured():
     lines = report_page.section(None)
     bars = [line for line in lines if line.startswith("* ")]

@@ -34,6 +34,8 @@ struct KernelOff {
 struct AttentionStrategy {
   std::string name;  // in docs/gpu.md
   std::shared_ptr<const AttentionOp> op;
+  // What a run has where `op` is admitted: the same kernels, on the calls that are worth them. Null: `op` itself.
+  std::shared_ptr<const AttentionOp> in_use = nullptr;
 };
 
 struct Backend {

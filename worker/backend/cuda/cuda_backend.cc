@@ -89,7 +89,10 @@ std::vector<AttentionStrategy> FasterAttention(const BackendRequest& request) {
   FlashAttentionOptions options = AttentionOptions();
   options.dense = &BucketedCudnn();
   options.admitted = ShapesOf(request);
-  return {{"attention_cudnn", std::make_shared<FlashAttention>(Fa2(), std::move(options))}};
+  // The check tries it on operands that would be too small for a plan.
+  const auto checked = std::make_shared<FlashAttention>(Fa2(), options);
+  options.plan_flops_min = kFlopsWorthAPlan;
+  return {{"attention_cudnn", checked, std::make_shared<FlashAttention>(Fa2(), std::move(options))}};
 }
 
 }  // namespace

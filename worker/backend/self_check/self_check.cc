@@ -186,7 +186,10 @@ void AdmitFasterAttention(std::span<const CheckResult> results, Backend& backend
   for (size_t i = 0; i < results.size(); ++i) {
     CHECK_EQ(results[i].kernel, backend.faster_attention[i].name);
     if (!results[i].admitted) backend.kernels_off.push_back({results[i].kernel, results[i].reason});
-    if (results[i].admitted && !std::exchange(found, true)) backend.attention = backend.faster_attention[i].op;
+    if (results[i].admitted && !std::exchange(found, true)) {
+      const AttentionStrategy& faster = backend.faster_attention[i];
+      backend.attention = faster.in_use != nullptr ? faster.in_use : faster.op;
+    }
   }
   backend.faster_attention.clear();
 }

@@ -150,6 +150,14 @@ TEST(SelfCheckAdmitTest, TheFirstFasterAttentionThatIsRightIsTaken) {
   EXPECT_TRUE(admitted.faster_attention.empty());
 }
 
+TEST(SelfCheckAdmitTest, WhatARunHasMayLeaveCallsToOthersThatTheCheckTried) {
+  const auto tried = std::make_shared<FasterAttention>(false), in_use = std::make_shared<FasterAttention>(false);
+  Backend backend = MakeCpuBackend();
+  backend.faster_attention = {{"right", tried, in_use}};
+  const Reference reference = Composed();
+  EXPECT_EQ(Admit(backend, reference, CheckBackend(backend, reference, Setting(at::kBFloat16))).attention, in_use);
+}
+
 TEST(SelfCheckAdmitTest, WithoutAFasterAttentionThatIsRightTheOwnOneStays) {
   Backend backend = MakeCpuBackend();
   backend.faster_attention = {{"wrong", std::make_shared<FasterAttention>(true)}};

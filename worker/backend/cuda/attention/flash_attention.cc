@@ -108,7 +108,9 @@ int64_t FlashAttention::DenseKeys(const AncestorCall& ancestor, const Rows& rows
   if (!HasDense(rows.q_THE) || ancestor.sequences.size() > 1) return 0;
   const ShapeFamily family = FamilyOf(rows.q_THE, rows.k_TKE, /*causal=*/false);
   const int64_t keys = ancestor.k_CKE.size(0);
-  return KeysOfFasterCall(keys, options_.admitted.MostKeys({family, 1, ancestor.rows(), keys}));
+  const PrefixCall call = {ancestor.rows(), keys, family.heads, family.head_size};
+  return KeysOfFasterCall(call, options_.admitted.MostKeys({family, 1, ancestor.rows(), keys}),
+                          options_.plan_flops_min);
 }
 
 std::vector<AncestorCall> FlashAttention::KeyParts(const AncestorCall& ancestor, const Rows& rows) const {

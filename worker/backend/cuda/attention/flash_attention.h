@@ -32,6 +32,7 @@ struct FlashAttentionOptions {
   // A faster library for dense calls of admitted shapes; null: none. Outlives the op.
   const FlashCalls* dense = nullptr;
   AdmittedShapes admitted = {};
+  double plan_flops_min = 0;  // what a call over an ancestor's keys must have for a plan of that library
   int64_t (*chunks)(const PrefixCall& call, int64_t num_multiprocessors) = ChunksOf;
 };
 
