@@ -85,6 +85,7 @@ ClusterWays::ClusterWays(const MemoryOptions& options, const ClusterShape& clust
     }
     prefixes_.push_back({.way = way, .kept = kept_.size() - 1});
   }
+  has_others_ = prefixes_.size() * suffix_policies_.size() > 1;
 }
 
 const PrefixShape& ClusterWays::ShapeOf(const PrefixWay& way) {
@@ -152,6 +153,30 @@ PhaseBytes ClusterWays::PhaseB(const Prefix& prefix, const RankCut& cut) const {
   return bytes;
 }
 
+// Whether Phases A and C fit.
+bool ClusterWays::FitsWithoutWaves(Prefix& prefix) {
+  const PhasePair& bytes = BytesOf(prefix);
+  return std::max(bytes.forward.peak(), bytes.backward.peak()) <= options_.budget_bytes;
+}
+
+// Drops ways in blocks that keep what a whole one keeps which fits: in Phase B both are the same, and in the others
+// blocks only add to the seconds.
+void ClusterWays::DropOutdone() {
+  size_t staying = 0;
+  std::optional<size_t> kept_whole;
+  for (size_t i = 0; i < prefixes_.size(); ++i) {
+    Prefix& prefix = prefixes_[i];
+    if (prefix.way.block_rows == 0) {
+      if (FitsWithoutWaves(prefix)) kept_whole = prefix.kept;
+    } else if (kept_whole == prefix.kept) {
+      continue;
+    }
+    if (staying != i) prefixes_[staying] = std::move(prefix);
+    ++staying;
+  }
+  prefixes_.erase(prefixes_.begin() + static_cast<ptrdiff_t>(staying), prefixes_.end());
+}
+
 int64_t ClusterWays::LeftToWaves(const Prefix& prefix) const {
   return options_.budget_bytes - kept_[prefix.kept].device.peak();
 }
@@ -169,6 +194,7 @@ PhaseWork ClusterWays::WorkOf(size_t index, const WavesOfRanks& waves) {
 
 void ClusterWays::PricePrefixes() {
   if (std::exchange(priced_, true) || !computes_prefixes()) return;
+  DropOutdone();
   for (Prefix& prefix : prefixes_) {
     const Work forward = sums_.PrefixForward(ShapeOf(prefix.way));
     prefix.forward_s = Seconds(forward, options_.rates);
@@ -215,8 +241,7 @@ std::optional<RankCut> ClusterWays::Fit(size_t index) {
   ++ways_evaluated_;
   Prefix& prefix = PrefixOf(index);
   if (kept_[prefix.kept].host > options_.host_bytes_max()) return std::nullopt;
-  const PhasePair& bytes = BytesOf(prefix);
-  if (std::max(bytes.forward.peak(), bytes.backward.peak()) > options_.budget_bytes) return std::nullopt;
+  if (!FitsWithoutWaves(prefix)) return std::nullopt;
   const int64_t left = LeftToWaves(prefix);
   RankCut cut = cuts_.Cut(SuffixPolicyOf(index), left, kept_[prefix.kept].beside);
   if (cut.largest().peak() > left) return std::nullopt;
@@ -333,7 +358,7 @@ MemoryChoice ClusterWays::Choice(size_t index, const RankCut& cut) {
   choice.wave_rows = options_.wave_rows;
   choice.work = WorkOf(index, cut.waves());
   choice.seconds = Seconds(choice.work, options_.rates);
-  choice.others = prefixes_.size() * suffix_policies_.size() > 1;
+  choice.others = has_others_;
   return choice;
 }
 
@@ -363,6 +388,7 @@ std::optional<MemoryChoice> ClusterWays::Evaluate(const MemoryAlternative& way) 
   prefixes_ = {{.way = {asked.policy, asked.offload, asked.block_rows, asked.regather}}};
   kept_ = {KeptBy(prefixes_[0].way)};
   suffix_policies_ = {way.suffix_policy};
+  has_others_ = false;
   priced_ = false;
   const std::optional<RankCut> cut = Fit(0);
   if (!cut) return std::nullopt;

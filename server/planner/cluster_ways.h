@@ -90,9 +90,11 @@ class ClusterWays {
   PhaseBytes KeptOnStage(const ByteShape& stage, const PrefixShape& shape) const;
   Kept KeptBy(const PrefixWay& way);
   const PhasePair& BytesOf(Prefix& prefix);
+  bool FitsWithoutWaves(Prefix& prefix);
   int64_t LeftToWaves(const Prefix& prefix) const;
   PhaseBytes PhaseB(const Prefix& prefix, const RankCut& cut) const;
   PhaseWork WorkOf(size_t index, const WavesOfRanks& waves);
+  void DropOutdone();
   void PricePrefixes();
   Work SlowestSuffix(v1::TapePolicy policy, const WavesOfRanks& waves) const;
   double SuffixSeconds(v1::TapePolicy policy, const WavesOfRanks& waves) const;
@@ -119,6 +121,7 @@ class ClusterWays {
   absl::InlinedVector<Kept, 11> kept_;
   absl::InlinedVector<Prefix, kPrefixWays> prefixes_;
   absl::InlinedVector<v1::TapePolicy, kSuffixPolicies> suffix_policies_;
+  bool has_others_ = false;  // of the ways that were made
   bool priced_ = false;
   int64_t ways_evaluated_ = 0;
 };
