@@ -17,6 +17,7 @@
 #include "absl/container/inlined_vector.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/memory_choice.h"
+#include "server/planner/prefix_ways.h"
 #include "server/planner/rank_cuts.h"
 
 namespace stemma::server {
@@ -45,9 +46,7 @@ class ClusterWays {
   int64_t waves_priced() const { return cuts_.waves_priced(); }
 
  private:
-  // Counts the policies with and without offload, each with every number of block rows and none. Lists of this size
-  // need no memory of the heap; those of context-parallel ranks are twice as long.
-  static constexpr size_t kPrefixWays = 11 * 8, kSuffixPolicies = 5;
+  static constexpr size_t kSuffixPolicies = 5;
 
   // Bytes that stay during Phase B. On one rank they do not depend on how the prefixes are cut into blocks.
   struct Kept {

@@ -226,21 +226,25 @@ Outputs NonfiniteCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
   return {at::tensor(found, at::kLong)};
 }
 
-// A part of a matrix; the sum's bits in four numbers, which fp64 holds.
+// Parts of a matrix: all of it, its rows from one on, and what begins and ends inside of rows. The sums' bits in four
+// numbers each, which fp64 holds.
 Outputs WordSumCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
-  const int64_t columns = drawn.Width(), rows = drawn.Rows();
-  const int64_t first = drawn.Coin() ? 0 : drawn.Size(0, rows * columns - 1);
-  const int64_t count = drawn.Coin() ? rows * columns - first : drawn.Size(1, rows * columns - first);
-  const at::Tensor values = drawn.Normal({count}, dtype);
-  const at::Tensor sum = drawn.Place(at::full({1}, -1, at::kLong))[0];
-  tables.kernels.word_sum({.values = values,
-                           .first = first,
-                           .columns = columns,
-                           .row_begin = drawn.Size(0, 1000),
-                           .column_begin = drawn.Size(0, 1000),
-                           .sum = sum});
+  const int64_t columns = drawn.Width(), rows = drawn.Rows(), all = rows * columns;
+  const int64_t row = drawn.Size(rows / 2, rows - 1) * columns, inside = drawn.Size(0, all - 1);
+  const int64_t row_begin = drawn.Size(0, 1000), column_begin = drawn.Size(0, 1000);
   std::vector<int64_t> words;
-  for (const int shift : {0, 16, 32, 48}) words.push_back(sum.item<int64_t>() >> shift & 0xffff);
+  for (const auto& [first, count] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, all}, {row, all - row}, {inside, drawn.Size(1, all - inside)}}) {
+    const at::Tensor values = drawn.Normal({count}, dtype);
+    const at::Tensor sum = drawn.Place(at::full({1}, -1, at::kLong))[0];
+    tables.kernels.word_sum({.values = values,
+                             .first = first,
+                             .columns = columns,
+                             .row_begin = row_begin,
+                             .column_begin = column_begin,
+                             .sum = sum});
+    for (const int shift : {0, 16, 32, 48}) words.push_back(sum.item<int64_t>() >> shift & 0xffff);
+  }
   return {at::tensor(words, at::kLong)};
 }
 
