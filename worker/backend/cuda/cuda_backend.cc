@@ -54,7 +54,7 @@ FlashAttentionOptions AttentionOptions() {
   return options;
 }
 
-// cuDNN makes a plan for every exact length, which takes up to 0.4 s: rows come in buckets, and of a prefix's keys,
+// cuDNN makes a plan for every exact length, in 25 to 45 ms: rows come in buckets, and of a prefix's keys,
 // which cannot be padded, it is given those up to a multiple of 128.
 constexpr int64_t kDenseRowsMax = 65536, kDenseBatchMax = 64, kKeysMultiple = 128;
 
