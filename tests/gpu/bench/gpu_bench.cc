@@ -35,7 +35,7 @@ constexpr Part kParts[] = {
     {"rates", "products, attention and copies of this device", 60, RunRates},
     {"dense", "one dense trajectory through as many layers as fit: MFU, the head apart", 60, RunDense},
     {"reuse", "four splits x N beside dense and the FLOP ideals", 900, RunReuse},
-    {"memory", "tape policies and offload: bytes, seconds, waits", 120, RunMemory},
+    {"memory", "tape policies and offload: bytes, seconds, waits", 150, RunMemory},
     {"capacity", "the longest groups that run", 180, RunCapacity},
     {"qwen3", "Qwen3-8B's shape, dense and reuse", 60, RunQwen},
     {"kernels", "each fused kernel beside the rate of a copy", 30, RunKernels},

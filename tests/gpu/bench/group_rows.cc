@@ -11,11 +11,16 @@ namespace {
 
 using nlohmann::json;
 
-// Runs a wave of each shape that the group's waves have: a last wave may have fewer suffixes than the others.
+// So many suffixes over one prompt pay for the plans of their attention (worker/backend/cuda/attention/plan_ledger.h).
+constexpr int64_t kWarmSuffixes = 16;
+
+// Runs waves of each shape that the group's waves have: a last wave may have fewer suffixes than the others.
 absl::Status WarmUp(Stack& stack, const GroupSize& size, const GroupWay& way) {
-  const int64_t wave = std::min(size.rollouts, way.wave_suffixes), last = size.rollouts % wave;
-  for (int i = 0; i < kWarmUps; ++i) {
-    RETURN_IF_ERROR(stack.Run({size.prompt, size.response, wave + last}, way).status());
+  const int64_t wave = std::min(size.rollouts, way.wave_suffixes), last = size.rollouts % wave, few = wave + last;
+  const int64_t warm = wave * (kWarmSuffixes / wave) + last;  // waves of the same shapes
+  const int64_t many = way.dense ? few : std::clamp(warm, few, std::max(few, size.rollouts));
+  for (const int64_t rollouts : {few, many}) {
+    RETURN_IF_ERROR(stack.Run({size.prompt, size.response, rollouts}, way).status());
   }
   return absl::OkStatus();
 }

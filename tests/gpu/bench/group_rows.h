@@ -9,7 +9,7 @@
 
 namespace stemma::testing {
 
-inline constexpr int kWarmUps = 2, kRuns = 3;
+inline constexpr int kWarmUps = 2, kRuns = 3;  // the second warm-up of reuse is a longer one
 // Runs that take so long hold many waves alike, and are their own repetition: no other begins after so many seconds.
 inline constexpr double kLongRunSeconds = 2;
 

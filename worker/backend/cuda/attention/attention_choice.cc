@@ -38,11 +38,6 @@ int64_t ChunksOf(const PrefixCall& call, int64_t num_multiprocessors) {
   return best;
 }
 
-int64_t KeysOfFasterCall(const PrefixCall& call, int64_t most, double flops_min) {
-  const double flops =
-      4 * static_cast<double>(call.rows) * static_cast<double>(most) * static_cast<double>(call.heads * call.head_size);
-  const bool is_worth_a_call = most == call.keys || most >= kLeastKeysOfSplit;
-  return is_worth_a_call && flops >= flops_min ? most : 0;
-}
+int64_t KeysOfFasterCall(int64_t keys, int64_t most) { return most == keys || most >= kLeastKeysOfSplit ? most : 0; }
 
 }  // namespace stemma::worker::cuda

@@ -10,8 +10,7 @@
 // K / H as many blocks, and queries lie as [T, H, E] here: it would copy q, dout and out.
 //
 // Keys. The faster library makes a plan for every exact count of keys and takes multiples of a number. The first keys,
-// up to such a multiple, are its call, and the few behind them are one of FA2. A call too short to pay for its plan is
-// FA2's as a whole. Pure.
+// up to such a multiple, are its call, and the few behind them are one of FA2. Pure.
 #pragma once
 
 #include <cstdint>
@@ -21,21 +20,14 @@ namespace stemma::worker::cuda {
 struct PrefixCall {
   int64_t rows = 0, keys = 0;
   int64_t heads = 0;  // query heads
-  int64_t head_size = 0;
 };
-
-// The least work of a call that is worth a plan: FLOPs of its forward, 4 · rows · keys · heads · head size. On an H100
-// two plans, of forward and backward, take 70 ms, and a TFLOP of forward gains 4.5 ms, its backward included: a call
-// that a hundred layers make gains as much.
-constexpr double kFlopsWorthAPlan = 1.5e11;
 
 // Returns how many chunks, at least 1.
 int64_t ChunksOf(const PrefixCall& call, int64_t num_multiprocessors);
 
-// Returns how many of the call's first keys the faster library is given where it takes `most` of them at the most: all,
-// some or none. A call of its own for the keys behind costs the same whatever is before them (a merge, a sum of dq,
-// FA2's own passes over the rows): by estimate, from an H100's rates, what 1,000 keys gain. `flops_min`: a call of less
-// work has none.
-int64_t KeysOfFasterCall(const PrefixCall& call, int64_t most, double flops_min);
+// Returns how many of the first `keys` the faster library is given where it takes `most` of them at the most: all, some
+// or none. A call of its own for the keys behind costs the same whatever is before them (a merge, a sum of dq, FA2's
+// own passes over the rows): by estimate, from an H100's rates, what 1,000 keys gain.
+int64_t KeysOfFasterCall(int64_t keys, int64_t most);
 
 }  // namespace stemma::worker::cuda

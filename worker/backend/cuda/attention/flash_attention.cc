@@ -88,7 +88,8 @@ FlashAttention::FlashAttention(const FlashCalls& calls, FlashAttentionOptions op
       packed_{&calls, {}},
       dense_{options_.dense, {}},
       composed_(MakeComposedAttention()),
-      offsets_(options_.send) {}
+      offsets_(options_.send),
+      plans_(options_.flops_of_plans) {}
 
 // The one place that says which runs have no flash kernel: fp32 and fp64, and head sizes that FA2 lacks.
 bool FlashAttention::NeedsComposed(const at::Tensor& q_HTE) const {
@@ -104,13 +105,29 @@ bool FlashAttention::RunsOwnDense(const Rows& rows, int64_t batch, int64_t count
          options_.admitted.Admits({FamilyOf(rows.q_THE, rows.k_TKE, true), batch, count, count});
 }
 
-int64_t FlashAttention::DenseKeys(const AncestorCall& ancestor, const Rows& rows) const {
+int64_t FlashAttention::AdmittedKeys(const AncestorCall& ancestor, const Rows& rows) const {
   if (!HasDense(rows.q_THE) || ancestor.sequences.size() > 1) return 0;
   const ShapeFamily family = FamilyOf(rows.q_THE, rows.k_TKE, /*causal=*/false);
   const int64_t keys = ancestor.k_CKE.size(0);
-  const PrefixCall call = {ancestor.rows(), keys, family.heads, family.head_size};
-  return KeysOfFasterCall(call, options_.admitted.MostKeys({family, 1, ancestor.rows(), keys}),
-                          options_.plan_flops_min);
+  return KeysOfFasterCall(keys, options_.admitted.MostKeys({family, 1, ancestor.rows(), keys}));
+}
+
+void FlashAttention::BeginCalls(const AttentionBatch& batch, const Rows& rows) const {
+  const auto never = [](const AncestorCall&) { return false; };
+  const ShapeFamily family = FamilyOf(rows.q_THE, rows.k_TKE, /*causal=*/false);
+  for (const AncestorCall& call : WaveCallsOf(batch, rows.q_THE.size(0), never).ancestors) {
+    const int64_t keys = AdmittedKeys(call, rows);
+    if (keys == 0) continue;
+    const double flops = 4 * static_cast<double>(call.rows()) * static_cast<double>(keys) *
+                         static_cast<double>(family.heads * family.head_size);
+    plans_.Begin({family, 1, call.rows(), keys}, flops);
+  }
+}
+
+int64_t FlashAttention::DenseKeys(const AncestorCall& ancestor, const Rows& rows) const {
+  const int64_t keys = AdmittedKeys(ancestor, rows);
+  if (keys == 0) return 0;
+  return plans_.HasPlans({FamilyOf(rows.q_THE, rows.k_TKE, /*causal=*/false), 1, ancestor.rows(), keys}) ? keys : 0;
 }
 
 std::vector<AncestorCall> FlashAttention::KeyParts(const AncestorCall& ancestor, const Rows& rows) const {
@@ -289,6 +306,7 @@ AttentionSaved FlashAttention::Forward(const AttentionBatch& batch, const at::Te
   if (NeedsComposed(q_HTE)) return composed_->Forward(batch, q_HTE, k_TKE, v_TKE);
   RECORD_USER_SCOPE("AttentionForward");
   const Rows rows{ByToken(q_HTE), k_TKE, v_TKE, batch.scale};
+  BeginCalls(batch, rows);
   const WaveCalls calls = CallsOf(batch, rows);
   const int64_t num_rows = q_HTE.size(1), num_heads = q_HTE.size(0);
   AttentionSaved saved{q_HTE, k_TKE, v_TKE, {}, {}};

@@ -20,6 +20,7 @@
 #include "worker/backend/cuda/attention/buckets.h"
 #include "worker/backend/cuda/attention/flash_calls.h"
 #include "worker/backend/cuda/attention/offsets_cache.h"
+#include "worker/backend/cuda/attention/plan_ledger.h"
 #include "worker/backend/cuda/attention/wave_calls.h"
 #include "worker/backend/host_transfer.h"
 
@@ -32,7 +33,7 @@ struct FlashAttentionOptions {
   // A faster library for dense calls of admitted shapes; null: none. Outlives the op.
   const FlashCalls* dense = nullptr;
   AdmittedShapes admitted = {};
-  double plan_flops_min = 0;  // what a call over an ancestor's keys must have for a plan of that library
+  double flops_of_plans = 0;  // of calls over ancestors' keys by that library: see PlanLedger
   int64_t (*chunks)(const PrefixCall& call, int64_t num_multiprocessors) = ChunksOf;
 };
 
@@ -84,7 +85,11 @@ class FlashAttention final : public AttentionOp {
   bool HasDense(const at::Tensor& q_THE) const;
   // Whether the causal call of so many spans of so many rows is admitted.
   bool RunsOwnDense(const Rows& rows, int64_t batch, int64_t count) const;
-  // How many of the ancestor's first keys the dense library takes.
+  // How many of the ancestor's first keys the dense library may be given.
+  int64_t AdmittedKeys(const AncestorCall& ancestor, const Rows& rows) const;
+  // Tells the ledger which of the calls that a forward begins could be the dense library's.
+  void BeginCalls(const AttentionBatch& batch, const Rows& rows) const;
+  // How many of the ancestor's first keys the dense library is given.
   int64_t DenseKeys(const AncestorCall& ancestor, const Rows& rows) const;
   // The call, or one over its first keys and one over those behind them.
   std::vector<AncestorCall> KeyParts(const AncestorCall& ancestor, const Rows& rows) const;
@@ -112,6 +117,7 @@ class FlashAttention final : public AttentionOp {
   const Library packed_, dense_;
   const std::shared_ptr<const AttentionOp> composed_;
   mutable OffsetsCache offsets_;
+  mutable PlanLedger plans_;
 };
 
 }  // namespace stemma::worker::cuda

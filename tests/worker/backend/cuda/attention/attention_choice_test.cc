@@ -57,35 +57,13 @@ TEST(AttentionChoiceTest, ChunksAreBoundedAndNeverIdleMoreThanNone) {
 }
 
 TEST(AttentionChoiceTest, KeysAreSplitWhereWhatTheFasterCallGainsIsMoreThanAnotherCallCosts) {
-  const auto keys_of = [](int64_t keys, int64_t most) {
-    return worker::cuda::KeysOfFasterCall({.rows = 64, .keys = keys, .heads = 8, .head_size = 128}, most, 0);
-  };
-  EXPECT_EQ(keys_of(128, 128), 128) << "no other call is made";
-  EXPECT_EQ(keys_of(129, 128), 0);
-  EXPECT_EQ(keys_of(1100, 1024), 1024);
-  EXPECT_EQ(keys_of(1023, 896), 0);
-  EXPECT_EQ(keys_of(10239, 10112), 10112);
-  EXPECT_EQ(keys_of(500, 0), 0);
-}
-
-TEST(AttentionChoiceTest, ACallThatDoesNotPayForItsPlanHasNone) {
-  const auto keys_of = [](int64_t rows, int64_t heads, int64_t head_size, double flops_min) {
-    const worker::cuda::PrefixCall call = {.rows = rows, .keys = 1100, .heads = heads, .head_size = head_size};
-    return worker::cuda::KeysOfFasterCall(call, 1024, flops_min);
-  };
-  constexpr double kFlops = 4.0 * 2048 * 1024 * 32 * 128;
-  EXPECT_EQ(keys_of(2048, 32, 128, kFlops), 1024);
-  EXPECT_EQ(keys_of(2047, 32, 128, kFlops), 0);
-  EXPECT_EQ(keys_of(2048, 31, 128, kFlops), 0);
-  EXPECT_EQ(keys_of(2048, 32, 127, kFlops), 0);
-  EXPECT_EQ(keys_of(1 << 20, 64, 128, kFlops), 1024) << "no number overflows";
-  // A wave of one suffix of each split that the bench measures, and a group of a small model.
-  using worker::cuda::kFlopsWorthAPlan;
-  const auto is_worth_it = [](int64_t rows, int64_t keys, int64_t heads) {
-    return worker::cuda::KeysOfFasterCall({rows, keys, heads, 128}, keys / 128 * 128, kFlopsWorthAPlan) > 0;
-  };
-  EXPECT_TRUE(is_worth_it(2048, 10239, 32) && is_worth_it(4096, 8191, 32) && is_worth_it(10240, 2047, 32));
-  EXPECT_FALSE(is_worth_it(1200, 1500, 8));
+  using worker::cuda::KeysOfFasterCall;
+  EXPECT_EQ(KeysOfFasterCall(128, 128), 128) << "no other call is made";
+  EXPECT_EQ(KeysOfFasterCall(129, 128), 0);
+  EXPECT_EQ(KeysOfFasterCall(1100, 1024), 1024);
+  EXPECT_EQ(KeysOfFasterCall(1023, 896), 0);
+  EXPECT_EQ(KeysOfFasterCall(10239, 10112), 10112);
+  EXPECT_EQ(KeysOfFasterCall(500, 0), 0);
 }
 
 }  // namespace

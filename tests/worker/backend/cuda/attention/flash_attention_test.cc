@@ -282,6 +282,40 @@ TEST(FlashAttentionTest, TheLastKeysOfALongAncestorAreACallOfTheOtherLibrary) {
   }
 }
 
+// Until its plans have paid, an ancestor is the other library's, and joined with its neighbours.
+TEST(FlashAttentionTest, TheDenseLibraryTakesAncestorsOnceTheirPlansArePaidFor) {
+  const FakeFlashCalls packed, dense;
+  const BucketedCalls bucketed(dense);
+  FlashAttentionOptions options = Options();
+  options.dense = &bucketed;
+  options.admitted.Admit({.family = {4, 2, 8, at::kDouble, /*causal=*/false},
+                          .min_rows = 128,
+                          .max_rows = 128,
+                          .min_keys = 1,
+                          .max_keys = 64});
+  const WaveCase c{.ancestor_rows = {11}, .spans = {{5, 0}, {6, 0}}};
+  options.flops_of_plans = 2.5 * 4 * 11 * 11 * 4 * 8;
+  const FlashAttention attention(packed, options);
+  const WaveInputs wave = MakeWave(c);
+  const AttentionSaved before = attention.Forward(wave.batch, wave.q_HTE, wave.k_TKE, wave.v_TKE);
+  for (int run = 0; run < 2; ++run) EXPECT_LT(ErrorOf(c, attention), kExact);
+  EXPECT_TRUE(dense.asked().empty()) << "three forwards have just paid";
+  EXPECT_LT(ErrorOf(c, attention), kExact);
+  EXPECT_EQ(dense.Count(/*forward=*/true), 1);
+  EXPECT_EQ(dense.Count(/*forward=*/false), 1);
+
+  // What a forward without plans saved, a backward with them reads.
+  const AttentionGradients gradients = attention.Backward(wave.batch, wave.do_TD, before);
+  EXPECT_EQ(dense.Count(/*forward=*/false), 2);
+  const WaveInputs same = MakeWave(c);
+  const auto composed = MakeComposedAttention();
+  const AttentionGradients expected =
+      composed->Backward(same.batch, same.do_TD, composed->Forward(same.batch, same.q_HTE, same.k_TKE, same.v_TKE));
+  EXPECT_LT(RelativeError(gradients.dq_HTE, expected.dq_HTE), kExact);
+  EXPECT_LT(RelativeError(wave.batch.ancestors[0].gk_CKE, same.batch.ancestors[0].gk_CKE), kExact);
+  EXPECT_LT(RelativeError(wave.batch.ancestors[0].gv_CKE, same.batch.ancestors[0].gv_CKE), kExact);
+}
+
 int64_t num_sent = 0;
 at::Tensor CountedSend(const at::Tensor& host, at::Device device) {
   ++num_sent;
