@@ -129,7 +129,7 @@ void ClusterWays::DropOutdone() {
     } else if (kept_whole == prefix.kept) {
       continue;
     }
-    if (staying != i) prefixes_[staying] = std::move(prefix);
+    if (staying != i) prefixes_[staying] = prefix;
     ++staying;
   }
   prefixes_.erase(prefixes_.begin() + static_cast<ptrdiff_t>(staying), prefixes_.end());
