@@ -50,6 +50,16 @@ def test_every_part_is_done_and_every_row_measured(whole):
                 assert missing is None or "flash_attn" in missing, (name, row)
 
 
+def test_rows_that_were_not_asked_for_say_so(tmp_path):
+    ran = bench(tmp_path / "report.json", "--only", "memory", "--layers", "1", "--rows", "S2, offloaded")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    part = parts_of(tmp_path / "report.json")["memory"]
+    rows = {row["way"]: row.get("not_measured") for row in part["tables"]["policies"]}
+    assert part["state"] != "done" and len(rows) == 15
+    assert {way for way, why in rows.items() if why is None} == {"S2, offloaded", "S2, offloaded, suffixes S1"}
+    assert {why for why in rows.values() if why is not None} == {"not asked for"}
+
+
 def test_rates_are_flops_by_seconds(whole):
     for row in parts_of(whole)["reuse"]["tables"]["reuse"]:
         for side in ("dense", "reuse"):

@@ -212,6 +212,27 @@ TEST(BackendsTest, BothFindTheFirstNumberThatIsNotFinite) {
   }
 }
 
+// Checkpoints keep digests that are made of these sums. The numbers were computed apart, from the formula with whole
+// numbers of any size: six words from the fourth element on, in rows of four.
+TEST(BackendsTest, TheSumOfWordsIsWhatCheckpointsHave) {
+  struct Words {
+    at::ScalarType integer, dtype;
+    int64_t mask;
+    uint64_t sum;
+  };
+  for (const Words& words : {Words{at::kShort, at::kBFloat16, INT16_MAX, 0x6ec297dd3de9c2b9u},
+                             Words{at::kInt, at::kFloat, INT32_MAX, 0xa80c9ad7c67842b9u},
+                             Words{at::kLong, at::kDouble, INT64_MAX, 0xc0d77c44467842b9u}}) {
+    const at::Tensor values = at::arange(1, 7, at::kLong).mul(0x123456789abcdef).bitwise_and(words.mask);
+    const at::Tensor of_run = values.to(words.integer).view(words.dtype), sum = at::zeros({}, at::kLong);
+    for (const Kernels& kernels : {MakeCpuBackend().kernels, ComposedKernels()}) {
+      kernels.word_sum(
+          {.values = of_run, .first = 3, .columns = 4, .row_begin = 10, .column_begin = 20, .sum = sum.fill_(0)});
+      EXPECT_EQ(static_cast<uint64_t>(sum.item<int64_t>()), words.sum) << c10::toString(words.dtype);
+    }
+  }
+}
+
 // Attention: spans of drawn lengths, some of one ancestor, some without.
 Outputs Attention(const AttentionOp& op, at::ScalarType dtype, Drawn drawn) {
   const int64_t kv_heads = drawn.Size(1, 3), heads = kv_heads * drawn.Size(1, 3), size = 2 * drawn.Size(1, 16);

@@ -113,6 +113,7 @@ int64_t FlashAttention::AdmittedKeys(const AncestorCall& ancestor, const Rows& r
 }
 
 void FlashAttention::BeginCalls(const AttentionBatch& batch, const Rows& rows) const {
+  if (!HasDense(rows.q_THE)) return;
   const auto never = [](const AncestorCall&) { return false; };
   const ShapeFamily family = FamilyOf(rows.q_THE, rows.k_TKE, /*causal=*/false);
   for (const AncestorCall& call : WaveCallsOf(batch, rows.q_THE.size(0), never).ancestors) {
