@@ -148,84 +148,154 @@ size_t WaveCuts::CountWorthPacking(size_t begin) const {
   return count;
 }
 
-PhaseBytes WaveCuts::Shorten(size_t begin, int64_t bytes, v1::TapePolicy policy, PhaseBytes whole, size_t& count,
-                             WaveCut& cut) {
-  size_t fits = 1, passes = count;
-  PhaseBytes of_fitting, of_passing = whole;
-  while (passes - fits > 1) {
-    const size_t middle = fits + (passes - fits) / 2;
-    const PhaseBytes of_middle = BytesOf(ShapeOf(begin, middle, policy));
-    if (of_middle.peak() > bytes) {
-      passes = middle;
-      of_passing = of_middle;
-    } else {
-      fits = middle;
-      of_fitting = of_middle;
-    }
+const PhaseBytes& WaveCuts::BytesAlone(size_t member, v1::TapePolicy policy) {
+  std::list<Alone>& known = policies_[policy].alone;
+  for (const Alone& alone : known) {
+    if (alone.member == member) return alone.bytes;
   }
-  cut.bytes_max = std::min(cut.bytes_max, of_passing.peak() - 1);
-  count = fits;
-  return of_fitting;
+  known.push_back({member, BytesOf(ShapeOf(member, 1, policy))});
+  return known.back().bytes;
 }
 
-WaveCut WaveCuts::MakeCut(v1::TapePolicy policy, int64_t bytes) {
-  WaveCut cut;
-  size_t largest = 0;  // the first member of the largest wave; of equally large waves, the first is kept
-  const auto raise = [&](size_t begin, const PhaseBytes& wave) {
-    const int64_t peak = wave.peak(), highest = cut.largest.peak();
-    if (peak < highest || (peak == highest && begin >= largest)) return false;
-    cut.largest = wave;
-    largest = begin;
-    return true;
-  };
-  std::optional<WaveShape> widest;  // the largest wave that is as the rows worth packing make it
-  const auto shorten = [&](size_t begin, size_t& count) {
-    WaveShape shape = ShapeOf(begin, count, policy);
-    if (widest && Covers(*widest, shape)) return;  // it fits, and decides nothing
-    PhaseBytes wave = BytesOf(shape);
-    const bool fits = !BytesDecide(options_) || wave.peak() <= bytes;
-    if (!fits) wave = Shorten(begin, bytes, policy, wave, count, cut);
-    if (count == 1) return;
-    if (raise(begin, wave) && fits) widest = std::move(shape);
-    if (BytesDecide(options_)) cut.bytes_min = std::max(cut.bytes_min, wave.peak());
-  };
-  // Members alone in their waves need no bytes to decide anything, so only the longest of alike neighbours is priced.
-  std::optional<size_t> longest_alone;
-  cut.sizes.reserve(static_cast<size_t>(fewest_.waves));
-  size_t count = 0;
-  for (size_t begin = 0; begin < cluster_.members.size(); begin += count) {
-    count = CountWorthPacking(begin);
-    if (count > 1) shorten(begin, count);
-    cut.sizes.push_back(static_cast<uint32_t>(count));
-    Add(begin, count, cut.passes);
-    if (count > 1) continue;
-    const MemberShape& member = cluster_.members[begin];
-    if (longest_alone && !AreAlike(cluster_.members[*longest_alone], member)) {
-      raise(*longest_alone, BytesOf(ShapeOf(*longest_alone, 1, policy)));
-      longest_alone.reset();
-    }
-    if (!longest_alone || member.rows > cluster_.members[*longest_alone].rows) longest_alone = begin;
+const PhaseBytes& WaveCuts::LargestAlone(v1::TapePolicy policy) {
+  std::optional<PhaseBytes>& largest = policies_[policy].largest_alone;
+  if (largest) return *largest;
+  largest.emplace();
+  for (const size_t member : largest_members_) {
+    const PhaseBytes& bytes = BytesAlone(member, policy);
+    if (bytes.peak() > largest->peak()) largest = bytes;
   }
-  if (longest_alone) raise(*longest_alone, BytesOf(ShapeOf(*longest_alone, 1, policy)));
-  return cut;
+  return *largest;
 }
+
+// Bytes are asked for as seldom as the answer allows: a wave that the largest one covers fits, one that covers a wave
+// which passes the bytes passes them, and neither decides anything.
+class WaveCuts::CutMaker {
+ public:
+  CutMaker(WaveCuts& cuts, v1::TapePolicy policy, int64_t bytes) : cuts_(cuts), policy_(policy), bytes_(bytes) {}
+
+  WaveCut Make() {
+    const size_t members = cuts_.cluster_.members.size();
+    cut_.sizes.reserve(static_cast<size_t>(cuts_.fewest_.waves));
+    size_t count = 0;
+    for (size_t begin = 0; begin < members; begin += count) {
+      count = cuts_.CountWorthPacking(begin);
+      if (count > 1) {
+        if (!Fits(begin, count)) {
+          if (NoneFits()) return None();
+          count = LongestThatFits(begin, count);
+        }
+        Accept(begin);
+      }
+      cut_.sizes.push_back(static_cast<uint32_t>(count));
+      cuts_.Add(begin, count, cut_.passes);
+      if (count == 1) AddAlone(begin);
+    }
+    if (longest_alone_) RaiseTo(*longest_alone_, cuts_.BytesAlone(*longest_alone_, policy_));
+    if (BytesDecide(cuts_.options_)) {
+      if (cut_.largest.peak() > bytes_) return None();
+      cut_.bytes_min = cut_.largest.peak();
+    }
+    return std::move(cut_);
+  }
+
+ private:
+  // Tells whether a member alone passes the bytes. It is asked when a wave passes them, for a cut is then made in vain.
+  bool NoneFits() { return cuts_.LargestAlone(policy_).peak() > bytes_; }
+
+  WaveCut None() {
+    WaveCut none;
+    none.largest = cuts_.LargestAlone(policy_);
+    none.bytes_max = none.largest.peak() - 1;
+    return none;
+  }
+
+  // Returns the members of the longest wave from `begin` on that fits, less than `passes`.
+  size_t LongestThatFits(size_t begin, size_t passes) {
+    size_t fits = 1;
+    std::optional<Tried> longest;
+    while (passes - fits > 1) {
+      const size_t middle = fits + (passes - fits) / 2;
+      if (Fits(begin, middle)) {
+        fits = middle;
+        longest = std::move(tried_);
+      } else {
+        passes = middle;
+      }
+    }
+    tried_ = std::move(longest);
+    return fits;
+  }
+
+  bool Fits(size_t begin, size_t count) {
+    WaveShape shape = cuts_.ShapeOf(begin, count, policy_);
+    tried_.reset();
+    if (largest_shape_ && Covers(*largest_shape_, shape)) return true;
+    if (passing_ && Covers(shape, *passing_)) return false;
+    const PhaseBytes bytes = cuts_.BytesOf(shape);
+    const bool fits = !BytesDecide(cuts_.options_) || bytes.peak() <= bytes_;
+    if (fits) {
+      tried_ = {std::move(shape), bytes};
+    } else if (bytes.peak() <= cut_.bytes_max) {
+      cut_.bytes_max = bytes.peak() - 1;
+      passing_ = std::move(shape);
+    }
+    return fits;
+  }
+
+  // Takes the wave that was seen to fit last, unless its bytes were not asked for.
+  void Accept(size_t begin) {
+    if (!tried_) return;
+    if (RaiseTo(begin, tried_->bytes)) largest_shape_ = std::move(tried_->shape);
+  }
+
+  // Members alone in their waves need no bytes to decide anything, so only the longest of alike neighbours is priced.
+  void AddAlone(size_t member) {
+    const std::vector<MemberShape>& members = cuts_.cluster_.members;
+    if (longest_alone_ && !AreAlike(members[*longest_alone_], members[member])) {
+      RaiseTo(*longest_alone_, cuts_.BytesAlone(*longest_alone_, policy_));
+      longest_alone_.reset();
+    }
+    if (!longest_alone_ || members[member].rows > members[*longest_alone_].rows) longest_alone_ = member;
+  }
+
+  // Returns whether this is the largest wave so far; of equally large ones the first is kept.
+  bool RaiseTo(size_t begin, const PhaseBytes& wave) {
+    const int64_t peak = wave.peak(), highest = cut_.largest.peak();
+    if (peak < highest || (peak == highest && begin >= largest_)) return false;
+    cut_.largest = wave;
+    largest_ = begin;
+    return true;
+  }
+
+  struct Tried {
+    WaveShape shape;
+    PhaseBytes bytes;
+  };
+
+  WaveCuts& cuts_;
+  const v1::TapePolicy policy_;
+  const int64_t bytes_;
+  WaveCut cut_;
+  size_t largest_ = 0;                      // the first member of the largest wave
+  std::optional<WaveShape> largest_shape_;  // of the largest wave of several members
+  std::optional<WaveShape> passing_;        // the smallest wave that was seen to pass the bytes
+  std::optional<Tried> tried_;              // the last wave that was seen to fit, if its bytes were asked for
+  std::optional<size_t> longest_alone_;
+};
 
 const WaveCut& WaveCuts::Cut(v1::TapePolicy policy, int64_t bytes) {
   std::list<WaveCut>& cuts = policies_[policy].cuts;
   for (const WaveCut& cut : cuts) {
     if (cut.bytes_min <= bytes && bytes <= cut.bytes_max) return cut;
   }
-  cuts.push_back(MakeCut(policy, bytes));
+  cuts.push_back(CutMaker(*this, policy, bytes).Make());
   return cuts.back();
 }
 
 int64_t WaveCuts::LeastBytes(v1::TapePolicy policy) {
-  int64_t& least = policies_[policy].least_bytes;
-  if (least >= 0) return least;
-  least = 0;
-  if (!BytesDecide(options_)) return least = Cut(policy, kNoLimit).largest.peak();
-  for (const size_t member : largest_members_) least = std::max(least, BytesOf(ShapeOf(member, 1, policy)).peak());
-  return least;
+  const PhaseBytes& largest = BytesDecide(options_) ? LargestAlone(policy) : Cut(policy, kNoLimit).largest;
+  return largest.peak();
 }
 
 }  // namespace stemma::server

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <list>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -56,8 +57,8 @@ class WaveCuts {
   // No cut has less of anything, though its waves' rows may need less rounding than those of the fewest.
   const WavePasses& least() const { return least_; }
 
-  // The cut when `bytes` are left to a wave. Its largest wave passes them where one member alone does, or where the
-  // size of waves is forced.
+  // The cut when `bytes` are left to a wave. Where the size of waves is forced, the largest may pass them. Else, where
+  // one member alone does, no cut fits: that member is the largest wave, and there are no others.
   const WaveCut& Cut(v1::TapePolicy policy, int64_t bytes);
 
   // Tells whether the sizes of waves follow from bytes; else they are forced.
@@ -76,14 +77,19 @@ class WaveCuts {
   PhaseBytes BytesOf(const WaveShape& wave);
   size_t CountWorthPacking(size_t begin) const;
   void Add(size_t begin, size_t count, WavePasses& passes) const;
-  WaveCut MakeCut(v1::TapePolicy policy, int64_t bytes);
-  // Shortens a wave that passes `bytes`, of more than one member; returns the bytes of what is left of it, unless that
-  // is one member, whose bytes are not asked for.
-  PhaseBytes Shorten(size_t begin, int64_t bytes, v1::TapePolicy policy, PhaseBytes whole, size_t& count, WaveCut& cut);
+  const PhaseBytes& BytesAlone(size_t member, v1::TapePolicy policy);
+  const PhaseBytes& LargestAlone(v1::TapePolicy policy);
 
+  class CutMaker;  // makes one cut, wave by wave
+
+  struct Alone {
+    size_t member;
+    PhaseBytes bytes;
+  };
   struct OfPolicy {
-    std::list<WaveCut> cuts;   // references to them stay valid
-    int64_t least_bytes = -1;  // -1: not known yet
+    std::list<WaveCut> cuts;                  // references to them stay valid
+    std::list<Alone> alone;                   // likewise; of members that were asked for in a wave of their own
+    std::optional<PhaseBytes> largest_alone;  // of all members; nullopt: not known yet
   };
 
   const MemoryOptions& options_;

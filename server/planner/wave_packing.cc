@@ -79,14 +79,10 @@ class Cutter {
   Cut Of(Groups groups, const MemoryChoice& choice) const {
     PackedCluster packed;
     v1::Cluster& cluster = packed.cluster;
-    std::vector<v1::WaveMember> members;
+    std::vector<Member> members;
     for (const PackingGroup& group : groups) {
       if (group.reuse && group.prefix_rows > 0) cluster.add_prefix_groups(group.group);
-      for (const PackingMember& member : group.members) {
-        v1::WaveMember& added = members.emplace_back();
-        added.set_group(group.group);
-        added.set_rollout(member.rollout);
-      }
+      for (const PackingMember& member : group.members) members.push_back({group.group, member.rollout});
     }
     AddWaves(members, choice, cluster);
     SetWay(choice, cluster);
@@ -97,7 +93,11 @@ class Cutter {
     return cut;
   }
 
-  void AddWaves(const std::vector<v1::WaveMember>& members, const MemoryChoice& choice, v1::Cluster& cluster) const {
+  struct Member {
+    uint32_t group, rollout;
+  };
+
+  void AddWaves(const std::vector<Member>& members, const MemoryChoice& choice, v1::Cluster& cluster) const {
     size_t next = 0;
     for (size_t i = 0; i < choice.wave_sizes.size(); ++i) {
       v1::Wave& wave = *cluster.add_waves();
@@ -107,8 +107,12 @@ class Cutter {
         wave.set_cut_rows(true);
         wave.set_layout(v1::ONE_BY_ONE);
       }
+      wave.mutable_members()->Reserve(static_cast<int>(choice.wave_sizes[i]));
       for (uint32_t count = 0; count < choice.wave_sizes[i]; ++count, ++next) {
-        *wave.add_members() = members[choice.member_order.empty() ? next : choice.member_order[next]];
+        const Member& member = members[choice.member_order.empty() ? next : choice.member_order[next]];
+        v1::WaveMember& added = *wave.add_members();
+        added.set_group(member.group);
+        added.set_rollout(member.rollout);
       }
     }
   }

@@ -74,28 +74,33 @@ ClusterShape DrawMixedCluster(uint64_t seed, std::mt19937_64& random) {
 
 // One object is asked for budgets in a drawn order: what it remembers of one must not answer another.
 TEST(WaveCutsTest, CutsAreThoseOfAGreedyLoopWhateverWasAskedBefore) {
-  int several = 0;
+  int several = 0, none = 0;
   for (uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const ClusterShape cluster = DrawMixedCluster(seed, random);
     MemoryOptions options = BenchMemory(0);
     if (seed % 2 != 0) options.shape.threads = 256;  // attention's scratch is then what a wave needs most
+    const std::vector<uint32_t> ones(cluster.members.size(), 1);
+    const PhaseBytes alone = LargestWave(options, cluster, v1::S1, ones);
     WaveCuts cuts(options, cluster);
     const std::vector<uint32_t> all = Greedy(options, cluster, v1::S1, kNoLimit);
     const int64_t most = LargestWave(options, cluster, v1::S1, all).peak();
     EXPECT_EQ(cuts.fewest().waves, static_cast<int64_t>(all.size()));
     for (int i = 0; i < 40; ++i) {
-      const int64_t bytes = testing::DrawSize(most / 20, most + most / 10, random);
+      const int64_t bytes = testing::DrawSize(alone.peak() * 9 / 10, most + most / 10, random);
       const WaveCut& cut = cuts.Cut(v1::S1, bytes);
-      EXPECT_EQ(cut.sizes, Greedy(options, cluster, v1::S1, bytes)) << bytes;
-      const PhaseBytes largest = LargestWave(options, cluster, v1::S1, cut.sizes);
+      const bool fits = alone.peak() <= bytes;
+      none += fits ? 0 : 1;
+      EXPECT_EQ(cut.sizes, fits ? Greedy(options, cluster, v1::S1, bytes) : std::vector<uint32_t>()) << bytes;
+      const PhaseBytes largest = fits ? LargestWave(options, cluster, v1::S1, cut.sizes) : alone;
       EXPECT_EQ(cut.largest.wave_tape, largest.wave_tape) << bytes;
       EXPECT_EQ(cut.largest.working_set, largest.working_set) << bytes;
       several += cut.waves() > cuts.fewest().waves ? 1 : 0;
     }
   }
   EXPECT_GT(several, 500) << "budgets must shorten waves";
+  EXPECT_GT(none, 100) << "and be too small for a member";
 }
 
 TEST(WaveCutsTest, AWaveFillsItsBytesExactly) {
@@ -131,6 +136,16 @@ TEST(WaveCutsTest, AlikeWavesArePricedOnce) {
   WaveCuts cuts(options, cluster);
   EXPECT_EQ(cuts.Cut(v1::S0, kNoLimit).waves(), 8);
   EXPECT_EQ(cuts.waves_priced(), 1);
+}
+
+// The first wave passes the bytes, so its longest member is asked for, who passes them, too.
+TEST(WaveCutsTest, ACutThatCannotFitIsNotMade) {
+  const MemoryOptions options = BenchMemory(0);
+  const ClusterShape cluster = testing::OneGroup(300, 400, 40);
+  WaveCuts cuts(options, cluster);
+  EXPECT_EQ(cuts.Cut(v1::S0, 1).waves(), 0);
+  EXPECT_EQ(cuts.Cut(v1::S0, 2).waves(), 0);
+  EXPECT_EQ(cuts.waves_priced(), 2);
 }
 
 TEST(WaveCutsTest, ForcedWavesAreCutWhateverTheyNeed) {
