@@ -23,7 +23,7 @@ class Transport;
 struct DeviceIdentity {
   std::string name = {};                // "NVIDIA H200"; empty: a CPU
   std::string compute_capability = {};  // "9.0"
-  std::string driver = {}, runtime = {}, torch = {}, cudnn = {};
+  std::string driver = {}, runtime = {}, torch = {}, cublas = {}, cudnn = {};
   std::string build_id = {};  // of the library that brings the kernels
 };
 

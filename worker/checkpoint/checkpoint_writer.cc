@@ -10,7 +10,7 @@
 #include "common/base/failpoint.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
-#include "worker/checkpoint/config_difference.h"
+#include "common/model/config_difference.h"
 #include "worker/checkpoint/part_writer.h"
 #include "worker/model/model_files.h"
 

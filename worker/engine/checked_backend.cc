@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "worker/backend/build_id.h"
 #include "worker/backend/composed/composed_backend.h"
 #include "worker/backend/self_check/run_self_check.h"
 
@@ -17,8 +18,10 @@ CheckFingerprint FingerprintOf(const DeviceIdentity& device, const BackendReques
           .driver = device.driver,
           .cuda_runtime = device.runtime,
           .torch = device.torch,
+          .cublas = device.cublas,
           .cudnn = device.cudnn,
           .build_id = device.build_id,
+          .checks_build_id = OwnBuildId(),
           .dtype = c10::toString(request.run_dtype),
           .shape = {request.num_heads, request.num_kv_heads, request.head_size},
           .faster_attention = std::move(faster_attention)};

@@ -76,14 +76,15 @@ absl::Status PartialGradients::SumPart(const Part& part) {
 
 absl::Status PartialGradients::SumOverStages(const at::Tensor& values) {
   Communicator& stages = *ranks_.pp;
-  const int other = stages.rank() == 0 ? stages.size() - 1 : 0;
+  const bool first = stages.rank() == 0;
+  const int other = first ? stages.size() - 1 : 0;
   for (int64_t begin = 0; begin < values.numel(); begin += kStageGradientElements) {
     const at::Tensor own = values.slice(0, begin, begin + kStageGradientElements);
     at::Tensor from = from_stage_.narrow(0, 0, own.numel());
-    const std::unique_ptr<PendingCollective> sent = stages.StartSend(kPartialGradientsName, own, other);
-    const absl::Status received = stages.Receive(kPartialGradientsName, from, other);
-    RETURN_IF_ERROR(sent->Wait());
-    RETURN_IF_ERROR(received);
+    // One sends while the other receives: two that both send first may wait for each other.
+    if (first) RETURN_IF_ERROR(stages.Send(kPartialGradientsName, own, other));
+    RETURN_IF_ERROR(stages.Receive(kPartialGradientsName, from, other));
+    if (!first) RETURN_IF_ERROR(stages.Send(kPartialGradientsName, own, other));
     own.add_(from);  // in either order the same bits
   }
   return absl::OkStatus();

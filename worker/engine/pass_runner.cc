@@ -168,10 +168,11 @@ class Pass {
     return options_.context.stages->waited_s() + options_.context.parameters->waited_s() + held_s_;
   }
 
-  // Waits, before Phase C, until all context-parallel ranks have ended their waves: Phase C begins with an exchange,
-  // and what a rank waits there for others' waves is no part of it.
-  absl::Status MeetBefore(const Operation& operation) const {
+  // Waits, before Phase C, until all context-parallel ranks have ended their waves, and their devices with them: Phase
+  // C begins with an exchange, and what a rank waits there for others' waves is no part of it.
+  absl::Status MeetBefore(const Operation& operation) {
     if (operation.kind != OperationKind::kPrefixBackward || options_.copy.cp_size() == 1) return absl::OkStatus();
+    times_.AwaitDevice();
     int64_t word = 0;
     return options_.copy.cp->Agree(kWavesEndedName, {&word, 1});
   }

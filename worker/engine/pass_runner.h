@@ -1,5 +1,6 @@
 // Interprets the program of one step on the model: Phases A, B and C, or forward only. The one place where plan,
-// payload, model and loss meet. Engine thread only. It waits for the device once per wave, for the wave's results.
+// payload, model and loss meet. Engine thread only. It waits for the device once per wave, for the wave's results, and
+// once before Phase C where context-parallel ranks meet.
 //
 // A rank that shares split groups with others makes exchanges with them between its phases, in the order of its plan.
 // One that has to stop (cancelled, out of memory, a bad plan) still walks its remaining exchanges, and says in them

@@ -27,6 +27,8 @@ class PassTimes {
         copy_(copy) {}
 
   void Begin() { begin_ = clock_->Mark(); }
+  // Waits until the device has done all that it was given.
+  void AwaitDevice() { clock_->At(clock_->Mark()); }
   // Ends the operation that began last. `apart_s`: seconds of the host in it that belong to no phase. `held_s`: what
   // held the engine in it, as SpanOf takes it.
   void End(const Operation& operation, double apart_s, double held_s, PassSums& sums);

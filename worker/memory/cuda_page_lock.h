@@ -1,5 +1,5 @@
 // The PageLock of CUDA: registers memory that exists already (cudaHostRegister), for all devices of the process.
-// Built where the CUDA toolkit is; not wired into the engine, which has no CUDA compute yet.
+// Built where the CUDA toolkit is; the CUDA backend makes it, for the memory that is offloaded to.
 #pragma once
 
 #include "worker/memory/page_lock.h"

@@ -13,7 +13,7 @@ std::vector<AxisGroup> GroupsOf(const v1::Mesh& mesh, const MeshPlace& place, ui
       {&MeshRanks::cp, absl::StrCat("cp.", dp, ".", pp, ".", tp), cp, CpSize(mesh)},
       {&MeshRanks::tp, absl::StrCat("tp.", dp, ".", pp, ".", cp), tp, TpSize(mesh)},
       {&MeshRanks::kv, absl::StrCat("kv.", dp, ".", pp, ".", cp, ".", tp / kv_replicas), tp % kv_replicas, kv_replicas},
-      {&MeshRanks::pp, absl::StrCat("pp.", dp, ".", cp, ".", tp), pp, PpSize(mesh)},
+      {&MeshRanks::pp, absl::StrCat("pp.", dp, ".", cp, ".", tp), pp, PpSize(mesh), /*pairs_apart=*/true},
   };
 }
 

@@ -17,6 +17,9 @@ struct AxisGroup {
   std::unique_ptr<Communicator> MeshRanks::*communicator;  // which one connects it
   std::string name;                                        // of the group, "tp.3": no two groups share one
   uint32_t rank = 0, size = 1;
+  // Hidden states of several rounds go on while gradients come back, and a stage does what is there first: messages
+  // wait for those of their own pair and direction alone. Of other axes a rank's messages stand in one queue.
+  bool pairs_apart = false;
 };
 
 // Returns the groups of the rank at `place`, in the order in which all ranks connect them. Neighbours in a group have

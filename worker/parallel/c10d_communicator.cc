@@ -1,6 +1,7 @@
 #include "worker/parallel/c10d_communicator.h"
 
 #include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <exception>
@@ -10,17 +11,21 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "glog/logging.h"
 
 namespace stemma::worker {
 namespace {
 
 constexpr size_t kQuotedBytesMax = 300;
 
+using Work = c10::intrusive_ptr<c10d::Work>;
+
 at::Tensor Flat(const at::Tensor& tensor) { return tensor.view(-1); }
 at::Tensor Bytes(const at::Tensor& tensor) { return Flat(tensor).view(at::kByte); }
 
-std::string Explained(const std::string& text, absl::Duration timeout) {
-  const std::string line = text.substr(0, std::min(text.find('\n'), kQuotedBytesMax));
+std::string FirstLine(const std::string& text) { return text.substr(0, std::min(text.find('\n'), kQuotedBytesMax)); }
+
+std::string Explained(const std::string& line, absl::Duration timeout) {
   const std::string lower = absl::AsciiStrToLower(line);
   const bool refused = absl::StrContains(lower, "connection refused");  // which Gloo calls a time out as well
   const bool late = absl::StrContains(lower, "timed out") || absl::StrContains(lower, "timeout");
@@ -31,6 +36,16 @@ std::string Explained(const std::string& text, absl::Duration timeout) {
                       " (", line, ")");
 }
 
+// Returns all that there are, the host's last.
+std::vector<c10::intrusive_ptr<c10d::Backend>> Connected(const AxisBackends& backends) {
+  std::vector<c10::intrusive_ptr<c10d::Backend>> connected;
+  for (const auto* list : {&backends.to, &backends.from}) connected.insert(connected.end(), list->begin(), list->end());
+  connected.push_back(backends.device);
+  connected.push_back(backends.host);
+  std::erase(connected, nullptr);
+  return connected;
+}
+
 // This rank's part of the sum, in the order of the ranks.
 void AddParts(const at::Tensor& parts, const at::Tensor& sum) {
   const int64_t part = sum.numel();
@@ -38,26 +53,38 @@ void AddParts(const at::Tensor& parts, const at::Tensor& sum) {
   for (int64_t begin = part; begin < parts.numel(); begin += part) sum.add_(parts.narrow(0, begin, part));
 }
 
+Work Reduce(c10d::Backend& backend, const at::Tensor& values, c10d::ReduceOp op) {
+  std::vector<at::Tensor> tensors{Flat(values)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = std::move(op);
+  return backend.allreduce(tensors, options);
+}
+
 }  // namespace
 
 absl::Status CatchC10d(absl::Duration timeout, const std::function<void()>& call) {
+  const auto own = [](const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat("this rank's own device failed (", FirstLine(error.what()), ")"));
+  };
   try {
     call();
+  } catch (const c10::OutOfMemoryError& error) {
+    return own(error);
+  } catch (const c10::AcceleratorError& error) {
+    return own(error);
   } catch (const std::exception& error) {
-    return absl::UnavailableError(Explained(error.what(), timeout));
+    return absl::UnavailableError(Explained(FirstLine(error.what()), timeout));
   }
   return absl::OkStatus();
 }
 
-C10dCommunicator::C10dCommunicator(std::string axis, c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
-                                   absl::Duration timeout)
-    : Communicator(std::move(axis), backend->getRank(), backend->getSize()),
-      backend_(std::move(backend)),
-      device_(device),
+C10dCommunicator::C10dCommunicator(std::string axis, AxisBackends backends, absl::Duration timeout)
+    : Communicator(std::move(axis), backends.host->getRank(), backends.host->getSize()),
+      backends_(std::move(backends)),
       timeout_(timeout) {}
 
 C10dCommunicator::~C10dCommunicator() {
-  if (backend_ != nullptr) backend_->shutdown();
+  for (const auto& backend : Connected(backends_)) backend->shutdown();
   if (closing_.joinable()) closing_.join();
 }
 
@@ -65,88 +92,81 @@ StartedCall C10dCommunicator::Start(const CollectiveCall& call) {
   const at::Tensor& output = call.output;
   const bool empty = call.kind != CollectiveKind::kBarrier && (output.defined() ? output : call.input).numel() == 0;
   if (empty) return {[] { return absl::OkStatus(); }};  // on every rank: they agree on sizes
-  if (call.kind == CollectiveKind::kAgree && !device_.is_cpu()) return StartAgree(call);
-  const bool adds = call.kind == CollectiveKind::kReduceScatterSum;
-  const at::Tensor exchanged = !adds                    ? at::Tensor()
-                               : call.scratch.defined() ? Flat(call.scratch)
-                                                        : at::empty_like(Flat(call.input));
-  Work work;
-  absl::Status status = CatchC10d(timeout_, [&] { work = StartWork(call, exchanged); });
-  if (!status.ok()) return {[status] { return status; }};
-  const auto wait = [this, work, exchanged, &output] {
-    absl::Status ended = CatchC10d(timeout_, [&] { work->wait(); });
-    if (ended.ok() && exchanged.defined()) AddParts(exchanged, Flat(output));
-    return ended;
-  };
-  return {wait, [work] { return work->isCompleted(); }};
-}
-
-StartedCall C10dCommunicator::StartAgree(const CollectiveCall& call) {
-  at::Tensor words;
+  at::Tensor exchanged;
   Work work;
   absl::Status status = CatchC10d(timeout_, [&] {
-    words = Flat(call.input).to(device_);
-    work = Reduce(words, c10d::ReduceOp::MAX);
+    if (call.kind == CollectiveKind::kReduceScatterSum) {
+      exchanged = call.scratch.defined() ? Flat(call.scratch) : at::empty_like(Flat(call.input));
+    }
+    work = StartWork(call, exchanged);
   });
   if (!status.ok()) return {[status] { return status; }};
-  const auto wait = [this, words, work, &output = call.output] {
+  const auto wait = [this, work, exchanged, &output] {
     return CatchC10d(timeout_, [&] {
       work->wait();
-      Flat(output).copy_(words);
+      if (exchanged.defined()) AddParts(exchanged, Flat(output));
     });
   };
   return {wait, [work] { return work->isCompleted(); }};
 }
 
-C10dCommunicator::Work C10dCommunicator::StartWork(const CollectiveCall& call, const at::Tensor& exchanged) {
+C10dCommunicator::Route C10dCommunicator::RouteOf(const CollectiveCall& call) const {
+  const at::Tensor& tensor = call.output.defined() ? call.output : call.input;
+  if (!tensor.defined() || tensor.is_cpu()) return {*backends_.host, call.peer};
+  const bool sends = call.kind == CollectiveKind::kSend, is_message = sends || call.kind == CollectiveKind::kReceive;
+  const auto& pairs = sends ? backends_.to : backends_.from;
+  if (!is_message || pairs.empty()) return {*backends_.device, call.peer};
+  const auto& pair = pairs[static_cast<size_t>(call.peer)];
+  CHECK(pair != nullptr) << call.name << ": ranks " << rank() << " and " << call.peer << " of axis " << axis()
+                         << " are no neighbours";
+  return {*pair, sends ? 1 : 0};
+}
+
+Work C10dCommunicator::StartWork(const CollectiveCall& call, const at::Tensor& exchanged) {
+  auto [backend, peer] = RouteOf(call);
   // Work is matched by the order of the calls; a pair's sends and receives by theirs.
   constexpr int kTag = 0;
   switch (call.kind) {
     case CollectiveKind::kAllReduceSum:
-      return Reduce(call.output, c10d::ReduceOp::SUM);
+      return Reduce(backend, call.output, c10d::ReduceOp::SUM);
     case CollectiveKind::kAgree:
-      return Reduce(call.output, c10d::ReduceOp::MAX);
+      return Reduce(backend, call.output, c10d::ReduceOp::MAX);
     case CollectiveKind::kReduceScatterSum: {
       at::Tensor to = Bytes(exchanged), from = Bytes(call.input);
       std::vector<int64_t> to_counts, from_counts;  // equal parts; moved out of
-      return backend_->alltoall_base(to, from, to_counts, from_counts);
+      return backend.alltoall_base(to, from, to_counts, from_counts);
     }
     case CollectiveKind::kAllGather: {
       at::Tensor to = Bytes(call.output), from = Bytes(call.input);
-      return backend_->_allgather_base(to, from);
+      return backend._allgather_base(to, from);
     }
     case CollectiveKind::kBroadcast: {
       std::vector<at::Tensor> values{Bytes(call.output)};
       c10d::BroadcastOptions options;
-      options.rootRank = call.peer;
-      return backend_->broadcast(values, options);
+      options.rootRank = peer;
+      return backend.broadcast(values, options);
     }
     case CollectiveKind::kSend: {
       std::vector<at::Tensor> values{Bytes(call.input)};
-      return backend_->send(values, call.peer, kTag);
+      return backend.send(values, peer, kTag);
     }
     case CollectiveKind::kReceive: {
       std::vector<at::Tensor> values{Bytes(call.output)};
-      return backend_->recv(values, call.peer, kTag);
+      return backend.recv(values, peer, kTag);
     }
     case CollectiveKind::kBarrier:
       break;
   }
-  return backend_->barrier();
-}
-
-C10dCommunicator::Work C10dCommunicator::Reduce(const at::Tensor& values, c10d::ReduceOp op) {
-  std::vector<at::Tensor> tensors{Flat(values)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = std::move(op);
-  return backend_->allreduce(tensors, options);
+  return backend.barrier();
 }
 
 void C10dCommunicator::Break() {
   // The end of a backend waits for what is in flight, which another peer may hold up.
-  closing_ = std::thread([backend = std::move(backend_)]() mutable {
-    backend->abort();
-    backend.reset();
+  closing_ = std::thread([backends = Connected(std::exchange(backends_, {}))]() mutable {
+    for (auto& backend : backends) {
+      backend->abort();
+      backend.reset();
+    }
   });
 }
 

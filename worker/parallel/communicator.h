@@ -106,7 +106,8 @@ class Communicator {
   absl::Status Agree(std::string_view name, std::span<int64_t> words);
   // Returns when every rank has come.
   absl::Status Barrier(std::string_view name);
-  // Breaks the communicator, so that what is pending ends here, and the peers hear of it: of a rank that cannot go on.
+  // Breaks the communicator, so that what is pending ends here, and the peers hear of it, at the latest in their next
+  // agreement: of a rank that cannot go on.
   void GiveUp();
 
   // The same, begun: computing may go on beside it. An error is Wait's. A reduce-scatter for which the caller has

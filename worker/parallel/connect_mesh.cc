@@ -10,8 +10,9 @@ absl::StatusOr<MeshRanks> ConnectMesh(Rendezvous& rendezvous, const v1::Mesh& me
                                       const Transport& transport) {
   MeshRanks ranks;
   for (const AxisGroup& group : GroupsOf(mesh, PlaceOf(mesh, rank), static_cast<uint32_t>(kv_replicas))) {
-    ASSIGN_OR_RETURN(ranks.*group.communicator, rendezvous.Connect(group.name, static_cast<int>(group.rank),
-                                                                   static_cast<int>(group.size), transport));
+    ASSIGN_OR_RETURN(ranks.*group.communicator,
+                     rendezvous.Connect(group.name, static_cast<int>(group.rank), static_cast<int>(group.size),
+                                        transport, group.pairs_apart));
   }
   return ranks;
 }

@@ -14,8 +14,7 @@ class GlooTransport final : public Transport {
  public:
   at::Device device() const override { return at::kCPU; }
 
-  c10::intrusive_ptr<c10d::Backend> Connect(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const AxisRank& axis) const override {
+  AxisBackends Connect(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis) const override {
     // Not create_default: it looks up this host's name and puts a device of whatever address that has, often the
     // loopback, before ours.
     auto options = c10::make_intrusive<ProcessGroupGloo::Options>(axis.join_timeout);
@@ -25,7 +24,9 @@ class GlooTransport final : public Transport {
     // Not every pair is connected when this rank's are, and the store must live until then.
     backend->barrier()->wait();
     backend->setTimeout(axis.collective_timeout);
-    return backend;
+    AxisBackends backends;
+    backends.host = std::move(backend);
+    return backends;
   }
 };
 

@@ -4,17 +4,19 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "worker/parallel/gloo_transport.h"
 #include "worker/parallel/transport.h"
 
 namespace stemma::worker {
 namespace {
 
-// NCCL connects some pairs at their first collective only: here, and not in the middle of a step.
+// NCCL connects at the first call only: here, and not in the middle of a step.
 void WarmUp(c10d::Backend& backend, at::Device device) {
   std::vector<at::Tensor> ones{at::ones({1}, at::TensorOptions().dtype(at::kLong).device(device))};
   backend.allreduce(ones)->wait();
@@ -24,28 +26,37 @@ void WarmUp(c10d::Backend& backend, at::Device device) {
 
 class NcclTransport final : public Transport {
  public:
-  explicit NcclTransport(at::Device device) : device_(device) {}
+  explicit NcclTransport(at::Device device) : device_(device), host_(MakeGlooTransport()) {}
 
   at::Device device() const override { return device_; }
 
-  c10::intrusive_ptr<c10d::Backend> Connect(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const AxisRank& axis) const override {
+  AxisBackends Connect(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis) const override {
+    const auto part = [&](const char* name) { return c10::make_intrusive<c10d::PrefixStore>(name, store); };
+    AxisBackends backends = host_->Connect(part("host"), axis);
+    const auto connect = [this](const auto& of_ranks, const AxisRank& ranks) { return ConnectDevice(of_ranks, ranks); };
+    backends.device = connect(part("device"), axis);
+    if (axis.pairs_apart) ConnectPairs(part("pairs"), axis, connect, backends);
+    return backends;
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> ConnectDevice(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  const AxisRank& axis) const {
     const c10::DeviceGuard guard(device_);
     auto options = c10d::ProcessGroupNCCL::Options::create();
     options->timeout = axis.collective_timeout;
     options->group_name = axis.axis;
     c10::intrusive_ptr<c10d::Backend> backend =
         c10::make_intrusive<c10d::ProcessGroupNCCL>(store, axis.rank, axis.size, std::move(options));
-    // Bound, so that a barrier need not guess the device from earlier tensors; connected now, while every rank is known
-    // to be there.
+    // Connected now, while every rank is known to be there.
     backend->setBoundDeviceId(device_);
     backend->eagerConnectSingleDevice(device_);
     WarmUp(*backend, device_);
     return backend;
   }
 
- private:
   const at::Device device_;
+  const std::shared_ptr<const Transport> host_;
 };
 
 }  // namespace

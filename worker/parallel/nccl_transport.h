@@ -1,9 +1,14 @@
-// NCCL: carries tensors of one CUDA device per rank, over NVLink or the network. Compiled where the CUDA toolkit is
-// (CMake says so, with the reason where not), and linked by what runs on CUDA alone: it brings LibTorch's CUDA library.
+// NCCL: carries tensors of one CUDA device per rank, over NVLink or the network; what ranks tell each other in tensors
+// of the host (agreements, barriers, words, digests, paths) goes by Gloo beside it, and waits for no device. Compiled
+// where the CUDA toolkit is (CMake says so, with the reason where not), and linked by what runs on CUDA alone: it
+// brings LibTorch's CUDA library.
 //
 // A collective is put on a stream: Wait returns when the device will have the result before anything that is put on the
 // current stream afterwards, not when it has it. So an error of a peer is not Wait's: NCCL's watchdog finds it and ends
-// the process, and the generation with it. Agree alone brings its words to the host, and waits for the device.
+// the process, and the generation with it.
+//
+// A stream runs one call after the other, and a message there waits for its peer's. On an axis whose pairs are apart
+// each pair of neighbours has a communicator of NCCL, with a stream of its own, for each direction.
 //
 // The first NCCL transport of a process connects before that process starts threads that read its environment: NCCL's
 // set-up writes to it.

@@ -91,20 +91,22 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::Join(const HostPort& add
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Rendezvous::Connect(const std::string& axis, int rank, int size,
-                                                                  const Transport& transport) {
+                                                                  const Transport& transport, bool pairs_apart) {
   if (size == 1) return std::make_unique<LocalCommunicator>(axis);
   const std::string what = absl::StrCat("rendezvous of axis ", axis, ", rank ", rank);
   const auto store = c10::make_intrusive<c10d::PrefixStore>(axis, store_->tcp);
   if (const absl::Status here = AwaitRanks(*store, rank, size, timeouts_.join); !here.ok()) return Prefixed(what, here);
   std::unique_ptr<Communicator> ranks;
   const absl::Status connected = CatchC10d(timeouts_.join, [&] {
-    auto backend = transport.Connect(store, {.axis = axis,
-                                             .rank = rank,
-                                             .size = size,
-                                             .own_host = own_host_,
-                                             .join_timeout = absl::ToChronoMilliseconds(timeouts_.join),
-                                             .collective_timeout = absl::ToChronoMilliseconds(timeouts_.collective)});
-    ranks = std::make_unique<C10dCommunicator>(axis, std::move(backend), transport.device(), timeouts_.collective);
+    AxisBackends backends =
+        transport.Connect(store, {.axis = axis,
+                                  .rank = rank,
+                                  .size = size,
+                                  .pairs_apart = pairs_apart,
+                                  .own_host = own_host_,
+                                  .join_timeout = absl::ToChronoMilliseconds(timeouts_.join),
+                                  .collective_timeout = absl::ToChronoMilliseconds(timeouts_.collective)});
+    ranks = std::make_unique<C10dCommunicator>(axis, std::move(backends), timeouts_.collective);
   });
   if (!connected.ok()) return Prefixed(what, connected);
   return ranks;

@@ -48,10 +48,10 @@ class Rendezvous {
 
   // Connects this rank to the others of an axis: returns when all are there. Where an axis has several sets of ranks
   // each has a name of its own ("tp.3"), and no name is used twice. With one rank nothing is opened. The transport is
-  // not needed afterwards.
+  // not needed afterwards. `pairs_apart`: of AxisGroup.
   // Errors: Unavailable - ranks that have not come in time, or have gone; names the axis.
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(const std::string& axis, int rank, int size,
-                                                        const Transport& transport);
+                                                        const Transport& transport, bool pairs_apart = false);
 
  private:
   struct Store;  // hides c10d

@@ -3,6 +3,7 @@
 #include <ATen/ops/maximum.h>
 #include <glog/logging.h>
 
+#include <array>
 #include <deque>
 #include <map>
 #include <utility>
@@ -51,17 +52,28 @@ void Combine(const CollectiveCall& call, const std::vector<at::Tensor>& from_ran
   }
 }
 
-// What one rank sends another. Guarded by the mutex of their group, but for what it is made with.
+// One rank's side of a message. Guarded by the mutex of their group, but for what it is made with.
 struct Message {
-  std::string description;
-  at::Tensor values;
-  bool taken = false;
+  bool sends;
+  int rank, peer;
+  std::string description;  // of the sender's call
+  at::Tensor values;        // sent, or to be filled
+  bool done = false;
 };
 
-// What the ranks share. A meeting is one collective; the n-th of each rank is the same one.
+Message MessageOf(const CollectiveCall& call, int rank) {
+  const bool sends = call.kind == CollectiveKind::kSend;
+  CollectiveCall sent = call;
+  sent.kind = CollectiveKind::kSend;
+  return {sends, rank, call.peer, Described(sent), (sends ? call.input : call.output).view(-1)};
+}
+
+// What the ranks share. A meeting is one collective; the n-th of each rank is the same one. A rank's messages stand in
+// a queue, as on a device's stream: a message is exchanged when both sides are first in theirs.
 class ThreadGroup {
  public:
-  ThreadGroup(int size, absl::Duration timeout) : timeout_(timeout), next_meeting_(static_cast<size_t>(size), 0) {}
+  ThreadGroup(int size, absl::Duration timeout, bool pairs_apart)
+      : timeout_(timeout), pairs_apart_(pairs_apart), next_meeting_(static_cast<size_t>(size), 0) {}
 
   // Contributes the rank's input to its next meeting. Never waits.
   int64_t Join(const CollectiveCall& call, int rank) {
@@ -107,43 +119,30 @@ class ThreadGroup {
     return absl::OkStatus();
   }
 
-  // Puts the values where their receiver finds them. Never waits.
-  std::shared_ptr<Message> Post(const CollectiveCall& call, int rank) {
-    auto message = std::make_shared<Message>(Message{Described(call), Copied(call.input)});
+  // Queues the rank's side of a message. Never waits.
+  std::shared_ptr<Message> Queue(const CollectiveCall& call, int rank) {
+    auto message = std::make_shared<Message>(MessageOf(call, rank));
     MutexLock lock(&mutex_);
-    messages_[{rank, call.peer}].push_back(message);
+    QueueOf(*message, rank).push_back(message);
+    for (bool exchanged = true; exchanged;) {
+      exchanged = false;
+      for (const auto& [place, queue] : queues_) exchanged |= !queue.empty() && Exchange(*queue.front());
+    }
     return message;
   }
 
-  bool Taken(const Message& message) {
+  bool IsDone(const Message& message) {
     MutexLock lock(&mutex_);
-    return message.taken || !ended_.empty();
+    return message.done || !ended_.empty();
   }
 
-  absl::Status AwaitTaken(const CollectiveCall& call, const std::shared_ptr<Message>& message, int rank) {
+  absl::Status AwaitDone(const std::shared_ptr<Message>& message) {
     MutexLock lock(&mutex_);
-    mutex_.AwaitWithTimeout([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return message->taken || !ended_.empty(); },
+    mutex_.AwaitWithTimeout([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return message->done || !ended_.empty(); },
                             timeout_);
-    if (message->taken) return absl::OkStatus();
-    std::erase(messages_[{rank, call.peer}], message);
-    return Ended(absl::StrCat("waited for rank ", call.peer));
-  }
-
-  absl::Status Receive(const CollectiveCall& call, int rank) {
-    MutexLock lock(&mutex_);
-    auto& queue = messages_[{call.peer, rank}];
-    mutex_.AwaitWithTimeout([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !queue.empty() || !ended_.empty(); },
-                            timeout_);
-    if (queue.empty()) return Ended(absl::StrCat("waited for rank ", call.peer));
-    const std::shared_ptr<Message> message = queue.front();
-    CollectiveCall expected = call;
-    expected.kind = CollectiveKind::kSend;
-    CHECK_EQ(message->description, Described(expected))
-        << "rank " << call.peer << " sends one thing and rank " << rank << " receives another";
-    call.output.view(-1).copy_(message->values);
-    message->taken = true;
-    queue.pop_front();
-    return absl::OkStatus();
+    if (message->done) return absl::OkStatus();
+    std::erase(QueueOf(*message, message->rank), message);
+    return Ended(absl::StrCat("waited for rank ", message->peer));
   }
 
   // Ends what incomplete meetings wait for.
@@ -176,12 +175,36 @@ class ThreadGroup {
     return absl::UnavailableError(absl::StrCat(waited_for, ": ", cause));
   }
 
+  using MessageQueue = std::deque<std::shared_ptr<Message>>;
+
+  // Returns the queue in which `rank`, one of its two, has its side of the message.
+  MessageQueue& QueueOf(const Message& message, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!pairs_apart_) return queues_[{rank, -1, -1}];
+    return queues_[{rank, message.sends ? message.rank : message.peer, message.sends ? message.peer : message.rank}];
+  }
+
+  // Exchanges a message that is first in its queue, if the peer's side of it is first in its own.
+  bool Exchange(Message& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    MessageQueue& peers = QueueOf(message, message.peer);
+    if (peers.empty() || peers.front()->peer != message.rank || peers.front()->sends == message.sends) return false;
+    Message& other = *peers.front();
+    const Message &from = message.sends ? message : other, &to = message.sends ? other : message;
+    CHECK_EQ(from.description, to.description)
+        << "rank " << from.rank << " sends one thing and rank " << to.rank << " receives another";
+    at::Tensor(to.values).copy_(from.values);
+    message.done = other.done = true;
+    peers.pop_front();
+    QueueOf(message, message.rank).pop_front();
+    return true;
+  }
+
   const absl::Duration timeout_;
+  const bool pairs_apart_;
   Mutex mutex_;
   std::vector<int64_t> next_meeting_ ABSL_GUARDED_BY(mutex_);  // by rank
   std::map<int64_t, Meeting> meetings_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> messages_
-      ABSL_GUARDED_BY(mutex_);                 // by sender and receiver
+  std::map<std::array<int, 3>, MessageQueue> queues_
+      ABSL_GUARDED_BY(mutex_);                 // by rank; where pairs are apart, by sender and receiver, too
   std::string ended_ ABSL_GUARDED_BY(mutex_);  // why; empty: not
 };
 
@@ -193,12 +216,11 @@ class ThreadCommunicator final : public Communicator {
 
  private:
   StartedCall Start(const CollectiveCall& call) override {
-    if (call.kind == CollectiveKind::kSend) {
-      const std::shared_ptr<Message> message = group_->Post(call, rank());
-      return {[this, &call, message] { return group_->AwaitTaken(call, message, rank()); },
-              [this, message] { return group_->Taken(*message); }};
+    if (call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kReceive) {
+      const std::shared_ptr<Message> message = group_->Queue(call, rank());
+      return {[this, message] { return group_->AwaitDone(message); },
+              [this, message] { return group_->IsDone(*message); }};
     }
-    if (call.kind == CollectiveKind::kReceive) return {[this, &call] { return group_->Receive(call, rank()); }};
     const int64_t meeting = group_->Join(call, rank());
     return {[this, &call, meeting] { return group_->Finish(call, meeting, rank()); },
             [this, meeting] { return group_->Finished(meeting); }};
@@ -210,8 +232,9 @@ class ThreadCommunicator final : public Communicator {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Communicator>> MakeThreadRanks(int size, absl::Duration timeout, const std::string& axis) {
-  const auto group = std::make_shared<ThreadGroup>(size, timeout);
+std::vector<std::unique_ptr<Communicator>> MakeThreadRanks(int size, absl::Duration timeout, const std::string& axis,
+                                                           bool pairs_apart) {
+  const auto group = std::make_shared<ThreadGroup>(size, timeout, pairs_apart);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank)
     ranks.push_back(std::make_unique<ThreadCommunicator>(axis, rank, size, group));
@@ -224,7 +247,7 @@ std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas,
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
     for (const AxisGroup& own : GroupsOf(mesh, PlaceOf(mesh, rank), static_cast<uint32_t>(kv_replicas))) {
       auto& group = groups[own.name];
-      if (group.empty()) group = MakeThreadRanks(static_cast<int>(own.size), timeout, own.name);
+      if (group.empty()) group = MakeThreadRanks(static_cast<int>(own.size), timeout, own.name, own.pairs_apart);
       ranks[rank].*own.communicator = std::move(group[own.rank]);
     }
   }

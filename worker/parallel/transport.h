@@ -1,12 +1,14 @@
 // Transport: what carries an axis's tensors between its ranks. gloo_transport.h carries those of the CPU,
-// nccl_transport.h those of a CUDA device. Includes c10d, whose headers are expensive to compile: for this folder's .cc
-// files, and for whoever makes a transport.
+// nccl_transport.h those of a CUDA device and, beside them, those of the CPU. Includes c10d, whose headers are
+// expensive to compile: for this folder's .cc files, and for whoever makes a transport.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 namespace stemma::worker {
 
@@ -14,20 +16,38 @@ namespace stemma::worker {
 struct AxisRank {
   std::string axis;
   int rank = 0, size = 1;
-  std::string own_host;  // IP literal of this process, on which it may listen
+  bool pairs_apart = false;  // messages of different pairs, or directions, wait for each other nowhere: AxisGroup
+  std::string own_host;      // IP literal of this process, on which it may listen
   std::chrono::milliseconds join_timeout, collective_timeout;
+};
+
+// What connects one rank to the others of its axis.
+struct AxisBackends {
+  c10::intrusive_ptr<c10d::Backend> host;    // carries tensors of the CPU
+  c10::intrusive_ptr<c10d::Backend> device;  // those of a device; null: there is none but the CPU
+  // Carry a device's messages to and from each rank, as a group of two, of which the sender is the first. Empty:
+  // `device` carries them. Null: the ranks are no neighbours on the axis, whose last rank is the first one's, and send
+  // nothing.
+  std::vector<c10::intrusive_ptr<c10d::Backend>> to, from;
 };
 
 class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Where the tensors are that it carries.
+  // Where the tensors of a pass are that it carries.
   virtual at::Device device() const = 0;
   // Connects this rank to the others of its axis, who have all come to the store, and returns when it has. The store is
   // not needed afterwards. Throws what c10d throws.
-  virtual c10::intrusive_ptr<c10d::Backend> Connect(const c10::intrusive_ptr<c10d::Store>& store,
-                                                    const AxisRank& axis) const = 0;
+  virtual AxisBackends Connect(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis) const = 0;
 };
+
+// Connects two ranks, of which this one is `pair.rank`.
+using ConnectPair = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
+                                                                    const AxisRank& pair)>;
+
+// Fills `to` and `from` for a transport whose backend runs one message after the other.
+void ConnectPairs(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis, const ConnectPair& connect,
+                  AxisBackends& backends);
 
 }  // namespace stemma::worker

@@ -44,6 +44,7 @@ absl::Status RunSelfCheckPart(BenchRun& run) {
                       {"driver", identity.driver},
                       {"runtime", identity.runtime},
                       {"torch", identity.torch},
+                      {"cublas", identity.cublas},
                       {"cudnn", identity.cudnn},
                       {"build_id", identity.build_id},
                       {"bytes", run.device().memory().bytes},

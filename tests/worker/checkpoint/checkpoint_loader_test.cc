@@ -15,12 +15,12 @@
 
 #include "common/base/error.h"
 #include "common/cost/state_bytes.h"
+#include "common/model/config_difference.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/weights_digest.h"
 #include "tests/worker/checkpoint/saved_checkpoint.h"
 #include "worker/checkpoint/checkpoint_saver.h"
-#include "worker/checkpoint/config_difference.h"
 #include "worker/optim/shards.h"
 
 namespace stemma::testing {

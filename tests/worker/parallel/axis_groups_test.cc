@@ -44,6 +44,7 @@ TEST(AxisGroupsTest, RanksOfAGroupDifferOnItsAxesAlone) {
         groups[group.name].push_back(place);
         const MeshPlace& first = groups[group.name].front();
         const char axis = group.name[0];
+        EXPECT_EQ(group.pairs_apart, axis == 'p') << group.name << ": stages alone send in both directions at once";
         EXPECT_TRUE(axis == 'd' || place.dp_rank == first.dp_rank) << group.name;
         EXPECT_TRUE(axis == 'p' || place.pp_rank == first.pp_rank) << group.name;
         EXPECT_TRUE(axis == 'd' || axis == 'c' || place.cp_rank == first.cp_rank) << group.name;

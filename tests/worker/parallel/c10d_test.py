@@ -75,6 +75,17 @@ def test_every_collective_is_the_plain_sum_or_copy_on_the_same_bits(size):
     assert [(word, own) for word, _, own in threads] == [("digests", first[1]) for first, _ in digests]
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_tensors_of_a_device_and_of_the_host_go_by_backends_of_their_own(size):
+    """The device's refuses tensors of the host, and the other way round."""
+    seed = _draw_seed()
+    with _Gang("device", size, seed=seed) as gang:
+        outputs = [rank.rest() for rank in gang.ranks]
+    assert not [line for out in outputs for line in out if not line.startswith("digests ")]
+    for out in outputs:  # two axes, on the device and on the host: the same bits
+        assert len(out) == 4 and len(set(out)) == 1
+
+
 def _lost(gang, lost, what, within):
     """What each survivor says, within that many seconds of the loss and with all survivors still there."""
     survivors = [rank for rank in gang.ranks if rank.rank != lost]

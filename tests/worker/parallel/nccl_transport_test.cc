@@ -33,37 +33,45 @@ TEST(NcclTransport, RefusesADeviceThatIsNotThere) {
   }
 }
 
-ProgramResult RunOn(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+// Every collective with tensors of the device, and with tensors of the host on the same axis.
+ProgramResult RunOn(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, bool pairs_apart) {
   const auto transport = worker::MakeNcclTransport(rank);
   if (!transport.ok()) return {{transport.status().ToString()}, "", ""};
   const c10::DeviceGuard guard((*transport)->device());
   const worker::AxisRank axis{.axis = "dp",
                               .rank = rank,
                               .size = size,
+                              .pairs_apart = pairs_apart,
                               .own_host = "127.0.0.1",
                               .join_timeout = std::chrono::minutes(1),
                               .collective_timeout = std::chrono::minutes(1)};
-  worker::C10dCommunicator ranks("dp", (*transport)->Connect(store, axis), (*transport)->device(), absl::Minutes(1));
-  return RunRankProgram(ranks, kSeed, (*transport)->device());
+  worker::C10dCommunicator ranks("dp", (*transport)->Connect(store, axis), absl::Minutes(1));
+  ProgramResult result = RunRankProgram(ranks, kSeed, (*transport)->device());
+  const ProgramResult on_host = RunRankProgram(ranks, kSeed, at::kCPU);
+  result.failures.insert(result.failures.end(), on_host.failures.begin(), on_host.failures.end());
+  return result;
 }
 
 TEST(NcclTransport, OneRankRunsEveryCollective) {
   if (c10::cuda::device_count() < 1) GTEST_SKIP() << "no CUDA device is seen";
-  EXPECT_EQ(RunOn(c10::make_intrusive<c10d::HashStore>(), 0, 1).failures, std::vector<std::string>());
+  EXPECT_EQ(RunOn(c10::make_intrusive<c10d::HashStore>(), 0, 1, /*pairs_apart=*/false).failures,
+            std::vector<std::string>());
 }
 
 TEST(NcclTransport, OneRankPerDeviceRunsEveryCollective) {
   const int size = c10::cuda::device_count();
   if (size < 2) GTEST_SKIP() << "two CUDA devices are needed, " << size << " are seen";
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<ProgramResult> results(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank)
-    threads.emplace_back([&, rank] { results[static_cast<size_t>(rank)] = RunOn(store, rank, size); });
-  for (std::thread& thread : threads) thread.join();
-  for (const ProgramResult& result : results) {
-    EXPECT_EQ(result.failures, std::vector<std::string>());
-    EXPECT_EQ(result.common_digest, results[0].common_digest);
+  for (const bool pairs_apart : {false, true}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    std::vector<ProgramResult> results(static_cast<size_t>(size));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank)
+      threads.emplace_back([&, rank] { results[static_cast<size_t>(rank)] = RunOn(store, rank, size, pairs_apart); });
+    for (std::thread& thread : threads) thread.join();
+    for (const ProgramResult& result : results) {
+      EXPECT_EQ(result.failures, std::vector<std::string>());
+      EXPECT_EQ(result.common_digest, results[0].common_digest);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 //
 // STORE is HOST:PORT; rank 0 opens it (port 0: any) and prints `store HOST:PORT`. Modes:
 //   program  runs every collective on two axes in turn, and prints failures and digests
+//   device   the same with tensors of the fake device and of the host, by a transport that carries each apart
 //   threads  the same with all ranks as threads of this process: each rank's digests
 //   reduce   reduces until that fails, prints `ready` after the first time, and in the end waits for its input to end
 //   overlap  as reduce with several in flight, and exits at once
@@ -19,6 +20,8 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "tests/testing/fake_device.h"
+#include "tests/worker/parallel/device_transport.h"
 #include "tests/worker/parallel/rank_program.h"
 #include "worker/parallel/gloo_transport.h"
 #include "worker/parallel/rendezvous.h"
@@ -67,6 +70,18 @@ int RunPrograms(Communicator& ranks, Communicator& other_axis, uint64_t seed) {
   CheckScratch(ranks);
   const auto totals = ranks.stats().Read().at("all_reduce");
   Print("all_reduce " + std::to_string(totals.calls) + " " + std::to_string(totals.bytes));
+  return 0;
+}
+
+// On an axis that has one queue for all messages, and on one whose directions are apart.
+int RunDevicePrograms(Rendezvous& rendezvous, const Arguments& arguments) {
+  const auto transport = MakeFakeDeviceTransport();
+  for (const bool pairs_apart : {false, true}) {
+    auto ranks = rendezvous.Connect(pairs_apart ? "pp" : "dp", arguments.rank, arguments.size, *transport, pairs_apart);
+    if (!ranks.ok()) return Failed(ranks.status());
+    PrintDigests(RunRankProgram(**ranks, arguments.seed, transport->device()));
+    PrintDigests(RunRankProgram(**ranks, arguments.seed, at::kCPU));
+  }
   return 0;
 }
 
@@ -136,6 +151,7 @@ int Run(const Arguments& arguments) {
                                         : Rendezvous::Join(arguments.store, arguments.store.host, arguments.timeouts);
   if (!rendezvous.ok()) return Failed(rendezvous.status());
   if (arguments.rank == 0) Print("store " + (*rendezvous)->address().Text());
+  if (arguments.mode == "device") return RunDevicePrograms(**rendezvous, arguments);
   auto ranks = (*rendezvous)->Connect("dp", arguments.rank, arguments.size, *worker::MakeGlooTransport());
   if (!ranks.ok()) return Failed(ranks.status());
   if (arguments.mode == "program") {

@@ -133,6 +133,61 @@ TEST(ThreadCommunicatorTest, AnObserverHearsEachCollectiveThatEnds) {
   });
 }
 
+// Two rounds of a pipeline of two stages: hidden states go on while a gradient comes back.
+absl::Status RunTwoRounds(Communicator& stage) {
+  at::Tensor hidden = at::ones({4}), gradient = at::ones({4});
+  if (stage.rank() == 0) {
+    const auto first = stage.StartSend("hidden", hidden, 1), second = stage.StartSend("hidden", hidden, 1);
+    absl::Status received = stage.Receive("gradient", gradient, 1);
+    first->Wait().IgnoreError();
+    second->Wait().IgnoreError();
+    return received;
+  }
+  if (absl::Status received = stage.Receive("hidden", hidden, 0); !received.ok()) return received;
+  const auto sent = stage.StartSend("gradient", gradient, 0);
+  absl::Status received = stage.Receive("hidden", hidden, 0);
+  sent->Wait().IgnoreError();
+  return received;
+}
+
+// What a middle stage may do where it is ahead: it sends on what the last stage is not ready for, which waits until its
+// gradients are taken, and receives the next round meanwhile.
+absl::Status RunAhead(Communicator& stage) {
+  at::Tensor hidden = at::ones({4}), gradient = at::ones({4});
+  if (stage.rank() == 0) {
+    absl::Status sent = stage.Send("hidden", hidden, 1);
+    stage.Barrier("end").IgnoreError();
+    return sent;
+  }
+  if (stage.rank() == 2) {
+    absl::Status sent = stage.Send("gradient", gradient, 1);
+    if (sent.ok()) sent = stage.Receive("hidden", hidden, 1);
+    stage.Barrier("end").IgnoreError();
+    return sent;
+  }
+  const auto ahead = stage.StartSend("hidden", hidden, 2);
+  absl::Status received = stage.Receive("hidden", hidden, 0);
+  if (received.ok()) received = stage.Receive("gradient", gradient, 2);
+  ahead->Wait().IgnoreError();
+  stage.Barrier("end").IgnoreError();
+  return received;
+}
+
+TEST(ThreadCommunicatorTest, MessagesOfAPairWaitForNoOtherPairWhereTheyAreApart) {
+  RunRanks(MakeThreadRanks(3, kTimeout, "pp", /*pairs_apart=*/true),
+           [](Communicator& stage) { EXPECT_THAT(RunAhead(stage), IsOk()); });
+  RunRanks(MakeThreadRanks(3, absl::Milliseconds(300), "pp", /*pairs_apart=*/false),
+           [](Communicator& stage) { EXPECT_FALSE(RunAhead(stage).ok() && stage.rank() > 0); });
+}
+
+TEST(ThreadCommunicatorTest, MessagesOfBothDirectionsNeedAQueueForEach) {
+  RunRanks(MakeThreadRanks(2, kTimeout, "pp", /*pairs_apart=*/true),
+           [](Communicator& stage) { EXPECT_THAT(RunTwoRounds(stage), IsOk()); });
+  RunRanks(MakeThreadRanks(2, absl::Milliseconds(300), "pp", /*pairs_apart=*/false), [](Communicator& stage) {
+    EXPECT_THAT(RunTwoRounds(stage), Unavailable("waited for rank")) << "each waits for the other, as on one stream";
+  });
+}
+
 TEST(ThreadCommunicatorTest, ARankThatLeavesEndsWhatTheOthersWaitFor) {
   RunRanks(MakeThreadRanks(3, kTimeout, "tp"), [](Communicator& rank) {
     at::Tensor values = at::ones({4});

@@ -1,6 +1,7 @@
 // The library's one function: opens a CUDA device for stemma-worker (worker/backend/device.h).
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <cublas_api.h>
 #include <cuda_runtime_api.h>
 #include <torch/headeronly/version.h>
 
@@ -8,7 +9,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "worker/backend/cuda/build_id.h"
+#include "common/base/file.h"
+#include "worker/backend/build_id.h"
 #include "worker/backend/cuda/cuda_backend.h"
 #include "worker/backend/cuda/cuda_memory.h"
 #include "worker/backend/device.h"
@@ -18,20 +20,39 @@
 namespace stemma::worker::cuda {
 namespace {
 
+// Returns the CUDA level of the driver and, where the system tells it, the driver's own version: drivers of one level
+// differ.
+std::string DriverVersion() {
+  constexpr uint64_t kFileBytesMax = 4096;
+  int level = 0;
+  C10_CUDA_CHECK(cudaDriverGetVersion(&level));
+  const absl::StatusOr<std::string> module = ReadFile("/proc/driver/nvidia/version", kFileBytesMax);
+  if (!module.ok()) return absl::StrCat(level);
+  return absl::StrCat(level, ", ", module->substr(0, module->find('\n')));
+}
+
+std::string CublasVersion() {
+  int major = 0, minor = 0, patch = 0;
+  TORCH_CUDABLAS_CHECK(cublasGetProperty(MAJOR_VERSION, &major));
+  TORCH_CUDABLAS_CHECK(cublasGetProperty(MINOR_VERSION, &minor));
+  TORCH_CUDABLAS_CHECK(cublasGetProperty(PATCH_LEVEL, &patch));
+  return absl::StrCat(major, ".", minor, ".", patch);
+}
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int index) : device_(at::kCUDA, static_cast<at::DeviceIndex>(index)) {}
 
   DeviceIdentity identity() const override {
     const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device_.index());
-    int driver = 0, runtime = 0;
-    C10_CUDA_CHECK(cudaDriverGetVersion(&driver));
+    int runtime = 0;
     C10_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
     return {.name = properties.name,
             .compute_capability = absl::StrCat(properties.major, ".", properties.minor),
-            .driver = absl::StrCat(driver),
+            .driver = DriverVersion(),
             .runtime = absl::StrCat(runtime),
             .torch = TORCH_VERSION,
+            .cublas = CublasVersion(),
             .cudnn = absl::StrCat(at::detail::getCUDAHooks().versionRuntimeCuDNN()),
             .build_id = OwnBuildId()};
   }

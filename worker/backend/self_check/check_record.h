@@ -17,9 +17,10 @@ namespace stemma::worker {
 // All that a result depends on.
 struct CheckFingerprint {
   std::string device_name = {}, compute_capability = {};  // "NVIDIA H200", "9.0"
-  std::string driver = {}, cuda_runtime = {}, torch = {}, cudnn = {};
-  std::string build_id = {};  // of the library that holds the kernels
-  std::string dtype = {};     // of the run
+  std::string driver = {}, cuda_runtime = {}, torch = {}, cublas = {}, cudnn = {};
+  std::string build_id = {};         // of the library that holds the kernels
+  std::string checks_build_id = {};  // of the program that holds the checks, and what kernels are compared with
+  std::string dtype = {};            // of the run
   CheckShape shape = {};
   std::vector<std::string> faster_attention = {};  // the names of the candidate's
 

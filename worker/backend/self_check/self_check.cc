@@ -179,8 +179,9 @@ CheckResult CheckAttention(const std::string& name, const AttentionOp& candidate
 
 namespace {
 
-// Takes the best of the faster attentions that was admitted. results: theirs, in their order.
-void AdmitFasterAttention(std::span<const CheckResult> results, Backend& backend) {
+// Takes the best of the faster attentions that was admitted. results: theirs, in their order. What is in use for it may
+// call the backend's own attention, which then must be `own_admitted`.
+void AdmitFasterAttention(std::span<const CheckResult> results, bool own_admitted, Backend& backend) {
   CHECK_EQ(results.size(), backend.faster_attention.size());
   bool found = false;
   for (size_t i = 0; i < results.size(); ++i) {
@@ -188,7 +189,7 @@ void AdmitFasterAttention(std::span<const CheckResult> results, Backend& backend
     if (!results[i].admitted) backend.kernels_off.push_back({results[i].kernel, results[i].reason});
     if (results[i].admitted && !std::exchange(found, true)) {
       const AttentionStrategy& faster = backend.faster_attention[i];
-      backend.attention = faster.in_use != nullptr ? faster.in_use : faster.op;
+      backend.attention = own_admitted && faster.in_use != nullptr ? faster.in_use : faster.op;
     }
   }
   backend.faster_attention.clear();
@@ -212,7 +213,8 @@ Backend Admit(Backend candidate, const Reference& reference, const std::vector<C
         {result.kernel,
          result.admitted ? absl::StrCat("belongs together with ", refused->second->kernel) : result.reason});
   }
-  AdmitFasterAttention(std::span(all_results).subspan(std::size(kEntries)), candidate);
+  const bool own_attention = !refused_groups.contains(EntryOf(kAttention).group);
+  AdmitFasterAttention(std::span(all_results).subspan(std::size(kEntries)), own_attention, candidate);
   return candidate;
 }
 

@@ -23,8 +23,10 @@ CheckFingerprint Fingerprint() {
           .driver = "580.65",
           .cuda_runtime = "13000",
           .torch = "2.11.0",
+          .cublas = "13.0.2",
           .cudnn = "91900",
           .build_id = "ab12",
+          .checks_build_id = "cd34",
           .dtype = "bf16",
           .shape = {.num_heads = 32, .num_kv_heads = 8, .head_size = 128}};
 }
@@ -75,7 +77,7 @@ TEST_F(CheckRecordTest, WhatIsWrittenIsReadBackToTheBit) {
 TEST_F(CheckRecordTest, AnythingElseThanItWasMadeOnChecksAgain) {
   const std::string text = EncodeRecord(Fingerprint(), Results());
   ASSERT_THAT(DecodeRecord(text, Fingerprint()).status(), IsOk());
-  std::vector<CheckFingerprint> others(12, Fingerprint());
+  std::vector<CheckFingerprint> others(14, Fingerprint());
   others[0].device_name = "NVIDIA H100";
   others[1].compute_capability = "8.0";
   others[2].driver = "580.66";
@@ -88,6 +90,8 @@ TEST_F(CheckRecordTest, AnythingElseThanItWasMadeOnChecksAgain) {
   others[9].shape.num_kv_heads = 4;
   others[10].shape.head_size = 64;
   others[11].faster_attention = {"attention_cudnn"};
+  others[12].cublas = "13.0.3";
+  others[13].checks_build_id = "cd35";
   for (const CheckFingerprint& other : others) {
     EXPECT_EQ(DecodeRecord(text, other).status().code(), absl::StatusCode::kFailedPrecondition);
   }

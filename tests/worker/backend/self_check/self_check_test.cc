@@ -158,6 +158,18 @@ TEST(SelfCheckAdmitTest, WhatARunHasMayLeaveCallsToOthersThatTheCheckTried) {
   EXPECT_EQ(Admit(backend, reference, CheckBackend(backend, reference, Setting(at::kBFloat16))).attention, in_use);
 }
 
+// What a run has leaves calls to the own attention: where that is wrong, the one that was tried makes all of them.
+TEST(SelfCheckAdmitTest, WhereTheOwnAttentionIsRefusedNoCallIsLeftToIt) {
+  const auto tried = std::make_shared<FasterAttention>(false), in_use = std::make_shared<FasterAttention>(false);
+  Backend backend = MakeCpuBackend();
+  backend.attention = std::make_shared<FasterAttention>(true);
+  backend.faster_attention = {{"right", tried, in_use}};
+  const Reference reference = Composed();
+  const Backend admitted = Admit(backend, reference, CheckBackend(backend, reference, Setting(at::kBFloat16)));
+  EXPECT_EQ(admitted.attention, tried);
+  EXPECT_THAT(Off(admitted), ElementsAre("attention"));
+}
+
 TEST(SelfCheckAdmitTest, WithoutAFasterAttentionThatIsRightTheOwnOneStays) {
   Backend backend = MakeCpuBackend();
   backend.faster_attention = {{"wrong", std::make_shared<FasterAttention>(true)}};

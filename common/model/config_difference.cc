@@ -1,4 +1,4 @@
-#include "worker/checkpoint/config_difference.h"
+#include "common/model/config_difference.h"
 
 #include <cstddef>
 #include <iterator>
@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-namespace stemma::worker {
+namespace stemma {
 namespace {
 
 constexpr const char* kNames[] = {
@@ -40,4 +40,4 @@ std::string FirstDifference(const ModelConfig& a, const ModelConfig& b) {
   return first;
 }
 
-}  // namespace stemma::worker
+}  // namespace stemma

@@ -1,4 +1,4 @@
-#include "worker/backend/cuda/build_id.h"
+#include "worker/backend/build_id.h"
 
 #include <elf.h>
 #include <link.h>
@@ -10,7 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/string_view.h"
 
-namespace stemma::worker::cuda {
+namespace stemma::worker {
 namespace {
 
 using Header = ElfW(Phdr);
@@ -66,4 +66,4 @@ std::string OwnBuildId() {
   return id;
 }
 
-}  // namespace stemma::worker::cuda
+}  // namespace stemma::worker

@@ -5,9 +5,9 @@
 
 #include "common/model/model_config.h"
 
-namespace stemma::worker {
+namespace stemma {
 
 // Returns the first field, as config.json names it, in which they differ; empty: none does.
 std::string FirstDifference(const ModelConfig& a, const ModelConfig& b);
 
-}  // namespace stemma::worker
+}  // namespace stemma

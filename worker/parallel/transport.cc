@@ -1,0 +1,33 @@
+#include "worker/parallel/transport.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "absl/strings/str_cat.h"
+
+namespace stemma::worker {
+
+void ConnectPairs(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis, const ConnectPair& connect,
+                  AxisBackends& backends) {
+  backends.to.resize(static_cast<size_t>(axis.size));
+  backends.from.resize(static_cast<size_t>(axis.size));
+  const auto one_way = [&](int from, int to) {
+    if (axis.rank != from && axis.rank != to) return;
+    AxisRank pair = axis;
+    pair.axis = absl::StrCat(axis.axis, ".", from, "to", to);
+    pair.rank = axis.rank == from ? 0 : 1;
+    pair.size = 2;
+    pair.pairs_apart = false;
+    const int peer = axis.rank == from ? to : from;
+    auto& backend = (axis.rank == from ? backends.to : backends.from)[static_cast<size_t>(peer)];
+    backend = connect(c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(from, "to", to), store), pair);
+  };
+  // In one order on all ranks: the lower of two that wait for each other goes on first.
+  const int pairs = axis.size == 2 ? 1 : axis.size;
+  for (int rank = 0; rank < pairs && axis.size > 1; ++rank) {
+    const int next = (rank + 1) % axis.size;
+    one_way(rank, next);
+    one_way(next, rank);
+  }
+}
+
+}  // namespace stemma::worker
