@@ -1,6 +1,7 @@
 """E4: what a signal does to what runs and to what waits."""
 
 import signal
+import time
 
 import grpc
 import stemma
@@ -10,6 +11,7 @@ from stemma import _proto
 from stemma._stub import TrainingStub
 
 LONG_S = "600"  # nothing of a test lasts as long
+SAME_STOP_S = 1.1  # signals within a second are of one stop
 
 
 def a_cluster(drain_timeout=LONG_S, fake=True):
@@ -98,9 +100,22 @@ def test_a_second_signal_ends_at_once():
     with a_cluster() as cluster:
         Sent(cluster.stub, "hang").wait_until("PREPARING")
         terminate(cluster)
+        time.sleep(SAME_STOP_S)
         cluster.server.send_signal(signal.SIGTERM)
         assert cluster.server.wait(PATIENCE_S) == 1
         assert "leaving at once" in cluster.said()
+
+
+def test_signals_that_come_together_are_one():
+    """A service manager signals every process of a service, and `stemma local` passes its own on."""
+    with a_cluster() as cluster:
+        running = Sent(cluster.stub, "gate").wait_until("PREPARING")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            cluster.server.send_signal(number)
+        wait_for(lambda: "draining: at most" in cluster.said(), "the server to drain")
+        open_gate(cluster)
+        assert [step.step for step in running.result().steps] == [1]
+        assert_ends_clean(cluster)
 
 
 def test_many_real_steps_end_after_one_of_them():

@@ -101,10 +101,24 @@ def test_f8_something_else_that_listens_is_told():
 
 @pytest.mark.parametrize("address, says", [
     ("http://127.0.0.1:7070", "'127.0.0.1:7070'"), ("127.0.0.1", "host:port"), (7070, "host:port"), (":7070", "host:port"),
-    (None, "host:port")])
+    (None, "host:port"), (":", "host:port"), (":0", "host:port"), (":abc", "host:port"), ("", "host:port"),
+    ("127.0.0.1:73006", "'73006'.*from 1 to 65535, as in 127.0.0.1:7070"), ("localhost:0", "'0'.*from 1 to 65535"),
+    ("localhost:abc", "'abc'.*from 1 to 65535"), ("localhost:", "''.*from 1 to 65535"), ("h:-1", "'-1'.*from 1 to 65535"),
+    ("h:65536", "'65536'.*from 1 to 65535"), ("127.0.0.1:7070/x", "'7070/x'.*from 1 to 65535"), ("h:\u0663", "from 1 to 65535"),
+    ("::1:7070", "in brackets"), ("[::1]:70700", r"as in \[::1\]:7070")])
 def test_f8_an_address_that_cannot_be_one_is_refused_before_it_is_tried(address, says):
     with pytest.raises(ValueError, match=says):
         stemma.Client(address)
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "h:65535", "[::1]:7070", "dns:///h:7070", "ipv4:127.0.0.1:7070"])
+def test_f8_an_address_that_can_be_one_is_tried(address):
+    stemma.Client(address).close()
+
+
+def test_f8_the_advice_names_an_address_that_a_server_takes():
+    text = error_of(stemma.Client("unix:no/such/socket", connect_timeout_s=0.3).info)
+    assert "stemma local --model MODEL_DIR --listen HOST:PORT" in text and "unix" not in stemma.Client.__init__.__doc__
 
 
 def test_f8_a_server_that_starts_while_the_first_call_waits_is_found():

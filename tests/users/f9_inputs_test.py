@@ -61,23 +61,23 @@ REFUSED = {
     "one rollout": (of_group(rollouts=OK), ["groups[0].rollouts is one Rollout: pass a list, [rollout]"]),
     "rollouts are token lists": (of_group(rollouts=[[1, 2]]), ["groups[0].rollouts[0] is [1, 2]: pass a stemma.Rollout"]),
     "rollouts are a number": (of_group(rollouts=4), ["groups[0].rollouts is 4: pass a list of stemma.Rollout"]),
-    "a text prompt": (of_group(prompt="What is 2 + 2?"), ["prompt_tokens is text, 'What is 2 + 2?'", "tokenizer.encode"]),
-    "a prompt that is base64": (of_group(prompt="abcdefgh"), ["prompt_tokens is text, 'abcdefgh'"]),
+    "a text prompt": (of_group(prompt="What is 2 + 2?"), ["prompt is text, 'What is 2 + 2?'", "tokenizer.encode"]),
+    "a prompt that is base64": (of_group(prompt="abcdefgh"), ["prompt is text, 'abcdefgh'"]),
     "a text prompt in a dict": (update([{"uid": "g", "prompt_tokens": "hello you", "rollouts": [OK]}]), ["is text, 'hello you'"]),
-    "a text response": (of_rollout(tokens="four"), ["groups[0].rollouts[0].response_tokens is text, 'four'"]),
+    "a text response": (of_rollout(tokens="four"), ["groups[0].rollouts[0].tokens is text, 'four'"]),
     "a bytes prompt": (of_group(prompt=b"\1\0\0\0"), ["is b'\\x01\\x00\\x00\\x00', a bytes: pass a flat list"]),
-    "an empty prompt": (of_group(prompt=[]), ["groups[0].prompt_tokens is empty"]),
-    "no prompt": (of_group(prompt=None), ["groups[0] lacks prompt_tokens"]),
-    "no response": (of_rollout(tokens=None), ["groups[0].rollouts[0] lacks response_tokens"]),
-    "a nested prompt": (of_group(prompt=[[1, 2]]), ["prompt_tokens has [1, 2] at 0, a list: pass a flat list"]),
+    "an empty prompt": (of_group(prompt=[]), ["groups[0].prompt is empty"]),
+    "no prompt": (of_group(prompt=None), ["groups[0] lacks prompt"]),
+    "no response": (of_rollout(tokens=None), ["groups[0].rollouts[0] lacks tokens"]),
+    "a nested prompt": (of_group(prompt=[[1, 2]]), ["prompt has [1, 2] at 0, a list: pass a flat list"]),
     "a batch of prompts": (of_group(prompt=torch.ones(1, 3, dtype=torch.int64)), ["has shape (1, 3)", "take one row"]),
     "a ragged array": (of_group(prompt=numpy.array([[1], [2, 3]], dtype=object)), ["has [1] at 0, a list"]),
     "a ragged list of arrays": (of_group(prompt=[numpy.array([1, 2]), numpy.array([3])]), ["has array([1, 2]) at 0"]),
-    "a scalar prompt": (of_group(prompt=numpy.int64(4)), ["prompt_tokens has shape ()"]),
-    "a number as prompt": (of_group(prompt=4), ["prompt_tokens is 4, an int: pass a flat list"]),
+    "a scalar prompt": (of_group(prompt=numpy.int64(4)), ["prompt has shape ()"]),
+    "a number as prompt": (of_group(prompt=4), ["prompt is 4, an int: pass a flat list"]),
     "a set as prompt": (of_group(prompt={1, 2}), ["a set: pass a flat list"]),
     "a tokenizer's whole answer": (of_group(prompt={"input_ids": [1]}), ["a dict: pass a flat list"]),
-    "floats as tokens": (of_group(prompt=[1.0, 2.0]), ["prompt_tokens has 1.0 at 0, a float: pass a flat list"]),
+    "floats as tokens": (of_group(prompt=[1.0, 2.0]), ["prompt has 1.0 at 0, a float: pass a flat list"]),
     "a float array as tokens": (of_group(prompt=numpy.array([1.0])), ["holds float64", "integers"]),
     "a float tensor as tokens": (of_group(prompt=torch.ones(3)), ["holds float32", "integers"]),
     "an ignored label": (of_rollout(tokens=[5, -100, 7]), ["has -100 at 1", "not negative", "set its mask to 0"]),
@@ -85,22 +85,34 @@ REFUSED = {
     "a huge id": (of_rollout(tokens=[2**31]), ["has 2147483648 at 0", "fit int32"]),
     "a huge id in an array": (of_rollout(tokens=numpy.array([1, 2**40])), [f"has {2**40} at 1", "fit int32"]),
     "a uid that is a number": (of_group(uid=3), ["groups[0].uid is 3: pass a string"]),
-    "a short mask": (of_rollout(mask=[1]), ["response_mask has 1 entries for 3 tokens"]),
-    "an empty mask": (of_rollout(mask=[]), ["response_mask has 0 entries for 3 tokens"]),
-    "a mask of halves": (of_rollout(mask=[1, 0.5, 0]), ["response_mask has 0.5 at 1: pass a flat list"]),
+    "a short mask": (of_rollout(mask=[1]), ["mask has 1 number for 3 response tokens"]),
+    "an empty mask": (of_rollout(mask=[]), ["mask has 0 numbers for 3 response tokens"]),
+    "a mask of halves": (of_rollout(mask=[1, 0.5, 0]), ["mask has 0.5 at 1: pass a flat list"]),
     "a mask of -1": (of_rollout(mask=numpy.array([1, -1, 0])), ["has np.int64(-1) at 1"]),
-    "a mask for a batch": (of_rollout(mask=torch.ones(1, 3)), ["response_mask has shape (1, 3)"]),
+    "a mask for a batch": (of_rollout(mask=torch.ones(1, 3)), ["mask has shape (1, 3)"]),
     "a reward of each token": (of_rollout(reward=[0.0, 0.0, 1.0]), ["reward is [0.0, 0.0, 1.0]: pass one number"]),
     "a reward tensor of each token": (of_rollout(reward=torch.ones(3)), ["reward is tensor([1., 1., 1.]): pass one number"]),
     "a reward as text": (of_rollout(reward="1.0"), ["reward is '1.0': pass one number"]),
+    "no log-probs": (of_rollout(old_log_probs=[]), ["rollouts[0].old_log_probs has 0 numbers for 3 response tokens: pass one"]),
+    "log-probs of a batch's width": (of_rollout(ref_log_prob=torch.zeros(5)), ["ref_log_prob has 5 numbers for 3 response"]),
+    "one advantage in a tensor": (of_rollout(advantage=torch.tensor([0.5])), ["advantage has 1 number for 3 response tokens"]),
+    "negated log-probs": (of_rollout(old_log_probs=[-0.5, 1.25, 3.0]),
+                          ["rollouts[0].old_log_probs has 1.25 at 1: a log-prob is at most 0", "change their sign"]),
+    "negated log-probs in a dict": (update([{"uid": "g", "prompt_tokens": [1], "rollouts": [
+        {"response_tokens": [1], "rollout_log_probs": [2.0], "reward": 1.0}]}]), ["rollout_log_probs has 2 at 0: a log-prob"]),
+    "log-probs of one of two": (of_group(rollouts=[stemma.Rollout([1], reward=1.0, old_log_probs=[-1.0]), OK]),
+                                ['groups[0].rollouts[1] lacks old_log_probs, which old="client" reads', 'old="policy"']),
+    "a tensor without data": (of_rollout(old_log_probs=torch.ones(3, device="meta")),
+                              ["old_log_probs is a tensor of torch.float32 that cannot be read", "pass a flat list"]),
+    "a sparse tensor": (of_rollout(old_log_probs=torch.ones(3).to_sparse()), ["cannot be read", "pass a flat list"]),
     "log-probs as text": (of_rollout(old_log_probs=["a"] * 3), ["old_log_probs has 'a' at 0, a str"]),
     "log-probs of None": (of_rollout(old_log_probs=[None] * 3), ["old_log_probs has None at 0, a NoneType"]),
     "an unknown field": (update([{"uid": "g", "prompt_tokens": [1], "rollouts": [{"response_tokens": [1], "colour": 3}]}]),
                          ["groups[0].rollouts[0].colour: no such field; there are rollout_id"]),
-    "a mini-batch as text": (update([stemma.Group("g", [1], [OK])], mini_batch="2"), ["ppo_mini_batch_size is '2'"]),
-    "a negative mini-batch": (update([stemma.Group("g", [1], [OK])], mini_batch=-1), ["ppo_mini_batch_size is -1"]),
-    "epochs of a half": (update([stemma.Group("g", [1], [OK])], epochs=0.5), ["ppo_epochs is 0.5: pass a whole number"]),
-    "a request_id that is a number": (update([stemma.Group("g", [1], [OK])], request_id=7), ["request.request_id is 7"]),
+    "a mini-batch as text": (update([stemma.Group("g", [1], [OK])], mini_batch="2"), ["mini_batch is '2'"]),
+    "a negative mini-batch": (update([stemma.Group("g", [1], [OK])], mini_batch=-1), ["mini_batch is -1"]),
+    "epochs of a half": (update([stemma.Group("g", [1], [OK])], epochs=0.5), ["epochs is 0.5: pass a whole number"]),
+    "a request_id that is a number": (update([stemma.Group("g", [1], [OK])], request_id=7), ["request_id is 7"]),
     "old from elsewhere": (update([stemma.Group("g", [1], [OK])], old="weights"), ["log-probs come from 'weights'?", "'policy'"]),
 }
 
@@ -127,6 +139,7 @@ def test_f9_token_ids_come_in_any_form(tokens):
     NUMBERS, tuple(NUMBERS), iter(NUMBERS), numpy.array(NUMBERS), numpy.array(NUMBERS, dtype=numpy.float16),
     torch.tensor(NUMBERS), torch.tensor(NUMBERS, dtype=torch.bfloat16), torch.tensor(NUMBERS, dtype=torch.float16),
     torch.tensor(NUMBERS, dtype=torch.float64), torch.tensor(NUMBERS, requires_grad=True),
+    torch.tensor(NUMBERS).to(torch.float8_e4m3fn), torch.tensor(NUMBERS).to(torch.float8_e5m2),
     torch.tensor(NUMBERS, dtype=torch.bfloat16, requires_grad=True), list(torch.tensor(NUMBERS, dtype=torch.bfloat16)),
     torch.tensor([NUMBERS, NUMBERS]).t()[:, 0]], ids=lambda t: f"{type(t).__name__}-{getattr(t, 'dtype', '')}")
 def test_f9_numbers_come_in_any_form_bfloat16_too(numbers):
@@ -172,6 +185,16 @@ def test_f9_packed_masks_of_arrays_and_lists_are_the_same_bits():
         mask = [rng.randrange(2) for _ in range(count)]
         assert _arrays.pack_bits(mask) == _arrays.pack_bits(numpy.array(mask, dtype=int)) == _arrays.pack_bits(torch.tensor(mask))
         assert _arrays.unpack_bits(_arrays.pack_bits(mask), count) == mask
+
+
+def test_f9_a_uid_that_makes_an_id_too_long_is_named():
+    """The server's own words are read for it: here they come from a server."""
+    with Cluster() as cluster, stemma.Client(cluster.address) as client:
+        with pytest.raises(stemma.StemmaError) as error:
+            update([stemma.Group("u" * 255, [1, 2], [OK, OK])])(client)
+    text = str(error.value)
+    assert "groups[0].uid has 255 bytes" in text and "more than 256: pass a shorter uid" in text, text
+    assert "groups[0].rollouts" not in text and [field for field, _ in error.value.fields] == ["groups[0].uid"]
 
 
 def test_f9_a_server_takes_generators_tensors_and_numpy_scalars():

@@ -98,6 +98,20 @@ def test_g16_the_pages_examples_run_as_they_stand(cluster):
     scope["client"].close()
 
 
+def test_g16_examples_call_a_server_where_one_listens_by_default():
+    for path in ("client/python/README.md", "client/python/stemma/client.py", "docs/verl.md", "docs/operate.md"):
+        ports = re.findall(r"Client\(\"127\.0\.0\.1:(\d+)\"", (ROOT / path).read_text())
+        assert set(ports) <= {"7070"}, path
+
+
+def test_g16_a_digest_is_written_as_the_page_says(cluster):
+    with stemma.Client(cluster.address) as client:
+        digest = client.save_checkpoint("for-its-digest").weights_digest
+    assert re.fullmatch("2:[0-9a-f]{62}", digest)
+    said = re.search(r"`weights_digest`: (.*)", PAGE)[1]
+    assert all(part in said for part in ("64 characters", '"2:"', "62 hexadecimal digits")), said
+
+
 # Awaiting.
 
 def test_g16_a_future_is_awaited_without_holding_the_loop(cluster):
@@ -170,7 +184,8 @@ def test_g16_long_groups_print_short():
     group = stemma.Group("g0", list(range(10_000)), [stemma.Rollout(list(range(1000)), reward=1.0) for _ in range(64)])
     assert repr(group) == "Group('g0', 10000 prompt tokens, 64 rollouts)"
     assert repr(group.rollouts[0]) == "Rollout(1000 tokens, with reward)"
-    assert repr(stemma.Group("g", iter([1]), iter([]))) == "Group('g', ? prompt tokens, ? rollouts)"
+    assert repr(stemma.Group("g", iter([1]), iter([]))) == "Group('g', 1 prompt tokens, 0 rollouts)"
+    assert repr(stemma.Group("g", 4, None)) == "Group('g', ? prompt tokens, ? rollouts)"
 
 
 def test_g16_a_failed_result_prints_its_warnings():

@@ -1,6 +1,10 @@
 """verl's trainer around the actor's update: metrics over rollouts of zero advantage, the order of rows, and settings that only
 look like others. Beside g17_verl_test, whose batches and comparison with verl's own functions it takes."""
 
+import pathlib
+import re
+import types
+
 import pytest
 import stemma
 import torch
@@ -126,3 +130,22 @@ def test_g17_warm_ups_are_one_step_ahead_of_those_of_transformers():
             assert theirs == ours(step - 1)
         optimizer.step()
         scheduler.step()
+
+
+@pytest.mark.parametrize("section", ["policy_loss", "optim", "qat", "router_replay"])
+def test_g17_a_section_that_is_null_is_one_that_is_absent(section):
+    base = {"ppo_mini_batch_size": 4}
+    null, absent = (vars(verl.loss_from_config(config)) for config in ({**base, section: None}, base))
+    assert {**null, "dropped": {}} == {**absent, "dropped": {}}
+
+
+def test_g17_the_page_gives_the_first_update_the_first_rate():
+    """verl's trainer counts its updates from 1, a schedule its steps from 0."""
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "verl.md").read_text()
+    [step] = re.findall(r"update\.arguments\(step=(.*?)\)\)", page)
+    trainer = types.SimpleNamespace(global_steps=1)
+    update = verl.loss_from_config({"optim": {"lr": 1.0, "lr_warmup_steps": 4}})
+    rates = [update.learning_rate(eval(step, {"self": trainer}))]
+    trainer.global_steps += 1
+    rates.append(update.learning_rate(eval(step, {"self": trainer})))
+    assert rates == [0.0, 0.25]

@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 
+import numpy
 import pytest
 import stemma
+import torch
 from command_line import BIN, output, run
 from e2e.errors.server import MODEL, Cluster
 
@@ -133,6 +135,41 @@ def test_g18_a_trace_is_read_by_both_and_as_a_module(tmp_path):
 def test_g18_importing_the_module_leaves_the_function():
     assert subprocess.run([sys.executable, "-c", "import stemma, stemma.bound; print(stemma.bound([(2, [3])]).tokens_dense)"],
                           capture_output=True, text=True, check=True).stdout == "4\n"
+
+
+def test_g18_an_array_counts_by_its_length_however_long_it_is():
+    """An array with one token id is no length; some libraries let it pass for a number."""
+    counted = stemma.bound([(3, [1, 2])]).as_dict()
+    for make in (list, tuple, numpy.array, torch.tensor, lambda x: numpy.array(x, dtype=numpy.uint8)):
+        prompt, one, two = make([151, 152, 153]), make([151]), make([151, 152])
+        rollouts = [stemma.Rollout(one), stemma.Rollout(two)]
+        for group in ((prompt, [one, two]), stemma.Group("g", prompt, rollouts), stemma.Group("g", iter(prompt), iter(rollouts)),
+                      stemma.Group("g", prompt, [{"response_tokens": one}, rollouts[1]]),
+                      {"uid": "g", "prompt_tokens": prompt, "rollouts": [{"response_tokens": one}, rollouts[1]]}):
+            assert stemma.bound([group]).as_dict() == counted, group
+    for number in (numpy.int64, numpy.array, torch.tensor):
+        assert stemma.bound([(number(3), [number(1), number(2)])]).as_dict() == counted
+
+
+GROUP = stemma.Group("g", [1, 2], [stemma.Rollout([3])])
+
+
+@pytest.mark.parametrize("groups, said", [
+    (GROUP, "groups is one Group: pass a list, [group]"), ({"uid": "g"}, "groups is one dict: pass a list, [group]"),
+    (5, "groups is 5: pass a path, or a list"), (None, "groups is None: pass a path"),
+    ([{"prompt": 3, "responses": [1]}], "groups[0] lacks prompt_tokens"), ([(3, [1]), 5], "groups[1] is 5: pass a stemma.Group"),
+    ([(3, [1], [2])], "groups[0] is (3, [1], [2]): pass a stemma.Group, or a pair"), ([None], "groups[0] is None"),
+    ([(3, 1)], "groups[0]: responses is 1: pass a list"), (["ab"], "groups[0] is 'ab'"), (b"x", "groups[0] is 120"),
+    ([stemma.Group("g", [1], stemma.Rollout([2]))], "groups[0]: rollouts is Rollout(1 tokens): pass a list"),
+    ([stemma.Group("g", [1], 4)], "groups[0]: rollouts is 4: pass a list"),
+    ([(torch.ones(1, 3), [1])], "groups[0]: prompt has shape (1, 3): must be"),
+    ([(3, [numpy.ones((2, 2))])], "groups[0]: response 0 has shape (2, 2): must be"),
+    ([(3, [1.5])], "groups[0]: response 0 is '1.5': must be"), ([(True, [1])], "groups[0]: prompt is True: must be"),
+    ([{"prompt_tokens": [1], "rollouts": [5]}], "groups[0].rollouts[0] is '5': must be an object")])
+def test_g18_what_is_no_list_of_groups_is_refused_by_its_place(groups, said):
+    with pytest.raises(ValueError) as error:
+        stemma.bound(groups)
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("text, said", [

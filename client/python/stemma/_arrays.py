@@ -14,6 +14,7 @@ _NUMBERS = "a flat list or one-dimensional array of numbers, one for each respon
 _MASK = "a flat list or one-dimensional array of 0 and 1, one for each response token"
 _NOT_TEXT = "pass token ids, e.g. tokenizer.encode(text)"
 _INT32_MAX = 2**31 - 1
+_LOG_PROB_MAX = 1e-3  # what rounding may leave of a log-prob of 0
 
 
 def pack_int32(values):
@@ -51,8 +52,8 @@ def pack_float32(values):
 def pack_bits(values, count=None):
     """0/1 per token -> bits, least significant first. count: how many there must be."""
     flat = _flat(values, _MASK)
-    if count is not None and len(flat) != count:
-        raise ValueError(f"has {len(flat)} entries for {count} tokens: pass {_MASK}")
+    if count is not None:
+        check_count(len(flat), count)
     if _is_numpy(flat):
         import numpy
 
@@ -64,6 +65,28 @@ def pack_bits(values, count=None):
             raise ValueError(f"has {_shown(value)} at {i}: pass {_MASK}")
         out[i >> 3] |= int(value) << (i & 7)
     return bytes(out)
+
+
+def check_count(count, num_tokens):
+    """Refuses an array that has not one number for each token."""
+    if count != num_tokens:
+        raise ValueError(f"has {count} number{'' if count == 1 else 's'} for {num_tokens} response "
+                         f"token{'' if num_tokens == 1 else 's'}: pass one for each")
+
+
+def check_log_probs(data, mask):
+    """Refuses the float32 wire bytes of log-probs of which one is above 0. mask: bits of the tokens that count, b"" for all."""
+    numpy = sys.modules.get("numpy")  # where nobody has it, it is not worth its import
+    values = unpack("f", data) if numpy is None else numpy.frombuffer(data, "<f4")
+    if numpy is None:
+        above = [i for i, value in enumerate(values) if value > _LOG_PROB_MAX]
+    else:
+        with numpy.errstate(invalid="ignore"):  # NaN, which may stand where the mask is 0
+            above = numpy.flatnonzero(values > _LOG_PROB_MAX).tolist()
+    index = next((i for i in above if not mask or (i >> 3 < len(mask) and mask[i >> 3] >> (i & 7) & 1)), None)
+    if index is not None:
+        raise ValueError(f"has {float(values[index]):.6g} at {index}: a log-prob is at most 0; if these are -log p, change "
+                         "their sign")
 
 
 def from_base64(text, width):
@@ -116,7 +139,7 @@ def _flat(values, want):
     if isinstance(values, (bytes, bytearray, memoryview, dict, set, frozenset)):
         raise ValueError(f"is {_shown(values)}, {_kind(values)}: pass {want}")
     if hasattr(values, "detach"):
-        values = _from_tensor(values)
+        values = _from_tensor(values, want)
     if hasattr(values, "__array__"):
         return _from_numpy(values, want)
     try:
@@ -125,23 +148,27 @@ def _flat(values, want):
         raise ValueError(f"is {_shown(values)}, {_kind(values)}: pass {want}") from None
 
 
-def _from_tensor(tensor):
-    """A torch tensor on any device, with or without gradient, as something that numpy reads; a list without numpy."""
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) in ("torch.bfloat16", "torch.float16"):
-        tensor = tensor.float()
+def _from_tensor(tensor, want):
+    """A torch tensor on any device, with or without gradient, as a numpy array; a list without numpy."""
     try:
-        import numpy  # noqa: F401
-    except ImportError:
-        return tensor.tolist()
-    return tensor
+        values = tensor.detach().cpu()
+        if str(values.dtype).startswith(("torch.bfloat16", "torch.float16", "torch.float8")):
+            values = values.float()
+        try:
+            import numpy
+        except ImportError:
+            return values.tolist()
+        return numpy.asarray(values)
+    except (TypeError, RuntimeError) as error:  # torch's: sparse, packed or without data
+        why = str(error).partition("\n")[0][:60]
+        raise ValueError(f"is a tensor of {tensor.dtype} that cannot be read ({why}): pass {want}") from None
 
 
 def _from_numpy(values, want):
     import numpy
 
     out = numpy.asarray(values)
-    if out.dtype.name == "bfloat16":  # numpy has none; the ml_dtypes package registers one
+    if out.dtype.name.startswith(("bfloat16", "float8")):  # numpy has none; the ml_dtypes package registers them
         out = out.astype(numpy.float32)
     if out.ndim != 1:
         hint = "; take one row of it" if out.ndim > 1 else ""

@@ -16,8 +16,8 @@ import os
 import sys
 from typing import Optional
 
-from . import _json, trace
-from .groups import Group
+from . import _arrays, _json, trace
+from .groups import Group, Rollout
 
 _SIZES_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model_sizes.json")
 
@@ -71,17 +71,21 @@ class Bound:
 def bound(groups, model=None):
     """What computing each shared prompt once would save, from lengths alone. docs/bound.md describes the files.
 
-    groups  the path of a trace or of a rollouts.jsonl; or Groups; or (P, [R, ...]) pairs, P and each R a length or a list
-            of tokens
+    groups  the path of a trace or of a rollouts.jsonl; or a list or iterator of Groups, of dicts in the trace's field names,
+            or of (P, [R, ...]) pairs, P and each R a length or a list or array of tokens
     model   a published size ("qwen3-8b"), a model directory or its config.json; None: tokens only
     """
     if isinstance(groups, (str, os.PathLike)):
         groups = _read(os.fspath(groups))
+    elif isinstance(groups, (Group, dict)):
+        raise ValueError(f"groups is one {type(groups).__name__}: pass a list, [group]")
+    elif not hasattr(groups, "__iter__"):
+        raise ValueError(f"groups is {groups!r:.60}: pass a path, or a list of stemma.Group or of (prompt, responses) pairs")
     shape = None if model is None else _shape(os.fspath(model))
     result = Bound(model=None if model is None else os.fspath(model))
     flops_dense = flops_reuse = 0
     for index, group in enumerate(groups):
-        prompt, responses = (group.prompt, [r.tokens for r in group.rollouts]) if isinstance(group, Group) else group
+        prompt, responses = _pair(group, f"groups[{index}]")
         prompt = _length(prompt, f"groups[{index}]: prompt", least=1)
         responses = [_length(r, f"groups[{index}]: response {i}") for i, r in enumerate(responses)]
         run = [r for r in responses if r > 0]
@@ -161,9 +165,32 @@ def _object(text, source):
     return value
 
 
+def _pair(group, where):
+    """(P, [R, ...]) of a Group, of a dict in the trace's names, or of such a pair."""
+    if isinstance(group, dict):
+        if group.get("prompt_tokens") is None:
+            raise ValueError(f"{where} lacks prompt_tokens: a dict has the trace's field names")
+        return _trace_lengths(group, where)
+    pair = (group.prompt, group.rollouts) if isinstance(group, Group) else group
+    if isinstance(pair, (str, bytes)) or not hasattr(pair, "__len__") or len(pair) != 2:
+        raise ValueError(f"{where} is {group!r:.60}: pass a stemma.Group, or a pair of a prompt and a list of responses")
+    prompt, responses = pair
+    if isinstance(responses, (str, bytes, dict, Rollout)) or not _arrays.is_array(responses):
+        what = "rollouts" if isinstance(group, Group) else "responses"
+        raise ValueError(f"{where}: {what} is {responses!r:.60}: pass a list of them")
+    return prompt, [_response(r, f"{where}: response {i}") for i, r in enumerate(responses)]
+
+
+def _response(value, where):
+    """The tokens or the length of what stands for one response."""
+    if isinstance(value, Rollout):
+        return value.tokens
+    return _trace_length(value.get("response_tokens", []), f"{where}.response_tokens") if isinstance(value, dict) else value
+
+
 def _length(value, what, least=0):
-    try:
-        length = operator.index(value)  # whole numbers of any library
+    try:  # whole numbers of any library; an array with one element passes for a number in some
+        length = _array_length(value, what) if _arrays.is_array(value) else operator.index(value)
     except TypeError:
         length = _array_length(value, what)
     if isinstance(value, bool) or not least <= length < 1 << 31:
@@ -174,6 +201,8 @@ def _length(value, what, least=0):
 def _array_length(value, what):
     if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__len__"):
         raise ValueError(f"{what} is {str(value)[:80]!r}: must be a length or a list of tokens")
+    if getattr(value, "ndim", 1) > 1:
+        raise ValueError(f"{what} has shape {tuple(value.shape)}: must be a length or a flat list of tokens; take one row of it")
     return len(value)
 
 
@@ -183,6 +212,7 @@ def _trace_lengths(group, where):
         raise ValueError(f"{where} is {str(group)[:80]!r}: must be an object with prompt_tokens and a list of rollouts")
     responses = []
     for index, rollout in enumerate(group.get("rollouts", [])):
+        rollout = rollout.as_dict() if isinstance(rollout, Rollout) else rollout
         if not isinstance(rollout, dict):
             raise ValueError(f"{where}.rollouts[{index}] is {str(rollout)[:80]!r}: must be an object")
         responses.append(_trace_length(rollout.get("response_tokens", []), f"{where}.rollouts[{index}].response_tokens"))
@@ -190,9 +220,9 @@ def _trace_lengths(group, where):
 
 
 def _trace_length(value, where):
-    """Tokens of an array in a trace: a list, or the base64 of int32."""
-    if isinstance(value, list):
-        return len(value)
+    """Tokens of an array in a trace: a list, or the base64 of int32. A dict of a program may hold any array."""
+    if not isinstance(value, dict) and _arrays.is_array(value):
+        return _array_length(value, where)
     try:
         return len(base64.b64decode(value, validate=True)) // 4
     except (ValueError, TypeError):

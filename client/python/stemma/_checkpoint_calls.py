@@ -28,8 +28,8 @@ class CheckpointCalls:
         """
         if not isinstance(client_state, bytes) or len(client_state) > _CLIENT_STATE_BYTES_MAX:
             raise ValueError(f"client_state must be bytes, at most {_CLIENT_STATE_BYTES_MAX} of them")
-        request = _proto.SaveCheckpointRequest(name=config.checked_text("name", name) if name else "", pinned=pinned,
-                                               client_state=client_state)
+        request = _proto.SaveCheckpointRequest(name="" if name is None else config.checked_text("name", name),
+                                               pinned=config.checked_truth("pinned", pinned), client_state=client_state)
         self._pin(request)
         lost = []  # the tries whose answer never came; a server that starts or recovers has saved nothing
 
@@ -65,7 +65,7 @@ class CheckpointCalls:
 
         name  the checkpoint's; None: the newest one of the model's lineage
         """
-        request = _proto.LoadCheckpointRequest(name=config.checked_text("name", name) if name else "")
+        request = _proto.LoadCheckpointRequest(name="" if name is None else config.checked_text("name", name))
         self._pin(request)
         reply = self._retrying(lambda: self._stub.LoadCheckpoint(request))
         with self._lineage_lock:  # what was asked for is no loss
@@ -92,7 +92,8 @@ class CheckpointCalls:
         name    the checkpoint's
         pinned  whether it stays
         """
-        request = _proto.PinCheckpointRequest(name=config.checked_text("name", name), pinned=pinned)
+        request = _proto.PinCheckpointRequest(name=config.checked_text("name", name),
+                                              pinned=config.checked_truth("pinned", pinned))
         return results.checkpoint(self._retrying(lambda: self._stub.PinCheckpoint(request)))
 
     def delete_checkpoint(self, name):

@@ -5,6 +5,7 @@ may be starting again, so what to do about it is the caller's: this file only sa
 """
 
 import threading
+import time
 
 import grpc
 
@@ -12,10 +13,15 @@ from . import errors
 
 _RECEIVE_BYTES_MAX = 64 << 20
 _PROBE_S = 0.3
+_CLOSE_S = 0.1            # at most so long close() waits for a thread that looks for a server
 _RECONNECT_MS = 100       # first pause between two tries of gRPC's own, so that a server that starts is found soon
 _RECONNECT_MAX_MS = 1000
 _PING_MS = 30_000         # while a call waits; the server refuses more than one in 20 s
 _PING_ANSWER_MS = 10_000  # a server whose machine is gone, or that stands still, is lost after it
+
+_PORT_MAX = 65535
+_SOCKETS = ("unix:", "unix-abstract:")     # gRPC's; a Stemma server has none, a proxy before it may
+_RESOLVERS = ("dns:", "ipv4:", "ipv6:")    # gRPC's names of how a host is looked up
 
 # Parts of gRPC's texts, in the order in which they are looked for, and what they mean.
 _CAUSES = (
@@ -44,8 +50,8 @@ class Connection:
     def __init__(self, address, connect_timeout_s):
         self.address = _checked(address)
         self._timeout_s = connect_timeout_s
-        self._reached = False
-        self._lock = threading.Lock()
+        self._reached, self._closed = False, False
+        self._lock = threading.RLock()  # a signal's handler may close what it interrupts
         self.channel = grpc.insecure_channel(address, options=[
             ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS), ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS),
@@ -55,23 +61,25 @@ class Connection:
             ("grpc.http2.max_pings_without_data", 0)])
 
     def reach(self):
-        """Returns once a server was reached, now or ever. Raises StemmaError UNAVAILABLE after connect_timeout_s."""
+        """Returns once a server was reached, now or ever. Raises StemmaError UNAVAILABLE after connect_timeout_s, ValueError
+        where the connection was closed."""
+        self._check_open()
         if self._reached:
             return
         with self._lock:
+            self._check_open()
             if self._reached:
                 return
-            ready = grpc.channel_ready_future(self.channel)
-            try:
-                ready.result(timeout=self._timeout_s)
-            except grpc.FutureTimeoutError:
-                ready.cancel()
-                raise errors.StemmaError("UNAVAILABLE", "", self._never_reached()) from None
+            if not self._is_ready_in_time():
+                self._check_open()
+                raise errors.StemmaError("UNAVAILABLE", "", self._never_reached())
             self._reached = True
 
     def explain(self, error):
         """The StemmaError of a call that failed; a lost connection is told in words, without gRPC's own text."""
         out = errors.from_rpc_error(error)
+        if self._closed and error.code() == grpc.StatusCode.CANCELLED:
+            return errors.StemmaError("CANCELLED", "", f"this client of {self.address} was closed while the call ran")
         if out.reason or error.code() != grpc.StatusCode.UNAVAILABLE:
             return out
         return errors.StemmaError(
@@ -80,10 +88,31 @@ class Connection:
             "again with the same request_id, it is never applied twice")
 
     def close(self):
-        self.channel.close()
+        """Ends calls under way. Lets one that looks for a server stop first: gRPC's own thread that looks would fail aloud."""
+        self._closed = True
+        with self._lock:
+            self.channel.close()
+
+    def _check_open(self):
+        if self._closed:
+            raise ValueError(f"this client of {self.address} is closed: make another stemma.Client (a `with` closes its client "
+                             "at its end)")
+
+    def _is_ready_in_time(self):
+        ready, give_up = grpc.channel_ready_future(self.channel), time.monotonic() + self._timeout_s
+        try:
+            while True:
+                try:
+                    ready.result(timeout=max(0, min(_CLOSE_S, give_up - time.monotonic())))
+                    return True
+                except grpc.FutureTimeoutError:
+                    if self._closed or time.monotonic() >= give_up:
+                        return False
+        finally:
+            ready.cancel()  # whatever ended the wait: its thread ends, too
 
     def _never_reached(self):
-        listen = self.address if ":" in self.address else "HOST:PORT"
+        listen = "HOST:PORT" if self.address.startswith(_SOCKETS) else self.address
         return (f"no Stemma server answers at {self.address} ({self._probe()}; tried for {self._timeout_s:g} s). Is it "
                 f"running? `stemma local --model MODEL_DIR --listen {listen}` starts one; else check host and port")
 
@@ -106,6 +135,15 @@ def _checked(address):
     scheme, slashes, rest = address.partition("://")
     if slashes and scheme.lower() in ("http", "https", "grpc", "tcp"):
         raise ValueError(f"address is {address!r}: pass it without {scheme}://, as {rest.rstrip('/')!r}")
-    if ":" not in address or address.startswith(":"):
-        raise ValueError(f"address is {address!r}: pass \"host:port\"")
+    if address.startswith(_SOCKETS):
+        return address
+    host, _, port = address.rpartition(":")
+    if not host:
+        raise ValueError(f"address is {address!r}: pass \"host:port\", as in 127.0.0.1:7070")
+    if ":" in host and not host.startswith(("[", *_RESOLVERS)):
+        raise ValueError(f"address is {address!r}: pass \"host:port\", an IPv6 host in brackets, as in [::1]:7070")
+    # gRPC takes a larger port modulo 65536.
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= _PORT_MAX):
+        raise ValueError(f"address is {address!r}, whose port is {port!r}: pass \"host:port\" with a port from 1 to "
+                         f"{_PORT_MAX}, as in {host}:7070")
     return address

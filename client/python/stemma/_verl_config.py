@@ -84,6 +84,7 @@ REFUSED = {
     "router_replay.mode": "there is no replay of routing",
 }
 _REFUSED_SECTIONS = ("qat", "router_replay")
+_SECTIONS = ("policy_loss", "optim", *_REFUSED_SECTIONS)
 
 
 @dataclasses.dataclass
@@ -114,7 +115,7 @@ class ActorUpdate:
     def learning_rate(self, step):
         """The rate by verl's schedule: one for all optimizer steps of an update.
 
-        step        the RL step, from 0
+        step        the RL step, from 0: verl's global_steps - 1
         """
         s = self.schedule
         step += 0 if s["zero_indexed_step"] or s["type"] == "constant" else 1
@@ -131,7 +132,7 @@ class ActorUpdate:
         """Keyword arguments of client.update_actor; `old` and `ref` follow what the groups carry. A step whose gradient is not
         finite is skipped, as verl does.
 
-        step        the RL step, from 0
+        step        the RL step, from 0: verl's global_steps - 1
         """
         return {"loss": self.loss, "adam": dataclasses.replace(self.adam, learning_rate=self.learning_rate(step)),
                 "mini_batch": self.mini_batch, "epochs": self.epochs, "shuffle": self.shuffle, "seed": self.seed,
@@ -202,7 +203,9 @@ def _check_dropped(name, value):
 
 def _flat(config):
     for name, value in config.items():
-        if isinstance(value, dict) and name in ("policy_loss", "optim", *_REFUSED_SECTIONS):
+        if value is None and name in _SECTIONS:
+            continue
+        if isinstance(value, dict) and name in _SECTIONS:
             for inner, inner_value in value.items():
                 yield f"{name}.{inner}", inner_value
         else:

@@ -1,6 +1,6 @@
 """The client of a Stemma server.
 
-    with stemma.Client("127.0.0.1:50051") as client:
+    with stemma.Client("127.0.0.1:7070") as client:
         result = client.update_actor(groups, loss=stemma.grpo(), adam=stemma.adamw(1e-6))
 
 A call may be repeated: it carries a request_id (made here unless given), and the server applies a request once. So what
@@ -10,7 +10,7 @@ Weights can be lost with their process, unless the server keeps what computes th
 its newest checkpoint, or else from the model directory, under a new *lineage*. A Client
 holds the server to the first lineage that it hears of: on another one a call raises LineageLostError, which says which
 steps are gone, before anything is trained, computed or exported. follow_lineage=True goes on instead.
-Thread safety: a Client may be shared; each Future belongs to one thread at a time.
+Thread safety: a Client may be shared; each Future belongs to one thread at a time. Each process makes its own Client.
 """
 
 import logging
@@ -26,7 +26,8 @@ from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
 from ._future import Future, deadline_of, interruptible, is_over, ran_out
 from ._stub import TrainingStub
-from .groups import any_sent, parts as encode
+from ._update import update_parts
+from .groups import name_uids, parts as encode
 
 _LOG = logging.getLogger("stemma")
 _CANCEL_S = 5.0
@@ -41,7 +42,7 @@ class Client(CheckpointCalls):
                  follow_lineage=False, recovery_timeout_s=3600.0):
         """Makes a client; it connects at the first call.
 
-        address         "host:port", or "unix:/path"
+        address         "host:port", the port from 1 to 65535
         retries         how often a call is tried again while the server is away; it is, only once it was reached. 0: never,
                         whatever the server says
         retry_delay_s   the first pause between two tries; it doubles up to 5 s
@@ -67,8 +68,13 @@ class Client(CheckpointCalls):
         return self._lineage
 
     def close(self):
-        """Closes the connection; requests that were accepted go on at the server."""
+        """Closes the connection; requests that were accepted go on at the server. Later calls are a ValueError."""
         self._connection.close()
+
+    def __reduce__(self):
+        """Refuses to be pickled: a connection belongs to its process."""
+        raise TypeError("a stemma.Client cannot be pickled: make a Client in each process (a request that was sent is found "
+                        "there by client.attach(request_id))")
 
     def __enter__(self):
         return self
@@ -120,15 +126,15 @@ class Client(CheckpointCalls):
                     recovery_timeout_s say
         """
         deadline = deadline_of(timeout_s)
-        parts = self._update_parts(groups, loss, adam, old, ref, {
-            "request_id": _new_id() if request_id is None else config.checked_text("request.request_id", request_id),
+        parts = update_parts(groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request=_without_none({
+            "request_id": _new_id() if request_id is None else config.checked_text("request_id", request_id),
             "expected_step": expected_step, "schedule": schedule, "on_nonfinite": on_nonfinite, "wait_ms": 0
-        }, mini_batch, epochs, shuffle, seed, return_log_probs, trace_step)
+        }), return_log_probs=return_log_probs, trace_step=trace_step)
         request = parts[0].update.request
         self._pin(request)
         with interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
             try:
-                status = self._retrying(lambda timeout=None: self._stub.UpdateActor(iter(parts), timeout=timeout), deadline)
+                status = self._sent(parts, lambda timeout=None: self._stub.UpdateActor(iter(parts), timeout=timeout), deadline)
             except errors.StemmaError as error:
                 if not ran_out(error, deadline):
                     raise
@@ -145,9 +151,9 @@ class Client(CheckpointCalls):
 
         groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, schedule   as in submit
         """
-        parts = self._update_parts(groups, loss, adam, old, ref, {
-            "request_id": _new_id(), "schedule": schedule, "validate_only": True}, mini_batch, epochs, shuffle, seed, False)
-        return _proto.to_dict(self._retrying(lambda: self._stub.UpdateActor(iter(parts))).plan)
+        parts = update_parts(groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request=_without_none({
+            "request_id": _new_id(), "schedule": schedule, "validate_only": True}))
+        return _proto.to_dict(self._sent(parts, lambda: self._stub.UpdateActor(iter(parts))).plan)
 
     def log_probs(self, groups, temperature=1.0, entropy=False, weights="policy", schedule=None):
         """{rollout_id: RolloutLogProbs} of the responses under the current weights, or a checkpoint's. An empty response has no
@@ -164,7 +170,7 @@ class Client(CheckpointCalls):
             "weights": weights, "temperature": temperature, "entropy": entropy})
         self._pin(header.request)
         parts = encode("log_prob", header, groups)
-        out = self._retrying(lambda: results.log_probs(self._stub.ComputeLogProb(iter(parts))))
+        out = self._sent(parts, lambda: results.log_probs(self._stub.ComputeLogProb(iter(parts))))
         for lineage in {rollout.lineage for rollout in out.values()}:
             self._saw(lineage)
         return out
@@ -175,7 +181,7 @@ class Client(CheckpointCalls):
 
         request_id  the request's
         """
-        request = _proto.ReadResultsRequest(request_id=request_id)
+        request = _proto.ReadResultsRequest(request_id=config.checked_text("request_id", request_id))
         return self._about(request_id, lambda: results.log_probs(self._stub.ReadResults(request)))
 
     # ------------------------------------------------------------------------------------------------------ small calls
@@ -228,26 +234,6 @@ class Client(CheckpointCalls):
             warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {error}", RuntimeWarning,
                           stacklevel=3)
 
-    def _update_parts(self, groups, loss, adam, old, ref, request, mini_batch, epochs, shuffle, seed, return_log_probs,
-                      trace_step=None):
-        """The messages of an update: a header that says where log-probs come from once the groups are known."""
-        loss, its_old = config.loss_fields(loss)
-        header = config.fill_message(_proto.UpdateHeader(), _without_none({
-            "request": _without_none(request), "loss": loss, "adam": config.adam_fields(adam),
-            "ppo_mini_batch_size": mini_batch, "ppo_epochs": epochs if epochs != 1 else None, "shuffle": shuffle,
-            "seed": seed, "return_log_probs": return_log_probs, "trace_step": trace_step}))
-        parts = encode("update", header, groups)
-        header = parts[0].update
-        header.num_groups = parts[-1].end.num_groups
-        old = config.resolve_old(header.loss.loss_mode, its_old if old == "auto" else old, any_sent(parts, "old_log_probs"),
-                                 any_sent(parts, "rollout_log_probs"), _num_steps(header))
-        if ref == "auto":
-            ref = "client" if header.loss.HasField("kl_loss_coef") and any_sent(parts, "ref_log_prob") else None
-        for name, source in (("old", old), ("ref", ref)):
-            if source is not None:
-                config.fill_message(header, {name: config.source(source)})
-        return parts
-
     def _get_request(self, request_id, wait_ms, lineage=None, deadline=None):
         request = _proto.GetRequestRequest(request_id=config.checked_text("request_id", request_id), wait_ms=wait_ms)
         return self._about(request_id, lambda timeout=None: self._stub.GetRequest(request, timeout=timeout), lineage, deadline)
@@ -260,9 +246,21 @@ class Client(CheckpointCalls):
         """The state in which a cancel found or left the request; "" if there was no answer. Never tries again."""
         try:
             status = self._stub.CancelRequest(_proto.CancelRequestRequest(request_id=request_id), timeout=_CANCEL_S)
-        except grpc.RpcError:
+        except (grpc.RpcError, ValueError):  # gRPC's ValueError: the client was closed
             return ""
         return _proto.to_dict(status)["state"]
+
+    def _sent(self, parts, call, deadline=None):
+        """The answer to messages of groups; a refusal names the uid where the id that is refused was made of it."""
+        try:
+            return self._retrying(call, deadline)
+        except errors.StemmaError as error:
+            fields = name_uids(error.fields, parts)
+            if fields == error.fields:
+                raise
+            message = error.message.replace(" ".join(error.fields[0]), " ".join(fields[0]))
+            raise type(error)(error.code, error.reason, message, fields, error.uid, error.metadata,
+                              error.retry_after_s) from None
 
     def _retrying(self, call, deadline=None):
         """The call's answer; UNAVAILABLE is tried again, the same messages and so the same request_id, never sooner than the
@@ -328,11 +326,6 @@ class Client(CheckpointCalls):
                 "ABORTED", "LINEAGE_MISMATCH", f"the server does not know request {request_id}, and lineage {lineage} is gone "
                 f"(was it started again?); the model is at step {now.step} of lineage {now.lineage}",
                 metadata={"lineage": now.lineage, "step": str(now.step), "lost_lineage": lineage}))
-
-
-def _num_steps(header):
-    per_epoch = -(-header.num_groups // header.ppo_mini_batch_size) if header.ppo_mini_batch_size else 1
-    return per_epoch * (header.ppo_epochs or 1)
 
 
 def _without_none(fields):

@@ -253,23 +253,28 @@ def resolve_old(loss_mode, old, has_old_log_probs, has_rollout_log_probs, num_st
     return "on_policy" if num_steps == 1 else "policy"
 
 
-def fill_message(message, fields, path=""):
-    """Sets a message's fields from a dict in the trace's names: enums by name, nested messages as dicts."""
+def fill_message(message, fields, path="", names=None):
+    """Sets a message's fields from a dict in the trace's names: enums by name, nested messages as dicts. names: what errors call
+    a field, by its path, where that is not the path itself."""
+    names = names or {}
     for name, value in fields.items():
         field = message.DESCRIPTOR.fields_by_name.get(name)
         if field is None:
             known = ", ".join(f.name for f in message.DESCRIPTOR.fields)
             raise ValueError(f"{message.DESCRIPTOR.name} has no field {name!r}; there are {known}")
+        where = names.get(f"{path}{name}", f"{path}{name}")
         if field.message_type is not None:
+            if not isinstance(value, dict):
+                raise ValueError(f"{where} is {value!r:.60}: pass a dict in the trace's field names")
             getattr(message, name).SetInParent()
-            fill_message(getattr(message, name), value, f"{path}{name}.")
+            fill_message(getattr(message, name), value, f"{path}{name}.", names)
         elif field.enum_type is not None:
             try:
                 setattr(message, name, _proto.enum_number(field.enum_type.full_name, value))
             except ValueError as error:
-                raise ValueError(f"{path}{name}: {error}") from None
+                raise ValueError(f"{where}: {error}") from None
         else:
-            _set_scalar(message, field, value, f"{path}{name}")
+            _set_scalar(message, field, value, where)
     return message
 
 
@@ -290,12 +295,14 @@ def _set_scalar(message, field, value, path):
 
 def source(name):
     """LogProbSource fields of "policy" (one pass of the entry weights), "checkpoint:NAME" (one of a checkpoint's),
-    "client", "rollout", "on_policy"."""
+    "client", "rollout", "on_policy"; a dict in the trace's names is those fields."""
+    if isinstance(name, dict):
+        return _without_none(name)
     if isinstance(name, str) and name.startswith(_CHECKPOINT) and name != _CHECKPOINT:
         return {"from": "WEIGHTS", "weights": name[len(_CHECKPOINT):]}
     if not isinstance(name, str) or name not in _SOURCES:
         known = [*_SOURCES, _CHECKPOINT + "NAME"]
-        raise ValueError(f"log-probs come from {name!r}? one of {', '.join(map(repr, known))}, or None")
+        raise ValueError(f"log-probs come from {name!r:.60}? one of {', '.join(map(repr, known))}, or None")
     return {"from": _SOURCES[name], **({"weights": "policy"} if name == "policy" else {})}
 
 
@@ -316,3 +323,10 @@ def checked_text(name, value):
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} is {value!r}: pass a string that is not empty")
     return value
+
+
+def checked_truth(name, value):
+    """The value as a bool; numpy's is one too."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise ValueError(f"{name} is {value!r:.60}: pass True or False")
+    return bool(value)

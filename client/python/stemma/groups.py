@@ -1,11 +1,13 @@
 """Prompt groups: what a user builds, and how they become messages.
 
 Arrays are lists, iterators or anything numpy can read (arrays, tensors of any dtype and device). In a dict, which has the
-trace's field names, an array may also be a string: the base64 of the wire bytes.
+trace's field names, an array may also be a string: the base64 of the wire bytes. What is wrong in a Group or a Rollout is said
+by the names of their fields, what is wrong in a dict by the trace's.
 """
 
 import contextlib
 import dataclasses
+import re
 from typing import Any, List, Optional
 
 from . import _arrays, _proto
@@ -13,19 +15,27 @@ from . import _arrays, _proto
 MESSAGE_BYTES_MAX = 4 << 20  # a larger group continues in `more` messages
 
 
+_API_NAMES = {"prompt_tokens": "prompt", "response_tokens": "tokens", "response_mask": "mask", "token_advantages": "advantage"}
+_LOG_PROBS = ("old_log_probs", "rollout_log_probs", "ref_log_prob")
+_NUMBERS = (*_LOG_PROBS, "token_advantages", "rollout_is_weights", "loss_weights")
+
+
 class _NamedFields:
-    """Refuses an attribute that is no field: a mask under another name would be kept, and never sent."""
+    """Refuses an attribute that is no field: a mask under another name would be kept, and never sent. Reads an iterator as soon
+    as it comes: it gives its values once, and the same object may be sent, planned and counted."""
 
     def __setattr__(self, name, value):
         if name not in self.__dataclass_fields__:
             known = ", ".join(self.__dataclass_fields__)
             raise AttributeError(f"{type(self).__name__} has no field {name!r}; there are {known}")
-        super().__setattr__(name, value)
+        super().__setattr__(name, list(value) if hasattr(value, "__next__") else value)
 
 
 @dataclasses.dataclass(repr=False)
 class Rollout(_NamedFields):
-    """One sampled response. A field that the loss never reads is refused by the server, so leave out what is not needed.
+    """One sampled response. A field that the loss never reads is refused by the server, so leave out what is not needed. An
+    array has one number for each token. Log-probs are at most 0: one above 0.001 where the mask is 1 is refused, as it is
+    likely -log p.
 
     tokens              response token ids, at least none
     advantage           one number, or one for each token; None: made from the rewards of the group
@@ -107,15 +117,16 @@ def as_list(groups):
     return out
 
 
-def parts(header_name, header, groups, message_bytes_max=MESSAGE_BYTES_MAX):
+def parts(header_name, header, groups, message_bytes_max=MESSAGE_BYTES_MAX, checked=False):
     """The messages of one call: header, groups (cut where a message would grow too large), end. A cross_entropy rollout
-    without loss_weights gets ones: the server takes none for granted."""
+    without loss_weights gets ones: the server takes none for granted. checked: whether numbers are looked at that the server
+    takes, and dicts as closely as a Rollout, whose arrays are always counted."""
     fill_weights = header_name == "update" and header.loss.loss_mode == "cross_entropy"
     out = [_proto.GroupPart(**{header_name: header})]
     num_rollouts = 0
     groups = as_list(groups)
     for index, group in enumerate(groups):
-        messages, count = _group_messages(index, group, message_bytes_max, fill_weights)
+        messages, count = _group_messages(index, group, message_bytes_max, fill_weights, checked)
         out += messages
         num_rollouts += count
     end = _proto.GroupPart()
@@ -125,26 +136,59 @@ def parts(header_name, header, groups, message_bytes_max=MESSAGE_BYTES_MAX):
 
 def any_sent(messages, field):
     """Whether a rollout of these messages carries the field (an array)."""
-    return any(getattr(rollout, field) for part in messages for rollout in _rollouts_of(part))
+    return any(getattr(rollout, field) for *_, rollout in _rollouts_of(messages))
 
 
-def _rollouts_of(part):
-    return {"group": part.group.rollouts, "more": part.more.rollouts}.get(part.WhichOneof("part"), ())
+def first_without(messages, field):
+    """The path of the first rollout that has tokens and lacks the field (an array); None where there is none."""
+    return next((f"groups[{g}].rollouts[{r}]" for g, r, _, rollout in _rollouts_of(messages)
+                 if rollout.response_tokens and not getattr(rollout, field)), None)
 
 
-def _group_messages(index, group, message_bytes_max, fill_weights):
+def name_uids(fields, messages):
+    """The fields of a refusal, [(path, what)], where those of rollout_ids that were made of a uid, and so are too long, name the
+    uid."""
+    made = {f"groups[{g}].rollouts[{r}].rollout_id": (f"groups[{g}].uid", uid) for g, r, uid, rollout in _rollouts_of(messages)
+            if rollout.rollout_id == f"{uid}/{r}"}
+    out = []
+    for path, what in fields:
+        limit = re.fullmatch(r"has \d+ bytes, the limit is (\d+)", what)
+        if limit and path in made:
+            path, uid = made[path]
+            what = (f"has {len(uid.encode())} bytes, and a rollout_id that is made of it has more than {limit[1]}: pass a "
+                    "shorter uid, or a rollout_id with each Rollout")
+        out += [(path, what)] if (path, what) not in out else []
+    return out
+
+
+def _rollouts_of(messages):
+    """Yields (index of the group, index in it, uid, rollout) of each rollout."""
+    group_index, index = -1, 0
+    for part in messages:
+        kind = part.WhichOneof("part")
+        if kind == "group":
+            group_index, index = group_index + 1, 0
+        if kind in ("group", "more"):
+            group = getattr(part, kind)
+            for rollout in group.rollouts:
+                yield group_index, index, group.uid, rollout
+                index += 1
+
+
+def _group_messages(index, group, message_bytes_max, fill_weights, checked):
     where = f"groups[{index}]"
     fields = _fields_of(group, Group, where)
     rollouts = _rollout_list(fields.pop("rollouts", ()), f"{where}.rollouts")
     part = _proto.GroupPart()
     target = part.group
-    _require(fields, ("uid", "prompt_tokens"), where)
-    _fill(target, fields, where, is_dict=isinstance(group, dict))
+    is_dict = isinstance(group, dict)
+    _require(fields, ("uid", "prompt_tokens"), where, is_dict)
+    _fill(target, fields, where, is_dict)
     if not target.prompt_tokens:
-        raise ValueError(f"{where}.prompt_tokens is empty: a prompt has at least one token")
+        raise ValueError(f"{where}.{_name('prompt_tokens', is_dict)} is empty: a prompt has at least one token")
     out, size = [part], target.ByteSize()
     for r, rollout in enumerate(rollouts):
-        message = _rollout_message(rollout, f"{fields['uid']}/{r}", f"{where}.rollouts[{r}]")
+        message = _rollout_message(rollout, f"{fields['uid']}/{r}", f"{where}.rollouts[{r}]", checked)
         if fill_weights and not message.loss_weights:
             message.loss_weights = _arrays.pack_float32([1.0] * (len(message.response_tokens) // 4))
         rollout_bytes = message.ByteSize() + 8  # with its tag and length
@@ -175,26 +219,38 @@ def _fields_of(value, kind, where):
     raise ValueError(f"{where} is {value!r:.60}: pass a stemma.{kind.__name__}, or a dict in the trace's field names")
 
 
-def _rollout_message(rollout, default_id, where):
-    fields = _fields_of(rollout, Rollout, where)
-    _require(fields, ("response_tokens",), where)
+def _rollout_message(rollout, default_id, where, checked):
+    fields, is_dict = _fields_of(rollout, Rollout, where), isinstance(rollout, dict)
+    _require(fields, ("response_tokens",), where, is_dict)
     if fields.get("rollout_id") is None:
         fields["rollout_id"] = default_id
     message = _proto.Rollout()
     mask = fields.pop("response_mask", None)
-    _fill(message, fields, where, is_dict=isinstance(rollout, dict))
+    _fill(message, fields, where, is_dict)
+    num_tokens = len(message.response_tokens) // 4
     if mask is not None:
-        num_tokens = len(message.response_tokens) // 4
-        with _named(f"{where}.response_mask"):
-            is_text = isinstance(rollout, dict) and isinstance(mask, str)
+        with _named(f"{where}.{_name('response_mask', is_dict)}"):
+            is_text = is_dict and isinstance(mask, str)
             message.response_mask = _arrays.from_base64(mask, width=1) if is_text else _arrays.pack_bits(mask, num_tokens)
+    for name in _NUMBERS:
+        if fields.get(name) is None:
+            continue
+        with _named(f"{where}.{_name(name, is_dict)}"):
+            if checked or not is_dict:
+                _arrays.check_count(len(getattr(message, name)) // 4, num_tokens)
+            if checked and name in _LOG_PROBS:
+                _arrays.check_log_probs(getattr(message, name), message.response_mask)
     return message
 
 
-def _require(fields, names, where):
+def _name(field, is_dict):
+    return field if is_dict else _API_NAMES.get(field, field)
+
+
+def _require(fields, names, where, is_dict):
     for name in names:
         if fields.get(name) is None:
-            raise ValueError(f"{where} lacks {name}")
+            raise ValueError(f"{where} lacks {_name(name, is_dict)}")
 
 
 def _fill(message, fields, where, is_dict):
@@ -208,7 +264,7 @@ def _fill(message, fields, where, is_dict):
         other = field.containing_oneof and message.WhichOneof(field.containing_oneof.name)
         if other not in (None, name):
             raise ValueError(f"{where} has {other} and {name}: send one of the two")
-        with _named(f"{where}.{name}"):
+        with _named(f"{where}.{_name(name, is_dict)}"):
             if field.type == field.TYPE_BYTES:
                 value = _array_bytes(name, value, is_dict)
             elif field.type == field.TYPE_DOUBLE:

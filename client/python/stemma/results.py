@@ -70,7 +70,8 @@ class Checkpoint:
     lineage, step       of the weights
     weight_version      of the weights
     dtype               of the run that saved it
-    weights_digest      of the weights, as 64 hexadecimal digits
+    weights_digest      of the weights, 64 characters: "2:", the way in which it is made, and 62 hexadecimal digits. Without a
+                        mark it was made in an earlier way, and says nothing of one that has it
     bytes               of all its files
     saved_at_s          seconds since 1970, UTC, by the server's clock
     pinned              whether it stays until it is deleted by name

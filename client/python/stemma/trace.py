@@ -6,7 +6,8 @@ import json
 import math
 import threading
 
-from . import _arrays, _json, _proto, config, groups
+from . import _arrays, _json, _proto
+from ._update import update_parts
 
 SCHEMA = "stemma.trace.v1"
 _MASK = "response_mask"
@@ -25,36 +26,38 @@ class TraceWriter:
         self._lock = threading.Lock()
         self._write({"schema": SCHEMA})
 
-    def write(self, groups_to_send, loss, adam, **header):
-        """One request, without a server.
+    def write(self, groups_to_send, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
+              seed=None, **header):
+        """Writes one request, as Client.submit would send it, without a server.
 
-        groups_to_send  as in Client.submit
-        loss, adam      as in Client.submit
-        header      further header fields in the trace's names, e.g. ppo_mini_batch_size=8
+        groups_to_send  the groups of Client.submit
+        loss, adam, old, ref, mini_batch, epochs, shuffle, seed     as in Client.submit; old and ref may also be dicts in the
+                    trace's names
+        header      further header fields in the trace's names, e.g. return_log_probs=True; ppo_mini_batch_size and ppo_epochs
+                    take the place of mini_batch and epochs
         """
-        fields = {"loss": _plain_config(loss), "adam": _plain_config(adam), **header}
-        message = config.fill_message(_proto.UpdateHeader(), fields)
-        self.write_parts(groups.parts("update", message, groups_to_send))
+        self.write_parts(update_parts(groups_to_send, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, **header))
 
     def write_parts(self, parts):
-        """One request from the messages of its call, as the client has them.
+        """Writes one request from the messages of its call, as the client has them.
 
         parts       header, groups, end
         """
         header = _set_fields(parts[0].update)
         header.pop("request", None)
         header.pop("num_groups", None)
-        by_uid = {}
+        written = []
         for part in parts[1:-1]:
             if part.HasField("group"):
                 group = part.group
                 fields = {"uid": group.uid, "prompt_tokens": list(_arrays.unpack("i", group.prompt_tokens))}
                 if group.HasField("stat_group"):
                     fields["stat_group"] = group.stat_group
-                by_uid[group.uid] = {**fields, "rollouts": [_rollout(r) for r in group.rollouts]}
-            else:
-                by_uid[part.more.uid]["rollouts"] += [_rollout(r) for r in part.more.rollouts]
-        self._write({"header": header, "groups": list(by_uid.values())})
+                written.append({**fields, "rollouts": []})
+            rollouts = written[-1]["rollouts"]
+            for rollout in part.group.rollouts if part.HasField("group") else part.more.rollouts:
+                rollouts.append(_rollout(rollout, f"groups[{len(written) - 1}].rollouts[{len(rollouts)}]"))
+        self._write({"header": header, "groups": written})
 
     def close(self):
         """Ends the file."""
@@ -122,7 +125,7 @@ def _check_names(value, known, path):
                 _check_names(one, _fields_of(known[name]), where if index is None else f"{where}[{index}]")
 
 
-def _rollout(message):
+def _rollout(message, where):
     num_tokens = len(message.response_tokens) // 4
     out = {}
     for field, value in message.ListFields():
@@ -136,7 +139,7 @@ def _rollout(message):
             finite = all(map(math.isfinite, numbers))
             out[field.name] = [_short(x) for x in numbers] if finite else base64.b64encode(value).decode()
         else:
-            out[field.name] = value
+            out[field.name] = _finite(value, f"{where}.{field.name}")
     out.setdefault("response_tokens", [])
     return out
 
@@ -147,17 +150,20 @@ def _short(number):
     return int(text) if text.lstrip("-").isdigit() and text != "-0" else float(text)
 
 
-def _set_fields(message):
+def _set_fields(message, path=""):
     out = {}
     for field, value in message.ListFields():
         if field.message_type is not None:
-            out[field.name] = _set_fields(value)
+            out[field.name] = _set_fields(value, f"{path}{field.name}.")
         elif field.enum_type is not None:
             out[field.name] = field.enum_type.values_by_number[value].name
         else:
-            out[field.name] = value
+            out[field.name] = _finite(value, f"{path}{field.name}")
     return out
 
 
-def _plain_config(value):
-    return value if isinstance(value, dict) else value.as_dict()
+def _finite(value, where):
+    """The value; JSON has no infinite number and no NaN, and no server takes one here."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} is {value}: pass a finite number")
+    return value

@@ -1,7 +1,7 @@
 """verl's actor update on a Stemma server: its configuration, its batches, its metrics. docs/verl.md has the tables.
 
     update = stemma.verl.loss_from_config(config.actor_rollout_ref.actor, temperature=config.actor_rollout_ref.rollout.temperature)
-    result = client.update_actor(stemma.verl.groups_from_dataproto(batch, update), **update.arguments(step))
+    result = client.update_actor(stemma.verl.groups_from_dataproto(batch, update), **update.arguments(global_steps - 1))
     metrics = stemma.verl.metrics(result)
 
 Written against verl 0.9. Needs neither verl nor torch to be imported: a configuration is a mapping or a dataclass, a batch is

@@ -87,6 +87,13 @@ def test_a_state_of_the_largest_size_is_sent():
     assert out.client_state_bytes == 1 << 20
 
 
+@pytest.mark.parametrize("call", [lambda c: c.save_checkpoint("x", pinned="no"), lambda c: c.pin_checkpoint("x", pinned="no"),
+                                  lambda c: c.pin_checkpoint("x", pinned=None), lambda c: c.save_checkpoint("x", pinned=1)])
+def test_a_pin_that_is_neither_true_nor_false_is_refused_before_it_is_sent(call):
+    with pytest.raises(ValueError, match=r"^pinned is ('no'|None|1): pass True or False$"):
+        run({}, call)
+
+
 @pytest.mark.parametrize("name, tries", [("a", 2), (None, 1)])
 def test_a_save_whose_answer_was_lost_is_found(name, tries):
     there = Checkpoint(name=name or "step-00000003", lineage="L1", step=3, client_state_bytes=2)

@@ -3,6 +3,7 @@
 import array
 import base64
 import struct
+import sys
 
 import numpy
 import pytest
@@ -89,14 +90,17 @@ def test_dicts_in_the_traces_names_are_groups_too():
 
 
 @pytest.mark.parametrize("rollout, field", [
-    (stemma.Rollout([1.5]), "groups[0].rollouts[0].response_tokens"),
-    (stemma.Rollout(numpy.array([1.5])), "groups[0].rollouts[0].response_tokens"),
-    (stemma.Rollout([2**31]), "groups[0].rollouts[0].response_tokens"),
-    (stemma.Rollout(numpy.array([2**31])), "groups[0].rollouts[0].response_tokens"),
-    (stemma.Rollout([[1, 2]]), "groups[0].rollouts[0].response_tokens"),
-    (stemma.Rollout([1, 2], mask=[1]), "groups[0].rollouts[0].response_mask"),
-    (stemma.Rollout([1], mask=[2]), "groups[0].rollouts[0].response_mask"),
+    (stemma.Rollout([1.5]), "groups[0].rollouts[0].tokens"),
+    (stemma.Rollout(numpy.array([1.5])), "groups[0].rollouts[0].tokens"),
+    (stemma.Rollout([2**31]), "groups[0].rollouts[0].tokens"),
+    (stemma.Rollout(numpy.array([2**31])), "groups[0].rollouts[0].tokens"),
+    (stemma.Rollout([[1, 2]]), "groups[0].rollouts[0].tokens"),
+    (stemma.Rollout([1, 2], mask=[1]), "groups[0].rollouts[0].mask"),
+    (stemma.Rollout([1], mask=[2]), "groups[0].rollouts[0].mask"),
     (stemma.Rollout([1], old_log_probs=["x"]), "groups[0].rollouts[0].old_log_probs"),
+    (stemma.Rollout([1, 2], advantage=["x", "y"]), "groups[0].rollouts[0].advantage"),
+    ({"response_tokens": [1.5]}, "groups[0].rollouts[0].response_tokens"),
+    ({"response_tokens": [1, 2], "response_mask": [1]}, "groups[0].rollouts[0].response_mask"),
     ({"response_tokens": [1], "colour": 3}, "groups[0].rollouts[0].colour"),
     ({}, "groups[0].rollouts[0] lacks response_tokens"),
 ])
@@ -143,3 +147,40 @@ def test_an_attribute_that_is_no_field_is_refused(of, name):
         setattr(made, name, [0, 1])
     rollout.mask = [0, 1]
     assert group_of(rollout).rollouts[0].response_mask == b"\x02"
+
+
+ARRAYS = ("advantage", "old_log_probs", "rollout_log_probs", "ref_log_prob", "rollout_is_weights", "loss_weights", "mask")
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("values, says", [([], "0 numbers"), (iter([]), "0 numbers"), ([-0.5], "1 number"),
+                                          (numpy.array([1.0]), "1 number"), ([0, 0, 0], "3 numbers")], ids=str)
+def test_an_array_that_is_given_has_one_number_for_each_token(name, values, says):
+    """An empty one would not be sent, and the request would run without it."""
+    with pytest.raises(ValueError, match=rf"^groups\[0\].rollouts\[0\].{name} has {says} for 2 response tokens: pass one for each$"):
+        group_of(stemma.Rollout([8, 9], **{name: values}))
+    group_of(stemma.Rollout([8, 9], **{name: [0, 0]}))
+    group_of(stemma.Rollout([], **{name: []}))
+
+
+def test_an_iterator_is_read_when_the_group_is_made():
+    """The same objects are planned, sent and sent again."""
+    rollout = stemma.Rollout(iter([8, 9]), mask=(m for m in [1, 0]), advantage=map(float, [1, 2]))
+    rollout.old_log_probs = iter([-1.0, -2.0])
+    group = stemma.Group("g0", iter([1, 2]), (r for r in [rollout]))
+    first, second = encode([group]), encode([group])
+    assert first == second
+    sent = first[1].group.rollouts[0]
+    assert (sent.response_mask, sent.token_advantages) == (b"\x01", struct.pack("<2f", 1, 2))
+    assert (sent.old_log_probs, first[1].group.prompt_tokens) == (struct.pack("<2f", -1, -2), struct.pack("<2i", 1, 2))
+
+
+@pytest.mark.parametrize("have_numpy", [True, False])
+def test_a_log_prob_above_0_is_refused_where_it_counts(have_numpy, monkeypatch):
+    if not have_numpy:
+        monkeypatch.delitem(sys.modules, "numpy")
+    for values, mask in (([-1.0, 0.0], b""), ([0.0009, -1.0], b""), ([2.0, -1.0], b"\x02"), ([float("nan")] * 2, b"")):
+        _arrays.check_log_probs(struct.pack("<2f", *values), mask)
+    for values, mask, says in (([-1.0, 2.5], b"", "has 2.5 at 1"), ([7.0, 0.0625], b"\x02", "has 0.0625 at 1")):
+        with pytest.raises(ValueError, match=f"^{says}: a log-prob is at most 0; if these are -log p, change their sign$"):
+            _arrays.check_log_probs(struct.pack("<2f", *values), mask)

@@ -88,6 +88,53 @@ def test_objects_can_be_written_without_a_client(tmp_path):
     assert header["loss"]["loss_mode"] == "cross_entropy" and header["ppo_mini_batch_size"] == 1
 
 
+CARRYING = [stemma.Group(f"g{g}", [5, 6], [stemma.Rollout([8, 9], reward=float(r), old_log_probs=[-1.2, -0.3],
+                                                          ref_log_prob=[-1.0, -0.5]) for r in range(2)]) for g in range(4)]
+REWARDED = [stemma.Group("g", [5, 6], [stemma.Rollout([8, 9], reward=float(r)) for r in range(2)])]
+
+
+@pytest.mark.parametrize("groups_to_send, loss, options, header", [
+    (REWARDED, stemma.grpo(), {}, {"old": {"from": "ON_POLICY"}}),
+    (REWARDED, stemma.grpo(), {"epochs": 2}, {"old": {"from": "WEIGHTS", "weights": "policy"}, "ppo_epochs": 2}),
+    (REWARDED, stemma.grpo(), {"ppo_epochs": 2}, {"old": {"from": "WEIGHTS", "weights": "policy"}, "ppo_epochs": 2}),
+    (REWARDED, stemma.grpo(old="policy").as_dict(), {"old": {"from": "ON_POLICY"}}, {"old": {"from": "ON_POLICY"}}),
+    (CARRYING, stemma.grpo(kl_loss_coef=0.1, kl_loss_type="k3"), {"mini_batch": 2, "shuffle": True, "seed": 3},
+     {"old": {"from": "CLIENT"}, "ref": {"from": "CLIENT"}, "ppo_mini_batch_size": 2, "shuffle": True, "seed": 3}),
+    (REWARDED, stemma.reinforce(), {}, {})], ids=["on policy", "epochs", "the header's epochs", "a dict", "client", "none"])
+def test_what_is_written_without_a_client_is_what_submit_would_send_and_passes_the_check(tmp_path, groups_to_send, loss,
+                                                                                        options, header):
+    path = tmp_path / "t.jsonl"
+    with TraceWriter(path) as writer:
+        writer.write((group for group in groups_to_send), loss, stemma.adamw(1e-6), **options)
+    [(written, _)] = read(path)
+    assert {key: value for key, value in written.items() if key not in ("loss", "adam")} == header
+    stemma_cli = pathlib.Path(os.environ["STEMMA_BUILD_DIR"]) / "bin/stemma"
+    done = subprocess.run([stemma_cli, "trace", "check", path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("loss, adam, says", [
+    (None, stemma.adamw(1e-6), "loss is required"), (stemma.grpo, stemma.adamw(1e-6), "loss is the function grpo: call it"),
+    (stemma.grpo(), 1e-6, r"adam is 1e-06: pass adam=stemma.adamw\(1e-06\)"), ("grpo", stemma.adamw(1e-6), "loss is 'grpo'"),
+    (stemma.grpo(), None, "adam is required"), (stemma.grpo(), stemma.adamw("1e-6"), "adam.learning_rate is '1e-6'"),
+    (stemma.grpo(), stemma.adamw(math.nan), "adam.learning_rate is nan: pass a finite number"),
+    (stemma.grpo(temperature=math.inf), stemma.adamw(1e-6), "loss.temperature is inf: pass a finite number")])
+def test_what_cannot_be_written_is_refused_as_submit_refuses_it_and_leaves_the_trace_as_it_was(tmp_path, loss, adam, says):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        with pytest.raises(ValueError, match=f"^{says}"):
+            writer.write(REWARDED, loss, adam)
+        writer.write(REWARDED, stemma.grpo(), stemma.adamw(1e-6))
+    assert len(list(read(tmp_path / "t.jsonl"))) == 1
+
+
+def test_a_reward_that_is_no_number_is_named_in_whichever_message_it_lies(tmp_path):
+    rollouts = [stemma.Rollout(list(range(40)), reward=math.nan if i == 18 else 1.0) for i in range(20)]
+    parts = sent_parts([stemma.Group("a", [1], []), stemma.Group("b", [1], rollouts)], message_bytes_max=500)
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        with pytest.raises(ValueError, match=r"^groups\[1\].rollouts\[18\].reward is nan: pass a finite number$"):
+            writer.write_parts(parts)
+
+
 @pytest.mark.parametrize("text, line", [("{}\n", 1), ('{"schema": "stemma.trace.v1"}\n{"header": {}\n', 2),
                                         ('{"schema": "stemma.trace.v1"}\n{"header": {}}\n', 2)])
 def test_a_broken_line_is_named(tmp_path, text, line):

@@ -194,12 +194,66 @@ def test_a_delete_whose_answer_was_lost_has_deleted():
 
 
 @pytest.mark.parametrize("call", [lambda c: c.export(5), lambda c: c.export("x", dtype=5), lambda c: c.attach(5),
-                                  lambda c: c.save_checkpoint(5), lambda c: c.load_checkpoint(5),
+                                  lambda c: c.save_checkpoint(5), lambda c: c.load_checkpoint(5), lambda c: c.read_log_probs(5),
+                                  lambda c: c.save_checkpoint(""), lambda c: c.load_checkpoint(""),
                                   lambda c: c.delete_checkpoint(""), lambda c: update(c, request_id="")])
 def test_a_name_that_is_none_is_refused_by_its_field(call):
     with FakeServer({}) as server, stemma.Client(server.address) as client:
-        with pytest.raises(ValueError, match=r"^(name|dtype|request_id|request.request_id) is (5|''): pass a string"):
+        with pytest.raises(ValueError, match=r"^(name|dtype|request_id) is (5|''): pass a string"):
             call(client)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_call_of_a_client_that_is_closed_says_so_at_once(reached, monkeypatch):
+    aloud = []
+    monkeypatch.setattr(threading, "excepthook", aloud.append)
+    with FakeServer({**ACCEPTED, "GetModel": lambda *_: _proto.message_class("stemma.v1.ModelInfo")()}) as server:
+        client = stemma.Client(server.address, connect_timeout_s=30)
+        if reached:
+            future = update(client, wait=False)
+        client.close()
+        client.close()
+        begin = time.monotonic()
+        for call in [client.model, lambda: update(client), *([future.result] if reached else [])]:
+            with pytest.raises(ValueError, match=f"^this client of {server.address} is closed: make another stemma.Client"):
+                call()
+        assert time.monotonic() - begin < 10  # it looked for the server for connect_timeout_s
+    assert not aloud
+
+
+def test_closing_a_client_ends_what_waits_for_a_server_and_what_a_server_works_on(monkeypatch):
+    aloud, ended, begun, answer = [], [], threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", aloud.append)
+
+    def ends(call):
+        try:
+            call()
+        except (ValueError, stemma.StemmaError) as error:
+            ended.append(str(error))
+
+    def model(*_):
+        begun.set()
+        answer.wait(30)
+
+    with FakeServer({"GetModel": model}) as server:
+        nobody, busy = stemma.Client("127.0.0.1:1", connect_timeout_s=60), stemma.Client(server.address)
+        waiting = [threading.Thread(target=ends, args=(client.model,)) for client in (nobody, busy)]
+        for thread in waiting:
+            thread.start()
+        assert begun.wait(30)
+        for client, thread in zip((nobody, busy), waiting):
+            client.close()
+            thread.join(30)
+            assert not thread.is_alive()
+        answer.set()
+    assert "this client of 127.0.0.1:1 is closed" in ended[0] and "was closed while the call ran" in ended[1] and not aloud
+
+
+def test_a_client_is_made_in_each_process():
+    with FakeServer(ACCEPTED) as server, stemma.Client(server.address) as client:
+        for value in (client, update(client, wait=False)):
+            with pytest.raises(TypeError, match=r"make a Client in each process .*client.attach\(request_id\)"):
+                pickle.dumps(value)
 
 
 def test_an_advantage_and_one_of_each_token_are_not_both_taken():
