@@ -1,9 +1,12 @@
 // stemma: the command line. Data goes to stdout, messages to stderr; exit codes: command_status.h.
+#include <algorithm>
 #include <iostream>
 #include <optional>
+#include <string>
 
 #include "CLI/CLI.hpp"
 #include "client/cli/commands/command.h"
+#include "client/cli/commands/misplaced_options.h"
 #include "client/cli/output/command_status.h"
 #include "common/base/parse_options.h"
 
@@ -45,6 +48,11 @@ int main(int argc, char** argv) {
   stemma::cli::AddBoundCommand(app, run);
   stemma::cli::AddDoctorCommand(app, run);
   stemma::cli::AddCompletionCommand(app, run);
+  const std::string misplaced = stemma::cli::MisplacedOption(app, {argv + std::min(argc, 1), argv + argc});
+  if (!misplaced.empty()) {
+    std::cerr << misplaced << std::endl;
+    return static_cast<int>(stemma::cli::ExitCode::kUsage);
+  }
   if (const std::optional<int> exit_code = stemma::ParseOptions(app, argc, argv)) return Printed(*exit_code);
   const absl::Status status = run();
   if (!status.ok()) std::cerr << stemma::cli::ErrorText(status) << std::endl;

@@ -115,14 +115,10 @@ class Reader {
 
   void ReadEnum(const std::string& text, const std::string& key, const FieldDescriptor& field, Message& message) {
     const EnumDescriptor& words = *field.enum_type();
-    // offload_on is written "on", as its zero is offload_unspecified.
-    const std::string zero = absl::AsciiStrToLower(words.FindValueByNumber(0)->name());
-    const std::string prefix(absl::StripSuffix(zero, "unspecified"));
     std::vector<std::string> known;
     for (int i = 0; i < words.value_count(); ++i) {
       if (words.value(i)->number() == 0) continue;
-      known.push_back(absl::AsciiStrToLower(words.value(i)->name()));
-      if (absl::StartsWith(known.back(), prefix)) known.back().erase(0, prefix.size());
+      known.push_back(RunConfigWord(*words.value(i)));
       if (text == known.back()) return message.GetReflection()->SetEnum(&message, &field, words.value(i));
     }
     Report(key, parsed_.line_of_key[key], absl::StrCat("\"", text, "\" is not one of ", absl::StrJoin(known, ", ")));
@@ -135,6 +131,12 @@ struct Range {
   const char* key;
   uint64_t value, min, max;
 };
+
+// Whether a problem of this key is known already: its value is then not the file's.
+bool IsReported(const ParsedRunConfig& parsed, std::string_view key) {
+  return std::any_of(parsed.problems.begin(), parsed.problems.end(),
+                     [key](const RunConfigProblem& problem) { return problem.key == key; });
+}
 
 std::vector<Range> Ranges(const v1::RunConfig& config) {
   const v1::Checkpoints& checkpoints = config.checkpoints();
@@ -163,6 +165,26 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
           {"limits.receiving_bytes", limits.receiving_bytes(), 1 << 16, uint64_t{1} << 50},
           {"limits.stream_idle_ms", limits.stream_idle_ms(), 10, 24 * 3600 * 1000},
           {"limits.connections", limits.connections(), 1, 1 << 20}};
+}
+
+// Refuses a 0 that the file holds where a key must be more: FillDefaults would take it for a key that is not there. The
+// one that has a meaning keeps it: no checkpoint is saved but on demand.
+void JudgeZeros(ParsedRunConfig& parsed) {
+  v1::RunConfig defaults;
+  FillDefaults(defaults);
+  const std::vector<Range> ranges = Ranges(parsed.config), of_defaults = Ranges(defaults);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const Range& range = ranges[i];
+    const auto line = parsed.line_of_key.find(range.key);
+    if (range.value > 0 || range.min == 0 || line == parsed.line_of_key.end() || IsReported(parsed, range.key))
+      continue;
+    parsed.problems.push_back({range.key, line->second,
+                               absl::StrCat("0 is not from ", range.min, " to ", range.max, "; without the key it is ",
+                                            of_defaults[i].value)});
+  }
+  const char* const every_steps = "checkpoints.every_steps";
+  const bool given = parsed.line_of_key.count(every_steps) > 0 && !IsReported(parsed, every_steps);
+  if (given && parsed.config.checkpoints().every_steps() == 0) parsed.config.mutable_checkpoints()->set_manual(true);
 }
 
 bool IsMarker(std::string_view line, std::string_view marker) {
@@ -199,6 +221,13 @@ void Fill(uint64_t value, uint64_t default_value, v1::Limits& limits, void (v1::
 
 }  // namespace
 
+std::string RunConfigWord(const google::protobuf::EnumValueDescriptor& value) {
+  if (value.number() == 0) return "";
+  const std::string zero = absl::AsciiStrToLower(value.type()->FindValueByNumber(0)->name());
+  const std::string word = absl::AsciiStrToLower(value.name());
+  return std::string(absl::StripPrefix(word, absl::StripSuffix(zero, "unspecified")));
+}
+
 ParsedRunConfig ParseRunConfig(std::string_view yaml) {
   ParsedRunConfig parsed;
   if (const int line = SecondDocumentLine(yaml); line > 0) {
@@ -210,6 +239,7 @@ ParsedRunConfig ParseRunConfig(std::string_view yaml) {
   try {  // yaml-cpp reports only by exception
     const YAML::Node root = YAML::Load(std::string(yaml));
     if (!root.IsNull()) Reader(parsed).Read(root, "", parsed.config);
+    JudgeZeros(parsed);
   } catch (const YAML::Exception& exception) {
     parsed.problems.push_back({"(file)", exception.mark.line + 1, absl::StrCat("not YAML: ", exception.msg)});
   }
@@ -240,7 +270,9 @@ void FillDefaults(v1::RunConfig& config) {
   }
   if (config.durability() == v1::DURABILITY_UNSPECIFIED) config.set_durability(v1::REPLAY);
   v1::Checkpoints& checkpoints = *config.mutable_checkpoints();
-  if (checkpoints.every_steps() == 0 && config.durability() == v1::REPLAY) checkpoints.set_every_steps(100);
+  if (checkpoints.every_steps() == 0 && !checkpoints.manual() && config.durability() == v1::REPLAY) {
+    checkpoints.set_every_steps(100);
+  }
   if (checkpoints.every_minutes() == 0) checkpoints.set_every_minutes(60);
   if (checkpoints.keep() == 0) checkpoints.set_keep(2);
   v1::Limits& limits = *config.mutable_limits();
@@ -262,9 +294,7 @@ void FillDefaults(v1::RunConfig& config) {
 void Validate(ParsedRunConfig& parsed) {
   const v1::RunConfig& config = parsed.config;
   const auto report = [&](const std::string& key, std::string message) {
-    const bool unread = std::any_of(parsed.problems.begin(), parsed.problems.end(),
-                                    [&](const RunConfigProblem& problem) { return problem.key == key; });
-    if (unread) return;  // its value is not the file's
+    if (IsReported(parsed, key)) return;
     const auto it = parsed.line_of_key.find(key);
     parsed.problems.push_back({key, it == parsed.line_of_key.end() ? 0 : it->second, std::move(message)});
   };

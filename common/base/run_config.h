@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "google/protobuf/descriptor.h"
 #include "stemma/v1/run_config.pb.h"
 
 namespace stemma {
@@ -30,7 +31,11 @@ struct ParsedRunConfig {
   std::vector<RunConfigProblem> problems;
 };
 
-// Returns what can be read in `config`, the rest in `problems`.
+// Returns the word that run.yaml has for an enum's value, "on" for OFFLOAD_ON; empty for the one that says nothing.
+std::string RunConfigWord(const google::protobuf::EnumValueDescriptor& value);
+
+// Returns what can be read in `config`, the rest in `problems`. A 0 is refused where the key's lowest value is more: in
+// `config` it says that the key is not there.
 ParsedRunConfig ParseRunConfig(std::string_view yaml);
 
 // Reads the file and parses. Errors: the file cannot be read.

@@ -10,11 +10,11 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
-#include "glog/logging.h"
+#include "server/coordinator/unfinished_files.h"
+#include "server/protocol/answers.h"
 
 namespace stemma::server {
 namespace {
@@ -55,22 +55,6 @@ absl::Status WriteHolder(int fd, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Temporary names begin with a point (TemporaryFile, exports): only who holds the lock writes here, so they are
-// nobody's.
-void RemoveUnfinished(const fs::path& data) {
-  std::error_code error;
-  for (const fs::path& folder : {data, data / "exports"}) {
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-      const std::string name = entry.path().filename().string();
-      if (!absl::StartsWith(name, ".tmp-") && !absl::StartsWith(name, ".calibration.json.")) continue;
-      std::error_code failed;
-      fs::remove_all(entry.path(), failed);
-      LOG(INFO) << "removed " << entry.path().string() << ", which a process that ended left unfinished"
-                << (failed ? ": " + failed.message() : "");
-    }
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
@@ -89,7 +73,9 @@ absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
         absl::StrCat("is in use by ", HolderOf(fd), ": each server needs a data directory of its own"));
   }
   RETURN_IF_ERROR(WriteHolder(fd, absl::StrCat("pid ", getpid(), "\n")));
-  RemoveUnfinished(data);
+  // Only who holds the lock writes here, so what is unfinished is nobody's.
+  RemoveUnfinished(data.string());
+  RemoveUnfinished(ExportsFolder(data.string()));
   return directory;
 }
 

@@ -1,4 +1,5 @@
-// stemma-server: reads its options, serves until SIGTERM or SIGINT, drains; a second signal ends it at once.
+// stemma-server: reads its options, serves until SIGTERM or SIGINT, drains; a second signal, a second or more after it,
+// ends it at once.
 //
 // Exit: 0 clean, 1 fault or a second signal, 2 configuration, 93 what is kept is damaged: starting again does not help.
 #include <malloc.h>
@@ -36,6 +37,10 @@ namespace {
 // What is allocated in pieces of at least so many bytes goes back to the system when it is freed. Else what clients
 // send in large messages would stay in the process's heap after it was dropped.
 constexpr int kReturnedBytes = 256 << 10;
+
+// Signals within so long are of one stop: a service manager may signal every process of a service, and `stemma local`
+// passes on what it got besides.
+constexpr double kSameStopS = 1;
 
 // Nothing without a path.
 absl::StatusOr<std::optional<ReadyFile>> WriteReadyFile(const std::string& path, const Server& server) {
@@ -86,6 +91,7 @@ ServerOptions ServerOptionsOf(const ServerMainOptions& options, const std::strin
   result.coordinator.journal = storage->state();
   result.coordinator.journal_rows = storage->last_row();
   result.coordinator.checkpoints = storage->found();
+  result.coordinator.other_folders = storage->other_folders();
   result.coordinator.resume = resume;
   result.coordinator.keeps_files = true;
   result.storage = std::move(storage);
@@ -105,10 +111,12 @@ int WaitForSignal(const sigset_t& signals) {
   return received;
 }
 
-// A second signal while the server drains: whoever sent it does not want to wait.
+// Ends at a second signal while the server drains: whoever sent it does not want to wait. What follows the first at
+// once is not a second one.
 void EndAtNextSignal(const sigset_t& signals) {
-  std::thread([signals] {
-    const int received = WaitForSignal(signals);
+  std::thread([signals, told_s = RealClock().MonotonicSeconds()] {
+    int received = WaitForSignal(signals);
+    while (RealClock().MonotonicSeconds() < told_s + kSameStopS) received = WaitForSignal(signals);
     LOG(WARNING) << "leaving at once: " << strsignal(received);
     google::FlushLogFiles(google::INFO);
     _exit(1);

@@ -2,12 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
 #include <string_view>
 
 #include "CLI/CLI.hpp"
+#include "client/cli/calls/option_checks.h"
 
 namespace stemma::cli {
 namespace {
@@ -36,11 +37,19 @@ void AddServerOptions(CLI::App* command, ServerOptions* options, bool required) 
       ->capture_default_str();
 }
 
+CLI::Option* AddChoice(CLI::App* command, const std::string& name, const std::vector<std::string>& words,
+                       const std::function<void(size_t index)>& store, const std::string& help) {
+  const auto choose = [words, store](const std::string& word) {
+    store(static_cast<size_t>(std::find(words.begin(), words.end(), word) - words.begin()));
+  };
+  return command->add_option_function<std::string>(name, choose, help)->check(OneOf(words), "");
+}
+
 void AddOutputOption(CLI::App* command, OutputOptions* options) {
   options->bold_headers = TerminalTakesEscapes(STDOUT_FILENO) && !IsSet("NO_COLOR");
-  const std::map<std::string, OutputFormat> formats = {{"table", OutputFormat::kTable}, {"json", OutputFormat::kJson}};
-  command->add_option("-o,--output", options->format, "What to print; json: one object a line")
-      ->transform(CLI::CheckedTransformer(formats).description(""))
+  AddWord<OutputFormat>(command, "-o,--output", options->format,
+                        {{"table", OutputFormat::kTable}, {"json", OutputFormat::kJson}},
+                        "What to print; json: one object a line")
       ->type_name("table|json")
       ->default_str("table");
 }

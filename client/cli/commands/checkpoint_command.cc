@@ -50,13 +50,19 @@ absl::Status PrintCheckpoint(const CheckpointOptions& options, const v1::Checkpo
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> ReadClientState(const std::string& path) {
+  const absl::StatusOr<std::string> resolved = ResolvePath(path);
+  absl::StatusOr<std::string> content = resolved.ok() ? ReadFile(*resolved, kClientStateBytesMax) : resolved.status();
+  if (!content.ok()) return UsageError(absl::StrCat("--client-state: ", content.status().message()));
+  return content;
+}
+
 absl::Status RunSave(const CheckpointOptions& options) {
   v1::SaveCheckpointRequest request;
   request.set_name(options.name);
   request.set_pinned(options.pinned);
   if (!options.client_state.empty()) {
-    ASSIGN_OR_RETURN(const std::string path, ResolvePath(options.client_state));
-    ASSIGN_OR_RETURN(*request.mutable_client_state(), ReadFile(path, kClientStateBytesMax));
+    ASSIGN_OR_RETURN(*request.mutable_client_state(), ReadClientState(options.client_state));
   }
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
   ASSIGN_OR_RETURN(const auto saved, connection->CallFor(options.disk_timeout_s, &Stub::SaveCheckpoint, request));
@@ -66,8 +72,9 @@ absl::Status RunSave(const CheckpointOptions& options) {
 absl::Status RunLoad(const CheckpointOptions& options) {
   std::optional<TemporaryFile> client_state;  // first: a load is not taken back for a folder that is not there
   if (!options.client_state.empty()) {
-    ASSIGN_OR_RETURN(TemporaryFile file, TemporaryFile::Create(options.client_state));
-    client_state.emplace(std::move(file));
+    absl::StatusOr<TemporaryFile> file = TemporaryFile::Create(options.client_state);
+    if (!file.ok()) return UsageError(absl::StrCat("--client-state-out: ", file.status().message()));
+    client_state.emplace(*std::move(file));
   }
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
   v1::LoadCheckpointRequest request;

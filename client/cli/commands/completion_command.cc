@@ -4,6 +4,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/completion.h"
@@ -52,7 +53,7 @@ void AddCompletionCommand(CLI::App& app, Runner& run) {
   CLI::App* command = app.add_subcommand("completion", "Print a script that completes these commands in a shell");
   command->add_option("SHELL", *shell, "bash or zsh")
       ->required()
-      ->check(CLI::IsMember({"bash", "zsh"}).description(""))
+      ->check(OneOf({"bash", "zsh"}), "")
       ->type_name("bash|zsh");
   SetExamples(command,
               "  stemma completion bash > ~/.local/share/bash-completion/completions/stemma\n"

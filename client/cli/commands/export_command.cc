@@ -4,6 +4,7 @@
 
 #include "CLI/CLI.hpp"
 #include "client/cli/calls/connection.h"
+#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/output/request_records.h"
@@ -44,7 +45,7 @@ void AddExportCommand(CLI::App& app, Runner& run) {
       "export", "Write the current weights to <data>/exports/NAME on the server's machine and print that path");
   command->add_option("NAME", options->name, "Name of the export; a name, never a path")->required()->type_name("NAME");
   command->add_option("--dtype", options->dtype, "Store all tensors so (default: as the loaded files do)")
-      ->check(CLI::IsMember({"float32", "float64", "bfloat16", "float16"}).description(""))
+      ->check(OneOf({"float32", "float64", "bfloat16", "float16"}), "")
       ->transform(&LongDtypeName, "")
       ->type_name("fp32|fp64|bf16|fp16");
   AddNumber(command, "--export-timeout", options->export_timeout_s, "Longest time that the export may take",

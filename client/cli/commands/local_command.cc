@@ -3,9 +3,11 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/local/local_run.h"
@@ -36,6 +38,8 @@ void PassToServer(CLI::App* command, LocalOptions* options, const std::string& n
 template <typename Value>
 void PassLogOption(CLI::App* command, LocalOptions* options, const std::string& name, const std::string& type,
                    const std::map<std::string, Value>& words, Value* value, const std::string& help) {
+  std::vector<std::string> known;
+  for (const auto& [word, meaning] : words) known.push_back(word);
   command
       ->add_option_function<std::string>(
           name,
@@ -47,7 +51,7 @@ void PassLogOption(CLI::App* command, LocalOptions* options, const std::string& 
             }
           },
           help)
-      ->check(CLI::IsMember(words).description(""))
+      ->check(OneOf(known), "")
       ->type_name(type);
 }
 
@@ -114,12 +118,12 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   command
       ->add_option("--workers", gang->workers,
                    "So many workers, each a rank of data parallelism (default: by the mesh)")
-      ->check(CLI::Range(1u, kRanksMax).description(""))
+      ->check(Whole(1, kRanksMax), "")
       ->type_name("N");
   command
       ->add_option("--device", options->device_kind,
                    "What each worker computes on: this machine's CPUs, or a GPU each (default: cpu)")
-      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
+      ->check(OneOf({"cpu", "cuda"}), "")
       ->type_name("cpu|cuda");
   PassToServer(command, options.get(), "--mesh", "MESH",
                "How many ranks each axis has, as dp=N,pp=S,cp=M,tp=K; each rank is a worker", &gang->mesh);
@@ -151,7 +155,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
             options->server_flags.insert(options->server_flags.end(), {"--drain-timeout", absl::StrCat(seconds)});
           },
           "When told to stop, time for what runs to end its step (default: 20)")
-      ->check(CLI::Range(24u * 3600).description(""))
+      ->check(Whole(0, 24 * 3600), "")
       ->type_name("SECONDS");
   PassLogOption(command, options.get(), "--log-format", "text|json", LogFormats(), &options->log.format,
                 "How log lines look; json: an object a line");

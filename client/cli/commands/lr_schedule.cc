@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -13,6 +14,14 @@ absl::Status LrSchedule::Validate() const {
     return absl::InvalidArgumentError(absl::StrCat("--warmup-steps ", warmup_steps, " is negative"));
   if (!(min_lr_ratio >= 0 && min_lr_ratio <= 1)) {  // NaN included
     return absl::InvalidArgumentError(absl::StrCat("--min-lr-ratio ", min_lr_ratio, " is not within 0 and 1"));
+  }
+  if (curve == LrCurve::kConstant && (total_steps != 0 || min_lr_ratio != 0)) {
+    const std::string unread =
+        total_steps != 0 ? absl::StrCat("--total-steps ", total_steps) : absl::StrCat("--min-lr-ratio ", min_lr_ratio);
+    return absl::InvalidArgumentError(
+        unread +
+        " says how a curve ends, and --lr-schedule constant has no end: give --lr-schedule linear or cosine, or leave "
+        "it out");
   }
   if (curve != LrCurve::kConstant && total_steps <= warmup_steps) {
     return absl::InvalidArgumentError(

@@ -5,6 +5,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/planning_options.h"
@@ -55,7 +56,7 @@ void AddMeshCommand(CLI::App& app, Runner& run) {
   AddPlannedOptions(command, options.get());
   command->add_option("--ranks", options->ranks, "How many workers there are to be")
       ->required()
-      ->check(CLI::Range(1u, kRanksMax).description(""))
+      ->check(Whole(1, kRanksMax), "")
       ->type_name("N");
   AddDeviceOptions(command, options.get());
   AddNetworkOptions(command, options.get());

@@ -6,6 +6,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/fit.h"
@@ -20,6 +21,8 @@
 
 namespace stemma::cli {
 namespace {
+
+constexpr uint64_t kTokenIdMax = (uint64_t{1} << 31) - 1;
 
 struct InitOptions {
   std::string path;
@@ -172,6 +175,9 @@ absl::Status RunFit(const InspectOptions& options) {
 }
 
 absl::Status RunInspect(const InspectOptions& options) {
+  if (options.fit && options.tensors) {
+    return UsageError("--fit reads no weights, and --tensors lists them: give one of the two");
+  }
   if (options.fit) return RunFit(options);
   const auto directory = OpenModelDirectory(options.path);
   if (!directory.ok()) return UsageError(std::string(directory.status().message()));
@@ -211,7 +217,7 @@ void AddArchitectureOptions(CLI::App* command, InitOptions* options) {
   std::vector<std::string> families;
   for (const Family& family : Families()) families.emplace_back(family.model_type);
   command->add_option("--family", config.model_type, "Architecture")
-      ->check(CLI::IsMember(families).description(""))
+      ->check(OneOf(families), "")
       ->type_name(absl::StrJoin(families, "|"))
       ->capture_default_str();
   add_size("--vocab", config.vocab_size, 512, "Vocabulary");
@@ -241,13 +247,14 @@ void AddInit(CLI::App* model, Runner& run) {
   command->add_option("DIR", options->path, "Directory to create")->required()->type_name("DIR");
   AddArchitectureOptions(command, options.get());
   command->add_option("--seed", options->init.seed, "The same seed gives the same bytes")
+      ->check(Whole(0, UINT64_MAX), "")
       ->type_name("N")
       ->capture_default_str();
   using safetensors::Dtype;
-  const std::map<std::string, Dtype> dtypes = {
-      {"float32", Dtype::kF32}, {"float64", Dtype::kF64}, {"bfloat16", Dtype::kBF16}, {"float16", Dtype::kF16}};
-  command->add_option("--dtype", options->init.dtype, "Type of the numbers in the files")
-      ->transform(CLI::CheckedTransformer(dtypes).description(""))
+  AddWord<Dtype>(
+      command, "--dtype", options->init.dtype,
+      {{"float32", Dtype::kF32}, {"float64", Dtype::kF64}, {"bfloat16", Dtype::kBF16}, {"float16", Dtype::kF16}},
+      "Type of the numbers in the files")
       ->transform(&LongDtypeName, "")
       ->type_name("fp32|fp64|bf16|fp16")
       ->default_str("fp32");
@@ -262,7 +269,7 @@ void AddInit(CLI::App* model, Runner& run) {
       ->type_name("BYTES")
       ->capture_default_str();
   command->add_option("--eos-token-id", options->eos_token_id, "Written to config.json and generation_config.json")
-      ->check(CLI::NonNegativeNumber)
+      ->check(Whole(0, kTokenIdMax), "")
       ->type_name("N");
   SetExamples(
       command,
@@ -276,7 +283,7 @@ void AddFitOptions(CLI::App* command, InspectOptions* options) {
       "--fit", options->fit, "Say what training it needs of a device, and what fits; no weights and no server needed");
   const auto add_length = [&](const std::string& name, int64_t& length, const std::string& help) {
     command->add_option(name, length, help)
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 30).description(""))
+        ->check(Whole(1, uint64_t{1} << 30), "")
         ->type_name("N")
         ->capture_default_str()
         ->needs(fit);
@@ -288,7 +295,7 @@ void AddFitOptions(CLI::App* command, InspectOptions* options) {
       ->type_name("BYTES")
       ->needs(fit);
   command->add_option("--dtype", options->dtype, "What to compute in (default: fp32 and bf16)")
-      ->check(CLI::IsMember({"fp32", "fp64", "bf16"}).description(""))
+      ->check(OneOf({"fp32", "fp64", "bf16"}), "")
       ->transform(&ShortDtypeName, "")
       ->type_name("fp32|fp64|bf16")
       ->needs(fit);

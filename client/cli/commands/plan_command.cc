@@ -26,9 +26,18 @@ struct PlanOptions {
   bool verbose = false;
 };
 
-void PrintPlan(const PlanOptions& options, int64_t line, const v1::PlanReport& plan) {
+// Returns what the server's workers compute on, "NVIDIA H200" or "cpu": the rates of a plan are of it. Null: nobody
+// says.
+Record DeviceOf(const v1::ServerInfo& info) {
+  if (info.ranks().empty()) return {};
+  const v1::RankInfo& rank = info.ranks(0);
+  return rank.device_name().empty() ? rank.device().substr(0, rank.device().find(':')) : rank.device_name();
+}
+
+void PrintPlan(const PlanOptions& options, int64_t line, const v1::ServerInfo& info, const v1::PlanReport& plan) {
   Record record;
   record["line"] = line;
+  record["device"] = DeviceOf(info);
   record.update(PlanRecord(plan));
   std::vector<Record> clusters = ClusterRecords(plan);
   const std::vector<Record> groups = GroupRecords(plan);
@@ -86,7 +95,9 @@ absl::Status RunPlan(const PlanOptions& options) {
                    UpdateActor(connection->stub(), context, line.request.header, line.request.groups));
   RETURN_IF_ERROR(OutcomeStatus(status));
   if (!status.has_plan()) return absl::InternalError("the server answered validate_only without a plan");
-  PrintPlan(options, line.line, status.plan());
+  ASSIGN_OR_RETURN(const auto info,
+                   connection->Call(&v1::TrainingService::Stub::GetServerInfo, v1::GetServerInfoRequest()));
+  PrintPlan(options, line.line, info, status.plan());
   return absl::OkStatus();
 }
 

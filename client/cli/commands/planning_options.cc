@@ -8,6 +8,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/calls/option_checks.h"
 #include "client/cli/commands/model_shape.h"
 #include "client/cli/local/child_output.h"
 #include "client/cli/local/child_process.h"
@@ -75,22 +76,22 @@ void AddPlannedOptions(CLI::App* command, PlanningOptions* options) {
       ->type_name("FILE");
   command->add_option("--trace", options->trace, "Requests that are planned")->required()->type_name("FILE");
   PassOption(command, options, "--requests", "N", "Plan so many requests of the trace, the first ones (default: 8)")
-      ->check(CLI::Range(1, 4096).description(""));
+      ->check(Whole(1, 4096), "");
   PassOption(command, options, "--dtype", "fp32|fp64|bf16", "What to compute in (default: fp32)")
-      ->check(CLI::IsMember({"fp32", "fp64", "bf16"}).description(""))
+      ->check(OneOf({"fp32", "fp64", "bf16"}), "")
       ->transform(&ShortDtypeName, "");
 }
 
 void AddDeviceOptions(CLI::App* command, PlanningOptions* options) {
   PassOption(command, options, "--device", "cpu|a100|h100|h200|h20",
              "What each rank has: its part of this machine, or a GPU as published (default: cpu)")
-      ->check(CLI::IsMember({"cpu", "a100", "h100", "h200", "h20"}).description(""));
+      ->check(OneOf({"cpu", "a100", "h100", "h200", "h20"}), "");
   PassBytes(command, options, "--device-memory", "Memory of each rank's device, e.g. 80GB (default: by --device)");
   PassBytes(command, options, "--memory-budget",
             "Part of it for state and activations (default: as a server would divide it)");
   PassBytes(command, options, "--host-memory", "Each rank's host memory for what leaves the device");
   PassOption(command, options, "--threads", "N", "Threads of each rank on cpu (default: this machine's, divided)")
-      ->check(CLI::Range(1, 4096).description(""));
+      ->check(Whole(1, 4096), "");
 }
 
 CLI::Option* PassOption(CLI::App* command, PlanningOptions* options, const std::string& name, const std::string& type,
@@ -116,16 +117,15 @@ void PassNumber(CLI::App* command, PlanningOptions* options, const std::string& 
 }
 
 void AddNetworkOptions(CLI::App* command, PlanningOptions* options) {
-  const CLI::Validator known =
-      CLI::IsMember(std::vector<std::string>(std::begin(kNetworks), std::end(kNetworks))).description("");
+  const OptionCheck known = OneOf({std::begin(kNetworks), std::end(kNetworks)});
   const std::string names = absl::StrJoin(kNetworks, ", ");
   PassOption(command, options, "--inside", "NAME",
              absl::StrCat("Network between the ranks of a host: ", names, " (GPUs: nvlink4)"))
-      ->check(known);
+      ->check(known, "");
   PassOption(command, options, "--between", "NAME", "Network between hosts, one of the same (GPUs: ib-ndr)")
-      ->check(known);
+      ->check(known, "");
   PassOption(command, options, "--ranks-per-host", "N", "Ranks that share a host (default: 8)")
-      ->check(CLI::Range(1u, kRanksMax).description(""));
+      ->check(Whole(1, kRanksMax), "");
 }
 
 absl::StatusOr<Record> AskPlanner(const std::string& mode, const PlanningOptions& options) {

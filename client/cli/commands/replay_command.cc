@@ -1,12 +1,12 @@
 // stemma replay TRACE: submits a trace line by line, prints every optimizer step, compares with expected values.
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/replay_run.h"
@@ -20,6 +20,8 @@ namespace stemma::cli {
 namespace {
 
 constexpr uint64_t kExpectedBytesMax = uint64_t{1} << 30;
+constexpr uint64_t kRequestsMax = uint64_t{1} << 53;
+constexpr uint64_t kRetriesMax = 1'000'000;
 
 absl::StatusOr<std::optional<ExpectedSteps>> ReadExpected(const std::string& path) {
   if (path.empty()) return std::nullopt;
@@ -68,23 +70,23 @@ absl::Status RunReplay(ReplayOptions options) {
 }
 
 void AddScheduleOptions(CLI::App* command, ReplayOptions* options) {
-  const std::map<std::string, LrCurve> curves = {
-      {"constant", LrCurve::kConstant}, {"linear", LrCurve::kLinear}, {"cosine", LrCurve::kCosine}};
-  command->add_option("--lr-schedule", options->lr_schedule.curve, "Curve of the learning rate")
-      ->transform(CLI::CheckedTransformer(curves).description(""))
+  AddWord<LrCurve>(command, "--lr-schedule", options->lr_schedule.curve,
+                   {{"constant", LrCurve::kConstant}, {"linear", LrCurve::kLinear}, {"cosine", LrCurve::kCosine}},
+                   "Curve of the learning rate")
       ->type_name("constant|linear|cosine")
       ->default_str("constant");
   command->add_option("--warmup-steps", options->lr_schedule.warmup_steps, "Requests of linear warm-up")
+      ->check(Whole(0, kRequestsMax), "")
       ->type_name("N");
   command->add_option("--total-steps", options->lr_schedule.total_steps, "Request at which the curve ends")
+      ->check(Whole(1, kRequestsMax), "")
       ->type_name("N");
   AddNumber(command, "--min-lr-ratio", options->lr_schedule.min_lr_ratio, "The curve's end, of the line's own rate",
             {.min = 0, .max = 1})
       ->type_name("X");
-  const std::map<std::string, v1::Schedule> schedules = {
-      {"auto", v1::AUTO}, {"reuse", v1::REUSE}, {"dense", v1::DENSE}};
-  command->add_option("--schedule", options->schedule, "In place of each request's own schedule")
-      ->transform(CLI::CheckedTransformer(schedules).description(""))
+  AddWord<v1::Schedule>(command, "--schedule", options->schedule,
+                        {{"auto", v1::AUTO}, {"reuse", v1::REUSE}, {"dense", v1::DENSE}},
+                        "In place of each request's own schedule")
       ->type_name("auto|reuse|dense");
 }
 
@@ -106,7 +108,7 @@ void AddReplayCommand(CLI::App& app, Runner& run) {
           "Ids become ID/LINE (default: from the trace's digest, so that a rerun goes on where the last one ended)")
       ->type_name("ID");
   command->add_option("--retries", options->retries, "Send a request again, with its id, while the server is away")
-      ->check(CLI::NonNegativeNumber)
+      ->check(Whole(0, kRetriesMax), "")
       ->type_name("N")
       ->capture_default_str();
   command->add_flag("--follow-lineage", options->follow_lineage,

@@ -8,6 +8,7 @@
 #include "client/cli/commands/command.h"
 #include "client/cli/output/kernel_records.h"
 #include "client/cli/output/request_records.h"
+#include "client/cli/output/run_config_record.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {
@@ -27,32 +28,33 @@ absl::Status RunStatus(const StatusOptions& options) {
   ASSIGN_OR_RETURN(const auto info, connection->Call(&Stub::GetServerInfo, v1::GetServerInfoRequest()));
   ASSIGN_OR_RETURN(const auto model, connection->Call(&Stub::GetModel, v1::GetModelRequest()));
   const std::vector<Record> kernels_off = KernelOffRecords(info);
+  const bool json = options.output.format == OutputFormat::kJson;
   Record record;
   record["server"] = options.server.address;
   record["version"] = info.version();
   record["api"] = info.api();
   record["workers_connected"] = info.workers_connected();
   record["generation"] = info.generation();
-  if (options.output.format == OutputFormat::kJson) {
+  if (json) {
     record["ranks"] = RankRecords(info);
     record["kernels_off"] = kernels_off;
     record["links"] = LinkRecords(info);
   }
   record["model"] = MessageRecord(model);
-  record["config"] = MessageRecord(info.config());
+  record["config"] = json ? MessageRecord(info.config()) : RunConfigRecord(info.config());
   record["loss_modes"] = std::vector<std::string>(info.loss_modes().begin(), info.loss_modes().end());
   record["loss_agg_modes"] = std::vector<std::string>(info.loss_agg_modes().begin(), info.loss_agg_modes().end());
   record["kl_loss_types"] = std::vector<std::string>(info.kl_loss_types().begin(), info.kl_loss_types().end());
   WriteFields(options.output, record, std::cout);
-  if (options.output.format == OutputFormat::kTable && info.ranks_size() > 0) {
+  if (!json && info.ranks_size() > 0) {
     std::cout << "\n";
     WriteRecords(options.output, RankColumns(), RankRecords(info), std::cout);
   }
-  if (options.output.format == OutputFormat::kTable && !kernels_off.empty()) {
+  if (!json && !kernels_off.empty()) {
     std::cout << "\n";
     WriteRecords(options.output, KernelOffColumns(), kernels_off, std::cout);
   }
-  if (options.output.format == OutputFormat::kTable && info.links_size() > 0) {
+  if (!json && info.links_size() > 0) {
     std::cout << "\n";
     WriteRecords(options.output, LinkColumns(), LinkRecords(info), std::cout);
   }

@@ -7,6 +7,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/output/command_status.h"
@@ -138,6 +139,7 @@ absl::Status RunStat(const TraceOptions& options) {
 void AddShapeOptions(CLI::App* command, TraceMakeOptions* options) {
   SyntheticTraceOptions& synthetic = options->synthetic;
   command->add_option("--seed", synthetic.seed, "The same seed gives the same file")
+      ->check(Whole(0, UINT64_MAX), "")
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--steps", synthetic.steps, "Requests")

@@ -18,16 +18,17 @@ namespace {
 constexpr int kExecFailed = 127;
 
 // Between fork and exec only async-signal-safe calls are allowed: gRPC has threads by then.
-[[noreturn]] void RunInChild(char* const* argv, int stdout_fd, pid_t parent) {
+[[noreturn]] void RunInChild(char* const* argv, const ChildOptions& options, pid_t parent) {
   DieWithParent(parent, SIGKILL);
   setpgid(0, 0);
+  for (int signal_number : {SIGTERM, SIGINT}) signal(signal_number, options.ignores_stop ? SIG_IGN : SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
   const int null_fd = open("/dev/null", O_RDONLY);
   if (null_fd >= 0) dup2(null_fd, STDIN_FILENO);
-  if (stdout_fd != STDOUT_FILENO) dup2(stdout_fd, STDOUT_FILENO);
+  if (options.stdout_fd != STDOUT_FILENO) dup2(options.stdout_fd, STDOUT_FILENO);
   execv(argv[0], argv);
   _exit(kExecFailed);
 }
@@ -41,7 +42,7 @@ absl::StatusOr<pid_t> StartChild(const ChildOptions& options) {
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) return absl::InternalError(absl::StrCat("cannot start ", options.argv[0], ": ", strerror(errno)));
-  if (pid == 0) RunInChild(argv.data(), options.stdout_fd, parent);
+  if (pid == 0) RunInChild(argv.data(), options, parent);
   return pid;
 }
 

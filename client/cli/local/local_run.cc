@@ -74,6 +74,13 @@ absl::Status FinalError(int exit_code, const std::string& reason) {
   return exit_code == kDoNotRestartExit ? DamageError(reason) : absl::InternalError(reason);
 }
 
+// Whether a server that was told to stop has drained. One that the signal itself ended had nothing to drain: it handles
+// signals once it begins to serve.
+bool EndedAsTold(int wait_status) {
+  return wait_status == 0 ||
+         (WIFSIGNALED(wait_status) && (WTERMSIG(wait_status) == SIGTERM || WTERMSIG(wait_status) == SIGINT));
+}
+
 // Returns the rank that process `pid` is at the server; null: the server has no such worker.
 const v1::RankInfo* FindRank(const v1::ServerInfo& info, pid_t pid) {
   const auto rank = std::find_if(info.ranks().begin(), info.ranks().end(), [pid](const v1::RankInfo& candidate) {
@@ -87,7 +94,7 @@ const v1::RankInfo* FindRank(const v1::ServerInfo& info, pid_t pid) {
 LocalRun::LocalRun(LocalOptions options) : options_(std::move(options)), losses_(options_.num_workers) {}
 
 LocalRun::~LocalRun() {
-  Stop();
+  Stop().IgnoreError();     // nobody is left to be told
   std::error_code ignored;  // nothing to do about a leftover file
   if (!scratch_directory_.empty()) std::filesystem::remove_all(scratch_directory_, ignored);
 }
@@ -98,9 +105,8 @@ absl::Status LocalRun::Run() {
   sigprocmask(SIG_BLOCK, &set, nullptr);
   absl::Status status = Start();
   if (status.ok() && !stop_requested_) status = Serve();
-  const bool drained = Stop();
-  if (!status.ok() || drained) return status;
-  return absl::AbortedError("the server was killed before it had drained: its last step or checkpoint may be missing");
+  const absl::Status stopped = Stop();
+  return status.ok() ? stopped : status;
 }
 
 absl::Status LocalRun::Start() {
@@ -324,33 +330,37 @@ absl::Duration LocalRun::ServerStop() const { return options_.drain_within + 2 *
 
 void LocalRun::Say(const std::string& text) const { stemma::Say("stemma local", options_.log, LogLevel::kInfo, text); }
 
-// The server first: it may finish a step with its workers. False: it had to be killed.
-bool LocalRun::Stop() {
+// The server first: it may finish a step with its workers. Errors: Aborted - it did not end as it was told to.
+absl::Status LocalRun::Stop() {
   if (ready_file_) ready_file_->Remove();
   // Nobody would read of the server's end on our connection, and the server would wait for it for kCloseWithin.
   stub_.reset();
   if (server_pid_ != -1) kill(server_pid_, SIGTERM);
   int server_left_ms = static_cast<int>(absl::ToInt64Milliseconds(ServerStop())), workers_left_ms = kWorkerStopMs;
-  const bool drained = ReapUntil(server_pid_, server_left_ms);
+  const int wait_status = ReapUntil(server_pid_, server_left_ms);
   for (const WorkerProcess& worker : workers_) {
-    if (worker.is_running()) kill(worker.pid(), SIGTERM);
+    if (worker.is_running()) kill(worker.pid(), SIGKILL);  // the weights are saved, or nobody waits for them
   }
   for (WorkerProcess& worker : workers_) {
     pid_t pid = worker.pid();
     ReapUntil(pid, workers_left_ms);
     worker.Ended();
   }
-  return drained;
+  if (EndedAsTold(wait_status)) return absl::OkStatus();
+  const bool killed = WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL;
+  return absl::AbortedError(absl::StrCat("the server ",
+                                         killed ? "was killed" : absl::StrCat("ended with ", ExitText(wait_status)),
+                                         " before it had drained: its last step or checkpoint may be missing"));
 }
 
 // Waits for `pid` for at most `left_ms`, which counts down, then kills it; a second SIGINT or SIGTERM leaves no time.
-// Returns whether it ended by itself.
-bool LocalRun::ReapUntil(pid_t& pid, int& left_ms) {
+// Returns its wait status, 0 where it does not run.
+int LocalRun::ReapUntil(pid_t& pid, int& left_ms) {
+  int wait_status = 0;
   while (pid != -1) {
-    int wait_status = 0;
     if (waitpid(pid, &wait_status, WNOHANG) == pid) {
       pid = -1;
-      return true;
+      break;
     }
     const int signal_number = WaitSignal(kTickMs);
     left_ms = signal_number == 0 || signal_number == SIGCHLD ? left_ms - kTickMs : 0;
@@ -358,9 +368,8 @@ bool LocalRun::ReapUntil(pid_t& pid, int& left_ms) {
     kill(pid, SIGKILL);
     waitpid(pid, &wait_status, 0);
     pid = -1;
-    return false;
   }
-  return true;
+  return wait_status;
 }
 
 }  // namespace stemma::cli

@@ -45,9 +45,9 @@ class LocalRun {
   explicit LocalRun(LocalOptions options);
   ~LocalRun();
 
-  // Returns when told to stop by SIGINT, SIGTERM or SIGHUP (OK; exit code 1 if the server had to be killed), or when
-  // the server or a worker cannot go on: exit code 2 if one refused its configuration, 93 if what is kept is damaged,
-  // else 1.
+  // Returns when told to stop by SIGINT, SIGTERM or SIGHUP (OK; exit code 1 if the server had to be killed, or ended
+  // with another exit code than 0), or when the server or a worker cannot go on: exit code 2 if one refused its
+  // configuration, 93 if what is kept is damaged, else 1.
   absl::Status Run();
 
  private:
@@ -70,8 +70,8 @@ class LocalRun {
   absl::Status Announce();
   void Say(const std::string& text) const;
   absl::Duration ServerStop() const;  // longer than the server may take to drain
-  bool Stop();
-  bool ReapUntil(pid_t& pid, int& left_ms);
+  absl::Status Stop();
+  int ReapUntil(pid_t& pid, int& left_ms);
 
   LocalOptions options_;
   std::string scratch_directory_, secret_;

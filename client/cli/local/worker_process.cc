@@ -17,7 +17,7 @@ absl::Status WorkerProcess::Start() {
   ASSIGN_OR_RETURN(const std::string worker, SiblingExecutable("stemma-worker"));
   std::vector<std::string> argv = {worker, "--ready-file", ready_path_};
   argv.insert(argv.end(), arguments_.begin(), arguments_.end());
-  ASSIGN_OR_RETURN(pid_, StartChild({.argv = argv}));
+  ASSIGN_OR_RETURN(pid_, StartChild({.argv = argv, .ignores_stop = true}));
   of_earlier_server_ = false;
   watch_.Started();
   return absl::OkStatus();

@@ -13,12 +13,22 @@ namespace {
 
 constexpr int64_t kLengthEnd = int64_t{1} << 31;
 
-bool ParseLength(const std::string& text, int64_t* length) {
-  return absl::SimpleAtoi(text, length) && *length >= 1 && *length < kLengthEnd;
+// The problem with a length; empty: none.
+std::string ReadLength(const std::string& text, int64_t& length) {
+  if (absl::SimpleAtoi(text, &length) && length >= 1 && length < kLengthEnd) return "";
+  return absl::StrCat("\"", text, "\" is not a whole number from 1 to ", kLengthEnd - 1);
 }
 
-bool ParsePositive(const std::string& text, double* number) {
-  return absl::SimpleAtod(text, number) && std::isfinite(*number) && *number > 0;
+std::string ReadPositive(const std::string& text, double& number) {
+  if (absl::SimpleAtod(text, &number) && std::isfinite(number) && number > 0) return "";
+  return absl::StrCat("\"", text, "\" is not a finite number above 0");
+}
+
+// Returns the first of them that is there.
+std::string First(const std::vector<std::string>& problems) {
+  const auto is_there = [](const std::string& problem) { return !problem.empty(); };
+  const auto found = std::find_if(problems.begin(), problems.end(), is_there);
+  return found == problems.end() ? "" : *found;
 }
 
 }  // namespace
@@ -32,21 +42,24 @@ int64_t BelowFrom(RandomValues& random, int64_t bound) {
 absl::StatusOr<LengthDistribution> LengthDistribution::Parse(const std::string& text) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   LengthDistribution result;
-  bool ok = false;
+  std::string problem =
+      "expected fixed:128, uniform:64:256 or lognormal:200:0.5:1024, each length a whole number from 1 up";
   if (parts[0] == "fixed" && parts.size() == 2) {
     result.kind_ = Kind::kFixed;
-    ok = ParseLength(parts[1], &result.low_);
+    problem = ReadLength(parts[1], result.low_);
   } else if (parts[0] == "uniform" && parts.size() == 3) {
     result.kind_ = Kind::kUniform;
-    ok = ParseLength(parts[1], &result.low_) && ParseLength(parts[2], &result.high_) && result.low_ <= result.high_;
+    problem = First({ReadLength(parts[1], result.low_), ReadLength(parts[2], result.high_)});
+    if (problem.empty() && result.low_ > result.high_) {
+      problem = absl::StrCat("LOW is ", result.low_, " and above HIGH, ", result.high_, ": give the shorter one first");
+    }
   } else if (parts[0] == "lognormal" && parts.size() == 4) {
     result.kind_ = Kind::kLognormal;
-    ok = ParsePositive(parts[1], &result.mean_) && ParsePositive(parts[2], &result.sigma_) &&
-         ParseLength(parts[3], &result.high_);
+    problem = First({ReadPositive(parts[1], result.mean_), ReadPositive(parts[2], result.sigma_),
+                     ReadLength(parts[3], result.high_)});
   }
-  if (ok) return result;
-  return absl::InvalidArgumentError(
-      absl::StrCat("length distribution \"", text, "\": expected fixed:128, uniform:64:256 or lognormal:200:0.5:1024"));
+  if (problem.empty()) return result;
+  return absl::InvalidArgumentError(absl::StrCat("length distribution \"", text, "\": ", problem));
 }
 
 int64_t LengthDistribution::Sample(RandomValues& random) const {

@@ -1,7 +1,10 @@
 // Reads the lengths of a rollouts.jsonl, or of a trace: ReadLengths of reuse_bound.h.
+#include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,7 +29,7 @@ class RolloutFile {
 
   absl::StatusOr<std::vector<LengthGroup>> Read() {
     RETURN_IF_ERROR(ResolvePath(path_).status());
-    std::ifstream stream(path_);
+    ASSIGN_OR_RETURN(std::ifstream stream, Open());
     std::string text;
     while (std::getline(stream, text)) {
       ++line_;
@@ -35,7 +38,7 @@ class RolloutFile {
       if (groups_.empty() && line.contains("schema")) return ReadTrace();
       RETURN_IF_ERROR(Add(line));
     }
-    if (stream.bad() || (line_ == 0 && !stream.eof())) return Error("cannot be read");
+    if (stream.bad()) return absl::InvalidArgumentError(absl::StrCat(path_, ": cannot be read to its end"));
     if (groups_.empty()) return absl::InvalidArgumentError(absl::StrCat(path_, ": holds no rollout"));
     return std::move(groups_);
   }
@@ -46,6 +49,17 @@ class RolloutFile {
     int64_t line = 0;
     json prompt;
   };
+
+  // Pipes are read as well, but nothing comes of a folder.
+  absl::StatusOr<std::ifstream> Open() const {
+    std::ifstream stream(path_);
+    if (!stream.is_open()) return ErrnoStatus("open", path_, errno);
+    std::error_code ignored;  // it is open
+    if (std::filesystem::is_directory(path_, ignored)) {
+      return absl::InvalidArgumentError(absl::StrCat(path_, ": not a regular file"));
+    }
+    return stream;
+  }
 
   absl::Status Error(const std::string& message) const {
     return absl::InvalidArgumentError(absl::StrCat(path_, ":", line_, ": ", message));

@@ -58,7 +58,9 @@ absl::Status MakeTrace(TraceMakeOptions options) {
   }
   if (synthetic.vocab_size == 0) return UsageError("--vocab is missing (or --server, whose model has one)");
   const TraceArrays arrays = options.base64 ? TraceArrays::kBase64 : TraceArrays::kNumbers;
-  ASSIGN_OR_RETURN(TraceWriter writer, TraceWriter::Create(options.path, arrays));
+  absl::StatusOr<TraceWriter> created = TraceWriter::Create(options.path, arrays);
+  if (!created.ok()) return UsageError(std::string(created.status().message()));
+  TraceWriter writer = *std::move(created);
   Progress progress(synthetic.steps, options.progress);
   for (int64_t step = 0; step < synthetic.steps; ++step) {
     progress.Show(step, "requests");

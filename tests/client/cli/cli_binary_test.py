@@ -79,8 +79,8 @@ class CliBinaryTest(unittest.TestCase):
     def test_a_trace_is_not_overwritten(self):
         self.make("a.jsonl", "--seed", 5)
         result = run("trace", "make", self.directory / "a.jsonl", "--vocab", 64)
-        self.assertNotEqual(result.returncode, 0)
-        self.assertIn("a.jsonl", result.stderr)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("a.jsonl: File exists", result.stderr)
 
     def test_check_names_every_broken_line(self):
         lines = self.make("a.jsonl", "--seed", 5, "--steps", 3).decode().splitlines()
@@ -147,6 +147,67 @@ class CliBinaryTest(unittest.TestCase):
             result = run(*arguments, cwd=self.directory)
             self.assertEqual((result.returncode, result.stdout), (2, ""), f"{arguments}: {result.stderr}")
             self.assertEqual([word for word in words if word not in result.stderr], [], result.stderr)
+
+    def assert_refused(self, arguments, words):
+        result = run(*arguments, cwd=self.directory)
+        self.assertEqual((result.returncode, result.stdout), (2, ""), f"{arguments}: {result.stderr}")
+        self.assertEqual([word for word in words if word not in result.stderr], [], f"{arguments}: {result.stderr}")
+        self.assertLess(len(result.stderr), 250, "what a library says of its types is no help")
+
+    def test_values_that_are_none_are_named_with_those_that_are(self):
+        self.make("a.jsonl")
+        server = ["--server", "127.0.0.1:1"]
+        for arguments, words in (
+                (["status", *server, "-o", "yaml"], ["--output", '"yaml" is not one of table, json']),
+                (["status", *server, "-o", "1"], ["--output", '"1" is not one of table, json']),
+                (["status", *server, "--timeout", "0"], ["--timeout", '"0"', "from 0.001 to"]),
+                (["replay", "a.jsonl", *server, "--schedule", "2"], ["--schedule", '"2" is not one of auto, reuse, dense']),
+                (["replay", "a.jsonl", *server, "--lr-schedule", "1"], ["--lr-schedule", "constant, linear, cosine"]),
+                (["replay", "a.jsonl", *server, "--retries", "-1"], ["--retries", '"-1"', "whole number from 0 to 1000000"]),
+                (["replay", "a.jsonl", *server, "--warmup-steps", "x"], ["--warmup-steps", '"x"', "whole number from 0"]),
+                (["replay", "a.jsonl", *server, "--total-steps", "9"], ["--total-steps 9", "--lr-schedule linear or cosine"]),
+                (["model", "init", "m", "--eos-token-id", "-1"], ["--eos-token-id", '"-1"', "from 0 to 2147483647"]),
+                (["model", "init", "m", "--dtype", "9"], ["--dtype", '"9"', "bfloat16"]),
+                (["model", "init", "m", "--seed", "-1"], ["--seed", '"-1"', "from 0"]),
+                (["model", "inspect", "qwen3-8b", "--tensors", "--fit"], ["--fit", "--tensors", "one of the two"]),
+                (["local", "--model", "m", "--workers", "0"], ["--workers", '"0"', "from 1 to 4096"]),
+                (["local", "--model", "m", "--device", "tpu"], ["--device", '"tpu" is not one of cpu, cuda']),
+                (["completion", "fish"], ['"fish" is not one of bash, zsh']),
+                (["trace", "make", "b.jsonl", "--vocab", "9", "--n", "0"], ["--n", '"0"', "from 1 to 2147483647"]),
+                (["trace", "make", "b.jsonl", "--vocab", "9", "--response-len", "0"], ["--response-len", "from 1 up"]),
+                (["trace", "make", "b.jsonl", "--vocab", "9", "--prompt-len", "uniform:5:2"], ["--prompt-len", "LOW is 5"])):
+            self.assert_refused(arguments, words)
+
+    def test_files_that_are_missing_or_in_the_way_are_errors_of_usage(self):
+        self.make("a.jsonl")
+        (self.directory / "folder").mkdir()
+        server = ["--server", "127.0.0.1:1"]
+        for arguments, words in (
+                (["checkpoint", "save", *server, "--client-state", "none"], ["--client-state", "none: No such file"]),
+                (["checkpoint", "load", *server, "--client-state-out", "none/x"], ["--client-state-out", "none/x: No such file"]),
+                (["trace", "make", "a.jsonl", "--vocab", "9"], ["a.jsonl: File exists"]),
+                (["trace", "make", "none/a.jsonl", "--vocab", "9"], ["none/a.jsonl: No such file"]),
+                (["bound", "none"], ["none: No such file"]), (["bound", "folder"], ["folder: not a regular file"])):
+            self.assert_refused(arguments, words)
+        secret = self.directory / "secret"
+        secret.write_text("")
+        secret.chmod(0)
+        if os.geteuid() != 0:  # to whom nothing is denied
+            self.assert_refused(["bound", "secret"], ["secret: Permission denied"])
+
+    def test_an_option_before_its_command_is_told_where_it_belongs(self):
+        for arguments, words in (
+                (["--server", "127.0.0.1:1", "status"], ["stemma: options stand behind the command",
+                                                         "`stemma status --server HOST:PORT`"]),
+                (["--server=127.0.0.1:1", "status"], ["`stemma status --server HOST:PORT`"]),
+                (["checkpoint", "--server", "127.0.0.1:1", "list"], ["`stemma checkpoint list --server HOST:PORT`"]),
+                (["--sevrer", "127.0.0.1:1", "status"], ['unknown option "--sevrer"'])):
+            self.assert_refused(arguments, words)
+        self.assertEqual(run("--help", "status").returncode, 0)
+
+    def test_an_address_has_no_scheme(self):
+        self.assert_refused(["status", "--server", "http://127.0.0.1:1/"],
+                            ["--server", '"http://127.0.0.1:1/"', "without http://, as 127.0.0.1:1\n"])
 
     def test_output_that_is_no_terminal_has_no_escapes(self):
         self.make("a.jsonl")

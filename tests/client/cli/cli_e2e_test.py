@@ -111,7 +111,7 @@ class CliE2eTest(unittest.TestCase):
             weights.write_bytes(content)
             self.call(address, "checkpoint", "verify", "begin")
             # What cannot be written is found before the steps are given up.
-            self.call(address, "checkpoint", "load", "begin", "--client-state-out", back / "no" / "folder", code=1)
+            self.call(address, "checkpoint", "load", "begin", "--client-state-out", back / "no" / "folder", code=2)
             self.assertTrue(self.records(address, "checkpoint", "list")[1]["base"])
             loaded = self.records(address, "checkpoint", "load", "begin", "--client-state-out", back)[0]
             self.assertEqual((loaded["step"], back.read_bytes()), (0, position.read_bytes()))
@@ -127,6 +127,23 @@ class CliE2eTest(unittest.TestCase):
         begun, ended = (datetime.datetime.strptime(re.search(rf"(?m)^(\S+)Z INFO {word}", text)[1], "%Y-%m-%dT%H:%M:%S.%f")
                         for word in ("stopping: ", "stopped$"))
         self.assertLess((ended - begun).total_seconds(), 4, "it waits 5 s for a connection that nobody reads")
+
+    def test_a_stop_that_signals_every_process_saves_a_checkpoint(self):
+        """As systemd stops a service, or Slurm a job: `stemma local`, its server and its worker have the signal each."""
+        with self.local("stopped") as local:
+            address = self.address("stopped", local)
+            self.call(address, "replay", self.trace(address, "stopped"))
+            children = children_of(local.pid)
+            for pid in (*children, local.pid):
+                os.kill(pid, signal.SIGTERM)
+            code, _, text = local.finish()
+            self.assertEqual(code, 0, text)
+            self.assertNotIn("leaving at once", text)
+            for pid in children:
+                wait_for(lambda: not is_alive(pid), "the end of its children", timeout=10)
+        with self.local("stopped") as local:
+            saved = self.records(self.address("stopped", local), "checkpoint", "list")
+            self.assertEqual([(known["step"], known["base"]) for known in saved], [(3, True)])
 
     def test_log_probs_of_a_made_trace_are_the_models(self):
         with self.local("logprob", "--dtype", "fp64") as local:

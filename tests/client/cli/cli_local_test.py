@@ -1,122 +1,22 @@
-"""`stemma local` as a supervisor, with a server and a worker that the test plays: what it starts, restarts and leaves."""
+"""`stemma local` as a supervisor, with a server and a worker that the test plays: what it starts and restarts."""
 
 import json
 import os
 import pathlib
 import shutil
 import signal
-import sys
-import tempfile
 import unittest
 
-from cli_testing import BIN, Process, children_of, is_alive, wait_for
+from cli_local_testing import LocalCase
+from cli_testing import children_of, is_alive, wait_for
 
-HERE = pathlib.Path(__file__).resolve().parent
 
-
-class CliLocalTest(unittest.TestCase):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
-        shutil.copy(BIN / "stemma", self.directory / "stemma")
-        script = f"#!{sys.executable}\n" + (HERE / "fake_daemon.py").read_text()
-        for name in ("stemma-server", "stemma-worker"):
-            (self.directory / name).write_text(script)
-            (self.directory / name).chmod(0o755)
-        (self.directory / "tmp").mkdir()
-        self.ready_file = self.directory / "ready"
-
-    def local(self, *arguments):
-        environment = {**os.environ, "CLI_TEST_DIRECTORY": str(HERE), "TMPDIR": str(self.directory / "tmp")}
-        return Process(self.directory / "stemma", "local", "--model", "m", "--ready-file", self.ready_file, *arguments,
-                       env=environment)
-
-    def mode(self, name, mode):
-        (self.directory / f"{name}.mode").write_text(mode)
-
-    def forget_the_last_run(self):
-        """The next run's workers are then those that there are files of."""
-        self.ready_file.unlink(missing_ok=True)
-        for path in self.directory.glob("*.pid"):
-            path.unlink()
-
-    def serving(self, local, workers=1):
-        """The address and the children, once it serves."""
-        address = wait_for(lambda: self.ready_file.exists() and self.ready_file.read_text(), "ready file")
-        children = children_of(local.pid)
-        self.assertEqual(len(children), 1 + workers)
-        return address, children
-
-    def gang(self):
-        """The pid of each device's last worker."""
-        return {path.name: int(path.read_text()) for path in self.directory.glob("worker-c*:*.pid")}
-
-    def server_arguments(self):
-        argv = json.loads((self.directory / "server.argv").read_text())
-        return argv[argv.index("--model"):]
-
-    def lines_until(self, local, word):
-        lines = []
-        wait_for(lambda: lines.append(local.process.stderr.readline()) or word in lines[-1], word)
-        return lines
-
-    def assert_gone(self, pids):
-        for pid in pids:
-            wait_for(lambda: not is_alive(pid), f"end of process {pid}", timeout=10)
-
-    def assert_not_serving(self):
-        with self.assertRaises(AssertionError):
-            wait_for(self.ready_file.exists, "ready file", timeout=1)
-
-    def worker_pid(self):
-        path = self.directory / "worker.pid"
-        return int(path.read_text()) if path.exists() else 0
-
-    def test_it_prints_its_address_and_ends_cleanly_when_told(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            with self.local() as local:
-                address, children = self.serving(local)
-                local.send(number)
-                code, out, err = local.finish()
-            self.assertEqual(code, 0, err)
-            self.assertEqual(out, address)
-            self.assert_gone(children)
-            self.assertFalse(self.ready_file.exists())
-            self.assertEqual(list((self.directory / "tmp").glob("stemma-local-*")), [])
-
+class CliLocalTest(LocalCase):
     def test_options_reach_the_server_as_they_are(self):
         with self.local("--dtype", "fp64", "--listen", "127.0.0.1:0", "--wave-suffixes", "3") as local:
             self.serving(local)
             self.assertEqual(self.server_arguments(),
                              ["--model", "m", "--dtype", "fp64", "--listen", "127.0.0.1:0", "--wave-suffixes", "3"])
-
-    def test_sigkill_leaves_no_process(self):
-        with self.local() as local:
-            _, children = self.serving(local)
-            local.send(signal.SIGKILL)
-            local.process.wait()
-            self.assert_gone(children)
-
-    def test_sigkill_leaves_no_process_even_if_it_ignores_sigterm(self):
-        self.mode("server", "stubborn")
-        with self.local() as local:
-            _, children = self.serving(local)
-            local.send(signal.SIGKILL)
-            local.process.wait()
-            self.assert_gone(children)
-
-    def test_a_second_signal_does_not_wait_for_a_stubborn_server(self):
-        self.mode("server", "stubborn")
-        with self.local() as local:
-            _, children = self.serving(local)
-            local.send(signal.SIGTERM)
-            wait_for(lambda: "stopping" in local.process.stderr.readline(), "the message")
-            local.send(signal.SIGTERM)
-            code, _, err = local.finish(timeout=10)
-        self.assertEqual(code, 1)
-        self.assertIn("the server was killed before it had drained", err)
-        self.assert_gone(children)
 
     def test_a_dead_worker_is_started_again(self):
         with self.local() as local:
@@ -149,9 +49,6 @@ class CliLocalTest(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertEqual(out, "")
         self.assertIn("model: no such directory", err)
-
-    def server_pid(self, children):
-        return next(pid for pid in children if pid != self.worker_pid())
 
     def test_a_dead_server_is_started_again_at_its_address(self):
         with self.local("--listen", "127.0.0.1:0") as local:
@@ -383,14 +280,6 @@ class CliLocalTest(unittest.TestCase):
             self.assertIn(f"worker {dropped} no longer answers its server", "".join(lines))
             self.assertNotIn(f"worker {first['worker-cpu:0.pid']} no longer", "".join(lines))
             self.assert_gone(first.values())
-
-    def test_sigkill_leaves_no_worker_of_a_gang(self):
-        self.mode("worker", "stubborn")
-        with self.local("--workers", 2) as local:
-            _, children = self.serving(local, 2)
-            local.send(signal.SIGKILL)
-            local.process.wait()
-            self.assert_gone(children)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,19 @@ class CliSimulateTest(unittest.TestCase):
         flat.write_text(json.dumps(json.loads((self.directory / "rates.json").read_text())["rates"]))
         self.assertEqual(self.mesh("dp=8", "--rates", flat)["seconds"], seconds)
 
+    def test_rates_of_another_device_are_said_to_be(self):
+        plan = json.loads((GOLDEN / "plan.json").read_text())
+        self.assertEqual(plan["device"], "NVIDIA H200")
+        path = self.directory / "of.json"
+        for of, device, words in (("NVIDIA H200", "h200", ""), ("NVIDIA A100-SXM4-80GB", "a100", ""), (None, "h20", ""),
+                                  ("NVIDIA H200", "h20", "--device is h20"), ("cpu", "h200", "--device is h200"),
+                                  ("NVIDIA H200", None, "without --device")):
+            path.write_text(json.dumps({**plan, "device": of}))
+            result = self.simulate("--rates", path, device=device)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual("was measured on" in result.stderr, bool(words), (of, device, result.stderr))
+            self.assertIn(words, result.stderr)
+
     def test_rates_are_read_as_stemma_plan_prints_them(self):
         """Its golden file, of a server that a test plays: all rates but that of products are 0."""
         printed = json.loads((GOLDEN / "plan.json").read_text())["rates"]

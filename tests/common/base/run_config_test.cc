@@ -141,6 +141,40 @@ TEST(RunConfigTest, BothEndsOfARangeAreTaken) {
   EXPECT_THAT(Check("model: m\nlimits: {message_bytes: 65535}\n"), Invalid("65535 is not from 65536"));
 }
 
+TEST(RunConfigTest, AZeroIsRefusedWhereTheLowestValueIsMore) {
+  const absl::Status status = Check(
+      "model: m\nhead_chunk_tokens: 0\nmesh: {dp: 0, tp: 2}\ncheckpoints:\n  every_minutes: 0\n  keep: 0\n"
+      "limits:\n  message_bytes: 0\n  groups: 00\n  steps: 0x\n");
+  EXPECT_THAT(status, Invalid("run.yaml: 7 problems"));
+  EXPECT_THAT(status, Invalid("line 2: head_chunk_tokens: 0 is not from 1 to 1048576; without the key it is 512\n"));
+  EXPECT_THAT(status, Invalid("line 3: mesh.dp: 0 is not from 1 to 4096; without the key it is 1\n"));
+  EXPECT_THAT(status,
+              Invalid("line 5: checkpoints.every_minutes: 0 is not from 1 to 525600; without the key it is 60\n"));
+  EXPECT_THAT(status, Invalid("line 6: checkpoints.keep: 0 is not from 2 to 65536; without the key it is 2\n"));
+  EXPECT_THAT(status, Invalid("line 8: limits.message_bytes: 0 is not from 65536 to"));
+  EXPECT_THAT(status, Invalid("line 9: limits.groups: 0 is not from 1 to"));
+  EXPECT_THAT(status, Invalid("line 10: limits.steps: \"0x\" is not a whole number"));
+}
+
+TEST(RunConfigTest, AZeroThatMeansSomethingIsTaken) {
+  EXPECT_THAT(Check("model: m\nthreads: 0\nmemory_budget_bytes: 0\nhost_memory_bytes: 0\nprefix_block_rows: 0\n"),
+              IsOk());
+  v1::RunConfig config = ParseRunConfig("model: m\ncheckpoints:\n  every_steps: 0\n").config;
+  FillDefaults(config);
+  EXPECT_EQ(config.durability(), v1::REPLAY);
+  EXPECT_TRUE(config.checkpoints().manual()) << "none is saved but on demand";
+  EXPECT_EQ(config.checkpoints().every_steps(), 0u);
+  EXPECT_FALSE(ParseRunConfig("model: m\ncheckpoints:\n  every_steps: x\n").config.checkpoints().manual());
+  EXPECT_FALSE(ParseRunConfig("model: m\ncheckpoints:\n  keep: 3\n").config.checkpoints().manual());
+}
+
+TEST(RunConfigTest, EveryWordOfAnEnumIsThatOfTheFile) {
+  EXPECT_EQ(RunConfigWord(*v1::Offload_descriptor()->FindValueByName("OFFLOAD_ON")), "on");
+  EXPECT_EQ(RunConfigWord(*v1::WaveLayout_descriptor()->FindValueByName("ONE_BY_ONE")), "one_by_one");
+  EXPECT_EQ(RunConfigWord(*v1::TapePolicy_descriptor()->FindValueByName("S1")), "s1");
+  EXPECT_EQ(RunConfigWord(*v1::Offload_descriptor()->FindValueByName("OFFLOAD_UNSPECIFIED")), "");
+}
+
 TEST(RunConfigTest, AMissingFileIsNamed) {
   EXPECT_THAT(ReadRunConfig("no/such/run.yaml"),
               testing::StatusIs(absl::StatusCode::kNotFound, ::testing::HasSubstr("no/such/run.yaml")));

@@ -72,6 +72,7 @@ NOT_PASSED = {
     "row.lineage_begun": "a lineage ends by a load or by damage: checkpoint_test.py",
     "row.model_loaded": "once, before the first request",
     "row.undone": "of a step that is not finite: tests/server/protocol/scenarios",
+    "row.skipped": "of steps in which nothing has a gradient: tests/server/protocol/scenarios",
     "row.snapshot": "after 8 MiB of rows: tests/server/store",
     "send.payload": "sent by the stream itself, in chunks",
     "send.abort": "of a cancelled request", "send.shutdown": "when the server leaves",

@@ -1,9 +1,14 @@
 #include "client/cli/commands/lr_schedule.h"
 
+#include <string>
+
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace stemma::cli {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(LrScheduleTest, ConstantIsOneAfterTheWarmUp) {
   const LrSchedule schedule = {.warmup_steps = 4};
@@ -33,6 +38,14 @@ TEST(LrScheduleTest, ACurveWithoutAnEndIsRefused) {
   EXPECT_FALSE((LrSchedule{.curve = LrCurve::kLinear, .warmup_steps = 10, .total_steps = 10}).Validate().ok());
   EXPECT_FALSE((LrSchedule{.warmup_steps = -1}).Validate().ok());
   EXPECT_FALSE((LrSchedule{.min_lr_ratio = 1.5}).Validate().ok());
+}
+
+TEST(LrScheduleTest, WhatTheConstantCurveDoesNotReadIsRefused) {
+  const auto refusal = [](const LrSchedule& schedule) { return std::string(schedule.Validate().message()); };
+  EXPECT_THAT(refusal({.total_steps = 20}), HasSubstr("--total-steps 20 says how a curve ends"));
+  EXPECT_THAT(refusal({.min_lr_ratio = 0.5}), HasSubstr("--min-lr-ratio 0.5 says how a curve ends"));
+  EXPECT_TRUE((LrSchedule{.warmup_steps = 20}).Validate().ok());
+  EXPECT_TRUE((LrSchedule{.curve = LrCurve::kLinear, .total_steps = 20, .min_lr_ratio = 0.5}).Validate().ok());
 }
 
 }  // namespace

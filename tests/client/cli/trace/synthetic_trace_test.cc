@@ -3,10 +3,13 @@
 #include "client/cli/trace/trace_check.h"
 #include "client/cli/trace/trace_stat.h"
 #include "common/base/arrays.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace stemma::cli {
 namespace {
+
+using ::testing::HasSubstr;
 
 LengthDistribution Lengths(const std::string& text) {
   const auto lengths = LengthDistribution::Parse(text);
@@ -105,6 +108,16 @@ TEST(LengthDistributionTest, ABrokenTextIsNamed) {
        {"", "fixed", "fixed:0", "uniform:5:4", "lognormal:1:2", "zipf:3", "fixed:1:2", "uniform:1:x"}) {
     EXPECT_FALSE(LengthDistribution::Parse(text).ok()) << text;
   }
+}
+
+TEST(LengthDistributionTest, ARefusalSaysWhichLengthsThereAre) {
+  const auto refusal = [](const char* text) { return std::string(LengthDistribution::Parse(text).status().message()); };
+  EXPECT_THAT(refusal("0"), HasSubstr("each length a whole number from 1 up"));
+  EXPECT_THAT(refusal("fixed:0"), HasSubstr("\"0\" is not a whole number from 1 to 2147483647"));
+  EXPECT_THAT(refusal("uniform:1:x"), HasSubstr("\"x\" is not a whole number from 1 to"));
+  EXPECT_THAT(refusal("uniform:5:2"), HasSubstr("LOW is 5 and above HIGH, 2"));
+  EXPECT_THAT(refusal("lognormal:8:0:20"), HasSubstr("\"0\" is not a finite number above 0"));
+  EXPECT_TRUE(LengthDistribution::Parse("uniform:5:5").ok());
 }
 
 TEST(TraceStatTest, TheBoundIsTheDesignsFormulaForEqualLengths) {
