@@ -6,13 +6,25 @@
 
 namespace stemma::server {
 
-CheckpointThread::CheckpointThread(const CheckpointStore* store, std::function<void(Event)> done)
-    : store_(store), done_(std::move(done)), thread_([this] { Run(); }) {}
+CheckpointThread::CheckpointThread(const CheckpointStore* store, ModelConfig model, std::function<void(Event)> done)
+    : store_(store), model_(std::move(model)), done_(std::move(done)), thread_([this] { Run(); }) {}
 
 void CheckpointThread::Add(Work work) {
   MutexLock lock(&mutex_);
-  const auto* reading = std::get_if<ReadCheckpointAction>(&work);
-  (reading != nullptr && !reading->for_recovery ? client_readings_ : works_).push_back(std::move(work));
+  auto* reading = std::get_if<ReadCheckpointAction>(&work);
+  if (reading != nullptr && !reading->for_recovery) {
+    client_readings_.push_back(std::move(*reading));
+  } else {
+    works_.push_back(std::move(work));
+  }
+}
+
+void CheckpointThread::Drop(const DropReadingAction& action) {
+  {
+    MutexLock lock(&mutex_);
+    if (std::erase_if(client_readings_, [&](const auto& reading) { return reading.id == action.id; }) == 0) return;
+  }
+  done_(CheckpointReadEvent{.id = action.id, .client_state = absl::CancelledError("nobody waits for it any more")});
 }
 
 void CheckpointThread::Stop() {
@@ -29,9 +41,13 @@ bool CheckpointThread::Next(Work& work) {
     return stopped_ || !works_.empty() || !client_readings_.empty();
   });
   if (stopped_) return false;
-  std::deque<Work>& next = works_.empty() ? client_readings_ : works_;
-  work = std::move(next.front());
-  next.pop_front();
+  if (works_.empty()) {
+    work = std::move(client_readings_.front());
+    client_readings_.pop_front();
+  } else {
+    work = std::move(works_.front());
+    works_.pop_front();
+  }
   return true;
 }
 
@@ -49,7 +65,9 @@ void CheckpointThread::Do(const CommitCheckpointAction& action) {
 void CheckpointThread::Do(const ReadCheckpointAction& action) {
   Failpoint("ckpt.before_read", /*rank=*/0);
   absl::StatusOr<StoredCheckpoint> stored = store_->Verify(action.name, action.manifest_sha256);
-  if (!stored.ok()) return done_(CheckpointReadEvent{.id = action.id, .client_state = stored.status()});
+  absl::Status read = stored.status();
+  if (read.ok()) read = store_->CheckModel(action.name, model_);
+  if (!read.ok()) return done_(CheckpointReadEvent{.id = action.id, .client_state = read});
   done_(CheckpointReadEvent{.id = action.id, .client_state = std::move(stored->client_state)});
 }
 

@@ -1,10 +1,10 @@
 // CheckpointThread: commits checkpoints, reads them back and removes their files, one after the other, beside the
 // coordinator: gigabytes never stop it. Readings that clients ask for come last: a recovery, a save or a full disk does
-// not wait for more than the one that is going on.
+// not wait for more than the one that is going on. A reading finds checkpoints of another model, too.
 //
 // Thread safety: safe. Nothing blocks but Stop, which waits for what is being done.
-// Invariant: every added commit and reading is answered once by `done`, from this thread, unless the thread was
-// stopped.
+// Invariant: every added commit and reading is answered once by `done`, from this thread, or from that of Drop, unless
+// the thread was stopped.
 #pragma once
 
 #include <deque>
@@ -15,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "common/base/mutex.h"
+#include "common/model/model_config.h"
 #include "server/protocol/events.h"
 #include "server/store/checkpoint_store.h"
 
@@ -30,10 +31,12 @@ class CheckpointThread {
   using Work = std::variant<CommitCheckpointAction, ReadCheckpointAction, AbandonedFolder>;
 
   // `store` outlives it.
-  CheckpointThread(const CheckpointStore* store, std::function<void(Event)> done);
+  CheckpointThread(const CheckpointStore* store, ModelConfig model, std::function<void(Event)> done);
   ~CheckpointThread() { Stop(); }
 
   void Add(Work work);
+  // Answers a client's reading by Cancelled, unless it was begun: then it goes on.
+  void Drop(const DropReadingAction& action);
   // Idempotent.
   void Stop();
 
@@ -45,10 +48,11 @@ class CheckpointThread {
   void Do(const AbandonedFolder& abandoned) { store_->Abandon(abandoned.folder); }
 
   const CheckpointStore* const store_;
+  const ModelConfig model_;
   const std::function<void(Event)> done_;
   Mutex mutex_;
   std::deque<Work> works_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Work> client_readings_ ABSL_GUARDED_BY(mutex_);  // done when there is no other work
+  std::deque<ReadCheckpointAction> client_readings_ ABSL_GUARDED_BY(mutex_);  // done when there is no other work
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -10,6 +10,8 @@
 #include "server/coordinator/calibration_file.h"
 #include "server/coordinator/incident_files.h"
 #include "server/coordinator/lost_messages.h"
+#include "server/coordinator/unfinished_files.h"
+#include "server/protocol/answers.h"
 
 namespace stemma::server {
 
@@ -18,12 +20,13 @@ Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, std::uni
     : clock_(clock),
       on_readiness_(std::move(on_readiness)),
       data_directory_(options.data_directory),
+      model_(options.model),
       storage_(std::move(storage)),
       state_(std::move(options)),
       planners_(std::move(plan), storage_.get(), std::bind_front(&Coordinator::OnDone, this)) {
   if (storage_ != nullptr) {
-    checkpoints_ =
-        std::make_unique<CheckpointThread>(&storage_->checkpoints(), std::bind_front(&Coordinator::OnDone, this));
+    checkpoints_ = std::make_unique<CheckpointThread>(&storage_->checkpoints(), model_,
+                                                      std::bind_front(&Coordinator::OnDone, this));
   }
   thread_ = std::thread([this] { Run(); });
 }
@@ -195,6 +198,10 @@ void Coordinator::Execute(RemoveCheckpointAction& action) {
   absl::StatusOr<std::string> retired = storage_->checkpoints().Retire(action.folder);
   if (retired.ok()) return checkpoints_->Add(AbandonedFolder{*std::move(retired)});
   LOG(WARNING) << "checkpoint " << action.folder << " stays: " << retired.status().message();
+}
+
+void Coordinator::Execute(RemoveUnfinishedExportsAction&) {
+  if (!data_directory_.empty()) RemoveUnfinished(ExportsFolder(data_directory_));
 }
 
 void Coordinator::Execute(JournalAction& action) {

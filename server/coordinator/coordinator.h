@@ -97,7 +97,9 @@ class Coordinator {
   void Execute(MakeCheckpointFolderAction& action);
   void Execute(CommitCheckpointAction& action) { checkpoints_->Add(std::move(action)); }
   void Execute(ReadCheckpointAction& action) { checkpoints_->Add(std::move(action)); }
+  void Execute(DropReadingAction& action) { checkpoints_->Drop(action); }
   void Execute(RemoveCheckpointAction& action);
+  void Execute(RemoveUnfinishedExportsAction& action);
   void Execute(StopPlanAction& action) { planners_.Cancel(action.id); }
   void Execute(CloseSessionAction& action);
   void Execute(ReplyAction& action);
@@ -111,7 +113,8 @@ class Coordinator {
 
   const Clock& clock_;
   const std::function<void(bool)> on_readiness_;
-  const std::string data_directory_;              // empty: nothing is kept
+  const std::string data_directory_;  // empty: nothing is kept
+  const ModelConfig model_;
   const std::unique_ptr<Storage> storage_;        // null: nothing is kept
   CoordinatorState state_;                        // of thread_
   absl::Time ticked_for_ = absl::InfinitePast();  // of thread_: the deadline of the tick that was the last event

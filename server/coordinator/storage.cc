@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <set>
 #include <utility>
@@ -13,6 +14,8 @@
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
+#include "server/protocol/checkpoint_rules.h"
+#include "server/protocol/history.h"
 #include "server/protocol/journal_checks.h"
 #include "server/protocol/journal_fold.h"
 
@@ -22,6 +25,8 @@ namespace {
 constexpr uint32_t kServerRank = 0;  // at the failpoints
 // For the journal: two snapshots of 8 MiB, and their write-ahead log.
 constexpr uint64_t kReservedForRowsBytes = 32 << 20;
+
+static_assert(kRowBytesMax <= kBlobBytesMax, "a row that History may write has to fit");
 
 }  // namespace
 
@@ -34,6 +39,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const std::string& data_d
   std::unique_ptr<Storage> storage(new Storage(std::move(journal), std::move(spool), std::move(checkpoints)));
   RETURN_IF_ERROR(storage->FoldRows(data_directory, requests_kept));
   RETURN_IF_ERROR(storage->FindCheckpoints());
+  RETURN_IF_ERROR(storage->CheckAnyFound(data_directory));
   // An old journal is refused by now, whose rows name none of the requests that the newest one needs.
   RETURN_IF_ERROR(storage->SweepSpool());
   return storage;
@@ -75,7 +81,28 @@ absl::Status Storage::FindCheckpoints() {
     }
     found_.push_back(KnownOf(checkpoint));
   }
+  ASSIGN_OR_RETURN(other_folders_, checkpoints_.Names());
+  std::erase_if(other_folders_, [&](const std::string& name) {
+    return std::any_of(found_.begin(), found_.end(), [&](const auto& known) { return known.name() == name; });
+  });
   return absl::OkStatus();
+}
+
+// Refuses a folder in which none is left of the checkpoints that the journal's steps begin with: it is not mounted, or
+// is another one. What a start without them gives up, no later start has.
+absl::Status Storage::CheckAnyFound(const std::string& data_directory) const {
+  const auto is_found = [&](const internal::v1::KnownCheckpoint& known) {
+    return std::any_of(found_.begin(), found_.end(), [&](const auto& found) { return found.name() == known.name(); });
+  };
+  const auto& known = state_.checkpoints();
+  if (known.empty() || std::any_of(known.begin(), known.end(), is_found) || CanRecompute(state_, 0)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(data_directory, "/checkpoints has none of the checkpoints that the journal knows, as ",
+                   known.rbegin()->name(), ": the ", state_.step(),
+                   " steps of the lineage would be lost; put them back, or mount the folder; to begin anew, "
+                   "give the server another --data"));
 }
 
 absl::Status Storage::Write(const JournalAction& action) {

@@ -30,6 +30,8 @@ class Storage {
   const internal::v1::JournalState& state() const { return state_; }  // as Open found it
   // The checkpoints that Open found, in the order of their steps.
   const std::vector<internal::v1::KnownCheckpoint>& found() const { return found_; }
+  // The other folders beside them, which no checkpoint can be renamed to.
+  const std::vector<std::string>& other_folders() const { return other_folders_; }
   uint64_t last_row() const { return last_row_; }
 
   const CheckpointStore& checkpoints() const { return checkpoints_; }
@@ -48,6 +50,7 @@ class Storage {
 
   absl::Status FoldRows(const std::string& data_directory, uint64_t requests_kept);
   absl::Status FindCheckpoints();
+  absl::Status CheckAnyFound(const std::string& data_directory) const;
   absl::Status SweepSpool() const;  // removes what no row names
   absl::Status Write(const JournalAction& action);
 
@@ -55,6 +58,7 @@ class Storage {
   const Spool spool_;
   const CheckpointStore checkpoints_;
   std::vector<internal::v1::KnownCheckpoint> found_;
+  std::vector<std::string> other_folders_;
   internal::v1::JournalState state_;
   uint64_t last_row_ = 0;
 };

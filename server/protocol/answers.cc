@@ -70,8 +70,10 @@ absl::Status RequestIdReusedError(const std::string& id) {
   return MakeError(Reason::kRequestIdReused, absl::StrCat("request ", id, " was sent before with another payload"));
 }
 
+std::string ExportsFolder(const std::string& data_directory) { return absl::StrCat(data_directory, "/exports"); }
+
 std::string ExportPath(const std::string& data_directory, const std::string& name) {
-  return absl::StrCat(data_directory, "/exports/", name);
+  return absl::StrCat(ExportsFolder(data_directory), "/", name);
 }
 
 absl::Status ExportExistsError(const std::string& path) {
@@ -83,12 +85,8 @@ absl::Status ExportExistsError(const std::string& path) {
 }
 
 absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
-  for (const auto& [field, name] :
-       {std::pair("name", &request.name()), std::pair("expected_lineage", &request.expected_lineage())}) {
-    if (name == &request.expected_lineage() && !request.has_expected_lineage()) continue;
-    if (absl::Status status = CheckFileName(*name); !status.ok()) {
-      return InvalidField(field, std::string(status.message()), std::string(status.message()));
-    }
+  if (absl::Status status = CheckFileName(request.name()); !status.ok()) {
+    return InvalidField("name", std::string(status.message()), std::string(status.message()));
   }
   static constexpr std::array kDtypes = {"float32", "float64", "bfloat16", "float16"};
   const std::string dtype = LongDtypeName(request.dtype());

@@ -14,13 +14,14 @@ namespace stemma::server {
 absl::Status UnknownRequestError(const RequestTable& table, const std::string& id);
 absl::Status RequestIdReusedError(const std::string& id);
 
+std::string ExportsFolder(const std::string& data_directory);
 // Where an export of this name stands, or is to stand.
 std::string ExportPath(const std::string& data_directory, const std::string& name);
 absl::Status ExportExistsError(const std::string& path);
-// Errors: InvalidArgument, which names the field: name, expected_lineage, dtype.
+// Errors: InvalidArgument, which names the field: name, dtype.
 absl::Status CheckExport(const v1::ExportWeightsRequest& request);
 
-// Errors: InvalidArgument, which names the field: name, expected_lineage, client_state.
+// Errors: InvalidArgument, which names the field: name, client_state.
 absl::Status CheckSaveRequest(const v1::SaveCheckpointRequest& request);
 // Errors: InvalidArgument, which names the field `name`.
 absl::Status CheckCheckpointName(const std::string& name);

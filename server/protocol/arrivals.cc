@@ -106,7 +106,8 @@ void Arrivals::Leave(CallId call) {
     std::erase_if(arrival.watchers, [&](const RequestWaiter& watcher) { return watcher.call == call; });
     if (std::erase_if(arrival.senders, [&](const Arrival::Sender& sender) { return sender.call == call; }) == 0)
       continue;
-    if (!arrival.senders.empty() || arrival.request == nullptr) return;
+    const bool ends = arrival.request != nullptr || std::holds_alternative<LoadJob>(arrival.work);
+    if (!arrival.senders.empty() || !ends) return;
     return End(arrival,
                MakeError(Reason::kNotFound, "the client left before the request was accepted; nothing happened"));
   }

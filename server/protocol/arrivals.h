@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "server/protocol/events.h"
 #include "server/protocol/job_queue.h"
 #include "server/protocol/outbox.h"
@@ -28,6 +29,7 @@ struct Arrival {
   // A call that sent the request; the same request may be sent again while it is being planned.
   struct Sender {
     CallId call = 0;
+    absl::Duration wait = absl::InfiniteDuration();  // for its end, from its acceptance on
     bool replayed = false;
   };
 

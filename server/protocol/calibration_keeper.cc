@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/mesh.h"
+#include "common/cost/state_bytes.h"
 #include "glog/logging.h"
 #include "server/protocol/link_reports.h"
 
@@ -47,6 +50,7 @@ CalibrationKeeper::CalibrationKeeper(const ModelConfig& model, CalibrationBook b
 void CalibrationKeeper::Start(const std::string& device, const v1::RunConfig& run,
                               std::span<const v1::LinkInfo> links) {
   const std::string name = device.empty() ? "cpu" : device;
+  seconds_hold_waits_ = absl::StartsWith(name, "cuda") && (PpSize(run.mesh()) > 1 || ShardsParameters(run));
   key_ = CalibrationKey(model_, run, name);
   calibration_ = NewCalibration(model_, run, name, links);
   if (const auto it = book_.find(key_); it != book_.end()) calibration_.AddAll(it->second);
@@ -58,6 +62,7 @@ std::string CalibrationKeeper::RatesText() const {
 }
 
 bool CalibrationKeeper::Add(const CalibrationSample& sample) {
+  if (seconds_hold_waits_) return false;
   calibration_.Add(sample);
   return ++unsaved_ >= kUnsavedMax;
 }

@@ -33,7 +33,8 @@ class CalibrationKeeper {
   const Rates& rates() const { return calibration_.rates(); }
   // Returns "rates of 12 measured steps", or "default rates (published figures of h200)".
   std::string RatesText() const;
-  // Returns whether the book should be saved now.
+  // Returns whether the book should be saved now. A GPU's seconds hold what it waits for other stages and for sharded
+  // parameters: nothing is learnt from those.
   bool Add(const CalibrationSample& sample);
   // Returns the book if it holds what was not taken yet.
   std::optional<CalibrationBook> TakeUnsaved();
@@ -43,6 +44,7 @@ class CalibrationKeeper {
   CalibrationBook book_;
   std::string key_;  // of the machine and the model in the book
   Calibration calibration_;
+  bool seconds_hold_waits_ = false;
   int unsaved_ = 0;  // samples
 };
 

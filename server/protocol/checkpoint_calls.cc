@@ -56,11 +56,17 @@ absl::Status CheckpointCalls::CheckSave(const v1::SaveCheckpointRequest& request
   }
   if (absl::Status status = membership_->NotServing(); !status.ok()) return status;
   const std::string& name = request.name();
-  const bool exists = FindCheckpoint(p_.history.state(), name) != nullptr || p_.save.Writes(name) ||
-                      p_.arrivals.HasSave(name) || p_.jobs.queue().HasSave(name);
+  const bool exists =
+      IsTaken(name) || p_.save.Writes(name) || p_.arrivals.HasSave(name) || p_.jobs.queue().HasSave(name);
   if (!name.empty() && exists) return ExistsError(name);
   return CheckQueue(p_.options.config.limits(), p_.jobs.num_open() + p_.arrivals.size(),
                     p_.jobs.open_bytes() + p_.arrivals.bytes(), 0);
+}
+
+bool CheckpointCalls::IsTaken(const std::string& name) const {
+  const std::vector<std::string>& others = p_.options.other_folders;
+  return FindCheckpoint(p_.history.state(), name) != nullptr ||
+         std::find(others.begin(), others.end(), name) != others.end();
 }
 
 void CheckpointCalls::OnSave(const SaveCheckpointEvent& event) {
@@ -109,7 +115,8 @@ void CheckpointCalls::Start(const std::string& job, const SaveJob& work) {
   tried_at_step_ = p_.lineage.step();
   last_save_ = p_.out.now();
   internal::v1::CheckpointManifest manifest;
-  manifest.set_name(request.name().empty() ? AutomaticName(p_.history.state(), p_.lineage.step()) : request.name());
+  const auto taken = [this](const std::string& name) { return IsTaken(name); };
+  manifest.set_name(request.name().empty() ? AutomaticName(p_.lineage.step(), taken) : request.name());
   manifest.set_lineage(p_.lineage.name());
   manifest.set_step(p_.lineage.step());
   manifest.set_weight_version(p_.lineage.weight_version());
@@ -231,27 +238,43 @@ void CheckpointCalls::OnLoad(const LoadCheckpointEvent& event) {
   }
   const KnownCheckpoint* known = request.name().empty() ? newest : Find(event.call, request.name());
   if (known == nullptr) return;
-  const bool repeated = p_.lineage.WentFrom(request.expected_lineage(), *known);  // and its answer was lost
-  if (request.has_expected_lineage() && !repeated) {
-    if (absl::Status status = p_.lineage.CheckName(request.expected_lineage()); !status.ok()) {
-      return p_.out.Reply(event.call, status);
-    }
-  }
+  std::optional<std::string> expected;
+  if (request.has_expected_lineage()) expected = request.expected_lineage();
+  if (absl::Status status = CheckLoad(expected, *known); !status.ok()) return p_.out.Reply(event.call, status);
   if (!known->damage().empty()) return p_.out.Reply(event.call, DamagedError(*known));
   const absl::Status serving = membership_->NotServing();
   if (!serving.ok() && p_.lineage.unusable().empty()) return p_.out.Reply(event.call, serving);
-  Read(Purpose::kLoad, event.call, *known);
+  Read({.purpose = Purpose::kLoad, .call = event.call, .name = known->name(), .expected_lineage = std::move(expected)},
+       *known);
+}
+
+absl::Status CheckpointCalls::CheckLoad(const std::optional<std::string>& expected,
+                                        const KnownCheckpoint& known) const {
+  if (!expected || p_.lineage.WentFrom(*expected, known)) return absl::OkStatus();
+  return p_.lineage.CheckName(*expected);
 }
 
 void CheckpointCalls::OnVerify(const VerifyCheckpointEvent& event) {
-  if (const KnownCheckpoint* known = Find(event.call, event.name)) Read(Purpose::kVerify, event.call, *known);
+  const KnownCheckpoint* known = Find(event.call, event.name);
+  if (known != nullptr) Read({.purpose = Purpose::kVerify, .call = event.call, .name = known->name()}, *known);
 }
 
-void CheckpointCalls::Read(Purpose purpose, CallId call, const KnownCheckpoint& checkpoint) {
+void CheckpointCalls::Read(Reading reading, const KnownCheckpoint& checkpoint) {
+  const size_t open = p_.jobs.num_open() + p_.arrivals.size() + readings_.size();
+  const absl::Status room = CheckQueue(p_.options.config.limits(), open, p_.jobs.open_bytes() + p_.arrivals.bytes(), 0);
+  if (!room.ok()) return p_.out.Reply(reading.call, room);
   const uint64_t id = next_reading_++;
-  readings_[id] = {.purpose = purpose, .call = call, .name = checkpoint.name()};
+  readings_[id] = std::move(reading);
   p_.out.Add(
       ReadCheckpointAction{.id = id, .name = checkpoint.name(), .manifest_sha256 = checkpoint.manifest_sha256()});
+}
+
+void CheckpointCalls::OnGone(CallId call) {
+  for (auto& [id, reading] : readings_) {
+    if (reading.call != call) continue;
+    reading.call = 0;
+    p_.out.Add(DropReadingAction{id});
+  }
 }
 
 void CheckpointCalls::OnRead(const CheckpointReadEvent& event) {
@@ -260,6 +283,7 @@ void CheckpointCalls::OnRead(const CheckpointReadEvent& event) {
   CHECK(reading != readings_.end()) << event.id;
   const Reading ended = std::move(reading->second);
   readings_.erase(reading);
+  if (absl::IsCancelled(event.client_state.status())) return;
   const KnownCheckpoint* known = FindCheckpoint(p_.history.state(), ended.name);
   CHECK(known != nullptr) << ended.name << " was removed while it was read";
   const std::string damage(DamageOf(event.client_state.status()).message());
@@ -269,7 +293,7 @@ void CheckpointCalls::OnRead(const CheckpointReadEvent& event) {
     p_.out.AddReason(
         absl::StrCat("checkpoint ", ended.name, damage.empty() ? " is sound again" : " is damaged: ", damage));
   }
-  EndRead(ended, event.client_state);
+  if (ended.call != 0) EndRead(ended, event.client_state);
 }
 
 void CheckpointCalls::EndRead(const Reading& reading, const absl::StatusOr<std::string>& client_state) {
@@ -281,7 +305,7 @@ void CheckpointCalls::EndRead(const Reading& reading, const absl::StatusOr<std::
   }
   if (!known.damage().empty()) return p_.out.Reply(reading.call, DamagedError(known));
   if (!client_state.ok()) return p_.out.Reply(reading.call, client_state.status());
-  LoadJob work = {.name = reading.name, .client_state = *client_state};
+  LoadJob work = {.name = reading.name, .client_state = *client_state, .expected_lineage = reading.expected_lineage};
   if (membership_->draining()) return p_.out.Reply(reading.call, DrainingError());
   if (!p_.lineage.unusable().empty()) return Load(reading.call, work);  // no job runs, or will
   Arrival arrival;
@@ -299,11 +323,12 @@ void CheckpointCalls::StartLoad(const std::string& job) {
 void CheckpointCalls::Load(CallId call, const LoadJob& work) {
   const KnownCheckpoint* known = Find(call, work.name);
   if (known == nullptr) return;
+  // What others did while it was read, or waited for its turn, stays.
+  if (absl::Status status = CheckLoad(work.expected_lineage, *known); !status.ok()) return p_.out.Reply(call, status);
   const bool there =
       p_.lineage.unusable().empty() && known->lineage() == p_.lineage.name() && known->step() == p_.lineage.step();
   const KnownCheckpoint checkpoint = *known;
   if (!there) membership_->GoBack(checkpoint);
-  if (call == 0) return;
   v1::LoadCheckpointResponse response;
   *response.mutable_checkpoint() = Describe(*FindCheckpoint(p_.history.state(), work.name));
   response.set_client_state(work.client_state);

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "absl/time/time.h"
@@ -35,6 +36,8 @@ class CheckpointCalls {
   void OnDelete(const DeleteCheckpointEvent& event);
   void OnWritten(const CheckpointWrittenEvent& event);
   void OnRead(const CheckpointReadEvent& event);
+  // Lets go of what a client that left had asked for: its checkpoint is not loaded.
+  void OnGone(CallId call);
   void OnSaveStaged(uint32_t rank, const internal::v1::SaveStaged& staged);
   void OnSaveDone(uint32_t rank, const internal::v1::SaveDone& done);
   // Fails a save whose ranks have stopped writing, as on a disk that hangs; what was saved before stays.
@@ -53,16 +56,20 @@ class CheckpointCalls {
   enum class Purpose { kVerify, kLoad };
   struct Reading {
     Purpose purpose = Purpose::kVerify;
-    CallId call = 0;
+    CallId call = 0;  // 0: it left
     std::string name;
+    std::optional<std::string> expected_lineage = {};
   };
 
   bool IsUsed(const std::string& name) const;
-  bool IsNew() const;  // whether the model has made a step since its newest checkpoint
+  bool IsTaken(const std::string& name) const;  // no checkpoint that is saved can have it
+  bool IsNew() const;                           // whether the model has made a step since its newest checkpoint
   absl::Status CheckSave(const v1::SaveCheckpointRequest& request) const;
   // Null: the call is answered.
   const internal::v1::KnownCheckpoint* Find(CallId call, const std::string& name) const;
-  void Read(Purpose purpose, CallId call, const internal::v1::KnownCheckpoint& checkpoint);
+  void Read(Reading reading, const internal::v1::KnownCheckpoint& checkpoint);
+  // Checks the lineage from which a load was to go back. A load that was made already, whose answer was lost, passes.
+  absl::Status CheckLoad(const std::optional<std::string>& expected, const internal::v1::KnownCheckpoint& known) const;
   void EndRead(const Reading& reading, const absl::StatusOr<std::string>& client_state);
   void Load(CallId call, const LoadJob& work);
   void CommitWhenAllEnded();

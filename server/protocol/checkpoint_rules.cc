@@ -148,12 +148,12 @@ std::string TemporaryFolderOf(const std::string& name) { return absl::StrCat(".t
 
 bool IsTemporaryFolder(const std::string& folder) { return absl::StartsWith(folder, ".tmp-"); }
 
-std::string AutomaticName(const JournalState& state, uint64_t step) {
+std::string AutomaticName(uint64_t step, const std::function<bool(const std::string&)>& taken) {
   std::string name = absl::StrFormat("step-%08d", step);
-  if (FindCheckpoint(state, name) == nullptr) return name;
+  if (!taken(name)) return name;
   for (int i = 2;; ++i) {
     std::string next = absl::StrCat(name, "-", i);
-    if (FindCheckpoint(state, next) == nullptr) return next;
+    if (!taken(next)) return next;
   }
 }
 

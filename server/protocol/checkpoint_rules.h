@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -77,7 +78,7 @@ absl::Status DamagedError(const internal::v1::KnownCheckpoint& checkpoint);
 std::string TemporaryFolderOf(const std::string& name);
 bool IsTemporaryFolder(const std::string& folder);
 
-// Returns step-00000120, or step-00000120-2, ..., the first that no checkpoint has.
-std::string AutomaticName(const internal::v1::JournalState& state, uint64_t step);
+// Returns step-00000120, or step-00000120-2, ..., the first that is not taken.
+std::string AutomaticName(uint64_t step, const std::function<bool(const std::string&)>& taken);
 
 }  // namespace stemma::server

@@ -39,7 +39,7 @@ void ClientCalls::OnSubmit(const SubmitEvent& event) {
   if (!admitted.ok()) return p_.out.Reply(event.call, admitted);
   Arrival arrival;
   arrival.request = event.request;
-  arrival.senders.push_back({.call = event.call});
+  arrival.senders.push_back({.call = event.call, .wait = WaitOf(request.header())});
   Receive(std::move(arrival));
 }
 
@@ -71,7 +71,7 @@ bool ClientCalls::AnswerRepeat(const SubmitEvent& event) {
   if (record->final() && record->resumable) return false;
   p_.out.AddReason(
       absl::StrCat("request ", id, " came again: ", record->final() ? "its outcome is replayed" : "attached"));
-  p_.jobs.Wait(*record, {.call = event.call, .deadline = WaitDeadline(p_.out.now(), header), .replayed = true});
+  p_.jobs.Wait(*record, {.call = event.call, .deadline = p_.out.now() + WaitOf(header), .replayed = true});
   return true;
 }
 
@@ -87,7 +87,7 @@ bool ClientCalls::JoinArrival(const SubmitEvent& event) {
     p_.out.Reply(event.call, RequestIdReusedError(header.request_id()));
   } else {
     p_.out.AddReason(absl::StrCat("request ", header.request_id(), " came again while its plan is made: attached"));
-    arrival->senders.push_back({.call = event.call, .replayed = true});
+    arrival->senders.push_back({.call = event.call, .wait = WaitOf(header), .replayed = true});
   }
   return true;
 }

@@ -18,9 +18,10 @@ struct CoordinatorOptions {
   internal::v1::JournalState journal;                      // of earlier starts
   uint64_t journal_rows = 0;                               // the number of the last row
   std::vector<internal::v1::KnownCheckpoint> checkpoints;  // that were found on the disk, in the order of their steps
-  std::string resume;          // the checkpoint with which a new journal begins; empty: the model directory
-  bool keeps_files = false;    // there is a disk: checkpoints can be saved
-  std::string lineage_prefix;  // random for each start: lineages are "<prefix>-1", "<prefix>-2", ...
+  std::vector<std::string> other_folders;  // beside them: damaged ones, whose names none that is saved can have
+  std::string resume;                      // the checkpoint with which a new journal begins; empty: the model directory
+  bool keeps_files = false;                // there is a disk: checkpoints can be saved
+  std::string lineage_prefix;              // random for each start: lineages are "<prefix>-1", "<prefix>-2", ...
   std::string version;
   std::string data_directory;
   v1::RunConfig config;  // limits filled in

@@ -62,7 +62,10 @@ class CoordinatorState {
   void On(const ListRequestsEvent& event) { calls_.OnListRequests(event); }
   void On(const GetModelEvent& event) { calls_.OnGetModel(event); }
   void On(const GetServerInfoEvent& event) { calls_.OnGetServerInfo(event); }
-  void On(const CallGoneEvent& event) { calls_.OnGone(event); }
+  void On(const CallGoneEvent& event) {
+    checkpoints_.OnGone(event.call);
+    calls_.OnGone(event);
+  }
   void On(const PlannedEvent& event) {
     if (!runner_.OnPlanned(event)) calls_.OnPlanned(event);
   }

@@ -110,7 +110,8 @@ struct CheckpointWrittenEvent {
   uint64_t id = 0;
   absl::StatusOr<internal::v1::KnownCheckpoint> written;
 };
-// The end of a ReadCheckpointAction. Errors: CORRUPT_CHECKPOINT, NotFound.
+// The end of a ReadCheckpointAction. Errors: CORRUPT_CHECKPOINT; NotFound; INVALID_REQUEST - it is of another model;
+// Cancelled - it was dropped.
 struct CheckpointReadEvent {
   uint64_t id = 0;
   absl::StatusOr<std::string> client_state;  // as it was saved
@@ -184,10 +185,17 @@ struct ReadCheckpointAction {
   std::string manifest_sha256;
   bool for_recovery = false;  // goes before those that clients ask for
 };
+// Drops a client's reading, if it was not begun. Its event comes all the same.
+struct DropReadingAction {
+  uint64_t id = 0;
+};
 // Makes a checkpoint none, or drops a save that failed; its files go beside other work.
 struct RemoveCheckpointAction {
   std::string folder;
 };
+// Removes the folders of exports that were cut short with their workers. No rank writes one: those of a generation that
+// has ended write for nobody, and of the next one none has been told to.
+struct RemoveUnfinishedExportsAction {};
 struct StopPlanAction {
   PlanId id = 0;
 };
@@ -221,10 +229,11 @@ struct IncidentAction {
 };
 struct DrainedAction {};  // nothing runs any more; the worker was told to leave
 
-using Action = std::variant<SendAction, SendPayloadAction, PlanAction, LoadAction, RemoveSpoolAction, JournalAction,
-                            MakeCheckpointFolderAction, CommitCheckpointAction, ReadCheckpointAction,
-                            RemoveCheckpointAction, StopPlanAction, CloseSessionAction, ReplyAction, ChunkAction,
-                            ReadinessAction, SaveCalibrationAction, IncidentAction, DrainedAction>;
+using Action =
+    std::variant<SendAction, SendPayloadAction, PlanAction, LoadAction, RemoveSpoolAction, JournalAction,
+                 MakeCheckpointFolderAction, CommitCheckpointAction, ReadCheckpointAction, DropReadingAction,
+                 RemoveCheckpointAction, RemoveUnfinishedExportsAction, StopPlanAction, CloseSessionAction, ReplyAction,
+                 ChunkAction, ReadinessAction, SaveCalibrationAction, IncidentAction, DrainedAction>;
 
 struct Decision {
   std::vector<Action> actions;

@@ -20,6 +20,15 @@ std::set<std::string> SpoolNames(const JournalState& state) {
   return names;
 }
 
+constexpr uint64_t kSnapshotFrameBytes = 16;  // at most: of the row around the state
+
+// No row is empty: what protobuf cannot write, as of 2 GiB, would stand for all rows before it and hold nothing.
+std::string BodyOf(const JournalRow& row) {
+  std::string body = row.SerializeAsString();
+  CHECK(!body.empty()) << "a row of " << row.ByteSizeLong() << " bytes cannot be written";
+  return body;
+}
+
 bool IsBeyond(const KeptRequest& kept, uint64_t step) {
   return std::any_of(kept.steps().begin(), kept.steps().end(), [&](const KeptStep& s) {
     return s.decision().outcome() == v1::StepResult::APPLIED && s.decision().step() > step;
@@ -81,6 +90,13 @@ void History::Apply(internal::v1::StepApplied applied) {
   AddSnapshotWhenDue();
 }
 
+void History::Skip(internal::v1::StepsSkipped skipped) {
+  JournalRow row;
+  *row.mutable_skipped() = std::move(skipped);
+  Add(row, /*settles=*/true);
+  AddSnapshotWhenDue();
+}
+
 void History::Undo(const std::string& request_id, uint32_t k) {
   JournalRow row;
   row.mutable_undone()->set_request_id(request_id);
@@ -127,7 +143,7 @@ void History::Add(const JournalRow& row, bool settles) {
   const std::set<std::string> before = SpoolNames(state_);
   const absl::Status folded = FoldRow(row, options_.requests_kept, state_);
   CHECK(folded.ok()) << folded.message();
-  std::string body = row.SerializeAsString();
+  std::string body = BodyOf(row);
   bytes_since_snapshot_ += body.size();
   out_->Add(JournalAction{.n = ++last_row_, .body = std::move(body), .kind = row.row_case(), .settles = settles});
   const std::set<std::string> after = SpoolNames(state_);
@@ -137,16 +153,24 @@ void History::Add(const JournalRow& row, bool settles) {
 }
 
 // A snapshot costs its bytes once for at least as many bytes of rows, so the journal stays within twice of what is
-// known.
+// known. One that is too large is measured again after as many.
 void History::AddSnapshotWhenDue() {
   if (bytes_since_snapshot_ < std::max(options_.snapshot_after_bytes, snapshot_bytes_)) return;
+  bytes_since_snapshot_ = 0;
+  snapshot_bytes_ = state_.ByteSizeLong() + kSnapshotFrameBytes;
+  if (snapshot_bytes_ > options_.snapshot_bytes_max) return WarnOfSize();
   JournalRow row;
   *row.mutable_snapshot() = state_;
-  std::string body = row.SerializeAsString();
-  snapshot_bytes_ = body.size();
-  bytes_since_snapshot_ = 0;
+  std::string body = BodyOf(row);
   out_->Add(JournalAction{
       .n = ++last_row_, .body = std::move(body), .kind = row.row_case(), .settles = true, .replaces = true});
+}
+
+void History::WarnOfSize() {
+  if (std::exchange(warned_of_size_, true)) return;
+  LOG(WARNING) << "the journal is not compacted any more, and grows: what is known of requests has " << snapshot_bytes_
+               << " bytes, a row at most " << options_.snapshot_bytes_max
+               << "; start the server with a lower limits.requests_kept, now " << options_.requests_kept;
 }
 
 }  // namespace stemma::server

@@ -7,7 +7,8 @@
 //  (1) state() is the fold of all rows, those of earlier servers too; that each can be folded is CHECKed.
 //  (2) rows are numbered without a gap.
 //  (3) a file of the spool is removed in the decision whose row makes it useless, and no sooner.
-//  (4) where requests are kept (durability REPLAY), a step has its decision here before any rank applies it.
+//  (4) a state that is too large for one row is not compacted: its rows stay, and the journal grows until it is
+//  smaller. (5) where requests are kept (durability REPLAY), a step has its decision here before any rank applies it.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,16 @@
 
 namespace stemma::server {
 
+// The journal takes no larger row.
+inline constexpr uint64_t kRowBytesMax = 512u << 20;
+
 struct HistoryOptions {
   internal::v1::JournalState state = {};  // of earlier servers
   uint64_t last_row = 0;                  // the number of the last one
   bool replays = false;                   // durability REPLAY
   uint64_t requests_kept = 0;
   uint64_t snapshot_after_bytes = 8u << 20;  // of rows, at the least
+  uint64_t snapshot_bytes_max = kRowBytesMax;
 };
 
 class History {
@@ -49,6 +54,8 @@ class History {
   void Commit(internal::v1::StepCommitted row);
   // Settles: the rows before it are moved out of the write-ahead log.
   void Apply(internal::v1::StepApplied row);
+  // Settles, too.
+  void Skip(internal::v1::StepsSkipped row);
   void Undo(const std::string& request_id, uint32_t k);
   void Finish(internal::v1::RequestFinished row);
   void SaveCheckpoint(internal::v1::KnownCheckpoint checkpoint);
@@ -61,12 +68,14 @@ class History {
   // Adds the row that was filled in, and what it makes useless or due.
   void Add(const internal::v1::JournalRow& row, bool settles = false);
   void AddSnapshotWhenDue();
+  void WarnOfSize();
 
   const HistoryOptions options_;
   Outbox* const out_;
   internal::v1::JournalState state_;
   uint64_t last_row_ = 0;
   uint64_t bytes_since_snapshot_ = 0, snapshot_bytes_ = 0;
+  bool warned_of_size_ = false;
 };
 
 }  // namespace stemma::server

@@ -37,6 +37,7 @@ struct SaveJob {
 struct LoadJob {
   std::string name;
   std::string client_state;
+  std::optional<std::string> expected_lineage = {};  // looked at when it is carried out, too
 };
 // What needs no groups, and no plan.
 using PlainWork = std::variant<ExportJob, SaveJob, LoadJob>;

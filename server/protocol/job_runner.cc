@@ -143,6 +143,7 @@ void JobRunner::Start(const std::string& id, const ExportJob& job) {
   if (job.request.has_dtype()) message.set_dtype(LongDtypeName(job.request.dtype()));
   p_.jobs.running().BeginCallJob(id, absl::StrCat("export ", message.name()), ExportSeconds(p_.options.model),
                                  std::nullopt, p_.gang.num_ranks());
+  p_.out.Add(RemoveUnfinishedExportsAction{});
   for (const Gang::Worker& worker : p_.gang.workers()) p_.out.Send(worker.session, message);
 }
 

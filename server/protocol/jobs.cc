@@ -75,9 +75,9 @@ internal::v1::RequestAccepted AcceptedRow(const UpdateRecord& record, const Arri
 
 }  // namespace
 
-absl::Time WaitDeadline(absl::Time now, const v1::RequestHeader& header) {
-  if (!header.has_wait_ms()) return absl::InfiniteFuture();
-  return now + absl::Milliseconds(std::min<uint64_t>(header.wait_ms(), 1ull << 40));
+absl::Duration WaitOf(const v1::RequestHeader& header) {
+  if (!header.has_wait_ms()) return absl::InfiniteDuration();
+  return absl::Milliseconds(std::min<uint64_t>(header.wait_ms(), 1ull << 40));
 }
 
 void Jobs::Restore() {
@@ -142,8 +142,7 @@ UpdateRecord& Jobs::AcceptUpdate(const Arrival& arrival, RequestPlan plan) {
                                request.num_rollouts, " rollouts, ", kept.status.steps_total(), " steps, digest ",
                                kept.digest.substr(0, 16)));
   for (const Arrival::Sender& sender : arrival.senders) {
-    Wait(kept,
-         {.call = sender.call, .deadline = WaitDeadline(out_->now(), request.header()), .replayed = sender.replayed});
+    Wait(kept, {.call = sender.call, .deadline = out_->now() + sender.wait, .replayed = sender.replayed});
   }
   for (const RequestWaiter& watcher : arrival.watchers) Wait(kept, watcher);
   return kept;
@@ -340,7 +339,8 @@ void Jobs::Leave(CallId call) {
   if (id.empty()) return;
   CallJob& job = *queue_.FindCallJob(id);
   job.call = 0;
-  if (!job.has_payload()) return;
+  const bool waits_to_load = std::holds_alternative<LoadJob>(job.work);  // what others trained stays
+  if (!job.has_payload() && !waits_to_load) return;
   if (running_.Is(id)) AbortRunning();
   FinishCallJob(id, absl::CancelledError("the client left"));
 }

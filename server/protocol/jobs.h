@@ -111,7 +111,7 @@ class Jobs {
   std::optional<UpdateRecord> again_;
 };
 
-// When a call stops waiting that asked for so many milliseconds: unset waits for the end.
-absl::Time WaitDeadline(absl::Time now, const v1::RequestHeader& header);
+// Returns how long a call waits for the end of its request: without end where its header does not say.
+absl::Duration WaitOf(const v1::RequestHeader& header);
 
 }  // namespace stemma::server

@@ -1,6 +1,7 @@
 #include "server/protocol/journal_fold.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -186,6 +187,16 @@ absl::Status Fold(const internal::v1::StepCommitted& row, JournalState& state) {
   return absl::OkStatus();
 }
 
+// Adds the results of steps k, k + 1, ..., in the place of those from step k on: what was skipped is skipped again
+// after a loss.
+template <typename Results>
+void AddResults(uint32_t k, const Results& results, KnownRequest& request) {
+  auto& steps = *request.mutable_result()->mutable_steps();
+  while (steps.size() > static_cast<int>(k)) steps.RemoveLast();
+  steps.Add(results.begin(), results.end());
+  request.mutable_status()->set_state(v1::APPLIED);
+}
+
 // The step counts when it is committed; without spool, where nothing is committed, when it is applied.
 absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
   KeptRequest* kept = FindLast(*state.mutable_kept(), row.request_id());
@@ -209,11 +220,19 @@ absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
     request->set_last_step(state.step());
     state.set_weight_version(result.weight_version());
   }
-  // A step that was skipped is skipped again after a loss.
-  auto& steps = *request->mutable_result()->mutable_steps();
-  while (steps.size() > static_cast<int>(row.k())) steps.RemoveLast();
-  request->mutable_status()->set_state(v1::APPLIED);
-  *request->mutable_result()->add_steps() = result;
+  AddResults(row.k(), std::span(&result, 1), *request);
+  return absl::OkStatus();
+}
+
+absl::Status Fold(const internal::v1::StepsSkipped& row, JournalState& state) {
+  KnownRequest* request = FindOpen(state, row.request_id());
+  if (request == nullptr) return Clash(absl::StrCat("steps of ", row.request_id(), " are skipped, which is not open"));
+  const bool any_runs = std::any_of(row.results().begin(), row.results().end(), [](const v1::StepResult& result) {
+    return result.outcome() != v1::StepResult::SKIPPED_EMPTY;
+  });
+  if (any_runs)
+    return Clash(absl::StrCat("steps of ", row.request_id(), " are skipped that have something to compute"));
+  AddResults(row.k(), row.results(), *request);
   return absl::OkStatus();
 }
 
@@ -314,6 +333,8 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
       return Fold(row.checkpoint_changed(), state);
     case JournalRow::kCheckpointDropped:
       return Fold(row.checkpoint_dropped(), state);
+    case JournalRow::kSkipped:
+      return Fold(row.skipped(), state);
     case JournalRow::ROW_NOT_SET:
       break;
   }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/names.h"
 #include "glog/logging.h"
 #include "server/protocol/journal_fold.h"
 
@@ -127,6 +128,11 @@ absl::Status Lineage::UnusableError() const {
 
 absl::Status Lineage::CheckName(const std::string& expected) const {
   if (expected == name_) return absl::OkStatus();
+  if (const absl::Status name = CheckFileName(expected); !name.ok()) {  // before it is said again
+    const std::string what(name.message());
+    return MakeError(Reason::kInvalidRequest, absl::StrCat("expected_lineage ", what),
+                     {.violations = {{"expected_lineage", what}}});
+  }
   std::map<std::string, std::string> metadata = {
       {"lineage", name_}, {"step", absl::StrCat(step_)}, {"expected_lineage", expected}};
   const auto lost = std::find_if(lost_.begin(), lost_.end(), [&](const LostLineage& l) { return l.name == expected; });

@@ -14,7 +14,8 @@
 //
 // Usable -> (a step wrote numbers that are not finite) unusable; either -> (its worker goes) the next lineage, usable.
 // Usable -> (what is kept cannot be read, or computed again) unusable, until the server is started again.
-// Errors: Aborted LINEAGE_MISMATCH, STEP_MISMATCH; FailedPrecondition ROLLED_BACK, NONFINITE_UPDATE; DataLoss.
+// Errors: Aborted LINEAGE_MISMATCH, STEP_MISMATCH; FailedPrecondition ROLLED_BACK, NONFINITE_UPDATE; DataLoss;
+// InvalidArgument - the lineage that is expected could be none.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
@@ -230,6 +231,8 @@ void Membership::RetryRunning(const std::string& reason) {
   p_.jobs.running().End();
   UpdateRecord* record = p_.jobs.table().Find(id);
   if (record == nullptr) {
+    const bool exports = std::holds_alternative<ExportJob>(p_.jobs.queue().FindCallJob(id)->work);
+    if (exports) p_.out.Add(RemoveUnfinishedExportsAction{});
     return p_.jobs.FinishCallJob(id,
                                  MakeError(Reason::kAttemptsExhausted, absl::StrCat("the worker was lost: ", reason)));
   }

@@ -18,7 +18,7 @@
 #include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
-#include "server/protocol/step_metrics.h"
+#include "server/protocol/step_results.h"
 #include "server/protocol/step_trace.h"
 #include "server/protocol/vote_merge.h"
 #include "server/protocol/worker_messages.h"
@@ -27,6 +27,13 @@ namespace stemma::server {
 namespace {
 
 using internal::v1::StepKey;
+
+constexpr int kSkippedOfRow = 4096;  // so that a row stays at some MB
+
+// Whether an earlier attempt gave the record's step k its result.
+bool HasResult(const UpdateRecord& record) {
+  return record.again || static_cast<uint32_t>(record.result.steps_size()) > record.k;
+}
 
 absl::Status NonfiniteError(const std::string& message) {
   return MakeError(Reason::kNonfiniteGradient, absl::StrCat(message, "; nothing of this step was applied"));
@@ -89,12 +96,28 @@ void StepProtocol::Start(UpdateRecord& record) {
 }
 
 void StepProtocol::PrepareNext(UpdateRecord& record) {
-  for (; record.k < record.plan.num_steps(); ++record.k) {
-    if (StepNeedsWorker(record.plan, record.k)) return SendPrepare(record);
-    AddResult(record, v1::StepResult::SKIPPED_EMPTY, std::nullopt, "");
-  }
+  SkipEmpty(record);
+  if (record.k < record.plan.num_steps()) return SendPrepare(record);
   CHECK(!record.again) << record.id << " has no step that was decided";
   p_.jobs.FinishUpdate(record, v1::DONE, absl::OkStatus());
+}
+
+// Passes the steps that need no rank. A request may have thousands of them, and each row is forced to disk while every
+// other call waits: they share one.
+void StepProtocol::SkipEmpty(UpdateRecord& record) {
+  internal::v1::StepsSkipped row;
+  for (; record.k < record.plan.num_steps() && !StepNeedsWorker(record.plan, record.k); ++record.k) {
+    if (HasResult(record)) continue;
+    if (row.results().empty()) {
+      row.set_request_id(record.id);
+      row.set_k(record.k);
+    }
+    v1::StepResult& result = *record.result.add_steps();
+    result = ResultOf(p_, record, v1::StepResult::SKIPPED_EMPTY, std::nullopt);
+    *row.add_results() = result;
+    if (row.results_size() == kSkippedOfRow) p_.history.Skip(std::exchange(row, internal::v1::StepsSkipped()));
+  }
+  if (!row.results().empty()) p_.history.Skip(std::move(row));
 }
 
 void StepProtocol::SendPrepare(UpdateRecord& record) {
@@ -330,12 +353,12 @@ void StepProtocol::Measure(const UpdateRecord& record) {
   if (save) membership_->SaveCalibration();
 }
 
-// `apply_s`: of the slowest rank; absent where no rank was asked.
-void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, std::optional<double> apply_s,
+// `apply_s`: of the slowest rank.
+void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, double apply_s,
                              const std::string& digest) {
-  if (record.again || static_cast<uint32_t>(record.result.steps_size()) > record.k) return;  // of an earlier attempt
+  if (HasResult(record)) return;
   v1::StepResult& result = *record.result.add_steps();
-  FillResult(record, outcome, apply_s, result);
+  result = ResultOf(p_, record, outcome, apply_s);
   internal::v1::StepApplied row;
   row.set_request_id(record.id);
   row.set_k(record.k);
@@ -343,36 +366,6 @@ void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outco
   *row.mutable_result() = result;
   row.mutable_result()->clear_trace();
   p_.history.Apply(std::move(row));
-}
-
-void StepProtocol::FillResult(const UpdateRecord& record, v1::StepResult::Outcome outcome,
-                              std::optional<double> apply_s, v1::StepResult& result) const {
-  result.set_step(p_.lineage.step());
-  result.set_weight_version(p_.lineage.weight_version());
-  result.set_attempts(record.attempt);
-  result.set_outcome(outcome);
-  result.set_epoch(record.plan.epoch(record.k));
-  result.set_num_groups(record.plan.step(record.k).groups_size());
-  const StepNumbers& numbers = record.plan.numbers(record.k);
-  result.mutable_warnings()->Add(numbers.empty.warnings.begin(), numbers.empty.warnings.end());
-  if (apply_s && SpansAsked() > 0) {
-    *result.mutable_trace() = MakeStepTrace(p_.gang, p_.jobs.running().votes(), p_.jobs.running().applied());
-  }
-  if (outcome == v1::StepResult::SKIPPED_NONFINITE) return;
-  const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY;
-  const RunningJob& running = p_.jobs.running();
-  const internal::v1::Vote vote = empty ? internal::v1::Vote() : running.vote();
-  SetStepMetrics({.header = record.request->update,
-                  .report = StepReportOf(record.plan, record.k),
-                  .state = record.plan.report.state(),
-                  .numbers = numbers,
-                  .vote = vote,
-                  .apply_s = empty ? 0 : apply_s.value(),
-                  .elapsed = apply_s ? p_.out.now() - running.prepared_at() : absl::ZeroDuration(),
-                  .votes = empty ? std::span<const internal::v1::Vote>() : running.votes(),
-                  .applied = empty ? std::span<const internal::v1::Applied>() : running.applied(),
-                  .kernels_off = p_.gang.KernelsOff()},
-                 *result.mutable_metrics());
 }
 
 void StepProtocol::OnRefused(uint32_t rank, const internal::v1::Refused& refused) {

@@ -12,7 +12,7 @@
 //  (4) all ranks have the same weights after a step, those that the journal knows; else nothing goes on.
 //
 // Step: Prepare sent (PREPARING) -> Votes -> row COMMITTED, Apply sent (COMMITTED) -> Applied, row APPLIED (APPLIED) ->
-// the next k, or DONE.
+// the next k, or DONE. Steps in which nothing has a gradient are skipped without a rank, by one row SKIPPED.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,7 @@ class StepProtocol {
 
  private:
   void PrepareNext(UpdateRecord& record);
+  void SkipEmpty(UpdateRecord& record);
   // How many spans the running step asks each rank for.
   uint32_t SpansAsked() const;
   // Breaks with a rank that sends more of them.
@@ -61,10 +62,7 @@ class StepProtocol {
   std::optional<std::string> DigestOfRanks();
   void GoOnAgain(UpdateRecord& record);
   void Measure(const UpdateRecord& record);
-  void AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, std::optional<double> apply_s,
-                 const std::string& digest);
-  void FillResult(const UpdateRecord& record, v1::StepResult::Outcome outcome, std::optional<double> apply_s,
-                  v1::StepResult& result) const;
+  void AddResult(UpdateRecord& record, v1::StepResult::Outcome outcome, double apply_s, const std::string& digest);
   void GoOn(UpdateRecord& record);
 
   const CoordinatorParts p_;

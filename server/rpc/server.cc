@@ -1,5 +1,6 @@
 #include "server/rpc/server.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
@@ -20,8 +21,18 @@
 namespace stemma::server {
 namespace {
 
-constexpr int kClientStreamsMax = 64, kWorkerStreamsMax = 4, kOpsStreamsMax = 16;  // of one connection
+// Calls at a time of one connection. A client's are four for each request that may be in flight, within these bounds.
+constexpr uint64_t kClientStreamsAtLeast = 1024, kClientStreamsAtMost = 1 << 16;
+constexpr int kWorkerStreamsMax = 4, kOpsStreamsMax = 16;
 constexpr int kOpsMessageBytesMax = 64 << 10;
+
+// Returns how many calls of one connection are answered at a time. Those beyond stand in line behind those that wait
+// for a request, a cancel or a GetModel too, so there are more than the limits let wait: the call that sent a request,
+// and who else asks for it. One that waits takes about 15 KiB; what requests bring has a limit of its own, of all
+// streams.
+int ClientStreamsMax(const v1::Limits& limits) {
+  return static_cast<int>(std::clamp(4 * limits.requests_in_flight(), kClientStreamsAtLeast, kClientStreamsAtMost));
+}
 
 // gRPC's own lines are for who debugs gRPC: what matters to an operator comes back as a status, and is said in our
 // words.
@@ -83,7 +94,7 @@ absl::Status Server::OpenListeners(const ServerOptions& options) {
                                           .service = rpc_->training.get(),
                                           .connections_max = options.limits.connections(),
                                           .message_bytes_max = static_cast<int>(options.limits.message_bytes()),
-                                          .streams_max = kClientStreamsMax,
+                                          .streams_max = ClientStreamsMax(options.limits),
                                           .reflection = true},
                                          clock_));
   address_ = rpc_->clients.address;

@@ -55,8 +55,11 @@ absl::Status CheckVersion(std::string_view text) {
   const auto version = value.find("version");
   if (version == value.end()) return absl::InvalidArgumentError("has no version");
   if (version->is_number_unsigned() && version->get<uint64_t>() == kManifestVersion) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("has the version ", JsonExcerpt(*version), ", this program reads ",
-                                                 kManifestVersion, ": use the program that wrote it, or a newer one"));
+  const std::string text_of_error = absl::StrCat("has the version ", JsonExcerpt(*version), ", this program reads ",
+                                                 kManifestVersion, ": use the program that wrote it, or a newer one");
+  // The number says nothing where the manifest is damaged.
+  return CheckSeal(text).ok() ? absl::FailedPreconditionError(text_of_error)
+                              : absl::InvalidArgumentError(text_of_error);
 }
 
 }  // namespace

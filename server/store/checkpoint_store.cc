@@ -23,6 +23,8 @@
 #include "common/base/status_macros.h"
 #include "common/base/temporary_file.h"
 #include "common/base/temporary_folder.h"
+#include "common/model/config_difference.h"
+#include "common/model/model_directory.h"
 #include "glog/logging.h"
 #include "server/store/checkpoint_folder.h"
 #include "server/store/checkpoint_manifest.h"
@@ -125,11 +127,16 @@ StoredCheckpoint Stored(CheckpointManifest manifest, const FilesOfParts& files, 
   return stored;
 }
 
-// Returns the manifest that a folder of that name must have. Errors: CORRUPT_CHECKPOINT.
+// Returns the manifest that a folder of that name must have. Errors: CORRUPT_CHECKPOINT; FailedPrecondition - it is of
+// another version, and so neither damaged nor none.
 absl::StatusOr<CheckpointManifest> ManifestOf(const CheckpointFolder& folder, const std::string& name,
                                               std::string_view text) {
   absl::StatusOr<CheckpointManifest> manifest = DecodeManifest(text);
   const std::string file(kManifestFile);
+  if (absl::IsFailedPrecondition(manifest.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder.path(), "/", file, ": ", std::string(manifest.status().message())));
+  }
   if (!manifest.ok()) {
     return CorruptCheckpoint(folder.path(), absl::StrCat(file, ": ", std::string(manifest.status().message())));
   }
@@ -305,6 +312,25 @@ absl::StatusOr<std::vector<StoredCheckpoint>> CheckpointStore::Scan() const {
            std::forward_as_tuple(b.manifest.step(), b.manifest.name());
   });
   return checkpoints;
+}
+
+absl::StatusOr<std::vector<std::string>> CheckpointStore::Names() const {
+  ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(folder_));
+  std::erase_if(names, [](const std::string& name) { return !CheckFileName(name).ok(); });
+  return names;
+}
+
+absl::Status CheckpointStore::CheckModel(const std::string& name, const ModelConfig& model) const {
+  RETURN_IF_ERROR(CheckFileName(name));
+  const std::string path = absl::StrCat(folder_, "/", name, "/config.json");
+  ASSIGN_OR_RETURN(const ModelConfig saved, ReadModelConfig(path));
+  const std::string difference = FirstDifference(saved, model);
+  if (difference.empty()) return absl::OkStatus();
+  return MakeError(Reason::kInvalidRequest,
+                   absl::StrCat("checkpoint ", name, " is of another model: its ", difference,
+                                " is not that of the model that the server was started with; name a checkpoint of this "
+                                "model, or give the other one a server and a --data of its own"),
+                   {.field = "name"});
 }
 
 absl::StatusOr<std::string> CheckpointStore::Retire(const std::string& name) const {

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/model/model_config.h"
 #include "stemma/internal/v1/checkpoint.pb.h"
 #include "stemma/internal/v1/journal.pb.h"
 
@@ -57,8 +58,14 @@ class CheckpointStore {
   absl::StatusOr<StoredCheckpoint> Verify(const std::string& name, const std::string& manifest_sha256) const;
   // Returns the folders that have a manifest of their name that can be read, by step and then name; reads nothing else
   // of them: `client_state` is empty, and files may be damaged. A folder whose manifest is damaged is logged and left.
-  // Errors: the file system's, where a folder cannot be read today: it is not known whether a checkpoint is there.
+  // Errors: the file system's, where a folder cannot be read today: it is not known whether a checkpoint is there;
+  // FailedPrecondition - a manifest is of another version: left out, its steps would be given up for good.
   absl::StatusOr<std::vector<StoredCheckpoint>> Scan() const;
+  // Returns the names of all folders that a checkpoint cannot have, whether they are one or not, in no order.
+  absl::StatusOr<std::vector<std::string>> Names() const;
+  // Compares the config.json of a checkpoint that was verified with the model that is trained. Errors: INVALID_REQUEST,
+  // which names the first field in which they differ; the file system's.
+  absl::Status CheckModel(const std::string& name, const ModelConfig& model) const;
   // Renames it to a temporary name, another than Begin's of the same name, durably: from then on it is no checkpoint.
   // Returns that name, for Abandon. Errors: NotFound; those of the disk, after which it may have either name.
   absl::StatusOr<std::string> Retire(const std::string& name) const;

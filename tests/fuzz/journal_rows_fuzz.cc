@@ -42,6 +42,9 @@ void DropMetrics(v1::UpdateResult& result) {
 // Dozens of names and numbers in each step that is applied, of which the server only makes sums.
 void DropMetrics(JournalRow& row) {
   if (row.has_applied() && row.applied().has_result()) row.mutable_applied()->mutable_result()->clear_metrics();
+  if (row.has_skipped()) {
+    for (v1::StepResult& step : *row.mutable_skipped()->mutable_results()) step.clear_metrics();
+  }
   if (!row.has_snapshot()) return;
   for (internal::v1::KnownRequest& request : *row.mutable_snapshot()->mutable_requests()) {
     if (request.has_result()) DropMetrics(*request.mutable_result());

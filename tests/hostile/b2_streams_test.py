@@ -1,5 +1,7 @@
-"""B2: what is being received is bounded over all streams, checked part by part, and ended when nothing comes."""
+"""B2: what is being received is bounded over all streams, checked part by part, and ended when nothing comes; calls that
+wait leave room for others."""
 
+import signal
 import threading
 
 import grpc
@@ -114,6 +116,19 @@ def test_an_idle_log_prob_stream_is_ended(hasty):
     finally:
         gate.set()
     assert refused.reason == "STREAM_IDLE", refused
+
+
+def test_calls_that_wait_for_a_request_do_not_hold_up_the_others_of_their_connection():
+    with Cluster(fake=True, config="limits:\n  requests_in_flight: 300\n") as running:
+        running.worker.send_signal(signal.SIGSTOP)
+        request = Request()
+        request.header["request"]["wait_ms"] = 0
+        request.send(running.stub)
+        poll = _proto.GetRequestRequest(request_id=request.id, wait_ms=60_000)
+        polls = [running.stub.GetRequest.future(poll) for _ in range(1100)]
+        cancelled = running.stub.CancelRequest(_proto.CancelRequestRequest(request_id=request.id), timeout=20)
+        assert cancelled.state == _proto.CANCELLED
+        assert all(p.result(timeout=20).state == _proto.CANCELLED for p in polls)
 
 
 @pytest.mark.parametrize("algorithm", (grpc.Compression.Gzip, grpc.Compression.Deflate))

@@ -67,6 +67,10 @@ def test_no_error_says_a_long_string_again(cluster, text):
     for fields in ({"name": text}, {"name": "a", "dtype": text}, {"name": "a", "expected_lineage": text}):
         refused = refusal(lambda: cluster.stub.ExportWeights(_proto.ExportWeightsRequest(**fields), timeout=60))
         assert refused.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ABORTED) and refused.reason, refused
+    save = _proto.SaveCheckpointRequest(name="a", expected_lineage=text)
+    refused = refusal(lambda: cluster.stub.SaveCheckpoint(save, timeout=60))
+    assert (refused.reason, refused.fields) == ("INVALID_REQUEST", ["expected_lineage"]), refused
+    assert len(refused.message) < 1500
 
 
 @pytest.mark.parametrize("text", ("x" * 60_000, "\N{SNOWMAN}" * 20_000), ids=("long", "wide"))

@@ -138,6 +138,17 @@ def test_d2_a_file_size_limit_is_an_error_with_a_reason_and_ends_no_process(clus
     assert export(cluster, "long").bytes > 16 << 10
 
 
+def test_d2_what_killed_workers_left_of_exports_goes_when_the_next_one_begins(cluster):
+    data = cluster.root / "data"
+    before = leftovers(data)
+    left = data / "exports" / ".tmp-x-abc"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").touch()
+    (data / "exports" / "x.tmp-").mkdir()
+    assert (pathlib.Path(export(cluster, "next").path) / "model.safetensors").exists()
+    assert leftovers(data) == sorted([*before, "next", "x.tmp-"])
+
+
 def test_d2_what_killed_writers_left_goes_at_the_next_start(tmp_path):
     left = tmp_path / "data" / "exports" / ".tmp-x-abc"
     left.mkdir(parents=True)

@@ -16,7 +16,9 @@ namespace stemma::server {
 namespace {
 
 using internal::v1::JournalRow;
+using ::testing::HasSubstr;
 using testing::IsOk;
+using testing::StatusIs;
 using testing::TempFolder;
 
 constexpr uint64_t kRequestsKept = 4;
@@ -44,6 +46,34 @@ TEST(StorageTest, RowsAreFolded) {
   ASSERT_THAT(storage, IsOk());
   EXPECT_EQ((*storage)->state().epoch(), 2u);
   EXPECT_EQ((*storage)->last_row(), 2u);
+}
+
+// A start without them would give their steps up for good, so that mounting the folder later came too late.
+TEST(StorageTest, AJournalWhoseCheckpointsAreAllMissingIsRefused) {
+  JournalRow row;
+  internal::v1::JournalState& state = *row.mutable_snapshot();
+  state.set_epoch(1);
+  state.set_lineage("L-1");
+  state.set_step(5);
+  state.set_weight_version(6);
+  for (const char* name : {"first", "second"}) {
+    internal::v1::KnownCheckpoint& known = *state.add_checkpoints();
+    known.set_name(name);
+    known.set_lineage("L-1");
+    known.set_step(5);
+    known.set_weight_version(6);
+  }
+  const TempFolder folder;
+  EXPECT_THAT(OpenWith(folder.path(), {row.SerializeAsString()}).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("none of the checkpoints")));
+  std::filesystem::create_directory(folder.path() + "/checkpoints/none");
+  EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("as second: the 5 steps")));
+  ASSERT_THAT(CommitSave(*CheckpointStore::Open(folder.path()), folder.path(), MakeSave("first", 1, 5), ""), IsOk());
+  const auto storage = Storage::Open(folder.path(), kRequestsKept);
+  ASSERT_THAT(storage, IsOk()) << "one of them is enough";
+  EXPECT_EQ((*storage)->found().size(), 1u);
+  EXPECT_THAT((*storage)->other_folders(), ::testing::ElementsAre("none"));
 }
 
 TEST(StorageTest, RowsThatMakeNoSenseAreRefused) {

@@ -67,6 +67,23 @@ TEST(CalibrationKeeperTest, ItSaysWhoseRatesPlansGoBy) {
   EXPECT_EQ(keeper.RatesText(), "rates of " + std::to_string(steps) + " measured steps");
 }
 
+TEST(CalibrationKeeperTest, NothingIsLearntFromSecondsThatHoldWaits) {
+  const auto learns = [](const char* device, uint32_t stages, v1::ShardParameters shard) {
+    v1::RunConfig run = RunWith(2);
+    run.mutable_mesh()->set_pp(stages);
+    run.mutable_mesh()->set_dp(2);
+    run.set_shard_parameters(shard);
+    CalibrationKeeper keeper(BenchModel(), {}, run);
+    keeper.Start(device, run);
+    keeper.Add(Sample(1));
+    return keeper.TakeUnsaved().has_value();
+  };
+  EXPECT_TRUE(learns("cpu", 2, v1::SHARD_PARAMETERS_ON));
+  EXPECT_TRUE(learns("cuda NVIDIA H200", 1, v1::SHARD_PARAMETERS_OFF));
+  EXPECT_FALSE(learns("cuda NVIDIA H200", 2, v1::SHARD_PARAMETERS_OFF));
+  EXPECT_FALSE(learns("cuda NVIDIA H200", 1, v1::SHARD_PARAMETERS_ON));
+}
+
 internal::v1::Vote VoteOf(double prefix_forward_s, double suffix_s, double prefix_backward_s) {
   internal::v1::Vote vote;
   vote.mutable_sums()->set_prefix_forward_s(prefix_forward_s);

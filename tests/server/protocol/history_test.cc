@@ -328,5 +328,32 @@ TEST(JournalFoldTest, RowsThatNoServerWroteAreRefused) {
   }
 }
 
+TEST(JournalFoldTest, StepsThatAreSkippedTakeThePlaceOfThoseFromTheFirstOn) {
+  JournalState state;
+  const auto fold = [&state](const auto& fill) {
+    JournalRow row;
+    fill(row);
+    return FoldRow(row, kRequestsKept, state);
+  };
+  const auto skip = [&](uint32_t k, int steps, v1::StepResult::Outcome outcome) {
+    return fold([&](JournalRow& row) {
+      row.mutable_skipped()->set_request_id("a");
+      row.mutable_skipped()->set_k(k);
+      for (int i = 0; i < steps; ++i) row.mutable_skipped()->add_results()->set_outcome(outcome);
+    });
+  };
+  ASSERT_TRUE(fold([](JournalRow& row) { *row.mutable_lineage_begun() = Begun("L", 1); }).ok());
+  EXPECT_TRUE(absl::IsDataLoss(skip(0, 1, v1::StepResult::SKIPPED_EMPTY))) << "of no request";
+  ASSERT_TRUE(fold([](JournalRow& row) { *row.mutable_accepted() = Accepted("a", true); }).ok());
+  EXPECT_TRUE(absl::IsDataLoss(skip(0, 1, v1::StepResult::APPLIED))) << "it has to be decided";
+  ASSERT_TRUE(skip(0, 3, v1::StepResult::SKIPPED_EMPTY).ok());
+  EXPECT_EQ(state.requests(0).result().steps_size(), 3);
+  ASSERT_TRUE(skip(1, 4, v1::StepResult::SKIPPED_EMPTY).ok());
+  EXPECT_EQ(state.requests(0).result().steps_size(), 5) << "those after the first again, and two more";
+  EXPECT_EQ(state.requests(0).status().state(), v1::APPLIED);
+  EXPECT_EQ(state.step(), 0u);
+  EXPECT_EQ(state.kept(0).steps_size(), 0) << "nothing was decided";
+}
+
 }  // namespace
 }  // namespace stemma::server

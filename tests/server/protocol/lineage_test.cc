@@ -103,5 +103,19 @@ TEST(LineageTest, SixtyFourLostLineagesAreRemembered) {
   EXPECT_TRUE(GetErrorDetails(lineage.CheckName("a-2")).metadata.contains("lost_step"));
 }
 
+TEST(LineageTest, WhatCouldBeNoLineageIsRefusedAndNotSaidAgain) {
+  const Lineage lineage("a");
+  for (const std::string& name : {std::string(), std::string("b\nc"), std::string(1400, 'x')}) {
+    const absl::Status refused = lineage.CheckName(name);
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_EQ(ErrorReason(refused), "INVALID_REQUEST");
+    const ErrorDetails details = GetErrorDetails(refused);
+    ASSERT_EQ(details.violations.size(), 1u);
+    EXPECT_EQ(details.violations[0].field, "expected_lineage");
+    EXPECT_EQ(refused.message().find('\n'), std::string::npos) << refused;
+    EXPECT_LT(refused.message().size(), 300u) << refused;
+  }
+}
+
 }  // namespace
 }  // namespace stemma::server

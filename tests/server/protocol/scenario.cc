@@ -56,9 +56,10 @@ class Scenario {
       return Restart(out);
     }
     if (name == "damage") return DamageFiles(command);
-    if (name == "repair") return checkpoints_.Repair(command.words.at(1));
-    if (name == "forget") return checkpoints_.Forget(command.words.at(1));
-    if (name == "full") return checkpoints_.SetFull(!command.Has("off"));
+    if (const auto events = checkpoints_.Tell(command)) {
+      for (const Event& event : *events) Show(state_->Handle(now_, event), out);
+      return;
+    }
     if (name == "new") {  // another directory, with these checkpoints
       journal_.Clear();
       num_rows_ = 0;

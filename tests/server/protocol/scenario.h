@@ -9,6 +9,8 @@
 //   > automatic [every=STEPS] [minutes=M]     (first of all: checkpoints are saved by themselves)
 //   > damage CHECKPOINT                       (what is read of it is wrong, until `repair CHECKPOINT`)
 //   > forget CHECKPOINT                       (its folder is removed by somebody)
+//   > foreign CHECKPOINT                      (it is of another model)
+//   > readings hold|now|end                   (what clients ask for from now on is read later; at once again; now)
 //   > full [off=1]                            (no checkpoint can be written, or again)
 //   > new [resume=CHECKPOINT] [dtype=D]       (a server with a new journal finds the checkpoints that there are)
 //   > restart [replays|rewinds]               (the server's process ends and another one starts, which keeps
@@ -20,8 +22,8 @@
 //   > beat SECONDS [moving]                   (so does it, and each second the worker's heartbeat says that its engine
 //                                             moves, or not; in a mesh each worker's, and one moves)
 //   > asleep SECONDS                          (the server does not run: time passes without a tick)
-//   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [max_norm=C] [skip] [validate] [pass]
-//            [bytes=N] [results] [trace=K] [slow=SECONDS] [needs=BYTES]
+//   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [empty_from=K] [max_norm=C] [skip]
+//            [validate] [pass] [bytes=N] [results] [trace=K] [slow=SECONDS] [needs=BYTES]
 //   > save CALL [NAME] [state=TEXT] [pinned] [lineage=L]   > load CALL [NAME] [lineage=L]   > checkpoints CALL
 //   > verify CALL NAME   > pin CALL NAME   > unpin CALL NAME   > delete CALL NAME
 //   > staged JOB [fail] [session=S]           > saved JOB [weights=DIGEST] [fail] [session=S]

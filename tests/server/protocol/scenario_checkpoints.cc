@@ -1,6 +1,7 @@
 #include "tests/server/protocol/scenario_checkpoints.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
@@ -38,12 +39,48 @@ CheckpointWrittenEvent FakeCheckpoints::Commit(const CommitCheckpointAction& act
 std::vector<Event> FakeCheckpoints::Execute(const Action& action) {
   if (const auto* commit = std::get_if<CommitCheckpointAction>(&action)) return {Commit(*commit)};
   if (const auto* remove = std::get_if<RemoveCheckpointAction>(&action)) known_.erase(remove->folder);
+  if (const auto* drop = std::get_if<DropReadingAction>(&action); drop != nullptr) {
+    if (std::erase_if(held_, [&](const ReadCheckpointAction& held) { return held.id == drop->id; }) == 0) return {};
+    return {CheckpointReadEvent{.id = drop->id, .client_state = absl::CancelledError("x")}};
+  }
   const auto* read = std::get_if<ReadCheckpointAction>(&action);
   if (read == nullptr) return {};
-  CheckpointReadEvent event = {.id = read->id, .client_state = client_states_[read->name]};
-  if (!known_.contains(read->name)) event.client_state = MakeError(Reason::kNotFound, "x");
-  if (damaged_.contains(read->name)) event.client_state = MakeError(Reason::kCorruptCheckpoint, "x");
-  return {event};
+  if (!holds_ || read->for_recovery) return {Read(*read)};
+  held_.push_back(*read);
+  return {};
+}
+
+CheckpointReadEvent FakeCheckpoints::Read(const ReadCheckpointAction& action) {
+  CheckpointReadEvent event = {.id = action.id, .client_state = client_states_[action.name]};
+  if (!known_.contains(action.name)) event.client_state = MakeError(Reason::kNotFound, "x");
+  if (damaged_.contains(action.name)) event.client_state = MakeError(Reason::kCorruptCheckpoint, "x");
+  if (foreign_.contains(action.name)) event.client_state = MakeError(Reason::kInvalidRequest, "x");
+  return event;
+}
+
+std::optional<std::vector<Event>> FakeCheckpoints::Tell(const Command& command) {
+  const std::string& name = command.words.at(0);
+  if (name == "readings") {
+    holds_ = command.words.at(1) == "hold";
+    if (command.words.at(1) == "end") return EndReadings();
+  } else if (name == "repair") {
+    damaged_.erase(command.words.at(1));
+  } else if (name == "forget") {
+    known_.erase(command.words.at(1));
+  } else if (name == "foreign") {
+    foreign_.insert(command.words.at(1));
+  } else if (name == "full") {
+    full_ = !command.Has("off");
+  } else {
+    return std::nullopt;
+  }
+  return std::vector<Event>();
+}
+
+std::vector<Event> FakeCheckpoints::EndReadings() {
+  std::vector<Event> ended;
+  for (const ReadCheckpointAction& action : std::exchange(held_, {})) ended.push_back(Read(action));
+  return ended;
 }
 
 std::vector<internal::v1::KnownCheckpoint> FakeCheckpoints::Found() const {

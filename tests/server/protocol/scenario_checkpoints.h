@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,17 +20,20 @@ class FakeCheckpoints {
   // Returns what a server finds at its start.
   std::vector<internal::v1::KnownCheckpoint> Found() const;
   void Damage(const std::string& name) { damaged_.insert(name); }
-  void Repair(const std::string& name) { damaged_.erase(name); }
-  void SetFull(bool full) { full_ = full; }
-  void Forget(const std::string& name) { known_.erase(name); }
+  // Carries out a line about the disk, and returns what it leads to. Nullopt: it is about something else.
+  std::optional<std::vector<Event>> Tell(const Command& command);
 
  private:
   CheckpointWrittenEvent Commit(const CommitCheckpointAction& action);
+  CheckpointReadEvent Read(const ReadCheckpointAction& action);
+  std::vector<Event> EndReadings();
 
   std::map<std::string, internal::v1::KnownCheckpoint> known_;
   std::map<std::string, std::string> client_states_;
-  std::set<std::string> damaged_;
+  std::set<std::string> damaged_, foreign_;
   bool full_ = false;
+  bool holds_ = false;  // what clients ask for is not read at once
+  std::vector<ReadCheckpointAction> held_;
 };
 
 // The client's call that a line is, if it is one about checkpoints.

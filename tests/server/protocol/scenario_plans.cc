@@ -32,6 +32,11 @@ void AddClusters(uint32_t num_ranks, v1::StepPlan& step) {
   }
 }
 
+// Whether nothing has a gradient in step k: the request's seed says so, of one step or, with shuffle, from one on.
+bool IsEmpty(const v1::UpdateHeader& header, uint32_t k) {
+  return header.has_seed() && (header.shuffle() ? k >= header.seed() : k == header.seed());
+}
+
 // A group of one rollout without a response: g with g/0.
 v1::PromptGroup Group(const std::string& uid) {
   v1::PromptGroup group;
@@ -77,7 +82,7 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, uint32_t nu
     step.set_epoch(k);
     step.add_groups(0);
     step.add_groups(1);
-    if (!header.has_seed() || header.seed() != k) AddClusters(num_ranks, step);
+    if (!IsEmpty(header, k)) AddClusters(num_ranks, step);
     FillReport(k, header.ppo_mini_batch_size(), *result.report.add_steps());
     result.steps.push_back(
         {.denominator = 8.0 + k, .rollout_weights = {1 / (8.0 + k), 1 / (4.0 + k)}, .total_tokens = 100});
@@ -110,6 +115,8 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   if (command.Has("slow")) header.set_ppo_mini_batch_size(command.Get("slow", 0));
   if (command.Has("needs")) header.mutable_loss()->set_clip_ratio_c(static_cast<double>(command.Get("needs", 0)));
   if (command.Has("empty")) header.set_seed(command.Get("empty", 0));
+  if (command.Has("empty_from")) header.set_seed(command.Get("empty_from", 0));
+  header.set_shuffle(command.Has("empty_from"));
   if (command.Has("pass")) ReadWeights(command.options.at("pass"), *header.mutable_ref());
   if (command.Has("old")) ReadWeights(command.options.at("old"), *header.mutable_old());
   header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));

@@ -187,6 +187,11 @@ std::string RowText(const JournalAction& action) {
     return absl::StrCat("applied ", applied.request_id(), " k=", applied.k(), " weights=", applied.weights_digest(),
                         applied.has_result() ? "" : " again", settles);
   }
+  if (row.has_skipped()) {
+    const auto& skipped = row.skipped();
+    return absl::StrCat("skipped ", skipped.request_id(), " k=", skipped.k(), " steps=", skipped.results_size(),
+                        settles);
+  }
   if (row.has_undone()) return absl::StrCat("undone ", row.undone().request_id(), " k=", row.undone().k());
   if (row.has_finished()) {
     return absl::StrCat("finished ", row.finished().request_id(), " ", v1::RequestState_Name(row.finished().state()),
@@ -215,7 +220,9 @@ struct TextOf {
   std::string operator()(const MakeCheckpointFolderAction& a) const { return CheckpointActionText(a); }
   std::string operator()(const CommitCheckpointAction& a) const { return CheckpointActionText(a); }
   std::string operator()(const ReadCheckpointAction& a) const { return CheckpointActionText(a); }
+  std::string operator()(const DropReadingAction& a) const { return absl::StrCat("drop reading ", a.id); }
   std::string operator()(const RemoveCheckpointAction& a) const { return CheckpointActionText(a); }
+  std::string operator()(const RemoveUnfinishedExportsAction&) const { return "sweep exports"; }
   std::string operator()(const StopPlanAction& a) const { return absl::StrCat("stop plan ", a.id); }
   std::string operator()(const CloseSessionAction& a) const {
     return absl::StrCat("close ", a.session, " ", absl::StatusCodeToString(a.status.code()));

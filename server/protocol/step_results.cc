@@ -1,0 +1,43 @@
+#include "server/protocol/step_results.h"
+
+#include <span>
+
+#include "server/protocol/step_messages.h"
+#include "server/protocol/step_metrics.h"
+#include "server/protocol/step_trace.h"
+
+namespace stemma::server {
+
+v1::StepResult ResultOf(const CoordinatorParts& parts, const UpdateRecord& record, v1::StepResult::Outcome outcome,
+                        std::optional<double> apply_s) {
+  const RunningJob& running = parts.jobs.running();
+  const StepNumbers& numbers = record.plan.numbers(record.k);
+  v1::StepResult result;
+  result.set_step(parts.lineage.step());
+  result.set_weight_version(parts.lineage.weight_version());
+  result.set_attempts(record.attempt);
+  result.set_outcome(outcome);
+  result.set_epoch(record.plan.epoch(record.k));
+  result.set_num_groups(record.plan.step(record.k).groups_size());
+  result.mutable_warnings()->Add(numbers.empty.warnings.begin(), numbers.empty.warnings.end());
+  if (apply_s && IsTraced(record.request->update, record.k)) {
+    *result.mutable_trace() = MakeStepTrace(parts.gang, running.votes(), running.applied());
+  }
+  if (outcome == v1::StepResult::SKIPPED_NONFINITE) return result;
+  const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY;
+  const internal::v1::Vote vote = empty ? internal::v1::Vote() : running.vote();
+  SetStepMetrics({.header = record.request->update,
+                  .report = StepReportOf(record.plan, record.k),
+                  .state = record.plan.report.state(),
+                  .numbers = numbers,
+                  .vote = vote,
+                  .apply_s = empty ? 0 : apply_s.value(),
+                  .elapsed = apply_s ? parts.out.now() - running.prepared_at() : absl::ZeroDuration(),
+                  .votes = empty ? std::span<const internal::v1::Vote>() : running.votes(),
+                  .applied = empty ? std::span<const internal::v1::Applied>() : running.applied(),
+                  .kernels_off = parts.gang.KernelsOff()},
+                 *result.mutable_metrics());
+  return result;
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,83 @@
+// A journal whose state is too large for a row: it goes on, and is compacted once it can be.
+#include <string>
+#include <vector>
+
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+#include "server/protocol/history.h"
+
+namespace stemma::server {
+namespace {
+
+constexpr uint64_t kFewRequestsKept = 4, kSnapshotBytesMax = 4000;
+
+// The rows that the journal holds: from the last snapshot on.
+class HeldRows {
+ public:
+  explicit HeldRows(Outbox* out) : out_(out) {}
+
+  // Returns how many snapshots came.
+  int Take() {
+    int snapshots = 0;
+    for (const Action& action : out_->Take().actions) {
+      const auto* row = std::get_if<JournalAction>(&action);
+      if (row == nullptr) continue;
+      if (row->replaces) {
+        ++snapshots;
+        rows_.clear();
+        EXPECT_LE(row->body.size(), kSnapshotBytesMax);
+      }
+      rows_.push_back(*row);
+    }
+    return snapshots;
+  }
+
+  internal::v1::JournalState Fold() const {
+    internal::v1::JournalState state;
+    for (const JournalAction& action : rows_) {
+      internal::v1::JournalRow row;
+      EXPECT_TRUE(row.ParseFromString(action.body));
+      EXPECT_TRUE(FoldRow(row, kFewRequestsKept, state).ok());
+    }
+    return state;
+  }
+
+ private:
+  Outbox* const out_;
+  std::vector<JournalAction> rows_;
+};
+
+void Do(const std::string& id, const std::string& warning, History& history) {
+  internal::v1::RequestAccepted accepted;
+  accepted.set_request_id(id);
+  accepted.mutable_begun()->add_warnings(warning);
+  history.Accept(std::move(accepted));
+  internal::v1::RequestFinished finished;
+  finished.set_request_id(id);
+  finished.set_state(v1::DONE);
+  history.Finish(std::move(finished));
+}
+
+TEST(HistorySizeTest, AStateThatIsTooLargeForARowStaysInItsRowsUntilItIsSmaller) {
+  Outbox out;
+  out.Begin(absl::UnixEpoch());
+  History history({.replays = true,
+                   .requests_kept = kFewRequestsKept,
+                   .snapshot_after_bytes = 2000,
+                   .snapshot_bytes_max = kSnapshotBytesMax},
+                  &out);
+  HeldRows held(&out);
+  internal::v1::LineageBegun begun;
+  begun.set_name("L");
+  begun.set_weight_version(1);
+  history.BeginLineage(std::move(begun));
+  Do("large", std::string(kSnapshotBytesMax, 'x'), history);
+  EXPECT_EQ(held.Take(), 0);
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
+  for (int i = 0; i < 200; ++i) Do("r" + std::to_string(i), "small", history);
+  EXPECT_GT(held.Take(), 0) << "the large one is not kept any more";
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
+}
+
+}  // namespace
+}  // namespace stemma::server
