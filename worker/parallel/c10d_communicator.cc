@@ -36,17 +36,16 @@ std::string Explained(const std::string& line, absl::Duration timeout) {
                       " (", line, ")");
 }
 
-// Returns all that there are, the host's last.
+// Returns all that there are, the host's first: by its end the peers hear that this rank has gone, whatever the others
+// still wait for.
 std::vector<c10::intrusive_ptr<c10d::Backend>> Connected(const AxisBackends& backends) {
-  std::vector<c10::intrusive_ptr<c10d::Backend>> connected;
+  std::vector<c10::intrusive_ptr<c10d::Backend>> connected = {backends.host, backends.device};
   for (const auto* list : {&backends.to, &backends.from}) connected.insert(connected.end(), list->begin(), list->end());
-  connected.push_back(backends.device);
-  connected.push_back(backends.host);
   std::erase(connected, nullptr);
   return connected;
 }
 
-// This rank's part of the sum, in the order of the ranks.
+// Adds this rank's part of the sum, in the order of the ranks.
 void AddParts(const at::Tensor& parts, const at::Tensor& sum) {
   const int64_t part = sum.numel();
   sum.copy_(parts.narrow(0, 0, part));

@@ -5,11 +5,11 @@
 #include <cuda_runtime_api.h>
 #include <torch/headeronly/version.h>
 
+#include <fstream>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/file.h"
 #include "worker/backend/build_id.h"
 #include "worker/backend/cuda/cuda_backend.h"
 #include "worker/backend/cuda/cuda_memory.h"
@@ -23,12 +23,11 @@ namespace {
 // Returns the CUDA level of the driver and, where the system tells it, the driver's own version: drivers of one level
 // differ.
 std::string DriverVersion() {
-  constexpr uint64_t kFileBytesMax = 4096;
   int level = 0;
   C10_CUDA_CHECK(cudaDriverGetVersion(&level));
-  const absl::StatusOr<std::string> module = ReadFile("/proc/driver/nvidia/version", kFileBytesMax);
-  if (!module.ok()) return absl::StrCat(level);
-  return absl::StrCat(level, ", ", module->substr(0, module->find('\n')));
+  std::string module;
+  std::getline(std::ifstream("/proc/driver/nvidia/version"), module);
+  return module.empty() ? absl::StrCat(level) : absl::StrCat(level, ", ", module);
 }
 
 std::string CublasVersion() {
