@@ -26,6 +26,15 @@ def machine():
     return f"{model}, {os.cpu_count()} cores, {', '.join(vectors) or 'no wide vectors'}, {memory:.0f} GiB; {system}"
 
 
+def _recomputed_scores():
+    """Says how much of the FLOP ideal is left where attention's backward computes scores again, at the shape with the least."""
+    def left(shape):
+        return shapes.ideal(shapes.SPEC, shape, shapes.ATTENTION_FLOPS_RECOMPUTED) / shapes.ideal(shapes.SPEC, shape)
+    least = min(shapes.SHAPES, key=left)
+    yield "Attention's backward computes the scores again, which the ideal does not count: counted on both sides, they leave"
+    yield f"{left(least):.1%} of it at {least}."
+
+
 class Times:
     """What ran in turns. `rows`: {shape: {"dense": [s], "reuse": [s], "transformers": [s], "prefix_grouper": [s]}}"""
 
@@ -87,6 +96,7 @@ class Times:
         yield "Forward and backward of one prompt group, without the optimizer. The FLOP ideal is the ratio of exact FLOPs, both"
         yield "sides pruned alike: the last response token is not run, and in the last layer the rows before the last prompt token"
         yield f"compute K and V only. A plain `mm` between the shapes: {spread(self.mm_gflops, 0)} GFLOP/s."
+        yield from _recomputed_scores()
         yield ""
         yield from self._own_table()
         yield ""

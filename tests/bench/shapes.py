@@ -44,16 +44,26 @@ def _layer_rows(spec):
     return kv, kv + 2 * spec.hidden * spec.heads * spec.head_size + 3 * spec.hidden * spec.ffn
 
 
-def _attention(spec, pairs):
-    return 12.0 * spec.heads * spec.head_size * pairs  # 4 forward, 8 backward
+ATTENTION_FLOPS = 12.0                 # of a pair of positions and an element of a head: 4 forward, 8 backward
+ATTENTION_FLOPS_RECOMPUTED = 14.0      # with the scores, which a backward that keeps none of them computes again
 
 
-def flops(spec, shape):
+def _attention(spec, pairs, each):
+    return each * spec.heads * spec.head_size * pairs
+
+
+def flops(spec, shape, attention=ATTENTION_FLOPS):
     """(dense, reuse), forward and backward, both pruned: the last response token is not run, and in the last layer rows
     before the last prompt token compute K and V only; the head runs on response positions."""
     kv, layer = _layer_rows(spec)
     before, rows, layers = shape.prompt - 1, shape.response, spec.layers
     head = 6.0 * spec.hidden * spec.vocab * rows
-    suffix = 6.0 * layer * layers * rows + _attention(spec, layers * (rows * before + rows * (rows + 1) / 2)) + head
-    prefix = 6.0 * before * (layer * (layers - 1) + kv) + _attention(spec, (layers - 1) * before * (before + 1) / 2)
+    suffix = 6.0 * layer * layers * rows + _attention(spec, layers * (rows * before + rows * (rows + 1) / 2), attention) + head
+    prefix = 6.0 * before * (layer * (layers - 1) + kv) + _attention(spec, (layers - 1) * before * (before + 1) / 2, attention)
     return shape.count * (prefix + suffix), prefix + shape.count * suffix
+
+
+def ideal(spec, shape, attention=ATTENTION_FLOPS):
+    """The ratio of dense to reuse by FLOPs."""
+    dense, reuse = flops(spec, shape, attention)
+    return dense / reuse
