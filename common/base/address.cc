@@ -80,6 +80,11 @@ absl::StatusOr<HostPort> ParseListenAddress(std::string_view text) {
   if (text.substr(0, 5) == "unix:" || text.substr(0, 14) == "unix-abstract:") {
     return Refuse(text, "is a socket of the file system, which is not supported: write HOST:PORT");
   }
+  if (const size_t scheme = text.find("://"); scheme != std::string_view::npos) {
+    const std::string_view rest = text.substr(scheme + 3);
+    return Refuse(text, absl::StrCat("is a URL: give it without ", std::string(text.substr(0, scheme + 3)), ", as ",
+                                     std::string(rest.substr(0, rest.find('/')))));
+  }
   const size_t colon = text.rfind(':');
   const bool bracketed = text.front() == '[';
   const size_t host_end = bracketed ? text.find(']') : colon;

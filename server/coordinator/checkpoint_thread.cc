@@ -11,18 +11,15 @@ CheckpointThread::CheckpointThread(const CheckpointStore* store, ModelConfig mod
 
 void CheckpointThread::Add(Work work) {
   MutexLock lock(&mutex_);
-  auto* reading = std::get_if<ReadCheckpointAction>(&work);
-  if (reading != nullptr && !reading->for_recovery) {
-    client_readings_.push_back(std::move(*reading));
-  } else {
-    works_.push_back(std::move(work));
-  }
+  const auto* reading = std::get_if<ReadCheckpointAction>(&work);
+  (reading != nullptr && !reading->for_recovery ? client_readings_ : works_).push_back(std::move(work));
 }
 
 void CheckpointThread::Drop(const DropReadingAction& action) {
   {
     MutexLock lock(&mutex_);
-    if (std::erase_if(client_readings_, [&](const auto& reading) { return reading.id == action.id; }) == 0) return;
+    const auto is_it = [&](const Work& work) { return std::get<ReadCheckpointAction>(work).id == action.id; };
+    if (std::erase_if(client_readings_, is_it) == 0) return;
   }
   done_(CheckpointReadEvent{.id = action.id, .client_state = absl::CancelledError("nobody waits for it any more")});
 }
@@ -41,13 +38,9 @@ bool CheckpointThread::Next(Work& work) {
     return stopped_ || !works_.empty() || !client_readings_.empty();
   });
   if (stopped_) return false;
-  if (works_.empty()) {
-    work = std::move(client_readings_.front());
-    client_readings_.pop_front();
-  } else {
-    work = std::move(works_.front());
-    works_.pop_front();
-  }
+  std::deque<Work>& next = works_.empty() ? client_readings_ : works_;
+  work = std::move(next.front());
+  next.pop_front();
   return true;
 }
 

@@ -52,7 +52,7 @@ class CheckpointThread {
   const std::function<void(Event)> done_;
   Mutex mutex_;
   std::deque<Work> works_ ABSL_GUARDED_BY(mutex_);
-  std::deque<ReadCheckpointAction> client_readings_ ABSL_GUARDED_BY(mutex_);  // done when there is no other work
+  std::deque<Work> client_readings_ ABSL_GUARDED_BY(mutex_);  // done when there is no other work
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

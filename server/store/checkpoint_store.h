@@ -61,7 +61,7 @@ class CheckpointStore {
   // Errors: the file system's, where a folder cannot be read today: it is not known whether a checkpoint is there;
   // FailedPrecondition - a manifest is of another version: left out, its steps would be given up for good.
   absl::StatusOr<std::vector<StoredCheckpoint>> Scan() const;
-  // Returns the names of all folders that a checkpoint cannot have, whether they are one or not, in no order.
+  // Returns the names that no new checkpoint can have: of all that is there, checkpoint or not, in no order.
   absl::StatusOr<std::vector<std::string>> Names() const;
   // Compares the config.json of a checkpoint that was verified with the model that is trained. Errors: INVALID_REQUEST,
   // which names the first field in which they differ; the file system's.

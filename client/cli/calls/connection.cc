@@ -21,11 +21,6 @@ Connection::Connection(std::shared_ptr<grpc::Channel> channel, double timeout_s)
     : channel_(std::move(channel)), stub_(v1::TrainingService::NewStub(channel_)), timeout_s_(timeout_s) {}
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ServerOptions& options) {
-  if (const size_t colon = options.address.find("://"); colon != std::string::npos) {
-    const std::string scheme = options.address.substr(0, colon + 3), rest = options.address.substr(colon + 3);
-    return UsageError(absl::StrCat("--server: \"", options.address, "\" is a URL: give it without ", scheme, ", as ",
-                                   rest.substr(0, rest.find('/'))));
-  }
   if (const auto address = ParseDialAddress(options.address); !address.ok()) {
     return UsageError(absl::StrCat("--server: ", address.status().message()));
   }

@@ -72,7 +72,7 @@ TEST(AddressTest, WhatIsNoAddressIsRefusedWithWhatToWrite) {
                          Bad{"-a:7070", "names no host"},
                          Bad{"*:7070", "names no host"},
                          Bad{"a_b:7070", "names no host"},
-                         Bad{"http://a:7070", "needs brackets"},
+                         Bad{"http://a:7070/x", "is a URL: give it without http://, as a:7070"},
                          Bad{"unix:/run/stemma", "not supported"},
                          Bad{"unix-abstract:stemma", "not supported"}}) {
     EXPECT_THAT(ParseListenAddress(bad.text).status(), Invalid(bad.why)) << bad.text;

@@ -2,9 +2,11 @@
 #include <filesystem>
 
 #include "common/base/error.h"
+#include "common/model/families.h"
 #include "common/model/model_init.h"
 #include "server/store/checkpoint_manifest.h"
 #include "server/store/checkpoint_store.h"
+#include "tests/common/model/small_configs.h"
 #include "tests/server/store/checkpoint_files.h"
 #include "tests/testing/status_matchers.h"
 
@@ -42,17 +44,7 @@ TEST_F(CheckpointOfAnotherTest, AManifestOfAnotherVersionIsNoAnswer) {
 
 TEST_F(CheckpointOfAnotherTest, ACheckpointOfAnotherModelIsRefusedByItsFirstDifference) {
   ASSERT_THAT(CommitSave(store_, folder_.path(), MakeSave("mine", 1, 1), ""), IsOk());
-  const ModelConfig model = {.model_type = "llama",
-                             .vocab_size = 32,
-                             .hidden_size = 16,
-                             .num_layers = 2,
-                             .num_heads = 4,
-                             .num_kv_heads = 2,
-                             .head_size = 4,
-                             .ffn_size = 24,
-                             .max_positions = 64,
-                             .rms_norm_eps = 1e-5,
-                             .rope_theta = 1e4};
+  const ModelConfig model = SmallLlama();
   SetBytes(Path("mine/config.json"), ModelConfigJson(model));
   EXPECT_THAT(store_.CheckModel("mine", model), IsOk());
   ModelConfig other = model;
