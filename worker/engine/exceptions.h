@@ -6,8 +6,10 @@
 // LibTorch may throw c10::Error and the C++ library std::bad_alloc; they unwind through our code, which leaves nothing
 // half made that outlives the call: a step's gradients and a temporary folder are thrown away. Out of memory, and any
 // other failure of a pass, is the request's answer. Other exceptions of libraries (std::runtime_error, or the JSON
-// library's, whose throwing functions are called on checked values only) are not meant to come, and are INTERNAL. Two
-// calls end the worker instead: APPLY, which may have written half of the weights, and a payload that there is no
+// library's, whose throwing functions are called on checked values only) are not meant to come, and are INTERNAL.
+//
+// Three failures end the worker instead: an error of the device, after which the process can compute nothing more on it
+// and no request is at fault; APPLY's, which may have written half of the weights; and a payload that there is no
 // memory for, which would go on without its middle. So does an exception between the collectives of several ranks,
 // outside of this.
 #pragma once
@@ -15,13 +17,26 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <cstdint>
 #include <exception>
 #include <new>
+#include <string>
 
 #include "absl/status/status.h"
 #include "worker/parallel/collective_error.h"
 
 namespace stemma::worker {
+
+// The device's own word for "no memory" outside of LibTorch's allocator, as page-locked host memory: CUDA's
+// cudaErrorMemoryAllocation. It leaves the device as it was.
+inline constexpr int32_t kDeviceMemoryAllocationError = 2;
+
+// Returns Unavailable, which ends this process and has its server make the step again with a new one.
+inline absl::Status DeviceError(const c10::AcceleratorError& e) {
+  const std::string what = e.what_without_backtrace();
+  if (e.get_error_code() == kDeviceMemoryAllocationError) return absl::ResourceExhaustedError(what);
+  return absl::UnavailableError("this rank's own device failed (" + what + ")");
+}
 
 template <typename Fn>
 absl::Status CatchExceptions(const Fn& fn) {
@@ -34,6 +49,8 @@ absl::Status CatchExceptions(const Fn& fn) {
     return absl::ResourceExhaustedError(e.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory");
+  } catch (const c10::AcceleratorError& e) {
+    return DeviceError(e);
   } catch (const c10::Error& e) {
     return absl::InternalError(e.what_without_backtrace());
   } catch (const std::exception& e) {

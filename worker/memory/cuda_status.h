@@ -10,12 +10,24 @@
 
 namespace stemma::worker {
 
-// "cudaMalloc: cudaErrorMemoryAllocation, out of memory". ResourceExhausted where memory is missing, else Internal.
+// "cudaMalloc: cudaErrorMemoryAllocation, out of memory". ResourceExhausted - memory is missing. Internal - the call
+// was refused, and the device is as it was. Unavailable - the device failed: every later call of this process fails,
+// too.
 inline absl::Status CudaStatus(cudaError_t error, std::string_view call) {
   if (error == cudaSuccess) return absl::OkStatus();
   (void)cudaGetLastError();  // it has been told, and is not that of the next launch
   const std::string text = std::string(call) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error);
-  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(text) : absl::InternalError(text);
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return absl::ResourceExhaustedError(text);
+    case cudaErrorInvalidValue:
+    case cudaErrorNotSupported:
+    case cudaErrorHostMemoryAlreadyRegistered:
+    case cudaErrorHostMemoryNotRegistered:
+      return absl::InternalError(text);
+    default:
+      return absl::UnavailableError(text);
+  }
 }
 
 }  // namespace stemma::worker

@@ -1,6 +1,8 @@
 // No exception crosses the engine: whatever is thrown below becomes the vote of the step, and the engine goes on.
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <new>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "tests/testing/status_matchers.h"
 #include "tests/worker/engine/small_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
 
@@ -60,6 +63,26 @@ TEST_F(ExceptionsTest, EachKindIsTheStepsAnswerAndTheNextStepIsMade) {
   const auto vote = engine->Prepare(0);
   ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
   EXPECT_TRUE(engine->Apply(0, *vote).ok());
+}
+
+// After an error of the device nothing that this process computes on it can be trusted, whoever asks for it: the
+// session ends, and the server makes the step again with a new process.
+TEST_F(ExceptionsTest, ADeviceThatFailsEndsTheSessionAndItsMissingMemoryDoesNot) {
+  std::function<void()> thrower = [] {};
+  const auto engine = MakeEngine(MakeCpuBackend(std::make_unique<ThrowingAttention>(thrower)));
+  ASSERT_NE(engine, nullptr);
+  ASSERT_TRUE(engine->Load(Request({16})).ok());
+  constexpr int32_t kNoMemory = 2, kIllegalAddress = 700;  // CUDA's
+  const auto throws = [&](int32_t code) {
+    thrower = [code] { throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code, "CUDA's words"); };
+  };
+  throws(kNoMemory);
+  const auto vote = engine->Prepare(0);
+  ASSERT_TRUE(vote.ok()) << vote.status();
+  EXPECT_EQ(vote->no_reason(), internal::v1::OUT_OF_MEMORY);
+  throws(kIllegalAddress);
+  EXPECT_THAT(engine->Prepare(0).status(),
+              StatusIs(absl::StatusCode::kUnavailable, "this rank's own device failed (CUDA's words)"));
 }
 
 // Tokens index the embedding and the logits: one that the server let pass is the step's answer, not a read beyond them.

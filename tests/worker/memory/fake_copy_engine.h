@@ -117,7 +117,8 @@ class HastyCopyEngine final : public FakeCopyEngine {
 // Its `failing`-th copy fails, asked by polling or by waiting.
 class FailingCopyEngine final : public FakeCopyEngine {
  public:
-  explicit FailingCopyEngine(CopyTicket failing) : failing_(failing) {}
+  explicit FailingCopyEngine(CopyTicket failing, absl::Status failure = absl::DataLossError("the link is down"))
+      : failing_(failing), failure_(std::move(failure)) {}
   absl::StatusOr<bool> Done(CopyTicket ticket) override {
     if (ticket == failing_) return Failed();
     End(ticket);
@@ -128,10 +129,11 @@ class FailingCopyEngine final : public FakeCopyEngine {
  private:
   absl::Status Failed() {
     spans_.erase(failing_);
-    return absl::DataLossError("the link is down");
+    return failure_;
   }
 
   const CopyTicket failing_;
+  const absl::Status failure_;
 };
 
 }  // namespace stemma::testing

@@ -44,6 +44,22 @@ TEST_F(OffloadFailuresTest, ACopyOutThatFailsWhileDrainingIsReported) {
   EXPECT_THROW(store.DrainTo(0), c10::Error);
 }
 
+// The engine tells the two apart: the one is the step's answer, the other ends the process.
+TEST_F(OffloadFailuresTest, ADeviceThatFailedIsThrownAsOneAndNoOtherErrorIs) {
+  FailingCopyEngine refuses(/*failing=*/0), lost(/*failing=*/0, absl::UnavailableError("an illegal access"));
+  OffloadStore of_refused({.max_in_flight = 1}, *arena_, refuses), of_lost({.max_in_flight = 1}, *arena_, lost);
+  of_refused.Put(0, LayerEntry(0, kFailingRows));
+  of_lost.Put(0, LayerEntry(0, kFailingRows));
+  EXPECT_THAT([&] { of_lost.Poll(); }, ThrowsMessage<c10::AcceleratorError>(HasSubstr("an illegal access")));
+  try {
+    of_refused.Poll();
+    FAIL() << "the copy failed";
+  } catch (const c10::AcceleratorError&) {
+    FAIL() << "the device did not";
+  } catch (const c10::Error&) {
+  }
+}
+
 TEST_F(OffloadFailuresTest, ADemandLoadThatFailsIsReportedAndNothingIsHandedOut) {
   FailingCopyEngine engine(/*failing=*/2);
   OffloadStore store({.max_in_flight = 4}, *arena_, engine);

@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
+#include <string>
+
 namespace stemma::worker::cuda {
 
 // Makes a tensor's device the current one, and gives the stream that LibTorch launches on there.
@@ -18,8 +20,11 @@ class Launching {
   c10::cuda::CUDAGuard guard_;
 };
 
+// Throws what LibTorch throws for an error of the device: a launch reports what work before it has done to the device.
 inline void CheckLaunch(cudaError_t error, const char* kernel) {
-  TORCH_CHECK(error == cudaSuccess, "launch of ", kernel, ": ", cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, error,
+                              std::string("launch of ") + kernel + ": " + cudaGetErrorString(error));
 }
 
 }  // namespace stemma::worker::cuda
