@@ -1,5 +1,5 @@
 // What each block of the model costs per row, in one table: FLOPs, passes over weights and elementwise work are counted
-// from it, by the FLOPs of a plan (common/cost/cost.h) and by the planner's seconds (server/planner/cost_model.h).
+// from it, by the FLOPs of a plan (common/cost/flops.h) and by the planner's seconds (server/planner/cost_model.h).
 // Pure.
 #pragma once
 

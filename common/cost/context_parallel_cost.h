@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-#include "common/cost/cost.h"
+#include "common/cost/prefix_bytes.h"
 
 namespace stemma {
 

@@ -28,10 +28,34 @@ std::vector<int64_t> PrefixLengths(const PrefixShape& prefix) {
   return prefix.lengths.empty() ? std::vector<int64_t>{prefix.rows} : prefix.lengths;
 }
 
+int64_t BlockRows(const PrefixShape& prefix) {
+  return prefix.block_rows > 0 ? std::min(prefix.block_rows, prefix.rows) : prefix.rows;
+}
+
+int64_t NumBlocks(const PrefixShape& prefix) { return prefix.rows == 0 ? 0 : DivideUp(prefix.rows, BlockRows(prefix)); }
+
+ContextRows RowsOfRank(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank) {
+  if (prefix.rows == 0) return {};
+  if (!SharesRows(shape, prefix)) {
+    const int64_t block_rows = BlockRows(prefix), rest = prefix.rows % block_rows;
+    return {.rows = prefix.rows,
+            .row_parts = prefix.rows / block_rows * DivideUp(block_rows, shape.tp) + DivideUp(rest, shape.tp)};
+  }
+  const std::shared_ptr<const ContextShare> share = ShareOf(shape, prefix);
+  if (cp_rank == kLargestCpRank) return share->largest();
+  ContextRows own;
+  for (size_t block = 0; block < share->blocks().size(); ++block) {
+    const int64_t rows = share->RowsOf(block, cp_rank);
+    own.rows += rows;
+    own.row_parts += DivideUp(rows, shape.tp);
+  }
+  return own;
+}
+
 ContextShare::ContextShare(const ByteShape& shape, const PrefixShape& prefix)
     : ranks_(shape.cp), pieces_(DealContextRows(PrefixLengths(prefix), prefix.block_rows, shape.cp)) {
-  const int64_t block_rows = prefix.block_rows > 0 ? std::min(prefix.block_rows, prefix.rows) : prefix.rows;
-  const auto num_blocks = static_cast<size_t>(DivideUp(prefix.rows, block_rows));
+  const int64_t block_rows = BlockRows(prefix);
+  const auto num_blocks = static_cast<size_t>(NumBlocks(prefix));
   blocks_.resize(num_blocks);
   rows_.resize(num_blocks * Index(ranks_));
   for (const ContextPiece& piece : pieces_) {

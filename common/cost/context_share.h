@@ -1,5 +1,5 @@
 // How many of a cluster's packed prefix rows each context-parallel rank has, block by block: what DealContextRows
-// deals, counted. Pure; internal to common/cost, and read by the planner's cost model.
+// deals, counted. Pure; internal to common/cost, and read by the planner.
 //
 // Invariant: the largest part of a block is that of some rank there; sums over blocks are those of one rank, so that
 // small differences do not add up.
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "common/cost/context_rows.h"
-#include "common/cost/cost.h"
 #include "common/cost/cost_layer.h"
+#include "common/cost/prefix_bytes.h"
 
 namespace stemma {
 
@@ -58,5 +58,16 @@ std::vector<int64_t> PrefixLengths(const PrefixShape& prefix);
 
 // Tells whether several ranks share the prefixes' rows.
 inline bool SharesRows(const ByteShape& shape, const PrefixShape& prefix) { return shape.cp > 1 && prefix.rows > 0; }
+
+// Returns the rows of a block, of which the last one may have fewer.
+int64_t BlockRows(const PrefixShape& prefix);
+// Returns how many blocks there are. 0: the prefixes have no rows.
+int64_t NumBlocks(const PrefixShape& prefix);
+
+// The context-parallel rank that has most of the prefixes' rows.
+inline constexpr int64_t kLargestCpRank = -1;
+
+// Returns the rows of one rank in all blocks. Where ranks share nothing, each has all rows.
+ContextRows RowsOfRank(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank = kLargestCpRank);
 
 }  // namespace stemma

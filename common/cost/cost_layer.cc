@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "common/base/round_up.h"
 #include "common/cost/kernel_blocks.h"
 #include "common/cost/tape_policy.h"
 
@@ -182,48 +181,6 @@ class BackwardMoments {
 };
 
 }  // namespace
-
-TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows)
-    : TensorBytes(s, num_rows, s.tp == 1 ? num_rows : DivideUp(num_rows, s.tp)) {}
-
-TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows, int64_t row_parts)
-    : shape(s),
-      rows(num_rows),
-      q(rows * s.run_bytes * s.config.q_size()),
-      kv(rows * s.run_bytes * 2 * s.config.kv_size()),
-      gradient_kv(rows * s.accumulate_bytes * 2 * s.config.kv_size()),
-      ffn(rows * s.run_bytes * s.config.ffn_size),
-      attended(q + rows * s.accumulate_bytes * s.config.num_heads),
-      qk_statistics(s.config.qk_norm ? rows * s.accumulate_bytes * (s.config.num_heads + s.config.num_kv_heads) : 0),
-      k_statistics(s.config.qk_norm ? rows * s.accumulate_bytes * s.config.num_kv_heads : 0) {
-  qk_norm = s.config.qk_norm ? q + kv + qk_statistics : 0;
-  k_norm = s.config.qk_norm ? kv + k_statistics : 0;
-  input = row_parts * s.run_bytes * s.config.hidden_size;
-  statistic = row_parts * s.accumulate_bytes;
-  normed = s.tp * input;
-  product = rows * s.run_bytes * s.config.hidden_size;
-  gathered = s.tp > 1 ? normed : 0;
-  gather_scratch = gathered;
-  sums = s.tp > 1 ? 2 * s.tp * row_parts * s.accumulate_bytes * s.config.hidden_size : 0;
-}
-
-int64_t TensorBytes::tape(v1::TapePolicy policy) const {
-  if (!KeepsInputs(policy)) return 0;
-  int64_t bytes = input;
-  if (KeepsElementwise(policy)) bytes += 2 * normed + ffn;
-  if (KeepsGateUp(policy)) bytes += 2 * ffn;
-  if (KeepsQueries(policy)) bytes += q + qk_norm;
-  if (KeepsAttention(policy)) bytes += attended + input + 2 * statistic;
-  return bytes;
-}
-
-int64_t TensorBytes::kv_only_tape(v1::TapePolicy policy) const {
-  if (!KeepsInputs(policy)) return 0;
-  int64_t bytes = input + statistic;
-  if (KeepsElementwise(policy)) bytes += normed;
-  if (KeepsQueries(policy)) bytes += k_norm;
-  return bytes;
-}
 
 int64_t EmbeddingBytes(const TensorBytes& t) {
   if (t.shape.tp == 1) return 0;

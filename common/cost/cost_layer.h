@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "absl/container/inlined_vector.h"
-#include "common/cost/cost.h"
+#include "common/cost/tensor_bytes.h"
 #include "stemma/v1/plan.pb.h"
 
 namespace stemma {
@@ -26,40 +26,15 @@ struct LayerRun {
 // How the rows that one layer works on attend; of the runs those that may need most.
 using LayerRuns = absl::InlinedVector<LayerRun, 4>;
 
-// Bytes of a layer's tensors over so many rows. A tensor-parallel rank has some rows of what is between the blocks,
-// which is as wide as the model, and all rows of its heads and columns: worker/ops/tensor_parallel.h. The shape
-// outlives it.
-struct TensorBytes {
-  TensorBytes(const ByteShape& byte_shape, int64_t num_rows);
-  // `row_parts`: of what is cut by rows over tensor-parallel ranks, the rows of one; for sums over several blocks.
-  TensorBytes(const ByteShape& byte_shape, int64_t num_rows, int64_t row_parts);
-
-  const ByteShape& shape;
-  int64_t rows;
-  int64_t input;      // of the layer; its output, and what is as large: the rank's own rows
-  int64_t statistic;  // of a norm of own rows
-  int64_t normed;     // rows of all ranks, as blocks read them, padded
-  int64_t product;    // of the width of the model: all rows, of which the rank has a part of the sum
-  int64_t q, kv, gradient_kv, ffn;
-  int64_t attended;  // the output of attention and its log-sum-exp
-  // With QK-norm: what comes before it, kept with its statistics; those alone.
-  int64_t qk_norm, qk_statistics, k_norm, k_statistics;
-  // What ranks exchange; 0 where there is one: rows of all ranks that a gather makes of own ones, and its scratch; a
-  // sum of products, padded, and its scratch.
-  int64_t gathered, gather_scratch, sums;
-
-  // Tapes without K and V: of a full layer; of rows of which only K and V are computed.
-  int64_t tape(v1::TapePolicy policy) const;
-  int64_t kv_only_tape(v1::TapePolicy policy) const;
-};
-
 // Counts the embedding at its highest moment: 0 with one rank, where the first layer's moments are higher.
 int64_t EmbeddingBytes(const TensorBytes& t);
 
 // What a layer holds beside its tensors over own rows where context-parallel ranks share the rows of a prefix, or of a
 // rollout.
 struct SharedKv {
-  int64_t held = 0;       // from the gathering of K and V to the layer's end; in backward, of that with which it begins
+  // K/V of all ranks' rows, from their gathering to the end of the layer's forward; in backward, counted only while
+  // they are gathered.
+  int64_t held = 0;
   int64_t gathering = 0;  // while K and V travel
   int64_t gathered = 0;   // in backward: until gK and gV travel
   int64_t reducing = 0;   // while gK and gV travel, after attention's backward

@@ -1,10 +1,6 @@
 #include "common/cost/pipeline_cost.h"
 
-#include <algorithm>
-#include <memory>
-
 #include "common/base/round_up.h"
-#include "common/cost/context_share.h"
 
 namespace stemma {
 namespace {
@@ -42,25 +38,9 @@ PipelineSentBytes WavePipelineSent(const ByteShape& stage, int64_t rows) {
 }
 
 PipelineSentBytes PrefixPipelineSent(const ByteShape& stage, const PrefixShape& prefix, int64_t cp_rank) {
-  if (prefix.rows == 0 || (stage.first_stage && stage.last_stage)) return {};
-  int64_t bytes = 0, blocks = 0;
-  if (SharesRows(stage, prefix)) {
-    const std::shared_ptr<const ContextShare> share = ShareOf(stage, prefix);
-    blocks = static_cast<int64_t>(share->blocks().size());
-    if (cp_rank == kLargestCpRank) {
-      bytes = share->largest().row_parts * stage.config.hidden_size * stage.run_bytes;
-    } else {
-      for (size_t b = 0; b < share->blocks().size(); ++b) {
-        bytes += RowsBetweenStagesBytes(stage, share->RowsOf(b, cp_rank));
-      }
-    }
-  } else {
-    const int64_t block = prefix.block_rows > 0 ? std::min(prefix.block_rows, prefix.rows) : prefix.rows;
-    blocks = DivideUp(prefix.rows, block);
-    const int64_t rest = prefix.rows % block;
-    bytes = prefix.rows / block * RowsBetweenStagesBytes(stage, block) + RowsBetweenStagesBytes(stage, rest);
-  }
-  return BothWays(stage, bytes, blocks);
+  if (stage.first_stage && stage.last_stage) return {};
+  const int64_t row_parts = RowsOfRank(stage, prefix, cp_rank).row_parts;
+  return BothWays(stage, row_parts * stage.config.hidden_size * stage.run_bytes, NumBlocks(prefix));
 }
 
 }  // namespace stemma

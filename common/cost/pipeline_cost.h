@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
-#include "common/cost/cost.h"
-#include "common/cost/tensor_parallel_cost.h"
+#include "common/cost/context_share.h"
+#include "common/cost/prefix_bytes.h"
 
 namespace stemma {
 

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "common/cost/cost.h"
+#include "common/cost/byte_shape.h"
 #include "common/model/model_config.h"
 #include "common/model/model_shard.h"
 #include "stemma/v1/run_config.pb.h"

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "common/cost/cost.h"
+#include "common/cost/byte_shape.h"
 
 namespace stemma {
 

@@ -1,6 +1,6 @@
 // What each tape policy keeps, in one table: the blocks of a layer drop and restore by it (worker/model), the byte
-// formula counts by it (common/cost/cost.h). What each policy costs: docs/memory.md. A policy keeps what the next one
-// keeps, and more.
+// formulas count by it (common/cost/tensor_bytes.h). What each policy costs: docs/memory.md. A policy keeps what the
+// next one keeps, and more.
 #pragma once
 
 #include <cstdint>

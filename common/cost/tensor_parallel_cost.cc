@@ -3,7 +3,6 @@
 #include <map>
 
 #include "common/base/round_up.h"
-#include "common/cost/context_share.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma {
@@ -34,37 +33,23 @@ RowExchanges LayerBackward(v1::TapePolicy policy) {
 RowExchanges KvBackward(v1::TapePolicy policy) { return {.gathers = KeepsElementwise(policy) ? 0 : 1, .sums = 1}; }
 
 // `row_parts`: rows of one rank, in all exchanges of one kind together.
-SentBytes OfParts(const ByteShape& s, int64_t row_parts, const RowExchanges& exchanges) {
+TensorSentBytes OfParts(const ByteShape& s, int64_t row_parts, const RowExchanges& exchanges) {
   const int64_t others = (s.tp - 1) * row_parts * s.config.hidden_size;
   return {.rows = exchanges.gathers * others * s.run_bytes,
           .row_sums = exchanges.sums * others * s.accumulate_bytes,
           .row_collectives = exchanges.gathers + exchanges.sums};
 }
 
-SentBytes Of(const ByteShape& s, int64_t rows, const RowExchanges& exchanges) {
+TensorSentBytes Of(const ByteShape& s, int64_t rows, const RowExchanges& exchanges) {
   return OfParts(s, DivideUp(rows, s.tp), exchanges);
 }
 
-// Blocks of which a context-parallel rank has some rows. It takes part in each block's exchanges.
-SentBytes OfOwnRows(const ByteShape& s, const PrefixShape& prefix, int64_t cp_rank, const RowExchanges& exchanges) {
-  const std::shared_ptr<const ContextShare> share = ShareOf(s, prefix);
-  int64_t row_parts = share->largest().row_parts;
-  if (cp_rank != kLargestCpRank) {
-    row_parts = 0;
-    for (size_t b = 0; b < share->blocks().size(); ++b) row_parts += DivideUp(share->RowsOf(b, cp_rank), s.tp);
-  }
-  SentBytes sent = OfParts(s, row_parts, exchanges);
-  sent.row_collectives *= static_cast<int64_t>(share->blocks().size());
-  return sent;
-}
-
-SentBytes OfBlocks(const ByteShape& s, const PrefixShape& prefix, int64_t cp_rank, const RowExchanges& exchanges) {
-  if (s.tp == 1 || prefix.rows == 0) return {};
-  if (SharesRows(s, prefix)) return OfOwnRows(s, prefix, cp_rank, exchanges);
-  const int64_t block = prefix.block_rows > 0 ? prefix.block_rows : prefix.rows;
-  SentBytes sent = Of(s, block, exchanges * (prefix.rows / block));
-  // Rows are rounded block by block.
-  if (const int64_t rest = prefix.rows % block; rest > 0) sent += Of(s, rest, exchanges);
+// Counts all blocks' exchanges, in each of which every context-parallel rank takes part, whatever rows it has there.
+TensorSentBytes OfBlocks(const ByteShape& s, const PrefixShape& prefix, int64_t cp_rank,
+                         const RowExchanges& exchanges) {
+  if (s.tp == 1) return {};
+  TensorSentBytes sent = OfParts(s, RowsOfRank(s, prefix, cp_rank).row_parts, exchanges);
+  sent.row_collectives *= NumBlocks(prefix);
   return sent;
 }
 
@@ -81,7 +66,7 @@ int64_t AllReduceBytes(int64_t whole_bytes, int64_t ranks) { return 2 * whole_by
 
 }  // namespace
 
-SentBytes& SentBytes::operator+=(const SentBytes& other) {
+TensorSentBytes& TensorSentBytes::operator+=(const TensorSentBytes& other) {
   rows += other.rows;
   row_sums += other.row_sums;
   vocabulary += other.vocabulary;
@@ -90,11 +75,11 @@ SentBytes& SentBytes::operator+=(const SentBytes& other) {
   return *this;
 }
 
-SentBytes PrefixForwardSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank) {
+TensorSentBytes PrefixForwardTensorSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank) {
   return OfBlocks(shape, prefix, cp_rank, PrefixForwardExchanges(shape));
 }
 
-SentBytes PrefixBackwardSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank) {
+TensorSentBytes PrefixBackwardTensorSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank) {
   const bool again = !KeepsInputs(prefix.policy);
   const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
   const RowExchanges backward =
@@ -102,9 +87,9 @@ SentBytes PrefixBackwardSent(const ByteShape& shape, const PrefixShape& prefix, 
   return OfBlocks(shape, prefix, cp_rank, again ? PrefixForwardExchanges(shape) + backward : backward);
 }
 
-SentBytes WaveForwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, bool entropy) {
+TensorSentBytes WaveForwardTensorSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, bool entropy) {
   if (shape.tp == 1) return {};
-  SentBytes sent = Of(shape, rows, IfFirst(shape, kEmbed) + kLayerForward * shape.full_layers());
+  TensorSentBytes sent = Of(shape, rows, IfFirst(shape, kEmbed) + kLayerForward * shape.full_layers());
   if (!shape.last_stage) return sent;
   const int64_t head_rows = rows - kv_only_rows;
   if (kv_only_rows > 0) {  // rows are set apart among those of all ranks
@@ -117,9 +102,10 @@ SentBytes WaveForwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_
   return sent;
 }
 
-SentBytes WaveBackwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, v1::TapePolicy policy) {
+TensorSentBytes WaveBackwardTensorSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows,
+                                       v1::TapePolicy policy) {
   if (shape.tp == 1) return {};
-  SentBytes sent = Of(shape, rows, LayerBackward(policy) * shape.full_layers() + IfFirst(shape, kEmbedBackward));
+  TensorSentBytes sent = Of(shape, rows, LayerBackward(policy) * shape.full_layers() + IfFirst(shape, kEmbedBackward));
   if (!shape.last_stage) return sent;
   const int64_t head_rows = rows - kv_only_rows;
   constexpr RowExchanges kHead = {.gathers = 0, .sums = 1};

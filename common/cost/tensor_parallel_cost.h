@@ -9,14 +9,15 @@
 
 #include <cstdint>
 
-#include "common/cost/cost.h"
+#include "common/cost/context_share.h"
+#include "common/cost/prefix_bytes.h"
 #include "common/model/model_shard.h"
 #include "stemma/v1/plan.pb.h"
 
 namespace stemma {
 
 // By the names of the collectives. Partial gradients are a step's and not a phase's.
-struct SentBytes {
+struct TensorSentBytes {
   int64_t rows = 0;        // gathers of rows, in the run dtype
   int64_t row_sums = 0;    // scatters of their sums, in the accumulate dtype
   int64_t vocabulary = 0;  // numbers of the head's rows
@@ -24,21 +25,21 @@ struct SentBytes {
   int64_t row_collectives = 0, head_collectives = 0;
 
   int64_t total() const { return rows + row_sums + vocabulary; }
-  SentBytes& operator+=(const SentBytes& other);
+  TensorSentBytes& operator+=(const TensorSentBytes& other);
 };
-
-// The context-parallel rank that has most of the prefixes' rows.
-inline constexpr int64_t kLargestCpRank = -1;
 
 // Phases A and C. `prefix.policy` is what Phase A keeps. `cp_rank`: with its own rows of the prefixes; of several ranks
 // those with fewer send less.
-SentBytes PrefixForwardSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank = kLargestCpRank);
-SentBytes PrefixBackwardSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank = kLargestCpRank);
+TensorSentBytes PrefixForwardTensorSent(const ByteShape& shape, const PrefixShape& prefix,
+                                        int64_t cp_rank = kLargestCpRank);
+TensorSentBytes PrefixBackwardTensorSent(const ByteShape& shape, const PrefixShape& prefix,
+                                         int64_t cp_rank = kLargestCpRank);
 
 // One wave's forward, with the head: that of a step asks for entropies, a forward-only pass may.
-SentBytes WaveForwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, bool entropy);
+TensorSentBytes WaveForwardTensorSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, bool entropy);
 // One wave's backward, with the head's.
-SentBytes WaveBackwardSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, v1::TapePolicy policy);
+TensorSentBytes WaveBackwardTensorSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows,
+                                       v1::TapePolicy policy);
 
 // Once a step: gradients that each rank has a part of, which all tensor-parallel ranks add up; those of K/V heads,
 // which the neighbours that hold the same ones do; and that of a tied embedding, which the first and the last pipeline

@@ -1,10 +1,13 @@
+#include "common/cost/wave_bytes.h"
+
 #include <algorithm>
 #include <optional>
 
-#include "common/cost/cost.h"
 #include "common/cost/cost_layer.h"
 #include "common/cost/kernel_blocks.h"
+#include "common/cost/regather_bytes.h"
 #include "common/cost/shared_kv_bytes.h"
+#include "common/cost/tensor_bytes.h"
 
 namespace stemma {
 namespace {
@@ -59,8 +62,8 @@ class Wave {
         layers_(shape.config.num_layers),
         all_(shape, wave.rows) {
     if (wave.kv_only_rows > 0 && shape.last_stage) {
-      apart_.emplace(shape, wave.kv_only_rows);
-      beside_.emplace(shape, wave.rows - wave.kv_only_rows);
+      kv_only_rows_.emplace(shape, wave.kv_only_rows);
+      head_rows_.emplace(shape, wave.rows - wave.kv_only_rows);
     }
     runs_on_top_ = shape.last_stage ? RunsOfLast() : RunsBelow();
   }
@@ -68,7 +71,9 @@ class Wave {
   // The tape of so many layers below the last.
   int64_t Below(int64_t layers) const { return layers * (all_.tape(w_.policy) + all_.kv); }
   // What the last layer's rows before the last prompt token keep, with their K/V and the gradients of those.
-  int64_t KvOnly() const { return split() ? apart_->kv_only_tape(w_.policy) + apart_->kv + apart_->gradient_kv : 0; }
+  int64_t KvOnly() const {
+    return split() ? kv_only_rows_->kv_only_tape(w_.policy) + kv_only_rows_->kv + kv_only_rows_->gradient_kv : 0;
+  }
   int64_t Last() const { return head().tape(w_.policy) + head().kv; }
   int64_t Index() const {
     const int64_t cut = is_cut() ? w_.cut_rows * kGatherIndexBytes + w_.rows * kOwnIndexBytes : 0;
@@ -121,11 +126,12 @@ class Wave {
     }
     if (layers_ > 1) f(always + beside_layer_.forward + LayerForwardBytes(all_, RunsBelow(), policy, SharedForward()));
     if (!s_.last_stage) return;
-    const int64_t kv_only = split() ? apart_->kv_only_tape(policy) + apart_->kv : 0;
+    const int64_t kv_only = split() ? kv_only_rows_->kv_only_tape(policy) + kv_only_rows_->kv : 0;
     if (split()) {
       const int64_t there = always + beside_layer_.forward;
       f(there + GatherAll());
-      f(there + all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));
+      f(there + all_.normed + SelectedRows(*kv_only_rows_) + kv_only_rows_->rows * kPositionBytes +
+        KvOnlyForwardBytes(*kv_only_rows_));
       f(there + kv_only + all_.normed + w_.rows * kPositionBytes + SelectedRows(head()) + d);
     }
     const int64_t last = always + HeadPositions() + kv_only;
@@ -163,8 +169,8 @@ class Wave {
 
  private:
   // The tensors of the rows that the head reads, in the last layer.
-  const TensorBytes& head() const { return beside_.has_value() ? *beside_ : all_; }
-  bool split() const { return apart_.has_value(); }
+  const TensorBytes& head() const { return head_rows_.has_value() ? *head_rows_ : all_; }
+  bool split() const { return kv_only_rows_.has_value(); }
   bool looks_up() const { return s_.first_stage && s_.tp > 1; }
 
   int64_t BesideLast() const { return Index() + HeadPositions() + Below(layers_ - 1) + KvOnly(); }
@@ -221,8 +227,8 @@ class Wave {
     const int64_t tape = Index() + Below(layers_ - 1) + Targets(), forward = beside_layer_.forward;
     const int64_t positions = w_.rows * kPositionBytes;
     f(tape, forward + GatherAll());
-    f(tape,
-      forward + all_.normed + SelectedRows(*apart_) + apart_->rows * kPositionBytes + KvOnlyForwardBytes(*apart_));
+    f(tape, forward + all_.normed + SelectedRows(*kv_only_rows_) + kv_only_rows_->rows * kPositionBytes +
+                KvOnlyForwardBytes(*kv_only_rows_));
     f(tape + KvOnly(), forward + all_.normed + positions + SelectedRows(head()) + head().input);
   }
 
@@ -230,8 +236,8 @@ class Wave {
   void ForSplitMomentsBackward(const F& f) const {
     const int64_t tape = Index() + Below(layers_ - 1) + Results(), backward = beside_layer_.backward_apart;
     const int64_t positions = w_.rows * kPositionBytes;
-    f(tape, backward + head().input + positions + apart_->gradient_kv +
-                KvOnlyBackwardBytes(*apart_, w_.policy, KvOwner::kWave));
+    f(tape, backward + head().input + positions + kv_only_rows_->gradient_kv +
+                KvOnlyBackwardBytes(*kv_only_rows_, w_.policy, KvOwner::kWave));
     // Both kinds of rows, gathered; together; the own ones of them.
     f(tape, backward + positions + all_.gathered + all_.product + all_.input);
   }
@@ -241,8 +247,9 @@ class Wave {
   const BesideLayer beside_layer_;
   const int64_t layers_;
   const TensorBytes all_;
-  std::optional<TensorBytes> apart_, beside_;  // of rows that are set apart, and of the others; neither where none are
-  LayerRuns runs_on_top_;                      // of the layer on top: the model's last one, or the stage's
+  // In the last layer, of the rows that are set apart, and of those that reach the head; neither where none are.
+  std::optional<TensorBytes> kv_only_rows_, head_rows_;
+  LayerRuns runs_on_top_;  // of the layer on top: the model's last one, or the stage's
 };
 
 bool Covers(const WaveRun& a, const WaveRun& b) {
@@ -284,6 +291,15 @@ PhaseBytes WaveBytes(const ByteShape& shape, const WaveShape& wave, const Beside
   moments.ForMomentsForward(RaiseTo(highest));
   moments.ForMomentsBackward(RaiseTo(highest));
   return highest;
+}
+
+PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave) {
+  const PhaseBytes kept = PrefixKeptBytes(shape, prefix);
+  const PhaseBytes added = WaveBytes(shape, wave, RegatherBytes(shape, prefix));
+  return {.hot_set = kept.hot_set,
+          .dormant_set = kept.dormant_set,
+          .wave_tape = added.wave_tape,
+          .working_set = added.working_set};
 }
 
 PhaseBytes WaveBytesInForward(const ByteShape& shape, const WaveShape& wave, const BesideLayer& beside) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/cost/context_share.h"
+#include "common/cost/regather_bytes.h"
 #include "server/planner/member_dealing.h"
 
 namespace stemma::server {
@@ -27,7 +28,7 @@ double CopySeconds(const Work& work, const Rates& rates) { return work[kCopy] * 
 
 ClusterWays::ClusterWays(const MemoryOptions& options, const ClusterShape& cluster)
     : options_(options),
-      telling_(options.telling_stages()),
+      candidates_(options.candidate_stages()),
       borrowed_(cluster.borrowed),
       dealt_(Deal(options.shape, cluster)),
       sums_(options.shape, cluster, dealt_),
@@ -79,7 +80,7 @@ PhaseBytes ClusterWays::KeptOnStage(const ByteShape& stage, const PrefixShape& s
 ClusterWays::Kept ClusterWays::KeptBy(const PrefixWay& way) {
   const PrefixShape& shape = ShapeOf(way);
   Kept kept;
-  for (const size_t s : telling_) {
+  for (const size_t s : candidates_) {
     const ByteShape& stage = options_.all_stages()[s];
     kept.beside.stages.push_back({borrowed_ ? BesideLayer{} : RegatherBytes(stage, shape), KeptOnStage(stage, shape)});
     if (!options_.forward_only && !borrowed_) kept.host = std::max(kept.host, HostTapeBytes(stage, shape));
@@ -93,7 +94,7 @@ const ClusterWays::PhasePair& ClusterWays::BytesOf(Prefix& prefix) {
     prefix.bytes.emplace();
     const PrefixShape& shape = ShapeOf(prefix.way);
     if (!computes_prefixes()) return *prefix.bytes;
-    for (const size_t s : telling_) {
+    for (const size_t s : candidates_) {
       const ByteShape& stage = options_.all_stages()[s];
       prefix.bytes->forward.RaiseTo(options_.forward_only ? ForwardPrefixBytes(stage, shape)
                                                           : PrefixForwardBytes(stage, shape));

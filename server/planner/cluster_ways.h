@@ -110,7 +110,7 @@ class ClusterWays {
   bool computes_prefixes() const { return shape_.rows > 0 && !borrowed_; }
 
   const MemoryOptions& options_;
-  const std::vector<size_t> telling_;
+  const std::vector<size_t> candidates_;
   const bool borrowed_;
   const std::vector<uint32_t> dealt_;  // the context-parallel rank of each member; empty: there is one
   const ClusterWorkSums sums_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "common/base/round_up.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/context_rows.h"
@@ -32,7 +31,7 @@ void AddBackward(const FlopParts& parts, Work& work) {
 }
 
 // What is sent in `passes` like this one, which together have its rows: the rounding of each is left out.
-void AddSent(const SentBytes& sent, int64_t passes, Work& work) {
+void AddSent(const TensorSentBytes& sent, int64_t passes, Work& work) {
   work[kTensorByte] += static_cast<double>(sent.total());
   work[kTensorCollective] += static_cast<double>(passes * sent.row_collectives + sent.head_collectives);
 }
@@ -57,11 +56,6 @@ double FullLayers(const ByteShape& s) { return static_cast<double>(s.full_layers
 double AllLayers(const ModelConfig& c) { return static_cast<double>(c.num_layers); }
 
 double OfLastStage(const ByteShape& s, Block block) { return s.last_stage ? ForwardCost(s.config, block).weights : 0; }
-
-int64_t Blocks(const PrefixShape& prefix) {
-  if (prefix.rows == 0) return 0;
-  return prefix.block_rows == 0 ? 1 : DivideUp(prefix.rows, prefix.block_rows);
-}
 
 // Elements merged of so many rows, whose attention is of two parts, themselves and earlier rows.
 double MergedElements(const ByteShape& s, int64_t rows) {
@@ -211,7 +205,7 @@ const ClusterWorkSums::OwnRows& ClusterWorkSums::OwnRowsOf(const PrefixShape& pr
   rows.block_rows = prefix.block_rows;
   rows.parts = PrefixParts(shape_, rows.products);
   rows.score_blocks *= HeadLayers(shape_.config, shape_.full_layers());
-  rows.weights_passed = static_cast<double>(Blocks(prefix)) * prefix_weights_;
+  rows.weights_passed = static_cast<double>(NumBlocks(prefix)) * prefix_weights_;
   return rows;
 }
 
@@ -268,7 +262,7 @@ Work ClusterWorkSums::PrefixForward(const PrefixShape& prefix) const {
   work[kScoreBlock] = own.score_blocks;
   work[kWave] = own.weights_passed;
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
-  AddSent(PrefixForwardSent(shape_, prefix), 1, work);
+  AddSent(PrefixForwardTensorSent(shape_, prefix), 1, work);
   AddSent(PrefixForwardContextSent(shape_, prefix), 1, work);
   AddForwardSent(PrefixPipelineSent(shape_, prefix), 1, work);
   return work;
@@ -288,7 +282,7 @@ Work ClusterWorkSums::PrefixBackward(const PrefixShape& prefix) const {
   work[kWaveBackward] = own.weights_passed;
   if (!KeepsInputs(prefix.policy)) work[kWave] = work[kWaveBackward];
   if (prefix.offload) work[kCopy] = static_cast<double>(HostTapeBytes(shape_, prefix));
-  AddSent(PrefixBackwardSent(shape_, prefix), 1, work);
+  AddSent(PrefixBackwardTensorSent(shape_, prefix), 1, work);
   AddSent(PrefixBackwardContextSent(shape_, prefix), 1, work);
   AddBackwardSent(PrefixPipelineSent(shape_, prefix), 1, work);
   return work;
@@ -333,7 +327,7 @@ Work ClusterWorkSums::SuffixForward(const WavePasses& waves, bool entropy, const
                 static_cast<double>(waves.kv_only_products) * OfLastStage(shape_, Block::kKeyValue);
   const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
   const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
-  if (shape_.tp > 1) AddSent(WaveForwardSent(shape_, rows, apart, entropy), waves.waves, work);
+  if (shape_.tp > 1) AddSent(WaveForwardTensorSent(shape_, rows, apart, entropy), waves.waves, work);
   AddForwardSent(WavePipelineSent(shape_, rows), waves.waves, work);
   AddSent(members.forward_sent, 1, work);
   return work;
@@ -355,7 +349,7 @@ Work ClusterWorkSums::Suffix(v1::TapePolicy policy, const WavePasses& waves, siz
   work[kWaveBackward] = work[kWave];
   const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
   const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
-  if (shape_.tp > 1) AddSent(WaveBackwardSent(shape_, rows, apart, policy), waves.waves, work);
+  if (shape_.tp > 1) AddSent(WaveBackwardTensorSent(shape_, rows, apart, policy), waves.waves, work);
   AddBackwardSent(WavePipelineSent(shape_, rows), waves.waves, work);
   AddSent(members.backward_sent, 1, work);
   return work;

@@ -20,8 +20,9 @@
 #include "common/base/dtype_names.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/context_parallel_cost.h"
-#include "common/cost/cost.h"
+#include "common/cost/flops.h"
 #include "common/cost/memory_choices.h"
+#include "common/cost/prefix_bytes.h"
 #include "server/planner/wave_passes.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -140,8 +141,8 @@ class ClusterWorkSums {
 
   Work PrefixForward(const PrefixShape& prefix) const;
   Work PrefixBackward(const PrefixShape& prefix) const;
-  // Phase B of one rank's members, without what ranks exchange.
   size_t num_ranks() const { return ranks_.size(); }
+  // Counts Phase B of one rank's members, with what its waves send. Gathering the prefixes again is Regather()'s.
   Work Suffix(v1::TapePolicy policy, const WavePasses& waves, size_t rank = 0) const;
   Work SuffixForwardOnly(const WavePasses& waves, size_t rank = 0) const;
   // The forward alone of what Suffix counts.

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/cost/cost.h"
+#include "common/cost/flops.h"
 #include "server/planner/group_split.h"
 #include "server/planner/memory_chooser.h"
 #include "server/planner/planner.h"

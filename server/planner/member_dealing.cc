@@ -6,7 +6,7 @@
 #include <queue>
 #include <utility>
 
-#include "common/cost/cost.h"
+#include "common/cost/flops.h"
 #include "glog/logging.h"
 
 namespace stemma::server {

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "common/cost/cost.h"
+#include "common/cost/prefix_bytes.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/memory_options.h"
 #include "stemma/v1/plan.pb.h"

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "common/cost/cost.h"
+#include "common/cost/byte_shape.h"
 #include "common/cost/memory_choices.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/stop_check.h"
@@ -61,14 +61,14 @@ struct MemoryOptions {
     };
     return static_cast<size_t>(std::find_if(all.begin(), all.end(), is_like) - all.begin());
   }
-  // Returns the stages of which one needs the most bytes, whatever is asked: of those that are alike the first one has
-  // most rounds in flight.
-  std::vector<size_t> telling_stages() const {
-    std::vector<size_t> telling;
+  // Returns one stage of each kind, the first, which has most rounds in flight. The stage that needs most bytes is
+  // among them, whatever is asked.
+  std::vector<size_t> candidate_stages() const {
+    std::vector<size_t> candidates;
     for (size_t s = 0; s < all_stages().size(); ++s) {
-      if (FirstLike(s) == s) telling.push_back(s);
+      if (FirstLike(s) == s) candidates.push_back(s);
     }
-    return telling;
+    return candidates;
   }
   int64_t rounds_in_flight_on(size_t stage) const {
     return std::max<int64_t>(rounds_in_flight - static_cast<int64_t>(stage), 1);

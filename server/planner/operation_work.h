@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "common/cost/cost.h"
+#include "common/cost/prefix_bytes.h"
+#include "common/cost/wave_bytes.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/planner.h"
 #include "stemma/v1/plan.pb.h"

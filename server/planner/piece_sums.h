@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/cost/context_rows.h"
-#include "common/cost/cost.h"
+#include "common/cost/flops.h"
 
 namespace stemma::server {
 

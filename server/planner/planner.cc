@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/admission/mini_batches.h"
 #include "common/base/status_macros.h"
-#include "common/cost/cost.h"
+#include "common/cost/flops.h"
 #include "common/cost/plan_seconds.h"
 #include "common/cost/state_bytes.h"
 #include "server/planner/group_cost.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "common/cost/cost.h"
+#include "common/cost/byte_shape.h"
 #include "server/planner/wave_cuts.h"
 
 namespace stemma::server {

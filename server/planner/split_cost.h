@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/cost/cost.h"
+#include "common/cost/byte_shape.h"
 #include "server/planner/group_split.h"
 #include "server/planner/memory_chooser.h"
 #include "server/planner/wave_packing.h"

@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
-#include "common/base/round_up.h"
 #include "common/cost/context_share.h"
 #include "common/cost/pipeline_cost.h"
+#include "common/cost/regather_bytes.h"
 #include "common/cost/wave_rounds.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/operation_work.h"
@@ -69,9 +69,9 @@ class ClusterStages {
     const PrefixShape& prefix = operations_.prefix();
     const PrefixWork work = operations_.Prefixes(stage);
     StageCost cost = {.forward_s = Seconds(work.forward, options_.rates)};
-    const int64_t rows = prefix.block_rows > 0 ? std::min(prefix.block_rows, prefix.rows) : prefix.rows;
-    const int64_t largest = SharesRows(stage, prefix) ? ContextShare(stage, prefix).blocks().front().part : rows;
-    SetMessages(stage, DivideUp(prefix.rows, rows), largest, cost);
+    const bool shares = SharesRows(stage, prefix);
+    const int64_t largest = shares ? ContextShare(stage, prefix).blocks().front().part : BlockRows(prefix);
+    SetMessages(stage, NumBlocks(prefix), largest, cost);
     if (options_.forward_only) {
       cost.forward_bytes = ForwardPrefixBytes(stage, prefix).peak();
       cost.kept_bytes = ForwardKeptBytes(stage, prefix);

@@ -85,8 +85,8 @@ WaveShape WaveOf(std::span<const MemberShape> members, v1::WaveLayout layout, v1
 }
 
 WaveCuts::WaveCuts(const MemoryOptions& options, const ClusterShape& cluster, const BesideWave& beside)
-    : options_(options), cluster_(cluster), telling_(options.telling_stages()), beside_(beside) {
-  beside_.stages.resize(telling_.size());
+    : options_(options), cluster_(cluster), candidates_(options.candidate_stages()), beside_(beside) {
+  beside_.stages.resize(candidates_.size());
   const std::vector<MemberShape>& members = cluster.members;
   for (size_t begin = 0, count = 0; begin < members.size(); begin += count) {
     count = CountWorthPacking(begin);
@@ -107,10 +107,10 @@ void WaveCuts::Add(size_t begin, size_t count, WavePasses& passes) const {
 
 // Counts a wave on one stage; where there are several, with what the prefixes and the other waves in flight keep. Those
 // are as large at most.
-PhaseBytes WaveCuts::OnStage(size_t telling, const WaveShape& wave) const {
-  const size_t stage = telling_[telling];
+PhaseBytes WaveCuts::OnStage(size_t candidate, const WaveShape& wave) const {
+  const size_t stage = candidates_[candidate];
   const ByteShape& shape = options_.all_stages()[stage];
-  const auto& [layer, kept] = beside_.stages[telling];
+  const auto& [layer, kept] = beside_.stages[candidate];
   PhaseBytes bytes = kept;
   if (options_.forward_only) {
     bytes.working_set = ForwardWaveBytes(shape, wave, layer);
@@ -131,7 +131,7 @@ WaveShape WaveCuts::ShapeOf(size_t begin, size_t count, v1::TapePolicy policy) c
 PhaseBytes WaveCuts::BytesOf(const WaveShape& wave) {
   ++waves_priced_;
   PhaseBytes highest;
-  for (size_t telling = 0; telling < telling_.size(); ++telling) highest.RaiseTo(OnStage(telling, wave));
+  for (size_t candidate = 0; candidate < candidates_.size(); ++candidate) highest.RaiseTo(OnStage(candidate, wave));
   return highest;
 }
 

@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "common/cost/cost.h"
+#include "common/cost/wave_bytes.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/memory_options.h"
 #include "stemma/v1/plan.pb.h"
 
 namespace stemma::server {
 
-// What is there beside a wave, on each of MemoryOptions::telling_stages: beside each of its layers, and, where there
+// What is there beside a wave, on each of MemoryOptions::candidate_stages: beside each of its layers, and, where there
 // are several stages, what the prefixes keep, which is counted with the wave then.
 struct BesideWave {
   struct OfStage {
@@ -72,7 +72,7 @@ class WaveCuts {
   int64_t waves_priced() const { return waves_priced_; }  // how often the bytes of a wave were asked for
 
  private:
-  PhaseBytes OnStage(size_t telling, const WaveShape& wave) const;
+  PhaseBytes OnStage(size_t candidate, const WaveShape& wave) const;
   WaveShape ShapeOf(size_t begin, size_t count, v1::TapePolicy policy) const;
   PhaseBytes BytesOf(const WaveShape& wave);
   size_t CountWorthPacking(size_t begin) const;
@@ -94,7 +94,7 @@ class WaveCuts {
 
   const MemoryOptions& options_;
   const ClusterShape& cluster_;
-  const std::vector<size_t> telling_;
+  const std::vector<size_t> candidates_;
   BesideWave beside_;
   std::vector<size_t> largest_members_;  // one of them needs most alone, whatever the policy
   WavePasses fewest_, least_;

@@ -49,6 +49,49 @@ double ComparedSeconds(const MemoryOptions& options, const MemoryChoice& choice)
   return choice.seconds.total() + waiting * choice.seconds.suffix;
 }
 
+// What of the run configuration takes ways away.
+std::vector<std::string> ForcedFields(const MemoryOptions& options) {
+  std::vector<std::string> fields;
+  const auto add = [&](const char* field, const std::string& value) {
+    fields.push_back(absl::StrCat(field, " ", value));
+  };
+  const auto policy = [](v1::TapePolicy p) { return absl::AsciiStrToLower(v1::TapePolicy_Name(p)); };
+  if (options.wave_suffixes > 1 && options.layout != v1::ONE_BY_ONE) {
+    add("wave_suffixes", absl::StrCat(options.wave_suffixes));
+  }
+  if (options.prefix_block_rows > 0) add("prefix_block_rows", absl::StrCat(options.prefix_block_rows));
+  const bool shared = options.shape.cp > 1;
+  if (shared && options.prefix_kv == v1::PREFIX_KV_HOLD) add("prefix_kv", "hold");
+  if (shared && options.prefix_kv == v1::PREFIX_KV_REGATHER) add("prefix_kv", "regather");
+  if (options.forward_only) return fields;
+  if (options.sums_gradients) add("reduce_gradients", "step");
+  if (options.prefix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("prefix_policy", policy(options.prefix_policy));
+  if (options.suffix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("suffix_policy", policy(options.suffix_policy));
+  if (options.offload == v1::OFFLOAD_ON) add("offload", "on");
+  if (options.offload == v1::OFFLOAD_OFF) add("offload", "off");
+  return fields;
+}
+
+// Makes the error of a group that fits no way: GROUP_TOO_LARGE, see MakePlan.
+absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& group, const MemoryAnswer& answer) {
+  const std::vector<std::string> forced = ForcedFields(options);
+  const bool host = answer.host_bytes_needed > 0;
+  const int64_t needed = host ? answer.host_bytes_needed : answer.bytes_needed;
+  const int64_t left = host ? options.host_bytes : options.budget_bytes;
+  const char* field = host ? "host_memory_bytes" : "memory_budget_bytes";
+  std::string text = absl::StrCat("group ", group.uid, " needs ", needed, " bytes",
+                                  host ? " of host memory for its tape, beside what optimizer states take there"
+                                       : " above the model's weights, gradients and optimizer states",
+                                  ", and ", field, " leaves ", left);
+  if (!forced.empty()) {
+    absl::StrAppend(&text, "; the run configuration forces ", absl::StrJoin(forced, ", "), ": lower or unset it, or");
+  } else {
+    absl::StrAppend(&text, ": shorten it, or");
+  }
+  absl::StrAppend(&text, " raise ", field, " by ", needed - left);
+  return MakeError(Reason::kGroupTooLarge, text, {.uid = group.uid, .field = "groups"});
+}
+
 class Cutter {
  public:
   explicit Cutter(MemoryChooser& chooser) : chooser_(chooser), options_(chooser.options()) {}
@@ -135,54 +178,12 @@ class Cutter {
   const MemoryOptions& options_;
 };
 
-// What of the run configuration takes ways away.
-std::vector<std::string> ForcedFields(const MemoryOptions& options) {
-  std::vector<std::string> fields;
-  const auto add = [&](const char* field, const std::string& value) {
-    fields.push_back(absl::StrCat(field, " ", value));
-  };
-  const auto policy = [](v1::TapePolicy p) { return absl::AsciiStrToLower(v1::TapePolicy_Name(p)); };
-  if (options.wave_suffixes > 1 && options.layout != v1::ONE_BY_ONE) {
-    add("wave_suffixes", absl::StrCat(options.wave_suffixes));
-  }
-  if (options.prefix_block_rows > 0) add("prefix_block_rows", absl::StrCat(options.prefix_block_rows));
-  const bool shared = options.shape.cp > 1;
-  if (shared && options.prefix_kv == v1::PREFIX_KV_HOLD) add("prefix_kv", "hold");
-  if (shared && options.prefix_kv == v1::PREFIX_KV_REGATHER) add("prefix_kv", "regather");
-  if (options.forward_only) return fields;
-  if (options.sums_gradients) add("reduce_gradients", "step");
-  if (options.prefix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("prefix_policy", policy(options.prefix_policy));
-  if (options.suffix_policy != v1::TAPE_POLICY_UNSPECIFIED) add("suffix_policy", policy(options.suffix_policy));
-  if (options.offload == v1::OFFLOAD_ON) add("offload", "on");
-  if (options.offload == v1::OFFLOAD_OFF) add("offload", "off");
-  return fields;
-}
-
 }  // namespace
 
 ClusterShape GroupShape(const PackingGroup& group, bool reuse) {
   ClusterShape cluster;
   AddGroup(group, reuse, cluster);
   return cluster;
-}
-
-absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& group, const MemoryAnswer& answer) {
-  const std::vector<std::string> forced = ForcedFields(options);
-  const bool host = answer.host_bytes_needed > 0;
-  const int64_t needed = host ? answer.host_bytes_needed : answer.bytes_needed;
-  const int64_t left = host ? options.host_bytes : options.budget_bytes;
-  const char* field = host ? "host_memory_bytes" : "memory_budget_bytes";
-  std::string text = absl::StrCat("group ", group.uid, " needs ", needed, " bytes",
-                                  host ? " of host memory for its tape, beside what optimizer states take there"
-                                       : " above the model's weights, gradients and optimizer states",
-                                  ", and ", field, " leaves ", left);
-  if (!forced.empty()) {
-    absl::StrAppend(&text, "; the run configuration forces ", absl::StrJoin(forced, ", "), ": lower or unset it, or");
-  } else {
-    absl::StrAppend(&text, ": shorten it, or");
-  }
-  absl::StrAppend(&text, " raise ", field, " by ", needed - left);
-  return MakeError(Reason::kGroupTooLarge, text, {.uid = group.uid, .field = "groups"});
 }
 
 absl::StatusOr<std::vector<PackedCluster>> PackClusters(MemoryChooser& chooser,

@@ -40,9 +40,6 @@ struct PackedCluster {
 // One group alone, by reuse or dense, whatever its `reuse` says.
 ClusterShape GroupShape(const PackingGroup& group, bool reuse);
 
-// GROUP_TOO_LARGE: see MakePlan.
-absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& group, const MemoryAnswer& answer);
-
 // Errors: ResourceExhausted GROUP_TOO_LARGE, Cancelled - see MakePlan.
 absl::StatusOr<std::vector<PackedCluster>> PackClusters(MemoryChooser& chooser,
                                                         const std::vector<PackingGroup>& groups);

@@ -8,8 +8,8 @@
 #include <span>
 #include <utility>
 
+#include "common/cost/byte_shape.h"
 #include "common/cost/context_rows.h"
-#include "common/cost/cost.h"
 
 namespace stemma::server {
 

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "common/cost/cost.h"
+#include "common/cost/byte_shape.h"
 #include "common/cost/parameter_units.h"
 #include "server/planner/cost_model.h"
 #include "server/simulation/operation_seconds.h"

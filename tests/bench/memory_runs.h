@@ -6,7 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "common/cost/cost.h"
+#include "common/cost/prefix_bytes.h"
+#include "common/cost/wave_bytes.h"
 #include "tests/bench/copy_engines.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "common/cost/flops.h"
 #include "glog/logging.h"
 
 namespace stemma::testing {
@@ -58,7 +59,8 @@ double FlopsFactor(const ModelConfig& config, const Shape& shape, const Memory& 
   const double n = static_cast<double>(shape.rollouts);
   const double base =
       PrefixFlops(config, shape.prompt - 1).total() + n * SuffixFlops(config, shape.prompt - 1, shape.response).total();
-  const double again = PrefixRecomputeFlops(config, PrefixOf(shape, memory)).total() +
+  const PrefixShape prefix = PrefixOf(shape, memory);
+  const double again = PrefixRecomputeFlops(config, prefix.rows, prefix.policy).total() +
                        n * SuffixRecomputeFlops(config, shape.prompt - 1, shape.response, memory.suffix).total();
   return 1 + again / base;
 }

@@ -33,8 +33,8 @@ class ClusterExchanges {
   }
 
   void AppendOne(PrefixPart part, uint32_t peer, bool sends, Program& program) const {
-    if (peer >= static_cast<uint32_t>(sizes_.num_ranks) || peer == static_cast<uint32_t>(sizes_.rank)) return;
-    const int own = sizes_.RankInCopy(sizes_.rank), other = sizes_.RankInCopy(static_cast<int>(peer));
+    if (peer >= static_cast<uint32_t>(sizes_.num_copies) || peer == static_cast<uint32_t>(sizes_.copy)) return;
+    const int own = sizes_.ProgramRankInCopy(sizes_.copy), other = sizes_.ProgramRankInCopy(static_cast<int>(peer));
     const bool kv = part == PrefixPart::kKv;
     program.push_back({.kind = sends ? OperationKind::kSend : OperationKind::kReceive,
                        .cluster = index_,
@@ -134,7 +134,7 @@ class ClusterOperations {
     Exchange exchange;
     exchange.tensor = absl::StrCat(what, " ", round, " of cluster ", index_);
     for (int rank = 0; rank < sizes_.cp_ranks; ++rank) {
-      exchange.ranks.push_back(sizes_.RankOf(sizes_.stage, sizes_.rank, rank));
+      exchange.ranks.push_back(sizes_.ProgramRankOf(sizes_.stage, sizes_.copy, rank));
     }
     return exchange;
   }
@@ -147,7 +147,7 @@ class ClusterOperations {
     const auto message = [&](int stage) {
       if (stage < 0 || stage >= sizes_.stages) return StageMessage{};
       const bool wave = IsNumbered(operation.kind);
-      return StageMessage{sizes_.RankInStage(stage),
+      return StageMessage{sizes_.ProgramRankInStage(stage),
                           absl::StrCat(forward ? "hidden" : "gradient", " of cluster ", index_,
                                        wave ? absl::StrCat(", wave ", operation.wave) : "")};
     };
@@ -193,7 +193,7 @@ class Sequences {
 // Returns the order of this rank's stage; empty: the plan has none.
 std::string PlannedOrder(const v1::StepPlan& step, const RankSizes& sizes) {
   for (const v1::CopyStages& copy : step.copies()) {
-    if (copy.dp_rank() != static_cast<uint32_t>(sizes.rank) || sizes.stage >= copy.orders_size()) continue;
+    if (copy.dp_rank() != static_cast<uint32_t>(sizes.copy) || sizes.stage >= copy.orders_size()) continue;
     return copy.orders(sizes.stage);
   }
   return "";

@@ -1,5 +1,5 @@
 // A rank's program: the ordered operations of one step, expanded from the plan. Pure: called by worker/engine and
-// tests, which run the programs of all ranks against each other (worker/schedule/program_check.h).
+// tests, which run the programs of all ranks against each other (tests/testing/program_check.h).
 //
 // The engine interprets a program: it keeps the tapes of waves between their forward and backward, and the hot sets of
 // clusters between Phases A and C, in tables by their indices. What a rank does never depends on its clock.
@@ -13,22 +13,25 @@
 
 namespace stemma::worker {
 
-// What a rank knows of the groups that it shares with others. `rank` is the one of its copy of the model, as a plan
-// names it. Exchanges and messages number ranks stage by stage: those that hold the same part of the model are next to
-// one another, and of them those of a copy.
+// What a rank knows of the groups that it shares with others. `copy` is the number of its copy of the model, a plan's
+// dp_rank. Exchanges and messages name program ranks, (stage · num_copies + copy) · cp_ranks + cp_rank: those that hold
+// the same part of the model are next to one another, and of them those of a copy. Tensor-parallel ranks run the same
+// program, so these numbers have no tp (worker/parallel/mesh_ranks.h lists all numberings).
 struct RankSizes {
-  int rank = 0, num_ranks = 1;
+  int copy = 0, num_copies = 1;
   int cp_rank = 0, cp_ranks = 1;          // that share the copy's clusters
   int stage = 0, stages = 1;              // of the copy's pipeline
   int64_t kv_row_bytes = 0;               // of one row's K and V in all layers
   int64_t gradient_row_bytes = 0;         // of one row's gK and gV in all layers
   std::vector<int64_t> prefix_rows = {};  // by group of the payload; beyond its end: 0
 
-  // Returns the rank that has this one's place in copy `copy`.
-  int RankInCopy(int copy) const { return RankOf(stage, copy, cp_rank); }
-  // Returns the rank of this copy that has this one's place in another stage.
-  int RankInStage(int other) const { return RankOf(other, rank, cp_rank); }
-  int RankOf(int of_stage, int copy, int of_cp) const { return (of_stage * num_ranks + copy) * cp_ranks + of_cp; }
+  // Returns the program rank that has this one's place in another copy.
+  int ProgramRankInCopy(int other) const { return ProgramRankOf(stage, other, cp_rank); }
+  // Returns the program rank of this copy that has this one's place in another stage.
+  int ProgramRankInStage(int other) const { return ProgramRankOf(other, copy, cp_rank); }
+  int ProgramRankOf(int of_stage, int of_copy, int of_cp) const {
+    return (of_stage * num_copies + of_copy) * cp_ranks + of_cp;
+  }
 };
 
 // Lists for each cluster: A if it has prefixes, forward and backward of its waves in order, C if it has prefixes. A
@@ -51,8 +54,8 @@ struct RankSizes {
 // worker/schedule/parameter_sweeps.h refuse a plan that has more to run than its sweeps say.
 //
 // Ranks that list their split groups in one order never wait for each other in a circle: stages run such a cluster by
-// itself, which CheckStageOrders sees to. An exchange with a rank that
-// there is not, or with itself, is left out: CheckSplitGroups (worker/schedule/split_groups.h) refuses such a plan.
+// itself, which CheckStageOrders sees to. An exchange with a rank that there is not, or with itself, is left out:
+// CheckSplitGroups (worker/schedule/split_groups.h) refuses such a plan.
 Program ExpandStep(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes = {});
 
 // Lists the same cluster by cluster, whatever the plan says of stages' orders, and if it says nothing or what cannot be

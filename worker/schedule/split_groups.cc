@@ -12,16 +12,17 @@ namespace {
 // The checks of one cluster return what is wrong; empty: nothing.
 
 std::string PeerProblem(const char* field, uint32_t peer, const RankSizes& sizes) {
-  if (peer >= static_cast<uint32_t>(sizes.num_ranks)) {
-    return absl::StrCat(field, " is ", peer, ": there are ", sizes.num_ranks, " ranks");
+  if (peer >= static_cast<uint32_t>(sizes.num_copies)) {
+    return absl::StrCat(field, " is ", peer, ": there are ", sizes.num_copies, " copies of the model");
   }
-  if (peer == static_cast<uint32_t>(sizes.rank)) return absl::StrCat(field, " is ", peer, ": that is this rank itself");
+  if (peer == static_cast<uint32_t>(sizes.copy))
+    return absl::StrCat(field, " is ", peer, ": that is this rank's own copy");
   return "";
 }
 
 std::string RanksProblem(const v1::Cluster& cluster, const RankSizes& sizes) {
-  if (cluster.dp_rank() != static_cast<uint32_t>(sizes.rank)) {
-    return absl::StrCat("dp_rank is ", cluster.dp_rank(), ": this is rank ", sizes.rank);
+  if (cluster.dp_rank() != static_cast<uint32_t>(sizes.copy)) {
+    return absl::StrCat("dp_rank is ", cluster.dp_rank(), ": this rank is of copy ", sizes.copy);
   }
   if (cluster.has_owner_rank() && cluster.helper_ranks_size() > 0) {
     return "it has an owner_rank and helper_ranks: it is either the owner's or a helper's";

@@ -149,12 +149,12 @@ std::string OrdersProblem(const v1::StepPlan& step, const v1::CopyStages& copy, 
 
 std::string StepProblem(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes) {
   if (forward_only || step.clusters_size() == 0) return "";
-  const auto rank = static_cast<uint32_t>(sizes.rank);
+  const auto copy = static_cast<uint32_t>(sizes.copy);
   const auto found = std::find_if(step.copies().begin(), step.copies().end(),
-                                  [&](const v1::CopyStages& copy) { return copy.dp_rank() == rank; });
-  if (found == step.copies().end()) return absl::StrCat("copies: no order of the stages of copy ", rank);
+                                  [&](const v1::CopyStages& stages) { return stages.dp_rank() == copy; });
+  if (found == step.copies().end()) return absl::StrCat("copies: no order of the stages of copy ", copy);
   const std::string problem = OrdersProblem(step, *found, SequencesOf(step, sizes), sizes);
-  return problem.empty() ? "" : absl::StrCat("copies: copy ", rank, ": ", problem);
+  return problem.empty() ? "" : absl::StrCat("copies: copy ", copy, ": ", problem);
 }
 
 }  // namespace

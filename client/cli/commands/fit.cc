@@ -4,10 +4,11 @@
 #include <limits>
 
 #include "common/base/run_config.h"
-#include "common/cost/cost.h"
 #include "common/cost/memory_choices.h"
+#include "common/cost/prefix_bytes.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tape_policy.h"
+#include "common/cost/wave_bytes.h"
 
 namespace stemma::cli {
 namespace {

@@ -8,7 +8,9 @@
 #include "common/base/mesh.h"
 #include "common/base/round_up.h"
 #include "common/cost/context_rows.h"
+#include "common/cost/context_share.h"
 #include "common/cost/rank_shape.h"
+#include "common/cost/regather_bytes.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/state_shards.h"
 #include "common/cost/tensor_parallel_cost.h"
@@ -128,6 +130,34 @@ TEST(ContextParallelCostTest, SentBytesAreThoseOfAWalkOverTheCollectives) {
   }
 }
 
+TEST(ContextParallelCostTest, RowsOfARankAreRoundedBlockByBlock) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    const DrawnPrefixes drawn = DrawPrefixes(seed);
+    const std::vector<std::vector<int64_t>> blocks = RowsOfBlocks(drawn);
+    EXPECT_EQ(NumBlocks(drawn.prefix), static_cast<int64_t>(blocks.size()));
+    ContextRows most;
+    for (int64_t rank = 0; rank < drawn.shape.cp; ++rank) {
+      ContextRows expected;
+      for (const std::vector<int64_t>& block : blocks) {
+        const int64_t rows = block[static_cast<size_t>(rank)];
+        expected.rows += rows;
+        expected.row_parts += DivideUp(rows, drawn.shape.tp);
+      }
+      const ContextRows own = RowsOfRank(drawn.shape, drawn.prefix, rank);
+      EXPECT_EQ(own.rows, expected.rows);
+      EXPECT_EQ(own.row_parts, expected.row_parts);
+      most.rows = std::max(most.rows, own.rows);
+      most.row_parts = std::max(most.row_parts, own.row_parts);
+    }
+    const ContextRows largest = RowsOfRank(drawn.shape, drawn.prefix);
+    EXPECT_EQ(largest.rows, most.rows);
+    EXPECT_EQ(largest.row_parts, most.row_parts);
+    EXPECT_EQ(RowsOfRank(drawn.shape, {}).rows, 0);
+    EXPECT_EQ(NumBlocks({}), 0);
+  }
+}
+
 // Over tp each context-parallel rank exchanges its own rows, rounded block by block.
 TEST(ContextParallelCostTest, TensorParallelRanksExchangeOwnRows) {
   int compared = 0;
@@ -140,21 +170,22 @@ TEST(ContextParallelCostTest, TensorParallelRanksExchangeOwnRows) {
     const std::vector<std::vector<int64_t>> blocks = RowsOfBlocks(drawn);
     int64_t most = 0;
     for (int64_t rank = 0; rank < drawn.shape.cp; ++rank) {
-      SentBytes expected;
+      TensorSentBytes expected;
       for (const std::vector<int64_t>& block : blocks) {
         // A block without rows still has its collectives.
-        SentBytes sent = PrefixForwardSent(alone, {.rows = std::max<int64_t>(1, block[static_cast<size_t>(rank)])});
+        TensorSentBytes sent =
+            PrefixForwardTensorSent(alone, {.rows = std::max<int64_t>(1, block[static_cast<size_t>(rank)])});
         if (block[static_cast<size_t>(rank)] == 0) sent.rows = sent.row_sums = 0;
         expected += sent;
       }
-      const SentBytes sent = PrefixForwardSent(drawn.shape, drawn.prefix, rank);
+      const TensorSentBytes sent = PrefixForwardTensorSent(drawn.shape, drawn.prefix, rank);
       EXPECT_EQ(sent.rows, expected.rows);
       EXPECT_EQ(sent.row_sums, expected.row_sums);
       EXPECT_EQ(sent.row_collectives, expected.row_collectives);
       most = std::max(most, sent.total());
       ++compared;
     }
-    EXPECT_EQ(PrefixForwardSent(drawn.shape, drawn.prefix).total(), most);
+    EXPECT_EQ(PrefixForwardTensorSent(drawn.shape, drawn.prefix).total(), most);
   }
   EXPECT_GT(compared, 100);
 }
@@ -162,11 +193,11 @@ TEST(ContextParallelCostTest, TensorParallelRanksExchangeOwnRows) {
 TEST(ContextParallelCostTest, HeldIsWhatOneRankHoldsAndRegatheredIsARanksPart) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
-    DrawnPrefixes drawn = DrawPrefixes(seed);
-    if (drawn.shape.cp == 1) continue;
+    const DrawnPrefixes drawn = DrawPrefixes(seed);
     const int64_t own = MostOfAll(RowsOfBlocks(drawn)), rows = drawn.prefix.rows;
     const int64_t row = 2 * drawn.shape.config.kv_size() * (drawn.shape.run_bytes + drawn.shape.accumulate_bytes);
-    const int64_t index = own * (2 * 8 + 8) + rows * 2 * 8;
+    // Token and position of own rows; where others have some, an own row's place, and all rows' places both ways.
+    const int64_t index = own * 2 * 8 + (drawn.shape.cp > 1 ? own * 8 + rows * 2 * 8 : 0);
     const int64_t held = drawn.prefix.regather ? own : rows;
     EXPECT_EQ(PrefixKeptBytes(drawn.shape, drawn.prefix).hot_set, drawn.shape.config.num_layers * held * row + index);
   }

@@ -1,10 +1,11 @@
-#include "common/cost/cost.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "common/cost/flops.h"
+#include "common/cost/prefix_bytes.h"
+#include "common/cost/wave_bytes.h"
 #include "tests/common/model/small_configs.h"
 #include "tests/testing/draw.h"
 
@@ -98,14 +99,13 @@ TEST(CostTest, RecomputingAPolicysProductsCostsTheirForward) {
   EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S3).total(), layers * (gate_up + qkv));
   EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S4).total(), layers * (gate_up + qkv + attention));
   const double own_pairs = rows * (rows + 1) / 2;
-  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, {.rows = 100, .policy = v1::S4}).total(),
+  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, 100, v1::S4).total(),
                    (layers - 1) * (gate_up + qkv + 4 * d * own_pairs + 2 * rows * d * d));
 }
 
 TEST(CostTest, AForgottenPrefixIsRunForwardAgain) {
   const ModelConfig config = Llama3_8B();
-  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, {.rows = 100, .policy = v1::S5}).total(),
-                   PrefixFlops(config, 100).forward);
+  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, 100, v1::S5).total(), PrefixFlops(config, 100).forward);
 }
 
 // Suffixes behind a prefix, and a trajectory that computes its prefix itself.

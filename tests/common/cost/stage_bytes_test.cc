@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "common/base/mesh.h"
-#include "common/cost/cost.h"
 #include "common/cost/pipeline_cost.h"
+#include "common/cost/prefix_bytes.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/state_shards.h"
+#include "common/cost/tensor_parallel_cost.h"
+#include "common/cost/wave_bytes.h"
 #include "tests/testing/draw.h"
 #include "tests/testing/namespaces.h"
 

@@ -1,6 +1,6 @@
 #include "tests/gpu/bench/ideals.h"
 
-#include "common/cost/cost.h"
+#include "common/cost/flops.h"
 
 namespace stemma::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/base/status_macros.h"
-#include "common/cost/cost.h"
+#include "common/cost/prefix_bytes.h"
 #include "tests/gpu/bench/group_rows.h"
 #include "tests/gpu/bench/parts.h"
 #include "tests/gpu/bench/stack.h"

@@ -13,6 +13,7 @@
 #include "common/base/mesh.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
+#include "common/cost/wave_bytes.h"
 #include "server/planner/member_dealing.h"
 #include "server/planner/memory_division.h"
 #include "server/planner/planner.h"

@@ -1,4 +1,4 @@
-// Work in parts is the FLOPs of common/cost/cost.h, split; seconds are linear in it; S(N) follows.
+// Work in parts is the FLOPs of common/cost/flops.h, split; seconds are linear in it; S(N) follows.
 #include "server/planner/cost_model.h"
 
 #include <algorithm>
@@ -57,7 +57,7 @@ TEST(CostModelTest, APolicyAddsTheFlopsThatItMakesAgain) {
     PrefixShape prefix = all;
     prefix.policy = policy;
     const double added = FlopUnits(ClusterWork(shape, cluster, prefix, policy, 1)) - base;
-    const double expected = PrefixRecomputeFlops(shape.config, prefix).total() +
+    const double expected = PrefixRecomputeFlops(shape.config, prefix.rows, policy).total() +
                             4 * SuffixRecomputeFlops(shape.config, 1023, 256, policy).total();
     EXPECT_NEAR(added, expected, 1e-9 * base) << v1::TapePolicy_Name(policy);
   }
@@ -104,19 +104,19 @@ TEST(CostModelTest, WhatARankSendsCostsSeconds) {
   const ClusterShape cluster = OneGroup(1024, 256, 4), dense = OneGroup(1024, 256, 4, /*reuse=*/false);
   const PrefixShape prefix = {.rows = 1024, .block_rows = 512, .policy = v1::S2};
   const PhaseWork work = ClusterWork(rank, cluster, prefix, v1::S4, 2);
-  EXPECT_EQ(work.prefix_forward[kTensorByte], static_cast<double>(PrefixForwardSent(rank, prefix).total()));
-  EXPECT_EQ(work.prefix_backward[kTensorByte], static_cast<double>(PrefixBackwardSent(rank, prefix).total()));
+  EXPECT_EQ(work.prefix_forward[kTensorByte], static_cast<double>(PrefixForwardTensorSent(rank, prefix).total()));
+  EXPECT_EQ(work.prefix_backward[kTensorByte], static_cast<double>(PrefixBackwardTensorSent(rank, prefix).total()));
   const auto both_ways = [&](int64_t rows, int64_t kv_only, v1::TapePolicy policy) {
-    SentBytes sent = WaveForwardSent(rank, rows, kv_only, /*entropy=*/true);
-    return sent += WaveBackwardSent(rank, rows, kv_only, policy);
+    TensorSentBytes sent = WaveForwardTensorSent(rank, rows, kv_only, /*entropy=*/true);
+    return sent += WaveBackwardTensorSent(rank, rows, kv_only, policy);
   };
-  const SentBytes wave = both_ways(512, 0, v1::S4);
+  const TensorSentBytes wave = both_ways(512, 0, v1::S4);
   EXPECT_EQ(work.suffix[kTensorByte], static_cast<double>(2 * wave.total()));
   EXPECT_EQ(work.suffix[kTensorCollective], static_cast<double>(2 * wave.row_collectives + 2 * wave.head_collectives));
   EXPECT_EQ(ClusterWork(rank, dense, {}, v1::S1, 4).suffix[kTensorByte],
             static_cast<double>(4 * both_ways(1280, 1024, v1::S1).total()));
   EXPECT_EQ(ForwardClusterWork(rank, cluster, 2).suffix[kTensorByte],
-            static_cast<double>(2 * WaveForwardSent(rank, 512, 0, /*entropy=*/false).total()));
+            static_cast<double>(2 * WaveForwardTensorSent(rank, 512, 0, /*entropy=*/false).total()));
   // What a policy gathers again costs more where the network is slow.
   Rates rates = DefaultRates(RunDtype::kFp32, 2, "cpu");
   for (const LinkRates& link : kLinkRates) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/base/human.h"
+#include "common/cost/wave_bytes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/planner/cluster_shapes.h"

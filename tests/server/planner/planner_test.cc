@@ -13,8 +13,8 @@
 #include "absl/strings/str_join.h"
 #include "common/admission/mini_batches.h"
 #include "common/base/error.h"
-#include "common/cost/cost.h"
 #include "common/cost/state_bytes.h"
+#include "common/cost/wave_bytes.h"
 #include "server/planner/memory_division.h"
 
 namespace stemma::server {

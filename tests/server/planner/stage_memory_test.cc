@@ -138,9 +138,9 @@ TEST(StageMemoryTest, TheFirstOfStagesThatAreAlikeTellsForAll) {
     EXPECT_EQ(first_like.front(), 0U);
     EXPECT_EQ(first_like.back(), stages - 1) << "it alone has the head";
     const std::set<size_t> once(first_like.begin(), first_like.end());
-    EXPECT_EQ(options.telling_stages(), std::vector<size_t>(once.begin(), once.end()));
+    EXPECT_EQ(options.candidate_stages(), std::vector<size_t>(once.begin(), once.end()));
   }
-  EXPECT_EQ(BenchMemory(0).telling_stages(), std::vector<size_t>{0});
+  EXPECT_EQ(BenchMemory(0).candidate_stages(), std::vector<size_t>{0});
 }
 
 // Two groups together have fewer rounds in flight than each alone, where a budget is tight: then stages would wait.

@@ -11,6 +11,7 @@
 #include "common/base/mesh.h"
 #include "common/cost/context_rows.h"
 #include "common/cost/rank_shape.h"
+#include "common/cost/regather_bytes.h"
 #include "common/cost/state_bytes.h"
 #include "server/planner/group_split.h"
 #include "server/planner/memory_division.h"

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "common/cost/wave_bytes.h"
 #include "gtest/gtest.h"
 #include "tests/server/planner/cluster_shapes.h"
 

@@ -146,19 +146,19 @@ int64_t OwnPrefixRows(const Case& c, const v1::Cluster& cluster, const v1::Wave&
 }
 
 // What the waves and prefixes of one rank of a copy send over tp.
-SentBytes SentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place, bool forward_only) {
+TensorSentBytes TensorSentIn(const Case& c, const v1::StepPlan& plan, const MeshPlace& place, bool forward_only) {
   const ByteShape shape = StageShapes(c.model, c.run)[place.pp_rank];
-  SentBytes sent;
+  TensorSentBytes sent;
   for (const v1::Cluster& cluster : plan.clusters()) {
     if (cluster.dp_rank() != place.dp_rank) continue;
     const PrefixShape prefix = PrefixOf(c, cluster);
-    sent += PrefixForwardSent(shape, prefix, place.cp_rank);
-    if (!forward_only) sent += PrefixBackwardSent(shape, prefix, place.cp_rank);
+    sent += PrefixForwardTensorSent(shape, prefix, place.cp_rank);
+    if (!forward_only) sent += PrefixBackwardTensorSent(shape, prefix, place.cp_rank);
     for (const v1::Wave& wave : cluster.waves()) {
       const int64_t rows = SuffixRowsOf(c, wave, place), kv_only = OwnPrefixRows(c, cluster, wave);
       if (rows == 0) continue;
-      sent += WaveForwardSent(shape, rows + kv_only, kv_only, /*entropy=*/!forward_only);
-      if (!forward_only) sent += WaveBackwardSent(shape, rows + kv_only, kv_only, cluster.suffix_policy());
+      sent += WaveForwardTensorSent(shape, rows + kv_only, kv_only, /*entropy=*/!forward_only);
+      if (!forward_only) sent += WaveBackwardTensorSent(shape, rows + kv_only, kv_only, cluster.suffix_policy());
     }
   }
   return sent;
@@ -241,9 +241,10 @@ std::vector<int64_t> PartialOfRanks(const Case& c, int64_t PartialGradientBytes:
 }
 
 void ExpectTensorParallelBytes(const Case& c, const v1::Plan& plan, const Communicators& communicators) {
-  EXPECT_EQ(communicators.Sent("tp", worker::kRowsName), OfRanks(c, plan, SentIn, &SentBytes::rows));
-  EXPECT_EQ(communicators.Sent("tp", worker::kRowSumsName), OfRanks(c, plan, SentIn, &SentBytes::row_sums));
-  EXPECT_EQ(communicators.Sent("tp", worker::kVocabularyName), OfRanks(c, plan, SentIn, &SentBytes::vocabulary));
+  EXPECT_EQ(communicators.Sent("tp", worker::kRowsName), OfRanks(c, plan, TensorSentIn, &TensorSentBytes::rows));
+  EXPECT_EQ(communicators.Sent("tp", worker::kRowSumsName), OfRanks(c, plan, TensorSentIn, &TensorSentBytes::row_sums));
+  EXPECT_EQ(communicators.Sent("tp", worker::kVocabularyName),
+            OfRanks(c, plan, TensorSentIn, &TensorSentBytes::vocabulary));
   EXPECT_EQ(communicators.Sent("tp", worker::kPartialGradientsName), PartialOfRanks(c, &PartialGradientBytes::all));
   EXPECT_GT(communicators.Sent("tp", worker::kPartialGradientsName).front(), 0);
   const auto of_kv = communicators.Sent("kv", worker::kPartialGradientsName);
@@ -357,10 +358,10 @@ TEST(SentBytesTest, OneRankSendsNothing) {
   run.set_dtype("fp32");
   run.set_head_chunk_tokens(128);
   const ByteShape shape = RankShape(model, run);
-  SentBytes sent = PrefixForwardSent(shape, {.rows = 100, .policy = v1::S5});
-  sent += PrefixBackwardSent(shape, {.rows = 100, .policy = v1::S5});
-  sent += WaveForwardSent(shape, 50, 20, /*entropy=*/true);
-  sent += WaveBackwardSent(shape, 50, 20, v1::S4);
+  TensorSentBytes sent = PrefixForwardTensorSent(shape, {.rows = 100, .policy = v1::S5});
+  sent += PrefixBackwardTensorSent(shape, {.rows = 100, .policy = v1::S5});
+  sent += WaveForwardTensorSent(shape, 50, 20, /*entropy=*/true);
+  sent += WaveBackwardTensorSent(shape, 50, 20, v1::S4);
   EXPECT_EQ(sent.total(), 0);
   EXPECT_EQ(sent.row_collectives + sent.head_collectives, 0);
   EXPECT_EQ(PartialGradientsSent(WholeModel(model), 4).all, 0);

@@ -16,11 +16,13 @@
 namespace stemma::worker {
 namespace {
 
+using testing::CheckPrograms;
+
 using enum OperationKind;
 
 RankSizes ContextSizes(int copy, int copies, int cp_rank, int cp_ranks) {
-  return {.rank = copy,
-          .num_ranks = copies,
+  return {.copy = copy,
+          .num_copies = copies,
           .cp_rank = cp_rank,
           .cp_ranks = cp_ranks,
           .kv_row_bytes = 64,

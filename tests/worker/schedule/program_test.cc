@@ -13,6 +13,8 @@
 namespace stemma::worker {
 namespace {
 
+using testing::CheckPrograms;
+
 using enum OperationKind;
 
 v1::StepPlan PlanOf(const std::vector<std::pair<bool, int>>& clusters) {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/program_check.h"
 #include "worker/schedule/program.h"
-#include "worker/schedule/program_check.h"
 
 namespace stemma::worker {
 
@@ -22,7 +22,7 @@ inline Operation Of(OperationKind kind, int cluster = 0, int wave = 0) {
 }
 
 inline void ExpectRefused(const std::vector<Program>& ranks, const std::string& what, bool forward_only = false) {
-  const absl::Status status = CheckPrograms(ranks, forward_only).status();
+  const absl::Status status = testing::CheckPrograms(ranks, forward_only).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << what;
   EXPECT_NE(status.message().find(what), std::string::npos) << status;
 }

@@ -31,6 +31,8 @@
 namespace stemma::worker {
 namespace {
 
+using testing::CheckPrograms;
+
 using server::MakePlan;
 using server::PlannerGroup;
 using server::PlanResult;
@@ -107,8 +109,8 @@ class ShardedProgramTest : public ::testing::TestWithParam<uint32_t> {
   const v1::Mesh& mesh() const { return model_.run.mesh(); }
 
   RankSizes SizesOf(uint32_t copy, uint32_t stage, uint32_t cp_rank) const {
-    RankSizes sizes = {.rank = static_cast<int>(copy),
-                       .num_ranks = static_cast<int>(DpSize(mesh())),
+    RankSizes sizes = {.copy = static_cast<int>(copy),
+                       .num_copies = static_cast<int>(DpSize(mesh())),
                        .cp_rank = static_cast<int>(cp_rank),
                        .cp_ranks = static_cast<int>(CpSize(mesh())),
                        .stage = static_cast<int>(stage),

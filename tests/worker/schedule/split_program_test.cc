@@ -20,13 +20,16 @@
 namespace stemma::worker {
 namespace {
 
+using testing::CheckPrograms;
+using testing::ProgramPeaks;
+
 using enum OperationKind;
 
 constexpr int64_t kKvRowBytes = 64, kGradientRowBytes = 128;
 
 RankSizes SizesOfRank(int rank, int num_ranks) {
-  return {.rank = rank,
-          .num_ranks = num_ranks,
+  return {.copy = rank,
+          .num_copies = num_ranks,
           .kv_row_bytes = kKvRowBytes,
           .gradient_row_bytes = kGradientRowBytes,
           .prefix_rows = {10, 20, 30, 40, 50, 60}};
@@ -279,14 +282,14 @@ struct WrongPlan {
 
 TEST(SplitGroupsTest, APlanThatSplitsAsNoneIsSplitIsRefusedByItsField) {
   const std::vector<WrongPlan> cases = {
-      {"helper_ranks: 2", 0, "cluster 0: helper_ranks is 2: there are 2 ranks"},
-      {"helper_ranks: 4294967295", 0, "helper_ranks is 4294967295: there are 2 ranks"},
-      {"helper_ranks: 0", 0, "helper_ranks is 0: that is this rank itself"},
+      {"helper_ranks: 2", 0, "cluster 0: helper_ranks is 2: there are 2 copies of the model"},
+      {"helper_ranks: 4294967295", 0, "helper_ranks is 4294967295: there are 2 copies of the model"},
+      {"helper_ranks: 0", 0, "helper_ranks is 0: that is this rank's own copy"},
       {"helper_ranks: 1", 0, "helper_ranks has 1 after 1: they ascend"},
       {"owner_rank: 1", 0, "it has an owner_rank and helper_ranks"},
-      {"owner_rank: 1", 1, "owner_rank is 1: that is this rank itself"},
-      {"owner_rank: 2", 1, "owner_rank is 2: there are 2 ranks"},
-      {"dp_rank: 0", 1, "dp_rank is 0: this is rank 1"},
+      {"owner_rank: 1", 1, "owner_rank is 1: that is this rank's own copy"},
+      {"owner_rank: 2", 1, "owner_rank is 2: there are 2 copies of the model"},
+      {"dp_rank: 0", 1, "dp_rank is 0: this rank is of copy 1"},
       {"prefix_groups: 3", 0, "prefix_groups has 2: a split group has clusters of its own"},
       {"waves { members { group: 3 } }", 0, "a wave has group 3: it is group 2's"},
       {"waves { members { group: 2 rollout: 1 } }", 1, "its waves have rollout 1 twice"},

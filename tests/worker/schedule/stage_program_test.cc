@@ -19,6 +19,8 @@
 namespace stemma::worker {
 namespace {
 
+using testing::CheckPrograms;
+
 using enum OperationKind;
 using testing::Draw;
 using ::testing::HasSubstr;

@@ -1,4 +1,4 @@
-#include "worker/schedule/program_check.h"
+#include "tests/testing/program_check.h"
 
 #include <algorithm>
 #include <deque>
@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace stemma::worker {
+namespace stemma::testing {
 namespace {
 
 bool NeedsOthers(const Operation& operation) { return !operation.exchange.ranks.empty() || operation.input.exists(); }
@@ -255,4 +255,4 @@ absl::StatusOr<std::vector<ProgramPeaks>> CheckPrograms(const std::vector<Progra
   return peaks;
 }
 
-}  // namespace stemma::worker
+}  // namespace stemma::testing

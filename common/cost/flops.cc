@@ -1,6 +1,5 @@
-#include "common/cost/cost.h"
+#include "common/cost/flops.h"
 
-#include "common/base/round_up.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/kernel_blocks.h"
 #include "common/cost/tape_policy.h"
@@ -103,8 +102,8 @@ Flops DenseFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) {
   return flops += SuffixFlops(config, prefix_rows, rows);
 }
 
-Flops PrefixRecomputeFlops(const ModelConfig& config, const PrefixShape& prefix) {
-  return {0, PrefixRecomputeParts(config, One(0, prefix.rows), prefix.policy).total()};
+Flops PrefixRecomputeFlops(const ModelConfig& config, int64_t rows, v1::TapePolicy policy) {
+  return {0, PrefixRecomputeParts(config, One(0, rows), policy).total()};
 }
 
 Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy) {
@@ -122,15 +121,6 @@ double CausalScoreBlocks(int64_t rows) {
 
 double AncestorScoreBlocks(int64_t rows, int64_t keys) {
   return static_cast<double>(rows) / kAttentionQueryBlock * static_cast<double>(keys) / kAttentionKeyBlock;
-}
-
-PhaseBytes SuffixBytes(const ByteShape& shape, const PrefixShape& prefix, const WaveShape& wave) {
-  const PhaseBytes kept = PrefixKeptBytes(shape, prefix);
-  const PhaseBytes added = WaveBytes(shape, wave, RegatherBytes(shape, prefix));
-  return {.hot_set = kept.hot_set,
-          .dormant_set = kept.dormant_set,
-          .wave_tape = added.wave_tape,
-          .working_set = added.working_set};
 }
 
 }  // namespace stemma

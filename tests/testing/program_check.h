@@ -1,13 +1,14 @@
 // Runs the programs of all ranks of a step against each other, without tensors: what would hang or mix up tensors on
-// ranks is found here. Pure; called by tests, and by nothing on a worker's way.
+// ranks is found here. Pure.
 #pragma once
 
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "tests/testing/namespaces.h"
 #include "worker/schedule/operation.h"
 
-namespace stemma::worker {
+namespace stemma::testing {
 
 // What a rank holds at once at most.
 struct ProgramPeaks {
@@ -27,4 +28,4 @@ struct ProgramPeaks {
 // and names rank, place and operation. `ranks`: by the numbers that exchanges name.
 absl::StatusOr<std::vector<ProgramPeaks>> CheckPrograms(const std::vector<Program>& ranks, bool forward_only);
 
-}  // namespace stemma::worker
+}  // namespace stemma::testing
