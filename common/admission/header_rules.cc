@@ -60,6 +60,12 @@ class HeaderCheck {
     Passes(scalar, CheckPositive(scalar.value, numbers_));
   }
 
+  void Temperature(const Scalar& scalar, const std::string& reader) {
+    if (!Check(scalar, Use::kRequired, reader)) return;
+    if (scalar.value <= 0) return Add(scalar.field, absl::StrCat("is ", scalar.value, ", must be above 0"));
+    Passes(scalar, CheckTemperature(scalar.value, numbers_));
+  }
+
   // True: no problem, which is the empty text.
   bool Passes(const Scalar& scalar, const std::string& problem) {
     if (!problem.empty()) Add(scalar.field, problem);
@@ -130,7 +136,7 @@ void CheckLoss(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds& nee
                    *agg == AggMode::kSeqMeanTokenSumNorm ? Use::kRequired : Use::kNeverRead,
                    absl::StrCat("loss_agg_mode ", loss.loss_agg_mode()));
   }
-  check.Positive({"update.loss.temperature", loss.has_temperature(), loss.temperature()}, Use::kRequired, "every loss");
+  check.Temperature({"update.loss.temperature", loss.has_temperature(), loss.temperature()}, "every loss");
   check.Check({"update.loss.entropy_coeff", loss.has_entropy_coeff(), loss.entropy_coeff()}, Use::kOptional, "");
 }
 
@@ -254,8 +260,7 @@ void CheckLogProbHeader(const v1::LogProbHeader& header, const RunNumbers& numbe
   if (const std::string problem = WeightsProblem(header.weights()); !problem.empty()) {
     check.Add("log_prob.weights", problem);
   }
-  check.Positive({"log_prob.temperature", header.has_temperature(), header.temperature()}, Use::kRequired,
-                 "ComputeLogProb");
+  check.Temperature({"log_prob.temperature", header.has_temperature(), header.temperature()}, "ComputeLogProb");
 }
 
 }  // namespace stemma

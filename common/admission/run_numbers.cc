@@ -37,6 +37,14 @@ std::string CheckPositive(double value, const RunNumbers& numbers) {
                       value < numbers.least ? "vanishes" : "overflows", " in ", OfRun(numbers));
 }
 
+std::string CheckTemperature(double value, const RunNumbers& numbers) {
+  const double coldest = std::sqrt(numbers.least);
+  if (value >= coldest && value <= numbers.largest) return "";
+  return absl::StrCat("is ", value, ", must be in [", coldest, ", ", numbers.largest,
+                      "]: ", value < coldest ? "logits divided by it overflow" : "it overflows", " in ",
+                      absl::string_view(numbers.dtype.data(), numbers.dtype.size()));
+}
+
 std::string CheckLearningRate(double value) {
   if (value >= 0 && value <= kLearningRateMax) return "";
   return absl::StrCat("is ", value, ", must be in [0, ", kLearningRateMax,

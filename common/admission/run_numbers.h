@@ -26,6 +26,8 @@ RunNumbers NumbersOfRun(RunDtype run_dtype);
 // Each returns what is wrong with a finite value of at most the largest magnitude, or "".
 std::string CheckMagnitude(double value, const RunNumbers& numbers);  // for any finite value
 std::string CheckPositive(double value, const RunNumbers& numbers);   // neither overflows nor vanishes; value > 0
+// The value divides logits, which must not overflow by it; value > 0.
+std::string CheckTemperature(double value, const RunNumbers& numbers);
 std::string CheckLearningRate(double value);
 std::string CheckWeightDecay(double value, double learning_rate);
 std::string CheckEps(double value, const RunNumbers& numbers);

@@ -1,4 +1,4 @@
-// The process's file descriptors: how many it may open, and how many it has open.
+// The process's file descriptors: how many it may open, how many it has open, and which outlive exec.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,11 @@ struct DescriptorCount {
 
 DescriptorCount CountDescriptors();
 
-// Raises the soft RLIMIT_NOFILE to the hard one, before any file is opened for a client. Children inherit it.
+// Raises the soft RLIMIT_NOFILE to the hard one, before many files are open. Children and exec inherit it.
 void RaiseDescriptorLimit();
+
+// Leaves a program that replaces this one stdin, stdout and stderr alone: every other descriptor that is open now,
+// whoever opened it, is closed by exec. Needs no free descriptor where the kernel does this itself (5.11 and later).
+void CloseDescriptorsAtExec();
 
 }  // namespace stemma

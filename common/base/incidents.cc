@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <system_error>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/file.h"
@@ -29,10 +31,18 @@ absl::Status MakeFolder(const std::string& path) {
   return ErrnoStatus("create", path, errno);
 }
 
-bool IsIncidentName(const std::string& name) {
+// The epoch and the generation: the order of time.
+using Age = std::pair<uint64_t, uint64_t>;
+
+// Null: no incident has this name.
+std::optional<Age> AgeOf(const std::string& name) {
   const size_t dash = name.find('-');
-  if (dash < 6 || dash == std::string::npos || name.size() < dash + 5) return false;
-  return std::all_of(name.begin(), name.end(), [](char c) { return c == '-' || absl::ascii_isdigit(c); });
+  uint64_t epoch = 0, generation = 0;
+  if (dash == std::string::npos || !absl::SimpleAtoi(name.substr(0, dash), &epoch) ||
+      !absl::SimpleAtoi(name.substr(dash + 1), &generation) || IncidentName(epoch, generation) != name) {
+    return std::nullopt;
+  }
+  return Age(epoch, generation);
 }
 
 }  // namespace
@@ -55,16 +65,17 @@ absl::Status WriteIncidentFile(const std::string& data_directory, const std::str
 }
 
 void RemoveOldIncidents(const std::string& data_directory) {
-  std::vector<std::string> names;
+  std::vector<Age> ages;
   std::error_code error;
   for (fs::directory_iterator entry(FolderIn(data_directory), error), end; !error && entry != end;
        entry.increment(error)) {
-    if (IsIncidentName(entry->path().filename().string())) names.push_back(entry->path().filename().string());
+    if (const std::optional<Age> age = AgeOf(entry->path().filename().string())) ages.push_back(*age);
   }
-  std::sort(names.begin(), names.end());
-  for (size_t i = 0; i + kIncidentsMax < names.size(); ++i) {
-    fs::remove_all(absl::StrCat(FolderIn(data_directory), "/", names[i]), error);
-    LOG_IF(WARNING, error.value() != 0) << "incident " << names[i] << " stays: " << error.message();
+  std::sort(ages.begin(), ages.end());
+  for (size_t i = 0; i + kIncidentsMax < ages.size(); ++i) {
+    const std::string name = IncidentName(ages[i].first, ages[i].second);
+    fs::remove_all(absl::StrCat(FolderIn(data_directory), "/", name), error);
+    LOG_IF(WARNING, error.value() != 0) << "incident " << name << " stays: " << error.message();
   }
 }
 

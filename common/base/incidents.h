@@ -19,7 +19,7 @@ namespace stemma {
 
 inline constexpr size_t kIncidentsMax = 20;
 
-// "000012-0003": sorts by time.
+// "000012-0003". Names are as old as their numbers say; their texts sort otherwise once one is longer.
 std::string IncidentName(uint64_t epoch, uint64_t generation);
 
 // Writes a file of the incident, and makes its folder where it is the first. Errors: NotFound - there is no such data

@@ -4,10 +4,25 @@
 #include <unistd.h>
 
 namespace stemma {
+namespace {
+
+// Ends the process with the code that a shell reports for one that the signal ended. Only async-signal-safe calls.
+void ExitBySignal(int signal_number) { _exit(128 + signal_number); }
+
+}  // namespace
 
 void DieWithParent(pid_t parent, int signal) {
   // Only async-signal-safe calls: this runs between fork and exec.
   if (prctl(PR_SET_PDEATHSIG, signal) != 0 || getppid() != parent) _exit(1);
+}
+
+void EndAtSignalsAsFirstProcess() {
+  if (getpid() != 1) return;
+  for (const int signal_number : {SIGTERM, SIGINT}) {
+    struct sigaction inherited = {};
+    sigaction(signal_number, nullptr, &inherited);
+    if (inherited.sa_handler != SIG_IGN) signal(signal_number, ExitBySignal);
+  }
 }
 
 void IgnorePipeSignal() { signal(SIGPIPE, SIG_IGN); }

@@ -1,4 +1,5 @@
-// What a process asks of the kernel about its end: children die with their parent, however the parent ends.
+// What a process asks of the kernel about its end: children die with their parent, however the parent ends, and signals
+// end what they should and nothing else.
 #pragma once
 
 #include <sys/types.h>
@@ -13,6 +14,12 @@ namespace stemma {
 // The kernel's parent is the *thread* that forked: a launcher forks from a thread that lives as long as it does. Holds
 // across exec.
 void DieWithParent(pid_t parent, int signal = SIGTERM);
+
+// Makes SIGTERM and SIGINT end the first process of a PID namespace, as a container's often is, with 128 plus the
+// signal's number: the kernel drops whatever signal such a process has no handler for. One that it was started to
+// ignore stays ignored. Does nothing in any other process, which these signals end by themselves. Does not hold across
+// exec.
+void EndAtSignalsAsFirstProcess();
 
 // A write to a pipe or socket whose other end has gone is an error like another, and no longer ends the process
 // (SIGPIPE).

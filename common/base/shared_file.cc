@@ -5,13 +5,26 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/file.h"
+#include "common/base/free_bytes.h"
+#include "common/base/status_macros.h"
 
 namespace stemma {
 namespace {
+
+// Written between two looks at the disk: each of several ranks looks before the others have written theirs.
+constexpr uint64_t kUnseenBytes = 1 << 20;
+
+// A disk that does not say what it has left is written to.
+absl::Status CheckRoom(uint64_t bytes, const std::string& path) {
+  const std::optional<uint64_t> free_bytes = FreeBytes(path);
+  if (!free_bytes || *free_bytes >= kLeftForJournalBytes + bytes) return absl::OkStatus();
+  return ErrnoStatus("keep room for the journal beside", path, ENOSPC);
+}
 
 absl::Status WriteAt(int fd, uint64_t offset, std::string_view bytes, const std::string& path) {
   while (!bytes.empty()) {
@@ -45,9 +58,14 @@ SharedFile::~SharedFile() {
 }
 
 absl::Status SharedFile::Write(const ByteRuns& runs, uint64_t first, std::string_view bytes) {
-  return ForEachRun(runs, first, bytes.size(), [&](uint64_t place, uint64_t done, uint64_t count) {
-    return WriteAt(fd_, place, bytes.substr(done, count), path_);
-  });
+  for (uint64_t done = 0; done < bytes.size(); done += kUnseenBytes) {
+    const std::string_view piece = bytes.substr(done, kUnseenBytes);
+    RETURN_IF_ERROR(CheckRoom(piece.size(), path_));
+    RETURN_IF_ERROR(ForEachRun(runs, first + done, piece.size(), [&](uint64_t place, uint64_t written, uint64_t count) {
+      return WriteAt(fd_, place, piece.substr(written, count), path_);
+    }));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SharedFile::Close() {

@@ -1,5 +1,6 @@
 // A file of which several processes write the bytes at the same time, each its own. Checkpoints and exports use it.
 // Thread safety: none; one thread at a time.
+// Always holds: no write takes the last kLeftForJournalBytes of the disk (common/base/free_bytes.h).
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ class SharedFile {
   ~SharedFile();
 
   const std::string& path() const { return path_; }
-  int fd() const { return fd_; }
-  // Writes bytes of the runs, from the one that is number `first` of all of them on. Errors: the file system's.
+  // Writes bytes of the runs, from the one that is number `first` of all of them on. Errors: the file system's;
+  // DISK_FULL - the rest of the disk is kept for the journal.
   absl::Status Write(const ByteRuns& runs, uint64_t first, std::string_view bytes);
   // Closes it once what it wrote is on the disk. Errors: the file system's.
   absl::Status Close();

@@ -1,4 +1,5 @@
-// How long a server that was told to stop takes: what it promises, and what `stemma local` waits for.
+// How long a server that was told to stop takes, which is what it promises and what `stemma local` waits for, and which
+// signals are one stop.
 #pragma once
 
 #include "absl/time/time.h"
@@ -11,5 +12,9 @@ inline constexpr absl::Duration kDrainWithin = absl::Seconds(20);
 
 // For answers to reach their clients, after that.
 inline constexpr absl::Duration kCloseWithin = absl::Seconds(5);
+
+// Signals within so long are of one stop: a service manager may signal every process of a service, and `stemma local`
+// passes on what it got besides.
+inline constexpr double kSameStopS = 1;
 
 }  // namespace stemma

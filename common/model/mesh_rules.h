@@ -21,9 +21,9 @@ std::vector<std::string> TensorParallelProblems(const ModelConfig& config, int64
 // layer.
 std::vector<std::string> PipelineProblems(const ModelConfig& config, int64_t pp_size);
 
-// Returns, of the meshes that can hold the model, have no more ranks than this one and no more stages, that of most
-// ranks; of several such that whose tp is nearest, then that of most stages, or of the smaller tp. Its cp is the
-// largest that the other ranks and what was asked for have in common.
+// Returns the best mesh that can hold the model, with no more ranks and no more stages than `mesh`. Better are, in this
+// order: more ranks, a tp nearer to the one asked for, more stages, a smaller tp. Its cp is the largest that divides
+// the cp asked for and the ranks that are left.
 v1::Mesh NearestMesh(const ModelConfig& config, const v1::Mesh& mesh);
 
 // Errors: InvalidArgument - the mesh cannot hold the model: every reason, and the nearest mesh that can.

@@ -1,5 +1,5 @@
-// The safetensors format, torch-free: header parsing that trusts nothing, and writing. reference: operations of hostile
-// files are refused before any allocation that their content would size.
+// The safetensors format, torch-free: parses headers of files that nobody vouches for, and writes files. Every size
+// that a file claims is checked before anything is allocated by it.
 //
 // Data offsets in TensorEntry are absolute in the file. Errors: InvalidArgument naming the file and what is wrong.
 #pragma once

@@ -50,14 +50,15 @@ void CheckpointThread::Run() {
 }
 
 void CheckpointThread::Do(const CommitCheckpointAction& action) {
-  const absl::StatusOr<StoredCheckpoint> stored = store_->Commit(action.folder, action.manifest, action.client_state);
+  const absl::StatusOr<StoredCheckpoint> stored =
+      store_->Commit(action.folder, action.manifest, action.client_state, stopped_);
   if (!stored.ok()) return done_(CheckpointWrittenEvent{.id = action.id, .written = stored.status()});
   done_(CheckpointWrittenEvent{.id = action.id, .written = KnownOf(*stored)});
 }
 
 void CheckpointThread::Do(const ReadCheckpointAction& action) {
   Failpoint("ckpt.before_read", /*rank=*/0);
-  absl::StatusOr<StoredCheckpoint> stored = store_->Verify(action.name, action.manifest_sha256);
+  absl::StatusOr<StoredCheckpoint> stored = store_->Verify(action.name, action.manifest_sha256, stopped_);
   absl::Status read = stored.status();
   if (read.ok()) read = store_->CheckModel(action.name, model_);
   if (!read.ok()) return done_(CheckpointReadEvent{.id = action.id, .client_state = read});

@@ -2,11 +2,13 @@
 // coordinator: gigabytes never stop it. Readings that clients ask for come last: a recovery, a save or a full disk does
 // not wait for more than the one that is going on. A reading finds checkpoints of another model, too.
 //
-// Thread safety: safe. Nothing blocks but Stop, which waits for what is being done.
-// Invariant: every added commit and reading is answered once by `done`, from this thread, or from that of Drop, unless
-// the thread was stopped.
+// Thread safety: safe. Nothing blocks but Stop, which ends a reading within 4 MiB, and waits for what else is done.
+// Invariants:
+//  (1) every added commit and reading is answered once by `done`, from this thread, or from that of Drop, unless the
+//      thread was stopped.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <string>
@@ -53,7 +55,7 @@ class CheckpointThread {
   Mutex mutex_;
   std::deque<Work> works_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> client_readings_ ABSL_GUARDED_BY(mutex_);  // done when there is no other work
-  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<bool> stopped_ = false;  // set under mutex_, which wakes the thread; a reading looks at it without
   std::thread thread_;
 };
 

@@ -9,6 +9,7 @@
 #include "glog/logging.h"
 #include "server/coordinator/calibration_file.h"
 #include "server/coordinator/incident_files.h"
+#include "server/coordinator/logged_reasons.h"
 #include "server/coordinator/lost_messages.h"
 #include "server/coordinator/unfinished_files.h"
 #include "server/protocol/answers.h"
@@ -27,6 +28,8 @@ Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, std::uni
   if (storage_ != nullptr) {
     checkpoints_ = std::make_unique<CheckpointThread>(&storage_->checkpoints(), model_,
                                                       std::bind_front(&Coordinator::OnDone, this));
+    folders_ = std::make_unique<CheckpointFolderThread>(&storage_->checkpoints(), checkpoints_.get(),
+                                                        std::bind_front(&Coordinator::OnDone, this));
   }
   thread_ = std::thread([this] { Run(); });
 }
@@ -40,6 +43,7 @@ void Coordinator::Stop() {
   }
   if (thread_.joinable()) thread_.join();
   planners_.Stop();
+  if (folders_ != nullptr) folders_->Stop();
   if (checkpoints_ != nullptr) checkpoints_->Stop();
 }
 
@@ -79,6 +83,11 @@ void Coordinator::WorkerLost(SessionId session, const std::string& reason) {
   if (links_.erase(session) > 0) Post(WorkerLostEvent{session, reason});
 }
 
+void Coordinator::Ask(std::function<void()> answer) {
+  MutexLock lock(&mutex_);
+  events_.push_back({.at = clock_.Now(), .event = {}, .answer = std::move(answer)});
+}
+
 void Coordinator::OnDone(Event event) {
   MutexLock lock(&mutex_);
   Post(std::move(event));
@@ -102,6 +111,11 @@ bool Coordinator::NextEvent(Arrived& next) {
   const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !events_.empty(); };
   mutex_.AwaitWithTimeout(awake, wait);
   if (stopped_) return false;
+  if (!events_.empty() && events_.front().answer != nullptr) {  // no deadline comes with it
+    next = std::move(events_.front());
+    events_.pop_front();
+    return true;
+  }
   const bool due = events_.empty() || (deadline <= events_.front().at && deadline != ticked_for_);
   if (due) {
     next = {events_.empty() ? clock_.Now() : events_.front().at, TickEvent{}};
@@ -120,20 +134,28 @@ bool Coordinator::IsOfClosedSession(const Event& event) {
   return message != nullptr && FindLink(message->session) == nullptr;
 }
 
+Decision Coordinator::Decide(absl::Time now, const Event& event) {
+  return storage_ == nullptr ? state_.Handle(now, event) : state_.Handle(now, event, storage_->FreeBytes());
+}
+
 void Coordinator::Run() {
-  Execute(state_.Handle(clock_.Now(), StartEvent{}));
+  Execute(Decide(clock_.Now(), StartEvent{}));
   Arrived next;
   while (NextEvent(next)) {
+    if (next.answer != nullptr) {
+      next.answer();
+      continue;
+    }
     if (IsOfClosedSession(next.event)) continue;
     const auto* message = std::get_if<WorkerMessageEvent>(&next.event);
-    if (message == nullptr || !IsLost(message->message)) Execute(state_.Handle(next.at, next.event));
+    if (message == nullptr || !IsLost(message->message)) Execute(Decide(next.at, next.event));
     if (message == nullptr) continue;
     if (const auto link = FindLink(message->session)) link->ReadNext();
   }
 }
 
 void Coordinator::Execute(Decision decision) {
-  if (!decision.reason.empty()) LOG(INFO) << decision.reason;
+  for (const LoggedReason& reason : decision.reasons) Log(reason);
   for (Action& action : decision.actions) {
     std::visit([this](auto& a) { Execute(a); }, action);
   }
@@ -182,22 +204,6 @@ void Coordinator::Execute(IncidentAction& action) {
 
 void Coordinator::Execute(RemoveSpoolAction& action) {
   if (storage_ != nullptr) storage_->Remove(action.name);
-}
-
-void Coordinator::Execute(MakeCheckpointFolderAction& action) {
-  const absl::StatusOr<std::string> made = storage_->checkpoints().Begin(action.name);
-  if (!made.ok()) {  // its ranks will say so
-    LOG(WARNING) << "a checkpoint has no folder: " << made.status().message();
-    return;
-  }
-  CHECK_EQ(*made, TemporaryFolderOf(action.name));
-}
-
-void Coordinator::Execute(RemoveCheckpointAction& action) {
-  if (IsTemporaryFolder(action.folder)) return checkpoints_->Add(AbandonedFolder{action.folder});
-  absl::StatusOr<std::string> retired = storage_->checkpoints().Retire(action.folder);
-  if (retired.ok()) return checkpoints_->Add(AbandonedFolder{*std::move(retired)});
-  LOG(WARNING) << "checkpoint " << action.folder << " stays: " << retired.status().message();
 }
 
 void Coordinator::Execute(RemoveUnfinishedExportsAction&) {

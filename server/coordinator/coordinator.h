@@ -1,6 +1,7 @@
 // Coordinator: the one thread that owns the CoordinatorState. Events come from any thread through a bounded queue; the
 // thread handles them one by one and executes the actions; plans are made by threads of their own (PlannerThreads), so
-// that no request's size delays another's answer. No gRPC here: sessions and calls are interfaces.
+// that no request's size delays another's answer, and so is what checkpoints ask of the disk (CheckpointFolderThread,
+// CheckpointThread). No gRPC here: sessions and calls are interfaces.
 //
 // Thread safety: every public method may be called from any thread; none of them blocks but WaitDrained and Stop.
 // Invariants:
@@ -25,6 +26,7 @@
 #include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "server/coordinator/checkpoint_folder_thread.h"
 #include "server/coordinator/checkpoint_thread.h"
 #include "server/coordinator/planner_threads.h"
 #include "server/coordinator/storage.h"
@@ -70,6 +72,10 @@ class Coordinator {
   void WorkerMessage(SessionId session, internal::v1::WorkerMessage message);
   void WorkerLost(SessionId session, const std::string& reason);
 
+  // Calls `answer` from the coordinator's thread, in its turn among the events; never once that was stopped. The state
+  // is not told, so that no time passes for it.
+  void Ask(std::function<void()> answer);
+
   // Refuses new work; what runs has so long to end its step, pass or export.
   void Drain(absl::Duration within);
   // False: nothing was drained within `timeout`.
@@ -81,12 +87,16 @@ class Coordinator {
   struct Arrived {
     absl::Time at;
     Event event;
+    std::function<void()> answer = nullptr;  // set: a question, and no event
   };
-  void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { events_.push_back({clock_.Now(), std::move(event)}); }
+  void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    events_.push_back({.at = clock_.Now(), .event = std::move(event)});
+  }
   void OnDone(Event event);  // of the threads beside this one
   void Run();
   bool NextEvent(Arrived& next);
   bool IsOfClosedSession(const Event& event);
+  Decision Decide(absl::Time now, const Event& event);
   void Execute(Decision decision);
   void Execute(SendAction& action);
   void Execute(SendPayloadAction& action);
@@ -94,11 +104,12 @@ class Coordinator {
   void Execute(LoadAction& action) { planners_.Add(std::move(action)); }
   void Execute(RemoveSpoolAction& action);
   void Execute(JournalAction& action);
-  void Execute(MakeCheckpointFolderAction& action);
+  void Execute(MakeCheckpointFolderAction& action) { folders_->Add(std::move(action)); }
   void Execute(CommitCheckpointAction& action) { checkpoints_->Add(std::move(action)); }
   void Execute(ReadCheckpointAction& action) { checkpoints_->Add(std::move(action)); }
   void Execute(DropReadingAction& action) { checkpoints_->Drop(action); }
-  void Execute(RemoveCheckpointAction& action);
+  void Execute(RemoveCheckpointAction& action) { folders_->Add(std::move(action)); }
+  void Execute(DropSaveAction& action) { checkpoints_->Add(AbandonedFolder{std::move(action.folder)}); }
   void Execute(RemoveUnfinishedExportsAction& action);
   void Execute(StopPlanAction& action) { planners_.Cancel(action.id); }
   void Execute(CloseSessionAction& action);
@@ -127,7 +138,8 @@ class Coordinator {
   bool drained_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   PlannerThreads planners_;
-  std::unique_ptr<CheckpointThread> checkpoints_;  // null: nothing is kept
+  std::unique_ptr<CheckpointThread> checkpoints_;    // null: nothing is kept
+  std::unique_ptr<CheckpointFolderThread> folders_;  // null: nothing is kept
   std::thread thread_;
 };
 

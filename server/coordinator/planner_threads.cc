@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/base/error.h"
+#include "common/base/status_macros.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -76,15 +77,16 @@ void PlannerThreads::Run(Lane& lane) {
 // A plan that was stopped in vain, or too late, has its file too: who hears of it removes that.
 Event PlannerThreads::Do(const PlanAction& action, const std::atomic<bool>& stopped) const {
   PlannedEvent event = {.id = action.id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(Plan(action, stopped))};
-  if (action.spool_name.empty() || !event.plan->ok() || storage_ == nullptr || stopped) return event;
-  absl::StatusOr<internal::v1::SpoolFile> kept =
-      storage_->Keep(action.spool_name, *action.request, **event.plan, action.config.mesh());
-  if (kept.ok()) {
-    event.spool = *std::move(kept);
-  } else {
-    *event.plan = kept.status();
-  }
+  if (!action.writes_rows || !event.plan->ok() || storage_ == nullptr || stopped) return event;
+  if (absl::Status kept = Keep(action, event); !kept.ok()) *event.plan = std::move(kept);
   return event;
+}
+
+// A request that no file keeps has rows in the journal all the same.
+absl::Status PlannerThreads::Keep(const PlanAction& action, PlannedEvent& event) const {
+  if (action.spool_name.empty()) return storage_->CheckRoom();
+  ASSIGN_OR_RETURN(event.spool, storage_->Keep(action.spool_name, *action.request, **event.plan, action.config.mesh()));
+  return absl::OkStatus();
 }
 
 Event PlannerThreads::Do(const LoadAction& action, const std::atomic<bool>&) const {

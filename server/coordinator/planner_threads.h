@@ -54,6 +54,7 @@ class PlannerThreads {
   bool Next(Lane& lane, Job& job);  // false: stopped
   Event Do(const PlanAction& action, const std::atomic<bool>& stopped) const;
   Event Do(const LoadAction& action, const std::atomic<bool>& stopped) const;
+  absl::Status Keep(const PlanAction& action, PlannedEvent& event) const;
   absl::StatusOr<RequestPlan> Plan(const PlanAction& action, const std::atomic<bool>& stopped) const;
 
   const PlanFunction plan_;

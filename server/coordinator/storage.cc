@@ -12,6 +12,7 @@
 #include "common/base/error.h"
 #include "common/base/failpoint.h"
 #include "common/base/file.h"
+#include "common/base/free_bytes.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
 #include "server/protocol/checkpoint_rules.h"
@@ -23,8 +24,6 @@ namespace stemma::server {
 namespace {
 
 constexpr uint32_t kServerRank = 0;  // at the failpoints
-// For the journal: two snapshots of 8 MiB, and their write-ahead log.
-constexpr uint64_t kReservedForRowsBytes = 32 << 20;
 
 static_assert(kRowBytesMax <= kBlobBytesMax, "a row that History may write has to fit");
 
@@ -36,22 +35,24 @@ absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const std::string& data_d
   ASSIGN_OR_RETURN(Spool spool, Spool::Open(data_directory));
   ASSIGN_OR_RETURN(CheckpointStore checkpoints, CheckpointStore::Open(data_directory));
   ASSIGN_OR_RETURN(Journal journal, Journal::Open(data_directory));
-  std::unique_ptr<Storage> storage(new Storage(std::move(journal), std::move(spool), std::move(checkpoints)));
-  RETURN_IF_ERROR(storage->FoldRows(data_directory, requests_kept));
+  std::unique_ptr<Storage> storage(
+      new Storage(data_directory, std::move(journal), std::move(spool), std::move(checkpoints)));
+  RETURN_IF_ERROR(storage->FoldRows(requests_kept));
   RETURN_IF_ERROR(storage->FindCheckpoints());
-  RETURN_IF_ERROR(storage->CheckAnyFound(data_directory));
+  RETURN_IF_ERROR(storage->CheckAnyFound());
   // An old journal is refused by now, whose rows name none of the requests that the newest one needs.
   RETURN_IF_ERROR(storage->SweepSpool());
   return storage;
 }
 
-absl::Status Storage::FoldRows(const std::string& data_directory, uint64_t requests_kept) {
+absl::Status Storage::FoldRows(uint64_t requests_kept) {
   for (const JournalEntry& entry : journal_.TakeRows()) {
     internal::v1::JournalRow row;
     if (!row.ParseFromString(entry.body)) {
-      return MakeError(Reason::kCorruptJournal, absl::StrCat("row ", entry.n, " of the journal in ", data_directory,
+      return MakeError(Reason::kCorruptJournal, absl::StrCat("row ", entry.n, " of the journal in ", data_directory_,
                                                              " is no row of this version"));
     }
+    if (row.has_snapshot()) snapshot_bytes_ = entry.body.size();
     RETURN_IF_ERROR(FoldRow(row, requests_kept, state_));
   }
   RETURN_IF_ERROR(CheckJournalState(state_));
@@ -90,7 +91,7 @@ absl::Status Storage::FindCheckpoints() {
 
 // Refuses a folder in which none is left of the checkpoints that the journal's steps begin with: it is not mounted, or
 // is another one. What a start without them gives up, no later start has.
-absl::Status Storage::CheckAnyFound(const std::string& data_directory) const {
+absl::Status Storage::CheckAnyFound() const {
   const auto is_found = [&](const internal::v1::KnownCheckpoint& known) {
     return std::any_of(found_.begin(), found_.end(), [&](const auto& found) { return found.name() == known.name(); });
   };
@@ -99,7 +100,7 @@ absl::Status Storage::CheckAnyFound(const std::string& data_directory) const {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
-      absl::StrCat(data_directory, "/checkpoints has none of the checkpoints that the journal knows, as ",
+      absl::StrCat(data_directory_, "/checkpoints has none of the checkpoints that the journal knows, as ",
                    known.rbegin()->name(), ": the ", state_.step(),
                    " steps of the lineage would be lost; put them back, or mount the folder; to begin anew, "
                    "give the server another --data"));
@@ -113,6 +114,7 @@ absl::Status Storage::Write(const JournalAction& action) {
     return absl::UnavailableError("as told");
   RETURN_IF_ERROR(action.replaces ? journal_.Compact(action.n, action.body)
                                   : journal_.Append(action.n, action.body, action.settles));
+  if (action.replaces) snapshot_bytes_ = action.body.size();
   Failpoint(absl::StrCat("row.", kind->name(), ".after"), kServerRank);
   return absl::OkStatus();
 }
@@ -130,18 +132,30 @@ void Storage::Remove(const std::string& spool_name) {
   if (!status.ok()) LOG(WARNING) << "a spooled request that is done with stays: " << status.message();
 }
 
+uint64_t Storage::FreeBytes() const { return stemma::FreeBytes(data_directory_ + "/journal").value_or(0); }
+
+absl::Status Storage::CheckRoom(uint64_t file_bytes) const {
+  const uint64_t free_bytes = FreeBytes();
+  // For a moment the next snapshot is on the disk twice (server/protocol/history.cc).
+  const uint64_t needed_bytes = std::max(kReservedForRowsBytes, 2 * snapshot_bytes_) + file_bytes;
+  if (free_bytes >= needed_bytes) return absl::OkStatus();
+  return MakeError(Reason::kDiskFull,
+                   absl::StrCat("the disk of ", data_directory_, " has ", free_bytes, " bytes left, and ", needed_bytes,
+                                " are needed, so that there is room for the journal beside this request: make room "
+                                "there, then send it again"));
+}
+
 absl::StatusOr<internal::v1::SpoolFile> Storage::Keep(const std::string& name, const TrainingRequest& request,
                                                       const RequestPlan& plan, const v1::Mesh& mesh) const {
   if (FailpointFails("spool.before", kServerRank)) return ErrnoStatus("write", name, ENOSPC);
   // Before and after: rows are written beside it.
-  if (spool_.FreeBytes() < kReservedForRowsBytes + request.bytes) {
-    return ErrnoStatus("keep room for the journal beside", name, ENOSPC);
-  }
+  RETURN_IF_ERROR(CheckRoom(request.bytes));
   ASSIGN_OR_RETURN(internal::v1::SpoolFile file, spool_.Write(name, request, plan, mesh));
   Failpoint("spool.after", kServerRank);
-  if (spool_.FreeBytes() >= kReservedForRowsBytes) return file;
+  absl::Status room = CheckRoom();
+  if (room.ok()) return file;
   RETURN_IF_ERROR(spool_.Remove(file.name()));
-  return ErrnoStatus("keep room for the journal beside", name, ENOSPC);
+  return room;
 }
 
 absl::StatusOr<LoadedRequest> Storage::Load(const internal::v1::SpoolFile& file) const {

@@ -1,13 +1,14 @@
 // The journal, the spool and the checkpoints of one data directory, and what earlier servers left in them.
 //
-// Append, Remove and what makes or retires a checkpoint's folder: the coordinator thread. Keep and Load: a planner's
-// thread, beside it. checkpoints(): the checkpoints' thread.
+// Append and Remove: the coordinator thread. CheckRoom, Keep and Load: a planner's thread, beside it. FreeBytes: any.
+// checkpoints(): the checkpoints' threads.
 // Invariants:
 //  (1) what Append was given is on the disk when it returns. Where that fails the process ends: nobody may act on
 //      what is not kept, and a write that failed is not repeated.
 //  (2) files of the spool that no row names are removed by Open.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -37,23 +38,31 @@ class Storage {
   const CheckpointStore& checkpoints() const { return checkpoints_; }
   void Append(const JournalAction& action);
   void Remove(const std::string& spool_name);
-  // Keeps the request with its plan for so many ranks. Errors: DISK_FULL, also where the rows of the request might find
-  // no room, and what writing files leads to.
+  // Returns what the journal's disk has left; 0: that is not known.
+  uint64_t FreeBytes() const;
+  // Whether a request, with a file of so many bytes, leaves room for the rows of all that are accepted, and for another
+  // snapshot. Errors: DISK_FULL.
+  absl::Status CheckRoom(uint64_t file_bytes = 0) const;
+  // Keeps the request with its plan for so many ranks. Errors: CheckRoom's, and what writing files leads to.
   absl::StatusOr<internal::v1::SpoolFile> Keep(const std::string& name, const TrainingRequest& request,
                                                const RequestPlan& plan, const v1::Mesh& mesh) const;
   // Errors: DataLoss - the file is not the one that was kept.
   absl::StatusOr<LoadedRequest> Load(const internal::v1::SpoolFile& file) const;
 
  private:
-  Storage(Journal journal, Spool spool, CheckpointStore checkpoints)
-      : journal_(std::move(journal)), spool_(std::move(spool)), checkpoints_(std::move(checkpoints)) {}
+  Storage(std::string data_directory, Journal journal, Spool spool, CheckpointStore checkpoints)
+      : data_directory_(std::move(data_directory)),
+        journal_(std::move(journal)),
+        spool_(std::move(spool)),
+        checkpoints_(std::move(checkpoints)) {}
 
-  absl::Status FoldRows(const std::string& data_directory, uint64_t requests_kept);
+  absl::Status FoldRows(uint64_t requests_kept);
   absl::Status FindCheckpoints();
-  absl::Status CheckAnyFound(const std::string& data_directory) const;
+  absl::Status CheckAnyFound() const;
   absl::Status SweepSpool() const;  // removes what no row names
   absl::Status Write(const JournalAction& action);
 
+  const std::string data_directory_;
   Journal journal_;
   const Spool spool_;
   const CheckpointStore checkpoints_;
@@ -61,6 +70,7 @@ class Storage {
   std::vector<std::string> other_folders_;
   internal::v1::JournalState state_;
   uint64_t last_row_ = 0;
+  std::atomic<uint64_t> snapshot_bytes_ = 0;  // of the last one in the journal
 };
 
 }  // namespace stemma::server

@@ -1,4 +1,4 @@
-// The directory that a server keeps its exports and measurements in: one server at a time.
+// The server's data directory: journal, spool, checkpoints, exports, incidents and calibration. One server at a time.
 //
 // The lock is the kernel's, on the file `.lock` in it: it ends with the process, however that ends. The file says who
 // holds it, for the error of the next one who asks.

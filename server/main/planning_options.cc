@@ -126,7 +126,16 @@ void ReadPlanningOptions(const PlanningFlags& flags, PlanningOptions& options, s
   options.published = FindPublishedDevice(options.device);
   options.device_bytes = ReadMemory("--device-memory", flags.device_memory, problems);
   ReadPlanningConfig(flags, options.config, problems);
+  if (flags.threads > 0) RefuseOnDevice("--threads", options, problems);
+  // Threads are the CPU's, and so is the scratch of each: a run.yaml that has them plans for GPUs as one that has none.
+  if (options.published != nullptr) options.config.clear_threads();
   OpenPlannedModel(flags, options, problems);
+}
+
+void RefuseOnDevice(const std::string& name, const PlanningOptions& options, std::vector<std::string>& problems) {
+  if (options.published == nullptr) return;
+  problems.push_back(
+      absl::StrCat(name, ": is for ranks on cpu, and --device is ", options.device, ": leave one of the two out"));
 }
 
 absl::StatusOr<TraceRequests> ReadTrace(const PlanningOptions& options) {

@@ -40,6 +40,9 @@ void AddPlanningFlags(CLI::App& app, PlanningFlags& flags, PlanningOptions& opti
 // Reads run.yaml and the model's config.json. What is wrong is added to `problems`.
 void ReadPlanningOptions(const PlanningFlags& flags, PlanningOptions& options, std::vector<std::string>& problems);
 
+// Adds a problem where ranks have a device of their own: `name` is an option of ranks on cpu, and it is given.
+void RefuseOnDevice(const std::string& name, const PlanningOptions& options, std::vector<std::string>& problems);
+
 struct TraceRequests {
   std::vector<NamedRequest> requests;
   bool more = false;  // than were asked for

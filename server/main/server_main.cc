@@ -1,7 +1,8 @@
 // stemma-server: reads its options, serves until SIGTERM or SIGINT, drains; a second signal, a second or more after it,
 // ends it at once.
 //
-// Exit: 0 clean, 1 fault or a second signal, 2 configuration, 93 what is kept is damaged: starting again does not help.
+// Exit: 0 clean, 1 fault or a second signal, 2 configuration, or a data directory that someone has to see to, 93 what
+// is kept is damaged: starting again does not help.
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@
 #include "common/base/process.h"
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
+#include "common/base/stop_times.h"
 #include "glog/logging.h"
 #include "server/main/rank_meshes.h"
 #include "server/main/server_options.h"
@@ -37,10 +39,6 @@ namespace {
 // What is allocated in pieces of at least so many bytes goes back to the system when it is freed. Else what clients
 // send in large messages would stay in the process's heap after it was dropped.
 constexpr int kReturnedBytes = 256 << 10;
-
-// Signals within so long are of one stop: a service manager may signal every process of a service, and `stemma local`
-// passes on what it got besides.
-constexpr double kSameStopS = 1;
 
 // Nothing without a path.
 absl::StatusOr<std::optional<ReadyFile>> WriteReadyFile(const std::string& path, const Server& server) {
@@ -145,6 +143,22 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
   return absl::OkStatus();
 }
 
+// What was read as damaged stays so; what is of another version, not mounted or not writable waits for a person too.
+int ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 0;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kPermissionDenied:
+      return kConfigurationExit;
+    case absl::StatusCode::kDataLoss:
+      return kDoNotRestartExit;
+    default:
+      return kFaultExit;
+  }
+}
+
 int Main(int argc, char** argv) {
   if (argc > 1 && std::string_view(argv[1]) == kRankMeshes) return RankMeshesMain(argc - 1, argv + 1);
   if (argc > 1 && std::string_view(argv[1]) == kSimulate) return SimulateMain(argc - 1, argv + 1);
@@ -165,10 +179,8 @@ int Main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread: the main thread waits for them
   if (options.die_with_parent) DieWithParent(getppid());
   const absl::Status status = Serve(options, signals);
-  if (status.ok()) return 0;
-  Say(kServerProgram, options.log, LogLevel::kError, std::string(status.message()));
-  if (absl::IsInvalidArgument(status)) return kConfigurationExit;
-  return absl::IsDataLoss(status) ? kDoNotRestartExit : kFaultExit;
+  if (!status.ok()) Say(kServerProgram, options.log, LogLevel::kError, std::string(status.message()));
+  return ExitCodeOf(status);
 }
 
 }  // namespace

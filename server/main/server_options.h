@@ -33,7 +33,7 @@ struct ServerMainOptions {
 };
 
 // Reads the command line, the file and the model directory's headers. Every problem of all of them is reported at once
-// on stderr. `exit_code` is set, and nothing returned, when the process is to end: 0 after --help and --version, 2 for
+// on stderr. Returns false and sets `exit_code` when the process is to end: 0 after --help and --version, 2 for
 // problems.
 bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& exit_code);
 

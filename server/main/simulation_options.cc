@@ -50,20 +50,9 @@ void ReadMeshes(const SimulationFlags& flags, SimulationOptions& options, std::v
   }
 }
 
-void ReadRates(const std::string& path, SimulationOptions& options, std::vector<std::string>& problems) {
-  if (path.empty()) return;
-  const absl::StatusOr<std::string> text = ReadFile(path, kRatesFileBytesMax);
-  const absl::StatusOr<Rates> rates = text.ok() ? ParseRates(*text) : text.status();
-  if (rates.ok()) {
-    options.rates = *rates;
-  } else {
-    problems.push_back(
-        absl::StrCat("--rates: ", path, ": ", rates.status().message(), "; give what `stemma plan -o json` prints"));
-  }
-}
-
-}  // namespace
-
+// Reads rates as `stemma plan -o json` and a file of its `rates` alone have them: seconds of each unit of work by its
+// name. Errors: InvalidArgument - not JSON; a rate that is missing, or no number above 0 (0 for one that costs
+// nothing).
 absl::StatusOr<Rates> ParseRates(const std::string& text) {
   ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(text));
   if (!json.is_object()) return absl::InvalidArgumentError("not an object");
@@ -83,6 +72,20 @@ absl::StatusOr<Rates> ParseRates(const std::string& text) {
   return rates;
 }
 
+void ReadRates(const std::string& path, SimulationOptions& options, std::vector<std::string>& problems) {
+  if (path.empty()) return;
+  const absl::StatusOr<std::string> text = ReadFile(path, kRatesFileBytesMax);
+  const absl::StatusOr<Rates> rates = text.ok() ? ParseRates(*text) : text.status();
+  if (rates.ok()) {
+    options.rates = *rates;
+  } else {
+    problems.push_back(
+        absl::StrCat("--rates: ", path, ": ", rates.status().message(), "; give what `stemma plan -o json` prints"));
+  }
+}
+
+}  // namespace
+
 bool ReadSimulationOptions(int argc, char** argv, SimulationOptions& options, std::vector<std::string>& problems,
                            int& exit_code) {
   CLI::App app("Runs a trace on meshes in simulated time, for `stemma simulate`: prints JSON, serves nothing.",
@@ -97,6 +100,7 @@ bool ReadSimulationOptions(int argc, char** argv, SimulationOptions& options, st
     return false;
   }
   ReadPlanningOptions(planning, options, problems);
+  if (options.cores > 0) RefuseOnDevice("--cores", options, problems);
   ReadMeshes(flags, options, problems);
   ReadRates(flags.rates_file, options, problems);
   // On cpu, and with measured rates, none unless they are given.

@@ -24,9 +24,4 @@ struct SimulationOptions : PlanningOptions {
 bool ReadSimulationOptions(int argc, char** argv, SimulationOptions& options, std::vector<std::string>& problems,
                            int& exit_code);
 
-// Reads rates as `stemma plan -o json` and a file of its `rates` alone have them: seconds of each unit of work by its
-// name. Errors: InvalidArgument - not JSON; a rate that is missing, or no number above 0 (0 for one that costs
-// nothing).
-absl::StatusOr<Rates> ParseRates(const std::string& text);
-
 }  // namespace stemma::server

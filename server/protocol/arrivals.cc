@@ -23,7 +23,8 @@ void Arrivals::StartPlan(Arrival& arrival, const PlanInputs& inputs) {
                        .request = arrival.request,
                        .config = inputs.config,
                        .rates = inputs.rates,
-                       .spool_name = kept ? absl::StrCat(spool_prefix_, arrival.plan_id) : ""});
+                       .spool_name = kept ? absl::StrCat(spool_prefix_, arrival.plan_id) : "",
+                       .writes_rows = arrival.is_update()});
 }
 
 void Arrivals::DropSpool(const std::optional<internal::v1::SpoolFile>& spool) {

@@ -14,13 +14,6 @@ namespace {
 
 using internal::v1::KnownCheckpoint;
 
-absl::Status ExistsError(const std::string& name) {
-  return MakeError(Reason::kCheckpointExists,
-                   absl::StrCat("a checkpoint named \"", name,
-                                "\" exists, or is being saved; choose another name, or delete it first"),
-                   {.metadata = {{"name", name}}});
-}
-
 absl::Status DamageOf(const absl::Status& read) {
   return absl::IsDataLoss(read) || absl::IsNotFound(read) ? read : absl::OkStatus();
 }
@@ -44,170 +37,10 @@ v1::Checkpoint CheckpointCalls::Describe(const KnownCheckpoint& known) const {
   return checkpoint;
 }
 
-// ------------------------------------------------------------------------------------------------------------- saving
-
-absl::Status CheckpointCalls::CheckSave(const v1::SaveCheckpointRequest& request) const {
-  if (absl::Status fields = CheckSaveRequest(request); !fields.ok()) return fields;
-  if (!p_.options.keeps_files) {
-    return MakeError(Reason::kUnsupported, "the server has no data directory: give it one with --data");
-  }
-  if (request.has_expected_lineage()) {
-    if (absl::Status status = p_.lineage.CheckName(request.expected_lineage()); !status.ok()) return status;
-  }
-  if (absl::Status status = membership_->NotServing(); !status.ok()) return status;
-  const std::string& name = request.name();
-  const bool exists =
-      IsTaken(name) || p_.save.Writes(name) || p_.arrivals.HasSave(name) || p_.jobs.queue().HasSave(name);
-  if (!name.empty() && exists) return ExistsError(name);
-  return CheckQueue(p_.options.config.limits(), p_.jobs.num_open() + p_.arrivals.size(),
-                    p_.jobs.open_bytes() + p_.arrivals.bytes(), 0);
-}
-
 bool CheckpointCalls::IsTaken(const std::string& name) const {
   const std::vector<std::string>& others = p_.options.other_folders;
-  return FindCheckpoint(p_.history.state(), name) != nullptr ||
+  return FindCheckpoint(p_.history.state(), name) != nullptr || p_.save.Writes(name) || removing_.contains(name) ||
          std::find(others.begin(), others.end(), name) != others.end();
-}
-
-void CheckpointCalls::OnSave(const SaveCheckpointEvent& event) {
-  if (absl::Status status = CheckSave(event.request); !status.ok()) return p_.out.Reply(event.call, status);
-  Arrival arrival;
-  arrival.work = SaveJob{event.request};
-  arrival.senders.push_back({.call = event.call});
-  p_.arrivals.Add(std::move(arrival), {p_.gang.config(), p_.calibration.rates()});
-  membership_->AcceptArrivals();
-}
-
-bool CheckpointCalls::IsNew() const {
-  const KnownCheckpoint* newest = NewestSound(p_.history.state());
-  return p_.options.keeps_files && p_.lineage.unusable().empty() && !p_.lineage.behind() &&
-         p_.lineage.step() > (newest == nullptr ? 0 : newest->step());
-}
-
-void CheckpointCalls::AddWhenDue() {
-  last_save_ = std::min(last_save_, p_.out.now());
-  const v1::Checkpoints& rules = p_.options.config.checkpoints();
-  if (rules.manual() || rules.every_steps() == 0 || !can_save() || !IsNew()) return;
-  const KnownCheckpoint* newest = NewestSound(p_.history.state());
-  // One that was begun counts, however it ended: where saving costs the workers, they are not lost again at once.
-  const uint64_t tried = tried_at_step_ <= p_.lineage.step() ? tried_at_step_ : 0;  // else of steps that were given up
-  const uint64_t since = std::max(newest == nullptr ? 0 : newest->step(), tried);
-  const bool many = p_.lineage.step() >= since + rules.every_steps();
-  const bool long_ago = p_.out.now() - last_save_ >= absl::Minutes(static_cast<double>(rules.every_minutes()));
-  if (!many && !long_ago) return;
-  p_.jobs.queue().AddFirst({.call = 0, .work = SaveJob{}});
-}
-
-void CheckpointCalls::SaveBeforeLeaving() {
-  const v1::Checkpoints& rules = p_.options.config.checkpoints();
-  if (!membership_->draining() || saved_before_leaving_ || p_.jobs.running().exists() || !can_save()) return;
-  saved_before_leaving_ = true;
-  if (rules.manual() || rules.every_steps() == 0 || !p_.gang.serves() || !IsNew()) return;
-  // A request whose other steps are left to the next server: it is computed again from its first one.
-  if (IsInsideKept(p_.history.state(), p_.lineage.step())) return;
-  const std::string job = p_.jobs.queue().AddFirst({.call = 0, .work = SaveJob{}});
-  CHECK_EQ(p_.jobs.queue().TakeNext().value_or(""), job);
-  Start(job, SaveJob{});
-}
-
-void CheckpointCalls::Start(const std::string& job, const SaveJob& work) {
-  const v1::SaveCheckpointRequest& request = work.request;
-  tried_at_step_ = p_.lineage.step();
-  last_save_ = p_.out.now();
-  internal::v1::CheckpointManifest manifest;
-  const auto taken = [this](const std::string& name) { return IsTaken(name); };
-  manifest.set_name(request.name().empty() ? AutomaticName(p_.lineage.step(), taken) : request.name());
-  manifest.set_lineage(p_.lineage.name());
-  manifest.set_step(p_.lineage.step());
-  manifest.set_weight_version(p_.lineage.weight_version());
-  manifest.set_journal_row(p_.history.last_row());
-  manifest.set_saved_at_s(absl::ToDoubleSeconds(p_.out.now() - absl::UnixEpoch()));
-  manifest.set_pinned(request.pinned());
-  *manifest.mutable_config() = p_.gang.config();
-  const std::string what = absl::StrCat("checkpoint ", manifest.name());
-  const std::string folder_name = absl::StrCat("save-", p_.options.epoch, "-", next_folder_++);
-  const std::string folder = TemporaryFolderOf(folder_name);
-  p_.jobs.running().BeginCallJob(job, what, SaveSeconds(p_.options.model), std::nullopt, p_.gang.num_ranks());
-  p_.save.Begin(
-      {.job = job,
-       .folder = folder,
-       .call = 0,
-       .client_state = request.client_state(),
-       .manifest = std::move(manifest)},
-      p_.gang.num_ranks(),
-      JobWatch(absl::StrCat("writing ", what), SaveSeconds(p_.options.model), p_.options.worker_stalled_after));
-  p_.out.Add(MakeCheckpointFolderAction{folder_name});
-  internal::v1::Save message;
-  message.set_id(job);
-  message.set_folder(folder);
-  for (const Gang::Worker& worker : p_.gang.workers()) p_.out.Send(worker.session, message);
-  p_.out.AddReason(absl::StrCat(what, " is staged: step ", p_.lineage.step(), " of lineage ", p_.lineage.name()));
-}
-
-// The next job begins once all ranks have staged, or could not.
-void CheckpointCalls::OnSaveStaged(uint32_t rank, const internal::v1::SaveStaged& staged) {
-  RunningJob& running = p_.jobs.running();
-  if (!p_.save.Is(staged.id()) || !p_.save.AwaitsStaged(rank)) {
-    return p_.out.AddReason(absl::StrCat("ignored: a state that is staged for ", WorkerText(staged.id())));
-  }
-  const absl::Status failure = staged.has_failure() ? FailureOfWorker(staged.failure()) : absl::OkStatus();
-  p_.save.AddStaged(rank, failure);
-  if (running.Is(staged.id()) && running.AddDone(rank, failure, staged.staged_bytes())) {
-    p_.save.SetCall(p_.jobs.ReleaseCallJob(staged.id()).call);
-  }
-  CommitWhenAllEnded();
-}
-
-void CheckpointCalls::OnSaveDone(uint32_t rank, const internal::v1::SaveDone& done) {
-  if (const std::optional<std::string> folder = p_.save.AddLateDone(done.id(), rank)) {
-    return p_.out.Add(RemoveCheckpointAction{*folder});
-  }
-  if (!p_.save.Is(done.id()) || !p_.save.AwaitsDone(rank)) {
-    return p_.out.AddReason(absl::StrCat("ignored: the end of writing ", WorkerText(done.id())));
-  }
-  p_.save.AddDone(rank, done, done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus());
-  CommitWhenAllEnded();
-}
-
-void CheckpointCalls::CommitWhenAllEnded() {
-  if (!p_.save.all_ended()) return;
-  if (const absl::Status failure = p_.save.failure(); !failure.ok()) {
-    p_.out.Add(RemoveCheckpointAction{p_.save.order().folder});
-    return Fail(p_.save.End(), failure);
-  }
-  p_.out.Add(p_.save.Commit());
-}
-
-void CheckpointCalls::GiveUpWhenStalled() {
-  const std::string problem = p_.save.Problem();
-  if (!problem.empty()) Fail(p_.save.GiveUp(), MakeError(Reason::kInternal, problem));
-}
-
-void CheckpointCalls::Fail(const CheckpointSave::Order& order, const absl::Status& failure) {
-  p_.out.AddReason(absl::StrCat("checkpoint ", order.manifest.name(), " is not saved: ", failure.message()));
-  if (order.call != 0) p_.out.Reply(order.call, failure);
-}
-
-void CheckpointCalls::OnWritten(const CheckpointWrittenEvent& event) {
-  if (!p_.save.commits() || event.id != p_.save.id()) return;  // the server is about to leave
-  if (!event.written.ok()) return Fail(p_.save.End(), event.written.status());
-  const CheckpointSave::Order order = p_.save.End();
-  const KnownCheckpoint& known = *event.written;
-  p_.history.SaveCheckpoint(known);
-  p_.out.AddReason(absl::StrCat("checkpoint ", known.name(), " is saved: step ", known.step(), " of lineage ",
-                                known.lineage(), ", ", known.bytes(), " bytes"));
-  if (order.call != 0) p_.out.Reply(order.call, Describe(known));
-  DropSurplus();
-}
-
-void CheckpointCalls::DropSurplus() {
-  const uint32_t keep = std::max<uint32_t>(2, p_.options.config.checkpoints().keep());
-  for (const std::string& name : SurplusCheckpoints(p_.history.state(), keep)) {
-    if (IsUsed(name)) continue;
-    p_.out.Add(RemoveCheckpointAction{name});
-    p_.history.DropCheckpoint(name);
-    p_.out.AddReason(absl::StrCat("checkpoint ", name, " is removed"));
-  }
 }
 
 // ------------------------------------------------------------------------------------------------------------ loading
@@ -291,6 +124,7 @@ void CheckpointCalls::OnRead(const CheckpointReadEvent& event) {
   if (judged && damage != known->damage()) {
     p_.history.JudgeCheckpoint(ended.name, damage);
     p_.out.AddReason(
+        damage.empty() ? LogLevel::kInfo : LogLevel::kWarning,
         absl::StrCat("checkpoint ", ended.name, damage.empty() ? " is sound again" : " is damaged: ", damage));
   }
   if (ended.call != 0) EndRead(ended, event.client_state);
@@ -363,10 +197,27 @@ void CheckpointCalls::OnDelete(const DeleteCheckpointEvent& event) {
                                                " is the one with which recovery would begin, or a request reads it "
                                                "that is open or may be computed again: save another one first")));
   }
-  p_.out.Add(RemoveCheckpointAction{event.name});
-  p_.history.DropCheckpoint(event.name);
+  Remove(event.name, event.call);
+}
+
+// The row comes first: the journal names no checkpoint that is not there.
+void CheckpointCalls::Remove(const std::string& name, CallId call) {
+  CHECK(removing_.emplace(name, call).second) << name;
+  p_.history.DropCheckpoint(name);
+  p_.out.Add(RemoveCheckpointAction{name});
+}
+
+// What stays keeps its name from others, and is found by the next server.
+void CheckpointCalls::OnRemoved(const CheckpointRemovedEvent& event) {
+  const CallId call = std::exchange(removing_.at(event.name), 0);
+  if (!event.removed.ok() && !absl::IsNotFound(event.removed)) {
+    p_.out.AddWarning(absl::StrCat("checkpoint ", event.name, " stays: ", event.removed.message()));
+    if (call != 0) p_.out.Reply(call, event.removed);
+    return;
+  }
+  removing_.erase(event.name);
   p_.out.AddReason(absl::StrCat("checkpoint ", event.name, " is removed"));
-  p_.out.Reply(event.call, v1::DeleteCheckpointResponse());
+  if (call != 0) p_.out.Reply(call, v1::DeleteCheckpointResponse());
 }
 
 }  // namespace stemma::server

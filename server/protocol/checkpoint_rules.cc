@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/admission/log_prob_sources.h"
@@ -145,8 +144,6 @@ absl::Status DamagedError(const KnownCheckpoint& checkpoint) {
 }
 
 std::string TemporaryFolderOf(const std::string& name) { return absl::StrCat(".tmp-", name); }
-
-bool IsTemporaryFolder(const std::string& folder) { return absl::StartsWith(folder, ".tmp-"); }
 
 std::string AutomaticName(uint64_t step, const std::function<bool(const std::string&)>& taken) {
   std::string name = absl::StrFormat("step-%08d", step);

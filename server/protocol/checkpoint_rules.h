@@ -74,9 +74,8 @@ internal::v1::PassWeights PassWeightsOf(const internal::v1::JournalState& state,
 // The error of a checkpoint in which something wrong was found.
 absl::Status DamagedError(const internal::v1::KnownCheckpoint& checkpoint);
 
-// The folder of a save that is not whole yet, or of a checkpoint that is being removed.
+// The folder of a save that is not whole yet.
 std::string TemporaryFolderOf(const std::string& name);
-bool IsTemporaryFolder(const std::string& folder);
 
 // Returns step-00000120, or step-00000120-2, ..., the first that is not taken.
 std::string AutomaticName(uint64_t step, const std::function<bool(const std::string&)>& taken);

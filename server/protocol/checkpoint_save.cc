@@ -9,13 +9,31 @@
 
 namespace stemma::server {
 
-void CheckpointSave::Begin(Order order, uint32_t num_ranks, JobWatch watch) {
-  CHECK(!exists()) << order_.job;
-  phase_ = Phase::kRanks;
+bool CheckpointSave::Writes(const std::string& name) const {
+  return (exists() && order_.manifest.name() == name) ||
+         (late_ && late_->commits && late_->order.manifest.name() == name);
+}
+
+void CheckpointSave::Begin(Order order, uint32_t num_ranks, const JobSeconds& predicted, absl::Duration stalled_after) {
+  CHECK(!exists() && !late_) << order_.job;
+  phase_ = Phase::kFolder;
   order_ = std::move(order);
   ranks_.assign(num_ranks, {});
-  watch_ = std::move(watch);
+  predicted_ = predicted;
+  stalled_after_ = stalled_after;
   ++id_;
+  Watch(absl::StrCat("making the folder of checkpoint ", order_.manifest.name()), {});
+}
+
+void CheckpointSave::Watch(const std::string& what, const JobSeconds& predicted) {
+  watch_.emplace(what, predicted, stalled_after_);
+  next_look_ = passed_ + kLookEvery;
+}
+
+void CheckpointSave::FolderMade() {
+  CHECK(awaits_folder()) << order_.job;
+  phase_ = Phase::kRanks;
+  Watch(absl::StrCat("writing checkpoint ", order_.manifest.name()), predicted_);
 }
 
 bool CheckpointSave::AwaitsStaged(uint32_t rank) const {
@@ -63,12 +81,16 @@ absl::Status CheckpointSave::failure() const {
 CommitCheckpointAction CheckpointSave::Commit() {
   CHECK(all_ended() && failure().ok());
   phase_ = Phase::kCommitting;
+  // It is read as it was written, after a reading that is going on.
+  Watch(absl::StrCat("reading checkpoint ", order_.manifest.name(), " back"),
+        {.longest = 2 * predicted_.longest, .total = 2 * predicted_.total});
   order_.manifest.set_weights_digest(ranks_.front().weights_digest);
   return {.id = id_, .folder = order_.folder, .manifest = order_.manifest, .client_state = order_.client_state};
 }
 
 CheckpointSave::Order CheckpointSave::End() {
   phase_ = Phase::kNone;
+  next_look_ = absl::InfiniteFuture();
   ranks_.clear();
   return std::exchange(order_, {});
 }
@@ -77,19 +99,37 @@ bool CheckpointSave::writes() const {
   return phase_ == Phase::kRanks && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.staged; });
 }
 
-void CheckpointSave::Pass(absl::Duration counted) {
-  if (writes()) watch_->Pass(counted);
+void CheckpointSave::Pass(absl::Time now) {
+  passed_ = now;
+  const absl::Duration counted = counted_.Until(now);
+  next_look_ = watched() ? std::min(next_look_, now + kLookEvery) : absl::InfiniteFuture();
+  if (watched()) watch_->Pass(counted);
 }
 
-std::string CheckpointSave::Problem() const { return writes() ? watch_->Problem() : ""; }
+void CheckpointSave::Look(absl::Time now) {
+  if (now >= next_look_) next_look_ = now + kLookEvery;
+}
+
+std::string CheckpointSave::Problem() const { return watched() ? watch_->Problem() : ""; }
 
 CheckpointSave::Order CheckpointSave::GiveUp() {
+  CHECK(exists() && !late_) << order_.job;
+  if (phase_ != Phase::kRanks) {
+    late_ = {.id = id_, .commits = commits(), .order = order_};
+    late_->order.call = 0;  // is answered now
+    return End();
+  }
   GivenUp given_up = {.job = order_.job, .folder = order_.folder, .writers = {}};
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].done) given_up.writers.insert(rank);
   }
   given_up_.push_back(std::move(given_up));
   return End();
+}
+
+std::optional<CheckpointSave::Order> CheckpointSave::TakeLate(uint64_t id) {
+  if (!late_ || late_->id != id) return std::nullopt;
+  return std::exchange(late_, std::nullopt)->order;
 }
 
 std::optional<std::string> CheckpointSave::AddLateDone(const std::string& job, uint32_t rank) {

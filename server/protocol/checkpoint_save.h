@@ -1,13 +1,16 @@
-// The save that runs: which ranks have staged their state, which have written it, and what becomes of it. Its first
-// half, the staging, is a running job; the rest goes on beside other jobs.
+// The save that runs: its folder, which ranks have staged their state, which have written it, and what becomes of it.
+// Its first half, up to the end of staging, is a running job; the rest goes on beside other jobs.
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
-//  (1) at most one save runs. (2) it is written only when every rank that staged has said how its writing ended: nobody
-//  writes into a folder that is renamed or removed. (3) a save whose writing stands still is given up, so that the next
-//  one need not wait for it; its folder is kept until its ranks have ended, or are gone.
+//  (1) at most one save runs.
+//  (2) it is written only when every rank that staged has said how its writing ended: nobody writes into a folder that
+//      is renamed or removed.
+//  (3) a save in which nothing moves is given up, so that nothing waits for it: one whose writing stands still, whose
+//      folder is kept until its ranks have ended, or are gone; and one of which the disk does not make the folder, or
+//      does not end the commit. Of the second kind there is one at most: until the disk has answered none is begun.
 //
-// None -> Begin -> (staged of each rank) -> (done of each that could stage) -> Commit -> End; any -> End.
+// None -> Begin -> FolderMade -> (staged of each rank) -> (done of each that could stage) -> Commit -> End; any -> End.
 #pragma once
 
 #include <cstdint>
@@ -37,14 +40,19 @@ class CheckpointSave {
 
   bool exists() const { return phase_ != Phase::kNone; }
   bool Is(const std::string& job) const { return exists() && order_.job == job; }
-  bool Writes(const std::string& name) const { return exists() && order_.manifest.name() == name; }
+  // Whether a checkpoint of this name may still come of a save, one that was given up too.
+  bool Writes(const std::string& name) const;
+  bool awaits_folder() const { return phase_ == Phase::kFolder; }
+  // Whether all ranks have staged, and some write.
+  bool writes() const;
   bool commits() const { return phase_ == Phase::kCommitting; }
   // REQUIRES: exists.
   const Order& order() const { return order_; }
-  uint64_t id() const { return id_; }  // of its commit
+  uint64_t id() const { return id_; }  // of its folder and of its commit
 
-  // `watch`: of the writing. REQUIRES: none runs.
-  void Begin(Order order, uint32_t num_ranks, JobWatch watch);
+  // `predicted`: of writing it. `stalled_after`: the floor of its watches. REQUIRES: none runs, and none is late.
+  void Begin(Order order, uint32_t num_ranks, const JobSeconds& predicted, absl::Duration stalled_after);
+  void FolderMade();  // REQUIRES: awaits_folder
   void SetCall(CallId call) { order_.call = call; }
   bool AwaitsStaged(uint32_t rank) const;
   bool AwaitsDone(uint32_t rank) const;
@@ -60,19 +68,28 @@ class CheckpointSave {
   // Forgets it; returns what it was.
   Order End();
 
-  // Counts time, where all ranks have staged and some write.
-  void Pass(absl::Duration counted);
-  // Returns "", or why it is to be given up: for how long no rank ended.
+  // Lets the time since the last event pass. It counts while the disk makes the folder or commits, or while ranks
+  // write.
+  void Pass(absl::Time now);
+  absl::Time NextLook() const { return next_look_; }  // infinite: nothing is watched
+  // Begins the next look where one was due.
+  void Look(absl::Time now);
+  // Returns "", or why it is to be given up: for how long nothing has ended.
   std::string Problem() const;
-  // Forgets it but for its folder.
+  // Forgets it but for its folder, and for what the disk still does for it. REQUIRES: exists, and none is late.
   Order GiveUp();
+  // Whether the disk has not ended what it was to do for one that was given up.
+  bool is_late() const { return late_.has_value(); }
+  const Order& late() const { return late_->order; }  // REQUIRES: is_late
+  // Takes that end, by its id; nullopt: it is of another save.
+  std::optional<Order> TakeLate(uint64_t id);
   // Takes the end of a rank's writing in a save that was given up; returns its folder if that was the last one.
   std::optional<std::string> AddLateDone(const std::string& job, uint32_t rank);
   // Forgets those that were given up, whose ranks are gone; returns their folders.
   std::vector<std::string> TakeGivenUp();
 
  private:
-  enum class Phase { kNone, kRanks, kCommitting };
+  enum class Phase { kNone, kFolder, kRanks, kCommitting };
   struct Rank {
     bool staged = false, done = false;  // done: nothing more comes
     absl::Status failure;
@@ -83,14 +100,25 @@ class CheckpointSave {
     std::string job, folder;
     std::set<uint32_t> writers;
   };
+  struct Late {
+    uint64_t id = 0;
+    bool commits = false;
+    Order order;
+  };
 
-  bool writes() const;
+  bool watched() const { return awaits_folder() || writes() || commits(); }
+  void Watch(const std::string& what, const JobSeconds& predicted);
 
   Phase phase_ = Phase::kNone;
   Order order_;
   std::vector<Rank> ranks_;
-  std::optional<JobWatch> watch_;
+  JobSeconds predicted_;
+  absl::Duration stalled_after_;
+  std::optional<JobWatch> watch_;  // of the phase
+  CountedTime counted_;
+  absl::Time passed_ = absl::InfinitePast(), next_look_ = absl::InfiniteFuture();
   std::vector<GivenUp> given_up_;
+  std::optional<Late> late_;
   uint64_t id_ = 0;
 };
 

@@ -43,15 +43,16 @@ CoordinatorState::CoordinatorState(CoordinatorOptions options)
       membership_(parts_),
       steps_(parts_, &membership_),
       checkpoints_(parts_, &membership_),
-      runner_(parts_, &membership_, &steps_, &checkpoints_),
+      saves_(parts_, &membership_, &checkpoints_),
+      runner_(parts_, &membership_, &steps_, &checkpoints_, &saves_),
       calls_(parts_, &membership_) {}
 
-Decision CoordinatorState::Handle(absl::Time now, const Event& event) {
-  out_.Begin(now);
+Decision CoordinatorState::Handle(absl::Time now, const Event& event, uint64_t free_bytes) {
+  out_.Begin(now, free_bytes);
   membership_.Pass();
   std::visit([this](const auto& e) { On(e); }, event);
   runner_.StartNext();
-  checkpoints_.SaveBeforeLeaving();
+  saves_.SaveBeforeLeaving();
   membership_.FinishDrain();
   return out_.Take();
 }
@@ -91,9 +92,9 @@ void CoordinatorState::OnRank(SessionId session, const internal::v1::WorkerMessa
     case internal::v1::WorkerMessage::kExportDone:
       return runner_.OnExportDone(rank, message.export_done());
     case internal::v1::WorkerMessage::kSaveStaged:
-      return checkpoints_.OnSaveStaged(rank, message.save_staged());
+      return saves_.OnSaveStaged(rank, message.save_staged());
     case internal::v1::WorkerMessage::kSaveDone:
-      return checkpoints_.OnSaveDone(rank, message.save_done());
+      return saves_.OnSaveDone(rank, message.save_done());
     case internal::v1::WorkerMessage::kRefused:
       if (!gang_.worker(rank).ready) {
         return membership_.OnRefusedConfigure(session, WorkerText(message.refused().message()));
@@ -106,13 +107,13 @@ void CoordinatorState::OnRank(SessionId session, const internal::v1::WorkerMessa
 
 void CoordinatorState::On(const TickEvent&) {
   membership_.Tick();
-  checkpoints_.GiveUpWhenStalled();
+  saves_.GiveUpWhenStalled();
   arrivals_.AnswerDueWatchers();
   jobs_.AnswerDueWaiters();
 }
 
 absl::Time CoordinatorState::NextDeadline() {
-  return std::min({membership_.NextDeadline(), arrivals_.NextDeadline(), jobs_.NextDeadline()});
+  return std::min({membership_.NextDeadline(), save_.NextLook(), arrivals_.NextDeadline(), jobs_.NextDeadline()});
 }
 
 }  // namespace stemma::server

@@ -1,5 +1,5 @@
 // The server as a state machine: one gang of workers, a queue of jobs (updates, log-prob passes, exports), the step
-// protocol. Pure: events and the time in, actions and a reason out; no clock, thread or I/O.
+// protocol. Pure: events, the time and the room on the disk in, actions and reasons out; no clock, thread or I/O.
 //
 // This class says which part handles which event; coordinator_state.cc is the page to begin with. What is kept:
 //   Gang               the workers, their ranks and generation, the configuration in force
@@ -10,8 +10,8 @@
 //   CalibrationKeeper  the measured speed of the workers' machines
 //   Arrivals           jobs whose plans are being made
 //   Jobs               accepted jobs: RequestTable, JobQueue, RunningJob
-// What acts on it: ClientCalls, CheckpointCalls, Membership, JobRunner, StepProtocol. Each decision is written into one
-// Outbox.
+// What acts on it: ClientCalls, CheckpointCalls, CheckpointSaves, Membership, JobRunner, StepProtocol. Each decision is
+// written into one Outbox.
 //
 // Thread safety: none; owned by the coordinator thread.
 // Invariants:
@@ -22,7 +22,11 @@
 // Errors of requests: docs/errors.md.
 #pragma once
 
+#include <cstdint>
+
 #include "absl/time/time.h"
+#include "server/protocol/checkpoint_calls.h"
+#include "server/protocol/checkpoint_saves.h"
 #include "server/protocol/client_calls.h"
 #include "server/protocol/coordinator_options.h"
 #include "server/protocol/coordinator_parts.h"
@@ -38,7 +42,8 @@ class CoordinatorState {
   CoordinatorState(const CoordinatorState&) = delete;  // its parts hold one another
   CoordinatorState& operator=(const CoordinatorState&) = delete;
 
-  Decision Handle(absl::Time now, const Event& event);
+  // `free_bytes`: what the journal's disk has left.
+  Decision Handle(absl::Time now, const Event& event, uint64_t free_bytes = UINT64_MAX);
 
   // When a TickEvent is due; InfiniteFuture: not before another event.
   absl::Time NextDeadline();
@@ -48,14 +53,16 @@ class CoordinatorState {
   void On(const WorkerLostEvent& event) { membership_.OnLost(event); }
   void On(const SubmitEvent& event) { calls_.OnSubmit(event); }
   void On(const ExportEvent& event) { calls_.OnExport(event); }
-  void On(const SaveCheckpointEvent& event) { checkpoints_.OnSave(event); }
+  void On(const SaveCheckpointEvent& event) { saves_.OnSave(event); }
   void On(const LoadCheckpointEvent& event) { checkpoints_.OnLoad(event); }
   void On(const ListCheckpointsEvent& event) { checkpoints_.OnList(event); }
   void On(const VerifyCheckpointEvent& event) { checkpoints_.OnVerify(event); }
   void On(const PinCheckpointEvent& event) { checkpoints_.OnPin(event); }
   void On(const DeleteCheckpointEvent& event) { checkpoints_.OnDelete(event); }
-  void On(const CheckpointWrittenEvent& event) { checkpoints_.OnWritten(event); }
+  void On(const CheckpointFolderEvent& event) { saves_.OnFolder(event); }
+  void On(const CheckpointWrittenEvent& event) { saves_.OnWritten(event); }
   void On(const CheckpointReadEvent& event) { checkpoints_.OnRead(event); }
+  void On(const CheckpointRemovedEvent& event) { checkpoints_.OnRemoved(event); }
   void On(const GetRequestEvent& event) { calls_.OnGetRequest(event); }
   void On(const CancelEvent& event) { calls_.OnCancel(event); }
   void On(const ReadResultsEvent& event) { calls_.OnReadResults(event); }
@@ -91,6 +98,7 @@ class CoordinatorState {
   Membership membership_;
   StepProtocol steps_;
   CheckpointCalls checkpoints_;
+  CheckpointSaves saves_;
   JobRunner runner_;
   ClientCalls calls_;
 };

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/admission/training_request.h"
+#include "common/base/logging.h"
 #include "server/planner/calibration.h"
 #include "server/protocol/incident.h"
 #include "server/protocol/request_plan.h"
@@ -105,6 +106,11 @@ struct LoadedEvent {
   PlanId id = 0;
   std::shared_ptr<absl::StatusOr<LoadedRequest>> loaded;  // the event gives it away
 };
+// The end of a MakeCheckpointFolderAction.
+struct CheckpointFolderEvent {
+  uint64_t id = 0;
+  absl::Status made;
+};
 // The end of a CommitCheckpointAction.
 struct CheckpointWrittenEvent {
   uint64_t id = 0;
@@ -115,6 +121,11 @@ struct CheckpointWrittenEvent {
 struct CheckpointReadEvent {
   uint64_t id = 0;
   absl::StatusOr<std::string> client_state;  // as it was saved
+};
+// The end of a RemoveCheckpointAction. Errors: NotFound; those of the disk, after which it may still be there.
+struct CheckpointRemovedEvent {
+  std::string name;
+  absl::Status removed;
 };
 // The first event of a server.
 struct StartEvent {};
@@ -127,7 +138,8 @@ using Event = std::variant<WorkerMessageEvent, WorkerLostEvent, SubmitEvent, Exp
                            LoadCheckpointEvent, ListCheckpointsEvent, VerifyCheckpointEvent, PinCheckpointEvent,
                            DeleteCheckpointEvent, GetRequestEvent, CancelEvent, ReadResultsEvent, ListRequestsEvent,
                            GetModelEvent, GetServerInfoEvent, CallGoneEvent, PlannedEvent, LoadedEvent,
-                           CheckpointWrittenEvent, CheckpointReadEvent, StartEvent, DrainEvent, TickEvent>;
+                           CheckpointFolderEvent, CheckpointWrittenEvent, CheckpointReadEvent, CheckpointRemovedEvent,
+                           StartEvent, DrainEvent, TickEvent>;
 
 // ---------------------------------------------------------------------------------------------------------------
 // actions
@@ -150,6 +162,7 @@ struct PlanAction {
   v1::RunConfig config;
   Rates rates;
   std::string spool_name = "";  // the file that keeps the request with its plan; empty: none does
+  bool writes_rows = false;     // the request is an update to be accepted, whose rows need room on the disk
 };
 // Reads a request and its plan back. Answered by one LoadedEvent.
 struct LoadAction {
@@ -167,8 +180,10 @@ struct JournalAction {
   bool settles = false;   // all rows are moved out of the write-ahead log
   bool replaces = false;  // a snapshot: the rows before it are dropped
 };
-// Makes the empty folder, TemporaryFolderOf(name), that the ranks of a save write into. Where that fails, so do they.
+// Makes the empty folder, TemporaryFolderOf(name), that the ranks of a save write into. Answered by one
+// CheckpointFolderEvent.
 struct MakeCheckpointFolderAction {
+  uint64_t id = 0;
   std::string name;  // never used before
 };
 // Ends a save: what the manifest says is read back, made durable and renamed. Answered by one CheckpointWrittenEvent.
@@ -189,8 +204,12 @@ struct ReadCheckpointAction {
 struct DropReadingAction {
   uint64_t id = 0;
 };
-// Makes a checkpoint none, or drops a save that failed; its files go beside other work.
+// Makes a checkpoint none; its files go beside other work. Answered by one CheckpointRemovedEvent.
 struct RemoveCheckpointAction {
+  std::string name;
+};
+// Drops a save that failed.
+struct DropSaveAction {
   std::string folder;
 };
 // Removes the folders of exports that were cut short with their workers. No rank writes one: those of a generation that
@@ -229,15 +248,22 @@ struct IncidentAction {
 };
 struct DrainedAction {};  // nothing runs any more; the worker was told to leave
 
-using Action =
-    std::variant<SendAction, SendPayloadAction, PlanAction, LoadAction, RemoveSpoolAction, JournalAction,
-                 MakeCheckpointFolderAction, CommitCheckpointAction, ReadCheckpointAction, DropReadingAction,
-                 RemoveCheckpointAction, RemoveUnfinishedExportsAction, StopPlanAction, CloseSessionAction, ReplyAction,
-                 ChunkAction, ReadinessAction, SaveCalibrationAction, IncidentAction, DrainedAction>;
+using Action = std::variant<SendAction, SendPayloadAction, PlanAction, LoadAction, RemoveSpoolAction, JournalAction,
+                            MakeCheckpointFolderAction, CommitCheckpointAction, ReadCheckpointAction, DropReadingAction,
+                            RemoveCheckpointAction, DropSaveAction, RemoveUnfinishedExportsAction, StopPlanAction,
+                            CloseSessionAction, ReplyAction, ChunkAction, ReadinessAction, SaveCalibrationAction,
+                            IncidentAction, DrainedAction>;
+
+// A line of the log. error: somebody has to act, or weights are lost; warning: something was lost or refused, and the
+// server goes on by itself; info: all else.
+struct LoggedReason {
+  LogLevel level = LogLevel::kInfo;
+  std::string text;
+};
 
 struct Decision {
   std::vector<Action> actions;
-  std::string reason;  // empty: nothing worth a line in the log
+  std::vector<LoggedReason> reasons;  // none: nothing worth a line
 };
 
 }  // namespace stemma::server

@@ -129,9 +129,9 @@ class Gang {
   void Look(absl::Time now);
   // Why a worker is given up, if one is.
   std::optional<Problem> FindProblem() const;
-  // Whether no worker was there, or none that got ready, for return_within.
-  // Workers are to come from now on, if they are not there.
+  // Starts the wait for workers, if none are there.
   void Expect(absl::Time now) { MissFrom(now); }
+  // Tells whether no worker was there, or none that got ready, for return_within.
   bool MissingTooLong(absl::Time now) const { return now >= ReturnDeadline(); }
   absl::Time ReturnDeadline() const { return missing_since_ + options_.return_within; }
   absl::Time NextLook() const { return next_look_; }

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "common/base/free_bytes.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -153,12 +154,16 @@ void History::Add(const JournalRow& row, bool settles) {
 }
 
 // A snapshot costs its bytes once for at least as many bytes of rows, so the journal stays within twice of what is
-// known. One that is too large is measured again after as many.
+// known. One that is too large, or finds no room, is measured again after as many. It is written twice before the rows
+// that it replaces give up theirs: to the write-ahead log, and from there to the database.
 void History::AddSnapshotWhenDue() {
   if (bytes_since_snapshot_ < std::max(options_.snapshot_after_bytes, snapshot_bytes_)) return;
   bytes_since_snapshot_ = 0;
   snapshot_bytes_ = state_.ByteSizeLong() + kSnapshotFrameBytes;
   if (snapshot_bytes_ > options_.snapshot_bytes_max) return WarnOfSize();
+  const uint64_t needed_bytes = 2 * snapshot_bytes_ + kReservedForRowsBytes;
+  if (out_->free_bytes() < needed_bytes) return WarnOfRoom(needed_bytes);
+  warned_of_room_ = false;
   JournalRow row;
   *row.mutable_snapshot() = state_;
   std::string body = BodyOf(row);
@@ -171,6 +176,12 @@ void History::WarnOfSize() {
   LOG(WARNING) << "the journal is not compacted any more, and grows: what is known of requests has " << snapshot_bytes_
                << " bytes, a row at most " << options_.snapshot_bytes_max
                << "; start the server with a lower limits.requests_kept, now " << options_.requests_kept;
+}
+
+void History::WarnOfRoom(uint64_t needed_bytes) {
+  if (std::exchange(warned_of_room_, true)) return;
+  LOG(WARNING) << "the journal is not compacted, and grows until its disk has " << needed_bytes << " bytes left, now "
+               << out_->free_bytes() << ": make room there";
 }
 
 }  // namespace stemma::server

@@ -7,8 +7,9 @@
 //  (1) state() is the fold of all rows, those of earlier servers too; that each can be folded is CHECKed.
 //  (2) rows are numbered without a gap.
 //  (3) a file of the spool is removed in the decision whose row makes it useless, and no sooner.
-//  (4) a state that is too large for one row is not compacted: its rows stay, and the journal grows until it is
-//  smaller. (5) where requests are kept (durability REPLAY), a step has its decision here before any rank applies it.
+//  (4) a state that is too large for one row, or for what the disk has left, is not compacted: its rows stay, and the
+//      journal grows until it is smaller, or there is room.
+//  (5) where requests are kept (durability REPLAY), a step has its decision here before any rank applies it.
 #pragma once
 
 #include <cstdint>
@@ -69,6 +70,7 @@ class History {
   void Add(const internal::v1::JournalRow& row, bool settles = false);
   void AddSnapshotWhenDue();
   void WarnOfSize();
+  void WarnOfRoom(uint64_t needed_bytes);
 
   const HistoryOptions options_;
   Outbox* const out_;
@@ -76,6 +78,7 @@ class History {
   uint64_t last_row_ = 0;
   uint64_t bytes_since_snapshot_ = 0, snapshot_bytes_ = 0;
   bool warned_of_size_ = false;
+  bool warned_of_room_ = false;  // since the last snapshot
 };
 
 }  // namespace stemma::server

@@ -27,13 +27,13 @@ void JobRunner::StartNext() {
 bool JobRunner::StartOne() {
   if (const internal::v1::KeptRequest* kept = p_.history.FindBehind(p_.lineage.weights_step()))
     return StartAgain(*kept);
-  checkpoints_->AddWhenDue();
+  saves_->AddWhenDue();
   const std::optional<std::string> id = p_.jobs.queue().TakeNext();
   if (!id) return false;
   if (UpdateRecord* record = p_.jobs.table().Find(*id)) return StartUpdate(*record);
   const CallJob* job = p_.jobs.queue().FindCallJob(*id);
   CHECK(job != nullptr) << *id;
-  if (std::holds_alternative<SaveJob>(job->work) && !checkpoints_->can_save()) {
+  if (std::holds_alternative<SaveJob>(job->work) && !saves_->can_save()) {
     p_.jobs.queue().PutBack(*id);  // and what comes after it waits for the save that runs, as its client was told
     return false;
   }

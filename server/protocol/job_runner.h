@@ -12,6 +12,7 @@
 #include <string>
 
 #include "server/protocol/checkpoint_calls.h"
+#include "server/protocol/checkpoint_saves.h"
 #include "server/protocol/coordinator_parts.h"
 #include "server/protocol/membership.h"
 #include "server/protocol/reload.h"
@@ -21,9 +22,15 @@ namespace stemma::server {
 
 class JobRunner {
  public:
-  // `membership`, `steps` and `checkpoints` outlive it.
-  JobRunner(const CoordinatorParts& parts, Membership* membership, StepProtocol* steps, CheckpointCalls* checkpoints)
-      : p_(parts), membership_(membership), steps_(steps), checkpoints_(checkpoints), reload_(&parts.out) {}
+  // The other parts outlive it.
+  JobRunner(const CoordinatorParts& parts, Membership* membership, StepProtocol* steps, CheckpointCalls* checkpoints,
+            CheckpointSaves* saves)
+      : p_(parts),
+        membership_(membership),
+        steps_(steps),
+        checkpoints_(checkpoints),
+        saves_(saves),
+        reload_(&parts.out) {}
 
   void StartNext();
   void OnLoaded(const LoadedEvent& event) { reload_.OnLoaded(event); }
@@ -43,7 +50,7 @@ class JobRunner {
   std::optional<LoadedRequest> TakeKept(const internal::v1::KeptRequest& kept);
   void Start(const std::string& id, const LogProbJob& job);
   void Start(const std::string& id, const ExportJob& job);
-  void Start(const std::string& id, const SaveJob& job) { checkpoints_->Start(id, job); }
+  void Start(const std::string& id, const SaveJob& job) { saves_->Start(id, job); }
   void Start(const std::string& id, const LoadJob&) { checkpoints_->StartLoad(id); }
   // Null: it does not run, its rank has ended it, or it is of another kind; then the message is dealt with.
   template <typename Work>
@@ -53,6 +60,7 @@ class JobRunner {
   Membership* const membership_;
   StepProtocol* const steps_;
   CheckpointCalls* const checkpoints_;
+  CheckpointSaves* const saves_;
   Reload reload_;
 };
 

@@ -18,7 +18,7 @@ void LeaveEverything(const CoordinatorParts& parts, const absl::Status& status) 
   parts.jobs.LeaveAll(status);
 }
 
-void EndLineage(const CoordinatorParts& parts, const WeightsBase& base) {
+void EndLineage(const CoordinatorParts& parts, const WeightsBase& base, LogLevel level) {
   LostLineage lost = parts.lineage.End(base);
   lost.shared_step = SharedSteps(parts.history.state(), base);
   internal::v1::LineageBegun row;
@@ -29,7 +29,7 @@ void EndLineage(const CoordinatorParts& parts, const WeightsBase& base) {
   row.mutable_lost()->set_checkpoint(base.checkpoint);
   row.mutable_lost()->set_checkpoint_step(base.step);
   parts.history.BeginLineage(std::move(row));
-  parts.out.AddReason(parts.lineage.LostText(lost));
+  parts.out.AddReason(level, parts.lineage.LostText(lost));
   parts.jobs.RollBack(lost);
   FailEverything(parts, parts.lineage.LostError(lost));
 }
@@ -42,7 +42,7 @@ void RenameLineage(const CoordinatorParts& parts, const std::string& what) {
   row.set_name(parts.lineage.name());
   row.set_weight_version(parts.lineage.weight_version());
   parts.history.BeginLineage(std::move(row));
-  parts.out.AddReason(
+  parts.out.AddWarning(
       absl::StrCat(what, " has other bits than before: lineage ", before, " goes on as ", parts.lineage.name()));
 }
 
@@ -65,15 +65,16 @@ absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_
 
 // A save needs its ranks until all of them have written.
 void LoseSave(const CoordinatorParts& parts) {
-  for (const std::string& folder : parts.save.TakeGivenUp()) parts.out.Add(RemoveCheckpointAction{folder});
+  for (const std::string& folder : parts.save.TakeGivenUp()) parts.out.Add(DropSaveAction{folder});
   if (!parts.save.exists() || parts.save.commits()) return;
-  const CheckpointSave::Order order = parts.save.End();
-  parts.out.Add(RemoveCheckpointAction{order.folder});
+  const bool has_folder = !parts.save.awaits_folder();  // else it goes when the disk has made it
+  const CheckpointSave::Order order = has_folder ? parts.save.End() : parts.save.GiveUp();
+  if (has_folder) parts.out.Add(DropSaveAction{order.folder});
   const absl::Status lost =
       MakeError(Reason::kAttemptsExhausted,
                 absl::StrCat("the workers were lost, or told to leave, before checkpoint ", order.manifest.name(),
                              " was written; nothing is left of it; save again"));
-  parts.out.AddReason(std::string(lost.message()));
+  parts.out.AddWarning(std::string(lost.message()));
   if (order.call != 0) parts.out.Reply(order.call, lost);
 }
 

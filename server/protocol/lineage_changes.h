@@ -13,8 +13,9 @@ void FailEverything(const CoordinatorParts& parts, const absl::Status& status);
 // Answers everything that is open by `status`; the next server goes on with the updates.
 void LeaveEverything(const CoordinatorParts& parts, const absl::Status& status);
 
-// Ends the lineage: the next one begins with these weights, and requests that trained others are rolled back.
-void EndLineage(const CoordinatorParts& parts, const WeightsBase& base);
+// Ends the lineage: the next one begins with these weights, and requests that trained others are rolled back. `level`:
+// of the line that says so, an error unless a client has asked for it.
+void EndLineage(const CoordinatorParts& parts, const WeightsBase& base, LogLevel level = LogLevel::kError);
 // Lets the lineage go on under a new name. `what`: begins the sentence that says why.
 void RenameLineage(const CoordinatorParts& parts, const std::string& what);
 

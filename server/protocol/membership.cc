@@ -53,15 +53,15 @@ void Membership::RefuseBase(const absl::Status& why) {
   if (!absl::IsDataLoss(why) && !absl::IsNotFound(why)) {
     return Stop(MakeError(Reason::kInternal, absl::StrCat("checkpoint ", name, " cannot be read: ", why.message())));
   }
-  p_.out.AddReason(absl::StrCat("checkpoint ", name, " is not used: ", why.message()));
+  p_.out.AddWarning(absl::StrCat("checkpoint ", name, " is not used: ", why.message()));
   p_.history.JudgeCheckpoint(name, std::string(why.message()));
   FindBase();
 }
 
 void Membership::GoBack(const internal::v1::KnownCheckpoint& checkpoint) {
-  EndLineage(p_, {checkpoint.name(), checkpoint.step()});
+  EndLineage(p_, {checkpoint.name(), checkpoint.step()}, LogLevel::kWarning);
   const std::string reason = absl::StrCat("checkpoint ", checkpoint.name(), " is to be loaded");
-  if (p_.gang.begun()) return Dismiss(reason);
+  if (p_.gang.begun()) return Dismiss(LogLevel::kInfo, reason);
   FindBase();
 }
 
@@ -69,12 +69,14 @@ void Membership::Breach(SessionId session, const absl::Status& what) {
   const std::string reason = absl::StrCat("it broke the protocol: ", what.message());
   if (p_.gang.Has(session)) return Close(session, what, reason);
   p_.out.Add(CloseSessionAction{session, what});
-  p_.out.AddReason(absl::StrCat("the stream of a worker is closed: ", reason));
+  p_.out.AddWarning(absl::StrCat("the stream of a worker is closed: ", reason));
 }
 
+// One that may try again, as a worker that comes back before its end was seen, is nothing to look at.
 void Membership::Refuse(SessionId session, const std::string& incarnation, const absl::Status& why) {
   p_.out.Add(CloseSessionAction{session, why});
-  p_.out.AddReason(absl::StrCat("worker ", incarnation, " refused: ", why.message()));
+  p_.out.AddReason(absl::IsFailedPrecondition(why) ? LogLevel::kInfo : LogLevel::kWarning,
+                   absl::StrCat("worker ", incarnation, " refused: ", why.message()));
 }
 
 void Membership::OnRegister(SessionId session, const internal::v1::Register& message) {
@@ -182,7 +184,7 @@ void Membership::Close(SessionId session, const absl::Status& why, const std::st
 // A worker that waits for others takes nothing with it; one of a generation takes the generation.
 void Membership::Lose(SessionId session, const std::string& reason) {
   const std::string left = absl::StrCat(p_.gang.TextOf(session), " left: ", reason);
-  p_.out.AddReason(left);
+  p_.out.AddReason(drained_ ? LogLevel::kInfo : LogLevel::kWarning, left);
   if (!p_.gang.begun()) return p_.gang.Leave(p_.out.now(), session);
   KeepIncident(left);
   const absl::Status ended = absl::AbortedError(absl::StrCat("generation ", p_.gang.generation(), " ended: ", left));
@@ -195,7 +197,7 @@ void Membership::Lose(SessionId session, const std::string& reason) {
 // Nobody can say which rank hangs: the others wait for it.
 void Membership::GiveUp(const std::string& reason) {
   KeepIncident(reason);
-  Dismiss(reason);
+  Dismiss(LogLevel::kWarning, reason);
 }
 
 // Workers that leave because the server does are not lost.
@@ -203,8 +205,8 @@ void Membership::KeepIncident(const std::string& reason) {
   if (!drained_) p_.out.Add(IncidentAction{MakeIncident(p_, reason)});
 }
 
-void Membership::Dismiss(const std::string& reason) {
-  p_.out.AddReason(absl::StrCat("generation ", p_.gang.generation(), " is given up: ", reason));
+void Membership::Dismiss(LogLevel level, const std::string& reason) {
+  p_.out.AddReason(level, absl::StrCat("generation ", p_.gang.generation(), " is given up: ", reason));
   for (const Gang::Worker& worker : p_.gang.workers()) {
     p_.out.Add(CloseSessionAction{worker.session, absl::DeadlineExceededError(reason)});
   }
@@ -262,7 +264,7 @@ void Membership::ExhaustAttempts(UpdateRecord& record, const std::string& reason
 void Membership::LoseWeights(UpdateRecord& record, const std::string& parameter) {
   if (p_.history.replays()) return UndoStep(record, parameter);
   p_.lineage.Ruin(record.id, parameter);
-  p_.out.AddReason(p_.lineage.unusable());
+  p_.out.AddError(p_.lineage.unusable());
   p_.out.Add(ReadinessAction{false});
   FailEverything(p_, p_.lineage.UnusableError());
 }
@@ -284,7 +286,7 @@ void Membership::UndoStep(UpdateRecord& record, const std::string& parameter) {
 
 void Membership::Stop(const absl::Status& why) {
   p_.lineage.Stop(why);
-  p_.out.AddReason(absl::StrCat("nothing is served any more: ", why.message()));
+  p_.out.AddError(absl::StrCat("nothing is served any more: ", why.message()));
   p_.out.Add(ReadinessAction{false});
   LeaveEverything(p_, p_.lineage.UnusableError());
 }
@@ -319,7 +321,7 @@ void Membership::Drain(absl::Duration within) {
 
 // The time is over: what runs is dropped. A step that was committed may have been applied, to weights that end here.
 void Membership::EndDrain() {
-  p_.out.AddReason("the time to drain is over");
+  p_.out.AddWarning("the time to drain is over");
   if (p_.jobs.running().exists() && !p_.jobs.running().committed()) p_.jobs.AbortRunning();
   LeaveEverything(p_, DrainingError(", and what ran did not end in time"));
   LoseSave(p_);
@@ -337,8 +339,8 @@ void Membership::FinishDrain() {
 
 void Membership::Pass() {
   const absl::Duration counted = p_.gang.Pass(p_.out.now());
-  p_.jobs.running().Pass(counted);
-  p_.save.Pass(counted);
+  if (!p_.save.awaits_folder()) p_.jobs.running().Pass(counted);  // else no rank is asked for anything yet
+  p_.save.Pass(p_.out.now());
 }
 
 void Membership::Tick() {

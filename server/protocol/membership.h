@@ -48,9 +48,9 @@ class Membership {
   // Gives a worker up. Where it said nothing wrong, `why` is what its stream is closed with.
   void Close(SessionId session, const absl::Status& why, const std::string& reason);
   // The running step of this request wrote numbers that are not finite: the model stays with them, UNUSABLE, until that
-  // worker is lost. The next one loads the newest checkpoint, or else the model directory, under a new
-  // lineage. Where requests are kept, the step is
-  // taken back instead, with its request's end, and the weights before it are computed again.
+  // worker is lost. The next one loads the newest checkpoint, or else the model directory, under a new lineage. Where
+  // requests are kept, the step is taken back instead, with its request's end, and the weights before it are computed
+  // again.
   void LoseWeights(UpdateRecord& record, const std::string& parameter);
   // Whether the next step of the update that has no result yet is committed: it cannot end before.
   bool IsDecided(const UpdateRecord& record) const;
@@ -88,7 +88,7 @@ class Membership {
   void BeginServing();
   void Lose(SessionId session, const std::string& reason);
   void KeepIncident(const std::string& reason);
-  void Dismiss(const std::string& reason);
+  void Dismiss(LogLevel level, const std::string& reason);
   void EndGeneration(const std::string& reason);
   void FindBase();
   void RefuseBase(const absl::Status& why);

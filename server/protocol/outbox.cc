@@ -1,13 +1,13 @@
 #include "server/protocol/outbox.h"
 
+#include <string>
 #include <utility>
-
-#include "absl/strings/str_cat.h"
 
 namespace stemma::server {
 
-void Outbox::Begin(absl::Time now) {
+void Outbox::Begin(absl::Time now, uint64_t free_bytes) {
   now_ = now;
+  free_bytes_ = free_bytes;
   decision_ = Decision();
 }
 
@@ -17,9 +17,8 @@ void Outbox::Add(Action action) { decision_.actions.push_back(std::move(action))
 
 void Outbox::Reply(CallId call, stemma::server::Reply reply) { Add(ReplyAction{call, std::move(reply)}); }
 
-void Outbox::AddReason(std::string_view reason) {
-  absl::StrAppend(&decision_.reason, decision_.reason.empty() ? "" : "; ",
-                  absl::string_view(reason.data(), reason.size()));
+void Outbox::AddReason(LogLevel level, std::string_view reason) {
+  decision_.reasons.push_back({.level = level, .text = std::string(reason)});
 }
 
 internal::v1::ServerMessage& Outbox::AddMessage(SessionId session) {

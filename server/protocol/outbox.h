@@ -1,9 +1,10 @@
-// The decision that is being made of one event: its actions, in the order in which they are executed, and the reason
-// that is logged. Every part of the coordinator adds to the same one.
+// The decision that is being made of one event: its actions, in the order in which they are executed, and the reasons
+// that are logged. Every part of the coordinator adds to the same one.
 //
 // Thread safety: none; owned by CoordinatorState, which begins it with each event and takes it at the end.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -15,15 +16,19 @@ namespace stemma::server {
 
 class Outbox {
  public:
-  // Begins the decision on an event that came at `now`.
-  void Begin(absl::Time now);
+  // Begins the decision on an event that came at `now`, while the journal's disk has so many bytes left.
+  void Begin(absl::Time now, uint64_t free_bytes = UINT64_MAX);
   Decision Take();
   absl::Time now() const { return now_; }
+  uint64_t free_bytes() const { return free_bytes_; }
 
   void Add(Action action);
   void Reply(CallId call, stemma::server::Reply reply);
-  // Adds to the reason; "; " parts what several add.
-  void AddReason(std::string_view reason);
+  // Adds a line of the log at that level (LoggedReason).
+  void AddReason(LogLevel level, std::string_view reason);
+  void AddReason(std::string_view reason) { AddReason(LogLevel::kInfo, reason); }
+  void AddWarning(std::string_view reason) { AddReason(LogLevel::kWarning, reason); }
+  void AddError(std::string_view reason) { AddReason(LogLevel::kError, reason); }
 
   void Send(SessionId session, internal::v1::Configure message);
   void Send(SessionId session, internal::v1::DropPayload message);
@@ -40,6 +45,7 @@ class Outbox {
   internal::v1::ServerMessage& AddMessage(SessionId session);
 
   absl::Time now_;
+  uint64_t free_bytes_ = UINT64_MAX;
   Decision decision_;
 };
 

@@ -4,7 +4,8 @@
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
-//  (1) at most one job runs; it is watched from its begin to its end.
+//  (1) at most one job runs; it is watched from its begin to its end, but while it waits for the server's own disk
+//      (CheckpointSave).
 //  (2) a vote or Applied counts only in its phase, once of each rank, and with all keys of the running attempt.
 //  (3) the job stands still when no rank moves: one that hangs is waited for by the others.
 //

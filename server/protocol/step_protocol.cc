@@ -370,7 +370,7 @@ void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outco
 
 void StepProtocol::OnRefused(uint32_t rank, const internal::v1::Refused& refused) {
   const std::string why = WorkerText(refused.message());
-  p_.out.AddReason(absl::StrCat("the worker refused ", StepText(refused.key()), ": ", why));
+  p_.out.AddWarning(absl::StrCat("the worker refused ", StepText(refused.key()), ": ", why));
   const RunningJob& running = p_.jobs.running();
   if (!running.Attempts(rank, refused.key())) return;
   const SessionId session = p_.gang.worker(rank).session;

@@ -20,7 +20,7 @@ void TakeFoundCheckpoints(const CoordinatorParts& parts) {
   for (const std::string& name : known) {
     if (found.contains(name)) continue;
     parts.history.DropCheckpoint(name);
-    parts.out.AddReason(absl::StrCat("checkpoint ", name, " is not there any more"));
+    parts.out.AddWarning(absl::StrCat("checkpoint ", name, " is not there any more"));
   }
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) {
     if (known.contains(checkpoint.name())) continue;

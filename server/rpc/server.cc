@@ -41,6 +41,9 @@ void LogOfGrpc(gpr_log_func_args* args) { VLOG(1) << "gRPC: " << args->message; 
 }  // namespace
 
 struct Server::Rpc {
+  // Says on the ops listener, once that is open, how things stand.
+  void ShowHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+
   std::unique_ptr<TrainingServiceRpc> training;
   std::unique_ptr<WorkerServiceRpc> worker;
   grpc::CallbackGenericService nothing;
@@ -49,7 +52,16 @@ struct Server::Rpc {
   Listener ops ABSL_GUARDED_BY(mutex);
   bool ready ABSL_GUARDED_BY(mutex) = false;
   bool draining ABSL_GUARDED_BY(mutex) = false;
+  Answering answering ABSL_GUARDED_BY(mutex) = Answering::kAnswers;
 };
+
+void Server::Rpc::ShowHealth() {
+  if (ops.server == nullptr) return;
+  auto* health = ops.server->GetHealthCheckService();
+  const bool serves = ready && !draining && answering == Answering::kAnswers;
+  for (const char* name : {"", "readiness", "stemma.v1.TrainingService"}) health->SetServingStatus(name, serves);
+  health->SetServingStatus("liveness", answering != Answering::kHangs);
+}
 
 Server::Server(const Clock& clock) : clock_(clock), rpc_(std::make_unique<Rpc>()) {}
 
@@ -59,6 +71,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   Rpc& rpc = *self->rpc_;
   PlanFunction plan = MakePlanFunction(options.model);
   const RunNumbers numbers = NumbersOfRun(RunDtypeOf(options.coordinator.config.dtype()));
+  AnswerWatch watch(clock.Now(), options.coordinator.worker_lost_after, options.coordinator.worker_stalled_after);
   options.coordinator.calibration = ReadCalibration(options.coordinator.data_directory);
   self->coordinator_ =
       std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), std::move(options.storage), clock,
@@ -66,6 +79,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers);
   rpc.worker = std::make_unique<WorkerServiceRpc>(*self->coordinator_, options.worker_secret);
   RETURN_IF_ERROR(self->OpenListeners(options));
+  self->watch_ = std::make_unique<AnswerWatchThread>(
+      [raw = self.get()](std::function<void()> answer) { raw->coordinator_->Ask(std::move(answer)); }, std::move(watch),
+      clock, [raw = self.get()](Answering answering) { raw->SetAnswering(answering); });
   return self;
 }
 
@@ -78,7 +94,6 @@ absl::Status Server::OpenListeners(const ServerOptions& options) {
                                          .health = true},
                                         clock_));
   ops_address_ = ops.address;
-  ops.server->GetHealthCheckService()->SetServingStatus("liveness", true);
   {
     absl::MutexLock lock(&rpc_->mutex);
     rpc_->ops = std::move(ops);
@@ -102,6 +117,7 @@ absl::Status Server::OpenListeners(const ServerOptions& options) {
 }
 
 Server::~Server() {
+  watch_ = nullptr;
   for (Listener* listener : {&rpc_->clients, &rpc_->workers}) {
     if (listener->server == nullptr) continue;
     listener->acceptor->Stop();
@@ -117,19 +133,21 @@ Server::~Server() {
 
 void Server::SetReady(bool ready) {
   absl::MutexLock lock(&rpc_->mutex);
-  if (rpc_->ops.server == nullptr || rpc_->draining) return;
   rpc_->ready = ready;
-  auto* health = rpc_->ops.server->GetHealthCheckService();
-  for (const char* name : {"", "readiness", "stemma.v1.TrainingService"}) {
-    health->SetServingStatus(name, ready);
-  }
+  rpc_->ShowHealth();
+}
+
+void Server::SetAnswering(Answering answering) {
+  absl::MutexLock lock(&rpc_->mutex);
+  rpc_->answering = answering;
+  rpc_->ShowHealth();
 }
 
 void Server::Drain(absl::Duration within) {
-  SetReady(false);
   {
     absl::MutexLock lock(&rpc_->mutex);
     rpc_->draining = true;
+    rpc_->ShowHealth();
   }
   coordinator_->Drain(within);
   // The coordinator ends what runs at the deadline; kCloseWithin is for its turn to come.

@@ -3,8 +3,8 @@
 //   clients   TrainingService and reflection; messages up to limits.message_bytes
 //   workers   WorkerService alone, for those who send the secret; messages up to kReceivedBytesMax, whatever
 //             the clients' limit is (common/base/message_sizes.h)
-//   ops       health: `liveness` from the start; "", `readiness` and the public service's name while a worker has the
-//             weights
+//   ops       health: `liveness` while the coordinator decides; "", `readiness` and the public service's name while a
+//             worker has the weights, too
 #pragma once
 
 #include <atomic>
@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "common/base/address.h"
 #include "common/model/model_config.h"
+#include "server/coordinator/answer_watch_thread.h"
 #include "server/coordinator/coordinator.h"
 #include "stemma/v1/run_config.pb.h"
 
@@ -48,12 +49,14 @@ class Server {
   explicit Server(const Clock& clock);
   absl::Status OpenListeners(const ServerOptions& options);
   void SetReady(bool ready);
+  void SetAnswering(Answering answering);
 
   struct Rpc;  // gRPC objects stay out of this header
   const Clock& clock_;
   std::string address_, worker_address_, ops_address_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Rpc> rpc_;
+  std::unique_ptr<AnswerWatchThread> watch_;  // of the coordinator
 };
 
 }  // namespace stemma::server

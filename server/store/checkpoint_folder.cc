@@ -39,7 +39,8 @@ absl::Status SyncFd(int fd, const std::string& path) {
 // Compares the contents of one file with its parts' digests.
 class FileCheck {
  public:
-  FileCheck(const std::string& path, const CheckpointParts& parts) : path_(path), parts_(parts) {}
+  FileCheck(const std::string& path, const CheckpointParts& parts, const std::atomic<bool>& stopped)
+      : path_(path), parts_(parts), stopped_(stopped) {}
 
   absl::Status Run(const std::string& name, const FileOfParts& contents, const RegularFile& file, std::string& buffer) {
     for (const int part : contents.parts) digests_.try_emplace(part);
@@ -50,6 +51,7 @@ class FileCheck {
     PieceOrder order(contents.ranges);
     FilePiece piece;  // that holds the bytes at `offset`, once it has been taken
     for (uint64_t offset = 0; offset < contents.bytes;) {
+      if (stopped_) return absl::CancelledError(absl::StrCat(path_, ": the reading was stopped"));
       const uint64_t bytes = std::min<uint64_t>(kReadBytes, contents.bytes - offset);
       if (const absl::Status read = file.ReadAt(offset, buffer.data(), bytes); !read.ok()) {
         return CorruptCheckpoint(path_, absl::StrCat(name, ": ", std::string(read.message())));
@@ -86,6 +88,7 @@ class FileCheck {
 
   const std::string& path_;
   const CheckpointParts& parts_;
+  const std::atomic<bool>& stopped_;
   std::map<int, Sha256> digests_;
 };
 
@@ -189,11 +192,12 @@ absl::Status CheckpointFolder::Sync(const FilesOfParts& files) const {
   return SyncFd(fd_, path_);
 }
 
-absl::Status CheckpointFolder::CheckDigests(const FilesOfParts& files, const CheckpointParts& parts) const {
+absl::Status CheckpointFolder::CheckDigests(const FilesOfParts& files, const CheckpointParts& parts,
+                                            const std::atomic<bool>& stopped) const {
   std::string buffer(kReadBytes, '\0');
   for (const auto& [name, contents] : files) {
     ASSIGN_OR_RETURN(const RegularFile file, OpenFile(name));
-    RETURN_IF_ERROR(FileCheck(path_, parts).Run(name, contents, file, buffer));
+    RETURN_IF_ERROR(FileCheck(path_, parts, stopped).Run(name, contents, file, buffer));
   }
   return absl::OkStatus();
 }

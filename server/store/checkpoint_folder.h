@@ -5,6 +5,7 @@
 // says what to do.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -38,8 +39,10 @@ class CheckpointFolder {
   absl::StatusOr<std::string> Read(const std::string& file, uint64_t bytes_max) const;
   // Makes the contents of all these files durable, then the names in optim/ and in the folder.
   absl::Status Sync(const FilesOfParts& files) const;
-  // Reads every file once, and compares with the digests of its parts. REQUIRES: CheckFiles found nothing.
-  absl::Status CheckDigests(const FilesOfParts& files, const CheckpointParts& parts) const;
+  // Reads every file once, and compares with the digests of its parts. `stopped` is looked at before each 4 MiB.
+  // Errors: Cancelled - it was stopped, and nothing is known. REQUIRES: CheckFiles found nothing.
+  absl::Status CheckDigests(const FilesOfParts& files, const CheckpointParts& parts,
+                            const std::atomic<bool>& stopped) const;
 
  private:
   explicit CheckpointFolder(std::string path) : path_(std::move(path)) {}

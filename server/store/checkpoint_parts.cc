@@ -74,6 +74,20 @@ absl::Status Join(const std::string& name, const CheckpointParts& parts, FileOfP
   return absl::OkStatus();
 }
 
+// Says who wrote the file: "rank 3", "ranks 0, 1 and 6 more", "the server".
+std::string WritersOf(const std::string& name, const FileOfParts& file, const CheckpointParts& parts) {
+  if (name == kClientStateFile) return "the server";
+  std::set<uint32_t> ranks;
+  for (const int part : file.parts) ranks.insert(parts[part].rank());
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  size_t shown = 0;
+  for (const uint32_t rank : ranks) {
+    if (shown == kRanksShown) return absl::StrCat(text, " and ", ranks.size() - shown, " more");
+    absl::StrAppend(&text, shown++ == 0 ? " " : ", ", rank);
+  }
+  return text;
+}
+
 }  // namespace
 
 absl::Status CheckPartName(std::string_view file) {
@@ -142,19 +156,6 @@ absl::Status CheckFiles(const FilesOfParts& files, const CheckpointParts& parts,
     }
   }
   return absl::OkStatus();
-}
-
-std::string WritersOf(const std::string& name, const FileOfParts& file, const CheckpointParts& parts) {
-  if (name == kClientStateFile) return "the server";
-  std::set<uint32_t> ranks;
-  for (const int part : file.parts) ranks.insert(parts[part].rank());
-  std::string text = ranks.size() == 1 ? "rank" : "ranks";
-  size_t shown = 0;
-  for (const uint32_t rank : ranks) {
-    if (shown == kRanksShown) return absl::StrCat(text, " and ", ranks.size() - shown, " more");
-    absl::StrAppend(&text, shown++ == 0 ? " " : ", ", rank);
-  }
-  return text;
 }
 
 }  // namespace stemma::server

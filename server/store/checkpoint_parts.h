@@ -81,7 +81,4 @@ absl::StatusOr<FilesOfParts> ArrangeParts(const CheckpointParts& parts);
 absl::Status CheckFiles(const FilesOfParts& files, const CheckpointParts& parts,
                         const std::map<std::string, uint64_t>& bytes_of_file);
 
-// Says who wrote the file: "rank 3", "ranks 0, 1 and 6 more", "the server".
-std::string WritersOf(const std::string& name, const FileOfParts& file, const CheckpointParts& parts);
-
 }  // namespace stemma::server

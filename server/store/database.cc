@@ -31,6 +31,11 @@ absl::Status DiskError(const std::string& path, int error) {
   }
 }
 
+absl::Status MayNotBeWritten(const std::string& path) {
+  return absl::PermissionDeniedError(
+      absl::StrCat(path, ": may not be written; give the server's user leave to, and mount its disk to be written"));
+}
+
 // Returns what the system said last to SQLite about the file; 0 when it said nothing.
 int LastErrno(sqlite3_file* file) {
   int error = 0;
@@ -67,7 +72,7 @@ absl::Status ErrorOf(sqlite3* connection, const std::string& path) {
       return DiskError(path, code == SQLITE_CANTOPEN_SYMLINK ? ELOOP : error);
     case SQLITE_READONLY:
     case SQLITE_PERM:
-      return absl::PermissionDeniedError(absl::StrCat(path, ": may not be written"));
+      return MayNotBeWritten(path);
     case SQLITE_NOMEM:
     case SQLITE_TOOBIG:
       return absl::ResourceExhaustedError(absl::StrCat(path, ": ", sqlite3_errmsg(connection)));
@@ -138,6 +143,8 @@ absl::StatusOr<Database> Database::Open(const std::string& path) {
   Database database;
   database.connection_.reset(connection);
   if (code != SQLITE_OK) return ErrorOf(connection, path);
+  // SQLite opens it to be read where it may not be written, and then cannot lock it, for no reason that helps anybody.
+  if (sqlite3_db_readonly(connection, "main") == 1) return MayNotBeWritten(path);
   // Closing would otherwise move what is left of a damaged log into the file and remove it: the evidence.
   CHECK_EQ(sqlite3_db_config(connection, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr), SQLITE_OK);
   CHECK_EQ(sqlite3_db_config(connection, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, nullptr), SQLITE_OK);

@@ -4,8 +4,9 @@
 // Always holds: the file is locked for this connection alone from the first read to the end, its write-ahead log is
 // never checkpointed or removed but by Settle, not even when the connection closes.
 //
-// Errors, each with the path: FailedPrecondition - another process has it; DISK_FULL, FILE_TOO_LARGE, READ_ONLY;
-// Unavailable - the disk failed; CORRUPT_JOURNAL - SQLite finds the file damaged, or no database.
+// Errors, each with the path: FailedPrecondition - another process has it; PermissionDenied - it may not be written;
+// DISK_FULL, FILE_TOO_LARGE, READ_ONLY; Unavailable - the disk failed; CORRUPT_JOURNAL - SQLite finds the file damaged,
+// or no database.
 #pragma once
 
 #include <cstdint>

@@ -6,9 +6,8 @@
 //
 // Invariants, all of them checked by Open:
 //  (1) rows count up from 1 without a gap; Compact puts a snapshot in the place of all rows before it.
-//  (2) hash = SHA-256(previous hash | n, 8 bytes little-endian | 1 where the row is a snapshot, else 0, one byte |
-//  body),
-//      and a row names the hash of the row before it, which of row 1 is 32 zero bytes.
+//  (2) hash = SHA-256(previous hash | n as 8 bytes, little-endian | one byte, 1 for a snapshot, else 0 | body);
+//      a row names the hash of the row before it, and row 1 names 32 zero bytes.
 //  (3) a row whose Append returned OK is on the disk, and the witness never names a row that is not.
 //
 // After an error of Append or Compact it is unknown whether the row is on the disk. The journal answers every later

@@ -1,6 +1,5 @@
 #include "server/store/spool.h"
 
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -107,13 +106,6 @@ absl::StatusOr<std::vector<std::string>> Spool::Sweep(const std::set<std::string
     removed.push_back(name);
   }
   return removed;
-}
-
-uint64_t Spool::FreeBytes() const {
-  struct statvfs info;
-  if (statvfs(folder_.c_str(), &info) == 0) return info.f_bavail * info.f_frsize;
-  PLOG(WARNING) << "statvfs " << folder_;
-  return 0;
 }
 
 }  // namespace stemma::server

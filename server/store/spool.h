@@ -38,8 +38,6 @@ class Spool {
   absl::Status Remove(const std::string& name) const;
   // Removes the spooled requests whose names are not in `keep`, and returns their names, sorted. Other files stay.
   absl::StatusOr<std::vector<std::string>> Sweep(const std::set<std::string>& keep) const;
-  // Returns what this user may still write to the file system; 0 when that is not known.
-  uint64_t FreeBytes() const;
 
  private:
   Spool(std::string folder, uint64_t message_bytes_max)

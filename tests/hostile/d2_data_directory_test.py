@@ -1,9 +1,12 @@
-"""D2: one server per data directory, and files that are whole or not there: two servers, full disks, limits, read-only."""
+"""D2: one server per data directory, and files that are whole or not there: two servers, full disks, limits, read-only.
+What a server finds that someone has to see to ends it with 2."""
 
+import contextlib
 import os
 import pathlib
 import resource
 import shutil
+import sqlite3
 import subprocess
 
 import grpc
@@ -92,37 +95,103 @@ def test_d2_a_read_only_directory_is_refused_at_start(tmp_path):
         assert code == 2 and "cannot be written: Read-only file system" in text, text
 
 
+def fill(disk, left):
+    """Writes a file that leaves so many bytes."""
+    (disk.path / "ballast").write_bytes(bytes(shutil.disk_usage(disk.path).free - left))
+
+
+@contextlib.contextmanager
+def read_only(folder):
+    """Nothing may write to the folder meanwhile; where a Mount was not refused."""
+    for options in (["--bind", folder], ["-o", "remount,bind,ro"]):
+        subprocess.run(["mount", *options, folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
 def leftovers(data):
     return sorted(p.name for p in (data / "exports").iterdir()) if (data / "exports").exists() else []
 
 
 def test_d2_a_full_disk_is_an_error_with_a_reason_and_leaves_nothing(tmp_path):
-    with Mount(tmp_path / "disk", 1 << 20) as disk:
+    with Mount(tmp_path / "disk", 128 << 20) as disk:
         with Cluster(data=disk.path) as cluster:
-            (disk.path / "ballast").write_bytes(bytes(shutil.disk_usage(disk.path).free - (16 << 10)))
+            fill(disk, 16 << 10)
             error = refusal(lambda: export(cluster, "full"))
             assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"), error
             assert "No space left on device" in error.message and leftovers(disk.path) == []
             (disk.path / "ballast").unlink()
             assert (pathlib.Path(export(cluster, "full").path) / "model.safetensors").exists()
-            for options in (["--bind", disk.path / "exports"], ["-o", "remount,bind,ro"]):
-                subprocess.run(["mount", *options, disk.path / "exports"], check=True)
-            error = refusal(lambda: export(cluster, "read-only"))
-            subprocess.run(["umount", "-l", disk.path / "exports"], check=True)
+            with read_only(disk.path / "exports"):
+                error = refusal(lambda: export(cluster, "read-only"))
             assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "READ_ONLY"), error
             assert leftovers(disk.path) == ["full"] and cluster.server.poll() is None and cluster.worker.poll() is None
 
 
-def test_d2_a_request_whose_rows_might_find_no_room_is_refused_and_the_server_lives(tmp_path):
-    with Mount(tmp_path / "disk", 64 << 20) as disk, Cluster(data=disk.path) as cluster:
-        assert Request().send(cluster.stub).result.steps[0].step == 1
-        (disk.path / "ballast").write_bytes(bytes(shutil.disk_usage(disk.path).free - (24 << 20)))
+def test_d2_an_export_leaves_the_journal_its_part_of_the_disk(tmp_path):
+    with Mount(tmp_path / "disk", 128 << 20) as disk, Cluster(data=disk.path) as cluster:
+        fill(disk, 48 << 20)
+        error = refusal(lambda: export(cluster, "full"))
+        assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"), error
+        assert "room for the journal" in error.message and leftovers(disk.path) == []
+        assert Request().send(cluster.stub).result.steps[0].step == 1, "there is room for its rows"
+        assert cluster.server.poll() is None and cluster.worker.poll() is None
+
+
+@pytest.mark.parametrize("durability", ["replay", "rewind"])
+def test_d2_a_request_whose_rows_might_find_no_room_is_refused_and_the_server_lives(tmp_path, durability):
+    with Mount(tmp_path / "disk", 64 << 20) as disk, Cluster(data=disk.path, flags=("--durability", durability)) as cluster:
+        first = Request().send(cluster.stub).result
+        assert first.steps[0].step == 1
+        fill(disk, 24 << 20)
         error = refusal(lambda: Request().send(cluster.stub))
         assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"), error
         assert "room for the journal" in error.message
         (disk.path / "ballast").unlink()
-        assert Request().send(cluster.stub).result.steps[0].step == 2
+        second = Request().send(cluster.stub).result
+        assert second.steps[0].step == 2 and second.lineage == first.lineage, "the weights are those of before"
         assert cluster.server.poll() is None
+
+
+def refused_start(tmp_path, data, *words):
+    """A server that is given this directory ends with 2 and says why."""
+    code, text = start(tmp_path, *GOOD, "--durability", "rewind", "--ready-file", tmp_path / "ready", data=data)
+    assert code == 2 and not (tmp_path / "ready").exists(), text
+    for word in words:
+        assert word in text, text
+
+
+def test_d2_a_journal_of_a_newer_program_is_left_to_it(tmp_path):
+    data = tmp_path / "data"
+    with Cluster(data=data, worker=False):
+        pass
+    with sqlite3.connect(data / "journal/journal.db") as journal:
+        journal.execute("PRAGMA user_version=2")
+    journal.close()
+    refused_start(tmp_path, data, "has version 2", "start the one that wrote it")
+
+
+def test_d2_a_folder_of_checkpoints_that_is_not_mounted_is_waited_for(tmp_path):
+    data = tmp_path / "data"
+    with Cluster(data=data, flags=("--durability", "rewind")) as cluster:
+        assert Request().send(cluster.stub).result.steps[0].step == 1
+        cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name="one"), timeout=60)
+    (data / "checkpoints").rename(tmp_path / "elsewhere")
+    refused_start(tmp_path, data, "none of the checkpoints", "as one")
+    (data / "checkpoints").rmdir()
+    (tmp_path / "elsewhere").rename(data / "checkpoints")
+    with Cluster(data=data, worker=False, flags=("--durability", "rewind")):
+        pass
+
+
+def test_d2_a_journal_that_may_not_be_written_is_named(tmp_path):
+    with Mount(tmp_path / "disk", 64 << 20) as disk:
+        with Cluster(data=disk.path / "data", worker=False):
+            pass
+        with read_only(disk.path / "data/journal"):
+            refused_start(tmp_path, disk.path / "data", "journal.db: may not be written")
 
 
 def test_d2_a_file_size_limit_is_an_error_with_a_reason_and_ends_no_process(cluster):

@@ -9,8 +9,10 @@ import pytest
 import stemma
 import torch
 from stemma import verl
+from tensordict import TensorDict
 
 import real_verl
+from real_verl import tensordict_utils as verls
 from g17_verl_test import N, SEED, client, compare, model, padded, padded_batch, with_log_probs  # noqa: F401
 
 
@@ -76,6 +78,55 @@ def test_g17_mini_batches_are_those_of_verls_rows():
             verl.groups_from_dataproto(in_order(padded_batch(), rows), update)
     for others in ({"ppo_mini_batch_size": 3}, {"ppo_mini_batch_size": 1, "shuffle": True}):
         verl.groups_from_dataproto(padded_batch(), verl.loss_from_config(real_verl.actor_config(rollout_n=N, **others)))
+
+
+def verls_mini_batches(num_rows, mini_batch_rows, dp_size):
+    """Rows of each mini-batch, by verl's own dispatch and iterator: the ranks' i-th parts are the i-th mini-batch."""
+    rows = TensorDict({"row": torch.arange(num_rows)}, batch_size=[num_rows])
+    parts = [[batch["row"].tolist() for batch in verls.make_iterator(share, mini_batch_rows // dp_size, epochs=1)]
+             for share in verls.chunk_tensordict(rows, dp_size)]
+    return [sorted(row for part in of_ranks for row in part) for of_ranks in zip(*parts)]
+
+
+def cut(groups, mini_batch):
+    """Rows of each of Stemma's mini-batches."""
+    return [sorted(int(rollout.rollout_id) for group in groups[first:first + mini_batch] for rollout in group.rollouts)
+            for first in range(0, len(groups), mini_batch)]
+
+
+@pytest.mark.parametrize("dp_size, mini_batch", [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 3), (4, 2), (6, 6), (2, 3)])
+@pytest.mark.parametrize("dealt", ["prompt by prompt", "a prompt's rows to all ranks"])
+def test_g17_mini_batches_are_those_of_verls_ranks(dp_size, mini_batch, dealt):
+    """Each of verl's data-parallel ranks has its own share of the rows, and cuts that into mini-batches."""
+    prompts = 6
+    data = padded_batch(prompts=prompts)
+    rows = rows_by_uid(data)
+    if dealt != "prompt by prompt":
+        rows = [rows[i] for share in range(dp_size) for i in range(len(rows)) if i % N * dp_size // N == share]
+    data = in_order(data, rows)
+    update = verl.loss_from_config(real_verl.actor_config(ppo_mini_batch_size=mini_batch, rollout_n=N))
+    theirs = verls_mini_batches(prompts * N, mini_batch * N, dp_size)
+    uids = [{data.non_tensor_batch["uid"][row] for row in part} for part in theirs]
+    if sum(map(len, uids)) > prompts:  # one of verl's mini-batches has a part of a prompt's rows
+        with pytest.raises(ValueError, match=f"where verl has dp_size={dp_size} ranks"):
+            verl.groups_from_dataproto(data, update, dp_size=dp_size)
+    else:
+        assert cut(verl.groups_from_dataproto(data, update, dp_size=dp_size), mini_batch) == theirs
+
+
+def test_g17_a_number_of_ranks_that_verl_could_not_have_is_refused():
+    data = in_order(padded_batch(prompts=4), rows_by_uid(padded_batch(prompts=4)))
+    update = verl.loss_from_config(real_verl.actor_config(ppo_mini_batch_size=2, rollout_n=N))
+    for dp_size in (3, 16):  # of 16 rows, and of the 8 of a mini-batch
+        with pytest.raises(ValueError, match=f"dp_size is {dp_size}: verl deals as many rows to each rank, of the 16"):
+            verl.groups_from_dataproto(data, update, dp_size=dp_size)
+    for dp_size in (0, 1.5, None):
+        with pytest.raises(ValueError, match="dp_size is .*: pass a whole number from 1 on"):
+            verl.groups_from_dataproto(data, update, dp_size=dp_size)
+    natural = verl.groups_from_dataproto(data, update)
+    of_two = verl.groups_from_dataproto(data, update, dp_size=2)
+    assert [group.uid for group in natural] == ["uid-0", "uid-1", "uid-2", "uid-3"]
+    assert [group.uid for group in of_two] == ["uid-0", "uid-2", "uid-1", "uid-3"]
 
 
 @pytest.mark.parametrize("fields, says", [

@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from verl import DataProto, __version__  # noqa: F401
     from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, kl_penalty  # noqa: F401
+    from verl.utils import tensordict_utils  # noqa: F401
     from verl.utils.torch_functional import (get_constant_schedule_with_warmup,  # noqa: F401
                                              get_cosine_schedule_with_warmup)
     from verl.workers import config as configs

@@ -73,6 +73,25 @@ TEST_F(IncidentsTest, TheNewestStayByEpochAndGeneration) {
   EXPECT_EQ(Names().size(), kIncidentsMax + 1);
 }
 
+// A run without end: epoch 9 has more generations than the name was made for, and so has the server begun more often.
+TEST_F(IncidentsTest, ALongerNumberIsNewerThanAShorterOne) {
+  for (uint64_t i = 1; i < kIncidentsMax; ++i) {
+    ASSERT_TRUE(WriteIncidentFile(Data(), IncidentName(9, 9999 - i), "a", "").ok());
+  }
+  for (const char* name : {"000009-10000", "1000000-0001"}) {
+    ASSERT_TRUE(WriteIncidentFile(Data(), name, "a", "").ok());
+  }
+  for (const char* name : {"000009-0001-2", "9-20000", "000009-+9999", "000009-09999"}) {
+    fs::create_directory(Data() + "/incidents/" + name);
+  }
+  RemoveOldIncidents(Data());
+  EXPECT_TRUE(Names().contains("000009-10000"));
+  EXPECT_TRUE(Names().contains("1000000-0001"));
+  EXPECT_FALSE(Names().contains(IncidentName(9, 9999 - (kIncidentsMax - 1))));
+  EXPECT_TRUE(Names().contains(IncidentName(9, 9999 - (kIncidentsMax - 2))));
+  EXPECT_EQ(Names().size(), kIncidentsMax + 4) << "what no server wrote stays";
+}
+
 TEST_F(IncidentsTest, WithoutAnyNothingIsRemoved) {
   RemoveOldIncidents(Data());
   EXPECT_TRUE(fs::is_empty(Data()));

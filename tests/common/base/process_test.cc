@@ -1,13 +1,46 @@
 #include "common/base/process.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <initializer_list>
 
 #include "gtest/gtest.h"
 
 namespace stemma {
 namespace {
+
+// Exit codes of the children below.
+constexpr int kNoNamespace = 100, kOutlived = 101, kEndedBySignal = 102;
+constexpr int kPatienceMs = 10'000;  // with a process that should have ended
+
+// Returns what the first process of a PID namespace exits with that calls `begin` and is then sent these signals.
+int ExitOfFirstProcess(const std::function<void()>& begin, std::initializer_list<int> signals) {
+  const pid_t child = fork();
+  if (child == 0) {
+    int ready[2];
+    if (unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0 || pipe(ready) != 0) _exit(kNoNamespace);
+    const pid_t first = fork();
+    if (first == 0) {
+      begin();
+      if (write(ready[1], "r", 1) == 1) poll(nullptr, 0, kPatienceMs);
+      _exit(kOutlived);
+    }
+    char byte = 0;
+    if (first < 0 || read(ready[0], &byte, 1) != 1) _exit(kNoNamespace);
+    for (const int signal_number : signals) kill(first, signal_number);
+    int status = 0;
+    waitpid(first, &status, 0);
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : kEndedBySignal);
+  }
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
+  return WEXITSTATUS(status);
+}
 
 // A grandchild holds the pipe's write end; its end is the pipe's end of file.
 TEST(ProcessTest, AChildEndsWhenItsParentIsKilled) {
@@ -48,6 +81,37 @@ TEST(ProcessTest, AChildOfAnotherParentExitsAtOnce) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 1);
+}
+
+TEST(ProcessTest, TheFirstProcessOfANamespaceEndsAtASignal) {
+  const int at_sigterm = ExitOfFirstProcess(EndAtSignalsAsFirstProcess, {SIGTERM});
+  if (at_sigterm == kNoNamespace) GTEST_SKIP() << "needs PID namespaces of a user's own";
+  EXPECT_EQ(at_sigterm, 128 + SIGTERM);
+  EXPECT_EQ(ExitOfFirstProcess(EndAtSignalsAsFirstProcess, {SIGINT}), 128 + SIGINT);
+}
+
+TEST(ProcessTest, TheFirstProcessOfANamespaceIgnoresWhatItWasStartedToIgnore) {
+  const auto begin = [] {
+    signal(SIGINT, SIG_IGN);
+    EndAtSignalsAsFirstProcess();
+  };
+  const int code = ExitOfFirstProcess(begin, {SIGINT, SIGTERM});
+  if (code == kNoNamespace) GTEST_SKIP() << "needs PID namespaces of a user's own";
+  EXPECT_EQ(code, 128 + SIGTERM);
+}
+
+TEST(ProcessTest, AnyOtherProcessEndsByTheSignalItself) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    EndAtSignalsAsFirstProcess();
+    raise(SIGTERM);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGTERM);
 }
 
 }  // namespace

@@ -151,6 +151,43 @@ TEST_F(TraceFileTest, ABrokenLineIsNamedByItsNumber) {
   EXPECT_THAT(reader->Next(), Invalid("line 2: header.request.request_id: \"../x\" is not a valid name"));
 }
 
+TEST_F(TraceFileTest, ALineThatIsTooLongIsPassedOverToItsEnd) {
+  const size_t limit = std::string(kLine).size();
+  const std::string too_long = Replaced("\"g0\"", "\"g00\"");
+  auto reader = TraceReader::Open(
+      File(std::string(kSchema) + too_long + "\n{]\n" + kLine + "\n" + too_long + too_long + "\n" + too_long), limit);
+  ASSERT_THAT(reader, IsOk());
+  const std::string problem =
+      "bytes long, at most " + std::to_string(limit) + " are read: put fewer groups into a request";
+  EXPECT_THAT(reader->Next(), Invalid("line 2: is " + std::to_string(limit + 1) + " " + problem));
+  EXPECT_THAT(reader->Next(), Invalid("line 3: not JSON"));
+  const auto line = reader->Next();
+  ASSERT_THAT(line, IsOk());
+  EXPECT_EQ((*line)->line, 4) << "a line of exactly the limit is read";
+  EXPECT_THAT(reader->Next(), Invalid("line 5: is " + std::to_string(2 * limit + 2) + " " + problem));
+  EXPECT_THAT(reader->Next(), Invalid("line 6: is " + std::to_string(limit + 1) + " " + problem));
+  EXPECT_FALSE(reader->Next()->has_value());
+}
+
+TEST_F(TraceFileTest, ALineThatNoReaderTakesIsNotWritten) {
+  const auto request = ParseTraceRequest(kLine);
+  const size_t length = FormatTraceRequest(*request, TraceArrays::kNumbers)->size();
+  for (const size_t limit : {length - 1, length}) {
+    const std::string path = folder_ / ("w" + std::to_string(limit));
+    auto writer = TraceWriter::Create(path, TraceArrays::kNumbers, limit);
+    ASSERT_THAT(writer, IsOk());
+    const absl::Status written = writer->Write(*request);
+    ASSERT_THAT(writer->Close(), IsOk());
+    auto reader = TraceReader::Open(path, limit);
+    ASSERT_THAT(reader, IsOk());
+    EXPECT_EQ(written.ok(), limit == length) << written;
+    EXPECT_EQ(reader->Next()->has_value(), written.ok()) << "nothing of a refused line is in the file";
+    if (!written.ok()) {
+      EXPECT_THAT(written, Invalid("a request's line is " + std::to_string(length) + " bytes long"));
+    }
+  }
+}
+
 TEST_F(TraceFileTest, TheFirstLineMustBeTheSchema) {
   EXPECT_THAT(TraceReader::Open(File("")), Invalid("is empty"));
   EXPECT_THAT(TraceReader::Open(File(kLine)), Invalid("line 1: the first line must be"));

@@ -56,16 +56,18 @@ def start(folder, *flags, data=None, **options):
 class Cluster:
     """`fake`: the worker that hangs and dies on demand (tests/testing/fake_worker), else stemma-worker. `worker`: whether
     one is started; else the test plays one (played_worker.py) or starts it later. `data`: the data directory.
-    `rlimits`: of the server, as prlimit's options."""
+    `rlimits`: of the server, as prlimit's options. `failpoints`: those whose server it runs (failpoints.py)."""
 
     def __init__(self, fake=False, config=None, flags=(), model=MODEL, worker=True, rlimits=(), worker_flags=("--once",),
-                 data=None):
+                 data=None, failpoints=None):
         self.fake, self.worker_flags = fake, worker_flags
         self._directory = tempfile.TemporaryDirectory(prefix="stemma-e2e-")
         self.root = pathlib.Path(self._directory.name)
         self.secret_file = self.root / "worker-secret"
         write_secret(self.secret_file)
-        self._argv = [*(["prlimit", *rlimits] if rlimits else []), str(BUILD / "bin/stemma-server"),
+        programs = BUILD / "bin" if failpoints is None else failpoints.stemma.parent
+        self._environment = None if failpoints is None else failpoints.environment
+        self._argv = [*(["prlimit", *rlimits] if rlimits else []), str(programs / "stemma-server"),
                       "--model", str(model), "--data", str(data or self.root / "data"), "--ready-file", str(self.root / "ready"), "--worker-secret-file", str(self.secret_file),
                       "--die-with-parent", *flags]
         if fake:  # it has no weights that could be computed again
@@ -86,7 +88,7 @@ class Cluster:
         argv = self._argv
         if self.address:
             argv = [*argv, "--listen", self.address, "--worker-listen", self.worker_address]
-        self.server = subprocess.Popen(argv, stderr=self.log)
+        self.server = subprocess.Popen(argv, stderr=self.log, env=self._environment)
         self.address, self.worker_address, self.ops_address = wait_for(self._addresses, "the ready file")
 
     def kill(self):

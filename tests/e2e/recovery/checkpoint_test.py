@@ -222,8 +222,8 @@ def test_the_newest_are_kept_and_a_pinned_one_stays(model, tmp_path):
             wait_for(lambda step=step: client.list_checkpoints()[-1].step == step, "the next one")
         names = [checkpoint.name for checkpoint in client.list_checkpoints()]
         assert names == ["step-00000004", "step-00000020", "step-00000024"]
-        folders = sorted(path.name for path in checkpoints_of(tmp_path).iterdir() if not path.name.startswith("."))
-        assert folders == names
+        wait_for(lambda: names == sorted(path.name for path in checkpoints_of(tmp_path).iterdir() if not path.name.startswith(".")),
+                 "the others to be removed")
         spooled = list((tmp_path / "data" / "spool").iterdir())
         assert len(spooled) <= 1, "what the checkpoint before the newest holds is needed by nobody"
         with pytest.raises(stemma.StemmaError, match="CHECKPOINT_IN_USE"):

@@ -1,15 +1,52 @@
 // Readings that nobody waits for any more.
 #include "server/coordinator/checkpoint_thread.h"
 
+#include <filesystem>
 #include <future>
 #include <map>
 #include <string>
 
+#include "common/base/clock.h"
 #include "gtest/gtest.h"
+#include "server/store/checkpoint_manifest.h"
 #include "tests/server/store/checkpoint_files.h"
+#include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
 namespace {
+
+namespace fs = std::filesystem;
+
+// Makes a checkpoint of one file that takes no room and reads as zeros, for many seconds. Its digest is that of other
+// bytes. Returns the file.
+std::string MakeLargeCheckpoint(const std::string& directory, const std::string& name) {
+  constexpr uint64_t kBytes = uint64_t{64} << 30;
+  DrawnSave save;
+  save.manifest.set_name(name);
+  save.manifest.set_version(kManifestVersion);
+  internal::v1::CheckpointPart& part = *save.manifest.add_parts();
+  part.set_file("model.safetensors");
+  part.set_sha256(DigestOfBytes(""));
+  part.add_ranges()->set_bytes(kBytes);
+  const std::string path = directory + "/checkpoints/" + name;
+  fs::create_directory(path);
+  const absl::StatusOr<std::string> text = EncodeManifest(save.manifest);
+  EXPECT_THAT(text, testing::IsOk());
+  SetBytes(path + "/manifest.json", *text);
+  SetBytes(path + "/model.safetensors", "");
+  fs::resize_file(path + "/model.safetensors", kBytes);
+  return path + "/model.safetensors";
+}
+
+// Whether this process has the file open.
+bool IsOpen(const std::string& file) {
+  const fs::path path = fs::canonical(file);
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (fs::read_symlink(entry.path(), gone) == path) return true;
+  }
+  return false;
+}
 
 ReadCheckpointAction ReadingOf(uint64_t id) { return {.id = id, .name = "none", .manifest_sha256 = ""}; }
 
@@ -45,6 +82,27 @@ TEST(CheckpointThreadTest, AReadingThatIsDroppedBeforeItBeginsIsAnsweredAndNotMa
   EXPECT_EQ(answers.at(1), absl::StatusCode::kNotFound);
   EXPECT_EQ(answers.at(2), absl::StatusCode::kCancelled);
   EXPECT_EQ(answers.at(3), absl::StatusCode::kNotFound) << "the others are still read";
+}
+
+// Without the flag, Stop returns when all 64 GiB were read, and the file is called damaged.
+TEST(CheckpointThreadTest, AReadingEndsWithTheThreadAndFindsNothing) {
+  constexpr double kPatienceS = 60, kStopWithinS = 1;
+  const testing::TempFolder folder;
+  const CheckpointStore store = *CheckpointStore::Open(folder.path());
+  const std::string file = MakeLargeCheckpoint(folder.path(), "large");
+  absl::Status answer;
+  CheckpointThread thread(&store, ModelConfig(),
+                          [&](Event event) { answer = std::get<CheckpointReadEvent>(event).client_state.status(); });
+  thread.Add(ReadCheckpointAction{.id = 1, .name = "large", .manifest_sha256 = ""});
+  const double begun_s = RealClock().MonotonicSeconds();
+  while (!IsOpen(file)) {
+    ASSERT_LT(RealClock().MonotonicSeconds(), begun_s + kPatienceS) << "it is not read";
+    RealClock().Sleep(absl::Milliseconds(1));
+  }
+  const double told_s = RealClock().MonotonicSeconds();
+  thread.Stop();
+  EXPECT_LT(RealClock().MonotonicSeconds() - told_s, kStopWithinS);
+  EXPECT_TRUE(absl::IsCancelled(answer)) << answer;
 }
 
 }  // namespace

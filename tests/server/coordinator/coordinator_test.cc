@@ -4,26 +4,20 @@
 #include <atomic>
 #include <new>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "glog/logging.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/server/coordinator/echo_worker.h"
 
 namespace stemma::server {
 namespace {
-
-constexpr absl::Duration kPatience = absl::Seconds(60);
-
-absl::StatusOr<RequestPlan> OneStepPlan(const TrainingRequest&, const v1::RunConfig&, const Rates&, const StopCheck&) {
-  RequestPlan plan;
-  plan.plan.add_steps()->add_clusters();
-  plan.report.add_steps();
-  plan.steps.emplace_back();
-  return plan;
-}
 
 // A plan of id "slow..." is not ready before the gate opens, or nobody waits for it; one of id "huge..." needs more
 // memory than there is.
@@ -59,102 +53,6 @@ CoordinatorOptions Options() {
   limits.set_requests_kept(1000);
   return options;
 }
-
-std::shared_ptr<const TrainingRequest> Request(const std::string& id) {
-  auto request = std::make_shared<TrainingRequest>();
-  request->update.mutable_request()->set_request_id(id);
-  request->groups.emplace_back();
-  return request;
-}
-
-// absl::Notification, as TSan sees it.
-class Flag {
- public:
-  void Notify() {
-    MutexLock lock(&mutex_);
-    set_ = true;
-  }
-  bool HasBeenNotified() const {
-    MutexLock lock(&mutex_);
-    return set_;
-  }
-  bool WaitForNotificationWithTimeout(absl::Duration timeout) const {
-    MutexLock lock(&mutex_);
-    return mutex_.AwaitWithTimeout([this] { return set_; }, timeout);
-  }
-
- private:
-  mutable Mutex mutex_;
-  bool set_ = false;
-};
-
-class Waiting final : public ClientCall {
- public:
-  void OnChunk(std::shared_ptr<const v1::GroupResult>) override {}
-  void OnReply(Reply reply) override {
-    reply_ = std::move(reply);
-    done_.Notify();
-  }
-  Reply& Get() {
-    CHECK(done_.WaitForNotificationWithTimeout(kPatience)) << "no answer";
-    return reply_;
-  }
-  bool done() const { return done_.HasBeenNotified(); }
-
- private:
-  Reply reply_;
-  Flag done_;
-};
-
-// Votes yes and applies at once, from the coordinator's thread; can be told to stay silent.
-class EchoWorker final : public WorkerLink {
- public:
-  explicit EchoWorker(Coordinator& coordinator) : coordinator_(coordinator) {}
-
-  void Connect(std::shared_ptr<WorkerLink> self) {
-    session_ = coordinator_.OpenSession(std::move(self));
-    internal::v1::WorkerMessage message;
-    message.mutable_register_()->set_incarnation("w1");
-    message.mutable_register_()->set_memory_free_bytes(1000);
-    coordinator_.WorkerMessage(session_, message);
-  }
-  void Say() {
-    internal::v1::WorkerMessage message;
-    message.mutable_heartbeat();
-    coordinator_.WorkerMessage(session_, message);
-  }
-  void Lose() { coordinator_.WorkerLost(session_, "the test says so"); }
-  void set_silent() { silent_ = true; }
-  void WaitForPrepare() { CHECK(prepared_.WaitForNotificationWithTimeout(kPatience)); }
-
-  void Send(internal::v1::ServerMessage message) override {
-    internal::v1::WorkerMessage answer;
-    if (message.has_configure()) {
-      answer.mutable_ready();
-    } else if (message.has_prepare()) {
-      if (!prepared_.HasBeenNotified()) prepared_.Notify();
-      *answer.mutable_vote()->mutable_key() = message.prepare().key();
-      answer.mutable_vote()->set_yes(true);
-    } else if (message.has_apply()) {
-      *answer.mutable_applied()->mutable_key() = message.apply().key();
-    } else {
-      return;
-    }
-    if (!silent_ || message.has_configure()) coordinator_.WorkerMessage(session_, std::move(answer));
-  }
-  using Groups = std::vector<uint32_t>;
-  void SendPayload(const std::string&, std::shared_ptr<const TrainingRequest>, Groups) override { ++payloads_; }
-  void ReadNext() override { ++reads_; }
-  void Close(const absl::Status&) override {}
-  int payloads() const { return payloads_; }
-
- private:
-  Coordinator& coordinator_;
-  std::atomic<SessionId> session_ = 0;
-  std::atomic<bool> silent_ = false;
-  std::atomic<int> payloads_ = 0, reads_ = 0;
-  Flag prepared_;
-};
 
 // Stands still but where it is moved.
 class StillClock final : public Clock {
@@ -353,6 +251,73 @@ TEST_F(CoordinatorTest, ADeadlineIsMetWithoutAnyOtherEvent) {
   EXPECT_EQ(std::get<v1::RequestStatus>(waiting->Get()).state(), v1::PREPARING);
 }
 
+// Holds the coordinator's thread, with its answer, until it is let go.
+class Holding final : public ClientCall {
+ public:
+  void OnChunk(std::shared_ptr<const v1::GroupResult>) override {}
+  void OnReply(Reply) override {
+    held_.Notify();
+    CHECK(let_go_.WaitForNotificationWithTimeout(kPatience)) << "it is not let go";
+  }
+  void WaitUntilHeld() const { CHECK(held_.WaitForNotificationWithTimeout(kPatience)) << "no answer"; }
+  void LetGo() { let_go_.Notify(); }
+
+ private:
+  Flag held_, let_go_;
+};
+
+std::shared_ptr<Holding> Hold(Coordinator& coordinator) {
+  auto holding = std::make_shared<Holding>();
+  coordinator.Call(holding, [](CallId call) { return GetModelEvent{call}; });
+  holding->WaitUntilHeld();
+  return holding;
+}
+
+TEST_F(CoordinatorTest, AQuestionIsAnsweredUnlessTheCoordinatorHangs) {
+  Flag first, second;
+  coordinator_.Ask([&] { first.Notify(); });
+  EXPECT_TRUE(first.WaitForNotificationWithTimeout(kPatience));
+  const auto holding = Hold(coordinator_);
+  coordinator_.Ask([&] { second.Notify(); });
+  EXPECT_FALSE(second.HasBeenNotified());
+  holding->LetGo();
+  EXPECT_TRUE(second.WaitForNotificationWithTimeout(kPatience));
+}
+
+// Keeps the lines of the log with their severities, while it lives.
+class Lines final : public google::LogSink {
+ public:
+  Lines() { google::AddLogSink(this); }
+  ~Lines() override { google::RemoveLogSink(this); }
+  void send(google::LogSeverity severity, const char*, const char*, int, const google::LogMessageTime&,
+            const char* message, size_t size) override {
+    MutexLock lock(&mutex_);
+    lines_.emplace_back(severity, std::string(message, size));
+  }
+  std::vector<std::pair<int, std::string>> Get() {
+    MutexLock lock(&mutex_);
+    return lines_;
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<std::pair<int, std::string>> lines_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(CoordinatorTest, EachReasonIsALineOfTheLogAtItsLevel) {
+  using ::testing::Contains, ::testing::EndsWith, ::testing::Pair, ::testing::StartsWith;
+  Lines lines;
+  StartWorker();
+  Submit("a")->Get();
+  worker_->Lose();
+  auto model = std::make_shared<Waiting>();
+  coordinator_.Call(model, [](CallId call) { return GetModelEvent{call}; });
+  model->Get();
+  EXPECT_THAT(lines.Get(), Contains(Pair(google::GLOG_INFO, EndsWith("joins generation 1"))));
+  EXPECT_THAT(lines.Get(), Contains(Pair(google::GLOG_WARNING, EndsWith("left: the test says so"))));
+  EXPECT_THAT(lines.Get(), Contains(Pair(google::GLOG_ERROR, StartsWith("the weights of lineage L-1 at step 1 "))));
+}
+
 // The clock is the test's: nothing here depends on the machine's speed.
 class FloodTest : public CoordinatorTest {
  protected:
@@ -394,6 +359,22 @@ TEST_F(FloodTest, AWorkerWhoseMessagesWaitInTheQueueIsNotLost) {
   for (int i = 0; i < 4; ++i) flood->Next();
   flood->Wait();
   EXPECT_FALSE(lost_.load());
+}
+
+// Twenty of them came while the coordinator hung, a second apart.
+TEST_F(FloodTest, AWorkerIsNotLostByQuestionsThatWereAsked) {
+  StartWorker();
+  worker_->set_silent();
+  const auto holding = Hold(coordinator_);
+  for (int second = 0; second < 20; ++second) {
+    clock_->Advance(absl::Seconds(1));
+    coordinator_.Ask([] {});
+  }
+  holding->LetGo();
+  auto model = std::make_shared<Waiting>();
+  coordinator_.Call(model, [](CallId call) { return GetModelEvent{call}; });
+  model->Get();
+  EXPECT_FALSE(lost_.load()) << "worker_lost_after is 10 s";
 }
 
 }  // namespace

@@ -91,6 +91,18 @@ TEST_F(ArrivalsTest, OneThatOnlyAsksForItsPlanHoldsUpNobody) {
   EXPECT_TRUE(arrivals_.empty());
 }
 
+// A full disk refuses them, whether or not a file keeps them.
+TEST_F(ArrivalsTest, WhatIsAcceptedByItsPlanHasRows) {
+  Add(Update("r", 1));
+  Add(Update("v", 2, /*validate_only=*/true));
+  std::vector<bool> writes_rows;
+  for (const Action& action : out_.Take().actions) {
+    writes_rows.push_back(std::get<PlanAction>(action).writes_rows);
+    EXPECT_EQ(std::get<PlanAction>(action).spool_name, "");
+  }
+  EXPECT_THAT(writes_rows, ElementsAre(true, false));
+}
+
 TEST_F(ArrivalsTest, AnotherWorkerMakesEveryPlanAgain) {
   Add(Update("r", 1));
   Add(Update("s", 2));

@@ -48,6 +48,8 @@ INSTANTIATE_TEST_SUITE_P(Traces, CoordinatorStateTest, ::testing::ValuesIn(ReadS
 INSTANTIATE_TEST_SUITE_P(Calls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("calls")), kName);
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("checkpoints")), kName);
+INSTANTIATE_TEST_SUITE_P(Disk, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("disk")), kName);
+INSTANTIATE_TEST_SUITE_P(Logs, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("logs")), kName);
 INSTANTIATE_TEST_SUITE_P(Incidents, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("incidents")), kName);
 INSTANTIATE_TEST_SUITE_P(Replays, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("replays")), kName);
 
@@ -65,7 +67,7 @@ TEST(ScenarioTest, TextsAreWrittenAnewWhereThatIsAskedFor) {
 
 TEST(ScenarioTest, EveryTopicHasScenarios) {
   for (const char* topic :
-       {"steps", "gang", "recovery", "lineage", "breaches", "arrivals", "calls", "stalls", "replays"})
+       {"steps", "gang", "recovery", "lineage", "breaches", "arrivals", "calls", "disk", "logs", "stalls", "replays"})
     EXPECT_GE(ReadScenarios(topic).size(), 10u) << topic;
 }
 

@@ -1,7 +1,8 @@
-// A journal whose state is too large for a row: it goes on, and is compacted once it can be.
+// A journal whose state is too large for a row, or for its disk: it goes on, and is compacted once it can be.
 #include <string>
 #include <vector>
 
+#include "common/base/free_bytes.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "server/protocol/history.h"
@@ -76,6 +77,31 @@ TEST(HistorySizeTest, AStateThatIsTooLargeForARowStaysInItsRowsUntilItIsSmaller)
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
   for (int i = 0; i < 200; ++i) Do("r" + std::to_string(i), "small", history);
   EXPECT_GT(held.Take(), 0) << "the large one is not kept any more";
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
+}
+
+// It is in the log and in the database for a moment, and a row that finds no room ends the server.
+TEST(HistorySizeTest, ASnapshotIsWrittenOnceItFindsRoomTwice) {
+  Outbox out;
+  History history({.replays = true, .requests_kept = kFewRequestsKept, .snapshot_after_bytes = 500}, &out);
+  HeldRows held(&out);
+  internal::v1::LineageBegun begun;
+  begun.set_name("L");
+  begun.set_weight_version(1);
+  history.BeginLineage(std::move(begun));
+  held.Take();
+  const auto snapshots_with = [&](uint64_t beside_bytes) {
+    int snapshots = 0;
+    for (int i = 0; i < 100; ++i) {
+      out.Begin(absl::UnixEpoch(), kReservedForRowsBytes + 2 * history.state().ByteSizeLong() + beside_bytes);
+      Do("r" + std::to_string(beside_bytes) + "-" + std::to_string(i), "small", history);
+      snapshots += held.Take();
+    }
+    return snapshots;
+  };
+  EXPECT_EQ(snapshots_with(0), 0) << "the last request, and a frame, have no room";
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
+  EXPECT_GT(snapshots_with(1000), 0);
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
 }
 

@@ -10,13 +10,12 @@
 
 namespace stemma::testing {
 
-// Returns what the event leads to, without the PlanActions on the way.
+// Returns the actions that the event leads to, without the PlanActions on the way.
 inline Decision HandleAndPlan(CoordinatorState& state, const PlanFunction& plan, absl::Time now, const Event& event) {
   Decision all;
   Decision last = state.Handle(now, event);
   while (true) {
     std::vector<PlanAction> plans;
-    all.reason += last.reason;
     for (Action& action : last.actions) {
       if (auto* wanted = std::get_if<PlanAction>(&action)) {
         plans.push_back(std::move(*wanted));
@@ -31,7 +30,6 @@ inline Decision HandleAndPlan(CoordinatorState& state, const PlanFunction& plan,
                            .plan = std::make_shared<absl::StatusOr<RequestPlan>>(
                                plan(*wanted.request, wanted.config, wanted.rates, {}))};
       Decision next = state.Handle(now, planned);
-      last.reason += next.reason;
       std::move(next.actions.begin(), next.actions.end(), std::back_inserter(last.actions));
     }
   }

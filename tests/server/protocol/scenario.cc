@@ -45,8 +45,8 @@ class Scenario {
       num_rows_ = 0;
       return Begin();
     }
-    if (name == "rows" || name == "incidents") {
-      (name == "rows" ? shows_rows_ : shows_incidents_) = true;
+    if (name == "rows" || name == "incidents" || name == "logs") {
+      (name == "rows" ? shows_rows_ : name == "logs" ? shows_logs_ : shows_incidents_) = true;
       return;
     }
     if (name == "restart") {
@@ -137,6 +137,7 @@ class Scenario {
     std::vector<PlannedEvent> planned;
     std::vector<LoadedEvent> loaded;
     std::vector<Event> of_disk;
+    if (shows_logs_) absl::StrAppend(&out, LogText(decision));
     for (const Action& action : decision.actions) {
       for (Event& event : checkpoints_.Execute(action)) of_disk.push_back(std::move(event));
       if (const auto* plan = std::get_if<PlanAction>(&action)) {
@@ -159,7 +160,7 @@ class Scenario {
       if (is_incident ? shows_incidents_ : row == nullptr || shows_rows_)
         absl::StrAppend(&out, ActionText(action), "\n");
     }
-    if (decision.reason.find("ignored: ") != std::string::npos) absl::StrAppend(&out, "ignored\n");
+    if (IsIgnored(decision)) absl::StrAppend(&out, "ignored\n");
     for (const PlannedEvent& event : planned) Show(state_->Handle(now_, event), out);
     for (const LoadedEvent& event : loaded) Show(state_->Handle(now_, event), out);
     for (const Event& event : of_disk) Show(state_->Handle(now_, event), out);
@@ -311,15 +312,6 @@ class Scenario {
     return command.Has("weights") ? command.Text("weights") : absl::StrCat("w", KeyOf(command).step());
   }
 
-  static void FillRegister(const Command& command, internal::v1::Register& message) {
-    message.set_memory_free_bytes(command.Get("free", 1000));
-    message.set_host(command.Text("host"));
-    message.set_device(command.Text("device"));
-    message.set_version(command.Text("version"));
-    message.set_address(command.Text("address"));
-    message.set_cores(static_cast<uint32_t>(command.Get("cores", 0)));
-  }
-
   void FillVote(const Command& command, internal::v1::Vote& vote) {
     *vote.mutable_key() = KeyOf(command);
     vote.set_yes(command.words.at(1) != "no");
@@ -366,7 +358,7 @@ class Scenario {
   std::unique_ptr<CoordinatorState> state_;
   v1::Mesh mesh_;
   bool plans_held_ = false;
-  bool replays_ = false, shows_rows_ = false, shows_incidents_ = false;
+  bool replays_ = false, shows_rows_ = false, shows_incidents_ = false, shows_logs_ = false;
   std::map<PlanId, PlanAction> plans_;  // that were asked for
   internal::v1::JournalState journal_;  // the fold of all rows
   uint64_t num_rows_ = 0;

@@ -5,6 +5,7 @@
 //   > replays [dp=COPIES] [tp=RANKS]          (first of all: requests are kept)
 //   > rows                                    (from now on rows of the journal are shown)
 //   > incidents                               (from now on incidents are shown)
+//   > logs                                    (from now on lines of the log are shown, but those of the level info)
 //   > damage                                  (no kept request can be read)
 //   > automatic [every=STEPS] [minutes=M]     (first of all: checkpoints are saved by themselves)
 //   > damage CHECKPOINT                       (what is read of it is wrong, until `repair CHECKPOINT`)
@@ -12,6 +13,8 @@
 //   > foreign CHECKPOINT                      (it is of another model)
 //   > readings hold|now|end                   (what clients ask for from now on is read later; at once again; now)
 //   > full [off=1]                            (no checkpoint can be written, or again)
+//   > disk hangs|refuses|answers              (folders, commits and removals of checkpoints are ended when it answers;
+//                                             folders and removals fail; all goes on)
 //   > new [resume=CHECKPOINT] [dtype=D]       (a server with a new journal finds the checkpoints that there are)
 //   > restart [replays|rewinds]               (the server's process ends and another one starts, which keeps
 //                                             requests or does not; else as before)

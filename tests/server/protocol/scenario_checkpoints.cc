@@ -37,8 +37,14 @@ CheckpointWrittenEvent FakeCheckpoints::Commit(const CommitCheckpointAction& act
 }
 
 std::vector<Event> FakeCheckpoints::Execute(const Action& action) {
-  if (const auto* commit = std::get_if<CommitCheckpointAction>(&action)) return {Commit(*commit)};
-  if (const auto* remove = std::get_if<RemoveCheckpointAction>(&action)) known_.erase(remove->folder);
+  const auto* make = std::get_if<MakeCheckpointFolderAction>(&action);
+  const auto* commit = std::get_if<CommitCheckpointAction>(&action);
+  const auto* remove = std::get_if<RemoveCheckpointAction>(&action);
+  const bool changes = make != nullptr || commit != nullptr || remove != nullptr;
+  if (changes && hangs_) return hung_.push_back(action), std::vector<Event>();
+  if (make != nullptr) return {CheckpointFolderEvent{.id = make->id, .made = refusal_}};
+  if (commit != nullptr) return {Commit(*commit)};
+  if (remove != nullptr) return {Remove(*remove)};
   if (const auto* drop = std::get_if<DropReadingAction>(&action); drop != nullptr) {
     if (std::erase_if(held_, [&](const ReadCheckpointAction& held) { return held.id == drop->id; }) == 0) return {};
     return {CheckpointReadEvent{.id = drop->id, .client_state = absl::CancelledError("x")}};
@@ -48,6 +54,11 @@ std::vector<Event> FakeCheckpoints::Execute(const Action& action) {
   if (!holds_ || read->for_recovery) return {Read(*read)};
   held_.push_back(*read);
   return {};
+}
+
+CheckpointRemovedEvent FakeCheckpoints::Remove(const RemoveCheckpointAction& action) {
+  if (refusal_.ok()) known_.erase(action.name);
+  return {.name = action.name, .removed = refusal_};
 }
 
 CheckpointReadEvent FakeCheckpoints::Read(const ReadCheckpointAction& action) {
@@ -63,6 +74,10 @@ std::optional<std::vector<Event>> FakeCheckpoints::Tell(const Command& command) 
   if (name == "readings") {
     holds_ = command.words.at(1) == "hold";
     if (command.words.at(1) == "end") return EndReadings();
+  } else if (name == "disk") {
+    refusal_ = command.words.at(1) == "refuses" ? MakeError(Reason::kReadOnly, "x") : absl::OkStatus();
+    hangs_ = command.words.at(1) == "hangs";
+    if (!hangs_) return EndHung();
   } else if (name == "repair") {
     damaged_.erase(command.words.at(1));
   } else if (name == "forget") {
@@ -80,6 +95,14 @@ std::optional<std::vector<Event>> FakeCheckpoints::Tell(const Command& command) 
 std::vector<Event> FakeCheckpoints::EndReadings() {
   std::vector<Event> ended;
   for (const ReadCheckpointAction& action : std::exchange(held_, {})) ended.push_back(Read(action));
+  return ended;
+}
+
+std::vector<Event> FakeCheckpoints::EndHung() {
+  std::vector<Event> ended;
+  for (const Action& action : std::exchange(hung_, {})) {
+    for (Event& event : Execute(action)) ended.push_back(std::move(event));
+  }
   return ended;
 }
 
@@ -125,8 +148,9 @@ std::string CheckpointActionText(const Action& action) {
   if (const auto* read = std::get_if<ReadCheckpointAction>(&action)) {
     return absl::StrCat("read ", read->name, " ", read->manifest_sha256);
   }
-  const auto* remove = std::get_if<RemoveCheckpointAction>(&action);
-  return remove == nullptr ? "" : absl::StrCat("remove ", remove->folder);
+  if (const auto* remove = std::get_if<RemoveCheckpointAction>(&action)) return absl::StrCat("remove ", remove->name);
+  const auto* drop = std::get_if<DropSaveAction>(&action);
+  return drop == nullptr ? "" : absl::StrCat("remove ", drop->folder);
 }
 
 std::string CheckpointReplyText(const Reply& reply) {

@@ -25,8 +25,10 @@ class FakeCheckpoints {
 
  private:
   CheckpointWrittenEvent Commit(const CommitCheckpointAction& action);
+  CheckpointRemovedEvent Remove(const RemoveCheckpointAction& action);
   CheckpointReadEvent Read(const ReadCheckpointAction& action);
   std::vector<Event> EndReadings();
+  std::vector<Event> EndHung();
 
   std::map<std::string, internal::v1::KnownCheckpoint> known_;
   std::map<std::string, std::string> client_states_;
@@ -34,6 +36,9 @@ class FakeCheckpoints {
   bool full_ = false;
   bool holds_ = false;  // what clients ask for is not read at once
   std::vector<ReadCheckpointAction> held_;
+  bool hangs_ = false;  // what is to change something on the disk waits
+  std::vector<Action> hung_;
+  absl::Status refusal_;  // of folders and removals
 };
 
 // The client's call that a line is, if it is one about checkpoints.

@@ -1,9 +1,11 @@
 #include "tests/server/protocol/scenario_text.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
@@ -222,6 +224,7 @@ struct TextOf {
   std::string operator()(const ReadCheckpointAction& a) const { return CheckpointActionText(a); }
   std::string operator()(const DropReadingAction& a) const { return absl::StrCat("drop reading ", a.id); }
   std::string operator()(const RemoveCheckpointAction& a) const { return CheckpointActionText(a); }
+  std::string operator()(const DropSaveAction& a) const { return CheckpointActionText(a); }
   std::string operator()(const RemoveUnfinishedExportsAction&) const { return "sweep exports"; }
   std::string operator()(const StopPlanAction& a) const { return absl::StrCat("stop plan ", a.id); }
   std::string operator()(const CloseSessionAction& a) const {
@@ -244,6 +247,29 @@ struct TextOf {
 };
 
 }  // namespace
+
+std::string LogText(const Decision& decision) {
+  std::string text;
+  for (const LoggedReason& reason : decision.reasons) {
+    if (reason.level == LogLevel::kInfo) continue;
+    absl::StrAppend(&text, reason.level == LogLevel::kError ? "error: " : "warning: ", reason.text, "\n");
+  }
+  return text;
+}
+
+bool IsIgnored(const Decision& decision) {
+  return std::any_of(decision.reasons.begin(), decision.reasons.end(),
+                     [](const LoggedReason& reason) { return absl::StartsWith(reason.text, "ignored: "); });
+}
+
+void FillRegister(const Command& command, internal::v1::Register& message) {
+  message.set_memory_free_bytes(command.Get("free", 1000));
+  message.set_host(command.Text("host"));
+  message.set_device(command.Text("device"));
+  message.set_version(command.Text("version"));
+  message.set_address(command.Text("address"));
+  message.set_cores(static_cast<uint32_t>(command.Get("cores", 0)));
+}
 
 void FillReady(const std::map<std::string, std::string>& options, internal::v1::Ready& ready) {
   const auto text = [&](const char* key) { return options.contains(key) ? options.at(key) : ""; };

@@ -210,6 +210,18 @@ TEST_F(CheckpointStoreTest, AbandonRemovesTemporaryFoldersAlone) {
   EXPECT_EQ(BytesOf(folder_ / "journal"), "here");
 }
 
+TEST_F(CheckpointStoreTest, AReadingThatIsStoppedFindsNothingAndASaveLeavesNothing) {
+  ASSERT_THAT(CommitSave(store_, folder_.path(), MakeSave("a", 1, 1), ""), IsOk());
+  const std::atomic<bool> stopped = true;
+  EXPECT_THAT(store_.Verify("a", "", stopped).status(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("stopped")));
+  EXPECT_THAT(store_.Verify("a", ""), IsOk());
+  const DrawnSave save = MakeSave("b", 2, 2);
+  const std::string temporary = WriteSave(store_, folder_.path(), save);
+  EXPECT_THAT(store_.Commit(temporary, save.manifest, "", stopped).status(),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("stopped")));
+  EXPECT_EQ(NumEntries(), 1u);
+}
+
 TEST_F(CheckpointStoreTest, ANameIsNeverAPath) {
   for (const std::string& name :
        {std::string(), std::string("."), std::string("../a"), std::string("a/b"), std::string("/a"),

@@ -1,0 +1,22 @@
+#include "common/base/free_bytes.h"
+
+#include <filesystem>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/testing/status_matchers.h"
+
+namespace stemma {
+namespace {
+
+TEST(FreeBytesTest, AreThoseOfTheFileSystem) {
+  const testing::TempFolder folder;
+  const auto free_bytes = FreeBytes(folder.path());
+  ASSERT_TRUE(free_bytes.has_value());
+  const double expected = static_cast<double>(std::filesystem::space(folder.path()).available);
+  EXPECT_NEAR(static_cast<double>(*free_bytes), expected, 0.05 * expected + (1 << 28)) << "others write too";
+  EXPECT_FALSE(FreeBytes(folder / "none").has_value());
+}
+
+}  // namespace
+}  // namespace stemma

@@ -1,0 +1,43 @@
+"""A server that decides nothing, as where its disk hangs, says so to probes: first that it is not ready, then that it is not
+alive, and that it is both again when it goes on."""
+
+import concurrent.futures
+import re
+
+from failpoints import Failpoints
+from faults_test import health
+from good_request import Request
+from server import PATIENCE_S, Cluster, wait_for
+
+LOST_AFTER_S, STALLED_AFTER_S = 4, 8
+LOOK_EVERY_S = 1  # the watch's; it counts at most twice as much from one look to the next
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+
+def silences(cluster, what):
+    """The seconds for which the server says that it decided nothing, before it did what."""
+    return [int(seconds) for seconds in re.findall(rf" ERROR the server has decided nothing for (\d+)s: it is not {what}", cluster.said())]
+
+
+def test_a_server_whose_journal_hangs_is_not_ready_then_not_alive_and_both_again_when_it_goes_on(tmp_path):
+    failpoints = Failpoints(tmp_path / "programs")
+    flags = ("--worker-lost-after", str(LOST_AFTER_S), "--worker-stalled-after", str(STALLED_AFTER_S))
+    with Cluster(fake=True, flags=flags, failpoints=failpoints) as cluster, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        wait_for(lambda: health(cluster, "readiness") == SERVING, "a server that is ready")
+        held = failpoints.hold("row.accepted.before", 0)
+        try:
+            sent = pool.submit(Request().send, cluster.stub, timeout=PATIENCE_S)
+            wait_for(held.exists, "a row that is not written")
+            wait_for(lambda: health(cluster, "stemma.v1.TrainingService") == NOT_SERVING, "the service to go off")
+            assert health(cluster, "readiness") == health(cluster, "") == NOT_SERVING
+            assert health(cluster, "liveness") == SERVING, "it has some more time"
+            wait_for(lambda: health(cluster, "liveness") == NOT_SERVING, "liveness to go off")
+        finally:
+            held.unlink(missing_ok=True)
+        for service in ("liveness", "readiness", "stemma.v1.TrainingService"):
+            wait_for(lambda service=service: health(cluster, service) == SERVING, f"{service} to be on again")
+        assert sent.result(PATIENCE_S).steps_applied == 1
+        for after_s, what in ((LOST_AFTER_S, "ready"), (STALLED_AFTER_S, "alive")):
+            assert len(silences(cluster, what)) == 1 and after_s <= silences(cluster, what)[0] <= after_s + LOOK_EVERY_S, cluster.said()
+        assert " WARNING the server decides again, after " in cluster.said()
+        assert "left: " not in cluster.said(), "its worker spoke all the time"

@@ -1,0 +1,197 @@
+// A disk that fills up beside the journal: what is refused for it, what is put off, and that every row is written.
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "common/base/error.h"
+#include "common/base/free_bytes.h"
+#include "common/base/mesh.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/planner_threads.h"
+#include "server/coordinator/storage.h"
+#include "server/protocol/history.h"
+#include "tests/server/coordinator/echo_worker.h"
+#include "tests/server/store/drawn_requests.h"
+#include "tests/testing/disk_left.h"
+#include "tests/testing/status_matchers.h"
+
+namespace stemma::server {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+using ::testing::HasSubstr;
+using testing::IsOk;
+using testing::SetFreeBytes;
+using testing::StatusIs;
+
+constexpr uint64_t kKeptOnALowDisk = 4;
+constexpr int64_t kReserved = kReservedForRowsBytes;
+
+class StorageRoomTest : public ::testing::Test {
+ protected:
+  // Ends the server before, and begins the next.
+  void Restart() {
+    storage_.reset();
+    absl::StatusOr<std::unique_ptr<Storage>> opened = Storage::Open(folder_.path(), kKeptOnALowDisk);
+    ASSERT_THAT(opened, IsOk());
+    storage_ = *std::move(opened);
+  }
+  void SetUp() override { Restart(); }
+
+  // Lets a server make ten requests, each of which writes a megabyte into the journal, and ends it.
+  void ServeLargeRows(const std::string& prefix) {
+    CoordinatorOptions options;
+    options.epoch = storage_->state().epoch() + 1;
+    options.journal = storage_->state();
+    options.journal_rows = storage_->last_row();
+    options.lineage_prefix = prefix;
+    options.config.mutable_limits()->set_requests_in_flight(10);
+    options.config.mutable_limits()->set_request_bytes_in_flight(1 << 20);
+    options.config.mutable_limits()->set_requests_kept(kKeptOnALowDisk);
+    Flag ready;
+    Coordinator coordinator(std::move(options), OneStepPlan, std::move(storage_), RealClock(), [&](bool is_ready) {
+      if (is_ready && !ready.HasBeenNotified()) ready.Notify();
+    });
+    const auto worker = std::make_shared<EchoWorker>(coordinator);
+    worker->Connect(worker);
+    ASSERT_TRUE(ready.WaitForNotificationWithTimeout(kPatience));
+    for (int i = 0; i < 10; ++i) {
+      auto request = std::make_shared<TrainingRequest>(*Request(prefix + std::to_string(i)));
+      request->digest = std::string(1 << 20, 'd');
+      const auto call = std::make_shared<Waiting>();
+      coordinator.Call(call, [&](CallId id) { return SubmitEvent{id, request}; });
+      ASSERT_TRUE(std::holds_alternative<v1::RequestStatus>(call->Get())) << std::get<absl::Status>(call->Get());
+    }
+  }
+
+  uint64_t FirstRow() const { return Journal::Open(folder_.path())->TakeRows().at(0).n; }
+
+  const testing::FreeBytesGuard guard_;
+  const testing::TempFolder folder_;
+  std::unique_ptr<Storage> storage_;
+};
+
+void EndRequest(const std::string& id, History& history) {
+  internal::v1::RequestAccepted accepted;
+  accepted.set_request_id(id);
+  accepted.set_digest(std::string(64, '0'));
+  history.Accept(std::move(accepted));
+  internal::v1::RequestFinished finished;
+  finished.set_request_id(id);
+  finished.set_state(v1::DONE);
+  history.Finish(std::move(finished));
+}
+
+// Writes the rows that were decided on, and returns how many of them are snapshots.
+int WriteRows(Outbox& out, Storage& storage) {
+  int snapshots = 0;
+  for (const Action& action : out.Take().actions) {
+    const auto* row = std::get_if<JournalAction>(&action);
+    if (row == nullptr) continue;
+    storage.Append(*row);
+    snapshots += row->replaces ? 1 : 0;
+  }
+  return snapshots;
+}
+
+TEST_F(StorageRoomTest, OnALowDiskRowsAreWrittenAndTheJournalIsCompactedOnceThereIsRoom) {
+  Outbox out;
+  History history({.requests_kept = kKeptOnALowDisk, .snapshot_after_bytes = 2000}, &out);
+  history.Start(1);
+  internal::v1::LineageBegun begun;
+  begun.set_name("L");
+  begun.set_weight_version(1);
+  history.BeginLineage(std::move(begun));
+  WriteRows(out, *storage_);
+  const auto snapshots_of = [&](const std::string& prefix) {
+    int snapshots = 0;
+    for (int i = 0; i < 100; ++i) {
+      out.Begin(absl::UnixEpoch(), storage_->FreeBytes());
+      EndRequest(prefix + std::to_string(i), history);
+      snapshots += WriteRows(out, *storage_);
+    }
+    return snapshots;
+  };
+  SetFreeBytes(kReserved + 1);
+  EXPECT_EQ(snapshots_of("low"), 0);
+  Restart();
+  EXPECT_TRUE(MessageDifferencer::Equals(storage_->state(), history.state()));
+  SetFreeBytes(2 * kReserved);
+  EXPECT_GT(snapshots_of("enough"), 0);
+  Restart();
+  EXPECT_TRUE(MessageDifferencer::Equals(storage_->state(), history.state()));
+}
+
+TEST_F(StorageRoomTest, TheServerAsksItsDiskBeforeItCompacts) {
+  SetFreeBytes(kReserved + 1);
+  ASSERT_NO_FATAL_FAILURE(ServeLargeRows("low"));
+  EXPECT_EQ(FirstRow(), 1u);
+  Restart();
+  SetFreeBytes(int64_t{1} << 30);
+  ASSERT_NO_FATAL_FAILURE(ServeLargeRows("enough"));
+  EXPECT_GT(FirstRow(), 1u) << "a snapshot stands for the rows before it";
+}
+
+TEST_F(StorageRoomTest, ALargeSnapshotKeepsRoomForTheNextOne) {
+  SetFreeBytes(kReserved);
+  EXPECT_THAT(storage_->CheckRoom(), IsOk());
+  SetFreeBytes(kReserved - 1);
+  EXPECT_TRUE(HasReason(storage_->CheckRoom(), Reason::kDiskFull));
+  internal::v1::JournalRow row;
+  row.mutable_snapshot()->set_epoch(1);
+  row.mutable_snapshot()->add_expired_ids(std::string(20 << 20, 'x'));
+  const std::string body = row.SerializeAsString();
+  storage_->Append({.n = 1, .body = body, .kind = row.row_case(), .settles = true, .replaces = true});
+  const auto twice = static_cast<int64_t>(2 * body.size());
+  for (const char* server : {"that wrote it", "that read it"}) {
+    SetFreeBytes(twice);
+    EXPECT_THAT(storage_->CheckRoom(), IsOk()) << server;
+    SetFreeBytes(twice - 1);
+    EXPECT_THAT(storage_->CheckRoom(),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(std::to_string(twice - 1) + " bytes left")))
+        << server;
+    Restart();
+  }
+}
+
+TEST_F(StorageRoomTest, ARequestWhoseFileWouldTakeTheRoomOfTheRowsIsRefused) {
+  const TrainingRequest request = DrawnRequest(1, 1, 10);
+  const RequestPlan plan = DrawnPlan(1, 1);
+  const auto bytes = static_cast<int64_t>(request.bytes);
+  SetFreeBytes(kReserved + bytes - 1);
+  const absl::Status status = storage_->Keep("1-1", request, plan, MakeMesh({.dp = 1})).status();
+  EXPECT_TRUE(HasReason(status, Reason::kDiskFull)) << status;
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ / "spool"));
+  SetFreeBytes(kReserved + bytes);
+  EXPECT_THAT(storage_->Keep("1-1", request, plan, MakeMesh({.dp = 1})), IsOk());
+}
+
+// Returns what the request is told that the plan is made for.
+absl::Status AnswerTo(PlanAction action, const Storage& storage) {
+  std::promise<absl::Status> answer;
+  PlannerThreads planners(OneStepPlan, &storage,
+                          [&](Event event) { answer.set_value(std::get<PlannedEvent>(event).plan->status()); });
+  planners.Add(std::move(action));
+  return answer.get_future().get();
+}
+
+// `durability: rewind` keeps no file of a request, and its rows all the same.
+TEST_F(StorageRoomTest, AnUpdateThatNoFileKeepsNeedsRoomForItsRows) {
+  const auto request = std::make_shared<const TrainingRequest>(DrawnRequest(1, 1, 10));
+  const PlanAction accepted = {.id = 1, .request = request, .config = {}, .rates = {}, .writes_rows = true};
+  const PlanAction made_again = {.id = 2, .request = request, .config = {}, .rates = {}};
+  SetFreeBytes(kReserved - 1);
+  const absl::Status status = AnswerTo(accepted, *storage_);
+  EXPECT_TRUE(HasReason(status, Reason::kDiskFull)) << status;
+  EXPECT_THAT(AnswerTo(made_again, *storage_), IsOk()) << "its rows are written, or it has none";
+  SetFreeBytes(kReserved);
+  EXPECT_THAT(AnswerTo(accepted, *storage_), IsOk());
+}
+
+}  // namespace
+}  // namespace stemma::server
