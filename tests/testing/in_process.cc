@@ -22,7 +22,7 @@
 #include "server/protocol/vote_merge.h"
 #include "tests/testing/draw_stages.h"
 #include "tests/testing/lone_rank.h"
-#include "worker/parallel/thread_communicator.h"
+#include "tests/testing/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {
@@ -55,7 +55,7 @@ EngineParts PartsOf(const InProcessOptions& options, MeshRanks ranks, std::uniqu
       if ((*axis)->size() > 1) *axis = options.edit_tp_communicator(std::move(*axis));
     }
   }
-  EngineParts parts = {.copies = std::move(copies), .ranks = std::move(ranks)};
+  EngineParts parts = {.copy_engine = std::move(copies), .ranks = std::move(ranks)};
   if (options.make_tensor_parallel) parts.tensor_parallel = options.make_tensor_parallel(*parts.ranks.tp);
   parts.bucket_elements = options.bucket_elements;
   return parts;

@@ -42,7 +42,7 @@ struct AttentionBatch {
   double scale = 1;
 };
 
-// What Backward reads; its bytes are planned (common/cost/cost.h).
+// What Backward reads; its bytes are planned (common/cost/tensor_bytes.h).
 struct AttentionSaved {
   at::Tensor q_HTE, k_TKE, v_TKE;  // rotated; any strides, last dim contiguous
   at::Tensor o_TD;                 // merged output, [T, H·E], the next linear's input

@@ -151,8 +151,8 @@ absl::StatusOr<Weights> LoadCheckpoint(const std::string& folder, const ModelSha
                                        at::Device device, const StateOptions& states) {
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenCheckpoint(folder, shard.config));
   ASSIGN_OR_RETURN(Weights weights, LoadWeights(directory, shard, run_dtype, device, states));
-  const OptimizerShards shards = ShardsOf(weights, states.ranks);
-  RETURN_IF_ERROR(MomentsLoader(directory, weights, shards.owned(states.rank)).Load());
+  const OptimizerShards shards = ShardsOf(weights, states.owners.ranks);
+  RETURN_IF_ERROR(MomentsLoader(directory, weights, shards.owned(states.owners.rank)).Load());
   return weights;
 }
 

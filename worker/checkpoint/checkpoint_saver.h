@@ -33,10 +33,10 @@ class CheckpointSaver {
   // OptimizerShards::owned.
   CheckpointSaver(const Weights& weights, const ModelDirectory& source, ParameterRanges owned, SaverOptions options);
 
-  // `weights_digest`: that all ranks tell, MeshDigest of the weights as they are. OK: both answers were given, or will
-  // be. Errors, then none is: FailedPrecondition - the last one is still being
-  // written; InvalidArgument - the folder is no name; where the files were written here, WriteCheckpointFiles's.
-  // Throws as LibTorch does, with no answer given.
+  // Stages the state, and writes it beside other work. `weights_digest`: that all ranks tell, MeshDigest of the weights
+  // as they are. OK: both answers were given, or will be. Errors, then none is: FailedPrecondition - the last one is
+  // still being written; InvalidArgument - the folder is no name; where the files were written here,
+  // WriteCheckpointFiles's. Throws as LibTorch does, with no answer given.
   absl::Status Save(const internal::v1::Save& request, const std::string& weights_digest, const SaveAnswers& answers);
 
  private:

@@ -1,23 +1,13 @@
 #include "worker/checkpoint/part_writer.h"
 
 #include <glog/logging.h>
-#include <sys/statvfs.h>
 
-#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/file.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::worker {
-namespace {
-
-// The journal lies beside the checkpoints, and a row that finds no room ends the server: twice what the server keeps
-// for its rows (server/coordinator/storage.cc).
-constexpr uint64_t kLeftFreeBytes = 64 << 20;
-
-}  // namespace
 
 absl::StatusOr<PartWriter> PartWriter::Open(const std::string& folder, const std::string& name, uint32_t rank) {
   ASSIGN_OR_RETURN(SharedFile file, SharedFile::Open(absl::StrCat(folder, "/", name)));
@@ -49,10 +39,6 @@ absl::Status PartWriter::Append(std::string_view bytes) {
   appended_ += bytes.size();
   CHECK_LE(appended_, runs_.bytes()) << file_.path();
   digest_.Update(bytes);
-  struct statvfs disk;
-  if (fstatvfs(file_.fd(), &disk) == 0 && uint64_t{disk.f_bavail} * disk.f_frsize < kLeftFreeBytes + bytes.size()) {
-    return ErrnoStatus("keep room for the journal beside", file_.path(), ENOSPC);
-  }
   return file_.Write(runs_, first, bytes);
 }
 

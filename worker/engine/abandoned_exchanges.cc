@@ -16,8 +16,9 @@ absl::Status Walk(const StoppedPass& pass, const Operation& exchange, const absl
   const v1::Cluster& cluster = pass.plan.clusters(exchange.cluster);
   const uint32_t group = cluster.prefix_groups_size() > 0 ? cluster.prefix_groups(0) : kGroupIndicesMax;
   if (group >= pass.sizes.prefix_rows.size() || pass.sizes.prefix_rows[group] < 1) {
-    return absl::UnavailableError(absl::StrCat(
-        "rank ", peer, " sends the prefix of a group that is not in the payload: ", std::string(cause.message())));
+    return absl::UnavailableError(
+        absl::StrCat("rank ", pass.copy.MeshRankInCopy(exchange.peer_copy),
+                     " sends the prefix of a group that is not in the payload: ", std::string(cause.message())));
   }
   const int64_t rows = pass.sizes.prefix_rows[group];
   return exchange.part == PrefixPart::kKv ? pass.split.DropKv(peer, rows) : pass.split.DropGradients(peer, rows);

@@ -14,6 +14,7 @@
 #include "common/cost/state_bytes.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/copy_totals.h"
+#include "worker/engine/device_report.h"
 #include "worker/engine/entry_log_probs.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/load_state.h"
@@ -23,7 +24,6 @@
 #include "worker/engine/step_line.h"
 #include "worker/engine/step_reduction.h"
 #include "worker/engine/step_sums.h"
-#include "worker/engine/told_device.h"
 #include "worker/engine/weights_of_pass.h"
 #include "worker/model/weights_digest.h"
 #include "worker/model/weights_io.h"
@@ -66,12 +66,13 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   if (parts.page_lock == nullptr && backend.make_page_lock != nullptr) parts.page_lock = backend.make_page_lock();
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
-    const StateOptions states = {configure.config().optimizer_residency(), parts.ranks.data->rank(),
-                                 parts.ranks.data->size(), ShardsParameters(configure.config()), parts.page_lock.get()};
+    const ParameterOwners owners = {parts.ranks.data->rank(), parts.ranks.data->size(),
+                                    ShardsParameters(configure.config())};
+    const StateOptions states = {configure.config().optimizer_residency(), owners, parts.page_lock.get()};
     ASSIGN_OR_RETURN(weights, LoadState(configure, directory, shard, dtype, backend.device, states));
     return absl::OkStatus();
   }));
-  if (parts.copies == nullptr) parts.copies = backend.make_copy_engine();
+  if (parts.copy_engine == nullptr) parts.copy_engine = backend.make_copy_engine();
   if (parts.tensor_parallel == nullptr && tp.size() > 1) {
     parts.tensor_parallel = std::make_unique<RankTensorParallel>(*parts.ranks.tp);
   }
@@ -103,16 +104,16 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       units_(weights_.is_sharded() ? std::make_unique<ShardedUnits>(*ranks_.data, weights_) : nullptr),
       norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(ranks_.data->rank()))),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),
-      copies_(std::move(parts.copies)),
+      copy_engine_(std::move(parts.copy_engine)),
       fence_({configure.epoch(), configure.generation(), incarnation, configure.step()}),
       saver_(weights_, directory_, shards_.owned(ranks_.data->rank()),
              {.checkpoints = CheckpointsFolder(configure),
-              .rank = static_cast<uint32_t>(ranks_.rank()),
+              .rank = static_cast<uint32_t>(ranks_.mesh_rank()),
               .ranks_of_host = std::max<int64_t>(configure.ranks_of_host(), 1)}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
   *ready_.mutable_links() = std::move(parts.links);
-  TellDevice(backend_, parts.device_name, ready_);
+  SetDeviceFields(backend_, parts.device_name, ready_);
 }
 
 CopyRanks ModelEngine::together() const {
@@ -136,7 +137,7 @@ PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
   StageLinks* const stages = stages_ != nullptr ? stages_.get() : &OnlyStage();
   PassOptions options = {.context = {&backend_, &weights_, &rope_, &tensor_parallel, cp, stages},
                          .host = host_.get(),
-                         .copies = copies_.get(),
+                         .copy_engine = copy_engine_.get(),
                          .head_chunk_rows = configure_.config().head_chunk_tokens(),
                          .hooks = &hooks,
                          .data = ranks_.data.get(),
@@ -240,12 +241,12 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
 }
 
 absl::Status ModelEngine::PassCollective(std::string_view place) const {
-  if (!FailpointFails(place, static_cast<uint32_t>(ranks_.rank()))) return absl::OkStatus();
+  if (!FailpointFails(place, static_cast<uint32_t>(ranks_.mesh_rank()))) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("a test lets ", std::string(place), " fail"));
 }
 
 void ModelEngine::PassFailpoint(std::string_view place) const {
-  Failpoint(place, static_cast<uint32_t>(ranks_.rank()));
+  Failpoint(place, static_cast<uint32_t>(ranks_.mesh_rank()));
 }
 
 absl::StatusOr<bool> ModelEngine::AllRanksCan(bool this_one) {
@@ -260,7 +261,7 @@ void ModelEngine::CheckGradients(Vote& vote) const {
   vote.set_yes(std::isfinite(vote.grad_norm_squared()));
   if (vote.yes()) return;
   vote.set_no_reason(internal::v1::NONFINITE);
-  vote.set_message("the gradient of " + FirstNonfinite(backend_, weights_.parameters, norm_ranges_) + " is not finite");
+  vote.set_message(NonfiniteNormText(backend_, weights_.parameters, norm_ranges_));
 }
 
 absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) {
@@ -272,7 +273,7 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   fence_.OnPrepare(prepare.key());
   const double start_s = RealClock().MonotonicSeconds();
   spans_ = prepare.trace_spans_max() > 0 ? std::make_shared<StepSpans>(start_s, prepare.trace_spans_max()) : nullptr;
-  const ObservedCall observed(spans_, ranks_, *copies_);
+  const ObservedCall observed(spans_, ranks_, *copy_engine_);
   Vote vote;
   const CopyTotals exchanged_before = ReadCopyTotals(ranks_);
   StepReduction reduction(exchange_.get(), partial_, weights_, *ranks_.data);
@@ -320,14 +321,14 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   RETURN_IF_ERROR(fence_.CheckApply(apply.key()));
   const double start_s = RealClock().MonotonicSeconds();
   const std::shared_ptr<StepSpans> spans = std::exchange(spans_, nullptr);
-  const ObservedCall observed(spans, ranks_, *copies_);
+  const ObservedCall observed(spans, ranks_, *copy_engine_);
   internal::v1::Applied applied;
   if (!apply.discard()) {
     PassFailpoint("apply.before_step");
     absl::Status status = CatchExceptions([&]() -> absl::Status {
       applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(ranks_.data->rank()), apply.adam(),
                                       apply.clip(), static_cast<int64_t>(apply.key().step()),
-                                      {.copies = copies_.get()}));
+                                      {.copy_engine = copy_engine_.get()}));
       const double gather_start_s = RealClock().MonotonicSeconds();
       if (spans != nullptr) spans->Add(v1::StepSpan::ADAMW, start_s, gather_start_s);
       const int64_t bytes_before = ranks_.data->stats().BytesOf(kWeightsName);

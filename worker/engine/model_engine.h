@@ -37,9 +37,9 @@ namespace stemma::worker {
 
 // What an engine is made with beside its backend.
 struct EngineParts {
-  std::unique_ptr<CopyEngine> copies = nullptr;   // null: the backend's
-  std::unique_ptr<PageLock> page_lock = nullptr;  // the same
-  std::string device_name = "";                   // of the hardware, for Ready
+  std::unique_ptr<CopyEngine> copy_engine = nullptr;  // null: the backend's
+  std::unique_ptr<PageLock> page_lock = nullptr;      // the same
+  std::string device_name = "";                       // of the hardware, for Ready
   MeshRanks ranks = OnlyRank();
   google::protobuf::RepeatedPtrField<v1::LinkInfo> links = {};  // that were measured between them, for Ready
   // Null: over ranks.tp. Tests give one with a known mistake.
@@ -115,7 +115,7 @@ class ModelEngine final : public Engine {
   const ParameterRanges norm_ranges_;        // that this rank counts in the gradient norm, of what it owns
   RopeTable rope_;
   std::unique_ptr<HostArena> host_;
-  std::unique_ptr<CopyEngine> copies_;
+  std::unique_ptr<CopyEngine> copy_engine_;
   StepFence fence_;
   PayloadStore payloads_;
   std::shared_ptr<StepSpans> spans_;  // of the attempt that runs, from its Prepare to its Apply; null: not asked for

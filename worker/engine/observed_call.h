@@ -14,28 +14,28 @@ namespace stemma::worker {
 class ObservedCall {
  public:
   // `spans` null: nothing is recorded. The other two outlive it. With one rank there are no collectives.
-  ObservedCall(const std::shared_ptr<StepSpans>& spans, const MeshRanks& ranks, CopyEngine& copies)
-      : ranks_(ranks), copies_(copies) {
+  ObservedCall(const std::shared_ptr<StepSpans>& spans, const MeshRanks& ranks, CopyEngine& copy_engine)
+      : ranks_(ranks), copy_engine_(copy_engine) {
     if (spans == nullptr) return;
     observing_ = true;
     // A peer is told by its rank in the mesh; over cp, tp and kv none is named.
     ObserveRanks([spans, &ranks](CollectiveRecord collective) {
-      if (collective.peer >= 0) collective.peer = ranks.RankOfData(collective.peer);
+      if (collective.peer >= 0) collective.peer = ranks.MeshRankOfData(collective.peer);
       spans->Add(collective);
     });
     if (ranks.pp->size() > 1) {
       ranks.pp->Observe([spans, &ranks](CollectiveRecord collective) {
-        if (collective.peer >= 0) collective.peer = ranks.RankOfStage(collective.peer);
+        if (collective.peer >= 0) collective.peer = ranks.MeshRankOfStage(collective.peer);
         spans->Add(collective);
       });
     }
-    copies_.Observe([spans](const CopyTimes& copy) { spans->Add(copy); });
+    copy_engine_.Observe([spans](const CopyTimes& copy) { spans->Add(copy); });
   }
   ~ObservedCall() {
     if (!observing_) return;
     ObserveRanks({});
     ranks_.pp->Observe({});
-    copies_.Observe({});
+    copy_engine_.Observe({});
   }
   ObservedCall(const ObservedCall&) = delete;
   ObservedCall& operator=(const ObservedCall&) = delete;
@@ -48,7 +48,7 @@ class ObservedCall {
   }
 
   const MeshRanks& ranks_;
-  CopyEngine& copies_;
+  CopyEngine& copy_engine_;
   bool observing_ = false;
 };
 

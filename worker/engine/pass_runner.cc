@@ -263,7 +263,7 @@ class Pass {
                        .regather = cluster.regather_prefix(),
                        .others_run_again = cluster.sweeps().prefix_again(),
                        .host = offload ? options_.host : nullptr,
-                       .copies = offload ? options_.copies : nullptr,
+                       .copy_engine = offload ? options_.copy_engine : nullptr,
                        .offload_headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes())});
     if (counts()) sums_.tokens_computed += prefixes.own_rows();
     const auto [at, added] = hot_sets_.emplace(index, std::move(prefixes));

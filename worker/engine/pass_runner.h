@@ -39,7 +39,7 @@ struct PassOptions {
   LayerContext context;
   // For plans that offload.
   HostArena* host = nullptr;
-  CopyEngine* copies = nullptr;
+  CopyEngine* copy_engine = nullptr;
   int64_t head_chunk_rows = 512;
   const EngineHooks* hooks = nullptr;
   Communicator* data = nullptr;  // of MeshRanks, for split groups; null: one rank

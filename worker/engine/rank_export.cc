@@ -38,9 +38,9 @@ class RankExport {
   }
 
  private:
-  bool first() const { return ranks_.rank() == 0; }
+  bool first() const { return ranks_.mesh_rank() == 0; }
 
-  void PassFailpoint(std::string_view place) const { Failpoint(place, static_cast<uint32_t>(ranks_.rank())); }
+  void PassFailpoint(std::string_view place) const { Failpoint(place, static_cast<uint32_t>(ranks_.mesh_rank())); }
 
   // Returns this rank's failure, or Aborted where another has one. Errors: Unavailable.
   absl::Status Agree(const char* what, const absl::Status& own) const {

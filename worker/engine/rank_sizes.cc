@@ -9,8 +9,8 @@ RankSizes RankSizesOf(const Weights& weights, const Communicator* data, const Co
   sizes.stage = copy.pp_rank();
   sizes.stages = copy.pp_size();
   if (data != nullptr) {
-    sizes.rank = data->rank() / sizes.cp_ranks;
-    sizes.num_ranks = data->size() / sizes.cp_ranks;
+    sizes.copy = data->rank() / sizes.cp_ranks;
+    sizes.num_copies = data->size() / sizes.cp_ranks;
   }
   const int64_t layer_elements = 2 * weights.config.num_kv_heads * weights.config.head_size;
   const int64_t elements = weights.config.num_layers * layer_elements;

@@ -5,12 +5,12 @@
 namespace stemma::worker {
 
 StepReduction::StepReduction(ShardExchange* exchange, PartialGradients& partial, const Weights& weights,
-                             const Communicator& dp)
+                             const Communicator& data)
     : exchange_(exchange),
       partial_(partial),
       weights_(weights),
-      dp_(dp),
-      bytes_before_(dp.stats().BytesOf(kGradientsName)) {
+      data_(data),
+      bytes_before_(data.stats().BytesOf(kGradientsName)) {
   partial_.Begin();
 }
 
@@ -36,11 +36,11 @@ absl::Status StepReduction::Finish() noexcept {
 }
 
 void StepReduction::Describe(internal::v1::StepSums& sums, StepSpans* spans) const {
-  if (dp_.size() == 1) return;
+  if (data_.size() == 1) return;
   if (spans != nullptr) spans->Add(v1::StepSpan::REDUCE, pass_end_s_, end_s_);
   sums.set_reduce_s(end_s_ - pass_end_s_);
   if (begin_s_ > 0) sums.set_reduce_overlapped_s(pass_end_s_ - begin_s_);
-  sums.set_reduce_bytes(static_cast<uint64_t>(dp_.stats().BytesOf(kGradientsName) - bytes_before_));
+  sums.set_reduce_bytes(static_cast<uint64_t>(data_.stats().BytesOf(kGradientsName) - bytes_before_));
 }
 
 }  // namespace stemma::worker

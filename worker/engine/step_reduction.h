@@ -26,7 +26,7 @@ namespace stemma::worker {
 class StepReduction {
  public:
   // All outlive it. `exchange`: null where the pass itself brings gradients to their owners, as parameters are sharded.
-  StepReduction(ShardExchange* exchange, PartialGradients& partial, const Weights& weights, const Communicator& dp);
+  StepReduction(ShardExchange* exchange, PartialGradients& partial, const Weights& weights, const Communicator& data);
 
   // Returns what the step's pass calls; null: nothing. It never throws: a rank that stopped between two rounds would
   // leave the others in one.
@@ -49,7 +49,7 @@ class StepReduction {
   PartialGradients& partial_;
   absl::Status partial_status_;
   const Weights& weights_;
-  const Communicator& dp_;
+  const Communicator& data_;
   const int64_t bytes_before_;
   double begin_s_ = 0, pass_end_s_ = 0, end_s_ = 0;  // begin 0: no round began in the pass
 };

@@ -109,7 +109,7 @@ StepSpan SpanOf(const Operation& operation, bool entry, double held_s, const Cop
   span.set_entry(entry);
   span.set_held_ns(static_cast<uint64_t>(std::llround(held_s * 1e9)));
   if (operation.part == PrefixPart::kNone) return span;
-  span.set_peer(static_cast<uint32_t>(copy.RankInCopy(operation.peer_copy)));
+  span.set_peer(static_cast<uint32_t>(copy.MeshRankInCopy(operation.peer_copy)));
   return span;
 }
 

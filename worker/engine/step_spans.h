@@ -36,8 +36,6 @@ class StepSpans {
   // Returns those added since the last call, by their start.
   v1::SpanList Take();
 
-  double origin_s() const { return origin_s_; }
-
  private:
   uint64_t Nanoseconds(double seconds) const;
 

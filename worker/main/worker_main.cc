@@ -1,12 +1,14 @@
 // stemma-worker: one process per rank. Exit codes: worker_run.h.
 #include <memory>
 
+#include "common/base/process.h"
 #include "worker/engine/open_device.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/main/worker_options.h"
 #include "worker/main/worker_run.h"
 
 int main(int argc, char** argv) {
+  stemma::EndAtSignalsAsFirstProcess();
   stemma::worker::WorkerMainOptions options;
   int exit_code = 0;
   if (!stemma::worker::ReadWorkerOptions(argc, argv, options, exit_code)) return exit_code;

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/clock.h"
+#include "common/base/descriptors.h"
 #include "common/base/process.h"
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
@@ -46,6 +47,7 @@ int ExitCodeOf(const absl::Status& status) {
   arguments.push_back(nullptr);
   std::error_code error;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  CloseDescriptorsAtExec();  // Gloo's, and those of who writes stacks, are opened to outlive it
   if (!error) execv(self.c_str(), arguments.data());
   execv("/proc/self/exe", arguments.data());  // the file was replaced meanwhile
   LOG(ERROR) << "cannot start anew: " << strerror(errno);
@@ -64,6 +66,7 @@ absl::Status WriteReadyFile(const WorkerMainOptions& options, std::optional<Read
 int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   if (options.die_with_parent) DieWithParent(getppid());
   IgnoreFileSizeSignal();
+  RaiseDescriptorLimit();  // a connection to every other rank, of each group
   std::optional<ReadyFile> ready_file;
   const SessionEnd end = RunSession({.server = options.server,
                                      .secret = options.secret,

@@ -2,7 +2,8 @@
 // stemma-worker and by the worker of the tests.
 //
 // A session's end is the end of all that the process held: it starts itself anew (exec, under its pid), so that nothing
-// of an earlier session, a wave that still runs included, can reach into a later one.
+// of an earlier session, a wave that still runs included, can reach into a later one. It takes along stdin, stdout and
+// stderr, and no other descriptor.
 #pragma once
 
 #include "worker/main/worker_options.h"

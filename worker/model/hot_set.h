@@ -1,11 +1,15 @@
 // The hot set of a cluster: K/V of its prefixes and their gradients in all layers, from Phase A to Phase C. Waves see
 // it as worker/model/prefix_kv.h; Phases A and C (worker/model/prefix.cc) fill and empty it through what is here:
 //
-//   Phase A  for l ascending, block by block:   Begin(kForward)  layer l:  Share      Keep          at the end:
-//   MakeGradients S5       the same in Phase C:               Begin(kAgain)    layer l              Keep Phase C  for l
-//   descending, block by block:  Begin(kBackward) Restore   layer l:  Gradients      after the first block's: Free
+//   Phase A   blocks in order, layers ascending      Begin(kForward)   Share    Keep
+//             after the last block                   MakeGradients, unless the pass is forward-only
+//   Phase C   blocks in reverse, with policy S5 each runs forward again first:
+//             layers ascending                       Begin(kAgain)     Keep
+//             then backward, layers descending       Begin(kBackward)  Restore  Gradients
+//             the first block, before layer l        Free(l + 1)
 //
-// A rank without rows in a block makes the calls all the same, without the layers: these are the places of collectives.
+// The last layer's backward has no Restore. A rank without rows in a block makes the calls all the same, without the
+// layers: these are the places of collectives.
 //
 // Implementations: LocalHotSet (this rank runs and holds all rows), HeldHotSet and GatheredHotSet (context-parallel
 // ranks run some rows each, and hold all of them, or their own: worker/model/context_hot_sets.h). Engine thread only.

@@ -43,6 +43,8 @@ AttentionBatch BatchOfPieces(const LayerContext& context, const std::vector<Cont
   return batch;
 }
 
+namespace {
+
 at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T) {
   context.parameters->Embedding(UnitUse::kRead);
   return EmbeddingForward(context.vocabulary(), tokens_T, context.weights->at(context.weights->embedding).weight);
@@ -53,8 +55,6 @@ void EmbedBackward(const LayerContext& context, const at::Tensor& tokens_T, cons
   EmbeddingBackward(*context.backend, context.vocabulary(), tokens_T, dx_TD,
                     context.weights->at(context.weights->embedding).grad);
 }
-
-namespace {
 
 // Room for this rank's part of so many rows of hidden states.
 at::Tensor EmptyHidden(const LayerContext& context, int64_t rows) {

@@ -21,9 +21,6 @@ at::Tensor EmptyKv(const LayerContext& context, int64_t rows);
 AttentionBatch BatchOfPieces(const LayerContext& context, const std::vector<ContextPiece>& pieces,
                              int64_t ancestor_rows,
                              const std::function<AncestorKv(const ContextPiece& piece, int64_t rows)>& earlier);
-// This rank's rows of the tokens' embeddings; adds to the embedding's gradient.
-at::Tensor Embed(const LayerContext& context, const at::Tensor& tokens_T);
-void EmbedBackward(const LayerContext& context, const at::Tensor& tokens_T, const at::Tensor& dx_TD);
 // Where a segment's layers begin and end on this rank: with its tokens, or what the stage before has made; with a
 // gradient of the output, which the next stage has made. REQUIRES, of the latter: not the last stage.
 at::Tensor SegmentInput(const LayerContext& context, const at::Tensor& tokens_T);

@@ -31,7 +31,8 @@ int64_t EntryOf(const LayerContext& context, const PrefixBatch& prefixes, const 
 }
 
 template <typename Tape>
-void ComeBack(const LayerContext& context, PrefixBatch& prefixes, const PrefixBlock& block, int64_t layer, Tape& tape) {
+void RestoreTape(const LayerContext& context, PrefixBatch& prefixes, const PrefixBlock& block, int64_t layer,
+                 Tape& tape) {
   if (prefixes.offload == nullptr) return;
   PutTensors(tape, prefixes.offload->Take(EntryOf(context, prefixes, block, layer)));
 }
@@ -84,7 +85,7 @@ class BlockForward {
       x_TD = std::move(result.y_TD);
       kv_.Keep(rows_, l, pass_, result.tape.attention.saved.k_TKE, result.tape.attention.saved.v_TKE);
       if (keep_) {
-        Leave(l, result.tape);
+        OffloadTape(l, result.tape);
         block_.tape.push_back(std::move(result.tape));
       }
     }
@@ -112,7 +113,7 @@ class BlockForward {
     kv_.Keep(rows_, last, pass_, block_.last.k_TKE, block_.last.v_TKE);
     x_TD.reset();
     if (keep_) {
-      Leave(last, block_.last);
+      OffloadTape(last, block_.last);
     } else {
       block_.last = {};
     }
@@ -131,7 +132,7 @@ class BlockForward {
   }
 
   template <typename Tape>
-  void Leave(int64_t layer, Tape& tape) {
+  void OffloadTape(int64_t layer, Tape& tape) {
     if (prefixes_.offload == nullptr) return;
     prefixes_.offload->Put(EntryOf(context_, prefixes_, block_, layer), TakeTensors(tape));
     prefixes_.offload->DrainTo(prefixes_.options.offload_headroom_bytes);
@@ -216,7 +217,7 @@ class BlockBackward {
 
   at::Tensor RunLast(const at::Tensor& positions_T) {
     const int64_t last = context_.full_layers();
-    if (has_rows()) ComeBack(context_, prefixes_, block_, last, block_.last);
+    if (has_rows()) RestoreTape(context_, prefixes_, block_, last, block_.last);
     context_.parameters->Layer(last, UnitUse::kTrain);
     kv_.Begin(rows_, last, PrefixPass::kBackward);
     const KvGradients gradients = kv_.Gradients(rows_, last);
@@ -231,7 +232,7 @@ class BlockBackward {
   at::Tensor RunLayer(int64_t layer, const at::Tensor& positions_T, at::Tensor dx_TD) {
     LayerTape tape = std::move(block_.tape.back());
     block_.tape.pop_back();
-    ComeBack(context_, prefixes_, block_, layer, tape);
+    RestoreTape(context_, prefixes_, block_, layer, tape);
     kv_.Restore(rows_, layer, tape.attention.saved.k_TKE, tape.attention.saved.v_TKE);
     return LayerBackward(context_, layer, BatchOf(context_, kv_, rows_, layer, PrefixUse::kAddGradients), positions_T,
                          std::move(dx_TD), std::move(tape), BlockKv(kv_, rows_, layer, PrefixPass::kBackward));
@@ -252,7 +253,7 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
   PrefixBatch prefixes = MakeBatch(context, tokens, lengths, options);
   if (options.host != nullptr && !options.forward_only && KeepsInputs(options.policy)) {
     prefixes.offload = std::make_unique<OffloadStore>(OffloadOptions{.headroom_bytes = options.offload_headroom_bytes},
-                                                      *options.host, *options.copies);
+                                                      *options.host, *options.copy_engine);
   }
   for (PrefixBlock& block : prefixes.blocks) {
     BlockForward(context, prefixes, block, options.policy, PrefixPass::kForward).Run();

@@ -42,7 +42,7 @@ struct PrefixOptions {
   bool others_run_again = false;  // where parameters are sharded: other copies run blocks forward again in Phase C
   // Where the tape goes; null: it stays. They outlive the batch.
   HostArena* host = nullptr;
-  CopyEngine* copies = nullptr;
+  CopyEngine* copy_engine = nullptr;
   int64_t offload_headroom_bytes = 0;  // of the tape that may be on the device beside the layer at work
 };
 

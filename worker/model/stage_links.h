@@ -60,8 +60,8 @@ StageLinks& OnlyStage();
 // The strategy over a communicator of the stages.
 class RankStageLinks : public StageLinks {
  public:
-  // The newest gradients that are held, whether they have been taken or not: a stage runs ahead of the one before by so
-  // much at most.
+  // Sent gradients that are kept in memory, taken or not. With so many that are not, SendGradient waits: a stage runs
+  // ahead of the one before by so much at most.
   static constexpr size_t kGradientsHeld = 2;
 
   explicit RankStageLinks(Communicator& stages) : stages_(stages) {}  // which outlives this

@@ -19,24 +19,14 @@ using safetensors::Dtype;
 
 constexpr int64_t kPartBytes = int64_t{64} << 20;  // read and converted at a time
 
-// Element `index` of a tensor as [row, column], the way its shape counts.
-std::string ElementText(const safetensors::TensorEntry& entry, int64_t index) {
-  std::vector<int64_t> place(entry.shape.size());
-  for (size_t d = entry.shape.size(); d-- > 0; index /= entry.shape[d]) place[d] = index % entry.shape[d];
-  return absl::StrCat("[", absl::StrJoin(place, ", "), "]");
-}
-
 // Checks the piece's elements from number `done` on: finite as the file has them (`read`) and as the run holds them.
 absl::Status CheckFinite(const FileTensor& tensor, const FilePiece& piece, const ReadOptions& options, int64_t done,
                          const at::Tensor& read) {
   const int64_t bad = kernels::FirstNonfinite(read.to(AccType(options.held)).to(options.held));
   if (bad < 0) return absl::OkStatus();
-  const auto element_bytes = static_cast<uint64_t>(safetensors::DtypeBytes(tensor.entry.dtype));
-  const uint64_t place = piece.bytes.PlaceOf(static_cast<uint64_t>(done + bad) * element_bytes);
-  const auto element = static_cast<int64_t>((place - tensor.entry.begin) / element_bytes);
   const double value = read[bad].item<double>();
   return TensorError(
-      tensor, absl::StrCat("element ", ElementText(tensor.entry, element), " is ", value,
+      tensor, absl::StrCat("element ", ElementText(tensor.entry, piece, done + bad), " is ", value,
                            std::isfinite(value) ? ", which overflows in the run's dtype" : "", "; ", options.advice));
 }
 
@@ -56,6 +46,15 @@ absl::StatusOr<at::ScalarType> TorchDtype(Dtype dtype) {
       return absl::InvalidArgumentError("weights of dtype " + std::string(safetensors::DtypeName(dtype)) +
                                         " are not supported: F16, BF16, F32, F64 are");
   }
+}
+
+std::string ElementText(const safetensors::TensorEntry& entry, const FilePiece& piece, int64_t index) {
+  const auto element_bytes = static_cast<uint64_t>(safetensors::DtypeBytes(entry.dtype));
+  const uint64_t place = piece.bytes.PlaceOf(static_cast<uint64_t>(index) * element_bytes);
+  auto element = static_cast<int64_t>((place - entry.begin) / element_bytes);
+  std::vector<int64_t> axes(entry.shape.size());
+  for (size_t d = axes.size(); d-- > 0; element /= entry.shape[d]) axes[d] = element % entry.shape[d];
+  return absl::StrCat("[", absl::StrJoin(axes, ", "), "]");
 }
 
 absl::Status TensorError(const FileTensor& tensor, const std::string& text) {

@@ -26,6 +26,10 @@ struct FileTensor {
 // Errors: InvalidArgument - tensors of that dtype are not read.
 absl::StatusOr<at::ScalarType> TorchDtype(safetensors::Dtype dtype);
 
+// Returns element number `index` of a piece as its tensor's shape counts it, "[row, column]". `entry`: the tensor in
+// the file of the piece's bytes.
+std::string ElementText(const safetensors::TensorEntry& entry, const FilePiece& piece, int64_t index);
+
 // InvalidArgument with the file, the tensor and `text`.
 absl::Status TensorError(const FileTensor& tensor, const std::string& text);
 

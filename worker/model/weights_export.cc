@@ -5,10 +5,13 @@
 #include <unordered_map>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
 #include "common/base/file.h"
 #include "common/base/shared_file.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_tensors.h"
+#include "worker/backend/cpu/finite.h"
 #include "worker/model/model_files.h"
 #include "worker/model/tensor_reader.h"
 
@@ -55,16 +58,28 @@ std::string HeaderFor(std::vector<TensorEntry>& tensors, const safetensors::Head
   return header + loaded.raw;
 }
 
+// Checks elements of the piece from number `done` on: finite in the dtype of the file (`written`).
+absl::Status CheckWritten(const ExportPiece& piece, int64_t done, const at::Tensor& masters,
+                          const at::Tensor& written) {
+  // The search reads no fp16, whose numbers fp32 holds.
+  const bool half = piece.dtype == at::kHalf;
+  const int64_t bad = kernels::FirstNonfinite(half ? written.to(at::kFloat) : written);
+  if (bad < 0) return absl::OkStatus();
+  return MakeError(Reason::kUnsupported, absl::StrCat("tensor \"", piece.tensor.name, "\": element ",
+                                                      ElementText(piece.tensor, piece.elements, done + bad), " is ",
+                                                      masters[bad].item<double>(), ", which is not finite as ",
+                                                      std::string(safetensors::DtypeName(piece.tensor.dtype)),
+                                                      "; export as ", half ? "bfloat16 or float32" : "float64"));
+}
+
 absl::Status WritePiece(const Weights& weights, const ExportPiece& piece, SharedFile& file) {
   const FilePiece& elements = piece.elements;
   uint64_t written = 0;
   for (int64_t done = 0; done < elements.count; done += kWrittenElements) {
     const int64_t count = std::min(kWrittenElements, elements.count - done);
-    const at::Tensor values = weights.at(elements.parameter)
-                                  .MasterElements(elements.begin + done, count)
-                                  .to(piece.dtype)
-                                  .to(at::kCPU)
-                                  .contiguous();
+    const at::Tensor masters = weights.at(elements.parameter).MasterElements(elements.begin + done, count);
+    const at::Tensor values = masters.to(piece.dtype).to(at::kCPU).contiguous();
+    RETURN_IF_ERROR(CheckWritten(piece, done, masters, values));
     RETURN_IF_ERROR(
         file.Write(elements.bytes, written, {static_cast<const char*>(values.data_ptr()), values.nbytes()}));
     written += values.nbytes();
@@ -110,7 +125,7 @@ absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const 
       ASSIGN_OR_RETURN(const at::ScalarType written_dtype, TorchDtype(tensors[i].dtype));
       if (it->second == nullptr) continue;
       for (const FilePiece& piece : FilePieces(*it->second, tensors[i], share.owned)) {
-        file.pieces.push_back({piece, written_dtype});
+        file.pieces.push_back({piece, written_dtype, tensors[i]});
       }
     }
   }
@@ -144,7 +159,9 @@ absl::Status WeightsExport::WriteOtherFiles(const std::string& folder) const {
       ASSIGN_OR_RETURN(content, name == "config.json" ? ConfigWithDtype(path, content, *dtype_)
                                                       : IndexWithTotalSize(path, content, tensor_bytes_));
     }
-    RETURN_IF_ERROR(WriteFile(fs::path(folder) / name, content));
+    ASSIGN_OR_RETURN(SharedFile file, SharedFile::Open(fs::path(folder) / name));
+    RETURN_IF_ERROR(file.Write({.length = content.size()}, 0, content));
+    RETURN_IF_ERROR(file.Close());
   }
   return absl::OkStatus();
 }

@@ -34,6 +34,7 @@ struct ExportShare {
 struct ExportPiece {
   FilePiece elements;
   at::ScalarType dtype = at::kFloat;
+  safetensors::TensorEntry tensor;  // that they are of, in the export's file
 };
 
 // Bytes of a tensor that the model does not use (rotary buffers of old checkpoints), copied from the source's file.
@@ -60,9 +61,10 @@ class WeightsExport {
                                             const std::optional<std::string>& dtype, const ExportShare& share);
 
   const std::vector<ExportFile>& files() const { return files_; }
-  // Writes what this rank has of a file, and returns its bytes once they are on the disk. Errors: the file system's.
+  // Writes what this rank has of a file, and returns its bytes once they are on the disk. Errors: UNSUPPORTED - a
+  // weight is not finite in the file's dtype; SharedFile's.
   absl::StatusOr<uint64_t> Write(const ExportFile& file, const std::string& folder) const;
-  // Errors: InvalidArgument - config or index are no objects any more; the file system's.
+  // Errors: InvalidArgument - config or index are no objects any more; SharedFile's.
   absl::Status WriteOtherFiles(const std::string& folder) const;
 
  private:

@@ -87,10 +87,10 @@ absl::StatusOr<at::ScalarType> ParseRunDtype(const std::string& name) {
 
 absl::StatusOr<Weights> LoadWeights(const ModelDirectory& directory, const ModelShard& shard, at::ScalarType run_dtype,
                                     at::Device device, const StateOptions& states) {
-  Weights weights = MakeWeights(shard, run_dtype, device, Gradients::kMade, states.owners());
-  const OptimizerShards shards = ShardsOf(weights, states.ranks);
-  RETURN_IF_ERROR(MakeStates(weights.parameters, states.residency, shards.owned(states.rank), states.page_lock));
-  RETURN_IF_ERROR(ReadWeights(directory, weights, states.owners()));
+  Weights weights = MakeWeights(shard, run_dtype, device, Gradients::kMade, states.owners);
+  const OptimizerShards shards = ShardsOf(weights, states.owners.ranks);
+  RETURN_IF_ERROR(MakeStates(weights.parameters, states.residency, shards.owned(states.owners.rank), states.page_lock));
+  RETURN_IF_ERROR(ReadWeights(directory, weights, states.owners));
   return weights;
 }
 

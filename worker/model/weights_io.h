@@ -15,11 +15,8 @@ namespace stemma::worker {
 // Which optimizer states are made, and where: those of one of the ranks that hold the same part of the model.
 struct StateOptions {
   v1::OptimizerResidency residency = v1::DEVICE;
-  int64_t rank = 0, ranks = 1;
-  bool shard_parameters = false;  // parameters are divided, too
+  ParameterOwners owners = {};
   PageLock* page_lock = nullptr;  // of states in host memory, which they outlive; null: none
-
-  ParameterOwners owners() const { return {rank, ranks, shard_parameters}; }
 };
 
 // Takes what FindRunDtype knows (common/base/dtype_names.h). Errors: InvalidArgument.

@@ -36,7 +36,7 @@ std::vector<int64_t> ElementsOf(const std::vector<Parameter>& parameters) {
   return elements;
 }
 
-ParameterRanges AllRanges(const std::vector<Parameter>& parameters) { return WholeParameters(ElementsOf(parameters)); }
+ParameterRanges AllRanges(const std::vector<Parameter>& parameters) { return RangesOfAll(ElementsOf(parameters)); }
 
 double GradNormSquared(const Backend& backend, const std::vector<Parameter>& parameters,
                        const ParameterRanges& ranges) {
@@ -60,6 +60,12 @@ std::string FirstNonfinite(const Backend& backend, const std::vector<Parameter>&
     if (index.item<int64_t>() >= 0) return ParameterOf(parameters, range).name;
   }
   return "";
+}
+
+std::string NonfiniteNormText(const Backend& backend, const std::vector<Parameter>& parameters,
+                              const ParameterRanges& ranges) {
+  const std::string first = FirstNonfinite(backend, parameters, ranges);
+  return first.empty() ? "the norm of the gradients overflows" : "the gradient of " + first + " is not finite";
 }
 
 void ZeroGradients(std::vector<Parameter>& parameters) {

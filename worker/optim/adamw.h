@@ -24,9 +24,12 @@ ParameterRanges AllRanges(const std::vector<Parameter>& parameters);
 // Sum of squares over the gradients of these ranges, in fp64, in their order.
 double GradNormSquared(const Backend& backend, const std::vector<Parameter>& parameters, const ParameterRanges& ranges);
 
-// Name of the first parameter with a non-finite number in the gradients of these ranges; empty: none.
+// Returns the name of the first parameter with a non-finite number in the gradients of these ranges; empty: none.
 std::string FirstNonfinite(const Backend& backend, const std::vector<Parameter>& parameters,
                            const ParameterRanges& ranges);
+// Says why a sum of squares over these ranges is not finite: a gradient is not, or their squares overflow.
+std::string NonfiniteNormText(const Backend& backend, const std::vector<Parameter>& parameters,
+                              const ParameterRanges& ranges);
 
 void ZeroGradients(std::vector<Parameter>& parameters);
 

@@ -9,7 +9,7 @@
 
 namespace stemma::worker {
 
-ParameterRanges WholeParameters(const std::vector<int64_t>& parameter_elements) {
+ParameterRanges RangesOfAll(const std::vector<int64_t>& parameter_elements) {
   ParameterRanges ranges;
   for (size_t p = 0; p < parameter_elements.size(); ++p) {
     if (parameter_elements[p] > 0) ranges.push_back({static_cast<int64_t>(p), 0, parameter_elements[p]});

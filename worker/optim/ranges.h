@@ -19,8 +19,8 @@ struct ParameterRange {
 };
 using ParameterRanges = std::vector<ParameterRange>;
 
-// All elements of parameters of so many elements.
-ParameterRanges WholeParameters(const std::vector<int64_t>& parameter_elements);
+// Returns all elements of parameters of so many elements.
+ParameterRanges RangesOfAll(const std::vector<int64_t>& parameter_elements);
 
 // Returns the elements that are in both lists.
 ParameterRanges Intersect(const ParameterRanges& a, const ParameterRanges& b);

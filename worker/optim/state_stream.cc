@@ -32,7 +32,7 @@ class StateStream {
 
   StateStream(const std::vector<Parameter>& parameters, const ParameterRanges& ranges, const HostStateOptions& options)
       : parameters_(parameters),
-        copies_(*options.copies),
+        copy_engine_(*options.copy_engine),
         shape_(ShapeOf(parameters, ranges, options.slab_elements)),
         slabs_(CutSlabs(ranges, options.slab_elements)),
         buffers_(at::empty({StateSlabBytes(shape_) / shape_.element_bytes}, parameters[0].grad.options())) {
@@ -40,7 +40,7 @@ class StateStream {
   }
   ~StateStream() {
     for (Buffer& buffer : in_buffer_) {
-      if (buffer.ticket.has_value()) copies_.Cancel(*buffer.ticket);
+      if (buffer.ticket.has_value()) copy_engine_.Cancel(*buffer.ticket);
     }
   }
   StateStream(const StateStream&) = delete;
@@ -65,14 +65,14 @@ class StateStream {
     switch (action.kind) {
       case SlabActionKind::kStartIn:
         Fill(action, buffer);
-        buffer.ticket = copies_.StartCopyIn(Spans(buffer, /*in=*/true));
+        buffer.ticket = copy_engine_.StartCopyIn(Spans(buffer, /*in=*/true));
         return;
       case SlabActionKind::kWaitIn:
         return Wait(action, "into the device");
       case SlabActionKind::kStep:
         return step(buffer.parts);
       case SlabActionKind::kStartOut:
-        buffer.ticket = copies_.StartCopyOut(Spans(buffer, /*in=*/false));
+        buffer.ticket = copy_engine_.StartCopyOut(Spans(buffer, /*in=*/false));
         return;
       case SlabActionKind::kWaitOut:
         return Wait(action, "back to the host");
@@ -118,7 +118,7 @@ class StateStream {
 
   void Wait(const SlabAction& action, const char* direction) {
     const CopyTicket ticket = *std::exchange(in_buffer_[action.buffer].ticket, std::nullopt);
-    const absl::Status status = copies_.ComputeWaits(ticket);
+    const absl::Status status = copy_engine_.ComputeWaits(ticket);
     const SlabPiece& first = slabs_[static_cast<size_t>(action.slab)].front();
     TORCH_CHECK(status.ok(), "optimizer states from element ", first.begin, " of ",
                 parameters_[static_cast<size_t>(first.parameter)].name, " on could not be copied ", direction, ": ",
@@ -126,7 +126,7 @@ class StateStream {
   }
 
   const std::vector<Parameter>& parameters_;
-  CopyEngine& copies_;
+  CopyEngine& copy_engine_;
   const StateSlabShape shape_;
   const std::vector<Slab> slabs_;
   const at::Tensor buffers_;
@@ -138,7 +138,7 @@ class StateStream {
 void StreamStates(const std::vector<Parameter>& parameters, const ParameterRanges& ranges,
                   const HostStateOptions& options, const std::function<void(const std::vector<StatePart>&)>& step) {
   if (ranges.empty()) return;
-  CHECK(options.copies != nullptr) << "states in host memory need a copy engine";
+  CHECK(options.copy_engine != nullptr) << "states in host memory need a copy engine";
   StateStream(parameters, ranges, options).Run(step);
 }
 

@@ -22,8 +22,8 @@
 namespace stemma::worker {
 
 struct HostStateOptions {
-  CopyEngine* copies = nullptr;  // needed where a parameter's states are in host memory
-  int64_t slab_elements = 0;     // rounded up to kStateSlabUnit; 0: StateSlabElements of the run
+  CopyEngine* copy_engine = nullptr;  // needed where a parameter's states are in host memory
+  int64_t slab_elements = 0;          // rounded up to kStateSlabUnit; 0: StateSlabElements of the run
 };
 
 // Some elements of a parameter, all on the device: 1-d views of one length.

@@ -1,5 +1,5 @@
 // Which ranks of a mesh are connected with each other: one group for each axis of a rank. Pure; used by those that make
-// a mesh's communicators, worker/parallel/connect_mesh.cc and thread_communicator.cc.
+// a mesh's communicators, worker/parallel/connect_mesh.cc, and of tests.
 #pragma once
 
 #include <cstdint>

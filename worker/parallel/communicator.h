@@ -1,7 +1,8 @@
 // Communicator: the collectives of the ranks of one mesh axis. Every tensor that crosses ranks goes through one.
 //
 // Called by worker/engine, worker/optim and worker/model on the engine thread. Implementations: local_communicator.h
-// (an axis of size 1), rendezvous.h (processes), thread_communicator.h (threads of one process, for tests).
+// (an axis of size 1), rendezvous.h (processes), and for tests tests/testing/thread_communicator.h (threads of one
+// process).
 //
 // Thread safety: none, but for stats(). All ranks of the axis make the same calls in the same order; sends and receives
 // are ordered among those of one pair of ranks only. A rank with several axes calls them in one order, too.
@@ -82,7 +83,7 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  const std::string& axis() const { return axis_; }  // "dp"
+  const std::string& axis() const { return axis_; }  // "data.0.0"
   int rank() const { return rank_; }
   int size() const { return size_; }
   const CollectiveStats& stats() const { return stats_; }
@@ -106,8 +107,8 @@ class Communicator {
   absl::Status Agree(std::string_view name, std::span<int64_t> words);
   // Returns when every rank has come.
   absl::Status Barrier(std::string_view name);
-  // Breaks the communicator, so that what is pending ends here, and the peers hear of it, at the latest in their next
-  // agreement: of a rank that cannot go on.
+  // Breaks the communicator, because this rank cannot go on: what is pending ends here, and the peers hear of it, at
+  // the latest in their next agreement.
   void GiveUp();
 
   // The same, begun: computing may go on beside it. An error is Wait's. A reduce-scatter for which the caller has

@@ -26,7 +26,7 @@ absl::Status MeshRanks::BroadcastFromFirst(std::string_view name, at::Tensor& va
 }
 
 MeshRanks OnlyRank() {
-  return {std::make_unique<LocalCommunicator>("dp"), std::make_unique<LocalCommunicator>("cp"),
+  return {std::make_unique<LocalCommunicator>("data"), std::make_unique<LocalCommunicator>("cp"),
           std::make_unique<LocalCommunicator>("tp"), std::make_unique<LocalCommunicator>("kv"),
           std::make_unique<LocalCommunicator>("pp")};
 }

@@ -3,6 +3,11 @@
 //
 // Called by worker/engine on the engine thread. All ranks of an axis make the same calls in the same order; what
 // concerns the whole mesh goes over its axes one after the other, tp, pp, data, on every rank.
+//
+// Ranks are numbered in three ways:
+//   mesh rank     ((dp · pp_size + pp) · cp_size + cp) · tp_size + tp: what logs, traces and the server say
+//   data rank     dp · cp_size + cp: the place in MeshRanks::data
+//   program rank  (pp · dp_size + dp) · cp_size + cp: what the exchanges of worker/schedule/program.h name
 #pragma once
 
 #include <cstdint>
@@ -42,11 +47,11 @@ struct CopyRanks {
   bool alone() const { return size() == 1 && shards == nullptr; }
   // Returns those of this rank's stage.
   CopyRanks stage() const { return {tp, cp, nullptr, shards}; }
-  // Returns the number of the rank in the mesh that has this one's place in copy `dp_rank`.
-  int RankInCopy(int dp_rank) const {
+  // Returns the mesh rank that has this one's place in copy `dp_rank`.
+  int MeshRankInCopy(int dp_rank) const {
     return ((dp_rank * pp_size() + pp_rank()) * cp_size() + cp_rank()) * tp_size() + tp_rank();
   }
-  // Returns the number of that rank in MeshRanks::data.
+  // Returns its data rank.
   int DataRankInCopy(int dp_rank) const { return dp_rank * cp_size() + cp_rank(); }
   // Replaces each word by the largest of all ranks of the copy; where parameters are sharded, of all copies. Errors:
   // Unavailable.
@@ -63,13 +68,13 @@ struct MeshRanks {
   std::unique_ptr<Communicator> pp;  // the stages of one copy: ranks of equal place in tp and cp
 
   int size() const { return data->size() * pp->size() * tp->size(); }
-  // Returns the rank's number in the mesh, as PlaceOf() in common/base/mesh.h reads it.
-  int rank() const { return RankOfData(data->rank()); }
-  // Returns the number of the rank that holds the same part of the model and has this rank in `data`.
-  int RankOfData(int data_rank) const { return RankOf(data_rank, pp->rank()); }
-  // Returns the number of the rank of this copy that has this one's place in another stage.
-  int RankOfStage(int stage) const { return RankOf(data->rank(), stage); }
-  int RankOf(int data_rank, int stage) const {
+  // Returns the mesh rank, as PlaceOf() in common/base/mesh.h reads it.
+  int mesh_rank() const { return MeshRankOfData(data->rank()); }
+  // Returns the mesh rank of the one that holds the same part of the model and has this data rank.
+  int MeshRankOfData(int data_rank) const { return MeshRankOf(data_rank, pp->rank()); }
+  // Returns the mesh rank of the one of this copy that has this one's place in another stage.
+  int MeshRankOfStage(int stage) const { return MeshRankOf(data->rank(), stage); }
+  int MeshRankOf(int data_rank, int stage) const {
     const int of_stage = cp->size();
     const int in_stage = (data_rank / of_stage * pp->size() + stage) * of_stage + data_rank % of_stage;
     return in_stage * tp->size() + tp->rank();

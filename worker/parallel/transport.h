@@ -35,7 +35,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Where the tensors of a pass are that it carries.
+  // Returns the device of the tensors that this transport carries in a pass.
   virtual at::Device device() const = 0;
   // Connects this rank to the others of its axis, who have all come to the store, and returns when it has. The store is
   // not needed afterwards. Throws what c10d throws.

@@ -23,16 +23,19 @@ struct SessionOptions {
   std::function<absl::Status()> on_ready;  // the model is loaded; an error ends the session with it
 };
 
-// Waits for the server, however long; a line in the log says so. Then blocks until the session ends. OK: the server
-// said Shutdown. Else why: Unavailable - the stream was lost, the server has no place for this worker now, or another
-// rank has gone; the engine's status, where it could not be created (InvalidArgument, NotFound and ResourceExhausted
-// are the configuration's fault); the same codes where the server refused this worker for good.
+// How a session ended.
 struct SessionEnd {
+  // OK: the server said Shutdown. Else why: Unavailable - the stream was lost, the server has no place for this worker
+  // now, another rank has gone, or this one's device failed; the engine's status, where it could not be created
+  // (InvalidArgument, NotFound and ResourceExhausted are the configuration's fault); the same codes where the server
+  // refused this worker for good.
   absl::Status status;
   // The engine is inside a wave, or in a generation that lost a rank: the process has to end, or be replaced, without
   // unwinding.
   bool engine_left = false;
 };
+
+// Waits for the server, however long; a line in the log says so. Then blocks until the session ends.
 SessionEnd RunSession(const SessionOptions& options, EngineFactory factory);
 
 }  // namespace stemma::worker

@@ -13,6 +13,7 @@
 #include "worker/backend/accumulate_type.h"
 #include "worker/backend/composed/composed_backend.h"
 #include "worker/backend/cpu/cpu_backend.h"
+#include "worker/memory/cpu_allocator.h"
 
 namespace stemma::testing {
 namespace {
@@ -192,6 +193,22 @@ TEST(BackendsTest, HeadsOfAFusedProductAreTheComposed) { ExpectBackendsAgree(Qkv
 TEST(BackendsTest, EmbeddingGradientsAreTheComposed) { ExpectBackendsAgree(Embedding); }
 TEST(BackendsTest, TheHeadIsTheComposed) { ExpectBackendsAgree(Head); }
 TEST(BackendsTest, WeightGradientsAreTheComposed) { ExpectBackendsAgree(WeightGradient); }
+
+// The formula on all elements at once, in double. A vote has no memory of its own in a plan: what it takes may not grow
+// with the model (4 MiB hold a copy of a slice in double).
+TEST(BackendsTest, TheNormOfALargeArrayTakesNoCopyOfIt) {
+  InstallCpuAllocator();
+  for (const int64_t elements : {int64_t{1}, int64_t{1} << 18, int64_t{5'000'011}}) {
+    Drawn drawn(kSeed);
+    const at::Tensor values = drawn.Normal({elements}, at::kFloat), norm = at::empty({}, at::kDouble);
+    const double expected = std::sqrt(values.to(at::kDouble).square().sum().item<double>());
+    ResetPeakBytes();
+    const int64_t before = CpuMemoryStats().current_bytes;
+    MakeCpuBackend().kernels.vector_norm({values, norm});
+    EXPECT_NEAR(norm.item<double>(), expected, 1e-13 * expected) << "a sum in double, in another order";
+    EXPECT_LE(CpuMemoryStats().peak_bytes - before, 4 << 20) << elements << " elements";
+  }
+}
 
 TEST(BackendsTest, BothFindTheFirstNumberThatIsNotFinite) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {

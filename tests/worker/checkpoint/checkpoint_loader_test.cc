@@ -176,7 +176,8 @@ TEST_F(CheckpointLoaderTest, ARankReadsTheMomentsThatItOwns) {
       for (int rank = 0; rank < dp * tp; ++rank) {
         const auto shard = MakeModelShard(config_, {.tp_rank = rank % tp, .tp_size = tp});
         ASSERT_THAT(shard, IsOk());
-        const auto loaded = LoadCheckpoint(path_, *shard, at::kFloat, at::kCPU, {.rank = rank / tp, .ranks = dp});
+        const auto loaded =
+            LoadCheckpoint(path_, *shard, at::kFloat, at::kCPU, {.owners = {.rank = rank / tp, .ranks = dp}});
         if (loaded.ok()) continue;
         ++found;
         EXPECT_THAT(std::string(loaded.status().message()), HasSubstr(place.tensor));

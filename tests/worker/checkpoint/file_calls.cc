@@ -1,7 +1,5 @@
 #include "tests/worker/checkpoint/file_calls.h"
 
-#include <sys/statfs.h>
-#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -29,7 +27,6 @@ struct Calls {
   size_t bytes_max ABSL_GUARDED_BY(mutex) = 0;
   bool interrupted ABSL_GUARDED_BY(mutex) = false;
   Failing write ABSL_GUARDED_BY(mutex), sync ABSL_GUARDED_BY(mutex);
-  int64_t free_bytes ABSL_GUARDED_BY(mutex) = -1;
 };
 
 Calls& All() {
@@ -63,7 +60,9 @@ ssize_t Pwrite(int fd, const void* data, size_t bytes, off_t offset) {
       bytes = std::min(bytes, calls.bytes_max);
     }
   }
-  return syscall(SYS_pwrite64, fd, data, bytes, offset);
+  const ssize_t written = syscall(SYS_pwrite64, fd, data, bytes, offset);
+  if (written > 0) UseFreeBytes(written);
+  return written;
 }
 
 int Fsync(int fd) {
@@ -78,26 +77,7 @@ int Fsync(int fd) {
   return -1;
 }
 
-// What part_writer.cc asks of it.
-int Fstatvfs(int fd, struct statvfs* result) {
-  struct statfs info;
-  if (syscall(SYS_fstatfs, fd, &info) != 0) return -1;
-  *result = {};
-  result->f_frsize = static_cast<unsigned long>(info.f_frsize != 0 ? info.f_frsize : info.f_bsize);
-  result->f_bavail = info.f_bavail;
-  MutexLock lock(&All().mutex);
-  if (All().free_bytes < 0) return 0;
-  result->f_frsize = 1;
-  result->f_bavail = static_cast<fsblkcnt_t>(All().free_bytes);
-  return 0;
-}
-
 }  // namespace
-
-void SetFreeBytes(int64_t bytes) {
-  MutexLock lock(&All().mutex);
-  All().free_bytes = bytes;
-}
 
 std::vector<std::string> TakeSyncedFiles() {
   MutexLock lock(&All().mutex);
@@ -130,7 +110,4 @@ __attribute__((visibility("default"))) ssize_t pwrite64(int fd, const void* data
   return stemma::testing::Pwrite(fd, data, bytes, offset);
 }
 __attribute__((visibility("default"))) int fsync(int fd) { return stemma::testing::Fsync(fd); }
-__attribute__((visibility("default"))) int fstatvfs(int fd, struct statvfs* result) {
-  return stemma::testing::Fstatvfs(fd, result);
-}
 }

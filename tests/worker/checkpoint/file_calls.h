@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <vector>
+
+#include "tests/testing/disk_left.h"
 
 namespace stemma::testing {
 
@@ -19,16 +20,13 @@ void CutWrites(size_t bytes_max);
 void FailWritesOf(const std::string& path_end, int error, size_t bytes_before = 0);
 void FailSyncsOf(const std::string& path_end, int error);
 
-// Makes every file system say that it has so many bytes left; -1: what it has.
-void SetFreeBytes(int64_t bytes);
-
 // Everything is as it was.
 struct FileCallsGuard {
   ~FileCallsGuard() {
-    SetFreeBytes(-1);
     CutWrites(0);
     FailWritesOf("", 0);
     FailSyncsOf("", 0);
+    SetFreeBytes(-1);
   }
 };
 

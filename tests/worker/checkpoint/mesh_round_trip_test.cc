@@ -69,7 +69,7 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
         .value();
   }
   static StateOptions StatesOf(const Mesh& mesh, int64_t rank) {
-    return {rank % 2 == 0 ? v1::DEVICE : v1::HOST, mesh.dp_rank(rank), mesh.dp, mesh.shard};
+    return {rank % 2 == 0 ? v1::DEVICE : v1::HOST, {mesh.dp_rank(rank), mesh.dp, mesh.shard}};
   }
 
   // Calls fn(values, first, name, element) for what a rank has of a state: host tensors, flat, of one row of a box, and

@@ -159,6 +159,17 @@ TEST_F(PartWriterTest, TheLastOfTheDiskIsLeftForTheJournal) {
   EXPECT_THAT(Write(*writer, 7, "defg"), IsOk());
 }
 
+// Other ranks of the host write at the same time: each looks again before its next megabyte.
+TEST_F(PartWriterTest, AWriteOfManyBytesEndsWhereTheJournalsPartBegins) {
+  constexpr int64_t kMegabyte = 1 << 20, kLeft = 64 * kMegabyte;
+  auto writer = Open();
+  ASSERT_THAT(writer, IsOk());
+  SetFreeBytes(kLeft + 2 * kMegabyte);
+  const absl::Status status = Write(*writer, 0, std::string(4 * kMegabyte, 'x'));
+  EXPECT_TRUE(HasReason(status, Reason::kDiskFull)) << status;
+  EXPECT_EQ(std::filesystem::file_size(folder_ / "file"), 2u * kMegabyte);
+}
+
 TEST_F(PartWriterTest, OnlyARegularFileIsWritten) {
   std::filesystem::create_symlink(folder_ / "elsewhere", folder_ / "file");
   EXPECT_THAT(Open(), Invalid("it is a link"));

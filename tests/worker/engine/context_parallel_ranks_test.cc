@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/thread_communicator.h"
 #include "tests/worker/engine/small_engine.h"
 #include "worker/engine/entry_log_probs.h"
 #include "worker/memory/cpu_allocator.h"
 #include "worker/model/context_exchange.h"
-#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {

@@ -1,5 +1,5 @@
-// The byte formulas of common/cost/cost.h against the bytes that each phase takes at its highest moment, counted by the
-// allocator above weights, gradients and optimizer: every policy, dtype and family.
+// The byte formulas of common/cost/*_bytes.h against the bytes that each phase takes at its highest moment, counted by
+// the allocator above weights, gradients and optimizer: every policy, dtype and family.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,9 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "common/cost/cost.h"
 #include "common/cost/pipeline_cost.h"
+#include "common/cost/prefix_bytes.h"
 #include "common/cost/rank_shape.h"
+#include "common/cost/wave_bytes.h"
 #include "common/model/model_init.h"
 #include "glog/logging.h"
 #include "tests/testing/in_process.h"

@@ -6,7 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,17 +19,20 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/error.h"
 #include "common/base/file.h"
+#include "common/base/free_bytes.h"
 #include "common/model/model_init.h"
 #include "common/model/model_shard.h"
 #include "tests/testing/added_tensors.h"
+#include "tests/testing/disk_left.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/synthetic.h"
+#include "tests/testing/thread_communicator.h"
 #include "tests/worker/checkpoint/saved_checkpoint.h"
 #include "worker/model/weights_io.h"
 #include "worker/optim/adamw.h"
 #include "worker/optim/shards.h"
-#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {
@@ -107,6 +112,23 @@ class RankExportTest : public ::testing::Test {
     ASSERT_GE(directory_.shards.size(), 5u);
   }
 
+  // Writes element `index` of a tensor into the model's file, which is fp32.
+  void SetWeight(const std::string& name, int64_t index, float value) const {
+    for (const WeightFile& shard : directory_.shards) {
+      for (const safetensors::TensorEntry& t : shard.header.tensors) {
+        if (t.name != name) continue;
+        ASSERT_EQ(t.dtype, safetensors::Dtype::kF32);
+        std::fstream file(shard.path, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(static_cast<std::streamoff>(t.begin) + 4 * index);
+        file.write(reinterpret_cast<const char*>(&value), sizeof(value));
+        file.close();
+        ASSERT_FALSE(file.fail());
+        return;
+      }
+    }
+    FAIL() << "no tensor " << name;
+  }
+
   fs::path Target(const Case& c) const { return root_ / "exports" / c.name; }
 
   Answers Export(
@@ -127,7 +149,7 @@ class RankExportTest : public ::testing::Test {
         ModelDirectory source = directory_;
         const int dp_rank = ranks.data->rank();
         const auto weights = LoadWeights(source, shard_of(ranks.tp->rank(), ranks.pp->rank()), c.run_dtype, at::kCPU,
-                                         {c.residency, dp_rank, c.dp, c.shard});
+                                         {c.residency, {dp_rank, c.dp, c.shard}});
         edit(rank, source, ranks);
         if (!weights.ok() || ranks.data == nullptr) return;
         const OptimizerShards shards = ShardsOf(*weights, c.dp);
@@ -285,6 +307,25 @@ TEST_F(RankExportTest, ARankThatCannotWriteIsEveryRanksAnswer) {
   EXPECT_TRUE(Export({3, 1, at::kBFloat16})[0].ok()) << "the next one is made";
 }
 
+// A row of the journal beside it that finds no room ends the server.
+TEST_F(RankExportTest, TheLastOfTheDiskIsLeftForTheJournal) {
+  const FreeBytesGuard guard;
+  const Case c{3, 1, at::kFloat};
+  SetFreeBytes(kLeftForJournalBytes);
+  ExpectNothing(c, Export(c), 0, absl::StatusCode::kResourceExhausted, ".json: No space left");
+  SetFreeBytes(-1);
+  const Answers answers = Export(c, [&](int rank, ModelDirectory&, MeshRanks& ranks) {
+    if (rank != 0) return;
+    ranks.data = std::make_unique<HookedRank>(std::move(ranks.data), "export_folder",
+                                              [] { SetFreeBytes(kLeftForJournalBytes); });
+  });
+  for (const auto& answer : answers) {
+    EXPECT_TRUE(HasReason(answer.status(), Reason::kDiskFull)) << answer.status();
+    EXPECT_THAT(answer, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(".safetensors: No space left")));
+  }
+  EXPECT_TRUE(fs::is_empty(root_ / "exports"));
+}
+
 // The folder goes while the ranks write: what the second rank meets, the third too.
 TEST_F(RankExportTest, AFolderThatVanishesIsAnAnswer) {
   const Case c{3, 1, at::kFloat};
@@ -314,6 +355,30 @@ TEST_F(RankExportTest, AnUnknownDtypeIsRefused) {
   const Case c{2, 1, at::kFloat, "half"};
   for (const auto& answer : Export(c)) EXPECT_THAT(answer, Invalid("dtype: 'half'"));
   EXPECT_FALSE(fs::exists(Target(c)));
+}
+
+// fp16 ends at 65504: what is above is named, and no file has inf in its place.
+TEST_F(RankExportTest, AWeightThatIsNotFiniteInTheFilesDtypeIsNamed) {
+  const std::string name = "model.layers.1.mlp.down_proj.weight";
+  const std::string says = absl::StrCat("tensor \"", name,
+                                        "\": element [2, 30] is -70000, which is not finite as F16; export as bfloat16 "
+                                        "or float32");
+  constexpr int64_t kIndex = 2 * 48 + 30;  // row 2; with tp=2 the second rank has the column
+  SetWeight(name, kIndex, -7e4f);
+  for (const auto& [dp, tp] : {std::pair(1, 1), {2, 2}}) {
+    const Case c{dp, tp, at::kFloat, "float16"};
+    const Answers answers = Export(c);
+    const auto guilty = std::find_if(answers.begin(), answers.end(),
+                                     [](const auto& answer) { return absl::IsFailedPrecondition(answer.status()); });
+    ASSERT_NE(guilty, answers.end());
+    ExpectNothing(c, answers, static_cast<int>(guilty - answers.begin()), absl::StatusCode::kFailedPrecondition,
+                  says.c_str());
+  }
+  for (const char* dtype : {"float32", "bfloat16"}) {
+    EXPECT_THAT(Export({1, 1, at::kFloat, dtype, v1::DEVICE, dtype})[0], IsOk());
+  }
+  SetWeight(name, kIndex, 65504);
+  EXPECT_THAT(Export({1, 1, at::kFloat, "float16"})[0], IsOk());
 }
 
 TEST_F(RankExportTest, ARankThatHasGoneEndsTheGeneration) {

@@ -11,7 +11,8 @@
 #include <string>
 
 #include "absl/synchronization/notification.h"
-#include "common/cost/cost.h"
+#include "common/cost/prefix_bytes.h"
+#include "common/cost/wave_bytes.h"
 #include "tests/worker/engine/small_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
 

@@ -4,10 +4,12 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "worker/parallel/thread_communicator.h"
+#include "tests/testing/thread_communicator.h"
 
 namespace stemma::worker {
 namespace {
+
+using testing::MakeThreadRanks;
 
 using v1::StepSpan;
 
@@ -61,20 +63,20 @@ TEST(StepSpansTest, SpansComeByTheirStart) {
 TEST(StepSpansTest, ACollectiveSaysWhatItMovedAndHowLongItHeldTheEngine) {
   StepSpans spans(kOrigin, 9);
   spans.Add(CollectiveRecord{.kind = CollectiveKind::kReduceScatterSum,
-                             .axis = "dp.1",
+                             .axis = "data.1.0",
                              .name = "gradients",
                              .bytes = 77,
                              .started_s = kOrigin + 1,
                              .awaited_s = kOrigin + 3,
                              .ended_s = kOrigin + 3.5});
   spans.Add(CollectiveRecord{
-      .kind = CollectiveKind::kSend, .axis = "dp.1", .name = "split.k", .peer = 0, .started_s = kOrigin + 2});
+      .kind = CollectiveKind::kSend, .axis = "data.1.0", .name = "split.k", .peer = 0, .started_s = kOrigin + 2});
   const v1::SpanList list = spans.Take();
   const StepSpan& scatter = list.spans(0);
   EXPECT_EQ(scatter.kind(), StepSpan::COLLECTIVE);
   EXPECT_EQ(scatter.collective(), "reduce-scatter");
   EXPECT_EQ(scatter.name(), "gradients");
-  EXPECT_EQ(scatter.axis(), "dp.1");
+  EXPECT_EQ(scatter.axis(), "data.1.0");
   EXPECT_EQ(scatter.bytes(), 77u);
   EXPECT_EQ(scatter.start_ns(), 1'000'000'000u);
   EXPECT_EQ(scatter.duration_ns(), 2'500'000'000u);

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/thread_communicator.h"
 #include "tests/worker/engine/small_engine.h"
 #include "worker/engine/copy_agreement.h"
-#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {

@@ -25,9 +25,9 @@
 #include "tests/testing/recording_rank.h"
 #include "tests/testing/synthetic.h"
 #include "tests/testing/tensors.h"
+#include "tests/testing/thread_communicator.h"
 #include "worker/model/prefix.h"
 #include "worker/model/wave.h"
-#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {

@@ -64,7 +64,7 @@ TEST_P(ShardedWeightsTest, PartsAreTheWholeWeights) {
   std::vector<Weights> ranks;
   for (int64_t rank = 0; rank < ranks_; ++rank) {
     const v1::OptimizerResidency residency = rank % 2 == 0 ? v1::DEVICE : v1::HOST;
-    ranks.push_back(Load({residency, rank, ranks_, /*shard_parameters=*/true}));
+    ranks.push_back(Load({residency, {rank, ranks_, /*shard_parameters=*/true}}));
   }
   const OptimizerShards shards = ShardsOf(ranks[0], ranks_);
   std::vector<int64_t> owned(whole.parameters.size());
@@ -96,7 +96,7 @@ TEST_P(ShardedWeightsTest, PartsAreTheWholeWeights) {
 TEST_P(ShardedWeightsTest, FrozenOnesHaveNoGradients) {
   const auto frozen = LoadFrozenWeights(directory_, shard_, dtype_, at::kCPU, {1, ranks_, true});
   ASSERT_TRUE(frozen.ok()) << frozen.status();
-  const Weights trained = Load({v1::DEVICE, 1, ranks_, true});
+  const Weights trained = Load({v1::DEVICE, {1, ranks_, /*shard_parameters=*/true}});
   for (size_t p = 0; p < frozen->parameters.size(); ++p) {
     EXPECT_TRUE(frozen->parameters[p].weight_shard.equal(trained.parameters[p].weight_shard));
     EXPECT_FALSE(frozen->parameters[p].grad.defined() || frozen->parameters[p].exp_avg.defined());
@@ -106,7 +106,7 @@ TEST_P(ShardedWeightsTest, FrozenOnesHaveNoGradients) {
 // While sums of all units live, gradients land in them, each in its shape and none over another; afterwards in the
 // slots.
 TEST_P(ShardedWeightsTest, GradientSumsTakeThePlaceOfTheSlots) {
-  Weights weights = Load({v1::DEVICE, 0, ranks_, /*shard_parameters=*/true});
+  Weights weights = Load({v1::DEVICE, {0, ranks_, /*shard_parameters=*/true}});
   const Weights slots = weights;
   {
     const GradientSums sums(weights);

@@ -14,12 +14,14 @@
 #include <vector>
 
 #include "tests/testing/synthetic.h"
+#include "tests/testing/thread_communicator.h"
 #include "tests/testing/weights_digest.h"
 #include "worker/parallel/local_communicator.h"
-#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::worker {
 namespace {
+
+using testing::MakeThreadMesh;
 
 using testing::WeightsDigest;
 

@@ -151,7 +151,7 @@ TEST_P(WeightsShardTest, RanksHaveTheMastersThatTheyOwn) {
   const OptimizerShards shards(ElementsOf(whole->parameters), ranks);
   for (int64_t rank = 0; rank < ranks; ++rank) {
     const v1::OptimizerResidency residency = rank % 2 == 0 ? v1::DEVICE : v1::HOST;
-    const auto part = LoadWeights(directory_, *shard, at::kBFloat16, at::kCPU, {residency, rank, ranks});
+    const auto part = LoadWeights(directory_, *shard, at::kBFloat16, at::kCPU, {residency, {rank, ranks}});
     ASSERT_TRUE(part.ok()) << part.status();
     for (size_t i = 0; i < part->parameters.size(); ++i) {
       EXPECT_TRUE(part->parameters[i].weight.equal(whole->parameters[i].weight)) << part->parameters[i].name;

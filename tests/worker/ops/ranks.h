@@ -10,15 +10,15 @@
 #include <vector>
 
 #include "tests/testing/namespaces.h"
+#include "tests/testing/thread_communicator.h"
 #include "worker/ops/tensor_parallel.h"
-#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
 
 // Runs `body` for each rank on a thread of its own, each with one compute thread.
 inline void OnRanks(int ranks, const std::function<void(const TensorParallel& tp)>& body) {
   std::vector<std::thread> threads;
-  for (auto& rank : worker::MakeThreadRanks(ranks, absl::Minutes(1), "tp.0")) {
+  for (auto& rank : MakeThreadRanks(ranks, absl::Minutes(1), "tp.0")) {
     threads.emplace_back([&body, rank = std::move(rank)] {
       at::set_num_threads(1);
       body(worker::RankTensorParallel(*rank));

@@ -11,6 +11,8 @@
 namespace stemma::worker {
 namespace {
 
+using testing::MakeThreadRanks;
+
 using testing::kExact;
 using testing::OnRanks;
 using testing::PaddedPart;

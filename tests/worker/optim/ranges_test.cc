@@ -69,13 +69,14 @@ class RangesTest : public ::testing::TestWithParam<RangesCase> {
     return MakeParameters(std::get<1>(GetParam()), sizes_, std::get<2>(GetParam()));
   }
   void Step(std::vector<Parameter>& parameters, const ParameterRanges& ranges, int64_t step) {
-    EXPECT_EQ(AdamwStep(TestBackend(), parameters, ranges, Adam(), kRangesClip, step, {&copies_, slab_elements_}), "");
+    EXPECT_EQ(AdamwStep(TestBackend(), parameters, ranges, Adam(), kRangesClip, step, {&copy_engine_, slab_elements_}),
+              "");
   }
 
   Draw draw_;
   const std::vector<std::vector<int64_t>> sizes_;
   const int64_t slab_elements_;
-  ThreadCopyEngine copies_;
+  ThreadCopyEngine copy_engine_;
 };
 
 TEST_P(RangesTest, ShardsSteppedOneAfterTheOtherGiveTheBitsOfAWholeStep) {
@@ -142,8 +143,10 @@ TEST_P(RangesTest, SquaresAndNonfiniteNumbersAreThoseOfTheRanges) {
     const at::Tensor kept = flat.clone();
     flat[last.end() - 1] = std::nan("");
     for (const ParameterRanges& other : shards) {
-      EXPECT_EQ(FirstNonfinite(TestBackend(), parameters, other),
-                &other == &shard ? parameters[static_cast<size_t>(last.parameter)].name : "");
+      const std::string name = &other == &shard ? parameters[static_cast<size_t>(last.parameter)].name : "";
+      EXPECT_EQ(FirstNonfinite(TestBackend(), parameters, other), name);
+      EXPECT_EQ(NonfiniteNormText(TestBackend(), parameters, other),
+                name.empty() ? "the norm of the gradients overflows" : "the gradient of " + name + " is not finite");
     }
     flat.copy_(kept);
   }

@@ -11,10 +11,10 @@
 
 #include "common/cost/state_shards.h"
 #include "tests/testing/namespaces.h"
+#include "tests/testing/thread_communicator.h"
 #include "tests/worker/optim/parameters.h"
 #include "worker/memory/cpu_allocator.h"
 #include "worker/parallel/collective.h"
-#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {

@@ -17,9 +17,9 @@
 #include "tests/testing/draw.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/recording_rank.h"
+#include "tests/testing/thread_communicator.h"
 #include "tests/worker/optim/parameters.h"
 #include "worker/optim/shard_exchange.h"
-#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {

@@ -35,7 +35,7 @@ class ShardedStatesTest : public ::testing::TestWithParam<ShardedCase> {
     for (int64_t step = 1; step <= kSteps; ++step) {
       SetGradients(parameters, step);
       EXPECT_EQ(AdamwStep(TestBackend(), parameters, ranges, Adam(), kClip, step,
-                          {.copies = &copies_, .slab_elements = kSlabElements}),
+                          {.copy_engine = &copy_engine_, .slab_elements = kSlabElements}),
                 "");
     }
   }
@@ -43,7 +43,7 @@ class ShardedStatesTest : public ::testing::TestWithParam<ShardedCase> {
   std::mt19937 random_;
   std::vector<std::vector<int64_t>> sizes_;
   int64_t ranks_ = 1, bucket_elements_ = 1;
-  ThreadCopyEngine copies_;
+  ThreadCopyEngine copy_engine_;
 };
 
 TEST_P(ShardedStatesTest, StepTheirElementsAsOneRankDoes) {

@@ -13,7 +13,7 @@ namespace stemma::worker {
 namespace {
 
 TEST(CutSlabsTest, SmallParametersShareASlabAndALargeOneTakesSeveral) {
-  const std::vector<Slab> slabs = CutSlabs(WholeParameters({5, 100, 16, 3}), 64);
+  const std::vector<Slab> slabs = CutSlabs(RangesOfAll({5, 100, 16, 3}), 64);
   EXPECT_EQ(slabs,
             (std::vector<Slab>{{{0, 0, 5, 0}, {1, 0, 48, 16}}, {{1, 48, 52, 0}}, {{2, 0, 16, 0}, {3, 0, 3, 16}}}));
 }
@@ -24,7 +24,7 @@ TEST(CutSlabsTest, EveryElementIsThereOnceAndCutsStandOnUnits) {
     std::vector<int64_t> elements(1 + random() % 6);
     StateSlabShape shape{.slab_elements = 1 + static_cast<int64_t>(random() % 300)};
     for (int64_t& count : elements) shape.elements += RoundUpToSlabUnit(count = random() % 700);
-    const std::vector<Slab> slabs = CutSlabs(WholeParameters(elements), shape.slab_elements);
+    const std::vector<Slab> slabs = CutSlabs(RangesOfAll(elements), shape.slab_elements);
     ASSERT_EQ(static_cast<int64_t>(slabs.size()), StateSlabCount(shape));
     std::vector<int64_t> seen(elements.size());
     for (const Slab& slab : slabs) {

@@ -9,7 +9,7 @@
 
 #include "tests/testing/draw.h"
 #include "tests/testing/namespaces.h"
-#include "worker/parallel/thread_communicator.h"
+#include "tests/testing/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {
@@ -64,27 +64,27 @@ TEST(AxisGroupsTest, ARankKnowsTheNumbersOfTheOthers) {
   for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 60; ++seed) {
     SCOPED_TRACE(seed);
     const DrawnMesh drawn = DrawMesh(seed);
-    const std::vector<MeshRanks> ranks = worker::MakeThreadMesh(drawn.mesh, drawn.kv_replicas, absl::Minutes(1));
+    const std::vector<MeshRanks> ranks = MakeThreadMesh(drawn.mesh, drawn.kv_replicas, absl::Minutes(1));
     for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
       const MeshRanks& own = ranks[rank];
       const MeshPlace place = PlaceOf(drawn.mesh, rank);
-      EXPECT_EQ(own.rank(), static_cast<int>(rank));
+      EXPECT_EQ(own.mesh_rank(), static_cast<int>(rank));
       EXPECT_EQ(own.size(), static_cast<int>(ranks.size()));
       for (int stage = 0; stage < own.pp->size(); ++stage) {
         MeshPlace there = place;
         there.pp_rank = static_cast<uint32_t>(stage);
-        EXPECT_EQ(PlaceOf(drawn.mesh, static_cast<uint32_t>(own.RankOfStage(stage))), there);
+        EXPECT_EQ(PlaceOf(drawn.mesh, static_cast<uint32_t>(own.MeshRankOfStage(stage))), there);
       }
       for (int data = 0; data < own.data->size(); ++data) {
         MeshPlace there = place;
         there.dp_rank = static_cast<uint32_t>(data) / CpSize(drawn.mesh);
         there.cp_rank = static_cast<uint32_t>(data) % CpSize(drawn.mesh);
-        EXPECT_EQ(PlaceOf(drawn.mesh, static_cast<uint32_t>(own.RankOfData(data))), there);
+        EXPECT_EQ(PlaceOf(drawn.mesh, static_cast<uint32_t>(own.MeshRankOfData(data))), there);
       }
       for (uint32_t copy = 0; copy < DpSize(drawn.mesh); ++copy) {
         MeshPlace there = place;
         there.dp_rank = copy;
-        EXPECT_EQ(PlaceOf(drawn.mesh, static_cast<uint32_t>(own.copy().RankInCopy(static_cast<int>(copy)))), there);
+        EXPECT_EQ(PlaceOf(drawn.mesh, static_cast<uint32_t>(own.copy().MeshRankInCopy(static_cast<int>(copy)))), there);
       }
     }
   }

@@ -20,7 +20,7 @@
 #include "tests/testing/namespaces.h"
 #include "tests/testing/passed_send.h"
 #include "tests/testing/status_matchers.h"
-#include "worker/parallel/thread_communicator.h"
+#include "tests/testing/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {

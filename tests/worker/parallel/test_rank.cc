@@ -21,11 +21,11 @@
 
 #include "common/base/clock.h"
 #include "tests/testing/fake_device.h"
+#include "tests/testing/thread_communicator.h"
 #include "tests/worker/parallel/device_transport.h"
 #include "tests/worker/parallel/rank_program.h"
 #include "worker/parallel/gloo_transport.h"
 #include "worker/parallel/rendezvous.h"
-#include "worker/parallel/thread_communicator.h"
 
 namespace stemma::testing {
 namespace {
@@ -86,7 +86,7 @@ int RunDevicePrograms(Rendezvous& rendezvous, const Arguments& arguments) {
 }
 
 int RunThreads(int size, uint64_t seed) {
-  auto ranks = worker::MakeThreadRanks(size, absl::Minutes(1));
+  auto ranks = MakeThreadRanks(size, absl::Minutes(1));
   std::vector<ProgramResult> results(ranks.size());
   std::vector<std::thread> threads;
   for (size_t r = 0; r < ranks.size(); ++r)

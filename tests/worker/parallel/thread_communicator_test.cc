@@ -1,4 +1,4 @@
-#include "worker/parallel/thread_communicator.h"
+#include "tests/testing/thread_communicator.h"
 
 #include <ATen/ATen.h>
 

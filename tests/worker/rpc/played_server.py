@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import pathlib
 import queue
+import signal
 import subprocess
 import tempfile
 import time
@@ -69,7 +70,8 @@ class PlayedServer:
 
     def __exit__(self, *_):
         for process in self._processes:
-            process.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # what it runs the worker in, too
             process.communicate()
         self._server.stop(0).wait()
         self._directory.cleanup()
@@ -84,14 +86,20 @@ class PlayedServer:
         self._sessions.put(session)
         return session._run(messages)
 
-    def start(self, *flags, program="bin/stemma-worker", env=None):
-        """(process, session, its Register) of a worker that ends with its session."""
+    def start(self, *flags, program="bin/stemma-worker", env=None, once=True, within=()):
+        """(process, session, its Register) of a worker that ends with its session, or starts itself anew. `within`: the
+        command that runs it."""
         process = subprocess.Popen(
-            [BUILD / program, "--server", self.address, "--worker-secret-file", self.root / "secret", "--once",
-             "--die-with-parent", *flags], stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+            [*within, BUILD / program, "--server", self.address, "--worker-secret-file", self.root / "secret",
+             *(["--once"] if once else []), "--die-with-parent", *flags],
+            stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}, start_new_session=True)
         self._processes.append(process)
+        return process, *self.next_session()
+
+    def next_session(self):
+        """(session, its Register) of the worker that comes next."""
         session = self._sessions.get(timeout=PATIENCE_S)
-        return process, session, session.expect("register")
+        return session, session.expect("register")
 
 
 def ended(process, within_s):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 
@@ -52,11 +53,31 @@ def test_a_wrong_option_is_named(server, option, value, said):
     assert result.stderr.startswith(f"stemma-worker: {option}: ") and said in result.stderr, result.stderr
 
 
+FIRST_PROCESS = ("unshare", "--user", "--map-root-user", "--pid", "--fork")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_first_process_of_a_container(server, number):
+    """The kernel keeps from it what it has no handler for."""
+    if subprocess.run([*FIRST_PROCESS, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs PID namespaces of a user's own")
+    process, _, register = server.start(within=FIRST_PROCESS)
+    assert register.pid == 1
+    (worker,) = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(worker), number)
+    assert ended(process, ENDS_WITHIN_S)[0] == 128 + number
+
+
+def test_a_worker_raises_its_limit_of_descriptors(server):
+    process, _, _ = server.start(within=("prlimit", "--nofile=512:1024"))
+    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (1024, 1024)
+
+
 class Gang:
     """Two ranks that have met; rank 0 tells the store before it is ready, whoever else has come."""
 
-    def __init__(self, server):
-        self.workers = [server.start(env={"OMP_NUM_THREADS": "1"}) for _ in range(2)]
+    def __init__(self, server, once=True):
+        self.workers = [server.start(env={"OMP_NUM_THREADS": "1"}, once=once) for _ in range(2)]
         self.sessions = [session for _, session, _ in self.workers]
         self.sessions[0].send(configure=configure(server.root, ranks=2))
         store = self.sessions[0].expect("store_opened").address
@@ -94,17 +115,41 @@ def test_a_rank_that_waits_for_another_ends_with_its_stream(server):
     assert code == 1 and "the stream ended inside a wave" in said, said
 
 
+def begin_step(gang):
+    """Rank 0 begins a step in which it waits for the other one."""
+    gang.sessions[0].send(payload={"id": "a", "last": True})
+    gang.sessions[0].send(prepare={"key": key(gang.workers[0][2].incarnation), "plan": {},
+                                   "header": {"loss": {"loss_mode": "vanilla"}}, "denominator": 1})
+
+
 def test_a_rank_that_misses_another_ends_its_session(server):
     gang = Gang(server)
     gang.processes[1].kill()
     gang.processes[1].wait(PATIENCE_S)
-    incarnation = gang.workers[0][2].incarnation
-    session = gang.sessions[0]
-    session.send(payload={"id": "a", "last": True})
-    session.send(prepare={"key": key(incarnation), "plan": {}, "header": {"loss": {"loss_mode": "vanilla"}}, "denominator": 1})
-    assert session.next() is None, "an answer where there is none"
+    begin_step(gang)
+    assert gang.sessions[0].next() is None, "an answer where there is none"
     code, said = ended(gang.processes[0], ENDS_WITHIN_S)
-    assert code == 1 and "the generation is over: reduce-scatter gradients of axis dp.0.0, rank 0 of 2: a peer has ended" in said, said
+    assert code == 1 and "the generation is over: reduce-scatter gradients of axis data.0.0, rank 0 of 2: a peer has ended" in said, said
+
+
+def descriptors(process):
+    """What a process holds open beyond the standard ones, by the kernel's names: a socket's or pipe's is its own."""
+    names = {int(entry.name): os.readlink(entry) for entry in pathlib.Path(f"/proc/{process.pid}/fd").iterdir()}
+    return set(names.values()) - {names[fd] for fd in range(3)}
+
+
+def test_a_worker_that_starts_itself_anew_leaves_its_descriptors(server):
+    gang = Gang(server, once=False)
+    worker = gang.processes[0]
+    held = {name for name in descriptors(worker) if name.startswith(("socket:", "pipe:"))}
+    gang.processes[1].send_signal(signal.SIGSTOP)  # so the step hangs, and nobody closes what it uses
+    begin_step(gang)
+    assert any("step 1 of request a" in line for line in worker.stderr)
+    gang.sessions[0].close()
+    assert server.next_session()[1].pid == worker.pid
+    # The session's end has written the stack of the step, for which the program's files were opened.
+    kept = {name for name in descriptors(worker) if name in held or name.startswith("/")}
+    assert held and not kept, kept
 
 
 @pytest.mark.parametrize("uid", ["lost", "parted"])

@@ -1,10 +1,18 @@
 // The head's rows, products with mixed operands, and what is asked of whole gradients, in ATen ops.
 #include <ATen/ATen.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "worker/backend/accumulate_type.h"
 #include "worker/backend/composed/composed_kernels.h"
 
 namespace stemma::worker::composed {
+namespace {
+
+constexpr int64_t kNormSliceElements = 1 << 18;
+
+}  // namespace
 
 void HeadForward(const HeadForwardOperands& args) {
   const at::Tensor u = args.logits_TV * args.inverse_temperature;
@@ -53,8 +61,19 @@ void LogitsBackward(const LogitsBackwardOperands& args) {
   args.dhidden_TD.copy_(at::mm(args.dlogits_TV.to(dtype), args.weight_VD.to(dtype)));
 }
 
+// Goes slice by slice: LibTorch makes a copy in double of what it is given, and values may be an embedding's gradient.
 void VectorNorm(const VectorNormOperands& args) {
-  args.norm.copy_(at::linalg_vector_norm(args.values, 2, {}, /*keepdim=*/false, at::kDouble));
+  const std::vector<at::Tensor> slices = args.values.split(kNormSliceElements);
+  const auto norm = [](const at::Tensor& slice) {
+    return at::linalg_vector_norm(slice, 2, {}, /*keepdim=*/false, at::kDouble);
+  };
+  if (slices.size() == 1) {
+    args.norm.copy_(norm(args.values));
+    return;
+  }
+  at::Tensor squares = at::zeros({}, args.values.options().dtype(at::kDouble));
+  for (const at::Tensor& slice : slices) squares.add_(norm(slice).square_());
+  args.norm.copy_(squares.sqrt_());
 }
 
 void FirstNonfinite(const FirstNonfiniteOperands& args) {

@@ -1,6 +1,6 @@
 // Attention of batched heads on CPU, forward and backward, in blocks: scores of a block of queries and keys, an online
 // softmax over the key blocks, and in backward the probabilities again from the log-sum-exp that is given.
-// Called by worker/ops/attention only. Raw pointers; heads are split over LibTorch's threads.
+// Called by worker/backend/cpu/attention_kernel.cc. Raw pointers; heads are split over LibTorch's threads.
 //
 // Written here because LibTorch's CPU operator reaches less than a third of the GEMM rate on causal spans of a few
 // hundred rows and knows no grouped heads, so that each query head's dK and dV went to memory (ops_bench). Products are

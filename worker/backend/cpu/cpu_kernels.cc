@@ -2,7 +2,7 @@
 
 #include "worker/backend/composed/composed_backend.h"
 #include "worker/backend/cpu/finite.h"
-#include "worker/backend/cpu/head_rows.h"
+#include "worker/backend/cpu/lm_head.h"
 #include "worker/backend/cpu/rowwise.h"
 #include "worker/backend/cpu/typed_data.h"
 
@@ -79,7 +79,7 @@ void QkvForward(const QkvForwardOperands& args) {
 }
 
 template <typename T>
-kernels::HeadRows<const T> HeadRowsOf(const at::Tensor& x_HTE) {
+kernels::StridedHeads<const T> StridedHeadsOf(const at::Tensor& x_HTE) {
   if (!x_HTE.defined()) return {};
   CHECK_EQ(x_HTE.dim(), 3);
   CHECK(x_HTE.stride(2) == 1 || x_HTE.size(2) <= 1) << "the last dim must be contiguous";
@@ -89,9 +89,9 @@ kernels::HeadRows<const T> HeadRowsOf(const at::Tensor& x_HTE) {
 template <typename T, typename G>
 void RunQkvBackward(const QkvBackwardOperands& args) {
   using A = kernels::Acc<T>;
-  kernels::QkvBackward<T, G>({.dq_HTE = HeadRowsOf<T>(args.dq_HTE),
-                              .dk_TKE = HeadRowsOf<G>(HeadMajor(args.dk_TKE)),
-                              .dv_TKE = HeadRowsOf<G>(HeadMajor(args.dv_TKE)),
+  kernels::QkvBackward<T, G>({.dq_HTE = StridedHeadsOf<T>(args.dq_HTE),
+                              .dk_TKE = StridedHeadsOf<G>(HeadMajor(args.dk_TKE)),
+                              .dv_TKE = StridedHeadsOf<G>(HeadMajor(args.dv_TKE)),
                               .positions_T = args.positions_T.const_data_ptr<int64_t>(),
                               .cos_PE = Data<A>(args.cos_PE),
                               .sin_PE = Data<A>(args.sin_PE),

@@ -1,4 +1,4 @@
-// The CPU backend's table: from tensors to the typed loops of rowwise.h, head_rows.h and finite.h, the loss in plain
+// The CPU backend's table: from tensors to the typed loops of rowwise.h, lm_head.h and finite.h, the loss in plain
 // loops, and products by LibTorch's GEMM. Private to worker/backend/cpu; tests compare its entries with composed ones.
 #pragma once
 

@@ -71,7 +71,7 @@ struct QkvForwardArgs {
 
 // Element (h, t, e) lies at data[h · head_stride + t · row_stride + e].
 template <typename T>
-struct HeadRows {
+struct StridedHeads {
   T* data;
   int64_t head_stride, row_stride;
 };
@@ -79,8 +79,8 @@ struct HeadRows {
 // T: run dtype; G: dtype of dk and dv.
 template <typename T, typename G>
 struct QkvBackwardArgs {
-  HeadRows<const T> dq_HTE;
-  HeadRows<const G> dk_TKE, dv_TKE;
+  StridedHeads<const T> dq_HTE;
+  StridedHeads<const G> dk_TKE, dv_TKE;
   const int64_t* positions_T;
   const Acc<T>*cos_PE, *sin_PE;
   const T *q_weight_E, *k_weight_E;  // QK-norm; null: none, and then the next four are not read

@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <glog/logging.h>
 
-#include "worker/backend/cuda/kernels/head_rows.h"
+#include "worker/backend/cuda/kernels/attention_head_rows.h"
 #include "worker/backend/tensor_data.h"
 
 namespace stemma::worker::cuda {
@@ -20,14 +20,14 @@ decltype(auto) DispatchRunType(at::ScalarType dtype, const F& f) {
 
 // [H, T, E] of any strides, last dim contiguous; [T, H, E] likewise.
 template <typename T>
-HeadRows<T> HeadMajorRows(const at::Tensor& x_HTE) {
+StridedHeads<T> HeadMajorRows(const at::Tensor& x_HTE) {
   if (!x_HTE.defined()) return {nullptr, 0, 0};
   CHECK_EQ(x_HTE.dim(), 3);
   CHECK(x_HTE.stride(2) == 1 || x_HTE.size(2) <= 1) << "the last dim must be contiguous";
   return {StridedData<T>(x_HTE), x_HTE.stride(0), x_HTE.stride(1)};
 }
 template <typename T>
-HeadRows<T> TokenMajorRows(const at::Tensor& x_THE) {
+StridedHeads<T> TokenMajorRows(const at::Tensor& x_THE) {
   return HeadMajorRows<T>(x_THE.defined() ? x_THE.transpose(0, 1) : x_THE);
 }
 

@@ -24,6 +24,17 @@ constexpr int64_t kVersion = 1;
 
 std::string FolderIn(const std::string& data_directory) { return absl::StrCat(data_directory, "/self_check"); }
 
+// Names the record: workers on devices of one kind that run one model share it.
+std::string RecordName(const CheckFingerprint& fingerprint) {
+  std::string name = absl::AsciiStrToLower(
+      absl::StrCat(fingerprint.device_name, "-", fingerprint.dtype, "-h", fingerprint.shape.num_heads, "-kv",
+                   fingerprint.shape.num_kv_heads, "-e", fingerprint.shape.head_size));
+  for (char& c : name) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c))) c = '-';
+  }
+  return name;
+}
+
 std::string PathIn(const std::string& data_directory, const CheckFingerprint& fingerprint) {
   return absl::StrCat(FolderIn(data_directory), "/", RecordName(fingerprint), ".json");
 }
@@ -77,16 +88,6 @@ absl::Status CheckKernels(const std::vector<CheckResult>& results, const CheckFi
 }
 
 }  // namespace
-
-std::string RecordName(const CheckFingerprint& fingerprint) {
-  std::string name = absl::AsciiStrToLower(
-      absl::StrCat(fingerprint.device_name, "-", fingerprint.dtype, "-h", fingerprint.shape.num_heads, "-kv",
-                   fingerprint.shape.num_kv_heads, "-e", fingerprint.shape.head_size));
-  for (char& c : name) {
-    if (!absl::ascii_isalnum(static_cast<unsigned char>(c))) c = '-';
-  }
-  return name;
-}
 
 std::string EncodeRecord(const CheckFingerprint& fingerprint, const std::vector<CheckResult>& results) {
   nlohmann::json json = {

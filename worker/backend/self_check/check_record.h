@@ -27,9 +27,6 @@ struct CheckFingerprint {
   bool operator==(const CheckFingerprint&) const = default;
 };
 
-// Workers on devices of one kind that run one model share a record.
-std::string RecordName(const CheckFingerprint& fingerprint);
-
 std::string EncodeRecord(const CheckFingerprint& fingerprint, const std::vector<CheckResult>& results);
 // Errors: FailedPrecondition - a record of another version, on something else, or of other kernels; InvalidArgument -
 // no record.

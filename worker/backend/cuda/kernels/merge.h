@@ -7,7 +7,7 @@
 // Bytes that a row of a head of E elements of S bytes must move: merge 3 E S + 12; add_parts N E S + 8 E.
 #pragma once
 
-#include "worker/backend/cuda/kernels/head_rows.h"
+#include "worker/backend/cuda/kernels/attention_head_rows.h"
 #include "worker/backend/cuda/kernels/packs.h"
 
 namespace stemma::worker::cuda {
@@ -20,18 +20,18 @@ struct LseRows {
 
 template <typename T>
 struct MergeArgs {
-  HeadRows<const T> a_THE, b_THE;
+  StridedHeads<const T> a_THE, b_THE;
   LseRows lse_a_HT, lse_b_HT;
-  HeadRows<T> o_THE;  // written
-  LseRows lse_HT;     // written
+  StridedHeads<T> o_THE;  // written
+  LseRows lse_HT;         // written
   int64_t rows, num_heads, head_size;
 };
 
 template <typename T>
 struct AddPartsArgs {
-  HeadRows<const T> parts_CKE;  // of the first part
+  StridedHeads<const T> parts_CKE;  // of the first part
   int64_t part_stride, num_parts;
-  HeadRows<float> sum_CKE;  // added to
+  StridedHeads<float> sum_CKE;  // added to
   int64_t rows, num_heads, head_size;
 };
 

@@ -10,7 +10,7 @@
 // has one pack of each half (heads up to 128 in bf16); what is beyond is read again, from a cache.
 #pragma once
 
-#include "worker/backend/cuda/kernels/head_rows.h"
+#include "worker/backend/cuda/kernels/attention_head_rows.h"
 #include "worker/backend/cuda/kernels/norm.h"
 
 namespace stemma::worker::cuda {
@@ -22,7 +22,7 @@ struct QkvForwardArgs {
   const float *cos_PE, *sin_PE;      // [P, E/2]
   const T *q_weight_E, *k_weight_E;  // null: no QK-norm
   float eps;
-  HeadRows<T> q_HTE, k_TKE, v_TKE;
+  StridedHeads<T> q_HTE, k_TKE, v_TKE;
   float* rstd_TJ;  // [T, H + K]; with QK-norm
   int64_t rows, num_heads, num_kv_heads, head_size;
 };
@@ -30,8 +30,8 @@ struct QkvForwardArgs {
 // T: run dtype; G: dtype of dk and dv.
 template <typename T, typename G>
 struct QkvBackwardArgs {
-  HeadRows<const T> dq_HTE;
-  HeadRows<const G> dk_TKE, dv_TKE;
+  StridedHeads<const T> dq_HTE;
+  StridedHeads<const G> dk_TKE, dv_TKE;
   const int64_t* positions_T;
   const float *cos_PE, *sin_PE;
   const T *q_weight_E, *k_weight_E;  // null: no QK-norm, and the next two are not read
@@ -310,7 +310,7 @@ STEMMA_DEVICE void HeadNormBackward(Team& team, const NormedHead<T, D>& head, fl
 // thread touches the same columns of them in every row, so that no barrier is needed.
 template <int V, QkNorm kNorm, typename T, typename G, typename D, typename Team>
 STEMMA_DEVICE void HeadsBackward(Team& team, const QkvBackwardArgs<T, G>& a, int64_t first_slot, int64_t heads,
-                                 const HeadRows<const D>& d_HTE, const T* weight, float* sums) {
+                                 const StridedHeads<const D>& d_HTE, const T* weight, float* sums) {
   const int64_t half = a.head_size / 2;
   HeadSums<V> own;
   if constexpr (kNorm == QkNorm::kPacks) {

@@ -4,9 +4,8 @@
 //   size(), rank()     the threads of a team, and which of them this is
 //   index(), count()   which team this is, and how many share the work: teams take rows index(), index() + count(), ...
 //   Sync()             all threads have come here, and see what each wrote to memory before it
-//   Sum(x), Max(x)     the same bits on every thread, in an order that only size() decides; Max passes over NaN where
-//   any
-//                      other number comes first
+//   Sum(x), Max(x)     the same bits on every thread, in an order that only size() decides: Max passes over
+//                      NaN where any other number comes first
 //   Broadcast(x, r)    what thread r gave
 //
 // All threads of a team call Sync, Sum, Max and Broadcast alike. Tiles of a block are independent of each other; a body

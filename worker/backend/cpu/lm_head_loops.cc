@@ -1,6 +1,6 @@
 // The head's row loops, compiled once per instruction set into the namespace STEMMA_ISA. Plain loops that the compiler
 // vectorises; no inline function of a header that another file could also have built (see rowwise_rows.cc).
-#include "worker/backend/cpu/head_rows_table.h"
+#include "worker/backend/cpu/lm_head_table.h"
 #include "worker/backend/cpu/vector_exp.h"
 
 namespace stemma::worker::kernels::STEMMA_ISA {
@@ -112,7 +112,7 @@ void BackwardRows(const HeadBackwardArgs<T>& a, int64_t begin, int64_t end) {
 
 }  // namespace
 
-const HeadRowsTable kHeadRowsTable = {{ForwardRows<float>, BackwardRows<float>},
-                                      {ForwardRows<double>, BackwardRows<double>}};
+const LmHeadTable kLmHeadTable = {{ForwardRows<float>, BackwardRows<float>},
+                                  {ForwardRows<double>, BackwardRows<double>}};
 
 }  // namespace stemma::worker::kernels::STEMMA_ISA

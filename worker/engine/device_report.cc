@@ -1,8 +1,8 @@
-#include "worker/engine/told_device.h"
+#include "worker/engine/device_report.h"
 
 namespace stemma::worker {
 
-void TellDevice(const Backend& backend, const std::string& device_name, internal::v1::Ready& ready) {
+void SetDeviceFields(const Backend& backend, const std::string& device_name, internal::v1::Ready& ready) {
   ready.set_weights_bytes(static_cast<uint64_t>(backend.memory_stats().current_bytes));
   ready.set_memory_free_bytes(static_cast<uint64_t>(backend.free_bytes()));
   ready.set_device_name(device_name);

@@ -11,7 +11,7 @@
 namespace stemma::worker::cuda {
 
 template <typename T>
-struct HeadRows {
+struct StridedHeads {
   T* data;
   int64_t head_stride, row_stride;
 
@@ -20,7 +20,7 @@ struct HeadRows {
 
 // Whether every row can be read and written in packs of 16 bytes.
 template <typename T>
-bool RowsAligned(const HeadRows<T>& rows) {
+bool RowsAligned(const StridedHeads<T>& rows) {
   return AllAligned(rows.data) && rows.head_stride % kVector<T> == 0 && rows.row_stride % kVector<T> == 0;
 }
 

@@ -14,10 +14,11 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "tests/testing/namespaces.h"
 #include "worker/parallel/communicator.h"
 #include "worker/parallel/mesh_ranks.h"
 
-namespace stemma::worker {
+namespace stemma::testing {
 
 // One communicator for each rank, in order; each may move to a thread of its own. `timeout`: of one wait.
 // `pairs_apart`: as AxisGroup has it.
@@ -27,4 +28,4 @@ std::vector<std::unique_ptr<Communicator>> MakeThreadRanks(int size, absl::Durat
 // The communicators of each rank of a mesh, by its number. `kv_replicas`: ModelShard::kv_replicas().
 std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas, absl::Duration timeout);
 
-}  // namespace stemma::worker
+}  // namespace stemma::testing

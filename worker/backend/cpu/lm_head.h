@@ -1,5 +1,5 @@
-// The head's row kernels: from a chunk of logits to log-prob and entropy of each row's target, then in place to the
-// gradient of the logits. Called by worker/ops/head only. Raw pointers; rows are split over LibTorch's threads.
+// The row kernels of the LM head: from a chunk of logits to log-prob and entropy of each row's target, then in place to
+// the gradient of the logits. Called by cpu_kernels.cc. Raw pointers; rows are split over LibTorch's threads.
 //
 // u = z · inverse_temperature; p = softmax(u); y the target; H = -Σ p log p.
 //   forward   log_prob = u_y - max(u) - log_sum, one read of the row: running maximum, Σ e^(u-max), Σ (u-max) e^(u-max)

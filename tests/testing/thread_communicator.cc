@@ -1,4 +1,4 @@
-#include "worker/parallel/thread_communicator.h"
+#include "tests/testing/thread_communicator.h"
 
 #include <ATen/ops/maximum.h>
 #include <glog/logging.h>
@@ -13,7 +13,7 @@
 #include "common/base/mutex.h"
 #include "worker/parallel/axis_groups.h"
 
-namespace stemma::worker {
+namespace stemma::testing {
 namespace {
 
 std::string Described(const CollectiveCall& call) {
@@ -254,4 +254,4 @@ std::vector<MeshRanks> MakeThreadMesh(const v1::Mesh& mesh, int64_t kv_replicas,
   return ranks;
 }
 
-}  // namespace stemma::worker
+}  // namespace stemma::testing

@@ -1,11 +1,11 @@
-#include "worker/backend/cpu/head_rows.h"
+#include "worker/backend/cpu/lm_head.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <type_traits>
 
-#include "worker/backend/cpu/head_rows_table.h"
+#include "worker/backend/cpu/lm_head_table.h"
 #include "worker/backend/cpu/rowwise_table.h"
 
 namespace stemma::worker::kernels {
@@ -15,20 +15,20 @@ namespace {
 constexpr int64_t kLogitsPerTask = 16384;
 
 // The same instruction set as the other row kernels.
-const HeadRowsTable& ChosenHeadRows() {
+const LmHeadTable& ChosenLmHead() {
 #if defined(STEMMA_HAVE_X86_LEVELS)
-  if (&ChosenTable() == &isa_v4::kTable) return isa_v4::kHeadRowsTable;
-  if (&ChosenTable() == &isa_v3::kTable) return isa_v3::kHeadRowsTable;
+  if (&ChosenTable() == &isa_v4::kTable) return isa_v4::kLmHeadTable;
+  if (&ChosenTable() == &isa_v3::kTable) return isa_v3::kLmHeadTable;
 #endif
-  return isa_baseline::kHeadRowsTable;
+  return isa_baseline::kLmHeadTable;
 }
 
 template <typename T>
-const HeadRowsOf<T>& HeadTable() {
+const LmHeadLoops<T>& HeadTable() {
   if constexpr (std::is_same_v<T, float>) {
-    return ChosenHeadRows().f32;
+    return ChosenLmHead().f32;
   } else {
-    return ChosenHeadRows().f64;
+    return ChosenLmHead().f64;
   }
 }
 
