@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
-import math
-import numbers
-import time
+import logging
 
-from . import _proto, errors, results
+from . import _proto, _tries, errors, results
+from ._tries import deadline_of, is_over, left_s, ran_out
 
+_LOG = logging.getLogger("stemma")
 _POLL_MS = 20_000
-_ASYNC_POLL_MS = 2_000  # of `await`: a task that is cancelled, or a loop that ends, waits at most so long for its thread
+# How long `await` asks the server to wait, and waits itself for the answer: a task that is cancelled, or a loop that
+# ends, waits at most so long for its thread.
+_ASYNC_POLL_MS = 2_000
+_ASYNC_ANSWER_S = 3.0
 _STOPPING_POLL_S = 0.2  # between looks at a request that a server let go of, because it stops
 _FINAL = ("DONE", "FAILED", "CANCELLED", "ROLLED_BACK")
 
@@ -35,7 +38,7 @@ class Future:
     def done(self):
         """Whether the request is final. Asks the server, without waiting."""
         if not self._is_final():
-            self._poll(0)
+            self._status = _tries.run(self._poll(0))
         return self._is_final()
 
     def cancel(self):
@@ -47,35 +50,62 @@ class Future:
         """The UpdateResult. Raises StemmaError when the request failed or was cancelled, TimeoutError when it is not
         final in time (it goes on; ask again), RequestInterrupted on Ctrl-C.
 
-        timeout_s   how long to wait, 0: ask once; None: until the request is final
+        timeout_s   how long to wait for it, and for the log-probs of return_log_probs. 0: ask once; None: until the
+                    request is final
         """
         return self._result(timeout_s, deadline_of(timeout_s))
 
     def _result(self, timeout_s, deadline):
         with interruptible(self._client, self.request_id, self._cancel_on_interrupt):
-            try:
+            with self._in_time(timeout_s, deadline):
                 while not self._is_final():
-                    left_s = math.inf if deadline is None else max(deadline - time.monotonic(), 0)
-                    self._poll(int(min(_POLL_MS, left_s * 1000)), deadline)
+                    self._status = _tries.run(self._poll(int(min(_POLL_MS, left_s(deadline) * 1000)), deadline))
                     if not self._is_final() and is_over(deadline):
                         raise TimeoutError(f"request {self.request_id} is {self.status['state']} after {timeout_s} s; it goes on")
-            except errors.StemmaError as error:
-                if not ran_out(error, deadline):
-                    raise
-                raise TimeoutError(f"request {self.request_id} was {self.status['state']} when it was last heard of, and there "
-                                   f"was no answer in {timeout_s} s ({error.message})") from error
-            return self._outcome()
+            result = self._outcome()
+            if self._return_log_probs:
+                with self._in_time(timeout_s, deadline):
+                    result.log_probs = _tries.run(self._client._read_log_probs(self.request_id, deadline))
+            return result
+
+    @contextlib.contextmanager
+    def _in_time(self, timeout_s, deadline):
+        """Turns a call that nobody answered by then into a TimeoutError."""
+        try:
+            yield
+        except errors.StemmaError as error:
+            if not ran_out(error, deadline):
+                raise
+            raise TimeoutError(f"request {self.request_id} was {self.status['state']} when it was last heard of, and "
+                               f"there was no answer in {timeout_s} s ({error.message})") from error
 
     def __await__(self):
         return self._wait().__await__()
 
     async def _wait(self):
-        """Polls in threads of the loop's own executor, so that other coroutines run meanwhile; a cancelled task leaves the
-        request as it is."""
-        loop = asyncio.get_running_loop()
+        """A cancelled task leaves the request as it is, or with cancel_on_interrupt ends it."""
+        try:
+            return await self._awaited()
+        except asyncio.CancelledError:
+            if self._cancel_on_interrupt:
+                loop = asyncio.get_running_loop()
+                state = await loop.run_in_executor(None, self._client._try_cancel, self.request_id)
+                if not state:
+                    _LOG.warning("%s", errors.RequestInterrupted(self.request_id, state))
+            raise
+
+    async def _awaited(self):
+        """Asks in threads of the loop's own executor, so that other coroutines run meanwhile."""
         while not self._is_final():
-            await loop.run_in_executor(None, self._poll, _ASYNC_POLL_MS)
-        return await loop.run_in_executor(None, self._outcome)
+            try:
+                self._status = await _tries.run_in_threads(self._poll(_ASYNC_POLL_MS, answer_s=_ASYNC_ANSWER_S))
+            except errors.StemmaError as error:
+                if error.code != "DEADLINE_EXCEEDED":  # of a server that is gone, gRPC's pings tell
+                    raise
+        result = self._outcome()
+        if self._return_log_probs:
+            result.log_probs = await _tries.run_in_threads(self._client._read_log_probs(self.request_id))
+        return result
 
     def _is_final(self):
         return self.status["state"] in _FINAL and not self._waits_for_next_server()
@@ -84,19 +114,22 @@ class Future:
         """A server that stops lets go of its requests; the next one goes on with them where it keeps them (durability)."""
         return self._status.failure.reason == "DRAINING" and self._client._retries > 0
 
-    def _poll(self, wait_ms, deadline=None):
-        """Asks once. A server that stops answers that at once, and then goes: what follows is that nobody answers."""
+    def _poll(self, wait_ms, deadline=None, answer_s=None):
+        """Asks once for the status; yields as Client._steps. A server that stops answers that at once, and then goes:
+        what follows is that nobody answers."""
         stops = self._status.failure if self._waits_for_next_server() else None
         if stops is not None:
-            time.sleep(_STOPPING_POLL_S)
+            yield _STOPPING_POLL_S
         try:
-            self._status = self._client._get_request(self.request_id, wait_ms, self._status.lineage, deadline)
+            return (yield from self._client._get_request(self.request_id, wait_ms, self._status.lineage, deadline,
+                                                         answer_s))
         except errors.StemmaError as error:
             if stops is None or error.code != "UNAVAILABLE" or is_over(deadline):
                 raise
             raise errors.from_failure(stops) from error
 
     def _outcome(self):
+        """The result, without log-probs."""
         if self._status.HasField("failure"):
             raise errors.from_failure(self._status.failure)
         if not self._status.HasField("result"):
@@ -105,8 +138,6 @@ class Future:
         result = results.update_result(self._status)
         for step in result.steps[-1:]:
             self._client._saw(self._status.lineage, step.step)
-        if self._return_log_probs:
-            result.log_probs = self._client.read_log_probs(self.request_id)
         return result
 
 
@@ -120,21 +151,3 @@ def interruptible(client, request_id, cancel, accepted=True):
     except KeyboardInterrupt:
         state = client._try_cancel(request_id) if cancel else None
         raise errors.RequestInterrupted(request_id, state, accepted) from None
-
-
-def deadline_of(timeout_s):
-    """The time of time.monotonic() at which it is over; None: never."""
-    if timeout_s is None:
-        return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real) or not timeout_s >= 0:
-        raise ValueError(f"timeout_s is {timeout_s!r}: pass seconds, or None to wait as long as it takes")
-    return None if timeout_s == math.inf else time.monotonic() + float(timeout_s)
-
-
-def is_over(deadline):
-    return deadline is not None and time.monotonic() >= deadline
-
-
-def ran_out(error, deadline):
-    """Whether a call failed for want of time: nobody answered by then. What a server answered is its answer, however late."""
-    return is_over(deadline) and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")

@@ -21,11 +21,12 @@ import warnings
 
 import grpc
 
-from . import _proto, config, errors, results
+from . import _proto, _tries, config, errors, results
 from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
-from ._future import Future, deadline_of, interruptible, is_over, ran_out
+from ._future import Future, interruptible
 from ._stub import TrainingStub
+from ._tries import deadline_of, is_over, left_s, ran_out
 from ._update import update_parts
 from .groups import name_uids, parts as encode
 
@@ -121,7 +122,8 @@ class Client(CheckpointCalls):
         return_log_probs    the result's log_probs are those of the first epoch
         trace_step  the step of this request, from 0, of which every worker records what it does when: `trace` of its
                     StepResult. None: nothing is recorded
-        cancel_on_interrupt     Ctrl-C cancels the request at the server; else it goes on there, as the error says
+        cancel_on_interrupt     Ctrl-C, or cancelling a task that awaits the Future, cancels the request at the server;
+                    else it goes on there, as the error of Ctrl-C says
         timeout_s   how long to try until the server has accepted it; TimeoutError after it. None: as retries and
                     recovery_timeout_s say
         """
@@ -181,8 +183,7 @@ class Client(CheckpointCalls):
 
         request_id  the request's
         """
-        request = _proto.ReadResultsRequest(request_id=config.checked_text("request_id", request_id))
-        return self._about(request_id, lambda: results.log_probs(self._stub.ReadResults(request)))
+        return _tries.run(self._read_log_probs(request_id))
 
     # ------------------------------------------------------------------------------------------------------ small calls
 
@@ -219,7 +220,7 @@ class Client(CheckpointCalls):
         request_id  the request's
         log_probs   whether the result brings the log-probs of return_log_probs
         """
-        status = self._get_request(request_id, 0)
+        status = _tries.run(self._get_request(request_id, 0))
         if _proto.to_dict(status)["state"] != "ROLLED_BACK":
             self._saw(status.lineage)
         return Future(self, status, log_probs)
@@ -234,13 +235,22 @@ class Client(CheckpointCalls):
             warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {error}", RuntimeWarning,
                           stacklevel=3)
 
-    def _get_request(self, request_id, wait_ms, lineage=None, deadline=None):
+    def _get_request(self, request_id, wait_ms, lineage=None, deadline=None, answer_s=None):
+        """Yields as _steps. answer_s: how long a try may take where there is no deadline; None: as long as it does."""
         request = _proto.GetRequestRequest(request_id=config.checked_text("request_id", request_id), wait_ms=wait_ms)
-        return self._about(request_id, lambda timeout=None: self._stub.GetRequest(request, timeout=timeout), lineage, deadline)
+        return self._about(request_id, lambda timeout=answer_s: self._stub.GetRequest(request, timeout=timeout),
+                           lineage, deadline)
+
+    def _read_log_probs(self, request_id, deadline=None):
+        """Yields as _steps."""
+        request = _proto.ReadResultsRequest(request_id=config.checked_text("request_id", request_id))
+        return self._about(
+            request_id, lambda timeout=None: results.log_probs(self._stub.ReadResults(request, timeout=timeout)),
+            deadline=deadline)
 
     def _cancel(self, request_id):
         request = _proto.CancelRequestRequest(request_id=request_id)
-        return self._about(request_id, lambda: self._stub.CancelRequest(request))
+        return _tries.run(self._about(request_id, lambda: self._stub.CancelRequest(request)))
 
     def _try_cancel(self, request_id):
         """The state in which a cancel found or left the request; "" if there was no answer. Never tries again."""
@@ -263,14 +273,19 @@ class Client(CheckpointCalls):
                               error.retry_after_s) from None
 
     def _retrying(self, call, deadline=None):
-        """The call's answer; UNAVAILABLE is tried again, the same messages and so the same request_id, never sooner than the
-        server asks for. One that says that it starts or recovers is there: tries are counted anew after it. deadline: of
-        time.monotonic(), after which nothing is tried; the call gets it as its timeout."""
-        attempt, give_up, told = 0, time.monotonic() + self._recovery_timeout_s, False
+        """The call's answer, as _steps gives it."""
+        return _tries.run(self._steps(call, deadline))
+
+    def _steps(self, call, deadline=None):
+        """Yields the pause after each try (_tries.py), returns the call's answer; UNAVAILABLE is tried again, the same
+        messages and so the same request_id, never sooner than the server asks for. One that says that it starts or
+        recovers is there: tries are counted anew after it. deadline: of time.monotonic(), after which nothing is tried;
+        the call gets it as its timeout."""
+        attempt, delay_s, give_up, told = 0, self._retry_delay_s, time.monotonic() + self._recovery_timeout_s, False
         while True:
             self._connection.reach()
             try:
-                return call() if deadline is None else call(timeout=max(deadline - time.monotonic(), 0) + _ANSWER_S)
+                return call() if deadline is None else call(timeout=left_s(deadline) + _ANSWER_S)
             except grpc.RpcError as error:
                 out = self._connection.explain(error)
                 loads = self._retries > 0 and out.reason in errors.LOADING and time.monotonic() < give_up
@@ -281,9 +296,9 @@ class Client(CheckpointCalls):
                 _LOG.warning("waiting for the server at %s, for at most %.0f s: %s", self._connection.address,
                              self._recovery_timeout_s, out.message)
             told = told or loads
-            pause_s = max(min(_RETRY_DELAY_MAX_S, self._retry_delay_s * 2**attempt), out.retry_after_s or 0)
-            time.sleep(pause_s if deadline is None else min(pause_s, max(deadline - time.monotonic(), 0)))
-            attempt = 0 if loads else attempt + 1
+            delay_s = min(_RETRY_DELAY_MAX_S, delay_s)
+            yield min(max(delay_s, out.retry_after_s or 0), left_s(deadline))
+            attempt, delay_s = (0, self._retry_delay_s) if loads else (attempt + 1, 2 * delay_s)
 
     def _saw(self, lineage, step=None):
         """Pins the first lineage heard of, and keeps the highest step seen of it. Empty: the server says none."""
@@ -309,18 +324,20 @@ class Client(CheckpointCalls):
                                        metadata={**error.metadata, "lost_step": str(self._step)})
 
     def _about(self, request_id, call, lineage=None, deadline=None):
-        """The answer of a call about a request that was sent before. lineage: that it trains; None: the pinned one. A server
-        that does not know the request, because it was started again, is a LineageLostError."""
+        """Yields as _steps, for a call about a request that was sent before. lineage: that it trains; None: the pinned
+        one. A server that does not know the request, because it was started again, is a LineageLostError."""
         try:
-            return self._retrying(call, deadline)
+            return (yield from self._steps(call, deadline))
         except errors.StemmaError as error:
             lineage = lineage or (None if self._follow_lineage else self._lineage)
             if error.reason == "NOT_FOUND" and lineage:
-                self._check_same_server(request_id, lineage)
+                yield from self._check_same_server(request_id, lineage, deadline)
             raise
 
-    def _check_same_server(self, request_id, lineage):
-        now = self._retrying(lambda: self._stub.GetModel(_proto.GetModelRequest()))
+    def _check_same_server(self, request_id, lineage, deadline):
+        """Yields as _steps."""
+        request = _proto.GetModelRequest()
+        now = yield from self._steps(lambda timeout=None: self._stub.GetModel(request, timeout=timeout), deadline)
         if now.lineage != lineage:
             raise self._explained(errors.LineageLostError(
                 "ABORTED", "LINEAGE_MISMATCH", f"the server does not know request {request_id}, and lineage {lineage} is gone "

@@ -5,7 +5,9 @@
 """
 
 import atexit
+import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 import time
@@ -17,7 +19,7 @@ _POLL_S = 0.02
 
 class LocalServer:
     """Runs until close(), or until this process ends by itself. Ctrl-C reaches this process only: what becomes of the
-    server is the script's decision.
+    server is the script's decision. A process that is forked off may call the server; only the one that started it ends it.
 
     address     "host:port", for Client
     data        the server's data directory; exports lie below it. A temporary one is removed by close()
@@ -40,32 +42,40 @@ class LocalServer:
         durability  "replay" or "rewind": what a loss of a worker leaves of the steps (docs/reliability.md). None: as config
                     says, or with neither config nor data "rewind": nothing of a temporary directory outlives this server
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="stemma-local-")
-        folder = pathlib.Path(self._folder.name)
-        self.data = pathlib.Path(data or folder / "data")
-        self.log = pathlib.Path(log or folder / "log.txt")
         options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads,
                    "--drain-timeout": drain_timeout_s, "--workers": workers, "--durability": durability}
         if config is None and data is None and durability is None:
             options["--durability"] = "rewind"
         self._stop_s = drain_timeout_s + 40  # `stemma local` kills what does not end, some seconds before that
-        ready = folder / "ready"
-        command = [str(binary), "local", "--data", str(self.data), "--listen", "127.0.0.1:0", "--ready-file", str(ready)]
-        command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
-        with open(self.log, "wb") as log_file:
-            try:
-                self.process = subprocess.Popen(command, stdout=log_file, stderr=subprocess.STDOUT,
-                                                stdin=subprocess.DEVNULL, start_new_session=True)
-            except OSError as error:
-                self._folder.cleanup()
-                raise StemmaError("UNAVAILABLE", "", f"cannot run {binary}: {error.strerror}. Pass binary=, the path of the "
-                                  "`stemma` program (build/release/bin/stemma after `make build`)") from None
+        self._owner_pid = os.getpid()
+        # A TemporaryDirectory would be removed at the end of a forked process, too.
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="stemma-local-"))
+        ready = self._folder / "ready"
+        try:
+            self.data = pathlib.Path(data or self._folder / "data")
+            self.log = pathlib.Path(log or self._folder / "log.txt")
+            command = [str(binary), "local", "--data", str(self.data), "--listen", "127.0.0.1:0",
+                       "--ready-file", str(ready)]
+            command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
+            self.process = self._start(command)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         atexit.register(self.close)
         try:
             self.address = self._wait_until_ready(ready, start_timeout_s)
         except BaseException:  # nobody has the object that could close it
             self.close()
             raise
+
+    def _start(self, command):
+        with open(self.log, "wb") as log_file:
+            try:
+                return subprocess.Popen(command, stdout=log_file, stderr=subprocess.STDOUT,
+                                        stdin=subprocess.DEVNULL, start_new_session=True)
+            except OSError as error:
+                raise StemmaError("UNAVAILABLE", "", f"cannot run {command[0]}: {error.strerror}. Pass binary=, the path "
+                                  "of the `stemma` program (build/release/bin/stemma after `make build`)") from None
 
     def _wait_until_ready(self, ready, timeout_s):
         deadline = time.monotonic() + timeout_s
@@ -84,7 +94,9 @@ class LocalServer:
     def close(self):
         """Ends the processes, and with them the weights: export first. The request that runs has drain_timeout_s to end
         its current optimizer step (a log-prob pass or an export: to end); if it has more steps, and whatever waits, it
-        answers DRAINING."""
+        answers DRAINING. Does nothing in a process that was forked off."""
+        if os.getpid() != self._owner_pid:
+            return
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -92,7 +104,7 @@ class LocalServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
         atexit.unregister(self.close)
 
     def __enter__(self):

@@ -11,6 +11,7 @@ from ._update import update_parts
 
 SCHEMA = "stemma.trace.v1"
 _MASK = "response_mask"
+_LINE_BYTES_MAX = 1 << 30  # without its end, as common/trace/trace.h has it: no command reads a longer one
 
 
 class TraceWriter:
@@ -70,8 +71,10 @@ class TraceWriter:
         self.close()
 
     def _write(self, value):
+        line = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII
+        _check_length(len(line))
         with self._lock:
-            self._file.write(json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n")
+            self._file.write(line + "\n")
             self._file.flush()
 
 
@@ -84,6 +87,7 @@ def read(path):
     begun = False
     for number, line in _json.lines(path):
         try:
+            _check_length((len(line) if line.isascii() else len(line.encode())) - line.endswith("\n"))
             value = _json.loads(line)
             if not isinstance(value, dict):
                 raise ValueError(f"must be a JSON object, is {type(value).__name__}")
@@ -97,6 +101,13 @@ def read(path):
         if begun:
             yield value["header"], value["groups"]
         begun = True
+
+
+def _check_length(num_bytes):
+    """Refuses a line that no command reads."""
+    if num_bytes > _LINE_BYTES_MAX:
+        raise ValueError(f"the request's line is {num_bytes} bytes long, at most {_LINE_BYTES_MAX} are read: put fewer groups into "
+                         "a request")
 
 
 _FIELDS = {"header": _proto.UpdateHeader.DESCRIPTOR, "groups": _proto.PromptGroup.DESCRIPTOR}  # of a line

@@ -8,6 +8,7 @@ Written against verl 0.9. Needs neither verl nor torch to be imported: a configu
 anything with `batch` and `non_tensor_batch` whose arrays numpy reads.
 """
 
+import numbers
 from typing import Dict, List, Tuple
 
 from ._verl_config import DROPPED, REFUSED, TAKEN, ActorUpdate, loss_from_config
@@ -17,14 +18,16 @@ __all__ = ["ActorUpdate", "DROPPED", "REFUSED", "TAKEN", "groups_from_dataproto"
            "padded_log_probs"]
 
 
-def groups_from_dataproto(data, update):
+def groups_from_dataproto(data, update, dp_size=1):
     """stemma.Group objects of a padded DataProto, as verl's trainer passes it to update_actor: padding is stripped, rows of one
-    uid and one prompt are one group, several prompts under one uid share it as their stat_group.
+    uid and one prompt are one group, several prompts under one uid share it as their stat_group. The groups of verl's
+    first mini-batch come first.
 
     data    with `prompts`, `responses`, `attention_mask`, `advantages`, and what the loss reads of `response_mask`,
             `old_log_probs`, `ref_log_prob`, `rollout_is_weights`; `uid` in non_tensor_batch. Without `old_log_probs` the server
             computes them
     update  of loss_from_config
+    dp_size     how many data-parallel ranks verl would train on: each cuts mini-batches of its own share of the rows
     """
     rows = _Rows(data, update)
     by_key: Dict[Tuple[str, bytes], Group] = {}
@@ -36,8 +39,7 @@ def groups_from_dataproto(data, update):
         by_key[key].rollouts.append(rows.rollout(index))
     groups = list(by_key.values())
     _name_groups(groups)
-    _check_mini_batches(groups, update)
-    return groups
+    return _in_mini_batches(groups, update, dp_size)
 
 
 def padded_log_probs(log_probs, data):
@@ -55,21 +57,38 @@ def padded_log_probs(log_probs, data):
     return out
 
 
-def metrics(result, peak_tflops=None):
+def metrics(result, peak_tflops=None, devices=None):
     """The result's metrics under verl's names (they have them already), for verl's logger. actor/entropy is there only where
     the update asked for it (entropy_coeff or calculate_entropy): verl's trainer has one of its own, of all tokens.
 
     result      an UpdateResult
-    peak_tflops     what the device's data sheet promises, in 10^12 FLOP/s: gives perf/mfu/actor, which counts, as verl does,
-                    the FLOPs of every trajectory in full
+    peak_tflops     what the data sheet of one device promises, in 10^12 FLOP/s: gives perf/mfu/actor, which counts, as
+                    verl does, the FLOPs of every trajectory in full, by the peak of all devices together
+    devices     how many devices made the update: one for each worker of the mesh, dp * pp * cp * tp. None: one, and a
+                ValueError where several workers made it, because the result does not say how many
     """
     out = dict(result.metrics)
     if "actor/entropy_loss" not in out:
         out.pop("actor/entropy", None)
     seconds = out.get("perf/actor/time_per_step")
     if peak_tflops is not None and seconds:
-        out["perf/mfu/actor"] = out["perf/actor/flops_dense"] / seconds / (peak_tflops * 1e12)
+        out["perf/mfu/actor"] = out["perf/actor/flops_dense"] / seconds / (peak_tflops * 1e12 * _devices(devices, out))
     return out
+
+
+def _devices(devices, metrics_of_result):
+    if devices is None:
+        if "time/slowest_rank_s" in metrics_of_result:  # a metric of several workers alone
+            raise ValueError("devices is not given, and several workers made this update: pass devices=, how many there "
+                             "are (dp * pp * cp * tp of the server's mesh)")
+        return 1
+    return _positive("devices", devices)
+
+
+def _positive(name, value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}: pass a whole number from 1 on")
+    return int(value)
 
 
 # Batches.
@@ -158,21 +177,38 @@ def _name_groups(groups):
             group.uid, group.stat_group = f"{uid}/prompt-{number}", uid
 
 
-def _check_mini_batches(groups, update):
-    """verl cuts mini-batches by rows: mini_batch * n of them. By groups that is the same only if all have n rollouts, and the
-    rows of a group lie in one mini-batch, in the order of the groups."""
+def _in_mini_batches(groups, update, dp_size):
+    """The groups, in the order of verl's mini-batches. verl deals equal shares of consecutive rows to its data-parallel
+    ranks, and each cuts its own share: the first parts of all ranks together are the first mini-batch, of mini_batch * n
+    rows. By groups that is the same only if all have n rollouts, and the rows of a group lie in one mini-batch."""
+    _positive("dp_size", dp_size)
     if update.mini_batch is None or len(groups) <= update.mini_batch:
-        return
+        return groups
     sizes = {len(group.rollouts) for group in groups}
     if len(sizes) > 1 or update.rollout_n not in (None, *sizes):
         raise ValueError(f"groups have {sorted(sizes)} rollouts and rollout_n is {update.rollout_n}: verl would cut mini-batches "
                          "of rows through groups, which Stemma does not; raise ppo_mini_batch_size to the number of groups "
                          f"({len(groups)}), or send rows of one n")
-    for number, group in enumerate(() if update.shuffle else groups):
+    if update.shuffle:
+        return groups
+    [n] = sizes
+    mini_batch_of = _verls_mini_batches(n * len(groups), n * update.mini_batch, dp_size)
+    groups = sorted(groups, key=lambda group: mini_batch_of(int(group.rollouts[0].rollout_id)))
+    for number, group in enumerate(groups):
         ours = number // update.mini_batch
         for row in (int(rollout.rollout_id) for rollout in group.rollouts):
-            theirs = row // (update.mini_batch * len(group.rollouts))
+            theirs = mini_batch_of(row)
             if theirs != ours:
-                raise ValueError(f"row {row} of uid {group.uid!r} is of verl's mini-batch {theirs}, and its prompt's group of "
-                                 f"mini-batch {ours}: keep the rows of a prompt together (trainer.balance_batch=False), or raise "
-                                 f"ppo_mini_batch_size to the number of groups ({len(groups)})")
+                raise ValueError(f"row {row} of uid {group.uid!r} is of verl's mini-batch {theirs}, and its prompt's group "
+                                 f"of mini-batch {ours}, where verl has dp_size={dp_size} ranks: keep the rows of a prompt "
+                                 "together (trainer.balance_batch=False), pass the dp_size that verl would have, or "
+                                 f"raise ppo_mini_batch_size to the number of groups ({len(groups)})")
+    return groups
+
+
+def _verls_mini_batches(num_rows, mini_batch_rows, dp_size):
+    """A function from a row to the number of verl's mini-batch that it is in."""
+    if num_rows % dp_size or mini_batch_rows % dp_size:
+        raise ValueError(f"dp_size is {dp_size}: verl deals as many rows to each rank, of the {num_rows} of the batch and "
+                         f"the {mini_batch_rows} of a mini-batch; pass a divisor of both")
+    return lambda row: row % (num_rows // dp_size) // (mini_batch_rows // dp_size)

@@ -5,6 +5,8 @@ import math
 import os
 import pathlib
 import subprocess
+import sys
+import tempfile
 import time
 
 import pytest
@@ -147,6 +149,35 @@ def test_an_export_opens_in_transformers(client):
 def test_a_server_that_cannot_start_says_why(tmp_path):
     with pytest.raises(stemma.StemmaError, match="exit code 2"):
         stemma.LocalServer(tmp_path / "no-model", binary=BIN / "stemma")
+
+
+FORKS = """
+import os, sys, stemma
+
+with stemma.LocalServer(sys.argv[1], binary=sys.argv[2], threads=1) as server:
+    child = os.fork()
+    if child == 0:
+        server.close()
+        sys.exit(0)  # which runs what atexit has, in the parent's copy
+    assert os.waitpid(child, 0)[1] == 0
+    with stemma.Client(server.address) as client:
+        print(client.model()["state"], server.log.exists(), server.data.exists())
+print(server.process.returncode, server.log.exists())
+"""
+
+
+def test_a_forked_process_ends_without_the_server(model):
+    done = subprocess.run([sys.executable, "-c", FORKS, model, BIN / "stemma"], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["IDLE True True", "0 False"], done
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for options, says in (({"binary": tmp_path / "none"}, "cannot run .*/none"), ({"log": tmp_path / "none/log"}, "none/log"),
+                          ({"binary": BIN / "stemma"}, "exit code 2")):
+        with pytest.raises((stemma.StemmaError, OSError), match=says):
+            stemma.LocalServer(tmp_path / "no-model", **options)
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("reader", ["stops reading", "goes away"])

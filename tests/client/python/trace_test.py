@@ -135,6 +135,25 @@ def test_a_reward_that_is_no_number_is_named_in_whichever_message_it_lies(tmp_pa
             writer.write_parts(parts)
 
 
+def test_a_line_that_no_command_reads_is_refused_and_leaves_the_trace_as_it_was(tmp_path, monkeypatch):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(sent_parts(GROUPS))
+    written = (tmp_path / "t.jsonl").read_text()
+    length = len(written.splitlines()[1])
+    monkeypatch.setattr(stemma.trace, "_LINE_BYTES_MAX", length)
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(sent_parts(GROUPS))
+        monkeypatch.setattr(stemma.trace, "_LINE_BYTES_MAX", length - 1)
+        says = f"the request's line is {length} bytes long, at most {length - 1} are read: put fewer groups into a request"
+        with pytest.raises(ValueError, match=f"^{says}$"):
+            writer.write_parts(sent_parts(GROUPS))
+    assert (tmp_path / "t.jsonl").read_text() == written
+    with pytest.raises(ValueError, match=rf"t\.jsonl:2: {says}$"):
+        list(read(tmp_path / "t.jsonl"))
+    monkeypatch.setattr(stemma.trace, "_LINE_BYTES_MAX", length)
+    assert len(list(read(tmp_path / "t.jsonl"))) == 1
+
+
 @pytest.mark.parametrize("text, line", [("{}\n", 1), ('{"schema": "stemma.trace.v1"}\n{"header": {}\n', 2),
                                         ('{"schema": "stemma.trace.v1"}\n{"header": {}}\n', 2)])
 def test_a_broken_line_is_named(tmp_path, text, line):

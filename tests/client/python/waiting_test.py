@@ -8,9 +8,9 @@ import time
 import grpc
 import pytest
 import stemma
-from stemma import _proto
+from stemma import _proto, _tries
 
-from client_test import finished, status, update
+from client_test import finished, results_stream, status, update
 from fake_server import FakeServer, abort
 
 ACCEPTED = {"UpdateActor": lambda parts, _: status(list(parts)[0].update.request.request_id, "ACCEPTED")}
@@ -113,6 +113,16 @@ def test_a_server_that_loads_is_given_up_after_the_recovery_timeout_and_one_that
         assert least_tries <= len(tries) <= most_tries, (reason, tries)
 
 
+def test_pauses_double_up_to_five_seconds_however_many_retries_there_are(monkeypatch):
+    """2**1024 is no float."""
+    pauses = []
+    monkeypatch.setattr(_tries.time, "sleep", pauses.append)
+    with FakeServer({"GetModel": unavailable("")}) as server, stemma.Client(server.address, retries=1100) as client:
+        with pytest.raises(stemma.StemmaError, match="UNAVAILABLE"):
+            client.model()
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2] + [5.0] * 1095
+
+
 def test_nothing_is_sent_again_sooner_than_the_server_asks_for():
     at = []
 
@@ -127,6 +137,49 @@ def test_nothing_is_sent_again_sooner_than_the_server_asks_for():
         with stemma.Client(server.address, retry_delay_s=0.01) as client:
             update(client, wait=False)
     assert at[1] - at[0] >= 0.4
+
+
+def recovers_when_asked_for_log_probs():
+    return {"UpdateActor": lambda parts, _: finished(list(parts)[0].update.request.request_id),
+            "ReadResults": unavailable("RECOVERING")}
+
+
+def stands_still_while_it_sends_log_probs(stands):
+    def read_results(*_):
+        yield next(results_stream())
+        stands.wait(20)
+    return {**recovers_when_asked_for_log_probs(), "ReadResults": read_results}
+
+
+def recovers_when_it_does_not_know_the_request():
+    def forget(_, context):
+        abort(context, grpc.StatusCode.NOT_FOUND, "there is none", "NOT_FOUND")
+
+    accept = lambda parts, _: status(list(parts)[0].update.request.request_id, "ACCEPTED", lineage="a-1")  # noqa: E731
+    return {"UpdateActor": accept, "GetRequest": forget, "GetModel": unavailable("RECOVERING")}
+
+
+@pytest.mark.parametrize("state, handlers", [
+    ("DONE", lambda _: recovers_when_asked_for_log_probs()), ("DONE", stands_still_while_it_sends_log_probs),
+    ("ACCEPTED", lambda _: recovers_when_it_does_not_know_the_request())])
+def test_a_timeout_holds_for_all_that_a_result_asks_the_server(state, handlers):
+    stands, begin = threading.Event(), time.monotonic()
+    with FakeServer(handlers(stands)) as server:
+        with stemma.Client(server.address, retries=1, recovery_timeout_s=10) as client:
+            with pytest.raises(TimeoutError, match=f"was {state} when it was last heard of, and there was no answer in 0.3 s"):
+                update(client, return_log_probs=True, timeout_s=0.3)
+            future = update(client, wait=False, return_log_probs=True)
+            with pytest.raises(TimeoutError, match="no answer in 0.2 s"):
+                future.result(timeout_s=0.2)
+            stands.set()
+    assert time.monotonic() - begin < 10  # 0.5 s, and a second for each answer
+
+
+def test_a_failure_of_the_request_is_no_timeout_however_late():
+    with FakeServer({"UpdateActor": lambda *_: stopping("r")}) as server:
+        with stemma.Client(server.address, retries=0) as client:
+            with pytest.raises(stemma.StemmaError, match="DRAINING"):
+                update(client, timeout_s=0, request_id="r")
 
 
 def test_what_the_server_answered_late_is_its_answer():

@@ -1,0 +1,63 @@
+"""Tries of a call, the pauses between them, and deadlines. Private to this package.
+
+A call that may be tried again is a generator of *steps*: each makes a try and yields the seconds to pause before the
+next one; the answer is what the generator returns. A thread sleeps through the pauses. A coroutine lets threads of its
+event loop make the tries and waits by itself, so that a thread is held no longer than a try takes, however long a server
+recovers.
+"""
+
+import asyncio
+import math
+import numbers
+import time
+
+
+def run(steps):
+    """The answer. The calling thread makes the tries and sleeps between them."""
+    while True:
+        pause_s, answer = _step(steps)
+        if pause_s is None:
+            return answer
+        time.sleep(pause_s)
+
+
+async def run_in_threads(steps):
+    """The answer, as run gives it. A task that is cancelled makes no further try."""
+    loop = asyncio.get_running_loop()
+    while True:
+        pause_s, answer = await loop.run_in_executor(None, _step, steps)
+        if pause_s is None:
+            return answer
+        await asyncio.sleep(pause_s)
+
+
+def _step(steps):
+    """(seconds until the next step, None), or (None, the answer). A StopIteration cannot leave a thread of an executor."""
+    try:
+        return next(steps), None
+    except StopIteration as end:
+        return None, end.value
+
+
+def deadline_of(timeout_s):
+    """The time of time.monotonic() at which it is over; None: never."""
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real) or not timeout_s >= 0:
+        raise ValueError(f"timeout_s is {timeout_s!r}: pass seconds, or None to wait as long as it takes")
+    return None if timeout_s == math.inf else time.monotonic() + float(timeout_s)
+
+
+def left_s(deadline):
+    """Seconds until it is over, at least 0; infinity: it never is."""
+    return math.inf if deadline is None else max(deadline - time.monotonic(), 0)
+
+
+def is_over(deadline):
+    return deadline is not None and time.monotonic() >= deadline
+
+
+def ran_out(error, deadline):
+    """Whether a call failed for want of time: nobody answered by then. What a server answered is its answer, however
+    late."""
+    return is_over(deadline) and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")

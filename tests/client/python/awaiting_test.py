@@ -1,0 +1,151 @@
+"""`await future`: how soon a cancelled task lets go of its thread, and that it waits as long as result() does, no longer."""
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+
+import grpc
+import pytest
+import stemma
+from stemma import _future
+
+from client_test import finished, results_stream, status, update
+from fake_server import FakeServer
+from waiting_test import ACCEPTED, preparing, stopping, unavailable
+
+IDLE_S = 5  # a thread is free so soon after its task was cancelled
+
+
+def wait_in_task(server, begun, **options):
+    """Cancels a task that awaits a future once the server was asked for it; returns how long its thread took to be free."""
+    async def run(client):
+        executor = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+        asyncio.get_running_loop().set_default_executor(executor)
+        task = asyncio.ensure_future(update(client, wait=False, request_id="r", **options)._wait())
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        began = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wrap_future(executor.submit(int))
+        return time.monotonic() - began
+
+    with stemma.Client(server.address, retry_delay_s=0.05, recovery_timeout_s=4 * IDLE_S) as client:
+        return asyncio.run(run(client))
+
+
+@pytest.mark.parametrize("what", ["recovers", "stands still", "recovers when it is asked for log-probs"])
+def test_a_cancelled_task_lets_go_of_its_thread(what):
+    begun, stands = threading.Event(), threading.Event()
+
+    def refuse(request, context):
+        begun.set()
+        unavailable("RECOVERING")(request, context)
+
+    def stand_still(*_):
+        begun.set()
+        stands.wait(4 * IDLE_S)
+
+    handlers = {"recovers": {"GetRequest": refuse}, "stands still": {"GetRequest": stand_still},
+                "recovers when it is asked for log-probs": {"GetRequest": lambda *_: finished("r"), "ReadResults": refuse}}
+    with FakeServer({**ACCEPTED, **handlers[what]}) as server:
+        took_s = wait_in_task(server, begun, return_log_probs=True)
+        stands.set()
+    assert took_s < IDLE_S  # else as long as recovery_timeout_s, and of a server that stands still 40 s
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_a_cancelled_task_cancels_its_request_where_that_was_asked_for(option):
+    begun, cancelled = threading.Event(), []
+
+    def ask(*_):
+        begun.set()
+        return preparing("r")
+
+    def cancel(request, _):
+        cancelled.append(request.request_id)
+        return status("r", "CANCELLED")
+
+    with FakeServer({**ACCEPTED, "GetRequest": ask, "CancelRequest": cancel}) as server:
+        wait_in_task(server, begun, cancel_on_interrupt=option)
+    assert cancelled == ["r"] * option
+
+
+def test_a_cancel_that_nobody_answered_is_in_the_log(caplog):
+    begun = threading.Event()
+
+    def refuse(request, context):
+        begun.set()
+        unavailable("RECOVERING")(request, context)
+
+    with FakeServer({**ACCEPTED, "GetRequest": refuse, "CancelRequest": refuse}) as server:
+        with caplog.at_level(logging.WARNING, "stemma"):
+            wait_in_task(server, begun, cancel_on_interrupt=True)
+    assert "request r may go on: the server did not answer the cancel" in caplog.text
+
+
+def awaited(handlers, **options):
+    async def run(client):
+        return await update(client, wait=False, request_id="r", return_log_probs=True)
+
+    with FakeServer({**ACCEPTED, "ReadResults": results_stream, **handlers}) as server:
+        with stemma.Client(server.address, retry_delay_s=0.01, **options) as client:
+            return asyncio.run(run(client))
+
+
+def answers(*each):
+    """A handler that answers one after the other, the last one again and again; and what it was asked."""
+    asked = []
+
+    def handle(request, context):
+        asked.append(request)
+        return each[min(len(asked), len(each)) - 1](request, context)
+    return handle, asked
+
+
+def test_a_server_that_recovers_is_waited_for_longer_than_retries_last_and_the_log_says_so_once(caplog):
+    recovers, done = unavailable("RECOVERING"), lambda *_: finished("r")
+    get_request, asked = answers(recovers, recovers, recovers, done)
+    read_results, read = answers(recovers, recovers, results_stream)
+    result = awaited({"GetRequest": get_request, "ReadResults": read_results}, retries=1)
+    assert len(asked) == 4 and len(read) == 3 and set(result.log_probs) == {"g0/0", "g0/1"}
+    assert [record.name for record in caplog.records].count("stemma") == 2, "once for each call"
+
+
+def test_a_server_that_is_away_is_given_up_after_the_retries():
+    get_request, asked = answers(unavailable(""))
+    with pytest.raises(stemma.StemmaError, match="UNAVAILABLE"):
+        awaited({"GetRequest": get_request}, retries=2)
+    assert len(asked) == 3
+
+
+def test_a_server_that_recovers_is_given_up_after_the_recovery_timeout():
+    get_request, _ = answers(unavailable("RECOVERING"))
+    with pytest.raises(stemma.StemmaError, match="RECOVERING"):
+        awaited({"GetRequest": get_request}, retries=1, recovery_timeout_s=0.2)
+
+
+def test_a_request_that_a_stopping_server_let_go_is_asked_of_the_next_one():
+    get_request, asked = answers(lambda *_: stopping("r"), unavailable("RECOVERING"), lambda *_: finished("r"))
+    assert awaited({"GetRequest": get_request}).request_id == "r" and len(asked) == 3
+    get_request, asked = answers(lambda *_: stopping("r"), unavailable(""))
+    with pytest.raises(stemma.StemmaError, match="DRAINING"):
+        awaited({"GetRequest": get_request}, retries=2)
+    assert len(asked) == 4
+
+
+def test_a_server_that_takes_long_to_answer_is_asked_again(monkeypatch):
+    monkeypatch.setattr(_future, "_ASYNC_ANSWER_S", 0.2)
+    get_request, asked = answers(lambda *_: time.sleep(0.5), lambda *_: finished("r"))
+    assert awaited({"GetRequest": get_request}).request_id == "r" and len(asked) == 2
+
+
+def test_another_error_is_raised():
+    def refuse(_, context):
+        context.abort(grpc.StatusCode.INTERNAL, "broken")
+
+    with pytest.raises(stemma.StemmaError, match="INTERNAL: broken"):
+        awaited({"GetRequest": refuse})
