@@ -15,7 +15,6 @@ namespace stemma {
 namespace {
 
 constexpr char kSchema[] = "stemma.trace.v1";
-constexpr size_t kMaxLineBytes = size_t{1} << 30;
 constexpr size_t kReadBytes = 1 << 20;
 constexpr size_t kIdDigits = 16;
 
@@ -41,19 +40,27 @@ absl::Status CheckSchema(const std::string& text) {
   return absl::OkStatus();
 }
 
+std::string TooLong(uint64_t bytes, size_t line_bytes_max) {
+  return absl::StrCat("is ", bytes, " bytes long, at most ", line_bytes_max,
+                      " are read: put fewer groups into a request");
+}
+
 }  // namespace
 
-TraceReader::TraceReader(std::string path, std::string digest)
-    : path_(std::move(path)), digest_(std::move(digest)), stream_(path_, std::ios::binary) {}
+TraceReader::TraceReader(std::string path, std::string digest, size_t line_bytes_max)
+    : path_(std::move(path)),
+      digest_(std::move(digest)),
+      stream_(path_, std::ios::binary),
+      line_bytes_max_(line_bytes_max) {}
 
 absl::Status TraceReader::Error(const std::string& message) const {
   return absl::InvalidArgumentError(absl::StrCat(path_, ": line ", line_, ": ", message));
 }
 
-absl::StatusOr<TraceReader> TraceReader::Open(const std::string& path) {
+absl::StatusOr<TraceReader> TraceReader::Open(const std::string& path, size_t line_bytes_max) {
   ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(path));
   ASSIGN_OR_RETURN(std::string digest, DigestOfFile(resolved));
-  TraceReader reader(resolved, std::move(digest));
+  TraceReader reader(resolved, std::move(digest), line_bytes_max);
   if (!reader.stream_) return absl::InternalError(absl::StrCat(path, ": cannot be read"));
   reader.path_ = path;
   std::string text;
@@ -67,12 +74,14 @@ absl::StatusOr<bool> TraceReader::NextLine(std::string& text) {
   text.clear();
   ++line_;
   std::streambuf& buffer = *stream_.rdbuf();
-  for (int c = buffer.sbumpc(); c != '\n'; c = buffer.sbumpc()) {
-    if (c == std::char_traits<char>::eof()) return !text.empty();
-    if (text.size() >= kMaxLineBytes) return Error(absl::StrCat("is longer than ", kMaxLineBytes, " bytes"));
-    text.push_back(static_cast<char>(c));
+  uint64_t bytes = 0;
+  int c = buffer.sbumpc();
+  // A line that is too long is passed over to its end, so that the lines behind it keep their numbers.
+  for (; c != '\n' && c != std::char_traits<char>::eof(); c = buffer.sbumpc()) {
+    if (++bytes <= line_bytes_max_) text.push_back(static_cast<char>(c));
   }
-  return true;
+  if (bytes > line_bytes_max_) return Error(TooLong(bytes, line_bytes_max_));
+  return c == '\n' || bytes > 0;
 }
 
 absl::StatusOr<std::optional<TraceLine>> TraceReader::Next() {
@@ -92,9 +101,9 @@ absl::StatusOr<std::optional<TraceLine>> TraceReader::Next() {
   return TraceLine{line_, *std::move(request)};
 }
 
-absl::StatusOr<TraceWriter> TraceWriter::Create(const std::string& path, TraceArrays arrays) {
+absl::StatusOr<TraceWriter> TraceWriter::Create(const std::string& path, TraceArrays arrays, size_t line_bytes_max) {
   ASSIGN_OR_RETURN(FileWriter file, FileWriter::Create(path));
-  TraceWriter writer(std::move(file), arrays);
+  TraceWriter writer(std::move(file), arrays, line_bytes_max);
   const std::string schema = absl::StrCat("{\"schema\": \"", kSchema, "\"}\n");
   RETURN_IF_ERROR(writer.file_.Write(schema.data(), schema.size()));
   return writer;
@@ -102,6 +111,9 @@ absl::StatusOr<TraceWriter> TraceWriter::Create(const std::string& path, TraceAr
 
 absl::Status TraceWriter::Write(const TraceRequest& request) {
   ASSIGN_OR_RETURN(std::string line, FormatTraceRequest(request, arrays_));
+  if (line.size() > line_bytes_max_) {
+    return absl::InvalidArgumentError(absl::StrCat("a request's line ", TooLong(line.size(), line_bytes_max_)));
+  }
   line.push_back('\n');
   return file_.Write(line.data(), line.size());
 }

@@ -1,9 +1,10 @@
 // Trace files (.jsonl): the first line is {"schema": "stemma.trace.v1"}, then one UpdateActor request a line. Read and
-// written line by line; one line is in memory at a time.
+// written line by line; one line is in memory at a time, so a line that is too long is neither read nor written.
 //
 // Errors name the file, the line (from 1) and the field's path.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <optional>
@@ -16,6 +17,9 @@
 
 namespace stemma {
 
+// The longest line, without its end. client/python/stemma/trace.py has the same.
+inline constexpr size_t kTraceLineBytesMax = size_t{1} << 30;
+
 struct TraceLine {
   int64_t line = 0;  // from 1; the schema is line 1
   TraceRequest request;
@@ -25,37 +29,43 @@ class TraceReader {
  public:
   // Reads the file once for its digest, then checks the first line. Regular files only: the digest comes before the
   // lines.
-  static absl::StatusOr<TraceReader> Open(const std::string& path);
+  static absl::StatusOr<TraceReader> Open(const std::string& path, size_t line_bytes_max = kTraceLineBytesMax);
 
   // The next request; nothing at the end. A request_id that is absent is derived from (digest, line): the same file
-  // gives the same ids. Blank lines are passed over.
+  // gives the same ids. Blank lines are passed over. After an error the next call reads the next line.
   absl::StatusOr<std::optional<TraceLine>> Next();
 
   const std::string& digest() const { return digest_; }  // SHA-256 of the file, hexadecimal
 
  private:
-  TraceReader(std::string path, std::string digest);
+  TraceReader(std::string path, std::string digest, size_t line_bytes_max);
   absl::StatusOr<bool> NextLine(std::string& text);
   absl::Status Error(const std::string& message) const;
 
   std::string path_;
   std::string digest_;
   std::ifstream stream_;
+  size_t line_bytes_max_;
   int64_t line_ = 0;
 };
 
-// Fails if the file exists.
 class TraceWriter {
  public:
-  static absl::StatusOr<TraceWriter> Create(const std::string& path, TraceArrays arrays = TraceArrays::kNumbers);
+  // Fails if the file exists.
+  static absl::StatusOr<TraceWriter> Create(const std::string& path, TraceArrays arrays = TraceArrays::kNumbers,
+                                            size_t line_bytes_max = kTraceLineBytesMax);
+  // Errors: InvalidArgument - a number that JSON does not hold, or a line that is too long, of which nothing is
+  // written.
   absl::Status Write(const TraceRequest& request);
   absl::Status Close();
 
  private:
-  TraceWriter(FileWriter file, TraceArrays arrays) : file_(std::move(file)), arrays_(arrays) {}
+  TraceWriter(FileWriter file, TraceArrays arrays, size_t line_bytes_max)
+      : file_(std::move(file)), arrays_(arrays), line_bytes_max_(line_bytes_max) {}
 
   FileWriter file_;
   TraceArrays arrays_;
+  size_t line_bytes_max_;
 };
 
 }  // namespace stemma

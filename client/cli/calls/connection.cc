@@ -20,7 +20,7 @@ void SetTimeout(grpc::ClientContext& context, double seconds) { context.set_dead
 Connection::Connection(std::shared_ptr<grpc::Channel> channel, double timeout_s)
     : channel_(std::move(channel)), stub_(v1::TrainingService::NewStub(channel_)), timeout_s_(timeout_s) {}
 
-absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ServerOptions& options) {
+absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionOptions& options) {
   if (const auto address = ParseDialAddress(options.address); !address.ok()) {
     return UsageError(absl::StrCat("--server: ", address.status().message()));
   }

@@ -13,7 +13,7 @@
 
 namespace stemma::cli {
 
-struct ServerOptions {
+struct ConnectionOptions {
   std::string address;
   double connect_timeout_s = 10;
   double timeout_s = 30;
@@ -25,10 +25,9 @@ void SetTimeout(grpc::ClientContext& context, double seconds);
 class Connection {
  public:
   // Waits until the server accepts the connection. Errors: kConnect; kUsage - no address.
-  static absl::StatusOr<std::unique_ptr<Connection>> Open(const ServerOptions& options);
+  static absl::StatusOr<std::unique_ptr<Connection>> Open(const ConnectionOptions& options);
 
   v1::TrainingService::Stub& stub() { return *stub_; }
-  std::shared_ptr<grpc::Channel> channel() { return channel_; }
 
   // A unary call under the options' timeout: Call(&Stub::GetModel, request).
   template <typename Request, typename Response>

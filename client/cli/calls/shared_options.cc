@@ -25,7 +25,7 @@ bool TerminalTakesEscapes(int fd) {
 
 }  // namespace
 
-void AddServerOptions(CLI::App* command, ServerOptions* options, bool required) {
+void AddServerOptions(CLI::App* command, ConnectionOptions* options, bool required) {
   auto* server = command->add_option("--server", options->address, "Address of the server")->type_name("HOST:PORT");
   // Where a server is optional, a variable left in the environment must not change what the command does.
   if (required) server->required()->envname("STEMMA_SERVER");

@@ -21,7 +21,7 @@ namespace stemma::cli {
 inline constexpr NumberRange kTimeoutRange = {.min = 1e-3, .max = 1e9};
 
 // --server ADDR (where required: or STEMMA_SERVER), --connect-timeout, --timeout.
-void AddServerOptions(CLI::App* command, ServerOptions* options, bool required = true);
+void AddServerOptions(CLI::App* command, ConnectionOptions* options, bool required = true);
 
 // Adds an option that takes one of these words and nothing else; `store` gets the index of the one that was given.
 CLI::Option* AddChoice(CLI::App* command, const std::string& name, const std::vector<std::string>& words,

@@ -24,7 +24,7 @@ using Stub = v1::TrainingService::Stub;
 constexpr uint64_t kClientStateBytesMax = 1u << 20;
 
 struct CheckpointOptions {
-  ServerOptions server;
+  ConnectionOptions server;
   OutputOptions output;
   std::string name;
   std::string client_state;  // the file that it comes from, or goes to

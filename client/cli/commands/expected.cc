@@ -81,4 +81,12 @@ std::string ExpectedSteps::Compare(int64_t line, int64_t k, double loss, double 
   return differences.empty() ? "" : absl::StrCat("line ", line, " step ", k, ":", differences);
 }
 
+std::vector<std::string> ExpectedSteps::Missing(int64_t line, int64_t count) const {
+  std::vector<std::string> missing;
+  for (auto at = steps_.lower_bound({line, count}); at != steps_.end() && at->first.first == line; ++at) {
+    missing.push_back(absl::StrCat("line ", line, " step ", at->first.second, ": did not come"));
+  }
+  return missing;
+}
+
 }  // namespace stemma::cli

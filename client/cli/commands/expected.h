@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/base/json_fields.h"
@@ -31,6 +32,8 @@ class ExpectedSteps {
 
   // Empty: within the tolerances. Else what differs, in one line.
   std::string Compare(int64_t line, int64_t k, double loss, double grad_norm) const;
+  // Returns a line of text for each step that is expected of the trace's line, whose first `count` steps came.
+  std::vector<std::string> Missing(int64_t line, int64_t count) const;
   size_t size() const { return steps_.size(); }
 
  private:

@@ -15,7 +15,7 @@ namespace stemma::cli {
 namespace {
 
 struct ExportOptions {
-  ServerOptions server;
+  ConnectionOptions server;
   OutputOptions output;
   std::string name;
   std::string dtype;

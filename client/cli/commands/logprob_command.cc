@@ -21,7 +21,7 @@ namespace stemma::cli {
 namespace {
 
 struct LogprobOptions {
-  ServerOptions server;
+  ConnectionOptions server;
   OutputOptions output;
   std::string trace;
   std::string weights = "policy";

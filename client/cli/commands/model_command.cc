@@ -101,7 +101,7 @@ std::vector<Record> TensorRecords(const ModelDirectory& directory) {
 
 void PrintTensors(const InspectOptions& options, std::vector<Record> tensors) {
   if (options.output.format == OutputFormat::kTable) {
-    for (Record& tensor : tensors) tensor["shape"] = tensor["shape"].dump();
+    for (Record& tensor : tensors) tensor["shape"] = JsonText(tensor["shape"]);
   }
   const std::vector<Column> columns = {{"name", "name", 8, true},
                                        {"dtype", "dtype"},

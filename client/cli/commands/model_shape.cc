@@ -1,6 +1,8 @@
 #include "client/cli/commands/model_shape.h"
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -27,6 +29,13 @@ const nlohmann::json& Sizes() {
   return sizes;
 }
 
+// "qwen3-8b", ...
+std::vector<std::string> ModelSizes() {
+  std::vector<std::string> names;
+  for (const auto& [name, config] : Sizes().items()) names.push_back(name);
+  return names;
+}
+
 absl::StatusOr<ModelConfig> NamedShape(const std::string& text) {
   const std::string name = absl::AsciiStrToLower(text.substr(text.rfind('/') + 1));
   if (const auto found = Sizes().find(name); found != Sizes().end()) return ParseModelConfig(found->dump());
@@ -45,12 +54,6 @@ absl::StatusOr<ModelConfig> ReadModelShape(const std::string& text) {
   absl::StatusOr<ModelConfig> config = exists ? ReadModelConfig(text) : NamedShape(text);
   if (!config.ok()) return UsageError(std::string(config.status().message()));
   return config;
-}
-
-std::vector<std::string> ModelSizes() {
-  std::vector<std::string> names;
-  for (const auto& [name, config] : Sizes().items()) names.push_back(name);
-  return names;
 }
 
 }  // namespace stemma::cli

@@ -2,18 +2,14 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/model/model_config.h"
 
 namespace stemma::cli {
 
-// `text`: a directory that holds config.json, a file, or a name of ModelSizes (an organisation before a slash is passed
-// over, case does not count: "Qwen/Qwen3-8B"). Errors: exit code 2, with the nearest name.
+// `text`: a directory that holds config.json, a file, or the name of a size that is known (an organisation before a
+// slash is passed over, case does not count: "Qwen/Qwen3-8B"). Errors: exit code 2, with the nearest name.
 absl::StatusOr<ModelConfig> ReadModelShape(const std::string& text);
-
-// "qwen3-8b", ...
-std::vector<std::string> ModelSizes();
 
 }  // namespace stemma::cli

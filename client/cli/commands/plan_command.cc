@@ -19,7 +19,7 @@ namespace stemma::cli {
 namespace {
 
 struct PlanOptions {
-  ServerOptions server;
+  ConnectionOptions server;
   OutputOptions output;
   std::string trace;
   int64_t line = 0;  // of the file, from 1; 0: the first request

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iostream>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -61,9 +62,11 @@ absl::Status ReplayRun::Run() {
   absl::Status status = SubmitAll(*connection, writer);
   progress_.Clear();
   PrintSummary();
-  if (status.ok() && !differences_.empty()) {
-    status = absl::UnknownError(absl::StrCat(differences_.size(), " of ", steps_.size(), " steps differ from ",
-                                             options_.verify, ":\n  ", absl::StrJoin(differences_, "\n  ")));
+  verified_ = status.ok() && differences_.empty();
+  if (status.ok() && !verified_) {
+    status = absl::UnknownError(absl::StrCat(differences_.size(), " of ", as_expected_ + differences_.size(),
+                                             " steps differ from ", options_.verify, ":\n  ",
+                                             absl::StrJoin(differences_, "\n  ")));
   }
   if (status.ok() && trace_out_) status = trace_out_->CheckWritten();
   const absl::Status report_status = WriteReport(status);
@@ -101,6 +104,7 @@ absl::StatusOr<std::optional<v1::RequestStatus>> ReplayRun::SubmitPinned(Connect
   ++rolled_back_;
   Tell(line, std::string(status.status().message()));
   Tell(line, pin_.Saw(status.status()));
+  VerifyRolledBack(line.line);
   return std::nullopt;
 }
 
@@ -163,12 +167,29 @@ void ReplayRun::Report(const TraceLine& line, const v1::RequestStatus& status, R
     Verify(line.line, k, record);
     steps_.push_back(std::move(record));
   }
+  VerifyCount(line.line, status.result().steps_size());
 }
 
 void ReplayRun::Verify(int64_t line, int64_t k, const Record& step) {
   if (!expected_) return;
   const std::string difference = expected_->Compare(line, k, NumberOrNan(step, "loss"), NumberOrNan(step, "grad_norm"));
-  if (!difference.empty()) differences_.push_back(difference);
+  if (difference.empty()) {
+    ++as_expected_;
+  } else {
+    differences_.push_back(difference);
+  }
+}
+
+void ReplayRun::VerifyCount(int64_t line, int64_t count) {
+  if (!expected_) return;
+  for (std::string& missing : expected_->Missing(line, count)) differences_.push_back(std::move(missing));
+}
+
+void ReplayRun::VerifyRolledBack(int64_t line) {
+  if (!expected_) return;
+  const size_t before = differences_.size();
+  VerifyCount(line, 0);
+  if (differences_.size() == before) differences_.push_back(absl::StrCat("line ", line, ": was rolled back"));
 }
 
 absl::Status ReplayRun::WriteReport(const absl::Status& status) {
@@ -184,11 +205,11 @@ absl::Status ReplayRun::WriteReport(const absl::Status& status) {
   report["tokens_logical"] = static_cast<uint64_t>(Sum(steps_, "tokens_logical"));
   report["tokens_computed"] = static_cast<uint64_t>(Sum(steps_, "tokens_computed"));
   report["seconds"] = Sum(steps_, "seconds");
-  report["verified"] = expected_ ? Record(differences_.empty()) : Record();
+  report["verified"] = expected_ ? Record(verified_) : Record();
   report["differences"] = differences_;
   report["error"] = status.ok() ? Record() : Record(ErrorText(status));
   report["steps"] = steps_;
-  return report_->Write(report.dump(/*indent=*/2) + "\n");
+  return report_->Write(JsonText(report, /*indent=*/2) + "\n");
 }
 
 void ReplayRun::PrintSummary() const {
@@ -198,7 +219,7 @@ void ReplayRun::PrintSummary() const {
                                submitted_, replayed_, steps_.size(), computed, logical, Sum(steps_, "seconds"));
   if (rolled_back_ > 0) std::cerr << absl::StrFormat(", %d requests rolled back", rolled_back_);
   if (expected_)
-    std::cerr << absl::StrFormat(", %d of %d as expected", steps_.size() - differences_.size(), steps_.size());
+    std::cerr << absl::StrFormat(", %d of %d as expected", as_expected_, as_expected_ + differences_.size());
   std::cerr << std::endl;
   if (trace_out_ && !trace_out_->summary().empty()) std::cerr << trace_out_->summary() << std::endl;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "client/cli/calls/connection.h"
@@ -24,7 +25,7 @@
 namespace stemma::cli {
 
 struct ReplayOptions {
-  ServerOptions server;
+  ConnectionOptions server;
   OutputOptions output;
   std::string trace;
   LrSchedule lr_schedule;
@@ -47,7 +48,8 @@ class ReplayRun {
   ReplayRun(ReplayOptions options, TraceFile trace, std::optional<ExpectedSteps> expected,
             std::optional<ReportFile> report, std::optional<StepTraceOut> trace_out);
 
-  // Errors: kPartial when interrupted, kOther when expected values differ, else that of the request that failed.
+  // Errors: kPartial when interrupted, kOther when expected values differ or did not come, else that of the request
+  // that failed.
   absl::Status Run();
 
  private:
@@ -58,7 +60,12 @@ class ReplayRun {
   TraceLine Prepared(TraceLine line, int64_t index) const;
   void Report(const TraceLine& line, const v1::RequestStatus& status, RecordWriter& writer);
   void Tell(const TraceLine& line, const std::string& text);
+  // Compares a step that came.
   void Verify(int64_t line, int64_t k, const Record& step);
+  // Notes which steps of the line did not come after the first `count`.
+  void VerifyCount(int64_t line, int64_t count);
+  // Notes that the line's request was rolled back, whatever is expected of it.
+  void VerifyRolledBack(int64_t line);
   absl::Status WriteReport(const absl::Status& status);
   void PrintSummary() const;
   int64_t EndIndex() const;
@@ -72,6 +79,8 @@ class ReplayRun {
   LineagePin pin_;
   std::vector<Record> steps_;
   std::vector<std::string> differences_;
+  int64_t as_expected_ = 0;  // steps
+  bool verified_ = false;    // every request was answered, and every step was there and as expected
   int64_t submitted_ = 0;
   int64_t replayed_ = 0;
   int64_t rolled_back_ = 0;

@@ -15,7 +15,7 @@ namespace {
 using Stub = v1::TrainingService::Stub;
 
 struct RequestsOptions {
-  ServerOptions server;
+  ConnectionOptions server;
   OutputOptions output;
   std::string request_id;
 };

@@ -160,7 +160,7 @@ Check LinkCheck(const MeshLink& link, const v1::ServerInfo& info) {
 
 absl::StatusOr<std::vector<Check>> RunAll(const v1::Mesh& mesh) {
   Sandbox sandbox;
-  ServerOptions server;
+  ConnectionOptions server;
   ASSIGN_OR_RETURN(server.address, sandbox.Start(mesh));
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(server));
   ASSIGN_OR_RETURN(const auto info,

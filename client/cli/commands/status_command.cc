@@ -17,7 +17,7 @@ namespace {
 using Stub = v1::TrainingService::Stub;
 
 struct StatusOptions {
-  ServerOptions server;
+  ConnectionOptions server;
   OutputOptions output;
 };
 

@@ -130,7 +130,10 @@ absl::Status RunStat(const TraceOptions& options) {
   TraceStat stat;
   for (int64_t index = 0; index < trace.num_requests(); ++index) {
     ASSIGN_OR_RETURN(const TraceLine line, trace.Read(index));
-    stat.Add(line.request.groups);
+    if (const absl::Status added = stat.Add(line.request.groups); !added.ok()) {
+      return UsageError(absl::StrCat(options.trace, ": line ", line.line, ": ", added.message(),
+                                     "; `stemma trace check ", options.trace, "` lists every problem"));
+    }
   }
   WriteFields(options.output, stat.ToRecord(), std::cout);
   return absl::OkStatus();

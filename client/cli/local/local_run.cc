@@ -20,6 +20,7 @@
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/local/child_process.h"
 #include "client/cli/output/command_status.h"
+#include "common/base/clock.h"
 #include "common/base/exit_codes.h"
 #include "common/base/file.h"
 #include "common/base/process.h"
@@ -335,6 +336,7 @@ absl::Status LocalRun::Stop() {
   if (ready_file_) ready_file_->Remove();
   // Nobody would read of the server's end on our connection, and the server would wait for it for kCloseWithin.
   stub_.reset();
+  told_s_ = RealClock().MonotonicSeconds();
   if (server_pid_ != -1) kill(server_pid_, SIGTERM);
   int server_left_ms = static_cast<int>(absl::ToInt64Milliseconds(ServerStop())), workers_left_ms = kWorkerStopMs;
   const int wait_status = ReapUntil(server_pid_, server_left_ms);
@@ -353,8 +355,8 @@ absl::Status LocalRun::Stop() {
                                          " before it had drained: its last step or checkpoint may be missing"));
 }
 
-// Waits for `pid` for at most `left_ms`, which counts down, then kills it; a second SIGINT or SIGTERM leaves no time.
-// Returns its wait status, 0 where it does not run.
+// Waits for `pid` for at most `left_ms`, which counts down, then kills it; a signal that is of another stop than the
+// one that is under way leaves no time. Returns its wait status, 0 where it does not run.
 int LocalRun::ReapUntil(pid_t& pid, int& left_ms) {
   int wait_status = 0;
   while (pid != -1) {
@@ -363,7 +365,9 @@ int LocalRun::ReapUntil(pid_t& pid, int& left_ms) {
       break;
     }
     const int signal_number = WaitSignal(kTickMs);
-    left_ms = signal_number == 0 || signal_number == SIGCHLD ? left_ms - kTickMs : 0;
+    if (signal_number == 0) left_ms -= kTickMs;
+    const bool same_stop = RealClock().MonotonicSeconds() < told_s_ + kSameStopS;
+    if (signal_number != 0 && signal_number != SIGCHLD && !same_stop) left_ms = 0;
     if (left_ms > 0) continue;
     kill(pid, SIGKILL);
     waitpid(pid, &wait_status, 0);

@@ -83,6 +83,7 @@ class LocalRun {
   bool ready_ = false;  // all workers serve
   bool announced_ = false;
   bool stop_requested_ = false;
+  double told_s_ = 0;  // when the server was told to stop
   RestartPolicy policy_;
   GangLosses losses_;
   std::optional<ReadyFile> ready_file_;

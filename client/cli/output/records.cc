@@ -20,7 +20,7 @@ std::string Padded(const std::string& text, int width, bool left) {
 
 void Flatten(const Record& value, const std::string& path, std::vector<std::pair<std::string, std::string>>& lines) {
   if (!value.is_object() || value.empty()) {
-    lines.emplace_back(path, value.is_array() ? value.dump() : CellText(value));
+    lines.emplace_back(path, value.is_array() ? JsonText(value) : CellText(value));
     return;
   }
   for (const auto& [key, child] : value.items()) {
@@ -36,7 +36,11 @@ std::string CellText(const Record& value) {
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_number_float()) return absl::StrFormat("%.6g", value.get<double>());
   if (value.is_array()) return absl::StrFormat("%d", value.size());
-  return value.dump();
+  return JsonText(value);
+}
+
+std::string JsonText(const Record& value, int indent) {
+  return value.dump(indent, ' ', /*ensure_ascii=*/false, Record::error_handler_t::replace);
 }
 
 RecordWriter::RecordWriter(OutputOptions options, std::vector<Column> columns, std::ostream& out)
@@ -46,7 +50,7 @@ RecordWriter::RecordWriter(OutputOptions options, std::vector<Column> columns, s
 
 void RecordWriter::Write(const Record& record) {
   if (options_.format == OutputFormat::kJson) {
-    out_ << record.dump() << std::endl;
+    out_ << JsonText(record) << std::endl;
     return;
   }
   WriteHeader();
@@ -87,7 +91,7 @@ void WriteRecords(OutputOptions options, std::vector<Column> columns, const std:
 
 void WriteFields(OutputOptions options, const Record& record, std::ostream& out) {
   if (options.format == OutputFormat::kJson) {
-    out << record.dump() << std::endl;
+    out << JsonText(record) << std::endl;
     return;
   }
   std::vector<std::pair<std::string, std::string>> lines;

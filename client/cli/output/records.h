@@ -1,5 +1,6 @@
 // What commands print on stdout: records (JSON objects), as lines of JSON or as an aligned table.
 //
+// JSON is UTF-8; file names, which records hold, need not be: their other bytes become the replacement character.
 // Table cells: floats with six significant digits, null and absent as "-", lists as their length.
 #pragma once
 
@@ -51,5 +52,8 @@ void WriteRecords(OutputOptions options, std::vector<Column> columns, const std:
 void WriteFields(OutputOptions options, const Record& record, std::ostream& out);
 
 std::string CellText(const Record& value);
+
+// Returns the JSON of whatever is printed or written, on one line, or with so many spaces a level.
+std::string JsonText(const Record& value, int indent = -1);
 
 }  // namespace stemma::cli

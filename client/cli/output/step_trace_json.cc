@@ -299,10 +299,10 @@ std::string StepTraceJson(const v1::StepTrace& trace, const StepTraceLabels& lab
                {"spans_dropped", dropped}};
   if (const std::optional<uint64_t> error = ClockError(trace)) other["clock_error_us"] = Microseconds(*error);
   std::string text =
-      absl::StrCat("{\"displayTimeUnit\": \"ms\",\n \"otherData\": ", other.dump(), ",\n \"traceEvents\": [");
+      absl::StrCat("{\"displayTimeUnit\": \"ms\",\n \"otherData\": ", JsonText(other), ",\n \"traceEvents\": [");
   const char* separator = "\n";
   for (const Record& event : events) {
-    absl::StrAppend(&text, separator, event.dump());
+    absl::StrAppend(&text, separator, JsonText(event));
     separator = ",\n";
   }
   return absl::StrCat(text, "\n]}\n");

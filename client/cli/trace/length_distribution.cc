@@ -12,6 +12,7 @@ namespace stemma::cli {
 namespace {
 
 constexpr int64_t kLengthEnd = int64_t{1} << 31;
+constexpr double kSigmaMax = 10;  // of a logarithm: lengths of one deviation either way are apart by e^20
 
 // The problem with a length; empty: none.
 std::string ReadLength(const std::string& text, int64_t& length) {
@@ -22,6 +23,13 @@ std::string ReadLength(const std::string& text, int64_t& length) {
 std::string ReadPositive(const std::string& text, double& number) {
   if (absl::SimpleAtod(text, &number) && std::isfinite(number) && number > 0) return "";
   return absl::StrCat("\"", text, "\" is not a finite number above 0");
+}
+
+std::string ReadSigma(const std::string& text, double& sigma) {
+  if (const std::string problem = ReadPositive(text, sigma); !problem.empty()) return problem;
+  if (sigma <= kSigmaMax) return "";
+  return absl::StrCat("SIGMA is ", text, ", at most ", kSigmaMax,
+                      " is taken: it is a deviation of the length's logarithm");
 }
 
 // Returns the first of them that is there.
@@ -55,8 +63,8 @@ absl::StatusOr<LengthDistribution> LengthDistribution::Parse(const std::string& 
     }
   } else if (parts[0] == "lognormal" && parts.size() == 4) {
     result.kind_ = Kind::kLognormal;
-    problem = First({ReadPositive(parts[1], result.mean_), ReadPositive(parts[2], result.sigma_),
-                     ReadLength(parts[3], result.high_)});
+    problem = First(
+        {ReadPositive(parts[1], result.mean_), ReadSigma(parts[2], result.sigma_), ReadLength(parts[3], result.high_)});
   }
   if (problem.empty()) return result;
   return absl::InvalidArgumentError(absl::StrCat("length distribution \"", text, "\": ", problem));

@@ -1,6 +1,6 @@
 #include "client/cli/trace/reuse_bound.h"
 
-#include "common/cost/cost.h"
+#include "common/cost/flops.h"
 
 namespace stemma::cli {
 namespace {

@@ -2,7 +2,7 @@
 // the same, and a test compares the two.
 //
 // A trajectory computed in full runs P - 1 + R rows, a group with reuse P - 1 once and R for each rollout; the last
-// response token predicts nothing and is not run, nor is a rollout without a response. FLOPs: common/cost/cost.h. A
+// response token predicts nothing and is not run, nor is a rollout without a response. FLOPs: common/cost/flops.h. A
 // bound: attention of suffixes to the prefix is not saved, and waves and copies take their part, so time is saved at
 // most in the ratio of FLOPs.
 #pragma once
@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "client/cli/output/records.h"
 #include "common/model/model_config.h"
+#include "stemma/v1/training.pb.h"
 
 namespace stemma::cli {
 
@@ -23,6 +24,9 @@ struct LengthGroup {
   int64_t prompt = 0;  // P, at least 1
   std::vector<int64_t> responses;
 };
+
+// Returns the lengths of a trace's group. Errors: InvalidArgument - its prompt is empty; names the group.
+absl::StatusOr<LengthGroup> LengthsOf(const v1::PromptGroup& group);
 
 class ReuseBound {
  public:

@@ -1,4 +1,4 @@
-// Reads the lengths of a rollouts.jsonl, or of a trace: ReadLengths of reuse_bound.h.
+// Reads the lengths of a rollouts.jsonl, or of a trace: LengthsOf and ReadLengths of reuse_bound.h.
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -78,13 +78,11 @@ class RolloutFile {
     for (int64_t index = 0; index < trace.num_requests(); ++index) {
       ASSIGN_OR_RETURN(const TraceLine line, trace.Read(index));
       for (const v1::PromptGroup& group : line.request.groups) {
-        LengthGroup& to = groups.emplace_back();
-        to.prompt = TokenArray(group.prompt_tokens()).size();
-        if (to.prompt == 0)
-          return UsageError(absl::StrCat(path_, ":", line.line, ": group ", group.uid(), " has an empty prompt"));
-        for (const v1::Rollout& rollout : group.rollouts()) {
-          to.responses.push_back(TokenArray(rollout.response_tokens()).size());
+        absl::StatusOr<LengthGroup> lengths = LengthsOf(group);
+        if (!lengths.ok()) {
+          return UsageError(absl::StrCat(path_, ":", line.line, ": ", lengths.status().message()));
         }
+        groups.push_back(*std::move(lengths));
       }
     }
     return groups;
@@ -149,6 +147,16 @@ class RolloutFile {
 };
 
 }  // namespace
+
+absl::StatusOr<LengthGroup> LengthsOf(const v1::PromptGroup& group) {
+  LengthGroup lengths = {.prompt = TokenArray(group.prompt_tokens()).size(), .responses = {}};
+  if (lengths.prompt == 0)
+    return absl::InvalidArgumentError(absl::StrCat("group ", group.uid(), " has an empty prompt"));
+  for (const v1::Rollout& rollout : group.rollouts()) {
+    lengths.responses.push_back(TokenArray(rollout.response_tokens()).size());
+  }
+  return lengths;
+}
 
 absl::StatusOr<std::vector<LengthGroup>> ReadLengths(const std::string& path) {
   absl::StatusOr<std::vector<LengthGroup>> groups = RolloutFile(path).Read();

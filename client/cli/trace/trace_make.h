@@ -15,7 +15,7 @@ struct TraceMakeOptions {
   std::string rollouts = "fixed:8";
   std::string prompt_tokens = "fixed:128";
   std::string response_tokens = "fixed:32";
-  ServerOptions server;  // no address: none
+  ConnectionOptions server;  // no address: none
   bool base64 = false;
   bool progress = false;
 };

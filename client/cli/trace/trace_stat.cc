@@ -4,7 +4,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/arrays.h"
+#include "common/base/status_macros.h"
+#include "common/trace/sample_tokens.h"
 
 namespace stemma::cli {
 namespace {
@@ -32,22 +35,30 @@ Record CountRatio(int64_t numerator, int64_t denominator) {
   return denominator == 0 ? Record() : Record(static_cast<double>(numerator) / static_cast<double>(denominator));
 }
 
+// Masks in base64 do not say how many tokens they are for.
+absl::Status CheckMaskOf(const v1::PromptGroup& group, const v1::Rollout& rollout) {
+  const absl::Status mask = CheckMask(rollout.response_mask(), TokenArray(rollout.response_tokens()).size());
+  if (mask.ok()) return mask;
+  return absl::InvalidArgumentError(
+      absl::StrCat("group ", group.uid(), ", rollout ", rollout.rollout_id(), ": response_mask ", mask.message()));
+}
+
 }  // namespace
 
-void TraceStat::Add(const std::vector<v1::PromptGroup>& groups) {
+absl::Status TraceStat::Add(const std::vector<v1::PromptGroup>& groups) {
   ++requests_;
   for (const v1::PromptGroup& group : groups) {
-    LengthGroup lengths = {.prompt = TokenArray(group.prompt_tokens()).size(), .responses = {}};
+    ASSIGN_OR_RETURN(const LengthGroup lengths, LengthsOf(group));
     for (const v1::Rollout& rollout : group.rollouts()) {
-      const int64_t response = TokenArray(rollout.response_tokens()).size();
-      lengths.responses.push_back(response);
-      unmasked_tokens_ += MaskView(rollout.response_mask(), response).CountOnes();
+      RETURN_IF_ERROR(CheckMaskOf(group, rollout));
+      unmasked_tokens_ += UnmaskedTokens(rollout);
     }
     prompt_tokens_.push_back(lengths.prompt);
     rollouts_.push_back(group.rollouts_size());
     response_tokens_.insert(response_tokens_.end(), lengths.responses.begin(), lengths.responses.end());
     bound_.Add(lengths);
   }
+  return absl::OkStatus();
 }
 
 Record TraceStat::ToRecord() const {

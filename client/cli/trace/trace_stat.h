@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "client/cli/output/records.h"
 #include "client/cli/trace/reuse_bound.h"
 #include "stemma/v1/training.pb.h"
@@ -16,7 +17,9 @@ namespace stemma::cli {
 
 class TraceStat {
  public:
-  void Add(const std::vector<v1::PromptGroup>& groups);
+  // Adds the groups of a request. Errors: InvalidArgument - an empty prompt, or a response_mask that is not the
+  // response's, of which no count would be true; names the group. What is counted is then of no use.
+  absl::Status Add(const std::vector<v1::PromptGroup>& groups);
   Record ToRecord() const;
 
  private:

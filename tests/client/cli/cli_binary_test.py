@@ -95,6 +95,34 @@ class CliBinaryTest(unittest.TestCase):
         self.assertIn("line 4", result.stderr)
         self.assertNotIn("line 3", result.stderr)
 
+    def test_stat_refuses_what_no_count_is_true_of(self):
+        lines = self.make("a.jsonl", "--seed", 5, "--steps", 2, "--base64").decode().splitlines()
+        request = json.loads(lines[2])
+        uid = request["groups"][1]["uid"]
+        for change, says in (({"prompt_tokens": ""}, f"group {uid} has an empty prompt"),
+                             ({"rollouts": [{**request["groups"][1]["rollouts"][0], "response_mask": "//////////8="}]},
+                              f"group {uid}, rollout {uid}/0: response_mask has 8 bytes")):
+            broken = json.loads(lines[2])
+            broken["groups"][1].update(change)
+            (self.directory / "broken.jsonl").write_text("\n".join([*lines[:2], json.dumps(broken)]) + "\n")
+            self.assert_refused(["trace", "stat", "broken.jsonl"],
+                                [f"broken.jsonl: line 3: {says}", "`stemma trace check broken.jsonl` lists every problem"])
+            self.assertEqual(run("trace", "check", "broken.jsonl", cwd=self.directory).returncode, 2)
+
+    def test_names_that_are_no_utf8_are_printed_as_json(self):
+        name = os.fsdecode(b"tr\xff.jsonl")
+        self.make(name)
+        (self.directory / os.fsdecode(b"m\xff")).mkdir()
+        model = os.fsdecode(b"m\xff/model")
+        self.assertEqual(subprocess.run([BIN / "stemma", "model", "init", model], cwd=self.directory, capture_output=True,
+                                        timeout=60).returncode, 0)
+        for arguments, key, shown in ((["trace", "check", name], "trace", "tr\ufffd.jsonl"),
+                                      (["bound", name, "--model", model], "model", "m\ufffd/model"),
+                                      (["model", "inspect", model], "path", "m\ufffd/model")):
+            result = run(*arguments, "-o", "json", cwd=self.directory)
+            self.assertEqual(result.returncode, 0, f"{arguments}: {result.stderr}")
+            self.assertTrue(json.loads(result.stdout)[key].endswith(shown), result.stdout)
+
     def test_stat_of_equal_lengths_is_the_formula(self):
         path = self.directory / "a.jsonl"
         run("trace", "make", path, "--vocab", 64, "--prompt-len", "fixed:33", "--response-len", "fixed:8", "--n", 4)
@@ -175,7 +203,9 @@ class CliBinaryTest(unittest.TestCase):
                 (["completion", "fish"], ['"fish" is not one of bash, zsh']),
                 (["trace", "make", "b.jsonl", "--vocab", "9", "--n", "0"], ["--n", '"0"', "from 1 to 2147483647"]),
                 (["trace", "make", "b.jsonl", "--vocab", "9", "--response-len", "0"], ["--response-len", "from 1 up"]),
-                (["trace", "make", "b.jsonl", "--vocab", "9", "--prompt-len", "uniform:5:2"], ["--prompt-len", "LOW is 5"])):
+                (["trace", "make", "b.jsonl", "--vocab", "9", "--prompt-len", "uniform:5:2"], ["--prompt-len", "LOW is 5"]),
+                (["trace", "make", "b.jsonl", "--vocab", "9", "--prompt-len", "lognormal:200:1e308:1024"],
+                 ["--prompt-len", "SIGMA is 1e308, at most 10"])):
             self.assert_refused(arguments, words)
 
     def test_files_that_are_missing_or_in_the_way_are_errors_of_usage(self):

@@ -4,10 +4,13 @@ import os
 import pathlib
 import re
 import signal
+import time
 import unittest
 
 from cli_local_testing import LocalCase
 from cli_testing import children_of, wait_for
+
+SAME_STOP_S = 1.1  # signals within a second are of one stop
 
 
 class CliLocalStopTest(LocalCase):
@@ -44,10 +47,23 @@ class CliLocalStopTest(LocalCase):
             _, children = self.serving(local)
             local.send(signal.SIGTERM)
             wait_for(lambda: "stopping" in local.process.stderr.readline(), "the message")
+            time.sleep(SAME_STOP_S)
             local.send(signal.SIGTERM)
             code, _, err = local.finish(timeout=10)
         self.assertEqual(code, 1)
         self.assertIn("the server was killed before it had drained", err)
+        self.assert_gone(children)
+
+    def test_signals_that_come_together_are_one(self):
+        """A supervisor's, and those of whoever signals every process of a service besides."""
+        self.mode("server", "draining")
+        with self.local() as local:
+            _, children = self.serving(local)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                local.send(number)
+            code, _, err = local.finish()
+        self.assertEqual(code, 0, err)
+        self.assertEqual((self.directory / "server.stops").read_text(), "told\n")
         self.assert_gone(children)
 
     def test_sigkill_leaves_no_worker_of_a_gang(self):

@@ -118,6 +118,16 @@ class CliMeshTest(unittest.TestCase):
         self.assertLess(four["device_bytes"], one["device_bytes"] / 2)
         self.assertEqual(self.answer("--threads", "3", device=None, ranks=1)["threads"], 3)
 
+    def test_threads_are_of_ranks_on_cpu(self):
+        (self.directory / "threads.yaml").write_text("model: tiny\nthreads: 64\n")
+        self.assertEqual(self.answer("--config", "threads.yaml")["meshes"], self.answer()["meshes"])
+        self.assertEqual(self.answer("--config", "threads.yaml", device="cpu")["threads"], 64)
+
+    def test_a_trace_whose_name_is_no_utf8_is_planned(self):
+        name = os.fsdecode(b"tr\xff.jsonl")
+        shutil.copy(self.directory / "trace.jsonl", self.directory / name)
+        self.assertEqual(self.answer(trace=name, ranks=1)["trace"], "tr\ufffd.jsonl")
+
     def test_memory_is_that_of_the_options(self):
         answer = self.answer("--device-memory", "1GB", "--memory-budget", "512MB")
         self.assertEqual(answer["device_bytes"], 1 << 30)
@@ -181,6 +191,7 @@ class CliMeshTest(unittest.TestCase):
                 (("--link-bytes-per-s", "0"), {}, ("--link-bytes-per-s", '"0"', "from 1000 to")),
                 (("--link-latency-us", "nan"), {}, ("--link-latency-us", '"nan"', "from 0 to")),
                 (("--link-latency-us", "3", "--inside", "pcie5"), {}, ("--link-latency-us", "--inside", "give either")),
+                (("--threads", "2"), {}, ("--threads: is for ranks on cpu, and --device is h200: leave one of the two out",)),
                 (("--inside", "token-ring"), {}, ("--inside", "token-ring", "nvlink4")),
                 (("--ranks-per-host", "4"), {"device": "cpu"}, ("--ranks-per-host", "give --inside, --between or both")),
                 (("--config", "bad.yaml"), {}, ("bad.yaml", "line 2", "wave_sufixes"))):

@@ -103,18 +103,71 @@ class CliReplayTest(unittest.TestCase):
         self.assertEqual(self.server.headers[0].request.schedule, 3)
         self.assertFalse(self.server.headers[1].request.HasField("schedule"))
 
-    def expected_file(self, loss):
+    def expected_file(self, loss, *more):
         path = self.directory / "expected.jsonl"
         header = {"schema": "stemma.expected.v1", "loss": {"relative": 1e-6}, "grad_norm": {"absolute": 0.01}}
         steps = [{"line": 2 + i, "k": 0, "loss": loss / (1 + i), "grad_norm": 2.005} for i in range(3)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in [header, *steps]))
+        path.write_text("".join(json.dumps(line) + "\n" for line in [header, *steps, *more]))
         return path
+
+    def verify(self, *arguments, code, expected=None):
+        """Returns what a replay that compares says on stderr, and its report."""
+        report = self.directory / "report.json"
+        result = self.call("replay", self.trace, "--verify", expected or self.expected_file(0.5), "--report", report,
+                           *arguments, code=code)
+        return result.stderr, json.loads(report.read_text())
 
     def test_verify_accepts_what_is_within_the_tolerances_only(self):
         self.call("replay", self.trace, "--verify", self.expected_file(0.5))
         result = self.call("replay", self.trace, "--verify", self.expected_file(0.50001), code=1)
         self.assertIn("line 2 step 0: loss is 0.5, expected 0.50001", result.stderr)
         self.call("replay", self.trace, "--verify", self.trace, code=2)
+
+    def test_what_is_verified_was_compared(self):
+        said, report = self.verify(code=0)
+        self.assertIn("3 of 3 as expected", said)
+        self.assertEqual((report["verified"], report["differences"]), (True, []))
+        more = {"line": 3, "k": 1, "loss": 0.5, "grad_norm": 2}
+        said, report = self.verify(code=1, expected=self.expected_file(0.5, more))
+        self.assertIn("3 of 4 as expected", said)
+        self.assertIn("1 of 4 steps differ from", said)
+        self.assertEqual((report["verified"], report["differences"]), (False, ["line 3 step 1: did not come"]))
+        _, report = self.verify("--limit", 1, code=0, expected=self.expected_file(0.5, more))
+        self.assertTrue(report["verified"], "line 3 was not submitted")
+
+    def test_a_replay_that_ends_early_has_verified_nothing(self):
+        def go_away(header, context):
+            if len(self.server.headers) == 3:
+                abort(context, grpc.StatusCode.UNAVAILABLE, "it stops", "DRAINING")
+
+        self.server.fail = go_away
+        said, report = self.verify("--retries", 0, code=4)
+        self.assertIn("2 of 2 as expected", said)
+        self.assertFalse(report["verified"])
+        self.assertIn("it stops", report["error"])
+
+    def test_what_is_rolled_back_is_not_verified(self):
+        def roll_back(header, context):
+            abort(context, grpc.StatusCode.FAILED_PRECONDITION, "its weights are gone", "ROLLED_BACK",
+                  metadata={"lineage": "l2", "step": "0"})
+
+        self.server.fail = roll_back
+        said, report = self.verify("--follow-lineage", code=1)
+        self.assertIn("0 of 3 as expected", said)
+        self.assertEqual((report["verified"], report["requests_rolled_back"]), (False, 3))
+        self.assertEqual(report["differences"], [f"line {line} step 0: did not come" for line in (2, 3, 4)])
+        expected = self.expected_file(0.5)
+        expected.write_text("".join(expected.read_text().splitlines(keepends=True)[:2]))
+        _, report = self.verify("--follow-lineage", "--start", 2, "--limit", 1, code=1, expected=expected)
+        self.assertEqual((report["verified"], report["differences"]), (False, ["line 3: was rolled back"]))
+
+    def test_a_trace_whose_name_is_no_utf8_has_its_report(self):
+        trace = self.directory / os.fsdecode(b"tr\xff.jsonl")
+        self.trace.rename(trace)
+        report = self.directory / "report.json"
+        self.call("replay", trace, "--report", report, "-o", "json")
+        written = json.loads(report.read_text())
+        self.assertEqual((written["trace"], len(written["steps"])), (f"{self.directory}/tr\ufffd.jsonl", 3))
 
     def test_the_report_holds_every_step(self):
         report = self.directory / "report.json"

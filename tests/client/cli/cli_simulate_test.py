@@ -187,6 +187,8 @@ class CliSimulateTest(unittest.TestCase):
                 (("--ranks-per-host", "4"), {"device": "cpu"}, ("--ranks-per-host", "--inside")),
                 (("--groups-per-copy", "0"), {}, ("--groups-per-copy", "0", "1 to 65536")),
                 (("--cores", "0"), {}, ("--cores", '"0"', "from 0.001 to")),
+                (("--cores", "2"), {}, ("--cores: is for ranks on cpu, and --device is h200: leave one of the two out",)),
+                (("--threads", "2"), {}, ("--threads: is for ranks on cpu", "h200")),
                 (("--rates", "none.json"), {}, ("--rates", "none.json")),
                 (("--rates", "text.json"), {}, ("--rates: text.json", "stemma plan -o json")),
                 (("--rates", "list.json"), {}, ("--rates: list.json", "not an object")),

@@ -2,10 +2,10 @@
 
 In the directory of the executable: server.argv, worker.argv and worker.pid (of the one that started last; with --device
 worker-DEVICE.pid too) are written; server.mode and worker.mode say how to behave: serve (default), refuse (exit 2), fail
-(exit 1), damaged (exit 93), stubborn (ignores SIGTERM), hasty (exit 1 at SIGTERM), slow (does not serve), dropped (the
-server says that it does not have the worker, of a gang the last one, until another one than the first is there), another
-(it says that it has one, whatever ours does), untaken (it has not taken the weights of the workers that are ready), never
-(the worker never says that it is ready).
+(exit 1), damaged (exit 93), stubborn (ignores SIGTERM), hasty (exit 1 at SIGTERM), draining (exit 0 a moment after a
+SIGTERM; server.stops has a line for each), slow (does not serve), dropped (the server says that it does not have the
+worker, of a gang the last one, until another one than the first is there), another (it says that it has one, whatever ours
+does), untaken (it has not taken the weights of the workers that are ready), never (the worker never says that it is ready).
 
 A worker with --device is of a gang. As with the real ones, it is for the server to say which workers are one generation:
 once one of those that it saw alive is gone, it has none of the others any more, and they fail (it writes PID.lost)."""
@@ -20,6 +20,7 @@ import time
 
 HOME = pathlib.Path(sys.argv[0]).parent
 LOOK_S = 0.02
+DRAIN_S = 0.5
 
 
 def mode(name):
@@ -39,8 +40,16 @@ def behave(name):
         time.sleep(60)
     if mode(name) == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif mode(name) == "draining":
+        signal.signal(signal.SIGTERM, drain)
     elif name == "server":  # a worker handles no signal
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1 if mode(name) == "hasty" else 0))
+
+
+def drain(*_):
+    with open(HOME / "server.stops", "a") as file:
+        file.write("told\n")
+    threading.Timer(DRAIN_S, os._exit, [0]).start()
 
 
 def write_whole(path, text):

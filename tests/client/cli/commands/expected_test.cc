@@ -8,6 +8,7 @@
 namespace stemma::cli {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr char kText[] =
@@ -40,6 +41,15 @@ TEST(ExpectedStepsTest, AStepThatTheFileLacksIsADifference) {
   const auto expected = ExpectedSteps::Parse(kText);
   ASSERT_TRUE(expected.ok());
   EXPECT_THAT(expected->Compare(3, 0, 0.5, 2.0), HasSubstr("nothing is expected"));
+}
+
+TEST(ExpectedStepsTest, StepsThatDidNotComeAreNamed) {
+  const auto expected = ExpectedSteps::Parse(std::string(kText) + "{\"line\": 4, \"loss\": 0, \"grad_norm\": 0}\n");
+  ASSERT_TRUE(expected.ok());
+  EXPECT_THAT(expected->Missing(2, 0), ElementsAre("line 2 step 0: did not come", "line 2 step 1: did not come"));
+  EXPECT_THAT(expected->Missing(2, 1), ElementsAre("line 2 step 1: did not come"));
+  EXPECT_THAT(expected->Missing(2, 2), ElementsAre());
+  EXPECT_THAT(expected->Missing(3, 0), ElementsAre()) << "nothing is expected of that line";
 }
 
 TEST(ExpectedStepsTest, ABrokenLineIsNamed) {

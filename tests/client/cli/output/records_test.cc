@@ -28,6 +28,19 @@ TEST(RecordsTest, JsonIsOneObjectALineWithEveryDigit) {
   EXPECT_EQ(out.str(), "{\"id\":\"a\",\"loss\":0.30000000000000004,\"extra\":true}\n");
 }
 
+// File names need not be UTF-8, as JSON has to be.
+TEST(RecordsTest, BytesThatAreNotUtf8AreReplacedInJson) {
+  const Record record = {{"path", "tr\xff.jsonl"}, {"list", std::vector<std::string>{"\xff"}}};
+  std::ostringstream out, lines, table;
+  WriteFields({.format = OutputFormat::kJson}, record, out);
+  EXPECT_EQ(out.str(), "{\"path\":\"tr\uFFFD.jsonl\",\"list\":[\"\uFFFD\"]}\n");
+  RecordWriter({.format = OutputFormat::kJson}, kColumns, lines).Write(record);
+  EXPECT_EQ(lines.str(), out.str());
+  WriteFields({}, record, table);
+  EXPECT_EQ(table.str(), "path  tr\xff.jsonl\nlist  [\"\uFFFD\"]\n") << "a table shows a name as it is";
+  EXPECT_EQ(JsonText({{"a", 1}}, /*indent=*/2), "{\n  \"a\": 1\n}");
+}
+
 TEST(RecordsTest, OnlyABoldHeaderHasEscapes) {
   std::ostringstream plain, bold;
   RecordWriter({}, kColumns, plain).Write({{"id", "a"}});

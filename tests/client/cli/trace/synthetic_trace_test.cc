@@ -103,6 +103,17 @@ TEST(LengthDistributionTest, ALognormalHasItsMean) {
   EXPECT_NEAR(sum / 20000, 200, 5);  // deviation of the mean is 107 / sqrt(20000) = 0.8
 }
 
+TEST(LengthDistributionTest, TheWidestLognormalStaysInItsRange) {
+  for (const char* text : {"lognormal:1e308:10:1024", "lognormal:1e-300:10:1024"}) {
+    const LengthDistribution lengths = Lengths(text);
+    RandomValues random(3, "lengths");
+    for (int i = 0; i < 1000; ++i) {
+      const int64_t length = lengths.Sample(random);
+      EXPECT_TRUE(length >= 1 && length <= 1024) << text << ": " << length;
+    }
+  }
+}
+
 TEST(LengthDistributionTest, ABrokenTextIsNamed) {
   for (const char* text :
        {"", "fixed", "fixed:0", "uniform:5:4", "lognormal:1:2", "zipf:3", "fixed:1:2", "uniform:1:x"}) {
@@ -117,6 +128,8 @@ TEST(LengthDistributionTest, ARefusalSaysWhichLengthsThereAre) {
   EXPECT_THAT(refusal("uniform:1:x"), HasSubstr("\"x\" is not a whole number from 1 to"));
   EXPECT_THAT(refusal("uniform:5:2"), HasSubstr("LOW is 5 and above HIGH, 2"));
   EXPECT_THAT(refusal("lognormal:8:0:20"), HasSubstr("\"0\" is not a finite number above 0"));
+  EXPECT_THAT(refusal("lognormal:200:1e308:1024"), HasSubstr("SIGMA is 1e308, at most 10 is taken"));
+  EXPECT_THAT(refusal("lognormal:200:10.01:1024"), HasSubstr("SIGMA is 10.01, at most 10 is taken"));
   EXPECT_TRUE(LengthDistribution::Parse("uniform:5:5").ok());
 }
 
@@ -126,7 +139,7 @@ TEST(TraceStatTest, TheBoundIsTheDesignsFormulaForEqualLengths) {
   options.prompt_tokens = Lengths("fixed:65");  // 64 prefix rows
   options.response_tokens = Lengths("fixed:16");
   TraceStat stat;
-  stat.Add(SyntheticGroups(options, *SyntheticHeader(options), 0));
+  ASSERT_TRUE(stat.Add(SyntheticGroups(options, *SyntheticHeader(options), 0)).ok());
   const Record record = stat.ToRecord();
   EXPECT_EQ(record["tokens_dense"].get<int64_t>(), 3 * 4 * (64 + 16));
   EXPECT_EQ(record["tokens_reuse"].get<int64_t>(), 3 * (64 + 4 * 16));
@@ -144,12 +157,31 @@ TEST(TraceStatTest, EmptyRolloutsAreNotRun) {
   v1::PromptGroup empty = group;
   for (v1::Rollout& rollout : *empty.mutable_rollouts()) rollout.clear_response_tokens();
   TraceStat stat;
-  stat.Add({group, empty});
+  ASSERT_TRUE(stat.Add({group, empty}).ok());
   const Record record = stat.ToRecord();
   EXPECT_EQ(record["rollouts"].get<int64_t>(), 8);
   EXPECT_EQ(record["tokens_dense"].get<int64_t>(), 2 * 10 + 5 + 7);
   EXPECT_EQ(record["tokens_reuse"].get<int64_t>(), 10 + 5 + 7);
   EXPECT_DOUBLE_EQ(record["prefix_ratio"].get<double>(), 20.0 / 32);
+}
+
+TEST(TraceStatTest, WhatNoCountIsTrueOfIsRefused) {
+  v1::PromptGroup group;
+  group.set_uid("g7");
+  group.set_prompt_tokens(PackArray<int32_t>(std::vector<int32_t>{1, 2}));
+  v1::Rollout& rollout = *group.add_rollouts();
+  rollout.set_rollout_id("g7/0");
+  rollout.set_response_tokens(PackArray<int32_t>(std::vector<int32_t>{3, 4}));
+  const auto refusal = [&group] { return std::string(TraceStat().Add({group}).message()); };
+  EXPECT_EQ(refusal(), "");
+  rollout.set_response_mask("\xff\xff\xff");
+  EXPECT_EQ(refusal(), "group g7, rollout g7/0: response_mask has 3 bytes, must have 1 for 2 bits");
+  rollout.set_response_mask("\xff");
+  EXPECT_THAT(refusal(), HasSubstr("response_mask has bits set beyond the 2 of the response"));
+  rollout.set_response_mask("\x03");
+  EXPECT_EQ(refusal(), "");
+  group.set_prompt_tokens("");
+  EXPECT_EQ(refusal(), "group g7 has an empty prompt");
 }
 
 TEST(TraceStatTest, DistributionsHoldTheirQuantiles) {
@@ -159,7 +191,7 @@ TEST(TraceStatTest, DistributionsHoldTheirQuantiles) {
     group.add_rollouts()->set_response_tokens(PackArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(tokens), 2)));
   }
   TraceStat stat;
-  stat.Add({group});
+  ASSERT_TRUE(stat.Add({group}).ok());
   const Record lengths = stat.ToRecord()["response_tokens"];
   EXPECT_EQ(lengths["min"].get<int64_t>(), 1);
   EXPECT_EQ(lengths["p50"].get<int64_t>(), 6);
