@@ -31,8 +31,6 @@
 namespace stemma::worker {
 namespace {
 
-using testing::CheckPrograms;
-
 using server::MakePlan;
 using server::PlannerGroup;
 using server::PlanResult;
@@ -169,7 +167,7 @@ class ShardedProgramTest : public ::testing::TestWithParam<uint32_t> {
       for (const UnitTraffic& of_operation : TrafficOf(units, visits)) traffic += of_operation;
     });
     for (const auto& [stage, texts] : of_stages) EXPECT_EQ(texts.size(), 1U) << "stage " << stage << " seed " << seed();
-    const auto peaks = CheckPrograms(programs, forward_only);
+    const auto peaks = testing::CheckPrograms(programs, forward_only);
     EXPECT_TRUE(peaks.ok()) << peaks.status() << " seed " << seed();
     const RunDtype dtype = RunDtypeOf(model_.run.dtype());
     EXPECT_EQ(predicted_bytes, static_cast<uint64_t>(traffic.weight_elements * RunBytes(dtype) +
