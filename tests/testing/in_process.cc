@@ -102,13 +102,15 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   } else {
     mesh_ranks = MakeThreadMesh(mesh, shard.kv_replicas(), kRankWaitsAtMost);
   }
+  std::vector<EngineParts> parts;  // made here: a test's edits are not meant for several threads
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    parts.push_back(PartsOf(options, std::move(mesh_ranks[rank]), ranks == 1 ? std::move(copies) : nullptr));
+  }
   std::vector<std::unique_ptr<ModelEngine>> engines(ranks);
   RETURN_IF_ERROR(OnRanks(options, ranks, [&](size_t rank) -> absl::Status {
     internal::v1::Configure of_rank = configure;
     of_rank.set_rank(static_cast<uint32_t>(rank));
-    ASSIGN_OR_RETURN(engines[rank], ModelEngine::Create(of_rank, kIncarnation, backend,
-                                                        PartsOf(options, std::move(mesh_ranks[rank]),
-                                                                ranks == 1 ? std::move(copies) : nullptr)));
+    ASSIGN_OR_RETURN(engines[rank], ModelEngine::Create(of_rank, kIncarnation, backend, std::move(parts[rank])));
     const_cast<Weights&>(engines[rank]->weights()).vocabulary_begin += options.vocabulary_shift;
     return absl::OkStatus();
   }));

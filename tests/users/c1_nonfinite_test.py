@@ -38,7 +38,7 @@ def with_header(**sections):
 BAD = [("adam", "eps", 1e-50, "[1.0842e-19, "), ("adam", "learning_rate", 1e20, "[0, 1]"),
        ("adam", "weight_decay", 1e300, "3.40282e+38]"), ("adam", "weight_decay", 1e4, "at most 1000 "),
        ("adam", "beta2", 1 - 1e-12, "[0, 1)"), ("adam", "max_grad_norm", 1e-60, "[1.17549e-38, "),
-       ("loss", "temperature", 1e-60, "[1.17549e-38, "), ("loss", "kl_loss_coef", 1e39, "3.40282e+38]"),
+       ("loss", "temperature", 1e-60, "[1.0842e-19, "), ("loss", "kl_loss_coef", 1e39, "3.40282e+38]"),
        ("loss", "clip_ratio_high", math.inf, "must be finite")]
 
 

