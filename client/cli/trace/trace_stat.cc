@@ -37,7 +37,7 @@ Record CountRatio(int64_t numerator, int64_t denominator) {
 
 // Masks in base64 do not say how many tokens they are for.
 absl::Status CheckMaskOf(const v1::PromptGroup& group, const v1::Rollout& rollout) {
-  const absl::Status mask = CheckMask(rollout.response_mask(), TokenArray(rollout.response_tokens()).size());
+  absl::Status mask = CheckMask(rollout.response_mask(), TokenArray(rollout.response_tokens()).size());
   if (mask.ok()) return mask;
   return absl::InvalidArgumentError(
       absl::StrCat("group ", group.uid(), ", rollout ", rollout.rollout_id(), ": response_mask ", mask.message()));
