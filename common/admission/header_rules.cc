@@ -53,17 +53,12 @@ class HeaderCheck {
     Add(scalar.field, absl::StrCat("is ", scalar.value, ", must be above ", bound));
   }
 
-  // Above 0, and not so small that it, or 1 over it, is lost.
-  void Positive(const Scalar& scalar, Use use, const std::string& reader) {
+  // Above 0, and not so small that it, or 1 over it, is lost; or as `check` has it.
+  void Positive(const Scalar& scalar, Use use, const std::string& reader,
+                std::string (*check)(double, const RunNumbers&) = CheckPositive) {
     if (!Check(scalar, use, reader)) return;
     if (scalar.value <= 0) return Add(scalar.field, absl::StrCat("is ", scalar.value, ", must be above 0"));
-    Passes(scalar, CheckPositive(scalar.value, numbers_));
-  }
-
-  void Temperature(const Scalar& scalar, const std::string& reader) {
-    if (!Check(scalar, Use::kRequired, reader)) return;
-    if (scalar.value <= 0) return Add(scalar.field, absl::StrCat("is ", scalar.value, ", must be above 0"));
-    Passes(scalar, CheckTemperature(scalar.value, numbers_));
+    Passes(scalar, check(scalar.value, numbers_));
   }
 
   // True: no problem, which is the empty text.
@@ -136,7 +131,8 @@ void CheckLoss(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds& nee
                    *agg == AggMode::kSeqMeanTokenSumNorm ? Use::kRequired : Use::kNeverRead,
                    absl::StrCat("loss_agg_mode ", loss.loss_agg_mode()));
   }
-  check.Temperature({"update.loss.temperature", loss.has_temperature(), loss.temperature()}, "every loss");
+  check.Positive({"update.loss.temperature", loss.has_temperature(), loss.temperature()}, Use::kRequired, "every loss",
+                 CheckTemperature);
   check.Check({"update.loss.entropy_coeff", loss.has_entropy_coeff(), loss.entropy_coeff()}, Use::kOptional, "");
 }
 
@@ -260,7 +256,8 @@ void CheckLogProbHeader(const v1::LogProbHeader& header, const RunNumbers& numbe
   if (const std::string problem = WeightsProblem(header.weights()); !problem.empty()) {
     check.Add("log_prob.weights", problem);
   }
-  check.Temperature({"log_prob.temperature", header.has_temperature(), header.temperature()}, "ComputeLogProb");
+  check.Positive({"log_prob.temperature", header.has_temperature(), header.temperature()}, Use::kRequired,
+                 "ComputeLogProb", CheckTemperature);
 }
 
 }  // namespace stemma

@@ -82,7 +82,9 @@ def test_a_removal_that_the_disk_does_not_end_holds_up_no_training(model, tmp_pa
             wait_for(held.exists, "a removal that hangs")
             assert len(send(client, 0).steps) == STEPS_OF_REQUEST
             assert [checkpoint.name for checkpoint in client.list_checkpoints()] == ["two"]
+            assert "making the folder of checkpoint four stands still" in refusal(pool.submit(client.save_checkpoint, "four"))
+            assert len(send(client, 1).steps) == STEPS_OF_REQUEST
             assert not removed.done(), "it is answered when its name is free"
         removed.result(PATIENCE_S)
         assert not (tmp_path / "run" / "data" / "checkpoints" / "one").exists()
-        client.save_checkpoint("three")
+        wait_for(lambda: is_saved(client, "three"), "a save")
