@@ -17,6 +17,7 @@
 #include "worker/backend/device_clock.h"
 #include "worker/backend/host_transfer.h"
 #include "worker/backend/kernels.h"
+#include "worker/backend/side_queue.h"
 #include "worker/memory/copy_engine.h"
 #include "worker/memory/memory_stats.h"
 #include "worker/memory/page_lock.h"
@@ -60,6 +61,8 @@ struct Backend {
   std::unique_ptr<HostRead> (*start_read)(const at::Tensor& device) = StartBlockingRead;
   // When the device reached points of its queue of work.
   std::unique_ptr<DeviceClock> (*make_clock)() = MakeHostClock;
+  // A queue of work beside the computation's; null: there is none.
+  std::unique_ptr<SideQueue> (*make_side_queue)() = [] { return std::unique_ptr<SideQueue>(); };
   // Whether numbers of a tensor can be looked at without waiting for a device.
   bool host_reads_are_free = false;
   // Whether the heads of a token lie together in memory, so that [H, T, E] queries are a view of [T, H, E] ones.

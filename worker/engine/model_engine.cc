@@ -49,8 +49,7 @@ NoVoteReason NoVoteReasonOf(const absl::Status& status) {
 
 // Where parameters are sharded, a rank has clusters of which it runs nothing.
 bool RunsNothing(const v1::StepPlan& plan) {
-  return std::all_of(plan.clusters().begin(), plan.clusters().end(),
-                     [](const v1::Cluster& cluster) { return cluster.waves().empty(); });
+  return std::ranges::all_of(plan.clusters(), [](const v1::Cluster& cluster) { return cluster.waves().empty(); });
 }
 
 }  // namespace
@@ -100,7 +99,8 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       shards_(ShardsOf(weights_, ranks_.data->size(), parts.bucket_elements)),
       partial_(weights_, ranks_),
       exchange_(weights_.is_sharded() ? nullptr
-                                      : std::make_unique<ShardExchange>(*ranks_.data, shards_, weights_.parameters)),
+                                      : std::make_unique<ShardExchange>(*ranks_.data, shards_, weights_.parameters,
+                                                                        backend_.make_side_queue())),
       units_(weights_.is_sharded() ? std::make_unique<ShardedUnits>(*ranks_.data, weights_) : nullptr),
       norm_ranges_(Intersect(NormRanges(weights_), shards_.owned(ranks_.data->rank()))),
       rope_(MakeRopeTable(weights_.config, weights_.config.max_positions, weights_.run_dtype, backend_.device)),

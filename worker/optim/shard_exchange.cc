@@ -33,13 +33,15 @@ void ForAllPieces(const ShardRound& round, const at::Tensor& all_parts, const Co
 
 }  // namespace
 
-ShardExchange::ShardExchange(Communicator& ranks, const OptimizerShards& shards, std::vector<Parameter>& parameters)
+ShardExchange::ShardExchange(Communicator& ranks, const OptimizerShards& shards, std::vector<Parameter>& parameters,
+                             std::unique_ptr<SideQueue> side_queue)
     : ranks_(ranks),
       parameters_(parameters),
       rounds_(ranks.size() > 1 ? shards.Rounds() : std::vector<ShardRound>{}),
       final_from_(static_cast<int64_t>(parameters.size())) {
   CHECK_EQ(static_cast<int64_t>(ranks.size()), shards.ranks());
   if (rounds_.empty()) return;
+  side_queue_ = std::move(side_queue);
   int64_t part_elements = 0;
   for (const ShardRound& round : rounds_) part_elements = std::max(part_elements, round.part_elements);
   const at::Tensor& grad = parameters.front().grad;  // no smaller than a weight's elements
@@ -66,32 +68,44 @@ at::Tensor ShardExchange::Weight(const SlabPiece& piece) const {
 void ShardExchange::GradientsAreFinal(int64_t first) {
   CHECK_LT(first, final_from_) << "gradients are final twice in a step";
   final_from_ = first;
-  Advance();
+  RunBeside([this] { Advance(); });
 }
 
 void ShardExchange::AllGradientsAreFinal() {
   final_from_ = 0;
-  Advance();
+  RunBeside([this] { Advance(); });
 }
 
 absl::Status ShardExchange::FinishReduction() {
   CHECK_EQ(final_from_, 0) << "gradients are not final yet";
-  for (Advance(); ended_ < started_; Advance()) EndReduce();
+  RunBeside([this] {
+    for (Advance(); ended_ < started_; Advance()) EndReduce();
+  });
+  if (side_queue_ != nullptr) side_queue_->ComputeWaits();
   final_from_ = static_cast<int64_t>(parameters_.size());
   started_ = ended_ = 0;
   return std::exchange(error_, absl::OkStatus());
 }
 
-bool ShardExchange::CanStart() const {
-  return error_.ok() && started_ < rounds_.size() && started_ - ended_ < flights_.size() &&
-         ReduceRound(started_).first_parameter() >= final_from_;
+void ShardExchange::RunBeside(const std::function<void()>& work) {
+  side_queue_ == nullptr ? work() : side_queue_->Run(work);
+}
+
+bool ShardExchange::NextIsFinal() const {
+  return error_.ok() && started_ < rounds_.size() && ReduceRound(started_).first_parameter() >= final_from_;
+}
+
+// In a side queue the wait for a round is the queue's, and the host has none.
+bool ShardExchange::CanEnd() {
+  if (ended_ == started_) return false;
+  return FlightOf(ended_).pending->Done() || (side_queue_ != nullptr && NextIsFinal() && !HasFreeFlight());
 }
 
 void ShardExchange::Advance() {
   for (;;) {
-    if (ended_ < started_ && FlightOf(ended_).pending->Done()) {
+    if (CanEnd()) {
       EndReduce();
-    } else if (CanStart()) {
+    } else if (NextIsFinal() && HasFreeFlight()) {
       StartReduce();
     } else {
       return;

@@ -9,16 +9,20 @@
 //  (1) Every rank starts all rounds of a step, in one order, whatever its own gradients are or when they are final.
 //  (2) At most kRoundsInFlight rounds have been started and have not ended. They end in their order.
 //  (3) A round reads, and changes, gradients of parameters that are final; what a sum is does not depend on time.
-//  (4) After the constructor nothing takes memory: a rank never fails between two rounds, which others wait for.
+//  (4) A device's rounds run in a queue beside the backward's, for which they have no wait: its host runs ahead, and
+//      would find no round done that it could end.
+//  (5) After the constructor nothing takes memory: a rank never fails between two rounds, which others wait for.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "worker/backend/side_queue.h"
 #include "worker/optim/parameter.h"
 #include "worker/optim/shards.h"
 #include "worker/parallel/communicator.h"
@@ -31,8 +35,10 @@ inline constexpr char kGradientsName[] = "gradients", kWeightsName[] = "weights"
 class ShardExchange {
  public:
   // Takes all the memory of the exchange, on the device of the parameters (common/cost/state_shards.h counts it).
-  // Throws c10::OutOfMemoryError. `ranks` and `parameters` outlive it; REQUIRES: ranks and shards are of one size.
-  ShardExchange(Communicator& ranks, const OptimizerShards& shards, std::vector<Parameter>& parameters);
+  // Throws c10::OutOfMemoryError. `side_queue`: where the parameters' device has one. `ranks` and `parameters` outlive
+  // it; REQUIRES: ranks and shards are of one size.
+  ShardExchange(Communicator& ranks, const OptimizerShards& shards, std::vector<Parameter>& parameters,
+                std::unique_ptr<SideQueue> side_queue = nullptr);
   ~ShardExchange();  // waits for what is in flight
   ShardExchange(const ShardExchange&) = delete;
   ShardExchange& operator=(const ShardExchange&) = delete;
@@ -67,8 +73,11 @@ class ShardExchange {
   at::Tensor Gradients(const SlabPiece& piece) const;
   at::Tensor Weight(const SlabPiece& piece) const;
 
-  bool CanStart() const;
+  bool HasFreeFlight() const { return started_ - ended_ < flights_.size(); }
+  bool NextIsFinal() const;
+  bool CanEnd();
   void Advance();
+  void RunBeside(const std::function<void()>& work);
   void StartReduce();
   void EndReduce();
   void StartGather(size_t i);
@@ -82,6 +91,7 @@ class ShardExchange {
   int64_t final_from_;              // the first parameter whose gradients are final
   size_t started_ = 0, ended_ = 0;  // rounds
   absl::Status error_;
+  std::unique_ptr<SideQueue> side_queue_;  // ends first: it uses the flights. Null: there is one rank, or a CPU
 };
 
 }  // namespace stemma::worker

@@ -28,15 +28,34 @@ constexpr int64_t kAtOnce = 2;        // rounds
 constexpr double kNotFinal = 1.0e30;  // where a gradient is not there yet
 constexpr absl::Duration kAtMost = absl::Minutes(1);
 
-// What one rank's communicator was asked for.
+// What one rank's communicator was asked for, and in which queue.
 struct Flights {
   int64_t begun = 0, ended = 0, most = 0;
+  bool is_beside = false;                    // the side queue is given work
+  int64_t calls_beside = 0;                  // begins and ends
+  int64_t ended_when_the_compute_waits = 0;  // for the side queue, the last time
 
   void Note(const std::string& name, bool begins) {
     if (name != kGradientsName) return;
     ++(begins ? begun : ended);
+    calls_beside += is_beside ? 1 : 0;
     most = std::max(most, begun - ended);
   }
+};
+
+class RecordingQueue final : public SideQueue {
+ public:
+  explicit RecordingQueue(Flights& flights) : flights_(flights) {}
+
+  void Run(const std::function<void()>& work) override {
+    flights_.is_beside = true;
+    work();
+    flights_.is_beside = false;
+  }
+  void ComputeWaits() override { flights_.ended_when_the_compute_waits = flights_.ended; }
+
+ private:
+  Flights& flights_;
 };
 
 // Says that gradients are final, and what that has begun.
@@ -107,7 +126,8 @@ class ShardReductionTest : public ::testing::TestWithParam<uint32_t> {
   }
 
   // Runs on every rank, each on a thread, with an exchange of its own.
-  void OnRanks(DoneIs done, const std::function<void(int rank, ShardExchange& exchange, const Flights& flights)>& run) {
+  void OnRanks(DoneIs done, const std::function<void(int rank, ShardExchange& exchange, const Flights& flights)>& run,
+               bool has_side_queue = false) {
     std::vector<std::unique_ptr<Communicator>> ranks = MakeThreadRanks(num_ranks_, kAtMost);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < num_ranks_; ++rank) {
@@ -116,7 +136,8 @@ class ShardReductionTest : public ::testing::TestWithParam<uint32_t> {
         const auto r = static_cast<size_t>(rank);
         const std::unique_ptr<Communicator> recording = MakeRecordingRank(
             std::move(ranks[r]), done, [&](const std::string& name, bool begins) { flights.Note(name, begins); });
-        ShardExchange exchange(*recording, Shards(), of_ranks_[r]);
+        ShardExchange exchange(*recording, Shards(), of_ranks_[r],
+                               has_side_queue ? std::make_unique<RecordingQueue>(flights) : nullptr);
         run(rank, exchange, flights);
       });
     }
@@ -190,6 +211,31 @@ TEST_P(ShardReductionTest, RoundsThatAreDoneMakeRoomForTheNext) {
     }
     EXPECT_TRUE(exchange.FinishReduction().ok());
   });
+  ExpectSums(gradients);
+}
+
+// Where a device has a queue beside the backward's, its waits are the queue's: the host finds nothing done, begins
+// every round as soon as its gradients are final, and lets the next take the buffers of the oldest.
+TEST_P(ShardReductionTest, BesideTheBackwardAllRoundsBeginInIt) {
+  const std::vector<std::vector<at::Tensor>> gradients = DrawGradients(7);
+  OnRanks(
+      DoneIs::kNever,
+      [&](int rank, ShardExchange& exchange, const Flights& flights) {
+        const auto rounds = static_cast<int64_t>(Shards().Rounds().size());
+        Backward(rank, 7, gradients[static_cast<size_t>(rank)], [&](int64_t first) {
+          exchange.GradientsAreFinal(first);
+          EXPECT_EQ(flights.begun, Ready(first)) << "from p" << first << ", STEMMA_SEED=" << seed_;
+          EXPECT_EQ(flights.ended, std::max<int64_t>(0, flights.begun - kAtOnce)) << "a wait that nothing needs yet";
+        });
+        exchange.AllGradientsAreFinal();
+        EXPECT_EQ(flights.begun, rounds);
+        EXPECT_EQ(flights.ended_when_the_compute_waits, 0) << "the backward waits for a round";
+        EXPECT_TRUE(exchange.FinishReduction().ok());
+        EXPECT_EQ(flights.ended_when_the_compute_waits, rounds);
+        EXPECT_EQ(flights.most, std::min(kAtOnce, rounds)) << "STEMMA_SEED=" << seed_;
+        EXPECT_EQ(flights.calls_beside, 2 * rounds) << "a round is in the backward's queue";
+      },
+      /*has_side_queue=*/true);
   ExpectSums(gradients);
 }
 

@@ -17,6 +17,7 @@
 #include "worker/backend/cuda/attention/flash_attention.h"
 #include "worker/backend/cuda/cuda_kernels.h"
 #include "worker/backend/cuda/cuda_memory.h"
+#include "worker/backend/cuda/cuda_side_queue.h"
 #include "worker/backend/cuda/cuda_transfer.h"
 #include "worker/backend/cuda/products.h"
 #include "worker/memory/cuda_copy_engine.h"
@@ -117,6 +118,7 @@ Backend MakeCudaBackend(at::Device device, const BackendRequest& request) {
           .send = Send,
           .start_read = StartRead,
           .make_clock = MakeStreamClock,
+          .make_side_queue = MakeSideStream,
           .host_reads_are_free = false,
           .queries_by_token = true,
           .dlogits_in_run_dtype = true};

@@ -5,8 +5,6 @@
 #include <c10/cuda/CUDAStream.h>
 #include <glog/logging.h>
 
-#include <optional>
-#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"

@@ -4,7 +4,6 @@
 #include <cublas_v2.h>
 #include <glog/logging.h>
 
-#include <algorithm>
 #include <limits>
 
 #include "worker/backend/composed/composed_backend.h"
