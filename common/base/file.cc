@@ -41,40 +41,22 @@ absl::Status ErrnoStatus(std::string_view what, const std::string& path, int err
   }
 }
 
-RegularFile::RegularFile(std::string path, int fd, uint64_t bytes) : path_(std::move(path)), fd_(fd), bytes_(bytes) {}
-
-RegularFile::RegularFile(RegularFile&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), bytes_(other.bytes_) {}
-
-RegularFile& RegularFile::operator=(RegularFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-RegularFile::~RegularFile() {
-  if (fd_ >= 0) close(fd_);
-}
-
 absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) { return OpenAt(AT_FDCWD, path, path); }
 
 absl::StatusOr<RegularFile> RegularFile::OpenAt(int folder_fd, const std::string& name, const std::string& path) {
   // O_NONBLOCK: a fifo must not hold us.
-  const int fd = openat(folder_fd, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return ErrnoStatus("open", path, errno);
-  RegularFile file(path, fd, 0);
+  UniqueFd fd(openat(folder_fd, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return ErrnoStatus("open", path, errno);
   struct stat info;
-  if (fstat(fd, &info) != 0) return ErrnoStatus("stat", path, errno);
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus("stat", path, errno);
   if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
-  file.bytes_ = static_cast<uint64_t>(info.st_size);
-  return file;
+  return RegularFile(path, std::move(fd), static_cast<uint64_t>(info.st_size));
 }
 
 absl::Status RegularFile::ReadAt(uint64_t offset, void* data, uint64_t size) const {
   char* out = static_cast<char*>(data);
   while (size > 0) {
-    const ssize_t count = pread(fd_, out, size, static_cast<off_t>(offset));
+    const ssize_t count = pread(fd_.get(), out, size, static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return ErrnoStatus("read", path_, errno);
     if (count == 0) return absl::InvalidArgumentError(absl::StrCat(path_, ": ends at byte ", offset, ", truncated"));
@@ -105,13 +87,16 @@ absl::Status WriteAll(int fd, std::string_view content, const std::string& path)
   return absl::OkStatus();
 }
 
+absl::Status SyncAndClose(UniqueFd fd, const std::string& path) {
+  if (fsync(fd.get()) != 0) return ErrnoStatus("fsync", path, errno);
+  return close(fd.Release()) == 0 ? absl::OkStatus() : ErrnoStatus("close", path, errno);
+}
+
 absl::Status WriteFile(const std::string& path, std::string_view content) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoStatus("create", path, errno);
-  absl::Status status = WriteAll(fd, content, path);
-  if (status.ok() && fsync(fd) != 0) status = ErrnoStatus("fsync", path, errno);
-  if (close(fd) != 0 && status.ok()) status = ErrnoStatus("close", path, errno);
-  return status;
+  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd.valid()) return ErrnoStatus("create", path, errno);
+  RETURN_IF_ERROR(WriteAll(fd.get(), content, path));
+  return SyncAndClose(std::move(fd), path);
 }
 
 absl::StatusOr<std::string> ResolvePath(const std::string& path) {

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma {
 
@@ -21,20 +23,18 @@ class RegularFile {
   static absl::StatusOr<RegularFile> Open(const std::string& path);
   // Opens `name` in a folder that the caller holds open; `path` is for the errors.
   static absl::StatusOr<RegularFile> OpenAt(int folder_fd, const std::string& name, const std::string& path);
-  RegularFile(RegularFile&& other) noexcept;
-  RegularFile& operator=(RegularFile&& other) noexcept;
-  ~RegularFile();
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   uint64_t bytes() const { return bytes_; }  // when it was opened
   // All `size` bytes or an error.
   absl::Status ReadAt(uint64_t offset, void* data, uint64_t size) const;
 
  private:
-  RegularFile(std::string path, int fd, uint64_t bytes);
+  RegularFile(std::string path, UniqueFd fd, uint64_t bytes)
+      : path_(std::move(path)), fd_(std::move(fd)), bytes_(bytes) {}
 
   std::string path_;
-  int fd_ = -1;
+  UniqueFd fd_;
   uint64_t bytes_ = 0;
 };
 
@@ -43,6 +43,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t max_bytes
 
 // Writes all of it, however the kernel cuts it; `path` is for the error.
 absl::Status WriteAll(int fd, std::string_view content, const std::string& path);
+
+// Closes it once what it wrote is on the disk; after an error it is closed too.
+absl::Status SyncAndClose(UniqueFd fd, const std::string& path);
 
 // Writes, fsyncs and closes; an existing file is overwritten in place (ReplaceFile in temporary_file.h: whole or not).
 absl::Status WriteFile(const std::string& path, std::string_view content);

@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma {
 
@@ -17,7 +19,7 @@ class FileWriter {
  public:
   // Fails if the file exists. Errors: AlreadyExists, PermissionDenied, NotFound (folder).
   static absl::StatusOr<FileWriter> Create(const std::string& path, mode_t mode = 0644);
-  FileWriter(FileWriter&& other) noexcept;
+  FileWriter(FileWriter&&) = default;
   FileWriter& operator=(FileWriter&&) = delete;
   ~FileWriter();  // removes the file, unless Close returned OK
 
@@ -25,9 +27,10 @@ class FileWriter {
   absl::Status Close();  // fsync and close; no call after it
 
  private:
-  FileWriter(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  FileWriter(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+
   std::string path_;
-  int fd_ = -1;
+  UniqueFd fd_;
 };
 
 }  // namespace stemma

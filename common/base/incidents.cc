@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
+#include "common/base/unique_fd.h"
 #include "glog/logging.h"
 
 namespace stemma {
@@ -57,11 +57,8 @@ absl::Status WriteIncidentFile(const std::string& data_directory, const std::str
   RETURN_IF_ERROR(MakeFolder(FolderIn(data_directory)));
   RETURN_IF_ERROR(MakeFolder(folder));
   const std::string path = absl::StrCat(folder, "/", file);
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoStatus("open", path, errno);
-  const absl::Status status = WriteAll(fd, content, path);
-  close(fd);
-  return status;
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644));
+  return fd.valid() ? WriteAll(fd.get(), content, path) : ErrnoStatus("open", path, errno);
 }
 
 void RemoveOldIncidents(const std::string& data_directory) {

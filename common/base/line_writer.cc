@@ -13,13 +13,12 @@
 namespace stemma {
 namespace {
 
-// Returns the descriptor to write to. O_NONBLOCK is of the open file, which other processes share: a pipe is opened
-// once more.
-int OpenWithoutWaiting(int fd) {
+// Opens a pipe once more, which does not wait: O_NONBLOCK is of the open file, which other processes share. None: it is
+// no pipe, or cannot be opened again.
+UniqueFd ReopenWithoutWaiting(int fd) {
   struct stat info;
-  if (fstat(fd, &info) != 0 || !S_ISFIFO(info.st_mode)) return fd;
-  const int own = open(absl::StrCat("/proc/self/fd/", fd).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-  return own < 0 ? fd : own;
+  if (fstat(fd, &info) != 0 || !S_ISFIFO(info.st_mode)) return UniqueFd();
+  return UniqueFd(open(absl::StrCat("/proc/self/fd/", fd).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
 }
 
 ssize_t WriteNow(int fd, std::string_view bytes) {
@@ -29,11 +28,7 @@ ssize_t WriteNow(int fd, std::string_view bytes) {
 
 }  // namespace
 
-LineWriter::LineWriter(int fd) : given_fd_(fd), fd_(OpenWithoutWaiting(fd)) {}
-
-LineWriter::~LineWriter() {
-  if (fd_ != given_fd_) close(fd_);
-}
+LineWriter::LineWriter(int fd) : reopened_(ReopenWithoutWaiting(fd)), fd_(reopened_.valid() ? reopened_.get() : fd) {}
 
 bool LineWriter::TryWrite(std::string_view line) {
   while (!line.empty()) {

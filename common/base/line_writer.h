@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "common/base/mutex.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma {
 
@@ -20,9 +21,6 @@ class LineWriter {
   static constexpr absl::Duration kPatience = absl::Milliseconds(100);
 
   explicit LineWriter(int fd);
-  ~LineWriter();
-  LineWriter(const LineWriter&) = delete;
-  LineWriter& operator=(const LineWriter&) = delete;
 
   // Writes `line`, which ends with its line end, in one piece where there is room for it, so that lines of several
   // processes do not mix. `told(n)` makes the line, with its end, that says of n dropped ones. A descriptor that cannot
@@ -38,8 +36,8 @@ class LineWriter {
   bool TryWrite(std::string_view line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WaitForRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const int given_fd_;
-  int fd_;  // the same, or a pipe opened again: what the other processes share stays a descriptor that waits
+  const UniqueFd reopened_;  // a pipe: what the other processes share stays a descriptor that waits
+  const int fd_;             // that one, or what was given
   Mutex mutex_;
   int64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
 };

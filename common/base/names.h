@@ -1,4 +1,5 @@
-// Names that clients choose: what they may hold. Errors: InvalidArgument, with the name (shortened) and the rule.
+// Names that become entries of a folder or stand in messages: what they may hold. Errors: InvalidArgument, with the
+// name (shortened) and the rule.
 #pragma once
 
 #include <string_view>

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -83,17 +82,13 @@ absl::StatusOr<ReadyFile> ReadyFile::Write(const std::string& path, std::string_
   return ReadyFile(path, file.TakeFd());
 }
 
-ReadyFile::ReadyFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
-
-ReadyFile::ReadyFile(ReadyFile&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-
 void ReadyFile::Remove() {
-  if (fd_ < 0) return;
+  if (!fd_.valid()) return;
   struct stat ours, there;
-  const bool same = fstat(fd_, &ours) == 0 && lstat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+  const bool same = fstat(fd_.get(), &ours) == 0 && lstat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
                     ours.st_ino == there.st_ino;
   if (same) unlink(path_.c_str());
-  close(std::exchange(fd_, -1));
+  fd_.Reset();
 }
 
 }  // namespace stemma

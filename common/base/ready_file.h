@@ -7,9 +7,11 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma {
 
@@ -22,7 +24,7 @@ class ReadyFile {
 
   // Checks again and writes it whole.
   static absl::StatusOr<ReadyFile> Write(const std::string& path, std::string_view content);
-  ReadyFile(ReadyFile&& other) noexcept;
+  ReadyFile(ReadyFile&&) = default;
   ReadyFile& operator=(ReadyFile&&) = delete;
   ~ReadyFile() { Remove(); }
 
@@ -30,10 +32,10 @@ class ReadyFile {
   void Remove();
 
  private:
-  ReadyFile(std::string path, int fd);
+  ReadyFile(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
 
   std::string path_;
-  int fd_ = -1;  // holds the lock; -1: removed
+  UniqueFd fd_;  // holds the lock; none: removed
 };
 
 }  // namespace stemma

@@ -41,20 +41,12 @@ absl::Status WriteAt(int fd, uint64_t offset, std::string_view bytes, const std:
 
 absl::StatusOr<SharedFile> SharedFile::Open(const std::string& path) {
   // O_NONBLOCK: a fifo must not hold us.
-  const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
-  if (fd < 0) return ErrnoStatus("create", path, errno);
-  SharedFile file(path, fd);
+  UniqueFd fd(open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644));
+  if (!fd.valid()) return ErrnoStatus("create", path, errno);
   struct stat info;
-  if (fstat(fd, &info) != 0) return ErrnoStatus("stat", path, errno);
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus("stat", path, errno);
   if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
-  return file;
-}
-
-SharedFile::SharedFile(SharedFile&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-
-SharedFile::~SharedFile() {
-  if (fd_ >= 0) close(fd_);
+  return SharedFile(path, std::move(fd));
 }
 
 absl::Status SharedFile::Write(const ByteRuns& runs, uint64_t first, std::string_view bytes) {
@@ -62,17 +54,12 @@ absl::Status SharedFile::Write(const ByteRuns& runs, uint64_t first, std::string
     const std::string_view piece = bytes.substr(done, kUnseenBytes);
     RETURN_IF_ERROR(CheckRoom(piece.size(), path_));
     RETURN_IF_ERROR(ForEachRun(runs, first + done, piece.size(), [&](uint64_t place, uint64_t written, uint64_t count) {
-      return WriteAt(fd_, place, piece.substr(written, count), path_);
+      return WriteAt(fd_.get(), place, piece.substr(written, count), path_);
     }));
   }
   return absl::OkStatus();
 }
 
-absl::Status SharedFile::Close() {
-  if (fsync(fd_) != 0) return ErrnoStatus("fsync", path_, errno);
-  const int fd = std::exchange(fd_, -1);
-  if (close(fd) != 0) return ErrnoStatus("close", path_, errno);
-  return absl::OkStatus();
-}
+absl::Status SharedFile::Close() { return SyncAndClose(std::move(fd_), path_); }
 
 }  // namespace stemma

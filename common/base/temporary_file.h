@@ -3,33 +3,39 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma {
 
 class TemporaryFile {
  public:
-  // Creates `.NAME.RANDOM` in the folder of `target`: two writers of one target never share a file.
+  // Creates `.NAME.RANDOM` (TargetOfTemporary) in the folder of `target`: two writers of one target never share a file.
   static absl::StatusOr<TemporaryFile> Create(const std::string& target);
   TemporaryFile(TemporaryFile&& other) noexcept;
   TemporaryFile& operator=(TemporaryFile&&) = delete;
   ~TemporaryFile();  // removes it unless it was committed
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   absl::Status Write(std::string_view content);
   // fsyncs and renames to the target, which is replaced.
   absl::Status Commit();
-  // The open file, which the caller closes.
-  int TakeFd();
+  // Gives the open file away.
+  UniqueFd TakeFd() { return std::move(fd_); }
 
  private:
-  TemporaryFile(std::string target, std::string path, int fd);
+  TemporaryFile(std::string target, std::string path, UniqueFd fd);
 
   std::string target_, path_;  // path_ empty: committed
-  int fd_ = -1;
+  UniqueFd fd_;
 };
+
+// Returns the NAME of a file `.NAME.RANDOM`, which may be what a process that was killed left; empty: it is no such
+// file.
+std::string_view TargetOfTemporary(std::string_view file_name);
 
 // The file at `path` is replaced whole; after an error it is what it was, and nothing else is left.
 absl::Status ReplaceFile(const std::string& path, std::string_view content);

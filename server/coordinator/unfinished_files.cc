@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "common/base/temporary_file.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -14,7 +15,7 @@ namespace fs = std::filesystem;
 
 bool IsUnfinished(const fs::path& path) {
   const std::string name = path.filename().string();
-  return absl::StartsWith(name, ".tmp-") || absl::StartsWith(name, ".calibration.json.");
+  return absl::StartsWith(name, ".tmp-") || TargetOfTemporary(name) == "calibration.json";
 }
 
 // Listed before any of it goes: what a folder that changes is listed as is not said.

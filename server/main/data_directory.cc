@@ -64,38 +64,22 @@ absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
   if (!error) fs::create_directories(data, error);
   if (error) return absl::InvalidArgumentError(absl::StrCat("cannot be created: ", error.message()));
   if (!fs::is_directory(data, error)) return absl::InvalidArgumentError("is not a directory");
-  const int fd = open((data / kLockName).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (fd < 0) return absl::InvalidArgumentError(absl::StrCat("cannot be written: ", ErrorText(errno)));
-  DataDirectory directory(data.string(), fd);
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+  UniqueFd fd(open((data / kLockName).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (!fd.valid()) return absl::InvalidArgumentError(absl::StrCat("cannot be written: ", ErrorText(errno)));
+  if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return absl::InvalidArgumentError(absl::StrCat("cannot be locked: ", ErrorText(errno)));
     return absl::InvalidArgumentError(
-        absl::StrCat("is in use by ", HolderOf(fd), ": each server needs a data directory of its own"));
+        absl::StrCat("is in use by ", HolderOf(fd.get()), ": each server needs a data directory of its own"));
   }
-  RETURN_IF_ERROR(WriteHolder(fd, absl::StrCat("pid ", getpid(), "\n")));
+  RETURN_IF_ERROR(WriteHolder(fd.get(), absl::StrCat("pid ", getpid(), "\n")));
   // Only who holds the lock writes here, so what is unfinished is nobody's.
   RemoveUnfinished(data.string());
   RemoveUnfinished(ExportsFolder(data.string()));
-  return directory;
-}
-
-DataDirectory::DataDirectory(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
-
-DataDirectory::DataDirectory(DataDirectory&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-
-DataDirectory& DataDirectory::operator=(DataDirectory&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-DataDirectory::~DataDirectory() {
-  if (fd_ >= 0) close(fd_);
+  return DataDirectory(data.string(), std::move(fd));
 }
 
 absl::Status DataDirectory::SetAddress(const std::string& address) {
-  return WriteHolder(fd_, absl::StrCat("pid ", getpid(), " at ", address, "\n"));
+  return WriteHolder(fd_.get(), absl::StrCat("pid ", getpid(), " at ", address, "\n"));
 }
 
 }  // namespace stemma::server

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma::server {
 
@@ -17,19 +19,16 @@ class DataDirectory {
   // all the configuration's: no path, not a directory, it cannot be written, another server holds it (its pid and
   // address).
   static absl::StatusOr<DataDirectory> Open(const std::string& path);
-  DataDirectory(DataDirectory&& other) noexcept;
-  DataDirectory& operator=(DataDirectory&& other) noexcept;
-  ~DataDirectory();
 
   const std::string& path() const { return path_; }  // absolute
   // Notes in the lock file where its holder serves.
   absl::Status SetAddress(const std::string& address);
 
  private:
-  DataDirectory(std::string path, int fd);
+  DataDirectory(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
 
   std::string path_;
-  int fd_ = -1;
+  UniqueFd fd_;  // holds the lock
 };
 
 }  // namespace stemma::server

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
-#include "common/admission/request_builder.h"
 #include "common/admission/run_numbers.h"
+#include "common/admission/traced_request.h"
 #include "common/base/byte_size.h"
 #include "common/base/parallel_for.h"
 #include "common/base/parse_options.h"
@@ -86,25 +84,6 @@ void OpenPlannedModel(const PlanningFlags& flags, PlanningOptions& options, std:
   }
 }
 
-// Checks a line as a server would check the request.
-absl::StatusOr<std::shared_ptr<const TrainingRequest>> Build(TraceRequest request, const PlanningOptions& options) {
-  RequestBuilder builder(TrainingRequest::Kind::kUpdate, options.config.limits(), options.model,
-                         NumbersOfRun(RunDtypeOf(options.config.dtype())));
-  v1::GroupPart part;
-  *part.mutable_update() = std::move(request.header);
-  RETURN_IF_ERROR(builder.Add(part));
-  uint64_t num_rollouts = 0;
-  for (v1::PromptGroup& group : request.groups) {
-    num_rollouts += static_cast<uint64_t>(group.rollouts_size());
-    *part.mutable_group() = std::move(group);
-    RETURN_IF_ERROR(builder.Add(part));
-  }
-  part.mutable_end()->set_num_groups(request.groups.size());
-  part.mutable_end()->set_num_rollouts(num_rollouts);
-  RETURN_IF_ERROR(builder.Add(part));
-  return builder.Finish();
-}
-
 }  // namespace
 
 void AddPlanningFlags(CLI::App& app, PlanningFlags& flags, PlanningOptions& options) {
@@ -147,12 +126,12 @@ absl::StatusOr<TraceRequests> ReadTrace(const PlanningOptions& options) {
     read.more = line && read.requests.size() == options.requests;
     if (!line || read.more) break;
     const std::string name = absl::StrCat("line ", line->line);
-    const auto request = Build(std::move(line->request), options);
+    const auto request = BuildTraced(std::move(line->request), options.config.limits(), options.model,
+                                     NumbersOfRun(RunDtypeOf(options.config.dtype())));
     if (!request.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(options.trace, ": ", name, ": ",
-                       absl::StrReplaceAll(std::string(request.status().message()), {{"update.", "header."}}),
-                       "; `stemma trace check ", options.trace, "` lists every problem"));
+      return absl::InvalidArgumentError(absl::StrCat(options.trace, ": ", name, ": ",
+                                                     WithPathsOfLine(std::string(request.status().message())),
+                                                     "; `stemma trace check ", options.trace, "` lists every problem"));
     }
     read.requests.push_back({absl::StrCat("the request on ", name), PlannerRequestOf(**request, options.config)});
   }

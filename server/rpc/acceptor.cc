@@ -51,18 +51,15 @@ void SetPort(sockaddr* address, uint16_t port) {
   }
 }
 
-// -1: errno says why not. Accepted sockets inherit TCP_NODELAY.
-int ListenOn(const addrinfo& address) {
-  const int fd = socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol);
-  if (fd < 0) return -1;
+// None: errno says why not. Accepted sockets inherit TCP_NODELAY.
+UniqueFd ListenOn(const addrinfo& address) {
+  UniqueFd fd(socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
+  if (!fd.valid()) return fd;
   const int on = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  if (bind(fd, address.ai_addr, address.ai_addrlen) == 0 && listen(fd, kBacklog) == 0) return fd;
-  const int error = errno;
-  close(fd);
-  errno = error;
-  return -1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  if (bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0 || listen(fd.get(), kBacklog) != 0) fd.Reset();
+  return fd;
 }
 
 }  // namespace
@@ -81,28 +78,24 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Open(const AcceptorOptions& 
   int error = 0;
   for (addrinfo* address = addresses.first; address != nullptr; address = address->ai_next) {
     SetPort(address->ai_addr, self->port_);  // with port 0: the one that the first address got
-    const int fd = ListenOn(*address);
-    if (fd < 0) {
+    UniqueFd fd = ListenOn(*address);
+    if (!fd.valid()) {
       error = errno;
       continue;
     }
-    self->listeners_.push_back(fd);
-    self->port_ = PortOf(fd);
+    self->port_ = PortOf(fd.get());
+    self->listeners_.push_back(std::move(fd));
   }
   if (self->listeners_.empty()) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", options.host, " port ", options.port, ": ", strerror(error)));
   }
-  self->wake_ = eventfd(0, EFD_CLOEXEC);
-  if (self->wake_ < 0) return absl::UnavailableError(absl::StrCat("eventfd: ", strerror(errno)));
+  self->wake_.Reset(eventfd(0, EFD_CLOEXEC));
+  if (!self->wake_.valid()) return absl::UnavailableError(absl::StrCat("eventfd: ", strerror(errno)));
   return self;
 }
 
-Acceptor::~Acceptor() {
-  Stop();
-  for (const int fd : listeners_) close(fd);
-  if (wake_ >= 0) close(wake_);
-}
+Acceptor::~Acceptor() { Stop(); }
 
 void Acceptor::AddTo(grpc::ServerBuilder& builder) {
   grpc_ = builder.experimental().AddExternalConnectionAcceptor(
@@ -126,21 +119,21 @@ void Acceptor::Start(const Clock& clock) {
 void Acceptor::Stop() {
   const uint64_t one = 1;
   if (thread_.joinable()) {
-    CHECK_EQ(write(wake_, &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
+    CHECK_EQ(write(wake_.get(), &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
     thread_.join();
   }
 }
 
 void Acceptor::Run(const Clock& clock) {
-  std::vector<pollfd> waiting = {{.fd = wake_, .events = POLLIN, .revents = 0}};
-  for (const int fd : listeners_) waiting.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  std::vector<pollfd> waiting = {{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
+  for (const UniqueFd& fd : listeners_) waiting.push_back({.fd = fd.get(), .events = POLLIN, .revents = 0});
   bool failed = false;
   while (true) {
     // After a failure the listeners, which are still readable, are left alone for a while.
     const int ready = poll(waiting.data(), failed ? 1 : waiting.size(), failed ? kRetryMs : -1);
     if (ready > 0 && waiting[0].revents != 0) return;
     failed = false;
-    for (const int fd : listeners_) failed = !AcceptFrom(fd) || failed;
+    for (const UniqueFd& fd : listeners_) failed = !AcceptFrom(fd.get()) || failed;
     if (!problem_.empty()) Say(clock.Now(), std::exchange(problem_, ""));
   }
 }

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/clock.h"
+#include "common/base/unique_fd.h"
 #include "grpcpp/server_builder.h"
 
 namespace stemma::server {
@@ -50,10 +51,10 @@ class Acceptor {
 
   const uint64_t connections_max_;
   uint16_t port_ = 0;
-  int descriptor_max_ = 0;      // of a connection; set by Start
-  int wake_ = -1;               // an eventfd that Stop writes
-  std::vector<int> listeners_;  // non-blocking
-  std::string problem_;         // of the last connection that was not taken; empty: it was
+  int descriptor_max_ = 0;           // of a connection; set by Start
+  UniqueFd wake_;                    // an eventfd that Stop writes
+  std::vector<UniqueFd> listeners_;  // non-blocking
+  std::string problem_;              // of the last connection that was not taken; empty: it was
   absl::Time said_at_ = absl::InfinitePast();
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> grpc_;
   std::thread thread_;

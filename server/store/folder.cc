@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/file.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma::server {
 
@@ -40,11 +41,9 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
 }
 
 absl::Status SyncFolder(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return ErrnoStatus("open", path, errno);
-  const int error = fsync(fd) == 0 ? 0 : errno;
-  close(fd);
-  return error == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path, error);
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus("open", path, errno);
+  return fsync(fd.get()) == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path, errno);
 }
 
 }  // namespace stemma::server

@@ -1,7 +1,6 @@
 #include "server/store/journal.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <optional>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
+#include "common/base/unique_fd.h"
 #include "glog/logging.h"
 #include "server/store/folder.h"
 
@@ -23,10 +23,8 @@ constexpr uint64_t kPagesBytesOfRow = 2 * 4096;  // that a small row writes to t
 // Creates an empty file for the database, so that it and its log are this user's alone. One that is there is not
 // opened: closing it would give up the lock that another Journal of this process has on it.
 absl::Status MakeFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return errno == EEXIST ? absl::OkStatus() : ErrnoStatus("create", path, errno);
-  close(fd);
-  return absl::OkStatus();
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  return fd.valid() || errno == EEXIST ? absl::OkStatus() : ErrnoStatus("create", path, errno);
 }
 
 absl::StatusOr<JournalRows> Verified(Database& database, const std::string& path, const std::string& witness_path) {

@@ -58,41 +58,27 @@ absl::StatusOr<std::optional<JournalMark>> JournalWitness::Read(const std::strin
 }
 
 absl::StatusOr<JournalWitness> JournalWitness::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return ErrnoStatus("open", path, errno);
-  JournalWitness witness(path, fd);
+  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!fd.valid()) return ErrnoStatus("open", path, errno);
   // A longer file would stay longer, and be taken for damaged.
   struct stat info;
-  if (fstat(fd, &info) != 0) return ErrnoStatus("stat", path, errno);
-  if (info.st_size > static_cast<off_t>(kFileBytes) && ftruncate(fd, kFileBytes) != 0) {
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus("stat", path, errno);
+  if (info.st_size > static_cast<off_t>(kFileBytes) && ftruncate(fd.get(), kFileBytes) != 0) {
     return ErrnoStatus("truncate", path, errno);
   }
-  return witness;
-}
-
-JournalWitness::JournalWitness(JournalWitness&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-
-JournalWitness& JournalWitness::operator=(JournalWitness&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-JournalWitness::~JournalWitness() {
-  if (fd_ >= 0) close(fd_);
+  return JournalWitness(path, std::move(fd));
 }
 
 absl::Status JournalWitness::Write(const JournalMark& mark) {
   // One call: a process that is killed leaves the old mark or the new one.
   const std::string text = TextOf(mark);
-  const ssize_t count = pwrite(fd_, text.data(), text.size(), 0);
+  const ssize_t count = pwrite(fd_.get(), text.data(), text.size(), 0);
   if (count < 0) return ErrnoStatus("write", path_, errno);
   return static_cast<size_t>(count) == text.size() ? absl::OkStatus() : ErrnoStatus("write", path_, ENOSPC);
 }
 
 absl::Status JournalWitness::Sync() {
-  return fdatasync(fd_) == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path_, errno);
+  return fdatasync(fd_.get()) == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path_, errno);
 }
 
 }  // namespace stemma::server

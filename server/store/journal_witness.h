@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma::server {
 
@@ -32,18 +33,15 @@ class JournalWitness {
 
   // Opens it for writing, creates it if need be. Links are not followed.
   static absl::StatusOr<JournalWitness> Open(const std::string& path);
-  JournalWitness(JournalWitness&& other) noexcept;
-  JournalWitness& operator=(JournalWitness&& other) noexcept;
-  ~JournalWitness();
 
   absl::Status Write(const JournalMark& mark);
   absl::Status Sync();
 
  private:
-  JournalWitness(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  JournalWitness(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
 
   std::string path_;
-  int fd_ = -1;
+  UniqueFd fd_;
 };
 
 }  // namespace stemma::server

@@ -2,15 +2,12 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <filesystem>
-#include <system_error>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/file.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/base/temporary_file.h"
 #include "glog/logging.h"
@@ -18,22 +15,6 @@
 
 namespace stemma::server {
 namespace {
-
-namespace fs = std::filesystem;
-
-constexpr size_t kNameBytesMax = 128;
-constexpr size_t kRandomBytes = 6;  // TemporaryFile writes to .NAME.RANDOM
-
-bool IsName(const std::string& name) {
-  const auto allowed = [](char c) { return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-'; };
-  return !name.empty() && name.size() <= kNameBytesMax && absl::ascii_isalnum(name[0]) &&
-         std::all_of(name.begin(), name.end(), allowed);
-}
-
-bool IsUnfinished(const std::string& name) {
-  const size_t dot = name.rfind('.');
-  return name[0] == '.' && dot > 0 && name.size() == dot + 1 + kRandomBytes && IsName(name.substr(1, dot - 1));
-}
 
 absl::Status RemoveFile(const std::string& path) {
   return unlink(path.c_str()) == 0 || errno == ENOENT ? absl::OkStatus() : ErrnoStatus("remove", path, errno);
@@ -48,7 +29,7 @@ absl::StatusOr<Spool> Spool::Open(const std::string& directory, uint64_t message
   RETURN_IF_ERROR(MakePrivateFolder(spool.folder_));
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(spool.folder_));
   for (const std::string& name : names) {
-    if (!IsUnfinished(name)) continue;
+    if (!CheckFileName(TargetOfTemporary(name)).ok()) continue;
     RETURN_IF_ERROR(RemoveFile(absl::StrCat(spool.folder_, "/", name)));
     LOG(INFO) << "removed " << spool.folder_ << "/" << name << ", which a process that ended left unfinished";
   }
@@ -56,10 +37,8 @@ absl::StatusOr<Spool> Spool::Open(const std::string& directory, uint64_t message
 }
 
 absl::StatusOr<std::string> Spool::PathOf(const std::string& name) const {
-  if (IsName(name)) return absl::StrCat(folder_, "/", name);
-  return absl::InvalidArgumentError(absl::StrCat("\"", Shortened(name, kNameBytesMax),
-                                                 "\" cannot name a file of the spool: up to ", kNameBytesMax,
-                                                 " letters, digits and ._-, a letter or digit first"));
+  RETURN_IF_ERROR(CheckFileName(name));
+  return absl::StrCat(folder_, "/", name);
 }
 
 absl::StatusOr<internal::v1::SpoolFile> Spool::Write(const std::string& name, const TrainingRequest& request,
@@ -98,7 +77,7 @@ absl::StatusOr<std::vector<std::string>> Spool::Sweep(const std::set<std::string
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder_));
   std::vector<std::string> removed;
   for (const std::string& name : names) {
-    if (!IsName(name) || keep.contains(name)) continue;
+    if (!CheckFileName(name).ok() || keep.contains(name)) continue;
     const std::string path = absl::StrCat(folder_, "/", name);
     const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
     if (!file.ok() || !IsSpooled(*file)) continue;

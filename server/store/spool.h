@@ -2,8 +2,8 @@
 // again.
 //
 // A file is there whole or not at all, and durable once Write returned. The journal's row says its bytes and digest,
-// and Read gives back nothing else. Names are ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$; links are not followed. Thread
-// safety: calls share only the folder, and may run on several threads; no two at once about the same name.
+// and Read gives back nothing else. Names are those of CheckFileName (common/base/names.h); links are not followed.
+// Thread safety: calls share only the folder, and may run on several threads; no two at once about the same name.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/request_state.h"
 #include "glog/logging.h"
 #include "server/protocol/journal_checks.h"
 #include "server/protocol/journal_fold.h"
@@ -59,7 +60,7 @@ int times_open[3];
 void CountOpen(const JournalState& state) {
   int open = 0;
   for (const internal::v1::KnownRequest& request : state.requests()) {
-    if (!server::IsFinal(request.status().state())) ++open;
+    if (!IsFinal(request.status().state())) ++open;
   }
   ++times_open[open];
 }

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -60,9 +59,10 @@ absl::StatusOr<std::string> NumericHost(const std::string& host) {
 absl::StatusOr<ListenSocket> ListenSocket::Open(const HostPort& address) {
   ASSIGN_OR_RETURN(const std::string host, NumericHost(address.host));
   SocketAddress socket_address = ToSocketAddress(host, address.port);
-  const int descriptor = ::socket(socket_address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (descriptor < 0) return SocketError("open a socket for", address);
-  ListenSocket listener(descriptor, {.host = host, .port = address.port, .loopback = address.loopback});
+  UniqueFd owned(::socket(socket_address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!owned.valid()) return SocketError("open a socket for", address);
+  const int descriptor = owned.get();
+  ListenSocket listener(std::move(owned), {.host = host, .port = address.port, .loopback = address.loopback});
   const int reuse = 1;
   if (::setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse)) != 0 ||
       ::bind(descriptor, Generic(socket_address), socket_address.bytes) != 0 || ::listen(descriptor, kBacklog) != 0 ||
@@ -74,15 +74,7 @@ absl::StatusOr<ListenSocket> ListenSocket::Open(const HostPort& address) {
   return listener;
 }
 
-ListenSocket::ListenSocket(int descriptor, HostPort address) : descriptor_(descriptor), address_(std::move(address)) {}
-
-ListenSocket::ListenSocket(ListenSocket&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), address_(std::move(other.address_)) {}
-
-ListenSocket::~ListenSocket() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-int ListenSocket::Release() { return std::exchange(descriptor_, -1); }
+ListenSocket::ListenSocket(UniqueFd descriptor, HostPort address)
+    : descriptor_(std::move(descriptor)), address_(std::move(address)) {}
 
 }  // namespace stemma::worker

@@ -3,27 +3,24 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/address.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma::worker {
 
-// Owns the descriptor.
 class ListenSocket {
  public:
   // Binds and listens. The host is an IP literal or `localhost` (127.0.0.1); port 0: any free one.
   // Errors: InvalidArgument - a name, which might mean several addresses; Unavailable - the address cannot be bound.
   static absl::StatusOr<ListenSocket> Open(const HostPort& address);
-  ~ListenSocket();
-  ListenSocket(ListenSocket&& other) noexcept;
-  ListenSocket& operator=(ListenSocket&&) = delete;
 
   const HostPort& address() const { return address_; }  // with the port in use
   // Gives the descriptor away.
-  int Release();
+  int Release() { return descriptor_.Release(); }
 
  private:
-  ListenSocket(int descriptor, HostPort address);
+  ListenSocket(UniqueFd descriptor, HostPort address);
 
-  int descriptor_;  // -1: given away
+  UniqueFd descriptor_;
   HostPort address_;
 };
 

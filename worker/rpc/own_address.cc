@@ -4,13 +4,13 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma::worker {
 namespace {
@@ -24,15 +24,14 @@ absl::Status NoRoute(const HostPort& server, std::string_view why) {
 
 // The address that a socket of datagrams is bound to when it is connected; empty, with errno: no route.
 std::string SourceOf(const addrinfo& target) {
-  const int descriptor = ::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (descriptor < 0) return "";
+  const UniqueFd descriptor(::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!descriptor.valid()) return "";
   sockaddr_storage own{};
   socklen_t bytes = sizeof(own);
   auto* generic = reinterpret_cast<sockaddr*>(&own);
-  const bool known =
-      ::connect(descriptor, target.ai_addr, target.ai_addrlen) == 0 && ::getsockname(descriptor, generic, &bytes) == 0;
+  const bool known = ::connect(descriptor.get(), target.ai_addr, target.ai_addrlen) == 0 &&
+                     ::getsockname(descriptor.get(), generic, &bytes) == 0;
   const int error = errno;
-  ::close(descriptor);
   char text[INET6_ADDRSTRLEN] = "";
   if (known && own.ss_family == AF_INET) {
     inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(&own)->sin_addr, text, sizeof(text));
@@ -71,10 +70,9 @@ absl::Status CheckAddressIsHere(const std::string& address) {
     return absl::InvalidArgumentError(absl::StrCat(address, ": ", gai_strerror(error)));
   }
   const Found found(list, &freeaddrinfo);
-  const int descriptor = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const bool here = descriptor >= 0 && ::bind(descriptor, found->ai_addr, found->ai_addrlen) == 0;
+  const UniqueFd descriptor(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const bool here = descriptor.valid() && ::bind(descriptor.get(), found->ai_addr, found->ai_addrlen) == 0;
   const int error = errno;
-  if (descriptor >= 0) ::close(descriptor);
   if (here) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(address, " cannot be listened on: ", std::strerror(error), "; give an address that this host has"));

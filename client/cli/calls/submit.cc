@@ -5,6 +5,7 @@
 namespace stemma::cli {
 namespace {
 
+constexpr uint64_t kMessageBytesTarget = 4 << 20;
 // Tag and length of a rollout inside its message.
 constexpr uint64_t kFramingBytes = 16;
 

@@ -12,8 +12,6 @@
 
 namespace stemma::cli {
 
-inline constexpr uint64_t kMessageBytesTarget = 4 << 20;
-
 // Gives every message of a request to `send` until that returns false (the stream broke). A message exceeds
 // `message_bytes` only where one rollout (or the prompt) does alone. `first` holds the header. Returns false if cut
 // short.

@@ -16,6 +16,7 @@
 #include "client/cli/local/child_process.h"
 #include "common/base/human.h"
 #include "common/base/system_memory.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma::cli {
 namespace {
@@ -27,9 +28,8 @@ constexpr uint64_t kOpenFilesMin = 256;
 Check CheckBinary(const std::string& name) {
   const auto path = SiblingExecutable(name);
   if (!path.ok()) return {name, CheckState::kFailed, std::string(path.status().message())};
-  const int null_fd = open("/dev/null", O_WRONLY);
-  const auto pid = StartChild({.argv = {*path, "--help"}, .stdout_fd = null_fd});
-  close(null_fd);
+  const UniqueFd null_fd(open("/dev/null", O_WRONLY));
+  const auto pid = StartChild({.argv = {*path, "--help"}, .stdout_fd = null_fd.get()});
   if (!pid.ok()) return {name, CheckState::kFailed, std::string(pid.status().message())};
   int wait_status = 0;
   waitpid(*pid, &wait_status, 0);
@@ -39,16 +39,14 @@ Check CheckBinary(const std::string& name) {
 }
 
 Check CheckPort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  const UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const bool ok =
-      fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 && listen(fd, 1) == 0;
-  const int error = errno;
-  if (fd >= 0) close(fd);
+  const bool ok = fd.valid() && bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+                  listen(fd.get(), 1) == 0;
   if (ok) return {"loopback port", CheckState::kOk, "127.0.0.1 gives free ports"};
-  return {"loopback port", CheckState::kFailed, absl::StrCat("cannot listen on 127.0.0.1: ", strerror(error))};
+  return {"loopback port", CheckState::kFailed, absl::StrCat("cannot listen on 127.0.0.1: ", strerror(errno))};
 }
 
 Check CheckMemory() {

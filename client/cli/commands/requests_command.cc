@@ -7,6 +7,7 @@
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/output/request_records.h"
+#include "common/base/request_state.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {
@@ -22,10 +23,6 @@ struct RequestsOptions {
 
 // One long poll; the call itself may take as long, and the usual timeout besides.
 constexpr uint64_t kWaitMs = 20'000;
-
-bool IsFinal(v1::RequestState state) {
-  return state == v1::DONE || state == v1::FAILED || state == v1::CANCELLED || state == v1::ROLLED_BACK;
-}
 
 void PrintStatus(const RequestsOptions& options, const v1::RequestStatus& status) {
   Record record = RequestRecord(status);

@@ -66,24 +66,24 @@ class CheckRun {
     auto reader = TraceReader::Open(options_.shared.trace);
     if (!reader.ok()) return UsageError(std::string(reader.status().message()));
     while (true) {
-      const auto line = reader->Next();
+      auto line = reader->Next();
       if (!line.ok()) {
         std::cerr << line.status().message() << std::endl;  // names file and line itself
         ++problems_;
         continue;
       }
       if (!line->has_value()) break;
-      Check(**line);
+      Check(**std::move(line));
     }
     return Finish(reader->digest());
   }
 
  private:
-  void Check(const TraceLine& line) {
+  void Check(TraceLine line) {
     ++requests_;
     groups_ += line.request.groups.size();
-    TraceProblems problems = CheckRequest(line.request, rules_);
-    const std::string& id = line.request.header.request().request_id();
+    const std::string id = line.request.header.request().request_id();
+    TraceProblems problems = CheckRequest(std::move(line.request), rules_);
     const auto [first, added] = line_of_id_.emplace(id, line.line);
     if (!added) {
       ++problems.count;

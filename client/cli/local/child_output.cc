@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/local/child_process.h"
 #include "common/base/file.h"
+#include "common/base/status_macros.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma::cli {
 namespace {
@@ -32,14 +34,14 @@ bool ReadAll(int fd, std::string& text) {
 absl::StatusOr<ChildOutput> ReadChild(const std::vector<std::string>& argv) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus("pipe to", argv.front(), errno);
-  const absl::StatusOr<pid_t> pid = StartChild({.argv = argv, .stdout_fd = ends[1]});
-  close(ends[1]);
+  UniqueFd read_end(ends[0]), write_end(ends[1]);
+  ASSIGN_OR_RETURN(const pid_t pid, StartChild({.argv = argv, .stdout_fd = write_end.get()}));
+  write_end.Reset();  // the child's alone: the end of what is read is its end
   ChildOutput output;
-  const bool whole = pid.ok() && ReadAll(ends[0], output.text);
-  close(ends[0]);
-  if (!pid.ok()) return pid.status();
-  if (!whole) kill(*pid, SIGKILL);
-  while (waitpid(*pid, &output.wait_status, 0) < 0 && errno == EINTR) {
+  const bool whole = ReadAll(read_end.get(), output.text);
+  read_end.Reset();
+  if (!whole) kill(pid, SIGKILL);
+  while (waitpid(pid, &output.wait_status, 0) < 0 && errno == EINTR) {
   }
   if (!whole) return absl::InternalError(absl::StrCat(argv.front(), " printed more than is taken"));
   return output;

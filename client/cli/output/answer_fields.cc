@@ -35,10 +35,18 @@ AnsweredMeshes MeshesOf(const Record& answer) {
   return meshes;
 }
 
-void WriteImpossible(const OutputOptions& options, const std::vector<Record>& meshes, std::ostream& out) {
-  if (meshes.empty()) return;
+void WriteMeshTables(const OutputOptions& options, const Record& assumptions, const AnsweredMeshes& meshes,
+                     const MeshTable& table, std::ostream& out) {
+  std::vector<Record> rows;
+  for (const Record& mesh : meshes.possible) rows.push_back(table.cells(mesh));
+  WriteFields(options, assumptions, out);
+  if (!rows.empty()) {
+    out << "\n";
+    WriteRecords(options, table.columns, rows, out);
+  }
+  if (meshes.impossible.empty()) return;
   out << "\n";
-  WriteRecords(options, {{"mesh", "impossible", 10, true}, {"reason", "why", 3, true}}, meshes, out);
+  WriteRecords(options, {{"mesh", "impossible", 10, true}, {"reason", "why", 3, true}}, meshes.impossible, out);
 }
 
 }  // namespace stemma::cli

@@ -24,7 +24,15 @@ struct AnsweredMeshes {
 };
 AnsweredMeshes MeshesOf(const Record& answer);
 
-// Prints meshes with their reasons; nothing where there are none.
-void WriteImpossible(const OutputOptions& options, const std::vector<Record>& meshes, std::ostream& out);
+// What a command's table of possible meshes shows: the cells of each, and the columns.
+struct MeshTable {
+  Record (*cells)(const Record& mesh);
+  std::vector<Column> columns;
+};
+
+// Prints what the answer assumes, the table of its possible meshes, and the others with their reasons; a table without
+// rows is left out.
+void WriteMeshTables(const OutputOptions& options, const Record& assumptions, const AnsweredMeshes& meshes,
+                     const MeshTable& table, std::ostream& out);
 
 }  // namespace stemma::cli

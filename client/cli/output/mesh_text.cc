@@ -1,7 +1,6 @@
 #include "client/cli/output/mesh_text.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,14 +80,7 @@ std::vector<Column> Columns(const std::vector<Record>& meshes) {
 
 void WriteMeshes(const OutputOptions& options, const Record& answer, std::ostream& out) {
   const AnsweredMeshes meshes = MeshesOf(answer);
-  std::vector<Record> possible;
-  std::transform(meshes.possible.begin(), meshes.possible.end(), std::back_inserter(possible), RankedCells);
-  WriteFields(options, RankingAssumptions(answer), out);
-  if (!possible.empty()) {
-    out << "\n";
-    WriteRecords(options, Columns(meshes.possible), possible, out);
-  }
-  WriteImpossible(options, meshes.impossible, out);
+  WriteMeshTables(options, RankingAssumptions(answer), meshes, {&RankedCells, Columns(meshes.possible)}, out);
 }
 
 }  // namespace stemma::cli

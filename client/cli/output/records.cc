@@ -8,6 +8,15 @@
 namespace stemma::cli {
 namespace {
 
+std::string CellText(const Record& value) {
+  if (value.is_null() || (value.is_object() && value.empty())) return "-";
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (value.is_number_float()) return absl::StrFormat("%.6g", value.get<double>());
+  if (value.is_array()) return absl::StrFormat("%d", value.size());
+  return JsonText(value);
+}
+
 std::string Cell(const Record& record, const std::string& key) {
   const auto found = record.find(key);
   return found == record.end() ? "-" : CellText(*found);
@@ -29,15 +38,6 @@ void Flatten(const Record& value, const std::string& path, std::vector<std::pair
 }
 
 }  // namespace
-
-std::string CellText(const Record& value) {
-  if (value.is_null() || (value.is_object() && value.empty())) return "-";
-  if (value.is_string()) return value.get<std::string>();
-  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
-  if (value.is_number_float()) return absl::StrFormat("%.6g", value.get<double>());
-  if (value.is_array()) return absl::StrFormat("%d", value.size());
-  return JsonText(value);
-}
 
 std::string JsonText(const Record& value, int indent) {
   return value.dump(indent, ' ', /*ensure_ascii=*/false, Record::error_handler_t::replace);

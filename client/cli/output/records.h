@@ -51,8 +51,6 @@ void WriteRecords(OutputOptions options, std::vector<Column> columns, const std:
 // One record: "key  value" lines (a nested object's keys are joined by dots), or one JSON object.
 void WriteFields(OutputOptions options, const Record& record, std::ostream& out);
 
-std::string CellText(const Record& value);
-
 // Returns the JSON of whatever is printed or written, on one line, or with so many spaces a level.
 std::string JsonText(const Record& value, int indent = -1);
 

@@ -6,9 +6,11 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
 
 namespace stemma::cli {
 
@@ -16,17 +18,18 @@ class ReportFile {
  public:
   // Errors name the path and why it cannot be written.
   static absl::StatusOr<ReportFile> Open(const std::string& path);
-  ReportFile(ReportFile&& other) noexcept;
+  ReportFile(ReportFile&&) = default;
   ReportFile& operator=(ReportFile&&) = delete;
   ~ReportFile();
 
   absl::Status Write(std::string_view content);
 
  private:
-  ReportFile(std::string path, int fd, bool created) : path_(std::move(path)), fd_(fd), created_(created) {}
+  ReportFile(std::string path, UniqueFd fd, bool created)
+      : path_(std::move(path)), fd_(std::move(fd)), created_(created) {}
 
   std::string path_;
-  int fd_ = -1;
+  UniqueFd fd_;
   bool created_ = false;
   bool written_ = false;
 };

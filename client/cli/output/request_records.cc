@@ -57,12 +57,10 @@ void UnquoteIntegers(Record& value, const google::protobuf::Message& message) {
 
 }  // namespace
 
-std::string StateName(v1::RequestState state) { return v1::RequestState_Name(state); }
-
 Record RequestRecord(const v1::RequestStatus& status) {
   Record record;
   record["request_id"] = status.request_id();
-  record["state"] = StateName(status.state());
+  record["state"] = v1::RequestState_Name(status.state());
   record["steps_applied"] = status.steps_applied();
   record["steps_total"] = status.steps_total();
   record["replayed"] = status.replayed();

@@ -10,9 +10,6 @@
 
 namespace stemma::cli {
 
-// "ACCEPTED", "DONE", ...
-std::string StateName(v1::RequestState state);
-
 // One request, without its steps.
 Record RequestRecord(const v1::RequestStatus& status);
 std::vector<Column> RequestColumns();

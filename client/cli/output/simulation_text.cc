@@ -1,7 +1,5 @@
 #include "client/cli/output/simulation_text.h"
 
-#include <algorithm>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -91,32 +89,25 @@ Record SimulatedCells(const Record& mesh) {
 }  // namespace
 
 void WriteSimulation(const OutputOptions& options, const Record& answer, std::ostream& out) {
-  const AnsweredMeshes meshes = MeshesOf(answer);
-  std::vector<Record> possible;
-  std::transform(meshes.possible.begin(), meshes.possible.end(), std::back_inserter(possible), SimulatedCells);
-  WriteFields(options, SimulationAssumptions(answer), out);
-  if (!possible.empty()) {
-    out << "\n";
-    WriteRecords(options,
-                 {{"mesh", "mesh", 4, true},
-                  {"ranks", "ranks"},
-                  {"time", "time"},
-                  {"tokens_per_s", "tokens/s"},
-                  {"flops", "TFLOP/s a rank"},
-                  {"compute", "compute"},
-                  {"tp", "tp"},
-                  {"cp", "cp"},
-                  {"pp", "bubble"},
-                  {"dp", "dp"},
-                  {"imbalance", "imbalance"},
-                  {"apply", "apply"},
-                  {"hidden", "wires hidden"},
-                  {"bytes", "bytes a rank"},
-                  {"share", "of device"},
-                  {"networks", "networks", 8, true}},
-                 possible, out);
-  }
-  WriteImpossible(options, meshes.impossible, out);
+  WriteMeshTables(options, SimulationAssumptions(answer), MeshesOf(answer),
+                  {&SimulatedCells,
+                   {{"mesh", "mesh", 4, true},
+                    {"ranks", "ranks"},
+                    {"time", "time"},
+                    {"tokens_per_s", "tokens/s"},
+                    {"flops", "TFLOP/s a rank"},
+                    {"compute", "compute"},
+                    {"tp", "tp"},
+                    {"cp", "cp"},
+                    {"pp", "bubble"},
+                    {"dp", "dp"},
+                    {"imbalance", "imbalance"},
+                    {"apply", "apply"},
+                    {"hidden", "wires hidden"},
+                    {"bytes", "bytes a rank"},
+                    {"share", "of device"},
+                    {"networks", "networks", 8, true}}},
+                  out);
 }
 
 }  // namespace stemma::cli

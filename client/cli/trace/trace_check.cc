@@ -1,38 +1,19 @@
 #include "client/cli/trace/trace_check.h"
 
 #include <limits>
-#include <memory>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
-#include "client/cli/calls/submit.h"
 #include "common/admission/mini_batches.h"
 #include "common/admission/normalization.h"
-#include "common/admission/request_builder.h"
+#include "common/admission/traced_request.h"
 #include "common/base/error.h"
 #include "common/base/run_config.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {
 namespace {
-
-using Request = std::shared_ptr<const TrainingRequest>;
-
-// Everything up to acceptance, part by part as the stream brings it.
-absl::StatusOr<Request> Build(const TraceRequest& request, const TraceRules& rules) {
-  RequestBuilder builder(TrainingRequest::Kind::kUpdate, rules.limits, rules.model, rules.numbers);
-  v1::GroupPart first;
-  *first.mutable_update() = request.header;
-  absl::Status status;
-  SendParts(first, request.groups, kMessageBytesTarget, [&](const v1::GroupPart& part) {
-    v1::GroupPart taken = part;
-    status = builder.Add(taken);
-    return status.ok();
-  });
-  RETURN_IF_ERROR(status);
-  return builder.Finish();
-}
 
 // What the planner asks of each step when the request is accepted.
 absl::Status CheckSteps(const TrainingRequest& request) {
@@ -51,17 +32,14 @@ absl::Status CheckSteps(const TrainingRequest& request) {
   return absl::OkStatus();
 }
 
-// The API's header is `update`, a line's is `header`.
-std::string InTrace(const std::string& text) { return absl::StrReplaceAll(text, {{"update.", "header."}}); }
-
 TraceProblems ProblemsOf(const absl::Status& status) {
   TraceProblems problems;
   if (status.ok()) return problems;
   const ErrorDetails details = GetErrorDetails(status);
   for (const FieldViolation& violation : details.violations) {
-    problems.texts.push_back(InTrace(absl::StrCat(violation.field, ": ", violation.description)));
+    problems.texts.push_back(WithPathsOfLine(absl::StrCat(violation.field, ": ", violation.description)));
   }
-  if (problems.texts.empty()) problems.texts.push_back(InTrace(std::string(status.message())));
+  if (problems.texts.empty()) problems.texts.push_back(WithPathsOfLine(std::string(status.message())));
   problems.count = problems.texts.size();
   if (const auto all = details.metadata.find("violations"); all != details.metadata.end()) {
     if (!absl::SimpleAtoi(all->second, &problems.count)) problems.count = problems.texts.size();
@@ -80,8 +58,8 @@ TraceRules DefaultTraceRules() {
   return rules;
 }
 
-TraceProblems CheckRequest(const TraceRequest& request, const TraceRules& rules) {
-  const absl::StatusOr<Request> built = Build(request, rules);
+TraceProblems CheckRequest(TraceRequest request, const TraceRules& rules) {
+  const auto built = BuildTraced(std::move(request), rules.limits, rules.model, rules.numbers);
   return ProblemsOf(built.ok() ? CheckSteps(**built) : built.status());
 }
 

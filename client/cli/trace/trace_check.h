@@ -1,5 +1,4 @@
-// Whether a server would take a request: the rules of common/admission, which the server runs, over the same parts that
-// `replay` would send. Pure.
+// Whether a server would take a request: the rules of common/admission, which the server runs. Pure.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +27,6 @@ struct TraceProblems {
 };
 
 // Paths are those of a trace's line: the header's fields are under `header`.
-TraceProblems CheckRequest(const TraceRequest& request, const TraceRules& rules);
+TraceProblems CheckRequest(TraceRequest request, const TraceRules& rules);
 
 }  // namespace stemma::cli

@@ -95,6 +95,18 @@ TEST(TemporaryFileTest, ReplacesWholeOrLeavesWhatWasThere) {
   EXPECT_EQ(CountIn(folder.path()), 2u);
 }
 
+TEST(TemporaryFileTest, IsKnownByItsName) {
+  const testing::TempFolder folder;
+  const absl::StatusOr<TemporaryFile> file = TemporaryFile::Create(folder / "a.b.json");
+  ASSERT_TRUE(file.ok());
+  ASSERT_EQ(CountIn(folder.path()), 1u);
+  EXPECT_EQ(TargetOfTemporary(fs::directory_iterator(folder.path())->path().filename().string()), "a.b.json");
+  EXPECT_EQ(TargetOfTemporary(".a.Xy12Za"), "a");
+  for (const char* other : {"", ".", "..", "a.Xy12Za", ".Xy12Za", ".a.Xy12Z", ".a.Xy12Zab", ".hidden", ".a"}) {
+    EXPECT_EQ(TargetOfTemporary(other), "") << other;
+  }
+}
+
 TEST(TemporaryFolderTest, AppearsWholeAndNeverOverWhatIsThere) {
   const testing::TempFolder folder;
   const std::string target = folder / "exports/a";

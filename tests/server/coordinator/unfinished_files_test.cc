@@ -16,14 +16,16 @@ namespace fs = std::filesystem;
 
 TEST(UnfinishedFilesTest, WhatHasAPlaceOfItsOwnStays) {
   const fs::path folder = fs::path(::testing::TempDir()) / ("unfinished-" + std::to_string(getpid()));
-  for (const char* path : {".tmp-w-a1B2c3", ".tmp-v-abcdef/optim", "w", "x.tmp-", ".hidden"}) {
+  for (const char* path :
+       {".tmp-w-a1B2c3", ".tmp-v-abcdef/optim", "w", "x.tmp-", ".hidden", ".calibration.json.mine"}) {
     fs::create_directories(folder / path);
   }
   std::ofstream(folder / ".tmp-w-a1B2c3" / "model.safetensors") << "x";
+  std::ofstream(folder / ".calibration.json.a1B2c3") << "x";
   RemoveUnfinished(folder.string());
   std::set<std::string> left;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) left.insert(entry.path().filename().string());
-  EXPECT_EQ(left, (std::set<std::string>{"w", "x.tmp-", ".hidden"}));
+  EXPECT_EQ(left, (std::set<std::string>{"w", "x.tmp-", ".hidden", ".calibration.json.mine"}));
   fs::remove_all(folder);
   RemoveUnfinished(folder.string());  // where no export was ever written
 }

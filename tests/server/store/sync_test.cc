@@ -1,5 +1,6 @@
 // What is durable was synced, in the right order; a sync that failed is an error, and is not tried again.
 #include "common/base/error.h"
+#include "common/base/file_writer.h"
 #include "common/base/mesh.h"
 #include "server/store/spool.h"
 #include "tests/server/store/drawn_requests.h"
@@ -133,6 +134,17 @@ TEST_F(SyncTest, ASpooledRequestThatIsNotDurableIsNotLeft) {
   FailSyncsOf("/spool", EIO);
   EXPECT_FALSE(spool->Write("a", DrawnRequest(1, 3, 100), DrawnPlan(1, 3), MakeMesh({.dp = 1})).ok());
   EXPECT_TRUE(FilesOf(folder_ / "spool").empty());
+}
+
+TEST_F(SyncTest, AWrittenFileThatIsNotDurableIsNotLeft) {
+  for (const int error : {EIO, 0}) {
+    absl::StatusOr<FileWriter> writer = FileWriter::Create(folder_ / "a");
+    ASSERT_THAT(writer, IsOk());
+    ASSERT_THAT(writer->Write("x", 1), IsOk());
+    FailSyncsOf("/a", error);
+    EXPECT_EQ(writer->Close().ok(), error == 0);
+    EXPECT_EQ(FilesOf(folder_.path()).size(), error == 0 ? 1u : 0u) << "before the writer's end";
+  }
 }
 
 }  // namespace
