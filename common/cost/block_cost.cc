@@ -20,6 +20,21 @@ struct Sizes {
   double q, kv, ffn, vocabulary;  // kv: both
 };
 
+// Returns what the block's backward recomputes.
+BlockCost RecomputedCost(const ModelConfig& config, Block block, v1::TapePolicy policy, int64_t tp) {
+  if (KeepsElementwise(policy)) return {};
+  const Sizes s(config, tp);
+  if (block == Block::kMlp) {
+    BlockCost cost = {.elements = ForwardCost(config, block, tp).elements};
+    if (!KeepsGateUp(policy)) cost.weights = 2 * s.hidden * s.ffn;
+    return cost;
+  }
+  if (block != Block::kAttention) return {};
+  if (!KeepsAttention(policy)) return ForwardCost(config, block, tp);
+  if (!KeepsQueries(policy)) return {.weights = s.hidden * (s.q + s.kv), .elements = 2 * s.normed + 2 * s.q};
+  return {.elements = 2 * s.normed};
+}
+
 }  // namespace
 
 BlockCost& BlockCost::operator+=(const BlockCost& other) {
@@ -42,20 +57,6 @@ BlockCost ForwardCost(const ModelConfig& config, Block block, int64_t tp) {
       return {.weights = s.hidden * s.vocabulary};
   }
   return {};
-}
-
-BlockCost RecomputedCost(const ModelConfig& config, Block block, v1::TapePolicy policy, int64_t tp) {
-  if (KeepsElementwise(policy)) return {};
-  const Sizes s(config, tp);
-  if (block == Block::kMlp) {
-    BlockCost cost = {.elements = ForwardCost(config, block, tp).elements};
-    if (!KeepsGateUp(policy)) cost.weights = 2 * s.hidden * s.ffn;
-    return cost;
-  }
-  if (block != Block::kAttention) return {};
-  if (!KeepsAttention(policy)) return ForwardCost(config, block, tp);
-  if (!KeepsQueries(policy)) return {.weights = s.hidden * (s.q + s.kv), .elements = 2 * s.normed + 2 * s.q};
-  return {.elements = 2 * s.normed};
 }
 
 BlockCost LayerForwardCost(const ModelConfig& config, int64_t tp) {

@@ -29,11 +29,9 @@ struct BlockCost {
 // one of them computes with (common/cost/rank_shape.h).
 BlockCost ForwardCost(const ModelConfig& config, Block block, int64_t tp = 1);
 
-// Says what the block's backward recomputes because the policy dropped it.
-BlockCost RecomputedCost(const ModelConfig& config, Block block, v1::TapePolicy policy, int64_t tp = 1);
-
-// Both blocks of a full layer.
+// Returns what both blocks of a full layer cost.
 BlockCost LayerForwardCost(const ModelConfig& config, int64_t tp = 1);
+// Returns what their backward recomputes because the policy dropped it.
 BlockCost LayerRecomputedCost(const ModelConfig& config, v1::TapePolicy policy, int64_t tp = 1);
 
 }  // namespace stemma

@@ -18,14 +18,15 @@ void AddLayerRun(const LayerRun& run, LayerRuns& runs) {
   runs.push_back(run);
 }
 
+// Returns the lengths of the prefixes that a shape is made of.
+std::vector<int64_t> PrefixLengths(const PrefixShape& prefix) {
+  return prefix.lengths.empty() ? std::vector<int64_t>{prefix.rows} : prefix.lengths;
+}
+
 }  // namespace
 
 std::shared_ptr<const ContextShare> ShareOf(const ByteShape& shape, const PrefixShape& prefix) {
   return prefix.share != nullptr ? prefix.share : std::make_shared<const ContextShare>(shape, prefix);
-}
-
-std::vector<int64_t> PrefixLengths(const PrefixShape& prefix) {
-  return prefix.lengths.empty() ? std::vector<int64_t>{prefix.rows} : prefix.lengths;
 }
 
 int64_t BlockRows(const PrefixShape& prefix) {

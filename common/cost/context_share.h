@@ -53,9 +53,6 @@ class ContextShare {
 // Returns the shape's share, or counts it. REQUIRES: SharesRows(shape, prefix).
 std::shared_ptr<const ContextShare> ShareOf(const ByteShape& shape, const PrefixShape& prefix);
 
-// Returns the lengths of the prefixes that a shape is made of.
-std::vector<int64_t> PrefixLengths(const PrefixShape& prefix);
-
 // Tells whether several ranks share the prefixes' rows.
 inline bool SharesRows(const ByteShape& shape, const PrefixShape& prefix) { return shape.cp > 1 && prefix.rows > 0; }
 

@@ -60,24 +60,12 @@ void SegmentSums::Add(int64_t ancestor_rows, int64_t segment_rows) {
   pairs += r * static_cast<double>(ancestor_rows) + r * (r + 1) / 2;
 }
 
-FlopParts PrefixParts(const ModelConfig& config, const SegmentSums& prefixes) {
-  return PrefixParts(config, {config.num_layers - 1, /*last=*/true}, prefixes);
-}
-
 FlopParts PrefixParts(const ByteShape& shape, const SegmentSums& prefixes) {
   return PrefixParts(shape.config, {shape.full_layers(), shape.last_stage}, prefixes);
 }
 
-FlopParts SuffixParts(const ModelConfig& config, const SegmentSums& suffixes) {
-  return SuffixParts(config, /*last=*/true, suffixes);
-}
-
 FlopParts SuffixParts(const ByteShape& shape, const SegmentSums& suffixes) {
   return SuffixParts(shape.config, shape.last_stage, suffixes);
-}
-
-FlopParts PrefixRecomputeParts(const ModelConfig& config, const SegmentSums& prefixes, v1::TapePolicy policy) {
-  return PrefixRecomputeParts(config, {config.num_layers - 1, /*last=*/true}, prefixes, policy);
 }
 
 FlopParts PrefixRecomputeParts(const ByteShape& shape, const SegmentSums& prefixes, v1::TapePolicy policy) {
@@ -89,25 +77,18 @@ FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suf
 }
 
 Flops PrefixFlops(const ModelConfig& config, int64_t rows) {
-  return ForwardAndBackward(PrefixParts(config, One(0, rows)));
+  const PrefixLayers layers = {config.num_layers - 1, /*last=*/true};
+  return ForwardAndBackward(PrefixParts(config, layers, One(0, rows)));
 }
 
 Flops SuffixFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) {
-  return ForwardAndBackward(SuffixParts(config, One(prefix_rows, rows)));
+  return ForwardAndBackward(SuffixParts(config, /*last=*/true, One(prefix_rows, rows)));
 }
 
 Flops DenseFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows) {
   // Causal pairs of the whole are those of the prefix, of the suffix, and suffix × prefix: nothing else is shared.
   Flops flops = PrefixFlops(config, prefix_rows);
   return flops += SuffixFlops(config, prefix_rows, rows);
-}
-
-Flops PrefixRecomputeFlops(const ModelConfig& config, int64_t rows, v1::TapePolicy policy) {
-  return {0, PrefixRecomputeParts(config, One(0, rows), policy).total()};
-}
-
-Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy) {
-  return {0, SuffixRecomputeParts(config, One(prefix_rows, rows), policy).total()};
 }
 
 double CausalScoreBlocks(int64_t rows) {

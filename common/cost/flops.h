@@ -45,21 +45,14 @@ struct FlopParts {
   double total() const { return linear + attention + head; }
 };
 
-FlopParts PrefixParts(const ModelConfig& config, const SegmentSums& prefixes);
-FlopParts SuffixParts(const ModelConfig& config, const SegmentSums& suffixes);
-// The same of what one rank computes with; stages add up to the whole.
+// Return what one rank computes; stages add up to the whole.
 FlopParts PrefixParts(const ByteShape& shape, const SegmentSums& prefixes);
 FlopParts SuffixParts(const ByteShape& shape, const SegmentSums& suffixes);
 
 // Forward FLOPs that a policy adds to the backward of so many segments: in all layers of suffixes, and of the layers of
 // prefixes that are full ones. S5, of prefixes only, runs all of their forward again.
-FlopParts PrefixRecomputeParts(const ModelConfig& config, const SegmentSums& prefixes, v1::TapePolicy policy);
 FlopParts PrefixRecomputeParts(const ByteShape& shape, const SegmentSums& prefixes, v1::TapePolicy policy);
 FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suffixes, v1::TapePolicy policy);
-
-// FLOPs that the policy adds to a backward: forward products that are recomputed.
-Flops PrefixRecomputeFlops(const ModelConfig& config, int64_t rows, v1::TapePolicy policy);
-Flops SuffixRecomputeFlops(const ModelConfig& config, int64_t prefix_rows, int64_t rows, v1::TapePolicy policy);
 
 // Blocks of scores that one head's attention works through in one layer, on CPU: the rows of a span over themselves,
 // and rows over `keys` earlier ones. What a block costs beside its products grows with its scores, so that a part of a

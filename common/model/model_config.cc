@@ -1,7 +1,5 @@
 #include "common/model/model_config.h"
 
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 #include "common/base/json.h"
 #include "common/base/json_fields.h"

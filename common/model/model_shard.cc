@@ -45,8 +45,6 @@ ModelConfig ModelShard::LocalConfig() const {
   return local;
 }
 
-ModelShard WholeModel(const ModelConfig& config) { return {config, {}, 0, config.num_layers}; }
-
 absl::StatusOr<ModelShard> MakeModelShard(const ModelConfig& config, const ShardPlace& place) {
   for (const absl::Status& status :
        {CheckAxis("tp", place.tp_rank, place.tp_size), CheckAxis("pp", place.pp_rank, place.pp_size)}) {

@@ -37,8 +37,6 @@ struct ModelShard {
   ModelConfig LocalConfig() const;
 };
 
-ModelShard WholeModel(const ModelConfig& config);
-
 // Cuts layers as common/model/mesh_rules.h says, and the vocabulary as evenly as it goes; stages have the layers of
 // common/model/stage_layers.h.
 // Errors: InvalidArgument - an axis cannot cut this model so; names the axis and the model's numbers.

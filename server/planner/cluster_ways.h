@@ -32,7 +32,7 @@ class ClusterWays {
   // One way, which need not be among them, with as few waves as the budget allows; nullopt: it does not fit. Ends this
   // object's other uses.
   std::optional<MemoryChoice> Evaluate(const MemoryAlternative& way);
-  // Those that keep more first.
+  // Those that keep more first. A forward-only pass has one for each size of its blocks.
   std::vector<MemoryAlternative> All();
   // The fewest bytes that any way needs. `of_device`: with as much of the host's memory as it takes.
   struct Fewest {

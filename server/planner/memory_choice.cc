@@ -39,15 +39,6 @@ std::string SmallerWavesText(const MemoryOptions& options, const MemoryChoice& c
 
 }  // namespace
 
-std::vector<MemoryAlternative> Alternatives(const MemoryOptions& options, const ClusterShape& cluster) {
-  return ClusterWays(options, cluster).All();
-}
-
-std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const ClusterShape& cluster,
-                                     const MemoryAlternative& way) {
-  return ClusterWays(options, cluster).Evaluate(way);
-}
-
 std::optional<MemoryOptions> WithFewerRounds(const MemoryOptions& options) {
   if (options.rounds_in_flight <= 1) return std::nullopt;
   MemoryOptions fewer = options;

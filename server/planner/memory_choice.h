@@ -73,13 +73,6 @@ struct MemoryAnswer {
   int64_t host_bytes_needed = 0;  // above the host's; 0: the device is what is too small
 };
 
-// All ways that the configuration allows, those that keep more first. A forward-only pass has one.
-std::vector<MemoryAlternative> Alternatives(const MemoryOptions& options, const ClusterShape& cluster);
-
-// This way with as few waves as the budget allows; nullopt: it does not fit.
-std::optional<MemoryChoice> Evaluate(const MemoryOptions& options, const ClusterShape& cluster,
-                                     const MemoryAlternative& way);
-
 // Chooses for one cluster; for many see MemoryChooser. Where several rounds should be in flight and no way has room for
 // so many, it is chosen for fewer. Context-parallel ranks may cut rollouts by rows (server/planner/cut_rollouts.h).
 MemoryAnswer ChooseMemory(const MemoryOptions& options, const ClusterShape& cluster);

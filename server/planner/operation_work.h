@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "common/cost/cluster_facts.h"
 #include "common/cost/prefix_bytes.h"
 #include "common/cost/wave_bytes.h"
 #include "server/planner/cost_model.h"
@@ -31,8 +32,8 @@ class ClusterOperations {
   ClusterOperations(const std::vector<PlannerGroup>& groups, const v1::Cluster& cluster, int64_t cp, bool forward_only);
 
   const PrefixShape& prefix() const { return prefix_; }
-  // Tells whether Phases A and C run here: there are prefixes, and no other copy of the model owns them.
-  bool has_prefixes() const { return prefix_.rows > 0 && !cluster_.has_owner_rank(); }
+  // Tells whether Phases A and C run here.
+  bool has_prefixes() const { return RunsOwnPrefix(cluster_); }
   // Returns the members of a wave, as a cluster of their own.
   ClusterShape MembersOf(const v1::Wave& wave) const;
   WaveShape ShapeOf(const v1::Wave& wave, const ClusterShape& members) const;

@@ -4,16 +4,14 @@
 #include <optional>
 #include <utility>
 
-#include "common/base/round_up.h"
-#include "common/cost/wave_rounds.h"
+#include "common/cost/cluster_facts.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
 namespace {
 
 std::optional<uint32_t> SplitGroupOf(const v1::Cluster& cluster) {
-  const bool split = cluster.helper_ranks_size() > 0 || cluster.has_owner_rank();
-  return split ? std::optional(cluster.prefix_groups(0)) : std::nullopt;
+  return IsSplit(cluster) ? std::optional(cluster.prefix_groups(0)) : std::nullopt;
 }
 
 // The clusters of one copy, of which the first ones have their places.
@@ -103,19 +101,13 @@ class SweepPlaces {
   }
 
   void Raise(const v1::Cluster& cluster, v1::ParameterSweeps& sweeps) const {
-    if (cluster.prefix_groups_size() > 0 && !cluster.has_owner_rank()) {
-      sweeps.set_prefix_blocks(std::max(sweeps.prefix_blocks(), Blocks(cluster)));
+    if (RunsOwnPrefix(cluster)) {
+      const auto blocks = static_cast<uint32_t>(NumPrefixBlocks(cluster, prefix_rows_));
+      sweeps.set_prefix_blocks(std::max(sweeps.prefix_blocks(), blocks));
       sweeps.set_prefix_again(sweeps.prefix_again() || cluster.prefix_policy() == v1::S5);
     }
     const int rounds = RoundsOfWaves(cluster, static_cast<int>(ranks_.cp_ranks));
     sweeps.set_rounds(std::max(sweeps.rounds(), static_cast<uint32_t>(rounds)));
-  }
-
-  uint32_t Blocks(const v1::Cluster& cluster) const {
-    if (cluster.prefix_block_rows() == 0) return 1;
-    int64_t rows = 0;
-    for (const uint32_t group : cluster.prefix_groups()) rows += prefix_rows_.at(group);
-    return static_cast<uint32_t>(DivideUp<int64_t>(rows, cluster.prefix_block_rows()));
   }
 
   const std::vector<int64_t>& prefix_rows_;
@@ -129,13 +121,6 @@ class SweepPlaces {
 
 void ShareSweeps(const std::vector<int64_t>& prefix_rows, const SweepRanks& ranks, v1::StepPlan& step) {
   SweepPlaces(prefix_rows, ranks, step).Run();
-}
-
-void ClearSweeps(v1::StepPlan& step) {
-  auto& clusters = *step.mutable_clusters();
-  const auto is_empty = [](const v1::Cluster& cluster) { return cluster.waves().empty(); };
-  clusters.erase(std::remove_if(clusters.begin(), clusters.end(), is_empty), clusters.end());
-  for (v1::Cluster& cluster : clusters) cluster.clear_sweeps();
 }
 
 }  // namespace stemma::server

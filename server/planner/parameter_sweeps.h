@@ -24,7 +24,4 @@ struct SweepRanks {
 // `prefix_rows`: of each group of the request. REQUIRES: ranks list split groups in one order; no cluster has sweeps.
 void ShareSweeps(const std::vector<int64_t>& prefix_rows, const SweepRanks& ranks, v1::StepPlan& step);
 
-// Undoes it: takes sweeps and empty clusters away.
-void ClearSweeps(v1::StepPlan& step);
-
 }  // namespace stemma::server

@@ -4,10 +4,10 @@
 #include <string>
 #include <utility>
 
+#include "common/cost/cluster_facts.h"
 #include "common/cost/context_share.h"
 #include "common/cost/pipeline_cost.h"
 #include "common/cost/regather_bytes.h"
-#include "common/cost/wave_rounds.h"
 #include "server/planner/cost_model.h"
 #include "server/planner/operation_work.h"
 #include "server/planner/wave_packing.h"
@@ -27,7 +27,7 @@ class ClusterStages {
   StageCluster Run() {
     StageCluster stages;
     const bool borrows = cluster_.has_owner_rank();
-    stages.stands_alone = borrows || cluster_.helper_ranks_size() > 0;
+    stages.stands_alone = IsSplit(cluster_);
     if (operations_.has_prefixes() || borrows) {
       stages.prefixes = OnEachStage([&](size_t s) {
         const ByteShape& stage = options_.all_stages()[s];

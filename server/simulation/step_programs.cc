@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "common/base/mesh.h"
+#include "common/cost/cluster_facts.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/rank_shape.h"
-#include "common/cost/wave_rounds.h"
 #include "glog/logging.h"
 #include "server/planner/operation_work.h"
 #include "server/planner/split_cost.h"

@@ -5,6 +5,7 @@
 
 #include "common/cost/flops.h"
 #include "glog/logging.h"
+#include "tests/testing/one_segment.h"
 
 namespace stemma::testing {
 namespace {
@@ -60,8 +61,9 @@ double FlopsFactor(const ModelConfig& config, const Shape& shape, const Memory& 
   const double base =
       PrefixFlops(config, shape.prompt - 1).total() + n * SuffixFlops(config, shape.prompt - 1, shape.response).total();
   const PrefixShape prefix = PrefixOf(shape, memory);
-  const double again = PrefixRecomputeFlops(config, prefix.rows, prefix.policy).total() +
-                       n * SuffixRecomputeFlops(config, shape.prompt - 1, shape.response, memory.suffix).total();
+  const double again =
+      PrefixRecomputeParts(ByteShape{.config = config}, OneSegment(0, prefix.rows), prefix.policy).total() +
+      n * SuffixRecomputeParts(config, OneSegment(shape.prompt - 1, shape.response), memory.suffix).total();
   return 1 + again / base;
 }
 

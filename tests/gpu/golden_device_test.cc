@@ -16,6 +16,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/gpu/device_steps.h"
 #include "tests/gpu/test_device.h"
+#include "tests/testing/hf_slices.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tensors.h"
 
@@ -91,7 +92,7 @@ class GoldenDeviceTest : public DeviceTest, public ::testing::WithParamInterface
       const bool is_gradient = name.starts_with("grad.");
       const std::string rest = name.substr(is_gradient ? 5 : 9);
       const at::Tensor actual =
-          is_gradient ? steps_->weights().GradSlice(steps_->weights().hf(rest)).to(at::kCPU).to(at::kDouble)
+          is_gradient ? steps_->weights().GradSlice(HfTensorOf(steps_->weights(), rest)).to(at::kCPU).to(at::kDouble)
                       : Fp32Numbers(steps_->results().at(rest).log_probs());
       worst = std::max(worst, RelativeError(actual.reshape(expected.sizes()), expected));
       ++compared;

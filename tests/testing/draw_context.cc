@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/cost/cluster_facts.h"
+
 namespace stemma::testing {
 namespace {
 
@@ -23,8 +25,7 @@ void DrawContext(const ContextDraw& draw, int num_ranks, const ContextGroups& gr
   if (draw.seed == 0 || num_ranks < 2) return;
   std::mt19937 random(draw.seed * 6151 + static_cast<uint32_t>(step.clusters_size()));
   for (v1::Cluster& cluster : *step.mutable_clusters()) {
-    const bool split = cluster.has_owner_rank() || cluster.helper_ranks_size() > 0;
-    cluster.set_regather_prefix(!split && cluster.prefix_groups_size() > 0 && random() % 2 == 0);
+    cluster.set_regather_prefix(!IsSplit(cluster) && cluster.prefix_groups_size() > 0 && random() % 2 == 0);
     v1::Cluster cut, dealt;
     for (const v1::Wave& wave : cluster.waves()) {
       std::vector<v1::Wave> waves(static_cast<size_t>(num_ranks));

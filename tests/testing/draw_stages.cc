@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/base/mesh.h"
+#include "common/cost/cluster_facts.h"
 #include "glog/logging.h"
 
 namespace stemma::testing {
@@ -27,7 +28,7 @@ std::vector<bool> StandAlone(const v1::StepPlan& step, uint32_t copy) {
     if (cluster.dp_rank() != copy && !cluster.has_sweeps()) continue;
     const size_t at = place[cluster.dp_rank()]++;
     alone.resize(std::max(alone.size(), at + 1));
-    if (cluster.has_owner_rank() || cluster.helper_ranks_size() > 0) alone[at] = true;
+    if (IsSplit(cluster)) alone[at] = true;
   }
   return alone;
 }

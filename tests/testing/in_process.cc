@@ -20,6 +20,7 @@
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/vote_merge.h"
+#include "tests/testing/clear_sweeps.h"
 #include "tests/testing/draw_stages.h"
 #include "tests/testing/lone_rank.h"
 #include "tests/testing/thread_communicator.h"

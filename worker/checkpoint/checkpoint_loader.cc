@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -14,6 +14,7 @@
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "worker/checkpoint/checkpoint_layout.h"
+#include "worker/checkpoint/checkpoint_writer.h"
 #include "worker/checkpoint/staged_states.h"
 
 namespace stemma::worker {

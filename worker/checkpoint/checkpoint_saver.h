@@ -13,8 +13,8 @@
 #include "common/base/system_memory.h"
 #include "common/model/model_directory.h"
 #include "stemma/internal/v1/worker.pb.h"
-#include "worker/checkpoint/checkpoint_writer.h"
 #include "worker/checkpoint/save_answers.h"
+#include "worker/checkpoint/save_thread.h"
 #include "worker/model/weights.h"
 #include "worker/optim/ranges.h"
 
@@ -47,8 +47,8 @@ class CheckpointSaver {
   const ModelDirectory& source_;
   const ParameterRanges owned_;
   const SaverOptions options_;
-  std::string folder_;       // of the last save
-  CheckpointThread thread_;  // its job ends before the other members do
+  std::string folder_;  // of the last save
+  SaveThread thread_;   // its job ends before the other members do
 };
 
 }  // namespace stemma::worker

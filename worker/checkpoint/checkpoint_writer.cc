@@ -1,11 +1,9 @@
 #include "worker/checkpoint/checkpoint_writer.h"
 
-#include <glog/logging.h>
-
 #include <cerrno>
 #include <string_view>
-#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/failpoint.h"
 #include "common/base/file.h"
@@ -87,48 +85,6 @@ absl::StatusOr<CheckpointParts> WriteCheckpointFiles(const CheckpointFiles& file
     RETURN_IF_ERROR(write(share));
   }
   return parts;
-}
-
-CheckpointThread::~CheckpointThread() {
-  cancelled_ = true;
-  {
-    MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  if (thread_.joinable()) thread_.join();
-}
-
-bool CheckpointThread::Reserve() {
-  MutexLock lock(&mutex_);
-  if (reserved_) return false;
-  if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
-  reserved_ = true;
-  return true;
-}
-
-void CheckpointThread::Release() {
-  MutexLock lock(&mutex_);
-  reserved_ = false;
-}
-
-void CheckpointThread::Run(Job job) {
-  MutexLock lock(&mutex_);
-  CHECK(reserved_ && job_ == nullptr);
-  job_ = std::move(job);
-}
-
-void CheckpointThread::Loop() {
-  const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || job_ != nullptr; };
-  while (true) {
-    Job job;
-    {
-      MutexLock lock(&mutex_);
-      mutex_.Await(awake);
-      if (job_ == nullptr) return;
-      job = std::exchange(job_, nullptr);
-    }
-    job(cancelled_);
-  }
 }
 
 }  // namespace stemma::worker

@@ -4,15 +4,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/base/mutex.h"
 #include "common/model/model_directory.h"
 #include "common/model/safetensors.h"
 #include "stemma/internal/v1/checkpoint.pb.h"
@@ -37,33 +32,5 @@ struct CheckpointFiles {
 // InvalidArgument - the source's config has changed since it was loaded; the file system's.
 absl::StatusOr<CheckpointParts> WriteCheckpointFiles(const CheckpointFiles& files, const PieceReader& read,
                                                      const std::atomic<bool>& cancelled);
-
-// Does one job at a time on a thread of its own, which it keeps. Owned by the engine thread.
-class CheckpointThread {
- public:
-  // Is true once the object is being destroyed: the job is to end.
-  using Job = std::function<void(const std::atomic<bool>& cancelled)>;
-
-  CheckpointThread() = default;
-  CheckpointThread(const CheckpointThread&) = delete;
-  CheckpointThread& operator=(const CheckpointThread&) = delete;
-  ~CheckpointThread();  // waits for the job
-
-  // Takes the thread for one job, which Run then begins. False: it is taken.
-  bool Reserve();
-  void Run(Job job);
-  // Lets another job be taken: called by the job at its end, or instead of Run.
-  void Release();
-
- private:
-  void Loop();
-
-  Mutex mutex_;
-  bool reserved_ ABSL_GUARDED_BY(mutex_) = false;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  Job job_ ABSL_GUARDED_BY(mutex_);  // that has not begun
-  std::atomic<bool> cancelled_ = false;
-  std::thread thread_;
-};
 
 }  // namespace stemma::worker

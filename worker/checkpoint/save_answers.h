@@ -10,7 +10,7 @@ namespace stemma::worker {
 struct SaveAnswers {
   // The state is copied, or written: called once, on the engine thread, before `done`.
   std::function<void(internal::v1::SaveStaged)> staged = [](const internal::v1::SaveStaged&) {};
-  // Called once, on a thread of the checkpoint's own, or on the engine's where the files were written there.
+  // Called once, on the saver's own thread, also where the engine thread wrote the files.
   std::function<void(internal::v1::SaveDone)> done = [](const internal::v1::SaveDone&) {};
 };
 

@@ -20,8 +20,8 @@ namespace stemma::worker {
 struct EngineHooks {
   std::function<bool()> cancelled = [] { return false; };
   std::function<void(const internal::v1::Heartbeat&)> progress = [](const internal::v1::Heartbeat&) {};
-  std::function<void(internal::v1::ResultChunk)> results = [](const internal::v1::ResultChunk&) {
-  };  // kResultChunkBytes each
+  // Takes messages as ResultSender makes them (worker/engine/results.h).
+  std::function<void(internal::v1::ResultChunk)> results = [](const internal::v1::ResultChunk&) {};
 };
 
 class Engine {

@@ -2,7 +2,8 @@
 //
 // None crosses Prepare, LogProb, Export or loading, because the thread that calls them knows none and would end the
 // worker, and with it the lineage. Our own code reports by absl::Status and throws nothing but CollectiveError, where a
-// collective fails inside of a layer, and c10::AcceleratorError, where a launch or a copy finds that the device failed.
+// collective fails inside of a layer; c10::AcceleratorError, where a launch or a copy finds that the device failed; and
+// LibTorch's c10::Error, where a copy between device and host fails otherwise or a library answers what it must not.
 // Below CatchExceptions LibTorch may throw c10::Error and the C++ library std::bad_alloc; they unwind through our code,
 // which leaves nothing half made that outlives the call: a step's gradients and a temporary folder are thrown away. Out
 // of memory, and any other failure of a pass, is the request's answer. Other exceptions of libraries
@@ -25,6 +26,7 @@
 
 #include "absl/status/status.h"
 #include "worker/parallel/collective_error.h"
+#include "worker/parallel/device_failure.h"
 
 namespace stemma::worker {
 
@@ -32,11 +34,11 @@ namespace stemma::worker {
 // cudaErrorMemoryAllocation. It leaves the device as it was.
 inline constexpr int32_t kDeviceMemoryAllocationError = 2;
 
-// Returns Unavailable, which ends this process and has its server make the step again with a new one.
+// Returns what becomes of an error of the device: it has failed, unless it only had no memory.
 inline absl::Status DeviceError(const c10::AcceleratorError& e) {
   const std::string what = e.what_without_backtrace();
   if (e.get_error_code() == kDeviceMemoryAllocationError) return absl::ResourceExhaustedError(what);
-  return absl::UnavailableError("this rank's own device failed (" + what + ")");
+  return OwnDeviceFailed(what);
 }
 
 template <typename Fn>

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <utility>
 
 #include "worker/engine/step_spans.h"
 #include "worker/memory/copy_engine.h"

@@ -14,9 +14,7 @@
 // pipeline's stages, which run the same rows through other layers, the last one counts and hears.
 #pragma once
 
-#include <algorithm>
-#include <functional>
-#include <span>
+#include <cstdint>
 
 #include "absl/status/status.h"
 #include "stemma/internal/v1/worker.pb.h"
@@ -25,13 +23,13 @@
 #include "worker/engine/pass_sums.h"
 #include "worker/engine/payload.h"
 #include "worker/engine/step_spans.h"
-#include "worker/loss/wave_loss.h"
-#include "worker/memory/offload_store.h"
+#include "worker/loss/loss_plan.h"
+#include "worker/memory/copy_engine.h"
+#include "worker/memory/host_arena.h"
 #include "worker/model/layer_final.h"
 #include "worker/model/sharded_units.h"
 #include "worker/model/wave.h"
 #include "worker/parallel/mesh_ranks.h"
-#include "worker/schedule/wave_rows.h"
 
 namespace stemma::worker {
 

@@ -1,7 +1,6 @@
 #include "worker/engine/rank_export.h"
 
 #include <ATen/ops/zeros.h>
-#include <glog/logging.h>
 
 #include <cstring>
 #include <filesystem>

@@ -4,7 +4,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "stemma/internal/v1/worker.pb.h"
-#include "worker/engine/pass_runner.h"
+#include "worker/engine/pass_sums.h"
 
 namespace stemma::worker {
 

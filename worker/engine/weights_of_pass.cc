@@ -1,7 +1,6 @@
 #include "worker/engine/weights_of_pass.h"
 
 #include <string>
-#include <utility>
 
 #include "common/base/names.h"
 #include "common/base/status_macros.h"

@@ -6,8 +6,8 @@
 // stderr, and no other descriptor.
 #pragma once
 
+#include "worker/engine/engine.h"
 #include "worker/main/worker_options.h"
-#include "worker/rpc/engine_thread.h"
 
 namespace stemma::worker {
 

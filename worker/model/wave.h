@@ -38,8 +38,8 @@ struct WaveTape {
   std::vector<LayerTape> layers;
   KvTape last_kv;  // of kv_only rows; undefined tensors when there are none
   at::Tensor last_gk_TKE, last_gv_TKE;
-  at::Tensor y_BD,
-      rstd_B;  // this rank's rows of the last layer's output at the B head rows, the final norm's statistic
+  // This rank's rows of the last layer's output at the B head rows, and the final norm's statistic of them.
+  at::Tensor y_BD, rstd_B;
   int64_t hidden_sent = 0;  // of StageLinks, when the wave's forward had ended
 };
 

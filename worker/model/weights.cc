@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <glog/logging.h>
 
 #include <algorithm>
 #include <limits>
@@ -48,18 +47,6 @@ int LayerWeights::first() const {
     if (index >= 0) first = std::min(first, index);
   }
   return first;
-}
-
-const HfTensor& Weights::hf(const std::string& name) const {
-  const auto it = std::find_if(hf_tensors.begin(), hf_tensors.end(), [&](const HfTensor& t) { return t.name == name; });
-  CHECK(it != hf_tensors.end()) << name;
-  return *it;
-}
-
-at::Tensor Weights::MasterSlice(const HfTensor& tensor) const {
-  const Parameter& p = at(tensor.parameter);
-  CHECK_EQ(p.master.numel(), p.weight.numel()) << p.name << ": this rank owns a part of the master";
-  return p.master.slice(0, tensor.row_begin, tensor.row_end);
 }
 
 void Weights::StoreElements(int parameter, int64_t begin, const at::Tensor& values) const {

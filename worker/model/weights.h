@@ -76,10 +76,8 @@ struct Weights {
   bool is_sharded() const { return !unit_buffers.empty(); }
   Parameter& at(int index) { return parameters[static_cast<size_t>(index)]; }
   const Parameter& at(int index) const { return parameters[static_cast<size_t>(index)]; }
-  const HfTensor& hf(const std::string& name) const;  // CHECKs that it exists
 
-  // The rows of a Hugging Face tensor in its parameter's master, which this rank has as a whole, or gradient.
-  at::Tensor MasterSlice(const HfTensor& tensor) const;
+  // Returns the rows of a Hugging Face tensor in its parameter's gradient.
   at::Tensor GradSlice(const HfTensor& tensor) const;
   // Returns what this rank keeps of the tensor's gradient from step to step, flat: all of it, or of sharded parameters
   // the elements that it owns, which may be none.

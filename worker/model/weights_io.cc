@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/dtype_names.h"

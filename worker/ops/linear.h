@@ -1,5 +1,5 @@
-// y = x Wᵀ (+ bias) (+ residual), and its gradients. Weight gradients accumulate in place: in fp32 (fp64
-// in fp64), inside the GEMM where the backend can.
+// y = x Wᵀ (+ bias) (+ residual), and its gradients. Weight gradients accumulate in place: in fp32 (fp64 in fp64),
+// inside the GEMM where the backend can. Called by worker/model and worker/ops.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,9 @@
 
 namespace stemma::worker {
 
-at::Tensor LinearForward(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& bias_O);  // bias may be
-                                                                                                          // undefined
-// residual_TO + x Wᵀ
+// Returns x Wᵀ + bias; the bias may be undefined.
+at::Tensor LinearForward(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& bias_O);
+// Returns residual_TO + x Wᵀ.
 at::Tensor LinearForwardAdd(const at::Tensor& x_TI, const at::Tensor& weight_OI, const at::Tensor& residual_TO);
 
 at::Tensor LinearBackwardInput(const at::Tensor& dy_TO, const at::Tensor& weight_OI);

@@ -8,7 +8,6 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "worker/backend/accumulate_type.h"
 #include "worker/ops/linear.h"

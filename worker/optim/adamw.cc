@@ -7,8 +7,6 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <glog/logging.h>
 
-#include <functional>
-
 #include "common/cost/state_slabs.h"
 #include "worker/optim/slab_order.h"
 

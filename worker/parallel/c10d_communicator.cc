@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
+#include "worker/parallel/device_failure.h"
 
 namespace stemma::worker {
 namespace {
@@ -62,9 +63,7 @@ Work Reduce(c10d::Backend& backend, const at::Tensor& values, c10d::ReduceOp op)
 }  // namespace
 
 absl::Status CatchC10d(absl::Duration timeout, const std::function<void()>& call) {
-  const auto own = [](const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat("this rank's own device failed (", FirstLine(error.what()), ")"));
-  };
+  const auto own = [](const std::exception& error) { return OwnDeviceFailed(FirstLine(error.what())); };
   try {
     call();
   } catch (const c10::OutOfMemoryError& error) {
@@ -89,7 +88,7 @@ C10dCommunicator::~C10dCommunicator() {
 
 StartedCall C10dCommunicator::Start(const CollectiveCall& call) {
   const at::Tensor& output = call.output;
-  const bool empty = call.kind != CollectiveKind::kBarrier && (output.defined() ? output : call.input).numel() == 0;
+  const bool empty = (output.defined() ? output : call.input).numel() == 0;
   if (empty) return {[] { return absl::OkStatus(); }};  // on every rank: they agree on sizes
   at::Tensor exchanged;
   Work work;
@@ -111,7 +110,7 @@ StartedCall C10dCommunicator::Start(const CollectiveCall& call) {
 
 C10dCommunicator::Route C10dCommunicator::RouteOf(const CollectiveCall& call) const {
   const at::Tensor& tensor = call.output.defined() ? call.output : call.input;
-  if (!tensor.defined() || tensor.is_cpu()) return {*backends_.host, call.peer};
+  if (tensor.is_cpu()) return {*backends_.host, call.peer};
   const bool sends = call.kind == CollectiveKind::kSend, is_message = sends || call.kind == CollectiveKind::kReceive;
   const auto& pairs = sends ? backends_.to : backends_.from;
   if (!is_message || pairs.empty()) return {*backends_.device, call.peer};
@@ -153,10 +152,8 @@ Work C10dCommunicator::StartWork(const CollectiveCall& call, const at::Tensor& e
       std::vector<at::Tensor> values{Bytes(call.output)};
       return backend.recv(values, peer, kTag);
     }
-    case CollectiveKind::kBarrier:
-      break;
   }
-  return backend.barrier();
+  LOG(FATAL) << "no such kind of collective: " << static_cast<int>(call.kind);
 }
 
 void C10dCommunicator::Break() {

@@ -20,8 +20,6 @@ std::string_view KindName(CollectiveKind kind) {
       return "receive";
     case CollectiveKind::kAgree:
       return "agreement";
-    case CollectiveKind::kBarrier:
-      return "barrier";
   }
   LOG(FATAL) << "no such kind of collective: " << static_cast<int>(kind);
 }
@@ -41,8 +39,6 @@ int64_t CollectiveBytes(CollectiveKind kind, int64_t whole_bytes, int size) {
     case CollectiveKind::kSend:
     case CollectiveKind::kReceive:
       return whole_bytes;
-    case CollectiveKind::kBarrier:
-      return 0;
   }
   LOG(FATAL) << "no such kind of collective: " << static_cast<int>(kind);
 }

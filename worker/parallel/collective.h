@@ -6,16 +6,7 @@
 
 namespace stemma::worker {
 
-enum class CollectiveKind {
-  kAllReduceSum,
-  kReduceScatterSum,
-  kAllGather,
-  kBroadcast,
-  kSend,
-  kReceive,
-  kAgree,
-  kBarrier
-};
+enum class CollectiveKind { kAllReduceSum, kReduceScatterSum, kAllGather, kBroadcast, kSend, kReceive, kAgree };
 
 // "all-reduce", "reduce-scatter", ...
 std::string_view KindName(CollectiveKind kind);
@@ -27,7 +18,6 @@ std::string_view KindName(CollectiveKind kind);
 //   reduce-scatter, all-gather     (size - 1) / size * whole
 //   broadcast                                          whole   (pipelined: each rank passes it on once)
 //   send, receive                                      whole
-//   barrier                                                0
 //
 // Nothing with one rank. Rounded down. It is what the algorithm needs: headers and a transport's copies are left out.
 int64_t CollectiveBytes(CollectiveKind kind, int64_t whole_bytes, int size);

@@ -60,7 +60,7 @@ CollectiveCall AllGatherCall(std::string_view name, const at::Tensor& input, con
 int64_t WholeBytes(const CollectiveCall& call) {
   const at::Tensor& whole =
       call.kind == CollectiveKind::kReduceScatterSum || !call.output.defined() ? call.input : call.output;
-  return whole.defined() ? static_cast<int64_t>(whole.nbytes()) : 0;
+  return static_cast<int64_t>(whole.nbytes());
 }
 
 }  // namespace
@@ -117,10 +117,6 @@ absl::Status Communicator::Receive(std::string_view name, at::Tensor& values, in
 absl::Status Communicator::Agree(std::string_view name, std::span<int64_t> words) {
   at::Tensor values = at::from_blob(words.data(), {static_cast<int64_t>(words.size())}, at::kLong);
   return Begin({.kind = CollectiveKind::kAgree, .name = std::string(name), .input = values, .output = values})->Wait();
-}
-
-absl::Status Communicator::Barrier(std::string_view name) {
-  return Begin({.kind = CollectiveKind::kBarrier, .name = std::string(name)})->Wait();
 }
 
 void Communicator::GiveUp() {

@@ -105,8 +105,6 @@ class Communicator {
   absl::Status Receive(std::string_view name, at::Tensor& values, int from);
   // Replaces each word by the largest of all ranks: one rank's "no" (1 against 0) is everybody's.
   absl::Status Agree(std::string_view name, std::span<int64_t> words);
-  // Returns when every rank has come.
-  absl::Status Barrier(std::string_view name);
   // Breaks the communicator, because this rank cannot go on: what is pending ends here, and the peers hear of it, at
   // the latest in their next agreement.
   void GiveUp();

@@ -1,7 +1,7 @@
 // NCCL: carries tensors of one CUDA device per rank, over NVLink or the network; what ranks tell each other in tensors
-// of the host (agreements, barriers, words, digests, paths) goes by Gloo beside it, and waits for no device. Compiled
-// where the CUDA toolkit is (CMake says so, with the reason where not), and linked by what runs on CUDA alone: it
-// brings LibTorch's CUDA library.
+// of the host (agreements, words, digests, paths) goes by Gloo beside it, and waits for no device. Compiled where the
+// CUDA toolkit is (CMake says so, with the reason where not), and linked by what runs on CUDA alone: it brings
+// LibTorch's CUDA library.
 //
 // A collective is put on a stream: Wait returns when the device will have the result before anything that is put on the
 // current stream afterwards, not when it has it. So an error of a peer is not Wait's: NCCL's watchdog finds it and ends

@@ -1,6 +1,5 @@
 #include "worker/parallel/rendezvous.h"
 
-#include <chrono>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>

@@ -17,6 +17,7 @@
 #include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
 #include "stemma/internal/v1/worker.grpc.pb.h"
+#include "worker/rpc/engine_thread.h"
 #include "worker/rpc/evidence.h"
 #include "worker/rpc/own_address.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "worker/engine/engine.h"
 #include "worker/memory/device_memory.h"
-#include "worker/rpc/engine_thread.h"
 
 namespace stemma::worker {
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/cost/cluster_facts.h"
 
 namespace stemma::worker {
 namespace {
@@ -29,7 +30,7 @@ std::string PrefixProblem(const v1::Cluster& cluster, const RankSizes& sizes) {
     if (group < sizes.prefix_rows.size() && sizes.prefix_rows[group] > 0) continue;
     return absl::StrCat("prefix_groups has group ", group, ": not in the payload, or without a prefix");
   }
-  if (cluster.regather_prefix() && (cluster.has_owner_rank() || cluster.helper_ranks_size() > 0)) {
+  if (cluster.regather_prefix() && IsSplit(cluster)) {
     return "regather_prefix is set: the ranks of a split group hold all K/V";
   }
   return "";

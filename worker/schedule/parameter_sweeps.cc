@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/cost/wave_rounds.h"
+#include "common/cost/cluster_facts.h"
 
 namespace stemma::worker {
 namespace {
@@ -18,11 +18,11 @@ std::string Problem(const v1::Cluster& cluster, const RankSizes& sizes, bool sha
        {std::pair("prefix_blocks", sweeps.prefix_blocks()), {"rounds", sweeps.rounds()}}) {
     if (number > kSweepsMax) return absl::StrCat("sweeps.", field, " is ", number, ": at most ", kSweepsMax);
   }
-  const auto blocks = static_cast<uint32_t>(OwnBlocks(cluster, sizes));
+  const auto blocks = static_cast<uint32_t>(NumPrefixBlocks(cluster, sizes.prefix_rows));
   if (blocks > sweeps.prefix_blocks()) {
     return absl::StrCat("sweeps.prefix_blocks is ", sweeps.prefix_blocks(), ": this copy runs ", blocks);
   }
-  if (HasOwnPrefix(cluster) && cluster.prefix_policy() == v1::S5 && !sweeps.prefix_again()) {
+  if (RunsOwnPrefix(cluster) && cluster.prefix_policy() == v1::S5 && !sweeps.prefix_again()) {
     return "sweeps.prefix_again is not set: prefix_policy is S5";
   }
   const auto waves = static_cast<uint32_t>(RoundsOfWaves(cluster, sizes.cp_ranks));
@@ -39,10 +39,10 @@ class Visits {
     const v1::Cluster& cluster = step_.clusters(operation.cluster);
     switch (operation.kind) {
       case OperationKind::kPrefixForward:
-        for (int block = 0; block < OwnBlocks(cluster, sizes_); ++block) Add(Sweep::kPrefix, visits);
+        for (int block = 0; block < NumPrefixBlocks(cluster, sizes_.prefix_rows); ++block) Add(Sweep::kPrefix, visits);
         break;
       case OperationKind::kPrefixBackward:
-        for (int block = 0; block < OwnBlocks(cluster, sizes_); ++block) {
+        for (int block = 0; block < NumPrefixBlocks(cluster, sizes_.prefix_rows); ++block) {
           if (cluster.sweeps().prefix_again()) Add(Sweep::kPrefix, visits);
           Add(Sweep::kBackward, visits);
         }

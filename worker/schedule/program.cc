@@ -5,8 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/round_up.h"
-#include "common/cost/wave_rounds.h"
+#include "common/cost/cluster_facts.h"
 
 namespace stemma::worker {
 namespace {
@@ -61,8 +60,8 @@ class ClusterOperations {
   // Lists A: the copy's own prefixes, and what other copies run beyond.
   Program PrefixForward() const {
     Program program;
-    if (HasOwnPrefix(cluster_)) program.push_back(Prefix(OperationKind::kPrefixForward));
-    for (int block = OwnBlocks(cluster_, sizes_); block < joined_blocks(); ++block) {
+    if (RunsOwnPrefix(cluster_)) program.push_back(Prefix(OperationKind::kPrefixForward));
+    for (int block = NumPrefixBlocks(cluster_, sizes_.prefix_rows); block < joined_blocks(); ++block) {
       program.push_back(JoinPrefix(OperationKind::kJoinPrefixForward, block));
     }
     return program;
@@ -71,14 +70,14 @@ class ClusterOperations {
   // Lists C. What other copies run beyond comes first: own blocks end with the first, whose layers are then final.
   Program PrefixBackward() const {
     Program program;
-    for (int block = OwnBlocks(cluster_, sizes_); block < joined_blocks(); ++block) {
+    for (int block = NumPrefixBlocks(cluster_, sizes_.prefix_rows); block < joined_blocks(); ++block) {
       const int number = joined_blocks() + block;
       if (cluster_.sweeps().prefix_again()) {
         program.push_back(JoinPrefix(OperationKind::kJoinPrefixForward, number));
       }
       program.push_back(JoinPrefix(OperationKind::kJoinPrefixBackward, number));
     }
-    if (HasOwnPrefix(cluster_)) program.push_back(Prefix(OperationKind::kPrefixBackward));
+    if (RunsOwnPrefix(cluster_)) program.push_back(Prefix(OperationKind::kPrefixBackward));
     return program;
   }
 
@@ -111,7 +110,7 @@ class ClusterOperations {
   }
 
  private:
-  bool regathers() const { return HasOwnPrefix(cluster_) && sizes_.cp_ranks > 1 && cluster_.regather_prefix(); }
+  bool regathers() const { return RunsOwnPrefix(cluster_) && sizes_.cp_ranks > 1 && cluster_.regather_prefix(); }
   int joined_blocks() const { return static_cast<int>(std::min(cluster_.sweeps().prefix_blocks(), kSweepsMax)); }
 
   size_t own_rounds() const {
@@ -200,18 +199,6 @@ std::string PlannedOrder(const v1::StepPlan& step, const RankSizes& sizes) {
 }
 
 }  // namespace
-
-bool HasOwnPrefix(const v1::Cluster& cluster) { return cluster.prefix_groups_size() > 0 && !cluster.has_owner_rank(); }
-
-int OwnBlocks(const v1::Cluster& cluster, const RankSizes& sizes) {
-  if (!HasOwnPrefix(cluster)) return 0;
-  if (cluster.prefix_block_rows() == 0) return 1;
-  int64_t rows = 0;
-  for (const uint32_t group : cluster.prefix_groups()) {
-    if (group < sizes.prefix_rows.size()) rows += sizes.prefix_rows[group];
-  }
-  return static_cast<int>(DivideUp<int64_t>(rows, cluster.prefix_block_rows()));
-}
 
 Program ExpandStep(const v1::StepPlan& step, bool forward_only, const RankSizes& sizes) {
   Sequences sequences;

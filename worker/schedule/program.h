@@ -65,11 +65,4 @@ Program ExpandInTurn(const v1::StepPlan& step, bool forward_only, RankSizes size
 // No more of a cluster's sweeps of one kind are run: CheckParameterSweeps refuses such a plan.
 inline constexpr uint32_t kSweepsMax = 1 << 20;
 
-// Tells whether other copies of the model compute rollouts of the cluster's group, too.
-inline bool IsSplit(const v1::Cluster& cluster) { return cluster.helper_ranks_size() > 0 || cluster.has_owner_rank(); }
-// Tells whether this copy of the model runs Phases A and C of a cluster.
-bool HasOwnPrefix(const v1::Cluster& cluster);
-// Returns in how many blocks it does; 0: it does not.
-int OwnBlocks(const v1::Cluster& cluster, const RankSizes& sizes);
-
 }  // namespace stemma::worker

@@ -2,9 +2,9 @@
 
 #include <set>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/cost/cluster_facts.h"
 
 namespace stemma::worker {
 namespace {

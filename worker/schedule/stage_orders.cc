@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/cost/wave_rounds.h"
+#include "common/cost/cluster_facts.h"
 
 namespace stemma::worker {
 namespace {

@@ -8,11 +8,13 @@
 #include "common/cost/wave_bytes.h"
 #include "tests/common/model/small_configs.h"
 #include "tests/testing/draw.h"
+#include "tests/testing/one_segment.h"
 
 namespace stemma {
 namespace {
 
 using testing::Draw;
+using testing::OneSegment;
 
 double Ideal(const ModelConfig& config, int64_t prefix, int64_t suffix, double n) {
   const double reuse = PrefixFlops(config, prefix).total() + n * SuffixFlops(config, prefix, suffix).total();
@@ -84,8 +86,8 @@ TEST(CostTest, QkNormKeepsWhatItNormalizes) {
 TEST(CostTest, RecomputingTheGateAndUpProductsCostsTheirForward) {
   const ModelConfig config = Llama3_8B();
   const double products = 2.0 * 100 * 2 * 4096 * 14336 * 32;
-  EXPECT_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S1).total(), 0);
-  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S2).total(), products);
+  EXPECT_EQ(SuffixRecomputeParts(config, OneSegment(50, 100), v1::S1).total(), 0);
+  EXPECT_DOUBLE_EQ(SuffixRecomputeParts(config, OneSegment(50, 100), v1::S2).total(), products);
 }
 
 // What each policy restores by products: gate and up; q, k and v, which are one product; the attention and its output.
@@ -95,17 +97,19 @@ TEST(CostTest, RecomputingAPolicysProductsCostsTheirForward) {
   const double pairs = rows * 50 + rows * (rows + 1) / 2;
   const double gate_up = 2 * rows * 2 * d * ffn, qkv = 2 * rows * d * (d + 2 * kv);
   const double attention = 4 * d * pairs + 2 * rows * d * d;
-  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S2).total(), layers * gate_up);
-  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S3).total(), layers * (gate_up + qkv));
-  EXPECT_DOUBLE_EQ(SuffixRecomputeFlops(config, 50, 100, v1::S4).total(), layers * (gate_up + qkv + attention));
+  EXPECT_DOUBLE_EQ(SuffixRecomputeParts(config, OneSegment(50, 100), v1::S2).total(), layers * gate_up);
+  EXPECT_DOUBLE_EQ(SuffixRecomputeParts(config, OneSegment(50, 100), v1::S3).total(), layers * (gate_up + qkv));
+  EXPECT_DOUBLE_EQ(SuffixRecomputeParts(config, OneSegment(50, 100), v1::S4).total(),
+                   layers * (gate_up + qkv + attention));
   const double own_pairs = rows * (rows + 1) / 2;
-  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, 100, v1::S4).total(),
+  EXPECT_DOUBLE_EQ(PrefixRecomputeParts(ByteShape{.config = config}, OneSegment(0, 100), v1::S4).total(),
                    (layers - 1) * (gate_up + qkv + 4 * d * own_pairs + 2 * rows * d * d));
 }
 
 TEST(CostTest, AForgottenPrefixIsRunForwardAgain) {
   const ModelConfig config = Llama3_8B();
-  EXPECT_DOUBLE_EQ(PrefixRecomputeFlops(config, 100, v1::S5).total(), PrefixFlops(config, 100).forward);
+  EXPECT_DOUBLE_EQ(PrefixRecomputeParts(ByteShape{.config = config}, OneSegment(0, 100), v1::S5).total(),
+                   PrefixFlops(config, 100).forward);
 }
 
 // Suffixes behind a prefix, and a trajectory that computes its prefix itself.

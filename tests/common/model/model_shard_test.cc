@@ -13,11 +13,13 @@
 #include <vector>
 
 #include "common/model/families.h"
+#include "tests/testing/whole_model.h"
 
 namespace stemma {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::WholeModel;
 
 struct Mesh {
   int64_t tp = 1, pp = 1;

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "server/planner/group_cost.h"
 #include "tests/server/planner/cluster_shapes.h"
+#include "tests/testing/one_segment.h"
 
 namespace stemma::server {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 using testing::BenchMemory;
 using testing::BenchModel;
 using testing::OneGroup;
+using testing::OneSegment;
 
 ByteShape Shape() {
   ByteShape shape;
@@ -57,8 +59,8 @@ TEST(CostModelTest, APolicyAddsTheFlopsThatItMakesAgain) {
     PrefixShape prefix = all;
     prefix.policy = policy;
     const double added = FlopUnits(ClusterWork(shape, cluster, prefix, policy, 1)) - base;
-    const double expected = PrefixRecomputeFlops(shape.config, prefix.rows, policy).total() +
-                            4 * SuffixRecomputeFlops(shape.config, 1023, 256, policy).total();
+    const double expected = PrefixRecomputeParts(shape, OneSegment(0, prefix.rows), policy).total() +
+                            4 * SuffixRecomputeParts(shape.config, OneSegment(1023, 256), policy).total();
     EXPECT_NEAR(added, expected, 1e-9 * base) << v1::TapePolicy_Name(policy);
   }
   PrefixShape again = all;

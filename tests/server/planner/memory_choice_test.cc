@@ -7,6 +7,7 @@
 #include "common/cost/wave_bytes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/planner/cluster_ways.h"
 #include "tests/server/planner/cluster_shapes.h"
 
 namespace stemma::server {
@@ -33,8 +34,8 @@ std::vector<int64_t> Budgets() {
 
 double BestByBruteForce(const MemoryOptions& options, const ClusterShape& cluster) {
   double best = std::numeric_limits<double>::infinity();
-  for (const MemoryAlternative& way : Alternatives(options, cluster)) {
-    if (const auto choice = Evaluate(options, cluster, way)) best = std::min(best, choice->seconds.total());
+  for (const MemoryAlternative& way : ClusterWays(options, cluster).All()) {
+    if (const auto choice = ClusterWays(options, cluster).Evaluate(way)) best = std::min(best, choice->seconds.total());
   }
   return best;
 }
@@ -188,10 +189,10 @@ TEST(MemoryChoiceTest, AWaveMayFillTheBudgetExactly) {
   MemoryOptions options = BenchMemory(int64_t{1} << 40);
   const ClusterShape cluster = OneGroup(100, 400, 2);
   const MemoryAlternative way = {.prefix = {.rows = 100}, .suffix_policy = v1::S0};
-  options.budget_bytes = Evaluate(options, cluster, way)->suffix.peak();
-  EXPECT_EQ(Evaluate(options, cluster, way)->wave_sizes, std::vector<uint32_t>{2});
+  options.budget_bytes = ClusterWays(options, cluster).Evaluate(way)->suffix.peak();
+  EXPECT_EQ(ClusterWays(options, cluster).Evaluate(way)->wave_sizes, std::vector<uint32_t>{2});
   --options.budget_bytes;
-  EXPECT_EQ(Evaluate(options, cluster, way)->wave_sizes, (std::vector<uint32_t>{1, 1}));
+  EXPECT_EQ(ClusterWays(options, cluster).Evaluate(way)->wave_sizes, (std::vector<uint32_t>{1, 1}));
 }
 
 TEST(MemoryChoiceTest, TheReasonOfATightChoiceNamesWhatAllWouldNeed) {
@@ -247,7 +248,7 @@ TEST(MemoryChoiceTest, AForwardOnlyPassHasNoPolicyAndTakesFewerBytes) {
   options.suffix_policy = v1::S4;  // of a tape: there is none
   const MemoryAnswer answer = ChooseMemory(options, cluster);
   ASSERT_TRUE(answer.choice);
-  for (const MemoryAlternative& way : Alternatives(options, cluster)) {  // blocks are all that is left to choose
+  for (const MemoryAlternative& way : ClusterWays(options, cluster).All()) {  // blocks are all that is left to choose
     EXPECT_EQ(way.prefix.policy, v1::S0);
     EXPECT_EQ(way.suffix_policy, v1::S0);
     EXPECT_FALSE(way.prefix.offload);

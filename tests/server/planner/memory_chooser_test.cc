@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/planner/cluster_ways.h"
 #include "tests/server/planner/cluster_shapes.h"
 #include "tests/server/planner/drawn_clusters.h"
 
@@ -62,7 +63,7 @@ TEST(MemoryChooserTest, UnderATightBudgetFewWaysAreLookedAt) {
     MemoryChooser chooser(options);
     const std::vector<ClusterShape> clusters = DrawClusters(100, static_cast<uint64_t>(budget_mib));
     for (const ClusterShape& cluster : clusters) {
-      allowed += static_cast<int64_t>(Alternatives(options, cluster).size());
+      allowed += static_cast<int64_t>(ClusterWays(options, cluster).All().size());
       const std::shared_ptr<const MemoryChoice> choice = chooser.Choose(cluster);
       chosen += choice != nullptr && !choice->cheapest ? 1 : 0;
     }
@@ -88,15 +89,16 @@ TEST(MemoryChooserTest, TheChoiceIsTheFastestOfAllWaysThatFit) {
     if (seed % 3 == 0) options.host_bytes = testing::DrawSize(1, 500, random) * kMiB;
     options.rates.copies_overlap = seed % 5 == 0;
     double best = std::numeric_limits<double>::infinity();
-    for (const MemoryAlternative& way : Alternatives(options, cluster)) {
-      if (const auto choice = Evaluate(options, cluster, way)) best = std::min(best, choice->seconds.total());
+    for (const MemoryAlternative& way : ClusterWays(options, cluster).All()) {
+      if (const auto choice = ClusterWays(options, cluster).Evaluate(way))
+        best = std::min(best, choice->seconds.total());
     }
     MemoryChooser chooser(options);
     const std::shared_ptr<const MemoryChoice> choice = chooser.Choose(cluster);
     ASSERT_EQ(choice != nullptr, std::isfinite(best));
     if (choice == nullptr) continue;
     EXPECT_EQ(choice->seconds.total(), best);
-    const auto alone = Evaluate(options, cluster, choice->way);
+    const auto alone = ClusterWays(options, cluster).Evaluate(choice->way);
     ASSERT_TRUE(alone);
     EXPECT_EQ(choice->wave_sizes, alone->wave_sizes);
     EXPECT_EQ(choice->peak_bytes, alone->peak_bytes);

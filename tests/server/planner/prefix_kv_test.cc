@@ -12,6 +12,7 @@
 #include "common/base/mesh.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/state_bytes.h"
+#include "server/planner/cluster_ways.h"
 #include "server/planner/member_dealing.h"
 #include "server/planner/planner.h"
 #include "tests/server/planner/cluster_shapes.h"
@@ -93,11 +94,12 @@ TEST(PrefixKvTest, AGroupIsSplitOnlyWhereThePassBeforeTheStepHoldsIt) {
 TEST(PrefixKvTest, IsNotAskedWhereThereIsNoPrefix) {
   MemoryOptions options = MemoryOfRanks(2);
   options.prefix_kv = v1::PREFIX_KV_REGATHER;
-  for (const server::MemoryAlternative& way : server::Alternatives(options, OneGroup(700, 100, 4, /*reuse=*/false))) {
+  for (const server::MemoryAlternative& way :
+       server::ClusterWays(options, OneGroup(700, 100, 4, /*reuse=*/false)).All()) {
     EXPECT_FALSE(way.prefix.regather);
   }
-  EXPECT_EQ(server::Alternatives(options, OneGroup(700, 100, 4)).size() * 2,
-            server::Alternatives(MemoryOfRanks(2), OneGroup(700, 100, 4)).size());
+  EXPECT_EQ(server::ClusterWays(options, OneGroup(700, 100, 4)).All().size() * 2,
+            server::ClusterWays(MemoryOfRanks(2), OneGroup(700, 100, 4)).All().size());
 }
 
 // The invariants of server/planner/memory_choice.h, with ranks that share the cluster.
@@ -125,8 +127,8 @@ TEST(PrefixKvTest, ALargerBudgetNeverCostsSeconds) {
       before = answer.choice->seconds.total();
       // It is the fastest of all ways, evaluated one by one.
       if (seed % 8 != 0) continue;
-      for (const server::MemoryAlternative& way : server::Alternatives(options, cluster)) {
-        const std::optional<server::MemoryChoice> other = server::Evaluate(options, cluster, way);
+      for (const server::MemoryAlternative& way : server::ClusterWays(options, cluster).All()) {
+        const std::optional<server::MemoryChoice> other = server::ClusterWays(options, cluster).Evaluate(way);
         if (!other) continue;
         EXPECT_LE(before, other->seconds.total() * (1 + 1e-12));
       }
@@ -144,7 +146,7 @@ TEST(PrefixKvTest, SecondsAreTheSlowestRanksWithItsRounds) {
     options.wave_suffixes = 2;
     const bool regather = seed % 2 == 0;
     PrefixShape prefix = {.rows = PackedPrefixRows(cluster), .lengths = cluster.prefix_rows, .regather = regather};
-    const auto choice = server::Evaluate(options, cluster, {.prefix = prefix, .suffix_policy = v1::S1});
+    const auto choice = server::ClusterWays(options, cluster).Evaluate({.prefix = prefix, .suffix_policy = v1::S1});
     ASSERT_TRUE(choice.has_value());
     ASSERT_EQ(choice->wave_ranks.size(), choice->wave_sizes.size());
     std::vector<int64_t> waves(static_cast<size_t>(options.shape.cp));

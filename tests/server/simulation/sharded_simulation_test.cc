@@ -10,9 +10,9 @@
 #include "common/base/mesh.h"
 #include "common/cost/plan_seconds.h"
 #include "common/cost/state_bytes.h"
-#include "server/planner/parameter_sweeps.h"
 #include "server/simulation/simulation.h"
 #include "tests/server/simulation/drawn_simulations.h"
+#include "tests/testing/clear_sweeps.h"
 #include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
@@ -92,7 +92,7 @@ TEST_P(DrawnShardedSimulationTest, CopiesThatMeetAreNoFasterThanCopiesThatDoNot)
   const PlanResult plan = ShardedPlan(model);
   for (const PlannedStep& planned : StepsOf(model, plan)) {
     v1::StepPlan whole = planned.step;
-    server::ClearSweeps(whole);
+    ClearSweeps(whole);
     const double alone_s = EndSeconds(model, {planned.options, whole, planned.report});
     EXPECT_GE(EndSeconds(model, planned), alone_s * (1 - kSame)) << Where();
   }

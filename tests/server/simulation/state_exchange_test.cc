@@ -15,6 +15,7 @@
 #include "tests/testing/draw.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "tests/testing/whole_model.h"
 #include "worker/optim/shards.h"
 
 namespace stemma::testing {

@@ -19,6 +19,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/weights_digest.h"
+#include "tests/testing/whole_model.h"
 #include "tests/worker/checkpoint/saved_checkpoint.h"
 #include "worker/checkpoint/checkpoint_saver.h"
 #include "worker/optim/shards.h"

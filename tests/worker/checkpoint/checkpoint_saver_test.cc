@@ -16,6 +16,7 @@
 #include "tests/testing/fake_device.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/weights_digest.h"
+#include "tests/testing/whole_model.h"
 #include "tests/worker/checkpoint/file_calls.h"
 #include "tests/worker/checkpoint/held_place.h"
 #include "tests/worker/checkpoint/saved_checkpoint.h"

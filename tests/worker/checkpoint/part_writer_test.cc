@@ -157,6 +157,9 @@ TEST_F(PartWriterTest, TheLastOfTheDiskIsLeftForTheJournal) {
   EXPECT_EQ(Content(), "abc");
   SetFreeBytes(-1);
   EXPECT_THAT(Write(*writer, 7, "defg"), IsOk());
+  SetFreeBytes(0);
+  const NoBlocks none;
+  EXPECT_THAT(Write(*writer, 11, "h"), IsOk()) << "a disk that does not say what it has left";
 }
 
 // Other ranks of the host write at the same time: each looks again before its next megabyte.

@@ -25,6 +25,7 @@
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "tests/testing/whole_model.h"
 #include "worker/backend/cpu/cpu_backend.h"
 #include "worker/engine/partial_gradients.h"
 #include "worker/model/context_exchange.h"

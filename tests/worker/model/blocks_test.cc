@@ -13,6 +13,7 @@
 #include "tests/testing/backends.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "tests/testing/whole_model.h"
 #include "worker/model/kv_block.h"
 #include "worker/model/layer.h"
 

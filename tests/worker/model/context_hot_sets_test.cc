@@ -26,6 +26,7 @@
 #include "tests/testing/synthetic.h"
 #include "tests/testing/tensors.h"
 #include "tests/testing/thread_communicator.h"
+#include "tests/testing/whole_model.h"
 #include "worker/model/prefix.h"
 #include "worker/model/wave.h"
 

@@ -19,6 +19,7 @@
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "tests/testing/tensors.h"
+#include "tests/testing/whole_model.h"
 #include "worker/model/prefix.h"
 #include "worker/model/wave.h"
 

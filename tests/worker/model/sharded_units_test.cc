@@ -20,6 +20,7 @@
 #include "tests/testing/namespaces.h"
 #include "tests/testing/recording_rank.h"
 #include "tests/testing/synthetic.h"
+#include "tests/testing/whole_model.h"
 #include "worker/model/prefix.h"
 #include "worker/model/wave.h"
 

@@ -13,9 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/hf_slices.h"
 #include "tests/testing/synthetic.h"
 #include "tests/testing/thread_communicator.h"
 #include "tests/testing/weights_digest.h"
+#include "tests/testing/whole_model.h"
 #include "worker/parallel/local_communicator.h"
 
 namespace stemma::worker {
@@ -24,6 +26,7 @@ namespace {
 using testing::MakeThreadMesh;
 
 using testing::WeightsDigest;
+using testing::WholeModel;
 
 Weights SomeWeights(at::ScalarType dtype = at::kFloat, int64_t layers = 2, bool tied = false) {
   ModelConfig config =
@@ -139,7 +142,7 @@ std::vector<Weights> PartsOf(const Weights& whole, int64_t tp, int64_t pp = 1, i
     parts.push_back(MakeWeights(*MakeModelShard(whole.config, place), whole.run_dtype, at::kCPU, Gradients::kMade,
                                 {rank / (tp * pp), dp, /*shard_parameters=*/dp > 1}));
     for (const HfTensor& tensor : parts.back().hf_tensors) {
-      const HfTensor& from = whole.hf(tensor.name);
+      const HfTensor& from = testing::HfTensorOf(whole, tensor.name);
       at::Tensor box = whole.at(from.parameter)
                            .weight.slice(0, from.row_begin + tensor.box.row_begin, from.row_begin + tensor.box.row_end);
       if (box.dim() > 1) box = box.slice(1, tensor.box.column_begin, tensor.box.column_end);

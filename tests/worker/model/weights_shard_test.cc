@@ -15,9 +15,11 @@
 #include "common/model/model_init.h"
 #include "tests/testing/added_tensors.h"
 #include "tests/testing/backends.h"
+#include "tests/testing/hf_slices.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
 #include "tests/testing/tensors.h"
+#include "tests/testing/whole_model.h"
 #include "worker/model/weights_io.h"
 #include "worker/optim/shards.h"
 
@@ -90,7 +92,7 @@ TEST_P(WeightsShardTest, LoadsItsBoxesOfTheModel) {
   const Weights whole = Load(WholeModel(directory_.config));
   for (const Weights& shard : LoadShards()) {
     for (const HfTensor& tensor : shard.hf_tensors) {
-      EXPECT_TRUE(shard.MasterSlice(tensor).equal(Cut(whole.MasterSlice(whole.hf(tensor.name)), tensor.box)))
+      EXPECT_TRUE(MasterSlice(shard, tensor).equal(Cut(MasterSlice(whole, HfTensorOf(whole, tensor.name)), tensor.box)))
           << tensor.name;
     }
   }
@@ -130,7 +132,7 @@ TEST_P(WeightsShardTest, NormsOfTheRanksAddUpToTheModels) {
   double sum = 0, sum_of_everything = 0;
   for (const Weights& shard : LoadShards()) {
     for (const HfTensor& tensor : shard.hf_tensors) {
-      shard.GradSlice(tensor).copy_(Cut(whole.GradSlice(whole.hf(tensor.name)), tensor.box));
+      shard.GradSlice(tensor).copy_(Cut(whole.GradSlice(HfTensorOf(whole, tensor.name)), tensor.box));
     }
     sum += GradNormSquared(TestBackend(), shard.parameters, NormRanges(shard));
     sum_of_everything += GradNormSquared(TestBackend(), shard.parameters, AllRanges(shard.parameters));

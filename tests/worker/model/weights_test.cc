@@ -9,11 +9,13 @@
 #include "gtest/gtest.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "tests/testing/whole_model.h"
 
 namespace stemma::worker {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::WholeModel;
 
 ModelConfig SmallModel(const std::string& model_type, bool tied) {
   ModelConfig config = testing::SyntheticModel({.hidden = 24, .layers = 2, .head_size = 6, .ffn = 20, .vocab = 30});

@@ -15,6 +15,7 @@
 #include "common/cost/state_slabs.h"
 #include "common/model/model_tensors.h"
 #include "tests/testing/namespaces.h"
+#include "tests/testing/whole_model.h"
 #include "worker/optim/shards.h"
 
 namespace stemma::testing {

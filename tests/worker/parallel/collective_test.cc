@@ -15,7 +15,6 @@ TEST(CollectiveTest, BytesFollowTheFormulaOfEachKind) {
   EXPECT_EQ(CollectiveBytes(CollectiveKind::kBroadcast, 1200, 3), 1200);
   EXPECT_EQ(CollectiveBytes(CollectiveKind::kSend, 1200, 3), 1200);
   EXPECT_EQ(CollectiveBytes(CollectiveKind::kReceive, 1200, 3), 1200);
-  EXPECT_EQ(CollectiveBytes(CollectiveKind::kBarrier, 0, 3), 0);
   EXPECT_EQ(CollectiveBytes(CollectiveKind::kAllReduceSum, 4, 3), 5);  // 5.33
 }
 

@@ -21,6 +21,7 @@
 
 #include "common/base/clock.h"
 #include "tests/testing/fake_device.h"
+#include "tests/testing/meet.h"
 #include "tests/testing/thread_communicator.h"
 #include "tests/worker/parallel/device_transport.h"
 #include "tests/worker/parallel/rank_program.h"
@@ -113,7 +114,7 @@ int ReduceUntilLost(Communicator& ranks) {
     status = ranks.AllReduceSum("gradients", values);
   }
   const double began = RealClock().MonotonicSeconds();
-  const bool same = ranks.Barrier("after") == status;
+  const bool same = Meet(ranks, "after") == status;
   Print("broken " + std::to_string(same) + " " + std::to_string(RealClock().MonotonicSeconds() - began));
   return FailedAndStays(status.ToString());
 }

@@ -11,6 +11,7 @@
 
 #include "common/base/clock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/meet.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/worker/parallel/rank_program.h"
 #include "worker/parallel/local_communicator.h"
@@ -102,7 +103,7 @@ TEST(ThreadCommunicatorTest, AnObserverHearsEachCollectiveThatEnds) {
   RunRanks(MakeThreadRanks(2, kTimeout), [](Communicator& rank) {
     std::vector<Heard> heard;
     at::Tensor values = at::ones({100}, at::kFloat), part = at::zeros({50}, at::kFloat);
-    ASSERT_THAT(rank.Barrier("before"), IsOk());
+    ASSERT_THAT(Meet(rank, "before"), IsOk());
     rank.Observe([&](const CollectiveRecord& record) {
       heard.push_back({std::string(KindName(record.kind)) + " " + std::string(record.name), record});
     });
@@ -114,7 +115,7 @@ TEST(ThreadCommunicatorTest, AnObserverHearsEachCollectiveThatEnds) {
     ASSERT_THAT(pending->Wait(), IsOk());
     const double ended_s = RealClock().MonotonicSeconds();
     rank.Observe({});
-    ASSERT_THAT(rank.Barrier("after"), IsOk());
+    ASSERT_THAT(Meet(rank, "after"), IsOk());
 
     ASSERT_EQ(heard.size(), 2u) << "in the order in which they ended";
     EXPECT_EQ(heard[0].what, rank.rank() == 0 ? "send keys" : "receive keys");
@@ -156,20 +157,20 @@ absl::Status RunAhead(Communicator& stage) {
   at::Tensor hidden = at::ones({4}), gradient = at::ones({4});
   if (stage.rank() == 0) {
     absl::Status sent = stage.Send("hidden", hidden, 1);
-    stage.Barrier("end").IgnoreError();
+    Meet(stage, "end").IgnoreError();
     return sent;
   }
   if (stage.rank() == 2) {
     absl::Status sent = stage.Send("gradient", gradient, 1);
     if (sent.ok()) sent = stage.Receive("hidden", hidden, 1);
-    stage.Barrier("end").IgnoreError();
+    Meet(stage, "end").IgnoreError();
     return sent;
   }
   const auto ahead = stage.StartSend("hidden", hidden, 2);
   absl::Status received = stage.Receive("hidden", hidden, 0);
   if (received.ok()) received = stage.Receive("gradient", gradient, 2);
   ahead->Wait().IgnoreError();
-  stage.Barrier("end").IgnoreError();
+  Meet(stage, "end").IgnoreError();
   return received;
 }
 
@@ -196,7 +197,7 @@ TEST(ThreadCommunicatorTest, ARankThatLeavesEndsWhatTheOthersWaitFor) {
     const absl::Status status = rank.AllReduceSum("second", values);
     EXPECT_THAT(status, Unavailable("all-reduce second of axis tp", "of 3", "waited for rank", "has left"));
     // Broken: the same error, at once, and nothing is counted.
-    EXPECT_EQ(rank.Barrier("third"), status);
+    EXPECT_EQ(Meet(rank, "third"), status);
     EXPECT_EQ(rank.StartAllReduceSum("fourth", values)->Wait(), status);
     EXPECT_EQ(rank.stats().Read().size(), 1u);
   });
@@ -207,8 +208,8 @@ TEST(ThreadCommunicatorTest, ARankThatNeverComesIsNamedWhenTheTimeIsOver) {
   auto absent = std::move(ranks[2]);
   ranks.pop_back();
   RunRanks(std::move(ranks), [](Communicator& rank) {
-    const absl::Status status = rank.Barrier("start");
-    EXPECT_THAT(status, Unavailable("barrier start of axis dp", "waited for rank 2: "));
+    const absl::Status status = Meet(rank, "start");
+    EXPECT_THAT(status, Unavailable("agreement start of axis dp", "waited for rank 2: "));
     EXPECT_TRUE(::testing::Value(status, Unavailable("timed out after 50ms")) ||
                 ::testing::Value(status, Unavailable("has left")))
         << status;

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/mesh.h"
+#include "common/cost/cluster_facts.h"
 #include "common/cost/plan_seconds.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
@@ -21,6 +22,7 @@
 #include "server/planner/planner.h"
 #include "server/planner/sharded_step.h"
 #include "server/planner/stage_plan.h"
+#include "tests/testing/clear_sweeps.h"
 #include "tests/testing/draw.h"
 #include "tests/testing/synthetic.h"
 #include "tests/worker/schedule/copy_peak.h"
@@ -31,9 +33,7 @@
 namespace stemma::worker {
 namespace {
 
-using server::MakePlan;
-using server::PlannerGroup;
-using server::PlanResult;
+using server::MakePlan, server::PlannerGroup, server::PlanResult;
 using testing::Draw;
 using ::testing::HasSubstr;
 
@@ -201,7 +201,7 @@ TEST_P(ShardedProgramTest, SharedSweepsAreThePlannersClusters) {
   for (const PlannerGroup& group : request_.groups) prefix_rows.push_back(group.prompt_tokens - 1);
   for (const v1::StepPlan& step : result.plan.steps()) {
     v1::StepPlan cleared = step, again;
-    server::ClearSweeps(cleared);
+    testing::ClearSweeps(cleared);
     for (const v1::Cluster& cluster : cleared.clusters()) {
       EXPECT_FALSE(cluster.has_sweeps());
       EXPECT_GT(cluster.waves_size(), 0);
@@ -233,7 +233,7 @@ TEST_P(ShardedProgramTest, ASplitGroupHasOnePlaceOfItsOwn) {
     std::map<uint32_t, std::set<size_t>> places_of;  // of a split group
     for (const v1::Cluster& cluster : step.clusters()) {
       const size_t place = next[cluster.dp_rank()]++;
-      if (cluster.helper_ranks().empty() && !cluster.has_owner_rank()) continue;
+      if (!IsSplit(cluster)) continue;
       const uint32_t group = cluster.prefix_groups(0);
       places_of[group].insert(place);
       EXPECT_EQ(group_of.try_emplace(place, group).first->second, group) << "place " << place << ", seed " << seed();
@@ -380,7 +380,7 @@ TEST_P(ShardedProgramTest, APlanThatSaysLessThanACopyRunsIsRefused) {
       v1::StepPlan huge = part;
       huge.mutable_clusters(c)->mutable_sweeps()->set_rounds(UINT32_MAX);
       EXPECT_THAT(std::string(CheckParameterSweeps(huge, sizes, true).message()), HasSubstr("at most"));
-      if (!HasOwnPrefix(part.clusters(c))) continue;
+      if (!RunsOwnPrefix(part.clusters(c))) continue;
       v1::StepPlan no_blocks = part, not_again = part;
       no_blocks.mutable_clusters(c)->mutable_sweeps()->set_prefix_blocks(0);
       EXPECT_THAT(std::string(CheckParameterSweeps(no_blocks, sizes, true).message()), HasSubstr("prefix_blocks is 0"));

@@ -1,7 +1,6 @@
 // Attention on whole scores: the softmax of each row over its ancestor's keys and its own span's, without a split and
 // without a merge, so that it shares no algebra with the backends that it is compared with.
 #include <ATen/ATen.h>
-#include <glog/logging.h>
 
 #include <limits>
 

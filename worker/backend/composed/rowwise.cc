@@ -1,7 +1,6 @@
 // Norm, SwiGLU, heads and embedding in ATen ops. Arithmetic in the accumulate dtype, as the fused kernels have it.
 #include <ATen/ATen.h>
 
-#include "worker/backend/accumulate_type.h"
 #include "worker/backend/composed/composed_kernels.h"
 
 namespace stemma::worker::composed {

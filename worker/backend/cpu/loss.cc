@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "worker/backend/cpu/cpu_kernels.h"
-#include "worker/backend/cpu/typed_data.h"
 #include "worker/backend/loss_row.h"
+#include "worker/backend/tensor_data.h"
 
 namespace stemma::worker {
 namespace {

@@ -2,6 +2,10 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/trace/loss_names.h"
@@ -11,23 +15,23 @@ namespace stemma::worker::self_check {
 namespace {
 
 struct LossCase {
-  const char* name;
+  std::string name;
   LossOptions options;
   bool on_policy = false;
   bool importance = false;
   bool entropy = false;
 };
 
-LossCase ModeCase(const char* name, LossMode mode) {
-  LossCase c{.name = name, .options = {}};
+LossCase ModeCase(std::string name, LossMode mode) {
+  LossCase c{.name = std::move(name), .options = {}};
   c.options.mode = mode;
   c.options.clip_low = 0.2;
   c.options.clip_high = 0.28;
   return c;
 }
 
-LossCase KlCase(const char* name, KlType type, bool straight_through) {
-  LossCase c = ModeCase(name, LossMode::kVanilla);
+LossCase KlCase(std::string name, KlType type, bool straight_through) {
+  LossCase c = ModeCase(std::move(name), LossMode::kVanilla);
   c.options.kl_type = type;
   c.options.kl_straight_through = straight_through;
   c.options.kl_coef = 0.1;
@@ -37,17 +41,13 @@ LossCase KlCase(const char* name, KlType type, bool straight_through) {
 }
 
 std::vector<LossCase> AllModes() {
-  std::vector<LossCase> all = {ModeCase("vanilla", LossMode::kVanilla),
-                               ModeCase("gspo", LossMode::kGspo),
-                               ModeCase("cispo", LossMode::kCispo),
-                               ModeCase("importance_sampling", LossMode::kImportanceSampling),
-                               ModeCase("cross_entropy", LossMode::kCrossEntropy),
-                               ModeCase("gpg", LossMode::kGpg),
-                               KlCase("kl", KlType::kK1, false),
-                               KlCase("abs", KlType::kAbs, true),
-                               KlCase("k2", KlType::kK2, false),
-                               KlCase("low_var_kl", KlType::kK3, false),
-                               KlCase("low_var_kl+", KlType::kK3, true)};
+  std::vector<LossCase> all;
+  for (const std::string_view name : LossModeNames()) all.push_back(ModeCase(std::string(name), *ParseLossMode(name)));
+  all.push_back(KlCase("kl", KlType::kK1, false));
+  all.push_back(KlCase("abs", KlType::kAbs, true));
+  all.push_back(KlCase("k2", KlType::kK2, false));
+  all.push_back(KlCase("low_var_kl", KlType::kK3, false));
+  all.push_back(KlCase("low_var_kl+", KlType::kK3, true));
   LossCase dual = ModeCase("vanilla with dual clip", LossMode::kVanilla);
   dual.options.clip_c = 3;
   dual.importance = true;

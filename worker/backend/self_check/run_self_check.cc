@@ -3,7 +3,6 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 #include <vector>
 

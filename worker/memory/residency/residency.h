@@ -119,8 +119,8 @@ class Residency {
   size_t end_ = 0;             // all from here on are consumed
   int64_t in_flight_out_ = 0;  // kLeaving
   int64_t frees_owed_ = 0;     // ordered, not confirmed yet
-  int64_t staged_bytes_ =
-      0;  // on the device and not consumed, without those kept; what leaves counts until it is freed
+  // On the device and not consumed, without those kept; what leaves counts until it is freed.
+  int64_t staged_bytes_ = 0;
   int64_t leaving_bytes_ = 0;
   bool producing_ = true, consuming_ = false;
   ResidencyStats stats_;

@@ -5,14 +5,15 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "server/planner/cluster_ways.h"
 #include "server/planner/memory_division.h"
 #include "server/planner/planner.h"
 
 namespace stemma::cli {
 namespace {
 
-using server::CheckMemory, server::ClusterShape, server::Evaluate, server::MakePlan, server::MemoryOptions;
-using server::MemoryOptionsOf, server::PlannerGroup, server::PlannerRequest, server::Rates, server::Alternatives;
+using server::CheckMemory, server::ClusterShape, server::ClusterWays, server::MakePlan, server::MemoryOptions;
+using server::MemoryOptionsOf, server::PlannerGroup, server::PlannerRequest, server::Rates;
 
 constexpr uint32_t kSeed = 918273;  // printed with every failure by the case's number
 
@@ -88,7 +89,7 @@ TEST(FitTest, EverythingKeptNeedsWhatThePlannersFirstWayNeeds) {
     if (reuse) cluster.prefix_rows = {c.lengths.prompt - 1};
     cluster.members.assign(static_cast<size_t>(c.lengths.rollouts),
                            {.rows = c.lengths.response, .prefix_rows = c.lengths.prompt - 1, .dense = !reuse});
-    const auto choice = Evaluate(options, cluster, Alternatives(options, cluster).front());
+    const auto choice = ClusterWays(options, cluster).Evaluate(ClusterWays(options, cluster).All().front());
     ASSERT_TRUE(choice.has_value());
     EXPECT_EQ(answer.all_kept_bytes, choice->peak_bytes) << "seed " << kSeed + 1 << " case " << i;
   }

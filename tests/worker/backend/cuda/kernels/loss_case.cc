@@ -3,13 +3,15 @@
 
 #include <limits>
 
+#include "common/trace/loss_names.h"
 #include "tests/worker/backend/cuda/kernels/kernel_cases.h"
 
 namespace stemma::testing {
 namespace {
 
 LossOptions DrawOptions(Drawn& drawn) {
-  LossOptions options{.mode = static_cast<LossMode>(drawn.Size(0, 5)), .clip_low = 0.2, .clip_high = 0.28};
+  const auto num_modes = static_cast<int64_t>(LossModeNames().size());
+  LossOptions options{.mode = static_cast<LossMode>(drawn.Size(0, num_modes - 1)), .clip_low = 0.2, .clip_high = 0.28};
   if (drawn.Coin()) options.clip_c = 1.5;
   options.kl_type = static_cast<KlType>(drawn.Size(0, 4));
   options.kl_coef = 0.1;

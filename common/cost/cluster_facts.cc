@@ -1,9 +1,25 @@
-#include "common/cost/wave_rounds.h"
+#include "common/cost/cluster_facts.h"
 
 #include <algorithm>
 #include <cstddef>
 
+#include "common/base/round_up.h"
+
 namespace stemma {
+
+bool IsSplit(const v1::Cluster& cluster) { return cluster.helper_ranks_size() > 0 || cluster.has_owner_rank(); }
+
+bool RunsOwnPrefix(const v1::Cluster& cluster) { return cluster.prefix_groups_size() > 0 && !cluster.has_owner_rank(); }
+
+int NumPrefixBlocks(const v1::Cluster& cluster, std::span<const int64_t> prefix_rows) {
+  if (!RunsOwnPrefix(cluster)) return 0;
+  if (cluster.prefix_block_rows() == 0) return 1;
+  int64_t rows = 0;
+  for (const uint32_t group : cluster.prefix_groups()) {
+    if (group < prefix_rows.size()) rows += prefix_rows[group];
+  }
+  return static_cast<int>(DivideUp<int64_t>(rows, cluster.prefix_block_rows()));
+}
 
 std::vector<std::vector<int>> WavesByRank(const v1::Cluster& cluster, int ranks) {
   std::vector<std::vector<int>> waves(static_cast<size_t>(ranks));
