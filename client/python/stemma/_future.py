@@ -5,14 +5,16 @@ import contextlib
 import logging
 
 from . import _proto, _tries, errors, results
+from ._stub import CancellableStub
 from ._tries import deadline_of, is_over, left_s, ran_out
 
 _LOG = logging.getLogger("stemma")
 _POLL_MS = 20_000
-# How long `await` asks the server to wait, and waits itself for the answer: a task that is cancelled, or a loop that
-# ends, waits at most so long for its thread.
+# How long `await` asks the server to wait, and waits itself for the answer before it asks again. It then waits twice as long,
+# so that an answer that is large or late comes through.
 _ASYNC_POLL_MS = 2_000
 _ASYNC_ANSWER_S = 3.0
+_ASYNC_ANSWER_MAX_S = 60.0
 _STOPPING_POLL_S = 0.2  # between looks at a request that a server let go of, because it stops
 _FINAL = ("DONE", "FAILED", "CANCELLED", "ROLLED_BACK")
 
@@ -96,15 +98,24 @@ class Future:
 
     async def _awaited(self):
         """Asks in threads of the loop's own executor, so that other coroutines run meanwhile."""
+        stub, told = CancellableStub(self._client._stub, _ASYNC_ANSWER_S), False
         while not self._is_final():
             try:
-                self._status = await _tries.run_in_threads(self._poll(_ASYNC_POLL_MS, answer_s=_ASYNC_ANSWER_S))
+                self._status = await _tries.run_in_threads(self._poll(_ASYNC_POLL_MS, stub=stub), stub.cancel)
+                stub.answer_s = _ASYNC_ANSWER_S
             except errors.StemmaError as error:
                 if error.code != "DEADLINE_EXCEEDED":  # of a server that is gone, gRPC's pings tell
                     raise
+                if not told:
+                    _LOG.warning("no answer about request %s (%s); asking again, with up to %.0f s for each answer",
+                                 self.request_id, error.message, _ASYNC_ANSWER_MAX_S)
+                told, stub.answer_s = True, min(_ASYNC_ANSWER_MAX_S, 2 * stub.answer_s)
+                await asyncio.sleep(self._client._retry_delay_s)
         result = self._outcome()
         if self._return_log_probs:
-            result.log_probs = await _tries.run_in_threads(self._client._read_log_probs(self.request_id))
+            stub.answer_s = _ASYNC_ANSWER_MAX_S  # what does not come is an error here
+            result.log_probs = await _tries.run_in_threads(
+                self._client._read_log_probs(self.request_id, stub=stub), stub.cancel)
         return result
 
     def _is_final(self):
@@ -114,15 +125,14 @@ class Future:
         """A server that stops lets go of its requests; the next one goes on with them where it keeps them (durability)."""
         return self._status.failure.reason == "DRAINING" and self._client._retries > 0
 
-    def _poll(self, wait_ms, deadline=None, answer_s=None):
+    def _poll(self, wait_ms, deadline=None, stub=None):
         """Asks once for the status; yields as Client._steps. A server that stops answers that at once, and then goes:
         what follows is that nobody answers."""
         stops = self._status.failure if self._waits_for_next_server() else None
         if stops is not None:
             yield _STOPPING_POLL_S
         try:
-            return (yield from self._client._get_request(self.request_id, wait_ms, self._status.lineage, deadline,
-                                                         answer_s))
+            return (yield from self._client._get_request(self.request_id, wait_ms, self._status.lineage, deadline, stub))
         except errors.StemmaError as error:
             if stops is None or error.code != "UNAVAILABLE" or is_over(deadline):
                 raise

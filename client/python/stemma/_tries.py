@@ -11,6 +11,10 @@ import math
 import numbers
 import time
 
+# A longer timeout is none: gRPC counts a deadline in nanoseconds since 1970, in 64 bits, and one beyond them (7e9 s from now)
+# is over at once.
+_TIMEOUT_MAX_S = 1e9
+
 
 def run(steps):
     """The answer. The calling thread makes the tries and sleeps between them."""
@@ -21,14 +25,19 @@ def run(steps):
         time.sleep(pause_s)
 
 
-async def run_in_threads(steps):
-    """The answer, as run gives it. A task that is cancelled makes no further try."""
+async def run_in_threads(steps, cancel):
+    """The answer, as run gives it. A task that is cancelled makes no further try, and ends the one that a thread makes by
+    cancel()."""
     loop = asyncio.get_running_loop()
-    while True:
-        pause_s, answer = await loop.run_in_executor(None, _step, steps)
-        if pause_s is None:
-            return answer
-        await asyncio.sleep(pause_s)
+    try:
+        while True:
+            pause_s, answer = await loop.run_in_executor(None, _step, steps)
+            if pause_s is None:
+                return answer
+            await asyncio.sleep(pause_s)
+    except asyncio.CancelledError:
+        cancel()
+        raise
 
 
 def _step(steps):
@@ -45,7 +54,7 @@ def deadline_of(timeout_s):
         return None
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real) or not timeout_s >= 0:
         raise ValueError(f"timeout_s is {timeout_s!r}: pass seconds, or None to wait as long as it takes")
-    return None if timeout_s == math.inf else time.monotonic() + float(timeout_s)
+    return None if timeout_s > _TIMEOUT_MAX_S else time.monotonic() + float(timeout_s)
 
 
 def left_s(deadline):

@@ -235,18 +235,18 @@ class Client(CheckpointCalls):
             warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {error}", RuntimeWarning,
                           stacklevel=3)
 
-    def _get_request(self, request_id, wait_ms, lineage=None, deadline=None, answer_s=None):
-        """Yields as _steps. answer_s: how long a try may take where there is no deadline; None: as long as it does."""
+    def _get_request(self, request_id, wait_ms, lineage=None, deadline=None, stub=None):
+        """Yields as _steps. stub: makes the calls; None: this client's."""
+        stub = stub or self._stub
         request = _proto.GetRequestRequest(request_id=config.checked_text("request_id", request_id), wait_ms=wait_ms)
-        return self._about(request_id, lambda timeout=answer_s: self._stub.GetRequest(request, timeout=timeout),
-                           lineage, deadline)
+        return self._about(request_id, lambda timeout=None: stub.GetRequest(request, timeout=timeout), lineage, deadline, stub)
 
-    def _read_log_probs(self, request_id, deadline=None):
-        """Yields as _steps."""
+    def _read_log_probs(self, request_id, deadline=None, stub=None):
+        """Yields as _steps. stub: makes the calls; None: this client's."""
+        stub = stub or self._stub
         request = _proto.ReadResultsRequest(request_id=config.checked_text("request_id", request_id))
-        return self._about(
-            request_id, lambda timeout=None: results.log_probs(self._stub.ReadResults(request, timeout=timeout)),
-            deadline=deadline)
+        return self._about(request_id, lambda timeout=None: results.log_probs(stub.ReadResults(request, timeout=timeout)),
+                           deadline=deadline, stub=stub)
 
     def _cancel(self, request_id):
         request = _proto.CancelRequestRequest(request_id=request_id)
@@ -323,21 +323,22 @@ class Client(CheckpointCalls):
         return errors.LineageLostError(error.code, error.reason, message,
                                        metadata={**error.metadata, "lost_step": str(self._step)})
 
-    def _about(self, request_id, call, lineage=None, deadline=None):
+    def _about(self, request_id, call, lineage=None, deadline=None, stub=None):
         """Yields as _steps, for a call about a request that was sent before. lineage: that it trains; None: the pinned
-        one. A server that does not know the request, because it was started again, is a LineageLostError."""
+        one. A server that does not know the request, because it was started again, is a LineageLostError. stub: is asked for
+        the server's lineage; None: this client's."""
         try:
             return (yield from self._steps(call, deadline))
         except errors.StemmaError as error:
             lineage = lineage or (None if self._follow_lineage else self._lineage)
             if error.reason == "NOT_FOUND" and lineage:
-                yield from self._check_same_server(request_id, lineage, deadline)
+                yield from self._check_same_server(request_id, lineage, deadline, stub or self._stub)
             raise
 
-    def _check_same_server(self, request_id, lineage, deadline):
+    def _check_same_server(self, request_id, lineage, deadline, stub):
         """Yields as _steps."""
         request = _proto.GetModelRequest()
-        now = yield from self._steps(lambda timeout=None: self._stub.GetModel(request, timeout=timeout), deadline)
+        now = yield from self._steps(lambda timeout=None: stub.GetModel(request, timeout=timeout), deadline)
         if now.lineage != lineage:
             raise self._explained(errors.LineageLostError(
                 "ABORTED", "LINEAGE_MISMATCH", f"the server does not know request {request_id}, and lineage {lineage} is gone "

@@ -9,13 +9,19 @@ import time
 import grpc
 import pytest
 import stemma
-from stemma import _future
+from stemma import _future, _proto, _stub
 
 from client_test import finished, results_stream, status, update
-from fake_server import FakeServer
+from fake_server import FakeServer, abort
 from waiting_test import ACCEPTED, preparing, stopping, unavailable
 
 IDLE_S = 5  # a thread is free so soon after its task was cancelled
+AWAIT_S = 30  # an await that has not ended by then never will
+TRAINS = {"UpdateActor": lambda parts, _: status(list(parts)[0].update.request.request_id, "ACCEPTED", lineage="a-1")}
+
+
+def forget(_, context):
+    abort(context, grpc.StatusCode.NOT_FOUND, "there is none", "NOT_FOUND")
 
 
 def wait_in_task(server, begun, **options):
@@ -37,8 +43,11 @@ def wait_in_task(server, begun, **options):
         return asyncio.run(run(client))
 
 
-@pytest.mark.parametrize("what", ["recovers", "stands still", "recovers when it is asked for log-probs"])
-def test_a_cancelled_task_lets_go_of_its_thread(what):
+@pytest.mark.parametrize("what", ["recovers", "stands still", "recovers when it is asked for log-probs",
+                                  "stands still while it sends log-probs", "stands still when it is asked for the model"])
+def test_a_cancelled_task_lets_go_of_its_thread(what, monkeypatch):
+    """However long the answer may take by then."""
+    monkeypatch.setattr(_future, "_ASYNC_ANSWER_S", _future._ASYNC_ANSWER_MAX_S)
     begun, stands = threading.Event(), threading.Event()
 
     def refuse(request, context):
@@ -49,12 +58,32 @@ def test_a_cancelled_task_lets_go_of_its_thread(what):
         begun.set()
         stands.wait(4 * IDLE_S)
 
+    def send_one(*_):
+        yield next(results_stream())
+        stand_still()
+
+    done = {"GetRequest": lambda *_: finished("r")}
     handlers = {"recovers": {"GetRequest": refuse}, "stands still": {"GetRequest": stand_still},
-                "recovers when it is asked for log-probs": {"GetRequest": lambda *_: finished("r"), "ReadResults": refuse}}
-    with FakeServer({**ACCEPTED, **handlers[what]}) as server:
+                "recovers when it is asked for log-probs": {**done, "ReadResults": refuse},
+                "stands still while it sends log-probs": {**done, "ReadResults": send_one},
+                "stands still when it is asked for the model": {"GetRequest": forget, "GetModel": stand_still}}
+    with FakeServer({**TRAINS, **handlers[what]}) as server:
         took_s = wait_in_task(server, begun, return_log_probs=True)
         stands.set()
     assert took_s < IDLE_S  # else as long as recovery_timeout_s, and of a server that stands still 40 s
+
+
+def test_a_call_that_is_made_after_the_cancel_ends_at_once():
+    """A thread may have been about to make it."""
+    stands = threading.Event()
+    with FakeServer({"GetModel": lambda *_: stands.wait(4 * IDLE_S)}) as server, grpc.insecure_channel(server.address) as channel:
+        stub = _stub.CancellableStub(_stub.TrainingStub(channel), answer_s=4 * IDLE_S)
+        stub.cancel()
+        began = time.monotonic()
+        with pytest.raises(grpc.FutureCancelledError):
+            stub.GetModel(_proto.GetModelRequest())
+        stands.set()
+    assert time.monotonic() - began < IDLE_S
 
 
 @pytest.mark.parametrize("option", [True, False])
@@ -89,10 +118,11 @@ def test_a_cancel_that_nobody_answered_is_in_the_log(caplog):
 
 def awaited(handlers, **options):
     async def run(client):
-        return await update(client, wait=False, request_id="r", return_log_probs=True)
+        future = update(client, wait=False, request_id="r", return_log_probs=True)
+        return await asyncio.wait_for(future._wait(), AWAIT_S)
 
     with FakeServer({**ACCEPTED, "ReadResults": results_stream, **handlers}) as server:
-        with stemma.Client(server.address, retry_delay_s=0.01, **options) as client:
+        with stemma.Client(server.address, **{"retry_delay_s": 0.01, **options}) as client:
             return asyncio.run(run(client))
 
 
@@ -141,6 +171,62 @@ def test_a_server_that_takes_long_to_answer_is_asked_again(monkeypatch):
     monkeypatch.setattr(_future, "_ASYNC_ANSWER_S", 0.2)
     get_request, asked = answers(lambda *_: time.sleep(0.5), lambda *_: finished("r"))
     assert awaited({"GetRequest": get_request}).request_id == "r" and len(asked) == 2
+
+
+def test_an_answer_that_always_takes_long_comes_through_and_the_log_says_once_that_it_is_late(monkeypatch, caplog):
+    """A loaded server, or a result with a trace over a slow link."""
+    monkeypatch.setattr(_future, "_ASYNC_ANSWER_S", 0.2)
+
+    def answer_late(*_):
+        time.sleep(0.5)
+        return finished("r")
+
+    get_request, asked = answers(answer_late)
+    assert awaited({"GetRequest": get_request}).request_id == "r" and len(asked) >= 3
+    told = [record.getMessage() for record in caplog.records if record.name == "stemma"]
+    assert len(told) == 1 and "no answer about request r" in told[0]
+
+
+def test_each_answer_gets_twice_the_time_of_the_one_that_did_not_come():
+    given_s = []
+
+    def refuse(_, context):
+        given_s.append(context.time_remaining())
+        abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "a proxy's")
+
+    def prepare(_, context):
+        given_s.append(context.time_remaining())
+        return preparing("r")
+
+    get_request, _ = answers(*[refuse] * 7, prepare, refuse, lambda *_: finished("r"))
+    awaited({"GetRequest": get_request})
+    assert given_s == pytest.approx([3, 6, 12, 24, 48, 60, 60, 60, 3], abs=1.4)  # a loaded machine is late
+
+
+def test_a_proxy_that_gives_up_at_once_is_asked_again_no_sooner_than_retry_delay_s():
+    at = []
+
+    def refuse(_, context):
+        at.append(time.monotonic())
+        abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "a proxy's")
+
+    get_request, _ = answers(refuse, refuse, refuse, lambda *_: finished("r"))
+    awaited({"GetRequest": get_request}, retry_delay_s=0.2)
+    assert all(later - sooner >= 0.2 for sooner, later in zip(at, at[1:]))
+
+
+def test_a_model_whose_answer_does_not_come_is_asked_for_again(monkeypatch):
+    """By it a server that forgot the request is told from one that lost it."""
+    monkeypatch.setattr(_future, "_ASYNC_ANSWER_S", 0.2)
+    stands = threading.Event()
+    get_model, asked = answers(lambda *_: stands.wait(AWAIT_S),
+                               lambda *_: _proto.message_class("stemma.v1.ModelInfo")(lineage="b-2"))
+    try:
+        with pytest.raises(stemma.LineageLostError, match="lineage a-1 is gone"):
+            awaited({**TRAINS, "GetRequest": forget, "GetModel": get_model})
+    finally:
+        stands.set()
+    assert len(asked) == 2
 
 
 def test_another_error_is_raised():

@@ -55,6 +55,14 @@ def test_a_result_that_is_there_needs_no_time():
         assert update(client, timeout_s=math.inf).request_id
 
 
+@pytest.mark.parametrize("timeout_s", [7e9, 1e10, 1e19, 1e300, pytest.param(10**400, id="10**400")])
+def test_a_timeout_of_centuries_is_not_over_at_once(timeout_s):
+    """gRPC's deadlines end in the year 2262."""
+    handlers = {**ACCEPTED, "GetRequest": lambda request, _: finished(request.request_id), "ReadResults": results_stream}
+    with FakeServer(handlers) as server, stemma.Client(server.address) as client:
+        assert update(client, return_log_probs=True, timeout_s=timeout_s).log_probs
+
+
 @pytest.mark.parametrize("timeout_s", [-1, math.nan, "5", True])
 def test_a_timeout_that_is_none_is_refused_before_anything_is_sent(timeout_s):
     sent = []
