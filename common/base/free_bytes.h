@@ -14,7 +14,8 @@ inline constexpr uint64_t kReservedForRowsBytes = 32 << 20;
 // What ranks leave when they write checkpoints and exports: more, so that requests are still accepted after them.
 inline constexpr uint64_t kLeftForJournalBytes = 2 * kReservedForRowsBytes;
 
-// Returns how many bytes this user may still write to the file system that holds `path`; nullopt: that is not known.
+// Returns how many bytes this user may still write to the file system that holds `path`; nullopt: it does not say, as
+// where it cannot be asked or counts no blocks. Such a disk is written to: it is full when a write says so.
 std::optional<uint64_t> FreeBytes(const std::string& path);
 
 }  // namespace stemma

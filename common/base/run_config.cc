@@ -148,6 +148,7 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
           {"mesh.cp", config.mesh().cp(), 1, kRanksMax},
           {"mesh.tp", config.mesh().tp(), 1, kRanksMax},
           {"prefix_block_rows", config.prefix_block_rows(), 0, 1 << 24},
+          {"memory_budget_bytes", config.memory_budget_bytes(), 0, uint64_t{1} << 50},
           {"host_memory_bytes", config.host_memory_bytes(), 0, uint64_t{1} << 50},
           {"checkpoints.every_steps", checkpoints.every_steps(), 0, uint64_t{1} << 40},
           {"checkpoints.every_minutes", checkpoints.every_minutes(), 1, 365 * 24 * 60},

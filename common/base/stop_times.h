@@ -6,12 +6,15 @@
 
 namespace stemma {
 
-// For what runs to end its step, pass or export: the default of --drain-timeout. With kCloseWithin it stays below the
-// 30 seconds that service managers give a process by default.
+// For what runs to end its step, pass or export: the default of --drain-timeout. With kCloseWithin and kDiskWithin
+// it stays below the 30 seconds that service managers give a process by default.
 inline constexpr absl::Duration kDrainWithin = absl::Seconds(20);
 
 // For answers to reach their clients, after that.
 inline constexpr absl::Duration kCloseWithin = absl::Seconds(5);
+
+// For what the disk has to do with checkpoints, after that. Nothing that was answered waits for it.
+inline constexpr absl::Duration kDiskWithin = absl::Seconds(2);
 
 // Signals within so long are of one stop: a service manager may signal every process of a service, and `stemma local`
 // passes on what it got besides.

@@ -1,22 +1,24 @@
-// CheckpointFolderThread: makes the folders of saves, and takes the names of checkpoints that are removed, beside the
-// coordinator: a disk that hangs never stops it. Both are short, so that they have a thread of their own: a step waits
-// for a save's folder, and must not wait for the reading of gigabytes. The files of what is removed are left to
-// CheckpointThread.
+// CheckpointFolderThread: makes the folders of saves, takes the names of checkpoints that are removed, and removes the
+// files of what nobody needs any more, beside the coordinator: a disk that hangs never stops it. The coordinator has
+// one for what saves wait for and one for removals, so that no save waits for a removal that the disk does not end.
 //
-// Thread safety: safe. Nothing blocks but Stop.
+// Thread safety: safe. Nothing blocks but StopWithin and Stop.
 // Invariants:
-//  (1) everything that was added is answered once by `done`, from this thread.
-//  (2) Stop carries out what was added before it: the next server finds no checkpoint that the journal has dropped.
+//  (1) every folder to be made and every checkpoint to be removed is answered once by `done`, from this thread.
+//  (2) files go when there is no other work: who deletes a checkpoint waits for its name, not for others' gigabytes.
+//  (3) Stop carries out what was added before it, but for files, which the next start removes: the next server finds no
+//      checkpoint that the journal has dropped.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <string>
 #include <thread>
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
 #include "common/base/mutex.h"
-#include "server/coordinator/checkpoint_thread.h"
 #include "server/protocol/events.h"
 #include "server/store/checkpoint_store.h"
 
@@ -24,28 +26,33 @@ namespace stemma::server {
 
 class CheckpointFolderThread {
  public:
-  using Work = std::variant<MakeCheckpointFolderAction, RemoveCheckpointAction>;
+  using Work = std::variant<MakeCheckpointFolderAction, RemoveCheckpointAction, DropSaveAction>;
 
-  // `store` and `files` outlive it.
-  CheckpointFolderThread(const CheckpointStore* store, CheckpointThread* files, std::function<void(Event)> done);
+  // `store` outlives it.
+  CheckpointFolderThread(const CheckpointStore* store, std::function<void(Event)> done);
   ~CheckpointFolderThread() { Stop(); }
 
   void Add(Work work);
-  // Idempotent.
-  void Stop();
+  // Ends the thread, and waits at most `within` for it. Returns "", or what the disk has not ended: then the thread
+  // goes on. Idempotent.
+  std::string StopWithin(absl::Duration within);
+  void Stop() { StopWithin(absl::InfiniteDuration()); }
 
  private:
   void Run();
   bool Next(Work& work);  // false: stopped, and nothing is left to do
   void Do(const MakeCheckpointFolderAction& action);
   void Do(const RemoveCheckpointAction& action);
+  void Do(const DropSaveAction& action) { store_->Abandon(action.folder); }
 
   const CheckpointStore* const store_;
-  CheckpointThread* const files_;
   const std::function<void(Event)> done_;
   Mutex mutex_;
   std::deque<Work> works_ ABSL_GUARDED_BY(mutex_);
+  std::deque<DropSaveAction> files_ ABSL_GUARDED_BY(mutex_);  // removed when there is no other work
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string doing_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -1,14 +1,17 @@
-// CheckpointThread: commits checkpoints, reads them back and removes their files, one after the other, beside the
-// coordinator: gigabytes never stop it. Readings that clients ask for come last: a recovery, a save or a full disk does
-// not wait for more than the one that is going on. A reading finds checkpoints of another model, too.
+// CheckpointThread: commits checkpoints and reads them back, one after the other, beside the coordinator: gigabytes
+// never stop it. Readings that clients ask for come last: a recovery or a save does not wait for more than the one that
+// is going on. A reading finds checkpoints of another model, too.
 //
 // Thread safety: safe. Nothing blocks but Stop, which ends a reading within 4 MiB, and waits for what else is done.
 // Invariants:
 //  (1) every added commit and reading is answered once by `done`, from this thread, or from that of Drop, unless the
 //      thread was stopped.
+//  (2) `done` hears of every kCheckpointProgressBytes that are read: who waits can tell a large checkpoint from a disk
+//      that hangs.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <string>
@@ -16,6 +19,7 @@
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
 #include "common/base/mutex.h"
 #include "common/model/model_config.h"
 #include "server/protocol/events.h"
@@ -23,14 +27,9 @@
 
 namespace stemma::server {
 
-// A folder whose files are to go.
-struct AbandonedFolder {
-  std::string folder;  // .tmp-...
-};
-
 class CheckpointThread {
  public:
-  using Work = std::variant<CommitCheckpointAction, ReadCheckpointAction, AbandonedFolder>;
+  using Work = std::variant<CommitCheckpointAction, ReadCheckpointAction>;
 
   // `store` outlives it.
   CheckpointThread(const CheckpointStore* store, ModelConfig model, std::function<void(Event)> done);
@@ -39,15 +38,17 @@ class CheckpointThread {
   void Add(Work work);
   // Answers a client's reading by Cancelled, unless it was begun: then it goes on.
   void Drop(const DropReadingAction& action);
-  // Idempotent.
-  void Stop();
+  // Ends the thread, and waits at most `within` for it. Returns "", or what the disk has not ended: then the thread
+  // goes on. Idempotent.
+  std::string StopWithin(absl::Duration within);
+  void Stop() { StopWithin(absl::InfiniteDuration()); }
 
  private:
   void Run();
   bool Next(Work& work);  // false: stopped
   void Do(const CommitCheckpointAction& action);
   void Do(const ReadCheckpointAction& action);
-  void Do(const AbandonedFolder& abandoned) { store_->Abandon(abandoned.folder); }
+  bool GoesOn(uint64_t bytes);
 
   const CheckpointStore* const store_;
   const ModelConfig model_;
@@ -56,6 +57,9 @@ class CheckpointThread {
   std::deque<Work> works_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> client_readings_ ABSL_GUARDED_BY(mutex_);  // done when there is no other work
   std::atomic<bool> stopped_ = false;  // set under mutex_, which wakes the thread; a reading looks at it without
+  std::string doing_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t unsaid_bytes_ = 0;  // of thread_: read since `done` heard of it last
   std::thread thread_;
 };
 

@@ -1,6 +1,7 @@
 #include "server/coordinator/coordinator.h"
 
 #include <functional>
+#include <optional>
 #include <utility>
 #include <variant>
 
@@ -28,23 +29,28 @@ Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, std::uni
   if (storage_ != nullptr) {
     checkpoints_ = std::make_unique<CheckpointThread>(&storage_->checkpoints(), model_,
                                                       std::bind_front(&Coordinator::OnDone, this));
-    folders_ = std::make_unique<CheckpointFolderThread>(&storage_->checkpoints(), checkpoints_.get(),
-                                                        std::bind_front(&Coordinator::OnDone, this));
+    folders_ =
+        std::make_unique<CheckpointFolderThread>(&storage_->checkpoints(), std::bind_front(&Coordinator::OnDone, this));
+    removals_ =
+        std::make_unique<CheckpointFolderThread>(&storage_->checkpoints(), std::bind_front(&Coordinator::OnDone, this));
   }
   thread_ = std::thread([this] { Run(); });
 }
 
 Coordinator::~Coordinator() { Stop(); }
 
-void Coordinator::Stop() {
+std::string Coordinator::StopWithin(absl::Duration within) {
   {
     MutexLock lock(&mutex_);
     stopped_ = true;
   }
   if (thread_.joinable()) thread_.join();
   planners_.Stop();
-  if (folders_ != nullptr) folders_->Stop();
-  if (checkpoints_ != nullptr) checkpoints_->Stop();
+  if (storage_ == nullptr) return "";
+  for (CheckpointFolderThread* thread : {folders_.get(), removals_.get()}) {
+    if (std::string hangs = thread->StopWithin(within); !hangs.empty()) return hangs;
+  }
+  return checkpoints_->StopWithin(within);
 }
 
 CallId Coordinator::Call(std::shared_ptr<ClientCall> call, const std::function<Event(CallId)>& make_event) {
@@ -135,7 +141,8 @@ bool Coordinator::IsOfClosedSession(const Event& event) {
 }
 
 Decision Coordinator::Decide(absl::Time now, const Event& event) {
-  return storage_ == nullptr ? state_.Handle(now, event) : state_.Handle(now, event, storage_->FreeBytes());
+  const auto free_bytes = [this] { return storage_ == nullptr ? std::nullopt : storage_->FreeBytes(); };
+  return state_.Handle(now, event, free_bytes, clock_.Now());
 }
 
 void Coordinator::Run() {

@@ -3,14 +3,15 @@
 // that no request's size delays another's answer, and so is what checkpoints ask of the disk (CheckpointFolderThread,
 // CheckpointThread). No gRPC here: sessions and calls are interfaces.
 //
-// Thread safety: every public method may be called from any thread; none of them blocks but WaitDrained and Stop.
-// Invariants:
+// Thread safety: every public method may be called from any thread; none of them blocks but WaitDrained, StopWithin and
+// Stop. Invariants:
 //  (1) a call is answered exactly once, or never after CallGone.
 //  (2) a session's next message is asked for (ReadNext) only after the one before was handled: at most one of each
 //      session is in the queue.
 //  (3) the state lives in the time of arrival: it is told of an event with the time at which the event came, and a
 //      deadline's tick stands before the first event that came later. So events that keep coming delay no deadline, and
-//      what waited in the queue was in time: a worker is not lost because the coordinator was slow to hear it.
+//      what waited in the queue was in time: a worker is not lost because the coordinator was slow to hear it. It is
+//      told when it handles the event, too: no silence is counted while the coordinator hung.
 #pragma once
 
 #include <cstddef>
@@ -80,8 +81,10 @@ class Coordinator {
   void Drain(absl::Duration within);
   // False: nothing was drained within `timeout`.
   bool WaitDrained(absl::Duration timeout);
-  // Ends the thread; calls that wait are dropped unanswered. Idempotent.
-  void Stop();
+  // Ends the thread, and those beside it; calls that wait are dropped unanswered. Waits at most `within` for each of
+  // the checkpoints' threads. Returns "", or what the disk has not ended: then its thread goes on. Idempotent.
+  std::string StopWithin(absl::Duration within);
+  void Stop() { StopWithin(absl::InfiniteDuration()); }
 
  private:
   struct Arrived {
@@ -108,8 +111,8 @@ class Coordinator {
   void Execute(CommitCheckpointAction& action) { checkpoints_->Add(std::move(action)); }
   void Execute(ReadCheckpointAction& action) { checkpoints_->Add(std::move(action)); }
   void Execute(DropReadingAction& action) { checkpoints_->Drop(action); }
-  void Execute(RemoveCheckpointAction& action) { folders_->Add(std::move(action)); }
-  void Execute(DropSaveAction& action) { checkpoints_->Add(AbandonedFolder{std::move(action.folder)}); }
+  void Execute(RemoveCheckpointAction& action) { removals_->Add(std::move(action)); }
+  void Execute(DropSaveAction& action) { removals_->Add(std::move(action)); }
   void Execute(RemoveUnfinishedExportsAction& action);
   void Execute(StopPlanAction& action) { planners_.Cancel(action.id); }
   void Execute(CloseSessionAction& action);
@@ -138,8 +141,9 @@ class Coordinator {
   bool drained_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   PlannerThreads planners_;
-  std::unique_ptr<CheckpointThread> checkpoints_;    // null: nothing is kept
-  std::unique_ptr<CheckpointFolderThread> folders_;  // null: nothing is kept
+  std::unique_ptr<CheckpointThread> checkpoints_;     // null: nothing is kept
+  std::unique_ptr<CheckpointFolderThread> folders_;   // of saves; null: nothing is kept
+  std::unique_ptr<CheckpointFolderThread> removals_;  // null: nothing is kept
   std::thread thread_;
 };
 

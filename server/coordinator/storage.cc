@@ -132,17 +132,18 @@ void Storage::Remove(const std::string& spool_name) {
   if (!status.ok()) LOG(WARNING) << "a spooled request that is done with stays: " << status.message();
 }
 
-uint64_t Storage::FreeBytes() const { return stemma::FreeBytes(data_directory_ + "/journal").value_or(0); }
+std::optional<uint64_t> Storage::FreeBytes() const { return stemma::FreeBytes(data_directory_ + "/journal"); }
 
 absl::Status Storage::CheckRoom(uint64_t file_bytes) const {
-  const uint64_t free_bytes = FreeBytes();
+  const std::optional<uint64_t> free_bytes = FreeBytes();
   // For a moment the next snapshot is on the disk twice (server/protocol/history.cc).
   const uint64_t needed_bytes = std::max(kReservedForRowsBytes, 2 * snapshot_bytes_) + file_bytes;
-  if (free_bytes >= needed_bytes) return absl::OkStatus();
-  return MakeError(Reason::kDiskFull,
-                   absl::StrCat("the disk of ", data_directory_, " has ", free_bytes, " bytes left, and ", needed_bytes,
-                                " are needed, so that there is room for the journal beside this request: make room "
-                                "there, then send it again"));
+  if (!free_bytes || *free_bytes >= needed_bytes) return absl::OkStatus();
+  return MakeError(
+      Reason::kDiskFull,
+      absl::StrCat("the disk of ", data_directory_, " has ", *free_bytes, " bytes left, and ", needed_bytes,
+                   " are needed, so that there is room for the journal beside this request: make room "
+                   "there, then send it again"));
 }
 
 absl::StatusOr<internal::v1::SpoolFile> Storage::Keep(const std::string& name, const TrainingRequest& request,

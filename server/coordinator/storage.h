@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,8 @@ class Storage {
   const CheckpointStore& checkpoints() const { return checkpoints_; }
   void Append(const JournalAction& action);
   void Remove(const std::string& spool_name);
-  // Returns what the journal's disk has left; 0: that is not known.
-  uint64_t FreeBytes() const;
+  // Returns what the journal's disk has left; nullopt: that is not known. Hangs where the disk does.
+  std::optional<uint64_t> FreeBytes() const;
   // Whether a request, with a file of so many bytes, leaves room for the rows of all that are accepted, and for another
   // snapshot. Errors: DISK_FULL.
   absl::Status CheckRoom(uint64_t file_bytes = 0) const;

@@ -121,6 +121,14 @@ void EndAtNextSignal(const sigset_t& signals) {
   }).detach();
 }
 
+// Ends the process though the disk has not ended what it was to do for a checkpoint: what was answered is durable, and
+// the next start sees to the rest.
+[[noreturn]] void LeaveDisk(const std::string& what) {
+  LOG(WARNING) << "stopped, though the disk of --data has not ended " << what << ": the next start sees to it";
+  google::FlushLogFiles(google::INFO);
+  _exit(0);
+}
+
 // Serves until a signal; the ready file is there meanwhile.
 absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
   ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
@@ -139,6 +147,7 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
   if (ready_file) ready_file->Remove();
   EndAtNextSignal(signals);
   server->Drain(options.drain_within);
+  if (const std::string what = server->Stop(kDiskWithin); !what.empty()) LeaveDisk(what);
   LOG(INFO) << "stopped";
   return absl::OkStatus();
 }

@@ -71,7 +71,7 @@ void AddMemoryFlags(CLI::App& app, Flags& flags) {
                  "bytes of the device for the model's state and activations, e.g. 20GB (default: by what it has free)");
   app.add_option("--host-memory", flags.host_memory,
                  "bytes of host memory for what leaves the device (default: by what the host has free)");
-  app.add_option("--prefix-policy", flags.prefix_policy, "forces what a prefix's tape keeps: s0 (all) to s5 (nothing)")
+  app.add_option("--prefix-policy", flags.prefix_policy, "forces what a prefix's tape keeps: s0 (all) to s5 (K and V)")
       ->check(CLI::IsMember(KeysOf(kPrefixPolicies)));
   app.add_option("--suffix-policy", flags.suffix_policy, "forces what a suffix's tape keeps: s0 (all) to s4")
       ->check(CLI::IsMember(KeysOf(kSuffixPolicies)));

@@ -31,10 +31,15 @@ bool ServedBefore(const CoordinatorParts& parts) {
 
 v1::ModelInfo::State StateOf(const CoordinatorParts& parts, bool draining) {
   if (draining) return v1::ModelInfo::DRAINING;
-  if (!parts.gang.serves()) return ServedBefore(parts) ? v1::ModelInfo::RECOVERING : v1::ModelInfo::LOADING;
   if (!parts.lineage.unusable().empty()) return v1::ModelInfo::UNUSABLE;
+  if (!parts.gang.serves()) return ServedBefore(parts) ? v1::ModelInfo::RECOVERING : v1::ModelInfo::LOADING;
   if (parts.lineage.behind()) return v1::ModelInfo::RECOVERING;
   return parts.jobs.running().is_update() ? v1::ModelInfo::STEPPING : v1::ModelInfo::IDLE;
+}
+
+// What a rank said last is of a job that has ended since, where nothing runs.
+std::string PhaseOf(const CoordinatorParts& parts, const Gang::Worker& worker) {
+  return worker.ready && !parts.jobs.running().exists() ? "idle" : worker.phase;
 }
 
 // Names that mean something else where a checkpoint's name is given, and could not be told from it there.
@@ -175,7 +180,7 @@ v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts) {
     rank.set_host(worker.host);
     rank.set_device(worker.device.Text());
     rank.set_pid(worker.pid);
-    rank.set_phase(worker.phase);
+    rank.set_phase(PhaseOf(parts, worker));
     rank.set_device_name(worker.device_name);
     rank.mutable_kernels_off()->Add(worker.kernels_off.begin(), worker.kernels_off.end());
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
@@ -108,6 +109,7 @@ void CheckpointCalls::OnGone(CallId call) {
     reading.call = 0;
     p_.out.Add(DropReadingAction{id});
   }
+  for (auto& [name, removal] : removing_) std::erase(removal.calls, call);
 }
 
 void CheckpointCalls::OnRead(const CheckpointReadEvent& event) {
@@ -188,7 +190,12 @@ void CheckpointCalls::OnPin(const PinCheckpointEvent& event) {
   p_.out.Reply(event.call, Describe(*FindCheckpoint(p_.history.state(), event.name)));
 }
 
+// The journal does not know one that the disk has not removed yet, or has refused to.
 void CheckpointCalls::OnDelete(const DeleteCheckpointEvent& event) {
+  if (const auto removing = removing_.find(event.name); removing != removing_.end()) {
+    removing->second.calls.push_back(event.call);
+    return AskDisk(event.name, removing->second);
+  }
   if (Find(event.call, event.name) == nullptr) return;
   if (IsUsed(event.name)) {
     return p_.out.Reply(event.call,
@@ -202,22 +209,37 @@ void CheckpointCalls::OnDelete(const DeleteCheckpointEvent& event) {
 
 // The row comes first: the journal names no checkpoint that is not there.
 void CheckpointCalls::Remove(const std::string& name, CallId call) {
-  CHECK(removing_.emplace(name, call).second) << name;
+  const auto [removing, added] = removing_.try_emplace(name);
+  CHECK(added) << name;
+  if (call != 0) removing->second.calls.push_back(call);
   p_.history.DropCheckpoint(name);
+  AskDisk(name, removing->second);
+}
+
+void CheckpointCalls::AskDisk(const std::string& name, Removal& removal) {
+  if (std::exchange(removal.under_way, true)) return;
   p_.out.Add(RemoveCheckpointAction{name});
+}
+
+void CheckpointCalls::RemoveAgain() {
+  for (auto& [name, removal] : removing_) AskDisk(name, removal);
 }
 
 // What stays keeps its name from others, and is found by the next server.
 void CheckpointCalls::OnRemoved(const CheckpointRemovedEvent& event) {
-  const CallId call = std::exchange(removing_.at(event.name), 0);
+  Removal& removal = removing_.at(event.name);
+  removal.under_way = false;
+  const std::vector<CallId> calls = std::exchange(removal.calls, {});
   if (!event.removed.ok() && !absl::IsNotFound(event.removed)) {
-    p_.out.AddWarning(absl::StrCat("checkpoint ", event.name, " stays: ", event.removed.message()));
-    if (call != 0) p_.out.Reply(call, event.removed);
+    p_.out.AddWarning(absl::StrCat("checkpoint ", event.name,
+                                   " stays on the disk, until it is deleted again or another ",
+                                   "one is saved: ", event.removed.message()));
+    for (const CallId call : calls) p_.out.Reply(call, event.removed);
     return;
   }
   removing_.erase(event.name);
   p_.out.AddReason(absl::StrCat("checkpoint ", event.name, " is removed"));
-  if (call != 0) p_.out.Reply(call, v1::DeleteCheckpointResponse());
+  for (const CallId call : calls) p_.out.Reply(call, v1::DeleteCheckpointResponse());
 }
 
 }  // namespace stemma::server

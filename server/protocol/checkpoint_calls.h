@@ -4,7 +4,8 @@
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
 //  (1) what is removed is never the base of recovery, and the checkpoint before it only where a client asks for that.
-//  (2) who deletes a checkpoint is answered once its name is free on the disk; the journal has dropped it before.
+//  (2) who deletes a checkpoint is answered once its name is free on the disk; the journal has dropped it before. Where
+//      the disk refuses, the name stays taken, and whoever deletes it again, or the next save, asks the disk again.
 // Errors: docs/errors.md.
 #pragma once
 
@@ -12,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "server/protocol/coordinator_parts.h"
 #include "server/protocol/membership.h"
@@ -40,6 +42,8 @@ class CheckpointCalls {
   // Drops a checkpoint. `call`: is answered when that is done; 0: none. REQUIRES: the journal knows it, and it is not
   // used.
   void Remove(const std::string& name, CallId call);
+  // Asks the disk again for all removals that it has refused.
+  void RemoveAgain();
 
  private:
   enum class Purpose { kVerify, kLoad };
@@ -49,6 +53,10 @@ class CheckpointCalls {
     std::string name;
     std::optional<std::string> expected_lineage = {};
   };
+  struct Removal {
+    bool under_way = false;     // else the disk has refused it
+    std::vector<CallId> calls;  // that wait for its end
+  };
 
   // Null: the call is answered.
   const internal::v1::KnownCheckpoint* Find(CallId call, const std::string& name) const;
@@ -57,13 +65,14 @@ class CheckpointCalls {
   absl::Status CheckLoad(const std::optional<std::string>& expected, const internal::v1::KnownCheckpoint& known) const;
   void EndRead(const Reading& reading, const absl::StatusOr<std::string>& client_state);
   void Load(CallId call, const LoadJob& work);
+  // Asks the disk for it, unless it was asked and has not answered.
+  void AskDisk(const std::string& name, Removal& removal);
 
   const CoordinatorParts p_;
   Membership* const membership_;
   std::map<uint64_t, Reading> readings_;  // by id
   uint64_t next_reading_ = 1;
-  // By name, those that are dropped and still on the disk, or may be, with the call that waits for their end; 0: none.
-  std::map<std::string, CallId> removing_;
+  std::map<std::string, Removal> removing_;  // by name, those that are dropped and still on the disk, or may be
 };
 
 }  // namespace stemma::server

@@ -81,9 +81,9 @@ absl::Status CheckpointSave::failure() const {
 CommitCheckpointAction CheckpointSave::Commit() {
   CHECK(all_ended() && failure().ok());
   phase_ = Phase::kCommitting;
-  // It is read as it was written, after a reading that is going on.
+  // It is read as it was written, after a reading that is going on; both say how far they are.
   Watch(absl::StrCat("reading checkpoint ", order_.manifest.name(), " back"),
-        {.longest = 2 * predicted_.longest, .total = 2 * predicted_.total});
+        {.longest = kCheckpointProgressBytes / kBytesPerSecond, .total = 2 * predicted_.total});
   order_.manifest.set_weights_digest(ranks_.front().weights_digest);
   return {.id = id_, .folder = order_.folder, .manifest = order_.manifest, .client_state = order_.client_state};
 }
@@ -99,9 +99,9 @@ bool CheckpointSave::writes() const {
   return phase_ == Phase::kRanks && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.staged; });
 }
 
-void CheckpointSave::Pass(absl::Time now) {
+void CheckpointSave::Pass(absl::Time now, absl::Time handled_at) {
   passed_ = now;
-  const absl::Duration counted = counted_.Until(now);
+  const absl::Duration counted = counted_.Until(now, handled_at);
   next_look_ = watched() ? std::min(next_look_, now + kLookEvery) : absl::InfiniteFuture();
   if (watched()) watch_->Pass(counted);
 }

@@ -63,6 +63,10 @@ class CheckpointSave {
   bool all_ended() const;
   // The first failure that is a rank's own; DIVERGED where the ranks hold other weights. REQUIRES: all_ended.
   absl::Status failure() const;
+  // Takes that a checkpoint was read on: this one, or one whose reading the commit waits for.
+  void DiskMoved() {
+    if (commits()) watch_->Moved();
+  }
   // Returns what is to be written. REQUIRES: all_ended without failure.
   CommitCheckpointAction Commit();
   // Forgets it; returns what it was.
@@ -70,7 +74,7 @@ class CheckpointSave {
 
   // Lets the time since the last event pass. It counts while the disk makes the folder or commits, or while ranks
   // write.
-  void Pass(absl::Time now);
+  void Pass(absl::Time now, absl::Time handled_at = absl::InfinitePast());
   absl::Time NextLook() const { return next_look_; }  // infinite: nothing is watched
   // Begins the next look where one was due.
   void Look(absl::Time now);

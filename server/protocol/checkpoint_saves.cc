@@ -214,6 +214,7 @@ void CheckpointSaves::Record(const CheckpointSave::Order& order, const KnownChec
 }
 
 void CheckpointSaves::DropSurplus() {
+  checkpoints_->RemoveAgain();  // the disk that has just taken a checkpoint may end what it refused before
   const uint32_t keep = std::max<uint32_t>(2, p_.options.config.checkpoints().keep());
   for (const std::string& name : SurplusCheckpoints(p_.history.state(), keep)) {
     if (!checkpoints_->IsUsed(name)) checkpoints_->Remove(name, /*call=*/0);

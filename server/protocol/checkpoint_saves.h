@@ -7,8 +7,9 @@
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
 //  (1) a save that fails changes nothing but the time of the next automatic one.
-//  (2) a disk that hangs holds up other jobs no longer than --worker-stalled-after. Then the save is given up, and
-//      those that follow fail at once until the disk has answered.
+//  (2) a disk that hangs holds up other jobs no longer than --worker-stalled-after, however large the checkpoint is: a
+//      commit says how far it has read. Then the save is given up, and those that follow fail at once until the disk
+//      has answered.
 // Errors: docs/errors.md.
 #pragma once
 

@@ -31,6 +31,7 @@ struct CoordinatorOptions {
   absl::Duration worker_stalled_after = absl::Minutes(5);  // without progress of its job, at the least
   absl::Duration worker_return_within = absl::Minutes(5);  // else open jobs answer ATTEMPTS_EXHAUSTED
   uint32_t attempts_max = 3;                               // of one step
+  uint32_t losses_again_max = 10;                          // of workers, in a row, while a decided step was computed
 };
 
 }  // namespace stemma::server

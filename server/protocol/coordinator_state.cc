@@ -47,9 +47,10 @@ CoordinatorState::CoordinatorState(CoordinatorOptions options)
       runner_(parts_, &membership_, &steps_, &checkpoints_, &saves_),
       calls_(parts_, &membership_) {}
 
-Decision CoordinatorState::Handle(absl::Time now, const Event& event, uint64_t free_bytes) {
-  out_.Begin(now, free_bytes);
-  membership_.Pass();
+Decision CoordinatorState::Handle(absl::Time now, const Event& event, FreeBytesFunction free_bytes,
+                                  absl::Time handled_at) {
+  out_.Begin(now, std::move(free_bytes));
+  membership_.Pass(handled_at);
   std::visit([this](const auto& e) { On(e); }, event);
   runner_.StartNext();
   saves_.SaveBeforeLeaving();

@@ -42,8 +42,11 @@ class CoordinatorState {
   CoordinatorState(const CoordinatorState&) = delete;  // its parts hold one another
   CoordinatorState& operator=(const CoordinatorState&) = delete;
 
-  // `free_bytes`: what the journal's disk has left.
-  Decision Handle(absl::Time now, const Event& event, uint64_t free_bytes = UINT64_MAX);
+  // `now`: when the event came, which deadlines are held to. `free_bytes`: asked where the journal is compacted.
+  // `handled_at`: when it is handled, where that is later: a server that hung did not listen while its events came, and
+  // counts no silence and no standstill meanwhile (CountedTime).
+  Decision Handle(absl::Time now, const Event& event, FreeBytesFunction free_bytes = nullptr,
+                  absl::Time handled_at = absl::InfinitePast());
 
   // When a TickEvent is due; InfiniteFuture: not before another event.
   absl::Time NextDeadline();
@@ -60,6 +63,7 @@ class CoordinatorState {
   void On(const PinCheckpointEvent& event) { checkpoints_.OnPin(event); }
   void On(const DeleteCheckpointEvent& event) { checkpoints_.OnDelete(event); }
   void On(const CheckpointFolderEvent& event) { saves_.OnFolder(event); }
+  void On(const CheckpointProgressEvent&) { save_.DiskMoved(); }
   void On(const CheckpointWrittenEvent& event) { saves_.OnWritten(event); }
   void On(const CheckpointReadEvent& event) { checkpoints_.OnRead(event); }
   void On(const CheckpointRemovedEvent& event) { checkpoints_.OnRemoved(event); }

@@ -27,6 +27,10 @@ using SessionId = uint64_t;  // a worker's stream; never used twice
 using CallId = uint64_t;     // a client's call; never used twice
 using PlanId = uint64_t;     // one making of a plan; never used twice
 
+// Between two words about how far a checkpoint is read: few enough of them for terabytes, and soon enough for any
+// --worker-stalled-after.
+inline constexpr uint64_t kCheckpointProgressBytes = 16u << 20;
+
 // ----------------------------------------------------------------------------------------------------------------
 // events
 
@@ -111,6 +115,8 @@ struct CheckpointFolderEvent {
   uint64_t id = 0;
   absl::Status made;
 };
+// A commit or a reading of a checkpoint has read kCheckpointProgressBytes more: the disk answers.
+struct CheckpointProgressEvent {};
 // The end of a CommitCheckpointAction.
 struct CheckpointWrittenEvent {
   uint64_t id = 0;
@@ -138,8 +144,8 @@ using Event = std::variant<WorkerMessageEvent, WorkerLostEvent, SubmitEvent, Exp
                            LoadCheckpointEvent, ListCheckpointsEvent, VerifyCheckpointEvent, PinCheckpointEvent,
                            DeleteCheckpointEvent, GetRequestEvent, CancelEvent, ReadResultsEvent, ListRequestsEvent,
                            GetModelEvent, GetServerInfoEvent, CallGoneEvent, PlannedEvent, LoadedEvent,
-                           CheckpointFolderEvent, CheckpointWrittenEvent, CheckpointReadEvent, CheckpointRemovedEvent,
-                           StartEvent, DrainEvent, TickEvent>;
+                           CheckpointFolderEvent, CheckpointProgressEvent, CheckpointWrittenEvent, CheckpointReadEvent,
+                           CheckpointRemovedEvent, StartEvent, DrainEvent, TickEvent>;
 
 // ---------------------------------------------------------------------------------------------------------------
 // actions
@@ -208,9 +214,9 @@ struct DropReadingAction {
 struct RemoveCheckpointAction {
   std::string name;
 };
-// Drops a save that failed.
+// Removes the folder of a save that failed.
 struct DropSaveAction {
-  std::string folder;
+  std::string folder;  // .tmp-...
 };
 // Removes the folders of exports that were cut short with their workers. No rank writes one: those of a generation that
 // has ended write for nobody, and of the next one none has been told to.

@@ -256,8 +256,8 @@ internal::v1::StepKey Gang::KeyOf(uint32_t rank) const {
   return key;
 }
 
-absl::Duration Gang::Pass(absl::Time now) {
-  const absl::Duration passed = counted_.Until(now);
+absl::Duration Gang::Pass(absl::Time now, absl::Time handled_at) {
+  const absl::Duration passed = counted_.Until(now, handled_at);
   next_look_ = workers_.empty() ? absl::InfiniteFuture() : std::min(next_look_, now + kLookEvery);
   if (workers_.empty()) return absl::ZeroDuration();
   for (Worker& worker : workers_) worker.silent_for += passed;

@@ -118,8 +118,8 @@ class Gang {
   // The step key of this rank and generation, without what names the step.
   internal::v1::StepKey KeyOf(uint32_t rank) const;
 
-  // Lets the time since the last event pass; returns how much of it counts, zero without a worker.
-  absl::Duration Pass(absl::Time now);
+  // Lets the time since the last event pass; returns how much of it counts (CountedTime), zero without a worker.
+  absl::Duration Pass(absl::Time now, absl::Time handled_at = absl::InfinitePast());
   void Heard(SessionId session);
   void Heard(SessionId session, const internal::v1::Heartbeat& heartbeat);
   // The counters of all workers together, which stand still when every one of them does; and what each one does.

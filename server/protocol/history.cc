@@ -1,6 +1,7 @@
 #include "server/protocol/history.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -162,7 +163,8 @@ void History::AddSnapshotWhenDue() {
   snapshot_bytes_ = state_.ByteSizeLong() + kSnapshotFrameBytes;
   if (snapshot_bytes_ > options_.snapshot_bytes_max) return WarnOfSize();
   const uint64_t needed_bytes = 2 * snapshot_bytes_ + kReservedForRowsBytes;
-  if (out_->free_bytes() < needed_bytes) return WarnOfRoom(needed_bytes);
+  const std::optional<uint64_t> free_bytes = out_->FreeBytes();
+  if (free_bytes && *free_bytes < needed_bytes) return WarnOfRoom(*free_bytes, needed_bytes);
   warned_of_room_ = false;
   JournalRow row;
   *row.mutable_snapshot() = state_;
@@ -178,10 +180,10 @@ void History::WarnOfSize() {
                << "; start the server with a lower limits.requests_kept, now " << options_.requests_kept;
 }
 
-void History::WarnOfRoom(uint64_t needed_bytes) {
+void History::WarnOfRoom(uint64_t free_bytes, uint64_t needed_bytes) {
   if (std::exchange(warned_of_room_, true)) return;
   LOG(WARNING) << "the journal is not compacted, and grows until its disk has " << needed_bytes << " bytes left, now "
-               << out_->free_bytes() << ": make room there";
+               << free_bytes << ": make room there";
 }
 
 }  // namespace stemma::server

@@ -70,7 +70,7 @@ class History {
   void Add(const internal::v1::JournalRow& row, bool settles = false);
   void AddSnapshotWhenDue();
   void WarnOfSize();
-  void WarnOfRoom(uint64_t needed_bytes);
+  void WarnOfRoom(uint64_t free_bytes, uint64_t needed_bytes);
 
   const HistoryOptions options_;
   Outbox* const out_;

@@ -33,8 +33,10 @@ JobSeconds OnePiece(double seconds) { return {.longest = seconds, .total = secon
 
 }  // namespace
 
-absl::Duration CountedTime::Until(absl::Time now) {
-  const absl::Duration since = now - std::exchange(last_, now);
+absl::Duration CountedTime::Until(absl::Time now, absl::Time handled_at) {
+  handled_at = std::max(now, handled_at);
+  const absl::Duration since =
+      std::min(now - std::exchange(last_, now), handled_at - std::exchange(last_handled_, handled_at));
   return std::clamp(since, absl::ZeroDuration(), kCountedMax);
 }
 

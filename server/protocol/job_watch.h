@@ -8,8 +8,8 @@
 // export, is one piece. A job that moves for ever is lost as well: after kWatchMultiple times the predicted seconds of
 // all of it, or kFloorsOfJob floors.
 //
-// Only time in which the server itself was awake counts (CountedTime): a server that was stopped, alone or with its
-// whole machine, judges nobody by the time that it slept, and a clock that is set loses no worker.
+// Only time in which the server itself was awake and listened counts (CountedTime): a server that was stopped, alone or
+// with its whole machine, or that hung, judges nobody by that time, and a clock that is set loses no worker.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,16 @@ inline constexpr absl::Duration kLookEvery = absl::Seconds(1);   // a heartbeat'
 inline constexpr absl::Duration kCountedMax = absl::Seconds(2);  // of the time between two looks
 inline constexpr double kBytesPerSecond = 100e6;                 // predicted of disks and networks
 
-// The time since the last event, at most kCountedMax, never negative.
+// The time since the last event, at most kCountedMax, never negative: by when events came, or by when they were
+// handled, whichever is less. What came one by one while the server hung is handled in one moment, and what came in one
+// moment may be handled one by one: what a worker says waits behind it, and is no silence.
 class CountedTime {
  public:
-  absl::Duration Until(absl::Time now);
+  // `now`: when the event came. `handled_at`: when it is handled, where that is later.
+  absl::Duration Until(absl::Time now, absl::Time handled_at = absl::InfinitePast());
 
  private:
-  absl::Time last_ = absl::InfinitePast();
+  absl::Time last_ = absl::InfinitePast(), last_handled_ = absl::InfinitePast();
 };
 
 // Predicted seconds of one job, or of one half of a step.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/admission/log_prob_sources.h"
 #include "common/base/error.h"
+#include "common/base/request_state.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -50,6 +51,7 @@ UpdateRecord RecordOf(const internal::v1::KnownRequest& known) {
   if (known.has_lost_step()) record.lost_step = known.lost_step();
   record.resumable = known.resumable();
   record.last_step = known.last_step();
+  record.end_order = known.end_order();
   record.results_dropped = record.ended;
   return record;
 }

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/names.h"
+#include "common/base/request_state.h"
 #include "common/base/status_macros.h"
-#include "server/protocol/journal_fold.h"
 
 namespace stemma::server {
 namespace {

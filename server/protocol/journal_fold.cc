@@ -1,11 +1,13 @@
 #include "server/protocol/journal_fold.h"
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/log_prob_sources.h"
+#include "common/base/request_state.h"
 #include "common/base/status_macros.h"
 #include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/lineage.h"
@@ -38,18 +40,28 @@ KnownRequest* FindOpen(JournalState& state, const std::string& id) {
   return request == nullptr || IsFinal(request->status().state()) ? nullptr : request;
 }
 
+// Returns a number that is smallest of the request that ended first, and largest of open ones.
+uint64_t EndOrder(const KnownRequest& request) {
+  return IsFinal(request.status().state()) ? request.end_order() : std::numeric_limits<uint64_t>::max();
+}
+
+// Ends a request. RequestTable drops those first that ended first, and so does DropOldest.
+void End(v1::RequestState as, KnownRequest& request, const JournalState& state) {
+  uint64_t last = 0;
+  for (const KnownRequest& other : state.requests()) last = std::max(last, other.end_order());
+  request.mutable_status()->set_state(as);
+  request.set_end_order(last + 1);
+}
+
 void DropOldest(JournalState& state, uint64_t requests_kept) {
   const auto& requests = state.requests();
   auto finals = static_cast<uint64_t>(std::count_if(requests.begin(), requests.end(),
                                                     [](const KnownRequest& r) { return IsFinal(r.status().state()); }));
-  for (int i = 0; finals > requests_kept && i < state.requests_size();) {
-    if (!IsFinal(state.requests(i).status().state())) {
-      ++i;
-      continue;
-    }
-    state.add_expired_ids(state.requests(i).request_id());
-    state.mutable_requests()->DeleteSubrange(i, 1);
-    --finals;
+  for (; finals > requests_kept; --finals) {
+    const auto oldest = std::min_element(requests.begin(), requests.end(),
+                                         [](const auto& a, const auto& b) { return EndOrder(a) < EndOrder(b); });
+    state.add_expired_ids(oldest->request_id());
+    state.mutable_requests()->DeleteSubrange(static_cast<int>(oldest - requests.begin()), 1);
   }
   const int too_many = state.expired_ids_size() - static_cast<int>(kExpiredIdsMax);
   if (too_many > 0) state.mutable_expired_ids()->DeleteSubrange(0, too_many);
@@ -95,7 +107,7 @@ void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next
       continue;
     }
     request.set_lost_step(lost.step());
-    if (!IsFinal(request.status().state())) request.mutable_status()->set_state(v1::ROLLED_BACK);
+    if (!IsFinal(request.status().state())) End(v1::ROLLED_BACK, request, state);
     request.mutable_status()->clear_result();
     request.clear_result();
   }
@@ -250,7 +262,7 @@ absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state)
   KnownRequest* request = FindOpen(state, row.request_id());
   if (request == nullptr) return Clash(absl::StrCat("request ", row.request_id(), " ends, which is not open"));
   v1::RequestStatus& status = *request->mutable_status();
-  status.set_state(row.state());
+  End(row.state(), *request, state);
   if (row.has_failure()) *status.mutable_failure() = row.failure();
   if (row.state() == v1::DONE) {
     CompleteResult(*request->mutable_result());
@@ -307,7 +319,9 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
     case JournalRow::kStarted:
       return Fold(row.started(), state);
     case JournalRow::kLineageBegun:
-      return Fold(row.lineage_begun(), state);
+      RETURN_IF_ERROR(Fold(row.lineage_begun(), state));
+      DropOldest(state, requests_kept);
+      return absl::OkStatus();
     case JournalRow::kModelLoaded:
       state.set_model_digest(row.model_loaded().model_digest());
       state.set_model_dtype(row.model_loaded().dtype());
@@ -339,10 +353,6 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
       break;
   }
   return Clash("a row is of a kind that this version does not know: start the version that wrote it");
-}
-
-bool IsFinal(v1::RequestState state) {
-  return state == v1::DONE || state == v1::FAILED || state == v1::CANCELLED || state == v1::ROLLED_BACK;
 }
 
 uint64_t AppliedSteps(const JournalState& state) {

@@ -20,9 +20,6 @@ namespace stemma::server {
 // Errors: DataLoss - the row cannot follow what was folded: no server wrote it after those rows.
 absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept, internal::v1::JournalState& state);
 
-// Whether the request has ended, by its state.
-bool IsFinal(v1::RequestState state);
-
 // The steps that every rank has applied: `step`, unless the last decision was not carried out yet.
 uint64_t AppliedSteps(const internal::v1::JournalState& state);
 

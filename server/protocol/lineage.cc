@@ -36,11 +36,24 @@ void Lineage::CountStep() {
   CHECK(!behind()) << weights_step_ << " of " << step_;
   weights_step_ = ++step_;
   ++weight_version_;
+  ReachStep();
 }
 
 void Lineage::CountStepAgain() {
   CHECK(behind()) << step_;
   ++weights_step_;
+  ReachStep();
+}
+
+uint32_t Lineage::CountLossAgain() {
+  const uint64_t step = weights_step_ + 1;
+  losses_again_ = step > lost_in_step_ ? 1 : losses_again_ + 1;
+  lost_in_step_ = std::max(lost_in_step_, step);
+  return losses_again_;
+}
+
+void Lineage::ReachStep() {
+  if (weights_step_ >= lost_in_step_) lost_in_step_ = losses_again_ = 0;
 }
 
 const std::string& Lineage::Rename() {
@@ -68,6 +81,7 @@ LostLineage Lineage::End(const WeightsBase& base) {
   LostLineage lost = {
       .name = std::exchange(name_, NextName()), .step = std::exchange(step_, base.step), .went_on = base};
   weights_step_ = base.step;
+  lost_in_step_ = losses_again_ = 0;
   unusable_.clear();
   ++weight_version_;
   lost_.push_back(lost);

@@ -11,6 +11,7 @@
 //  (2) weight_version never falls; it grows with each counted step, with ruined weights and with a new lineage.
 //  (3) a name is never used twice, and a lineage that has ended is remembered, the last 64 of them.
 //  (4) weights_step() <= step().
+//  (5) losses of workers in decided steps are in a row until the furthest of those steps is made, or the lineage ends.
 //
 // Usable -> (a step wrote numbers that are not finite) unusable; either -> (its worker goes) the next lineage, usable.
 // Usable -> (what is kept cannot be read, or computed again) unusable, until the server is started again.
@@ -69,6 +70,9 @@ class Lineage {
   // The steps that were computed again have other bits than before: the lineage goes on under a new name, which is
   // returned.
   const std::string& Rename();
+  // Counts that workers were lost in the decided step after weights_step(). Returns how often in a row they were: since
+  // they last got beyond the furthest step that has cost some.
+  uint32_t CountLossAgain();
   // Marks the weights as unusable: the step being made, of this request, wrote numbers that are not finite into the
   // parameter.
   void Ruin(const std::string& request_id, const std::string& parameter);
@@ -93,12 +97,15 @@ class Lineage {
 
  private:
   std::string NextName();
+  void ReachStep();
   std::map<std::string, std::string> LostMetadata(const LostLineage& lost) const;
 
   const std::string prefix_;
   uint64_t lineages_ = 0;
   std::string name_;
   uint64_t step_ = 0, weights_step_ = 0;
+  uint64_t lost_in_step_ = 0;  // the furthest of those in which workers were lost in a row; 0: none were
+  uint32_t losses_again_ = 0;  // those in a row
   uint64_t weight_version_ = 1;
   std::string unusable_;
   Reason unusable_reason_ = Reason::kNonfiniteUpdate;  // while unusable_ says something

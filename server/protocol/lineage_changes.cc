@@ -63,6 +63,21 @@ absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_
                    " began with: give the server the directory that it began with, or a --data directory of its own"));
 }
 
+absl::Status LoseDecidedStep(const CoordinatorParts& parts, const std::string& reason) {
+  if (!parts.jobs.running().is_update()) return absl::OkStatus();
+  const UpdateRecord& record = parts.jobs.RunningUpdate();
+  if (parts.history.FindDecision(record.id, record.k) == nullptr) return absl::OkStatus();
+  const uint32_t losses = parts.lineage.CountLossAgain();
+  if (losses < parts.options.losses_again_max) return absl::OkStatus();
+  return MakeError(
+      Reason::kDiverged,
+      absl::StrCat("workers were lost ", losses,
+                   " times in a row while they computed again what was decided, the last time in step ",
+                   parts.lineage.weights_step() + 1, " (request ", record.id, ", k ", record.k, "): ", reason,
+                   "; look at what they logged, and at incidents/ in --data; then start the server again to try "
+                   "again, load another checkpoint, or go on without the steps: --durability rewind"));
+}
+
 // A save needs its ranks until all of them have written.
 void LoseSave(const CoordinatorParts& parts) {
   for (const std::string& folder : parts.save.TakeGivenUp()) parts.out.Add(DropSaveAction{folder});

@@ -23,6 +23,10 @@ void RenameLineage(const CoordinatorParts& parts, const std::string& what);
 // Errors: FailedPrecondition - the steps that are to be computed again began with others, or in another dtype.
 absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_digest);
 
+// Counts that workers were lost, for this reason, where what ran was a step that was decided. Errors: DIVERGED - they
+// were too often in a row: computing it again is what ends them, and nothing more is to be tried.
+absl::Status LoseDecidedStep(const CoordinatorParts& parts, const std::string& reason);
+
 // Drops the save that runs, which needs its ranks until all of them have written.
 void LoseSave(const CoordinatorParts& parts);
 

@@ -229,6 +229,7 @@ void Membership::EndGeneration(const std::string& reason) {
 // The weights are those of the model directory still, or will be computed again: the next worker has the same.
 void Membership::RetryRunning(const std::string& reason) {
   const std::string id = p_.jobs.running().id();
+  if (const absl::Status lost = LoseDecidedStep(p_, reason); !lost.ok()) return Stop(lost);
   if (p_.jobs.computes_again()) return p_.jobs.EndAgain();
   p_.jobs.running().End();
   UpdateRecord* record = p_.jobs.table().Find(id);
@@ -238,7 +239,7 @@ void Membership::RetryRunning(const std::string& reason) {
     return p_.jobs.FinishCallJob(id,
                                  MakeError(Reason::kAttemptsExhausted, absl::StrCat("the worker was lost: ", reason)));
   }
-  const bool decided = IsDecided(*record);  // then it is carried out, however often ranks are lost in it
+  const bool decided = IsDecided(*record);  // then only losses_again_max bounds how often it is tried
   if (record->cancel_requested && !decided) return p_.jobs.CancelUpdate(*record);
   if (record->attempt >= p_.options.attempts_max && !decided) return ExhaustAttempts(*record, reason);
   // From its first step: the weights are the model directory's, and what the lost worker computed is gone.
@@ -337,10 +338,10 @@ void Membership::FinishDrain() {
   p_.out.AddReason("drained");
 }
 
-void Membership::Pass() {
-  const absl::Duration counted = p_.gang.Pass(p_.out.now());
+void Membership::Pass(absl::Time handled_at) {
+  const absl::Duration counted = p_.gang.Pass(p_.out.now(), handled_at);
   if (!p_.save.awaits_folder()) p_.jobs.running().Pass(counted);  // else no rank is asked for anything yet
-  p_.save.Pass(p_.out.now());
+  p_.save.Pass(p_.out.now(), handled_at);
 }
 
 void Membership::Tick() {

@@ -70,8 +70,8 @@ class Membership {
   void FinishDrain();
   void SaveCalibration();
 
-  // Lets the time since the last event pass for whom it is counted.
-  void Pass();
+  // Lets the time since the last event pass for whom it is counted (CountedTime).
+  void Pass(absl::Time handled_at);
   // Gives up whoever is due: the worker, the drain, the waiting for another worker.
   void Tick();
   absl::Time NextDeadline() const;

@@ -5,9 +5,9 @@
 
 namespace stemma::server {
 
-void Outbox::Begin(absl::Time now, uint64_t free_bytes) {
+void Outbox::Begin(absl::Time now, FreeBytesFunction free_bytes) {
   now_ = now;
-  free_bytes_ = free_bytes;
+  free_bytes_ = std::move(free_bytes);
   decision_ = Decision();
 }
 

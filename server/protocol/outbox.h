@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,13 +16,17 @@
 
 namespace stemma::server {
 
+// Asks what the journal's disk has left; nullopt: that is not known.
+using FreeBytesFunction = std::function<std::optional<uint64_t>()>;
+
 class Outbox {
  public:
-  // Begins the decision on an event that came at `now`, while the journal's disk has so many bytes left.
-  void Begin(absl::Time now, uint64_t free_bytes = UINT64_MAX);
+  // Begins the decision on an event that came at `now`.
+  void Begin(absl::Time now, FreeBytesFunction free_bytes = nullptr);
   Decision Take();
   absl::Time now() const { return now_; }
-  uint64_t free_bytes() const { return free_bytes_; }
+  // Asks what the journal's disk has left, and hangs where the disk does: for decisions that write to it.
+  std::optional<uint64_t> FreeBytes() const { return free_bytes_ == nullptr ? std::nullopt : free_bytes_(); }
 
   void Add(Action action);
   void Reply(CallId call, stemma::server::Reply reply);
@@ -45,7 +51,7 @@ class Outbox {
   internal::v1::ServerMessage& AddMessage(SessionId session);
 
   absl::Time now_;
-  uint64_t free_bytes_ = UINT64_MAX;
+  FreeBytesFunction free_bytes_;
   Decision decision_;
 };
 

@@ -1,5 +1,6 @@
 #include "server/protocol/request_table.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "glog/logging.h"
@@ -34,7 +35,11 @@ void RequestTable::Restore(UpdateRecord record) {
   if (!record.final()) {
     Insert(std::move(record));
   } else {
-    finals_.push_back(Add(std::move(record)).sequence);
+    const UpdateRecord& added = Add(std::move(record));
+    const auto ended_later = [&](uint64_t end_order, uint64_t other) {
+      return end_order < records_.at(other).end_order;
+    };
+    finals_.insert(std::upper_bound(finals_.begin(), finals_.end(), added.end_order, ended_later), added.sequence);
   }
 }
 

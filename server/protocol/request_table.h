@@ -54,8 +54,9 @@ struct UpdateRecord {
   uint64_t result_bytes = 0;  // of log-probs and trace, once final
   bool results_dropped = false;
   bool ended = false;
-  bool again = false;    // it has ended: only what was decided about its steps is computed again
-  uint32_t attempt = 1;  // of step k
+  uint64_t end_order = 0;  // of a record that is restored, KnownRequest's
+  bool again = false;      // it has ended: only what was decided about its steps is computed again
+  uint32_t attempt = 1;    // of step k
   uint32_t k = 0;
   bool cancel_requested = false;
   std::vector<RequestWaiter> waiters;

@@ -1,4 +1,4 @@
-// Runs a function unless it is stopped in time: a stream whose client sends nothing more.
+// Runs a function unless it is stopped in time: a stream whose client sends, or reads, nothing more.
 //
 // Thread safety: Start and Stop by one thread at a time. The function may still run while Stop returns: it must check.
 #pragma once

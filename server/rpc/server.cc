@@ -116,7 +116,7 @@ absl::Status Server::OpenListeners(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
-Server::~Server() {
+std::string Server::Stop(absl::Duration within) {
   watch_ = nullptr;
   for (Listener* listener : {&rpc_->clients, &rpc_->workers}) {
     if (listener->server == nullptr) continue;
@@ -124,7 +124,11 @@ Server::~Server() {
     listener->server->Shutdown(gpr_inf_past(GPR_CLOCK_MONOTONIC));
     listener->server->Wait();
   }
-  if (coordinator_ != nullptr) coordinator_->Stop();  // it may still set health
+  return coordinator_ == nullptr ? "" : coordinator_->StopWithin(within);
+}
+
+Server::~Server() {
+  Stop(absl::InfiniteDuration());  // the coordinator may still set health
   absl::MutexLock lock(&rpc_->mutex);
   if (rpc_->ops.server == nullptr) return;
   rpc_->ops.acceptor->Stop();

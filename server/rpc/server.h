@@ -44,6 +44,9 @@ class Server {
   // streams; health answers until the end. Waits for all that: at most `within`, and twice kCloseWithin
   // (common/base/stop_times.h).
   void Drain(absl::Duration within);
+  // Ends all but health, after Drain, and waits at most `within` for each thing that the disk has not ended. Returns
+  // "", or what it is: then the destructor would wait for it.
+  std::string Stop(absl::Duration within);
 
  private:
   explicit Server(const Clock& clock);

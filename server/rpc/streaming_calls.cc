@@ -54,19 +54,22 @@ void UpdateActorCall::FinishOnce(const grpc::Status& status) {
   if (!finished_.exchange(true)) Finish(status);
 }
 
-LogProbCall::LogProbCall(Coordinator& coordinator, const RequestRules& rules)
+LogProbCall::LogProbCall(Coordinator& coordinator, const RequestRules& rules, grpc::CallbackServerContext* context)
     : coordinator_(coordinator),
       reader_(TrainingRequest::Kind::kLogProb, rules,
               {.start_read = [this](v1::GroupPart* part) { StartRead(part); },
                .refuse = [this](const absl::Status& status) { stream_.End(status); },
                .submit = [this](std::shared_ptr<const TrainingRequest> request) { Submit(std::move(request)); }}),
-      stream_([this](const v1::GroupResult* chunk) { StartWrite(chunk); },
-              [this](const grpc::Status& status) { Finish(status); }) {}
+      stream_(context, rules.limits.stream_idle_ms(),
+              {.write = [this](const v1::GroupResult* chunk) { StartWrite(chunk); },
+               .finish = [this](const grpc::Status& status) { Finish(status); }}) {}
 
 grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* LogProbCall::Start(Coordinator& coordinator,
-                                                                            const RequestRules& rules) {
-  auto call = std::make_shared<LogProbCall>(coordinator, rules);
+                                                                            const RequestRules& rules,
+                                                                            grpc::CallbackServerContext* context) {
+  auto call = std::make_shared<LogProbCall>(coordinator, rules, context);
   call->self_ = call;
+  call->stream_.Start(call);
   call->reader_.Start(call);
   return call.get();
 }
@@ -83,10 +86,12 @@ void LogProbCall::OnCancel() {
   stream_.Abandon(ClientLeft());
 }
 
-grpc::ServerWriteReactor<v1::GroupResult>* ReadResultsCall::Start(Coordinator& coordinator,
+grpc::ServerWriteReactor<v1::GroupResult>* ReadResultsCall::Start(Coordinator& coordinator, uint64_t idle_ms,
+                                                                  grpc::CallbackServerContext* context,
                                                                   const std::string& request_id) {
-  auto call = std::make_shared<ReadResultsCall>(coordinator);
+  auto call = std::make_shared<ReadResultsCall>(coordinator, idle_ms, context);
   call->self_ = call;
+  call->stream_.Start(call);
   grpc::ServerWriteReactor<v1::GroupResult>* reactor = call.get();
   call->call_ = coordinator.Call(call, [&](CallId id) { return ReadResultsEvent{id, request_id}; });
   return reactor;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -41,8 +42,9 @@ class UpdateActorCall final : public grpc::ServerReadReactor<v1::GroupPart>, pub
 class LogProbCall final : public grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>, public ClientCall {
  public:
   static grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* Start(Coordinator& coordinator,
-                                                                        const RequestRules& rules);
-  LogProbCall(Coordinator& coordinator, const RequestRules& rules);
+                                                                        const RequestRules& rules,
+                                                                        grpc::CallbackServerContext* context);
+  LogProbCall(Coordinator& coordinator, const RequestRules& rules, grpc::CallbackServerContext* context);
 
   void OnReadDone(bool ok) override { reader_.OnReadDone(ok); }
   void OnWriteDone(bool ok) override { stream_.OnWriteDone(ok); }
@@ -64,11 +66,15 @@ class LogProbCall final : public grpc::ServerBidiReactor<v1::GroupPart, v1::Grou
 
 class ReadResultsCall final : public grpc::ServerWriteReactor<v1::GroupResult>, public ClientCall {
  public:
-  static grpc::ServerWriteReactor<v1::GroupResult>* Start(Coordinator& coordinator, const std::string& request_id);
-  explicit ReadResultsCall(Coordinator& coordinator)
+  // `idle_ms`: limits.stream_idle_ms.
+  static grpc::ServerWriteReactor<v1::GroupResult>* Start(Coordinator& coordinator, uint64_t idle_ms,
+                                                          grpc::CallbackServerContext* context,
+                                                          const std::string& request_id);
+  ReadResultsCall(Coordinator& coordinator, uint64_t idle_ms, grpc::CallbackServerContext* context)
       : coordinator_(coordinator),
-        stream_([this](const v1::GroupResult* chunk) { StartWrite(chunk); },
-                [this](const grpc::Status& status) { Finish(status); }) {}
+        stream_(context, idle_ms,
+                {.write = [this](const v1::GroupResult* chunk) { StartWrite(chunk); },
+                 .finish = [this](const grpc::Status& status) { Finish(status); }}) {}
 
   void OnWriteDone(bool ok) override { stream_.OnWriteDone(ok); }
   void OnCancel() override;

@@ -42,8 +42,8 @@ grpc::ServerReadReactor<v1::GroupPart>* TrainingServiceRpc::UpdateActor(grpc::Ca
 }
 
 grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* TrainingServiceRpc::ComputeLogProb(
-    grpc::CallbackServerContext*) {
-  return LogProbCall::Start(coordinator_, rules());
+    grpc::CallbackServerContext* context) {
+  return LogProbCall::Start(coordinator_, rules(), context);
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::GetRequest(grpc::CallbackServerContext*,
@@ -71,9 +71,9 @@ grpc::ServerUnaryReactor* TrainingServiceRpc::CancelRequest(grpc::CallbackServer
   });
 }
 
-grpc::ServerWriteReactor<v1::GroupResult>* TrainingServiceRpc::ReadResults(grpc::CallbackServerContext*,
+grpc::ServerWriteReactor<v1::GroupResult>* TrainingServiceRpc::ReadResults(grpc::CallbackServerContext* context,
                                                                            const v1::ReadResultsRequest* request) {
-  return ReadResultsCall::Start(coordinator_, request->request_id());
+  return ReadResultsCall::Start(coordinator_, limits_.stream_idle_ms(), context, request->request_id());
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::ExportWeights(grpc::CallbackServerContext* context,

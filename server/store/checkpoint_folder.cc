@@ -24,9 +24,9 @@ constexpr uint64_t kReadBytes = 4u << 20;
 constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 
 // Errors: NotFound; InvalidArgument - what is there is a link, or no folder.
-absl::StatusOr<int> OpenFolderAt(int fd, const std::string& name, const std::string& path) {
-  const int opened = openat(fd, name.c_str(), kFolderFlags);
-  if (opened >= 0) return opened;
+absl::StatusOr<UniqueFd> OpenFolderAt(int fd, const std::string& name, const std::string& path) {
+  UniqueFd opened(openat(fd, name.c_str(), kFolderFlags));
+  if (opened.valid()) return opened;
   // O_DIRECTORY with O_NOFOLLOW answers ENOTDIR for a link, which ErrnoStatus takes for a missing one.
   if (errno == ENOTDIR) return absl::InvalidArgumentError(absl::StrCat(path, ": is a link, or not a directory"));
   return ErrnoStatus("open", path, errno);
@@ -39,8 +39,8 @@ absl::Status SyncFd(int fd, const std::string& path) {
 // Compares the contents of one file with its parts' digests.
 class FileCheck {
  public:
-  FileCheck(const std::string& path, const CheckpointParts& parts, const std::atomic<bool>& stopped)
-      : path_(path), parts_(parts), stopped_(stopped) {}
+  FileCheck(const std::string& path, const CheckpointParts& parts, const GoesOn& goes_on)
+      : path_(path), parts_(parts), goes_on_(goes_on) {}
 
   absl::Status Run(const std::string& name, const FileOfParts& contents, const RegularFile& file, std::string& buffer) {
     for (const int part : contents.parts) digests_.try_emplace(part);
@@ -51,8 +51,8 @@ class FileCheck {
     PieceOrder order(contents.ranges);
     FilePiece piece;  // that holds the bytes at `offset`, once it has been taken
     for (uint64_t offset = 0; offset < contents.bytes;) {
-      if (stopped_) return absl::CancelledError(absl::StrCat(path_, ": the reading was stopped"));
       const uint64_t bytes = std::min<uint64_t>(kReadBytes, contents.bytes - offset);
+      if (!goes_on_(bytes)) return absl::CancelledError(absl::StrCat(path_, ": the reading was stopped"));
       if (const absl::Status read = file.ReadAt(offset, buffer.data(), bytes); !read.ok()) {
         return CorruptCheckpoint(path_, absl::StrCat(name, ": ", std::string(read.message())));
       }
@@ -88,7 +88,7 @@ class FileCheck {
 
   const std::string& path_;
   const CheckpointParts& parts_;
-  const std::atomic<bool>& stopped_;
+  const GoesOn& goes_on_;
   std::map<int, Sha256> digests_;
 };
 
@@ -101,50 +101,41 @@ absl::Status CorruptCheckpoint(const std::string& path, std::string_view what) {
 }
 
 absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(const std::string& path) {
-  CheckpointFolder folder(path);
-  ASSIGN_OR_RETURN(folder.fd_, OpenFolderAt(AT_FDCWD, path, path));
+  ASSIGN_OR_RETURN(UniqueFd fd, OpenFolderAt(AT_FDCWD, path, path));
+  CheckpointFolder folder(path, std::move(fd));
   const std::string optim(kOptimFolder);
-  absl::StatusOr<int> optim_fd = OpenFolderAt(folder.fd_, optim, absl::StrCat(path, "/", optim));
+  absl::StatusOr<UniqueFd> optim_fd = OpenFolderAt(folder.fd_.get(), optim, absl::StrCat(path, "/", optim));
   // A copy may have left out a folder without a file; something else in its place is found by BytesOfFiles.
   if (!optim_fd.ok() && !absl::IsNotFound(optim_fd.status()) && !absl::IsInvalidArgument(optim_fd.status())) {
     return optim_fd.status();
   }
-  if (optim_fd.ok()) folder.optim_fd_ = *optim_fd;
+  if (optim_fd.ok()) folder.optim_fd_ = *std::move(optim_fd);
   return folder;
-}
-
-CheckpointFolder::CheckpointFolder(CheckpointFolder&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), optim_fd_(std::exchange(other.optim_fd_, -1)) {}
-
-CheckpointFolder::~CheckpointFolder() {
-  if (fd_ >= 0) close(fd_);
-  if (optim_fd_ >= 0) close(optim_fd_);
 }
 
 absl::StatusOr<std::map<std::string, uint64_t>> CheckpointFolder::BytesOfFiles() const {
   std::map<std::string, uint64_t> bytes;
-  RETURN_IF_ERROR(AddFiles(fd_, "", bytes));
-  if (optim_fd_ >= 0) RETURN_IF_ERROR(AddFiles(optim_fd_, absl::StrCat(std::string(kOptimFolder), "/"), bytes));
+  RETURN_IF_ERROR(AddFiles(fd_.get(), "", bytes));
+  if (optim_fd_.valid()) {
+    RETURN_IF_ERROR(AddFiles(optim_fd_.get(), absl::StrCat(std::string(kOptimFolder), "/"), bytes));
+  }
   return bytes;
 }
 
 absl::Status CheckpointFolder::AddFiles(int fd, const std::string& prefix,
                                         std::map<std::string, uint64_t>& bytes) const {
   // closedir closes its descriptor, and a duplicate would share the position in the folder.
-  ASSIGN_OR_RETURN(const int listed, OpenFolderAt(fd, ".", path_));
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(listed), closedir);
-  if (entries == nullptr) {
-    const int error = errno;
-    close(listed);
-    return ErrnoStatus("read", path_, error);
-  }
+  ASSIGN_OR_RETURN(UniqueFd listed, OpenFolderAt(fd, ".", path_));
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(listed.get()), closedir);
+  if (entries == nullptr) return ErrnoStatus("read", path_, errno);
+  listed.Release();
   while (true) {
     errno = 0;
     const dirent* entry = readdir(entries.get());
     if (entry == nullptr) return errno == 0 ? absl::OkStatus() : ErrnoStatus("read", path_, errno);
     const std::string_view name = entry->d_name;
     if (name == "." || name == "..") continue;
-    if (prefix.empty() && (name == kManifestFile || (name == kOptimFolder && optim_fd_ >= 0))) continue;
+    if (prefix.empty() && (name == kManifestFile || (name == kOptimFolder && optim_fd_.valid()))) continue;
     const std::string file = absl::StrCat(prefix, std::string(name));
     struct stat info;
     if (fstatat(fd, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -160,9 +151,9 @@ absl::Status CheckpointFolder::AddFiles(int fd, const std::string& prefix,
 absl::StatusOr<RegularFile> CheckpointFolder::OpenFile(const std::string& file) const {
   const size_t slash = file.find('/');
   const bool in_optim = slash != std::string::npos;
-  if (in_optim && optim_fd_ < 0) return CorruptCheckpoint(path_, absl::StrCat(file, ": is missing"));
+  if (in_optim && !optim_fd_.valid()) return CorruptCheckpoint(path_, absl::StrCat(file, ": is missing"));
   absl::StatusOr<RegularFile> opened = RegularFile::OpenAt(
-      in_optim ? optim_fd_ : fd_, in_optim ? file.substr(slash + 1) : file, absl::StrCat(path_, "/", file));
+      (in_optim ? optim_fd_ : fd_).get(), in_optim ? file.substr(slash + 1) : file, absl::StrCat(path_, "/", file));
   if (absl::IsNotFound(opened.status())) return CorruptCheckpoint(path_, absl::StrCat(file, ": is missing"));
   if (absl::IsInvalidArgument(opened.status())) {
     return CorruptCheckpoint(path_, absl::StrCat(file, ": is not a regular file"));
@@ -188,16 +179,18 @@ absl::Status CheckpointFolder::Sync(const FilesOfParts& files) const {
     ASSIGN_OR_RETURN(const RegularFile file, OpenFile(name));
     RETURN_IF_ERROR(SyncFd(file.fd(), absl::StrCat(path_, "/", name)));
   }
-  if (optim_fd_ >= 0) RETURN_IF_ERROR(SyncFd(optim_fd_, absl::StrCat(path_, "/", std::string(kOptimFolder))));
-  return SyncFd(fd_, path_);
+  if (optim_fd_.valid()) {
+    RETURN_IF_ERROR(SyncFd(optim_fd_.get(), absl::StrCat(path_, "/", std::string(kOptimFolder))));
+  }
+  return SyncFd(fd_.get(), path_);
 }
 
 absl::Status CheckpointFolder::CheckDigests(const FilesOfParts& files, const CheckpointParts& parts,
-                                            const std::atomic<bool>& stopped) const {
+                                            const GoesOn& goes_on) const {
   std::string buffer(kReadBytes, '\0');
   for (const auto& [name, contents] : files) {
     ASSIGN_OR_RETURN(const RegularFile file, OpenFile(name));
-    RETURN_IF_ERROR(FileCheck(path_, parts, stopped).Run(name, contents, file, buffer));
+    RETURN_IF_ERROR(FileCheck(path_, parts, goes_on).Run(name, contents, file, buffer));
   }
   return absl::OkStatus();
 }

@@ -5,15 +5,17 @@
 // says what to do.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/file.h"
+#include "common/base/unique_fd.h"
 #include "server/store/checkpoint_parts.h"
 
 namespace stemma::server {
@@ -21,13 +23,13 @@ namespace stemma::server {
 // Makes the error about the folder at `path`, or a file of it; `what` names the file.
 absl::Status CorruptCheckpoint(const std::string& path, std::string_view what);
 
+// Is asked before so many bytes are read, 4 MiB at most, whether the reading goes on.
+using GoesOn = std::function<bool(uint64_t bytes)>;
+
 class CheckpointFolder {
  public:
   // Errors: NotFound - there is none; InvalidArgument - it is a link or no folder.
   static absl::StatusOr<CheckpointFolder> Open(const std::string& path);
-  CheckpointFolder(CheckpointFolder&& other) noexcept;
-  CheckpointFolder& operator=(CheckpointFolder&&) = delete;
-  ~CheckpointFolder();
 
   const std::string& path() const { return path_; }
   // Returns the bytes of every file but the manifest, by the name that parts give it. Errors: CORRUPT_CHECKPOINT -
@@ -39,18 +41,17 @@ class CheckpointFolder {
   absl::StatusOr<std::string> Read(const std::string& file, uint64_t bytes_max) const;
   // Makes the contents of all these files durable, then the names in optim/ and in the folder.
   absl::Status Sync(const FilesOfParts& files) const;
-  // Reads every file once, and compares with the digests of its parts. `stopped` is looked at before each 4 MiB.
-  // Errors: Cancelled - it was stopped, and nothing is known. REQUIRES: CheckFiles found nothing.
-  absl::Status CheckDigests(const FilesOfParts& files, const CheckpointParts& parts,
-                            const std::atomic<bool>& stopped) const;
+  // Reads every file once, and compares with the digests of its parts. Errors: Cancelled - `goes_on` said no, and
+  // nothing is known. REQUIRES: CheckFiles found nothing.
+  absl::Status CheckDigests(const FilesOfParts& files, const CheckpointParts& parts, const GoesOn& goes_on) const;
 
  private:
-  explicit CheckpointFolder(std::string path) : path_(std::move(path)) {}
+  CheckpointFolder(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
 
   absl::Status AddFiles(int fd, const std::string& prefix, std::map<std::string, uint64_t>& bytes) const;
 
   std::string path_;
-  int fd_ = -1, optim_fd_ = -1;  // optim_fd_ < 0: there is none
+  UniqueFd fd_, optim_fd_;  // the folder; and its optim/, where there is one
 };
 
 }  // namespace stemma::server

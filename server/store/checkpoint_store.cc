@@ -147,12 +147,12 @@ absl::StatusOr<CheckpointManifest> ManifestOf(const CheckpointFolder& folder, co
 
 // Writes the rest of a save whose ranks are done, up to the rename.
 absl::StatusOr<StoredCheckpoint> Finish(const std::string& path, CheckpointManifest manifest,
-                                        const std::string& client_state, const std::atomic<bool>& stopped) {
+                                        const std::string& client_state, const GoesOn& goes_on) {
   RETURN_IF_ERROR(AddClientState(path, client_state, manifest));
   ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(path));
   ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts()));
   RETURN_IF_ERROR(folder.Sync(files));
-  RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts(), stopped));
+  RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts(), goes_on));
   ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
   if (FailpointFails("ckpt.before_manifest", kServerRank)) return ErrnoStatus("write", path, EIO);
   RETURN_IF_ERROR(ReplaceFile(absl::StrCat(path, "/", std::string(kManifestFile)), text));
@@ -181,10 +181,10 @@ absl::Status Publish(const std::string& parent, const std::string& path, const s
 }
 
 absl::StatusOr<StoredCheckpoint> Save(const std::string& parent, const std::string& path, CheckpointManifest manifest,
-                                      const std::string& client_state, const std::atomic<bool>& stopped) {
+                                      const std::string& client_state, const GoesOn& goes_on) {
   RETURN_IF_ERROR(CheckSave(manifest, client_state));
   manifest.set_version(kManifestVersion);
-  ASSIGN_OR_RETURN(StoredCheckpoint stored, Finish(path, std::move(manifest), client_state, stopped));
+  ASSIGN_OR_RETURN(StoredCheckpoint stored, Finish(path, std::move(manifest), client_state, goes_on));
   RETURN_IF_ERROR(Publish(parent, path, stored.manifest.name()));
   return stored;
 }
@@ -252,11 +252,10 @@ absl::StatusOr<std::string> CheckpointStore::Begin(const std::string& name) cons
 }
 
 absl::StatusOr<StoredCheckpoint> CheckpointStore::Commit(const std::string& temporary, CheckpointManifest manifest,
-                                                         const std::string& client_state,
-                                                         const std::atomic<bool>& stopped) const {
+                                                         const std::string& client_state, const GoesOn& goes_on) const {
   RETURN_IF_ERROR(CheckTemporary(temporary));
   const std::string path = absl::StrCat(folder_, "/", temporary);
-  absl::StatusOr<StoredCheckpoint> stored = Save(folder_, path, std::move(manifest), client_state, stopped);
+  absl::StatusOr<StoredCheckpoint> stored = Save(folder_, path, std::move(manifest), client_state, goes_on);
   if (!stored.ok()) Abandon(temporary);
   return stored;
 }
@@ -269,7 +268,7 @@ void CheckpointStore::Abandon(const std::string& temporary) const {
 }
 
 absl::StatusOr<StoredCheckpoint> CheckpointStore::Verify(const std::string& name, const std::string& manifest_sha256,
-                                                         const std::atomic<bool>& stopped) const {
+                                                         const GoesOn& goes_on) const {
   RETURN_IF_ERROR(CheckFileName(name));
   const absl::StatusOr<CheckpointFolder> opened = CheckpointFolder::Open(absl::StrCat(folder_, "/", name));
   if (absl::IsInvalidArgument(opened.status())) {
@@ -285,7 +284,7 @@ absl::StatusOr<StoredCheckpoint> CheckpointStore::Verify(const std::string& name
   }
   ASSIGN_OR_RETURN(CheckpointManifest manifest, ManifestOf(folder, name, text));
   ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts()));
-  RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts(), stopped));
+  RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts(), goes_on));
   std::string client_state;
   if (files.contains(state_file)) {
     ASSIGN_OR_RETURN(client_state, folder.Read(state_file, kClientStateBytesMax));
@@ -341,7 +340,12 @@ absl::StatusOr<std::string> CheckpointStore::Retire(const std::string& name) con
   const std::string from = absl::StrCat(folder_, "/", name), to = absl::StrCat(folder_, "/", temporary);
   Failpoint("ckpt.before_removal", kServerRank);
   struct stat info;
-  if (lstat(from.c_str(), &info) != 0) return ErrnoStatus("remove", from, errno);
+  if (lstat(from.c_str(), &info) != 0) {
+    const int error = errno;
+    if (error != ENOENT || lstat(to.c_str(), &info) != 0) return ErrnoStatus("remove", from, error);
+    RETURN_IF_ERROR(SyncFolder(folder_));  // an earlier call may have failed just there
+    return temporary;
+  }
   if (!S_ISDIR(info.st_mode)) return absl::NotFoundError(absl::StrCat(from, ": is not a checkpoint's directory"));
   RETURN_IF_ERROR(RemoveTree(to));  // an earlier one of that name, whose removal failed
   RETURN_IF_ERROR(RenameFolder(from, to));

@@ -6,7 +6,6 @@
 // on several threads; no two at once about the same name.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/model/model_config.h"
+#include "server/store/checkpoint_folder.h"
 #include "stemma/internal/v1/checkpoint.pb.h"
 #include "stemma/internal/v1/journal.pb.h"
 
@@ -21,8 +21,8 @@ namespace stemma::server {
 
 inline constexpr uint64_t kManifestBytesMax = 256u << 20;
 
-// For readings that nothing ends before they are done.
-inline const std::atomic<bool> kNeverStopped = false;
+// Lets a reading go on to its end (GoesOn, server/store/checkpoint_folder.h).
+inline bool AlwaysGoesOn(uint64_t) { return true; }
 
 // What a folder holds, by its manifest.
 struct StoredCheckpoint {
@@ -50,20 +50,19 @@ class CheckpointStore {
   // error the temporary folder is gone and nothing else changed. The version is this program's. Errors:
   // CORRUPT_CHECKPOINT - the file (and its writer's rank) is not what was written; CHECKPOINT_EXISTS, whose metadata
   // "name" says which; DISK_FULL; LIMIT_EXCEEDED - client_state, or the manifest; InvalidArgument - a name, also of a
-  // part's file: NAME or optim/NAME, neither manifest.json nor client_state; Cancelled - `stopped` became true while it
+  // part's file: NAME or optim/NAME, neither manifest.json nor client_state; Cancelled - `goes_on` said no while it
   // was read back.
   absl::StatusOr<StoredCheckpoint> Commit(const std::string& temporary, internal::v1::CheckpointManifest manifest,
-                                          const std::string& client_state,
-                                          const std::atomic<bool>& stopped = kNeverStopped) const;
+                                          const std::string& client_state, const GoesOn& goes_on = AlwaysGoesOn) const;
   // Drops a save, or removes what Retire renamed. What cannot be removed is logged, and goes with the next Open.
   void Abandon(const std::string& temporary) const;
 
   // Reads every byte. `manifest_sha256`: as it was saved; empty: whatever the folder says, where only another manifest
   // with a right seal is not seen. Errors: CORRUPT_CHECKPOINT, which names the file, what is wrong with
-  // it, and the rank that wrote it; NotFound - there is no such folder; Cancelled - `stopped` became true, and nothing
-  // is known.
+  // it, and the rank that wrote it; NotFound - there is no such folder; Cancelled - `goes_on` said no, and nothing is
+  // known.
   absl::StatusOr<StoredCheckpoint> Verify(const std::string& name, const std::string& manifest_sha256,
-                                          const std::atomic<bool>& stopped = kNeverStopped) const;
+                                          const GoesOn& goes_on = AlwaysGoesOn) const;
   // Returns the folders that have a manifest of their name that can be read, by step and then name; reads nothing else
   // of them: `client_state` is empty, and files may be damaged. A folder whose manifest is damaged is logged and left.
   // Errors: the file system's, where a folder cannot be read today: it is not known whether a checkpoint is there;
@@ -75,7 +74,8 @@ class CheckpointStore {
   // which names the first field in which they differ; the file system's.
   absl::Status CheckModel(const std::string& name, const ModelConfig& model) const;
   // Renames it to a temporary name, another than Begin's of the same name, durably: from then on it is no checkpoint.
-  // Returns that name, for Abandon. Errors: NotFound; those of the disk, after which it may have either name.
+  // Returns that name, for Abandon. Errors: NotFound; those of the disk, after which it may have either name, and may
+  // be retired again.
   absl::StatusOr<std::string> Retire(const std::string& name) const;
 
  private:

@@ -36,6 +36,12 @@ def large(mib, uid="large"):
     return group_part(uid, rollouts, 4, positions - 4)
 
 
+def log_probs_part():
+    part = _proto.GroupPart()
+    part.log_prob.weights, part.log_prob.temperature = "policy", 1.0
+    return part
+
+
 def test_a_part_is_refused_when_it_comes_and_the_rest_is_dropped(cluster):
     before = memory_mib(cluster)
     mask = group_part("g", mask=bytes(30 << 20))
@@ -103,12 +109,10 @@ def test_an_idle_stream_is_ended(hasty, parts):
 
 
 def test_an_idle_log_prob_stream_is_ended(hasty):
-    part = _proto.GroupPart()
-    part.log_prob.weights, part.log_prob.temperature = "policy", 1.0
     gate = threading.Event()
 
     def parts():
-        yield part
+        yield log_probs_part()
         gate.wait(60)
 
     try:
@@ -116,6 +120,32 @@ def test_an_idle_log_prob_stream_is_ended(hasty):
     finally:
         gate.set()
     assert refused.reason == "STREAM_IDLE", refused
+
+
+@pytest.mark.parametrize("what", ("ReadResults", "ComputeLogProb"))
+def test_a_client_that_reads_no_results_is_ended(hasty, what):
+    """What it would be sent is more than any buffer on the way holds."""
+    groups, rollouts = 6, 8_000
+    parts = [group_part(f"{'u' * 200}{i}", rollouts) for i in range(groups)]
+    end = _proto.GroupPart()
+    end.end.num_groups, end.end.num_rollouts = groups, groups * rollouts
+    said = "a stream of results is ended"
+    before = hasty.said().count(said)
+    if what == "ComputeLogProb":
+        call = hasty.stub.ComputeLogProb(iter([log_probs_part(), *parts, end]), timeout=120)
+    else:
+        request = Request()
+        request.header["return_log_probs"] = True
+        hasty.stub.UpdateActor(iter([header_part(request), *parts, end]), timeout=120)
+        call = hasty.stub.ReadResults(_proto.ReadResultsRequest(request_id=request.id), timeout=120)
+    wait_for(lambda: hasty.said().count(said) > before, "the stream to be ended")
+    refused = refusal(lambda: list(call))
+    assert refused.code == grpc.StatusCode.DEADLINE_EXCEEDED, refused
+    assert "500 ms" in refused.message and "limits.stream_idle_ms" in refused.message
+    if what == "ReadResults":
+        read = hasty.stub.ReadResults(_proto.ReadResultsRequest(request_id=request.id), timeout=120)
+        assert sum(len(group.rollouts) for group in read) == groups * rollouts, "who reads has them all"
+    serves(hasty)
 
 
 def test_calls_that_wait_for_a_request_do_not_hold_up_the_others_of_their_connection():

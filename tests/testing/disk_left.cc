@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <utility>
 
 #include "common/base/mutex.h"
 
@@ -15,6 +17,9 @@ namespace {
 struct Left {
   Mutex mutex;
   int64_t bytes ABSL_GUARDED_BY(mutex) = -1;
+  int error ABSL_GUARDED_BY(mutex) = 0;
+  bool counts_no_blocks ABSL_GUARDED_BY(mutex) = false;
+  bool hangs ABSL_GUARDED_BY(mutex) = false;
 };
 
 Left& All() {
@@ -24,15 +29,24 @@ Left& All() {
 
 // Fills in what common/base/free_bytes.cc reads.
 int Statvfs(const char* path, struct statvfs* result) {
+  Left& all = All();
+  MutexLock lock(&all.mutex);
+  all.mutex.Await([&all]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(all.mutex) { return !all.hangs; });
+  if (const int error = std::exchange(all.error, 0); error != 0) {
+    errno = error;
+    return -1;
+  }
   struct statfs info;
   if (syscall(SYS_statfs, path, &info) != 0) return -1;
   *result = {};
+  if (all.counts_no_blocks) return 0;
   result->f_frsize = static_cast<unsigned long>(info.f_frsize != 0 ? info.f_frsize : info.f_bsize);
+  result->f_blocks = info.f_blocks;
   result->f_bavail = info.f_bavail;
-  MutexLock lock(&All().mutex);
-  if (All().bytes < 0) return 0;
+  if (all.bytes < 0) return 0;
   result->f_frsize = 1;
-  result->f_bavail = static_cast<fsblkcnt_t>(All().bytes);
+  result->f_blocks = fsblkcnt_t{1} << 62;
+  result->f_bavail = static_cast<fsblkcnt_t>(all.bytes);
   return 0;
 }
 
@@ -46,6 +60,31 @@ void SetFreeBytes(int64_t bytes) {
 void UseFreeBytes(int64_t bytes) {
   MutexLock lock(&All().mutex);
   if (All().bytes >= 0) All().bytes = std::max<int64_t>(0, All().bytes - bytes);
+}
+
+void FailFreeBytes(int error) {
+  MutexLock lock(&All().mutex);
+  All().error = error;
+}
+
+NoBlocks::NoBlocks() {
+  MutexLock lock(&All().mutex);
+  All().counts_no_blocks = true;
+}
+
+NoBlocks::~NoBlocks() {
+  MutexLock lock(&All().mutex);
+  All().counts_no_blocks = false;
+}
+
+HungFreeBytes::HungFreeBytes() {
+  MutexLock lock(&All().mutex);
+  All().hangs = true;
+}
+
+HungFreeBytes::~HungFreeBytes() {
+  MutexLock lock(&All().mutex);
+  All().hangs = false;
 }
 
 }  // namespace stemma::testing

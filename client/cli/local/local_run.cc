@@ -327,7 +327,9 @@ absl::Status LocalRun::Announce() {
   return absl::OkStatus();
 }
 
-absl::Duration LocalRun::ServerStop() const { return options_.drain_within + 2 * kCloseWithin + kServerStopSlack; }
+absl::Duration LocalRun::ServerStop() const {
+  return options_.drain_within + 2 * kCloseWithin + kDiskWithin + kServerStopSlack;
+}
 
 void LocalRun::Say(const std::string& text) const { stemma::Say("stemma local", options_.log, LogLevel::kInfo, text); }
 

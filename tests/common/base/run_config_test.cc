@@ -137,6 +137,13 @@ TEST(RunConfigTest, NumbersThatDoNotFitAreReported) {
 TEST(RunConfigTest, BothEndsOfARangeAreTaken) {
   EXPECT_THAT(Check("model: m\nthreads: 4096\n"), IsOk());
   EXPECT_THAT(Check("model: m\nthreads: 4097\n"), Invalid("4097 is not from 0 to 4096"));
+  for (const std::string key : {"memory_budget_bytes", "host_memory_bytes"}) {
+    EXPECT_THAT(Check("model: m\n" + key + ": 1125899906842624\n"), IsOk());
+    for (const std::string more : {"1125899906842625", "9223372036854775807", "18446744073709551615"}) {
+      EXPECT_THAT(Check("model: m\n" + key + ": " + more + "\n"),
+                  Invalid("line 2: " + key + ": " + more + " is not from 0 to 1125899906842624"));
+    }
+  }
   EXPECT_THAT(Check("model: m\nlimits: {string_bytes: 65536, groups: 1, message_bytes: 65536}\n"), IsOk());
   EXPECT_THAT(Check("model: m\nlimits: {message_bytes: 65535}\n"), Invalid("65535 is not from 65536"));
 }

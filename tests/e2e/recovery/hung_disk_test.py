@@ -1,8 +1,10 @@
-"""A disk that hangs while a checkpoint is saved or removed: who asked for a save hears it in time, everything else goes on, and
-saves begin again when the disk answers."""
+"""A disk that hangs while a checkpoint is saved: who asked for it hears it in time, everything else goes on, and saves begin
+again when the disk answers. One that hangs while a checkpoint is removed holds up nothing but other removals."""
 
 import concurrent.futures
 import contextlib
+import signal
+import time
 
 import pytest
 
@@ -12,6 +14,7 @@ from e2e.errors.server import PATIENCE_S, wait_for
 from e2e.gang.small_groups import make_model
 from e2e.recovery.durable_run import STEPS_OF_REQUEST, DurableRun, send
 
+STOP_S = 15  # calls that wait have 5 s to end, the disk 2 s; `stemma local` kills a server after 37 s
 FLAGS = ("--worker-lost-after", "4", "--worker-stalled-after", "5")
 
 
@@ -73,18 +76,47 @@ def test_a_save_that_the_disk_does_not_end_fails_and_training_goes_on(model, tmp
         assert " ERROR checkpoint one is not saved: " in run.log.read_text()
 
 
-def test_a_removal_that_the_disk_does_not_end_holds_up_no_training(model, tmp_path):
+def test_a_removal_that_the_disk_does_not_end_holds_up_neither_training_nor_saves(model, tmp_path):
+    checkpoints = tmp_path / "run" / "data" / "checkpoints"
+    with run_of(model, tmp_path) as (run, client, pool, failpoints):
+        served = run.times_served()
+        for name in ("one", "two", "pinned"):
+            client.save_checkpoint(name, pinned=name == "pinned")
+        with held_at(failpoints, "ckpt.before_removal") as held:
+            removed = pool.submit(client.delete_checkpoint, "one")
+            wait_for(held.exists, "a removal that hangs")
+            assert len(send(client, 0).steps) == STEPS_OF_REQUEST
+            assert pool.submit(client.save_checkpoint, "three").result(PATIENCE_S).step == STEPS_OF_REQUEST
+            assert len(send(client, 1).steps) == STEPS_OF_REQUEST
+            # Two of its age are kept: the save takes the name of a third one from the list, whose removal waits as well.
+            pool.submit(client.save_checkpoint, "four").result(PATIENCE_S)
+            assert [checkpoint.name for checkpoint in client.list_checkpoints()] == ["pinned", "three", "four"]
+            again = pool.submit(client.save_checkpoint, "one").exception(PATIENCE_S)
+            assert isinstance(again, stemma.StemmaError) and again.reason == "CHECKPOINT_EXISTS", again
+            assert not pool.submit(client.verify_checkpoint, "three").result(PATIENCE_S).damage
+            assert not removed.done(), "it is answered when its name is free"
+            assert (checkpoints / "one").exists() and (checkpoints / "two").exists()
+        removed.result(PATIENCE_S)
+        assert not (checkpoints / "one").exists()
+        wait_for(lambda: not (checkpoints / "two").exists(), "the removal that waited")
+        assert [checkpoint.name for checkpoint in client.list_checkpoints()] == ["pinned", "three", "four"]
+        assert run.times_served() == served, "no worker is lost by it"
+
+
+def test_a_server_that_is_told_to_stop_does_not_wait_for_a_removal_that_the_disk_does_not_end(model, tmp_path):
     with run_of(model, tmp_path) as (run, client, pool, failpoints):
         for name in ("one", "two"):
             client.save_checkpoint(name)
         with held_at(failpoints, "ckpt.before_removal") as held:
             removed = pool.submit(client.delete_checkpoint, "one")
             wait_for(held.exists, "a removal that hangs")
-            assert len(send(client, 0).steps) == STEPS_OF_REQUEST
-            assert [checkpoint.name for checkpoint in client.list_checkpoints()] == ["two"]
-            assert "making the folder of checkpoint four stands still" in refusal(pool.submit(client.save_checkpoint, "four"))
-            assert len(send(client, 1).steps) == STEPS_OF_REQUEST
-            assert not removed.done(), "it is answered when its name is free"
-        removed.result(PATIENCE_S)
-        assert not (tmp_path / "run" / "data" / "checkpoints" / "one").exists()
-        wait_for(lambda: is_saved(client, "three"), "a save")
+            told_s = time.monotonic()
+            run.process.send_signal(signal.SIGTERM)
+            assert run.process.wait(PATIENCE_S) == 0, run.log.read_text()
+            assert time.monotonic() - told_s < STOP_S
+        assert isinstance(removed.exception(PATIENCE_S), stemma.StemmaError)
+        log = run.log.read_text()
+        assert " WARNING stopped, though the disk of --data has not ended removing checkpoint one: " in log, log
+        assert "before it had drained" not in log
+    with DurableRun(model, tmp_path / "run", flags=FLAGS) as again, again.client() as client:
+        assert {checkpoint.name for checkpoint in client.list_checkpoints()} == {"one", "two"}

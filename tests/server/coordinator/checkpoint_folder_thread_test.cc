@@ -2,9 +2,11 @@
 #include "server/coordinator/checkpoint_folder_thread.h"
 
 #include <filesystem>
+#include <future>
 #include <map>
 #include <string>
 
+#include "common/base/clock.h"
 #include "gtest/gtest.h"
 #include "tests/server/store/checkpoint_files.h"
 #include "tests/testing/status_matchers.h"
@@ -14,19 +16,13 @@ namespace {
 
 class CheckpointFolderThreadTest : public ::testing::Test {
  protected:
-  // As the coordinator ends them.
-  void Stop() {
-    folders_.Stop();
-    files_.Stop();
-  }
   std::string Path(const std::string& name) const { return folder_ / ("checkpoints/" + name); }
 
   const testing::TempFolder folder_;
   const CheckpointStore store_ = *CheckpointStore::Open(folder_.path());
   std::map<uint64_t, absl::Status> made_;
   std::map<std::string, absl::Status> removed_;
-  CheckpointThread files_{&store_, ModelConfig(), [](const Event&) {}};
-  CheckpointFolderThread folders_{&store_, &files_, [this](Event event) {
+  CheckpointFolderThread folders_{&store_, [this](Event event) {
                                     if (const auto* made = std::get_if<CheckpointFolderEvent>(&event)) {
                                       made_[made->id] = made->made;
                                     } else {
@@ -42,7 +38,7 @@ TEST_F(CheckpointFolderThreadTest, WhatWasAddedIsCarriedOutBeforeTheEnd) {
   folders_.Add(MakeCheckpointFolderAction{.id = 2, .name = "no/name"});
   folders_.Add(RemoveCheckpointAction{"a"});
   folders_.Add(RemoveCheckpointAction{"none"});
-  Stop();
+  folders_.Stop();
   ASSERT_EQ(made_.size(), 2u);
   EXPECT_THAT(made_[1], testing::IsOk());
   EXPECT_TRUE(std::filesystem::is_directory(Path(".tmp-save-1-1/optim")));
@@ -51,6 +47,59 @@ TEST_F(CheckpointFolderThreadTest, WhatWasAddedIsCarriedOutBeforeTheEnd) {
   EXPECT_THAT(removed_["a"], testing::IsOk());
   EXPECT_FALSE(std::filesystem::exists(Path("a"))) << "the next server would find it";
   EXPECT_TRUE(absl::IsNotFound(removed_["none"])) << removed_["none"];
+}
+
+TEST(CheckpointFilesTest, WhatTheDiskDoesNotEndIsSaidAfterTheTimeThatStopMayTake) {
+  const testing::TempFolder folder;
+  const CheckpointStore store = *CheckpointStore::Open(folder.path());
+  std::promise<void> begun, go_on;
+  int ended = 0;
+  CheckpointFolderThread thread(&store, [&](const Event&) {
+    if (++ended > 1) return;
+    begun.set_value();
+    go_on.get_future().wait();
+  });
+  thread.Add(RemoveCheckpointAction{"one"});
+  thread.Add(RemoveCheckpointAction{"two"});
+  begun.get_future().wait();
+  EXPECT_EQ(thread.StopWithin(absl::Milliseconds(1)), "removing checkpoint one");
+  go_on.set_value();
+  EXPECT_EQ(thread.StopWithin(absl::InfiniteDuration()), "");
+  EXPECT_EQ(ended, 2) << "what was added before is carried out";
+}
+
+// Whoever deletes the second waits for its name alone.
+TEST(CheckpointFilesTest, FilesGoAfterEveryNameThatIsToBeFree) {
+  constexpr double kPatienceS = 60;
+  const testing::TempFolder folder;
+  const CheckpointStore store = *CheckpointStore::Open(folder.path());
+  const std::filesystem::path checkpoints = folder / "checkpoints";
+  for (const char* name : {"a", "b"})
+    ASSERT_THAT(CommitSave(store, folder.path(), MakeSave(name, 1, 1), ""), testing::IsOk());
+  ASSERT_THAT(store.Begin("save-1-1"), testing::IsOk());
+  CheckpointFolderThread* adds_to = nullptr;
+  int ended = 0;
+  std::promise<void> begin;
+  std::shared_future<void> begun = begin.get_future().share();
+  CheckpointFolderThread thread(&store, [&](const Event& event) {
+    begun.wait();
+    const auto& removed = std::get<CheckpointRemovedEvent>(event);
+    EXPECT_THAT(removed.removed, testing::IsOk());
+    if (++ended == 1) adds_to->Add(RemoveCheckpointAction{"b"});
+    EXPECT_TRUE(std::filesystem::exists(checkpoints / ".tmp-a~")) << removed.name;
+    EXPECT_TRUE(std::filesystem::exists(checkpoints / ".tmp-save-1-1")) << removed.name;
+  });
+  adds_to = &thread;
+  thread.Add(RemoveCheckpointAction{"a"});
+  thread.Add(DropSaveAction{".tmp-save-1-1"});
+  begin.set_value();
+  const double begun_s = RealClock().MonotonicSeconds();
+  while (!std::filesystem::is_empty(checkpoints)) {
+    ASSERT_LT(RealClock().MonotonicSeconds(), begun_s + kPatienceS) << "files stay";
+    RealClock().Sleep(absl::Milliseconds(1));
+  }
+  thread.Stop();
+  EXPECT_EQ(ended, 2);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Readings that nobody waits for any more.
 #include "server/coordinator/checkpoint_thread.h"
 
+#include <atomic>
 #include <filesystem>
 #include <future>
 #include <map>
@@ -91,18 +92,39 @@ TEST(CheckpointThreadTest, AReadingEndsWithTheThreadAndFindsNothing) {
   const CheckpointStore store = *CheckpointStore::Open(folder.path());
   const std::string file = MakeLargeCheckpoint(folder.path(), "large");
   absl::Status answer;
-  CheckpointThread thread(&store, ModelConfig(),
-                          [&](Event event) { answer = std::get<CheckpointReadEvent>(event).client_state.status(); });
+  std::atomic<int> progress = 0;
+  CheckpointThread thread(&store, ModelConfig(), [&](Event event) {
+    if (std::holds_alternative<CheckpointProgressEvent>(event)) {
+      ++progress;
+    } else {
+      answer = std::get<CheckpointReadEvent>(event).client_state.status();
+    }
+  });
   thread.Add(ReadCheckpointAction{.id = 1, .name = "large", .manifest_sha256 = ""});
   const double begun_s = RealClock().MonotonicSeconds();
-  while (!IsOpen(file)) {
-    ASSERT_LT(RealClock().MonotonicSeconds(), begun_s + kPatienceS) << "it is not read";
+  while (!IsOpen(file) || progress < 2) {
+    ASSERT_LT(RealClock().MonotonicSeconds(), begun_s + kPatienceS) << "it is not read, or nothing is heard of it";
     RealClock().Sleep(absl::Milliseconds(1));
   }
   const double told_s = RealClock().MonotonicSeconds();
   thread.Stop();
   EXPECT_LT(RealClock().MonotonicSeconds() - told_s, kStopWithinS);
   EXPECT_TRUE(absl::IsCancelled(answer)) << answer;
+}
+
+TEST(CheckpointThreadTest, WhatTheDiskDoesNotEndIsSaidAfterTheTimeThatStopMayTake) {
+  const testing::TempFolder folder;
+  const CheckpointStore store = *CheckpointStore::Open(folder.path());
+  std::promise<void> begun, go_on;
+  CheckpointThread thread(&store, ModelConfig(), [&](const Event&) {
+    begun.set_value();
+    go_on.get_future().wait();
+  });
+  thread.Add(ReadingOf(1));
+  begun.get_future().wait();
+  EXPECT_EQ(thread.StopWithin(absl::Milliseconds(1)), "reading checkpoint none");
+  go_on.set_value();
+  EXPECT_EQ(thread.StopWithin(absl::InfiniteDuration()), "");
 }
 
 }  // namespace

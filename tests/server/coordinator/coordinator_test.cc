@@ -328,6 +328,20 @@ class FloodTest : public CoordinatorTest {
     flood->Next();
     return flood->Wait();
   }
+  // Lets the coordinator hang while twenty of something come, a second apart, and handle them.
+  void HangWhile(const std::function<void()>& come) {
+    StartWorker();
+    worker_->set_silent();
+    const auto holding = Hold(coordinator_);
+    for (int second = 0; second < 20; ++second) {
+      clock_->Advance(absl::Seconds(1));
+      come();
+    }
+    holding->LetGo();
+    auto model = std::make_shared<Waiting>();
+    coordinator_.Call(model, [](CallId call) { return GetModelEvent{call}; });
+    model->Get();
+  }
   std::unique_ptr<StillClock> clock_;
 
  private:
@@ -363,17 +377,13 @@ TEST_F(FloodTest, AWorkerWhoseMessagesWaitInTheQueueIsNotLost) {
 
 // Twenty of them came while the coordinator hung, a second apart.
 TEST_F(FloodTest, AWorkerIsNotLostByQuestionsThatWereAsked) {
-  StartWorker();
-  worker_->set_silent();
-  const auto holding = Hold(coordinator_);
-  for (int second = 0; second < 20; ++second) {
-    clock_->Advance(absl::Seconds(1));
-    coordinator_.Ask([] {});
-  }
-  holding->LetGo();
-  auto model = std::make_shared<Waiting>();
-  coordinator_.Call(model, [](CallId call) { return GetModelEvent{call}; });
-  model->Get();
+  HangWhile([this] { coordinator_.Ask([] {}); });
+  EXPECT_FALSE(lost_.load()) << "worker_lost_after is 10 s";
+}
+
+TEST_F(FloodTest, AWorkerIsNotLostByCallsThatCame) {
+  HangWhile(
+      [this] { coordinator_.Call(std::make_shared<Waiting>(), [](CallId call) { return GetModelEvent{call}; }); });
   EXPECT_FALSE(lost_.load()) << "worker_lost_after is 10 s";
 }
 

@@ -1,5 +1,7 @@
 // A disk that fills up beside the journal: what is refused for it, what is put off, and that every row is written.
+#include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -43,8 +45,8 @@ class StorageRoomTest : public ::testing::Test {
   }
   void SetUp() override { Restart(); }
 
-  // Lets a server make ten requests, each of which writes a megabyte into the journal, and ends it.
-  void ServeLargeRows(const std::string& prefix) {
+  // Lets a server with a worker do that, and ends it.
+  void Serve(const std::string& prefix, const std::function<void(Coordinator&, EchoWorker&)>& use) {
     CoordinatorOptions options;
     options.epoch = storage_->state().epoch() + 1;
     options.journal = storage_->state();
@@ -60,14 +62,27 @@ class StorageRoomTest : public ::testing::Test {
     const auto worker = std::make_shared<EchoWorker>(coordinator);
     worker->Connect(worker);
     ASSERT_TRUE(ready.WaitForNotificationWithTimeout(kPatience));
-    for (int i = 0; i < 10; ++i) {
-      auto request = std::make_shared<TrainingRequest>(*Request(prefix + std::to_string(i)));
-      request->digest = std::string(1 << 20, 'd');
-      const auto call = std::make_shared<Waiting>();
-      coordinator.Call(call, [&](CallId id) { return SubmitEvent{id, request}; });
-      ASSERT_TRUE(std::holds_alternative<v1::RequestStatus>(call->Get())) << std::get<absl::Status>(call->Get());
-    }
+    use(coordinator, *worker);
   }
+
+  // Lets a server make ten requests, each of which writes a megabyte into the journal, and ends it.
+  void ServeLargeRows(const std::string& prefix) {
+    Serve(prefix, [&](Coordinator& coordinator, EchoWorker&) {
+      for (int i = 0; i < 10; ++i) {
+        auto request = std::make_shared<TrainingRequest>(*Request(prefix + std::to_string(i)));
+        request->digest = std::string(1 << 20, 'd');
+        const auto call = Submit(coordinator, request);
+        ASSERT_TRUE(IsTaken(call->Get())) << std::get<absl::Status>(call->Get());
+      }
+    });
+  }
+
+  static std::shared_ptr<Waiting> Submit(Coordinator& coordinator, std::shared_ptr<const TrainingRequest> request) {
+    auto call = std::make_shared<Waiting>();
+    coordinator.Call(call, [&](CallId id) { return SubmitEvent{id, std::move(request)}; });
+    return call;
+  }
+  static bool IsTaken(const Reply& reply) { return std::holds_alternative<v1::RequestStatus>(reply); }
 
   uint64_t FirstRow() const { return Journal::Open(folder_.path())->TakeRows().at(0).n; }
 
@@ -111,7 +126,7 @@ TEST_F(StorageRoomTest, OnALowDiskRowsAreWrittenAndTheJournalIsCompactedOnceTher
   const auto snapshots_of = [&](const std::string& prefix) {
     int snapshots = 0;
     for (int i = 0; i < 100; ++i) {
-      out.Begin(absl::UnixEpoch(), storage_->FreeBytes());
+      out.Begin(absl::UnixEpoch(), [this] { return storage_->FreeBytes(); });
       EndRequest(prefix + std::to_string(i), history);
       snapshots += WriteRows(out, *storage_);
     }
@@ -135,6 +150,44 @@ TEST_F(StorageRoomTest, TheServerAsksItsDiskBeforeItCompacts) {
   SetFreeBytes(int64_t{1} << 30);
   ASSERT_NO_FATAL_FAILURE(ServeLargeRows("enough"));
   EXPECT_GT(FirstRow(), 1u) << "a snapshot stands for the rows before it";
+}
+
+// What hangs in its place is the thread of the one plan that asks it.
+TEST_F(StorageRoomTest, ADiskThatDoesNotSayWhatItHasLeftHoldsUpOnlyWhatAsksIt) {
+  Serve("hung", [](Coordinator& coordinator, EchoWorker& worker) {
+    std::shared_ptr<Waiting> update;
+    {
+      const testing::HungFreeBytes hung;
+      update = Submit(coordinator, Request("a"));
+      worker.Say();
+      const auto info = std::make_shared<Waiting>();
+      coordinator.Call(info, [](CallId id) { return GetServerInfoEvent{id}; });
+      EXPECT_TRUE(std::holds_alternative<v1::ServerInfo>(info->Get()));
+      EXPECT_FALSE(update->done());
+    }
+    EXPECT_TRUE(IsTaken(update->Get()));
+  });
+}
+
+TEST_F(StorageRoomTest, ARefusedUpdateIsTakenOnceRoomWasMade) {
+  Serve("full", [](Coordinator& coordinator, EchoWorker&) {
+    SetFreeBytes(kReserved - 1);
+    const auto refused = Submit(coordinator, Request("a"));
+    const auto* status = std::get_if<absl::Status>(&refused->Get());
+    ASSERT_NE(status, nullptr);
+    EXPECT_TRUE(HasReason(*status, Reason::kDiskFull)) << *status;
+    SetFreeBytes(kReserved);
+    EXPECT_TRUE(IsTaken(Submit(coordinator, Request("a"))->Get()));
+  });
+}
+
+TEST_F(StorageRoomTest, ADiskThatDoesNotSayWhatItHasLeftIsNotFull) {
+  SetFreeBytes(0);
+  EXPECT_TRUE(HasReason(storage_->CheckRoom(), Reason::kDiskFull));
+  testing::FailFreeBytes(EIO);
+  EXPECT_THAT(storage_->CheckRoom(), IsOk());
+  const testing::NoBlocks none;
+  EXPECT_THAT(storage_->CheckRoom(), IsOk());
 }
 
 TEST_F(StorageRoomTest, ALargeSnapshotKeepsRoomForTheNextOne) {

@@ -1,4 +1,6 @@
 // A journal whose state is too large for a row, or for its disk: it goes on, and is compacted once it can be.
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -93,7 +95,8 @@ TEST(HistorySizeTest, ASnapshotIsWrittenOnceItFindsRoomTwice) {
   const auto snapshots_with = [&](uint64_t beside_bytes) {
     int snapshots = 0;
     for (int i = 0; i < 100; ++i) {
-      out.Begin(absl::UnixEpoch(), kReservedForRowsBytes + 2 * history.state().ByteSizeLong() + beside_bytes);
+      const uint64_t free_bytes = kReservedForRowsBytes + 2 * history.state().ByteSizeLong() + beside_bytes;
+      out.Begin(absl::UnixEpoch(), [free_bytes] { return std::optional(free_bytes); });
       Do("r" + std::to_string(beside_bytes) + "-" + std::to_string(i), "small", history);
       snapshots += held.Take();
     }
@@ -103,6 +106,28 @@ TEST(HistorySizeTest, ASnapshotIsWrittenOnceItFindsRoomTwice) {
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
   EXPECT_GT(snapshots_with(1000), 0);
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
+}
+
+// A disk that hangs holds up whoever asks what it has left.
+TEST(HistorySizeTest, TheDiskIsAskedOnlyWhenTheJournalIsCompacted) {
+  Outbox out;
+  History history({.replays = true, .requests_kept = kFewRequestsKept, .snapshot_after_bytes = 2000}, &out);
+  HeldRows held(&out);
+  internal::v1::LineageBegun begun;
+  begun.set_name("L");
+  begun.set_weight_version(1);
+  history.BeginLineage(std::move(begun));
+  int looks = 0, snapshots = 0;
+  for (int i = 0; i < 200; ++i) {
+    out.Begin(absl::UnixEpoch(), [&looks]() -> std::optional<uint64_t> {
+      ++looks;
+      return std::nullopt;  // not known: no reason not to write
+    });
+    Do("r" + std::to_string(i), "small", history);
+    snapshots += held.Take();
+  }
+  EXPECT_GT(snapshots, 0);
+  EXPECT_EQ(looks, snapshots);
 }
 
 }  // namespace

@@ -117,5 +117,39 @@ TEST(LineageTest, WhatCouldBeNoLineageIsRefusedAndNotSaidAgain) {
   }
 }
 
+TEST(LineageTest, LossesAreInARowUntilTheFurthestStepThatCostSomeIsMade) {
+  Lineage lineage("a");
+  for (int i = 0; i < 3; ++i) lineage.CountStep();
+  lineage.BeginGeneration(0);
+  lineage.CountStepAgain();
+  EXPECT_EQ(lineage.CountLossAgain(), 1u) << "in step 2";
+  lineage.BeginGeneration(0);
+  EXPECT_EQ(lineage.CountLossAgain(), 2u) << "in step 1: no further";
+  lineage.BeginGeneration(0);
+  lineage.CountStepAgain();
+  EXPECT_EQ(lineage.CountLossAgain(), 3u) << "step 1 alone is no way out";
+  lineage.BeginGeneration(0);
+  lineage.CountStepAgain();
+  lineage.CountStepAgain();
+  EXPECT_EQ(lineage.CountLossAgain(), 1u) << "step 2 was made: step 3 is another";
+  lineage.BeginGeneration(0);
+  EXPECT_EQ(lineage.CountLossAgain(), 2u);
+  lineage.End({});
+  EXPECT_EQ(lineage.CountLossAgain(), 1u) << "of another history";
+}
+
+// A decided step that no rank has applied comes after all that are computed again.
+TEST(LineageTest, TheWeightsOfBeforeAreNoProgressWhereTheStepAfterThemCostsWorkers) {
+  Lineage lineage("a");
+  lineage.CountStep();
+  for (uint32_t loss = 1; loss <= 3; ++loss) {
+    EXPECT_EQ(lineage.CountLossAgain(), loss);
+    lineage.BeginGeneration(0);
+    lineage.CountStepAgain();
+  }
+  lineage.CountStep();
+  EXPECT_EQ(lineage.CountLossAgain(), 1u);
+}
+
 }  // namespace
 }  // namespace stemma::server

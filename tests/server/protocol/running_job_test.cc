@@ -1,6 +1,7 @@
 #include "server/protocol/running_job.h"
 
 #include "gtest/gtest.h"
+#include "server/protocol/job_watch.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
@@ -125,6 +126,20 @@ TEST(RunningJobDeathTest, TwoJobsNeverRun) {
   job.Prepare(absl::UnixEpoch(), {Key(1, 1)}, {});
   job.Commit({}, v1::StepResult::APPLIED, {});
   EXPECT_DEATH(job.AbortMessage(0), "") << "a committed step is not aborted";
+}
+
+// By when events come a server that hung was awake, and by when it handles them one that is slow hears nobody.
+TEST(CountedTimeTest, OnlyTimeInWhichTheServerListenedCounts) {
+  const absl::Time start = absl::FromUnixSeconds(1000), awake = start + absl::Seconds(20);
+  CountedTime time;
+  time.Until(start);
+  absl::Duration counted;
+  for (int i = 1; i < 20; ++i) counted += time.Until(start + absl::Seconds(i), awake);
+  EXPECT_EQ(counted, absl::Seconds(1)) << "that until the first one of those that came while it hung";
+  counted += time.Until(awake, awake);
+  for (int i = 0; i < 20; ++i) counted += time.Until(awake, awake + absl::Seconds(i));
+  EXPECT_EQ(counted, absl::Seconds(1)) << "they came at once, and are handled a second each";
+  EXPECT_EQ(time.Until(awake + absl::Seconds(20)), absl::Seconds(1));
 }
 
 }  // namespace

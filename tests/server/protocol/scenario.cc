@@ -73,13 +73,17 @@ class Scenario {
       every_minutes_ = command.Get("minutes", 60);
       return Begin();
     }
+    if (name == "hung") {
+      handled_at_ = now_ + absl::Seconds(command.Id(1));
+      return;
+    }
     if (name == "asleep") {
       now_ += absl::Seconds(command.Id(1));
       return;
     }
     if (name == "advance") Advance(absl::Seconds(command.Id(1)), out);
     if (name == "beat") return Beat(command, out);
-    Show(state_->Handle(now_, EventOf(name, command)), out);
+    Show(state_->Handle(now_, EventOf(name, command), /*free_bytes=*/nullptr, handled_at_), out);
   }
 
  private:
@@ -368,8 +372,9 @@ class Scenario {
   uint64_t every_steps_ = 0, every_minutes_ = 0;
   std::string resume_, dtype_, prefix_ = "L";
   absl::Time now_ = absl::FromUnixSeconds(1000);
-  StepKey key_;                        // sent last
-  std::map<SessionId, StepKey> keys_;  // sent last to each
+  absl::Time handled_at_ = absl::InfinitePast();  // of events that come while the server hangs
+  StepKey key_;                                   // sent last
+  std::map<SessionId, StepKey> keys_;             // sent last to each
   SessionId session_ = 0;
   std::set<SessionId> connected_;
   std::map<SessionId, std::string> incarnations_;

@@ -15,6 +15,7 @@
 //   > full [off=1]                            (no checkpoint can be written, or again)
 //   > disk hangs|refuses|answers              (folders, commits and removals of checkpoints are ended when it answers;
 //                                             folders and removals fail; all goes on)
+//   > disk reads                              (a commit or a reading says that it has read on)
 //   > new [resume=CHECKPOINT] [dtype=D]       (a server with a new journal finds the checkpoints that there are)
 //   > restart [replays|rewinds]               (the server's process ends and another one starts, which keeps
 //                                             requests or does not; else as before)
@@ -25,6 +26,7 @@
 //   > beat SECONDS [moving]                   (so does it, and each second the worker's heartbeat says that its engine
 //                                             moves, or not; in a mesh each worker's, and one moves)
 //   > asleep SECONDS                          (the server does not run: time passes without a tick)
+//   > hung SECONDS                            (what comes in the next SECONDS is handled at their end, all at once)
 //   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [empty_from=K] [max_norm=C] [skip]
 //            [validate] [pass] [bytes=N] [results] [trace=K] [slow=SECONDS] [needs=BYTES]
 //   > save CALL [NAME] [state=TEXT] [pinned] [lineage=L]   > load CALL [NAME] [lineage=L]   > checkpoints CALL
@@ -43,8 +45,8 @@
 //
 // A Prepare shows its denominator and prompt-mean weights, an Apply its clip factor, all with the digits that give the
 // double back; an applied step shows the bytes that its row of the plan's report predicts. A Prepare that asks for
-// spans shows how many, an info the hardware and kernels of ranks that have any, a step that has a trace shows each
-// rank's host, device and how many it recorded.
+// spans shows how many, an info the hardware, kernels and phases of ranks that have any, a step that has a trace shows
+// each rank's host, device and how many it recorded.
 #pragma once
 
 #include <string>

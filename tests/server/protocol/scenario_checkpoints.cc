@@ -74,6 +74,8 @@ std::optional<std::vector<Event>> FakeCheckpoints::Tell(const Command& command) 
   if (name == "readings") {
     holds_ = command.words.at(1) == "hold";
     if (command.words.at(1) == "end") return EndReadings();
+  } else if (name == "disk" && command.words.at(1) == "reads") {
+    return std::vector<Event>{CheckpointProgressEvent{}};
   } else if (name == "disk") {
     refusal_ = command.words.at(1) == "refuses" ? MakeError(Reason::kReadOnly, "x") : absl::OkStatus();
     hangs_ = command.words.at(1) == "hangs";

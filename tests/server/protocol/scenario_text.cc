@@ -136,6 +136,7 @@ std::string InfoText(const v1::ServerInfo& info) {
   for (const v1::RankInfo& rank : info.ranks()) {
     if (rank.device_name().empty()) continue;
     absl::StrAppend(&text, " rank=", rank.rank(), ",", rank.device_name());
+    if (rank.phase() != "idle") absl::StrAppend(&text, ",", rank.phase());
     for (const v1::KernelOff& off : rank.kernels_off())
       absl::StrAppend(&text, ",", off.kernel(), "(", off.reason(), ")");
   }
