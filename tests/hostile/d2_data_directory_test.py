@@ -222,7 +222,7 @@ def test_d2_what_killed_writers_left_goes_at_the_next_start(tmp_path):
     left = tmp_path / "data" / "exports" / ".tmp-x-abc"
     left.mkdir(parents=True)
     (left / "model.safetensors").touch()
-    (tmp_path / "data" / ".calibration.json.abc").touch()
+    (tmp_path / "data" / ".calibration.json.aB3xYz").touch()
     (tmp_path / "data" / "exports" / "kept").mkdir()
     with Cluster(data=tmp_path / "data", worker=False):
         assert leftovers(tmp_path / "data") == ["kept"]

@@ -86,6 +86,26 @@ def test_a_call_that_is_made_after_the_cancel_ends_at_once():
     assert time.monotonic() - began < IDLE_S
 
 
+def test_closing_a_client_ends_what_a_task_awaits():
+    begun, stands = threading.Event(), threading.Event()
+
+    def stand_still(*_):
+        begun.set()
+        stands.wait(4 * IDLE_S)
+
+    async def run(client):
+        task = asyncio.ensure_future(update(client, wait=False)._wait())
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        client.close()
+        with pytest.raises(stemma.StemmaError, match="was closed while the call ran"):
+            await asyncio.wait_for(task, AWAIT_S)
+
+    with FakeServer({**ACCEPTED, "GetRequest": stand_still}) as server, stemma.Client(server.address) as client:
+        asyncio.run(run(client))
+        stands.set()
+
+
 @pytest.mark.parametrize("option", [True, False])
 def test_a_cancelled_task_cancels_its_request_where_that_was_asked_for(option):
     begun, cancelled = threading.Event(), []
