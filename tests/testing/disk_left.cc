@@ -18,8 +18,7 @@ struct Left {
   Mutex mutex;
   int64_t bytes ABSL_GUARDED_BY(mutex) = -1;
   int error ABSL_GUARDED_BY(mutex) = 0;
-  bool counts_no_blocks ABSL_GUARDED_BY(mutex) = false;
-  bool hangs ABSL_GUARDED_BY(mutex) = false;
+  DiskAnswer answer ABSL_GUARDED_BY(mutex) = DiskAnswer::kTruth;
 };
 
 Left& All() {
@@ -31,7 +30,7 @@ Left& All() {
 int Statvfs(const char* path, struct statvfs* result) {
   Left& all = All();
   MutexLock lock(&all.mutex);
-  all.mutex.Await([&all]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(all.mutex) { return !all.hangs; });
+  all.mutex.Await([&all]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(all.mutex) { return all.answer != DiskAnswer::kNever; });
   if (const int error = std::exchange(all.error, 0); error != 0) {
     errno = error;
     return -1;
@@ -39,7 +38,7 @@ int Statvfs(const char* path, struct statvfs* result) {
   struct statfs info;
   if (syscall(SYS_statfs, path, &info) != 0) return -1;
   *result = {};
-  if (all.counts_no_blocks) return 0;
+  if (all.answer == DiskAnswer::kNoBlocks) return 0;
   result->f_frsize = static_cast<unsigned long>(info.f_frsize != 0 ? info.f_frsize : info.f_bsize);
   result->f_blocks = info.f_blocks;
   result->f_bavail = info.f_bavail;
@@ -67,24 +66,14 @@ void FailFreeBytes(int error) {
   All().error = error;
 }
 
-NoBlocks::NoBlocks() {
+DiskAnswers::DiskAnswers(DiskAnswer answer) {
   MutexLock lock(&All().mutex);
-  All().counts_no_blocks = true;
+  All().answer = answer;
 }
 
-NoBlocks::~NoBlocks() {
+DiskAnswers::~DiskAnswers() {
   MutexLock lock(&All().mutex);
-  All().counts_no_blocks = false;
-}
-
-HungFreeBytes::HungFreeBytes() {
-  MutexLock lock(&All().mutex);
-  All().hangs = true;
-}
-
-HungFreeBytes::~HungFreeBytes() {
-  MutexLock lock(&All().mutex);
-  All().hangs = false;
+  All().answer = DiskAnswer::kTruth;
 }
 
 }  // namespace stemma::testing

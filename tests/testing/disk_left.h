@@ -19,22 +19,20 @@ struct FreeBytesGuard {
   ~FreeBytesGuard() { SetFreeBytes(-1); }
 };
 
-// While it lives, every file system says that it has no blocks at all, as some of networks do.
-class NoBlocks {
- public:
-  NoBlocks();
-  ~NoBlocks();
-  NoBlocks(const NoBlocks&) = delete;
-  NoBlocks& operator=(const NoBlocks&) = delete;
+// What file systems say of what they have left.
+enum class DiskAnswer {
+  kTruth,     // or what SetFreeBytes has set
+  kNoBlocks,  // that they have no blocks at all, as some of networks do
+  kNever,     // nothing: whoever asks waits
 };
 
-// While it lives, no file system says anything: whoever asks waits.
-class HungFreeBytes {
+// While it lives, every file system answers so.
+class DiskAnswers {
  public:
-  HungFreeBytes();
-  ~HungFreeBytes();
-  HungFreeBytes(const HungFreeBytes&) = delete;
-  HungFreeBytes& operator=(const HungFreeBytes&) = delete;
+  explicit DiskAnswers(DiskAnswer answer);
+  ~DiskAnswers();
+  DiskAnswers(const DiskAnswers&) = delete;
+  DiskAnswers& operator=(const DiskAnswers&) = delete;
 };
 
 }  // namespace stemma::testing

@@ -29,7 +29,7 @@ TEST(FreeBytesTest, AFullDiskHasNoneAndOneThatDoesNotSayIsNotFull) {
   EXPECT_EQ(FreeBytes("/"), 0u) << "it is asked again";
   testing::FailFreeBytes(EIO);
   EXPECT_EQ(FreeBytes("/"), std::nullopt);
-  const testing::NoBlocks none;
+  const testing::DiskAnswers none(testing::DiskAnswer::kNoBlocks);
   EXPECT_EQ(FreeBytes("/"), std::nullopt);
 }
 

@@ -157,7 +157,7 @@ TEST_F(StorageRoomTest, ADiskThatDoesNotSayWhatItHasLeftHoldsUpOnlyWhatAsksIt) {
   Serve("hung", [](Coordinator& coordinator, EchoWorker& worker) {
     std::shared_ptr<Waiting> update;
     {
-      const testing::HungFreeBytes hung;
+      const testing::DiskAnswers hung(testing::DiskAnswer::kNever);
       update = Submit(coordinator, Request("a"));
       worker.Say();
       const auto info = std::make_shared<Waiting>();
@@ -186,7 +186,7 @@ TEST_F(StorageRoomTest, ADiskThatDoesNotSayWhatItHasLeftIsNotFull) {
   EXPECT_TRUE(HasReason(storage_->CheckRoom(), Reason::kDiskFull));
   testing::FailFreeBytes(EIO);
   EXPECT_THAT(storage_->CheckRoom(), IsOk());
-  const testing::NoBlocks none;
+  const testing::DiskAnswers none(testing::DiskAnswer::kNoBlocks);
   EXPECT_THAT(storage_->CheckRoom(), IsOk());
 }
 

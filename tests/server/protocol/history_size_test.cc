@@ -50,6 +50,13 @@ class HeldRows {
   std::vector<JournalAction> rows_;
 };
 
+void BeginLineage(History& history) {
+  internal::v1::LineageBegun begun;
+  begun.set_name("L");
+  begun.set_weight_version(1);
+  history.BeginLineage(std::move(begun));
+}
+
 void Do(const std::string& id, const std::string& warning, History& history) {
   internal::v1::RequestAccepted accepted;
   accepted.set_request_id(id);
@@ -70,10 +77,7 @@ TEST(HistorySizeTest, AStateThatIsTooLargeForARowStaysInItsRowsUntilItIsSmaller)
                    .snapshot_bytes_max = kSnapshotBytesMax},
                   &out);
   HeldRows held(&out);
-  internal::v1::LineageBegun begun;
-  begun.set_name("L");
-  begun.set_weight_version(1);
-  history.BeginLineage(std::move(begun));
+  BeginLineage(history);
   Do("large", std::string(kSnapshotBytesMax, 'x'), history);
   EXPECT_EQ(held.Take(), 0);
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
@@ -87,10 +91,7 @@ TEST(HistorySizeTest, ASnapshotIsWrittenOnceItFindsRoomTwice) {
   Outbox out;
   History history({.replays = true, .requests_kept = kFewRequestsKept, .snapshot_after_bytes = 500}, &out);
   HeldRows held(&out);
-  internal::v1::LineageBegun begun;
-  begun.set_name("L");
-  begun.set_weight_version(1);
-  history.BeginLineage(std::move(begun));
+  BeginLineage(history);
   held.Take();
   const auto snapshots_with = [&](uint64_t beside_bytes) {
     int snapshots = 0;
@@ -113,10 +114,7 @@ TEST(HistorySizeTest, TheDiskIsAskedOnlyWhenTheJournalIsCompacted) {
   Outbox out;
   History history({.replays = true, .requests_kept = kFewRequestsKept, .snapshot_after_bytes = 2000}, &out);
   HeldRows held(&out);
-  internal::v1::LineageBegun begun;
-  begun.set_name("L");
-  begun.set_weight_version(1);
-  history.BeginLineage(std::move(begun));
+  BeginLineage(history);
   int looks = 0, snapshots = 0;
   for (int i = 0; i < 200; ++i) {
     out.Begin(absl::UnixEpoch(), [&looks]() -> std::optional<uint64_t> {

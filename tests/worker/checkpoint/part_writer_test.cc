@@ -158,7 +158,7 @@ TEST_F(PartWriterTest, TheLastOfTheDiskIsLeftForTheJournal) {
   SetFreeBytes(-1);
   EXPECT_THAT(Write(*writer, 7, "defg"), IsOk());
   SetFreeBytes(0);
-  const NoBlocks none;
+  const DiskAnswers none(DiskAnswer::kNoBlocks);
   EXPECT_THAT(Write(*writer, 11, "h"), IsOk()) << "a disk that does not say what it has left";
 }
 
