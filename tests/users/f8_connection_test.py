@@ -134,6 +134,55 @@ def test_f8_a_server_that_starts_while_the_first_call_waits_is_found():
         servers[0].stop(None)
 
 
+class SlowToGreet:
+    """Takes connections for a server at once, and passes nothing on in the first delay_s of each: a server, or a machine
+    between, under load."""
+
+    def __init__(self, server_address, delay_s):
+        self._host, _, port = server_address.rpartition(":")
+        self._port, self._delay_s = int(port), delay_s
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._join, args=(client,), daemon=True).start()
+
+    def _join(self, client):
+        time.sleep(self._delay_s)
+        with client, socket.create_connection((self._host, self._port)) as server:
+            up = threading.Thread(target=pass_on, args=(client, server), daemon=True)
+            up.start()
+            pass_on(server, client)
+            up.join(WAIT_MAX_S)
+
+
+def pass_on(source, sink):
+    try:
+        while piece := source.recv(1 << 16):
+            sink.sendall(piece)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:  # either end is gone
+        pass
+
+
+def test_f8_a_server_that_is_slow_to_greet_is_reached():
+    """gRPC gives up a connection after its backoff if it is not told otherwise, and would never reach this one."""
+    with FakeServer({"GetModel": lambda *_: Model(step=3)}) as fake, SlowToGreet(fake.address, delay_s=3) as slow:
+        assert stemma.Client(slow.address, connect_timeout_s=2 * WAIT_MAX_S, retries=0).model()["step"] == 3
+
+
 def start_at(address, step):
     """A server of GetModel at an address that was free before."""
     from concurrent import futures

@@ -32,6 +32,7 @@ constexpr absl::Duration kHeartbeatEvery = absl::Seconds(1);
 constexpr absl::Duration kEngineStopsWithin = absl::Seconds(2);
 constexpr absl::Duration kServerClosesWithin = absl::Seconds(2);
 constexpr int kRedialMsMin = 200, kRedialMsMax = 2'000;
+constexpr int kHandshakeMsMax = 10'000;  // a server that is busy greets late; gRPC reads it as MIN_RECONNECT_BACKOFF
 constexpr int kFirstWaitMs = 1'000;  // shorter waits for the server are not worth a line
 constexpr int kWaitLineMs = 60'000;
 
@@ -58,7 +59,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kRedialMsMin);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kRedialMsMax);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kHandshakeMsMax);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kRedialMsMax);
   return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
 }

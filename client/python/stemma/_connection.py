@@ -16,6 +16,7 @@ _PROBE_S = 0.3
 _CLOSE_S = 0.1            # at most so long close() waits for a thread that looks for a server
 _RECONNECT_MS = 100       # first pause between two tries of gRPC's own, so that a server that starts is found soon
 _RECONNECT_MAX_MS = 1000
+_HANDSHAKE_MS = 10_000    # a connection that the server has not greeted by then is given up; gRPC reads it as "min_reconnect"
 _PING_MS = 30_000         # while a call waits; the server refuses more than one in 20 s
 _PING_ANSWER_MS = 10_000  # a server whose machine is gone, or that stands still, is lost after it
 
@@ -54,7 +55,7 @@ class Connection:
         self._lock = threading.RLock()  # a signal's handler may close what it interrupts
         self.channel = grpc.insecure_channel(address, options=[
             ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1),
-            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS), ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS),
+            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS), ("grpc.min_reconnect_backoff_ms", _HANDSHAKE_MS),
             ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS), ("grpc.keepalive_time_ms", _PING_MS),
             # Which of the two counts differs between gRPC's versions.
             ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS), ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),

@@ -56,11 +56,13 @@ def test_processes_that_were_stopped_together_lose_nothing(cluster, who):
 
 
 def test_a_call_that_waits_for_a_server_that_stands_still_ends(cluster, monkeypatch):
-    monkeypatch.setattr(_connection, "_PING_MS", 3000)  # the first, before which the server is stopped
-    monkeypatch.setattr(_connection, "_PING_ANSWER_MS", 500)
     request = submit(cluster, "gate")
     wait_until(cluster, request, "PREPARING")
-    with stemma.Client(cluster.address, retries=0) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with monkeypatch.context() as hasty:
+        hasty.setattr(_connection, "_PING_MS", 3000)  # the first, before which the server is stopped
+        hasty.setattr(_connection, "_PING_ANSWER_MS", 500)
+        client = stemma.Client(cluster.address, retries=0)
+    with client, concurrent.futures.ThreadPoolExecutor(1) as pool:
         waits = pool.submit(client.attach(request.id).result)
         cluster.server.send_signal(signal.SIGSTOP)
         try:
@@ -69,8 +71,9 @@ def test_a_call_that_waits_for_a_server_that_stands_still_ends(cluster, monkeypa
             assert lost.value.code == "UNAVAILABLE"
         finally:
             cluster.server.send_signal(signal.SIGCONT)
-        (cluster.root / "data" / "gate").touch()
-        assert len(client.attach(request.id).result().steps) == 1
+    (cluster.root / "data" / "gate").touch()
+    with stemma.Client(cluster.address) as patient:  # a busy machine may answer later than the hasty one waits
+        assert len(patient.attach(request.id).result().steps) == 1
 
 
 def test_the_order_of_the_times_is_checked_at_the_start(tmp_path):
