@@ -30,6 +30,16 @@ namespace {
 
 double Count(bool forward_only, const Flops& flops) { return forward_only ? flops.forward : flops.total(); }
 
+// One mini-batch's step while ranks are added to it. `chooser`: the request's, or that of the entry pass.
+struct StepInWork {
+  const std::vector<uint32_t>& batch;
+  const SplitPlacement& placement;
+  MemoryChooser& chooser;
+  v1::StepPlan& step;
+  v1::StepReport& report;
+  RanksOfStep& ranks;
+};
+
 class Planner {
  public:
   // `sums_gradients`: of sharded parameters, in each step, to reduce them once.
@@ -131,10 +141,9 @@ class Planner {
     v1::StepPlan step;
     v1::StepReport report;
     RanksOfStep ranks(placement, SplitRows(batch, placement), chooser.options());
+    const StepInWork work = {batch, placement, chooser, step, report, ranks};
     absl::Status status;
-    for (size_t rank = 0; status.ok() && rank < placement.whole.size(); ++rank) {
-      status = PlanRank(rank, batch, placement, chooser, step, report, ranks);
-    }
+    for (size_t rank = 0; status.ok() && rank < placement.whole.size(); ++rank) status = PlanRank(rank, work);
     if (!status.ok()) return std::numeric_limits<double>::infinity();
     return ranks.Run().max_s();
   }
@@ -163,9 +172,8 @@ class Planner {
     report.set_num_groups(static_cast<uint32_t>(batch.size()));
     const SplitPlacement placement = Place(batch, chooser);
     RanksOfStep ranks(placement, SplitRows(batch, placement), chooser.options());
-    for (size_t rank = 0; rank < placement.whole.size(); ++rank) {
-      RETURN_IF_ERROR(PlanRank(rank, batch, placement, chooser, step, report, ranks));
-    }
+    const StepInWork work = {batch, placement, chooser, step, report, ranks};
+    for (size_t rank = 0; rank < placement.whole.size(); ++rank) RETURN_IF_ERROR(PlanRank(rank, work));
     if (!result_.work.empty()) result_.work.back() = ranks.work;  // not of the entry pass
     for (const v1::RankReport& rank : ranks.reports) MaxSeconds(rank.seconds(), *report.mutable_seconds());
     if (!forward_only && step.clusters_size() > 0) {
@@ -179,9 +187,8 @@ class Planner {
   }
 
   // Adds what one rank computes of a step, in its order: groups of its own, and between them its parts of split ones.
-  absl::Status PlanRank(size_t rank, const std::vector<uint32_t>& batch, const SplitPlacement& placement,
-                        MemoryChooser& chooser, v1::StepPlan& step, v1::StepReport& report, RanksOfStep& ranks) {
-    v1::RankReport& rank_report = ranks.reports[rank];
+  absl::Status PlanRank(size_t rank, const StepInWork& work) {
+    const auto& [batch, placement, chooser, step, report, ranks] = work;
     const int first = step.clusters_size();
     StageOrders orders;  // of a copy that shares nothing
     for (size_t place = 0; place <= placement.splits.size(); ++place) {
@@ -190,39 +197,39 @@ class Planner {
         const GroupPlan& group = groups_[batch[i]];
         if (!group.runs) continue;
         running.push_back(group.packing);
-        CountGroup(group.tokens_computed, /*is_part=*/false, rank_report);
+        CountGroup(group.tokens_computed, /*is_part=*/false, ranks.reports[rank]);
       }
       if (!running.empty()) {
         ASSIGN_OR_RETURN(StagedClusters packed, Pack(running, chooser, /*mark=*/{}));
-        const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), chooser, step, report, ranks);
+        const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), work);
         if (chooser.options().stages.empty()) ranks.whole.Add(rank, place, TotalSeconds(seconds));
         orders = std::move(packed.orders);
       }
       if (place == placement.splits.size()) break;
       const int before = step.clusters_size();
-      RETURN_IF_ERROR(AddPart(rank, batch, placement.splits[place], chooser, step, report, ranks, ranks.shared[place]));
-      const bool has_part = step.clusters_size() > before;
-      if (has_part && !ranks.pipelines.empty())
-        ranks.pipelines[rank].parts[place] = static_cast<size_t>(before - first);
+      RETURN_IF_ERROR(AddPart(rank, place, work));
+      if (step.clusters_size() == before || ranks.pipelines.empty()) continue;
+      ranks.pipelines[rank].parts[place] = static_cast<size_t>(before - first);
     }
     if (chooser.options().stages.empty() || step.clusters_size() == first) return absl::OkStatus();
-    OrderStagesOf(rank, first, std::move(orders), chooser.options(), step, report, ranks);
+    OrderStagesOf(rank, first, std::move(orders), work);
     return absl::OkStatus();
   }
 
-  // Adds the rank's part of a split group, if it has one.
-  absl::Status AddPart(size_t rank, const std::vector<uint32_t>& batch, const GroupSplit& split, MemoryChooser& chooser,
-                       v1::StepPlan& step, v1::StepReport& report, RanksOfStep& ranks, SharedGroup& shared) {
+  // Adds the rank's part of the split group that comes at `place`, if it has one.
+  absl::Status AddPart(size_t rank, size_t place, const StepInWork& work) {
+    const GroupSplit& split = work.placement.splits[place];
+    SharedGroup& shared = work.ranks.shared[place];
     const std::optional<size_t> index = split.PartOfRank(rank);
     if (!index) return absl::OkStatus();
     const bool helps = *index > 0;
-    const PackingGroup part = PartOf(groups_[batch[split.group]].packing, split.rollouts[*index], helps);
+    const PackingGroup part = PartOf(groups_[work.batch[split.group]].packing, split.rollouts[*index], helps);
     int64_t rows = helps ? 0 : part.prefix_rows;
     for (const PackingMember& member : part.members) rows += member.rows;
-    CountGroup(rows, /*is_part=*/true, ranks.reports[rank]);
+    CountGroup(rows, /*is_part=*/true, work.ranks.reports[rank]);
     const auto mark = [&](v1::Cluster& cluster) { MarkSplit(split, rank, cluster); };
-    ASSIGN_OR_RETURN(StagedClusters packed, Pack({part}, chooser, mark));
-    const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), chooser, step, report, ranks);
+    ASSIGN_OR_RETURN(StagedClusters packed, Pack({part}, work.chooser, mark));
+    const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), work);
     shared.waves_s[*index] = seconds.suffix();
     if (helps) return absl::OkStatus();
     shared.forward_s = seconds.prefix_forward();
@@ -244,8 +251,9 @@ class Planner {
 
   // Adds the orders in which the stages of a copy run its clusters, of which `first` is the first of the step's. Those
   // of a copy that shares groups are made here: they are not one place's.
-  void OrderStagesOf(size_t rank, int first, StageOrders orders, const MemoryOptions& memory, v1::StepPlan& step,
-                     v1::StepReport& report, RanksOfStep& ranks) const {
+  void OrderStagesOf(size_t rank, int first, StageOrders orders, const StepInWork& work) const {
+    const auto& [batch, placement, chooser, step, report, ranks] = work;
+    const MemoryOptions& memory = chooser.options();
     if (ranks.pipelines.empty()) {
       ranks.whole.Add(rank, /*place=*/0, orders.end_s);
     } else {
@@ -265,8 +273,8 @@ class Planner {
   }
 
   // Adds clusters of one rank; answers what they take.
-  v1::PhaseSeconds AddClusters(size_t rank, std::vector<PackedCluster> clusters, MemoryChooser& chooser,
-                               v1::StepPlan& step, v1::StepReport& report, RanksOfStep& ranks) {
+  v1::PhaseSeconds AddClusters(size_t rank, std::vector<PackedCluster> clusters, const StepInWork& work) {
+    const auto& [batch, placement, chooser, step, report, ranks] = work;
     const MemoryOptions& memory = chooser.options();
     v1::RankReport& rank_report = ranks.reports[rank];
     v1::PhaseSeconds seconds;

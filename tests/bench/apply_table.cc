@@ -111,12 +111,14 @@ void PrintChecks(const std::string& model, uint32_t threads, int rounds) {
     adam.set_weight_decay_scope(v1::AdamParams::ALL);
     for (const double clip : {1.0, 0.999}) {
       int64_t step = 2;
-      const auto seconds = InTurns(
-          {[&] { return SecondsOf([&] { PlainStep(parameters, adam, clip, ++step); }); },
-           [&] {
-             return SecondsOf([&] { AdamwStep(TestBackend(), parameters, AllRanges(parameters), adam, clip, ++step); });
-           }},
-          8 * rounds);
+      const auto seconds =
+          InTurns({[&] { return SecondsOf([&] { PlainStep(parameters, adam, clip, ++step); }); },
+                   [&] {
+                     return SecondsOf([&] {
+                       AdamwStep(TestBackend(), parameters, AllRanges(parameters), {adam, clip, ++step});
+                     });
+                   }},
+                  8 * rounds);
       std::printf("| %s | %s | %s | %s | %s |\n", dtype, clip == 1.0 ? "no" : "yes", Spread(seconds[0]).text(3).c_str(),
                   Spread(seconds[1]).text(3).c_str(), RatioOf(seconds[1], seconds[0]).text(2).c_str());
     }

@@ -73,7 +73,9 @@ void BenchNorm() {
       });
   PrintFused(
       "norm backward", 4 * kT * kD,
-      [&] { RmsNormBackward(testing::TestBackend(), dy, x, rstd, weight, residual, dweight); },
+      [&] {
+        RmsNormBackward(testing::TestBackend(), {x, rstd, weight}, dy, residual, dweight);
+      },
       [&] {
         const at::Tensor r = rstd.unsqueeze(1), hat = x * r, d = dy * weight;
         dweight.add_((dy * hat).sum(0));
@@ -156,12 +158,11 @@ void PrintRate(const char* name, double flops, const Work& work) {
 // Computes nothing: what is left is the copies, the merge and the sums around the calls.
 class NoKernel : public AttentionKernel {
  public:
-  Output Forward(const at::Tensor& q, const at::Tensor&, const at::Tensor&, bool, double) const override {
-    return {at::empty(q.sizes(), q.options()), at::empty(q.sizes().slice(0, 4), q.options())};
+  Output Forward(const Call& call) const override {
+    return {at::empty(call.q.sizes(), call.q.options()), at::empty(call.q.sizes().slice(0, 4), call.q.options())};
   }
-  at::Tensor Backward(const at::Tensor&, const at::Tensor& q, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                      const at::Tensor&, bool, double, const KeyGradients&) const override {
-    return at::empty(q.sizes(), q.options());
+  at::Tensor Backward(const Call& call, const Output&, const at::Tensor&, const KeyGradients&) const override {
+    return at::empty(call.q.sizes(), call.q.options());
   }
 };
 
@@ -203,18 +204,18 @@ void BenchKernel(int64_t rows, int64_t keys, bool causal) {
   const at::Tensor q = at::randn({1, kH, rows, kE}), k = at::randn({1, kH, keys, kE}),
                    dout = at::randn({1, kH, rows, kE});
   const at::Tensor grouped_q = q.unsqueeze(2), grouped_dout = dout.unsqueeze(2);
-  const AttentionKernel::Output out = kernel.Forward(grouped_q, k, k, causal, scale);
+  const AttentionKernel::Call call = {grouped_q, k, k, causal, scale};
+  const AttentionKernel::Output out = kernel.Forward(call);
   const at::Tensor flat_out = out.out.squeeze(2), flat_lse = out.lse.squeeze(2);
   const Pair forward =
-      MedianSeconds([&] { kernel.Forward(grouped_q, k, k, causal, scale); },
+      MedianSeconds([&] { kernel.Forward(call); },
                     [&] { at::_scaled_dot_product_flash_attention_for_cpu(q, k, k, 0, causal, {}, scale); });
   const AttentionKernel::KeyGradients sums = {at::zeros_like(k), at::zeros_like(k)};
-  const Pair backward =
-      MedianSeconds([&] { kernel.Backward(grouped_dout, grouped_q, k, k, out.out, out.lse, causal, scale, sums); },
-                    [&] {
-                      at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, k, flat_out, flat_lse, 0,
-                                                                               causal, {}, scale);
-                    });
+  const Pair backward = MedianSeconds([&] { kernel.Backward(call, out, grouped_dout, sums); },
+                                      [&] {
+                                        at::_scaled_dot_product_flash_attention_for_cpu_backward(
+                                            dout, q, k, k, flat_out, flat_lse, 0, causal, {}, scale);
+                                      });
   const double pairs = static_cast<double>(rows) * (causal ? 0.5 * static_cast<double>(rows + 1) : keys);
   const auto print = [&](const char* name, double flops, const Pair& seconds) {
     std::printf("  %-9s %8.3f ms %6.1f GFLOP/s   LibTorch %8.3f ms %6.1f GFLOP/s   x%.2f\n", name, 1e3 * seconds.fused,

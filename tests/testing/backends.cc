@@ -20,14 +20,10 @@ class BorrowedKernel final : public AttentionKernel {
  public:
   explicit BorrowedKernel(const AttentionKernel& kernel) : kernel_(kernel) {}
 
-  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                 double scale) const override {
-    return kernel_.Forward(q, k, v, causal, scale);
-  }
-  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+  Output Forward(const Call& call) const override { return kernel_.Forward(call); }
+  at::Tensor Backward(const Call& call, const Output& output, const at::Tensor& dout,
                       const KeyGradients& sums) const override {
-    return kernel_.Backward(dout, q, k, v, out, lse, causal, scale, sums);
+    return kernel_.Backward(call, output, dout, sums);
   }
 
  private:

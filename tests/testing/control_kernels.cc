@@ -9,11 +9,10 @@ namespace {
 
 class DroppedGkKernel : public CpuAttention {
  public:
-  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+  at::Tensor Backward(const Call& call, const Output& output, const at::Tensor& dout,
                       const KeyGradients& sums) const override {
     const KeyGradients dropped = {at::zeros_like(sums.dk), sums.dv};
-    return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, causal ? sums : dropped);
+    return CpuAttention::Backward(call, output, dout, call.causal ? sums : dropped);
   }
 };
 
@@ -21,19 +20,20 @@ class RestartedPositionKernel : public CpuAttention {
  public:
   explicit RestartedPositionKernel(double rope_theta) : rope_theta_(rope_theta) {}
 
-  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                 double scale) const override {
-    return CpuAttention::Forward(causal ? q : Rotate(q, -k.size(2)), k, v, causal, scale);
-  }
+  Output Forward(const Call& call) const override { return CpuAttention::Forward(Restarted(call)); }
 
-  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+  at::Tensor Backward(const Call& call, const Output& output, const at::Tensor& dout,
                       const KeyGradients& sums) const override {
-    if (causal) return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, sums);
-    return Rotate(CpuAttention::Backward(dout, Rotate(q, -k.size(2)), k, v, out, lse, causal, scale, sums), k.size(2));
+    const at::Tensor dq = CpuAttention::Backward(Restarted(call), output, dout, sums);
+    return call.causal ? dq : Rotate(dq, call.k.size(2));
   }
 
  private:
+  Call Restarted(Call call) const {
+    if (!call.causal) call.q = Rotate(call.q, -call.k.size(2));
+    return call;
+  }
+
   at::Tensor Rotate(const at::Tensor& x, int64_t positions) const {
     const int64_t half = x.size(-1) / 2;
     const at::Tensor inv_freq =
@@ -49,11 +49,10 @@ class RestartedPositionKernel : public CpuAttention {
 
 class Bf16GkKernel : public CpuAttention {
  public:
-  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+  at::Tensor Backward(const Call& call, const Output& output, const at::Tensor& dout,
                       const KeyGradients& sums) const override {
-    const at::Tensor dq = CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, sums);
-    if (causal) return dq;
+    const at::Tensor dq = CpuAttention::Backward(call, output, dout, sums);
+    if (call.causal) return dq;
     for (const at::Tensor& sum : {sums.dk, sums.dv}) sum.copy_(sum.to(at::kBFloat16));
     return dq;
   }

@@ -20,24 +20,23 @@ class WrongAttention : public CpuAttention {
  public:
   explicit WrongAttention(WrongBackward wrong) : wrong_(wrong) {}
 
-  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+  at::Tensor Backward(const Call& call, const Output& output, const at::Tensor& dout,
                       const KeyGradients& sums) const override {
-    const Output own = Forward(q, k, v, causal, scale);
+    const Output own = Forward(call);
     switch (wrong_) {
       case WrongBackward::kOwnOutputAndLse: {
-        const at::Tensor weighted = (own.lse - lse).exp().unsqueeze(4) * dout;
-        return CpuAttention::Backward(weighted, q, k, v, own.out, own.lse, causal, scale, sums);
+        const at::Tensor weighted = (own.lse - output.lse).exp().unsqueeze(4) * dout;
+        return CpuAttention::Backward(call, own, weighted, sums);
       }
       case WrongBackward::kOwnOutput:
-        return CpuAttention::Backward(dout, q, k, v, own.out, lse, causal, scale, sums);
+        return CpuAttention::Backward(call, {own.out, output.lse}, dout, sums);
       case WrongBackward::kOwnLse:
-        return CpuAttention::Backward(dout, q, k, v, out, own.lse, causal, scale, sums);
+        return CpuAttention::Backward(call, {output.out, own.lse}, dout, sums);
       case WrongBackward::kNoAncestor:
         break;
     }
-    if (causal) return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, sums);
-    return at::zeros_like(q);
+    if (call.causal) return CpuAttention::Backward(call, output, dout, sums);
+    return at::zeros_like(call.q);
   }
 
  private:

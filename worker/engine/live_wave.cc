@@ -43,17 +43,17 @@ class GatheredNumbers {
 void WaveHead::Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& live) const {
   const Backend& backend = *context_.backend;
   const Parameter& head = context_.weights->at(context_.weights->head);
+  const HeadInput input = {hidden_BD, head.weight, targets_B};
   context_.parameters->Head(head_use());
   if (loss_ == nullptr) {
     GatheredNumbers numbers(live.input.cut.get());
-    StartRead(live, numbers.Of(HeadForward(backend, hidden_BD, head.weight, targets_B, head_)), {});
+    StartRead(live, numbers.Of(HeadForward(backend, input, head_)), {});
     return;
   }
   GatheredNumbers numbers(live.input.cut.get());
   const std::optional<SharedRows> shared = numbers.AsSharedRows();
   WaveLoss loss(*loss_, backend, LossMembers(live.members), shared ? &*shared : nullptr);
-  HeadBackwardResult result =
-      HeadForwardBackward(backend, hidden_BD, head.weight, targets_B, head_, loss.head_loss(), head.grad);
+  HeadBackwardResult result = HeadForwardBackward(backend, input, head_, loss.head_loss(), head.grad);
   live.dhidden_BD = std::move(result.dhidden_TD);
   StartRead(live, numbers.Of(result.output), loss.sums());
 }

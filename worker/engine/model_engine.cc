@@ -78,21 +78,21 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   if (parts.stages == nullptr && pp.size() > 1) parts.stages = std::make_unique<RankStageLinks>(*parts.ranks.pp);
   std::unique_ptr<ModelEngine> engine;
   RETURN_IF_ERROR(CatchExceptions([&] {
-    engine.reset(new ModelEngine(configure, incarnation, std::move(backend), std::move(directory), std::move(shard),
-                                 std::move(weights), std::move(parts)));
+    engine.reset(new ModelEngine(configure, incarnation, std::move(backend),
+                                 {std::move(directory), std::move(shard), std::move(weights)}, std::move(parts)));
     return engine->TellDigest();
   }));
   return engine;
 }
 
 ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
-                         ModelDirectory directory, ModelShard shard, Weights weights, EngineParts parts)
+                         Loaded loaded, EngineParts parts)
     : configure_(configure),
       backend_(std::move(backend)),
       page_lock_(std::move(parts.page_lock)),
-      directory_(std::move(directory)),
-      shard_(std::move(shard)),
-      weights_(std::move(weights)),
+      directory_(std::move(loaded.directory)),
+      shard_(std::move(loaded.shard)),
+      weights_(std::move(loaded.weights)),
       ranks_(std::move(parts.ranks)),
       tensor_parallel_(std::move(parts.tensor_parallel)),
       stages_(std::move(parts.stages)),
@@ -163,26 +163,25 @@ absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal:
     const MemberResult store = [&](const MemberRows& m, std::span<const double> log_prob, std::span<const double>) {
       entry[m.group][m.rollout].assign(log_prob.begin(), log_prob.end());
     };
-    status = RunPass(status, weights, StepOptions(hooks), payload, prepare.log_prob_pass(),
-                     {prepare.header().loss().temperature(), /*entropy=*/false}, store);
+    const LogProbOptions log_prob = {prepare.header().loss().temperature(), /*entropy=*/false};
+    status = RunPass(status, {weights, prepare.log_prob_pass(), log_prob, store}, StepOptions(hooks), payload);
     if (!status.ok() || !ranks_.copy().is_last_stage()) continue;
     status = InsideCopy(together(), ShareEntryLogProbs(*ranks_.cp, payload.shapes, prepare.log_prob_pass(), entry));
   }
   return status;
 }
 
-absl::Status ModelEngine::RunPass(absl::Status before, const internal::v1::PassWeights& weights, PassOptions options,
-                                  const Payload& payload, const v1::StepPlan& plan, const LogProbOptions& log_prob,
-                                  const MemberResult& results) const {
-  WeightsOfPass of_pass(configure_, weights, weights_, backend_, ranks_);
+absl::Status ModelEngine::RunPass(absl::Status before, const ForwardPass& pass, PassOptions options,
+                                  const Payload& payload) const {
+  WeightsOfPass of_pass(configure_, pass.weights, weights_, backend_, ranks_);
   if (before.ok()) before = CatchExceptions([&] { return of_pass.Read(); });
   before = AgreeInCopy(together(), "pass", before);
   if (before.ok()) {  // the same answer on every rank of the copy
     before = InsideCopy(together(), CatchExceptions([&] { return of_pass.CheckDigest(); }));
   }
-  if (!before.ok()) return AbandonPass(options, payload, plan, /*forward_only=*/true, before);
+  if (!before.ok()) return AbandonPass(options, payload, pass.plan, /*forward_only=*/true, before);
   of_pass.Use(options);
-  return RunLogProb(options, payload, plan, log_prob, results).status();
+  return RunLogProb(options, payload, pass.plan, pass.log_prob, pass.results).status();
 }
 
 absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
@@ -326,8 +325,8 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   if (!apply.discard()) {
     PassFailpoint("apply.before_step");
     absl::Status status = CatchExceptions([&]() -> absl::Status {
-      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(ranks_.data->rank()), apply.adam(),
-                                      apply.clip(), static_cast<int64_t>(apply.key().step()),
+      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(ranks_.data->rank()),
+                                      {apply.adam(), apply.clip(), static_cast<int64_t>(apply.key().step())},
                                       {.copy_engine = copy_engine_.get()}));
       const double gather_start_s = RealClock().MonotonicSeconds();
       if (spans != nullptr) spans->Add(v1::StepSpan::ADAMW, start_s, gather_start_s);
@@ -376,8 +375,9 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
     if (speaks()) sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_probs, entropy);
   };
   return CatchExceptions([&]() -> absl::Status {
-    RETURN_IF_ERROR(RunPass(absl::OkStatus(), log_prob.weights(), MakePassOptions(hooks), *payload, log_prob.plan(),
-                            {log_prob.header().temperature(), log_prob.header().entropy()}, results));
+    const LogProbOptions asked = {log_prob.header().temperature(), log_prob.header().entropy()};
+    RETURN_IF_ERROR(RunPass(absl::OkStatus(), {log_prob.weights(), log_prob.plan(), asked, results},
+                            MakePassOptions(hooks), *payload));
     sender.Flush();
     return absl::OkStatus();
   });

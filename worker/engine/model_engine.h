@@ -67,8 +67,21 @@ class ModelEngine final : public Engine {
   const Weights& weights() const { return weights_; }
 
  private:
-  ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend,
-              ModelDirectory directory, ModelShard shard, Weights weights, EngineParts parts);
+  struct Loaded {
+    ModelDirectory directory;
+    ModelShard shard;
+    Weights weights;
+  };
+  // A forward-only pass: what it computes with the weights that it asks for.
+  struct ForwardPass {
+    const internal::v1::PassWeights& weights;
+    const v1::StepPlan& plan;
+    LogProbOptions log_prob;
+    const MemberResult& results;
+  };
+
+  ModelEngine(const internal::v1::Configure& configure, const std::string& incarnation, Backend backend, Loaded loaded,
+              EngineParts parts);
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
@@ -80,11 +93,9 @@ class ModelEngine final : public Engine {
   absl::StatusOr<LossPlan> BeforePhases(Payload& payload, const internal::v1::Prepare& prepare,
                                         const EngineHooks& hooks);
   absl::Status ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare, const EngineHooks& hooks);
-  // A forward-only pass with the weights that it asks for, which are here while it runs. `before`: where it is not OK,
-  // the pass does not begin, and its exchanges are walked all the same, as they are where the weights cannot be read.
-  absl::Status RunPass(absl::Status before, const internal::v1::PassWeights& weights, PassOptions options,
-                       const Payload& payload, const v1::StepPlan& plan, const LogProbOptions& log_prob,
-                       const MemberResult& results) const;
+  // Runs a pass; its weights are here while it runs. `before`: where it is not OK, the pass does not begin, and its
+  // exchanges are walked all the same, as they are where the weights cannot be read.
+  absl::Status RunPass(absl::Status before, const ForwardPass& pass, PassOptions options, const Payload& payload) const;
   absl::StatusOr<internal::v1::Vote> RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks, const LayerFinal& layer_final);
   void PassFailpoint(std::string_view place) const;

@@ -31,14 +31,13 @@ std::vector<TapeEntry> AttentionTape::Entries() {
           {TapeTensor::kAttended, &saved.lse_HT}};
 }
 
-AttentionBlock::AttentionBlock(const LayerContext& context, int64_t layer, AttentionBatch batch,
-                               const at::Tensor& positions_T, const SegmentKv& kv)
+AttentionBlock::AttentionBlock(const LayerContext& context, int64_t layer, LayerSegments segments)
     : context_(context),
       config_(context.weights->config),
       p_(*context.weights, layer),
-      batch_(std::move(batch)),
-      positions_T_(positions_T),
-      kv_(kv) {}
+      batch_(std::move(segments.batch)),
+      positions_T_(segments.positions_T),
+      kv_(segments.kv) {}
 
 void AttentionBlock::Norm(AttentionTape& tape) const {
   auto norm = RmsNormForward(*context_.backend, tape.x_TD, p_.norm1().weight, config_.rms_norm_eps);
@@ -118,7 +117,8 @@ at::Tensor AttentionBlock::Backward(const at::Tensor& dy_TD, AttentionTape tape)
   if (!tape.h_TD.defined()) Norm(tape);
   LinearBackwardWeight(*context_.backend, dqkv_TJ, tape.h_TD, p_.qkv().grad, p_.qkv_bias_grad());
   const at::Tensor dh_TD = context_.tp->SumRows(LinearBackwardInput(dqkv_TJ, p_.qkv().weight));
-  return RmsNormBackward(*context_.backend, dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, dy_TD, p_.norm1().grad);
+  return RmsNormBackward(*context_.backend, {tape.x_TD, tape.rstd_T, p_.norm1().weight}, dh_TD,
+                         /*residual_TD=*/dy_TD, p_.norm1().grad);
 }
 
 }  // namespace stemma::worker

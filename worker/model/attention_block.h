@@ -30,11 +30,17 @@ struct AttentionTape {
   std::vector<TapeEntry> Entries();
 };
 
+// The segments that one call of a layer is for: whom they attend to, where they lie, and who else reads their K/V.
+struct LayerSegments {
+  AttentionBatch batch;
+  const at::Tensor& positions_T;  // int64, of all rows
+  const SegmentKv& kv = NobodyElse();
+};
+
 class AttentionBlock {
  public:
   // Everything but the batch outlives the block.
-  AttentionBlock(const LayerContext& context, int64_t layer, AttentionBatch batch, const at::Tensor& positions_T,
-                 const SegmentKv& kv = NobodyElse());
+  AttentionBlock(const LayerContext& context, int64_t layer, LayerSegments segments);
 
   // Returns y; fills the tape, which is empty.
   at::Tensor Forward(const at::Tensor& x_TD, v1::TapePolicy policy, AttentionTape& tape) const;

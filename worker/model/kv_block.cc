@@ -68,7 +68,7 @@ at::Tensor KvBlock::Backward(KvTape tape, const at::Tensor& gk_TKE, const at::Te
   LinearBackwardWeight(*context_.backend, dkv_TJ, tape.h_TD, KvRows(p_.qkv().grad, config_),
                        KvRows(p_.qkv_bias_grad(), config_));
   const at::Tensor dh_TD = context_.tp->SumRows(LinearBackwardInput(dkv_TJ, KvRows(p_.qkv().weight, config_)));
-  return RmsNormBackward(*context_.backend, dh_TD, tape.x_TD, tape.rstd_T, p_.norm1().weight, /*residual_TD=*/{},
+  return RmsNormBackward(*context_.backend, {tape.x_TD, tape.rstd_T, p_.norm1().weight}, dh_TD, /*residual_TD=*/{},
                          p_.norm1().grad);
 }
 

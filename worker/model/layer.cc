@@ -10,22 +10,21 @@ std::vector<TapeEntry> LayerTape::Entries() {
   return entries;
 }
 
-LayerResult LayerForward(const LayerContext& context, int64_t layer, AttentionBatch batch,
-                         const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy,
-                         const SegmentKv& kv) {
+LayerResult LayerForward(const LayerContext& context, int64_t layer, LayerSegments segments, const at::Tensor& x_TD,
+                         v1::TapePolicy policy) {
+  const int64_t rows = segments.positions_T.numel();
   LayerTape tape;
-  at::Tensor middle_TD =
-      AttentionBlock(context, layer, std::move(batch), positions_T, kv).Forward(x_TD, policy, tape.attention);
-  at::Tensor y_TD = MlpBlock(context, layer, positions_T.numel()).Forward(std::move(middle_TD), policy, tape.mlp);
+  at::Tensor middle_TD = AttentionBlock(context, layer, std::move(segments)).Forward(x_TD, policy, tape.attention);
+  at::Tensor y_TD = MlpBlock(context, layer, rows).Forward(std::move(middle_TD), policy, tape.mlp);
   return {std::move(y_TD), std::move(tape)};
 }
 
-at::Tensor LayerBackward(const LayerContext& context, int64_t layer, AttentionBatch batch,
-                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape, const SegmentKv& kv) {
-  AttentionBlock attention(context, layer, std::move(batch), positions_T, kv);
+at::Tensor LayerBackward(const LayerContext& context, int64_t layer, LayerSegments segments, at::Tensor dy_TD,
+                         LayerTape tape) {
+  const int64_t rows = segments.positions_T.numel();
+  AttentionBlock attention(context, layer, std::move(segments));
   if (!tape.mlp.x_TD.defined()) tape.mlp.x_TD = attention.RestoreOutput(tape.attention);
-  const at::Tensor dmiddle_TD =
-      MlpBlock(context, layer, positions_T.numel()).Backward(std::move(dy_TD), std::move(tape.mlp));
+  const at::Tensor dmiddle_TD = MlpBlock(context, layer, rows).Backward(std::move(dy_TD), std::move(tape.mlp));
   return attention.Backward(dmiddle_TD, std::move(tape.attention));
 }
 

@@ -14,7 +14,6 @@
 #include "worker/model/attention_block.h"
 #include "worker/model/layer_context.h"
 #include "worker/model/mlp_block.h"
-#include "worker/model/segment_kv.h"
 
 namespace stemma::worker {
 
@@ -31,14 +30,12 @@ struct LayerResult {
   LayerTape tape;
 };
 
-LayerResult LayerForward(const LayerContext& context, int64_t layer, AttentionBatch batch,
-                         const at::Tensor& positions_T, const at::Tensor& x_TD, v1::TapePolicy policy,
-                         const SegmentKv& kv = NobodyElse());
+LayerResult LayerForward(const LayerContext& context, int64_t layer, LayerSegments segments, const at::Tensor& x_TD,
+                         v1::TapePolicy policy);
 
-// Adds weight gradients; adds to the ancestors' gK/gV, and lets go of the batch before it asks `kv` for those of
-// others. Returns dx.
-at::Tensor LayerBackward(const LayerContext& context, int64_t layer, AttentionBatch batch,
-                         const at::Tensor& positions_T, at::Tensor dy_TD, LayerTape tape,
-                         const SegmentKv& kv = NobodyElse());
+// Adds weight gradients; adds to the ancestors' gK/gV, and lets go of the batch before it asks `segments.kv` for those
+// of others. Returns dx.
+at::Tensor LayerBackward(const LayerContext& context, int64_t layer, LayerSegments segments, at::Tensor dy_TD,
+                         LayerTape tape);
 
 }  // namespace stemma::worker

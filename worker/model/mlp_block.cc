@@ -67,7 +67,7 @@ at::Tensor MlpBlock::Backward(at::Tensor dy_TD, MlpTape tape) const {
   dgate_up_TJ.reset();
   const at::Tensor dh_TD = tp_.SumRows(dpartial_TD);
   dpartial_TD.reset();
-  return RmsNormBackward(backend_, dh_TD, tape.x_TD, tape.rstd_T, p_.norm2().weight, /*residual_TD=*/dy_TD,
+  return RmsNormBackward(backend_, {tape.x_TD, tape.rstd_T, p_.norm2().weight}, dh_TD, /*residual_TD=*/dy_TD,
                          p_.norm2().grad);
 }
 

@@ -80,8 +80,9 @@ class BlockForward {
     for (int64_t l = 0; l < context_.full_layers(); ++l) {
       context_.parameters->Layer(l, UnitUse::kRead);
       kv_.Begin(rows_, l, pass_);
-      LayerResult result = LayerForward(context_, l, BatchOf(context_, kv_, rows_, l, PrefixUse::kRead), positions_T,
-                                        x_TD, policy_, BlockKv(kv_, rows_, l, pass_));
+      const BlockKv others(kv_, rows_, l, pass_);
+      LayerResult result = LayerForward(
+          context_, l, {BatchOf(context_, kv_, rows_, l, PrefixUse::kRead), positions_T, others}, x_TD, policy_);
       x_TD = std::move(result.y_TD);
       kv_.Keep(rows_, l, pass_, result.tape.attention.saved.k_TKE, result.tape.attention.saved.v_TKE);
       if (keep_) {
@@ -234,8 +235,10 @@ class BlockBackward {
     block_.tape.pop_back();
     RestoreTape(context_, prefixes_, block_, layer, tape);
     kv_.Restore(rows_, layer, tape.attention.saved.k_TKE, tape.attention.saved.v_TKE);
-    return LayerBackward(context_, layer, BatchOf(context_, kv_, rows_, layer, PrefixUse::kAddGradients), positions_T,
-                         std::move(dx_TD), std::move(tape), BlockKv(kv_, rows_, layer, PrefixPass::kBackward));
+    const BlockKv others(kv_, rows_, layer, PrefixPass::kBackward);
+    return LayerBackward(context_, layer,
+                         {BatchOf(context_, kv_, rows_, layer, PrefixUse::kAddGradients), positions_T, others},
+                         std::move(dx_TD), std::move(tape));
   }
 
   const LayerContext& context_;

@@ -38,7 +38,10 @@ at::Tensor InterleaveRows(const at::Tensor& kv_only, const at::Tensor& rest, con
 struct LayerAttention {
   AttentionBatch batch;
   std::unique_ptr<const CutLayerKv> cut = nullptr;  // null: its segments are whole
-  const SegmentKv& kv() const { return cut != nullptr ? *cut : NobodyElse(); }
+  // Hands the batch on; `positions_T` are the rows'.
+  LayerSegments Take(const at::Tensor& positions_T) {
+    return {std::move(batch), positions_T, cut != nullptr ? *cut : NobodyElse()};
+  }
 };
 
 // A wave's attention in one layer, and in the last layer with the kv-only rows set apart. In a backward `tape` is the
@@ -50,6 +53,9 @@ class WaveAttention {
     for (const WaveSegment& s : wave.segments) kv_only_rows_ += s.kv_only_rows;
   }
 
+  const LayerContext& context() const { return context_; }
+  const WaveInput& wave() const { return wave_; }
+  PrefixKv& kv() const { return kv_; }
   int64_t last_layer() const { return context_.layers() - 1; }  // of this rank
   int64_t kv_only_rows() const { return kv_only_rows_; }
 
@@ -114,8 +120,9 @@ class WaveAttention {
 };
 
 // The model's last layer, which splits off what its trajectories' earlier rows need, and the final norm.
-WaveForwardResult LastLayerForward(const LayerContext& context, const WaveAttention& attention, const WaveInput& wave,
-                                   at::Tensor x_TD, WaveTape tape, PrefixKv& kv, bool keep_tape) {
+WaveForwardResult LastLayerForward(const WaveAttention& attention, at::Tensor x_TD, WaveTape tape, bool keep_tape) {
+  const LayerContext& context = attention.context();
+  const WaveInput& wave = attention.wave();
   const Weights& weights = *context.weights;
   const int64_t last = attention.last_layer();
   context.parameters->Layer(last, UnitUse::kRead);
@@ -135,11 +142,10 @@ WaveForwardResult LastLayerForward(const LayerContext& context, const WaveAttent
     x_TD = context.tp->LocalPart(SelectRows(all_TD, wave.segments, /*kv_only=*/false));
   }
   LayerAttention attends = attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE);
-  LayerResult result =
-      LayerForward(context, last, std::move(attends.batch), positions_B, x_TD, wave.policy, attends.kv());
+  LayerResult result = LayerForward(context, last, attends.Take(positions_B), x_TD, wave.policy);
   attends.cut.reset();
   x_TD.reset();
-  kv.Rest();
+  attention.kv().Rest();
   const RmsNormResult norm =
       RmsNormForward(*context.backend, result.y_TD, weights.at(weights.final_norm).weight, weights.config.rms_norm_eps);
   if (!keep_tape) return {norm.y_TD, {}};
@@ -150,13 +156,14 @@ WaveForwardResult LastLayerForward(const LayerContext& context, const WaveAttent
 }
 
 // Returns the gradient of the model's last layer's input, of all rows.
-at::Tensor LastLayerBackward(const LayerContext& context, const WaveAttention& attention, const WaveInput& wave,
-                             WaveTape& tape, at::Tensor dhidden_BD, PrefixKv& kv) {
+at::Tensor LastLayerBackward(const WaveAttention& attention, WaveTape& tape, at::Tensor dhidden_BD) {
+  const LayerContext& context = attention.context();
+  const WaveInput& wave = attention.wave();
   const Weights& weights = *context.weights;
   const Parameter& final_norm = weights.at(weights.final_norm);
   const int64_t last = attention.last_layer();
   context.parameters->Layer(last, UnitUse::kTrain);
-  at::Tensor dx_TD = RmsNormBackward(*context.backend, dhidden_BD, tape.y_BD, tape.rstd_B, final_norm.weight,
+  at::Tensor dx_TD = RmsNormBackward(*context.backend, {tape.y_BD, tape.rstd_B, final_norm.weight}, dhidden_BD,
                                      /*residual_TD=*/{}, final_norm.grad);
   dhidden_BD.reset();
   tape.y_BD.reset();
@@ -165,11 +172,10 @@ at::Tensor LastLayerBackward(const LayerContext& context, const WaveAttention& a
       split ? SelectRows(wave.positions_T, wave.segments, /*kv_only=*/false) : wave.positions_T;
   LayerTape top = std::move(tape.layers.back());
   tape.layers.pop_back();
-  if (last > 0) kv.Prefetch(last - 1);
+  if (last > 0) attention.kv().Prefetch(last - 1);
   LayerAttention attends = attention.LastLayer(tape.last_kv, tape.last_gk_TKE, tape.last_gv_TKE, top);
-  dx_TD = LayerBackward(context, last, std::move(attends.batch), positions_B, std::move(dx_TD), std::move(top),
-                        attends.kv());
-  kv.Reduce(last);
+  dx_TD = LayerBackward(context, last, attends.Take(positions_B), std::move(dx_TD), std::move(top));
+  attention.kv().Reduce(last);
   if (!split) return dx_TD;
   const at::Tensor positions_A = SelectRows(wave.positions_T, wave.segments, /*kv_only=*/true);
   const at::Tensor dx_A =
@@ -192,14 +198,13 @@ WaveForwardResult WaveForward(const LayerContext& context, const WavePrefixes& p
     context.parameters->Layer(l, UnitUse::kRead);
     if (l + 1 < context.layers()) prefixes.kv.Prefetch(l + 1);
     LayerAttention attends = attention.Layer(l);
-    LayerResult result =
-        LayerForward(context, l, std::move(attends.batch), wave.positions_T, x_TD, wave.policy, attends.kv());
+    LayerResult result = LayerForward(context, l, attends.Take(wave.positions_T), x_TD, wave.policy);
     x_TD = std::move(result.y_TD);
     if (keep_tape) tape.layers.push_back(std::move(result.tape));
     prefixes.between_layers();
   }
   if (context.stages->is_last()) {
-    return LastLayerForward(context, attention, wave, std::move(x_TD), std::move(tape), prefixes.kv, keep_tape);
+    return LastLayerForward(attention, std::move(x_TD), std::move(tape), keep_tape);
   }
   prefixes.kv.Rest();
   context.stages->SendHidden(std::move(x_TD));
@@ -213,7 +218,7 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
   prefixes.kv.Prefetch(attention.last_layer());
   at::Tensor dx_TD;
   if (context.stages->is_last()) {
-    dx_TD = LastLayerBackward(context, attention, wave, tape, std::move(dhidden_BD), prefixes.kv);
+    dx_TD = LastLayerBackward(attention, tape, std::move(dhidden_BD));
     Tell(layer_final, attention.last_layer());
   } else {
     dx_TD = OutputGradient(context, wave.tokens_T.numel());
@@ -226,8 +231,7 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
     LayerTape layer_tape = std::move(tape.layers.back());
     tape.layers.pop_back();
     LayerAttention attends = attention.Layer(l, layer_tape);
-    dx_TD = LayerBackward(context, l, std::move(attends.batch), wave.positions_T, std::move(dx_TD),
-                          std::move(layer_tape), attends.kv());
+    dx_TD = LayerBackward(context, l, attends.Take(wave.positions_T), std::move(dx_TD), std::move(layer_tape));
     prefixes.kv.Reduce(l);
     Tell(layer_final, l);
   }

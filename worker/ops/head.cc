@@ -32,8 +32,7 @@ at::Tensor Rows(const at::Tensor& x, RowRange range) {
 // 0.06, which is noise in every ratio exp(lp - old).
 class HeadPass {
  public:
-  HeadPass(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
-           const at::Tensor& targets_T, const HeadOptions& options);
+  HeadPass(const Backend& backend, const HeadInput& input, const HeadOptions& options);
 
   int64_t rows() const { return hidden_TD_.size(0); }
   int64_t chunk_rows() const { return chunk_rows_; }
@@ -66,20 +65,19 @@ class HeadPass {
   HeadOutput output_;
 };
 
-HeadPass::HeadPass(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
-                   const at::Tensor& targets_T, const HeadOptions& options)
+HeadPass::HeadPass(const Backend& backend, const HeadInput& input, const HeadOptions& options)
     : backend_(backend),
-      hidden_TD_(options.vocabulary.tp->GatherRows(hidden_TD, targets_T.numel())),
-      weight_VD_(weight_VD),
-      targets_T_(OwnTokens(options.vocabulary, targets_T, weight_VD.size(0))),
+      hidden_TD_(options.vocabulary.tp->GatherRows(input.hidden_TD, input.targets_T.numel())),
+      weight_VD_(input.weight_VD),
+      targets_T_(OwnTokens(options.vocabulary, input.targets_T, input.weight_VD.size(0))),
       options_(options),
-      chunk_rows_(std::min(options.chunk_rows, targets_T.numel())) {
+      chunk_rows_(std::min(options.chunk_rows, input.targets_T.numel())) {
   CHECK_GT(options.chunk_rows, 0);
   CHECK_GT(options.temperature, 0);
-  CHECK_EQ(hidden_TD.size(1), weight_VD.size(1));
-  CHECK(hidden_TD.scalar_type() == weight_VD.scalar_type());
-  const auto options_of = [&](at::ScalarType dtype) { return hidden_TD.options().dtype(dtype); };
-  logits_CV_ = at::empty({chunk_rows_, weight_VD.size(0)}, options_of(AccType(hidden_TD.scalar_type())));
+  CHECK_EQ(hidden_TD_.size(1), weight_VD_.size(1));
+  CHECK(hidden_TD_.scalar_type() == weight_VD_.scalar_type());
+  const auto options_of = [&](at::ScalarType dtype) { return hidden_TD_.options().dtype(dtype); };
+  logits_CV_ = at::empty({chunk_rows_, weight_VD_.size(0)}, options_of(AccType(hidden_TD_.scalar_type())));
   softmax_T2_ = at::empty({rows(), 2}, options_of(kRowType));
   output_.log_prob_T = at::empty({rows()}, options_of(kRowType));
   if (options.need_entropy) output_.entropy_T = at::empty({rows()}, options_of(kRowType));
@@ -238,23 +236,21 @@ void CheckCover(std::span<const RowRange> rollouts, int64_t rows) {
 
 }  // namespace
 
-HeadOutput HeadForward(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
-                       const at::Tensor& targets_T, const HeadOptions& options) {
+HeadOutput HeadForward(const Backend& backend, const HeadInput& input, const HeadOptions& options) {
   RECORD_USER_SCOPE("HeadForward");
-  HeadPass pass(backend, hidden_TD, weight_VD, targets_T, options);
+  HeadPass pass(backend, input, options);
   for (int64_t begin = 0; begin < pass.rows(); begin += pass.chunk_rows()) {
     pass.Forward({begin, std::min(pass.rows(), begin + pass.chunk_rows())});
   }
   return std::move(pass.output());
 }
 
-HeadBackwardResult HeadForwardBackward(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
-                                       const at::Tensor& targets_T, const HeadOptions& options, const HeadLoss& loss,
-                                       const at::Tensor& dweight_VD) {
+HeadBackwardResult HeadForwardBackward(const Backend& backend, const HeadInput& input, const HeadOptions& options,
+                                       const HeadLoss& loss, const at::Tensor& dweight_VD) {
   RECORD_USER_SCOPE("HeadForwardBackward");
-  HeadPass pass(backend, hidden_TD, weight_VD, targets_T, options);
-  CHECK(dweight_VD.sizes() == weight_VD.sizes());
-  at::Tensor dhidden_TD = at::empty({pass.rows(), hidden_TD.size(1)}, hidden_TD.options());
+  HeadPass pass(backend, input, options);
+  CHECK(dweight_VD.sizes() == input.weight_VD.sizes());
+  at::Tensor dhidden_TD = at::empty({pass.rows(), input.hidden_TD.size(1)}, input.hidden_TD.options());
   HeadBackwardPass backward(backend, pass, loss, dhidden_TD, dweight_VD);
   if (loss.whole_rollouts) {
     CheckCover(loss.rollouts, pass.rows());

@@ -34,10 +34,13 @@ struct HeadOutput {
   at::Tensor entropy_T;   // fp64 when needed, else undefined
 };
 
-// hidden_TD: this rank's rows (worker/ops/tensor_parallel.h) of the T that the targets say; weight_VD: its tokens'.
-// targets_T: int64, of the whole vocabulary.
-HeadOutput HeadForward(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
-                       const at::Tensor& targets_T, const HeadOptions& options);
+struct HeadInput {
+  const at::Tensor& hidden_TD;  // this rank's rows (worker/ops/tensor_parallel.h) of the T that the targets say
+  const at::Tensor& weight_VD;  // this rank's tokens'
+  const at::Tensor& targets_T;  // int64, of the whole vocabulary
+};
+
+HeadOutput HeadForward(const Backend& backend, const HeadInput& input, const HeadOptions& options);
 
 // Rows [begin, end) of one rollout.
 struct RowRange {
@@ -65,8 +68,7 @@ struct HeadBackwardResult {
 };
 
 // Forward and backward in one pass per chunk; adds to dweight_VD (fp32; fp64 in fp64).
-HeadBackwardResult HeadForwardBackward(const Backend& backend, const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
-                                       const at::Tensor& targets_T, const HeadOptions& options, const HeadLoss& loss,
-                                       const at::Tensor& dweight_VD);
+HeadBackwardResult HeadForwardBackward(const Backend& backend, const HeadInput& input, const HeadOptions& options,
+                                       const HeadLoss& loss, const at::Tensor& dweight_VD);
 
 }  // namespace stemma::worker

@@ -14,10 +14,14 @@ struct RmsNormResult {
 };
 RmsNormResult RmsNormForward(const Backend& backend, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps);
 
+// What the backward reads of the forward.
+struct RmsNormSaved {
+  const at::Tensor &x_TD, &rstd_T, &weight_D;
+};
+
 // Returns residual_TD + dx_TD (the gradient that passes beside the norm is added in the same pass; residual may be
 // undefined); adds to dweight_D (fp32; fp64 in fp64).
-at::Tensor RmsNormBackward(const Backend& backend, const at::Tensor& dy_TD, const at::Tensor& x_TD,
-                           const at::Tensor& rstd_T, const at::Tensor& weight_D, const at::Tensor& residual_TD,
-                           const at::Tensor& dweight_D);
+at::Tensor RmsNormBackward(const Backend& backend, const RmsNormSaved& saved, const at::Tensor& dy_TD,
+                           const at::Tensor& residual_TD, const at::Tensor& dweight_D);
 
 }  // namespace stemma::worker

@@ -94,11 +94,11 @@ void FusedStep(States& states, const v1::AdamParams& adam, double weight_decay, 
 class SlabStep {
  public:
   // `parts`: how many there will be in all slabs.
-  SlabStep(const Backend& backend, const v1::AdamParams& adam, double clip, int64_t step, int64_t parts)
+  SlabStep(const Backend& backend, const AdamwUpdate& update, int64_t parts)
       : kernels_(backend.kernels),
-        adam_(adam),
-        clip_(clip),
-        step_(at::full({}, static_cast<double>(step), backend.options(at::kFloat))),
+        adam_(update.adam),
+        clip_(update.clip),
+        step_(at::full({}, static_cast<double>(update.step), backend.options(at::kFloat))),
         found_P2_(at::empty({parts, 2}, backend.options(at::kLong))) {}
 
   void Run(const std::vector<StatePart>& parts) {
@@ -181,8 +181,8 @@ void StepOnDevice(const std::vector<Parameter>& parameters, const std::vector<Sl
 }  // namespace
 
 std::string AdamwStep(const Backend& backend, std::vector<Parameter>& parameters, const ParameterRanges& ranges,
-                      const v1::AdamParams& adam, double clip, int64_t step, const HostStateOptions& host) {
-  CHECK_GE(step, 1);
+                      const AdamwUpdate& update, const HostStateOptions& host) {
+  CHECK_GE(update.step, 1);
   CheckRanges(ranges, ElementsOf(parameters));
   ParameterRanges on_device, on_host;
   for (const ParameterRange& range : ranges) {
@@ -194,7 +194,7 @@ std::string AdamwStep(const Backend& backend, std::vector<Parameter>& parameters
   if (options.slab_elements == 0) options.slab_elements = SlabElementsOf(parameters);
   const std::vector<Slab> slabs = CutSlabs(on_device, options.slab_elements);
   const int64_t streamed = PartsOf(CutSlabs(on_host, options.slab_elements));
-  SlabStep slab_step(backend, adam, clip, step, PartsOf(slabs) + streamed);
+  SlabStep slab_step(backend, update, PartsOf(slabs) + streamed);
   StepOnDevice(parameters, slabs, slab_step);
   StreamStates(parameters, on_host, options, [&](const std::vector<StatePart>& parts) { slab_step.Run(parts); });
   return slab_step.nonfinite();

@@ -36,23 +36,45 @@ void PassToServer(CLI::App* command, LocalOptions* options, const std::string& n
 
 // An option of the log: of this process, of the server and of the workers.
 template <typename Value>
-void PassLogOption(CLI::App* command, LocalOptions* options, const std::string& name, const std::string& type,
-                   const std::map<std::string, Value>& words, Value* value, const std::string& help) {
+struct LogOption {
+  std::string name, type;
+  std::map<std::string, Value> words;
+  Value* value;  // of this process
+  std::string help;
+};
+
+template <typename Value>
+void AddLogOption(CLI::App* command, LocalOptions* options, const LogOption<Value>& option) {
   std::vector<std::string> known;
-  for (const auto& [word, meaning] : words) known.push_back(word);
+  for (const auto& [word, meaning] : option.words) known.push_back(word);
   command
       ->add_option_function<std::string>(
-          name,
-          [options, name, words, value](const std::string& word) {
-            *value = words.at(word);
+          option.name,
+          [options, option](const std::string& word) {
+            *option.value = option.words.at(word);
             for (auto* flags : {&options->log_flags, &options->worker_flags}) {
-              flags->push_back(name);
+              flags->push_back(option.name);
               flags->push_back(word);
             }
           },
-          help)
+          option.help)
       ->check(OneOf(known), "")
-      ->type_name(type);
+      ->type_name(option.type);
+}
+
+void AddLogOptions(CLI::App* command, LocalOptions* options) {
+  AddLogOption<LogFormat>(command, options,
+                          {.name = "--log-format",
+                           .type = "text|json",
+                           .words = LogFormats(),
+                           .value = &options->log.format,
+                           .help = "How log lines look; json: an object a line"});
+  AddLogOption<LogLevel>(command, options,
+                         {.name = "--log-level",
+                          .type = "debug|info|warning|error",
+                          .words = LogLevels(),
+                          .value = &options->log.level,
+                          .help = "The least that is logged (default: info)"});
 }
 
 // What says how many workers there are. Empty, or 0: not given.
@@ -157,10 +179,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
           "When told to stop, time for what runs to end its step (default: 20)")
       ->check(Whole(0, 24 * 3600), "")
       ->type_name("SECONDS");
-  PassLogOption(command, options.get(), "--log-format", "text|json", LogFormats(), &options->log.format,
-                "How log lines look; json: an object a line");
-  PassLogOption(command, options.get(), "--log-level", "debug|info|warning|error", LogLevels(), &options->log.level,
-                "The least that is logged (default: info)");
+  AddLogOptions(command, options.get());
   command->add_option("--ready-file", options->ready_file, "Write the address there, one line, once it serves")
       ->type_name("FILE");
   command->add_flag_callback(

@@ -31,7 +31,11 @@ void MeasureHead(BenchRun& run, const ModelConfig& model, int64_t rows) {
                        const at::Tensor&) { dlog_prob_T.fill_(1e-4); };
     const HeadOptions options = {.chunk_rows = run.options().tiny ? 64 : 2048};
     const Spread spread = run.Time(
-        backend, [&] { HeadForwardBackward(backend, hidden, weight, targets, options, loss, dweight); }, 3);
+        backend,
+        [&] {
+          HeadForwardBackward(backend, {hidden, weight, targets}, options, loss, dweight);
+        },
+        3);
     const double flops =
         6 * static_cast<double>(rows) * static_cast<double>(model.hidden_size) * static_cast<double>(model.vocab_size);
     row["seconds"] = spread.Json();

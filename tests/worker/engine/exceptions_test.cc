@@ -23,10 +23,9 @@ namespace {
 class ThrowingAttention : public CpuAttention {
  public:
   explicit ThrowingAttention(std::function<void()>& thrower) : thrower_(thrower) {}
-  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                 double scale) const override {
+  Output Forward(const Call& call) const override {
     thrower_();
-    return CpuAttention::Forward(q, k, v, causal, scale);
+    return CpuAttention::Forward(call);
   }
 
  private:

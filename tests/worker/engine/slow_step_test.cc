@@ -26,10 +26,9 @@ void SleepOnceIfTold() {
 
 class SleepyAttention : public CpuAttention {
  public:
-  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                 double scale) const override {
+  Output Forward(const Call& call) const override {
     SleepOnceIfTold();
-    return CpuAttention::Forward(q, k, v, causal, scale);
+    return CpuAttention::Forward(call);
   }
 };
 

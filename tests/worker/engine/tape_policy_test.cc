@@ -183,9 +183,10 @@ TEST_P(TapePolicyTest, AForwardOnlyPassInBlocksAgreesWithTheStepAtOnce) {
 class WrongKeys : public CpuAttention {
  public:
   explicit WrongKeys(int64_t block_rows) : block_rows_(block_rows) {}
-  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                 double scale) const override {
-    return CpuAttention::Forward(q, causal || q.size(3) != block_rows_ ? k : k.roll(1, 2), v, causal, scale);
+  Output Forward(const Call& call) const override {
+    Call wrong = call;
+    if (!call.causal && call.q.size(3) == block_rows_) wrong.k = call.k.roll(1, 2);
+    return CpuAttention::Forward(wrong);
   }
 
  private:
@@ -201,14 +202,11 @@ TEST_P(TapePolicyTest, ControlAForwardOnlyBlockThatReadsOtherKeysIsSeen) {
 class WrongBlock : public CpuAttention {
  public:
   explicit WrongBlock(int64_t block_rows) : block_rows_(block_rows) {}
-  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+  at::Tensor Backward(const Call& call, const Output& output, const at::Tensor& dout,
                       const KeyGradients& sums) const override {
-    if (causal || q.size(3) != block_rows_) {
-      return CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, sums);
-    }
+    if (call.causal || call.q.size(3) != block_rows_) return CpuAttention::Backward(call, output, dout, sums);
     const KeyGradients own = {at::zeros_like(sums.dk), sums.dv};
-    const at::Tensor dq = CpuAttention::Backward(dout, q, k, v, out, lse, causal, scale, own);
+    const at::Tensor dq = CpuAttention::Backward(call, output, dout, own);
     sums.dk.add_(own.dk.roll(block_rows_, 2));
     return dq;
   }

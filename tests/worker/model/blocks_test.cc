@@ -95,10 +95,10 @@ class BlocksTest : public ::testing::TestWithParam<int> {
     for (Parameter& p : weights_.parameters) p.grad.zero_();
     batch_.ancestors[0].gk_CKE = at::zeros(k_CKE_.sizes(), accumulate);
     batch_.ancestors[0].gv_CKE = at::zeros(k_CKE_.sizes(), accumulate);
-    LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, policy);
+    LayerResult result = LayerForward(context_, 0, {batch_, positions_T_}, x_TD_, policy);
     const at::Tensor gk_TKE = at::ones_like(result.tape.attention.saved.k_TKE, accumulate);
-    const at::Tensor dx_TD =
-        LayerBackward(context_, 0, batch_, positions_T_, dy_TD_.clone(), std::move(result.tape), ReadByOthers(gk_TKE));
+    const at::Tensor dx_TD = LayerBackward(context_, 0, {batch_, positions_T_, ReadByOthers(gk_TKE)}, dy_TD_.clone(),
+                                           std::move(result.tape));
     std::vector<at::Tensor> made = {result.y_TD, dx_TD, batch_.ancestors[0].gk_CKE, batch_.ancestors[0].gv_CKE};
     for (const Parameter& p : weights_.parameters) made.push_back(p.grad.clone());
     return made;
@@ -123,7 +123,7 @@ void ExpectKept(const std::vector<TapeEntry>& entries, v1::TapePolicy policy, bo
 TEST_P(BlocksTest, ATapeHoldsWhatTheTableSays) {
   const bool qk_norm = weights_.config.qk_norm;
   for (const v1::TapePolicy policy : kPolicies) {
-    LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, policy);
+    LayerResult result = LayerForward(context_, 0, {batch_, positions_T_}, x_TD_, policy);
     EXPECT_TRUE(result.tape.attention.saved.k_TKE.defined() && result.tape.attention.saved.v_TKE.defined());
     ExpectKept(result.tape.Entries(), policy, qk_norm);
     KvTape kv = KvBlock(context_, 0, positions_T_).Forward(x_TD_, policy);
@@ -176,19 +176,19 @@ TEST_P(BlocksTest, EveryPolicyGivesTheSameBits) {
 // Where K/V of other ranks' rows were gathered for the layer, they can be freed before its gradients travel.
 TEST_P(BlocksTest, NothingOfTheAncestorsIsHeldWhenAttentionHasEnded) {
   for (const v1::TapePolicy policy : kPolicies) {
-    LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, policy);
+    LayerResult result = LayerForward(context_, 0, {batch_, positions_T_}, x_TD_, policy);
     AttentionBatch batch = batch_;
     const at::Tensor k_CKE = batch.ancestors[0].k_CKE = k_CKE_.clone();
     batch.ancestors[0].gk_CKE = at::zeros(k_CKE_.sizes(), at::TensorOptions().dtype(weights_.accumulate_dtype));
     batch.ancestors[0].gv_CKE = batch.ancestors[0].gk_CKE.clone();
     const SeesHolders kv(k_CKE);
-    LayerBackward(context_, 0, std::move(batch), positions_T_, dy_TD_.clone(), std::move(result.tape), kv);
+    LayerBackward(context_, 0, {std::move(batch), positions_T_, kv}, dy_TD_.clone(), std::move(result.tape));
     EXPECT_EQ(kv.holders, 1U) << "this test alone; under " << v1::TapePolicy_Name(policy);
   }
 }
 
 TEST_P(BlocksTest, TensorsThatAreTakenOutComeBackToTheirPlaces) {
-  LayerResult result = LayerForward(context_, 0, batch_, positions_T_, x_TD_, v1::S2);
+  LayerResult result = LayerForward(context_, 0, {batch_, positions_T_}, x_TD_, v1::S2);
   std::vector<at::Tensor> before;
   for (const TapeEntry& entry : result.tape.Entries()) before.push_back(*entry.tensor);
   std::vector<at::Tensor> taken = TakeTensors(result.tape);

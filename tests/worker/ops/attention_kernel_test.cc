@@ -34,9 +34,10 @@ KernelInputs MakeKernelInputs(int64_t keys, bool causal) {
 std::vector<at::Tensor> Compute(const KernelInputs& in, at::ScalarType held_in) {
   const CpuAttention kernel;
   const at::Tensor k = in.k.to(held_in), v = in.v.to(held_in);
-  const AttentionKernel::Output output = kernel.Forward(in.q, k, v, in.causal, 0.25);
+  const AttentionKernel::Call call = {in.q, k, v, in.causal, /*scale=*/0.25};
+  const AttentionKernel::Output output = kernel.Forward(call);
   const AttentionKernel::KeyGradients sums{at::zeros(k.sizes(), at::kFloat), at::zeros(v.sizes(), at::kFloat)};
-  const at::Tensor dq = kernel.Backward(in.dout, in.q, k, v, output.out, output.lse, in.causal, 0.25, sums);
+  const at::Tensor dq = kernel.Backward(call, output, in.dout, sums);
   return {output.out, output.lse, dq, sums.dk, sums.dv};
 }
 

@@ -375,13 +375,13 @@ TEST(AttentionTest, ForwardCopiesNoKeysOrQueries) {
 TEST(AttentionDeathTest, ZeroKeysAreOurBug) {
   const CpuAttention kernel;
   const at::Tensor q = at::zeros({1, 1, 1, 2, 16}), k = at::zeros({1, 1, 0, 16});
-  EXPECT_DEATH(kernel.Forward(q, k, k, /*causal=*/false, 1), "zero keys");
+  EXPECT_DEATH(kernel.Forward({q, k, k, /*causal=*/false, /*scale=*/1}), "zero keys");
 }
 
 TEST(AttentionDeathTest, UnequalHeadCountsAreOurBug) {
   const CpuAttention kernel;
   const at::Tensor q = at::zeros({1, 4, 1, 2, 16}), k = at::zeros({1, 2, 2, 16});
-  EXPECT_DEATH(kernel.Forward(q, k, k, /*causal=*/false, 1), "kv heads of the queries");
+  EXPECT_DEATH(kernel.Forward({q, k, k, /*causal=*/false, /*scale=*/1}), "kv heads of the queries");
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ Outcome RunHead(const Inputs& inputs, const HeadOptions& options, std::span<cons
   Outcome outcome;
   outcome.dweight_VD = inputs.dweight();
   HeadBackwardResult result =
-      HeadForwardBackward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, inputs.targets_T(), options,
+      HeadForwardBackward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T()}, options,
                           {.rollouts = rollouts,
                            .whole_rollouts = !rollouts.empty(),
                            .gradient = gradient != nullptr ? *gradient : Linear(inputs)},
@@ -153,8 +153,8 @@ TEST(HeadTest, EntropyAloneHasAGradientToo) {
 TEST(HeadTest, ForwardAloneGivesTheSameBits) {
   const Inputs inputs = MakeInputs();
   for (const bool need_entropy : {false, true}) {
-    const HeadOutput forward = HeadForward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD,
-                                           inputs.targets_T(), Options(5, need_entropy));
+    const HeadOutput forward = HeadForward(
+        testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T()}, Options(5, need_entropy));
     const HeadOutput both = RunHead(inputs, Options(5, need_entropy)).output;
     EXPECT_TRUE(forward.log_prob_T.equal(both.log_prob_T));
     if (need_entropy) {
@@ -166,7 +166,7 @@ TEST(HeadTest, ForwardAloneGivesTheSameBits) {
 TEST(HeadTest, AddsToTheWeightGradient) {
   const Inputs inputs = MakeInputs();
   const Outcome once = RunHead(inputs, Options(8));
-  HeadForwardBackward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, inputs.targets_T(), Options(8),
+  HeadForwardBackward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T()}, Options(8),
                       {.rollouts = {}, .gradient = Linear(inputs)}, once.dweight_VD);
   EXPECT_LE(RelativeError(once.dweight_VD, Autograd(inputs).dweight_VD * 2), kExact);
 }
@@ -288,7 +288,7 @@ TEST(HeadWholeRolloutsTest, WithoutItARolloutThatChunksCutIsSeen) {
   CallRecorder recorder;
   Outcome outcome;
   outcome.dweight_VD = inputs.dweight();
-  HeadForwardBackward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, inputs.targets_T(), Options(3),
+  HeadForwardBackward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T()}, Options(3),
                       {.rollouts = kRollouts, .gradient = recorder.gradient}, outcome.dweight_VD);
   EXPECT_GT(RelativeError(outcome.dweight_VD, CoupledAutograd(inputs).dweight_VD), 0.01);
 }
@@ -321,7 +321,7 @@ TEST(HeadSkipTest, ANanInARowIsSeenInItsLogProbAndInNoOther) {
   Inputs inputs = MakeInputs(at::kFloat);
   inputs.hidden_TD[5][0] = std::numeric_limits<float>::quiet_NaN();
   const HeadOutput output =
-      HeadForward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, inputs.targets_T(), Options(8));
+      HeadForward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T()}, Options(8));
   for (int64_t row = 0; row < kRows; ++row)
     EXPECT_EQ(std::isnan(output.log_prob_T[row].item<double>()), row == 5) << row;
 }
@@ -334,7 +334,7 @@ TEST(HeadMemoryTest, OneChunkOfLogitsIsAllThatIsHeld) {
   const int64_t before = CpuMemoryStats().current_bytes;
   ResetPeakBytes();
   const HeadBackwardResult result =
-      HeadForwardBackward(testing::TestBackend(), inputs.hidden_TD, inputs.weight_VD, targets_T, Options(16),
+      HeadForwardBackward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, targets_T}, Options(16),
                           {.rollouts = {}, .gradient = Linear(inputs)}, dweight);
   // Each row holds log-prob, entropy, their gradients, two numbers of its softmax; the loss of this test makes one
   // more.
@@ -355,12 +355,12 @@ void ExpectHeadOfRanks(int ranks, const Inputs& inputs, std::span<const RowRange
     HeadOptions options = Options(chunk_rows);
     options.vocabulary = {&tp, begin};
     const HeadBackwardResult own =
-        HeadForwardBackward(testing::TestBackend(), hidden, weight, inputs.targets_T(), options, loss, dweight);
+        HeadForwardBackward(testing::TestBackend(), {hidden, weight, inputs.targets_T()}, options, loss, dweight);
     EXPECT_LT(RelativeError(own.output.log_prob_T, whole.output.log_prob_T), kExact);
     EXPECT_LT(RelativeError(own.output.entropy_T, whole.output.entropy_T), kExact);
     EXPECT_LT(RelativeError(own.dhidden_TD, testing::PaddedPart(whole.dhidden_TD, tp)), kExact);
     EXPECT_LT(RelativeError(dweight, whole.dweight_VD.slice(0, begin, end)), kExact);
-    const HeadOutput forward = HeadForward(testing::TestBackend(), hidden, weight, inputs.targets_T(), options);
+    const HeadOutput forward = HeadForward(testing::TestBackend(), {hidden, weight, inputs.targets_T()}, options);
     EXPECT_TRUE(!rollouts.empty() || forward.log_prob_T.equal(own.output.log_prob_T)) << "chunks of the same rows";
   });
 }

@@ -42,7 +42,7 @@ Errors ErrorsOf(const Inputs& in) {
   const RmsNormResult result = RmsNormForward(testing::TestBackend(), in.x, in.weight, kEps);
   at::Tensor dweight = at::ones({in.x.size(1)}, result.rstd_T.options());  // what is there stays
   const at::Tensor dx =
-      RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, in.residual, dweight);
+      RmsNormBackward(testing::TestBackend(), {in.x, result.rstd_T, in.weight}, in.dy, in.residual, dweight);
   return {RelativeError(result.y_TD, y), RelativeError(dx, expected[0] + in.residual),
           RelativeError(dweight - 1, expected[1])};
 }
@@ -74,9 +74,9 @@ TEST(RmsNormTest, WithoutResidualReturnsTheGradientAlone) {
   const RmsNormResult result = RmsNormForward(testing::TestBackend(), in.x, in.weight, kEps);
   at::Tensor dweight = at::zeros({33}, at::kDouble);
   const at::Tensor with =
-      RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, in.residual, dweight);
+      RmsNormBackward(testing::TestBackend(), {in.x, result.rstd_T, in.weight}, in.dy, in.residual, dweight);
   const at::Tensor without =
-      RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, {}, dweight);
+      RmsNormBackward(testing::TestBackend(), {in.x, result.rstd_T, in.weight}, in.dy, {}, dweight);
   EXPECT_LT(RelativeError(without + in.residual, with), kExact);
 }
 
@@ -84,7 +84,7 @@ TEST(RmsNormTest, NoRowsGiveNothing) {
   const Inputs in = MakeInputs(0, 8, at::kDouble);
   const RmsNormResult result = RmsNormForward(testing::TestBackend(), in.x, in.weight, kEps);
   at::Tensor dweight = at::zeros({8}, at::kDouble);
-  EXPECT_EQ(RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, {}, dweight).numel(), 0);
+  EXPECT_EQ(RmsNormBackward(testing::TestBackend(), {in.x, result.rstd_T, in.weight}, in.dy, {}, dweight).numel(), 0);
   EXPECT_EQ(dweight.abs().sum().item<double>(), 0);
 }
 
@@ -95,7 +95,7 @@ TEST(RmsNormTest, GivesTheSameBitsOnAnyNumberOfThreads) {
   for (const int threads : {1, 2, 3}) {
     at::set_num_threads(threads);
     dweights.push_back(at::zeros({96}));
-    RmsNormBackward(testing::TestBackend(), in.dy, in.x, result.rstd_T, in.weight, in.residual, dweights.back());
+    RmsNormBackward(testing::TestBackend(), {in.x, result.rstd_T, in.weight}, in.dy, in.residual, dweights.back());
   }
   at::set_num_threads(1);
   EXPECT_TRUE(dweights[0].equal(dweights[1]) && dweights[0].equal(dweights[2]));

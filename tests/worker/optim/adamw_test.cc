@@ -40,7 +40,7 @@ TEST(AdamwTest, AgreesWithThePlainFormula) {
       const at::Tensor m_hat = m[i] / (1 - std::pow(adam.beta1(), t)), v_hat = v[i] / (1 - std::pow(adam.beta2(), t));
       w[i] = w[i] * (1 - adam.learning_rate() * decay) - adam.learning_rate() * m_hat / (v_hat.sqrt() + adam.eps());
     }
-    AdamwStep(TestBackend(), parameters, AllRanges(parameters), adam, kClip, step);
+    AdamwStep(TestBackend(), parameters, AllRanges(parameters), {adam, kClip, step});
   }
   for (size_t i = 0; i < parameters.size(); ++i) {
     EXPECT_LT((parameters[i].master - w[i]).abs().max().item<double>(), 1e-14);  // values of some units, three steps
@@ -59,7 +59,7 @@ std::string Reported(at::ScalarType run_dtype, v1::OptimizerResidency residency,
   SetGradients(parameters, 1);
   spoil(parameters);
   ThreadCopyEngine copies;
-  return AdamwStep(TestBackend(), parameters, AllRanges(parameters), adam, 1, 1, {&copies, 64});
+  return AdamwStep(TestBackend(), parameters, AllRanges(parameters), {adam, 1, 1}, {&copies, 64});
 }
 
 class NonfiniteUpdateTest : public ::testing::TestWithParam<std::tuple<at::ScalarType, v1::OptimizerResidency>> {};

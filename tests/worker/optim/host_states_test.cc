@@ -41,8 +41,8 @@ struct Pair {
   void Step(int64_t step, CopyEngine& copies, int64_t slab_elements) {
     SetGradients(device, step);
     SetGradients(host, step);
-    AdamwStep(TestBackend(), device, AllRanges(device), Adam(), kHostClip, step);
-    AdamwStep(TestBackend(), host, AllRanges(host), Adam(), kHostClip, step, {&copies, slab_elements});
+    AdamwStep(TestBackend(), device, AllRanges(device), {Adam(), kHostClip, step});
+    AdamwStep(TestBackend(), host, AllRanges(host), {Adam(), kHostClip, step}, {&copies, slab_elements});
   }
   bool same() const { return SameBits(device, host); }
 
@@ -83,7 +83,7 @@ TEST_P(HostStatesTest, TakeTheDeviceBytesThatThePlanCanReport) {
   const int64_t before = CpuMemoryStats().current_bytes;
   const auto step = [&](double clip) {
     ResetPeakBytes();
-    AdamwStep(TestBackend(), pair.host, AllRanges(pair.host), Adam(), clip, 1, {&copies, slab_elements});
+    AdamwStep(TestBackend(), pair.host, AllRanges(pair.host), {Adam(), clip, 1}, {&copies, slab_elements});
     EXPECT_EQ(CpuMemoryStats().current_bytes, before) << "no state stays on the device";
     return CpuMemoryStats().peak_bytes - before;
   };

@@ -69,8 +69,8 @@ class RangesTest : public ::testing::TestWithParam<RangesCase> {
     return MakeParameters(std::get<1>(GetParam()), sizes_, std::get<2>(GetParam()));
   }
   void Step(std::vector<Parameter>& parameters, const ParameterRanges& ranges, int64_t step) {
-    EXPECT_EQ(AdamwStep(TestBackend(), parameters, ranges, Adam(), kRangesClip, step, {&copy_engine_, slab_elements_}),
-              "");
+    EXPECT_EQ(
+        AdamwStep(TestBackend(), parameters, ranges, {Adam(), kRangesClip, step}, {&copy_engine_, slab_elements_}), "");
   }
 
   Draw draw_;

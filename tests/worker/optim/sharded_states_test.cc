@@ -34,7 +34,7 @@ class ShardedStatesTest : public ::testing::TestWithParam<ShardedCase> {
   void Step(std::vector<Parameter>& parameters, const ParameterRanges& ranges) {
     for (int64_t step = 1; step <= kSteps; ++step) {
       SetGradients(parameters, step);
-      EXPECT_EQ(AdamwStep(TestBackend(), parameters, ranges, Adam(), kClip, step,
+      EXPECT_EQ(AdamwStep(TestBackend(), parameters, ranges, {Adam(), kClip, step},
                           {.copy_engine = &copy_engine_, .slab_elements = kSlabElements}),
                 "");
     }

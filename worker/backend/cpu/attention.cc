@@ -146,9 +146,9 @@ void ForwardQueries(const AttentionForwardArgs<T, Kv>& a, const Heads& heads, in
     }
   }
   for (int64_t i = 0; i < heads.count(); ++i) {
-    const Head head = heads.At(i);
-    loops.normalize(s.heads[i].max, s.heads[i].sum, static_cast<T>(size.scale), queries.count, n,
-                    RowsOf(a.out, head, first), a.lse.At(head.b, head.k, head.i, first), a.lse.row);
+    auto& of_head = s.heads[i];
+    loops.normalize({false, of_head.max, of_head.sum, RowsOf(a.out, heads.At(i), first), n}, static_cast<T>(size.scale),
+                    queries.count, RowsOf(a.lse, heads.At(i), first));
   }
 }
 

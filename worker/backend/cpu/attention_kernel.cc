@@ -11,17 +11,17 @@
 namespace stemma::worker {
 namespace {
 
-kernels::AttentionSize SizeOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                              double scale) {
+kernels::AttentionSize SizeOf(const AttentionKernel::Call& call) {
+  const at::Tensor &q = call.q, &k = call.k;
   CHECK_EQ(q.dim(), 5);
   CHECK_EQ(k.dim(), 4);
   CHECK_GT(k.size(2), 0) << "attention to zero keys";
   CHECK_EQ(q.size(0), k.size(0));
   CHECK_EQ(q.size(1), k.size(1)) << "kv heads of the queries and of the keys";
   CHECK_EQ(q.size(4), k.size(3)) << "head size";
-  CHECK(k.sizes() == v.sizes()) << k.sizes() << " and " << v.sizes();
-  if (causal) CHECK_EQ(q.size(3), k.size(2));
-  return {q.size(0), q.size(1), q.size(2), q.size(3), k.size(2), q.size(4), causal, scale};
+  CHECK(k.sizes() == call.v.sizes()) << k.sizes() << " and " << call.v.sizes();
+  if (call.causal) CHECK_EQ(q.size(3), k.size(2));
+  return {q.size(0), q.size(1), q.size(2), q.size(3), k.size(2), q.size(4), call.causal, call.scale};
 }
 
 // x [B, K, g, S, E].
@@ -56,16 +56,16 @@ void DispatchTypes(at::ScalarType queries, at::ScalarType keys, const Use& use) 
 
 }  // namespace
 
-AttentionKernel::Output CpuAttention::Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                              bool causal, double scale) const {
-  const kernels::AttentionSize size = SizeOf(q, k, v, causal, scale);
+AttentionKernel::Output CpuAttention::Forward(const Call& call) const {
+  const kernels::AttentionSize size = SizeOf(call);
+  const at::Tensor &q = call.q, &k = call.k;
   Output output{at::empty(q.sizes(), q.options()), at::empty(q.sizes().slice(0, 4), q.options())};
   DispatchTypes(q.scalar_type(), k.scalar_type(), [&]<typename T, typename Kv>() {
     const at::Tensor scratch = at::empty({kernels::AttentionForwardScratch(size)}, q.options());
     kernels::AttentionForward<T, Kv>({.size = size,
                                       .q = QueryRows<const T>(q),
                                       .k = KeyRows<const Kv>(k),
-                                      .v = KeyRows<const Kv>(v),
+                                      .v = KeyRows<const Kv>(call.v),
                                       .out = QueryRows<T>(output.out),
                                       .lse = LseRows<T>(output.lse),
                                       .scratch = Data<T>(scratch)});
@@ -73,25 +73,25 @@ AttentionKernel::Output CpuAttention::Forward(const at::Tensor& q, const at::Ten
   return output;
 }
 
-at::Tensor CpuAttention::Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+at::Tensor CpuAttention::Backward(const Call& call, const Output& output, const at::Tensor& dout,
                                   const KeyGradients& sums) const {
-  const kernels::AttentionSize size = SizeOf(q, k, v, causal, scale);
+  const kernels::AttentionSize size = SizeOf(call);
+  const at::Tensor &q = call.q, &k = call.k;
   CHECK(dout.sizes() == q.sizes()) << dout.sizes() << " and " << q.sizes();
-  CHECK(out.sizes() == q.sizes()) << out.sizes() << " and " << q.sizes();
-  CHECK(lse.sizes() == q.sizes().slice(0, 4)) << lse.sizes() << " and " << q.sizes();
+  CHECK(output.out.sizes() == q.sizes()) << output.out.sizes() << " and " << q.sizes();
+  CHECK(output.lse.sizes() == q.sizes().slice(0, 4)) << output.lse.sizes() << " and " << q.sizes();
   CHECK(sums.dk.sizes() == k.sizes() && sums.dk.scalar_type() == q.scalar_type()) << sums.dk.sizes();
-  CHECK(sums.dv.sizes() == v.sizes() && sums.dv.scalar_type() == q.scalar_type()) << sums.dv.sizes();
+  CHECK(sums.dv.sizes() == k.sizes() && sums.dv.scalar_type() == q.scalar_type()) << sums.dv.sizes();
   const at::Tensor dq = at::empty(q.sizes(), q.options());
   DispatchTypes(q.scalar_type(), k.scalar_type(), [&]<typename T, typename Kv>() {
     const at::Tensor scratch = at::empty({kernels::AttentionBackwardScratch(size)}, q.options());
     kernels::AttentionBackward<T, Kv>({.size = size,
                                        .dout = QueryRows<const T>(dout),
                                        .q = QueryRows<const T>(q),
-                                       .out = QueryRows<const T>(out),
-                                       .lse = LseRows<const T>(lse),
+                                       .out = QueryRows<const T>(output.out),
+                                       .lse = LseRows<const T>(output.lse),
                                        .k = KeyRows<const Kv>(k),
-                                       .v = KeyRows<const Kv>(v),
+                                       .v = KeyRows<const Kv>(call.v),
                                        .dq = QueryRows<T>(dq),
                                        .dk = KeyRows<T>(sums.dk),
                                        .dv = KeyRows<T>(sums.dv),

@@ -11,6 +11,12 @@ namespace stemma::worker {
 
 class AttentionKernel {
  public:
+  struct Call {
+    at::Tensor q;     // [B, K, g, Sq, E]
+    at::Tensor k, v;  // [B, K, Sk, E] with any strides but a contiguous last dim; Sk > 0
+    bool causal;      // needs Sq == Sk
+    double scale;
+  };
   struct Output {
     at::Tensor out;  // [B, K, g, Sq, E]
     at::Tensor lse;  // [B, K, g, Sq], natural log, scale included
@@ -19,22 +25,18 @@ class AttentionKernel {
     at::Tensor dk, dv;  // [B, K, Sk, E], summed over the group; strides as k's may be
   };
   virtual ~AttentionKernel() = default;
-  // q [B, K, g, Sq, E]; k, v [B, K, Sk, E] with any strides but a contiguous last dim; Sk > 0. causal needs Sq == Sk.
-  virtual Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                         double scale) const = 0;
-  // Returns dq [B, K, g, Sq, E]; adds to `sums`, so that a prefix's gradients need no memory of a wave's own.
-  virtual at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                              const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+  virtual Output Forward(const Call& call) const = 0;
+  // Returns dq [B, K, g, Sq, E] for dout of the same shape; adds to `sums`, so that a prefix's gradients need no memory
+  // of a wave's own. `output` is the merged one where the rows attend to other keys too.
+  virtual at::Tensor Backward(const Call& call, const Output& output, const at::Tensor& dout,
                               const KeyGradients& sums) const = 0;
 };
 
 // The product's, over worker/backend/cpu/attention.h.
 class CpuAttention : public AttentionKernel {
  public:
-  Output Forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                 double scale) const override;
-  at::Tensor Backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& out, const at::Tensor& lse, bool causal, double scale,
+  Output Forward(const Call& call) const override;
+  at::Tensor Backward(const Call& call, const Output& output, const at::Tensor& dout,
                       const KeyGradients& sums) const override;
 };
 

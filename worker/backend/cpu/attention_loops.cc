@@ -96,13 +96,21 @@ inline QueryPanel PanelAt(const ScoreBlock<T>& block, int64_t first) {
   return {first, Min(first + kPanel<T>, block.queries) - 1};
 }
 
+// The two operands of a block of scores, packed.
+template <typename T>
+struct ScoreOperands {
+  const T *keys, *queries;  // the queries transposed
+  int64_t head_size;
+};
+
 // Scores of a panel's queries and of keys [key, key + kRows), into `scores`, which lies as the block's do. A vector of
 // queries none of which sees one of the keys is left out.
 template <int kRows, typename T>
-inline void PanelTile(const ScoreBlock<T>& block, const QueryPanel& panel, int64_t key, const T* keys, const T* queries,
-                      int64_t head_size, T* scores) {
-  const T* left = keys + key * kPanel<T>;
-  const T* right = queries + panel.first * head_size;
+inline void PanelTile(const ScoreBlock<T>& block, const QueryPanel& panel, int64_t key, ScoreOperands<T> operands,
+                      T* scores) {
+  const int64_t head_size = operands.head_size;
+  const T* left = operands.keys + key * kPanel<T>;
+  const T* right = operands.queries + panel.first * head_size;
   T* to = scores + key * block.stride + panel.first;
   if (panel.last < panel.first + kLanes<T>) {
     ScoreTile<kRows, 1>(left, block.keys, right, head_size, to, block.stride);
@@ -118,9 +126,9 @@ template <int kRows, typename T, typename Row, typename Inner>
 inline void SumTile(Left<T, Row, Inner> left, const T* panel, int64_t count, bool add, int64_t columns,
                     StridedRows<T> out) {
   if (columns <= kLanes<T>) {
-    MultiplyTile<kRows, 1>(left, panel, count, add, columns, out.data, out.row);
+    MultiplyTile<kRows, 1>(left, panel, count, add, TileRows<T>{out.data, out.row, columns});
   } else {
-    MultiplyTile<kRows, 2>(left, panel, count, add, columns, out.data, out.row);
+    MultiplyTile<kRows, 2>(left, panel, count, add, TileRows<T>{out.data, out.row, columns});
   }
 }
 
@@ -257,18 +265,18 @@ void SoftmaxBlock(const ScoreBlock<T>& block, const T* keys, const T* queries, c
   for (int64_t first = 0; first < block.queries; first += kPanel<T>) {
     const QueryPanel panel = PanelAt(block, first);
     ForTiles<kTileRows>(0, KeysSeen(block, panel.last), [&]<int kRows>(int64_t key) {
-      PanelTile<kRows>(block, panel, key, keys, queries, softmax.head_size, block.scores);
+      PanelTile<kRows>(block, panel, key, ScoreOperands<T>{keys, queries, softmax.head_size}, block.scores);
     });
     for (int64_t query = first; query <= panel.last; query += kLanes<T>) SoftmaxVector(block, query, softmax);
   }
 }
 
 template <typename T>
-void Normalize(const T* max, const T* sum, T scale, int64_t rows, int64_t head_size, StridedRows<T> out, T* lse,
-               int64_t lse_row) {
+void Normalize(const SoftmaxState<T>& softmax, T scale, int64_t rows, StridedRows<T> lse) {
   for (int64_t r = 0; r < rows; ++r) {
-    Multiply(out.data + r * out.row, head_size, T(1) / sum[r]);
-    lse[r * lse_row] = scale * max[r] + static_cast<T>(__builtin_log(static_cast<double>(sum[r])));
+    const T sum = softmax.sum[r];
+    Multiply(softmax.out.data + r * softmax.out.row, softmax.head_size, T(1) / sum);
+    lse.data[r * lse.row] = scale * softmax.max[r] + static_cast<T>(__builtin_log(static_cast<double>(sum)));
   }
 }
 
@@ -295,8 +303,8 @@ void BackwardBlock(const ScoreBlock<T>& block, const T* keys, const T* values, c
     const QueryPanel panel = PanelAt(block, first);
     const int64_t seen = KeysSeen(block, panel.last);
     ForTiles<kTileRows>(0, seen, [&]<int kRows>(int64_t key) {
-      PanelTile<kRows>(block, panel, key, keys, backward.q, backward.head_size, block.scores);
-      PanelTile<kRows>(block, panel, key, values, backward.dout, backward.head_size, backward.dp);
+      PanelTile<kRows>(block, panel, key, ScoreOperands<T>{keys, backward.q, backward.head_size}, block.scores);
+      PanelTile<kRows>(block, panel, key, ScoreOperands<T>{values, backward.dout, backward.head_size}, backward.dp);
       for (int64_t query = first; query <= panel.last; query += kLanes<T>) {
         if (FirstSeeing(block, key + kRows - 1) <= query) {
           BackwardVector<false>(block, query, key, key + kRows, backward);

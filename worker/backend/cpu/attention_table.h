@@ -69,9 +69,8 @@ struct AttentionLoopsOf {
   // out_c += Σ_r scores[c][r] x_r; x packed.
   void (*sum_over_queries)(const ScoreBlock<T>& block, const T* x, int64_t head_size, StridedRows<T> out);
 
-  // out /= sum; lse = scale · max + log sum.
-  void (*normalize)(const T* max, const T* sum, T scale, int64_t rows, int64_t head_size, StridedRows<T> out, T* lse,
-                    int64_t lse_row);
+  // out /= sum; lse = scale · max + log sum, one element a row.
+  void (*normalize)(const SoftmaxState<T>& softmax, T scale, int64_t rows, StridedRows<T> lse);
   // delta_r = Σ dout out.
   void (*delta)(StridedRows<const T> dout, StridedRows<const T> out, int64_t rows, int64_t head_size, T* delta);
 };

@@ -145,10 +145,22 @@ void SwigluBackwardRows(const SwigluBackwardArgs<T>& a, int64_t begin, int64_t e
   }
 }
 
+// One head of one row, and its norm.
+template <typename T>
+struct NormedHead {
+  const T* x;
+  Acc<T> rstd;
+  const T* weight;
+  int64_t half;  // of its elements
+};
+
 // out = rotate(x · rstd · weight): the first half's partner is the second half.
 template <typename T>
-inline void NormRotate(const T* __restrict x, Acc<T> rstd, const T* __restrict weight, const Acc<T>* __restrict cos,
-                       const Acc<T>* __restrict sin, int64_t half, T* __restrict out) {
+inline void NormRotate(const NormedHead<T>& head, const Acc<T>* __restrict cos, const Acc<T>* __restrict sin,
+                       T* __restrict out) {
+  const T* __restrict x = head.x, * __restrict weight = head.weight;
+  const Acc<T> rstd = head.rstd;
+  const int64_t half = head.half;
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     const Acc<T> a = Load(x[i]) * rstd * Load(weight[i]);
@@ -183,7 +195,7 @@ void QkvForwardRows(const QkvForwardArgs<T>& a, int64_t begin, int64_t end) {
       if (norm) {
         const Acc<T> rstd = Rstd(x, size, a.eps);
         a.rstd_TJ[t * num_rotated + h] = rstd;
-        NormRotate(x, rstd, is_q ? a.q_weight_E : a.k_weight_E, cos, sin, half, out);
+        NormRotate<T>({x, rstd, is_q ? a.q_weight_E : a.k_weight_E, half}, cos, sin, out);
       } else {
         Rotate(x, cos, sin, half, out);
       }
@@ -209,10 +221,12 @@ inline void Unrotate(const G* __restrict d, const Acc<T>* __restrict cos, const 
 
 // Unrotate, then RmsNorm's backward over the head, in two passes over a row that stays in the first-level cache.
 template <typename T, typename G>
-inline void UnrotateNorm(const G* __restrict d, const T* __restrict x, Acc<T> rstd, const T* __restrict weight,
-                         const Acc<T>* __restrict cos, const Acc<T>* __restrict sin, int64_t half,
-                         Acc<T>* __restrict partial, T* __restrict out) {
+inline void UnrotateNorm(const G* __restrict d, const NormedHead<T>& head, const Acc<T>* __restrict cos,
+                         const Acc<T>* __restrict sin, Acc<T>* __restrict partial, T* __restrict out) {
   using A = Acc<T>;
+  const T* __restrict x = head.x, * __restrict weight = head.weight;
+  const A rstd = head.rstd;
+  const int64_t half = head.half;
   A dot = 0;
 #pragma omp simd reduction(+ : dot)
   for (int64_t i = 0; i < half; ++i) {
@@ -246,7 +260,8 @@ void QkvBackwardRows(const QkvBackwardArgs<T, G>& a, int64_t begin, int64_t end,
     for (int64_t h = 0; h < a.num_heads; ++h, out += size) {
       const T* d = a.dq_HTE.data + h * a.dq_HTE.head_stride + t * a.dq_HTE.row_stride;
       if (norm) {
-        UnrotateNorm<T, T>(d, x + h * size, a.rstd_TJ[t * num_rotated + h], a.q_weight_E, cos, sin, half, partial, out);
+        UnrotateNorm<T, T>(d, {x + h * size, a.rstd_TJ[t * num_rotated + h], a.q_weight_E, half}, cos, sin, partial,
+                           out);
       } else {
         Unrotate<T, T>(d, cos, sin, half, out);
       }
@@ -255,7 +270,7 @@ void QkvBackwardRows(const QkvBackwardArgs<T, G>& a, int64_t begin, int64_t end,
       const G* d = a.dk_TKE.data + h * a.dk_TKE.head_stride + t * a.dk_TKE.row_stride;
       const int64_t slot = a.num_heads + h;
       if (norm) {
-        UnrotateNorm<T, G>(d, x + slot * size, a.rstd_TJ[t * num_rotated + slot], a.k_weight_E, cos, sin, half,
+        UnrotateNorm<T, G>(d, {x + slot * size, a.rstd_TJ[t * num_rotated + slot], a.k_weight_E, half}, cos, sin,
                            partial + size, out);
       } else {
         Unrotate<T, G>(d, cos, sin, half, out);

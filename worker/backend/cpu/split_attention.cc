@@ -149,35 +149,41 @@ Wave WaveOf(const AttentionKernel& kernel, double scale, const at::Tensor& q_HTE
 // All rows of a run over its ancestor's keys: [K, g, rows, E].
 Output AncestorForward(const Wave& wave, const Run& run) {
   const AncestorKv& kv = *run.ancestor;
-  return OnlyEntry(wave.kernel.Forward(QueriesOf(wave.q_KgTE, run.begin, run.rows()), HeadMajor(kv.k_CKE).unsqueeze(0),
-                                       HeadMajor(kv.v_CKE).unsqueeze(0), /*causal=*/false, wave.scale));
+  return OnlyEntry(wave.kernel.Forward({.q = QueriesOf(wave.q_KgTE, run.begin, run.rows()),
+                                        .k = HeadMajor(kv.k_CKE).unsqueeze(0),
+                                        .v = HeadMajor(kv.v_CKE).unsqueeze(0),
+                                        .causal = false,
+                                        .scale = wave.scale}));
 }
 
-Output CausalForward(const Wave& wave, const AttentionSpan& span) {
+// A span's rows over its own keys.
+AttentionKernel::Call CausalCall(const Wave& wave, const AttentionSpan& span) {
   const int64_t begin = span.begin, count = span.end - span.begin;
-  return OnlyEntry(wave.kernel.Forward(QueriesOf(wave.q_KgTE, begin, count), KeysOf(wave.k_KTE, begin, count),
-                                       KeysOf(wave.v_KTE, begin, count), /*causal=*/true, wave.scale));
+  return {.q = QueriesOf(wave.q_KgTE, begin, count),
+          .k = KeysOf(wave.k_KTE, begin, count),
+          .v = KeysOf(wave.v_KTE, begin, count),
+          .causal = true,
+          .scale = wave.scale};
 }
 
-// q [n, K, g, longest, E] and k, v [n, K, longest, E] of a run's spans, padded.
-struct PaddedQkv {
-  at::Tensor q, k, v;
-};
-
-PaddedQkv PadQkv(const Wave& wave, const Run& run) {
+// The rows of a run's spans, each over its own keys, padded: q [n, K, g, longest, E] and k, v [n, K, longest, E].
+AttentionKernel::Call PaddedCall(const Wave& wave, const Run& run) {
   const auto keys = [&](const at::Tensor& x_KTE) { return Pad(x_KTE.unsqueeze(1), run).squeeze(2); };
-  return {Pad(wave.q_KgTE, run), keys(wave.k_KTE), keys(wave.v_KTE)};
+  return {
+      .q = Pad(wave.q_KgTE, run), .k = keys(wave.k_KTE), .v = keys(wave.v_KTE), .causal = true, .scale = wave.scale};
 }
 
 // Causal outputs of each span of a run, by the batch's layout, handed to `use` with the span's index in the run.
 template <typename Use>
 void ForEachCausalForward(const Wave& wave, const Run& run, CausalLayout layout, const Use& use) {
   if (layout == CausalLayout::kLoop || run.spans.size() == 1) {
-    for (const AttentionSpan& span : run.spans) use(span, CausalForward(wave, span));
+    for (const AttentionSpan& span : run.spans) {
+      use(span, OnlyEntry(wave.kernel.Forward(CausalCall(wave, span))));
+    }
     return;
   }
-  const PaddedQkv padded = PadQkv(wave, run);
-  const Output all = wave.kernel.Forward(padded.q, padded.k, padded.v, /*causal=*/true, wave.scale);
+  const AttentionKernel::Call padded = PaddedCall(wave, run);
+  const Output all = wave.kernel.Forward(padded);
   for (size_t i = 0; i < run.spans.size(); ++i) {
     const int64_t entry = static_cast<int64_t>(i), count = run.spans[i].end - run.spans[i].begin;
     use(run.spans[i], NarrowRows({all.out.select(0, entry), all.lse.select(0, entry)}, 0, count));
@@ -202,11 +208,10 @@ struct WaveOutput {
 OwnGradients CausalBackward(const Wave& wave, const WaveOutput& output, const AttentionSpan& span) {
   const int64_t begin = span.begin, count = span.end - span.begin;
   const auto queries = [&](const at::Tensor& x) { return QueriesOf(x, begin, count); };
-  const at::Tensor k = KeysOf(wave.k_KTE, begin, count), v = KeysOf(wave.v_KTE, begin, count);
-  const KeyGradients sums = ZeroGradients(k);
+  const AttentionKernel::Call call = CausalCall(wave, span);
+  const KeyGradients sums = ZeroGradients(call.k);
   const at::Tensor dq =
-      wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), k, v, queries(output.o_KgTE),
-                           queries(output.lse_KgT), /*causal=*/true, wave.scale, sums);
+      wave.kernel.Backward(call, {queries(output.o_KgTE), queries(output.lse_KgT)}, queries(output.do_KgTE), sums);
   return {dq.squeeze(0), sums.dk.squeeze(0), sums.dv.squeeze(0)};
 }
 
@@ -218,11 +223,10 @@ void ForEachCausalBackward(const Wave& wave, const WaveOutput& output, const Run
     for (const AttentionSpan& span : run.spans) use(span, CausalBackward(wave, output, span));
     return;
   }
-  const PaddedQkv padded = PadQkv(wave, run);
+  const AttentionKernel::Call padded = PaddedCall(wave, run);
   const KeyGradients sums = ZeroGradients(padded.k);
   const at::Tensor dq =
-      wave.kernel.Backward(Pad(output.do_KgTE, run), padded.q, padded.k, padded.v, Pad(output.o_KgTE, run),
-                           Pad(output.lse_KgT, run), /*causal=*/true, wave.scale, sums);
+      wave.kernel.Backward(padded, {Pad(output.o_KgTE, run), Pad(output.lse_KgT, run)}, Pad(output.do_KgTE, run), sums);
   for (size_t i = 0; i < run.spans.size(); ++i) {
     const int64_t entry = static_cast<int64_t>(i), count = run.spans[i].end - run.spans[i].begin;
     use(run.spans[i],
@@ -236,9 +240,10 @@ at::Tensor AncestorBackward(const Wave& wave, const WaveOutput& output, const Ru
   const AncestorKv& kv = *run.ancestor;
   const auto queries = [&](const at::Tensor& x) { return QueriesOf(x, run.begin, run.rows()); };
   const auto keys = [](const at::Tensor& x_CKE) { return HeadMajor(x_CKE).unsqueeze(0); };
-  const at::Tensor dq = wave.kernel.Backward(queries(output.do_KgTE), queries(wave.q_KgTE), keys(kv.k_CKE),
-                                             keys(kv.v_CKE), queries(output.o_KgTE), queries(output.lse_KgT),
-                                             /*causal=*/false, wave.scale, {keys(kv.gk_CKE), keys(kv.gv_CKE)});
+  const AttentionKernel::Call call = {
+      .q = queries(wave.q_KgTE), .k = keys(kv.k_CKE), .v = keys(kv.v_CKE), .causal = false, .scale = wave.scale};
+  const at::Tensor dq = wave.kernel.Backward(call, {queries(output.o_KgTE), queries(output.lse_KgT)},
+                                             queries(output.do_KgTE), {keys(kv.gk_CKE), keys(kv.gv_CKE)});
   return dq.squeeze(0);
 }
 

@@ -124,10 +124,19 @@ static inline void ForTiles(int64_t begin, int64_t end, const Use& use) {
   if constexpr (kRows > 1) ForTiles<(kRows > 8 ? 8 : kRows > 4 ? 4 : kRows / 2)>(begin, end, use);
 }
 
-// c (+)= left panel for one tile; `columns`, at most a panel's, are written, whatever follows them is left alone.
+// Where one tile's sums go: of each row `columns` elements, at most a panel's, are written, and whatever follows them
+// is left alone.
+template <typename T>
+struct TileRows {
+  T* data;
+  int64_t row, columns;
+};
+
+// out (+)= left panel, over `count` inner elements, for one tile.
 template <int kRows, int kVectors, typename T, typename Row, typename Inner>
-static inline void MultiplyTile(Left<T, Row, Inner> left, const T* panel, int64_t count, bool add, int64_t columns,
-                                T* c, int64_t c_row) {
+static inline void MultiplyTile(Left<T, Row, Inner> left, const T* panel, int64_t count, bool add, TileRows<T> out) {
+  T* const c = out.data;
+  const int64_t c_row = out.row, columns = out.columns;
   Tile<T, kRows, kVectors> tile;
   if (columns == kVectors * kLanes<T>) {
     if (add) {

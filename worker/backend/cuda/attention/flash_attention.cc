@@ -260,22 +260,24 @@ void FlashAttention::AddToAncestors(const AncestorCall& ancestor, const at::Tens
 }
 
 void FlashAttention::ChunkedBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
-                                     int64_t begin, int64_t chunks, int64_t rows_of_chunk,
-                                     const at::Tensor& dq_THE) const {
+                                     const Chunks& chunks, const at::Tensor& dq_THE) const {
+  const auto [begin, count, rows_of_each] = chunks;
   const auto keys = [&](const at::Tensor& x_CKE) {
-    return x_CKE.unsqueeze(0).expand({chunks, x_CKE.size(0), x_CKE.size(1), x_CKE.size(2)});
+    return x_CKE.unsqueeze(0).expand({chunks.count, x_CKE.size(0), x_CKE.size(1), x_CKE.size(2)});
   };
-  const auto queries = [&](const at::Tensor& x_THE) { return Batch(x_THE, begin, chunks, rows_of_chunk); };
+  const auto queries = [&](const at::Tensor& x_THE) {
+    return Batch(x_THE, chunks.begin, chunks.count, chunks.rows_of_each);
+  };
   const AttentionCall call{.q = queries(rows.q_THE),
                            .k = keys(ancestor.k_CKE),
                            .v = keys(ancestor.v_CKE),
-                           .max_q = rows_of_chunk,
+                           .max_q = rows_of_each,
                            .max_k = ancestor.k_CKE.size(0),
                            .causal = false,
                            .scale = rows.scale};
   const CallGradients gradients = packed_.Backward(call, queries(output.do_THE), queries(output.o_THE),
-                                                   BatchOfLse(output.lse_HT, begin, chunks, rows_of_chunk));
-  dq_THE.narrow(0, begin, chunks * rows_of_chunk).add_(RowsOfCall(gradients.dq));
+                                                   BatchOfLse(output.lse_HT, begin, count, rows_of_each));
+  dq_THE.narrow(0, begin, count * rows_of_each).add_(RowsOfCall(gradients.dq));
   AddToAncestors(ancestor, gradients.dk, gradients.dv);
 }
 
@@ -288,8 +290,8 @@ void FlashAttention::PartBackward(const AncestorCall& part, const Rows& rows, co
     const int64_t chunks = std::clamp<int64_t>(options_.chunks(prefix, options_.num_multiprocessors), 1, count);
     // The few rows that chunks of one length leave over are a call of their own.
     const int64_t rows_of_chunk = count / chunks, in_chunks = chunks * rows_of_chunk;
-    ChunkedBackward(part, rows, output, begin, chunks, rows_of_chunk, dq_THE);
-    if (in_chunks < count) ChunkedBackward(part, rows, output, begin + in_chunks, 1, count - in_chunks, dq_THE);
+    ChunkedBackward(part, rows, output, {begin, chunks, rows_of_chunk}, dq_THE);
+    if (in_chunks < count) ChunkedBackward(part, rows, output, {begin + in_chunks, 1, count - in_chunks}, dq_THE);
     return;
   }
   const auto queries = [&](const at::Tensor& x_THE) { return x_THE.narrow(0, begin, count).view(call.q.sizes()); };

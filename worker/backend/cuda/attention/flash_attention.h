@@ -80,6 +80,10 @@ class FlashAttention final : public AttentionOp {
   struct OutputGradient {
     at::Tensor do_THE, o_THE, lse_HT;
   };
+  // Rows [begin, begin + count · rows_of_each).
+  struct Chunks {
+    int64_t begin, count, rows_of_each;
+  };
 
   bool NeedsComposed(const at::Tensor& q_HTE) const;
   bool HasDense(const at::Tensor& q_THE) const;
@@ -107,9 +111,9 @@ class FlashAttention final : public AttentionOp {
   // Adds to dq of its rows, and to gk and gv of its ancestors.
   void PartBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
                     const at::Tensor& dq_THE) const;
-  // The same for rows [begin, begin + chunks · n) of one ancestor, as a batch of n rows each over the same keys.
-  void ChunkedBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output, int64_t begin,
-                       int64_t chunks, int64_t rows_of_chunk, const at::Tensor& dq_THE) const;
+  // The same for some rows of one ancestor, as a batch of chunks over the same keys.
+  void ChunkedBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
+                       const Chunks& chunks, const at::Tensor& dq_THE) const;
   // Adds dk, dv [chunks, C, K, E] of a call to gk, gv of its ancestors.
   void AddToAncestors(const AncestorCall& ancestor, const at::Tensor& dk, const at::Tensor& dv) const;
 

@@ -91,10 +91,18 @@ STEMMA_DEVICE float NormDot(const Pack<T, V>& dy, const Pack<T, V>& weight, cons
   return dot;
 }
 
-// Writes dx of a pack and adds its share of dweight. `mean` is mean(dy w x) rstd².
+// One row, its statistic and mean(dy w x) rstd².
+struct NormedRow {
+  int64_t row;
+  float rstd, mean;
+};
+
+// Writes dx of a pack and adds its share of dweight.
 template <typename T, int V>
-STEMMA_DEVICE void NormGradient(const RmsNormBackwardArgs<T>& a, int64_t row, int64_t i, const Pack<T, V>& dy,
-                                const Pack<T, V>& x, float rstd, float mean, float (&dweight)[V]) {
+STEMMA_DEVICE void NormGradient(const RmsNormBackwardArgs<T>& a, const NormedRow& normed, int64_t i,
+                                const Pack<T, V>& dy, const Pack<T, V>& x, float (&dweight)[V]) {
+  const float rstd = normed.rstd, mean = normed.mean;
+  const int64_t first = normed.row * a.width + i;
   const Pack<T, V> weight = Load<V>(a.weight_D + i);
   float out[V];
   STEMMA_UNROLL
@@ -103,11 +111,11 @@ STEMMA_DEVICE void NormGradient(const RmsNormBackwardArgs<T>& a, int64_t row, in
     dweight[j] += At(dy, j) * (At(x, j) * rstd);
   }
   if (a.residual_TD != nullptr) {
-    const Pack<T, V> residual = Load<V>(a.residual_TD + row * a.width + i);
+    const Pack<T, V> residual = Load<V>(a.residual_TD + first);
     STEMMA_UNROLL
     for (int j = 0; j < V; ++j) out[j] += At(residual, j);
   }
-  Store<T, V>(out, a.dx_TD + row * a.width + i);
+  Store<T, V>(out, a.dx_TD + first);
 }
 
 // One row, whose sums of dweight go to `held` and, beyond the packs that a thread keeps, to `partial`.
@@ -126,16 +134,15 @@ STEMMA_DEVICE void RmsNormBackwardRow(Team& team, const RmsNormBackwardArgs<T>& 
       },
       [&](int64_t i) { dot += NormDot<T, V>(Load<V>(dy + i), Load<V>(a.weight_D + i), Load<V>(x + i)); });
   const float rstd = a.rstd_T[row];
-  const float mean = team.Sum(dot) * rstd * rstd / static_cast<float>(a.width);
+  const NormedRow normed = {row, rstd, team.Sum(dot) * rstd * rstd / static_cast<float>(a.width)};
   ForPacks<V>(
-      team, a.width,
-      [&](int c, int64_t i) { NormGradient<T, V>(a, row, i, kept_dy[c], kept_x[c], rstd, mean, held[c]); },
+      team, a.width, [&](int c, int64_t i) { NormGradient<T, V>(a, normed, i, kept_dy[c], kept_x[c], held[c]); },
       [&](int64_t i) {
         const Pack<float, V> before = Load<V>(partial + i);
         float sums[V];
         STEMMA_UNROLL
         for (int j = 0; j < V; ++j) sums[j] = At(before, j);
-        NormGradient<T, V>(a, row, i, Load<V>(dy + i), Load<V>(x + i), rstd, mean, sums);
+        NormGradient<T, V>(a, normed, i, Load<V>(dy + i), Load<V>(x + i), sums);
         Store<float, V>(sums, partial + i);
       });
 }

@@ -154,12 +154,17 @@ STEMMA_DEVICE void QkvForward(Team& team, const QkvForwardArgs<T>& a) {
   });
 }
 
+// One row's cosines and sines, half a head of them.
+struct HeadAngles {
+  const float *cos, *sin;
+  int64_t half;
+};
+
 // The gradient before the rotation, of a pack of both halves.
 template <int V, typename G>
-STEMMA_DEVICE void UnrotatePack(const G* d, int64_t half, const float* cos, const float* sin, int64_t i,
-                                float (&low)[V], float (&high)[V]) {
-  const Pack<G, V> a = Load<V>(d + i), b = Load<V>(d + half + i);
-  const Pack<float, V> c = Load<V>(cos + i), s = Load<V>(sin + i);
+STEMMA_DEVICE void UnrotatePack(const G* d, const HeadAngles& angles, int64_t i, float (&low)[V], float (&high)[V]) {
+  const Pack<G, V> a = Load<V>(d + i), b = Load<V>(d + angles.half + i);
+  const Pack<float, V> c = Load<V>(angles.cos + i), s = Load<V>(angles.sin + i);
   STEMMA_UNROLL
   for (int j = 0; j < V; ++j) {
     low[j] = At(a, j) * At(c, j) + At(b, j) * At(s, j);
@@ -169,13 +174,12 @@ STEMMA_DEVICE void UnrotatePack(const G* d, int64_t half, const float* cos, cons
 
 // The transposed rotation of a head without QK-norm.
 template <int V, typename T, typename Team, typename D>
-STEMMA_DEVICE void UnrotateHead(const Team& team, int64_t half, const float* cos, const float* sin, const D* d,
-                                T* out) {
-  ForEachPack<V>(team, half, [&](int64_t i) {
+STEMMA_DEVICE void UnrotateHead(const Team& team, const HeadAngles& angles, const D* d, T* out) {
+  ForEachPack<V>(team, angles.half, [&](int64_t i) {
     float low[V], high[V];
-    UnrotatePack<V>(d, half, cos, sin, i, low, high);
+    UnrotatePack<V>(d, angles, i, low, high);
     Store<T, V>(low, out + i);
-    Store<T, V>(high, out + half + i);
+    Store<T, V>(high, out + angles.half + i);
   });
 }
 
@@ -202,9 +206,9 @@ struct NormedHead {
   const D* d;
   const T *x, *weight;
   T* out;
-  const float *cos, *sin;
-  int64_t half;
+  HeadAngles angles;
   float rstd;
+  STEMMA_DEVICE int64_t half() const { return angles.half; }
 };
 
 // A pack of both halves of a head: the gradient before the rotation, and the operands of QK-norm's backward.
@@ -217,16 +221,16 @@ struct HeadPacks {
 template <int V, typename T, typename D>
 STEMMA_DEVICE HeadPacks<T, V> LoadHeadPacks(const NormedHead<T, D>& head, int64_t i) {
   HeadPacks<T, V> packs;
-  UnrotatePack<V>(head.d, head.half, head.cos, head.sin, i, packs.low, packs.high);
+  UnrotatePack<V>(head.d, head.angles, i, packs.low, packs.high);
   packs.x_low = Load<V>(head.x + i);
-  packs.x_high = Load<V>(head.x + head.half + i);
+  packs.x_high = Load<V>(head.x + head.half() + i);
   return packs;
 }
 
 // Returns Σ dy · weight · x of the packs.
 template <typename T, int V, typename D>
 STEMMA_DEVICE float HeadDot(const NormedHead<T, D>& head, const HeadPacks<T, V>& packs, int64_t i) {
-  const Pack<T, V> low = Load<V>(head.weight + i), high = Load<V>(head.weight + head.half + i);
+  const Pack<T, V> low = Load<V>(head.weight + i), high = Load<V>(head.weight + head.half() + i);
   float dot = 0;
   STEMMA_UNROLL
   for (int j = 0; j < V; ++j) {
@@ -251,9 +255,9 @@ template <typename T, int V, typename D>
 STEMMA_DEVICE void WriteHeadGradient(const NormedHead<T, D>& head, float mean, int64_t i, HeadPacks<T, V>& packs,
                                      HeadSums<V>& sums) {
   HeadNormGradient<T, V>(packs.x_low, Load<V>(head.weight + i), head.rstd, mean, sums.low, packs.low);
-  HeadNormGradient<T, V>(packs.x_high, Load<V>(head.weight + head.half + i), head.rstd, mean, sums.high, packs.high);
+  HeadNormGradient<T, V>(packs.x_high, Load<V>(head.weight + head.half() + i), head.rstd, mean, sums.high, packs.high);
   Store<T, V>(packs.low, head.out + i);
-  Store<T, V>(packs.high, head.out + head.half + i);
+  Store<T, V>(packs.high, head.out + head.half() + i);
 }
 
 template <int V>
@@ -274,14 +278,14 @@ STEMMA_DEVICE HeadSums<V> LoadHeadSums(const float* from, int64_t half) {
 // Returns the head's mean(dy w x) rstd² of each thread's part of the sum.
 template <typename T, typename D, typename Team>
 STEMMA_DEVICE float HeadMean(Team& team, const NormedHead<T, D>& head, float dot) {
-  return team.Sum(dot) * head.rstd * head.rstd / static_cast<float>(2 * head.half);
+  return team.Sum(dot) * head.rstd * head.rstd / static_cast<float>(2 * head.half());
 }
 
 // Reads a head once, for QkNorm::kOnePack.
 template <typename T, int V, typename Team, typename D>
 STEMMA_DEVICE void HeadNormBackward(Team& team, const NormedHead<T, D>& head, HeadSums<V>& sums) {
   const int64_t i = static_cast<int64_t>(team.rank()) * V;
-  const bool has_pack = i < head.half;
+  const bool has_pack = i < head.half();
   HeadPacks<T, V> packs = {};
   float dot = 0;
   if (has_pack) {
@@ -296,35 +300,44 @@ STEMMA_DEVICE void HeadNormBackward(Team& team, const NormedHead<T, D>& head, He
 template <typename T, int V, typename Team, typename D>
 STEMMA_DEVICE void HeadNormBackward(Team& team, const NormedHead<T, D>& head, float* sums) {
   float dot = 0;
-  ForEachPack<V>(team, head.half, [&](int64_t i) { dot += HeadDot(head, LoadHeadPacks<V>(head, i), i); });
+  ForEachPack<V>(team, head.half(), [&](int64_t i) { dot += HeadDot(head, LoadHeadPacks<V>(head, i), i); });
   const float mean = HeadMean(team, head, dot);
-  ForEachPack<V>(team, head.half, [&](int64_t i) {
+  ForEachPack<V>(team, head.half(), [&](int64_t i) {
     HeadPacks<T, V> packs = LoadHeadPacks<V>(head, i);
-    HeadSums<V> of_pack = LoadHeadSums<V>(sums + i, head.half);
+    HeadSums<V> of_pack = LoadHeadSums<V>(sums + i, head.half());
     WriteHeadGradient(head, mean, i, packs, of_pack);
-    StoreHeadSums(of_pack, sums + i, head.half);
+    StoreHeadSums(of_pack, sums + i, head.half());
   });
 }
 
-// The heads of q or k. `sums`: with QK-norm, the team's own [E] sums of this kind's weight in shared memory, written. A
-// thread touches the same columns of them in every row, so that no barrier is needed.
+// The heads of q or of k: their slots of a row, their gradients and, with QK-norm, their weight and the team's own [E]
+// sums of its gradient in shared memory, which are written.
+template <typename T, typename D>
+struct HeadsOfKind {
+  int64_t first_slot, count;
+  StridedHeads<const D> d_HTE;
+  const T* weight;
+  float* sums;
+};
+
+// A thread touches the same columns of the sums in every row, so that no barrier is needed.
 template <int V, QkNorm kNorm, typename T, typename G, typename D, typename Team>
-STEMMA_DEVICE void HeadsBackward(Team& team, const QkvBackwardArgs<T, G>& a, int64_t first_slot, int64_t heads,
-                                 const StridedHeads<const D>& d_HTE, const T* weight, float* sums) {
+STEMMA_DEVICE void HeadsBackward(Team& team, const QkvBackwardArgs<T, G>& a, const HeadsOfKind<T, D>& heads) {
+  float* const sums = heads.sums;
   const int64_t half = a.head_size / 2;
   HeadSums<V> own;
   if constexpr (kNorm == QkNorm::kPacks) {
     ForEachPack<V>(team, half, [&](int64_t i) { StoreHeadSums(own, sums + i, half); });
   }
-  ForHeads(team, a, first_slot, heads, [&](const HeadItem& item) {
-    const int64_t angle = a.positions_T[item.row] * half;
-    const float *cos = a.cos_PE + angle, *sin = a.sin_PE + angle;
-    const D* d = d_HTE.Row(item.head, item.row);
+  ForHeads(team, a, heads.first_slot, heads.count, [&](const HeadItem& item) {
+    const int64_t first_angle = a.positions_T[item.row] * half;
+    const HeadAngles angles = {a.cos_PE + first_angle, a.sin_PE + first_angle, half};
+    const D* d = heads.d_HTE.Row(item.head, item.row);
     if constexpr (kNorm == QkNorm::kNone) {
-      UnrotateHead<V>(team, half, cos, sin, d, a.dqkv_TJ + item.column);
+      UnrotateHead<V>(team, angles, d, a.dqkv_TJ + item.column);
     } else {
       const float rstd = a.rstd_TJ[item.row * (a.num_heads + a.num_kv_heads) + item.slot];
-      const NormedHead<T, D> head = {d, a.qkv_TJ + item.column, weight, a.dqkv_TJ + item.column, cos, sin, half, rstd};
+      const NormedHead<T, D> head = {d, a.qkv_TJ + item.column, heads.weight, a.dqkv_TJ + item.column, angles, rstd};
       if constexpr (kNorm == QkNorm::kOnePack) HeadNormBackward<T, V>(team, head, own);
       if constexpr (kNorm == QkNorm::kPacks) HeadNormBackward<T, V>(team, head, sums);
     }
@@ -338,8 +351,8 @@ STEMMA_DEVICE void HeadsBackward(Team& team, const QkvBackwardArgs<T, G>& a, int
 template <typename T, typename G, int V, QkNorm kNorm, typename Team>
 STEMMA_DEVICE void QkvBackward(Team& team, const QkvBackwardArgs<T, G>& a, float* sums) {
   float* const k_sums = kNorm == QkNorm::kNone ? nullptr : sums + a.head_size;
-  HeadsBackward<V, kNorm>(team, a, 0, a.num_heads, a.dq_HTE, a.q_weight_E, sums);
-  HeadsBackward<V, kNorm>(team, a, a.num_heads, a.num_kv_heads, a.dk_TKE, a.k_weight_E, k_sums);
+  HeadsBackward<V, kNorm>(team, a, HeadsOfKind<T, T>{0, a.num_heads, a.dq_HTE, a.q_weight_E, sums});
+  HeadsBackward<V, kNorm>(team, a, HeadsOfKind<T, G>{a.num_heads, a.num_kv_heads, a.dk_TKE, a.k_weight_E, k_sums});
   ForHeads(team, a, a.num_heads + a.num_kv_heads, a.num_kv_heads, [&](const HeadItem& item) {
     CopyHead<V>(team, a.head_size, a.dv_TKE.Row(item.head, item.row), a.dqkv_TJ + item.column);
   });
