@@ -69,4 +69,10 @@ BlockCost LayerRecomputedCost(const ModelConfig& config, v1::TapePolicy policy, 
   return cost += RecomputedCost(config, Block::kMlp, policy, tp);
 }
 
+// K before its norm is what the norm's backward reads; without one, the backward needs no K/V.
+BlockCost KeyValueRecomputedCost(const ModelConfig& config, v1::TapePolicy policy) {
+  if (!config.qk_norm || Keeps(policy, TapeTensor::kBeforeQkNorm)) return {};
+  return ForwardCost(config, Block::kKeyValue);
+}
+
 }  // namespace stemma

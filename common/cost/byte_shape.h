@@ -21,6 +21,9 @@ struct ByteShape {
   // Rows that the device's products take at a time: fewer take as long. Of seconds, not of bytes. 1: rows cost what
   // they are, and what the head's chunks read again is in the rates.
   int64_t row_quantum = 1;
+  // The loss takes its gradient of whole responses: of one longer than a chunk of the head, all chunks but the last run
+  // forward twice (worker/ops/head.h). Of seconds, not of bytes.
+  bool whole_rollouts = false;
   // The place of a pipeline stage, whose layers `config` then has: only the first one looks tokens up, and all but the
   // last run every layer in full, for the stage after them.
   bool first_stage = true, last_stage = true;

@@ -43,7 +43,9 @@ FlopParts SuffixParts(const ModelConfig& config, bool last, const SegmentSums& s
 FlopParts PrefixRecomputeParts(const ModelConfig& config, const PrefixLayers& layers, const SegmentSums& prefixes,
                                v1::TapePolicy policy) {
   if (!KeepsInputs(policy)) return PrefixParts(config, layers, prefixes);
-  return Parts(LayerRecomputedCost(config, policy), static_cast<double>(layers.full), prefixes);
+  FlopParts parts = Parts(LayerRecomputedCost(config, policy), static_cast<double>(layers.full), prefixes);
+  if (layers.last) parts.linear += 2 * KeyValueRecomputedCost(config, policy).weights * prefixes.rows;
+  return parts;
 }
 
 }  // namespace

@@ -49,8 +49,9 @@ struct FlopParts {
 FlopParts PrefixParts(const ByteShape& shape, const SegmentSums& prefixes);
 FlopParts SuffixParts(const ByteShape& shape, const SegmentSums& suffixes);
 
-// Forward FLOPs that a policy adds to the backward of so many segments: in all layers of suffixes, and of the layers of
-// prefixes that are full ones. S5, of prefixes only, runs all of their forward again.
+// Forward FLOPs that a policy adds to the backward of so many segments: in all layers of suffixes; of prefixes in the
+// full layers and, with QK-norm, in the one of which only K and V are wanted. S5, of prefixes only, runs all of their
+// forward again.
 FlopParts PrefixRecomputeParts(const ByteShape& shape, const SegmentSums& prefixes, v1::TapePolicy policy);
 FlopParts SuffixRecomputeParts(const ModelConfig& config, const SegmentSums& suffixes, v1::TapePolicy policy);
 

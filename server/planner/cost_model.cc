@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/base/round_up.h"
 #include "common/cost/block_cost.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/context_rows.h"
@@ -165,10 +166,9 @@ void ClusterWorkSums::AddMember(const MemberShape& member, Members& members) con
   members.suffixes.Add(member.prefix_rows, member.rows);
   // A dense trajectory is its prefix and its suffix: nothing else is shared, and the same rows are pruned.
   if (member.dense) members.own_prefixes.Add(0, member.prefix_rows);
-  const int64_t own_prefix = member.dense ? member.prefix_rows : 0;
-  members.recomputed.Add(member.prefix_rows - own_prefix, own_prefix + member.rows);
   if (!member.dense && member.prefix_rows > 0) members.merged_rows += static_cast<double>(member.rows);
   members.score_blocks += MemberScoreBlocks(shape_, member);
+  members.head_chunks_again += HeadChunksAgain(shape_, member);
 }
 
 // Each rank has as much of everything as the one that has most of it.
@@ -176,10 +176,9 @@ void ClusterWorkSums::AddCutMember(const MemberShape& member) {
   const std::vector<ContextPiece> pieces = DealCutRows(member.rows, member.cut_ranks);
   const PieceSums most = MostOf(SumsOfRanks(pieces, member.cut_ranks, member.prefix_rows));
   for (Members& members : ranks_) {
-    for (SegmentSums* sums : {&members.suffixes, &members.recomputed}) {
-      sums->rows += most.segments.rows;
-      sums->pairs += most.segments.pairs;
-    }
+    members.suffixes.rows += most.segments.rows;
+    members.suffixes.pairs += most.segments.pairs;
+    members.head_chunks_again += HeadChunksAgain(shape_, member);
     members.merged_rows += most.merged_rows;
     members.score_blocks += most.score_blocks * HeadLayers(shape_.config, shape_.config.num_layers);
     members.forward_sent += CutForwardContextSent(shape_, member.rows);
@@ -193,8 +192,7 @@ void ClusterWorkSums::CloseMembers(Members& members) const {
   const FlopParts own = PrefixParts(shape_, members.own_prefixes);
   members.parts.linear += own.linear;
   members.parts.attention += own.attention;
-  members.elements =
-      (members.suffixes.rows * AllLayers(c) + members.own_prefixes.rows * FullLayers(shape_)) * layer_.elements;
+  members.layer_rows = members.suffixes.rows * AllLayers(c) + members.own_prefixes.rows * FullLayers(shape_);
 }
 
 const ClusterWorkSums::OwnRows& ClusterWorkSums::OwnRowsOf(const PrefixShape& prefix) const {
@@ -307,6 +305,26 @@ FlopParts ClusterWorkSums::Rounding(const WavePasses& waves) const {
   return parts;
 }
 
+// Returns the same of what a policy recomputes in a layer, and of K and V where they are all that is wanted.
+FlopParts ClusterWorkSums::RecomputedRounding(const WavePasses& waves, const BlockCost& layer,
+                                              const BlockCost& key_value) const {
+  FlopParts parts;
+  parts.linear = 2 * layer.weights * FullLayers(shape_) * static_cast<double>(waves.layer_padding);
+  if (!shape_.last_stage) return parts;
+  parts.linear += 2 * layer.weights * static_cast<double>(waves.last_padding);
+  parts.linear += 2 * key_value.weights * static_cast<double>(waves.kv_only_padding);
+  return parts;
+}
+
+// Counts the head's forward of rows whose logits were there before their whole response's gradient was known.
+void ClusterWorkSums::AddHeadAgain(const Members& members, Work& work) const {
+  const double weights = OfLastStage(shape_, Block::kHead);
+  const auto chunks = static_cast<double>(members.head_chunks_again);
+  work[kHead] += 2 * weights * chunks * static_cast<double>(RoundUp(shape_.head_chunk_rows, shape_.row_quantum));
+  // Elsewhere what the head's chunks read again is in the rates.
+  if (shape_.row_quantum > 1) work[kWave] += chunks * weights;
+}
+
 // Counts one block more for what is done around each wave's call over its prefixes, as around a span's.
 double ClusterWorkSums::ScoreBlocks(const WavePasses& waves, const Members& members) const {
   if (members.merged_rows == 0) return members.score_blocks;
@@ -319,7 +337,7 @@ Work ClusterWorkSums::SuffixForward(const WavePasses& waves, bool entropy, const
   Work work;
   AddForward(members.parts, work);
   AddForward(Rounding(waves), work);
-  work[kElement] = members.elements;
+  work[kElement] = members.layer_rows * layer_.elements;
   work[kMerge] = members.merged_rows * AllLayers(c) * static_cast<double>(c.q_size());
   work[kScoreBlock] = ScoreBlocks(waves, members);
   work[kWave] = static_cast<double>(waves.waves) * wave_weights_ +
@@ -339,14 +357,14 @@ Work ClusterWorkSums::Suffix(v1::TapePolicy policy, const WavePasses& waves, siz
   Work work = SuffixForward(waves, /*entropy=*/true, members);
   AddBackward(members.parts, work);
   AddBackward(Rounding(waves), work);
-  const double attention = KeepsAttention(policy) ? 0 : members.parts.attention;
-  work[kAttentionForward] += attention;
-  work[kLinear] += SuffixRecomputeParts(c, members.recomputed, policy).total() - attention;
+  AddForward(SuffixRecomputeParts(c, members.suffixes, policy), work);
+  AddForward(PrefixRecomputeParts(shape_, members.own_prefixes, policy), work);
   const BlockCost recomputed = LayerRecomputedCost(c, policy, shape_.tp);
-  work[kLinear] += 2 * recomputed.weights * AllLayers(c) * static_cast<double>(waves.layer_padding);
-  work[kElement] += 2 * members.elements + members.recomputed.rows * AllLayers(c) * recomputed.elements;
+  AddForward(RecomputedRounding(waves, recomputed, KeyValueRecomputedCost(c, policy)), work);
+  work[kElement] += members.layer_rows * (2 * layer_.elements + recomputed.elements);
   work[kScoreBlock] += (kBackwardScoreBlock + (KeepsAttention(policy) ? 0 : 1)) * ScoreBlocks(waves, members);
   work[kWaveBackward] = work[kWave];
+  AddHeadAgain(members, work);
   const auto apart = static_cast<int64_t>(members.own_prefixes.rows);
   const int64_t rows = static_cast<int64_t>(members.suffixes.rows) + apart;
   if (shape_.tp > 1) AddSent(WaveBackwardTensorSent(shape_, rows, apart, policy), waves.waves, work);

@@ -155,12 +155,12 @@ class ClusterWorkSums {
   struct Members {
     SegmentSums suffixes;      // behind their prefixes
     SegmentSums own_prefixes;  // of dense members
-    SegmentSums recomputed;    // what a suffix policy restores: a dense member's own prefix is part of it
     double merged_rows = 0;    // of suffixes behind a shared prefix, or behind earlier rows of their own
     double score_blocks = 0;   // of all heads and layers, forward
     ContextSentBytes forward_sent, backward_sent;  // of those that are cut by rows
     FlopParts parts;
-    double elements = 0;
+    double layer_rows = 0;          // in all layers
+    int64_t head_chunks_again = 0;  // of the last stage
   };
   // The prefixes' rows in blocks, of the rank that has most; all of them where there is one.
   struct OwnRows {
@@ -180,6 +180,8 @@ class ClusterWorkSums {
   OwnRows AllRows(const PrefixShape& prefix) const;
   OwnRows SharedRows(const PrefixShape& prefix) const;
   FlopParts Rounding(const WavePasses& waves) const;
+  FlopParts RecomputedRounding(const WavePasses& waves, const BlockCost& layer, const BlockCost& key_value) const;
+  void AddHeadAgain(const Members& members, Work& work) const;
   double ScoreBlocks(const WavePasses& waves, const Members& members) const;
   Work SuffixForward(const WavePasses& waves, bool entropy, const Members& members) const;
 

@@ -51,6 +51,10 @@ struct MemoryOptions {
   std::span<const ByteShape> all_stages() const {
     return stages.empty() ? std::span<const ByteShape>(&shape, 1) : std::span<const ByteShape>(stages);
   }
+  void SetWholeRollouts(bool whole) {  // as ByteShape's
+    shape.whole_rollouts = whole;
+    for (ByteShape& stage : stages) stage.whole_rollouts = whole;
+  }
   // Returns the first stage on which an operation costs what it does on this one: stages are of one model, so those
   // with as many layers and the same ends are alike.
   size_t FirstLike(size_t stage) const {

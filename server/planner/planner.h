@@ -41,6 +41,7 @@ struct PlannerRequest {
   bool reads_checkpoint = false;  // one of these, or what ComputeLogProb names: the passes run beside its weights
   bool forward_only = false;      // ComputeLogProb: one step, no backward
   v1::Schedule schedule = v1::AUTO;
+  bool whole_rollouts = false;  // the loss takes its gradient of whole responses (common/cost/byte_shape.h)
 };
 
 struct PlannerModel {

@@ -1,6 +1,7 @@
 #include "server/planner/wave_passes.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/round_up.h"
 
@@ -22,11 +23,30 @@ struct MemberRows {
 
 bool Attends(const MemberShape& member) { return !member.dense && member.prefix_rows > 0; }
 
+// Adds the head's chunks of a wave. They end with responses where the loss wants whole ones.
+void AddHeadChunks(const ByteShape& shape, std::span<const MemberShape> members, WavePasses& passes) {
+  int64_t waiting = 0;
+  const auto add = [&](int64_t rows) {
+    passes.head_chunks += DivideUp(rows, shape.head_chunk_rows);
+    passes.head_padding += RowPadding(shape, rows, shape.head_chunk_rows);
+  };
+  for (const MemberShape& member : members) {
+    const int64_t rows = member.own_rows();
+    if (shape.whole_rollouts && waiting > 0 && waiting + rows > shape.head_chunk_rows) add(std::exchange(waiting, 0));
+    waiting += rows;
+  }
+  add(waiting);
+}
+
 }  // namespace
 
 int64_t RowPadding(const ByteShape& shape, int64_t rows, int64_t block_rows) {
   if (block_rows == 0) return ToTiles(shape, rows);
   return rows / block_rows * ToTiles(shape, block_rows) + ToTiles(shape, rows % block_rows);
+}
+
+int64_t HeadChunksAgain(const ByteShape& shape, const MemberShape& member) {
+  return shape.whole_rollouts && member.rows > 0 ? (member.own_rows() - 1) / shape.head_chunk_rows : 0;
 }
 
 void AddWave(const ByteShape& shape, std::span<const MemberShape> members, WavePasses& passes) {
@@ -37,12 +57,11 @@ void AddWave(const ByteShape& shape, std::span<const MemberShape> members, WaveP
     return;
   }
   const MemberRows rows(members);
-  passes.head_chunks += DivideUp(rows.head, shape.head_chunk_rows);
   passes.kv_only_products += rows.kv_only > 0 ? 1 : 0;
   passes.layer_padding += RowPadding(shape, rows.head + rows.kv_only);
   passes.last_padding += RowPadding(shape, rows.head);
   passes.kv_only_padding += RowPadding(shape, rows.kv_only);
-  passes.head_padding += RowPadding(shape, rows.head, shape.head_chunk_rows);
+  AddHeadChunks(shape, members, passes);
 }
 
 WavePasses LeastPasses(const ByteShape& shape, std::span<const MemberShape> members, int64_t waves) {

@@ -53,6 +53,9 @@ struct WavePasses {
 // Returns by how many rows so many are rounded up that products take in blocks; 0: at once.
 int64_t RowPadding(const ByteShape& shape, int64_t rows, int64_t block_rows = 0);
 
+// Returns how many of the head's chunks of one response run forward twice (ByteShape::whole_rollouts); all are full.
+int64_t HeadChunksAgain(const ByteShape& shape, const MemberShape& member);
+
 // Adds a wave of these members.
 void AddWave(const ByteShape& shape, std::span<const MemberShape> members, WavePasses& passes);
 // Returns no more of anything than so many waves of these members have, whichever they are, or more waves.

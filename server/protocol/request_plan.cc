@@ -5,6 +5,7 @@
 #include "common/admission/log_prob_sources.h"
 #include "common/admission/normalization.h"
 #include "common/base/status_macros.h"
+#include "common/trace/loss_names.h"
 
 namespace stemma::server {
 namespace {
@@ -49,6 +50,8 @@ PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunCon
   result.seed = header.seed();
   result.payload_digest = request.digest;
   result.log_prob_passes = static_cast<int>(WeightsOfPasses(header).size());
+  const absl::StatusOr<LossMode> mode = ParseLossMode(header.loss().loss_mode());
+  result.whole_rollouts = mode.ok() && NeedsWholeRollouts(*mode);
   return result;
 }
 

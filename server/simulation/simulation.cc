@@ -90,12 +90,18 @@ class Simulator {
     answer_.flops += report.flops();
     answer_.step_bytes = std::max(answer_.step_bytes, report.peak_bytes());
     if (named.request.log_prob_passes > 0) {
-      const MemoryOptions options = MemoryOptionsOf(config_, model_.run, model_.rates, /*forward_only=*/true);
-      AddStep(options, named.request, plan->plan.log_prob_pass(), named.request.log_prob_passes);
+      AddStep(OptionsOf(named.request, /*forward_only=*/true), named.request, plan->plan.log_prob_pass(),
+              named.request.log_prob_passes);
     }
-    const MemoryOptions options = MemoryOptionsOf(config_, model_.run, model_.rates, named.request.forward_only);
+    const MemoryOptions options = OptionsOf(named.request, named.request.forward_only);
     for (const v1::StepPlan& step : plan->plan.steps()) AddStep(options, named.request, step, plan->repeats);
     return absl::OkStatus();
+  }
+
+  MemoryOptions OptionsOf(const PlannerRequest& request, bool forward_only) const {
+    MemoryOptions options = MemoryOptionsOf(config_, model_.run, model_.rates, forward_only);
+    options.SetWholeRollouts(request.whole_rollouts);
+    return options;
   }
 
   void AddStep(const MemoryOptions& options, const PlannerRequest& request, const v1::StepPlan& step, uint64_t times) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "server/planner/cost_model.h"
@@ -114,6 +115,7 @@ class ClusterCount {
       }
       if (again) clock.ProductForward(rows, clock.kv());
       clock.ProductBackward(rows, clock.kv());
+      if (!again && RestoresKv(policy)) clock.RecomputedProduct(rows, clock.kv());
     }
     for (int64_t l = 0; l < full_layers(); ++l) {
       for (const uint32_t group : cluster_.prefix_groups()) {
@@ -131,8 +133,21 @@ class ClusterCount {
     return clock.seconds();
   }
 
+  bool RestoresPrefixKv() const {
+    return cluster_.prefix_policy() < v1::S5 && RestoresKv(cluster_.prefix_policy()) &&
+           !cluster_.prefix_groups().empty();
+  }
+  bool HeadRunsTwice() const {
+    return std::any_of(cluster_.waves().begin(), cluster_.waves().end(), [this](const v1::Wave& wave) {
+      const std::vector<HeadChunk> chunks = HeadChunks(wave);
+      return std::any_of(chunks.begin(), chunks.end(), [](const HeadChunk& chunk) { return chunk.twice; });
+    });
+  }
+
  private:
   int64_t full_layers() const { return model_.config.num_layers - 1; }
+  // Whether the last layer's K before QK-norm is computed again.
+  bool RestoresKv(v1::TapePolicy policy) const { return model_.config.qk_norm && policy >= v1::S3; }
   int64_t PrefixRows(uint32_t group) const { return request_.groups[group].prompt_tokens - 1; }
   bool IsDense(uint32_t group) const {
     const auto& reused = cluster_.prefix_groups();
@@ -177,12 +192,39 @@ class ClusterCount {
     if (kv_only > 0) {
       clock.ProductForward(kv_only, clock.kv());
       clock.ProductBackward(kv_only, clock.kv());
+      if (RestoresKv(policy)) clock.RecomputedProduct(kv_only, clock.kv());
     }
-    const int64_t chunk = model_.run.head_chunk_tokens();
-    for (int64_t begin = 0; begin < rows; begin += chunk) {
-      clock.ProductForward(std::min(chunk, rows - begin), clock.head(), server::kHead);
-      clock.ProductBackward(std::min(chunk, rows - begin), clock.head(), server::kHead);
+    for (const HeadChunk& chunk : HeadChunks(wave)) {
+      clock.ProductForward(chunk.rows, clock.head(), server::kHead);
+      if (chunk.twice) clock.ProductForward(chunk.rows, clock.head(), server::kHead);
+      clock.ProductBackward(chunk.rows, clock.head(), server::kHead);
     }
+  }
+
+  // One product of the head, which runs forward twice where the loss must have seen later chunks of its response first.
+  struct HeadChunk {
+    int64_t rows;
+    bool twice;
+  };
+  // The rows of a wave in the head's chunks; where whole responses are wanted, those that fit one chunk together are
+  // one, and each longer one is cut by itself.
+  std::vector<HeadChunk> HeadChunks(const v1::Wave& wave) const {
+    const int64_t most = model_.run.head_chunk_tokens();
+    std::vector<std::vector<int64_t>> taken = {{}};  // responses that are cut into chunks together
+    for (const v1::WaveMember& member : wave.members()) {
+      const int64_t rows = request_.groups[member.group()].rollouts[member.rollout()].response_tokens;
+      const int64_t before = std::accumulate(taken.back().begin(), taken.back().end(), int64_t{0});
+      if (request_.whole_rollouts && before > 0 && before + rows > most) taken.emplace_back();
+      taken.back().push_back(rows);
+    }
+    std::vector<HeadChunk> chunks;
+    for (const std::vector<int64_t>& responses : taken) {
+      const int64_t rows = std::accumulate(responses.begin(), responses.end(), int64_t{0});
+      for (int64_t begin = 0; begin < rows; begin += most) {
+        chunks.push_back({std::min(most, rows - begin), request_.whole_rollouts && begin + most < rows});
+      }
+    }
+    return chunks;
   }
 
   void AddAttention(int64_t rows, int64_t prefix, bool dense, v1::TapePolicy policy, Clock& clock) const {

@@ -37,6 +37,7 @@ PlannerModel DrawModel(Draw& draw) {
   c.hidden_size = 8 * draw.Between(8, 100);
   c.ffn_size = draw.Between(64, 3000);
   c.num_layers = draw.Between(2, 6);
+  c.qk_norm = draw.Chance(50);
   model.run.set_dtype("bf16");
   model.run.set_head_chunk_tokens(static_cast<uint32_t>(draw.Between(100, 2000)));
   model.run.set_offload(v1::OFFLOAD_OFF);
@@ -48,9 +49,9 @@ PlannerModel DrawModel(Draw& draw) {
   return model;
 }
 
-// What a dense trajectory recomputes is planned for all of its rows in all layers, so those keep everything.
-PlannerRequest DrawRequest(Draw& draw, v1::RunConfig& run) {
+PlannerRequest DrawRequest(Draw& draw) {
   PlannerRequest request;
+  request.whole_rollouts = draw.Chance(40);
   request.schedule = draw.Of<v1::Schedule>({v1::REUSE, v1::DENSE});
   const int64_t groups = draw.Between(1, 5);
   for (int64_t g = 0; g < groups; ++g) {
@@ -60,7 +61,6 @@ PlannerRequest DrawRequest(Draw& draw, v1::RunConfig& run) {
     const int64_t rollouts = draw.Between(1, 12);
     for (int64_t i = 0; i < rollouts; ++i) group.rollouts.push_back({absl::StrCat(i), draw.LogBetween(1, 3000)});
   }
-  if (request.schedule == v1::DENSE) run.set_suffix_policy(v1::S0);
   return request;
 }
 
@@ -73,13 +73,13 @@ Rates WithoutSums(Rates rates) {
 constexpr double kRoundOff = 1e-9;
 
 TEST(DevicePlansTest, SecondsAreThoseOfEveryProductOfEveryWave) {
-  int clusters = 0, waves = 0, blocks = 0, off_without_tiles = 0;
+  int clusters = 0, waves = 0, blocks = 0, off_without_tiles = 0, restored_kv = 0, restored_dense = 0, head_again = 0;
   std::set<std::pair<int, int>> policies;
   for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 150; ++seed) {
     SCOPED_TRACE(seed);
     Draw draw(seed);
-    PlannerModel model = DrawModel(draw);
-    const PlannerRequest request = DrawRequest(draw, model.run);
+    const PlannerModel model = DrawModel(draw);
+    const PlannerRequest request = DrawRequest(draw);
     const auto plan = MakePlan(model, request);
     if (!plan.ok()) continue;  // a budget that is too small
     const v1::StepPlan& step = plan->plan.steps(0);
@@ -96,12 +96,18 @@ TEST(DevicePlansTest, SecondsAreThoseOfEveryProductOfEveryWave) {
       ++clusters;
       waves += step.clusters(i).waves_size();
       blocks += step.clusters(i).prefix_block_rows() > 0 ? 1 : 0;
+      restored_kv += count.RestoresPrefixKv() ? 1 : 0;
+      restored_dense += request.schedule == v1::DENSE && step.clusters(i).suffix_policy() >= v1::S1 ? 1 : 0;
+      head_again += count.HeadRunsTwice() ? 1 : 0;
       policies.insert({step.clusters(i).prefix_policy(), step.clusters(i).suffix_policy()});
     }
   }
   EXPECT_GT(clusters, 60);
   EXPECT_GT(waves, 2 * clusters);
   EXPECT_GT(blocks, 5);
+  EXPECT_GT(restored_kv, 3);
+  EXPECT_GT(restored_dense, 3);
+  EXPECT_GT(head_again, 10);
   EXPECT_GT(policies.size(), 4u);
   EXPECT_GT(off_without_tiles, clusters * 9 / 10);
 }

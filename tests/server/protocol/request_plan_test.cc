@@ -2,6 +2,7 @@
 #include "server/protocol/request_plan.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -10,8 +11,8 @@
 namespace stemma::server {
 namespace {
 
-// Two groups with a prompt of 200 tokens and two responses of 30 each.
-TrainingRequest TwoGroups() {
+// Two groups with a prompt of 200 tokens and two responses each.
+TrainingRequest TwoGroups(size_t response_tokens = 30) {
   TrainingRequest request;
   v1::UpdateHeader& header = request.update;
   header.mutable_loss()->set_loss_mode("vanilla");
@@ -24,7 +25,7 @@ TrainingRequest TwoGroups() {
     for (int i = 0; i < 2; ++i) {
       v1::Rollout& rollout = *group.add_rollouts();
       rollout.set_rollout_id(uid + std::to_string(i));
-      rollout.set_response_tokens(std::string(4 * 30, '\1'));
+      rollout.set_response_tokens(std::string(4 * response_tokens, '\1'));
       rollout.set_advantage(1);
     }
   }
@@ -84,6 +85,20 @@ TEST(RequestPlanTest, APassRunsForEachOfTheWeightsAndBesideThoseOfACheckpoint) {
   EXPECT_EQ(twice.steps(1).peak_bytes(), once.steps(1).peak_bytes()) << "they are gone before the first step";
   EXPECT_EQ(twice.flops(), once.flops() + once.steps(0).flops());
   EXPECT_GT(twice.seconds().suffix(), once.seconds().suffix());
+}
+
+// The head takes 512 rows at a time: of 1,100 two chunks run again once the last is known, which costs their forward.
+TEST(RequestPlanTest, ALossOverWholeResponsesRunsTheHeadOfLongOnesTwice) {
+  for (const auto& [response_tokens, rows_again] :
+       std::vector<std::pair<size_t, double>>{{30, 0}, {512, 0}, {1100, 1024}}) {
+    TrainingRequest request = TwoGroups(response_tokens);
+    const double once_s = Planned(request).report.seconds().suffix();
+    request.update.mutable_loss()->set_loss_mode("gspo");
+    const double twice_s = Planned(request).report.seconds().suffix();
+    const ModelConfig config = testing::BenchModel();
+    const double flops = 4 * 2 * rows_again * static_cast<double>(config.hidden_size * config.vocab_size);
+    EXPECT_NEAR(twice_s - once_s, flops * testing::BenchRates()[kHead], 1e-9 * once_s) << response_tokens;
+  }
 }
 
 TEST(RequestPlanTest, EpochsAndMiniBatchesAreStepsWithNumbersOfTheirOwn) {

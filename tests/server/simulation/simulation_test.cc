@@ -185,10 +185,7 @@ TEST(SimulationTest, ACopyThatOnlyGathersHoldsNobodyBeyondTheOnesThatCompute) {
   EXPECT_NEAR(silent->seconds.compute_s, silent->seconds.pass_s / 2, kSame);
 }
 
-TEST(SimulationTest, PhasesAreThoseOfThePlan) {
-  Rates rates = BenchRates();
-  SetLinks(0, 0, rates);
-  const SimulationQuestion question = BenchQuestion({}, rates);
+void ExpectPhasesOfThePlan(const SimulationQuestion& question) {
   const auto model = ModelOnMesh(question.mesh_question, question.mesh);
   ASSERT_TRUE(model.ok()) << model.status();
   const auto plan = MakePlan(*model, question.mesh_question.requests.front().request);
@@ -200,6 +197,18 @@ TEST(SimulationTest, PhasesAreThoseOfThePlan) {
   EXPECT_NEAR(seconds.phase_s[2], planned.prefix_backward(), kSame);
   EXPECT_GT(seconds.phase_s[2], seconds.phase_s[0]);
   EXPECT_NEAR(seconds.apply_s, planned.apply(), kSame);
+}
+
+TEST(SimulationTest, PhasesAreThoseOfThePlan) {
+  Rates rates = BenchRates();
+  SetLinks(0, 0, rates);
+  SimulationQuestion question = BenchQuestion({}, rates);
+  ExpectPhasesOfThePlan(question);
+  question.mesh_question.run.set_head_chunk_tokens(50);
+  const double once_s = SecondsOfRun(question).phase_s[1];
+  question.mesh_question.requests.front().request.whole_rollouts = true;
+  ExpectPhasesOfThePlan(question);
+  EXPECT_GT(SecondsOfRun(question).phase_s[1], once_s) << "two of three chunks of the head run forward twice";
 }
 
 TEST(SimulationTest, CoresThatAreSharedMakeRanksOneWorkerAgain) {
