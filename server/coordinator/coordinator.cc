@@ -94,6 +94,10 @@ void Coordinator::Ask(std::function<void()> answer) {
   events_.push_back({.at = clock_.Now(), .event = {}, .answer = std::move(answer)});
 }
 
+void Coordinator::AskNumbers(std::function<void(ServerNumbers)> take) {
+  Ask([this, take = std::move(take)] { take(state_.Numbers()); });
+}
+
 void Coordinator::OnDone(Event event) {
   MutexLock lock(&mutex_);
   Post(std::move(event));

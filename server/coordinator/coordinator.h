@@ -33,6 +33,7 @@
 #include "server/coordinator/storage.h"
 #include "server/protocol/coordinator_state.h"
 #include "server/protocol/events.h"
+#include "server/protocol/server_numbers.h"
 
 namespace stemma::server {
 
@@ -76,6 +77,9 @@ class Coordinator {
   // Calls `answer` from the coordinator's thread, in its turn among the events; never once that was stopped. The state
   // is not told, so that no time passes for it.
   void Ask(std::function<void()> answer);
+
+  // Calls `take` likewise, with what may be read of the server.
+  void AskNumbers(std::function<void(ServerNumbers)> take);
 
   // Refuses new work; what runs has so long to end its step, pass or export.
   void Drain(absl::Duration within);

@@ -43,9 +43,10 @@ constexpr int kReturnedBytes = 256 << 10;
 // Nothing without a path.
 absl::StatusOr<std::optional<ReadyFile>> WriteReadyFile(const std::string& path, const Server& server) {
   if (path.empty()) return std::nullopt;
-  ASSIGN_OR_RETURN(ReadyFile file,
-                   ReadyFile::Write(path, absl::StrCat(server.address(), "\nworkers ", server.worker_address(),
-                                                       "\nops ", server.ops_address(), "\n")));
+  std::string text =
+      absl::StrCat(server.address(), "\nworkers ", server.worker_address(), "\nops ", server.ops_address(), "\n");
+  if (!server.metrics_address().empty()) absl::StrAppend(&text, "metrics ", server.metrics_address(), "\n");
+  ASSIGN_OR_RETURN(ReadyFile file, ReadyFile::Write(path, text));
   return std::optional<ReadyFile>(std::move(file));
 }
 
@@ -82,6 +83,7 @@ ServerOptions ServerOptionsOf(const ServerMainOptions& options, const std::strin
   result.listen = options.listen;
   result.worker_listen = options.worker_listen;
   result.ops_listen = options.ops_listen;
+  result.metrics_listen = options.metrics_listen;
   result.worker_secret = options.worker_secret;
   result.limits = options.config.limits();
   result.model = options.model;
@@ -139,8 +141,10 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
   RETURN_IF_ERROR(options.data->SetAddress(server->address()));
   ASSIGN_OR_RETURN(std::optional<ReadyFile> ready_file, WriteReadyFile(options.ready_file, *server));
   LOG(INFO) << "serving " << options.config.model() << " on " << server->address() << ", workers on "
-            << server->worker_address() << ", health on " << server->ops_address() << ", data in "
-            << options.data->path();
+            << server->worker_address() << ", health on " << server->ops_address()
+            << (server->metrics_address().empty() ? ""
+                                                  : ", metrics on http://" + server->metrics_address() + "/metrics")
+            << ", data in " << options.data->path();
   const int received = WaitForSignal(signals);
   LOG(INFO) << "stopping: " << strsignal(received) << "; what runs has " << options.drain_within
             << " to end, another signal ends at once";

@@ -28,6 +28,7 @@ constexpr double kWorkerStalledAfterMaxS = 7 * 86400;
 struct Flags {
   std::string config_file, model, dtype, schedule, layout, prefix_policy, suffix_policy, offload, optimizer_residency;
   std::string listen = "127.0.0.1:0", worker_listen = "127.0.0.1:0", ops_listen = "127.0.0.1:0";
+  std::optional<std::string> metrics_listen;
   std::string worker_secret_file;
   std::string data = "stemma-data";
   std::string ready_file, resume = "auto";
@@ -123,6 +124,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--listen", flags.listen, "host:port for clients; port 0 takes a free one")->capture_default_str();
   app.add_option("--worker-listen", flags.worker_listen, "host:port for workers")->capture_default_str();
   app.add_option("--ops-listen", flags.ops_listen, "host:port for health checks")->capture_default_str();
+  app.add_option("--metrics-listen", flags.metrics_listen,
+                 "host:port where Prometheus reads /metrics, over HTTP (default: nowhere)");
   app.add_option("--worker-secret-file", flags.worker_secret_file,
                  "file of mode 0600 with the secret that admits workers (default: $STEMMA_WORKER_SECRET)");
   AddNumber(&app, "--worker-lost-after", flags.worker_lost_after_s,
@@ -313,6 +316,9 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
   options.listen = ReadListen("--listen", flags.listen, flags.insecure, problems);
   options.worker_listen = ReadListen("--worker-listen", flags.worker_listen, flags.insecure, problems);
   options.ops_listen = ReadListen("--ops-listen", flags.ops_listen, flags.insecure, problems);
+  if (flags.metrics_listen) {
+    options.metrics_listen = ReadListen("--metrics-listen", *flags.metrics_listen, flags.insecure, problems);
+  }
   options.worker_secret = ReadSecret(flags, problems);
   CheckTimes(flags, problems);
   CheckFiles(flags, problems);

@@ -21,6 +21,7 @@ struct ServerMainOptions {
   v1::RunConfig config;  // file, flags over it, defaults; checked
   ModelConfig model;
   HostPort listen, worker_listen, ops_listen;
+  std::optional<HostPort> metrics_listen;
   std::string worker_secret;
   std::optional<DataDirectory> data;  // held; none with check_config
   std::string ready_file;             // empty: none

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/protocol/answers.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
@@ -46,6 +47,22 @@ CoordinatorState::CoordinatorState(CoordinatorOptions options)
       saves_(parts_, &membership_, &checkpoints_),
       runner_(parts_, &membership_, &steps_, &checkpoints_, &saves_),
       calls_(parts_, &membership_) {}
+
+ServerNumbers CoordinatorState::Numbers() const {
+  const auto& checkpoints = history_.state().checkpoints();
+  ServerNumbers numbers;
+  numbers.totals = history_.totals();
+  numbers.model = ModelInfoOf(parts_, membership_.draining());
+  numbers.steps_behind = lineage_.step() - lineage_.weights_step();
+  numbers.workers = gang_.workers().size();
+  numbers.ranks = gang_.num_ranks();
+  numbers.generations = gang_.generation();
+  numbers.jobs_open = jobs_.num_open();
+  numbers.jobs_open_bytes = jobs_.open_bytes();
+  numbers.checkpoints = static_cast<uint64_t>(checkpoints.size());
+  if (!checkpoints.empty()) numbers.newest_checkpoint_step = checkpoints.rbegin()->step();
+  return numbers;
+}
 
 Decision CoordinatorState::Handle(absl::Time now, const Event& event, FreeBytesFunction free_bytes,
                                   absl::Time handled_at) {

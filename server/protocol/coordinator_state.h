@@ -32,6 +32,7 @@
 #include "server/protocol/coordinator_parts.h"
 #include "server/protocol/job_runner.h"
 #include "server/protocol/membership.h"
+#include "server/protocol/server_numbers.h"
 #include "server/protocol/step_protocol.h"
 
 namespace stemma::server {
@@ -50,6 +51,9 @@ class CoordinatorState {
 
   // When a TickEvent is due; InfiniteFuture: not before another event.
   absl::Time NextDeadline();
+
+  // Returns what may be read of it between two events.
+  ServerNumbers Numbers() const;
 
  private:
   void On(const WorkerMessageEvent& event);

@@ -145,6 +145,7 @@ void History::Add(const JournalRow& row, bool settles) {
   const std::set<std::string> before = SpoolNames(state_);
   const absl::Status folded = FoldRow(row, options_.requests_kept, state_);
   CHECK(folded.ok()) << folded.message();
+  totals_.Count(row);
   std::string body = BodyOf(row);
   bytes_since_snapshot_ += body.size();
   out_->Add(JournalAction{.n = ++last_row_, .body = std::move(body), .kind = row.row_case(), .settles = settles});

@@ -17,6 +17,7 @@
 
 #include "server/protocol/journal_fold.h"
 #include "server/protocol/outbox.h"
+#include "server/protocol/totals.h"
 #include "stemma/internal/v1/journal.pb.h"
 
 namespace stemma::server {
@@ -41,6 +42,8 @@ class History {
   const internal::v1::JournalState& state() const { return state_; }
   bool replays() const { return options_.replays; }
   uint64_t last_row() const { return last_row_; }
+  // Returns what the rows of this server count.
+  const Totals& totals() const { return totals_; }
 
   // Null: nothing was decided about this step, or decisions are not kept.
   const internal::v1::KeptStep* FindDecision(const std::string& request_id, uint32_t k) const;
@@ -75,6 +78,7 @@ class History {
   const HistoryOptions options_;
   Outbox* const out_;
   internal::v1::JournalState state_;
+  Totals totals_;
   uint64_t last_row_ = 0;
   uint64_t bytes_since_snapshot_ = 0, snapshot_bytes_ = 0;
   bool warned_of_size_ = false;

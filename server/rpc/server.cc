@@ -15,6 +15,7 @@
 #include "server/protocol/request_plan.h"
 #include "server/rpc/from_now.h"
 #include "server/rpc/listener.h"
+#include "server/rpc/metrics_listener.h"
 #include "server/rpc/training_service.h"
 #include "server/rpc/worker_service.h"
 
@@ -47,6 +48,7 @@ struct Server::Rpc {
   std::unique_ptr<TrainingServiceRpc> training;
   std::unique_ptr<WorkerServiceRpc> worker;
   grpc::CallbackGenericService nothing;
+  std::unique_ptr<MetricsListener> metrics;
   Listener clients, workers;
   absl::Mutex mutex;
   Listener ops ABSL_GUARDED_BY(mutex);
@@ -85,6 +87,16 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   return self;
 }
 
+absl::Status Server::OpenMetrics(const ServerOptions& options) {
+  if (!options.metrics_listen) return absl::OkStatus();
+  const auto ask = [raw = coordinator_.get()](std::function<void(ServerNumbers)> take) {
+    raw->AskNumbers(std::move(take));
+  };
+  ASSIGN_OR_RETURN(rpc_->metrics, MetricsListener::Open(*options.metrics_listen, STEMMA_VERSION, ask));
+  metrics_address_ = rpc_->metrics->address();
+  return absl::OkStatus();
+}
+
 // Health first, clients last: whoever reaches a listener finds what stands behind it.
 absl::Status Server::OpenListeners(const ServerOptions& options) {
   ASSIGN_OR_RETURN(Listener ops, Listen({.address = options.ops_listen,
@@ -99,6 +111,7 @@ absl::Status Server::OpenListeners(const ServerOptions& options) {
     rpc_->ops = std::move(ops);
   }
   SetReady(false);
+  RETURN_IF_ERROR(OpenMetrics(options));
   ASSIGN_OR_RETURN(rpc_->workers, Listen({.address = options.worker_listen,
                                           .service = rpc_->worker.get(),
                                           .message_bytes_max = kReceivedBytesMax,
@@ -118,6 +131,7 @@ absl::Status Server::OpenListeners(const ServerOptions& options) {
 
 std::string Server::Stop(absl::Duration within) {
   watch_ = nullptr;
+  rpc_->metrics = nullptr;  // a read would wait for a coordinator that answers nothing any more
   for (Listener* listener : {&rpc_->clients, &rpc_->workers}) {
     if (listener->server == nullptr) continue;
     listener->acceptor->Stop();

@@ -1,14 +1,16 @@
-// The three listeners of the server, each with its own limits and its own trust. Plaintext.
+// The listeners of the server, each with its own limits and its own trust. Plaintext.
 //
 //   clients   TrainingService and reflection; messages up to limits.message_bytes
 //   workers   WorkerService alone, for those who send the secret; messages up to kReceivedBytesMax, whatever
 //             the clients' limit is (common/base/message_sizes.h)
 //   ops       health: `liveness` while the coordinator decides; "", `readiness` and the public service's name while a
 //             worker has the weights, too
+//   metrics   GET /metrics over HTTP, for Prometheus; where it is asked for
 #pragma once
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -23,6 +25,7 @@ namespace stemma::server {
 
 struct ServerOptions {
   HostPort listen, worker_listen, ops_listen;  // port 0: any
+  std::optional<HostPort> metrics_listen;      // none: nobody reads metrics
   std::string worker_secret;
   v1::Limits limits;
   ModelConfig model;
@@ -40,6 +43,7 @@ class Server {
   const std::string& address() const { return address_; }
   const std::string& worker_address() const { return worker_address_; }
   const std::string& ops_address() const { return ops_address_; }
+  const std::string& metrics_address() const { return metrics_address_; }  // empty: there is none
   // Refuses new work, lets what runs end its step, pass or export for at most `within`, answers the rest, closes all
   // streams; health answers until the end. Waits for all that: at most `within`, and twice kCloseWithin
   // (common/base/stop_times.h).
@@ -51,12 +55,13 @@ class Server {
  private:
   explicit Server(const Clock& clock);
   absl::Status OpenListeners(const ServerOptions& options);
+  absl::Status OpenMetrics(const ServerOptions& options);
   void SetReady(bool ready);
   void SetAnswering(Answering answering);
 
   struct Rpc;  // gRPC objects stay out of this header
   const Clock& clock_;
-  std::string address_, worker_address_, ops_address_;
+  std::string address_, worker_address_, ops_address_, metrics_address_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Rpc> rpc_;
   std::unique_ptr<AnswerWatchThread> watch_;  // of the coordinator

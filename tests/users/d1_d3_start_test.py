@@ -84,7 +84,7 @@ def test_d1_the_file_of_a_server_that_was_killed_is_replaced_by_the_next():
         assert [p.name for p in cluster.root.iterdir() if p.name.startswith(".ready")] == []
 
 
-@pytest.mark.parametrize("option", ["--listen", "--worker-listen", "--ops-listen"])
+@pytest.mark.parametrize("option", ["--listen", "--worker-listen", "--ops-listen", "--metrics-listen"])
 @pytest.mark.parametrize("address, why", [
     ("127.0.0.1:99999", "no port from 0 to 65535"), ("127.0.0.1", "no port"), ("", "is empty"),
     ("127.evil.example:7070", "--insecure"), ("localhost.evil.example:7070", "--insecure"), ("0.0.0.0:0", "--insecure"),
@@ -117,7 +117,7 @@ def test_f11_a_taken_port_is_one_sentence(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for option in ("--listen", "--worker-listen", "--ops-listen"):
+        for option in ("--listen", "--worker-listen", "--ops-listen", "--metrics-listen"):
             code, text = start(tmp_path, *GOOD, option, f"127.0.0.1:{port}")
             why = f"stemma-server: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
             assert code == 1 and text == why, text

@@ -160,6 +160,8 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
                "What a loss leaves of the steps: all, computed again from --data, or a checkpoint's");
   PassToServer(command, options.get(), "--listen", "HOST:PORT", "Where to serve; port 0 takes a free one");
   PassToServer(command, options.get(), "--ops-listen", "HOST:PORT", "Where to answer health checks");
+  PassToServer(command, options.get(), "--metrics-listen", "HOST:PORT",
+               "Where Prometheus reads /metrics, over HTTP (default: nowhere)");
   PassToServer(command, options.get(), "--data", "DIR", "Where the journal, kept requests, checkpoints and exports go");
   PassToServer(command, options.get(), "--resume", "NAME",
                "Begin a new --data with this checkpoint, or none (default: auto, the newest)");

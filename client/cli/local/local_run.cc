@@ -132,6 +132,7 @@ absl::Status LocalRun::Start() {
   SetOption("--listen", address_, server_argv_);
   SetOption("--worker-listen", worker_address_, server_argv_);
   SetOption("--ops-listen", ops_address_, server_argv_);
+  if (!metrics_address_.empty()) SetOption("--metrics-listen", metrics_address_, server_argv_);
   return stop_requested_ ? absl::OkStatus() : StartWorkers();
 }
 
@@ -152,9 +153,11 @@ absl::Status LocalRun::EnsureSecret() const {
 
 bool LocalRun::ReadAddresses() {
   std::ifstream file(AddressPath(scratch_directory_));
-  std::string workers, ops;
-  return std::getline(file, address_) && file >> workers >> worker_address_ >> ops >> ops_address_ &&
-         workers == "workers" && ops == "ops";
+  std::string workers, ops, metrics;
+  const bool read = std::getline(file, address_) && file >> workers >> worker_address_ >> ops >> ops_address_ &&
+                    workers == "workers" && ops == "ops";
+  if (read && file >> metrics) file >> metrics_address_;  // where the server was told to serve them
+  return read;
 }
 
 absl::Status LocalRun::WaitForAddress() {

@@ -75,7 +75,7 @@ class LocalRun {
 
   LocalOptions options_;
   std::string scratch_directory_, secret_;
-  std::string address_, worker_address_, ops_address_;
+  std::string address_, worker_address_, ops_address_, metrics_address_;
   std::vector<std::string> server_argv_;
   pid_t server_pid_ = -1;        // -1: not running
   int server_starts_in_ms_ = 0;  // while it does not run

@@ -65,6 +65,14 @@ class CliLocalTest(LocalCase):
         self.assertEqual(code, 0)
         self.assertEqual(out, address)
 
+    def test_a_server_that_is_started_again_serves_metrics_where_it_did(self):
+        with self.local("--metrics-listen", "127.0.0.1:0") as local:
+            _, children = self.serving(local)
+            os.kill(self.server_pid(children), signal.SIGKILL)
+            self.lines_until(local, "has the model")
+            argv = self.server_arguments()
+            self.assertEqual([argv[i + 1] for i, option in enumerate(argv) if option == "--metrics-listen"], ["127.0.0.1:3"])
+
     def test_a_server_that_is_not_there_again_ends_it_after_three_restarts(self):
         with self.local() as local:
             _, children = self.serving(local)

@@ -117,7 +117,8 @@ def serve():
             return info
 
     server = Server(option("--listen") if "--listen" in sys.argv else "127.0.0.1:0")
-    write_whole(option("--ready-file"), f"{server.address}\nworkers 127.0.0.1:1\nops 127.0.0.1:2\n")
+    metrics = "metrics 127.0.0.1:3\n" if "--metrics-listen" in sys.argv else ""
+    write_whole(option("--ready-file"), f"{server.address}\nworkers 127.0.0.1:1\nops 127.0.0.1:2\n{metrics}")
     while True:
         generation.look()
         time.sleep(LOOK_S)

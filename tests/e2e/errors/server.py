@@ -37,7 +37,7 @@ def write_secret(path):
 
 def read_ready_file(path):
     """The addresses of clients, workers and ops."""
-    clients, workers, ops = path.read_text().splitlines()
+    clients, workers, ops = path.read_text().splitlines()[:3]
     assert workers.startswith("workers ") and ops.startswith("ops ")
     return clients, workers.split()[1], ops.split()[1]
 

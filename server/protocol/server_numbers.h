@@ -1,0 +1,23 @@
+// What whoever watches a server reads of it at one moment.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "server/protocol/totals.h"
+#include "stemma/v1/training.pb.h"
+
+namespace stemma::server {
+
+struct ServerNumbers {
+  Totals totals;
+  v1::ModelInfo model;
+  uint64_t steps_behind = 0;  // that have to be computed again before the weights are the lineage's
+  uint64_t workers = 0, ranks = 0;
+  uint64_t generations = 0;  // that began since the server started
+  uint64_t jobs_open = 0, jobs_open_bytes = 0;
+  uint64_t checkpoints = 0;
+  std::optional<uint64_t> newest_checkpoint_step;
+};
+
+}  // namespace stemma::server

@@ -1,0 +1,127 @@
+#include "server/rpc/metric_families.h"
+
+#include <utility>
+
+#include "absl/strings/ascii.h"
+
+namespace stemma::server {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+// A value of a family, with its label's value where the family has one.
+struct Sample {
+  std::string label_value;
+  double value;
+};
+
+double Number(uint64_t count) { return static_cast<double>(count); }
+
+class Families {
+ public:
+  void Gauge(const char* name, const char* help, double value) { Gauges(name, help, "", {{"", value}}); }
+  void Gauges(const char* name, const char* help, const char* label, const std::vector<Sample>& samples) {
+    Add(name, help, MetricType::Gauge, label, samples);
+  }
+  void Counter(const char* name, const char* help, double value) { Counters(name, help, "", {{"", value}}); }
+  void Counters(const char* name, const char* help, const char* label, const std::vector<Sample>& samples) {
+    Add(name, help, MetricType::Counter, label, samples);
+  }
+  std::vector<MetricFamily> Take() { return std::move(families_); }
+
+ private:
+  void Add(const char* name, const char* help, MetricType type, const char* label, const std::vector<Sample>& samples) {
+    MetricFamily family{.name = name, .help = help, .type = type, .metric = {}};
+    for (const Sample& sample : samples) {
+      ClientMetric& metric = family.metric.emplace_back();
+      if (*label != '\0') metric.label.push_back({label, sample.label_value});
+      (type == MetricType::Gauge ? metric.gauge.value : metric.counter.value) = sample.value;
+    }
+    families_.push_back(std::move(family));
+  }
+
+  std::vector<MetricFamily> families_;
+};
+
+// 1 for the state that the model is in, 0 for the others, so that a state can be summed over time.
+std::vector<Sample> ModelStates(v1::ModelInfo::State now) {
+  std::vector<Sample> samples;
+  for (int state = v1::ModelInfo::LOADING; v1::ModelInfo::State_IsValid(state); ++state) {
+    const auto each = static_cast<v1::ModelInfo::State>(state);
+    samples.push_back({absl::AsciiStrToLower(v1::ModelInfo::State_Name(each)), each == now ? 1.0 : 0.0});
+  }
+  return samples;
+}
+
+void AddModel(const ServerNumbers& numbers, Families& families) {
+  families.Gauges("stemma_model_state", "1 for the state that the model is in.", "state",
+                  ModelStates(numbers.model.state()));
+  families.Gauge("stemma_model_step", "Optimizer steps of the lineage.", Number(numbers.model.step()));
+  families.Gauge("stemma_steps_behind", "Steps to compute again before the weights are the lineage's.",
+                 Number(numbers.steps_behind));
+  families.Gauge("stemma_workers", "Workers that are connected.", Number(numbers.workers));
+  families.Gauge("stemma_ranks", "Workers that the mesh needs.", Number(numbers.ranks));
+  families.Gauge("stemma_jobs_open", "Jobs that run or wait: updates, log-prob passes, exports.",
+                 Number(numbers.jobs_open));
+  families.Gauge("stemma_jobs_open_bytes", "Bytes of their groups.", Number(numbers.jobs_open_bytes));
+  families.Gauge("stemma_checkpoints", "Checkpoints that can be loaded, or were found damaged.",
+                 Number(numbers.checkpoints));
+  if (numbers.newest_checkpoint_step) {
+    families.Gauge("stemma_newest_checkpoint_step", "The step of the newest checkpoint.",
+                   Number(*numbers.newest_checkpoint_step));
+  }
+}
+
+void AddTotals(const ServerNumbers& numbers, Families& families) {
+  const Totals& totals = numbers.totals;
+  families.Counter("stemma_generations_total", "Times that a full set of workers began to load the model.",
+                   Number(numbers.generations));
+  families.Counter("stemma_lineages_lost_total", "Times that weights were lost, or replaced by a checkpoint's.",
+                   Number(totals.lineages_lost));
+  families.Counter("stemma_checkpoints_saved_total", "Checkpoints that were saved.", Number(totals.checkpoints_saved));
+  families.Counter("stemma_updates_accepted_total", "Updates that were accepted.", Number(totals.updates_accepted));
+  families.Counters("stemma_updates_ended_total", "Updates that ended.", "state",
+                    {{"done", Number(totals.updates_ended[v1::DONE])},
+                     {"failed", Number(totals.updates_ended[v1::FAILED])},
+                     {"cancelled", Number(totals.updates_ended[v1::CANCELLED])}});
+  families.Counters("stemma_steps_total", "Steps that ended, each once.", "outcome",
+                    {{"applied", Number(totals.steps[v1::StepResult::APPLIED])},
+                     {"skipped_nonfinite", Number(totals.steps[v1::StepResult::SKIPPED_NONFINITE])},
+                     {"skipped_empty", Number(totals.steps[v1::StepResult::SKIPPED_EMPTY])}});
+}
+
+void AddWork(const Totals& totals, Families& families) {
+  families.Counters("stemma_phase_seconds_total", "Seconds of the steps' phases, of the slowest rank each.", "phase",
+                    {{"prefix_forward", totals.prefix_forward_s},
+                     {"suffix", totals.suffix_s},
+                     {"prefix_backward", totals.prefix_backward_s},
+                     {"apply", totals.apply_s}});
+  families.Counters("stemma_tokens_total",
+                    "Tokens of the steps: logical with a prompt for each rollout, computed as run.", "kind",
+                    {{"logical", totals.tokens_logical}, {"computed", totals.tokens_computed}});
+  families.Counter("stemma_flops_total", "FLOPs of the steps' plans.", totals.flops);
+  if (totals.last_step.metrics().empty()) return;
+  std::vector<Sample> samples;
+  for (const auto& [name, value] : totals.last_step.metrics()) samples.push_back({name, value});
+  families.Gauges("stemma_last_step", "Metrics of the last step that was applied, by their name in docs/metrics.md.",
+                  "metric", samples);
+}
+
+}  // namespace
+
+std::vector<MetricFamily> MetricFamiliesOf(const std::string& version, const std::optional<ServerNumbers>& numbers) {
+  Families families;
+  families.Gauges("stemma_info", "The server's version.", "version", {{version, 1}});
+  families.Gauge("stemma_answers", "1 where the server decides; 0 where it hangs, as in a write to its disk.",
+                 numbers ? 1 : 0);
+  if (numbers) {
+    AddModel(*numbers, families);
+    AddTotals(*numbers, families);
+    AddWork(numbers->totals, families);
+  }
+  return families.Take();
+}
+
+}  // namespace stemma::server

@@ -1,0 +1,18 @@
+// A server's numbers as metrics of Prometheus; docs/operate.md lists them. Pure.
+#pragma once
+
+#include <prometheus/metric_family.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/protocol/server_numbers.h"
+
+namespace stemma::server {
+
+// Returns the metrics of a server that answered; nullopt: it did not, and that is all that is said.
+std::vector<prometheus::MetricFamily> MetricFamiliesOf(const std::string& version,
+                                                       const std::optional<ServerNumbers>& numbers);
+
+}  // namespace stemma::server

@@ -1,0 +1,84 @@
+#include "server/rpc/metrics_listener.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/exposer.h>
+
+#include <exception>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "common/base/mutex.h"
+#include "common/base/status_macros.h"
+#include "server/rpc/acceptor.h"
+#include "server/rpc/metric_families.h"
+
+namespace stemma::server {
+namespace {
+
+// Reads at a time; a client that sends or takes nothing holds one for so long.
+constexpr const char *kThreads = "4", *kIdleMs = "5000";
+
+// Asks for the numbers at each read. Thread safety: any.
+class AskedNumbers final : public prometheus::Collectable {
+ public:
+  AskedNumbers(std::string version, AskNumbersFunction ask) : version_(std::move(version)), ask_(std::move(ask)) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    const std::shared_ptr<Answer> answer = Ask();
+    if (!answer->came.WaitForNotificationWithTimeout(MetricsListener::kAnswerWithin)) {
+      return MetricFamiliesOf(version_, std::nullopt);
+    }
+    return MetricFamiliesOf(version_, answer->numbers);
+  }
+
+ private:
+  struct Answer {
+    ServerNumbers numbers;
+    absl::Notification came;
+  };
+
+  std::shared_ptr<Answer> Ask() const {
+    MutexLock lock(&mutex_);
+    if (asked_ != nullptr && !asked_->came.HasBeenNotified()) return asked_;
+    asked_ = std::make_shared<Answer>();
+    ask_([answer = asked_](ServerNumbers numbers) {
+      answer->numbers = std::move(numbers);
+      answer->came.Notify();
+    });
+    return asked_;
+  }
+
+  const std::string version_;
+  const AskNumbersFunction ask_;
+  mutable Mutex mutex_;
+  mutable std::shared_ptr<Answer> asked_ ABSL_GUARDED_BY(mutex_);  // last
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MetricsListener>> MetricsListener::Open(HostPort address, const std::string& version,
+                                                                       AskNumbersFunction ask) {
+  std::unique_ptr<MetricsListener> self(new MetricsListener());
+  self->numbers_ = std::make_shared<AskedNumbers>(version, std::move(ask));
+  const std::string asked = address.Text();
+  try {
+    self->exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", asked, "num_threads", kThreads, "request_timeout_ms", kIdleMs, "enable_keep_alive", "no"});
+  } catch (const std::exception& error) {
+    // The library does not say why: another try to listen there does.
+    RETURN_IF_ERROR(Acceptor::Open({.host = address.host, .port = address.port}).status());
+    return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", asked, ": ", error.what()));
+  }
+  self->exposer_->RegisterCollectable(self->numbers_);
+  address.port = static_cast<uint16_t>(self->exposer_->GetListeningPorts().front());
+  self->address_ = address.Text();
+  return self;
+}
+
+MetricsListener::~MetricsListener() = default;
+
+}  // namespace stemma::server

@@ -1,0 +1,164 @@
+"""/metrics for Prometheus: what it says is what the calls say, it never waits for a server that hangs, and whoever comes
+there can do nothing else."""
+
+import contextlib
+import http.client
+import math
+import pathlib
+import re
+import socket
+import time
+
+import pytest
+
+from failpoints import Failpoints
+from faults_test import submit, wait_until
+from good_request import Request
+from server import MODEL, PATIENCE_S, Cluster, wait_for
+from stemma import _proto
+
+LISTEN = ("--metrics-listen", "127.0.0.1:0")
+PAGE = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "operate.md").read_text(encoding="utf-8")
+IDLE_S = 5  # after which a client that sends nothing is let go
+READS_AT_A_TIME = 4
+# A sample of the text format: a name, labels, a number.
+SAMPLE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{([a-z_]+)="((?:[^"\\\n]|\\.)*)"\})? (\S+)')
+
+
+def address(cluster):
+    found = re.search(r"(?m)^metrics (\S+):(\d+)$", (cluster.root / "ready").read_text())
+    return found[1], int(found[2])
+
+
+def ask(cluster, path="/metrics", method="GET"):
+    with contextlib.closing(http.client.HTTPConnection(*address(cluster), timeout=PATIENCE_S)) as connection:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def read(cluster):
+    """{name: value, or {label's value: value}}, of Stemma's own; the text is held to its format on the way."""
+    status, text = ask(cluster)
+    assert status == 200
+    found, kind, helped = {}, {}, set()
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            helped.add(line.split()[2])
+        elif line.startswith("# TYPE "):
+            _, _, name, kind[name] = line.split()
+        elif line.startswith("stemma_"):
+            name, label, value, number = SAMPLE.fullmatch(line).groups()
+            assert name in helped and kind[name] == ("counter" if name.endswith("_total") else "gauge"), line
+            if label is None:
+                assert name not in found, line
+                found[name] = float(number)
+            else:
+                assert value not in found.setdefault(name, {}), line
+                found[name][value] = float(number)
+    return found
+
+
+def total(steps, name):
+    return math.fsum(step.metrics[name] for step in steps)
+
+
+def test_numbers_are_those_of_the_calls():
+    with Cluster(model=MODEL, flags=LISTEN) as cluster:
+        before = read(cluster)
+        assert before["stemma_steps_total"]["applied"] == 0 and "stemma_last_step" not in before
+        requests = [Request(), Request()]
+        for request in requests:
+            request.header["request"]["schedule"] = "REUSE"  # so that a prefix takes seconds
+        steps = [step for request in requests for step in request.send(cluster.stub).result.steps]
+        cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name="kept"), timeout=PATIENCE_S)
+        after, model = read(cluster), cluster.model()
+        assert after["stemma_model_step"] == model.step == after["stemma_newest_checkpoint_step"] == 2
+        assert after["stemma_updates_accepted_total"] == 2
+        assert after["stemma_updates_ended_total"] == {"done": 2, "failed": 0, "cancelled": 0}
+        assert after["stemma_steps_total"] == {"applied": 2, "skipped_nonfinite": 0, "skipped_empty": 0}
+        assert after["stemma_checkpoints"] == after["stemma_checkpoints_saved_total"] == 1
+        assert after["stemma_workers"] == after["stemma_ranks"] == after["stemma_generations_total"] == 1
+        assert after["stemma_jobs_open"] == after["stemma_jobs_open_bytes"] == after["stemma_steps_behind"] == 0
+        # Written with 17 digits or fewer: what is read may differ in the last one.
+        for phase, seconds in after["stemma_phase_seconds_total"].items():
+            assert seconds == pytest.approx(total(steps, f"time/{phase}_s"), rel=1e-15), phase
+            assert seconds > 0, phase
+        for kind, tokens in after["stemma_tokens_total"].items():
+            assert tokens == total(steps, f"prefix/tokens_{kind}") > 0, kind
+        assert after["stemma_flops_total"] == total(steps, "perf/actor/flops") > 0
+        assert after["stemma_last_step"] == pytest.approx(dict(steps[-1].metrics), rel=1e-15)
+
+
+def test_the_page_lists_every_metric_and_no_other():
+    listed = set(re.findall(r"(?m)^\| `(stemma_\w+)`", PAGE))
+    with Cluster(model=MODEL, flags=LISTEN) as cluster:
+        Request().send(cluster.stub)
+        cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name="kept"), timeout=PATIENCE_S)
+        found = read(cluster)
+        assert set(found) == listed
+        for name, labels in re.findall(r"(?m)^\| `(stemma_\w+)`, by `\w+`: ([^|]*)", PAGE):
+            assert set(re.findall(r"`(\w+)`", labels)) == set(found[name]), name
+
+
+def test_losses_are_counted_and_states_told():
+    with Cluster(fake=True, flags=LISTEN) as cluster:
+        assert Request().send(cluster.stub).steps_applied == 1
+        request = submit(cluster, "hang")
+        wait_until(cluster, request, "PREPARING")
+        running = read(cluster)
+        assert running["stemma_model_state"]["stepping"] == 1 and sum(running["stemma_model_state"].values()) == 1
+        assert running["stemma_jobs_open"] == 1 and running["stemma_jobs_open_bytes"] > 0
+        assert running["stemma_lineages_lost_total"] == 0
+        cluster.worker.kill()
+        cluster.lose_worker()
+        lost = read(cluster)
+        assert lost["stemma_model_state"]["recovering"] == 1 and lost["stemma_workers"] == 0 and lost["stemma_ranks"] == 1
+        assert lost["stemma_lineages_lost_total"] == 1 and lost["stemma_model_step"] == 0
+        assert lost["stemma_steps_total"]["applied"] == 1, "a counter never falls"
+        cluster.start_worker()
+        assert read(cluster)["stemma_generations_total"] == 2
+
+
+def test_a_server_that_hangs_is_said_to_and_everything_is_there_when_it_goes_on(tmp_path):
+    failpoints = Failpoints(tmp_path / "programs")
+    with Cluster(fake=True, flags=LISTEN, failpoints=failpoints) as cluster:
+        assert read(cluster)["stemma_answers"] == 1
+        held = failpoints.hold("row.accepted.before", 0)
+        request = Request()
+        sent = cluster.stub.UpdateActor.future(iter(request.parts()), timeout=PATIENCE_S)
+        try:
+            wait_for(held.exists, "a row that is not written")
+            for _ in range(2):
+                begun_s = time.monotonic()
+                assert set(read(cluster)) == {"stemma_info", "stemma_answers"}
+                assert time.monotonic() - begun_s < PATIENCE_S / 2
+            assert read(cluster)["stemma_answers"] == 0
+        finally:
+            held.unlink(missing_ok=True)
+        assert sent.result().steps_applied == 1
+        wait_for(lambda: read(cluster).get("stemma_updates_accepted_total") == 1, "the numbers")
+
+
+def test_nothing_else_is_there():
+    with Cluster(fake=True, flags=LISTEN) as cluster:
+        for method, path in (("GET", "/"), ("GET", "/metrics/../../../../../../etc/passwd"), ("GET", "/ready"), ("PUT", "/metrics"),
+                             ("DELETE", "/metrics"), ("POST", "/metrics"), ("PUT", "/x"), ("PROPFIND", "/"), ("MKCOL", "/x")):
+            status, text = ask(cluster, path, method)
+            assert status >= 400 and "root:" not in text and "stemma_" not in text, (method, path, status)
+        assert read(cluster)["stemma_answers"] == 1
+    with Cluster(fake=True) as quiet:
+        assert "metrics" not in (quiet.root / "ready").read_text() and "/metrics" not in quiet.said()
+
+
+def test_clients_that_say_nothing_or_nonsense_hold_up_nobody_for_long():
+    with Cluster(fake=True, flags=LISTEN) as cluster, contextlib.ExitStack() as held:
+        for sent in (b"\x00\xff" * 5000, b"GET /metrics HTTP/9.9\r\n\r\n", b"A" * 200_000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+            with socket.create_connection(address(cluster), timeout=PATIENCE_S) as nonsense, contextlib.suppress(OSError):
+                nonsense.sendall(sent)
+        for _ in range(2 * READS_AT_A_TIME):
+            held.enter_context(socket.create_connection(address(cluster)))
+        begun_s = time.monotonic()
+        assert read(cluster)["stemma_answers"] == 1
+        assert time.monotonic() - begun_s < 4 * IDLE_S
+        assert Request().send(cluster.stub).steps_applied == 1
