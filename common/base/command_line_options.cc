@@ -1,11 +1,13 @@
 #include "common/base/command_line_options.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/byte_size.h"
+#include "common/base/option_checks.h"
 
 namespace stemma {
 namespace {
@@ -45,12 +47,21 @@ CLI::Option* AddBytes(CLI::App* command, const std::string& name, uint64_t& byte
           ""));
 }
 
-std::function<std::string(const std::string&)> WholeFromOne(int64_t max) {
-  return [max](const std::string& text) {
-    int64_t number = 0;
-    if (absl::SimpleAtoi(text, &number) && number >= 1 && number <= max) return std::string();
-    return absl::StrCat("\"", text, "\" is not a whole number from 1 to ", max);
+CLI::Option* AddChoice(CLI::App* command, const std::string& name, const std::vector<std::string>& words,
+                       const std::function<void(size_t index)>& store, const std::string& help) {
+  const auto choose = [words, store](const std::string& word) {
+    store(static_cast<size_t>(std::find(words.begin(), words.end(), word) - words.begin()));
   };
+  return command->add_option_function<std::string>(name, choose, help)->check(OneOf(words), "");
+}
+
+void AddLogOptions(CLI::App* command, LogOptions& options) {
+  const auto formats = LogFormats();
+  const auto levels = LogLevels();
+  AddWord<LogFormat>(command, "--log-format", options.format, {formats.begin(), formats.end()},
+                     "text or json, one object a line (default text)");
+  AddWord<LogLevel>(command, "--log-level", options.level, {levels.begin(), levels.end()},
+                    "debug, info, warning or error (default info)");
 }
 
 }  // namespace stemma

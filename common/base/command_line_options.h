@@ -1,10 +1,15 @@
 // What the command lines of all programs share.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/logging.h"
 
 namespace CLI {
 class App;
@@ -36,7 +41,21 @@ CLI::Option* AddNumber(CLI::App* command, const std::string& name, double& value
 // is refused, which CLI11's own reading lets wrap.
 CLI::Option* AddBytes(CLI::App* command, const std::string& name, uint64_t& bytes, const std::string& help);
 
-// A check of CLI11 that lets whole numbers from 1 to `max` pass; what overflows is none.
-std::function<std::string(const std::string&)> WholeFromOne(int64_t max = int64_t{1} << 53);
+// Adds an option that takes one of these words and nothing else; `store` gets the index of the one that was given.
+CLI::Option* AddChoice(CLI::App* command, const std::string& name, const std::vector<std::string>& words,
+                       const std::function<void(size_t index)>& store, const std::string& help);
+
+// Adds the same with what each word stands for.
+template <typename Value>
+CLI::Option* AddWord(CLI::App* command, const std::string& name, Value& value,
+                     const std::vector<std::pair<std::string, Value>>& words, const std::string& help) {
+  std::vector<std::string> known;
+  for (const auto& [word, meaning] : words) known.push_back(word);
+  return AddChoice(
+      command, name, known, [&value, words](size_t index) { value = words[index].second; }, help);
+}
+
+// Adds --log-format and --log-level.
+void AddLogOptions(CLI::App* command, LogOptions& options);
 
 }  // namespace stemma

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/command_line_options.h"
 #include "common/base/mesh.h"
+#include "common/base/option_checks.h"
 #include "common/base/parse_options.h"
 #include "server/main/network_options.h"
 #include "server/main/rank_meshes.h"
@@ -21,7 +22,7 @@ bool ReadMeshRankingOptions(int argc, char** argv, MeshRankingOptions& options, 
   AddPlanningFlags(app, flags, options);
   NetworkFlags networks;
   AddNetworkFlags(app, networks);
-  app.add_option("--ranks", options.ranks, "how many ranks the meshes have")->check(CLI::Range(1u, kRanksMax));
+  app.add_option("--ranks", options.ranks, "how many ranks the meshes have")->check(Whole(1, kRanksMax), "");
   AddNumber(&app, "--link-bytes-per-s", options.link_bytes_per_s, "bytes a second that a rank sends to others",
             kLinkBytesPerS);
   AddNumber(&app, "--link-latency-us", options.link_latency_us, "microseconds of a message beside its bytes",

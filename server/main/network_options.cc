@@ -2,6 +2,7 @@
 
 #include "CLI/CLI.hpp"
 #include "common/base/mesh.h"
+#include "common/base/option_checks.h"
 
 namespace stemma::server {
 namespace {
@@ -16,11 +17,10 @@ Network NetworkNamed(const std::string& name, const char* otherwise) {
 }  // namespace
 
 void AddNetworkFlags(CLI::App& app, NetworkFlags& flags) {
-  app.add_option("--inside", flags.inside, "the network between the ranks of a host")
-      ->check(CLI::IsMember(NetworkNames()));
-  app.add_option("--between", flags.between, "the network between hosts")->check(CLI::IsMember(NetworkNames()));
+  app.add_option("--inside", flags.inside, "the network between the ranks of a host")->check(OneOf(NetworkNames()), "");
+  app.add_option("--between", flags.between, "the network between hosts")->check(OneOf(NetworkNames()), "");
   app.add_option("--ranks-per-host", flags.ranks_per_host, "ranks that share a host (default 8)")
-      ->check(CLI::Range(1u, kRanksMax));
+      ->check(Whole(1, kRanksMax), "");
 }
 
 std::optional<HostNetworks> ReadNetworks(const NetworkFlags& flags, bool default_ones,

@@ -10,6 +10,7 @@
 #include "common/admission/run_numbers.h"
 #include "common/admission/traced_request.h"
 #include "common/base/byte_size.h"
+#include "common/base/option_checks.h"
 #include "common/base/parallel_for.h"
 #include "common/base/parse_options.h"
 #include "common/base/run_config.h"
@@ -91,14 +92,15 @@ void AddPlanningFlags(CLI::App& app, PlanningFlags& flags, PlanningOptions& opti
   app.add_option("--config", flags.config_file, "run.yaml; flags override it");
   app.add_option("--trace", options.trace, "trace file (.jsonl)")->required();
   app.add_option("--requests", options.requests, "plans so many requests of the trace, the first ones")
-      ->check(CLI::Range(1u, kRequestsMax));
-  app.add_option("--device", options.device, "what each rank has")->check(CLI::IsMember(DeviceNames()));
+      ->check(Whole(1, kRequestsMax), "");
+  app.add_option("--device", options.device, "what each rank has")->check(OneOf(DeviceNames()), "");
   app.add_option("--device-memory", flags.device_memory, "bytes of each rank's device (default: by --device)");
   app.add_option("--dtype", flags.dtype, "fp32, fp64 or bf16, or their long names (default fp32)");
   app.add_option("--memory-budget", flags.memory_budget,
                  "bytes of the device for the model's state and activations (default: by its memory)");
   app.add_option("--host-memory", flags.host_memory, "bytes of each rank's host memory for what leaves the device");
-  app.add_option("--threads", flags.threads, "of each rank's compute, on cpu (default: this machine's, divided)");
+  app.add_option("--threads", flags.threads, "of each rank's compute, on cpu (default: this machine's, divided)")
+      ->check(Whole(0, UINT32_MAX), "");
 }
 
 void ReadPlanningOptions(const PlanningFlags& flags, PlanningOptions& options, std::vector<std::string>& problems) {

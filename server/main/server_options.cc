@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/byte_size.h"
 #include "common/base/command_line_options.h"
 #include "common/base/dtype_names.h"
 #include "common/base/mesh.h"
+#include "common/base/option_checks.h"
 #include "common/base/parse_options.h"
 #include "common/base/ready_file.h"
 #include "common/base/run_config.h"
@@ -73,16 +75,25 @@ void AddMemoryFlags(CLI::App& app, Flags& flags) {
   app.add_option("--host-memory", flags.host_memory,
                  "bytes of host memory for what leaves the device (default: by what the host has free)");
   app.add_option("--prefix-policy", flags.prefix_policy, "forces what a prefix's tape keeps: s0 (all) to s5 (K and V)")
-      ->check(CLI::IsMember(KeysOf(kPrefixPolicies)));
+      ->check(OneOf(KeysOf(kPrefixPolicies)), "");
   app.add_option("--suffix-policy", flags.suffix_policy, "forces what a suffix's tape keeps: s0 (all) to s4")
-      ->check(CLI::IsMember(KeysOf(kSuffixPolicies)));
-  app.add_option("--prefix-block-rows", flags.prefix_block_rows, "forces prefixes in blocks of so many rows");
+      ->check(OneOf(KeysOf(kSuffixPolicies)), "");
+  app.add_option("--prefix-block-rows", flags.prefix_block_rows, "forces prefixes in blocks of so many rows")
+      ->check(Whole(0, UINT32_MAX), "");
   app.add_option("--offload", flags.offload,
                  "forces the prefixes' tape into host memory during Phase B, or not: on, off")
-      ->check(CLI::IsMember(KeysOf(kOffloads)));
+      ->check(OneOf(KeysOf(kOffloads)), "");
   app.add_option("--optimizer-residency", flags.optimizer_residency,
                  "forces where optimizer states live: device or host (default: by the budget)")
-      ->check(CLI::IsMember(KeysOf(kResidencies)));
+      ->check(OneOf(KeysOf(kResidencies)), "");
+}
+
+void AddListenFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--listen", flags.listen, "host:port for clients; port 0 takes a free one")->capture_default_str();
+  app.add_option("--worker-listen", flags.worker_listen, "host:port for workers")->capture_default_str();
+  app.add_option("--ops-listen", flags.ops_listen, "host:port for health checks")->capture_default_str();
+  app.add_option("--metrics-listen", flags.metrics_listen,
+                 "host:port where Prometheus reads /metrics, over HTTP (default: nowhere)");
 }
 
 void AddFlags(CLI::App& app, Flags& flags) {
@@ -91,41 +102,39 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--config", flags.config_file, "run.yaml; flags override it");
   app.add_option("--dtype", flags.dtype, "fp32, fp64 or bf16, or their long names (default fp32)");
   app.add_option("--schedule", flags.schedule, "auto, reuse or dense (default auto)")
-      ->check(CLI::IsMember(KeysOf(kSchedules)));
+      ->check(OneOf(KeysOf(kSchedules)), "");
   app.add_option("--layout", flags.layout, "forces a wave layout: one_by_one, padded or packed")
-      ->check(CLI::IsMember(KeysOf(kLayouts)));
-  app.add_option("--wave-suffixes", flags.wave_suffixes, "forces so many suffixes per wave");
+      ->check(OneOf(KeysOf(kLayouts)), "");
+  app.add_option("--wave-suffixes", flags.wave_suffixes, "forces so many suffixes per wave")
+      ->check(Whole(0, UINT32_MAX), "");
   AddMemoryFlags(app, flags);
   app.add_option("--mesh", flags.mesh,
                  "how many ranks each axis has, e.g. dp=2,tp=2; each is a worker (default: one rank)");
   app.add_option("--split-groups", flags.split_groups,
                  "whether several ranks may share one group's rollouts: auto (where that is faster), on, off")
-      ->check(CLI::IsMember(KeysOf(kSplits)));
+      ->check(OneOf(KeysOf(kSplits)), "");
   app.add_option(
          "--shard-parameters", flags.shard_parameters,
          "whether ranks divide parameters and gradients too, and gather each layer when it runs: auto (where the "
          "longest context would not fit else), on, off")
-      ->check(CLI::IsMember(KeysOf(kShardings)));
+      ->check(OneOf(KeysOf(kShardings)), "");
   app.add_option("--prefix-kv", flags.prefix_kv,
                  "how context-parallel ranks keep a prefix's K/V: hold (each those of all rows), regather (each its "
                  "own, and gathers the others layer by layer), auto (the faster that fits)")
-      ->check(CLI::IsMember(KeysOf(kPrefixKvs)));
+      ->check(OneOf(KeysOf(kPrefixKvs)), "");
   app.add_option(
          "--reduce-gradients", flags.reduce_gradients,
          "when ranks that divide the parameters hand gradients to their owners: sweep (of each wave, and of the "
          "prefixes), step (once, and hold the whole model's until then), auto (the faster that fits)")
-      ->check(CLI::IsMember(KeysOf(kReductions)));
+      ->check(OneOf(KeysOf(kReductions)), "");
   app.add_option(
          "--durability", flags.durability,
          "what a loss of workers or server leaves of the steps: replay (all: requests are kept under --data and "
          "computed again), rewind (what a checkpoint holds, else the model directory; default replay)")
-      ->check(CLI::IsMember(KeysOf(kDurabilities)));
-  app.add_option("--threads", flags.threads, "of the worker's compute (default: all cores)");
-  app.add_option("--listen", flags.listen, "host:port for clients; port 0 takes a free one")->capture_default_str();
-  app.add_option("--worker-listen", flags.worker_listen, "host:port for workers")->capture_default_str();
-  app.add_option("--ops-listen", flags.ops_listen, "host:port for health checks")->capture_default_str();
-  app.add_option("--metrics-listen", flags.metrics_listen,
-                 "host:port where Prometheus reads /metrics, over HTTP (default: nowhere)");
+      ->check(OneOf(KeysOf(kDurabilities)), "");
+  app.add_option("--threads", flags.threads, "of the worker's compute (default: all cores)")
+      ->check(Whole(0, UINT32_MAX), "");
+  AddListenFlags(app, flags);
   app.add_option("--worker-secret-file", flags.worker_secret_file,
                  "file of mode 0600 with the secret that admits workers (default: $STEMMA_WORKER_SECRET)");
   AddNumber(&app, "--worker-lost-after", flags.worker_lost_after_s,
@@ -149,18 +158,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "written once all listeners serve: the clients' address, then `workers ADDRESS` and `ops ADDRESS`");
   app.add_option("--drain-timeout", flags.drain_timeout_s,
                  "after SIGTERM or SIGINT, seconds for what runs to end its step, log-prob pass or export")
-      ->check(CLI::Range(kDrainTimeoutMaxS))
+      ->check(Whole(0, kDrainTimeoutMaxS), "")
       ->capture_default_str();
   app.add_flag("--insecure", flags.insecure, "allow plaintext beyond loopback");
   app.add_flag("--check-config", flags.check_config, "check configuration and model directory, then exit");
   app.add_flag("--die-with-parent", flags.die_with_parent, "end when the starting process ends");
-}
-
-void AddLogFlags(CLI::App& app, LogOptions& options) {
-  app.add_option("--log-format", options.format, "text or json, one object a line (default text)")
-      ->transform(CLI::CheckedTransformer(LogFormats()).description(""));
-  app.add_option("--log-level", options.level, "debug, info, warning or error (default info)")
-      ->transform(CLI::CheckedTransformer(LogLevels()).description(""));
 }
 
 void Override(const Flags& flags, v1::RunConfig& config) {
@@ -304,7 +306,7 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
   SetHelpStyle(app);
   Flags flags;
   AddFlags(app, flags);
-  AddLogFlags(app, options.log);
+  AddLogOptions(&app, options.log);
   if (const std::optional<int> parsed = ParseOptions(app, argc, argv)) {
     exit_code = *parsed;
     return false;
@@ -318,6 +320,10 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
   options.ops_listen = ReadListen("--ops-listen", flags.ops_listen, flags.insecure, problems);
   if (flags.metrics_listen) {
     options.metrics_listen = ReadListen("--metrics-listen", *flags.metrics_listen, flags.insecure, problems);
+    if (absl::StrContains(options.metrics_listen->host, ':')) {
+      problems.push_back(absl::StrCat("--metrics-listen ", *flags.metrics_listen,
+                                      ": metrics are served on an IPv4 address, or a name that has one"));
+    }
   }
   options.worker_secret = ReadSecret(flags, problems);
   CheckTimes(flags, problems);

@@ -8,6 +8,7 @@
 #include "common/base/json.h"
 #include "common/base/json_fields.h"
 #include "common/base/mesh.h"
+#include "common/base/option_checks.h"
 #include "common/base/parse_options.h"
 #include "common/base/status_macros.h"
 #include "server/main/network_options.h"
@@ -33,7 +34,7 @@ void AddSimulationFlags(CLI::App& app, SimulationFlags& flags, SimulationOptions
   AddNetworkFlags(app, flags.networks);
   app.add_option("--groups-per-copy", options.groups_per_copy,
                  "give each copy of the model so many groups in one step, the trace's ones again and again")
-      ->check(CLI::Range(uint64_t{1}, kGroupsPerCopyMax));
+      ->check(Whole(1, kGroupsPerCopyMax), "");
   AddNumber(&app, "--cores", options.cores, "cores that all ranks share (default: each has its own)", kSharedCores);
 }
 

@@ -69,9 +69,10 @@ absl::StatusOr<std::unique_ptr<MetricsListener>> MetricsListener::Open(HostPort 
     self->exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
         "listening_ports", asked, "num_threads", kThreads, "request_timeout_ms", kIdleMs, "enable_keep_alive", "no"});
   } catch (const std::exception& error) {
-    // The library does not say why: another try to listen there does.
+    // The library does not say why: another try to listen there does. Debian builds it without IPv6.
     RETURN_IF_ERROR(Acceptor::Open({.host = address.host, .port = address.port}).status());
-    return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", asked, ": ", error.what()));
+    return absl::UnavailableError(
+        absl::StrCat("cannot serve metrics on ", asked, ", which needs an IPv4 address: ", error.what()));
   }
   self->exposer_->RegisterCollectable(self->numbers_);
   address.port = static_cast<uint16_t>(self->exposer_->GetListeningPorts().front());

@@ -96,9 +96,30 @@ def test_d3_an_address_that_is_none_or_reaches_too_far_is_refused(tmp_path, opti
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("option, value, says", [
+    ("--log-level", "loud", 'not one of debug, error, info, warning'), ("--log-level", "1", 'not one of debug, error'),
+    ("--log-format", "xml", 'not one of json, text'), ("--schedule", "fast", 'not one of auto, dense, reuse'),
+    ("--offload", "yes", 'not one of off, on'), ("--threads", "-1", 'not a whole number from 0 to 4294967295'),
+    ("--wave-suffixes", "4294967296", 'not a whole number from 0'), ("--prefix-block-rows", "1e3", 'not a whole number'),
+    ("--drain-timeout", "86401", 'not a whole number from 0 to 86400')])
+def test_d2_an_option_that_is_wrong_quotes_what_was_given_and_says_what_is_taken(tmp_path, option, value, says):
+    code, text = start(tmp_path, *GOOD, option, value)
+    assert code == 2 and f'{option}: "{value}" is {says}' in text and len(text.splitlines()) == 1, text
+    if option in ("--log-level", "--log-format", "--threads"):
+        worker = subprocess.run([BUILD / "bin/stemma-worker", "--server", "127.0.0.1:1", option, value], capture_output=True,
+                                text=True, timeout=60)
+        assert worker.returncode == 2 and f'{option}: "{value}" is {says}' in worker.stderr, worker.stderr
+
+
+def test_d3_metrics_on_ipv6_are_refused_before_anything_is_made(tmp_path):
+    code, text = start(tmp_path, *GOOD, "--metrics-listen", "[::1]:0")
+    assert code == 2 and "--metrics-listen [::1]:0: metrics are served on an IPv4 address" in text, text
+    assert not (tmp_path / "data").exists()
+
+
 def test_d3_loopback_and_port_0_are_taken_on_every_listener():
     with Cluster(worker=False, flags=("--listen", "localhost:0", "--worker-listen", "127.9.8.7:0", "--ops-listen",
-                                      "127.0.0.1:0")) as cluster:
+                                      "127.0.0.1:0", "--metrics-listen", "localhost:0")) as cluster:
         assert cluster.address.startswith("localhost:") and cluster.worker_address.startswith("127.9.8.7:")
         assert cluster.state() == "LOADING"
 

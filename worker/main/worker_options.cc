@@ -5,6 +5,8 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "common/base/address.h"
+#include "common/base/command_line_options.h"
+#include "common/base/option_checks.h"
 #include "common/base/parse_options.h"
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
@@ -66,15 +68,13 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
   app.add_option("--address", options.address,
                  "IP at which the other workers of the mesh reach this one; only they may be able to (default: the one "
                  "that it reaches the server from)");
-  app.add_option("--threads", options.threads, "of compute (default: as the server says)");
+  app.add_option("--threads", options.threads, "of compute (default: as the server says)")
+      ->check(Whole(0, UINT32_MAX), "");
   app.add_option("--ready-file", options.ready_file, "written once the model is loaded: the server's address");
   app.add_flag("--once", options.once,
                "end with the session instead of waiting for the server's return, with an exit code "
                "for a supervisor: 0 told to, 1 start me again, 2 configuration");
-  app.add_option("--log-format", options.log.format, "text or json, one object a line (default text)")
-      ->transform(CLI::CheckedTransformer(LogFormats()).description(""));
-  app.add_option("--log-level", options.log.level, "debug, info, warning or error (default info)")
-      ->transform(CLI::CheckedTransformer(LogLevels()).description(""));
+  AddLogOptions(&app, options.log);
   app.add_flag("--die-with-parent", options.die_with_parent, "end when the starting process ends");
   if (const std::optional<int> parsed = ParseOptions(app, argc, argv)) {
     exit_code = *parsed;

@@ -2,13 +2,11 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
 
 #include "CLI/CLI.hpp"
-#include "client/cli/calls/option_checks.h"
 
 namespace stemma::cli {
 namespace {
@@ -35,14 +33,6 @@ void AddServerOptions(CLI::App* command, ConnectionOptions* options, bool requir
   AddNumber(command, "--timeout", options->timeout_s, "Longest wait for an answer that needs no work", kTimeoutRange)
       ->type_name("SECONDS")
       ->capture_default_str();
-}
-
-CLI::Option* AddChoice(CLI::App* command, const std::string& name, const std::vector<std::string>& words,
-                       const std::function<void(size_t index)>& store, const std::string& help) {
-  const auto choose = [words, store](const std::string& word) {
-    store(static_cast<size_t>(std::find(words.begin(), words.end(), word) - words.begin()));
-  };
-  return command->add_option_function<std::string>(name, choose, help)->check(OneOf(words), "");
 }
 
 void AddOutputOption(CLI::App* command, OutputOptions* options) {

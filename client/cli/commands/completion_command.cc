@@ -4,10 +4,10 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/completion.h"
+#include "common/base/option_checks.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {

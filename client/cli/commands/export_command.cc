@@ -4,11 +4,11 @@
 
 #include "CLI/CLI.hpp"
 #include "client/cli/calls/connection.h"
-#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/output/request_records.h"
 #include "common/base/dtype_names.h"
+#include "common/base/option_checks.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {

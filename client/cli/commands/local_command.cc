@@ -7,12 +7,12 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/local/local_run.h"
 #include "client/cli/output/command_status.h"
 #include "common/base/mesh.h"
+#include "common/base/option_checks.h"
 #include "common/base/run_config.h"
 
 namespace stemma::cli {
@@ -44,7 +44,7 @@ struct LogOption {
 };
 
 template <typename Value>
-void AddLogOption(CLI::App* command, LocalOptions* options, const LogOption<Value>& option) {
+void PassLogOption(CLI::App* command, LocalOptions* options, const LogOption<Value>& option) {
   std::vector<std::string> known;
   for (const auto& [word, meaning] : option.words) known.push_back(word);
   command
@@ -62,19 +62,19 @@ void AddLogOption(CLI::App* command, LocalOptions* options, const LogOption<Valu
       ->type_name(option.type);
 }
 
-void AddLogOptions(CLI::App* command, LocalOptions* options) {
-  AddLogOption<LogFormat>(command, options,
-                          {.name = "--log-format",
-                           .type = "text|json",
-                           .words = LogFormats(),
-                           .value = &options->log.format,
-                           .help = "How log lines look; json: an object a line"});
-  AddLogOption<LogLevel>(command, options,
-                         {.name = "--log-level",
-                          .type = "debug|info|warning|error",
-                          .words = LogLevels(),
-                          .value = &options->log.level,
-                          .help = "The least that is logged (default: info)"});
+void PassLogOptions(CLI::App* command, LocalOptions* options) {
+  PassLogOption<LogFormat>(command, options,
+                           {.name = "--log-format",
+                            .type = "text|json",
+                            .words = LogFormats(),
+                            .value = &options->log.format,
+                            .help = "How log lines look; json: an object a line"});
+  PassLogOption<LogLevel>(command, options,
+                          {.name = "--log-level",
+                           .type = "debug|info|warning|error",
+                           .words = LogLevels(),
+                           .value = &options->log.level,
+                           .help = "The least that is logged (default: info)"});
 }
 
 // What says how many workers there are. Empty, or 0: not given.
@@ -181,7 +181,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
           "When told to stop, time for what runs to end its step (default: 20)")
       ->check(Whole(0, 24 * 3600), "")
       ->type_name("SECONDS");
-  AddLogOptions(command, options.get());
+  PassLogOptions(command, options.get());
   command->add_option("--ready-file", options->ready_file, "Write the address there, one line, once it serves")
       ->type_name("FILE");
   command->add_flag_callback(

@@ -15,6 +15,7 @@
 #include "client/cli/trace/trace_file.h"
 #include "common/base/arrays.h"
 #include "common/base/command_line_options.h"
+#include "common/base/option_checks.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {
@@ -102,7 +103,7 @@ void AddLogprobCommand(CLI::App& app, Runner& run) {
       app.add_subcommand("logprob", "Compute log-probs of a trace's responses under the server's weights");
   command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
   command->add_option("--line", options->line, "Only the request on this line of the file")
-      ->check(WholeFromOne(), "")
+      ->check(Whole(1), "")
       ->type_name("N");
   command->add_option("--weights", options->weights, "policy, the current ones, or the name of a checkpoint")
       ->type_name("NAME")

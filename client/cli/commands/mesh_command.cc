@@ -5,7 +5,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/planning_options.h"
@@ -13,6 +12,7 @@
 #include "client/cli/output/mesh_text.h"
 #include "common/base/command_line_options.h"
 #include "common/base/mesh.h"
+#include "common/base/option_checks.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {

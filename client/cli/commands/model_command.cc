@@ -6,7 +6,6 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/fit.h"
@@ -15,6 +14,7 @@
 #include "common/base/command_line_options.h"
 #include "common/base/dtype_names.h"
 #include "common/base/human.h"
+#include "common/base/option_checks.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_directory.h"
 #include "common/model/model_init.h"
@@ -210,7 +210,7 @@ void AddArchitectureOptions(CLI::App* command, InitOptions* options) {
   ModelConfig& config = options->config;
   const auto add_size = [command](const std::string& name, int64_t& size, int64_t value, const std::string& help) {
     size = value;
-    CLI::Option* option = command->add_option(name, size, help)->check(WholeFromOne(), "")->type_name("N");
+    CLI::Option* option = command->add_option(name, size, help)->check(Whole(1), "")->type_name("N");
     if (value > 0) option->capture_default_str();
   };
   config.model_type = "qwen3";

@@ -13,6 +13,7 @@
 #include "client/cli/output/stage_text.h"
 #include "client/cli/trace/trace_file.h"
 #include "common/base/command_line_options.h"
+#include "common/base/option_checks.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {
@@ -109,7 +110,7 @@ void AddPlanCommand(CLI::App& app, Runner& run) {
       "plan", "Show how the server would compute a request: clusters, waves, policies, bytes, seconds, reasons");
   command->add_option("TRACE", options->trace, "Trace file (.jsonl)")->required()->type_name("FILE");
   command->add_option("--line", options->line, "The request on this line of the file (default: the first)")
-      ->check(WholeFromOne(), "")
+      ->check(Whole(1), "")
       ->type_name("N");
   command->add_flag(
       "-v,--verbose", options->verbose,

@@ -6,7 +6,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/replay_run.h"
@@ -14,6 +13,7 @@
 #include "common/base/command_line_options.h"
 #include "common/base/file.h"
 #include "common/base/names.h"
+#include "common/base/option_checks.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {
@@ -99,9 +99,9 @@ void AddReplayCommand(CLI::App& app, Runner& run) {
   AddServerOptions(command, &options->server);
   AddScheduleOptions(command, options.get());
   command->add_option("--start", options->start, "First request to submit, counted from 1")
-      ->check(WholeFromOne(), "")
+      ->check(Whole(1), "")
       ->type_name("N");
-  command->add_option("--limit", options->limit, "Submit at most so many")->check(WholeFromOne(), "")->type_name("N");
+  command->add_option("--limit", options->limit, "Submit at most so many")->check(Whole(1), "")->type_name("N");
   command
       ->add_option(
           "--run-id", options->run_id,
@@ -121,7 +121,7 @@ void AddReplayCommand(CLI::App& app, Runner& run) {
       "Write what each rank did when in one optimizer step, as a trace for ui.perfetto.dev or chrome://tracing");
   trace_out->type_name("FILE");
   command->add_option("--trace-step", options->trace_step, "The step to trace, counted from 1 over those submitted")
-      ->check(WholeFromOne(), "")
+      ->check(Whole(1), "")
       ->type_name("N")
       ->capture_default_str()
       ->needs(trace_out);

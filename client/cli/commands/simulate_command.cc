@@ -11,7 +11,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/planning_options.h"
@@ -20,6 +19,7 @@
 #include "common/base/command_line_options.h"
 #include "common/base/file.h"
 #include "common/base/mesh.h"
+#include "common/base/option_checks.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {

@@ -7,7 +7,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "client/cli/calls/option_checks.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/output/command_status.h"
@@ -16,6 +15,7 @@
 #include "client/cli/trace/trace_make.h"
 #include "client/cli/trace/trace_stat.h"
 #include "common/base/command_line_options.h"
+#include "common/base/option_checks.h"
 #include "common/base/run_config.h"
 #include "common/base/status_macros.h"
 #include "common/model/model_directory.h"
@@ -146,11 +146,11 @@ void AddShapeOptions(CLI::App* command, TraceMakeOptions* options) {
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--steps", synthetic.steps, "Requests")
-      ->check(WholeFromOne(), "")
+      ->check(Whole(1), "")
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--groups", synthetic.groups, "Groups of a request")
-      ->check(WholeFromOne(), "")
+      ->check(Whole(1), "")
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--n", options->rollouts, "Rollouts of a group: N, or lengths as below")
@@ -171,7 +171,7 @@ void AddShapeOptions(CLI::App* command, TraceMakeOptions* options) {
   command
       ->add_option("--vocab", synthetic.vocab_size,
                    "Token ids are below this (default: the vocabulary of the server's model)")
-      ->check(WholeFromOne(int64_t{1} << 31), "")
+      ->check(Whole(1, uint64_t{1} << 31), "")
       ->type_name("N");
 }
 

@@ -1,4 +1,4 @@
-#include "client/cli/calls/option_checks.h"
+#include "common/base/option_checks.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace stemma::cli {
+namespace stemma {
 
 OptionCheck OneOf(std::vector<std::string> words) {
   return [words = std::move(words)](const std::string& text) {
@@ -25,4 +25,4 @@ OptionCheck Whole(uint64_t min, uint64_t max) {
   };
 }
 
-}  // namespace stemma::cli
+}  // namespace stemma

@@ -1,10 +1,10 @@
-#include "client/cli/calls/option_checks.h"
+#include "common/base/command_line_options.h"
 
 #include "CLI/CLI.hpp"
-#include "client/cli/calls/shared_options.h"
+#include "common/base/option_checks.h"
 #include "gtest/gtest.h"
 
-namespace stemma::cli {
+namespace stemma {
 namespace {
 
 TEST(OptionChecksTest, OnlyTheWordsPass) {
@@ -36,5 +36,17 @@ TEST(OptionChecksTest, AWordIsStoredAsWhatItStandsFor) {
   EXPECT_EQ(value, 1);
 }
 
+TEST(LogOptionsTest, WordsAreTakenAndNothingElse) {
+  LogOptions options;
+  CLI::App app;
+  AddLogOptions(&app, options);
+  app.parse("--log-level error --log-format json");
+  EXPECT_EQ(options.level, LogLevel::kError);
+  EXPECT_EQ(options.format, LogFormat::kJson);
+  for (const char* wrong : {"--log-level 3", "--log-level ERROR", "--log-format 1", "--log-format xml"}) {
+    EXPECT_THROW(app.parse(wrong), CLI::ValidationError) << wrong;
+  }
+}
+
 }  // namespace
-}  // namespace stemma::cli
+}  // namespace stemma
