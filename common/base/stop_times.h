@@ -6,8 +6,9 @@
 
 namespace stemma {
 
-// For what runs to end its step, pass or export: the default of --drain-timeout. With kCloseWithin and kDiskWithin
-// it stays below the 30 seconds that service managers give a process by default.
+// For what runs to end its step, pass or export: the default of --drain-timeout. With kCloseWithin, kDiskWithin and the
+// 2 s after which the library behind --metrics-listen leaves silent connections, it stays below the 30 seconds that
+// service managers give a process by default.
 inline constexpr absl::Duration kDrainWithin = absl::Seconds(20);
 
 // For answers to reach their clients, after that.

@@ -33,7 +33,7 @@ BlockCost ForwardCost(const ModelConfig& config, Block block, int64_t tp = 1);
 BlockCost LayerForwardCost(const ModelConfig& config, int64_t tp = 1);
 // Returns what their backward recomputes because the policy dropped it.
 BlockCost LayerRecomputedCost(const ModelConfig& config, v1::TapePolicy policy, int64_t tp = 1);
-// Returns the same of rows of which only K and V are computed, its elements left out as they are forward.
+// Returns what the backward of rows of which only K and V are computed recomputes: its products alone.
 BlockCost KeyValueRecomputedCost(const ModelConfig& config, v1::TapePolicy policy);
 
 }  // namespace stemma

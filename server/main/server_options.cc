@@ -155,7 +155,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "model directory), none, or a checkpoint's name")
       ->capture_default_str();
   app.add_option("--ready-file", flags.ready_file,
-                 "written once all listeners serve: the clients' address, then `workers ADDRESS` and `ops ADDRESS`");
+                 "written once all listeners serve: the clients' address, then `workers ADDRESS`, `ops ADDRESS` and, "
+                 "with --metrics-listen, `metrics ADDRESS`");
   app.add_option("--drain-timeout", flags.drain_timeout_s,
                  "after SIGTERM or SIGINT, seconds for what runs to end its step, log-prob pass or export")
       ->check(Whole(0, kDrainTimeoutMaxS), "")

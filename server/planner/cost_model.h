@@ -159,8 +159,8 @@ class ClusterWorkSums {
     double score_blocks = 0;   // of all heads and layers, forward
     ContextSentBytes forward_sent, backward_sent;  // of those that are cut by rows
     FlopParts parts;
-    double layer_rows = 0;          // in all layers
-    int64_t head_chunks_again = 0;  // of the last stage
+    double layer_rows = 0;          // of each layer that they run through in full
+    int64_t head_chunks_again = 0;  // where this is the last stage
   };
   // The prefixes' rows in blocks, of the rank that has most; all of them where there is one.
   struct OwnRows {

@@ -51,7 +51,8 @@ struct MemoryOptions {
   std::span<const ByteShape> all_stages() const {
     return stages.empty() ? std::span<const ByteShape>(&shape, 1) : std::span<const ByteShape>(stages);
   }
-  void SetWholeRollouts(bool whole) {  // as ByteShape's
+  // Says of every stage whether the loss takes its gradient of whole responses (ByteShape::whole_rollouts).
+  void SetWholeRollouts(bool whole) {
     shape.whole_rollouts = whole;
     for (ByteShape& stage : stages) stage.whole_rollouts = whole;
   }

@@ -83,7 +83,7 @@ class Planner {
  private:
   MemoryOptions Options(const StopCheck& stop, bool forward_only) const {
     MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
-    options.SetWholeRollouts(request_.whole_rollouts);
+    options.SetWholeRollouts(request_.whole_rollouts && !forward_only);
     options.stop = stop;
     const bool staged = !options.stages.empty(), sharded = ShardsParameters(model_.run);
     options.sums_gradients = sums_gradients_ && !forward_only;

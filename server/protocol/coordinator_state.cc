@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/protocol/answers.h"
+#include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
@@ -49,18 +50,20 @@ CoordinatorState::CoordinatorState(CoordinatorOptions options)
       calls_(parts_, &membership_) {}
 
 ServerNumbers CoordinatorState::Numbers() const {
-  const auto& checkpoints = history_.state().checkpoints();
+  const internal::v1::KnownCheckpoint* newest = NewestSound(history_.state());
+  // Ranks that are not there yet begin with the base's weights.
+  const uint64_t weights_step = gang_.begun() ? lineage_.weights_step() : base_.base().step;
   ServerNumbers numbers;
   numbers.totals = history_.totals();
   numbers.model = ModelInfoOf(parts_, membership_.draining());
-  numbers.steps_behind = lineage_.step() - lineage_.weights_step();
+  numbers.steps_behind = lineage_.step() - std::min(weights_step, lineage_.step());
   numbers.workers = gang_.workers().size();
   numbers.ranks = gang_.num_ranks();
   numbers.generations = gang_.generation();
-  numbers.jobs_open = jobs_.num_open();
-  numbers.jobs_open_bytes = jobs_.open_bytes();
-  numbers.checkpoints = static_cast<uint64_t>(checkpoints.size());
-  if (!checkpoints.empty()) numbers.newest_checkpoint_step = checkpoints.rbegin()->step();
+  numbers.jobs_open = jobs_.num_open() + arrivals_.size();
+  numbers.jobs_open_bytes = jobs_.open_bytes() + arrivals_.bytes();
+  numbers.checkpoints = static_cast<uint64_t>(history_.state().checkpoints_size());
+  if (newest != nullptr) numbers.newest_checkpoint_step = newest->step();
   return numbers;
 }
 

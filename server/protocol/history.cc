@@ -119,6 +119,12 @@ void History::SaveCheckpoint(internal::v1::KnownCheckpoint checkpoint) {
   Add(row, /*settles=*/true);
 }
 
+void History::TakeCheckpoint(internal::v1::KnownCheckpoint checkpoint) {
+  JournalRow row;
+  *row.mutable_checkpoint_saved()->mutable_checkpoint() = std::move(checkpoint);
+  Add(row, /*settles=*/true, /*counts=*/false);
+}
+
 void History::PinCheckpoint(const std::string& name, bool pinned) {
   JournalRow row;
   row.mutable_checkpoint_changed()->set_name(name);
@@ -141,11 +147,11 @@ void History::DropCheckpoint(const std::string& name) {
   Add(row);
 }
 
-void History::Add(const JournalRow& row, bool settles) {
+void History::Add(const JournalRow& row, bool settles, bool counts) {
   const std::set<std::string> before = SpoolNames(state_);
+  if (counts) totals_.Count(row, state_);
   const absl::Status folded = FoldRow(row, options_.requests_kept, state_);
   CHECK(folded.ok()) << folded.message();
-  totals_.Count(row);
   std::string body = BodyOf(row);
   bytes_since_snapshot_ += body.size();
   out_->Add(JournalAction{.n = ++last_row_, .body = std::move(body), .kind = row.row_case(), .settles = settles});

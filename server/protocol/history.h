@@ -63,14 +63,16 @@ class History {
   void Undo(const std::string& request_id, uint32_t k);
   void Finish(internal::v1::RequestFinished row);
   void SaveCheckpoint(internal::v1::KnownCheckpoint checkpoint);
+  // Takes one that was found on the disk, and was not saved by this server.
+  void TakeCheckpoint(internal::v1::KnownCheckpoint checkpoint);
   void PinCheckpoint(const std::string& name, bool pinned);
   // `damage`: what was found; empty: it is sound again.
   void JudgeCheckpoint(const std::string& name, const std::string& damage);
   void DropCheckpoint(const std::string& name);
 
  private:
-  // Adds the row that was filled in, and what it makes useless or due.
-  void Add(const internal::v1::JournalRow& row, bool settles = false);
+  // Adds the row that was filled in, and what it makes useless or due. `counts`: in totals().
+  void Add(const internal::v1::JournalRow& row, bool settles = false, bool counts = true);
   void AddSnapshotWhenDue();
   void WarnOfSize();
   void WarnOfRoom(uint64_t free_bytes, uint64_t needed_bytes);

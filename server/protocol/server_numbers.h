@@ -14,10 +14,10 @@ struct ServerNumbers {
   v1::ModelInfo model;
   uint64_t steps_behind = 0;  // that have to be computed again before the weights are the lineage's
   uint64_t workers = 0, ranks = 0;
-  uint64_t generations = 0;  // that began since the server started
-  uint64_t jobs_open = 0, jobs_open_bytes = 0;
+  uint64_t generations = 0;                     // that began since the server started
+  uint64_t jobs_open = 0, jobs_open_bytes = 0;  // being planned too, as limits.requests_in_flight counts them
   uint64_t checkpoints = 0;
-  std::optional<uint64_t> newest_checkpoint_step;
+  std::optional<uint64_t> newest_checkpoint_step;  // of those that can be loaded
 };
 
 }  // namespace stemma::server

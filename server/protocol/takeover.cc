@@ -24,7 +24,7 @@ void TakeFoundCheckpoints(const CoordinatorParts& parts) {
   }
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) {
     if (known.contains(checkpoint.name())) continue;
-    parts.history.SaveCheckpoint(checkpoint);
+    parts.history.TakeCheckpoint(checkpoint);
     parts.out.AddReason(absl::StrCat("checkpoint ", checkpoint.name(), " was found: step ", checkpoint.step(),
                                      " of lineage ", checkpoint.lineage()));
   }

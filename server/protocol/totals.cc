@@ -1,19 +1,40 @@
 #include "server/protocol/totals.h"
 
+#include <algorithm>
+#include <string>
+
+#include "common/base/request_state.h"
+
 namespace stemma::server {
 namespace {
 
 using internal::v1::JournalRow;
+using internal::v1::JournalState;
+using internal::v1::KnownRequest;
 
 double Metric(const v1::StepResult& step, const char* name) {
   const auto it = step.metrics().find(name);
   return it == step.metrics().end() ? 0 : it->second;
 }
 
-// A number that a later version of the wire could bring is counted as none.
+// Counts a value of an enum; one that is not known counts as none.
 template <typename Counts>
 void CountAt(int index, Counts& counts) {
   ++counts[index > 0 && static_cast<size_t>(index) < counts.size() ? static_cast<size_t>(index) : 0];
+}
+
+// Returns how many results of the open request are known.
+uint32_t NumResults(const JournalState& state, const std::string& request_id) {
+  const auto& requests = state.requests();
+  const auto found = std::find_if(requests.rbegin(), requests.rend(),
+                                  [&](const KnownRequest& request) { return request.request_id() == request_id; });
+  return found == requests.rend() ? 0 : static_cast<uint32_t>(found->result().steps_size());
+}
+
+uint64_t NumOpen(const JournalState& state) {
+  return static_cast<uint64_t>(
+      std::count_if(state.requests().begin(), state.requests().end(),
+                    [](const KnownRequest& request) { return !IsFinal(request.status().state()); }));
 }
 
 }  // namespace
@@ -30,7 +51,7 @@ void Totals::CountStep(const v1::StepResult& step) {
   if (step.outcome() == v1::StepResult::APPLIED) last_step = step;
 }
 
-void Totals::Count(const JournalRow& row) {
+void Totals::Count(const JournalRow& row, const JournalState& before) {
   switch (row.row_case()) {
     case JournalRow::kAccepted:
       ++updates_accepted;
@@ -39,13 +60,20 @@ void Totals::Count(const JournalRow& row) {
       CountAt(row.finished().state(), updates_ended);
       break;
     case JournalRow::kApplied:
-      if (row.applied().has_result()) CountStep(row.applied().result());  // else it was made before
+      if (!row.applied().has_result() || row.applied().k() < NumResults(before, row.applied().request_id())) break;
+      CountStep(row.applied().result());
       break;
-    case JournalRow::kSkipped:
-      for (const v1::StepResult& step : row.skipped().results()) CountStep(step);
+    case JournalRow::kSkipped: {
+      const uint32_t known = NumResults(before, row.skipped().request_id());
+      for (int i = 0; i < row.skipped().results_size(); ++i) {
+        if (row.skipped().k() + static_cast<uint32_t>(i) >= known) CountStep(row.skipped().results(i));
+      }
       break;
+    }
     case JournalRow::kLineageBegun:
-      if (row.lineage_begun().has_lost()) ++lineages_lost;
+      if (!row.lineage_begun().has_lost()) break;
+      ++lineages_lost;
+      updates_ended[v1::ROLLED_BACK] += NumOpen(before);  // none of them survives
       break;
     case JournalRow::kCheckpointSaved:
       ++checkpoints_saved;

@@ -45,7 +45,7 @@ class Families {
   std::vector<MetricFamily> families_;
 };
 
-// 1 for the state that the model is in, 0 for the others, so that a state can be summed over time.
+// Returns 1 for the state that the model is in and 0 for the others, so that a state can be summed over time.
 std::vector<Sample> ModelStates(v1::ModelInfo::State now) {
   std::vector<Sample> samples;
   for (int state = v1::ModelInfo::LOADING; v1::ModelInfo::State_IsValid(state); ++state) {
@@ -63,13 +63,12 @@ void AddModel(const ServerNumbers& numbers, Families& families) {
                  Number(numbers.steps_behind));
   families.Gauge("stemma_workers", "Workers that are connected.", Number(numbers.workers));
   families.Gauge("stemma_ranks", "Workers that the mesh needs.", Number(numbers.ranks));
-  families.Gauge("stemma_jobs_open", "Jobs that run or wait: updates, log-prob passes, exports.",
+  families.Gauge("stemma_jobs_open", "Jobs that are planned, wait or run, as limits.requests_in_flight counts them.",
                  Number(numbers.jobs_open));
   families.Gauge("stemma_jobs_open_bytes", "Bytes of their groups.", Number(numbers.jobs_open_bytes));
-  families.Gauge("stemma_checkpoints", "Checkpoints that can be loaded, or were found damaged.",
-                 Number(numbers.checkpoints));
+  families.Gauge("stemma_checkpoints", "Checkpoints that are known, damaged ones too.", Number(numbers.checkpoints));
   if (numbers.newest_checkpoint_step) {
-    families.Gauge("stemma_newest_checkpoint_step", "The step of the newest checkpoint.",
+    families.Gauge("stemma_newest_checkpoint_step", "The step of the newest checkpoint that can be loaded.",
                    Number(*numbers.newest_checkpoint_step));
   }
 }
@@ -85,7 +84,8 @@ void AddTotals(const ServerNumbers& numbers, Families& families) {
   families.Counters("stemma_updates_ended_total", "Updates that ended.", "state",
                     {{"done", Number(totals.updates_ended[v1::DONE])},
                      {"failed", Number(totals.updates_ended[v1::FAILED])},
-                     {"cancelled", Number(totals.updates_ended[v1::CANCELLED])}});
+                     {"cancelled", Number(totals.updates_ended[v1::CANCELLED])},
+                     {"rolled_back", Number(totals.updates_ended[v1::ROLLED_BACK])}});
   families.Counters("stemma_steps_total", "Steps that ended, each once.", "outcome",
                     {{"applied", Number(totals.steps[v1::StepResult::APPLIED])},
                      {"skipped_nonfinite", Number(totals.steps[v1::StepResult::SKIPPED_NONFINITE])},
@@ -93,15 +93,16 @@ void AddTotals(const ServerNumbers& numbers, Families& families) {
 }
 
 void AddWork(const Totals& totals, Families& families) {
-  families.Counters("stemma_phase_seconds_total", "Seconds of the steps' phases, of the slowest rank each.", "phase",
+  families.Counters("stemma_phase_seconds_total", "Seconds of the applied steps' phases, of the slowest rank each.",
+                    "phase",
                     {{"prefix_forward", totals.prefix_forward_s},
                      {"suffix", totals.suffix_s},
                      {"prefix_backward", totals.prefix_backward_s},
                      {"apply", totals.apply_s}});
   families.Counters("stemma_tokens_total",
-                    "Tokens of the steps: logical with a prompt for each rollout, computed as run.", "kind",
+                    "Tokens of the applied steps: logical with a prompt for each rollout, computed as run.", "kind",
                     {{"logical", totals.tokens_logical}, {"computed", totals.tokens_computed}});
-  families.Counter("stemma_flops_total", "FLOPs of the steps' plans.", totals.flops);
+  families.Counter("stemma_flops_total", "FLOPs of the applied steps' plans.", totals.flops);
   if (totals.last_step.metrics().empty()) return;
   std::vector<Sample> samples;
   for (const auto& [name, value] : totals.last_step.metrics()) samples.push_back({name, value});
@@ -111,9 +112,10 @@ void AddWork(const Totals& totals, Families& families) {
 
 }  // namespace
 
-std::vector<MetricFamily> MetricFamiliesOf(const std::string& version, const std::optional<ServerNumbers>& numbers) {
+std::vector<MetricFamily> MetricFamiliesOf(const ServerFacts& facts, const std::optional<ServerNumbers>& numbers) {
   Families families;
-  families.Gauges("stemma_info", "The server's version.", "version", {{version, 1}});
+  families.Gauges("stemma_info", "The server's version.", "version", {{facts.version, 1}});
+  families.Gauge("stemma_start_time_seconds", "When the server started, in seconds since 1970.", facts.started_at_s);
   families.Gauge("stemma_answers", "1 where the server decides; 0 where it hangs, as in a write to its disk.",
                  numbers ? 1 : 0);
   if (numbers) {

@@ -11,8 +11,14 @@
 
 namespace stemma::server {
 
+// What never changes of a server.
+struct ServerFacts {
+  std::string version;
+  double started_at_s = 0;  // since 1970
+};
+
 // Returns the metrics of a server that answered; nullopt: it did not, and that is all that is said.
-std::vector<prometheus::MetricFamily> MetricFamiliesOf(const std::string& version,
+std::vector<prometheus::MetricFamily> MetricFamiliesOf(const ServerFacts& facts,
                                                        const std::optional<ServerNumbers>& numbers);
 
 }  // namespace stemma::server

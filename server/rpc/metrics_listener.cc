@@ -11,32 +11,34 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "server/rpc/acceptor.h"
-#include "server/rpc/metric_families.h"
 
 namespace stemma::server {
 namespace {
 
-// Reads at a time; a client that sends or takes nothing holds one for so long.
+// Connections at a time; a client that sends or takes nothing holds one for so long.
 constexpr const char *kThreads = "4", *kIdleMs = "5000";
 
 // Asks for the numbers at each read. Thread safety: any.
 class AskedNumbers final : public prometheus::Collectable {
  public:
-  AskedNumbers(std::string version, AskNumbersFunction ask) : version_(std::move(version)), ask_(std::move(ask)) {}
+  AskedNumbers(ServerFacts facts, AskNumbersFunction ask) : facts_(std::move(facts)), ask_(std::move(ask)) {}
 
   std::vector<prometheus::MetricFamily> Collect() const override {
     const std::shared_ptr<Answer> answer = Ask();
-    if (!answer->came.WaitForNotificationWithTimeout(MetricsListener::kAnswerWithin)) {
-      return MetricFamiliesOf(version_, std::nullopt);
+    const double left_s = answer->give_up_s - RealClock().MonotonicSeconds();
+    if (!answer->came.WaitForNotificationWithTimeout(absl::Seconds(left_s))) {
+      return MetricFamiliesOf(facts_, std::nullopt);
     }
-    return MetricFamiliesOf(version_, answer->numbers);
+    return MetricFamiliesOf(facts_, answer->numbers);
   }
 
  private:
   struct Answer {
+    double give_up_s = RealClock().MonotonicSeconds() + absl::ToDoubleSeconds(MetricsListener::kAnswerWithin);
     ServerNumbers numbers;
     absl::Notification came;
   };
@@ -52,7 +54,7 @@ class AskedNumbers final : public prometheus::Collectable {
     return asked_;
   }
 
-  const std::string version_;
+  const ServerFacts facts_;
   const AskNumbersFunction ask_;
   mutable Mutex mutex_;
   mutable std::shared_ptr<Answer> asked_ ABSL_GUARDED_BY(mutex_);  // last
@@ -60,10 +62,10 @@ class AskedNumbers final : public prometheus::Collectable {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MetricsListener>> MetricsListener::Open(HostPort address, const std::string& version,
+absl::StatusOr<std::unique_ptr<MetricsListener>> MetricsListener::Open(HostPort address, ServerFacts facts,
                                                                        AskNumbersFunction ask) {
   std::unique_ptr<MetricsListener> self(new MetricsListener());
-  self->numbers_ = std::make_shared<AskedNumbers>(version, std::move(ask));
+  self->numbers_ = std::make_shared<AskedNumbers>(std::move(facts), std::move(ask));
   const std::string asked = address.Text();
   try {
     self->exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{

@@ -2,7 +2,8 @@
 // answered there, and nothing can be changed.
 //
 // Each read asks the coordinator, in its turn among the events; one that does not answer within kAnswerWithin is said
-// not to, and is asked no second question until it has answered the first.
+// not to, and is asked no second question until it has answered the first: reads that come meanwhile, one after the
+// other, wait no longer than the first.
 #pragma once
 
 #include <functional>
@@ -13,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/base/address.h"
 #include "server/protocol/server_numbers.h"
+#include "server/rpc/metric_families.h"
 
 namespace prometheus {
 class Exposer;
@@ -29,7 +31,7 @@ class MetricsListener {
   static constexpr absl::Duration kAnswerWithin = absl::Seconds(2);
 
   // Errors: Unavailable - the address cannot be opened.
-  static absl::StatusOr<std::unique_ptr<MetricsListener>> Open(HostPort address, const std::string& version,
+  static absl::StatusOr<std::unique_ptr<MetricsListener>> Open(HostPort address, ServerFacts facts,
                                                                AskNumbersFunction ask);
   ~MetricsListener();  // waits for reads under way
 

@@ -92,7 +92,8 @@ absl::Status Server::OpenMetrics(const ServerOptions& options) {
   const auto ask = [raw = coordinator_.get()](std::function<void(ServerNumbers)> take) {
     raw->AskNumbers(std::move(take));
   };
-  ASSIGN_OR_RETURN(rpc_->metrics, MetricsListener::Open(*options.metrics_listen, STEMMA_VERSION, ask));
+  const ServerFacts facts = {STEMMA_VERSION, absl::ToDoubleSeconds(clock_.Now() - absl::UnixEpoch())};
+  ASSIGN_OR_RETURN(rpc_->metrics, MetricsListener::Open(*options.metrics_listen, facts, ask));
   metrics_address_ = rpc_->metrics->address();
   return absl::OkStatus();
 }

@@ -40,6 +40,7 @@ struct HeadInput {
   const at::Tensor& targets_T;  // int64, of the whole vocabulary
 };
 
+// Returns log-probs, and entropies where they are asked for, without keeping anything for a backward.
 HeadOutput HeadForward(const Backend& backend, const HeadInput& input, const HeadOptions& options);
 
 // Rows [begin, end) of one rollout.

@@ -39,12 +39,12 @@ struct AdamwUpdate {
   int64_t step;  // of the bias correction; 1 = first
 };
 
-// Steps these ranges, slab by slab. The gradients themselves stay as they are, so that a step on weights and states put
-// back gives the same bits again; a clip below 1 takes ClippedSlabBytes (common/cost/state_slabs.h) of the device.
-// Throws as StreamStates does. Returns the name of a parameter of which it wrote a weight or a state that is not
-// finite; empty: all are finite. Only weights and second moments are read for that, while the slab is in the caches: a
-// first moment that is not finite makes its weight NaN or infinite in the same step, an infinite second moment does not
-// (it stops the weight for ever).
+// Steps these ranges, slab by slab, by AdamW with bias correction on the clipped gradients. The gradients themselves
+// stay as they are, so that a step on weights and states put back gives the same bits again; a clip below 1 takes
+// ClippedSlabBytes (common/cost/state_slabs.h) of the device. Throws as StreamStates does. Returns the name of a
+// parameter of which it wrote a weight or a state that is not finite; empty: all are finite. Only weights and second
+// moments are read for that, while the slab is in the caches: a first moment that is not finite makes its weight NaN or
+// infinite in the same step, an infinite second moment does not (it stops the weight for ever).
 std::string AdamwStep(const Backend& backend, std::vector<Parameter>& parameters, const ParameterRanges& ranges,
                       const AdamwUpdate& update, const HostStateOptions& host = {});
 

@@ -33,7 +33,7 @@ constexpr absl::Duration kEngineStopsWithin = absl::Seconds(2);
 constexpr absl::Duration kServerClosesWithin = absl::Seconds(2);
 constexpr int kRedialMsMin = 200, kRedialMsMax = 2'000;
 constexpr int kHandshakeMsMax = 10'000;  // a server that is busy greets late; gRPC reads it as MIN_RECONNECT_BACKOFF
-constexpr int kFirstWaitMs = 1'000;  // shorter waits for the server are not worth a line
+constexpr int kFirstWaitMs = 1'000;      // shorter waits for the server are not worth a line
 constexpr int kWaitLineMs = 60'000;
 
 // gRPC's own lines are for who debugs gRPC.
@@ -46,7 +46,8 @@ bool ConnectedWithin(grpc::Channel& channel, int milliseconds) {
 void WaitForServer(grpc::Channel& channel, const std::string& server) {
   if (ConnectedWithin(channel, kFirstWaitMs)) return;
   do {
-    LOG(WARNING) << "no server at " << server << " yet; trying again every " << kRedialMsMax / 1000 << " s";
+    LOG(WARNING) << "no server at " << server << " yet; trying again, at most " << kRedialMsMax / 1000
+                 << " s after each try";
   } while (!ConnectedWithin(channel, kWaitLineMs));
 }
 

@@ -1,11 +1,13 @@
 """/metrics for Prometheus: what it says is what the calls say, it never waits for a server that hangs, and whoever comes
 there can do nothing else."""
 
+import concurrent.futures
 import contextlib
 import http.client
 import math
 import pathlib
 import re
+import shutil
 import socket
 import time
 
@@ -21,6 +23,7 @@ LISTEN = ("--metrics-listen", "127.0.0.1:0")
 PAGE = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "operate.md").read_text(encoding="utf-8")
 IDLE_S = 5  # after which a client that sends nothing is let go
 READS_AT_A_TIME = 4
+ANSWER_S = 2  # after which a server that has not answered is said to hang
 # A sample of the text format: a name, labels, a number.
 SAMPLE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{([a-z_]+)="((?:[^"\\\n]|\\.)*)"\})? (\S+)')
 
@@ -75,7 +78,7 @@ def test_numbers_are_those_of_the_calls():
         after, model = read(cluster), cluster.model()
         assert after["stemma_model_step"] == model.step == after["stemma_newest_checkpoint_step"] == 2
         assert after["stemma_updates_accepted_total"] == 2
-        assert after["stemma_updates_ended_total"] == {"done": 2, "failed": 0, "cancelled": 0}
+        assert after["stemma_updates_ended_total"] == {"done": 2, "failed": 0, "cancelled": 0, "rolled_back": 0}
         assert after["stemma_steps_total"] == {"applied": 2, "skipped_nonfinite": 0, "skipped_empty": 0}
         assert after["stemma_checkpoints"] == after["stemma_checkpoints_saved_total"] == 1
         assert after["stemma_workers"] == after["stemma_ranks"] == after["stemma_generations_total"] == 1
@@ -116,8 +119,44 @@ def test_losses_are_counted_and_states_told():
         assert lost["stemma_model_state"]["recovering"] == 1 and lost["stemma_workers"] == 0 and lost["stemma_ranks"] == 1
         assert lost["stemma_lineages_lost_total"] == 1 and lost["stemma_model_step"] == 0
         assert lost["stemma_steps_total"]["applied"] == 1, "a counter never falls"
+        assert lost["stemma_updates_ended_total"] == {"done": 1, "failed": 0, "cancelled": 0, "rolled_back": 1}
+        assert lost["stemma_jobs_open"] == 0
         cluster.start_worker()
         assert read(cluster)["stemma_generations_total"] == 2
+
+
+def test_steps_are_behind_from_the_loss_on_and_checkpoints_that_are_only_found_are_not_saved():
+    with Cluster(model=MODEL, flags=LISTEN) as cluster:
+        Request().send(cluster.stub)
+        cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name="kept"), timeout=PATIENCE_S)
+        for _ in range(2):
+            Request().send(cluster.stub)
+        assert read(cluster)["stemma_steps_behind"] == 0
+        started_s = read(cluster)["stemma_start_time_seconds"]
+        assert abs(time.time() - started_s) < 2 * PATIENCE_S
+        cluster.worker.kill()
+        cluster.lose_worker()
+        lost = read(cluster)
+        assert lost["stemma_steps_behind"] == 2 and lost["stemma_model_step"] == 3 and lost["stemma_lineages_lost_total"] == 0
+        cluster.kill()
+        cluster.restart_server()
+        again = read(cluster)
+        assert again["stemma_steps_behind"] == 2 and again["stemma_start_time_seconds"] > started_s
+        assert again["stemma_checkpoints"] == 1 and again["stemma_checkpoints_saved_total"] == 0
+        cluster.start_worker()
+        wait_for(lambda: read(cluster)["stemma_steps_behind"] == 0, "the steps to be computed again")
+        assert read(cluster)["stemma_steps_total"]["applied"] == 0, "they were counted by the server that made them"
+
+
+def test_a_checkpoint_that_is_copied_in_was_not_saved(tmp_path):
+    with Cluster(model=MODEL, flags=LISTEN, data=tmp_path / "first") as cluster:
+        Request().send(cluster.stub)
+        cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name="kept"), timeout=PATIENCE_S)
+    shutil.copytree(tmp_path / "first" / "checkpoints", tmp_path / "second" / "checkpoints")
+    with Cluster(model=MODEL, flags=LISTEN, data=tmp_path / "second") as cluster:
+        found = read(cluster)
+        assert found["stemma_checkpoints"] == found["stemma_newest_checkpoint_step"] == 1
+        assert found["stemma_checkpoints_saved_total"] == 0
 
 
 def test_a_server_that_hangs_is_said_to_and_everything_is_there_when_it_goes_on(tmp_path):
@@ -129,9 +168,13 @@ def test_a_server_that_hangs_is_said_to_and_everything_is_there_when_it_goes_on(
         sent = cluster.stub.UpdateActor.future(iter(request.parts()), timeout=PATIENCE_S)
         try:
             wait_for(held.exists, "a row that is not written")
+            with concurrent.futures.ThreadPoolExecutor(READS_AT_A_TIME) as pool:
+                begun_s = time.monotonic()
+                assert all("stemma_model_step" not in found for found in pool.map(lambda _: read(cluster), range(READS_AT_A_TIME)))
+                assert time.monotonic() - begun_s < 2 * ANSWER_S, "each waits as long as the first"
             for _ in range(2):
                 begun_s = time.monotonic()
-                assert set(read(cluster)) == {"stemma_info", "stemma_answers"}
+                assert set(read(cluster)) == {"stemma_info", "stemma_start_time_seconds", "stemma_answers"}
                 assert time.monotonic() - begun_s < PATIENCE_S / 2
             assert read(cluster)["stemma_answers"] == 0
         finally:

@@ -31,7 +31,7 @@ TEST(TotalsTest, AStepThatWasMadeBeforeIsNotCountedAgain) {
   JournalRow row;
   row.mutable_applied()->set_weights_digest("other bits");
   Totals totals;
-  totals.Count(row);
+  totals.Count(row, {});
   EXPECT_EQ(totals.steps, Totals().steps);
   EXPECT_TRUE(totals.last_step.metrics().empty());
 }
@@ -40,18 +40,51 @@ TEST(TotalsTest, ALineageThatOnlyGetsANameLosesNothing) {
   JournalRow row;
   row.mutable_lineage_begun()->set_name("a-2");
   Totals totals;
-  totals.Count(row);
+  totals.Count(row, {});
   EXPECT_EQ(totals.lineages_lost, 0u);
   row.mutable_lineage_begun()->mutable_lost()->set_lineage("a-1");
-  totals.Count(row);
+  totals.Count(row, {});
   EXPECT_EQ(totals.lineages_lost, 1u);
+}
+
+// Without kept requests a step that was skipped is skipped again after a loss, with the same result.
+TEST(TotalsTest, AStepThatIsSkippedAgainIsNotCountedAgain) {
+  internal::v1::JournalState before;
+  internal::v1::KnownRequest& request = *before.add_requests();
+  request.set_request_id("r");
+  for (int k = 0; k < 2; ++k) *request.mutable_result()->add_steps() = Step(v1::StepResult::SKIPPED_EMPTY, 0, 0);
+  JournalRow row;
+  row.mutable_skipped()->set_request_id("r");
+  for (int k = 0; k < 3; ++k) *row.mutable_skipped()->add_results() = Step(v1::StepResult::SKIPPED_EMPTY, 0, 0);
+  Totals totals;
+  totals.Count(row, before);
+  EXPECT_EQ(totals.steps[v1::StepResult::SKIPPED_EMPTY], 1u) << "the third of them";
+  row.mutable_applied()->set_request_id("r");
+  *row.mutable_applied()->mutable_result() = Step(v1::StepResult::SKIPPED_NONFINITE, 0, 0);
+  for (const uint32_t k : {0u, 1u, 2u}) {
+    row.mutable_applied()->set_k(k);
+    totals.Count(row, before);
+  }
+  EXPECT_EQ(totals.steps[v1::StepResult::SKIPPED_NONFINITE], 1u) << "the third of them";
+}
+
+TEST(TotalsTest, WhatIsOpenIsRolledBackWithItsLineage) {
+  internal::v1::JournalState before;
+  for (const v1::RequestState state : {v1::DONE, v1::ACCEPTED, v1::APPLIED, v1::CANCELLED}) {
+    before.add_requests()->mutable_status()->set_state(state);
+  }
+  JournalRow row;
+  row.mutable_lineage_begun()->mutable_lost()->set_lineage("a-1");
+  Totals totals;
+  totals.Count(row, before);
+  EXPECT_EQ(totals.updates_ended[v1::ROLLED_BACK], 2u);
 }
 
 TEST(TotalsTest, EachMetricHasASumOfItsOwn) {
   JournalRow row;
   *row.mutable_applied()->mutable_result() = Step(v1::StepResult::APPLIED, 1, 1);
   Totals totals;
-  totals.Count(row);
+  totals.Count(row, {});
   EXPECT_EQ(totals.prefix_forward_s, 1);
   EXPECT_EQ(totals.suffix_s, 2);
   EXPECT_EQ(totals.prefix_backward_s, 4);
@@ -66,10 +99,10 @@ TEST(TotalsTest, ValuesThatAreNotKnownAreCountedAsNone) {
   JournalRow row;
   row.mutable_finished()->set_state(static_cast<v1::RequestState>(1000));
   Totals totals;
-  totals.Count(row);
+  totals.Count(row, {});
   EXPECT_EQ(totals.updates_ended[v1::REQUEST_STATE_UNSPECIFIED], 1u);
   *row.mutable_applied()->mutable_result() = Step(static_cast<v1::StepResult::Outcome>(-1), 1, 1);
-  totals.Count(row);
+  totals.Count(row, {});
   EXPECT_EQ(totals.steps[v1::StepResult::OUTCOME_UNSPECIFIED], 1u);
 }
 
@@ -102,7 +135,7 @@ TEST(TotalsTest, DrawnRowsAreCountedByTheirKind) {
         seconds += static_cast<double>(i);
         if (outcome == v1::StepResult::APPLIED) last = i;
       }
-      totals.Count(row);
+      totals.Count(row, {});
     }
     EXPECT_EQ(totals.updates_accepted, drawn["accepted"]);
     EXPECT_EQ(totals.updates_ended[v1::FAILED], drawn["finished"]);

@@ -111,7 +111,7 @@ class FlashAttention final : public AttentionOp {
   // Adds to dq of its rows, and to gk and gv of its ancestors.
   void PartBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
                     const at::Tensor& dq_THE) const;
-  // The same for some rows of one ancestor, as a batch of chunks over the same keys.
+  // Does that for some rows of one ancestor, as a batch of chunks over the same keys.
   void ChunkedBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
                        const Chunks& chunks, const at::Tensor& dq_THE) const;
   // Adds dk, dv [chunks, C, K, E] of a call to gk, gv of its ancestors.
