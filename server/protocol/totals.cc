@@ -39,7 +39,8 @@ uint64_t NumOpen(const JournalState& state) {
 
 }  // namespace
 
-void Totals::CountStep(const v1::StepResult& step) {
+void Totals::CountStep(const v1::StepResult& step, bool known) {
+  if (known && step.outcome() != v1::StepResult::APPLIED) return;
   CountAt(step.outcome(), steps);
   prefix_forward_s += Metric(step, "time/prefix_forward_s");
   suffix_s += Metric(step, "time/suffix_s");
@@ -60,13 +61,13 @@ void Totals::Count(const JournalRow& row, const JournalState& before) {
       CountAt(row.finished().state(), updates_ended);
       break;
     case JournalRow::kApplied:
-      if (!row.applied().has_result() || row.applied().k() < NumResults(before, row.applied().request_id())) break;
-      CountStep(row.applied().result());
+      if (!row.applied().has_result()) break;  // it was made before
+      CountStep(row.applied().result(), row.applied().k() < NumResults(before, row.applied().request_id()));
       break;
     case JournalRow::kSkipped: {
       const uint32_t known = NumResults(before, row.skipped().request_id());
       for (int i = 0; i < row.skipped().results_size(); ++i) {
-        if (row.skipped().k() + static_cast<uint32_t>(i) >= known) CountStep(row.skipped().results(i));
+        CountStep(row.skipped().results(i), row.skipped().k() + static_cast<uint32_t>(i) < known);
       }
       break;
     }

@@ -26,7 +26,8 @@ struct Totals {
   void Count(const internal::v1::JournalRow& row, const internal::v1::JournalState& before);
 
  private:
-  void CountStep(const v1::StepResult& step);
+  // `known`: there is a result of it. One that was applied has one result alone.
+  void CountStep(const v1::StepResult& step, bool known);
 };
 
 }  // namespace stemma::server

@@ -66,6 +66,11 @@ TEST(TotalsTest, AStepThatIsSkippedAgainIsNotCountedAgain) {
     totals.Count(row, before);
   }
   EXPECT_EQ(totals.steps[v1::StepResult::SKIPPED_NONFINITE], 1u) << "the third of them";
+  *row.mutable_applied()->mutable_result() = Step(v1::StepResult::APPLIED, 1, 1);
+  row.mutable_applied()->set_k(0);
+  totals.Count(row, before);
+  EXPECT_EQ(totals.steps[v1::StepResult::APPLIED], 1u) << "no row says twice that a step was applied";
+  EXPECT_EQ(totals.last_step.step(), 1u);
 }
 
 TEST(TotalsTest, WhatIsOpenIsRolledBackWithItsLineage) {
