@@ -183,6 +183,13 @@ def test_f8_a_server_that_is_slow_to_greet_is_reached():
         assert stemma.Client(slow.address, connect_timeout_s=2 * WAIT_MAX_S, retries=0).model()["step"] == 3
 
 
+def test_f8_a_worker_reaches_a_server_that_is_slow_to_greet():
+    with Cluster(fake=True, worker=False) as cluster, SlowToGreet(cluster.worker_address, delay_s=3) as slow:
+        cluster.worker_address = slow.address
+        cluster.start_worker()
+        assert cluster.state() == "IDLE"
+
+
 def start_at(address, step):
     """A server of GetModel at an address that was free before."""
     from concurrent import futures
