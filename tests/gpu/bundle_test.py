@@ -43,7 +43,7 @@ def binaries(unpacked):
 def test_a_dry_run_needs_nothing_and_lists_parts_and_seconds(unpacked):
     ran = run(unpacked, "--dry-run")
     assert ran.returncode == 0, ran.stdout
-    for part in ("self_check", "tests", "rates", "dense", "reuse", "memory", "capacity", "qwen3", "kernels", "waves", "transformers"):
+    for part in ("self_check", "tests", "rates", "dense", "reuse", "offload", "memory", "capacity", "qwen3", "kernels", "waves", "transformers"):
         assert f"  {part} " in ran.stdout, ran.stdout
     assert "unpacked" in ran.stdout and "are expected on one H200; at most 1800 s" in ran.stdout
     chosen = run(unpacked, "60", "--only", "rates,dense", "--dry-run").stdout

@@ -77,10 +77,19 @@ def test_offload_moves_the_tape_and_policies_shrink_it(whole):
     assert rows["S0, offloaded, every copy waited for"]["phase_bytes"][1] < rows["S0"]["phase_bytes"][1]
 
 
+def test_offload_is_measured_of_a_deep_stack(whole):
+    part = parts_of(whole)["offload"]
+    rows = {row["way"]: row for row in part["tables"]["policies"]}
+    assert list(rows) == ["S0", "S2, offloaded, suffixes S1", "S2, offloaded"]
+    kept, thin, full = (rows[way]["phase_bytes"][1] for way in rows)
+    assert thin < full < kept and rows["S0"]["out_bytes"] == 0 and rows["S2, offloaded"]["out_bytes"] > 0
+
+
 def test_bytes_are_what_the_plan_says(whole):
     """Phase B is compared alone: on CPUs products of bf16 take scratch that no plan counts, most of it in the others. With
     headroom a copy that ends early leaves less."""
-    for row in parts_of(whole)["memory"]["tables"]["policies"]:
+    parts = parts_of(whole)
+    for row in parts["memory"]["tables"]["policies"] + parts["offload"]["tables"]["policies"]:
         measured, planned = row["phase_bytes"][1], row["planned_bytes"][1]
         assert measured <= 1.03 * planned, row
         assert measured >= 0.97 * planned or row["out_bytes"] > 0, row

@@ -20,7 +20,7 @@ ROLLOUTS = [2, 4, 8, 16, 32, 128]
 # A device's last cache holds less, and its memory moves as much in ten times the time of a launch. Kernels that move less have
 # no bandwidth to speak of.
 LARGE_BYTES = 100e6
-PARTS = ["self_check", "tests", "rates", "dense", "reuse", "memory", "capacity", "qwen3", "kernels", "waves", "optimizer",
+PARTS = ["self_check", "tests", "rates", "dense", "reuse", "offload", "memory", "capacity", "qwen3", "kernels", "waves", "optimizer",
          "transformers"]
 
 
@@ -238,19 +238,25 @@ def farthest_from_plan(rows):
     return max(shares, default=(None, None))
 
 
+def policy_table(report, part):
+    layers = report.fact(part, "layers")
+    return table([f"prefix policy, {layers} layers", "s", "Phase A, B, C GB", "by plan GB", "host GB", "copied out GB", "waits, demand loads"],
+                 [[row["way"], cell(row, seconds(row.get("seconds"))), phases_of(row, "phase_bytes"), phases_of(row, "planned_bytes"),
+                   gigabytes(row.get("host_bytes")),
+                   gigabytes(row.get("out_bytes")), f"{row.get('waits', NOT_MEASURED)}, {row.get('demand_loads', NOT_MEASURED)}"]
+                  for row in report.rows(part, "policies")])
+
+
 def memory_lines(report, bars):
-    rows, found = report.rows("memory", "policies"), {}
-    for row in rows:
-        found[row["way"]] = row
-    lines = table(["prefix policy", "s", "Phase A, B, C GB", "by plan GB", "host GB", "copied out GB", "waits, demand loads"],
-                  [[row["way"], cell(row, seconds(row.get("seconds"))), phases_of(row, "phase_bytes"), phases_of(row, "planned_bytes"),
-                    gigabytes(row.get("host_bytes")),
-                    gigabytes(row.get("out_bytes")), f"{row.get('waits', NOT_MEASURED)}, {row.get('demand_loads', NOT_MEASURED)}"]
-                   for row in rows])
-    way, saved, slower = best_offload(found)
+    parts = [part for part in ("offload", "memory") if report.rows(part, "policies")]
+    lines = [line for part in parts for line in [*policy_table(report, part), ""]]
+    # What is there at every depth, logits above all, weighs less the more layers there are: the deeper stack is the one to go by.
+    held = [best_offload({row["way"]: row for row in report.rows(part, "policies")}) for part in parts]
+    way, saved, slower = next((best for best in held if best[0]), (None, None, None))
     bars.add("what offload takes off Phase B's activations", "target 75%", f"{share(saved)}, {way}", saved,
              saved is not None and saved >= 0.75)
     bars.add("and how much slower that is", "at most 3%", share(slower), slower, slower is not None and slower <= 0.03)
+    rows = [row for part in parts for row in report.rows(part, "policies")]
     above, of_way = farthest_from_plan(rows)
     bars.add("a phase's bytes of those that its plan says, at most", "at most 103%", f"{share(above)}, {of_way}", above,
              above is not None and above <= 1.03)
@@ -258,10 +264,10 @@ def memory_lines(report, bars):
                for row in report.rows("capacity", "capacity")]
     if longest:
         layers = report.fact("capacity", "layers")
-        lines += ["", *table([f"longest prompt + response, N = 2, {layers} layers", "tokens"], longest)]
+        lines += [*table([f"longest prompt + response, N = 2, {layers} layers", "tokens"], longest), ""]
     updates = [[row["states"].lower(), number(row.get("parameters"), 0), cell(row, seconds(row.get("seconds")))]
                for row in report.rows("optimizer", "optimizer")]
-    return lines + (["", *table(["APPLY, states in memory of the", "parameters", "s"], updates)] if updates else [])
+    return lines + (table(["APPLY, states in memory of the", "parameters", "s"], updates) if updates else [])
 
 
 def kernel_lines(report, bars):

@@ -106,6 +106,11 @@ def test_offload_is_held_against_the_tape_that_stays():
     assert "* met: what offload takes off Phase B's activations: 76.0%, S0, offloaded" in text and "* met: and how much slower that is: 2.0%" in text
     text = page(report(memory={"policies": [policy("S0", 1.0, 100), policy("S0, offloaded", 1.05, 26)]}))
     assert "activations: 74.0%, S0, offloaded (target 75%)" in text and "* **missed**: and how much slower that is: 5.0%" in text
+    # The stack of more layers is the one to go by, where it was measured.
+    deep = {"policies": [policy("S0", 1.0, 100), policy("S2, offloaded", 1.01, 21)]}
+    shallow = {"policies": [policy("S0", 1.0, 100), policy("S0, offloaded", 1.02, 34)]}
+    assert "activations: 79.0%, S2, offloaded" in page(report(offload=deep, memory=shallow))
+    assert "activations: 66.0%, S0, offloaded" in page(report(offload={"policies": [{"way": "S0", "not_measured": "out of time"}]}, memory=shallow))
     # One that saves more and is slower than is allowed does not count.
     rows = [policy("S0", 1.0, 100), policy("S1, offloaded", 1.01, 24), policy("S4, offloaded", 1.3, 10)]
     assert "activations: 76.0%, S1, offloaded" in page(report(memory={"policies": rows}))

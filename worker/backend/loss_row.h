@@ -54,6 +54,25 @@ struct LossRowData {
   int64_t count;
 };
 
+// What the formulas read of one row; 0 where the mode has no such array.
+struct LossRow {
+  double old_log_prob, ref_log_prob, advantage, importance_weight, loss_weight, weight, mask, log_prob, entropy;
+};
+
+// Reads all before the first branch: a device waits for its memory once, not for the mask and then for the rest.
+STEMMA_DEVICE LossRow ReadLossRow(const LossRowData& rows, int64_t row) {
+  const auto read = [row](const double* array, double absent) { return array == nullptr ? absent : array[row]; };
+  return {.old_log_prob = read(rows.old_log_prob, 0),
+          .ref_log_prob = read(rows.ref_log_prob, 0),
+          .advantage = read(rows.advantage, 0),
+          .importance_weight = read(rows.importance_weight, 1),
+          .loss_weight = read(rows.loss_weight, 0),
+          .weight = rows.weight[row],
+          .mask = rows.mask[row],
+          .log_prob = rows.log_prob[row],
+          .entropy = read(rows.entropy, 0)};
+}
+
 // In the order of LossOperands::sums, without padding.
 struct LossRowSums {
   double pg, kl, entropy, clipped, clipped_lower, neg_log_ratio, tokens, plain_entropy;
@@ -117,23 +136,21 @@ STEMMA_DEVICE TokenLoss ImportanceSamplingLoss(double advantage, double log_rati
   return {.value = value, .gradient = std::abs(log_ratio) > kLogRatioBound ? 0 : value};
 }
 
-STEMMA_DEVICE TokenLoss PolicyLoss(const LossRowOptions& options, const LossRowData& rows, int64_t row,
-                                   double sequence_log_ratio) {
-  const double log_prob = rows.log_prob[row];
-  const double log_ratio = options.needs_old ? log_prob - rows.old_log_prob[row] : 0;
+STEMMA_DEVICE TokenLoss PolicyLoss(const LossRowOptions& options, const LossRow& row, double sequence_log_ratio) {
+  const double log_ratio = options.needs_old ? row.log_prob - row.old_log_prob : 0;
   switch (options.mode) {
     case LossMode::kVanilla:
-      return VanillaLoss(options, rows.advantage[row], log_ratio);
+      return VanillaLoss(options, row.advantage, log_ratio);
     case LossMode::kGspo:
-      return GspoLoss(options, rows.advantage[row], sequence_log_ratio);
+      return GspoLoss(options, row.advantage, sequence_log_ratio);
     case LossMode::kCispo:
-      return CispoLoss(options, rows.advantage[row], log_ratio, log_prob);
+      return CispoLoss(options, row.advantage, log_ratio, row.log_prob);
     case LossMode::kImportanceSampling:
-      return ImportanceSamplingLoss(rows.advantage[row], log_ratio);
+      return ImportanceSamplingLoss(row.advantage, log_ratio);
     case LossMode::kCrossEntropy:
-      return {.value = -rows.loss_weight[row] * log_prob, .gradient = -rows.loss_weight[row]};
+      return {.value = -row.loss_weight * row.log_prob, .gradient = -row.loss_weight};
     case LossMode::kGpg:
-      return {.value = -rows.advantage[row] * log_prob, .gradient = -rows.advantage[row]};
+      return {.value = -row.advantage * row.log_prob, .gradient = -row.advantage};
   }
   return {};
 }
@@ -168,38 +185,39 @@ STEMMA_DEVICE TokenLoss KlLoss(const LossRowOptions& options, double x) {
   return loss;
 }
 
-STEMMA_DEVICE double NegativeLogRatio(const LossRowOptions& options, const LossRowData& rows, int64_t row) {
+STEMMA_DEVICE double NegativeLogRatio(const LossRowOptions& options, const LossRow& row) {
   if (!options.needs_old) return 0;
-  const double value = rows.old_log_prob[row] - rows.log_prob[row];
+  const double value = row.old_log_prob - row.log_prob;
   return options.mode == LossMode::kGspo ? value : Within(value, kLogRatioBound);
 }
 
-// Writes the row's derivatives and adds its terms to `sums`. `sequence_log_ratio`: the mean log-ratio of the row's
-// rollout, read by gspo only.
-STEMMA_DEVICE void AddLossOfRow(const LossRowOptions& options, const LossRowData& rows, int64_t row,
+// Writes the derivatives of row `index` and adds its terms to `sums`. `sequence_log_ratio`: the mean log-ratio of the
+// row's rollout, read by gspo only.
+STEMMA_DEVICE void AddLossOfRow(const LossRowOptions& options, const LossRowData& rows, int64_t index,
                                 double sequence_log_ratio, LossRowSums& sums) {
-  rows.dlog_prob[row] = 0;
-  if (rows.dentropy != nullptr) rows.dentropy[row] = 0;
-  if (rows.mask[row] == 0) return;
-  const double weight = rows.weight[row];
-  const double importance = rows.importance_weight == nullptr ? 1 : rows.importance_weight[row];
-  const TokenLoss policy = PolicyLoss(options, rows, row, sequence_log_ratio);
-  sums.pg += weight * importance * policy.value;
-  sums.clipped += policy.clipped ? 1 : 0;
-  sums.clipped_lower += policy.clipped_lower ? 1 : 0;
-  sums.neg_log_ratio += NegativeLogRatio(options, rows, row);
-  sums.tokens += 1;
-  rows.dlog_prob[row] = weight * importance * policy.gradient;
-  if (options.kl_type != KlType::kNone) {
-    const TokenLoss kl = KlLoss(options, rows.ref_log_prob[row] - rows.log_prob[row]);
-    sums.kl += weight * kl.value;
-    rows.dlog_prob[row] += weight * options.kl_coef * kl.gradient;
+  const LossRow row = ReadLossRow(rows, index);
+  double dlog_prob = 0, dentropy = 0;
+  if (row.mask != 0) {
+    const TokenLoss policy = PolicyLoss(options, row, sequence_log_ratio);
+    sums.pg += row.weight * row.importance_weight * policy.value;
+    sums.clipped += policy.clipped ? 1 : 0;
+    sums.clipped_lower += policy.clipped_lower ? 1 : 0;
+    sums.neg_log_ratio += NegativeLogRatio(options, row);
+    sums.tokens += 1;
+    dlog_prob = row.weight * row.importance_weight * policy.gradient;
+    if (options.kl_type != KlType::kNone) {
+      const TokenLoss kl = KlLoss(options, row.ref_log_prob - row.log_prob);
+      sums.kl += row.weight * kl.value;
+      dlog_prob += row.weight * options.kl_coef * kl.gradient;
+    }
+    if (rows.entropy != nullptr) {
+      sums.entropy += row.weight * row.entropy;
+      sums.plain_entropy += row.entropy;
+    }
+    dentropy = -options.entropy_coeff * row.weight;
   }
-  if (rows.entropy != nullptr) {
-    sums.entropy += weight * rows.entropy[row];
-    sums.plain_entropy += rows.entropy[row];
-  }
-  if (rows.dentropy != nullptr) rows.dentropy[row] = -options.entropy_coeff * weight;
+  rows.dlog_prob[index] = dlog_prob;
+  if (rows.dentropy != nullptr) rows.dentropy[index] = dentropy;
 }
 
 }  // namespace stemma::worker

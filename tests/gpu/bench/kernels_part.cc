@@ -98,10 +98,18 @@ class KernelTable {
   }
 
   void Embedding() {
-    const int64_t d = model_.hidden_size;
-    const at::Tensor tokens = at::randperm(model_.vocab_size, backend_.options(at::kLong)).slice(0, 0, rows_),
-                     dx = Bf16({tokens.size(0), d}), dweight = Fp32({model_.vocab_size, d});
-    Row("embedding_backward", tokens.size(0), tokens.size(0) * (d * 2 + 8 * d), [&] {
+    const int64_t vocab = model_.vocab_size;
+    const at::TensorOptions ints = backend_.options(at::kLong);
+    EmbeddingBackward("embedding_backward", at::randperm(vocab, ints).slice(0, 0, rows_));
+    // By Zipf's law: the most frequent token has every twelfth row or so, as a text's has.
+    const at::Tensor odds = at::arange(1, vocab + 1, backend_.options(at::kFloat)).reciprocal();
+    EmbeddingBackward("embedding_backward, tokens as a text has them", at::multinomial(odds, rows_, true));
+  }
+
+  void EmbeddingBackward(const std::string& name, const at::Tensor& tokens) {
+    const int64_t d = model_.hidden_size, distinct = std::get<0>(at::_unique(tokens)).numel();
+    const at::Tensor dx = Bf16({rows_, d}), dweight = Fp32({model_.vocab_size, d});
+    Row(name, rows_, rows_ * d * 2 + distinct * 8 * d, [&] {
       backend_.kernels.embedding_backward({tokens, dx, dweight});
     });
   }

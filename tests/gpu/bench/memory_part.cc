@@ -33,29 +33,37 @@ int64_t TapeBytes(const ModelConfig& model, int64_t rows, v1::TapePolicy policy)
   return HostTapeBytes({.config = model, .run_bytes = 2}, {.rows = rows, .policy = policy, .offload = true});
 }
 
-// Ways that offload let two layers' tape stay on the device, as one is copied while another is used.
+// Leaves two layers' tape on the device, as one is copied while another is used.
+GroupWay Offloaded(const ModelConfig& model, int64_t rows, v1::TapePolicy prefix, v1::TapePolicy suffix = v1::S0) {
+  return {.prefix = prefix,
+          .suffix = suffix,
+          .offload = true,
+          .headroom_bytes = 2 * TapeBytes(model, rows, prefix) / model.num_layers};
+}
+
 std::vector<NamedWay> PolicyWays(const ModelConfig& model, int64_t rows) {
   std::vector<NamedWay> ways;
-  const auto offloaded = [&](v1::TapePolicy prefix, v1::TapePolicy suffix) -> GroupWay {
-    return {.prefix = prefix,
-            .suffix = suffix,
-            .offload = true,
-            .headroom_bytes = 2 * TapeBytes(model, rows, prefix) / model.num_layers};
-  };
   const auto add = [&](v1::TapePolicy policy) {
     ways.push_back({v1::TapePolicy_Name(policy), {.prefix = policy}});
-    ways.push_back({v1::TapePolicy_Name(policy) + ", offloaded", offloaded(policy, v1::S0)});
+    ways.push_back({v1::TapePolicy_Name(policy) + ", offloaded", Offloaded(model, rows, policy)});
   };
   // The most telling first.
   add(v1::S0);
   add(v1::S2);
-  ways.push_back({"S2, offloaded, suffixes S1", offloaded(v1::S2, v1::S1)});
+  ways.push_back({"S2, offloaded, suffixes S1", Offloaded(model, rows, v1::S2, v1::S1)});
   ways.push_back({"S0, suffixes S1", {.suffix = v1::S1}});
   for (const v1::TapePolicy policy : {v1::S1, v1::S3, v1::S4}) add(policy);
   ways.push_back({"S0, offloaded, every copy waited for", {.offload = true}});
   ways.push_back({"S5 in blocks", {.prefix = v1::S5, .block_rows = 2048}});
   ways.push_back({"S4 in blocks, suffixes S2", {.prefix = v1::S4, .suffix = v1::S2, .block_rows = 2048}});
   return ways;
+}
+
+// A tape that stays, and those that leave while copies hide behind the work.
+std::vector<NamedWay> DeepWays(const ModelConfig& model, int64_t rows) {
+  return {{"S0", {}},
+          {"S2, offloaded, suffixes S1", Offloaded(model, rows, v1::S2, v1::S1)},
+          {"S2, offloaded", Offloaded(model, rows, v1::S2)}};
 }
 
 absl::Status MeasurePolicy(const BenchRun& run, Stack& stack, const GroupSize& size, const GroupWay& way, json& row) {
@@ -73,6 +81,27 @@ absl::Status MeasurePolicy(const BenchRun& run, Stack& stack, const GroupSize& s
   row["in_bytes"] = sums.offload_in_bytes();
   row["demand_loads"] = sums.offload_demand_loads();
   row["waits"] = sums.offload_waits();
+  return absl::OkStatus();
+}
+
+// Measures the first split's group in each of the ways that `ways_of` names for its prompt.
+absl::Status MeasurePolicies(BenchRun& run, const ModelConfig& model,
+                             std::vector<NamedWay> (*ways_of)(const ModelConfig&, int64_t rows)) {
+  const bool tiny = run.options().tiny;
+  GroupSize size = Splits(tiny)[0];
+  size.rollouts = RolloutCounts(tiny)[0];
+  const std::vector<NamedWay> ways = ways_of(model, size.prompt);
+  int64_t tape = 0;
+  for (const NamedWay& way : ways) {
+    if (way.way.offload) tape = std::max(tape, TapeBytes(model, size.prompt, way.way.prefix));
+  }
+  run.Fact("layers", model.num_layers);
+  run.Fact("size", size.Text());
+  ASSIGN_OR_RETURN(const std::unique_ptr<Stack> stack,
+                   Stack::Create(run, {.config = model, .host_tape_bytes = tape + tape / 8 + (1 << 20)}));
+  for (const NamedWay& way : ways) {
+    run.Row("policies", {{"way", way.name}}, [&](json& row) { return MeasurePolicy(run, *stack, size, way.way, row); });
+  }
   return absl::OkStatus();
 }
 
@@ -103,20 +132,17 @@ absl::Status Bisect(BenchRun& run, Stack& stack, const NamedWay& way, const Grou
 }  // namespace
 
 absl::Status RunMemory(BenchRun& run) {
+  ModelConfig model = LlamaConfig(run.options().tiny);
+  model.num_layers = LayersOf(run, model, kPolicyLayers);
+  return MeasurePolicies(run, model, PolicyWays);
+}
+
+absl::Status RunOffload(BenchRun& run) {
   const bool tiny = run.options().tiny;
   ModelConfig model = LlamaConfig(tiny);
-  model.num_layers = LayersOf(run, model, kPolicyLayers);
-  run.Fact("layers", model.num_layers);
-  GroupSize size = Splits(tiny)[0];
-  size.rollouts = RolloutCounts(tiny)[0];
-  const int64_t tape = TapeBytes(model, size.prompt, v1::S0);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Stack> stack,
-                   Stack::Create(run, {.config = model, .host_tape_bytes = tape + tape / 8 + (1 << 20)}));
-  run.Fact("size", size.Text());
-  for (const NamedWay& way : PolicyWays(model, size.prompt)) {
-    run.Row("policies", {{"way", way.name}}, [&](json& row) { return MeasurePolicy(run, *stack, size, way.way, row); });
-  }
-  return absl::OkStatus();
+  model.num_layers =
+      run.options().layers > 0 ? run.options().layers : LayersThatFit(run, model, TrajectoryTokens(tiny));
+  return MeasurePolicies(run, model, DeepWays);
 }
 
 absl::Status RunCapacity(BenchRun& run) {

@@ -24,20 +24,33 @@ bool UsesVectors(const EmbeddingBackwardArgs<T>& a) {
   return a.width % kVector<T> == 0 && AllAligned(a.dx_TD, a.dweight_VD);
 }
 
+// The most frequent tokens of a text stand in one of twenty of its rows: one after another, these would be waited for
+// longer than all others together.
+inline constexpr int kTokenRowsAtOnce = 4;
+
 template <typename T, int V, typename Team>
 STEMMA_DEVICE void EmbeddingBackward(Team& team, const EmbeddingBackwardArgs<T>& a) {
   ForPacksOfRows<V>(team, a.rows, a.width, [&](int64_t n, int64_t i) {
     const int32_t token = a.sorted_tokens_T[n];
     if (n > 0 && a.sorted_tokens_T[n - 1] == token) return;  // whoever has the token's first row adds this one
+    const auto is_of_token = [&](int64_t m) { return m < a.rows && a.sorted_tokens_T[m] == token; };
     float* weight = a.dweight_VD + token * a.width + i;
     const Pack<float, V> before = Load<V>(weight);
     float sum[V];
     STEMMA_UNROLL
     for (int j = 0; j < V; ++j) sum[j] = At(before, j);
-    for (int64_t m = n; m < a.rows && a.sorted_tokens_T[m] == token; ++m) {
-      const Pack<T, V> dx = Load<V>(a.dx_TD + a.rows_T[m] * a.width + i);
+    for (int64_t m = n; is_of_token(m); m += kTokenRowsAtOnce) {
+      Pack<T, V> dx[kTokenRowsAtOnce] = {};
       STEMMA_UNROLL
-      for (int j = 0; j < V; ++j) sum[j] += At(dx, j);
+      for (int r = 0; r < kTokenRowsAtOnce; ++r) {
+        if (is_of_token(m + r)) dx[r] = Load<V>(a.dx_TD + a.rows_T[m + r] * a.width + i);
+      }
+      STEMMA_UNROLL
+      for (int r = 0; r < kTokenRowsAtOnce; ++r) {
+        if (!is_of_token(m + r)) break;
+        STEMMA_UNROLL
+        for (int j = 0; j < V; ++j) sum[j] += At(dx[r], j);
+      }
     }
     Store<float, V>(sum, weight);
   });

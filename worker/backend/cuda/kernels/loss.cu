@@ -7,9 +7,10 @@
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+// So many blocks run at once: one more would run alone behind them.
+constexpr int kThreads = 128, kBlocksPerProcessor = 9;
 
-__global__ void __launch_bounds__(kThreads) LossKernel(const LossArgs args) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) LossKernel(const LossArgs args) {
   __shared__ BlockScratch scratch;
   BlockTeam team(scratch);
   Loss(team, args);
@@ -23,8 +24,7 @@ __global__ void __launch_bounds__(kThreads) SequenceLogRatiosKernel(const Sequen
 
 }  // namespace
 
-// Ten blocks a multiprocessor run at once.
-int64_t LossTeams(int64_t rows) { return NumBlocks(CeilDiv(rows, kThreads), 10); }
+int64_t LossTeams(int64_t rows) { return NumBlocks(CeilDiv(rows, kThreads), kBlocksPerProcessor); }
 
 cudaError_t LaunchLoss(const LossArgs& args, double* sums, cudaStream_t stream) {
   if (args.rows.count == 0) return cudaSuccess;

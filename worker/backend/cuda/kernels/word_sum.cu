@@ -1,16 +1,16 @@
-#include "worker/backend/cuda/kernels/word_sum.h"
-
 #include "worker/backend/cuda/kernels/grid.h"
 #include "worker/backend/cuda/kernels/launch.h"
 #include "worker/backend/cuda/kernels/team.h"
+#include "worker/backend/cuda/kernels/word_sum.h"
 
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+// So many blocks run at once.
+constexpr int kThreads = 256, kBlocksPerProcessor = 2;
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads) SumWordsKernel(const WordSumArgs<T> args) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) SumWordsKernel(const WordSumArgs<T> args) {
   __shared__ BlockScratch scratch;
   BlockTeam team(scratch);
   SumWords<T, V>(team, args);
@@ -25,7 +25,10 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t WordSumTeams(int64_t count) { return NumBlocks(CeilDiv(count, kThreads * kRowsOfStrip), 8); }
+// A thread reads some packs at least.
+int64_t WordSumTeams(int64_t count) {
+  return NumBlocks(CeilDiv(count, int64_t{kThreads} * kVector<Bf16> * kRowsAtOnce), kBlocksPerProcessor);
+}
 
 template <typename T>
 cudaError_t LaunchWordSum(const WordSumArgs<T>& args, int64_t* sum, cudaStream_t stream) {

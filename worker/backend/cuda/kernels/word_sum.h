@@ -1,8 +1,9 @@
 // The sum of weights' words times factors of their rows and columns, modulo 2^64. Private to worker/backend/cuda.
 //
-// Reads the array once. A thread keeps its columns' sums of word times RowFactor while it walks down a strip of rows,
-// and takes ColumnFactor in once for each strip: both factors cost a fraction of the words. Each team writes what it
-// has to partials[index()]; one team then adds these up. Whole numbers: no order changes the sum.
+// Reads the array once. A thread keeps its columns' sums of word times RowFactor while it walks down its rows, several
+// of which are on their way at a time, and takes ColumnFactor in at their end: both factors cost a fraction of the
+// words. Each team writes what it has to partials[index()]; one team then adds these up. Whole numbers: no order
+// changes the sum.
 #pragma once
 
 #include "worker/backend/cuda/kernels/packs.h"
@@ -10,8 +11,8 @@
 
 namespace stemma::worker::cuda {
 
-// Rows of a strip for each thread that stands on one of its columns.
-inline constexpr int64_t kRowsOfStrip = 32;
+// Packs of a row that a thread adds up, and rows that it reads before it adds the first of them.
+inline constexpr int kPacksOfThread = 2, kRowsAtOnce = 4;
 
 template <typename T>
 struct WordSumArgs {
@@ -28,51 +29,89 @@ bool UsesVectors(const WordSumArgs<T>& a) {
   return a.count % kVector<T> == 0 && a.first % kVector<T> == 0 && a.columns % kVector<T> == 0 && AllAligned(a.words);
 }
 
-// How threads stand on the matrix: `wide` packs of a row beside each other, `high` rows.
+// How threads stand on the matrix: `wide` beside each other, kPacksOfThread packs each, and `high` rows.
 struct WordTiles {
   int64_t wide, high;
   int64_t row_begin, row_end;  // of the rows that the array touches
   int64_t tiles;               // across a row
-  int64_t strips;
+  int64_t parts;               // down the rows: as many as there are teams for
+  int64_t rows_of_part;
 
-  STEMMA_DEVICE int64_t items() const { return tiles * strips; }
+  STEMMA_DEVICE int64_t items() const { return tiles * parts; }
 };
 
-template <typename T, int V>
-STEMMA_DEVICE WordTiles TilesOf(const WordSumArgs<T>& a, int team_size) {
-  const int64_t packs = (a.columns + V - 1) / V;
+template <typename T, int V, typename Team>
+STEMMA_DEVICE WordTiles TilesOf(const WordSumArgs<T>& a, const Team& team) {
+  const int64_t packs = (a.columns + V - 1) / V, size = team.size();
+  const int64_t threads = (packs + kPacksOfThread - 1) / kPacksOfThread;
   WordTiles t{};
-  t.wide = packs < team_size ? packs : team_size;
-  t.high = team_size / t.wide;
+  t.wide = threads < size ? threads : size;
+  t.high = size / t.wide;
   t.row_begin = a.first / a.columns;
   t.row_end = (a.first + a.count + a.columns - 1) / a.columns;
-  t.tiles = (packs + t.wide - 1) / t.wide;
-  const int64_t rows = t.high * kRowsOfStrip;
-  t.strips = (t.row_end - t.row_begin + rows - 1) / rows;
+  t.tiles = (threads + t.wide - 1) / t.wide;
+  t.parts = team.count() < t.tiles ? 1 : team.count() / t.tiles;
+  t.rows_of_part = (t.row_end - t.row_begin + t.parts - 1) / t.parts;
   return t;
+}
+
+// What a thread reads at once of rows `row`, row + high, … below row_end, and of its packs from `column` on. Zeros
+// stand for what is not of the array.
+template <typename T, int V>
+struct WordBatch {
+  Pack<T, V> packs[kRowsAtOnce][kPacksOfThread];
+
+  STEMMA_DEVICE WordBatch(const WordSumArgs<T>& a, const WordTiles& t, int64_t row, int64_t row_end, int64_t column) {
+    STEMMA_UNROLL
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      STEMMA_UNROLL
+      for (int c = 0; c < kPacksOfThread; ++c) {
+        const int64_t of_row = row + r * t.high, of_column = column + c * t.wide * V;
+        const int64_t i = of_row * a.columns + of_column - a.first;
+        packs[r][c] = {};
+        if (of_row < row_end && of_column < a.columns && i >= 0 && i < a.count) packs[r][c] = Load<V>(a.words + i);
+      }
+    }
+  }
+};
+
+// Sums the words of a part's rows in the thread's columns, from the row and the column of the team's first thread.
+template <typename T, int V, typename Team>
+STEMMA_DEVICE uint64_t SumOfPart(const Team& team, const WordSumArgs<T>& a, const WordTiles& t, int64_t row_begin,
+                                 int64_t tile_column) {
+  const int64_t column = tile_column + team.rank() % t.wide * V;
+  const int64_t row_end = row_begin + t.rows_of_part < t.row_end ? row_begin + t.rows_of_part : t.row_end;
+  uint64_t of_column[kPacksOfThread][V] = {};
+  for (int64_t row = row_begin + team.rank() / t.wide; row < row_end; row += kRowsAtOnce * t.high) {
+    const WordBatch<T, V> batch(a, t, row, row_end, column);
+    STEMMA_UNROLL
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      const uint64_t factor = RowFactor(a.row_begin + static_cast<uint64_t>(row + r * t.high));
+      STEMMA_UNROLL
+      for (int c = 0; c < kPacksOfThread; ++c) {
+        STEMMA_UNROLL
+        for (int j = 0; j < V; ++j) of_column[c][j] += factor * BitsAt(batch.packs[r][c], j);
+      }
+    }
+  }
+  uint64_t sum = 0;
+  STEMMA_UNROLL
+  for (int c = 0; c < kPacksOfThread; ++c) {
+    STEMMA_UNROLL
+    for (int j = 0; j < V; ++j) {
+      sum += of_column[c][j] * ColumnFactor(a.column_begin + static_cast<uint64_t>(column + c * t.wide * V + j));
+    }
+  }
+  return sum;
 }
 
 template <typename T, int V, typename Team>
 STEMMA_DEVICE void SumWords(Team& team, const WordSumArgs<T>& a) {
-  const WordTiles t = TilesOf<T, V>(a, team.size());
+  const WordTiles t = TilesOf<T, V>(a, team);
   uint64_t sum = 0;
-  for (int64_t item = team.index(); item < t.items(); item += team.count()) {
-    const int64_t strip = item / t.tiles;
-    const int64_t column = ((item - strip * t.tiles) * t.wide + team.rank() % t.wide) * V;
-    if (column >= a.columns || team.rank() >= t.wide * t.high) continue;
-    uint64_t of_column[V] = {};
-    const int64_t row_begin = t.row_begin + strip * t.high * kRowsOfStrip + team.rank() / t.wide;
-    STEMMA_UNROLL_BY_8
-    for (int64_t n = 0; n < kRowsOfStrip; ++n) {
-      const int64_t row = row_begin + n * t.high, i = row * a.columns + column - a.first;
-      if (i < 0 || i >= a.count) continue;
-      const Pack<T, V> pack = Load<V>(a.words + i);
-      const uint64_t factor = RowFactor(a.row_begin + static_cast<uint64_t>(row));
-      STEMMA_UNROLL
-      for (int j = 0; j < V; ++j) of_column[j] += factor * BitsAt(pack, j);
-    }
-    STEMMA_UNROLL
-    for (int j = 0; j < V; ++j) sum += of_column[j] * ColumnFactor(a.column_begin + static_cast<uint64_t>(column + j));
+  for (int64_t item = team.index(); item < t.items() && team.rank() < t.wide * t.high; item += team.count()) {
+    const int64_t part = item / t.tiles, tile = item - part * t.tiles;
+    sum += SumOfPart<T, V>(team, a, t, t.row_begin + part * t.rows_of_part, tile * t.wide * kPacksOfThread * V);
   }
   sum = team.Sum(sum);
   if (team.rank() == 0) a.partials[team.index()] = static_cast<int64_t>(sum);

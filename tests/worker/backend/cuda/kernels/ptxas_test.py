@@ -28,9 +28,10 @@ def compiled(report):
 
 def launch_bounds(source):
     """{kernel: threads that share a multiprocessor's registers at least} of a .cu file: those of a block, times blocks."""
-    constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", source))
-    return {kernel: int(constants.get(threads, threads)) * int(blocks or 1)
-            for threads, blocks, kernel in re.findall(r"__launch_bounds__\((\w+)(?:, (\d+))?\)\s+(\w+)\(", source)}
+    constants = {name: value for line in re.findall(r"constexpr int ([^;]+);", source)
+                 for name, value in re.findall(r"(\w+) = (\d+)", line)}
+    return {kernel: int(constants.get(threads, threads)) * int(constants.get(blocks, blocks or 1))
+            for threads, blocks, kernel in re.findall(r"__launch_bounds__\((\w+)(?:, (\w+))?\)\s+(\w+)\(", source)}
 
 
 def kernel_of(mangled, bounds):
