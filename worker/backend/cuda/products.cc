@@ -38,6 +38,22 @@ struct Product {
   float beta = 0;
 };
 
+// While it lives, no product rounds parts of its sums to the type of its output: cuBLAS may, where it cuts a long inner
+// dimension and the output is bf16. LibTorch's setting (cuda_backend.cc) is of its own products; after each of them the
+// handle has the default again.
+class WholeSums {
+ public:
+  explicit WholeSums(cublasHandle_t handle) : handle_(handle) { Set(CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION); }
+  ~WholeSums() { Set(CUBLAS_DEFAULT_MATH); }
+  WholeSums(const WholeSums&) = delete;
+  WholeSums& operator=(const WholeSums&) = delete;
+
+ private:
+  void Set(cublasMath_t mode) { CHECK_EQ(cublasSetMathMode(handle_, mode), CUBLAS_STATUS_SUCCESS); }
+
+  const cublasHandle_t handle_;
+};
+
 void Run(const Product& product) {
   const at::Tensor &left = product.left, &right = product.right, &out = product.out;
   const int64_t inner = left.size(product.transpose_left ? 0 : 1);
@@ -45,12 +61,13 @@ void Run(const Product& product) {
   CHECK_EQ(out.size(0), left.size(product.transpose_left ? 1 : 0));
   CHECK_EQ(out.size(1), right.size(product.transpose_right ? 0 : 1));
   const float alpha = 1;
-  const cublasStatus_t status =
-      cublasGemmEx(at::cuda::getCurrentCUDABlasHandle(), product.transpose_right ? CUBLAS_OP_T : CUBLAS_OP_N,
-                   product.transpose_left ? CUBLAS_OP_T : CUBLAS_OP_N, Int(out.size(1)), Int(out.size(0)), Int(inner),
-                   &alpha, right.const_data_ptr(), TypeOf(right), Int(right.stride(0)), left.const_data_ptr(),
-                   TypeOf(left), Int(left.stride(0)), &product.beta, out.mutable_data_ptr(), TypeOf(out),
-                   Int(out.stride(0)), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  const cublasHandle_t handle = at::cuda::getCurrentCUDABlasHandle();
+  const WholeSums whole_sums(handle);
+  const cublasStatus_t status = cublasGemmEx(
+      handle, product.transpose_right ? CUBLAS_OP_T : CUBLAS_OP_N, product.transpose_left ? CUBLAS_OP_T : CUBLAS_OP_N,
+      Int(out.size(1)), Int(out.size(0)), Int(inner), &alpha, right.const_data_ptr(), TypeOf(right),
+      Int(right.stride(0)), left.const_data_ptr(), TypeOf(left), Int(left.stride(0)), &product.beta,
+      out.mutable_data_ptr(), TypeOf(out), Int(out.stride(0)), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
   TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "cublasGemmEx of ", out.sizes(), " over ", inner, ": ",
               cublasGetStatusString(status));
 }
