@@ -64,7 +64,7 @@ struct QkvBackwardOperands {
   const at::Tensor& dqkv_TJ;                    // written; run dtype
 };
 
-// dweight[token] += dx, in row order wherever a token repeats.
+// dweight[token] += dx, in row order wherever a token repeats. A token of -1 is none of these V: its row is left out.
 struct EmbeddingBackwardOperands {
   const at::Tensor& tokens_T;  // int64
   const at::Tensor& dx_TD;

@@ -35,12 +35,8 @@ void EmbeddingBackward(const Backend& backend, const VocabularyShard& shard, con
   CHECK_EQ(shard.tp->LocalRows(tokens_T.numel()), dx_TD.size(0));
   CHECK_EQ(dx_TD.size(1), dweight_VD.size(1));
   CHECK(tokens_T.scalar_type() == at::kLong && tokens_T.is_contiguous());
-  at::Tensor own_T = tokens_T, all_TD = shard.tp->GatherRows(dx_TD, tokens_T.numel());
-  if (shard.tp->size() > 1) {
-    own_T = OwnTokens(shard, tokens_T, dweight_VD.size(0));
-    all_TD = WithoutOthers(all_TD, own_T);
-    own_T = own_T.clamp_min(0);  // zeros may be added anywhere
-  }
+  const at::Tensor all_TD = shard.tp->GatherRows(dx_TD, tokens_T.numel());
+  const at::Tensor own_T = OwnTokens(shard, tokens_T, dweight_VD.size(0));
   backend.kernels.embedding_backward({.tokens_T = own_T, .dx_TD = all_TD, .dweight_VD = dweight_VD});
 }
 

@@ -140,9 +140,9 @@ Outputs Qkv(const Kernels& kernels, at::ScalarType dtype, Drawn drawn) {
 }
 
 Outputs Embedding(const Kernels& kernels, at::ScalarType dtype, Drawn drawn) {
-  const int64_t rows = drawn.Size(1, 60), width = drawn.Size(1, 40), vocab = 7;  // tokens repeat
+  const int64_t rows = drawn.Size(1, 60), width = drawn.Size(1, 40), vocab = 7;  // tokens repeat, or are none
   const at::Tensor dweight = at::ones({vocab, width}, AccType(dtype));
-  const at::Tensor tokens = drawn.Integers(vocab, rows), dx = drawn.Normal({rows, width}, dtype);
+  const at::Tensor tokens = drawn.Integers(vocab + 1, rows) - 1, dx = drawn.Normal({rows, width}, dtype);
   kernels.embedding_backward({.tokens_T = tokens, .dx_TD = dx, .dweight_VD = dweight});
   return {dweight};
 }

@@ -115,7 +115,9 @@ void QkvBackward(const QkvBackwardOperands& args) {
 }
 
 void EmbeddingBackward(const EmbeddingBackwardOperands& args) {
-  args.dweight_VD.index_add_(0, args.tokens_T, args.dx_TD.to(args.dweight_VD.scalar_type()));
+  // Zeros may be added anywhere.
+  const at::Tensor dx_TD = args.dx_TD.masked_fill((args.tokens_T < 0).unsqueeze(1), 0);
+  args.dweight_VD.index_add_(0, args.tokens_T.clamp_min(0), dx_TD.to(args.dweight_VD.scalar_type()));
 }
 
 }  // namespace stemma::worker::composed

@@ -350,8 +350,10 @@ void CombineHeadsRows(const CombineHeadsArgs<T>& a, int64_t begin, int64_t end) 
 template <typename T>
 void EmbeddingBackwardColumns(const EmbeddingBackwardArgs<T>& a, int64_t begin, int64_t end) {
   for (int64_t t = 0; t < a.rows; ++t) {
+    const int64_t token = a.tokens_T[t];
+    if (token < 0) continue;
     const T* __restrict dx = a.dx_TD + t * a.width;
-    Acc<T>* __restrict dweight = a.dweight_VD + a.tokens_T[t] * a.width;
+    Acc<T>* __restrict dweight = a.dweight_VD + token * a.width;
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) dweight[i] += Load(dx[i]);
   }

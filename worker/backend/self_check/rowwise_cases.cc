@@ -244,14 +244,14 @@ std::vector<Case> QkvBackwardCases(const CheckShape& shape) {
   return cases;
 }
 
-// Tokens that repeat, and tokens that do not come.
+// Tokens that repeat, tokens that do not come, and rows of none.
 std::vector<Case> EmbeddingBackwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const RowShape& shape : kRowShapes) {
     for (const int64_t vocab : {3, 50}) {
       cases.push_back(
           {absl::StrCat(RowShapeText(shape), " of ", vocab, " tokens"), [=](const Side& side, Operands& operands) {
-             const at::Tensor tokens = operands.GivenIntegers(operands.DrawIntegers(vocab, shape.rows));
+             const at::Tensor tokens = operands.GivenIntegers(operands.DrawIntegers(vocab + 1, shape.rows) - 1);
              const at::Tensor dx = operands.Normal({shape.rows, shape.width}, Numbers::kRun);
              const at::Tensor dweight = operands.AddedTo("dweight_VD", {vocab, shape.width}, Numbers::kAcc);
              side.kernels.embedding_backward({.tokens_T = tokens, .dx_TD = dx, .dweight_VD = dweight});

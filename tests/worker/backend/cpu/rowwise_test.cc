@@ -194,10 +194,10 @@ std::vector<double> RunCombine(const RowTable<T>& rows, int64_t size) {
 
 template <typename T>
 std::vector<double> RunEmbedding(const RowTable<T>& rows, int64_t width) {
-  const std::vector<int64_t> tokens = {2, 0, 2, 1};
-  const auto dx = Normal<T>(4 * width, 18);
+  const std::vector<int64_t> tokens = {2, 0, 2, 1, -1};
+  const auto dx = Normal<T>(5 * width, 18);
   Guarded<Acc<T>> dweight(3 * width);
-  rows.embedding_backward({tokens.data(), dx.data(), dweight.data(), 4, width}, 0, width);
+  rows.embedding_backward({tokens.data(), dx.data(), dweight.data(), 5, width}, 0, width);
   std::vector<double> all;
   dweight.AppendTo(all);
   return all;

@@ -1,5 +1,5 @@
-// dweight[token] += dx, in row order wherever a token repeats: the CPU's sums, bit for bit. Private to
-// worker/backend/cuda.
+// dweight[token] += dx, in row order wherever a token repeats: the CPU's sums, bit for bit. Rows of a token of -1, which
+// is another rank's, are left out. Private to worker/backend/cuda.
 //
 // Tokens come sorted, with the row that each stood in; the sort is stable. A team takes a tile of columns of one
 // token's rows. A row of D elements of S bytes moves D S (dx in); a distinct token 8 D (dweight in and out). No
@@ -32,6 +32,7 @@ template <typename T, int V, typename Team>
 STEMMA_DEVICE void EmbeddingBackward(Team& team, const EmbeddingBackwardArgs<T>& a) {
   ForPacksOfRows<V>(team, a.rows, a.width, [&](int64_t n, int64_t i) {
     const int32_t token = a.sorted_tokens_T[n];
+    if (token < 0) return;
     if (n > 0 && a.sorted_tokens_T[n - 1] == token) return;  // whoever has the token's first row adds this one
     const auto is_of_token = [&](int64_t m) { return m < a.rows && a.sorted_tokens_T[m] == token; };
     float* weight = a.dweight_VD + token * a.width + i;

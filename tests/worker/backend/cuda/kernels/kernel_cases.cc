@@ -154,8 +154,8 @@ Outputs QkvBackwardCase(const Tables& tables, at::ScalarType dtype, Drawn drawn)
 }
 
 Outputs EmbeddingCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
-  const int64_t rows = 4 * drawn.Rows(), width = drawn.Width(), vocab = 7;  // tokens repeat
-  const at::Tensor tokens = drawn.Integers(0, vocab, rows), dx = drawn.Normal({rows, width}, dtype);
+  const int64_t rows = 4 * drawn.Rows(), width = drawn.Width(), vocab = 7;  // tokens repeat, or are none
+  const at::Tensor tokens = drawn.Integers(-1, vocab, rows), dx = drawn.Normal({rows, width}, dtype);
   const at::Tensor dweight = drawn.Ones({vocab, width}, AccType(dtype));
   tables.kernels.embedding_backward({.tokens_T = tokens, .dx_TD = dx, .dweight_VD = dweight});
   return {dweight};
