@@ -127,7 +127,16 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isPinnedPtr(const void*) const override { return false; }
 };
 
-C10_REGISTER_GUARD_IMPL(PrivateUse1, c10::impl::NoOpDeviceGuardImpl<kFake>);
+std::string failure;  // the device's words; empty: it works
+
+struct FakeGuard final : c10::impl::NoOpDeviceGuardImpl<kFake> {
+  bool queryStream(const c10::Stream&) const override {
+    constexpr int32_t kIllegalAddress = 700;  // CUDA's
+    if (!failure.empty()) throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, kIllegalAddress, failure);
+    return true;
+  }
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, FakeGuard);
 
 // A view of the same memory as a CPU tensor; the caller keeps the memory open.
 at::Tensor OnHost(const at::Tensor& x) {
@@ -260,6 +269,9 @@ Backend MakeFakeDeviceBackend() {
   backend.dlogits_in_run_dtype = true;
   return backend;
 }
+
+FailedFakeDevice::FailedFakeDevice(std::string words) { failure = std::move(words); }
+FailedFakeDevice::~FailedFakeDevice() { failure.clear(); }
 
 int64_t NumSynchronizations() { return num_synchronizations; }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "tests/testing/namespaces.h"
 #include "worker/backend/backend.h"
@@ -24,6 +25,15 @@ class OpenFakeMemory {
   ~OpenFakeMemory();
   OpenFakeMemory(const OpenFakeMemory&) = delete;
   OpenFakeMemory& operator=(const OpenFakeMemory&) = delete;
+};
+
+// The device answers what it is asked with an error, these words, while one lives.
+class FailedFakeDevice {
+ public:
+  explicit FailedFakeDevice(std::string words);
+  ~FailedFakeDevice();
+  FailedFakeDevice(const FailedFakeDevice&) = delete;
+  FailedFakeDevice& operator=(const FailedFakeDevice&) = delete;
 };
 
 // Waits of the host for the device since the process began: numbers read (`item`) and copies to the host.

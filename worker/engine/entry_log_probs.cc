@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
+#include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "worker/engine/exceptions.h"
 
@@ -52,6 +54,27 @@ absl::Status Share(Communicator& cp, const std::vector<GroupShape>& groups, cons
 }
 
 }  // namespace
+
+absl::Status ComputeEntryLogProbs(const internal::v1::Prepare& prepare, const EntryRanks& ranks,
+                                  const RunEntryPass& run, Payload& payload) {
+  payload.log_probs_s = 0;
+  if (!prepare.has_log_prob_pass()) return absl::OkStatus();
+  const double start_s = RealClock().MonotonicSeconds();
+  payload.entry_log_probs.clear();
+  absl::Status status;
+  for (const internal::v1::PassWeights& weights : prepare.pass_weights()) {
+    EntryLogProbs& entry = payload.entry_log_probs[weights.name()];
+    for (const GroupShape& shape : payload.shapes) entry.emplace_back(shape.response_tokens.size());
+    const MemberResult store = [&](const MemberRows& m, std::span<const double> log_prob, std::span<const double>) {
+      entry[m.group][m.rollout].assign(log_prob.begin(), log_prob.end());
+    };
+    status = run(status, weights, store);
+    if (!status.ok() || !ranks.have_results) continue;
+    status = InsideCopy(ranks.together, ShareEntryLogProbs(ranks.cp, payload.shapes, prepare.log_prob_pass(), entry));
+  }
+  payload.log_probs_s = RealClock().MonotonicSeconds() - start_s;
+  return status;
+}
 
 absl::Status ShareEntryLogProbs(Communicator& cp, const std::vector<GroupShape>& groups, const v1::StepPlan& pass,
                                 EntryLogProbs& entry) {

@@ -11,22 +11,16 @@
 // to come, and are INTERNAL.
 //
 // Three failures end the worker instead: an error of the device, after which the process can compute nothing more on it
-// and no request is at fault; APPLY's, which may have written half of the weights; and a payload that there is no
-// memory for, which would go on without its middle. So does an exception between the collectives of several ranks,
-// outside of this.
+// and no request is at fault, whoever meets it first: a library that does names its own call, and the device is asked;
+// APPLY's, which may have written half of the weights; and a payload that there is no memory for, which would go on
+// without its middle. So does an exception between the collectives of several ranks, outside of this.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
 
 #include <cstdint>
-#include <exception>
-#include <new>
-#include <string>
 
 #include "absl/status/status.h"
-#include "worker/parallel/collective_error.h"
-#include "worker/parallel/device_failure.h"
 
 namespace stemma::worker {
 
@@ -34,30 +28,16 @@ namespace stemma::worker {
 // cudaErrorMemoryAllocation. It leaves the device as it was.
 inline constexpr int32_t kDeviceMemoryAllocationError = 2;
 
-// Returns what becomes of an error of the device: it has failed, unless it only had no memory.
-inline absl::Status DeviceError(const c10::AcceleratorError& e) {
-  const std::string what = e.what_without_backtrace();
-  if (e.get_error_code() == kDeviceMemoryAllocationError) return absl::ResourceExhaustedError(what);
-  return OwnDeviceFailed(what);
-}
+// Returns what becomes of the exception that is being handled.
+absl::Status StatusOfException();
 
 template <typename Fn>
 absl::Status CatchExceptions(const Fn& fn) {
   try {
     const at::NoGradGuard no_grad;
     return fn();
-  } catch (const CollectiveError& e) {
-    return e.status();
-  } catch (const c10::OutOfMemoryError& e) {
-    return absl::ResourceExhaustedError(e.what_without_backtrace());
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("out of memory");
-  } catch (const c10::AcceleratorError& e) {
-    return DeviceError(e);
-  } catch (const c10::Error& e) {
-    return absl::InternalError(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    return absl::InternalError(e.what());
+  } catch (...) {
+    return StatusOfException();
   }
 }
 

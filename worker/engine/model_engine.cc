@@ -69,9 +69,9 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
                                     ShardsParameters(configure.config())};
     const StateOptions states = {configure.config().optimizer_residency(), owners, parts.page_lock.get()};
     ASSIGN_OR_RETURN(weights, LoadState(configure, directory, shard, dtype, backend.device, states));
+    if (parts.copy_engine == nullptr) parts.copy_engine = backend.make_copy_engine();
     return absl::OkStatus();
   }));
-  if (parts.copy_engine == nullptr) parts.copy_engine = backend.make_copy_engine();
   if (parts.tensor_parallel == nullptr && tp.size() > 1) {
     parts.tensor_parallel = std::make_unique<RankTensorParallel>(*parts.ranks.tp);
   }
@@ -152,25 +152,6 @@ PassOptions ModelEngine::StepOptions(const EngineHooks& hooks) const {
   return options;
 }
 
-absl::Status ModelEngine::ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare,
-                                               const EngineHooks& hooks) {
-  if (!prepare.has_log_prob_pass()) return absl::OkStatus();
-  payload.entry_log_probs.clear();
-  absl::Status status;
-  for (const internal::v1::PassWeights& weights : prepare.pass_weights()) {
-    EntryLogProbs& entry = payload.entry_log_probs[weights.name()];
-    for (const GroupShape& shape : payload.shapes) entry.emplace_back(shape.response_tokens.size());
-    const MemberResult store = [&](const MemberRows& m, std::span<const double> log_prob, std::span<const double>) {
-      entry[m.group][m.rollout].assign(log_prob.begin(), log_prob.end());
-    };
-    const LogProbOptions log_prob = {prepare.header().loss().temperature(), /*entropy=*/false};
-    status = RunPass(status, {weights, prepare.log_prob_pass(), log_prob, store}, StepOptions(hooks), payload);
-    if (!status.ok() || !ranks_.copy().is_last_stage()) continue;
-    status = InsideCopy(together(), ShareEntryLogProbs(*ranks_.cp, payload.shapes, prepare.log_prob_pass(), entry));
-  }
-  return status;
-}
-
 absl::Status ModelEngine::RunPass(absl::Status before, const ForwardPass& pass, PassOptions options,
                                   const Payload& payload) const {
   WeightsOfPass of_pass(configure_, pass.weights, weights_, backend_, ranks_);
@@ -195,8 +176,15 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
 
 absl::StatusOr<LossPlan> ModelEngine::BeforePhases(Payload& payload, const internal::v1::Prepare& prepare,
                                                    const EngineHooks& hooks) {
+  const RunEntryPass run = [&](absl::Status before, const internal::v1::PassWeights& weights,
+                               const MemberResult& results) {
+    const LogProbOptions log_prob = {prepare.header().loss().temperature(), /*entropy=*/false};
+    return RunPass(std::move(before), {weights, prepare.log_prob_pass(), log_prob, results}, StepOptions(hooks),
+                   payload);
+  };
   // First: it has exchanges of its own, which it walks whatever happens.
-  RETURN_IF_ERROR(ComputeEntryLogProbs(payload, prepare, hooks));
+  const CopyRanks copy = together();
+  RETURN_IF_ERROR(ComputeEntryLogProbs(prepare, {*ranks_.cp, copy, copy.is_last_stage()}, run, payload));
   RETURN_IF_ERROR(PrepareOffload(prepare.plan()));
   std::vector<int64_t> rollouts;
   for (const v1::PromptGroup& group : payload.groups) rollouts.push_back(group.rollouts_size());
@@ -232,6 +220,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   ASSIGN_OR_RETURN(const PassSums sums, RunStep(options, payload, prepare.plan(), loss, results));
   *vote.mutable_sums() = StepSumsOf(sums);
   vote.mutable_sums()->set_state_bytes(static_cast<uint64_t>(state_bytes));
+  vote.mutable_sums()->set_log_probs_s(payload.log_probs_s);
   LOG(INFO) << StepLine(prepare.key(), sums);
   for (const std::string& line : SlowPhases(prepare.key(), sums, prepare.predicted())) LOG(WARNING) << line;
   sender.Flush();
@@ -254,13 +243,16 @@ absl::StatusOr<bool> ModelEngine::AllRanksCan(bool this_one) {
   return cannot == 0;
 }
 
-void ModelEngine::CheckGradients(Vote& vote) const {
+absl::Status ModelEngine::CheckGradients(Vote& vote) const {
   const TimedSpan span(spans_.get(), v1::StepSpan::GRADIENT_NORM);
-  vote.set_grad_norm_squared(GradNormSquared(backend_, weights_.parameters, norm_ranges_));
-  vote.set_yes(std::isfinite(vote.grad_norm_squared()));
-  if (vote.yes()) return;
-  vote.set_no_reason(internal::v1::NONFINITE);
-  vote.set_message(NonfiniteNormText(backend_, weights_.parameters, norm_ranges_));
+  return CatchExceptions([&] {
+    vote.set_grad_norm_squared(GradNormSquared(backend_, weights_.parameters, norm_ranges_));
+    vote.set_yes(std::isfinite(vote.grad_norm_squared()));
+    if (vote.yes()) return absl::OkStatus();
+    vote.set_no_reason(internal::v1::NONFINITE);
+    vote.set_message(NonfiniteNormText(backend_, weights_.parameters, norm_ranges_));
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) {
@@ -295,10 +287,7 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
       vote.mutable_sums()->set_agree_s(agree_end_s - agree_start_s);
       if (spans_ != nullptr) spans_->AddAgreement(agree_start_s, agree_end_s);
     }
-    status = CatchExceptions([&] {
-      CheckGradients(vote);
-      return absl::OkStatus();
-    });
+    if (status = CheckGradients(vote); absl::IsUnavailable(status)) return status;
   } else if (status.ok()) {
     status = absl::AbortedError("another rank could not");
   }

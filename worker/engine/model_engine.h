@@ -92,7 +92,6 @@ class ModelEngine final : public Engine {
   // Everything of a step before its phases, its entry pass too.
   absl::StatusOr<LossPlan> BeforePhases(Payload& payload, const internal::v1::Prepare& prepare,
                                         const EngineHooks& hooks);
-  absl::Status ComputeEntryLogProbs(Payload& payload, const internal::v1::Prepare& prepare, const EngineHooks& hooks);
   // Runs a pass; its weights are here while it runs. `before`: where it is not OK, the pass does not begin, and its
   // exchanges are walked all the same, as they are where the weights cannot be read.
   absl::Status RunPass(absl::Status before, const ForwardPass& pass, PassOptions options, const Payload& payload) const;
@@ -108,7 +107,7 @@ class ModelEngine final : public Engine {
   // Whether all ranks of the mesh could. Errors: Unavailable.
   absl::StatusOr<bool> AllRanksCan(bool this_one);
   // The gradient's norm and whether it is finite, of what this rank owns.
-  void CheckGradients(internal::v1::Vote& vote) const;
+  absl::Status CheckGradients(internal::v1::Vote& vote) const;
 
   const internal::v1::Configure configure_;
   const Backend backend_;

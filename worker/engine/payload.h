@@ -26,6 +26,7 @@ struct Payload {
   bool refused = false;                                  // a chunk was: what follows is, until the payload is dropped
   std::vector<GroupShape> shapes;                        // once complete
   std::map<std::string, EntryLogProbs> entry_log_probs;  // by the name of the weights (LogProbSource.weights)
+  double log_probs_s = 0;                                // that they took
 
   // Null: none were computed with the weights of this name.
   const std::vector<double>* FindEntryLogProbs(const std::string& weights, size_t group, size_t rollout) const;

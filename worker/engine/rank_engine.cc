@@ -118,7 +118,10 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const
   if (FailpointFails("load.met", configure.rank())) return absl::UnavailableError("a test lets the rendezvous fail");
   ASSIGN_OR_RETURN(Backend backend, BackendOf(device, configure));
   ASSIGN_OR_RETURN(EngineParts parts, PartsOf(configure, std::move(ranks), backend.device));
-  parts.device_name = device.identity().name;
+  RETURN_IF_ERROR(CatchExceptions([&] {
+    parts.device_name = device.identity().name;
+    return absl::OkStatus();
+  }));
   return ModelEngine::Create(configure, identity.incarnation, std::move(backend), std::move(parts));
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "worker/memory/copy_failure.h"
+
 namespace stemma::worker {
 namespace {
 
@@ -147,9 +149,7 @@ void OffloadStore::CheckCopied(int64_t entry, const absl::Status& status) {
   failure_ = "tape entry " + std::to_string(entry) + " of " + std::to_string(At(entry).tensors.bytes()) +
              " bytes could not be copied while " + std::string(PlaceName(residency_.place(entry))) + ": " +
              status.ToString();
-  constexpr int32_t kNoCode = -1;
-  if (absl::IsUnavailable(status)) throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, kNoCode, failure_);
-  TORCH_CHECK(false, failure_);
+  ThrowCopyFailed(status, failure_);
 }
 
 }  // namespace stemma::worker

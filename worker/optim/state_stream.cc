@@ -8,6 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "worker/memory/copy_failure.h"
 #include "worker/optim/slab_order.h"
 
 namespace stemma::worker {
@@ -120,9 +122,10 @@ class StateStream {
     const CopyTicket ticket = *std::exchange(in_buffer_[action.buffer].ticket, std::nullopt);
     const absl::Status status = copy_engine_.ComputeWaits(ticket);
     const SlabPiece& first = slabs_[static_cast<size_t>(action.slab)].front();
-    TORCH_CHECK(status.ok(), "optimizer states from element ", first.begin, " of ",
-                parameters_[static_cast<size_t>(first.parameter)].name, " on could not be copied ", direction, ": ",
-                status.ToString());
+    if (status.ok()) return;
+    ThrowCopyFailed(status, absl::StrCat("optimizer states from element ", first.begin, " of ",
+                                         parameters_[static_cast<size_t>(first.parameter)].name,
+                                         " on could not be copied ", direction, ": ", status.ToString()));
   }
 
   const std::vector<Parameter>& parameters_;

@@ -82,7 +82,9 @@ C10dCommunicator::C10dCommunicator(std::string axis, AxisBackends backends, absl
       timeout_(timeout) {}
 
 C10dCommunicator::~C10dCommunicator() {
-  for (const auto& backend : Connected(backends_)) backend->shutdown();
+  // A device's orderly end is a call of all ranks: it would wait for those that stay, as when this rank alone cannot
+  // load its part, and nobody would hear why. Whatever was asked of this rank has been waited for.
+  for (const auto& backend : Connected(backends_)) backend == backends_.host ? backend->shutdown() : backend->abort();
   if (closing_.joinable()) closing_.join();
 }
 

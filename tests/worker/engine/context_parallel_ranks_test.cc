@@ -120,7 +120,9 @@ TEST_F(ContextParallelRanksTest, AHotSetWithoutWavesEndsWithItsCluster) {
   ASSERT_TRUE(engine->Load(std::move(request)).ok());
   ASSERT_TRUE(engine->plan().plan.has_log_prob_pass());
   ASSERT_EQ(engine->plan().plan.log_prob_pass().clusters_size(), 3);
-  ASSERT_TRUE(engine->Prepare(0).ok());
+  const auto vote = engine->Prepare(0);
+  ASSERT_TRUE(vote.ok()) << vote.status();
+  EXPECT_GT(vote->sums().log_probs_s(), 0) << "seconds of the pass";
   ASSERT_GE(bytes.size(), 3U);
   const ModelConfig& model = engine->model();
   const int64_t hot_set = model.num_layers * 399 * 2 * model.kv_size() * 4;

@@ -1,4 +1,6 @@
 // No exception crosses the engine: whatever is thrown below becomes the vote of the step, and the engine goes on.
+#include "worker/engine/exceptions.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "tests/testing/fake_device.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/worker/engine/small_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
@@ -80,6 +83,44 @@ TEST_F(ExceptionsTest, ADeviceThatFailsEndsTheSessionAndItsMissingMemoryDoesNot)
   ASSERT_TRUE(vote.ok()) << vote.status();
   EXPECT_EQ(vote->no_reason(), internal::v1::OUT_OF_MEMORY);
   throws(kIllegalAddress);
+  EXPECT_THAT(engine->Prepare(0).status(),
+              StatusIs(absl::StatusCode::kUnavailable, "this rank's own device failed (CUDA's words)"));
+}
+
+// A library that calls the device next sees its error first, and names its own call.
+TEST_F(ExceptionsTest, AnErrorOfALibraryIsTheDevicesWhereItHasFailed) {
+  const auto library_fails = [] {
+    return worker::CatchExceptions([] {
+      TORCH_CHECK(false, "cublasGemmEx: execution failed");
+      return absl::OkStatus();
+    });
+  };
+  {
+    const FailedFakeDevice failed("an uncorrectable ECC error");
+    EXPECT_THAT(library_fails(), StatusIs(absl::StatusCode::kUnavailable,
+                                          "this rank's own device failed (an uncorrectable ECC error; seen by: "
+                                          "cublasGemmEx: execution failed)"));
+  }
+  EXPECT_THAT(library_fails(), StatusIs(absl::StatusCode::kInternal, "cublasGemmEx: execution failed"));
+}
+
+// The gradients' norm is the first that the host waits for after the exchange: an error of all that went before it may
+// come there.
+TEST_F(ExceptionsTest, ADeviceThatFailsInTheGradientsNormEndsTheSessionToo) {
+  static bool fails;
+  fails = false;
+  Backend backend = MakeCpuBackend();
+  static void (*vector_norm)(const VectorNormOperands&);
+  vector_norm = std::exchange(backend.kernels.vector_norm, [](const VectorNormOperands& operands) {
+    if (fails) throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, /*code=*/700, "CUDA's words");
+    vector_norm(operands);
+  });
+  const auto engine = MakeEngine(std::move(backend));
+  ASSERT_NE(engine, nullptr);
+  ASSERT_TRUE(engine->Load(Request({16})).ok());
+  const auto vote = engine->Prepare(0);
+  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  fails = true;
   EXPECT_THAT(engine->Prepare(0).status(),
               StatusIs(absl::StatusCode::kUnavailable, "this rank's own device failed (CUDA's words)"));
 }

@@ -154,6 +154,14 @@ TEST(HostStatesTest, ACopyThatFailsSaysWhereAndLeavesNoCopyInFlight) {
   }
 }
 
+// APPLY ends the process for any other error, as it has written some of the weights.
+TEST(HostStatesTest, ADeviceThatFailedIsThrownAsOne) {
+  Pair pair(at::kFloat);
+  FailingCopyEngine engine(/*failing=*/5, absl::UnavailableError("an illegal access"));
+  EXPECT_THAT([&] { pair.Step(1, engine, 1024); },
+              ThrowsMessage<c10::AcceleratorError>(HasSubstr("an illegal access")));
+}
+
 TEST(HostStatesTest, WithoutAFirstSlabNoStateHasChanged) {
   Pair pair(at::kBFloat16);
   const Pair untouched(at::kBFloat16);

@@ -79,6 +79,19 @@ absl::Status CheckDevice(int index) {
                                                     "; give one of cuda:0 to cuda:", count - 1));
 }
 
+// Makes the device's context here, where what speaks against it is one clear error.
+absl::Status CheckContext(const Device& device) {
+  try {
+    device.memory();
+    device.identity();
+  } catch (const c10::Error& e) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the device cannot be used (", e.what_without_backtrace(),
+                     "): it has failed, has no memory for one more process, or is another process's alone"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace stemma::worker::cuda
 
@@ -92,5 +105,7 @@ extern "C" __attribute__((visibility("default"))) stemma::worker::Device* Stemma
   }
   failure = stemma::worker::cuda::CheckDevice(index);
   if (!failure.ok()) return nullptr;
-  return std::make_unique<stemma::worker::cuda::CudaDevice>(index).release();
+  auto device = std::make_unique<stemma::worker::cuda::CudaDevice>(index);
+  failure = stemma::worker::cuda::CheckContext(*device);
+  return failure.ok() ? device.release() : nullptr;
 }
