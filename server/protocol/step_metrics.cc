@@ -120,8 +120,10 @@ void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
   metrics["predicted/suffix_s"] = predicted.suffix();
   metrics["predicted/prefix_backward_s"] = predicted.prefix_backward();
   metrics["predicted/apply_s"] = predicted.apply();
+  // A pass for log-probs is no part of the update, in whose FLOPs and rows it does not count either.
+  if (sums.log_probs_s() > 0) metrics["time/log_probs_s"] = sums.log_probs_s();
   const double elapsed_s = absl::ToDoubleSeconds(input.elapsed);
-  metrics["perf/actor/time_per_step"] = elapsed_s;
+  metrics["perf/actor/time_per_step"] = std::max(0.0, elapsed_s - sums.log_probs_s());
   metrics["perf/actor/total_num_tokens"] = static_cast<double>(input.numbers.total_tokens);
   metrics["perf/actor/flops"] = input.report.flops();
   metrics["perf/actor/flops_dense"] = input.report.flops_dense();

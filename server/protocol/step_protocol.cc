@@ -1,21 +1,19 @@
 #include "server/protocol/step_protocol.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/admission/run_numbers.h"
 #include "common/base/error.h"
 #include "common/base/mesh.h"
 #include "common/base/weights_digest_text.h"
 #include "glog/logging.h"
-#include "server/planner/memory_division.h"
 #include "server/protocol/answers.h"
 #include "server/protocol/checkpoint_rules.h"
+#include "server/protocol/gradient_problem.h"
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/step_results.h"
@@ -35,16 +33,14 @@ bool HasResult(const UpdateRecord& record) {
   return record.again || static_cast<uint32_t>(record.result.steps_size()) > record.k;
 }
 
-absl::Status NonfiniteError(const std::string& message) {
-  return MakeError(Reason::kNonfiniteGradient, absl::StrCat(message, "; nothing of this step was applied"));
-}
-
-// Returns why a gradient whose numbers are finite cannot be applied; "": it can.
-std::string NormProblem(const v1::AdamParams& adam, double grad_norm_squared, const RunNumbers& numbers) {
-  if (!std::isfinite(grad_norm_squared)) return "the gradient is not finite: the norm overflows";
-  const std::string problem =
-      CheckClippedNorm(std::sqrt(grad_norm_squared), ClipFactor(adam, grad_norm_squared), numbers);
-  return problem.empty() ? "" : absl::StrCat("the gradient is too large: ", problem);
+// Says which step of several it is, so that nobody sends again what the ones before have trained on.
+absl::Status NonfiniteError(const UpdateRecord& record, const std::string& problem) {
+  const uint32_t steps = record.plan.num_steps();
+  if (steps == 1) return MakeError(Reason::kNonfiniteGradient, absl::StrCat(problem, "; nothing of it was applied"));
+  return MakeError(
+      Reason::kNonfiniteGradient,
+      absl::StrCat("step ", record.k + 1, " of ", steps, ": ", problem, "; nothing of it was applied, and ",
+                   record.k == 0 ? "no other step was" : "what the steps before it did stays"));
 }
 
 absl::Status NoVoteError(const internal::v1::Vote& vote) {
@@ -177,24 +173,21 @@ void StepProtocol::Decide(UpdateRecord& record, const internal::v1::Vote& vote) 
   if (const internal::v1::KeptStep* step = p_.history.FindDecision(record.id, record.k)) {
     return Repeat(record, vote, step->decision());
   }
-  if (!vote.yes()) {
-    return OnNoVote(record, vote, absl::StrCat("the gradient is not finite: ", WorkerText(vote.message())));
-  }
-  if (vote.empty()) return Commit(record, vote, v1::StepResult::SKIPPED_EMPTY);
-  const std::string problem = NormProblem(record.request->update.adam(), vote.grad_norm_squared(),
-                                          NumbersOfRun(RunDtypeOf(p_.gang.config().dtype())));
-  if (!problem.empty()) return OnNoVote(record, vote, problem);
+  if (vote.yes() && vote.empty()) return Commit(record, vote, v1::StepResult::SKIPPED_EMPTY);
+  const std::string problem = GradientProblem(record.request->update.adam(), vote, p_.gang.config());
+  if (!vote.yes() || !problem.empty()) return OnNoVote(record, vote, problem);
   Commit(record, vote, v1::StepResult::APPLIED);
 }
 
 // `problem`: of the gradient, where that is why the step is not applied.
 void StepProtocol::OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote, const std::string& problem) {
-  const bool nonfinite = vote.yes() || vote.no_reason() == internal::v1::NONFINITE;
+  const bool nonfinite = !problem.empty();
   if (nonfinite && record.request->header().on_nonfinite() == v1::SKIP) {
+    p_.out.AddWarning(absl::StrCat(StepText(p_.jobs.running().key()), " is skipped: ", problem));
     return Commit(record, vote, v1::StepResult::SKIPPED_NONFINITE);
   }
   p_.jobs.AbortRunning();
-  p_.jobs.FinishUpdate(record, v1::FAILED, nonfinite ? NonfiniteError(problem) : NoVoteError(vote));
+  p_.jobs.FinishUpdate(record, v1::FAILED, nonfinite ? NonfiniteError(record, problem) : NoVoteError(vote));
 }
 
 // What was decided is applied, or the ranks' weights would not be the lineage's any more.

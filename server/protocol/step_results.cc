@@ -1,12 +1,26 @@
 #include "server/protocol/step_results.h"
 
 #include <span>
+#include <string>
 
+#include "absl/strings/str_cat.h"
+#include "server/protocol/gradient_problem.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/step_metrics.h"
 #include "server/protocol/step_trace.h"
 
 namespace stemma::server {
+namespace {
+
+// A step that is repeated need not meet again what its decision was made for.
+std::string SkippedText(const CoordinatorParts& parts, const UpdateRecord& record) {
+  const std::string problem =
+      GradientProblem(record.request->update.adam(), parts.jobs.running().vote(), parts.gang.config());
+  return absl::StrCat("the step was skipped: ",
+                      problem.empty() ? "its gradient was not finite when that was decided" : problem);
+}
+
+}  // namespace
 
 v1::StepResult ResultOf(const CoordinatorParts& parts, const UpdateRecord& record, v1::StepResult::Outcome outcome,
                         std::optional<double> apply_s) {
@@ -23,7 +37,10 @@ v1::StepResult ResultOf(const CoordinatorParts& parts, const UpdateRecord& recor
   if (apply_s && IsTraced(record.request->update, record.k)) {
     *result.mutable_trace() = MakeStepTrace(parts.gang, running.votes(), running.applied());
   }
-  if (outcome == v1::StepResult::SKIPPED_NONFINITE) return result;
+  if (outcome == v1::StepResult::SKIPPED_NONFINITE) {
+    result.add_warnings(SkippedText(parts, record));
+    return result;
+  }
   const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY;
   const internal::v1::Vote vote = empty ? internal::v1::Vote() : running.vote();
   SetStepMetrics({.header = record.request->update,

@@ -23,7 +23,8 @@ constexpr std::string_view kLargest[] = {"prefix_forward_s",  "suffix_s",
                                          "host_bytes",        "agree_s",
                                          "split_s",           "reduce_overlapped_s",
                                          "tensor_parallel_s", "context_parallel_s",
-                                         "pipeline_s",        "parameters_s"};
+                                         "pipeline_s",        "parameters_s",
+                                         "log_probs_s"};
 // What the rank takes that ends its phases last: the others wait for it.
 constexpr std::string_view kSmallest[] = {"reduce_s"};
 

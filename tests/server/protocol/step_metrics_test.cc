@@ -250,6 +250,18 @@ TEST(StepMetricsTest, WhatWasOffloadedOrMeasuredBetweenStepsIsReportedWhereItWas
   EXPECT_EQ(metrics.at("offload/waits"), 4);
 }
 
+// Neither its FLOPs nor its rows are among the step's.
+TEST(StepMetricsTest, APassForLogProbsIsNoPartOfTheStepsSeconds) {
+  internal::v1::Vote vote = MakeVote();
+  const Metrics without = StepMetrics(vote, absl::Seconds(2));
+  EXPECT_EQ(without.count("time/log_probs_s"), 0);
+  vote.mutable_sums()->set_log_probs_s(0.5);
+  const Metrics with = StepMetrics(vote, absl::Seconds(2));
+  EXPECT_DOUBLE_EQ(with.at("time/log_probs_s"), 0.5);
+  EXPECT_DOUBLE_EQ(with.at("perf/actor/time_per_step"), 1.5);
+  EXPECT_DOUBLE_EQ(with.at("perf/actor/throughput") * 1.5, without.at("perf/actor/throughput") * 2);
+}
+
 TEST(StepMetricsTest, AnEmptyStepHasTheNamesOfAnyOther) {
   Metrics empty = StepMetrics(internal::v1::Vote());
   const Metrics other = StepMetrics(MakeVote());
