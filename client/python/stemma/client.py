@@ -162,7 +162,8 @@ class Client(CheckpointCalls):
         entry.
 
         groups      as in submit; only tokens are read
-        temperature     divides the logits
+        temperature     divides the logits. For log-probs that an update is to read as old or reference ones: the same as its
+                        loss's `temperature`, else every ratio is wrong
         entropy     whether entropies come too
         weights     "policy", or the name of a checkpoint
         schedule    "auto", "reuse", "dense"; None: the server's

@@ -8,14 +8,15 @@ Written against verl 0.9. Needs neither verl nor torch to be imported: a configu
 anything with `batch` and `non_tensor_batch` whose arrays numpy reads.
 """
 
+import dataclasses
 import numbers
 from typing import Dict, List, Tuple
 
 from ._verl_config import DROPPED, REFUSED, TAKEN, ActorUpdate, loss_from_config
 from .groups import Group, Rollout
 
-__all__ = ["ActorUpdate", "DROPPED", "REFUSED", "TAKEN", "groups_from_dataproto", "loss_from_config", "metrics",
-           "padded_log_probs"]
+__all__ = ["ActorUpdate", "DROPPED", "REFUSED", "TAKEN", "groups_for_log_probs", "groups_from_dataproto", "log_probs",
+           "loss_from_config", "metrics", "padded_log_probs"]
 
 
 def groups_from_dataproto(data, update, dp_size=1):
@@ -29,32 +30,43 @@ def groups_from_dataproto(data, update, dp_size=1):
     update  of loss_from_config
     dp_size     how many data-parallel ranks verl would train on: each cuts mini-batches of its own share of the rows
     """
-    rows = _Rows(data, update)
-    by_key: Dict[Tuple[str, bytes], Group] = {}
-    for index in range(rows.count):
-        prompt = rows.prompt(index)
-        key = (rows.uids[index], prompt.tobytes())
-        if key not in by_key:
-            by_key[key] = Group(rows.uids[index], prompt, [])
-        by_key[key].rollouts.append(rows.rollout(index))
-    groups = list(by_key.values())
-    _name_groups(groups)
-    return _in_mini_batches(groups, update, dp_size)
+    return _in_mini_batches(_groups(_TrainedRows(data, update)), update, dp_size)
+
+
+def groups_for_log_probs(data):
+    """stemma.Group objects of a padded DataProto for client.log_probs alone: groups and padding as in groups_from_dataproto, and
+    nothing but tokens, so that advantages and reference log-probs need not be there yet. log_probs makes and sends them by itself.
+
+    data    with `prompts`, `responses`, `attention_mask`; `uid` in non_tensor_batch
+    """
+    return _groups(_Rows(data))
+
+
+def log_probs(client, data, update, weights="policy", entropy=False):
+    """Log-probs of a padded DataProto's responses at the temperature of the update, as the update's loss reads them: a float32
+    numpy array of the shape of `responses`, zeros where there is padding. With entropy a pair: such an array of entropies
+    comes second.
+
+    client  a stemma.Client
+    data    as in groups_for_log_probs: the batch as verl's trainer passes it to compute_log_prob does
+    update  of loss_from_config; its loss has the temperature
+    weights     "policy", or the name of a checkpoint, such as one that was saved for the reference
+    entropy     whether entropies come too
+    """
+    _check_temperature(data, update)
+    sent = client.log_probs(groups_for_log_probs(data), temperature=update.loss.temperature, entropy=entropy, weights=weights)
+    out = padded_log_probs(sent, data)
+    return (out, _padded(sent, data, "entropy")) if entropy else out
 
 
 def padded_log_probs(log_probs, data):
-    """log_probs of client.log_probs or of a result, for groups of groups_from_dataproto, as a float32 numpy array of the shape
-    of data's responses: zeros where there is padding.
+    """log_probs of client.log_probs or of a result, for groups of groups_from_dataproto or groups_for_log_probs, as a float32
+    numpy array of the shape of data's responses: zeros where there is padding.
 
     log_probs   {rollout_id: RolloutLogProbs}
     data        the DataProto that the groups came from
     """
-    import numpy
-
-    out = numpy.zeros(_array(data.batch["responses"]).shape, dtype=numpy.float32)
-    for rollout_id, rollout in log_probs.items():
-        out[int(rollout_id), :len(rollout.log_probs)] = rollout.log_probs
-    return out
+    return _padded(log_probs, data, "log_probs")
 
 
 def metrics(result, peak_tflops=None, devices=None):
@@ -93,31 +105,77 @@ def _positive(name, value):
 
 # Batches.
 
-class _Rows:
-    """The rows of a padded batch, padding stripped."""
+def _groups(rows):
+    """Groups by uid and prompt, in the order in which they first appear."""
+    by_key: Dict[Tuple[str, bytes], Group] = {}
+    for index in range(rows.count):
+        prompt = rows.prompt(index)
+        key = (rows.uids[index], prompt.tobytes())
+        if key not in by_key:
+            by_key[key] = Group(rows.uids[index], prompt, [])
+        by_key[key].rollouts.append(rows.rollout(index))
+    groups = list(by_key.values())
+    _name_groups(groups)
+    return groups
 
-    def __init__(self, data, update):
+
+def _padded(log_probs, data, field):
+    import numpy
+
+    out = numpy.zeros(_array(data.batch["responses"]).shape, dtype=numpy.float32)
+    for rollout_id, rollout in log_probs.items():
+        values = getattr(rollout, field)
+        out[int(rollout_id), :len(values)] = values
+    return out
+
+
+def _check_temperature(data, update):
+    temperature = (getattr(data, "meta_info", None) or {}).get("temperature", update.loss.temperature)
+    if temperature != update.loss.temperature:
+        raise ValueError(f"the batch was sampled at temperature {temperature}, the update has {update.loss.temperature}: "
+                         "pass temperature= to loss_from_config")
+
+
+class _Rows:
+    """The rows of a padded batch, padding stripped: tokens alone."""
+
+    def __init__(self, data):
         batch, others = data.batch, data.non_tensor_batch
-        for name in ("prompts", "responses", "attention_mask", "advantages"):
+        for name in ("prompts", "responses", "attention_mask"):
             if name not in batch.keys():
-                raise ValueError(f"the batch lacks {name}: pass it as verl's trainer passes it to update_actor")
+                raise ValueError(f"the batch lacks {name}: pass it as verl's trainer passes it to its actor")
         if "uid" not in others:
             raise ValueError("non_tensor_batch lacks uid, by which the responses of a prompt are found")
         if "multi_modal_inputs" in others:
             raise ValueError("non_tensor_batch holds multi_modal_inputs: Stemma trains on text")
-        temperature = (getattr(data, "meta_info", None) or {}).get("temperature", update.loss.temperature)
-        if temperature != update.loss.temperature:
-            raise ValueError(f"the batch was sampled at temperature {temperature}, the update has {update.loss.temperature}: "
-                             "pass temperature= to loss_from_config")
         self._prompts, self._responses = _array(batch["prompts"]), _array(batch["responses"])
         self.count = len(self._prompts)
         self.uids = [str(uid) for uid in others["uid"]]
         attention = _array(batch["attention_mask"]).astype(bool)
         width = self._prompts.shape[1]
         self._prompt_lengths = _lengths(attention[:, :width][:, ::-1], "prompts are not padded on the left")
-        self._lengths = _lengths(attention[:, width:], "responses are not padded on the right")
-        self._mask = _array(batch["response_mask"] if "response_mask" in batch.keys() else attention[:, width:]).astype(bool)
-        if (self._mask & ~attention[:, width:]).any():
+        self._attention = attention[:, width:]
+        self._lengths = _lengths(self._attention, "responses are not padded on the right")
+
+    def prompt(self, index):
+        return self._prompts[index, self._prompts.shape[1] - self._prompt_lengths[index]:].astype("<i4")
+
+    def rollout(self, index):
+        return Rollout(self._responses[index, :self._lengths[index]], rollout_id=str(index))
+
+
+class _TrainedRows(_Rows):
+    """Rows with what the loss reads of them."""
+
+    def __init__(self, data, update):
+        batch = data.batch
+        if "advantages" not in batch.keys():
+            raise ValueError("the batch lacks advantages: pass it as verl's trainer passes it to update_actor (for log-probs, which "
+                             "come before them: stemma.verl.log_probs)")
+        super().__init__(data)
+        _check_temperature(data, update)
+        self._mask = _array(batch["response_mask"] if "response_mask" in batch.keys() else self._attention).astype(bool)
+        if (self._mask & ~self._attention).any():
             raise ValueError("response_mask is 1 where attention_mask is 0")
         self._advantages = _array(batch["advantages"])
         self._arrays = {name: _array(batch[name]) for name in self._read(batch, update)}
@@ -133,11 +191,8 @@ class _Rows:
             names.append("ref_log_prob")
         return names + (["rollout_is_weights"] if "rollout_is_weights" in batch.keys() else [])
 
-    def prompt(self, index):
-        return self._prompts[index, self._prompts.shape[1] - self._prompt_lengths[index]:].astype("<i4")
-
     def rollout(self, index):
-        length = self._lengths[index]
+        out, length = super().rollout(index), self._lengths[index]
         mask = self._mask[index, :length]
         advantages = self._advantages[index, :length]
         kept = advantages[mask]
@@ -145,8 +200,8 @@ class _Rows:
             advantage = 0.0
         else:
             advantage = float(kept[0]) if (kept == kept[0]).all() else advantages
-        return Rollout(self._responses[index, :length], advantage=advantage, mask=None if mask.all() else mask,
-                       rollout_id=str(index), **{name: values[index, :length] for name, values in self._arrays.items()})
+        return dataclasses.replace(out, advantage=advantage, mask=None if mask.all() else mask,
+                                   **{name: values[index, :length] for name, values in self._arrays.items()})
 
 
 def _array(values):
