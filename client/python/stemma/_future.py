@@ -128,7 +128,7 @@ class Future:
     def _poll(self, wait_ms, deadline=None, stub=None):
         """Asks once for the status; yields as Client._steps. A server that stops answers that at once, and then goes:
         what follows is that nobody answers."""
-        stops = self._status.failure if self._waits_for_next_server() else None
+        stops = self._status if self._waits_for_next_server() else None
         if stops is not None:
             yield _STOPPING_POLL_S
         try:
@@ -141,7 +141,7 @@ class Future:
     def _outcome(self):
         """The result, without log-probs."""
         if self._status.HasField("failure"):
-            raise errors.from_failure(self._status.failure)
+            raise errors.from_failure(self._status)
         if not self._status.HasField("result"):
             raise errors.StemmaError("CANCELLED", "CANCELLED", f"request {self.request_id} was cancelled after "
                                      f"{self._status.steps_applied} of {self._status.steps_total} steps")

@@ -16,7 +16,8 @@ class StemmaError(Exception):
     message     what, which value, what to do
     fields      [(field path, description)], one for each problem of the request
     uid         the prompt group concerned, or ""
-    metadata    further values by name (e.g. step, lineage, bytes)
+    metadata    further values by name (e.g. step, lineage, bytes); steps_applied and steps_total where a request failed that had
+                been accepted: steps that were applied before the failure are not taken back by it
     retry_after_s   the server's own advice, or None
     """
 
@@ -120,12 +121,17 @@ def from_rpc_error(error):
                              retry_after_s)
 
 
-def from_failure(failure):
-    """A StemmaError of the Failure that a request's status carries."""
+def from_failure(status):
+    """A StemmaError of the failure that a request's status carries. It says how many steps had been applied, unless the server
+    does or their weights are lost."""
+    failure, applied, total = status.failure, status.steps_applied, status.steps_total
     names = {code.value[0]: code.name for code in grpc.StatusCode}
     fields = [(failure.field, failure.message)] if failure.field else []
-    return _class_of(failure.reason)(names.get(failure.code, "UNKNOWN"), failure.reason, failure.message, fields,
-                                     failure.uid, {**failure.metadata, "category": failure.category})
+    kind, message = _class_of(failure.reason), failure.message
+    if applied and kind is StemmaError and f"{applied} of {total} steps" not in message:
+        message += f"; {applied} of {total} steps of the request were applied before"
+    return kind(names.get(failure.code, "UNKNOWN"), failure.reason, message, fields, failure.uid,
+                {**failure.metadata, "category": failure.category, "steps_applied": str(applied), "steps_total": str(total)})
 
 
 def _details(error):
