@@ -37,13 +37,13 @@ def refusal(client, groups, loss=None, **options):
 
 KL = stemma.grpo(kl_loss_coef=1e-3, kl_loss_type="low_var_kl")
 UNREAD = [
-    ("old_log_probs", {"old": "policy"}, None, "only update.old from CLIENT reads it, and that is WEIGHTS"),
-    ("old_log_probs", {"old": "on_policy"}, None, "only update.old from CLIENT reads it, and that is ON_POLICY"),
-    ("old_log_probs", {}, stemma.reinforce(), "only update.old from CLIENT reads it, and that is absent"),
-    ("rollout_log_probs", {"old": "policy"}, None, "only update.old from ROLLOUT reads it, and that is WEIGHTS"),
-    ("rollout_log_probs", {}, stemma.reinforce(), "only update.old from ROLLOUT reads it, and that is absent"),
-    ("ref_log_prob", {}, None, "only update.ref from CLIENT reads it, and that is absent"),
-    ("ref_log_prob", {"ref": "policy"}, KL, "only update.ref from CLIENT reads it, and that is WEIGHTS"),
+    ("old_log_probs", {"old": "policy"}, None, 'only old="client" reads it, and that is "policy"'),
+    ("old_log_probs", {"old": "on_policy"}, None, 'only old="client" reads it, and that is "on_policy"'),
+    ("old_log_probs", {}, stemma.reinforce(), 'only old="client" reads it, and that is None'),
+    ("rollout_log_probs", {"old": "policy"}, None, 'only old="rollout" reads it, and that is "policy"'),
+    ("rollout_log_probs", {}, stemma.reinforce(), 'only old="rollout" reads it, and that is None'),
+    ("ref_log_prob", {}, None, 'only ref="client" reads it, and that is None'),
+    ("ref_log_prob", {"ref": "policy"}, KL, 'only ref="client" reads it, and that is "policy"'),
     ("loss_weights", {}, None, "loss_mode vanilla never reads it"),
     ("rollout_is_weights", {"reward": None}, stemma.cross_entropy(), "loss_mode cross_entropy never reads it"),
 ]
@@ -56,6 +56,22 @@ def test_e1_an_array_that_nothing_reads_is_refused_by_its_name_and_its_reader(cl
     error = refusal(client, some_groups(**fields), loss, **options)
     assert [name for name, _ in error.fields] == [f"groups[{g}].rollouts[{r}].{field}" for g in (0, 1) for r in (0, 1)]
     assert all(says in text for _, text in error.fields), error
+
+
+def test_e1_what_the_server_refuses_has_the_names_of_the_api(client):
+    for says, change in (("mini_batch is 0, must be at least 1 group", {"mini_batch": 0}), ("epochs is 0", {"epochs": 0}),
+                         ("seed is missing: shuffle needs it", {"shuffle": True}), ("request_id ", {"request_id": "a b"}),
+                         ('ref is "rollout", must be one of "client", "policy"', {"ref": "rollout", "loss": KL})):
+        error = refusal(client, some_groups(), **change)
+        assert says in str(error) and error.fields[0][0] == says.split()[0], error
+    error = refusal(client, some_groups(reward=None, advantage=[0.5, float("nan"), 0.5]))
+    assert error.fields[0][0] == "groups[0].rollouts[0].advantage[1]", error
+    with pytest.raises(stemma.StemmaError, match='old is "on_policy", which is right for one .*: use "policy"'):
+        update(client, some_groups(), old="on_policy", epochs=2)
+    with pytest.raises(stemma.StemmaError, match="^INVALID_ARGUMENT INVALID_REQUEST: temperature is 0"):
+        client.log_probs(some_groups(), temperature=0)
+    dicts = [{"uid": "g", "prompt_tokens": [1], "rollouts": [{"response_tokens": [10**6], "reward": 0.0}]}]
+    assert refusal(client, dicts).fields[0][0] == "groups[0].rollouts[0].response_tokens[0]", "a dict has the wire's names"
 
 
 def test_e1_a_reward_beside_an_advantage_is_refused(client):

@@ -21,14 +21,14 @@ import warnings
 
 import grpc
 
-from . import _proto, _tries, config, errors, results
+from . import _api_names, _proto, _tries, config, errors, results
 from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
 from ._future import Future, interruptible
 from ._stub import TrainingStub
 from ._tries import deadline_of, is_over, left_s, ran_out
 from ._update import update_parts
-from .groups import name_uids, parts as encode
+from .groups import as_list, name_uids, parts as encode
 
 _LOG = logging.getLogger("stemma")
 _CANCEL_S = 5.0
@@ -127,7 +127,7 @@ class Client(CheckpointCalls):
         timeout_s   how long to try until the server has accepted it; TimeoutError after it. None: as retries and
                     recovery_timeout_s say
         """
-        deadline = deadline_of(timeout_s)
+        deadline, groups = deadline_of(timeout_s), as_list(groups)
         parts = update_parts(groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request=_without_none({
             "request_id": _new_id() if request_id is None else config.checked_text("request_id", request_id),
             "expected_step": expected_step, "schedule": schedule, "on_nonfinite": on_nonfinite, "wait_ms": 0
@@ -136,7 +136,8 @@ class Client(CheckpointCalls):
         self._pin(request)
         with interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
             try:
-                status = self._sent(parts, lambda timeout=None: self._stub.UpdateActor(iter(parts), timeout=timeout), deadline)
+                status = self._sent(parts, groups, lambda timeout=None: self._stub.UpdateActor(iter(parts), timeout=timeout),
+                                    deadline)
             except errors.StemmaError as error:
                 if not ran_out(error, deadline):
                     raise
@@ -153,9 +154,10 @@ class Client(CheckpointCalls):
 
         groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, schedule   as in submit
         """
+        groups = as_list(groups)
         parts = update_parts(groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request=_without_none({
             "request_id": _new_id(), "schedule": schedule, "validate_only": True}))
-        return _proto.to_dict(self._sent(parts, lambda: self._stub.UpdateActor(iter(parts))).plan)
+        return _proto.to_dict(self._sent(parts, groups, lambda: self._stub.UpdateActor(iter(parts))).plan)
 
     def log_probs(self, groups, temperature=1.0, entropy=False, weights="policy", schedule=None):
         """{rollout_id: RolloutLogProbs} of the responses under the current weights, or a checkpoint's. An empty response has no
@@ -172,8 +174,9 @@ class Client(CheckpointCalls):
             "request": _without_none({"request_id": _new_id(), "schedule": schedule}),
             "weights": weights, "temperature": temperature, "entropy": entropy})
         self._pin(header.request)
+        groups = as_list(groups)
         parts = encode("log_prob", header, groups)
-        out = self._sent(parts, lambda: results.log_probs(self._stub.ComputeLogProb(iter(parts))))
+        out = self._sent(parts, groups, lambda: results.log_probs(self._stub.ComputeLogProb(iter(parts))))
         for lineage in {rollout.lineage for rollout in out.values()}:
             self._saw(lineage)
         return out
@@ -261,15 +264,19 @@ class Client(CheckpointCalls):
             return ""
         return _proto.to_dict(status)["state"]
 
-    def _sent(self, parts, call, deadline=None):
-        """The answer to messages of groups; a refusal names the uid where the id that is refused was made of it."""
+    def _sent(self, parts, groups, call, deadline=None):
+        """The answer to messages of groups; a refusal has the names of the API, and the uid where the id that is refused was
+        made of it."""
         try:
             return self._retrying(call, deadline)
         except errors.StemmaError as error:
             fields = name_uids(error.fields, parts)
-            if fields == error.fields:
+            message = error.message
+            if fields != error.fields:
+                message = message.replace(" ".join(error.fields[0]), " ".join(fields[0]))
+            fields, message = _api_names.in_fields(fields, message, parts, groups)
+            if (fields, message) == (error.fields, error.message):
                 raise
-            message = error.message.replace(" ".join(error.fields[0]), " ".join(fields[0]))
             raise type(error)(error.code, error.reason, message, fields, error.uid, error.metadata,
                               error.retry_after_s) from None
 

@@ -34,9 +34,15 @@ class StemmaError(Exception):
 
     def _text(self):
         head = f"{self.code} {self.reason}".strip()
-        lines = [f"{head}: {self.message}"]
-        lines += [f"  {field}: {text}" for field, text in self.fields if text not in self.message]
-        return "\n".join(lines)
+        unsaid = [(field, text) for field, text in self.fields if not self._says(field, text)]
+        if [text for _, text in unsaid] == [self.message]:
+            return f"{head}: {unsaid[0][0]}: {self.message}"
+        return "\n".join([f"{head}: {self.message}", *(f"  {field}: {text}" for field, text in unsaid)])
+
+    def _says(self, field, text):
+        """Whether the message has this problem and its field: other fields may have the same one."""
+        is_path = "." in field and field in self.message
+        return f"{field} {text}" in self.message or (text == self.message and (is_path or text.startswith(f"{field} ")))
 
 
 class RequestInterrupted(KeyboardInterrupt):
@@ -105,18 +111,21 @@ def _class_of(reason):
 def from_rpc_error(error):
     """A StemmaError of a grpc.RpcError, with the details that the server attached."""
     info, fields, retry_after_s = {}, [], None
-    reason = ""
+    reason, named = "", None
     for detail in _details(error):
         kind = detail.type_url.rpartition("/")[2]
         if kind == "google.rpc.ErrorInfo":
             message = _proto.ErrorInfo.FromString(detail.value)
             reason, info = message.reason, dict(message.metadata)
+            named = info.get("field")
         elif kind == "google.rpc.BadRequest":
             message = _proto.BadRequest.FromString(detail.value)
             fields += [(v.field, v.description) for v in message.field_violations]
         elif kind == "google.rpc.RetryInfo":
             delay = _proto.RetryInfo.FromString(detail.value).retry_delay
             retry_after_s = delay.seconds + delay.nanos * 1e-9
+    if named and not fields:  # one problem, which is the message
+        fields = [(named, error.details() or "")]
     return _class_of(reason)(error.code().name, reason, error.details() or "", fields, info.get("uid", ""), info,
                              retry_after_s)
 
@@ -126,11 +135,11 @@ def from_failure(status):
     does or their weights are lost."""
     failure, applied, total = status.failure, status.steps_applied, status.steps_total
     names = {code.value[0]: code.name for code in grpc.StatusCode}
-    fields = [(failure.field, failure.message)] if failure.field else []
     kind, message = _class_of(failure.reason), failure.message
     if applied and kind is StemmaError and f"{applied} of {total} steps" not in message:
         message += f"; {applied} of {total} steps of the request were applied before"
-    return kind(names.get(failure.code, "UNKNOWN"), failure.reason, message, fields, failure.uid,
+    return kind(names.get(failure.code, "UNKNOWN"), failure.reason, message,
+                [(failure.field, message)] if failure.field else [], failure.uid,
                 {**failure.metadata, "category": failure.category, "steps_applied": str(applied), "steps_total": str(total)})
 
 

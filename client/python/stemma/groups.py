@@ -14,8 +14,7 @@ from . import _arrays, _proto
 
 MESSAGE_BYTES_MAX = 4 << 20  # a larger group continues in `more` messages
 
-
-_API_NAMES = {"prompt_tokens": "prompt", "response_tokens": "tokens", "response_mask": "mask", "token_advantages": "advantage"}
+API_NAMES = {"prompt_tokens": "prompt", "response_tokens": "tokens", "response_mask": "mask", "token_advantages": "advantage"}
 _LOG_PROBS = ("old_log_probs", "rollout_log_probs", "ref_log_prob")
 _NUMBERS = (*_LOG_PROBS, "token_advantages", "rollout_is_weights", "loss_weights")
 
@@ -244,7 +243,7 @@ def _rollout_message(rollout, default_id, where, checked):
 
 
 def _name(field, is_dict):
-    return field if is_dict else _API_NAMES.get(field, field)
+    return field if is_dict else API_NAMES.get(field, field)
 
 
 def _require(fields, names, where, is_dict):

@@ -128,7 +128,7 @@ def test_an_error_carries_reason_fields_uid_and_metadata():
         run({"UpdateActor": update_actor}, update)
     assert error.value.code == "INVALID_ARGUMENT" and error.value.reason == "INVALID_REQUEST"
     assert error.value.uid == "g0" and error.value.fields[1] == ("loss.temperature", "is required")
-    assert "groups[0].rollouts[1].response_tokens[0]: token 99" in str(error.value)
+    assert "groups[0].rollouts[1].tokens[0]: token 99" in str(error.value)
 
 
 def test_the_servers_advice_to_wait_is_passed_on():

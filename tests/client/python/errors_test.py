@@ -10,6 +10,7 @@ from stemma import _proto
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from client_test import run, status, update  # noqa: E402
+from fake_server import abort  # noqa: E402
 
 
 def accepted(parts, _):
@@ -44,3 +45,63 @@ def test_a_failure_says_which_steps_were_applied_before_it():
 def test_a_failure_that_says_so_itself_or_lost_the_steps_is_left_alone(reason, message):
     error = failure_of(grpc.StatusCode.INTERNAL, reason, message, 1, 3)
     assert error.message == message and error.metadata["steps_applied"] == "1"
+
+
+def refused(message, fields, call=update, reason="INVALID_REQUEST", metadata=None):
+    """The error of a call that is refused at once."""
+    def refuse(sent, context):
+        if hasattr(sent, "__next__"):
+            list(sent)
+        abort(context, grpc.StatusCode.INVALID_ARGUMENT, message, reason, fields, metadata)
+
+    with pytest.raises(stemma.StemmaError) as error:
+        run({name: refuse for name in ("UpdateActor", "ExportWeights")}, call)
+    return error.value
+
+
+def test_every_problem_is_listed_also_where_several_have_one_text():
+    paths = [f"groups[0].rollouts[{r}].advantage" for r in range(3)]
+    error = refused(f"{paths[0]} is inf, must be finite (uid g0); and 2 more problems", [(p, "is inf, must be finite") for p in paths])
+    assert str(error).splitlines() == [
+        f"INVALID_ARGUMENT INVALID_REQUEST: {paths[0]} is inf, must be finite (uid g0); and 2 more problems",
+        f"  {paths[1]}: is inf, must be finite", f"  {paths[2]}: is inf, must be finite"]
+
+
+def test_a_message_that_leaves_its_field_out_is_said_with_it():
+    error = refused("a name may not be empty", [("name", "a name may not be empty")], lambda c: c.export("a"))
+    assert str(error) == "INVALID_ARGUMENT INVALID_REQUEST: name: a name may not be empty"
+    error = refused("update.loss.x is 3", [("update.loss.x", "is 3")])
+    assert str(error) == "INVALID_ARGUMENT INVALID_REQUEST: update.loss.x is 3", "and one that has it is not said twice"
+
+
+def test_a_field_that_stands_in_the_metadata_alone_is_a_field():
+    error = refused("the step is 9 of 3", [], metadata={"field": "update.trace_step"})
+    assert error.fields == [("trace_step", "the step is 9 of 3")]
+    assert str(error).endswith("INVALID_REQUEST: trace_step: the step is 9 of 3")
+
+
+ROLLOUTS = [stemma.Rollout([8, 9], reward=1.0), {"response_tokens": [8], "reward": 0.0}]
+
+
+@pytest.mark.parametrize("groups, path, named", [
+    ([stemma.Group("g", [1], ROLLOUTS)], "groups[0].rollouts[0].token_advantages[1]", "groups[0].rollouts[0].advantage[1]"),
+    ([stemma.Group("g", [1], ROLLOUTS)], "groups[0].rollouts[1].response_mask", "groups[0].rollouts[1].response_mask"),
+    ([stemma.Group("g", [1], ROLLOUTS)], "groups[0].prompt_tokens", "groups[0].prompt"),
+    ([{"uid": "g", "prompt_tokens": [1], "rollouts": ROLLOUTS}], "groups[0].rollouts[0].response_tokens", "groups[0].rollouts[0].tokens"),
+    ([{"uid": "g", "prompt_tokens": [1], "rollouts": iter(ROLLOUTS)}], "groups[0].prompt_tokens", "groups[0].prompt_tokens"),
+    ([stemma.Group("g", [1], ROLLOUTS)], "groups[7].prompt_tokens", "groups[7].prompt"),
+    ([stemma.Group("g", [1], ROLLOUTS)], "update.ppo_mini_batch_size", "mini_batch"),
+    ([stemma.Group("g", [1], ROLLOUTS)], "update.request.expected_step", "expected_step"),
+    ([stemma.Group("g", [1], ROLLOUTS)], "update.old.weights", "old"),
+    ([stemma.Group("g", [1], ROLLOUTS)], "update.loss.clip_ratio_low", "update.loss.clip_ratio_low"),
+])
+def test_a_field_is_named_as_it_was_given(groups, path, named):
+    error = refused(f"{path} is wrong", [(path, "is wrong")], lambda c: c.update_actor(iter(groups), stemma.grpo(), stemma.adamw(1e-6)))
+    assert error.fields == [(named, "is wrong")] and error.message == f"{named} is wrong"
+
+
+def test_a_checkpoint_that_gives_old_log_probs_is_named():
+    path = "groups[0].rollouts[0].old_log_probs"
+    what = "is set, but only update.old from CLIENT reads it, and that is WEIGHTS; leave it out, or send what reads it"
+    error = refused(f"{path} {what}", [(path, what)], lambda c: update(c, old="checkpoint:a"))
+    assert 'only old="client" reads it, and that is "checkpoint:a"; leave it out' in error.message

@@ -128,7 +128,7 @@ def test_a_bad_request_is_named_and_the_next_one_is_served(client):
     with pytest.raises(stemma.StemmaError) as error:
         client.update_actor(bad, loss=stemma.grpo(), adam=stemma.adamw(1e-3))
     assert error.value.code == "INVALID_ARGUMENT" and error.value.uid == "g1"
-    assert any("groups[1].rollouts[2].response_tokens" in field for field, _ in error.value.fields)
+    assert any("groups[1].rollouts[2].tokens" in field for field, _ in error.value.fields)
     assert client.update_actor(some_groups(), loss=stemma.grpo(), adam=stemma.adamw(1e-3)).steps[0].step == 1
 
 
