@@ -126,8 +126,11 @@ def test_e1_the_default_of_old_is_visible_in_the_preset():
 
 def test_e1_two_sets_of_old_log_probs_are_a_question(client):
     groups = some_groups(old_log_probs=[-1.0] * 3, rollout_log_probs=[-1.0] * 3)
-    with pytest.raises(ValueError, match='say which with old="client" or old="rollout"'):
+    with pytest.raises(ValueError, match="a loss reads one of them: set the other to None in every Rollout"):
         update(client, groups)
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        rollout.rollout_log_probs = None
+    assert update(client, groups).effective["old"]["from"] == "CLIENT", "the advice is good"
 
 
 def test_e1_on_policy_and_policy_are_the_same_update(client):

@@ -244,8 +244,9 @@ def resolve_old(loss_mode, old, has_old_log_probs, has_rollout_log_probs, num_st
     if loss_mode in _MODES_WITHOUT_OLD:
         return None
     if has_old_log_probs and has_rollout_log_probs:
-        raise ValueError('rollouts carry both old_log_probs and rollout_log_probs, and one of them would not be read: leave '
-                         'one out, or say which with old="client" or old="rollout"')
+        raise ValueError("rollouts carry both old_log_probs and rollout_log_probs, and a loss reads one of them: set the other to "
+                         "None in every Rollout (whose ratio, where you correct for the rollout engine by it, goes into "
+                         "rollout_is_weights)")
     if has_old_log_probs:
         return "client"
     if has_rollout_log_probs:
