@@ -8,7 +8,6 @@ reward do the rest. Writes log.jsonl and curve.png under --out.
 """
 
 import argparse
-import collections
 import json
 import pathlib
 import shutil
@@ -85,8 +84,7 @@ class Log:
         self._file, self._start_s, self.rows = open(path, "w", encoding="utf-8"), time.monotonic(), []
 
     def __call__(self, phase, round, reward, result):
-        # A round whose answers are all equally good has nothing to learn from: its steps are skipped, without metrics.
-        metrics = collections.defaultdict(float, result.metrics)
+        metrics = result.metrics  # a round whose answers are all equally good learns nothing, and has a loss of 0
         row = {"phase": phase, "round": round, "reward": reward, "step": result.steps[-1].step,
                "loss": metrics["actor/loss"], "grad_norm": metrics["actor/grad_norm"],
                "tokens_logical": metrics["prefix/tokens_logical"], "tokens_computed": metrics["prefix/tokens_computed"],
