@@ -7,6 +7,7 @@ before it.
 
 import array
 import base64
+import math
 import sys
 
 _TOKENS = "a flat list or one-dimensional array of token ids"
@@ -14,6 +15,7 @@ _NUMBERS = "a flat list or one-dimensional array of numbers, one for each respon
 _MASK = "a flat list or one-dimensional array of 0 and 1, one for each response token"
 _NOT_TEXT = "pass token ids, e.g. tokenizer.encode(text)"
 _INT32_MAX = 2**31 - 1
+_FLOAT32_MAX = "3.40282e+38"
 _LOG_PROB_MAX = 1e-3  # what rounding may leave of a log-prob of 0
 
 
@@ -46,7 +48,10 @@ def pack_float32(values):
         return _pack_list("f", flat, _NUMBERS)
     if flat.size and flat.dtype.kind not in "fiu":
         raise ValueError(f"holds {flat.dtype}: pass {_NUMBERS}")
-    return flat.astype("<f4").tobytes()
+    import numpy
+
+    with numpy.errstate(over="ignore"):  # check_fits says what does not fit
+        return flat.astype("<f4").tobytes()
 
 
 def pack_bits(values, count=None):
@@ -62,7 +67,7 @@ def pack_bits(values, count=None):
     out = bytearray((len(flat) + 7) // 8)
     for i, value in enumerate(flat):
         if not _is_bit(value):
-            raise ValueError(f"has {_shown(value)} at {i}: pass {_MASK}")
+            raise ValueError(f"has {shown(value)} at {i}: pass {_MASK}")
         out[i >> 3] |= int(value) << (i & 7)
     return bytes(out)
 
@@ -83,10 +88,29 @@ def check_log_probs(data, mask):
     else:
         with numpy.errstate(invalid="ignore"):  # NaN, which may stand where the mask is 0
             above = numpy.flatnonzero(values > _LOG_PROB_MAX).tolist()
-    index = next((i for i in above if not mask or (i >> 3 < len(mask) and mask[i >> 3] >> (i & 7) & 1)), None)
+    index = next((i for i in above if _counts(i, mask)), None)
     if index is not None:
         raise ValueError(f"has {float(values[index]):.6g} at {index}: a log-prob is at most 0; if these are -log p, change "
                          "their sign")
+
+
+def check_fits(values, data, mask):
+    """Refuses numbers of which one is finite, and infinite in their float32 wire bytes. mask: as for check_log_probs."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        packed = unpack("f", data)
+        has_any = math.inf in packed or -math.inf in packed
+        infinite = [i for i, value in enumerate(packed) if math.isinf(value)] if has_any else ()
+    else:
+        infinite = numpy.flatnonzero(numpy.isinf(numpy.frombuffer(data, "<f4"))).tolist()
+    for index in infinite:
+        if _counts(index, mask) and not math.isinf(float(values[index])):
+            raise ValueError(f"has {float(values[index])!r} at {index}: pass numbers that float32 holds, up to {_FLOAT32_MAX}")
+
+
+def _counts(index, mask):
+    """Whether a token is in the loss. mask: bits, b"" for all."""
+    return not mask or (index >> 3 < len(mask) and mask[index >> 3] >> (index & 7) & 1)
 
 
 def from_base64(text, width):
@@ -96,7 +120,7 @@ def from_base64(text, width):
     except ValueError:
         data = None
     if data is None or len(data) % width:
-        raise ValueError(f"is text, {_shown(text)}: {_NOT_TEXT} (a string in a dict is base64 of the wire bytes)")
+        raise ValueError(f"is text, {shown(text)}: {_NOT_TEXT} (a string in a dict is base64 of the wire bytes)")
     return data
 
 
@@ -123,11 +147,13 @@ def is_array(value):
 
 def number(value):
     """One finite or infinite number of a Python number, numpy scalar or tensor with one element."""
-    refusal = f"is {_shown(value)}: pass one number for the whole response"
+    refusal = f"is {shown(value)}: pass one number for the whole response"
     if isinstance(value, (str, bytes)):
         raise ValueError(refusal)
     try:
         return float(value.detach() if hasattr(value, "detach") else value)
+    except OverflowError:
+        raise ValueError(f"is {shown(value)}: pass a number of at most {sys.float_info.max:g}") from None
     except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for a tensor of several elements
         raise ValueError(refusal) from None
 
@@ -135,9 +161,9 @@ def number(value):
 def _flat(values, want):
     """A list or a one-dimensional numpy array of the values."""
     if isinstance(values, str):
-        raise ValueError(f"is text, {_shown(values)}: {_NOT_TEXT if want is _TOKENS else 'pass ' + want}")
+        raise ValueError(f"is text, {shown(values)}: {_NOT_TEXT if want is _TOKENS else 'pass ' + want}")
     if isinstance(values, (bytes, bytearray, memoryview, dict, set, frozenset)):
-        raise ValueError(f"is {_shown(values)}, {_kind(values)}: pass {want}")
+        raise ValueError(f"is {shown(values)}, {_kind(values)}: pass {want}")
     if hasattr(values, "detach"):
         values = _from_tensor(values, want)
     if hasattr(values, "__array__"):
@@ -145,7 +171,7 @@ def _flat(values, want):
     try:
         return list(values)
     except TypeError:
-        raise ValueError(f"is {_shown(values)}, {_kind(values)}: pass {want}") from None
+        raise ValueError(f"is {shown(values)}, {_kind(values)}: pass {want}") from None
 
 
 def _from_tensor(tensor, want):
@@ -187,8 +213,10 @@ def _pack_list(code, values, want):
                 raise ValueError(f"has {int(value)} at {i}: token ids are not negative and fit int32") from None
             try:
                 array.array(code, [value])
+            except OverflowError:
+                raise ValueError(f"has {shown(value)} at {i}: pass numbers that float32 holds, up to {_FLOAT32_MAX}") from None
             except (TypeError, ValueError, OverflowError):
-                raise ValueError(f"has {_shown(value)} at {i}, {_kind(value)}: pass {want}") from None
+                raise ValueError(f"has {shown(value)} at {i}, {_kind(value)}: pass {want}") from None
         raise
     if sys.byteorder == "big":
         packed.byteswap()
@@ -211,6 +239,10 @@ def _kind(value):
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def _shown(value):
-    text = repr(value)
+def shown(value):
+    """The value as an error quotes it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no more than some thousand digits
+        return f"a whole number of {value.bit_length()} bits"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -117,6 +117,8 @@ class ActorUpdate:
 
         step        the RL step, from 0: verl's global_steps - 1
         """
+        if step < 0:
+            raise ValueError(f"step is {step}: RL steps count from 0, verl's global_steps - 1")
         s = self.schedule
         step += 0 if s["zero_indexed_step"] or s["type"] == "constant" else 1
         if step < s["warmup_steps"]:

@@ -6,10 +6,12 @@ sent (the server has no silent defaults). `old="auto"` is the one field that dep
 
 import dataclasses
 import math
+import numbers
 import operator
+import sys
 from typing import Optional
 
-from . import _proto
+from . import _arrays, _proto
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +164,8 @@ def adamw(learning_rate, **fields):
     return adam if adam.weight_decay else dataclasses.replace(adam, weight_decay_scope=None)
 
 
-# Schedules: step 0, 1, ... -> learning rate. The client has them because it alone knows the total.
+# Schedules: step 0, 1, ... -> learning rate. The client has them because it alone knows the total. What is no such number is a
+# ValueError: a rate that is merely wrong would train, and nobody would see it.
 
 def constant(learning_rate, warmup_steps=0):
     """A function of the step: rises over the warm-up, then stays.
@@ -170,7 +173,8 @@ def constant(learning_rate, warmup_steps=0):
     learning_rate   after the warm-up
     warmup_steps    steps of a linear rise; the first of them has 1/warmup_steps of the rate
     """
-    return lambda step: learning_rate * _warmup(step, warmup_steps)
+    _check_schedule(learning_rate, warmup_steps)
+    return lambda step: learning_rate * _warmup(_whole("step", step), warmup_steps)
 
 
 def linear(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
@@ -178,8 +182,8 @@ def linear(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
 
     learning_rate   after the warm-up
     total_steps     where the fall ends
-    warmup_steps    as in constant
-    min_lr_ratio    the last rate as a share of learning_rate
+    warmup_steps    as in constant, at most total_steps
+    min_lr_ratio    the last rate as a share of learning_rate, from 0 to 1
     """
     return _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, lambda done: 1.0 - done)
 
@@ -189,20 +193,43 @@ def cosine(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
 
     learning_rate   after the warm-up
     total_steps     where the fall ends
-    warmup_steps    as in constant
-    min_lr_ratio    the last rate as a share of learning_rate
+    warmup_steps    as in constant, at most total_steps
+    min_lr_ratio    the last rate as a share of learning_rate, from 0 to 1
     """
     return _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio,
                      lambda done: 0.5 * (1.0 + math.cos(math.pi * done)))
 
 
 def _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, shape):
+    _check_schedule(learning_rate, warmup_steps)
+    if _whole("total_steps", total_steps, 1) < warmup_steps:
+        raise ValueError(f"warmup_steps is {warmup_steps}, beyond total_steps, {total_steps}: pass at most that")
+    if not _is_number(min_lr_ratio) or not 0 <= min_lr_ratio <= 1:
+        raise ValueError(f"min_lr_ratio is {_arrays.shown(min_lr_ratio)}: pass a number from 0 to 1")
+
     def at(step):
-        if step < warmup_steps:
+        if _whole("step", step) < warmup_steps:
             return learning_rate * _warmup(step, warmup_steps)
         done = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
         return learning_rate * (min_lr_ratio + (1.0 - min_lr_ratio) * shape(done))
     return at
+
+
+def _check_schedule(learning_rate, warmup_steps):
+    if not _is_number(learning_rate) or not 0 <= learning_rate < math.inf:
+        raise ValueError(f"learning_rate is {_arrays.shown(learning_rate)}: pass a number, not negative")
+    _whole("warmup_steps", warmup_steps)
+
+
+def _whole(name, value, least=0):
+    """The value, which counts steps."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(f"{name} is {_arrays.shown(value)}: pass a whole number from {least} on")
+    return value
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _warmup(step, warmup_steps):
@@ -289,9 +316,11 @@ def _set_scalar(message, field, value, path):
         elif field.type == field.TYPE_BOOL and type(value).__name__ in ("bool_", "bool"):
             value = bool(value)
         setattr(message, field.name, value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        wanted = {field.TYPE_DOUBLE: "a number", field.TYPE_STRING: "a string", field.TYPE_BOOL: "True or False"}
-        raise ValueError(f"{path} is {value!r:.60}: pass {wanted.get(field.type, 'a whole number, not negative')}") from None
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        number = f"a number of at most {sys.float_info.max:g}" if isinstance(error, OverflowError) else "a number"
+        wanted = {field.TYPE_DOUBLE: number, field.TYPE_STRING: "a string", field.TYPE_BOOL: "True or False",
+                  field.TYPE_UINT32: f"a whole number from 0 to {2**32 - 1}", field.TYPE_UINT64: f"a whole number from 0 to {2**64 - 1}"}
+        raise ValueError(f"{path} is {_arrays.shown(value)}: pass {wanted[field.type]}") from None
 
 
 def source(name):

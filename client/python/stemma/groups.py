@@ -212,7 +212,7 @@ def _rollout_list(rollouts, where):
 
 def _fields_of(value, kind, where):
     if isinstance(value, dict):
-        return dict(value)
+        return {name: list(item) if hasattr(item, "__next__") else item for name, item in value.items()}
     if isinstance(value, kind):
         return value.as_dict()
     raise ValueError(f"{where} is {value!r:.60}: pass a stemma.{kind.__name__}, or a dict in the trace's field names")
@@ -237,6 +237,8 @@ def _rollout_message(rollout, default_id, where, checked):
         with _named(f"{where}.{_name(name, is_dict)}"):
             if checked or not is_dict:
                 _arrays.check_count(len(getattr(message, name)) // 4, num_tokens)
+            if checked and not isinstance(fields[name], str):
+                _arrays.check_fits(fields[name], getattr(message, name), message.response_mask)
             if checked and name in _LOG_PROBS:
                 _arrays.check_log_probs(getattr(message, name), message.response_mask)
     return message

@@ -2,9 +2,10 @@
 
 import math
 
+import numpy
 import pytest
 import stemma
-from stemma import _proto, config
+from stemma import _proto, config, verl
 
 
 def test_a_preset_shows_every_field_it_sends():
@@ -72,3 +73,43 @@ def test_schedules():
     assert stemma.linear(1.0, 12, warmup_steps=2, min_lr_ratio=0.5)(7) == 0.75
     assert stemma.cosine(1.0, 10)(5) == pytest.approx(0.5)
     assert stemma.cosine(1.0, 10)(2) == pytest.approx(0.5 * (1 + math.cos(0.2 * math.pi)))
+
+
+@pytest.mark.parametrize("make, says", [
+    (lambda: stemma.constant(1.0, warmup_steps=2.5), "warmup_steps is 2.5: pass a whole number from 0 on"),
+    (lambda: stemma.constant(1.0, warmup_steps=-1), "warmup_steps is -1: pass a whole number from 0 on"),
+    (lambda: stemma.constant(-1.0), "learning_rate is -1.0: pass a number, not negative"),
+    (lambda: stemma.constant("1e-3"), "learning_rate is '1e-3': pass a number"),
+    (lambda: stemma.constant(math.nan), "learning_rate is nan: pass a number"),
+    (lambda: stemma.constant(1.0)(-1), "step is -1: pass a whole number from 0 on"),
+    (lambda: stemma.linear(1.0, 10)(-1), "step is -1: pass a whole number from 0 on"),
+    (lambda: stemma.cosine(1.0, 10)(0.5), "step is 0.5: pass a whole number from 0 on"),
+    (lambda: stemma.linear(1.0, 10, warmup_steps=11), "warmup_steps is 11, beyond total_steps, 10: pass at most that"),
+    (lambda: stemma.cosine(1.0, 0), "total_steps is 0: pass a whole number from 1 on"),
+    (lambda: stemma.cosine(1.0, 10.0), "total_steps is 10.0: pass a whole number from 1 on"),
+    (lambda: stemma.cosine(1.0, 10, min_lr_ratio=1.5), "min_lr_ratio is 1.5: pass a number from 0 to 1"),
+])
+def test_a_schedule_that_would_train_by_a_wrong_rate_is_refused(make, says):
+    with pytest.raises(ValueError, match=f"^{says}"):
+        make()
+
+
+def test_a_schedule_takes_numpys_numbers_and_a_warm_up_that_is_everything():
+    assert stemma.linear(numpy.float32(1), numpy.int64(4), warmup_steps=numpy.int32(4))(numpy.int64(1)) == 0.5
+
+
+@pytest.mark.parametrize("header, says", [
+    ({"ppo_epochs": 2**40}, r"ppo_epochs is 1099511627776: pass a whole number from 0 to 4294967295"),
+    ({"seed": 2**64}, r"seed is 18446744073709551616: pass a whole number from 0 to 18446744073709551615"),
+    ({"seed": -1}, r"seed is -1: pass a whole number from 0 to 18446744073709551615"),
+    ({"adam": {"eps": 10**400}}, r"adam.eps is 10{56}\.\.\.: pass a number of at most 1.79769e\+308"),
+    ({"adam": {"eps": 10**5000}}, r"adam.eps is a whole number of 16610 bits: pass a number of at most 1.79769e\+308"),
+])
+def test_a_number_out_of_range_is_told_the_range(header, says):
+    with pytest.raises(ValueError, match=f"^{says}$"):
+        config.fill_message(_proto.UpdateHeader(), header)
+
+
+def test_verls_steps_count_from_0():
+    with pytest.raises(ValueError, match="^step is -1: RL steps count from 0, verl's global_steps - 1$"):
+        verl.loss_from_config({"optim": {"lr": 1.0, "lr_warmup_steps": 4}}).arguments(step=-1)

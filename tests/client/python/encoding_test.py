@@ -2,6 +2,7 @@
 
 import array
 import base64
+import math
 import struct
 import sys
 
@@ -184,3 +185,36 @@ def test_a_log_prob_above_0_is_refused_where_it_counts(have_numpy, monkeypatch):
     for values, mask, says in (([-1.0, 2.5], b"", "has 2.5 at 1"), ([7.0, 0.0625], b"\x02", "has 0.0625 at 1")):
         with pytest.raises(ValueError, match=f"^{says}: a log-prob is at most 0; if these are -log p, change their sign$"):
             _arrays.check_log_probs(struct.pack("<2f", *values), mask)
+
+
+def checked(fields, is_dict=False):
+    rollout = {"response_tokens": [8, 9], **fields} if is_dict else stemma.Rollout([8, 9], **fields)
+    return groups.parts("update", _proto.UpdateHeader(), [stemma.Group("g0", [1], [rollout])], checked=True)
+
+
+@pytest.mark.parametrize("values, have_numpy", [([0.5, -1e39], True), ([0.5, -1e39], False), (numpy.array([0.5, -1e39]), True),
+                                                ([0.5, numpy.float64(-1e39)], True)], ids=str)
+@pytest.mark.parametrize("name", ["advantage", "rollout_is_weights"])
+def test_a_number_that_float32_does_not_hold_is_refused_as_it_was_given(name, values, have_numpy, monkeypatch):
+    if not have_numpy:
+        monkeypatch.delitem(sys.modules, "numpy")
+    with pytest.raises(ValueError) as error:
+        checked({name: values})
+    assert str(error.value) == f"groups[0].rollouts[0].{name} has -1e+39 at 1: pass numbers that float32 holds, up to 3.40282e+38"
+    checked({name: values, "mask": [1, 0]})  # what stands where the mask is 0 is never read
+    checked({name: [0.5, -math.inf]})  # the server says what is wrong with that one
+
+
+def test_a_number_of_a_dict_that_float32_does_not_hold_is_refused():
+    with pytest.raises(ValueError, match="token_advantages has 1e\\+39 at 0"):
+        checked({"token_advantages": iter([1e39, 0.0])}, is_dict=True)
+
+
+@pytest.mark.parametrize("fields, says", [
+    ({"reward": 10**400}, "reward is 10{56}\\.\\.\\.: pass a number of at most 1.79769e\\+308"),
+    ({"advantage": -10**5000}, "advantage is a whole number of 16610 bits: pass a number of at most"),
+    ({"advantage": [1.0, 10**400]}, "advantage has 10{56}\\.\\.\\. at 1: pass numbers that float32 holds, up to 3.40282e\\+38"),
+])
+def test_a_whole_number_that_no_float_holds_is_refused_with_its_value(fields, says):
+    with pytest.raises(ValueError, match=rf"^groups\[0\].rollouts\[0\].{says}"):
+        checked(fields)
