@@ -81,12 +81,14 @@ std::string ExportPath(const std::string& data_directory, const std::string& nam
   return absl::StrCat(ExportsFolder(data_directory), "/", name);
 }
 
-absl::Status ExportExistsError(const std::string& path) {
+absl::Status ExportExistsError(const std::string& path, const std::map<std::string, std::string>& facts) {
   const std::string name = path.substr(path.rfind('/') + 1);
+  std::map<std::string, std::string> metadata = facts;
+  metadata.insert({{"name", name}, {"path", path}});
   return MakeError(Reason::kExportExists,
                    absl::StrCat("an export named \"", name, "\" exists, or is being written: ", path,
                                 " on the server's machine; choose another name, or remove it first"),
-                   {.metadata = {{"name", name}}});
+                   {.metadata = metadata});
 }
 
 absl::Status CheckExport(const v1::ExportWeightsRequest& request) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -17,7 +18,8 @@ absl::Status RequestIdReusedError(const std::string& id);
 std::string ExportsFolder(const std::string& data_directory);
 // Where an export of this name stands, or is to stand.
 std::string ExportPath(const std::string& data_directory, const std::string& name);
-absl::Status ExportExistsError(const std::string& path);
+// `facts`: what is known of it beside its name and path, for the error's metadata.
+absl::Status ExportExistsError(const std::string& path, const std::map<std::string, std::string>& facts);
 // Errors: InvalidArgument, which names the field: name, dtype.
 absl::Status CheckExport(const v1::ExportWeightsRequest& request);
 

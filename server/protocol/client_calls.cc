@@ -166,7 +166,7 @@ void ClientCalls::OnExport(const ExportEvent& event) {
   if (admitted.ok() && request.has_expected_lineage()) admitted = p_.lineage.CheckName(request.expected_lineage());
   if (admitted.ok()) admitted = membership_->NotServing();
   if (admitted.ok() && (p_.arrivals.HasExport(request.name()) || p_.jobs.queue().HasExport(request.name()))) {
-    admitted = ExportExistsError(ExportPath(p_.options.data_directory, request.name()));
+    admitted = ExportExistsError(ExportPath(p_.options.data_directory, request.name()), {{"pending", "true"}});
   }
   if (admitted.ok()) admitted = AdmitJob(0);
   if (!admitted.ok()) return p_.out.Reply(event.call, admitted);

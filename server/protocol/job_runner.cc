@@ -192,10 +192,15 @@ void JobRunner::OnExportDone(uint32_t rank, const internal::v1::ExportDone& done
   RunningJob& running = p_.jobs.running();
   const absl::Status of_rank = done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus();
   if (!running.AddDone(rank, of_rank, done.bytes())) return;
-  const std::string path = ExportPath(p_.options.data_directory, std::get<ExportJob>(job->work).request.name());
+  const v1::ExportWeightsRequest& request = std::get<ExportJob>(job->work).request;
+  const std::string path = ExportPath(p_.options.data_directory, request.name());
   if (const absl::Status failure = running.failure(); !failure.ok()) {
-    return p_.jobs.FinishCallJob(done.id(), absl::IsAlreadyExists(failure) ? ExportExistsError(path) : failure);
+    const bool exists = absl::IsAlreadyExists(failure);
+    return p_.jobs.FinishCallJob(done.id(),
+                                 exists ? ExportExistsError(path, written_.FactsOf(request.name())) : failure);
   }
+  written_.Add(
+      {.name = request.name(), .lineage = p_.lineage.name(), .step = p_.lineage.step(), .dtype = request.dtype()});
   v1::ExportWeightsResponse response;
   response.set_path(path);
   response.set_step(p_.lineage.step());

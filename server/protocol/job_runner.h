@@ -17,6 +17,7 @@
 #include "server/protocol/membership.h"
 #include "server/protocol/reload.h"
 #include "server/protocol/step_protocol.h"
+#include "server/protocol/written_exports.h"
 
 namespace stemma::server {
 
@@ -62,6 +63,7 @@ class JobRunner {
   CheckpointCalls* const checkpoints_;
   CheckpointSaves* const saves_;
   Reload reload_;
+  WrittenExports written_;
 };
 
 }  // namespace stemma::server

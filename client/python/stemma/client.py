@@ -24,6 +24,7 @@ import grpc
 from . import _api_names, _proto, _tries, config, errors, results
 from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
+from ._export_calls import ExportCalls
 from ._future import Future, interruptible
 from ._stub import TrainingStub
 from ._tries import deadline_of, is_over, left_s, ran_out
@@ -36,7 +37,7 @@ _ANSWER_S = 1.0         # beyond the time that a call has: a server that is ther
 _RETRY_DELAY_MAX_S = 5.0
 
 
-class Client(CheckpointCalls):
+class Client(CheckpointCalls, ExportCalls):
     """A connection to one server. Close it, or use it in a `with`."""
 
     def __init__(self, address, retries=6, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
@@ -190,19 +191,6 @@ class Client(CheckpointCalls):
         return _tries.run(self._read_log_probs(request_id))
 
     # ------------------------------------------------------------------------------------------------------ small calls
-
-    def export(self, name, dtype=None):
-        """Writes the current weights as a Hugging Face directory <data>/exports/<name>; returns its path.
-
-        name        a name that was not used before, no path
-        dtype       "float32", "bfloat16", "float16", "float64"; None: each tensor's own in the loaded files
-        """
-        request = _proto.ExportWeightsRequest(**_without_none({
-            "name": config.checked_text("name", name), "dtype": None if dtype is None else config.checked_text("dtype", dtype)}))
-        self._pin(request)
-        reply = self._retrying(lambda: self._stub.ExportWeights(request))
-        self._saw(reply.lineage, reply.step)
-        return reply.path
 
     def info(self):
         """Versions, loss modes, the run configuration in force."""

@@ -1,0 +1,23 @@
+#include "server/protocol/written_exports.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace stemma::server {
+
+void WrittenExports::Add(WrittenExport written) {
+  std::erase_if(newest_last_, [&written](const WrittenExport& known) { return known.name == written.name; });
+  newest_last_.push_back(std::move(written));
+  if (newest_last_.size() > kKept) newest_last_.pop_front();
+}
+
+std::map<std::string, std::string> WrittenExports::FactsOf(const std::string& name) const {
+  for (const WrittenExport& known : newest_last_) {
+    if (known.name != name) continue;
+    return {{"lineage", known.lineage}, {"step", absl::StrCat(known.step)}, {"dtype", known.dtype}};
+  }
+  return {};
+}
+
+}  // namespace stemma::server
