@@ -41,6 +41,14 @@ _PREDICTED_FROM_MEASURED = ["steps/*/predicted/*_s"]
 _DECIDED_BEFORE_ANY_STEP = "plan/*"
 
 
+class _Server(LocalServer):
+    """Serves a build from before --die-with-parent, too."""
+
+    def _start(self, command):
+        known = subprocess.run([command[0], "local", "--help"], capture_output=True, text=True, check=True).stdout
+        return super()._start([part for part in command if part != "--die-with-parent" or part in known])
+
+
 @dataclasses.dataclass
 class Outcome:
     """What one build made of one case."""
@@ -114,8 +122,8 @@ class Build:
         folder.mkdir(parents=True)
         config = folder / "run.yaml"
         config.write_text("".join(f"{key}: {value}\n" for key, value in case.config), encoding="utf-8")
-        with LocalServer(model, binary=self.stemma, config=config, threads=case.threads, log=folder / "log",
-                         data=folder / "data") as server:
+        with _Server(model, binary=self.stemma, config=config, threads=case.threads, log=folder / "log",
+                     data=folder / "data") as server:
             at = ("--server", server.address)
             plan = self._json("plan", trace, "--verbose", "-o", "json", *at)
             log_probs = self._json("logprob", trace, "-o", "json", *at)

@@ -184,6 +184,7 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   PassLogOptions(command, options.get());
   command->add_option("--ready-file", options->ready_file, "Write the address there, one line, once it serves")
       ->type_name("FILE");
+  command->add_flag("--die-with-parent", options->die_with_parent, "Stop when the process that started this one ends");
   command->add_flag_callback(
       "--insecure", [options] { options->server_flags.push_back("--insecure"); },
       "Allow --listen beyond loopback, in plain text");

@@ -92,7 +92,8 @@ const v1::RankInfo* FindRank(const v1::ServerInfo& info, pid_t pid) {
 
 }  // namespace
 
-LocalRun::LocalRun(LocalOptions options) : options_(std::move(options)), losses_(options_.num_workers) {}
+LocalRun::LocalRun(LocalOptions options)
+    : options_(std::move(options)), parent_(getppid()), losses_(options_.num_workers) {}
 
 LocalRun::~LocalRun() {
   Stop().IgnoreError();     // nobody is left to be told
@@ -160,12 +161,16 @@ bool LocalRun::ReadAddresses() {
   return read;
 }
 
+// The kernel's own notice (PR_SET_PDEATHSIG) comes when the *thread* that started us ends: a Python script may have
+// started us in one that ends sooner.
+bool LocalRun::IsOrphan() const { return options_.die_with_parent && getppid() != parent_; }
+
 absl::Status LocalRun::WaitForAddress() {
   for (int waited_ms = 0; waited_ms < kAddressTimeoutMs; waited_ms += kTickMs) {
     if (ReadAddresses()) return absl::OkStatus();
     const int signal_number = WaitSignal(kTickMs);
     if (signal_number == SIGCHLD) RETURN_IF_ERROR(HandleChildren());
-    if (signal_number != 0 && signal_number != SIGCHLD) {
+    if (IsOrphan() || (signal_number != 0 && signal_number != SIGCHLD)) {
       stop_requested_ = true;
       return absl::OkStatus();
     }
@@ -201,9 +206,10 @@ absl::Status LocalRun::Serve() {
     const int signal_number = WaitSignal(tick_ms);
     if (signal_number == SIGCHLD) {
       RETURN_IF_ERROR(HandleChildren());
-    } else if (signal_number != 0) {
-      Say(absl::StrCat("stopping (", strsignal(signal_number), "); what runs has ",
-                       absl::FormatDuration(options_.drain_within), " to end, another signal ends at once"));
+    } else if (signal_number != 0 || IsOrphan()) {
+      Say(absl::StrCat("stopping (", signal_number != 0 ? strsignal(signal_number) : "the starting process has ended",
+                       "); what runs has ", absl::FormatDuration(options_.drain_within),
+                       " to end, another signal ends at once"));
       return absl::OkStatus();
     } else {
       NoteReadiness();

@@ -38,6 +38,7 @@ struct LocalOptions {
   std::string ready_file;                        // empty: none
   LogOptions log;                                // the children's too
   absl::Duration drain_within = kDrainWithin;    // as the server has it
+  bool die_with_parent = false;                  // stops when the process that started this one has ended
 };
 
 class LocalRun {
@@ -45,9 +46,9 @@ class LocalRun {
   explicit LocalRun(LocalOptions options);
   ~LocalRun();
 
-  // Returns when told to stop by SIGINT, SIGTERM or SIGHUP (OK; exit code 1 if the server had to be killed, or ended
-  // with another exit code than 0), or when the server or a worker cannot go on: exit code 2 if one refused its
-  // configuration, 93 if what is kept is damaged, else 1.
+  // Returns when told to stop by SIGINT, SIGTERM or SIGHUP, or by its parent's end (OK; exit code 1 if the server had
+  // to be killed, or ended with another exit code than 0), or when the server or a worker cannot go on: exit code 2 if
+  // one refused its configuration, 93 if what is kept is damaged, else 1.
   absl::Status Run();
 
  private:
@@ -55,6 +56,7 @@ class LocalRun {
   // Writes the workers' secret where it is missing: every process that starts reads it.
   absl::Status EnsureSecret() const;
   absl::Status WaitForAddress();
+  bool IsOrphan() const;
   bool ReadAddresses();
   void MakeWorkers();
   absl::Status StartWorkers();
@@ -74,6 +76,7 @@ class LocalRun {
   int ReapUntil(pid_t& pid, int& left_ms);
 
   LocalOptions options_;
+  const pid_t parent_;
   std::string scratch_directory_, secret_;
   std::string address_, worker_address_, ops_address_, metrics_address_;
   std::vector<std::string> server_argv_;

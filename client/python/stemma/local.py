@@ -18,8 +18,9 @@ _POLL_S = 0.02
 
 
 class LocalServer:
-    """Runs until close(), or until this process ends by itself. Ctrl-C reaches this process only: what becomes of the
-    server is the script's decision. A process that is forked off may call the server; only the one that started it ends it.
+    """Runs until close(), or until this process ends, however it does: where it is killed, the server stops by itself, as in
+    close(), and only a temporary directory is left. Ctrl-C reaches this process only: what becomes of the server is the
+    script's decision. A process that is forked off may call the server; only the one that started it ends it.
 
     address     "host:port", for Client
     data        the server's data directory; exports lie below it. A temporary one is removed by close()
@@ -55,7 +56,7 @@ class LocalServer:
             self.data = pathlib.Path(data or self._folder / "data")
             self.log = pathlib.Path(log or self._folder / "log.txt")
             command = [str(binary), "local", "--data", str(self.data), "--listen", "127.0.0.1:0",
-                       "--ready-file", str(ready)]
+                       "--ready-file", str(ready), "--die-with-parent"]
             command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
             self.process = self._start(command)
         except BaseException:

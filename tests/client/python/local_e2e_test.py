@@ -1,9 +1,11 @@
 """The client against real processes: `stemma local` on a small random model."""
 
+import contextlib
 import fcntl
 import math
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -169,6 +171,56 @@ print(server.process.returncode, server.log.exists())
 def test_a_forked_process_ends_without_the_server(model):
     done = subprocess.run([sys.executable, "-c", FORKS, model, BIN / "stemma"], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["IDLE True True", "0 False"], done
+
+
+SLEEPS = """
+import sys, threading, time, stemma
+
+begun = []
+starts = threading.Thread(target=lambda: begun.append(stemma.LocalServer(sys.argv[1], binary=sys.argv[2], threads=1)))
+starts.start()
+starts.join()
+time.sleep(2)  # the thread that started the server has ended, and the server goes on
+with stemma.Client(begun[0].address) as client:
+    print(client.model()["state"], begun[0].process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def descendants(pid):
+    """The processes that a process started, and those that they did."""
+    children = [int(child) for task in pathlib.Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return children + [further for child in children for further in descendants(child)]
+
+
+def is_alive(pid):
+    """A zombie is not: nobody may be there to reap it."""
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_a_script_that_is_killed_leaves_no_server(model, number, tmp_path):
+    script = subprocess.Popen([sys.executable, "-c", SLEEPS, model, BIN / "stemma"], stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "TMPDIR": str(tmp_path)})
+    begun = []
+    try:
+        state, pid = script.stdout.readline().split()
+        begun = [int(pid), *descendants(int(pid))]
+        assert state == "IDLE" and len(begun) == 3, "stemma local, a server and a worker"
+        script.send_signal(number)
+        assert script.wait(60) == -number
+        deadline = time.monotonic() + 60
+        while any(map(is_alive, begun)):
+            assert time.monotonic() < deadline, "a process goes on"
+            time.sleep(0.05)
+    finally:
+        script.kill()
+        script.stdout.close()
+        for pid in begun:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_start_that_fails_leaves_no_folder(tmp_path, monkeypatch):
