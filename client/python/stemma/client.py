@@ -35,18 +35,20 @@ _LOG = logging.getLogger("stemma")
 _CANCEL_S = 5.0
 _ANSWER_S = 1.0         # beyond the time that a call has: a server that is there answers by then
 _RETRY_DELAY_MAX_S = 5.0
+_TRIES_UNTOLD = 3       # a second and a half, as a restart takes: the log speaks of longer ones
 
 
 class Client(CheckpointCalls, ExportCalls):
     """A connection to one server. Close it, or use it in a `with`."""
 
-    def __init__(self, address, retries=6, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
+    def __init__(self, address, retries=60, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
                  follow_lineage=False, recovery_timeout_s=3600.0):
         """Makes a client; it connects at the first call.
 
         address         "host:port", the port from 1 to 65535
-        retries         how often a call is tried again while the server is away; it is, only once it was reached. 0: never,
-                        whatever the server says
+        retries         how often a call is tried again while the server is away; it is, only once it was reached. 60 take
+                        about five minutes, in which a pod has come back on another machine. 0: never, whatever the server
+                        says
         retry_delay_s   the first pause between two tries; it doubles up to 5 s
         recorder        a stemma.trace.TraceWriter that keeps every update request sent
         connect_timeout_s   how long the first call waits for a server before it says that there is none
@@ -292,6 +294,9 @@ class Client(CheckpointCalls, ExportCalls):
                 _LOG.warning("waiting for the server at %s, for at most %.0f s: %s", self._connection.address,
                              self._recovery_timeout_s, out.message)
             told = told or loads
+            if not loads and attempt == _TRIES_UNTOLD:
+                _LOG.warning("the server at %s is away, and is tried %d times more: %s", self._connection.address,
+                             self._retries - attempt, out.message)
             delay_s = min(_RETRY_DELAY_MAX_S, delay_s)
             yield min(max(delay_s, out.retry_after_s or 0), left_s(deadline))
             attempt, delay_s = (0, self._retry_delay_s) if loads else (attempt + 1, 2 * delay_s)

@@ -121,14 +121,25 @@ def test_a_server_that_loads_is_given_up_after_the_recovery_timeout_and_one_that
         assert least_tries <= len(tries) <= most_tries, (reason, tries)
 
 
-def test_pauses_double_up_to_five_seconds_however_many_retries_there_are(monkeypatch):
-    """2**1024 is no float."""
+def test_pauses_double_up_to_five_seconds_however_many_retries_there_are(monkeypatch, caplog):
+    """2**1024 is no float. The log says that the server is away, and says it once."""
     pauses = []
     monkeypatch.setattr(_tries.time, "sleep", pauses.append)
     with FakeServer({"GetModel": unavailable("")}) as server, stemma.Client(server.address, retries=1100) as client:
         with pytest.raises(stemma.StemmaError, match="UNAVAILABLE"):
             client.model()
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2] + [5.0] * 1095
+    told = [record.getMessage() for record in caplog.records if record.name == "stemma"]
+    assert len(told) == 1 and "is away, and is tried 1097 times more" in told[0], told
+
+
+def test_a_server_that_is_away_is_waited_for_as_long_as_a_pod_takes(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(_tries.time, "sleep", pauses.append)
+    with FakeServer({"GetModel": unavailable("")}) as server, stemma.Client(server.address) as client:
+        with pytest.raises(stemma.StemmaError, match="UNAVAILABLE"):
+            client.model()
+    assert 240 < sum(pauses) < 360
 
 
 def test_nothing_is_sent_again_sooner_than_the_server_asks_for():
