@@ -35,7 +35,7 @@ class HeaderCheck {
       return false;
     }
     if (use == Use::kNeverRead) {
-      Add(scalar.field, absl::StrCat("is set, but ", reader, " never reads it"));
+      Add(scalar.field, absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
       return false;
     }
     if (std::isfinite(scalar.value)) return Passes(scalar, CheckMagnitude(scalar.value, numbers_));
@@ -93,10 +93,11 @@ void CheckRequestHeader(const std::string& path, const v1::RequestHeader& header
   if (update) return;
   const std::string reader = "ComputeLogProb";
   if (header.validate_only())
-    check.Add(path + ".validate_only", absl::StrCat("is set, but ", reader, " never reads it"));
-  if (header.has_wait_ms()) check.Add(path + ".wait_ms", absl::StrCat("is set, but ", reader, " never reads it"));
+    check.Add(path + ".validate_only", absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
+  if (header.has_wait_ms())
+    check.Add(path + ".wait_ms", absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
   if (header.on_nonfinite() != v1::ON_NONFINITE_UNSPECIFIED) {
-    check.Add(path + ".on_nonfinite", absl::StrCat("is set, but ", reader, " never reads it"));
+    check.Add(path + ".on_nonfinite", absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
   }
 }
 
@@ -111,7 +112,8 @@ void CheckLossMode(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds&
   check.Above({"update.loss.clip_ratio_c", loss.has_clip_ratio_c(), loss.clip_ratio_c()}, 1,
               reads.reads_clip_c ? Use::kOptional : Use::kNeverRead, reader);
   if (loss.has_normalize_advantage_std() && !reads.needs_advantage) {
-    check.Add("update.loss.normalize_advantage_std", absl::StrCat("is set, but ", reader, " never reads it"));
+    check.Add("update.loss.normalize_advantage_std",
+              absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
   }
   needs.mode_known = true;
   needs.loss_mode = loss.loss_mode();
@@ -182,9 +184,10 @@ void CheckSources(const v1::UpdateHeader& header, bool kl_is_right, HeaderCheck&
   const absl::StatusOr<LossMode> mode = ParseLossMode(header.loss().loss_mode());
   const bool old_is_right = mode.ok() && NeedsOldLogProbs(*mode) == header.has_old();
   if (mode.ok() && !old_is_right) {
-    check.Add("update.old", header.has_old()
-                                ? absl::StrCat("is set, but loss_mode ", header.loss().loss_mode(), " never reads it")
-                                : absl::StrCat("is missing: loss_mode ", header.loss().loss_mode(), " needs it"));
+    check.Add("update.old",
+              header.has_old()
+                  ? absl::StrCat("is set, but loss_mode ", header.loss().loss_mode(), " never reads it: leave it out")
+                  : absl::StrCat("is missing: loss_mode ", header.loss().loss_mode(), " needs it"));
   }
   const bool old_known = !header.has_old() || CheckSource("update.old", header.old(), /*is_ref=*/false, check);
   const bool ref_known = !header.has_ref() || CheckSource("update.ref", header.ref(), /*is_ref=*/true, check);

@@ -72,7 +72,9 @@ absl::Status UnknownRequestError(const RequestTable& table, const std::string& i
 }
 
 absl::Status RequestIdReusedError(const std::string& id) {
-  return MakeError(Reason::kRequestIdReused, absl::StrCat("request ", id, " was sent before with another payload"));
+  return MakeError(
+      Reason::kRequestIdReused,
+      absl::StrCat("request ", id, " was sent before with another payload; give each new request an id of its own"));
 }
 
 std::string ExportsFolder(const std::string& data_directory) { return absl::StrCat(data_directory, "/exports"); }
@@ -134,7 +136,7 @@ absl::Status CheckQueue(const v1::Limits& limits, uint64_t jobs, uint64_t queued
   } else {
     return absl::OkStatus();
   }
-  return MakeError(Reason::kQueueFull, what);
+  return MakeError(Reason::kQueueFull, what + "; send it again when one of them has ended");
 }
 
 absl::Status DrainingError(const std::string& what) { return MakeError(Reason::kDraining, "the server stops" + what); }

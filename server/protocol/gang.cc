@@ -204,15 +204,14 @@ absl::Status Gang::BecomeReady(SessionId session, const internal::v1::Ready& mes
     return absl::InvalidArgumentError("a Ready before it was told what to load");
   }
   RETURN_IF_ERROR(CheckLinksOfMesh(mesh(), message.links()));
+  RETURN_IF_ERROR(CheckConfigOfWorker(TextOf(session), options_.model, message));
+  const LoadedModel loaded = {message.model_digest(), message.model_files()};
   for (const Worker& other : workers_) {
-    if (!other.ready || other.model_digest == message.model_digest()) continue;
-    return absl::FailedPreconditionError(absl::StrCat(TextOf(session), " has loaded other weights than ",
-                                                      TextOf(other.session),
-                                                      ": the model directories of their hosts differ"));
+    if (other.ready) RETURN_IF_ERROR(CheckSameModel(TextOf(session), loaded, TextOf(other.session), other.model));
   }
   worker->ready = true;
   worker->phase = "idle";
-  worker->model_digest = message.model_digest();
+  worker->model = loaded;
   worker->threads = message.config().threads();
   worker->device_name = WorkerText(message.device_name());
   worker->kernels_off = KernelsOffOf(message);

@@ -33,6 +33,7 @@
 #include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/events.h"
 #include "server/protocol/job_watch.h"
+#include "server/protocol/loaded_model.h"
 
 namespace stemma::server {
 
@@ -62,7 +63,7 @@ class Gang {
     uint64_t progress = 0;
     bool ready = false;
     uint32_t threads = 0;                         // of its compute, once ready
-    std::string model_digest = {};                // once ready
+    LoadedModel model = {};                       // once ready
     std::string device_name = {};                 // of the hardware, once ready; empty: a CPU
     std::vector<v1::KernelOff> kernels_off = {};  // that it refused at its start, once ready
     absl::Duration silent_for = {};               // counted

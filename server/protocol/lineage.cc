@@ -174,7 +174,8 @@ absl::Status Lineage::CheckExpected(const v1::RequestHeader& header, uint64_t st
   if (!header.has_expected_step() || header.expected_step() == step) return absl::OkStatus();
   return MakeError(Reason::kStepMismatch,
                    absl::StrCat("expected_step is ", header.expected_step(), ", the request would start at step ", step,
-                                " of lineage ", name_),
+                                " of lineage ", name_,
+                                "; look at what trained it since, or leave expected_step out to go on from there"),
                    {.metadata = {{"step", absl::StrCat(step)}, {"lineage", name_}}});
 }
 

@@ -33,14 +33,13 @@ bool HasResult(const UpdateRecord& record) {
   return record.again || static_cast<uint32_t>(record.result.steps_size()) > record.k;
 }
 
-// Says which step of several it is, so that nobody sends again what the ones before have trained on.
+// Says which step of several it is, and what stays: whoever sends all of them again trains on some twice.
 absl::Status NonfiniteError(const UpdateRecord& record, const std::string& problem) {
-  const uint32_t steps = record.plan.num_steps();
-  if (steps == 1) return MakeError(Reason::kNonfiniteGradient, absl::StrCat(problem, "; nothing of it was applied"));
-  return MakeError(
-      Reason::kNonfiniteGradient,
-      absl::StrCat("step ", record.k + 1, " of ", steps, ": ", problem, "; nothing of it was applied, and ",
-                   record.k == 0 ? "no other step was" : "what the steps before it did stays"));
+  const uint32_t steps = record.plan.num_steps(), applied = record.status.steps_applied();
+  const std::string which = steps == 1 ? "" : absl::StrCat("step ", record.k + 1, " of ", steps, ": ");
+  const std::string stays = applied == 0 ? "" : absl::StrCat(", ", applied, " of ", steps, " steps stay applied");
+  return MakeError(Reason::kNonfiniteGradient,
+                   absl::StrCat(which, problem, "; nothing of this step was applied", stays));
 }
 
 absl::Status NoVoteError(const internal::v1::Vote& vote) {

@@ -21,7 +21,7 @@ namespace {
 
 using internal::v1::WorkerMessage;
 
-constexpr size_t kTextBytesMax = 1000, kReasonBytesMax = 64;
+constexpr size_t kTextBytesMax = 1000, kReasonBytesMax = 64, kModelConfigBytesMax = 4096;
 constexpr size_t kIdBytesMax = 256;  // a request id, or one that the server made
 constexpr size_t kHostBytesMax = 256, kVersionBytesMax = 64;
 constexpr int kLayoutsMax = 16, kMetadataMax = 8, kKernelsOffMax = 64;
@@ -83,6 +83,8 @@ absl::Status CheckKernelsOff(const internal::v1::Ready& message) {
 
 absl::Status Check(const internal::v1::Ready& message) {
   RETURN_IF_ERROR(CheckLength("ready.model_digest", message.model_digest(), kReasonBytesMax));
+  RETURN_IF_ERROR(CheckLength("ready.model_config", message.model_config(), kModelConfigBytesMax));
+  RETURN_IF_ERROR(CheckLength("ready.model_files", message.model_files(), kReasonBytesMax));
   RETURN_IF_ERROR(CheckLength("ready.device_name", message.device_name(), kHostBytesMax));
   RETURN_IF_ERROR(CheckKernelsOff(message));
   RETURN_IF_ERROR(CheckLinks(message.links()));
@@ -104,6 +106,7 @@ absl::Status Check(const internal::v1::StepSums& sums) {
   RETURN_IF_ERROR(CheckSeconds("vote.sums.prefix_forward_s", sums.prefix_forward_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.suffix_s", sums.suffix_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.prefix_backward_s", sums.prefix_backward_s()));
+  RETURN_IF_ERROR(CheckSeconds("vote.sums.log_probs_s", sums.log_probs_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.agree_s", sums.agree_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.reduce_s", sums.reduce_s()));
   RETURN_IF_ERROR(CheckSeconds("vote.sums.reduce_overlapped_s", sums.reduce_overlapped_s()));

@@ -12,6 +12,8 @@
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/cost/state_bytes.h"
+#include "common/model/model_fingerprint.h"
+#include "common/model/model_init.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/copy_totals.h"
 #include "worker/engine/device_report.h"
@@ -80,7 +82,7 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   RETURN_IF_ERROR(CatchExceptions([&] {
     engine.reset(new ModelEngine(configure, incarnation, std::move(backend),
                                  {std::move(directory), std::move(shard), std::move(weights)}, std::move(parts)));
-    return engine->TellDigest();
+    return engine->TellModel();
   }));
   return engine;
 }
@@ -122,7 +124,11 @@ CopyRanks ModelEngine::together() const {
   return ranks;
 }
 
-absl::Status ModelEngine::TellDigest() {
+absl::Status ModelEngine::TellModel() {
+  ready_.set_model_config(ModelConfigJson(directory_.config));
+  if (configure_.checkpoint().empty()) {
+    ASSIGN_OR_RETURN(*ready_.mutable_model_files(), ModelFingerprint(directory_));
+  }
   // Alone, and with nothing kept, there is nobody to differ from.
   const bool compared =
       ranks_.size() > 1 || configure_.config().durability() == v1::REPLAY || !configure_.checkpoint().empty();

@@ -85,8 +85,9 @@ class ModelEngine final : public Engine {
 
   // Host memory, from the first plan on that offloads.
   absl::Status PrepareOffload(const v1::StepPlan& plan);
-  // Puts the weights' digest into Ready where it is compared with another.
-  absl::Status TellDigest();
+  // Puts into Ready what the server compares with its own and with other ranks': the model's configuration, its files'
+  // fingerprint, and where there is anything to differ from the weights' digest.
+  absl::Status TellModel();
   PassOptions MakePassOptions(const EngineHooks& hooks) const;
   PassOptions StepOptions(const EngineHooks& hooks) const;  // records what the step asks for
   // Everything of a step before its phases, its entry pass too.
