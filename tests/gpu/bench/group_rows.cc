@@ -5,22 +5,25 @@
 
 #include "common/base/status_macros.h"
 #include "tests/gpu/bench/ideals.h"
+#include "tests/gpu/bench/warm_ups.h"
 
 namespace stemma::testing {
 namespace {
 
 using nlohmann::json;
 
-// So many suffixes over one prompt pay for the plans of their attention (worker/backend/cuda/attention/plan_ledger.h).
-constexpr int64_t kWarmSuffixes = 16;
-
-// Runs waves of each shape that the group's waves have: a last wave may have fewer suffixes than the others.
-absl::Status WarmUp(Stack& stack, const GroupSize& size, const GroupWay& way) {
-  const int64_t wave = std::min(size.rollouts, way.wave_suffixes), last = size.rollouts % wave, few = wave + last;
-  const int64_t warm = wave * (kWarmSuffixes / wave) + last;  // waves of the same shapes
-  const int64_t many = way.dense ? few : std::clamp(warm, few, std::max(few, size.rollouts));
-  for (const int64_t rollouts : {few, many}) {
-    RETURN_IF_ERROR(stack.Run({size.prompt, size.response, rollouts}, way).status());
+// Runs every shape that the group's attention has until what comes once for it has come.
+absl::Status WarmUpGroup(Stack& stack, const GroupSize& size, const GroupWay& way) {
+  const TimedGroup group = {size, way.dense, way.wave_suffixes};
+  for (const WarmUp& warm_up : stack.is_on_host() ? PlainWarmUps(group) : WarmUpsWithPlans(stack.config(), group)) {
+    GroupWay of_shape = way;
+    of_shape.dense = warm_up.dense;
+    of_shape.wave_suffixes = warm_up.wave_suffixes;
+    // Beside a dense group reuse takes less memory than the group itself.
+    if (way.dense && !warm_up.dense) of_shape.prefix = of_shape.suffix = v1::S4;
+    for (int64_t i = 0; i < warm_up.runs; ++i) {
+      RETURN_IF_ERROR(stack.Run({size.prompt, size.response, warm_up.rollouts}, of_shape).status());
+    }
   }
   return absl::OkStatus();
 }
@@ -36,7 +39,7 @@ int64_t UsualWave(const GroupSize& size) {
 }
 
 absl::StatusOr<Spread> TimeGroup(Stack& stack, const GroupSize& size, const GroupWay& way, GroupRun* last) {
-  RETURN_IF_ERROR(WarmUp(stack, size, way));
+  RETURN_IF_ERROR(WarmUpGroup(stack, size, way));
   Spread spread;
   double all_s = 0;
   for (int i = 0; i < kRuns && all_s < kLongRunSeconds; ++i) {
@@ -80,8 +83,8 @@ void MeasureReuse(BenchRun& run, Stack& stack, const GroupSize& size, int64_t wa
                      {"layers", stack.config().num_layers}};
   run.Row("reuse", what, [&](json& row) -> absl::Status {
     const GroupWay dense_way = {.dense = true}, reuse_way = {.wave_suffixes = wave_suffixes};
-    RETURN_IF_ERROR(WarmUp(stack, size, dense_way));
-    RETURN_IF_ERROR(WarmUp(stack, size, reuse_way));
+    RETURN_IF_ERROR(WarmUpGroup(stack, size, dense_way));
+    RETURN_IF_ERROR(WarmUpGroup(stack, size, reuse_way));
     Spread dense, reuse;
     GroupRun last;
     double dense_s = 0;

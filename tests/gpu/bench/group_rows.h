@@ -9,14 +9,14 @@
 
 namespace stemma::testing {
 
-inline constexpr int kWarmUps = 2, kRuns = 3;  // the second warm-up of reuse is a longer one
+inline constexpr int kWarmUps = 2, kRuns = 3;
 // Runs that take so long hold many waves alike, and are their own repetition: no other begins after so many seconds.
 inline constexpr double kLongRunSeconds = 2;
 
 // The most whole suffixes whose rows are no more than a dense trajectory's.
 int64_t UsualWave(const GroupSize& size);
 
-// Seconds of so many runs after the warm-ups; `last` is told of the last one. Errors: as of Stack::Run.
+// Seconds of so many runs after the warm-ups (warm_ups.h); `last` is told of the last one. Errors: as of Stack::Run.
 absl::StatusOr<Spread> TimeGroup(Stack& stack, const GroupSize& size, const GroupWay& way, GroupRun* last = nullptr);
 
 // Runs at most so many waves of a group where a profiler records them, with --profile.

@@ -113,7 +113,7 @@ absl::StatusOr<std::unique_ptr<Stack>> Stack::Create(const BenchRun& run, const 
   const std::string path = absl::StrCat(run.options().scratch, "/zeros");
   std::filesystem::remove_all(path);
   RETURN_IF_ERROR(WriteZeros(options.config, path));
-  std::unique_ptr<Stack> stack(new Stack(options.config));
+  std::unique_ptr<Stack> stack(new Stack(options.config, run.device().memory().is_host));
   InProcessOptions in_process;
   in_process.machine_bytes = run.device().memory().free_bytes;
   v1::RunConfig& config = in_process.run;

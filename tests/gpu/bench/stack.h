@@ -56,13 +56,15 @@ class Stack {
   // Makes the update of the last Run; returns its seconds.
   absl::StatusOr<double> Apply(const GroupRun& last);
   const ModelConfig& config() const { return config_; }
+  bool is_on_host() const { return is_on_host_; }
 
  private:
-  explicit Stack(ModelConfig config) : config_(std::move(config)) {}
+  Stack(ModelConfig config, bool is_on_host) : config_(std::move(config)), is_on_host_(is_on_host) {}
   void Force(v1::StepPlan& step) const;
   std::array<int64_t, 3> PlannedBytes(const TrainingRequest& request) const;
 
   const ModelConfig config_;
+  const bool is_on_host_;
   v1::RunConfig run_;
   std::unique_ptr<InProcess> engine_;
   GroupWay way_;

@@ -59,10 +59,6 @@ FlashAttentionOptions AttentionOptions() {
 // which cannot be padded, it is given those up to a multiple of 128.
 constexpr int64_t kDenseRowsMax = 65536, kDenseBatchMax = 64, kKeysMultiple = 128;
 
-// On an H100 the plans of a shape's forward and backward take 70 ms, and a TFLOP of forward gains 4.5 ms with its
-// backward.
-constexpr double kFlopsOfPlans = 1.5e13;
-
 // The shapes of the run's own heads, which the self-check tries at some lengths.
 AdmittedShapes ShapesOf(const BackendRequest& request) {
   AdmittedShapes shapes;

@@ -17,6 +17,10 @@
 
 namespace stemma::worker::cuda {
 
+// On an H100 the plans of a shape's forward and backward take 70 ms, and a TFLOP of forward gains 4.5 ms with its
+// backward.
+inline constexpr double kFlopsOfPlans = 1.5e13;
+
 class PlanLedger {
  public:
   // `flops_of_plans`: FLOPs of forwards that gain, with their backwards, what the plans of one shape take. 0: plans
