@@ -34,14 +34,15 @@ constexpr Part kParts[] = {
     {"self_check", "what the check at start admits, by dtype and model", 60, RunSelfCheckPart},
     {"rates", "products, attention and copies of this device", 60, RunRates},
     {"dense", "one dense trajectory through as many layers as fit: MFU, the head apart", 60, RunDense},
-    {"reuse", "four splits x N beside dense and the FLOP ideals", 900, RunReuse},
+    {"reuse", "four splits x N up to 16 beside dense and the FLOP ideals", 240, RunReuse},
     {"offload", "a tape that leaves the device, of as many layers as fit: bytes, seconds", 90, RunOffload},
     {"memory", "all tape policies, of eight layers: bytes, seconds, waits", 150, RunMemory},
-    {"capacity", "the longest groups that run", 180, RunCapacity},
     {"qwen3", "Qwen3-8B's shape, dense and reuse", 60, RunQwen},
     {"kernels", "each fused kernel beside the rate of a copy", 30, RunKernels},
+    {"capacity", "the longest groups that run", 180, RunCapacity},
     {"waves", "1, 2, 4 and 8 suffixes a wave", 120, RunWaves},
     {"optimizer", "the update with states on the device and in host memory", 60, RunOptimizer},
+    {"reuse_large", "the four splits with N = 32 and 128", 700, RunReuseLarge},
 };
 
 // Says in one line what went wrong; returns the exit status.

@@ -18,6 +18,7 @@ absl::Status RunSelfCheckPart(BenchRun& run);  // self_check_part.cc
 absl::Status RunRates(BenchRun& run);          // rates_part.cc
 absl::Status RunDense(BenchRun& run);          // dense_part.cc
 absl::Status RunReuse(BenchRun& run);          // reuse_part.cc
+absl::Status RunReuseLarge(BenchRun& run);     // reuse_part.cc
 absl::Status RunOffload(BenchRun& run);        // memory_part.cc
 absl::Status RunMemory(BenchRun& run);         // memory_part.cc
 absl::Status RunKernels(BenchRun& run);        // kernels_part.cc

@@ -1,6 +1,7 @@
 // Prefix reuse beside dense: splits of a trajectory and numbers of rollouts, suffixes per wave, another model.
 #include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "common/base/status_macros.h"
 #include "tests/gpu/bench/group_rows.h"
@@ -27,12 +28,11 @@ GroupSize WithRollouts(GroupSize size, int64_t rollouts) {
   return size;
 }
 
-}  // namespace
-
-absl::Status RunReuse(BenchRun& run) {
+// Measures every split with each of so many rollouts.
+absl::Status MeasureSweep(BenchRun& run, const std::vector<int64_t>& counts) {
   const bool tiny = run.options().tiny;
   ASSIGN_OR_RETURN(const std::unique_ptr<Stack> stack, SweepStack(run, LlamaConfig(tiny)));
-  for (const int64_t rollouts : RolloutCounts(tiny)) {
+  for (const int64_t rollouts : counts) {
     for (const GroupSize& split : Splits(tiny)) {
       const GroupSize size = WithRollouts(split, rollouts);
       MeasureReuse(run, *stack, size, UsualWave(size));
@@ -40,6 +40,12 @@ absl::Status RunReuse(BenchRun& run) {
   }
   return absl::OkStatus();
 }
+
+}  // namespace
+
+absl::Status RunReuse(BenchRun& run) { return MeasureSweep(run, RolloutCounts(run.options().tiny)); }
+
+absl::Status RunReuseLarge(BenchRun& run) { return MeasureSweep(run, LargeRolloutCounts(run.options().tiny)); }
 
 absl::Status RunWaves(BenchRun& run) {
   const bool tiny = run.options().tiny;
