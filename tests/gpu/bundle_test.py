@@ -1,6 +1,7 @@
 """The bundle as it is unpacked on another machine: it holds all that it needs but LibTorch, CUDA and the C runtimes, and says what
 it would do without any of them."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -43,9 +44,13 @@ def binaries(unpacked):
 def test_a_dry_run_needs_nothing_and_lists_parts_and_seconds(unpacked):
     ran = run(unpacked, "--dry-run")
     assert ran.returncode == 0, ran.stdout
-    for part in ("self_check", "tests", "rates", "dense", "reuse", "offload", "memory", "capacity", "qwen3", "kernels", "waves", "transformers"):
+    for part in ("self_check", "tests", "rates", "dense", "reuse", "offload", "memory", "capacity", "qwen3", "kernels", "waves", "transformers",
+                 "reuse_large"):
         assert f"  {part} " in ran.stdout, ran.stdout
     assert "unpacked" in ran.stdout and "are expected on one H200; at most 1800 s" in ran.stdout
+    # What takes many minutes comes last.
+    parts = [line.split()[0] for line in open(os.path.join(unpacked, "parts.txt"))]
+    assert parts[:2] == ["self_check", "tests"] and parts[-1] == "reuse_large", parts
     chosen = run(unpacked, "60", "--only", "rates,dense", "--dry-run").stdout
     assert "  rates " in chosen and "  reuse " not in chosen and "at most 60 s" in chosen
 
@@ -108,19 +113,131 @@ def test_no_text_names_this_machine(unpacked):
             assert ROOT not in file.read(), name
 
 
-def test_the_whole_check_runs_on_the_cpu(unpacked, tmp_path):
-    """With a CPU in the place of the GPU: one part that is quick there, and a report that becomes a page."""
+@pytest.fixture
+def small(unpacked, tmp_path):
+    """A copy with the given parts and test binaries; returns (folder, run)."""
     import torch
-    root = os.path.dirname(torch.__file__)
-    shutil.copytree(unpacked, tmp_path / "copy")
-    listed = tmp_path / "copy" / "parts.txt"
-    listed.write_text("self_check 1 x\ntests 1 x\n")
-    for name in os.listdir(tmp_path / "copy" / "bin" / "tests"):
-        if name != "golden_device_test":
-            os.remove(tmp_path / "copy" / "bin" / "tests" / name)
-    ran = subprocess.run([str(tmp_path / "copy" / "gpu_check.sh"), "300", "--device", "cpu", "--report", str(tmp_path / "r.json")],
-                         env={"TORCH_ROOT": root, "PATH": os.environ["PATH"], "PYTHON": sys.executable, "OMP_NUM_THREADS": "2"}, cwd="/",
-                         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+    folder, tests_folder = tmp_path / "copy", tmp_path / "copy" / "bin" / "tests"
+    tests_folder.mkdir(parents=True)
+    os.symlink(os.path.join(unpacked, "lib"), folder / "lib")
+    os.symlink(os.path.join(unpacked, "golden"), folder / "golden")
+    for name in [*bundle.SCRIPTS, "about.json", os.path.join("bin", "gpu_bench")]:
+        shutil.copy(os.path.join(unpacked, name), folder / name)
+
+    def check(parts, tests, *arguments, **environment):
+        (folder / "parts.txt").write_text(parts)
+        for name in os.listdir(tests_folder):
+            os.remove(tests_folder / name)
+        for name, content in tests.items():
+            if content:
+                (tests_folder / name).write_text(f"#!/bin/sh\n{content}\n")
+                (tests_folder / name).chmod(0o755)
+            else:
+                shutil.copy(os.path.join(unpacked, "bin", "tests", name), tests_folder)
+        return subprocess.run([str(folder / "gpu_check.sh"), *arguments, "--report", str(tmp_path / "r.json")], cwd="/", text=True,
+                              env={"TORCH_ROOT": os.path.dirname(torch.__file__), "PATH": os.environ["PATH"], "PYTHON": sys.executable,
+                                   "OMP_NUM_THREADS": "2", **environment},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+
+    return folder, check
+
+
+def part_of(tmp_path, name):
+    with open(tmp_path / "r.json") as file:
+        return json.load(file)["parts"][name]
+
+
+PASSES = """for a; do case $a in --gtest_output=*) echo '{"testsuites": [{"name": "A", "testsuite": [{"name": "B", "result": "COMPLETED"}]}]}' \
+>${a#--gtest_output=json:};; esac; done"""
+
+
+def test_the_whole_check_runs_on_the_cpu(small, tmp_path):
+    """With a CPU in the place of the GPU: one part that is quick there, and a report that becomes a page."""
+    _, check = small
+    ran = check("self_check 1 x\ntests 1 x\n", {"golden_device_test": ""}, "300", "--device", "cpu")
     assert "golden_device_test: exit status 0" in ran.stdout, ran.stdout
     assert "## GPU" in ran.stdout and "4 passed, 0 skipped, none failed" in ran.stdout, ran.stdout
+    assert "* met: device tests" in ran.stdout and part_of(tmp_path, "tests")["state"] == "done"
     assert ran.returncode == 0, ran.stdout
+
+
+def test_binaries_that_have_no_time_or_end_badly_are_no_pass(small, tmp_path):
+    _, check = small
+    slow = PASSES + "; sleep 4"
+    ran = check("tests 60 x\n", {"a_test": slow, "b_test": PASSES}, "3", "--device", "cpu")
+    assert "b_test: out of time" in ran.stdout and ran.returncode == 1, ran.stdout
+    rows = {row["binary"]: row for row in part_of(tmp_path, "tests")["tables"]["tests"]}
+    assert rows["a_test"]["exit_status"] == 124 and rows["b_test"]["not_measured"] == "out of time"
+    assert part_of(tmp_path, "tests")["state"] == "out of time" and "* **missed**: device tests" in ran.stdout
+    assert "failed: a_test (exit status 124), out of time: b_test." in ran.stdout
+    ran = check("tests 60 x\n", {"a_test": PASSES, "b_test": PASSES + "; exit 3"}, "60", "--device", "cpu")
+    assert "failed: b_test (exit status 3)." in ran.stdout and "* **missed**: device tests" in ran.stdout, ran.stdout
+    ran = check("tests 60 x\n", {"a_test": PASSES, "b_test": PASSES}, "60", "--device", "cpu")
+    assert "* met: device tests" in ran.stdout and ran.returncode == 0, ran.stdout
+
+
+BENCH = """for a; do case $last in --only) part=$a;; --seconds) echo "seconds $a" >>SEEN;; esac; last=$a; done
+case "$*" in *--only*) [ $part != slow ] || exec sleep 99;; *--end-part*) echo "end $*" >>SEEN;; esac"""
+
+
+def test_no_part_takes_the_time_of_those_behind_it(small, tmp_path):
+    """A bench that hangs in its first part, and notes how long each may take."""
+    folder, check = small
+    seen = tmp_path / "seen"
+    (folder / "bin" / "gpu_bench").write_text("#!/bin/bash\n" + BENCH.replace("SEEN", str(seen)) + "\n")
+    (folder / "gpu_check.sh").write_text((folder / "gpu_check.sh").read_text().replace("2 * $1 + 60", "2 * $1 + 1"))
+    ran = check("slow 1 x\nquick 20 x\nlast 500 x\n", {}, "200", "--device", "cpu")
+    assert "== slow, at most 3 s" in ran.stdout and "== quick, at most 41 s" in ran.stdout, ran.stdout
+    lines = seen.read_text().splitlines()
+    assert lines[0] == "seconds 3" and lines[1].endswith("--end-part slow --status 124") and lines[2] == "seconds 37", lines
+    # The last one has what is left, which is less than it is expected to take.
+    assert 100 < int(lines[3].split()[1]) <= 180 and len(lines) == 4, lines
+    ran = check("slow 1 x\nquick 1 x\n", {}, "0", "--device", "cpu")
+    assert "slow: out of time" in ran.stdout and "quick: out of time" in ran.stdout and ran.returncode == 1, ran.stdout
+
+
+@pytest.mark.parametrize("device, shown, seen", [("cuda:0", "", "0"), ("cuda:2", "", "2"), ("cuda", "", "0"), ("cuda:1", "5,7", "7")])
+def test_processes_see_the_chosen_gpu_alone(small, device, shown, seen):
+    folder, check = small
+    ran = subprocess.run([str(folder / "gpu_check.sh"), "--device", device, "--run", "env"], text=True, stdout=subprocess.PIPE, check=True,
+                         env={**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": shown})
+    assert f"CUDA_VISIBLE_DEVICES={seen}\n" in ran.stdout and "STEMMA_TEST_DEVICE=cuda:0\n" in ran.stdout, ran.stdout
+    smi = folder / "smi"
+    smi.mkdir()
+    (smi / "nvidia-smi").write_text('#!/bin/sh\necho "card $2"\n')
+    (smi / "nvidia-smi").chmod(0o755)
+    (folder / "bin" / "gpu_bench").write_text('#!/bin/sh\necho "$@"\n')
+    ran = check("rates 1 x\n", {}, "60", "--device", device, PATH=f"{smi}:{os.environ['PATH']}", CUDA_VISIBLE_DEVICES=shown)
+    assert f"--hardware card {seen}" in ran.stdout and "--device cuda:0 --only rates" in ran.stdout, ran.stdout
+
+
+def test_a_device_that_is_not_there_is_a_clear_error(unpacked):
+    for arguments, shown, said in (("cuda:x", "", "where K is a number"), ("cuda:2", "5,7", "CUDA_VISIBLE_DEVICES shows 2")):
+        ran = run(unpacked, "--device", arguments, "--run", "env", TORCH_ROOT=os.path.dirname(torch_folders()[0]), PATH=os.environ["PATH"],
+                  CUDA_VISIBLE_DEVICES=shown)
+        assert ran.returncode == 2 and said in ran.stdout, ran.stdout
+
+
+def test_one_run_at_a_time_writes_a_report(small, tmp_path):
+    import fcntl
+    _, check = small
+    with open(tmp_path / "r.json.run", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ran = check("rates 1 x\n", {}, "60", "--device", "cpu")
+        assert ran.returncode == 2 and "another run writes" in ran.stdout, ran.stdout
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_a_report_folder_that_cannot_be_written_is_a_clear_error(unpacked):
+    ran = run(unpacked, "--report", "/proc/self/r.json", "--device", "cpu", TORCH_ROOT=os.path.dirname(torch_folders()[0]),
+              PATH=os.environ["PATH"])
+    assert ran.returncode == 2 and "r.json cannot be written" in ran.stdout, ran.stdout
+
+
+def test_a_report_that_the_bench_began_says_of_which_build_it_is(unpacked, tmp_path):
+    ran = run(unpacked, "--device", "cpu", "--run", os.path.join(unpacked, "bin", "gpu_bench"), "--report", str(tmp_path / "r.json"), "--device",
+              "cpu", "--tiny", "--only", "rates", "--seconds", "0", TORCH_ROOT=os.path.dirname(torch_folders()[0]), PATH=os.environ["PATH"])
+    assert ran.returncode == 0, ran.stdout
+    with open(tmp_path / "r.json") as file, open(os.path.join(unpacked, "about.json")) as about:
+        report, commit = json.load(file), json.load(about)["commit"]
+    assert report["taken"]["commit"] == report["parts"]["rates"]["commit"] == commit

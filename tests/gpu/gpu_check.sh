@@ -4,8 +4,9 @@
 #   ./gpu_check.sh [SECONDS] [--only PART,PART] [--device cuda:0] [--report FILE] [--dry-run]
 #   ./gpu_check.sh --run COMMAND...       with the libraries that the binaries in bin/ need
 #
-# SECONDS (default 1800) are for all parts together. Parts run in order of importance, each in a process of its own, and
-# report.json is written after every row. --dry-run says what would run. LibTorch is that of TORCH_ROOT, or of the torch
+# SECONDS (default 1800) are for all parts together. Parts run in order of importance, each in a process of its own that is ended
+# when it takes twice what is expected and a minute, and report.json is written after every row. --device cuda:1 shows the
+# processes that GPU alone. --dry-run says what would run. LibTorch is that of TORCH_ROOT, or of the torch
 # that python (or $PYTHON) imports. Exit status: 0 all parts ran, 1 one could not, 2 this machine lacks something.
 set -u
 
@@ -36,7 +37,7 @@ while [ $# -gt 0 ]; do
       esac
       shift ;;
     -h | --help)
-      sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+      sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
       exit 0 ;;
     '' | *[!0-9]*) fail "unknown argument: $1; --help says which there are" ;;
     *) seconds=$1 ;;
@@ -92,6 +93,23 @@ libraries="$here/lib:$torch_root/lib"
 for folder in "$torch_root"/../nvidia/*/lib /usr/local/cuda/lib64; do
   [ ! -d "$folder" ] || libraries="$libraries:$folder"
 done
+# The process sees the chosen GPU alone, as its first: binaries, python and nvidia-smi then mean the same one. K counts those of
+# CUDA_VISIBLE_DEVICES, where it is set, as --device does of a worker.
+gpu=0
+case "$device" in
+  cuda | cuda:*)
+    gpu=${device#cuda} gpu=${gpu#:} gpu=${gpu:-0}
+    case "$gpu" in *[!0-9]*) fail "--device $device: cuda:K, where K is a number" ;; esac
+    if [ -z "${CUDA_VISIBLE_DEVICES:-}" ]; then
+      export CUDA_DEVICE_ORDER=PCI_BUS_ID
+    else
+      IFS=, read -ra seen <<<"$CUDA_VISIBLE_DEVICES"
+      [ "$gpu" -lt ${#seen[@]} ] || fail "--device $device: CUDA_VISIBLE_DEVICES shows ${#seen[@]}"
+      gpu=${seen[gpu]}
+    fi
+    export CUDA_VISIBLE_DEVICES=$gpu
+    device=cuda:0 ;;
+esac
 export STEMMA_TEST_DEVICE=$device STEMMA_GPU_GOLDEN="$here/golden"
 # For our own binaries: python has libraries of the same names, and of other versions.
 native() {
@@ -104,28 +122,53 @@ if [ ${#run[@]} -gt 0 ]; then
 fi
 
 bench=("$here/bin/gpu_bench" --report "$report")
-hardware=$(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null | head -n 1)
-native "${bench[@]}" --about "$here/about.json" --date "$(date -u +%F)" --hardware "$hardware" || fail "bin/gpu_bench does not run here; about.json says what it was built with"
+if command -v flock >/dev/null; then
+  { exec 9>"$report.run"; } 2>/dev/null || fail "$report cannot be written: name another with --report"
+  flock -n 9 || fail "another run writes $report: wait until it ends, or name another with --report"
+fi
+hardware=$(nvidia-smi -i "$gpu" --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null | head -n 1)
+native "${bench[@]}" --about "$here/about.json" --date "$(date -u +%F)" --hardware "$hardware" || fail "bin/gpu_bench does not run here, or cannot write $report; about.json says what it was built with"
 logs="$report.logs"
 mkdir -p "$logs" || fail "$logs cannot be made"
 begin=$(date +%s) status=0
-left() {
-  echo $((seconds - ($(date +%s) - begin)))
+
+# Sets `limit` to the seconds that something may take: twice those that are expected and a minute, or what is left.
+limit_of() {
+  local left=$((seconds - ($(date +%s) - begin)))
+  limit=$((2 * $1 + 60))
+  [ "$limit" -le "$left" ] || limit=$left
 }
 
-# Test binaries have no rows to keep: each is given what is left.
+# Ends what does not end by itself. The lock is not handed on, so that nothing that is left behind keeps it.
+within() {
+  local at_most=$1
+  shift
+  timeout -k 10 "$at_most" "$@" 9>&-
+}
+
+# One binary may take what is expected of all, so that one that hangs leaves time for the others.
 run_tests() {
-  local test name result
+  local test name result part_seconds=$1 part_end=$(($(date +%s) + limit))
+  native within "$limit" "${bench[@]}" --device "$device" --begin-part tests || { status=1; return; }
   for test in "$here"/bin/tests/*; do
     name=$(basename "$test")
-    [ "$(left)" -gt 0 ] || { echo "$name: out of time"; status=1; continue; }
+    limit_of $((part_seconds / 2))
+    local of_part=$((part_end - $(date +%s)))
+    [ "$limit" -le "$of_part" ] || limit=$of_part
+    if [ "$limit" -le 0 ]; then
+      echo "$name: out of time"
+      status=1
+      native "${bench[@]}" --add-test "$name" --out-of-time
+      continue
+    fi
     rm -f "$logs/$name.json"
-    native timeout "$(left)" "$test" "--gtest_output=json:$logs/$name.json" >"$logs/$name.log" 2>&1
+    native within "$limit" "$test" "--gtest_output=json:$logs/$name.json" >"$logs/$name.log" 2>&1
     result=$?
     echo "$name: exit status $result"
     [ "$result" -eq 0 ] || status=1
     native "${bench[@]}" --add-test "$name" --result "$logs/$name.json" --status "$result"
   done
+  native "${bench[@]}" --end-part tests --status 0
 }
 
 run_transformers() {
@@ -133,27 +176,37 @@ run_transformers() {
     echo "transformers: not measured, there is no python"
     return
   fi
-  "$python" "$here/compare_transformers.py" --report "$report" --device "${device/cpu:*/cpu}" --seconds "$(left)" || status=1
+  within "$limit" "$python" "$here/compare_transformers.py" --report "$report" --device "${device/cpu:*/cpu}" --seconds "$soft"
 }
 
-while read -r part _; do
+run_bench() {
+  native within "$limit" "${bench[@]}" --device "$device" --only "$1" --seconds "$soft" 2>"$logs/$1.log" && return
+  local result=$?
+  echo "$1: $(tail -n 1 "$logs/$1.log")"
+  return $result
+}
+
+while read -r part part_seconds _; do
   wanted "$part" || continue
-  if [ "$(left)" -le 0 ]; then
+  limit_of "$part_seconds"
+  if [ "$limit" -le 0 ]; then
     echo "$part: out of time"
     status=1
     continue
   fi
-  echo "== $part, $(left) s left"
+  # In the last tenth no row begins, so that the one that has begun can end.
+  soft=$((limit - limit / 10))
+  echo "== $part, at most $limit s"
+  result=0
   case "$part" in
-    tests) run_tests ;;
-    transformers) run_transformers ;;
-    *)
-      # A row that has begun is let end, within reason.
-      native timeout $(($(left) + 120)) "${bench[@]}" --device "$device" --only "$part" --seconds "$(left)" 2>"$logs/$part.log" || {
-        echo "$part: $(tail -n 1 "$logs/$part.log")"
-        status=1
-      } ;;
+    tests) run_tests "$part_seconds" ;;
+    transformers) run_transformers || result=$? ;;
+    *) run_bench "$part" || result=$? ;;
   esac
+  if [ "$result" -ne 0 ]; then
+    status=1
+    native "${bench[@]}" --end-part "$part" --status "$result"
+  fi
 done <"$here/parts.txt"
 
 echo "results: $report; logs: $logs"

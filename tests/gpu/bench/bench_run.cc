@@ -30,6 +30,14 @@ double SecondsOf(const Backend& backend, const std::function<void()>& run, int r
   return (end_s - clock->At(begin)) / repeats;
 }
 
+// LibTorch's messages go on for pages; a row has the first line.
+std::string ReasonOf(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return "out of memory";
+  constexpr size_t kReasonBytesMax = 200;
+  const std::string message(status.message());
+  return message.substr(0, std::min(message.find('\n'), kReasonBytesMax));
+}
+
 // Calls a function of the CUDA runtime, which came with the device's library: this binary links none.
 void CallCudaRuntime(const char* name) {
   const auto function = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, name));
@@ -37,6 +45,11 @@ void CallCudaRuntime(const char* name) {
 }
 
 }  // namespace
+
+PartOrigin OriginOn(const Device& device, bool tiny) {
+  const std::string name = device.identity().name;
+  return {.device = name.empty() ? "cpu" : name, .date = Today(), .tiny = tiny};
+}
 
 ProfiledRange::ProfiledRange() { CallCudaRuntime("cudaProfilerStart"); }
 ProfiledRange::~ProfiledRange() { CallCudaRuntime("cudaProfilerStop"); }
@@ -61,21 +74,23 @@ BenchRun::BenchRun(BenchOptions options, std::unique_ptr<Device> device, ReportF
       begin_s_(RealClock().MonotonicSeconds()) {}
 
 Backend BenchRun::MakeBackend(const ModelConfig& model) const {
-  return CheckedBackend(*device_, "bf16", model, options_.scratch);
+  return CheckedBackend(*device_, "bf16", model, options_.records);
 }
 
-void BenchRun::BeginPart(const std::string& name) {
+absl::Status BenchRun::RunPart(const std::string& name, const std::function<absl::Status(BenchRun& run)>& part) {
   part_ = name;
-  part_begin_s_ = RealClock().MonotonicSeconds();
-  cut_ = false;
-  report_.Begin(part_);
-}
-
-void BenchRun::EndPart(const absl::Status& status) {
-  const std::string state = !status.ok() ? "failed: " + std::string(status.message()) : cut_ ? "out of time" : "done";
-  const double seconds = RealClock().MonotonicSeconds() - part_begin_s_;
+  cut_ = filtered_ = false;
+  const double begin_s = RealClock().MonotonicSeconds();
+  report_.Begin(part_, OriginOn(*device_, options_.tiny));
+  const absl::Status status = CatchExceptions([&] { return part(*this); });
+  const std::string state = !status.ok() ? "failed: " + ReasonOf(status)
+                            : cut_       ? kOutOfTime
+                            : filtered_  ? "not all rows were asked for"
+                                         : "done";
+  const double seconds = RealClock().MonotonicSeconds() - begin_s;
   report_.End(part_, state, seconds);
   std::cout << part_ << ": " << state << ", " << seconds << " s" << std::endl;
+  return status;
 }
 
 bool BenchRun::TimeIsUp() const { return RealClock().MonotonicSeconds() - begin_s_ > options_.seconds; }
@@ -84,21 +99,26 @@ bool BenchRun::IsAskedFor(const std::string& table, const json& what) const {
   return absl::StrContains(table + " " + what.dump(), options_.rows);
 }
 
+void BenchRun::KeepRow(const std::string& table, const json& what, json row) {
+  const json& kept = report_.AddRow(part_, table, what, std::move(row));
+  cut_ = cut_ || kept.value("not_measured", "") == kOutOfTime || kept.value("cut", false);
+  filtered_ = filtered_ || kept.value("not_measured", "") == kNotAskedFor;
+}
+
 void BenchRun::Row(const std::string& table, json what, const std::function<absl::Status(json& row)>& measure) {
   const bool is_asked_for = IsAskedFor(table, what);
-  if (TimeIsUp() || !is_asked_for) {
-    cut_ = true;
-    what["not_measured"] = is_asked_for ? "out of time" : "not asked for";
-    return report_.AddRow(part_, table, std::move(what));
-  }
   json row = what;
+  if (TimeIsUp() || !is_asked_for) {
+    row["not_measured"] = is_asked_for ? kOutOfTime : kNotAskedFor;
+    return KeepRow(table, what, std::move(row));
+  }
   const absl::Status status = CatchExceptions([&] { return measure(row); });
   if (!status.ok()) {
-    row = std::move(what);
-    row["not_measured"] = absl::IsResourceExhausted(status) ? "out of memory" : std::string(status.message());
+    row = what;
+    row["not_measured"] = ReasonOf(status);
   }
   std::cout << "  " << table << " " << row.dump() << std::endl;
-  report_.AddRow(part_, table, std::move(row));
+  KeepRow(table, what, std::move(row));
 }
 
 Spread BenchRun::Time(const Backend& backend, const std::function<void()>& run, int runs) const {

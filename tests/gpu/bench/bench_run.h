@@ -23,10 +23,11 @@ struct BenchOptions {
   bool tiny = false;     // small shapes: to test the bench itself
   double seconds = 900;  // no row begins after so many
   int64_t layers = 0;    // of the models; 0: as many as fit, or as a part says
-  std::string report;
-  std::string scratch;   // folder for models of zeros and records of the self-check
-  bool profile = false;  // some waves more of each group, where a profiler records them (ProfiledRange)
-  std::string rows;      // only rows whose table, name or number has this text; empty: all
+  std::string report = {};
+  std::string scratch = {};  // folder for models of zeros
+  std::string records = {};  // folder for records of the self-check, kept from part to part
+  bool profile = false;      // some waves more of each group, where a profiler records them (ProfiledRange)
+  std::string rows = {};     // only rows whose table, name or number has this text; empty: all
 };
 
 // While it lives, profilers that wait for cudaProfilerStart record (ncu --profile-from-start off).
@@ -45,6 +46,9 @@ struct Spread {
   nlohmann::json Json() const;  // median, least, most, runs
 };
 
+// Returns what parts say of themselves that this device measures today.
+PartOrigin OriginOn(const Device& device, bool tiny);
+
 class BenchRun {
  public:
   BenchRun(BenchOptions options, std::unique_ptr<Device> device, ReportFile report);
@@ -54,12 +58,12 @@ class BenchRun {
   // Makes the checked backend of runs in bf16 of this model; dies where the device fails.
   Backend MakeBackend(const ModelConfig& model) const;
 
-  void BeginPart(const std::string& name);
-  void EndPart(const absl::Status& status);
+  // Runs one part; what it throws is its error.
+  absl::Status RunPart(const std::string& name, const std::function<absl::Status(BenchRun& run)>& part);
   bool TimeIsUp() const;
   bool IsAskedFor(const std::string& table, const nlohmann::json& what) const;
   // Measures one row and writes it: `what` tells it from others, `measure` adds the numbers.
-  // A row that was not asked for says so.
+  // A row that was not asked for says so. One that sets "cut" only bounds its number, for want of time.
   void Row(const std::string& table, nlohmann::json what,
            const std::function<absl::Status(nlohmann::json& row)>& measure);
   void Fact(const std::string& name, nlohmann::json value) { report_.SetFact(part_, name, std::move(value)); }
@@ -69,13 +73,15 @@ class BenchRun {
   Spread Time(const Backend& backend, const std::function<void()>& run, int runs = 5) const;
 
  private:
+  void KeepRow(const std::string& table, const nlohmann::json& what, nlohmann::json row);
+
   const BenchOptions options_;
   const std::unique_ptr<Device> device_;
   ReportFile report_;
   const double begin_s_;
   std::string part_;
-  double part_begin_s_ = 0;
-  bool cut_ = false;  // a row of the part was left out for want of time
+  bool cut_ = false;       // a row of the part has no number, or a bound, for want of time
+  bool filtered_ = false;  // a row of the part has none, as it was not asked for
 };
 
 }  // namespace stemma::testing

@@ -3,7 +3,10 @@
 //
 //   gpu_bench --report FILE [--device cuda:0] [--only rates,dense] [--seconds 900] [--layers 0] [--rows TEXT] [--tiny]
 //   gpu_bench --list                      name, seconds and meaning of each part, one a line
+//   gpu_bench --report FILE --begin-part tests                          begins a part that another process fills
 //   gpu_bench --report FILE --add-test NAME --result FILE --status N    keeps the result of a test binary
+//   gpu_bench --report FILE --add-test NAME --out-of-time               says that it did not begin
+//   gpu_bench --report FILE --end-part NAME --status N                  ends a part that its process left running
 //   gpu_bench --report FILE --about FILE [--date D] [--hardware H]      keeps which build this is of, when and where it
 //   ran
 //
@@ -45,98 +48,132 @@ constexpr Part kParts[] = {
     {"reuse_large", "the four splits with N = 32 and 128", 700, RunReuseLarge},
 };
 
-// Says in one line what went wrong; returns the exit status.
-int Complain(const absl::Status& status) {
-  std::cerr << "gpu_bench: " << status.message() << std::endl;
-  return 1;
-}
-
 std::string ScratchFolder() {
   std::string pattern = std::filesystem::temp_directory_path().string() + "/stemma-gpu-bench-XXXXXX";
   CHECK(mkdtemp(pattern.data()) != nullptr) << pattern;
   return pattern;
 }
 
-int RunParts(const BenchOptions& options, const std::vector<std::string>& only) {
-  const absl::StatusOr<DeviceName> name = ParseDevice(options.device);
-  if (!name.ok()) return Complain(name.status());
-  absl::StatusOr<ReportFile> report = ReportFile::Open(options.report);
-  if (!report.ok()) return Complain(report.status());
-  absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice(*name);
-  if (!device.ok()) return Complain(device.status());
-  BenchRun run(options, *std::move(device), *std::move(report));
-  bool began = true;
-  for (const Part& part : kParts) {
-    if (!only.empty() && std::find(only.begin(), only.end(), part.name) == only.end()) continue;
-    run.BeginPart(part.name);
-    const absl::Status status = part.run(run);
-    began = began && status.ok();
-    run.EndPart(status);
-  }
-  return began ? 0 : 1;
+// What a command line asks for.
+struct Asked {
+  BenchOptions options;
+  std::vector<std::string> only;
+  bool list = false;
+  std::string about, date, hardware, begin_part, end_part;
+  TestRun test;
+};
+
+absl::StatusOr<nlohmann::json> ReadAbout(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kAboutBytesMax));
+  nlohmann::json about = nlohmann::json::parse(text, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  if (!about.is_object()) return absl::InvalidArgumentError(path + " is no JSON object");
+  return about;
 }
 
-absl::Status KeepAbout(const std::string& path, const std::string& about, const std::string& date,
-                       const std::string& hardware) {
-  ASSIGN_OR_RETURN(ReportFile report, ReportFile::Open(path));
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(about, kAboutBytesMax));
-  nlohmann::json taken = nlohmann::json::parse(text, /*cb=*/nullptr, /*allow_exceptions=*/false);
-  if (!taken.is_object()) return absl::InvalidArgumentError(about + " is no JSON object");
-  taken["date"] = date;
-  taken["hardware"] = hardware;
+absl::Status KeepAbout(const Asked& asked, ReportFile& report) {
+  ASSIGN_OR_RETURN(nlohmann::json taken, ReadAbout(asked.about));
+  taken["date"] = asked.date;
+  taken["hardware"] = asked.hardware;
   report.SetTaken(std::move(taken));
   return absl::OkStatus();
 }
 
+// Says of which build a report is that gpu_check.sh did not begin: a bundle's about.json lies above bin/.
+void KeepAboutOfBundle(ReportFile& report) {
+  std::error_code error;
+  const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return;
+  absl::StatusOr<nlohmann::json> about = ReadAbout(own.parent_path().parent_path() / "about.json");
+  if (!about.ok()) return;
+  const nlohmann::json& taken = report.taken();
+  if (taken.is_object() && taken.value("commit", "") == about->value("commit", "")) return;
+  (*about)["date"] = Today();
+  report.SetTaken(*std::move(about));
+}
+
+absl::StatusOr<std::unique_ptr<Device>> OpenNamed(const std::string& device) {
+  ASSIGN_OR_RETURN(const DeviceName name, ParseDevice(device));
+  return OpenDevice(name);
+}
+
+// Error: a part could not begin.
+absl::Status RunParts(const Asked& asked, std::unique_ptr<Device> device, ReportFile report) {
+  BenchRun run(asked.options, std::move(device), std::move(report));
+  absl::Status worst;
+  for (const Part& part : kParts) {
+    if (!asked.only.empty() && std::find(asked.only.begin(), asked.only.end(), part.name) == asked.only.end()) continue;
+    worst.Update(run.RunPart(part.name, part.run));
+  }
+  return worst;
+}
+
+absl::Status RunWithScratch(Asked asked, ReportFile report) {
+  KeepAboutOfBundle(report);
+  ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamed(asked.options.device));
+  asked.options.scratch = ScratchFolder();
+  asked.options.records = asked.options.report + ".logs";
+  const absl::Status status = RunParts(asked, std::move(device), std::move(report));
+  std::filesystem::remove_all(asked.options.scratch);
+  return status;
+}
+
+absl::Status Run(const Asked& asked) {
+  for (const std::string& name : asked.only) {
+    const auto is_named = [&](const Part& part) { return part.name == name; };
+    if (std::none_of(std::begin(kParts), std::end(kParts), is_named)) {
+      return absl::InvalidArgumentError("--only " + name + ": no such part; --list names them");
+    }
+  }
+  if (asked.options.report.empty()) return absl::InvalidArgumentError("--report FILE is missing");
+  ASSIGN_OR_RETURN(ReportFile report, ReportFile::Open(asked.options.report));
+  if (!asked.about.empty()) return KeepAbout(asked, report);
+  if (!asked.begin_part.empty()) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenNamed(asked.options.device));
+    report.Begin(asked.begin_part, OriginOn(*device, asked.options.tiny));
+    return absl::OkStatus();
+  }
+  if (!asked.test.name.empty()) {
+    AddTestRun(asked.test, report);
+    return absl::OkStatus();
+  }
+  if (!asked.end_part.empty()) {
+    report.EndLeft(asked.end_part, asked.test.exit_status);
+    return absl::OkStatus();
+  }
+  return RunWithScratch(asked, std::move(report));
+}
+
 int Main(int argc, char** argv) {
-  BenchOptions options;
-  std::vector<std::string> only;
-  bool list = false;
-  TestRun test;
-  std::string about, date, hardware;
+  Asked asked;
+  BenchOptions& options = asked.options;
   CLI::App app("what a GPU does with Stemma's engine");
   app.add_option("--report", options.report);
   app.add_option("--device", options.device);
-  app.add_option("--only", only)->delimiter(',');
+  app.add_option("--only", asked.only)->delimiter(',');
   app.add_option("--seconds", options.seconds, "no row begins after so many");
   app.add_option("--layers", options.layers, "of the models (default: as many as fit, or as a part says)");
   app.add_option("--rows", options.rows, "only rows whose table or description has this text, e.g. '\"rollouts\":16'");
   app.add_flag("--tiny", options.tiny, "small shapes, to test the bench itself");
   app.add_flag("--profile", options.profile,
                "for ncu --profile-from-start off: some waves of each row, after the others");
-  app.add_flag("--list", list);
-  app.add_option("--about", about);
-  app.add_option("--date", date);
-  app.add_option("--hardware", hardware);
-  app.add_option("--add-test", test.name);
-  app.add_option("--result", test.result_file);
-  app.add_option("--status", test.exit_status);
+  app.add_flag("--list", asked.list);
+  app.add_option("--about", asked.about);
+  app.add_option("--date", asked.date);
+  app.add_option("--hardware", asked.hardware);
+  app.add_option("--begin-part", asked.begin_part);
+  app.add_option("--add-test", asked.test.name);
+  app.add_option("--result", asked.test.result_file);
+  app.add_flag("--out-of-time", asked.test.out_of_time);
+  app.add_option("--end-part", asked.end_part);
+  app.add_option("--status", asked.test.exit_status);
   CLI11_PARSE(app, argc, argv);
-  if (list) {
+  if (asked.list) {
     for (const Part& part : kParts) std::cout << part.name << " " << part.seconds << " " << part.what << std::endl;
     return 0;
   }
-  for (const std::string& name : only) {
-    const auto is_named = [&](const Part& part) { return part.name == name; };
-    if (std::none_of(std::begin(kParts), std::end(kParts), is_named)) {
-      return Complain(absl::InvalidArgumentError("--only " + name + ": no such part; --list names them"));
-    }
-  }
-  if (options.report.empty()) return Complain(absl::InvalidArgumentError("--report FILE is missing"));
-  if (!about.empty()) {
-    const absl::Status kept = KeepAbout(options.report, about, date, hardware);
-    return kept.ok() ? 0 : Complain(kept);
-  }
-  if (!test.name.empty()) {
-    absl::StatusOr<ReportFile> report = ReportFile::Open(options.report);
-    if (!report.ok()) return Complain(report.status());
-    AddTestRun(test, *report);
-    return 0;
-  }
-  options.scratch = ScratchFolder();
-  const int status = RunParts(options, only);
-  std::filesystem::remove_all(options.scratch);
-  return status;
+  const absl::Status status = Run(asked);
+  if (!status.ok()) std::cerr << "gpu_bench: " << status.message() << std::endl;
+  return status.ok() ? 0 : 1;
 }
 
 }  // namespace

@@ -2,42 +2,65 @@
 // or dies keeps what it had. tests/gpu/report_page.py makes the page of it.
 //
 //   {"schema": "stemma.gpu_report.v1", "taken": {"commit": ..., "date": ...},
-//    "parts": {NAME: {"state": ..., "seconds": ..., "facts": {...}, "tables": {TABLE: [row, ...]}}}}
-// state: "running", which stays if the process dies; "done"; "out of time"; "failed: why". A row that could not be
-// measured has "not_measured": why.
+//    "parts": {NAME: {"state": ..., "seconds": ..., "commit": ..., "device": ..., "date": ..., "facts": {...},
+//                     "tables": {TABLE: [row, ...]}}}}
+// state: "running", which stays if the process dies; "done"; "out of time"; "not all rows were asked for"; "failed:
+// why". A row that could not be measured has "not_measured": why; one that only bounds its number has "cut": true.
+//
+// One process at a time has it open: FILE.lock is locked meanwhile.
 #pragma once
 
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
 
 inline constexpr char kReportSchema[] = "stemma.gpu_report.v1";
+inline constexpr char kOutOfTime[] = "out of time", kNotAskedFor[] = "not asked for";
+
+// What a part is measured on, and when.
+struct PartOrigin {
+  std::string device = {};  // its name; "cpu" where it has none
+  std::string date = {};    // 2026-11-28
+  bool tiny = false;        // small shapes
+};
+
+// Today's date, UTC.
+std::string Today();
 
 class ReportFile {
  public:
-  // Goes on with the file at `path`, or begins one. Errors: the file is no report, or cannot be read.
+  // Goes on with the file at `path`, or begins one. Errors: the file is no report, or cannot be read or written, or
+  // another process has it open.
   static absl::StatusOr<ReportFile> Open(const std::string& path);
 
   const nlohmann::json& part(const std::string& name) const;  // null where there is none
+  const nlohmann::json& taken() const;                        // null where nothing was said
   // Says which build this is of, and when it was taken.
   void SetTaken(nlohmann::json taken);
-  // Forgets what the part had, and begins it.
-  void Begin(const std::string& name);
-  // Takes the place of a row of the table that has this value in the field `key`; else comes last.
-  void SetRow(const std::string& name, const std::string& table, const std::string& key, nlohmann::json row);
-  void AddRow(const std::string& name, const std::string& table, nlohmann::json row);
+  // Begins the part. What it has of the same build on the same device stays until it is measured anew; all else goes.
+  void Begin(const std::string& name, const PartOrigin& origin = {});
+  // Takes the place of the row that has the fields of `what`, or comes last. Returns the row that stands now: one that
+  // has no number for want of time, or for it was not asked for, never takes the place of one that was measured.
+  const nlohmann::json& AddRow(const std::string& name, const std::string& table, const nlohmann::json& what,
+                               nlohmann::json row);
   void SetFact(const std::string& name, const std::string& fact, nlohmann::json value);
   void End(const std::string& name, const std::string& state, double seconds);
+  // Ends a part that its process left running: by its rows after exit status 0, else by what ended it.
+  void EndLeft(const std::string& name, int exit_status);
 
  private:
-  ReportFile(std::string path, nlohmann::json report) : path_(std::move(path)), report_(std::move(report)) {}
+  ReportFile(std::string path, UniqueFd lock, nlohmann::json report)
+      : path_(std::move(path)), lock_(std::move(lock)), report_(std::move(report)) {}
+  bool IsOfThisBuild(const nlohmann::json& part) const;
   void Write() const;  // dies where it cannot
 
   std::string path_;
+  UniqueFd lock_;
   nlohmann::json report_;
 };
 

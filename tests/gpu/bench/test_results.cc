@@ -10,7 +10,6 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kResultBytesMax = uint64_t{1} << 24;
-constexpr char kPart[] = "tests";
 
 // An empty object where there is no result.
 json Parsed(const std::string& path) {
@@ -19,14 +18,8 @@ json Parsed(const std::string& path) {
   return result.is_object() ? result : json::object();
 }
 
-}  // namespace
-
-void AddTestRun(const TestRun& run, ReportFile& report) {
-  if (report.part(kPart).is_null()) report.Begin(kPart);
-  json row = {{"binary", run.name}, {"exit_status", run.exit_status}, {"passed", 0}};
-  row["failed"] = row["skipped"] = json::array();
-  const json result = Parsed(run.result_file);
-  if (!result.contains("testsuites")) row["not_measured"] = "it ended before its tests did, see " + run.name + ".log";
+// Counts the tests of one result, and names those that failed or were skipped.
+void AddCounts(const json& result, json& row) {
   for (const json& suite : result.value("testsuites", json::array())) {
     for (const json& test : suite.value("testsuite", json::array())) {
       const std::string name = suite.value("name", "") + "." + test.value("name", "");
@@ -46,8 +39,25 @@ void AddTestRun(const TestRun& run, ReportFile& report) {
       }
     }
   }
-  report.SetRow(kPart, "tests", "binary", std::move(row));
-  report.End(kPart, "done", 0);
+}
+
+}  // namespace
+
+void AddTestRun(const TestRun& run, ReportFile& report) {
+  if (report.part(kTestsPart).is_null()) report.Begin(kTestsPart);
+  const json what = {{"binary", run.name}};
+  json row = what;
+  row["passed"] = 0;
+  row["failed"] = row["skipped"] = json::array();
+  if (run.out_of_time) {
+    row["not_measured"] = kOutOfTime;
+  } else {
+    row["exit_status"] = run.exit_status;
+    const json result = Parsed(run.result_file);
+    if (!result.contains("testsuites")) row["not_measured"] = "it ended before its tests did, see " + run.name + ".log";
+    AddCounts(result, row);
+  }
+  report.AddRow(kTestsPart, "tests", what, std::move(row));
 }
 
 }  // namespace stemma::testing
