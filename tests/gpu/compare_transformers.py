@@ -8,12 +8,15 @@ optimizer. What cannot be run here is written as not measured, with the reason.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import statistics
 import time
 
 SCHEMA, PART = "stemma.gpu_report.v1", "transformers"
+NOT_MEASURED, OUT_OF_TIME = "not measured", "out of time"
+KEY = ("what", "size", "layers")
 WARM_UPS, RUNS = 2, 3
 LARGE = dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
              vocab_size=128256, max_position_embeddings=131072, rope_theta=500000.0)
@@ -21,29 +24,61 @@ TINY = dict(hidden_size=128, intermediate_size=192, num_attention_heads=2, num_k
             max_position_embeddings=4096, rope_theta=10000.0)
 
 
+def worth(row):
+    """What a row shows: nothing, for want of time, or a number or why there is none."""
+    return 0 if row.get("not_measured") == OUT_OF_TIME else 1
+
+
 class Rows:
-    """The part's rows in report.json, which is written whole after each."""
+    """The part's rows in report.json, which is written whole after each. As gpu_bench does it, rows of the same build on the same
+    device stay until they are measured anew, and FILE.lock keeps a second run away."""
 
     def __init__(self, path):
         self.path, self.begin, self.cut = path, time.monotonic(), False
+        try:
+            self.lock = open(path + ".lock", "a", encoding="utf-8")
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another run writes {path}: wait until it ends, or name another with --report") from None
+        except OSError as error:
+            raise SystemExit(f"{path} cannot be written: {error.strerror}: name another with --report") from None
         self.report = {"schema": SCHEMA, "parts": {}}
         if os.path.exists(path):
             with open(path, encoding="utf-8") as file:
                 self.report = json.load(file)
             if self.report.get("schema") != SCHEMA:
                 raise SystemExit(f"{path} is no {SCHEMA}: move it away")
-        self.part = self.report["parts"][PART] = {"state": "running", "facts": {}, "tables": {PART: []}}
-        if "taken" in self.report:
-            self.part["commit"] = self.report["taken"].get("commit", "")
+
+    def start(self, device):
+        commit = self.report.get("taken", {}).get("commit", "")
+        old = self.report["parts"].get(PART, {})
+        stays = commit and "unknown" not in commit and "with changes" not in commit and \
+            (old.get("commit"), old.get("device")) == (commit, device)
+        self.part = self.report["parts"][PART] = old if stays else {"facts": {}, "tables": {PART: []}}
+        self.part.update(state="running", device=device, date=time.strftime("%Y-%m-%d", time.gmtime()), commit=commit)
         self.write()
+
+    def cannot(self, why):
+        """Nothing can be run: what an earlier run measured stays."""
+        if self.report["parts"].get(PART, {}).get("tables", {}).get(PART):
+            return print(f"  transformers: {why}; what the report has of it stays")
+        self.start("")
+        self.add({"what": "transformers", "size": "–", "layers": 0, "not_measured": why})
+        self.end(f"{NOT_MEASURED}: {why}")
 
     def add(self, row):
         print("  " + json.dumps(row), flush=True)
-        self.part["tables"][PART].append(row)
+        table = self.part["tables"][PART]
+        same = [i for i, other in enumerate(table) if all(other.get(key) == row[key] for key in KEY)]
+        if not same:
+            table.append(row)
+        elif worth(row) >= worth(table[same[0]]):
+            table[same[0]] = row
+        self.cut = self.cut or worth(table[same[0]] if same else row) == 0
         self.write()
 
-    def end(self, state):
-        self.part.update(state=state, seconds=time.monotonic() - self.begin)
+    def end(self, state=None):
+        self.part.update(state=state or (OUT_OF_TIME if self.cut else "done"), seconds=time.monotonic() - self.begin)
         self.write()
 
     def write(self):
@@ -130,14 +165,15 @@ def timed(torch, device, run):
     return time.perf_counter() - begin, result
 
 
-def measure(rows, torch, device, trainer, what, run, left):
+def measure(rows, torch, device, trainer, row, run, left):
     """One row; a lack of memory is its result."""
-    row = {"what": what, "size": trainer.group.text(), "layers": trainer.model.config.num_hidden_layers,
-           "micro_batch": trainer.micro_batch}
+    row["micro_batch"] = trainer.micro_batch
     try:
         taken = []
+        if device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
         for turn in range(WARM_UPS + RUNS):
-            if left() <= 0 and turn > 0:
+            if left() <= 0:
                 break
             trainer.model.zero_grad(set_to_none=False)
             seconds, row["loss"] = timed(torch, device, run)
@@ -146,7 +182,7 @@ def measure(rows, torch, device, trainer, what, run, left):
         if taken:
             row["seconds"] = {"median": statistics.median(taken), "least": min(taken), "most": max(taken), "runs": len(taken)}
         else:
-            row["not_measured"] = "out of time"
+            row["not_measured"] = OUT_OF_TIME
         if device != "cpu":
             row["peak_bytes"] = torch.cuda.max_memory_allocated()
     except torch.OutOfMemoryError:
@@ -154,7 +190,6 @@ def measure(rows, torch, device, trainer, what, run, left):
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:  # a version of transformers that does it otherwise
         row["not_measured"] = str(error).splitlines()[0][:200]
     rows.add(row)
-    return row
 
 
 def make_model(torch, transformers, shape, layers, device, attention):
@@ -192,15 +227,20 @@ def run_all(rows, arguments, torch, transformers):
     rows.part["facts"] = {"torch": torch.__version__, "transformers": transformers.__version__}
     group = Group(torch, size, shape["vocab_size"], arguments.device)
     kinds, missing = attention_kinds(arguments.device)
+    named = {"size": group.text(), "layers": layers}
     for kind, why in missing.items():
-        rows.add({"what": f"transformers, {kind}", "size": group.text(), "layers": layers, "not_measured": why})
+        rows.add({"what": f"transformers, {kind}", **named, "not_measured": why})
     for kind in kinds:
-        model = make_model(torch, transformers, shape, layers, arguments.device, kind)
+        model = None
         for name, run_of in (("every trajectory in full", Trainer.dense), ("the prompt once, K/V cached", Trainer.cached_prompt)):
+            row = {"what": f"transformers, {kind}, {name}", **named}
+            if left() <= 0:
+                rows.add({**row, "not_measured": OUT_OF_TIME})
+                continue
+            model = model or make_model(torch, transformers, shape, layers, arguments.device, kind)
             trainer = Trainer(torch, model, group, micro_batch=1 if run_of is Trainer.dense else min(4, size[2]))
-            measure(rows, torch, arguments.device, trainer, f"transformers, {kind}, {name}", lambda: run_of(trainer), left)
+            measure(rows, torch, arguments.device, trainer, row, lambda: run_of(trainer), left)
         del model
-    return "done" if left() > 0 else "out of time"
 
 
 def main():
@@ -216,12 +256,12 @@ def main():
         import torch
         import transformers
     except ImportError as error:
-        rows.add({"what": "transformers", "size": "–", "layers": 0, "not_measured": str(error)})
-        return rows.end(f"not measured: {error}")
+        return rows.cannot(str(error))
     if arguments.device != "cpu" and not torch.cuda.is_available():
-        rows.add({"what": "transformers", "size": "–", "layers": 0, "not_measured": "this torch sees no CUDA device"})
-        return rows.end("not measured: this torch sees no CUDA device")
-    rows.end(run_all(rows, arguments, torch, transformers))
+        return rows.cannot("this torch sees no CUDA device")
+    rows.start("cpu" if arguments.device == "cpu" else torch.cuda.get_device_name(arguments.device))
+    run_all(rows, arguments, torch, transformers)
+    rows.end()
 
 
 if __name__ == "__main__":

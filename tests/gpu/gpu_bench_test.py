@@ -44,6 +44,7 @@ def test_every_part_is_done_and_every_row_measured(whole):
     for name, part in parts.items():
         assert part["state"] == "done", (name, part["state"])
         assert part["tables"], name
+        assert part["device"] == "cpu" and len(part["date"]) == 10, name
         for rows in part["tables"].values():
             for row in rows:
                 missing = row.get("not_measured")
@@ -55,9 +56,98 @@ def test_rows_that_were_not_asked_for_say_so(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
     part = parts_of(tmp_path / "report.json")["memory"]
     rows = {row["way"]: row.get("not_measured") for row in part["tables"]["policies"]}
-    assert part["state"] != "done" and len(rows) == 15
+    assert part["state"] == "not all rows were asked for" and len(rows) == 15
     assert {way for way, why in rows.items() if why is None} == {"S2, offloaded", "S2, offloaded, suffixes S1"}
     assert {why for why in rows.values() if why is not None} == {"not asked for"}
+
+
+def test_a_second_run_keeps_what_the_first_measured(tmp_path):
+    """First some rows are asked for, then others, then no time is left; another build begins anew."""
+    path, about = tmp_path / "report.json", tmp_path / "about.json"
+    about.write_text('{"commit": "abc"}')
+    assert bench(path, "--about", str(about)).returncode == 0
+
+    def run(*arguments):
+        assert bench(path, "--only", "optimizer", *arguments).returncode == 0
+        part = parts_of(path)["optimizer"]
+        return part["state"], {row["states"]: row.get("not_measured") for row in part["tables"]["optimizer"]}
+
+    assert run("--rows", "DEVICE") == ("not all rows were asked for", {"DEVICE": None, "HOST": "not asked for"})
+    assert run("--rows", "HOST") == ("done", {"DEVICE": None, "HOST": None})
+    assert run("--seconds", "0") == ("done", {"DEVICE": None, "HOST": None})
+    about.write_text('{"commit": "def"}')
+    assert bench(path, "--about", str(about)).returncode == 0
+    assert run("--seconds", "0") == ("out of time", {"DEVICE": "out of time", "HOST": "out of time"})
+
+
+def compare(path, *arguments, **environment):
+    return subprocess.run([sys.executable, os.path.join(HERE, "compare_transformers.py"), "--report", str(path), *arguments],
+                          env={**ENVIRONMENT, **environment}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def reported(path, **part):
+    """A report with one row of transformers."""
+    row = {"what": "transformers, sdpa, every trajectory in full", "size": "160/32/4", "layers": 2, "seconds": {"median": 1}}
+    content = {"schema": report_page.SCHEMA, "taken": {"commit": "abc"},
+               "parts": {"transformers": {"state": "done", "commit": "abc", "device": "cpu", "facts": {}, "tables": {"transformers": [row]}, **part}}}
+    path.write_text(json.dumps(content))
+    return row
+
+
+def test_transformers_that_cannot_run_leaves_what_was_measured(tmp_path):
+    path = tmp_path / "report.json"
+    row = reported(path)
+    for environment in ({"PYTHONPATH": str(tmp_path)}, {"CUDA_VISIBLE_DEVICES": ""}):
+        if "PYTHONPATH" in environment:
+            (tmp_path / "transformers.py").write_text("raise ImportError('none here')")
+        ran = compare(path, "--tiny", **environment)
+        assert ran.returncode == 0 and "stays" in ran.stdout, ran.stdout
+        assert parts_of(path)["transformers"]["tables"]["transformers"] == [row]
+    path.unlink()
+    assert compare(path, "--tiny", PYTHONPATH=str(tmp_path)).returncode == 0
+    assert parts_of(path)["transformers"]["state"] == "not measured: none here"
+
+
+@pytest.mark.parametrize("commit, stays", [("abc", True), ("def", False)])
+def test_transformers_begins_no_row_without_time(tmp_path, commit, stays):
+    path = tmp_path / "report.json"
+    row = reported(path, commit=commit)
+    ran = compare(path, "--device", "cpu", "--tiny", "--layers", "2", "--seconds", "0")
+    assert ran.returncode == 0, ran.stdout
+    part = parts_of(path)["transformers"]
+    rows = {other["what"]: other for other in part["tables"]["transformers"]}
+    assert part["state"] == "out of time" and part["device"] == "cpu" and len(rows) == 3
+    assert (rows[row["what"]] == row) == stays
+    assert rows["transformers, sdpa, the prompt once, K/V cached"] == {
+        "what": "transformers, sdpa, the prompt once, K/V cached", "size": "160/32/4", "layers": 2, "not_measured": "out of time"}
+
+
+def test_transformers_memory_is_each_rows_own(monkeypatch):
+    """The peak is taken anew before each row, where there is one."""
+    import types
+
+    import compare_transformers as script
+    calls = []
+    cuda = types.SimpleNamespace(reset_peak_memory_stats=lambda: calls.append("reset"), max_memory_allocated=lambda: calls.append("read") or 7,
+                                 synchronize=lambda: None)
+    torch = types.SimpleNamespace(cuda=cuda, OutOfMemoryError=MemoryError)
+    trainer = types.SimpleNamespace(micro_batch=1, model=types.SimpleNamespace(zero_grad=lambda **_: None))
+    rows = types.SimpleNamespace(add=calls.append)
+    for name in ("a", "b"):
+        script.measure(rows, torch, "cuda:0", trainer, {"what": name}, lambda: 0.5, lambda: 1)
+    assert [call if isinstance(call, str) else call["peak_bytes"] for call in calls] == ["reset", "read", 7] * 2
+
+
+def test_a_report_that_another_run_writes_is_left_alone(tmp_path):
+    import fcntl
+    path = tmp_path / "report.json"
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ran = bench(path, "--only", "rates", "--seconds", "0")
+        assert ran.returncode == 1 and "another run writes" in ran.stderr
+        ran = compare(path, "--device", "cpu", "--tiny")
+        assert ran.returncode == 1 and "another run writes" in ran.stdout
+    assert not path.exists() and bench(path, "--only", "rates", "--seconds", "0").returncode == 0
 
 
 def test_rates_are_flops_by_seconds(whole):
@@ -80,9 +170,9 @@ def test_offload_moves_the_tape_and_policies_shrink_it(whole):
 def test_offload_is_measured_of_a_deep_stack(whole):
     part = parts_of(whole)["offload"]
     rows = {row["way"]: row for row in part["tables"]["policies"]}
-    assert list(rows) == ["S0", "S2, offloaded, suffixes S1", "S2, offloaded"]
-    kept, thin, full = (rows[way]["phase_bytes"][1] for way in rows)
-    assert thin < full < kept and rows["S0"]["out_bytes"] == 0 and rows["S2, offloaded"]["out_bytes"] > 0
+    assert list(rows) == ["S0", "S2, offloaded, suffixes S1", "S2, offloaded", "S0, suffixes S1"]
+    kept, thin, full, thin_kept = (rows[way]["phase_bytes"][1] for way in rows)
+    assert thin < full < thin_kept < kept and rows["S0"]["out_bytes"] == 0 and rows["S2, offloaded"]["out_bytes"] > 0
 
 
 def test_bytes_are_what_the_plan_says(whole):
@@ -147,3 +237,5 @@ def test_mistakes_are_clear_errors(tmp_path):
     (tmp_path / "other.json").write_text("{}")
     ran = bench(tmp_path / "other.json", "--only", "rates")
     assert ran.returncode == 1 and "move it away" in ran.stderr
+    ran = bench("/proc/self/report.json", "--only", "rates")
+    assert ran.returncode == 1 and "/proc/self/report.json cannot be written" in ran.stderr

@@ -8,6 +8,7 @@
 #include "common/base/status_macros.h"
 #include "common/cost/prefix_bytes.h"
 #include "tests/gpu/bench/group_rows.h"
+#include "tests/gpu/bench/length_search.h"
 #include "tests/gpu/bench/parts.h"
 #include "tests/gpu/bench/stack.h"
 
@@ -59,11 +60,13 @@ std::vector<NamedWay> PolicyWays(const ModelConfig& model, int64_t rows) {
   return ways;
 }
 
-// A tape that stays, and those that leave while copies hide behind the work.
+// A tape that stays, and those that leave while copies hide behind the work. Where suffixes recompute, the last says
+// what that alone gives.
 std::vector<NamedWay> DeepWays(const ModelConfig& model, int64_t rows) {
   return {{"S0", {}},
           {"S2, offloaded, suffixes S1", Offloaded(model, rows, v1::S2, v1::S1)},
-          {"S2, offloaded", Offloaded(model, rows, v1::S2)}};
+          {"S2, offloaded", Offloaded(model, rows, v1::S2)},
+          {"S0, suffixes S1", {.suffix = v1::S1}}};
 }
 
 absl::Status MeasurePolicy(const BenchRun& run, Stack& stack, const GroupSize& size, const GroupWay& way, json& row) {
@@ -100,7 +103,8 @@ absl::Status MeasurePolicies(BenchRun& run, const ModelConfig& model,
   ASSIGN_OR_RETURN(const std::unique_ptr<Stack> stack,
                    Stack::Create(run, {.config = model, .host_tape_bytes = tape + tape / 8 + (1 << 20)}));
   for (const NamedWay& way : ways) {
-    run.Row("policies", {{"way", way.name}}, [&](json& row) { return MeasurePolicy(run, *stack, size, way.way, row); });
+    run.Row("policies", {{"way", way.name}, {"layers", model.num_layers}},
+            [&](json& row) { return MeasurePolicy(run, *stack, size, way.way, row); });
   }
   return absl::OkStatus();
 }
@@ -115,17 +119,12 @@ absl::StatusOr<bool> Runs(Stack& stack, const NamedWay& way, const GroupSize& sp
 }
 
 absl::Status Bisect(BenchRun& run, Stack& stack, const NamedWay& way, const GroupSize& split, int64_t step, json& row) {
-  const int64_t most = stack.config().max_positions / step;
-  int64_t runs = 0, fails = most + 1;  // in steps
-  for (int64_t tried = std::min<int64_t>(8, most); fails - runs > 1 && !run.TimeIsUp();) {
-    ASSIGN_OR_RETURN(const bool fits, Runs(stack, way, split, tried * step));
-    (fits ? runs : fails) = tried;
-    tried = fails > most ? std::min(2 * tried, most) : (runs + fails) / 2;
+  LengthSearch search(stack.config().max_positions / step);
+  while (!search.is_over() && !run.TimeIsUp()) {
+    ASSIGN_OR_RETURN(const bool fits, Runs(stack, way, split, search.next() * step));
+    search.Tell(fits);
   }
-  row["tokens"] = runs * step;
-  row["step"] = step;
-  row["is_the_positions"] = runs == most;
-  if (fails - runs > 1) row["cut"] = true;
+  search.Write(step, row);
   return absl::OkStatus();
 }
 
@@ -165,7 +164,7 @@ absl::Status RunCapacity(BenchRun& run) {
       {"reuse, S4 in blocks", {.prefix = v1::S4, .suffix = v1::S4, .block_rows = blocks}},
       {"reuse, S4 in blocks, offloaded", {.prefix = v1::S4, .suffix = v1::S4, .block_rows = blocks, .offload = true}}};
   for (const NamedWay& way : ways) {
-    run.Row("capacity", {{"way", way.name}},
+    run.Row("capacity", {{"way", way.name}, {"layers", model.num_layers}},
             [&](json& row) { return Bisect(run, *stack, way, split, tiny ? 64 : 1024, row); });
   }
   return absl::OkStatus();
@@ -177,7 +176,8 @@ absl::Status RunOptimizer(BenchRun& run) {
   model.num_layers = LayersOf(run, model, kOptimizerLayers);
   run.Fact("layers", model.num_layers);
   for (const v1::OptimizerResidency residency : {v1::DEVICE, v1::HOST}) {
-    run.Row("optimizer", {{"states", v1::OptimizerResidency_Name(residency)}}, [&](json& row) -> absl::Status {
+    const json what = {{"states", v1::OptimizerResidency_Name(residency)}, {"layers", model.num_layers}};
+    run.Row("optimizer", what, [&](json& row) -> absl::Status {
       ASSIGN_OR_RETURN(const std::unique_ptr<Stack> stack,
                        Stack::Create(run, {.config = model, .residency = residency, .keeps_states = true}));
       Spread spread;
