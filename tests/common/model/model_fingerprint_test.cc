@@ -51,7 +51,7 @@ TEST_F(ModelFingerprintTest, AnotherSeedShapeOrDtypeHasAnother) {
 
 TEST_F(ModelFingerprintTest, ATensorThatWasTrainedFurtherIsSeen) {
   const std::string before = Make({.seed = 3});
-  const std::string path = folder_ / "model" / "model.safetensors";
+  const std::string path = folder_ / "model/model.safetensors";
   const auto header = safetensors::ReadHeader(path);
   ASSERT_THAT(header.status(), IsOk());
   for (const safetensors::TensorEntry& tensor : header->tensors) {
