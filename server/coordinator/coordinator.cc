@@ -13,7 +13,6 @@
 #include "server/coordinator/logged_reasons.h"
 #include "server/coordinator/lost_messages.h"
 #include "server/coordinator/unfinished_files.h"
-#include "server/protocol/answers.h"
 
 namespace stemma::server {
 
@@ -218,7 +217,7 @@ void Coordinator::Execute(RemoveSpoolAction& action) {
 }
 
 void Coordinator::Execute(RemoveUnfinishedExportsAction&) {
-  if (!data_directory_.empty()) RemoveUnfinished(ExportsFolder(data_directory_));
+  if (!data_directory_.empty()) RemoveUnfinishedExports(data_directory_);
 }
 
 void Coordinator::Execute(JournalAction& action) {

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <set>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -15,10 +17,12 @@
 #include "common/base/free_bytes.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
+#include "server/coordinator/unfinished_files.h"
 #include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/history.h"
 #include "server/protocol/journal_checks.h"
 #include "server/protocol/journal_fold.h"
+#include "server/protocol/spool_names.h"
 
 namespace stemma::server {
 namespace {
@@ -27,20 +31,41 @@ constexpr uint32_t kServerRank = 0;  // at the failpoints
 
 static_assert(kRowBytesMax <= kBlobBytesMax, "a row that History may write has to fit");
 
+absl::Status JournalIsOld(const std::string& data_directory, const std::string& why) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(data_directory, ": the journal is missing or older than the spool: ", why,
+                   "; nothing is changed: put the newest journal/ back; to begin anew, give the server another --data, "
+                   "into which checkpoints/ may be moved"));
+}
+
+// A server makes its journal before its spool, and removes neither.
+absl::Status CheckNoSpool(const std::string& data_directory) {
+  std::error_code error;
+  const auto status = std::filesystem::symlink_status(data_directory + "/spool", error);
+  if (status.type() == std::filesystem::file_type::not_found) return absl::OkStatus();
+  return JournalIsOld(data_directory, "there is spool/, and no journal/journal.db");
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const std::string& data_directory, uint64_t requests_kept) {
-  // What a server before left unfinished goes first: on a full disk the journal, which empties its write-ahead log,
-  // finds no other room.
+  const bool has_journal = Journal::IsIn(data_directory);
+  if (!has_journal) RETURN_IF_ERROR(CheckNoSpool(data_directory));
+  // Nothing is removed before the journal's lock says that no other server is here, and nothing at all where no server
+  // ever was. What one left unfinished goes first: on a full disk the journal, which empties its write-ahead log, finds
+  // no other room.
+  ASSIGN_OR_RETURN(Database database, Journal::Lock(data_directory));
+  if (has_journal) RemoveUnfinished(data_directory);
   ASSIGN_OR_RETURN(Spool spool, Spool::Open(data_directory));
-  ASSIGN_OR_RETURN(CheckpointStore checkpoints, CheckpointStore::Open(data_directory));
-  ASSIGN_OR_RETURN(Journal journal, Journal::Open(data_directory));
+  ASSIGN_OR_RETURN(CheckpointStore checkpoints, CheckpointStore::Open(data_directory, /*sweeps=*/has_journal));
+  ASSIGN_OR_RETURN(Journal journal, Journal::Open(data_directory, std::move(database)));
   std::unique_ptr<Storage> storage(
       new Storage(data_directory, std::move(journal), std::move(spool), std::move(checkpoints)));
   RETURN_IF_ERROR(storage->FoldRows(requests_kept));
   RETURN_IF_ERROR(storage->FindCheckpoints());
   RETURN_IF_ERROR(storage->CheckAnyFound());
   // An old journal is refused by now, whose rows name none of the requests that the newest one needs.
+  RETURN_IF_ERROR(storage->CheckSpoolsAge());
   RETURN_IF_ERROR(storage->SweepSpool());
   return storage;
 }
@@ -57,6 +82,20 @@ absl::Status Storage::FoldRows(uint64_t requests_kept) {
   }
   RETURN_IF_ERROR(CheckJournalState(state_));
   last_row_ = journal_.last_n();
+  return absl::OkStatus();
+}
+
+// Refuses a journal that has not the start of the server by which a request was spooled: it is an old copy, or new, and
+// the steps since then are in the spool alone.
+absl::Status Storage::CheckSpoolsAge() const {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, spool_.Names());
+  for (const std::string& name : names) {
+    const std::optional<uint64_t> epoch = EpochOfSpoolName(name);
+    if (!epoch || *epoch <= state_.epoch()) continue;
+    return JournalIsOld(data_directory_,
+                        absl::StrCat("spool/", name, " is of the server's start ", *epoch,
+                                     ", and the last start that the journal knows is ", state_.epoch()));
+  }
   return absl::OkStatus();
 }
 

@@ -26,7 +26,9 @@ namespace stemma::server {
 
 class Storage {
  public:
-  // Errors: DataLoss - damage, which names the file and says what to do; what opening files leads to.
+  // Takes the journal's lock, then removes what a server before left unfinished. Errors: DataLoss - damage, which names
+  // the file and says what to do; FailedPrecondition - the journal is missing or older than the spool, or another
+  // server's; what opening files leads to.
   static absl::StatusOr<std::unique_ptr<Storage>> Open(const std::string& data_directory, uint64_t requests_kept);
 
   const internal::v1::JournalState& state() const { return state_; }  // as Open found it
@@ -60,6 +62,7 @@ class Storage {
   absl::Status FoldRows(uint64_t requests_kept);
   absl::Status FindCheckpoints();
   absl::Status CheckAnyFound() const;
+  absl::Status CheckSpoolsAge() const;
   absl::Status SweepSpool() const;  // removes what no row names
   absl::Status Write(const JournalAction& action);
 

@@ -7,36 +7,45 @@
 #include "absl/strings/match.h"
 #include "common/base/temporary_file.h"
 #include "glog/logging.h"
+#include "server/protocol/answers.h"
 
 namespace stemma::server {
 namespace {
 
 namespace fs = std::filesystem;
 
-bool IsUnfinished(const fs::path& path) {
-  const std::string name = path.filename().string();
-  return absl::StartsWith(name, ".tmp-") || TargetOfTemporary(name) == "calibration.json";
-}
+bool IsUnfinishedCalibration(const std::string& name) { return TargetOfTemporary(name) == "calibration.json"; }
+
+bool IsUnfinishedExport(const std::string& name) { return absl::StartsWith(name, ".tmp-"); }
 
 // Listed before any of it goes: what a folder that changes is listed as is not said.
-std::vector<fs::path> UnfinishedIn(const std::string& folder) {
+std::vector<fs::path> UnfinishedIn(const std::string& folder, bool (*is_unfinished)(const std::string&)) {
   std::vector<fs::path> paths;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (IsUnfinished(it->path())) paths.push_back(it->path());
+    if (is_unfinished(it->path().filename().string())) paths.push_back(it->path());
   }
   return paths;
 }
 
-}  // namespace
-
-void RemoveUnfinished(const std::string& folder) {
-  for (const fs::path& path : UnfinishedIn(folder)) {
+void RemoveFrom(const std::string& folder, bool (*is_unfinished)(const std::string&)) {
+  for (const fs::path& path : UnfinishedIn(folder, is_unfinished)) {
     std::error_code failed;
     fs::remove_all(path, failed);
     LOG(INFO) << "removed " << path.string() << ", which a process that ended left unfinished"
               << (failed ? ": " + failed.message() : "");
   }
+}
+
+}  // namespace
+
+void RemoveUnfinishedExports(const std::string& data_directory) {
+  RemoveFrom(ExportsFolder(data_directory), IsUnfinishedExport);
+}
+
+void RemoveUnfinished(const std::string& data_directory) {
+  RemoveFrom(data_directory, IsUnfinishedCalibration);
+  RemoveUnfinishedExports(data_directory);
 }
 
 }  // namespace stemma::server

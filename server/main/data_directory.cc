@@ -13,8 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
-#include "server/coordinator/unfinished_files.h"
-#include "server/protocol/answers.h"
 
 namespace stemma::server {
 namespace {
@@ -72,9 +70,6 @@ absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
         absl::StrCat("is in use by ", HolderOf(fd.get()), ": each server needs a data directory of its own"));
   }
   RETURN_IF_ERROR(WriteHolder(fd.get(), absl::StrCat("pid ", getpid(), "\n")));
-  // Only who holds the lock writes here, so what is unfinished is nobody's.
-  RemoveUnfinished(data.string());
-  RemoveUnfinished(ExportsFolder(data.string()));
   return DataDirectory(data.string(), std::move(fd));
 }
 

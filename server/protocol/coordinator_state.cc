@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/protocol/answers.h"
 #include "server/protocol/checkpoint_rules.h"
+#include "server/protocol/spool_names.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
@@ -38,7 +38,7 @@ CoordinatorState::CoordinatorState(CoordinatorOptions options)
       base_(&out_, &history_),
       gang_(GangOptionsOf(options_)),
       calibration_(options_.model, options_.calibration, options_.config),
-      arrivals_(&out_, history_.replays() ? absl::StrCat(options_.epoch, "-") : ""),
+      arrivals_(&out_, history_.replays() ? SpoolPrefix(options_.epoch) : ""),
       jobs_(options_.config.limits().requests_kept(), options_.worker_stalled_after, &out_, &history_, &gang_,
             &lineage_),
       parts_{options_, out_, history_, lineage_, base_, save_, gang_, calibration_, arrivals_, jobs_},

@@ -224,10 +224,11 @@ internal::v1::KnownCheckpoint KnownOf(const StoredCheckpoint& stored) {
   return known;
 }
 
-absl::StatusOr<CheckpointStore> CheckpointStore::Open(const std::string& directory) {
+absl::StatusOr<CheckpointStore> CheckpointStore::Open(const std::string& directory, bool sweeps) {
   ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
   CheckpointStore store(absl::StrCat(root, "/checkpoints"));
   RETURN_IF_ERROR(MakeFolder(store.folder_, kMode));
+  if (!sweeps) return store;
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(store.folder_));
   for (const std::string& name : names) {
     if (!absl::StartsWith(name, std::string(kTemporary))) continue;

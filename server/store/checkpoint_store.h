@@ -38,9 +38,9 @@ internal::v1::KnownCheckpoint KnownOf(const StoredCheckpoint& stored);
 
 class CheckpointStore {
  public:
-  // Creates the folder if need be, mode 0755, and removes .tmp-*, which saves and removals that were cut short left: no
-  // other process may use it. Errors: those of the disk (common/base/file.h).
-  static absl::StatusOr<CheckpointStore> Open(const std::string& directory);
+  // Creates the folder if need be, mode 0755. `sweeps`: removes .tmp-*, which saves and removals that were cut short
+  // left: no other process may use it. Errors: those of the disk (common/base/file.h).
+  static absl::StatusOr<CheckpointStore> Open(const std::string& directory, bool sweeps = true);
 
   // Makes `.tmp-NAME` and optim/ in it, mode 0755, empty: what was there goes. Returns the name of the folder.
   absl::StatusOr<std::string> Begin(const std::string& name) const;

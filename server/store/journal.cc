@@ -1,6 +1,7 @@
 #include "server/store/journal.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <optional>
@@ -15,6 +16,10 @@
 
 namespace stemma::server {
 namespace {
+
+constexpr char kDatabaseFile[] = "journal.db", kWitnessFile[] = "last";
+
+std::string FolderIn(const std::string& directory) { return absl::StrCat(directory, "/journal"); }
 
 // A caller that never settles must not fill the disk with the log.
 constexpr uint64_t kUnsettledBytesMax = 16 << 20;
@@ -46,13 +51,32 @@ absl::StatusOr<JournalRows> Verified(Database& database, const std::string& path
 
 }  // namespace
 
-absl::StatusOr<Journal> Journal::Open(const std::string& directory) {
+bool Journal::IsIn(const std::string& directory) {
+  const auto is_there = [&](const char* file) {
+    struct stat info;
+    return lstat(absl::StrCat(directory, "/journal/", file).c_str(), &info) == 0 || errno != ENOENT;
+  };
+  return is_there(kDatabaseFile) || is_there(kWitnessFile);
+}
+
+absl::StatusOr<Database> Journal::Lock(const std::string& directory) {
   ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
-  const std::string folder = absl::StrCat(root, "/journal");
-  const std::string path = absl::StrCat(folder, "/journal.db"), witness_path = absl::StrCat(folder, "/last");
+  const std::string folder = FolderIn(root), path = absl::StrCat(folder, "/", kDatabaseFile);
   RETURN_IF_ERROR(MakePrivateFolder(folder));
   RETURN_IF_ERROR(MakeFile(path));
-  ASSIGN_OR_RETURN(Database database, Database::Open(path));
+  return Database::Open(path);
+}
+
+absl::StatusOr<Journal> Journal::Open(const std::string& directory) {
+  ASSIGN_OR_RETURN(Database database, Lock(directory));
+  return Open(directory, std::move(database));
+}
+
+absl::StatusOr<Journal> Journal::Open(const std::string& directory, Database database) {
+  ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
+  const std::string folder = FolderIn(root);
+  const std::string path = absl::StrCat(folder, "/", kDatabaseFile);
+  const std::string witness_path = absl::StrCat(folder, "/", kWitnessFile);
   ASSIGN_OR_RETURN(JournalRows rows, Verified(database, path, witness_path));
   ASSIGN_OR_RETURN(RowInserter inserter, RowInserter::Make(database));
   // A server that was killed may have left a row that was never forced: now it is, before the witness names it.

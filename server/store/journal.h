@@ -29,10 +29,16 @@ namespace stemma::server {
 
 class Journal {
  public:
-  // Creates the journal if need be, locks it, reads and verifies all of it. A journal that is refused is not changed.
-  // Errors: FailedPrecondition - another process has it open, or another program or version wrote it; CORRUPT_JOURNAL -
-  // names the file, the row and what to do; JOURNAL_BEHIND - rows that were durable are missing; those of the disk
+  // Tells whether the directory has a journal: a database, or a witness that says that there was one.
+  static bool IsIn(const std::string& directory);
+  // Creates the journal if need be and locks it; nothing of it is changed. Errors: as Open's.
+  static absl::StatusOr<Database> Lock(const std::string& directory);
+  // Reads and verifies all of a journal that Lock locked. One that is refused is not changed. Errors:
+  // FailedPrecondition - another process has it open, or another program or version wrote it; CORRUPT_JOURNAL - names
+  // the file, the row and what to do; JOURNAL_BEHIND - rows that were durable are missing; those of the disk
   // (database.h).
+  static absl::StatusOr<Journal> Open(const std::string& directory, Database database);
+  // Locks it first.
   static absl::StatusOr<Journal> Open(const std::string& directory);
 
   // The rows that Open read, in their order; a second call answers none.

@@ -73,17 +73,20 @@ absl::Status Spool::Remove(const std::string& name) const {
   return RemoveFile(path);
 }
 
+absl::StatusOr<std::vector<std::string>> Spool::Names() const {
+  ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(folder_));
+  std::erase_if(names, [this](const std::string& name) {
+    if (!CheckFileName(name).ok()) return true;
+    const absl::StatusOr<RegularFile> file = RegularFile::Open(absl::StrCat(folder_, "/", name));
+    return !file.ok() || !IsSpooled(*file);
+  });
+  return names;
+}
+
 absl::StatusOr<std::vector<std::string>> Spool::Sweep(const std::set<std::string>& keep) const {
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder_));
-  std::vector<std::string> removed;
-  for (const std::string& name : names) {
-    if (!CheckFileName(name).ok() || keep.contains(name)) continue;
-    const std::string path = absl::StrCat(folder_, "/", name);
-    const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
-    if (!file.ok() || !IsSpooled(*file)) continue;
-    RETURN_IF_ERROR(RemoveFile(path));
-    removed.push_back(name);
-  }
+  ASSIGN_OR_RETURN(std::vector<std::string> removed, Names());
+  std::erase_if(removed, [&](const std::string& name) { return keep.contains(name); });
+  for (const std::string& name : removed) RETURN_IF_ERROR(RemoveFile(absl::StrCat(folder_, "/", name)));
   return removed;
 }
 

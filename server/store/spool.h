@@ -36,6 +36,8 @@ class Spool {
   absl::StatusOr<SpooledRequest> Read(const internal::v1::SpoolFile& file) const;
   // Returns OK too when there is no such file.
   absl::Status Remove(const std::string& name) const;
+  // Returns the names of the spooled requests, sorted; other files are none.
+  absl::StatusOr<std::vector<std::string>> Names() const;
   // Removes the spooled requests whose names are not in `keep`, and returns their names, sorted. Other files stay.
   absl::StatusOr<std::vector<std::string>> Sweep(const std::set<std::string>& keep) const;
 

@@ -218,7 +218,41 @@ def test_d2_what_killed_workers_left_of_exports_goes_when_the_next_one_begins(cl
     assert leftovers(data) == sorted([*before, "next", "x.tmp-"])
 
 
+def test_d2_a_journal_that_is_missing_or_old_is_waited_for_and_the_spool_stays(tmp_path):
+    data, journal = tmp_path / "data", tmp_path / "data" / "journal"
+    with Cluster(data=data) as cluster:
+        assert Request().send(cluster.stub).result.steps[0].step == 1
+        cluster.kill()
+    shutil.copytree(journal, tmp_path / "old")
+    with Cluster(data=data) as cluster:
+        assert Request().send(cluster.stub).result.steps[0].step == 2
+        cluster.kill()
+    journal.rename(tmp_path / "newest")
+    spooled = sorted(p.name for p in (data / "spool").iterdir())
+    refused_start(tmp_path, data, "the journal is missing or older than the spool", "no journal/journal.db")
+    shutil.copytree(tmp_path / "old", journal)
+    refused_start(tmp_path, data, "the journal is missing or older than the spool", "is of the server's start 2")
+    assert sorted(p.name for p in (data / "spool").iterdir()) == spooled != []
+    shutil.rmtree(journal)
+    (tmp_path / "newest").rename(journal)
+    with Cluster(data=data) as cluster:
+        assert cluster.model().step == 2, "nothing was lost meanwhile"
+
+
+def test_d2_a_users_files_in_the_data_directory_stay(tmp_path):
+    data = tmp_path / "data"
+    theirs = [data / ".tmp-thesis", data / "exports" / ".tmp-mine", data / "checkpoints" / ".tmp-mine"]
+    for folder in theirs:
+        folder.mkdir(parents=True)
+    with Cluster(data=data, worker=False):
+        assert all(folder.exists() for folder in theirs)
+    with Cluster(data=data, worker=False):
+        assert [folder.exists() for folder in theirs] == [True, False, False], "the last two are the server's by now"
+
+
 def test_d2_what_killed_writers_left_goes_at_the_next_start(tmp_path):
+    with Cluster(data=tmp_path / "data", worker=False):
+        pass
     left = tmp_path / "data" / "exports" / ".tmp-x-abc"
     left.mkdir(parents=True)
     (left / "model.safetensors").touch()

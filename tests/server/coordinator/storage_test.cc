@@ -2,6 +2,7 @@
 // sense.
 #include "server/coordinator/storage.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -118,6 +119,87 @@ TEST(StorageTest, ARefusedJournalLeavesTheRequestsThatItDoesNotName) {
   std::filesystem::remove_all(folder / "checkpoints/ahead");
   ASSERT_THAT(Storage::Open(folder.path(), kRequestsKept), IsOk());
   EXPECT_FALSE(std::filesystem::exists(kept)) << "control: no row of a journal that is taken names it";
+}
+
+void SpoolOne(const std::string& folder, const std::string& name) {
+  const auto spool = Spool::Open(folder);
+  ASSERT_THAT(spool, IsOk());
+  ASSERT_THAT(spool->Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), IsOk());
+}
+
+// Its rows are gone, and with them the only names of what could restore them.
+TEST(StorageTest, AJournalOfFewerStartsThanTheSpoolIsRefused) {
+  const TempFolder folder;
+  ASSERT_THAT(OpenWith(folder.path(), {Started(1).SerializeAsString()}), IsOk());
+  SpoolOne(folder.path(), "1-9");
+  SpoolOne(folder.path(), "2-1");
+  for (int starts = 0; starts < 2; ++starts) {  // another start says the same
+    EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("spool/2-1 is of the server's start 2")));
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "spool/1-9") && std::filesystem::exists(folder / "spool/2-1"));
+  ASSERT_THAT(OpenWith(folder.path(), {Started(2).SerializeAsString()}), IsOk()) << "the newest is back";
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "spool")) << "control: no row names them";
+}
+
+TEST(StorageTest, AnEmptyJournalBesideASpoolIsRefused) {
+  const TempFolder folder;
+  SpoolOne(folder.path(), "1-1");
+  EXPECT_THAT(OpenWith(folder.path(), {}).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("missing or older than the spool")));
+  EXPECT_TRUE(std::filesystem::exists(folder / "spool/1-1"));
+}
+
+// The spool of a server with `durability: rewind` is empty: its journal is missed all the same.
+TEST(StorageTest, AMissingJournalIsRefusedWhereAServerWas) {
+  const TempFolder folder, elsewhere;
+  ASSERT_THAT(OpenWith(folder.path(), {Started(1).SerializeAsString()}), IsOk());
+  std::filesystem::rename(folder / "journal", elsewhere / "journal");
+  EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no journal/journal.db")));
+  EXPECT_FALSE(std::filesystem::exists(folder / "journal")) << "one that is put back is not put into it";
+  std::filesystem::rename(elsewhere / "journal", folder / "journal");
+  EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept), IsOk());
+}
+
+TEST(StorageTest, CheckpointsAloneBeginANewJournal) {
+  const TempFolder folder;
+  ASSERT_THAT(CommitSave(*CheckpointStore::Open(folder.path()), folder.path(), MakeSave("moved", 1, 5), ""), IsOk());
+  const auto storage = Storage::Open(folder.path(), kRequestsKept);
+  ASSERT_THAT(storage, IsOk());
+  EXPECT_EQ((*storage)->found().size(), 1u);
+}
+
+const std::vector<std::string> kUnfinished = {"checkpoints/.tmp-a", "exports/.tmp-b-abcdef",
+                                              ".calibration.json.aB3xYz"};
+
+void LeaveUnfinished(const TempFolder& folder) {
+  for (const std::string& name : kUnfinished) std::filesystem::create_directories(folder / name);
+}
+
+int NumUnfinished(const TempFolder& folder) {
+  return static_cast<int>(std::count_if(kUnfinished.begin(), kUnfinished.end(), [&](const std::string& name) {
+    return std::filesystem::exists(folder / name);
+  }));
+}
+
+TEST(StorageTest, NothingIsRemovedWhereNoServerWas) {
+  const TempFolder folder;
+  LeaveUnfinished(folder);
+  ASSERT_THAT(Storage::Open(folder.path(), kRequestsKept), IsOk());
+  EXPECT_EQ(NumUnfinished(folder), 3);
+  ASSERT_THAT(Storage::Open(folder.path(), kRequestsKept), IsOk());
+  EXPECT_EQ(NumUnfinished(folder), 0) << "control: the directory is a server's by now";
+}
+
+TEST(StorageTest, NothingIsRemovedUnderAnotherServer) {
+  const TempFolder folder;
+  const absl::StatusOr<Journal> others = Journal::Open(folder.path());
+  ASSERT_THAT(others, IsOk());
+  LeaveUnfinished(folder);
+  EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("another process uses it")));
+  EXPECT_EQ(NumUnfinished(folder), 3);
 }
 
 }  // namespace

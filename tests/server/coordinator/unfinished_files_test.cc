@@ -1,33 +1,55 @@
 #include "server/coordinator/unfinished_files.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
 namespace {
 
 namespace fs = std::filesystem;
 
+std::set<std::string> NamesIn(const std::string& folder) {
+  std::set<std::string> names;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    names.insert(entry.path().filename().string());
+  return names;
+}
+
 TEST(UnfinishedFilesTest, WhatHasAPlaceOfItsOwnStays) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("unfinished-" + std::to_string(getpid()));
-  for (const char* path :
-       {".tmp-w-a1B2c3", ".tmp-v-abcdef/optim", "w", "x.tmp-", ".hidden", ".calibration.json.mine"}) {
-    fs::create_directories(folder / path);
+  const testing::TempFolder data;
+  const fs::path exports = data / "exports";
+  for (const char* path : {".tmp-w-a1B2c3", ".tmp-v-abcdef/optim", "w", "x.tmp-", ".hidden"}) {
+    fs::create_directories(exports / path);
   }
-  std::ofstream(folder / ".tmp-w-a1B2c3" / "model.safetensors") << "x";
-  std::ofstream(folder / ".calibration.json.a1B2c3") << "x";
-  RemoveUnfinished(folder.string());
-  std::set<std::string> left;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) left.insert(entry.path().filename().string());
-  EXPECT_EQ(left, (std::set<std::string>{"w", "x.tmp-", ".hidden", ".calibration.json.mine"}));
-  fs::remove_all(folder);
-  RemoveUnfinished(folder.string());  // where no export was ever written
+  std::ofstream(exports / ".tmp-w-a1B2c3" / "model.safetensors") << "x";
+  std::ofstream(data / ".calibration.json.a1B2c3") << "x";
+  RemoveUnfinished(data.path());
+  EXPECT_EQ(NamesIn(exports.string()), (std::set<std::string>{"w", "x.tmp-", ".hidden"}));
+  EXPECT_EQ(NamesIn(data.path()), std::set<std::string>{"exports"});
+}
+
+// The directory may be one that a user has for other things as well.
+TEST(UnfinishedFilesTest, OutsideOfExportsAUsersTemporariesStay) {
+  const testing::TempFolder data;
+  const std::set<std::string> theirs = {".tmp-thesis", ".calibration.json.mine", "calibration.json", "tmp"};
+  for (const std::string& name : theirs) fs::create_directory(data / name);
+  RemoveUnfinished(data.path());
+  EXPECT_EQ(NamesIn(data.path()), theirs);
+}
+
+TEST(UnfinishedFilesTest, AnExportsRemovalLeavesTheRest) {
+  const testing::TempFolder data;
+  RemoveUnfinishedExports(data.path());  // where no export was ever written
+  fs::create_directories(data / "exports/.tmp-w-a1B2c3");
+  std::ofstream(data / ".calibration.json.a1B2c3") << "x";
+  RemoveUnfinishedExports(data.path());
+  EXPECT_EQ(NamesIn(data.path()), (std::set<std::string>{".calibration.json.a1B2c3", "exports"}));
+  EXPECT_TRUE(fs::is_empty(data / "exports"));
 }
 
 }  // namespace
