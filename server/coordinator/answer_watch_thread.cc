@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/base/steady_time.h"
 #include "server/coordinator/logged_reasons.h"
 
 namespace stemma::server {
@@ -29,7 +30,7 @@ void AnswerWatchThread::Run() {
   Answer answer = Ask();
   while (Sleep()) {
     const bool answered = *answer;
-    if (const std::optional<AnswerWatch::Change> change = watch_.Look(clock_.Now(), answered)) {
+    if (const std::optional<AnswerWatch::Change> change = watch_.Look(SteadyNow(clock_), answered)) {
       Log(change->reason);
       on_change_(change->now);
     }

@@ -90,7 +90,7 @@ void Coordinator::WorkerLost(SessionId session, const std::string& reason) {
 
 void Coordinator::Ask(std::function<void()> answer) {
   MutexLock lock(&mutex_);
-  events_.push_back({.at = clock_.Now(), .event = {}, .answer = std::move(answer)});
+  events_.push_back({.at = SteadyNow(clock_), .event = {}, .answer = std::move(answer)});
 }
 
 void Coordinator::AskNumbers(std::function<void(ServerNumbers)> take) {
@@ -115,7 +115,7 @@ bool Coordinator::WaitDrained(absl::Duration timeout) {
 // False: stopped. A tick that leaves its deadline where it was lets one event pass: no deadline stops the events.
 bool Coordinator::NextEvent(Arrived& next) {
   const absl::Time deadline = state_.NextDeadline();
-  const absl::Duration wait = deadline - clock_.Now();
+  const absl::Duration wait = deadline - SteadyNow(clock_);
   MutexLock lock(&mutex_);
   const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !events_.empty(); };
   mutex_.AwaitWithTimeout(awake, wait);
@@ -127,7 +127,7 @@ bool Coordinator::NextEvent(Arrived& next) {
   }
   const bool due = events_.empty() || (deadline <= events_.front().at && deadline != ticked_for_);
   if (due) {
-    next = {events_.empty() ? clock_.Now() : events_.front().at, TickEvent{}};
+    next = {events_.empty() ? SteadyNow(clock_) : events_.front().at, TickEvent{}};
     ticked_for_ = deadline;
   } else {
     next = std::move(events_.front());
@@ -145,11 +145,11 @@ bool Coordinator::IsOfClosedSession(const Event& event) {
 
 Decision Coordinator::Decide(absl::Time now, const Event& event) {
   const auto free_bytes = [this] { return storage_ == nullptr ? std::nullopt : storage_->FreeBytes(); };
-  return state_.Handle(now, event, free_bytes, clock_.Now());
+  return state_.Handle(now, event, free_bytes, {.handled_at = SteadyNow(clock_), .time_of_day = clock_.Now()});
 }
 
 void Coordinator::Run() {
-  Execute(Decide(clock_.Now(), StartEvent{}));
+  Execute(Decide(SteadyNow(clock_), StartEvent{}));
   Arrived next;
   while (NextEvent(next)) {
     if (next.answer != nullptr) {

@@ -27,6 +27,7 @@
 #include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "common/base/steady_time.h"
 #include "server/coordinator/checkpoint_folder_thread.h"
 #include "server/coordinator/checkpoint_thread.h"
 #include "server/coordinator/planner_threads.h"
@@ -92,12 +93,12 @@ class Coordinator {
 
  private:
   struct Arrived {
-    absl::Time at;
+    absl::Time at;  // SteadyNow
     Event event;
     std::function<void()> answer = nullptr;  // set: a question, and no event
   };
   void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    events_.push_back({.at = clock_.Now(), .event = std::move(event)});
+    events_.push_back({.at = SteadyNow(clock_), .event = std::move(event)});
   }
   void OnDone(Event event);  // of the threads beside this one
   void Run();

@@ -68,9 +68,10 @@ ServerNumbers CoordinatorState::Numbers() const {
 }
 
 Decision CoordinatorState::Handle(absl::Time now, const Event& event, FreeBytesFunction free_bytes,
-                                  absl::Time handled_at) {
-  out_.Begin(now, std::move(free_bytes));
-  membership_.Pass(handled_at);
+                                  const HandledTimes& times) {
+  const bool says_day = times.time_of_day != absl::InfinitePast();
+  out_.Begin(now, std::move(free_bytes), says_day ? times.time_of_day : now);
+  membership_.Pass(times.handled_at);
   std::visit([this](const auto& e) { On(e); }, event);
   runner_.StartNext();
   saves_.SaveBeforeLeaving();

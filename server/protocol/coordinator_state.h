@@ -37,17 +37,24 @@
 
 namespace stemma::server {
 
+// When an event is handled.
+struct HandledTimes {
+  // On the clock of the event's own time, where that is later: a server that hung did not listen while its events came,
+  // and counts no silence and no standstill meanwhile (CountedTime).
+  absl::Time handled_at = absl::InfinitePast();
+  absl::Time time_of_day = absl::InfinitePast();  // infinite: the event's own time
+};
+
 class CoordinatorState {
  public:
   explicit CoordinatorState(CoordinatorOptions options);
   CoordinatorState(const CoordinatorState&) = delete;  // its parts hold one another
   CoordinatorState& operator=(const CoordinatorState&) = delete;
 
-  // `now`: when the event came, which deadlines are held to. `free_bytes`: asked where the journal is compacted.
-  // `handled_at`: when it is handled, where that is later: a server that hung did not listen while its events came, and
-  // counts no silence and no standstill meanwhile (CountedTime).
+  // `now`: when the event came, which deadlines are held to, on a clock that nobody sets. `free_bytes`: asked where the
+  // journal is compacted.
   Decision Handle(absl::Time now, const Event& event, FreeBytesFunction free_bytes = nullptr,
-                  absl::Time handled_at = absl::InfinitePast());
+                  const HandledTimes& times = {});
 
   // When a TickEvent is due; InfiniteFuture: not before another event.
   absl::Time NextDeadline();

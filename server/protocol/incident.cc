@@ -40,7 +40,7 @@ nlohmann::ordered_json JsonOf(size_t number, const Incident::Rank& rank) {
 
 Incident MakeIncident(const CoordinatorParts& parts, const std::string& reason) {
   const RunningJob& running = parts.jobs.running();
-  Incident incident = {.at = parts.out.now(),
+  Incident incident = {.at = parts.out.time_of_day(),
                        .epoch = parts.options.epoch,
                        .generation = parts.gang.generation(),
                        .reason = reason,

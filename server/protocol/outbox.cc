@@ -5,8 +5,9 @@
 
 namespace stemma::server {
 
-void Outbox::Begin(absl::Time now, FreeBytesFunction free_bytes) {
+void Outbox::Begin(absl::Time now, FreeBytesFunction free_bytes, absl::Time time_of_day) {
   now_ = now;
+  time_of_day_ = time_of_day;
   free_bytes_ = std::move(free_bytes);
   decision_ = Decision();
 }

@@ -22,9 +22,11 @@ using FreeBytesFunction = std::function<std::optional<uint64_t>()>;
 class Outbox {
  public:
   // Begins the decision on an event that came at `now`.
-  void Begin(absl::Time now, FreeBytesFunction free_bytes = nullptr);
+  void Begin(absl::Time now, FreeBytesFunction free_bytes = nullptr, absl::Time time_of_day = absl::UnixEpoch());
   Decision Take();
   absl::Time now() const { return now_; }
+  // The time of day, for what people read: it may go back from one event to the next.
+  absl::Time time_of_day() const { return time_of_day_; }
   // Asks what the journal's disk has left, and hangs where the disk does: for decisions that write to it.
   std::optional<uint64_t> FreeBytes() const { return free_bytes_ == nullptr ? std::nullopt : free_bytes_(); }
 
@@ -50,7 +52,7 @@ class Outbox {
   // Adds a message to be filled.
   internal::v1::ServerMessage& AddMessage(SessionId session);
 
-  absl::Time now_;
+  absl::Time now_, time_of_day_;
   FreeBytesFunction free_bytes_;
   Decision decision_;
 };

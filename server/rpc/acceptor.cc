@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/descriptors.h"
+#include "common/base/steady_time.h"
 #include "glog/logging.h"
 #include "grpcpp/security/server_credentials.h"
 
@@ -134,7 +135,7 @@ void Acceptor::Run(const Clock& clock) {
     if (ready > 0 && waiting[0].revents != 0) return;
     failed = false;
     for (const UniqueFd& fd : listeners_) failed = !AcceptFrom(fd.get()) || failed;
-    if (!problem_.empty()) Say(clock.Now(), std::exchange(problem_, ""));
+    if (!problem_.empty()) Say(SteadyNow(clock), std::exchange(problem_, ""));
   }
 }
 

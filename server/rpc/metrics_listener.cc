@@ -10,8 +10,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "common/base/clock.h"
+#include "common/base/flag.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "server/rpc/acceptor.h"
@@ -30,9 +30,7 @@ class AskedNumbers final : public prometheus::Collectable {
   std::vector<prometheus::MetricFamily> Collect() const override {
     const std::shared_ptr<Answer> answer = Ask();
     const double left_s = answer->give_up_s - RealClock().MonotonicSeconds();
-    if (!answer->came.WaitForNotificationWithTimeout(absl::Seconds(left_s))) {
-      return MetricFamiliesOf(facts_, std::nullopt);
-    }
+    if (!answer->came.AwaitWithin(absl::Seconds(left_s))) return MetricFamiliesOf(facts_, std::nullopt);
     return MetricFamiliesOf(facts_, answer->numbers);
   }
 
@@ -40,16 +38,16 @@ class AskedNumbers final : public prometheus::Collectable {
   struct Answer {
     double give_up_s = RealClock().MonotonicSeconds() + absl::ToDoubleSeconds(MetricsListener::kAnswerWithin);
     ServerNumbers numbers;
-    absl::Notification came;
+    Flag came;
   };
 
   std::shared_ptr<Answer> Ask() const {
     MutexLock lock(&mutex_);
-    if (asked_ != nullptr && !asked_->came.HasBeenNotified()) return asked_;
+    if (asked_ != nullptr && !asked_->came.is_set()) return asked_;
     asked_ = std::make_shared<Answer>();
     ask_([answer = asked_](ServerNumbers numbers) {
       answer->numbers = std::move(numbers);
-      answer->came.Notify();
+      answer->came.Set();
     });
     return asked_;
   }

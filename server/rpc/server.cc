@@ -6,6 +6,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/base/message_sizes.h"
 #include "common/base/status_macros.h"
+#include "common/base/steady_time.h"
 #include "common/base/stop_times.h"
 #include "glog/logging.h"
 #include "grpc/support/log.h"
@@ -73,7 +74,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   Rpc& rpc = *self->rpc_;
   PlanFunction plan = MakePlanFunction(options.model);
   const RunNumbers numbers = NumbersOfRun(RunDtypeOf(options.coordinator.config.dtype()));
-  AnswerWatch watch(clock.Now(), options.coordinator.worker_lost_after, options.coordinator.worker_stalled_after);
+  AnswerWatch watch(SteadyNow(clock), options.coordinator.worker_lost_after, options.coordinator.worker_stalled_after);
   options.coordinator.calibration = ReadCalibration(options.coordinator.data_directory);
   self->coordinator_ =
       std::make_unique<Coordinator>(std::move(options.coordinator), std::move(plan), std::move(options.storage), clock,

@@ -11,6 +11,7 @@ _FLAG_FILES = re.compile(r".*_options\.cc$|client/cli/(commands/)?\w+_command\.c
 _CLOCKS = re.compile(r"\babsl::Now\b|\bGetCurrentTimeNanos\b|\b(system|steady|high_resolution|utc|file)_clock\b|"
                      r"\bclock_gettime\b|\bgpr_now\b|\bGPR_CLOCK_REALTIME\b|\bgettimeofday\b|\btime\((nullptr|NULL|0)\)|\bclock\(\)|"
                      r"\b(u|nano)?sleep\(|\bclock_nanosleep\b|\bSleepFor\b|\bsleep_(for|until)\b")
+_WAITS = re.compile(r"\babsl::(Notification|CondVar)\b")  # Debian's Abseil holds them to the machine's clock
 _CLOCK_FILE = "common/base/clock.cc"
 _OPTIONS = source_tree.ROOT / "tests" / "repo" / "options.txt"
 _OPTION = re.compile(r'(?:(?:add_option|add_flag|set_version_flag)\w*(?:<[\w:]+>)?\(|AddNumber\(&\w+,)\s*"([^"]+)"')
@@ -34,6 +35,10 @@ def stray_clocks(tree):
     return list(_lines_with(tree, _CLOCKS, lambda path: path == _CLOCK_FILE or path.startswith("tests/bench/")))
 
 
+def stray_waits(tree):
+    return list(_lines_with(tree, _WAITS, lambda path: path.startswith("tests/")))
+
+
 def options(tree):
     """`file option` of all that the programs take."""
     return sorted({f"{path} {name}" for path, text in tree.items()
@@ -47,6 +52,12 @@ def test_flags_and_environment_are_read_in_one_kind_of_file():
 
 def test_clocks_are_read_and_slept_on_in_one_file():
     source_tree.assert_none(stray_clocks(source_tree.repository()))
+
+
+def test_nothing_waits_by_a_clock_that_someone_may_set():
+    source_tree.assert_none(stray_waits(source_tree.repository()))
+    for line in ("absl::Notification stop_;", "absl::CondVar changed_;"):
+        assert stray_waits({"worker/rpc/session.cc": line}) and not stray_waits({"tests/a_test.cc": line})
 
 
 def test_the_options_are_those_listed():

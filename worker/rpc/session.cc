@@ -10,7 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
+#include "common/base/flag.h"
 #include "common/base/message_sizes.h"
 #include "common/base/system_memory.h"
 #include "glog/logging.h"
@@ -114,19 +114,19 @@ class Heartbeats {
  public:
   Heartbeats(EngineThread& engine, Writer& writer)
       : thread_([this, &engine, &writer] {
-          while (!stop_.WaitForNotificationWithTimeout(kHeartbeatEvery)) {
+          while (!stop_.AwaitWithin(kHeartbeatEvery)) {
             WorkerMessage message;
             *message.mutable_heartbeat() = engine.Heartbeat();
             writer.Send(message);
           }
         }) {}
   ~Heartbeats() {
-    stop_.Notify();
+    stop_.Set();
     thread_.join();
   }
 
  private:
-  absl::Notification stop_;
+  Flag stop_;
   std::thread thread_;
 };
 
@@ -145,9 +145,9 @@ class EngineFailure {
     WorkerMessage message;
     message.mutable_refused()->set_message(std::string(status.message()));
     writer_.Send(message);
-    if (!closed_.WaitForNotificationWithTimeout(kServerClosesWithin)) context_.TryCancel();
+    if (!closed_.AwaitWithin(kServerClosesWithin)) context_.TryCancel();
   }
-  void StreamClosed() { closed_.Notify(); }
+  void StreamClosed() { closed_.Set(); }
   absl::Status Get() {
     absl::MutexLock lock(&mutex_);
     return status_;
@@ -156,7 +156,7 @@ class EngineFailure {
  private:
   grpc::ClientContext& context_;
   Writer& writer_;
-  absl::Notification closed_;
+  Flag closed_;
   absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };

@@ -75,8 +75,10 @@ TEST(AnswerWatchTest, ItsReasonsAreErrorsAndTheEndAWarning) {
 // Each look at it is a second later.
 class SteppingClock final : public Clock {
  public:
-  absl::Time Now() const override { return now_ += absl::Seconds(1); }
-  double MonotonicSeconds() const override { return 0; }
+  absl::Time Now() const override { return absl::InfinitePast(); }  // nobody may ask for the time of day
+  double MonotonicSeconds() const override {
+    return absl::ToDoubleSeconds((now_ += absl::Seconds(1)) - absl::UnixEpoch());
+  }
   void Sleep(absl::Duration) const override {}
 
  private:

@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/coordinator/echo_worker.h"
+#include "tests/server/coordinator/still_clock.h"
 
 namespace stemma::server {
 namespace {
@@ -53,25 +54,6 @@ CoordinatorOptions Options() {
   limits.set_requests_kept(1000);
   return options;
 }
-
-// Stands still but where it is moved.
-class StillClock final : public Clock {
- public:
-  absl::Time Now() const override {
-    MutexLock lock(&mutex_);
-    return now_;
-  }
-  void Advance(absl::Duration duration) {
-    MutexLock lock(&mutex_);
-    now_ += duration;
-  }
-  double MonotonicSeconds() const override { return absl::ToDoubleSeconds(Now() - absl::UnixEpoch()); }
-  void Sleep(absl::Duration) const override {}
-
- private:
-  mutable Mutex mutex_;
-  absl::Time now_ ABSL_GUARDED_BY(mutex_) = absl::FromUnixSeconds(1000);
-};
 
 // Calls again as soon as it is answered, from the coordinator's thread: the queue is never empty before its turns are
 // over. Each turn takes some time, and may say what else comes with it.
@@ -357,6 +339,19 @@ TEST_F(FloodTest, ALoopThatIsNeverEmptyMeetsItsDeadlinesAtTheirTime) {
   coordinator_.Call(waiting, [](CallId call) { return GetRequestEvent{call, "a", absl::Seconds(8)}; });
   EXPECT_LE(FloodUntil(absl::Seconds(1), [&] { return waiting->done(); }), 9);
   EXPECT_EQ(std::get<v1::RequestStatus>(waiting->Get()).state(), v1::PREPARING);
+}
+
+TEST_F(FloodTest, AClockThatIsSetBackMovesNoDeadline) {
+  StartWorker();
+  worker_->set_silent();
+  Submit("a");
+  worker_->WaitForPrepare();
+  auto waiting = std::make_shared<Waiting>(), handled = std::make_shared<Waiting>();
+  coordinator_.Call(waiting, [](CallId call) { return GetRequestEvent{call, "a", absl::Seconds(8)}; });
+  coordinator_.Call(handled, [](CallId call) { return GetModelEvent{call}; });
+  handled->Get();
+  clock_->SetBack(absl::Hours(1));
+  EXPECT_LE(FloodUntil(absl::Seconds(1), [&] { return waiting->done(); }), 9);
 }
 
 TEST_F(FloodTest, AWorkerThatIsSilentWhileEventsKeepComingIsLost) {

@@ -83,7 +83,7 @@ class Scenario {
     }
     if (name == "advance") Advance(absl::Seconds(command.Id(1)), out);
     if (name == "beat") return Beat(command, out);
-    Show(state_->Handle(now_, EventOf(name, command), /*free_bytes=*/nullptr, handled_at_), out);
+    Show(state_->Handle(now_, EventOf(name, command), /*free_bytes=*/nullptr, {.handled_at = handled_at_}), out);
   }
 
  private:
