@@ -89,6 +89,9 @@ class CheckpointSave {
   std::optional<Order> TakeLate(uint64_t id);
   // Takes the end of a rank's writing in a save that was given up; returns its folder if that was the last one.
   std::optional<std::string> AddLateDone(const std::string& job, uint32_t rank);
+  // Counts a save that its caller is told has failed, and saves that have.
+  void CountFailed() { ++num_failed_; }
+  uint64_t num_failed() const { return num_failed_; }
   // Forgets those that were given up, whose ranks are gone; returns their folders.
   std::vector<std::string> TakeGivenUp();
 
@@ -124,6 +127,7 @@ class CheckpointSave {
   std::vector<GivenUp> given_up_;
   std::optional<Late> late_;
   uint64_t id_ = 0;
+  uint64_t num_failed_ = 0;
 };
 
 }  // namespace stemma::server

@@ -92,7 +92,10 @@ void CheckpointSaves::Start(const std::string& job, const SaveJob& work) {
   const v1::SaveCheckpointRequest& request = work.request;
   tried_at_step_ = p_.lineage.step();
   last_save_ = p_.out.now();
-  if (p_.save.is_late()) return p_.jobs.FinishCallJob(job, LateError(p_.save.late().manifest.name()));
+  if (p_.save.is_late()) {
+    p_.save.CountFailed();
+    return p_.jobs.FinishCallJob(job, LateError(p_.save.late().manifest.name()));
+  }
   internal::v1::CheckpointManifest manifest;
   const auto taken = [this](const std::string& name) { return checkpoints_->IsTaken(name); };
   manifest.set_name(request.name().empty() ? AutomaticName(p_.lineage.step(), taken) : request.name());
@@ -182,6 +185,7 @@ void CheckpointSaves::GiveUpWhenStalled() {
 }
 
 void CheckpointSaves::Fail(const CheckpointSave::Order& order, const absl::Status& failure, LogLevel level) {
+  p_.save.CountFailed();
   p_.out.AddReason(level, absl::StrCat("checkpoint ", order.manifest.name(), " is not saved: ", failure.message()));
   if (order.call != 0) p_.out.Reply(order.call, failure);
   if (p_.jobs.running().Is(order.job)) p_.jobs.FinishCallJob(order.job, failure);  // it has no folder

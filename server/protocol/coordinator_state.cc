@@ -64,6 +64,8 @@ ServerNumbers CoordinatorState::Numbers() const {
   numbers.jobs_open_bytes = jobs_.open_bytes() + arrivals_.bytes();
   numbers.checkpoints = static_cast<uint64_t>(history_.state().checkpoints_size());
   if (newest != nullptr) numbers.newest_checkpoint_step = newest->step();
+  numbers.checkpoint_saves_failed = save_.num_failed();
+  numbers.refused = out_.refusals().counts();
   return numbers;
 }
 

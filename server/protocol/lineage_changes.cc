@@ -89,6 +89,7 @@ void LoseSave(const CoordinatorParts& parts) {
       MakeError(Reason::kAttemptsExhausted,
                 absl::StrCat("the workers were lost, or told to leave, before checkpoint ", order.manifest.name(),
                              " was written; nothing is left of it; save again"));
+  parts.save.CountFailed();
   parts.out.AddWarning(std::string(lost.message()));
   if (order.call != 0) parts.out.Reply(order.call, lost);
 }

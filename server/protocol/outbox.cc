@@ -1,9 +1,25 @@
 #include "server/protocol/outbox.h"
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/match.h"
 
 namespace stemma::server {
+namespace {
+
+// Whether a line of the log tells of it already, as of a save that failed.
+bool Says(const std::vector<LoggedReason>& reasons, const std::string& text) {
+  return std::any_of(reasons.begin(), reasons.end(), [&](const LoggedReason& reason) {
+    return reason.level != LogLevel::kInfo && absl::StrContains(reason.text, text);
+  });
+}
+
+}  // namespace
 
 void Outbox::Begin(absl::Time now, FreeBytesFunction free_bytes, absl::Time time_of_day) {
   now_ = now;
@@ -16,7 +32,13 @@ Decision Outbox::Take() { return std::exchange(decision_, Decision()); }
 
 void Outbox::Add(Action action) { decision_.actions.push_back(std::move(action)); }
 
-void Outbox::Reply(CallId call, stemma::server::Reply reply) { Add(ReplyAction{call, std::move(reply)}); }
+void Outbox::Reply(CallId call, stemma::server::Reply reply) {
+  if (const auto* status = std::get_if<absl::Status>(&reply)) {
+    const std::optional<std::string> line = refusals_.Count(now_, *status);
+    if (line && !Says(decision_.reasons, std::string(status->message()))) AddWarning(*line);
+  }
+  Add(ReplyAction{call, std::move(reply)});
+}
 
 void Outbox::AddReason(LogLevel level, std::string_view reason) {
   decision_.reasons.push_back({.level = level, .text = std::string(reason)});

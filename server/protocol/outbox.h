@@ -13,6 +13,7 @@
 
 #include "absl/time/time.h"
 #include "server/protocol/events.h"
+#include "server/protocol/refusals.h"
 
 namespace stemma::server {
 
@@ -31,7 +32,9 @@ class Outbox {
   std::optional<uint64_t> FreeBytes() const { return free_bytes_ == nullptr ? std::nullopt : free_bytes_(); }
 
   void Add(Action action);
+  // Counts it where it is a refusal because of the server's machine, and warns of it where no line does so already.
   void Reply(CallId call, stemma::server::Reply reply);
+  const Refusals& refusals() const { return refusals_; }
   // Adds a line of the log at that level (LoggedReason).
   void AddReason(LogLevel level, std::string_view reason);
   void AddReason(std::string_view reason) { AddReason(LogLevel::kInfo, reason); }
@@ -54,6 +57,7 @@ class Outbox {
 
   absl::Time now_, time_of_day_;
   FreeBytesFunction free_bytes_;
+  Refusals refusals_;  // of all decisions
   Decision decision_;
 };
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
+#include "server/protocol/refusals.h"
 #include "server/protocol/totals.h"
 #include "stemma/v1/training.pb.h"
 
@@ -17,7 +17,9 @@ struct ServerNumbers {
   uint64_t generations = 0;                     // that began since the server started
   uint64_t jobs_open = 0, jobs_open_bytes = 0;  // being planned too, as limits.requests_in_flight counts them
   uint64_t checkpoints = 0;
-  std::optional<uint64_t> newest_checkpoint_step;  // of those that can be loaded
+  uint64_t newest_checkpoint_step = 0;   // of those that can be loaded; 0: there is none
+  uint64_t checkpoint_saves_failed = 0;  // since the server started
+  RefusalCounts refused = {};            // calls, likewise
 };
 
 }  // namespace stemma::server

@@ -1,6 +1,8 @@
 #include "server/rpc/metric_families.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 
@@ -67,10 +69,17 @@ void AddModel(const ServerNumbers& numbers, Families& families) {
                  Number(numbers.jobs_open));
   families.Gauge("stemma_jobs_open_bytes", "Bytes of their groups.", Number(numbers.jobs_open_bytes));
   families.Gauge("stemma_checkpoints", "Checkpoints that are known, damaged ones too.", Number(numbers.checkpoints));
-  if (numbers.newest_checkpoint_step) {
-    families.Gauge("stemma_newest_checkpoint_step", "The step of the newest checkpoint that can be loaded.",
-                   Number(*numbers.newest_checkpoint_step));
+  families.Gauge("stemma_newest_checkpoint_step",
+                 "The step of the newest checkpoint that can be loaded; 0 where there is none.",
+                 Number(numbers.newest_checkpoint_step));
+}
+
+std::vector<Sample> RefusalsOf(const RefusalCounts& counts) {
+  std::vector<Sample> samples;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    samples.push_back({absl::AsciiStrToLower(std::string(RowOf(kRefusalReasons[i]).name)), Number(counts[i])});
   }
+  return samples;
 }
 
 void AddTotals(const ServerNumbers& numbers, Families& families) {
@@ -80,12 +89,16 @@ void AddTotals(const ServerNumbers& numbers, Families& families) {
   families.Counter("stemma_lineages_lost_total", "Times that weights were lost, or replaced by a checkpoint's.",
                    Number(totals.lineages_lost));
   families.Counter("stemma_checkpoints_saved_total", "Checkpoints that were saved.", Number(totals.checkpoints_saved));
+  families.Counter("stemma_checkpoint_saves_failed_total", "Saves of checkpoints that failed.",
+                   Number(numbers.checkpoint_saves_failed));
   families.Counter("stemma_updates_accepted_total", "Updates that were accepted.", Number(totals.updates_accepted));
   families.Counters("stemma_updates_ended_total", "Updates that ended.", "state",
                     {{"done", Number(totals.updates_ended[v1::DONE])},
                      {"failed", Number(totals.updates_ended[v1::FAILED])},
                      {"cancelled", Number(totals.updates_ended[v1::CANCELLED])},
                      {"rolled_back", Number(totals.updates_ended[v1::ROLLED_BACK])}});
+  families.Counters("stemma_requests_refused_total", "Calls that were refused because of the server's machine.",
+                    "reason", RefusalsOf(numbers.refused));
   families.Counters("stemma_steps_total", "Steps that ended, each once.", "outcome",
                     {{"applied", Number(totals.steps[v1::StepResult::APPLIED])},
                      {"skipped_nonfinite", Number(totals.steps[v1::StepResult::SKIPPED_NONFINITE])},

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from e2e.errors.good_request import Request, refusal
+from e2e.errors.metrics_page import read
 from e2e.errors.server import MODEL, Cluster, start
 from stemma import _proto
 
@@ -142,13 +143,17 @@ def test_d2_an_export_leaves_the_journal_its_part_of_the_disk(tmp_path):
 
 @pytest.mark.parametrize("durability", ["replay", "rewind"])
 def test_d2_a_request_whose_rows_might_find_no_room_is_refused_and_the_server_lives(tmp_path, durability):
-    with Mount(tmp_path / "disk", 64 << 20) as disk, Cluster(data=disk.path, flags=("--durability", durability)) as cluster:
+    flags = ("--durability", durability, "--metrics-listen", "127.0.0.1:0")
+    with Mount(tmp_path / "disk", 64 << 20) as disk, Cluster(data=disk.path, flags=flags) as cluster:
         first = Request().send(cluster.stub).result
         assert first.steps[0].step == 1
         fill(disk, 24 << 20)
         error = refusal(lambda: Request().send(cluster.stub))
         assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"), error
         assert "room for the journal" in error.message
+        numbers = read(cluster)["stemma_requests_refused_total"]
+        assert numbers["disk_full"] == 1 and sum(numbers.values()) == 1, "whoever runs the server is told, too"
+        assert " WARNING refused with DISK_FULL: the disk of " in cluster.said()
         (disk.path / "ballast").unlink()
         second = Request().send(cluster.stub).result
         assert second.steps[0].step == 2 and second.lineage == first.lineage, "the weights are those of before"

@@ -3,7 +3,6 @@ there can do nothing else."""
 
 import concurrent.futures
 import contextlib
-import http.client
 import math
 import pathlib
 import re
@@ -11,11 +10,13 @@ import shutil
 import socket
 import time
 
+import grpc
 import pytest
 
 from failpoints import Failpoints
 from faults_test import submit, wait_until
 from good_request import Request
+from metrics_page import address, ask, read
 from server import MODEL, PATIENCE_S, Cluster, wait_for
 from stemma import _proto
 
@@ -24,42 +25,6 @@ PAGE = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "operate.md").rea
 IDLE_S = 5  # after which a client that sends nothing is let go
 READS_AT_A_TIME = 4
 ANSWER_S = 2  # after which a server that has not answered is said to hang
-# A sample of the text format: a name, labels, a number.
-SAMPLE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{([a-z_]+)="((?:[^"\\\n]|\\.)*)"\})? (\S+)')
-
-
-def address(cluster):
-    found = re.search(r"(?m)^metrics (\S+):(\d+)$", (cluster.root / "ready").read_text())
-    return found[1], int(found[2])
-
-
-def ask(cluster, path="/metrics", method="GET"):
-    with contextlib.closing(http.client.HTTPConnection(*address(cluster), timeout=PATIENCE_S)) as connection:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-
-def read(cluster):
-    """{name: value, or {label's value: value}}, of Stemma's own; the text is held to its format on the way."""
-    status, text = ask(cluster)
-    assert status == 200
-    found, kind, helped = {}, {}, set()
-    for line in text.splitlines():
-        if line.startswith("# HELP "):
-            helped.add(line.split()[2])
-        elif line.startswith("# TYPE "):
-            _, _, name, kind[name] = line.split()
-        elif line.startswith("stemma_"):
-            name, label, value, number = SAMPLE.fullmatch(line).groups()
-            assert name in helped and kind[name] == ("counter" if name.endswith("_total") else "gauge"), line
-            if label is None:
-                assert name not in found, line
-                found[name] = float(number)
-            else:
-                assert value not in found.setdefault(name, {}), line
-                found[name][value] = float(number)
-    return found
 
 
 def total(steps, name):
@@ -70,6 +35,8 @@ def test_numbers_are_those_of_the_calls():
     with Cluster(model=MODEL, flags=LISTEN) as cluster:
         before = read(cluster)
         assert before["stemma_steps_total"]["applied"] == 0 and "stemma_last_step" not in before
+        assert before["stemma_newest_checkpoint_step"] == before["stemma_checkpoint_saves_failed_total"] == 0
+        assert set(before["stemma_requests_refused_total"].values()) == {0}
         requests = [Request(), Request()]
         for request in requests:
             request.header["request"]["schedule"] = "REUSE"  # so that a prefix takes seconds
@@ -157,6 +124,16 @@ def test_a_checkpoint_that_is_copied_in_was_not_saved(tmp_path):
         found = read(cluster)
         assert found["stemma_checkpoints"] == found["stemma_newest_checkpoint_step"] == 1
         assert found["stemma_checkpoints_saved_total"] == 0
+
+
+def test_a_save_that_fails_is_counted():
+    with Cluster(model=MODEL, flags=LISTEN) as cluster:
+        Request().send(cluster.stub)
+        (cluster.root / "data" / "checkpoints").rmdir()
+        with pytest.raises(grpc.RpcError):
+            cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name="kept"), timeout=PATIENCE_S)
+        found = read(cluster)
+        assert found["stemma_checkpoint_saves_failed_total"] == 1 and found["stemma_checkpoints_saved_total"] == 0
 
 
 def test_a_server_that_hangs_is_said_to_and_everything_is_there_when_it_goes_on(tmp_path):
