@@ -54,6 +54,13 @@ absl::Status CheckFolder(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Whether the path leads to that open file.
+bool IsAt(const std::string& path, int fd) {
+  struct stat ours, there;
+  return fstat(fd, &ours) == 0 && lstat(path.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+         ours.st_ino == there.st_ino;
+}
+
 }  // namespace
 
 absl::Status ReadyFile::Check(const std::string& path) {
@@ -73,6 +80,18 @@ absl::Status ReadyFile::Check(const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::Status ReadyFile::Clear(const std::string& path) {
+  RETURN_IF_ERROR(Check(path));
+  const absl::StatusOr<RegularFile> left = RegularFile::Open(path);
+  if (!left.ok()) return absl::OkStatus();
+  // Another process may have written one since: its lock says so, and the file that is locked here is removed alone.
+  if (flock(left->fd(), LOCK_EX | LOCK_NB) != 0) return Reject(path, "is of a server that runs: name another path");
+  if (IsAt(path, left->fd()) && unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return Reject(path, absl::StrCat("cannot be removed: ", std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ReadyFile> ReadyFile::Write(const std::string& path, std::string_view content) {
   RETURN_IF_ERROR(Check(path));
   ASSIGN_OR_RETURN(TemporaryFile file, TemporaryFile::Create(path));
@@ -84,10 +103,7 @@ absl::StatusOr<ReadyFile> ReadyFile::Write(const std::string& path, std::string_
 
 void ReadyFile::Remove() {
   if (!fd_.valid()) return;
-  struct stat ours, there;
-  const bool same = fstat(fd_.get(), &ours) == 0 && lstat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
-                    ours.st_ino == there.st_ino;
-  if (same) unlink(path_.c_str());
+  if (IsAt(path_, fd_.get())) unlink(path_.c_str());
   fd_.Reset();
 }
 

@@ -22,6 +22,10 @@ class ReadyFile {
   // cannot be written.
   static absl::Status Check(const std::string& path);
 
+  // Checks the path, and removes the file of a server that has ended: who waits for it waits for the new one. Errors:
+  // as Check's.
+  static absl::Status Clear(const std::string& path);
+
   // Checks again and writes it whole.
   static absl::StatusOr<ReadyFile> Write(const std::string& path, std::string_view content);
   ReadyFile(ReadyFile&&) = default;

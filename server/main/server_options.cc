@@ -295,7 +295,7 @@ void CheckTimes(const Flags& flags, std::vector<std::string>& problems) {
 void CheckFiles(const Flags& flags, std::vector<std::string>& problems) {
   if (flags.data.empty()) problems.push_back("--data is empty: name a directory");
   if (flags.ready_file.empty() || flags.check_config) return;
-  if (const absl::Status status = ReadyFile::Check(flags.ready_file); !status.ok()) {
+  if (const absl::Status status = ReadyFile::Clear(flags.ready_file); !status.ok()) {
     problems.push_back(absl::StrCat("--ready-file: ", status.message()));
   }
 }

@@ -41,10 +41,12 @@ def test_d1_what_is_not_a_ready_file_stays_as_it_is_and_refuses_the_start(tmp_pa
     assert (before.st_ino, before.st_mode, before.st_mtime_ns) == (after.st_ino, after.st_mode, after.st_mtime_ns)
 
 
-def test_d1_a_start_that_fails_leaves_an_older_ready_file_alone(tmp_path):
+def test_d1_the_file_of_a_server_that_was_killed_goes_though_the_next_start_fails(tmp_path):
     (tmp_path / "ready").write_text("127.0.0.1:1\nworkers 127.0.0.1:2\nops 127.0.0.1:3\n")
+    assert start(tmp_path, "--model", "nowhere", "--check-config", "--ready-file", tmp_path / "ready")[0] == 2
+    assert (tmp_path / "ready").exists(), "a check of the configuration changes nothing"
     assert start(tmp_path, "--model", "nowhere", "--ready-file", tmp_path / "ready")[0] == 2
-    assert (tmp_path / "ready").read_text().startswith("127.0.0.1:1\n")
+    assert not (tmp_path / "ready").exists(), "whoever looks there would take a server for running"
 
 
 def test_d1_a_folder_that_is_not_there_refuses_the_start(tmp_path):
@@ -74,10 +76,10 @@ def test_d1_the_file_of_a_server_that_was_killed_is_replaced_by_the_next():
         path = cluster.root / "ready"
         cluster.server.kill()
         cluster.server.wait()
-        stale = os.stat(path).st_ino
+        stale = os.stat(path).st_mtime_ns
         server = subprocess.Popen(cluster._argv, stderr=cluster.log)
         try:
-            wait_for(lambda: os.stat(path).st_ino != stale, "the next one's addresses")
+            wait_for(lambda: path.exists() and os.stat(path).st_mtime_ns != stale, "the next one's addresses")
         finally:
             server.kill()
             server.wait()

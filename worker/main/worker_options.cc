@@ -50,7 +50,7 @@ absl::Status Resolve(const OptionTexts& texts, WorkerMainOptions& options) {
     if (!own.ok()) return OfOption("--address", own);
   }
   ASSIGN_OR_RETURN(options.secret, ReadSecret(texts.secret_file));
-  return options.ready_file.empty() ? absl::OkStatus() : ReadyFile::Check(options.ready_file);
+  return options.ready_file.empty() ? absl::OkStatus() : ReadyFile::Clear(options.ready_file);
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ absl::Status LocalRun::Run() {
 
 absl::Status LocalRun::Start() {
   if (!options_.ready_file.empty()) {
-    if (const absl::Status status = ReadyFile::Check(options_.ready_file); !status.ok()) {
+    if (const absl::Status status = ReadyFile::Clear(options_.ready_file); !status.ok()) {
       return UsageError(absl::StrCat("--ready-file: ", status.message()));
     }
   }

@@ -93,15 +93,16 @@ class CliLocalTest(LocalCase):
         self.assertIn("error: the server ended with exit code 93: it asks not to be restarted", err)
         self.assert_gone(children)
 
-    def test_a_ready_file_that_a_killed_one_left_is_replaced_once_it_serves(self):
+    def test_a_ready_file_that_a_killed_one_left_goes_and_is_there_again_once_it_serves(self):
         self.ready_file.write_text("127.0.0.1:1\n")
         self.mode("server", "refuse")
         with self.local() as local:
             local.finish()
-        self.assertEqual(self.ready_file.read_text(), "127.0.0.1:1\n", "a start that fails changes nothing")
+        self.assertFalse(self.ready_file.exists(), "whoever looks there would take a server for running")
+        self.ready_file.write_text("127.0.0.1:1\n")
         self.mode("server", "serve")
         with self.local() as local:
-            wait_for(lambda: self.ready_file.read_text() != "127.0.0.1:1\n", "its own address")
+            wait_for(lambda: self.ready_file.exists() and self.ready_file.read_text() != "127.0.0.1:1\n", "its own address")
             local.send(signal.SIGTERM)
             local.finish()
         self.assertFalse(self.ready_file.exists())

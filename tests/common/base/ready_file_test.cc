@@ -54,6 +54,24 @@ TEST(ReadyFileTest, AFileThatSomebodyElsePutThereMeanwhileStays) {
   EXPECT_EQ(TextOfFile(path), "another's\n");
 }
 
+// Else whoever waits for the new process reads the addresses of the one before.
+TEST(ReadyFileTest, WhatADeadServerLeftIsClearedAndNothingElseIs) {
+  const testing::TempFolder folder;
+  const std::string path = folder / "ready";
+  EXPECT_THAT(ReadyFile::Clear(path), IsOk()) << "nothing is there";
+  ASSERT_THAT(ReplaceFile(path, "127.0.0.1:1\nworkers 127.0.0.1:2\n"), IsOk());
+  EXPECT_THAT(ReadyFile::Clear(path), IsOk());
+  EXPECT_EQ(CountIn(folder.path()), 0u);
+  ASSERT_THAT(ReplaceFile(path, "precious\n"), IsOk());
+  EXPECT_THAT(ReadyFile::Clear(path), Invalid("left as it is"));
+  EXPECT_EQ(TextOfFile(path), "precious\n");
+  fs::remove(path);
+  const absl::StatusOr<ReadyFile> running = ReadyFile::Write(path, "127.0.0.1:1\n");
+  ASSERT_TRUE(running.ok()) << running.status();
+  EXPECT_THAT(ReadyFile::Clear(path), Invalid("of a server that runs"));
+  EXPECT_EQ(TextOfFile(path), "127.0.0.1:1\n");
+}
+
 TEST(ReadyFileTest, WhatADeadServerLeftIsReplacedAndNothingElseIs) {
   const testing::TempFolder folder;
   for (const char* left : {"", "127.0.0.1:1\n", "[::1]:1\nworkers localhost:2\nops 127.0.0.1:3\n", "host:0"}) {
