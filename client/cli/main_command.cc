@@ -8,6 +8,7 @@
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/misplaced_options.h"
 #include "client/cli/output/command_status.h"
+#include "common/base/descriptors.h"
 #include "common/base/parse_options.h"
 
 namespace {
@@ -27,6 +28,7 @@ constexpr char kFooter[] =
 }  // namespace
 
 int main(int argc, char** argv) {
+  stemma::OpenStandardDescriptors();
   CLI::App app("Stemma: trains a policy on prompt groups, computing each shared prompt once.", "stemma");
   stemma::SetHelpStyle(app);
   app.footer(kFooter);

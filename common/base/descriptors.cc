@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -35,6 +36,13 @@ DescriptorCount CountDescriptors() {
   getrlimit(RLIMIT_NOFILE, &limit);
   return {.limit = std::min<uint64_t>(limit.rlim_cur, 1 << 30),  // may be unlimited
           .open = OpenDescriptors().size()};
+}
+
+void OpenStandardDescriptors() {
+  for (int fd = STDIN_FILENO; fd < kFirstOwn; ++fd) {
+    if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    if (open("/dev/null", O_RDWR) != fd) return;  // it takes the lowest number, unless there is no such device
+  }
 }
 
 void RaiseDescriptorLimit() {

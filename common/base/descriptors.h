@@ -12,6 +12,10 @@ struct DescriptorCount {
 
 DescriptorCount CountDescriptors();
 
+// Opens /dev/null in the place of stdin, stdout and stderr where they are closed: else the next file that is opened
+// takes their number, and what the process says is written into it. REQUIRES: nothing was opened yet.
+void OpenStandardDescriptors();
+
 // Raises the soft RLIMIT_NOFILE to the hard one, before many files are open. Children and exec inherit it.
 void RaiseDescriptorLimit();
 

@@ -52,6 +52,12 @@ absl::Status CheckWorkerSecret(std::string_view secret) {
                    secret.size(), printable ? "" : ", and not all of them are printable"));
 }
 
+absl::StatusOr<std::string> WorkerSecretOf(std::string_view text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.remove_suffix(1);
+  RETURN_IF_ERROR(CheckWorkerSecret(text));
+  return std::string(text);
+}
+
 absl::StatusOr<std::string> ReadWorkerSecret(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(path));
   ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(resolved));
@@ -68,11 +74,9 @@ absl::StatusOr<std::string> ReadWorkerSecret(const std::string& path) {
   if (file.bytes() > kFileBytesMax) return absl::InvalidArgumentError(absl::StrCat(path, ": is no secret: too long"));
   std::string text(file.bytes(), '\0');
   RETURN_IF_ERROR(file.ReadAt(0, text.data(), text.size()));
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  if (absl::Status status = CheckWorkerSecret(text); !status.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", status.message()));
-  }
-  return text;
+  absl::StatusOr<std::string> secret = WorkerSecretOf(text);
+  if (!secret.ok()) return absl::InvalidArgumentError(absl::StrCat(path, ": ", secret.status().message()));
+  return secret;
 }
 
 absl::Status WriteWorkerSecret(const std::string& path, std::string_view secret) {

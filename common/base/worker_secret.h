@@ -21,7 +21,11 @@ std::string NewWorkerSecret();
 // 32 to 256 printable characters without spaces. Errors: InvalidArgument, without the text.
 absl::Status CheckWorkerSecret(std::string_view secret);
 
-// Trailing line ends are not part of it. Errors: InvalidArgument - the file's mode lets group or others in, it belongs
+// Returns the secret that a text holds, whose trailing line ends are not part of it: a variable made of a file has them
+// too. Errors: CheckWorkerSecret's.
+absl::StatusOr<std::string> WorkerSecretOf(std::string_view text);
+
+// Reads a text as WorkerSecretOf does. Errors: InvalidArgument - the file's mode lets group or others in, it belongs
 // to another user than this one or root, or its content is no secret; and those of ReadFile.
 absl::StatusOr<std::string> ReadWorkerSecret(const std::string& path);
 

@@ -173,6 +173,7 @@ int ExitCodeOf(const absl::Status& status) {
 }
 
 int Main(int argc, char** argv) {
+  OpenStandardDescriptors();
   if (argc > 1 && std::string_view(argv[1]) == kRankMeshes) return RankMeshesMain(argc - 1, argv + 1);
   if (argc > 1 && std::string_view(argv[1]) == kSimulate) return SimulateMain(argc - 1, argv + 1);
   IgnoreFileSizeSignal();

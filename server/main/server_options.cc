@@ -217,12 +217,11 @@ std::string ReadSecret(const Flags& flags, std::vector<std::string>& problems) {
                                     kWorkerSecretVariable, "; `stemma local` makes one by itself"));
     return "";
   }
-  absl::StatusOr<std::string> secret =
-      flags.worker_secret_file.empty() ? std::string(variable) : ReadWorkerSecret(flags.worker_secret_file);
-  const absl::Status status = secret.ok() ? CheckWorkerSecret(*secret) : secret.status();
-  if (status.ok()) return *secret;
+  const absl::StatusOr<std::string> secret =
+      flags.worker_secret_file.empty() ? WorkerSecretOf(variable) : ReadWorkerSecret(flags.worker_secret_file);
+  if (secret.ok()) return *secret;
   problems.push_back(absl::StrCat(flags.worker_secret_file.empty() ? kWorkerSecretVariable : "--worker-secret-file",
-                                  ": ", status.message()));
+                                  ": ", secret.status().message()));
   return "";
 }
 
@@ -231,11 +230,11 @@ v1::RunConfig ReadConfig(const Flags& flags, std::vector<std::string>& problems)
   ParsedRunConfig parsed;
   if (!flags.config_file.empty()) {
     absl::StatusOr<ParsedRunConfig> read = ReadRunConfig(flags.config_file);
-    if (!read.ok()) {
+    if (!read.ok()) {  // nothing is known of what it says, so nothing of that is wrong or missing
       problems.emplace_back(read.status().message());
-    } else {
-      parsed = *std::move(read);
+      return parsed.config;
     }
+    parsed = *std::move(read);
   }
   Override(flags, parsed.config);
   if (!flags.memory_budget.empty()) {

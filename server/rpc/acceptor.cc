@@ -103,18 +103,24 @@ void Acceptor::AddTo(grpc::ServerBuilder& builder) {
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
 }
 
-void Acceptor::Start(const Clock& clock) {
+absl::Status Acceptor::Start(const Clock& clock) {
   const DescriptorCount count = CountDescriptors();
   const auto limit = static_cast<int64_t>(count.limit), open = static_cast<int64_t>(count.open);
   const int64_t wanted = open + static_cast<int64_t>(connections_max_);
   descriptor_max_ = static_cast<int>(limit - kDescriptorsSpare);
   if (connections_max_ > 0) descriptor_max_ = static_cast<int>(std::min(limit - kDescriptorsKept, wanted));
+  if (descriptor_max_ <= open) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the process may open ", limit, " files (RLIMIT_NOFILE, `ulimit -n`), has ", open, " open and keeps ",
+        limit - descriptor_max_, " from connections, so that it could take none: raise the limit to ",
+        open + limit - descriptor_max_ + static_cast<int64_t>(std::max<uint64_t>(1, connections_max_))));
+  }
   if (descriptor_max_ < wanted) {
-    LOG(WARNING) << "at most " << std::max<int64_t>(0, descriptor_max_ - open) << " connections are taken instead of "
-                 << connections_max_ << " (limits.connections): the process may open " << count.limit
-                 << " files (RLIMIT_NOFILE)";
+    LOG(WARNING) << "at most " << descriptor_max_ - open << " connections are taken instead of " << connections_max_
+                 << " (limits.connections): the process may open " << count.limit << " files (RLIMIT_NOFILE)";
   }
   thread_ = std::thread([this, &clock] { Run(clock); });
+  return absl::OkStatus();
 }
 
 void Acceptor::Stop() {

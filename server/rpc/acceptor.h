@@ -38,7 +38,8 @@ class Acceptor {
 
   uint16_t port() const { return port_; }  // in use
   void AddTo(grpc::ServerBuilder& builder);
-  void Start(const Clock& clock);
+  // Errors: FailedPrecondition - the process may open too few files to take one connection.
+  absl::Status Start(const Clock& clock);
   // Accepts nothing more; the connections that there are go on.
   void Stop();
 

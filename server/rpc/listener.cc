@@ -68,7 +68,10 @@ absl::StatusOr<Listener> Listen(const ListenerOptions& options, const Clock& clo
   if (listener.server == nullptr) {
     return absl::UnavailableError(absl::StrCat("gRPC cannot serve on ", address.Text()));
   }
-  listener.acceptor->Start(clock);
+  if (absl::Status started = listener.acceptor->Start(clock); !started.ok()) {
+    listener.server->Shutdown();
+    return started;
+  }
   address.port = listener.acceptor->port();
   listener.address = address.Text();
   return listener;

@@ -33,7 +33,7 @@ struct Listener {
   std::string address;                 // with the port in use
 };
 
-// Errors: Unavailable - the address cannot be opened.
+// Errors: Unavailable - the address cannot be opened; FailedPrecondition - too few files may be.
 absl::StatusOr<Listener> Listen(const ListenerOptions& options, const Clock& clock);
 
 }  // namespace stemma::server

@@ -44,7 +44,15 @@ absl::StatusOr<std::string> Spool::PathOf(const std::string& name) const {
 absl::StatusOr<internal::v1::SpoolFile> Spool::Write(const std::string& name, const TrainingRequest& request,
                                                      const RequestPlan& plan, const v1::Mesh& mesh) const {
   ASSIGN_OR_RETURN(const std::string path, PathOf(name));
-  ASSIGN_OR_RETURN(TemporaryFile temporary, TemporaryFile::Create(path));
+  absl::StatusOr<TemporaryFile> created = TemporaryFile::Create(path);
+  if (absl::IsNotFound(created.status())) {
+    return MakeError(Reason::kInternal,
+                     absl::StrCat(folder_,
+                                  " is not there any more, in which the server keeps requests: put it back as "
+                                  "it was, or mount its disk, and start the server again"));
+  }
+  RETURN_IF_ERROR(created.status());
+  TemporaryFile& temporary = *created;
   ASSIGN_OR_RETURN(internal::v1::SpoolFile file,
                    WriteSpooled(temporary.fd(), path, request, plan, mesh, message_bytes_max_));
   RETURN_IF_ERROR(temporary.Commit());

@@ -29,7 +29,8 @@ class Spool {
   static absl::StatusOr<Spool> Open(const std::string& directory, uint64_t message_bytes_max = kSpoolMessageBytesMax);
 
   // Replaces a file of that name. After an error nothing is left of it. Errors: DISK_FULL, FILE_TOO_LARGE;
-  // LIMIT_EXCEEDED - the plan or a rollout is too long for protobuf; InvalidArgument - the name. REQUIRES: an update.
+  // LIMIT_EXCEEDED - the plan or a rollout is too long for protobuf; INTERNAL - the folder is gone; InvalidArgument -
+  // the name. REQUIRES: an update.
   absl::StatusOr<internal::v1::SpoolFile> Write(const std::string& name, const TrainingRequest& request,
                                                 const RequestPlan& plan, const v1::Mesh& mesh) const;
   // Errors: CORRUPT_SPOOL - the file is damaged, missing, or another one; names it.

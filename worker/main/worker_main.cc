@@ -1,6 +1,7 @@
 // stemma-worker: one process per rank. Exit codes: worker_run.h.
 #include <memory>
 
+#include "common/base/descriptors.h"
 #include "common/base/process.h"
 #include "worker/engine/open_device.h"
 #include "worker/engine/rank_engine.h"
@@ -8,6 +9,7 @@
 #include "worker/main/worker_run.h"
 
 int main(int argc, char** argv) {
+  stemma::OpenStandardDescriptors();
   stemma::EndAtSignalsAsFirstProcess();
   stemma::worker::WorkerMainOptions options;
   int exit_code = 0;

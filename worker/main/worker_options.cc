@@ -16,6 +16,10 @@
 namespace stemma::worker {
 namespace {
 
+absl::Status OfOption(const char* option, const absl::Status& status) {
+  return absl::InvalidArgumentError(absl::StrCat(option, ": ", std::string(status.message())));
+}
+
 absl::StatusOr<std::string> ReadSecret(const std::string& file) {
   if (!file.empty()) return ReadWorkerSecret(file);
   const char* variable = std::getenv(kWorkerSecretVariable);
@@ -23,12 +27,8 @@ absl::StatusOr<std::string> ReadSecret(const std::string& file) {
     return absl::InvalidArgumentError(
         absl::StrCat("no secret: give --worker-secret-file FILE, the server's, or set ", kWorkerSecretVariable));
   }
-  RETURN_IF_ERROR(CheckWorkerSecret(variable));
-  return variable;
-}
-
-absl::Status OfOption(const char* option, const absl::Status& status) {
-  return absl::InvalidArgumentError(absl::StrCat(option, ": ", std::string(status.message())));
+  const absl::StatusOr<std::string> secret = WorkerSecretOf(variable);
+  return secret.ok() ? secret : OfOption(kWorkerSecretVariable, secret.status());
 }
 
 // The options' texts.

@@ -1,9 +1,11 @@
 #include "common/base/descriptors.h"
 
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -73,6 +76,32 @@ TEST(DescriptorsTest, ExecLeavesTheStandardOnesAloneOnAnOlderKernel) {
   for (const int fd : kOthers) EXPECT_EQ(ExitOfShellThatLooksFor(fd, CloseAtExecWithoutCloseRange), 1) << fd;
   for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
     EXPECT_EQ(ExitOfShellThatLooksFor(fd, CloseAtExecWithoutCloseRange), 0) << fd;
+  }
+}
+
+// Returns the exit code of a child that has closed these before: bit FD is set where FD is not open, or is no device,
+// and bit 3 where another file took the number of one of them.
+int ExitOfChildThatOpens(const std::vector<int>& closed) {
+  const pid_t child = fork();
+  if (child == 0) {
+    for (const int fd : closed) close(fd);
+    OpenStandardDescriptors();
+    int found = 0;
+    for (int fd = 0; fd < 3; ++fd) {
+      struct stat info;
+      if (fstat(fd, &info) != 0) found |= 1 << fd;
+    }
+    _exit(found | (open("/proc/self/exe", O_RDONLY) < 3 ? 8 : 0));
+  }
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
+  return WEXITSTATUS(status);
+}
+
+// Else the lock of a data directory is what the log is written into.
+TEST(DescriptorsTest, NoFileTakesTheNumberOfAStandardOne) {
+  for (const std::vector<int>& closed : {std::vector<int>{}, {2}, {1, 2}, {0}, {0, 2}, {0, 1, 2}}) {
+    EXPECT_EQ(ExitOfChildThatOpens(closed), 0) << closed.size() << " closed";
   }
 }
 

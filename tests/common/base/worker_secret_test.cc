@@ -67,6 +67,18 @@ TEST_F(WorkerSecretTest, WhatIsNoSecretIsRefused) {
   EXPECT_TRUE(absl::IsNotFound(ReadWorkerSecret(path_).status()));
 }
 
+TEST_F(WorkerSecretTest, LineEndsBehindItAreNoPartOfIt) {
+  const std::string secret = NewWorkerSecret();
+  for (const char* end : {"", "\n", "\r\n", "\n\n"}) {
+    const absl::StatusOr<std::string> read = WorkerSecretOf(secret + end);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(*read, secret);
+  }
+  for (const std::string& text : {"\n" + secret, secret + "\n" + secret, secret + " ", std::string(40, '\n')}) {
+    EXPECT_THAT(WorkerSecretOf(text).status(), Invalid("32 to 256 printable characters"));
+  }
+}
+
 TEST_F(WorkerSecretTest, SameMeansEveryCharacterAndTheLength) {
   const std::string secret = NewWorkerSecret();
   EXPECT_TRUE(SameSecret(secret, std::string(secret)));

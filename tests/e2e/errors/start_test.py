@@ -1,13 +1,19 @@
 """What the server refuses at start: exit 2, naming the file and the field; every problem at once."""
 
+import functools
 import json
 import os
+import resource
+import secrets
 import shutil
 import struct
+import subprocess
 
+import grpc
 import pytest
 
-from server import MODEL, start
+from good_request import Request, refusal
+from server import BUILD, MODEL, PATIENCE_S, Cluster, start, wait_for, write_secret
 
 
 def model_copy(tmp_path):
@@ -47,6 +53,60 @@ def test_a_mesh_overrides_run_yaml_and_is_judged_with_all_else(tmp_path):
 def test_a_run_yaml_that_is_missing_is_named(tmp_path):
     code, text = start(tmp_path, "--config", str(tmp_path / "none.yaml"), "--model", str(MODEL))
     assert code == 2 and "none.yaml" in text
+
+
+@pytest.mark.parametrize("flags", [(), ("--durability", "replay")])
+def test_of_a_run_yaml_that_cannot_be_read_nothing_else_is_said(tmp_path, flags):
+    code, text = start(tmp_path, "--config", tmp_path, *flags)
+    assert code == 2 and str(tmp_path) in text and text.count("\n") == 1, text
+
+
+def test_a_secret_that_is_a_files_text_is_taken_from_the_environment():
+    run = functools.partial(subprocess.run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    argv = [BUILD / "bin/stemma-server", "--model", MODEL, "--check-config"]
+    for secret, code in ((secrets.token_hex(32) + "\n", 0), (secrets.token_hex(32) + "\r\n", 0), ("short\n", 2)):
+        checked = run(argv, env={**os.environ, "STEMMA_WORKER_SECRET": secret})
+        assert checked.returncode == code and ("STEMMA_WORKER_SECRET: a worker secret is" in checked.stderr) == (code == 2)
+    refused = run([BUILD / "bin/stemma-worker", "--server", "127.0.0.1:1"], env={**os.environ, "STEMMA_WORKER_SECRET": "short"})
+    assert refused.returncode == 2 and refused.stderr.startswith("stemma-worker: STEMMA_WORKER_SECRET: a worker secret is")
+
+
+def test_a_limit_of_files_that_leaves_no_connection_is_refused(tmp_path):
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
+    code, text = start(tmp_path, "--model", str(MODEL), "--ready-file", tmp_path / "ready", preexec_fn=limit)
+    assert code == 2 and "may open 64 files (RLIMIT_NOFILE" in text and "raise the limit to" in text, text
+    assert not (tmp_path / "ready").exists()
+
+
+def test_a_closed_stderr_is_no_file_of_the_data_directory(tmp_path):
+    write_secret(tmp_path / "secret")
+    server = subprocess.Popen(["sh", "-c", 'exec "$@" 2>&-', "sh", BUILD / "bin/stemma-server", "--model", MODEL, "--data",
+                               tmp_path / "data", "--worker-secret-file", tmp_path / "secret", "--ready-file",
+                               tmp_path / "ready", "--die-with-parent"])
+    try:
+        address = wait_for(lambda: (tmp_path / "ready").exists() and (tmp_path / "ready").read_text().split()[0], "the ready file")
+        assert (tmp_path / "data" / ".lock").read_text() == f"pid {server.pid} at {address}\n"
+    finally:
+        server.terminate()
+        assert server.wait(PATIENCE_S) == 0
+    assert (tmp_path / "data" / ".lock").read_text() == f"pid {server.pid} at {address}\n"
+
+
+def test_the_ready_file_of_a_server_that_ended_goes_before_the_new_one_serves(tmp_path):
+    with Cluster(worker=False) as cluster:
+        (tmp_path / "ready").write_text("127.0.0.1:1\nworkers 127.0.0.1:2\nops 127.0.0.1:3\n")
+        code, text = start(tmp_path, "--model", str(MODEL), "--ready-file", tmp_path / "ready", data=cluster.root / "data")
+        assert code == 2 and "is in use by" in text and not (tmp_path / "ready").exists(), text
+
+
+def test_a_spool_that_is_gone_is_an_error_that_names_it():
+    with Cluster() as cluster:
+        (cluster.root / "data" / "spool").rename(cluster.root / "spool")
+        error = refusal(lambda: Request().send(cluster.stub))
+        assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL"), error
+        assert "data/spool is not there any more" in error.message
+        (cluster.root / "spool").rename(cluster.root / "data" / "spool")
+        assert Request().send(cluster.stub).result.steps[0].step == 1
 
 
 def test_configuration_and_model_directory_are_reported_together(tmp_path):
