@@ -34,7 +34,8 @@ std::string RandomIncarnation() {
 int ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return 0;
   const bool cannot_run_here = absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
-                               absl::IsResourceExhausted(status) || absl::IsFailedPrecondition(status);
+                               absl::IsResourceExhausted(status) || absl::IsFailedPrecondition(status) ||
+                               absl::IsPermissionDenied(status);
   return cannot_run_here ? 2 : 1;
 }
 
@@ -78,7 +79,8 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
                                      .on_ready = [&] { return WriteReadyFile(options, ready_file); }},
                                     std::move(factory));
   if (ready_file) ready_file->Remove();
-  const bool over = end.status.ok() || absl::IsUnavailable(end.status) || absl::IsFailedPrecondition(end.status);
+  // One that was refused, as for other weights than the lineage's, would only load them again and be refused again.
+  const bool over = end.status.ok() || absl::IsUnavailable(end.status);
   if (over && !options.once) StartAnew(options.argv, end.status);
   if (end.status.ok()) {
     LOG(INFO) << "leaves: the server stops";

@@ -24,8 +24,9 @@ class Session:
 
     def __init__(self):
         self._outgoing, self._incoming = queue.SimpleQueue(), queue.SimpleQueue()
+        self._refusal = None
 
-    def _run(self, messages):
+    def _run(self, messages, context):
         """Yields what is sent until the session is closed; what comes is read beside it, to its end: None."""
         def read():
             try:
@@ -38,11 +39,15 @@ class Session:
             self._outgoing.put(None)
         self._readers.submit(read)
         yield from iter(self._outgoing.get, None)
+        if self._refusal:
+            context.abort(*self._refusal)
 
     def send(self, **fields):
         self._outgoing.put(ServerMessage(**fields))
 
-    def close(self):
+    def close(self, code=None, text=""):
+        """Ends it, with an error where there is a code."""
+        self._refusal = code and (code, text)
         self._outgoing.put(None)
 
     def next(self):
@@ -80,21 +85,25 @@ class PlayedServer:
         return grpc.stream_stream_rpc_method_handler(self._serve, request_deserializer=WorkerMessage.FromString,
                                                      response_serializer=ServerMessage.SerializeToString)
 
-    def _serve(self, messages, _):
+    def _serve(self, messages, context):
         session = Session()
         session._readers = self._threads
         self._sessions.put(session)
-        return session._run(messages)
+        return session._run(messages, context)
 
-    def start(self, *flags, program="bin/stemma-worker", env=None, once=True, within=()):
-        """(process, session, its Register) of a worker that ends with its session, or starts itself anew. `within`: the
-        command that runs it."""
+    def start(self, *flags, **options):
+        """(process, session, its Register) of a worker; options of begin."""
+        return self.begin(*flags, **options), *self.next_session()
+
+    def begin(self, *flags, program="bin/stemma-worker", env=None, once=True, within=(), address=None):
+        """A worker that ends with its session, or starts itself anew. `within`: the command that runs it. `address`: what
+        it knows this server by."""
         process = subprocess.Popen(
-            [*within, BUILD / program, "--server", self.address, "--worker-secret-file", self.root / "secret",
+            [*within, BUILD / program, "--server", address or self.address, "--worker-secret-file", self.root / "secret",
              *(["--once"] if once else []), "--die-with-parent", *flags],
             stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}, start_new_session=True)
         self._processes.append(process)
-        return process, *self.next_session()
+        return process
 
     def next_session(self):
         """(session, its Register) of the worker that comes next."""

@@ -3,9 +3,12 @@
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import subprocess
+import time
 
+import grpc
 import pytest
 
 from worker.rpc.played_server import BUILD, PATIENCE_S, PlayedServer, ended
@@ -150,6 +153,58 @@ def test_a_worker_that_starts_itself_anew_leaves_its_descriptors(server):
     # The session's end has written the stack of the step, for which the program's files were opened.
     kept = {name for name in descriptors(worker) if name in held or name.startswith("/")}
     assert held and not kept, kept
+
+
+def test_a_worker_whose_weights_are_refused_ends_and_does_not_load_them_again(server):
+    process, session, _ = server.start(once=False)
+    session.send(configure=configure(server.root))
+    session.expect("ready")
+    session.close(grpc.StatusCode.FAILED_PRECONDITION, "the model directory holds other weights")
+    code, said = ended(process, ENDS_WITHIN_S)
+    assert code == 2 and said.rstrip().endswith("refused: the model directory holds other weights"), said
+
+
+# Root without capabilities may read no more than its files' modes say.
+WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+
+
+def test_a_model_that_may_not_be_read_is_the_configurations_fault(server):
+    shutil.copytree(MODEL, server.root / "model")
+    (server.root / "model/model.safetensors").chmod(0)
+    process, session, _ = server.start(once=False, within=WITHOUT_CAPABILITIES)
+    fields = configure(server.root)
+    fields["config"]["model"] = str(server.root / "model")
+    session.send(configure=fields)
+    assert "Permission denied" in session.expect("refused").message
+    session.close()
+    code, said = ended(process, ENDS_WITHIN_S)
+    assert code == 2 and "Permission denied" in said, said
+
+
+def test_the_ready_file_of_a_worker_that_ended_goes_before_the_new_one_has_the_model(server):
+    ready = server.root / "ready"
+    ready.write_text("127.0.0.1:1\n")
+    _, session, _ = server.start("--ready-file", ready)
+    assert not ready.exists()
+    session.send(configure=configure(server.root))
+    session.expect("ready")
+    assert ready.read_text() == server.address + "\n"
+
+
+def test_a_server_whose_address_changes_is_found_again_soon(server):
+    host, port = server.address.split(":")
+    hosts = server.root / "hosts"
+    hosts.write_text("127.0.0.9 stemma-server.test\n")  # where nobody listens
+    own_hosts = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', hosts)
+    if subprocess.run([*own_hosts, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this test gives a worker an /etc/hosts of its own, which is refused here")
+    worker = server.begin(within=own_hosts, address=f"stemma-server.test:{port}")
+    assert any("no server at stemma-server.test" in line for line in worker.stderr)
+    with open(hosts, "r+") as file:  # the same file, for it is mounted
+        file.write(f"{host} stemma-server.test\n")
+    begun_s = time.monotonic()
+    server.next_session()
+    assert time.monotonic() - begun_s < 15, "gRPC asks for a name every 30 s, unless it is told"
 
 
 @pytest.mark.parametrize("uid", ["lost", "parted"])
