@@ -19,6 +19,7 @@
 #include "client/cli/calls/connection.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/local/child_process.h"
+#include "client/cli/local/scratch_folder.h"
 #include "client/cli/output/command_status.h"
 #include "common/base/clock.h"
 #include "common/base/exit_codes.h"
@@ -119,7 +120,8 @@ absl::Status LocalRun::Start() {
   }
   ASSIGN_OR_RETURN(const std::string server, SiblingExecutable("stemma-server"));
   RETURN_IF_ERROR(SiblingExecutable("stemma-worker").status());
-  std::string scratch = absl::StrCat(TemporaryRoot(), "/stemma-local-XXXXXX");
+  SweepScratchFolders(TemporaryRoot());
+  std::string scratch = absl::StrCat(TemporaryRoot(), "/", kScratchPrefix, "XXXXXX");
   if (mkdtemp(scratch.data()) == nullptr) return absl::InternalError(absl::StrCat("cannot create ", scratch));
   scratch_directory_ = scratch;
   secret_ = NewWorkerSecret();
@@ -138,7 +140,7 @@ absl::Status LocalRun::Start() {
 }
 
 // The folder lies where what is old may be cleaned away; one that another user has put in its place is not ours.
-absl::Status LocalRun::EnsureSecret() const {
+absl::Status LocalRun::EnsureSecret() {
   const std::string path = SecretPath(scratch_directory_);
   if (access(path.c_str(), F_OK) == 0) return absl::OkStatus();
   if (mkdir(scratch_directory_.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
@@ -149,6 +151,8 @@ absl::Status LocalRun::EnsureSecret() const {
   if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
     return absl::PermissionDeniedError(absl::StrCat(scratch_directory_, " is no folder of this user's alone"));
   }
+  scratch_lock_.Reset();  // of a folder that is gone, or of this one, which could not be locked twice
+  scratch_lock_ = LockScratchFolder(scratch_directory_);
   return WriteWorkerSecret(path, secret_);
 }
 

@@ -23,6 +23,7 @@
 #include "common/base/logging.h"
 #include "common/base/ready_file.h"
 #include "common/base/stop_times.h"
+#include "common/base/unique_fd.h"
 #include "stemma/v1/training.grpc.pb.h"
 
 namespace stemma::cli {
@@ -54,7 +55,7 @@ class LocalRun {
  private:
   absl::Status Start();
   // Writes the workers' secret where it is missing: every process that starts reads it.
-  absl::Status EnsureSecret() const;
+  absl::Status EnsureSecret();
   absl::Status WaitForAddress();
   bool IsOrphan() const;
   bool ReadAddresses();
@@ -78,6 +79,7 @@ class LocalRun {
   LocalOptions options_;
   const pid_t parent_;
   std::string scratch_directory_, secret_;
+  UniqueFd scratch_lock_;  // of that folder
   std::string address_, worker_address_, ops_address_, metrics_address_;
   std::vector<std::string> server_argv_;
   pid_t server_pid_ = -1;        // -1: not running
