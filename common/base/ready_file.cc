@@ -85,7 +85,10 @@ absl::Status ReadyFile::Clear(const std::string& path) {
   const absl::StatusOr<RegularFile> left = RegularFile::Open(path);
   if (!left.ok()) return absl::OkStatus();
   // Another process may have written one since: its lock says so, and the file that is locked here is removed alone.
-  if (flock(left->fd(), LOCK_EX | LOCK_NB) != 0) return Reject(path, "is of a server that runs: name another path");
+  if (flock(left->fd(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return Reject(path, "is of a server that runs: name another path");
+    return absl::OkStatus();  // a file system that locks no file that is read alone: Write replaces it
+  }
   if (IsAt(path, left->fd()) && unlink(path.c_str()) != 0 && errno != ENOENT) {
     return Reject(path, absl::StrCat("cannot be removed: ", std::strerror(errno)));
   }

@@ -32,18 +32,30 @@ constexpr uint32_t kServerRank = 0;  // at the failpoints
 static_assert(kRowBytesMax <= kBlobBytesMax, "a row that History may write has to fit");
 
 absl::Status JournalIsOld(const std::string& data_directory, const std::string& why) {
-  return absl::FailedPreconditionError(
-      absl::StrCat(data_directory, ": the journal is missing or older than the spool: ", why,
-                   "; nothing is changed: put the newest journal/ back; to begin anew, give the server another --data, "
-                   "into which checkpoints/ may be moved"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      data_directory, ": the journal is missing or older than the spool: ", why,
+      "; what they hold is left as it is: put the newest journal/ back; to begin anew, give the server another --data, "
+      "into which checkpoints/ may be moved"));
 }
 
-// A server makes its journal before its spool, and removes neither.
-absl::Status CheckNoSpool(const std::string& data_directory) {
+// Tells whether the folder has an entry whose name `counts`; none where it cannot be read, or is not there.
+bool HasEntry(const std::string& folder, bool (*counts)(const std::string& name)) {
   std::error_code error;
-  const auto status = std::filesystem::symlink_status(data_directory + "/spool", error);
-  if (status.type() == std::filesystem::file_type::not_found) return absl::OkStatus();
-  return JournalIsOld(data_directory, "there is spool/, and no journal/journal.db");
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (counts(entry.path().filename().string())) return true;
+  }
+  return false;
+}
+
+// A server makes its journal before its spool, and removes neither. An empty spool alone may be a disk of its own, on
+// which no server ever kept anything; beside checkpoints it is what one left that had nothing to keep.
+absl::Status CheckNoSpool(const std::string& data_directory) {
+  const std::string spool = data_directory + "/spool";
+  std::error_code error;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(spool, error))) return absl::OkStatus();
+  const bool kept = HasEntry(spool, [](const std::string& name) { return EpochOfSpoolName(name).has_value(); }) ||
+                    HasEntry(data_directory + "/checkpoints", [](const std::string&) { return true; });
+  return kept ? JournalIsOld(data_directory, "there is spool/, and no journal/journal.db") : absl::OkStatus();
 }
 
 }  // namespace

@@ -21,8 +21,8 @@ absl::Status CheckConfigOfWorker(const std::string& worker, const ModelConfig& p
 absl::Status CheckSameModel(const std::string& worker, const LoadedModel& model, const std::string& other_worker,
                             const LoadedModel& other) {
   if (model.digest == other.digest && model.files == other.files) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(worker, " has loaded other weights than ", other_worker,
-                                                    ": the model directories of their hosts differ"));
+  return absl::AbortedError(absl::StrCat(worker, " has loaded other weights than ", other_worker,
+                                         ": the model directories of their hosts differ"));
 }
 
 }  // namespace stemma::server

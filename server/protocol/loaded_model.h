@@ -21,7 +21,7 @@ struct LoadedModel {
   std::string files;   // Ready.model_files
 };
 
-// Errors: FailedPrecondition - the two have loaded different weights.
+// Errors: Aborted - the two have loaded different weights. Either may be the one that is wrong, so both try again.
 absl::Status CheckSameModel(const std::string& worker, const LoadedModel& model, const std::string& other_worker,
                             const LoadedModel& other);
 

@@ -124,8 +124,8 @@ void Membership::OnReady(SessionId session, const internal::v1::Ready& message) 
   } else if (ready.ok()) {
     ready = CheckModel(p_, message.model_digest());
   }
-  if (absl::IsFailedPrecondition(ready)) return Close(session, ready, std::string(ready.message()));
-  if (!ready.ok()) return Breach(session, ready);
+  if (absl::IsInvalidArgument(ready)) return Breach(session, ready);
+  if (!ready.ok()) return Close(session, ready, std::string(ready.message()));
   p_.out.AddReason(absl::StrCat(p_.gang.TextOf(session), " is ready: state ", message.weights_bytes(), " bytes, free ",
                                 message.memory_free_bytes(), " bytes"));
   if (p_.gang.serves()) BeginServing();

@@ -82,6 +82,7 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
   }
   StartLogging(kWorkerProgram, options.log);
   options.argv.assign(argv, argv + argc);
+  options.names_nccl_interface = std::getenv("NCCL_SOCKET_IFNAME") != nullptr;
   if (const absl::Status status = Resolve(texts, options); !status.ok()) {
     Say(kWorkerProgram, options.log, LogLevel::kError, std::string(status.message()));
     exit_code = 2;

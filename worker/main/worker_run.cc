@@ -39,16 +39,18 @@ int ExitCodeOf(const absl::Status& status) {
   return cannot_run_here ? 2 : 1;
 }
 
-[[noreturn]] void StartAnew(const std::vector<std::string>& argv, const absl::Status& why) {
+[[noreturn]] void StartAnew(const WorkerMainOptions& options, const absl::Status& why) {
   LOG(WARNING) << "the session is over: " << (why.ok() ? "the server stops" : why.message())
                << "; waits for the server as a new incarnation";
   RealClock().Sleep(kPause);
   std::vector<char*> arguments;
-  for (const std::string& argument : argv) arguments.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::string& argument : options.argv) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   std::error_code error;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
   CloseDescriptorsAtExec();  // Gloo's, and those of who writes stacks, are opened to outlive it
+  // What this process told NCCL (worker/parallel/nccl_transport.cc) is not an operator's choice to the next one.
+  if (!options.names_nccl_interface) unsetenv("NCCL_SOCKET_IFNAME");
   if (!error) execv(self.c_str(), arguments.data());
   execv("/proc/self/exe", arguments.data());  // the file was replaced meanwhile
   LOG(ERROR) << "cannot start anew: " << strerror(errno);
@@ -81,7 +83,7 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   if (ready_file) ready_file->Remove();
   // One that was refused, as for other weights than the lineage's, would only load them again and be refused again.
   const bool over = end.status.ok() || absl::IsUnavailable(end.status);
-  if (over && !options.once) StartAnew(options.argv, end.status);
+  if (over && !options.once) StartAnew(options, end.status);
   if (end.status.ok()) {
     LOG(INFO) << "leaves: the server stops";
   } else {

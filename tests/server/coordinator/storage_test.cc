@@ -150,16 +150,25 @@ TEST(StorageTest, AnEmptyJournalBesideASpoolIsRefused) {
   EXPECT_TRUE(std::filesystem::exists(folder / "spool/1-1"));
 }
 
-// The spool of a server with `durability: rewind` is empty: its journal is missed all the same.
+// The spool of a server with `durability: rewind` is empty, as is one whose steps are all in its checkpoint: the
+// journal is missed all the same.
 TEST(StorageTest, AMissingJournalIsRefusedWhereAServerWas) {
   const TempFolder folder, elsewhere;
   ASSERT_THAT(OpenWith(folder.path(), {Started(1).SerializeAsString()}), IsOk());
+  ASSERT_THAT(CommitSave(*CheckpointStore::Open(folder.path()), folder.path(), MakeSave("kept", 1, 5), ""), IsOk());
   std::filesystem::rename(folder / "journal", elsewhere / "journal");
   EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no journal/journal.db")));
   EXPECT_FALSE(std::filesystem::exists(folder / "journal")) << "one that is put back is not put into it";
   std::filesystem::rename(elsewhere / "journal", folder / "journal");
   EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept), IsOk());
+}
+
+// A disk that is mounted there has an empty folder before the first start, and one of its own system's.
+TEST(StorageTest, ASpoolInWhichNothingWasKeptIsNone) {
+  const TempFolder folder;
+  std::filesystem::create_directories(folder / "spool/lost+found");
+  EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept).status(), IsOk());
 }
 
 TEST(StorageTest, CheckpointsAloneBeginANewJournal) {

@@ -1,56 +1,19 @@
 #include "server/protocol/gang.h"
 
 #include "common/base/rank_phase.h"
-#include "common/model/model_init.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/planner/cluster_shapes.h"
+#include "tests/server/protocol/made_gangs.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
 namespace {
 
-using testing::BenchModel;
 using testing::Invalid;
 using testing::IsOk;
-
-constexpr absl::Time kStart = absl::UnixEpoch();
-
-GangOptions Options() {
-  GangOptions options;
-  options.epoch = 4;
-  options.config.set_dtype("fp32");
-  options.config.set_threads(8);
-  options.model = BenchModel();
-  options.lost_after = absl::Seconds(15);
-  options.stalled_after = absl::Minutes(5);
-  options.return_within = absl::Minutes(2);
-  return options;
-}
-
-internal::v1::Register Worker(const std::string& incarnation) {
-  internal::v1::Register message;
-  message.set_incarnation(incarnation);
-  message.set_memory_free_bytes(uint64_t{8} << 30);
-  return message;
-}
-
-internal::v1::Ready Loaded() {
-  internal::v1::Ready ready;
-  ready.mutable_config()->set_threads(2);
-  return ready;
-}
 
 // Lets seconds pass, one event each.
 void Wait(Gang& gang, absl::Time& now, int seconds) {
   for (int i = 0; i < seconds; ++i) gang.Pass(now += absl::Seconds(1));
-}
-
-// Takes a worker that fills the mesh, and begins the generation.
-absl::StatusOr<internal::v1::Configure> JoinAndBegin(Gang& gang, absl::Time now, SessionId session,
-                                                     const internal::v1::Register& message, uint64_t step = 0) {
-  if (const absl::Status joined = gang.Join(now, session, message); !joined.ok()) return joined;
-  return gang.Begin(now, {.step = step});
 }
 
 internal::v1::Heartbeat HeartbeatOf(const std::string& phase, uint64_t progress) {
@@ -111,20 +74,6 @@ TEST(GangTest, NoGenerationBeginsWithAWorkerThatIsTooSmall) {
   EXPECT_EQ(gang.generation(), 0u);
 }
 
-GangOptions MeshOf(uint32_t ranks) {
-  GangOptions options = Options();
-  options.config.mutable_mesh()->set_dp(ranks);
-  return options;
-}
-
-internal::v1::Register WorkerAt(const std::string& host, const std::string& device, const std::string& address = "") {
-  internal::v1::Register message = Worker(host + "-" + device.substr(device.find(':') + 1));
-  message.set_host(host);
-  message.set_device(device);
-  message.set_address(address);
-  return message;
-}
-
 TEST(GangTest, RanksAreByHostThenDeviceWhoeverCameFirst) {
   Gang gang(MeshOf(4));
   ASSERT_THAT(gang.Join(kStart, 1, WorkerAt("b", "cpu:10", "10.0.0.2")), IsOk());
@@ -162,56 +111,6 @@ TEST(GangTest, AStoreIsRankZerosAndNobodyLoadsBeforeIt) {
   EXPECT_THAT(gang.BecomeReady(1, other), IsOk());
   EXPECT_TRUE(gang.serves());
   EXPECT_EQ(gang.config().threads(), 1u) << "the fewest";
-}
-
-TEST(GangTest, RanksThatLoadedOtherWeightsDoNotServe) {
-  Gang gang(MeshOf(2));
-  ASSERT_THAT(gang.Join(kStart, 1, WorkerAt("a", "cpu:0")), IsOk());
-  ASSERT_THAT(JoinAndBegin(gang, kStart, 2, WorkerAt("a", "cpu:1")).status(), IsOk());
-  ASSERT_THAT(gang.OpenStore(1, "127.0.0.1:9").status(), IsOk());
-  internal::v1::Ready ready = Loaded();
-  ready.set_model_digest("one");
-  ASSERT_THAT(gang.BecomeReady(1, ready), IsOk());
-  ready.set_model_digest("two");
-  const absl::Status status = gang.BecomeReady(2, ready);
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_FALSE(gang.serves());
-}
-
-TEST(GangTest, RanksWhoseModelFilesDifferDoNotServeThoughTheyHoldPartsOfOneModel) {
-  Gang gang(MeshOf(2));
-  ASSERT_THAT(gang.Join(kStart, 1, WorkerAt("a", "cpu:0")), IsOk());
-  ASSERT_THAT(JoinAndBegin(gang, kStart, 2, WorkerAt("a", "cpu:1")).status(), IsOk());
-  ASSERT_THAT(gang.OpenStore(1, "127.0.0.1:9").status(), IsOk());
-  internal::v1::Ready ready = Loaded();
-  ready.set_model_digest("of all ranks together");
-  ready.set_model_files("one");
-  ASSERT_THAT(gang.BecomeReady(1, ready), IsOk());
-  ready.set_model_files("two");
-  EXPECT_EQ(gang.BecomeReady(2, ready).code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_FALSE(gang.serves());
-  ready.set_model_files("one");
-  EXPECT_THAT(gang.BecomeReady(2, ready), IsOk());
-}
-
-// Whatever its weights are, and alone as well.
-TEST(GangTest, AWorkerWhoseConfigurationIsNotTheServersDoesNotServe) {
-  const GangOptions options = Options();
-  ModelConfig other = options.model;
-  other.rope_theta *= 2;
-  Gang gang(options);
-  ASSERT_THAT(JoinAndBegin(gang, kStart, 7, Worker("w")).status(), IsOk());
-  internal::v1::Ready ready = Loaded();
-  ready.set_model_config(ModelConfigJson(other));
-  const absl::Status status = gang.BecomeReady(7, ready);
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("whose rope_theta is not that of the server's"));
-  EXPECT_FALSE(gang.serves());
-  ready.set_model_config("{}");
-  EXPECT_EQ(gang.BecomeReady(7, ready).code(), absl::StatusCode::kInvalidArgument);
-  ready.set_model_config(ModelConfigJson(options.model));
-  EXPECT_THAT(gang.BecomeReady(7, ready), IsOk());
-  EXPECT_TRUE(gang.serves());
 }
 
 internal::v1::Ready Measured(const std::string& axis, uint32_t ranks, double message_s) {

@@ -85,7 +85,7 @@ absl::Status CheckContext(const Device& device) {
     device.memory();
     device.identity();
   } catch (const c10::Error& e) {
-    return absl::FailedPreconditionError(
+    return absl::UnavailableError(  // which may pass: whoever starts workers tries again
         absl::StrCat("the device cannot be used (", e.what_without_backtrace(),
                      "): it has failed, has no memory for one more process, or is another process's alone"));
   }
