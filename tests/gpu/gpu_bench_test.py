@@ -156,7 +156,9 @@ def test_rates_are_flops_by_seconds(whole):
             assert row[side]["tflops"] == pytest.approx(row[side]["flops"] / row[side]["seconds"]["median"] / 1e12)
         assert row["ideal"] == pytest.approx(row["dense"]["flops"] / row["reuse"]["flops"])
         assert row["ratio"] == pytest.approx(row["dense"]["seconds"]["median"] / row["reuse"]["seconds"]["median"])
-        assert sum(row["phases"]) == pytest.approx(row["reuse"]["seconds"]["median"], rel=3)
+        # The phases are of one of the runs.
+        spread, of_phases = row["reuse"]["seconds"], sum(row["phases"])
+        assert spread["least"] * (1 - 1e-9) <= of_phases <= spread["most"] * (1 + 1e-9)
 
 
 def test_offload_moves_the_tape_and_policies_shrink_it(whole):

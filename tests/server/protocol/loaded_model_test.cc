@@ -44,7 +44,8 @@ TEST(GangTest, RanksWhoseModelFilesDifferDoNotServeThoughTheyHoldPartsOfOneModel
 
 // Whatever its weights are, and alone as well.
 TEST(GangTest, AWorkerWhoseConfigurationIsNotTheServersDoesNotServe) {
-  const GangOptions options = Options();
+  GangOptions options = Options();
+  options.model.max_positions = 4096;
   ModelConfig other = options.model;
   other.rope_theta *= 2;
   Gang gang(options);
