@@ -24,7 +24,7 @@ def update(client, groups, loss=None, **options):
 ZERO, SOME = (0.0, 0.0), (1.0, -0.5)
 # Ratios of nothing to nothing, rates of no time, and bytes that nobody measured.
 LEFT_OUT = {"prefix/token_ratio", "perf/actor/throughput", "perf/actor/tflops", "measured/state_bytes", "actor/entropy",
-            "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"}
+            "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "time/log_probs_s"}
 
 
 @pytest.mark.parametrize("options", [{"old": None}, {"loss": stemma.grpo(), "old": "policy"}],

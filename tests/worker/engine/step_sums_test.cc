@@ -62,6 +62,7 @@ TEST(StepSumsTest, EveryNumberOfAPassTravelsUnderItsOwnName) {
                                                   {"pipeline_s", 0},
                                                   {"pipeline_bytes", 0},
                                                   {"parameters_s", 0},
+                                                  {"log_probs_s", 0},
                                                   {"parameters_bytes", 0}};
   EXPECT_EQ(testing::SumsByName(StepSumsOf(pass)), expected) << "a field of StepSums is missing here, or is mixed up";
 }
