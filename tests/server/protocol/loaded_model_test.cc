@@ -4,6 +4,7 @@
 #include "common/model/model_init.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/model/small_configs.h"
 #include "tests/server/protocol/made_gangs.h"
 #include "tests/testing/status_matchers.h"
 
@@ -45,7 +46,7 @@ TEST(GangTest, RanksWhoseModelFilesDifferDoNotServeThoughTheyHoldPartsOfOneModel
 // Whatever its weights are, and alone as well.
 TEST(GangTest, AWorkerWhoseConfigurationIsNotTheServersDoesNotServe) {
   GangOptions options = Options();
-  options.model.max_positions = 4096;
+  options.model = SmallLlama();
   ModelConfig other = options.model;
   other.rope_theta *= 2;
   Gang gang(options);
