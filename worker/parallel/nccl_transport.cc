@@ -34,8 +34,8 @@ void WarmUp(c10d::Backend& backend, at::Device device) {
 void UseInterfaceOf(const std::string& own_host) {
   const std::optional<std::string> interface = InterfaceOf(own_host);
   if (!interface) return;
-  LOG(INFO) << "NCCL uses the interface of " << own_host << ", " << *interface
-            << ", unless NCCL_SOCKET_IFNAME names another";
+  LOG(INFO) << "NCCL uses the interface of " << own_host << ", "
+            << *interface << ", unless NCCL_SOCKET_IFNAME names another";
   setenv("NCCL_SOCKET_IFNAME", ("=" + *interface).c_str(), /*overwrite=*/0);
 }
 

@@ -10,8 +10,8 @@
 // A stream runs one call after the other, and a message there waits for its peer's. On an axis whose pairs are apart
 // each pair of neighbours has a communicator of NCCL, with a stream of its own, for each direction.
 //
-// NCCL listens on the interface of the rank's address, unless NCCL_SOCKET_IFNAME names another. Connecting writes to the
-// environment, as NCCL's set-up does: the engine's thread does it, before the first step.
+// NCCL listens on the interface of the rank's address, unless NCCL_SOCKET_IFNAME names another. Connecting writes to
+// the environment, as NCCL's set-up does: the engine's thread does it, before the first step.
 #pragma once
 
 #include <memory>

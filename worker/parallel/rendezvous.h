@@ -28,9 +28,9 @@ class Transport;
 
 struct RendezvousTimeouts {
   absl::Duration join = absl::Minutes(1);  // for all ranks to have come, in Join and in each Connect
-  // The bound of one wait. A rank may wait for another as long as the server gives that one for its work, twenty times the
-  // predicted seconds and more (server/protocol/job_watch.h): the server ends a rank that stalls, and the connection one
-  // that dies, so this is above what any step takes.
+  // The bound of one wait. A rank may wait for another as long as the server gives that one for its work, twenty times
+  // the predicted seconds and more (server/protocol/job_watch.h): the server ends a rank that stalls, and the
+  // connection one that dies, so this is above what any step takes.
   absl::Duration collective = absl::Hours(24 * 7);
 };
 

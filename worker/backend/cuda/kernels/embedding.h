@@ -1,5 +1,5 @@
-// dweight[token] += dx, in row order wherever a token repeats: the CPU's sums, bit for bit. Rows of a token of -1, which
-// is another rank's, are left out. Private to worker/backend/cuda.
+// dweight[token] += dx, in row order wherever a token repeats: the CPU's sums, bit for bit. Rows of a token of -1,
+// which is another rank's, are left out. Private to worker/backend/cuda.
 //
 // Tokens come sorted, with the row that each stood in; the sort is stable. A team takes a tile of columns of one
 // token's rows. A row of D elements of S bytes moves D S (dx in); a distinct token 8 D (dweight in and out). No
