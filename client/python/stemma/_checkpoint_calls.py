@@ -31,17 +31,12 @@ class CheckpointCalls:
         request = _proto.SaveCheckpointRequest(name="" if name is None else config.checked_text("name", name),
                                                pinned=config.checked_truth("pinned", pinned), client_state=client_state)
         self._pin(request)
-        lost = []  # the tries whose answer never came; a server that starts or recovers has saved nothing
+        lost = []
 
         def save():
             if lost and not request.name and (saved := self._saved_before(request)):
                 return saved  # by its next name the server would save it twice
-            try:
-                reply = self._stub.SaveCheckpoint(request)
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.explain(error).reason not in errors.LOADING:
-                    lost.append(error)
-                raise
+            reply = self._noting_loss(lambda: self._stub.SaveCheckpoint(request), lost)
             self._saw(reply.lineage, reply.step)
             return results.checkpoint(reply)
 

@@ -2,8 +2,6 @@
 
 import time
 
-import grpc
-
 from . import _proto, config, errors
 
 
@@ -23,15 +21,10 @@ class ExportCalls:
         request = _proto.ExportWeightsRequest(name=config.checked_text("name", name),
                                               **({} if dtype is None else {"dtype": config.checked_text("dtype", dtype)}))
         self._pin(request)
-        lost = []  # the tries whose answer never came; a server that starts or recovers has written nothing
+        lost = []
 
         def write():
-            try:
-                reply = self._stub.ExportWeights(request)
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.explain(error).reason not in errors.LOADING:
-                    lost.append(error)
-                raise
+            reply = self._noting_loss(lambda: self._stub.ExportWeights(request), lost)
             self._saw(reply.lineage, reply.step)
             return reply.path
 

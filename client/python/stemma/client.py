@@ -270,6 +270,16 @@ class Client(CheckpointCalls, ExportCalls):
             raise type(error)(error.code, error.reason, message, fields, error.uid, error.metadata,
                               error.retry_after_s) from None
 
+    def _noting_loss(self, call, lost):
+        """The call's answer. A try whose answer never came is added to `lost`: it may have been done. A server that starts or
+        recovers has done nothing."""
+        try:
+            return call()
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.explain(error).reason not in errors.LOADING:
+                lost.append(error)
+            raise
+
     def _retrying(self, call, deadline=None):
         """The call's answer, as _steps gives it."""
         return _tries.run(self._steps(call, deadline))

@@ -182,3 +182,16 @@ def test_a_port_that_is_taken_is_a_fault(tmp_path):
         taken.listen()
         code, text = start(tmp_path, "--model", str(MODEL), "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
     assert code == 1 and "cannot listen" in text
+
+
+def test_a_worker_whose_copy_of_the_model_has_another_configuration_is_refused(tmp_path):
+    """The server has read config.json by then, as one on another host reads its own."""
+    config = model_copy(tmp_path) / "config.json"
+    before = config.read_text()
+    with Cluster(model=config.parent, worker=False) as cluster:
+        config.write_text(json.dumps(json.loads(before) | {"rms_norm_eps": 0.125}))
+        cluster.start_worker(wait=False)
+        assert cluster.worker.wait(PATIENCE_S) == 2
+        assert "has loaded a model whose rms_norm_eps is not that of the server's" in cluster.said()
+        config.write_text(before)
+        cluster.start_worker()  # the control

@@ -66,7 +66,7 @@ class Flood final : public std::enable_shared_from_this<Flood> {
     coordinator_.Call(std::make_shared<Turn>(shared_from_this()), [](CallId call) { return GetModelEvent{call}; });
   }
   int Wait() {  // the turns until there was enough, at most 1000
-    CHECK(over_.WaitForNotificationWithTimeout(kPatience)) << "the flood does not end";
+    CHECK(over_.AwaitWithin(kPatience)) << "the flood does not end";
     return turns_;
   }
 
@@ -79,8 +79,8 @@ class Flood final : public std::enable_shared_from_this<Flood> {
   };
   void Answered() {
     clock_.Advance(turn_);
-    if (over_.HasBeenNotified()) return;
-    if (enough_() || ++turns_ == 1000) return over_.Notify();
+    if (over_.is_set()) return;
+    if (enough_() || ++turns_ == 1000) return over_.Set();
     Next();
   }
 
@@ -102,15 +102,15 @@ class CoordinatorTest : public ::testing::Test {
             },
             /*storage=*/nullptr, clock,
             [this](bool ready) {
-              if (!ready && ready_.HasBeenNotified()) lost_.store(true);
-              if (ready && !ready_.HasBeenNotified()) ready_.Notify();
+              if (!ready && ready_.is_set()) lost_.store(true);
+              if (ready && !ready_.is_set()) ready_.Set();
             }) {}
   ~CoordinatorTest() override { coordinator_.Stop(); }
 
   void StartWorker() {
     worker_ = std::make_shared<EchoWorker>(coordinator_);
     worker_->Connect(worker_);
-    ASSERT_TRUE(ready_.WaitForNotificationWithTimeout(kPatience));
+    ASSERT_TRUE(ready_.AwaitWithin(kPatience));
   }
   std::shared_ptr<Waiting> Submit(const std::string& id, CallId* call = nullptr) {
     auto waiting = std::make_shared<Waiting>();
@@ -238,11 +238,11 @@ class Holding final : public ClientCall {
  public:
   void OnChunk(std::shared_ptr<const v1::GroupResult>) override {}
   void OnReply(Reply) override {
-    held_.Notify();
-    CHECK(let_go_.WaitForNotificationWithTimeout(kPatience)) << "it is not let go";
+    held_.Set();
+    CHECK(let_go_.AwaitWithin(kPatience)) << "it is not let go";
   }
-  void WaitUntilHeld() const { CHECK(held_.WaitForNotificationWithTimeout(kPatience)) << "no answer"; }
-  void LetGo() { let_go_.Notify(); }
+  void WaitUntilHeld() const { CHECK(held_.AwaitWithin(kPatience)) << "no answer"; }
+  void LetGo() { let_go_.Set(); }
 
  private:
   Flag held_, let_go_;
@@ -257,13 +257,13 @@ std::shared_ptr<Holding> Hold(Coordinator& coordinator) {
 
 TEST_F(CoordinatorTest, AQuestionIsAnsweredUnlessTheCoordinatorHangs) {
   Flag first, second;
-  coordinator_.Ask([&] { first.Notify(); });
-  EXPECT_TRUE(first.WaitForNotificationWithTimeout(kPatience));
+  coordinator_.Ask([&] { first.Set(); });
+  EXPECT_TRUE(first.AwaitWithin(kPatience));
   const auto holding = Hold(coordinator_);
-  coordinator_.Ask([&] { second.Notify(); });
-  EXPECT_FALSE(second.HasBeenNotified());
+  coordinator_.Ask([&] { second.Set(); });
+  EXPECT_FALSE(second.is_set());
   holding->LetGo();
-  EXPECT_TRUE(second.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(second.AwaitWithin(kPatience));
 }
 
 // Keeps the lines of the log with their severities, while it lives.

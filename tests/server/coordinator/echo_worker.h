@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/base/mutex.h"
+#include "common/base/flag.h"
 #include "glog/logging.h"
 #include "server/coordinator/coordinator.h"
 
@@ -33,39 +33,18 @@ inline std::shared_ptr<const TrainingRequest> Request(const std::string& id) {
   return request;
 }
 
-// absl::Notification, as TSan sees it.
-class Flag {
- public:
-  void Notify() {
-    MutexLock lock(&mutex_);
-    set_ = true;
-  }
-  bool HasBeenNotified() const {
-    MutexLock lock(&mutex_);
-    return set_;
-  }
-  bool WaitForNotificationWithTimeout(absl::Duration timeout) const {
-    MutexLock lock(&mutex_);
-    return mutex_.AwaitWithTimeout([this] { return set_; }, timeout);
-  }
-
- private:
-  mutable Mutex mutex_;
-  bool set_ = false;
-};
-
 class Waiting final : public ClientCall {
  public:
   void OnChunk(std::shared_ptr<const v1::GroupResult>) override {}
   void OnReply(Reply reply) override {
     reply_ = std::move(reply);
-    done_.Notify();
+    done_.Set();
   }
   Reply& Get() {
-    CHECK(done_.WaitForNotificationWithTimeout(kPatience)) << "no answer";
+    CHECK(done_.AwaitWithin(kPatience)) << "no answer";
     return reply_;
   }
-  bool done() const { return done_.HasBeenNotified(); }
+  bool done() const { return done_.is_set(); }
 
  private:
   Reply reply_;
@@ -91,14 +70,14 @@ class EchoWorker final : public WorkerLink {
   }
   void Lose() { coordinator_.WorkerLost(session_, "the test says so"); }
   void set_silent() { silent_ = true; }
-  void WaitForPrepare() { CHECK(prepared_.WaitForNotificationWithTimeout(kPatience)); }
+  void WaitForPrepare() { CHECK(prepared_.AwaitWithin(kPatience)); }
 
   void Send(internal::v1::ServerMessage message) override {
     internal::v1::WorkerMessage answer;
     if (message.has_configure()) {
       answer.mutable_ready();
     } else if (message.has_prepare()) {
-      if (!prepared_.HasBeenNotified()) prepared_.Notify();
+      if (!prepared_.is_set()) prepared_.Set();
       *answer.mutable_vote()->mutable_key() = message.prepare().key();
       answer.mutable_vote()->set_yes(true);
     } else if (message.has_apply()) {

@@ -57,11 +57,11 @@ class StorageRoomTest : public ::testing::Test {
     options.config.mutable_limits()->set_requests_kept(kKeptOnALowDisk);
     Flag ready;
     Coordinator coordinator(std::move(options), OneStepPlan, std::move(storage_), RealClock(), [&](bool is_ready) {
-      if (is_ready && !ready.HasBeenNotified()) ready.Notify();
+      if (is_ready && !ready.is_set()) ready.Set();
     });
     const auto worker = std::make_shared<EchoWorker>(coordinator);
     worker->Connect(worker);
-    ASSERT_TRUE(ready.WaitForNotificationWithTimeout(kPatience));
+    ASSERT_TRUE(ready.AwaitWithin(kPatience));
     use(coordinator, *worker);
   }
 

@@ -88,6 +88,9 @@ class Gang:
         assert host == "127.0.0.1" and int(port) > 0
         self.sessions[1].send(configure=configure(server.root, ranks=2, rank=1, store=store))
         self.ready = [session.expect("ready") for session in self.sessions]
+        assert all(ready.model_config for ready in self.ready)
+        files = {ready.model_files for ready in self.ready}
+        assert len(files) == 1 and len(files.pop()) == 64, "both have the files of one model"
         digests = {ready.model_digest for ready in self.ready}
         assert len(digests) == 1 and all(digests), digests
         self.processes = [process for process, _, _ in self.workers]
